@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
+/*
+ * Record that the BPF program of the monitor puts into its ring buffer. Both ends
+ * are built together, so it carries no version; tests/layout.rs compares it with
+ * the Rust mirror. BPF programs get the fixed-width types from their own headers.
+ */
+#ifndef VNUMA_VCPU_EVENT_H
+#define VNUMA_VCPU_EVENT_H
+
+#define VNUMA_VCPU_MIGRATED	1	/* the thread is put on another CPU */
+#define VNUMA_VCPU_AFFINITY	2	/* its allowed CPUs changed */
+
+struct vnuma_vcpu_event {
+	__u64 time_ns;		/* CLOCK_MONOTONIC */
+	__u32 tid;		/* in the initial PID namespace */
+	__u32 kind;		/* VNUMA_VCPU_* */
+	__u32 from_cpu;
+	__u32 to_cpu;
+};
+
+#endif /* VNUMA_VCPU_EVENT_H */

@@ -1,0 +1,26 @@
+//! Rust mirror of `include/vnuma/vcpu_event.h`, the record that the monitor's BPF
+//! program puts into its ring buffer.
+
+#![forbid(unsafe_code)]
+#![no_std]
+
+/// [`VcpuEvent::kind`]: the thread is put on another CPU.
+pub const MIGRATED: u32 = 1;
+/// [`VcpuEvent::kind`]: its allowed CPUs changed.
+pub const AFFINITY: u32 = 2;
+
+/// `struct vnuma_vcpu_event`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VcpuEvent {
+    /// `CLOCK_MONOTONIC`, nanoseconds.
+    pub time_ns: u64,
+    /// Thread id in the initial PID namespace.
+    pub tid: u32,
+    /// [`MIGRATED`] or [`AFFINITY`].
+    pub kind: u32,
+    /// CPU it leaves.
+    pub from_cpu: u32,
+    /// CPU it goes to; equal to `from_cpu` for [`AFFINITY`].
+    pub to_cpu: u32,
+}

@@ -1,0 +1,2 @@
+//! vnumactl
+fn main() {}

@@ -1,0 +1,2 @@
+//! vnumad
+fn main() {}

@@ -1,0 +1,1 @@
+//! vnuma-actuator

@@ -1,0 +1,24 @@
+//! The model: host nodes with CPUs, caches, memory, devices and distances; VMs with
+//! guest nodes and vCPUs; where a vCPU is. Plain data and pure functions, no I/O.
+
+#![forbid(unsafe_code)]
+
+mod cpu_set;
+mod distance;
+mod host;
+mod vm;
+
+pub use cpu_set::{CpuSet, CpuSetError};
+pub use distance::{DistanceError, DistanceMatrix, LOCAL_DISTANCE};
+pub use host::{CacheGroup, HostNode, HostTopology, HugePages, PciDevice};
+pub use vm::{GuestNode, MemoryBacking, Vcpu, VcpuLocation, VmDescription};
+
+/// A node of the host, by the kernel's number.
+pub type HostNodeId = u32;
+/// A node of a guest, by QEMU's `nodeid`, which is also the guest kernel's number when
+/// every guest node has memory.
+pub type GuestNodeId = u32;
+/// A logical CPU of the host.
+pub type CpuId = u32;
+/// x2APIC id of a vCPU: how host and guest name the same vCPU.
+pub type ApicId = u32;

@@ -1,0 +1,69 @@
+//! A VM as its hypervisor describes it, and where its vCPUs are.
+
+use crate::{ApicId, CpuId, GuestNodeId, HostNodeId};
+use serde::{Deserialize, Serialize};
+
+/// What a backend knows of a VM.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VmDescription {
+    /// Unique on the host; the name by which an operator calls it.
+    pub name: String,
+    /// The process of its hypervisor.
+    pub pid: i32,
+    /// Guest nodes in rising order of their number. Empty for a UMA VM (no `-numa`).
+    pub guest_nodes: Vec<GuestNode>,
+    /// vCPUs that are plugged, in rising order of their APIC id.
+    pub vcpus: Vec<Vcpu>,
+}
+
+/// A node as the guest's firmware tables describe it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GuestNode {
+    /// QEMU's `nodeid`.
+    pub id: GuestNodeId,
+    /// Its memory, bytes.
+    pub memory_bytes: u64,
+    /// Where that memory comes from.
+    pub memory: Option<MemoryBacking>,
+}
+
+/// A memory backend of QEMU.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryBacking {
+    /// QEMU's id of the backend.
+    pub id: String,
+    /// Size, bytes.
+    pub size_bytes: u64,
+    /// QEMU's policy: `default`, `preferred`, `bind` or `interleave`.
+    pub policy: String,
+    /// Host nodes of the policy.
+    pub host_nodes: Vec<HostNodeId>,
+    /// Pages of it found on each host node, when they were counted: (node, KiB).
+    pub resident_kib: Vec<(HostNodeId, u64)>,
+}
+
+/// A vCPU.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Vcpu {
+    /// QEMU's index. Changes when a vCPU is unplugged and plugged again.
+    pub index: u32,
+    /// How host and guest name it.
+    pub apic_id: ApicId,
+    /// Guest node in the firmware tables; none in a UMA VM.
+    pub boot_node: Option<GuestNodeId>,
+    /// Thread that runs it, checked to belong to the VM's process.
+    pub tid: i32,
+}
+
+/// Where a vCPU was seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VcpuLocation {
+    /// CPU that it runs on, or ran on last.
+    pub cpu: CpuId,
+    /// That CPU's node.
+    pub node: HostNodeId,
+    /// The node that its allowed CPUs confine it to, if they do.
+    pub pinned: Option<HostNodeId>,
+    /// `CLOCK_MONOTONIC` of the observation or the event, nanoseconds.
+    pub time_ns: u64,
+}

@@ -1,0 +1,2 @@
+//! lab-vm
+fn main() {}
