@@ -34,10 +34,10 @@ pub mod ivshmem {
     pub const PCI_VENDOR: u16 = 0x1af4;
     /// PCI device id, shared with other uses of ivshmem: check the magic.
     pub const PCI_DEVICE: u16 = 0x1110;
+    /// Peer number of the guest. QEMU gives `master=on` to peer 0 only.
+    pub const GUEST_PEER: u16 = 0;
     /// Peer number of the host.
-    pub const HOST_PEER: u16 = 0;
-    /// Peer number of the guest.
-    pub const GUEST_PEER: u16 = 1;
+    pub const HOST_PEER: u16 = 1;
     /// Vectors of either peer. The host raises vector 0 of the guest; the guest
     /// acknowledges counter `c` on vector `c % VECTORS` of the host.
     pub const VECTORS: usize = 8;

@@ -112,8 +112,8 @@ struct vnuma_tc_slot {
  */
 #define VNUMA_IVSHMEM_PCI_VENDOR	0x1af4
 #define VNUMA_IVSHMEM_PCI_DEVICE	0x1110
-#define VNUMA_IVSHMEM_HOST_PEER		0
-#define VNUMA_IVSHMEM_GUEST_PEER	1
+#define VNUMA_IVSHMEM_GUEST_PEER	0	/* QEMU gives `master=on` to peer 0 only */
+#define VNUMA_IVSHMEM_HOST_PEER		1
 #define VNUMA_IVSHMEM_VECTORS		8
 #define VNUMA_IVSHMEM_REG_IVPOSITION	0x08	/* BAR 0 */
 #define VNUMA_IVSHMEM_REG_DOORBELL	0x0c	/* BAR 0: peer << 16 | vector */
