@@ -1,0 +1,143 @@
+//! What can go wrong with a VM.
+
+use std::path::PathBuf;
+
+/// Why something could not be learned from a VM or done to it.
+#[derive(Debug, thiserror::Error)]
+pub enum VmError {
+    /// The socket cannot be connected to.
+    #[error("{}: cannot connect: {source}", socket.display())]
+    Connect {
+        /// The QMP socket.
+        socket: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// Somebody else holds the socket: QEMU accepts the connection but does not greet.
+    #[error("{}: no greeting within {limit_ms} ms; the monitor may be in use by another program or QEMU is stopped", socket.display())]
+    NoGreeting {
+        /// The QMP socket.
+        socket: PathBuf,
+        /// How long it was waited for.
+        limit_ms: u64,
+    },
+    /// A command was not answered in time. The connection is of no use any more.
+    #[error("{vm}: `{command}` was not answered within {limit_ms} ms")]
+    Timeout {
+        /// The VM.
+        vm: String,
+        /// The QMP command.
+        command: String,
+        /// How long it was waited for.
+        limit_ms: u64,
+    },
+    /// The other end has closed the connection.
+    #[error("{vm}: the connection is closed")]
+    Disconnected {
+        /// The VM.
+        vm: String,
+    },
+    /// Reading from or writing to the socket failed.
+    #[error("{vm}: `{command}`: {source}")]
+    Io {
+        /// The VM.
+        vm: String,
+        /// The QMP command.
+        command: String,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// What came is no QMP, or no answer to what was asked.
+    #[error("{vm}: `{command}`: the answer is not usable: {reason}")]
+    Protocol {
+        /// The VM.
+        vm: String,
+        /// The QMP command.
+        command: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// QEMU refused a command.
+    #[error("{vm}: QEMU refused `{command}`: {reason}")]
+    Refused {
+        /// The VM.
+        vm: String,
+        /// The QMP command.
+        command: String,
+        /// QEMU's words.
+        reason: String,
+    },
+    /// A value in an answer makes no sense.
+    #[error("{vm}: `{command}`: {field} is `{value}`: {reason}")]
+    Value {
+        /// The VM.
+        vm: String,
+        /// The QMP command.
+        command: String,
+        /// Which part of the answer.
+        field: String,
+        /// What was found, shortened.
+        value: String,
+        /// Why it cannot be.
+        reason: String,
+    },
+    /// QEMU named a thread that is not its own: it is not touched.
+    #[error("{vm}: thread {tid} given for vCPU {vcpu} does not belong to the VM's process {pid}; refused")]
+    ForeignThread {
+        /// The VM.
+        vm: String,
+        /// Its process.
+        pid: i32,
+        /// QEMU's index of the vCPU.
+        vcpu: u32,
+        /// The thread it named.
+        tid: i32,
+    },
+    /// A name that cannot be used in paths and output.
+    #[error("VM name `{name}` is refused: {reason}")]
+    Name {
+        /// The name, shortened.
+        name: String,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+    /// The process behind the socket could not be pinned down.
+    #[error("{}: process {pid} of the other end: {source}", socket.display())]
+    Process {
+        /// The QMP socket.
+        socket: PathBuf,
+        /// The process, by the socket's credentials.
+        pid: i32,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// Nowhere to plug the channel's device.
+    #[error("{vm}: no free PCIe root port; start the VM with `-device pcie-root-port` and leave one empty")]
+    NoFreePort {
+        /// The VM.
+        vm: String,
+    },
+    /// There is a channel already.
+    #[error("{vm}: the topology channel is attached already")]
+    AlreadyAttached {
+        /// The VM.
+        vm: String,
+    },
+    /// There is no channel.
+    #[error("{vm}: no topology channel is attached")]
+    NotAttached {
+        /// The VM.
+        vm: String,
+    },
+    /// The guest has been asked to release the device and has not done so yet.
+    #[error("{vm}: the guest has not released the channel's device within {limit_ms} ms")]
+    DetachPending {
+        /// The VM.
+        vm: String,
+        /// How long it was waited for.
+        limit_ms: u64,
+    },
+    /// Not available in this build.
+    #[error("not supported yet")]
+    Unsupported,
+}
