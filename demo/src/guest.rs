@@ -1,0 +1,207 @@
+//! The program in the guest. One thread per CPU, bound to it, allocates without
+//! pause: it gives a batch of pages back to the kernel, touches them again, so that the kernel
+//! allocates each on the node that it calls local, and reports where they came to
+//! lie in guest physical memory. A batch is kept until the host has looked it up.
+//!
+//! Each thread also keeps pages that it allocated at the start and goes on writing;
+//! they show what the guest's AutoNUMA makes of the change.
+
+use crate::record::{Kind, Page, Record};
+use anyhow::{Context, Result, bail};
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::unistd::Pid;
+use std::arch::x86_64::{__cpuid_count, _rdtsc};
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{Read, Write, stdout};
+use std::os::unix::fs::FileExt;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+const PAGE_SIZE: usize = 4096;
+const BATCH_PAGES: usize = 16;
+/// Batches that a thread may have waiting for the host's answer.
+const BATCHES: usize = 32;
+const RESIDENT_PAGES: usize = 256;
+const RESIDENT_PERIOD: Duration = Duration::from_secs(1);
+const PAGEMAP_PRESENT: u64 = 1 << 63;
+const PAGEMAP_FRAME: u64 = (1 << 55) - 1;
+
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// Stop after this many seconds
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    seconds: u64,
+}
+
+/// Senders of credit, by APIC id.
+type Credits = Arc<Mutex<HashMap<u32, Sender<()>>>>;
+
+pub fn run(arguments: &Arguments) -> Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(arguments.seconds);
+    let online = std::fs::read_to_string("/sys/devices/system/cpu/online").context("online CPUs")?;
+    let cpus: vnuma_topology::CpuSet = online.parse().context("/sys/devices/system/cpu/online")?;
+    let credits = Credits::default();
+    std::thread::spawn({
+        let credits = Arc::clone(&credits);
+        move || forward_credit(&credits)
+    });
+    let threads: Vec<_> = cpus
+        .iter()
+        .map(|cpu| {
+            let credits = Arc::clone(&credits);
+            std::thread::spawn(move || allocate(cpu as usize, deadline, &credits))
+        })
+        .collect();
+    for thread in threads {
+        thread.join().expect("a thread panicked")?;
+    }
+    // Standard input stays open at the other end; leaving main ends its reader.
+    Ok(())
+}
+
+/// The host answers each fresh record with the APIC id of its vCPU.
+fn forward_credit(credits: &Credits) {
+    let mut apic_id = [0u8; 4];
+    while std::io::stdin().read_exact(&mut apic_id).is_ok() {
+        let credits = credits.lock().expect("poisoned");
+        if let Some(thread) = credits.get(&u32::from_le_bytes(apic_id)) {
+            // A thread that has ended needs no credit.
+            let _ = thread.send(());
+        }
+    }
+}
+
+fn allocate(cpu: usize, deadline: Instant, credits: &Credits) -> Result<()> {
+    let mut only = CpuSet::new();
+    only.set(cpu)?;
+    sched_setaffinity(Pid::from_raw(0), &only).with_context(|| format!("binding to CPU {cpu}"))?;
+    // Leaf 0xb, EDX: the x2APIC id of the CPU that this thread is bound to.
+    let apic_id = __cpuid_count(0xb, 0).edx;
+    let (credit, answered): (_, Receiver<()>) = channel();
+    credits.lock().expect("poisoned").insert(apic_id, credit);
+
+    let pagemap = File::open("/proc/self/pagemap").context("/proc/self/pagemap")?;
+    let mut resident = Arena::new(RESIDENT_PAGES)?;
+    let mut fresh = Arena::new(BATCHES * BATCH_PAGES)?;
+    resident.touch(0, RESIDENT_PAGES);
+    let mut next_resident = Instant::now();
+    let mut waiting = 0;
+    for batch in (0..BATCHES).cycle() {
+        if Instant::now() >= deadline {
+            return Ok(());
+        }
+        while answered.try_recv().is_ok() {
+            waiting -= 1;
+        }
+        if waiting == BATCHES {
+            match answered.recv_timeout(Duration::from_secs(30)) {
+                Ok(()) => waiting -= 1,
+                Err(_) => bail!("the host has not answered for 30 s"),
+            }
+        }
+        let first = batch * BATCH_PAGES;
+        fresh.discard(first, BATCH_PAGES)?;
+        let times = fresh.touch(first, BATCH_PAGES);
+        send(Kind::Fresh, apic_id, fresh.locate(&pagemap, first, &times)?)?;
+        waiting += 1;
+        resident.touch(batch * RESIDENT_PAGES / BATCHES, RESIDENT_PAGES / BATCHES);
+        if Instant::now() >= next_resident {
+            let times = resident.touch(0, RESIDENT_PAGES);
+            send(Kind::Resident, apic_id, resident.locate(&pagemap, 0, &times)?)?;
+            next_resident = Instant::now() + RESIDENT_PERIOD;
+        }
+    }
+    unreachable!("the batches go round for ever")
+}
+
+fn send(kind: Kind, apic_id: u32, pages: Vec<Page>) -> Result<()> {
+    let mut out = stdout().lock();
+    Record { kind, apic_id, pages }.write(&mut out)?;
+    Ok(out.flush()?)
+}
+
+/// Anonymous memory in 4 KiB pages, never merged into huge ones.
+struct Arena {
+    start: *mut u8,
+    pages: usize,
+}
+
+impl Arena {
+    fn new(pages: usize) -> Result<Self> {
+        let bytes = pages * PAGE_SIZE;
+        // SAFETY: a new private mapping at an address of the kernel's choice touches no other memory.
+        let start = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                bytes,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        if start == libc::MAP_FAILED {
+            return Err(std::io::Error::last_os_error()).context("mmap");
+        }
+        // SAFETY: the range is the mapping made above.
+        if unsafe { libc::madvise(start, bytes, libc::MADV_NOHUGEPAGE) } != 0 {
+            return Err(std::io::Error::last_os_error()).context("madvise(MADV_NOHUGEPAGE)");
+        }
+        Ok(Self { start: start.cast(), pages })
+    }
+
+    fn address(&self, page: usize) -> *mut u8 {
+        assert!(page < self.pages);
+        // SAFETY: the page lies inside the mapping, which lives as long as `self`.
+        unsafe { self.start.add(page * PAGE_SIZE) }
+    }
+
+    /// Gives pages back to the kernel; the next touch allocates anew.
+    fn discard(&mut self, first: usize, count: usize) -> Result<()> {
+        assert!(first + count <= self.pages);
+        // SAFETY: the range lies inside the mapping, and no reference into it exists.
+        let result =
+            unsafe { libc::madvise(self.address(first).cast(), count * PAGE_SIZE, libc::MADV_DONTNEED) };
+        if result != 0 {
+            return Err(std::io::Error::last_os_error()).context("madvise(MADV_DONTNEED)");
+        }
+        Ok(())
+    }
+
+    /// Writes one byte of each page; the time stamp counter before and after each.
+    fn touch(&mut self, first: usize, count: usize) -> Vec<(u64, u64)> {
+        (first..first + count)
+            .map(|page| {
+                let address = self.address(page);
+                // SAFETY: RDTSC has no effect on memory.
+                let before = unsafe { _rdtsc() };
+                // SAFETY: the address lies inside the mapping, which is writable and not shared.
+                unsafe { address.write_volatile(address.read_volatile().wrapping_add(1)) };
+                // SAFETY: as above.
+                (before, unsafe { _rdtsc() })
+            })
+            .collect()
+    }
+
+    /// Where the touched pages lie in guest physical memory.
+    fn locate(&self, pagemap: &File, first: usize, times: &[(u64, u64)]) -> Result<Vec<Page>> {
+        let mut entries = vec![0u8; times.len() * 8];
+        let offset = self.address(first) as usize / PAGE_SIZE * 8;
+        pagemap.read_exact_at(&mut entries, offset as u64).context("/proc/self/pagemap")?;
+        let mut pages = Vec::with_capacity(times.len());
+        for (entry, &(before_tsc, after_tsc)) in entries.chunks_exact(8).zip(times) {
+            let entry = u64::from_ne_bytes(entry.try_into().expect("eight bytes"));
+            let frame = entry & PAGEMAP_FRAME;
+            // A page that AutoNUMA is migrating at this very moment is not present.
+            if entry & PAGEMAP_PRESENT != 0 {
+                if frame == 0 {
+                    bail!("/proc/self/pagemap hides page frames: run as root");
+                }
+                pages.push(Page { before_tsc, after_tsc, gpa: frame * PAGE_SIZE as u64 });
+            }
+        }
+        Ok(pages)
+    }
+}

@@ -1,0 +1,336 @@
+//! The demonstration from start to end, on the lab server.
+
+use crate::locations::{Locations, Nodes, Trace};
+use crate::pages::Pages;
+use crate::record::{Kind, Record};
+use crate::report::{Configuration, Percentiles, Report, VmReport};
+use crate::server::{Process, Vm, output, vnumactl, wait_for};
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Only a bound against hanging for ever; starting and moving take seconds.
+const HANG_LIMIT: Duration = Duration::from_secs(120);
+const PROGRESS_PERIOD: Duration = Duration::from_secs(10);
+const GUEST_PROGRAM: &str = "/root/vnuma-demo";
+
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// Seconds of moves and allocation
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(5..=3600))]
+    seconds: u64,
+    /// Milliseconds between two moves
+    #[arg(long, default_value_t = 3000, value_parser = clap::value_parser!(u64).range(10..=60_000))]
+    period_ms: u64,
+    /// Seed of the sequence of moves
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Guest nodes of each VM
+    #[arg(long, default_value_t = 4)]
+    nodes: u32,
+    /// vCPUs of each VM
+    #[arg(long, default_value_t = 4)]
+    vcpus: u32,
+    /// Memory of each VM, as lab-vm takes it
+    #[arg(long, default_value = "768M")]
+    memory: String,
+    /// The guest driver
+    #[arg(long, default_value = "/root/vnuma.ko")]
+    driver: String,
+    /// Where to write the report
+    #[arg(long, default_value = "/root/report.json")]
+    report: String,
+}
+
+/// What the witness knows of one page.
+struct Sample {
+    kind: Kind,
+    tid: i32,
+    before_tsc: u64,
+    after_tsc: u64,
+    node: Option<u32>,
+}
+
+pub fn run(arguments: &Arguments) -> Result<()> {
+    let nodes = Nodes::read()?;
+    let shape = ["--nodes", &arguments.nodes.to_string(), "--vcpus", &arguments.vcpus.to_string()]
+        .into_iter()
+        .chain(["--memory", &arguments.memory])
+        .map(str::to_owned)
+        .collect::<Vec<_>>();
+    say("starting vnumad and two equal VMs");
+    let _daemon = Process(Command::new("vnumad").stdin(Stdio::null()).spawn().context("vnumad")?);
+    let dynamic = Vm::start("dynamic", &shape)?;
+    let static_ = Vm::start("static", &shape)?;
+    for vm in [&dynamic, &static_] {
+        vm.put(&std::env::current_exe()?.to_string_lossy(), GUEST_PROGRAM)?;
+    }
+    attach(&dynamic, &arguments.driver)?;
+    let guest_kernel = dynamic.exec(&["uname", "-r"])?.trim().to_owned();
+
+    let updates = Updates::watch()?;
+    let trace = Trace::start(&[dynamic.threads.clone(), static_.threads.clone()].concat())?;
+    let before = [dynamic.autonuma()?, static_.autonuma()?];
+    say(&format!("moving vCPUs for {} s while both guests allocate", arguments.seconds));
+    let witnesses = [Witness::start(&dynamic, arguments)?, Witness::start(&static_, arguments)?];
+    let mut mover = start_mover(arguments, &[dynamic.pid, static_.pid])?;
+    let samples = follow(witnesses, &updates)?;
+    let status = mover.0.wait()?;
+    ensure!(status.success(), "the mover failed: {status}");
+    let locations = trace.stop()?;
+    let after = [dynamic.autonuma()?, static_.autonuma()?];
+
+    let [dynamic_samples, static_samples] = samples;
+    let mut dynamic_report = judge(&dynamic, &dynamic_samples, &locations, &nodes)?;
+    dynamic_report.autonuma = rise(&before[0], &after[0]);
+    let mut static_report = judge(&static_, &static_samples, &locations, &nodes)?;
+    static_report.autonuma = rise(&before[1], &after[1]);
+    let events = updates.finish(&dynamic.name)?;
+    let report = Report {
+        source: "measured in the lab",
+        configuration: configuration(arguments, &nodes, guest_kernel)?,
+        changes: dynamic_report.vcpu_node_changes,
+        updates: events.len(),
+        update_latency_ms: Percentiles::of(events.iter().map(|event| event.since_change_ms).collect()),
+        told_to_updated_ms: Percentiles::of(events.iter().map(|event| event.since_told_ms).collect()),
+        dynamic: dynamic_report,
+        static_: static_report,
+    };
+    std::fs::write(&arguments.report, serde_json::to_string_pretty(&report)? + "\n")
+        .with_context(|| arguments.report.clone())?;
+    println!("\n{report}");
+    Ok(())
+}
+
+fn say(what: &str) {
+    println!("demo: {what}");
+}
+
+fn configuration(arguments: &Arguments, nodes: &Nodes, guest_kernel: String) -> Result<Configuration> {
+    Ok(Configuration {
+        host_nodes: nodes.with_cpus().count(),
+        host_cpus: nodes.with_cpus().map(|(_, cpus)| cpus.len()).sum(),
+        vcpus: arguments.vcpus as usize,
+        seconds: arguments.seconds,
+        period_ms: arguments.period_ms,
+        seed: arguments.seed,
+        host_kernel: output("uname", &["-r"])?.trim().to_owned(),
+        guest_kernel,
+    })
+}
+
+/// Attaches the VM, loads the driver into its guest and waits until the guest has taken its topology over.
+fn attach(vm: &Vm, driver: &str) -> Result<()> {
+    say("attaching one of them and loading vnuma.ko into its guest");
+    let listed = |vms: &Value| vms.as_array().is_some_and(|vms| vms.iter().any(|entry| entry["name"] == *vm.name));
+    wait_for("vnumad to find the VM", HANG_LIMIT, || Ok(vnumactl(&["list"]).is_ok_and(|vms| listed(&vms))))?;
+    vnumactl(&["attach", &vm.name])?;
+    vm.put(driver, "/root/vnuma.ko")?;
+    vm.exec(&["insmod", "/root/vnuma.ko"])?;
+    wait_for("the guest to take the topology over", HANG_LIMIT, || {
+        let vms = vnumactl(&["list"])?;
+        let entry = vms.as_array().and_then(|vms| vms.iter().find(|entry| entry["name"] == *vm.name));
+        let vcpus = entry.and_then(|entry| entry["vcpus"].as_array()).context("vnumactl list: no vcpus")?;
+        Ok(!vcpus.is_empty() && vcpus.iter().all(|vcpu| vcpu["state"] == "true"))
+    })
+}
+
+fn start_mover(arguments: &Arguments, pids: &[i32]) -> Result<Process> {
+    let pids: Vec<String> = pids.iter().map(i32::to_string).collect();
+    let child = Command::new(std::env::current_exe()?)
+        .args(["move", "--pids", &pids.join(",")])
+        .args(["--seconds", &arguments.seconds.to_string()])
+        .args(["--period-ms", &arguments.period_ms.to_string()])
+        .args(["--seed", &arguments.seed.to_string()])
+        .stdin(Stdio::null())
+        .spawn()
+        .context("the mover")?;
+    Ok(Process(child))
+}
+
+/// Reads what one guest reports and looks its pages up.
+struct Witness {
+    thread: JoinHandle<Result<Vec<Sample>>>,
+    pages: Arc<AtomicUsize>,
+}
+
+impl Witness {
+    fn start(vm: &Vm, arguments: &Arguments) -> Result<Self> {
+        let offset = vm.tsc_offset()?;
+        let mut lookup = Pages::new(vm.pid, vm.monitor()?);
+        let mut program = vm.spawn(&[GUEST_PROGRAM, "touch", "--seconds", &arguments.seconds.to_string()])?;
+        let answers = program.0.stdin.take().context("no standard input")?;
+        let records = BufReader::new(program.0.stdout.take().context("no standard output")?);
+        let (threads, name) = (vm.threads.clone(), vm.name.clone());
+        let pages = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&pages);
+        let thread = std::thread::spawn(move || {
+            let samples = witness(records, answers, &threads, offset, &mut lookup, &count)
+                .with_context(|| format!("looking up the pages of {name}"))?;
+            let status = program.0.wait()?;
+            ensure!(status.success(), "the program in {name} failed: {status}");
+            Ok(samples)
+        });
+        Ok(Self { thread, pages })
+    }
+}
+
+fn witness(
+    mut records: BufReader<ChildStdout>,
+    mut answers: ChildStdin,
+    threads: &[i32],
+    tsc_offset: u64,
+    lookup: &mut Pages,
+    count: &AtomicUsize,
+) -> Result<Vec<Sample>> {
+    let mut samples = Vec::new();
+    while let Some(record) = Record::read(&mut records)? {
+        let tid = *threads.get(record.apic_id as usize).with_context(|| {
+            format!("the guest names APIC id {}, the VM has {} vCPUs", record.apic_id, threads.len())
+        })?;
+        let gpas: Vec<u64> = record.pages.iter().map(|page| page.gpa).collect();
+        let nodes = lookup.nodes(&gpas)?;
+        samples.extend(record.pages.iter().zip(nodes).map(|(page, node)| Sample {
+            kind: record.kind,
+            tid,
+            before_tsc: page.before_tsc.wrapping_sub(tsc_offset),
+            after_tsc: page.after_tsc.wrapping_sub(tsc_offset),
+            node,
+        }));
+        if record.kind == Kind::Fresh {
+            count.fetch_add(gpas.len(), Ordering::Relaxed);
+            // At its end the guest program no longer reads answers.
+            let _ = answers.write_all(&record.apic_id.to_le_bytes());
+        }
+    }
+    Ok(samples)
+}
+
+/// Shows progress until both witnesses are done.
+fn follow(witnesses: [Witness; 2], updates: &Updates) -> Result<[Vec<Sample>; 2]> {
+    let start = Instant::now();
+    let mut next = start + PROGRESS_PERIOD;
+    while !witnesses.iter().all(|witness| witness.thread.is_finished()) {
+        std::thread::sleep(Duration::from_millis(200));
+        if Instant::now() >= next {
+            let [dynamic, static_] = [0, 1].map(|vm: usize| witnesses[vm].pages.load(Ordering::Relaxed));
+            let updates = updates.count();
+            let seconds = start.elapsed().as_secs();
+            say(&format!("{seconds:3} s: {updates} updates, {dynamic} + {static_} pages looked up"));
+            next += PROGRESS_PERIOD;
+        }
+    }
+    let [dynamic, static_] = witnesses.map(|witness| witness.thread.join().expect("a witness panicked"));
+    Ok([dynamic?, static_?])
+}
+
+/// Compares each page's node with that of the vCPU that touched it.
+fn judge(vm: &Vm, samples: &[Sample], locations: &Locations, nodes: &Nodes) -> Result<VmReport> {
+    let mut report = VmReport::default();
+    let (mut local, mut resident_local) = (0usize, 0usize);
+    for sample in samples {
+        let node_at = |tsc| locations.cpu(sample.tid, tsc).and_then(|cpu| nodes.of_cpu(cpu));
+        let (before, after) = (node_at(sample.before_tsc), node_at(sample.after_tsc));
+        ensure!(before.is_some() && after.is_some(), "no location of thread {} in the trace", sample.tid);
+        let is_local = sample.node == before && sample.node == after;
+        match sample.kind {
+            Kind::Fresh => {
+                report.pages += 1;
+                report.pages_in_transit += usize::from(before != after);
+                local += usize::from(is_local);
+            }
+            Kind::Resident => {
+                report.resident_pages += 1;
+                resident_local += usize::from(is_local);
+            }
+        }
+    }
+    if report.pages == 0 || report.resident_pages == 0 {
+        bail!("the guest of {} reported no pages", vm.name);
+    }
+    report.local_share = local as f64 / report.pages as f64;
+    report.resident_local_share = resident_local as f64 / report.resident_pages as f64;
+    report.vcpu_node_changes = vm.threads.iter().map(|&tid| locations.node_changes(tid, nodes)).sum();
+    Ok(report)
+}
+
+fn rise(before: &[(String, u64)], after: &[(String, u64)]) -> BTreeMap<String, u64> {
+    let before: BTreeMap<_, _> = before.iter().cloned().collect();
+    let rise = |(name, value): &(String, u64)| {
+        (name.clone(), value.saturating_sub(before.get(name).copied().unwrap_or_default()))
+    };
+    after.iter().map(rise).collect()
+}
+
+/// A generation that a guest took over.
+struct Update {
+    vm: String,
+    since_change_ms: f64,
+    since_told_ms: f64,
+}
+
+/// Collects what `vnumactl watch` prints.
+struct Updates {
+    process: Process,
+    events: Arc<Mutex<Vec<Value>>>,
+    thread: JoinHandle<()>,
+}
+
+impl Updates {
+    fn watch() -> Result<Self> {
+        let child = Command::new("vnumactl")
+            .args(["watch", "--json"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("vnumactl watch")?;
+        let mut process = Process(child);
+        let lines = BufReader::new(process.0.stdout.take().context("no standard output")?).lines();
+        let events = Arc::new(Mutex::new(Vec::new()));
+        let seen = Arc::clone(&events);
+        let thread = std::thread::spawn(move || {
+            for line in lines.map_while(Result::ok) {
+                if let Ok(event) = serde_json::from_str::<Value>(&line)
+                    && event["event"] == "updated"
+                {
+                    seen.lock().expect("poisoned").push(event);
+                }
+            }
+        });
+        Ok(Self { process, events, thread })
+    }
+
+    fn count(&self) -> usize {
+        self.events.lock().expect("poisoned").len()
+    }
+
+    fn finish(self, vm: &str) -> Result<Vec<Update>> {
+        drop(self.process);
+        self.thread.join().expect("the reader panicked");
+        let events = self.events.lock().expect("poisoned");
+        let updates = events.iter().map(Update::read).collect::<Result<Vec<_>>>()?;
+        Ok(updates.into_iter().filter(|update| update.vm == vm).collect())
+    }
+}
+
+impl Update {
+    fn read(event: &Value) -> Result<Self> {
+        let field = |name: &str| event[name].as_u64().with_context(|| format!("event without {name}: {event}"));
+        let acknowledged = field("acknowledged_ns")?;
+        let since = |name: &str| -> Result<f64> {
+            let since = acknowledged.checked_sub(field(name)?);
+            Ok(since.with_context(|| format!("acknowledged before {name}: {event}"))? as f64 / 1e6)
+        };
+        Ok(Self {
+            vm: event["vm"].as_str().unwrap_or_default().to_owned(),
+            since_change_ms: since("changed_ns")?,
+            since_told_ms: since("told_ns")?,
+        })
+    }
+}

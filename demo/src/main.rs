@@ -1,0 +1,47 @@
+//! The demonstration and its witness.
+//!
+//! `make demo` runs `vnuma-demo host` on the lab server. It starts two equal VMs, attaches one of them to
+//! vnumad, lets `vnuma-demo move` (a process that vnumad knows nothing of) move
+//! their vCPUs between host nodes, and runs `vnuma-demo touch` in both guests,
+//! which allocates on what the guest kernel calls the local node. The host then
+//! looks up every one of those pages.
+//!
+//! The witness shares nothing with vnumad: where a vCPU was comes from the kernel's own
+//! scheduler trace, where a page is from `move_pages(2)`, and both carry the time
+//! stamp counter, the one clock that host and guest have in common.
+
+mod guest;
+mod host;
+mod locations;
+mod mover;
+mod pages;
+mod record;
+mod report;
+mod server;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(name = "vnuma-demo", about = "Shows a running VM following its NUMA topology, and one that does not")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// On the lab server: run the whole demonstration and write the report
+    Host(host::Arguments),
+    /// On the lab server: move vCPU threads between host nodes, by taskset and by load
+    Move(mover::Arguments),
+    /// In a guest: allocate without pause, reporting every page on standard output
+    Touch(guest::Arguments),
+}
+
+fn main() -> anyhow::Result<()> {
+    match Arguments::parse().command {
+        Command::Host(arguments) => host::run(&arguments),
+        Command::Move(arguments) => mover::run(&arguments),
+        Command::Touch(arguments) => guest::run(&arguments),
+    }
+}

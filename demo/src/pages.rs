@@ -1,0 +1,129 @@
+//! On which host node a page of a guest lies: guest physical address to QEMU's virtual
+//! address (`gpa2hva` of its monitor), then `move_pages(2)` without a target, which
+//! only asks.
+
+use anyhow::{Context, Result, bail};
+use serde_json::{Value, json};
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+/// Guest memory is backed in pieces far larger than this, all of them aligned to it.
+const CHUNK_BYTES: u64 = 2 << 20;
+const MAX_ANSWER_BYTES: u64 = 1 << 20;
+
+/// A connection to a QEMU monitor.
+pub struct Monitor {
+    stream: BufReader<UnixStream>,
+}
+
+impl Monitor {
+    /// Connects and leaves the negotiation mode.
+    pub fn connect(socket: &Path) -> Result<Self> {
+        let stream = UnixStream::connect(socket).with_context(|| socket.display().to_string())?;
+        stream.set_read_timeout(Some(Duration::from_secs(30)))?;
+        let mut monitor = Self { stream: BufReader::new(stream) };
+        monitor.read()?;
+        monitor.execute(json!({"execute": "qmp_capabilities"}))?;
+        Ok(monitor)
+    }
+
+    fn read(&mut self) -> Result<Value> {
+        let mut line = String::new();
+        (&mut self.stream).take(MAX_ANSWER_BYTES).read_line(&mut line).context("no answer from QEMU")?;
+        serde_json::from_str(&line).with_context(|| format!("QEMU answered {line:?}"))
+    }
+
+    fn execute(&mut self, command: Value) -> Result<Value> {
+        self.stream.get_mut().write_all(format!("{command}\n").as_bytes())?;
+        loop {
+            let answer = self.read()?;
+            if let Some(value) = answer.get("return") {
+                return Ok(value.clone());
+            }
+            if let Some(error) = answer.get("error") {
+                bail!("QEMU refused {command}: {error}");
+            }
+        }
+    }
+
+    /// QEMU's virtual address of a guest physical address.
+    fn host_virtual(&mut self, gpa: u64) -> Result<u64> {
+        let answer = self.execute(json!({
+            "execute": "human-monitor-command",
+            "arguments": {"command-line": format!("gpa2hva {gpa:#x}")},
+        }))?;
+        parse_gpa2hva(answer.as_str().unwrap_or_default())
+            .with_context(|| format!("gpa2hva {gpa:#x} answered {answer}"))
+    }
+}
+
+/// `Host virtual address for 0x100000 (ram0) is 0x7f2b1be00000`
+fn parse_gpa2hva(answer: &str) -> Option<u64> {
+    let address = answer.trim().strip_prefix("Host virtual address for ")?.rsplit_once(" is 0x")?.1;
+    u64::from_str_radix(address, 16).ok()
+}
+
+/// Looks up pages of one guest.
+pub struct Pages {
+    pid: i32,
+    monitor: Monitor,
+    chunks: HashMap<u64, u64>,
+}
+
+impl Pages {
+    /// For the QEMU process `pid`.
+    pub fn new(pid: i32, monitor: Monitor) -> Self {
+        Self { pid, monitor, chunks: HashMap::new() }
+    }
+
+    fn address(&mut self, gpa: u64) -> Result<u64> {
+        let chunk = gpa / CHUNK_BYTES;
+        let base = match self.chunks.get(&chunk) {
+            Some(base) => *base,
+            None => {
+                let base = self.monitor.host_virtual(chunk * CHUNK_BYTES)?;
+                self.chunks.insert(chunk, base);
+                base
+            }
+        };
+        Ok(base + gpa % CHUNK_BYTES)
+    }
+
+    /// The host node of each page; none for one that the host has not backed.
+    pub fn nodes(&mut self, gpas: &[u64]) -> Result<Vec<Option<u32>>> {
+        let addresses = gpas.iter().map(|&gpa| self.address(gpa)).collect::<Result<Vec<_>>>()?;
+        let mut status = vec![0i32; addresses.len()];
+        // SAFETY: both arrays have `len` entries; without target nodes the kernel only writes `status`.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_move_pages,
+                self.pid,
+                addresses.len(),
+                addresses.as_ptr(),
+                std::ptr::null::<i32>(),
+                status.as_mut_ptr(),
+                0,
+            )
+        };
+        if result != 0 {
+            return Err(std::io::Error::last_os_error())
+                .with_context(|| format!("move_pages of process {}", self.pid));
+        }
+        Ok(status.into_iter().map(|node| u32::try_from(node).ok()).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_monitors_answer_is_read() {
+        let answer = "Host virtual address for 0x100000 (ram0) is 0x7f2b1be00000\r\n";
+        assert_eq!(parse_gpa2hva(answer), Some(0x7f2b_1be0_0000));
+        assert_eq!(parse_gpa2hva("No memory is mapped at address 0xfffff0000"), None);
+    }
+}

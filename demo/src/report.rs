@@ -1,0 +1,162 @@
+//! What the demonstration found: a table for people, a file for programs.
+
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// Everything of one run.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    /// Where the figures come from.
+    pub source: &'static str,
+    /// How the run was set up.
+    pub configuration: Configuration,
+    /// The VM that vnumad tells its topology.
+    pub dynamic: VmReport,
+    /// The equal VM that keeps the topology of its boot.
+    #[serde(rename = "static")]
+    pub static_: VmReport,
+    /// Times that a vCPU of the dynamic VM came to another host node.
+    pub changes: usize,
+    /// Generations that its guest took over.
+    pub updates: usize,
+    /// Host change to guest updated, one clock (`CLOCK_MONOTONIC` of the host). A drift
+    /// includes the dwell that vnumad gives the load balancer to change its mind.
+    pub update_latency_ms: Percentiles,
+    /// The part of it after vnumad told the guest.
+    pub told_to_updated_ms: Percentiles,
+}
+
+/// How a run was set up.
+#[derive(Debug, Serialize)]
+pub struct Configuration {
+    /// Host nodes.
+    pub host_nodes: usize,
+    /// Host CPUs.
+    pub host_cpus: usize,
+    /// vCPUs of each VM.
+    pub vcpus: usize,
+    /// Seconds of moves and allocation.
+    pub seconds: u64,
+    /// Milliseconds between moves.
+    pub period_ms: u64,
+    /// Seed of the moves.
+    pub seed: u64,
+    /// Kernel of the host.
+    pub host_kernel: String,
+    /// Kernel of the guests.
+    pub guest_kernel: String,
+}
+
+/// One VM.
+#[derive(Debug, Default, Serialize)]
+pub struct VmReport {
+    /// Share of freshly allocated pages on the host node of the vCPU that touched them.
+    pub local_share: f64,
+    /// Freshly allocated pages looked up.
+    pub pages: usize,
+    /// Those whose vCPU changed its node while it touched them; they count as local
+    /// only if they are local before and after.
+    pub pages_in_transit: usize,
+    /// Share of long-lived pages on the host node of the vCPU that uses them, each
+    /// looked at once a second: what the guest's AutoNUMA can raise.
+    pub resident_local_share: f64,
+    /// Looks at long-lived pages.
+    pub resident_pages: usize,
+    /// Times that a vCPU came to another host node.
+    pub vcpu_node_changes: usize,
+    /// What the counters of AutoNUMA rose by.
+    pub autonuma: BTreeMap<String, u64>,
+}
+
+/// Nearest-rank percentiles.
+#[derive(Debug, Default, PartialEq, Serialize)]
+pub struct Percentiles {
+    /// Samples.
+    pub count: usize,
+    /// Median; none without samples.
+    pub p50: Option<f64>,
+    /// 99th percentile.
+    pub p99: Option<f64>,
+}
+
+impl Percentiles {
+    /// Of any samples.
+    pub fn of(mut samples: Vec<f64>) -> Self {
+        samples.sort_by(f64::total_cmp);
+        let rank = |share: f64| {
+            let rank = (share * samples.len() as f64).ceil() as usize;
+            samples.get(rank.max(1) - 1).copied()
+        };
+        Self { count: samples.len(), p50: rank(0.50), p99: rank(0.99) }
+    }
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.2} %", share * 100.0)
+}
+
+fn milliseconds(value: Option<f64>) -> String {
+    value.map_or_else(|| "none".to_owned(), |value| format!("{value:.1} ms"))
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (dynamic, static_) = (&self.dynamic, &self.static_);
+        let mut row = |name: &str, dynamic: String, static_: String| {
+            writeln!(f, "  {name:<44} {dynamic:>14} {static_:>14}")
+        };
+        row("", "with vnuma".into(), "static vNUMA".into())?;
+        row("fresh pages on the vCPU's node", percent(dynamic.local_share), percent(static_.local_share))?;
+        row("  pages looked up", dynamic.pages.to_string(), static_.pages.to_string())?;
+        row(
+            "long-lived pages on the vCPU's node",
+            percent(dynamic.resident_local_share),
+            percent(static_.resident_local_share),
+        )?;
+        let names = dynamic.autonuma.keys().chain(static_.autonuma.keys());
+        for name in names.collect::<std::collections::BTreeSet<_>>() {
+            let count = |vm: &VmReport| vm.autonuma.get(name).copied().unwrap_or_default().to_string();
+            row(&format!("  AutoNUMA: {name}"), count(dynamic), count(static_))?;
+        }
+        row(
+            "vCPU moves between host nodes",
+            dynamic.vcpu_node_changes.to_string(),
+            static_.vcpu_node_changes.to_string(),
+        )?;
+        row("updates of the guest's topology", self.updates.to_string(), "0".into())?;
+        for (name, latency) in [
+            ("host change to guest updated", &self.update_latency_ms),
+            ("  of that, told to updated", &self.told_to_updated_ms),
+        ] {
+            row(&format!("{name}, p50"), milliseconds(latency.p50), "never".into())?;
+            row(&format!("{name}, p99"), milliseconds(latency.p99), "never".into())?;
+        }
+        let configuration = &self.configuration;
+        write!(
+            f,
+            "  ({}: {} host nodes, {} CPUs, Linux {}; guests with {} vCPUs, Linux {}; {} s, a move every {} ms)",
+            self.source,
+            configuration.host_nodes,
+            configuration.host_cpus,
+            configuration.host_kernel,
+            configuration.vcpus,
+            configuration.guest_kernel,
+            configuration.seconds,
+            configuration.period_ms,
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_the_nearest_rank() {
+        let hundred = (1..=100).rev().map(f64::from).collect();
+        assert_eq!(Percentiles::of(hundred), Percentiles { count: 100, p50: Some(50.0), p99: Some(99.0) });
+        assert_eq!(Percentiles::of(vec![3.0]), Percentiles { count: 1, p50: Some(3.0), p99: Some(3.0) });
+        assert_eq!(Percentiles::of(vec![]), Percentiles { count: 0, p50: None, p99: None });
+    }
+}
