@@ -8,6 +8,8 @@
 pub const MIGRATED: u32 = 1;
 /// [`VcpuEvent::kind`]: its allowed CPUs changed.
 pub const AFFINITY: u32 = 2;
+/// [`VcpuEvent::kind`]: it has ended and is not watched any more.
+pub const EXITED: u32 = 3;
 
 /// `struct vnuma_vcpu_event`.
 #[repr(C)]
@@ -17,10 +19,10 @@ pub struct VcpuEvent {
     pub time_ns: u64,
     /// Thread id in the initial PID namespace.
     pub tid: u32,
-    /// [`MIGRATED`] or [`AFFINITY`].
+    /// [`MIGRATED`], [`AFFINITY`] or [`EXITED`].
     pub kind: u32,
     /// CPU it leaves.
     pub from_cpu: u32,
-    /// CPU it goes to; equal to `from_cpu` for [`AFFINITY`].
+    /// CPU it goes to; equal to `from_cpu` unless [`MIGRATED`].
     pub to_cpu: u32,
 }

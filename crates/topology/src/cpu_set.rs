@@ -3,8 +3,9 @@
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeSet, fmt, str::FromStr};
 
-/// Largest CPU number accepted, the kernel's own limit (`NR_CPUS` of a Debian kernel is 8192).
-const MAX_CPU: u32 = 8191;
+/// Numbers that a list may spell out. Lists of the kernel name each CPU once; a list that
+/// repeats itself is accepted, but not without end.
+const MAX_SPELLED: usize = 8 * (CpuSet::MAX_CPU as usize + 1);
 
 /// CPU numbers, ordered.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -21,11 +22,18 @@ pub enum CpuSetError {
     #[error("range `{0}` ends before it begins")]
     Reversed(String),
     /// Beyond what a kernel can have.
-    #[error("CPU {0} is above the largest number a kernel can have, {MAX_CPU}")]
+    #[error("CPU {0} is above the largest number a kernel can have, {max}", max = CpuSet::MAX_CPU)]
     TooLarge(u64),
+    /// It names CPUs over and over.
+    #[error("more than {MAX_SPELLED} numbers in one list")]
+    TooMany,
 }
 
 impl CpuSet {
+    /// Largest CPU number accepted in a list, the kernel's own limit (`NR_CPUS` of a Debian
+    /// kernel is 8192).
+    pub const MAX_CPU: u32 = 8191;
+
     /// The empty set.
     pub fn new() -> Self {
         Self::default()
@@ -66,6 +74,7 @@ impl FromStr for CpuSet {
     type Err = CpuSetError;
     fn from_str(text: &str) -> Result<Self, CpuSetError> {
         let mut set = BTreeSet::new();
+        let mut spelled = 0;
         for part in text.trim().split(',').filter(|part| !part.is_empty()) {
             let (first, last) = part.split_once('-').unwrap_or((part, part));
             let number = |digits: &str| -> Result<u32, CpuSetError> {
@@ -75,13 +84,17 @@ impl FromStr for CpuSet {
                     .flatten()
                     .ok_or_else(|| CpuSetError::Malformed(part.to_owned()))?;
                 match u32::try_from(value) {
-                    Ok(cpu) if cpu <= MAX_CPU => Ok(cpu),
+                    Ok(cpu) if cpu <= CpuSet::MAX_CPU => Ok(cpu),
                     _ => Err(CpuSetError::TooLarge(value)),
                 }
             };
             let (first, last) = (number(first)?, number(last)?);
             if last < first {
                 return Err(CpuSetError::Reversed(part.to_owned()));
+            }
+            spelled += (last - first) as usize + 1;
+            if spelled > MAX_SPELLED {
+                return Err(CpuSetError::TooMany);
             }
             set.extend(first..=last);
         }
@@ -95,8 +108,8 @@ impl fmt::Display for CpuSet {
         let mut rest = self.0.iter().copied().peekable();
         while let Some(first) = rest.next() {
             let mut last = first;
-            while rest.next_if_eq(&(last + 1)).is_some() {
-                last += 1;
+            while let Some(next) = rest.next_if(|&cpu| cpu - last == 1) {
+                last = next;
             }
             if first == last {
                 write!(f, "{separator}{first}")?;
@@ -119,5 +132,90 @@ impl TryFrom<String> for CpuSet {
 impl From<CpuSet> for String {
     fn from(set: CpuSet) -> String {
         set.to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn kernel_lists() {
+        let set: CpuSet = "0-2,8,10-11\n".parse().unwrap();
+        assert_eq!(set.iter().collect::<Vec<_>>(), [0, 1, 2, 8, 10, 11]);
+        assert_eq!(set.to_string(), "0-2,8,10-11");
+        assert_eq!("\n".parse::<CpuSet>(), Ok(CpuSet::new()));
+        assert_eq!("8191".parse::<CpuSet>(), Ok([CpuSet::MAX_CPU].into_iter().collect()));
+    }
+
+    #[test]
+    fn what_is_no_list_is_named() {
+        for (text, error) in [
+            ("x", CpuSetError::Malformed("x".into())),
+            ("1,-2", CpuSetError::Malformed("-2".into())),
+            ("+1", CpuSetError::Malformed("+1".into())),
+            ("1-2-3", CpuSetError::Malformed("1-2-3".into())),
+            ("99999999999999999999999", CpuSetError::Malformed("99999999999999999999999".into())),
+            ("3-1", CpuSetError::Reversed("3-1".into())),
+            ("8192", CpuSetError::TooLarge(8192)),
+            ("0-4294967296", CpuSetError::TooLarge(1 << 32)),
+            (&"0-8191,".repeat(9), CpuSetError::TooMany),
+        ] {
+            assert_eq!(text.parse::<CpuSet>(), Err(error), "{text}");
+        }
+    }
+
+    #[test]
+    fn errors_say_what_and_where() {
+        assert_eq!(
+            "1,9000".parse::<CpuSet>().unwrap_err().to_string(),
+            "CPU 9000 is above the largest number a kernel can have, 8191"
+        );
+        assert_eq!(CpuSetError::TooMany.to_string(), "more than 65536 numbers in one list");
+        assert!("a".parse::<CpuSet>().unwrap_err().to_string().contains("`a`"));
+        assert!("2-1".parse::<CpuSet>().unwrap_err().to_string().contains("`2-1`"));
+    }
+
+    #[test]
+    fn the_largest_number_of_all_is_printed() {
+        let set: CpuSet = [u32::MAX - 1, u32::MAX].into_iter().collect();
+        assert_eq!(set.to_string(), "4294967294-4294967295");
+    }
+
+    #[test]
+    fn json_is_the_list() {
+        let set: CpuSet = "0-3".parse().unwrap();
+        assert_eq!(serde_json::to_string(&set).unwrap(), "\"0-3\"");
+        assert!(serde_json::from_str::<CpuSet>("\"3-0\"").is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn printed_sets_are_read_back(
+            members in proptest::collection::btree_set(0..=CpuSet::MAX_CPU, 0..200),
+        ) {
+            let set: CpuSet = members.iter().copied().collect();
+            prop_assert_eq!(set.to_string().parse::<CpuSet>(), Ok(set));
+        }
+
+        #[test]
+        fn dense_sets_are_read_back(members in proptest::collection::btree_set(0..40u32, 0..40)) {
+            let set: CpuSet = members.iter().copied().collect();
+            prop_assert_eq!(set.len(), members.len());
+            prop_assert_eq!(set.to_string().parse::<CpuSet>(), Ok(set));
+        }
+
+        #[test]
+        fn any_text_is_survived(text in ".*") {
+            let _ = text.parse::<CpuSet>();
+        }
+
+        #[test]
+        fn any_text_of_its_letters_is_survived(text in "[0-9,\\- \n]{0,60}") {
+            if let Ok(set) = text.parse::<CpuSet>() {
+                prop_assert_eq!(set.to_string().parse::<CpuSet>(), Ok(set));
+            }
+        }
     }
 }

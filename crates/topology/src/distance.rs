@@ -81,3 +81,45 @@ impl From<DistanceMatrix> for Vec<Vec<u8>> {
         matrix.rows
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn rows_are_from_and_columns_to() {
+        let matrix = DistanceMatrix::new(vec![vec![10, 21], vec![31, 10]]).unwrap();
+        assert_eq!((matrix.get(0, 1), matrix.get(1, 0)), (Some(21), Some(31)));
+        assert_eq!((matrix.get(2, 0), matrix.get(0, 2)), (None, None));
+        assert_eq!(matrix.len(), 2);
+        assert!(DistanceMatrix::default().is_empty());
+    }
+
+    #[test]
+    fn odd_shapes_and_values_are_named() {
+        assert_eq!(
+            DistanceMatrix::new(vec![vec![10, 20], vec![20]]),
+            Err(DistanceError::NotSquare { row: 1, found: 1, expected: 2 })
+        );
+        let error = DistanceMatrix::new(vec![vec![10, 20], vec![9, 10]]).unwrap_err();
+        assert_eq!(error, DistanceError::TooSmall { row: 1, column: 0, value: 9 });
+        assert_eq!(error.to_string(), "distance 9 from 1 to 0 is below 10, the local distance");
+        assert!(serde_json::from_str::<DistanceMatrix>("[[10,20]]").is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn accepted_exactly_when_square_and_large_enough(
+            rows in proptest::collection::vec(proptest::collection::vec(8u8.., 0..4), 0..4),
+        ) {
+            let square = rows.iter().all(|row| row.len() == rows.len());
+            let large = rows.iter().flatten().all(|&value| value >= LOCAL_DISTANCE);
+            let matrix = DistanceMatrix::new(rows.clone());
+            prop_assert_eq!(matrix.is_ok(), square && large);
+            if let Ok(matrix) = matrix {
+                prop_assert_eq!(Vec::<Vec<u8>>::from(matrix), rows);
+            }
+        }
+    }
+}

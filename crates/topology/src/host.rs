@@ -90,3 +90,44 @@ impl HostTopology {
         self.distances.get(position(from)?, position(to)?)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Nodes 0 and 8, as on a server whose numbers have gaps, and node 2 without CPUs.
+    fn host() -> HostTopology {
+        let node = |id, cpus: &str| HostNode { id, cpus: cpus.parse().unwrap(), ..HostNode::default() };
+        HostTopology {
+            nodes: vec![node(0, "0-3"), node(2, ""), node(8, "4-7")],
+            distances: DistanceMatrix::new(vec![vec![10, 17, 40], vec![17, 10, 40], vec![41, 40, 10]])
+                .unwrap(),
+            ..HostTopology::default()
+        }
+    }
+
+    #[test]
+    fn nodes_are_found_by_number_and_by_cpu() {
+        let host = host();
+        assert_eq!(host.node(8).unwrap().cpus.to_string(), "4-7");
+        assert_eq!(host.node(1), None);
+        assert_eq!((host.node_of_cpu(3), host.node_of_cpu(4), host.node_of_cpu(8)), (Some(0), Some(8), None));
+    }
+
+    #[test]
+    fn cpus_of_one_node_have_it_in_common() {
+        let host = host();
+        let node_of = |cpus: &str| host.node_of_cpus(&cpus.parse().unwrap());
+        assert_eq!(node_of("5-6"), Some(8));
+        assert_eq!(node_of("3-4"), None);
+        assert_eq!(node_of("3,100"), Some(0), "a CPU that is offline counts for nothing");
+        assert_eq!((node_of("100"), node_of("")), (None, None));
+    }
+
+    #[test]
+    fn distances_are_by_number() {
+        let host = host();
+        assert_eq!((host.distance(0, 8), host.distance(8, 0)), (Some(40), Some(41)));
+        assert_eq!(host.distance(0, 1), None);
+    }
+}

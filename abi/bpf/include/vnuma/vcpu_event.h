@@ -9,6 +9,7 @@
 
 #define VNUMA_VCPU_MIGRATED	1	/* the thread is put on another CPU */
 #define VNUMA_VCPU_AFFINITY	2	/* its allowed CPUs changed */
+#define VNUMA_VCPU_EXITED	3	/* it has ended and is not watched any more */
 
 struct vnuma_vcpu_event {
 	__u64 time_ns;		/* CLOCK_MONOTONIC */

@@ -1,0 +1,78 @@
+//! Compares the C header with its Rust mirror, as the C compiler lays it out.
+
+use std::{
+    env, fs,
+    mem::{offset_of, size_of},
+    path::Path,
+    process::Command,
+};
+use vnuma_abi_bpf::{AFFINITY, EXITED, MIGRATED, VcpuEvent};
+
+/// Prints `name value` for everything that both sides must agree on.
+const PROGRAM: &str = r#"
+#include <linux/types.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <vnuma/vcpu_event.h>
+
+#define MEMBER(m) printf("offset " #m " %zu\nsize " #m " %zu\n", \
+	offsetof(struct vnuma_vcpu_event, m), sizeof(((struct vnuma_vcpu_event *)0)->m))
+
+int main(void)
+{
+	MEMBER(time_ns);
+	MEMBER(tid);
+	MEMBER(kind);
+	MEMBER(from_cpu);
+	MEMBER(to_cpu);
+	printf("size all %zu\n", sizeof(struct vnuma_vcpu_event));
+	printf("const MIGRATED %d\nconst AFFINITY %d\nconst EXITED %d\n",
+	       VNUMA_VCPU_MIGRATED, VNUMA_VCPU_AFFINITY, VNUMA_VCPU_EXITED);
+	return 0;
+}
+"#;
+
+fn c_side() -> String {
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let source = dir.join("vcpu_event_layout.c");
+    let program = dir.join("vcpu_event_layout");
+    fs::write(&source, PROGRAM).unwrap();
+    let compiler = env::var("CC").unwrap_or_else(|_| "cc".to_owned());
+    let include = concat!(env!("CARGO_MANIFEST_DIR"), "/include");
+    let built = Command::new(&compiler)
+        .args(["-Wall", "-Werror", "-I", include, "-o"])
+        .args([&program, &source])
+        .status()
+        .unwrap_or_else(|error| panic!("{compiler}: {error}"));
+    assert!(built.success(), "{compiler} refused the header");
+    String::from_utf8(Command::new(&program).output().unwrap().stdout).unwrap()
+}
+
+fn rust_side() -> String {
+    let mut lines = String::new();
+    macro_rules! member {
+        ($name:ident, $type:ty) => {
+            lines += &format!(
+                "offset {} {}\nsize {} {}\n",
+                stringify!($name),
+                offset_of!(VcpuEvent, $name),
+                stringify!($name),
+                size_of::<$type>()
+            );
+            let _: $type = VcpuEvent::default().$name;
+        };
+    }
+    member!(time_ns, u64);
+    member!(tid, u32);
+    member!(kind, u32);
+    member!(from_cpu, u32);
+    member!(to_cpu, u32);
+    lines += &format!("size all {}\n", size_of::<VcpuEvent>());
+    lines += &format!("const MIGRATED {MIGRATED}\nconst AFFINITY {AFFINITY}\nconst EXITED {EXITED}\n");
+    lines
+}
+
+#[test]
+fn header_and_mirror_agree() {
+    assert_eq!(c_side(), rust_side());
+}

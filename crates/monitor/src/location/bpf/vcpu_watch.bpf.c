@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Tells user space when a watched thread is put on a CPU of another node, when its
+ * allowed CPUs change, and when it ends.
+ *
+ * The scheduler migrates threads many thousand times a second on a busy host and
+ * nearly all of these moves matter to nobody here, so the filter sits in the kernel:
+ * one hash lookup for a thread that is not watched, and no record for a move within
+ * a node. A host whose vCPUs stay put causes no wake-up in user space at all.
+ *
+ * Only three members of task_struct are used. They are declared here and relocated
+ * against the running kernel (CO-RE), so that no dump of a kernel's types is needed
+ * and the same object runs on 6.1 and 7.3.
+ */
+#include <linux/types.h>
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_tracing.h>
+#include <bpf/bpf_core_read.h>
+#include <vnuma/vcpu_event.h>
+
+#define MAX_WATCHED	65536
+#define MAX_CPUS	8192
+#define RING_BYTES	(256 * 1024)
+
+struct thread_info {
+	__u32 cpu;
+} __attribute__((preserve_access_index));
+
+struct task_struct {
+	struct thread_info thread_info;
+	int pid;
+} __attribute__((preserve_access_index));
+
+/* Thread ids that user space wants to hear of. The value is of no meaning. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MAX_WATCHED);
+	__type(key, __u32);
+	__type(value, __u8);
+} watched SEC(".maps");
+
+/* CPU to node number plus one; 0 where user space knows no node. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_CPUS);
+	__type(key, __u32);
+	__type(value, __u32);
+} cpu_node SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, RING_BYTES);
+} events SEC(".maps");
+
+/* Records that found the ring full. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} dropped SEC(".maps");
+
+static __always_inline void report(__u32 tid, __u32 kind, __u32 from, __u32 to)
+{
+	struct vnuma_vcpu_event *event;
+	__u32 zero = 0;
+	__u64 *count;
+
+	event = bpf_ringbuf_reserve(&events, sizeof(*event), 0);
+	if (!event) {
+		count = bpf_map_lookup_elem(&dropped, &zero);
+		if (count)
+			(*count)++;
+		return;
+	}
+	event->time_ns = bpf_ktime_get_ns();
+	event->tid = tid;
+	event->kind = kind;
+	event->from_cpu = from;
+	event->to_cpu = to;
+	bpf_ringbuf_submit(event, 0);
+}
+
+static __always_inline __u32 node_plus_one(__u32 cpu)
+{
+	__u32 *node = bpf_map_lookup_elem(&cpu_node, &cpu);
+
+	return node ? *node : 0;
+}
+
+SEC("tp_btf/sched_migrate_task")
+int BPF_PROG(vnuma_migrate, struct task_struct *task, int dest_cpu)
+{
+	__u32 tid = task->pid, from, to = dest_cpu, from_node, to_node;
+
+	if (!bpf_map_lookup_elem(&watched, &tid))
+		return 0;
+	from = task->thread_info.cpu;
+	from_node = node_plus_one(from);
+	to_node = node_plus_one(to);
+	/* Between two CPUs of unknown node anything may have happened: report it. */
+	if (from_node && from_node == to_node)
+		return 0;
+	report(tid, VNUMA_VCPU_MIGRATED, from, to);
+	return 0;
+}
+
+/*
+ * All ways to change the allowed CPUs (sched_setaffinity(), cpusets, CPU hotplug) end
+ * in this function. Its later arguments differ between kernels and are not looked at:
+ * user space reads the new mask from /proc. A refused change is reported too, which is
+ * harmless for the same reason. Optional: the kernel may have inlined it.
+ */
+SEC("fexit/__set_cpus_allowed_ptr")
+int BPF_PROG(vnuma_affinity, struct task_struct *task)
+{
+	__u32 tid = task->pid, cpu;
+
+	if (!bpf_map_lookup_elem(&watched, &tid))
+		return 0;
+	cpu = task->thread_info.cpu;
+	report(tid, VNUMA_VCPU_AFFINITY, cpu, cpu);
+	return 0;
+}
+
+SEC("tp_btf/sched_process_exit")
+int BPF_PROG(vnuma_exit, struct task_struct *task)
+{
+	__u32 tid = task->pid, cpu;
+
+	/* The number may be used again: whoever gets it is not to be watched. */
+	if (bpf_map_delete_elem(&watched, &tid))
+		return 0;
+	cpu = task->thread_info.cpu;
+	report(tid, VNUMA_VCPU_EXITED, cpu, cpu);
+	return 0;
+}
+
+char LICENSE[] SEC("license") = "GPL";
