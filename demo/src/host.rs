@@ -128,7 +128,8 @@ fn configuration(arguments: &Arguments, nodes: &Nodes, guest_kernel: String) -> 
 /// Attaches the VM, loads the driver into its guest and waits until the guest has taken its topology over.
 fn attach(vm: &Vm, driver: &str) -> Result<()> {
     say("attaching one of them and loading vnuma.ko into its guest");
-    let listed = |vms: &Value| vms.as_array().is_some_and(|vms| vms.iter().any(|entry| entry["name"] == *vm.name));
+    let listed =
+        |vms: &Value| vms.as_array().is_some_and(|vms| vms.iter().any(|entry| entry["name"] == *vm.name));
     wait_for("vnumad to find the VM", HANG_LIMIT, || Ok(vnumactl(&["list"]).is_ok_and(|vms| listed(&vms))))?;
     vnumactl(&["attach", &vm.name])?;
     vm.put(driver, "/root/vnuma.ko")?;
@@ -321,7 +322,8 @@ impl Updates {
 
 impl Update {
     fn read(event: &Value) -> Result<Self> {
-        let field = |name: &str| event[name].as_u64().with_context(|| format!("event without {name}: {event}"));
+        let field =
+            |name: &str| event[name].as_u64().with_context(|| format!("event without {name}: {event}"));
         let acknowledged = field("acknowledged_ns")?;
         let since = |name: &str| -> Result<f64> {
             let since = acknowledged.checked_sub(field(name)?);

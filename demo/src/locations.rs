@@ -75,11 +75,8 @@ impl Trace {
         write("tracing_on", "0")?;
         let text = fs::read_to_string(format!("{TRACING}/trace")).context("reading the trace")?;
         check_complete(&text)?;
-        let mut migrations = text
-            .lines()
-            .filter(|line| !line.starts_with('#'))
-            .map(parse_line)
-            .collect::<Result<Vec<_>>>()?;
+        let mut migrations =
+            text.lines().filter(|line| !line.starts_with('#')).map(parse_line).collect::<Result<Vec<_>>>()?;
         migrations.sort_by_key(|migration| migration.tsc);
         remove()?;
         Ok(Locations::new(&self.start_cpus, &migrations))
@@ -112,7 +109,8 @@ fn current_cpu(tid: i32) -> Result<u32> {
 /// `# entries-in-buffer/entries-written: 12/12   #P:8`
 fn check_complete(text: &str) -> Result<()> {
     let line = text.lines().find(|line| line.starts_with("# entries-in-buffer/"));
-    let counts = line.and_then(|line| line.split_whitespace().nth(2)).and_then(|counts| counts.split_once('/'));
+    let counts =
+        line.and_then(|line| line.split_whitespace().nth(2)).and_then(|counts| counts.split_once('/'));
     let (kept, written) = counts.context("the trace does not say how many entries it holds")?;
     ensure!(kept == written, "the trace lost entries: {kept} of {written} kept");
     Ok(())

@@ -22,7 +22,10 @@ mod server;
 use clap::{Parser, Subcommand};
 
 #[derive(Parser)]
-#[command(name = "vnuma-demo", about = "Shows a running VM following its NUMA topology, and one that does not")]
+#[command(
+    name = "vnuma-demo",
+    about = "Shows a running VM following its NUMA topology, and one that does not"
+)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,

@@ -93,7 +93,8 @@ impl Load {
         let mut load = Self(Vec::new());
         for cpu in cpus.iter() {
             let command = ["-c", &cpu.to_string(), "sh", "-c", "while :; do :; done"];
-            load.0.push(Command::new("taskset").args(command).stdin(Stdio::null()).spawn().context("taskset")?);
+            load.0
+                .push(Command::new("taskset").args(command).stdin(Stdio::null()).spawn().context("taskset")?);
         }
         Ok(load)
     }

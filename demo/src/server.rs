@@ -116,7 +116,10 @@ impl Vm {
             }
         }
         let first = *offsets.first().with_context(|| format!("no VM of process {} in {kvm}", self.pid))?;
-        ensure!(offsets.iter().all(|offset| *offset == first), "vCPUs with different TSC offsets: {offsets:?}");
+        ensure!(
+            offsets.iter().all(|offset| *offset == first),
+            "vCPUs with different TSC offsets: {offsets:?}"
+        );
         Ok(first.cast_unsigned())
     }
 

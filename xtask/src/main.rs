@@ -1,2 +1,41 @@
-//! xtask
-fn main() {}
+//! Everything that `make` calls. `cargo xtask help` lists it.
+
+mod checks;
+mod setup;
+mod steps;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+#[derive(Parser)]
+#[command(
+    name = "cargo xtask",
+    bin_name = "cargo xtask",
+    about = "Builds, demonstrates, tests and measures vnuma"
+)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Install what building and testing need
+    Setup,
+    /// Format, lints, unit, property and lab tests: what CI runs
+    Test,
+}
+
+fn main() -> ExitCode {
+    let result = match Arguments::parse().command {
+        Command::Setup => setup::packages(),
+        Command::Test => checks::test(),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,21 @@
+# Everything goes through xtask (see xtask/src); `cargo xtask help` lists it all.
+.PHONY: help demo test bench soak lab-shell
+
+help:
+	@echo 'make demo             a running VM follows its NUMA topology, an equal one does not'
+	@echo 'make test             format, lints, unit, property and lab tests'
+	@echo 'make bench NAME=...   one benchmark (without NAME: which there are)'
+	@echo 'make soak             long runs of the property and lab tests'
+	@echo 'make lab-shell        a prompt on the emulated NUMA server'
+
+demo test soak:
+	@scripts/bootstrap.sh
+	@cargo xtask $@
+
+bench:
+	@scripts/bootstrap.sh
+	@cargo xtask bench $(NAME)
+
+lab-shell:
+	@scripts/bootstrap.sh
+	@cargo xtask lab shell

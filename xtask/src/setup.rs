@@ -1,0 +1,102 @@
+//! Installs what building and testing need: Debian packages and, for `make test`, cargo-deny and
+//! checkpatch.pl. Does nothing when all is there.
+
+use crate::steps::{run, run_quiet, workspace};
+use anyhow::{Context, Result, bail};
+use std::path::PathBuf;
+use std::process::Command;
+use vnuma_lab_runner::cache_dir;
+
+const PACKAGE_LISTS: [&str; 2] = ["xtask/host-packages.txt", "lab/host-packages.txt"];
+const CARGO_DENY_VERSION: &str = "0.20.2";
+/// The Debian package whose checkpatch.pl is used.
+const KERNEL_SOURCE: &str = "linux-source-6.1";
+
+/// Installs the Debian packages of the lists that are missing.
+pub fn packages() -> Result<()> {
+    let mut wanted = Vec::new();
+    for list in PACKAGE_LISTS {
+        let path = workspace().join(list);
+        let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+        wanted.extend(package_names(&text));
+    }
+    let missing: Vec<String> = wanted.into_iter().filter(|package| !is_installed(package)).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    println!("setup: installing {}", missing.join(" "));
+    if !nix::unistd::geteuid().is_root() {
+        bail!("run as root, or install these packages: {}", missing.join(" "));
+    }
+    run_quiet(Command::new("apt-get").args(["update", "-qq"]))?;
+    run_quiet(
+        Command::new("apt-get")
+            .args(["install", "-y", "-qq", "--no-install-recommends"])
+            .args(&missing)
+            .env("DEBIAN_FRONTEND", "noninteractive"),
+    )
+}
+
+fn package_names(list: &str) -> impl Iterator<Item = String> + '_ {
+    let name = |line: &str| line.split('#').next().unwrap_or_default().trim().to_owned();
+    list.lines().map(name).filter(|name| !name.is_empty())
+}
+
+fn is_installed(package: &str) -> bool {
+    let status = Command::new("dpkg-query").args(["-W", "-f=${db:Status-Status}", package]).output();
+    status.is_ok_and(|output| output.stdout == b"installed")
+}
+
+/// cargo-deny at the version that the checks are written for.
+pub fn cargo_deny() -> Result<PathBuf> {
+    let root = cache_dir().join(format!("tools/cargo-deny-{CARGO_DENY_VERSION}"));
+    let program = root.join("bin/cargo-deny");
+    if !program.exists() {
+        println!("setup: building cargo-deny {CARGO_DENY_VERSION} (once, some minutes)");
+        run(Command::new("cargo")
+            .args(["install", "--quiet", "--locked", "cargo-deny", "--version", CARGO_DENY_VERSION, "--root"])
+            .arg(&root))?;
+    }
+    Ok(program)
+}
+
+/// checkpatch.pl of the kernel, with the files that it reads.
+pub fn checkpatch() -> Result<PathBuf> {
+    let directory = cache_dir().join("tools").join(KERNEL_SOURCE);
+    let program = directory.join("scripts/checkpatch.pl");
+    if program.exists() {
+        return Ok(program);
+    }
+    println!("setup: fetching checkpatch.pl from {KERNEL_SOURCE} (once)");
+    std::fs::create_dir_all(cache_dir().join("tools"))?;
+    let download = tempfile::tempdir_in(cache_dir().join("tools"))?;
+    let files = ["checkpatch.pl", "spelling.txt", "const_structs.checkpatch"]
+        .map(|file| format!("{KERNEL_SOURCE}/scripts/{file}"))
+        .join(" ");
+    run_quiet(Command::new("apt-get").args(["update", "-qq"]))?;
+    // As a user of its own apt cannot write into this directory and says so; the download works.
+    let script = format!(
+        "set -e; apt-get download -qq -o APT::Sandbox::User=root {KERNEL_SOURCE}
+         dpkg --fsys-tarfile {KERNEL_SOURCE}_*.deb |
+            tar -xO ./usr/src/{KERNEL_SOURCE}.tar.xz | tar -xJ {files}"
+    );
+    run_quiet(Command::new("sh").args(["-c", &script]).current_dir(download.path()))?;
+    // An interrupted run leaves the temporary directory, never half of the tool.
+    if let Err(error) = std::fs::rename(download.path().join(KERNEL_SOURCE), &directory)
+        && !program.exists()
+    {
+        return Err(error).context(directory.display().to_string());
+    }
+    Ok(program)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn comments_and_blank_lines_of_a_package_list_are_no_packages() {
+        let list = "# why\n\nclang-19\t# compiles\n  git\n";
+        assert_eq!(package_names(list).collect::<Vec<_>>(), ["clang-19", "git"]);
+    }
+}
