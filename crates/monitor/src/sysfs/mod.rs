@@ -1,6 +1,21 @@
 //! Host topology from a sysfs and procfs tree.
+//!
+//! The tree is `/` on a live host, or a copy of another server's files. What the kernel
+//! leaves out on some machines (no NUMA, no cache information, no huge pages, no PCI) is
+//! taken as absent; what is there and makes no sense is an error that names the file and the
+//! value. Reading is bounded in every direction: length of a file, number of entries,
+//! nodes and CPUs; anything but a regular file is refused, so that a FIFO in a copied tree
+//! blocks nobody.
 
+mod caches;
+mod nodes;
+pub mod parse;
+mod pci;
+mod tree;
+
+use crate::text::shorten;
 use std::path::{Path, PathBuf};
+use tree::Tree;
 use vnuma_topology::HostTopology;
 
 /// Why a tree is no host topology.
@@ -14,6 +29,18 @@ pub enum SysfsError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// A file that has to be there for the others to make sense.
+    #[error("{}: missing", path.display())]
+    Missing {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Not a regular file.
+    #[error("{}: not a regular file", path.display())]
+    NotAFile {
+        /// What is no file.
+        path: PathBuf,
+    },
     /// A file is longer than anything the kernel writes there.
     #[error("{}: longer than {limit} bytes", path.display())]
     TooLong {
@@ -22,35 +49,37 @@ pub enum SysfsError {
         /// Bytes accepted.
         limit: usize,
     },
-    /// A directory has more entries of a kind than a host can have.
-    #[error("{}: more than {limit} {what}", path.display())]
+    /// A directory has more entries than a host can have.
+    #[error("{}: more than {limit} entries", path.display())]
     TooMany {
         /// The directory.
         path: PathBuf,
-        /// What is counted.
-        what: &'static str,
         /// Entries accepted.
         limit: usize,
     },
     /// A value makes no sense.
-    #[error("{}: `{value}` is no {what}: {reason}", path.display())]
+    #[error("{}: `{value}`: {reason}", path.display())]
     Value {
         /// The file.
         path: PathBuf,
         /// What was found, shortened.
         value: String,
-        /// What was expected.
-        what: &'static str,
-        /// Why it is not that.
+        /// Why it cannot be.
         reason: String,
     },
-    /// Not available in this build.
-    #[error("reading the host topology is not supported yet")]
-    Unsupported,
+}
+
+impl SysfsError {
+    fn value(path: &Path, value: &str, reason: impl ToString) -> Self {
+        Self::Value { path: path.to_owned(), value: shorten(value), reason: reason.to_string() }
+    }
 }
 
 /// Reads the topology of the host whose `/sys` and `/proc` are below `root`.
 pub fn read_host_topology(root: &Path) -> Result<HostTopology, SysfsError> {
-    let _ = root;
-    Err(SysfsError::Unsupported)
+    let tree = Tree::new(root);
+    let (nodes, distances) = nodes::read(&tree)?;
+    let caches = caches::read(&tree, &nodes)?;
+    let pci_devices = pci::read(&tree, &nodes)?;
+    Ok(HostTopology { nodes, distances, caches, pci_devices })
 }
