@@ -1,0 +1,135 @@
+//! Homes of guest nodes, and the distances between guest nodes that follow from them.
+
+use std::collections::BTreeMap;
+use vnuma_topology::{
+    DistanceMatrix, GuestNode, GuestNodeId, HostNodeId, HostTopology, LOCAL_DISTANCE, MemoryBacking,
+};
+
+/// Home of each guest node; a guest node that is missing has none that is known.
+pub type Homes = BTreeMap<GuestNodeId, HostNodeId>;
+
+/// What Linux assumes between two nodes when nobody says better (`REMOTE_DISTANCE`).
+const REMOTE_DISTANCE: u8 = 20;
+
+/// Between different guest nodes that have one home. Linux takes 10 for "the same
+/// node" and builds no scheduler domain between two nodes at that distance.
+const SAME_HOME_DISTANCE: u8 = LOCAL_DISTANCE + 1;
+
+/// The home of each guest node: the node that its memory is bound to, otherwise the one
+/// that holds most of its resident memory. `present` is the answer given last time, which is
+/// kept as long as no node has a majority, so that a home does not flutter.
+pub fn homes(guest_nodes: &[GuestNode], present: &Homes) -> Homes {
+    guest_nodes
+        .iter()
+        .filter_map(|node| {
+            let home = home_of_memory(node.memory.as_ref()?, present.get(&node.id).copied())?;
+            Some((node.id, home))
+        })
+        .collect()
+}
+
+fn home_of_memory(memory: &MemoryBacking, present: Option<HostNodeId>) -> Option<HostNodeId> {
+    let bound = matches!(memory.policy.as_str(), "bind" | "preferred");
+    if let (true, [only]) = (bound, memory.host_nodes.as_slice()) {
+        return Some(*only);
+    }
+    let total: u128 = memory.resident_kib.iter().map(|&(_, kib)| u128::from(kib)).sum();
+    // Rising by size, falling by number: the last one is the largest, of equal ones the lowest.
+    let largest = memory
+        .resident_kib
+        .iter()
+        .filter(|(_, kib)| *kib > 0)
+        .max_by_key(|&&(node, kib)| (kib, std::cmp::Reverse(node)))?;
+    let majority = u128::from(largest.1) * 2 > total;
+    let present = present.filter(|home| memory.resident_kib.iter().any(|(n, kib)| n == home && *kib > 0));
+    if majority { Some(largest.0) } else { present.or(Some(largest.0)) }
+}
+
+/// Distances between guest nodes, by position: those between their homes. Different guest
+/// nodes are never as near as 10, also when they share a home; 20 stands in where a home is
+/// not known.
+pub fn distances(host: &HostTopology, guest_nodes: &[GuestNodeId], homes: &Homes) -> DistanceMatrix {
+    let between = |from: &GuestNodeId, to: &GuestNodeId| {
+        if from == to {
+            return LOCAL_DISTANCE;
+        }
+        match (homes.get(from), homes.get(to)) {
+            (Some(a), Some(b)) if a == b => SAME_HOME_DISTANCE,
+            (Some(&a), Some(&b)) => host.distance(a, b).unwrap_or(REMOTE_DISTANCE).max(SAME_HOME_DISTANCE),
+            _ => REMOTE_DISTANCE,
+        }
+    };
+    let rows = guest_nodes.iter().map(|from| guest_nodes.iter().map(|to| between(from, to)).collect());
+    DistanceMatrix::new(rows.collect()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(id: u32, policy: &str, host_nodes: &[u32], resident_kib: &[(u32, u64)]) -> GuestNode {
+        let memory = MemoryBacking {
+            id: format!("ram{id}"),
+            size_bytes: 1 << 30,
+            policy: policy.into(),
+            host_nodes: host_nodes.to_vec(),
+            resident_kib: resident_kib.to_vec(),
+        };
+        GuestNode { id, memory_bytes: 1 << 30, memory: Some(memory) }
+    }
+
+    fn home(guest_node: GuestNode, present: Option<u32>) -> Option<u32> {
+        let present = present.map(|home| (guest_node.id, home)).into_iter().collect();
+        homes(&[guest_node], &present).into_values().next()
+    }
+
+    #[test]
+    fn bound_memory_decides_whatever_is_resident() {
+        assert_eq!(home(node(0, "bind", &[3], &[(1, 1000)]), None), Some(3));
+        assert_eq!(home(node(0, "preferred", &[2], &[]), None), Some(2));
+    }
+
+    #[test]
+    fn memory_bound_to_several_nodes_counts_like_unbound() {
+        assert_eq!(home(node(0, "bind", &[0, 1], &[(0, 10), (1, 90)]), None), Some(1));
+        assert_eq!(home(node(0, "interleave", &[1], &[(0, 10)]), None), Some(0));
+    }
+
+    #[test]
+    fn a_majority_takes_the_home_and_anything_less_keeps_it() {
+        assert_eq!(home(node(0, "default", &[], &[(0, 40), (1, 60)]), Some(0)), Some(1));
+        assert_eq!(home(node(0, "default", &[], &[(0, 30), (1, 40), (2, 30)]), Some(0)), Some(0));
+        assert_eq!(home(node(0, "default", &[], &[(0, 30), (1, 40), (2, 30)]), None), Some(1));
+        assert_eq!(home(node(0, "default", &[], &[(0, 50), (1, 50)]), Some(1)), Some(1));
+        assert_eq!(home(node(0, "default", &[], &[(0, 50), (1, 50)]), None), Some(0));
+        assert_eq!(home(node(0, "default", &[], &[(0, 50), (1, 50)]), Some(7)), Some(0));
+    }
+
+    #[test]
+    fn nothing_resident_has_no_home() {
+        assert_eq!(home(node(0, "default", &[], &[]), Some(1)), None);
+        assert_eq!(home(node(0, "default", &[], &[(0, 0), (1, 0)]), None), None);
+        assert!(homes(&[GuestNode { id: 0, memory_bytes: 0, memory: None }], &Homes::new()).is_empty());
+    }
+
+    #[test]
+    fn guest_distances_are_those_of_the_homes() {
+        let host = crate::node::tests::host(&[&[10, 21, 10], &[21, 10, 31], &[10, 31, 10]]);
+        let homes = Homes::from([(0, 0), (1, 1), (2, 1), (3, 2)]);
+        let expected = vec![
+            vec![10, 21, 21, 11, 20],
+            vec![21, 10, 11, 31, 20],
+            vec![21, 11, 10, 31, 20],
+            vec![11, 31, 31, 10, 20],
+            vec![20, 20, 20, 20, 10],
+        ];
+        assert_eq!(distances(&host, &[0, 1, 2, 3, 4], &homes).rows(), expected);
+    }
+
+    #[test]
+    fn a_home_that_the_host_does_not_have_is_far() {
+        let host = crate::node::tests::host(&[&[10]]);
+        let homes = Homes::from([(0, 0), (1, 9)]);
+        assert_eq!(distances(&host, &[0, 1], &homes).rows(), vec![vec![10, 20], vec![20, 10]]);
+    }
+}
