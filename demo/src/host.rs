@@ -1,10 +1,9 @@
 //! The demonstration from start to end, on the lab server.
 
-use crate::locations::{Locations, Nodes, Trace};
-use crate::pages::Pages;
+use crate::locations::{Locations, Trace, tsc_offset};
+use crate::pages::{Monitor, Pages};
 use crate::record::{Kind, Record};
 use crate::report::{Configuration, Percentiles, Report, VmReport};
-use crate::server::{Process, Vm, output, vnumactl, wait_for};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -14,6 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use vnuma_scenario::{Nodes, Process, Vm, output, vnumactl, vnumad, wait_for};
 
 /// Only a bound against hanging for ever; starting and moving take seconds.
 const HANG_LIMIT: Duration = Duration::from_secs(120);
@@ -65,7 +65,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         .map(str::to_owned)
         .collect::<Vec<_>>();
     say("starting vnumad and two equal VMs");
-    let _daemon = Process(Command::new("vnumad").stdin(Stdio::null()).spawn().context("vnumad")?);
+    let _daemon = vnumad(&[])?;
     let dynamic = Vm::start("dynamic", &shape)?;
     let static_ = Vm::start("static", &shape)?;
     for vm in [&dynamic, &static_] {
@@ -76,7 +76,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
 
     let updates = Updates::watch()?;
     let trace = Trace::start(&[dynamic.threads.clone(), static_.threads.clone()].concat())?;
-    let before = [dynamic.autonuma()?, static_.autonuma()?];
+    let before = [autonuma(&dynamic)?, autonuma(&static_)?];
     say(&format!("moving vCPUs for {} s while both guests allocate", arguments.seconds));
     let witnesses = [Witness::start(&dynamic, arguments)?, Witness::start(&static_, arguments)?];
     let mut mover = start_mover(arguments, &[dynamic.pid, static_.pid])?;
@@ -84,7 +84,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let status = mover.0.wait()?;
     ensure!(status.success(), "the mover failed: {status}");
     let locations = trace.stop()?;
-    let after = [dynamic.autonuma()?, static_.autonuma()?];
+    let after = [autonuma(&dynamic)?, autonuma(&static_)?];
 
     let [dynamic_samples, static_samples] = samples;
     let mut dynamic_report = judge(&dynamic, &dynamic_samples, &locations, &nodes)?;
@@ -163,8 +163,8 @@ struct Witness {
 
 impl Witness {
     fn start(vm: &Vm, arguments: &Arguments) -> Result<Self> {
-        let offset = vm.tsc_offset()?;
-        let mut lookup = Pages::new(vm.pid, vm.monitor()?);
+        let offset = tsc_offset(vm)?;
+        let mut lookup = Pages::new(vm.pid, Monitor::connect(&vm.monitor())?);
         let mut program = vm.spawn(&[GUEST_PROGRAM, "touch", "--seconds", &arguments.seconds.to_string()])?;
         let answers = program.0.stdin.take().context("no standard input")?;
         let records = BufReader::new(program.0.stdout.take().context("no standard output")?);
@@ -259,6 +259,16 @@ fn judge(vm: &Vm, samples: &[Sample], locations: &Locations, nodes: &Nodes) -> R
     report.resident_local_share = resident_local as f64 / report.resident_pages as f64;
     report.vcpu_node_changes = vm.threads.iter().map(|&tid| locations.node_changes(tid, nodes)).sum();
     Ok(report)
+}
+
+/// Counters of the guest kernel's AutoNUMA: (name, value).
+fn autonuma(vm: &Vm) -> Result<Vec<(String, u64)>> {
+    let text = vm.exec(&["cat", "/proc/vmstat"])?;
+    let counters = text.lines().filter_map(|line| line.split_once(' '));
+    Ok(counters
+        .filter(|(name, _)| name.starts_with("numa_hint_faults") || *name == "numa_pages_migrated")
+        .filter_map(|(name, value)| Some((name.to_owned(), value.trim().parse().ok()?)))
+        .collect())
 }
 
 fn rise(before: &[(String, u64)], after: &[(String, u64)]) -> BTreeMap<String, u64> {

@@ -6,38 +6,10 @@ use anyhow::{Context, Result, bail, ensure};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
-use vnuma_topology::CpuSet;
+use vnuma_scenario::{Nodes, Vm};
 
 const TRACING: &str = "/sys/kernel/tracing/instances/vnuma-demo";
 const BUFFER_KIB: u32 = 1024;
-
-/// Node of each CPU of the host.
-pub struct Nodes(Vec<(u32, CpuSet)>);
-
-impl Nodes {
-    /// Reads the kernel's lists.
-    pub fn read() -> Result<Self> {
-        let directory = "/sys/devices/system/node";
-        let online = fs::read_to_string(format!("{directory}/online")).context("online nodes")?;
-        let nodes: CpuSet = online.parse().context("online nodes")?;
-        let read = |node: u32| {
-            let path = format!("{directory}/node{node}/cpulist");
-            let list = fs::read_to_string(&path).with_context(|| path.clone())?;
-            Ok((node, list.parse::<CpuSet>().context(path)?))
-        };
-        Ok(Self(nodes.iter().map(read).collect::<Result<_>>()?))
-    }
-
-    /// The node of a CPU.
-    pub fn of_cpu(&self, cpu: u32) -> Option<u32> {
-        self.0.iter().find(|(_, cpus)| cpus.contains(cpu)).map(|(node, _)| *node)
-    }
-
-    /// Nodes that have CPUs, with them.
-    pub fn with_cpus(&self) -> impl Iterator<Item = &(u32, CpuSet)> {
-        self.0.iter().filter(|(_, cpus)| !cpus.is_empty())
-    }
-}
 
 /// A scheduler trace that is being recorded.
 pub struct Trace {
@@ -136,6 +108,26 @@ fn parse_line(line: &str) -> Result<Migration> {
     }
 }
 
+/// What the time stamp counter of a VM shows beyond the host's.
+pub fn tsc_offset(vm: &Vm) -> Result<u64> {
+    let kvm = "/sys/kernel/debug/kvm";
+    let prefix = format!("{}-", vm.pid);
+    let mut offsets = Vec::new();
+    for entry in fs::read_dir(kvm).context(kvm)? {
+        let entry = entry?;
+        if entry.file_name().to_string_lossy().starts_with(&prefix) {
+            for vcpu in 0..vm.threads.len() {
+                let path = entry.path().join(format!("vcpu{vcpu}/tsc-offset"));
+                let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+                offsets.push(text.trim().parse::<i64>().with_context(|| path.display().to_string())?);
+            }
+        }
+    }
+    let first = *offsets.first().with_context(|| format!("no VM of process {} in {kvm}", vm.pid))?;
+    ensure!(offsets.iter().all(|offset| *offset == first), "vCPUs with different TSC offsets: {offsets:?}");
+    Ok(first.cast_unsigned())
+}
+
 /// Where threads were, by time.
 pub struct Locations(BTreeMap<i32, Vec<(u64, u32)>>);
 
@@ -199,7 +191,7 @@ mod tests {
         assert_eq!(seen, [0, 0, 2, 2, 1, 1], "the first event's origin outranks the CPU read at the start");
         assert_eq!(locations.cpu(2, 500), Some(4));
         assert_eq!(locations.cpu(3, 500), None);
-        let nodes = Nodes(vec![(0, "0-1".parse().unwrap()), (1, "2-3".parse().unwrap())]);
+        let nodes = Nodes::new(vec![(0, "0-1".parse().unwrap()), (1, "2-3".parse().unwrap())]);
         assert_eq!(locations.node_changes(1, &nodes), 2);
         assert_eq!(locations.node_changes(2, &nodes), 0);
     }

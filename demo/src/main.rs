@@ -17,7 +17,6 @@ mod mover;
 mod pages;
 mod record;
 mod report;
-mod server;
 
 use clap::{Parser, Subcommand};
 

@@ -4,11 +4,10 @@
 //!
 //! Every VM gets the same moves at the same time, so that the VMs can be compared.
 
-use crate::locations::Nodes;
-use crate::server::vcpu_threads;
 use anyhow::{Context, Result, ensure};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+use vnuma_scenario::{Nodes, vcpu_threads};
 use vnuma_topology::CpuSet;
 
 #[derive(clap::Args)]

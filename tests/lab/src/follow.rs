@@ -1,0 +1,90 @@
+//! A guest follows random moves of its vCPUs: one at a time, several at once, through vnumad and behind its
+//! back, CPU 0, nodes that are emptied and filled again, while the guest is busy.
+
+use crate::guest::{check, check_kernel_log, equip, taskset, wait_until_listed, wait_until_seen};
+use anyhow::{Context, Result};
+use vnuma_scenario::{Nodes, Vm, vnumactl, vnumad};
+
+const VCPUS: usize = 4;
+
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// Rounds of moves
+    #[arg(long, default_value_t = 20)]
+    rounds: usize,
+    /// Seed of the moves
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Kernel of the guest, as lab-vm takes it
+    #[arg(long)]
+    kernel: Option<String>,
+}
+
+pub fn run(arguments: &Arguments) -> Result<()> {
+    let nodes = Nodes::read()?;
+    let hosts: Vec<u32> = nodes.with_cpus().map(|(node, _)| *node).collect();
+    let mut shape = vec!["--nodes".to_owned(), hosts.len().to_string()];
+    shape.extend(["--vcpus", &VCPUS.to_string(), "--memory", "768M"].map(str::to_owned));
+    if let Some(kernel) = &arguments.kernel {
+        shape.extend(["--kernel".to_owned(), kernel.clone()]);
+    }
+    let _daemon = vnumad(&[])?;
+    let vm = Vm::start("follow", &shape)?;
+    // The driver is there first: plugging the channel in must find it.
+    equip(&vm)?;
+    wait_until_listed(&vm.name)?;
+    vnumactl(&["attach", &vm.name])?;
+    let mut places: Vec<u32> = (0..VCPUS).map(|vcpu| hosts[vcpu * hosts.len() / VCPUS]).collect();
+    expect(&vm, &places).context("after attach")?;
+    let _load =
+        vm.spawn(&["stress-ng", "--quiet", "--cpu", &VCPUS.to_string(), "--vm", "1", "--vm-bytes", "32M"])?;
+
+    let mut random = Random(arguments.seed);
+    for round in 0..arguments.rounds {
+        let moves = plan(round, &hosts, &mut random);
+        for &(vcpu, node, told) in &moves {
+            if told {
+                vnumactl(&["move", &vm.name, "--vcpu", &vcpu.to_string(), "--node", &node.to_string()])?;
+            } else {
+                taskset(&vm, vcpu, node, &nodes)?;
+            }
+            places[vcpu] = node;
+        }
+        expect(&vm, &places).with_context(|| format!("round {round}, after the moves {moves:?}"))?;
+        println!("round {round}: {places:?} ok");
+    }
+    check_kernel_log(&vm)?;
+    println!("{} rounds of moves, no wrong state", arguments.rounds);
+    Ok(())
+}
+
+/// Guest node N is at home on the Nth host node, so the guest must believe what is so.
+fn expect(vm: &Vm, places: &[u32]) -> Result<()> {
+    let seen: Vec<_> = places.iter().map(|&node| (u64::from(node), u64::from(node), "true")).collect();
+    wait_until_seen(&vm.name, &seen)?;
+    check(vm, &places.iter().map(|&node| u64::from(node)).collect::<Vec<_>>())
+}
+
+/// Moves of one round: (vCPU, host node, by vnumactl or behind vnumad's back).
+fn plan(round: usize, hosts: &[u32], random: &mut Random) -> Vec<(usize, u32, bool)> {
+    let node = hosts[random.below(hosts.len())];
+    let told = random.below(2) == 0;
+    match round % 4 {
+        // Everything on one node: the others are emptied, CPU 0's among them.
+        0 => (0..VCPUS).map(|vcpu| (vcpu, node, told)).collect(),
+        // Filled again, all at once.
+        1 => (0..VCPUS).map(|vcpu| (vcpu, hosts[(vcpu + random.below(2)) % hosts.len()], told)).collect(),
+        2 => vec![(0, node, told)],
+        _ => vec![(random.below(VCPUS), node, told)],
+    }
+}
+
+/// A small linear congruential generator (Knuth's MMIX constants): a scenario only needs variety that repeats.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((self.0 >> 33) % bound as u64) as usize
+    }
+}

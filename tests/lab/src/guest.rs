@@ -1,0 +1,99 @@
+//! A guest of a scenario: its vCPUs, what vnumactl says of them, and what its kernel believes.
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use std::time::Duration;
+use vnuma_scenario::{Nodes, Vm, output, vnumactl, wait_for};
+
+/// Only a bound against hanging for ever.
+pub const HANG_LIMIT: Duration = Duration::from_secs(120);
+const DRIVER: &str = "/root/vnuma.ko";
+const CHECKER: &str = "/root/vnuma-check";
+
+/// What vnumactl says of one vCPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// Host node that it is on.
+    pub host_node: Option<u64>,
+    /// Guest node that the guest was told, or believes.
+    pub guest_node: Option<u64>,
+    /// `true`, `approximate`, `stale` or `unknown`.
+    pub state: String,
+}
+
+/// Loads the driver into a guest and puts the checker there.
+pub fn equip(vm: &Vm) -> Result<()> {
+    vm.put(DRIVER, DRIVER)?;
+    vm.put(CHECKER, CHECKER)?;
+    vm.exec(&["insmod", DRIVER]).map(drop)
+}
+
+/// What `vnumactl list` says of a VM; none when it does not list it.
+pub fn listed(name: &str) -> Result<Option<Value>> {
+    let vms = vnumactl(&["list"])?;
+    let vms = vms.as_array().context("vnumactl list: not an array")?;
+    Ok(vms.iter().find(|vm| vm["name"] == name).cloned())
+}
+
+/// What vnumactl says of the vCPUs of a VM, in order of their APIC id.
+pub fn seen(name: &str) -> Result<Vec<Seen>> {
+    let vm = listed(name)?.with_context(|| format!("vnumactl list does not show {name}"))?;
+    let vcpus = vm["vcpus"].as_array().with_context(|| format!("no vcpus: {vm}"))?;
+    let mut vcpus: Vec<_> = vcpus.iter().collect();
+    vcpus.sort_by_key(|vcpu| vcpu["apic_id"].as_u64());
+    let read = |vcpu: &&Value| {
+        Ok(Seen {
+            host_node: vcpu["host_node"].as_u64(),
+            guest_node: vcpu["guest_node"].as_u64(),
+            state: vcpu["state"].as_str().with_context(|| format!("no state: {vcpu}"))?.to_owned(),
+        })
+    };
+    vcpus.iter().map(read).collect()
+}
+
+/// Waits until vnumactl shows the VM's vCPUs like this: (host node, guest node, state).
+pub fn wait_until_seen(name: &str, expected: &[(u64, u64, &str)]) -> Result<()> {
+    let expected: Vec<Seen> = expected
+        .iter()
+        .map(|&(host_node, guest_node, state)| Seen {
+            host_node: Some(host_node),
+            guest_node: Some(guest_node),
+            state: state.to_owned(),
+        })
+        .collect();
+    let mut last = Vec::new();
+    wait_for("vnumactl to show the expected states", HANG_LIMIT, || {
+        last = seen(name)?;
+        Ok(last == expected)
+    })
+    .with_context(|| format!("{name}: expected {expected:?}"))
+    .with_context(|| format!("{name}: vnumactl shows {last:?}"))
+}
+
+/// Waits until vnumad lists the VM.
+pub fn wait_until_listed(name: &str) -> Result<()> {
+    wait_for(&format!("vnumactl list to show {name}"), HANG_LIMIT, || Ok(listed(name)?.is_some()))
+}
+
+/// Puts a vCPU on a node behind vnumad's back.
+pub fn taskset(vm: &Vm, vcpu: usize, node: u32, nodes: &Nodes) -> Result<()> {
+    let cpus = nodes.cpus(node).with_context(|| format!("the host has no node {node}"))?;
+    output("taskset", &["-p", "-c", &cpus.to_string(), &vm.threads[vcpu].to_string()]).map(drop)
+}
+
+/// Compares everything in the guest that names a node with the expected guest node of each vCPU.
+pub fn check(vm: &Vm, guest_nodes: &[u64]) -> Result<()> {
+    let expected: Vec<String> =
+        guest_nodes.iter().enumerate().map(|(apic_id, node)| format!("{apic_id}:{node}")).collect();
+    let expected = expected.join(",");
+    vm.exec(&[CHECKER, &expected]).map(drop).with_context(|| format!("{}: expected {expected}", vm.name))
+}
+
+/// The guest's kernel log must hold no warning, and no complaint of the driver.
+pub fn check_kernel_log(vm: &Vm) -> Result<()> {
+    let log = vm.exec(&["dmesg"])?;
+    let bad = ["WARNING:", "BUG:", "Oops", "Call Trace", "rcu_sched", "blocked for more than"];
+    let found: Vec<_> = log.lines().filter(|line| bad.iter().any(|bad| line.contains(bad))).collect();
+    ensure!(found.is_empty(), "{}: the guest's kernel complains:\n{}", vm.name, found.join("\n"));
+    Ok(())
+}

@@ -1,0 +1,45 @@
+//! VMs come and go while vnumad runs: started before and after it, stopped in order and killed.
+
+use crate::guest::{HANG_LIMIT, equip, listed, taskset, wait_until_listed, wait_until_seen};
+use anyhow::{Context, Result, ensure};
+use std::fs;
+use vnuma_scenario::{Nodes, Vm, output, vnumactl, vnumad, wait_for};
+
+pub fn run() -> Result<()> {
+    let nodes = Nodes::read()?;
+    let shape = ["--nodes", "2", "--vcpus", "2", "--memory", "384M"].map(str::to_owned);
+    let early = Vm::start("early", &shape)?;
+    let daemon = vnumad(&[])?;
+    wait_until_listed(&early.name)?;
+    let descriptors = open_files(daemon.0.id())?;
+    println!("a VM that was there first is found");
+
+    for round in 0..2 {
+        let late = Vm::start("late", &shape)?;
+        wait_until_listed(&late.name)?;
+        equip(&late)?;
+        vnumactl(&["attach", &late.name])?;
+        taskset(&late, 0, 1, &nodes)?;
+        wait_until_seen(&late.name, &[(1, 1, "true"), (1, 1, "true")])?;
+        if round == 0 {
+            drop(late);
+        } else {
+            output("kill", &["-KILL", &late.pid.to_string()])?;
+        }
+        wait_for("the VM to be gone", HANG_LIMIT, || Ok(listed("late")?.is_none()))?;
+        wait_until_seen(&early.name, &[(0, 0, "true"), (1, 1, "true")]).context("the other VM")?;
+        println!("{}: gone, the other VM undisturbed", if round == 0 { "stopped" } else { "killed" });
+    }
+    let after = open_files(daemon.0.id())?;
+    ensure!(
+        after <= descriptors,
+        "vnumad had {descriptors} open files before two VMs came and went, has {after}"
+    );
+    println!("{after} open files, as before");
+    Ok(())
+}
+
+fn open_files(pid: u32) -> Result<usize> {
+    let path = format!("/proc/{pid}/fd");
+    Ok(fs::read_dir(&path).context(path)?.count())
+}

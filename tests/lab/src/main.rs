@@ -1,0 +1,34 @@
+//! Scenarios that run on the lab server. Each ends with an error that says what was
+//! expected and what was seen.
+
+mod follow;
+mod guest;
+mod lifecycle;
+mod states;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(name = "lab-scenario", about = "Plays a scenario on the lab server and checks what happens")]
+struct Arguments {
+    #[command(subcommand)]
+    scenario: Scenario,
+}
+
+#[derive(Subcommand)]
+enum Scenario {
+    /// A guest follows random moves of its vCPUs; its kernel's maps are checked after each
+    Follow(follow::Arguments),
+    /// What vnumactl shows of vCPUs that are told, cannot be told, or are nowhere at home
+    States,
+    /// VMs come and go while vnumad runs
+    Lifecycle,
+}
+
+fn main() -> anyhow::Result<()> {
+    match Arguments::parse().scenario {
+        Scenario::Follow(arguments) => follow::run(&arguments),
+        Scenario::States => states::run(),
+        Scenario::Lifecycle => lifecycle::run(),
+    }
+}

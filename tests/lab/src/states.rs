@@ -1,0 +1,136 @@
+//! What vnumactl shows: `true`, `approximate` and `stale`, and what it refuses.
+
+use crate::guest::{HANG_LIMIT, check, equip, seen, taskset, wait_until_listed, wait_until_seen};
+use anyhow::{Context, Result, ensure};
+use std::process::Command;
+use vnuma_scenario::{Nodes, Process, Vm, output, vnumactl, vnumad, wait_for};
+
+pub fn run() -> Result<()> {
+    let nodes = Nodes::read()?;
+    let _daemon = vnumad(&[])?;
+    hardware(&nodes)?;
+    // Guest nodes 0 and 1 are at home on host nodes 0 and 1; nodes 2 and 3 are nobody's home.
+    let vm = Vm::start("two", &["--nodes", "2", "--vcpus", "2", "--memory", "512M"].map(str::to_owned))?;
+    wait_until_listed(&vm.name)?;
+    wait_until_seen(&vm.name, &[(0, 0, "true"), (1, 1, "true")]).context("after boot")?;
+    println!("not attached and not moved: true");
+
+    taskset(&vm, 1, 0, &nodes)?;
+    wait_until_seen(&vm.name, &[(0, 0, "true"), (0, 1, "stale")]).context("moved, not attached")?;
+    println!("moved and not attached: stale");
+
+    // This time the device is there before the driver.
+    vnumactl(&["attach", &vm.name])?;
+    wait_until_seen(&vm.name, &[(0, 0, "true"), (0, 0, "stale")]).context("attached, no driver")?;
+    println!("told, no driver to take it over: stale");
+    equip(&vm)?;
+    wait_until_seen(&vm.name, &[(0, 0, "true"), (0, 0, "true")]).context("driver loaded")?;
+    check(&vm, &[0, 0])?;
+    println!("driver loaded: true");
+
+    homeless(&vm, &nodes)?;
+    drift(&vm, &nodes)?;
+    refusals(&vm)
+}
+
+/// The daemon reads the same nodes, CPUs and distances as the kernel lists.
+fn hardware(nodes: &Nodes) -> Result<()> {
+    let hardware = vnumactl(&["hardware"])?;
+    let listed = hardware["nodes"].as_array().context("vnumactl hardware: no nodes")?;
+    let expected = nodes.with_cpus().count();
+    ensure!(
+        listed.len() == expected,
+        "vnumactl hardware lists {} nodes, the kernel {expected}",
+        listed.len()
+    );
+    for node in listed {
+        let id = u32::try_from(node["id"].as_u64().context("no id")?)?;
+        let cpus = nodes.cpus(id).with_context(|| format!("no node {id}"))?.to_string();
+        ensure!(node["cpus"] == *cpus, "node {id}: vnumactl says {}, the kernel {cpus}", node["cpus"]);
+    }
+    for (row, node) in hardware["distances"].as_array().context("no distances")?.iter().zip(0..) {
+        let path = format!("/sys/devices/system/node/node{node}/distance");
+        let kernel: Vec<u64> =
+            std::fs::read_to_string(&path)?.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
+        let told: Vec<u64> =
+            row.as_array().context("no row")?.iter().filter_map(|value| value.as_u64()).collect();
+        ensure!(told == kernel, "distances of node {node}: vnumactl says {told:?}, the kernel {kernel:?}");
+    }
+    println!("hardware: {expected} nodes as the kernel lists them");
+    Ok(())
+}
+
+/// On a node that is no guest node's home the nearest one is told, and a tie keeps the present one.
+fn homeless(vm: &Vm, nodes: &Nodes) -> Result<()> {
+    for node in [2, 3] {
+        for present in [0, 1] {
+            taskset(vm, 1, present, nodes)?;
+            wait_until_seen(&vm.name, &[(0, 0, "true"), (present.into(), present.into(), "true")])?;
+            taskset(vm, 1, node, nodes)?;
+            let path = format!("/sys/devices/system/node/node{node}/distance");
+            let distances: Vec<u64> = std::fs::read_to_string(&path)?
+                .split_whitespace()
+                .map(str::parse)
+                .collect::<Result<_, _>>()?;
+            let nearest = match distances[0].cmp(&distances[1]) {
+                std::cmp::Ordering::Less => 0,
+                std::cmp::Ordering::Greater => 1,
+                std::cmp::Ordering::Equal => u64::from(present),
+            };
+            wait_until_seen(&vm.name, &[(0, 0, "true"), (node.into(), nearest, "approximate")])
+                .with_context(|| format!("from node {present} to {node}, distances {distances:?}"))?;
+            check(vm, &[0, nearest])?;
+        }
+    }
+    println!("nobody's home: approximate, the nearest guest node is told");
+    Ok(())
+}
+
+/// A busy vCPU that the balancer pushes off its node is followed without any pinning.
+fn drift(vm: &Vm, nodes: &Nodes) -> Result<()> {
+    taskset(vm, 0, 0, nodes)?;
+    wait_for("vCPU 0 to be at home", HANG_LIMIT, || Ok(seen(&vm.name)?[0].host_node == Some(0)))?;
+    let spin = "while :; do :; done";
+    let _busy = vm.spawn(&["taskset", "-c", "0", "sh", "-c", spin])?;
+    let both: Vec<u32> =
+        [0, 1].iter().filter_map(|&node| nodes.cpus(node)).flat_map(|cpus| cpus.iter()).collect();
+    let both: vnuma_topology::CpuSet = both.into_iter().collect();
+    output("taskset", &["-p", "-c", &both.to_string(), &vm.threads[0].to_string()])?;
+    let home = nodes.cpus(0).context("no node 0")?;
+    let _load = home
+        .iter()
+        .flat_map(|cpu| [cpu, cpu])
+        .map(|cpu| {
+            let arguments = ["-c", &cpu.to_string(), "sh", "-c", spin];
+            Ok(Process(Command::new("taskset").args(arguments).spawn().context("taskset")?))
+        })
+        .collect::<Result<Vec<_>>>()?;
+    wait_for("the load balancer's move to be told", HANG_LIMIT, || {
+        let vcpu = seen(&vm.name)?.swap_remove(0);
+        Ok(vcpu.host_node == Some(1) && vcpu.guest_node == Some(1) && vcpu.state == "true")
+    })
+    .with_context(|| format!("vnumactl shows {:?}", seen(&vm.name)))?;
+    println!("drift: told after the balancer moved a vCPU");
+    Ok(())
+}
+
+/// Each refusal says what is wrong.
+fn refusals(vm: &Vm) -> Result<()> {
+    let uma = Vm::start("uma", &["--uma", "--vcpus", "1", "--memory", "256M"].map(str::to_owned))?;
+    wait_until_listed(&uma.name)?;
+    for (arguments, reason) in [
+        (vec!["attach", &vm.name], "attached"),
+        (vec!["attach", "uma"], "UMA"),
+        (vec!["attach", "nobody"], "nobody"),
+        (vec!["move", &vm.name, "--vcpu", "9", "--node", "0"], "9"),
+        (vec!["move", &vm.name, "--vcpu", "0", "--node", "77"], "77"),
+    ] {
+        let result = Command::new("vnumactl").args(&arguments).output()?;
+        let error = String::from_utf8_lossy(&result.stderr).into_owned();
+        let shown = arguments.join(" ");
+        ensure!(!result.status.success(), "vnumactl {shown} succeeded");
+        ensure!(error.contains(reason), "vnumactl {shown} does not say {reason:?}: {error}");
+        println!("vnumactl {shown}: {}", error.trim());
+    }
+    Ok(())
+}

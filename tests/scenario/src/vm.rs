@@ -1,0 +1,87 @@
+//! VMs of the lab server, through `lab-vm`.
+
+use crate::process::{Process, output};
+use anyhow::{Context, Result, ensure};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// Threads that run the vCPUs of a QEMU process, in order of the vCPU's index. One
+/// socket per vCPU makes the index the APIC id.
+pub fn vcpu_threads(pid: i32) -> Result<Vec<i32>> {
+    let directory = format!("/proc/{pid}/task");
+    let mut threads = Vec::new();
+    for entry in fs::read_dir(&directory).with_context(|| directory.clone())? {
+        let entry = entry?;
+        let name = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
+        let index = name.trim().strip_prefix("CPU ").and_then(|name| name.strip_suffix("/KVM"));
+        if let Some(index) = index.and_then(|index| index.parse::<u32>().ok()) {
+            let tid = entry.file_name().to_string_lossy().parse::<i32>()?;
+            threads.push((index, tid));
+        }
+    }
+    threads.sort_unstable();
+    ensure!(
+        threads.iter().map(|(index, _)| *index).eq(0..threads.len() as u32),
+        "the vCPU threads of process {pid} are not numbered from 0: {threads:?}"
+    );
+    Ok(threads.into_iter().map(|(_, tid)| tid).collect())
+}
+
+/// A VM of the lab server.
+pub struct Vm {
+    /// Its name.
+    pub name: String,
+    /// QEMU's process.
+    pub pid: i32,
+    /// vCPU threads by APIC id.
+    pub threads: Vec<i32>,
+    directory: PathBuf,
+}
+
+impl Vm {
+    /// Boots it.
+    pub fn start(name: &str, shape: &[String]) -> Result<Self> {
+        let mut arguments = vec!["start", name];
+        arguments.extend(shape.iter().map(String::as_str));
+        output("lab-vm", &arguments)?;
+        let directory = Path::new("/run/lab-vm").join(name);
+        let pid = fs::read_to_string(directory.join("pid")).context("pid of the VM")?.trim().parse()?;
+        Ok(Self { name: name.to_owned(), pid, threads: vcpu_threads(pid)?, directory })
+    }
+
+    /// Runs a command in it to the end.
+    pub fn exec(&self, command: &[&str]) -> Result<String> {
+        output("lab-vm", &[&["exec", &self.name, "--"], command].concat())
+    }
+
+    /// Puts a file into it.
+    pub fn put(&self, source: &str, destination: &str) -> Result<()> {
+        output("lab-vm", &["put", &self.name, source, destination]).map(drop)
+    }
+
+    /// Starts a command in it whose input and output are pipes.
+    pub fn spawn(&self, command: &[&str]) -> Result<Process> {
+        let child = Command::new("lab-vm")
+            .args(["exec", &self.name, "--"])
+            .args(command)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("lab-vm exec")?;
+        Ok(Process(child))
+    }
+
+    /// Socket of a QEMU monitor that vnumad does not use.
+    pub fn monitor(&self) -> PathBuf {
+        self.directory.join("ctl.sock")
+    }
+}
+
+impl Drop for Vm {
+    fn drop(&mut self) {
+        if let Err(error) = output("lab-vm", &["stop", &self.name]) {
+            eprintln!("{error:#}");
+        }
+    }
+}
