@@ -1,1 +1,22 @@
-//! vnuma-channel
+//! Tell: the host's end of a VM's topology channel.
+//!
+//! - [`Content`] is what can be told, checked against the limits of the layout.
+//! - [`publication`](publish::publication) turns it into the list of stores, in the order that `topology_channel.h`
+//!   demands. Being a list, it can be stopped after each store by a test.
+//! - [`Region`] is the shared memory. The host only ever stores into it: the guest
+//!   can write it, so nothing is read back.
+//! - [`Channel`] adds the ivshmem server's side: the messages for QEMU, written in advance, so that QEMU
+//!   never waits for this process, the guest's interrupt and its acknowledgements.
+//! - [`reader`] is the reader of the header as a model, for tests.
+
+mod channel;
+mod content;
+mod ivshmem;
+pub mod publish;
+pub mod reader;
+mod region;
+
+pub use channel::{Channel, ChannelError};
+pub use content::{Content, ContentError};
+pub use publish::{Generations, Step};
+pub use region::Region;

@@ -1,0 +1,123 @@
+//! A VM's channel: memory, interrupt and acknowledgements.
+
+use crate::{Content, Generations, Region, ivshmem, publish::publication};
+use nix::{
+    errno::Errno,
+    sys::{
+        epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout},
+        eventfd::{EfdFlags, EventFd},
+    },
+};
+use std::{
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+};
+use vnuma_abi_topology_channel::ivshmem::VECTORS;
+
+/// Why a channel could not be made or used.
+#[derive(Debug, thiserror::Error)]
+#[error("topology channel: {act}: {source}")]
+pub struct ChannelError {
+    act: &'static str,
+    source: io::Error,
+}
+
+fn failed<E: Into<io::Error>>(act: &'static str) -> impl Fn(E) -> ChannelError {
+    move |source| ChannelError { act, source: source.into() }
+}
+
+/// The host's end. Dropping it leaves the memory and the last publication to the VM.
+#[derive(Debug)]
+pub struct Channel {
+    region: Region,
+    generations: Generations,
+    guest_vectors: Vec<EventFd>,
+    host_vectors: Vec<EventFd>,
+    /// Watches vectors of the host, each only while an acknowledgement is expected on it, and once.
+    acknowledgements: Epoll,
+    /// Kept open: QEMU would see the server going away.
+    _server: OwnedFd,
+}
+
+impl Channel {
+    /// Makes a channel, and the socket that is to be handed to QEMU. `epoch` is the start of this process
+    /// in seconds.
+    pub fn new(epoch: u32) -> Result<(Self, OwnedFd), ChannelError> {
+        let region = Region::new().map_err(failed("shared memory"))?;
+        let (guest_vectors, host_vectors) = (vectors()?, vectors()?);
+        let acknowledgements = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(failed("epoll"))?;
+        for (vector, event) in host_vectors.iter().enumerate() {
+            acknowledgements.add(event, interest(vector, false)).map_err(failed("epoll"))?;
+        }
+        let host = host_vectors.iter().map(AsFd::as_fd);
+        let guest = guest_vectors.iter().map(AsFd::as_fd);
+        let (server, client) =
+            ivshmem::serve(region.memory(), host, guest).map_err(failed("ivshmem server's messages"))?;
+        let generations = Generations::new(epoch);
+        let channel =
+            Self { region, generations, guest_vectors, host_vectors, acknowledgements, _server: server };
+        Ok((channel, client))
+    }
+
+    /// The generation of the next publication.
+    pub fn next_generation(&self) -> u64 {
+        self.generations.peek()
+    }
+
+    /// Publishes `content`, raises the guest's interrupt and expects an acknowledgement. Returns
+    /// the generation.
+    pub fn publish(&mut self, content: &Content) -> Result<u64, ChannelError> {
+        let generation = self.generations.take();
+        self.expect(generation as u32 as usize % VECTORS)?;
+        self.region.apply_all(&publication(generation, content));
+        self.raise()?;
+        Ok(generation)
+    }
+
+    /// Raises the guest's interrupt.
+    pub fn raise(&self) -> Result<(), ChannelError> {
+        match self.guest_vectors[0].write(1) {
+            // The counter is full: an interrupt is pending.
+            Ok(_) | Err(Errno::EAGAIN) => Ok(()),
+            Err(error) => Err(failed("raising the interrupt")(error)),
+        }
+    }
+
+    /// Readable when [`Self::take_acknowledgements`] has something. A guest that rings without end
+    /// makes it readable once per publication.
+    pub fn acknowledgement_fd(&self) -> BorrowedFd<'_> {
+        self.acknowledgements.0.as_fd()
+    }
+
+    /// Vectors that were rung since they were last expected, each once. Does not block.
+    pub fn take_acknowledgements(&self) -> Result<Vec<usize>, ChannelError> {
+        let mut events = [EpollEvent::empty(); VECTORS];
+        let count = match self.acknowledgements.wait(&mut events, EpollTimeout::ZERO) {
+            Err(Errno::EINTR) => 0,
+            other => other.map_err(failed("epoll"))?,
+        };
+        Ok(events[..count].iter().map(|event| event.data() as usize).collect())
+    }
+
+    /// From now on, one ring on `vector` is noticed.
+    fn expect(&self, vector: usize) -> Result<(), ChannelError> {
+        let event = &self.host_vectors[vector];
+        // Rings from before this publication are none of its acknowledgements.
+        match event.read() {
+            Ok(_) | Err(Errno::EAGAIN) => {}
+            Err(error) => return Err(failed("clearing an acknowledgement")(error)),
+        }
+        self.acknowledgements.modify(event, &mut interest(vector, true)).map_err(failed("epoll"))
+    }
+}
+
+fn interest(vector: usize, expected: bool) -> EpollEvent {
+    // One-shot: after an event nothing is watched until it is expected again.
+    let flags = if expected { EpollFlags::EPOLLIN } else { EpollFlags::empty() };
+    EpollEvent::new(flags | EpollFlags::EPOLLONESHOT, vector as u64)
+}
+
+fn vectors() -> Result<Vec<EventFd>, ChannelError> {
+    let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
+    (0..VECTORS).map(|_| EventFd::from_value_and_flags(0, flags).map_err(failed("eventfd"))).collect()
+}

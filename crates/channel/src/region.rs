@@ -1,0 +1,82 @@
+//! The shared memory.
+
+use crate::publish::{Step, WORD, header};
+use nix::{
+    fcntl::{FcntlArg, SealFlag, fcntl},
+    sys::{
+        memfd::{MFdFlags, memfd_create},
+        mman::{MapFlags, ProtFlags, mmap, munmap},
+    },
+};
+use std::{
+    io,
+    num::NonZeroUsize,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    ptr::NonNull,
+    sync::atomic::{AtomicU64, Ordering, fence},
+};
+use vnuma_abi_topology_channel::REGION_SIZE;
+
+/// A region of its own memory, which can neither grow nor shrink: nobody who shares it can make a store
+/// of this process fault.
+#[derive(Debug)]
+pub struct Region {
+    memory: OwnedFd,
+    address: NonNull<AtomicU64>,
+}
+
+// SAFETY: the mapping belongs to this value and stays at its address; it is accessed by atomic
+// stores only.
+unsafe impl Send for Region {}
+
+impl Region {
+    /// A region with its header and no publication.
+    pub fn new() -> io::Result<Self> {
+        let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+        let memory = memfd_create(c"vnuma-topology", flags)?;
+        nix::unistd::ftruncate(&memory, REGION_SIZE as i64)?;
+        let seals = SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_SEAL;
+        fcntl(&memory, FcntlArg::F_ADD_SEALS(seals))?;
+        let size = NonZeroUsize::new(REGION_SIZE).ok_or(io::ErrorKind::InvalidInput)?;
+        // SAFETY: a new mapping at an address of the kernel's choice touches no other memory.
+        let address = unsafe { mmap(None, size, ProtFlags::PROT_WRITE, MapFlags::MAP_SHARED, &memory, 0)? };
+        let mut region = Self { memory, address: address.cast() };
+        region.apply_all(&header());
+        Ok(region)
+    }
+
+    /// The memory, to be shared with a VM.
+    pub fn memory(&self) -> BorrowedFd<'_> {
+        self.memory.as_fd()
+    }
+
+    /// Does one step.
+    ///
+    /// # Panics
+    /// When a store is not aligned or not inside the region, which no step of [`crate::publish`] is.
+    pub fn apply(&mut self, step: &Step) {
+        match *step {
+            Step::Fence => fence(Ordering::SeqCst),
+            Step::Store { offset, value } => {
+                assert!(offset.is_multiple_of(WORD) && offset + WORD <= REGION_SIZE, "offset {offset:#x}");
+                // SAFETY: inside the mapping and aligned, as was just checked; mmap returns page
+                // aligned memory. Others access it at the same time, hence the atomic.
+                let word = unsafe { self.address.add(offset / WORD).as_ref() };
+                word.store(value, Ordering::Release);
+            }
+        }
+    }
+
+    /// Does all steps in order.
+    pub fn apply_all(&mut self, steps: &[Step]) {
+        steps.iter().for_each(|step| self.apply(step));
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this value's own, of this size, and nothing refers to it any more.
+        // It cannot fail for such a mapping.
+        let _ = unsafe { munmap(self.address.cast(), REGION_SIZE) };
+    }
+}

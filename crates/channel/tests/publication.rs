@@ -1,0 +1,165 @@
+//! Readers never accept a mixture, whatever happens between two stores of the writer.
+
+use proptest::prelude::*;
+use std::{
+    collections::BTreeMap,
+    sync::atomic::{AtomicBool, AtomicU64, Ordering, fence},
+};
+use vnuma_abi_topology_channel::{MAX_VCPUS, REGION_SIZE, Vcpu};
+use vnuma_channel::{
+    Content, Generations, Step,
+    publish::{WORD, header, publication},
+    reader::{ReadError, Topology, read},
+};
+use vnuma_topology::DistanceMatrix;
+
+/// Contents that differ in every word: a mixture of two is none of them.
+fn content(seed: u32, nodes: usize, vcpus: usize) -> Content {
+    let distance = |from, to| if from == to { 10 } else { 11 + (seed % 200) as u8 };
+    let rows = (0..nodes).map(|from| (0..nodes).map(|to| distance(from, to)).collect()).collect();
+    let vcpu = |id: u32| Vcpu {
+        apic_id: id * 1000 + seed % 1000,
+        node: ((id + seed) % nodes as u32) as u16,
+        flags: (seed & 1) as u16,
+    };
+    Content::new(DistanceMatrix::new(rows).expect("square"), (0..vcpus as u32).map(vcpu).collect())
+        .expect("within limits")
+}
+
+fn expected(generation: u64, content: &Content) -> Topology {
+    Topology { generation, distances: content.distances().rows().to_vec(), vcpus: content.vcpus().to_vec() }
+}
+
+struct Memory(Vec<u64>);
+
+impl Memory {
+    fn new() -> Self {
+        let mut memory = Self(vec![0; REGION_SIZE / WORD]);
+        header().iter().for_each(|step| memory.apply(step));
+        memory
+    }
+    fn apply(&mut self, step: &Step) {
+        if let Step::Store { offset, value } = *step {
+            assert_eq!(offset % WORD, 0);
+            self.0[offset / WORD] = value;
+        }
+    }
+    fn read(&self) -> Result<Topology, ReadError> {
+        read(|offset| self.0[offset / WORD])
+    }
+}
+
+#[test]
+fn what_is_published_is_what_is_read() {
+    let mut memory = Memory::new();
+    assert_eq!(memory.read(), Err(ReadError::Nothing));
+    let mut generations = Generations::new(99);
+    for (seed, nodes, vcpus) in [(1, 1, 1), (2, 64, MAX_VCPUS), (3, 4, 8), (4, 2, 3)] {
+        let (generation, content) = (generations.take(), content(seed, nodes, vcpus));
+        publication(generation, &content).iter().for_each(|step| memory.apply(step));
+        assert_eq!(memory.read(), Ok(expected(generation, &content)));
+    }
+}
+
+#[test]
+fn a_region_without_its_magic_is_refused() {
+    assert_eq!(read(|_| 0), Err(ReadError::Header));
+    let mut memory = Memory::new();
+    memory.0[1] += 1;
+    assert_eq!(memory.read(), Err(ReadError::Header));
+}
+
+#[test]
+fn a_writer_killed_after_any_store_leaves_the_old_or_the_new() {
+    let mut generations = Generations::new(99);
+    let mut memory = Memory::new();
+    let mut last = None;
+    // The third publication writes over a slot that holds the first.
+    for seed in 1..=4 {
+        let (generation, content) = (generations.take(), content(seed, 3, 5));
+        let steps = publication(generation, &content);
+        let new = expected(generation, &content);
+        for (done, step) in steps.iter().enumerate() {
+            memory.apply(step);
+            let found = memory.read();
+            let complete = done + 1 == steps.len();
+            let allowed = if complete { Ok(new.clone()) } else { last.clone().ok_or(ReadError::Nothing) };
+            assert_eq!(found, allowed, "publication {seed}, after step {done}");
+        }
+        last = Some(new);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    // The writer goes on by some steps between any two loads of the reader.
+    #[test]
+    fn no_interleaving_shows_a_mixture(
+        schedule in prop::collection::vec(prop_oneof![4 => 0..3usize, 2 => 0..40usize, 1 => 0..10_000usize], 1..200),
+    ) {
+        let mut generations = Generations::new(99);
+        let mut published = BTreeMap::new();
+        let mut steps = Vec::new();
+        for seed in 1..=12 {
+            let (generation, content) = (generations.take(), content(seed, 3, 5));
+            published.insert(generation, expected(generation, &content));
+            // Words behind the content are alike in all and would only make the run long.
+            let used = |step: &Step| !matches!(step, Step::Store { offset, value: 0 } if offset % 0x1000 > 0x200);
+            steps.extend(publication(generation, &content).into_iter().filter(used));
+        }
+        let (mut memory, mut steps) = (Memory::new(), steps.iter());
+        let mut schedule = schedule.iter().cycle();
+        let mut last = 0;
+        for _ in 0..8 {
+            let found = read(|offset| {
+                let count = *schedule.next().expect("endless");
+                steps.by_ref().take(count).for_each(|step| memory.apply(step));
+                memory.0[offset / WORD]
+            });
+            match found {
+                Ok(topology) => {
+                    prop_assert!(topology.generation >= last, "time went backwards");
+                    last = topology.generation;
+                    prop_assert_eq!(Some(&topology), published.get(&topology.generation));
+                }
+                Err(error) => prop_assert!(matches!(error, ReadError::Nothing | ReadError::Torn)),
+            }
+        }
+    }
+}
+
+#[test]
+fn a_reader_on_another_cpu_sees_no_mixture() {
+    let memory: Vec<AtomicU64> = (0..REGION_SIZE / WORD).map(|_| AtomicU64::new(0)).collect();
+    let apply = |step: &Step| match *step {
+        Step::Store { offset, value } => memory[offset / WORD].store(value, Ordering::Release),
+        Step::Fence => fence(Ordering::SeqCst),
+    };
+    header().iter().for_each(apply);
+    let contents: Vec<_> = (0..4).map(|seed| content(seed, 4, 64)).collect();
+    let done = AtomicBool::new(false);
+    let read_count = std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let mut count = 0u32;
+            while !done.load(Ordering::Relaxed) {
+                let Ok(found) = read(|offset| memory[offset / WORD].load(Ordering::Acquire)) else {
+                    continue;
+                };
+                let content = &contents[found.generation as u32 as usize % contents.len()];
+                assert_eq!(found, expected(found.generation, content));
+                count += 1;
+            }
+            count
+        });
+        let mut generations = Generations::new(1);
+        for _ in 0..3000 {
+            let generation = generations.take();
+            let content = &contents[generation as u32 as usize % contents.len()];
+            publication(generation, content).iter().for_each(apply);
+            std::thread::yield_now();
+        }
+        done.store(true, Ordering::Relaxed);
+        reader.join().expect("no mixture")
+    });
+    assert!(read_count > 0, "the reader never succeeded");
+}
