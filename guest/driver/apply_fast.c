@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Fast mode: CPUs change their node in place.
+ *
+ * CPU hotplug changes the same maps, in the same order, around taking a CPU down
+ * and up; here the CPU goes on running, tasks keep their affinity, and CPU 0 can
+ * move as well. The order, with the kernel's file for each step:
+ *
+ *	cpus_read_lock, sched_domains_mutex
+ *	per moved CPU:
+ *	  NUMA levels without the node that it leaves empty	kernel/sched/topology.c
+ *	  the CPU out of all NUMA masks				kernel/sched/topology.c
+ *	  on the CPU itself: cpu -> node, node -> cpus,
+ *	  MSR_TSC_AUX and GDT entry of the vDSO's getcpu	arch/x86/mm/numa.c,
+ *								arch/x86/kernel/cpu/common.c
+ *	  APIC id -> node					arch/x86/mm/numa.c
+ *	  N_CPU of both nodes					mm/vmstat.c
+ *	  NUMA levels with the node that it is the first of	kernel/sched/topology.c
+ *	  the CPU into the NUMA masks of its new node		kernel/sched/topology.c
+ *	caches shared within a node only			arch/x86/kernel/smpboot.c
+ *	unlock
+ *	one rebuild of the scheduler's domains			kernel/cgroup/cpuset.c
+ *	sysfs links						drivers/base/node.c
+ *
+ * Scheduler domains that were built before the change stay in use until the rebuild.
+ * They are wrong then, but whole.
+ */
+#define pr_fmt(fmt) "vnuma: " fmt
+
+#include <linux/container_of.h>
+#include <linux/cpu.h>
+#include <linux/cpumask.h>
+#include <linux/mutex.h>
+#include <linux/node.h>
+#include <linux/nodemask.h>
+#include <linux/rcupdate.h>
+#include <linux/rseq.h>
+#include <linux/sched.h>
+#include <linux/smp.h>
+#include <linux/topology.h>
+#include <asm/desc.h>
+#include <asm/msr.h>
+#include <asm/processor.h>
+#include <asm/segment.h>
+#include <asm/smp.h>
+
+#include "compat.h"
+#include "vnuma.h"
+
+struct move {
+	int cpu;
+	int from;
+	int to;
+};
+
+/* setup_getcpu() of arch/x86/kernel/cpu/common.c, which is not callable. */
+static void set_getcpu(int cpu, int node)
+{
+	unsigned long cpudata = vdso_encode_cpunode(cpu, node);
+	struct desc_struct desc = {
+		.limit0 = cpudata,
+		.limit1 = cpudata >> 16,
+		.type = 5,	/* read-only data, expand down, accessed */
+		.dpl = 3,	/* visible to user code */
+		.s = 1,		/* not a system segment */
+		.p = 1,
+		.d = 1,
+	};
+
+	if (boot_cpu_has(X86_FEATURE_RDTSCP) || boot_cpu_has(X86_FEATURE_RDPID))
+		wrmsrl(MSR_TSC_AUX, cpudata);
+	write_gdt_entry(get_cpu_gdt_rw(cpu), GDT_ENTRY_CPUNODE, &desc,
+			DESCTYPE_S);
+}
+
+/* Runs on the CPU that moves, with interrupts off. */
+static void switch_node(void *info)
+{
+	const struct move *move = info;
+
+	per_cpu(x86_cpu_to_node_map, move->cpu) = move->to;
+	set_cpu_numa_node(move->cpu, move->to);
+	/* In this order, the CPU is never on no node at all. */
+	cpumask_set_cpu(move->cpu, node_to_cpumask_map[move->to]);
+	cpumask_clear_cpu(move->cpu, node_to_cpumask_map[move->from]);
+	set_getcpu(move->cpu, move->to);
+	/*
+	 * rseq's node_id is written on the way to user mode after a preemption only;
+	 * the running task shall not have to wait for one.
+	 */
+	rseq_preempt(current);
+}
+
+static void set_apicid_node(int cpu, int node)
+{
+	u32 apic_id = cpu_physical_id(cpu);
+
+	/* numa_cpu_node(): srat_detect_node() asks again when a CPU comes up. */
+	if (apic_id < MAX_LOCAL_APIC)
+		vnuma_symbols.apicid_to_node[apic_id] = node;
+}
+
+/**
+ * vnuma_fast_set_offline - set the node of a CPU that is not online
+ * @cpu: offline and not coming up, or just about to
+ * @node: online node
+ *
+ * It is in no node's mask and in no scheduler domain; both are set from these
+ * maps when it comes up. Call with cpus_read_lock() held or from a hotplug callback.
+ */
+void vnuma_fast_set_offline(int cpu, int node)
+{
+	per_cpu(x86_cpu_to_node_map, cpu) = node;
+	set_cpu_numa_node(cpu, node);
+	set_apicid_node(cpu, node);
+}
+
+static void move_online(struct move *move)
+{
+	bool empties = cpumask_weight(cpumask_of_node(move->from)) == 1;
+	bool fills = cpumask_empty(cpumask_of_node(move->to));
+
+	/*
+	 * Where the new node has no CPU yet, its levels are built again below, and
+	 * that leaves the emptied one out as well. To build them twice would cost a grace
+	 * period, and in a guest with one CPU it would ask sched_init_numa() for a
+	 * topology of no nodes, which it cannot do.
+	 */
+	if (empties && !fills)
+		vnuma_symbols.sched_update_numa(move->cpu, false);
+	vnuma_symbols.sched_domains_numa_masks_clear(move->cpu);
+
+	smp_call_function_single(move->cpu, switch_node, move, 1);
+	set_apicid_node(move->cpu, move->to);
+	if (empties)
+		node_clear_state(move->from, N_CPU);
+	if (fills)
+		node_set_state(move->to, N_CPU);
+
+	vnuma_symbols.sched_update_numa(move->cpu, true);
+	vnuma_symbols.sched_domains_numa_masks_set(move->cpu);
+}
+
+static void set_shared(cpumask_var_t __percpu *map, int cpu, int other,
+		       bool shared)
+{
+	if (shared) {
+		cpumask_set_cpu(cpu, *per_cpu_ptr(map, other));
+		cpumask_set_cpu(other, *per_cpu_ptr(map, cpu));
+	} else {
+		cpumask_clear_cpu(cpu, *per_cpu_ptr(map, other));
+		cpumask_clear_cpu(other, *per_cpu_ptr(map, cpu));
+	}
+}
+
+/*
+ * The scheduler's MC and CLS levels come from these masks and must lie within a
+ * node (topology_span_sane(), kernel/sched/topology.c). CPUID may say that vCPUs on
+ * different nodes share a cache, which is not true of the host then.
+ */
+static void share_caches(int cpu)
+{
+	u32 llc = per_cpu_llc_id(cpu);
+	u32 l2c = per_cpu_l2c_id(cpu);
+	int other;
+
+	for_each_online_cpu(other) {
+		bool same_node = cpu_to_node(cpu) == cpu_to_node(other);
+
+		if (other == cpu)
+			continue;
+		if (llc != BAD_APICID && llc == per_cpu_llc_id(other))
+			set_shared(vnuma_symbols.cpu_llc_shared_map, cpu, other,
+				   same_node);
+		if (l2c != BAD_APICID && l2c == per_cpu_l2c_id(other))
+			set_shared(vnuma_symbols.cpu_l2c_shared_map, cpu, other,
+				   same_node);
+	}
+}
+
+static bool find_move(const struct vnuma_topology *topology, int cpu,
+		      struct move *move)
+{
+	move->cpu = cpu;
+	move->from = cpu_to_node(cpu);
+	move->to = vnuma_topology_node(topology, cpu);
+	return move->to != NUMA_NO_NODE && move->to != move->from;
+}
+
+/* Return: whether a CPU that the scheduler knows moved. */
+static bool change_maps(const struct vnuma_topology *topology,
+			struct cpumask *moved)
+{
+	struct move move;
+	int cpu;
+
+	for_each_possible_cpu(cpu) {
+		if (!find_move(topology, cpu, &move))
+			continue;
+		if (cpu_online(cpu)) {
+			move_online(&move);
+			cpumask_set_cpu(cpu, moved);
+		} else {
+			vnuma_fast_set_offline(cpu, move.to);
+		}
+	}
+	for_each_cpu(cpu, moved)
+		share_caches(cpu);
+	return !cpumask_empty(moved);
+}
+
+/*
+ * struct cpu::node_id is the node that the links name: register_cpu() and
+ * change_cpu_under_node() (drivers/base/cpu.c) keep it so.
+ */
+static void change_links(void)
+{
+	int cpu;
+
+	vnuma_symbols.lock_device_hotplug();
+	for_each_possible_cpu(cpu) {
+		struct device *dev = get_cpu_device(cpu);
+		int node = cpu_to_node(cpu);
+		struct cpu *c;
+
+		if (!dev || node == NUMA_NO_NODE)
+			continue;
+		c = container_of(dev, struct cpu, dev);
+		if (c->node_id == node)
+			continue;
+		vnuma_symbols.unregister_cpu_under_node(cpu, c->node_id);
+		if (vnuma_symbols.register_cpu_under_node(cpu, node))
+			pr_warn("CPU %d: no sysfs link to node %d\n", cpu, node);
+		c->node_id = node;
+	}
+	vnuma_symbols.unlock_device_hotplug();
+}
+
+/**
+ * vnuma_fast_apply - make the kernel's maps agree with a publication
+ * @topology: checked; stays in use until the next call
+ * @old: the one before, no longer in use
+ * @why: filled if the publication is refused
+ *
+ * Return: 0, or -errno with nothing changed.
+ */
+int vnuma_fast_apply(struct vnuma_topology *topology,
+		     struct vnuma_topology **old, struct vnuma_reason *why)
+{
+	cpumask_var_t moved;
+	bool rebuild = false;
+	int err;
+
+	if (!zalloc_cpumask_var(&moved, GFP_KERNEL))
+		return vnuma_because(why, -ENOMEM, "no memory for a CPU mask");
+
+	/* Each emptied or filled node costs a grace period. */
+	rcu_expedite_gp();
+	cpus_read_lock();
+	mutex_lock(vnuma_symbols.sched_domains_mutex);
+	err = vnuma_topology_check(topology, why);
+	if (!err) {
+		rebuild = change_maps(topology, moved);
+		*old = vnuma_topology_set_current(topology);
+	}
+	/*
+	 * Domains over the same CPUs count as unchanged unless the architecture says
+	 * otherwise. Set under the mutex: a rebuild by someone else is then as good.
+	 */
+	if (rebuild)
+		WRITE_ONCE(*vnuma_symbols.x86_topology_update, true);
+	mutex_unlock(vnuma_symbols.sched_domains_mutex);
+	cpus_read_unlock();
+	if (rebuild)
+		vnuma_symbols.rebuild_sched_domains();
+	rcu_unexpedite_gp();
+
+	if (!err)
+		change_links();
+	free_cpumask_var(moved);
+	return err;
+}

@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * /dev/vnuma: the driver's own page for the programs of the guest.
+ *
+ * See vnuma/guest_device.h for the contract. The page is written after the kernel's
+ * maps agree with what it says, so a program that sees a new generation gets
+ * the new node from every interface of the kernel.
+ */
+#include <linux/fs.h>
+#include <linux/kobject.h>
+#include <linux/miscdevice.h>
+#include <linux/mm.h>
+#include <linux/module.h>
+#include <linux/poll.h>
+#include <linux/slab.h>
+#include <linux/sysfs.h>
+#include <linux/topology.h>
+#include <linux/uaccess.h>
+#include <linux/vmalloc.h>
+#include <linux/wait.h>
+
+#include "vnuma.h"
+
+static struct vnuma_gd_page *page;
+/* Writers of the page: updates and CPU hotplug. */
+static DEFINE_MUTEX(page_mutex);
+static DECLARE_WAIT_QUEUE_HEAD(changed);
+
+/**
+ * struct reader - an open file
+ * @seen: generation at the last read(), 0 before the first
+ */
+struct reader {
+	u64 seen;
+};
+
+static void begin_write(void)
+{
+	mutex_lock(&page_mutex);
+	WRITE_ONCE(page->sequence, page->sequence + 1);
+	smp_wmb(); /* the sequence is odd before any field changes */
+}
+
+static void end_write(void)
+{
+	smp_wmb(); /* all fields are changed before the sequence is even */
+	WRITE_ONCE(page->sequence, page->sequence + 1);
+	mutex_unlock(&page_mutex);
+}
+
+static void fill_cpus(void)
+{
+	int cpu, nr = min_t(int, nr_cpu_ids, VNUMA_GD_MAX_CPUS);
+
+	for (cpu = 0; cpu < nr; cpu++) {
+		int node = cpu_present(cpu) ? cpu_to_node(cpu) : NUMA_NO_NODE;
+
+		page->cpu_node[cpu] = node == NUMA_NO_NODE ? VNUMA_GD_NO_NODE :
+							     node;
+	}
+	page->nr_cpus = nr;
+}
+
+/** vnuma_device_refresh_cpus - CPUs came or went, the generation stays */
+void vnuma_device_refresh_cpus(void)
+{
+	begin_write();
+	fill_cpus();
+	end_write();
+}
+
+static void send_uevent(u64 generation);
+
+/**
+ * vnuma_device_report - publish what the last publication came to
+ * @report: accepted or refused
+ *
+ * An accepted one wakes the readers and sends a uevent.
+ */
+void vnuma_device_report(const struct vnuma_report *report)
+{
+	const struct vnuma_topology *topology = report->topology;
+
+	begin_write();
+	page->told_ns = ktime_to_ns(report->told);
+	page->last_error = report->error;
+	if (topology) {
+		fill_cpus();
+		page->nr_nodes = topology->nr_nodes;
+		page->distances = vnuma_topology_distances(topology);
+		page->applied_ns = ktime_get_ns();
+		page->updates++;
+		/* Some readers load this one alone, hence last and whole. */
+		smp_store_release(&page->generation, topology->generation);
+	} else {
+		page->refused++;
+	}
+	end_write();
+
+	if (topology) {
+		wake_up_interruptible(&changed);
+		send_uevent(topology->generation);
+	}
+}
+
+static int vnuma_open(struct inode *inode, struct file *file)
+{
+	struct reader *reader = kzalloc(sizeof(*reader), GFP_KERNEL);
+
+	if (!reader)
+		return -ENOMEM;
+	file->private_data = reader;
+	return stream_open(inode, file);
+}
+
+static int vnuma_release(struct inode *inode, struct file *file)
+{
+	kfree(file->private_data);
+	return 0;
+}
+
+static ssize_t vnuma_read(struct file *file, char __user *buf, size_t count,
+			  loff_t *ppos)
+{
+	struct reader *reader = file->private_data;
+	u64 generation = READ_ONCE(page->generation);
+
+	if (count < sizeof(generation))
+		return -EINVAL;
+	if (copy_to_user(buf, &generation, sizeof(generation)))
+		return -EFAULT;
+	WRITE_ONCE(reader->seen, generation);
+	return sizeof(generation);
+}
+
+static __poll_t vnuma_poll(struct file *file, poll_table *wait)
+{
+	struct reader *reader = file->private_data;
+
+	poll_wait(file, &changed, wait);
+	if (READ_ONCE(page->generation) == READ_ONCE(reader->seen))
+		return 0;
+	return EPOLLIN | EPOLLRDNORM | EPOLLPRI;
+}
+
+static int vnuma_mmap(struct file *file, struct vm_area_struct *vma)
+{
+	if (vma->vm_flags & VM_WRITE)
+		return -EACCES;
+	/* Not by mprotect() either. */
+	vm_flags_clear(vma, VM_MAYWRITE);
+	vm_flags_set(vma, VM_DONTEXPAND | VM_DONTDUMP);
+	return remap_vmalloc_range(vma, page, vma->vm_pgoff);
+}
+
+static const struct file_operations vnuma_fops = {
+	.owner = THIS_MODULE,
+	.open = vnuma_open,
+	.release = vnuma_release,
+	.read = vnuma_read,
+	.poll = vnuma_poll,
+	.mmap = vnuma_mmap,
+};
+
+static const char *mode_name(void)
+{
+	switch (page->mode) {
+	case VNUMA_GD_MODE_FAST:
+		return "fast";
+	case VNUMA_GD_MODE_SAFE:
+		return "safe";
+	default:
+		return "none";
+	}
+}
+
+static ssize_t mode_show(struct device *dev, struct device_attribute *attr,
+			 char *buf)
+{
+	return sysfs_emit(buf, "%s\n", mode_name());
+}
+static DEVICE_ATTR_RO(mode);
+
+static ssize_t missing_symbols_show(struct device *dev,
+				    struct device_attribute *attr, char *buf)
+{
+	return sysfs_emit(buf, "%s\n", vnuma_symbols_missing());
+}
+static DEVICE_ATTR_RO(missing_symbols);
+
+static ssize_t generation_show(struct device *dev,
+			       struct device_attribute *attr, char *buf)
+{
+	return sysfs_emit(buf, "%016llx\n", READ_ONCE(page->generation));
+}
+static DEVICE_ATTR_RO(generation);
+
+static ssize_t updates_show(struct device *dev, struct device_attribute *attr,
+			    char *buf)
+{
+	return sysfs_emit(buf, "%llu\n", READ_ONCE(page->updates));
+}
+static DEVICE_ATTR_RO(updates);
+
+static ssize_t refused_show(struct device *dev, struct device_attribute *attr,
+			    char *buf)
+{
+	return sysfs_emit(buf, "%llu\n", READ_ONCE(page->refused));
+}
+static DEVICE_ATTR_RO(refused);
+
+static struct attribute *vnuma_attrs[] = {
+	&dev_attr_mode.attr,
+	&dev_attr_missing_symbols.attr,
+	&dev_attr_generation.attr,
+	&dev_attr_updates.attr,
+	&dev_attr_refused.attr,
+	NULL,
+};
+ATTRIBUTE_GROUPS(vnuma);
+
+static struct miscdevice vnuma_misc = {
+	.minor = MISC_DYNAMIC_MINOR,
+	.name = "vnuma",
+	.mode = 0444,
+	.fops = &vnuma_fops,
+	.groups = vnuma_groups,
+};
+
+static void send_uevent(u64 generation)
+{
+	char variable[sizeof("VNUMA_GENERATION=") + 16];
+	char *envp[] = { variable, NULL };
+
+	scnprintf(variable, sizeof(variable), "VNUMA_GENERATION=%016llx",
+		  generation);
+	kobject_uevent_env(&vnuma_misc.this_device->kobj, KOBJ_CHANGE, envp);
+}
+
+/**
+ * vnuma_device_init - make /dev/vnuma
+ * @mode: VNUMA_GD_MODE_*
+ *
+ * It exists as long as the module, so that programs can wait for a channel that
+ * is attached later.
+ */
+int vnuma_device_init(u32 mode)
+{
+	int err;
+
+	BUILD_BUG_ON(sizeof(*page) > VNUMA_GD_SIZE);
+	page = vmalloc_user(VNUMA_GD_SIZE);
+	if (!page)
+		return -ENOMEM;
+	page->magic = VNUMA_GD_MAGIC;
+	page->version_major = VNUMA_GD_VERSION_MAJOR;
+	page->version_minor = VNUMA_GD_VERSION_MINOR;
+	page->page_size = sizeof(*page);
+	page->mode = mode;
+	page->nr_nodes = num_online_nodes();
+	fill_cpus();
+
+	err = misc_register(&vnuma_misc);
+	if (err)
+		vfree(page);
+	return err;
+}
+
+/** vnuma_device_exit - no file is open any more */
+void vnuma_device_exit(void)
+{
+	misc_deregister(&vnuma_misc);
+	vfree(page);
+}

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Kernel symbols that are not exported.
+ *
+ * The kernel has all that is needed to move a CPU to another node (CPU hotplug
+ * does it), but exports only a part. The rest is looked up by name at load time:
+ * a kprobe gives the address of kallsyms_lookup_name(), and that gives the others. A
+ * symbol can be missing because the compiler inlined it, because the kernel is
+ * locked down (no kprobes), or because it was renamed. Fast mode is all or
+ * nothing: a CPU moved without the scheduler's NUMA masks lets the next rebuild of
+ * the domains loop for ever.
+ */
+#define pr_fmt(fmt) "vnuma: " fmt
+
+#include <linux/kernel.h>
+#include <linux/kprobes.h>
+#include <linux/uaccess.h>
+#include <asm/cpufeature.h>
+#include <asm/ibt.h>
+
+#include "vnuma.h"
+
+typedef unsigned long (*lookup_fn)(const char *name);
+
+struct vnuma_symbols vnuma_symbols;
+
+static const struct {
+	const char *name;
+	void *target;		/* member of vnuma_symbols, pointer-sized */
+	bool is_function;
+} wanted[] = {
+#define FUNCTION(sym)	{ #sym, &vnuma_symbols.sym, true }
+#define DATA(sym)	{ #sym, &vnuma_symbols.sym, false }
+	FUNCTION(sched_update_numa),
+	FUNCTION(sched_domains_numa_masks_set),
+	FUNCTION(sched_domains_numa_masks_clear),
+	FUNCTION(rebuild_sched_domains),
+	FUNCTION(register_cpu_under_node),
+	FUNCTION(unregister_cpu_under_node),
+	FUNCTION(lock_device_hotplug),
+	FUNCTION(unlock_device_hotplug),
+	DATA(sched_domains_mutex),
+	DATA(x86_topology_update),
+	DATA(cpu_llc_shared_map),
+	DATA(cpu_l2c_shared_map),
+	{ "__apicid_to_node", &vnuma_symbols.apicid_to_node, false },
+#undef FUNCTION
+#undef DATA
+};
+
+/* Names with a blank between them; empty if fast mode has everything. */
+static char missing[512];
+
+static void add_missing(const char *name, const char *note)
+{
+	size_t used = strlen(missing);
+
+	scnprintf(missing + used, sizeof(missing) - used, "%s%s%s",
+		  used ? " " : "", name, note);
+}
+
+static bool starts_with_endbr(unsigned long address)
+{
+	u32 word;
+
+	return !copy_from_kernel_nofault(&word, (void *)address,
+					 sizeof(word)) && is_endbr(word);
+}
+
+/*
+ * With indirect branch tracking the kernel overwrites the ENDBR of functions whose
+ * address it never takes (apply_seal_endbr(), arch/x86/kernel/alternative.c). A
+ * call through a pointer to such a function is a fatal #CP.
+ */
+static bool callable(unsigned long address)
+{
+	return !cpu_feature_enabled(X86_FEATURE_IBT) ||
+	       starts_with_endbr(address);
+}
+
+static lookup_fn find_lookup(void)
+{
+	struct kprobe probe = { .symbol_name = "kallsyms_lookup_name" };
+	unsigned long address;
+	int err;
+
+	err = register_kprobe(&probe);
+	if (err) {
+		pr_info("no kprobe on %s (%d)\n", probe.symbol_name, err);
+		return NULL;
+	}
+	address = (unsigned long)probe.addr;
+	unregister_kprobe(&probe);
+	/* arch_adjust_kprobe_func_entry() puts the probe behind the ENDBR. */
+	if (starts_with_endbr(address - 4))
+		address -= 4;
+	return callable(address) ? (lookup_fn)address : NULL;
+}
+
+/**
+ * vnuma_symbols_init - look all symbols up
+ *
+ * Return: 0 if fast mode has everything that it needs, else -ENOENT; see
+ * vnuma_symbols_missing().
+ */
+int vnuma_symbols_init(void)
+{
+	lookup_fn lookup = find_lookup();
+	int i;
+
+	if (!lookup) {
+		add_missing("kallsyms_lookup_name", "");
+		return -ENOENT;
+	}
+	for (i = 0; i < ARRAY_SIZE(wanted); i++) {
+		unsigned long address = lookup(wanted[i].name);
+
+		if (!address)
+			add_missing(wanted[i].name, "");
+		else if (wanted[i].is_function && !callable(address))
+			add_missing(wanted[i].name, "(sealed)");
+		else
+			*(unsigned long *)wanted[i].target = address;
+	}
+	return missing[0] ? -ENOENT : 0;
+}
+
+/** vnuma_symbols_missing - names of the symbols that were not found */
+const char *vnuma_symbols_missing(void)
+{
+	return missing;
+}

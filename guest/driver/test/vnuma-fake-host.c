@@ -1,0 +1,378 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * vnuma-fake-host: plays the host's end of the topology channel, for tests of the
+ * guest driver without vnumad, malformed publications included.
+ *
+ *	vnuma-fake-host [--qmp SOCKET --bus ID] --listen SOCKET
+ *
+ * It serves the ivshmem protocol on the socket of --listen. With --qmp it also
+ * has that QEMU hot-plug the device into the PCIe root port ID. Then it obeys lines
+ * on standard input and answers each with one line on standard output:
+ *
+ *	publish APIC:NODE,...	publish, ring, await the acknowledgement
+ *				-> acknowledged GENERATION MICROSECONDS | silent GENERATION
+ *	write APIC:NODE,...	publish without ringing -> written GENERATION
+ *	nodes N			nr_nodes of later publications -> ok
+ *	distance FROM TO D	of later publications -> ok
+ *	ring			-> ok
+ *	ring-await		ring, await any acknowledgement
+ *				-> acknowledged ... | silent ...
+ *	poke OFFSET BYTES VALUE	change the memory (header or slot) -> ok
+ *	slot			offset of the current slot -> OFFSET
+ *	quit
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <poll.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <vnuma/topology_channel.h>
+
+#define ACK_TIMEOUT_MS	10000
+#define EPOCH		0x5eedULL
+
+static uint8_t *memory;
+static int memory_fd;
+static int host_fds[VNUMA_IVSHMEM_VECTORS];
+static int guest_fds[VNUMA_IVSHMEM_VECTORS];
+static int peer = -1;
+
+static uint32_t counter;
+static uint32_t nr_nodes = 4;
+static uint8_t distance[VNUMA_TC_MAX_NODES][VNUMA_TC_MAX_NODES];
+
+static void die(const char *format, ...)
+{
+	va_list args;
+
+	va_start(args, format);
+	fprintf(stderr, "vnuma-fake-host: ");
+	vfprintf(stderr, format, args);
+	fprintf(stderr, ": %s\n", strerror(errno));
+	va_end(args);
+	exit(1);
+}
+
+static uint64_t now_us(void)
+{
+	struct timespec ts;
+
+	clock_gettime(CLOCK_MONOTONIC, &ts);
+	return ts.tv_sec * 1000000ULL + ts.tv_nsec / 1000;
+}
+
+static void init_memory(void)
+{
+	struct vnuma_tc_header *header;
+	int from, to;
+
+	memory_fd = memfd_create("vnuma-fake-host", MFD_CLOEXEC);
+	if (memory_fd < 0 || ftruncate(memory_fd, VNUMA_TC_REGION_SIZE))
+		die("memfd");
+	memory = mmap(NULL, VNUMA_TC_REGION_SIZE, PROT_READ | PROT_WRITE,
+		      MAP_SHARED, memory_fd, 0);
+	if (memory == MAP_FAILED)
+		die("mmap");
+	header = (void *)memory;
+	header->version_major = VNUMA_TC_VERSION_MAJOR;
+	header->version_minor = VNUMA_TC_VERSION_MINOR;
+	header->header_size = sizeof(struct vnuma_tc_header);
+	header->region_size = VNUMA_TC_REGION_SIZE;
+	header->slot_size = sizeof(struct vnuma_tc_slot);
+	header->slot_offset[0] = VNUMA_TC_SLOT0_OFFSET;
+	header->slot_offset[1] = VNUMA_TC_SLOT1_OFFSET;
+	header->max_nodes = VNUMA_TC_MAX_NODES;
+	header->max_vcpus = VNUMA_TC_MAX_VCPUS;
+	header->magic = VNUMA_TC_MAGIC;
+	for (from = 0; from < VNUMA_TC_MAX_NODES; from++)
+		for (to = 0; to < VNUMA_TC_MAX_NODES; to++)
+			distance[from][to] = from == to ? 10 : 20;
+}
+
+static void send_message(int64_t value, int fd)
+{
+	char control[CMSG_SPACE(sizeof(int))] = { 0 };
+	struct iovec iov = { &value, sizeof(value) };
+	struct msghdr message = { .msg_iov = &iov, .msg_iovlen = 1 };
+
+	if (fd >= 0) {
+		struct cmsghdr *header;
+
+		message.msg_control = control;
+		message.msg_controllen = sizeof(control);
+		header = CMSG_FIRSTHDR(&message);
+		header->cmsg_level = SOL_SOCKET;
+		header->cmsg_type = SCM_RIGHTS;
+		header->cmsg_len = CMSG_LEN(sizeof(int));
+		memcpy(CMSG_DATA(header), &fd, sizeof(int));
+	}
+	if (sendmsg(peer, &message, MSG_NOSIGNAL) != sizeof(value))
+		die("ivshmem message");
+}
+
+static void greet_peer(void)
+{
+	int i;
+
+	send_message(0, -1);
+	send_message(VNUMA_IVSHMEM_GUEST_PEER, -1);
+	send_message(-1, memory_fd);
+	for (i = 0; i < VNUMA_IVSHMEM_VECTORS; i++)
+		send_message(VNUMA_IVSHMEM_HOST_PEER, host_fds[i]);
+	for (i = 0; i < VNUMA_IVSHMEM_VECTORS; i++)
+		send_message(VNUMA_IVSHMEM_GUEST_PEER, guest_fds[i]);
+}
+
+static int unix_socket(const char *path, struct sockaddr_un *address)
+{
+	int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	memset(address, 0, sizeof(*address));
+	address->sun_family = AF_UNIX;
+	if (fd < 0 || strlen(path) >= sizeof(address->sun_path))
+		die("socket %s", path);
+	strcpy(address->sun_path, path);
+	return fd;
+}
+
+static int listen_on(const char *path)
+{
+	struct sockaddr_un address;
+	int fd = unix_socket(path, &address);
+
+	unlink(path);
+	if (bind(fd, (void *)&address, sizeof(address)) || listen(fd, 1))
+		die("%s", path);
+	return fd;
+}
+
+/* Reads up to the line that has "return"; events in between are passed over. */
+static void qmp_await(FILE *qmp, const char *command)
+{
+	char line[65536];
+
+	while (fgets(line, sizeof(line), qmp)) {
+		if (strstr(line, "\"return\""))
+			return;
+		if (strstr(line, "\"error\"")) {
+			fprintf(stderr, "vnuma-fake-host: %s: %s", command, line);
+			exit(1);
+		}
+	}
+	die("QMP %s", command);
+}
+
+static void qmp_send(FILE *qmp, const char *format, ...)
+{
+	char command[1024];
+	va_list args;
+
+	va_start(args, format);
+	vsnprintf(command, sizeof(command), format, args);
+	va_end(args);
+	if (send(fileno(qmp), command, strlen(command), MSG_NOSIGNAL) < 0)
+		die("QMP");
+	qmp_await(qmp, command);
+}
+
+static void plug_device(const char *path, const char *bus, const char *channel)
+{
+	struct sockaddr_un address;
+	int fd = unix_socket(path, &address);
+	char greeting[4096];
+	FILE *qmp;
+
+	if (connect(fd, (void *)&address, sizeof(address)))
+		die("%s", path);
+	qmp = fdopen(fd, "r");
+	if (!qmp || !fgets(greeting, sizeof(greeting), qmp))
+		die("QMP greeting");
+	qmp_send(qmp, "{\"execute\":\"qmp_capabilities\"}\n");
+	qmp_send(qmp,
+		 "{\"execute\":\"chardev-add\",\"arguments\":{\"id\":\"fakechar\",\"backend\":{\"type\":\"socket\",\"data\":{\"addr\":{\"type\":\"unix\",\"data\":{\"path\":\"%s\"}},\"server\":false}}}}\n",
+		 channel);
+	qmp_send(qmp,
+		 "{\"execute\":\"device_add\",\"arguments\":{\"driver\":\"ivshmem-doorbell\",\"id\":\"fakedev\",\"bus\":\"%s\",\"chardev\":\"fakechar\",\"vectors\":%d,\"master\":true}}\n",
+		 bus, VNUMA_IVSHMEM_VECTORS);
+	fclose(qmp);
+}
+
+static struct vnuma_tc_slot *slot_of(uint32_t of_counter)
+{
+	return (void *)(memory + (of_counter & 1 ? VNUMA_TC_SLOT1_OFFSET :
+						   VNUMA_TC_SLOT0_OFFSET));
+}
+
+static uint64_t generation(void)
+{
+	return EPOCH << 32 | counter;
+}
+
+static void write_slot(char *pairs)
+{
+	struct vnuma_tc_header *header = (void *)memory;
+	struct vnuma_tc_slot *slot = slot_of(++counter);
+	char *pair, *state = NULL;
+	uint32_t n = 0;
+
+	__atomic_store_n(&slot->generation, 0, __ATOMIC_SEQ_CST);
+	slot->nr_nodes = nr_nodes;
+	memcpy(slot->distance, distance, sizeof(distance));
+	for (pair = strtok_r(pairs, ",\n", &state); pair;
+	     pair = strtok_r(NULL, ",\n", &state)) {
+		unsigned int apic_id, node;
+
+		if (n == VNUMA_TC_MAX_VCPUS ||
+		    sscanf(pair, "%u:%u", &apic_id, &node) != 2)
+			break;
+		slot->vcpu[n].apic_id = apic_id;
+		slot->vcpu[n].node = node;
+		slot->vcpu[n++].flags = 0;
+	}
+	slot->nr_vcpus = n;
+	__atomic_store_n(&slot->generation, generation(), __ATOMIC_SEQ_CST);
+	__atomic_store_n(&header->published, generation(), __ATOMIC_SEQ_CST);
+}
+
+static void ring(void)
+{
+	eventfd_write(guest_fds[0], 1);
+}
+
+static void drain(void)
+{
+	eventfd_t value;
+	int i;
+
+	for (i = 0; i < VNUMA_IVSHMEM_VECTORS; i++)
+		eventfd_read(host_fds[i], &value);
+}
+
+static void ring_and_await(int timeout_ms)
+{
+	struct pollfd pollfd = {
+		.fd = host_fds[counter % VNUMA_IVSHMEM_VECTORS],
+		.events = POLLIN,
+	};
+	uint64_t start;
+
+	drain();
+	start = now_us();
+	ring();
+	if (poll(&pollfd, 1, timeout_ms) == 1)
+		printf("acknowledged %016llx %llu\n",
+		       (unsigned long long)generation(),
+		       (unsigned long long)(now_us() - start));
+	else
+		printf("silent %016llx\n", (unsigned long long)generation());
+}
+
+static void poke(const char *arguments)
+{
+	unsigned long long value;
+	unsigned int offset, bytes;
+
+	if (sscanf(arguments, "%i %u %lli", (int *)&offset, &bytes,
+		   (long long *)&value) != 3 ||
+	    bytes > sizeof(value) || offset > VNUMA_TC_REGION_SIZE - bytes) {
+		printf("bad poke\n");
+		return;
+	}
+	memcpy(memory + offset, &value, bytes);
+	printf("ok\n");
+}
+
+static void set_distance(const char *arguments)
+{
+	unsigned int from, to, value;
+
+	if (sscanf(arguments, "%u %u %u", &from, &to, &value) != 3 ||
+	    from >= VNUMA_TC_MAX_NODES || to >= VNUMA_TC_MAX_NODES) {
+		printf("bad distance\n");
+		return;
+	}
+	distance[from][to] = value;
+	printf("ok\n");
+}
+
+static void obey(char *line)
+{
+	static int timeout_ms = ACK_TIMEOUT_MS;
+
+	if (!strncmp(line, "publish ", 8)) {
+		write_slot(line + 8);
+		ring_and_await(timeout_ms);
+	} else if (!strncmp(line, "write ", 6)) {
+		write_slot(line + 6);
+		printf("written %016llx\n", (unsigned long long)generation());
+	} else if (!strncmp(line, "timeout ", 8)) {
+		timeout_ms = atoi(line + 8);
+		printf("ok\n");
+	} else if (!strncmp(line, "nodes ", 6)) {
+		nr_nodes = atoi(line + 6);
+		printf("ok\n");
+	} else if (!strncmp(line, "distance ", 9)) {
+		set_distance(line + 9);
+	} else if (!strcmp(line, "ring\n")) {
+		ring();
+		printf("ok\n");
+	} else if (!strcmp(line, "ring-await\n")) {
+		ring_and_await(timeout_ms);
+	} else if (!strncmp(line, "poke ", 5)) {
+		poke(line + 5);
+	} else if (!strcmp(line, "slot\n")) {
+		printf("%#lx\n", (long)((uint8_t *)slot_of(counter) - memory));
+	} else {
+		printf("unknown command %s", line);
+	}
+}
+
+int main(int argc, char **argv)
+{
+	const char *listen_path = NULL, *qmp = NULL, *bus = NULL;
+	static char line[1 << 17];
+	int i, listener;
+
+	for (i = 1; i + 1 < argc; i += 2) {
+		if (!strcmp(argv[i], "--listen"))
+			listen_path = argv[i + 1];
+		else if (!strcmp(argv[i], "--qmp"))
+			qmp = argv[i + 1];
+		else if (!strcmp(argv[i], "--bus"))
+			bus = argv[i + 1];
+	}
+	if (!listen_path || !qmp != !bus) {
+		fprintf(stderr,
+			"usage: vnuma-fake-host [--qmp SOCKET --bus ID] --listen SOCKET\n");
+		return 2;
+	}
+	init_memory();
+	for (i = 0; i < VNUMA_IVSHMEM_VECTORS; i++) {
+		host_fds[i] = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+		guest_fds[i] = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+	}
+	listener = listen_on(listen_path);
+	setvbuf(stdout, NULL, _IOLBF, 0);
+	if (qmp && fork() == 0) {
+		plug_device(qmp, bus, listen_path);
+		_exit(0);
+	}
+	peer = accept(listener, NULL, NULL);
+	if (peer < 0)
+		die("accept");
+	greet_peer();
+	printf("attached\n");
+	while (fgets(line, sizeof(line), stdin) && strcmp(line, "quit\n"))
+		obey(line);
+	return 0;
+}

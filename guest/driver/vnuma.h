@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * vnuma.ko: what its files share.
+ *
+ *	main.c		PCI device, interrupt, the update from reading to acknowledging
+ *	channel.c	shared memory of the host -> struct vnuma_topology, or a reason
+ *	topology.c	looking a topology up; agreement with this guest; CPU hotplug
+ *	symbols.c	kernel symbols that are not exported
+ *	apply_fast.c	kernel maps changed in place
+ *	device.c	/dev/vnuma, uevents, attributes
+ */
+#ifndef VNUMA_H
+#define VNUMA_H
+
+#include <linux/cpumask.h>
+#include <linux/ktime.h>
+#include <linux/mutex.h>
+#include <linux/types.h>
+
+#include <vnuma/guest_device.h>
+#include <vnuma/topology_channel.h>
+
+/* One refusal is one line of the kernel log; this is the part after "refused: ". */
+#define VNUMA_REASON_SIZE	160
+
+struct vnuma_reason {
+	char text[VNUMA_REASON_SIZE];
+};
+
+#define vnuma_because(why, err, fmt, ...)				\
+({									\
+	scnprintf((why)->text, sizeof((why)->text), fmt, ##__VA_ARGS__);	\
+	(err);								\
+})
+
+/**
+ * struct vnuma_topology - a publication of the host, copied and then checked
+ * @generation: never 0
+ * @nr_nodes: 1 to VNUMA_TC_MAX_NODES
+ * @nr_vcpus: 1 to VNUMA_TC_MAX_VCPUS
+ * @distance: rows and columns below @nr_nodes are valid SLIT values
+ * @vcpu: sorted by APIC id, which are unique; every node is below @nr_nodes
+ */
+struct vnuma_topology {
+	u64 generation;
+	u32 nr_nodes;
+	u32 nr_vcpus;
+	u8 distance[VNUMA_TC_MAX_NODES][VNUMA_TC_MAX_NODES];
+	struct vnuma_tc_vcpu vcpu[VNUMA_TC_MAX_VCPUS];
+};
+
+/**
+ * struct vnuma_channel - the shared memory
+ * @base: mapped memory that the host can change at any time
+ * @size: mapped bytes, at least VNUMA_TC_REGION_SIZE
+ */
+struct vnuma_channel {
+	const void *base;
+	size_t size;
+};
+
+/* channel.c */
+bool vnuma_channel_has_magic(const struct vnuma_channel *channel);
+u64 vnuma_channel_generation(const struct vnuma_channel *channel);
+int vnuma_channel_read(const struct vnuma_channel *channel,
+		       struct vnuma_topology *topology,
+		       struct vnuma_reason *why);
+
+/* topology.c */
+int vnuma_topology_node(const struct vnuma_topology *topology, int cpu);
+int vnuma_topology_check(const struct vnuma_topology *topology,
+			 struct vnuma_reason *why);
+u32 vnuma_topology_distances(const struct vnuma_topology *topology);
+struct vnuma_topology *
+vnuma_topology_set_current(struct vnuma_topology *topology);
+int vnuma_hotplug_init(struct vnuma_topology *first);
+struct vnuma_topology *vnuma_hotplug_exit(void);
+
+/* symbols.c */
+
+/**
+ * struct vnuma_symbols - what fast mode needs and the kernel does not export
+ *
+ * Each pointer is either valid or NULL; fast mode needs all of them.
+ */
+struct vnuma_symbols {
+	/* kernel/sched/topology.c */
+	struct mutex *sched_domains_mutex;
+	void (*sched_update_numa)(int cpu, bool online);
+	void (*sched_domains_numa_masks_set)(unsigned int cpu);
+	void (*sched_domains_numa_masks_clear)(unsigned int cpu);
+	/* kernel/cgroup/cpuset.c */
+	void (*rebuild_sched_domains)(void);
+	/* arch/x86/kernel/smpboot.c */
+	bool *x86_topology_update;
+	cpumask_var_t __percpu *cpu_llc_shared_map;
+	cpumask_var_t __percpu *cpu_l2c_shared_map;
+	/* arch/x86/mm/numa.c */
+	s16 *apicid_to_node;
+	/* drivers/base/node.c */
+	int (*register_cpu_under_node)(unsigned int cpu, unsigned int node);
+	int (*unregister_cpu_under_node)(unsigned int cpu, unsigned int node);
+	/* drivers/base/core.c */
+	void (*lock_device_hotplug)(void);
+	void (*unlock_device_hotplug)(void);
+};
+
+extern struct vnuma_symbols vnuma_symbols;
+int vnuma_symbols_init(void);
+const char *vnuma_symbols_missing(void);
+
+/* apply_fast.c */
+int vnuma_fast_apply(struct vnuma_topology *topology,
+		     struct vnuma_topology **old, struct vnuma_reason *why);
+void vnuma_fast_set_offline(int cpu, int node);
+
+/* device.c */
+
+/**
+ * struct vnuma_report - what the last publication came to
+ * @topology: now agreed with by the kernel's maps, or NULL if it was refused
+ * @error: 0 or -errno
+ * @told: when its interrupt came
+ */
+struct vnuma_report {
+	const struct vnuma_topology *topology;
+	int error;
+	ktime_t told;
+};
+
+int vnuma_device_init(u32 mode);
+void vnuma_device_exit(void);
+void vnuma_device_report(const struct vnuma_report *report);
+void vnuma_device_refresh_cpus(void);
+
+#endif /* VNUMA_H */
