@@ -1,4 +1,4 @@
-//! Compiles the BPF program and generates its skeleton.
+//! Compiles the BPF program; the object becomes part of the crate.
 
 use libbpf_cargo::SkeletonBuilder;
 use std::{env, error::Error, path::PathBuf};
@@ -10,12 +10,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed={SOURCE}");
     println!("cargo::rerun-if-changed={HEADERS}");
     println!("cargo::rerun-if-env-changed=CLANG");
-    let out = PathBuf::from(env::var("OUT_DIR")?).join("vcpu_watch.skel.rs");
+    let object = PathBuf::from(env::var("OUT_DIR")?).join("vcpu_watch.bpf.o");
     // clang 14, the default of Debian 12, makes objects that libbpf's linker refuses.
     let clang = env::var("CLANG").unwrap_or_else(|_| "clang-19".to_owned());
     let arch = env::var("CARGO_CFG_TARGET_ARCH")?;
     SkeletonBuilder::new()
         .source(SOURCE)
+        .obj(object)
         .clang(&clang)
         // Debian keeps <asm/types.h> in the directory of the architecture, which clang does
         // not search for the bpf target.
@@ -25,6 +26,6 @@ fn main() -> Result<(), Box<dyn Error>> {
             "-Wall".to_owned(),
             "-Werror".to_owned(),
         ])
-        .build_and_generate(&out)
+        .build()
         .map_err(|error| format!("compiling {SOURCE} with {clang}: {error:#}").into())
 }

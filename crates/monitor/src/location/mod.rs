@@ -1,7 +1,34 @@
 //! Where vCPU threads run: by event where the kernel allows it, by polling elsewhere.
+//!
+//! ```text
+//!            kernel                        this process
+//!  sched_migrate_task ─┐ watched?
+//!  __set_cpus_allowed ─┼─ other node? ─▶ ring buffer ─▶ thread ─▶ on_event
+//!  sched_process_exit ─┘                (blocks; no event, no wake-up)
+//!
+//!  /proc/PID/task/TID/{stat,status} ◀── thread, every interval ─▶ on_event
+//! ```
+//!
+//! Both sources tell the same three things and nothing else: a thread is on another node,
+//! its allowed CPUs changed, it ended. Neither is taken for the whole truth: after an event,
+//! [`read_location`] tells where the thread is by now.
+//!
+//! Where they end: BPF sees every crossing of nodes, polling only what is left of them at its
+//! interval. BPF needs the kernel's BTF, `CAP_BPF` and `CAP_PERFMON`, and thread numbers of
+//! the initial PID namespace; [`LocationWatcher::why_not_bpf`] says what was missing. A kernel
+//! that has inlined `__set_cpus_allowed_ptr` gives no events for allowed CPUs through BPF
+//! ([`LocationWatcher::sees_affinity`]); a change of them that moves the thread to another
+//! node is still seen as that.
 
+mod bpf;
+mod poll;
+pub mod proc;
+
+use bpf::BpfSource;
+use poll::PollSource;
+pub use proc::read_location;
 use std::time::Duration;
-use vnuma_topology::{CpuId, HostTopology, VcpuLocation};
+use vnuma_topology::{CpuId, HostTopology};
 
 /// Which source of events to use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -85,25 +112,38 @@ pub enum LocationError {
         reason: String,
     },
     /// More threads than the watcher has room for.
-    #[error("more than {limit} threads to watch")]
+    #[error("thread {tid}: {limit} threads are watched already, the most there is room for")]
     TooMany {
-        /// Its room.
+        /// The thread.
+        tid: i32,
+        /// The room.
         limit: usize,
     },
-    /// The watcher's thread could not be started or has failed.
-    #[error("watching vCPU locations: {source}")]
+    /// The system refused something that the watcher needs.
+    #[error("watching vCPU locations: {act}: {source}")]
     Watch {
+        /// What was tried.
+        act: &'static str,
         /// What the system said.
         source: std::io::Error,
     },
-    /// Not available in this build.
-    #[error("not supported yet")]
-    Unsupported,
 }
 
-/// Watches threads until it is dropped.
+/// Most threads watched at a time: 16 VMs with as many vCPUs as QEMU can have.
+pub(crate) const MAX_WATCHED: usize = 65_536;
+
+/// Watches threads until it is dropped; then its own thread has ended too.
 #[derive(Debug)]
-pub struct LocationWatcher {}
+pub struct LocationWatcher {
+    source: Source,
+    why_not_bpf: Option<String>,
+}
+
+#[derive(Debug)]
+enum Source {
+    Bpf(BpfSource),
+    Poll(PollSource),
+}
 
 impl LocationWatcher {
     /// Starts watching. `on_event` is called from a thread of the watcher's own and should
@@ -114,43 +154,75 @@ impl LocationWatcher {
         poll_interval: Duration,
         on_event: impl Fn(LocationEvent) + Send + 'static,
     ) -> Result<Self, LocationError> {
-        let _ = (topology, prefer, poll_interval, on_event);
-        Err(LocationError::Unsupported)
+        let why_not_bpf = match prefer {
+            Prefer::Poll => "polling was asked for".to_owned(),
+            Prefer::Auto | Prefer::Bpf => match bpf::Programs::load(topology) {
+                Ok(programs) => {
+                    let source = Source::Bpf(programs.start(on_event)?);
+                    return Ok(Self { source, why_not_bpf: None });
+                }
+                Err(reason) if prefer == Prefer::Bpf => return Err(LocationError::NoBpf { reason }),
+                Err(reason) => reason,
+            },
+        };
+        let source = Source::Poll(PollSource::start(topology.clone(), poll_interval, on_event)?);
+        Ok(Self { source, why_not_bpf: Some(why_not_bpf) })
     }
-    /// Watches a thread of a process. Read its location after this call, not before, or a move is missed.
+
+    /// Watches a thread of a process. Read its location after this call, not before, or a
+    /// move in between is missed. Watching it twice is no error.
     pub fn watch(&self, pid: i32, tid: i32) -> Result<(), LocationError> {
-        let _ = (pid, tid);
-        Err(LocationError::Unsupported)
+        match &self.source {
+            Source::Bpf(bpf) => bpf.watch(pid, tid),
+            Source::Poll(poll) => poll.watch(pid, tid),
+        }
     }
-    /// Forgets a thread. One that is not watched is no error.
+
+    /// Forgets a thread. One that is not watched is no error. Events that are on their way
+    /// still arrive.
     pub fn unwatch(&self, tid: i32) {
-        let _ = tid;
+        match &self.source {
+            Source::Bpf(bpf) => bpf.unwatch(tid),
+            Source::Poll(poll) => poll.unwatch(tid),
+        }
     }
+
     /// `bpf` or `poll`.
     pub fn source(&self) -> &'static str {
-        "poll"
+        match &self.source {
+            Source::Bpf(_) => "bpf",
+            Source::Poll(_) => "poll",
+        }
     }
+
     /// Why it is not BPF, in words.
     pub fn why_not_bpf(&self) -> Option<String> {
-        None
+        self.why_not_bpf.clone()
     }
-    /// Events lost because they came faster than they were taken. After a loss, read the
-    /// locations of all threads again.
-    pub fn dropped(&self) -> u64 {
-        0
-    }
-}
 
-/// Where a thread is now, from /proc.
-pub fn read_location(topology: &HostTopology, pid: i32, tid: i32) -> Result<VcpuLocation, LocationError> {
-    let _ = (topology, pid, tid);
-    Err(LocationError::Unsupported)
+    /// Does a change of the allowed CPUs alone make an event?
+    pub fn sees_affinity(&self) -> bool {
+        match &self.source {
+            Source::Bpf(bpf) => bpf.sees_affinity(),
+            Source::Poll(_) => true,
+        }
+    }
+
+    /// Events lost because they came faster than they were taken. When it has grown, read
+    /// the locations of all threads again.
+    pub fn dropped(&self) -> u64 {
+        match &self.source {
+            Source::Bpf(bpf) => bpf.dropped(),
+            Source::Poll(_) => 0,
+        }
+    }
 }
 
 /// `CLOCK_MONOTONIC` now, nanoseconds: the clock of every time in this crate.
 pub fn monotonic_ns() -> u64 {
-    let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC)
-        .unwrap_or(nix::sys::time::TimeSpec::new(0, 0));
-    // Neither is ever negative on this clock.
-    now.tv_sec().unsigned_abs() * 1_000_000_000 + now.tv_nsec().unsigned_abs()
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `now` is a valid timespec. The call cannot fail for this clock.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    // Neither part is ever negative on this clock.
+    now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
 }

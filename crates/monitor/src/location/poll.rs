@@ -1,0 +1,154 @@
+//! Polling: what differs in /proc since the last look.
+
+use super::{
+    LocationError, LocationEvent, LocationKind, MAX_WATCHED, monotonic_ns,
+    proc::{self, ThreadState},
+};
+use std::{
+    collections::HashMap,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+use vnuma_topology::HostTopology;
+
+/// Shortest interval; below it, polling would only heat the host.
+const SHORTEST: Duration = Duration::from_millis(1);
+
+#[derive(Debug)]
+struct Watched {
+    pid: i32,
+    seen: ThreadState,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    threads: HashMap<i32, Watched>,
+    stop: bool,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    /// Something to watch, or the end.
+    changed: Condvar,
+}
+
+impl Shared {
+    /// No code that holds the lock can panic half-way through a change.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A thread that reads /proc.
+#[derive(Debug)]
+pub(super) struct PollSource {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl PollSource {
+    pub(super) fn start(
+        topology: HostTopology,
+        interval: Duration,
+        on_event: impl Fn(LocationEvent) + Send + 'static,
+    ) -> Result<Self, LocationError> {
+        let shared = Arc::new(Shared::default());
+        let theirs = Arc::clone(&shared);
+        let thread = thread::Builder::new()
+            .name("vnuma-poll".to_owned())
+            .spawn(move || run(&theirs, &topology, interval.max(SHORTEST), on_event))
+            .map_err(|source| LocationError::Watch { act: "starting a thread", source })?;
+        Ok(Self { shared, thread: Some(thread) })
+    }
+
+    pub(super) fn watch(&self, pid: i32, tid: i32) -> Result<(), LocationError> {
+        let seen = proc::read_thread(pid, tid)?;
+        let mut state = self.shared.lock();
+        if state.threads.len() >= MAX_WATCHED && !state.threads.contains_key(&tid) {
+            return Err(LocationError::TooMany { tid, limit: MAX_WATCHED });
+        }
+        state.threads.insert(tid, Watched { pid, seen });
+        self.shared.changed.notify_one();
+        Ok(())
+    }
+
+    pub(super) fn unwatch(&self, tid: i32) {
+        self.shared.lock().threads.remove(&tid);
+    }
+}
+
+impl Drop for PollSource {
+    fn drop(&mut self) {
+        self.shared.lock().stop = true;
+        self.shared.changed.notify_one();
+        if let Some(thread) = self.thread.take() {
+            // It only fails if a callback panicked, which has been reported then.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn run(shared: &Shared, topology: &HostTopology, interval: Duration, on_event: impl Fn(LocationEvent)) {
+    while wait(shared, interval) {
+        let threads: Vec<(i32, i32)> =
+            shared.lock().threads.iter().map(|(&tid, watched)| (watched.pid, tid)).collect();
+        for (pid, tid) in threads {
+            let found = proc::read_thread(pid, tid);
+            let time_ns = monotonic_ns();
+            // The callback may watch and unwatch, so it is called without the lock.
+            let kinds = note(&mut shared.lock(), topology, tid, found);
+            for (kind, cpu) in kinds.into_iter().flatten() {
+                on_event(LocationEvent { tid, cpu, kind, time_ns });
+            }
+        }
+    }
+}
+
+/// Sleeps for the interval, or until there is something to watch. False at the end.
+fn wait(shared: &Shared, interval: Duration) -> bool {
+    let state = shared.lock();
+    let idle = |state: &mut State| state.threads.is_empty() && !state.stop;
+    let state = shared.changed.wait_while(state, idle).unwrap_or_else(PoisonError::into_inner);
+    let end = Instant::now() + interval;
+    let (state, _) = shared
+        .changed
+        .wait_timeout_while(state, interval, |state| !state.stop && Instant::now() < end)
+        .unwrap_or_else(PoisonError::into_inner);
+    !state.stop
+}
+
+/// Takes over what was found of a thread and says what that means.
+fn note(
+    state: &mut State,
+    topology: &HostTopology,
+    tid: i32,
+    found: Result<ThreadState, LocationError>,
+) -> [Option<(LocationKind, u32)>; 2] {
+    let Some(watched) = state.threads.get_mut(&tid) else { return [None, None] };
+    match found {
+        Ok(found) => {
+            let node = |cpu| topology.node_of_cpu(cpu);
+            let (before, now) = (node(watched.seen.cpu), node(found.cpu));
+            // Between two CPUs of unknown node anything may have happened: report it.
+            let crossed = found.cpu != watched.seen.cpu && (before.is_none() || before != now);
+            let confined = found.allowed != watched.seen.allowed;
+            let cpu = found.cpu;
+            watched.seen = found;
+            [
+                confined.then_some((LocationKind::AffinityChanged, cpu)),
+                crossed.then_some((LocationKind::Migrated, cpu)),
+            ]
+        }
+        Err(LocationError::NoThread { .. }) => {
+            let cpu = watched.seen.cpu;
+            state.threads.remove(&tid);
+            [Some((LocationKind::Exited, cpu)), None]
+        }
+        Err(error) => {
+            tracing::debug!(tid, %error, "the thread's location could not be read");
+            [None, None]
+        }
+    }
+}
