@@ -1,1 +1,46 @@
-//! vnuma-lab-runner
+//! Boots the emulated NUMA server of the lab and runs commands in it.
+//!
+//! ```no_run
+//! use vnuma_lab_runner::LabRun;
+//! let run = LabRun { command: vec!["numactl".into(), "-H".into()], capture: true, ..LabRun::default() };
+//! let output = run.run()?;
+//! assert_eq!(output.status, 0);
+//! # Ok::<(), vnuma_lab_runner::LabError>(())
+//! ```
+//!
+//! [`Lab`] is a server that several commands run in; `lab/README.md` tells what the lab is.
+
+mod accel;
+mod binaries;
+mod cache;
+mod children;
+mod cpio;
+mod image;
+mod initramfs;
+mod lab;
+mod mirror;
+mod profile;
+mod progress;
+mod qemu;
+mod recipe;
+mod run;
+
+pub use accel::Accel;
+pub use binaries::{Binaries, BuildError, build as build_binaries};
+pub use cache::cache_dir;
+pub use children::end_on_signals;
+pub use image::{Image, ImageError, Kernel};
+pub use initramfs::InitramfsError;
+pub use lab::{BOOT_LIMIT, Lab, LabError, boot_retries};
+pub use profile::{DEFAULT_PROFILE, Device, DeviceModel, Profile, ProfileError};
+pub use progress::Progress;
+pub use recipe::{RecipeError, Role};
+pub use run::{DEFAULT_TIMEOUT, LabRun, Output, Stdin};
+
+/// The agent's types that the API of this crate uses.
+pub use vnuma_lab_agent::{client::Input, protocol::Exec};
+
+/// The folder `lab/` of the checkout that this was built from.
+fn lab_dir() -> std::path::PathBuf {
+    std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}

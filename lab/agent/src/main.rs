@@ -1,0 +1,120 @@
+//! The agent of a machine of the lab, started by the init script of its initial RAM disk:
+//!
+//! ```text
+//! lab-agent init SERVICE   as process 1: reaps orphans and runs the agent; its end powers the machine off
+//! lab-agent SERVICE        the agent; SERVICE is `ports` (virtio ports, in the server) or `vsock` (in a guest)
+//! ```
+
+use std::fs::{self, File};
+use std::io;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::reboot::{RebootMode, reboot};
+use nix::sys::wait::wait;
+use vnuma_lab_agent::session::serve;
+use vnuma_lab_agent::{PORT_PREFIX, PORTS, VSOCK_PORT, vsock};
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let result = match arguments[..] {
+        ["init", service] => init(service),
+        ["ports"] => serve_ports(),
+        ["vsock"] => serve_vsock(),
+        _ => Err(io::Error::new(io::ErrorKind::InvalidInput, "usage: lab-agent [init] ports|vsock")),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("lab-agent: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Process 1.
+fn init(service: &str) -> io::Result<()> {
+    let agent = Command::new(std::env::current_exe()?).arg(service).spawn()?.id();
+    loop {
+        match wait() {
+            Ok(status) if status.pid().is_some_and(|pid| pid.as_raw() as u32 == agent) => {
+                eprintln!("lab-agent: the agent has ended ({status:?}); powering off");
+                reboot(RebootMode::RB_POWER_OFF)?;
+            }
+            Ok(_) | Err(nix::errno::Errno::EINTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}
+
+/// Serves each virtio port of the lab for ever.
+fn serve_ports() -> io::Result<()> {
+    let threads: Vec<_> = (0..PORTS)
+        .map(|number| {
+            std::thread::spawn(move || -> io::Result<()> {
+                let path = find_port(&format!("{PORT_PREFIX}{number}"))?;
+                loop {
+                    let port = File::options().read(true).write(true).open(&path)?;
+                    await_host(&port)?;
+                    if let Err(error) = serve(&port) {
+                        eprintln!("lab-agent: {}: {error}", path.display());
+                    }
+                }
+            })
+        })
+        .collect();
+    for thread in threads {
+        thread.join().map_err(|_| io::Error::other("a thread panicked"))??;
+    }
+    Ok(())
+}
+
+/// The device node of a virtio port; there is no udev to make links by name.
+fn find_port(name: &str) -> io::Result<PathBuf> {
+    for entry in fs::read_dir("/sys/class/virtio-ports")? {
+        let path = entry?.path();
+        if let (Ok(found), Some(node)) = (fs::read_to_string(path.join("name")), path.file_name())
+            && found.trim_end() == name
+        {
+            return Ok(PathBuf::from("/dev").join(node));
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::NotFound, format!("/sys/class/virtio-ports: no port is named {name}")))
+}
+
+/// Waits until the other end of the port is open: what is written before is lost.
+fn await_host(port: &File) -> io::Result<()> {
+    loop {
+        let mut polled = [PollFd::new(std::os::fd::AsFd::as_fd(port), PollFlags::POLLOUT)];
+        poll(&mut polled, PollTimeout::ZERO)?;
+        let events = polled[0].revents().unwrap_or(PollFlags::empty());
+        if events.contains(PollFlags::POLLOUT) && !events.contains(PollFlags::POLLHUP) {
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Serves every connection from the server.
+fn serve_vsock() -> io::Result<()> {
+    let listener = vsock::listen_at(VSOCK_PORT)?;
+    loop {
+        match vsock::accept_at(&listener) {
+            Ok(connection) => {
+                std::thread::spawn(move || {
+                    if let Err(error) = serve(&connection) {
+                        eprintln!("lab-agent: connection: {error}");
+                    }
+                });
+            }
+            Err(error) => {
+                // Too many descriptors, for example; that passes.
+                eprintln!("lab-agent: vsock: {error}");
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        }
+    }
+}

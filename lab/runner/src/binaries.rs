@@ -1,0 +1,86 @@
+//! The lab's own programs, built from the checkout when they are needed.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde::Deserialize;
+
+/// Where the programs are.
+#[derive(Clone, Debug)]
+pub struct Binaries {
+    /// Runs in the server and in its guests.
+    pub lab_agent: PathBuf,
+    /// Runs in the server.
+    pub lab_vm: PathBuf,
+}
+
+/// Why a program could not be built.
+#[derive(Debug, thiserror::Error)]
+pub enum BuildError {
+    /// cargo cannot be started.
+    #[error("{cargo}: {source}")]
+    Start {
+        /// The program.
+        cargo: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// cargo failed; it has said why.
+    #[error("cargo build {packages} failed with {status}")]
+    Failed {
+        /// What was to be built.
+        packages: String,
+        /// How it ended.
+        status: std::process::ExitStatus,
+    },
+    /// There is no such program in what was built.
+    #[error("cargo build {packages} made no program {name}")]
+    Missing {
+        /// What was built.
+        packages: String,
+        /// What was looked for.
+        name: String,
+    },
+}
+
+/// A line of cargo's `--message-format=json`; other lines have other fields.
+#[derive(Deserialize)]
+struct Message {
+    executable: Option<PathBuf>,
+}
+
+impl Binaries {
+    /// Builds them.
+    pub fn build() -> Result<Self, BuildError> {
+        let mut built = build(&[("vnuma-lab-agent", "lab-agent"), ("lab-vm", "lab-vm")])?;
+        // In the order of the request.
+        let (lab_vm, lab_agent) = (built.pop().unwrap_or_default(), built.pop().unwrap_or_default());
+        Ok(Self { lab_agent, lab_vm })
+    }
+}
+
+/// Builds programs of the workspace, each given as package and program name, and tells where they are.
+pub fn build(programs: &[(&str, &str)]) -> Result<Vec<PathBuf>, BuildError> {
+    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
+    let mut command = Command::new(&cargo);
+    command.args(["build", "--quiet", "--message-format=json-render-diagnostics"]);
+    for (package, program) in programs {
+        command.args(["--package", package, "--bin", program]);
+    }
+    command.current_dir(crate::lab_dir().join("..")).stdin(Stdio::null()).stderr(Stdio::inherit());
+    let output = command.output().map_err(|source| BuildError::Start { cargo, source })?;
+    let packages = programs.iter().map(|(package, _)| *package).collect::<Vec<_>>().join(" ");
+    if !output.status.success() {
+        return Err(BuildError::Failed { packages, status: output.status });
+    }
+    let text = String::from_utf8_lossy(&output.stdout);
+    let built: Vec<PathBuf> =
+        text.lines().filter_map(|line| serde_json::from_str::<Message>(line).ok()?.executable).collect();
+    let find = |(_, program): &(&str, &str)| {
+        let found = built.iter().find(|path| path.file_name() == Path::new(program).file_name());
+        let missing = || BuildError::Missing { packages: packages.clone(), name: (*program).to_owned() };
+        found.cloned().ok_or_else(missing)
+    };
+    programs.iter().map(find).collect()
+}

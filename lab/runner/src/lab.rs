@@ -1,0 +1,423 @@
+//! A booted server.
+
+use std::fs;
+use std::io::{self, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use vnuma_lab_agent::PORTS;
+use vnuma_lab_agent::client::{ClientError, Input, Session};
+use vnuma_lab_agent::protocol::Exec;
+
+use crate::binaries::{Binaries, BuildError};
+use crate::cache::{Lock, try_lock};
+use crate::children::{GroupChild, ScratchDir};
+use crate::image::{Image, ImageError};
+use crate::initramfs::{self, InitramfsError};
+use crate::profile::{Profile, ProfileError};
+use crate::progress::Progress;
+use crate::{accel, qemu};
+
+/// How long a boot may take; on a loaded machine of two cores it takes 10 to 30 s under emulation.
+pub const BOOT_LIMIT: Duration = Duration::from_secs(180);
+/// Lines of the console that are shown when the server dies.
+const TAIL_LINES: usize = 40;
+/// How often a server's end is looked for while waiting for it.
+const WATCH_INTERVAL: Duration = Duration::from_millis(50);
+
+static BOOT_RETRIES: AtomicUsize = AtomicUsize::new(0);
+
+/// How many boots of this process were tried again because the first try failed.
+pub fn boot_retries() -> usize {
+    BOOT_RETRIES.load(Ordering::Relaxed)
+}
+
+/// What went wrong in the lab; a command that fails is no error.
+#[derive(Debug, thiserror::Error)]
+pub enum LabError {
+    /// No image.
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    /// No such profile.
+    #[error(transparent)]
+    Profile(#[from] ProfileError),
+    /// The lab's own programs do not build.
+    #[error(transparent)]
+    Build(#[from] BuildError),
+    /// No initial RAM disk.
+    #[error(transparent)]
+    Initramfs(#[from] InitramfsError),
+    /// A local file.
+    #[error("{path}: {source}")]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// QEMU cannot be started.
+    #[error("{program} cannot be started: {source} (the packages needed are in lab/host-packages.txt)")]
+    Start {
+        /// Its name.
+        program: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+    /// It did not come up, twice.
+    #[error("the server did not boot: {reason}\n{tail}")]
+    Boot {
+        /// Why.
+        reason: String,
+        /// The end of the console and of QEMU's messages.
+        tail: String,
+    },
+    /// QEMU ended while the server was in use.
+    #[error("the server died ({status}); the end of its console:\n{tail}")]
+    Died {
+        /// How QEMU ended.
+        status: ExitStatus,
+        /// The end of the console and of QEMU's messages.
+        tail: String,
+    },
+    /// The command took too long.
+    #[error("the command did not end within {} s; the server was stopped", .0.as_secs())]
+    Timeout(Duration),
+    /// The agent in the server, or a file transfer.
+    #[error("{what}: {source}")]
+    Agent {
+        /// What was to be done.
+        what: String,
+        /// Why it was not.
+        source: ClientError,
+    },
+}
+
+type Connection = Session<io::BufReader<UnixStream>, UnixStream>;
+
+/// A server that runs until this value goes.
+pub struct Lab {
+    qemu: Arc<Mutex<GroupChild>>,
+    sessions: Mutex<Vec<Connection>>,
+    returned: Condvar,
+    stopped: AtomicBool,
+    directory: ScratchDir,
+    _directory_lock: Lock,
+    _image: Image,
+    boot_time: Duration,
+}
+
+impl Lab {
+    /// Builds what is missing and boots a server; a boot that fails is tried once more.
+    pub fn boot(profile: &str) -> Result<Self, LabError> {
+        let profile = Profile::load(profile)?;
+        let image = Image::ensure(Progress::Show)?;
+        let binaries = Binaries::build()?;
+        let initramfs = initramfs::server(&image, &binaries)?;
+        match Self::try_boot(&profile, &image, &initramfs) {
+            Err(LabError::Boot { reason, tail }) => {
+                BOOT_RETRIES.fetch_add(1, Ordering::Relaxed);
+                eprintln!("lab: the server did not boot ({reason}); trying once more\n{tail}");
+                Self::try_boot(&profile, &image, &initramfs)
+            }
+            result => result,
+        }
+    }
+
+    fn try_boot(profile: &Profile, image: &Image, initramfs: &[u8]) -> Result<Self, LabError> {
+        let started = Instant::now();
+        let (directory, directory_lock) = run_directory()?;
+        let path = directory.path().to_owned();
+        let initramfs_path = path.join("initramfs");
+        let write = fs::write(&initramfs_path, initramfs);
+        write.map_err(|source| LabError::File { path: initramfs_path.clone(), source })?;
+        let kernel = image.vmlinuz(image.server_kernel());
+        let accel = accel::choose(&kernel, &initramfs_path);
+        let root_disk = image.root_disk();
+        let files = qemu::Files {
+            kernel: &kernel,
+            initramfs: &initramfs_path,
+            root_disk: &root_disk,
+            directory: &path,
+        };
+        let mut command = qemu::server(profile, accel, &files);
+        let log_path = path.join("qemu.log");
+        let log = fs::File::create(&log_path).map_err(|source| LabError::File { path: log_path, source })?;
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        let child =
+            GroupChild::spawn(command).map_err(|source| LabError::Start { program: qemu::QEMU, source })?;
+        let mut lab = Self {
+            qemu: Arc::new(Mutex::new(child)),
+            sessions: Mutex::new(Vec::new()),
+            returned: Condvar::new(),
+            stopped: AtomicBool::new(false),
+            directory,
+            _directory_lock: directory_lock,
+            _image: image.clone(),
+            boot_time: Duration::ZERO,
+        };
+        let sessions = lab.connect(started + BOOT_LIMIT);
+        let sessions = sessions.map_err(|reason| LabError::Boot { reason, tail: lab.tail() })?;
+        lab.sessions = Mutex::new(sessions);
+        lab.boot_time = started.elapsed();
+        Ok(lab)
+    }
+
+    /// Waits for the agent's greeting on every port, the marker of a finished boot.
+    fn connect(&self, deadline: Instant) -> Result<Vec<Connection>, String> {
+        let mut sessions = Vec::new();
+        for number in 0..PORTS {
+            let path = self.directory.path().join(format!("agent{number}"));
+            let stream = loop {
+                match UnixStream::connect(&path) {
+                    Ok(stream) => break stream,
+                    Err(error) if Instant::now() > deadline => {
+                        return Err(format!("{}: {error}", path.display()));
+                    }
+                    Err(_) => self.still_runs()?,
+                }
+                std::thread::sleep(Duration::from_millis(20));
+            };
+            sessions.push(self.greeted(stream, deadline)?);
+        }
+        Ok(sessions)
+    }
+
+    fn greeted(&self, stream: UnixStream, deadline: Instant) -> Result<Connection, String> {
+        let text = |error: io::Error| error.to_string();
+        stream.set_read_timeout(Some(WATCH_INTERVAL)).map_err(text)?;
+        // Peek, so that no part of a frame is lost to a time limit.
+        while !readable(&stream).map_err(text)? {
+            self.still_runs()?;
+            if Instant::now() > deadline {
+                return Err(format!("no greeting of the agent within {} s", BOOT_LIMIT.as_secs()));
+            }
+        }
+        stream.set_read_timeout(None).map_err(text)?;
+        let reader = io::BufReader::with_capacity(64 << 10, stream.try_clone().map_err(text)?);
+        Session::open(reader, stream).map_err(|error| error.to_string())
+    }
+
+    fn still_runs(&self) -> Result<(), String> {
+        match self.status() {
+            Some(status) => Err(format!("QEMU ended with {status}")),
+            None => Ok(()),
+        }
+    }
+
+    /// How QEMU ended, if it did.
+    fn status(&self) -> Option<ExitStatus> {
+        let mut qemu = self.qemu.lock().unwrap_or_else(PoisonError::into_inner);
+        qemu.child().try_wait().ok().flatten()
+    }
+
+    /// How long the boot took, from the start of QEMU to the agent's greeting.
+    pub fn boot_time(&self) -> Duration {
+        self.boot_time
+    }
+
+    /// The end of the console and of QEMU's messages.
+    pub fn tail(&self) -> String {
+        let mut text = String::new();
+        for (name, title) in [("console.log", "console"), ("qemu.log", "qemu")] {
+            let bytes = fs::read(self.directory.path().join(name)).unwrap_or_default();
+            let content = String::from_utf8_lossy(&bytes);
+            // The EPYC model has features that TCG lacks; QEMU says so for each CPU.
+            let lines: Vec<&str> =
+                content.lines().filter(|line| !line.contains("TCG doesn't support")).collect();
+            for line in &lines[lines.len().saturating_sub(TAIL_LINES)..] {
+                text.push_str(&format!("  {title}: {}\n", line.trim_end_matches('\r')));
+            }
+        }
+        if text.is_empty() { "  (the console is empty)\n".into() } else { text }
+    }
+
+    /// Runs a program and gives its exit status. Several may run side by side, up to the number of ports;
+    /// further ones wait.
+    pub fn exec(
+        &self,
+        exec: &Exec,
+        input: Input<'_>,
+        stdout: &mut dyn Write,
+        stderr: &mut dyn Write,
+        limit: Duration,
+    ) -> Result<i32, LabError> {
+        let what = exec.argv.first().map_or("", String::as_str).to_owned();
+        self.with_session(what, limit, |session| session.exec(exec, input, stdout, stderr))
+    }
+
+    /// Copies a file of this machine into the server, with its permissions.
+    pub fn put(&self, source: &Path, destination: &str, limit: Duration) -> Result<(), LabError> {
+        let error = |error| LabError::File { path: source.into(), source: error };
+        let file = fs::File::open(source).map_err(error)?;
+        let metadata = file.metadata().map_err(error)?;
+        if !metadata.is_file() {
+            return Err(error(io::Error::other("not a file; directories are not copied")));
+        }
+        let mode = metadata.permissions().mode() & 0o777;
+        let what = format!("put {}:{destination}", source.display());
+        self.with_session(what, limit, |session| session.put(destination, mode, file.as_fd()))
+    }
+
+    /// Copies a file of the server to this machine.
+    pub fn get(&self, source: &str, destination: &Path, limit: Duration) -> Result<(), LabError> {
+        let error = |error| LabError::File { path: destination.into(), source: error };
+        let parent = destination.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let parent = parent.unwrap_or(Path::new("."));
+        fs::create_dir_all(parent).map_err(error)?;
+        // Complete or not at all.
+        let mut file = tempfile::NamedTempFile::new_in(parent).map_err(error)?;
+        let what = format!("get {source}:{}", destination.display());
+        self.with_session(what, limit, |session| session.get(source, &mut file))?;
+        file.as_file().set_permissions(fs::Permissions::from_mode(0o644)).map_err(error)?;
+        file.persist(destination).map_err(|failed| error(failed.error)).map(drop)
+    }
+
+    /// Does something over a free session. When the limit passes, or QEMU ends, the server is stopped, which
+    /// ends the session.
+    fn with_session<T>(
+        &self,
+        what: String,
+        limit: Duration,
+        act: impl FnOnce(&mut Connection) -> Result<T, ClientError>,
+    ) -> Result<T, LabError> {
+        let deadline = Instant::now() + limit;
+        let mut session = self.take_session(deadline).ok_or(LabError::Timeout(limit))?;
+        let (done, timed_out) = (Done::default(), AtomicBool::new(false));
+        let result = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                if !done.wait_until(deadline) {
+                    timed_out.store(true, Ordering::Release);
+                    self.stop();
+                }
+            });
+            let result = act(&mut session);
+            done.set();
+            result
+        });
+        match result {
+            Ok(value) => {
+                self.return_session(session);
+                Ok(value)
+            }
+            Err(ClientError::Refused(text)) => {
+                self.return_session(session);
+                Err(LabError::Agent { what, source: ClientError::Refused(text) })
+            }
+            Err(_) if timed_out.load(Ordering::Acquire) => Err(LabError::Timeout(limit)),
+            Err(source) => Err(self.explain(what, source)),
+        }
+    }
+
+    /// A broken session mostly means that QEMU has ended; it may be just about to.
+    fn explain(&self, what: String, source: ClientError) -> LabError {
+        let started = Instant::now();
+        while !matches!(source, ClientError::Local { .. }) && started.elapsed() < Duration::from_secs(3) {
+            if let Some(status) = self.status() {
+                return LabError::Died { status, tail: self.tail() };
+            }
+            std::thread::sleep(WATCH_INTERVAL);
+        }
+        LabError::Agent { what, source }
+    }
+
+    fn take_session(&self, deadline: Instant) -> Option<Connection> {
+        let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            if let Some(session) = sessions.pop() {
+                return Some(session);
+            }
+            let left = deadline.checked_duration_since(Instant::now())?;
+            if self.stopped.load(Ordering::Acquire) {
+                return None;
+            }
+            sessions = self.returned.wait_timeout(sessions, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn return_session(&self, session: Connection) {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner).push(session);
+        self.returned.notify_one();
+    }
+
+    /// Stops the server at once. Its file systems live in its memory, so nothing is lost by that.
+    pub fn stop(&self) {
+        self.stopped.store(true, Ordering::Release);
+        self.qemu.lock().unwrap_or_else(PoisonError::into_inner).kill();
+        self.returned.notify_all();
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Whether something can be read, or the stream has ended; waits for the stream's read timeout.
+fn readable(stream: &UnixStream) -> io::Result<bool> {
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+    let timeout = PollTimeout::try_from(WATCH_INTERVAL).unwrap_or(PollTimeout::ZERO);
+    let mut polled = [PollFd::new(stream.as_fd(), PollFlags::POLLIN)];
+    match poll(&mut polled, timeout) {
+        Ok(ready) => Ok(ready > 0),
+        Err(nix::errno::Errno::EINTR) => Ok(false),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// Something that happens once and can be waited for.
+#[derive(Default)]
+struct Done {
+    state: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Done {
+    fn set(&self) {
+        *self.state.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.changed.notify_all();
+    }
+
+    /// Whether it happened before the deadline.
+    fn wait_until(&self, deadline: Instant) -> bool {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        while !*state {
+            let Some(left) = deadline.checked_duration_since(Instant::now()) else { return false };
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
+}
+
+/// Makes a directory for the files of a run; its lock tells that the run lives. Remains of runs that were killed
+/// are removed.
+fn run_directory() -> Result<(ScratchDir, Lock), LabError> {
+    const PREFIX: &str = "vnuma-lab-";
+    let parent = std::env::temp_dir();
+    let error = |path: &Path| {
+        let path = path.to_owned();
+        move |source| LabError::File { path, source }
+    };
+    for entry in fs::read_dir(&parent).map_err(error(&parent))?.flatten() {
+        let path = entry.path();
+        let ours = entry.file_name().to_string_lossy().starts_with(PREFIX) && path.is_dir();
+        // The lock lies inside: it goes with the directory.
+        if ours && let Ok(Some(_dead)) = try_lock(&path.join("run")) {
+            // Another process may be removing it as well.
+            let _ = crate::cache::remove_tree(&path);
+        }
+    }
+    let path = tempfile::Builder::new().prefix(PREFIX).tempdir().map_err(error(&parent))?.keep();
+    let directory = ScratchDir::adopt(path);
+    let lock = try_lock(&directory.path().join("run")).map_err(error(directory.path()))?;
+    let taken =
+        || error(directory.path())(io::Error::other("another process took it for a dead one; try again"));
+    let lock = lock.ok_or_else(taken)?;
+    Ok((directory, lock))
+}

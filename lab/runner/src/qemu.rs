@@ -1,0 +1,183 @@
+//! The command line of the server's QEMU.
+
+use std::path::Path;
+use std::process::Command;
+
+use vnuma_lab_agent::{PORT_PREFIX, PORTS};
+
+use crate::accel::Accel;
+use crate::profile::{Device, DeviceModel, Profile};
+
+/// The program.
+pub(crate) const QEMU: &str = "qemu-system-x86_64";
+
+/// First bus number of the first node's PCI host bridge; each may have this many buses.
+const FIRST_BUS: usize = 0x20;
+const BUSES_PER_NODE: usize = 8;
+
+/// The files that a server is started from.
+pub(crate) struct Files<'a> {
+    pub kernel: &'a Path,
+    pub initramfs: &'a Path,
+    pub root_disk: &'a Path,
+    /// Directory for `console.log` and the sockets `agent0`, `agent1` ...
+    pub directory: &'a Path,
+}
+
+/// The command that starts the server.
+pub(crate) fn server(profile: &Profile, accel: Accel, files: &Files<'_>) -> Command {
+    let mut command = base(accel);
+    command.args(["-machine", "q35", "-m", &format!("{}M", profile.memory_mib())]);
+    let (cpus, nodes) = (profile.cpus(), profile.nodes);
+    // A socket per node: Linux warns about siblings on different nodes otherwise.
+    command.args(["-smp", &format!("{cpus},sockets={nodes},cores={},threads=1", profile.cpus_per_node)]);
+    command.args(numa(profile));
+    command.args(devices(profile));
+    let serial = files.directory.join("console.log");
+    command.args([
+        "-chardev",
+        &format!("file,id=console,path={}", escaped(&serial)),
+        "-serial",
+        "chardev:console",
+    ]);
+    let disk = escaped(files.root_disk);
+    command.args(["-drive", &format!("if=none,id=root,file={disk},format=raw,readonly=on,file.locking=off")]);
+    command.args(["-device", "virtio-blk-pci,bus=pcie.0,drive=root"]);
+    command.args(["-device", "virtio-serial-pci,id=ports,bus=pcie.0"]);
+    for number in 0..PORTS {
+        let socket = escaped(&files.directory.join(format!("agent{number}")));
+        command.args(["-chardev", &format!("socket,id=agent{number},path={socket},server=on,wait=off")]);
+        let port = format!("virtserialport,bus=ports.0,chardev=agent{number},name={PORT_PREFIX}{number}");
+        command.args(["-device", &port]);
+    }
+    boot(&mut command, files.kernel, files.initramfs, "server");
+    command
+}
+
+/// The command for the trial of an accelerator: boots, reports on its standard output and powers off.
+pub(crate) fn trial(accel: Accel, kernel: &Path, initramfs: &Path) -> Command {
+    let mut command = base(accel);
+    command.args(["-machine", "q35", "-m", "512M", "-smp", "2", "-serial", "stdio"]);
+    boot(&mut command, kernel, initramfs, "trial");
+    command
+}
+
+fn base(accel: Accel) -> Command {
+    let mut command = Command::new(QEMU);
+    command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
+    match accel {
+        // EPYC: 6.12 and 7.3 fault early on TCG's "max" model.
+        Accel::Tcg => command.args(["-accel", "tcg,thread=multi", "-cpu", "EPYC"]),
+        Accel::Kvm => command.args(["-accel", "kvm", "-cpu", "host"]),
+    };
+    command
+}
+
+fn boot(command: &mut Command, kernel: &Path, initramfs: &Path, role: &str) {
+    command.arg("-kernel").arg(kernel).arg("-initrd").arg(initramfs);
+    // panic=-1 reboots at once, which -no-reboot turns into the end of QEMU.
+    command.args(["-append", &format!("console=ttyS0 quiet panic=-1 mitigations=off vnuma.role={role}")]);
+}
+
+/// In QEMU's option syntax a comma within a value is doubled.
+fn escaped(path: &Path) -> String {
+    path.display().to_string().replace(',', ",,")
+}
+
+fn numa(profile: &Profile) -> Vec<String> {
+    let mut arguments = Vec::new();
+    let mut option = |name: &str, value: String| arguments.extend([name.to_owned(), value]);
+    for node in 0..profile.nodes {
+        let size = profile.memory_mib_per_node;
+        option("-object", format!("memory-backend-ram,id=ram{node},size={size}M"));
+        let first = node * profile.cpus_per_node;
+        let last = first + profile.cpus_per_node - 1;
+        option("-numa", format!("node,nodeid={node},cpus={first}-{last},memdev=ram{node}"));
+    }
+    for (from, row) in profile.distances.iter().enumerate() {
+        for (to, value) in row.iter().enumerate() {
+            option("-numa", format!("dist,src={from},dst={to},val={value}"));
+        }
+    }
+    arguments
+}
+
+/// Each device sits on a root port of the PCI host bridge of its node.
+fn devices(profile: &Profile) -> Vec<String> {
+    let mut arguments = Vec::new();
+    let mut option = |name: &str, value: String| arguments.extend([name.to_owned(), value]);
+    for node in 0..profile.nodes {
+        if profile.devices.iter().any(|device| device.node == node) {
+            let bus = FIRST_BUS + node * BUSES_PER_NODE;
+            option("-device", format!("pxb-pcie,id=pxb{node},bus=pcie.0,bus_nr={bus},numa_node={node}"));
+        }
+    }
+    for (index, Device { model, node }) in profile.devices.iter().enumerate() {
+        let port = format!("port{index}");
+        option("-device", format!("pcie-root-port,id={port},bus=pxb{node},chassis={},slot=0", index + 1));
+        let id = format!("device{index}");
+        match model {
+            DeviceModel::VirtioNet | DeviceModel::E1000e => {
+                option("-netdev", format!("hubport,id=net{index},hubid={index}"));
+                let name = if *model == DeviceModel::VirtioNet { "virtio-net-pci" } else { "e1000e" };
+                // No boot ROM: nothing boots from it.
+                option("-device", format!("{name},id={id},bus={port},netdev=net{index},romfile="));
+            }
+            DeviceModel::Nvme => {
+                let size = 64 << 20;
+                option(
+                    "-blockdev",
+                    format!("driver=null-co,node-name=disk{index},size={size},read-zeroes=on"),
+                );
+                option("-device", format!("nvme,id={id},bus={port},drive=disk{index},serial=lab{index}"));
+            }
+        }
+    }
+    arguments
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(name: &str) -> String {
+        let files = Files {
+            kernel: Path::new("/k"),
+            initramfs: Path::new("/i"),
+            root_disk: Path::new("/a,b/root"),
+            directory: Path::new("/run"),
+        };
+        let command = server(&Profile::load(name).unwrap(), Accel::Tcg, &files);
+        command.get_args().map(|a| a.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn the_line_has_the_profile() {
+        let line = line("2n4c");
+        for part in [
+            "-smp 4,sockets=2,cores=2,threads=1",
+            "-m 4096M",
+            "node,nodeid=1,cpus=2-3,memdev=ram1",
+            "dist,src=0,dst=1,val=21",
+            "pxb-pcie,id=pxb1,bus=pcie.0,bus_nr=40,numa_node=1",
+            "nvme,id=device1,bus=port1",
+            "file=/a,,b/root,",
+            "vnuma.role=server",
+        ] {
+            assert!(line.contains(part), "{part} is not in {line}");
+        }
+    }
+
+    #[test]
+    fn host_bridges_do_not_share_bus_numbers_nor_leave_the_range() {
+        let most = 15;
+        assert!(FIRST_BUS + most * BUSES_PER_NODE + BUSES_PER_NODE <= 256);
+        // The bridge's own bus and one per root port.
+        for name in ["2n4c", "4n8c", "8n16c"] {
+            let profile = Profile::load(name).unwrap();
+            for node in 0..profile.nodes {
+                assert!(profile.devices.iter().filter(|device| device.node == node).count() < BUSES_PER_NODE);
+            }
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! The recipe of the root image, `lab/image/recipe.toml`.
+
+use std::path::Path;
+
+use serde::Deserialize;
+use sha2::{Digest, Sha256};
+
+/// What the root image is made of.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Recipe {
+    pub suites: Vec<String>,
+    pub components: Vec<String>,
+    pub packages: Vec<String>,
+    pub exclude_paths: Vec<String>,
+    pub kernels: Vec<KernelRecipe>,
+    /// Hash of the text.
+    #[serde(skip)]
+    pub hash: String,
+}
+
+/// One kernel of the image.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct KernelRecipe {
+    pub name: String,
+    pub role: Role,
+    pub packages: Vec<String>,
+}
+
+/// What a kernel is for.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// It runs the emulated server.
+    Server,
+    /// It runs VMs in the server.
+    Guest,
+}
+
+/// What is wrong with a recipe.
+#[derive(Debug, thiserror::Error)]
+pub enum RecipeError {
+    /// It cannot be read.
+    #[error("{path}: {source}")]
+    Read {
+        /// The file.
+        path: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// It is no TOML, or has unknown or missing keys.
+    #[error("{path}: {source}")]
+    Syntax {
+        /// The file.
+        path: String,
+        /// Where and why.
+        source: Box<toml::de::Error>,
+    },
+    /// A value cannot be.
+    #[error("{path}: {field}: {reason}")]
+    Value {
+        /// The file.
+        path: String,
+        /// The key.
+        field: &'static str,
+        /// What is wrong with it.
+        reason: String,
+    },
+}
+
+impl Recipe {
+    /// Reads and checks a recipe.
+    pub(crate) fn read(path: &Path) -> Result<Self, RecipeError> {
+        let name = path.display().to_string();
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| RecipeError::Read { path: name.clone(), source })?;
+        Self::parse(&text, &name)
+    }
+
+    fn parse(text: &str, path: &str) -> Result<Self, RecipeError> {
+        let mut recipe: Self = toml::from_str(text)
+            .map_err(|source| RecipeError::Syntax { path: path.into(), source: source.into() })?;
+        recipe.check().map_err(|(field, reason)| RecipeError::Value { path: path.into(), field, reason })?;
+        let digest = Sha256::digest(text.as_bytes());
+        recipe.hash = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+        Ok(recipe)
+    }
+
+    /// These strings become parts of command lines and of a sources.list.
+    fn check(&self) -> Result<(), (&'static str, String)> {
+        let plain = |field, values: &[String], more: &str| {
+            let allowed = |c: char| c.is_ascii_alphanumeric() || more.contains(c);
+            match values.iter().find(|v| v.is_empty() || v.starts_with('-') || !v.chars().all(allowed)) {
+                Some(value) => Err((field, format!("\"{value}\" has characters that cannot be"))),
+                None => Ok(()),
+            }
+        };
+        plain("suites", &self.suites, "-")?;
+        plain("components", &self.components, "-")?;
+        plain("packages", &self.packages, "+-./")?;
+        plain("exclude_paths", &self.exclude_paths, "/*-._")?;
+        for kernel in &self.kernels {
+            plain("kernels.name", std::slice::from_ref(&kernel.name), ".")?;
+            plain("kernels.packages", &kernel.packages, "+-./")?;
+        }
+        if self.suites.is_empty() || self.components.is_empty() {
+            return Err(("suites", "at least one suite and one component are needed".into()));
+        }
+        let servers = self.kernels.iter().filter(|kernel| kernel.role == Role::Server).count();
+        if servers != 1 {
+            return Err(("kernels", format!("{servers} have the role \"server\", expected exactly 1")));
+        }
+        Ok(())
+    }
+
+    /// All packages, those of the kernels included.
+    pub(crate) fn all_packages(&self) -> Vec<&str> {
+        let kernels = self.kernels.iter().flat_map(|kernel| &kernel.packages);
+        kernels.chain(&self.packages).map(String::as_str).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = r#"
+        suites = ["trixie"]
+        components = ["main"]
+        packages = ["gcc", "libstdc++6"]
+        exclude_paths = ["/usr/share/doc/*"]
+        [[kernels]]
+        name = "7.3"
+        role = "server"
+        packages = ["linux-base/trixie-backports"]
+    "#;
+
+    #[test]
+    fn the_recipe_of_the_project_is_valid() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../image/recipe.toml");
+        let recipe = Recipe::read(&path).unwrap();
+        assert!(recipe.kernels.iter().any(|kernel| kernel.role == Role::Guest));
+        assert_eq!(recipe.hash.len(), 16);
+    }
+
+    #[test]
+    fn the_hash_follows_the_text() {
+        let one = Recipe::parse(GOOD, "r").unwrap().hash;
+        assert_eq!(one, Recipe::parse(GOOD, "r").unwrap().hash);
+        assert_ne!(one, Recipe::parse(&GOOD.replace("gcc", "make"), "r").unwrap().hash);
+    }
+
+    #[test]
+    fn bad_recipes_are_refused_with_file_and_field() {
+        let cases = [
+            ("\"gcc\"", "\"--include=x\"", "r: packages: \"--include=x\""),
+            ("\"gcc\"", "\"a b\"", "r: packages: \"a b\""),
+            ("\"server\"", "\"guest\"", "r: kernels: 0 have the role"),
+            ("[\"trixie\"]", "[]", "r: suites: at least one"),
+            ("suites", "suits", "unknown field `suits`"),
+            ("\"server\"", "\"king\"", "unknown variant `king`"),
+        ];
+        for (from, to, expected) in cases {
+            let error = Recipe::parse(&GOOD.replacen(from, to, 1), "r").unwrap_err().to_string();
+            assert!(error.contains(expected), "{to}: {error}");
+        }
+    }
+}
