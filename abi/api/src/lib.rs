@@ -1,1 +1,90 @@
-//! vnuma-api
+//! The HTTP/JSON interface between vnumad and its clients, over a Unix socket.
+//!
+//! | request                    | body            | answer                      | right |
+//! |----------------------------|-----------------|-----------------------------|-------|
+//! | `GET /v1/hardware`         |                 | [`HostTopology`]            | read  |
+//! | `GET /v1/daemon`           |                 | [`Daemon`]                  | read  |
+//! | `GET /v1/vms`              |                 | array of [`Vm`]             | read  |
+//! | `GET /v1/vms/NAME`         |                 | [`Vm`]                      | read  |
+//! | `POST /v1/vms/NAME/attach` |                 | [`Vm`]                      | act   |
+//! | `POST /v1/vms/NAME/detach` |                 | [`Vm`]                      | act   |
+//! | `POST /v1/vms/NAME/move`   | [`MoveRequest`] | [`Vm`]                      | act   |
+//! | `GET /v1/watch`            |                 | [`Event`]s, one JSON a line | read  |
+//!
+//! Whoever may connect to the socket may read. Acting is for root and the daemon's own user. A
+//! request that fails is answered with an HTTP status of 400 or above and an [`ApiError`].
+//!
+//! Changing it: fields and kinds of events may be added within `/v1`, and clients ignore what they do
+//! not know; anything else takes another version in the path.
+
+#![forbid(unsafe_code)]
+
+mod event;
+mod path;
+mod vm;
+
+pub use event::{Event, Generation};
+pub use path::{DAEMON, HARDWARE, VMS, WATCH, vm_path};
+pub use vm::{ChannelState, GuestNode, Telling, Vcpu, VcpuState, Vm};
+
+use serde::{Deserialize, Serialize};
+pub use vnuma_topology::HostTopology;
+
+/// Where vnumad listens unless told otherwise.
+pub const DEFAULT_SOCKET: &str = "/run/vnuma/vnumad.sock";
+
+/// Body of a move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MoveRequest {
+    /// APIC id of the vCPU.
+    pub vcpu: u32,
+    /// Host node to confine it to.
+    pub node: u32,
+}
+
+/// What went wrong, for programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ErrorKind {
+    /// The request makes no sense (400).
+    BadRequest,
+    /// The right to act is missing (403).
+    Forbidden,
+    /// No such VM, vCPU, node or path (404).
+    NotFound,
+    /// The VM is not in a state for this (409).
+    Conflict,
+    /// Something in vnumad or the system failed (500).
+    Internal,
+    /// The VM's hypervisor does not answer, or refuses (502).
+    Vm,
+}
+
+/// Body of every failed request.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ApiError {
+    /// For programs.
+    pub error: ErrorKind,
+    /// For people: what failed, and what to do about it where that is known.
+    pub message: String,
+}
+
+/// The daemon itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Daemon {
+    /// Its version.
+    pub version: String,
+    /// Its process.
+    pub pid: i32,
+    /// How vCPU locations are learned: `bpf` or `poll`.
+    pub location_source: String,
+    /// Why it is not `bpf`.
+    pub why_not_bpf: Option<String>,
+    /// Location events that came faster than they were taken; all locations were read again after each loss.
+    pub location_events_lost: u64,
+    /// Watchers that are connected.
+    pub watchers: usize,
+    /// Watchers that were dropped because they read too slowly.
+    pub watchers_dropped: u64,
+}

@@ -1,0 +1,150 @@
+//! What a watcher is told.
+
+use serde::{Deserialize, Serialize};
+use std::{fmt, num::ParseIntError, str::FromStr};
+
+/// Name of one published topology. Compared for equality only. In JSON it is a string of 16
+/// hexadecimal digits, as in the guest's uevents: many JSON readers cannot hold 64 bits in a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Generation(pub u64);
+
+impl fmt::Display for Generation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+impl FromStr for Generation {
+    type Err = ParseIntError;
+    fn from_str(text: &str) -> Result<Self, ParseIntError> {
+        u64::from_str_radix(text, 16).map(Self)
+    }
+}
+
+impl TryFrom<String> for Generation {
+    type Error = ParseIntError;
+    fn try_from(text: String) -> Result<Self, ParseIntError> {
+        text.parse()
+    }
+}
+
+impl From<Generation> for String {
+    fn from(generation: Generation) -> String {
+        generation.to_string()
+    }
+}
+
+/// Something that happened. Times are `CLOCK_MONOTONIC` of the host, nanoseconds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "lowercase")]
+pub enum Event {
+    /// A VM was found.
+    Appeared {
+        /// The VM.
+        vm: String,
+        /// When.
+        time_ns: u64,
+    },
+    /// A VM has ended, or its socket was taken away.
+    Gone {
+        /// The VM.
+        vm: String,
+        /// When.
+        time_ns: u64,
+    },
+    /// A VM has a topology channel.
+    Attached {
+        /// The VM.
+        vm: String,
+        /// When.
+        time_ns: u64,
+    },
+    /// A VM has no topology channel any more.
+    Detached {
+        /// The VM.
+        vm: String,
+        /// When.
+        time_ns: u64,
+    },
+    /// A vCPU is on another host node.
+    Changed {
+        /// The VM.
+        vm: String,
+        /// APIC id of the vCPU.
+        vcpu: u32,
+        /// Host node that it left.
+        from: u32,
+        /// Host node that it is on.
+        to: u32,
+        /// When.
+        time_ns: u64,
+    },
+    /// A topology was published to a guest.
+    Told {
+        /// The VM.
+        vm: String,
+        /// Which.
+        generation: Generation,
+        /// When.
+        time_ns: u64,
+        /// Oldest change of the host that it contains.
+        changed_ns: u64,
+    },
+    /// A guest acknowledged that its kernel uses a topology.
+    Updated {
+        /// The VM.
+        vm: String,
+        /// Which.
+        generation: Generation,
+        /// Oldest change of the host that it contains.
+        changed_ns: u64,
+        /// When it was published.
+        told_ns: u64,
+        /// When the acknowledgement came.
+        acknowledged_ns: u64,
+    },
+}
+
+impl Event {
+    /// The VM that it is about.
+    pub fn vm(&self) -> &str {
+        match self {
+            Self::Appeared { vm, .. }
+            | Self::Gone { vm, .. }
+            | Self::Attached { vm, .. }
+            | Self::Detached { vm, .. }
+            | Self::Changed { vm, .. }
+            | Self::Told { vm, .. }
+            | Self::Updated { vm, .. } => vm,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_have_the_documented_form() {
+        let changed = Event::Changed { vm: "a".into(), vcpu: 1, from: 0, to: 2, time_ns: 5 };
+        let text = serde_json::to_string(&changed).expect("JSON");
+        assert_eq!(text, r#"{"event":"changed","vm":"a","vcpu":1,"from":0,"to":2,"time_ns":5}"#);
+        let generation = Generation((7 << 32) | 1);
+        let updated =
+            Event::Updated { vm: "a".into(), generation, changed_ns: 1, told_ns: 2, acknowledged_ns: 3 };
+        let text = serde_json::to_string(&updated).expect("JSON");
+        assert_eq!(
+            text,
+            r#"{"event":"updated","vm":"a","generation":"0000000700000001","changed_ns":1,"told_ns":2,"acknowledged_ns":3}"#
+        );
+        assert_eq!(serde_json::from_str::<Event>(&text).expect("an event"), updated);
+    }
+
+    #[test]
+    fn a_generation_that_is_none_is_refused() {
+        assert!(serde_json::from_str::<Generation>(r#""xyz""#).is_err());
+        assert!(serde_json::from_str::<Generation>(r#""00000000000000001""#).is_ok());
+        assert!(serde_json::from_str::<Generation>(r#""10000000000000000""#).is_err());
+    }
+}

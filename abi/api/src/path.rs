@@ -1,0 +1,39 @@
+//! Paths of the interface.
+
+/// The host.
+pub const HARDWARE: &str = "/v1/hardware";
+/// The daemon itself.
+pub const DAEMON: &str = "/v1/daemon";
+/// All VMs.
+pub const VMS: &str = "/v1/vms";
+/// Events as they happen.
+pub const WATCH: &str = "/v1/watch";
+
+/// Path of a VM, or of an `action` on it. Bytes of the name that a path cannot hold are escaped.
+pub fn vm_path(name: &str, action: Option<&str>) -> String {
+    let mut path = format!("{VMS}/");
+    for byte in name.bytes() {
+        if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'~') {
+            path.push(byte.into());
+        } else {
+            path.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    if let Some(action) = action {
+        path.push('/');
+        path.push_str(action);
+    }
+    path
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_cannot_leave_their_place_in_the_path() {
+        assert_eq!(vm_path("web-1", None), "/v1/vms/web-1");
+        assert_eq!(vm_path("web-1", Some("move")), "/v1/vms/web-1/move");
+        assert_eq!(vm_path("../a b?c#d/é", Some("move")), "/v1/vms/%2E%2E%2Fa%20b%3Fc%23d%2F%C3%A9/move");
+    }
+}

@@ -1,0 +1,131 @@
+//! A VM as vnumad sees it.
+
+use crate::Generation;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use vnuma_topology::DistanceMatrix;
+
+/// A VM.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Vm {
+    /// Its name.
+    pub name: String,
+    /// Process of its hypervisor; none while nothing is known but the socket.
+    pub pid: Option<i32>,
+    /// It has a topology channel, and this vnumad serves it.
+    pub attached: bool,
+    /// The same with more detail.
+    pub channel: ChannelState,
+    /// What is wrong with the connection to its hypervisor, if something is.
+    pub problem: Option<String>,
+    /// Guest nodes in rising order; none in a UMA VM.
+    pub nodes: Vec<GuestNode>,
+    /// Distances between guest nodes that follow from their homes, by position.
+    pub distances: DistanceMatrix,
+    /// vCPUs in rising order of APIC id.
+    pub vcpus: Vec<Vcpu>,
+    /// What was told.
+    pub telling: Telling,
+}
+
+/// A VM's topology channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ChannelState {
+    /// There is none.
+    None,
+    /// It is being plugged.
+    Attaching,
+    /// It is there and served.
+    Attached,
+    /// It is there, but belongs to an earlier vnumad: nothing can be told through it.
+    Lost,
+}
+
+/// A guest node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GuestNode {
+    /// Its number.
+    pub id: u32,
+    /// Host node that its memory is on, if it can be said.
+    pub home: Option<u32>,
+    /// Its memory, bytes.
+    pub memory_bytes: u64,
+}
+
+/// A vCPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Vcpu {
+    /// How host and guest name it.
+    pub apic_id: u32,
+    /// Its thread.
+    pub tid: i32,
+    /// CPU of the host that it was seen on last.
+    pub host_cpu: Option<u32>,
+    /// Node that it is on.
+    pub host_node: Option<u32>,
+    /// Its affinity confines it to that node.
+    pub pinned: bool,
+    /// Guest node that it was told last; before the first telling, the one it booted on.
+    pub guest_node: Option<u32>,
+    /// Guest node that the guest's kernel uses as far as is known: the last one acknowledged.
+    pub believed_node: Option<u32>,
+    /// Guest node that would be right now.
+    pub right_node: Option<u32>,
+    /// How true the guest's view is.
+    pub state: VcpuState,
+}
+
+/// How true a guest's view of a vCPU is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum VcpuState {
+    /// It runs on the home of the guest node that the guest believes.
+    True,
+    /// It runs on no guest node's home; the guest believes the nearest one.
+    Approximate,
+    /// The guest believes another node: told and not yet taken over, about to be told, or nothing
+    /// can be told.
+    Stale,
+    /// It was not observed, or no guest node has a known home.
+    Unknown,
+}
+
+impl fmt::Display for VcpuState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::True => "true",
+            Self::Approximate => "approximate",
+            Self::Stale => "stale",
+            Self::Unknown => "unknown",
+        })
+    }
+}
+
+impl fmt::Display for ChannelState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::None => "none",
+            Self::Attaching => "attaching",
+            Self::Attached => "attached",
+            Self::Lost => "lost",
+        })
+    }
+}
+
+/// What a VM was told since vnumad first saw it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Telling {
+    /// Last generation that was published.
+    pub generation: Option<Generation>,
+    /// Last generation that the guest acknowledged.
+    pub acknowledged: Option<Generation>,
+    /// Publications.
+    pub told: u64,
+    /// Publications that the guest acknowledged.
+    pub updated: u64,
+    /// Changes that were gone before their dwell was over.
+    pub suppressed_by_dwell: u64,
+    /// Tellings that had to wait for the cap.
+    pub deferred_by_cap: u64,
+}
