@@ -1,6 +1,7 @@
 //! Everything that `make` calls. `cargo xtask help` lists it.
 
 mod checks;
+mod lab;
 mod setup;
 mod steps;
 
@@ -20,6 +21,9 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
+    /// The emulated NUMA server
+    #[command(subcommand)]
+    Lab(lab::LabCommand),
     /// Install what building and testing need
     Setup,
     /// Format, lints, unit, property and lab tests: what CI runs
@@ -28,11 +32,12 @@ enum Command {
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
-        Command::Setup => setup::packages(),
-        Command::Test => checks::test(),
+        Command::Lab(command) => lab::main(command),
+        Command::Setup => setup::packages().map(|()| ExitCode::SUCCESS),
+        Command::Test => checks::test().map(|()| ExitCode::SUCCESS),
     };
     match result {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(status) => status,
         Err(error) => {
             eprintln!("error: {error:#}");
             ExitCode::FAILURE
