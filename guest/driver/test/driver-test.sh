@@ -1,0 +1,213 @@
+#!/bin/bash
+# SPDX-License-Identifier: GPL-2.0
+#
+# Drives the guest driver through a fake host: malformed publications, then random
+# moves under load, each one checked by vnuma-check. Needs a running VM with a free
+# PCIe root port and with the driver loaded; its vCPUs have the APIC ids 0 to
+# VCPUS-1. Everything is said by environment variables:
+#
+#   GUEST   command that runs another one in the guest, e.g. "lab-vm exec a --"
+#   QMP     QEMU monitor socket that nobody else uses, e.g. /run/lab-vm/a/ctl.sock
+#   BUS     id of the free root port (vnuma0)
+#   CHECK   vnuma-check in the guest (/root/vnuma-check)
+#   HOST    vnuma-fake-host on this side (beside this script)
+#   VCPUS, NODES   of the VM (4, 2)
+#   ROUNDS  random publications (200), SEED (1), LOAD seconds (0: idle)
+#
+# Exit status 0 if nothing was wrong. The last line has the latencies.
+set -u
+GUEST=${GUEST:?}
+QMP=${QMP:?}
+BUS=${BUS:-vnuma0}
+CHECK=${CHECK:-/root/vnuma-check}
+HOST=${HOST:-$(dirname "$0")/vnuma-fake-host}
+VCPUS=${VCPUS:-4}
+NODES=${NODES:-2}
+ROUNDS=${ROUNDS:-200}
+LOAD=${LOAD:-0}
+RANDOM=${SEED:-1}
+
+failures=0
+latencies=$(mktemp)
+directory=$(mktemp -d)
+trap 'rm -rf "$latencies" "$directory"' EXIT
+
+fail() {
+	echo "FAIL: $*"
+	failures=$((failures + 1))
+}
+
+guest() {
+	$GUEST "$@"
+}
+
+# One line to the fake host; the answer is in $answer.
+host() {
+	echo "$*" >&"${FAKE[1]}"
+	read -r -t 60 answer <&"${FAKE[0]}" || { fail "no answer to: $*"; exit 1; }
+}
+
+refused() {
+	guest cat /sys/class/misc/vnuma/refused | tr -d '\r'
+}
+
+log_lines() {
+	guest dmesg | grep -c 'publication refused'
+}
+
+check_now() {
+	local output
+	output=$(guest "$CHECK" "$present" 2>&1) ||
+		fail "$1: $present: $output"
+}
+
+publish() {
+	host "publish $1"
+	case $answer in
+	acknowledged*) present=$1; echo "${answer##* }" >>"$latencies" ;;
+	*) fail "publish $1: $answer" ;;
+	esac
+}
+
+random_map() {
+	local cpu list=
+	for ((cpu = 0; cpu < VCPUS; cpu++)); do
+		list+=,$cpu:$((RANDOM % NODES))
+	done
+	echo "${list#,}"
+}
+
+# One vCPU of $present to another node.
+single_move() {
+	local cpu=$((RANDOM % VCPUS)) list=,$present, old
+	old=${list#*,"$cpu":}
+	old=${old%%,*}
+	list=${list/,$cpu:$old,/,$cpu:$(((old + 1) % NODES)),}
+	list=${list#,}
+	echo "${list%,}"
+}
+
+all_on() {
+	local cpu list=
+	for ((cpu = 0; cpu < VCPUS; cpu++)); do
+		list+=,$cpu:$1
+	done
+	echo "${list#,}"
+}
+
+# The publication that is in the memory now must be refused, in one line.
+expect_refusal() {
+	local before after lines
+	before=$(refused)
+	lines=$(log_lines)
+	host ring-await
+	[[ $answer == silent* ]] || fail "$1: $answer"
+	host ring-await
+	after=$(refused)
+	((after == before + 2)) || fail "$1: refused $before, then $after"
+	lines=$(($(log_lines) - lines))
+	((lines == 1)) || fail "$1: $lines log lines"
+	check_now "after $1"
+	echo "refused: $1: $(guest dmesg | grep 'publication refused' | tail -1 |
+		sed 's/.*publication refused: //')"
+	# The kernel lets ten of these lines pass in five seconds.
+	sleep 1
+}
+
+# Something in the header is wrong: OFFSET BYTES BAD GOOD, while a good slot waits.
+bad_header() {
+	host "write $(single_move)"
+	host "poke $2 $3 $4"
+	expect_refusal "$1"
+	host "poke $2 $3 $5"
+	publish "$present"
+}
+
+# Something in the slot is wrong: offset in it, bytes, value.
+bad_slot() {
+	local slot
+	host "write $(single_move)"
+	host slot
+	slot=$answer
+	host "poke $((slot + $2)) $3 $4"
+	expect_refusal "$1"
+	publish "$present"
+}
+
+bad_map() {
+	host "write $2"
+	expect_refusal "$1"
+	publish "$present"
+}
+
+hostile() {
+	host "timeout 500"
+	bad_header 'magic' 0 8 0x1234 0x314354414d554e56
+	bad_header 'major version' 8 2 2 1
+	bad_header 'header size' 12 4 0xffffffff 128
+	bad_header 'region size' 16 4 0x40000000 0x20000
+	bad_header 'slot size' 20 4 0 36928
+	bad_header 'slot offset beyond the end' 24 8 0xfffffff8fffffff8 \
+		0x0000b00000001000
+	bad_header 'slots that overlap' 24 8 0x0000100800001000 \
+		0x0000b00000001000
+	bad_header 'slot over the header' 24 8 0 0x0000b00000001000
+	bad_header 'node limit' 32 4 1000 64
+	bad_header 'vCPU limit' 36 4 0x7fffffff 4096
+	bad_slot 'torn generation' 0 8 0
+	bad_slot 'no nodes' 8 4 0
+	bad_slot 'too many nodes' 8 4 65
+	bad_slot 'no vCPUs' 12 4 0
+	bad_slot 'too many vCPUs' 12 4 0xffffffff
+	bad_slot 'local distance' 64 1 11
+	bad_slot 'remote distance' 65 1 9
+	bad_slot 'node beyond nr_nodes' $((64 + 4096 + 4)) 2 "$NODES"
+	bad_slot 'node 65535' $((64 + 4096 + 4)) 2 65535
+	bad_map 'an APIC id twice' '0:0,0:1'
+	host "nodes 64"
+	bad_map 'a node that the guest lacks' "0:$NODES"
+	host "nodes $NODES"
+	host "timeout 10000"
+}
+
+moves() {
+	local round
+	for ((round = 0; round < ROUNDS; round++)); do
+		case $((RANDOM % 4)) in
+		0 | 1) publish "$(single_move)" ;;
+		2) publish "$(random_map)" ;;
+		3) publish "$(all_on $((RANDOM % NODES)))" ;;
+		esac
+		check_now "round $round"
+	done
+}
+
+kernel_log() {
+	local bad
+	bad=$(guest dmesg | grep -E 'WARNING:|BUG:|Oops|Call Trace|borken|soft lockup|hung task|rcu:.*stall')
+	[[ -z $bad ]] || fail "kernel log: $bad"
+}
+
+coproc FAKE { "$HOST" --qmp "$QMP" --bus "$BUS" --listen "$directory/channel"; }
+read -r -t 30 answer <&"${FAKE[0]}" || answer=
+[[ $answer == attached ]] || { echo "FAIL: the fake host did not attach"; exit 1; }
+host "nodes $NODES"
+# The driver's probe comes some time after the hot-plug.
+for _ in {1..50}; do
+	guest grep -q vnuma /proc/interrupts && break
+	sleep 0.2
+done
+
+publish "$(all_on 0)"
+check_now first
+hostile
+: >"$latencies"
+((LOAD == 0)) || guest "$CHECK" --load "$LOAD"
+moves
+kernel_log
+echo quit >&"${FAKE[1]}"
+
+sort -n "$latencies" | awk -v f=$failures '{ v[NR] = $1 / 1000 }
+	END { printf "%d failures, %d moves, told to acknowledged ms: p50 %.1f p99 %.1f max %.1f\n",
+		f, NR, v[int(NR / 2) + 1], v[int(NR * 0.99) + 1 > NR ? NR : int(NR * 0.99) + 1], v[NR] }'
+((failures == 0))
