@@ -1,2 +1,130 @@
-//! lab-vm
-fn main() {}
+//! Starts virtual machines in the server of the lab: stock QEMU with a QMP socket, stock kernel, guest nodes bound to
+//! the server's nodes. It stands for what an operator's own tooling does; vnuma's daemon knows nothing of it.
+
+mod host;
+mod plan;
+mod qemu;
+mod qmp;
+mod session;
+mod vm;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Args, Parser, Subcommand};
+
+use crate::plan::{Memory, Request};
+
+/// Exit status when lab-vm itself failed rather than the program in the guest.
+const STATUS_FAILED: u8 = 125;
+
+#[derive(Parser)]
+#[command(name = "lab-vm", about = "Virtual machines in the server of the lab")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Start a VM and wait until its agent answers
+    Start(StartArguments),
+    /// Run COMMAND in the VM as root; streams and exit status pass through
+    Exec {
+        /// Its name
+        name: String,
+        /// The program and its arguments (no shell line: use sh -c for one)
+        #[arg(last = true, required = true)]
+        command: Vec<String>,
+    },
+    /// Give a prompt in the VM
+    Shell {
+        /// Its name
+        name: String,
+    },
+    /// Copy the server's file SRC to DST in the VM, with its permissions
+    Put {
+        /// Its name
+        name: String,
+        /// File in the server
+        source: PathBuf,
+        /// Absolute path in the VM
+        destination: String,
+    },
+    /// Copy the VM's file SRC to DST in the server
+    Get {
+        /// Its name
+        name: String,
+        /// Absolute path in the VM
+        source: String,
+        /// File in the server
+        destination: PathBuf,
+    },
+    /// Stop the VM at once
+    Stop {
+        /// Its name
+        name: String,
+    },
+    /// List the VMs: name, process, state
+    List,
+    /// Print the VM's console
+    Log {
+        /// Its name
+        name: String,
+    },
+}
+
+#[derive(Args)]
+struct StartArguments {
+    /// Its name: letters, digits, '-' and '_', at most 32
+    name: String,
+    /// Kernel in the image: a directory of /run/lab/kernels
+    #[arg(long, default_value = "6.12")]
+    kernel: String,
+    /// Guest nodes; node i is bound to the i-th node of the server, beginning again after the last
+    #[arg(long, conflicts_with = "uma")]
+    nodes: Option<usize>,
+    /// vCPUs, each a socket, dealt to the nodes in order
+    #[arg(long)]
+    vcpus: Option<usize>,
+    /// Memory of all nodes together, such as 768M or 1G
+    #[arg(long, default_value = "512M")]
+    memory: Memory,
+    /// Neither bind memory nor pin vCPU threads
+    #[arg(long)]
+    unbound: bool,
+    /// A VM without NUMA, unbound
+    #[arg(long)]
+    uma: bool,
+    /// Print QEMU's command line
+    #[arg(long)]
+    verbose: bool,
+}
+
+fn main() -> ExitCode {
+    match run(Arguments::parse().command) {
+        Ok(status) => status,
+        Err(error) => {
+            eprintln!("lab-vm: {error:#}");
+            ExitCode::from(STATUS_FAILED)
+        }
+    }
+}
+
+fn run(command: Command) -> Result<ExitCode> {
+    match command {
+        Command::Start(arguments) => {
+            let StartArguments { name, kernel, nodes, vcpus, memory, unbound, uma, verbose } = arguments;
+            vm::start(&Request { name, kernel, nodes, vcpus, memory, unbound, uma }, verbose)?;
+        }
+        Command::Exec { name, command } => return session::exec(&name, command),
+        Command::Shell { name } => return session::shell(&name),
+        Command::Put { name, source, destination } => session::put(&name, &source, &destination)?,
+        Command::Get { name, source, destination } => session::get(&name, &source, &destination)?,
+        Command::Stop { name } => vm::stop(&name)?,
+        Command::List => vm::list()?,
+        Command::Log { name } => vm::log(&name)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}

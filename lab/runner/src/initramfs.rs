@@ -20,6 +20,8 @@ use crate::recipe::Role;
 struct Modules {
     server: Vec<String>,
     guest: Vec<String>,
+    svm: Vec<String>,
+    vmx: Vec<String>,
 }
 
 /// Why there is no initial RAM disk.
@@ -86,17 +88,35 @@ fn base(image: &Image, kernel: &Kernel, binaries: &Binaries) -> Result<Archive, 
     let text = String::from_utf8_lossy(&read(&path)?).into_owned();
     let modules: Modules =
         toml::from_str(&text).map_err(|source| InitramfsError::Syntax { path, source: source.into() })?;
-    let wanted = if kernel.role == Role::Server { modules.server } else { modules.guest };
-    let directory = image.tree().join("usr/lib/modules").join(&kernel.release);
-    let mut order = String::new();
-    for module in load_order(&directory, &wanted)? {
-        let name = format!("{order_number:02}-{}", file_stem(&module), order_number = order.lines().count());
-        archive.file(&format!("lab/modules/{name}"), 0o644, &decompressed(&directory.join(&module))?);
-        order.push_str(&name);
-        order.push('\n');
-    }
-    archive.file("lab/modules/order", 0o644, order.as_bytes());
+    let lists = match kernel.role {
+        Role::Server => vec![("server", modules.server), ("svm", modules.svm), ("vmx", modules.vmx)],
+        Role::Guest => vec![("guest", modules.guest)],
+    };
+    add_modules(&mut archive, &image.tree().join("usr/lib/modules").join(&kernel.release), &lists)?;
     Ok(archive)
+}
+
+/// Adds the modules of each list and `order.<list>`, the files of the list in the order to load them; what an
+/// earlier list loads is left out.
+fn add_modules(
+    archive: &mut Archive,
+    directory: &Path,
+    lists: &[(&str, Vec<String>)],
+) -> Result<(), InitramfsError> {
+    let first = load_order(directory, lists.first().map_or(&[], |(_, wanted)| wanted))?;
+    for (list, wanted) in lists {
+        let mut order = String::new();
+        for module in load_order(directory, wanted)? {
+            if *list != lists[0].0 && first.contains(&module) {
+                continue;
+            }
+            let name = file_stem(&module);
+            archive.file(&format!("lab/modules/{list}/{name}"), 0o644, &decompressed(&directory.join(&module))?);
+            order.push_str(&format!("{list}/{name}\n"));
+        }
+        archive.file(&format!("lab/modules/order.{list}"), 0o644, order.as_bytes());
+    }
+    Ok(())
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, InitramfsError> {

@@ -15,6 +15,7 @@ mod binaries;
 mod cache;
 mod children;
 mod cpio;
+pub mod driver;
 mod image;
 mod initramfs;
 mod lab;

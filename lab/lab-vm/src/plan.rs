@@ -1,0 +1,277 @@
+//! From what was asked for to what the VM will be; no I/O.
+
+use std::str::FromStr;
+
+use crate::host::HostNode;
+
+/// Memory of a node is a multiple of this, so that huge pages fit.
+const MEMORY_STEP_MIB: usize = 2;
+/// A guest needs about this much for kernel and userland, in MiB.
+const LEAST_MEMORY_MIB: usize = 256;
+const MOST_MEMORY_MIB: usize = 1 << 20;
+const MOST_VCPUS: usize = 64;
+const MOST_NODES: usize = 16;
+const MOST_NAME: usize = 32;
+/// Linux drops a SLIT in which another node is as near as the node itself.
+const LEAST_REMOTE_DISTANCE: u8 = 11;
+
+/// What was asked for.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// Name of the VM.
+    pub name: String,
+    /// Kernel in the image.
+    pub kernel: String,
+    /// Guest nodes; by default those of the server.
+    pub nodes: Option<usize>,
+    /// vCPUs; by default one per guest node, at least two.
+    pub vcpus: Option<usize>,
+    /// Memory of all nodes together.
+    pub memory: Memory,
+    /// Neither bind memory nor pin vCPU threads.
+    pub unbound: bool,
+    /// No NUMA.
+    pub uma: bool,
+}
+
+/// What the VM will be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// The nodes; one without number for QEMU where the VM is UMA.
+    pub nodes: Vec<GuestNode>,
+    /// Whether the guest is told of the nodes.
+    pub numa: bool,
+    /// Distances, row = from, column = to.
+    pub distances: Vec<Vec<u8>>,
+}
+
+/// A node of the VM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GuestNode {
+    /// Memory in MiB.
+    pub memory_mib: usize,
+    /// Its vCPUs, by index.
+    pub vcpus: std::ops::Range<usize>,
+    /// Where memory is bound and vCPU threads are pinned, if they are.
+    pub home: Option<Home>,
+}
+
+/// A node of the server as the home of a guest node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Home {
+    /// Number of the node.
+    pub node: usize,
+    /// Its CPUs.
+    pub cpus: Vec<usize>,
+}
+
+/// What is wrong with a request.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum PlanError {
+    /// The name would be no name of a file, or no nice one.
+    #[error(
+        "name \"{0}\": expected 1 to {MOST_NAME} letters, digits, '-' and '_', beginning with a letter or digit"
+    )]
+    Name(String),
+    /// A number is out of range.
+    #[error("{option} {value}: expected {low} to {high}")]
+    Range {
+        /// The option.
+        option: &'static str,
+        /// Its value.
+        value: usize,
+        /// The least.
+        low: usize,
+        /// The most.
+        high: usize,
+    },
+    /// A node would be without vCPU.
+    #[error("--vcpus {vcpus}: expected at least {nodes}, one for each of the guest nodes")]
+    FewVcpus {
+        /// vCPUs.
+        vcpus: usize,
+        /// Guest nodes.
+        nodes: usize,
+    },
+}
+
+/// Memory, given as `512M` or `1G`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Memory {
+    /// In MiB.
+    pub mib: usize,
+}
+
+impl FromStr for Memory {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let error = || format!("\"{text}\": expected MiB or GiB, such as 768M or 1G");
+        let (number, factor) = match text.strip_suffix('M') {
+            Some(number) => (number, 1),
+            None => (text.strip_suffix('G').ok_or_else(error)?, 1024),
+        };
+        if !number.bytes().all(|byte| byte.is_ascii_digit()) {
+            return Err(error());
+        }
+        let number: usize = number.parse().map_err(|_| error())?;
+        let mib = number.checked_mul(factor).ok_or_else(error)?;
+        if (LEAST_MEMORY_MIB..=MOST_MEMORY_MIB).contains(&mib) {
+            return Ok(Self { mib });
+        }
+        Err(format!("\"{text}\": expected {LEAST_MEMORY_MIB}M to {}G", MOST_MEMORY_MIB / 1024))
+    }
+}
+
+/// A name becomes a directory and a socket.
+pub fn check_name(name: &str) -> Result<(), PlanError> {
+    let good = name.len() <= MOST_NAME
+        && name.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_');
+    if good { Ok(()) } else { Err(PlanError::Name(name.to_owned())) }
+}
+
+/// Decides what the VM will be.
+pub fn plan(request: &Request, host: &[HostNode]) -> Result<Plan, PlanError> {
+    let range = |option, value, low, high| {
+        if (low..=high).contains(&value) {
+            Ok(())
+        } else {
+            Err(PlanError::Range { option, value, low, high })
+        }
+    };
+    check_name(&request.name)?;
+    let nodes = if request.uma { 1 } else { request.nodes.unwrap_or(host.len().min(MOST_NODES)) };
+    range("--nodes", nodes, 1, MOST_NODES)?;
+    let vcpus = request.vcpus.unwrap_or(nodes.max(2));
+    range("--vcpus", vcpus, 1, MOST_VCPUS)?;
+    if vcpus < nodes {
+        return Err(PlanError::FewVcpus { vcpus, nodes });
+    }
+    let bound = !request.unbound && !request.uma && !host.is_empty();
+    let home = |node: usize| bound.then(|| &host[node % host.len()]);
+    let memory_mib = request.memory.mib / nodes / MEMORY_STEP_MIB * MEMORY_STEP_MIB;
+    let guest_node = |node: usize| GuestNode {
+        memory_mib,
+        vcpus: node * vcpus / nodes..(node + 1) * vcpus / nodes,
+        home: home(node).map(|home| Home { node: home.id, cpus: home.cpus.clone() }),
+    };
+    let distance = |from: usize, to: usize| match (from == to, host.len()) {
+        (true, _) => 10,
+        (false, 0) => 20,
+        (false, homes) => host[from % homes].distances[to % homes].max(LEAST_REMOTE_DISTANCE),
+    };
+    let row = |from| (0..nodes).map(|to| distance(from, to)).collect();
+    Ok(Plan {
+        nodes: (0..nodes).map(guest_node).collect(),
+        numa: !request.uma,
+        distances: (0..nodes).map(row).collect(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn host(nodes: usize) -> Vec<HostNode> {
+        let node = |id: usize| HostNode {
+            id,
+            cpus: vec![2 * id, 2 * id + 1],
+            distances: (0..nodes).map(|to| if id == to { 10 } else { 20 + (id + to) as u8 }).collect(),
+        };
+        (0..nodes).map(node).collect()
+    }
+
+    fn request() -> Request {
+        Request {
+            name: "a".into(),
+            kernel: "6.12".into(),
+            nodes: None,
+            vcpus: None,
+            memory: Memory { mib: 512 },
+            unbound: false,
+            uma: false,
+        }
+    }
+
+    #[test]
+    fn by_default_the_vm_has_the_nodes_of_the_server() {
+        let plan = plan(&request(), &host(4)).unwrap();
+        assert_eq!(plan.nodes.len(), 4);
+        assert_eq!(plan.nodes[3].home, Some(Home { node: 3, cpus: vec![6, 7] }));
+        assert_eq!(plan.nodes[3].vcpus, 3..4);
+        assert_eq!(plan.nodes[3].memory_mib, 128);
+        assert_eq!(plan.distances[1], [21, 10, 23, 24]);
+    }
+
+    #[test]
+    fn more_nodes_than_the_server_has_begin_again_and_are_never_at_no_distance() {
+        let request = Request { nodes: Some(3), ..request() };
+        let plan = plan(&request, &host(2)).unwrap();
+        assert_eq!(plan.nodes[2].home.as_ref().unwrap().node, 0);
+        assert_eq!(plan.distances[0], [10, 21, 11]);
+    }
+
+    #[test]
+    fn unbound_and_uma_have_no_homes() {
+        let unbound = plan(&Request { unbound: true, ..request() }, &host(2)).unwrap();
+        assert!(unbound.numa && unbound.nodes.iter().all(|node| node.home.is_none()));
+        assert_eq!(unbound.distances[0], [10, 21]);
+        let uma = plan(&Request { uma: true, vcpus: Some(3), ..request() }, &host(2)).unwrap();
+        assert_eq!(uma.nodes, [GuestNode { memory_mib: 512, vcpus: 0..3, home: None }]);
+        assert!(!uma.numa);
+    }
+
+    #[test]
+    fn bad_requests_say_what_is_wrong() {
+        let text = |request: Request| plan(&request, &host(2)).unwrap_err().to_string();
+        assert!(text(Request { name: "../x".into(), ..request() }).starts_with("name \"../x\": expected"));
+        assert!(text(Request { name: String::new(), ..request() }).starts_with("name \"\""));
+        assert!(text(Request { name: "-x".into(), ..request() }).starts_with("name \"-x\""));
+        assert_eq!(text(Request { nodes: Some(17), ..request() }), "--nodes 17: expected 1 to 16");
+        assert_eq!(text(Request { vcpus: Some(65), ..request() }), "--vcpus 65: expected 1 to 64");
+        let few = text(Request { nodes: Some(4), vcpus: Some(3), ..request() });
+        assert_eq!(few, "--vcpus 3: expected at least 4, one for each of the guest nodes");
+    }
+
+    #[test]
+    fn memory_has_a_unit_and_bounds() {
+        assert_eq!("768M".parse(), Ok(Memory { mib: 768 }));
+        assert_eq!("2G".parse(), Ok(Memory { mib: 2048 }));
+        for bad in [
+            "",
+            "M",
+            "1",
+            "-1G",
+            "+1G",
+            "1T",
+            "0M",
+            "255M",
+            "99999999999999999999G",
+            "18014398509481984G",
+            "1.5G",
+        ] {
+            assert!(bad.parse::<Memory>().is_err(), "{bad}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_vcpu_has_one_node_and_every_node_a_vcpu(
+            nodes in 1_usize..=16, more in 0_usize..48, homes in 1_usize..9, mib in 256_usize..4096,
+        ) {
+            let vcpus = nodes + more;
+            let request =
+                Request { nodes: Some(nodes), vcpus: Some(vcpus), memory: Memory { mib }, ..request() };
+            let plan = plan(&request, &host(homes)).unwrap();
+            let dealt: Vec<usize> = plan.nodes.iter().flat_map(|node| node.vcpus.clone()).collect();
+            prop_assert_eq!(dealt, (0..vcpus).collect::<Vec<_>>());
+            prop_assert!(plan.nodes.iter().all(|node| !node.vcpus.is_empty()));
+            prop_assert!(plan.nodes.iter().all(|node| node.memory_mib >= 2 && node.memory_mib % 2 == 0));
+            for (from, row) in plan.distances.iter().enumerate() {
+                prop_assert!(row.iter().enumerate().all(|(to, &d)| (from == to) == (d == 10)));
+            }
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! The command line of a VM's QEMU.
+
+use std::path::Path;
+
+use crate::plan::Plan;
+
+/// Free ports for devices that come while the VM runs, `vnuma0` and on.
+const FREE_PORTS: usize = 4;
+
+/// Where the files of a VM are.
+pub struct Files<'a> {
+    /// Boot file.
+    pub kernel: &'a Path,
+    /// Initial RAM disk.
+    pub initrd: &'a Path,
+    /// The VM's directory.
+    pub directory: &'a Path,
+}
+
+/// The options, in groups that make readable lines.
+pub fn options(name: &str, plan: &Plan, cid: u32, files: &Files<'_>) -> Vec<Vec<String>> {
+    let Files { kernel, initrd, directory } = files;
+    let path = |file: &str| directory.join(file).display().to_string();
+    let vcpus = plan.nodes.last().map_or(1, |node| node.vcpus.end);
+    let memory: usize = plan.nodes.iter().map(|node| node.memory_mib).sum();
+    let machine = if plan.numa { "q35" } else { "q35,memory-backend=ram0" };
+    let mut lines: Vec<String> = vec![
+        format!("-name {name},debug-threads=on"),
+        "-nodefaults -no-user-config -display none -no-reboot".into(),
+        format!("-machine {machine} -accel kvm -cpu host"),
+        // One socket per vCPU: siblings and caches then never contradict a vCPU's node, whichever it is.
+        format!("-smp {vcpus},sockets={vcpus},cores=1,threads=1 -m {memory}M"),
+    ];
+    for (number, node) in plan.nodes.iter().enumerate() {
+        let bind = node.home.as_ref().map(|home| format!(",host-nodes={},policy=bind", home.node));
+        let size = node.memory_mib;
+        let bind = bind.unwrap_or_default();
+        lines.push(format!("-object memory-backend-ram,id=ram{number},size={size}M,prealloc=off{bind}"));
+    }
+    if plan.numa {
+        lines.extend(numa(plan));
+    }
+    for port in 0..FREE_PORTS {
+        lines.push(format!(
+            "-device pcie-root-port,id=vnuma{port},bus=pcie.0,chassis={},slot={port}",
+            port + 1
+        ));
+    }
+    lines.extend([
+        "-drive if=none,id=root,file=/dev/vda,format=raw,readonly=on,file.locking=off".into(),
+        "-device virtio-blk-pci,bus=pcie.0,drive=root".into(),
+        format!("-device vhost-vsock-pci,bus=pcie.0,guest-cid={cid}"),
+        format!("-chardev file,id=console,path={} -serial chardev:console", path("console.log")),
+        format!("-qmp unix:{},server=on,wait=off", path("qmp.sock")),
+        format!("-qmp unix:{},server=on,wait=off", path("ctl.sock")),
+        // -S: the vCPU threads are pinned before they run.
+        format!("-daemonize -pidfile {} -S", path("pid")),
+        format!("-kernel {} -initrd {}", kernel.display(), initrd.display()),
+    ]);
+    // No path of the lab has a blank.
+    let mut groups: Vec<Vec<String>> =
+        lines.iter().map(|line| line.split(' ').map(str::to_owned).collect()).collect();
+    groups
+        .push(vec!["-append".into(), "console=ttyS0 quiet panic=-1 mitigations=off vnuma.role=guest".into()]);
+    groups
+}
+
+fn numa(plan: &Plan) -> Vec<String> {
+    let mut lines = Vec::new();
+    for (number, node) in plan.nodes.iter().enumerate() {
+        let mut line = format!("-numa node,nodeid={number},memdev=ram{number}");
+        for vcpu in node.vcpus.clone() {
+            line.push_str(&format!(" -numa cpu,node-id={number},socket-id={vcpu}"));
+        }
+        lines.push(line);
+    }
+    for (from, row) in plan.distances.iter().enumerate() {
+        let distance = |(to, value)| format!("-numa dist,src={from},dst={to},val={value}");
+        lines.push(row.iter().enumerate().map(distance).collect::<Vec<_>>().join(" "));
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::{GuestNode, Home};
+
+    fn line(numa: bool, homes: bool) -> String {
+        let node = |number: usize| GuestNode {
+            memory_mib: 256,
+            vcpus: 2 * number..2 * number + 2,
+            home: homes.then(|| Home { node: 3 - number, cpus: vec![0] }),
+        };
+        let nodes = if numa { vec![node(0), node(1)] } else { vec![node(0)] };
+        let plan = Plan { nodes, numa, distances: vec![vec![10, 21], vec![21, 10]] };
+        let files =
+            Files { kernel: Path::new("/k"), initrd: Path::new("/i"), directory: Path::new("/run/lab-vm/a") };
+        options("a", &plan, 7, &files).concat().join(" ")
+    }
+
+    #[test]
+    fn a_bound_vm_has_its_nodes_at_home() {
+        let line = line(true, true);
+        for part in [
+            "-smp 4,sockets=4,cores=1,threads=1 -m 512M",
+            "id=ram1,size=256M,prealloc=off,host-nodes=2,policy=bind",
+            "-numa node,nodeid=1,memdev=ram1 -numa cpu,node-id=1,socket-id=2 -numa cpu,node-id=1,socket-id=3",
+            "dist,src=0,dst=1,val=21",
+            "pcie-root-port,id=vnuma0,",
+            "guest-cid=7",
+            "unix:/run/lab-vm/a/qmp.sock,server=on,wait=off",
+        ] {
+            assert!(line.contains(part), "{part} is not in {line}");
+        }
+    }
+
+    #[test]
+    fn an_unbound_vm_has_no_policy_and_a_uma_vm_no_nodes() {
+        assert!(!line(true, false).contains("policy"));
+        let uma = line(false, false);
+        assert!(
+            !uma.contains("-numa") && uma.contains("memory-backend=ram0") && uma.contains("id=ram0,"),
+            "{uma}"
+        );
+    }
+}

@@ -1,0 +1,88 @@
+//! Programs and files in a VM, through its agent.
+
+use std::fs::{self, File};
+use std::io::{self, BufReader};
+use std::os::fd::AsFd;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, ensure};
+use vnuma_lab_agent::client::{Input, Session};
+use vnuma_lab_agent::protocol::{Exec, MAX_DATA};
+use vnuma_lab_agent::terminal::{self, RawMode};
+use vnuma_lab_agent::{VSOCK_PORT, vsock};
+
+use crate::vm;
+
+/// A session with the agent of a VM.
+pub type GuestSession = Session<BufReader<File>, File>;
+
+/// Connects to the agent of the VM with a context id.
+pub fn connect(cid: u32) -> Result<GuestSession> {
+    let stream = vsock::connect_to(cid, VSOCK_PORT)?;
+    let reader = BufReader::with_capacity(MAX_DATA, stream.try_clone()?);
+    Ok(Session::open(reader, stream)?)
+}
+
+fn connect_by_name(name: &str) -> Result<GuestSession> {
+    let cid = vm::running_cid(name)?;
+    connect(cid).with_context(|| format!("agent of VM \"{name}\""))
+}
+
+/// Runs a program; its streams and exit status pass through.
+pub fn exec(name: &str, argv: Vec<String>) -> Result<ExitCode> {
+    run(name, &Exec { argv, ..Exec::default() })
+}
+
+/// Gives a prompt.
+pub fn shell(name: &str) -> Result<ExitCode> {
+    let raw = RawMode::enter().context("terminal")?;
+    let size = raw.as_ref().map(|_| terminal::size().unwrap_or((24, 80)));
+    let env = std::env::var("TERM").map(|kind| ("TERM".to_owned(), kind)).into_iter().collect();
+    let result = run(name, &Exec { argv: vec!["bash".into(), "-l".into()], env, terminal: size });
+    drop(raw);
+    result
+}
+
+fn run(name: &str, exec: &Exec) -> Result<ExitCode> {
+    let mut session = connect_by_name(name)?;
+    let stdin = io::stdin();
+    let mut stdout = File::from(unbuffered_stdout()?);
+    let input = Input::From(stdin.as_fd());
+    let status = session
+        .exec(exec, input, &mut stdout, &mut io::stderr())
+        .map_err(|error| vm::explain(name, error))?;
+    // Statuses of programs are within 0 to 255.
+    Ok(ExitCode::from(u8::try_from(status).unwrap_or(u8::MAX)))
+}
+
+/// Standard output without the line buffer that std puts before it: what comes is a frame each.
+fn unbuffered_stdout() -> io::Result<std::os::fd::OwnedFd> {
+    io::stdout().as_fd().try_clone_to_owned()
+}
+
+/// Copies a file into the VM.
+pub fn put(name: &str, source: &Path, destination: &str) -> Result<()> {
+    let file = File::open(source).with_context(|| source.display().to_string())?;
+    let metadata = file.metadata().with_context(|| source.display().to_string())?;
+    ensure!(metadata.is_file(), "{}: not a file; directories are not copied", source.display());
+    let mode = metadata.permissions().mode() & 0o777;
+    let mut session = connect_by_name(name)?;
+    session.put(destination, mode, file.as_fd()).map_err(|error| vm::explain(name, error))
+}
+
+/// Copies a file from the VM.
+pub fn get(name: &str, source: &str, destination: &Path) -> Result<()> {
+    let context = || destination.display().to_string();
+    let mut session = connect_by_name(name)?;
+    let mut temporary = destination.as_os_str().to_owned();
+    temporary.push(".lab-get");
+    let mut file = File::create(&temporary).with_context(context)?;
+    let result = session.get(source, &mut file).map_err(|error| vm::explain(name, error));
+    if let Err(error) = result {
+        fs::remove_file(&temporary).with_context(context)?;
+        return Err(error);
+    }
+    fs::rename(&temporary, destination).with_context(context)
+}

@@ -1,0 +1,292 @@
+//! The life of a VM.
+//!
+//! ```text
+//! /run/lab-vm/.lock            held while a VM is added or removed
+//! /run/lab-vm/NAME/            made by start, removed by stop
+//!     cid                      context id of AF_VSOCK
+//!     pid                      process of QEMU, locked by it while it lives
+//!     qmp.sock                 monitor for whoever manages the VM; lab-vm does not touch it
+//!     ctl.sock                 monitor for lab-vm
+//!     console.log              console of the guest
+//! /run/vnuma/qmp/NAME.sock     symbolic link to qmp.sock while the VM runs
+//! ```
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use nix::fcntl::{Flock, FlockArg};
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::host::read_nodes;
+use crate::plan::{Plan, Request, check_name, plan};
+use crate::qemu::{Files, options};
+use crate::qmp::Qmp;
+use crate::session;
+
+const VMS: &str = "/run/lab-vm";
+const QMP_LINKS: &str = "/run/vnuma/qmp";
+const KERNELS: &str = "/run/lab/kernels";
+/// How long a guest may take to boot; nested under emulation it is 5 to 20 s, with several at once more.
+const BOOT_LIMIT: Duration = Duration::from_secs(240);
+/// How long QEMU may take to end after it was asked to.
+const QUIT_LIMIT: Duration = Duration::from_secs(5);
+/// Lines of the console that an error shows.
+const TAIL_LINES: usize = 25;
+/// Context ids below are reserved.
+const FIRST_CID: u32 = 3;
+
+fn directory(name: &str) -> PathBuf {
+    Path::new(VMS).join(name)
+}
+
+fn link(name: &str) -> PathBuf {
+    Path::new(QMP_LINKS).join(format!("{name}.sock"))
+}
+
+/// Starts a VM and waits until its agent answers.
+pub fn start(request: &Request, verbose: bool) -> Result<()> {
+    let plan = plan(request, &read_nodes(Path::new("/"))?)?;
+    let kernel = Path::new(KERNELS).join(&request.kernel);
+    ensure!(
+        kernel.join("vmlinuz").exists(),
+        "--kernel {}: expected one of: {}",
+        request.kernel,
+        names(KERNELS)?
+    );
+    let name = request.name.as_str();
+    let cid = reserve(name)?;
+    let result = launch(name, &plan, cid, &kernel, verbose).and_then(|()| await_agent(name, cid));
+    if let Err(error) = result {
+        let text = format!("{error:#}\n{}", tail(name));
+        // The first error is the one to tell.
+        let _ = remove(name);
+        bail!("VM \"{name}\" did not start: {text}");
+    }
+    // Last, so that who watches the directory sees only VMs that are up.
+    fs::create_dir_all(QMP_LINKS).context(QMP_LINKS)?;
+    symlink(directory(name).join("qmp.sock"), link(name)).with_context(|| link(name).display().to_string())
+}
+
+/// Makes the directory of a VM, which nobody else may have, and finds a free context id.
+fn reserve(name: &str) -> Result<u32> {
+    fs::create_dir_all(VMS).context(VMS)?;
+    let _lock = lock()?;
+    let directory = directory(name);
+    match fs::create_dir(&directory) {
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            bail!("VM \"{name}\": there is one of that name already; \"lab-vm stop {name}\" ends it");
+        }
+        Err(error) => return Err(error).with_context(|| directory.display().to_string()),
+    }
+    let taken: BTreeSet<u32> = all()?.iter().filter_map(|name| read_number(name, "cid").ok()).collect();
+    let cid = (FIRST_CID..).find(|cid| !taken.contains(cid)).unwrap_or(FIRST_CID);
+    fs::write(directory.join("cid"), format!("{cid}\n"))?;
+    Ok(cid)
+}
+
+fn lock() -> Result<Flock<File>> {
+    let path = Path::new(VMS).join(".lock");
+    let file = File::create(&path).with_context(|| path.display().to_string())?;
+    Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, errno)| anyhow!("{}: {errno}", path.display()))
+}
+
+/// Starts QEMU, pins its vCPU threads and lets it go.
+fn launch(name: &str, plan: &Plan, cid: u32, kernel: &Path, verbose: bool) -> Result<()> {
+    let directory = directory(name);
+    let (vmlinuz, initrd) = (kernel.join("vmlinuz"), kernel.join("initrd"));
+    let groups =
+        options(name, plan, cid, &Files { kernel: &vmlinuz, initrd: &initrd, directory: &directory });
+    if verbose {
+        println!("{}", readable(&groups));
+    }
+    // QEMU says what is wrong before it goes to the background.
+    let output = Command::new("qemu-system-x86_64").args(groups.concat()).stdin(Stdio::null()).output();
+    let output = output.context("qemu-system-x86_64")?;
+    if !output.status.success() {
+        bail!("qemu-system-x86_64: {}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim());
+    }
+    let mut qmp = Qmp::connect(&directory.join("ctl.sock"))?;
+    for thread in qmp.vcpu_threads()? {
+        let node = plan.nodes.iter().find(|node| node.vcpus.contains(&thread.index));
+        if let Some(home) = node.and_then(|node| node.home.as_ref()) {
+            pin(thread.tid, &home.cpus).with_context(|| format!("vCPU {}", thread.index))?;
+        }
+    }
+    qmp.run("cont").map(drop)
+}
+
+fn pin(tid: i32, cpus: &[usize]) -> Result<()> {
+    let mut set = CpuSet::new();
+    for &cpu in cpus {
+        set.set(cpu).with_context(|| format!("CPU {cpu}"))?;
+    }
+    sched_setaffinity(Pid::from_raw(tid), &set)
+        .with_context(|| format!("pinning thread {tid} to CPUs {cpus:?}"))
+}
+
+/// One option a line.
+fn readable(groups: &[Vec<String>]) -> String {
+    let quoted = |word: &String| if word.contains(' ') { format!("'{word}'") } else { word.clone() };
+    let lines = groups.iter().map(|group| group.iter().map(quoted).collect::<Vec<_>>().join(" "));
+    format!("qemu-system-x86_64 \\\n  {}", lines.collect::<Vec<_>>().join(" \\\n  "))
+}
+
+fn await_agent(name: &str, cid: u32) -> Result<()> {
+    let started = Instant::now();
+    loop {
+        match session::connect(cid) {
+            Ok(_) => return Ok(()),
+            Err(_) if !alive(name) => bail!("QEMU has ended"),
+            Err(error) if started.elapsed() > BOOT_LIMIT => {
+                return Err(
+                    error.context(format!("its agent did not answer within {} s", BOOT_LIMIT.as_secs()))
+                );
+            }
+            Err(_) => std::thread::sleep(Duration::from_millis(100)),
+        }
+    }
+}
+
+/// Stops a VM at once. Its changes live in its memory, so nothing is lost by that.
+pub fn stop(name: &str) -> Result<()> {
+    existing(name)?;
+    remove(name)
+}
+
+fn remove(name: &str) -> Result<()> {
+    match fs::remove_file(link(name)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            return Err(error).with_context(|| link(name).display().to_string());
+        }
+        _ => {}
+    }
+    if let Some(pid) = pid(name) {
+        // QEMU closes the connection when it quits, before or after it answers.
+        let _ = Qmp::connect(&directory(name).join("ctl.sock")).and_then(|mut qmp| qmp.run("quit"));
+        let started = Instant::now();
+        while alive(name) {
+            if started.elapsed() > QUIT_LIMIT {
+                // It has ended meanwhile if this fails.
+                let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+            }
+            ensure!(started.elapsed() < 4 * QUIT_LIMIT, "VM \"{name}\": QEMU {pid} does not end");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+    let _lock = lock()?;
+    fs::remove_dir_all(directory(name)).with_context(|| directory(name).display().to_string())
+}
+
+/// Prints name, process and state of every VM.
+pub fn list() -> Result<()> {
+    let mut stdout = io::stdout().lock();
+    for name in all()? {
+        let state = if alive(&name) { "running" } else { "dead" };
+        let pid = pid(&name).map_or_else(|| "-".to_owned(), |pid| pid.to_string());
+        writeln!(stdout, "{name}\t{pid}\t{state}")?;
+    }
+    Ok(())
+}
+
+/// Prints the console of a VM.
+pub fn log(name: &str) -> Result<()> {
+    existing(name)?;
+    let path = directory(name).join("console.log");
+    let mut file = File::open(&path).with_context(|| path.display().to_string())?;
+    io::copy(&mut file, &mut io::stdout().lock())?;
+    Ok(())
+}
+
+/// The context id of a VM that runs.
+pub fn running_cid(name: &str) -> Result<u32> {
+    existing(name)?;
+    ensure!(alive(name), "VM \"{name}\" has died; the end of its console:\n{}", tail(name));
+    read_number(name, "cid")
+}
+
+/// Tells why a session with a VM broke.
+pub fn explain(name: &str, error: vnuma_lab_agent::client::ClientError) -> anyhow::Error {
+    let started = Instant::now();
+    // The connection breaks a moment before QEMU's end can be seen.
+    while matches!(error, vnuma_lab_agent::client::ClientError::Gone)
+        && started.elapsed() < Duration::from_secs(2)
+    {
+        if !alive(name) {
+            return anyhow!("VM \"{name}\" has died; the end of its console:\n{}", tail(name));
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    anyhow::Error::new(error).context(format!("VM \"{name}\""))
+}
+
+fn existing(name: &str) -> Result<()> {
+    check_name(name)?;
+    ensure!(
+        directory(name).is_dir(),
+        "VM \"{name}\": there is none of that name; there are: {}",
+        all()?.join(", ")
+    );
+    Ok(())
+}
+
+/// Names of all VMs.
+fn all() -> Result<Vec<String>> {
+    if !Path::new(VMS).exists() {
+        return Ok(Vec::new());
+    }
+    let entries = fs::read_dir(VMS).context(VMS)?.flatten();
+    let mut found: Vec<String> = entries
+        .filter(|entry| entry.path().is_dir())
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .filter(|name| check_name(name).is_ok())
+        .collect();
+    found.sort();
+    Ok(found)
+}
+
+fn names(directory: &str) -> Result<String> {
+    let entries = fs::read_dir(directory).with_context(|| directory.to_owned())?.flatten();
+    let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.sort();
+    Ok(names.join(", "))
+}
+
+fn read_number<T: std::str::FromStr>(name: &str, file: &str) -> Result<T> {
+    let path = directory(name).join(file);
+    let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    text.trim().parse().map_err(|_| anyhow!("{}: \"{}\" is no number", path.display(), text.trim()))
+}
+
+/// The process of a VM's QEMU, as far as it has come to writing it down.
+fn pid(name: &str) -> Option<i32> {
+    read_number(name, "pid").ok().filter(|&pid| pid > 1)
+}
+
+/// Whether the VM's QEMU lives: the number in the file could belong to another process by now.
+fn alive(name: &str) -> bool {
+    let Some(pid) = pid(name) else { return false };
+    let socket = directory(name).join("ctl.sock");
+    let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    String::from_utf8_lossy(&command).contains(&socket.display().to_string())
+}
+
+/// The end of a VM's console.
+fn tail(name: &str) -> String {
+    let bytes = fs::read(directory(name).join("console.log")).unwrap_or_default();
+    let text = String::from_utf8_lossy(&bytes);
+    let lines: Vec<&str> = text.lines().collect();
+    let tail = &lines[lines.len().saturating_sub(TAIL_LINES)..];
+    if tail.is_empty() {
+        return "  (the console is empty)".into();
+    }
+    tail.iter().map(|line| format!("  {}", line.trim_end_matches('\r'))).collect::<Vec<_>>().join("\n")
+}

@@ -1,0 +1,234 @@
+//! Builds the guest driver, `guest/driver`, for a kernel of the image: in the image's tree, whose compiler and
+//! headers belong to that kernel. What was built is cached under the hash of its sources.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use nix::fcntl::FlockArg;
+use sha2::{Digest, Sha256};
+
+use crate::cache::{cache_dir, lock, remove_tree, try_lock};
+use crate::children::ScratchDir;
+use crate::image::{Image, ImageError};
+use crate::progress::Progress;
+
+/// Folders of the checkout that the build needs, at the same places relative to each other.
+const FOLDERS: [&str; 3] = ["guest/driver", "abi/topology-channel/include", "abi/guest-device/include"];
+/// Builds that are kept in the cache.
+const KEPT: usize = 8;
+
+/// Why there is no driver.
+#[derive(Debug, thiserror::Error)]
+pub enum DriverError {
+    /// No image.
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    /// The image has no such kernel.
+    #[error("kernel \"{name}\" is not in the image; there are: {known}")]
+    Kernel {
+        /// What was asked for.
+        name: String,
+        /// What there is.
+        known: String,
+    },
+    /// A file.
+    #[error("{path}: {source}")]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The compiler or make failed.
+    #[error("make of guest/driver for {release} failed with {status}:\n{output}")]
+    Make {
+        /// The kernel.
+        release: String,
+        /// How it ended.
+        status: std::process::ExitStatus,
+        /// What it said.
+        output: String,
+    },
+}
+
+/// Builds the driver for the kernel of the image with that name, such as `6.12`; path of `vnuma.ko`.
+pub fn build(kernel: &str) -> Result<PathBuf, DriverError> {
+    Ok(built(kernel)?.join("vnuma.ko"))
+}
+
+/// Builds the driver's check tools, which run in guests of that kernel; the directory that they are in.
+pub fn tools(kernel: &str) -> Result<PathBuf, DriverError> {
+    Ok(built(kernel)?.join("test"))
+}
+
+fn file_error(path: &Path) -> impl FnOnce(io::Error) -> DriverError {
+    let path = path.to_owned();
+    move |source| DriverError::File { path, source }
+}
+
+/// The directory of the cache with what was built.
+fn built(name: &str) -> Result<PathBuf, DriverError> {
+    let image = Image::ensure(Progress::Show)?;
+    let Some(kernel) = image.kernel(name) else {
+        let known = image.kernels().iter().map(|kernel| kernel.name.as_str()).collect::<Vec<_>>().join(", ");
+        return Err(DriverError::Kernel { name: name.to_owned(), known });
+    };
+    let checkout = crate::lab_dir().join("..");
+    let sources = sources(&checkout)?;
+    let hash = hash(&kernel.release, &sources);
+    let results = cache_dir().join("driver");
+    let result = results.join(&hash);
+    let _lock = lock(&result, FlockArg::LockExclusive).map_err(file_error(&result))?;
+    if !result.join("vnuma.ko").exists() {
+        make(&image, &kernel.release, &sources, &result)?;
+        prune(&results, &hash);
+    }
+    Ok(result)
+}
+
+/// Path within the checkout and content of everything that the build needs, sorted.
+fn sources(checkout: &Path) -> Result<Vec<(PathBuf, Vec<u8>)>, DriverError> {
+    let mut files = Vec::new();
+    let mut folders: Vec<PathBuf> = FOLDERS.iter().map(PathBuf::from).collect();
+    while let Some(folder) = folders.pop() {
+        let path = checkout.join(&folder);
+        for entry in fs::read_dir(&path).map_err(file_error(&path))? {
+            let entry = entry.map_err(file_error(&path))?;
+            let name = folder.join(entry.file_name());
+            let kind = entry.file_type().map_err(file_error(&entry.path()))?;
+            if kind.is_dir() {
+                folders.push(name);
+            } else if kind.is_file() && is_source(&name) {
+                let content = fs::read(entry.path()).map_err(file_error(&entry.path()))?;
+                files.push((name, content));
+            }
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+/// What builds in the checkout leave behind is no source.
+fn is_source(path: &Path) -> bool {
+    let extension = path.extension().and_then(|extension| extension.to_str());
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    matches!(extension, Some("c" | "h" | "S" | "conf")) && !name.ends_with(".mod.c")
+        || matches!(name, "Kbuild" | "Makefile")
+}
+
+fn hash(release: &str, sources: &[(PathBuf, Vec<u8>)]) -> String {
+    let mut digest = Sha256::new();
+    digest.update(release.as_bytes());
+    for (path, content) in sources {
+        for part in [path.as_os_str().as_encoded_bytes(), content] {
+            digest.update((part.len() as u64).to_le_bytes());
+            digest.update(part);
+        }
+    }
+    digest.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn make(
+    image: &Image,
+    release: &str,
+    sources: &[(PathBuf, Vec<u8>)],
+    result: &Path,
+) -> Result<(), DriverError> {
+    let parent = image.tree().join("var/tmp");
+    let temporary = tempfile::Builder::new().prefix("vnuma-driver-").tempdir_in(&parent);
+    let scratch = ScratchDir::adopt(temporary.map_err(file_error(&parent))?.keep());
+    for (name, content) in sources {
+        let path = scratch.path().join(name);
+        let write = || -> io::Result<()> {
+            path.parent().map_or(Ok(()), fs::create_dir_all)?;
+            fs::write(&path, content)
+        };
+        write().map_err(file_error(&path))?;
+    }
+    let inside = Path::new("/var/tmp").join(scratch.path().file_name().unwrap_or_default());
+    let mut command = Command::new("chroot");
+    command.arg(image.tree()).args(["make", "--no-print-directory", "-C"]).arg(inside.join("guest/driver"));
+    command.arg(format!("KDIR=/lib/modules/{release}/build")).args(["modules", "check-tools"]);
+    // The settings of a make that calls this are not meant for that one.
+    command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("LC_ALL", "C");
+    let output = command.output().map_err(file_error(Path::new("chroot")))?;
+    if !output.status.success() {
+        let text = [output.stdout, output.stderr].concat();
+        let output_text = String::from_utf8_lossy(&text).into_owned();
+        return Err(DriverError::Make { release: release.into(), status: output.status, output: output_text });
+    }
+    install(&scratch.path().join("guest/driver"), result)
+}
+
+/// Copies what was built beside the result and renames it.
+fn install(from: &Path, result: &Path) -> Result<(), DriverError> {
+    let temporary = result.with_extension("tmp");
+    remove_tree(&temporary).map_err(file_error(&temporary))?;
+    fs::create_dir_all(temporary.join("test")).map_err(file_error(&temporary))?;
+    let scratch = ScratchDir::adopt(temporary.clone());
+    fs::copy(from.join("vnuma.ko"), temporary.join("vnuma.ko")).map_err(file_error(&from.join("vnuma.ko")))?;
+    let tests = from.join("test");
+    for entry in fs::read_dir(&tests).map_err(file_error(&tests))?.flatten() {
+        if !is_source(&entry.path()) {
+            let target = temporary.join("test").join(entry.file_name());
+            fs::copy(entry.path(), &target).map_err(file_error(&entry.path()))?;
+        }
+    }
+    fs::rename(&temporary, result).map_err(file_error(result))?;
+    scratch.disarm();
+    Ok(())
+}
+
+/// Removes all but the newest builds that nobody uses; what cannot be removed is tried again next time.
+fn prune(results: &Path, keep: &str) {
+    let entries = fs::read_dir(results).into_iter().flatten().flatten();
+    let mut builds: Vec<_> = entries
+        .filter(|entry| entry.path().is_dir() && entry.file_name() != keep)
+        .filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry.path())))
+        .collect();
+    builds.sort();
+    let old = builds.len().saturating_sub(KEPT);
+    for (_, path) in &builds[..old] {
+        if let Ok(Some(_exclusive)) = try_lock(path) {
+            let _ = remove_tree(path);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_builds_leave_behind_is_no_source() {
+        for name in ["main.c", "vnuma.h", "Kbuild", "Makefile", "dkms.conf"] {
+            assert!(is_source(Path::new(name)), "{name}");
+        }
+        for name in ["main.o", "vnuma.mod.c", "vnuma.ko", ".main.o.cmd", "Module.symvers", "test/vnuma-check"] {
+            assert!(!is_source(Path::new(name)), "{name}");
+        }
+    }
+
+    #[test]
+    fn the_hash_follows_kernel_names_and_contents() {
+        let file = |name: &str, text: &str| (PathBuf::from(name), text.as_bytes().to_vec());
+        let one = hash("6.12", &[file("a", "bc"), file("d", "")]);
+        assert_eq!(one, hash("6.12", &[file("a", "bc"), file("d", "")]));
+        let others = [
+            hash("6.13", &[file("a", "bc"), file("d", "")]),
+            hash("6.12", &[file("ab", "c"), file("d", "")]),
+            hash("6.12", &[file("a", "bcd"), file("", "")]),
+        ];
+        assert!(others.iter().all(|other| *other != one));
+    }
+
+    #[test]
+    fn the_sources_of_the_project_are_found() {
+        let sources = sources(&crate::lab_dir().join("..")).unwrap();
+        let has = |name: &str| sources.iter().any(|(path, _)| path == Path::new(name));
+        assert!(has("guest/driver/Kbuild"));
+        assert!(has("abi/topology-channel/include/vnuma/topology_channel.h"));
+    }
+}
