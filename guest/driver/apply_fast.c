@@ -18,6 +18,7 @@
  *	  NUMA levels with the node that it is the first of	kernel/sched/topology.c
  *	  the CPU into the NUMA masks of its new node		kernel/sched/topology.c
  *	caches shared within a node only			arch/x86/kernel/smpboot.c
+ *	distances and NUMA levels, if the host tells new ones	distances.c
  *	unlock
  *	one rebuild of the scheduler's domains			kernel/cgroup/cpuset.c
  *	sysfs links						drivers/base/node.c
@@ -178,6 +179,34 @@ static void share_caches(int cpu)
 	}
 }
 
+/*
+ * sched_update_numa() builds the levels again when the first CPU of a node comes,
+ * and there is no other way to ask for it. So the node with the fewest CPUs seems
+ * to have one for that time. Nobody else builds domains meanwhile; what else reads
+ * a node's mask finds fewer CPUs for some microseconds (a grace period).
+ */
+static void rebuild_levels(struct cpumask *others)
+{
+	int node, least = NUMA_NO_NODE, first, cpu;
+
+	for_each_node_state(node, N_CPU)
+		if (least == NUMA_NO_NODE ||
+		    cpumask_weight(cpumask_of_node(node)) <
+			    cpumask_weight(cpumask_of_node(least)))
+			least = node;
+
+	first = cpumask_first(cpumask_of_node(least));
+	cpumask_copy(others, cpumask_of_node(least));
+	cpumask_clear_cpu(first, others);
+	for_each_cpu(cpu, others)
+		cpumask_clear_cpu(cpu, node_to_cpumask_map[least]);
+	vnuma_symbols.sched_update_numa(first, true);
+	for_each_cpu(cpu, others) {
+		cpumask_set_cpu(cpu, node_to_cpumask_map[least]);
+		vnuma_symbols.sched_domains_numa_masks_set(cpu);
+	}
+}
+
 static bool find_move(const struct vnuma_topology *topology, int cpu,
 		      struct move *move)
 {
@@ -236,6 +265,38 @@ static void change_links(void)
 	vnuma_symbols.unlock_device_hotplug();
 }
 
+/* What was changed, and so has to be built again. */
+struct changes {
+	cpumask_var_t moved;
+	cpumask_var_t others;	/* for rebuild_levels() */
+	bool domains;
+	bool distances;
+};
+
+static int change_locked(struct vnuma_topology *topology,
+			 struct vnuma_topology **old, struct changes *changes,
+			 struct vnuma_reason *why)
+{
+	int err = vnuma_topology_check(topology, why);
+
+	if (err)
+		return err;
+	changes->domains = change_maps(topology, changes->moved);
+	changes->distances = vnuma_distances_write(topology);
+	if (changes->distances) {
+		rebuild_levels(changes->others);
+		changes->domains = true;
+	}
+	/*
+	 * Domains over the same CPUs count as unchanged unless the architecture says
+	 * otherwise. Set under the mutex: a rebuild by someone else is then as good.
+	 */
+	if (changes->domains)
+		WRITE_ONCE(*vnuma_symbols.x86_topology_update, true);
+	*old = vnuma_topology_set_current(topology);
+	return 0;
+}
+
 /**
  * vnuma_fast_apply - make the kernel's maps agree with a publication
  * @topology: checked; stays in use until the next call
@@ -247,36 +308,32 @@ static void change_links(void)
 int vnuma_fast_apply(struct vnuma_topology *topology,
 		     struct vnuma_topology **old, struct vnuma_reason *why)
 {
-	cpumask_var_t moved;
-	bool rebuild = false;
+	struct changes changes = { };
 	int err;
 
-	if (!zalloc_cpumask_var(&moved, GFP_KERNEL))
+	if (!zalloc_cpumask_var(&changes.moved, GFP_KERNEL))
 		return vnuma_because(why, -ENOMEM, "no memory for a CPU mask");
+	if (!zalloc_cpumask_var(&changes.others, GFP_KERNEL)) {
+		free_cpumask_var(changes.moved);
+		return vnuma_because(why, -ENOMEM, "no memory for a CPU mask");
+	}
 
 	/* Each emptied or filled node costs a grace period. */
 	rcu_expedite_gp();
 	cpus_read_lock();
 	mutex_lock(vnuma_symbols.sched_domains_mutex);
-	err = vnuma_topology_check(topology, why);
-	if (!err) {
-		rebuild = change_maps(topology, moved);
-		*old = vnuma_topology_set_current(topology);
-	}
-	/*
-	 * Domains over the same CPUs count as unchanged unless the architecture says
-	 * otherwise. Set under the mutex: a rebuild by someone else is then as good.
-	 */
-	if (rebuild)
-		WRITE_ONCE(*vnuma_symbols.x86_topology_update, true);
+	err = change_locked(topology, old, &changes, why);
 	mutex_unlock(vnuma_symbols.sched_domains_mutex);
 	cpus_read_unlock();
-	if (rebuild)
+	if (changes.domains)
 		vnuma_symbols.rebuild_sched_domains();
 	rcu_unexpedite_gp();
 
+	if (changes.distances)
+		vnuma_distances_rebuild_zonelists();
 	if (!err)
 		change_links();
-	free_cpumask_var(moved);
+	free_cpumask_var(changes.others);
+	free_cpumask_var(changes.moved);
 	return err;
 }

@@ -87,7 +87,7 @@ void vnuma_device_report(const struct vnuma_report *report)
 	if (topology) {
 		fill_cpus();
 		page->nr_nodes = topology->nr_nodes;
-		page->distances = vnuma_topology_distances(topology);
+		page->distances = vnuma_distances_state(topology);
 		page->applied_ns = ktime_get_ns();
 		page->updates++;
 		/* Some readers load this one alone, hence last and whole. */

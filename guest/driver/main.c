@@ -260,8 +260,12 @@ static int choose_mode(void)
 		return -EINVAL;
 	}
 	fast_mode = !vnuma_symbols_init();
-	if (fast_mode)
+	if (fast_mode) {
+		if (vnuma_symbols_missing()[0])
+			pr_info("vnuma: distances stay as they are, missing: %s\n",
+				vnuma_symbols_missing());
 		return 0;
+	}
 	pr_warn("vnuma: fast mode is off, missing: %s\n",
 		vnuma_symbols_missing());
 	return strcmp(mode, "fast") ? 0 : -EOPNOTSUPP;

@@ -28,9 +28,10 @@ static const struct {
 	const char *name;
 	void *target;		/* member of vnuma_symbols, pointer-sized */
 	bool is_function;
+	bool is_optional;
 } wanted[] = {
-#define FUNCTION(sym)	{ #sym, &vnuma_symbols.sym, true }
-#define DATA(sym)	{ #sym, &vnuma_symbols.sym, false }
+#define FUNCTION(sym)	{ #sym, &vnuma_symbols.sym, .is_function = true }
+#define DATA(sym)	{ #sym, &vnuma_symbols.sym }
 	FUNCTION(sched_update_numa),
 	FUNCTION(sched_domains_numa_masks_set),
 	FUNCTION(sched_domains_numa_masks_clear),
@@ -43,12 +44,17 @@ static const struct {
 	DATA(x86_topology_update),
 	DATA(cpu_llc_shared_map),
 	DATA(cpu_l2c_shared_map),
-	{ "__apicid_to_node", &vnuma_symbols.apicid_to_node, false },
+	{ "__apicid_to_node", &vnuma_symbols.apicid_to_node },
+	{ "numa_distance", &vnuma_symbols.numa_distance, .is_optional = true },
+	{ "numa_distance_cnt", &vnuma_symbols.numa_distance_cnt,
+	  .is_optional = true },
+	{ "build_all_zonelists", &vnuma_symbols.build_all_zonelists,
+	  .is_function = true, .is_optional = true },
 #undef FUNCTION
 #undef DATA
 };
 
-/* Names with a blank between them; empty if fast mode has everything. */
+/* Names with a blank between them; empty if there is everything. */
 static char missing[512];
 
 static void add_missing(const char *name, const char *note)
@@ -97,6 +103,22 @@ static lookup_fn find_lookup(void)
 	return callable(address) ? (lookup_fn)address : NULL;
 }
 
+static bool find(lookup_fn lookup, int i)
+{
+	unsigned long address = lookup(wanted[i].name);
+
+	if (!address) {
+		add_missing(wanted[i].name, "");
+		return false;
+	}
+	if (wanted[i].is_function && !callable(address)) {
+		add_missing(wanted[i].name, "(sealed)");
+		return false;
+	}
+	*(unsigned long *)wanted[i].target = address;
+	return true;
+}
+
 /**
  * vnuma_symbols_init - look all symbols up
  *
@@ -106,23 +128,16 @@ static lookup_fn find_lookup(void)
 int vnuma_symbols_init(void)
 {
 	lookup_fn lookup = find_lookup();
-	int i;
+	int i, err = 0;
 
 	if (!lookup) {
 		add_missing("kallsyms_lookup_name", "");
 		return -ENOENT;
 	}
-	for (i = 0; i < ARRAY_SIZE(wanted); i++) {
-		unsigned long address = lookup(wanted[i].name);
-
-		if (!address)
-			add_missing(wanted[i].name, "");
-		else if (wanted[i].is_function && !callable(address))
-			add_missing(wanted[i].name, "(sealed)");
-		else
-			*(unsigned long *)wanted[i].target = address;
-	}
-	return missing[0] ? -ENOENT : 0;
+	for (i = 0; i < ARRAY_SIZE(wanted); i++)
+		if (!find(lookup, i) && !wanted[i].is_optional)
+			err = -ENOENT;
+	return err;
 }
 
 /** vnuma_symbols_missing - names of the symbols that were not found */

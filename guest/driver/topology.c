@@ -121,27 +121,6 @@ int vnuma_topology_check(const struct vnuma_topology *topology,
 }
 
 /**
- * vnuma_topology_distances - VNUMA_GD_DISTANCES_* of a publication
- * @topology: current publication
- */
-u32 vnuma_topology_distances(const struct vnuma_topology *topology)
-{
-	int from, to;
-
-	for_each_online_node(from) {
-		for_each_online_node(to) {
-			if (from >= topology->nr_nodes ||
-			    to >= topology->nr_nodes)
-				continue;
-			if (topology->distance[from][to] !=
-			    node_distance(from, to))
-				return VNUMA_GD_DISTANCES_UNSUPPORTED;
-		}
-	}
-	return VNUMA_GD_DISTANCES_SAME;
-}
-
-/**
  * vnuma_topology_set_current - what CPUs that come online later are told by
  * @topology: accepted publication
  *

@@ -7,6 +7,7 @@
  *	topology.c	looking a topology up; agreement with this guest; CPU hotplug
  *	symbols.c	kernel symbols that are not exported
  *	apply_fast.c	kernel maps changed in place
+ *	distances.c	the kernel's table of distances
  *	device.c	/dev/vnuma, uevents, attributes
  */
 #ifndef VNUMA_H
@@ -70,7 +71,6 @@ int vnuma_channel_read(const struct vnuma_channel *channel,
 int vnuma_topology_node(const struct vnuma_topology *topology, int cpu);
 int vnuma_topology_check(const struct vnuma_topology *topology,
 			 struct vnuma_reason *why);
-u32 vnuma_topology_distances(const struct vnuma_topology *topology);
 struct vnuma_topology *
 vnuma_topology_set_current(struct vnuma_topology *topology);
 int vnuma_hotplug_init(struct vnuma_topology *first);
@@ -81,7 +81,8 @@ struct vnuma_topology *vnuma_hotplug_exit(void);
 /**
  * struct vnuma_symbols - what fast mode needs and the kernel does not export
  *
- * Each pointer is either valid or NULL; fast mode needs all of them.
+ * Each pointer is either valid or NULL. Fast mode needs all but the last three,
+ * without which the kernel keeps its distances.
  */
 struct vnuma_symbols {
 	/* kernel/sched/topology.c */
@@ -103,6 +104,11 @@ struct vnuma_symbols {
 	/* drivers/base/core.c */
 	void (*lock_device_hotplug)(void);
 	void (*unlock_device_hotplug)(void);
+	/* mm/numa_memblks.c, until 6.11 arch/x86/mm/numa.c */
+	u8 **numa_distance;
+	int *numa_distance_cnt;
+	/* mm/page_alloc.c */
+	void (*build_all_zonelists)(void *pgdat);
 };
 
 extern struct vnuma_symbols vnuma_symbols;
@@ -113,6 +119,12 @@ const char *vnuma_symbols_missing(void);
 int vnuma_fast_apply(struct vnuma_topology *topology,
 		     struct vnuma_topology **old, struct vnuma_reason *why);
 void vnuma_fast_set_offline(int cpu, int node);
+
+/* distances.c */
+bool vnuma_distances_differ(const struct vnuma_topology *topology);
+bool vnuma_distances_write(const struct vnuma_topology *topology);
+void vnuma_distances_rebuild_zonelists(void);
+u32 vnuma_distances_state(const struct vnuma_topology *topology);
 
 /* device.c */
 

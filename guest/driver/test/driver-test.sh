@@ -207,7 +207,9 @@ moves
 kernel_log
 echo quit >&"${FAKE[1]}"
 
-sort -n "$latencies" | awk -v f=$failures '{ v[NR] = $1 / 1000 }
+sort -n "$latencies" | awk -v f="$failures" '
+	{ v[NR] = $1 / 1000 }
+	function at(share,   i) { i = int(NR * share) + 1; return v[i > NR ? NR : i] }
 	END { printf "%d failures, %d moves, told to acknowledged ms: p50 %.1f p99 %.1f max %.1f\n",
-		f, NR, v[int(NR / 2) + 1], v[int(NR * 0.99) + 1 > NR ? NR : int(NR * 0.99) + 1], v[NR] }'
+		f, NR, at(0.5), at(0.99), v[NR] }'
 ((failures == 0))

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Distances between nodes.
+ *
+ * node_distance() reads one table, which sysfs and NUMA balancing show and use as it
+ * is. Two things are derived from it: the levels of the scheduler's NUMA domains
+ * (apply_fast.c has them built again) and the order in which an allocation falls back
+ * to other nodes (build_all_zonelists(), mm/page_alloc.c, as after memory hotplug).
+ *
+ * The kernel's own needs are narrower than the channel's: its levels want symmetry,
+ * and the domain of a node holds that node alone only if no other is as near as the
+ * node itself. A table that misses them is not applied at all.
+ */
+#define pr_fmt(fmt) "vnuma: " fmt
+
+#include <linux/nodemask.h>
+#include <linux/topology.h>
+
+#include "vnuma.h"
+
+/* The table was changed since the module was loaded. */
+static bool applied;
+
+/* Nodes that both the host and this guest have. */
+static nodemask_t told_nodes(const struct vnuma_topology *topology)
+{
+	nodemask_t nodes = NODE_MASK_NONE;
+	int node;
+
+	for_each_online_node(node)
+		if (node < topology->nr_nodes)
+			node_set(node, nodes);
+	return nodes;
+}
+
+/**
+ * vnuma_distances_differ - does the host tell other distances than the kernel has?
+ * @topology: checked publication
+ */
+bool vnuma_distances_differ(const struct vnuma_topology *topology)
+{
+	nodemask_t nodes = told_nodes(topology);
+	int from, to;
+
+	for_each_node_mask(from, nodes)
+		for_each_node_mask(to, nodes)
+			if (topology->distance[from][to] !=
+			    node_distance(from, to))
+				return true;
+	return false;
+}
+
+/* Why the kernel cannot have these distances, or NULL. */
+static const char *obstacle(const struct vnuma_topology *topology)
+{
+	nodemask_t nodes = told_nodes(topology);
+	int from, to;
+
+	if (!vnuma_symbols.numa_distance || !vnuma_symbols.numa_distance_cnt ||
+	    !vnuma_symbols.build_all_zonelists)
+		return "a kernel symbol is missing";
+	for_each_node_mask(from, nodes) {
+		/* No table at all if the firmware has no SLIT. */
+		if (from >= *vnuma_symbols.numa_distance_cnt)
+			return "its table is too small";
+		for_each_node_mask(to, nodes) {
+			u8 distance = topology->distance[from][to];
+
+			if (from != to && distance <= VNUMA_TC_DISTANCE_LOCAL)
+				return "two nodes are at the local distance";
+			if (distance != topology->distance[to][from])
+				return "they are not symmetric";
+		}
+	}
+	return NULL;
+}
+
+/**
+ * vnuma_distances_write - change the kernel's table
+ * @topology: checked publication
+ *
+ * Call with sched_domains_mutex held. Return: whether it was changed, so that what is
+ * derived from it must be built again.
+ */
+bool vnuma_distances_write(const struct vnuma_topology *topology)
+{
+	nodemask_t nodes = told_nodes(topology);
+	int from, to, count;
+	const char *why;
+	u8 *table;
+
+	if (!vnuma_distances_differ(topology))
+		return false;
+	why = obstacle(topology);
+	if (why) {
+		pr_info_once("this kernel keeps its own distances: %s\n", why);
+		return false;
+	}
+	table = *vnuma_symbols.numa_distance;
+	count = *vnuma_symbols.numa_distance_cnt;
+	for_each_node_mask(from, nodes)
+		for_each_node_mask(to, nodes)
+			WRITE_ONCE(table[from * count + to],
+				   topology->distance[from][to]);
+	applied = true;
+	return true;
+}
+
+/** vnuma_distances_rebuild_zonelists - after vnuma_distances_write() */
+void vnuma_distances_rebuild_zonelists(void)
+{
+	/* All nodes; serialized by zonelist_update_seq. */
+	vnuma_symbols.build_all_zonelists(NULL);
+}
+
+/**
+ * vnuma_distances_state - VNUMA_GD_DISTANCES_* of the current publication
+ * @topology: current publication
+ */
+u32 vnuma_distances_state(const struct vnuma_topology *topology)
+{
+	if (vnuma_distances_differ(topology))
+		return VNUMA_GD_DISTANCES_UNSUPPORTED;
+	return applied ? VNUMA_GD_DISTANCES_APPLIED : VNUMA_GD_DISTANCES_SAME;
+}
