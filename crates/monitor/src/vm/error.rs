@@ -91,7 +91,7 @@ pub enum VmError {
         /// QEMU's index of the vCPU.
         vcpu: u32,
         /// The thread it named.
-        tid: i32,
+        tid: i64,
     },
     /// A name that cannot be used in paths and output.
     #[error("VM name `{name}` is refused: {reason}")]
@@ -137,7 +137,4 @@ pub enum VmError {
         /// How long it was waited for.
         limit_ms: u64,
     },
-    /// Not available in this build.
-    #[error("not supported yet")]
-    Unsupported,
 }

@@ -1,9 +1,37 @@
 //! VMs behind one trait: which there are, what they consist of, and their topology channel.
+//!
+//! The first backend speaks QMP with a QEMU that it does not trust:
+//!
+//! - **Who** is at the other end is what the kernel says of the socket (`SO_PEERPIDFD`, or
+//!   `SO_PEERCRED` and a pidfd). A thread that QEMU names is looked up in that process's
+//!   `/proc/PID/task` and refused if it is not there ([`VmError::ForeignThread`]).
+//! - **How long** it takes and **how much** it says is bounded: a second for a command, three for
+//!   all commands of one call, 4 MiB for a line, 4096 vCPUs, 256 events.
+//! - **What** it says is checked before it is used: names, numbers, ids that occur twice.
+//!
+//! A command that was not answered in time leaves the connection usable: answers carry the
+//! number of their command, so a late one is recognised. After nonsense or a broken line
+//! the connection is closed.
+//!
+//! Where it ends: a monitor serves one client at a time, so a socket that libvirt or an operator
+//! uses gives [`VmError::NoGreeting`]. A QEMU that was handed its listening socket by another
+//! process has that process's credentials, and its vCPUs are refused as foreign. Whether two
+//! VMs claim the same name is the caller's to find out.
 
+mod channel;
+mod client;
+mod commands;
+mod describe;
 mod error;
+mod name;
+pub mod numa;
+mod process;
 mod qmp;
+pub mod resident;
+mod wire;
 
 pub use error::VmError;
+pub use name::check_name;
 pub use qmp::QmpBackend;
 
 use std::{
@@ -51,7 +79,7 @@ pub enum VmEvent {
     Disconnected,
 }
 
-/// A connection to a VM. Calls block, each for about a second at most.
+/// A connection to a VM. Calls block, most for a second at most, those of many commands for three.
 pub trait VmConnection: Send {
     /// Asks for everything that is in a [`VmDescription`]. Thread ids are checked to belong
     /// to the VM's own process.
@@ -72,5 +100,7 @@ pub trait VmConnection: Send {
     /// The VM's process, immune to the reuse of its number.
     fn pidfd(&self) -> BorrowedFd<'_>;
     /// The connection's socket: readable when [`poll_event`](Self::poll_event) may have something.
+    /// Take events until there is none before waiting for it: some may have been received with
+    /// the answer to a command.
     fn event_fd(&self) -> BorrowedFd<'_>;
 }

@@ -1,34 +1,172 @@
 //! VMs by their QMP sockets.
 
-use super::{VmBackend, VmCandidate, VmConnection, VmError};
-use std::path::PathBuf;
+use super::{
+    VmBackend, VmCandidate, VmConnection, VmError, VmEvent, channel,
+    client::{COMMAND_LIMIT, Client},
+    describe,
+    name::check_name,
+    process::Process,
+};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::fs::FileTypeExt,
+    },
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+use vnuma_topology::VmDescription;
+
+/// How the file of a socket in the directory ends.
+const EXTENSION: &str = "sock";
+
+/// Most entries of the directory that are looked at.
+const ENTRY_LIMIT: usize = 4096;
+
+/// For all commands of one task. A single one has [`COMMAND_LIMIT`]; a QEMU that takes
+/// nearly that long for each of a thousand must not keep the caller for a quarter of an hour.
+const TASK_LIMIT: Duration = Duration::from_secs(3);
 
 /// VMs whose QMP sockets are in a directory, or listed one by one.
 #[derive(Clone, Debug, Default)]
 pub struct QmpBackend {
     directory: Option<PathBuf>,
     sockets: Vec<PathBuf>,
+    /// What has been complained of, so that it is done once.
+    refused: BTreeSet<PathBuf>,
 }
 
 impl QmpBackend {
     /// Every `*.sock` in `directory`, if one is given, and every path of `sockets`.
     pub fn new(directory: Option<PathBuf>, sockets: Vec<PathBuf>) -> Self {
-        Self { directory, sockets }
+        Self { directory, sockets, refused: BTreeSet::new() }
+    }
+
+    fn paths(&self) -> Vec<PathBuf> {
+        let mut paths = self.sockets.clone();
+        // A directory that is not there yet has no VMs in it.
+        let entries = self.directory.iter().filter_map(|directory| fs::read_dir(directory).ok()).flatten();
+        let mut found: Vec<PathBuf> = entries
+            .take(ENTRY_LIMIT)
+            .filter_map(|entry| Some(entry.ok()?.path()))
+            .filter(|path| path.extension().is_some_and(|extension| extension == EXTENSION))
+            .collect();
+        found.sort_unstable();
+        paths.append(&mut found);
+        paths
+    }
+
+    fn refuse(&mut self, path: &Path, reason: &str) {
+        if self.refused.insert(path.to_owned()) {
+            tracing::warn!(socket = %path.display(), reason, "not taken for a VM");
+        }
     }
 }
 
 impl VmBackend for QmpBackend {
     fn scan(&mut self) -> Vec<VmCandidate> {
-        Vec::new()
+        let mut found: BTreeMap<String, PathBuf> = BTreeMap::new();
+        for path in self.paths() {
+            // Through links: a directory may be filled with links to sockets elsewhere.
+            if !fs::metadata(&path).is_ok_and(|file| file.file_type().is_socket()) {
+                continue;
+            }
+            let name = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default().to_owned();
+            if let Err(error) = check_name(&name) {
+                self.refuse(&path, &error.to_string());
+                continue;
+            }
+            match found.get(&name) {
+                Some(other) if *other != path => {
+                    let reason = format!("{} has the same name", other.display());
+                    self.refuse(&path, &reason);
+                }
+                _ => {
+                    found.insert(name, path);
+                }
+            }
+        }
+        self.refused.retain(|path| path.exists());
+        found.into_iter().map(|(name, socket)| VmCandidate { name, socket }).collect()
     }
-    fn connect(&self, _candidate: &VmCandidate) -> Result<Box<dyn VmConnection>, VmError> {
-        Err(VmError::Unsupported)
+
+    fn connect(&self, candidate: &VmCandidate) -> Result<Box<dyn VmConnection>, VmError> {
+        let mut client = Client::connect(&candidate.name, &candidate.socket)?;
+        let process = Process::behind(client.as_fd(), &candidate.socket)?;
+        client.greet(&candidate.socket)?;
+        Ok(Box::new(QmpConnection { client, process, name: candidate.name.clone() }))
     }
+
     fn watch_dirs(&self) -> Vec<PathBuf> {
-        self.directory
-            .iter()
-            .cloned()
-            .chain(self.sockets.iter().filter_map(|s| s.parent().map(Into::into)))
-            .collect()
+        let parents = self.sockets.iter().filter_map(|socket| socket.parent()).map(Path::to_owned);
+        let unique: BTreeSet<PathBuf> = self.directory.iter().cloned().chain(parents).collect();
+        unique.into_iter().collect()
+    }
+}
+
+/// A connection to the monitor of one QEMU.
+#[derive(Debug)]
+struct QmpConnection {
+    client: Client,
+    process: Process,
+    /// Of the socket.
+    name: String,
+}
+
+impl QmpConnection {
+    /// Runs a task of several commands within [`TASK_LIMIT`].
+    fn task<T>(
+        &mut self,
+        task: impl FnOnce(&mut Client, &Process, &str) -> Result<T, VmError>,
+    ) -> Result<T, VmError> {
+        self.client.begin_task(TASK_LIMIT);
+        let outcome = task(&mut self.client, &self.process, &self.name);
+        self.client.end_task();
+        outcome
+    }
+}
+
+impl VmConnection for QmpConnection {
+    fn describe(&mut self) -> Result<VmDescription, VmError> {
+        self.task(describe::describe)
+    }
+
+    fn attach_channel(&mut self, server: OwnedFd) -> Result<(), VmError> {
+        self.task(|client, _, _| channel::attach(client, &server))
+    }
+
+    fn channel_attached(&mut self) -> Result<bool, VmError> {
+        self.task(|client, _, _| channel::attached(client))
+    }
+
+    fn detach_channel(&mut self) -> Result<(), VmError> {
+        let detached = self.task(|client, _, _| channel::detach(client))?;
+        if detached {
+            return Ok(());
+        }
+        let limit_ms = COMMAND_LIMIT.as_secs() * 1000;
+        Err(VmError::DetachPending { vm: self.name.clone(), limit_ms })
+    }
+
+    fn poll_event(&mut self, timeout: Duration) -> Result<Option<VmEvent>, VmError> {
+        let event = self.client.event(Instant::now() + timeout)?;
+        if event == Some(VmEvent::ChannelDetached) {
+            channel::remove_chardev(&mut self.client)?;
+        }
+        Ok(event)
+    }
+
+    fn pid(&self) -> i32 {
+        self.process.pid()
+    }
+
+    fn pidfd(&self) -> BorrowedFd<'_> {
+        self.process.as_fd()
+    }
+
+    fn event_fd(&self) -> BorrowedFd<'_> {
+        self.client.as_fd()
     }
 }

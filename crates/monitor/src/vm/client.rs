@@ -1,0 +1,307 @@
+//! QMP: commands, their answers, and what QEMU tells unasked.
+//!
+//! The commands and their types are those of the `qapi` crate. Its client is not used: it
+//! waits without a limit, ends the program when the greeting does not come, fails on
+//! events younger than itself, and keeps all events of a peer that never stops.
+
+use super::{
+    VmError, VmEvent,
+    wire::{Wire, WireError},
+};
+use crate::text::shorten;
+use qapi::{Command, Execute, qmp};
+use serde::Deserialize;
+use serde_json::Value;
+use std::{
+    collections::VecDeque,
+    os::fd::{AsFd, BorrowedFd},
+    path::Path,
+    time::{Duration, Instant},
+};
+
+/// For one command, from its first byte out to the last byte in.
+pub(super) const COMMAND_LIMIT: Duration = Duration::from_secs(1);
+
+/// Most events kept. When a VM has more to tell than is taken, the oldest are forgotten.
+const EVENT_LIMIT: usize = 256;
+
+/// Id of the topology channel's device and of its character device.
+pub(super) const CHANNEL_ID: &str = "vnuma-channel";
+
+#[derive(Deserialize)]
+struct Greeting {
+    #[serde(rename = "QMP")]
+    qmp: Value,
+}
+
+/// Anything that QEMU says after its greeting.
+#[derive(Debug, Deserialize)]
+pub(super) struct Message {
+    id: Option<Value>,
+    #[serde(rename = "return", default, deserialize_with = "present")]
+    answer: Option<Value>,
+    error: Option<Refusal>,
+    event: Option<String>,
+    #[serde(default)]
+    data: Value,
+}
+
+#[derive(Debug, Deserialize)]
+struct Refusal {
+    #[serde(default)]
+    desc: String,
+}
+
+/// `"return": null` is an answer, too.
+fn present<'de, D: serde::Deserializer<'de>>(value: D) -> Result<Option<Value>, D::Error> {
+    Value::deserialize(value).map(Some)
+}
+
+/// A line from QEMU.
+pub(super) fn parse_message(line: &[u8]) -> Result<Message, String> {
+    serde_json::from_slice(line)
+        .map_err(|error| format!("{error} in `{}`", shorten(&String::from_utf8_lossy(line))))
+}
+
+/// What an event means here, if anything.
+pub(super) fn event_of(name: &str, data: &Value) -> Option<VmEvent> {
+    match name {
+        "SHUTDOWN" => Some(VmEvent::Shutdown),
+        "STOP" => Some(VmEvent::Stopped),
+        "RESUME" => Some(VmEvent::Resumed),
+        "DEVICE_DELETED" if data["device"] == CHANNEL_ID => Some(VmEvent::ChannelDetached),
+        // A vCPU may have been unplugged; only its path says that it was one, and only until now.
+        "DEVICE_DELETED" => Some(VmEvent::VcpusChanged),
+        // The guest has taken over, or let go of, a vCPU.
+        "ACPI_DEVICE_OST" if data["info"]["slot-type"] == "CPU" => Some(VmEvent::VcpusChanged),
+        _ => None,
+    }
+}
+
+/// A connection over which commands can be given.
+#[derive(Debug)]
+pub(super) struct Client {
+    wire: Wire,
+    /// The VM, for messages.
+    vm: String,
+    /// Number of the last command. Answers carry it, so that a late one is known as such.
+    last_id: u64,
+    events: VecDeque<VmEvent>,
+    /// End of a task of several commands.
+    budget: Option<Instant>,
+    /// The other end is gone, or the position in its speech is lost.
+    closed: bool,
+}
+
+impl Client {
+    /// Connects. What has to happen before QEMU is spoken to (finding out who it is) happens
+    /// between this and [`greet`](Self::greet).
+    pub(super) fn connect(vm: &str, socket: &Path) -> Result<Self, VmError> {
+        let wire =
+            Wire::connect(socket).map_err(|source| VmError::Connect { socket: socket.to_owned(), source })?;
+        let vm = vm.to_owned();
+        Ok(Self { wire, vm, last_id: 0, events: VecDeque::new(), budget: None, closed: false })
+    }
+
+    /// Waits for QEMU's greeting and answers it.
+    pub(super) fn greet(&mut self, socket: &Path) -> Result<(), VmError> {
+        let line = match self.wire.line(Instant::now() + COMMAND_LIMIT) {
+            Ok(line) => line,
+            Err(WireError::Timeout) => {
+                return Err(VmError::NoGreeting { socket: socket.to_owned(), limit_ms: limit_ms() });
+            }
+            Err(error) => return Err(self.broken("greeting", error)),
+        };
+        let greeting: Result<Greeting, _> = serde_json::from_slice(&line);
+        match greeting {
+            Ok(greeting) if greeting.qmp.is_object() => {}
+            _ => {
+                let reason = format!("`{}` is no QMP greeting", shorten(&String::from_utf8_lossy(&line)));
+                return Err(self.nonsense("greeting", reason));
+            }
+        }
+        self.execute(&qmp::qmp_capabilities { enable: None }).map(drop)
+    }
+
+    /// The VM's name in messages.
+    pub(super) fn vm(&self) -> &str {
+        &self.vm
+    }
+
+    /// Limits everything until [`end_task`](Self::end_task) to `limit` altogether.
+    pub(super) fn begin_task(&mut self, limit: Duration) {
+        self.budget = Some(Instant::now() + limit);
+    }
+
+    /// Ends what [`begin_task`](Self::begin_task) began.
+    pub(super) fn end_task(&mut self) {
+        self.budget = None;
+    }
+
+    /// Gives a command and waits for its answer.
+    pub(super) fn execute<C: Command>(&mut self, command: &C) -> Result<C::Ok, VmError> {
+        self.execute_with_fd(command, None)
+    }
+
+    /// Gives a command that a descriptor goes with.
+    pub(super) fn execute_with_fd<C: Command>(
+        &mut self,
+        command: &C,
+        fd: Option<BorrowedFd<'_>>,
+    ) -> Result<C::Ok, VmError> {
+        if self.closed {
+            return Err(VmError::Disconnected { vm: self.vm.clone() });
+        }
+        let limit = Instant::now() + COMMAND_LIMIT;
+        let until = self.budget.map_or(limit, |budget| budget.min(limit));
+        self.last_id += 1;
+        let id = self.last_id;
+        let mut line = serde_json::to_vec(&Execute::<&C, u64>::with_id(command, id))
+            .map_err(|error| self.nonsense(C::NAME, error.to_string()))?;
+        line.push(b'\n');
+        if let Err(error) = self.wire.send(&line, fd, until) {
+            // Perhaps half of it is sent: nothing can follow.
+            self.closed = true;
+            return Err(self.broken(C::NAME, error));
+        }
+        let answer = loop {
+            let message = self.receive(C::NAME, until)?;
+            if message.id.as_ref().and_then(Value::as_u64) != Some(id) {
+                if Instant::now() >= until {
+                    return Err(self.broken(C::NAME, WireError::Timeout));
+                }
+                continue;
+            }
+            match (message.answer, message.error) {
+                (Some(answer), None) => break answer,
+                (None, Some(refusal)) => {
+                    let (vm, command) = (self.vm.clone(), C::NAME.to_owned());
+                    return Err(VmError::Refused { vm, command, reason: shorten(&refusal.desc) });
+                }
+                _ => return Err(self.nonsense(C::NAME, "neither an answer nor an error".to_owned())),
+            }
+        };
+        serde_json::from_value(answer).map_err(|error| VmError::Protocol {
+            vm: self.vm.clone(),
+            command: C::NAME.to_owned(),
+            reason: error.to_string(),
+        })
+    }
+
+    /// The next event. `None` at `until`; disconnection is an event.
+    pub(super) fn event(&mut self, until: Instant) -> Result<Option<VmEvent>, VmError> {
+        loop {
+            if let Some(event) = self.events.pop_front() {
+                return Ok(Some(event));
+            }
+            if self.closed {
+                return Ok(Some(VmEvent::Disconnected));
+            }
+            match self.receive("events", until) {
+                Ok(_) => {}
+                Err(VmError::Timeout { .. }) => return Ok(None),
+                Err(VmError::Disconnected { .. }) => return Ok(Some(VmEvent::Disconnected)),
+                Err(error) => return Err(error),
+            }
+            // A peer that never pauses does not keep the caller.
+            if Instant::now() >= until {
+                return Ok(self.events.pop_front());
+            }
+        }
+    }
+
+    /// Gives events back that were taken while another was waited for.
+    pub(super) fn put_back(&mut self, mut events: VecDeque<VmEvent>) {
+        events.append(&mut self.events);
+        self.events = events;
+    }
+
+    /// Takes the next message; if it is an event, keeps it.
+    fn receive(&mut self, command: &str, until: Instant) -> Result<Message, VmError> {
+        let line = match self.wire.line(until) {
+            Ok(line) => line,
+            Err(error) => return Err(self.broken(command, error)),
+        };
+        let message = parse_message(&line).map_err(|reason| self.nonsense(command, reason))?;
+        if let Some(event) = message.event.as_deref().and_then(|name| event_of(name, &message.data)) {
+            if self.events.len() == EVENT_LIMIT {
+                self.events.pop_front();
+                tracing::warn!(vm = self.vm, "more than {EVENT_LIMIT} events: the oldest is forgotten");
+            }
+            self.events.push_back(event);
+        }
+        Ok(message)
+    }
+
+    fn broken(&mut self, command: &str, error: WireError) -> VmError {
+        let (vm, command) = (self.vm.clone(), command.to_owned());
+        match error {
+            // The answer may still come; its number tells it from the next.
+            WireError::Timeout => VmError::Timeout { vm, command, limit_ms: limit_ms() },
+            WireError::Closed => {
+                self.closed = true;
+                VmError::Disconnected { vm }
+            }
+            WireError::TooLong => self.nonsense(&command, error.to_string()),
+            WireError::Io(source) => {
+                self.closed = true;
+                VmError::Io { vm, command, source }
+            }
+        }
+    }
+
+    /// A peer that does not speak QMP is not listened to any longer.
+    fn nonsense(&mut self, command: &str, reason: String) -> VmError {
+        self.closed = true;
+        VmError::Protocol { vm: self.vm.clone(), command: command.to_owned(), reason }
+    }
+}
+
+impl AsFd for Client {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.wire.as_fd()
+    }
+}
+
+fn limit_ms() -> u64 {
+    COMMAND_LIMIT.as_secs() * 1000
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    #[test]
+    fn events_that_matter() {
+        for (name, data, event) in [
+            ("SHUTDOWN", json!({"guest": true}), Some(VmEvent::Shutdown)),
+            ("DEVICE_DELETED", json!({"device": CHANNEL_ID, "path": "x"}), Some(VmEvent::ChannelDetached)),
+            ("DEVICE_DELETED", json!({"path": "/machine/peripheral/c1"}), Some(VmEvent::VcpusChanged)),
+            ("ACPI_DEVICE_OST", json!({"info": {"slot-type": "CPU"}}), Some(VmEvent::VcpusChanged)),
+            ("ACPI_DEVICE_OST", json!({"info": {"slot-type": "DIMM"}}), None),
+            ("ACPI_DEVICE_OST", json!([1]), None),
+            ("SOMETHING_NEW", Value::Null, None),
+        ] {
+            assert_eq!(event_of(name, &data), event, "{name} {data}");
+        }
+    }
+
+    #[test]
+    fn answers_errors_and_nonsense() {
+        let message = parse_message(br#"{"return": null, "id": 7}"#).unwrap();
+        assert_eq!((message.answer, message.id), (Some(Value::Null), Some(json!(7))));
+        let message = parse_message(br#"{"error": {"class": "NewClass", "desc": "no"}}"#).unwrap();
+        assert_eq!(message.error.unwrap().desc, "no");
+        assert!(parse_message(b"garbage").unwrap_err().ends_with("in `garbage`"));
+        assert!(parse_message("[".repeat(100_000).as_bytes()).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn any_line_is_survived(line in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = parse_message(&line);
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! Commands whose types in the `qapi` crate want more of an answer than every QEMU gives,
+//! or cannot express what is asked.
+
+use qapi::{Command, Empty};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+/// Declares a command: its QMP name, arguments as serialized, and type of the answer.
+macro_rules! command {
+    ($type:ty, $name:literal, $answer:ty) => {
+        impl Command for $type {
+            type Ok = $answer;
+            const NAME: &'static str = $name;
+            const ALLOW_OOB: bool = false;
+        }
+    };
+}
+
+#[derive(Serialize)]
+pub(super) struct QueryCpusFast {}
+command!(QueryCpusFast, "query-cpus-fast", Vec<CpuInfo>);
+
+/// A vCPU that is plugged.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) struct CpuInfo {
+    pub(super) cpu_index: i64,
+    pub(super) qom_path: String,
+    pub(super) thread_id: i64,
+    #[serde(default)]
+    pub(super) props: CpuProps,
+}
+
+/// Where it is plugged.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) struct CpuProps {
+    pub(super) node_id: Option<i64>,
+}
+
+#[derive(Serialize)]
+pub(super) struct QueryMemdev {}
+command!(QueryMemdev, "query-memdev", Vec<Memdev>);
+
+/// A memory backend.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) struct Memdev {
+    /// Absent for a backend that QEMU made for itself, in some versions.
+    pub(super) id: Option<String>,
+    pub(super) size: u64,
+    #[serde(default)]
+    pub(super) policy: String,
+    #[serde(default)]
+    pub(super) host_nodes: Vec<i64>,
+}
+
+/// A property of an object, of whatever type.
+#[derive(Serialize)]
+pub(super) struct QomGet<'a> {
+    pub(super) path: &'a str,
+    pub(super) property: &'a str,
+}
+command!(QomGet<'_>, "qom-get", Value);
+
+/// A character device over a connected socket that QEMU was given under a name.
+#[derive(Serialize)]
+pub(super) struct ChardevAdd<'a> {
+    id: &'a str,
+    backend: Value,
+}
+command!(ChardevAdd<'_>, "chardev-add", Value);
+
+impl<'a> ChardevAdd<'a> {
+    pub(super) fn over_fd(id: &'a str, fd_name: &str) -> Self {
+        let addr = json!({"type": "fd", "data": {"str": fd_name}});
+        Self { id, backend: json!({"type": "socket", "data": {"addr": addr, "server": false}}) }
+    }
+}
+
+/// The topology channel's device.
+#[derive(Serialize)]
+pub(super) struct DeviceAddChannel<'a> {
+    driver: &'static str,
+    id: &'a str,
+    chardev: &'a str,
+    bus: &'a str,
+    vectors: u32,
+    /// With `off`, the device would block live migration.
+    master: &'static str,
+}
+command!(DeviceAddChannel<'_>, "device_add", Empty);
+
+/// QEMU's type of the channel's device.
+pub(super) const CHANNEL_DRIVER: &str = "ivshmem-doorbell";
+
+impl<'a> DeviceAddChannel<'a> {
+    pub(super) fn new(id: &'a str, chardev: &'a str, bus: &'a str, vectors: u32) -> Self {
+        Self { driver: CHANNEL_DRIVER, id, chardev, bus, vectors, master: "on" }
+    }
+}
