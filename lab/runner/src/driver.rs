@@ -157,7 +157,11 @@ fn make(
     if !output.status.success() {
         let text = [output.stdout, output.stderr].concat();
         let output_text = String::from_utf8_lossy(&text).into_owned();
-        return Err(DriverError::Make { release: release.into(), status: output.status, output: output_text });
+        return Err(DriverError::Make {
+            release: release.into(),
+            status: output.status,
+            output: output_text,
+        });
     }
     install(&scratch.path().join("guest/driver"), result)
 }
@@ -168,7 +172,8 @@ fn install(from: &Path, result: &Path) -> Result<(), DriverError> {
     remove_tree(&temporary).map_err(file_error(&temporary))?;
     fs::create_dir_all(temporary.join("test")).map_err(file_error(&temporary))?;
     let scratch = ScratchDir::adopt(temporary.clone());
-    fs::copy(from.join("vnuma.ko"), temporary.join("vnuma.ko")).map_err(file_error(&from.join("vnuma.ko")))?;
+    fs::copy(from.join("vnuma.ko"), temporary.join("vnuma.ko"))
+        .map_err(file_error(&from.join("vnuma.ko")))?;
     let tests = from.join("test");
     for entry in fs::read_dir(&tests).map_err(file_error(&tests))?.flatten() {
         if !is_source(&entry.path()) {
@@ -206,7 +211,8 @@ mod tests {
         for name in ["main.c", "vnuma.h", "Kbuild", "Makefile", "dkms.conf"] {
             assert!(is_source(Path::new(name)), "{name}");
         }
-        for name in ["main.o", "vnuma.mod.c", "vnuma.ko", ".main.o.cmd", "Module.symvers", "test/vnuma-check"] {
+        for name in ["main.o", "vnuma.mod.c", "vnuma.ko", ".main.o.cmd", "Module.symvers", "test/vnuma-check"]
+        {
             assert!(!is_source(Path::new(name)), "{name}");
         }
     }

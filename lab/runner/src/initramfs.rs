@@ -106,13 +106,15 @@ fn add_modules(
     let first = load_order(directory, lists.first().map_or(&[], |(_, wanted)| wanted))?;
     for (list, wanted) in lists {
         let mut order = String::new();
-        for module in load_order(directory, wanted)? {
-            if *list != lists[0].0 && first.contains(&module) {
+        for step in load_order(directory, wanted)? {
+            if *list != lists[0].0 && first.contains(&step) {
                 continue;
             }
-            let name = file_stem(&module);
-            archive.file(&format!("lab/modules/{list}/{name}"), 0o644, &decompressed(&directory.join(&module))?);
-            order.push_str(&format!("{list}/{name}\n"));
+            let name = file_stem(&step.file);
+            let content = decompressed(&directory.join(&step.file))?;
+            archive.file(&format!("lab/modules/{list}/{name}"), 0o644, &content);
+            let kind = if step.optional { "optional" } else { "needed" };
+            order.push_str(&format!("{kind} {list}/{name}\n"));
         }
         archive.file(&format!("lab/modules/order.{list}"), 0o644, order.as_bytes());
     }
@@ -134,29 +136,88 @@ fn canonical(module: &str) -> String {
     file_stem(module).trim_end_matches(".ko").replace('-', "_")
 }
 
-/// The files of the wanted modules and of what they depend on, in the order to load them.
-fn load_order(directory: &Path, wanted: &[String]) -> Result<Vec<String>, InitramfsError> {
-    let path = directory.join("modules.dep");
-    let dependencies = String::from_utf8_lossy(&read(&path)?).into_owned();
-    let builtin = String::from_utf8_lossy(&read(&directory.join("modules.builtin"))?).into_owned();
-    // "file: file file ...", each with all it depends on, nearest first.
-    let lines: HashMap<String, (&str, Vec<&str>)> = dependencies
-        .lines()
-        .filter_map(|line| line.split_once(':'))
-        .map(|(file, needs)| (canonical(file), (file, needs.split_whitespace().collect())))
-        .collect();
-    let mut order: Vec<String> = Vec::new();
-    for module in wanted {
-        let Some((file, needs)) = lines.get(&canonical(module)) else {
-            if builtin.lines().any(|line| canonical(line) == canonical(module)) {
+/// A module to load.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Step {
+    /// Its file, relative to the directory of the kernel's modules.
+    file: String,
+    /// Whether another module only wishes for it; it may fail, for example on a CPU it is not for.
+    optional: bool,
+}
+
+/// What depmod knows of a kernel's modules.
+struct ModuleIndex {
+    path: PathBuf,
+    /// File, and all files it depends on, nearest first, by name.
+    files: HashMap<String, (String, Vec<String>)>,
+    builtin: Vec<String>,
+    /// Modules and aliases that are wished for before a module, by its name.
+    wishes: HashMap<String, Vec<String>>,
+    /// Names by alias; patterns are left out.
+    aliases: HashMap<String, Vec<String>>,
+}
+
+impl ModuleIndex {
+    fn read(directory: &Path) -> Result<Self, InitramfsError> {
+        let text = |name: &str| Ok(String::from_utf8_lossy(&read(&directory.join(name))?).into_owned());
+        let path = directory.join("modules.dep");
+        let mut index = Self {
+            path,
+            files: HashMap::new(),
+            builtin: text("modules.builtin")?.lines().map(canonical).collect(),
+            wishes: HashMap::new(),
+            aliases: HashMap::new(),
+        };
+        for (file, needs) in text("modules.dep")?.lines().filter_map(|line| line.split_once(':')) {
+            let needs = needs.split_whitespace().map(str::to_owned).collect();
+            index.files.insert(canonical(file), (file.to_owned(), needs));
+        }
+        // "softdep module pre: a b post: c"
+        for line in text("modules.softdep")?.lines() {
+            let mut words = line.split_whitespace().skip(1);
+            let Some(module) = words.next() else { continue };
+            let before = words.skip_while(|word| *word != "pre:").skip(1).take_while(|word| *word != "post:");
+            index.wishes.entry(canonical(module)).or_default().extend(before.map(str::to_owned));
+        }
+        // "alias name module"
+        for line in text("modules.alias")?.lines() {
+            if let ["alias", alias, module] = line.split_whitespace().collect::<Vec<_>>()[..] {
+                index.aliases.entry(alias.to_owned()).or_default().push(canonical(module));
+            }
+        }
+        Ok(index)
+    }
+
+    /// Adds a module with all that comes before it; `false` if there is no such file.
+    fn add(&self, name: &str, optional: bool, order: &mut Vec<Step>) -> bool {
+        let Some((file, needs)) = self.files.get(name) else { return false };
+        for file in needs.iter().rev().chain([file]) {
+            if let Some(known) = order.iter_mut().find(|step| step.file == *file) {
+                known.optional &= optional;
                 continue;
             }
-            return Err(InitramfsError::NoModule { path, module: module.clone() });
-        };
-        for file in needs.iter().rev().chain([file]) {
-            if !order.iter().any(|known| known == file) {
-                order.push((*file).to_owned());
+            // Wishes of wishes are not followed, so this ends.
+            let wishes = self.wishes.get(&canonical(file)).filter(|_| !optional);
+            for wish in wishes.into_iter().flatten() {
+                let providers = self.aliases.get(wish).cloned().unwrap_or_else(|| vec![canonical(wish)]);
+                for provider in providers {
+                    self.add(&provider, true, order);
+                }
             }
+            order.push(Step { file: file.clone(), optional });
+        }
+        true
+    }
+}
+
+/// The files of the wanted modules and of what they depend on or wish for, in the order to load them.
+fn load_order(directory: &Path, wanted: &[String]) -> Result<Vec<Step>, InitramfsError> {
+    let index = ModuleIndex::read(directory)?;
+    let mut order = Vec::new();
+    for module in wanted {
+        let name = canonical(module);
+        if !index.add(&name, false, &mut order) && !index.builtin.contains(&name) {
+            return Err(InitramfsError::NoModule { path: index.path, module: module.clone() });
         }
     }
     Ok(order)
@@ -179,28 +240,47 @@ fn decompressed(path: &Path) -> Result<Vec<u8>, InitramfsError> {
 mod tests {
     use super::*;
 
-    fn tree(dependencies: &str, builtin: &str) -> tempfile::TempDir {
+    fn tree(files: [(&str, &str); 4]) -> tempfile::TempDir {
         let directory = tempfile::tempdir().unwrap();
-        fs::write(directory.path().join("modules.dep"), dependencies).unwrap();
-        fs::write(directory.path().join("modules.builtin"), builtin).unwrap();
+        for (name, text) in files {
+            fs::write(directory.path().join(format!("modules.{name}")), text).unwrap();
+        }
         directory
+    }
+
+    fn order(files: [(&str, &str); 4], wanted: &[&str]) -> Result<Vec<String>, InitramfsError> {
+        let wanted: Vec<String> = wanted.iter().map(|&name| name.to_owned()).collect();
+        let steps = load_order(tree(files).path(), &wanted)?;
+        let text = |step: Step| format!("{}{}", if step.optional { "?" } else { "" }, step.file);
+        Ok(steps.into_iter().map(text).collect())
     }
 
     #[test]
     fn what_a_module_depends_on_is_loaded_before_it_and_once() {
-        let tree = tree(
-            "k/a-b.ko.xz: k/c.ko.xz k/d.ko.xz\nk/c.ko.xz: k/d.ko.xz\nk/d.ko.xz:\nk/e.ko: k/d.ko.xz\n",
-            "k/v.ko\n",
-        );
-        let wanted = ["a_b", "v", "e"].map(str::to_owned);
-        let order = load_order(tree.path(), &wanted).unwrap();
+        let dependencies =
+            "k/a-b.ko.xz: k/c.ko.xz k/d.ko.xz\nk/c.ko.xz: k/d.ko.xz\nk/d.ko.xz:\nk/e.ko: k/d.ko.xz\n";
+        let files = [("dep", dependencies), ("builtin", "k/v.ko\n"), ("softdep", ""), ("alias", "")];
+        let order = order(files, &["a_b", "v", "e"]).unwrap();
         assert_eq!(order, ["k/d.ko.xz", "k/c.ko.xz", "k/a-b.ko.xz", "k/e.ko"]);
     }
 
     #[test]
+    fn what_a_module_wishes_for_is_optional_unless_another_needs_it() {
+        let files = [
+            ("dep", "k/fs.ko: k/lib.ko\nk/lib.ko:\nk/sum.ko:\nk/fast_sum.ko:\nk/x.ko: k/fast_sum.ko\n"),
+            ("builtin", ""),
+            ("softdep", "# comment\nsoftdep lib pre: sum-alias nothing post: fs\n"),
+            ("alias", "alias sum-alias fast_sum\nalias sum-alias sum\nalias pci:v* fs\n"),
+        ];
+        assert_eq!(order(files, &["fs"]).unwrap(), ["?k/fast_sum.ko", "?k/sum.ko", "k/lib.ko", "k/fs.ko"]);
+        let both = order(files, &["fs", "x"]).unwrap();
+        assert_eq!(both, ["k/fast_sum.ko", "?k/sum.ko", "k/lib.ko", "k/fs.ko", "k/x.ko"]);
+    }
+
+    #[test]
     fn a_module_that_is_not_there_is_named() {
-        let tree = tree("k/a.ko:\n", "");
-        let error = load_order(tree.path(), &["zfs".to_owned()]).unwrap_err().to_string();
+        let files = [("dep", "k/a.ko:\n"), ("builtin", ""), ("softdep", ""), ("alias", "")];
+        let error = order(files, &["zfs"]).unwrap_err().to_string();
         assert!(error.ends_with("no module zfs"), "{error}");
     }
 

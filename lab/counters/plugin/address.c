@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
+/*
+ * The physical address and the node of an access.
+ *
+ * From version 2 on the API tells the physical address, and that is used. Version
+ * 1 (QEMU 7.2) tells an offset in QEMU's list of RAM blocks, and takes a lock and a
+ * search for it. There two fields of struct qemu_plugin_hwaddr are read
+ * instead: whether the access is MMIO, and QEMU's own address of the memory, from which
+ * the physical address follows by where each range of memory is mapped. This layout
+ * is internal to 7.2, therefore:
+ *  - the mappings come from cpu_physical_memory_map(), looked up by name;
+ *  - the first CHECKS accesses, and one in CHECK_EVERY for ever, are compared with what
+ *    the API tells: same kind of access, and a constant offset within each range;
+ *  - when a symbol is missing or one comparison fails, the API's offset is used from
+ *    then on. It needs the offset of each range: known by then if a comparison
+ *    taught it, else the ranges are taken to lie in the list one after the other, as
+ *    the lab makes its memory backends in the order of the ranges.
+ */
+#include "plugin.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+#define CHECKS		4096
+#define CHECK_EVERY	65536
+#define NOT_LEARNT	UINT64_MAX
+
+/* The head of struct qemu_plugin_hwaddr in QEMU 7.2. */
+struct hwaddr_7_2 {
+	bool is_io;
+	bool is_store;
+	union {
+		void *host;
+		uint64_t section;
+	};
+};
+
+struct range {
+	uint64_t start;		/* physical */
+	uint64_t size;
+	uint64_t host;		/* where QEMU has it mapped */
+	uint64_t block;		/* its offset in the list of RAM blocks */
+	uint8_t node;
+};
+
+enum mode {
+	MODE_PHYSICAL,		/* the API tells the physical address */
+	MODE_SHORTCUT,
+	MODE_BLOCK,		/* the API tells the offset of a RAM block */
+};
+
+static struct range ranges[VNUMA_LC_MAX_RANGES];
+static uint32_t nr_ranges;
+static enum mode mode;
+static bool mapped;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static __thread uint32_t seen;
+
+void address_init(int api_version, bool shortcut)
+{
+	uint64_t block = 0;
+	uint32_t i;
+
+	nr_ranges = config.nr_ranges;
+	for (i = 0; i < nr_ranges; i++) {
+		const struct vnuma_lc_range *from = &config.ranges[i];
+
+		ranges[i] = (struct range) {
+			.start = from->start,
+			.size = from->end - from->start,
+			.block = block,
+			.node = from->node,
+		};
+		block += ranges[i].size;
+	}
+	header->api_version = api_version;
+	if (api_version >= 2)
+		mode = MODE_PHYSICAL;
+	else
+		mode = shortcut ? MODE_SHORTCUT : MODE_BLOCK;
+	header->status = mode == MODE_SHORTCUT ? VNUMA_LC_STATUS_CHECKING :
+						 VNUMA_LC_STATUS_API;
+}
+
+static void give_up(const char *why)
+{
+	__atomic_store_n(&mode, MODE_BLOCK, __ATOMIC_RELEASE);
+	header->status = VNUMA_LC_STATUS_API;
+	fprintf(stderr, "counters: addresses come from the plugin API alone, which is slower: %s\n",
+		why);
+}
+
+/* Asks QEMU where each range is mapped; the first access of all does. */
+static void map_ranges(void)
+{
+	cpu_physical_memory_map_fn map;
+	cpu_physical_memory_unmap_fn unmap;
+	uint32_t i;
+
+	pthread_mutex_lock(&lock);
+	if (mapped || mode != MODE_SHORTCUT)
+		goto out;
+	map = (cpu_physical_memory_map_fn)dlsym(RTLD_DEFAULT, "cpu_physical_memory_map");
+	unmap = (cpu_physical_memory_unmap_fn)dlsym(RTLD_DEFAULT, "cpu_physical_memory_unmap");
+	if (!map || !unmap) {
+		give_up("this QEMU does not export cpu_physical_memory_map");
+		goto out;
+	}
+	for (i = 0; i < nr_ranges; i++) {
+		uint64_t length = 4096;
+		void *host = map(ranges[i].start, &length, false);
+
+		if (!host) {
+			give_up("a range of memory cannot be mapped");
+			goto out;
+		}
+		ranges[i].host = (uintptr_t)host;
+		ranges[i].block = NOT_LEARNT;
+		unmap(host, length, false, 0);
+	}
+	__atomic_store_n(&mapped, true, __ATOMIC_RELEASE);
+out:
+	pthread_mutex_unlock(&lock);
+}
+
+static struct range *by_host(uint64_t host)
+{
+	uint32_t i;
+
+	for (i = 0; i < nr_ranges; i++)
+		if (host - ranges[i].host < ranges[i].size)
+			return &ranges[i];
+	return NULL;
+}
+
+/* Compares the shortcut with the API; false when they differ. */
+static bool compare(const struct qemu_plugin_hwaddr *hwaddr)
+{
+	const struct hwaddr_7_2 *internal = (const void *)hwaddr;
+	uint64_t offset = qemu_plugin_hwaddr_phys_addr(hwaddr);
+	bool same = qemu_plugin_hwaddr_is_io(hwaddr) == internal->is_io;
+	struct range *range;
+
+	pthread_mutex_lock(&lock);
+	header->compared++;
+	if (same && !internal->is_io) {
+		range = by_host((uintptr_t)internal->host);
+		if (range) {
+			uint64_t block = offset - ((uintptr_t)internal->host - range->host);
+
+			if (range->block == NOT_LEARNT)
+				range->block = block;
+			same = range->block == block;
+		}
+	}
+	if (!same) {
+		header->mismatched++;
+		give_up("QEMU's internal layout is not the expected one");
+	} else if (header->compared == CHECKS && mode == MODE_SHORTCUT) {
+		header->status = VNUMA_LC_STATUS_SHORTCUT;
+	}
+	pthread_mutex_unlock(&lock);
+	return same;
+}
+
+static void count_mmio(struct cpu *cpu, uint64_t phys)
+{
+	uint32_t count = devices->count;
+	uint32_t i;
+
+	if (count > VNUMA_LC_MAX_DEVICES)
+		count = 0;
+	__atomic_thread_fence(__ATOMIC_ACQUIRE);
+	for (i = 0; i < count; i++) {
+		uint64_t start = devices->ranges[i].start;
+		uint64_t end = devices->ranges[i].end;
+		uint32_t node = devices->ranges[i].node;
+
+		if (phys >= start && phys < end && node < VNUMA_LC_MAX_NODES) {
+			add(&cpu->count->mmio[node], 1);
+			return;
+		}
+	}
+	add(&cpu->count->mmio_other, 1);
+}
+
+/* Memory in no range is the firmware's: it lies on the first node. */
+static void found(const struct range *range, uint64_t offset, uint64_t other,
+		  struct access *access)
+{
+	access->phys = range ? range->start + offset : other;
+	access->node = range ? range->node : 0;
+}
+
+static void by_block(uint64_t offset, struct access *access)
+{
+	uint32_t i;
+
+	for (i = 0; i < nr_ranges; i++) {
+		if (offset - ranges[i].block < ranges[i].size) {
+			found(&ranges[i], offset - ranges[i].block, 0, access);
+			return;
+		}
+	}
+	found(NULL, 0, 1ULL << 46 | offset, access);
+}
+
+static void by_physical(uint64_t phys, struct access *access)
+{
+	uint32_t i;
+
+	for (i = 0; i < nr_ranges; i++) {
+		if (phys - ranges[i].start < ranges[i].size) {
+			found(&ranges[i], phys - ranges[i].start, 0, access);
+			return;
+		}
+	}
+	found(NULL, 0, phys, access);
+}
+
+static bool by_shortcut(const struct qemu_plugin_hwaddr *hwaddr,
+			struct access *access)
+{
+	const struct hwaddr_7_2 *internal = (const void *)hwaddr;
+	struct range *range;
+
+	if (unlikely(!__atomic_load_n(&mapped, __ATOMIC_ACQUIRE)))
+		map_ranges();
+	if (unlikely(mode != MODE_SHORTCUT))
+		return false;
+	if (unlikely(seen++ < CHECKS || seen % CHECK_EVERY == 0) &&
+	    !compare(hwaddr))
+		return false;
+	if (unlikely(internal->is_io))
+		return false;
+	range = by_host((uintptr_t)internal->host);
+	found(range, (uintptr_t)internal->host - (range ? range->host : 0),
+	      (uintptr_t)internal->host, access);
+	return true;
+}
+
+bool address_of(struct cpu *cpu, qemu_plugin_meminfo_t info, uint64_t vaddr,
+		struct access *access)
+{
+	const struct qemu_plugin_hwaddr *hwaddr = qemu_plugin_get_hwaddr(info, vaddr);
+
+	if (unlikely(!hwaddr))
+		return false;
+	if (likely(mode == MODE_SHORTCUT) && by_shortcut(hwaddr, access))
+		return true;
+	if (qemu_plugin_hwaddr_is_io(hwaddr)) {
+		count_mmio(cpu, qemu_plugin_hwaddr_phys_addr(hwaddr));
+		return false;
+	}
+	if (mode == MODE_PHYSICAL)
+		by_physical(qemu_plugin_hwaddr_phys_addr(hwaddr), access);
+	else
+		by_block(qemu_plugin_hwaddr_phys_addr(hwaddr), access);
+	return true;
+}

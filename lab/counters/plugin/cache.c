@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
+/*
+ * The model: an L2 per CPU, an LLC per node, a stream detector per CPU.
+ *
+ * Both caches replace the least recently used line and are filled by each
+ * miss; they neither include nor exclude one another, and a write does not take
+ * a line away from other caches. The set of a line is
+ *
+ *   (line / 16) mod (sets / 16) * 16 + fold(line)
+ *
+ * where fold() is the exclusive or of the line number's 4-bit digits. Thus any aligned group
+ * of 16 lines, and of 16 pages at one offset, falls into all 16 residues. Sampling
+ * models the sets of one residue, one set in 16, and leaves them exactly as they would
+ * be among all sets: what is counted is 1/16 of the work, not another cache.
+ * The lines of a set differ in line / 16, which is the tag (plus one: 0 is empty).
+ *
+ * The stream detector sees all accesses that the L1 does not take. It follows a
+ * stream within a page, as hardware does, and needs STREAM_RUN steps to one side.
+ */
+#include "plugin.h"
+
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define FOLD_MASK	15
+/* The residue that is sampled; any will do. */
+#define SAMPLED_FOLD	5
+#define PAGE_LINES	64
+
+static struct llc llcs[VNUMA_LC_MAX_NODES];
+static uint32_t l2_groups, llc_groups;
+
+int cache_init(void)
+{
+	uint32_t shift = config.sample_shift;
+	uint32_t i;
+
+	l2_groups = config.l2_sets / 16;
+	llc_groups = config.llc_sets / 16;
+	for (i = 0; i < config.nr_cpus; i++) {
+		cpus[i].l2 = calloc(config.l2_sets >> shift, config.l2_ways * sizeof(uint32_t));
+		if (!cpus[i].l2)
+			goto no_memory;
+	}
+	for (i = 0; i < config.nr_nodes; i++) {
+		llcs[i].tags = calloc(config.llc_sets >> shift, config.llc_ways * sizeof(uint32_t));
+		llcs[i].locks = calloc(config.llc_sets >> shift, 1);
+		if (!llcs[i].tags || !llcs[i].locks)
+			goto no_memory;
+	}
+	return 0;
+no_memory:
+	fprintf(stderr, "counters: no memory for the caches\n");
+	return -1;
+}
+
+static inline uint32_t fold(uint64_t line)
+{
+	line ^= line >> 32;
+	line ^= line >> 16;
+	line ^= line >> 8;
+	line ^= line >> 4;
+	return line & FOLD_MASK;
+}
+
+static inline uint32_t set_of(uint64_t line, uint32_t groups, uint32_t residue)
+{
+	uint32_t group = (uint32_t)(line >> 4) % groups;
+
+	return config.sample_shift ? group : group << 4 | residue;
+}
+
+/* Looks for a tag in a set and puts it in front; true when it was there. */
+static inline bool touch(uint32_t *set, uint32_t ways, uint32_t tag)
+{
+	uint32_t previous = set[0];
+	uint32_t i;
+
+	if (previous == tag)
+		return true;
+	set[0] = tag;
+	for (i = 1; i < ways; i++) {
+		uint32_t here = set[i];
+
+		set[i] = previous;
+		if (here == tag)
+			return true;
+		previous = here;
+	}
+	return false;
+}
+
+static bool touch_llc(struct llc *llc, uint32_t set, uint32_t tag)
+{
+	bool hit;
+
+	while (__atomic_exchange_n(&llc->locks[set], 1, __ATOMIC_ACQUIRE))
+		sched_yield();
+	hit = touch(llc->tags + (size_t)set * config.llc_ways, config.llc_ways, tag);
+	__atomic_store_n(&llc->locks[set], 0, __ATOMIC_RELEASE);
+	return hit;
+}
+
+/* Notes an access; true when it continues a stream. */
+static inline bool follow_stream(struct cpu *cpu, uint64_t line)
+{
+	uint64_t page = line / PAGE_LINES;
+	struct stream *stream = &cpu->streams[page % STREAM_PAGES];
+	uint8_t in_page = line % PAGE_LINES;
+	bool foreseen = false;
+
+	if (stream->page != page) {
+		stream->page = page;
+		stream->run = 0;
+	} else if (in_page == stream->line + 1) {
+		foreseen = stream->run >= STREAM_RUN;
+		stream->run = stream->run < 0 ? 1 : foreseen ? STREAM_RUN : stream->run + 1;
+	} else if (in_page + 1 == stream->line) {
+		foreseen = stream->run <= -STREAM_RUN;
+		stream->run = stream->run > 0 ? -1 : foreseen ? -STREAM_RUN : stream->run - 1;
+	} else if (in_page != stream->line) {
+		stream->run = 0;
+	}
+	stream->line = in_page;
+	return foreseen;
+}
+
+static void miss_l2(struct cpu *cpu, uint64_t line, uint32_t residue,
+		    uint8_t node, bool foreseen)
+{
+	volatile struct vnuma_lc_cpu *count = cpu->count;
+	uint64_t step = 1ULL << config.sample_shift;
+	uint32_t tag = (uint32_t)(line >> 4) + 1;
+
+	add(&count->llc_references, step);
+	if (foreseen)
+		add(&count->llc_streamed, step);
+	if (touch_llc(&llcs[cpu->node], set_of(line, llc_groups, residue), tag))
+		return;
+	add(&count->llc_misses, step);
+	if (foreseen) {
+		add(&count->llc_misses_streamed, step);
+		add(&count->dram_streamed[node], step);
+	} else {
+		add(&count->dram[node], step);
+	}
+}
+
+void cache_access(struct cpu *cpu, const struct access *access)
+{
+	uint64_t line = access->phys >> LINE_SHIFT;
+	bool foreseen = follow_stream(cpu, line);
+	uint32_t residue = fold(line);
+	uint32_t *set;
+
+	if (config.sample_shift && residue != SAMPLED_FOLD)
+		return;
+	set = cpu->l2 + (size_t)set_of(line, l2_groups, residue) * config.l2_ways;
+	if (!touch(set, config.l2_ways, (uint32_t)(line >> 4) + 1))
+		miss_l2(cpu, line, residue, access->node, foreseen);
+}

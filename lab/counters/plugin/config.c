@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
+/*
+ * Maps the region and checks its header: whatever the rest of the plugin
+ * indexes with is bounded here.
+ */
+#include "plugin.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define MAX_SETS	(1U << 20)
+#define MAX_WAYS	64
+
+struct vnuma_lc_header config;
+volatile struct vnuma_lc_header *header;
+volatile struct vnuma_lc_devices *devices;
+
+static int refuse(const char *path, const char *field, uint64_t value)
+{
+	fprintf(stderr, "counters: %s: %s is %#llx\n", path, field,
+		(unsigned long long)value);
+	return -1;
+}
+
+static int check_caches(const char *path)
+{
+	if (config.sample_shift != VNUMA_LC_SAMPLED &&
+	    config.sample_shift != VNUMA_LC_FULL)
+		return refuse(path, "sample_shift", config.sample_shift);
+	if (!config.l2_sets || config.l2_sets > MAX_SETS || config.l2_sets % 16)
+		return refuse(path, "l2_sets", config.l2_sets);
+	if (!config.llc_sets || config.llc_sets > MAX_SETS ||
+	    config.llc_sets % 16)
+		return refuse(path, "llc_sets", config.llc_sets);
+	if (!config.l2_ways || config.l2_ways > MAX_WAYS)
+		return refuse(path, "l2_ways", config.l2_ways);
+	if (!config.llc_ways || config.llc_ways > MAX_WAYS)
+		return refuse(path, "llc_ways", config.llc_ways);
+	return 0;
+}
+
+static int check_nodes(const char *path)
+{
+	uint64_t end = 0;
+	uint32_t i;
+
+	if (!config.nr_nodes || config.nr_nodes > VNUMA_LC_MAX_NODES)
+		return refuse(path, "nr_nodes", config.nr_nodes);
+	if (!config.nr_ranges || config.nr_ranges > VNUMA_LC_MAX_RANGES)
+		return refuse(path, "nr_ranges", config.nr_ranges);
+	for (i = 0; i < config.nr_cpus; i++)
+		if (config.cpu_node[i] >= config.nr_nodes)
+			return refuse(path, "cpu_node", config.cpu_node[i]);
+	for (i = 0; i < config.nr_ranges; i++) {
+		const struct vnuma_lc_range *range = &config.ranges[i];
+
+		if (range->node >= config.nr_nodes)
+			return refuse(path, "ranges.node", range->node);
+		if (range->start < end || range->start >> CHUNK_SHIFT << CHUNK_SHIFT != range->start)
+			return refuse(path, "ranges.start", range->start);
+		if (range->end <= range->start || range->end >> CHUNK_SHIFT << CHUNK_SHIFT != range->end ||
+		    range->end >> 46)
+			return refuse(path, "ranges.end", range->end);
+		end = range->end;
+	}
+	return 0;
+}
+
+static int check(const char *path, uint64_t size, int qemu_cpus)
+{
+	if (config.magic != VNUMA_LC_MAGIC)
+		return refuse(path, "magic", config.magic);
+	if (config.version_major != VNUMA_LC_VERSION_MAJOR)
+		return refuse(path, "version_major", config.version_major);
+	if (config.region_size != size)
+		return refuse(path, "region_size", config.region_size);
+	if (config.nr_cpus != (uint32_t)qemu_cpus ||
+	    config.nr_cpus > VNUMA_LC_MAX_CPUS ||
+	    VNUMA_LC_CPUS_OFFSET + (uint64_t)config.nr_cpus * VNUMA_LC_PAGE_SIZE > size)
+		return refuse(path, "nr_cpus", config.nr_cpus);
+	if (check_caches(path))
+		return -1;
+	return check_nodes(path);
+}
+
+static int make_cpus(uint8_t *region)
+{
+	uint32_t i;
+
+	cpus = aligned_alloc(64, config.nr_cpus * sizeof(*cpus));
+	if (!cpus)
+		return -1;
+	memset(cpus, 0, config.nr_cpus * sizeof(*cpus));
+	for (i = 0; i < config.nr_cpus; i++) {
+		cpus[i].count = (void *)(region + VNUMA_LC_CPUS_OFFSET +
+					 (size_t)i * VNUMA_LC_PAGE_SIZE);
+		cpus[i].node = config.cpu_node[i];
+		memset(cpus[i].filter, 0xff, sizeof(cpus[i].filter));
+	}
+	return 0;
+}
+
+int config_load(const char *path, int qemu_cpus)
+{
+	int fd = open(path, O_RDWR | O_CLOEXEC);
+	struct stat stat;
+	uint8_t *region;
+
+	if (fd < 0 || fstat(fd, &stat)) {
+		perror(path);
+		return -1;
+	}
+	if (stat.st_size < VNUMA_LC_CPUS_OFFSET || stat.st_size > 1 << 20)
+		return refuse(path, "size", stat.st_size);
+	region = mmap(NULL, stat.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	close(fd);
+	if (region == MAP_FAILED) {
+		perror(path);
+		return -1;
+	}
+	header = (void *)region;
+	devices = (void *)(region + VNUMA_LC_DEVICES_OFFSET);
+	memcpy(&config, region, sizeof(config));
+	if (check(path, stat.st_size, qemu_cpus))
+		return -1;
+	return make_cpus(region);
+}

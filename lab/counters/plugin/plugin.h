@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
+/*
+ * QEMU's counter plugin: what its files share.
+ *
+ *   main.c     starts, instruments what is translated, counts
+ *   config.c   maps the region and checks the header
+ *   address.c  the physical address and the node of an access
+ *   cache.c    L2, LLC and the stream detector
+ */
+#ifndef VNUMA_PLUGIN_H
+#define VNUMA_PLUGIN_H
+
+#include "qemu_api.h"
+
+#include <vnuma/lab_counters.h>
+
+#define LINE_SHIFT	6
+#define CHUNK_SHIFT	21
+#define NO_NODE		0xff
+
+/* Lines that stand for the L1: a power of two, 32 KiB, found by virtual address */
+#define FILTER_LINES	512
+#define FILTER_EMPTY	UINT64_MAX
+
+/* Pages in which a CPU's stream detector can follow a stream */
+#define STREAM_PAGES	64
+/* Lines in a row, up or down, before the next one counts as foreseen */
+#define STREAM_RUN	2
+
+#define likely(x)	__builtin_expect(!!(x), 1)
+#define unlikely(x)	__builtin_expect(!!(x), 0)
+
+struct stream {
+	uint64_t page;
+	uint8_t line;
+	int8_t run;	/* lines in a row; below zero downwards */
+};
+
+/* What belongs to one emulated CPU; only its own thread touches it */
+struct cpu {
+	volatile struct vnuma_lc_cpu *count;
+	uint32_t *l2;		/* [sets][ways], most recently used first */
+	uint64_t rep;		/* the string instruction being repeated, or 0 */
+	uint8_t node;
+	uint64_t filter[FILTER_LINES];
+	struct stream streams[STREAM_PAGES];
+} __attribute__((aligned(64)));
+
+struct llc {
+	uint32_t *tags;		/* [sets][ways], most recently used first */
+	uint8_t *locks;		/* [sets] */
+};
+
+struct access {
+	uint64_t phys;
+	uint8_t node;
+};
+
+/* The configuration: a copy of the header made before the server runs. */
+extern struct vnuma_lc_header config;
+/* The region itself. */
+extern volatile struct vnuma_lc_header *header;
+extern volatile struct vnuma_lc_devices *devices;
+extern struct cpu *cpus;
+
+/* One counter; each has a single writer. */
+static inline void add(volatile __u64 *counter, uint64_t amount)
+{
+	*counter += amount;
+}
+
+int config_load(const char *path, int qemu_cpus);
+
+void address_init(int api_version, bool shortcut);
+/* True and *access for memory; false for MMIO, which has been counted. */
+bool address_of(struct cpu *cpu, qemu_plugin_meminfo_t info, uint64_t vaddr,
+		struct access *access);
+
+int cache_init(void);
+void cache_access(struct cpu *cpu, const struct access *access);
+
+#endif /* VNUMA_PLUGIN_H */

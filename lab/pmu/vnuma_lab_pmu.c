@@ -1,0 +1,423 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * The counters of the lab's emulated server as its CPUs' PMU.
+ *
+ * QEMU's TCG emulates no PMU; its counter plugin writes what each CPU did into
+ * the BAR of an ivshmem-plain device (see lab_counters.h). This driver registers them
+ * as the PMU "cpu" of type PERF_TYPE_RAW, where perf looks for the generic
+ * hardware events: perf_event_open() and unmodified tools count a thread, and so
+ * the vCPU of a VM, as they would on hardware.
+ *
+ * A counter only ever grows and belongs to one CPU, so an event is the sum of
+ * differences taken on the CPU where it runs, at each context switch, as for the
+ * MSR PMU (arch/x86/events/msr.c). There are no interrupts, hence no sampling, and
+ * no filter by privilege.
+ *
+ * The driver also tells the plugin which node each PCI device is on, as only the
+ * firmware and the kernel know where their BARs are.
+ */
+#define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
+
+#include <linux/io.h>
+#include <linux/module.h>
+#include <linux/pci.h>
+#include <linux/perf_event.h>
+
+#include <vnuma/lab_counters.h>
+
+#define IVSHMEM_VENDOR	0x1af4
+#define IVSHMEM_DEVICE	0x1110
+#define IVSHMEM_BAR	2
+
+#define WORDS		(sizeof(struct vnuma_lc_cpu) / sizeof(u64))
+#define WORD(field)	(offsetof(struct vnuma_lc_cpu, field) / sizeof(u64))
+
+/* A copy of the header, checked; the page itself is not read again. */
+static struct vnuma_lc_header config;
+static u8 *region;
+
+static const struct vnuma_lc_cpu *this_page(void)
+{
+	return (void *)(region + VNUMA_LC_CPUS_OFFSET +
+			(size_t)smp_processor_id() * VNUMA_LC_PAGE_SIZE);
+}
+
+static u64 sum_of_class(const struct vnuma_lc_cpu *page, const u64 *counters,
+			u32 class)
+{
+	const u8 *class_of = config.class_of[config.cpu_node[smp_processor_id()]];
+	u64 sum = 0;
+	u32 node;
+
+	for (node = 0; node < config.nr_nodes; node++)
+		if (class_of[node] == class)
+			sum += READ_ONCE(counters[node]);
+	return sum;
+}
+
+/*
+ * Modelled cycles in the units of the costs. Linear in counters that only grow,
+ * so the differences that perf takes are exact.
+ */
+static u64 modelled_cost(const struct vnuma_lc_cpu *page)
+{
+	u64 hits = READ_ONCE(page->llc_references) - READ_ONCE(page->llc_misses);
+	u64 streamed = READ_ONCE(page->llc_streamed) -
+		       READ_ONCE(page->llc_misses_streamed);
+	u64 cost = READ_ONCE(page->base_cycles) * VNUMA_LC_COST_ONE;
+	u32 class;
+
+	cost += (hits - streamed) * config.llc_hit_cost;
+	for (class = 0; class < config.nr_classes; class++)
+		cost += sum_of_class(page, page->dram, class) * config.dram_cost[class] +
+			sum_of_class(page, page->dram_streamed, class) *
+			config.streamed_cost[class];
+	return cost;
+}
+
+static u64 counter(u64 event)
+{
+	const struct vnuma_lc_cpu *page = this_page();
+
+	if (event < WORDS)
+		return READ_ONCE(((const u64 *)page)[event]);
+	if (event == VNUMA_LC_EVENT_CYCLES)
+		return modelled_cost(page) / VNUMA_LC_COST_ONE;
+	if (event >= VNUMA_LC_EVENT_STREAMED)
+		return sum_of_class(page, page->dram_streamed,
+				    event - VNUMA_LC_EVENT_STREAMED);
+	return sum_of_class(page, page->dram, event - VNUMA_LC_EVENT_DRAM);
+}
+
+static bool event_exists(u64 event)
+{
+	return event < WORDS || event == VNUMA_LC_EVENT_CYCLES ||
+	       (event >= VNUMA_LC_EVENT_DRAM &&
+		event < VNUMA_LC_EVENT_DRAM + VNUMA_LC_MAX_CLASSES) ||
+	       (event >= VNUMA_LC_EVENT_STREAMED &&
+		event < VNUMA_LC_EVENT_STREAMED + VNUMA_LC_MAX_CLASSES);
+}
+
+static int generic_event(u64 generic, u64 *event)
+{
+	switch (generic) {
+	case PERF_COUNT_HW_CPU_CYCLES:
+		*event = VNUMA_LC_EVENT_CYCLES;
+		return 0;
+	case PERF_COUNT_HW_INSTRUCTIONS:
+		*event = WORD(instructions);
+		return 0;
+	case PERF_COUNT_HW_CACHE_REFERENCES:
+		*event = WORD(llc_references);
+		return 0;
+	case PERF_COUNT_HW_CACHE_MISSES:
+		*event = WORD(llc_misses);
+		return 0;
+	default:
+		return -ENOENT;
+	}
+}
+
+static int lab_event_init(struct perf_event *event)
+{
+	u64 which = event->attr.config;
+	int error;
+
+	switch (event->attr.type) {
+	case PERF_TYPE_RAW:
+		if (!event_exists(which))
+			return -EINVAL;
+		break;
+	case PERF_TYPE_HARDWARE:
+		error = generic_event(which, &which);
+		if (error)
+			return error;
+		break;
+	default:
+		return -ENOENT;
+	}
+	event->hw.config = which;
+	return 0;
+}
+
+static void lab_event_read(struct perf_event *event)
+{
+	u64 now = counter(event->hw.config);
+	u64 before = local64_xchg(&event->hw.prev_count, now);
+
+	local64_add(now - before, &event->count);
+}
+
+static void lab_event_start(struct perf_event *event, int flags)
+{
+	local64_set(&event->hw.prev_count, counter(event->hw.config));
+	event->hw.state = 0;
+}
+
+static void lab_event_stop(struct perf_event *event, int flags)
+{
+	if (event->hw.state & PERF_HES_STOPPED)
+		return;
+	event->hw.state |= PERF_HES_STOPPED;
+	lab_event_read(event);
+	event->hw.state |= PERF_HES_UPTODATE;
+}
+
+static int lab_event_add(struct perf_event *event, int flags)
+{
+	event->hw.state = PERF_HES_STOPPED | PERF_HES_UPTODATE;
+	if (flags & PERF_EF_START)
+		lab_event_start(event, flags);
+	return 0;
+}
+
+static void lab_event_del(struct perf_event *event, int flags)
+{
+	lab_event_stop(event, PERF_EF_UPDATE);
+}
+
+PMU_FORMAT_ATTR(event, "config:0-15");
+
+static struct attribute *format_attrs[] = {
+	&format_attr_event.attr,
+	NULL,
+};
+
+static const struct attribute_group format_group = {
+	.name = "format",
+	.attrs = format_attrs,
+};
+
+/* An event of sysfs; `number` is its node or class, or -1. */
+struct event_attr {
+	struct device_attribute attr;
+	u64 event;
+	int node;
+	int class;
+};
+
+static ssize_t lab_event_show(struct device *dev, struct device_attribute *attr,
+			  char *page)
+{
+	struct event_attr *event = container_of(attr, struct event_attr, attr);
+
+	return sysfs_emit(page, "event=%#llx\n", event->event);
+}
+
+#define EVENT_ATTR(id, label, number, of_node, of_class)			\
+	static struct event_attr event_##id = {					\
+		.attr = {							\
+			.attr = { .name = label, .mode = 0444 },		\
+			.show = lab_event_show,					\
+		},								\
+		.event = number,						\
+		.node = of_node,						\
+		.class = of_class,						\
+	}
+
+#define PLAIN(field, label)	EVENT_ATTR(field, label, WORD(field), -1, -1)
+
+PLAIN(base_cycles, "base-cycles");
+PLAIN(loads, "loads");
+PLAIN(stores, "stores");
+PLAIN(llc_references, "llc-references");
+PLAIN(llc_streamed, "llc-references-streamed");
+PLAIN(llc_misses, "llc-misses");
+PLAIN(llc_misses_streamed, "llc-misses-streamed");
+PLAIN(mmio_other, "mmio-other");
+EVENT_ATTR(modelled, "modelled-cycles", VNUMA_LC_EVENT_CYCLES, -1, -1);
+
+#define OF_NODE(n)								\
+	EVENT_ATTR(dram##n, "dram-node" #n, WORD(dram) + n, n, -1);	\
+	EVENT_ATTR(stream##n, "dram-streamed-node" #n,			\
+		   WORD(dram_streamed) + n, n, -1);			\
+	EVENT_ATTR(mmio##n, "mmio-node" #n, WORD(mmio) + n, n, -1)
+#define DISTANCE(n)							\
+	EVENT_ATTR(class##n, "dram-class" #n, VNUMA_LC_EVENT_DRAM + n, -1, n); \
+	EVENT_ATTR(stream_class##n, "dram-streamed-class" #n,		\
+		   VNUMA_LC_EVENT_STREAMED + n, -1, n)
+#define FOR_8(macro)							\
+	macro(0); macro(1); macro(2); macro(3); macro(4); macro(5); macro(6); \
+	macro(7)
+#define FOR_8_TO_15(macro)						\
+	macro(8); macro(9); macro(10); macro(11); macro(12); macro(13);	\
+	macro(14); macro(15)
+
+FOR_8(OF_NODE);
+FOR_8_TO_15(OF_NODE);
+FOR_8(DISTANCE);
+
+#define NODE_REF(n)							\
+	&event_dram##n.attr.attr, &event_stream##n.attr.attr,		\
+	&event_mmio##n.attr.attr
+#define DISTANCE_REF(n)							\
+	&event_class##n.attr.attr, &event_stream_class##n.attr.attr
+
+static struct attribute *event_attrs[] = {
+	&event_base_cycles.attr.attr,
+	&event_loads.attr.attr,
+	&event_stores.attr.attr,
+	&event_llc_references.attr.attr,
+	&event_llc_streamed.attr.attr,
+	&event_llc_misses.attr.attr,
+	&event_llc_misses_streamed.attr.attr,
+	&event_mmio_other.attr.attr,
+	&event_modelled.attr.attr,
+	NODE_REF(0), NODE_REF(1), NODE_REF(2), NODE_REF(3),
+	NODE_REF(4), NODE_REF(5), NODE_REF(6), NODE_REF(7),
+	NODE_REF(8), NODE_REF(9), NODE_REF(10), NODE_REF(11),
+	NODE_REF(12), NODE_REF(13), NODE_REF(14), NODE_REF(15),
+	DISTANCE_REF(0), DISTANCE_REF(1), DISTANCE_REF(2), DISTANCE_REF(3),
+	DISTANCE_REF(4), DISTANCE_REF(5), DISTANCE_REF(6), DISTANCE_REF(7),
+	NULL,
+};
+
+/* Only the nodes and classes that the server has are shown. */
+static umode_t event_visible(struct kobject *kobj, struct attribute *attr, int n)
+{
+	struct event_attr *event = container_of(attr, struct event_attr, attr.attr);
+
+	if (event->node >= (int)config.nr_nodes ||
+	    event->class >= (int)config.nr_classes)
+		return 0;
+	return attr->mode;
+}
+
+static const struct attribute_group events_group = {
+	.name = "events",
+	.attrs = event_attrs,
+	.is_visible = event_visible,
+};
+
+static const struct attribute_group *lab_groups[] = {
+	&format_group,
+	&events_group,
+	NULL,
+};
+
+static struct pmu lab_pmu = {
+	.module = THIS_MODULE,
+	.task_ctx_nr = perf_sw_context,
+	.capabilities = PERF_PMU_CAP_NO_INTERRUPT | PERF_PMU_CAP_NO_EXCLUDE,
+	.attr_groups = lab_groups,
+	.event_init = lab_event_init,
+	.add = lab_event_add,
+	.del = lab_event_del,
+	.start = lab_event_start,
+	.stop = lab_event_stop,
+	.read = lab_event_read,
+};
+
+/* What is indexed with, or believed, later on. */
+static int check_header(struct device *dev, size_t size)
+{
+	int cpu;
+
+	if (config.version_major != VNUMA_LC_VERSION_MAJOR)
+		return dev_err_probe(dev, -EINVAL, "version_major: %u\n",
+				     config.version_major);
+	if (config.region_size != size || config.nr_cpus > VNUMA_LC_MAX_CPUS ||
+	    VNUMA_LC_CPUS_OFFSET + config.nr_cpus * VNUMA_LC_PAGE_SIZE > size)
+		return dev_err_probe(dev, -EINVAL,
+				     "region_size: %u with %u CPUs, BAR of %zu\n",
+				     config.region_size, config.nr_cpus, size);
+	if (config.nr_nodes > VNUMA_LC_MAX_NODES ||
+	    config.nr_classes > VNUMA_LC_MAX_CLASSES)
+		return dev_err_probe(dev, -EINVAL, "nr_nodes %u, nr_classes %u\n",
+				     config.nr_nodes, config.nr_classes);
+	if (config.status == VNUMA_LC_STATUS_OFF)
+		return dev_err_probe(dev, -ENODEV, "status: no plugin counts\n");
+	for_each_possible_cpu(cpu)
+		if (cpu >= config.nr_cpus ||
+		    cpu_to_node(cpu) != config.cpu_node[cpu])
+			return dev_err_probe(dev, -EINVAL,
+					     "cpu_node: CPU %d is on node %d here\n",
+					     cpu, cpu_to_node(cpu));
+	return 0;
+}
+
+/* Tells the plugin where the memory BARs of PCI devices are. */
+static void tell_devices(void)
+{
+	struct vnuma_lc_devices *devices = (void *)(region + VNUMA_LC_DEVICES_OFFSET);
+	struct pci_dev *pdev = NULL;
+	u32 count = 0;
+	int bar;
+
+	WRITE_ONCE(devices->count, 0);
+	for_each_pci_dev(pdev) {
+		int node = dev_to_node(&pdev->dev);
+
+		for (bar = 0; bar < PCI_STD_NUM_BARS; bar++) {
+			if (node < 0 || count == VNUMA_LC_MAX_DEVICES ||
+			    !(pci_resource_flags(pdev, bar) & IORESOURCE_MEM) ||
+			    !pci_resource_start(pdev, bar))
+				continue;
+			devices->ranges[count].start = pci_resource_start(pdev, bar);
+			devices->ranges[count].end = pci_resource_end(pdev, bar) + 1;
+			devices->ranges[count].node = node;
+			count++;
+		}
+	}
+	smp_store_release(&devices->count, count);
+}
+
+static int lab_probe(struct pci_dev *pdev, const struct pci_device_id *id)
+{
+	size_t size = pci_resource_len(pdev, IVSHMEM_BAR);
+	int error;
+
+	if (region)
+		return -EBUSY;
+	error = pcim_enable_device(pdev);
+	if (error)
+		return error;
+	if (size < VNUMA_LC_CPUS_OFFSET || size > SZ_1M)
+		return -ENODEV;
+	region = memremap(pci_resource_start(pdev, IVSHMEM_BAR), size, MEMREMAP_WB);
+	if (!region)
+		return -ENOMEM;
+	memcpy(&config, region, sizeof(config));
+	/* The device id serves many purposes: another magic is another's. */
+	error = config.magic == VNUMA_LC_MAGIC ? check_header(&pdev->dev, size) : -ENODEV;
+	if (!error)
+		error = perf_pmu_register(&lab_pmu, "cpu", PERF_TYPE_RAW);
+	if (error) {
+		memunmap(region);
+		region = NULL;
+		return error;
+	}
+	tell_devices();
+	config.profile[VNUMA_LC_NAME_SIZE - 1] = 0;
+	dev_info(&pdev->dev, "counters of %u CPUs on %u nodes, profile %s\n",
+		 config.nr_cpus, config.nr_nodes, config.profile);
+	return 0;
+}
+
+static void lab_remove(struct pci_dev *pdev)
+{
+	perf_pmu_unregister(&lab_pmu);
+	memunmap(region);
+	region = NULL;
+}
+
+static const struct pci_device_id lab_ids[] = {
+	{ PCI_DEVICE(IVSHMEM_VENDOR, IVSHMEM_DEVICE) },
+	{ }
+};
+MODULE_DEVICE_TABLE(pci, lab_ids);
+
+static struct pci_driver lab_driver = {
+	.name = KBUILD_MODNAME,
+	.id_table = lab_ids,
+	.probe = lab_probe,
+	.remove = lab_remove,
+	.driver = {
+		/* The PMU must not go away with events on it. */
+		.suppress_bind_attrs = true,
+	},
+};
+module_pci_driver(lab_driver);
+
+MODULE_DESCRIPTION("Counters of the vnuma lab's emulated server as a perf PMU");
+MODULE_LICENSE("GPL");
