@@ -13,6 +13,7 @@
 #   HOST    vnuma-fake-host on this side (beside this script)
 #   VCPUS, NODES   of the VM (4, 2)
 #   ROUNDS  random publications (200), SEED (1), LOAD seconds (0: idle)
+#   MODULE  vnuma.ko in the guest, to be unloaded and loaded again (empty: left out)
 #
 # Exit status 0 if nothing was wrong. The last line has the latencies.
 set -u
@@ -25,6 +26,7 @@ VCPUS=${VCPUS:-4}
 NODES=${NODES:-2}
 ROUNDS=${ROUNDS:-200}
 LOAD=${LOAD:-0}
+MODULE=${MODULE:-}
 RANDOM=${SEED:-1}
 
 failures=0
@@ -182,6 +184,86 @@ moves() {
 	done
 }
 
+# $present without the last vCPU, which is offline.
+without_last() {
+	echo "${present%,*}"
+}
+
+# Neither a move of an offline CPU nor hotplug after a move may be lost.
+hotplug() {
+	local last=$((VCPUS - 1)) full
+	publish "$(all_on 0)"
+	guest chcpu -d "$last" >/dev/null || fail "chcpu -d $last"
+	publish "${present%:*}:1"
+	full=$present
+	present=$(without_last)
+	check_now "with CPU $last offline"
+	present=$full
+	guest chcpu -e "$last" >/dev/null || fail "chcpu -e $last"
+	check_now "moved while offline"
+	publish "$(all_on 1)"
+	guest chcpu -d "$last" >/dev/null
+	guest chcpu -e "$last" >/dev/null
+	check_now "offline and online after a move"
+}
+
+# Sets all distances between different nodes to $1, in the next publication.
+set_distances() {
+	local from to
+	for ((from = 0; from < NODES; from++)); do
+		for ((to = 0; to < NODES; to++)); do
+			((from == to)) || host "distance $from $to $1"
+		done
+	done
+}
+
+expect_distance() {
+	local line
+	line=$(guest cat /sys/devices/system/node/node0/distance)
+	line=${line//$'\r'/}
+	[[ $line == "10 $1"* ]] || fail "distance 0 1 is not $1: $line"
+}
+
+distances() {
+	local before
+	publish "$(random_map)"
+	before=$(guest cat /sys/devices/system/node/node0/distance)
+	before=${before//$'\r'/}
+	before=${before#10 }
+	before=${before%% *}
+	set_distances 31
+	publish "$(random_map)"
+	check_now "with other distances"
+	expect_distance 31
+	host "distance 0 1 32"
+	publish "$(random_map)"
+	check_now "with asymmetric distances"
+	expect_distance 31
+	set_distances 10
+	publish "$(random_map)"
+	check_now "with all nodes at one place"
+	expect_distance 31
+	set_distances "$before"
+	publish "$(random_map)"
+	check_now "with the old distances"
+	expect_distance "$before"
+}
+
+# Unloading keeps the topology; loading takes over what is published meanwhile.
+reload() {
+	local last=$((VCPUS - 1))
+	publish "$(random_map)"
+	guest rmmod vnuma || fail rmmod
+	check_now unloaded
+	guest chcpu -d "$last" >/dev/null
+	guest chcpu -e "$last" >/dev/null
+	check_now "hotplug without the driver"
+	present=$(random_map)
+	host "write $present"
+	guest insmod "$MODULE" || fail insmod
+	check_now "loaded again"
+}
+
 kernel_log() {
 	local bad
 	bad=$(guest dmesg | grep -E 'WARNING:|BUG:|Oops|Call Trace|borken|soft lockup|hung task|rcu:.*stall')
@@ -201,6 +283,9 @@ done
 publish "$(all_on 0)"
 check_now first
 hostile
+distances
+hotplug
+[[ -z $MODULE ]] || reload
 : >"$latencies"
 ((LOAD == 0)) || guest "$CHECK" --load "$LOAD"
 moves
