@@ -1,2 +1,91 @@
-//! vnumad
-fn main() {}
+//! The host daemon. See docs/vnumad.md.
+
+use anyhow::Context;
+use clap::Parser;
+use nix::sys::stat::{Mode, umask};
+use std::{io, path::PathBuf, process::ExitCode, sync::Arc};
+use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+use vnuma_monitor::{
+    read_host_topology,
+    vm::{QmpBackend, VmBackend},
+};
+use vnumad::{BackendFactory, Config};
+
+/// Keeps the guests of this host informed of their true NUMA topology.
+///
+/// vnumad finds VMs by their QMP sockets, watches on which host node each vCPU runs, and tells
+/// guests that are attached (`vnumactl attach VM`) which guest node each of their vCPUs is on now. It runs in the foreground
+/// until SIGTERM or SIGINT; VMs run on without it and keep what they were told last.
+///
+/// For a VM to be found, start QEMU with
+///   -qmp unix:/run/vnuma/qmp/NAME.sock,server=on,wait=off
+/// and for it to be attachable leave a PCIe root port free:
+///   -device pcie-root-port,id=vnuma0,chassis=1
+#[derive(Parser)]
+#[command(version, verbatim_doc_comment)]
+struct Arguments {
+    /// Configuration file [default: /etc/vnuma/vnumad.toml, if there is one]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Read the host's topology below DIR instead of / (a recorded server)
+    #[arg(long, value_name = "DIR")]
+    root: Option<PathBuf>,
+    /// Check the configuration and exit
+    #[arg(long)]
+    check: bool,
+    /// Print the host's topology as JSON and exit
+    #[arg(long, conflicts_with = "check")]
+    print_topology: bool,
+    /// What to log on stderr: error, warn, info, debug, trace, or by module
+    #[arg(long, value_name = "FILTER", default_value = "info")]
+    log: String,
+}
+
+fn main() -> ExitCode {
+    match start(Arguments::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("vnumad: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn start(arguments: Arguments) -> anyhow::Result<()> {
+    // Files are for the daemon alone; the socket and its directory get their modes one by one.
+    umask(Mode::from_bits_truncate(0o077));
+    let mut config = Config::load(arguments.config.as_deref())?;
+    if let Some(root) = arguments.root {
+        config.root = root;
+    }
+    if arguments.check {
+        return Ok(());
+    }
+    if arguments.print_topology {
+        let topology = read_host_topology(&config.root)?;
+        println!("{}", serde_json::to_string_pretty(&topology)?);
+        return Ok(());
+    }
+    let filter = EnvFilter::try_new(&arguments.log).with_context(|| format!("--log {}", arguments.log))?;
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).init();
+    // One thread is enough: what blocks has threads of its own.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.context("starting the runtime")?.block_on(serve(config))
+}
+
+async fn serve(config: Config) -> anyhow::Result<()> {
+    let (directory, sockets) = (config.directory.clone(), config.sockets.clone());
+    let factory: BackendFactory = Arc::new(move || -> Box<dyn VmBackend> {
+        Box::new(QmpBackend::new(directory.clone(), sockets.clone()))
+    });
+    let mut terminate = signal(SignalKind::terminate()).context("SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT")?;
+    let stop = async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    };
+    vnumad::run(config, factory, stop).await
+}

@@ -1,0 +1,209 @@
+//! The API: HTTP requests become messages. What is allowed is decided here.
+
+use crate::{
+    error::Refusal,
+    message::{Message, Reply, Request},
+};
+use axum::{
+    Json, Router,
+    body::{Body, Bytes},
+    extract::{
+        ConnectInfo, DefaultBodyLimit, FromRequestParts, Path, State, connect_info::Connected,
+        rejection::BytesRejection,
+    },
+    http::{StatusCode, header::CONTENT_TYPE, request::Parts},
+    response::{IntoResponse, Response},
+    routing::{get, post},
+    serve::IncomingStream,
+};
+use futures_core::Stream;
+use std::{
+    path::PathBuf,
+    pin::Pin,
+    task::{self, Poll},
+};
+use tokio::{
+    net::UnixListener,
+    sync::{mpsc, oneshot},
+};
+use vnuma_api::{ApiError, DAEMON, ErrorKind, Event, HARDWARE, HostTopology, MoveRequest, VMS, Vm, WATCH};
+use vnuma_monitor::read_host_topology;
+
+/// No request needs more.
+const BODY_LIMIT: usize = 4096;
+
+/// Who is at the other end of a connection, as the kernel says.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Peer {
+    uid: Option<u32>,
+}
+
+impl Connected<IncomingStream<'_, UnixListener>> for Peer {
+    fn connect_info(stream: IncomingStream<'_, UnixListener>) -> Self {
+        Self { uid: stream.io().peer_cred().ok().map(|peer| peer.uid()) }
+    }
+}
+
+/// What the handlers share.
+#[derive(Clone)]
+pub(crate) struct Context {
+    pub(crate) messages: mpsc::Sender<Message>,
+    pub(crate) root: PathBuf,
+    /// The user that may act, besides root.
+    pub(crate) uid: u32,
+}
+
+type Answer<T> = Result<Json<T>, Failure>;
+
+/// A failed request.
+pub(crate) struct Failure(ApiError);
+
+impl From<Refusal> for Failure {
+    fn from(refusal: Refusal) -> Self {
+        Self(refusal.into())
+    }
+}
+
+impl Failure {
+    fn bad_request(message: String) -> Self {
+        Self(ApiError { error: ErrorKind::BadRequest, message })
+    }
+}
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        let status = match self.0.error {
+            ErrorKind::BadRequest => StatusCode::BAD_REQUEST,
+            ErrorKind::Forbidden => StatusCode::FORBIDDEN,
+            ErrorKind::NotFound => StatusCode::NOT_FOUND,
+            ErrorKind::Conflict => StatusCode::CONFLICT,
+            ErrorKind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+            ErrorKind::Vm => StatusCode::BAD_GATEWAY,
+        };
+        (status, Json(self.0)).into_response()
+    }
+}
+
+/// The right to act. A handler that takes it is for those who have it only.
+struct MayAct;
+
+impl FromRequestParts<Context> for MayAct {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, context: &Context) -> Result<Self, Failure> {
+        let peer = parts.extensions.get::<ConnectInfo<Peer>>().and_then(|info| info.0.uid);
+        if peer.is_some_and(|uid| uid == 0 || uid == context.uid) {
+            return Ok(Self);
+        }
+        let act = match parts.uri.path().rsplit('/').next() {
+            Some("attach") => "attach",
+            Some("detach") => "detach",
+            Some("move") => "move",
+            _ => "acting",
+        };
+        let uid = peer.map_or("unknown".to_owned(), |uid| uid.to_string());
+        Err(Refusal::Forbidden { act, uid }.into())
+    }
+}
+
+/// All paths.
+pub(crate) fn router(context: Context) -> Router {
+    let vm = |action: &str| format!("{VMS}/{{name}}{action}");
+    Router::new()
+        .route(HARDWARE, get(hardware))
+        .route(DAEMON, get(daemon))
+        .route(VMS, get(list))
+        .route(&vm(""), get(show))
+        .route(&vm("/attach"), post(attach))
+        .route(&vm("/detach"), post(detach))
+        .route(&vm("/move"), post(move_vcpu))
+        .route(WATCH, get(watch))
+        .fallback(unknown)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(DefaultBodyLimit::max(BODY_LIMIT))
+        .with_state(context)
+}
+
+async fn ask<T>(context: &Context, make: impl FnOnce(Reply<T>) -> Request) -> Result<T, Failure> {
+    let (reply, answer) = oneshot::channel();
+    let sent = context.messages.send(Message::Request(make(reply))).await;
+    match (sent, answer.await) {
+        (Ok(()), Ok(answer)) => answer.map_err(Failure::from),
+        _ => Err(Refusal::ShuttingDown.into()),
+    }
+}
+
+async fn hardware(State(context): State<Context>) -> Answer<HostTopology> {
+    let read = tokio::task::spawn_blocking(move || read_host_topology(&context.root)).await;
+    let topology = read.map_err(|_| Refusal::ShuttingDown)?.map_err(Refusal::from)?;
+    Ok(Json(topology))
+}
+
+async fn daemon(State(context): State<Context>) -> Answer<vnuma_api::Daemon> {
+    ask(&context, |reply| Request::Daemon { reply }).await.map(Json)
+}
+
+async fn list(State(context): State<Context>) -> Answer<Vec<Vm>> {
+    ask(&context, |reply| Request::List { reply }).await.map(Json)
+}
+
+async fn show(State(context): State<Context>, Path(vm): Path<String>) -> Answer<Vm> {
+    ask(&context, |reply| Request::Show { vm, reply }).await.map(Json)
+}
+
+async fn attach(_: MayAct, State(context): State<Context>, Path(vm): Path<String>) -> Answer<Vm> {
+    ask(&context, |reply| Request::Attach { vm, reply }).await.map(Json)
+}
+
+async fn detach(_: MayAct, State(context): State<Context>, Path(vm): Path<String>) -> Answer<Vm> {
+    ask(&context, |reply| Request::Detach { vm, reply }).await.map(Json)
+}
+
+async fn move_vcpu(
+    _: MayAct,
+    State(context): State<Context>,
+    Path(vm): Path<String>,
+    body: Result<Bytes, BytesRejection>,
+) -> Answer<Vm> {
+    let body =
+        body.map_err(|_| Failure::bad_request(format!("the body is longer than {BODY_LIMIT} bytes")))?;
+    let MoveRequest { vcpu, node } = serde_json::from_slice(&body)
+        .map_err(|error| Failure::bad_request(format!("the body is no move request: {error}")))?;
+    let plan = ask(&context, |reply| Request::PlanMove { vm, vcpu, node, reply }).await?;
+    let id = plan.id;
+    let made = tokio::task::spawn_blocking(move || plan.make()).await;
+    made.map_err(|_| Refusal::ShuttingDown)??;
+    ask(&context, |reply| Request::Look { id, vcpu, reply }).await.map(Json)
+}
+
+async fn watch(State(context): State<Context>) -> Result<Response, Failure> {
+    let events = ask(&context, |reply| Request::Watch { reply }).await?;
+    let lines = Body::from_stream(Lines(events));
+    Ok(([(CONTENT_TYPE, "application/x-ndjson")], lines).into_response())
+}
+
+async fn unknown(request: axum::extract::Request) -> Failure {
+    let message = format!("no such path: {}", request.uri().path());
+    Failure(ApiError { error: ErrorKind::NotFound, message })
+}
+
+async fn wrong_method(request: axum::extract::Request) -> Failure {
+    Failure::bad_request(format!("{} is not possible on {}", request.method(), request.uri().path()))
+}
+
+/// Events as lines of JSON, until the watcher is dropped or the daemon ends.
+struct Lines(mpsc::Receiver<Event>);
+
+impl Stream for Lines {
+    type Item = serde_json::Result<Vec<u8>>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut task::Context<'_>) -> Poll<Option<Self::Item>> {
+        self.0.poll_recv(context).map(|event| {
+            let line = serde_json::to_vec(&event?);
+            Some(line.map(|mut line| {
+                line.push(b'\n');
+                line
+            }))
+        })
+    }
+}

@@ -1,0 +1,196 @@
+//! The task that owns everything that is known: takes messages, decides, and lets tell.
+
+mod lifecycle;
+mod requests;
+
+use crate::{
+    config::Config,
+    discovery::DirectoryWatch,
+    locations::Locations,
+    message::{ConnectionId, Message},
+    server::BackendFactory,
+    vm::Vm,
+    vm_thread::VmThread,
+    watchers::Watchers,
+};
+use std::{
+    collections::{BTreeMap, HashMap},
+    path::PathBuf,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+use tokio::{
+    sync::{mpsc, watch},
+    time::{MissedTickBehavior, interval, sleep},
+};
+use tracing::warn;
+use vnuma_api::Event;
+use vnuma_monitor::{
+    location::{LocationEvent, LocationKind, monotonic_ns},
+    vm::{VmBackend, VmCandidate},
+};
+use vnuma_topology::{ApicId, HostTopology};
+
+/// Location events that are taken at a time.
+const BATCH: usize = 256;
+
+/// A socket that leads to a VM, or might.
+struct Entry {
+    candidate: VmCandidate,
+    /// The connection, or the attempt to connect.
+    connection: Option<(ConnectionId, VmThread)>,
+    /// The VM, once connected; it stays known while a connection is lost.
+    vm: Option<Vm>,
+    /// Why there is no connection, as far as an operator should know.
+    problem: Option<String>,
+    retry_at: Instant,
+    backoff: Duration,
+}
+
+/// Everything that is known.
+pub(crate) struct Daemon {
+    config: Config,
+    host: HostTopology,
+    /// Start of this process, seconds: upper half of its generations.
+    epoch: u32,
+    scanner: Box<dyn VmBackend>,
+    factory: BackendFactory,
+    entries: BTreeMap<PathBuf, Entry>,
+    /// Which vCPU of which entry a thread runs.
+    threads: HashMap<i32, (PathBuf, ApicId)>,
+    locations: Locations,
+    directories: DirectoryWatch,
+    watchers: Watchers,
+    messages: mpsc::Sender<Message>,
+    last_id: ConnectionId,
+}
+
+impl Daemon {
+    pub(crate) fn new(
+        config: Config,
+        host: HostTopology,
+        locations: Locations,
+        factory: BackendFactory,
+        messages: mpsc::Sender<Message>,
+    ) -> Self {
+        let epoch = SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_secs() as u32);
+        Self {
+            config,
+            host,
+            epoch,
+            scanner: factory(),
+            factory,
+            entries: BTreeMap::new(),
+            threads: HashMap::new(),
+            locations,
+            directories: DirectoryWatch::new(messages.clone()),
+            watchers: Watchers::default(),
+            messages,
+            last_id: 0,
+        }
+    }
+
+    /// Runs until `stop` changes.
+    pub(crate) async fn run(
+        mut self,
+        mut messages: mpsc::Receiver<Message>,
+        mut moved: mpsc::Receiver<LocationEvent>,
+        mut stop: watch::Receiver<bool>,
+    ) {
+        let mut look = interval(self.config.resync_interval);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut batch = Vec::with_capacity(BATCH);
+        let mut watching_locations = true;
+        loop {
+            let due = self.next_due();
+            tokio::select! {
+                message = messages.recv() => match message {
+                    Some(message) => self.handle(message),
+                    None => return,
+                },
+                count = moved.recv_many(&mut batch, BATCH), if watching_locations => {
+                    watching_locations = count > 0;
+                    batch.drain(..).for_each(|event| self.moved(&event));
+                    if !watching_locations {
+                        warn!("vCPU locations are not watched any more; they are looked at every {:?}", self.config.resync_interval);
+                    }
+                }
+                () = sleep(due.unwrap_or_default()), if due.is_some() => {}
+                _ = look.tick() => self.look_at_everything(),
+                _ = stop.changed() => return,
+            }
+            self.tell_due();
+        }
+    }
+
+    fn handle(&mut self, message: Message) {
+        match message {
+            Message::Vm { id, report } => self.reported(id, report),
+            Message::Rung { id } => {
+                let events = self.vm_by_id(id).map(Vm::rung).unwrap_or_default();
+                events.iter().for_each(|event| self.watchers.tell(event));
+            }
+            Message::Rescan => self.rescan(),
+            Message::Request(request) => self.request(request),
+        }
+    }
+
+    /// How long nothing is due.
+    fn next_due(&self) -> Option<Duration> {
+        let vms = self.entries.values().filter_map(|entry| entry.vm.as_ref());
+        let next_ns = vms.filter_map(|vm| vm.placement.next_deadline_ns()).min()?;
+        Some(Duration::from_nanos(next_ns.saturating_sub(monotonic_ns())))
+    }
+
+    fn tell_due(&mut self) {
+        for vm in self.entries.values_mut().filter_map(|entry| entry.vm.as_mut()) {
+            if let Some(event) = vm.tell_due() {
+                self.watchers.tell(&event);
+            }
+        }
+    }
+
+    /// Something happened to a thread.
+    fn moved(&mut self, event: &LocationEvent) {
+        let Some((socket, apic_id)) = self.threads.get(&event.tid).cloned() else { return };
+        if event.kind == LocationKind::Exited {
+            // The vCPU was unplugged, or the VM is about to end; its hypervisor knows.
+            self.describe_again(&socket);
+        }
+        let location = self.locations.after(&self.host, event);
+        let Some(vm) = self.entries.get_mut(&socket).and_then(|entry| entry.vm.as_mut()) else { return };
+        if let Some(event) = vm.locate(&self.host, apic_id, location) {
+            self.watchers.tell(&event);
+        }
+    }
+
+    /// Reads where a vCPU is.
+    fn look(&mut self, socket: &PathBuf, apic_id: ApicId, tid: i32) {
+        let location = self.locations.read(&self.host, tid);
+        let Some(vm) = self.entries.get_mut(socket).and_then(|entry| entry.vm.as_mut()) else { return };
+        if let Some(event) = vm.locate(&self.host, apic_id, location) {
+            self.watchers.tell(&event);
+        }
+    }
+
+    /// Heals whatever a lost event left wrong. Cheap: three small files a vCPU, names of sockets.
+    fn look_at_everything(&mut self) {
+        if self.locations.lost_again() {
+            warn!(lost = self.locations.lost(), "location events were lost; all locations are read again");
+        }
+        self.rescan();
+        let threads: Vec<_> =
+            self.threads.iter().map(|(tid, (socket, apic_id))| (socket.clone(), *apic_id, *tid)).collect();
+        for (socket, apic_id, tid) in threads {
+            self.look(&socket, apic_id, tid);
+        }
+        self.describe_unbound();
+    }
+
+    fn vm_by_id(&mut self, id: ConnectionId) -> Option<&mut Vm> {
+        self.entries.values_mut().filter_map(|entry| entry.vm.as_mut()).find(|vm| vm.id == id)
+    }
+
+    fn tell_watchers(&mut self, make: impl FnOnce(u64) -> Event) {
+        self.watchers.tell(&make(monotonic_ns()));
+    }
+}

@@ -1,0 +1,328 @@
+//! VMs come, change and go.
+
+use super::{Daemon, Entry};
+use crate::{
+    error::Refusal,
+    message::ConnectionId,
+    report,
+    tell::Teller,
+    vm::{Slot, Vm},
+    vm_thread::{Command, Report, VmThread},
+};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use std::{
+    collections::{HashMap, HashSet, hash_map},
+    io::ErrorKind,
+    os::fd::{AsFd, OwnedFd},
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+use tracing::{debug, info, warn};
+use vnuma_api::Event;
+use vnuma_monitor::{
+    location::monotonic_ns,
+    vm::{VmCandidate, VmError},
+};
+use vnuma_topology::VmDescription;
+
+/// Between two attempts to connect: at first, and at most.
+const FIRST_RETRY: Duration = Duration::from_secs(1);
+const LAST_RETRY: Duration = Duration::from_secs(10);
+
+/// How often the memory of a VM that is not bound is looked at; it costs QEMU and the kernel something.
+const UNBOUND_NS: u64 = 30_000_000_000;
+
+impl Daemon {
+    /// Looks which sockets there are, and connects where that is due.
+    pub(super) fn rescan(&mut self) {
+        let directories = self.scanner.watch_dirs();
+        self.directories.watch(&directories);
+        let candidates = self.scanner.scan();
+        let present: HashSet<_> = candidates.iter().map(|candidate| candidate.socket.clone()).collect();
+        let gone: Vec<_> = self.entries.keys().filter(|socket| !present.contains(*socket)).cloned().collect();
+        for socket in gone {
+            self.forget_vm(&socket);
+            self.entries.remove(&socket);
+        }
+        for candidate in candidates {
+            let entry = self.entries.entry(candidate.socket.clone()).or_insert_with(|| Entry {
+                candidate,
+                connection: None,
+                vm: None,
+                problem: None,
+                retry_at: Instant::now(),
+                backoff: FIRST_RETRY,
+            });
+            let due = entry.connection.is_none() && entry.retry_at <= Instant::now();
+            if entry.vm.as_ref().is_some_and(|vm| entry.connection.is_none() && has_ended(&vm.pidfd)) {
+                let socket = entry.candidate.socket.clone();
+                self.forget_vm(&socket);
+            } else if due {
+                let candidate = entry.candidate.clone();
+                self.connect(candidate);
+            }
+        }
+    }
+
+    fn connect(&mut self, candidate: VmCandidate) {
+        self.last_id += 1;
+        let (id, socket) = (self.last_id, candidate.socket.clone());
+        let thread = VmThread::start(id, candidate, (self.factory)(), self.messages.clone());
+        let Some(entry) = self.entries.get_mut(&socket) else { return };
+        match thread {
+            Ok(thread) => entry.connection = Some((id, thread)),
+            Err(error) => entry.failed(format!("no thread to talk to it: {error}")),
+        }
+    }
+
+    /// A VM's thread reports.
+    pub(super) fn reported(&mut self, id: ConnectionId, report: Report) {
+        let from_here = |entry: &Entry| entry.connection.as_ref().is_some_and(|(current, _)| *current == id);
+        // A thread that was given up may still have had something to say.
+        let Some((socket, entry)) = self.entries.iter_mut().find(|(_, entry)| from_here(entry)) else {
+            return;
+        };
+        let socket = socket.clone();
+        match report {
+            Report::Up { description, pidfd, channel } => self.up(&socket, id, description, pidfd, channel),
+            Report::Described(description) => self.described(&socket, description),
+            Report::Attached(outcome) => self.attached(&socket, outcome),
+            Report::Detached(outcome) => self.detached(&socket, outcome),
+            Report::Released => self.released(&socket),
+            Report::Ended => {
+                entry.connection = None;
+                entry.problem = None;
+                entry.retry_at = Instant::now() + FIRST_RETRY;
+                self.forget_vm(&socket);
+            }
+            Report::Down(error) | Report::Lost(error) => self.lost(&socket, &error),
+        }
+    }
+
+    fn up(
+        &mut self,
+        socket: &Path,
+        id: ConnectionId,
+        description: VmDescription,
+        pidfd: OwnedFd,
+        channel: bool,
+    ) {
+        let name = description.name.clone();
+        let other = self
+            .entries
+            .iter()
+            .find(|(other, entry)| *other != socket && entry.vm.as_ref().is_some_and(|vm| vm.name() == name));
+        if let Some((other, _)) = other {
+            let problem = format!("its name `{name}` is taken by the VM at {}", other.display());
+            if let Some(entry) = self.entries.get_mut(socket) {
+                entry.connection = None;
+                entry.failed(problem);
+            }
+            return;
+        }
+        let known = self.entries.get(socket).and_then(|entry| entry.vm.as_ref());
+        let same = known.is_some_and(|vm| vm.description.pid == description.pid && !has_ended(&vm.pidfd));
+        if !same {
+            self.forget_vm(socket);
+        }
+        let Some(entry) = self.entries.get_mut(socket) else { return };
+        entry.problem = None;
+        entry.backoff = FIRST_RETRY;
+        let policy = self.config.settle;
+        let vm = entry.vm.get_or_insert_with(|| Vm::new(id, &self.host, description.clone(), pidfd, policy));
+        match (&vm.slot, channel) {
+            (Slot::None, true) => vm.slot = Slot::Lost,
+            (Slot::Serving(_) | Slot::Lost, false) => vm.stop_serving(Slot::None),
+            _ => {}
+        }
+        if !same {
+            info!(vm = name, pid = description.pid, vcpus = description.vcpus.len(), "VM found");
+            self.tell_watchers(|time_ns| Event::Appeared { vm: name, time_ns });
+        }
+        self.described(socket, description);
+    }
+
+    /// Takes over a description, and watches the threads that it names.
+    fn described(&mut self, socket: &Path, description: VmDescription) {
+        let pid = description.pid;
+        let wanted: HashMap<i32, u32> =
+            description.vcpus.iter().map(|vcpu| (vcpu.tid, vcpu.apic_id)).collect();
+        let Some(vm) = self.entries.get_mut(socket).and_then(|entry| entry.vm.as_mut()) else { return };
+        vm.describe(&self.host, description);
+        self.unwatch(socket, |tid, apic_id| wanted.get(&tid) == Some(&apic_id));
+        for (tid, apic_id) in wanted {
+            if let hash_map::Entry::Vacant(vacant) = self.threads.entry(tid) {
+                vacant.insert((socket.to_owned(), apic_id));
+                self.locations.watch(pid, tid);
+            }
+            self.look(&socket.to_owned(), apic_id, tid);
+        }
+    }
+
+    /// Forgets the threads of a VM that `keep` does not want.
+    fn unwatch(&mut self, socket: &Path, keep: impl Fn(i32, u32) -> bool) {
+        let locations = &mut self.locations;
+        self.threads.retain(|&tid, (owner, apic_id)| {
+            let stays = owner != socket || keep(tid, *apic_id);
+            if !stays {
+                locations.unwatch(tid);
+            }
+            stays
+        });
+    }
+
+    /// A VM has ended, or nobody knows it any more: everything of it goes.
+    fn forget_vm(&mut self, socket: &Path) {
+        self.unwatch(socket, |_, _| false);
+        let Some(vm) = self.entries.get_mut(socket).and_then(|entry| entry.vm.take()) else { return };
+        let name = vm.description.name;
+        let ended = || Err(Refusal::Ended { vm: name.clone() });
+        if let Slot::Attaching { reply, .. } = vm.slot {
+            // Nobody waiting for it is fine, here and below.
+            let _ = reply.send(ended());
+        }
+        if let Some(reply) = vm.detaching {
+            let _ = reply.send(ended());
+        }
+        info!(vm = name, "VM gone");
+        self.tell_watchers(|time_ns| Event::Gone { vm: name, time_ns });
+    }
+
+    /// There is no connection, or no more. A VM that is known stays known, and is still observed.
+    fn lost(&mut self, socket: &Path, error: &VmError) {
+        let Some(entry) = self.entries.get_mut(socket) else { return };
+        entry.connection = None;
+        if let Some(vm) = &mut entry.vm {
+            let problem = || error.to_string();
+            let refusal = |vm: &Vm| Refusal::NotConnected { vm: vm.name().to_owned(), problem: problem() };
+            match std::mem::replace(&mut vm.slot, Slot::None) {
+                Slot::Attaching { reply, .. } => drop(reply.send(Err(refusal(vm)))),
+                slot => vm.slot = slot,
+            }
+            if let Some(reply) = vm.detaching.take() {
+                let _ = reply.send(Err(refusal(vm)));
+            }
+        }
+        if entry.vm.is_none() && is_nobody(error) {
+            debug!(socket = %socket.display(), %error, "no VM behind this socket");
+            entry.problem = None;
+            entry.retry();
+        } else {
+            entry.failed(error.to_string());
+        }
+        if entry.vm.as_ref().is_some_and(|vm| has_ended(&vm.pidfd)) {
+            entry.problem = None;
+            self.forget_vm(socket);
+        }
+    }
+
+    fn attached(&mut self, socket: &Path, outcome: Result<(), VmError>) {
+        let messages = self.messages.clone();
+        let Some(vm) = self.entries.get_mut(socket).and_then(|entry| entry.vm.as_mut()) else { return };
+        let slot = std::mem::replace(&mut vm.slot, Slot::None);
+        let Slot::Attaching { channel, reply } = slot else {
+            vm.slot = slot;
+            return;
+        };
+        let name = vm.name().to_owned();
+        if let Err(error) = outcome {
+            if matches!(error, VmError::AlreadyAttached { .. }) {
+                vm.slot = Slot::Lost;
+            }
+            let _ = reply.send(Err(error.into()));
+            return;
+        }
+        let told = match Teller::new(channel, vm.id, messages) {
+            Ok(teller) => vm.serve(teller),
+            Err(error) => Err(Refusal::System { vm: name.clone(), source: error }),
+        };
+        match told {
+            Ok(told) => {
+                let _ = reply.send(Ok(report::vm(vm, None)));
+                info!(vm = name, "topology channel attached");
+                self.tell_watchers(|time_ns| Event::Attached { vm: name, time_ns });
+                self.watchers.tell(&told);
+            }
+            Err(refusal) => {
+                vm.stop_serving(Slot::Lost);
+                let _ = reply.send(Err(refusal));
+            }
+        }
+    }
+
+    fn detached(&mut self, socket: &Path, outcome: Result<(), VmError>) {
+        let Some(vm) = self.entries.get_mut(socket).and_then(|entry| entry.vm.as_mut()) else { return };
+        let reply = vm.detaching.take();
+        match outcome {
+            Ok(()) | Err(VmError::NotAttached { .. }) => {
+                self.released(socket);
+                let vm = self.entries.get(socket).and_then(|entry| entry.vm.as_ref());
+                if let (Some(reply), Some(vm)) = (reply, vm) {
+                    let _ = reply.send(Ok(report::vm(vm, None)));
+                }
+            }
+            Err(error) => {
+                if let Some(reply) = reply {
+                    let _ = reply.send(Err(error.into()));
+                }
+            }
+        }
+    }
+
+    /// The device is unplugged, whoever asked for it.
+    fn released(&mut self, socket: &Path) {
+        let Some(vm) = self.entries.get_mut(socket).and_then(|entry| entry.vm.as_mut()) else { return };
+        if !matches!(vm.slot, Slot::Serving(_) | Slot::Lost) {
+            return;
+        }
+        vm.stop_serving(Slot::None);
+        let name = vm.name().to_owned();
+        info!(vm = name, "topology channel detached");
+        self.tell_watchers(|time_ns| Event::Detached { vm: name, time_ns });
+    }
+
+    pub(super) fn describe_again(&self, socket: &PathBuf) {
+        if let Some((_, thread)) = self.entries.get(socket).and_then(|entry| entry.connection.as_ref()) {
+            thread.send(Command::Describe);
+        }
+    }
+
+    /// Unbound memory finds other homes without an event.
+    pub(super) fn describe_unbound(&mut self) {
+        let now_ns = monotonic_ns();
+        for entry in self.entries.values_mut() {
+            let (Some(vm), Some((_, thread))) = (&mut entry.vm, &entry.connection) else { continue };
+            if vm.has_unbound_memory() && now_ns.saturating_sub(vm.described_ns) >= UNBOUND_NS {
+                // Counts as described, so that a slow VM is asked once only.
+                vm.described_ns = now_ns;
+                thread.send(Command::Describe);
+            }
+        }
+    }
+}
+
+impl Entry {
+    fn failed(&mut self, problem: String) {
+        if self.problem.as_ref() != Some(&problem) {
+            warn!(socket = %self.candidate.socket.display(), problem, "no connection to a VM");
+        }
+        self.problem = Some(problem);
+        self.retry();
+    }
+
+    fn retry(&mut self) {
+        self.retry_at = Instant::now() + self.backoff;
+        self.backoff = (self.backoff * 2).min(LAST_RETRY);
+    }
+}
+
+/// Nobody listens there: a leftover of a VM that was killed, or one that has yet to start.
+fn is_nobody(error: &VmError) -> bool {
+    let VmError::Connect { source, .. } = error else { return false };
+    matches!(source.kind(), ErrorKind::ConnectionRefused | ErrorKind::NotFound)
+}
+
+fn has_ended(pidfd: &OwnedFd) -> bool {
+    let mut wait = [PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)];
+    poll(&mut wait, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
+}

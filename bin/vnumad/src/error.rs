@@ -1,0 +1,106 @@
+//! Why a request is refused.
+
+use vnuma_actuator::ActError;
+use vnuma_api::{ApiError, ErrorKind};
+use vnuma_channel::{ChannelError, ContentError};
+use vnuma_monitor::{SysfsError, vm::VmError};
+
+/// Why a request is refused; its text goes to the operator.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Refusal {
+    #[error("there is no VM `{0}`; `vnumactl list` shows those that there are")]
+    NoVm(String),
+    #[error("{vm}: not connected to its hypervisor: {problem}")]
+    NotConnected { vm: String, problem: String },
+    #[error("{vm}: a UMA VM: it has no guest nodes (no -numa), so there is nothing to tell")]
+    Uma { vm: String },
+    #[error("{vm}: its guest nodes are numbered {ids:?}, not 0 to {last}; this cannot be told")]
+    NodeNumbers { vm: String, ids: Vec<u32>, last: usize },
+    #[error("{vm}: {source}")]
+    Content { vm: String, source: ContentError },
+    #[error("{vm}: the topology channel is attached already")]
+    Attached { vm: String },
+    #[error("{vm}: a topology channel of an earlier vnumad is attached; detach it first")]
+    Lost { vm: String },
+    #[error("{vm}: the topology channel is being attached by another request")]
+    Attaching { vm: String },
+    #[error("{vm}: the topology channel is being detached by another request")]
+    Detaching { vm: String },
+    #[error("{vm}: no topology channel is attached")]
+    NotAttached { vm: String },
+    #[error("{vm}: has no vCPU with APIC id {vcpu}; it has {present:?}")]
+    NoVcpu { vm: String, vcpu: u32, present: Vec<u32> },
+    #[error("the host has no node {node}; it has {present:?}")]
+    NoNode { node: u32, present: Vec<u32> },
+    #[error("host node {node} has no CPUs")]
+    NoCpus { node: u32 },
+    #[error("{vm}: it ended before this was done")]
+    Ended { vm: String },
+    #[error("{vm}: vCPU {vcpu} was not moved to node {node}: {source}")]
+    Move { vm: String, vcpu: u32, node: u32, source: ActError },
+    #[error("{0}")]
+    Vm(#[from] VmError),
+    #[error("{vm}: {source}")]
+    Channel { vm: String, source: ChannelError },
+    #[error("{vm}: {source}")]
+    System { vm: String, source: std::io::Error },
+    #[error("reading the host's topology: {0}")]
+    Topology(#[from] SysfsError),
+    #[error(
+        "{act} needs root or the user that vnumad runs as; the peer is user {uid}. Reading (list, show, hardware, watch) is allowed"
+    )]
+    Forbidden { act: &'static str, uid: String },
+    #[error("vnumad is shutting down")]
+    ShuttingDown,
+}
+
+impl Refusal {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Self::NoVm(_) | Self::NoVcpu { .. } | Self::NoNode { .. } => ErrorKind::NotFound,
+            Self::Forbidden { .. } => ErrorKind::Forbidden,
+            Self::Channel { .. }
+            | Self::System { .. }
+            | Self::Topology(_)
+            | Self::ShuttingDown
+            | Self::Move { .. } => ErrorKind::Internal,
+            Self::NotConnected { .. } => ErrorKind::Vm,
+            Self::Vm(error) => match error {
+                VmError::NoFreePort { .. }
+                | VmError::AlreadyAttached { .. }
+                | VmError::NotAttached { .. }
+                | VmError::DetachPending { .. } => ErrorKind::Conflict,
+                _ => ErrorKind::Vm,
+            },
+            _ => ErrorKind::Conflict,
+        }
+    }
+}
+
+impl From<Refusal> for ApiError {
+    fn from(refusal: Refusal) -> Self {
+        Self { error: refusal.kind(), message: refusal.to_string() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_that_need_another_kind_have_it() {
+        let vm = || "a".to_owned();
+        for (refusal, kind) in [
+            (Refusal::NoVm(vm()), ErrorKind::NotFound),
+            (Refusal::Uma { vm: vm() }, ErrorKind::Conflict),
+            (Refusal::Vm(VmError::NoFreePort { vm: vm() }), ErrorKind::Conflict),
+            (Refusal::Vm(VmError::Disconnected { vm: vm() }), ErrorKind::Vm),
+            (Refusal::Forbidden { act: "attach", uid: "7".into() }, ErrorKind::Forbidden),
+            (Refusal::ShuttingDown, ErrorKind::Internal),
+        ] {
+            let error = ApiError::from(refusal);
+            assert_eq!(error.error, kind, "{}", error.message);
+            assert!(!error.message.is_empty());
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! The API's listening socket: one daemon, the right modes, and no leftovers.
+
+use nix::{
+    fcntl::{Flock, FlockArg},
+    unistd::{Gid, Group, chown},
+};
+use std::{
+    fs::{File, OpenOptions, Permissions},
+    io::{self, Read, Seek, Write},
+    os::unix::{
+        fs::{FileTypeExt, OpenOptionsExt, PermissionsExt},
+        net::UnixListener,
+    },
+    path::{Path, PathBuf},
+};
+
+/// Why the socket is not there.
+#[derive(Debug, thiserror::Error)]
+pub enum SocketError {
+    /// Another daemon serves it.
+    #[error("{}: another vnumad{owner} serves this socket", socket.display())]
+    InUse {
+        /// The socket.
+        socket: PathBuf,
+        /// Its process, as far as it is known.
+        owner: String,
+    },
+    /// Something else is in its place.
+    #[error("{}: exists and is no socket; it is not touched", socket.display())]
+    NoSocket {
+        /// The path.
+        socket: PathBuf,
+    },
+    /// The group is not known.
+    #[error("api.group = \"{group}\": there is no such group")]
+    NoGroup {
+        /// Its name.
+        group: String,
+    },
+    /// The system refused.
+    #[error("{}: {act}: {source}", path.display())]
+    System {
+        /// The file.
+        path: PathBuf,
+        /// What was tried.
+        act: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+/// A listening socket that is removed when it is dropped.
+#[derive(Debug)]
+pub(crate) struct ApiSocket {
+    path: PathBuf,
+    /// Held as long as the socket is served. The file stays: removing it would let two daemons
+    /// lock different files of one name.
+    _lock: Flock<File>,
+}
+
+impl ApiSocket {
+    /// Listens at `path`.
+    pub(crate) fn listen(path: &Path, group: Option<&str>) -> Result<(Self, UnixListener), SocketError> {
+        let group = group.map(group_id).transpose()?;
+        let system = |act| move |source: io::Error| SocketError::System { path: path.into(), act, source };
+        if let Some(directory) = path.parent() {
+            create_directory(directory).map_err(system("creating its directory"))?;
+        }
+        let lock = lock(path)?;
+        match std::fs::symlink_metadata(path) {
+            Ok(found) if !found.file_type().is_socket() => {
+                return Err(SocketError::NoSocket { socket: path.into() });
+            }
+            // Nobody holds the lock, so nobody listens there.
+            Ok(_) => {
+                std::fs::remove_file(path).map_err(system("removing the socket of an earlier vnumad"))?
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(system("looking at it")(error)),
+        }
+        // Nobody else can connect before the mode is set: vnumad runs with umask 077.
+        let listener = UnixListener::bind(path).map_err(system("listening"))?;
+        let socket = Self { path: path.into(), _lock: lock };
+        if group.is_some() {
+            chown(path, None, group).map_err(|error| system("setting its group")(error.into()))?;
+        }
+        std::fs::set_permissions(path, Permissions::from_mode(0o660)).map_err(system("setting its mode"))?;
+        listener.set_nonblocking(true).map_err(system("listening"))?;
+        Ok((socket, listener))
+    }
+}
+
+impl Drop for ApiSocket {
+    fn drop(&mut self) {
+        // The next daemon removes it if this one cannot.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// Creates what is missing, for everybody to pass.
+fn create_directory(directory: &Path) -> io::Result<()> {
+    if directory.is_dir() {
+        return Ok(());
+    }
+    if let Some(parent) = directory.parent() {
+        create_directory(parent)?;
+    }
+    std::fs::create_dir(directory)?;
+    std::fs::set_permissions(directory, Permissions::from_mode(0o755))
+}
+
+fn lock(socket: &Path) -> Result<Flock<File>, SocketError> {
+    let mut name = socket.as_os_str().to_owned();
+    name.push(".lock");
+    let path = PathBuf::from(name);
+    let system = |act| {
+        let path = path.clone();
+        move |source: io::Error| SocketError::System { path, act, source }
+    };
+    let mut options = OpenOptions::new();
+    let options = options.read(true).write(true).create(true).truncate(false).mode(0o644);
+    let file = options.custom_flags(nix::libc::O_NOFOLLOW).open(&path).map_err(system("opening the lock"))?;
+    let mut file = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(file, _)| {
+        let mut owner = String::new();
+        // For the message only: a lock that cannot be read is as much in use.
+        let _ = file.take(16).read_to_string(&mut owner);
+        let owner = owner.trim().parse::<u32>().map(|pid| format!(" (process {pid})")).unwrap_or_default();
+        SocketError::InUse { socket: socket.into(), owner }
+    })?;
+    let written =
+        file.set_len(0).and_then(|()| file.rewind()).and_then(|()| writeln!(file, "{}", std::process::id()));
+    written.map_err(system("writing the lock"))?;
+    Ok(file)
+}
+
+fn group_id(name: &str) -> Result<Gid, SocketError> {
+    match Group::from_name(name) {
+        Ok(Some(group)) => Ok(group.gid),
+        _ => Err(SocketError::NoGroup { group: name.to_owned() }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn two_daemons_refuse_each_other_and_a_stale_socket_is_replaced() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("run/vnuma/api.sock");
+        let (socket, listener) = ApiSocket::listen(&path, None).expect("listens");
+        let error = ApiSocket::listen(&path, None).expect_err("in use").to_string();
+        assert!(error.contains(&format!("another vnumad (process {})", std::process::id())), "{error}");
+        assert!(UnixStream::connect(&path).is_ok(), "the first one still listens");
+        let mode = |path: &Path| std::fs::metadata(path).expect("there").permissions().mode() & 0o7777;
+        assert_eq!((mode(&path), mode(path.parent().expect("a parent"))), (0o660, 0o755));
+
+        // Killed: the socket stays, the lock goes.
+        drop(listener);
+        let ApiSocket { path: _, _lock: lock } = &socket;
+        lock.relock(FlockArg::Unlock).expect("unlocked");
+        let (second, _listener) = ApiSocket::listen(&path, None).expect("replaces it");
+        assert!(UnixStream::connect(&path).is_ok());
+        drop(second);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn what_is_no_socket_is_not_touched() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("precious");
+        std::fs::write(&path, "text").expect("written");
+        let error = ApiSocket::listen(&path, None).expect_err("refused").to_string();
+        assert!(error.contains("is no socket"), "{error}");
+        assert_eq!(std::fs::read_to_string(&path).expect("still there"), "text");
+    }
+
+    #[test]
+    fn an_unknown_group_is_named() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let error =
+            ApiSocket::listen(&directory.path().join("s"), Some("no-such-group")).expect_err("refused");
+        assert_eq!(error.to_string(), "api.group = \"no-such-group\": there is no such group");
+    }
+}
