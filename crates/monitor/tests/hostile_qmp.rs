@@ -1,0 +1,373 @@
+//! A peer that speaks QMP badly, slowly, endlessly, or of threads that are not its own.
+//!
+//! The peer is a thread of the test, so the process behind the socket is the test's own.
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use std::{
+    fs,
+    io::{BufRead, BufReader, Write},
+    os::unix::{fs::symlink, net::UnixListener, net::UnixStream},
+    thread,
+    time::{Duration, Instant},
+};
+use tempfile::TempDir;
+use vnuma_monitor::vm::{QmpBackend, VmBackend, VmCandidate, VmConnection, VmError, VmEvent};
+
+/// Whatever a peer does, no call takes this long.
+const HANG: Duration = Duration::from_secs(20);
+
+const GREETING: &str = r#"{"QMP": {"version": {}, "capabilities": ["oob"]}}"#;
+
+struct Peer {
+    dir: TempDir,
+}
+
+impl Peer {
+    /// Serves one connection with `serve`.
+    fn start(serve: impl FnOnce(UnixStream) + Send + 'static) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(dir.path().join("vm.sock")).unwrap();
+        thread::spawn(move || {
+            if let Ok((stream, _)) = listener.accept() {
+                serve(stream);
+            }
+        });
+        Self { dir }
+    }
+
+    /// Greets, and answers each command with the line that `answer` makes for it.
+    fn answering(mut answer: impl FnMut(&str, &Value) -> String + Send + 'static) -> Self {
+        Self::start(move |mut stream| {
+            let commands = BufReader::new(stream.try_clone().unwrap()).lines();
+            let mut say = |line: String| writeln!(stream, "{line}").is_ok();
+            let mut open = say(GREETING.to_owned());
+            for command in commands.map_while(Result::ok) {
+                let command: Value = serde_json::from_str(&command).unwrap();
+                let line = match command["execute"].as_str().unwrap() {
+                    "qmp_capabilities" => json!({"return": {}, "id": command["id"]}).to_string(),
+                    name => answer(name, &command),
+                };
+                open = open && say(line);
+                if !open {
+                    break;
+                }
+            }
+        })
+    }
+
+    fn connect(&self) -> Result<Box<dyn VmConnection>, VmError> {
+        let began = Instant::now();
+        let candidate = VmCandidate { name: "vm".to_owned(), socket: self.dir.path().join("vm.sock") };
+        let connection = QmpBackend::default().connect(&candidate);
+        assert!(began.elapsed() < HANG, "connecting took {:?}", began.elapsed());
+        connection
+    }
+
+    /// What becomes of a description.
+    fn describe(&self) -> Result<String, VmError> {
+        let mut vm = self.connect()?;
+        let began = Instant::now();
+        let description = vm.describe();
+        assert!(began.elapsed() < HANG, "describing took {:?}", began.elapsed());
+        description.map(|description| format!("{description:?}"))
+    }
+}
+
+fn own_pid() -> i64 {
+    i64::from(std::process::id())
+}
+
+/// A VM with these vCPUs, given as thread and APIC id, whose other answers are as they should be.
+fn vm_of(cpus: &[(Value, Value)]) -> Peer {
+    let cpus = cpus.to_vec();
+    Peer::answering(move |name, command| {
+        let answer = match name {
+            "query-name" => json!({"name": "good"}),
+            "query-cpus-fast" => cpus
+                .iter()
+                .enumerate()
+                .map(|(i, (tid, _))| json!({"cpu-index": i, "qom-path": i.to_string(), "thread-id": tid, "new": 1}))
+                .collect(),
+            "qom-get" => {
+                let cpu: usize = command["arguments"]["path"].as_str().unwrap().parse().unwrap();
+                cpus[cpu].1.clone()
+            }
+            "human-monitor-command" => json!("0 nodes\r\n"),
+            other => panic!("{other}"),
+        };
+        json!({"return": answer, "id": command["id"]}).to_string()
+    })
+}
+
+#[test]
+fn an_honest_peer_is_believed() {
+    let peer = vm_of(&[(json!(own_pid()), json!(3))]);
+    let description = peer.connect().unwrap().describe().unwrap();
+    assert_eq!((description.name.as_str(), i64::from(description.pid)), ("good", own_pid()));
+    assert_eq!((description.vcpus[0].apic_id, i64::from(description.vcpus[0].tid)), (3, own_pid()));
+}
+
+#[test]
+fn threads_of_others_are_refused() {
+    for foreign in [1, 0, -1, i64::MAX, i64::from(u32::MAX) + 2] {
+        let error = vm_of(&[(json!(foreign), json!(0))]).describe().unwrap_err();
+        assert!(
+            matches!(error, VmError::ForeignThread { tid, vcpu: 0, .. } if tid == foreign),
+            "{foreign}: {error}"
+        );
+    }
+}
+
+#[test]
+fn ids_that_cannot_be_are_named() {
+    let me = || json!(own_pid());
+    for (cpus, message) in [
+        (vec![(me(), json!("x"))], "vm: `qom-get`: apic-id is `\\\"x\\\"`: not an APIC id"),
+        (vec![(me(), json!(-1))], "vm: `qom-get`: apic-id is `-1`: not an APIC id"),
+        (vec![(me(), json!(0)), (me(), json!(1))], "`query-cpus-fast`: thread-id is"),
+    ] {
+        let error = vm_of(&cpus).describe().unwrap_err().to_string();
+        assert!(error.contains(message), "{error}");
+    }
+    let (stop, stopped) = std::sync::mpsc::channel::<()>();
+    let (tell, told) = std::sync::mpsc::channel();
+    let other = thread::spawn(move || {
+        tell.send(nix::unistd::gettid().as_raw()).unwrap();
+        let _ = stopped.recv();
+    });
+    let error = vm_of(&[(me(), json!(7)), (json!(told.recv().unwrap()), json!(7))]).describe().unwrap_err();
+    assert_eq!(error.to_string(), "vm: `qom-get`: apic-id is `7`: two vCPUs have it");
+    drop(stop);
+    other.join().unwrap();
+}
+
+#[test]
+fn answers_of_a_wrong_shape_are_named_and_survived() {
+    let mut calls = 0;
+    let peer = Peer::answering(move |_, command| {
+        calls += 1;
+        let answer = if calls == 1 { json!({"name": ["x"]}) } else { json!([]) };
+        json!({"return": answer, "id": command["id"]}).to_string()
+    });
+    let mut vm = peer.connect().unwrap();
+    let error = vm.describe().unwrap_err();
+    assert!(matches!(&error, VmError::Protocol { command, .. } if command == "query-name"), "{error}");
+    assert!(!vm.channel_attached().unwrap(), "the connection is still of use");
+}
+
+#[test]
+fn a_name_that_is_none_is_not_used() {
+    let peer = Peer::answering(|name, command| {
+        let answer = match name {
+            "query-name" => json!({"name": "../../etc\u{1b}[2J"}),
+            "query-cpus-fast" => json!([]),
+            _ => json!("0 nodes"),
+        };
+        json!({"return": answer, "id": command["id"]}).to_string()
+    });
+    assert_eq!(peer.connect().unwrap().describe().unwrap().name, "vm");
+}
+
+#[test]
+fn what_is_no_qmp_is_said_to_be_none() {
+    for greeting in ["SSH-2.0-OpenSSH_9.2\n", "{}\n", "{\"QMP\": 1}\n", "\n", "\u{0}\n"] {
+        let peer = Peer::start(move |mut stream| stream.write_all(greeting.as_bytes()).unwrap());
+        let error = peer.connect().err().unwrap();
+        assert!(matches!(&error, VmError::Protocol { command, .. } if command == "greeting"), "{error}");
+    }
+    let peer = Peer::start(drop);
+    assert!(matches!(peer.connect().err().unwrap(), VmError::Disconnected { .. }));
+    let peer = Peer::answering(|_, _| "garbage".to_owned());
+    let error = peer.describe().unwrap_err();
+    assert!(error.to_string().ends_with("in `garbage`"), "{error}");
+}
+
+#[test]
+fn silence_and_single_bytes_end_in_time() {
+    let peer = Peer::start(|stream| {
+        thread::sleep(HANG);
+        drop(stream);
+    });
+    assert!(matches!(peer.connect().err().unwrap(), VmError::NoGreeting { limit_ms: 1000, .. }));
+    // Each byte comes in time, the line does not.
+    let peer = Peer::start(|mut stream| {
+        while stream.write_all(b" ").is_ok() {
+            thread::sleep(Duration::from_millis(50));
+        }
+    });
+    assert!(matches!(peer.connect().err().unwrap(), VmError::NoGreeting { .. }));
+    let peer = Peer::answering(|_, _| {
+        thread::sleep(Duration::from_millis(1500));
+        String::new()
+    });
+    let error = peer.describe().unwrap_err();
+    assert!(matches!(&error, VmError::Timeout { command, .. } if command == "query-name"), "{error}");
+}
+
+#[test]
+fn slow_answers_to_many_commands_end_in_time() {
+    let cpus: Vec<Value> =
+        (0..200).map(|i| json!({"cpu-index": i, "qom-path": "x", "thread-id": own_pid()})).collect();
+    let mut apic_id = 0;
+    let peer = Peer::answering(move |name, command| {
+        thread::sleep(Duration::from_millis(900));
+        apic_id += 1;
+        let answer = match name {
+            "query-name" => json!({}),
+            "query-cpus-fast" => json!(cpus),
+            _ => json!(apic_id),
+        };
+        json!({"return": answer, "id": command["id"]}).to_string()
+    });
+    let error = peer.describe().unwrap_err();
+    assert!(matches!(error, VmError::Timeout { .. }), "{error}");
+}
+
+#[test]
+fn endless_lines_and_endless_events_end() {
+    let peer = Peer::start(|mut stream| {
+        let piece = [b'['; 65_536];
+        while stream.write_all(&piece).is_ok() {}
+    });
+    let error = peer.connect().err().unwrap();
+    assert!(error.to_string().contains("a line of more than 4194304 bytes"), "{error}");
+    let peer = Peer::start(|mut stream| {
+        let mut lines = format!("{GREETING}\n{{\"return\": {{}}, \"id\": 1}}\n");
+        while stream.write_all(lines.as_bytes()).is_ok() {
+            lines = "{\"event\": \"STOP\", \"data\": {}}\n{\"event\": \"NEW\"}\n".repeat(100);
+        }
+    });
+    let mut vm = peer.connect().unwrap();
+    let error = vm.describe().unwrap_err();
+    assert!(matches!(error, VmError::Timeout { .. }), "{error}");
+    assert_eq!(vm.poll_event(Duration::ZERO).unwrap(), Some(VmEvent::Stopped));
+}
+
+#[test]
+fn events_are_kept_up_to_a_limit() {
+    let peer = Peer::answering(|_, command| {
+        let events = "{\"event\": \"STOP\"}\n".repeat(1000);
+        format!("{events}{{\"event\": \"RESUME\"}}\n{}", json!({"return": [], "id": command["id"]}))
+    });
+    let mut vm = peer.connect().unwrap();
+    assert!(!vm.channel_attached().unwrap());
+    let events: Vec<_> = std::iter::from_fn(|| vm.poll_event(Duration::from_millis(100)).unwrap()).collect();
+    assert_eq!((events.len(), events.last()), (256, Some(&VmEvent::Resumed)));
+}
+
+#[test]
+fn answers_to_other_commands_are_not_taken() {
+    let peer = Peer::answering(|_, command| {
+        let own = json!({"return": [], "id": command["id"]});
+        format!("{}\n{}\n{own}", json!({"return": [{"name": 1}], "id": 99}), json!({"return": "no id"}))
+    });
+    assert!(!peer.connect().unwrap().channel_attached().unwrap());
+}
+
+#[test]
+fn a_listener_that_nobody_serves_is_not_waited_for() {
+    use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket};
+    use std::os::fd::AsRawFd;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("vm.sock");
+    let listener = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None).unwrap();
+    bind(listener.as_raw_fd(), &UnixAddr::new(&path).unwrap()).unwrap();
+    listen(&listener, Backlog::new(0).unwrap()).unwrap();
+    let _waiting = UnixStream::connect(&path).unwrap();
+    let candidate = VmCandidate { name: "vm".to_owned(), socket: path };
+    let error = QmpBackend::default().connect(&candidate).err().unwrap();
+    assert!(error.to_string().contains("others wait for this monitor already"), "{error}");
+}
+
+#[test]
+fn a_scan_finds_sockets_with_usable_names() {
+    let dir = tempfile::tempdir().unwrap();
+    let elsewhere = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let names = ["b.sock", "a.sock", "-bad.sock", "noext", "x y.sock"];
+    let _listeners: Vec<_> = names.iter().map(|name| UnixListener::bind(path(name)).unwrap()).collect();
+    let single = elsewhere.path().join("single.monitor");
+    let same_name = elsewhere.path().join("a.monitor");
+    let _others = [&single, &same_name].map(|path| UnixListener::bind(path).unwrap());
+    fs::write(path("file.sock"), "").unwrap();
+    symlink(path("nowhere"), path("dangling.sock")).unwrap();
+    symlink(&single, path("link.sock")).unwrap();
+    let mut backend = QmpBackend::new(
+        Some(dir.path().to_owned()),
+        vec![single.clone(), same_name.clone(), path("gone.sock")],
+    );
+    let candidate = |name: &str, socket| VmCandidate { name: name.to_owned(), socket };
+    let expected = [
+        candidate("a", same_name),
+        candidate("b", path("b.sock")),
+        candidate("link", path("link.sock")),
+        candidate("single", single),
+    ];
+    assert_eq!(backend.scan(), expected);
+    assert_eq!(backend.scan(), expected);
+    let mut dirs = [dir.path().to_owned(), elsewhere.path().to_owned()];
+    dirs.sort();
+    assert_eq!(backend.watch_dirs(), dirs);
+    let mut absent = QmpBackend::new(Some(path("absent")), Vec::new());
+    assert_eq!(absent.scan(), []);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+    #[test]
+    fn any_answer_is_survived(answers in prop::collection::vec(any_answer(), 0..6), raw in any::<bool>()) {
+        let mut answers = answers.into_iter();
+        let peer = Peer::start(move |mut stream| {
+            let commands = BufReader::new(stream.try_clone().unwrap()).lines();
+            let _ = writeln!(stream, "{GREETING}\n{}", json!({"return": {}, "id": 1}));
+            // The first command is the one just answered.
+            for command in commands.map_while(Result::ok).skip(1) {
+                let command: Value = serde_json::from_str(&command).unwrap();
+                let Some(answer) = answers.next() else { return };
+                let line = if raw { answer.to_string() } else { json!({"return": answer, "id": command["id"]}).to_string() };
+                if writeln!(stream, "{line}").is_err() || raw {
+                    return;
+                }
+            }
+        });
+        if let Ok(mut vm) = peer.connect() {
+            let _ = vm.describe();
+            let _ = vm.channel_attached();
+        }
+    }
+}
+
+fn any_answer() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<i64>().prop_map(Value::from),
+        Just(json!(own_pid())),
+        ".{0,20}".prop_map(Value::from),
+        Just(json!("node 0 size: 1 MB\nnode 0 plugged: 2 MB\n")),
+    ];
+    leaf.prop_recursive(3, 24, 4, |inner| {
+        let key = prop::sample::select(vec![
+            "cpu-index",
+            "qom-path",
+            "thread-id",
+            "props",
+            "node-id",
+            "name",
+            "type",
+            "id",
+            "size",
+            "policy",
+            "host-nodes",
+            "error",
+            "event",
+            "return",
+            "data",
+        ]);
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+            prop::collection::btree_map(key.prop_map(str::to_owned), inner, 0..6)
+                .prop_map(|map| Value::Object(map.into_iter().collect())),
+        ]
+    })
+}
