@@ -29,14 +29,14 @@ pub enum Accel {
 }
 
 /// Decides once per process, and says what was decided and why on stderr.
-pub(crate) fn choose(kernel: &Path, initramfs: &Path) -> Accel {
+pub(crate) fn choose(tree: &Path, kernel: &Path, initramfs: &Path) -> Accel {
     static CHOICE: OnceLock<Accel> = OnceLock::new();
     *CHOICE.get_or_init(|| {
         let flags = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let (accel, reason) = if !has_virtualization(&flags) {
             (Accel::Tcg, "the CPU has neither vmx nor svm".to_owned())
         } else {
-            match boots(qemu::trial(Accel::Kvm, kernel, initramfs), TRIAL_LIMIT) {
+            match boots(qemu::trial(Accel::Kvm, tree, kernel, initramfs), TRIAL_LIMIT) {
                 Ok(()) => (Accel::Kvm, "a trial boot worked".to_owned()),
                 Err(reason) => (Accel::Tcg, format!("KVM's trial boot failed: {reason}")),
             }

@@ -60,6 +60,14 @@ impl Binaries {
     }
 }
 
+/// A program without what only debuggers read, which would be most of an initial RAM disk.
+pub(crate) fn stripped(path: &Path) -> io::Result<Vec<u8>> {
+    let output = tempfile::NamedTempFile::new()?;
+    let status = Command::new("strip").arg("-o").arg(output.path()).arg(path).status()?;
+    // binutils belong to every compiler, but a program with symbols does as well.
+    std::fs::read(if status.success() { output.path() } else { path })
+}
+
 /// Builds programs of the workspace, each given as package and program name, and tells where they are.
 pub fn build(programs: &[(&str, &str)]) -> Result<Vec<PathBuf>, BuildError> {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());

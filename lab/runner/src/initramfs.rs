@@ -64,7 +64,7 @@ pub enum InitramfsError {
 /// The initial RAM disk of the server, with those of its guests inside.
 pub(crate) fn server(image: &Image, binaries: &Binaries) -> Result<Vec<u8>, InitramfsError> {
     let mut archive = base(image, image.server_kernel(), binaries)?;
-    archive.file("lab/bin/lab-vm", 0o755, &read(&binaries.lab_vm)?);
+    archive.file("lab/bin/lab-vm", 0o755, &program(&binaries.lab_vm)?);
     for kernel in image.kernels().iter().filter(|kernel| kernel.role == Role::Guest) {
         let directory = format!("lab/kernels/{}", kernel.name);
         let guest = base(image, kernel, binaries)?.finish();
@@ -83,7 +83,7 @@ fn base(image: &Image, kernel: &Kernel, binaries: &Binaries) -> Result<Archive, 
     archive.file("init", 0o755, &read(&folder.join("init"))?);
     archive.file("lab/bin/busybox", 0o755, &read(&image.tree().join("usr/bin/busybox"))?);
     archive.symlink("bin/sh", "/lab/bin/busybox");
-    archive.file("lab/bin/lab-agent", 0o755, &read(&binaries.lab_agent)?);
+    archive.file("lab/bin/lab-agent", 0o755, &program(&binaries.lab_agent)?);
     let path = folder.join("initramfs.toml");
     let text = String::from_utf8_lossy(&read(&path)?).into_owned();
     let modules: Modules =
@@ -143,6 +143,10 @@ struct Step {
     file: String,
     /// Whether another module only wishes for it; it may fail, for example on a CPU it is not for.
     optional: bool,
+}
+
+fn program(path: &Path) -> Result<Vec<u8>, InitramfsError> {
+    crate::binaries::stripped(path).map_err(|source| InitramfsError::Read { path: path.into(), source })
 }
 
 /// What depmod knows of a kernel's modules.

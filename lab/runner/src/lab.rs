@@ -137,9 +137,10 @@ impl Lab {
         let write = fs::write(&initramfs_path, initramfs);
         write.map_err(|source| LabError::File { path: initramfs_path.clone(), source })?;
         let kernel = image.vmlinuz(image.server_kernel());
-        let accel = accel::choose(&kernel, &initramfs_path);
+        let accel = accel::choose(&image.tree(), &kernel, &initramfs_path);
         let root_disk = image.root_disk();
         let files = qemu::Files {
+            tree: &image.tree(),
             kernel: &kernel,
             initramfs: &initramfs_path,
             root_disk: &root_disk,

@@ -8,7 +8,7 @@ use vnuma_lab_agent::{PORT_PREFIX, PORTS};
 use crate::accel::Accel;
 use crate::profile::{Device, DeviceModel, Profile};
 
-/// The program.
+/// The program in the image.
 pub(crate) const QEMU: &str = "qemu-system-x86_64";
 
 /// First bus number of the first node's PCI host bridge; each may have this many buses.
@@ -17,6 +17,8 @@ const BUSES_PER_NODE: usize = 8;
 
 /// The files that a server is started from.
 pub(crate) struct Files<'a> {
+    /// The image's root file system, which QEMU itself is taken from.
+    pub tree: &'a Path,
     pub kernel: &'a Path,
     pub initramfs: &'a Path,
     pub root_disk: &'a Path,
@@ -26,7 +28,7 @@ pub(crate) struct Files<'a> {
 
 /// The command that starts the server.
 pub(crate) fn server(profile: &Profile, accel: Accel, files: &Files<'_>) -> Command {
-    let mut command = base(accel);
+    let mut command = base(accel, files.tree);
     command.args(["-machine", "q35", "-m", &format!("{}M", profile.memory_mib())]);
     let (cpus, nodes) = (profile.cpus(), profile.nodes);
     // A socket per node: Linux warns about siblings on different nodes otherwise.
@@ -55,15 +57,27 @@ pub(crate) fn server(profile: &Profile, accel: Accel, files: &Files<'_>) -> Comm
 }
 
 /// The command for the trial of an accelerator: boots, reports on its standard output and powers off.
-pub(crate) fn trial(accel: Accel, kernel: &Path, initramfs: &Path) -> Command {
-    let mut command = base(accel);
+pub(crate) fn trial(accel: Accel, tree: &Path, kernel: &Path, initramfs: &Path) -> Command {
+    let mut command = base(accel, tree);
     command.args(["-machine", "q35", "-m", "512M", "-smp", "2", "-serial", "stdio"]);
     boot(&mut command, kernel, initramfs, "trial");
     command
 }
 
-fn base(accel: Accel) -> Command {
-    let mut command = Command::new(QEMU);
+/// QEMU of the image, run with the image's libraries on this machine's kernel: the same everywhere, and at least
+/// 8.1. Older ones, Debian 12's among them, can translate code while another CPU patches it and keep what was there
+/// before; Linux patches itself all the time and then dies of a stale breakpoint ("Oops: int3").
+fn base(accel: Accel, tree: &Path) -> Command {
+    let libraries = tree.join("usr/lib/x86_64-linux-gnu");
+    let mut command = Command::new(tree.join("usr/lib64/ld-linux-x86-64.so.2"));
+    command
+        .arg("--library-path")
+        .arg(&libraries)
+        .arg("--argv0")
+        .arg(QEMU)
+        .arg(tree.join("usr/bin").join(QEMU));
+    command.arg("-L").arg(tree.join("usr/share/seabios")).arg("-L").arg(tree.join("usr/share/qemu"));
+    command.env("QEMU_MODULE_DIR", libraries.join("qemu"));
     command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
     match accel {
         // EPYC: 6.12 and 7.3 fault early on TCG's "max" model.
@@ -75,8 +89,11 @@ fn base(accel: Accel) -> Command {
 
 fn boot(command: &mut Command, kernel: &Path, initramfs: &Path, role: &str) {
     command.arg("-kernel").arg(kernel).arg("-initrd").arg(initramfs);
-    // panic=-1 reboots at once, which -no-reboot turns into the end of QEMU.
-    command.args(["-append", &format!("console=ttyS0 quiet panic=-1 mitigations=off vnuma.role={role}")]);
+    // panic=-1 reboots at once, which -no-reboot turns into the end of QEMU. TCG's TSC is the machine's own, and so
+    // the same on all CPUs, but Linux does not trust it on a server of several sockets; the HPET that it
+    // would take instead costs a device access per look at the clock.
+    let words = "console=ttyS0 quiet panic=-1 mitigations=off tsc=reliable";
+    command.args(["-append", &format!("{words} vnuma.role={role}")]);
 }
 
 /// In QEMU's option syntax a comma within a value is doubled.
@@ -90,9 +107,9 @@ fn numa(profile: &Profile) -> Vec<String> {
     for node in 0..profile.nodes {
         let size = profile.memory_mib_per_node;
         option("-object", format!("memory-backend-ram,id=ram{node},size={size}M"));
-        let first = node * profile.cpus_per_node;
-        let last = first + profile.cpus_per_node - 1;
-        option("-numa", format!("node,nodeid={node},cpus={first}-{last},memdev=ram{node}"));
+        option("-numa", format!("node,nodeid={node},memdev=ram{node}"));
+        // Without core-id: all of the socket.
+        option("-numa", format!("cpu,node-id={node},socket-id={node}"));
     }
     for (from, row) in profile.distances.iter().enumerate() {
         for (to, value) in row.iter().enumerate() {
@@ -142,6 +159,7 @@ mod tests {
 
     fn line(name: &str) -> String {
         let files = Files {
+            tree: Path::new("/tree"),
             kernel: Path::new("/k"),
             initramfs: Path::new("/i"),
             root_disk: Path::new("/a,b/root"),
@@ -157,7 +175,7 @@ mod tests {
         for part in [
             "-smp 4,sockets=2,cores=2,threads=1",
             "-m 4096M",
-            "node,nodeid=1,cpus=2-3,memdev=ram1",
+            "node,nodeid=1,memdev=ram1 -numa cpu,node-id=1,socket-id=1",
             "dist,src=0,dst=1,val=21",
             "pxb-pcie,id=pxb1,bus=pcie.0,bus_nr=40,numa_node=1",
             "nvme,id=device1,bus=port1",
