@@ -156,14 +156,15 @@ mod tests {
         let mode = |path: &Path| std::fs::metadata(path).expect("there").permissions().mode() & 0o7777;
         assert_eq!((mode(&path), mode(path.parent().expect("a parent"))), (0o660, 0o755));
 
-        // Killed: the socket stays, the lock goes.
-        drop(listener);
-        let ApiSocket { path: _, _lock: lock } = &socket;
-        lock.relock(FlockArg::Unlock).expect("unlocked");
-        let (second, _listener) = ApiSocket::listen(&path, None).expect("replaces it");
-        assert!(UnixStream::connect(&path).is_ok());
-        drop(second);
+        drop(socket);
         assert!(!path.exists());
+        drop(listener);
+
+        // One that was killed leaves its socket, and no lock.
+        drop(UnixListener::bind(&path).expect("bound"));
+        assert!(path.exists());
+        let (_socket, _listener) = ApiSocket::listen(&path, None).expect("replaces it");
+        assert!(UnixStream::connect(&path).is_ok());
     }
 
     #[test]

@@ -1,0 +1,93 @@
+//! Columns that line up.
+
+/// Which side a column is aligned to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Align {
+    Left,
+    Right,
+}
+
+/// Rows below a heading.
+pub struct Table {
+    align: Vec<Align>,
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    /// A table with these headings; `>` before one aligns its column to the right.
+    pub fn new(headings: &[&str]) -> Self {
+        let align = |heading: &&str| if heading.starts_with('>') { Align::Right } else { Align::Left };
+        let text = |heading: &&str| heading.trim_start_matches('>').to_owned();
+        Self { align: headings.iter().map(align).collect(), rows: vec![headings.iter().map(text).collect()] }
+    }
+
+    /// Adds a row.
+    pub fn row<const N: usize>(&mut self, cells: [String; N]) {
+        self.rows.push(cells.into());
+    }
+
+    /// Adds a row of any length.
+    pub fn cells(&mut self, cells: Vec<String>) {
+        self.rows.push(cells);
+    }
+
+    /// The text, each line indented.
+    pub fn text(&self, indent: usize) -> String {
+        let width = |column: usize| {
+            self.rows.iter().filter_map(|row| row.get(column)).map(|c| c.chars().count()).max()
+        };
+        let widths: Vec<usize> = (0..self.align.len()).map(|column| width(column).unwrap_or(0)).collect();
+        let mut text = String::new();
+        for row in &self.rows {
+            let cells = row.iter().zip(&widths).zip(&self.align).map(|((cell, &width), align)| match align {
+                Align::Left => format!("{cell:<width$}"),
+                Align::Right => format!("{cell:>width$}"),
+            });
+            let line = cells.collect::<Vec<_>>().join("  ");
+            text.push_str(&format!("{:indent$}{}\n", "", line.trim_end()));
+        }
+        text
+    }
+}
+
+/// A value, or `-` where there is none.
+pub fn or_dash(value: Option<impl ToString>) -> String {
+    value.map_or("-".to_owned(), |value| value.to_string())
+}
+
+/// A size in the largest unit that keeps it above 10, from KiB.
+pub fn size(kib: u64) -> String {
+    match kib {
+        0..10_240 => format!("{kib} KiB"),
+        10_240..10_485_760 => format!("{} MiB", kib >> 10),
+        _ => format!("{} GiB", kib >> 20),
+    }
+}
+
+/// Text of others, without what could disturb a terminal.
+pub fn plain(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_line_up() {
+        let mut table = Table::new(&["NAME", ">CPU", "STATE"]);
+        table.row(["a".into(), "12".into(), "true".into()]);
+        table.row(["longer".into(), "3".into(), "".into()]);
+        assert_eq!(table.text(1), " NAME    CPU  STATE\n a        12  true\n longer    3\n");
+    }
+
+    #[test]
+    fn sizes_and_gaps() {
+        assert_eq!(
+            (size(2048), size(10_240), size(64 << 20)),
+            ("2048 KiB".into(), "10 MiB".into(), "64 GiB".into())
+        );
+        assert_eq!((or_dash(None::<u32>), or_dash(Some(3))), ("-".into(), "3".into()));
+        assert_eq!(plain("a\u{1b}[31mb"), "a\u{fffd}[31mb");
+    }
+}

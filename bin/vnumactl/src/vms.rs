@@ -1,0 +1,212 @@
+//! VMs, for people.
+
+use crate::table::{Table, or_dash, plain};
+use vnuma_api::{Daemon, Vcpu, VcpuState, Vm};
+
+/// One line a VM.
+pub fn list(vms: &[Vm]) -> String {
+    if vms.is_empty() {
+        return "no VMs; vnumad looks for QMP sockets, by default in /run/vnuma/qmp\n".to_owned();
+    }
+    let headings = [
+        "NAME",
+        ">PID",
+        "CHANNEL",
+        ">NODES",
+        ">VCPUS",
+        ">TRUE",
+        ">APPROXIMATE",
+        ">STALE",
+        ">UNKNOWN",
+        "PROBLEM",
+    ];
+    let mut table = Table::new(&headings);
+    for vm in vms {
+        let count = |state| vm.vcpus.iter().filter(|vcpu| vcpu.state == state).count().to_string();
+        table.row([
+            plain(&vm.name),
+            or_dash(vm.pid),
+            vm.channel.to_string(),
+            vm.nodes.len().to_string(),
+            vm.vcpus.len().to_string(),
+            count(VcpuState::True),
+            count(VcpuState::Approximate),
+            count(VcpuState::Stale),
+            count(VcpuState::Unknown),
+            vm.problem.as_deref().map(plain).unwrap_or_default(),
+        ]);
+    }
+    table.text(0)
+}
+
+/// All of a VM.
+pub fn show(vm: &Vm) -> String {
+    let mut text = format!("{}: process {}, channel {}\n", plain(&vm.name), or_dash(vm.pid), vm.channel);
+    if let Some(problem) = &vm.problem {
+        text += &format!("problem: {}\n", plain(problem));
+    }
+    if vm.nodes.is_empty() && vm.pid.is_some() {
+        text += "a UMA VM: no guest nodes, nothing to tell\n";
+    }
+    if !vm.nodes.is_empty() {
+        text += "\nGuest nodes\n";
+        text += &nodes(vm);
+    }
+    if !vm.vcpus.is_empty() {
+        text += "\nvCPUs\n";
+        text += &vcpus(&vm.vcpus);
+    }
+    let telling = &vm.telling;
+    if telling.told > 0 {
+        text += &format!(
+            "\nTold {} times, taken over {} times; last generation {}, acknowledged {}\n",
+            telling.told,
+            telling.updated,
+            or_dash(telling.generation),
+            or_dash(telling.acknowledged),
+        );
+        text += &format!(
+            "Not told: {} changes that did not last; deferred by the cap: {}\n",
+            telling.suppressed_by_dwell, telling.deferred_by_cap
+        );
+    }
+    text
+}
+
+fn nodes(vm: &Vm) -> String {
+    let ids: Vec<String> = vm.nodes.iter().map(|node| node.id.to_string()).collect();
+    let distances = ids.iter().map(|id| format!(">TO {id}"));
+    let headings: Vec<String> =
+        [">NODE", ">HOME", ">MEMORY"].map(str::to_owned).into_iter().chain(distances).collect();
+    let mut table = Table::new(&headings.iter().map(String::as_str).collect::<Vec<_>>());
+    for (node, row) in vm.nodes.iter().zip(vm.distances.rows()) {
+        let cells = [node.id.to_string(), or_dash(node.home), crate::table::size(node.memory_bytes >> 10)];
+        table.cells(cells.into_iter().chain(row.iter().map(u8::to_string)).collect());
+    }
+    table.text(2)
+}
+
+fn vcpus(vcpus: &[Vcpu]) -> String {
+    let headings =
+        [">VCPU", ">THREAD", ">HOST CPU", ">HOST NODE", "PINNED", ">TOLD", ">BELIEVED", ">RIGHT", "STATE"];
+    let mut table = Table::new(&headings);
+    for vcpu in vcpus {
+        table.row([
+            vcpu.apic_id.to_string(),
+            vcpu.tid.to_string(),
+            or_dash(vcpu.host_cpu),
+            or_dash(vcpu.host_node),
+            if vcpu.pinned { "yes" } else { "no" }.to_owned(),
+            or_dash(vcpu.guest_node),
+            or_dash(vcpu.believed_node),
+            or_dash(vcpu.right_node),
+            vcpu.state.to_string(),
+        ]);
+    }
+    table.text(2)
+}
+
+/// After `attach`.
+pub fn attached(vm: &Vm) -> String {
+    format!("{}: topology channel attached; its guest is told from now on\n", plain(&vm.name))
+}
+
+/// After `detach`.
+pub fn detached(vm: &Vm) -> String {
+    format!("{}: topology channel detached; the guest keeps what it was told last\n", plain(&vm.name))
+}
+
+/// After `move`.
+pub fn moved(vm: &Vm, vcpu: u32) -> String {
+    let state = vm.vcpus.iter().find(|found| found.apic_id == vcpu);
+    let node = or_dash(state.and_then(|vcpu| vcpu.host_node));
+    let state = state.map_or("unknown".to_owned(), |vcpu| vcpu.state.to_string());
+    format!("{}: vCPU {vcpu} is confined to host node {node}; its guest's view is {state}\n", plain(&vm.name))
+}
+
+/// The daemon itself.
+pub fn daemon(daemon: &Daemon) -> String {
+    let mut text = format!("vnumad {}, process {}\n", plain(&daemon.version), daemon.pid);
+    text += &format!("vCPU locations by {}", plain(&daemon.location_source));
+    if let Some(why) = &daemon.why_not_bpf {
+        text += &format!(" (not by bpf: {})", plain(why));
+    }
+    text += &format!("\nlocation events lost: {}\n", daemon.location_events_lost);
+    text + &format!("watchers: {}, dropped as too slow: {}\n", daemon.watchers, daemon.watchers_dropped)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vnuma_api::{ChannelState, Generation, GuestNode, Telling};
+    use vnuma_topology::DistanceMatrix;
+
+    fn vcpu(apic_id: u32, host_node: u32, guest_node: u32, state: VcpuState) -> Vcpu {
+        Vcpu {
+            apic_id,
+            tid: 100 + apic_id as i32,
+            host_cpu: Some(host_node * 2),
+            host_node: Some(host_node),
+            pinned: apic_id == 0,
+            guest_node: Some(guest_node),
+            believed_node: Some(guest_node),
+            right_node: Some(0),
+            state,
+        }
+    }
+
+    fn vm() -> Vm {
+        let node = |id| GuestNode { id, home: (id == 0).then_some(0), memory_bytes: 512 << 20 };
+        Vm {
+            name: "web".into(),
+            pid: Some(99),
+            attached: true,
+            channel: ChannelState::Attached,
+            problem: None,
+            nodes: vec![node(0), node(1)],
+            distances: DistanceMatrix::new(vec![vec![10, 21], vec![21, 10]]).expect("square"),
+            vcpus: vec![vcpu(0, 0, 0, VcpuState::True), vcpu(1, 2, 1, VcpuState::Stale)],
+            telling: Telling { generation: Some(Generation(1)), told: 3, updated: 2, ..Telling::default() },
+        }
+    }
+
+    #[test]
+    fn a_list_counts_states() {
+        let mut broken = vm();
+        broken.problem = Some("no\tanswer".into());
+        broken.vcpus.clear();
+        let expected = "\
+NAME  PID  CHANNEL   NODES  VCPUS  TRUE  APPROXIMATE  STALE  UNKNOWN  PROBLEM
+web    99  attached      2      2     1            0      1        0
+web    99  attached      2      0     0            0      0        0  no\u{fffd}answer
+";
+        assert_eq!(list(&[vm(), broken]), expected);
+        assert!(list(&[]).starts_with("no VMs"));
+    }
+
+    #[test]
+    fn a_vm_is_shown_whole() {
+        let expected = "\
+web: process 99, channel attached
+
+Guest nodes
+  NODE  HOME   MEMORY  TO 0  TO 1
+     0     0  512 MiB    10    21
+     1     -  512 MiB    21    10
+
+vCPUs
+  VCPU  THREAD  HOST CPU  HOST NODE  PINNED  TOLD  BELIEVED  RIGHT  STATE
+     0     100         0          0  yes        0         0      0  true
+     1     101         4          2  no         1         1      0  stale
+
+Told 3 times, taken over 2 times; last generation 0000000000000001, acknowledged -
+Not told: 0 changes that did not last; deferred by the cap: 0
+";
+        assert_eq!(show(&vm()), expected);
+    }
+
+    #[test]
+    fn a_move_says_where_the_vcpu_is() {
+        assert_eq!(moved(&vm(), 1), "web: vCPU 1 is confined to host node 2; its guest's view is stale\n");
+    }
+}

@@ -1,0 +1,97 @@
+//! Events as they come.
+
+use crate::{
+    client::{Client, ClientError},
+    table::plain,
+};
+use http_body_util::BodyExt;
+use hyper::Method;
+use std::io::{self, Write};
+use vnuma_api::{Event, WATCH};
+
+/// A longer line is no event.
+const LINE_LIMIT: usize = 1 << 16;
+
+/// Prints events until vnumad ends or this process is interrupted.
+pub async fn run(client: &Client, json: bool) -> Result<(), ClientError> {
+    let mut body = client.open(Method::GET, WATCH, String::new()).await?.into_body();
+    let mut pending = Vec::new();
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|source| ClientError::Broken { path: WATCH.to_owned(), source })?;
+        pending.extend_from_slice(frame.data_ref().map_or(&[][..], |data| &data[..]));
+        while let Some(end) = pending.iter().position(|&byte| byte == b'\n') {
+            let line: Vec<u8> = pending.drain(..=end).collect();
+            print(&line, json)?;
+        }
+        if pending.len() > LINE_LIMIT {
+            return Err(unexpected("an endless line".to_owned()));
+        }
+    }
+    Err(ClientError::WatchEnded)
+}
+
+fn unexpected(reason: String) -> ClientError {
+    ClientError::Unexpected { path: WATCH.to_owned(), status: 200, reason }
+}
+
+fn print(line: &[u8], json: bool) -> Result<(), ClientError> {
+    let value: serde_json::Value =
+        serde_json::from_slice(line).map_err(|error| unexpected(error.to_string()))?;
+    let text = match serde_json::from_value(value.clone()) {
+        _ if json => value.to_string(),
+        Ok(event) => text(&event),
+        // A kind of event that a newer vnumad knows.
+        Err(_) => plain(&value.to_string()),
+    };
+    let mut out = io::stdout().lock();
+    // A line at a time, so that a reader of a pipe has it at once.
+    writeln!(out, "{text}").and_then(|()| out.flush()).map_err(ClientError::Output)
+}
+
+fn text(event: &Event) -> String {
+    let seconds = |ns: u64| format!("{:>12.6}", ns as f64 / 1e9);
+    let millis = |from: u64, to: u64| format!("{:.3} ms", to.saturating_sub(from) as f64 / 1e6);
+    let vm = plain(event.vm());
+    match event {
+        Event::Appeared { time_ns, .. } => format!("{}  {vm}: found", seconds(*time_ns)),
+        Event::Gone { time_ns, .. } => format!("{}  {vm}: gone", seconds(*time_ns)),
+        Event::Attached { time_ns, .. } => format!("{}  {vm}: channel attached", seconds(*time_ns)),
+        Event::Detached { time_ns, .. } => format!("{}  {vm}: channel detached", seconds(*time_ns)),
+        Event::Changed { vcpu, from, to, time_ns, .. } => {
+            format!("{}  {vm}: vCPU {vcpu} changed from host node {from} to {to}", seconds(*time_ns))
+        }
+        Event::Told { generation, time_ns, changed_ns, .. } => {
+            let after = millis(*changed_ns, *time_ns);
+            format!("{}  {vm}: told generation {generation}, {after} after the change", seconds(*time_ns))
+        }
+        Event::Updated { generation, changed_ns, told_ns, acknowledged_ns, .. } => format!(
+            "{}  {vm}: updated to generation {generation}, {} after the change, {} after it was told",
+            seconds(*acknowledged_ns),
+            millis(*changed_ns, *acknowledged_ns),
+            millis(*told_ns, *acknowledged_ns),
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vnuma_api::Generation;
+
+    #[test]
+    fn events_read_well() {
+        let event = Event::Updated {
+            vm: "a".into(),
+            generation: Generation(2),
+            changed_ns: 1_000_000_000,
+            told_ns: 1_000_500_000,
+            acknowledged_ns: 1_004_000_000,
+        };
+        assert_eq!(
+            text(&event),
+            "    1.004000  a: updated to generation 0000000000000002, 4.000 ms after the change, 3.500 ms after it was told"
+        );
+        let event = Event::Changed { vm: "a".into(), vcpu: 1, from: 0, to: 2, time_ns: 2_000_000_000 };
+        assert_eq!(text(&event), "    2.000000  a: vCPU 1 changed from host node 0 to 2");
+    }
+}
