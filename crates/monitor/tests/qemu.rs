@@ -102,10 +102,13 @@ impl Drop for Qemu {
 }
 
 const TWO_NODES: &str = "-name guest=web-1 -smp 4,sockets=4 \
-    -object memory-backend-ram,id=ramB,size=256M -object memory-backend-memfd,id=ramA,size=256M,share=on \
+    -object memory-backend-ram,id=ramB,size=256M,prealloc=on -object memory-backend-memfd,id=ramA,size=256M,share=on \
     -numa node,nodeid=0,cpus=0-1,memdev=ramA -numa node,nodeid=1,cpus=2-3,memdev=ramB \
     -device pcie-root-port,id=other,chassis=1,slot=1 -device pcie-root-port,id=vnuma0,chassis=2,slot=2 \
     -device virtio-rng-pci,bus=vnuma0 -device pcie-root-port,id=vnuma1,chassis=3,slot=3";
+
+const INFO_RAMBLOCK: &str =
+    r#"{"execute": "human-monitor-command", "arguments": {"command-line": "info ramblock"}}"#;
 
 /// What the ivshmem server tells a client when it connects, all of it at once.
 fn server() -> (UnixStream, OwnedFd) {
@@ -151,6 +154,11 @@ fn a_vm_is_described() {
     assert_eq!(nodes, [(0, 256 << 20, Some("ramA")), (1, 256 << 20, Some("ramB"))]);
     let memory = description.guest_nodes[0].memory.as_ref().unwrap();
     assert_eq!((memory.policy.as_str(), memory.size_bytes), ("default", 256 << 20));
+    // QEMU before 8.1 does not tell where each is, and nothing else tells the two apart.
+    let resident = &description.guest_nodes[1].memory.as_ref().unwrap().resident_kib;
+    let kib: u64 = resident.iter().map(|(_, kib)| kib).sum();
+    let told = qemu.control(INFO_RAMBLOCK).contains("HVA") && fs::exists("/proc/self/numa_maps").unwrap();
+    assert_eq!(kib, if told { 256 << 10 } else { 0 }, "{resident:?}");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The BPF programs of `bpf/vcpu_watch.bpf.c`: loading, and taking what they report.
 
-use super::{LocationError, LocationEvent, LocationKind, MAX_WATCHED, proc};
+use super::{LocationError, LocationEvent, MAX_WATCHED, proc, record::parse_record};
 use libbpf_rs::{
     ErrorKind, Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, PrintLevel, RingBufferBuilder,
 };
@@ -10,7 +10,6 @@ use nix::{
 };
 use std::{
     fs, io,
-    mem::{offset_of, size_of},
     os::{
         fd::{AsFd, BorrowedFd},
         unix::fs::MetadataExt,
@@ -19,7 +18,6 @@ use std::{
     sync::{Arc, mpsc},
     thread::{self, JoinHandle},
 };
-use vnuma_abi_bpf::{AFFINITY, EXITED, MIGRATED, VcpuEvent};
 use vnuma_topology::HostTopology;
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/vcpu_watch.bpf.o"));
@@ -58,8 +56,8 @@ impl Programs {
         let (object, links, sees_affinity) = match attach(true) {
             Ok((object, links)) => (object, links, true),
             Err(first) => {
-                tracing::info!(reason = %words(&first), "changes of allowed CPUs cannot be watched by BPF");
                 let (object, links) = attach(false).map_err(|error| words(&error))?;
+                tracing::info!(reason = %words(&first), "changes of allowed CPUs cannot be watched by BPF");
                 (object, links, false)
             }
         };
@@ -250,25 +248,6 @@ fn run(
     }
 }
 
-/// A record of the ring buffer, or `None` if it is too short or of no known kind.
-fn parse_record(record: &[u8]) -> Option<LocationEvent> {
-    let record = record.get(..size_of::<VcpuEvent>())?;
-    let word = |offset: usize| Some(u32::from_ne_bytes(record.get(offset..offset + 4)?.try_into().ok()?));
-    let time = record.get(offset_of!(VcpuEvent, time_ns)..)?.get(..8)?;
-    let kind = match word(offset_of!(VcpuEvent, kind))? {
-        MIGRATED => LocationKind::Migrated,
-        AFFINITY => LocationKind::AffinityChanged,
-        EXITED => LocationKind::Exited,
-        _ => return None,
-    };
-    Some(LocationEvent {
-        tid: i32::try_from(word(offset_of!(VcpuEvent, tid))?).ok()?,
-        cpu: word(offset_of!(VcpuEvent, to_cpu))?,
-        kind,
-        time_ns: u64::from_ne_bytes(time.try_into().ok()?),
-    })
-}
-
 /// What an error means for an operator.
 fn words(error: &libbpf_rs::Error) -> String {
     match error.kind() {
@@ -284,32 +263,5 @@ fn log(level: PrintLevel, text: String) {
     match level {
         PrintLevel::Debug => tracing::trace!("libbpf: {text}"),
         PrintLevel::Info | PrintLevel::Warn => tracing::debug!("libbpf: {text}"),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    #[test]
-    fn records_are_read_by_the_layout_of_the_header() {
-        let mut record = Vec::new();
-        record.extend(7_000_000_001u64.to_ne_bytes());
-        for word in [4711u32, MIGRATED, 3, 9] {
-            record.extend(word.to_ne_bytes());
-        }
-        let event = LocationEvent { tid: 4711, cpu: 9, kind: LocationKind::Migrated, time_ns: 7_000_000_001 };
-        assert_eq!(parse_record(&record), Some(event));
-        assert_eq!(parse_record(&record[..23]), None);
-        record[12..16].copy_from_slice(&99u32.to_ne_bytes());
-        assert_eq!(parse_record(&record), None);
-    }
-
-    proptest! {
-        #[test]
-        fn any_record_is_survived(record in prop::collection::vec(any::<u8>(), 0..64)) {
-            let _ = parse_record(&record);
-        }
     }
 }

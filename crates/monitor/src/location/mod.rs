@@ -23,10 +23,12 @@
 mod bpf;
 mod poll;
 pub mod proc;
+mod record;
 
 use bpf::BpfSource;
 use poll::PollSource;
 pub use proc::read_location;
+pub use record::parse_record;
 use std::time::Duration;
 use vnuma_topology::{CpuId, HostTopology};
 

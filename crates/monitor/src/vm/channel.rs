@@ -12,8 +12,9 @@
 
 use super::{
     VmError, VmEvent,
-    client::{CHANNEL_ID, COMMAND_LIMIT, Client},
+    client::{COMMAND_LIMIT, Client},
     commands::{CHANNEL_DRIVER, ChardevAdd, DeviceAddChannel, QomGet},
+    message::CHANNEL_ID,
 };
 use qapi::qmp;
 use serde_json::Value;
@@ -94,13 +95,20 @@ pub(super) fn detach(client: &mut Client) -> Result<bool, VmError> {
     };
     client.put_back(others);
     if detached {
-        remove_chardev(client)?;
+        clean_up(client);
     }
     Ok(detached)
 }
 
+/// Removes what is left when the device is gone. Should it fail, the next attach does it.
+pub(super) fn clean_up(client: &mut Client) {
+    if let Err(error) = remove_chardev(client) {
+        tracing::warn!(vm = client.vm(), %error, "the channel's character device stays behind");
+    }
+}
+
 /// Removes the channel's character device; that there is none is no error.
-pub(super) fn remove_chardev(client: &mut Client) -> Result<(), VmError> {
+fn remove_chardev(client: &mut Client) -> Result<(), VmError> {
     match client.execute(&qmp::chardev_remove { id: CHANNEL_ID.to_owned() }) {
         Ok(_) | Err(VmError::Refused { .. }) => Ok(()),
         Err(error) => Err(error),

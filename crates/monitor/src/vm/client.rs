@@ -6,6 +6,7 @@
 
 use super::{
     VmError, VmEvent,
+    message::{Message, event_of, parse_message},
     wire::{Wire, WireError},
 };
 use crate::text::shorten;
@@ -25,57 +26,10 @@ pub(super) const COMMAND_LIMIT: Duration = Duration::from_secs(1);
 /// Most events kept. When a VM has more to tell than is taken, the oldest are forgotten.
 const EVENT_LIMIT: usize = 256;
 
-/// Id of the topology channel's device and of its character device.
-pub(super) const CHANNEL_ID: &str = "vnuma-channel";
-
 #[derive(Deserialize)]
 struct Greeting {
     #[serde(rename = "QMP")]
     qmp: Value,
-}
-
-/// Anything that QEMU says after its greeting.
-#[derive(Debug, Deserialize)]
-pub(super) struct Message {
-    id: Option<Value>,
-    #[serde(rename = "return", default, deserialize_with = "present")]
-    answer: Option<Value>,
-    error: Option<Refusal>,
-    event: Option<String>,
-    #[serde(default)]
-    data: Value,
-}
-
-#[derive(Debug, Deserialize)]
-struct Refusal {
-    #[serde(default)]
-    desc: String,
-}
-
-/// `"return": null` is an answer, too.
-fn present<'de, D: serde::Deserializer<'de>>(value: D) -> Result<Option<Value>, D::Error> {
-    Value::deserialize(value).map(Some)
-}
-
-/// A line from QEMU.
-pub(super) fn parse_message(line: &[u8]) -> Result<Message, String> {
-    serde_json::from_slice(line)
-        .map_err(|error| format!("{error} in `{}`", shorten(&String::from_utf8_lossy(line))))
-}
-
-/// What an event means here, if anything.
-pub(super) fn event_of(name: &str, data: &Value) -> Option<VmEvent> {
-    match name {
-        "SHUTDOWN" => Some(VmEvent::Shutdown),
-        "STOP" => Some(VmEvent::Stopped),
-        "RESUME" => Some(VmEvent::Resumed),
-        "DEVICE_DELETED" if data["device"] == CHANNEL_ID => Some(VmEvent::ChannelDetached),
-        // A vCPU may have been unplugged; only its path says that it was one, and only until now.
-        "DEVICE_DELETED" => Some(VmEvent::VcpusChanged),
-        // The guest has taken over, or let go of, a vCPU.
-        "ACPI_DEVICE_OST" if data["info"]["slot-type"] == "CPU" => Some(VmEvent::VcpusChanged),
-        _ => None,
-    }
 }
 
 /// A connection over which commands can be given.
@@ -265,43 +219,4 @@ impl AsFd for Client {
 
 fn limit_ms() -> u64 {
     COMMAND_LIMIT.as_secs() * 1000
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-    use serde_json::json;
-
-    #[test]
-    fn events_that_matter() {
-        for (name, data, event) in [
-            ("SHUTDOWN", json!({"guest": true}), Some(VmEvent::Shutdown)),
-            ("DEVICE_DELETED", json!({"device": CHANNEL_ID, "path": "x"}), Some(VmEvent::ChannelDetached)),
-            ("DEVICE_DELETED", json!({"path": "/machine/peripheral/c1"}), Some(VmEvent::VcpusChanged)),
-            ("ACPI_DEVICE_OST", json!({"info": {"slot-type": "CPU"}}), Some(VmEvent::VcpusChanged)),
-            ("ACPI_DEVICE_OST", json!({"info": {"slot-type": "DIMM"}}), None),
-            ("ACPI_DEVICE_OST", json!([1]), None),
-            ("SOMETHING_NEW", Value::Null, None),
-        ] {
-            assert_eq!(event_of(name, &data), event, "{name} {data}");
-        }
-    }
-
-    #[test]
-    fn answers_errors_and_nonsense() {
-        let message = parse_message(br#"{"return": null, "id": 7}"#).unwrap();
-        assert_eq!((message.answer, message.id), (Some(Value::Null), Some(json!(7))));
-        let message = parse_message(br#"{"error": {"class": "NewClass", "desc": "no"}}"#).unwrap();
-        assert_eq!(message.error.unwrap().desc, "no");
-        assert!(parse_message(b"garbage").unwrap_err().ends_with("in `garbage`"));
-        assert!(parse_message("[".repeat(100_000).as_bytes()).is_err());
-    }
-
-    proptest! {
-        #[test]
-        fn any_line_is_survived(line in prop::collection::vec(any::<u8>(), 0..200)) {
-            let _ = parse_message(&line);
-        }
-    }
 }

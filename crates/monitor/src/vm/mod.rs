@@ -23,6 +23,7 @@ mod client;
 mod commands;
 mod describe;
 mod error;
+pub mod message;
 mod name;
 pub mod numa;
 mod process;

@@ -153,7 +153,7 @@ impl VmConnection for QmpConnection {
     fn poll_event(&mut self, timeout: Duration) -> Result<Option<VmEvent>, VmError> {
         let event = self.client.event(Instant::now() + timeout)?;
         if event == Some(VmEvent::ChannelDetached) {
-            channel::remove_chardev(&mut self.client)?;
+            channel::clean_up(&mut self.client);
         }
         Ok(event)
     }
