@@ -182,6 +182,8 @@ static void release(void *data)
 {
 	mutex_lock(&update_mutex);
 	bound = NULL;
+	/* Another channel may count from the same start. */
+	applied_generation = 0;
 	mutex_unlock(&update_mutex);
 }
 

@@ -30,6 +30,7 @@ MODULE=${MODULE:-}
 RANDOM=${SEED:-1}
 
 failures=0
+present=
 latencies=$(mktemp)
 directory=$(mktemp -d)
 trap 'rm -rf "$latencies" "$directory"' EXIT

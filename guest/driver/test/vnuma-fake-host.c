@@ -33,13 +33,13 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <vnuma/topology_channel.h>
 
 #define ACK_TIMEOUT_MS	10000
-#define EPOCH		0x5eedULL
 
 static uint8_t *memory;
 static int memory_fd;
@@ -47,6 +47,7 @@ static int host_fds[VNUMA_IVSHMEM_VECTORS];
 static int guest_fds[VNUMA_IVSHMEM_VECTORS];
 static int peer = -1;
 
+static uint32_t epoch;
 static uint32_t counter;
 static uint32_t nr_nodes = 4;
 static uint8_t distance[VNUMA_TC_MAX_NODES][VNUMA_TC_MAX_NODES];
@@ -202,7 +203,7 @@ static void plug_device(const char *path, const char *bus, const char *channel)
 		 "{\"execute\":\"chardev-add\",\"arguments\":{\"id\":\"fakechar\",\"backend\":{\"type\":\"socket\",\"data\":{\"addr\":{\"type\":\"unix\",\"data\":{\"path\":\"%s\"}},\"server\":false}}}}\n",
 		 channel);
 	qmp_send(qmp,
-		 "{\"execute\":\"device_add\",\"arguments\":{\"driver\":\"ivshmem-doorbell\",\"id\":\"fakedev\",\"bus\":\"%s\",\"chardev\":\"fakechar\",\"vectors\":%d,\"master\":true}}\n",
+		 "{\"execute\":\"device_add\",\"arguments\":{\"driver\":\"ivshmem-doorbell\",\"id\":\"fakedev\",\"bus\":\"%s\",\"chardev\":\"fakechar\",\"vectors\":%d,\"master\":\"on\"}}\n",
 		 bus, VNUMA_IVSHMEM_VECTORS);
 	fclose(qmp);
 }
@@ -215,7 +216,7 @@ static struct vnuma_tc_slot *slot_of(uint32_t of_counter)
 
 static uint64_t generation(void)
 {
-	return EPOCH << 32 | counter;
+	return (uint64_t)epoch << 32 | counter;
 }
 
 static void write_slot(char *pairs)
@@ -341,7 +342,8 @@ int main(int argc, char **argv)
 {
 	const char *listen_path = NULL, *qmp = NULL, *bus = NULL;
 	static char line[1 << 17];
-	int i, listener;
+	int i, listener, status;
+	pid_t plugger = 0;
 
 	for (i = 1; i + 1 < argc; i += 2) {
 		if (!strcmp(argv[i], "--listen"))
@@ -356,6 +358,8 @@ int main(int argc, char **argv)
 			"usage: vnuma-fake-host [--qmp SOCKET --bus ID] --listen SOCKET\n");
 		return 2;
 	}
+	/* As vnumad's: no other run has it. */
+	epoch = time(NULL);
 	init_memory();
 	for (i = 0; i < VNUMA_IVSHMEM_VECTORS; i++) {
 		host_fds[i] = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
@@ -363,14 +367,20 @@ int main(int argc, char **argv)
 	}
 	listener = listen_on(listen_path);
 	setvbuf(stdout, NULL, _IOLBF, 0);
-	if (qmp && fork() == 0) {
-		plug_device(qmp, bus, listen_path);
-		_exit(0);
+	if (qmp) {
+		plugger = fork();
+		if (!plugger) {
+			plug_device(qmp, bus, listen_path);
+			_exit(0);
+		}
 	}
 	peer = accept(listener, NULL, NULL);
 	if (peer < 0)
 		die("accept");
 	greet_peer();
+	/* QEMU answers device_add after it has read all of the greeting. */
+	if (plugger > 0 && (waitpid(plugger, &status, 0) < 0 || status))
+		return 1;
 	printf("attached\n");
 	while (fgets(line, sizeof(line), stdin) && strcmp(line, "quit\n"))
 		obey(line);
