@@ -70,8 +70,8 @@ fn each_struct_fits_into_its_page() {
     assert!(size_of::<Header>() <= lc::PAGE_SIZE);
     assert!(size_of::<Devices>() <= lc::PAGE_SIZE);
     assert!(size_of::<Cpu>() <= lc::PAGE_SIZE);
-    assert!((size_of::<Cpu>() as u64 / 8) < lc::EVENT_CYCLES, "raw events name every word");
-    assert!(lc::CPUS_OFFSET / lc::PAGE_SIZE + lc::MAX_CPUS <= 256, "a region of 1 MiB holds all CPUs");
+    const { assert!((size_of::<Cpu>() as u64 / 8) < lc::EVENT_CYCLES, "raw events name every word") };
+    const { assert!(lc::CPUS_OFFSET / lc::PAGE_SIZE + lc::MAX_CPUS <= 256, "a region of 1 MiB holds all CPUs") };
 }
 
 /// A header in which every byte differs from its neighbours, but for what is checked.

@@ -1,0 +1,195 @@
+//! What the lab's counters cost: cache and latency profiles of published machines, and modelled cycles.
+//!
+//! The emulated server counts events; time enters only here. A profile has a *shape* (what is counted with:
+//! nodes, classes of distance, caches) and *prices*. One run under one shape can be priced under every
+//! profile that has the same shape.
+//!
+//! ```text
+//! cycles = base cycles
+//!        + LLC hits that no prefetcher foresaw   * LLC hit
+//!        + DRAM accesses not streamed, per class * DRAM of the class
+//!        + DRAM accesses streamed, per class     * streamed of the class
+//! ```
+//! A hit in L1 or L2 is in the base cycles, as is a foreseen hit in the LLC: out-of-order cores hide
+//! these. Prices are kept in 1/256 cycle, as the server's kernel has them, so both sides agree exactly.
+
+#![forbid(unsafe_code)]
+
+mod profile;
+
+pub use profile::{CounterProfile, ProfileError, Shape, by_name, names};
+
+use vnuma_abi_lab_counters::{COST_ONE, MAX_CLASSES};
+
+/// What one task, VM or CPU did, as far as it costs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Counts {
+    /// Instructions.
+    pub instructions: u64,
+    /// Cycles without any wait for LLC or memory.
+    pub base_cycles: u64,
+    /// Loads.
+    pub loads: u64,
+    /// Stores.
+    pub stores: u64,
+    /// Accesses that missed the L2.
+    pub llc_references: u64,
+    /// Of these, those that a prefetcher foresees.
+    pub llc_streamed: u64,
+    /// Accesses that missed the LLC.
+    pub llc_misses: u64,
+    /// Of these, those that a prefetcher foresees.
+    pub llc_misses_streamed: u64,
+    /// DRAM accesses that were not streamed, by class of distance.
+    pub dram_by_class: Vec<u64>,
+    /// DRAM accesses that were streamed, by class of distance.
+    pub streamed_by_class: Vec<u64>,
+    /// DRAM accesses that were not streamed, by the memory's node.
+    pub dram_by_node: Vec<u64>,
+    /// DRAM accesses that were streamed, by the memory's node.
+    pub streamed_by_node: Vec<u64>,
+    /// MMIO accesses by the device's node.
+    pub mmio_by_node: Vec<u64>,
+    /// MMIO accesses to devices of no node.
+    pub mmio_other: u64,
+}
+
+impl Counts {
+    /// DRAM accesses of all kinds to each node.
+    pub fn memory_by_node(&self) -> Vec<u64> {
+        self.dram_by_node.iter().zip(&self.streamed_by_node).map(|(dram, streamed)| dram + streamed).collect()
+    }
+}
+
+/// Prices in 1/[`COST_ONE`] cycle.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prices {
+    /// An LLC hit that was not foreseen.
+    pub llc_hit: u32,
+    /// A DRAM access that was not foreseen, by class of distance.
+    pub dram: [u32; MAX_CLASSES],
+    /// A DRAM access that was, by class of distance.
+    pub streamed: [u32; MAX_CLASSES],
+}
+
+/// Where modelled cycles went.
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
+pub struct Cycles {
+    /// Instructions.
+    pub base: f64,
+    /// Hits in the LLC.
+    pub llc: f64,
+    /// Memory of the CPU's own node.
+    pub local: f64,
+    /// Memory of other nodes.
+    pub remote: f64,
+    /// All of it.
+    pub total: f64,
+}
+
+/// Modelled cycles of what was counted, under given prices.
+pub fn price(counts: &Counts, prices: &Prices) -> Cycles {
+    let one = f64::from(COST_ONE);
+    let hits = counts.llc_references.saturating_sub(counts.llc_misses);
+    let foreseen = counts.llc_streamed.saturating_sub(counts.llc_misses_streamed);
+    let classes = |counts: &[u64], prices: &[u32]| -> Vec<f64> {
+        counts.iter().zip(prices).map(|(&count, &price)| count as f64 * f64::from(price) / one).collect()
+    };
+    let dram = classes(&counts.dram_by_class, &prices.dram);
+    let streamed = classes(&counts.streamed_by_class, &prices.streamed);
+    let sum = |from: usize, to: usize| -> f64 {
+        let part = |costs: &[f64]| costs.iter().skip(from).take(to - from).sum::<f64>();
+        part(&dram) + part(&streamed)
+    };
+    let mut cycles = Cycles {
+        base: counts.base_cycles as f64,
+        llc: hits.saturating_sub(foreseen) as f64 * f64::from(prices.llc_hit) / one,
+        // Classes are sorted by distance, and nothing is as near as the node itself.
+        local: sum(0, 1),
+        remote: sum(1, MAX_CLASSES),
+        total: 0.0,
+    };
+    cycles.total = cycles.base + cycles.llc + cycles.local + cycles.remote;
+    cycles
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn prices() -> Prices {
+        let mut prices = Prices { llc_hit: 40 * COST_ONE, dram: [0; 8], streamed: [0; 8] };
+        prices.dram[..2].copy_from_slice(&[200 * COST_ONE, 300 * COST_ONE]);
+        prices.streamed[..2].copy_from_slice(&[10 * COST_ONE, 20 * COST_ONE]);
+        prices
+    }
+
+    #[test]
+    fn each_kind_of_access_has_its_price() {
+        let counts = Counts {
+            base_cycles: 1000,
+            llc_references: 100,
+            llc_streamed: 30,
+            llc_misses: 40,
+            llc_misses_streamed: 10,
+            dram_by_class: vec![20, 10],
+            streamed_by_class: vec![6, 4],
+            ..Counts::default()
+        };
+        let cycles = price(&counts, &prices());
+        // 60 hits, 20 of them foreseen.
+        let expected = Cycles { base: 1000.0, llc: 1600.0, local: 4060.0, remote: 3080.0, total: 9740.0 };
+        assert_eq!(cycles, expected);
+    }
+
+    fn counts() -> impl Strategy<Value = Counts> {
+        let number = || 0..1_u64 << 40;
+        let classes = || proptest::collection::vec(number(), 2);
+        (number(), number(), number(), classes(), classes()).prop_map(
+            |(base, hits, streamed_hits, dram, streamed)| {
+                let random: u64 = dram.iter().sum();
+                let foreseen: u64 = streamed.iter().sum();
+                Counts {
+                    base_cycles: base,
+                    llc_references: hits + streamed_hits + random + foreseen,
+                    llc_streamed: streamed_hits + foreseen,
+                    llc_misses: random + foreseen,
+                    llc_misses_streamed: foreseen,
+                    dram_by_class: dram,
+                    streamed_by_class: streamed,
+                    ..Counts::default()
+                }
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn the_total_is_its_parts_and_each_access_adds(counts in counts()) {
+            let before = price(&counts, &prices());
+            prop_assert_eq!(before.total, before.base + before.llc + before.local + before.remote);
+            let mut more = counts.clone();
+            more.llc_references += 1 << 20;
+            more.llc_misses += 1 << 20;
+            more.dram_by_class[1] += 1 << 20;
+            let after = price(&more, &prices());
+            prop_assert_eq!(after.llc, before.llc);
+            prop_assert!((after.total - before.total - 300.0 * f64::from(1 << 20)).abs() < 16.0);
+        }
+
+        #[test]
+        fn remote_memory_never_costs_less(counts in counts()) {
+            let mut moved = counts.clone();
+            moved.dram_by_class = vec![0, counts.dram_by_class.iter().sum()];
+            moved.streamed_by_class = vec![0, counts.streamed_by_class.iter().sum()];
+            prop_assert!(price(&moved, &prices()).total >= price(&counts, &prices()).total);
+        }
+
+        #[test]
+        fn inconsistent_counts_do_not_wrap(a in any::<u64>(), b in any::<u64>(), c in any::<u64>()) {
+            let counts = Counts { llc_references: a, llc_misses: b, llc_streamed: c, ..Counts::default() };
+            prop_assert!(price(&counts, &prices()).total >= 0.0);
+        }
+    }
+}
