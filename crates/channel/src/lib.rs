@@ -7,10 +7,11 @@
 //!   can write it, so nothing is read back.
 //! - [`Channel`] adds the ivshmem server's side: the messages for QEMU, written in advance, so that QEMU
 //!   never waits for this process, the guest's interrupt and its acknowledgements.
-//! - [`reader`] is the reader of the header as a model, for tests.
+//! - [`reader`] is the reader of the header as a model, and [`guest`] the other end of a channel, for tests.
 
 mod channel;
 mod content;
+pub mod guest;
 mod ivshmem;
 pub mod publish;
 pub mod reader;
