@@ -138,9 +138,7 @@ enum Ended {
 }
 
 fn unexpected(frame: &Frame) -> ClientError {
-    let mut text = format!("{frame:?}");
-    text.truncate(text.floor_char_boundary(100));
-    ClientError::Unexpected(text)
+    ClientError::Unexpected(format!("{frame:?}").chars().take(100).collect())
 }
 
 fn receive(

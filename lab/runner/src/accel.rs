@@ -28,7 +28,8 @@ pub enum Accel {
     Kvm,
 }
 
-/// Decides once per process, and says what was decided and why on stderr.
+/// Decides once per process; says what was decided and why, to a terminal only, as stderr belongs to the command
+/// that runs in the lab.
 pub(crate) fn choose(tree: &Path, kernel: &Path, initramfs: &Path) -> Accel {
     static CHOICE: OnceLock<Accel> = OnceLock::new();
     *CHOICE.get_or_init(|| {
@@ -41,7 +42,9 @@ pub(crate) fn choose(tree: &Path, kernel: &Path, initramfs: &Path) -> Accel {
                 Err(reason) => (Accel::Tcg, format!("KVM's trial boot failed: {reason}")),
             }
         };
-        eprintln!("lab: using {accel:?}: {reason}");
+        if std::io::IsTerminal::is_terminal(&std::io::stderr()) {
+            eprintln!("lab: using {accel:?}: {reason}");
+        }
         accel
     })
 }
@@ -92,6 +95,21 @@ mod tests {
         assert!(has_virtualization("model name\t: x\nflags\t\t: fpu svm lm\n"));
         assert!(has_virtualization("flags : vmx"));
         assert!(!has_virtualization("model name\t: vmx svm\nflags\t\t: fpu vmx_x svmx\nvmx flags : vnmi\n"));
+    }
+
+    #[cfg(feature = "lab-tests")]
+    #[test]
+    fn the_trial_boots_and_finds_nested_kvm() {
+        let image = crate::Image::ensure(crate::Progress::Show).unwrap();
+        let initramfs = tempfile::NamedTempFile::new().unwrap();
+        let content = crate::initramfs::server(&image, &crate::Binaries::build().unwrap()).unwrap();
+        fs::write(initramfs.path(), content).unwrap();
+        let kernel = image.vmlinuz(image.server_kernel());
+        // TCG stands in for a KVM that works; it emulates svm as well.
+        let trial = || qemu::trial(Accel::Tcg, &image.tree(), &kernel, initramfs.path());
+        let limit = Duration::from_secs(120);
+        // A boot may fail now and then under TCG, as with the server itself.
+        boots(trial(), limit).or_else(|_| boots(trial(), limit)).unwrap();
     }
 
     #[test]

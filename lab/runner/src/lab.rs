@@ -22,7 +22,7 @@ use crate::image::{Image, ImageError};
 use crate::initramfs::{self, InitramfsError};
 use crate::profile::{Profile, ProfileError};
 use crate::progress::Progress;
-use crate::{accel, qemu};
+use crate::{accel, accel::Accel, qemu};
 
 /// How long a boot may take; on a loaded machine of two cores it takes 10 to 30 s under emulation.
 pub const BOOT_LIMIT: Duration = Duration::from_secs(180);
@@ -110,6 +110,7 @@ pub struct Lab {
     _directory_lock: Lock,
     _image: Image,
     boot_time: Duration,
+    accel: Accel,
 }
 
 impl Lab {
@@ -161,6 +162,7 @@ impl Lab {
             _directory_lock: directory_lock,
             _image: image.clone(),
             boot_time: Duration::ZERO,
+            accel,
         };
         let sessions = lab.connect(started + BOOT_LIMIT);
         let sessions = sessions.map_err(|reason| LabError::Boot { reason, tail: lab.tail() })?;
@@ -220,6 +222,11 @@ impl Lab {
     /// How long the boot took, from the start of QEMU to the agent's greeting.
     pub fn boot_time(&self) -> Duration {
         self.boot_time
+    }
+
+    /// What runs the server.
+    pub fn accel(&self) -> Accel {
+        self.accel
     }
 
     /// The end of the console and of QEMU's messages.
@@ -288,7 +295,7 @@ impl Lab {
         act: impl FnOnce(&mut Connection) -> Result<T, ClientError>,
     ) -> Result<T, LabError> {
         let deadline = Instant::now() + limit;
-        let mut session = self.take_session(deadline).ok_or(LabError::Timeout(limit))?;
+        let mut session = self.take_session(deadline, limit)?;
         let (done, timed_out) = (Done::default(), AtomicBool::new(false));
         let result = std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -327,17 +334,20 @@ impl Lab {
         LabError::Agent { what, source }
     }
 
-    fn take_session(&self, deadline: Instant) -> Option<Connection> {
+    fn take_session(&self, deadline: Instant, limit: Duration) -> Result<Connection, LabError> {
         let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
+            if let Some(status) = self.status() {
+                return Err(LabError::Died { status, tail: self.tail() });
+            }
             if let Some(session) = sessions.pop() {
-                return Some(session);
+                return Ok(session);
             }
-            let left = deadline.checked_duration_since(Instant::now())?;
-            if self.stopped.load(Ordering::Acquire) {
-                return None;
+            if Instant::now() >= deadline {
+                return Err(LabError::Timeout(limit));
             }
-            sessions = self.returned.wait_timeout(sessions, left).unwrap_or_else(PoisonError::into_inner).0;
+            let waited = self.returned.wait_timeout(sessions, WATCH_INTERVAL);
+            sessions = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
@@ -414,11 +424,13 @@ fn run_directory() -> Result<(ScratchDir, Lock), LabError> {
             let _ = crate::cache::remove_tree(&path);
         }
     }
-    let path = tempfile::Builder::new().prefix(PREFIX).tempdir().map_err(error(&parent))?.keep();
-    let directory = ScratchDir::adopt(path);
-    let lock = try_lock(&directory.path().join("run")).map_err(error(directory.path()))?;
-    let taken =
-        || error(directory.path())(io::Error::other("another process took it for a dead one; try again"));
-    let lock = lock.ok_or_else(taken)?;
-    Ok((directory, lock))
+    loop {
+        let path = tempfile::Builder::new().prefix(PREFIX).tempdir().map_err(error(&parent))?.keep();
+        let directory = ScratchDir::adopt(path);
+        // Another process that cleans up may have taken it for a dead one just now; then the next is tried.
+        match try_lock(&directory.path().join("run")).map_err(error(directory.path()))? {
+            Some(lock) if directory.path().exists() => return Ok((directory, lock)),
+            _ => {}
+        }
+    }
 }

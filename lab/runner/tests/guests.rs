@@ -1,0 +1,164 @@
+//! Boots VMs in a server with lab-vm.
+
+mod common;
+
+use common::{good, sh};
+use vnuma_lab_runner::{DEFAULT_PROFILE, Lab, boot_retries};
+
+/// One server for all, as booting it takes longest.
+#[test]
+fn vms() {
+    let lab = Lab::boot(DEFAULT_PROFILE).unwrap();
+    println!("server: boot {:?}, boots retried: {}", lab.boot_time(), boot_retries());
+    refusals(&lab);
+    start(&lab);
+    what_the_guests_see(&lab);
+    what_the_server_sees(&lab);
+    programs_and_files(&lab);
+    a_guest_that_dies(&lab);
+    stop(&lab);
+}
+
+/// A start that cannot be says why and leaves nothing behind.
+fn refusals(lab: &Lab) {
+    let cases = [
+        ("start ../a", "name \"../a\": expected"),
+        ("start a --kernel 9.9", "--kernel 9.9: expected one of: 6.12"),
+        ("start a --nodes 4 --vcpus 2", "--vcpus 2: expected at least 4"),
+        ("start a --memory 12", "expected MiB or GiB"),
+        ("start a --uma --nodes 2", "cannot be used with"),
+        ("start a --memory 1024G --unbound", "VM \"a\" did not start: qemu-system-x86_64"),
+        ("exec a -- true", "VM \"a\": there is none of that name"),
+        ("stop a", "VM \"a\": there is none of that name"),
+    ];
+    for (arguments, expected) in cases {
+        let ran = sh(lab, &format!("lab-vm {arguments}"));
+        assert_ne!(ran.status, 0, "{arguments}");
+        assert!(ran.stderr.contains(expected), "{arguments}: {}", ran.stderr);
+    }
+    assert_eq!(good(lab, "lab-vm list; ls -A /run/lab-vm | grep -v lock; true"), "");
+}
+
+/// Three of a kind each, at the same time.
+fn start(lab: &Lab) {
+    std::thread::scope(|scope| {
+        for arguments in
+            ["bound --nodes 2 --vcpus 4 --verbose", "free --nodes 3 --unbound", "flat --uma --vcpus 2"]
+        {
+            scope.spawn(move || {
+                let output = good(lab, &format!("lab-vm start {arguments} --memory 512M"));
+                assert_eq!(output.contains("-accel kvm"), arguments.contains("--verbose"), "{output}");
+            });
+        }
+    });
+    let list = good(lab, "lab-vm list");
+    let names: Vec<_> = list.lines().map(|line| line.split('\t').next().unwrap()).collect();
+    assert_eq!(names, ["bound", "flat", "free"], "{list}");
+    assert!(list.lines().all(|line| line.ends_with("\trunning")), "{list}");
+    let ran = sh(lab, "lab-vm start bound");
+    assert!(ran.status != 0 && ran.stderr.contains("there is one of that name already"), "{ran:?}");
+}
+
+fn what_the_guests_see(lab: &Lab) {
+    let node = |name: &str, file: &str| {
+        good(lab, &format!("lab-vm exec {name} -- sh -c 'cd /sys/devices/system/node; cat {file}'"))
+    };
+    assert_eq!(node("bound", "online node0/cpulist node1/cpulist"), "0-1\n0-1\n2-3\n");
+    // Distances of the homes, nodes 0 and 1 of the server.
+    assert_eq!(node("bound", "node0/distance node1/distance"), "10 21\n21 10\n");
+    assert_eq!(node("free", "online node0/distance node2/cpulist"), "0-2\n10 21 31\n2\n");
+    assert_eq!(node("flat", "online node0/cpulist"), "0\n0-1\n");
+    let packages = good(
+        lab,
+        "lab-vm exec bound -- sh -c 'cat /sys/devices/system/cpu/cpu*/topology/physical_package_id'",
+    );
+    assert_eq!(packages, "0\n1\n2\n3\n", "each vCPU is a socket");
+    assert!(good(lab, "lab-vm exec bound -- uname -r").starts_with("6.12."));
+}
+
+fn what_the_server_sees(lab: &Lab) {
+    let affinity = |name: &str| {
+        let script = format!(
+            "for t in /proc/$(cat /run/lab-vm/{name}/pid)/task/*; do \
+             grep -q ^CPU $t/comm && sed -n 's/Cpus_allowed_list:\t//p' $t/status; done; true"
+        );
+        good(lab, &script).lines().map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(affinity("bound"), ["0-1", "0-1", "2-3", "2-3"]);
+    assert_eq!(affinity("free"), ["0-7", "0-7", "0-7"]);
+    assert_eq!(affinity("flat"), ["0-7", "0-7"]);
+    let policies = |name: &str| {
+        good(lab, &format!("grep -o bind:[0-9]* /proc/$(cat /run/lab-vm/{name}/pid)/numa_maps | sort -u"))
+    };
+    assert_eq!(policies("bound"), "bind:0\nbind:1\n");
+    assert_eq!(sh(lab, "grep -c bind: /proc/$(cat /run/lab-vm/free/pid)/numa_maps").stdout, "0\n");
+    // The monitor is for the daemon: nobody is connected, and a device can be plugged into a free port.
+    for name in ["bound", "flat", "free"] {
+        assert_eq!(
+            good(lab, &format!("readlink /run/vnuma/qmp/{name}.sock")),
+            format!("/run/lab-vm/{name}/qmp.sock\n")
+        );
+    }
+    let before = good(lab, "lab-vm exec flat -- lspci | wc -l");
+    good(lab, PLUG);
+    let after = good(lab, "sleep 2; lab-vm exec flat -- lspci | wc -l");
+    assert_eq!(
+        before.trim().parse::<usize>().unwrap() + 1,
+        after.trim().parse::<usize>().unwrap(),
+        "no device was plugged"
+    );
+}
+
+/// Plugs a device into port vnuma0 over the daemon's monitor, with what the image has: busybox's nc.
+const PLUG: &str = r#"printf '%s\n%s\n' '{"execute":"qmp_capabilities"}' \
+    '{"execute":"device_add","arguments":{"driver":"virtio-rng-pci","id":"r","bus":"vnuma0"}}' > /tmp/plug
+    (cat /tmp/plug; sleep 3) | /run/lab/bin/busybox nc local:/run/vnuma/qmp/flat.sock > /tmp/answers
+    ! grep error /tmp/answers && [ $(grep -c return /tmp/answers) = 2 ]"#;
+
+fn programs_and_files(lab: &Lab) {
+    let ran = sh(lab, "lab-vm exec bound -- sh -c 'echo out; echo err >&2; exit 9'");
+    assert_eq!((ran.status, &ran.stdout[..], &ran.stderr[..]), (9, "out\n", "err\n"));
+    // A long program and short ones beside it, on one guest.
+    std::thread::scope(|scope| {
+        let long = scope.spawn(|| {
+            good(lab, "lab-vm exec free -- sh -c 'while ! test -e /tmp/end; do sleep 0.2; done; echo ended'")
+        });
+        for n in 0..3 {
+            assert_eq!(good(lab, &format!("lab-vm exec free -- echo {n}")), format!("{n}\n"));
+        }
+        assert!(!long.is_finished());
+        good(lab, "lab-vm exec free -- touch /tmp/end");
+        assert_eq!(long.join().unwrap(), "ended\n");
+    });
+    // Some MB of all byte values in, out, and as files.
+    good(lab, "head -c 3000001 /dev/urandom > /root/data && chmod 750 /root/data");
+    good(lab, "lab-vm exec bound -- cat < /root/data | cmp - /root/data");
+    good(
+        lab,
+        "lab-vm put bound /root/data /root/in/data && lab-vm exec bound -- cat /root/in/data | cmp - /root/data",
+    );
+    assert_eq!(good(lab, "lab-vm exec bound -- stat -c %a /root/in/data"), "750\n");
+    good(lab, "lab-vm get bound /root/in/data /root/back && cmp /root/back /root/data");
+    // The caller goes away, and the program with it.
+    good(lab, "timeout 3 lab-vm exec bound -- sleep 4321; true");
+    good(lab, "sleep 4; ! lab-vm exec bound -- pgrep -f 'sleep 4321'");
+}
+
+fn a_guest_that_dies(lab: &Lab) {
+    let ran = sh(lab, "lab-vm exec free -- sh -c 'echo c > /proc/sysrq-trigger; sleep 1000'");
+    assert_eq!(ran.status, 125, "{ran:?}");
+    assert!(
+        ran.stderr.contains("VM \"free\" has died") && ran.stderr.contains("sysrq triggered crash"),
+        "{ran:?}"
+    );
+    assert!(good(lab, "lab-vm list").contains("free\t"));
+    assert!(good(lab, "lab-vm log free").contains("sysrq triggered crash"));
+    good(lab, "lab-vm stop free");
+}
+
+fn stop(lab: &Lab) {
+    let pid = good(lab, "cat /run/lab-vm/bound/pid");
+    good(lab, "lab-vm stop bound && lab-vm stop flat");
+    good(lab, &format!("! test -e /proc/{}", pid.trim()));
+    assert_eq!(good(lab, "lab-vm list; ls -A /run/vnuma/qmp; ls -A /run/lab-vm"), ".lock\n");
+}
