@@ -13,6 +13,7 @@
 #   HOST    vnuma-fake-host on this side (beside this script)
 #   VCPUS, NODES   of the VM (4, 2)
 #   ROUNDS  random publications (200), SEED (1), LOAD seconds (0: idle)
+#   STAGES  which of hostile, distances, hotplug, reload, moves (all)
 #   MODULE  vnuma.ko in the guest, to be unloaded and loaded again (empty: left out)
 #
 # Exit status 0 if nothing was wrong. The last line has the latencies.
@@ -26,6 +27,7 @@ VCPUS=${VCPUS:-4}
 NODES=${NODES:-2}
 ROUNDS=${ROUNDS:-200}
 LOAD=${LOAD:-0}
+STAGES=${STAGES:-hostile distances hotplug reload moves}
 MODULE=${MODULE:-}
 RANDOM=${SEED:-1}
 
@@ -283,13 +285,18 @@ done
 
 publish "$(all_on 0)"
 check_now first
-hostile
-distances
-hotplug
-[[ -z $MODULE ]] || reload
-: >"$latencies"
-((LOAD == 0)) || guest "$CHECK" --load "$LOAD"
-moves
+for stage in $STAGES; do
+	case $stage in
+	hostile | distances | hotplug) $stage ;;
+	reload) [[ -z $MODULE ]] || reload ;;
+	moves)
+		: >"$latencies"
+		((LOAD == 0)) || guest "$CHECK" --load "$LOAD"
+		moves
+		;;
+	*) fail "no stage $stage" ;;
+	esac
+done
 kernel_log
 echo quit >&"${FAKE[1]}"
 
