@@ -3,7 +3,12 @@
 use anyhow::Context;
 use clap::Parser;
 use nix::sys::stat::{Mode, umask};
-use std::{io, path::PathBuf, process::ExitCode, sync::Arc};
+use std::{
+    io::{self, IsTerminal},
+    path::PathBuf,
+    process::ExitCode,
+    sync::Arc,
+};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 use vnuma_monitor::{
@@ -68,7 +73,8 @@ fn start(arguments: Arguments) -> anyhow::Result<()> {
         return Ok(());
     }
     let filter = EnvFilter::try_new(&arguments.log).with_context(|| format!("--log {}", arguments.log))?;
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).init();
+    let colours = io::stderr().is_terminal();
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(colours).init();
     // One thread is enough: what blocks has threads of its own.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.context("starting the runtime")?.block_on(serve(config))

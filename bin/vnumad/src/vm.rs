@@ -40,7 +40,8 @@ pub(crate) struct Vm {
     pub(crate) slot: Slot,
     pub(crate) detaching: Option<Reply<api::Vm>>,
     pub(crate) stats: api::Telling,
-    /// When it was described last.
+    /// When it was found, and when it was described last.
+    pub(crate) found_ns: u64,
     pub(crate) described_ns: u64,
 }
 
@@ -61,6 +62,7 @@ impl Vm {
             slot: Slot::None,
             detaching: None,
             stats: api::Telling::default(),
+            found_ns: monotonic_ns(),
             described_ns: monotonic_ns(),
         }
     }

@@ -29,8 +29,10 @@ use vnuma_topology::VmDescription;
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LAST_RETRY: Duration = Duration::from_secs(10);
 
-/// How often the memory of a VM that is not bound is looked at; it costs QEMU and the kernel something.
-const UNBOUND_NS: u64 = 30_000_000_000;
+/// How often memory that is not bound is looked at; it costs QEMU and the kernel something. A VM that is
+/// young is looked at more often, as most of its memory is touched for the first time then.
+const UNBOUND_MOST_NS: u64 = 30_000_000_000;
+const UNBOUND_LEAST_NS: u64 = 2_000_000_000;
 
 impl Daemon {
     /// Looks which sockets there are, and connects where that is due.
@@ -232,6 +234,7 @@ impl Daemon {
             let _ = reply.send(Err(error.into()));
             return;
         }
+        let time_ns = monotonic_ns();
         let told = match Teller::new(channel, vm.id, messages) {
             Ok(teller) => vm.serve(teller),
             Err(error) => Err(Refusal::System { vm: name.clone(), source: error }),
@@ -240,7 +243,7 @@ impl Daemon {
             Ok(told) => {
                 let _ = reply.send(Ok(report::vm(vm, None)));
                 info!(vm = name, "topology channel attached");
-                self.tell_watchers(|time_ns| Event::Attached { vm: name, time_ns });
+                self.watchers.tell(&Event::Attached { vm: name, time_ns });
                 self.watchers.tell(&told);
             }
             Err(refusal) => {
@@ -292,7 +295,9 @@ impl Daemon {
         let now_ns = monotonic_ns();
         for entry in self.entries.values_mut() {
             let (Some(vm), Some((_, thread))) = (&mut entry.vm, &entry.connection) else { continue };
-            if vm.has_unbound_memory() && now_ns.saturating_sub(vm.described_ns) >= UNBOUND_NS {
+            let age_ns = now_ns.saturating_sub(vm.found_ns);
+            let wait_ns = age_ns.clamp(UNBOUND_LEAST_NS, UNBOUND_MOST_NS);
+            if vm.has_unbound_memory() && now_ns.saturating_sub(vm.described_ns) >= wait_ns {
                 // Counts as described, so that a slow VM is asked once only.
                 vm.described_ns = now_ns;
                 thread.send(Command::Describe);

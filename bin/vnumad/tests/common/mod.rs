@@ -1,0 +1,103 @@
+//! A daemon in this process, with a host of two nodes of one CPU each and VMs that tests make up.
+
+// Each test binary uses a part of it.
+#![allow(dead_code)]
+
+pub mod fake;
+pub mod http;
+
+use fake::World;
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+use tokio::sync::oneshot;
+use vnumad::{BackendFactory, Config};
+
+/// Only a bound against hanging for ever.
+pub const HANG_LIMIT: Duration = Duration::from_secs(60);
+
+/// A tree with two nodes: CPU 0 and CPU 1 of the machine that the test runs on.
+pub fn write_host(root: &Path) {
+    let write = |path: &str, text: &str| {
+        let path = root.join("sys/devices/system").join(path);
+        std::fs::create_dir_all(path.parent().expect("a parent")).expect("created");
+        std::fs::write(path, text).expect("written");
+    };
+    write("cpu/online", "0-1\n");
+    write("node/online", "0-1\n");
+    for (node, distances) in [(0, "10 21\n"), (1, "21 10\n")] {
+        write(&format!("node/node{node}/cpulist"), &format!("{node}\n"));
+        write(&format!("node/node{node}/distance"), distances);
+        let meminfo = format!("Node {node} MemTotal: 4194304 kB\nNode {node} MemFree: 2097152 kB\n");
+        write(&format!("node/node{node}/meminfo"), &meminfo);
+    }
+}
+
+/// A running daemon; it is stopped when this is dropped.
+pub struct Daemon {
+    pub world: World,
+    pub socket: PathBuf,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<anyhow::Result<()>>>,
+    _directory: tempfile::TempDir,
+}
+
+impl Daemon {
+    pub fn start() -> Self {
+        let online = thread::available_parallelism().map_or(1, usize::from);
+        assert!(online >= 2, "these tests need two CPUs, one for each node");
+        let directory = tempfile::tempdir().expect("a directory");
+        write_host(directory.path());
+        let world = World::new(&directory.path().join("vms"));
+        let socket = directory.path().join("api.sock");
+        let config = Config {
+            socket: socket.clone(),
+            root: directory.path().into(),
+            resync_interval: Duration::from_secs(1),
+            poll_interval: Duration::from_millis(20),
+            location: vnuma_monitor::location::Prefer::Poll,
+            ..Config::default()
+        };
+        let factory: BackendFactory = {
+            let world = world.clone();
+            Arc::new(move || Box::new(world.clone()))
+        };
+        let (stop, stopped) = oneshot::channel();
+        let thread = thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            runtime.block_on(vnumad::run(config, factory, async { drop(stopped.await) }))
+        });
+        let daemon = Self { world, socket, stop: Some(stop), thread: Some(thread), _directory: directory };
+        wait_for("the daemon", || daemon.socket.exists());
+        daemon
+    }
+
+    /// Stops it in order.
+    pub fn stop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            thread.join().expect("no panic").expect("an orderly end");
+        }
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Waits until `ready`.
+pub fn wait_for(what: &str, mut ready: impl FnMut() -> bool) {
+    let end = Instant::now() + HANG_LIMIT;
+    while !ready() {
+        assert!(Instant::now() < end, "{what}: not within {HANG_LIMIT:?}");
+        thread::sleep(Duration::from_millis(10));
+    }
+}

@@ -1,0 +1,326 @@
+//! The daemon with made-up VMs: the corners that a real hypervisor does not reach on demand.
+
+mod common;
+
+use common::{
+    Daemon,
+    fake::{Process, VcpuThread, describe},
+    http::{Watch, ask},
+    wait_for,
+};
+use serde_json::{Value, json};
+use std::{os::unix::fs::PermissionsExt, process};
+use vnuma_monitor::vm::VmEvent;
+
+fn own_pid() -> i32 {
+    process::id().cast_signed()
+}
+
+fn get(daemon: &Daemon, path: &str) -> (u16, Value) {
+    ask(&daemon.socket, "GET", path, "")
+}
+
+fn post(daemon: &Daemon, path: &str, body: &str) -> (u16, Value) {
+    ask(&daemon.socket, "POST", path, body)
+}
+
+/// (host node, guest node told, state) of each vCPU.
+fn states(daemon: &Daemon, vm: &str) -> Vec<(Value, Value, Value)> {
+    let (_, vm) = get(daemon, &format!("/v1/vms/{vm}"));
+    let vcpus = vm["vcpus"].as_array().cloned().unwrap_or_default();
+    vcpus.into_iter().map(|v| (v["host_node"].clone(), v["guest_node"].clone(), v["state"].clone())).collect()
+}
+
+fn wait_for_states(daemon: &Daemon, vm: &str, expected: &[(u32, u32, &str)]) {
+    let expected: Vec<_> = expected.iter().map(|&(h, g, s)| (json!(h), json!(g), json!(s))).collect();
+    let mut last = Vec::new();
+    wait_for(&format!("{vm} to be {expected:?}"), || {
+        let now = states(daemon, vm);
+        if now != last {
+            eprintln!("{vm}: {now:?}");
+            last = now;
+        }
+        last == expected
+    });
+}
+
+/// A VM of two vCPUs at home on both nodes.
+fn two_nodes(daemon: &Daemon, name: &str) -> [VcpuThread; 2] {
+    let threads = [VcpuThread::start(), VcpuThread::start()];
+    threads[0].pin(0);
+    threads[1].pin(1);
+    let tids = threads.each_ref().map(|thread| thread.tid);
+    daemon.world.add(name, describe(name, own_pid(), &[0, 1], &tids));
+    wait_for_states(daemon, name, &[(0, 0, "true"), (1, 1, "true")]);
+    threads
+}
+
+#[test]
+fn a_guest_is_told_where_its_vcpus_are() {
+    let daemon = Daemon::start();
+    let threads = two_nodes(&daemon, "web");
+    let mut watch = Watch::start(&daemon.socket);
+    assert_eq!(post(&daemon, "/v1/vms/web/attach", "").0, 200);
+    assert_eq!(watch.next("attached")["vm"], "web");
+    let first = watch.next("told");
+    let guest = daemon.world.guest("web");
+    let found = guest.read().expect("published");
+    assert_eq!(first["generation"], format!("{:016x}", found.generation));
+    assert_eq!(found.distances, [[10, 21], [21, 10]]);
+    assert_eq!(
+        found.vcpus.iter().map(|vcpu| (vcpu.apic_id, vcpu.node)).collect::<Vec<_>>(),
+        [(0, 0), (1, 1)]
+    );
+    guest.acknowledge(found.generation).expect("rung");
+    assert_eq!(watch.next("updated")["generation"], first["generation"]);
+
+    threads[1].pin(0);
+    let changed = watch.next("changed");
+    assert_eq!((&changed["vcpu"], &changed["from"], &changed["to"]), (&json!(1), &json!(1), &json!(0)));
+    let told = watch.next("told");
+    assert_eq!(told["changed_ns"], changed["time_ns"]);
+    wait_for_states(&daemon, "web", &[(0, 0, "true"), (0, 0, "stale")]);
+    let found = guest.read().expect("published");
+    assert_eq!(found.vcpus[1].node, 0);
+    guest.acknowledge(found.generation).expect("rung");
+    let updated = watch.next("updated");
+    assert_eq!((&updated["changed_ns"], &updated["told_ns"]), (&told["changed_ns"], &told["time_ns"]));
+    assert!(updated["acknowledged_ns"].as_u64() >= updated["told_ns"].as_u64());
+    wait_for_states(&daemon, "web", &[(0, 0, "true"), (0, 0, "true")]);
+    assert_eq!(guest.guest_vectors[0].read(), Ok(2), "an interrupt for each publication");
+}
+
+#[test]
+fn a_move_is_made_and_told() {
+    let daemon = Daemon::start();
+    let threads = two_nodes(&daemon, "web");
+    post(&daemon, "/v1/vms/web/attach", "");
+    let guest = daemon.world.guest("web");
+    let (status, vm) = post(&daemon, "/v1/vms/web/move", r#"{"vcpu": 0, "node": 1}"#);
+    assert_eq!(
+        (status, &vm["vcpus"][0]["host_node"], &vm["vcpus"][0]["pinned"]),
+        (200, &json!(1), &json!(true))
+    );
+    let allowed = nix::sched::sched_getaffinity(nix::unistd::Pid::from_raw(threads[0].tid)).expect("alive");
+    assert!(allowed.is_set(1).expect("in range") && !allowed.is_set(0).expect("in range"));
+    assert_eq!(guest.read().expect("published").vcpus[0].node, 1, "told by the time the move is answered");
+}
+
+#[test]
+fn refusals_name_what_is_wrong() {
+    let daemon = Daemon::start();
+    let threads = two_nodes(&daemon, "web");
+    daemon.world.add("uma", describe("uma", own_pid(), &[], &[]));
+    let far = VcpuThread::start();
+    daemon.world.add("full", describe("full", own_pid(), &[0], &[far.tid]));
+    daemon.world.change("full", |vm| vm.free_port = false);
+    wait_for("all VMs", || get(&daemon, "/v1/vms").1.as_array().is_some_and(|vms| vms.len() == 3));
+    assert_eq!(post(&daemon, "/v1/vms/web/attach", "").0, 200);
+    let long = "x".repeat(5000);
+    for (method, path, body, status, text) in [
+        ("POST", "/v1/vms/web/attach", "", 409, "web: the topology channel is attached already"),
+        ("POST", "/v1/vms/uma/attach", "", 409, "uma: a UMA VM"),
+        ("POST", "/v1/vms/full/attach", "", 409, "full: no free PCIe root port"),
+        ("POST", "/v1/vms/full/detach", "", 409, "full: no topology channel is attached"),
+        ("POST", "/v1/vms/nobody/attach", "", 404, "there is no VM `nobody`"),
+        ("GET", "/v1/vms/..%2F..%2Fetc", "", 404, "there is no VM `../../etc`"),
+        (
+            "POST",
+            "/v1/vms/web/move",
+            r#"{"vcpu": 9, "node": 0}"#,
+            404,
+            "no vCPU with APIC id 9; it has [0, 1]",
+        ),
+        (
+            "POST",
+            "/v1/vms/web/move",
+            r#"{"vcpu": 0, "node": 7}"#,
+            404,
+            "the host has no node 7; it has [0, 1]",
+        ),
+        ("POST", "/v1/vms/web/move", r#"{"vcpu": 0}"#, 400, "missing field `node`"),
+        ("POST", "/v1/vms/web/move", r#"{"vcpu": -1, "node": 0}"#, 400, "invalid value"),
+        ("POST", "/v1/vms/web/move", r#"{"vcpu": 0, "node": 0, "x": 0}"#, 400, "unknown field `x`"),
+        ("POST", "/v1/vms/web/move", "nonsense", 400, "no move request"),
+        ("POST", "/v1/vms/web/move", &long, 400, "longer than 4096 bytes"),
+        ("DELETE", "/v1/vms/web", "", 400, "DELETE is not possible"),
+        ("GET", "/v2/vms", "", 404, "no such path: /v2/vms"),
+    ] {
+        let (found, answer) = ask(&daemon.socket, method, path, body);
+        let message = answer["message"].as_str().unwrap_or_default();
+        assert_eq!(found, status, "{method} {path} {body}: {message}");
+        assert!(message.contains(text), "{method} {path}: {message:?} should say {text:?}");
+    }
+    drop(threads);
+}
+
+#[test]
+fn a_vm_that_ends_is_forgotten_with_everything_of_it() {
+    let mut daemon = Daemon::start();
+    let mut process = Process::start();
+    daemon.world.add("short", describe("short", process.pid(), &[0, 1], &[process.pid()]));
+    wait_for("the VM", || get(&daemon, "/v1/vms/short").0 == 200);
+    let mut watch = Watch::start(&daemon.socket);
+    assert_eq!(post(&daemon, "/v1/vms/short/attach", "").0, 200);
+    // A leftover socket, as of a QEMU that was killed.
+    daemon.world.change("short", |vm| vm.refuses = true);
+    process.kill();
+    assert_eq!(watch.next("gone")["vm"], "short");
+    assert_eq!(get(&daemon, "/v1/vms").1, json!([]));
+    assert_eq!(get(&daemon, "/v1/vms/short").0, 404);
+
+    // Another one takes its place.
+    let next = Process::start();
+    daemon.world.remove("short");
+    daemon.world.add("short", describe("short", next.pid(), &[0, 1], &[next.pid()]));
+    wait_for("the next VM", || get(&daemon, "/v1/vms/short").1["pid"] == next.pid());
+    assert_eq!(get(&daemon, "/v1/vms/short").1["attached"], false);
+    daemon.stop();
+    assert!(watch.ends(), "watchers are told that the daemon stops");
+}
+
+#[test]
+fn a_vm_whose_socket_is_taken_away_is_forgotten() {
+    let daemon = Daemon::start();
+    let _threads = two_nodes(&daemon, "web");
+    let mut watch = Watch::start(&daemon.socket);
+    daemon.world.remove("web");
+    assert_eq!(watch.next("gone")["vm"], "web");
+    assert_eq!(get(&daemon, "/v1/vms").1, json!([]));
+}
+
+#[test]
+fn a_vm_that_does_not_answer_holds_up_no_other() {
+    let daemon = Daemon::start();
+    let _threads = (two_nodes(&daemon, "stuck"), two_nodes(&daemon, "web"));
+    daemon.world.change("stuck", |vm| vm.stuck = true);
+    let socket = daemon.socket.clone();
+    let pending = std::thread::spawn(move || ask(&socket, "POST", "/v1/vms/stuck/attach", ""));
+    wait_for("the attach to begin", || get(&daemon, "/v1/vms/stuck").1["channel"] == "attaching");
+    let (status, answer) = post(&daemon, "/v1/vms/stuck/attach", "");
+    assert_eq!(status, 409, "{answer}");
+    assert_eq!(post(&daemon, "/v1/vms/web/attach", "").0, 200);
+    assert_eq!(
+        post(&daemon, "/v1/vms/stuck/move", r#"{"vcpu": 0, "node": 1}"#).0,
+        200,
+        "needs no hypervisor"
+    );
+    daemon.world.change("stuck", |vm| vm.stuck = false);
+    assert_eq!(pending.join().expect("answered").0, 200);
+}
+
+#[test]
+fn a_lost_connection_is_shown_and_the_vm_is_still_told() {
+    let daemon = Daemon::start();
+    let threads = two_nodes(&daemon, "web");
+    post(&daemon, "/v1/vms/web/attach", "");
+    let guest = daemon.world.guest("web");
+    daemon.world.change("web", |vm| vm.silent = true);
+    daemon.world.event("web", VmEvent::VcpusChanged);
+    wait_for("the problem", || get(&daemon, "/v1/vms/web").1["problem"].is_string());
+    let (status, answer) = post(&daemon, "/v1/vms/web/detach", "");
+    assert_eq!((status, &answer["error"]), (502, &json!("vm")), "{answer}");
+    threads[0].pin(1);
+    wait_for("it to be told", || guest.read().is_ok_and(|topology| topology.vcpus[0].node == 1));
+    daemon.world.change("web", |vm| vm.silent = false);
+    wait_for("the problem to be over", || get(&daemon, "/v1/vms/web").1["problem"].is_null());
+    assert_eq!(get(&daemon, "/v1/vms/web").1["attached"], true, "the channel is the same");
+}
+
+#[test]
+fn a_channel_of_an_earlier_daemon_is_shown_and_can_be_detached() {
+    let daemon = Daemon::start();
+    let thread = VcpuThread::start();
+    thread.pin(0);
+    let description = describe("old", own_pid(), &[0], &[thread.tid]);
+    daemon.world.add("old", description);
+    daemon.world.change("old", |vm| vm.foreign_channel = true);
+    wait_for("the VM", || get(&daemon, "/v1/vms/old").0 == 200);
+    if get(&daemon, "/v1/vms/old").1["channel"] != "lost" {
+        // It was found before the test had changed it: let it be found again.
+        daemon.world.event("old", VmEvent::Disconnected);
+        wait_for("the channel", || get(&daemon, "/v1/vms/old").1["channel"] == "lost");
+    }
+    let (status, answer) = post(&daemon, "/v1/vms/old/attach", "");
+    assert_eq!(status, 409);
+    assert!(answer["message"].as_str().is_some_and(|m| m.contains("earlier vnumad is attached")), "{answer}");
+    assert_eq!(post(&daemon, "/v1/vms/old/detach", "").0, 200);
+    assert_eq!(post(&daemon, "/v1/vms/old/attach", "").0, 200);
+}
+
+#[test]
+fn a_guest_that_lets_go_of_the_device_is_told_no_more() {
+    let daemon = Daemon::start();
+    let _threads = two_nodes(&daemon, "web");
+    post(&daemon, "/v1/vms/web/attach", "");
+    let mut watch = Watch::start(&daemon.socket);
+    daemon.world.event("web", VmEvent::ChannelDetached);
+    assert_eq!(watch.next("detached")["vm"], "web");
+    assert_eq!(get(&daemon, "/v1/vms/web").1["channel"], "none");
+}
+
+#[test]
+fn plugged_vcpus_are_told() {
+    let daemon = Daemon::start();
+    let threads = two_nodes(&daemon, "web");
+    post(&daemon, "/v1/vms/web/attach", "");
+    let guest = daemon.world.guest("web");
+    let third = VcpuThread::start();
+    third.pin(1);
+    let tids = [threads[0].tid, threads[1].tid, third.tid];
+    daemon.world.change("web", |vm| vm.description = describe("web", own_pid(), &[0, 1], &tids));
+    daemon.world.event("web", VmEvent::VcpusChanged);
+    wait_for("it to be told", || guest.read().is_ok_and(|t| t.vcpus.len() == 3 && t.vcpus[2].node == 1));
+}
+
+#[test]
+fn two_vms_of_one_name_are_told_apart() {
+    let daemon = Daemon::start();
+    let _threads = two_nodes(&daemon, "web");
+    daemon.world.add("other", describe("web", own_pid(), &[0], &[]));
+    wait_for("the problem", || get(&daemon, "/v1/vms").1.as_array().is_some_and(|vms| vms.len() == 2));
+    let (_, vms) = get(&daemon, "/v1/vms");
+    let problem = vms[0]["problem"].as_str().unwrap_or_default().to_owned();
+    assert_eq!((&vms[0]["name"], &vms[1]["name"]), (&json!("other"), &json!("web")));
+    assert!(problem.contains("its name `web` is taken by the VM at"), "{problem}");
+}
+
+#[test]
+fn whoever_may_read_may_not_act() {
+    let daemon = Daemon::start();
+    let _threads = two_nodes(&daemon, "web");
+    assert!(
+        nix::unistd::geteuid().is_root(),
+        "this test takes another user's id, for which it has to run as root"
+    );
+    // As an operator would do with a group; other users do not get past the socket's mode.
+    std::fs::set_permissions(&daemon.socket, std::fs::Permissions::from_mode(0o666)).expect("changed");
+    let parent = daemon.socket.parent().expect("a parent");
+    std::fs::set_permissions(parent, std::fs::Permissions::from_mode(0o755)).expect("changed");
+    let socket = daemon.socket.clone();
+    let stranger = std::thread::spawn(move || {
+        // The raw system call changes this thread only.
+        // SAFETY: no memory is involved; the result is checked.
+        let changed = unsafe { nix::libc::syscall(nix::libc::SYS_setresuid, 65534, 65534, 65534) };
+        assert_eq!(changed, 0, "{}", std::io::Error::last_os_error());
+        let ask = |method, path, body| ask(&socket, method, path, body);
+        let reading =
+            ["/v1/vms", "/v1/vms/web", "/v1/hardware", "/v1/daemon"].map(|path| ask("GET", path, "").0);
+        let acting = [
+            ask("POST", "/v1/vms/web/attach", ""),
+            ask("POST", "/v1/vms/web/detach", ""),
+            ask("POST", "/v1/vms/web/move", r#"{"vcpu": 0, "node": 1}"#),
+            ask("POST", "/v1/vms/nobody/attach", ""),
+        ];
+        (reading, acting)
+    });
+    let (reading, acting) = stranger.join().expect("no panic");
+    assert_eq!(reading, [200; 4]);
+    for (status, answer) in acting {
+        assert_eq!((status, &answer["error"]), (403, &json!("forbidden")));
+        let message = answer["message"].as_str().unwrap_or_default();
+        assert!(message.contains("needs root") && message.contains("user 65534"), "{message}");
+    }
+    assert_eq!(get(&daemon, "/v1/vms/web").1["attached"], false);
+    wait_for_states(&daemon, "web", &[(0, 0, "true"), (1, 1, "true")]);
+}
