@@ -1,0 +1,96 @@
+//! The program itself: its arguments, its socket, its end.
+
+mod common;
+
+use common::{http::ask, wait_for, write_host};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use std::{
+    path::Path,
+    process::{Child, Command, Output, Stdio},
+};
+
+fn vnumad(directory: &Path) -> Command {
+    let config = directory.join("vnumad.toml");
+    let (socket, vms) = (directory.join("run/vnumad.sock"), directory.join("vms"));
+    let text =
+        format!("[api]\nsocket = {socket:?}\n[vms]\ndirectory = {vms:?}\n[observe]\nlocation = \"poll\"\n");
+    std::fs::write(&config, text).expect("written");
+    write_host(directory);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vnumad"));
+    command.arg("--config").arg(config).arg("--root").arg(directory).stdin(Stdio::null());
+    command
+}
+
+fn failed(output: &Output) -> String {
+    assert!(!output.status.success());
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn it_serves_refuses_a_second_one_survives_its_own_death_and_stops_in_order() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let socket = directory.path().join("run/vnumad.sock");
+    let serving = || socket.exists() && std::os::unix::net::UnixStream::connect(&socket).is_ok();
+    let mut first = Running(vnumad(directory.path()).stderr(Stdio::null()).spawn().expect("runs"));
+    wait_for("the first", serving);
+    let error = failed(&vnumad(directory.path()).output().expect("runs"));
+    assert!(
+        error.contains(&format!("another vnumad (process {}) serves this socket", first.0.id())),
+        "{error}"
+    );
+
+    first.0.kill().expect("killed");
+    first.0.wait().expect("ended");
+    assert!(socket.exists(), "a leftover");
+    let mut second = Running(vnumad(directory.path()).stderr(Stdio::null()).spawn().expect("runs"));
+    wait_for("the second", serving);
+    let (status, daemon) = ask(&socket, "GET", "/v1/daemon", "");
+    assert_eq!((status, &daemon["pid"]), (200, &second.0.id().into()));
+
+    kill(Pid::from_raw(second.0.id().cast_signed()), Signal::SIGTERM).expect("asked to stop");
+    assert!(second.0.wait().expect("ended").success());
+    assert!(!socket.exists());
+}
+
+#[test]
+fn a_configuration_can_be_checked() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("bad.toml");
+    std::fs::write(&path, "[tell]\ndwell = 5\n").expect("written");
+    let run = |arguments: &[&str]| {
+        Command::new(env!("CARGO_BIN_EXE_vnumad")).args(arguments).output().expect("runs")
+    };
+    let path = path.to_str().expect("UTF-8");
+    let error = failed(&run(&["--check", "--config", path]));
+    assert!(error.contains(&format!("{path}: line 2: unknown field `dwell`")), "{error}");
+    std::fs::write(path, "[tell]\ndwell_ms = 5\n").expect("written");
+    assert!(run(&["--check", "--config", path]).status.success());
+    assert!(failed(&run(&["--config", "/nonexistent.toml"])).contains("/nonexistent.toml"));
+}
+
+#[test]
+fn a_recorded_host_can_be_printed() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let output = vnumad(directory.path()).arg("--print-topology").output().expect("runs");
+    let topology: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(topology["nodes"][1]["cpus"], "1");
+    std::fs::remove_dir_all(directory.path().join("sys")).expect("removed");
+    let broken = Command::new(env!("CARGO_BIN_EXE_vnumad"))
+        .args(["--print-topology", "--root"])
+        .arg(directory.path())
+        .output()
+        .expect("runs");
+    assert!(failed(&broken).contains(&directory.path().display().to_string()));
+}
