@@ -182,8 +182,8 @@ static void share_caches(int cpu)
 /*
  * sched_update_numa() builds the levels again when the first CPU of a node comes,
  * and there is no other way to ask for it. So the node with the fewest CPUs seems
- * to have one for that time. Nobody else builds domains meanwhile; what else reads
- * a node's mask finds fewer CPUs for some microseconds (a grace period).
+ * to have one for that time, an expedited grace period. Nobody else builds domains
+ * meanwhile; what else reads that node's mask finds fewer CPUs.
  */
 static void rebuild_levels(struct cpumask *others)
 {
