@@ -176,7 +176,8 @@ fn install(from: &Path, result: &Path) -> Result<(), DriverError> {
         .map_err(file_error(&from.join("vnuma.ko")))?;
     let tests = from.join("test");
     for entry in fs::read_dir(&tests).map_err(file_error(&tests))?.flatten() {
-        if !is_source(&entry.path()) {
+        let is_file = entry.file_type().is_ok_and(|kind| kind.is_file());
+        if is_file && !is_source(&entry.path()) {
             let target = temporary.join("test").join(entry.file_name());
             fs::copy(entry.path(), &target).map_err(file_error(&entry.path()))?;
         }
