@@ -207,16 +207,18 @@ fn silence_and_single_bytes_end_in_time() {
 
 #[test]
 fn slow_answers_to_many_commands_end_in_time() {
-    let cpus: Vec<Value> =
-        (0..200).map(|i| json!({"cpu-index": i, "qom-path": "x", "thread-id": own_pid()})).collect();
-    let mut apic_id = 0;
+    let backends: Vec<Value> = (0..200).map(|i| json!({"id": i.to_string(), "size": 1 << 20})).collect();
     let peer = Peer::answering(move |name, command| {
-        thread::sleep(Duration::from_millis(900));
-        apic_id += 1;
         let answer = match name {
             "query-name" => json!({}),
-            "query-cpus-fast" => json!(cpus),
-            _ => json!(apic_id),
+            "human-monitor-command" => json!("node 0 size: 200 MB"),
+            "query-memdev" => json!(backends),
+            "query-cpus-fast" => json!([]),
+            // Asked for each backend.
+            _ => {
+                thread::sleep(Duration::from_millis(900));
+                json!([])
+            }
         };
         json!({"return": answer, "id": command["id"]}).to_string()
     });

@@ -22,6 +22,7 @@ use std::{
 };
 use tempfile::TempDir;
 use vnuma_monitor::vm::{QmpBackend, VmBackend, VmCandidate, VmConnection, VmError, VmEvent};
+use vnuma_topology::VmDescription;
 
 /// No step takes this long, on no machine.
 const HANG: Duration = Duration::from_secs(60);
@@ -135,30 +136,38 @@ fn server() -> (UnixStream, OwnedFd) {
 
 #[test]
 fn a_vm_is_described() {
-    let qemu = Qemu::start(TWO_NODES);
-    let mut vm = qemu.connect();
-    assert_eq!(vm.pid(), qemu.pid());
-    let description = vm.describe().unwrap();
+    // Of equal size and made in either order: only their place in the RAM tells the backends apart.
+    let swapped = TWO_NODES.replace("memdev=ramA", "memdev=x").replace("memdev=ramB", "memdev=ramA");
+    let swapped = swapped.replace("memdev=x", "memdev=ramB");
+    for (args, backends) in [(TWO_NODES, ["ramA", "ramB"]), (&swapped, ["ramB", "ramA"])] {
+        let qemu = Qemu::start(args);
+        let mut vm = qemu.connect();
+        assert_eq!(vm.pid(), qemu.pid());
+        check_two_nodes(&qemu, &vm.describe().unwrap(), backends);
+    }
+}
+
+fn check_two_nodes(qemu: &Qemu, description: &VmDescription, backends: [&str; 2]) {
     assert_eq!((description.name.as_str(), description.pid), ("web-1", qemu.pid()));
     let vcpus: Vec<_> = description.vcpus.iter().map(|v| (v.index, v.apic_id, v.boot_node)).collect();
     assert_eq!(vcpus, [(0, 0, Some(0)), (1, 1, Some(0)), (2, 2, Some(1)), (3, 3, Some(1))]);
     for vcpu in &description.vcpus {
         assert!(Path::new(&format!("/proc/{}/task/{}", qemu.pid(), vcpu.tid)).exists());
     }
-    let nodes: Vec<_> = description
-        .guest_nodes
-        .iter()
-        .map(|node| (node.id, node.memory_bytes, node.memory.as_ref().map(|memory| memory.id.as_str())))
-        .collect();
-    // Of equal size and made in the other order: only the place in the RAM tells them apart.
-    assert_eq!(nodes, [(0, 256 << 20, Some("ramA")), (1, 256 << 20, Some("ramB"))]);
-    let memory = description.guest_nodes[0].memory.as_ref().unwrap();
-    assert_eq!((memory.policy.as_str(), memory.size_bytes), ("default", 256 << 20));
-    // QEMU before 8.1 does not tell where each is, and nothing else tells the two apart.
-    let resident = &description.guest_nodes[1].memory.as_ref().unwrap().resident_kib;
-    let kib: u64 = resident.iter().map(|(_, kib)| kib).sum();
-    let told = qemu.control(INFO_RAMBLOCK).contains("HVA") && fs::exists("/proc/self/numa_maps").unwrap();
-    assert_eq!(kib, if told { 256 << 10 } else { 0 }, "{resident:?}");
+    let nodes: Vec<_> = description.guest_nodes.iter().map(|node| (node.id, node.memory_bytes)).collect();
+    assert_eq!(nodes, [(0, 256 << 20), (1, 256 << 20)]);
+    let memory = description.guest_nodes.iter().map(|node| node.memory.as_ref().unwrap());
+    for (memory, id) in memory.zip(backends) {
+        assert_eq!((memory.id.as_str(), memory.policy.as_str()), (id, "default"));
+        assert_eq!(memory.size_bytes, 256 << 20);
+        if id != "ramB" {
+            continue;
+        }
+        // QEMU before 8.1 does not tell where each is, and nothing else tells the two apart.
+        let kib: u64 = memory.resident_kib.iter().map(|(_, kib)| kib).sum();
+        let told = qemu.control(INFO_RAMBLOCK).contains("HVA") && fs::exists("/proc/self/numa_maps").unwrap();
+        assert_eq!(kib, if told { 256 << 10 } else { 0 }, "{memory:?}");
+    }
 }
 
 #[test]

@@ -115,7 +115,8 @@ fn last_level_caches_are_grouped() {
         // CPU 3 is offline.
         fixture.cache(cpu, 3, "3\n", "Unified\n", if cpu < 2 { "0-1\n" } else { "2-3\n" });
     }
-    fixture.cache(4, 0, "1\n", "Data\n", "4-5\n");
+    fixture.cache(4, 0, "1\n", "Instruction\n", "4\n");
+    fixture.cache(4, 1, "1\n", "Data\n", "4-5\n");
     let groups = fixture.read().unwrap().caches;
     let group = |level, cpus: &str| CacheGroup { level, size_kib: 2048, cpus: cpus.parse().unwrap() };
     assert_eq!(groups, [group(3, "0-1"), group(3, "2"), group(1, "4-5")]);

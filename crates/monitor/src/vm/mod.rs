@@ -5,7 +5,7 @@
 //! - **Who** is at the other end is what the kernel says of the socket (`SO_PEERPIDFD`, or
 //!   `SO_PEERCRED` and a pidfd). A thread that QEMU names is looked up in that process's
 //!   `/proc/PID/task` and refused if it is not there ([`VmError::ForeignThread`]).
-//! - **How long** it takes and **how much** it says is bounded: a second for a command, three for
+//! - **How long** it takes and **how much** it says is bounded: a second for a command, five for
 //!   all commands of one call, 4 MiB for a line, 4096 vCPUs, 256 events.
 //! - **What** it says is checked before it is used: names, numbers, ids that occur twice.
 //!
@@ -80,7 +80,7 @@ pub enum VmEvent {
     Disconnected,
 }
 
-/// A connection to a VM. Calls block, most for a second at most, those of many commands for three.
+/// A connection to a VM. Calls block, most for a second at most, those of many commands for five.
 pub trait VmConnection: Send {
     /// Asks for everything that is in a [`VmDescription`]. Thread ids are checked to belong
     /// to the VM's own process.

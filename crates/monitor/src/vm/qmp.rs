@@ -27,7 +27,7 @@ const ENTRY_LIMIT: usize = 4096;
 
 /// For all commands of one task. A single one has [`COMMAND_LIMIT`]; a QEMU that takes
 /// nearly that long for each of a thousand must not keep the caller for a quarter of an hour.
-const TASK_LIMIT: Duration = Duration::from_secs(3);
+const TASK_LIMIT: Duration = Duration::from_secs(5);
 
 /// VMs whose QMP sockets are in a directory, or listed one by one.
 #[derive(Clone, Debug, Default)]
