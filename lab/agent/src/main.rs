@@ -7,7 +7,7 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
@@ -50,26 +50,29 @@ fn init(service: &str) -> io::Result<()> {
     }
 }
 
-/// Serves each virtio port of the lab for ever.
+/// Serves each virtio port of the lab for ever; ends when one cannot be served.
 fn serve_ports() -> io::Result<()> {
-    let threads: Vec<_> = (0..PORTS)
-        .map(|number| {
-            std::thread::spawn(move || -> io::Result<()> {
-                let path = find_port(&format!("{PORT_PREFIX}{number}"))?;
-                loop {
-                    let port = File::options().read(true).write(true).open(&path)?;
-                    await_host(&port)?;
-                    if let Err(error) = serve(&port) {
-                        eprintln!("lab-agent: {}: {error}", path.display());
-                    }
-                }
-            })
-        })
-        .collect();
-    for thread in threads {
-        thread.join().map_err(|_| io::Error::other("a thread panicked"))??;
+    let (sender, failures) = std::sync::mpsc::channel();
+    for number in 0..PORTS {
+        let path = find_port(&format!("{PORT_PREFIX}{number}"))?;
+        let sender = sender.clone();
+        std::thread::spawn(move || {
+            let error = serve_port(&path).err();
+            // The receiver lives as long as the process.
+            let _ = sender.send(io::Error::other(format!("{}: {error:?}", path.display())));
+        });
     }
-    Ok(())
+    Err(failures.recv().unwrap_or_else(|_| io::Error::other("no port is served any more")))
+}
+
+fn serve_port(path: &Path) -> io::Result<()> {
+    loop {
+        let port = File::options().read(true).write(true).open(path)?;
+        await_host(&port)?;
+        if let Err(error) = serve(&port) {
+            eprintln!("lab-agent: {}: {error}", path.display());
+        }
+    }
 }
 
 /// The device node of a virtio port; there is no udev to make links by name.

@@ -3,9 +3,9 @@
  * QEMU's counter plugin: counts what the CPUs of the lab's server do, guests
  * of the server included, through a model of its caches.
  *
- *   -plugin vnuma-counters.so,file=PATH[,layout=api]
+ *   -plugin vnuma-counters.so,region=PATH[,layout=api]
  *
- * `file` is a region as in lab_counters.h with a header that says what to model.
+ * `region` is a file as in lab_counters.h with a header that says what to model.
  * `layout=api` keeps to the plugin API also where a faster way is known.
  *
  * Per block of translated code one callback adds its instructions. Per
@@ -263,8 +263,8 @@ static int parse(int argc, char **argv, const char **file, bool *shortcut)
 	*file = NULL;
 	*shortcut = true;
 	for (i = 0; i < argc; i++) {
-		if (!strncmp(argv[i], "file=", 5)) {
-			*file = argv[i] + 5;
+		if (!strncmp(argv[i], "region=", 7)) {
+			*file = argv[i] + 7;
 		} else if (!strcmp(argv[i], "layout=api")) {
 			*shortcut = false;
 		} else {
@@ -274,7 +274,7 @@ static int parse(int argc, char **argv, const char **file, bool *shortcut)
 		}
 	}
 	if (!*file)
-		fprintf(stderr, "counters: argument file= is missing\n");
+		fprintf(stderr, "counters: argument region= is missing\n");
 	return *file ? 0 : -1;
 }
 

@@ -15,7 +15,7 @@ use std::path::Path;
 ///
 /// They stand after those of the nodes' memory, so that the region is not the first block of RAM.
 pub fn qemu_arguments(plugin: &Path, region: &Path, region_size: usize) -> Vec<String> {
-    let plugin = format!("{},file={}", escaped(plugin), escaped(region));
+    let plugin = format!("{},region={}", escaped(plugin), escaped(region));
     let memory =
         format!("memory-backend-file,id=counters,mem-path={},size={region_size},share=on", escaped(region));
     let device = "ivshmem-plain,bus=pcie.0,memdev=counters".to_owned();

@@ -7,6 +7,10 @@ use crate::plan::Plan;
 /// Free ports for devices that come while the VM runs, `vnuma0` and on.
 const FREE_PORTS: usize = 4;
 
+/// What costs seconds under emulation: mitigations, self-tests of cryptography, a second zeroing of memory. The
+/// server has the same.
+const KERNEL_ECONOMY: &str = "mitigations=off cryptomgr.notests init_on_alloc=0";
+
 /// Where the files of a VM are.
 pub struct Files<'a> {
     /// Boot file.

@@ -25,6 +25,8 @@ use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use vnuma_lab_agent::client::ClientError;
+
 use crate::host::read_nodes;
 use crate::plan::{Plan, Request, check_name, plan};
 use crate::qemu::{Files, options};
@@ -35,9 +37,11 @@ const VMS: &str = "/run/lab-vm";
 const QMP_LINKS: &str = "/run/vnuma/qmp";
 const KERNELS: &str = "/run/lab/kernels";
 /// How long a guest may take to boot; nested under emulation it is 5 to 20 s, with several at once more.
-const BOOT_LIMIT: Duration = Duration::from_secs(240);
+const BOOT_LIMIT: Duration = Duration::from_secs(300);
 /// How long QEMU may take to end after it was asked to.
 const QUIT_LIMIT: Duration = Duration::from_secs(5);
+/// How long QEMU's end may come after that of a connection to the guest.
+const DEATH_LIMIT: Duration = Duration::from_secs(3);
 /// Lines of the console that an error shows.
 const TAIL_LINES: usize = 25;
 /// Context ids below are reserved.
@@ -214,18 +218,18 @@ pub fn running_cid(name: &str) -> Result<u32> {
 }
 
 /// Tells why a session with a VM broke.
-pub fn explain(name: &str, error: vnuma_lab_agent::client::ClientError) -> anyhow::Error {
+pub fn explain(name: &str, error: ClientError) -> anyhow::Error {
+    let mine = matches!(error, ClientError::Local { .. } | ClientError::Refused(_));
     let started = Instant::now();
     // The connection breaks a moment before QEMU's end can be seen.
-    while matches!(error, vnuma_lab_agent::client::ClientError::Gone)
-        && started.elapsed() < Duration::from_secs(2)
-    {
+    while !mine && started.elapsed() < DEATH_LIMIT {
         if !alive(name) {
             return anyhow!("VM \"{name}\" has died; the end of its console:\n{}", tail(name));
         }
         std::thread::sleep(Duration::from_millis(50));
     }
-    anyhow::Error::new(error).context(format!("VM \"{name}\""))
+    // The whole chain is in the text of the error.
+    anyhow!("VM \"{name}\": {error}")
 }
 
 fn existing(name: &str) -> Result<()> {

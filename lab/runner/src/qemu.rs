@@ -11,6 +11,10 @@ use crate::profile::{Device, DeviceModel, Profile};
 /// The program in the image.
 pub(crate) const QEMU: &str = "qemu-system-x86_64";
 
+/// What the kernel's command line leaves out because it costs seconds under emulation: mitigations, self-tests of
+/// cryptography, a second zeroing of memory. lab-vm has the same for its guests.
+const KERNEL_ECONOMY: &str = "mitigations=off cryptomgr.notests init_on_alloc=0";
+
 /// First bus number of the first node's PCI host bridge; each may have this many buses.
 const FIRST_BUS: usize = 0x20;
 const BUSES_PER_NODE: usize = 8;
@@ -92,8 +96,8 @@ fn boot(command: &mut Command, kernel: &Path, initramfs: &Path, role: &str) {
     // panic=-1 reboots at once, which -no-reboot turns into the end of QEMU. TCG's TSC is the machine's own, and so
     // the same on all CPUs, but Linux does not trust it on a server of several sockets; the HPET that it
     // would take instead costs a device access per look at the clock.
-    let words = "console=ttyS0 quiet panic=-1 mitigations=off tsc=reliable";
-    command.args(["-append", &format!("{words} vnuma.role={role}")]);
+    let words = "console=ttyS0 quiet panic=-1 tsc=reliable";
+    command.args(["-append", &format!("{words} {KERNEL_ECONOMY} vnuma.role={role}")]);
 }
 
 /// In QEMU's option syntax a comma within a value is doubled.

@@ -10,13 +10,21 @@ use vnuma_lab_runner::{DEFAULT_PROFILE, Lab, boot_retries};
 fn vms() {
     let lab = Lab::boot(DEFAULT_PROFILE).unwrap();
     println!("server: boot {:?}, boots retried: {}", lab.boot_time(), boot_retries());
-    refusals(&lab);
-    start(&lab);
-    what_the_guests_see(&lab);
-    what_the_server_sees(&lab);
-    programs_and_files(&lab);
-    a_guest_that_dies(&lab);
-    stop(&lab);
+    type Step = (&'static str, fn(&Lab));
+    let steps: [Step; 7] = [
+        ("refusals", refusals),
+        ("start", start),
+        ("what the guests see", what_the_guests_see),
+        ("what the server sees", what_the_server_sees),
+        ("programs and files", programs_and_files),
+        ("a guest that dies", a_guest_that_dies),
+        ("stop", stop),
+    ];
+    for (name, step) in steps {
+        let started = std::time::Instant::now();
+        step(&lab);
+        println!("{name}: {:?}", started.elapsed());
+    }
 }
 
 /// A start that cannot be says why and leaves nothing behind.
@@ -109,11 +117,16 @@ fn what_the_server_sees(lab: &Lab) {
     );
 }
 
-/// Plugs a device into port vnuma0 over the daemon's monitor, with what the image has: busybox's nc.
-const PLUG: &str = r#"printf '%s\n%s\n' '{"execute":"qmp_capabilities"}' \
-    '{"execute":"device_add","arguments":{"driver":"virtio-rng-pci","id":"r","bus":"vnuma0"}}' > /tmp/plug
-    (cat /tmp/plug; sleep 3) | /run/lab/bin/busybox nc local:/run/vnuma/qmp/flat.sock > /tmp/answers
-    ! grep error /tmp/answers && [ $(grep -c return /tmp/answers) = 2 ]"#;
+/// Plugs a device into port vnuma0 over the daemon's monitor, with what the image has.
+const PLUG: &str = r#"perl -MIO::Socket::UNIX -we '
+    my $s = IO::Socket::UNIX->new("/run/vnuma/qmp/flat.sock") or die $!;
+    for my $c (q({"execute":"qmp_capabilities"}),
+               q({"execute":"device_add","arguments":{"driver":"virtio-rng-pci","id":"r","bus":"vnuma0"}})) {
+        print $s "$c\n";
+        my $answer;
+        do { $answer = <$s> } until $answer =~ /"return"|"error"/;
+        die $answer if $answer =~ /"error"/;
+    }'"#;
 
 fn programs_and_files(lab: &Lab) {
     let ran = sh(lab, "lab-vm exec bound -- sh -c 'echo out; echo err >&2; exit 9'");

@@ -1,0 +1,105 @@
+//! Runs one load whose counts are known, and tells what was counted for it as JSON.
+
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use clap::{Parser, ValueEnum};
+use lab_count::counters::{CounterSet, Measured, difference};
+use lab_count::load::{Chain, Memory, compute, fill, stream, touch};
+use lab_count::perf::Target;
+use lab_count::server;
+
+#[derive(Parser)]
+#[command(about = "Runs one load whose counts are known, and tells what was counted for it as JSON")]
+struct Arguments {
+    /// What to do
+    #[arg(value_enum)]
+    load: Load,
+    /// Memory that it works on
+    #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    mib: u32,
+    /// Node that the memory is bound to
+    #[arg(long, value_parser = clap::value_parser!(u32).range(0..64))]
+    node: Option<u32>,
+    /// Use huge pages
+    #[arg(long)]
+    huge: bool,
+    /// Accesses of a chain, rounds of computing, passes over memory
+    #[arg(long, default_value_t = 1_000_000)]
+    times: u64,
+    /// Do it without counting: for servers and guests without counters
+    #[arg(long)]
+    uncounted: bool,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Load {
+    /// Follow a chain through every line in random order, after one round to warm up
+    Chase,
+    /// Follow a chain through one line of every page, after one round to warm up
+    Pages,
+    /// Read memory in order, after one pass to warm up
+    Stream,
+    /// Fill memory by a string instruction, after one pass to warm up
+    Fill,
+    /// Count down in a register
+    Compute,
+}
+
+#[derive(serde::Serialize)]
+struct Output {
+    places: u64,
+    elapsed_ns: u64,
+    #[serde(flatten)]
+    measured: Measured,
+}
+
+fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    let map = || -> Result<Memory> {
+        let bytes = (arguments.mib as usize) << 20;
+        Memory::map(bytes, arguments.node.map(|node| node as usize), arguments.huge)
+            .with_context(|| format!("{} MiB on node {:?}", arguments.mib, arguments.node))
+    };
+    let times = arguments.times;
+    let chase = |mut chain: Chain| -> Result<Output> {
+        chain.follow(chain.places() as u64);
+        let places = chain.places() as u64;
+        measure(&arguments, places, || chain.follow(times))
+    };
+    let passes = |pass: fn(&mut Memory)| -> Result<Output> {
+        let mut memory = map()?;
+        touch(&mut memory);
+        pass(&mut memory);
+        let places = (memory.bytes() / 64) as u64;
+        measure(&arguments, places, || (0..times).for_each(|_| pass(&mut memory)))
+    };
+    let output = match arguments.load {
+        Load::Chase => chase(Chain::random(map()?, 1))?,
+        Load::Pages => chase(Chain::by_page(map()?))?,
+        Load::Stream => passes(stream)?,
+        Load::Fill => passes(fill)?,
+        Load::Compute => measure(&arguments, 0, || compute(times))?,
+    };
+    println!("{}", serde_json::to_string(&output)?);
+    Ok(())
+}
+
+fn measure(arguments: &Arguments, places: u64, work: impl FnOnce()) -> Result<Output> {
+    let start = Instant::now();
+    if arguments.uncounted {
+        work();
+        let elapsed_ns = start.elapsed().as_nanos() as u64;
+        return Ok(Output { places, elapsed_ns, measured: Measured::default() });
+    }
+    let header = server::header()?;
+    let counters =
+        CounterSet::open(&header, Target::Caller).context("perf_event_open (is the PMU module loaded?)")?;
+    let before = counters.read()?;
+    let start = Instant::now();
+    work();
+    let elapsed_ns = start.elapsed().as_nanos() as u64;
+    let after = counters.read()?;
+    ensure!(after.counts.instructions > before.counts.instructions, "instructions: nothing was counted");
+    Ok(Output { places, elapsed_ns, measured: difference(&before, &after) })
+}

@@ -1,0 +1,244 @@
+//! Loads whose counts are known beforehand: loops in assembly, so that neither compiler nor build profile
+//! changes them.
+
+use std::arch::asm;
+use std::{io, ptr};
+
+const LINE: usize = 64;
+const PAGE: usize = 4096;
+const MPOL_BIND: libc::c_long = 2;
+
+/// Memory on one node.
+#[derive(Debug)]
+pub struct Memory {
+    address: *mut u8,
+    bytes: usize,
+}
+
+impl Memory {
+    /// Maps memory, bound to a node if one is given, in huge pages if asked for. It is not touched yet.
+    pub fn map(bytes: usize, node: Option<usize>, huge: bool) -> io::Result<Self> {
+        let (protection, flags) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: a new mapping, at an address that the kernel chooses.
+        let address = unsafe { libc::mmap(ptr::null_mut(), bytes, protection, flags, -1, 0) };
+        if address == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let memory = Self { address: address.cast(), bytes };
+        let advice = if huge { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE };
+        // SAFETY: the whole mapping made above; the advice changes no content.
+        if unsafe { libc::madvise(address, bytes, advice) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        if let Some(node) = node {
+            let mask: u64 = 1_u64.checked_shl(node as u32).unwrap_or_default();
+            // SAFETY: the whole mapping made above, and a mask of 64 bits that lives through the call.
+            let result =
+                unsafe { libc::syscall(libc::SYS_mbind, address, bytes, MPOL_BIND, &mask, 64_usize, 0) };
+            if result != 0 {
+                return Err(io::Error::last_os_error());
+            }
+        }
+        Ok(memory)
+    }
+
+    /// Its size.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    fn words(&mut self) -> &mut [usize] {
+        // SAFETY: the mapping belongs to this value, is aligned to a page, and zero-filled.
+        unsafe { std::slice::from_raw_parts_mut(self.address.cast(), self.bytes / size_of::<usize>()) }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: the mapping belongs to this value, which goes.
+        unsafe { libc::munmap(self.address.cast(), self.bytes) };
+    }
+}
+
+/// Places in memory that each hold the address of the next, in a circle.
+#[derive(Debug)]
+pub struct Chain {
+    memory: Memory,
+    next: usize,
+    places: usize,
+}
+
+/// A small generator of numbers, the same on every run (xorshift64).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 % limit as u64) as usize
+    }
+}
+
+impl Chain {
+    /// Every line of the memory once, in random order.
+    pub fn random(memory: Memory, seed: u64) -> Self {
+        let places = memory.bytes / LINE;
+        let mut order: Vec<usize> = (0..places).collect();
+        let mut random = Random(seed | 1);
+        for last in (1..places).rev() {
+            order.swap(last, random.below(last + 1));
+        }
+        Self::through(memory, order.into_iter().map(|line| line * LINE))
+    }
+
+    /// One line of every page, in order.
+    pub fn by_page(memory: Memory) -> Self {
+        let places = memory.bytes / PAGE;
+        Self::through(memory, (0..places).map(|page| page * PAGE))
+    }
+
+    fn through(mut memory: Memory, order: impl Iterator<Item = usize>) -> Self {
+        let base = memory.address as usize;
+        let (mut first, mut previous, mut places) = (None, None, 0);
+        for offset in order {
+            if let Some(previous) = previous {
+                memory.words()[previous / size_of::<usize>()] = base + offset;
+            }
+            first.get_or_insert(offset);
+            previous = Some(offset);
+            places += 1;
+        }
+        let first = first.unwrap_or_default();
+        if let Some(previous) = previous {
+            memory.words()[previous / size_of::<usize>()] = base + first;
+        }
+        Self { next: base + first, memory, places }
+    }
+
+    /// How many places it has.
+    pub fn places(&self) -> usize {
+        self.places
+    }
+
+    /// Follows the chain so many times, from where the last call ended: one load and three instructions each.
+    pub fn follow(&mut self, accesses: u64) {
+        debug_assert!(self.memory.bytes > 0 && self.places > 0);
+        if accesses == 0 {
+            return;
+        }
+        // SAFETY: every place of the chain holds the address of another one in the mapping, which outlives the
+        // loop; nothing is written.
+        unsafe {
+            asm!(
+                "2:",
+                "mov {at}, [{at}]",
+                "dec {left}",
+                "jnz 2b",
+                at = inout(reg) self.next,
+                left = inout(reg) accesses => _,
+                options(nostack, readonly)
+            );
+        }
+    }
+}
+
+/// Reads all of the memory in order, word by word: one load and three instructions per 8 bytes.
+pub fn stream(memory: &mut Memory) {
+    let words = memory.words();
+    let (at, end) = (words.as_ptr(), words.as_ptr_range().end);
+    if words.is_empty() {
+        return;
+    }
+    // SAFETY: reads the words of the slice only.
+    unsafe {
+        asm!(
+            "2:",
+            "mov {word}, [{at}]",
+            "add {at}, 8",
+            "cmp {at}, {end}",
+            "jb 2b",
+            at = inout(reg) at => _,
+            end = in(reg) end,
+            word = out(reg) _,
+            options(nostack, readonly)
+        );
+    }
+}
+
+/// Writes every line of the memory, so that it is there.
+pub fn touch(memory: &mut Memory) {
+    let words = memory.words();
+    for line in words.chunks_mut(LINE / size_of::<usize>()) {
+        line[0] = 1;
+    }
+}
+
+/// Counts down: two instructions per round and no access.
+pub fn compute(rounds: u64) {
+    if rounds == 0 {
+        return;
+    }
+    // SAFETY: registers only.
+    unsafe {
+        asm!("2:", "dec {left}", "jnz 2b", left = inout(reg) rounds => _, options(nomem, nostack));
+    }
+}
+
+/// Fills the memory by one string instruction, `rep stosb`.
+pub fn fill(memory: &mut Memory) {
+    // SAFETY: writes the bytes of the mapping only.
+    unsafe {
+        asm!(
+            "rep stosb",
+            inout("rcx") memory.bytes => _,
+            inout("rdi") memory.address => _,
+            in("al") 0_u8,
+            options(nostack)
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn visited(mut chain: Chain) -> Vec<usize> {
+        let base = chain.memory.address as usize;
+        let mut visited = Vec::new();
+        for _ in 0..chain.places() {
+            visited.push(chain.next - base);
+            chain.follow(1);
+        }
+        assert_eq!(chain.next - base, visited[0], "the chain is a circle");
+        visited
+    }
+
+    #[test]
+    fn a_random_chain_visits_every_line_once() {
+        let memory = Memory::map(64 * PAGE, None, false).unwrap();
+        let mut visited = visited(Chain::random(memory, 7));
+        let in_order = (0..64 * PAGE / LINE).map(|line| line * LINE).collect::<Vec<_>>();
+        assert_ne!(visited, in_order);
+        visited.sort_unstable();
+        assert_eq!(visited, in_order);
+    }
+
+    #[test]
+    fn a_chain_by_page_visits_every_page_in_order() {
+        let memory = Memory::map(16 * PAGE, None, false).unwrap();
+        assert_eq!(visited(Chain::by_page(memory)), (0..16).map(|page| page * PAGE).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn filling_fills() {
+        let mut memory = Memory::map(2 * PAGE, None, false).unwrap();
+        touch(&mut memory);
+        assert_eq!(memory.words()[8], 1);
+        fill(&mut memory);
+        assert!(memory.words().iter().all(|&word| word == 0));
+        stream(&mut memory);
+        compute(10);
+    }
+}
