@@ -195,7 +195,7 @@ static void parse_expectation(char *argument)
 		int apic_id, node, end = 0;
 
 		if (sscanf(pair, "%d:%d%n", &apic_id, &node, &end) != 2 ||
-		    pair[end])
+		    pair[end] || node < 0 || node >= MAX_NODES)
 			die("'%s' is not APIC:NODE", pair);
 		for (cpu = 0; cpu < nr_cpus; cpu++)
 			if (online[cpu] && apic_ids[cpu] == apic_id)
@@ -418,15 +418,43 @@ static void parse_mask(const char *mask, bool *members)
 	}
 }
 
+/* Does @span have just the CPUs of @cpu's node that share a cache or core with it? */
+static bool is_shared_part(int cpu, const bool *span)
+{
+	static const char *const lists[] = {
+		"topology/thread_siblings_list",
+		"cache/index2/shared_cpu_list",
+		"cache/index3/shared_cpu_list",
+	};
+	static bool sharing[MAX_CPUS];
+	char line[8192];
+	unsigned int i;
+	int c;
+
+	for (i = 0; i < sizeof(lists) / sizeof(lists[0]); i++) {
+		if (!read_line(line, sizeof(line), CPU_DIR "/cpu%d/%s", cpu,
+			       lists[i]))
+			continue;
+		parse_list(line, sharing, MAX_CPUS);
+		for (c = 0; c < nr_cpus; c++)
+			if (span[c] != (sharing[c] &&
+					expected[c] == expected[cpu]))
+				break;
+		if (c == nr_cpus)
+			return true;
+	}
+	return false;
+}
+
 /*
- * A span lies within the CPU's node, or it is a union of whole nodes. Return: whether
- * it is exactly the node.
+ * A span is a union of whole nodes, or a part of the CPU's node that shares a cache.
+ * Return: whether it is exactly the node.
  */
 static bool check_span(int cpu, const bool *span, const char *text)
 {
-	static bool touched[MAX_NODES];
+	int length = strcspn(text, " \n"), c;
 	bool whole = true, node_only = true;
-	int c;
+	static bool touched[MAX_NODES];
 
 	memset(touched, 0, sizeof(touched));
 	for (c = 0; c < nr_cpus; c++)
@@ -442,12 +470,10 @@ static bool check_span(int cpu, const bool *span, const char *text)
 	}
 	if (!span[cpu])
 		disagree(cpu, "scheduler domain", expected[cpu],
-			 "span %.*s without the CPU",
-			 (int)strcspn(text, " \n"), text);
-	if (!node_only && !whole)
+			 "span %.*s without the CPU", length, text);
+	else if (!whole && (!node_only || !is_shared_part(cpu, span)))
 		disagree(cpu, "scheduler domain", expected[cpu],
-			 "span %.*s cuts through a node",
-			 (int)strcspn(text, " \n"), text);
+			 "span %.*s, which cuts through a node", length, text);
 	return node_only && whole;
 }
 
