@@ -81,6 +81,8 @@ pub struct Daemon {
     pub location_source: String,
     /// Why it is not `bpf`.
     pub why_not_bpf: Option<String>,
+    /// A change of a thread's allowed CPUs alone is noticed at once; if not, with the next resync or when the thread runs.
+    pub affinity_events: bool,
     /// Location events that came faster than they were taken; all locations were read again after each loss.
     pub location_events_lost: u64,
     /// Watchers that are connected.

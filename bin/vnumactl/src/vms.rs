@@ -131,6 +131,9 @@ pub fn daemon(daemon: &Daemon) -> String {
     if let Some(why) = &daemon.why_not_bpf {
         text += &format!(" (not by bpf: {})", plain(why));
     }
+    if !daemon.affinity_events {
+        text += "\nchanges of affinity alone are noticed with the next resync, or when the vCPU runs";
+    }
     text += &format!("\nlocation events lost: {}\n", daemon.location_events_lost);
     text + &format!("watchers: {}, dropped as too slow: {}\n", daemon.watchers, daemon.watchers_dropped)
 }

@@ -1,39 +1,22 @@
 //! vnumactl, vnumad and a real QEMU, whose machine is stopped before its first instruction: its threads are there,
 //! its devices are there, and no guest is needed.
 
+#[path = "../../vnumad/tests/common/host.rs"]
+mod host;
+
+use host::{wait_for, write_host};
 use serde_json::Value;
 use std::{
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
     sync::Arc,
     thread::{self, JoinHandle},
-    time::{Duration, Instant},
+    time::Duration,
 };
 use tokio::sync::oneshot;
 use vnuma_channel::reader::{Topology, read};
 use vnuma_monitor::{location::Prefer, vm::QmpBackend};
 use vnumad::{BackendFactory, Config};
-
-/// Only a bound against hanging for ever.
-const HANG_LIMIT: Duration = Duration::from_secs(60);
-
-/// A host with two nodes: CPU 0 and CPU 1 of the machine that the test runs on.
-fn write_host(root: &Path) {
-    for (path, text) in [
-        ("cpu/online", "0-1\n"),
-        ("node/online", "0-1\n"),
-        ("node/node0/cpulist", "0\n"),
-        ("node/node0/distance", "10 21\n"),
-        ("node/node0/meminfo", "Node 0 MemTotal: 4194304 kB\nNode 0 MemFree: 2097152 kB\n"),
-        ("node/node1/cpulist", "1\n"),
-        ("node/node1/distance", "21 10\n"),
-        ("node/node1/meminfo", "Node 1 MemTotal: 4194304 kB\nNode 1 MemFree: 2097152 kB\n"),
-    ] {
-        let path = root.join("sys/devices/system").join(path);
-        std::fs::create_dir_all(path.parent().expect("a parent")).expect("created");
-        std::fs::write(path, text).expect("written");
-    }
-}
 
 struct Qemu(Child);
 
@@ -154,14 +137,6 @@ impl Drop for Host {
         if !thread::panicking() {
             ended.expect("started").expect("no panic").expect("an orderly end");
         }
-    }
-}
-
-fn wait_for(what: &str, mut ready: impl FnMut() -> bool) {
-    let end = Instant::now() + HANG_LIMIT;
-    while !ready() {
-        assert!(Instant::now() < end, "{what}: not within {HANG_LIMIT:?}");
-        thread::sleep(Duration::from_millis(20));
     }
 }
 

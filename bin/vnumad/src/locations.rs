@@ -98,6 +98,10 @@ impl Locations {
         self.watcher.source()
     }
 
+    pub(crate) fn sees_affinity(&self) -> bool {
+        self.watcher.sees_affinity()
+    }
+
     pub(crate) fn why_not_bpf(&self) -> Option<String> {
         self.watcher.why_not_bpf()
     }

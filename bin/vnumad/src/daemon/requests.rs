@@ -44,6 +44,7 @@ impl Daemon {
             pid: std::process::id().cast_signed(),
             location_source: self.locations.source().to_owned(),
             why_not_bpf: self.locations.why_not_bpf(),
+            affinity_events: self.locations.sees_affinity(),
             location_events_lost: self.locations.lost(),
             watchers: self.watchers.count(),
             watchers_dropped: self.watchers.dropped(),

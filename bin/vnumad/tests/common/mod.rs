@@ -4,37 +4,20 @@
 #![allow(dead_code)]
 
 pub mod fake;
+pub mod host;
 pub mod http;
+
+pub use host::{HANG_LIMIT, wait_for, write_host};
 
 use fake::World;
 use std::{
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::Arc,
     thread::{self, JoinHandle},
-    time::{Duration, Instant},
+    time::Duration,
 };
 use tokio::sync::oneshot;
 use vnumad::{BackendFactory, Config};
-
-/// Only a bound against hanging for ever.
-pub const HANG_LIMIT: Duration = Duration::from_secs(60);
-
-/// A tree with two nodes: CPU 0 and CPU 1 of the machine that the test runs on.
-pub fn write_host(root: &Path) {
-    let write = |path: &str, text: &str| {
-        let path = root.join("sys/devices/system").join(path);
-        std::fs::create_dir_all(path.parent().expect("a parent")).expect("created");
-        std::fs::write(path, text).expect("written");
-    };
-    write("cpu/online", "0-1\n");
-    write("node/online", "0-1\n");
-    for (node, distances) in [(0, "10 21\n"), (1, "21 10\n")] {
-        write(&format!("node/node{node}/cpulist"), &format!("{node}\n"));
-        write(&format!("node/node{node}/distance"), distances);
-        let meminfo = format!("Node {node} MemTotal: 4194304 kB\nNode {node} MemFree: 2097152 kB\n");
-        write(&format!("node/node{node}/meminfo"), &meminfo);
-    }
-}
 
 /// A running daemon; it is stopped when this is dropped.
 pub struct Daemon {
@@ -90,14 +73,5 @@ impl Drop for Daemon {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
-    }
-}
-
-/// Waits until `ready`.
-pub fn wait_for(what: &str, mut ready: impl FnMut() -> bool) {
-    let end = Instant::now() + HANG_LIMIT;
-    while !ready() {
-        assert!(Instant::now() < end, "{what}: not within {HANG_LIMIT:?}");
-        thread::sleep(Duration::from_millis(10));
     }
 }
