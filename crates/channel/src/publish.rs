@@ -118,6 +118,29 @@ fn slot_words(content: &Content) -> Vec<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use vnuma_topology::DistanceMatrix;
+
+    #[test]
+    fn stores_come_in_the_order_of_the_header() {
+        let distances = DistanceMatrix::new(vec![vec![10]]).expect("square");
+        let content = Content::new(distances, vec![Vcpu::default()]).expect("within limits");
+        for generation in [(5 << 32) | 2, (5 << 32) | 3] {
+            let slot = SLOT_OFFSET[(generation & 1) as usize];
+            let steps = publication(generation, &content);
+            let (first, rest) = steps.split_at(2);
+            let (fill, last) = rest.split_at(rest.len() - 4);
+            assert_eq!(first, [Step::Store { offset: slot, value: 0 }, Step::Fence]);
+            let inside = (slot + WORD..slot + size_of::<Slot>()).step_by(WORD);
+            let offsets = fill.iter().map(|step| match step {
+                Step::Store { offset, .. } => *offset,
+                Step::Fence => 0,
+            });
+            assert!(offsets.eq(inside), "the whole slot behind its generation, and nothing else");
+            let published = Step::Store { offset: offset_of!(Header, published), value: generation };
+            let whole = Step::Store { offset: slot, value: generation };
+            assert_eq!(last, [Step::Fence, whole, Step::Fence, published]);
+        }
+    }
 
     #[test]
     fn generations_alternate_their_slot_for_ever() {
