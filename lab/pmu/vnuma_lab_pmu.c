@@ -289,9 +289,31 @@ static const struct attribute_group events_group = {
 	.is_visible = event_visible,
 };
 
+/* The header as it is now, for lab-count; a BAR cannot be mapped twice, here and there. */
+static ssize_t header_read(struct file *file, struct kobject *kobj,
+			   const struct bin_attribute *attr, char *to,
+			   loff_t offset, size_t count)
+{
+	return memory_read_from_buffer(to, count, &offset, region,
+				       sizeof(struct vnuma_lc_header));
+}
+
+static const BIN_ATTR_RO(header, sizeof(struct vnuma_lc_header));
+
+static const struct bin_attribute *const lab_bin_attrs[] = {
+	&bin_attr_header,
+	NULL,
+};
+
+static const struct attribute_group lab_group = {
+	.name = "vnuma",
+	.bin_attrs = lab_bin_attrs,
+};
+
 static const struct attribute_group *lab_groups[] = {
 	&format_group,
 	&events_group,
+	&lab_group,
 	NULL,
 };
 
