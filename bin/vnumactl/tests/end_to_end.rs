@@ -152,6 +152,8 @@ fn a_vm_is_found_shown_attached_moved_and_forgotten() {
     assert_eq!(vm["vcpus"].as_array().map(Vec::len), Some(4));
     host.fails(&["detach", "web"], 1, "web: no topology channel is attached");
 
+    // QEMU's threads are on either node so far; at home there is something to change.
+    host.text(&["move", "web", "--vcpu", "0", "--node", "0"]);
     assert!(host.text(&["attach", "web"]).contains("web: topology channel attached"));
     let first = qemu.topology().expect("published by the time attach returns");
     assert_eq!(first.vcpus.iter().map(|vcpu| vcpu.apic_id).collect::<Vec<_>>(), [0, 1, 2, 3]);
@@ -198,8 +200,9 @@ fn watching_prints_an_event_a_line() {
     let event = next();
     assert_eq!((&event["event"], &event["vm"]), (&"appeared".into(), &"web".into()));
     host.text(&["attach", "web"]);
-    let kinds: Vec<Value> = (0..2).map(|_| next()["event"].clone()).collect();
-    assert_eq!(kinds, ["attached", "told"]);
+    // QEMU's threads may move in between.
+    let mut kinds = std::iter::repeat_with(|| next()["event"].clone()).filter(|kind| *kind != "changed");
+    assert_eq!(kinds.by_ref().take(2).collect::<Vec<_>>(), ["attached", "told"]);
     watch.kill().expect("killed");
     watch.wait().expect("ended");
 }
