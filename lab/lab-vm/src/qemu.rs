@@ -64,8 +64,10 @@ pub fn options(name: &str, plan: &Plan, cid: u32, files: &Files<'_>) -> Vec<Vec<
     // No path of the lab has a blank.
     let mut groups: Vec<Vec<String>> =
         lines.iter().map(|line| line.split(' ').map(str::to_owned).collect()).collect();
-    groups
-        .push(vec!["-append".into(), "console=ttyS0 quiet panic=-1 mitigations=off vnuma.role=guest".into()]);
+    groups.push(vec![
+        "-append".into(),
+        format!("console=ttyS0 quiet panic=-1 {KERNEL_ECONOMY} vnuma.role=guest"),
+    ]);
     groups
 }
 

@@ -43,7 +43,7 @@ const QUIT_LIMIT: Duration = Duration::from_secs(5);
 /// How long QEMU's end may come after that of a connection to the guest.
 const DEATH_LIMIT: Duration = Duration::from_secs(3);
 /// Lines of the console that an error shows.
-const TAIL_LINES: usize = 25;
+const TAIL_LINES: usize = 60;
 /// Context ids below are reserved.
 const FIRST_CID: u32 = 3;
 

@@ -27,7 +27,7 @@ use crate::{accel, accel::Accel, qemu};
 /// How long a boot may take; on a loaded machine of two cores it takes 10 to 30 s under emulation.
 pub const BOOT_LIMIT: Duration = Duration::from_secs(240);
 /// Lines of the console that are shown when the server dies.
-const TAIL_LINES: usize = 40;
+const TAIL_LINES: usize = 60;
 /// How often a server's end is looked for while waiting for it.
 const WATCH_INTERVAL: Duration = Duration::from_millis(50);
 
