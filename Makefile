@@ -10,12 +10,15 @@ help:
 
 demo test soak:
 	@scripts/bootstrap.sh
+	@cargo build --package xtask
 	@cargo xtask $@
 
 bench:
 	@scripts/bootstrap.sh
+	@cargo build --package xtask
 	@cargo xtask bench $(NAME)
 
 lab-shell:
 	@scripts/bootstrap.sh
+	@cargo build --package xtask
 	@cargo xtask lab shell

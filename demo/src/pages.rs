@@ -4,14 +4,14 @@
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-/// Guest memory is backed in pieces far larger than this, all of them aligned to it.
-const CHUNK_BYTES: u64 = 2 << 20;
+const PAGE_BYTES: u64 = 4096;
+const LARGEST_PIECE_BYTES: u64 = 64 << 20;
 const MAX_ANSWER_BYTES: u64 = 1 << 20;
 
 /// A connection to a QEMU monitor.
@@ -70,26 +70,43 @@ fn parse_gpa2hva(answer: &str) -> Option<u64> {
 pub struct Pages {
     pid: i32,
     monitor: Monitor,
-    chunks: HashMap<u64, u64>,
+    /// Pieces of guest memory that are contiguous in QEMU's: start, (bytes, virtual address).
+    pieces: BTreeMap<u64, (u64, u64)>,
 }
 
 impl Pages {
     /// For the QEMU process `pid`.
     pub fn new(pid: i32, monitor: Monitor) -> Self {
-        Self { pid, monitor, chunks: HashMap::new() }
+        Self { pid, monitor, pieces: BTreeMap::new() }
     }
 
     fn address(&mut self, gpa: u64) -> Result<u64> {
-        let chunk = gpa / CHUNK_BYTES;
-        let base = match self.chunks.get(&chunk) {
-            Some(base) => *base,
-            None => {
-                let base = self.monitor.host_virtual(chunk * CHUNK_BYTES)?;
-                self.chunks.insert(chunk, base);
-                base
+        if let Some((start, (bytes, base))) = self.pieces.range(..=gpa).next_back()
+            && gpa - start < *bytes
+        {
+            return Ok(base + (gpa - start));
+        }
+        let (start, bytes, base) = self.find_piece(gpa)?;
+        self.pieces.insert(start, (bytes, base));
+        Ok(base + (gpa - start))
+    }
+
+    /// The largest aligned piece around an address whose first and last page are as far apart in QEMU's memory as they are
+    /// in the guest's. The monitor is slow, so that one question per page would not do.
+    fn find_piece(&mut self, gpa: u64) -> Result<(u64, u64, u64)> {
+        let mut bytes = LARGEST_PIECE_BYTES;
+        while bytes > PAGE_BYTES {
+            let start = gpa / bytes * bytes;
+            let ends = [start, start + bytes - PAGE_BYTES].map(|gpa| self.monitor.host_virtual(gpa));
+            if let [Ok(first), Ok(last)] = ends
+                && last.checked_sub(first) == Some(bytes - PAGE_BYTES)
+            {
+                return Ok((start, bytes, first));
             }
-        };
-        Ok(base + gpa % CHUNK_BYTES)
+            bytes /= 4;
+        }
+        let start = gpa / PAGE_BYTES * PAGE_BYTES;
+        Ok((start, PAGE_BYTES, self.monitor.host_virtual(start)?))
     }
 
     /// The host node of each page; none for one that the host has not backed.

@@ -1,6 +1,7 @@
 //! Everything that `make` calls. `cargo xtask help` lists it.
 
 mod checks;
+mod demo;
 mod lab;
 mod setup;
 mod steps;
@@ -26,6 +27,8 @@ enum Command {
     Lab(lab::LabCommand),
     /// Install what building and testing need
     Setup,
+    /// A running VM follows its NUMA topology, an equal one does not
+    Demo(demo::Arguments),
     /// Format, lints, unit, property and lab tests: what CI runs
     Test,
 }
@@ -34,6 +37,7 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Lab(command) => lab::main(command),
         Command::Setup => setup::packages().map(|()| ExitCode::SUCCESS),
+        Command::Demo(arguments) => demo::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Test => checks::test().map(|()| ExitCode::SUCCESS),
     };
     match result {
