@@ -9,7 +9,7 @@ use common::{
     wait_for,
 };
 use serde_json::{Value, json};
-use std::{os::unix::fs::PermissionsExt, process};
+use std::{os::unix::fs::PermissionsExt, process, time::Duration};
 use vnuma_monitor::vm::VmEvent;
 
 fn own_pid() -> i32 {
@@ -88,6 +88,16 @@ fn a_guest_is_told_where_its_vcpus_are() {
     assert!(updated["acknowledged_ns"].as_u64() >= updated["told_ns"].as_u64());
     wait_for_states(&daemon, "web", &[(0, 0, "true"), (0, 0, "true")]);
     assert_eq!(guest.guest_vectors[0].read(), Ok(2), "an interrupt for each publication");
+}
+
+#[test]
+fn vms_and_moves_are_noticed_without_looking_at_everything() {
+    let daemon = Daemon::start_looking_every(Duration::from_secs(3600));
+    let threads = two_nodes(&daemon, "web");
+    threads[0].pin(1);
+    wait_for_states(&daemon, "web", &[(1, 0, "stale"), (1, 1, "true")]);
+    daemon.world.remove("web");
+    wait_for("it to be gone", || get(&daemon, "/v1/vms").1 == json!([]));
 }
 
 #[test]

@@ -30,6 +30,11 @@ pub struct Daemon {
 
 impl Daemon {
     pub fn start() -> Self {
+        Self::start_looking_every(Duration::from_secs(1))
+    }
+
+    /// One that looks at everything in this interval only.
+    pub fn start_looking_every(resync_interval: Duration) -> Self {
         let online = thread::available_parallelism().map_or(1, usize::from);
         assert!(online >= 2, "these tests need two CPUs, one for each node");
         let directory = tempfile::tempdir().expect("a directory");
@@ -39,7 +44,7 @@ impl Daemon {
         let config = Config {
             socket: socket.clone(),
             root: directory.path().into(),
-            resync_interval: Duration::from_secs(1),
+            resync_interval,
             poll_interval: Duration::from_millis(20),
             location: vnuma_monitor::location::Prefer::Poll,
             ..Config::default()
