@@ -188,105 +188,71 @@ static const struct attribute_group format_group = {
 	.attrs = format_attrs,
 };
 
-/* An event of sysfs; `number` is its node or class, or -1. */
-struct event_attr {
+/* The events that sysfs shows: nine, three per node and two per class of distance. */
+#define MAX_EVENTS	(9 + 3 * VNUMA_LC_MAX_NODES + 2 * VNUMA_LC_MAX_CLASSES)
+
+struct lab_event {
 	struct device_attribute attr;
+	char name[32];
 	u64 event;
-	int node;
-	int class;
 };
 
-static ssize_t lab_event_show(struct device *dev, struct device_attribute *attr,
-			  char *page)
-{
-	struct event_attr *event = container_of(attr, struct event_attr, attr);
+static struct lab_event events[MAX_EVENTS];
+static struct attribute *event_attrs[MAX_EVENTS + 1];
+static unsigned int nr_events;
 
-	return sysfs_emit(page, "event=%#llx\n", event->event);
+static ssize_t lab_event_show(struct device *dev, struct device_attribute *attr, char *page)
+{
+	return sysfs_emit(page, "event=%#llx\n",
+			  container_of(attr, struct lab_event, attr)->event);
 }
 
-#define EVENT_ATTR(id, label, number, of_node, of_class)			\
-	static struct event_attr event_##id = {					\
-		.attr = {							\
-			.attr = { .name = label, .mode = 0444 },		\
-			.show = lab_event_show,					\
-		},								\
-		.event = number,						\
-		.node = of_node,						\
-		.class = of_class,						\
-	}
+static __printf(2, 3) void show_event(u64 number, const char *format, ...)
+{
+	struct lab_event *event = &events[nr_events];
+	va_list arguments;
 
-#define PLAIN(field, label)	EVENT_ATTR(field, label, WORD(field), -1, -1)
-
-PLAIN(base_cycles, "base-cycles");
-PLAIN(loads, "loads");
-PLAIN(stores, "stores");
-PLAIN(llc_references, "llc-references");
-PLAIN(llc_streamed, "llc-references-streamed");
-PLAIN(llc_misses, "llc-misses");
-PLAIN(llc_misses_streamed, "llc-misses-streamed");
-PLAIN(mmio_other, "mmio-other");
-EVENT_ATTR(modelled, "modelled-cycles", VNUMA_LC_EVENT_CYCLES, -1, -1);
-
-#define OF_NODE(n)								\
-	EVENT_ATTR(dram##n, "dram-node" #n, WORD(dram) + n, n, -1);	\
-	EVENT_ATTR(stream##n, "dram-streamed-node" #n,			\
-		   WORD(dram_streamed) + n, n, -1);			\
-	EVENT_ATTR(mmio##n, "mmio-node" #n, WORD(mmio) + n, n, -1)
-#define DISTANCE(n)							\
-	EVENT_ATTR(class##n, "dram-class" #n, VNUMA_LC_EVENT_DRAM + n, -1, n); \
-	EVENT_ATTR(stream_class##n, "dram-streamed-class" #n,		\
-		   VNUMA_LC_EVENT_STREAMED + n, -1, n)
-#define FOR_8(macro)							\
-	macro(0); macro(1); macro(2); macro(3); macro(4); macro(5); macro(6); \
-	macro(7)
-#define FOR_8_TO_15(macro)						\
-	macro(8); macro(9); macro(10); macro(11); macro(12); macro(13);	\
-	macro(14); macro(15)
-
-FOR_8(OF_NODE);
-FOR_8_TO_15(OF_NODE);
-FOR_8(DISTANCE);
-
-#define NODE_REF(n)							\
-	&event_dram##n.attr.attr, &event_stream##n.attr.attr,		\
-	&event_mmio##n.attr.attr
-#define DISTANCE_REF(n)							\
-	&event_class##n.attr.attr, &event_stream_class##n.attr.attr
-
-static struct attribute *event_attrs[] = {
-	&event_base_cycles.attr.attr,
-	&event_loads.attr.attr,
-	&event_stores.attr.attr,
-	&event_llc_references.attr.attr,
-	&event_llc_streamed.attr.attr,
-	&event_llc_misses.attr.attr,
-	&event_llc_misses_streamed.attr.attr,
-	&event_mmio_other.attr.attr,
-	&event_modelled.attr.attr,
-	NODE_REF(0), NODE_REF(1), NODE_REF(2), NODE_REF(3),
-	NODE_REF(4), NODE_REF(5), NODE_REF(6), NODE_REF(7),
-	NODE_REF(8), NODE_REF(9), NODE_REF(10), NODE_REF(11),
-	NODE_REF(12), NODE_REF(13), NODE_REF(14), NODE_REF(15),
-	DISTANCE_REF(0), DISTANCE_REF(1), DISTANCE_REF(2), DISTANCE_REF(3),
-	DISTANCE_REF(4), DISTANCE_REF(5), DISTANCE_REF(6), DISTANCE_REF(7),
-	NULL,
-};
+	va_start(arguments, format);
+	vscnprintf(event->name, sizeof(event->name), format, arguments);
+	va_end(arguments);
+	event->event = number;
+	sysfs_attr_init(&event->attr.attr);
+	event->attr.attr.name = event->name;
+	event->attr.attr.mode = 0444;
+	event->attr.show = lab_event_show;
+	event_attrs[nr_events++] = &event->attr.attr;
+	event_attrs[nr_events] = NULL;
+}
 
 /* Only the nodes and classes that the server has are shown. */
-static umode_t event_visible(struct kobject *kobj, struct attribute *attr, int n)
+static void show_events(void)
 {
-	struct event_attr *event = container_of(attr, struct event_attr, attr.attr);
+	u32 i;
 
-	if (event->node >= (int)config.nr_nodes ||
-	    event->class >= (int)config.nr_classes)
-		return 0;
-	return attr->mode;
+	nr_events = 0;
+	show_event(WORD(base_cycles), "base-cycles");
+	show_event(WORD(loads), "loads");
+	show_event(WORD(stores), "stores");
+	show_event(WORD(llc_references), "llc-references");
+	show_event(WORD(llc_streamed), "llc-references-streamed");
+	show_event(WORD(llc_misses), "llc-misses");
+	show_event(WORD(llc_misses_streamed), "llc-misses-streamed");
+	show_event(WORD(mmio_other), "mmio-other");
+	show_event(VNUMA_LC_EVENT_CYCLES, "modelled-cycles");
+	for (i = 0; i < config.nr_nodes; i++) {
+		show_event(WORD(dram) + i, "dram-node%u", i);
+		show_event(WORD(dram_streamed) + i, "dram-streamed-node%u", i);
+		show_event(WORD(mmio) + i, "mmio-node%u", i);
+	}
+	for (i = 0; i < config.nr_classes; i++) {
+		show_event(VNUMA_LC_EVENT_DRAM + i, "dram-class%u", i);
+		show_event(VNUMA_LC_EVENT_STREAMED + i, "dram-streamed-class%u", i);
+	}
 }
 
 static const struct attribute_group events_group = {
 	.name = "events",
 	.attrs = event_attrs,
-	.is_visible = event_visible,
 };
 
 /* The header as it is now, for lab-count; a BAR cannot be mapped twice, here and there. */
@@ -381,6 +347,7 @@ static void tell_devices(void)
 			count++;
 		}
 	}
+	/* The plugin reads the ranges after it has seen their count. */
 	smp_store_release(&devices->count, count);
 }
 
@@ -402,8 +369,10 @@ static int lab_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 	memcpy(&config, region, sizeof(config));
 	/* The device id serves many purposes: another magic is another's. */
 	error = config.magic == VNUMA_LC_MAGIC ? check_header(&pdev->dev, size) : -ENODEV;
-	if (!error)
+	if (!error) {
+		show_events();
 		error = perf_pmu_register(&lab_pmu, "cpu", PERF_TYPE_RAW);
+	}
 	if (error) {
 		memunmap(region);
 		region = NULL;

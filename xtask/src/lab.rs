@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
-use vnuma_lab_runner::{DEFAULT_PROFILE, Image, LabError, LabRun, Progress, Stdin, end_on_signals};
+use vnuma_lab_runner::{Counters, DEFAULT_PROFILE, Image, LabError, LabRun, Progress, Stdin, end_on_signals};
 
 /// Exit status when the command did not end in time, as timeout(1) has it.
 const STATUS_TIMEOUT: u8 = 124;
@@ -46,9 +46,13 @@ pub struct ShellArguments {
 
 #[derive(Args)]
 struct Server {
-    /// A name in lab/profiles, or the path of a .toml file
-    #[arg(long, default_value = DEFAULT_PROFILE)]
-    profile: String,
+    /// A name in lab/profiles, or the path of a .toml file [default: 4n8c, or the one of the counter profile]
+    #[arg(long)]
+    profile: Option<String>,
+    /// Give the server hardware counters and modelled costs of this machine of lab/pricing/profiles; with :full after
+    /// the name every set of its caches is modelled, not one in 16
+    #[arg(long, value_name = "PROFILE")]
+    counters: Option<Counters>,
     /// Copy the file SRC to DST on the server before
     #[arg(long, value_name = "SRC:DST", value_parser = pair)]
     put: Vec<(String, String)>,
@@ -100,7 +104,9 @@ pub fn main(command: LabCommand) -> Result<ExitCode> {
 
 fn run(server: Server) -> LabRun {
     let puts = server.put.into_iter().map(|(from, to)| (PathBuf::from(from), to)).collect();
-    LabRun { profile: server.profile, puts, ..LabRun::default() }
+    let own = server.counters.as_ref().map_or(DEFAULT_PROFILE, |counters| &counters.profile.machine);
+    let profile = server.profile.unwrap_or_else(|| own.to_owned());
+    LabRun { profile, counters: server.counters, puts, ..LabRun::default() }
 }
 
 fn finish(result: Result<vnuma_lab_runner::Output, LabError>) -> ExitCode {

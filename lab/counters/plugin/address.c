@@ -33,16 +33,16 @@ struct hwaddr_7_2 {
 	bool is_store;
 	union {
 		void *host;
-		uint64_t section;
+		__u64 section;
 	};
 };
 
 struct range {
-	uint64_t start;		/* physical */
-	uint64_t size;
-	uint64_t host;		/* where QEMU has it mapped */
-	uint64_t block;		/* its offset in the list of RAM blocks */
-	uint8_t node;
+	__u64 start;		/* physical */
+	__u64 size;
+	__u64 host;		/* where QEMU has it mapped */
+	__u64 block;		/* its offset in the list of RAM blocks */
+	__u8 node;
 };
 
 enum mode {
@@ -52,16 +52,16 @@ enum mode {
 };
 
 static struct range ranges[VNUMA_LC_MAX_RANGES];
-static uint32_t nr_ranges;
+static __u32 nr_ranges;
 static enum mode mode;
 static bool mapped;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static __thread uint32_t seen;
+static __thread __u32 seen;
 
 void address_init(int api_version, bool shortcut)
 {
-	uint64_t block = 0;
-	uint32_t i;
+	__u64 block = 0;
+	__u32 i;
 
 	nr_ranges = config.nr_ranges;
 	for (i = 0; i < nr_ranges; i++) {
@@ -97,7 +97,7 @@ static void map_ranges(void)
 {
 	cpu_physical_memory_map_fn map;
 	cpu_physical_memory_unmap_fn unmap;
-	uint32_t i;
+	__u32 i;
 
 	pthread_mutex_lock(&lock);
 	if (mapped || mode != MODE_SHORTCUT)
@@ -109,7 +109,7 @@ static void map_ranges(void)
 		goto out;
 	}
 	for (i = 0; i < nr_ranges; i++) {
-		uint64_t length = 4096;
+		__u64 length = 4096;
 		void *host = map(ranges[i].start, &length, false);
 
 		if (!host) {
@@ -125,9 +125,9 @@ out:
 	pthread_mutex_unlock(&lock);
 }
 
-static struct range *by_host(uint64_t host)
+static struct range *by_host(__u64 host)
 {
-	uint32_t i;
+	__u32 i;
 
 	for (i = 0; i < nr_ranges; i++)
 		if (host - ranges[i].host < ranges[i].size)
@@ -139,7 +139,7 @@ static struct range *by_host(uint64_t host)
 static bool compare(const struct qemu_plugin_hwaddr *hwaddr)
 {
 	const struct hwaddr_7_2 *internal = (const void *)hwaddr;
-	uint64_t offset = qemu_plugin_hwaddr_phys_addr(hwaddr);
+	__u64 offset = qemu_plugin_hwaddr_phys_addr(hwaddr);
 	bool same = qemu_plugin_hwaddr_is_io(hwaddr) == internal->is_io;
 	struct range *range;
 
@@ -148,7 +148,7 @@ static bool compare(const struct qemu_plugin_hwaddr *hwaddr)
 	if (same && !internal->is_io) {
 		range = by_host((uintptr_t)internal->host);
 		if (range) {
-			uint64_t block = offset - ((uintptr_t)internal->host - range->host);
+			__u64 block = offset - ((uintptr_t)internal->host - range->host);
 
 			if (range->block == NOT_LEARNT)
 				range->block = block;
@@ -165,18 +165,17 @@ static bool compare(const struct qemu_plugin_hwaddr *hwaddr)
 	return same;
 }
 
-static void count_mmio(struct cpu *cpu, uint64_t phys)
+static void count_mmio(struct cpu *cpu, __u64 phys)
 {
-	uint32_t count = devices->count;
-	uint32_t i;
+	__u32 count = __atomic_load_n(&devices->count, __ATOMIC_ACQUIRE);
+	__u32 i;
 
 	if (count > VNUMA_LC_MAX_DEVICES)
 		count = 0;
-	__atomic_thread_fence(__ATOMIC_ACQUIRE);
 	for (i = 0; i < count; i++) {
-		uint64_t start = devices->ranges[i].start;
-		uint64_t end = devices->ranges[i].end;
-		uint32_t node = devices->ranges[i].node;
+		__u64 start = devices->ranges[i].start;
+		__u64 end = devices->ranges[i].end;
+		__u32 node = devices->ranges[i].node;
 
 		if (phys >= start && phys < end && node < VNUMA_LC_MAX_NODES) {
 			add(&cpu->count->mmio[node], 1);
@@ -187,16 +186,16 @@ static void count_mmio(struct cpu *cpu, uint64_t phys)
 }
 
 /* Memory in no range is the firmware's: it lies on the first node. */
-static void found(const struct range *range, uint64_t offset, uint64_t other,
+static void found(const struct range *range, __u64 offset, __u64 other,
 		  struct access *access)
 {
 	access->phys = range ? range->start + offset : other;
 	access->node = range ? range->node : 0;
 }
 
-static void by_block(uint64_t offset, struct access *access)
+static void by_block(__u64 offset, struct access *access)
 {
-	uint32_t i;
+	__u32 i;
 
 	for (i = 0; i < nr_ranges; i++) {
 		if (offset - ranges[i].block < ranges[i].size) {
@@ -207,9 +206,9 @@ static void by_block(uint64_t offset, struct access *access)
 	found(NULL, 0, 1ULL << 46 | offset, access);
 }
 
-static void by_physical(uint64_t phys, struct access *access)
+static void by_physical(__u64 phys, struct access *access)
 {
-	uint32_t i;
+	__u32 i;
 
 	for (i = 0; i < nr_ranges; i++) {
 		if (phys - ranges[i].start < ranges[i].size) {
@@ -241,7 +240,7 @@ static bool by_shortcut(const struct qemu_plugin_hwaddr *hwaddr,
 	return true;
 }
 
-bool address_of(struct cpu *cpu, qemu_plugin_meminfo_t info, uint64_t vaddr,
+bool address_of(struct cpu *cpu, qemu_plugin_meminfo_t info, __u64 vaddr,
 		struct access *access)
 {
 	const struct qemu_plugin_hwaddr *hwaddr = qemu_plugin_get_hwaddr(info, vaddr);

@@ -30,22 +30,22 @@
 #define PAGE_LINES	64
 
 static struct llc llcs[VNUMA_LC_MAX_NODES];
-static uint32_t l2_groups, llc_groups;
+static __u32 l2_groups, llc_groups;
 
 int cache_init(void)
 {
-	uint32_t shift = config.sample_shift;
-	uint32_t i;
+	__u32 shift = config.sample_shift;
+	__u32 i;
 
 	l2_groups = config.l2_sets / 16;
 	llc_groups = config.llc_sets / 16;
 	for (i = 0; i < config.nr_cpus; i++) {
-		cpus[i].l2 = calloc(config.l2_sets >> shift, config.l2_ways * sizeof(uint32_t));
+		cpus[i].l2 = calloc(config.l2_sets >> shift, config.l2_ways * sizeof(__u32));
 		if (!cpus[i].l2)
 			goto no_memory;
 	}
 	for (i = 0; i < config.nr_nodes; i++) {
-		llcs[i].tags = calloc(config.llc_sets >> shift, config.llc_ways * sizeof(uint32_t));
+		llcs[i].tags = calloc(config.llc_sets >> shift, config.llc_ways * sizeof(__u32));
 		llcs[i].locks = calloc(config.llc_sets >> shift, 1);
 		if (!llcs[i].tags || !llcs[i].locks)
 			goto no_memory;
@@ -56,7 +56,7 @@ no_memory:
 	return -1;
 }
 
-static inline uint32_t fold(uint64_t line)
+static inline __u32 fold(__u64 line)
 {
 	line ^= line >> 32;
 	line ^= line >> 16;
@@ -65,24 +65,24 @@ static inline uint32_t fold(uint64_t line)
 	return line & FOLD_MASK;
 }
 
-static inline uint32_t set_of(uint64_t line, uint32_t groups, uint32_t residue)
+static inline __u32 set_of(__u64 line, __u32 groups, __u32 residue)
 {
-	uint32_t group = (uint32_t)(line >> 4) % groups;
+	__u32 group = (__u32)(line >> 4) % groups;
 
 	return config.sample_shift ? group : group << 4 | residue;
 }
 
 /* Looks for a tag in a set and puts it in front; true when it was there. */
-static inline bool touch(uint32_t *set, uint32_t ways, uint32_t tag)
+static inline bool touch(__u32 *set, __u32 ways, __u32 tag)
 {
-	uint32_t previous = set[0];
-	uint32_t i;
+	__u32 previous = set[0];
+	__u32 i;
 
 	if (previous == tag)
 		return true;
 	set[0] = tag;
 	for (i = 1; i < ways; i++) {
-		uint32_t here = set[i];
+		__u32 here = set[i];
 
 		set[i] = previous;
 		if (here == tag)
@@ -92,7 +92,7 @@ static inline bool touch(uint32_t *set, uint32_t ways, uint32_t tag)
 	return false;
 }
 
-static bool touch_llc(struct llc *llc, uint32_t set, uint32_t tag)
+static bool touch_llc(struct llc *llc, __u32 set, __u32 tag)
 {
 	bool hit;
 
@@ -104,11 +104,11 @@ static bool touch_llc(struct llc *llc, uint32_t set, uint32_t tag)
 }
 
 /* Notes an access; true when it continues a stream. */
-static inline bool follow_stream(struct cpu *cpu, uint64_t line)
+static inline bool follow_stream(struct cpu *cpu, __u64 line)
 {
-	uint64_t page = line / PAGE_LINES;
+	__u64 page = line / PAGE_LINES;
 	struct stream *stream = &cpu->streams[page % STREAM_PAGES];
-	uint8_t in_page = line % PAGE_LINES;
+	__u8 in_page = line % PAGE_LINES;
 	bool foreseen = false;
 
 	if (stream->page != page) {
@@ -127,12 +127,12 @@ static inline bool follow_stream(struct cpu *cpu, uint64_t line)
 	return foreseen;
 }
 
-static void miss_l2(struct cpu *cpu, uint64_t line, uint32_t residue,
-		    uint8_t node, bool foreseen)
+static void miss_l2(struct cpu *cpu, __u64 line, __u32 residue,
+		    __u8 node, bool foreseen)
 {
-	volatile struct vnuma_lc_cpu *count = cpu->count;
-	uint64_t step = 1ULL << config.sample_shift;
-	uint32_t tag = (uint32_t)(line >> 4) + 1;
+	struct vnuma_lc_cpu *count = cpu->count;
+	__u64 step = 1ULL << config.sample_shift;
+	__u32 tag = (__u32)(line >> 4) + 1;
 
 	add(&count->llc_references, step);
 	if (foreseen)
@@ -150,14 +150,14 @@ static void miss_l2(struct cpu *cpu, uint64_t line, uint32_t residue,
 
 void cache_access(struct cpu *cpu, const struct access *access)
 {
-	uint64_t line = access->phys >> LINE_SHIFT;
+	__u64 line = access->phys >> LINE_SHIFT;
 	bool foreseen = follow_stream(cpu, line);
-	uint32_t residue = fold(line);
-	uint32_t *set;
+	__u32 residue = fold(line);
+	__u32 *set;
 
 	if (config.sample_shift && residue != SAMPLED_FOLD)
 		return;
 	set = cpu->l2 + (size_t)set_of(line, l2_groups, residue) * config.l2_ways;
-	if (!touch(set, config.l2_ways, (uint32_t)(line >> 4) + 1))
+	if (!touch(set, config.l2_ways, (__u32)(line >> 4) + 1))
 		miss_l2(cpu, line, residue, access->node, foreseen);
 }

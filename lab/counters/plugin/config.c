@@ -13,14 +13,16 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define MAX_SETS	(1U << 20)
+#define MAX_SETS	0x100000
 #define MAX_WAYS	64
+/* A region of VNUMA_LC_MAX_CPUS; BARs of ivshmem are powers of two. */
+#define MAX_SIZE	0x100000
 
 struct vnuma_lc_header config;
-volatile struct vnuma_lc_header *header;
-volatile struct vnuma_lc_devices *devices;
+struct vnuma_lc_header *header;
+struct vnuma_lc_devices *devices;
 
-static int refuse(const char *path, const char *field, uint64_t value)
+static int refuse(const char *path, const char *field, __u64 value)
 {
 	fprintf(stderr, "counters: %s: %s is %#llx\n", path, field,
 		(unsigned long long)value);
@@ -46,8 +48,8 @@ static int check_caches(const char *path)
 
 static int check_nodes(const char *path)
 {
-	uint64_t end = 0;
-	uint32_t i;
+	__u64 end = 0;
+	__u32 i;
 
 	if (!config.nr_nodes || config.nr_nodes > VNUMA_LC_MAX_NODES)
 		return refuse(path, "nr_nodes", config.nr_nodes);
@@ -61,17 +63,16 @@ static int check_nodes(const char *path)
 
 		if (range->node >= config.nr_nodes)
 			return refuse(path, "ranges.node", range->node);
-		if (range->start < end || range->start >> CHUNK_SHIFT << CHUNK_SHIFT != range->start)
+		if (range->start < end || range->start % CHUNK_SIZE)
 			return refuse(path, "ranges.start", range->start);
-		if (range->end <= range->start || range->end >> CHUNK_SHIFT << CHUNK_SHIFT != range->end ||
-		    range->end >> 46)
+		if (range->end <= range->start || range->end % CHUNK_SIZE || range->end >> 46)
 			return refuse(path, "ranges.end", range->end);
 		end = range->end;
 	}
 	return 0;
 }
 
-static int check(const char *path, uint64_t size, int qemu_cpus)
+static int check(const char *path, __u64 size, int qemu_cpus)
 {
 	if (config.magic != VNUMA_LC_MAGIC)
 		return refuse(path, "magic", config.magic);
@@ -79,23 +80,22 @@ static int check(const char *path, uint64_t size, int qemu_cpus)
 		return refuse(path, "version_major", config.version_major);
 	if (config.region_size != size)
 		return refuse(path, "region_size", config.region_size);
-	if (config.nr_cpus != (uint32_t)qemu_cpus ||
+	if (config.nr_cpus != (__u32)qemu_cpus ||
 	    config.nr_cpus > VNUMA_LC_MAX_CPUS ||
-	    VNUMA_LC_CPUS_OFFSET + (uint64_t)config.nr_cpus * VNUMA_LC_PAGE_SIZE > size)
+	    VNUMA_LC_CPUS_OFFSET + (__u64)config.nr_cpus * VNUMA_LC_PAGE_SIZE > size)
 		return refuse(path, "nr_cpus", config.nr_cpus);
 	if (check_caches(path))
 		return -1;
 	return check_nodes(path);
 }
 
-static int make_cpus(uint8_t *region)
+static int make_cpus(__u8 *region)
 {
-	uint32_t i;
+	__u32 i;
 
-	cpus = aligned_alloc(64, config.nr_cpus * sizeof(*cpus));
+	cpus = calloc(config.nr_cpus, sizeof(*cpus));
 	if (!cpus)
 		return -1;
-	memset(cpus, 0, config.nr_cpus * sizeof(*cpus));
 	for (i = 0; i < config.nr_cpus; i++) {
 		cpus[i].count = (void *)(region + VNUMA_LC_CPUS_OFFSET +
 					 (size_t)i * VNUMA_LC_PAGE_SIZE);
@@ -109,13 +109,13 @@ int config_load(const char *path, int qemu_cpus)
 {
 	int fd = open(path, O_RDWR | O_CLOEXEC);
 	struct stat stat;
-	uint8_t *region;
+	__u8 *region;
 
 	if (fd < 0 || fstat(fd, &stat)) {
 		perror(path);
 		return -1;
 	}
-	if (stat.st_size < VNUMA_LC_CPUS_OFFSET || stat.st_size > 1 << 20)
+	if (stat.st_size < VNUMA_LC_CPUS_OFFSET || stat.st_size > MAX_SIZE)
 		return refuse(path, "size", stat.st_size);
 	region = mmap(NULL, stat.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	close(fd);

@@ -54,7 +54,7 @@ static inline struct cpu *cpu_of(unsigned int index)
 static void count_block(unsigned int index, void *data)
 {
 	struct cpu *cpu = cpu_of(index);
-	uint64_t insns = (uintptr_t)data;
+	__u64 insns = (uintptr_t)data;
 
 	cpu->rep = 0;
 	add(&cpu->count->instructions, insns);
@@ -69,8 +69,8 @@ static void count_block(unsigned int index, void *data)
 static void count_string_block(unsigned int index, void *data)
 {
 	struct cpu *cpu = cpu_of(index);
-	uint64_t insns = (uintptr_t)data & BLOCK_MASK;
-	uint64_t id = (uintptr_t)data >> BLOCK_SHIFT;
+	__u64 insns = (uintptr_t)data & BLOCK_MASK;
+	__u64 id = (uintptr_t)data >> BLOCK_SHIFT;
 
 	if (insns == 1 && cpu->rep == id)
 		return;
@@ -88,10 +88,10 @@ static void empty_filter(unsigned int index, void *data)
 }
 
 /* True when the line is not among the recently used ones. */
-static inline bool filter_miss(struct cpu *cpu, uint64_t vaddr)
+static inline bool filter_miss(struct cpu *cpu, __u64 vaddr)
 {
-	uint64_t line = vaddr >> LINE_SHIFT;
-	uint64_t *entry = &cpu->filter[line % FILTER_LINES];
+	__u64 line = vaddr >> LINE_SHIFT;
+	__u64 *entry = &cpu->filter[line % FILTER_LINES];
 
 	if (likely(*entry == line))
 		return false;
@@ -99,7 +99,7 @@ static inline bool filter_miss(struct cpu *cpu, uint64_t vaddr)
 	return true;
 }
 
-static void missed(struct cpu *cpu, qemu_plugin_meminfo_t info, uint64_t vaddr)
+static void missed(struct cpu *cpu, qemu_plugin_meminfo_t info, __u64 vaddr)
 {
 	struct access access;
 
@@ -109,7 +109,7 @@ static void missed(struct cpu *cpu, qemu_plugin_meminfo_t info, uint64_t vaddr)
 		cpu->filter[(vaddr >> LINE_SHIFT) % FILTER_LINES] = FILTER_EMPTY;
 }
 
-static void load(unsigned int index, qemu_plugin_meminfo_t info, uint64_t vaddr,
+static void load(unsigned int index, qemu_plugin_meminfo_t info, __u64 vaddr,
 		 void *data)
 {
 	struct cpu *cpu = cpu_of(index);
@@ -121,7 +121,7 @@ static void load(unsigned int index, qemu_plugin_meminfo_t info, uint64_t vaddr,
 }
 
 static void store(unsigned int index, qemu_plugin_meminfo_t info,
-		  uint64_t vaddr, void *data)
+		  __u64 vaddr, void *data)
 {
 	struct cpu *cpu = cpu_of(index);
 
@@ -132,7 +132,7 @@ static void store(unsigned int index, qemu_plugin_meminfo_t info,
 }
 
 static void string_load(unsigned int index, qemu_plugin_meminfo_t info,
-			uint64_t vaddr, void *data)
+			__u64 vaddr, void *data)
 {
 	struct cpu *cpu = cpu_of(index);
 
@@ -145,7 +145,7 @@ static void string_load(unsigned int index, qemu_plugin_meminfo_t info,
 }
 
 static void string_store(unsigned int index, qemu_plugin_meminfo_t info,
-			 uint64_t vaddr, void *data)
+			 __u64 vaddr, void *data)
 {
 	struct cpu *cpu = cpu_of(index);
 
@@ -158,7 +158,7 @@ static void string_store(unsigned int index, qemu_plugin_meminfo_t info,
 }
 
 /* The bytes of an instruction, at most INSN_MAX; how many. */
-static size_t insn_bytes(const struct qemu_plugin_insn *insn, uint8_t *bytes)
+static size_t insn_bytes(const struct qemu_plugin_insn *insn, __u8 *bytes)
 {
 	size_t size = qemu_plugin_insn_size(insn);
 
@@ -170,7 +170,7 @@ static size_t insn_bytes(const struct qemu_plugin_insn *insn, uint8_t *bytes)
 	return size;
 }
 
-static bool is_prefix(uint8_t byte)
+static bool is_prefix(__u8 byte)
 {
 	switch (byte) {
 	case 0x26: case 0x2e: case 0x36: case 0x3e:	/* segments */
@@ -188,7 +188,7 @@ enum insn_kind {
 	INSN_SWITCH,	/* may change what virtual addresses mean */
 };
 
-static enum insn_kind insn_kind(const uint8_t *bytes, size_t size)
+static enum insn_kind insn_kind(const __u8 *bytes, size_t size)
 {
 	bool repeat = false;
 	size_t i;
@@ -215,7 +215,7 @@ static enum insn_kind insn_kind(const uint8_t *bytes, size_t size)
 /* Instruments one instruction and tells its kind. */
 static enum insn_kind instrument(struct qemu_plugin_insn *insn)
 {
-	uint8_t bytes[INSN_MAX];
+	__u8 bytes[INSN_MAX];
 	enum insn_kind kind = insn_kind(bytes, insn_bytes(insn, bytes));
 	bool string = kind == INSN_STRING;
 
@@ -235,7 +235,7 @@ static enum insn_kind instrument(struct qemu_plugin_insn *insn)
 static void translate(qemu_plugin_id_t id, struct qemu_plugin_tb *tb)
 {
 	size_t insns = qemu_plugin_tb_n_insns(tb);
-	uint64_t string_id = 0;
+	__u64 string_id = 0;
 	size_t i;
 
 	(void)id;
@@ -278,7 +278,7 @@ static int parse(int argc, char **argv, const char **file, bool *shortcut)
 	return *file ? 0 : -1;
 }
 
-EXPORT int qemu_plugin_install(qemu_plugin_id_t id, const qemu_info_t *info,
+EXPORT int qemu_plugin_install(qemu_plugin_id_t id, const struct qemu_info *info,
 			       int argc, char **argv)
 {
 	const char *file;

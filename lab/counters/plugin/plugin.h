@@ -15,8 +15,7 @@
 #include <vnuma/lab_counters.h>
 
 #define LINE_SHIFT	6
-#define CHUNK_SHIFT	21
-#define NO_NODE		0xff
+#define CHUNK_SIZE	0x200000
 
 /* Lines that stand for the L1: a power of two, 32 KiB, found by virtual address */
 #define FILTER_LINES	512
@@ -31,49 +30,49 @@
 #define unlikely(x)	__builtin_expect(!!(x), 0)
 
 struct stream {
-	uint64_t page;
-	uint8_t line;
-	int8_t run;	/* lines in a row; below zero downwards */
+	__u64 page;
+	__u8 line;
+	__s8 run;	/* lines in a row; below zero downwards */
 };
 
 /* What belongs to one emulated CPU; only its own thread touches it */
 struct cpu {
-	volatile struct vnuma_lc_cpu *count;
-	uint32_t *l2;		/* [sets][ways], most recently used first */
-	uint64_t rep;		/* the string instruction being repeated, or 0 */
-	uint8_t node;
-	uint64_t filter[FILTER_LINES];
+	struct vnuma_lc_cpu *count;
+	__u32 *l2;		/* [sets][ways], most recently used first */
+	__u64 rep;		/* the string instruction being repeated, or 0 */
+	__u8 node;
+	__u64 filter[FILTER_LINES];
 	struct stream streams[STREAM_PAGES];
-} __attribute__((aligned(64)));
+};
 
 struct llc {
-	uint32_t *tags;		/* [sets][ways], most recently used first */
-	uint8_t *locks;		/* [sets] */
+	__u32 *tags;		/* [sets][ways], most recently used first */
+	__u8 *locks;		/* [sets] */
 };
 
 struct access {
-	uint64_t phys;
-	uint8_t node;
+	__u64 phys;
+	__u8 node;
 };
 
 /* The configuration: a copy of the header made before the server runs. */
 extern struct vnuma_lc_header config;
 /* The region itself. */
-extern volatile struct vnuma_lc_header *header;
-extern volatile struct vnuma_lc_devices *devices;
+extern struct vnuma_lc_header *header;
+extern struct vnuma_lc_devices *devices;
 extern struct cpu *cpus;
 
-/* One counter; each has a single writer. */
-static inline void add(volatile __u64 *counter, uint64_t amount)
+/* One counter; each has a single writer, and readers elsewhere. */
+static inline void add(__u64 *counter, __u64 amount)
 {
-	*counter += amount;
+	__atomic_store_n(counter, *counter + amount, __ATOMIC_RELAXED);
 }
 
 int config_load(const char *path, int qemu_cpus);
 
 void address_init(int api_version, bool shortcut);
 /* True and *access for memory; false for MMIO, which has been counted. */
-bool address_of(struct cpu *cpu, qemu_plugin_meminfo_t info, uint64_t vaddr,
+bool address_of(struct cpu *cpu, qemu_plugin_meminfo_t info, __u64 vaddr,
 		struct access *access);
 
 int cache_init(void);

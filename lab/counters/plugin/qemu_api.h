@@ -12,10 +12,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
-typedef uint64_t qemu_plugin_id_t;
-typedef uint32_t qemu_plugin_meminfo_t;
+#include <linux/types.h>
 
-typedef struct {
+typedef __u64 qemu_plugin_id_t;
+typedef __u32 qemu_plugin_meminfo_t;
+
+struct qemu_info {
 	const char *target_name;
 	struct {
 		int min;
@@ -26,7 +28,7 @@ typedef struct {
 		int smp_vcpus;
 		int max_vcpus;
 	} system;
-} qemu_info_t;
+};
 
 enum qemu_plugin_cb_flags {
 	QEMU_PLUGIN_CB_NO_REGS,
@@ -41,41 +43,41 @@ struct qemu_plugin_tb;
 struct qemu_plugin_insn;
 struct qemu_plugin_hwaddr;
 
-void qemu_plugin_register_vcpu_tb_trans_cb(qemu_plugin_id_t id,
-	void (*cb)(qemu_plugin_id_t id, struct qemu_plugin_tb *tb));
-void qemu_plugin_register_vcpu_tb_exec_cb(struct qemu_plugin_tb *tb,
-	void (*cb)(unsigned int cpu, void *data),
-	enum qemu_plugin_cb_flags flags, void *data);
-void qemu_plugin_register_vcpu_insn_exec_cb(struct qemu_plugin_insn *insn,
-	void (*cb)(unsigned int cpu, void *data),
-	enum qemu_plugin_cb_flags flags, void *data);
-void qemu_plugin_register_vcpu_mem_cb(struct qemu_plugin_insn *insn,
-	void (*cb)(unsigned int cpu, qemu_plugin_meminfo_t info, uint64_t vaddr,
-		   void *data),
-	enum qemu_plugin_cb_flags flags, enum qemu_plugin_mem_rw rw,
-	void *data);
+typedef void (*qemu_plugin_trans_fn)(qemu_plugin_id_t id, struct qemu_plugin_tb *tb);
+typedef void (*qemu_plugin_exec_fn)(unsigned int cpu, void *data);
+typedef void (*qemu_plugin_mem_fn)(unsigned int cpu, qemu_plugin_meminfo_t info,
+				   __u64 vaddr, void *data);
+
+void qemu_plugin_register_vcpu_tb_trans_cb(qemu_plugin_id_t id, qemu_plugin_trans_fn fn);
+void qemu_plugin_register_vcpu_tb_exec_cb(struct qemu_plugin_tb *tb, qemu_plugin_exec_fn fn,
+					  enum qemu_plugin_cb_flags flags, void *data);
+void qemu_plugin_register_vcpu_insn_exec_cb(struct qemu_plugin_insn *insn, qemu_plugin_exec_fn fn,
+					    enum qemu_plugin_cb_flags flags, void *data);
+void qemu_plugin_register_vcpu_mem_cb(struct qemu_plugin_insn *insn, qemu_plugin_mem_fn fn,
+				      enum qemu_plugin_cb_flags flags,
+				      enum qemu_plugin_mem_rw rw, void *data);
 
 size_t qemu_plugin_tb_n_insns(const struct qemu_plugin_tb *tb);
 struct qemu_plugin_insn *qemu_plugin_tb_get_insn(const struct qemu_plugin_tb *tb,
 						 size_t index);
 size_t qemu_plugin_insn_size(const struct qemu_plugin_insn *insn);
-uint64_t qemu_plugin_insn_vaddr(const struct qemu_plugin_insn *insn);
+__u64 qemu_plugin_insn_vaddr(const struct qemu_plugin_insn *insn);
 /* Versions 1 and 2: (insn), the bytes. From 3: (insn, to, size), how many. */
 void *qemu_plugin_insn_data(const struct qemu_plugin_insn *insn, ...);
 
 struct qemu_plugin_hwaddr *qemu_plugin_get_hwaddr(qemu_plugin_meminfo_t info,
-						  uint64_t vaddr);
+						  __u64 vaddr);
 bool qemu_plugin_hwaddr_is_io(const struct qemu_plugin_hwaddr *hwaddr);
 /* Version 1: the offset in QEMU's list of RAM blocks. From 2: the address. */
-uint64_t qemu_plugin_hwaddr_phys_addr(const struct qemu_plugin_hwaddr *hwaddr);
+__u64 qemu_plugin_hwaddr_phys_addr(const struct qemu_plugin_hwaddr *hwaddr);
 
 /*
  * Not part of the API, and so looked up, never linked: Debian's QEMU exports
  * its symbols for its own modules. They translate once per range of memory.
  */
-typedef void *(*cpu_physical_memory_map_fn)(uint64_t addr, uint64_t *len,
+typedef void *(*cpu_physical_memory_map_fn)(__u64 addr, __u64 *len,
 					    bool is_write);
-typedef void (*cpu_physical_memory_unmap_fn)(void *buffer, uint64_t len,
-					     bool is_write, uint64_t access_len);
+typedef void (*cpu_physical_memory_unmap_fn)(void *buffer, __u64 len,
+					     bool is_write, __u64 access_len);
 
 #endif /* VNUMA_QEMU_API_H */

@@ -18,6 +18,7 @@ use vnuma_lab_agent::protocol::Exec;
 use crate::binaries::{Binaries, BuildError};
 use crate::cache::{Lock, try_lock};
 use crate::children::{GroupChild, ScratchDir};
+use crate::counters::{Counters, CountersError, Ready};
 use crate::image::{Image, ImageError};
 use crate::initramfs::{self, InitramfsError};
 use crate::profile::{Profile, ProfileError};
@@ -50,6 +51,9 @@ pub enum LabError {
     /// The lab's own programs do not build.
     #[error(transparent)]
     Build(#[from] BuildError),
+    /// No counters.
+    #[error(transparent)]
+    Counters(#[from] CountersError),
     /// No initial RAM disk.
     #[error(transparent)]
     Initramfs(#[from] InitramfsError),
@@ -116,21 +120,35 @@ pub struct Lab {
 impl Lab {
     /// Builds what is missing and boots a server; a boot that fails is tried once more.
     pub fn boot(profile: &str) -> Result<Self, LabError> {
-        let profile = Profile::load(profile)?;
+        Self::boot_with(profile, None)
+    }
+
+    /// Boots a server that has hardware counters, if they are given.
+    pub fn boot_with(name: &str, counters: Option<&Counters>) -> Result<Self, LabError> {
+        let profile = Profile::load(name)?;
         let image = Image::ensure(Progress::Show)?;
         let binaries = Binaries::build()?;
         let initramfs = initramfs::server(&image, &binaries)?;
-        match Self::try_boot(&profile, &image, &initramfs) {
+        let ready = counters.map(|counters| Ready::build(&image, counters, name, &profile)).transpose()?;
+        let ready = ready.as_ref();
+        let lab = match Self::try_boot(&profile, &image, &initramfs, ready) {
             Err(LabError::Boot { reason, tail }) => {
                 BOOT_RETRIES.fetch_add(1, Ordering::Relaxed);
                 eprintln!("lab: the server did not boot ({reason}); trying once more\n{tail}");
-                Self::try_boot(&profile, &image, &initramfs)
+                Self::try_boot(&profile, &image, &initramfs, ready)
             }
             result => result,
-        }
+        }?;
+        ready.map_or(Ok(()), |ready| ready.load(&lab))?;
+        Ok(lab)
     }
 
-    fn try_boot(profile: &Profile, image: &Image, initramfs: &[u8]) -> Result<Self, LabError> {
+    fn try_boot(
+        profile: &Profile,
+        image: &Image,
+        initramfs: &[u8],
+        counters: Option<&Ready>,
+    ) -> Result<Self, LabError> {
         let started = Instant::now();
         let (directory, directory_lock) = run_directory()?;
         let path = directory.path().to_owned();
@@ -138,7 +156,11 @@ impl Lab {
         let write = fs::write(&initramfs_path, initramfs);
         write.map_err(|source| LabError::File { path: initramfs_path.clone(), source })?;
         let kernel = image.vmlinuz(image.server_kernel());
-        let accel = accel::choose(&image.tree(), &kernel, &initramfs_path);
+        let accel = match counters {
+            // Only what is emulated can be looked at.
+            Some(_) => Accel::Tcg,
+            None => accel::choose(&image.tree(), &kernel, &initramfs_path),
+        };
         let root_disk = image.root_disk();
         let files = qemu::Files {
             tree: &image.tree(),
@@ -148,6 +170,9 @@ impl Lab {
             directory: &path,
         };
         let mut command = qemu::server(profile, accel, &files);
+        if let Some(counters) = counters {
+            command.args(counters.arguments(&path)?);
+        }
         let log_path = path.join("qemu.log");
         let log = fs::File::create(&log_path).map_err(|source| LabError::File { path: log_path, source })?;
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);

@@ -9,6 +9,7 @@ use vnuma_lab_agent::client::Input;
 use vnuma_lab_agent::protocol::Exec;
 use vnuma_lab_agent::terminal::{self, RawMode};
 
+use crate::counters::Counters;
 use crate::lab::{Lab, LabError};
 
 /// How long a command may run unless it is said otherwise.
@@ -21,6 +22,8 @@ const COPY_LIMIT: Duration = Duration::from_secs(300);
 pub struct LabRun {
     /// Name of a profile, or path of one.
     pub profile: String,
+    /// Hardware counters of the server.
+    pub counters: Option<Counters>,
     /// Files to copy into the server before: here, there.
     pub puts: Vec<(PathBuf, String)>,
     /// Files to copy from the server after, whatever the status of the command: there, here.
@@ -63,6 +66,7 @@ impl Default for LabRun {
     fn default() -> Self {
         Self {
             profile: crate::DEFAULT_PROFILE.into(),
+            counters: None,
             puts: Vec::new(),
             gets: Vec::new(),
             command: Vec::new(),
@@ -77,7 +81,7 @@ impl Default for LabRun {
 impl LabRun {
     /// Boots a server, runs the command and stops the server.
     pub fn run(&self) -> Result<Output, LabError> {
-        self.run_in(&Lab::boot(&self.profile)?)
+        self.run_in(&Lab::boot_with(&self.profile, self.counters.as_ref())?)
     }
 
     /// Runs the command in a server that is up already; `profile` has no meaning then.

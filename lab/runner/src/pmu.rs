@@ -1,0 +1,88 @@
+//! Builds the PMU module of the server, `lab/pmu`, for the server's kernel: in the image's tree, once per content.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use nix::fcntl::FlockArg;
+use sha2::{Digest, Sha256};
+
+use crate::cache::{cache_dir, lock};
+use crate::children::ScratchDir;
+use crate::counters::CountersError;
+use crate::image::Image;
+
+const MODULE: &str = "vnuma_lab_pmu.ko";
+/// Paths within the checkout, and content.
+const SOURCES: [(&str, &str); 4] = [
+    ("lab/pmu/Kbuild", include_str!("../../pmu/Kbuild")),
+    ("lab/pmu/Makefile", include_str!("../../pmu/Makefile")),
+    ("lab/pmu/vnuma_lab_pmu.c", include_str!("../../pmu/vnuma_lab_pmu.c")),
+    (
+        "abi/lab-counters/include/vnuma/lab_counters.h",
+        include_str!("../../../abi/lab-counters/include/vnuma/lab_counters.h"),
+    ),
+];
+
+fn file_error(path: &Path) -> impl FnOnce(io::Error) -> CountersError {
+    let path = path.to_owned();
+    move |source| CountersError::File { path, source }
+}
+
+/// Builds the module unless it is there; its path.
+pub(crate) fn build(image: &Image) -> Result<PathBuf, CountersError> {
+    let release = &image.server_kernel().release;
+    let mut digest = Sha256::new();
+    for part in SOURCES.iter().flat_map(|(path, content)| [path, content]).chain([&release.as_str()]) {
+        digest.update((part.len() as u64).to_le_bytes());
+        digest.update(part);
+    }
+    let hash: String = digest.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+    let directory = cache_dir().join("pmu");
+    fs::create_dir_all(&directory).map_err(file_error(&directory))?;
+    let result = directory.join(&hash);
+    let module = result.join(MODULE);
+    let _lock = lock(&result, FlockArg::LockExclusive).map_err(file_error(&result))?;
+    if !module.exists() {
+        make(image, release, &result)?;
+    }
+    Ok(module)
+}
+
+fn make(image: &Image, release: &str, result: &Path) -> Result<(), CountersError> {
+    let parent = image.tree().join("var/tmp");
+    let temporary = tempfile::Builder::new().prefix("vnuma-pmu-").tempdir_in(&parent);
+    let scratch = ScratchDir::adopt(temporary.map_err(file_error(&parent))?.keep());
+    for (name, content) in SOURCES {
+        let path = scratch.path().join(name);
+        let write = || -> io::Result<()> {
+            path.parent().map_or(Ok(()), fs::create_dir_all)?;
+            fs::write(&path, content)
+        };
+        write().map_err(file_error(&path))?;
+    }
+    let inside = Path::new("/var/tmp").join(scratch.path().file_name().unwrap_or_default());
+    // objtool of this kernel wants /proc; the mount goes with its namespace.
+    let script = r#"mount -t proc proc "$1/proc" && exec chroot "$@""#;
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--propagation", "private", "sh", "-c", script, "sh"]).arg(image.tree());
+    command.args(["make", "--no-print-directory", "-C"]).arg(inside.join("lab/pmu"));
+    command.arg(format!("KDIR=/lib/modules/{release}/build"));
+    // The settings of a make that calls this are not meant for that one.
+    command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("LC_ALL", "C");
+    let output = command.output().map_err(file_error(Path::new("unshare")))?;
+    if !output.status.success() {
+        let text = [output.stdout, output.stderr].concat();
+        let output_text = String::from_utf8_lossy(&text).into_owned();
+        return Err(CountersError::Make {
+            release: release.into(),
+            status: output.status,
+            output: output_text,
+        });
+    }
+    fs::create_dir_all(result).map_err(file_error(result))?;
+    let (built, temporary) = (scratch.path().join("lab/pmu").join(MODULE), result.join("new"));
+    fs::copy(&built, &temporary).map_err(file_error(&built))?;
+    fs::rename(&temporary, result.join(MODULE)).map_err(file_error(result))
+}
