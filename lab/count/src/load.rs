@@ -175,6 +175,25 @@ pub fn touch(memory: &mut Memory) {
     }
 }
 
+/// Reads the first word of a device's memory BAR, `resource0` and the like in sysfs: one access to the device each.
+pub fn read_device(path: &std::path::Path, times: u64) -> io::Result<()> {
+    use std::os::fd::AsRawFd;
+    let file = std::fs::File::open(path)?;
+    // SAFETY: a new mapping, at an address that the kernel chooses.
+    let map =
+        unsafe { libc::mmap(ptr::null_mut(), PAGE, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0) };
+    if map == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    for _ in 0..times {
+        // SAFETY: the first word of the mapping; volatile, as a device answers.
+        unsafe { map.cast::<u32>().read_volatile() };
+    }
+    // SAFETY: the mapping was made above and is not used any more.
+    unsafe { libc::munmap(map, PAGE) };
+    Ok(())
+}
+
 /// Counts down: two instructions per round and no access.
 pub fn compute(rounds: u64) {
     if rounds == 0 {

@@ -5,7 +5,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use clap::{Parser, ValueEnum};
 use lab_count::counters::{CounterSet, Measured, difference};
-use lab_count::load::{Chain, Memory, compute, fill, stream, touch};
+use lab_count::load::{Chain, Memory, compute, fill, read_device, stream, touch};
 use lab_count::perf::Target;
 use lab_count::server;
 
@@ -27,6 +27,9 @@ struct Arguments {
     /// Accesses of a chain, rounds of computing, passes over memory
     #[arg(long, default_value_t = 1_000_000)]
     times: u64,
+    /// File of a device's BAR, such as /sys/bus/pci/devices/ADDRESS/resource0
+    #[arg(long, required_if_eq("load", "mmio"))]
+    device: Option<std::path::PathBuf>,
     /// Do it without counting: for servers and guests without counters
     #[arg(long)]
     uncounted: bool,
@@ -44,6 +47,8 @@ enum Load {
     Fill,
     /// Count down in a register
     Compute,
+    /// Read a word of a device
+    Mmio,
 }
 
 #[derive(serde::Serialize)]
@@ -80,6 +85,13 @@ fn main() -> Result<()> {
         Load::Stream => passes(stream)?,
         Load::Fill => passes(fill)?,
         Load::Compute => measure(&arguments, 0, || compute(times))?,
+        Load::Mmio => {
+            let device = arguments.device.as_deref().context("--device is missing")?;
+            let mut result = Ok(());
+            let output = measure(&arguments, 0, || result = read_device(device, times))?;
+            result.with_context(|| device.display().to_string())?;
+            output
+        }
     };
     println!("{}", serde_json::to_string(&output)?);
     Ok(())

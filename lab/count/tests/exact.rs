@@ -1,0 +1,290 @@
+//! The counters count what is known beforehand: loads in assembly on an emulated server. Bounds: 1 % of a count,
+//! 99.9 % for the node.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use serde_json::Value;
+use vnuma_lab_runner::{Exec, Input, Lab};
+
+/// Only ends a hang on a loaded machine.
+const HANG: Duration = Duration::from_secs(900);
+const TIMES: f64 = 1e6;
+/// Memory of chains and streams: more than twice the LLC of the profile, 55 MiB, so that LRU keeps nothing of it.
+const MIB: u64 = 128;
+
+/// A server with counters.
+struct Server(Lab);
+
+impl Server {
+    fn boot(counters: &str) -> Self {
+        let lab = Lab::boot_with("2n4c", Some(&counters.parse().unwrap())).unwrap();
+        println!("server with {counters}: boot {:?}", lab.boot_time());
+        Self(lab)
+    }
+
+    fn sh(&self, script: &str) -> String {
+        let exec = Exec { argv: ["sh", "-c", script].map(str::to_owned).into(), ..Exec::default() };
+        let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+        let status = self.0.exec(&exec, Input::Null, &mut stdout, &mut stderr, HANG).unwrap();
+        let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
+        assert_eq!(status, 0, "{script}: {}", text(&stderr));
+        text(&stdout)
+    }
+
+    /// Runs lab-load on CPU 0, which is on node 0.
+    fn load(&self, arguments: &str) -> Counted {
+        Counted::from(&self.sh(&format!("taskset -c 0 lab-load {arguments}")))
+    }
+}
+
+/// What lab-load or lab-count told.
+#[derive(Debug)]
+struct Counted(Value);
+
+impl Counted {
+    fn from(text: &str) -> Self {
+        Self(serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}")))
+    }
+
+    fn count(&self, name: &str) -> f64 {
+        self.0["counts"][name].as_f64().unwrap_or_else(|| panic!("no {name} in {}", self.0))
+    }
+
+    /// All accesses to memory of a node.
+    fn node(&self, node: usize) -> f64 {
+        let of = |name: &str| self.0["counts"][name][node].as_f64().unwrap();
+        of("dram_by_node") + of("streamed_by_node")
+    }
+
+    fn number(&self, name: &str) -> f64 {
+        self.0[name].as_f64().unwrap_or_else(|| panic!("no {name} in {}", self.0))
+    }
+}
+
+/// Collects what is wrong, so that one run shows all of it.
+#[derive(Default)]
+struct Checks(Vec<String>);
+
+impl Checks {
+    fn near(&mut self, what: &str, found: f64, expected: f64, percent: f64) {
+        let off = (found - expected).abs() / expected * 100.0;
+        println!("{what}: {found:.0}, expected {expected:.0} ({off:.2} % off, allowed {percent} %)");
+        if off.is_nan() || off > percent {
+            self.0.push(format!("{what}: {found} instead of {expected}, {off:.2} % off"));
+        }
+    }
+
+    fn below(&mut self, what: &str, found: f64, limit: f64) {
+        println!("{what}: {found:.0}, allowed {limit:.0}");
+        if found.is_nan() || found > limit {
+            self.0.push(format!("{what}: {found}, more than {limit}"));
+        }
+    }
+
+    fn on_node(&mut self, what: &str, counted: &Counted, node: usize) {
+        let all = counted.node(0) + counted.node(1);
+        self.below(&format!("{what}: on another node than {node}"), counted.node(1 - node), all * 0.001);
+    }
+
+    fn done(self) {
+        assert!(self.0.is_empty(), "{}", self.0.join("\n"));
+    }
+}
+
+#[test]
+fn counts_of_a_server() {
+    let server = Server::boot("broadwell-2s");
+    let mut checks = Checks::default();
+    // Hits of a chain that always misses are the kernel's own: its lines that the chain pushes out of the L2.
+    let kernel = chains(&server, &mut checks);
+    caches(&server, &mut checks, kernel);
+    streams(&server, &mut checks);
+    instructions(&server, &mut checks);
+    devices(&server, &mut checks);
+    two_tasks_on_one_cpu(&server, &mut checks);
+    unmodified_perf(&server, &mut checks);
+    commands(&server);
+    repeats_under_load(&server, &mut checks);
+    checks.done();
+}
+
+/// Pointer chases through local and remote memory; LLC references of the kernel per nanosecond meanwhile.
+fn chains(server: &Server, checks: &mut Checks) -> f64 {
+    let mut kernel = 0.0;
+    for node in 0..2 {
+        let counted = server.load(&format!("chase --mib {MIB} --node {node} --times 1000000"));
+        let what = format!("chase through node {node}");
+        checks.near(&format!("{what}: DRAM"), counted.node(node), TIMES, 1.0);
+        checks.near(&format!("{what}: LLC misses"), counted.count("llc_misses"), TIMES, 1.0);
+        checks.below(&format!("{what}: streamed"), counted.count("llc_misses_streamed"), TIMES * 0.001);
+        checks.on_node(&what, &counted, node);
+        kernel = (counted.count("llc_references") - TIMES) / counted.number("elapsed_ns");
+    }
+    kernel
+}
+
+/// Sets that fit the LLC and not the L2: every access is a reference and none a miss.
+fn caches(server: &Server, checks: &mut Checks, kernel: f64) {
+    // Huge pages: of scattered ones, some sets of the LLC would hold more than others, and 16384 lines would be
+    // sampled to 3 % only (the square root of 15 / lines).
+    for (what, load) in [("LLC-sized set", "chase --mib 8 --huge"), ("page stride", "pages --mib 64 --huge")]
+    {
+        let counted = server.load(&format!("{load} --node 1 --times 1000000"));
+        let references = counted.count("llc_references") - kernel * counted.number("elapsed_ns");
+        checks.near(&format!("{what}: LLC references"), references, TIMES, 1.0);
+        checks.below(&format!("{what}: LLC misses"), counted.count("llc_misses"), TIMES * 0.01);
+    }
+}
+
+/// A pass over memory misses each line once; of each page's 64 lines the detector needs three to learn.
+fn streams(server: &Server, checks: &mut Checks) {
+    let lines = (MIB << 20) as f64 / 64.0;
+    for node in 0..2 {
+        let counted = server.load(&format!("stream --mib {MIB} --node {node} --times 1"));
+        let what = format!("stream through node {node}");
+        checks.near(&format!("{what}: loads"), counted.count("loads"), lines * 8.0, 1.0);
+        checks.near(&format!("{what}: LLC misses"), counted.count("llc_misses"), lines, 1.0);
+        checks.near(
+            &format!("{what}: streamed"),
+            counted.count("llc_misses_streamed"),
+            lines * 61.0 / 64.0,
+            1.0,
+        );
+        checks.on_node(&what, &counted, node);
+    }
+}
+
+fn instructions(server: &Server, checks: &mut Checks) {
+    let counted = server.load("compute --times 100000000");
+    checks.near("loop: instructions", counted.count("instructions"), 2e8, 1.0);
+    checks.near("loop: base cycles", counted.count("base_cycles"), 2e8, 1.0);
+    // 128 string instructions over a million bytes each; the kernel's ticks meanwhile are most of what is seen.
+    let counted = server.load("fill --mib 1 --times 128");
+    checks.below("strings: instructions", counted.count("instructions"), (128 << 20) as f64 * 0.01);
+}
+
+/// Reads of a device of node 1 count as that node's.
+fn devices(server: &Server, checks: &mut Checks) {
+    let find = "for d in /sys/bus/pci/devices/*; do \
+                test $(cat $d/numa_node) = 1 && grep -q 0x010802 $d/class && echo $d/resource0; done";
+    let device = server.sh(find);
+    let counted = server.load(&format!("mmio --device {} --times 20000", device.trim()));
+    let by_node = |node: usize| counted.0["counts"]["mmio_by_node"][node].as_f64().unwrap();
+    checks.near("MMIO of node 1", by_node(1), 20000.0, 1.0);
+    checks.below("MMIO of node 0", by_node(0), 20.0);
+}
+
+/// Two tasks that share a CPU: neither sees what the other does.
+fn two_tasks_on_one_cpu(server: &Server, checks: &mut Checks) {
+    let both = format!(
+        "taskset -c 0 lab-load chase --mib {MIB} --node 1 --times 3000000 > /tmp/chase &
+         taskset -c 0 lab-load compute --times 1500000000 > /tmp/compute; wait; cat /tmp/chase /tmp/compute"
+    );
+    let text = server.sh(&both);
+    let (chase, compute) = text.trim().split_once('\n').unwrap();
+    let (chase, compute) = (Counted::from(chase), Counted::from(compute));
+    checks.near("chase beside a loop: DRAM of node 1", chase.node(1), 3.0 * TIMES, 1.0);
+    checks.near("loop beside a chase: instructions", compute.count("instructions"), 3e9, 1.0);
+    checks.below("loop beside a chase: DRAM of node 1", compute.node(1), 3.0 * TIMES * 0.001);
+}
+
+/// `perf stat` of Debian's package and the generic events against lab-count of the same work.
+fn unmodified_perf(server: &Server, checks: &mut Checks) {
+    let work = format!("taskset -c 0 lab-load chase --uncounted --mib {MIB} --node 1 --times 1000000");
+    let events = "instructions,cycles,cache-references,cache-misses";
+    let perf = server.sh(&format!("perf stat -x ' ' -e {events} -o /tmp/perf {work} >&2; cat /tmp/perf"));
+    let by_perf = |event: &str| -> f64 {
+        let line = perf.lines().find(|line| line.split(' ').any(|word| word.trim_end_matches(":u") == event));
+        let line = line.unwrap_or_else(|| panic!("no {event} in {perf}"));
+        line.split(' ').next().unwrap().parse().unwrap_or_else(|_| panic!("{line}"))
+    };
+    let counted = Counted::from(&server.sh(&format!("lab-count --json /tmp/j -- {work} >&2; cat /tmp/j")));
+    // Two runs of a whole command: the kernel's part of them, exec and page faults, differs more than the loop's.
+    checks.near("perf: instructions", by_perf("instructions"), counted.count("instructions"), 3.0);
+    checks.near("perf: cache-references", by_perf("cache-references"), counted.count("llc_references"), 3.0);
+    checks.near("perf: cache-misses", by_perf("cache-misses"), counted.count("llc_misses"), 3.0);
+    checks.near("perf: cycles", by_perf("cycles"), counted.number("kernel_cycles"), 3.0);
+    let modelled = counted.0["modelled"][0]["cycles"]["total"].as_f64().unwrap();
+    checks.near("modelled cycles, here and in the kernel", modelled, counted.number("kernel_cycles"), 1.0);
+}
+
+/// lab-count passes the status on, and prices under every profile of the shape.
+fn commands(server: &Server) {
+    let counted = Counted::from(&server.sh("lab-count --json - -- sh -c 'exit 7'; test $? = 7"));
+    let profile = |index: usize| counted.0["modelled"][index]["profile"].as_str();
+    assert_eq!([profile(0), profile(1), profile(2)], [Some("broadwell-2s"), Some("broadwell-2s-high"), None]);
+}
+
+/// Modelled cycles do not depend on what else the machine does.
+fn repeats_under_load(server: &Server, checks: &mut Checks) {
+    let stop = AtomicBool::new(false);
+    let cycles: Vec<f64> = std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    std::hint::spin_loop()
+                }
+            });
+        }
+        let one = || server.load(&format!("chase --mib {MIB} --node 1 --times 1000000"));
+        let cycles = (0..3).map(|_| one().number("kernel_cycles")).collect();
+        stop.store(true, Ordering::Relaxed);
+        cycles
+    });
+    let most = cycles.iter().copied().fold(0.0, f64::max);
+    let least = cycles.iter().copied().fold(f64::MAX, f64::min);
+    checks.near("modelled cycles of one load, most against least of three runs", most, least, 1.0);
+}
+
+/// The vCPU thread of a VM is counted as any thread. What setting up costs drops out of the difference of two runs.
+#[test]
+fn counts_of_a_vm() {
+    let server = Server::boot("broadwell-2s");
+    let mut checks = Checks::default();
+    server.sh(
+        "lab-vm start a --nodes 2 --vcpus 2 --memory 1G && lab-vm put a /run/lab/bin/lab-load /root/lab-load",
+    );
+    let chase = |times: u64| {
+        let work = format!("/root/lab-load chase --uncounted --mib {MIB} --node 1 --times {times}");
+        Counted::from(&server.sh(&format!(
+            "lab-count --vm a --json /tmp/j -- lab-vm exec a -- taskset -c 0 {work} >&2; cat /tmp/j"
+        )))
+    };
+    let (short, long) = (chase(1_000_000), chase(4_000_000));
+    let difference = |node: usize| long.node(node) - short.node(node);
+    checks.near("VM: DRAM of node 1", difference(1), 3.0 * TIMES, 1.0);
+    checks.below("VM: DRAM of node 0", difference(0).abs(), 3.0 * TIMES * 0.01);
+    let vcpu = |counted: &Counted| {
+        let parts = counted.0["parts"].as_array().unwrap();
+        let part = parts.iter().find(|part| part["name"] == "CPU 0/KVM").unwrap();
+        part["counts"]["dram_by_node"][1].as_f64().unwrap()
+    };
+    checks.near("vCPU 0: DRAM of node 1", vcpu(&long) - vcpu(&short), 3.0 * TIMES, 1.0);
+    checks.done();
+}
+
+/// One set in 16 tells what all sets tell, also where only a model of the cache knows the answer.
+#[test]
+fn the_sampled_model_agrees_with_the_full_one() {
+    let loads = [
+        format!("chase --mib {MIB} --node 1 --times 1000000"),
+        format!("stream --mib {MIB} --node 0 --times 1"),
+        "chase --mib 8 --huge --node 0 --times 1000000".to_owned(),
+        // More than the LLC takes: some sets keep their lines, some do not.
+        "chase --mib 64 --huge --node 0 --times 3000000".to_owned(),
+    ];
+    let run = |counters: &str| -> Vec<Counted> {
+        let server = Server::boot(counters);
+        loads.iter().map(|load| server.load(load)).collect()
+    };
+    let (sampled, full) = (run("broadwell-2s"), run("broadwell-2s:full"));
+    let mut checks = Checks::default();
+    for ((load, sampled), full) in loads.iter().zip(&sampled).zip(&full) {
+        let cycles = |counted: &Counted| counted.number("kernel_cycles");
+        checks.near(&format!("{load}: modelled cycles"), cycles(sampled), cycles(full), 1.0);
+        let references = |counted: &Counted| counted.count("llc_references");
+        checks.near(&format!("{load}: LLC references"), references(sampled), references(full), 1.0);
+    }
+    checks.done();
+}
