@@ -1,5 +1,6 @@
 //! Everything that `make` calls. `cargo xtask help` lists it.
 
+mod bench;
 mod checks;
 mod demo;
 mod lab;
@@ -29,6 +30,8 @@ enum Command {
     Setup,
     /// A running VM follows its NUMA topology, an equal one does not
     Demo(demo::Arguments),
+    /// One benchmark; without NAME: which there are
+    Bench(bench::Arguments),
     /// Format, lints, unit, property and lab tests: what CI runs
     Test,
 }
@@ -38,6 +41,7 @@ fn main() -> ExitCode {
         Command::Lab(command) => lab::main(command),
         Command::Setup => setup::packages().map(|()| ExitCode::SUCCESS),
         Command::Demo(arguments) => demo::run(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::Bench(arguments) => bench::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Test => checks::test().map(|()| ExitCode::SUCCESS),
     };
     match result {
