@@ -31,6 +31,7 @@
 #include <linux/container_of.h>
 #include <linux/cpu.h>
 #include <linux/cpumask.h>
+#include <linux/device.h>
 #include <linux/mutex.h>
 #include <linux/node.h>
 #include <linux/nodemask.h>
@@ -238,31 +239,55 @@ static bool change_maps(const struct vnuma_topology *topology,
 	return !cpumask_empty(moved);
 }
 
+/* A CPU's device, which cannot be unregistered before put_device(). */
+static struct device *hold_cpu_device(int cpu)
+{
+	struct device *dev;
+
+	/* ACPI adds and removes CPUs with the lock held for writing. */
+	cpus_read_lock();
+	dev = get_device(get_cpu_device(cpu));
+	cpus_read_unlock();
+	return dev;
+}
+
 /*
  * struct cpu::node_id is the node that the links name: register_cpu() and
- * change_cpu_under_node() (drivers/base/cpu.c) keep it so.
+ * change_cpu_under_node() (drivers/base/cpu.c) keep it so. The latter runs with the
+ * device's lock held (device_online()), which is enough. lock_device_hotplug() must
+ * not be taken: the hotplug of our own PCI function holds it (acpi_device_hotplug())
+ * while it probes, where it waits for an update, or removes, where it waits for the
+ * interrupt's thread.
  */
-static void change_links(void)
+static void change_link(int cpu, struct device *dev)
 {
-	int cpu;
+	struct cpu *c = container_of(dev, struct cpu, dev);
+	int node;
 
-	vnuma_symbols.lock_device_hotplug();
-	for_each_possible_cpu(cpu) {
-		struct device *dev = get_cpu_device(cpu);
-		int node = cpu_to_node(cpu);
-		struct cpu *c;
-
-		if (!dev || node == NUMA_NO_NODE)
-			continue;
-		c = container_of(dev, struct cpu, dev);
-		if (c->node_id == node)
-			continue;
+	device_lock(dev);
+	node = cpu_to_node(cpu);
+	if (device_is_registered(dev) && node != NUMA_NO_NODE &&
+	    c->node_id != node) {
 		vnuma_symbols.unregister_cpu_under_node(cpu, c->node_id);
 		if (vnuma_symbols.register_cpu_under_node(cpu, node))
 			pr_warn("CPU %d: no sysfs link to node %d\n", cpu, node);
 		c->node_id = node;
 	}
-	vnuma_symbols.unlock_device_hotplug();
+	device_unlock(dev);
+}
+
+static void change_links(void)
+{
+	int cpu;
+
+	for_each_possible_cpu(cpu) {
+		struct device *dev = hold_cpu_device(cpu);
+
+		if (!dev)
+			continue;
+		change_link(cpu, dev);
+		put_device(dev);
+	}
 }
 
 /* What was changed, and so has to be built again. */

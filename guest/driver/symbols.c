@@ -38,8 +38,6 @@ static const struct {
 	FUNCTION(rebuild_sched_domains),
 	FUNCTION(register_cpu_under_node),
 	FUNCTION(unregister_cpu_under_node),
-	FUNCTION(lock_device_hotplug),
-	FUNCTION(unlock_device_hotplug),
 	DATA(sched_domains_mutex),
 	DATA(x86_topology_update),
 	DATA(cpu_llc_shared_map),

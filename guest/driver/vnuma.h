@@ -102,8 +102,6 @@ struct vnuma_symbols {
 	int (*register_cpu_under_node)(unsigned int cpu, unsigned int node);
 	int (*unregister_cpu_under_node)(unsigned int cpu, unsigned int node);
 	/* drivers/base/core.c */
-	void (*lock_device_hotplug)(void);
-	void (*unlock_device_hotplug)(void);
 	/* mm/numa_memblks.c, until 6.11 arch/x86/mm/numa.c */
 	u8 **numa_distance;
 	int *numa_distance_cnt;

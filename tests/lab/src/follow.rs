@@ -1,7 +1,7 @@
 //! A guest follows random moves of its vCPUs: one at a time, several at once, through vnumad and behind its
 //! back, CPU 0, nodes that are emptied and filled again, while the guest is busy.
 
-use crate::guest::{check, check_kernel_log, equip, taskset, wait_until_listed, wait_until_seen};
+use crate::guest::{check, check_kernel_log, equip, show_guest, taskset, wait_until_listed, wait_until_seen};
 use anyhow::{Context, Result};
 use vnuma_scenario::{Nodes, Vm, vnumactl, vnumad};
 
@@ -35,7 +35,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     wait_until_listed(&vm.name)?;
     vnumactl(&["attach", &vm.name])?;
     let mut places: Vec<u32> = (0..VCPUS).map(|vcpu| hosts[vcpu * hosts.len() / VCPUS]).collect();
-    expect(&vm, &places).context("after attach")?;
+    expect(&vm, &places).inspect_err(|_| show_guest(&vm)).context("after attach")?;
     let _load =
         vm.spawn(&["stress-ng", "--quiet", "--cpu", &VCPUS.to_string(), "--vm", "1", "--vm-bytes", "32M"])?;
 
@@ -50,7 +50,9 @@ pub fn run(arguments: &Arguments) -> Result<()> {
             }
             places[vcpu] = node;
         }
-        expect(&vm, &places).with_context(|| format!("round {round}, after the moves {moves:?}"))?;
+        expect(&vm, &places)
+            .inspect_err(|_| show_guest(&vm))
+            .with_context(|| format!("round {round}, after the moves {moves:?}"))?;
         println!("round {round}: {places:?} ok");
     }
     check_kernel_log(&vm)?;

@@ -97,3 +97,15 @@ pub fn check_kernel_log(vm: &Vm) -> Result<()> {
     ensure!(found.is_empty(), "{}: the guest's kernel complains:\n{}", vm.name, found.join("\n"));
     Ok(())
 }
+
+/// After a failure: what the guest has to say. It may be past saying anything.
+pub fn show_guest(vm: &Vm) {
+    let blocked = "echo w > /proc/sysrq-trigger; dmesg | tail -n 80";
+    let stacks = "grep -l -E 'vnuma|pciehp' /proc/[0-9]*/comm | while read f; do cat $f ${f%comm}stack; done";
+    for command in [blocked, stacks, "grep -i vnuma /proc/interrupts", "uptime"] {
+        match output("timeout", &["60", "lab-vm", "exec", &vm.name, "--", "sh", "-c", command]) {
+            Ok(text) => println!("--- {} {command}\n{text}", vm.name),
+            Err(error) => println!("--- {} {command}: {error:#}", vm.name),
+        }
+    }
+}
