@@ -8,6 +8,7 @@ use nix::{
     unistd::Pid,
 };
 use std::{
+    io::Read,
     path::Path,
     process::{Child, Command, Output, Stdio},
 };
@@ -45,7 +46,11 @@ fn it_serves_refuses_a_second_one_survives_its_own_death_and_stops_in_order() {
     let serving = || socket.exists() && std::os::unix::net::UnixStream::connect(&socket).is_ok();
     let mut first = Running(vnumad(directory.path()).stderr(Stdio::null()).spawn().expect("runs"));
     wait_for("the first", serving);
-    let error = failed(&vnumad(directory.path()).output().expect("runs"));
+    let mut refused = Running(vnumad(directory.path()).stderr(Stdio::piped()).spawn().expect("runs"));
+    wait_for("the second to give up", || refused.0.try_wait().expect("a child").is_some());
+    assert_eq!(refused.0.wait().expect("ended").code(), Some(1));
+    let mut error = String::new();
+    refused.0.stderr.take().expect("piped").read_to_string(&mut error).expect("UTF-8");
     assert!(
         error.contains(&format!("another vnumad (process {}) serves this socket", first.0.id())),
         "{error}"
