@@ -3,29 +3,28 @@
  * The physical address and the node of an access.
  *
  * From version 2 on the API tells the physical address, and that is used. Version
- * 1 (QEMU 7.2) tells an offset in QEMU's list of RAM blocks, and takes a lock and a
- * search for it. There two fields of struct qemu_plugin_hwaddr are read
- * instead: whether the access is MMIO, and QEMU's own address of the memory, from which
- * the physical address follows by where each range of memory is mapped. This layout
- * is internal to 7.2, therefore:
- *  - the mappings come from cpu_physical_memory_map(), looked up by name;
- *  - the first CHECKS accesses, and one in CHECK_EVERY for ever, are compared with what
- *    the API tells: same kind of access, and a constant offset within each range;
- *  - when a symbol is missing or one comparison fails, the API's offset is used from
- *    then on. It needs the offset of each range: known by then if a comparison
- *    taught it, else the ranges are taken to lie in the list one after the other, as
- *    the lab makes its memory backends in the order of the ranges.
+ * 1 (QEMU 7.2) tells an offset in QEMU's list of RAM blocks, plus where the block
+ * begins within all memory of the machine, and takes a lock and a search for it.
+ * There two fields of struct qemu_plugin_hwaddr are read instead: whether the access is
+ * MMIO, and QEMU's own address of the memory, from which the physical address
+ * follows by where each range of memory is mapped. This layout
+ * is internal to 7.2, therefore the first CHECKS accesses, and one in CHECK_EVERY for
+ * ever, are compared with what the API tells: the same kind of access, and the same
+ * place. When one comparison fails, the API is used from then on.
+ *
+ * Where each range of memory is mapped, and which offset its block has in the list,
+ * QEMU itself tells, by functions that it exports for its own modules. Without them
+ * nodes cannot be told apart in version 1, and the plugin does not start.
  */
 #include "plugin.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
-#include <string.h>
+#include <stdlib.h>
 
 #define CHECKS		4096
 #define CHECK_EVERY	65536
-#define NOT_LEARNT	UINT64_MAX
 
 /* The head of struct qemu_plugin_hwaddr in QEMU 7.2. */
 struct hwaddr_7_2 {
@@ -41,7 +40,7 @@ struct range {
 	__u64 start;		/* physical */
 	__u64 size;
 	__u64 host;		/* where QEMU has it mapped */
-	__u64 block;		/* its offset in the list of RAM blocks */
+	__u64 block;		/* what version 1 of the API tells for its start */
 	__u8 node;
 };
 
@@ -55,13 +54,33 @@ static struct range ranges[VNUMA_LC_MAX_RANGES];
 static __u32 nr_ranges;
 static enum mode mode;
 static bool mapped;
+static cpu_physical_memory_map_fn map_memory;
+static cpu_physical_memory_unmap_fn unmap_memory;
+static qemu_ram_block_from_host_fn block_from_host;
+static qemu_ram_get_offset_fn block_offset;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static __thread __u32 seen;
 
-void address_init(int api_version, bool shortcut)
+static int find_functions(void)
 {
-	__u64 block = 0;
+	map_memory = (cpu_physical_memory_map_fn)dlsym(RTLD_DEFAULT, "cpu_physical_memory_map");
+	unmap_memory = (cpu_physical_memory_unmap_fn)dlsym(RTLD_DEFAULT,
+							   "cpu_physical_memory_unmap");
+	block_from_host = (qemu_ram_block_from_host_fn)dlsym(RTLD_DEFAULT,
+							     "qemu_ram_block_from_host");
+	block_offset = (qemu_ram_get_offset_fn)dlsym(RTLD_DEFAULT, "qemu_ram_get_offset");
+	if (map_memory && unmap_memory && block_from_host && block_offset)
+		return 0;
+	fprintf(stderr, "counters: this QEMU does not export what tells where its memory is\n");
+	return -1;
+}
+
+int address_init(int api_version, bool shortcut)
+{
 	__u32 i;
+
+	if (api_version < 2 && find_functions())
+		return -1;
 
 	nr_ranges = config.nr_ranges;
 	for (i = 0; i < nr_ranges; i++) {
@@ -70,10 +89,8 @@ void address_init(int api_version, bool shortcut)
 		ranges[i] = (struct range) {
 			.start = from->start,
 			.size = from->end - from->start,
-			.block = block,
 			.node = from->node,
 		};
-		block += ranges[i].size;
 	}
 	header->api_version = api_version;
 	if (api_version >= 2)
@@ -82,6 +99,7 @@ void address_init(int api_version, bool shortcut)
 		mode = shortcut ? MODE_SHORTCUT : MODE_BLOCK;
 	header->status = mode == MODE_SHORTCUT ? VNUMA_LC_STATUS_CHECKING :
 						 VNUMA_LC_STATUS_API;
+	return 0;
 }
 
 static void give_up(const char *why)
@@ -92,36 +110,40 @@ static void give_up(const char *why)
 		why);
 }
 
-/* Asks QEMU where each range is mapped; the first access of all does. */
+/* Memory of the nodes before this one; the machine has its nodes' memory in their order. */
+static __u64 memory_below(__u8 node)
+{
+	__u64 size = 0;
+	__u32 i;
+
+	for (i = 0; i < nr_ranges; i++)
+		if (ranges[i].node < node)
+			size += ranges[i].size;
+	return size;
+}
+
+/* Asks QEMU where each range is; the first access of all does, when memory is there. */
 static void map_ranges(void)
 {
-	cpu_physical_memory_map_fn map;
-	cpu_physical_memory_unmap_fn unmap;
 	__u32 i;
 
 	pthread_mutex_lock(&lock);
-	if (mapped || mode != MODE_SHORTCUT)
-		goto out;
-	map = (cpu_physical_memory_map_fn)dlsym(RTLD_DEFAULT, "cpu_physical_memory_map");
-	unmap = (cpu_physical_memory_unmap_fn)dlsym(RTLD_DEFAULT, "cpu_physical_memory_unmap");
-	if (!map || !unmap) {
-		give_up("this QEMU does not export cpu_physical_memory_map");
-		goto out;
-	}
-	for (i = 0; i < nr_ranges; i++) {
+	for (i = 0; i < nr_ranges && !mapped; i++) {
 		__u64 length = 4096;
-		void *host = map(ranges[i].start, &length, false);
+		void *host = map_memory(ranges[i].start, &length, false);
+		__u64 offset = 0;
+		void *block = host ? block_from_host(host, false, &offset) : NULL;
 
-		if (!host) {
-			give_up("a range of memory cannot be mapped");
-			goto out;
+		if (!block) {
+			fprintf(stderr, "counters: ranges.start: no memory at %#llx\n",
+				ranges[i].start);
+			exit(1);
 		}
 		ranges[i].host = (uintptr_t)host;
-		ranges[i].block = NOT_LEARNT;
-		unmap(host, length, false, 0);
+		ranges[i].block = block_offset(block) + offset + memory_below(ranges[i].node);
+		unmap_memory(host, length, false, 0);
 	}
 	__atomic_store_n(&mapped, true, __ATOMIC_RELEASE);
-out:
 	pthread_mutex_unlock(&lock);
 }
 
@@ -147,13 +169,8 @@ static bool compare(const struct qemu_plugin_hwaddr *hwaddr)
 	header->compared++;
 	if (same && !internal->is_io) {
 		range = by_host((uintptr_t)internal->host);
-		if (range) {
-			__u64 block = offset - ((uintptr_t)internal->host - range->host);
-
-			if (range->block == NOT_LEARNT)
-				range->block = block;
-			same = range->block == block;
-		}
+		if (range)
+			same = offset - range->block == (uintptr_t)internal->host - range->host;
 	}
 	if (!same) {
 		header->mismatched++;
@@ -225,10 +242,6 @@ static bool by_shortcut(const struct qemu_plugin_hwaddr *hwaddr,
 	const struct hwaddr_7_2 *internal = (const void *)hwaddr;
 	struct range *range;
 
-	if (unlikely(!__atomic_load_n(&mapped, __ATOMIC_ACQUIRE)))
-		map_ranges();
-	if (unlikely(mode != MODE_SHORTCUT))
-		return false;
 	if (unlikely(seen++ < CHECKS || seen % CHECK_EVERY == 0) &&
 	    !compare(hwaddr))
 		return false;
@@ -247,7 +260,9 @@ bool address_of(struct cpu *cpu, qemu_plugin_meminfo_t info, __u64 vaddr,
 
 	if (unlikely(!hwaddr))
 		return false;
-	if (likely(mode == MODE_SHORTCUT) && by_shortcut(hwaddr, access))
+	if (unlikely(mode != MODE_PHYSICAL && !__atomic_load_n(&mapped, __ATOMIC_ACQUIRE)))
+		map_ranges();
+	if (mode == MODE_SHORTCUT && by_shortcut(hwaddr, access))
 		return true;
 	if (qemu_plugin_hwaddr_is_io(hwaddr)) {
 		count_mmio(cpu, qemu_plugin_hwaddr_phys_addr(hwaddr));

@@ -295,7 +295,8 @@ EXPORT int qemu_plugin_install(qemu_plugin_id_t id, const struct qemu_info *info
 		return -1;
 	nr_cpus = config.nr_cpus;
 	api_version = info->version.cur;
-	address_init(api_version, shortcut);
+	if (address_init(api_version, shortcut))
+		return -1;
 	qemu_plugin_register_vcpu_tb_trans_cb(id, translate);
 	return 0;
 }

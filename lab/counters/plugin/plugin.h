@@ -70,7 +70,7 @@ static inline void add(__u64 *counter, __u64 amount)
 
 int config_load(const char *path, int qemu_cpus);
 
-void address_init(int api_version, bool shortcut);
+int address_init(int api_version, bool shortcut);
 /* True and *access for memory; false for MMIO, which has been counted. */
 bool address_of(struct cpu *cpu, qemu_plugin_meminfo_t info, __u64 vaddr,
 		struct access *access);

@@ -79,5 +79,7 @@ typedef void *(*cpu_physical_memory_map_fn)(__u64 addr, __u64 *len,
 					    bool is_write);
 typedef void (*cpu_physical_memory_unmap_fn)(void *buffer, __u64 len,
 					     bool is_write, __u64 access_len);
+typedef void *(*qemu_ram_block_from_host_fn)(void *host, bool round_offset, __u64 *offset);
+typedef __u64 (*qemu_ram_get_offset_fn)(void *block);
 
 #endif /* VNUMA_QEMU_API_H */
