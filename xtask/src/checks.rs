@@ -7,6 +7,9 @@ use std::process::Command;
 
 /// Each test in `tests/` boots the lab for itself; two at once keep both cores busy.
 const LAB_TEST_ARGUMENTS: &[&str] = &["--package", "vnuma-lab-tests", "--features", "lab", "--no-fail-fast"];
+/// What is measured here is counts, but a server that another one slows down takes longer for them.
+const COUNTER_TEST_ARGUMENTS: &[&str] =
+    &["--package", "lab-count", "--features", "lab", "--test", "exact", "--", "--test-threads", "1"];
 
 /// Everything that must hold before a change lands.
 pub fn test() -> Result<()> {
@@ -26,6 +29,7 @@ pub fn test() -> Result<()> {
         cargo_test(&["--quiet", "--workspace", "--locked", "--no-fail-fast"], counts)
     });
     steps.step("lab tests", |counts| cargo_test(LAB_TEST_ARGUMENTS, counts));
+    steps.step("exactness of the lab's counters", |counts| cargo_test(COUNTER_TEST_ARGUMENTS, counts));
     steps.finish()
 }
 
