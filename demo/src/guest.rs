@@ -1,30 +1,36 @@
-//! The program in the guest. One thread per CPU, bound to it, allocates without
+//! The program in the guest. One process per CPU, bound to it, allocates without
 //! pause: it gives a batch of pages back to the kernel, touches them again, so that the kernel
 //! allocates each on the node that it calls local, and reports where they came to
 //! lie in guest physical memory. A batch is kept until the host has looked it up.
 //!
-//! Each thread also keeps pages that it allocated at the start and goes on writing;
+//! Each process also keeps pages that it allocated at the start and goes on writing;
 //! they show what the guest's AutoNUMA makes of the change.
+//!
+//! Processes and not threads: giving pages back in a shared address space
+//! interrupts every CPU that uses it, which is what a VM does worst.
 
-use crate::record::{Kind, Page, Record};
-use anyhow::{Context, Result, bail};
+use crate::record::{Kind, MAX_PAGES, Page, Record};
+use anyhow::{Context, Result, bail, ensure};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 use std::arch::x86_64::{__cpuid_count, _rdtsc};
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{Read, Write, stdout};
+use std::io::{Read, Write, stdin, stdout};
+use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex};
+use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
 const PAGE_SIZE: usize = 4096;
-const BATCH_PAGES: usize = 16;
-/// Batches that a thread may have waiting for the host's answer.
-const BATCHES: usize = 32;
+const BATCH_PAGES: usize = 64;
+/// Batches that a process may have waiting for the host's answer.
+const BATCHES: usize = 16;
 const RESIDENT_PAGES: usize = 256;
 const RESIDENT_PERIOD: Duration = Duration::from_secs(1);
+/// The host answers within milliseconds; this only ends a process whose host is gone.
+const ANSWER_LIMIT_MS: u16 = 60_000;
 const PAGEMAP_PRESENT: u64 = 1 << 63;
 const PAGEMAP_FRAME: u64 = (1 << 55) - 1;
 
@@ -33,55 +39,78 @@ pub struct Arguments {
     /// Stop after this many seconds
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600))]
     seconds: u64,
+    /// Be the process of this CPU; without it: start one for every online CPU
+    #[arg(long)]
+    cpu: Option<usize>,
 }
 
-/// Senders of credit, by APIC id.
-type Credits = Arc<Mutex<HashMap<u32, Sender<()>>>>;
-
 pub fn run(arguments: &Arguments) -> Result<()> {
-    let deadline = Instant::now() + Duration::from_secs(arguments.seconds);
+    match arguments.cpu {
+        Some(cpu) => allocate(cpu, Instant::now() + Duration::from_secs(arguments.seconds)),
+        None => run_all(arguments.seconds),
+    }
+}
+
+fn run_all(seconds: u64) -> Result<()> {
     let online = std::fs::read_to_string("/sys/devices/system/cpu/online").context("online CPUs")?;
     let cpus: vnuma_topology::CpuSet = online.parse().context("/sys/devices/system/cpu/online")?;
-    let credits = Credits::default();
-    std::thread::spawn({
-        let credits = Arc::clone(&credits);
-        move || forward_credit(&credits)
-    });
-    let threads: Vec<_> = cpus
-        .iter()
-        .map(|cpu| {
-            let credits = Arc::clone(&credits);
-            std::thread::spawn(move || allocate(cpu as usize, deadline, &credits))
-        })
-        .collect();
-    for thread in threads {
-        thread.join().expect("a thread panicked")?;
+    let mut children: Vec<Child> = Vec::new();
+    let mut inputs = HashMap::new();
+    for cpu in cpus.iter() {
+        let apic_id = bind(cpu as usize)?;
+        let mut child = Command::new(std::env::current_exe()?)
+            .args(["touch", "--cpu", &cpu.to_string(), "--seconds", &seconds.to_string()])
+            .stdin(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("the process of CPU {cpu}"))?;
+        inputs.insert(apic_id, child.stdin.take().context("no standard input")?);
+        children.push(child);
     }
     // Standard input stays open at the other end; leaving main ends its reader.
+    std::thread::spawn(move || forward_answers(inputs));
+    for mut child in children {
+        let status = child.wait()?;
+        ensure!(status.success(), "a process failed: {status}");
+    }
     Ok(())
 }
 
 /// The host answers each fresh record with the APIC id of its vCPU.
-fn forward_credit(credits: &Credits) {
+fn forward_answers(mut inputs: HashMap<u32, ChildStdin>) {
     let mut apic_id = [0u8; 4];
-    while std::io::stdin().read_exact(&mut apic_id).is_ok() {
-        let credits = credits.lock().expect("poisoned");
-        if let Some(thread) = credits.get(&u32::from_le_bytes(apic_id)) {
-            // A thread that has ended needs no credit.
-            let _ = thread.send(());
+    while stdin().read_exact(&mut apic_id).is_ok() {
+        if let Some(input) = inputs.get_mut(&u32::from_le_bytes(apic_id)) {
+            // A process that has ended needs no answer.
+            let _ = input.write_all(&[1]);
         }
     }
 }
 
-fn allocate(cpu: usize, deadline: Instant, credits: &Credits) -> Result<()> {
+/// Binds the caller to a CPU and returns its x2APIC id (CPUID leaf 0xb, EDX).
+fn bind(cpu: usize) -> Result<u32> {
     let mut only = CpuSet::new();
     only.set(cpu)?;
     sched_setaffinity(Pid::from_raw(0), &only).with_context(|| format!("binding to CPU {cpu}"))?;
-    // Leaf 0xb, EDX: the x2APIC id of the CPU that this thread is bound to.
-    let apic_id = __cpuid_count(0xb, 0).edx;
-    let (credit, answered): (_, Receiver<()>) = channel();
-    credits.lock().expect("poisoned").insert(apic_id, credit);
+    Ok(__cpuid_count(0xb, 0).edx)
+}
 
+/// Answers that have come; waits for one when `wait` says so.
+fn answers(wait: bool) -> Result<usize> {
+    let input = stdin();
+    let mut polled = [PollFd::new(input.as_fd(), PollFlags::POLLIN)];
+    let limit = if wait { PollTimeout::from(ANSWER_LIMIT_MS) } else { PollTimeout::ZERO };
+    if poll(&mut polled, limit)? == 0 {
+        ensure!(!wait, "the host has not answered for {ANSWER_LIMIT_MS} ms");
+        return Ok(0);
+    }
+    let mut bytes = [0u8; BATCHES];
+    let count = nix::unistd::read(input.as_fd(), &mut bytes)?;
+    ensure!(count > 0, "the host is gone");
+    Ok(count)
+}
+
+fn allocate(cpu: usize, deadline: Instant) -> Result<()> {
+    let apic_id = bind(cpu)?;
     let pagemap = File::open("/proc/self/pagemap").context("/proc/self/pagemap")?;
     let mut resident = Arena::new(RESIDENT_PAGES)?;
     let mut fresh = Arena::new(BATCHES * BATCH_PAGES)?;
@@ -92,15 +121,7 @@ fn allocate(cpu: usize, deadline: Instant, credits: &Credits) -> Result<()> {
         if Instant::now() >= deadline {
             return Ok(());
         }
-        while answered.try_recv().is_ok() {
-            waiting -= 1;
-        }
-        if waiting == BATCHES {
-            match answered.recv_timeout(Duration::from_secs(30)) {
-                Ok(()) => waiting -= 1,
-                Err(_) => bail!("the host has not answered for 30 s"),
-            }
-        }
+        waiting -= answers(waiting == BATCHES)?;
         let first = batch * BATCH_PAGES;
         fresh.discard(first, BATCH_PAGES)?;
         let times = fresh.touch(first, BATCH_PAGES);
@@ -109,7 +130,9 @@ fn allocate(cpu: usize, deadline: Instant, credits: &Credits) -> Result<()> {
         resident.touch(batch * RESIDENT_PAGES / BATCHES, RESIDENT_PAGES / BATCHES);
         if Instant::now() >= next_resident {
             let times = resident.touch(0, RESIDENT_PAGES);
-            send(Kind::Resident, apic_id, resident.locate(&pagemap, 0, &times)?)?;
+            for pages in resident.locate(&pagemap, 0, &times)?.chunks(MAX_PAGES) {
+                send(Kind::Resident, apic_id, pages.to_vec())?;
+            }
             next_resident = Instant::now() + RESIDENT_PERIOD;
         }
     }
@@ -117,9 +140,12 @@ fn allocate(cpu: usize, deadline: Instant, credits: &Credits) -> Result<()> {
 }
 
 fn send(kind: Kind, apic_id: u32, pages: Vec<Page>) -> Result<()> {
-    let mut out = stdout().lock();
-    Record { kind, apic_id, pages }.write(&mut out)?;
-    Ok(out.flush()?)
+    let mut bytes = Vec::new();
+    Record { kind, apic_id, pages }.write(&mut bytes)?;
+    // One write of at most PIPE_BUF bytes: the processes share the pipe, and such writes stay whole (pipe(7)).
+    let written = nix::unistd::write(stdout(), &bytes)?;
+    ensure!(written == bytes.len(), "wrote {written} of {} bytes", bytes.len());
+    Ok(())
 }
 
 /// Anonymous memory in 4 KiB pages, never merged into huge ones.

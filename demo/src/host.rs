@@ -26,7 +26,7 @@ pub struct Arguments {
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(5..=3600))]
     seconds: u64,
     /// Milliseconds between two moves
-    #[arg(long, default_value_t = 3000, value_parser = clap::value_parser!(u64).range(10..=60_000))]
+    #[arg(long, default_value_t = 6000, value_parser = clap::value_parser!(u64).range(10..=60_000))]
     period_ms: u64,
     /// Seed of the sequence of moves
     #[arg(long, default_value_t = 1)]
@@ -191,6 +191,7 @@ fn witness(
     count: &AtomicUsize,
 ) -> Result<Vec<Sample>> {
     let mut samples = Vec::new();
+    let mut due = Vec::new();
     while let Some(record) = Record::read(&mut records)? {
         let tid = *threads.get(record.apic_id as usize).with_context(|| {
             format!("the guest names APIC id {}, the VM has {} vCPUs", record.apic_id, threads.len())
@@ -206,8 +207,13 @@ fn witness(
         }));
         if record.kind == Kind::Fresh {
             count.fetch_add(gpas.len(), Ordering::Relaxed);
+            due.extend(record.apic_id.to_le_bytes());
+        }
+        // Answers go together, as each write to a guest is dear; none waits for a record that is not there yet.
+        if records.buffer().is_empty() {
             // At its end the guest program no longer reads answers.
-            let _ = answers.write_all(&record.apic_id.to_le_bytes());
+            let _ = answers.write_all(&due);
+            due.clear();
         }
     }
     Ok(samples)

@@ -19,7 +19,7 @@ pub struct Arguments {
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600))]
     seconds: u64,
     /// Milliseconds between two moves
-    #[arg(long, default_value_t = 3000, value_parser = clap::value_parser!(u64).range(10..=60_000))]
+    #[arg(long, default_value_t = 6000, value_parser = clap::value_parser!(u64).range(10..=60_000))]
     period_ms: u64,
     /// Seed of the sequence of moves
     #[arg(long, default_value_t = 1)]

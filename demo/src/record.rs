@@ -4,8 +4,8 @@
 
 use std::io::{self, Read, Write};
 
-/// Pages that one record may hold.
-pub const MAX_PAGES: usize = 512;
+/// Pages that one record may hold: what `PIPE_BUF`, 4096 bytes, has room for.
+pub const MAX_PAGES: usize = (4096 - HEADER_BYTES) / PAGE_BYTES;
 const MAGIC: u16 = 0x564e;
 const HEADER_BYTES: usize = 12;
 const PAGE_BYTES: usize = 24;

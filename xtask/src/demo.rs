@@ -19,8 +19,8 @@ pub struct Arguments {
     /// Seconds of moves and allocation
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(5..=3600))]
     seconds: u64,
-    /// Milliseconds between two moves
-    #[arg(long, default_value_t = 3000, value_parser = clap::value_parser!(u64).range(10..=60_000))]
+    /// Milliseconds between two moves; with those that the balancer adds about the 20 changes a minute of XPV, section 5.4.1
+    #[arg(long, default_value_t = 6000, value_parser = clap::value_parser!(u64).range(10..=60_000))]
     period_ms: u64,
     /// Seed of the moves
     #[arg(long, default_value_t = 1)]
