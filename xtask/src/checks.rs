@@ -1,15 +1,32 @@
 //! `make test`: format, lints, unit and property tests, lab tests. `make soak`: the long runs.
 
+use crate::demo;
 use crate::setup;
 use crate::steps::{Steps, cargo_test, run, run_quiet, workspace};
 use anyhow::{Context, Result, bail};
 use std::process::Command;
 
-/// Each test in `tests/` boots the lab for itself; two at once keep both cores busy.
-const LAB_TEST_ARGUMENTS: &[&str] = &["--package", "vnuma-lab-tests", "--features", "lab", "--no-fail-fast"];
+/// The lab itself. One server at a time: two would only wait for each other on two cores.
+const LAB_TESTS: &[&str] = &[
+    "--package",
+    "vnuma-lab-runner",
+    "--features",
+    "lab-tests",
+    "--no-fail-fast",
+    "--",
+    "--test-threads",
+    "1",
+];
+/// What vnuma does, on the lab.
+const SLICE_TESTS: &[&str] =
+    &["--package", "vnuma-lab-tests", "--features", "lab", "--no-fail-fast", "--", "--nocapture"];
 /// What is measured here is counts, but a server that another one slows down takes longer for them.
-const COUNTER_TEST_ARGUMENTS: &[&str] =
+const COUNTER_TESTS: &[&str] =
     &["--package", "lab-count", "--features", "lab", "--test", "exact", "--", "--test-threads", "1"];
+/// Of a soak: cases of each property, rounds of moves, seconds of the demonstration.
+const SOAK_CASES: &str = "20000";
+const SOAK_ROUNDS: &str = "500";
+const SOAK_DEMO_SECONDS: u64 = 900;
 
 /// Everything that must hold before a change lands.
 pub fn test() -> Result<()> {
@@ -26,10 +43,40 @@ pub fn test() -> Result<()> {
     });
     steps.step("checkpatch", |_| checkpatch());
     steps.step("unit and property tests", |counts| {
-        cargo_test(&["--quiet", "--workspace", "--locked", "--no-fail-fast"], counts)
+        cargo_test(&["--quiet", "--workspace", "--locked", "--no-fail-fast"], &[], counts)
     });
-    steps.step("lab tests", |counts| cargo_test(LAB_TEST_ARGUMENTS, counts));
-    steps.step("exactness of the lab's counters", |counts| cargo_test(COUNTER_TEST_ARGUMENTS, counts));
+    steps.step("the driver's reader of the channel, damaged and raced", |counts| {
+        run(Command::new("make").args(["--silent", "-C", "guest/driver", "check"]))?;
+        counts.add_passed();
+        Ok(())
+    });
+    steps.step("lab: the lab itself", |counts| cargo_test(LAB_TESTS, &[], counts));
+    steps.step("lab: a guest follows its topology", |counts| cargo_test(SLICE_TESTS, &[], counts));
+    steps.step("lab: exactness of the counters", |counts| cargo_test(COUNTER_TESTS, &[], counts));
+    steps.step("lab: the demonstration", |counts| {
+        demo::check()?;
+        counts.add_passed();
+        Ok(())
+    });
+    steps.finish()
+}
+
+/// The long runs.
+pub fn soak() -> Result<()> {
+    setup::packages()?;
+    let mut steps = Steps::default();
+    steps.step("property tests", |counts| {
+        let arguments = ["--quiet", "--workspace", "--locked", "--no-fail-fast"];
+        cargo_test(&arguments, &[("PROPTEST_CASES", SOAK_CASES)], counts)
+    });
+    steps.step("lab: a guest follows its topology", |counts| {
+        cargo_test(SLICE_TESTS, &[("VNUMA_SOAK_ROUNDS", SOAK_ROUNDS)], counts)
+    });
+    steps.step("lab: the demonstration", |counts| {
+        demo::run(&demo::Arguments::lasting(SOAK_DEMO_SECONDS))?;
+        counts.add_passed();
+        Ok(())
+    });
     steps.finish()
 }
 

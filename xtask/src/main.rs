@@ -34,6 +34,8 @@ enum Command {
     Bench(bench::Arguments),
     /// Format, lints, unit, property and lab tests: what CI runs
     Test,
+    /// The long runs: property tests with many cases, hundreds of moves, a long demonstration
+    Soak,
 }
 
 fn main() -> ExitCode {
@@ -42,6 +44,7 @@ fn main() -> ExitCode {
         Command::Setup => setup::packages().map(|()| ExitCode::SUCCESS),
         Command::Demo(arguments) => demo::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Bench(arguments) => bench::run(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::Soak => checks::soak().map(|()| ExitCode::SUCCESS),
         Command::Test => checks::test().map(|()| ExitCode::SUCCESS),
     };
     match result {

@@ -50,6 +50,11 @@ pub struct Counts {
 }
 
 impl Counts {
+    /// One test that cargo did not run.
+    pub fn add_passed(&mut self) {
+        self.passed += 1;
+    }
+
     /// `test result: ok. 9 passed; 0 failed; 0 ignored; ...`
     fn add_line(&mut self, line: &str) {
         let Some(rest) = line.strip_prefix("test result: ") else { return };
@@ -104,9 +109,10 @@ impl Steps {
 }
 
 /// Runs `cargo test` with its output shown, and counts the tests.
-pub fn cargo_test(arguments: &[&str], counts: &mut Counts) -> Result<()> {
+pub fn cargo_test(arguments: &[&str], env: &[(&str, &str)], counts: &mut Counts) -> Result<()> {
     let mut command = Command::new("cargo");
-    command.arg("test").args(arguments).current_dir(workspace()).stdout(Stdio::piped());
+    command.arg("test").args(arguments).envs(env.iter().copied());
+    command.current_dir(workspace()).stdout(Stdio::piped());
     let shown = show(&command);
     let mut child = command.spawn().with_context(|| format!("cannot start {shown}"))?;
     let stdout = child.stdout.take().context("no standard output")?;

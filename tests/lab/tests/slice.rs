@@ -1,12 +1,13 @@
 //! The first slice on real KVM. Each test boots a lab server of its own and plays scenarios of `lab-scenario` there.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use vnuma_lab_runner::{LabRun, boot_retries, build_binaries, driver};
 
-/// Only a bound against hanging for ever.
-const TIMEOUT: Duration = Duration::from_secs(900);
+/// Only a bound against hanging for ever; a soak takes an hour.
+const TIMEOUT: Duration = Duration::from_secs(3 * 3600);
 const GUEST_KERNEL: &str = "6.12";
 
 /// Files that a scenario needs on the server: here, there.
@@ -46,7 +47,8 @@ fn play(profile: &str, arguments: &[&str]) {
 
 #[test]
 fn the_guests_kernel_follows_every_move() {
-    play("4n8c", &["follow", "--rounds", "20"]);
+    let rounds = std::env::var("VNUMA_SOAK_ROUNDS").unwrap_or_else(|_| "20".to_owned());
+    play("4n8c", &["follow", "--rounds", &rounds]);
 }
 
 #[test]
@@ -57,4 +59,22 @@ fn states_are_shown_as_they_are() {
 #[test]
 fn vms_come_and_go() {
     play("2n4c", &["lifecycle"]);
+}
+
+#[test]
+fn migrations_between_nodes_are_told_by_the_kernel() {
+    let _turn = one_at_a_time();
+    let status = Command::new(env!("CARGO"))
+        .args(["build", "--quiet", "--package", "vnuma-monitor", "--example", "vcpu-watch"])
+        .status()
+        .expect("cargo starts");
+    assert!(status.success(), "the example vcpu-watch does not build");
+    let example = Path::new(env!("CARGO_TARGET_TMPDIR")).join("../debug/examples/vcpu-watch");
+    let there = "/usr/local/bin/vcpu-watch";
+    let run = LabRun {
+        puts: vec![(example, there.to_owned())],
+        command: [there, "--self-test"].map(str::to_owned).into(),
+        ..LabRun::default()
+    };
+    assert_eq!(run.run().expect("the lab runs").status, 0, "the self-test failed, its output stands above");
 }
