@@ -141,7 +141,7 @@ static int check_vcpus(struct vnuma_topology *topology,
 
 /*
  * Two guest nodes can have one home, so 10 is valid between different nodes. The
- * kernel has narrower needs, see vnuma_topology_distances().
+ * kernel has narrower needs, see obstacle() of distances.c.
  */
 static int check_distances(const struct vnuma_topology *topology,
 			   struct vnuma_reason *why)

@@ -101,7 +101,6 @@ struct vnuma_symbols {
 	/* drivers/base/node.c */
 	int (*register_cpu_under_node)(unsigned int cpu, unsigned int node);
 	int (*unregister_cpu_under_node)(unsigned int cpu, unsigned int node);
-	/* drivers/base/core.c */
 	/* mm/numa_memblks.c, until 6.11 arch/x86/mm/numa.c */
 	u8 **numa_distance;
 	int *numa_distance_cnt;
