@@ -279,8 +279,9 @@ fn the_sampled_model_agrees_with_the_full_one() {
         format!("chase --mib {MIB} --node 1 --times 1000000"),
         format!("stream --mib {MIB} --node 0 --times 1"),
         "chase --mib 8 --huge --node 0 --times 1000000".to_owned(),
-        // More than the LLC takes: some sets keep their lines, some do not.
-        "chase --mib 64 --huge --node 0 --times 3000000".to_owned(),
+        // 20 huge pages put at most one line each into a set of 20 ways and so just fit the LLC of 55 MiB; 32 do not.
+        "chase --mib 40 --huge --node 0 --times 1000000".to_owned(),
+        "chase --mib 64 --huge --node 0 --times 1000000".to_owned(),
     ];
     let run = |counters: &str| -> Vec<Counted> {
         let server = Server::boot(counters);
@@ -289,10 +290,15 @@ fn the_sampled_model_agrees_with_the_full_one() {
     let (sampled, full) = (run("broadwell-2s"), run("broadwell-2s:full"));
     let mut checks = Checks::default();
     for ((load, sampled), full) in loads.iter().zip(&sampled).zip(&full) {
+        // The full model is slower, so more ticks of the kernel fall into a load: their misses of the L2 are some
+        // 100 each. What misses the LLC is the load's own.
         let cycles = |counted: &Counted| counted.number("kernel_cycles");
-        checks.near(&format!("{load}: modelled cycles"), cycles(sampled), cycles(full), 1.0);
+        checks.near(&format!("{load}: modelled cycles"), cycles(sampled), cycles(full), 2.0);
         let references = |counted: &Counted| counted.count("llc_references");
-        checks.near(&format!("{load}: LLC references"), references(sampled), references(full), 1.0);
+        checks.near(&format!("{load}: LLC references"), references(sampled), references(full), 2.0);
+        let misses = |counted: &Counted| counted.count("llc_misses");
+        let apart = (misses(sampled) - misses(full)).abs();
+        checks.below(&format!("{load}: LLC misses apart"), apart, references(full) * 0.01);
     }
     checks.done();
 }
