@@ -9,8 +9,8 @@
 //! Processes and not threads: giving pages back in a shared address space
 //! interrupts every CPU that uses it, which is what a VM does worst.
 
-use crate::record::{Kind, MAX_PAGES, Page, Record};
-use anyhow::{Context, Result, bail, ensure};
+use crate::record::{Kind, MAX_PAGES, NOT_PRESENT, Page, Record};
+use anyhow::{Context, Result, ensure};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
@@ -220,13 +220,11 @@ impl Arena {
         for (entry, &(before_tsc, after_tsc)) in entries.chunks_exact(8).zip(times) {
             let entry = u64::from_ne_bytes(entry.try_into().expect("eight bytes"));
             let frame = entry & PAGEMAP_FRAME;
-            // A page that AutoNUMA is migrating at this very moment is not present.
-            if entry & PAGEMAP_PRESENT != 0 {
-                if frame == 0 {
-                    bail!("/proc/self/pagemap hides page frames: run as root");
-                }
-                pages.push(Page { before_tsc, after_tsc, gpa: frame * PAGE_SIZE as u64 });
-            }
+            // A page that AutoNUMA is migrating at this very moment is not present; no page of ours lies at 0.
+            let present = entry & PAGEMAP_PRESENT != 0;
+            ensure!(!present || frame != 0, "/proc/self/pagemap hides page frames: run as root");
+            let gpa = if present { frame * PAGE_SIZE as u64 } else { NOT_PRESENT };
+            pages.push(Page { before_tsc, after_tsc, gpa });
         }
         Ok(pages)
     }

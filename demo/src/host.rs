@@ -31,9 +31,9 @@ pub struct Arguments {
     /// Seed of the sequence of moves
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Guest nodes of each VM
-    #[arg(long, default_value_t = 4)]
-    nodes: u32,
+    /// Guest nodes of each VM; as many as the host has if it is not said
+    #[arg(long)]
+    nodes: Option<usize>,
     /// vCPUs of each VM
     #[arg(long, default_value_t = 4)]
     vcpus: u32,
@@ -59,7 +59,8 @@ struct Sample {
 
 pub fn run(arguments: &Arguments) -> Result<()> {
     let nodes = Nodes::read()?;
-    let shape = ["--nodes", &arguments.nodes.to_string(), "--vcpus", &arguments.vcpus.to_string()]
+    let guest_nodes = arguments.nodes.unwrap_or_else(|| nodes.with_cpus().count());
+    let shape = ["--nodes", &guest_nodes.to_string(), "--vcpus", &arguments.vcpus.to_string()]
         .into_iter()
         .chain(["--memory", &arguments.memory])
         .map(str::to_owned)
@@ -245,7 +246,9 @@ fn judge(vm: &Vm, samples: &[Sample], locations: &Locations, nodes: &Nodes) -> R
         let node_at = |tsc| locations.cpu(sample.tid, tsc).and_then(|cpu| nodes.of_cpu(cpu));
         let (before, after) = (node_at(sample.before_tsc), node_at(sample.after_tsc));
         ensure!(before.is_some() && after.is_some(), "no location of thread {} in the trace", sample.tid);
+        // A page that could not be looked up counts as one that is not local.
         let is_local = sample.node == before && sample.node == after;
+        report.pages_not_found += usize::from(sample.node.is_none());
         match sample.kind {
             Kind::Fresh => {
                 report.pages += 1;

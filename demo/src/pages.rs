@@ -2,6 +2,7 @@
 //! address (`gpa2hva` of its monitor), then `move_pages(2)` without a target, which
 //! only asks.
 
+use crate::record::NOT_PRESENT;
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -109,9 +110,10 @@ impl Pages {
         Ok((start, PAGE_BYTES, self.monitor.host_virtual(start)?))
     }
 
-    /// The host node of each page; none for one that the host has not backed.
+    /// The host node of each page; none for one that is not present, or that the host has not backed.
     pub fn nodes(&mut self, gpas: &[u64]) -> Result<Vec<Option<u32>>> {
-        let addresses = gpas.iter().map(|&gpa| self.address(gpa)).collect::<Result<Vec<_>>>()?;
+        let address = |&gpa: &u64| if gpa == NOT_PRESENT { Ok(NOT_PRESENT) } else { self.address(gpa) };
+        let addresses = gpas.iter().map(address).collect::<Result<Vec<_>>>()?;
         let mut status = vec![0i32; addresses.len()];
         // SAFETY: both arrays have `len` entries; without target nodes the kernel only writes `status`.
         let result = unsafe {

@@ -7,6 +7,8 @@ use std::io::{self, Read, Write};
 /// Pages that one record may hold: what `PIPE_BUF`, 4096 bytes, has room for.
 pub const MAX_PAGES: usize = (4096 - HEADER_BYTES) / PAGE_BYTES;
 const MAGIC: u16 = 0x564e;
+/// In place of an address: the page was not mapped when its address was read.
+pub const NOT_PRESENT: u64 = 0;
 const HEADER_BYTES: usize = 12;
 const PAGE_BYTES: usize = 24;
 
@@ -26,7 +28,7 @@ pub struct Page {
     pub before_tsc: u64,
     /// After it.
     pub after_tsc: u64,
-    /// Guest physical address.
+    /// Guest physical address, or [`NOT_PRESENT`].
     pub gpa: u64,
 }
 

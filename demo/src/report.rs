@@ -58,6 +58,8 @@ pub struct VmReport {
     /// Those whose vCPU changed its node while it touched them; they count as local
     /// only if they are local before and after.
     pub pages_in_transit: usize,
+    /// Pages of either kind that could not be looked up, because AutoNUMA was migrating them; not local.
+    pub pages_not_found: usize,
     /// Share of long-lived pages on the host node of the vCPU that uses them, each
     /// looked at once a second: what the guest's AutoNUMA can raise.
     pub resident_local_share: f64,

@@ -28,8 +28,10 @@ pub struct Arguments {
     seed: u64,
 }
 
-/// Share of local pages that a short run must reach even on a machine that is busy elsewhere; what a quiet one
-/// reaches is in `docs/results`.
+/// Share of local pages that the demonstration claims.
+const CLAIMED_LOCAL_SHARE: f64 = 0.97;
+/// What a short run must reach even on a machine that is busy elsewhere: a guest that waits for a CPU takes its
+/// topology over late, and no test may depend on how long that is. A guest that is not told stays below 0.5.
 const CHECKED_LOCAL_SHARE: f64 = 0.90;
 const CHECKED_SECONDS: u64 = 30;
 
@@ -43,16 +45,22 @@ impl Arguments {
 /// A short run whose report must say what the demonstration claims.
 pub fn check() -> Result<()> {
     run(&Arguments::lasting(CHECKED_SECONDS))?;
-    let text = std::fs::read_to_string(report_path())?;
-    let report: serde_json::Value = serde_json::from_str(&text)?;
-    let share = |vm: &str| report[vm]["local_share"].as_f64().with_context(|| format!("no {vm}.local_share"));
-    let (dynamic, static_) = (share("dynamic")?, share("static")?);
+    let report = read_report()?;
+    let (dynamic, static_) = (local_share(&report, "dynamic")?, local_share(&report, "static")?);
     ensure!(dynamic >= CHECKED_LOCAL_SHARE, "dynamic.local_share is {dynamic}, below {CHECKED_LOCAL_SHARE}");
     ensure!(static_ < dynamic, "static.local_share is {static_}, not below dynamic.local_share, {dynamic}");
     for field in [&report["changes"], &report["updates"]] {
-        ensure!(field.as_u64().is_some_and(|count| count > 0), "no changes or no updates: {text}");
+        ensure!(field.as_u64().is_some_and(|count| count > 0), "no changes or no updates: {report}");
     }
     Ok(())
+}
+
+fn read_report() -> Result<serde_json::Value> {
+    Ok(serde_json::from_str(&std::fs::read_to_string(report_path())?)?)
+}
+
+fn local_share(report: &serde_json::Value, vm: &str) -> Result<f64> {
+    report[vm]["local_share"].as_f64().with_context(|| format!("the report has no {vm}.local_share"))
 }
 
 fn report_path() -> PathBuf {
@@ -99,5 +107,12 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     }
     ensure!(output.status == 0, "the demonstration failed with status {}", output.status);
     println!("\nreport: {}", report.display());
+    let share = local_share(&read_report()?, "dynamic")?;
+    if share < CLAIMED_LOCAL_SHARE {
+        println!(
+            "demo: WARNING: {share:.4} of the pages were local, {CLAIMED_LOCAL_SHARE} are expected. Guests that wait for a CPU \
+             follow late: is the machine busy with something else?"
+        );
+    }
     Ok(())
 }

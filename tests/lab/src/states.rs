@@ -7,7 +7,8 @@ use vnuma_scenario::{Nodes, Process, Vm, output, vnumactl, vnumad, wait_for};
 
 pub fn run() -> Result<()> {
     let nodes = Nodes::read()?;
-    let _daemon = vnumad(&[])?;
+    let daemon = vnumad(&[])?;
+    expect_location_source("bpf")?;
     hardware(&nodes)?;
     // Guest nodes 0 and 1 are at home on host nodes 0 and 1; nodes 2 and 3 are nobody's home.
     let vm = Vm::start("two", &["--nodes", "2", "--vcpus", "2", "--memory", "512M"].map(str::to_owned))?;
@@ -30,7 +31,54 @@ pub fn run() -> Result<()> {
 
     homeless(&vm, &nodes)?;
     drift(&vm, &nodes)?;
-    refusals(&vm)
+    burst(&vm, &nodes)?;
+    refusals(&vm)?;
+    drop(daemon);
+    polling(&nodes)
+}
+
+fn expect_location_source(expected: &str) -> Result<()> {
+    let daemon = vnumactl(&["daemon"])?;
+    ensure!(daemon["location_source"] == expected, "vnumad learns locations not by {expected}: {daemon}");
+    println!("locations come from {expected}");
+    Ok(())
+}
+
+/// More changes than the cap allows go out together, later, and are counted; none is lost.
+fn burst(vm: &Vm, nodes: &Nodes) -> Result<()> {
+    let deferred = || -> Result<u64> {
+        let shown = vnumactl(&["show", &vm.name])?;
+        shown["telling"]["deferred_by_cap"]
+            .as_u64()
+            .with_context(|| format!("no telling.deferred_by_cap: {shown}"))
+    };
+    let before = deferred()?;
+    wait_for("the cap to defer a telling", HANG_LIMIT, || {
+        for node in [0, 1].repeat(30) {
+            taskset(vm, 1, node, nodes)?;
+        }
+        Ok(deferred()? > before)
+    })?;
+    taskset(vm, 0, 0, nodes)?;
+    taskset(vm, 1, 1, nodes)?;
+    wait_until_seen(&vm.name, &[(0, 0, "true"), (1, 1, "true")]).context("after the burst")?;
+    check(vm, &[0, 1])?;
+    println!("burst: capped and counted, the last state is told");
+    Ok(())
+}
+
+/// Without BPF, locations are polled, and a guest follows as well.
+fn polling(nodes: &Nodes) -> Result<()> {
+    std::fs::write("/root/poll.toml", "[observe]\nlocation = \"poll\"\n")?;
+    let _daemon = vnumad(&["--config", "/root/poll.toml"])?;
+    expect_location_source("poll")?;
+    let vm = Vm::start("polled", &["--nodes", "2", "--vcpus", "2", "--memory", "512M"].map(str::to_owned))?;
+    equip(&vm)?;
+    wait_until_listed(&vm.name)?;
+    vnumactl(&["attach", &vm.name])?;
+    taskset(&vm, 0, 1, nodes)?;
+    wait_until_seen(&vm.name, &[(1, 1, "true"), (1, 1, "true")]).context("polled")?;
+    check(&vm, &[1, 1])
 }
 
 /// The daemon reads the same nodes, CPUs and distances as the kernel lists.

@@ -1,5 +1,6 @@
 //! What programs on the lab server need to play a scenario: VMs, a running vnumad, vnumactl, and the host's nodes as the
-//! kernel lists them. It shares no code with vnumad, because it judges it.
+//! kernel lists them. It judges vnumad, and shares only the parser of CPU
+//! lists with it.
 
 #![forbid(unsafe_code)]
 
