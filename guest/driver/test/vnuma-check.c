@@ -2,9 +2,10 @@
 /*
  * vnuma-check: does everything in this guest agree on which node each CPU is on?
  *
- *	vnuma-check [--json] APIC:NODE,APIC:NODE,...
+ *	vnuma-check [--json] [--strict] APIC:NODE,APIC:NODE,...
  *	vnuma-check --wait GENERATION [--timeout SECONDS]
  *	vnuma-check --poll SECONDS
+ *	vnuma-check --events COUNT [--timeout SECONDS]
  *	vnuma-check --load SECONDS
  *
  * The first form compares every online CPU's node, by every interface that tells it,
@@ -12,11 +13,16 @@
  * and getcpu by vDSO, by system call and by rseq, where fresh pages come from, the
  * spans of the scheduler's domains, lscpu, numactl and /dev/vnuma. A CPU that is not
  * named must agree with itself. Each disagreement is a line; exit status 1 if there
- * is any, 2 if the check could not be made.
+ * is any, 2 if the check could not be made. What a guest need not have (lscpu,
+ * numactl, /dev/vnuma, scheduler domains) is passed over with a line when it is
+ * missing; with --strict that is a disagreement as well.
  *
  * --wait returns when /dev/vnuma has that generation (16 hex digits), status 3 after
  * the time limit. --poll prints each generation as it comes, with the time
- * from the interrupt to the agreement. --load returns at once and leaves two busy
+ * from the interrupt to the agreement. --events first prints "watching GENERATION",
+ * then "poll GENERATION" for each that poll() tells of and "uevent GENERATION" for
+ * each uevent, until a second after COUNT of both; status 3 after the time limit.
+ * --load returns at once and leaves two busy
  * processes per CPU behind, which allocate, sleep, fork and wake each other.
  *
  * It shares no code with the driver: the expectation is an argument, and APIC ids
@@ -26,7 +32,6 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <poll.h>
 #include <sched.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -42,11 +47,14 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <vnuma/guest_device.h>
+#include "device.h"
 
 #define MAX_CPUS	4096
 #define MAX_NODES	1024
 #define PAGES		16
+/* move_pages() has no node for a page that is isolated or on its way elsewhere. */
+#define PAGE_TRIES	100
+#define PAGE_RETRY_US	1000
 #define CPU_DIR		"/sys/devices/system/cpu"
 #define NODE_DIR	"/sys/devices/system/node"
 /* GDT_ENTRY_CPUNODE * 8 + 3 of arch/x86/include/asm/segment.h */
@@ -57,6 +65,7 @@
 #define RSEQ_NODE_ID_OFFSET	20
 
 static bool json;
+static bool strict;
 static unsigned int disagreements;
 
 static int nr_cpus;
@@ -64,18 +73,6 @@ static int apic_ids[MAX_CPUS];
 static bool online[MAX_CPUS];
 static bool named[MAX_CPUS];
 static int expected[MAX_CPUS];
-
-static void die(const char *format, ...)
-{
-	va_list args;
-
-	va_start(args, format);
-	fprintf(stderr, "vnuma-check: ");
-	vfprintf(stderr, format, args);
-	fprintf(stderr, "\n");
-	va_end(args);
-	exit(2);
-}
 
 /* One disagreement; @found says what was found instead. */
 static void disagree(int cpu, const char *check, int want, const char *format,
@@ -94,6 +91,16 @@ static void disagree(int cpu, const char *check, int want, const char *format,
 		printf("CPU %d: %s: expected node %d, found %s\n", cpu, check,
 		       want, found);
 	disagreements++;
+}
+
+/* Something could not be compared. */
+static void not_compared(const char *check, const char *why)
+{
+	if (strict)
+		disagree(-1, check, -1, "%s, so nothing to compare", why);
+	else
+		fprintf(stderr, "vnuma-check: %s: %s, not compared\n", check,
+			why);
 }
 
 static bool read_line(char *buffer, int size, const char *format, ...)
@@ -352,10 +359,27 @@ static void check_getcpu(int cpu)
 	check_node(cpu, "getcpu by syscall", node);
 }
 
+/* The node of each page; negative if it still has none after some tries. */
+static void pages_to_nodes(void **pages, int *nodes)
+{
+	int try, i;
+
+	for (try = 0; try < PAGE_TRIES; try++) {
+		if (try)
+			usleep(PAGE_RETRY_US);
+		if (syscall(SYS_move_pages, 0, PAGES, pages, NULL, nodes, 0))
+			die("move_pages: %s", strerror(errno));
+		for (i = 0; i < PAGES && nodes[i] >= 0; i++)
+			;
+		if (i == PAGES)
+			return;
+	}
+}
+
 static void check_first_touch(int cpu)
 {
 	long page_size = sysconf(_SC_PAGESIZE);
-	int status[PAGES], i, elsewhere = 0, other = -1;
+	int nodes[PAGES], i, elsewhere = 0, other = -1;
 	void *pages[PAGES];
 	char *area;
 
@@ -368,13 +392,12 @@ static void check_first_touch(int cpu)
 		pages[i] = area + i * page_size;
 		*(volatile char *)pages[i] = 1;
 	}
-	if (syscall(SYS_move_pages, 0, PAGES, pages, NULL, status, 0))
-		die("move_pages: %s", strerror(errno));
+	pages_to_nodes(pages, nodes);
 	for (i = 0; i < PAGES; i++) {
-		if (status[i] == expected[cpu])
+		if (nodes[i] == expected[cpu])
 			continue;
 		elsewhere++;
-		other = status[i];
+		other = nodes[i];
 	}
 	if (elsewhere)
 		disagree(cpu, "first touch", expected[cpu],
@@ -486,53 +509,90 @@ static int count_on_node(int node)
 	return count;
 }
 
-static void finish_cpu_domains(int cpu, bool any, bool has_node, bool has_all)
+static int count_online(void)
 {
-	if (cpu < 0 || cpu >= nr_cpus || !online[cpu] || !any)
+	int cpu, count = 0;
+
+	for (cpu = 0; cpu < nr_cpus; cpu++)
+		count += online[cpu];
+	return count;
+}
+
+/* What the domains of one CPU are, taken together. */
+struct domains {
+	bool any;
+	bool has_node;
+	bool has_all;
+};
+
+static void check_cpu_domains(int cpu, const struct domains *domains)
+{
+	if (!domains->any) {
+		/* isolcpus= and cpuset partitions can have it so. */
+		if (strict && count_online() > 1)
+			disagree(cpu, "scheduler domain", expected[cpu],
+				 "no domain at all");
 		return;
-	if (!has_node && count_on_node(expected[cpu]) > 1)
+	}
+	if (!domains->has_node && count_on_node(expected[cpu]) > 1)
 		disagree(cpu, "scheduler domain", expected[cpu],
 			 "no domain spans that node");
-	if (!has_all)
+	if (!domains->has_all)
 		disagree(cpu, "scheduler domain", expected[cpu],
 			 "no domain spans all CPUs");
+}
+
+static void add_domain(int cpu, const char *mask, struct domains *domains)
+{
+	static bool span[MAX_CPUS];
+	int c;
+
+	domains->any = true;
+	parse_mask(mask, span);
+	domains->has_node |= check_span(cpu, span, mask);
+	for (c = 0; c < nr_cpus && (span[c] || !online[c]); c++)
+		;
+	domains->has_all |= c == nr_cpus;
 }
 
 /* isolcpus= and cpuset partitions cut domains: then this check does not apply. */
 static void check_domains(void)
 {
-	static bool span[MAX_CPUS];
+	static struct domains domains[MAX_CPUS];
 	static char line[65536];
-	bool any = false, has_node = false, has_all = false;
 	FILE *file = fopen("/proc/schedstat", "r");
-	int cpu = -1, level, c, next;
+	int cpu = -1, level;
 
-	while (file && fgets(line, sizeof(line), file)) {
+	if (!file) {
+		not_compared("scheduler domain", "/proc/schedstat unreadable");
+		return;
+	}
+	while (fgets(line, sizeof(line), file)) {
 		char *mask = strchr(line, ' ');
 
-		if (sscanf(line, "cpu%d", &next) == 1) {
-			finish_cpu_domains(cpu, any, has_node, has_all);
-			cpu = next;
-			any = has_node = has_all = false;
-		} else if (mask && cpu >= 0 && cpu < MAX_CPUS &&
-			   sscanf(line, "domain%d", &level) == 1) {
-			/* Version 17 names the domain before its span. */
-			if (strspn(mask + 1, "0123456789abcdef,") !=
-			    strcspn(mask + 1, " \n"))
-				mask = strchr(mask + 1, ' ');
-			if (!mask)
-				continue;
-			any = true;
-			parse_mask(mask + 1, span);
-			has_node |= check_span(cpu, span, mask + 1);
-			for (c = 0; c < nr_cpus && (span[c] || !online[c]); c++)
-				;
-			has_all |= c == nr_cpus;
-		}
+		if (sscanf(line, "cpu%d", &cpu) == 1 || !mask || cpu < 0 ||
+		    cpu >= nr_cpus || sscanf(line, "domain%d", &level) != 1)
+			continue;
+		/* Version 17 names the domain before its span. */
+		if (strspn(mask + 1, "0123456789abcdef,") !=
+		    strcspn(mask + 1, " \n"))
+			mask = strchr(mask + 1, ' ');
+		if (mask)
+			add_domain(cpu, mask + 1, &domains[cpu]);
 	}
-	finish_cpu_domains(cpu, any, has_node, has_all);
-	if (file)
-		fclose(file);
+	fclose(file);
+	for (cpu = 0; cpu < nr_cpus; cpu++)
+		if (online[cpu])
+			check_cpu_domains(cpu, &domains[cpu]);
+}
+
+/* A program must name each online CPU once. */
+static void check_seen(const char *check, bool failed, int seen)
+{
+	if (failed)
+		not_compared(check, "it cannot be run");
+	else if (seen != count_online())
+		disagree(-1, check, -1, "%d of %d CPUs", seen, count_online());
 }
 
 static void check_lscpu(void)
@@ -548,8 +608,7 @@ static void check_lscpu(void)
 		check_node(cpu, "lscpu", node);
 		seen++;
 	}
-	if (!pipe || pclose(pipe) || !seen)
-		fprintf(stderr, "vnuma-check: no lscpu, not compared\n");
+	check_seen("lscpu", !pipe || pclose(pipe), seen);
 }
 
 static void check_numactl(void)
@@ -568,47 +627,7 @@ static void check_numactl(void)
 				seen++;
 			}
 	}
-	if (!pipe || pclose(pipe))
-		fprintf(stderr, "vnuma-check: no numactl, not compared\n");
-	else
-		for (cpu = 0; cpu < nr_cpus; cpu++)
-			seen -= online[cpu];
-	if (seen < 0)
-		disagree(-1, "numactl -H", -1, "%d CPUs on no node", -seen);
-}
-
-static const struct vnuma_gd_page *map_device(int *fd)
-{
-	const struct vnuma_gd_page *page;
-
-	*fd = open("/dev/vnuma", O_RDONLY | O_CLOEXEC);
-	if (*fd < 0)
-		return NULL;
-	page = mmap(NULL, VNUMA_GD_SIZE, PROT_READ, MAP_SHARED, *fd, 0);
-	if (page == MAP_FAILED)
-		die("/dev/vnuma: mmap: %s", strerror(errno));
-	if (page->magic != VNUMA_GD_MAGIC ||
-	    page->version_major != VNUMA_GD_VERSION_MAJOR)
-		die("/dev/vnuma: unknown layout");
-	return page;
-}
-
-/* A copy that no writer disturbed. */
-static void copy_page(const struct vnuma_gd_page *page,
-		      struct vnuma_gd_page *copy)
-{
-	uint32_t before;
-
-	do {
-		before = __atomic_load_n(&page->sequence, __ATOMIC_ACQUIRE);
-		if (before & 1) {
-			sched_yield();
-			continue;
-		}
-		memcpy(copy, page, sizeof(*copy));
-		__atomic_thread_fence(__ATOMIC_ACQUIRE);
-	} while (before & 1 ||
-		 before != __atomic_load_n(&page->sequence, __ATOMIC_RELAXED));
+	check_seen("numactl -H", !pipe || pclose(pipe), seen);
 }
 
 static void check_device(void)
@@ -619,7 +638,7 @@ static void check_device(void)
 
 	page = map_device(&fd);
 	if (!page) {
-		fprintf(stderr, "vnuma-check: no /dev/vnuma, not compared\n");
+		not_compared("/dev/vnuma", strerror(errno));
 		return;
 	}
 	copy_page(page, &copy);
@@ -656,49 +675,6 @@ static int check_all(char *expectation)
 	else
 		printf("%d CPUs, %u disagreements\n", checked, disagreements);
 	return disagreements ? 1 : 0;
-}
-
-static double now_s(void)
-{
-	struct timespec ts;
-
-	clock_gettime(CLOCK_MONOTONIC, &ts);
-	return ts.tv_sec + ts.tv_nsec / 1e9;
-}
-
-/* Waits for a generation that was not read yet. Return: false after @until. */
-static bool next_generation(int fd, double until, uint64_t *generation)
-{
-	struct pollfd pollfd = { .fd = fd, .events = POLLPRI | POLLIN };
-	double left = until - now_s();
-
-	if (left <= 0 || poll(&pollfd, 1, left * 1000 + 1) <= 0)
-		return false;
-	if (read(fd, generation, sizeof(*generation)) != sizeof(*generation))
-		die("/dev/vnuma: read: %s", strerror(errno));
-	return true;
-}
-
-static int follow(bool wait, uint64_t wanted, double seconds)
-{
-	const struct vnuma_gd_page *page;
-	double until = now_s() + seconds;
-	struct vnuma_gd_page copy;
-	uint64_t generation = 0;
-	int fd;
-
-	page = map_device(&fd);
-	if (!page)
-		die("/dev/vnuma: %s", strerror(errno));
-	while (next_generation(fd, until, &generation)) {
-		copy_page(page, &copy);
-		printf("%016llx %.3f ms\n", (unsigned long long)generation,
-		       (copy.applied_ns - copy.told_ns) / 1e6);
-		fflush(stdout);
-		if (wait && generation == wanted)
-			return 0;
-	}
-	return wait ? 3 : 0;
 }
 
 /* What the scheduler and the allocator do under load, until @until. */
@@ -748,24 +724,30 @@ static int load(double seconds)
 static void usage(void)
 {
 	fprintf(stderr,
-		"usage: vnuma-check [--json] APIC:NODE,...\n"
+		"usage: vnuma-check [--json] [--strict] APIC:NODE,...\n"
 		"       vnuma-check --wait GENERATION [--timeout SECONDS]\n"
 		"       vnuma-check --poll SECONDS\n"
+		"       vnuma-check --events COUNT [--timeout SECONDS]\n"
 		"       vnuma-check --load SECONDS\n");
 	exit(2);
 }
 
 int main(int argc, char **argv)
 {
-	const char *wait = NULL, *seconds = NULL;
+	const char *wait = NULL, *events = NULL, *seconds = NULL;
 	char *expectation = NULL;
+	double limit;
 	int i;
 
 	for (i = 1; i < argc; i++) {
 		if (!strcmp(argv[i], "--json"))
 			json = true;
+		else if (!strcmp(argv[i], "--strict"))
+			strict = true;
 		else if (!strcmp(argv[i], "--wait") && i + 1 < argc)
 			wait = argv[++i];
+		else if (!strcmp(argv[i], "--events") && i + 1 < argc)
+			events = argv[++i];
 		else if ((!strcmp(argv[i], "--timeout") ||
 			  !strcmp(argv[i], "--poll")) && i + 1 < argc)
 			seconds = argv[++i];
@@ -776,10 +758,12 @@ int main(int argc, char **argv)
 		else
 			usage();
 	}
-	if (expectation && !wait && !seconds)
+	if (expectation && !wait && !events && !seconds)
 		return check_all(expectation);
-	if (expectation || (!wait && !seconds))
+	if (expectation || (wait && events) || (!wait && !events && !seconds))
 		usage();
-	return follow(wait, wait ? strtoull(wait, NULL, 16) : 0,
-		      seconds ? atof(seconds) : 30);
+	limit = seconds ? atof(seconds) : 30;
+	if (events)
+		return follow_events(atoi(events), limit);
+	return follow(wait, wait ? strtoull(wait, NULL, 16) : 0, limit);
 }
