@@ -13,7 +13,8 @@
 #   HOST    vnuma-fake-host on this side (beside this script)
 #   VCPUS, NODES   of the VM (4, 2)
 #   ROUNDS  random publications (200), SEED (1), LOAD seconds (0: idle)
-#   STAGES  which of hostile, distances, hotplug, reload, moves (all)
+#   STAGES  which of checker, events, hostile, distances, hotplug, reload, moves (all)
+#   HOSTILE which malformed publications, a regular expression for their names (all)
 #   MODULE  vnuma.ko in the guest, to be unloaded and loaded again (empty: left out)
 #
 # Exit status 0 if nothing was wrong. The last line has the latencies.
@@ -27,12 +28,18 @@ VCPUS=${VCPUS:-4}
 NODES=${NODES:-2}
 ROUNDS=${ROUNDS:-200}
 LOAD=${LOAD:-0}
-STAGES=${STAGES:-hostile distances hotplug reload moves}
+STAGES=${STAGES:-checker events hostile distances hotplug reload moves}
+HOSTILE=${HOSTILE:-.*}
 MODULE=${MODULE:-}
 RANDOM=${SEED:-1}
 
 failures=0
 present=
+strict=--strict
+refusals=0
+# Random choices are made in this shell and left in $map: bash gives each subshell a
+# seed of its own, so that $(...) would not come out the same with the same SEED.
+map=
 latencies=$(mktemp)
 directory=$(mktemp -d)
 trap 'rm -rf "$latencies" "$directory"' EXIT
@@ -62,7 +69,7 @@ log_lines() {
 
 check_now() {
 	local output
-	output=$(guest "$CHECK" "$present" 2>&1) ||
+	output=$(guest "$CHECK" $strict "$present" 2>&1) ||
 		fail "$1: $present: $output"
 }
 
@@ -79,7 +86,7 @@ random_map() {
 	for ((cpu = 0; cpu < VCPUS; cpu++)); do
 		list+=,$cpu:$((RANDOM % NODES))
 	done
-	echo "${list#,}"
+	map=${list#,}
 }
 
 # One vCPU of $present to another node.
@@ -89,7 +96,7 @@ single_move() {
 	old=${old%%,*}
 	list=${list/,$cpu:$old,/,$cpu:$(((old + 1) % NODES)),}
 	list=${list#,}
-	echo "${list%,}"
+	map=${list%,}
 }
 
 all_on() {
@@ -97,7 +104,7 @@ all_on() {
 	for ((cpu = 0; cpu < VCPUS; cpu++)); do
 		list+=,$cpu:$1
 	done
-	echo "${list#,}"
+	map=${list#,}
 }
 
 # The publication that is in the memory now must be refused, in one line.
@@ -113,15 +120,22 @@ expect_refusal() {
 	lines=$(($(log_lines) - lines))
 	((lines == 1)) || fail "$1: $lines log lines"
 	check_now "after $1"
+	refusals=$((refusals + 1))
 	echo "refused: $1: $(guest dmesg | grep 'publication refused' | tail -1 |
 		sed 's/.*publication refused: //')"
 	# The kernel lets ten of these lines pass in five seconds.
 	sleep 1
 }
 
+wanted() {
+	[[ $1 =~ ^($HOSTILE)$ ]]
+}
+
 # Something in the header is wrong: OFFSET BYTES BAD GOOD, while a good slot waits.
 bad_header() {
-	host "write $(single_move)"
+	wanted "$1" || return 0
+	single_move
+	host "write $map"
 	host "poke $2 $3 $4"
 	expect_refusal "$1"
 	host "poke $2 $3 $5"
@@ -131,7 +145,9 @@ bad_header() {
 # Something in the slot is wrong: offset in it, bytes, value.
 bad_slot() {
 	local slot
-	host "write $(single_move)"
+	wanted "$1" || return 0
+	single_move
+	host "write $map"
 	host slot
 	slot=$answer
 	host "poke $((slot + $2)) $3 $4"
@@ -140,6 +156,7 @@ bad_slot() {
 }
 
 bad_map() {
+	wanted "$1" || return 0
 	host "write $2"
 	expect_refusal "$1"
 	publish "$present"
@@ -173,16 +190,87 @@ hostile() {
 	bad_map 'a node that the guest lacks' "0:$NODES"
 	host "nodes $NODES"
 	host "timeout 10000"
+	((refusals > 0)) || fail "HOSTILE=$HOSTILE names no malformed publication"
+	echo "hostile: $refusals malformed publications"
+}
+
+# The command must exit with 1 and print a disagreement of that check.
+expect_disagreement() {
+	local check=$1 output status
+	shift
+	output=$("$@" 2>&1)
+	status=$?
+	((status == 1)) && grep -qF ": $check: " <<<"$output" ||
+		fail "status $status, no disagreement of $check: $output"
+}
+
+# The checker sees a wrong node, and --strict what cannot be compared.
+checker() {
+	local wrong
+	single_move
+	wrong=$map
+	expect_disagreement cpulist guest "$CHECK" "$wrong"
+	expect_disagreement 'first touch' guest "$CHECK" "$wrong"
+	guest env PATH=/nowhere "$CHECK" "$present" >/dev/null 2>&1 ||
+		fail "a guest without lscpu and numactl"
+	expect_disagreement lscpu \
+		guest env PATH=/nowhere "$CHECK" --strict "$present"
+	expect_disagreement 'numactl -H' \
+		guest env PATH=/nowhere "$CHECK" --strict "$present"
+	expect_disagreement 'scheduler domain' guest unshare -m sh -c \
+		"mount --bind /dev/null /proc/schedstat && $CHECK --strict $present"
+	echo "checker: finds what is wrong and what is missing"
+}
+
+# Up to 20 s until the watching program in the guest has printed that line.
+await_line() {
+	local try
+	for ((try = 0; try < 100; try++)); do
+		grep -q "^$1" "$directory/events" && return
+		sleep 0.2
+	done
+	fail "no line '$1': $(cat "$directory/events")"
+}
+
+# poll() wakes and one uevent comes for each change; nothing for anything else.
+events() {
+	local count=6 told=() watcher kind i
+	guest "$CHECK" --events $count --timeout 120 >"$directory/events" 2>&1 &
+	watcher=$!
+	await_line 'watching [0-9a-f]'
+	for ((i = 0; i < count; i++)); do
+		single_move
+		publish "$map"
+		told+=("${answer#acknowledged }")
+		told[i]=${told[i]%% *}
+		await_line "poll ${told[i]}"
+		# Told again, and one that is refused: no change.
+		host ring-await
+		[[ $answer == acknowledged* ]] || fail "told again: $answer"
+		host "timeout 500"
+		host "write 0:0,0:1"
+		host ring-await
+		[[ $answer == silent* ]] || fail "an APIC id twice: $answer"
+		host "timeout 10000"
+	done
+	wait $watcher || fail "vnuma-check --events: status $?"
+	for kind in poll uevent; do
+		grep "^$kind " "$directory/events" |
+			diff <(printf "$kind %s\n" "${told[@]}") - ||
+			fail "not one $kind per change"
+	done
+	echo "events: $count changes, one poll() and one uevent for each"
 }
 
 moves() {
 	local round
 	for ((round = 0; round < ROUNDS; round++)); do
 		case $((RANDOM % 4)) in
-		0 | 1) publish "$(single_move)" ;;
-		2) publish "$(random_map)" ;;
-		3) publish "$(all_on $((RANDOM % NODES)))" ;;
+		0 | 1) single_move ;;
+		2) random_map ;;
+		3) all_on $((RANDOM % NODES)) ;;
 		esac
+		publish "$map"
 		check_now "round $round"
 	done
 }
@@ -195,7 +283,8 @@ without_last() {
 # Neither a move of an offline CPU nor hotplug after a move may be lost.
 hotplug() {
 	local last=$((VCPUS - 1)) full
-	publish "$(all_on 0)"
+	all_on 0
+	publish "$map"
 	guest chcpu -d "$last" >/dev/null || fail "chcpu -d $last"
 	publish "${present%:*}:1"
 	full=$present
@@ -204,7 +293,8 @@ hotplug() {
 	present=$full
 	guest chcpu -e "$last" >/dev/null || fail "chcpu -e $last"
 	check_now "moved while offline"
-	publish "$(all_on 1)"
+	all_on 1
+	publish "$map"
 	guest chcpu -d "$last" >/dev/null
 	guest chcpu -e "$last" >/dev/null
 	check_now "offline and online after a move"
@@ -229,25 +319,30 @@ expect_distance() {
 
 distances() {
 	local before
-	publish "$(random_map)"
+	random_map
+	publish "$map"
 	before=$(guest cat /sys/devices/system/node/node0/distance)
 	before=${before//$'\r'/}
 	before=${before#10 }
 	before=${before%% *}
 	set_distances 31
-	publish "$(random_map)"
+	random_map
+	publish "$map"
 	check_now "with other distances"
 	expect_distance 31
 	host "distance 0 1 32"
-	publish "$(random_map)"
+	random_map
+	publish "$map"
 	check_now "with asymmetric distances"
 	expect_distance 31
 	set_distances 10
-	publish "$(random_map)"
+	random_map
+	publish "$map"
 	check_now "with all nodes at one place"
 	expect_distance 31
 	set_distances "$before"
-	publish "$(random_map)"
+	random_map
+	publish "$map"
 	check_now "with the old distances"
 	expect_distance "$before"
 }
@@ -255,13 +350,18 @@ distances() {
 # Unloading keeps the topology; loading takes over what is published meanwhile.
 reload() {
 	local last=$((VCPUS - 1))
-	publish "$(random_map)"
+	random_map
+	publish "$map"
 	guest rmmod vnuma || fail rmmod
+	strict=	# /dev/vnuma is gone
 	check_now unloaded
+	expect_disagreement /dev/vnuma guest "$CHECK" --strict "$present"
 	guest chcpu -d "$last" >/dev/null
 	guest chcpu -e "$last" >/dev/null
 	check_now "hotplug without the driver"
-	present=$(random_map)
+	strict=--strict
+	random_map
+	present=$map
 	host "write $present"
 	guest insmod "$MODULE" || fail insmod
 	check_now "loaded again"
@@ -283,11 +383,13 @@ for _ in {1..50}; do
 	sleep 0.2
 done
 
-publish "$(all_on 0)"
+all_on 0
+publish "$map"
 check_now first
 for stage in $STAGES; do
+	echo "stage $stage, $SECONDS s after the start"
 	case $stage in
-	hostile | distances | hotplug) $stage ;;
+	checker | events | hostile | distances | hotplug) $stage ;;
 	reload) [[ -z $MODULE ]] || reload ;;
 	moves)
 		: >"$latencies"

@@ -5,6 +5,8 @@
 # vnuma.ko, vnuma-check, vnuma-fake-host and driver-test.sh beside this script.
 #
 #	on-lab.sh [ROUNDS [LOAD_SECONDS [KERNEL]]]
+#
+# STAGES, HOSTILE and SEED of the environment are driver-test.sh's.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 vm=driver-test
