@@ -86,7 +86,9 @@ pub fn check(vm: &Vm, guest_nodes: &[u64]) -> Result<()> {
     let expected: Vec<String> =
         guest_nodes.iter().enumerate().map(|(apic_id, node)| format!("{apic_id}:{node}")).collect();
     let expected = expected.join(",");
-    vm.exec(&[CHECKER, &expected]).map(drop).with_context(|| format!("{}: expected {expected}", vm.name))
+    vm.exec(&[CHECKER, "--strict", &expected])
+        .map(drop)
+        .with_context(|| format!("{}: expected {expected}", vm.name))
 }
 
 /// The guest's kernel log must hold no warning, and no complaint of the driver.
