@@ -18,6 +18,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -176,42 +177,60 @@ static void print_polled(int fd, short events,
 	printf("poll %016llx\n", (unsigned long long)generation);
 }
 
-static int follow_events(int count, double seconds)
+/* One source of --events, until a second after @count. Return: 3 after @until. */
+static int follow_source(int fd, short events, int count, double until,
+			 const struct vnuma_gd_page *page)
 {
-	double until = now_s() + seconds, quiet = 0;
-	const struct vnuma_gd_page *page;
-	struct pollfd fds[2];
-	int polls = 0, uevents = 0;
-	uint64_t generation;
+	struct pollfd pollfd = { .fd = fd, .events = events };
+	double quiet = 0;
+	int seen = 0;
 
-	fds[1].fd = open_uevents();
-	fds[1].events = POLLIN;
-	page = map_device(&fds[0].fd);
-	if (!page)
-		die("/dev/vnuma: %s", strerror(errno));
-	fds[0].events = POLLPRI | POLLIN;
-	if (read(fds[0].fd, &generation, sizeof(generation)) !=
-	    sizeof(generation))
-		die("/dev/vnuma: read: %s", strerror(errno));
-	printf("watching %016llx\n", (unsigned long long)generation);
-	fflush(stdout);
 	for (;;) {
 		double left = (quiet ? quiet : until) - now_s();
 
 		if (left <= 0)
 			return quiet ? 0 : 3;
-		if (poll(fds, 2, left * 1000 + 1) <= 0)
+		if (poll(&pollfd, 1, left * 1000 + 1) <= 0)
 			continue;
-		if (fds[0].revents) {
-			print_polled(fds[0].fd, fds[0].revents, page);
-			polls++;
+		if (page) {
+			print_polled(fd, pollfd.revents, page);
+			seen++;
+		} else {
+			seen += print_uevent(fd);
 		}
-		if (fds[1].revents)
-			uevents += print_uevent(fds[1].fd);
 		fflush(stdout);
-		if (!quiet && polls >= count && uevents >= count)
+		if (!quiet && seen >= count)
 			quiet = now_s() + QUIET_SECONDS;
 	}
+}
+
+/* Two processes: in one, a uevent would end a poll() that the driver forgot to wake. */
+static int follow_events(int count, double seconds)
+{
+	double until = now_s() + seconds;
+	const struct vnuma_gd_page *page;
+	int uevents, fd, status, child_status;
+	uint64_t generation;
+	pid_t child;
+
+	uevents = open_uevents();
+	page = map_device(&fd);
+	if (!page)
+		die("/dev/vnuma: %s", strerror(errno));
+	if (read(fd, &generation, sizeof(generation)) != sizeof(generation))
+		die("/dev/vnuma: read: %s", strerror(errno));
+	printf("watching %016llx\n", (unsigned long long)generation);
+	fflush(stdout);
+	child = fork();
+	if (child < 0)
+		die("fork: %s", strerror(errno));
+	if (!child)
+		exit(follow_source(uevents, POLLIN, count, until, NULL));
+	status = follow_source(fd, POLLPRI | POLLIN, count, until, page);
+	if (waitpid(child, &child_status, 0) != child ||
+	    !WIFEXITED(child_status))
+		die("the process that reads uevents ended early");
+	return status ? status : WEXITSTATUS(child_status);
 }
 
 #endif /* VNUMA_TEST_DEVICE_H */
