@@ -63,13 +63,24 @@ static void add_missing(const char *name, const char *note)
 		  used ? " " : "", name, note);
 }
 
+/*
+ * Not is_endbr(), which also says yes to what the kernel writes over the ENDBR of a
+ * function that it seals.
+ */
+#ifdef CONFIG_X86_KERNEL_IBT
 static bool starts_with_endbr(unsigned long address)
 {
 	u32 word;
 
 	return !copy_from_kernel_nofault(&word, (void *)address,
-					 sizeof(word)) && is_endbr(word);
+					 sizeof(word)) && word == gen_endbr();
 }
+#else
+static bool starts_with_endbr(unsigned long address)
+{
+	return false;
+}
+#endif
 
 /*
  * With indirect branch tracking the kernel overwrites the ENDBR of functions whose
