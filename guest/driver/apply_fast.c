@@ -70,7 +70,7 @@ static void set_getcpu(int cpu, int node)
 	};
 
 	if (boot_cpu_has(X86_FEATURE_RDTSCP) || boot_cpu_has(X86_FEATURE_RDPID))
-		wrmsrl(MSR_TSC_AUX, cpudata);
+		wrmsrq(MSR_TSC_AUX, cpudata);
 	write_gdt_entry(get_cpu_gdt_rw(cpu), GDT_ENTRY_CPUNODE, &desc,
 			DESCTYPE_S);
 }
@@ -90,7 +90,7 @@ static void switch_node(void *info)
 	 * rseq's node_id is written on the way to user mode after a preemption only;
 	 * the running task shall not have to wait for one.
 	 */
-	rseq_preempt(current);
+	rseq_force_update();
 }
 
 static void set_apicid_node(int cpu, int node)

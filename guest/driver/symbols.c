@@ -42,6 +42,10 @@ static const struct {
 	DATA(x86_topology_update),
 	DATA(cpu_llc_shared_map),
 	DATA(cpu_l2c_shared_map),
+#ifdef VNUMA_CACHE_ID_SYMBOLS
+	DATA(cpu_llc_id),
+	DATA(cpu_l2c_id),
+#endif
 	{ "__apicid_to_node", &vnuma_symbols.apicid_to_node },
 	{ "numa_distance", &vnuma_symbols.numa_distance, .is_optional = true },
 	{ "numa_distance_cnt", &vnuma_symbols.numa_distance_cnt,
