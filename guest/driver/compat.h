@@ -19,7 +19,7 @@ void rcu_unexpedite_gp(void);
 #endif
 
 #if KERNEL_VERSION(6, 19, 0) > LINUX_VERSION_CODE
-/* Until 6.18; the kernel writes the ids after any preemption. */
+/* Any context switch has the ids written, see rseq.c for what came later. */
 static inline void rseq_force_update(void)
 {
 	rseq_preempt(current);

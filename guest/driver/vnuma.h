@@ -8,6 +8,7 @@
  *	symbols.c	kernel symbols that are not exported
  *	apply_fast.c	kernel maps changed in place
  *	distances.c	the kernel's table of distances
+ *	rseq.c		rseq's node_id of the threads of a CPU that moved
  *	device.c	/dev/vnuma, uevents, attributes
  */
 #ifndef VNUMA_H
@@ -133,6 +134,9 @@ bool vnuma_distances_differ(const struct vnuma_topology *topology);
 bool vnuma_distances_write(const struct vnuma_topology *topology);
 void vnuma_distances_rebuild_zonelists(void);
 u32 vnuma_distances_state(const struct vnuma_topology *topology);
+
+/* rseq.c */
+void vnuma_rseq_moved(const struct cpumask *moved);
 
 /* device.c */
 
