@@ -6,6 +6,7 @@ mod requests;
 use crate::{
     config::Config,
     discovery::DirectoryWatch,
+    epoch::Epochs,
     locations::Locations,
     message::{ConnectionId, Message},
     server::BackendFactory,
@@ -16,7 +17,7 @@ use crate::{
 use std::{
     collections::{BTreeMap, HashMap},
     path::PathBuf,
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant},
 };
 use tokio::{
     sync::{mpsc, watch},
@@ -50,9 +51,10 @@ struct Entry {
 pub(crate) struct Daemon {
     config: Config,
     host: HostTopology,
-    /// Start of this process, seconds: upper half of its generations.
-    epoch: u32,
+    epochs: Epochs,
     scanner: Box<dyn VmBackend>,
+    /// Why it could not look, the last time.
+    scan_problem: Option<String>,
     factory: BackendFactory,
     entries: BTreeMap<PathBuf, Entry>,
     /// Which vCPU of which entry a thread runs.
@@ -72,12 +74,12 @@ impl Daemon {
         factory: BackendFactory,
         messages: mpsc::Sender<Message>,
     ) -> Self {
-        let epoch = SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_secs() as u32);
         Self {
             config,
             host,
-            epoch,
+            epochs: Epochs::now(),
             scanner: factory(),
+            scan_problem: None,
             factory,
             entries: BTreeMap::new(),
             threads: HashMap::new(),
@@ -155,6 +157,9 @@ impl Daemon {
         if event.kind == LocationKind::Exited {
             // The vCPU was unplugged, or the VM is about to end; its hypervisor knows.
             self.describe_again(&socket);
+            // The kernel may give its number to a thread of another VM next.
+            self.threads.remove(&event.tid);
+            self.locations.unwatch(event.tid);
         }
         let location = self.locations.after(&self.host, event);
         let Some(vm) = self.entries.get_mut(&socket).and_then(|entry| entry.vm.as_mut()) else { return };

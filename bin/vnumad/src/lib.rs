@@ -18,6 +18,7 @@ mod api;
 pub mod config;
 mod daemon;
 mod discovery;
+mod epoch;
 mod error;
 mod locations;
 mod message;

@@ -2,7 +2,10 @@
 
 use anyhow::Context;
 use clap::Parser;
-use nix::sys::stat::{Mode, umask};
+use nix::{
+    libc,
+    sys::stat::{Mode, umask},
+};
 use std::{
     io::{self, IsTerminal},
     path::PathBuf,
@@ -75,9 +78,23 @@ fn start(arguments: Arguments) -> anyhow::Result<()> {
     let filter = EnvFilter::try_new(&arguments.log).with_context(|| format!("--log {}", arguments.log))?;
     let colours = io::stderr().is_terminal();
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(colours).init();
+    raise_file_limit();
     // One thread is enough: what blocks has threads of its own.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.context("starting the runtime")?.block_on(serve(config))
+}
+
+/// A VM takes some twenty descriptors; the usual limit of 1024 is one for programs that use select.
+fn raise_file_limit() {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the kernel writes to the structure that it is given, which outlives the call.
+    let read = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } == 0;
+    limit.rlim_cur = limit.rlim_max;
+    // SAFETY: the kernel reads the structure that it is given, which outlives the call.
+    if !read || unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) } != 0 {
+        let error = io::Error::last_os_error();
+        tracing::warn!(%error, "the limit of open files stays as it is");
+    }
 }
 
 async fn serve(config: Config) -> anyhow::Result<()> {

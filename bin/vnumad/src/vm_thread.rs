@@ -11,11 +11,17 @@ use std::{
     os::fd::{AsFd, OwnedFd},
     sync::{Arc, mpsc},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 use tokio::sync::mpsc as async_mpsc;
 use vnuma_monitor::vm::{VmBackend, VmCandidate, VmConnection, VmError, VmEvent};
 use vnuma_topology::VmDescription;
+
+/// Between two descriptions of a VM, which cost QEMU and the kernel something. What asks for one meanwhile gets the next.
+const DESCRIBE_PAUSE: Duration = Duration::from_millis(200);
+
+/// Most events taken before commands have their turn.
+const EVENTS_A_ROUND: usize = 64;
 
 /// What a VM's thread is asked to do.
 #[derive(Debug)]
@@ -67,7 +73,14 @@ impl VmThread {
         let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
         let wake = Arc::new(EventFd::from_value_and_flags(0, flags)?);
         let (commands, receiver) = mpsc::channel();
-        let worker = Worker { id, commands: receiver, wake: Arc::clone(&wake), messages };
+        let worker = Worker {
+            id,
+            commands: receiver,
+            wake: Arc::clone(&wake),
+            messages,
+            describe_wanted: false,
+            describe_from: Instant::now(),
+        };
         thread::Builder::new().name(format!("vm-{id}")).spawn(move || worker.run(&candidate, &*backend))?;
         Ok(Self { commands, wake })
     }
@@ -94,6 +107,9 @@ struct Worker {
     commands: mpsc::Receiver<Command>,
     wake: Arc<EventFd>,
     messages: async_mpsc::Sender<Message>,
+    /// The VM is to be described, but not before this time.
+    describe_wanted: bool,
+    describe_from: Instant,
 }
 
 /// Why a worker stops.
@@ -113,7 +129,7 @@ impl From<VmError> for Stop {
 }
 
 impl Worker {
-    fn run(self, candidate: &VmCandidate, backend: &dyn VmBackend) {
+    fn run(mut self, candidate: &VmCandidate, backend: &dyn VmBackend) {
         let connected = backend.connect(candidate).and_then(|mut connection| {
             let report = introduce(&mut *connection, candidate)?;
             Ok((connection, report))
@@ -140,7 +156,7 @@ impl Worker {
         self.messages.blocking_send(Message::Vm { id: self.id, report }).map_err(|_| Stop::Unwanted)
     }
 
-    fn serve(&self, connection: &mut dyn VmConnection) -> Stop {
+    fn serve(&mut self, connection: &mut dyn VmConnection) -> Stop {
         loop {
             if let Err(stop) = self.round(connection) {
                 return stop;
@@ -149,7 +165,7 @@ impl Worker {
     }
 
     /// Waits until there is something to do, and does it.
-    fn round(&self, connection: &mut dyn VmConnection) -> Result<(), Stop> {
+    fn round(&mut self, connection: &mut dyn VmConnection) -> Result<(), Stop> {
         self.events(connection)?;
         loop {
             match self.commands.try_recv() {
@@ -159,13 +175,14 @@ impl Worker {
             }
         }
         // Commands bring events with them, which the socket would not announce again.
-        self.events(connection)?;
+        let all_taken = self.events(connection)?;
+        self.describe_if_due(connection)?;
         let mut wait = [
             PollFd::new(self.wake.as_fd(), PollFlags::POLLIN),
             PollFd::new(connection.event_fd(), PollFlags::POLLIN),
             PollFd::new(connection.pidfd(), PollFlags::POLLIN),
         ];
-        match poll(&mut wait, PollTimeout::NONE) {
+        match poll(&mut wait, self.patience(all_taken)) {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(error) => {
                 let source = error.into();
@@ -181,10 +198,25 @@ impl Worker {
         Ok(())
     }
 
-    fn events(&self, connection: &mut dyn VmConnection) -> Result<(), Stop> {
-        while let Some(event) = connection.poll_event(Duration::ZERO)? {
+    /// How long nothing is to be done unless something happens.
+    fn patience(&self, all_taken: bool) -> PollTimeout {
+        if !all_taken {
+            return PollTimeout::ZERO;
+        }
+        if !self.describe_wanted {
+            return PollTimeout::NONE;
+        }
+        // Rounded up, so as not to wake before the time.
+        let left = self.describe_from.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
+        PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
+    }
+
+    /// Takes events. False if there may be more: a QEMU that never pauses keeps nobody from giving commands.
+    fn events(&mut self, connection: &mut dyn VmConnection) -> Result<bool, Stop> {
+        for _ in 0..EVENTS_A_ROUND {
+            let Some(event) = connection.poll_event(Duration::ZERO)? else { return Ok(true) };
             match event {
-                VmEvent::VcpusChanged => self.describe(connection)?,
+                VmEvent::VcpusChanged => self.describe_wanted = true,
                 VmEvent::ChannelDetached => self.report(Report::Released)?,
                 VmEvent::Disconnected => {
                     let vm = format!("VM of process {}", connection.pid());
@@ -194,12 +226,15 @@ impl Worker {
                 VmEvent::Shutdown | VmEvent::Stopped | VmEvent::Resumed => {}
             }
         }
-        Ok(())
+        Ok(false)
     }
 
-    fn obey(&self, connection: &mut dyn VmConnection, command: Command) -> Result<(), Stop> {
+    fn obey(&mut self, connection: &mut dyn VmConnection, command: Command) -> Result<(), Stop> {
         match command {
-            Command::Describe => self.describe(connection),
+            Command::Describe => {
+                self.describe_wanted = true;
+                Ok(())
+            }
             Command::Attach(socket) => {
                 let outcome = connection.attach_channel(socket);
                 let lost = ends_connection(&outcome);
@@ -215,8 +250,13 @@ impl Worker {
         }
     }
 
-    fn describe(&self, connection: &mut dyn VmConnection) -> Result<(), Stop> {
+    fn describe_if_due(&mut self, connection: &mut dyn VmConnection) -> Result<(), Stop> {
+        if !self.describe_wanted || Instant::now() < self.describe_from {
+            return Ok(());
+        }
         let description = connection.describe()?;
+        self.describe_wanted = false;
+        self.describe_from = Instant::now() + DESCRIBE_PAUSE;
         self.report(Report::Described(description))
     }
 }

@@ -9,7 +9,7 @@ use common::{
     wait_for,
 };
 use serde_json::{Value, json};
-use std::{os::unix::fs::PermissionsExt, process, time::Duration};
+use std::{os::unix::fs::PermissionsExt, process, sync::atomic::Ordering, time::Duration};
 use vnuma_monitor::vm::VmEvent;
 
 fn own_pid() -> i32 {
@@ -96,8 +96,11 @@ fn vms_and_moves_are_noticed_without_looking_at_everything() {
     let threads = two_nodes(&daemon, "web");
     threads[0].pin(1);
     wait_for_states(&daemon, "web", &[(1, 0, "stale"), (1, 1, "true")]);
-    daemon.world.remove("web");
-    wait_for("it to be gone", || get(&daemon, "/v1/vms").1 == json!([]));
+    let mut process = Process::start();
+    daemon.world.add("short", describe("short", process.pid(), &[0, 1], &[process.pid()]));
+    wait_for("the VM", || get(&daemon, "/v1/vms/short").0 == 200);
+    process.kill();
+    wait_for("it to be gone", || get(&daemon, "/v1/vms/short").0 == 404);
 }
 
 #[test]
@@ -190,13 +193,62 @@ fn a_vm_that_ends_is_forgotten_with_everything_of_it() {
 }
 
 #[test]
-fn a_vm_whose_socket_is_taken_away_is_forgotten() {
+fn only_its_end_makes_a_vm_forgotten() {
+    let daemon = Daemon::start();
+    let threads = two_nodes(&daemon, "web");
+    post(&daemon, "/v1/vms/web/attach", "");
+    let guest = daemon.world.guest("web");
+    daemon.world.change("web", |vm| vm.unlinked = true);
+    daemon.world.wait_for_a_scan();
+    assert_eq!(get(&daemon, "/v1/vms/web").1["attached"], true, "its socket's file is not the VM");
+    daemon.world.change("web", |vm| vm.unlinked = false);
+    daemon.world.blind.store(true, Ordering::SeqCst);
+    daemon.world.wait_for_a_scan();
+    assert_eq!(get(&daemon, "/v1/vms/web").1["attached"], true, "nothing is known of its socket");
+    threads[0].pin(1);
+    wait_for("it to be told", || guest.read().is_ok_and(|topology| topology.vcpus[0].node == 1));
+}
+
+#[test]
+fn generations_do_not_come_back_with_another_channel() {
     let daemon = Daemon::start();
     let _threads = two_nodes(&daemon, "web");
-    let mut watch = Watch::start(&daemon.socket);
-    daemon.world.remove("web");
-    assert_eq!(watch.next("gone")["vm"], "web");
-    assert_eq!(get(&daemon, "/v1/vms").1, json!([]));
+    let mut seen = std::collections::BTreeSet::new();
+    for _ in 0..3 {
+        assert_eq!(post(&daemon, "/v1/vms/web/attach", "").0, 200);
+        let generation = daemon.world.guest("web").read().expect("published").generation;
+        assert!(seen.insert(generation), "{generation:x} came back");
+        assert_eq!(post(&daemon, "/v1/vms/web/detach", "").0, 200);
+    }
+}
+
+#[test]
+fn a_thread_that_another_vm_has_now_is_watched_for_that_one() {
+    let daemon = Daemon::start_looking_every(Duration::from_secs(3600));
+    let threads = two_nodes(&daemon, "old");
+    daemon.world.add("new", describe("new", own_pid(), &[0, 1], &[threads[0].tid]));
+    wait_for_states(&daemon, "new", &[(0, 0, "true")]);
+    threads[0].pin(1);
+    wait_for_states(&daemon, "new", &[(1, 0, "stale")]);
+}
+
+#[test]
+fn a_hypervisor_that_floods_events_is_asked_little() {
+    let daemon = Daemon::start();
+    let _threads = two_nodes(&daemon, "web");
+    for _ in 0..2000 {
+        daemon.world.event("web", VmEvent::VcpusChanged);
+    }
+    let pending = |daemon: &Daemon| {
+        let mut pending = 0;
+        daemon.world.change("web", |vm| pending = vm.pending_events());
+        pending
+    };
+    wait_for("all events to be taken", || pending(&daemon) == 0);
+    assert_eq!(post(&daemon, "/v1/vms/web/attach", "").0, 200);
+    let mut described = 0;
+    daemon.world.change("web", |vm| described = vm.described);
+    assert!(described < 200, "described {described} times");
 }
 
 #[test]

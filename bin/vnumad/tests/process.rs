@@ -99,3 +99,18 @@ fn a_recorded_host_can_be_printed() {
         .expect("runs");
     assert!(failed(&broken).contains(&directory.path().display().to_string()));
 }
+
+#[test]
+fn it_may_have_as_many_files_as_the_hard_limit_allows() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let socket = directory.path().join("run/vnumad.sock");
+    let vnumad = vnumad(directory.path());
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "ulimit -S -n 256 && exec \"$0\" \"$@\""]).arg(vnumad.get_program());
+    let running = Running(shell.args(vnumad.get_args()).stderr(Stdio::null()).spawn().expect("runs"));
+    wait_for("it to serve", || socket.exists());
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", running.0.id())).expect("alive");
+    let files = limits.lines().find(|line| line.starts_with("Max open files")).expect("a limit");
+    let values: Vec<_> = files.split_whitespace().skip(3).take(2).collect();
+    assert_eq!(values[0], values[1], "{files}");
+}

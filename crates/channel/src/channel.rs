@@ -40,8 +40,8 @@ pub struct Channel {
 }
 
 impl Channel {
-    /// Makes a channel, and the socket that is to be handed to QEMU. `epoch` is the start of this process
-    /// in seconds.
+    /// Makes a channel, and the socket that is to be handed to QEMU. `epoch` is in the upper
+    /// half of every generation: one that no other channel of the VM had.
     pub fn new(epoch: u32) -> Result<(Self, OwnedFd), ChannelError> {
         let region = Region::new().map_err(failed("shared memory"))?;
         let (guest_vectors, host_vectors) = (vectors()?, vectors()?);

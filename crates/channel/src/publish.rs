@@ -32,7 +32,7 @@ pub struct Generations {
 }
 
 impl Generations {
-    /// `epoch` is the writer's start, in seconds: it keeps generations of a restarted writer apart.
+    /// `epoch` keeps the generations of this writer apart from those of any other.
     pub fn new(epoch: u32) -> Self {
         Self { epoch, counter: 1 }
     }

@@ -306,13 +306,17 @@ fn a_scan_finds_sockets_with_usable_names() {
         candidate("link", path("link.sock")),
         candidate("single", single),
     ];
-    assert_eq!(backend.scan(), expected);
-    assert_eq!(backend.scan(), expected);
+    assert_eq!(backend.scan().unwrap(), expected);
+    assert_eq!(backend.scan().unwrap(), expected);
     let mut dirs = [dir.path().to_owned(), elsewhere.path().to_owned()];
     dirs.sort();
     assert_eq!(backend.watch_dirs(), dirs);
     let mut absent = QmpBackend::new(Some(path("absent")), Vec::new());
-    assert_eq!(absent.scan(), []);
+    assert_eq!(absent.scan().unwrap(), []);
+    let file = path("file.sock");
+    let mut unreadable = QmpBackend::new(Some(file.clone()), Vec::new());
+    let error = unreadable.scan().unwrap_err().to_string();
+    assert!(error.starts_with(&file.display().to_string()), "{error}");
 }
 
 proptest! {

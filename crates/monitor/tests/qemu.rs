@@ -63,7 +63,7 @@ impl Qemu {
     }
     fn backend(&self) -> (QmpBackend, VmCandidate) {
         let mut backend = QmpBackend::new(Some(self.dir.path().to_owned()), Vec::new());
-        let candidates = backend.scan();
+        let candidates = backend.scan().unwrap();
         assert_eq!(candidates, [VmCandidate { name: "vm".to_owned(), socket: self.path("vm.sock") }]);
         (backend, candidates[0].clone())
     }

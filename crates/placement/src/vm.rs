@@ -161,7 +161,9 @@ impl VmPlacement {
         }
         let observed: Vec<_> = self.vcpus.iter().filter_map(|(id, v)| Some((*id, v.observed?))).collect();
         for (vcpu, observation) in observed {
-            self.observe(host, vcpu, Some(observation));
+            // What is right changes now, not when the vCPU came where it is.
+            let time_ns = now_ns.max(observation.time_ns);
+            self.observe(host, vcpu, Some(Observation { time_ns, ..observation }));
         }
     }
 

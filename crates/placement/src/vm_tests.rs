@@ -135,6 +135,17 @@ fn a_new_home_is_told() {
 }
 
 #[test]
+fn a_new_home_counts_from_when_it_became_one() {
+    let host = host(DISTANCES);
+    let mut placement = VmPlacement::new(&host, &vm(&[0, 2], 1), SettlePolicy::default());
+    placement.observe(&host, 0, seen(0, false, 1));
+    placement.start_telling(1, MS);
+    placement.describe(&host, &vm(&[2, 0], 1), 5000 * MS);
+    assert_eq!(placement.take_due(2, 5249 * MS), None, "the dwell begins with the new home");
+    assert_eq!(placement.take_due(2, 5250 * MS).expect("due").changed_ns, 5000 * MS);
+}
+
+#[test]
 fn a_uma_vm_has_nothing_to_be_true_about() {
     let host = host(DISTANCES);
     let mut vm = VmPlacement::new(&host, &vm(&[], 1), SettlePolicy::default());

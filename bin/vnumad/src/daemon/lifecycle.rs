@@ -11,7 +11,7 @@ use crate::{
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::{
-    collections::{HashMap, HashSet, hash_map},
+    collections::{HashMap, HashSet},
     io::ErrorKind,
     os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
@@ -39,10 +39,23 @@ impl Daemon {
     pub(super) fn rescan(&mut self) {
         let directories = self.scanner.watch_dirs();
         self.directories.watch(&directories);
-        let candidates = self.scanner.scan();
+        let candidates = match self.scanner.scan() {
+            Ok(candidates) => candidates,
+            Err(error) => {
+                // Not knowing which sockets there are ends no VM.
+                let problem = error.to_string();
+                if self.scan_problem.as_ref() != Some(&problem) {
+                    warn!(problem, "no VMs can be found; those that are known stay");
+                }
+                self.scan_problem = Some(problem);
+                return;
+            }
+        };
+        self.scan_problem = None;
         let present: HashSet<_> = candidates.iter().map(|candidate| candidate.socket.clone()).collect();
-        let gone: Vec<_> = self.entries.keys().filter(|socket| !present.contains(*socket)).cloned().collect();
-        for socket in gone {
+        let over = |entry: &Entry| entry.vm.as_ref().is_none_or(|vm| has_ended(&vm.pidfd));
+        let gone = self.entries.iter().filter(|(socket, entry)| !present.contains(*socket) && over(entry));
+        for socket in gone.map(|(socket, _)| socket.clone()).collect::<Vec<_>>() {
             self.forget_vm(&socket);
             self.entries.remove(&socket);
         }
@@ -153,8 +166,11 @@ impl Daemon {
         vm.describe(&self.host, description);
         self.unwatch(socket, |tid, apic_id| wanted.get(&tid) == Some(&apic_id));
         for (tid, apic_id) in wanted {
-            if let hash_map::Entry::Vacant(vacant) = self.threads.entry(tid) {
-                vacant.insert((socket.to_owned(), apic_id));
+            let mine = (socket.to_owned(), apic_id);
+            if self.threads.get(&tid) != Some(&mine) {
+                // A thread of this process now, whoever had its number before.
+                self.locations.unwatch(tid);
+                self.threads.insert(tid, mine);
                 self.locations.watch(pid, tid);
             }
             self.look(&socket.to_owned(), apic_id, tid);

@@ -73,7 +73,7 @@ impl Daemon {
     }
 
     fn attach(&mut self, name: &str, reply: Reply<api::Vm>) {
-        let epoch = self.epoch;
+        let epoch = self.epochs.take();
         let prepared = self.connected(name).and_then(|(vm, thread)| {
             let name = || vm.name().to_owned();
             match vm.slot {

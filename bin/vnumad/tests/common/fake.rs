@@ -13,7 +13,7 @@ use std::{
     process::{Child, Command},
     sync::{
         Arc, Condvar, Mutex, MutexGuard,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
         mpsc,
     },
     thread,
@@ -96,6 +96,10 @@ pub struct FakeVm {
     pub silent: bool,
     /// Nobody listens at its socket.
     pub refuses: bool,
+    /// Its socket is not there, though it lives.
+    pub unlinked: bool,
+    /// How often it was described.
+    pub described: usize,
     events: VecDeque<VmEvent>,
     event_fd: Arc<EventFd>,
 }
@@ -105,6 +109,9 @@ pub struct FakeVm {
 pub struct World {
     directory: PathBuf,
     state: Arc<(Mutex<BTreeMap<PathBuf, FakeVm>>, Condvar)>,
+    /// It cannot be seen which VMs there are.
+    pub blind: Arc<AtomicBool>,
+    scans: Arc<AtomicUsize>,
 }
 
 /// A VM of this process with guest nodes at home on these host nodes, a vCPU a thread, and vCPU `i` booted
@@ -136,10 +143,22 @@ pub fn describe(name: &str, pid: i32, homes: &[u32], tids: &[i32]) -> VmDescript
     }
 }
 
+impl FakeVm {
+    /// Events that nobody has taken yet.
+    pub fn pending_events(&self) -> usize {
+        self.events.len()
+    }
+}
+
 impl World {
     pub fn new(directory: &Path) -> Self {
         std::fs::create_dir_all(directory).expect("created");
-        Self { directory: directory.into(), state: Arc::default() }
+        Self {
+            directory: directory.into(),
+            state: Arc::default(),
+            blind: Arc::default(),
+            scans: Arc::default(),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<PathBuf, FakeVm>> {
@@ -162,6 +181,8 @@ impl World {
             stuck: false,
             silent: false,
             refuses: false,
+            unlinked: false,
+            described: 0,
             events: VecDeque::new(),
             event_fd: Arc::new(event_fd),
         };
@@ -189,6 +210,13 @@ impl World {
         std::fs::remove_file(self.socket(name)).expect("removed");
     }
 
+    /// Waits until the daemon has looked again for VMs.
+    pub fn wait_for_a_scan(&self) {
+        let before = self.scans.load(Ordering::SeqCst);
+        // One may be under way.
+        super::wait_for("two scans", || self.scans.load(Ordering::SeqCst) >= before + 2);
+    }
+
     /// The guest's end of its channel.
     pub fn guest(&self, name: &str) -> GuestEnd {
         let vms = self.lock();
@@ -198,9 +226,16 @@ impl World {
 }
 
 impl VmBackend for World {
-    fn scan(&mut self) -> Vec<VmCandidate> {
+    fn scan(&mut self) -> Result<Vec<VmCandidate>, VmError> {
+        self.scans.fetch_add(1, Ordering::SeqCst);
+        if self.blind.load(Ordering::SeqCst) {
+            let source = std::io::ErrorKind::PermissionDenied.into();
+            return Err(VmError::Directory { directory: self.directory.clone(), source });
+        }
         let name = |socket: &Path| socket.file_stem().and_then(|s| s.to_str()).expect("UTF-8").to_owned();
-        self.lock().keys().map(|socket| VmCandidate { name: name(socket), socket: socket.clone() }).collect()
+        let vms = self.lock();
+        let listed = vms.iter().filter(|(_, vm)| !vm.unlinked);
+        Ok(listed.map(|(socket, _)| VmCandidate { name: name(socket), socket: socket.clone() }).collect())
     }
 
     fn connect(&self, candidate: &VmCandidate) -> Result<Box<dyn VmConnection>, VmError> {
@@ -258,7 +293,10 @@ impl Connection {
 
 impl VmConnection for Connection {
     fn describe(&mut self) -> Result<VmDescription, VmError> {
-        self.with(|vm, _| Ok(vm.description.clone()))
+        self.with(|vm, _| {
+            vm.described += 1;
+            Ok(vm.description.clone())
+        })
     }
 
     fn attach_channel(&mut self, server: OwnedFd) -> Result<(), VmError> {

@@ -59,7 +59,8 @@ impl Daemon {
             runtime.block_on(vnumad::run(config, factory, async { drop(stopped.await) }))
         });
         let daemon = Self { world, socket, stop: Some(stop), thread: Some(thread), _directory: directory };
-        wait_for("the daemon", || daemon.socket.exists());
+        // The file is there before anybody listens.
+        wait_for("the daemon", || std::os::unix::net::UnixStream::connect(&daemon.socket).is_ok());
         daemon
     }
 

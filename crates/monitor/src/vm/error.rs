@@ -5,6 +5,14 @@ use std::path::PathBuf;
 /// Why something could not be learned from a VM or done to it.
 #[derive(Debug, thiserror::Error)]
 pub enum VmError {
+    /// It cannot be seen which sockets there are.
+    #[error("{}: cannot be read: {source}", directory.display())]
+    Directory {
+        /// The directory of QMP sockets.
+        directory: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
     /// The socket cannot be connected to.
     #[error("{}: cannot connect: {source}", socket.display())]
     Connect {

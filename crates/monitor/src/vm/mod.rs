@@ -45,8 +45,9 @@ use vnuma_topology::VmDescription;
 /// A source of VMs: a directory of QMP sockets today, libvirt another day.
 pub trait VmBackend: Send {
     /// VMs that are there now. Cheap (names only), for a call after every change of
-    /// [`watch_dirs`](Self::watch_dirs). What cannot be read is skipped with a log line.
-    fn scan(&mut self) -> Vec<VmCandidate>;
+    /// [`watch_dirs`](Self::watch_dirs). What is no VM is skipped with a log line; an error says that
+    /// it is not known which there are.
+    fn scan(&mut self) -> Result<Vec<VmCandidate>, VmError>;
     /// Connects to a VM. Its process is pinned down by a pidfd before anything is asked.
     fn connect(&self, candidate: &VmCandidate) -> Result<Box<dyn VmConnection>, VmError>;
     /// Directories whose changes (inotify) call for another [`scan`](Self::scan).

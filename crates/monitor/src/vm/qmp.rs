@@ -9,7 +9,7 @@ use super::{
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs,
+    fs, io,
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
         unix::fs::FileTypeExt,
@@ -44,18 +44,15 @@ impl QmpBackend {
         Self { directory, sockets, refused: BTreeSet::new() }
     }
 
-    fn paths(&self) -> Vec<PathBuf> {
+    fn paths(&self) -> Result<Vec<PathBuf>, VmError> {
         let mut paths = self.sockets.clone();
-        // A directory that is not there yet has no VMs in it.
-        let entries = self.directory.iter().filter_map(|directory| fs::read_dir(directory).ok()).flatten();
-        let mut found: Vec<PathBuf> = entries
-            .take(ENTRY_LIMIT)
-            .filter_map(|entry| Some(entry.ok()?.path()))
-            .filter(|path| path.extension().is_some_and(|extension| extension == EXTENSION))
-            .collect();
-        found.sort_unstable();
-        paths.append(&mut found);
-        paths
+        if let Some(directory) = &self.directory {
+            let unreadable = |source| VmError::Directory { directory: directory.clone(), source };
+            let mut found = sockets_in(directory).map_err(unreadable)?;
+            found.sort_unstable();
+            paths.append(&mut found);
+        }
+        Ok(paths)
     }
 
     fn refuse(&mut self, path: &Path, reason: &str) {
@@ -65,10 +62,22 @@ impl QmpBackend {
     }
 }
 
+fn sockets_in(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    let entries = match fs::read_dir(directory) {
+        Ok(entries) => entries,
+        // One that is not there yet has no VMs in it.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    let paths = entries.take(ENTRY_LIMIT).map(|entry| Ok(entry?.path()));
+    let is_socket = |path: &PathBuf| path.extension().is_some_and(|extension| extension == EXTENSION);
+    paths.filter(|path| path.as_ref().map_or(true, is_socket)).collect()
+}
+
 impl VmBackend for QmpBackend {
-    fn scan(&mut self) -> Vec<VmCandidate> {
+    fn scan(&mut self) -> Result<Vec<VmCandidate>, VmError> {
         let mut found: BTreeMap<String, PathBuf> = BTreeMap::new();
-        for path in self.paths() {
+        for path in self.paths()? {
             // Through links: a directory may be filled with links to sockets elsewhere.
             if !fs::metadata(&path).is_ok_and(|file| file.file_type().is_socket()) {
                 continue;
@@ -89,7 +98,7 @@ impl VmBackend for QmpBackend {
             }
         }
         self.refused.retain(|path| path.exists());
-        found.into_iter().map(|(name, socket)| VmCandidate { name, socket }).collect()
+        Ok(found.into_iter().map(|(name, socket)| VmCandidate { name, socket }).collect())
     }
 
     fn connect(&self, candidate: &VmCandidate) -> Result<Box<dyn VmConnection>, VmError> {
