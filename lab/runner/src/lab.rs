@@ -312,7 +312,7 @@ impl Lab {
     }
 
     /// Does something over a free session. When the limit passes, or QEMU ends, the server is stopped, which
-    /// ends the session.
+    /// ends the connection.
     fn with_session<T>(
         &self,
         what: String,
