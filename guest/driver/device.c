@@ -19,7 +19,6 @@
 #include <linux/vmalloc.h>
 #include <linux/wait.h>
 
-#include "compat.h"
 #include "vnuma.h"
 
 static struct vnuma_gd_page *page;

@@ -154,13 +154,8 @@ static int prepare_cpu(unsigned int cpu)
 	return 0;
 }
 
-/*
- * On the CPU, before tasks can run on it. One that slept on it all the time may
- * find it on another node now.
- */
-static int came_online(unsigned int cpu)
+static int refresh_page(unsigned int cpu)
 {
-	vnuma_rseq_moved(cpumask_of(cpu));
 	vnuma_device_refresh_cpus();
 	return 0;
 }
@@ -182,7 +177,7 @@ int vnuma_hotplug_init(struct vnuma_topology *first)
 		return err;
 	prepare_state = err;
 	err = cpuhp_setup_state_nocalls(CPUHP_AP_ONLINE_DYN, "vnuma:online",
-					came_online, NULL);
+					refresh_page, NULL);
 	if (err < 0) {
 		cpuhp_remove_state_nocalls(prepare_state);
 		return err;
