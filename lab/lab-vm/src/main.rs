@@ -1,6 +1,7 @@
 //! Starts virtual machines in the server of the lab: stock QEMU with a QMP socket, stock kernel, guest nodes bound to
 //! the server's nodes. It stands for what an operator's own tooling does; vnuma's daemon knows nothing of it.
 
+mod cpuset;
 mod host;
 mod plan;
 mod qemu;
@@ -60,6 +61,11 @@ enum Command {
         source: String,
         /// File in the server
         destination: PathBuf,
+    },
+    /// Reset the VM and wait until its agent answers again
+    Reset {
+        /// Its name
+        name: String,
     },
     /// Stop the VM at once
     Stop {
@@ -122,6 +128,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Shell { name } => return session::shell(&name),
         Command::Put { name, source, destination } => session::put(&name, &source, &destination)?,
         Command::Get { name, source, destination } => session::get(&name, &source, &destination)?,
+        Command::Reset { name } => vm::reset(&name)?,
         Command::Stop { name } => vm::stop(&name)?,
         Command::List => vm::list()?,
         Command::Log { name } => vm::log(&name)?,

@@ -17,6 +17,8 @@ const MOST_BYTES: u64 = 4 << 20;
 pub struct Qmp {
     reader: BufReader<UnixStream>,
     writer: UnixStream,
+    /// Names of the events that came.
+    events: Vec<String>,
 }
 
 /// A vCPU and its thread.
@@ -34,7 +36,7 @@ impl Qmp {
             let writer = UnixStream::connect(path)?;
             writer.set_read_timeout(Some(LIMIT))?;
             writer.set_write_timeout(Some(LIMIT))?;
-            let mut qmp = Self { reader: BufReader::new(writer.try_clone()?), writer };
+            let mut qmp = Self { reader: BufReader::new(writer.try_clone()?), writer, events: Vec::new() };
             let greeting = qmp.read()?;
             if greeting.get("QMP").is_none() {
                 bail!("unexpected greeting {greeting}");
@@ -47,7 +49,12 @@ impl Qmp {
 
     /// Runs a command that takes no arguments.
     pub fn run(&mut self, command: &str) -> Result<Value> {
-        let mut line = json!({ "execute": command }).to_string();
+        self.run_with(command, &json!({}))
+    }
+
+    /// Runs a command with arguments.
+    pub fn run_with(&mut self, command: &str, arguments: &Value) -> Result<Value> {
+        let mut line = json!({ "execute": command, "arguments": arguments }).to_string();
         line.push('\n');
         self.writer.write_all(line.as_bytes()).with_context(|| command.to_owned())?;
         loop {
@@ -61,8 +68,21 @@ impl Qmp {
                     error.get("desc").and_then(Value::as_str).unwrap_or("no reason given")
                 );
             }
-            // Else an event.
+            if let Some(event) = answer.get("event").and_then(Value::as_str) {
+                self.events.push(event.to_owned());
+            }
         }
+    }
+
+    /// Waits for an event, which may have come already.
+    pub fn await_event(&mut self, event: &str) -> Result<()> {
+        while !self.events.iter().any(|seen| seen == event) {
+            let line = self.read().with_context(|| format!("waiting for {event}"))?;
+            if let Some(event) = line.get("event").and_then(Value::as_str) {
+                self.events.push(event.to_owned());
+            }
+        }
+        Ok(())
     }
 
     /// The vCPUs and their threads.

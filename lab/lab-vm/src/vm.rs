@@ -25,8 +25,10 @@ use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use serde_json::json;
 use vnuma_lab_agent::client::ClientError;
 
+use crate::cpuset;
 use crate::host::read_nodes;
 use crate::plan::{Plan, Request, check_name, plan};
 use crate::qemu::{Files, options};
@@ -112,6 +114,7 @@ fn launch(name: &str, plan: &Plan, cid: u32, kernel: &Path, verbose: bool) -> Re
     if verbose {
         println!("{}", readable(&groups));
     }
+    cpuset::avoid_cpu_0()?;
     // QEMU says what is wrong before it goes to the background.
     let output = Command::new("qemu-system-x86_64").args(groups.concat()).stdin(Stdio::null()).output();
     let output = output.context("qemu-system-x86_64")?;
@@ -158,6 +161,19 @@ fn await_agent(name: &str, cid: u32) -> Result<()> {
             Err(_) => std::thread::sleep(Duration::from_millis(100)),
         }
     }
+}
+
+/// Resets a VM, as its reset button would, and waits until its agent answers again. The memory stays, and
+/// with it what hangs on QEMU; what was in the guest is gone.
+pub fn reset(name: &str) -> Result<()> {
+    let cid = running_cid(name)?;
+    let mut qmp = Qmp::connect(&directory(name).join("ctl.sock"))?;
+    // A guest that reboots of itself ends QEMU; see the options.
+    qmp.run_with("set-action", &json!({ "reboot": "reset" }))?;
+    let done = qmp.run("system_reset").and_then(|_| qmp.await_event("RESET"));
+    qmp.run_with("set-action", &json!({ "reboot": "shutdown" }))?;
+    done?;
+    await_agent(name, cid).with_context(|| format!("VM \"{name}\" did not come back:\n{}", tail(name)))
 }
 
 /// Stops a VM at once. Its changes live in its memory, so nothing is lost by that.
