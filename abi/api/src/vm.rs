@@ -38,7 +38,7 @@ pub enum ChannelState {
     Attaching,
     /// It is there and served.
     Attached,
-    /// It is there, but belongs to an earlier vnumad: nothing can be told through it.
+    /// It is there, but belonged to an earlier vnumad and could not be taken over: nothing can be told through it.
     Lost,
 }
 

@@ -36,6 +36,8 @@ pub struct Config {
     pub poll_interval: Duration,
     /// Between two looks at everything, in case an event was lost.
     pub resync_interval: Duration,
+    /// Where it is written down which channels there are, for the next vnumad.
+    pub records: PathBuf,
     /// How patient the telling is.
     pub settle: SettlePolicy,
 }
@@ -122,6 +124,7 @@ enum Location {
 struct Tell {
     dwell_ms: Option<Spanned<i64>>,
     max_per_second: Option<Spanned<i64>>,
+    records: Option<Spanned<PathBuf>>,
 }
 
 impl Default for Config {
@@ -135,6 +138,7 @@ impl Default for Config {
             location: Prefer::Auto,
             poll_interval: Duration::from_millis(100),
             resync_interval: Duration::from_secs(2),
+            records: "/run/vnuma/channels".into(),
             settle: SettlePolicy::default(),
         }
     }
@@ -191,6 +195,7 @@ impl Config {
             location: file.observe.location.map_or(default.location, Into::into),
             poll_interval,
             resync_interval,
+            records: source.absolute("tell.records", file.tell.records.as_ref())?.unwrap_or(default.records),
             settle: SettlePolicy {
                 dwell_ns: u64::try_from(dwell.as_nanos()).unwrap_or(u64::MAX),
                 max_per_second: max_per_second.map_or(default.settle.max_per_second, |n| n as u32),
@@ -304,6 +309,7 @@ mod tests {
             [tell]
             dwell_ms = 0
             max_per_second = 3
+            records = "/a/r"
         "#;
         let expected = Config {
             socket: "/a/s".into(),
@@ -314,6 +320,7 @@ mod tests {
             location: Prefer::Poll,
             poll_interval: Duration::from_millis(50),
             resync_interval: Duration::from_secs(3),
+            records: "/a/r".into(),
             settle: SettlePolicy { dwell_ns: 0, max_per_second: 3 },
         };
         assert_eq!(parse(text), Ok(expected));

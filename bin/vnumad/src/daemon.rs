@@ -9,6 +9,7 @@ use crate::{
     epoch::Epochs,
     locations::Locations,
     message::{ConnectionId, Message},
+    records::Records,
     server::BackendFactory,
     vm::Vm,
     vm_thread::VmThread,
@@ -52,6 +53,7 @@ pub(crate) struct Daemon {
     config: Config,
     host: HostTopology,
     epochs: Epochs,
+    records: Records,
     scanner: Box<dyn VmBackend>,
     /// Why it could not look, the last time.
     scan_problem: Option<String>,
@@ -75,6 +77,7 @@ impl Daemon {
         messages: mpsc::Sender<Message>,
     ) -> Self {
         Self {
+            records: Records::open(config.records.clone()),
             config,
             host,
             epochs: Epochs::now(),

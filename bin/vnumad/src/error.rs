@@ -20,7 +20,9 @@ pub(crate) enum Refusal {
     Content { vm: String, source: ContentError },
     #[error("{vm}: the topology channel is attached already")]
     Attached { vm: String },
-    #[error("{vm}: a topology channel of an earlier vnumad is attached; detach it first")]
+    #[error(
+        "{vm}: a topology channel of an earlier vnumad is attached, and could not be taken over; detach it first"
+    )]
     Lost { vm: String },
     #[error("{vm}: the topology channel is being attached by another request")]
     Attaching { vm: String },
@@ -42,6 +44,8 @@ pub(crate) enum Refusal {
     Vm(#[from] VmError),
     #[error("{vm}: {source}")]
     Channel { vm: String, source: ChannelError },
+    #[error("{vm}: writing down its channel: {source}")]
+    Record { vm: String, source: std::io::Error },
     #[error("{vm}: {source}")]
     System { vm: String, source: std::io::Error },
     #[error("reading the host's topology: {0}")]
@@ -61,6 +65,7 @@ impl Refusal {
             Self::Forbidden { .. } => ErrorKind::Forbidden,
             Self::Channel { .. }
             | Self::System { .. }
+            | Self::Record { .. }
             | Self::Topology(_)
             | Self::ShuttingDown
             | Self::Move { .. } => ErrorKind::Internal,

@@ -23,6 +23,7 @@ mod error;
 mod locations;
 mod message;
 mod readiness;
+mod records;
 mod report;
 mod server;
 mod socket;

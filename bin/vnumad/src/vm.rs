@@ -133,6 +133,16 @@ impl Vm {
     pub(crate) fn stop_serving(&mut self, slot: Slot) {
         self.slot = slot;
         self.placement.stop_telling();
+        if matches!(self.slot, Slot::Lost) {
+            self.placement.belief_unknown();
+        }
+    }
+
+    /// The guest boots again. On a lost channel it finds again what somebody else left there.
+    pub(crate) fn rebooted(&mut self) {
+        if !matches!(self.slot, Slot::Lost) {
+            self.placement.rebooted(monotonic_ns());
+        }
     }
 
     /// Tells what is due.

@@ -53,6 +53,8 @@ pub(crate) enum Report {
     Detached(Result<(), VmError>),
     /// The guest let go of the channel's device.
     Released,
+    /// The guest boots again.
+    Rebooted,
 }
 
 /// The other end of a VM's thread. The thread ends when this is dropped.
@@ -213,11 +215,16 @@ impl Worker {
 
     /// Takes events. False if there may be more: a QEMU that never pauses keeps nobody from giving commands.
     fn events(&mut self, connection: &mut dyn VmConnection) -> Result<bool, Stop> {
+        let (mut rebooted, mut all_taken) = (false, false);
         for _ in 0..EVENTS_A_ROUND {
-            let Some(event) = connection.poll_event(Duration::ZERO)? else { return Ok(true) };
+            let Some(event) = connection.poll_event(Duration::ZERO)? else {
+                all_taken = true;
+                break;
+            };
             match event {
                 VmEvent::VcpusChanged => self.describe_wanted = true,
                 VmEvent::ChannelDetached => self.report(Report::Released)?,
+                VmEvent::Rebooted => rebooted = true,
                 VmEvent::Disconnected => {
                     let vm = format!("VM of process {}", connection.pid());
                     return Err(Stop::Lost(VmError::Disconnected { vm }));
@@ -226,7 +233,10 @@ impl Worker {
                 VmEvent::Shutdown | VmEvent::Stopped | VmEvent::Resumed => {}
             }
         }
-        Ok(false)
+        if rebooted {
+            self.report(Report::Rebooted)?;
+        }
+        Ok(all_taken)
     }
 
     fn obey(&mut self, connection: &mut dyn VmConnection, command: Command) -> Result<(), Stop> {

@@ -303,11 +303,61 @@ fn a_channel_of_an_earlier_daemon_is_shown_and_can_be_detached() {
         daemon.world.event("old", VmEvent::Disconnected);
         wait_for("the channel", || get(&daemon, "/v1/vms/old").1["channel"] == "lost");
     }
+    wait_for_states(&daemon, "old", &[(0, 0, "unknown")]);
     let (status, answer) = post(&daemon, "/v1/vms/old/attach", "");
     assert_eq!(status, 409);
     assert!(answer["message"].as_str().is_some_and(|m| m.contains("earlier vnumad is attached")), "{answer}");
     assert_eq!(post(&daemon, "/v1/vms/old/detach", "").0, 200);
     assert_eq!(post(&daemon, "/v1/vms/old/attach", "").0, 200);
+}
+
+#[test]
+fn a_restarted_daemon_takes_channels_over() {
+    let mut daemon = Daemon::start();
+    let threads = two_nodes(&daemon, "web");
+    post(&daemon, "/v1/vms/web/attach", "");
+    let guest = daemon.world.guest("web");
+    let first = guest.read().expect("published").generation;
+    guest.acknowledge(first).expect("rung");
+    guest.guest_vectors[0].read().expect("the interrupt of the first publication");
+    for round in 0..3 {
+        daemon.stop();
+        let before = guest.read().expect("readable without a daemon").generation;
+        let node = (round + 1) % 2;
+        threads[0].pin(node as usize);
+        daemon.restart();
+        wait_for("it to be told anew", || guest.read().is_ok_and(|now| now.generation != before));
+        let told = guest.read().expect("published");
+        assert_eq!(u32::from(told.vcpus[0].node), node);
+        wait_for_states(&daemon, "web", &[(node, node, "unknown"), (1, 1, "unknown")]);
+        assert!(guest.guest_vectors[0].read().is_ok(), "its interrupt was raised");
+        guest.acknowledge(told.generation).expect("rung");
+        wait_for_states(&daemon, "web", &[(node, node, "true"), (1, 1, "true")]);
+        assert_eq!(get(&daemon, "/v1/vms/web").1["channel"], "attached");
+    }
+    assert_eq!(post(&daemon, "/v1/vms/web/detach", "").0, 200);
+    let records = std::fs::read_dir(&daemon.config.records).expect("there").count();
+    assert_eq!(records, 0, "a record stays behind");
+}
+
+#[test]
+fn a_channel_without_its_record_is_lost_and_others_are_not() {
+    let mut daemon = Daemon::start();
+    let _threads = two_nodes(&daemon, "web");
+    post(&daemon, "/v1/vms/web/attach", "");
+    let guest = daemon.world.guest("web");
+    daemon.stop();
+    for record in std::fs::read_dir(&daemon.config.records).expect("there").flatten() {
+        let text = std::fs::read_to_string(record.path()).expect("read");
+        // Vectors that are none of the hypervisor's.
+        std::fs::write(record.path(), text.replace("\"guest_vectors\":[", "\"guest_vectors\":[9"))
+            .expect("written");
+    }
+    let before = guest.read().expect("readable").generation;
+    daemon.restart();
+    wait_for("the VM", || get(&daemon, "/v1/vms/web").1["channel"] == "lost");
+    assert_eq!(guest.read().expect("untouched").generation, before);
+    wait_for_states(&daemon, "web", &[(0, 0, "unknown"), (1, 1, "unknown")]);
 }
 
 #[test]
@@ -319,6 +369,24 @@ fn a_guest_that_lets_go_of_the_device_is_told_no_more() {
     daemon.world.event("web", VmEvent::ChannelDetached);
     assert_eq!(watch.next("detached")["vm"], "web");
     assert_eq!(get(&daemon, "/v1/vms/web").1["channel"], "none");
+}
+
+#[test]
+fn a_guest_that_reboots_is_told_again() {
+    let daemon = Daemon::start();
+    let threads = two_nodes(&daemon, "web");
+    threads[0].pin(1);
+    wait_for_states(&daemon, "web", &[(1, 0, "stale"), (1, 1, "true")]);
+    post(&daemon, "/v1/vms/web/attach", "");
+    let guest = daemon.world.guest("web");
+    let first = guest.read().expect("published").generation;
+    guest.acknowledge(first).expect("rung");
+    wait_for_states(&daemon, "web", &[(1, 1, "true"), (1, 1, "true")]);
+    daemon.world.event("web", VmEvent::Rebooted);
+    wait_for_states(&daemon, "web", &[(1, 1, "stale"), (1, 1, "true")]);
+    wait_for("it to be told", || guest.read().is_ok_and(|found| found.generation != first));
+    guest.acknowledge(guest.read().expect("published").generation).expect("rung");
+    wait_for_states(&daemon, "web", &[(1, 1, "true"), (1, 1, "true")]);
 }
 
 #[test]

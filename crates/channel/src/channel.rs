@@ -1,6 +1,6 @@
 //! A VM's channel: memory, interrupt and acknowledgements.
 
-use crate::{Content, Generations, Region, ivshmem, publish::publication};
+use crate::{Content, Generations, Identity, Region, ivshmem, publish::publication, takeover::Parts};
 use nix::{
     errno::Errno,
     sys::{
@@ -11,6 +11,7 @@ use nix::{
 use std::{
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
+    path::Path,
 };
 use vnuma_abi_topology_channel::ivshmem::VECTORS;
 
@@ -35,8 +36,8 @@ pub struct Channel {
     host_vectors: Vec<EventFd>,
     /// Watches vectors of the host, each only while an acknowledgement is expected on it, and once.
     acknowledgements: Epoll,
-    /// Kept open: QEMU would see the server going away.
-    _server: OwnedFd,
+    /// Kept open: QEMU would see the server going away. It has where a channel was taken over, and does not mind.
+    _server: Option<OwnedFd>,
 }
 
 impl Channel {
@@ -45,18 +46,48 @@ impl Channel {
     pub fn new(epoch: u32) -> Result<(Self, OwnedFd), ChannelError> {
         let region = Region::new().map_err(failed("shared memory"))?;
         let (guest_vectors, host_vectors) = (vectors()?, vectors()?);
-        let acknowledgements = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(failed("epoll"))?;
-        for (vector, event) in host_vectors.iter().enumerate() {
-            acknowledgements.add(event, interest(vector, false)).map_err(failed("epoll"))?;
-        }
         let host = host_vectors.iter().map(AsFd::as_fd);
         let guest = guest_vectors.iter().map(AsFd::as_fd);
         let (server, client) =
             ivshmem::serve(region.memory(), host, guest).map_err(failed("ivshmem server's messages"))?;
         let generations = Generations::new(epoch);
-        let channel =
-            Self { region, generations, guest_vectors, host_vectors, acknowledgements, _server: server };
+        let channel = Self {
+            acknowledgements: watch(&host_vectors)?,
+            region,
+            generations,
+            guest_vectors,
+            host_vectors,
+            _server: Some(server),
+        };
         Ok((channel, client))
+    }
+
+    /// What finds this channel again in the hypervisor, once it is attached and this process has died.
+    pub fn identity(&self) -> Result<Identity, ChannelError> {
+        Identity::of(self.region.memory(), &self.guest_vectors, &self.host_vectors)
+            .map_err(failed("its identity"))
+    }
+
+    /// Takes over a channel whose host's end has died from its hypervisor: the process of `pidfd`, whose directory in
+    /// `/proc` is `process`. What is published there stays readable until [`Self::publish`] is called, and
+    /// during it. Two host's ends at a time would mix their publications.
+    pub fn take_over(
+        identity: &Identity,
+        pidfd: BorrowedFd<'_>,
+        process: &Path,
+        epoch: u32,
+    ) -> Result<Self, ChannelError> {
+        let parts = identity.take(pidfd, process).map_err(failed("taking it over from the hypervisor"))?;
+        let Parts { memory, guest_vectors, host_vectors } = parts;
+        let (region, published) = Region::take_over(memory).map_err(failed("shared memory"))?;
+        Ok(Self {
+            acknowledgements: watch(&host_vectors)?,
+            region,
+            generations: Generations::after(epoch, published),
+            guest_vectors,
+            host_vectors,
+            _server: None,
+        })
     }
 
     /// The generation of the next publication.
@@ -109,6 +140,15 @@ impl Channel {
         }
         self.acknowledgements.modify(event, &mut interest(vector, true)).map_err(failed("epoll"))
     }
+}
+
+/// Watches the vectors of the host, none of them expected yet.
+fn watch(host_vectors: &[EventFd]) -> Result<Epoll, ChannelError> {
+    let acknowledgements = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(failed("epoll"))?;
+    for (vector, event) in host_vectors.iter().enumerate() {
+        acknowledgements.add(event, interest(vector, false)).map_err(failed("epoll"))?;
+    }
+    Ok(acknowledgements)
 }
 
 fn interest(vector: usize, expected: bool) -> EpollEvent {

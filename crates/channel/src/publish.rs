@@ -37,6 +37,12 @@ impl Generations {
         Self { epoch, counter: 1 }
     }
 
+    /// Those of a writer that goes on where another published `published` last: its first publication is written into
+    /// the other slot.
+    pub fn after(epoch: u32, published: u64) -> Self {
+        Self { epoch, counter: if published & 1 == 1 { 2 } else { 1 } }
+    }
+
     /// What [`Self::take`] returns next.
     pub fn peek(&self) -> u64 {
         u64::from(self.epoch) << 32 | u64::from(self.counter)

@@ -6,16 +6,19 @@ use nix::{
     sys::{
         memfd::{MFdFlags, memfd_create},
         mman::{MapFlags, ProtFlags, mmap, munmap},
+        stat::fstat,
+        uio::pread,
     },
 };
 use std::{
     io,
+    mem::offset_of,
     num::NonZeroUsize,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     ptr::NonNull,
     sync::atomic::{AtomicU64, Ordering, fence},
 };
-use vnuma_abi_topology_channel::REGION_SIZE;
+use vnuma_abi_topology_channel::{Header, REGION_SIZE};
 
 /// A region of its own memory, which can neither grow nor shrink: nobody who shares it can make a store
 /// of this process fault.
@@ -37,6 +40,25 @@ impl Region {
         nix::unistd::ftruncate(&memory, REGION_SIZE as i64)?;
         let seals = SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_SEAL;
         fcntl(&memory, FcntlArg::F_ADD_SEALS(seals))?;
+        Self::map(memory)
+    }
+
+    /// A region that another process made and may have died writing, and the generation that it says is published: the
+    /// guest could have written that, so it is good for a hint only.
+    pub(crate) fn take_over(memory: OwnedFd) -> io::Result<(Self, u64)> {
+        let seals = SealFlag::from_bits_truncate(fcntl(&memory, FcntlArg::F_GET_SEALS)?);
+        let size = fstat(&memory)?.st_size;
+        if !seals.contains(SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SHRINK) || size != REGION_SIZE as i64 {
+            return Err(io::Error::other(format!(
+                "{size} bytes with {seals:?}, not {REGION_SIZE} that stay"
+            )));
+        }
+        let mut published = [0; WORD];
+        pread(&memory, &mut published, offset_of!(Header, published) as i64)?;
+        Ok((Self::map(memory)?, u64::from_le_bytes(published)))
+    }
+
+    fn map(memory: OwnedFd) -> io::Result<Self> {
         let size = NonZeroUsize::new(REGION_SIZE).ok_or(io::ErrorKind::InvalidInput)?;
         // SAFETY: a new mapping at an address of the kernel's choice touches no other memory.
         let address = unsafe { mmap(None, size, ProtFlags::PROT_WRITE, MapFlags::MAP_SHARED, &memory, 0)? };

@@ -28,18 +28,19 @@ struct Outstanding {
 /// and measured, and nothing is decided by it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Belief {
-    nodes: BTreeMap<ApicId, GuestNodeId>,
+    /// Of each vCPU that is plugged; `None` where it cannot be known.
+    nodes: BTreeMap<ApicId, Option<GuestNodeId>>,
     outstanding: VecDeque<Outstanding>,
 }
 
 impl Belief {
     pub(crate) fn node(&self, vcpu: ApicId) -> Option<GuestNodeId> {
-        self.nodes.get(&vcpu).copied()
+        self.nodes.get(&vcpu).copied().flatten()
     }
 
     /// The guest boots with `vcpu` on `node`.
     pub(crate) fn boot(&mut self, vcpu: ApicId, node: GuestNodeId) {
-        self.nodes.insert(vcpu, node);
+        self.nodes.insert(vcpu, Some(node));
     }
 
     pub(crate) fn forget(&mut self, vcpu: ApicId) {
@@ -62,9 +63,15 @@ impl Belief {
         let taken = self.outstanding.drain(..=found).next_back()?;
         for (vcpu, node) in taken.nodes {
             // vCPUs that were unplugged meanwhile stay forgotten.
-            self.nodes.entry(vcpu).and_modify(|believed| *believed = node);
+            self.nodes.entry(vcpu).and_modify(|believed| *believed = Some(node));
         }
         Some(taken.updated)
+    }
+
+    /// Somebody else may have told the guest anything.
+    pub(crate) fn unknown(&mut self) {
+        self.outstanding.clear();
+        self.nodes.values_mut().for_each(|believed| *believed = None);
     }
 
     pub(crate) fn is_waiting(&self) -> bool {

@@ -39,7 +39,7 @@ pub enum VcpuState {
     /// The guest believes another guest node: told and not yet taken over, waiting to be
     /// told, or nothing can be told.
     Stale,
-    /// It was not observed, or no guest node has a known home.
+    /// It was not observed, no guest node has a known home, or what the guest believes cannot be known.
     Unknown,
 }
 
@@ -208,6 +208,27 @@ impl VmPlacement {
         self.telling = false;
         self.settler.clear();
         self.belief.stop_waiting();
+    }
+
+    /// Somebody else has the guest's channel: what it believes cannot be known until it acknowledges again,
+    /// or boots without it.
+    pub fn belief_unknown(&mut self) {
+        self.belief.unknown();
+    }
+
+    /// The guest boots again, and believes what it boots with. If it has a channel, everything is
+    /// told anew, for its driver to acknowledge.
+    pub fn rebooted(&mut self, now_ns: u64) {
+        self.belief.stop_waiting();
+        let first = self.guest_nodes.first().copied();
+        for (&id, vcpu) in &self.vcpus {
+            if let Some(node) = vcpu.boot.or(first) {
+                self.belief.boot(id, node);
+            }
+        }
+        if self.telling {
+            self.settler.tell_at_once(now_ns);
+        }
     }
 
     /// The publication that is due now, if one is; it counts as told under `generation`.

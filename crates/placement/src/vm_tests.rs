@@ -146,6 +146,40 @@ fn a_new_home_counts_from_when_it_became_one() {
 }
 
 #[test]
+fn a_guest_that_reboots_believes_its_boot_nodes_and_is_told_again() {
+    let host = host(DISTANCES);
+    let mut placement = VmPlacement::new(&host, &vm(&[0, 2], 1), SettlePolicy::default());
+    placement.observe(&host, 0, seen(2, true, 1));
+    placement.start_telling(1, 2 * MS);
+    placement.acknowledged(1);
+    assert_eq!(state(&placement, 0), VcpuState::True);
+    placement.rebooted(9 * MS);
+    assert_eq!(state(&placement, 0), VcpuState::Stale);
+    let telling = placement.take_due(2, 9 * MS).expect("told again");
+    assert_eq!((telling.vcpus[0].placed.node, telling.changed_ns), (1, 9 * MS));
+    placement.acknowledged(2);
+    assert_eq!(state(&placement, 0), VcpuState::True);
+    placement.stop_telling();
+    placement.rebooted(10 * MS);
+    assert_eq!((state(&placement, 0), placement.take_due(3, 10 * MS)), (VcpuState::Stale, None));
+}
+
+#[test]
+fn what_a_lost_guest_believes_is_unknown_until_it_acknowledges() {
+    let host = host(DISTANCES);
+    let mut placement = VmPlacement::new(&host, &vm(&[0, 2], 1), SettlePolicy::default());
+    placement.observe(&host, 0, seen(0, true, 1));
+    assert_eq!(state(&placement, 0), VcpuState::True);
+    placement.belief_unknown();
+    let status = placement.vcpu(0).expect("plugged");
+    assert_eq!((status.state, status.believed), (VcpuState::Unknown, None));
+    placement.start_telling(1, 2 * MS);
+    assert_eq!(state(&placement, 0), VcpuState::Unknown);
+    placement.acknowledged(1);
+    assert_eq!(state(&placement, 0), VcpuState::True);
+}
+
+#[test]
 fn a_uma_vm_has_nothing_to_be_true_about() {
     let host = host(DISTANCES);
     let mut vm = VmPlacement::new(&host, &vm(&[], 1), SettlePolicy::default());

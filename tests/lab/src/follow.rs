@@ -2,6 +2,7 @@
 //! back, CPU 0, nodes that are emptied and filled again, while the guest is busy.
 
 use crate::guest::{check, check_kernel_log, equip, show_guest, taskset, wait_until_listed, wait_until_seen};
+use crate::random::Random;
 use anyhow::{Context, Result};
 use vnuma_scenario::{Nodes, Vm, vnumactl, vnumad};
 
@@ -78,15 +79,5 @@ fn plan(round: usize, hosts: &[u32], random: &mut Random) -> Vec<(usize, u32, bo
         1 => (0..VCPUS).map(|vcpu| (vcpu, hosts[(vcpu + random.below(2)) % hosts.len()], told)).collect(),
         2 => vec![(0, node, told)],
         _ => vec![(random.below(VCPUS), node, told)],
-    }
-}
-
-/// A small linear congruential generator (Knuth's MMIX constants): a scenario only needs variety that repeats.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        ((self.0 >> 33) % bound as u64) as usize
     }
 }

@@ -1,6 +1,8 @@
 //! VMs come and go while vnumad runs: started before and after it, stopped in order and killed.
 
-use crate::guest::{HANG_LIMIT, equip, listed, taskset, wait_until_listed, wait_until_seen};
+use crate::guest::{
+    HANG_LIMIT, check, check_kernel_log, equip, listed, taskset, wait_until_listed, wait_until_seen,
+};
 use anyhow::{Context, Result};
 use std::fs;
 use vnuma_scenario::{Nodes, Vm, output, vnumactl, vnumad, wait_for};
@@ -30,6 +32,7 @@ pub fn run() -> Result<()> {
         wait_until_seen(&early.name, &[(0, 0, "true"), (1, 1, "true")]).context("the other VM")?;
         println!("{}: gone, the other VM undisturbed", if round == 0 { "stopped" } else { "killed" });
     }
+    reboot(&shape, &nodes)?;
     // Connections of vnumactl that have just ended may not be closed yet.
     let mut after = 0;
     wait_for("vnumad to have no more open files than before", HANG_LIMIT, || {
@@ -38,6 +41,24 @@ pub fn run() -> Result<()> {
     })
     .with_context(|| format!("{descriptors} open files before two VMs came and went, {after} now"))?;
     println!("{after} open files, as before");
+    Ok(())
+}
+
+/// A guest that boots again believes what it boots with until its driver is there again.
+fn reboot(shape: &[String], nodes: &Nodes) -> Result<()> {
+    let vm = Vm::start("again", shape)?;
+    wait_until_listed(&vm.name)?;
+    equip(&vm)?;
+    vnumactl(&["attach", &vm.name])?;
+    taskset(&vm, 0, 1, nodes)?;
+    wait_until_seen(&vm.name, &[(1, 1, "true"), (1, 1, "true")])?;
+    output("lab-vm", &["reset", &vm.name])?;
+    wait_until_seen(&vm.name, &[(1, 0, "stale"), (1, 1, "true")]).context("after the reset")?;
+    equip(&vm)?;
+    wait_until_seen(&vm.name, &[(1, 1, "true"), (1, 1, "true")]).context("with the driver again")?;
+    check(&vm, &[1, 1])?;
+    check_kernel_log(&vm)?;
+    println!("reset: stale until the driver is there again, then true");
     Ok(())
 }
 

@@ -3,7 +3,9 @@
 
 mod follow;
 mod guest;
+mod kills;
 mod lifecycle;
+mod random;
 mod states;
 
 use clap::{Parser, Subcommand};
@@ -23,12 +25,15 @@ enum Scenario {
     States,
     /// VMs come and go while vnumad runs
     Lifecycle,
+    /// vnumad is killed again and again while vCPUs move
+    Kills(kills::Arguments),
 }
 
 fn main() -> anyhow::Result<()> {
     match Arguments::parse().scenario {
         Scenario::Follow(arguments) => follow::run(&arguments),
         Scenario::States => states::run(),
+        Scenario::Kills(arguments) => kills::run(&arguments),
         Scenario::Lifecycle => lifecycle::run(),
     }
 }

@@ -63,6 +63,12 @@ fn vms_come_and_go() {
 }
 
 #[test]
+fn a_killed_vnumad_is_taken_over() {
+    let kills = if std::env::var("VNUMA_SOAK_ROUNDS").is_ok() { "200" } else { "20" };
+    play("2n4c", &["kills", "--kills", kills]);
+}
+
+#[test]
 fn migrations_between_nodes_are_told_by_the_kernel() {
     let _turn = one_at_a_time();
     let status = Command::new(env!("CARGO"))

@@ -19,6 +19,7 @@ use std::{
 };
 use tracing::{debug, info, warn};
 use vnuma_api::Event;
+use vnuma_channel::Channel;
 use vnuma_monitor::{
     location::monotonic_ns,
     vm::{VmCandidate, VmError},
@@ -104,6 +105,11 @@ impl Daemon {
             Report::Attached(outcome) => self.attached(&socket, outcome),
             Report::Detached(outcome) => self.detached(&socket, outcome),
             Report::Released => self.released(&socket),
+            Report::Rebooted => {
+                if let Some(vm) = &mut entry.vm {
+                    vm.rebooted();
+                }
+            }
             Report::Ended => {
                 entry.connection = None;
                 entry.problem = None;
@@ -145,16 +151,22 @@ impl Daemon {
         entry.backoff = FIRST_RETRY;
         let policy = self.config.settle;
         let vm = entry.vm.get_or_insert_with(|| Vm::new(id, &self.host, description.clone(), pidfd, policy));
-        match (&vm.slot, channel) {
-            (Slot::None, true) => vm.slot = Slot::Lost,
-            (Slot::Serving(_) | Slot::Lost, false) => vm.stop_serving(Slot::None),
-            _ => {}
-        }
+        let plugged = match (&vm.slot, channel) {
+            (Slot::None, true) => true,
+            (Slot::Serving(_) | Slot::Lost, false) => {
+                vm.stop_serving(Slot::None);
+                false
+            }
+            _ => false,
+        };
         if !same {
             info!(vm = name, pid = description.pid, vcpus = description.vcpus.len(), "VM found");
             self.tell_watchers(|time_ns| Event::Appeared { vm: name, time_ns });
         }
         self.described(socket, description);
+        if plugged {
+            self.take_over(socket);
+        }
     }
 
     /// Takes over a description, and watches the threads that it names.
@@ -193,6 +205,9 @@ impl Daemon {
     fn forget_vm(&mut self, socket: &Path) {
         self.unwatch(socket, |_, _| false);
         let Some(vm) = self.entries.get_mut(socket).and_then(|entry| entry.vm.take()) else { return };
+        if has_ended(&vm.pidfd) {
+            self.records.remove(vm.description.pid);
+        }
         let name = vm.description.name;
         let ended = || Err(Refusal::Ended { vm: name.clone() });
         if let Slot::Attaching { reply, .. } = vm.slot {
@@ -234,6 +249,41 @@ impl Daemon {
         }
     }
 
+    /// Takes over the channel of a vnumad that has ended, and tells everything that is true.
+    fn take_over(&mut self, socket: &Path) {
+        let epoch = self.epochs.take();
+        let Some(vm) = self.entries.get_mut(socket).and_then(|entry| entry.vm.as_mut()) else { return };
+        // What it was told is not known here, until it acknowledges what it is told now.
+        vm.stop_serving(Slot::Lost);
+        let (name, pid) = (vm.name().to_owned(), vm.description.pid);
+        let process = Path::new("/proc").join(pid.to_string());
+        let told = vm
+            .check_tellable()
+            .and_then(|()| {
+                self.records.read(pid).map_err(|source| Refusal::System { vm: name.clone(), source })
+            })
+            .and_then(|identity| {
+                Channel::take_over(&identity, vm.pidfd.as_fd(), &process, epoch)
+                    .map_err(|source| Refusal::Channel { vm: name.clone(), source })
+            })
+            .and_then(|channel| {
+                Teller::new(channel, vm.id, self.messages.clone())
+                    .map_err(|source| Refusal::System { vm: name.clone(), source })
+            })
+            .and_then(|teller| vm.serve(teller));
+        match told {
+            Ok(told) => {
+                info!(vm = name, "topology channel taken over");
+                self.tell_watchers(|time_ns| Event::Attached { vm: name, time_ns });
+                self.watchers.tell(&told);
+            }
+            Err(refusal) => {
+                vm.stop_serving(Slot::Lost);
+                warn!(vm = name, %refusal, "its topology channel is lost; detach and attach it");
+            }
+        }
+    }
+
     fn attached(&mut self, socket: &Path, outcome: Result<(), VmError>) {
         let messages = self.messages.clone();
         let Some(vm) = self.entries.get_mut(socket).and_then(|entry| entry.vm.as_mut()) else { return };
@@ -244,8 +294,9 @@ impl Daemon {
         };
         let name = vm.name().to_owned();
         if let Err(error) = outcome {
+            self.records.remove(vm.description.pid);
             if matches!(error, VmError::AlreadyAttached { .. }) {
-                vm.slot = Slot::Lost;
+                vm.stop_serving(Slot::Lost);
             }
             let _ = reply.send(Err(error.into()));
             return;
@@ -295,6 +346,7 @@ impl Daemon {
             return;
         }
         vm.stop_serving(Slot::None);
+        self.records.remove(vm.description.pid);
         let name = vm.name().to_owned();
         info!(vm = name, "topology channel detached");
         self.tell_watchers(|time_ns| Event::Detached { vm: name, time_ns });

@@ -73,7 +73,7 @@ impl Daemon {
     }
 
     fn attach(&mut self, name: &str, reply: Reply<api::Vm>) {
-        let epoch = self.epochs.take();
+        let (epoch, records) = (self.epochs.take(), self.records.clone());
         let prepared = self.connected(name).and_then(|(vm, thread)| {
             let name = || vm.name().to_owned();
             match vm.slot {
@@ -84,11 +84,17 @@ impl Daemon {
             }
             let (channel, socket) =
                 Channel::new(epoch).map_err(|source| Refusal::Channel { vm: name(), source })?;
-            Ok((vm, thread, channel, socket))
+            let identity = channel.identity().map_err(|source| Refusal::Channel { vm: name(), source })?;
+            Ok((vm, thread, channel, identity, socket))
         });
         match prepared {
             Err(refusal) => drop(reply.send(Err(refusal))),
-            Ok((vm, thread, channel, socket)) => {
+            Ok((vm, thread, channel, identity, socket)) => {
+                let pid = vm.description.pid;
+                // Before the hypervisor has anything of it, so that there is no moment without.
+                if let Err(source) = records.write(pid, identity) {
+                    return drop(reply.send(Err(Refusal::Record { vm: vm.name().to_owned(), source })));
+                }
                 if thread.send(Command::Attach(socket)) {
                     vm.slot = Slot::Attaching { channel, reply };
                 } else {

@@ -23,6 +23,7 @@ use vnumad::{BackendFactory, Config};
 pub struct Daemon {
     pub world: World,
     pub socket: PathBuf,
+    pub config: Config,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<anyhow::Result<()>>>,
     _directory: tempfile::TempDir,
@@ -47,21 +48,31 @@ impl Daemon {
             resync_interval,
             poll_interval: Duration::from_millis(20),
             location: vnuma_monitor::location::Prefer::Poll,
+            records: directory.path().join("channels"),
             ..Config::default()
         };
-        let factory: BackendFactory = {
-            let world = world.clone();
-            Arc::new(move || Box::new(world.clone()))
-        };
+        let mut daemon = Self { world, socket, config, stop: None, thread: None, _directory: directory };
+        daemon.launch();
+        daemon
+    }
+
+    fn launch(&mut self) {
+        let (world, config) = (self.world.clone(), self.config.clone());
+        let factory: BackendFactory = Arc::new(move || Box::new(world.clone()));
         let (stop, stopped) = oneshot::channel();
         let thread = thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             runtime.block_on(vnumad::run(config, factory, async { drop(stopped.await) }))
         });
-        let daemon = Self { world, socket, stop: Some(stop), thread: Some(thread), _directory: directory };
+        (self.stop, self.thread) = (Some(stop), Some(thread));
         // The file is there before anybody listens.
-        wait_for("the daemon", || std::os::unix::net::UnixStream::connect(&daemon.socket).is_ok());
-        daemon
+        wait_for("the daemon", || std::os::unix::net::UnixStream::connect(&self.socket).is_ok());
+    }
+
+    /// Another one in its place, with the same VMs.
+    pub fn restart(&mut self) {
+        self.stop();
+        self.launch();
     }
 
     /// Stops it in order.

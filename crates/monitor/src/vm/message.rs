@@ -43,6 +43,7 @@ pub fn event_of(name: &str, data: &Value) -> Option<VmEvent> {
     match name {
         "SHUTDOWN" => Some(VmEvent::Shutdown),
         "STOP" => Some(VmEvent::Stopped),
+        "RESET" => Some(VmEvent::Rebooted),
         "RESUME" => Some(VmEvent::Resumed),
         "DEVICE_DELETED" if data["device"] == CHANNEL_ID => Some(VmEvent::ChannelDetached),
         // A vCPU may have been unplugged; only its path says that it was one, and only until now.
@@ -63,6 +64,7 @@ mod tests {
     fn events_that_matter() {
         for (name, data, event) in [
             ("SHUTDOWN", json!({"guest": true}), Some(VmEvent::Shutdown)),
+            ("RESET", json!({"guest": true, "reason": "guest-reset"}), Some(VmEvent::Rebooted)),
             ("DEVICE_DELETED", json!({"device": CHANNEL_ID, "path": "x"}), Some(VmEvent::ChannelDetached)),
             ("DEVICE_DELETED", json!({"path": "/machine/peripheral/c1"}), Some(VmEvent::VcpusChanged)),
             ("ACPI_DEVICE_OST", json!({"info": {"slot-type": "CPU"}}), Some(VmEvent::VcpusChanged)),

@@ -73,6 +73,8 @@ pub enum VmEvent {
     Stopped,
     /// vCPUs run again.
     Resumed,
+    /// The machine was reset: the guest boots again.
+    Rebooted,
     /// vCPUs were plugged or unplugged: describe the VM again.
     VcpusChanged,
     /// The guest has let go of the topology channel's device.

@@ -1,0 +1,148 @@
+//! What the next vnumad needs to take this one's channels over: a small file for each VM that has one.
+//!
+//! A record only names things; the channel itself is in the hypervisor. One that is lost or stale costs a
+//! detach and an attach, nothing else.
+
+use serde::{Deserialize, Serialize};
+use std::{
+    fs::{self, DirBuilder, OpenOptions},
+    io::{self, Read, Write},
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+};
+use tracing::warn;
+use vnuma_channel::Identity;
+
+/// A longer file is no record.
+const SIZE_LIMIT: u64 = 1 << 16;
+
+/// Layout of a record; another one is not understood.
+const VERSION: u32 = 1;
+
+#[derive(Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+struct Record {
+    version: u32,
+    channel: Identity,
+}
+
+/// The directory of records, one for each hypervisor process.
+#[derive(Clone, Debug)]
+pub(crate) struct Records(PathBuf);
+
+impl Records {
+    /// Those in `directory`. What is there of processes that have ended is removed.
+    pub(crate) fn open(directory: PathBuf) -> Self {
+        let records = Self(directory);
+        for entry in fs::read_dir(&records.0).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            let pid = name.to_str().and_then(|name| name.strip_suffix(".json")?.parse::<i32>().ok());
+            if pid.is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists()) {
+                records.remove(pid.unwrap_or_default());
+            }
+        }
+        records
+    }
+
+    fn path(&self, pid: i32) -> PathBuf {
+        self.0.join(format!("{pid}.json"))
+    }
+
+    /// Writes down the channel of a process; whole or not at all.
+    pub(crate) fn write(&self, pid: i32, channel: Identity) -> io::Result<()> {
+        let text = serde_json::to_string(&Record { version: VERSION, channel })?;
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.0)?;
+        let new = self.0.join(format!("{pid}.new"));
+        // Left there by a process that was killed here.
+        let _ = fs::remove_file(&new);
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
+        file.write_all(text.as_bytes())?;
+        fs::rename(&new, self.path(pid))
+    }
+
+    /// Reads the record of a process.
+    pub(crate) fn read(&self, pid: i32) -> io::Result<Identity> {
+        let path = self.path(pid);
+        let wrong = |what: String| io::Error::other(format!("{}: {what}", path.display()));
+        let mut text = String::new();
+        let file = fs::File::open(&path).map_err(|error| wrong(error.to_string()))?;
+        file.take(SIZE_LIMIT).read_to_string(&mut text).map_err(|error| wrong(error.to_string()))?;
+        let record: Record = serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
+        if record.version != VERSION {
+            return Err(wrong(format!("version = {}: must be {VERSION}", record.version)));
+        }
+        Ok(record.channel)
+    }
+
+    /// The process has no channel any more. That it had none is fine.
+    pub(crate) fn remove(&self, pid: i32) {
+        let path = self.path(pid);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                warn!(path = %path.display(), %error, "a record stays behind");
+            }
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn identity() -> Identity {
+        let vectors = |from: u64| (from..from + 8).collect();
+        Identity {
+            memory_device: 1,
+            memory_inode: 2,
+            guest_vectors: vectors(3),
+            host_vectors: vectors(u64::MAX - 8),
+        }
+    }
+
+    #[test]
+    fn a_record_is_read_as_written_and_goes() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let records = Records::open(directory.path().join("channels"));
+        records.write(7, identity()).expect("written");
+        records.write(7, identity()).expect("written again");
+        assert_eq!(records.read(7).expect("read"), identity());
+        records.remove(7);
+        records.remove(7);
+        assert!(records.read(7).is_err());
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_its_file() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let records = Records::open(directory.path().into());
+        let good = serde_json::to_string(&Record { version: 9, channel: identity() }).expect("text");
+        let cases = [
+            ("", "EOF"),
+            ("{\"version\":1}", "missing field `channel`"),
+            ("{\"version\":1,\"x\":2}", "unknown field `x`"),
+            (&good, "version = 9: must be 1"),
+            ("\u{1}", "expected value"),
+        ];
+        for (text, problem) in cases {
+            fs::write(directory.path().join("7.json"), text).expect("written");
+            let error = records.read(7).expect_err(text).to_string();
+            assert!(error.contains("7.json: ") && error.contains(problem), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn records_of_ended_processes_go_and_others_stay() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let me = std::process::id().cast_signed();
+        let ended = i32::MAX;
+        for name in [format!("{me}.json"), format!("{ended}.json"), "notes.txt".into()] {
+            fs::write(directory.path().join(name), "x").expect("written");
+        }
+        Records::open(directory.path().into());
+        let mut left: Vec<_> =
+            fs::read_dir(&directory).expect("there").flatten().map(|e| e.file_name()).collect();
+        left.sort();
+        assert_eq!(left, [format!("{me}.json").as_str(), "notes.txt"]);
+    }
+}
