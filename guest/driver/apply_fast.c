@@ -17,6 +17,7 @@
  *	  N_CPU of both nodes					mm/vmstat.c
  *	  NUMA levels with the node that it is the first of	kernel/sched/topology.c
  *	  the CPU into the NUMA masks of its new node		kernel/sched/topology.c
+ *	rseq's node_id of their threads				kernel/rseq.c
  *	caches shared within a node only			arch/x86/kernel/smpboot.c
  *	distances and NUMA levels, if the host tells new ones	distances.c
  *	unlock
@@ -70,7 +71,7 @@ static void set_getcpu(int cpu, int node)
 	};
 
 	if (boot_cpu_has(X86_FEATURE_RDTSCP) || boot_cpu_has(X86_FEATURE_RDPID))
-		wrmsrl(MSR_TSC_AUX, cpudata);
+		wrmsrq(MSR_TSC_AUX, cpudata);
 	write_gdt_entry(get_cpu_gdt_rw(cpu), GDT_ENTRY_CPUNODE, &desc,
 			DESCTYPE_S);
 }
@@ -88,9 +89,9 @@ static void switch_node(void *info)
 	set_getcpu(move->cpu, move->to);
 	/*
 	 * rseq's node_id is written on the way to user mode after a preemption only;
-	 * the running task shall not have to wait for one.
+	 * the running task shall not have to wait for one. The others: rseq.c.
 	 */
-	rseq_preempt(current);
+	rseq_force_update();
 }
 
 static void set_apicid_node(int cpu, int node)
@@ -307,6 +308,7 @@ static int change_locked(struct vnuma_topology *topology,
 	if (err)
 		return err;
 	changes->domains = change_maps(topology, changes->moved);
+	vnuma_rseq_moved(changes->moved);
 	changes->distances = vnuma_distances_write(topology);
 	if (changes->distances) {
 		rebuild_levels(changes->others);

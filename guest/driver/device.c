@@ -19,6 +19,7 @@
 #include <linux/vmalloc.h>
 #include <linux/wait.h>
 
+#include "compat.h"
 #include "vnuma.h"
 
 static struct vnuma_gd_page *page;

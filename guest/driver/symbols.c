@@ -42,6 +42,10 @@ static const struct {
 	DATA(x86_topology_update),
 	DATA(cpu_llc_shared_map),
 	DATA(cpu_l2c_shared_map),
+#ifdef VNUMA_CACHE_ID_SYMBOLS
+	DATA(cpu_llc_id),
+	DATA(cpu_l2c_id),
+#endif
 	{ "__apicid_to_node", &vnuma_symbols.apicid_to_node },
 	{ "numa_distance", &vnuma_symbols.numa_distance, .is_optional = true },
 	{ "numa_distance_cnt", &vnuma_symbols.numa_distance_cnt,
@@ -63,13 +67,24 @@ static void add_missing(const char *name, const char *note)
 		  used ? " " : "", name, note);
 }
 
+/*
+ * Not is_endbr(), which also says yes to what the kernel writes over the ENDBR of a
+ * function that it seals.
+ */
+#ifdef CONFIG_X86_KERNEL_IBT
 static bool starts_with_endbr(unsigned long address)
 {
 	u32 word;
 
 	return !copy_from_kernel_nofault(&word, (void *)address,
-					 sizeof(word)) && is_endbr(word);
+					 sizeof(word)) && word == gen_endbr();
 }
+#else
+static bool starts_with_endbr(unsigned long address)
+{
+	return false;
+}
+#endif
 
 /*
  * With indirect branch tracking the kernel overwrites the ENDBR of functions whose

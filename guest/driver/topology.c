@@ -154,8 +154,13 @@ static int prepare_cpu(unsigned int cpu)
 	return 0;
 }
 
-static int refresh_page(unsigned int cpu)
+/*
+ * On the CPU, before tasks can run on it. One that slept on it all the time may
+ * find it on another node now.
+ */
+static int came_online(unsigned int cpu)
 {
+	vnuma_rseq_moved(cpumask_of(cpu));
 	vnuma_device_refresh_cpus();
 	return 0;
 }
@@ -177,7 +182,7 @@ int vnuma_hotplug_init(struct vnuma_topology *first)
 		return err;
 	prepare_state = err;
 	err = cpuhp_setup_state_nocalls(CPUHP_AP_ONLINE_DYN, "vnuma:online",
-					refresh_page, NULL);
+					came_online, NULL);
 	if (err < 0) {
 		cpuhp_remove_state_nocalls(prepare_state);
 		return err;

@@ -8,6 +8,7 @@
  *	symbols.c	kernel symbols that are not exported
  *	apply_fast.c	kernel maps changed in place
  *	distances.c	the kernel's table of distances
+ *	rseq.c		rseq's node_id of the threads of a CPU that moved
  *	device.c	/dev/vnuma, uevents, attributes
  */
 #ifndef VNUMA_H
@@ -17,6 +18,7 @@
 #include <linux/ktime.h>
 #include <linux/mutex.h>
 #include <linux/types.h>
+#include <linux/version.h>
 
 #include <vnuma/guest_device.h>
 #include <vnuma/topology_channel.h>
@@ -78,6 +80,11 @@ struct vnuma_topology *vnuma_hotplug_exit(void);
 
 /* symbols.c */
 
+/* The ids of a CPU's caches became part of cpu_data() in 6.7. */
+#if KERNEL_VERSION(6, 7, 0) > LINUX_VERSION_CODE
+#define VNUMA_CACHE_ID_SYMBOLS
+#endif
+
 /**
  * struct vnuma_symbols - what fast mode needs and the kernel does not export
  *
@@ -96,6 +103,11 @@ struct vnuma_symbols {
 	bool *x86_topology_update;
 	cpumask_var_t __percpu *cpu_llc_shared_map;
 	cpumask_var_t __percpu *cpu_l2c_shared_map;
+#ifdef VNUMA_CACHE_ID_SYMBOLS
+	/* arch/x86/kernel/cpu/common.c */
+	u16 __percpu *cpu_llc_id;
+	u16 __percpu *cpu_l2c_id;
+#endif
 	/* arch/x86/mm/numa.c */
 	s16 *apicid_to_node;
 	/* drivers/base/node.c */
@@ -122,6 +134,9 @@ bool vnuma_distances_differ(const struct vnuma_topology *topology);
 bool vnuma_distances_write(const struct vnuma_topology *topology);
 void vnuma_distances_rebuild_zonelists(void);
 u32 vnuma_distances_state(const struct vnuma_topology *topology);
+
+/* rseq.c */
+void vnuma_rseq_moved(const struct cpumask *moved);
 
 /* device.c */
 

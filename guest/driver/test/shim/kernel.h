@@ -13,6 +13,7 @@
 #include <linux/types.h>
 
 typedef uint8_t u8;
+typedef uint16_t u16;
 typedef uint32_t u32;
 typedef unsigned long long u64;
 typedef int16_t s16;
