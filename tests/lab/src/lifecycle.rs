@@ -53,7 +53,7 @@ fn reboot(shape: &[String], nodes: &Nodes) -> Result<()> {
     taskset(&vm, 0, 1, nodes)?;
     wait_until_seen(&vm.name, &[(1, 1, "true"), (1, 1, "true")])?;
     output("lab-vm", &["reset", &vm.name])?;
-    wait_until_seen(&vm.name, &[(1, 0, "stale"), (1, 1, "true")]).context("after the reset")?;
+    wait_until_seen(&vm.name, &[(1, 1, "stale"), (1, 1, "true")]).context("after the reset")?;
     equip(&vm)?;
     wait_until_seen(&vm.name, &[(1, 1, "true"), (1, 1, "true")]).context("with the driver again")?;
     check(&vm, &[1, 1])?;
