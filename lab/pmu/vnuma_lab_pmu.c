@@ -10,8 +10,8 @@
  *
  * A counter only ever grows and belongs to one CPU, so an event is the sum of
  * differences taken on the CPU where it runs, at each context switch, as for the
- * MSR PMU (arch/x86/events/msr.c). There are no interrupts, hence no sampling, and
- * no filter by privilege.
+ * MSR PMU (arch/x86/events/msr.c). There are no interrupts, hence no sampling. Kernel and
+ * programs can be told apart (:k, :u), server and VMs cannot.
  *
  * The driver also tells the plugin which node each PCI device is on, as only the
  * firmware and the kernel know where their BARs are.
@@ -36,14 +36,13 @@
 static struct vnuma_lc_header config;
 static u8 *region;
 
-static const struct vnuma_lc_cpu *this_page(void)
+static const struct vnuma_lc_page *this_page(void)
 {
 	return (void *)(region + VNUMA_LC_CPUS_OFFSET +
 			(size_t)smp_processor_id() * VNUMA_LC_PAGE_SIZE);
 }
 
-static u64 sum_of_class(const struct vnuma_lc_cpu *page, const u64 *counters,
-			u32 class)
+static u64 sum_of_class(const u64 *counters, u32 class)
 {
 	const u8 *class_of = config.class_of[config.cpu_node[smp_processor_id()]];
 	u64 sum = 0;
@@ -69,24 +68,34 @@ static u64 modelled_cost(const struct vnuma_lc_cpu *page)
 
 	cost += (hits - streamed) * config.llc_hit_cost;
 	for (class = 0; class < config.nr_classes; class++)
-		cost += sum_of_class(page, page->dram, class) * config.dram_cost[class] +
-			sum_of_class(page, page->dram_streamed, class) *
+		cost += sum_of_class(page->dram, class) * config.dram_cost[class] +
+			sum_of_class(page->dram_streamed, class) *
 			config.streamed_cost[class];
 	return cost;
 }
 
-static u64 counter(u64 event)
+/* Cycles in the units of the costs, everything else as it is. */
+static u64 counter_of_mode(const struct vnuma_lc_cpu *page, u64 event)
 {
-	const struct vnuma_lc_cpu *page = this_page();
-
 	if (event < WORDS)
 		return READ_ONCE(((const u64 *)page)[event]);
 	if (event == VNUMA_LC_EVENT_CYCLES)
-		return modelled_cost(page) / VNUMA_LC_COST_ONE;
+		return modelled_cost(page);
 	if (event >= VNUMA_LC_EVENT_STREAMED)
-		return sum_of_class(page, page->dram_streamed,
-				    event - VNUMA_LC_EVENT_STREAMED);
-	return sum_of_class(page, page->dram, event - VNUMA_LC_EVENT_DRAM);
+		return sum_of_class(page->dram_streamed, event - VNUMA_LC_EVENT_STREAMED);
+	return sum_of_class(page->dram, event - VNUMA_LC_EVENT_DRAM);
+}
+
+static u64 counter(const struct perf_event *event)
+{
+	const struct vnuma_lc_page *page = this_page();
+	u64 which = event->hw.config, sum = 0;
+
+	if (!event->attr.exclude_kernel)
+		sum += counter_of_mode(&page->mode[VNUMA_LC_KERNEL], which);
+	if (!event->attr.exclude_user)
+		sum += counter_of_mode(&page->mode[VNUMA_LC_USER], which);
+	return which == VNUMA_LC_EVENT_CYCLES ? sum / VNUMA_LC_COST_ONE : sum;
 }
 
 static bool event_exists(u64 event)
@@ -123,6 +132,9 @@ static int lab_event_init(struct perf_event *event)
 	u64 which = event->attr.config;
 	int error;
 
+	/* There is no hypervisor below, so leaving it out is fine (perf's :u does). */
+	if (event->attr.exclude_idle || event->attr.exclude_host || event->attr.exclude_guest)
+		return -EINVAL;
 	switch (event->attr.type) {
 	case PERF_TYPE_RAW:
 		if (!event_exists(which))
@@ -142,7 +154,7 @@ static int lab_event_init(struct perf_event *event)
 
 static void lab_event_read(struct perf_event *event)
 {
-	u64 now = counter(event->hw.config);
+	u64 now = counter(event);
 	u64 before = local64_xchg(&event->hw.prev_count, now);
 
 	local64_add(now - before, &event->count);
@@ -150,7 +162,7 @@ static void lab_event_read(struct perf_event *event)
 
 static void lab_event_start(struct perf_event *event, int flags)
 {
-	local64_set(&event->hw.prev_count, counter(event->hw.config));
+	local64_set(&event->hw.prev_count, counter(event));
 	event->hw.state = 0;
 }
 
@@ -286,7 +298,7 @@ static const struct attribute_group *lab_groups[] = {
 static struct pmu lab_pmu = {
 	.module = THIS_MODULE,
 	.task_ctx_nr = perf_sw_context,
-	.capabilities = PERF_PMU_CAP_NO_INTERRUPT | PERF_PMU_CAP_NO_EXCLUDE,
+	.capabilities = PERF_PMU_CAP_NO_INTERRUPT,
 	.attr_groups = lab_groups,
 	.event_init = lab_event_init,
 	.add = lab_event_add,

@@ -7,14 +7,14 @@
 /// `"VNUMALC1"`, little-endian.
 pub const MAGIC: u64 = 0x3143_4c41_4d55_4e56;
 /// A reader refuses any other major version.
-pub const VERSION_MAJOR: u16 = 1;
+pub const VERSION_MAJOR: u16 = 2;
 /// Raised when reserved space gets a meaning.
 pub const VERSION_MINOR: u16 = 0;
 /// The region consists of pages.
 pub const PAGE_SIZE: usize = 0x1000;
 /// Where [`Devices`] lies.
 pub const DEVICES_OFFSET: usize = 0x1000;
-/// Where the [`Cpu`] of CPU 0 lies.
+/// Where the [`Page`] of CPU 0 lies.
 pub const CPUS_OFFSET: usize = 0x2000;
 /// CPUs that the region can hold.
 pub const MAX_CPUS: usize = 254;
@@ -44,6 +44,12 @@ pub const STATUS_CHECKING: u32 = 1;
 pub const STATUS_SHORTCUT: u32 = 2;
 /// [`Header::status`]: addresses come from the plugin API alone.
 pub const STATUS_API: u32 = 3;
+/// Index into [`Page::mode`]: kernels' code.
+pub const KERNEL: usize = 0;
+/// Index into [`Page::mode`]: programs' code.
+pub const USER: usize = 1;
+/// Length of [`Page::mode`].
+pub const MODES: usize = 2;
 /// Raw event: modelled cycles with the header's costs.
 pub const EVENT_CYCLES: u64 = 0x1000;
 /// Raw event, plus a class of distance: DRAM accesses that were not streamed.
@@ -161,6 +167,14 @@ pub struct Cpu {
     pub dram_streamed: [u64; MAX_NODES],
     /// MMIO by the device's node.
     pub mmio: [u64; MAX_NODES],
+}
+
+/// `struct vnuma_lc_page`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Page {
+    /// What was done by [`KERNEL`] and by [`USER`].
+    pub mode: [Cpu; MODES],
 }
 
 /// Why bytes are no header.

@@ -4,7 +4,7 @@
 mod layout_check;
 
 use std::{mem::offset_of, path::Path};
-use vnuma_abi_lab_counters::{self as lc, Cpu, Devices, Header, Range};
+use vnuma_abi_lab_counters::{self as lc, Cpu, Devices, Header, Page, Range};
 
 const HEADER: &str = "lab_counters.h";
 
@@ -34,6 +34,9 @@ fn constants() -> Vec<(String, u64)> {
         ("VNUMA_LC_STATUS_CHECKING", lc::STATUS_CHECKING.into()),
         ("VNUMA_LC_STATUS_SHORTCUT", lc::STATUS_SHORTCUT.into()),
         ("VNUMA_LC_STATUS_API", lc::STATUS_API.into()),
+        ("VNUMA_LC_KERNEL", lc::KERNEL as u64),
+        ("VNUMA_LC_USER", lc::USER as u64),
+        ("VNUMA_LC_MODES", lc::MODES as u64),
         ("VNUMA_LC_EVENT_CYCLES", lc::EVENT_CYCLES),
         ("VNUMA_LC_EVENT_DRAM", lc::EVENT_DRAM),
         ("VNUMA_LC_EVENT_STREAMED", lc::EVENT_STREAMED),
@@ -61,6 +64,7 @@ fn the_structs_agree() {
         instructions, base_cycles, loads, stores, llc_references, llc_streamed, llc_misses,
         llc_misses_streamed, mmio_other, reserved, dram, dram_streamed, mmio,
     }));
+    expected.extend(layout!(Page, "vnuma_lc_page", { mode }));
     layout_check::compare(&include(), HEADER, &expected);
 }
 
@@ -69,7 +73,7 @@ fn each_struct_fits_into_its_page() {
     assert_eq!(lc::MAGIC.to_le_bytes(), *b"VNUMALC1");
     assert!(size_of::<Header>() <= lc::PAGE_SIZE);
     assert!(size_of::<Devices>() <= lc::PAGE_SIZE);
-    assert!(size_of::<Cpu>() <= lc::PAGE_SIZE);
+    assert!(size_of::<Page>() <= lc::PAGE_SIZE);
     const { assert!((size_of::<Cpu>() as u64 / 8) < lc::EVENT_CYCLES, "raw events name every word") };
     const { assert!(lc::CPUS_OFFSET / lc::PAGE_SIZE + lc::MAX_CPUS <= 256, "a region of 1 MiB holds all CPUs") };
 }
@@ -130,7 +134,7 @@ fn a_header_that_cannot_be_is_refused_with_field_and_value() {
         change(&mut header);
         error(&header.to_bytes())
     };
-    assert_eq!(refused(|h| h.version_major = 2), "version_major: 2, expected 1");
+    assert_eq!(refused(|h| h.version_major = 1), "version_major: 1, expected 2");
     assert_eq!(refused(|h| h.nr_cpus = 255), "nr_cpus: 255, at most 254 are possible");
     assert_eq!(refused(|h| h.nr_nodes = 17), "nr_nodes: 17, at most 16 are possible");
     assert_eq!(refused(|h| h.nr_classes = 9), "nr_classes: 9, at most 8 are possible");

@@ -6,7 +6,7 @@ use std::mem::offset_of;
 use vnuma_abi_lab_counters::{Cpu, EVENT_CYCLES, EVENT_DRAM, EVENT_STREAMED, Header};
 use vnuma_lab_pricing::Counts;
 
-use crate::perf::{Counter, Event, Target};
+use crate::perf::{Counter, Event, Mode, Target};
 
 /// What was counted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
@@ -49,9 +49,9 @@ const PLAIN: [Event; 11] = [
 
 impl CounterSet {
     /// Starts all counters of the server with that header.
-    pub fn open(header: &Header, target: Target) -> io::Result<Self> {
+    pub fn open(header: &Header, target: Target, mode: Mode) -> io::Result<Self> {
         let (classes, nodes) = (u64::from(header.nr_classes), header.nr_nodes as usize);
-        let open = |event| Counter::open(event, target);
+        let open = |event| Counter::open(event, target, mode);
         let classes = |first: u64| (0..classes).map(|class| open(Event::Raw(first + class))).collect();
         let nodes = |offset: usize| (0..nodes).map(|node| open(word(offset + node * 8))).collect();
         Ok(Self {

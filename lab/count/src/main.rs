@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
 use lab_count::counters::{CounterSet, Measured, difference, sum};
 use lab_count::load::{Chain, Memory, compute};
-use lab_count::perf::Target;
+use lab_count::perf::{Mode, Target};
 use lab_count::report::{Part, Report};
 use lab_count::server;
 use vnuma_abi_lab_counters::Header;
@@ -37,12 +37,21 @@ struct Arguments {
     /// Measure the server's dilation: of computing and of waiting for memory
     #[arg(long, conflicts_with_all = ["vm", "pid", "seconds", "command"])]
     dilation: bool,
+    /// Count programs only, without what the kernel does for them and in its ticks; of a VM, its programs
+    #[arg(long, conflicts_with = "dilation")]
+    user: bool,
     /// Write the report to this file as JSON, to standard output if it is -
     #[arg(long, value_name = "FILE")]
     json: Option<String>,
     /// The program and its arguments
     #[arg(last = true)]
     command: Vec<String>,
+}
+
+impl Arguments {
+    fn mode(&self) -> Mode {
+        if self.user { Mode::User } else { Mode::All }
+    }
 }
 
 fn main() -> ExitCode {
@@ -83,13 +92,13 @@ fn write_json(file: &str, value: &impl serde::Serialize) -> Result<()> {
 }
 
 /// Counters of events that a server without the PMU module does not have.
-fn open(header: &Header, target: Target) -> Result<CounterSet> {
-    CounterSet::open(header, target).with_context(|| format!("perf_event_open for {target:?}"))
+fn open(header: &Header, target: Target, mode: Mode) -> Result<CounterSet> {
+    CounterSet::open(header, target, mode).with_context(|| format!("perf_event_open for {target:?}"))
 }
 
 fn count_command(header: &Header, arguments: &Arguments) -> Result<(u8, Report)> {
     ensure!(!arguments.command.is_empty(), "a command is missing: lab-count -- COMMAND");
-    let counters = open(header, Target::Commands)?;
+    let counters = open(header, Target::Commands, arguments.mode())?;
     let start = Instant::now();
     let status = run_command(&arguments.command)?;
     let elapsed_ns = start.elapsed().as_nanos() as u64;
@@ -140,7 +149,7 @@ fn count_threads(
 ) -> Result<(u8, Report)> {
     let mut sets = Vec::new();
     for (name, tid) in threads {
-        sets.push((name, tid, open(header, Target::Thread(tid))?));
+        sets.push((name, tid, open(header, Target::Thread(tid), arguments.mode())?));
     }
     let read = || -> Result<Vec<Measured>> {
         Ok(sets.iter().map(|(_, _, set)| set.read()).collect::<Result<_, _>>()?)
@@ -177,7 +186,7 @@ struct Dilation {
 
 fn dilation(header: &Header, json: Option<&str>) -> Result<()> {
     let one = |work: &mut dyn FnMut()| -> Result<f64> {
-        let counters = open(header, Target::Caller)?;
+        let counters = open(header, Target::Caller, Mode::All)?;
         let (before, start) = (counters.read()?, Instant::now());
         work();
         let elapsed_ns = start.elapsed().as_nanos() as u64;

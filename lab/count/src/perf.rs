@@ -9,6 +9,8 @@ const TYPE_RAW: u32 = 4;
 const COUNT_SW_TASK_CLOCK: u64 = 1;
 const FLAG_DISABLED: u64 = 1 << 0;
 const FLAG_INHERIT: u64 = 1 << 1;
+const FLAG_EXCLUDE_KERNEL: u64 = 1 << 5;
+const FLAG_EXCLUDE_HV: u64 = 1 << 6;
 const FLAG_ENABLE_ON_EXEC: u64 = 1 << 12;
 const OPEN_CLOEXEC: libc::c_ulong = 8;
 
@@ -47,13 +49,23 @@ pub enum Target {
     Thread(i32),
 }
 
+/// Whose work is counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// All.
+    #[default]
+    All,
+    /// Programs' own, without the kernel's for them.
+    User,
+}
+
 /// A running counter.
 #[derive(Debug)]
 pub struct Counter(File);
 
 impl Counter {
     /// Starts counting.
-    pub fn open(event: Event, target: Target) -> io::Result<Self> {
+    pub fn open(event: Event, target: Target, mode: Mode) -> io::Result<Self> {
         let (kind, config) = match event {
             Event::Raw(config) => (TYPE_RAW, config),
             Event::TaskClock => (TYPE_SOFTWARE, COUNT_SW_TASK_CLOCK),
@@ -62,6 +74,11 @@ impl Counter {
             Target::Caller => (0, 0),
             Target::Commands => (0, FLAG_DISABLED | FLAG_INHERIT | FLAG_ENABLE_ON_EXEC),
             Target::Thread(thread) => (thread, 0),
+        };
+        // The clock has no modes.
+        let flags = match (mode, event) {
+            (Mode::User, Event::Raw(_)) => flags | FLAG_EXCLUDE_KERNEL | FLAG_EXCLUDE_HV,
+            _ => flags,
         };
         let attr = Attr {
             kind,

@@ -138,7 +138,7 @@ mod tests {
     fn header(profile: &str) -> Header {
         let mut bytes = vec![0; size_of::<Header>()];
         bytes[..8].copy_from_slice(&vnuma_abi_lab_counters::MAGIC.to_le_bytes());
-        bytes[8] = 1;
+        bytes[8] = vnuma_abi_lab_counters::VERSION_MAJOR as u8;
         let mut header = Header::from_bytes(&bytes).unwrap();
         header.profile[..profile.len()].copy_from_slice(profile.as_bytes());
         header

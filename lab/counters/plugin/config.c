@@ -97,8 +97,9 @@ static int make_cpus(__u8 *region)
 	if (!cpus)
 		return -1;
 	for (i = 0; i < config.nr_cpus; i++) {
-		cpus[i].count = (void *)(region + VNUMA_LC_CPUS_OFFSET +
-					 (size_t)i * VNUMA_LC_PAGE_SIZE);
+		cpus[i].page = (void *)(region + VNUMA_LC_CPUS_OFFSET +
+					(size_t)i * VNUMA_LC_PAGE_SIZE);
+		cpus[i].count = &cpus[i].page->mode[VNUMA_LC_KERNEL];
 		cpus[i].node = config.cpu_node[i];
 		memset(cpus[i].filter, 0xff, sizeof(cpus[i].filter));
 	}

@@ -22,9 +22,10 @@
 #include <string.h>
 #include <dlfcn.h>
 
-/* Instructions of a block, in the low bits of its callback's data */
-#define BLOCK_SHIFT	10
-#define BLOCK_MASK	((1UL << BLOCK_SHIFT) - 1)
+/* A block's callback's data: its instructions, whether it is a program's, and for strings what names it */
+#define BLOCK_INSNS	0x3ffUL
+#define BLOCK_USER	0x400UL
+#define BLOCK_SHIFT	11
 #define INSN_MAX	15
 
 /* What QEMU looks up in the plugin */
@@ -51,11 +52,20 @@ static inline struct cpu *cpu_of(unsigned int index)
 	return &cpus[likely(index < nr_cpus) ? index : nr_cpus - 1];
 }
 
+/* A block begins: what it does, accesses included, is of its mode. */
+static inline void enter(struct cpu *cpu, __u64 block)
+{
+	bool user = block & BLOCK_USER;
+
+	cpu->count = &cpu->page->mode[user ? VNUMA_LC_USER : VNUMA_LC_KERNEL];
+}
+
 static void count_block(unsigned int index, void *data)
 {
 	struct cpu *cpu = cpu_of(index);
-	__u64 insns = (uintptr_t)data;
+	__u64 insns = (uintptr_t)data & BLOCK_INSNS;
 
+	enter(cpu, (uintptr_t)data);
 	cpu->rep = 0;
 	add(&cpu->count->instructions, insns);
 	add(&cpu->count->base_cycles, insns);
@@ -69,9 +79,10 @@ static void count_block(unsigned int index, void *data)
 static void count_string_block(unsigned int index, void *data)
 {
 	struct cpu *cpu = cpu_of(index);
-	__u64 insns = (uintptr_t)data & BLOCK_MASK;
+	__u64 insns = (uintptr_t)data & BLOCK_INSNS;
 	__u64 id = (uintptr_t)data >> BLOCK_SHIFT;
 
+	enter(cpu, (uintptr_t)data);
 	if (insns == 1 && cpu->rep == id)
 		return;
 	cpu->rep = id;
@@ -235,10 +246,12 @@ static enum insn_kind instrument(struct qemu_plugin_insn *insn)
 static void translate(qemu_plugin_id_t id, struct qemu_plugin_tb *tb)
 {
 	size_t insns = qemu_plugin_tb_n_insns(tb);
-	__u64 string_id = 0;
+	__u64 string_id = 0, user;
 	size_t i;
 
 	(void)id;
+	/* The lower half of the addresses is the programs'. */
+	user = qemu_plugin_insn_vaddr(qemu_plugin_tb_get_insn(tb, 0)) >> 63 ? 0 : BLOCK_USER;
 	for (i = 0; i < insns; i++) {
 		struct qemu_plugin_insn *insn = qemu_plugin_tb_get_insn(tb, i);
 
@@ -249,11 +262,11 @@ static void translate(qemu_plugin_id_t id, struct qemu_plugin_tb *tb)
 	if (string_id)
 		qemu_plugin_register_vcpu_tb_exec_cb(tb, count_string_block,
 						     QEMU_PLUGIN_CB_NO_REGS,
-						     (void *)(uintptr_t)(string_id | insns));
+						     (void *)(uintptr_t)(string_id | user | insns));
 	else
 		qemu_plugin_register_vcpu_tb_exec_cb(tb, count_block,
 						     QEMU_PLUGIN_CB_NO_REGS,
-						     (void *)(uintptr_t)insns);
+						     (void *)(uintptr_t)(user | insns));
 }
 
 static int parse(int argc, char **argv, const char **file, bool *shortcut)

@@ -37,7 +37,8 @@ struct stream {
 
 /* What belongs to one emulated CPU; only its own thread touches it */
 struct cpu {
-	struct vnuma_lc_cpu *count;
+	struct vnuma_lc_page *page;
+	struct vnuma_lc_cpu *count;	/* of the page: whose code runs */
 	__u32 *l2;		/* [sets][ways], most recently used first */
 	__u64 rep;		/* the string instruction being repeated, or 0 */
 	__u8 node;

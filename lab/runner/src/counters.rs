@@ -158,7 +158,7 @@ mod tests {
     /// Boots the trial on this machine's own QEMU with counters; the header that the plugin leaves, and all counts.
     #[cfg(feature = "lab-tests")]
     fn trial(option: &str) -> (vnuma_abi_lab_counters::Header, Vec<u64>) {
-        use vnuma_abi_lab_counters::{CPUS_OFFSET, Header, PAGE_SIZE};
+        use vnuma_abi_lab_counters::{CPUS_OFFSET, Cpu, Header, MODES, PAGE_SIZE};
 
         let image = Image::ensure(crate::Progress::Show).unwrap();
         let initramfs = crate::initramfs::server(&image, &binaries::Binaries::build().unwrap()).unwrap();
@@ -192,9 +192,13 @@ mod tests {
             .arg("console=ttyS0 quiet panic=-1 mitigations=off tsc=reliable vnuma.role=trial");
         crate::accel::boots(command, Duration::from_secs(300)).unwrap();
         let bytes = fs::read(&path).unwrap();
-        let words = |cpu: usize| bytes[CPUS_OFFSET + cpu * PAGE_SIZE..][..512].chunks_exact(8);
-        let counts = (0..64).map(|word| {
-            (0..2).map(|cpu| u64::from_le_bytes(words(cpu).nth(word).unwrap().try_into().unwrap())).sum()
+        let counts = (0..size_of::<Cpu>() / 8).map(|word| {
+            let of = |part: usize| {
+                let (cpu, mode) = (part / MODES, part % MODES);
+                let offset = CPUS_OFFSET + cpu * PAGE_SIZE + mode * size_of::<Cpu>() + word * 8;
+                u64::from_le_bytes(bytes[offset..offset + 8].try_into().unwrap())
+            };
+            (0..2 * MODES).map(of).sum()
         });
         (Header::from_bytes(&bytes).unwrap(), counts.collect())
     }

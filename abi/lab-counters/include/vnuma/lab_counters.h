@@ -8,7 +8,7 @@
  *
  *   offset 0x0000                 struct vnuma_lc_header   host writes, once
  *   offset 0x1000                 struct vnuma_lc_devices  server writes
- *   offset 0x2000 + 0x1000 * cpu  struct vnuma_lc_cpu      plugin writes
+ *   offset 0x2000 + 0x1000 * cpu  struct vnuma_lc_page     plugin writes
  *
  * All values are little-endian. The host fills the header before QEMU starts
  * and the plugin takes its configuration from a copy of it, so nothing that the
@@ -31,7 +31,7 @@
 #include <linux/types.h>
 
 #define VNUMA_LC_MAGIC		0x31434c414d554e56ULL	/* "VNUMALC1" */
-#define VNUMA_LC_VERSION_MAJOR	1
+#define VNUMA_LC_VERSION_MAJOR	2
 #define VNUMA_LC_VERSION_MINOR	0
 
 #define VNUMA_LC_PAGE_SIZE	0x1000
@@ -55,6 +55,11 @@
 #define VNUMA_LC_STATUS_CHECKING 1	/* the shortcut is being compared */
 #define VNUMA_LC_STATUS_SHORTCUT 2	/* addresses by QEMU's internal layout */
 #define VNUMA_LC_STATUS_API	3	/* addresses by the plugin API alone */
+
+/* Index into vnuma_lc_page.mode */
+#define VNUMA_LC_KERNEL		0
+#define VNUMA_LC_USER		1
+#define VNUMA_LC_MODES		2
 
 /*
  * Raw events of the perf PMU "cpu". Below VNUMA_LC_EVENT_CYCLES the event is the
@@ -120,6 +125,14 @@ struct vnuma_lc_cpu {
 	__u64 dram[VNUMA_LC_MAX_NODES];		/* misses not streamed, by the memory's node */
 	__u64 dram_streamed[VNUMA_LC_MAX_NODES];
 	__u64 mmio[VNUMA_LC_MAX_NODES];		/* by the device's node */
+};
+
+/*
+ * What a CPU did, by whom: code in the upper half of the virtual addresses is a kernel's,
+ * all other that of programs, inside VMs as outside. The sum is what the CPU did.
+ */
+struct vnuma_lc_page {
+	struct vnuma_lc_cpu mode[VNUMA_LC_MODES];
 };
 
 #endif /* VNUMA_LAB_COUNTERS_H */

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use clap::{Parser, ValueEnum};
 use lab_count::counters::{CounterSet, Measured, difference};
 use lab_count::load::{Chain, Memory, compute, fill, read_device, stream, touch};
-use lab_count::perf::Target;
+use lab_count::perf::{Mode, Target};
 use lab_count::server;
 
 #[derive(Parser)]
@@ -30,6 +30,9 @@ struct Arguments {
     /// File of a device's BAR, such as /sys/bus/pci/devices/ADDRESS/resource0
     #[arg(long, required_if_eq("load", "mmio"))]
     device: Option<std::path::PathBuf>,
+    /// Count only what the load itself does, not the kernel's ticks meanwhile
+    #[arg(long, conflicts_with = "uncounted")]
+    user: bool,
     /// Do it without counting: for servers and guests without counters
     #[arg(long)]
     uncounted: bool,
@@ -106,8 +109,9 @@ fn measure(arguments: &Arguments, places: u64, work: impl FnOnce()) -> Result<Ou
         return Ok(Output { places, elapsed_ns, measured: None });
     }
     let header = server::header()?;
-    let counters =
-        CounterSet::open(&header, Target::Caller).context("perf_event_open (is the PMU module loaded?)")?;
+    let mode = if arguments.user { Mode::User } else { Mode::All };
+    let counters = CounterSet::open(&header, Target::Caller, mode)
+        .context("perf_event_open (is the PMU module loaded?)")?;
     let before = counters.read()?;
     let start = Instant::now();
     work();
