@@ -1,6 +1,7 @@
 //! The operator's tool. See docs/vnumactl.md.
 
 mod client;
+mod doctor;
 mod hardware;
 mod table;
 mod vms;
@@ -75,6 +76,8 @@ enum Command {
     Watch,
     /// Show vnumad itself: how it learns locations, what it lost
     Daemon,
+    /// Show which rung of each ladder is in use, on the host and for each VM, why, and what would raise it
+    Doctor,
 }
 
 fn main() -> ExitCode {
@@ -134,6 +137,12 @@ async fn run(arguments: &Arguments) -> Result<(), ClientError> {
         Command::Daemon => {
             let daemon: vnuma_api::Daemon = client.get(vnuma_api::DAEMON).await?;
             print(json, &daemon, vms::daemon)
+        }
+        Command::Doctor => {
+            let daemon: vnuma_api::Daemon = client.get(vnuma_api::DAEMON).await?;
+            let host: HostTopology = client.get(HARDWARE).await?;
+            let vms: Vec<Vm> = client.get(VMS).await?;
+            print(json, &doctor::examine(&daemon, &host, &vms), |rungs| doctor::text(rungs))
         }
     }
 }

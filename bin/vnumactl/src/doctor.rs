@@ -1,0 +1,332 @@
+//! Which rung of each ladder is in use, why, and what would raise it. Everything follows from what vnumad
+//! says of itself, the host and its VMs.
+
+use crate::table::{Table, plain};
+use serde::Serialize;
+use vnuma_api::{ChannelState, Daemon, HostTopology, Vm};
+
+/// How good a rung is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Level {
+    /// The highest there is.
+    Best,
+    /// It works, less well.
+    Reduced,
+    /// It does not work.
+    Missing,
+}
+
+/// One ladder of the host or of a VM.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Rung {
+    /// The VM; none for the host.
+    pub vm: Option<String>,
+    /// What it is about.
+    pub ladder: &'static str,
+    /// What is in use.
+    pub rung: String,
+    /// How good that is.
+    pub level: Level,
+    /// Why it is not better.
+    pub why: Option<String>,
+    /// What would raise it.
+    pub raise: Option<String>,
+}
+
+impl Rung {
+    fn best(ladder: &'static str, rung: impl Into<String>) -> Self {
+        Self { vm: None, ladder, rung: rung.into(), level: Level::Best, why: None, raise: None }
+    }
+
+    fn lower(
+        level: Level,
+        ladder: &'static str,
+        rung: &str,
+        why: impl Into<String>,
+        raise: impl Into<String>,
+    ) -> Self {
+        let (why, raise) = (Some(why.into()), Some(raise.into()));
+        Self { vm: None, ladder, rung: rung.to_owned(), level, why, raise }
+    }
+}
+
+/// All ladders: the host's first, then those of each VM.
+pub fn examine(daemon: &Daemon, host: &HostTopology, vms: &[Vm]) -> Vec<Rung> {
+    let mut rungs = vec![nodes(host), locations(daemon), affinity(daemon)];
+    for vm in vms {
+        let mut of_vm = vec![connection(vm)];
+        if vm.pid.is_some() {
+            of_vm.push(guest_nodes(vm));
+            if !vm.nodes.is_empty() {
+                of_vm.extend([homes(vm), channel(vm)]);
+            }
+            if vm.channel == ChannelState::Attached {
+                of_vm.push(driver(vm));
+            }
+        }
+        rungs.extend(of_vm.into_iter().map(|rung| Rung { vm: Some(vm.name.clone()), ..rung }));
+    }
+    rungs
+}
+
+fn nodes(host: &HostTopology) -> Rung {
+    match host.nodes.len() {
+        1 => Rung::lower(
+            Level::Reduced,
+            "nodes",
+            "one",
+            "the host's kernel shows a single node: everything is local",
+            "nothing, unless the firmware interleaves memory over sockets (\"node interleaving\", NPS0): then turn that off",
+        ),
+        count => Rung::best("nodes", count.to_string()),
+    }
+}
+
+fn locations(daemon: &Daemon) -> Rung {
+    match (daemon.location_source.as_str(), &daemon.why_not_bpf) {
+        ("bpf", _) => Rung::best("locations", "bpf"),
+        (source, why) => Rung::lower(
+            Level::Reduced,
+            "locations",
+            source,
+            why.clone().unwrap_or_else(|| "no reason is given".to_owned()),
+            "run vnumad as root, on a kernel with CONFIG_DEBUG_INFO_BTF, with observe.location = \"auto\"",
+        ),
+    }
+}
+
+fn affinity(daemon: &Daemon) -> Rung {
+    if daemon.affinity_events {
+        return Rung::best("affinity", "event");
+    }
+    Rung::lower(
+        Level::Reduced,
+        "affinity",
+        "resync",
+        "a change of a thread's affinity alone makes no event here; it is noticed when the vCPU runs or with the next resync",
+        "BPF locations, or a shorter observe.resync_interval_ms",
+    )
+}
+
+fn connection(vm: &Vm) -> Rung {
+    match (&vm.problem, vm.pid) {
+        (None, _) => Rung::best("connection", "qmp"),
+        (Some(problem), Some(_)) => Rung::lower(
+            Level::Reduced,
+            "connection",
+            "observed only",
+            problem,
+            "give vnumad a QMP socket of its own; see that QEMU runs (not stopped by a signal or a debugger)",
+        ),
+        (Some(problem), None) => Rung::lower(
+            Level::Missing,
+            "connection",
+            "none",
+            problem,
+            "start the VM, or give vnumad a QMP socket of its own and the right to use it",
+        ),
+    }
+}
+
+fn guest_nodes(vm: &Vm) -> Rung {
+    match vm.nodes.len() {
+        0 => Rung::lower(
+            Level::Missing,
+            "guest nodes",
+            "none",
+            "a UMA VM (no -numa): its guest knows no nodes that could be told",
+            "start it with -numa, a memory backend for each node",
+        ),
+        1 => Rung::lower(
+            Level::Reduced,
+            "guest nodes",
+            "one",
+            "with a single guest node a vCPU that moves to another host node can only be shown as approximate",
+            "start it with as many nodes as host nodes that it may run on (memory can be small)",
+        ),
+        count => Rung::best("guest nodes", count.to_string()),
+    }
+}
+
+fn homes(vm: &Vm) -> Rung {
+    let list = |nodes: Vec<u32>| nodes.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
+    let homeless: Vec<u32> = vm.nodes.iter().filter(|node| node.home.is_none()).map(|node| node.id).collect();
+    let mut homes: Vec<u32> = vm.nodes.iter().filter_map(|node| node.home).collect();
+    let count = homes.len();
+    homes.sort_unstable();
+    homes.dedup();
+    if !homeless.is_empty() {
+        let level = if homes.is_empty() { Level::Missing } else { Level::Reduced };
+        let why = format!("of guest nodes {} it cannot be said where their memory is", list(homeless));
+        let raise =
+            "bind each node's memory (host-nodes=N,policy=bind), or wait until the guest has touched it";
+        return Rung::lower(level, "homes", "some unknown", why, raise);
+    }
+    if homes.len() < count {
+        let why = format!("{count} guest nodes share host nodes {}", list(homes));
+        let raise = "bind the memory of each guest node to a host node of its own";
+        return Rung::lower(Level::Reduced, "homes", "shared", why, raise);
+    }
+    Rung::best("homes", "one each")
+}
+
+fn channel(vm: &Vm) -> Rung {
+    let attach = format!("vnumactl attach {}", vm.name);
+    match vm.channel {
+        ChannelState::Attached => Rung::best("channel", "attached"),
+        ChannelState::Attaching => {
+            Rung::lower(Level::Reduced, "channel", "attaching", "it is being plugged", "wait")
+        }
+        ChannelState::None => {
+            let raise = format!("{attach} (needs a free PCIe root port)");
+            Rung::lower(Level::Missing, "channel", "none", "nothing can be told to its guest", raise)
+        }
+        ChannelState::Lost => {
+            let raise =
+                format!("vnumactl detach {}, then {attach}; vnumad's log says what was missing", vm.name);
+            let why = "an earlier vnumad's channel could not be taken over";
+            Rung::lower(Level::Missing, "channel", "lost", why, raise)
+        }
+    }
+}
+
+fn driver(vm: &Vm) -> Rung {
+    let telling = &vm.telling;
+    match telling.acknowledged {
+        None => Rung::lower(
+            Level::Missing,
+            "driver",
+            "silent",
+            "the guest has acknowledged nothing",
+            "load vnuma.ko in the guest; if it is there, the guest's kernel log says why it does not act",
+        ),
+        acknowledged if acknowledged == telling.generation => Rung::best("driver", "acknowledges"),
+        _ => Rung::lower(
+            Level::Reduced,
+            "driver",
+            "behind",
+            "the guest has not acknowledged the last generation yet",
+            "nothing if it is busy; otherwise look at the guest's kernel log",
+        ),
+    }
+}
+
+/// For people: a table, and below it what can be done.
+pub fn text(rungs: &[Rung]) -> String {
+    let mut table = Table::new(&["WHERE", "LADDER", "RUNG", "LEVEL"]);
+    let place =
+        |rung: &Rung| rung.vm.as_deref().map_or_else(|| "host".to_owned(), |vm| format!("VM {}", plain(vm)));
+    for rung in rungs {
+        let level = match rung.level {
+            Level::Best => "best",
+            Level::Reduced => "reduced",
+            Level::Missing => "missing",
+        };
+        table.row([place(rung), rung.ladder.to_owned(), plain(&rung.rung), level.to_owned()]);
+    }
+    let mut text = table.text(0);
+    for rung in rungs {
+        if let (Some(why), Some(raise)) = (&rung.why, &rung.raise) {
+            text += &format!(
+                "\n{}, {}: {}\n  to raise it: {}\n",
+                place(rung),
+                rung.ladder,
+                plain(why),
+                plain(raise)
+            );
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vnuma_api::{Generation, GuestNode, Telling};
+    use vnuma_topology::DistanceMatrix;
+
+    fn daemon(source: &str) -> Daemon {
+        let bpf = source == "bpf";
+        Daemon {
+            version: "1".into(),
+            pid: 1,
+            location_source: source.into(),
+            why_not_bpf: (!bpf).then(|| "no BTF".into()),
+            affinity_events: bpf,
+            location_events_lost: 0,
+            watchers: 0,
+            watchers_dropped: 0,
+        }
+    }
+
+    fn vm(name: &str, homes: &[Option<u32>]) -> Vm {
+        let node =
+            |(id, home): (usize, &Option<u32>)| GuestNode { id: id as u32, home: *home, memory_bytes: 1 };
+        Vm {
+            name: name.into(),
+            pid: Some(7),
+            attached: true,
+            channel: ChannelState::Attached,
+            problem: None,
+            nodes: homes.iter().enumerate().map(node).collect(),
+            distances: DistanceMatrix::default(),
+            vcpus: Vec::new(),
+            telling: Telling {
+                generation: Some(Generation(5)),
+                acknowledged: Some(Generation(5)),
+                ..Telling::default()
+            },
+        }
+    }
+
+    fn found(rungs: &[Rung], ladder: &str) -> (String, Level) {
+        let rung = rungs.iter().find(|rung| rung.ladder == ladder).unwrap_or_else(|| panic!("no {ladder}"));
+        assert_eq!(rung.level == Level::Best, rung.why.is_none() && rung.raise.is_none(), "{rung:?}");
+        (rung.rung.clone(), rung.level)
+    }
+
+    #[test]
+    fn at_the_top_nothing_is_left_to_do() {
+        let rungs = examine(&daemon("bpf"), &HostTopology::default(), &[vm("web", &[Some(0), Some(1)])]);
+        assert!(rungs.iter().all(|rung| rung.level == Level::Best), "{rungs:?}");
+        assert_eq!(rungs.len(), 8);
+        assert!(!text(&rungs).contains("to raise it"));
+    }
+
+    #[test]
+    fn every_lower_rung_says_why_and_what_to_do() {
+        let rungs = examine(&daemon("poll"), &HostTopology::default(), &[]);
+        assert_eq!(found(&rungs, "locations"), ("poll".into(), Level::Reduced));
+        assert_eq!(found(&rungs, "affinity"), ("resync".into(), Level::Reduced));
+        let of = |vm: Vm| examine(&daemon("bpf"), &HostTopology::default(), &[vm]);
+        assert_eq!(found(&of(vm("a", &[])), "guest nodes"), ("none".into(), Level::Missing));
+        assert_eq!(found(&of(vm("a", &[Some(1)])), "guest nodes"), ("one".into(), Level::Reduced));
+        let homes = [
+            (vec![Some(1), Some(1)], "shared", Level::Reduced),
+            (vec![Some(1), None], "some unknown", Level::Reduced),
+            (vec![None, None], "some unknown", Level::Missing),
+        ];
+        for (homes, rung, level) in homes {
+            assert_eq!(found(&of(vm("a", &homes)), "homes"), (rung.into(), level));
+        }
+        for (channel, rung) in [(ChannelState::None, "none"), (ChannelState::Lost, "lost")] {
+            let rungs = of(Vm { channel, ..vm("a", &[Some(0), Some(1)]) });
+            assert_eq!(found(&rungs, "channel"), (rung.into(), Level::Missing));
+            assert!(rungs.iter().all(|rung| rung.ladder != "driver"), "a driver without a channel");
+            assert!(text(&rungs).contains("vnumactl attach a"));
+        }
+        for (acknowledged, rung, level) in
+            [(None, "silent", Level::Missing), (Some(Generation(4)), "behind", Level::Reduced)]
+        {
+            let mut vm = vm("a", &[Some(0), Some(1)]);
+            vm.telling.acknowledged = acknowledged;
+            assert_eq!(found(&of(vm), "driver"), (rung.into(), level));
+        }
+        let problem = Some("timeout".to_owned());
+        let stuck = Vm { problem: problem.clone(), ..vm("a", &[Some(0), Some(1)]) };
+        assert_eq!(found(&of(stuck), "connection"), ("observed only".into(), Level::Reduced));
+        let gone = Vm { problem, pid: None, ..vm("a", &[]) };
+        assert_eq!(found(&of(gone), "connection"), ("none".into(), Level::Missing));
+    }
+}
