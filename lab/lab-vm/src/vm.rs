@@ -190,12 +190,13 @@ fn remove(name: &str) -> Result<()> {
         }
         _ => {}
     }
-    if let Some(pid) = pid(name) {
+    if let Some(pid) = pid(name).filter(|_| alive(name)) {
         // QEMU closes the connection when it quits, before or after it answers.
         let _ = Qmp::connect(&directory(name).join("ctl.sock")).and_then(|mut qmp| qmp.run("quit"));
         let started = Instant::now();
-        while alive(name) {
-            if started.elapsed() > QUIT_LIMIT {
+        // Its memory, and with it what tells it from others, goes a moment before the process.
+        while Path::new("/proc").join(pid.to_string()).exists() {
+            if started.elapsed() > QUIT_LIMIT && alive(name) {
                 // It has ended meanwhile if this fails.
                 let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
             }
