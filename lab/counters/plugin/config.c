@@ -102,6 +102,7 @@ static int make_cpus(__u8 *region)
 		cpus[i].count = &cpus[i].page->mode[VNUMA_LC_KERNEL];
 		cpus[i].node = config.cpu_node[i];
 		memset(cpus[i].filter, 0xff, sizeof(cpus[i].filter));
+		memset(cpus[i].pages, 0xff, sizeof(cpus[i].pages));
 	}
 	return 0;
 }

@@ -53,22 +53,25 @@ static inline struct cpu *cpu_of(unsigned int index)
 }
 
 /* A block begins: what it does, accesses included, is of its mode. */
-static inline void enter(struct cpu *cpu, __u64 block)
+static inline struct vnuma_lc_cpu *enter(struct cpu *cpu, __u64 block)
 {
-	bool user = block & BLOCK_USER;
+	struct vnuma_lc_cpu *count = &cpu->page->mode[(block & BLOCK_USER) / BLOCK_USER];
 
-	cpu->count = &cpu->page->mode[user ? VNUMA_LC_USER : VNUMA_LC_KERNEL];
+	/* Loads and stores would wait for a store made just before them. */
+	if (unlikely(cpu->count != count))
+		cpu->count = count;
+	return count;
 }
 
 static void count_block(unsigned int index, void *data)
 {
 	struct cpu *cpu = cpu_of(index);
 	__u64 insns = (uintptr_t)data & BLOCK_INSNS;
+	struct vnuma_lc_cpu *count = enter(cpu, (uintptr_t)data);
 
-	enter(cpu, (uintptr_t)data);
 	cpu->rep = 0;
-	add(&cpu->count->instructions, insns);
-	add(&cpu->count->base_cycles, insns);
+	add(&count->instructions, insns);
+	add(&count->base_cycles, insns);
 }
 
 /*
@@ -81,13 +84,13 @@ static void count_string_block(unsigned int index, void *data)
 	struct cpu *cpu = cpu_of(index);
 	__u64 insns = (uintptr_t)data & BLOCK_INSNS;
 	__u64 id = (uintptr_t)data >> BLOCK_SHIFT;
+	struct vnuma_lc_cpu *count = enter(cpu, (uintptr_t)data);
 
-	enter(cpu, (uintptr_t)data);
 	if (insns == 1 && cpu->rep == id)
 		return;
 	cpu->rep = id;
-	add(&cpu->count->instructions, insns);
-	add(&cpu->count->base_cycles, insns);
+	add(&count->instructions, insns);
+	add(&count->base_cycles, insns);
 }
 
 static void empty_filter(unsigned int index, void *data)
@@ -96,6 +99,7 @@ static void empty_filter(unsigned int index, void *data)
 
 	(void)data;
 	memset(cpu->filter, 0xff, sizeof(cpu->filter));
+	memset(cpu->pages, 0xff, sizeof(cpu->pages));
 }
 
 /* True when the line is not among the recently used ones. */
@@ -112,12 +116,22 @@ static inline bool filter_miss(struct cpu *cpu, __u64 vaddr)
 
 static void missed(struct cpu *cpu, qemu_plugin_meminfo_t info, __u64 vaddr)
 {
+	const __u64 in_page = (1UL << PAGE_SHIFT) - 1;
+	__u64 page = vaddr >> PAGE_SHIFT;
+	__u64 *frame = &cpu->frames[page % PAGES];
 	struct access access;
 
-	if (address_of(cpu, info, vaddr, &access))
-		cache_access(cpu, &access);
-	else
+	if (likely(cpu->pages[page % PAGES] == page)) {
+		access.phys = (*frame & ~in_page) | (vaddr & in_page);
+		access.node = *frame & in_page;
+	} else if (address_of(cpu, info, vaddr, &access)) {
+		cpu->pages[page % PAGES] = page;
+		*frame = (access.phys & ~in_page) | access.node;
+	} else {
 		cpu->filter[(vaddr >> LINE_SHIFT) % FILTER_LINES] = FILTER_EMPTY;
+		return;
+	}
+	cache_access(cpu, &access);
 }
 
 static void load(unsigned int index, qemu_plugin_meminfo_t info, __u64 vaddr,

@@ -21,6 +21,10 @@
 #define FILTER_LINES	512
 #define FILTER_EMPTY	UINT64_MAX
 
+/* Pages whose physical address a CPU remembers: asking QEMU costs more than all else */
+#define PAGE_SHIFT	12
+#define PAGES		256
+
 /* Pages in which a CPU's stream detector can follow a stream */
 #define STREAM_PAGES	64
 /* Lines in a row, up or down, before the next one counts as foreseen */
@@ -43,6 +47,8 @@ struct cpu {
 	__u64 rep;		/* the string instruction being repeated, or 0 */
 	__u8 node;
 	__u64 filter[FILTER_LINES];
+	__u64 pages[PAGES];	/* by virtual page number */
+	__u64 frames[PAGES];	/* physical address of the page | node */
 	struct stream streams[STREAM_PAGES];
 };
 
