@@ -40,7 +40,22 @@ impl Memory {
                 return Err(io::Error::last_os_error());
             }
         }
+        if huge {
+            memory.collapse()?;
+        }
         Ok(memory)
+    }
+
+    /// Makes it of huge pages now. A fault alone falls back to small ones when no huge one is at hand, and where a load's lines lie
+    /// in the caches would then differ from run to run.
+    fn collapse(&self) -> io::Result<()> {
+        for advice in [libc::MADV_POPULATE_WRITE, libc::MADV_COLLAPSE] {
+            // SAFETY: the whole mapping, which is this value's own; neither advice changes its content.
+            if unsafe { libc::madvise(self.address.cast(), self.bytes, advice) } != 0 {
+                return Err(io::Error::last_os_error());
+            }
+        }
+        Ok(())
     }
 
     /// Its size.
