@@ -33,7 +33,7 @@ const CLAIMED_LOCAL_SHARE: f64 = 0.97;
 /// What a short run must reach even on a machine that is busy elsewhere: a guest that waits for a CPU takes its
 /// topology over late, and no test may depend on how long that is. A guest that is not told stays below 0.5.
 const CHECKED_LOCAL_SHARE: f64 = 0.90;
-const CHECKED_SECONDS: u64 = 30;
+const CHECKED_SECONDS: u64 = 20;
 
 impl Arguments {
     /// As `make demo` has them, but for the time.

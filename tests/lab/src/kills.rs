@@ -15,7 +15,7 @@ const RECORDS: &str = "/run/vnuma/channels";
 /// vnumad is killed at most so long after a move: telling takes it less.
 const MOMENT_MS: usize = 60;
 /// Another VM comes with every so manieth kill, and goes with the next.
-const OTHER_EVERY: usize = 10;
+const OTHER_EVERY: usize = 20;
 
 #[derive(clap::Args)]
 pub struct Arguments {
