@@ -3,7 +3,7 @@
 //! QEMU's TCG keeps in one word of each emulated CPU whether it is inside a VM, whether nested paging is on and whether
 //! interrupts are held (`CPUX86State.hflags2`). That CPU changes it when it enters and leaves a VM, without a lock, as it is its
 //! own. But whenever *any* emulated CPU loads FPU state, which every context switch does, `cpu_clear_ignne()`
-//! (target/i386/tcg/system/fpu_helper.c, alike in 7.2, 10.0 and 11.1) changes the word of CPU 0, by
+//! (target/i386/tcg/system/fpu_helper.c, seen in 10.0.13) changes the word of CPU 0, by
 //! load, change and store. A change of CPU 0's own in between is lost: the VM then runs without nested paging,
 //! over the server's memory, or the server with it. Triple faults, hangs and a server that dies silently were all this.
 //! On the other CPUs it cannot happen, and on CPU 0 only with a VM.

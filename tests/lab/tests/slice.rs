@@ -48,7 +48,7 @@ fn play(profile: &str, arguments: &[&str]) {
 
 #[test]
 fn the_guests_kernel_follows_every_move() {
-    let rounds = std::env::var("VNUMA_SOAK_ROUNDS").unwrap_or_else(|_| "16".to_owned());
+    let rounds = std::env::var("VNUMA_SOAK_ROUNDS").unwrap_or_else(|_| "8".to_owned());
     play("4n8c", &["follow", "--rounds", &rounds]);
 }
 
