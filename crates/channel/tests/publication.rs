@@ -90,6 +90,42 @@ fn a_writer_killed_after_any_store_leaves_the_old_or_the_new() {
     }
 }
 
+#[test]
+fn a_successor_of_a_writer_killed_after_any_store_hides_nothing() {
+    let (old, second, third) = (content(1, 3, 5), content(2, 3, 5), content(3, 3, 5));
+    for before in [1, 2] {
+        // Publications before the one that is cut off, so that either slot is the published one.
+        let mut generations = Generations::new(99);
+        let mut start = Memory::new();
+        let mut published = 0;
+        for _ in 0..before {
+            published = generations.take();
+            publication(published, &old).iter().for_each(|step| start.apply(step));
+        }
+        let cut = publication(generations.take(), &second);
+        // Between are stores into a slot that is marked as being written, all alike.
+        let telling = |index: usize, length: usize| index < 6 || index + 6 > length || index == length / 2;
+        for done in (0..=cut.len()).filter(|done| telling(*done, cut.len())) {
+            let mut memory = Memory(start.0.clone());
+            cut[..done].iter().for_each(|step| memory.apply(step));
+            let readable = memory.read();
+            assert!(readable.is_ok(), "after step {done}: {readable:?}");
+            let last = readable.as_ref().map_or(published, |found| found.generation);
+            let generation = Generations::after(100, last).take();
+            let steps = publication(generation, &third);
+            for (index, step) in steps.iter().enumerate() {
+                memory.apply(step);
+                if !telling(index, steps.len()) {
+                    continue;
+                }
+                let complete = index + 1 == steps.len();
+                let allowed = if complete { Ok(expected(generation, &third)) } else { readable.clone() };
+                assert_eq!(memory.read(), allowed, "cut after {done}, successor's step {index}");
+            }
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     // The writer goes on by some steps between any two loads of the reader.
