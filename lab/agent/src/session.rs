@@ -103,11 +103,12 @@ fn answer(request: Request, outlet: &Outlet, reader: &mut impl Read) -> Result<b
                 };
                 outlet.end(&frame);
             });
-            let there = feed(reader, &input, |_, _| {})?;
+            let there = feed(reader, &input, |_, _| {});
             drop(input);
+            // Also when the connection broke: what was half written is gone before the next request.
             // A panic of the thread was reported on the console.
             let _ = done.join();
-            Ok(there)
+            there
         }
         Request::Get { path } => {
             let result = get(&path, outlet);
@@ -175,23 +176,30 @@ fn put(path: &str, mode: u32, content: &Receiver<Option<Vec<u8>>>, outlet: &Outl
     {
         return Err(error);
     }
-    let mut file = File::options().write(true).create_new(true).mode(mode & 0o7777).open(temporary)?;
-    let mut complete = false;
+    let file = File::options().write(true).create_new(true).mode(mode & 0o7777).open(temporary)?;
+    let result = receive(file, mode, content, outlet).and_then(|()| fs::rename(temporary, target));
+    if result.is_err() {
+        // The first error says more than one of tidying up.
+        let _ = fs::remove_file(temporary);
+    }
+    result
+}
+
+fn receive(
+    mut file: File,
+    mode: u32,
+    content: &Receiver<Option<Vec<u8>>>,
+    outlet: &Outlet,
+) -> io::Result<()> {
     while let Ok(chunk) = content.recv() {
         let Some(bytes) = chunk else {
-            complete = true;
-            break;
+            // The mode of open() is subject to the umask.
+            return file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(mode & 0o7777));
         };
         file.write_all(&bytes)?;
         outlet.send(&Frame::Credit(bytes.len() as u32));
     }
-    if !complete {
-        fs::remove_file(temporary)?;
-        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the transfer was cut"));
-    }
-    // The mode of open() is subject to the umask.
-    file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(mode & 0o7777))?;
-    fs::rename(temporary, target)
+    Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the transfer was cut"))
 }
 
 fn get(path: &str, outlet: &Outlet) -> io::Result<()> {
