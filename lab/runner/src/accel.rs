@@ -54,6 +54,9 @@ fn has_virtualization(cpuinfo: &str) -> bool {
     flags.flat_map(str::split_whitespace).any(|flag| flag == "vmx" || flag == "svm")
 }
 
+/// Lines of a trial's console that its error shows.
+const SHOWN_LINES: usize = 20;
+
 /// Runs a trial.
 pub(crate) fn boots(mut command: Command, limit: Duration) -> Result<(), String> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
@@ -79,10 +82,21 @@ pub(crate) fn boots(mut command: Command, limit: Duration) -> Result<(), String>
     if text.contains(TRIAL_GOOD) {
         return Ok(());
     }
+    let shown: Vec<&str> = text.lines().rev().take(SHOWN_LINES).collect();
+    let shown: String = shown.iter().rev().map(|line| format!("\n  {line}")).collect();
     Err(if ended {
-        "it ended without a working nested KVM".into()
+        format!("it ended without a working nested KVM, its last lines:{shown}")
     } else {
-        format!("no end after {limit:?}")
+        format!("no end after {limit:?}, its last lines:{shown}")
+    })
+}
+
+/// The same with a second try, as for any boot of the lab: printed and counted.
+#[cfg(all(test, feature = "lab-tests"))]
+pub(crate) fn boots_in_two_tries(command: impl Fn() -> Command, limit: Duration) -> Result<(), String> {
+    boots(command(), limit).or_else(|reason| {
+        crate::lab::note_boot_retry("a trial", &reason, "");
+        boots(command(), limit)
     })
 }
 
@@ -107,9 +121,7 @@ mod tests {
         let kernel = image.vmlinuz(image.server_kernel());
         // TCG stands in for a KVM that works; it emulates svm as well.
         let trial = || qemu::trial(Accel::Tcg, &image.tree(), &kernel, initramfs.path());
-        let limit = Duration::from_secs(120);
-        // A boot may fail now and then under TCG, as with the server itself.
-        boots(trial(), limit).or_else(|_| boots(trial(), limit)).unwrap();
+        boots_in_two_tries(trial, Duration::from_secs(120)).unwrap();
     }
 
     #[test]

@@ -4,7 +4,6 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use nix::fcntl::FlockArg;
 use sha2::{Digest, Sha256};
@@ -12,6 +11,7 @@ use sha2::{Digest, Sha256};
 use crate::cache::{cache_dir, lock, remove_tree, try_lock};
 use crate::children::ScratchDir;
 use crate::image::{Image, ImageError};
+use crate::kbuild::{self, KbuildError};
 use crate::progress::Progress;
 
 /// Folders of the checkout that the build needs, at the same places relative to each other.
@@ -41,16 +41,9 @@ pub enum DriverError {
         /// Why.
         source: io::Error,
     },
-    /// The compiler or make failed.
-    #[error("make of guest/driver for {release} failed with {status}:\n{output}")]
-    Make {
-        /// The kernel.
-        release: String,
-        /// How it ended.
-        status: std::process::ExitStatus,
-        /// What it said.
-        output: String,
-    },
+    /// It does not build.
+    #[error(transparent)]
+    Build(#[from] KbuildError),
 }
 
 /// Builds the driver for the kernel of the image with that name, such as `6.12`; path of `vnuma.ko`.
@@ -82,7 +75,9 @@ fn built(name: &str) -> Result<PathBuf, DriverError> {
     let result = results.join(&hash);
     let _lock = lock(&result, FlockArg::LockExclusive).map_err(file_error(&result))?;
     if !result.join("vnuma.ko").exists() {
-        make(&image, &kernel.release, &sources, &result)?;
+        let targets = ["modules", "check-tools"];
+        let scratch = kbuild::make(&image, &kernel.release, &sources, "guest/driver", &targets)?;
+        install(&scratch.path().join("guest/driver"), &result)?;
         prune(&results, &hash);
     }
     Ok(result)
@@ -128,42 +123,6 @@ fn hash(release: &str, sources: &[(PathBuf, Vec<u8>)]) -> String {
         }
     }
     digest.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect()
-}
-
-fn make(
-    image: &Image,
-    release: &str,
-    sources: &[(PathBuf, Vec<u8>)],
-    result: &Path,
-) -> Result<(), DriverError> {
-    let parent = image.tree().join("var/tmp");
-    let temporary = tempfile::Builder::new().prefix("vnuma-driver-").tempdir_in(&parent);
-    let scratch = ScratchDir::adopt(temporary.map_err(file_error(&parent))?.keep());
-    for (name, content) in sources {
-        let path = scratch.path().join(name);
-        let write = || -> io::Result<()> {
-            path.parent().map_or(Ok(()), fs::create_dir_all)?;
-            fs::write(&path, content)
-        };
-        write().map_err(file_error(&path))?;
-    }
-    let inside = Path::new("/var/tmp").join(scratch.path().file_name().unwrap_or_default());
-    let mut command = Command::new("chroot");
-    command.arg(image.tree()).args(["make", "--no-print-directory", "-C"]).arg(inside.join("guest/driver"));
-    command.arg(format!("KDIR=/lib/modules/{release}/build")).args(["modules", "check-tools"]);
-    // The settings of a make that calls this are not meant for that one.
-    command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("LC_ALL", "C");
-    let output = command.output().map_err(file_error(Path::new("chroot")))?;
-    if !output.status.success() {
-        let text = [output.stdout, output.stderr].concat();
-        let output_text = String::from_utf8_lossy(&text).into_owned();
-        return Err(DriverError::Make {
-            release: release.into(),
-            status: output.status,
-            output: output_text,
-        });
-    }
-    install(&scratch.path().join("guest/driver"), result)
 }
 
 /// Copies what was built beside the result and renames it.

@@ -63,11 +63,11 @@ pub enum InitramfsError {
 
 /// The initial RAM disk of the server, with those of its guests inside.
 pub(crate) fn server(image: &Image, binaries: &Binaries) -> Result<Vec<u8>, InitramfsError> {
-    let mut archive = base(image, image.server_kernel(), binaries)?;
+    let mut archive = base(image, image.server_kernel(), Role::Server, binaries)?;
     archive.file("lab/bin/lab-vm", 0o755, &program(&binaries.lab_vm)?);
-    for kernel in image.kernels().iter().filter(|kernel| kernel.role == Role::Guest) {
+    for kernel in image.kernels() {
         let directory = format!("lab/kernels/{}", kernel.name);
-        let guest = base(image, kernel, binaries)?.finish();
+        let guest = base(image, kernel, Role::Guest, binaries)?.finish();
         archive.file(&format!("{directory}/initrd"), 0o644, &guest);
         archive.symlink(&format!("{directory}/vmlinuz"), &format!("/boot/vmlinuz-{}", kernel.release));
     }
@@ -75,7 +75,7 @@ pub(crate) fn server(image: &Image, binaries: &Binaries) -> Result<Vec<u8>, Init
 }
 
 /// The part that is common to server and guests.
-fn base(image: &Image, kernel: &Kernel, binaries: &Binaries) -> Result<Archive, InitramfsError> {
+fn base(image: &Image, kernel: &Kernel, role: Role, binaries: &Binaries) -> Result<Archive, InitramfsError> {
     let folder = crate::lab_dir().join("image");
     let mut archive = Archive::default();
     // The kernel opens it for init before anything is mounted.
@@ -88,7 +88,7 @@ fn base(image: &Image, kernel: &Kernel, binaries: &Binaries) -> Result<Archive, 
     let text = String::from_utf8_lossy(&read(&path)?).into_owned();
     let modules: Modules =
         toml::from_str(&text).map_err(|source| InitramfsError::Syntax { path, source: source.into() })?;
-    let lists = match kernel.role {
+    let lists = match role {
         Role::Server => vec![("server", modules.server), ("svm", modules.svm), ("vmx", modules.vmx)],
         Role::Guest => vec![("guest", modules.guest)],
     };

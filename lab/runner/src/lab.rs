@@ -39,6 +39,12 @@ pub fn boot_retries() -> usize {
     BOOT_RETRIES.load(Ordering::Relaxed)
 }
 
+/// Counts and prints a boot that is tried again.
+pub(crate) fn note_boot_retry(what: &str, reason: &str, tail: &str) {
+    BOOT_RETRIES.fetch_add(1, Ordering::Relaxed);
+    eprintln!("lab: {what} did not boot ({reason}); trying once more\n{tail}");
+}
+
 /// What went wrong in the lab; a command that fails is no error.
 #[derive(Debug, thiserror::Error)]
 pub enum LabError {
@@ -133,8 +139,7 @@ impl Lab {
         let ready = ready.as_ref();
         let lab = match Self::try_boot(&profile, &image, &initramfs, ready) {
             Err(LabError::Boot { reason, tail }) => {
-                BOOT_RETRIES.fetch_add(1, Ordering::Relaxed);
-                eprintln!("lab: the server did not boot ({reason}); trying once more\n{tail}");
+                note_boot_retry("the server", &reason.to_string(), &tail);
                 Self::try_boot(&profile, &image, &initramfs, ready)
             }
             result => result,

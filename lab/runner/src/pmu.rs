@@ -3,15 +3,14 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use nix::fcntl::FlockArg;
 use sha2::{Digest, Sha256};
 
 use crate::cache::{cache_dir, lock};
-use crate::children::ScratchDir;
 use crate::counters::CountersError;
 use crate::image::Image;
+use crate::kbuild;
 
 const MODULE: &str = "vnuma_lab_pmu.ko";
 /// Paths within the checkout, and content.
@@ -51,36 +50,8 @@ pub(crate) fn build(image: &Image) -> Result<PathBuf, CountersError> {
 }
 
 fn make(image: &Image, release: &str, result: &Path) -> Result<(), CountersError> {
-    let parent = image.tree().join("var/tmp");
-    let temporary = tempfile::Builder::new().prefix("vnuma-pmu-").tempdir_in(&parent);
-    let scratch = ScratchDir::adopt(temporary.map_err(file_error(&parent))?.keep());
-    for (name, content) in SOURCES {
-        let path = scratch.path().join(name);
-        let write = || -> io::Result<()> {
-            path.parent().map_or(Ok(()), fs::create_dir_all)?;
-            fs::write(&path, content)
-        };
-        write().map_err(file_error(&path))?;
-    }
-    let inside = Path::new("/var/tmp").join(scratch.path().file_name().unwrap_or_default());
-    // objtool of this kernel wants /proc; the mount goes with its namespace.
-    let script = r#"mount -t proc proc "$1/proc" && exec chroot "$@""#;
-    let mut command = Command::new("unshare");
-    command.args(["--mount", "--propagation", "private", "sh", "-c", script, "sh"]).arg(image.tree());
-    command.args(["make", "--no-print-directory", "-C"]).arg(inside.join("lab/pmu"));
-    command.arg(format!("KDIR=/lib/modules/{release}/build"));
-    // The settings of a make that calls this are not meant for that one.
-    command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("LC_ALL", "C");
-    let output = command.output().map_err(file_error(Path::new("unshare")))?;
-    if !output.status.success() {
-        let text = [output.stdout, output.stderr].concat();
-        let output_text = String::from_utf8_lossy(&text).into_owned();
-        return Err(CountersError::Make {
-            release: release.into(),
-            status: output.status,
-            output: output_text,
-        });
-    }
+    let sources = SOURCES.map(|(name, content)| (name.into(), content.into()));
+    let scratch = kbuild::make(image, release, &sources, "lab/pmu", &[])?;
     fs::create_dir_all(result).map_err(file_error(result))?;
     let (built, temporary) = (scratch.path().join("lab/pmu").join(MODULE), result.join("new"));
     fs::copy(&built, &temporary).map_err(file_error(&built))?;

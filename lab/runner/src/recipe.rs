@@ -32,9 +32,9 @@ pub(crate) struct KernelRecipe {
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
-    /// It runs the emulated server.
+    /// It runs the emulated server, and VMs in it.
     Server,
-    /// It runs VMs in the server.
+    /// It runs VMs only.
     Guest,
 }
 
