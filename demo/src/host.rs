@@ -1,6 +1,6 @@
 //! The demonstration from start to end, on the lab server.
 
-use crate::locations::{Locations, Trace, tsc_offset};
+use crate::locations::{Locations, Trace};
 use crate::pages::{Monitor, Pages};
 use crate::record::{Kind, Record};
 use crate::report::{Configuration, Percentiles, Report, VmReport};
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use vnuma_scenario::{Nodes, Process, Vm, output, vnumactl, vnumad, wait_for};
+use vnuma_scenario::{Nodes, Process, Vm, output, tsc_offset, vnumactl, vnumad, wait_for};
 
 /// Only a bound against hanging for ever; starting and moving take seconds.
 const HANG_LIMIT: Duration = Duration::from_secs(120);
@@ -40,6 +40,9 @@ pub struct Arguments {
     /// Memory of each VM, as lab-vm takes it
     #[arg(long, default_value = "768M")]
     memory: String,
+    /// Kernel of the guests, as lab-vm takes it
+    #[arg(long)]
+    kernel: Option<String>,
     /// The guest driver
     #[arg(long, default_value = "/root/vnuma.ko")]
     driver: String,
@@ -63,6 +66,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let shape = ["--nodes", &guest_nodes.to_string(), "--vcpus", &arguments.vcpus.to_string()]
         .into_iter()
         .chain(["--memory", &arguments.memory])
+        .chain(arguments.kernel.iter().flat_map(|kernel| ["--kernel", kernel]))
         .map(str::to_owned)
         .collect::<Vec<_>>();
     say("starting vnumad and two equal VMs");

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail, ensure};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
-use vnuma_scenario::{Nodes, Vm};
+use vnuma_scenario::Nodes;
 
 const TRACING: &str = "/sys/kernel/tracing/instances/vnuma-demo";
 const BUFFER_KIB: u32 = 1024;
@@ -106,26 +106,6 @@ fn parse_line(line: &str) -> Result<Migration> {
         Some(migration) => Ok(migration),
         None => bail!("cannot read this line of the trace: {line:?}"),
     }
-}
-
-/// What the time stamp counter of a VM shows beyond the host's.
-pub fn tsc_offset(vm: &Vm) -> Result<u64> {
-    let kvm = "/sys/kernel/debug/kvm";
-    let prefix = format!("{}-", vm.pid);
-    let mut offsets = Vec::new();
-    for entry in fs::read_dir(kvm).context(kvm)? {
-        let entry = entry?;
-        if entry.file_name().to_string_lossy().starts_with(&prefix) {
-            for vcpu in 0..vm.threads.len() {
-                let path = entry.path().join(format!("vcpu{vcpu}/tsc-offset"));
-                let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-                offsets.push(text.trim().parse::<i64>().with_context(|| path.display().to_string())?);
-            }
-        }
-    }
-    let first = *offsets.first().with_context(|| format!("no VM of process {} in {kvm}", vm.pid))?;
-    ensure!(offsets.iter().all(|offset| *offset == first), "vCPUs with different TSC offsets: {offsets:?}");
-    Ok(first.cast_unsigned())
 }
 
 /// Where threads were, by time.

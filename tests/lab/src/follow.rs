@@ -1,7 +1,10 @@
 //! A guest follows random moves of its vCPUs: one at a time, several at once, through vnumad and behind its
 //! back, CPU 0, nodes that are emptied and filled again, while the guest is busy.
 
-use crate::guest::{check, check_kernel_log, equip, show_guest, taskset, wait_until_listed, wait_until_seen};
+use crate::guest::{
+    DEFAULT_KERNEL, check, check_kernel_log, equip_with, show_guest, taskset, wait_until_listed,
+    wait_until_seen,
+};
 use crate::random::Random;
 use anyhow::{Context, Result};
 use vnuma_scenario::{Nodes, Vm, vnumactl, vnumad};
@@ -16,23 +19,26 @@ pub struct Arguments {
     /// Seed of the moves
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Kernel of the guest, as lab-vm takes it
-    #[arg(long)]
-    kernel: Option<String>,
+    /// Kernel of the guest, as lab-vm takes it; several: one guest after the other
+    #[arg(long, default_value = DEFAULT_KERNEL)]
+    kernel: Vec<String>,
 }
 
 pub fn run(arguments: &Arguments) -> Result<()> {
     let nodes = Nodes::read()?;
-    let hosts: Vec<u32> = nodes.with_cpus().map(|(node, _)| *node).collect();
-    let mut shape = vec!["--nodes".to_owned(), hosts.len().to_string()];
-    shape.extend(["--vcpus", &VCPUS.to_string(), "--memory", "768M"].map(str::to_owned));
-    if let Some(kernel) = &arguments.kernel {
-        shape.extend(["--kernel".to_owned(), kernel.clone()]);
-    }
     let _daemon = vnumad(&[])?;
-    let vm = Vm::start("follow", &shape)?;
+    arguments.kernel.iter().try_for_each(|kernel| {
+        follow(arguments, kernel, &nodes).with_context(|| format!("guest kernel {kernel}"))
+    })
+}
+
+fn follow(arguments: &Arguments, kernel: &str, nodes: &Nodes) -> Result<()> {
+    let hosts: Vec<u32> = nodes.with_cpus().map(|(node, _)| *node).collect();
+    let (count, vcpus) = (hosts.len().to_string(), VCPUS.to_string());
+    let shape = ["--nodes", &count, "--vcpus", &vcpus, "--memory", "768M", "--kernel", kernel];
+    let vm = Vm::start("follow", &shape.map(str::to_owned))?;
     // The driver is there first: plugging the channel in must find it.
-    equip(&vm)?;
+    equip_with(&vm, kernel)?;
     wait_until_listed(&vm.name)?;
     vnumactl(&["attach", &vm.name])?;
     let mut places: Vec<u32> = (0..VCPUS).map(|vcpu| hosts[vcpu * hosts.len() / VCPUS]).collect();
@@ -47,17 +53,17 @@ pub fn run(arguments: &Arguments) -> Result<()> {
             if told {
                 vnumactl(&["move", &vm.name, "--vcpu", &vcpu.to_string(), "--node", &node.to_string()])?;
             } else {
-                taskset(&vm, vcpu, node, &nodes)?;
+                taskset(&vm, vcpu, node, nodes)?;
             }
             places[vcpu] = node;
         }
         expect(&vm, &places)
             .inspect_err(|_| show_guest(&vm))
             .with_context(|| format!("round {round}, after the moves {moves:?}"))?;
-        println!("round {round}: {places:?} ok");
+        println!("Linux {kernel}, round {round}: {places:?} ok");
     }
     check_kernel_log(&vm)?;
-    println!("{} rounds of moves, no wrong state", arguments.rounds);
+    println!("Linux {kernel}: {} rounds of moves, no wrong state", arguments.rounds);
     Ok(())
 }
 

@@ -7,6 +7,9 @@ use vnuma_scenario::{Nodes, Vm, output, vnumactl, wait_for};
 
 /// Only a bound against hanging for ever.
 pub const HANG_LIMIT: Duration = Duration::from_secs(120);
+/// Kernel of guests unless a scenario is about kernels; that of lab-vm.
+pub const DEFAULT_KERNEL: &str = "6.12";
+/// Where the driver is in a guest.
 const DRIVER: &str = "/root/vnuma.ko";
 const CHECKER: &str = "/root/vnuma-check";
 
@@ -23,7 +26,12 @@ pub struct Seen {
 
 /// Loads the driver into a guest and puts the checker there.
 pub fn equip(vm: &Vm) -> Result<()> {
-    vm.put(DRIVER, DRIVER)?;
+    equip_with(vm, DEFAULT_KERNEL)
+}
+
+/// The same for a guest with some kernel.
+pub fn equip_with(vm: &Vm, kernel: &str) -> Result<()> {
+    vm.put(&format!("/root/vnuma-{kernel}.ko"), DRIVER)?;
     vm.put(CHECKER, CHECKER)?;
     vm.exec(&["insmod", DRIVER]).map(drop)
 }

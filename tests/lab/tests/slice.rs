@@ -9,7 +9,7 @@ use vnuma_lab_runner::{LabRun, boot_retries, build_binaries, driver};
 /// Only a bound against hanging for ever.
 const TIMEOUT: Duration = Duration::from_secs(900);
 const SOAK_TIMEOUT: Duration = Duration::from_secs(3 * 3600);
-const GUEST_KERNEL: &str = "6.12";
+const GUEST_KERNELS: [&str; 3] = ["6.1", "6.12", "7.3"];
 
 /// Files that a scenario needs on the server: here, there.
 static FILES: LazyLock<Vec<(PathBuf, String)>> = LazyLock::new(|| {
@@ -17,8 +17,11 @@ static FILES: LazyLock<Vec<(PathBuf, String)>> = LazyLock::new(|| {
     let built = build_binaries(&programs).expect("the programs build");
     let there = programs.iter().map(|(_, name)| format!("/usr/local/bin/{name}"));
     let mut files: Vec<_> = built.into_iter().zip(there).collect();
-    files.push((driver::build(GUEST_KERNEL).expect("the driver builds"), "/root/vnuma.ko".to_owned()));
-    let tools = driver::tools(GUEST_KERNEL).expect("the checker builds");
+    for kernel in GUEST_KERNELS {
+        files.push((driver::build(kernel).expect("the driver builds"), format!("/root/vnuma-{kernel}.ko")));
+    }
+    // Guests differ in nothing but the kernel.
+    let tools = driver::tools(GUEST_KERNELS[0]).expect("the checker builds");
     files.push((tools.join("vnuma-check"), "/root/vnuma-check".to_owned()));
     files
 });
@@ -48,8 +51,9 @@ fn play(profile: &str, arguments: &[&str]) {
 
 #[test]
 fn the_guests_kernel_follows_every_move() {
-    let rounds = std::env::var("VNUMA_SOAK_ROUNDS").unwrap_or_else(|_| "8".to_owned());
-    play("4n8c", &["follow", "--rounds", &rounds]);
+    let rounds = std::env::var("VNUMA_SOAK_ROUNDS").unwrap_or_else(|_| "4".to_owned());
+    let kernels = GUEST_KERNELS.iter().flat_map(|kernel| ["--kernel", kernel]);
+    play("4n8c", &["follow", "--rounds", &rounds].into_iter().chain(kernels).collect::<Vec<_>>());
 }
 
 #[test]

@@ -10,4 +10,4 @@ mod vm;
 
 pub use nodes::Nodes;
 pub use process::{Process, output, vnumactl, vnumad, wait_for};
-pub use vm::{Vm, vcpu_threads};
+pub use vm::{Vm, tsc_offset, vcpu_threads};

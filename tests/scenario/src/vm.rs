@@ -85,3 +85,23 @@ impl Drop for Vm {
         }
     }
 }
+
+/// What the time stamp counter of a VM shows beyond the host's.
+pub fn tsc_offset(vm: &Vm) -> Result<u64> {
+    let kvm = "/sys/kernel/debug/kvm";
+    let prefix = format!("{}-", vm.pid);
+    let mut offsets = Vec::new();
+    for entry in fs::read_dir(kvm).context(kvm)? {
+        let entry = entry?;
+        if entry.file_name().to_string_lossy().starts_with(&prefix) {
+            for vcpu in 0..vm.threads.len() {
+                let path = entry.path().join(format!("vcpu{vcpu}/tsc-offset"));
+                let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+                offsets.push(text.trim().parse::<i64>().with_context(|| path.display().to_string())?);
+            }
+        }
+    }
+    let first = *offsets.first().with_context(|| format!("no VM of process {} in {kvm}", vm.pid))?;
+    ensure!(offsets.iter().all(|offset| *offset == first), "vCPUs with different TSC offsets: {offsets:?}");
+    Ok(first.cast_unsigned())
+}
