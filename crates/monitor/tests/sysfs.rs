@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use std::{fs, os::unix::fs::symlink, path::Path};
 use tempfile::TempDir;
 use vnuma_monitor::{SysfsError, read_host_topology};
-use vnuma_topology::{CacheGroup, HostTopology, HugePages};
+use vnuma_topology::{CacheGroup, CpuSet, HostTopology, HugePages};
 
 const NODE: &str = "sys/devices/system/node";
 const CPU: &str = "sys/devices/system/cpu";
@@ -105,6 +105,73 @@ fn kernel_without_lists_of_what_is_online() {
 }
 
 #[test]
+fn kernel_without_a_list_of_online_cpus_says_it_by_cpu() {
+    let fixture = Fixture::new(&[
+        (&format!("{CPU}/cpu0/uevent"), ""),
+        (&format!("{CPU}/cpu1/online"), "0\n"),
+        (&format!("{CPU}/cpu2/online"), "1\n"),
+        (&format!("{CPU}/cpu3/online"), ""),
+    ]);
+    assert_eq!(fixture.read().unwrap().nodes[0].cpus.to_string(), "0,2-3");
+    fixture.node(1, "0-3\n", 1024, "10\n");
+    assert_eq!(fixture.read().unwrap().nodes[0].cpus.to_string(), "0,2-3");
+    fixture.write(&format!("{CPU}/cpu2/online"), b"2\n");
+    assert_eq!(fixture.error(), "sys/devices/system/cpu/cpu2/online: `2`: neither 0 nor 1");
+    let fixture = Fixture::new(&[(&format!("{CPU}/cpu8192/uevent"), "")]);
+    assert_eq!(fixture.error(), "sys/devices/system/cpu: `cpu8192`: CPU numbers end at 8191");
+}
+
+#[test]
+fn lists_that_end_with_the_end_of_a_string() {
+    let fixture = three_nodes();
+    fixture.write(&format!("{NODE}/online"), b"0,2,5\n\0");
+    fixture.write(&format!("{NODE}/node0/cpulist"), b"0-3\n\0");
+    assert_eq!(fixture.read().unwrap(), three_nodes().read().unwrap());
+    fixture.write(&format!("{NODE}/node0/cpulist"), b"0\0-3\n");
+    assert!(fixture.read().is_err(), "only at the end");
+}
+
+#[test]
+fn firmware_that_tells_no_distances() {
+    let fixture = three_nodes();
+    for id in [0, 2, 5] {
+        fixture.write(&format!("{NODE}/node{id}/distance"), b"0 0 0\n");
+    }
+    let host = fixture.read().unwrap();
+    assert_eq!((host.distance(2, 2), host.distance(2, 5)), (Some(10), Some(20)));
+}
+
+#[test]
+fn distances_from_before_a_node_went_offline() {
+    let fixture = three_nodes();
+    fixture.write(&format!("{NODE}/possible"), b"0,2,5\n");
+    fixture.write(&format!("{NODE}/online"), b"2,5\n");
+    let host = fixture.read().unwrap();
+    assert_eq!(host.distances.rows(), [[10, 28], [28, 10]]);
+    fixture.write(&format!("{NODE}/possible"), b"0-5\n");
+    assert_eq!(
+        fixture.error(),
+        "sys/devices/system/node/node2/distance: `[17, 10, 28]`: 3 distances for 2 online nodes"
+    );
+}
+
+#[test]
+fn a_cpu_that_several_nodes_list_is_on_the_one_that_it_links_to() {
+    let fixture = three_nodes();
+    fixture.write(&format!("{NODE}/node2/cpulist"), b"0-3\n");
+    let cpus = |fixture: &Fixture| {
+        fixture.read().unwrap().nodes.iter().map(|node| node.cpus.to_string()).collect::<Vec<_>>()
+    };
+    assert_eq!(cpus(&fixture), ["0-2", "", "4-7"], "without links, the first");
+    for (cpu, node) in [(0, 0), (1, 2), (2, 7)] {
+        let directory = fixture.path().join(format!("{CPU}/cpu{cpu}"));
+        fs::create_dir_all(&directory).unwrap();
+        symlink(format!("../../node/node{node}"), directory.join(format!("node{node}"))).unwrap();
+    }
+    assert_eq!(cpus(&fixture), ["0,2", "1", "4-7"]);
+}
+
+#[test]
 fn last_level_caches_are_grouped() {
     let fixture = three_nodes();
     for cpu in 0..4 {
@@ -120,6 +187,43 @@ fn last_level_caches_are_grouped() {
     let groups = fixture.read().unwrap().caches;
     let group = |level, cpus: &str| CacheGroup { level, size_kib: 2048, cpus: cpus.parse().unwrap() };
     assert_eq!(groups, [group(3, "0-1"), group(3, "2"), group(1, "4-5")]);
+}
+
+#[test]
+fn caches_whose_lists_leave_out_their_own_cpu() {
+    let fixture = three_nodes();
+    let map = |cpu: u32, text: &str| {
+        fixture.write(&format!("{CPU}/cpu{cpu}/cache/index3/shared_cpu_map"), text.as_bytes());
+    };
+    // By the mask; by neither, as on CPUs just plugged; shared by nobody, as on Itanium; the same, and no core is told.
+    for (cpu, list, mask) in [(0, "4-5\n", "3\n"), (2, "0\n", "1\n"), (4, "\n", "0\n"), (6, "", "0\n")] {
+        fixture.cache(cpu, 3, "3", "Unified", list);
+        map(cpu, mask);
+    }
+    fixture.write(&format!("{CPU}/cpu4/topology/thread_siblings"), b"30\n");
+    let groups = fixture.read().unwrap().caches;
+    let cpus: Vec<_> = groups.iter().map(|group| group.cpus.to_string()).collect();
+    assert_eq!(cpus, ["0-1", "0,2", "4-5", "6"]);
+}
+
+#[test]
+fn pci_functions_of_kernels_that_tell_local_cpus_only() {
+    let fixture = three_nodes();
+    // Those of one node, one more of another, all, none, some of a node.
+    for (function, local, node) in
+        [(0, "f0", Some(5)), (1, "f1", Some(5)), (2, "ff", None), (3, "0", None), (4, "30", None)]
+    {
+        let device = format!("{PCI}/0000:00:1f.{function}");
+        for (file, text) in
+            [("class", "0x010802"), ("vendor", "0x8086"), ("device", "0x1"), ("local_cpus", local)]
+        {
+            fixture.write(&format!("{device}/{file}"), text.as_bytes());
+        }
+        let devices = fixture.read().unwrap().pci_devices;
+        assert_eq!(devices[function].node, node, "{local}");
+    }
+    fixture.write(&format!("{PCI}/0000:00:1f.0/numa_node"), b"-1\n");
+    assert_eq!(fixture.read().unwrap().pci_devices[0].node, None, "the kernel's own word counts");
 }
 
 #[test]
@@ -163,11 +267,6 @@ fn errors_name_file_and_value() {
             "node0/cpulist",
             "3-1",
             "sys/devices/system/node/node0/cpulist: `3-1`: range `3-1` ends before it begins",
-        ),
-        (
-            "node5/cpulist",
-            "2,4",
-            "sys/devices/system/node/node5/cpulist: `2,4`: CPU 2 is on another node already",
         ),
         (
             "node2/meminfo",
@@ -252,8 +351,56 @@ fn this_machine_is_read() {
     assert_eq!(host.distances.len(), host.nodes.len());
 }
 
+/// A node of a server that the next test makes up.
+#[derive(Clone, Debug)]
+struct AnyNode {
+    has_cpus: bool,
+    memory_kib: u64,
+}
+
+/// Up to 64 nodes with numbers that have gaps, some without CPUs, some without memory.
+fn any_nodes() -> impl Strategy<Value = std::collections::BTreeMap<u32, AnyNode>> {
+    let memory = prop_oneof![Just(0), 1..=u64::from(u32::MAX)];
+    let node = (any::<bool>(), memory).prop_map(|(has_cpus, memory_kib)| AnyNode { has_cpus, memory_kib });
+    prop::collection::btree_map(0..1024u32, node, 1..=64)
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
+    /// Up to 4096 CPUs, each on any of the nodes that have some, some offline.
+    #[test]
+    fn any_server_is_read_as_it_is(
+        nodes in any_nodes(),
+        homes in prop::collection::vec((any::<prop::sample::Index>(), prop::bool::weighted(0.9)), 1..=4096),
+        lists_offline in any::<bool>(),
+    ) {
+        let with_cpus: Vec<u32> = nodes.iter().filter(|(_, node)| node.has_cpus).map(|(&id, _)| id).collect();
+        prop_assume!(!with_cpus.is_empty());
+        let home = |cpu: usize| with_cpus[homes[cpu].0.index(with_cpus.len())];
+        let set = |wanted: &dyn Fn(usize) -> bool| -> CpuSet {
+            (0..homes.len()).filter(|&cpu| wanted(cpu)).map(|cpu| u32::try_from(cpu).unwrap()).collect()
+        };
+        let online = set(&|cpu| homes[cpu].1);
+        let ids: CpuSet = nodes.keys().copied().collect();
+        let fixture = Fixture::new(&[
+            (&format!("{CPU}/online"), &online.to_string()),
+            (&format!("{NODE}/online"), &ids.to_string()),
+        ]);
+        let row = |id: u32| ids.iter().map(|other| if id == other { "10 " } else { "21 " }).collect::<String>();
+        for (&id, node) in &nodes {
+            let listed = set(&|cpu| home(cpu) == id && (lists_offline || homes[cpu].1));
+            fixture.node(id, &listed.to_string(), node.memory_kib, &row(id));
+        }
+        let host = fixture.read().unwrap();
+        let read: Vec<_> = host.nodes.iter().map(|n| (n.id, n.cpus.clone(), n.memory_total_kib)).collect();
+        let expected: Vec<_> = nodes
+            .iter()
+            .map(|(&id, node)| (id, set(&|cpu| homes[cpu].1 && home(cpu) == id), node.memory_kib))
+            .collect();
+        prop_assert_eq!(read, expected);
+        prop_assert_eq!(host.distances.len(), nodes.len());
+    }
+
     #[test]
     fn any_content_of_any_file_is_survived(which in 0usize..14, bytes in content()) {
         let fixture = three_nodes();

@@ -1,7 +1,7 @@
 //! Groups of CPUs that share a last-level cache.
 
 use super::{SysfsError, parse, tree::Tree};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use vnuma_topology::{CacheGroup, CpuSet, HostNode};
 
 /// One group for each last-level cache, in order of its first CPU. A virtual machine or an
@@ -51,11 +51,30 @@ fn last_level(tree: &Tree, cpu: u32) -> Result<Option<Cache>, SysfsError> {
 }
 
 fn read_group(tree: &Tree, cpu: u32, cache: &Cache, online: &CpuSet) -> Result<CacheGroup, SysfsError> {
-    let list = cache.directory.join("shared_cpu_list");
-    let shared = tree.set(&list, &cache.directory.join("shared_cpu_map"))?;
-    let mut cpus: CpuSet = shared.iter().flat_map(CpuSet::iter).filter(|&cpu| online.contains(cpu)).collect();
-    // A list that leaves out its own CPU has been seen on CPUs just plugged.
+    let mut cpus = shared_by(tree, cpu, &cache.directory)?;
+    cpus = cpus.iter().filter(|&cpu| online.contains(cpu)).collect();
+    // Of CPUs just plugged, neither file has been seen to name the CPU itself.
     cpus.insert(cpu);
     let size = tree.parsed(&cache.directory.join("size"), parse::cache_size_kib)?;
     Ok(CacheGroup { level: cache.level, size_kib: size.unwrap_or_default(), cpus })
+}
+
+/// Who shares a cache of `cpu`, by the first file that makes sense.
+fn shared_by(tree: &Tree, cpu: u32, cache: &Path) -> Result<CpuSet, SysfsError> {
+    let list = tree.parsed(&cache.join("shared_cpu_list"), str::parse::<CpuSet>)?.unwrap_or_default();
+    if list.contains(cpu) {
+        return Ok(list);
+    }
+    // Older kernels have the mask only.
+    let map = tree.parsed(&cache.join("shared_cpu_map"), parse::cpu_map)?.unwrap_or_default();
+    if map.contains(cpu) {
+        return Ok(map);
+    }
+    if !list.is_empty() || !map.is_empty() {
+        return Ok(if list.is_empty() { map } else { list });
+    }
+    // An Itanium's L3 has been seen to be shared by nobody; it belongs to a core.
+    let core = tree.path(&format!("sys/devices/system/cpu/cpu{cpu}/topology"));
+    let siblings = tree.set(&core.join("thread_siblings_list"), &core.join("thread_siblings"))?;
+    Ok(siblings.unwrap_or_default())
 }

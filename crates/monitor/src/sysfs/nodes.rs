@@ -1,7 +1,7 @@
 //! Nodes: CPUs, memory, huge pages, distances.
 
 use super::{SysfsError, parse, tree::Tree};
-use std::path::Path;
+use std::{collections::BTreeMap, path::Path};
 use vnuma_topology::{CpuSet, DistanceMatrix, HostNode, HugePages, LOCAL_DISTANCE};
 
 const NODES: &str = "sys/devices/system/node";
@@ -21,25 +21,35 @@ pub(super) fn read(tree: &Tree) -> Result<(Vec<HostNode>, DistanceMatrix), Sysfs
         let node = whole_host(tree, online)?;
         return Ok((vec![node], matrix(tree, &[vec![LOCAL_DISTANCE]])?));
     }
-    let mut nodes = Vec::with_capacity(numbers.len());
-    let mut taken = CpuSet::new();
-    for &id in &numbers {
-        let node = read_node(tree, id, online.as_ref())?;
-        let list = tree.path(&format!("{NODES}/node{id}/cpulist"));
-        if let Some(cpu) = node.cpus.iter().find(|&cpu| taken.contains(cpu)) {
-            let reason = format!("CPU {cpu} is on another node already");
-            return Err(SysfsError::value(&list, &node.cpus.to_string(), reason));
-        }
-        node.cpus.iter().for_each(|cpu| taken.insert(cpu));
-        nodes.push(node);
-    }
-    let rows = numbers.iter().map(|&id| distance_row(tree, id, &numbers)).collect::<Result<Vec<_>, _>>()?;
+    let read = |&id: &u32| read_node(tree, id, online.as_ref());
+    let mut nodes = numbers.iter().map(read).collect::<Result<Vec<_>, _>>()?;
+    one_node_for_each_cpu(tree, &mut nodes)?;
+    let possible = tree.parsed(&tree.path(&format!("{NODES}/possible")), str::parse::<CpuSet>)?;
+    let row = |&id: &u32| distance_row(tree, id, &numbers, possible.as_ref());
+    let rows = numbers.iter().map(row).collect::<Result<Vec<_>, _>>()?;
     Ok((nodes, matrix(tree, &rows)?))
 }
 
-/// Online CPUs. `None` where the kernel keeps no such list (and then, all are online).
+/// Online CPUs, by the kernel's list or, where it is older than that, by each CPU's own word; a CPU that cannot be
+/// taken offline has none. `None` where no CPU is told of (and then, all are online).
 fn online_cpus(tree: &Tree) -> Result<Option<CpuSet>, SysfsError> {
-    tree.parsed(&tree.path(&format!("{CPUS}/online")), str::parse)
+    let listed = tree.parsed(&tree.path(&format!("{CPUS}/online")), str::parse)?;
+    if listed.is_some() {
+        return Ok(listed);
+    }
+    let directory = tree.path(CPUS);
+    let numbers = tree.numbered(&directory, "cpu")?;
+    let mut online = CpuSet::new();
+    for &cpu in &numbers {
+        if cpu > CpuSet::MAX_CPU {
+            let reason = format!("CPU numbers end at {}", CpuSet::MAX_CPU);
+            return Err(SysfsError::value(&directory, &format!("cpu{cpu}"), reason));
+        }
+        if tree.parsed(&directory.join(format!("cpu{cpu}/online")), parse::online)? != Some(false) {
+            online.insert(cpu);
+        }
+    }
+    Ok((!numbers.is_empty()).then_some(online))
 }
 
 /// Numbers of the online nodes; empty on a kernel without NUMA.
@@ -73,20 +83,31 @@ fn read_node(tree: &Tree, id: u32, online: Option<&CpuSet>) -> Result<HostNode, 
     })
 }
 
+/// Of a CPU that several nodes list (`numa=fake` and faulty firmware do that), the kernel links its own directory to the
+/// one that it takes it for. Without a link it is taken to be on the first.
+fn one_node_for_each_cpu(tree: &Tree, nodes: &mut [HostNode]) -> Result<(), SysfsError> {
+    let mut listed = BTreeMap::<u32, Vec<u32>>::new();
+    for node in nodes.iter() {
+        node.cpus.iter().for_each(|cpu| listed.entry(cpu).or_default().push(node.id));
+    }
+    listed.retain(|_, ids| ids.len() > 1);
+    let mut homes = BTreeMap::new();
+    for (cpu, ids) in listed {
+        let linked = tree.numbered(&tree.path(&format!("{CPUS}/cpu{cpu}")), "node")?;
+        homes.insert(cpu, *ids.iter().find(|id| linked.contains(id)).unwrap_or(&ids[0]));
+    }
+    for node in nodes.iter_mut().filter(|_| !homes.is_empty()) {
+        let id = node.id;
+        node.cpus = node.cpus.iter().filter(|cpu| homes.get(cpu).is_none_or(|&home| home == id)).collect();
+    }
+    Ok(())
+}
+
 /// The one node of a host whose kernel knows no nodes.
 fn whole_host(tree: &Tree, online: Option<CpuSet>) -> Result<HostNode, SysfsError> {
-    let cpus: CpuSet = match online {
-        Some(cpus) => cpus,
-        None => tree.numbered(&tree.path(CPUS), "cpu")?.into_iter().collect(),
-    };
-    let path = tree.path(&format!("{CPUS}/online"));
-    match cpus.iter().max() {
-        None => return Err(SysfsError::Missing { path }),
-        Some(cpu) if cpu > CpuSet::MAX_CPU => {
-            let reason = format!("CPU numbers end at {}", CpuSet::MAX_CPU);
-            return Err(SysfsError::value(&tree.path(CPUS), &format!("cpu{cpu}"), reason));
-        }
-        Some(_) => {}
+    let cpus = online.unwrap_or_default();
+    if cpus.is_empty() {
+        return Err(SysfsError::Missing { path: tree.path(&format!("{CPUS}/online")) });
     }
     let memory = tree.parsed(&tree.path("proc/meminfo"), parse::meminfo)?.unwrap_or_default();
     Ok(HostNode {
@@ -116,12 +137,25 @@ fn huge_pages(tree: &Tree, directory: &Path) -> Result<Vec<HugePages>, SysfsErro
 }
 
 /// Distances from a node to all online ones, in their order.
-fn distance_row(tree: &Tree, id: u32, numbers: &[u32]) -> Result<Vec<u8>, SysfsError> {
+fn distance_row(
+    tree: &Tree,
+    id: u32,
+    numbers: &[u32],
+    possible: Option<&CpuSet>,
+) -> Result<Vec<u8>, SysfsError> {
     let path = tree.path(&format!("{NODES}/node{id}/distance"));
-    let row = tree.parsed(&path, parse::distances)?.unwrap_or_else(|| {
-        let distance = |&other: &u32| if other == id { LOCAL_DISTANCE } else { REMOTE_DISTANCE };
-        numbers.iter().map(distance).collect()
-    });
+    let untold = |&other: &u32| if other == id { LOCAL_DISTANCE } else { REMOTE_DISTANCE };
+    // A kernel whose firmware has no table of distances writes zeros, where it does not invent some.
+    let row = tree.parsed(&path, parse::distances)?.filter(|row| row.iter().any(|&distance| distance != 0));
+    let Some(row) = row else { return Ok(numbers.iter().map(untold).collect()) };
+    let row = match possible {
+        // A node went offline while this was copied: what was told is about all that were there.
+        Some(possible) if row.len() != numbers.len() && row.len() == possible.len() => {
+            let told = possible.iter().zip(row).filter(|(other, _)| numbers.contains(other));
+            told.map(|(_, distance)| distance).collect()
+        }
+        _ => row,
+    };
     if row.len() != numbers.len() {
         let reason = format!("{} distances for {} online nodes", row.len(), numbers.len());
         return Err(SysfsError::value(&path, &format!("{row:?}"), reason));

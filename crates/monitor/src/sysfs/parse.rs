@@ -91,6 +91,15 @@ pub fn numa_node(text: &str) -> Result<Option<u32>, String> {
     }
 }
 
+/// Is a CPU online, by its own file? Copies of old kernels' files have been seen that are empty: no word of being offline.
+pub fn online(text: &str) -> Result<bool, String> {
+    match text.trim() {
+        "0" => Ok(false),
+        "1" | "" => Ok(true),
+        _ => Err("neither 0 nor 1".to_owned()),
+    }
+}
+
 /// A plain number.
 pub fn number(text: &str) -> Result<u64, String> {
     text.trim().parse().map_err(|_| "not a number".to_owned())
@@ -141,6 +150,8 @@ mod tests {
         );
         assert_eq!((numa_node("-1\n"), numa_node("7\n")), (Ok(None), Ok(Some(7))));
         assert!(numa_node("-2").is_err() && numa_node("x").is_err());
+        assert_eq!((online("0\n"), online("1\n"), online("")), (Ok(false), Ok(true), Ok(true)));
+        assert!(online("2").is_err());
     }
 
     #[test]
@@ -164,7 +175,7 @@ mod tests {
         #[test]
         fn any_text_is_survived(text in "(.|[0-9a-fx, \\n:KMk-]){0,80}") {
             let _ = (meminfo(&text), distances(&text), cache_size_kib(&text), cpu_map(&text));
-            let _ = (hex(&text, 0xffff), numa_node(&text), number(&text), is_pci_address(&text));
+            let _ = (hex(&text, 0xffff), numa_node(&text), number(&text), is_pci_address(&text), online(&text));
         }
 
         #[test]

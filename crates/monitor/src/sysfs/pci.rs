@@ -1,6 +1,7 @@
 //! PCI functions and the nodes that they are attached to.
 
 use super::{SysfsError, parse, tree::Tree};
+use std::path::Path;
 use vnuma_topology::{HostNode, PciDevice};
 
 /// All PCI functions, in order of their address; none on a host without PCI.
@@ -16,7 +17,10 @@ pub(super) fn read(tree: &Tree, nodes: &[HostNode]) -> Result<Vec<PciDevice>, Sy
         let ids = (number("class", 0xff_ffff)?, number("vendor", 0xffff)?, number("device", 0xffff)?);
         // Unplugged while it was read, or not part of a copied tree.
         let (Some(class), Some(vendor), Some(id)) = ids else { continue };
-        let node = tree.parsed(&device.join("numa_node"), parse::numa_node)?.flatten();
+        let node = match tree.parsed(&device.join("numa_node"), parse::numa_node)? {
+            Some(node) => node,
+            None => node_of_local_cpus(tree, &device, nodes)?,
+        };
         devices.push(PciDevice {
             address,
             class,
@@ -28,4 +32,14 @@ pub(super) fn read(tree: &Tree, nodes: &[HostNode]) -> Result<Vec<PciDevice>, Sy
         });
     }
     Ok(devices)
+}
+
+/// The node whose CPUs the kernel calls local to a device: all that old kernels tell.
+fn node_of_local_cpus(tree: &Tree, device: &Path, nodes: &[HostNode]) -> Result<Option<u32>, SysfsError> {
+    let local = tree.set(&device.join("local_cpulist"), &device.join("local_cpus"))?;
+    // With one node, all CPUs are local to every device, and nothing is said.
+    let Some(local) = local.filter(|_| nodes.len() > 1) else { return Ok(None) };
+    let all_local = |node: &&HostNode| !node.cpus.is_empty() && node.cpus.is_subset(&local);
+    let mut found = nodes.iter().filter(all_local);
+    Ok(found.next().filter(|_| found.next().is_none()).map(|node| node.id))
 }

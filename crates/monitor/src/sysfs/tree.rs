@@ -51,6 +51,9 @@ impl Tree {
         if bytes.len() > FILE_LIMIT {
             return Err(SysfsError::TooLong { path: path.to_owned(), limit: FILE_LIMIT });
         }
+        // Some kernels, old and new, count the end of their string to lists of CPUs and nodes.
+        let length = bytes.iter().rposition(|&byte| byte != 0).map_or(0, |last| last + 1);
+        bytes.truncate(length);
         String::from_utf8(bytes)
             .map(Some)
             .map_err(|error| SysfsError::value(path, &String::from_utf8_lossy(error.as_bytes()), "not UTF-8"))
