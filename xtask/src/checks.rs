@@ -1,8 +1,8 @@
-//! `make test`: format, lints, unit and property tests, lab tests. `make soak`: the long runs.
+//! `make test`: format, lints, unit and property tests, recorded servers, lab tests. `make soak`: the long runs.
 
 use crate::demo;
 use crate::setup;
-use crate::steps::{Steps, cargo_test, run, run_quiet, workspace};
+use crate::steps::{Counts, Steps, cargo_test, run, run_quiet, workspace};
 use anyhow::{Context, Result, bail};
 use std::process::Command;
 
@@ -20,6 +20,18 @@ const LAB_TESTS: &[&str] = &[
 /// What vnuma does, on the lab.
 const SLICE_TESTS: &[&str] =
     &["--package", "vnuma-lab-tests", "--features", "lab", "--no-fail-fast", "--", "--nocapture"];
+/// The reader of the host's topology on hwloc's recorded servers, beside lstopo.
+const SERVER_TESTS: &[&str] = &[
+    "--package",
+    "vnuma-monitor",
+    "--features",
+    "recorded",
+    "--test",
+    "recorded",
+    "--locked",
+    "--",
+    "--nocapture",
+];
 /// Three minutes, which `make test` does not have; that the plugin counts at all is tested with the lab itself.
 const COUNTER_TESTS: &[&str] =
     &["--package", "lab-count", "--features", "lab", "--test", "exact", "--", "--test-threads", "1"];
@@ -45,6 +57,7 @@ pub fn test() -> Result<()> {
     steps.step("unit and property tests", |counts| {
         cargo_test(&["--quiet", "--workspace", "--locked", "--no-fail-fast"], &[], counts)
     });
+    steps.step("recorded servers", recorded_servers);
     steps.step("the driver's reader of the channel, damaged and raced", |counts| {
         run(Command::new("make").args(["--silent", "-C", "guest/driver", "check"]))?;
         counts.add_passed();
@@ -58,6 +71,20 @@ pub fn test() -> Result<()> {
         Ok(())
     });
     steps.finish()
+}
+
+/// Recorded servers alone.
+pub fn servers() -> Result<()> {
+    setup::packages()?;
+    let mut steps = Steps::default();
+    steps.step("recorded servers", recorded_servers);
+    steps.finish()
+}
+
+fn recorded_servers(counts: &mut Counts) -> Result<()> {
+    let archives = setup::recorded_servers()?;
+    let archives = archives.to_str().context("the cache's path is not UTF-8")?;
+    cargo_test(SERVER_TESTS, &[("VNUMA_RECORDED_SERVERS", archives)], counts)
 }
 
 /// The long runs.

@@ -32,8 +32,10 @@ enum Command {
     Demo(demo::Arguments),
     /// One benchmark; without NAME: which there are
     Bench(bench::Arguments),
-    /// Format, lints, unit, property and lab tests: what CI runs
+    /// Format, lints, unit, property and lab tests, recorded servers: what CI runs
     Test,
+    /// The host topology reader on recorded servers, beside lstopo
+    Servers,
     /// The long runs: property tests with many cases, hundreds of moves, a long demonstration
     Soak,
 }
@@ -44,6 +46,7 @@ fn main() -> ExitCode {
         Command::Setup => setup::packages().map(|()| ExitCode::SUCCESS),
         Command::Demo(arguments) => demo::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Bench(arguments) => bench::run(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::Servers => checks::servers().map(|()| ExitCode::SUCCESS),
         Command::Soak => checks::soak().map(|()| ExitCode::SUCCESS),
         Command::Test => checks::test().map(|()| ExitCode::SUCCESS),
     };

@@ -1,16 +1,19 @@
-//! Installs what building and testing need: Debian packages and, for `make test`, cargo-deny and
-//! checkpatch.pl. Does nothing when all is there.
+//! Installs what building and testing need: Debian packages and, for `make test`, cargo-deny,
+//! checkpatch.pl and hwloc's recorded servers. Does nothing when all is there.
 
 use crate::steps::{run, run_quiet, workspace};
 use anyhow::{Context, Result, bail};
 use std::path::PathBuf;
 use std::process::Command;
-use vnuma_lab_runner::cache_dir;
+use vnuma_lab_runner::{cache_dir, debian_mirror};
 
 const PACKAGE_LISTS: [&str; 2] = ["xtask/host-packages.txt", "lab/host-packages.txt"];
 const CARGO_DENY_VERSION: &str = "0.20.2";
 /// The Debian package whose checkpatch.pl is used.
 const KERNEL_SOURCE: &str = "linux-source-6.1";
+/// The release of hwloc that Debian 12 has: its lstopo reads all that its source package has recorded.
+const HWLOC_VERSION: &str = "2.9.0";
+const HWLOC_SHA256: &str = "b3fb1a43a14d8fbcd8e976de5ede2ea7ce1d768ed173adb33c7ceaaf098dc970";
 
 /// Installs the Debian packages of the lists that are missing.
 pub fn packages() -> Result<()> {
@@ -88,6 +91,47 @@ pub fn checkpatch() -> Result<PathBuf> {
         return Err(error).context(directory.display().to_string());
     }
     Ok(program)
+}
+
+/// The folder of hwloc's recorded servers, an archive each, from its source in Debian.
+pub fn recorded_servers() -> Result<PathBuf> {
+    let name = format!("hwloc-{HWLOC_VERSION}");
+    let parent = cache_dir().join("servers");
+    let directory = parent.join(&name);
+    if directory.exists() {
+        return Ok(directory);
+    }
+    println!("setup: fetching the recorded servers of {name} (once)");
+    std::fs::create_dir_all(&parent)?;
+    let download = tempfile::tempdir_in(&parent)?;
+    let mirror = debian_mirror();
+    let address =
+        format!("{}/pool/main/h/hwloc/hwloc_{HWLOC_VERSION}.orig.tar.bz2", mirror.trim_end_matches('/'));
+    let (source, archives) = (download.path().join("source"), download.path().join("archives"));
+    // apt's own client: it knows the way to the mirror that apt is configured with, and refuses another file.
+    run_quiet(
+        Command::new("/usr/lib/apt/apt-helper")
+            .args(["-o", "APT::Sandbox::User=root", "download-file", &address])
+            .arg(&source)
+            .arg(format!("SHA256:{HWLOC_SHA256}")),
+    )?;
+    std::fs::create_dir(&archives)?;
+    let folder = format!("{name}/tests/hwloc");
+    run_quiet(
+        Command::new("tar")
+            .args(["-xj", "--wildcards", "--no-wildcards-match-slash", "--strip-components=4", "-C"])
+            .arg(&archives)
+            .arg("-f")
+            .arg(&source)
+            .args(["linux", "x86+linux"].map(|kind| format!("{folder}/{kind}/*.tar.bz2"))),
+    )?;
+    // An interrupted run leaves the temporary directory, never some of the archives.
+    if let Err(error) = std::fs::rename(&archives, &directory)
+        && !directory.exists()
+    {
+        return Err(error).context(directory.display().to_string());
+    }
+    Ok(directory)
 }
 
 #[cfg(test)]

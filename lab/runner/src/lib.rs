@@ -38,6 +38,7 @@ pub use image::{Image, ImageError, Kernel};
 pub use initramfs::InitramfsError;
 pub use kbuild::KbuildError;
 pub use lab::{BOOT_LIMIT, Lab, LabError, boot_retries};
+pub use mirror::debian_mirror;
 pub use profile::{DEFAULT_PROFILE, Device, DeviceModel, Profile, ProfileError};
 pub use progress::Progress;
 pub use recipe::{RecipeError, Role};

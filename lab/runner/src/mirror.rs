@@ -1,4 +1,4 @@
-//! Which Debian mirror the image is built from: `$VNUMA_DEBIAN_MIRROR`, else the one that this machine's own
+//! Which Debian mirror packages come from: `$VNUMA_DEBIAN_MIRROR`, else the one that this machine's own
 //! apt is configured with, else the public one.
 
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::path::Path;
 const DEFAULT: &str = "http://deb.debian.org/debian";
 
 /// The mirror to use.
-pub(crate) fn debian_mirror() -> String {
+pub fn debian_mirror() -> String {
     if let Ok(mirror) = std::env::var("VNUMA_DEBIAN_MIRROR")
         && is_mirror(&mirror)
     {
