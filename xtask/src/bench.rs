@@ -1,6 +1,7 @@
 //! `cargo xtask bench [NAME]`: benchmarks, each with a report in `target/bench/NAME/report.json`.
 
 mod lab;
+mod topology;
 
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
@@ -10,8 +11,10 @@ use crate::steps::workspace;
 /// A benchmark: its name, what it measures, and the function that does.
 type Bench = (&'static str, &'static str, fn() -> Result<()>);
 
-const BENCHES: [Bench; 1] =
-    [("lab", "what the lab's counters cost: boot and loops, with and without, interleaved", lab::run)];
+const BENCHES: [Bench; 2] = [
+    ("lab", "what the lab's counters cost: boot and loops, with and without, interleaved", lab::run),
+    ("topology", "how fast guests of each kernel follow their topology, and what that costs", topology::run),
+];
 
 #[derive(clap::Args)]
 pub struct Arguments {

@@ -1,0 +1,43 @@
+//! How fast a guest follows its topology, and what that costs: the part of `make bench NAME=topology` that runs on the lab
+//! server and in its guests. Each command prints one JSON object.
+
+mod clock;
+mod cost;
+mod daemon;
+mod figures;
+mod guest;
+mod moves;
+mod overhead;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(name = "bench-topology", about = "Figures of a guest that follows its topology")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// On the server: latencies of one guest kernel, idle and loaded, and whether it ended up wrong
+    Moves(moves::Arguments),
+    /// On the server: how often vnumad wakes up while nothing changes
+    Daemon(daemon::Arguments),
+    /// On a server with counters: what a guest's own work costs with vnuma and without
+    Overhead(overhead::Arguments),
+    /// In a guest: a line for each generation, as a program sees it
+    Follow,
+    /// In a guest: what it costs a program to see that nothing has changed
+    Cost,
+}
+
+fn main() -> anyhow::Result<()> {
+    match Arguments::parse().command {
+        Command::Moves(arguments) => moves::run(&arguments),
+        Command::Daemon(arguments) => daemon::run(&arguments),
+        Command::Overhead(arguments) => overhead::run(&arguments),
+        Command::Follow => guest::follow(),
+        Command::Cost => cost::run(),
+    }
+}

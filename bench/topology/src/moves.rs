@@ -1,0 +1,269 @@
+//! Latencies of one guest kernel: vCPUs are moved one at a time by a process that vnumad knows nothing of, and each move is
+//! timed from there to a program of the guest that sees the new generation. After each the guest is checked.
+
+use crate::clock::{Line, Moment, monotonic_ns};
+use crate::figures::Percentiles;
+use crate::guest::Sighting;
+use anyhow::{Context, Result, ensure};
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+use vnuma_scenario::{Nodes, Process, Vm, tsc_offset, vnumactl, vnumad, wait_for};
+
+/// Only a bound against hanging for ever.
+const HANG_LIMIT: Duration = Duration::from_secs(120);
+/// Between two moves: what the last one and its check stirred up has settled.
+const SETTLE: Duration = Duration::from_millis(400);
+const VCPUS: usize = 4;
+const PROGRAM: &str = "/root/bench-topology";
+const CHECKER: &str = "/root/vnuma-check";
+
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// Kernel of the guest, as lab-vm takes it
+    #[arg(long)]
+    kernel: String,
+    /// The driver for it
+    #[arg(long)]
+    driver: String,
+    /// Moves while the guest is idle
+    #[arg(long, default_value_t = 60)]
+    idle: usize,
+    /// Moves while all its vCPUs are busy
+    #[arg(long, default_value_t = 40)]
+    loaded: usize,
+}
+
+/// Parts of the way from a move to a program of the guest, in milliseconds.
+#[derive(Serialize)]
+struct Latencies {
+    /// The whole: move to program.
+    #[serde(flatten)]
+    whole: Percentiles,
+    phases_ms: Phases,
+}
+
+#[derive(Serialize)]
+struct Phases {
+    /// The move's system call begins, to: vnumad published and rang.
+    moved_to_told: Percentiles,
+    /// To: the guest's interrupt handler runs.
+    told_to_interrupt: Percentiles,
+    /// To: the kernel's maps agree.
+    interrupt_to_kernel: Percentiles,
+    /// To: a program has woken up and read the generation.
+    kernel_to_program: Percentiles,
+}
+
+#[derive(Serialize)]
+struct Report {
+    release: String,
+    update_latency_ms: Latencies,
+    update_latency_ms_loaded: Latencies,
+    /// Checks of the guest after a move that found anything wrong.
+    wrong_states: usize,
+    /// How many checks there were.
+    checked: usize,
+    /// What a look at the generation costs in this guest.
+    cost: serde_json::Value,
+}
+
+pub fn run(arguments: &Arguments) -> Result<()> {
+    let nodes = Nodes::read()?;
+    let count = nodes.with_cpus().count().to_string();
+    let _daemon = vnumad(&[])?;
+    let vcpus = VCPUS.to_string();
+    let shape = ["--nodes", &count, "--vcpus", &vcpus, "--memory", "768M", "--kernel", &arguments.kernel];
+    let vm = Vm::start("bench", &shape.map(str::to_owned))?;
+    vm.put(&arguments.driver, "/root/vnuma.ko")?;
+    vm.put(&std::env::current_exe()?.to_string_lossy(), PROGRAM)?;
+    vm.put(CHECKER, CHECKER)?;
+    vm.exec(&["insmod", "/root/vnuma.ko"])?;
+    wait_for("vnumad to find the VM", HANG_LIMIT, || Ok(vnumactl(&["show", &vm.name]).is_ok()))?;
+    vnumactl(&["attach", &vm.name])?;
+    wait_for("the guest to take its topology over", HANG_LIMIT, || {
+        Ok(vm.exec(&["cat", "/sys/class/misc/vnuma/updates"]).is_ok_and(|count| count.trim() != "0"))
+    })?;
+    let cost = serde_json::from_str(&vm.exec(&[PROGRAM, "cost"])?).context("bench-topology cost")?;
+
+    let mut bench = Bench::start(&vm, nodes)?;
+    let idle = bench.series("idle", arguments.idle)?;
+    let load = ["stress-ng", "--quiet", "--cpu", &vcpus, "--vm", "1", "--vm-bytes", "32M"];
+    let load = vm.spawn(&load)?;
+    let loaded = bench.series("loaded", arguments.loaded)?;
+    drop(load);
+    let report = Report {
+        release: vm.exec(&["uname", "-r"])?.trim().to_owned(),
+        update_latency_ms: latencies(&idle)?,
+        update_latency_ms_loaded: latencies(&loaded)?,
+        wrong_states: bench.wrong,
+        checked: idle.len() + loaded.len(),
+        cost,
+    };
+    println!("{}", serde_json::to_string(&report)?);
+    Ok(())
+}
+
+/// One move, in readings of the host's time stamp counter; [`Line`] turns differences into nanoseconds.
+struct Trip {
+    line: Line,
+    moved: u64,
+    told: u64,
+    interrupt: u64,
+    applied: u64,
+    seen: u64,
+}
+
+fn latencies(trips: &[Trip]) -> Result<Latencies> {
+    let of = |from: fn(&Trip) -> u64, to: fn(&Trip) -> u64| {
+        Percentiles::of_ns(trips.iter().map(|trip| trip.line.between(from(trip), to(trip))))
+            .context("no moves")
+    };
+    Ok(Latencies {
+        whole: of(|trip| trip.moved, |trip| trip.seen)?,
+        phases_ms: Phases {
+            moved_to_told: of(|trip| trip.moved, |trip| trip.told)?,
+            told_to_interrupt: of(|trip| trip.told, |trip| trip.interrupt)?,
+            interrupt_to_kernel: of(|trip| trip.interrupt, |trip| trip.applied)?,
+            kernel_to_program: of(|trip| trip.applied, |trip| trip.seen)?,
+        },
+    })
+}
+
+/// An `updated` event of vnumad.
+#[derive(Deserialize)]
+struct Updated {
+    generation: String,
+    told_ns: u64,
+}
+
+struct Bench<'vm> {
+    vm: &'vm Vm,
+    nodes: Nodes,
+    hosts: Vec<u32>,
+    places: Vec<usize>,
+    /// What the guest's program prints.
+    sightings: Receiver<String>,
+    /// What vnumad says.
+    events: Receiver<String>,
+    told: HashMap<String, u64>,
+    host_start: Moment,
+    guest_start: Moment,
+    offset: u64,
+    wrong: usize,
+    _processes: [Process; 2],
+}
+
+impl<'vm> Bench<'vm> {
+    fn start(vm: &'vm Vm, nodes: Nodes) -> Result<Self> {
+        let hosts: Vec<u32> = nodes.with_cpus().map(|(node, _)| *node).collect();
+        let mut program = vm.spawn(&[PROGRAM, "follow"])?;
+        let sightings = lines(&mut program)?;
+        let watch = Command::new("vnumactl")
+            .args(["watch", "--json"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn();
+        let mut watch = Process(watch.context("vnumactl watch")?);
+        let events = lines(&mut watch)?;
+        let first = sightings.recv_timeout(HANG_LIMIT).context("nothing from the guest's program")?;
+        let guest_start =
+            serde_json::from_str(&first).with_context(|| format!("the guest's program: {first}"))?;
+        Ok(Self {
+            vm,
+            places: (0..VCPUS).map(|vcpu| vcpu * hosts.len() / VCPUS).collect(),
+            hosts,
+            nodes,
+            sightings,
+            events,
+            told: HashMap::new(),
+            host_start: Moment::now()?,
+            guest_start,
+            offset: tsc_offset(vm)?,
+            wrong: 0,
+            _processes: [program, watch],
+        })
+    }
+
+    /// Moves one vCPU after the other, each to the next node.
+    fn series(&mut self, name: &str, moves: usize) -> Result<Vec<Trip>> {
+        let mut trips = Vec::new();
+        let start = Instant::now();
+        for number in 0..moves {
+            std::thread::sleep(SETTLE);
+            trips.push(self.trip(number % VCPUS).with_context(|| format!("{name}, move {number}"))?);
+            self.check();
+            if (number + 1) % 20 == 0 {
+                eprintln!("{name}: {} of {moves} moves, {} s", number + 1, start.elapsed().as_secs());
+            }
+        }
+        Ok(trips)
+    }
+
+    fn trip(&mut self, vcpu: usize) -> Result<Trip> {
+        self.places[vcpu] = (self.places[vcpu] + 1) % self.hosts.len();
+        let node = self.hosts[self.places[vcpu]];
+        let cpus = self.nodes.cpus(node).with_context(|| format!("no node {node}"))?;
+        let mut set = nix::sched::CpuSet::new();
+        cpus.iter().try_for_each(|cpu| set.set(cpu as usize))?;
+        let moved_ns = monotonic_ns()?;
+        nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(self.vm.threads[vcpu]), &set)?;
+        let line = self.sightings.recv_timeout(HANG_LIMIT).context("the guest's program saw nothing")?;
+        let sighting: Sighting = serde_json::from_str(&line).with_context(|| line.clone())?;
+        let told_ns = self.told_ns(&sighting.generation)?;
+        ensure!(told_ns >= moved_ns, "generation {} was told before the move", sighting.generation);
+        let host = Line::through(self.host_start, Moment::now()?)?;
+        let guest = Line::through(self.guest_start, sighting.moment)?;
+        let as_host = |ns: u64| guest.tsc(ns).wrapping_sub(self.offset);
+        Ok(Trip {
+            line: host,
+            moved: host.tsc(moved_ns),
+            told: host.tsc(told_ns),
+            interrupt: as_host(sighting.interrupt_ns),
+            applied: as_host(sighting.applied_ns),
+            seen: as_host(sighting.seen_ns),
+        })
+    }
+
+    /// When vnumad told a generation.
+    fn told_ns(&mut self, generation: &str) -> Result<u64> {
+        loop {
+            if let Some(told) = self.told.remove(generation) {
+                return Ok(told);
+            }
+            let line = self
+                .events
+                .recv_timeout(HANG_LIMIT)
+                .with_context(|| format!("vnumad is silent of {generation}"))?;
+            // Other events have other fields.
+            if let Ok(updated) = serde_json::from_str::<Updated>(&line) {
+                self.told.insert(updated.generation, updated.told_ns);
+            }
+        }
+    }
+
+    /// Everything in the guest that names a node, against where the vCPUs were put.
+    fn check(&mut self) {
+        let expected: Vec<String> =
+            self.places.iter().enumerate().map(|(vcpu, node)| format!("{vcpu}:{node}")).collect();
+        if let Err(error) = self.vm.exec(&[CHECKER, "--strict", &expected.join(",")]) {
+            eprintln!("wrong state: {error:#}");
+            self.wrong += 1;
+        }
+    }
+}
+
+/// What a process prints, line by line.
+fn lines(process: &mut Process) -> Result<Receiver<String>> {
+    let output = process.0.stdout.take().context("no standard output")?;
+    let (sender, receiver) = channel();
+    std::thread::spawn(move || {
+        let lines = BufReader::new(output).lines().map_while(Result::ok);
+        // Ends with the bench, which is the only one to take them.
+        let _ = lines.into_iter().try_for_each(|line| sender.send(line));
+    });
+    Ok(receiver)
+}
