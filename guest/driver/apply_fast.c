@@ -11,7 +11,7 @@
  *	  NUMA levels without the node that it leaves empty	kernel/sched/topology.c
  *	  the CPU out of all NUMA masks				kernel/sched/topology.c
  *	  on the CPU itself: cpu -> node, node -> cpus,
- *	  MSR_TSC_AUX and GDT entry of the vDSO's getcpu	arch/x86/mm/numa.c,
+ *	  MSR_TSC_AUX and GDT entry of the vDSO's getcpu	maps.c; arch/x86/mm/numa.c,
  *								arch/x86/kernel/cpu/common.c
  *	  APIC id -> node					arch/x86/mm/numa.c
  *	  N_CPU of both nodes					mm/vmstat.c
@@ -37,62 +37,14 @@
 #include <linux/node.h>
 #include <linux/nodemask.h>
 #include <linux/rcupdate.h>
-#include <linux/rseq.h>
 #include <linux/sched.h>
 #include <linux/smp.h>
 #include <linux/topology.h>
-#include <asm/desc.h>
-#include <asm/msr.h>
 #include <asm/processor.h>
-#include <asm/segment.h>
 #include <asm/smp.h>
 
 #include "compat.h"
 #include "vnuma.h"
-
-struct move {
-	int cpu;
-	int from;
-	int to;
-};
-
-/* setup_getcpu() of arch/x86/kernel/cpu/common.c, which is not callable. */
-static void set_getcpu(int cpu, int node)
-{
-	unsigned long cpudata = vdso_encode_cpunode(cpu, node);
-	struct desc_struct desc = {
-		.limit0 = cpudata,
-		.limit1 = cpudata >> 16,
-		.type = 5,	/* read-only data, expand down, accessed */
-		.dpl = 3,	/* visible to user code */
-		.s = 1,		/* not a system segment */
-		.p = 1,
-		.d = 1,
-	};
-
-	if (boot_cpu_has(X86_FEATURE_RDTSCP) || boot_cpu_has(X86_FEATURE_RDPID))
-		wrmsrq(MSR_TSC_AUX, cpudata);
-	write_gdt_entry(get_cpu_gdt_rw(cpu), GDT_ENTRY_CPUNODE, &desc,
-			DESCTYPE_S);
-}
-
-/* Runs on the CPU that moves, with interrupts off. */
-static void switch_node(void *info)
-{
-	const struct move *move = info;
-
-	per_cpu(x86_cpu_to_node_map, move->cpu) = move->to;
-	set_cpu_numa_node(move->cpu, move->to);
-	/* In this order, the CPU is never on no node at all. */
-	cpumask_set_cpu(move->cpu, node_to_cpumask_map[move->to]);
-	cpumask_clear_cpu(move->cpu, node_to_cpumask_map[move->from]);
-	set_getcpu(move->cpu, move->to);
-	/*
-	 * rseq's node_id is written on the way to user mode after a preemption only;
-	 * the running task shall not have to wait for one. The others: rseq.c.
-	 */
-	rseq_force_update();
-}
 
 static void set_apicid_node(int cpu, int node)
 {
@@ -118,7 +70,7 @@ void vnuma_fast_set_offline(int cpu, int node)
 	set_apicid_node(cpu, node);
 }
 
-static void move_online(struct move *move)
+static void move_online(struct vnuma_move *move)
 {
 	bool empties = cpumask_weight(cpumask_of_node(move->from)) == 1;
 	bool fills = cpumask_empty(cpumask_of_node(move->to));
@@ -133,7 +85,7 @@ static void move_online(struct move *move)
 		vnuma_symbols.sched_update_numa(move->cpu, false);
 	vnuma_symbols.sched_domains_numa_masks_clear(move->cpu);
 
-	smp_call_function_single(move->cpu, switch_node, move, 1);
+	smp_call_function_single(move->cpu, vnuma_maps_switch, move, 1);
 	set_apicid_node(move->cpu, move->to);
 	if (empties)
 		node_clear_state(move->from, N_CPU);
@@ -210,7 +162,7 @@ static void rebuild_levels(struct cpumask *others)
 }
 
 static bool find_move(const struct vnuma_topology *topology, int cpu,
-		      struct move *move)
+		      struct vnuma_move *move)
 {
 	move->cpu = cpu;
 	move->from = cpu_to_node(cpu);
@@ -222,7 +174,7 @@ static bool find_move(const struct vnuma_topology *topology, int cpu,
 static bool change_maps(const struct vnuma_topology *topology,
 			struct cpumask *moved)
 {
-	struct move move;
+	struct vnuma_move move;
 	int cpu;
 
 	for_each_possible_cpu(cpu) {

@@ -50,4 +50,14 @@ static inline u32 per_cpu_l2c_id(unsigned int cpu)
 }
 #endif
 
+/* Exported in any case. */
+static inline u32 vnuma_llc_id(unsigned int cpu)
+{
+#ifdef VNUMA_CACHE_ID_SYMBOLS
+	return get_llc_id(cpu);
+#else
+	return per_cpu_llc_id(cpu);
+#endif
+}
+
 #endif /* VNUMA_COMPAT_H */

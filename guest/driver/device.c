@@ -6,6 +6,7 @@
  * maps agree with what it says, so a program that sees a new generation gets
  * the new node from every interface of the kernel.
  */
+#include <linux/cpu.h>
 #include <linux/fs.h>
 #include <linux/kobject.h>
 #include <linux/miscdevice.h>
@@ -49,6 +50,7 @@ static void end_write(void)
 	mutex_unlock(&page_mutex);
 }
 
+/* With cpus_read_lock() held or in a hotplug callback, so before page_mutex. */
 static void fill_cpus(void)
 {
 	int cpu, nr = min_t(int, nr_cpu_ids, VNUMA_GD_MAX_CPUS);
@@ -60,9 +62,10 @@ static void fill_cpus(void)
 							     node;
 	}
 	page->nr_cpus = nr;
+	page->cpus_behind = vnuma_topology_count_behind();
 }
 
-/** vnuma_device_refresh_cpus - CPUs came or went, the generation stays */
+/** vnuma_device_refresh_cpus - a CPU came online, the generation stays */
 void vnuma_device_refresh_cpus(void)
 {
 	begin_write();
@@ -82,6 +85,7 @@ void vnuma_device_report(const struct vnuma_report *report)
 {
 	const struct vnuma_topology *topology = report->topology;
 
+	cpus_read_lock();
 	begin_write();
 	page->told_ns = ktime_to_ns(report->told);
 	page->last_error = report->error;
@@ -97,6 +101,7 @@ void vnuma_device_report(const struct vnuma_report *report)
 		page->refused++;
 	}
 	end_write();
+	cpus_read_unlock();
 
 	if (topology) {
 		wake_up_interruptible(&changed);
@@ -210,12 +215,20 @@ static ssize_t refused_show(struct device *dev, struct device_attribute *attr,
 }
 static DEVICE_ATTR_RO(refused);
 
+static ssize_t cpus_behind_show(struct device *dev,
+				struct device_attribute *attr, char *buf)
+{
+	return sysfs_emit(buf, "%u\n", READ_ONCE(page->cpus_behind));
+}
+static DEVICE_ATTR_RO(cpus_behind);
+
 static struct attribute *vnuma_attrs[] = {
 	&dev_attr_mode.attr,
 	&dev_attr_missing_symbols.attr,
 	&dev_attr_generation.attr,
 	&dev_attr_updates.attr,
 	&dev_attr_refused.attr,
+	&dev_attr_cpus_behind.attr,
 	NULL,
 };
 ATTRIBUTE_GROUPS(vnuma);
@@ -240,12 +253,11 @@ static void send_uevent(u64 generation)
 
 /**
  * vnuma_device_init - make /dev/vnuma
- * @mode: VNUMA_GD_MODE_*
  *
  * It exists as long as the module, so that programs can wait for a channel that
  * is attached later.
  */
-int vnuma_device_init(u32 mode)
+int vnuma_device_init(void)
 {
 	int err;
 
@@ -257,9 +269,11 @@ int vnuma_device_init(u32 mode)
 	page->version_major = VNUMA_GD_VERSION_MAJOR;
 	page->version_minor = VNUMA_GD_VERSION_MINOR;
 	page->page_size = sizeof(*page);
-	page->mode = mode;
+	page->mode = vnuma_mode;
 	page->nr_nodes = num_online_nodes();
+	cpus_read_lock();
 	fill_cpus();
+	cpus_read_unlock();
 
 	err = misc_register(&vnuma_misc);
 	if (err)

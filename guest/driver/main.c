@@ -10,14 +10,17 @@
  *	interrupt -> read and check -> apply -> /dev/vnuma -> doorbell
  *
  * Interrupts that come meanwhile run the thread once more; the latest publication
- * wins, those in between were never current.
+ * wins, those in between were never current. In safe mode a work does what the thread
+ * does otherwise, as nobody may wait for it (apply_safe.c).
  */
+#include <linux/cpu.h>
 #include <linux/interrupt.h>
 #include <linux/io.h>
 #include <linux/ktime.h>
 #include <linux/module.h>
 #include <linux/pci.h>
 #include <linux/slab.h>
+#include <linux/workqueue.h>
 
 #include "vnuma.h"
 
@@ -27,7 +30,7 @@
 
 static char *mode = "auto";
 module_param(mode, charp, 0444);
-MODULE_PARM_DESC(mode, "auto (default) or fast: in place, needs kernel symbols that are not exported; none: change nothing");
+MODULE_PARM_DESC(mode, "fast: in place, needs kernel symbols that are not exported; safe: by CPU hotplug; auto (default): fast if possible, else safe; none: change nothing");
 
 /**
  * struct vnuma - the one device that is the topology channel
@@ -47,14 +50,21 @@ struct vnuma {
 	int refused_error;
 };
 
-/* Updates, and which device is bound. */
+/* Which device is bound, and what it comes to; in safe mode not held while CPUs move. */
 static DEFINE_MUTEX(update_mutex);
 static struct vnuma *bound;
+/* Tells one binding from the next. */
+static unsigned int bindings;
 static u64 applied_generation;
-/* What is read into; becomes current when it is accepted. */
+/* The last one that left CPUs behind, and how many. */
+static u64 partial_generation;
+static u32 partial_cpus;
+/* What is read into; becomes current when it is accepted. One update at a time uses it. */
 static struct vnuma_topology *next;
+/* Safe mode only. */
+static struct workqueue_struct *safe_queue;
 
-static bool fast_mode;
+u32 vnuma_mode = VNUMA_GD_MODE_NONE;
 
 static void acknowledge(struct vnuma *vnuma, u64 generation)
 {
@@ -64,7 +74,20 @@ static void acknowledge(struct vnuma *vnuma, u64 generation)
 	       vnuma->registers + VNUMA_IVSHMEM_REG_DOORBELL);
 }
 
+/* Drops update_mutex while CPUs move, so that the device can go meanwhile. */
+static int apply_safely(struct vnuma_topology **old,
+			struct vnuma_report *report, struct vnuma_reason *why)
+{
+	int err;
+
+	mutex_unlock(&update_mutex);
+	err = vnuma_safe_apply(next, old, &report->behind, why);
+	mutex_lock(&update_mutex);
+	return err;
+}
+
 static int read_and_apply(struct vnuma *vnuma, struct vnuma_topology **old,
+			  struct vnuma_report *report,
 			  struct vnuma_reason *why)
 {
 	int err = vnuma_channel_read(&vnuma->channel, next, why);
@@ -73,10 +96,15 @@ static int read_and_apply(struct vnuma *vnuma, struct vnuma_topology **old,
 		return err;
 	if (next->generation == applied_generation)
 		return -EALREADY;
-	if (!fast_mode)
+	switch (vnuma_mode) {
+	case VNUMA_GD_MODE_FAST:
+		return vnuma_fast_apply(next, old, why);
+	case VNUMA_GD_MODE_SAFE:
+		return apply_safely(old, report, why);
+	default:
 		return vnuma_because(why, -EOPNOTSUPP,
 				     "no mode to apply it with");
-	return vnuma_fast_apply(next, old, why);
+	}
 }
 
 /* The same publication may be told again and again; it is logged once. */
@@ -96,38 +124,87 @@ static void refuse(struct vnuma *vnuma, const struct vnuma_report *report,
 			     report->error);
 }
 
-static void accept(struct vnuma *vnuma, struct vnuma_report *report,
-		   struct vnuma_topology *old)
+/*
+ * To acknowledge is to say that all of it is so, and the host shows it: not done. Told
+ * again, the same is tried again; that shows only if it came to something else.
+ */
+static void accept_in_part(struct vnuma *vnuma, struct vnuma_report *report)
 {
-	if (!applied_generation)
-		dev_info(&vnuma->pdev->dev,
-			 "following the host's topology, generation %016llx\n",
-			 next->generation);
-	applied_generation = next->generation;
-	report->topology = next;
+	const struct vnuma_behind *behind = &report->behind;
+
+	applied_generation = 0;
+	report->error = behind->error;
+	if (partial_generation == report->topology->generation &&
+	    partial_cpus == behind->cpus)
+		return;
+	partial_generation = report->topology->generation;
+	partial_cpus = behind->cpus;
 	vnuma_device_report(report);
-	acknowledge(vnuma, applied_generation);
-	next = old;
+	dev_warn_ratelimited(&vnuma->pdev->dev,
+			     "%u CPUs are not where the host told, among them CPU %d (%d)\n",
+			     behind->cpus, behind->cpu, behind->error);
 }
 
-static void update(struct vnuma *vnuma)
+static void accept(struct vnuma *vnuma, struct vnuma_report *report)
 {
-	struct vnuma_report report = {
-		.told = ns_to_ktime(READ_ONCE(vnuma->told_ns)),
-	};
-	struct vnuma_topology *old;
+	if (!applied_generation && !partial_generation)
+		dev_info(&vnuma->pdev->dev,
+			 "following the host's topology, generation %016llx\n",
+			 report->topology->generation);
+	if (report->behind.cpus) {
+		accept_in_part(vnuma, report);
+		return;
+	}
+	applied_generation = report->topology->generation;
+	partial_generation = 0;
+	vnuma_device_report(report);
+	acknowledge(vnuma, applied_generation);
+}
+
+static void update(void)
+{
+	struct vnuma_report report = { };
+	struct vnuma_topology *old = NULL;
 	struct vnuma_reason why;
+	unsigned int binding;
 
 	mutex_lock(&update_mutex);
-	report.error = read_and_apply(vnuma, &old, &why);
+	if (!bound)
+		goto unlock;
+	binding = bindings;
+	report.told = ns_to_ktime(READ_ONCE(bound->told_ns));
+	report.error = read_and_apply(bound, &old, &report, &why);
+	if (old) {
+		report.topology = next;
+		next = old;
+	}
+	/* Another channel, if there is one, has another topology to tell. */
+	if (!bound || binding != bindings)
+		goto unlock;
 	if (!report.error)
-		accept(vnuma, &report, old);
+		accept(bound, &report);
 	else if (report.error == -EALREADY)
 		/* A host that was restarted may not know of the first one. */
-		acknowledge(vnuma, applied_generation);
+		acknowledge(bound, applied_generation);
 	else if (report.error != -ENODATA)
-		refuse(vnuma, &report, &why);
+		refuse(bound, &report, &why);
+unlock:
 	mutex_unlock(&update_mutex);
+}
+
+static void update_work(struct work_struct *work)
+{
+	update();
+}
+
+static DECLARE_WORK(safe_work, update_work);
+
+static void start_update(void)
+{
+	if (vnuma_mode == VNUMA_GD_MODE_SAFE)
+		queue_work(safe_queue, &safe_work);
+	else
+		update();
 }
 
 static irqreturn_t told(int irq, void *data)
@@ -140,7 +217,7 @@ static irqreturn_t told(int irq, void *data)
 
 static irqreturn_t told_thread(int irq, void *data)
 {
-	update(data);
+	start_update();
 	return IRQ_HANDLED;
 }
 
@@ -174,6 +251,7 @@ static int claim(struct vnuma *vnuma)
 		err = -EBUSY;
 	else
 		bound = vnuma;
+	bindings++;
 	mutex_unlock(&update_mutex);
 	return err;
 }
@@ -184,6 +262,7 @@ static void release(void *data)
 	bound = NULL;
 	/* Another channel may count from the same start. */
 	applied_generation = 0;
+	partial_generation = 0;
 	mutex_unlock(&update_mutex);
 }
 
@@ -236,7 +315,7 @@ static int vnuma_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 
 	/* What was published before there was a handler. */
 	WRITE_ONCE(vnuma->told_ns, ktime_get_ns());
-	update(vnuma);
+	start_update();
 	return 0;
 }
 
@@ -257,20 +336,50 @@ static int choose_mode(void)
 {
 	if (!strcmp(mode, "none"))
 		return 0;
+	if (!strcmp(mode, "safe")) {
+		vnuma_mode = VNUMA_GD_MODE_SAFE;
+		return 0;
+	}
 	if (strcmp(mode, "auto") && strcmp(mode, "fast")) {
-		pr_err("vnuma: mode=%s is none of auto, fast, none\n", mode);
+		pr_err("vnuma: mode=%s is none of auto, fast, safe, none\n",
+		       mode);
 		return -EINVAL;
 	}
-	fast_mode = !vnuma_symbols_init();
-	if (fast_mode) {
+	if (!vnuma_symbols_init()) {
+		vnuma_mode = VNUMA_GD_MODE_FAST;
 		if (vnuma_symbols_missing()[0])
 			pr_info("vnuma: distances stay as they are, missing: %s\n",
 				vnuma_symbols_missing());
 		return 0;
 	}
-	pr_warn("vnuma: fast mode is off, missing: %s\n",
+	if (!strcmp(mode, "fast")) {
+		pr_err("vnuma: no fast mode, missing: %s\n",
+		       vnuma_symbols_missing());
+		return -EOPNOTSUPP;
+	}
+	pr_warn("vnuma: safe mode instead of fast mode, missing: %s\n",
 		vnuma_symbols_missing());
-	return strcmp(mode, "fast") ? 0 : -EOPNOTSUPP;
+	vnuma_mode = VNUMA_GD_MODE_SAFE;
+	return 0;
+}
+
+static int __init start(struct vnuma_topology **first)
+{
+	int err = vnuma_device_init();
+
+	if (err)
+		return err;
+	err = vnuma_hotplug_init(*first);
+	if (err)
+		goto device;
+	err = pci_register_driver(&vnuma_driver);
+	if (!err)
+		return 0;
+
+	*first = vnuma_hotplug_exit();
+device:
+	vnuma_device_exit();
+	return err;
 }
 
 static int __init vnuma_init(void)
@@ -283,25 +392,13 @@ static int __init vnuma_init(void)
 	next = kvzalloc(sizeof(*next), GFP_KERNEL);
 	/* Names no vCPU, so that there always is a current one. */
 	first = kvzalloc(sizeof(*first), GFP_KERNEL);
-	if (!next || !first) {
-		err = -ENOMEM;
-		goto free;
-	}
-	err = vnuma_device_init(fast_mode ? VNUMA_GD_MODE_FAST :
-					    VNUMA_GD_MODE_NONE);
-	if (err)
-		goto free;
-	err = vnuma_hotplug_init(first);
-	if (err)
-		goto device;
-	err = pci_register_driver(&vnuma_driver);
+	safe_queue = alloc_ordered_workqueue("vnuma", 0);
+	err = next && first && safe_queue ? start(&first) : -ENOMEM;
 	if (!err)
 		return 0;
 
-	first = vnuma_hotplug_exit();
-device:
-	vnuma_device_exit();
-free:
+	if (safe_queue)
+		destroy_workqueue(safe_queue);
 	kvfree(first);
 	kvfree(next);
 	return err;
@@ -309,9 +406,19 @@ free:
 
 static void __exit vnuma_exit(void)
 {
+	struct vnuma_topology *last;
+
 	pci_unregister_driver(&vnuma_driver);
-	kvfree(vnuma_hotplug_exit());
+	/* Nothing is bound any more, so no update comes. */
+	destroy_workqueue(safe_queue);
+	cpus_read_lock();
+	last = vnuma_topology_set_current(NULL);
+	cpus_read_unlock();
+	if (vnuma_mode == VNUMA_GD_MODE_SAFE)
+		vnuma_safe_undo();
+	vnuma_hotplug_exit();
 	vnuma_device_exit();
+	kvfree(last);
 	kvfree(next);
 }
 

@@ -52,6 +52,32 @@ int vnuma_topology_node(const struct vnuma_topology *topology, int cpu)
 	return vcpu ? vcpu->node : NUMA_NO_NODE;
 }
 
+/**
+ * vnuma_topology_is_behind - is a CPU elsewhere than where the host told?
+ * @topology: may be NULL
+ * @cpu: a possible CPU
+ */
+bool vnuma_topology_is_behind(const struct vnuma_topology *topology, int cpu)
+{
+	int node = vnuma_topology_node(topology, cpu);
+
+	return node != NUMA_NO_NODE && node != cpu_to_node(cpu);
+}
+
+/**
+ * vnuma_topology_count_behind - how many online CPUs are
+ *
+ * Call with cpus_read_lock() held or from a hotplug callback.
+ */
+int vnuma_topology_count_behind(void)
+{
+	int cpu, count = 0;
+
+	for_each_online_cpu(cpu)
+		count += vnuma_topology_is_behind(current_topology, cpu);
+	return count;
+}
+
 static int node_after(const struct vnuma_topology *topology, int cpu)
 {
 	int node = vnuma_topology_node(topology, cpu);
@@ -122,7 +148,7 @@ int vnuma_topology_check(const struct vnuma_topology *topology,
 
 /**
  * vnuma_topology_set_current - what CPUs that come online later are told by
- * @topology: accepted publication
+ * @topology: accepted publication; NULL: nothing is told any more
  *
  * Call with cpus_read_lock() held. Return: the one before, no longer in use.
  */
@@ -150,7 +176,9 @@ static int prepare_cpu(unsigned int cpu)
 			cpu_to_node(cpu), node);
 		return 0;
 	}
-	vnuma_fast_set_offline(cpu, node);
+	/* In safe mode the kernel is about to ask the firmware's table. */
+	if (vnuma_mode == VNUMA_GD_MODE_FAST)
+		vnuma_fast_set_offline(cpu, node);
 	return 0;
 }
 
@@ -160,6 +188,10 @@ static int prepare_cpu(unsigned int cpu)
  */
 static int came_online(unsigned int cpu)
 {
+	if (vnuma_mode == VNUMA_GD_MODE_SAFE)
+		vnuma_safe_came_online(cpu,
+				       vnuma_topology_node(current_topology,
+							   cpu));
 	vnuma_rseq_moved(cpumask_of(cpu));
 	vnuma_device_refresh_cpus();
 	return 0;

@@ -6,7 +6,10 @@
  *	channel.c	shared memory of the host -> struct vnuma_topology, or a reason
  *	topology.c	looking a topology up; agreement with this guest; CPU hotplug
  *	symbols.c	kernel symbols that are not exported
+ *	maps.c		the maps that both modes write
  *	apply_fast.c	kernel maps changed in place
+ *	apply_safe.c	kernel maps changed by CPU hotplug
+ *	affinity.c	affinities of tasks, saved around CPU hotplug
  *	distances.c	the kernel's table of distances
  *	rseq.c		rseq's node_id of the threads of a CPU that moved
  *	device.c	/dev/vnuma, uevents, attributes
@@ -62,6 +65,30 @@ struct vnuma_channel {
 	size_t size;
 };
 
+/**
+ * struct vnuma_move - a CPU that changes its node
+ */
+struct vnuma_move {
+	int cpu;
+	int from;
+	int to;
+};
+
+/**
+ * struct vnuma_behind - what a publication could not change
+ * @cpus: how many online CPUs are not where the host told
+ * @cpu: one of them
+ * @error: why that one is not
+ */
+struct vnuma_behind {
+	u32 cpus;
+	int cpu;
+	int error;
+};
+
+/* main.c */
+extern u32 vnuma_mode;	/* VNUMA_GD_MODE_*, set before anything else is used */
+
 /* channel.c */
 bool vnuma_channel_has_magic(const struct vnuma_channel *channel);
 u64 vnuma_channel_generation(const struct vnuma_channel *channel);
@@ -71,6 +98,8 @@ int vnuma_channel_read(const struct vnuma_channel *channel,
 
 /* topology.c */
 int vnuma_topology_node(const struct vnuma_topology *topology, int cpu);
+bool vnuma_topology_is_behind(const struct vnuma_topology *topology, int cpu);
+int vnuma_topology_count_behind(void);
 int vnuma_topology_check(const struct vnuma_topology *topology,
 			 struct vnuma_reason *why);
 struct vnuma_topology *
@@ -124,6 +153,22 @@ extern struct vnuma_symbols vnuma_symbols;
 int vnuma_symbols_init(void);
 const char *vnuma_symbols_missing(void);
 
+/* maps.c */
+void vnuma_maps_switch(void *info);
+
+/* apply_safe.c */
+int vnuma_safe_apply(struct vnuma_topology *topology,
+		     struct vnuma_topology **old, struct vnuma_behind *behind,
+		     struct vnuma_reason *why);
+void vnuma_safe_came_online(int cpu, int node);
+void vnuma_safe_undo(void);
+
+/* affinity.c */
+int vnuma_affinities_save(struct list_head *list, int cpu);
+void vnuma_affinities_restore(struct list_head *list, int cpu,
+			      struct list_head *lost);
+void vnuma_affinities_settle(struct list_head *lost);
+
 /* apply_fast.c */
 int vnuma_fast_apply(struct vnuma_topology *topology,
 		     struct vnuma_topology **old, struct vnuma_reason *why);
@@ -142,17 +187,19 @@ void vnuma_rseq_moved(const struct cpumask *moved);
 
 /**
  * struct vnuma_report - what the last publication came to
- * @topology: now agreed with by the kernel's maps, or NULL if it was refused
- * @error: 0 or -errno
+ * @topology: now in force, or NULL if it was refused
+ * @error: 0 or -errno; with a topology, why CPUs are behind
  * @told: when its interrupt came
+ * @behind: CPUs that are not on the node of the topology
  */
 struct vnuma_report {
 	const struct vnuma_topology *topology;
 	int error;
 	ktime_t told;
+	struct vnuma_behind behind;
 };
 
-int vnuma_device_init(u32 mode);
+int vnuma_device_init(void);
 void vnuma_device_exit(void);
 void vnuma_device_report(const struct vnuma_report *report);
 void vnuma_device_refresh_cpus(void);

@@ -9,7 +9,7 @@ pub const MAGIC: u64 = 0x3144_474d_554e_5600;
 /// A reader refuses any other major version.
 pub const VERSION_MAJOR: u16 = 1;
 /// Raised when reserved space gets a meaning.
-pub const VERSION_MINOR: u16 = 0;
+pub const VERSION_MINOR: u16 = 1;
 /// CPUs that the page can name.
 pub const MAX_CPUS: usize = 4096;
 /// Bytes to map.
@@ -41,7 +41,7 @@ pub struct Page {
     pub version_minor: u16,
     /// Bytes of this struct.
     pub page_size: u32,
-    /// Last generation applied, 0 for none.
+    /// Last generation applied, see `cpus_behind`; 0 for none.
     pub generation: u64,
     /// Odd while the driver writes.
     pub sequence: u32,
@@ -63,8 +63,12 @@ pub struct Page {
     pub distances: u32,
     /// 0 or `-errno` of the last publication.
     pub last_error: i32,
+    /// Since 1.1: online CPUs that are not on the node that the host told.
+    pub cpus_behind: u32,
     /// Zero.
-    pub reserved: [u64; 5],
+    pub reserved0: u32,
+    /// Zero.
+    pub reserved: [u64; 4],
     /// Node by the kernel's CPU number.
     pub cpu_node: [u16; MAX_CPUS],
 }

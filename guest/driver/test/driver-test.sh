@@ -13,9 +13,10 @@
 #   HOST    vnuma-fake-host on this side (beside this script)
 #   VCPUS, NODES   of the VM (4, 2)
 #   ROUNDS  random publications (200), SEED (1), LOAD seconds (0: idle)
-#   STAGES  which of checker, events, hostile, distances, hotplug, reload, moves (all)
+#   STAGES  which of checker, events, hostile, distances, hotplug, reload, safe, moves (all)
 #   HOSTILE which malformed publications, a regular expression for their names (all)
 #   MODULE  vnuma.ko in the guest, to be unloaded and loaded again (empty: left out)
+#   AFFINITY  vnuma-affinity in the guest (/root/vnuma-affinity)
 #
 # Exit status 0 if nothing was wrong. The last line has the latencies.
 set -u
@@ -28,9 +29,10 @@ VCPUS=${VCPUS:-4}
 NODES=${NODES:-2}
 ROUNDS=${ROUNDS:-200}
 LOAD=${LOAD:-0}
-STAGES=${STAGES:-checker events hostile distances hotplug reload moves}
+STAGES=${STAGES:-checker events hostile distances hotplug reload safe moves}
 HOSTILE=${HOSTILE:-.*}
 MODULE=${MODULE:-}
+AFFINITY=${AFFINITY:-/root/vnuma-affinity}
 RANDOM=${SEED:-1}
 
 failures=0
@@ -370,6 +372,155 @@ reload() {
 	check_now "loaded again"
 }
 
+attribute() {
+	guest cat "/sys/class/misc/vnuma/$1" | tr -d '\r'
+}
+
+# In $map: CPU 0, which is in no mode but fast to be moved, on node 0; the others at random,
+# or on node $1.
+all_but_first() {
+	local cpu list=0:0
+	for ((cpu = 1; cpu < VCPUS; cpu++)); do
+		list+=,$cpu:${1:-$((RANDOM % NODES))}
+	done
+	map=$list
+}
+
+# Loads the module in mode $1; what was published last is in force when this returns.
+load() {
+	guest insmod "$MODULE" mode="$1" || fail "insmod mode=$1"
+	host ring-await
+	[[ $answer == acknowledged* ]] || fail "loaded with mode=$1: $answer"
+	strict=--strict
+}
+
+unload() {
+	guest rmmod vnuma || fail rmmod
+	strict=	# /dev/vnuma is gone
+}
+
+# CPU 0 cannot go offline: the others move, and all of that shows.
+safe_first_cpu() {
+	all_but_first 0
+	publish "$map"
+	all_but_first 1
+	# Longer than the moves take: there must be no acknowledgement.
+	host "timeout 8000"
+	host "publish 0:1${map#0:0}"
+	[[ $answer == silent* ]] || fail "CPU 0 moved in safe mode: $answer"
+	host "timeout 50000"
+	present=$map
+	[[ $(attribute cpus_behind) == 1 ]] || fail "cpus_behind: $(attribute cpus_behind)"
+	guest dmesg | grep -q '1 CPUs are not where the host told, among them CPU 0 (-1)' ||
+		fail "no log line for CPU 0"
+	check_now "CPU 0 told elsewhere"
+	publish "$map"
+	[[ $(attribute cpus_behind) == 0 ]] || fail "cpus_behind: $(attribute cpus_behind)"
+}
+
+# Tasks keep what they were bound to, and get what they ask for meanwhile.
+safe_affinity() {
+	local seconds=10 stop=/run/vnuma-affinity.stop watcher status before=$failures
+	local until=$((SECONDS + seconds)) moved=0
+	guest rm -f $stop
+	guest "$AFFINITY" $seconds $stop >"$directory/events" 2>&1 &
+	watcher=$!
+	await_line ready
+	while ((SECONDS < until || moved < 3)); do
+		all_but_first
+		publish "$map"
+		moved=$((moved + 1))
+	done
+	check_now "with bound tasks"
+	guest touch $stop
+	wait $watcher
+	status=$?
+	((status == 0)) || fail "affinities, status $status: $(cat "$directory/events")"
+	((failures > before)) ||
+		echo "affinities: $(tail -1 "$directory/events"), $moved publications meanwhile"
+}
+
+# Cpusets of cgroup v1 would stay without a CPU that was offline.
+safe_v1_cpusets() {
+	local before
+	if ! guest sh -c 'mkdir -p /run/v1 && mount -t cgroup -o cpuset none /run/v1' \
+		2>/dev/null; then
+		echo "this kernel has no cpusets of cgroup v1"
+		return
+	fi
+	before=$(refused)
+	all_but_first $((${present##*:} ^ 1))
+	host "timeout 500"
+	host "publish $map"
+	[[ $answer == silent* ]] || fail "with cpusets of v1: $answer"
+	host "timeout 50000"
+	(($(refused) == before + 1)) || fail "not refused with cpusets of v1"
+	guest dmesg | grep -q 'refused: .*cpusets of cgroup v1 are mounted' ||
+		fail "no log line about cpusets of v1"
+	check_now "with cpusets of v1"
+	guest umount /run/v1 || fail "umount"
+	# The kernel lets go of a hierarchy some time after that.
+	sleep 1
+	publish "$map"
+	check_now "without cpusets of v1"
+	echo "cpusets of v1: refused"
+}
+
+safe_hotplug() {
+	local last=$((VCPUS - 1)) node
+	for node in 1 0; do
+		all_but_first $node
+		publish "$map"
+		guest chcpu -d "$last" >/dev/null || fail "chcpu -d $last"
+		guest chcpu -e "$last" >/dev/null || fail "chcpu -e $last"
+		check_now "safe mode, offline and online after a move to node $node"
+	done
+	# Told while it is offline, it moves when it comes online.
+	guest chcpu -d "$last" >/dev/null
+	publish "${present%:*}:1"
+	guest chcpu -e "$last" >/dev/null
+	check_now "safe mode, moved while offline"
+}
+
+# All of it with the driver in safe mode. Unloaded, it leaves the nodes that the CPUs have
+# when they come up, here those of the last fast publication.
+safe() {
+	local node times=$directory/safe boot
+	all_but_first 0
+	publish "$map"
+	unload
+	load safe
+	boot=$present
+	[[ $(attribute mode) == safe ]] || fail "mode $(attribute mode)"
+	: >"$latencies"
+	host "timeout 50000"
+	for node in 1 0; do
+		all_but_first $node
+		publish "$map"
+		check_now "safe mode, all on node $node"
+	done
+	safe_first_cpu
+	safe_hotplug
+	safe_affinity
+	safe_v1_cpusets
+	sort -n "$latencies" >"$times"
+	all_but_first 1
+	publish "$map"
+	unload
+	present=$boot
+	check_now "unloaded from safe mode"
+	guest chcpu -d $((VCPUS - 1)) >/dev/null
+	guest chcpu -e $((VCPUS - 1)) >/dev/null
+	check_now "hotplug after safe mode"
+	present=$map
+	load auto
+	check_now "in fast mode after safe mode"
+	host "timeout 10000"
+	awk '{ v[NR] = $1 / 1000 }
+	END { printf "safe mode: %d publications, told to acknowledged ms: p50 %.0f max %.0f\n",
+		NR, v[int((NR + 1) / 2)], v[NR] }' "$times"
+}
+
 kernel_log() {
 	local bad
 	bad=$(guest dmesg | grep -E 'WARNING:|BUG:|Oops|Call Trace|borken|soft lockup|hung task|rcu:.*stall')
@@ -393,7 +544,7 @@ for stage in $STAGES; do
 	echo "stage $stage, $SECONDS s after the start"
 	case $stage in
 	checker | events | hostile | distances | hotplug) $stage ;;
-	reload) [[ -z $MODULE ]] || reload ;;
+	reload | safe) [[ -z $MODULE ]] || $stage ;;
 	moves)
 		: >"$latencies"
 		((LOAD == 0)) || guest "$CHECK" --load "$LOAD"

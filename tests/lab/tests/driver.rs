@@ -8,7 +8,7 @@ use vnuma_lab_runner::{LabRun, driver};
 /// Only a bound against hanging for ever; a soak takes an hour.
 const TIMEOUT: Duration = Duration::from_secs(3 * 3600);
 const GUEST_KERNEL: &str = "6.12";
-const STAGES: &str = "checker events hostile distances hotplug reload";
+const STAGES: &str = "checker events hostile distances hotplug reload safe";
 /// One malformed publication for each way to refuse: the header, a torn slot, the slot's counts, its map, and a
 /// guest that lacks the node.
 const HOSTILE: &str =
@@ -23,6 +23,7 @@ fn the_driver_obeys_its_channel_and_refuses_what_is_malformed() {
     let files = [
         (driver::build(GUEST_KERNEL).expect("the driver builds"), "vnuma.ko"),
         (tools.join("vnuma-check"), "vnuma-check"),
+        (tools.join("vnuma-affinity"), "vnuma-affinity"),
         (tools.join("vnuma-fake-host"), "vnuma-fake-host"),
         (sources.join("driver-test.sh"), "driver-test.sh"),
         (sources.join("on-lab.sh"), "on-lab.sh"),

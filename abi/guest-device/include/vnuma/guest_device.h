@@ -22,7 +22,7 @@
 
 #define VNUMA_GD_MAGIC		0x3144474d554e5600ULL	/* "\0VNUMGD1" */
 #define VNUMA_GD_VERSION_MAJOR	1
-#define VNUMA_GD_VERSION_MINOR	0
+#define VNUMA_GD_VERSION_MINOR	1
 #define VNUMA_GD_MAX_CPUS	4096
 #define VNUMA_GD_SIZE		0x3000
 
@@ -44,7 +44,7 @@ struct vnuma_gd_page {
 	__u16 version_major;
 	__u16 version_minor;
 	__u32 page_size;	/* sizeof(struct vnuma_gd_page) */
-	__u64 generation;	/* last one applied; 0: none yet */
+	__u64 generation;	/* last one applied, see cpus_behind; 0: none yet */
 	__u32 sequence;		/* odd while the driver writes */
 	__u32 mode;		/* VNUMA_GD_MODE_* */
 	__u64 updates;		/* generations applied since the driver was loaded */
@@ -55,7 +55,9 @@ struct vnuma_gd_page {
 	__u32 nr_cpus;		/* entries of cpu_node in use */
 	__u32 distances;	/* VNUMA_GD_DISTANCES_* */
 	__s32 last_error;	/* 0 or -errno of the last publication */
-	__u64 reserved[5];
+	__u32 cpus_behind;	/* since 1.1: online CPUs that are not where the host told */
+	__u32 reserved0;
+	__u64 reserved[4];
 	__u16 cpu_node[VNUMA_GD_MAX_CPUS];	/* by the kernel's CPU number */
 };
 

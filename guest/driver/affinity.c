@@ -1,0 +1,402 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Affinities of tasks around taking a CPU offline and online.
+ *
+ * The kernel gives a task that may run on no other CPU all of them
+ * (select_fallback_rq(), kernel/sched/core.c) and keeps it so. Here the affinities are
+ * saved before and restored after. What the task or somebody else asks for meanwhile
+ * wins; task_struct::user_cpus_ptr tells:
+ *
+ *	from 6.2	what sched_setaffinity() was asked for. Widening frees it, so a
+ *			widened task that has one was given it later. It is restored, too.
+ *	before		x86 has no use for it, but sched_setaffinity() frees it. So it is
+ *			set when the affinity is saved: one that is gone was freed by a
+ *			later call.
+ *
+ * It is written with pi_lock held, by the kernel as well as here.
+ *
+ * Cpusets of cgroup v2 are no matter: the kernel keeps what they were configured to and
+ * applies it again itself when the CPU is back.
+ */
+#include <linux/cgroup.h>
+#include <linux/cpumask.h>
+#include <linux/delay.h>
+#include <linux/ktime.h>
+#include <linux/list.h>
+#include <linux/rcupdate.h>
+#include <linux/sched.h>
+#include <linux/sched/signal.h>
+#include <linux/sched/task.h>
+#include <linux/slab.h>
+#include <linux/spinlock.h>
+
+#include "vnuma.h"
+
+#if KERNEL_VERSION(6, 2, 0) > LINUX_VERSION_CODE
+#define IS_MARKED_BY_US	true
+#else
+#define IS_MARKED_BY_US	false
+#endif
+
+/* Tasks that fork faster than they are restored; what is left stays widened. */
+#define PASSES	8
+
+/* How long a fork() may take: a child is seen at its end and has what was so at its start. */
+#define FORK_MS	50
+
+/**
+ * struct saved - the affinity of a task
+ * @task: held
+ * @since: boot time when it was saved
+ * @lost: it was widened, and nobody set another one since
+ * @restored: with that
+ * @had_user: @user is what the task had asked for
+ * @mask: where it was allowed to run
+ * @user: as user_cpus_ptr
+ */
+struct saved {
+	struct list_head list;
+	struct task_struct *task;
+	u64 since;
+	bool lost;
+	bool restored;
+	bool had_user;
+	struct cpumask *mask;
+	struct cpumask *user;
+};
+
+/* As alloc_user_cpus_ptr(): the kernel may free it by RCU. */
+static struct cpumask *new_user_mask(const struct cpumask *mask, gfp_t gfp)
+{
+	struct cpumask *user;
+
+	user = kmalloc(max_t(size_t, cpumask_size(), sizeof(struct rcu_head)),
+		       gfp);
+	if (user)
+		cpumask_copy(user, mask);
+	return user;
+}
+
+static struct saved *new_saved(struct task_struct *task)
+{
+	struct saved *saved;
+
+	saved = kzalloc(sizeof(*saved) + 2 * cpumask_size(),
+			GFP_ATOMIC | __GFP_NOWARN);
+	if (!saved)
+		return NULL;
+	saved->mask = (void *)(saved + 1);
+	saved->user = (void *)saved->mask + cpumask_size();
+	saved->task = get_task_struct(task);
+	saved->since = ktime_get_boottime_ns();
+	return saved;
+}
+
+/* Kernel threads that are bound to a CPU are the kernel's own matter. */
+static bool can_lose(const struct task_struct *task)
+{
+	return !(task->flags & (PF_NO_SETAFFINITY | PF_EXITING)) &&
+	       !cpumask_subset(cpu_possible_mask, &task->cpus_mask);
+}
+
+static int save(struct list_head *list, struct task_struct *task)
+{
+	struct saved *saved = new_saved(task);
+	struct cpumask *mark = NULL;
+	unsigned long flags;
+	int err = 0;
+
+	if (!saved)
+		return -ENOMEM;
+	list_add_tail(&saved->list, list);
+	if (IS_MARKED_BY_US) {
+		mark = new_user_mask(&task->cpus_mask,
+				     GFP_ATOMIC | __GFP_NOWARN);
+		err = mark ? 0 : -ENOMEM;
+	}
+	raw_spin_lock_irqsave(&task->pi_lock, flags);
+	cpumask_copy(saved->mask, &task->cpus_mask);
+	if (task->user_cpus_ptr) {
+		saved->had_user = true;
+		cpumask_copy(saved->user, task->user_cpus_ptr);
+	} else {
+		swap(task->user_cpus_ptr, mark);
+	}
+	raw_spin_unlock_irqrestore(&task->pi_lock, flags);
+	kfree(mark);
+	return err;
+}
+
+/**
+ * vnuma_affinities_save - before @cpu is taken offline
+ * @list: to be given to vnuma_affinities_restore(), also after an error
+ * @cpu: online CPU
+ */
+int vnuma_affinities_save(struct list_head *list, int cpu)
+{
+	struct task_struct *process, *thread;
+	int err = 0;
+
+	rcu_read_lock();
+	for_each_process_thread(process, thread) {
+		if (!can_lose(thread))
+			continue;
+		err = save(list, thread);
+		if (err)
+			goto unlock;
+	}
+unlock:
+	rcu_read_unlock();
+	return err;
+}
+
+/* With pi_lock held. Has nobody set the affinity since it was saved? */
+static bool is_untouched(const struct task_struct *task)
+{
+	return IS_MARKED_BY_US == !!task->user_cpus_ptr;
+}
+
+/*
+ * A task is widened only if it may run on no other CPU. If it could when it was saved,
+ * somebody had set it to just this CPU since then.
+ */
+static void mend(struct saved *saved, int cpu)
+{
+	int other;
+
+	for_each_cpu_and(other, saved->mask, cpu_active_mask) {
+		if (other == cpu)
+			continue;
+		cpumask_copy(saved->mask, cpumask_of(cpu));
+		cpumask_copy(saved->user, cpumask_of(cpu));
+		return;
+	}
+}
+
+static void judge(struct saved *saved, int cpu)
+{
+	struct task_struct *task = saved->task;
+	unsigned long flags;
+
+	raw_spin_lock_irqsave(&task->pi_lock, flags);
+	saved->lost = is_untouched(task) &&
+		      !cpumask_equal(saved->mask, &task->cpus_mask) &&
+		      (saved->had_user ||
+		       cpumask_subset(cpu_possible_mask, &task->cpus_mask));
+	raw_spin_unlock_irqrestore(&task->pi_lock, flags);
+	if (saved->lost && saved->had_user && !IS_MARKED_BY_US)
+		mend(saved, cpu);
+}
+
+/* Whose affinity a task has that was created since, NULL if no widened one's. */
+static const struct saved *find_creator(const struct list_head *list,
+					struct task_struct *task)
+{
+	const struct task_struct *parent = rcu_dereference(task->real_parent);
+	const struct saved *saved;
+
+	/* The last one is what the creator had last. */
+	list_for_each_entry_reverse(saved, list, list) {
+		if (task->start_boottime < saved->since)
+			continue;
+		if (thread_group_leader(task) ? saved->task == parent :
+						saved->task->tgid == task->tgid)
+			return saved;
+	}
+	return NULL;
+}
+
+static bool is_listed(const struct list_head *list,
+		      const struct task_struct *task)
+{
+	const struct saved *saved;
+
+	list_for_each_entry(saved, list, list)
+		if (saved->task == task)
+			return true;
+	return false;
+}
+
+/* Tasks that widened ones have created: they inherited all CPUs. */
+static bool add_children(struct list_head *lost)
+{
+	struct task_struct *process, *thread;
+	const struct saved *creator;
+	struct saved *saved;
+	bool added = false;
+
+	rcu_read_lock();
+	for_each_process_thread(process, thread) {
+		creator = find_creator(lost, thread);
+		if (!creator || !is_untouched(thread) ||
+		    !cpumask_subset(cpu_possible_mask, &thread->cpus_mask) ||
+		    is_listed(lost, thread))
+			continue;
+		saved = new_saved(thread);
+		if (!saved)
+			break;
+		saved->lost = true;
+		saved->had_user = creator->had_user;
+		cpumask_copy(saved->mask, creator->mask);
+		cpumask_copy(saved->user, creator->user);
+		list_add_tail(&saved->list, lost);
+		added = true;
+	}
+	rcu_read_unlock();
+	return added;
+}
+
+static void restore(struct saved *saved)
+{
+	struct task_struct *task = saved->task;
+	struct cpumask *user = NULL, *mine = NULL;
+	unsigned long flags;
+	bool later;
+
+	if (saved->restored || !saved->lost)
+		return;
+	saved->restored = true;
+	if (!IS_MARKED_BY_US && saved->had_user)
+		user = new_user_mask(saved->user, GFP_KERNEL);
+	raw_spin_lock_irqsave(&task->pi_lock, flags);
+	later = !is_untouched(task);
+	if (!later && user) {
+		mine = user;
+		swap(task->user_cpus_ptr, user);
+	}
+	/* What the kernel let it have. */
+	cpumask_copy(saved->user, &task->cpus_mask);
+	raw_spin_unlock_irqrestore(&task->pi_lock, flags);
+	kfree(user);
+	if (later)
+		return;
+	set_cpus_allowed_ptr(task, saved->mask);
+
+	/* A call in between was narrowed to what was restored. */
+	raw_spin_lock_irqsave(&task->pi_lock, flags);
+	later = !IS_MARKED_BY_US && task->user_cpus_ptr != mine;
+	raw_spin_unlock_irqrestore(&task->pi_lock, flags);
+	if (later)
+		set_cpus_allowed_ptr(task, saved->user);
+}
+
+static void drop(struct list_head *list)
+{
+	struct saved *saved, *next;
+
+	list_for_each_entry_safe(saved, next, list, list) {
+		put_task_struct(saved->task);
+		list_del(&saved->list);
+		kfree(saved);
+	}
+}
+
+static bool is_in_root_cpuset(struct task_struct *task)
+{
+#ifdef CONFIG_CPUSETS
+	return !task_css(task, cpuset_cgrp_id)->parent;
+#else
+	return true;
+#endif
+}
+
+/* With pi_lock held. Was it refused the CPU because that was offline? */
+static bool lacks(struct task_struct *task, int cpu)
+{
+	return task->user_cpus_ptr &&
+	       cpumask_test_cpu(cpu, task->user_cpus_ptr) &&
+	       !cpumask_test_cpu(cpu, &task->cpus_mask) &&
+	       is_in_root_cpuset(task);
+}
+
+/*
+ * Tasks that asked for @cpu among others while it was offline. The kernel gives it to
+ * those in cpusets itself, and before 6.2 nothing tells what was asked for.
+ */
+static void give_what_was_asked(int cpu)
+{
+	struct task_struct *process, *thread;
+	struct saved *saved;
+	unsigned long flags;
+	LIST_HEAD(list);
+
+	if (IS_MARKED_BY_US || !cpu_active(cpu))
+		return;
+	rcu_read_lock();
+	for_each_process_thread(process, thread) {
+		raw_spin_lock_irqsave(&thread->pi_lock, flags);
+		saved = lacks(thread, cpu) ? new_saved(thread) : NULL;
+		raw_spin_unlock_irqrestore(&thread->pi_lock, flags);
+		if (saved)
+			list_add_tail(&saved->list, &list);
+	}
+	rcu_read_unlock();
+	list_for_each_entry(saved, &list, list)
+		set_cpus_allowed_ptr(saved->task, cpu_possible_mask);
+	drop(&list);
+}
+
+/* Children have copies. */
+static void remove_marks(void)
+{
+	struct task_struct *process, *thread;
+	struct cpumask *mark;
+	unsigned long flags;
+
+	rcu_read_lock();
+	for_each_process_thread(process, thread) {
+		mark = NULL;
+		raw_spin_lock_irqsave(&thread->pi_lock, flags);
+		swap(thread->user_cpus_ptr, mark);
+		raw_spin_unlock_irqrestore(&thread->pi_lock, flags);
+		kfree(mark);
+	}
+	rcu_read_unlock();
+}
+
+static void restore_all(struct list_head *lost)
+{
+	struct saved *saved;
+	int pass = 0;
+
+	do {
+		list_for_each_entry(saved, lost, list)
+			restore(saved);
+	} while (add_children(lost) && ++pass < PASSES);
+}
+
+/**
+ * vnuma_affinities_restore - when @cpu is online again, or stays offline
+ * @list: from vnuma_affinities_save(); empty afterwards
+ * @cpu: the CPU
+ * @lost: what was restored is added; for vnuma_affinities_settle()
+ */
+void vnuma_affinities_restore(struct list_head *list, int cpu,
+			      struct list_head *lost)
+{
+	struct saved *saved, *next;
+
+	list_for_each_entry_safe(saved, next, list, list) {
+		judge(saved, cpu);
+		if (saved->lost)
+			list_move_tail(&saved->list, lost);
+	}
+	drop(list);
+	restore_all(lost);
+	give_what_was_asked(cpu);
+}
+
+/**
+ * vnuma_affinities_settle - when all CPUs are online again
+ * @lost: from vnuma_affinities_restore(); empty afterwards
+ */
+void vnuma_affinities_settle(struct list_head *lost)
+{
+	if (!list_empty(lost)) {
+		msleep(FORK_MS);
+		restore_all(lost);
+		drop(lost);
+	}
+	if (IS_MARKED_BY_US)
+		remove_marks();
+}

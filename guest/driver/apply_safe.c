@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Safe mode: CPUs change their node by going offline and coming online again.
+ *
+ * For kernels on which fast mode misses a symbol; only exported ones are used here.
+ * Going down, the kernel takes the CPU out of everything that knows its node. Coming
+ * up it puts it where the firmware's table says (srat_detect_node(),
+ * arch/x86/kernel/cpu/), and then asks our callback, which runs on the CPU before it
+ * is active, to put it where the host says:
+ *
+ *	remove_cpu	scheduler, node_to_cpumask_map, N_CPU: the kernel
+ *	add_cpu
+ *	  CPU starts	all maps, with the node of the firmware: the kernel
+ *	  callback	all maps and N_CPU, with the node of the host: maps.c
+ *	  CPU active	scheduler's NUMA levels, masks and domains: the kernel
+ *	  afterwards	sysfs links: the kernel, as the node changed meanwhile
+ *
+ * CPU hotplug widens the affinity of tasks that may run nowhere else (affinity.c) and
+ * empties cgroup-v1 cpusets for good, so those are refused. A CPU that cannot be taken
+ * offline stays where it is: the others move, and the publication is not acknowledged.
+ *
+ * remove_cpu() takes lock_device_hotplug(), which ACPI holds while it adds or removes
+ * the channel's device: nobody may wait for vnuma_safe_apply() in a probe or a removal.
+ */
+#define pr_fmt(fmt) "vnuma: " fmt
+
+#include <linux/cgroup.h>
+#include <linux/cpu.h>
+#include <linux/cpumask.h>
+#include <linux/delay.h>
+#include <linux/irqflags.h>
+#include <linux/nodemask.h>
+#include <linux/rcupdate.h>
+#include <linux/topology.h>
+
+#include "compat.h"
+#include "vnuma.h"
+
+/* Somebody else's hotplug of the same CPU, or a driver that is busy for a moment. */
+#define TRIES		5
+#define RETRY_MS	20
+
+/* CPUs that are not on the node that the kernel gives them when they come up. */
+static struct cpumask away;
+
+/**
+ * vnuma_safe_came_online - put a CPU that comes up on the node that the host told
+ * @cpu: this CPU, not active yet
+ * @node: NUMA_NO_NODE if the host told none
+ */
+void vnuma_safe_came_online(int cpu, int node)
+{
+	struct vnuma_move move = {
+		.cpu = cpu,
+		.from = cpu_to_node(cpu),
+		.to = cpu_to_node(cpu),
+	};
+	unsigned long flags;
+
+	if (node != NUMA_NO_NODE && node_online(node))
+		move.to = node;
+	if (move.to != move.from)
+		cpumask_set_cpu(cpu, &away);
+	else
+		cpumask_clear_cpu(cpu, &away);
+	/*
+	 * Also if the node is right: what getcpu reads was set from the node that the
+	 * CPU had before it went down, and only then the kernel asked for the node.
+	 */
+	local_irq_save(flags);
+	vnuma_maps_switch(&move);
+	local_irq_restore(flags);
+	if (cpumask_empty(cpumask_of_node(move.from)))
+		node_clear_state(move.from, N_CPU);
+	node_set_state(move.to, N_CPU);
+}
+
+/* A cpuset of version 1 that loses its last CPU stays empty, its tasks move out. */
+static bool have_v1_cpusets(void)
+{
+#ifdef CONFIG_CPUSETS
+	return !static_key_enabled(&cpuset_cgrp_subsys_on_dfl_key.key);
+#else
+	return false;
+#endif
+}
+
+/*
+ * The kernel compares the nodes of CPUs that share a cache while the CPU is still
+ * where the firmware says, and the masks of shared caches are not exported.
+ */
+static int check_caches(int cpu, struct vnuma_reason *why)
+{
+	u32 llc = vnuma_llc_id(cpu);
+	int other;
+
+	for_each_online_cpu(other)
+		if (other != cpu && llc != BAD_APICID &&
+		    vnuma_llc_id(other) == llc)
+			return vnuma_because(why, -EOPNOTSUPP,
+					     "CPU %d shares a cache with CPU %d, which safe mode cannot part",
+					     cpu, other);
+	return 0;
+}
+
+static int check(const struct vnuma_topology *topology,
+		 struct vnuma_reason *why)
+{
+	int err = vnuma_topology_check(topology, why);
+	int cpu;
+
+	if (err)
+		return err;
+	for_each_online_cpu(cpu) {
+		if (!vnuma_topology_is_behind(topology, cpu))
+			continue;
+		if (have_v1_cpusets())
+			return vnuma_because(why, -EOPNOTSUPP,
+					     "CPU %d cannot be taken offline: cpusets of cgroup v1 are mounted and would lose it",
+					     cpu);
+		err = check_caches(cpu, why);
+		if (err)
+			return err;
+	}
+	return 0;
+}
+
+static int retried(int (*step)(unsigned int cpu), int cpu)
+{
+	int try, err;
+
+	for (try = 0; try < TRIES; try++) {
+		if (try)
+			msleep(RETRY_MS << try);
+		err = step(cpu);
+		if (err != -EBUSY)
+			return err;
+	}
+	return err;
+}
+
+/* Return: 0 if the CPU came up again, with the node that the callback gave it. */
+static int replug(int cpu, struct list_head *lost)
+{
+	LIST_HEAD(saved);
+	int err;
+
+	/* CPU 0, see arch_register_cpu(); isolated ones with nohz_full= as well. */
+	if (!cpu_is_hotpluggable(cpu))
+		return -EPERM;
+	err = vnuma_affinities_save(&saved, cpu);
+	if (!err)
+		err = retried(remove_cpu, cpu);
+	/* 1: somebody else took it offline; it moves when it is brought up again. */
+	if (!err) {
+		err = retried(add_cpu, cpu);
+		if (err)
+			pr_err("CPU %d stays offline: it did not come up again (%d)\n",
+			       cpu, err);
+	}
+	vnuma_affinities_restore(&saved, cpu, lost);
+	return min(err, 0);
+}
+
+static void move_behind(const struct vnuma_topology *topology,
+			struct vnuma_behind *behind)
+{
+	LIST_HEAD(lost);
+	int cpu, err;
+
+	for_each_possible_cpu(cpu) {
+		if (!cpu_online(cpu) || !vnuma_topology_is_behind(topology, cpu))
+			continue;
+		err = replug(cpu, &lost);
+		if (!err && !(cpu_online(cpu) && vnuma_topology_is_behind(topology, cpu)))
+			continue;
+		behind->cpus++;
+		behind->cpu = cpu;
+		behind->error = err ?: -EAGAIN;
+	}
+	vnuma_affinities_settle(&lost);
+}
+
+/**
+ * vnuma_safe_apply - move the CPUs of a publication, one after the other
+ * @topology: checked; stays in use until the next call
+ * @old: the one before, no longer in use
+ * @behind: zeroed; which CPUs could not be moved
+ * @why: filled if the publication is refused
+ *
+ * Return: 0, or -errno with nothing changed.
+ */
+int vnuma_safe_apply(struct vnuma_topology *topology,
+		     struct vnuma_topology **old, struct vnuma_behind *behind,
+		     struct vnuma_reason *why)
+{
+	int err;
+
+	cpus_read_lock();
+	err = check(topology, why);
+	if (!err)
+		*old = vnuma_topology_set_current(topology);
+	cpus_read_unlock();
+	if (err)
+		return err;
+	if (vnuma_distances_differ(topology))
+		pr_info_once("this kernel keeps its own distances: safe mode does not change them\n");
+	/* Each CPU costs some grace periods. */
+	rcu_expedite_gp();
+	move_behind(topology, behind);
+	rcu_unexpedite_gp();
+	return 0;
+}
+
+/**
+ * vnuma_safe_undo - put all CPUs where the firmware says
+ *
+ * For unloading. A CPU that comes up when the callback is gone gets that node in all
+ * maps but those of getcpu. The current topology must name no CPU any more.
+ */
+void vnuma_safe_undo(void)
+{
+	LIST_HEAD(lost);
+	int cpu, err;
+
+	for_each_cpu(cpu, &away) {
+		if (!cpu_online(cpu))
+			continue;
+		err = have_v1_cpusets() ? -EOPNOTSUPP : replug(cpu, &lost);
+		if (err)
+			pr_warn("CPU %d stays on node %d (%d)\n", cpu,
+				cpu_to_node(cpu), err);
+	}
+	vnuma_affinities_settle(&lost);
+}
