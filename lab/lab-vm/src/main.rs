@@ -103,6 +103,9 @@ struct StartArguments {
     /// A VM without NUMA, unbound
     #[arg(long)]
     uma: bool,
+    /// Give every node as many sockets without a vCPU as it has vCPUs, for CPU hot-plug
+    #[arg(long, conflicts_with = "uma")]
+    spare_slots: bool,
     /// Print QEMU's command line
     #[arg(long)]
     verbose: bool,
@@ -121,8 +124,10 @@ fn main() -> ExitCode {
 fn run(command: Command) -> Result<ExitCode> {
     match command {
         Command::Start(arguments) => {
-            let StartArguments { name, kernel, nodes, vcpus, memory, unbound, uma, verbose } = arguments;
-            vm::start(&Request { name, kernel, nodes, vcpus, memory, unbound, uma }, verbose)?;
+            let StartArguments { name, kernel, nodes, vcpus, memory, unbound, uma, spare_slots, verbose } =
+                arguments;
+            let request = Request { name, kernel, nodes, vcpus, memory, unbound, uma, spare_slots };
+            vm::start(&request, verbose)?;
         }
         Command::Exec { name, command } => return session::exec(&name, command),
         Command::Shell { name } => return session::shell(&name),

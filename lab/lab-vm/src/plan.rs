@@ -32,6 +32,8 @@ pub struct Request {
     pub unbound: bool,
     /// No NUMA.
     pub uma: bool,
+    /// Sockets without a vCPU on every node, as many as it has vCPUs.
+    pub spare_slots: bool,
 }
 
 /// What the VM will be.
@@ -52,6 +54,8 @@ pub struct GuestNode {
     pub memory_mib: usize,
     /// Its vCPUs, by index.
     pub vcpus: std::ops::Range<usize>,
+    /// Its sockets without a vCPU.
+    pub spare: std::ops::Range<usize>,
     /// Where memory is bound and vCPU threads are pinned, if they are.
     pub home: Option<Home>,
 }
@@ -151,9 +155,11 @@ pub fn plan(request: &Request, host: &[HostNode]) -> Result<Plan, PlanError> {
     let bound = !request.unbound && !request.uma && !host.is_empty();
     let home = |node: usize| bound.then(|| &host[node % host.len()]);
     let memory_mib = request.memory.mib / nodes / MEMORY_STEP_MIB * MEMORY_STEP_MIB;
+    let first = |node: usize| node * vcpus / nodes;
     let guest_node = |node: usize| GuestNode {
         memory_mib,
-        vcpus: node * vcpus / nodes..(node + 1) * vcpus / nodes,
+        vcpus: first(node)..first(node + 1),
+        spare: if request.spare_slots { vcpus + first(node)..vcpus + first(node + 1) } else { 0..0 },
         home: home(node).map(|home| Home { node: home.id, cpus: home.cpus.clone() }),
     };
     let distance = |from: usize, to: usize| match (from == to, host.len()) {
@@ -192,7 +198,17 @@ mod tests {
             memory: Memory { mib: 512 },
             unbound: false,
             uma: false,
+            spare_slots: false,
         }
+    }
+
+    #[test]
+    fn spare_slots_follow_the_vcpus_in_number_and_on_nodes() {
+        let spare = Request { spare_slots: true, vcpus: Some(5), ..request() };
+        let plan = plan(&spare, &host(2)).unwrap();
+        let sockets: Vec<_> =
+            plan.nodes.iter().map(|node| (node.vcpus.clone(), node.spare.clone())).collect();
+        assert_eq!(sockets, [(0..2, 5..7), (2..5, 7..10)]);
     }
 
     #[test]
@@ -219,7 +235,7 @@ mod tests {
         assert!(unbound.numa && unbound.nodes.iter().all(|node| node.home.is_none()));
         assert_eq!(unbound.distances[0], [10, 21]);
         let uma = plan(&Request { uma: true, vcpus: Some(3), ..request() }, &host(2)).unwrap();
-        assert_eq!(uma.nodes, [GuestNode { memory_mib: 512, vcpus: 0..3, home: None }]);
+        assert_eq!(uma.nodes, [GuestNode { memory_mib: 512, vcpus: 0..3, spare: 0..0, home: None }]);
         assert!(!uma.numa);
     }
 

@@ -26,6 +26,7 @@ pub fn options(name: &str, plan: &Plan, cid: u32, files: &Files<'_>) -> Vec<Vec<
     let Files { kernel, initrd, directory } = files;
     let path = |file: &str| directory.join(file).display().to_string();
     let vcpus = plan.nodes.last().map_or(1, |node| node.vcpus.end);
+    let sockets = plan.nodes.iter().map(|node| node.vcpus.len() + node.spare.len()).sum::<usize>();
     let memory: usize = plan.nodes.iter().map(|node| node.memory_mib).sum();
     let machine = if plan.numa { "q35" } else { "q35,memory-backend=ram0" };
     let mut lines: Vec<String> = vec![
@@ -33,7 +34,7 @@ pub fn options(name: &str, plan: &Plan, cid: u32, files: &Files<'_>) -> Vec<Vec<
         "-nodefaults -no-user-config -display none -no-reboot".into(),
         format!("-machine {machine} -accel kvm -cpu host"),
         // One socket per vCPU: siblings and caches then never contradict a vCPU's node, whichever it is.
-        format!("-smp {vcpus},sockets={vcpus},cores=1,threads=1 -m {memory}M"),
+        format!("-smp {vcpus},maxcpus={sockets},sockets={sockets},cores=1,threads=1 -m {memory}M"),
     ];
     for (number, node) in plan.nodes.iter().enumerate() {
         let bind = node.home.as_ref().map(|home| format!(",host-nodes={},policy=bind", home.node));
@@ -75,8 +76,8 @@ fn numa(plan: &Plan) -> Vec<String> {
     let mut lines = Vec::new();
     for (number, node) in plan.nodes.iter().enumerate() {
         let mut line = format!("-numa node,nodeid={number},memdev=ram{number}");
-        for vcpu in node.vcpus.clone() {
-            line.push_str(&format!(" -numa cpu,node-id={number},socket-id={vcpu}"));
+        for socket in node.vcpus.clone().chain(node.spare.clone()) {
+            line.push_str(&format!(" -numa cpu,node-id={number},socket-id={socket}"));
         }
         lines.push(line);
     }
@@ -96,6 +97,7 @@ mod tests {
         let node = |number: usize| GuestNode {
             memory_mib: 256,
             vcpus: 2 * number..2 * number + 2,
+            spare: if numa { 4 + number..5 + number } else { 0..0 },
             home: homes.then(|| Home { node: 3 - number, cpus: vec![0] }),
         };
         let nodes = if numa { vec![node(0), node(1)] } else { vec![node(0)] };
@@ -109,9 +111,10 @@ mod tests {
     fn a_bound_vm_has_its_nodes_at_home() {
         let line = line(true, true);
         for part in [
-            "-smp 4,sockets=4,cores=1,threads=1 -m 512M",
+            "-smp 4,maxcpus=6,sockets=6,cores=1,threads=1 -m 512M",
             "id=ram1,size=256M,prealloc=off,host-nodes=2,policy=bind",
-            "-numa node,nodeid=1,memdev=ram1 -numa cpu,node-id=1,socket-id=2 -numa cpu,node-id=1,socket-id=3",
+            "-numa node,nodeid=1,memdev=ram1 -numa cpu,node-id=1,socket-id=2 -numa cpu,node-id=1,socket-id=3 \
+             -numa cpu,node-id=1,socket-id=5",
             "dist,src=0,dst=1,val=21",
             "pcie-root-port,id=vnuma0,",
             "guest-cid=7",
