@@ -3,6 +3,21 @@
 /// Longest piece of foreign text in a message.
 const SHOWN: usize = 80;
 
+/// Longest reason that quotes foreign text.
+const REASON: usize = 300;
+
+/// A reason that may quote foreign text, escaped likewise.
+pub(crate) fn tame(reason: &str) -> String {
+    let mut shown = String::new();
+    for c in reason.chars().take(REASON) {
+        if c.is_control() { shown.extend(c.escape_debug()) } else { shown.push(c) }
+    }
+    if reason.chars().nth(REASON).is_some() {
+        shown.push('…');
+    }
+    shown
+}
+
 /// At most [`SHOWN`] characters of `text`, with everything escaped that would disturb a
 /// terminal or a log.
 pub(crate) fn shorten(text: &str) -> String {
@@ -23,5 +38,7 @@ mod tests {
         assert_eq!(shorten("a\u{1b}[2Jb"), "a\\u{1b}[2Jb");
         assert_eq!(shorten(&"x".repeat(81)), format!("{}…", "x".repeat(80)));
         assert_eq!(shorten(&"x".repeat(80)), "x".repeat(80));
+        assert_eq!(tame("`a` \u{1b}\n"), "`a` \\u{1b}\\n");
+        assert_eq!(tame(&"x".repeat(301)), format!("{}…", "x".repeat(300)));
     }
 }

@@ -312,6 +312,17 @@ fn errors_name_file_and_value() {
 }
 
 #[test]
+fn errors_do_not_disturb_a_terminal() {
+    for text in ["\u{1b}[2J".to_owned(), "\u{1b}".repeat(60_000)] {
+        let fixture = three_nodes();
+        fixture.write(&format!("{NODE}/node0/cpulist"), text.as_bytes());
+        let error = fixture.error();
+        assert!(!error.contains(char::is_control) && error.contains(r"\u{1b}"), "{error:?}");
+        assert!(error.len() < 2000, "{} bytes", error.len());
+    }
+}
+
+#[test]
 fn endless_files_fifos_and_binary_are_refused() {
     let fixture = three_nodes();
     fixture.write(&format!("{NODE}/node0/cpulist"), &vec![b'0'; 70_000]);

@@ -16,10 +16,10 @@ pub struct CpuSet(BTreeSet<u32>);
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum CpuSetError {
     /// Neither `N` nor `N-M`.
-    #[error("`{0}` is neither a number nor a range of numbers")]
+    #[error("`{}` is neither a number nor a range of numbers", shown(.0))]
     Malformed(String),
     /// A range that ends before it begins.
-    #[error("range `{0}` ends before it begins")]
+    #[error("range `{}` ends before it begins", shown(.0))]
     Reversed(String),
     /// Beyond what a kernel can have.
     #[error("CPU {0} is above the largest number a kernel can have, {max}", max = CpuSet::MAX_CPU)]
@@ -27,6 +27,13 @@ pub enum CpuSetError {
     /// It names CPUs over and over.
     #[error("more than {MAX_SPELLED} numbers in one list")]
     TooMany,
+}
+
+/// The beginning of a part of a list, with everything escaped that would disturb a terminal or a log.
+fn shown(part: &str) -> String {
+    const LIMIT: usize = 40;
+    let rest = if part.chars().nth(LIMIT).is_some() { "…" } else { "" };
+    part.chars().take(LIMIT).flat_map(char::escape_debug).chain(rest.chars()).collect()
 }
 
 impl CpuSet {
@@ -175,6 +182,11 @@ mod tests {
         assert_eq!(CpuSetError::TooMany.to_string(), "more than 65536 numbers in one list");
         assert!("a".parse::<CpuSet>().unwrap_err().to_string().contains("`a`"));
         assert!("2-1".parse::<CpuSet>().unwrap_err().to_string().contains("`2-1`"));
+        let odd = format!("\u{1b}[2J{}", "x".repeat(100)).parse::<CpuSet>().unwrap_err().to_string();
+        assert_eq!(
+            odd,
+            format!(r"`\u{{1b}}[2J{}…` is neither a number nor a range of numbers", "x".repeat(36))
+        );
     }
 
     #[test]

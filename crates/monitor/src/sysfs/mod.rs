@@ -14,7 +14,7 @@ pub mod parse;
 mod pci;
 mod tree;
 
-use crate::text::shorten;
+use crate::text::{shorten, tame};
 use std::path::{Path, PathBuf};
 use tree::Tree;
 use vnuma_topology::HostTopology;
@@ -72,7 +72,7 @@ pub enum SysfsError {
 
 impl SysfsError {
     fn value(path: &Path, value: &str, reason: impl ToString) -> Self {
-        Self::Value { path: path.to_owned(), value: shorten(value), reason: reason.to_string() }
+        Self::Value { path: path.to_owned(), value: shorten(value), reason: tame(&reason.to_string()) }
     }
 }
 

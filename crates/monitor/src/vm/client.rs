@@ -9,7 +9,7 @@ use super::{
     message::{Message, event_of, parse_message},
     wire::{Wire, WireError},
 };
-use crate::text::shorten;
+use crate::text::{shorten, tame};
 use qapi::{Command, Execute, qmp};
 use serde::Deserialize;
 use serde_json::Value;
@@ -138,7 +138,7 @@ impl Client {
         serde_json::from_value(answer).map_err(|error| VmError::Protocol {
             vm: self.vm.clone(),
             command: C::NAME.to_owned(),
-            reason: error.to_string(),
+            reason: tame(&error.to_string()),
         })
     }
 
@@ -207,7 +207,7 @@ impl Client {
     /// A peer that does not speak QMP is not listened to any longer.
     fn nonsense(&mut self, command: &str, reason: String) -> VmError {
         self.closed = true;
-        VmError::Protocol { vm: self.vm.clone(), command: command.to_owned(), reason }
+        VmError::Protocol { vm: self.vm.clone(), command: command.to_owned(), reason: tame(&reason) }
     }
 }
 

@@ -11,11 +11,15 @@
 //! So the backends sorted by offset belong to the nodes that have memory, sorted by number. It
 //! is believed only if numbers and sizes agree; else no node is said to have a backend.
 
+use crate::text::shorten;
 use std::collections::BTreeMap;
 use vnuma_topology::MemoryBacking;
 
 /// Most guest nodes (QEMU's `MAX_NODES`).
 const MAX_NODES: usize = 128;
+
+/// Most memory whose bytes can be counted.
+const MAX_MIB: u64 = u64::MAX >> 20;
 
 /// A node as `info numa` has it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -40,14 +44,15 @@ pub fn parse_info_numa(text: &str) -> Result<BTreeMap<u32, NumaNode>, String> {
         let Some((number, what)) = line.strip_prefix("node ").and_then(|rest| rest.split_once(' ')) else {
             continue;
         };
-        let number: u32 = number.parse().map_err(|_| format!("`{line}` names no node"))?;
+        let number: u32 = number.parse().map_err(|_| format!("`{}` names no node", shorten(line)))?;
         if nodes.len() == MAX_NODES && !nodes.contains_key(&number) {
             return Err(format!("more than {MAX_NODES} nodes"));
         }
         let node: &mut NumaNode = nodes.entry(number).or_default();
         let mebibytes = |text: &str| {
             let digits = text.trim().strip_suffix(" MB");
-            digits.and_then(|digits| digits.parse().ok()).ok_or_else(|| format!("`{line}` has no size in MB"))
+            let size = digits.and_then(|digits| digits.parse().ok()).filter(|&mib| mib <= MAX_MIB);
+            size.ok_or_else(|| format!("`{}` has no size in MB", shorten(line)))
         };
         match what.split_once(':') {
             Some(("size", size)) => node.size_mib = mebibytes(size)?,
@@ -112,6 +117,14 @@ mod tests {
         assert!(parse_info_numa("0 nodes\r\n").unwrap().is_empty());
         assert!(parse_info_numa("node 0 size: big\r\n").unwrap_err().contains("node 0 size: big"));
         assert!(parse_info_numa("node x size: 1 MB").is_err());
+        let odd = parse_info_numa("node \u{1b}[2J size: 1 MB").unwrap_err();
+        assert_eq!(odd, "`node \\u{1b}[2J size: 1 MB` names no node");
+        assert!(parse_info_numa(&format!("node 0 size: {} MB", u64::MAX >> 20)).is_ok());
+        assert!(
+            parse_info_numa(&format!("node 0 size: {} MB", 1u64 << 44))
+                .unwrap_err()
+                .contains("17592186044416")
+        );
         let many: String = (0..200).map(|id| format!("node {id} size: 1 MB\n")).collect();
         assert!(parse_info_numa(&many).is_err());
     }
