@@ -3,6 +3,7 @@
 use crate::{
     error::Refusal,
     message::{Message, Reply, Request},
+    readable::readable,
 };
 use axum::{
     Json, Router,
@@ -80,7 +81,25 @@ impl IntoResponse for Failure {
             ErrorKind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
             ErrorKind::Vm => StatusCode::BAD_GATEWAY,
         };
-        (status, Json(self.0)).into_response()
+        let ApiError { error, message } = self.0;
+        (status, Json(ApiError { error, message: readable(&message) })).into_response()
+    }
+}
+
+/// The VM that a path names.
+struct VmName(String);
+
+impl FromRequestParts<Context> for VmName {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, context: &Context) -> Result<Self, Failure> {
+        match Path::from_request_parts(parts, context).await {
+            Ok(Path(name)) => Ok(Self(name)),
+            Err(_) => {
+                let path = parts.uri.path();
+                Err(Failure::bad_request(format!("{path}: the name of the VM is not UTF-8")))
+            }
+        }
     }
 }
 
@@ -147,22 +166,22 @@ async fn list(State(context): State<Context>) -> Answer<Vec<Vm>> {
     ask(&context, |reply| Request::List { reply }).await.map(Json)
 }
 
-async fn show(State(context): State<Context>, Path(vm): Path<String>) -> Answer<Vm> {
+async fn show(State(context): State<Context>, VmName(vm): VmName) -> Answer<Vm> {
     ask(&context, |reply| Request::Show { vm, reply }).await.map(Json)
 }
 
-async fn attach(_: MayAct, State(context): State<Context>, Path(vm): Path<String>) -> Answer<Vm> {
+async fn attach(_: MayAct, State(context): State<Context>, VmName(vm): VmName) -> Answer<Vm> {
     ask(&context, |reply| Request::Attach { vm, reply }).await.map(Json)
 }
 
-async fn detach(_: MayAct, State(context): State<Context>, Path(vm): Path<String>) -> Answer<Vm> {
+async fn detach(_: MayAct, State(context): State<Context>, VmName(vm): VmName) -> Answer<Vm> {
     ask(&context, |reply| Request::Detach { vm, reply }).await.map(Json)
 }
 
 async fn move_vcpu(
     _: MayAct,
     State(context): State<Context>,
-    Path(vm): Path<String>,
+    VmName(vm): VmName,
     body: Result<Bytes, BytesRejection>,
 ) -> Answer<Vm> {
     let body =

@@ -1,6 +1,7 @@
 //! The configuration file. Every key has a default; a key that is not known, or a value out of
 //! range, is refused with its file, line and name.
 
+use crate::readable::readable;
 use serde::Deserialize;
 use std::{
     ops::RangeInclusive,
@@ -149,7 +150,13 @@ impl Config {
     pub fn load(path: Option<&Path>) -> Result<Self, ConfigError> {
         let (path, must_exist) = (path.unwrap_or(Path::new(DEFAULT_PATH)), path.is_some());
         match read(path) {
-            Ok(text) => Self::parse(path, &text),
+            Ok(bytes) => match str::from_utf8(&bytes) {
+                Ok(text) => Self::parse(path, text),
+                Err(error) => {
+                    let line = 1 + bytes[..error.valid_up_to()].iter().filter(|&&byte| byte == b'\n').count();
+                    Err(ConfigError::Parse { path: path.into(), line, message: "not UTF-8".into() })
+                }
+            },
             Err(error) if !must_exist && error.kind() == std::io::ErrorKind::NotFound => Ok(Self::default()),
             Err(source) => Err(ConfigError::Read { path: path.into(), source }),
         }
@@ -214,15 +221,15 @@ impl From<Location> for Prefer {
     }
 }
 
-fn read(path: &Path) -> std::io::Result<String> {
+fn read(path: &Path) -> std::io::Result<Vec<u8>> {
     use std::io::Read;
-    let mut text = String::new();
-    let read = std::fs::File::open(path)?.take(SIZE_LIMIT + 1).read_to_string(&mut text)?;
+    let mut bytes = Vec::new();
+    let read = std::fs::File::open(path)?.take(SIZE_LIMIT + 1).read_to_end(&mut bytes)?;
     if read as u64 > SIZE_LIMIT {
         let reason = format!("longer than {SIZE_LIMIT} bytes");
         return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, reason));
     }
-    Ok(text)
+    Ok(bytes)
 }
 
 /// A file, to point at places in it.
@@ -238,7 +245,8 @@ impl Source<'_> {
 
     fn parse_error(&self, error: &toml::de::Error) -> ConfigError {
         let line = self.line(error.span().map_or(0, |span| span.start));
-        ConfigError::Parse { path: self.path.into(), line, message: error.message().replace('\n', " ") }
+        let message = readable(&error.message().replace('\n', " "));
+        ConfigError::Parse { path: self.path.into(), line, message }
     }
 
     fn value_error<T>(
@@ -350,6 +358,8 @@ mod tests {
             ),
             ("[observe]\nlocation = \"guess\"", "/etc/x.toml: line 2: unknown variant `guess`"),
             ("[tell", "/etc/x.toml: line 1: "),
+            // A key cannot disturb the terminal that it is shown on.
+            ("\n[\"a\\u001b[2J\"]", r"/etc/x.toml: line 2: unknown field `a\u{1b}[2J`"),
         ] {
             let found = parse(text).expect_err(text);
             assert!(found.starts_with(error), "{text:?}: {found}");
@@ -364,5 +374,8 @@ mod tests {
         std::fs::write(&path, " ".repeat(SIZE_LIMIT as usize + 1)).expect("written");
         let error = Config::load(Some(&path)).expect_err("too long").to_string();
         assert!(error.contains("longer than"), "{error}");
+        std::fs::write(&path, b"[tell]\n# caf\xe9\n").expect("written");
+        let error = Config::load(Some(&path)).expect_err("not UTF-8").to_string();
+        assert_eq!(error, format!("{}: line 2: not UTF-8", path.display()));
     }
 }

@@ -22,6 +22,7 @@ mod epoch;
 mod error;
 mod locations;
 mod message;
+mod readable;
 mod readiness;
 mod records;
 mod report;
@@ -33,5 +34,6 @@ mod vm_thread;
 mod watchers;
 
 pub use config::Config;
+pub use records::parse_record;
 pub use server::{BackendFactory, run};
 pub use socket::SocketError;

@@ -3,6 +3,7 @@
 //! A record only names things; the channel itself is in the hypervisor. One that is lost or stale costs a
 //! detach and an attach, nothing else.
 
+use crate::readable::readable;
 use serde::{Deserialize, Serialize};
 use std::{
     fs::{self, DirBuilder, OpenOptions},
@@ -24,6 +25,15 @@ const VERSION: u32 = 1;
 struct Record {
     version: u32,
     channel: Identity,
+}
+
+/// Understands the text of a record, or says what is wrong with it.
+pub fn parse_record(text: &str) -> Result<Identity, String> {
+    let record: Record = serde_json::from_str(text).map_err(|error| readable(&error.to_string()))?;
+    if record.version != VERSION {
+        return Err(format!("version = {}: must be {VERSION}", record.version));
+    }
+    Ok(record.channel)
 }
 
 /// The directory of records, one for each hypervisor process.
@@ -67,11 +77,7 @@ impl Records {
         let mut text = String::new();
         let file = fs::File::open(&path).map_err(|error| wrong(error.to_string()))?;
         file.take(SIZE_LIMIT).read_to_string(&mut text).map_err(|error| wrong(error.to_string()))?;
-        let record: Record = serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
-        if record.version != VERSION {
-            return Err(wrong(format!("version = {}: must be {VERSION}", record.version)));
-        }
-        Ok(record.channel)
+        parse_record(&text).map_err(wrong)
     }
 
     /// The process has no channel any more. That it had none is fine.
@@ -121,6 +127,7 @@ mod tests {
             ("", "EOF"),
             ("{\"version\":1}", "missing field `channel`"),
             ("{\"version\":1,\"x\":2}", "unknown field `x`"),
+            ("{\"version\":1,\"\\u001b[2J\":2}", r"unknown field `\u{1b}[2J`"),
             (&good, "version = 9: must be 1"),
             ("\u{1}", "expected value"),
         ];

@@ -130,6 +130,7 @@ fn refusals_name_what_is_wrong() {
     wait_for("all VMs", || get(&daemon, "/v1/vms").1.as_array().is_some_and(|vms| vms.len() == 3));
     assert_eq!(post(&daemon, "/v1/vms/web/attach", "").0, 200);
     let long = "x".repeat(5000);
+    let far_too_long = format!("/v1/vms/{long}");
     for (method, path, body, status, text) in [
         ("POST", "/v1/vms/web/attach", "", 409, "web: the topology channel is attached already"),
         ("POST", "/v1/vms/uma/attach", "", 409, "uma: a UMA VM"),
@@ -137,6 +138,9 @@ fn refusals_name_what_is_wrong() {
         ("POST", "/v1/vms/full/detach", "", 409, "full: no topology channel is attached"),
         ("POST", "/v1/vms/nobody/attach", "", 404, "there is no VM `nobody`"),
         ("GET", "/v1/vms/..%2F..%2Fetc", "", 404, "there is no VM `../../etc`"),
+        ("GET", "/v1/vms/%ff%fe", "", 400, "/v1/vms/%ff%fe: the name of the VM is not UTF-8"),
+        ("GET", "/v1/vms/a%1b%5B2J%0ab", "", 404, r"there is no VM `a\u{1b}[2J\nb`"),
+        ("GET", &far_too_long, "", 404, "xxx…"),
         (
             "POST",
             "/v1/vms/web/move",

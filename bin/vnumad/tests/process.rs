@@ -86,6 +86,25 @@ fn a_configuration_can_be_checked() {
 }
 
 #[test]
+fn nonsense_on_the_command_line_is_named() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let nowhere = directory.path().join("nowhere").display().to_string();
+    for (arguments, status, expected) in [
+        (vec!["--confg", "x"], 2, "unexpected argument '--confg'"),
+        (vec!["--config"], 2, "--config <FILE>"),
+        (vec!["serve"], 2, "unexpected argument 'serve'"),
+        (vec!["--check", "--print-topology"], 2, "'--check' cannot be used with '--print-topology'"),
+        (vec!["--print-topology", "--root", &nowhere], 1, nowhere.as_str()),
+        (vec!["--log", "vnumad=loudly"], 1, "--log vnumad=loudly"),
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_vnumad")).args(&arguments).output().expect("runs");
+        let error = String::from_utf8(output.stderr).expect("UTF-8");
+        assert_eq!(output.status.code(), Some(status), "{arguments:?}: {error}");
+        assert!(error.contains(expected), "{arguments:?}: {error:?} should say {expected:?}");
+    }
+}
+
+#[test]
 fn a_recorded_host_can_be_printed() {
     let directory = tempfile::tempdir().expect("a directory");
     let output = vnumad(directory.path()).arg("--print-topology").output().expect("runs");

@@ -1,0 +1,28 @@
+//! Messages that quote what others wrote.
+
+/// Longest message, in characters.
+const LIMIT: usize = 1000;
+
+/// A message of bounded length, with everything escaped that would disturb a terminal or a log.
+pub(crate) fn readable(message: &str) -> String {
+    let mut text = String::new();
+    for c in message.chars().take(LIMIT) {
+        if c.is_control() { text.extend(c.escape_debug()) } else { text.push(c) }
+    }
+    if message.chars().nth(LIMIT).is_some() {
+        text.push('…');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_one_line_of_bounded_length() {
+        assert_eq!(readable("a `\u{1b}[2J`\nb \"c\" é"), "a `\\u{1b}[2J`\\nb \"c\" é");
+        assert_eq!(readable(&"x".repeat(LIMIT)), "x".repeat(LIMIT));
+        assert_eq!(readable(&"x".repeat(LIMIT + 1)), format!("{}…", "x".repeat(LIMIT)));
+    }
+}
