@@ -39,9 +39,13 @@ impl Table {
         let widths: Vec<usize> = (0..self.align.len()).map(|column| width(column).unwrap_or(0)).collect();
         let mut text = String::new();
         for row in &self.rows {
-            let cells = row.iter().zip(&widths).zip(&self.align).map(|((cell, &width), align)| match align {
-                Align::Left => format!("{cell:<width$}"),
-                Align::Right => format!("{cell:>width$}"),
+            let cells = row.iter().zip(&widths).zip(&self.align).map(|((cell, &width), align)| {
+                // Not by a width of format!, which has 16 bits: a VM's problem may be any text.
+                let space = " ".repeat(width - cell.chars().count());
+                match align {
+                    Align::Left => format!("{cell}{space}"),
+                    Align::Right => format!("{space}{cell}"),
+                }
             });
             let line = cells.collect::<Vec<_>>().join("  ");
             text.push_str(&format!("{:indent$}{}\n", "", line.trim_end()));
@@ -69,6 +73,11 @@ pub fn plain(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
+/// The same for text that may have several lines.
+pub fn plain_lines(text: &str) -> String {
+    text.split('\n').map(plain).collect::<Vec<_>>().join("\n")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -82,6 +91,14 @@ mod tests {
     }
 
     #[test]
+    fn a_cell_may_be_of_any_length() {
+        let mut table = Table::new(&["A", ">B"]);
+        table.row(["x".repeat(100_000), "1".into()]);
+        table.row(["y".into(), "2".into()]);
+        assert!(table.text(0).lines().all(|line| line.len() == 100_003));
+    }
+
+    #[test]
     fn sizes_and_gaps() {
         assert_eq!(
             (size(2048), size(10_240), size(64 << 20)),
@@ -89,5 +106,6 @@ mod tests {
         );
         assert_eq!((or_dash(None::<u32>), or_dash(Some(3))), ("-".into(), "3".into()));
         assert_eq!(plain("a\u{1b}[31mb"), "a\u{fffd}[31mb");
+        assert_eq!(plain_lines("a\u{1b}\nb\r"), "a\u{fffd}\nb\u{fffd}");
     }
 }

@@ -35,17 +35,22 @@ fn unexpected(reason: String) -> ClientError {
 }
 
 fn print(line: &[u8], json: bool) -> Result<(), ClientError> {
+    let text = self::line(line, json)?;
+    let mut out = io::stdout().lock();
+    // A line at a time, so that a reader of a pipe has it at once.
+    writeln!(out, "{text}").and_then(|()| out.flush()).map_err(ClientError::Output)
+}
+
+/// What is printed for a line of vnumad.
+pub fn line(line: &[u8], json: bool) -> Result<String, ClientError> {
     let value: serde_json::Value =
         serde_json::from_slice(line).map_err(|error| unexpected(error.to_string()))?;
-    let text = match serde_json::from_value(value.clone()) {
+    Ok(match serde_json::from_value(value.clone()) {
         _ if json => value.to_string(),
         Ok(event) => text(&event),
         // A kind of event that a newer vnumad knows.
         Err(_) => plain(&value.to_string()),
-    };
-    let mut out = io::stdout().lock();
-    // A line at a time, so that a reader of a pipe has it at once.
-    writeln!(out, "{text}").and_then(|()| out.flush()).map_err(ClientError::Output)
+    })
 }
 
 fn text(event: &Event) -> String {

@@ -1,0 +1,46 @@
+//! What is printed for an answer of vnumad.
+
+use crate::{client::ClientError, doctor, hardware, table::plain_lines, vms, watch};
+use serde::de::DeserializeOwned;
+use vnuma_api::{ApiError, Daemon, HostTopology, Vm};
+
+/// A kind of answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// To `hardware`.
+    Hardware,
+    /// To `list`.
+    List,
+    /// To `show`.
+    Show,
+    /// To `daemon`.
+    Daemon,
+    /// To the three questions of `doctor`, as an array.
+    Doctor,
+    /// A line of `watch`.
+    Event,
+    /// To a request that failed.
+    Error,
+}
+
+impl Answer {
+    /// What is printed for the answer with this body.
+    pub fn print(self, body: &[u8]) -> Result<String, String> {
+        match self {
+            Self::Hardware => read::<HostTopology>(body).map(|host| hardware::text(&host)),
+            Self::List => read::<Vec<Vm>>(body).map(|vms| vms::list(&vms)),
+            Self::Show => read::<Vm>(body).map(|vm| vms::show(&vm) + &vms::moved(&vm, 0)),
+            Self::Daemon => read::<Daemon>(body).map(|daemon| vms::daemon(&daemon)),
+            Self::Doctor => read::<(Daemon, HostTopology, Vec<Vm>)>(body)
+                .map(|(daemon, host, vms)| doctor::text(&doctor::examine(&daemon, &host, &vms))),
+            Self::Event => watch::line(body, false).map_err(|error| error.to_string()),
+            Self::Error => read::<ApiError>(body)
+                .map(|refusal| plain_lines(&ClientError::Refused(refusal).to_string()) + "\n"),
+        }
+        .map_err(|error| plain_lines(&error))
+    }
+}
+
+fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, String> {
+    serde_json::from_slice(body).map_err(|error| error.to_string())
+}

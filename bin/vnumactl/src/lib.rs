@@ -1,0 +1,210 @@
+//! The operator's tool. See docs/vnumactl.md. The program is [`main`]; [`read_arguments`] and [`Answer`] are its
+//! parsers, open to fuzzing.
+
+mod answer;
+mod client;
+mod doctor;
+mod hardware;
+mod table;
+mod vms;
+mod watch;
+
+pub use answer::Answer;
+use clap::{
+    Args, Parser, Subcommand,
+    builder::{OsStringValueParser, TypedValueParser},
+};
+use client::{Client, ClientError};
+use serde::Serialize;
+use std::{
+    ffi::OsString,
+    io::{self, Write},
+    path::PathBuf,
+    process::ExitCode,
+};
+use vnuma_api::{ApiError, ErrorKind, HARDWARE, HostTopology, MoveRequest, VMS, Vm, vm_path};
+
+/// Shows where the vCPUs of the VMs on this host are and what their guests are told, and moves them.
+///
+/// Exit status: 0 done; 1 vnumad refused or failed; 2 wrong usage; 3 vnumad cannot be reached;
+/// 4 not permitted.
+#[derive(Parser)]
+#[command(version)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(Args)]
+struct Common {
+    /// Socket of vnumad
+    #[arg(long, global = true, value_name = "PATH", default_value = vnuma_api::DEFAULT_SOCKET)]
+    socket: PathBuf,
+    /// Print JSON; `watch` prints one object a line
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Show the host: nodes, CPUs, caches, memory, huge pages, distances, PCI devices
+    Hardware,
+    /// List the VMs of this host with the states of their vCPUs
+    List,
+    /// Show one VM: guest nodes and their homes, each vCPU, what was told
+    Show {
+        /// Name of the VM
+        #[arg(value_parser = name())]
+        vm: String,
+    },
+    /// Plug a topology channel into a running VM; from now on its guest is told
+    Attach {
+        /// Name of the VM
+        #[arg(value_parser = name())]
+        vm: String,
+    },
+    /// Unplug the topology channel; the guest keeps what it was told last
+    Detach {
+        /// Name of the VM
+        #[arg(value_parser = name())]
+        vm: String,
+    },
+    /// Confine a vCPU to the CPUs of a host node
+    Move {
+        /// Name of the VM
+        #[arg(value_parser = name())]
+        vm: String,
+        /// APIC id of the vCPU, as `show` prints it
+        #[arg(long, value_name = "N", value_parser = number(), allow_negative_numbers = true)]
+        vcpu: u32,
+        /// Host node, as `hardware` prints it
+        #[arg(long, value_name = "H", value_parser = number(), allow_negative_numbers = true)]
+        node: u32,
+    },
+    /// Print what happens, until interrupted
+    Watch,
+    /// Show vnumad itself: how it learns locations, what it lost
+    Daemon,
+    /// Show which rung of each ladder is in use, on the host and for each VM, why, and what would raise it
+    Doctor,
+}
+
+/// Of a VM's name. clap's own parser names neither the argument nor the value that is not UTF-8.
+fn name() -> impl TypedValueParser<Value = String> {
+    OsStringValueParser::new().try_map(|value| match value.into_string() {
+        Ok(name) if name.is_empty() => Err("a VM has a name".to_owned()),
+        other => other.map_err(|value| format!("{value:?} is not UTF-8")),
+    })
+}
+
+/// Of a number, likewise.
+fn number() -> impl TypedValueParser<Value = u32> {
+    let expected = || format!("not a number from 0 to {}", u32::MAX);
+    OsStringValueParser::new()
+        .try_map(move |value| value.to_str().and_then(|digits| digits.parse().ok()).ok_or_else(expected))
+}
+
+/// Understands a command line, the program's name included, and does nothing.
+pub fn read_arguments(words: impl IntoIterator<Item = OsString>) -> Result<(), clap::Error> {
+    Arguments::try_parse_from(words).map(drop)
+}
+
+/// The program.
+pub fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let outcome = match runtime {
+        Ok(runtime) => runtime.block_on(run(&arguments)),
+        Err(error) => Err(ClientError::Output(error)),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        // Whoever read the output has seen enough.
+        Err(ClientError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("vnumactl: {}", table::plain_lines(&error.to_string()));
+            ExitCode::from(exit_status(&error))
+        }
+    }
+}
+
+fn exit_status(error: &ClientError) -> u8 {
+    match error {
+        ClientError::Unreachable { .. } => 3,
+        ClientError::NotPermitted { .. }
+        | ClientError::Refused(ApiError { error: ErrorKind::Forbidden, .. }) => 4,
+        _ => 1,
+    }
+}
+
+async fn run(arguments: &Arguments) -> Result<(), ClientError> {
+    let client = Client::new(&arguments.common.socket);
+    let json = arguments.common.json;
+    let act =
+        async |vm: &str, action: &str| client.post::<Vm>(&vm_path(vm, Some(action)), String::new()).await;
+    match &arguments.command {
+        Command::Hardware => {
+            let host: HostTopology = client.get(HARDWARE).await?;
+            print(json, &host, hardware::text)
+        }
+        Command::List => {
+            let vms: Vec<Vm> = client.get(VMS).await?;
+            print(json, &vms, |vms| vms::list(vms))
+        }
+        Command::Show { vm } => {
+            let vm: Vm = client.get(&vm_path(vm, None)).await?;
+            print(json, &vm, vms::show)
+        }
+        Command::Attach { vm } => print(json, &act(vm, "attach").await?, vms::attached),
+        Command::Detach { vm } => print(json, &act(vm, "detach").await?, vms::detached),
+        Command::Move { vm, vcpu, node } => {
+            let body = serde_json::to_string(&MoveRequest { vcpu: *vcpu, node: *node });
+            let body = body.map_err(|error| ClientError::Output(error.into()))?;
+            let vm: Vm = client.post(&vm_path(vm, Some("move")), body).await?;
+            print(json, &vm, |vm| vms::moved(vm, *vcpu))
+        }
+        Command::Watch => watch::run(&client, json).await,
+        Command::Daemon => {
+            let daemon: vnuma_api::Daemon = client.get(vnuma_api::DAEMON).await?;
+            print(json, &daemon, vms::daemon)
+        }
+        Command::Doctor => {
+            let daemon: vnuma_api::Daemon = client.get(vnuma_api::DAEMON).await?;
+            let host: HostTopology = client.get(HARDWARE).await?;
+            let vms: Vec<Vm> = client.get(VMS).await?;
+            print(json, &doctor::examine(&daemon, &host, &vms), |rungs| doctor::text(rungs))
+        }
+    }
+}
+
+fn print<T: Serialize>(json: bool, value: &T, text: impl Fn(&T) -> String) -> Result<(), ClientError> {
+    let text = if json {
+        serde_json::to_string_pretty(value).map_err(|error| ClientError::Output(error.into()))? + "\n"
+    } else {
+        text(value)
+    };
+    io::stdout().write_all(text.as_bytes()).map_err(ClientError::Output)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn every_failure_has_its_exit_status() {
+        let refused = |error| ClientError::Refused(ApiError { error, message: String::new() });
+        assert_eq!(exit_status(&refused(ErrorKind::Forbidden)), 4);
+        assert_eq!(exit_status(&refused(ErrorKind::NotFound)), 1);
+        let socket = PathBuf::from("/s");
+        let source = io::ErrorKind::NotFound.into();
+        assert_eq!(exit_status(&ClientError::Unreachable { socket, source }), 3);
+    }
+}
