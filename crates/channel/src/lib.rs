@@ -22,4 +22,4 @@ pub use channel::{Channel, ChannelError};
 pub use content::{Content, ContentError};
 pub use publish::{Generations, Step};
 pub use region::Region;
-pub use takeover::Identity;
+pub use takeover::{Identity, parse_eventfd_id};

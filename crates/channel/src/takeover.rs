@@ -136,10 +136,11 @@ fn id_of(vector: BorrowedFd<'_>) -> io::Result<u64> {
 
 fn read_id(fdinfo: &Path) -> io::Result<u64> {
     let text = fs::read_to_string(fdinfo)?;
-    parse_id(&text).ok_or_else(|| io::Error::other(format!("{}: no eventfd-id", fdinfo.display())))
+    parse_eventfd_id(&text).ok_or_else(|| io::Error::other(format!("{}: no eventfd-id", fdinfo.display())))
 }
 
-fn parse_id(fdinfo: &str) -> Option<u64> {
+/// `eventfd-id` of an eventfd's `/proc/PID/fdinfo/FD`.
+pub fn parse_eventfd_id(fdinfo: &str) -> Option<u64> {
     let line = fdinfo.lines().find_map(|line| line.strip_prefix("eventfd-id:"))?;
     line.trim().parse().ok()
 }
@@ -152,8 +153,8 @@ mod tests {
     fn eventfds_have_an_id_of_their_own() {
         let text =
             "pos:\t0\nflags:\t04002\nmnt_id:\t15\nino:\t9\neventfd-count:                1\neventfd-id: 42\n";
-        assert_eq!(parse_id(text), Some(42));
-        assert_eq!((parse_id("eventfd-id: x"), parse_id("")), (None, None));
+        assert_eq!(parse_eventfd_id(text), Some(42));
+        assert_eq!((parse_eventfd_id("eventfd-id: x"), parse_eventfd_id("")), (None, None));
         let (one, other) = (EventFd::new().expect("made"), EventFd::new().expect("made"));
         let ids = [one.as_fd(), other.as_fd()].map(|vector| id_of(vector).expect("an id"));
         assert_ne!(ids[0], ids[1]);

@@ -41,7 +41,7 @@ pub use lab::{BOOT_LIMIT, Lab, LabError, boot_retries};
 pub use mirror::debian_mirror;
 pub use profile::{DEFAULT_PROFILE, Device, DeviceModel, Profile, ProfileError};
 pub use progress::Progress;
-pub use recipe::{RecipeError, Role};
+pub use recipe::{Recipe, RecipeError, Role};
 pub use run::{DEFAULT_TIMEOUT, LabRun, Output, Stdin};
 
 /// The agent's types that the API of this crate uses.

@@ -110,7 +110,8 @@ impl Profile {
         Self::parse(&text, &path)
     }
 
-    fn parse(text: &str, path: &Path) -> Result<Self, ProfileError> {
+    /// Understands the text of `path`.
+    pub fn parse(text: &str, path: &Path) -> Result<Self, ProfileError> {
         let profile: Self = toml::from_str(text)
             .map_err(|source| ProfileError::Syntax { path: path.into(), source: source.into() })?;
         match profile.check() {

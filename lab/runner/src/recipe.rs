@@ -8,15 +8,15 @@ use sha2::{Digest, Sha256};
 /// What the root image is made of.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Recipe {
-    pub suites: Vec<String>,
-    pub components: Vec<String>,
-    pub packages: Vec<String>,
-    pub exclude_paths: Vec<String>,
-    pub kernels: Vec<KernelRecipe>,
+pub struct Recipe {
+    pub(crate) suites: Vec<String>,
+    pub(crate) components: Vec<String>,
+    pub(crate) packages: Vec<String>,
+    pub(crate) exclude_paths: Vec<String>,
+    pub(crate) kernels: Vec<KernelRecipe>,
     /// Hash of the text.
     #[serde(skip)]
-    pub hash: String,
+    pub(crate) hash: String,
 }
 
 /// One kernel of the image.
@@ -78,7 +78,8 @@ impl Recipe {
         Self::parse(&text, &name)
     }
 
-    fn parse(text: &str, path: &str) -> Result<Self, RecipeError> {
+    /// Understands the text of `path`.
+    pub fn parse(text: &str, path: &str) -> Result<Self, RecipeError> {
         let mut recipe: Self = toml::from_str(text)
             .map_err(|source| RecipeError::Syntax { path: path.into(), source: source.into() })?;
         recipe.check().map_err(|(field, reason)| RecipeError::Value { path: path.into(), field, reason })?;
@@ -115,7 +116,7 @@ impl Recipe {
     }
 
     /// All packages, those of the kernels included.
-    pub(crate) fn all_packages(&self) -> Vec<&str> {
+    pub fn all_packages(&self) -> Vec<&str> {
         let kernels = self.kernels.iter().flat_map(|kernel| &kernel.packages);
         kernels.chain(&self.packages).map(String::as_str).collect()
     }
