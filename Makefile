@@ -5,7 +5,7 @@ help:
 	@echo 'make demo             a running VM follows its NUMA topology, an equal one does not'
 	@echo 'make test             format, lints, unit, property and lab tests'
 	@echo 'make bench NAME=...   one benchmark (without NAME: which there are)'
-	@echo 'make soak             long runs of the property and lab tests'
+	@echo 'make soak             long runs of the property tests, fuzz targets and lab tests'
 	@echo 'make lab-shell        a prompt on the emulated NUMA server'
 
 demo test soak:

@@ -1,6 +1,7 @@
 //! `make test`: format, lints, unit and property tests, recorded servers, lab tests. `make soak`: the long runs.
 
 use crate::demo;
+use crate::fuzz;
 use crate::setup;
 use crate::steps::{Counts, Steps, cargo_test, run, run_quiet, workspace};
 use anyhow::{Context, Result, bail};
@@ -95,6 +96,7 @@ pub fn soak() -> Result<()> {
         let arguments = ["--quiet", "--workspace", "--locked", "--no-fail-fast"];
         cargo_test(&arguments, &[("PROPTEST_CASES", SOAK_CASES)], counts)
     });
+    steps.step("fuzz targets", fuzz::soak);
     steps.step("lab: a guest follows its topology", |counts| {
         cargo_test(SLICE_TESTS, &[("VNUMA_SOAK_ROUNDS", SOAK_ROUNDS)], counts)
     });

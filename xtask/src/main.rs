@@ -3,6 +3,7 @@
 mod bench;
 mod checks;
 mod demo;
+mod fuzz;
 mod lab;
 mod setup;
 mod steps;
@@ -32,11 +33,25 @@ enum Command {
     Demo(demo::Arguments),
     /// One benchmark; without NAME: which there are
     Bench(bench::Arguments),
+    /// Feed the parsers inputs that are made to break them; all targets, or those that are named
+    ///
+    /// One target after another, a line each: how many inputs it was fed, how many edges of the program (COVERAGE) and
+    /// counts of them (FEATURES) were reached, and what the inputs that reach them come to (CORPUS). What is found
+    /// stays in target/fuzz/corpus for the next run.
+    ///
+    ///   cargo xtask fuzz                            all of them, a minute each, as in make soak
+    ///   cargo xtask fuzz config qmp --seconds 600   two of them, longer
+    ///   cargo xtask fuzz config --keep              make finds of earlier runs part of fuzz/corpus/config
+    ///
+    /// A target that fails leaves its input in target/fuzz/crashes and says how to feed it again. Mend the bug and copy
+    /// the input to fuzz/corpus/TARGET: make test feeds it from then on.
+    #[command(verbatim_doc_comment)]
+    Fuzz(fuzz::Arguments),
     /// Format, lints, unit, property and lab tests, recorded servers: what CI runs
     Test,
     /// The host topology reader on recorded servers, beside lstopo
     Servers,
-    /// The long runs: property tests with many cases, hundreds of moves, a long demonstration
+    /// The long runs: property tests with many cases, fuzz targets, hundreds of moves, a long demonstration
     Soak,
 }
 
@@ -47,6 +62,7 @@ fn main() -> ExitCode {
         Command::Demo(arguments) => demo::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Bench(arguments) => bench::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Servers => checks::servers().map(|()| ExitCode::SUCCESS),
+        Command::Fuzz(arguments) => fuzz::main(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Soak => checks::soak().map(|()| ExitCode::SUCCESS),
         Command::Test => checks::test().map(|()| ExitCode::SUCCESS),
     };

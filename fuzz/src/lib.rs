@@ -1,0 +1,105 @@
+//! Fuzz targets: a function for each parser of what others wrote, that panics when the parser breaks its promise.
+//!
+//! A target does more than not crash. What was accepted is within its bounds and, where it can be printed, reads
+//! back as the same; what was refused is refused with a message that a terminal can show. `cargo xtask fuzz` feeds the
+//! targets with coverage guidance, `tests/corpora.rs` feeds them what is in `corpus/`, as part of `make test`.
+//!
+//! | input from | targets |
+//! |---|---|
+//! | a QEMU | `qmp`, `hmp`, and names of VMs in `sysfs-value` |
+//! | the host's kernel, or a copy of its files | `sysfs`, `sysfs-value`, `cpu-list`, `proc`, `bpf-record` |
+//! | a guest | `channel-*` for the reader as a model; the driver's own is `guest/driver/test/channel-fuzz.c` |
+//! | local users | `api`, `arguments` |
+//! | vnumad, as vnumactl and a guest see it | `answer`, `channel-*`, `ivshmem` |
+//! | the operator's files, and those of an earlier vnumad | `config`, `record` |
+//! | files and machines of the lab | `lab-*`, `counter-*` |
+
+mod api;
+mod bytes;
+mod channel;
+mod lab;
+mod operator;
+mod qmp;
+mod sysfs;
+mod takeover;
+mod text;
+
+use std::{path::PathBuf, sync::OnceLock};
+
+/// A parser and what it promises.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    /// Its name, and that of its corpus.
+    pub name: &'static str,
+    /// What is fed.
+    pub about: &'static str,
+    /// Feeds an input; panics when a promise is broken.
+    pub run: fn(&[u8]),
+}
+
+/// All of them, in the order in which they are run.
+pub const TARGETS: [Target; 21] = [
+    target("answer", "vnumad's answers as vnumactl reads and prints them", operator::answer),
+    target("api", "requests to vnumad", api::run),
+    target("arguments", "vnumactl's command line", operator::arguments),
+    target("bpf-record", "records of the BPF program", bytes::bpf_record),
+    target("channel-content", "topologies that are to be told", channel::content),
+    target("channel-race", "a writer that goes on while a guest reads", channel::race),
+    target("channel-reader", "a region that somebody scribbled over", channel::reader),
+    target("config", "vnumad's configuration", operator::config),
+    target("counter-page", "the header of the lab's counters", lab::counter_page),
+    target("counter-profile", "machines of lab/pricing/profiles", lab::counter_profile),
+    target("cpu-list", "the kernel's lists of CPUs", text::cpu_list),
+    target("hmp", "info numa and info ramblock of QEMU's human monitor", text::hmp),
+    target("ivshmem", "messages of an ivshmem server", bytes::ivshmem),
+    target("lab-profile", "servers of lab/profiles", lab::profile),
+    target("lab-protocol", "frames between the lab's agent and its clients", lab::protocol),
+    target("lab-recipe", "the recipe of the lab's image", lab::recipe),
+    target("proc", "files of /proc/PID", text::proc),
+    target("qmp", "a whole conversation with a QEMU", qmp::run),
+    target("record", "what an earlier vnumad left, and taking its channel over", takeover::record),
+    target("sysfs", "trees of sysfs and procfs", sysfs::run),
+    target("sysfs-value", "single values of sysfs, names of VMs", text::sysfs_value),
+];
+
+const fn target(name: &'static str, about: &'static str, run: fn(&[u8])) -> Target {
+    Target { name, about, run }
+}
+
+/// The target of a name.
+pub fn find(name: &str) -> Option<&'static Target> {
+    TARGETS.iter().find(|target| target.name == name)
+}
+
+/// The committed inputs, a folder for each target.
+pub fn corpora() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("corpus")
+}
+
+/// Longest message of a refusal: it may quote a shortened piece of the input, not all of it.
+const MESSAGE_LIMIT: usize = 2000;
+
+/// Can an operator read this refusal, and does it leave the terminal alone?
+#[track_caller]
+fn expect_clear(message: &str) {
+    assert!(!message.trim().is_empty(), "a refusal without a reason");
+    assert!(message.len() <= MESSAGE_LIMIT, "{} bytes: {message}", message.len());
+    expect_plain(message);
+}
+
+/// No line breaks, no escape sequences.
+#[track_caller]
+fn expect_plain(text: &str) {
+    assert!(!text.contains(char::is_control), "{text:?}");
+}
+
+/// A directory that lasts as long as the process, for files that targets write again and again; in memory if there is such
+/// a file system.
+fn scratch() -> &'static std::path::Path {
+    static SCRATCH: OnceLock<tempfile::TempDir> = OnceLock::new();
+    let make = || {
+        let memory = std::path::Path::new("/dev/shm");
+        if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() }
+    };
+    SCRATCH.get_or_init(|| make().expect("a directory for the targets' files")).path()
+}

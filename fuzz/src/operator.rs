@@ -1,0 +1,58 @@
+//! What operators write, and what they are shown.
+
+use crate::{expect_clear, expect_plain};
+use std::{ffi::OsStr, os::unix::ffi::OsStrExt, path::Path, time::Duration};
+use vnumactl::Answer;
+use vnumad::Config;
+
+/// What was accepted is in its range; a refusal names the file and a line that it has.
+pub fn config(input: &[u8]) {
+    let text = String::from_utf8_lossy(input);
+    match Config::parse(Path::new("/etc/x.toml"), &text) {
+        Ok(config) => {
+            let paths = [&config.socket, &config.root, &config.records];
+            let more = config.directory.iter().chain(&config.sockets);
+            assert!(paths.into_iter().chain(more).all(|path| path.is_absolute()), "{config:?}");
+            let millis = Duration::from_millis;
+            assert!((millis(10)..=millis(10_000)).contains(&config.poll_interval), "{config:?}");
+            assert!((millis(1000)..=millis(60_000)).contains(&config.resync_interval), "{config:?}");
+            assert!((1..=1000).contains(&config.settle.max_per_second), "{config:?}");
+            assert!(config.settle.dwell_ns <= 60_000_000_000, "{config:?}");
+        }
+        Err(error) => {
+            let message = error.to_string();
+            expect_clear(&message);
+            let rest = message.strip_prefix("/etc/x.toml: line ").unwrap_or_else(|| panic!("{message}"));
+            let line: usize = rest.split(':').next().and_then(|n| n.parse().ok()).expect("a line");
+            assert!((1..=text.split('\n').count()).contains(&line), "{message}");
+        }
+    }
+}
+
+/// Words are separated by line breaks. Whatever they are: understood, or refused with usage.
+pub fn arguments(input: &[u8]) {
+    let words = input.split(|&byte| byte == b'\n').map(|word| OsStr::from_bytes(word).to_owned());
+    if let Err(error) = vnumactl::read_arguments(std::iter::once("vnumactl".into()).chain(words)) {
+        assert!([0, 2].contains(&error.exit_code()), "{error:?}");
+        assert!(!error.to_string().trim().is_empty(), "{error:?}");
+    }
+}
+
+/// The first line says what was asked. What is printed leaves the terminal alone.
+pub fn answer(input: &[u8]) {
+    let end = input.iter().position(|&byte| byte == b'\n').unwrap_or(input.len());
+    let (kind, body) = (&input[..end], input.get(end + 1..).unwrap_or_default());
+    let kind = match kind {
+        b"hardware" => Answer::Hardware,
+        b"list" => Answer::List,
+        b"show" => Answer::Show,
+        b"daemon" => Answer::Daemon,
+        b"doctor" => Answer::Doctor,
+        b"event" => Answer::Event,
+        _ => Answer::Error,
+    };
+    match kind.print(body) {
+        Ok(text) => text.split('\n').for_each(expect_plain),
+        Err(reason) => reason.split('\n').for_each(expect_plain),
+    }
+}

@@ -1,0 +1,67 @@
+//! What an earlier vnumad left.
+
+use crate::expect_plain;
+use std::{
+    os::fd::{AsFd, OwnedFd},
+    path::Path,
+    sync::{Mutex, OnceLock, PoisonError},
+};
+use vnuma_channel::{Channel, Identity};
+use vnumad::parse_record;
+
+/// A channel that this process holds, as a hypervisor does, and its identity.
+struct Held {
+    _channel: Channel,
+    _client: OwnedFd,
+    identity: Identity,
+    pidfd: OwnedFd,
+}
+
+fn held() -> &'static Mutex<Held> {
+    static HELD: OnceLock<Mutex<Held>> = OnceLock::new();
+    HELD.get_or_init(|| {
+        let (channel, client) = Channel::new(1).expect("a channel");
+        let identity = channel.identity().expect("its identity");
+        let own = rustix::process::getpid();
+        let pidfd = rustix::process::pidfd_open(own, rustix::process::PidfdFlags::empty()).expect("a pidfd");
+        Mutex::new(Held { _channel: channel, _client: client, identity, pidfd })
+    })
+}
+
+/// A record of any content. Numbers from 1000 stand for those of a channel that is there, by position, so that the fuzzer
+/// need not guess them. Only what names that channel is taken over.
+pub fn record(input: &[u8]) {
+    let text = String::from_utf8_lossy(input);
+    let identity = match parse_record(&text) {
+        Ok(identity) => identity,
+        Err(reason) => return expect_plain(&reason),
+    };
+    let held = held().lock().unwrap_or_else(PoisonError::into_inner);
+    let own = &held.identity;
+    let numbers: Vec<u64> = [own.memory_device, own.memory_inode]
+        .into_iter()
+        .chain(own.guest_vectors.iter().copied())
+        .chain(own.host_vectors.iter().copied())
+        .collect();
+    let real = |number: u64| {
+        let position = number.checked_sub(1000).and_then(|position| usize::try_from(position).ok());
+        position.and_then(|position| numbers.get(position).copied()).unwrap_or(number)
+    };
+    let named = Identity {
+        memory_device: real(identity.memory_device),
+        memory_inode: real(identity.memory_inode),
+        guest_vectors: identity.guest_vectors.into_iter().map(real).collect(),
+        host_vectors: identity.host_vectors.into_iter().map(real).collect(),
+    };
+    let taken = Channel::take_over(&named, held.pidfd.as_fd(), Path::new("/proc/self"), 2);
+    let mut all: Vec<u64> = named.guest_vectors.iter().chain(&named.host_vectors).copied().collect();
+    all.sort_unstable();
+    let mut its: Vec<u64> = numbers[2..].to_vec();
+    its.sort_unstable();
+    let memory = |identity: &Identity| (identity.memory_device, identity.memory_inode);
+    let right =
+        memory(&named) == memory(own) && named.guest_vectors.len() == own.guest_vectors.len() && all == its;
+    assert!(taken.is_ok() || !right, "{:?}", taken.err());
+    // Another eventfd of this process may be named as well, and is as good; the memory may not.
+    assert!(taken.is_err() || memory(&named) == memory(own), "{named:?}");
+}

@@ -1,0 +1,149 @@
+//! Files and answers that are plain text.
+
+use crate::{expect_clear, expect_plain};
+use std::fmt::Debug;
+use vnuma_monitor::{
+    location::proc as thread_files,
+    sysfs::parse,
+    vm::{check_name, numa, resident},
+};
+use vnuma_topology::{CpuSet, MemoryBacking};
+
+/// A value that was accepted reads back as itself once it is printed; the message of a refusal is clear.
+#[track_caller]
+fn reads_back<T: Debug + PartialEq>(
+    read: impl Fn(&str) -> Result<T, String>,
+    print: impl Fn(&T) -> String,
+    text: &str,
+) {
+    match read(text) {
+        Ok(value) => assert_eq!(read(&print(&value)).as_ref(), Ok(&value), "{text:?}"),
+        Err(reason) => assert!(!reason.is_empty(), "{text:?}"),
+    }
+}
+
+/// Lists of CPUs.
+pub fn cpu_list(input: &[u8]) {
+    let text = String::from_utf8_lossy(input);
+    match text.parse::<CpuSet>() {
+        Ok(set) => {
+            assert!(set.iter().all(|cpu| cpu <= CpuSet::MAX_CPU), "{set}");
+            assert_eq!(set.len(), set.iter().count());
+            assert_eq!(set.to_string().parse(), Ok(set.clone()));
+            let json = serde_json::to_string(&set).expect("JSON");
+            assert_eq!(serde_json::from_str::<CpuSet>(&json).expect("read back"), set);
+        }
+        Err(error) => assert!(!error.to_string().is_empty()),
+    }
+}
+
+/// Values of sysfs, each text taken for each of them.
+pub fn sysfs_value(input: &[u8]) {
+    let text = String::from_utf8_lossy(input);
+    let meminfo = |memory: &parse::Memory| {
+        format!("Node 0 MemTotal: {} kB\nNode 0 MemFree: {} kB\n", memory.total_kib, memory.free_kib)
+    };
+    reads_back(parse::meminfo, meminfo, &text);
+    let row = |row: &Vec<u8>| row.iter().map(u8::to_string).collect::<Vec<_>>().join(" ");
+    reads_back(parse::distances, row, &text);
+    reads_back(parse::cache_size_kib, |kib| format!("{kib}K\n"), &text);
+    reads_back(parse::cpu_map, mask, &text);
+    assert!(
+        parse::cpu_map(&text).map_or(true, |set| set.iter().all(|cpu| cpu <= CpuSet::MAX_CPU)),
+        "{text:?}"
+    );
+    assert!(parse::hex(&text, 0xffff).map_or(true, |value| value <= 0xffff), "{text:?}");
+    reads_back(|text| parse::hex(text, 0xff_ffff), |value| format!("{value:#x}\n"), &text);
+    reads_back(parse::numa_node, |node| node.map_or("-1".to_owned(), |node| node.to_string()), &text);
+    reads_back(parse::number, |number| format!("{number}\n"), &text);
+    if parse::is_pci_address(&text) {
+        assert!(text.bytes().all(|b| b.is_ascii_hexdigit() || b == b':' || b == b'.'), "{text:?}");
+        assert!(!text.contains("..") && text.len() <= 16, "{text:?}");
+    }
+    vm_name(&text);
+}
+
+fn mask(set: &CpuSet) -> String {
+    let mut words = [0_u32; CpuSet::MAX_CPU as usize / 32 + 1];
+    set.iter().for_each(|cpu| words[cpu as usize / 32] |= 1 << (cpu % 32));
+    words.iter().rev().map(|word| format!("{word:08x}")).collect::<Vec<_>>().join(",")
+}
+
+/// A name that was accepted is one harmless component of a path.
+fn vm_name(name: &str) {
+    match check_name(name) {
+        Ok(()) => {
+            assert!(name.len() <= 64, "{name:?}");
+            expect_plain(name);
+            assert_eq!(std::path::Path::new(name).file_name(), Some(name.as_ref()));
+        }
+        Err(error) => expect_clear(&error.to_string()),
+    }
+}
+
+/// `status`, `stat`, `fdinfo`, `maps` and `numa_maps` of a process.
+pub fn proc(input: &[u8]) {
+    let text = String::from_utf8_lossy(input);
+    let list = thread_files::allowed_list(&text);
+    assert!(text.contains(list) && !list.contains('\n'));
+    // Both find a field of the same line, counted from the end of the name.
+    let (cpu, start) = (thread_files::last_cpu(&text), vnuma_actuator::parse_start_time(input));
+    if cpu.is_some() && std::str::from_utf8(input).is_ok() {
+        let fields = || text.rsplit_once(')').map(|(_, rest)| rest.split_ascii_whitespace());
+        assert_eq!(cpu, fields().and_then(|mut fields| fields.nth(36)?.parse().ok()));
+        assert_eq!(start, fields().and_then(|mut fields| fields.nth(19)?.parse().ok()));
+    }
+    if vnuma_channel::parse_eventfd_id(&text).is_some() {
+        assert!(text.contains("eventfd-id:"));
+    }
+    let mappings = resident::parse_maps(&text);
+    for &(start, length) in &mappings {
+        assert!(start.checked_add(length).is_some(), "{start:#x} {length:#x}");
+        assert_eq!(resident::find_mapping(&mappings, Some(start), 0), Some(start));
+        if let Some(found) = resident::find_mapping(&mappings, None, length) {
+            assert_eq!(mappings.iter().filter(|mapping| mapping.1 == length).count(), 1, "{found:#x}");
+        }
+    }
+    for line in text.lines() {
+        let address = line.split(' ').next().and_then(|word| u64::from_str_radix(word, 16).ok());
+        let Some(address) = address else { continue };
+        let nodes = resident::parse_numa_maps(&text, address).unwrap_or_default();
+        assert!(nodes.windows(2).all(|pair| pair[0].0 < pair[1].0), "{nodes:?}");
+    }
+}
+
+/// `info numa` with backends that fit it or not, and `info ramblock`.
+pub fn hmp(input: &[u8]) {
+    let text = String::from_utf8_lossy(input);
+    for name in resident::parse_ramblocks(&text).keys() {
+        assert!(!name.contains(char::is_whitespace) && !name.is_empty(), "{name:?}");
+    }
+    match numa::parse_info_numa(&text) {
+        Ok(nodes) => {
+            assert!(nodes.len() <= 128);
+            let with_memory = || nodes.iter().filter(|(_, node)| node.size_mib > node.plugged_mib);
+            let backend = |(position, (_, node)): (usize, (&u32, &numa::NumaNode))| numa::PlacedBackend {
+                backing: MemoryBacking {
+                    id: position.to_string(),
+                    size_bytes: (node.size_mib - node.plugged_mib) << 20,
+                    policy: String::new(),
+                    host_nodes: Vec::new(),
+                    resident_kib: Vec::new(),
+                },
+                offset: position as u64,
+            };
+            let backends: Vec<_> = with_memory().enumerate().map(backend).collect();
+            let count = backends.len();
+            // The backends were made after the nodes, so all of them belong, each to its node.
+            let matched = numa::match_backends(&nodes, backends.clone());
+            assert_eq!(matched.len(), count, "{nodes:?}");
+            for (position, (id, _)) in with_memory().enumerate() {
+                assert_eq!(matched[id].id, position.to_string());
+            }
+            // One less, and nothing is believed.
+            let fewer = backends.into_iter().skip(1).collect();
+            assert!(count == 0 || numa::match_backends(&nodes, fewer).is_empty());
+        }
+        Err(reason) => expect_plain(&reason),
+    }
+}
