@@ -3,17 +3,19 @@
 /// Longest piece of foreign text in a message.
 const SHOWN: usize = 80;
 
-/// Longest reason that quotes foreign text.
+/// Longest reason that quotes foreign text, in bytes, give or take its last character.
 const REASON: usize = 300;
 
 /// A reason that may quote foreign text, escaped likewise.
 pub(crate) fn tame(reason: &str) -> String {
     let mut shown = String::new();
-    for c in reason.chars().take(REASON) {
+    for c in reason.chars() {
+        // Escaped, a character is several.
+        if shown.len() >= REASON {
+            shown.push('…');
+            break;
+        }
         if c.is_control() { shown.extend(c.escape_debug()) } else { shown.push(c) }
-    }
-    if reason.chars().nth(REASON).is_some() {
-        shown.push('…');
     }
     shown
 }
@@ -40,5 +42,6 @@ mod tests {
         assert_eq!(shorten(&"x".repeat(80)), "x".repeat(80));
         assert_eq!(tame("`a` \u{1b}\n"), "`a` \\u{1b}\\n");
         assert_eq!(tame(&"x".repeat(301)), format!("{}…", "x".repeat(300)));
+        assert!(tame(&"\u{1b}".repeat(300)).len() < 320);
     }
 }
