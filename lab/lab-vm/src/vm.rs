@@ -8,6 +8,7 @@
 //!     qmp.sock                 monitor for whoever manages the VM; lab-vm does not touch it
 //!     ctl.sock                 monitor for lab-vm
 //!     console.log              console of the guest
+//!     qemu.log                 what QEMU said
 //! /run/vnuma/qmp/NAME.sock     symbolic link to qmp.sock while the VM runs
 //! ```
 
@@ -115,13 +116,7 @@ fn launch(name: &str, plan: &Plan, cid: u32, kernel: &Path, verbose: bool) -> Re
         println!("{}", readable(&groups));
     }
     cpuset::avoid_cpu_0()?;
-    // QEMU says what is wrong before it goes to the background.
-    let output = Command::new("qemu-system-x86_64").args(groups.concat()).stdin(Stdio::null()).output();
-    let output = output.context("qemu-system-x86_64")?;
-    if !output.status.success() {
-        bail!("qemu-system-x86_64: {}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim());
-    }
-    let mut qmp = Qmp::connect(&directory.join("ctl.sock"))?;
+    let mut qmp = spawn(&directory, &groups.concat())?;
     for thread in qmp.vcpu_threads()? {
         let node = plan.nodes.iter().find(|node| node.vcpus.contains(&thread.index));
         if let Some(home) = node.and_then(|node| node.home.as_ref()) {
@@ -129,6 +124,37 @@ fn launch(name: &str, plan: &Plan, cid: u32, kernel: &Path, verbose: bool) -> Re
         }
     }
     qmp.run("cont").map(drop)
+}
+
+/// Starts QEMU in a session of its own, with a log, and connects to its monitor. QEMU's own way into the background
+/// would lose what it says later, such as why KVM gave a VM up.
+fn spawn(directory: &Path, arguments: &[String]) -> Result<Qmp> {
+    let path = directory.join("qemu.log");
+    let log = File::create(&path).with_context(|| path.display().to_string())?;
+    let (stdout, stderr) = (log.try_clone()?, log);
+    let mut command = Command::new("setsid");
+    command.arg("qemu-system-x86_64").args(arguments).stdin(Stdio::null()).stdout(stdout).stderr(stderr);
+    let mut child = command.spawn().context("setsid qemu-system-x86_64")?;
+    let started = Instant::now();
+    loop {
+        // Before the first try: a process that has ended may have made its socket.
+        let ended = child.try_wait()?;
+        match Qmp::connect(&directory.join("ctl.sock")) {
+            Ok(qmp) => return Ok(qmp),
+            Err(error) => {
+                if let Some(status) = ended {
+                    let said = fs::read_to_string(&path).unwrap_or_default();
+                    bail!("qemu-system-x86_64: {status}: {}", said.trim());
+                }
+                if started.elapsed() > BOOT_LIMIT {
+                    // It is of no use to anybody.
+                    let _ = child.kill();
+                    return Err(error.context("QEMU's monitor does not answer"));
+                }
+            }
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 fn pin(tid: i32, cpus: &[usize]) -> Result<()> {

@@ -1,0 +1,114 @@
+//! VMs as they are: without NUMA, with memory that nobody bound, with more guest nodes than homes.
+
+use crate::guest::{
+    HANG_LIMIT, check, check_kernel_log, equip, listed, seen, taskset, wait_until_listed, wait_until_seen,
+};
+use anyhow::{Context, Result, ensure};
+use vnuma_scenario::{Nodes, Vm, output, vnumactl, vnumad, wait_for};
+
+pub fn run() -> Result<()> {
+    let nodes = Nodes::read()?;
+    let _daemon = vnumad(&[])?;
+    uma(&nodes)?;
+    unbound(&nodes)?;
+    shared_home(&nodes)
+}
+
+fn shape(arguments: &str) -> Vec<String> {
+    arguments.split(' ').map(str::to_owned).collect()
+}
+
+/// Nothing can be told to it, but it is observed like any other.
+fn uma(nodes: &Nodes) -> Result<()> {
+    let vm = Vm::start("flat", &shape("--uma --vcpus 2 --memory 256M"))?;
+    wait_until_listed(&vm.name)?;
+    for node in [3, 1] {
+        taskset(&vm, 1, node, nodes)?;
+        wait_for("vnumactl to show where the vCPU is", HANG_LIMIT, || {
+            Ok(seen(&vm.name)?[1].host_node == Some(node.into()))
+        })?;
+    }
+    let vcpu = seen(&vm.name)?.swap_remove(1);
+    ensure!(vcpu.state == "unknown" && vcpu.guest_node.is_none(), "a vCPU without guest nodes: {vcpu:?}");
+    let shown = listed(&vm.name)?.context("not listed")?;
+    ensure!(shown["nodes"].as_array().is_some_and(Vec::is_empty), "guest nodes of a UMA VM: {shown}");
+    let error = format!("{:#}", vnumactl(&["attach", &vm.name]).err().context("a UMA VM was attached")?);
+    ensure!(error.contains("UMA"), "not said why: {error}");
+    println!("UMA: observed, and refused with a reason");
+    Ok(())
+}
+
+/// Homes of memory that is bound nowhere are where it lies, and follow it.
+fn unbound(nodes: &Nodes) -> Result<()> {
+    let vm = Vm::start("loose", &shape("--nodes 2 --vcpus 2 --memory 768M --unbound"))?;
+    wait_until_listed(&vm.name)?;
+    taskset(&vm, 0, 0, nodes)?;
+    taskset(&vm, 1, 3, nodes)?;
+    equip(&vm)?;
+    vnumactl(&["attach", &vm.name])?;
+    // First touch puts each guest node's memory where its vCPU runs. More than half of a node outweighs what booting left.
+    let touch = "for node in 0 1; do numactl --membind=$node --physcpubind=$node \
+                 stress-ng --quiet --vm 1 --vm-bytes 160M --vm-keep --vm-populate --vm-ops 1 --oomable; done";
+    vm.exec(&["sh", "-c", touch])?;
+    await_homes(&vm, &[0, 3])?;
+    wait_until_seen(&vm.name, &[(0, 0, "true"), (3, 1, "true")]).context("each at home")?;
+    taskset(&vm, 1, 0, nodes)?;
+    wait_until_seen(&vm.name, &[(0, 0, "true"), (0, 0, "true")]).context("moved to the other's home")?;
+    check(&vm, &[0, 0])?;
+    // The host moves all memory: both guest nodes are now at home on one host node.
+    output("migratepages", &[&vm.pid.to_string(), "0,3", "2"])?;
+    await_homes(&vm, &[2, 2])?;
+    taskset(&vm, 0, 2, nodes)?;
+    taskset(&vm, 1, 2, nodes)?;
+    wait_until_seen(&vm.name, &[(2, 0, "true"), (2, 0, "true")]).context("after the memory moved")?;
+    check(&vm, &[0, 0])?;
+    check_kernel_log(&vm)?;
+    println!("unbound: homes are where the memory lies, and follow it");
+    Ok(())
+}
+
+fn await_homes(vm: &Vm, expected: &[u64]) -> Result<()> {
+    let mut last = Vec::new();
+    wait_for("the homes of the guest nodes", HANG_LIMIT, || {
+        let shown = listed(&vm.name)?.context("not listed")?;
+        last =
+            shown["nodes"].as_array().context("no nodes")?.iter().map(|node| node["home"].as_u64()).collect();
+        Ok(last.iter().map(|home: &Option<u64>| home.unwrap_or(u64::MAX)).eq(expected.iter().copied()))
+    })
+    .with_context(|| format!("expected {expected:?}"))
+    .with_context(|| format!("homes are {last:?}: {}", resident(vm)))
+}
+
+/// For the error: where the kernel says the memory is.
+fn resident(vm: &Vm) -> String {
+    let maps = std::fs::read_to_string(format!("/proc/{}/numa_maps", vm.pid)).unwrap_or_default();
+    maps.lines()
+        .filter(|line| line.contains("anon=") && line.len() > 80)
+        .take(20)
+        .collect::<Vec<_>>()
+        .join("\n")
+}
+
+/// Five guest nodes on four host nodes: the first and the last have one home.
+fn shared_home(nodes: &Nodes) -> Result<()> {
+    let vm = Vm::start("five", &shape("--nodes 5 --vcpus 5 --memory 960M"))?;
+    wait_until_listed(&vm.name)?;
+    await_homes(&vm, &[0, 1, 2, 3, 0])?;
+    equip(&vm)?;
+    vnumactl(&["attach", &vm.name])?;
+    let at_home = [(0, 0, "true"), (1, 1, "true"), (2, 2, "true"), (3, 3, "true"), (0, 4, "true")];
+    wait_until_seen(&vm.name, &at_home).context("after attach")?;
+    // A stranger is told the lowest of the two, and one that booted on the other its own.
+    taskset(&vm, 2, 0, nodes)?;
+    taskset(&vm, 4, 1, nodes)?;
+    let expected = [(0, 0, "true"), (1, 1, "true"), (0, 0, "true"), (3, 3, "true"), (1, 1, "true")];
+    wait_until_seen(&vm.name, &expected).context("moved")?;
+    check(&vm, &[0, 1, 0, 3, 1])?;
+    taskset(&vm, 2, 2, nodes)?;
+    taskset(&vm, 4, 0, nodes)?;
+    wait_until_seen(&vm.name, &at_home).context("back")?;
+    check(&vm, &[0, 1, 2, 3, 4])?;
+    check_kernel_log(&vm)?;
+    println!("two guest nodes with one home: each vCPU is told its own");
+    Ok(())
+}
