@@ -98,7 +98,8 @@ pub fn soak() -> Result<()> {
     });
     steps.step("fuzz targets", fuzz::soak);
     steps.step("lab: a guest follows its topology", |counts| {
-        cargo_test(SLICE_TESTS, &[("VNUMA_SOAK_ROUNDS", SOAK_ROUNDS)], counts)
+        let tests = [SLICE_TESTS, &["--include-ignored"]].concat();
+        cargo_test(&tests, &[("VNUMA_SOAK_ROUNDS", SOAK_ROUNDS)], counts)
     });
     steps.step("lab: exactness of the counters", |counts| cargo_test(COUNTER_TESTS, &[], counts));
     steps.step("lab: the demonstration", |counts| {

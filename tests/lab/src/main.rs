@@ -3,9 +3,11 @@
 
 mod follow;
 mod guest;
+mod hostile;
 mod kills;
 mod lifecycle;
 mod random;
+mod shapes;
 mod states;
 
 use clap::{Parser, Subcommand};
@@ -23,6 +25,13 @@ enum Scenario {
     Follow(follow::Arguments),
     /// What vnumactl shows of vCPUs that are told, cannot be told, or are nowhere at home
     States,
+    /// VMs as they are: UMA, unbound memory, several guest nodes with one home
+    Shapes,
+    /// A guest scribbles over its channel and rings without end
+    Hostile,
+    /// In a guest of `hostile`: does that, until it is killed
+    #[command(hide = true)]
+    Scribble,
     /// VMs come and go while vnumad runs
     Lifecycle,
     /// vnumad is killed again and again while vCPUs move
@@ -33,6 +42,9 @@ fn main() -> anyhow::Result<()> {
     match Arguments::parse().scenario {
         Scenario::Follow(arguments) => follow::run(&arguments),
         Scenario::States => states::run(),
+        Scenario::Hostile => hostile::run(),
+        Scenario::Scribble => hostile::scribble(),
+        Scenario::Shapes => shapes::run(),
         Scenario::Kills(arguments) => kills::run(&arguments),
         Scenario::Lifecycle => lifecycle::run(),
     }

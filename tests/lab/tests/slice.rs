@@ -62,6 +62,18 @@ fn states_are_shown_as_they_are() {
 }
 
 #[test]
+#[ignore = "takes minutes: make soak"]
+fn vms_are_taken_as_they_are() {
+    play("4n8c", &["shapes"]);
+}
+
+#[test]
+#[ignore = "takes minutes: make soak"]
+fn a_hostile_guest_hurts_itself_alone() {
+    play("2n4c", &["hostile"]);
+}
+
+#[test]
 fn vms_come_and_go() {
     play("2n4c", &["lifecycle"]);
 }
