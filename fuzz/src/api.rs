@@ -3,6 +3,7 @@
 use crate::{expect_clear, scratch};
 use nix::sys::eventfd::EventFd;
 use std::{
+    collections::BTreeMap,
     fs,
     io::{ErrorKind, Read, Write},
     os::{
@@ -17,7 +18,7 @@ use std::{
 use vnuma_api::ApiError;
 use vnuma_monitor::{
     location::Prefer,
-    vm::{VmBackend, VmCandidate, VmConnection, VmError, VmEvent},
+    vm::{Adopt, Plugged, VmBackend, VmCandidate, VmConnection, VmError, VmEvent},
 };
 use vnuma_topology::{GuestNode, Vcpu, VmDescription};
 use vnumad::{BackendFactory, Config};
@@ -190,7 +191,17 @@ impl VmConnection for Connection {
     fn describe(&mut self) -> Result<VmDescription, VmError> {
         let guest_nodes = vec![GuestNode { id: 0, memory_bytes: 1 << 28, memory: None }];
         let vcpus = vec![Vcpu { index: 0, apic_id: 0, boot_node: Some(0), tid: self.tid }];
-        Ok(VmDescription { name: "web".into(), pid: self.pid(), guest_nodes, vcpus })
+        Ok(VmDescription {
+            name: "web".into(),
+            pid: self.pid(),
+            guest_nodes,
+            vcpus,
+            spare_slots: BTreeMap::from([(0, 1)]),
+        })
+    }
+
+    fn replug_vcpu(&mut self, _apic_id: u32, node: u32, _adopt: Adopt<'_>) -> Result<Plugged, VmError> {
+        Err(VmError::NoSpareSlot { vm: "web".into(), node })
     }
 
     fn attach_channel(&mut self, server: OwnedFd) -> Result<(), VmError> {

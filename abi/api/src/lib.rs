@@ -9,6 +9,7 @@
 //! | `POST /v1/vms/NAME/attach` |                 | [`Vm`]                      | act   |
 //! | `POST /v1/vms/NAME/detach` |                 | [`Vm`]                      | act   |
 //! | `POST /v1/vms/NAME/move`   | [`MoveRequest`] | [`Vm`]                      | act   |
+//! | `POST /v1/vms/NAME/replug` | [`ReplugRequest`] | [`Replugged`]             | act   |
 //! | `GET /v1/watch`            |                 | [`Event`]s, one JSON a line | read  |
 //!
 //! Whoever may connect to the socket may read. Acting is for root and the daemon's own user. A
@@ -41,6 +42,27 @@ pub struct MoveRequest {
     pub vcpu: u32,
     /// Host node to confine it to.
     pub node: u32,
+}
+
+/// Body of a replug.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ReplugRequest {
+    /// APIC id of the vCPU.
+    pub vcpu: u32,
+}
+
+/// A vCPU that was replugged.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Replugged {
+    /// APIC id that it had.
+    pub vcpu: u32,
+    /// APIC id that it has now. Its number in the guest is another one, too.
+    pub new_vcpu: u32,
+    /// Guest node that it is on now.
+    pub guest_node: u32,
+    /// The VM.
+    pub vm: Vm,
 }
 
 /// What went wrong, for programs.

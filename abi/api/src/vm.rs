@@ -2,7 +2,7 @@
 
 use crate::Generation;
 use serde::{Deserialize, Serialize};
-use std::fmt;
+use std::{collections::BTreeMap, fmt};
 use vnuma_topology::DistanceMatrix;
 
 /// A VM.
@@ -26,6 +26,9 @@ pub struct Vm {
     pub vcpus: Vec<Vcpu>,
     /// What was told.
     pub telling: Telling,
+    /// Slots of guest nodes that vCPUs can be replugged to, where there are any.
+    #[serde(default)]
+    pub spare_slots: BTreeMap<u32, u32>,
 }
 
 /// A VM's topology channel.

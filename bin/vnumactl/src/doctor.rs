@@ -178,6 +178,16 @@ fn channel(vm: &Vm) -> Rung {
         ChannelState::Attaching => {
             Rung::lower(Level::Reduced, "channel", "attaching", "it is being plugged", "wait")
         }
+        ChannelState::None if !vm.spare_slots.is_empty() => Rung::lower(
+            Level::Reduced,
+            "channel",
+            "replug",
+            format!(
+                "without a channel its guest learns of a node only by `vnumactl replug {} --vcpu N`: for each vCPU, by hand, not for vCPU 0, and CPU numbers change",
+                vm.name
+            ),
+            format!("{attach} (needs a free PCIe root port, and vnuma.ko in the guest)"),
+        ),
         ChannelState::None => {
             let raise = format!("{attach} (needs a free PCIe root port)");
             Rung::lower(Level::Missing, "channel", "none", "nothing can be told to its guest", raise)
@@ -243,6 +253,7 @@ pub fn text(rungs: &[Rung]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeMap;
     use vnuma_api::{Generation, GuestNode, Telling};
     use vnuma_topology::DistanceMatrix;
 
@@ -277,6 +288,7 @@ mod tests {
                 acknowledged: Some(Generation(5)),
                 ..Telling::default()
             },
+            spare_slots: BTreeMap::new(),
         }
     }
 
@@ -316,6 +328,10 @@ mod tests {
             assert!(rungs.iter().all(|rung| rung.ladder != "driver"), "a driver without a channel");
             assert!(text(&rungs).contains("vnumactl attach a"));
         }
+        let spare_slots = BTreeMap::from([(1, 2)]);
+        let rungs = of(Vm { channel: ChannelState::None, spare_slots, ..vm("a", &[Some(0), Some(1)]) });
+        assert_eq!(found(&rungs, "channel"), ("replug".into(), Level::Reduced));
+        assert!(text(&rungs).contains("vnumactl replug a --vcpu N"));
         for (acknowledged, rung, level) in
             [(None, "silent", Level::Missing), (Some(Generation(4)), "behind", Level::Reduced)]
         {

@@ -22,7 +22,9 @@ use std::{
     path::PathBuf,
     process::ExitCode,
 };
-use vnuma_api::{ApiError, ErrorKind, HARDWARE, HostTopology, MoveRequest, VMS, Vm, vm_path};
+use vnuma_api::{
+    ApiError, ErrorKind, HARDWARE, HostTopology, MoveRequest, ReplugRequest, Replugged, VMS, Vm, vm_path,
+};
 
 /// Shows where the vCPUs of the VMs on this host are and what their guests are told, and moves them.
 ///
@@ -82,6 +84,16 @@ enum Command {
         /// Host node, as `hardware` prints it
         #[arg(long, value_name = "H", value_parser = number(), allow_negative_numbers = true)]
         node: u32,
+    },
+    /// Where no guest driver is: let the guest see a vCPU on its present node, by CPU hot-plug into a spare slot
+    ///
+    /// The vCPU gets another APIC id, and another CPU number in the guest. vCPU 0 cannot be replugged.
+    Replug {
+        /// Name of the VM
+        vm: String,
+        /// APIC id of the vCPU, as `show` prints it
+        #[arg(long, value_name = "N")]
+        vcpu: u32,
     },
     /// Print what happens, until interrupted
     Watch,
@@ -164,6 +176,12 @@ async fn run(arguments: &Arguments) -> Result<(), ClientError> {
             let body = body.map_err(|error| ClientError::Output(error.into()))?;
             let vm: Vm = client.post(&vm_path(vm, Some("move")), body).await?;
             print(json, &vm, |vm| vms::moved(vm, *vcpu))
+        }
+        Command::Replug { vm, vcpu } => {
+            let body = serde_json::to_string(&ReplugRequest { vcpu: *vcpu });
+            let body = body.map_err(|error| ClientError::Output(error.into()))?;
+            let done: Replugged = client.post(&vm_path(vm, Some("replug")), body).await?;
+            print(json, &done, vms::replugged)
         }
         Command::Watch => watch::run(&client, json).await,
         Command::Daemon => {

@@ -1,7 +1,7 @@
 //! VMs, for people.
 
 use crate::table::{Table, or_dash, plain};
-use vnuma_api::{Daemon, Vcpu, VcpuState, Vm};
+use vnuma_api::{Daemon, Replugged, Vcpu, VcpuState, Vm};
 
 /// One line a VM.
 pub fn list(vms: &[Vm]) -> String {
@@ -124,6 +124,15 @@ pub fn moved(vm: &Vm, vcpu: u32) -> String {
     format!("{}: vCPU {vcpu} is confined to host node {node}; its guest's view is {state}\n", plain(&vm.name))
 }
 
+/// After `replug`.
+pub fn replugged(done: &Replugged) -> String {
+    let Replugged { vcpu, new_vcpu, guest_node, vm } = done;
+    format!(
+        "{}: vCPU {vcpu} is vCPU {new_vcpu} now, on guest node {guest_node}; the guest knows it by another CPU number, too\n",
+        plain(&vm.name)
+    )
+}
+
 /// The daemon itself.
 pub fn daemon(daemon: &Daemon) -> String {
     let mut text = format!("vnumad {}, process {}\n", plain(&daemon.version), daemon.pid);
@@ -170,6 +179,7 @@ mod tests {
             distances: DistanceMatrix::new(vec![vec![10, 21], vec![21, 10]]).expect("square"),
             vcpus: vec![vcpu(0, 0, 0, VcpuState::True), vcpu(1, 2, 1, VcpuState::Stale)],
             telling: Telling { generation: Some(Generation(1)), told: 3, updated: 2, ..Telling::default() },
+            spare_slots: std::collections::BTreeMap::new(),
         }
     }
 
@@ -206,6 +216,14 @@ Told 3 times, taken over 2 times; last generation 0000000000000001, acknowledged
 Not told: 0 changes that did not last; deferred by the cap: 0
 ";
         assert_eq!(show(&vm()), expected);
+    }
+
+    #[test]
+    fn a_replug_says_what_else_changed() {
+        let done = Replugged { vcpu: 1, new_vcpu: 5, guest_node: 0, vm: vm() };
+        let text = replugged(&done);
+        assert!(text.starts_with("web: vCPU 1 is vCPU 5 now, on guest node 0;"), "{text}");
+        assert!(text.contains("another CPU number"), "{text}");
     }
 
     #[test]

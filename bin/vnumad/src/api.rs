@@ -18,6 +18,7 @@ use axum::{
     serve::IncomingStream,
 };
 use futures_core::Stream;
+use serde::de::DeserializeOwned;
 use std::{
     path::PathBuf,
     pin::Pin,
@@ -27,7 +28,10 @@ use tokio::{
     net::UnixListener,
     sync::{mpsc, oneshot},
 };
-use vnuma_api::{ApiError, DAEMON, ErrorKind, Event, HARDWARE, HostTopology, MoveRequest, VMS, Vm, WATCH};
+use vnuma_api::{
+    ApiError, DAEMON, ErrorKind, Event, HARDWARE, HostTopology, MoveRequest, ReplugRequest, Replugged, VMS,
+    Vm, WATCH,
+};
 use vnuma_monitor::read_host_topology;
 
 /// No request needs more.
@@ -118,6 +122,7 @@ impl FromRequestParts<Context> for MayAct {
             Some("attach") => "attach",
             Some("detach") => "detach",
             Some("move") => "move",
+            Some("replug") => "replug",
             _ => "acting",
         };
         let uid = peer.map_or("unknown".to_owned(), |uid| uid.to_string());
@@ -136,6 +141,7 @@ pub(crate) fn router(context: Context) -> Router {
         .route(&vm("/attach"), post(attach))
         .route(&vm("/detach"), post(detach))
         .route(&vm("/move"), post(move_vcpu))
+        .route(&vm("/replug"), post(replug))
         .route(WATCH, get(watch))
         .fallback(unknown)
         .method_not_allowed_fallback(wrong_method)
@@ -184,15 +190,29 @@ async fn move_vcpu(
     VmName(vm): VmName,
     body: Result<Bytes, BytesRejection>,
 ) -> Answer<Vm> {
-    let body =
-        body.map_err(|_| Failure::bad_request(format!("the body is longer than {BODY_LIMIT} bytes")))?;
-    let MoveRequest { vcpu, node } = serde_json::from_slice(&body)
-        .map_err(|error| Failure::bad_request(format!("the body is no move request: {error}")))?;
+    let MoveRequest { vcpu, node } = understand(body, "move")?;
     let plan = ask(&context, |reply| Request::PlanMove { vm, vcpu, node, reply }).await?;
     let id = plan.id;
     let made = tokio::task::spawn_blocking(move || plan.make()).await;
     made.map_err(|_| Refusal::ShuttingDown)??;
     ask(&context, |reply| Request::Look { id, vcpu, reply }).await.map(Json)
+}
+
+async fn replug(
+    _: MayAct,
+    State(context): State<Context>,
+    Path(vm): Path<String>,
+    body: Result<Bytes, BytesRejection>,
+) -> Answer<Replugged> {
+    let ReplugRequest { vcpu } = understand(body, "replug")?;
+    ask(&context, |reply| Request::Replug { vm, vcpu, reply }).await.map(Json)
+}
+
+fn understand<T: DeserializeOwned>(body: Result<Bytes, BytesRejection>, what: &str) -> Result<T, Failure> {
+    let body =
+        body.map_err(|_| Failure::bad_request(format!("the body is longer than {BODY_LIMIT} bytes")))?;
+    serde_json::from_slice(&body)
+        .map_err(|error| Failure::bad_request(format!("the body is no {what} request: {error}")))
 }
 
 async fn watch(State(context): State<Context>) -> Result<Response, Failure> {

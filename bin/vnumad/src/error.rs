@@ -32,6 +32,14 @@ pub(crate) enum Refusal {
     NotAttached { vm: String },
     #[error("{vm}: has no vCPU with APIC id {vcpu}; it has {present:?}")]
     NoVcpu { vm: String, vcpu: u32, present: Vec<u32> },
+    #[error("{vm}: its guest is told through the topology channel, so nothing is replugged; detach it first")]
+    Told { vm: String },
+    #[error("{vm}: a vCPU is being replugged by another request")]
+    Replugging { vm: String },
+    #[error("{vm}: vCPU {vcpu} is on no node that is known, so it cannot be said where to plug it")]
+    Nowhere { vm: String, vcpu: u32 },
+    #[error("{vm}: its guest believes vCPU {vcpu} to be on guest node {node}, which is right; nothing to do")]
+    Right { vm: String, vcpu: u32, node: u32 },
     #[error("the host has no node {node}; it has {present:?}")]
     NoNode { node: u32, present: Vec<u32> },
     #[error("host node {node} has no CPUs")]
@@ -74,7 +82,11 @@ impl Refusal {
                 VmError::NoFreePort { .. }
                 | VmError::AlreadyAttached { .. }
                 | VmError::NotAttached { .. }
-                | VmError::DetachPending { .. } => ErrorKind::Conflict,
+                | VmError::DetachPending { .. }
+                | VmError::BootVcpu { .. }
+                | VmError::NoSpareSlot { .. }
+                | VmError::UnplugPending { .. } => ErrorKind::Conflict,
+                VmError::NoVcpu { .. } => ErrorKind::NotFound,
                 _ => ErrorKind::Vm,
             },
             _ => ErrorKind::Conflict,
@@ -99,6 +111,7 @@ mod tests {
             (Refusal::NoVm(vm()), ErrorKind::NotFound),
             (Refusal::Uma { vm: vm() }, ErrorKind::Conflict),
             (Refusal::Vm(VmError::NoFreePort { vm: vm() }), ErrorKind::Conflict),
+            (Refusal::Vm(VmError::BootVcpu { vm: vm() }), ErrorKind::Conflict),
             (Refusal::Vm(VmError::Disconnected { vm: vm() }), ErrorKind::Vm),
             (Refusal::Forbidden { act: "attach", uid: "7".into() }, ErrorKind::Forbidden),
             (Refusal::ShuttingDown, ErrorKind::Internal),

@@ -2,7 +2,7 @@
 
 use crate::{act::MovePlan, error::Refusal, vm_thread::Report};
 use tokio::sync::{mpsc, oneshot};
-use vnuma_api::{Daemon, Event, Vm};
+use vnuma_api::{Daemon, Event, Replugged, Vm};
 
 /// Number of a connection to a hypervisor; never used twice.
 pub(crate) type ConnectionId = u64;
@@ -56,6 +56,11 @@ pub(crate) enum Request {
         id: ConnectionId,
         vcpu: u32,
         reply: Reply<Vm>,
+    },
+    Replug {
+        vm: String,
+        vcpu: u32,
+        reply: Reply<Replugged>,
     },
     Watch {
         reply: Reply<mpsc::Receiver<Event>>,

@@ -1,6 +1,7 @@
 //! VMs in the form of the API.
 
 use crate::vm::{Slot, Vm};
+use std::collections::BTreeMap;
 use vnuma_api as api;
 use vnuma_placement::VcpuState;
 use vnuma_topology::DistanceMatrix;
@@ -34,6 +35,7 @@ pub(crate) fn vm(vm: &Vm, problem: Option<&str>) -> api::Vm {
             deferred_by_cap: suppressed.cap,
             ..vm.stats
         },
+        spare_slots: vm.description.spare_slots.clone(),
     }
 }
 
@@ -49,6 +51,7 @@ pub(crate) fn unreachable(name: &str, problem: &str) -> api::Vm {
         distances: DistanceMatrix::default(),
         vcpus: Vec::new(),
         telling: api::Telling::default(),
+        spare_slots: BTreeMap::new(),
     }
 }
 

@@ -9,7 +9,7 @@ use std::{collections::BTreeMap, os::fd::OwnedFd};
 use tracing::error;
 use vnuma_api as api;
 use vnuma_channel::Channel;
-use vnuma_monitor::location::monotonic_ns;
+use vnuma_monitor::{location::monotonic_ns, vm::VmError};
 use vnuma_placement::{Observation, SettlePolicy, Telling, VmPlacement};
 use vnuma_topology::{ApicId, HostTopology, VcpuLocation, VmDescription};
 
@@ -28,6 +28,14 @@ pub(crate) enum Slot {
     Lost,
 }
 
+/// A vCPU that is on its way to another guest node.
+#[derive(Debug)]
+pub(crate) struct Replugging {
+    pub(crate) vcpu: ApicId,
+    pub(crate) guest_node: u32,
+    pub(crate) reply: Reply<api::Replugged>,
+}
+
 /// A VM.
 #[derive(Debug)]
 pub(crate) struct Vm {
@@ -39,6 +47,7 @@ pub(crate) struct Vm {
     pub(crate) locations: BTreeMap<ApicId, VcpuLocation>,
     pub(crate) slot: Slot,
     pub(crate) detaching: Option<Reply<api::Vm>>,
+    pub(crate) replugging: Option<Replugging>,
     pub(crate) stats: api::Telling,
     /// When it was found, and when it was described last.
     pub(crate) found_ns: u64,
@@ -61,6 +70,7 @@ impl Vm {
             locations: BTreeMap::new(),
             slot: Slot::None,
             detaching: None,
+            replugging: None,
             stats: api::Telling::default(),
             found_ns: monotonic_ns(),
             described_ns: monotonic_ns(),
@@ -119,6 +129,33 @@ impl Vm {
         // On a copy: this publishes nothing.
         let telling = self.placement.clone().start_telling(0, 0);
         content(&telling).map(drop).map_err(|source| Refusal::Content { vm, source })
+    }
+
+    /// The guest node that a vCPU is to be replugged to.
+    pub(crate) fn plan_replug(&self, vcpu: ApicId) -> Result<u32, Refusal> {
+        let vm = || self.name().to_owned();
+        if self.placement.guest_nodes().is_empty() {
+            return Err(Refusal::Uma { vm: vm() });
+        }
+        if self.replugging.is_some() {
+            return Err(Refusal::Replugging { vm: vm() });
+        }
+        if !matches!(self.slot, Slot::None) {
+            return Err(Refusal::Told { vm: vm() });
+        }
+        let described = self.description.vcpus.iter().find(|described| described.apic_id == vcpu);
+        let (Some(described), Some(status)) = (described, self.placement.vcpu(vcpu)) else {
+            let present = self.description.vcpus.iter().map(|vcpu| vcpu.apic_id).collect();
+            return Err(Refusal::NoVcpu { vm: vm(), vcpu, present });
+        };
+        if described.index == 0 {
+            return Err(VmError::BootVcpu { vm: vm() }.into());
+        }
+        match (status.right, status.believed) {
+            (None, _) => Err(Refusal::Nowhere { vm: vm(), vcpu }),
+            (Some(node), Some(believed)) if node == believed => Err(Refusal::Right { vm: vm(), vcpu, node }),
+            (Some(node), _) => Ok(node),
+        }
     }
 
     /// Serves a channel from now on, and tells all that is true.

@@ -14,7 +14,11 @@ use std::{
     time::{Duration, Instant},
 };
 use tokio::sync::mpsc as async_mpsc;
-use vnuma_monitor::vm::{VmBackend, VmCandidate, VmConnection, VmError, VmEvent};
+use vnuma_actuator::pin_thread;
+use vnuma_monitor::{
+    location::read_allowed,
+    vm::{Plugged, VmBackend, VmCandidate, VmConnection, VmError, VmEvent},
+};
 use vnuma_topology::VmDescription;
 
 /// Between two descriptions of a VM, which cost QEMU and the kernel something. What asks for one meanwhile gets the next.
@@ -32,6 +36,8 @@ pub(crate) enum Command {
     Attach(OwnedFd),
     /// Unplug the channel.
     Detach,
+    /// Move a vCPU to a spare slot of a guest node.
+    Replug { vcpu: u32, node: u32 },
 }
 
 /// What a VM's thread reports.
@@ -51,6 +57,8 @@ pub(crate) enum Report {
     Attached(Result<(), VmError>),
     /// Answer to [`Command::Detach`].
     Detached(Result<(), VmError>),
+    /// Answer to [`Command::Replug`]: the new vCPU, and what the VM consists of now.
+    Replugged(Result<(Plugged, VmDescription), VmError>),
     /// The guest let go of the channel's device.
     Released,
     /// The guest boots again.
@@ -251,6 +259,13 @@ impl Worker {
                 self.report(Report::Attached(outcome))?;
                 lost.map_or(Ok(()), Err)
             }
+            Command::Replug { vcpu, node } => {
+                let outcome = replug(connection, vcpu, node);
+                let lost = ends_connection(&outcome);
+                self.report(Report::Replugged(outcome))?;
+                self.describe_wanted = true;
+                lost.map_or(Ok(()), Err)
+            }
             Command::Detach => {
                 let outcome = connection.detach_channel();
                 let lost = ends_connection(&outcome);
@@ -271,8 +286,25 @@ impl Worker {
     }
 }
 
+/// The new vCPU may run where the old one may, from before the guest uses it.
+fn replug(
+    connection: &mut dyn VmConnection,
+    vcpu: u32,
+    node: u32,
+) -> Result<(Plugged, VmDescription), VmError> {
+    let pid = connection.pid();
+    let io = |source| VmError::Io { vm: format!("VM of process {pid}"), command: "replug".into(), source };
+    let pidfd = connection.pidfd().try_clone_to_owned().map_err(io)?;
+    let mut adopt = |old: i32, new: i32| {
+        let allowed = read_allowed(pid, old).map_err(|error| error.to_string())?;
+        pin_thread(pidfd.as_fd(), pid, new, &allowed).map_err(|error| error.to_string())
+    };
+    let plugged = connection.replug_vcpu(vcpu, node, &mut adopt)?;
+    Ok((plugged, connection.describe()?))
+}
+
 /// After these the connection cannot be used.
-fn ends_connection(outcome: &Result<(), VmError>) -> Option<Stop> {
+fn ends_connection<T>(outcome: &Result<T, VmError>) -> Option<Stop> {
     let lost = match outcome {
         Err(VmError::Disconnected { vm }) => VmError::Disconnected { vm: vm.clone() },
         Err(VmError::Timeout { vm, command, limit_ms }) => {

@@ -10,7 +10,7 @@ use common::{
 };
 use serde_json::{Value, json};
 use std::{os::unix::fs::PermissionsExt, process, sync::atomic::Ordering, time::Duration};
-use vnuma_monitor::vm::VmEvent;
+use vnuma_monitor::vm::{Plugged, VmEvent};
 
 fn own_pid() -> i32 {
     process::id().cast_signed()
@@ -169,6 +169,40 @@ fn refusals_name_what_is_wrong() {
         assert!(message.contains(text), "{method} {path}: {message:?} should say {text:?}");
     }
     drop(threads);
+}
+
+#[test]
+fn a_vcpu_is_replugged_to_the_guest_node_of_where_it_runs() {
+    let daemon = Daemon::start();
+    let threads = two_nodes(&daemon, "web");
+    let replug = |vcpu: u32| post(&daemon, "/v1/vms/web/replug", &json!({ "vcpu": vcpu }).to_string());
+    let refused = |vcpu, status, reason: &str| {
+        let (found, answer) = replug(vcpu);
+        let message = answer["message"].as_str().unwrap_or_default().to_owned();
+        assert!(found == status && message.contains(reason), "{found} {message}");
+    };
+    refused(1, 409, "which is right");
+    refused(7, 404, "APIC id 7");
+    refused(0, 409, "first vCPU");
+    threads[1].pin(0);
+    wait_for_states(&daemon, "web", &[(0, 0, "true"), (0, 1, "stale")]);
+    refused(1, 409, "guest node 0 has no spare slot");
+
+    let spare = VcpuThread::start();
+    let plugged = Plugged { apic_id: 5, tid: spare.tid };
+    daemon.world.change("web", |vm| vm.spare = Some(plugged));
+    let (status, answer) = replug(1);
+    assert_eq!(status, 200, "{answer}");
+    assert_eq!(
+        (&answer["vcpu"], &answer["new_vcpu"], &answer["guest_node"]),
+        (&json!(1), &json!(5), &json!(0))
+    );
+    // The new thread is confined as the old one was.
+    assert_eq!(answer["vm"]["vcpus"][1]["pinned"], json!(true), "{answer}");
+    wait_for_states(&daemon, "web", &[(0, 0, "true"), (0, 0, "true")]);
+
+    assert_eq!(post(&daemon, "/v1/vms/web/attach", "").0, 200);
+    refused(5, 409, "through the topology channel");
 }
 
 #[test]

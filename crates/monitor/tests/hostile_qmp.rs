@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tempfile::TempDir;
-use vnuma_monitor::vm::{QmpBackend, VmBackend, VmCandidate, VmConnection, VmError, VmEvent};
+use vnuma_monitor::vm::{Plugged, QmpBackend, VmBackend, VmCandidate, VmConnection, VmError, VmEvent};
 
 /// Whatever a peer does, no call takes this long.
 const HANG: Duration = Duration::from_secs(20);
@@ -93,6 +93,7 @@ fn vm_of(cpus: &[(Value, Value)]) -> Peer {
                 let cpu: usize = command["arguments"]["path"].as_str().unwrap().parse().unwrap();
                 cpus[cpu].1.clone()
             }
+            "query-hotpluggable-cpus" => json!([]),
             "human-monitor-command" => json!("0 nodes\r\n"),
             other => panic!("{other}"),
         };
@@ -106,6 +107,107 @@ fn an_honest_peer_is_believed() {
     let description = peer.connect().unwrap().describe().unwrap();
     assert_eq!((description.name.as_str(), i64::from(description.pid)), ("good", own_pid()));
     assert_eq!((description.vcpus[0].apic_id, i64::from(description.vcpus[0].tid)), (3, own_pid()));
+}
+
+/// What a guest does about its vCPUs.
+#[derive(Clone, Copy, PartialEq)]
+enum Hotplug {
+    Takes,
+    Refuses,
+}
+
+/// A QEMU with vCPUs 0 and 1 and a spare slot of guest node 1, APIC id 2. What is done is told.
+fn hotplug_peer(guest: Hotplug) -> (Peer, std::sync::mpsc::Receiver<String>) {
+    let (tell, told) = std::sync::mpsc::channel();
+    let mut cpus: Vec<(i64, String)> = vec![(0, "/m/cpu0".into()), (1, "/m/cpu1".into())];
+    let mut reports = [(0, 0); 3];
+    let peer = Peer::answering(move |name, command| {
+        let arguments = &command["arguments"];
+        let answer = match name {
+            "query-cpus-fast" => cpus
+                .iter()
+                .map(|(i, p)| json!({"cpu-index": i, "qom-path": p, "thread-id": own_pid()}))
+                .collect(),
+            "query-hotpluggable-cpus" => json!([
+                {"type": "t", "vcpus-count": 1, "props": {"socket-id": 2, "node-id": 1}},
+                {"type": "t", "vcpus-count": 1, "props": {"socket-id": 1, "node-id": 1}, "qom-path": "/m/cpu1"},
+            ]),
+            "query-acpi-ospm-status" => {
+                let slot = |(i, &(source, status)): (usize, &(i64, i64))| json!({"slot": i.to_string(), "slot-type": "CPU", "source": source, "status": status});
+                reports.iter().enumerate().map(slot).collect()
+            }
+            "qom-get" => {
+                let path = arguments["path"].as_str().unwrap();
+                json!(cpus.iter().find(|(_, p)| p == path).unwrap().0)
+            }
+            "device_add" => {
+                assert_eq!(
+                    *arguments,
+                    json!({"driver": "t", "id": "vnuma-vcpu-2", "node-id": 1, "socket-id": 2})
+                );
+                cpus.push((2, "/machine/peripheral/vnuma-vcpu-2".into()));
+                reports[2] = (1, 0);
+                tell.send("add".to_owned()).unwrap();
+                json!({})
+            }
+            "device_del" => {
+                let path = arguments["id"].as_str().unwrap();
+                if guest == Hotplug::Refuses && path == "/m/cpu1" {
+                    reports[1] = (3, 0x82);
+                } else {
+                    cpus.retain(|(_, p)| p != path);
+                }
+                tell.send(format!("del {path}")).unwrap();
+                json!({})
+            }
+            other => panic!("{other}"),
+        };
+        json!({"return": answer, "id": command["id"]}).to_string()
+    });
+    (peer, told)
+}
+
+#[test]
+fn a_vcpu_is_replugged_or_nothing_is_changed() {
+    let adopted = |peer: &Peer, vcpu, node| {
+        let mut threads = None;
+        let done = peer.connect().unwrap().replug_vcpu(vcpu, node, &mut |old, new| {
+            threads = Some((old, new));
+            Ok(())
+        });
+        (done, threads)
+    };
+    let new = "/machine/peripheral/vnuma-vcpu-2";
+    let tid = own_pid() as i32;
+
+    let (peer, told) = hotplug_peer(Hotplug::Takes);
+    let (done, threads) = adopted(&peer, 1, 1);
+    assert_eq!((done.unwrap(), threads), (Plugged { apic_id: 2, tid }, Some((tid, tid))));
+    assert_eq!(told.try_iter().collect::<Vec<_>>(), ["add", "del /m/cpu1"]);
+
+    let (peer, told) = hotplug_peer(Hotplug::Refuses);
+    let error = adopted(&peer, 1, 1).0.unwrap_err();
+    assert!(matches!(error, VmError::UnplugRefused { vcpu: 1, status: 0x82, .. }), "{error}");
+    assert_eq!(
+        told.try_iter().collect::<Vec<_>>(),
+        ["add".into(), "del /m/cpu1".into(), format!("del {new}")]
+    );
+
+    // What cannot be is refused before anything is done.
+    for (vcpu, node, reason) in
+        [(0, 1, "first vCPU"), (9, 1, "APIC id 9"), (1, 0, "guest node 0 has no spare slot")]
+    {
+        let (peer, told) = hotplug_peer(Hotplug::Takes);
+        let error = adopted(&peer, vcpu, node).0.unwrap_err().to_string();
+        assert!(error.contains(reason), "{error}");
+        assert_eq!(told.try_iter().count(), 0);
+    }
+
+    // Nor is the old one taken away when the new one cannot be confined.
+    let (peer, told) = hotplug_peer(Hotplug::Takes);
+    let error = peer.connect().unwrap().replug_vcpu(1, 1, &mut |_, _| Err("no".into())).unwrap_err();
+    assert!(matches!(error, VmError::ReplugFailed { .. }), "{error}");
+    assert_eq!(told.try_iter().collect::<Vec<_>>(), ["add".into(), format!("del {new}")]);
 }
 
 #[test]
@@ -161,7 +263,7 @@ fn a_name_that_is_none_is_not_used() {
     let peer = Peer::answering(|name, command| {
         let answer = match name {
             "query-name" => json!({"name": "../../etc\u{1b}[2J"}),
-            "query-cpus-fast" => json!([]),
+            "query-cpus-fast" | "query-hotpluggable-cpus" => json!([]),
             _ => json!("0 nodes"),
         };
         json!({"return": answer, "id": command["id"]}).to_string()

@@ -2,6 +2,7 @@
 
 use crate::{ApicId, CpuId, GuestNodeId, HostNodeId};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// What a backend knows of a VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -14,6 +15,8 @@ pub struct VmDescription {
     pub guest_nodes: Vec<GuestNode>,
     /// vCPUs that are plugged, in rising order of their APIC id.
     pub vcpus: Vec<Vcpu>,
+    /// Slots of guest nodes that vCPUs can be plugged into, where there are any.
+    pub spare_slots: BTreeMap<GuestNodeId, u32>,
 }
 
 /// A node as the guest's firmware tables describe it.

@@ -7,6 +7,7 @@ mod hostile;
 mod kills;
 mod lifecycle;
 mod random;
+mod replug;
 mod shapes;
 mod states;
 
@@ -32,6 +33,8 @@ enum Scenario {
     /// In a guest of `hostile`: does that, until it is killed
     #[command(hide = true)]
     Scribble,
+    /// A guest without the driver follows by replugged vCPUs
+    Replug,
     /// VMs come and go while vnumad runs
     Lifecycle,
     /// vnumad is killed again and again while vCPUs move
@@ -46,6 +49,7 @@ fn main() -> anyhow::Result<()> {
         Scenario::Scribble => hostile::scribble(),
         Scenario::Shapes => shapes::run(),
         Scenario::Kills(arguments) => kills::run(&arguments),
+        Scenario::Replug => replug::run(),
         Scenario::Lifecycle => lifecycle::run(),
     }
 }

@@ -74,6 +74,11 @@ fn a_hostile_guest_hurts_itself_alone() {
 }
 
 #[test]
+fn a_guest_without_the_driver_follows_by_replugged_vcpus() {
+    play("2n4c", &["replug"]);
+}
+
+#[test]
 fn vms_come_and_go() {
     play("2n4c", &["lifecycle"]);
 }

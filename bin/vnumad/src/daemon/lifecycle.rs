@@ -6,7 +6,7 @@ use crate::{
     message::ConnectionId,
     report,
     tell::Teller,
-    vm::{Slot, Vm},
+    vm::{Replugging, Slot, Vm},
     vm_thread::{Command, Report, VmThread},
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -22,7 +22,7 @@ use vnuma_api::Event;
 use vnuma_channel::Channel;
 use vnuma_monitor::{
     location::monotonic_ns,
-    vm::{VmCandidate, VmError},
+    vm::{Plugged, VmCandidate, VmError},
 };
 use vnuma_topology::VmDescription;
 
@@ -104,6 +104,7 @@ impl Daemon {
             Report::Described(description) => self.described(&socket, description),
             Report::Attached(outcome) => self.attached(&socket, outcome),
             Report::Detached(outcome) => self.detached(&socket, outcome),
+            Report::Replugged(outcome) => self.replugged(&socket, outcome),
             Report::Released => self.released(&socket),
             Report::Rebooted => {
                 if let Some(vm) = &mut entry.vm {
@@ -217,6 +218,9 @@ impl Daemon {
         if let Some(reply) = vm.detaching {
             let _ = reply.send(ended());
         }
+        if let Some(replugging) = vm.replugging {
+            let _ = replugging.reply.send(Err(Refusal::Ended { vm: name.clone() }));
+        }
         info!(vm = name, "VM gone");
         self.tell_watchers(|time_ns| Event::Gone { vm: name, time_ns });
     }
@@ -234,6 +238,9 @@ impl Daemon {
             }
             if let Some(reply) = vm.detaching.take() {
                 let _ = reply.send(Err(refusal(vm)));
+            }
+            if let Some(replugging) = vm.replugging.take() {
+                let _ = replugging.reply.send(Err(refusal(vm)));
             }
         }
         if entry.vm.is_none() && is_nobody(error) {
@@ -336,6 +343,27 @@ impl Daemon {
                     let _ = reply.send(Err(error.into()));
                 }
             }
+        }
+    }
+
+    /// A vCPU has another slot, and with it another name; or has not.
+    fn replugged(&mut self, socket: &Path, outcome: Result<(Plugged, VmDescription), VmError>) {
+        let Some(vm) = self.entries.get_mut(socket).and_then(|entry| entry.vm.as_mut()) else { return };
+        let Some(Replugging { vcpu, guest_node, reply }) = vm.replugging.take() else { return };
+        let name = vm.name().to_owned();
+        let (plugged, description) = match outcome {
+            Ok(done) => done,
+            Err(error) => {
+                warn!(vm = name, vcpu, %error, "a vCPU was not replugged");
+                return drop(reply.send(Err(error.into())));
+            }
+        };
+        let new_vcpu = plugged.apic_id;
+        info!(vm = name, vcpu, new_vcpu, guest_node, "vCPU replugged");
+        self.described(socket, description);
+        if let Some(vm) = self.entries.get(socket).and_then(|entry| entry.vm.as_ref()) {
+            let vm = report::vm(vm, None);
+            let _ = reply.send(Ok(vnuma_api::Replugged { vcpu, new_vcpu, guest_node, vm }));
         }
     }
 

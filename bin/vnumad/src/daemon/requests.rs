@@ -6,7 +6,7 @@ use crate::{
     error::Refusal,
     message::{ConnectionId, Reply, Request},
     report,
-    vm::{Slot, Vm},
+    vm::{Replugging, Slot, Vm},
     vm_thread::{Command, VmThread},
 };
 use std::path::PathBuf;
@@ -22,6 +22,7 @@ impl Daemon {
             Request::Daemon { reply } => drop(reply.send(Ok(self.describe_self()))),
             Request::Attach { vm, reply } => self.attach(&vm, reply),
             Request::Detach { vm, reply } => self.detach(&vm, reply),
+            Request::Replug { vm, vcpu, reply } => self.replug(&vm, vcpu, reply),
             Request::PlanMove { vm, vcpu, node, reply } => drop(reply.send(self.plan_move(&vm, vcpu, node))),
             Request::Look { id, vcpu, reply } => self.look_and_show(id, vcpu, reply),
             Request::Watch { reply } => drop(reply.send(Ok(self.watchers.add()))),
@@ -77,6 +78,7 @@ impl Daemon {
         let prepared = self.connected(name).and_then(|(vm, thread)| {
             let name = || vm.name().to_owned();
             match vm.slot {
+                _ if vm.replugging.is_some() => return Err(Refusal::Replugging { vm: name() }),
                 Slot::Serving(_) => return Err(Refusal::Attached { vm: name() }),
                 Slot::Attaching { .. } => return Err(Refusal::Attaching { vm: name() }),
                 Slot::Lost => return Err(Refusal::Lost { vm: name() }),
@@ -118,6 +120,17 @@ impl Daemon {
             Err(refusal) => drop(reply.send(Err(refusal))),
             Ok((vm, thread)) if thread.send(Command::Detach) => vm.detaching = Some(reply),
             Ok((vm, _)) => drop(reply.send(Err(Refusal::Ended { vm: vm.name().to_owned() }))),
+        }
+    }
+
+    fn replug(&mut self, name: &str, vcpu: u32, reply: Reply<api::Replugged>) {
+        let prepared = self.connected(name).and_then(|(vm, thread)| Ok((vm.plan_replug(vcpu)?, vm, thread)));
+        match prepared {
+            Err(refusal) => drop(reply.send(Err(refusal))),
+            Ok((node, vm, thread)) if thread.send(Command::Replug { vcpu, node }) => {
+                vm.replugging = Some(Replugging { vcpu, guest_node: node, reply });
+            }
+            Ok((_, vm, _)) => drop(reply.send(Err(Refusal::Ended { vm: vm.name().to_owned() }))),
         }
     }
 

@@ -20,7 +20,7 @@ use std::{
     time::Duration,
 };
 use vnuma_channel::guest::GuestEnd;
-use vnuma_monitor::vm::{VmBackend, VmCandidate, VmConnection, VmError, VmEvent};
+use vnuma_monitor::vm::{Adopt, Plugged, VmBackend, VmCandidate, VmConnection, VmError, VmEvent};
 use vnuma_topology::{GuestNode, MemoryBacking, Vcpu, VmDescription};
 
 /// A thread that sleeps and wakes like an idle vCPU, until it is dropped.
@@ -90,6 +90,8 @@ pub struct FakeVm {
     /// A channel that somebody else plugged.
     pub foreign_channel: bool,
     pub free_port: bool,
+    /// What is plugged by the next replug.
+    pub spare: Option<Plugged>,
     /// Commands do not return while it is set.
     pub stuck: bool,
     /// Every call fails.
@@ -140,6 +142,7 @@ pub fn describe(name: &str, pid: i32, homes: &[u32], tids: &[i32]) -> VmDescript
         pid,
         guest_nodes: homes.iter().enumerate().map(node).collect(),
         vcpus: tids.iter().enumerate().map(vcpu).collect(),
+        spare_slots: std::collections::BTreeMap::new(),
     }
 }
 
@@ -178,6 +181,7 @@ impl World {
             device: None,
             foreign_channel: false,
             free_port: true,
+            spare: None,
             stuck: false,
             silent: false,
             refuses: false,
@@ -319,6 +323,31 @@ impl VmConnection for Connection {
                 return Err(VmError::NotAttached { vm: name });
             }
             Ok(())
+        })
+    }
+
+    fn replug_vcpu(&mut self, apic_id: u32, node: u32, adopt: Adopt<'_>) -> Result<Plugged, VmError> {
+        let (old, new) = self.with(|vm, name| {
+            let Some(spare) = vm.spare else { return Err(VmError::NoSpareSlot { vm: name, node }) };
+            let old = vm.description.vcpus.iter().find(|vcpu| vcpu.apic_id == apic_id).map(|vcpu| vcpu.tid);
+            Ok((old.ok_or(VmError::NoVcpu { vm: name, vcpu: apic_id })?, spare))
+        })?;
+        adopt(old, new.tid).map_err(|reason| VmError::ReplugFailed {
+            vm: "fake".into(),
+            vcpu: apic_id,
+            reason,
+        })?;
+        self.with(|vm, _| {
+            let vcpus = &mut vm.description.vcpus;
+            vcpus.retain(|vcpu| vcpu.apic_id != apic_id);
+            vcpus.push(Vcpu {
+                index: new.apic_id,
+                apic_id: new.apic_id,
+                boot_node: Some(node),
+                tid: new.tid,
+            });
+            vm.spare = None;
+            Ok(new)
         })
     }
 

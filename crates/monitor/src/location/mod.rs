@@ -27,7 +27,7 @@ mod record;
 
 use bpf::BpfSource;
 use poll::PollSource;
-pub use proc::read_location;
+pub use proc::{read_allowed, read_location};
 pub use record::parse_record;
 use std::time::Duration;
 use vnuma_topology::{CpuId, HostTopology};

@@ -46,6 +46,11 @@ pub(super) fn read_thread(pid: i32, tid: i32) -> Result<ThreadState, LocationErr
     Ok(ThreadState { cpu, allowed })
 }
 
+/// CPUs that a thread may run on.
+pub fn read_allowed(pid: i32, tid: i32) -> Result<CpuSet, LocationError> {
+    read_thread(pid, tid).map(|thread| thread.allowed)
+}
+
 /// Is there such a thread?
 pub(crate) fn thread_exists(pid: i32, tid: i32) -> bool {
     pid > 0 && tid > 0 && std::path::Path::new(&format!("/proc/{pid}/task/{tid}")).exists()

@@ -2,8 +2,9 @@
 //! or cannot express what is asked.
 
 use qapi::{Command, Empty};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 
 /// Declares a command: its QMP name, arguments as serialized, and type of the answer.
 macro_rules! command {
@@ -36,6 +37,67 @@ pub(super) struct CpuInfo {
 #[serde(rename_all = "kebab-case")]
 pub(super) struct CpuProps {
     pub(super) node_id: Option<i64>,
+}
+
+#[derive(Serialize)]
+pub(super) struct QueryHotpluggableCpus {}
+command!(QueryHotpluggableCpus, "query-hotpluggable-cpus", Vec<CpuSlot>);
+
+/// A place where a vCPU is or can be plugged.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) struct CpuSlot {
+    /// What to plug.
+    #[serde(rename = "type")]
+    pub(super) driver: String,
+    /// Numbers of socket, core, node and so on: properties of the device to plug.
+    props: BTreeMap<String, u32>,
+    /// The vCPU that is there.
+    qom_path: Option<String>,
+}
+
+impl CpuSlot {
+    /// The guest node that it belongs to, if nothing is plugged.
+    pub(super) fn spare_node(&self) -> Option<u32> {
+        self.props.get("node-id").copied().filter(|_| self.qom_path.is_none())
+    }
+
+    /// A name of its own for the vCPU that is plugged there.
+    pub(super) fn id(&self) -> String {
+        let places = self.props.iter().filter(|(name, _)| *name != "node-id");
+        places.fold("vnuma-vcpu".to_owned(), |id, (_, number)| format!("{id}-{number}"))
+    }
+}
+
+/// A vCPU.
+pub(super) struct DeviceAddCpu<'a> {
+    pub(super) id: &'a str,
+    pub(super) slot: &'a CpuSlot,
+}
+command!(DeviceAddCpu<'_>, "device_add", Empty);
+
+impl Serialize for DeviceAddCpu<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        // Last, so that no name of a property takes the place of these two.
+        let mut arguments = json!(self.slot.props);
+        arguments["driver"] = json!(self.slot.driver);
+        arguments["id"] = json!(self.id);
+        arguments.serialize(serializer)
+    }
+}
+
+#[derive(Serialize)]
+pub(super) struct QueryAcpiOspmStatus {}
+command!(QueryAcpiOspmStatus, "query-acpi-ospm-status", Vec<AcpiStatus>);
+
+/// What the guest reported last of a slot (`_OST`).
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) struct AcpiStatus {
+    pub(super) slot: String,
+    pub(super) slot_type: String,
+    pub(super) source: i64,
+    pub(super) status: i64,
 }
 
 #[derive(Serialize)]

@@ -7,7 +7,7 @@ use super::{
     name::check_name,
     numa::{self, NumaNode, PlacedBackend},
     process::Process,
-    resident,
+    replug, resident,
 };
 use crate::text::shorten;
 use qapi::qmp;
@@ -18,7 +18,7 @@ use std::{
 use vnuma_topology::{GuestNode, MemoryBacking, Vcpu, VmDescription};
 
 /// Most vCPUs (q35 of QEMU 10 takes 4096).
-const MAX_VCPUS: usize = 4096;
+pub(super) const MAX_VCPUS: usize = 4096;
 /// Most memory backends looked at.
 const MAX_BACKENDS: usize = 1024;
 /// Longest id or path taken from QEMU.
@@ -33,6 +33,7 @@ pub(super) fn describe(
     let name = name(client, fallback)?;
     let cpus = client.execute(&QueryCpusFast {})?;
     let vcpus = vcpus(client, process, &cpus)?;
+    let spare_slots = replug::spare_slots(client)?;
     let nodes = numa_nodes(client, &vcpus)?;
     let mut backends = if nodes.is_empty() {
         BTreeMap::new()
@@ -52,7 +53,7 @@ pub(super) fn describe(
             GuestNode { id, memory_bytes, memory }
         })
         .collect();
-    Ok(VmDescription { name, pid: process.pid(), guest_nodes, vcpus })
+    Ok(VmDescription { name, pid: process.pid(), guest_nodes, vcpus, spare_slots })
 }
 
 fn name(client: &mut Client, fallback: &str) -> Result<String, VmError> {
@@ -103,7 +104,7 @@ fn vcpus(client: &mut Client, process: &Process, cpus: &[CpuInfo]) -> Result<Vec
     Ok(vcpus)
 }
 
-fn apic_id(client: &mut Client, path: &str) -> Result<u32, VmError> {
+pub(super) fn apic_id(client: &mut Client, path: &str) -> Result<u32, VmError> {
     check_length(client, "query-cpus-fast", "qom-path", path)?;
     let id = client.execute(&QomGet { path, property: "apic-id" })?;
     let number = id.as_u64().and_then(|id| u32::try_from(id).ok());
@@ -212,14 +213,14 @@ fn human(client: &mut Client, line: &str) -> Result<String, VmError> {
     client.execute(&qmp::human_monitor_command { cpu_index: None, command_line: line.to_owned() })
 }
 
-fn check_length(client: &Client, command: &str, field: &str, text: &str) -> Result<(), VmError> {
+pub(super) fn check_length(client: &Client, command: &str, field: &str, text: &str) -> Result<(), VmError> {
     if text.len() <= MAX_ID {
         return Ok(());
     }
     Err(value(client, command, field, text, format!("it has more than {MAX_ID} bytes")))
 }
 
-fn value(
+pub(super) fn value(
     client: &Client,
     command: &str,
     field: &str,

@@ -137,6 +137,78 @@ pub enum VmError {
         /// The VM.
         vm: String,
     },
+    /// There is no such vCPU (any more).
+    #[error("{vm}: has no vCPU with APIC id {vcpu}")]
+    NoVcpu {
+        /// The VM.
+        vm: String,
+        /// Its APIC id.
+        vcpu: u32,
+    },
+    /// vCPU 0 cannot be unplugged.
+    #[error("{vm}: its first vCPU booted the guest and cannot be replugged")]
+    BootVcpu {
+        /// The VM.
+        vm: String,
+    },
+    /// Nowhere to plug a vCPU.
+    #[error(
+        "{vm}: guest node {node} has no spare slot for a vCPU; start the VM with `-smp N,maxcpus=M` and `-numa cpu` for the slots beyond N"
+    )]
+    NoSpareSlot {
+        /// The VM.
+        vm: String,
+        /// The guest node.
+        node: u32,
+    },
+    /// The guest does not take part in hot-plug.
+    #[error("{vm}: the guest did not take a new vCPU within {limit_ms} ms (does it still boot?)")]
+    PlugIgnored {
+        /// The VM.
+        vm: String,
+        /// How long it was waited for.
+        limit_ms: u64,
+    },
+    /// Something on the host's side failed.
+    #[error("{vm}: vCPU {vcpu} was not replugged: {reason}")]
+    ReplugFailed {
+        /// The VM.
+        vm: String,
+        /// The vCPU's APIC id.
+        vcpu: u32,
+        /// What failed.
+        reason: String,
+    },
+    /// The guest does not give the vCPU back.
+    #[error("{vm}: the guest refuses to let go of vCPU {vcpu} (_OST status {status:#x})")]
+    UnplugRefused {
+        /// The VM.
+        vm: String,
+        /// Its APIC id.
+        vcpu: u32,
+        /// What the guest reported.
+        status: i64,
+    },
+    /// The guest has been asked to let go of a vCPU, and has neither done so nor refused.
+    #[error(
+        "{vm}: the guest has not let go of vCPU {vcpu} within {limit_ms} ms: the old vCPU and the new one are both plugged until it does"
+    )]
+    UnplugPending {
+        /// The VM.
+        vm: String,
+        /// Its APIC id.
+        vcpu: u32,
+        /// How long it was waited for.
+        limit_ms: u64,
+    },
+    /// A failure that could not be undone.
+    #[error("{cause}; and the new vCPU could not be taken away again, so both are plugged: {error}")]
+    NotUndone {
+        /// The failure.
+        cause: Box<VmError>,
+        /// Why it is not undone.
+        error: Box<VmError>,
+    },
     /// The guest has been asked to release the device and has not done so yet.
     #[error("{vm}: the guest has not released the channel's device within {limit_ms} ms")]
     DetachPending {

@@ -28,12 +28,14 @@ mod name;
 pub mod numa;
 mod process;
 mod qmp;
+mod replug;
 pub mod resident;
 mod wire;
 
 pub use error::VmError;
 pub use name::check_name;
 pub use qmp::QmpBackend;
+pub use replug::Adopt;
 
 use std::{
     os::fd::{BorrowedFd, OwnedFd},
@@ -83,6 +85,15 @@ pub enum VmEvent {
     Disconnected,
 }
 
+/// A vCPU that was plugged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plugged {
+    /// Its APIC id.
+    pub apic_id: u32,
+    /// Its thread.
+    pub tid: i32,
+}
+
 /// A connection to a VM. Calls block, most for a second at most, those of many commands for five.
 pub trait VmConnection: Send {
     /// Asks for everything that is in a [`VmDescription`]. Thread ids are checked to belong
@@ -97,6 +108,11 @@ pub trait VmConnection: Send {
     /// Unplugs the device. The guest takes part in that: [`VmError::DetachPending`] says
     /// that it has not let go in time; [`VmEvent::ChannelDetached`] follows when it does.
     fn detach_channel(&mut self) -> Result<(), VmError>;
+    /// Moves vCPU `apic_id` to a spare slot of guest node `node` by hot-plug: a new one is plugged, `adopt` is
+    /// called with the threads of both, old first, and the old one is unplugged. The guest takes part in both, up to
+    /// ten seconds each. On failure the new one is taken away again; [`VmError::UnplugPending`] and
+    /// [`VmError::NotUndone`] say that both are there.
+    fn replug_vcpu(&mut self, apic_id: u32, node: u32, adopt: Adopt<'_>) -> Result<Plugged, VmError>;
     /// Waits for the next event. `None` after `timeout`.
     fn poll_event(&mut self, timeout: Duration) -> Result<Option<VmEvent>, VmError>;
     /// The VM's process.

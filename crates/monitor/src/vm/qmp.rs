@@ -1,11 +1,12 @@
 //! VMs by their QMP sockets.
 
 use super::{
-    VmBackend, VmCandidate, VmConnection, VmError, VmEvent, channel,
+    Adopt, Plugged, VmBackend, VmCandidate, VmConnection, VmError, VmEvent, channel,
     client::{COMMAND_LIMIT, Client},
     describe,
     name::check_name,
     process::Process,
+    replug,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -157,6 +158,13 @@ impl VmConnection for QmpConnection {
         }
         let limit_ms = COMMAND_LIMIT.as_secs() * 1000;
         Err(VmError::DetachPending { vm: self.name.clone(), limit_ms })
+    }
+
+    fn replug_vcpu(&mut self, apic_id: u32, node: u32, adopt: Adopt<'_>) -> Result<Plugged, VmError> {
+        self.client.begin_task(replug::REPLUG_LIMIT);
+        let outcome = replug::replug(&mut self.client, &self.process, apic_id, node, adopt);
+        self.client.end_task();
+        outcome
     }
 
     fn poll_event(&mut self, timeout: Duration) -> Result<Option<VmEvent>, VmError> {

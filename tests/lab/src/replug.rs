@@ -1,0 +1,161 @@
+//! A guest without the driver sees where its vCPUs are, by replugging them.
+
+use crate::guest::{HANG_LIMIT, check_kernel_log, listed, wait_until_listed};
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+use std::process::Command;
+use std::time::{Duration, Instant};
+use vnuma_scenario::{Nodes, Process, Vm, output, vnumactl, vnumad, wait_for};
+
+/// Between host nodes 0 and 1.
+const MOVES: usize = 6;
+/// Stands for the guest's udev, which brings plugged CPUs online.
+const UDEV: &str = "while :; do for f in /sys/devices/system/cpu/cpu[0-9]*/online; do \
+    [ \"$(cat $f)\" = 1 ] || echo 1 > $f; done; sleep 0.01; done 2>/dev/null";
+
+pub fn run() -> Result<()> {
+    let nodes = Nodes::read()?;
+    let _daemon = vnumad(&[])?;
+    let arguments = ["--nodes", "2", "--vcpus", "3", "--spare-slots"].map(str::to_owned);
+    let vm = Vm::start("spare", &arguments)?;
+    wait_until_listed(&vm.name)?;
+    doctor(&vm)?;
+    expect_refusal(&["replug", &vm.name, "--vcpu", "0"], "cannot be replugged")?;
+    expect_refusal(&["replug", &vm.name, "--vcpu", "2"], "which is right")?;
+    let _udev = vm.spawn(&["sh", "-c", UDEV])?;
+
+    // Guest node 0 has CPU 0, node 1 has CPUs 1 and 2.
+    let mut vcpu = 2;
+    let mut latencies = Vec::new();
+    for number in 0..MOVES {
+        let node = number as u64 % 2;
+        let (new, latency) = replug(&vm, vcpu, node, &nodes).with_context(|| format!("move {number}"))?;
+        println!("vCPU {vcpu} -> {new}, on guest node {node} after {} ms", latency.as_millis());
+        latencies.push(latency.as_millis());
+        vcpu = new;
+    }
+    check_kernel_log(&vm)?;
+    latencies.sort_unstable();
+    println!(
+        "measured in the lab: host change to the guest's new node by ACPI replug, ms: p50 {} max {}",
+        latencies[MOVES / 2],
+        latencies[MOVES - 1]
+    );
+    full(&vm, vcpu, &nodes)
+}
+
+/// The lower rung shows, and what would raise it.
+fn doctor(vm: &Vm) -> Result<()> {
+    let rungs = vnumactl(&["doctor"])?;
+    let rungs = rungs.as_array().context("vnumactl doctor: not an array")?;
+    let channel = rungs.iter().find(|rung| rung["vm"] == *vm.name && rung["ladder"] == "channel");
+    let channel = channel.context("vnumactl doctor: no channel")?;
+    ensure!(channel["rung"] == "replug" && channel["level"] == "reduced", "vnumactl doctor: {channel}");
+    println!("doctor: {}", channel["why"].as_str().unwrap_or_default());
+    Ok(())
+}
+
+fn expect_refusal(arguments: &[&str], reason: &str) -> Result<()> {
+    let result = Command::new("vnumactl").args(arguments).output()?;
+    let error = String::from_utf8_lossy(&result.stderr).into_owned();
+    let shown = arguments.join(" ");
+    ensure!(!result.status.success() && error.contains(reason), "vnumactl {shown}: no {reason:?} in {error}");
+    println!("vnumactl {shown}: {}", error.trim());
+    Ok(())
+}
+
+fn thread_of(vm: &Vm, vcpu: u64) -> Result<u64> {
+    let shown = listed(&vm.name)?.context("not listed")?;
+    let vcpus = shown["vcpus"].as_array().context("no vcpus")?;
+    let found = vcpus.iter().find(|found| found["apic_id"] == vcpu);
+    found.and_then(|vcpu| vcpu["tid"].as_u64()).with_context(|| format!("no vCPU {vcpu}: {shown}"))
+}
+
+/// Confines a vCPU to a host node, and replugs it as soon as vnumad has noticed. Returns its new APIC id and how long it
+/// took until the guest's own list of the node had a new CPU.
+fn replug(vm: &Vm, vcpu: u64, node: u64, nodes: &Nodes) -> Result<(u64, Duration)> {
+    let list = format!("/sys/devices/system/node/node{node}/cpulist");
+    let before = vm.exec(&["cat", &list])?.trim().to_owned();
+    let watch = format!("until [ \"$(cat {list})\" != \"{before}\" ]; do sleep 0.01; done");
+    let mut seen = vm.spawn(&["sh", "-c", &watch])?;
+    // It runs before anything changes.
+    std::thread::sleep(Duration::from_secs(1));
+
+    let started = Instant::now();
+    confine(thread_of(vm, vcpu)?, node, nodes)?;
+    let done = replug_when_noticed(vm, vcpu)?;
+    await_end(&mut seen)?;
+    let latency = started.elapsed();
+
+    let new = done["new_vcpu"].as_u64().with_context(|| format!("no new_vcpu: {done}"))?;
+    ensure!(new != vcpu && done["guest_node"] == node, "replug of vCPU {vcpu} to node {node}: {done}");
+    check_views(vm, new, node)?;
+    Ok((new, latency))
+}
+
+fn confine(tid: u64, node: u64, nodes: &Nodes) -> Result<()> {
+    let cpus = nodes.cpus(node as u32).with_context(|| format!("the host has no node {node}"))?;
+    output("taskset", &["-p", "-c", &cpus.to_string(), &tid.to_string()]).map(drop)
+}
+
+fn replug_when_noticed(vm: &Vm, vcpu: u64) -> Result<Value> {
+    let end = Instant::now() + HANG_LIMIT;
+    loop {
+        match vnumactl(&["replug", &vm.name, "--vcpu", &vcpu.to_string()]) {
+            Ok(done) => return Ok(done),
+            Err(error) if format!("{error:#}").contains("which is right") && Instant::now() < end => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn await_end(process: &mut Process) -> Result<()> {
+    let end = Instant::now() + HANG_LIMIT;
+    while process.0.try_wait()?.is_none() {
+        if Instant::now() > end {
+            bail!("the guest shows no new CPU on the node");
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    Ok(())
+}
+
+/// lscpu in the guest and vnumactl agree: as many vCPUs as before, one of them elsewhere, and pinned as it was.
+fn check_views(vm: &Vm, new: u64, node: u64) -> Result<()> {
+    let expected = if node == 0 { (2, 1) } else { (1, 2) };
+    let mut last = String::new();
+    wait_for("lscpu to show three CPUs", HANG_LIMIT, || {
+        last = vm.exec(&["lscpu", "-p=CPU,NODE"])?;
+        let on =
+            |node: &str| last.lines().filter(|line| !line.starts_with('#') && line.ends_with(node)).count();
+        Ok((on(",0"), on(",1")) == expected)
+    })
+    .with_context(|| format!("lscpu: {last}"))?;
+    let shown = listed(&vm.name)?.context("not listed")?;
+    let vcpus = shown["vcpus"].as_array().context("no vcpus")?;
+    let moved = vcpus
+        .iter()
+        .find(|vcpu| vcpu["apic_id"] == new)
+        .with_context(|| format!("no vCPU {new}: {shown}"))?;
+    ensure!(
+        vcpus.len() == 3 && moved["state"] == "true" && moved["pinned"] == true,
+        "vnumactl shows {shown}"
+    );
+    ensure!(moved["host_node"] == node, "its thread is elsewhere: {shown}");
+    Ok(())
+}
+
+/// Without a spare slot nothing is done, and that is said.
+fn full(vm: &Vm, vcpu: u64, nodes: &Nodes) -> Result<()> {
+    let one = ["--nodes", "2", "--vcpus", "2"].map(str::to_owned);
+    let other = Vm::start("full", &one)?;
+    wait_until_listed(&other.name)?;
+    confine(thread_of(&other, 1)?, 0, nodes)?;
+    wait_for("vnumad to notice", HANG_LIMIT, || {
+        Ok(listed(&other.name)?.is_some_and(|vm| vm["vcpus"][1]["state"] == "stale"))
+    })?;
+    expect_refusal(&["replug", &other.name, "--vcpu", "1"], "guest node 0 has no spare slot")?;
+    // One that is told through the channel is not replugged as well.
+    vnumactl(&["attach", &vm.name])?;
+    expect_refusal(&["replug", &vm.name, "--vcpu", &vcpu.to_string()], "through the topology channel")
+}
