@@ -12,8 +12,8 @@
 //! | `POST /v1/vms/NAME/replug` | [`ReplugRequest`] | [`Replugged`]             | act   |
 //! | `GET /v1/watch`            |                 | [`Event`]s, one JSON a line | read  |
 //!
-//! Whoever may connect to the socket may read. Acting is for root and the daemon's own user. A
-//! request that fails is answered with an HTTP status of 400 or above and an [`ApiError`].
+//! Whoever may connect to the socket may read. Acting is for root, the daemon's own user, and a group if one is
+//! configured. A request that fails is answered with an HTTP status of 400 or above and an [`ApiError`].
 //!
 //! Changing it: fields and kinds of events may be added within `/v1`, and clients ignore what they do
 //! not know; anything else takes another version in the path.
@@ -81,6 +81,8 @@ pub enum ErrorKind {
     Internal,
     /// The VM's hypervisor does not answer, or refuses (502).
     Vm,
+    /// The user has as many connections or watchers as one may have (503).
+    Busy,
 }
 
 /// Body of every failed request.

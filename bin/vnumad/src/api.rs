@@ -2,8 +2,11 @@
 
 use crate::{
     error::Refusal,
+    limits::{PerUser, Permit},
+    listener::ApiListener,
     message::{Message, Reply, Request},
     readable::readable,
+    rights::Peer,
 };
 use axum::{
     Json, Router,
@@ -24,10 +27,7 @@ use std::{
     pin::Pin,
     task::{self, Poll},
 };
-use tokio::{
-    net::UnixListener,
-    sync::{mpsc, oneshot},
-};
+use tokio::sync::{mpsc, oneshot};
 use vnuma_api::{
     ApiError, DAEMON, ErrorKind, Event, HARDWARE, HostTopology, MoveRequest, ReplugRequest, Replugged, VMS,
     Vm, WATCH,
@@ -37,15 +37,9 @@ use vnuma_monitor::read_host_topology;
 /// No request needs more.
 const BODY_LIMIT: usize = 4096;
 
-/// Who is at the other end of a connection, as the kernel says.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Peer {
-    uid: Option<u32>,
-}
-
-impl Connected<IncomingStream<'_, UnixListener>> for Peer {
-    fn connect_info(stream: IncomingStream<'_, UnixListener>) -> Self {
-        Self { uid: stream.io().peer_cred().ok().map(|peer| peer.uid()) }
+impl Connected<IncomingStream<'_, ApiListener>> for Peer {
+    fn connect_info(stream: IncomingStream<'_, ApiListener>) -> Self {
+        stream.io().peer
     }
 }
 
@@ -54,8 +48,9 @@ impl Connected<IncomingStream<'_, UnixListener>> for Peer {
 pub(crate) struct Context {
     pub(crate) messages: mpsc::Sender<Message>,
     pub(crate) root: PathBuf,
-    /// The user that may act, besides root.
-    pub(crate) uid: u32,
+    /// Name of the group that may act, if there is one.
+    pub(crate) act_group: Option<String>,
+    pub(crate) watchers: PerUser,
 }
 
 type Answer<T> = Result<Json<T>, Failure>;
@@ -83,6 +78,7 @@ impl IntoResponse for Failure {
             ErrorKind::NotFound => StatusCode::NOT_FOUND,
             ErrorKind::Conflict => StatusCode::CONFLICT,
             ErrorKind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+            ErrorKind::Busy => StatusCode::SERVICE_UNAVAILABLE,
             ErrorKind::Vm => StatusCode::BAD_GATEWAY,
         };
         let ApiError { error, message } = self.0;
@@ -114,8 +110,10 @@ impl FromRequestParts<Context> for MayAct {
     type Rejection = Failure;
 
     async fn from_request_parts(parts: &mut Parts, context: &Context) -> Result<Self, Failure> {
-        let peer = parts.extensions.get::<ConnectInfo<Peer>>().and_then(|info| info.0.uid);
-        if peer.is_some_and(|uid| uid == 0 || uid == context.uid) {
+        let ConnectInfo(peer) = ConnectInfo::<Peer>::from_request_parts(parts, context)
+            .await
+            .map_err(|_| Failure::bad_request("it is not known who asks".to_owned()))?;
+        if peer.may_act {
             return Ok(Self);
         }
         let act = match parts.uri.path().rsplit('/').next() {
@@ -125,8 +123,13 @@ impl FromRequestParts<Context> for MayAct {
             Some("replug") => "replug",
             _ => "acting",
         };
-        let uid = peer.map_or("unknown".to_owned(), |uid| uid.to_string());
-        Err(Refusal::Forbidden { act, uid }.into())
+        let who = match &context.act_group {
+            None => "root or the user that vnumad runs as".to_owned(),
+            Some(group) => {
+                format!("root, the user that vnumad runs as, or a member of group `{group}` (api.act_group)")
+            }
+        };
+        Err(Refusal::Forbidden { act, who, uid: peer.uid }.into())
     }
 }
 
@@ -201,7 +204,7 @@ async fn move_vcpu(
 async fn replug(
     _: MayAct,
     State(context): State<Context>,
-    Path(vm): Path<String>,
+    VmName(vm): VmName,
     body: Result<Bytes, BytesRejection>,
 ) -> Answer<Replugged> {
     let ReplugRequest { vcpu } = understand(body, "replug")?;
@@ -215,9 +218,14 @@ fn understand<T: DeserializeOwned>(body: Result<Bytes, BytesRejection>, what: &s
         .map_err(|error| Failure::bad_request(format!("the body is no {what} request: {error}")))
 }
 
-async fn watch(State(context): State<Context>) -> Result<Response, Failure> {
+async fn watch(
+    ConnectInfo(peer): ConnectInfo<Peer>,
+    State(context): State<Context>,
+) -> Result<Response, Failure> {
+    let (uid, most) = (peer.uid, context.watchers.most());
+    let permit = context.watchers.take(uid).ok_or(Refusal::Watchers { uid, most })?;
     let events = ask(&context, |reply| Request::Watch { reply }).await?;
-    let lines = Body::from_stream(Lines(events));
+    let lines = Body::from_stream(Lines { events, _permit: permit });
     Ok(([(CONTENT_TYPE, "application/x-ndjson")], lines).into_response())
 }
 
@@ -231,13 +239,16 @@ async fn wrong_method(request: axum::extract::Request) -> Failure {
 }
 
 /// Events as lines of JSON, until the watcher is dropped or the daemon ends.
-struct Lines(mpsc::Receiver<Event>);
+struct Lines {
+    events: mpsc::Receiver<Event>,
+    _permit: Permit,
+}
 
 impl Stream for Lines {
     type Item = serde_json::Result<Vec<u8>>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut task::Context<'_>) -> Poll<Option<Self::Item>> {
-        self.0.poll_recv(context).map(|event| {
+        self.events.poll_recv(context).map(|event| {
             let line = serde_json::to_vec(&event?);
             Some(line.map(|mut line| {
                 line.push(b'\n');

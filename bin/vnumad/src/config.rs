@@ -25,6 +25,12 @@ pub struct Config {
     pub socket: PathBuf,
     /// Group that may use the socket, besides root's.
     pub group: Option<String>,
+    /// Group that may act, besides root and the user that vnumad runs as.
+    pub act_group: Option<String>,
+    /// Connections that one user may have at a time.
+    pub connections_per_user: usize,
+    /// Watchers that one user may have at a time.
+    pub watchers_per_user: usize,
     /// Directory of QMP sockets.
     pub directory: Option<PathBuf>,
     /// QMP sockets elsewhere.
@@ -94,6 +100,9 @@ struct File {
 struct Api {
     socket: Option<Spanned<PathBuf>>,
     group: Option<String>,
+    act_group: Option<String>,
+    connections_per_user: Option<Spanned<i64>>,
+    watchers_per_user: Option<Spanned<i64>>,
 }
 
 #[derive(Default, Deserialize)]
@@ -133,6 +142,9 @@ impl Default for Config {
         Self {
             socket: vnuma_api::DEFAULT_SOCKET.into(),
             group: None,
+            act_group: None,
+            connections_per_user: 64,
+            watchers_per_user: 16,
             directory: Some("/run/vnuma/qmp".into()),
             sockets: Vec::new(),
             root: "/".into(),
@@ -189,7 +201,18 @@ impl Config {
         let directory = source.absolute("vms.directory", file.vms.directory.as_ref())?;
         Ok(Self {
             socket: source.absolute("api.socket", file.api.socket.as_ref())?.unwrap_or(default.socket),
+            connections_per_user: source.count(
+                "api.connections_per_user",
+                &file.api.connections_per_user,
+                default.connections_per_user,
+            )?,
+            watchers_per_user: source.count(
+                "api.watchers_per_user",
+                &file.api.watchers_per_user,
+                default.watchers_per_user,
+            )?,
             group: file.api.group,
+            act_group: file.api.act_group,
             directory: if only_sockets { None } else { directory.or(default.directory) },
             sockets: file
                 .vms
@@ -273,6 +296,16 @@ impl Source<'_> {
         })
     }
 
+    /// A number of things that a user may have.
+    fn count(
+        &self,
+        key: &'static str,
+        value: &Option<Spanned<i64>>,
+        default: usize,
+    ) -> Result<usize, ConfigError> {
+        Ok(self.number(key, value, 1..=4096)?.map_or(default, |number| number as usize))
+    }
+
     fn absolute(
         &self,
         key: &'static str,
@@ -306,6 +339,9 @@ mod tests {
             [api]
             socket = "/a/s"
             group = "kvm"
+            act_group = "adm"
+            connections_per_user = 5
+            watchers_per_user = 4
             [vms]
             directory = "/a/d"
             sockets = ["/a/1", "/a/2"]
@@ -322,6 +358,9 @@ mod tests {
         let expected = Config {
             socket: "/a/s".into(),
             group: Some("kvm".into()),
+            act_group: Some("adm".into()),
+            connections_per_user: 5,
+            watchers_per_user: 4,
             directory: Some("/a/d".into()),
             sockets: vec!["/a/1".into(), "/a/2".into()],
             root: "/a/root".into(),
@@ -350,6 +389,10 @@ mod tests {
             (
                 "[observe]\nresync_interval_ms = 10",
                 "/etc/x.toml: line 2: observe.resync_interval_ms = 10: must be 1000 to 60000",
+            ),
+            (
+                "[api]\nconnections_per_user = 0",
+                "/etc/x.toml: line 2: api.connections_per_user = 0: must be 1 to 4096",
             ),
             ("[api]\nsocket = \"x\"", "/etc/x.toml: line 2: api.socket = \"x\": must be an absolute path"),
             (

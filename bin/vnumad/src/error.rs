@@ -58,10 +58,10 @@ pub(crate) enum Refusal {
     System { vm: String, source: std::io::Error },
     #[error("reading the host's topology: {0}")]
     Topology(#[from] SysfsError),
-    #[error(
-        "{act} needs root or the user that vnumad runs as; the peer is user {uid}. Reading (list, show, hardware, watch) is allowed"
-    )]
-    Forbidden { act: &'static str, uid: String },
+    #[error("{act} needs {who}; the peer is user {uid}. Reading (list, show, hardware, watch) is allowed")]
+    Forbidden { act: &'static str, who: String, uid: u32 },
+    #[error("user {uid} has {most} watchers, the most that one may have (api.watchers_per_user)")]
+    Watchers { uid: u32, most: usize },
     #[error("vnumad is shutting down")]
     ShuttingDown,
 }
@@ -71,6 +71,7 @@ impl Refusal {
         match self {
             Self::NoVm(_) | Self::NoVcpu { .. } | Self::NoNode { .. } => ErrorKind::NotFound,
             Self::Forbidden { .. } => ErrorKind::Forbidden,
+            Self::Watchers { .. } => ErrorKind::Busy,
             Self::Channel { .. }
             | Self::System { .. }
             | Self::Record { .. }
@@ -113,7 +114,8 @@ mod tests {
             (Refusal::Vm(VmError::NoFreePort { vm: vm() }), ErrorKind::Conflict),
             (Refusal::Vm(VmError::BootVcpu { vm: vm() }), ErrorKind::Conflict),
             (Refusal::Vm(VmError::Disconnected { vm: vm() }), ErrorKind::Vm),
-            (Refusal::Forbidden { act: "attach", uid: "7".into() }, ErrorKind::Forbidden),
+            (Refusal::Forbidden { act: "attach", who: String::new(), uid: 7 }, ErrorKind::Forbidden),
+            (Refusal::Watchers { uid: 7, most: 1 }, ErrorKind::Busy),
             (Refusal::ShuttingDown, ErrorKind::Internal),
         ] {
             let error = ApiError::from(refusal);

@@ -1,13 +1,17 @@
 //! Puts the parts together, and takes them apart in order.
 
 use crate::{
-    api::{Context, Peer, router},
+    api::{Context, router},
     config::Config,
     daemon::Daemon,
+    limits::PerUser,
+    listener::ApiListener,
     locations::Locations,
-    socket::ApiSocket,
+    rights::{Peer, Rights},
+    socket::{ApiSocket, group_id},
 };
 use anyhow::Context as _;
+use nix::unistd::Gid;
 use std::{future::Future, sync::Arc, time::Duration};
 use tokio::{
     net::UnixListener,
@@ -32,7 +36,12 @@ pub async fn run(
     factory: BackendFactory,
     stop: impl Future<Output = ()>,
 ) -> anyhow::Result<()> {
-    let (socket, listener) = ApiSocket::listen(&config.socket, config.group.as_deref())?;
+    let group = group_id("api.group", config.group.as_deref())?;
+    let act_group = group_id("api.act_group", config.act_group.as_deref())?;
+    // Whoever may act has to be able to connect; with both groups named, that is for the operator to see to.
+    let (socket, listener) = ApiSocket::listen(&config.socket, group.or(act_group))?;
+    let uid = nix::unistd::geteuid().as_raw();
+    let rights = Rights { uid, group: act_group.map(Gid::as_raw) };
     let host = read_host_topology(&config.root).context("reading the host's topology")?;
     info!(nodes = host.nodes.len(), root = %config.root.display(), "host topology read");
     let (locations, moved) = Locations::start(&host, &config).context("watching vCPU locations")?;
@@ -41,12 +50,14 @@ pub async fn run(
     let context = Context {
         messages: messages.clone(),
         root: config.root.clone(),
-        uid: nix::unistd::geteuid().as_raw(),
+        act_group: config.act_group.clone(),
+        watchers: PerUser::new(config.watchers_per_user),
     };
-    let path = config.socket.clone();
+    let (path, connections) = (config.socket.clone(), config.connections_per_user);
     let daemon = Daemon::new(config, host, locations, factory, messages);
     let daemon = tokio::spawn(daemon.run(received, moved, stopped.clone()));
     let listener = UnixListener::from_std(listener).context("listening")?;
+    let listener = ApiListener::new(listener, rights, connections);
     let service = router(context).into_make_service_with_connect_info::<Peer>();
     let until_stopped = |mut stopped: watch::Receiver<bool>| async move {
         // An error says that the sender is gone, which is a stop as well.

@@ -32,8 +32,10 @@ pub enum SocketError {
         socket: PathBuf,
     },
     /// The group is not known.
-    #[error("api.group = \"{group}\": there is no such group")]
+    #[error("{key} = \"{group}\": there is no such group")]
     NoGroup {
+        /// The key of the configuration.
+        key: &'static str,
         /// Its name.
         group: String,
     },
@@ -60,8 +62,7 @@ pub(crate) struct ApiSocket {
 
 impl ApiSocket {
     /// Listens at `path`.
-    pub(crate) fn listen(path: &Path, group: Option<&str>) -> Result<(Self, UnixListener), SocketError> {
-        let group = group.map(group_id).transpose()?;
+    pub(crate) fn listen(path: &Path, group: Option<Gid>) -> Result<(Self, UnixListener), SocketError> {
         let system = |act| move |source: io::Error| SocketError::System { path: path.into(), act, source };
         if let Some(directory) = path.parent() {
             create_directory(directory).map_err(system("creating its directory"))?;
@@ -133,10 +134,12 @@ fn lock(socket: &Path) -> Result<Flock<File>, SocketError> {
     Ok(file)
 }
 
-fn group_id(name: &str) -> Result<Gid, SocketError> {
+/// The group that a key of the configuration names, if it does.
+pub(crate) fn group_id(key: &'static str, name: Option<&str>) -> Result<Option<Gid>, SocketError> {
+    let Some(name) = name else { return Ok(None) };
     match Group::from_name(name) {
-        Ok(Some(group)) => Ok(group.gid),
-        _ => Err(SocketError::NoGroup { group: name.to_owned() }),
+        Ok(Some(group)) => Ok(Some(group.gid)),
+        _ => Err(SocketError::NoGroup { key, group: name.to_owned() }),
     }
 }
 
@@ -179,9 +182,8 @@ mod tests {
 
     #[test]
     fn an_unknown_group_is_named() {
-        let directory = tempfile::tempdir().expect("a directory");
-        let error =
-            ApiSocket::listen(&directory.path().join("s"), Some("no-such-group")).expect_err("refused");
+        assert_eq!(group_id("api.group", None).expect("none"), None);
+        let error = group_id("api.group", Some("no-such-group")).expect_err("refused");
         assert_eq!(error.to_string(), "api.group = \"no-such-group\": there is no such group");
     }
 }

@@ -11,12 +11,13 @@ pub use host::{HANG_LIMIT, wait_for, write_host};
 
 use fake::World;
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::Arc,
     thread::{self, JoinHandle},
     time::Duration,
 };
 use tokio::sync::oneshot;
+use vnuma_monitor::vm::QmpBackend;
 use vnumad::{BackendFactory, Config};
 
 /// A running daemon; it is stopped when this is dropped.
@@ -24,6 +25,8 @@ pub struct Daemon {
     pub world: World,
     pub socket: PathBuf,
     pub config: Config,
+    /// Where its VMs are, if they are not made up.
+    qmp: Option<PathBuf>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<anyhow::Result<()>>>,
     _directory: tempfile::TempDir,
@@ -36,29 +39,44 @@ impl Daemon {
 
     /// One that looks at everything in this interval only.
     pub fn start_looking_every(resync_interval: Duration) -> Self {
+        Self::start_with(None, |config| config.resync_interval = resync_interval)
+    }
+
+    /// One whose VMs are processes that speak QMP at the sockets of a directory.
+    pub fn start_with_qmp(directory: &Path) -> Self {
+        Self::start_with(Some(directory), |_| {})
+    }
+
+    /// One with another configuration.
+    pub fn start_with(qmp: Option<&Path>, change: impl FnOnce(&mut Config)) -> Self {
         let online = thread::available_parallelism().map_or(1, usize::from);
         assert!(online >= 2, "these tests need two CPUs, one for each node");
         let directory = tempfile::tempdir().expect("a directory");
         write_host(directory.path());
         let world = World::new(&directory.path().join("vms"));
         let socket = directory.path().join("api.sock");
-        let config = Config {
+        let mut config = Config {
             socket: socket.clone(),
             root: directory.path().into(),
-            resync_interval,
+            resync_interval: Duration::from_secs(1),
             poll_interval: Duration::from_millis(20),
             location: vnuma_monitor::location::Prefer::Poll,
             records: directory.path().join("channels"),
             ..Config::default()
         };
-        let mut daemon = Self { world, socket, config, stop: None, thread: None, _directory: directory };
+        change(&mut config);
+        let qmp = qmp.map(Path::to_owned);
+        let mut daemon = Self { world, socket, config, qmp, stop: None, thread: None, _directory: directory };
         daemon.launch();
         daemon
     }
 
     fn launch(&mut self) {
-        let (world, config) = (self.world.clone(), self.config.clone());
-        let factory: BackendFactory = Arc::new(move || Box::new(world.clone()));
+        let (world, config, qmp) = (self.world.clone(), self.config.clone(), self.qmp.clone());
+        let factory: BackendFactory = Arc::new(move || match &qmp {
+            Some(directory) => Box::new(QmpBackend::new(Some(directory.clone()), Vec::new())),
+            None => Box::new(world.clone()),
+        });
         let (stop, stopped) = oneshot::channel();
         let thread = thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
