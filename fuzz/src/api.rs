@@ -18,7 +18,7 @@ use std::{
 use vnuma_api::ApiError;
 use vnuma_monitor::{
     location::Prefer,
-    vm::{Adopt, Plugged, VmBackend, VmCandidate, VmConnection, VmError, VmEvent},
+    vm::{Adopt, Glimpse, Plugged, VmBackend, VmCandidate, VmConnection, VmError, VmEvent},
 };
 use vnuma_topology::{GuestNode, Vcpu, VmDescription};
 use vnumad::{BackendFactory, Config};
@@ -188,6 +188,18 @@ struct Connection {
 }
 
 impl VmConnection for Connection {
+    fn greet(&mut self) -> Result<(), VmError> {
+        Ok(())
+    }
+
+    fn glimpse(&self) -> Option<Glimpse> {
+        None
+    }
+
+    fn tidy_channel(&mut self) -> Result<bool, VmError> {
+        Ok(false)
+    }
+
     fn describe(&mut self) -> Result<VmDescription, VmError> {
         let guest_nodes = vec![GuestNode { id: 0, memory_bytes: 1 << 28, memory: None }];
         let vcpus = vec![Vcpu { index: 0, apic_id: 0, boot_node: Some(0), tid: self.tid }];

@@ -12,11 +12,16 @@ pub struct Vm {
     pub name: String,
     /// Process of its hypervisor; none while nothing is known but the socket.
     pub pid: Option<i32>,
+    /// Its hypervisor has described it. If not, it has yet to answer: guest nodes are not known, and vCPUs, if there are
+    /// any here, were seen from outside.
+    pub described: bool,
+    /// Can its hypervisor be asked?
+    pub hypervisor: Hypervisor,
     /// It has a topology channel, and this vnumad serves it.
     pub attached: bool,
     /// The same with more detail.
     pub channel: ChannelState,
-    /// What is wrong with the connection to its hypervisor, if something is.
+    /// Why its hypervisor cannot be asked anything, if it cannot.
     pub problem: Option<String>,
     /// Guest nodes in rising order; none in a UMA VM.
     pub nodes: Vec<GuestNode>,
@@ -31,13 +36,29 @@ pub struct Vm {
     pub spare_slots: BTreeMap<u32, u32>,
 }
 
+/// Whether a VM's hypervisor can be asked. Whatever it is, vCPUs are observed, moved and told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Hypervisor {
+    /// It answers.
+    Answers,
+    /// A signal has stopped its process (SIGSTOP).
+    Stopped,
+    /// A debugger holds its process.
+    Debugged,
+    /// It says nothing: somebody else uses its monitor, or it hangs.
+    Silent,
+    /// There is no connection to it.
+    Lost,
+}
+
 /// A VM's topology channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ChannelState {
     /// There is none.
     None,
-    /// It is being plugged.
+    /// It is being plugged, or taken over from an earlier vnumad.
     Attaching,
     /// It is there and served.
     Attached,
@@ -101,6 +122,18 @@ impl fmt::Display for VcpuState {
             Self::Approximate => "approximate",
             Self::Stale => "stale",
             Self::Unknown => "unknown",
+        })
+    }
+}
+
+impl fmt::Display for Hypervisor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Answers => "answers",
+            Self::Stopped => "stopped",
+            Self::Debugged => "debugged",
+            Self::Silent => "silent",
+            Self::Lost => "lost",
         })
     }
 }

@@ -3,7 +3,7 @@
 
 use crate::table::{Table, plain};
 use serde::Serialize;
-use vnuma_api::{ChannelState, Daemon, HostTopology, Vm};
+use vnuma_api::{ChannelState, Daemon, HostTopology, Hypervisor, Vm};
 
 /// How good a rung is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -56,7 +56,7 @@ pub fn examine(daemon: &Daemon, host: &HostTopology, vms: &[Vm]) -> Vec<Rung> {
     let mut rungs = vec![nodes(host), locations(daemon), affinity(daemon)];
     for vm in vms {
         let mut of_vm = vec![connection(vm)];
-        if vm.pid.is_some() {
+        if vm.described {
             of_vm.push(guest_nodes(vm));
             if !vm.nodes.is_empty() {
                 of_vm.extend([homes(vm), channel(vm)]);
@@ -110,22 +110,27 @@ fn affinity(daemon: &Daemon) -> Rung {
 }
 
 fn connection(vm: &Vm) -> Rung {
-    match (&vm.problem, vm.pid) {
-        (None, _) => Rung::best("connection", "qmp"),
-        (Some(problem), Some(_)) => Rung::lower(
-            Level::Reduced,
-            "connection",
-            "observed only",
-            problem,
-            "give vnumad a QMP socket of its own; see that QEMU runs (not stopped by a signal or a debugger)",
-        ),
-        (Some(problem), None) => Rung::lower(
-            Level::Missing,
-            "connection",
-            "none",
-            problem,
-            "start the VM, or give vnumad a QMP socket of its own and the right to use it",
-        ),
+    if vm.hypervisor == Hypervisor::Answers {
+        return Rung::best("connection", "qmp");
+    }
+    let own_socket = "give vnumad a QMP socket of its own";
+    let raise = match (vm.hypervisor, vm.pid) {
+        (Hypervisor::Stopped, Some(pid)) => format!("kill -CONT {pid}"),
+        (Hypervisor::Stopped, None) => "let its QEMU go on with SIGCONT".to_owned(),
+        (Hypervisor::Debugged, _) => "let the debugger go on or detach it".to_owned(),
+        (Hypervisor::Silent, _) => {
+            format!("{own_socket}, or end the other client; if there is none, QEMU hangs")
+        }
+        (_, Some(_)) => format!("{own_socket}; vnumad tries again by itself"),
+        (_, None) => format!("start the VM, or {own_socket} and the right to use it"),
+    };
+    let why = vm.problem.as_deref().unwrap_or("no reason is given");
+    match vm.pid {
+        Some(_) => {
+            let rung = format!("{}, observed only", vm.hypervisor);
+            Rung::lower(Level::Reduced, "connection", &rung, why, raise)
+        }
+        None => Rung::lower(Level::Missing, "connection", &vm.hypervisor.to_string(), why, raise),
     }
 }
 
@@ -277,6 +282,8 @@ mod tests {
         Vm {
             name: name.into(),
             pid: Some(7),
+            described: true,
+            hypervisor: Hypervisor::Answers,
             attached: true,
             channel: ChannelState::Attached,
             problem: None,
@@ -339,10 +346,27 @@ mod tests {
             vm.telling.acknowledged = acknowledged;
             assert_eq!(found(&of(vm), "driver"), (rung.into(), level));
         }
-        let problem = Some("timeout".to_owned());
-        let stuck = Vm { problem: problem.clone(), ..vm("a", &[Some(0), Some(1)]) };
-        assert_eq!(found(&of(stuck), "connection"), ("observed only".into(), Level::Reduced));
-        let gone = Vm { problem, pid: None, ..vm("a", &[]) };
-        assert_eq!(found(&of(gone), "connection"), ("none".into(), Level::Missing));
+    }
+
+    #[test]
+    fn a_hypervisor_that_cannot_be_asked_is_named_with_what_to_do() {
+        for (hypervisor, pid, rung, raise) in [
+            (Hypervisor::Stopped, Some(7), "stopped, observed only", "kill -CONT 7"),
+            (Hypervisor::Debugged, Some(7), "debugged, observed only", "detach it"),
+            (Hypervisor::Silent, Some(7), "silent, observed only", "end the other client"),
+            (Hypervisor::Silent, None, "silent", "a QMP socket of its own"),
+            (Hypervisor::Lost, Some(7), "lost, observed only", "tries again"),
+            (Hypervisor::Lost, None, "lost", "start the VM"),
+        ] {
+            let problem = Some("the reason".to_owned());
+            let known = pid.is_some();
+            let vm = Vm { hypervisor, pid, problem, described: known, ..vm("a", &[Some(0), Some(1)]) };
+            let rungs = examine(&daemon("bpf"), &HostTopology::default(), &[vm]);
+            let level = if known { Level::Reduced } else { Level::Missing };
+            assert_eq!(found(&rungs, "connection"), (rung.into(), level));
+            let text = text(&rungs);
+            assert!(text.contains("connection: the reason\n") && text.contains(raise), "{text}");
+            assert_eq!(rungs.iter().any(|rung| rung.ladder == "homes"), known);
+        }
     }
 }

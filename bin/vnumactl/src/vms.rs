@@ -45,7 +45,9 @@ pub fn show(vm: &Vm) -> String {
     if let Some(problem) = &vm.problem {
         text += &format!("problem: {}\n", plain(problem));
     }
-    if vm.nodes.is_empty() && vm.pid.is_some() {
+    if !vm.described && vm.pid.is_some() {
+        text += "not described yet: its guest nodes are not known, its vCPUs were seen from outside\n";
+    } else if vm.nodes.is_empty() && vm.pid.is_some() {
         text += "a UMA VM: no guest nodes, nothing to tell\n";
     }
     if !vm.nodes.is_empty() {
@@ -150,7 +152,7 @@ pub fn daemon(daemon: &Daemon) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vnuma_api::{ChannelState, Generation, GuestNode, Telling};
+    use vnuma_api::{ChannelState, Generation, GuestNode, Hypervisor, Telling};
     use vnuma_topology::DistanceMatrix;
 
     fn vcpu(apic_id: u32, host_node: u32, guest_node: u32, state: VcpuState) -> Vcpu {
@@ -172,6 +174,8 @@ mod tests {
         Vm {
             name: "web".into(),
             pid: Some(99),
+            described: true,
+            hypervisor: Hypervisor::Answers,
             attached: true,
             channel: ChannelState::Attached,
             problem: None,
@@ -224,6 +228,14 @@ Not told: 0 changes that did not last; deferred by the cap: 0
         let text = replugged(&done);
         assert!(text.starts_with("web: vCPU 1 is vCPU 5 now, on guest node 0;"), "{text}");
         assert!(text.contains("another CPU number"), "{text}");
+    }
+
+    #[test]
+    fn one_that_was_only_seen_from_outside_is_not_taken_for_a_uma_vm() {
+        let seen = Vm { described: false, hypervisor: Hypervisor::Silent, nodes: Vec::new(), ..vm() };
+        let text = show(&seen);
+        assert!(text.contains("not described yet") && !text.contains("UMA"), "{text}");
+        assert!(show(&Vm { nodes: Vec::new(), ..vm() }).contains("a UMA VM"));
     }
 
     #[test]

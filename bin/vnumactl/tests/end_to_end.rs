@@ -26,7 +26,8 @@ impl Qemu {
         let qmp = format!("unix:{},server=on,wait=off", socket.display());
         let mut command = Command::new("qemu-system-x86_64");
         command.args("-accel tcg -M q35 -nodefaults -display none -S -m 128 -smp 4,sockets=4".split(' '));
-        command.args(["-name", socket.file_stem().and_then(|name| name.to_str()).expect("UTF-8")]);
+        let name = socket.file_stem().and_then(|name| name.to_str()).expect("UTF-8");
+        command.args(["-name", &format!("{name},debug-threads=on")]);
         command.args(["-device", "pcie-root-port,id=vnuma0,chassis=1", "-qmp", &qmp]);
         if numa {
             command.args(["-object", "memory-backend-ram,id=ram0,size=64M,host-nodes=0,policy=bind"]);
@@ -36,6 +37,11 @@ impl Qemu {
         }
         let child = command.stdin(Stdio::null()).spawn();
         Self(child.expect("qemu-system-x86_64 (package qemu-system-x86) is needed for this test"))
+    }
+
+    fn signal(&self, signal: &str) {
+        let status = Command::new("kill").args([signal, &self.0.id().to_string()]).status();
+        assert!(status.expect("kill").success());
     }
 
     /// What its guest would read from the channel.
@@ -176,6 +182,41 @@ fn a_vm_is_found_shown_attached_moved_and_forgotten() {
     qemu.0.kill().expect("killed");
     qemu.0.wait().expect("ended");
     host.wait_until_listed(0);
+}
+
+#[test]
+fn a_qemu_that_cannot_be_asked_is_named_and_observed() {
+    let host = Host::start();
+    let wait_until = |state: &str| {
+        wait_for(state, || host.json(&["list"])[0]["hypervisor"] == state);
+        host.json(&["show", "web"])
+    };
+    // Another client has its monitor before vnumad sees it.
+    let monitor = host.directory.path().join("web.monitor");
+    let qemu = Qemu::start(&monitor, true);
+    wait_for("the monitor", || std::os::unix::net::UnixStream::connect(&monitor).is_ok());
+    let mut other = std::os::unix::net::UnixStream::connect(&monitor).expect("connected");
+    std::io::Read::read_exact(&mut other, &mut [0]).expect("greeted");
+    std::os::unix::fs::symlink(&monitor, host.qmp("web")).expect("linked");
+    let vm = wait_until("silent");
+    assert_eq!((&vm["pid"], &vm["described"]), (&qemu.0.id().into(), &false.into()));
+    wait_for("its vCPUs", || host.json(&["show", "web"])["vcpus"].as_array().map(Vec::len) == Some(4));
+    assert!(host.text(&["list"]).contains("is another client connected?"));
+    assert!(host.text(&["show", "web"]).contains("its vCPUs were seen from outside"));
+    assert!(host.text(&["doctor"]).contains("silent, observed only"));
+    host.fails(&["attach", "web"], 1, "web: not connected to its hypervisor");
+    drop(other);
+    assert_eq!(wait_until("answers")["described"], true);
+
+    qemu.signal("-STOP");
+    wait_until("stopped");
+    let doctor = host.text(&["doctor"]);
+    assert!(doctor.contains(&format!("to raise it: kill -CONT {}", qemu.0.id())), "{doctor}");
+    host.text(&["move", "web", "--vcpu", "3", "--node", "1"]);
+    host.fails(&["attach", "web"], 1, "is stopped by a signal (SIGSTOP)");
+    qemu.signal("-CONT");
+    assert_eq!(wait_until("answers")["vcpus"][3]["host_node"], 1);
+    assert!(host.text(&["attach", "web"]).contains("attached"));
 }
 
 #[test]

@@ -1,7 +1,9 @@
 //! The task that owns everything that is known: takes messages, decides, and lets tell.
 
 mod lifecycle;
+mod looks;
 mod requests;
+mod silence;
 
 use crate::{
     config::Config,
@@ -15,9 +17,10 @@ use crate::{
     vm_thread::VmThread,
     watchers::Watchers,
 };
+use looks::Looks;
 use std::{
     collections::{BTreeMap, HashMap},
-    path::PathBuf,
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 use tokio::{
@@ -28,12 +31,15 @@ use tracing::warn;
 use vnuma_api::Event;
 use vnuma_monitor::{
     location::{LocationEvent, LocationKind, monotonic_ns},
-    vm::{VmBackend, VmCandidate},
+    vm::{Halt, VmBackend, VmCandidate},
 };
 use vnuma_topology::{ApicId, HostTopology};
 
 /// Location events that are taken at a time.
 const BATCH: usize = 256;
+
+/// Between two looks whether the processes of VMs stand still: an operator is told within a second.
+const PULSE: Duration = Duration::from_millis(500);
 
 /// A socket that leads to a VM, or might.
 struct Entry {
@@ -42,8 +48,16 @@ struct Entry {
     connection: Option<(ConnectionId, VmThread)>,
     /// The VM, once connected; it stays known while a connection is lost.
     vm: Option<Vm>,
-    /// Why there is no connection, as far as an operator should know.
+    /// Why it cannot be asked anything, as far as an operator should know.
     problem: Option<String>,
+    /// There is a connection, over which nothing comes.
+    silent: bool,
+    /// The process behind the socket, while that is all that is known of it.
+    peer: Option<i32>,
+    /// Its process stands still.
+    halt: Option<Halt>,
+    /// Device and inode of the socket: another one is another VM's.
+    file: Option<(u64, u64)>,
     retry_at: Instant,
     backoff: Duration,
 }
@@ -62,6 +76,8 @@ pub(crate) struct Daemon {
     /// Which vCPU of which entry a thread runs.
     threads: HashMap<i32, (PathBuf, ApicId)>,
     locations: Locations,
+    /// Threads that are to be looked at.
+    looks: Looks,
     directories: DirectoryWatch,
     watchers: Watchers,
     messages: mpsc::Sender<Message>,
@@ -87,6 +103,7 @@ impl Daemon {
             entries: BTreeMap::new(),
             threads: HashMap::new(),
             locations,
+            looks: Looks::default(),
             directories: DirectoryWatch::new(messages.clone()),
             watchers: Watchers::default(),
             messages,
@@ -103,6 +120,8 @@ impl Daemon {
     ) {
         let mut look = interval(self.config.resync_interval);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut pulse = interval(PULSE);
+        pulse.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut batch = Vec::with_capacity(BATCH);
         let mut watching_locations = true;
         loop {
@@ -121,8 +140,12 @@ impl Daemon {
                 }
                 () = sleep(due.unwrap_or_default()), if due.is_some() => {}
                 _ = look.tick() => self.look_at_everything(),
+                _ = pulse.tick(), if !self.entries.is_empty() => self.look_at_processes(),
+                // Between two looks everybody else has a turn.
+                () = std::future::ready(()), if !self.looks.is_empty() => {}
                 _ = stop.changed() => return,
             }
+            self.look_at_some();
             self.tell_due();
         }
     }
@@ -171,8 +194,19 @@ impl Daemon {
         }
     }
 
-    /// Reads where a vCPU is.
-    fn look(&mut self, socket: &PathBuf, apic_id: ApicId, tid: i32) {
+    /// Reads where some of the vCPUs are that are to be looked at.
+    fn look_at_some(&mut self) {
+        for tid in self.looks.take() {
+            if let Some((socket, apic_id)) = self.threads.get(&tid).cloned() {
+                self.look(&socket, apic_id, tid);
+            }
+        }
+    }
+
+    /// Reads where a vCPU is, and watches it from now on.
+    fn look(&mut self, socket: &Path, apic_id: ApicId, tid: i32) {
+        let Some(vm) = self.entries.get(socket).and_then(|entry| entry.vm.as_ref()) else { return };
+        self.locations.watch(vm.description.pid, tid);
         let location = self.locations.read(&self.host, tid);
         let Some(vm) = self.entries.get_mut(socket).and_then(|entry| entry.vm.as_mut()) else { return };
         if let Some(event) = vm.locate(&self.host, apic_id, location) {
@@ -186,11 +220,7 @@ impl Daemon {
             warn!(lost = self.locations.lost(), "location events were lost; all locations are read again");
         }
         self.rescan();
-        let threads: Vec<_> =
-            self.threads.iter().map(|(tid, (socket, apic_id))| (socket.clone(), *apic_id, *tid)).collect();
-        for (socket, apic_id, tid) in threads {
-            self.look(&socket, apic_id, tid);
-        }
+        self.threads.keys().for_each(|tid| self.looks.add(*tid));
         self.describe_unbound();
     }
 

@@ -26,6 +26,8 @@ pub(crate) enum Refusal {
     Lost { vm: String },
     #[error("{vm}: the topology channel is being attached by another request")]
     Attaching { vm: String },
+    #[error("{vm}: the topology channel is being taken over from an earlier vnumad; try again")]
+    TakingOver { vm: String },
     #[error("{vm}: the topology channel is being detached by another request")]
     Detaching { vm: String },
     #[error("{vm}: no topology channel is attached")]
@@ -44,6 +46,12 @@ pub(crate) enum Refusal {
     NoNode { node: u32, present: Vec<u32> },
     #[error("host node {node} has no CPUs")]
     NoCpus { node: u32 },
+    #[error(
+        "{vm}: its vCPUs are known by the names of their threads only, which do not tell APIC ids; it can be moved once its hypervisor answers"
+    )]
+    Unnumbered { vm: String },
+    #[error("{source}; the attach is undone as soon as it answers")]
+    Unfinished { source: VmError },
     #[error("{vm}: it ended before this was done")]
     Ended { vm: String },
     #[error("{vm}: vCPU {vcpu} was not moved to node {node}: {source}")]
@@ -78,7 +86,7 @@ impl Refusal {
             | Self::Topology(_)
             | Self::ShuttingDown
             | Self::Move { .. } => ErrorKind::Internal,
-            Self::NotConnected { .. } => ErrorKind::Vm,
+            Self::NotConnected { .. } | Self::Unnumbered { .. } | Self::Unfinished { .. } => ErrorKind::Vm,
             Self::Vm(error) => match error {
                 VmError::NoFreePort { .. }
                 | VmError::AlreadyAttached { .. }

@@ -10,8 +10,8 @@
 //! ```
 //!
 //! One task ([`daemon`]) owns everything that is known. What can block runs elsewhere: a thread per VM
-//! talks to its hypervisor, the API's tasks and the watcher of locations send messages. So a QEMU that
-//! does not answer holds up nobody but itself.
+//! talks to its hypervisor and searches its process, the API's tasks and the watcher of locations send messages. Threads
+//! are looked at a few at a time. So a QEMU that does not answer, or has very many vCPUs, holds up nobody but itself.
 
 mod act;
 mod api;

@@ -47,8 +47,11 @@ impl Locations {
         Ok((Self { watcher, overflowed, threads: HashMap::new(), seen_lost: 0 }, receiver))
     }
 
-    /// Watches a thread from now on.
+    /// Watches a thread from now on, if it is not watched yet.
     pub(crate) fn watch(&mut self, pid: i32, tid: i32) {
+        if self.threads.contains_key(&tid) {
+            return;
+        }
         if let Err(error) = self.watcher.watch(pid, tid) {
             // The look at everything now and then still finds where it is.
             warn!(tid, %error, "the thread is not watched");

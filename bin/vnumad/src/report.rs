@@ -1,13 +1,18 @@
 //! VMs in the form of the API.
 
-use crate::vm::{Slot, Vm};
+use crate::vm::{Known, Slot, Vm};
 use std::collections::BTreeMap;
 use vnuma_api as api;
 use vnuma_placement::VcpuState;
 use vnuma_topology::DistanceMatrix;
 
+/// All that is known of a VM whose hypervisor answers.
+pub(crate) fn answering(known: &Vm) -> api::Vm {
+    vm(known, api::Hypervisor::Answers, None)
+}
+
 /// All that is known of a VM.
-pub(crate) fn vm(vm: &Vm, problem: Option<&str>) -> api::Vm {
+pub(crate) fn vm(vm: &Vm, hypervisor: api::Hypervisor, problem: Option<&str>) -> api::Vm {
     let homes = vm.placement.homes();
     let node = |node: &vnuma_topology::GuestNode| api::GuestNode {
         id: node.id,
@@ -17,13 +22,15 @@ pub(crate) fn vm(vm: &Vm, problem: Option<&str>) -> api::Vm {
     let suppressed = vm.placement.suppressed();
     let channel = match vm.slot {
         Slot::None => api::ChannelState::None,
-        Slot::Attaching { .. } => api::ChannelState::Attaching,
+        Slot::Attaching { .. } | Slot::TakingOver => api::ChannelState::Attaching,
         Slot::Serving(_) => api::ChannelState::Attached,
         Slot::Lost => api::ChannelState::Lost,
     };
     api::Vm {
         name: vm.name().to_owned(),
         pid: Some(vm.description.pid),
+        described: vm.known == Known::Described,
+        hypervisor,
         attached: channel == api::ChannelState::Attached,
         channel,
         problem: problem.map(str::to_owned),
@@ -39,11 +46,13 @@ pub(crate) fn vm(vm: &Vm, problem: Option<&str>) -> api::Vm {
     }
 }
 
-/// A VM that cannot be connected to.
-pub(crate) fn unreachable(name: &str, problem: &str) -> api::Vm {
+/// A VM of which only the socket is known.
+pub(crate) fn unreachable(name: &str, hypervisor: api::Hypervisor, problem: &str) -> api::Vm {
     api::Vm {
         name: name.to_owned(),
         pid: None,
+        described: false,
+        hypervisor,
         attached: false,
         channel: api::ChannelState::None,
         problem: Some(problem.to_owned()),

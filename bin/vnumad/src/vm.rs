@@ -17,13 +17,20 @@ use vnuma_topology::{ApicId, HostTopology, VcpuLocation, VmDescription};
 ///
 /// ```text
 ///   None ──▶ Attaching ──▶ Serving ──▶ None
-///    │           │            │
-///    └──▶ Lost ◀─┴────────────┘   plugged, but not (any more) served by this process
+///    │           │          ▲  │
+///    ├───────────┼──▶ TakingOver
+///    │           ▼             ▼
+///    └────────▶ Lost ◀─────────┘   plugged, but not (any more) served by this process
 /// ```
 #[derive(Debug)]
 pub(crate) enum Slot {
     None,
-    Attaching { channel: Channel, reply: Reply<api::Vm> },
+    Attaching {
+        channel: Channel,
+        reply: Reply<api::Vm>,
+    },
+    /// Plugged by an earlier vnumad; its parts are being copied.
+    TakingOver,
     Serving(Teller),
     Lost,
 }
@@ -36,18 +43,32 @@ pub(crate) struct Replugging {
     pub(crate) reply: Reply<api::Replugged>,
 }
 
+/// What is known of a VM, and from whom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Known {
+    /// Its hypervisor has described it.
+    Described,
+    /// It has not answered yet; KVM told its vCPUs.
+    ByKvm,
+    /// It has not answered yet; the names of its threads told its vCPUs. Their numbers may not be APIC ids.
+    ByName,
+}
+
 /// A VM.
 #[derive(Debug)]
 pub(crate) struct Vm {
     /// Number of its first connection, which stays its number.
     pub(crate) id: ConnectionId,
     pub(crate) description: VmDescription,
+    pub(crate) known: Known,
     pub(crate) pidfd: OwnedFd,
     pub(crate) placement: VmPlacement,
     pub(crate) locations: BTreeMap<ApicId, VcpuLocation>,
     pub(crate) slot: Slot,
     pub(crate) detaching: Option<Reply<api::Vm>>,
     pub(crate) replugging: Option<Replugging>,
+    /// An attach has failed that the hypervisor may still carry out: then it is undone.
+    pub(crate) undoing: bool,
     pub(crate) stats: api::Telling,
     /// When it was found, and when it was described last.
     pub(crate) found_ns: u64,
@@ -66,11 +87,13 @@ impl Vm {
             id,
             placement: VmPlacement::new(host, &description, policy),
             description,
+            known: Known::Described,
             pidfd,
             locations: BTreeMap::new(),
             slot: Slot::None,
             detaching: None,
             replugging: None,
+            undoing: false,
             stats: api::Telling::default(),
             found_ns: monotonic_ns(),
             described_ns: monotonic_ns(),
@@ -170,14 +193,14 @@ impl Vm {
     pub(crate) fn stop_serving(&mut self, slot: Slot) {
         self.slot = slot;
         self.placement.stop_telling();
-        if matches!(self.slot, Slot::Lost) {
+        if matches!(self.slot, Slot::Lost | Slot::TakingOver) {
             self.placement.belief_unknown();
         }
     }
 
     /// The guest boots again. On a lost channel it finds again what somebody else left there.
     pub(crate) fn rebooted(&mut self) {
-        if !matches!(self.slot, Slot::Lost) {
+        if !matches!(self.slot, Slot::Lost | Slot::TakingOver) {
             self.placement.rebooted(monotonic_ns());
         }
     }

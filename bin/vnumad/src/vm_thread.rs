@@ -1,6 +1,19 @@
 //! A thread per VM that talks to its hypervisor, so that one that does not answer holds up no other.
+//!
+//! ```text
+//!  connect ──▶ greeted, described ──▶ serving
+//!     │           ▲      │               │
+//!     │           │      ▼ no answer     │ no answer
+//!     └────────▶ silent ◀────────────────┘
+//! ```
+//!
+//! A silent VM is not given up: the connection stays, in the queue of a monitor that somebody else uses or with a
+//! command that is still to be answered, and goes on with the first word from the other end.
 
-use crate::message::{ConnectionId, Message};
+use crate::{
+    error::Refusal,
+    message::{ConnectionId, Message},
+};
 use nix::{
     errno::Errno,
     poll::{PollFd, PollFlags, PollTimeout, poll},
@@ -9,20 +22,32 @@ use nix::{
 use std::{
     io,
     os::fd::{AsFd, OwnedFd},
+    path::Path,
     sync::{Arc, mpsc},
     thread,
     time::{Duration, Instant},
 };
 use tokio::sync::mpsc as async_mpsc;
 use vnuma_actuator::pin_thread;
+use vnuma_channel::{Channel, Identity};
 use vnuma_monitor::{
     location::read_allowed,
-    vm::{Plugged, VmBackend, VmCandidate, VmConnection, VmError, VmEvent},
+    vm::{Glimpse, Halt, Plugged, VmBackend, VmCandidate, VmConnection, VmError, VmEvent},
 };
 use vnuma_topology::VmDescription;
 
 /// Between two descriptions of a VM, which cost QEMU and the kernel something. What asks for one meanwhile gets the next.
 const DESCRIBE_PAUSE: Duration = Duration::from_millis(200);
+
+/// A VM that has said nothing for so long is asked whether it still answers.
+const ASK_AFTER: Duration = Duration::from_secs(20);
+
+/// Between two attempts to make a silent VM answer: at first, and at most. It may also speak of itself.
+const FIRST_ATTEMPT: Duration = Duration::from_secs(2);
+const LAST_ATTEMPT: Duration = Duration::from_secs(10);
+
+/// A connection breaks a moment before the process is seen to have ended.
+const END_LIMIT: Duration = Duration::from_millis(500);
 
 /// Most events taken before commands have their turn.
 const EVENTS_A_ROUND: usize = 64;
@@ -38,6 +63,8 @@ pub(crate) enum Command {
     Detach,
     /// Move a vCPU to a spare slot of a guest node.
     Replug { vcpu: u32, node: u32 },
+    /// Copy an earlier vnumad's channel out of the hypervisor, for generations of this epoch.
+    TakeOver { identity: Identity, epoch: u32 },
 }
 
 /// What a VM's thread reports.
@@ -45,9 +72,11 @@ pub(crate) enum Command {
 pub(crate) enum Report {
     /// Connected.
     Up { description: VmDescription, pidfd: OwnedFd, channel: bool },
-    /// Could not connect. Nothing follows.
-    Down(VmError),
-    /// The connection is lost; the VM may live on. Nothing follows.
+    /// It does not answer; [`Up`](Self::Up) follows when it does.
+    Silent { error: VmError, pid: i32 },
+    /// What can be seen of it without its help.
+    Glimpsed { pid: i32, pidfd: OwnedFd, glimpse: Glimpse },
+    /// There is no connection, or no more; the VM may live on. Nothing follows.
     Lost(VmError),
     /// The VM's process has ended. Nothing follows.
     Ended,
@@ -59,6 +88,8 @@ pub(crate) enum Report {
     Detached(Result<(), VmError>),
     /// Answer to [`Command::Replug`]: the new vCPU, and what the VM consists of now.
     Replugged(Result<(Plugged, VmDescription), VmError>),
+    /// Answer to [`Command::TakeOver`].
+    TakenOver(Result<Channel, Refusal>),
     /// The guest let go of the channel's device.
     Released,
     /// The guest boots again.
@@ -88,10 +119,12 @@ impl VmThread {
             commands: receiver,
             wake: Arc::clone(&wake),
             messages,
+            candidate,
+            ask_at: Instant::now() + ASK_AFTER,
             describe_wanted: false,
             describe_from: Instant::now(),
         };
-        thread::Builder::new().name(format!("vm-{id}")).spawn(move || worker.run(&candidate, &*backend))?;
+        thread::Builder::new().name(format!("vm-{id}")).spawn(move || worker.run(&*backend))?;
         Ok(Self { commands, wake })
     }
 
@@ -117,6 +150,9 @@ struct Worker {
     commands: mpsc::Receiver<Command>,
     wake: Arc<EventFd>,
     messages: async_mpsc::Sender<Message>,
+    candidate: VmCandidate,
+    /// When it is asked whether it still answers.
+    ask_at: Instant,
     /// The VM is to be described, but not before this time.
     describe_wanted: bool,
     describe_from: Instant,
@@ -130,36 +166,123 @@ enum Stop {
     Ended,
     /// The connection is of no use any more.
     Lost(VmError),
+    /// Nothing comes; something may yet.
+    Silent(VmError),
 }
 
 impl From<VmError> for Stop {
     fn from(error: VmError) -> Self {
-        Self::Lost(error)
+        match error {
+            VmError::NoGreeting { .. } | VmError::Timeout { .. } => Self::Silent(error),
+            error => Self::Lost(error),
+        }
     }
 }
 
 impl Worker {
-    fn run(mut self, candidate: &VmCandidate, backend: &dyn VmBackend) {
-        let connected = backend.connect(candidate).and_then(|mut connection| {
-            let report = introduce(&mut *connection, candidate)?;
-            Ok((connection, report))
-        });
-        let (mut connection, up) = match connected {
-            Ok(connected) => connected,
-            Err(error) => return drop(self.report(Report::Down(error))),
+    fn run(mut self, backend: &dyn VmBackend) {
+        let mut connection = match backend.connect(&self.candidate) {
+            Ok(connection) => connection,
+            Err(error) => return drop(self.report(Report::Lost(error))),
         };
-        let stop = match self.report(up) {
-            Ok(()) => self.serve(&mut *connection),
-            Err(stop) => stop,
+        let stop = loop {
+            let met = self.meet(&mut *connection);
+            let stop = met.map_or_else(|stop| stop, |()| self.serve(&mut *connection));
+            let Stop::Silent(error) = stop else { break stop };
+            if let Err(stop) = self.sit_out(&mut *connection, error) {
+                break stop;
+            }
         };
         let last = match stop {
             Stop::Unwanted => return,
             Stop::Ended => Report::Ended,
-            Stop::Lost(error) => Report::Lost(error),
+            Stop::Lost(error) | Stop::Silent(error) => {
+                if ends_soon(&*connection, &error) {
+                    Report::Ended
+                } else {
+                    if self.glimpse(&*connection).is_err() {
+                        return;
+                    }
+                    Report::Lost(error)
+                }
+            }
         };
         // Closed before it is reported: whoever connects next finds the socket free.
         drop(connection);
         let _ = self.report(last);
+    }
+
+    /// Greets, describes, and reports that it is up.
+    fn meet(&mut self, connection: &mut dyn VmConnection) -> Result<(), Stop> {
+        connection.greet()?;
+        let description = connection.describe()?;
+        let channel = connection.tidy_channel()?;
+        let pidfd = self.pidfd(connection)?;
+        self.ask_at = Instant::now() + ASK_AFTER;
+        self.report(Report::Up { description, pidfd, channel })
+    }
+
+    fn pidfd(&self, connection: &dyn VmConnection) -> Result<OwnedFd, VmError> {
+        let (socket, pid) = (self.candidate.socket.clone(), connection.pid());
+        let copy = connection.pidfd().try_clone_to_owned();
+        copy.map_err(|source| VmError::Process { socket, pid, source })
+    }
+
+    fn glimpse(&self, connection: &dyn VmConnection) -> Result<(), Stop> {
+        let Some(glimpse) = connection.glimpse() else { return Ok(()) };
+        let (pid, pidfd) = (connection.pid(), self.pidfd(connection)?);
+        self.report(Report::Glimpsed { pid, pidfd, glimpse })
+    }
+
+    /// Waits until there is a reason to try again; says meanwhile what is wrong.
+    fn sit_out(&mut self, connection: &mut dyn VmConnection, error: VmError) -> Result<(), Stop> {
+        let (pid, words) = (connection.pid(), error.to_string());
+        self.report(Report::Silent { error, pid })?;
+        self.glimpse(connection)?;
+        let mut pause = FIRST_ATTEMPT;
+        loop {
+            let until = Instant::now() + pause;
+            while Instant::now() < until {
+                self.refuse_commands(connection, &words)?;
+                let mut wait = [
+                    PollFd::new(self.wake.as_fd(), PollFlags::POLLIN),
+                    PollFd::new(connection.event_fd(), PollFlags::POLLIN),
+                    PollFd::new(connection.pidfd(), PollFlags::POLLIN),
+                ];
+                wait_for(&mut wait, connection.pid(), timeout_at(until))?;
+                if wait[2].any().unwrap_or(true) {
+                    return Err(Stop::Ended);
+                }
+                if wait[1].any().unwrap_or(true) {
+                    return Ok(());
+                }
+                // Empty when the time is up.
+                let _ = self.wake.read();
+            }
+            // What stands still answers nothing, and what it is asked only piles up.
+            if matches!(Halt::of(pid), Ok(None)) {
+                return Ok(());
+            }
+            pause = (pause * 2).min(LAST_ATTEMPT);
+        }
+    }
+
+    /// Commands for a VM that does not answer.
+    fn refuse_commands(&mut self, connection: &dyn VmConnection, why: &str) -> Result<(), Stop> {
+        loop {
+            let refusal = || VmError::Silent { vm: self.candidate.name.clone(), why: why.to_owned() };
+            match self.commands.try_recv() {
+                // Described it is as soon as it answers.
+                Ok(Command::Describe) => {}
+                Ok(Command::Attach(_)) => self.report(Report::Attached(Err(refusal())))?,
+                Ok(Command::Detach) => self.report(Report::Detached(Err(refusal())))?,
+                Ok(Command::Replug { .. }) => self.report(Report::Replugged(Err(refusal())))?,
+                // That needs no answer of it.
+                Ok(Command::TakeOver { identity, epoch }) => self.take_over(connection, &identity, epoch)?,
+                Err(mpsc::TryRecvError::Empty) => return Ok(()),
+                Err(mpsc::TryRecvError::Disconnected) => return Err(Stop::Unwanted),
+            }
+        }
     }
 
     fn report(&self, report: Report) -> Result<(), Stop> {
@@ -187,19 +310,13 @@ impl Worker {
         // Commands bring events with them, which the socket would not announce again.
         let all_taken = self.events(connection)?;
         self.describe_if_due(connection)?;
+        self.ask_if_due(connection)?;
         let mut wait = [
             PollFd::new(self.wake.as_fd(), PollFlags::POLLIN),
             PollFd::new(connection.event_fd(), PollFlags::POLLIN),
             PollFd::new(connection.pidfd(), PollFlags::POLLIN),
         ];
-        match poll(&mut wait, self.patience(all_taken)) {
-            Ok(_) | Err(Errno::EINTR) => {}
-            Err(error) => {
-                let source = error.into();
-                let vm = format!("VM of process {}", connection.pid());
-                return Err(Stop::Lost(VmError::Io { vm, command: "poll".into(), source }));
-            }
-        }
+        wait_for(&mut wait, connection.pid(), self.patience(all_taken))?;
         if wait[2].any().unwrap_or(true) {
             return Err(Stop::Ended);
         }
@@ -213,12 +330,7 @@ impl Worker {
         if !all_taken {
             return PollTimeout::ZERO;
         }
-        if !self.describe_wanted {
-            return PollTimeout::NONE;
-        }
-        // Rounded up, so as not to wake before the time.
-        let left = self.describe_from.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
-        PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
+        timeout_at(if self.describe_wanted { self.ask_at.min(self.describe_from) } else { self.ask_at })
     }
 
     /// Takes events. False if there may be more: a QEMU that never pauses keeps nobody from giving commands.
@@ -253,26 +365,58 @@ impl Worker {
                 self.describe_wanted = true;
                 Ok(())
             }
+            Command::TakeOver { identity, epoch } => self.take_over(connection, &identity, epoch),
             Command::Attach(socket) => {
                 let outcome = connection.attach_channel(socket);
-                let lost = ends_connection(&outcome);
-                self.report(Report::Attached(outcome))?;
-                lost.map_or(Ok(()), Err)
-            }
-            Command::Replug { vcpu, node } => {
-                let outcome = replug(connection, vcpu, node);
-                let lost = ends_connection(&outcome);
-                self.report(Report::Replugged(outcome))?;
-                self.describe_wanted = true;
-                lost.map_or(Ok(()), Err)
+                self.conclude(connection, outcome, Report::Attached)
             }
             Command::Detach => {
                 let outcome = connection.detach_channel();
-                let lost = ends_connection(&outcome);
-                self.report(Report::Detached(outcome))?;
-                lost.map_or(Ok(()), Err)
+                self.conclude(connection, outcome, Report::Detached)
+            }
+            Command::Replug { vcpu, node } => {
+                let outcome = replug(connection, vcpu, node);
+                self.describe_wanted = true;
+                self.conclude(connection, outcome, Report::Replugged)
             }
         }
+    }
+
+    /// Reports how a command went; an error if nothing more can be asked.
+    fn conclude<T>(
+        &mut self,
+        connection: &dyn VmConnection,
+        outcome: Result<T, VmError>,
+        answer: fn(Result<T, VmError>) -> Report,
+    ) -> Result<(), Stop> {
+        self.ask_at = Instant::now() + ASK_AFTER;
+        if outcome.as_ref().is_err_and(|error| ends_soon(connection, error)) {
+            return Err(Stop::Ended);
+        }
+        let stop = ends_serving(&outcome);
+        self.report(answer(outcome))?;
+        stop.map_or(Ok(()), Err)
+    }
+
+    /// Needs the hypervisor's process only, not its word.
+    fn take_over(&self, connection: &dyn VmConnection, identity: &Identity, epoch: u32) -> Result<(), Stop> {
+        let process = Path::new("/proc").join(connection.pid().to_string());
+        let channel = Channel::take_over(identity, connection.pidfd(), &process, epoch);
+        let vm = || self.candidate.name.clone();
+        self.report(Report::TakenOver(channel.map_err(|source| Refusal::Channel { vm: vm(), source })))
+    }
+
+    /// Finds out that a VM does not answer before somebody needs it.
+    fn ask_if_due(&mut self, connection: &mut dyn VmConnection) -> Result<(), Stop> {
+        if Instant::now() < self.ask_at {
+            return Ok(());
+        }
+        self.ask_at = Instant::now() + ASK_AFTER;
+        // One that is stopped is known to be, without a question.
+        if matches!(Halt::of(connection.pid()), Ok(None)) {
+            connection.channel_attached()?;
+        }
+        Ok(())
     }
 
     fn describe_if_due(&mut self, connection: &mut dyn VmConnection) -> Result<(), Stop> {
@@ -282,6 +426,7 @@ impl Worker {
         let description = connection.describe()?;
         self.describe_wanted = false;
         self.describe_from = Instant::now() + DESCRIBE_PAUSE;
+        self.ask_at = Instant::now() + ASK_AFTER;
         self.report(Report::Described(description))
     }
 }
@@ -303,23 +448,40 @@ fn replug(
     Ok((plugged, connection.describe()?))
 }
 
-/// After these the connection cannot be used.
-fn ends_connection<T>(outcome: &Result<T, VmError>) -> Option<Stop> {
-    let lost = match outcome {
-        Err(VmError::Disconnected { vm }) => VmError::Disconnected { vm: vm.clone() },
+/// After these nothing can be asked, for now or for good.
+fn ends_serving<T>(outcome: &Result<T, VmError>) -> Option<Stop> {
+    match outcome {
+        Err(VmError::Disconnected { vm }) => Some(Stop::Lost(VmError::Disconnected { vm: vm.clone() })),
         Err(VmError::Timeout { vm, command, limit_ms }) => {
-            VmError::Timeout { vm: vm.clone(), command: command.clone(), limit_ms: *limit_ms }
+            let (vm, command) = (vm.clone(), command.clone());
+            Some(Stop::Silent(VmError::Timeout { vm, command, limit_ms: *limit_ms }))
         }
-        _ => return None,
-    };
-    Some(Stop::Lost(lost))
+        _ => None,
+    }
 }
 
-fn introduce(connection: &mut dyn VmConnection, candidate: &VmCandidate) -> Result<Report, VmError> {
-    let description = connection.describe()?;
-    let channel = connection.channel_attached()?;
-    let pid = connection.pid();
-    let pidfd = connection.pidfd().try_clone_to_owned();
-    let pidfd = pidfd.map_err(|source| VmError::Process { socket: candidate.socket.clone(), pid, source })?;
-    Ok(Report::Up { description, pidfd, channel })
+/// Is a broken connection the first sign of the process's end?
+fn ends_soon(connection: &dyn VmConnection, error: &VmError) -> bool {
+    if !matches!(error, VmError::Disconnected { .. } | VmError::Io { .. }) {
+        return false;
+    }
+    let mut wait = [PollFd::new(connection.pidfd(), PollFlags::POLLIN)];
+    let timeout = timeout_at(Instant::now() + END_LIMIT);
+    poll(&mut wait, timeout).is_ok_and(|ready| ready > 0)
+}
+
+/// Until then, rounded up, so as not to wake before the time.
+fn timeout_at(time: Instant) -> PollTimeout {
+    let left = time.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
+    PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
+}
+
+fn wait_for(wait: &mut [PollFd<'_>], pid: i32, timeout: PollTimeout) -> Result<(), Stop> {
+    match poll(wait, timeout) {
+        Ok(_) | Err(Errno::EINTR) => Ok(()),
+        Err(error) => {
+            let (vm, command) = (format!("VM of process {pid}"), "poll".to_owned());
+            Err(Stop::Lost(VmError::Io { vm, command, source: error.into() }))
+        }
+    }
 }

@@ -60,6 +60,7 @@ impl Peer {
         let began = Instant::now();
         let candidate = VmCandidate { name: "vm".to_owned(), socket: self.dir.path().join("vm.sock") };
         let connection = QmpBackend::default().connect(&candidate);
+        let connection = connection.and_then(|mut vm| vm.greet().map(|()| vm));
         assert!(began.elapsed() < HANG, "connecting took {:?}", began.elapsed());
         connection
     }
@@ -291,7 +292,7 @@ fn silence_and_single_bytes_end_in_time() {
         thread::sleep(HANG);
         drop(stream);
     });
-    assert!(matches!(peer.connect().err().unwrap(), VmError::NoGreeting { limit_ms: 1000, .. }));
+    assert!(matches!(peer.connect().err().unwrap(), VmError::NoGreeting { limit_ms: 800, .. }));
     // Each byte comes in time, the line does not.
     let peer = Peer::start(|mut stream| {
         while stream.write_all(b" ").is_ok() {
@@ -305,6 +306,49 @@ fn silence_and_single_bytes_end_in_time() {
     });
     let error = peer.describe().unwrap_err();
     assert!(matches!(&error, VmError::Timeout { command, .. } if command == "query-name"), "{error}");
+}
+
+#[test]
+fn what_comes_late_is_taken_when_it_is_waited_for_again() {
+    let peer = Peer::start(|mut stream| {
+        let mut commands = BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok);
+        thread::sleep(Duration::from_millis(1200));
+        writeln!(stream, "{GREETING}").unwrap();
+        // The first question is answered when it has been asked again, the second as QEMU does.
+        let mut id = || serde_json::from_str::<Value>(&commands.next().unwrap()).unwrap()["id"].clone();
+        let ids = [id(), id()];
+        writeln!(stream, "{}", json!({"return": {}, "id": ids[0]})).unwrap();
+        let refusal = json!({"desc": "Capabilities negotiation is already complete, command ignored"});
+        writeln!(stream, "{}", json!({"error": refusal, "id": ids[1]})).unwrap();
+        writeln!(stream, "{}", json!({"return": [], "id": id()})).unwrap();
+    });
+    let candidate = VmCandidate { name: "vm".to_owned(), socket: peer.dir.path().join("vm.sock") };
+    let mut vm = QmpBackend::default().connect(&candidate).unwrap();
+    assert!(matches!(vm.greet().unwrap_err(), VmError::NoGreeting { .. }));
+    assert!(matches!(vm.greet().unwrap_err(), VmError::Timeout { .. }), "it was greeted, and asked");
+    vm.greet().unwrap();
+    assert!(!vm.channel_attached().unwrap());
+}
+
+#[test]
+fn vcpus_are_seen_without_a_word() {
+    let peer = Peer::start(|_| thread::sleep(HANG));
+    let candidate = VmCandidate { name: "vm".to_owned(), socket: peer.dir.path().join("vm.sock") };
+    let vm = QmpBackend::default().connect(&candidate).unwrap();
+    assert_eq!(vm.glimpse(), None, "this process has no vCPUs yet");
+    let (stop, stopped) = std::sync::mpsc::channel::<()>();
+    let (tell, told) = std::sync::mpsc::channel();
+    let body = move || {
+        tell.send(nix::unistd::gettid().as_raw()).unwrap();
+        let _ = stopped.recv();
+    };
+    let thread = thread::Builder::new().name("CPU 3/KVM".to_owned()).spawn(body).unwrap();
+    let tid = told.recv().unwrap();
+    let glimpse = vm.glimpse().unwrap();
+    let seen: Vec<_> = glimpse.vcpus.iter().map(|vcpu| (vcpu.apic_id, vcpu.tid, vcpu.boot_node)).collect();
+    assert_eq!((seen, glimpse.certain), (vec![(3, tid, None)], false));
+    drop(stop);
+    thread.join().unwrap();
 }
 
 #[test]

@@ -69,7 +69,9 @@ impl Qemu {
     }
     fn connect(&self) -> Box<dyn VmConnection> {
         let (backend, candidate) = self.backend();
-        backend.connect(&candidate).unwrap_or_else(|error| panic!("{error}"))
+        let mut vm = backend.connect(&candidate).unwrap_or_else(|error| panic!("{error}"));
+        vm.greet().unwrap_or_else(|error| panic!("{error}"));
+        vm
     }
     fn pid(&self) -> i32 {
         i32::try_from(self.child.id()).unwrap()
@@ -328,9 +330,11 @@ fn events_arrive_and_the_end_is_one() {
 fn a_stopped_process_and_a_monitor_in_use_are_told_in_time() {
     let qemu = Qemu::start("-smp 1");
     let (backend, candidate) = qemu.backend();
-    let mut vm = backend.connect(&candidate).unwrap();
-    let error = backend.connect(&candidate).err().expect("somebody else has the monitor");
+    let mut vm = qemu.connect();
+    let mut second = backend.connect(&candidate).unwrap();
+    let error = second.greet().expect_err("somebody else has the monitor");
     assert!(matches!(error, VmError::NoGreeting { .. }), "{error}");
+    assert_eq!(second.pid(), qemu.pid(), "the kernel knows it all the same");
     qemu.signal(Signal::SIGSTOP);
     let error = vm.describe().unwrap_err();
     assert!(matches!(&error, VmError::Timeout { command, .. } if command == "query-name"), "{error}");

@@ -6,14 +6,18 @@ use crate::{
     message::ConnectionId,
     report,
     tell::Teller,
-    vm::{Replugging, Slot, Vm},
+    vm::{Known, Replugging, Slot, Vm},
     vm_thread::{Command, Report, VmThread},
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::{
     collections::{HashMap, HashSet},
+    fs,
     io::ErrorKind,
-    os::fd::{AsFd, OwnedFd},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::fs::MetadataExt,
+    },
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -29,6 +33,9 @@ use vnuma_topology::VmDescription;
 /// Between two attempts to connect: at first, and at most.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LAST_RETRY: Duration = Duration::from_secs(10);
+
+/// At most, where a VM is known to be there.
+const LAST_RETRY_OF_VM: Duration = Duration::from_secs(2);
 
 /// How often memory that is not bound is looked at; it costs QEMU and the kernel something. A VM that is
 /// young is looked at more often, as most of its memory is touched for the first time then.
@@ -61,23 +68,23 @@ impl Daemon {
             self.entries.remove(&socket);
         }
         for candidate in candidates {
-            let entry = self.entries.entry(candidate.socket.clone()).or_insert_with(|| Entry {
-                candidate,
-                connection: None,
-                vm: None,
-                problem: None,
-                retry_at: Instant::now(),
-                backoff: FIRST_RETRY,
-            });
-            let due = entry.connection.is_none() && entry.retry_at <= Instant::now();
+            let socket = candidate.socket.clone();
+            let entry = self.entries.entry(socket.clone()).or_insert_with(|| Entry::new(candidate));
             if entry.vm.as_ref().is_some_and(|vm| entry.connection.is_none() && has_ended(&vm.pidfd)) {
-                let socket = entry.candidate.socket.clone();
                 self.forget_vm(&socket);
-            } else if due {
-                let candidate = entry.candidate.clone();
-                self.connect(candidate);
+            } else {
+                entry.notice_file();
             }
         }
+        self.connect_due();
+    }
+
+    /// Connects to those whose time has come.
+    pub(super) fn connect_due(&mut self) {
+        let now = Instant::now();
+        let due = |entry: &&Entry| entry.connection.is_none() && entry.retry_at <= now;
+        let due: Vec<_> = self.entries.values().filter(due).map(|entry| entry.candidate.clone()).collect();
+        due.into_iter().for_each(|candidate| self.connect(candidate));
     }
 
     fn connect(&mut self, candidate: VmCandidate) {
@@ -102,6 +109,9 @@ impl Daemon {
         match report {
             Report::Up { description, pidfd, channel } => self.up(&socket, id, description, pidfd, channel),
             Report::Described(description) => self.described(&socket, description),
+            Report::Silent { error, pid } => self.silent(&socket, &error, pid),
+            Report::Glimpsed { pid, pidfd, glimpse } => self.glimpsed(&socket, id, (pid, pidfd), glimpse),
+            Report::TakenOver(outcome) => self.taken_over(&socket, outcome),
             Report::Attached(outcome) => self.attached(&socket, outcome),
             Report::Detached(outcome) => self.detached(&socket, outcome),
             Report::Replugged(outcome) => self.replugged(&socket, outcome),
@@ -112,12 +122,12 @@ impl Daemon {
                 }
             }
             Report::Ended => {
-                entry.connection = None;
+                entry.disconnect();
                 entry.problem = None;
                 entry.retry_at = Instant::now() + FIRST_RETRY;
                 self.forget_vm(&socket);
             }
-            Report::Down(error) | Report::Lost(error) => self.lost(&socket, &error),
+            Report::Lost(error) => self.lost(&socket, &error),
         }
     }
 
@@ -130,49 +140,74 @@ impl Daemon {
         channel: bool,
     ) {
         let name = description.name.clone();
-        let other = self
-            .entries
-            .iter()
-            .find(|(other, entry)| *other != socket && entry.vm.as_ref().is_some_and(|vm| vm.name() == name));
-        if let Some((other, _)) = other {
-            let problem = format!("its name `{name}` is taken by the VM at {}", other.display());
+        if let Some(problem) = self.claim_name(socket, &name) {
             if let Some(entry) = self.entries.get_mut(socket) {
-                entry.connection = None;
+                entry.disconnect();
                 entry.failed(problem);
             }
             return;
         }
         let known = self.entries.get(socket).and_then(|entry| entry.vm.as_ref());
         let same = known.is_some_and(|vm| vm.description.pid == description.pid && !has_ended(&vm.pidfd));
-        if !same {
+        // Of one that was only seen from outside nothing is kept but that it is there.
+        let glimpsed = known.filter(|vm| same && vm.known != Known::Described).map(|vm| vm.name().to_owned());
+        let renamed = glimpsed.as_ref().is_some_and(|before| *before != name);
+        if !same || renamed {
             self.forget_vm(socket);
+        } else if glimpsed.is_some() {
+            self.unwatch(socket, |_, _| false);
         }
         let Some(entry) = self.entries.get_mut(socket) else { return };
-        entry.problem = None;
-        entry.backoff = FIRST_RETRY;
+        (entry.problem, entry.silent, entry.backoff) = (None, false, FIRST_RETRY);
+        if glimpsed.is_some() {
+            entry.vm = None;
+        }
+        entry.look_at_process();
         let policy = self.config.settle;
-        let vm = entry.vm.get_or_insert_with(|| Vm::new(id, &self.host, description.clone(), pidfd, policy));
-        let plugged = match (&vm.slot, channel) {
-            (Slot::None, true) => true,
-            (Slot::Serving(_) | Slot::Lost, false) => {
-                vm.stop_serving(Slot::None);
-                false
-            }
-            _ => false,
-        };
-        if !same {
+        let new = || Vm::new(id, &self.host, description.clone(), pidfd, policy);
+        entry.vm.get_or_insert_with(new);
+        if !same || renamed {
             info!(vm = name, pid = description.pid, vcpus = description.vcpus.len(), "VM found");
             self.tell_watchers(|time_ns| Event::Appeared { vm: name, time_ns });
         }
         self.described(socket, description);
-        if plugged {
-            self.take_over(socket);
+        self.found_channel(socket, channel);
+    }
+
+    /// Why a VM cannot have its name, if it cannot. One that was only seen from outside is called like its socket, and
+    /// makes way for one that has the name itself.
+    fn claim_name(&mut self, socket: &Path, name: &str) -> Option<String> {
+        let named = |entry: &Entry| entry.vm.as_ref().filter(|vm| vm.name() == name).map(|vm| vm.known);
+        let other = self.entries.iter().filter(|(other, _)| *other != socket);
+        let (other, known) = other.filter_map(|(other, entry)| Some((other, named(entry)?))).next()?;
+        if known == Known::Described {
+            return Some(format!("its name `{name}` is taken by the VM at {}", other.display()));
+        }
+        let other = other.clone();
+        self.forget_vm(&other);
+        None
+    }
+
+    /// A VM has answered, for the first time or again: is its channel as it was left?
+    fn found_channel(&mut self, socket: &Path, plugged: bool) {
+        let Some(entry) = self.entries.get_mut(socket) else { return };
+        let (Some(vm), Some((_, thread))) = (&mut entry.vm, &entry.connection) else { return };
+        let undoing = std::mem::take(&mut vm.undoing);
+        match (&vm.slot, plugged) {
+            (Slot::None, true) if undoing => {
+                info!(vm = vm.name(), "an attach that had failed was carried out after all, and is undone");
+                vm.stop_serving(Slot::Lost);
+                // It reports that the device is gone, now or when the guest lets go.
+                thread.send(Command::Detach);
+            }
+            (Slot::None | Slot::Lost, true) => self.take_over(socket),
+            (Slot::Serving(_) | Slot::Lost, false) => self.released(socket),
+            _ => {}
         }
     }
 
     /// Takes over a description, and watches the threads that it names.
-    fn described(&mut self, socket: &Path, description: VmDescription) {
-        let pid = description.pid;
+    pub(super) fn described(&mut self, socket: &Path, description: VmDescription) {
         let wanted: HashMap<i32, u32> =
             description.vcpus.iter().map(|vcpu| (vcpu.tid, vcpu.apic_id)).collect();
         let Some(vm) = self.entries.get_mut(socket).and_then(|entry| entry.vm.as_mut()) else { return };
@@ -184,9 +219,8 @@ impl Daemon {
                 // A thread of this process now, whoever had its number before.
                 self.locations.unwatch(tid);
                 self.threads.insert(tid, mine);
-                self.locations.watch(pid, tid);
+                self.looks.add(tid);
             }
-            self.look(&socket.to_owned(), apic_id, tid);
         }
     }
 
@@ -203,7 +237,7 @@ impl Daemon {
     }
 
     /// A VM has ended, or nobody knows it any more: everything of it goes.
-    fn forget_vm(&mut self, socket: &Path) {
+    pub(super) fn forget_vm(&mut self, socket: &Path) {
         self.unwatch(socket, |_, _| false);
         let Some(vm) = self.entries.get_mut(socket).and_then(|entry| entry.vm.take()) else { return };
         if has_ended(&vm.pidfd) {
@@ -228,12 +262,13 @@ impl Daemon {
     /// There is no connection, or no more. A VM that is known stays known, and is still observed.
     fn lost(&mut self, socket: &Path, error: &VmError) {
         let Some(entry) = self.entries.get_mut(socket) else { return };
-        entry.connection = None;
+        entry.disconnect();
         if let Some(vm) = &mut entry.vm {
             let problem = || error.to_string();
             let refusal = |vm: &Vm| Refusal::NotConnected { vm: vm.name().to_owned(), problem: problem() };
             match std::mem::replace(&mut vm.slot, Slot::None) {
                 Slot::Attaching { reply, .. } => drop(reply.send(Err(refusal(vm)))),
+                Slot::TakingOver => vm.slot = Slot::Lost,
                 slot => vm.slot = slot,
             }
             if let Some(reply) = vm.detaching.take() {
@@ -248,6 +283,10 @@ impl Daemon {
             entry.problem = None;
             entry.retry();
         } else {
+            if is_full(error) {
+                // A place in the queue is free as soon as somebody leaves.
+                entry.backoff = FIRST_RETRY;
+            }
             entry.failed(error.to_string());
         }
         if entry.vm.as_ref().is_some_and(|vm| has_ended(&vm.pidfd)) {
@@ -261,20 +300,32 @@ impl Daemon {
         let epoch = self.epochs.take();
         let Some(vm) = self.entries.get_mut(socket).and_then(|entry| entry.vm.as_mut()) else { return };
         // What it was told is not known here, until it acknowledges what it is told now.
-        vm.stop_serving(Slot::Lost);
+        vm.stop_serving(Slot::TakingOver);
         let (name, pid) = (vm.name().to_owned(), vm.description.pid);
-        let process = Path::new("/proc").join(pid.to_string());
-        let told = vm
-            .check_tellable()
-            .and_then(|()| {
-                self.records.read(pid).map_err(|source| Refusal::System { vm: name.clone(), source })
-            })
-            .and_then(|identity| {
-                Channel::take_over(&identity, vm.pidfd.as_fd(), &process, epoch)
-                    .map_err(|source| Refusal::Channel { vm: name.clone(), source })
-            })
+        let identity = vm.check_tellable().and_then(|()| {
+            self.records.read(pid).map_err(|source| Refusal::System { vm: name.clone(), source })
+        });
+        let asked = identity.and_then(|identity| {
+            let thread = self.entries.get(socket).and_then(|entry| entry.connection.as_ref());
+            let command = Command::TakeOver { identity, epoch };
+            let sent = thread.is_some_and(|(_, thread)| thread.send(command));
+            if sent { Ok(()) } else { Err(Refusal::Ended { vm: name }) }
+        });
+        if let Err(refusal) = asked {
+            self.taken_over(socket, Err(refusal));
+        }
+    }
+
+    fn taken_over(&mut self, socket: &Path, outcome: Result<Channel, Refusal>) {
+        let messages = self.messages.clone();
+        let Some(vm) = self.entries.get_mut(socket).and_then(|entry| entry.vm.as_mut()) else { return };
+        if !matches!(vm.slot, Slot::TakingOver) {
+            return;
+        }
+        let name = vm.name().to_owned();
+        let told = outcome
             .and_then(|channel| {
-                Teller::new(channel, vm.id, self.messages.clone())
+                Teller::new(channel, vm.id, messages)
                     .map_err(|source| Refusal::System { vm: name.clone(), source })
             })
             .and_then(|teller| vm.serve(teller));
@@ -302,10 +353,19 @@ impl Daemon {
         let name = vm.name().to_owned();
         if let Err(error) = outcome {
             self.records.remove(vm.description.pid);
-            if matches!(error, VmError::AlreadyAttached { .. }) {
-                vm.stop_serving(Slot::Lost);
-            }
-            let _ = reply.send(Err(error.into()));
+            let refusal = match error {
+                _ if has_ended(&vm.pidfd) => Refusal::Ended { vm: name },
+                VmError::Timeout { .. } => {
+                    vm.undoing = true;
+                    Refusal::Unfinished { source: error }
+                }
+                VmError::AlreadyAttached { .. } => {
+                    vm.stop_serving(Slot::Lost);
+                    error.into()
+                }
+                error => error.into(),
+            };
+            let _ = reply.send(Err(refusal));
             return;
         }
         let time_ns = monotonic_ns();
@@ -315,7 +375,7 @@ impl Daemon {
         };
         match told {
             Ok(told) => {
-                let _ = reply.send(Ok(report::vm(vm, None)));
+                let _ = reply.send(Ok(report::answering(vm)));
                 info!(vm = name, "topology channel attached");
                 self.watchers.tell(&Event::Attached { vm: name, time_ns });
                 self.watchers.tell(&told);
@@ -335,7 +395,7 @@ impl Daemon {
                 self.released(socket);
                 let vm = self.entries.get(socket).and_then(|entry| entry.vm.as_ref());
                 if let (Some(reply), Some(vm)) = (reply, vm) {
-                    let _ = reply.send(Ok(report::vm(vm, None)));
+                    let _ = reply.send(Ok(report::answering(vm)));
                 }
             }
             Err(error) => {
@@ -361,8 +421,7 @@ impl Daemon {
         let new_vcpu = plugged.apic_id;
         info!(vm = name, vcpu, new_vcpu, guest_node, "vCPU replugged");
         self.described(socket, description);
-        if let Some(vm) = self.entries.get(socket).and_then(|entry| entry.vm.as_ref()) {
-            let vm = report::vm(vm, None);
+        if let Some(vm) = self.entries.get(socket).and_then(Entry::report) {
             let _ = reply.send(Ok(vnuma_api::Replugged { vcpu, new_vcpu, guest_node, vm }));
         }
     }
@@ -403,17 +462,43 @@ impl Daemon {
 }
 
 impl Entry {
-    fn failed(&mut self, problem: String) {
-        if self.problem.as_ref() != Some(&problem) {
-            warn!(socket = %self.candidate.socket.display(), problem, "no connection to a VM");
+    fn new(candidate: VmCandidate) -> Self {
+        Self {
+            candidate,
+            connection: None,
+            vm: None,
+            problem: None,
+            silent: false,
+            peer: None,
+            halt: None,
+            file: None,
+            retry_at: Instant::now(),
+            backoff: FIRST_RETRY,
         }
-        self.problem = Some(problem);
+    }
+
+    /// The connection is no more; its thread ends.
+    fn disconnect(&mut self) {
+        (self.connection, self.silent, self.peer, self.halt) = (None, false, None, None);
+    }
+
+    /// A socket in the place of another has a listener of its own: there is nothing to wait for.
+    fn notice_file(&mut self) {
+        let file = fs::metadata(&self.candidate.socket).ok().map(|file| (file.dev(), file.ino()));
+        if file != self.file {
+            (self.file, self.retry_at, self.backoff) = (file, Instant::now(), FIRST_RETRY);
+        }
+    }
+
+    fn failed(&mut self, problem: String) {
+        self.name_problem(problem);
         self.retry();
     }
 
     fn retry(&mut self) {
         self.retry_at = Instant::now() + self.backoff;
-        self.backoff = (self.backoff * 2).min(LAST_RETRY);
+        let last = if self.vm.is_some() { LAST_RETRY_OF_VM } else { LAST_RETRY };
+        self.backoff = (self.backoff * 2).min(last);
     }
 }
 
@@ -421,6 +506,11 @@ impl Entry {
 fn is_nobody(error: &VmError) -> bool {
     let VmError::Connect { source, .. } = error else { return false };
     matches!(source.kind(), ErrorKind::ConnectionRefused | ErrorKind::NotFound)
+}
+
+/// The monitor's queue of connections is full.
+fn is_full(error: &VmError) -> bool {
+    matches!(error, VmError::Connect { source, .. } if source.kind() == ErrorKind::WouldBlock)
 }
 
 fn has_ended(pidfd: &OwnedFd) -> bool {

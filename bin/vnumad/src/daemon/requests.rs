@@ -6,7 +6,7 @@ use crate::{
     error::Refusal,
     message::{ConnectionId, Reply, Request},
     report,
-    vm::{Replugging, Slot, Vm},
+    vm::{Known, Replugging, Slot, Vm},
     vm_thread::{Command, VmThread},
 };
 use std::path::PathBuf;
@@ -64,12 +64,11 @@ impl Daemon {
     fn connected(&mut self, name: &str) -> Result<(&mut Vm, &VmThread), Refusal> {
         let socket = self.entry(name)?.0.clone();
         let entry = self.entries.get_mut(&socket).ok_or_else(|| Refusal::NoVm(name.to_owned()))?;
+        entry.look_at_process();
+        let why_not = entry.why_not().unwrap_or_else(|| "connecting".to_owned());
         match (&mut entry.vm, &entry.connection) {
-            (Some(vm), Some((_, thread))) => Ok((vm, thread)),
-            _ => {
-                let problem = entry.problem.clone().unwrap_or_else(|| "connecting".to_owned());
-                Err(Refusal::NotConnected { vm: name.to_owned(), problem })
-            }
+            (Some(vm), Some((_, thread))) if !entry.silent && entry.halt.is_none() => Ok((vm, thread)),
+            _ => Err(Refusal::NotConnected { vm: name.to_owned(), problem: why_not }),
         }
     }
 
@@ -81,6 +80,7 @@ impl Daemon {
                 _ if vm.replugging.is_some() => return Err(Refusal::Replugging { vm: name() }),
                 Slot::Serving(_) => return Err(Refusal::Attached { vm: name() }),
                 Slot::Attaching { .. } => return Err(Refusal::Attaching { vm: name() }),
+                Slot::TakingOver => return Err(Refusal::TakingOver { vm: name() }),
                 Slot::Lost => return Err(Refusal::Lost { vm: name() }),
                 Slot::None => vm.check_tellable()?,
             }
@@ -112,6 +112,7 @@ impl Daemon {
             match vm.slot {
                 Slot::None => Err(Refusal::NotAttached { vm: name() }),
                 Slot::Attaching { .. } => Err(Refusal::Attaching { vm: name() }),
+                Slot::TakingOver => Err(Refusal::TakingOver { vm: name() }),
                 _ if vm.detaching.is_some() => Err(Refusal::Detaching { vm: name() }),
                 _ => Ok((vm, thread)),
             }
@@ -138,9 +139,12 @@ impl Daemon {
     fn plan_move(&self, name: &str, vcpu: u32, node: u32) -> Result<MovePlan, Refusal> {
         let (_, entry) = self.entry(name)?;
         let Some(vm) = &entry.vm else {
-            let problem = entry.problem.clone().unwrap_or_else(|| "connecting".to_owned());
+            let problem = entry.why_not().unwrap_or_else(|| "connecting".to_owned());
             return Err(Refusal::NotConnected { vm: name.to_owned(), problem });
         };
+        if vm.known == Known::ByName {
+            return Err(Refusal::Unnumbered { vm: name.to_owned() });
+        }
         let vcpus = &vm.description.vcpus;
         let Some(found) = vcpus.iter().find(|found| found.apic_id == vcpu) else {
             let present = vcpus.iter().map(|vcpu| vcpu.apic_id).collect();
@@ -179,11 +183,12 @@ impl Daemon {
 
 impl Entry {
     /// What an operator sees of it: nothing, before anybody has answered at this socket.
-    fn report(&self) -> Option<api::Vm> {
-        let problem = self.problem.as_deref();
-        match (&self.vm, problem) {
-            (Some(vm), problem) => Some(report::vm(vm, problem)),
-            (None, Some(problem)) => Some(report::unreachable(&self.candidate.name, problem)),
+    pub(super) fn report(&self) -> Option<api::Vm> {
+        match (&self.vm, self.why_not()) {
+            (Some(vm), problem) => Some(report::vm(vm, self.hypervisor(), problem.as_deref())),
+            (None, Some(problem)) => {
+                Some(report::unreachable(&self.candidate.name, self.hypervisor(), &problem))
+            }
             (None, None) => None,
         }
     }

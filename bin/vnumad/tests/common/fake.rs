@@ -20,7 +20,7 @@ use std::{
     time::Duration,
 };
 use vnuma_channel::guest::GuestEnd;
-use vnuma_monitor::vm::{Adopt, Plugged, VmBackend, VmCandidate, VmConnection, VmError, VmEvent};
+use vnuma_monitor::vm::{Adopt, Glimpse, Plugged, VmBackend, VmCandidate, VmConnection, VmError, VmEvent};
 use vnuma_topology::{GuestNode, MemoryBacking, Vcpu, VmDescription};
 
 /// A thread that sleeps and wakes like an idle vCPU, until it is dropped.
@@ -194,9 +194,16 @@ impl World {
         std::fs::write(self.socket(name), "").expect("written");
     }
 
-    /// Changes a VM, and wakes whoever waits for it.
+    /// Changes a VM, and wakes whoever waits for it; one that was silent says something.
     pub fn change(&self, name: &str, change: impl FnOnce(&mut FakeVm)) {
-        change(self.lock().get_mut(&self.socket(name)).expect("there"));
+        let mut vms = self.lock();
+        let vm = vms.get_mut(&self.socket(name)).expect("there");
+        let silent = vm.silent;
+        change(vm);
+        if silent && !vm.silent {
+            vm.event_fd.write(1).expect("announced");
+        }
+        drop(vms);
         self.state.1.notify_all();
     }
 
@@ -296,6 +303,18 @@ impl Connection {
 }
 
 impl VmConnection for Connection {
+    fn greet(&mut self) -> Result<(), VmError> {
+        self.with(|_, _| Ok(()))
+    }
+
+    fn glimpse(&self) -> Option<Glimpse> {
+        None
+    }
+
+    fn tidy_channel(&mut self) -> Result<bool, VmError> {
+        self.channel_attached()
+    }
+
     fn describe(&mut self) -> Result<VmDescription, VmError> {
         self.with(|vm, _| {
             vm.described += 1;

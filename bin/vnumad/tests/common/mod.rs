@@ -6,6 +6,7 @@
 pub mod fake;
 pub mod host;
 pub mod http;
+pub mod peer;
 
 pub use host::{HANG_LIMIT, wait_for, write_host};
 

@@ -23,6 +23,9 @@ use std::{
 /// For one command, from its first byte out to the last byte in.
 pub(super) const COMMAND_LIMIT: Duration = Duration::from_secs(1);
 
+/// For the greeting, until it is said that none comes: a second, less what it takes to show that.
+const GREETING_LIMIT: Duration = Duration::from_millis(800);
+
 /// Most events kept. When a VM has more to tell than is taken, the oldest are forgotten.
 const EVENT_LIMIT: usize = 256;
 
@@ -32,10 +35,24 @@ struct Greeting {
     qmp: Value,
 }
 
+/// How far a connection has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// QEMU has yet to greet.
+    Silent,
+    /// It has greeted.
+    Greeted,
+    /// It was asked to take commands, and has not answered yet.
+    Asked,
+    /// It takes commands.
+    Ready,
+}
+
 /// A connection over which commands can be given.
 #[derive(Debug)]
 pub(super) struct Client {
     wire: Wire,
+    stage: Stage,
     /// The VM, for messages.
     vm: String,
     /// Number of the last command. Answers carry it, so that a late one is known as such.
@@ -54,27 +71,46 @@ impl Client {
         let wire =
             Wire::connect(socket).map_err(|source| VmError::Connect { socket: socket.to_owned(), source })?;
         let vm = vm.to_owned();
-        Ok(Self { wire, vm, last_id: 0, events: VecDeque::new(), budget: None, closed: false })
+        let (stage, events) = (Stage::Silent, VecDeque::new());
+        Ok(Self { wire, stage, vm, last_id: 0, events, budget: None, closed: false })
     }
 
-    /// Waits for QEMU's greeting and answers it.
+    /// Waits for QEMU's greeting and answers it. When nothing comes in time, this can be called again.
     pub(super) fn greet(&mut self, socket: &Path) -> Result<(), VmError> {
-        let line = match self.wire.line(Instant::now() + COMMAND_LIMIT) {
+        if self.stage == Stage::Silent {
+            self.await_greeting(socket)?;
+            self.stage = Stage::Greeted;
+        }
+        if self.stage != Stage::Ready {
+            let asked_before = self.stage == Stage::Asked;
+            self.stage = Stage::Asked;
+            match self.execute(&qmp::qmp_capabilities { enable: None }) {
+                // QEMU refuses to be asked again after it has agreed.
+                Err(VmError::Refused { .. }) if asked_before => {}
+                other => drop(other?),
+            }
+            self.stage = Stage::Ready;
+        }
+        Ok(())
+    }
+
+    fn await_greeting(&mut self, socket: &Path) -> Result<(), VmError> {
+        let line = match self.wire.line(Instant::now() + GREETING_LIMIT) {
             Ok(line) => line,
             Err(WireError::Timeout) => {
-                return Err(VmError::NoGreeting { socket: socket.to_owned(), limit_ms: limit_ms() });
+                let limit_ms = GREETING_LIMIT.as_millis() as u64;
+                return Err(VmError::NoGreeting { socket: socket.to_owned(), limit_ms });
             }
             Err(error) => return Err(self.broken("greeting", error)),
         };
         let greeting: Result<Greeting, _> = serde_json::from_slice(&line);
         match greeting {
-            Ok(greeting) if greeting.qmp.is_object() => {}
+            Ok(greeting) if greeting.qmp.is_object() => Ok(()),
             _ => {
                 let reason = format!("`{}` is no QMP greeting", shorten(&String::from_utf8_lossy(&line)));
-                return Err(self.nonsense("greeting", reason));
+                Err(self.nonsense("greeting", reason))
             }
         }
-        self.execute(&qmp::qmp_capabilities { enable: None }).map(drop)
     }
 
     /// The VM's name in messages.

@@ -21,16 +21,16 @@ pub enum VmError {
         /// What the system said.
         source: std::io::Error,
     },
-    /// Somebody else holds the socket: QEMU accepts the connection but does not greet.
-    #[error("{}: no greeting within {limit_ms} ms; the monitor may be in use by another program or QEMU is stopped", socket.display())]
+    /// Somebody else holds the socket, or QEMU stands still. The greeting may still come.
+    #[error("{}: QMP: no greeting within {limit_ms} ms: is another client connected?", socket.display())]
     NoGreeting {
         /// The QMP socket.
         socket: PathBuf,
         /// How long it was waited for.
         limit_ms: u64,
     },
-    /// A command was not answered in time. The connection is of no use any more.
-    #[error("{vm}: `{command}` was not answered within {limit_ms} ms")]
+    /// A command was not answered in time. The answer may still come.
+    #[error("{vm}: QMP: `{command}` was not answered within {limit_ms} ms")]
     Timeout {
         /// The VM.
         vm: String,
@@ -38,6 +38,14 @@ pub enum VmError {
         command: String,
         /// How long it was waited for.
         limit_ms: u64,
+    },
+    /// It does not answer, and was therefore not asked.
+    #[error("{vm}: does not answer, and was not asked: {why}")]
+    Silent {
+        /// The VM.
+        vm: String,
+        /// What it has not answered.
+        why: String,
     },
     /// The other end has closed the connection.
     #[error("{vm}: the connection is closed")]

@@ -13,16 +13,22 @@
 //! number of their command, so a late one is recognised. After nonsense or a broken line
 //! the connection is closed.
 //!
-//! Where it ends: a monitor serves one client at a time, so a socket that libvirt or an operator
-//! uses gives [`VmError::NoGreeting`]. A QEMU that was handed its listening socket by another
-//! process has that process's credentials, and its vCPUs are refused as foreign. Whether two
-//! VMs claim the same name is the caller's to find out.
+//! A monitor serves one client at a time, so a socket that libvirt or an operator uses gives
+//! [`VmError::NoGreeting`], as does a QEMU that is stopped ([`Halt`]). The connection then waits in the
+//! listener's queue, and is greeted when its turn comes. Meanwhile the kernel tells which threads are the VM's
+//! vCPUs ([`Glimpse`]).
+//!
+//! Where it ends: a QEMU that was handed its listening socket by another process has that
+//! process's credentials, and its vCPUs are refused as foreign. Whether two VMs claim the same name
+//! is the caller's to find out.
 
 mod channel;
 mod client;
 mod commands;
 mod describe;
 mod error;
+pub mod glimpse;
+mod halt;
 pub mod message;
 mod name;
 pub mod numa;
@@ -33,6 +39,8 @@ pub mod resident;
 mod wire;
 
 pub use error::VmError;
+pub use glimpse::Glimpse;
+pub use halt::Halt;
 pub use name::check_name;
 pub use qmp::QmpBackend;
 pub use replug::Adopt;
@@ -50,7 +58,8 @@ pub trait VmBackend: Send {
     /// [`watch_dirs`](Self::watch_dirs). What is no VM is skipped with a log line; an error says that
     /// it is not known which there are.
     fn scan(&mut self) -> Result<Vec<VmCandidate>, VmError>;
-    /// Connects to a VM. Its process is pinned down by a pidfd before anything is asked.
+    /// Connects to a VM without waiting for anything. Its process is pinned down by a pidfd before
+    /// anything is asked.
     fn connect(&self, candidate: &VmCandidate) -> Result<Box<dyn VmConnection>, VmError>;
     /// Directories whose changes (inotify) call for another [`scan`](Self::scan).
     fn watch_dirs(&self) -> Vec<PathBuf>;
@@ -96,6 +105,12 @@ pub struct Plugged {
 
 /// A connection to a VM. Calls block, most for a second at most, those of many commands for five.
 pub trait VmConnection: Send {
+    /// Waits until the VM takes commands; before anything else. After [`VmError::NoGreeting`] and
+    /// [`VmError::Timeout`] it can be called again.
+    fn greet(&mut self) -> Result<(), VmError>;
+    /// What can be seen of the VM's vCPUs without asking the VM. `None` if there are none, or if the process is
+    /// not beyond doubt the VM's.
+    fn glimpse(&self) -> Option<Glimpse>;
     /// Asks for everything that is in a [`VmDescription`]. Thread ids are checked to belong
     /// to the VM's own process.
     fn describe(&mut self) -> Result<VmDescription, VmError>;
@@ -105,6 +120,8 @@ pub trait VmConnection: Send {
     fn attach_channel(&mut self, server: OwnedFd) -> Result<(), VmError>;
     /// Is the device plugged?
     fn channel_attached(&mut self) -> Result<bool, VmError>;
+    /// Is the device plugged? If not, removes what is left of an attach that was cut short.
+    fn tidy_channel(&mut self) -> Result<bool, VmError>;
     /// Unplugs the device. The guest takes part in that: [`VmError::DetachPending`] says
     /// that it has not let go in time; [`VmEvent::ChannelDetached`] follows when it does.
     fn detach_channel(&mut self) -> Result<(), VmError>;

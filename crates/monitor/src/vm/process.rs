@@ -16,11 +16,14 @@ const SO_PEERPIDFD: libc::c_int = 77;
 pub(super) struct Process {
     pid: i32,
     pidfd: OwnedFd,
+    /// The kernel gave the pidfd for the socket, so that there is no doubt about the number.
+    certain: bool,
 }
 
 impl Process {
-    /// The process that listens at the other end of `socket`. For a socket that QEMU was
-    /// handed ready to use it is whoever made it; QEMU's threads are then refused as foreign.
+    /// The process that called `listen` at the other end of `socket`; it need not have accepted
+    /// the connection. For a socket that QEMU was handed ready to use it is whoever made it;
+    /// QEMU's threads are then refused as foreign, and nothing is said of that process's own.
     ///
     /// Before Linux 6.5 the process is looked up by its number. It is the right one if it
     /// answers afterwards: QEMU greets after this.
@@ -33,11 +36,16 @@ impl Process {
             let reason = io::Error::new(io::ErrorKind::NotFound, "not visible from here");
             return Err(failed(pid)(reason));
         }
-        let pidfd = match peer_pidfd(socket) {
-            Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => pidfd_open(pid),
-            other => other,
+        let (pidfd, certain) = match peer_pidfd(socket) {
+            Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => (pidfd_open(pid), false),
+            other => (other, true),
         };
-        Ok(Self { pid, pidfd: pidfd.map_err(failed(pid))? })
+        Ok(Self { pid, pidfd: pidfd.map_err(failed(pid))?, certain })
+    }
+
+    /// Is it beyond doubt the process behind the socket, even if that never answers?
+    pub(super) fn is_certain(&self) -> bool {
+        self.certain
     }
 
     pub(super) fn pid(&self) -> i32 {

@@ -1,9 +1,9 @@
 //! VMs by their QMP sockets.
 
 use super::{
-    Adopt, Plugged, VmBackend, VmCandidate, VmConnection, VmError, VmEvent, channel,
+    Adopt, Glimpse, Plugged, VmBackend, VmCandidate, VmConnection, VmError, VmEvent, channel,
     client::{COMMAND_LIMIT, Client},
-    describe,
+    describe, glimpse,
     name::check_name,
     process::Process,
     replug,
@@ -103,10 +103,10 @@ impl VmBackend for QmpBackend {
     }
 
     fn connect(&self, candidate: &VmCandidate) -> Result<Box<dyn VmConnection>, VmError> {
-        let mut client = Client::connect(&candidate.name, &candidate.socket)?;
+        let client = Client::connect(&candidate.name, &candidate.socket)?;
         let process = Process::behind(client.as_fd(), &candidate.socket)?;
-        client.greet(&candidate.socket)?;
-        Ok(Box::new(QmpConnection { client, process, name: candidate.name.clone() }))
+        let VmCandidate { name, socket } = candidate.clone();
+        Ok(Box::new(QmpConnection { client, process, name, socket }))
     }
 
     fn watch_dirs(&self) -> Vec<PathBuf> {
@@ -123,6 +123,7 @@ struct QmpConnection {
     process: Process,
     /// Of the socket.
     name: String,
+    socket: PathBuf,
 }
 
 impl QmpConnection {
@@ -139,6 +140,14 @@ impl QmpConnection {
 }
 
 impl VmConnection for QmpConnection {
+    fn greet(&mut self) -> Result<(), VmError> {
+        self.client.greet(&self.socket)
+    }
+
+    fn glimpse(&self) -> Option<Glimpse> {
+        glimpse::of(&self.process)
+    }
+
     fn describe(&mut self) -> Result<VmDescription, VmError> {
         self.task(describe::describe)
     }
@@ -149,6 +158,10 @@ impl VmConnection for QmpConnection {
 
     fn channel_attached(&mut self) -> Result<bool, VmError> {
         self.task(|client, _, _| channel::attached(client))
+    }
+
+    fn tidy_channel(&mut self) -> Result<bool, VmError> {
+        self.task(|client, _, _| channel::tidy(client))
     }
 
     fn detach_channel(&mut self) -> Result<(), VmError> {
