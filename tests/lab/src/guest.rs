@@ -78,9 +78,11 @@ pub fn wait_until_seen(name: &str, expected: &[(u64, u64, &str)]) -> Result<()> 
     .with_context(|| format!("{name}: vnumactl shows {last:?}"))
 }
 
-/// Waits until vnumad lists the VM.
+/// Waits until vnumad lists the VM, and its QEMU has answered.
 pub fn wait_until_listed(name: &str) -> Result<()> {
-    wait_for(&format!("vnumactl list to show {name}"), HANG_LIMIT, || Ok(listed(name)?.is_some()))
+    wait_for(&format!("vnumactl list to show {name}"), HANG_LIMIT, || {
+        Ok(listed(name)?.is_some_and(|vm| vm["hypervisor"] == "answers" && vm["described"] == true))
+    })
 }
 
 /// Puts a vCPU on a node behind vnumad's back.

@@ -10,6 +10,7 @@ mod random;
 mod replug;
 mod shapes;
 mod states;
+mod stopped;
 
 use clap::{Parser, Subcommand};
 
@@ -37,6 +38,8 @@ enum Scenario {
     Replug,
     /// VMs come and go while vnumad runs
     Lifecycle,
+    /// QEMUs are stopped, used by somebody else, and killed in mid-attach
+    Stopped,
     /// vnumad is killed again and again while vCPUs move
     Kills(kills::Arguments),
 }
@@ -50,6 +53,7 @@ fn main() -> anyhow::Result<()> {
         Scenario::Shapes => shapes::run(),
         Scenario::Kills(arguments) => kills::run(&arguments),
         Scenario::Replug => replug::run(),
+        Scenario::Stopped => stopped::run(),
         Scenario::Lifecycle => lifecycle::run(),
     }
 }

@@ -84,6 +84,11 @@ fn vms_come_and_go() {
 }
 
 #[test]
+fn a_hypervisor_that_stands_still_is_named_and_its_vm_observed() {
+    play("2n4c", &["stopped"]);
+}
+
+#[test]
 fn a_killed_vnumad_is_taken_over() {
     let kills = if std::env::var("VNUMA_SOAK_ROUNDS").is_ok() { "200" } else { "20" };
     play("2n4c", &["kills", "--kills", kills]);
