@@ -11,6 +11,7 @@ use crate::{
     epoch::Epochs,
     locations::Locations,
     message::{ConnectionId, Message},
+    pulse::Pulse,
     records::Records,
     server::BackendFactory,
     vm::Vm,
@@ -25,7 +26,7 @@ use std::{
 };
 use tokio::{
     sync::{mpsc, watch},
-    time::{MissedTickBehavior, interval, sleep},
+    time::sleep,
 };
 use tracing::warn;
 use vnuma_api::Event;
@@ -39,7 +40,7 @@ use vnuma_topology::{ApicId, HostTopology};
 const BATCH: usize = 256;
 
 /// Between two looks whether the processes of VMs stand still: an operator is told within a second.
-const PULSE: Duration = Duration::from_millis(500);
+pub(crate) const PULSE: Duration = Duration::from_millis(500);
 
 /// A socket that leads to a VM, or might.
 struct Entry {
@@ -111,17 +112,15 @@ impl Daemon {
         }
     }
 
-    /// Runs until `stop` changes.
+    /// Runs until `stop` changes. What is to be looked at now and then is at ticks of `pulse`.
     pub(crate) async fn run(
         mut self,
+        pulse: Pulse,
         mut messages: mpsc::Receiver<Message>,
         mut moved: mpsc::Receiver<LocationEvent>,
         mut stop: watch::Receiver<bool>,
     ) {
-        let mut look = interval(self.config.resync_interval);
-        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut pulse = interval(PULSE);
-        pulse.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut look_at = Instant::now();
         let mut batch = Vec::with_capacity(BATCH);
         let mut watching_locations = true;
         loop {
@@ -139,8 +138,13 @@ impl Daemon {
                     }
                 }
                 () = sleep(due.unwrap_or_default()), if due.is_some() => {}
-                _ = look.tick() => self.look_at_everything(),
-                _ = pulse.tick(), if !self.entries.is_empty() => self.look_at_processes(),
+                () = pulse.tick() => {
+                    self.look_at_processes();
+                    if Instant::now() >= look_at {
+                        look_at = Instant::now() + self.config.resync_interval - PULSE / 2;
+                        self.look_at_everything();
+                    }
+                }
                 // Between two looks everybody else has a turn.
                 () = std::future::ready(()), if !self.looks.is_empty() => {}
                 _ = stop.changed() => return,

@@ -24,6 +24,7 @@ mod limits;
 mod listener;
 mod locations;
 mod message;
+mod pulse;
 mod readable;
 mod readiness;
 mod records;

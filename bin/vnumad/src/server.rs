@@ -3,10 +3,11 @@
 use crate::{
     api::{Context, router},
     config::Config,
-    daemon::Daemon,
+    daemon::{Daemon, PULSE},
     limits::PerUser,
     listener::ApiListener,
     locations::Locations,
+    pulse::Pulse,
     rights::{Peer, Rights},
     socket::{ApiSocket, group_id},
 };
@@ -55,7 +56,8 @@ pub async fn run(
     };
     let (path, connections) = (config.socket.clone(), config.connections_per_user);
     let daemon = Daemon::new(config, host, locations, factory, messages);
-    let daemon = tokio::spawn(daemon.run(received, moved, stopped.clone()));
+    let pulse = Pulse::start(PULSE).context("a timer")?;
+    let daemon = tokio::spawn(daemon.run(pulse, received, moved, stopped.clone()));
     let listener = UnixListener::from_std(listener).context("listening")?;
     let listener = ApiListener::new(listener, rights, connections);
     let service = router(context).into_make_service_with_connect_info::<Peer>();

@@ -421,6 +421,8 @@ impl Daemon {
         let new_vcpu = plugged.apic_id;
         info!(vm = name, vcpu, new_vcpu, guest_node, "vCPU replugged");
         self.described(socket, description);
+        // Threads are looked at by turns; the answer shows where this one is.
+        self.look(socket, new_vcpu, plugged.tid);
         if let Some(vm) = self.entries.get(socket).and_then(Entry::report) {
             let _ = reply.send(Ok(vnuma_api::Replugged { vcpu, new_vcpu, guest_node, vm }));
         }

@@ -218,6 +218,7 @@ impl Machine {
         let taken = |flag: &mut bool| if std::mem::take(flag) { Ok(json!({})) } else { Err("not found") };
         let answer = match name {
             "query-cpus-fast" => self.cpus(&self.tids),
+            "query-hotpluggable-cpus" => json!([]),
             "query-memdev" => [0, 1]
                 .map(|node| {
                     json!({"id": format!("ram{node}"), "size": NODE_BYTES, "policy": "bind", "host-nodes": [node]})
