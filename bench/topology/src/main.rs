@@ -8,6 +8,7 @@ mod figures;
 mod guest;
 mod moves;
 mod overhead;
+mod replug;
 
 use clap::{Parser, Subcommand};
 
@@ -22,12 +23,20 @@ struct Arguments {
 enum Command {
     /// On the server: latencies of one guest kernel, idle and loaded, and whether it ended up wrong
     Moves(moves::Arguments),
+    /// On the server: latencies of the peer, a vCPU that is unplugged and plugged again
+    Replug(replug::Arguments),
     /// On the server: how often vnumad wakes up while nothing changes
     Daemon(daemon::Arguments),
     /// On a server with counters: what a guest's own work costs with vnuma and without
     Overhead(overhead::Arguments),
     /// In a guest: a line for each generation, as a program sees it
     Follow,
+    /// In a guest: waits until a node has other CPUs
+    AwaitCpu {
+        /// Guest node
+        #[arg(long)]
+        node: u32,
+    },
     /// In a guest: what it costs a program to see that nothing has changed
     Cost,
 }
@@ -35,6 +44,8 @@ enum Command {
 fn main() -> anyhow::Result<()> {
     match Arguments::parse().command {
         Command::Moves(arguments) => moves::run(&arguments),
+        Command::Replug(arguments) => replug::run(&arguments),
+        Command::AwaitCpu { node } => replug::await_cpu(node),
         Command::Daemon(arguments) => daemon::run(&arguments),
         Command::Overhead(arguments) => overhead::run(&arguments),
         Command::Follow => guest::follow(),
