@@ -29,6 +29,7 @@
 #include <linux/sched/task.h>
 #include <linux/slab.h>
 #include <linux/spinlock.h>
+#include <linux/workqueue.h>
 
 #include "vnuma.h"
 
@@ -41,29 +42,54 @@
 /* Tasks that fork faster than they are restored; what is left stays widened. */
 #define PASSES	8
 
-/* How long a fork() may take: a child is seen at its end and has what was so at its start. */
-#define FORK_MS	50
+/*
+ * A child is seen at the end of its fork() and has what its creator had at the start, which may be
+ * the widened affinity long after the creator has its own again. So it is looked for again, after
+ * a time that doubles from the first to the last of these.
+ */
+#define FIRST_LOOK_MS	20
+#define LAST_LOOK_MS	2560
+/* Longer than all looks together: of moves that never pause not everything is kept. */
+#define KEPT_NS		(10 * NSEC_PER_SEC)
+
+/* Its start is noted a moment before it can be seen. */
+#define START_SLACK_NS	(20 * NSEC_PER_MSEC)
 
 /**
  * struct saved - the affinity of a task
  * @task: held
  * @since: boot time when it was saved
+ * @judged: @lost is known
  * @lost: it was widened, and nobody set another one since
  * @restored: with that
  * @had_user: @user is what the task had asked for
  * @mask: where it was allowed to run
  * @user: as user_cpus_ptr
+ * @widened: what the kernel gave instead
  */
 struct saved {
 	struct list_head list;
 	struct task_struct *task;
 	u64 since;
+	bool judged;
 	bool lost;
 	bool restored;
 	bool had_user;
 	struct cpumask *mask;
 	struct cpumask *user;
+	struct cpumask *widened;
 };
+
+/*
+ * Of the last CPU; of those before what was lost. Used by one thread at a time: the works of
+ * the queue, and after them the unloading.
+ */
+static LIST_HEAD(records);
+static unsigned int next_look_ms;
+static struct workqueue_struct *look_queue;
+
+static void look(struct work_struct *work);
+static DECLARE_DELAYED_WORK(look_work, look);
 
 /* As alloc_user_cpus_ptr(): the kernel may free it by RCU. */
 static struct cpumask *new_user_mask(const struct cpumask *mask, gfp_t gfp)
@@ -81,12 +107,13 @@ static struct saved *new_saved(struct task_struct *task)
 {
 	struct saved *saved;
 
-	saved = kzalloc(sizeof(*saved) + 2 * cpumask_size(),
+	saved = kzalloc(sizeof(*saved) + 3 * cpumask_size(),
 			GFP_ATOMIC | __GFP_NOWARN);
 	if (!saved)
 		return NULL;
 	saved->mask = (void *)(saved + 1);
 	saved->user = (void *)saved->mask + cpumask_size();
+	saved->widened = (void *)saved->user + cpumask_size();
 	saved->task = get_task_struct(task);
 	saved->since = ktime_get_boottime_ns();
 	return saved;
@@ -99,7 +126,7 @@ static bool can_lose(const struct task_struct *task)
 	       !cpumask_subset(cpu_possible_mask, &task->cpus_mask);
 }
 
-static int save(struct list_head *list, struct task_struct *task)
+static int save(struct task_struct *task)
 {
 	struct saved *saved = new_saved(task);
 	struct cpumask *mark = NULL;
@@ -108,7 +135,7 @@ static int save(struct list_head *list, struct task_struct *task)
 
 	if (!saved)
 		return -ENOMEM;
-	list_add_tail(&saved->list, list);
+	list_add_tail(&saved->list, &records);
 	if (IS_MARKED_BY_US) {
 		mark = new_user_mask(&task->cpus_mask,
 				     GFP_ATOMIC | __GFP_NOWARN);
@@ -127,21 +154,33 @@ static int save(struct list_head *list, struct task_struct *task)
 	return err;
 }
 
+static void drop(struct saved *saved)
+{
+	put_task_struct(saved->task);
+	list_del(&saved->list);
+	kfree(saved);
+}
+
 /**
- * vnuma_affinities_save - before @cpu is taken offline
- * @list: to be given to vnuma_affinities_restore(), also after an error
- * @cpu: online CPU
+ * vnuma_affinities_save - before a CPU is taken offline
+ *
+ * vnuma_affinities_restore() must follow, also after an error.
  */
-int vnuma_affinities_save(struct list_head *list, int cpu)
+int vnuma_affinities_save(void)
 {
 	struct task_struct *process, *thread;
+	struct saved *saved, *next;
+	u64 now = ktime_get_boottime_ns();
 	int err = 0;
 
+	list_for_each_entry_safe(saved, next, &records, list)
+		if (!saved->lost || saved->since + KEPT_NS < now)
+			drop(saved);
 	rcu_read_lock();
 	for_each_process_thread(process, thread) {
 		if (!can_lose(thread))
 			continue;
-		err = save(list, thread);
+		err = save(thread);
 		if (err)
 			goto unlock;
 	}
@@ -184,20 +223,24 @@ static void judge(struct saved *saved, int cpu)
 		      (saved->had_user ||
 		       cpumask_subset(cpu_possible_mask, &task->cpus_mask));
 	raw_spin_unlock_irqrestore(&task->pi_lock, flags);
+	saved->judged = true;
 	if (saved->lost && saved->had_user && !IS_MARKED_BY_US)
 		mend(saved, cpu);
 }
 
-/* Whose affinity a task has that was created since, NULL if no widened one's. */
-static const struct saved *find_creator(const struct list_head *list,
-					struct task_struct *task)
+/*
+ * Whose affinity a task has that was created since, NULL if nobody's. The creator may have
+ * slept and so lost nothing itself.
+ */
+static const struct saved *find_creator(struct task_struct *task)
 {
 	const struct task_struct *parent = rcu_dereference(task->real_parent);
 	const struct saved *saved;
 
 	/* The last one is what the creator had last. */
-	list_for_each_entry_reverse(saved, list, list) {
-		if (task->start_boottime < saved->since)
+	list_for_each_entry_reverse(saved, &records, list) {
+		if (task->start_boottime + START_SLACK_NS < saved->since ||
+		    !(saved->lost || saved->had_user))
 			continue;
 		if (thread_group_leader(task) ? saved->task == parent :
 						saved->task->tgid == task->tgid)
@@ -206,19 +249,18 @@ static const struct saved *find_creator(const struct list_head *list,
 	return NULL;
 }
 
-static bool is_listed(const struct list_head *list,
-		      const struct task_struct *task)
+static bool is_recorded(const struct task_struct *task)
 {
 	const struct saved *saved;
 
-	list_for_each_entry(saved, list, list)
+	list_for_each_entry(saved, &records, list)
 		if (saved->task == task)
 			return true;
 	return false;
 }
 
-/* Tasks that widened ones have created: they inherited all CPUs. */
-static bool add_children(struct list_head *lost)
+/* Tasks that inherited all CPUs, or an affinity that they have lost since. */
+static bool add_children(void)
 {
 	struct task_struct *process, *thread;
 	const struct saved *creator;
@@ -227,19 +269,21 @@ static bool add_children(struct list_head *lost)
 
 	rcu_read_lock();
 	for_each_process_thread(process, thread) {
-		creator = find_creator(lost, thread);
-		if (!creator || !is_untouched(thread) ||
-		    !cpumask_subset(cpu_possible_mask, &thread->cpus_mask) ||
-		    is_listed(lost, thread))
+		if (!is_untouched(thread) ||
+		    !cpumask_subset(cpu_possible_mask, &thread->cpus_mask))
+			continue;
+		creator = find_creator(thread);
+		if (!creator || is_recorded(thread))
 			continue;
 		saved = new_saved(thread);
 		if (!saved)
 			break;
+		saved->judged = true;
 		saved->lost = true;
 		saved->had_user = creator->had_user;
 		cpumask_copy(saved->mask, creator->mask);
 		cpumask_copy(saved->user, creator->user);
-		list_add_tail(&saved->list, lost);
+		list_add_tail(&saved->list, &records);
 		added = true;
 	}
 	rcu_read_unlock();
@@ -264,8 +308,7 @@ static void restore(struct saved *saved)
 		mine = user;
 		swap(task->user_cpus_ptr, user);
 	}
-	/* What the kernel let it have. */
-	cpumask_copy(saved->user, &task->cpus_mask);
+	cpumask_copy(saved->widened, &task->cpus_mask);
 	raw_spin_unlock_irqrestore(&task->pi_lock, flags);
 	kfree(user);
 	if (later)
@@ -277,18 +320,7 @@ static void restore(struct saved *saved)
 	later = !IS_MARKED_BY_US && task->user_cpus_ptr != mine;
 	raw_spin_unlock_irqrestore(&task->pi_lock, flags);
 	if (later)
-		set_cpus_allowed_ptr(task, saved->user);
-}
-
-static void drop(struct list_head *list)
-{
-	struct saved *saved, *next;
-
-	list_for_each_entry_safe(saved, next, list, list) {
-		put_task_struct(saved->task);
-		list_del(&saved->list);
-		kfree(saved);
-	}
+		set_cpus_allowed_ptr(task, saved->widened);
 }
 
 static bool is_in_root_cpuset(struct task_struct *task)
@@ -316,7 +348,7 @@ static bool lacks(struct task_struct *task, int cpu)
 static void give_what_was_asked(int cpu)
 {
 	struct task_struct *process, *thread;
-	struct saved *saved;
+	struct saved *saved, *next;
 	unsigned long flags;
 	LIST_HEAD(list);
 
@@ -331,9 +363,10 @@ static void give_what_was_asked(int cpu)
 			list_add_tail(&saved->list, &list);
 	}
 	rcu_read_unlock();
-	list_for_each_entry(saved, &list, list)
+	list_for_each_entry_safe(saved, next, &list, list) {
 		set_cpus_allowed_ptr(saved->task, cpu_possible_mask);
-	drop(&list);
+		drop(saved);
+	}
 }
 
 /* Children have copies. */
@@ -354,49 +387,86 @@ static void remove_marks(void)
 	rcu_read_unlock();
 }
 
-static void restore_all(struct list_head *lost)
+static void restore_all(void)
 {
 	struct saved *saved;
 	int pass = 0;
 
 	do {
-		list_for_each_entry(saved, lost, list)
+		list_for_each_entry(saved, &records, list)
 			restore(saved);
-	} while (add_children(lost) && ++pass < PASSES);
+	} while (add_children() && ++pass < PASSES);
 }
 
 /**
  * vnuma_affinities_restore - when @cpu is online again, or stays offline
- * @list: from vnuma_affinities_save(); empty afterwards
  * @cpu: the CPU
- * @lost: what was restored is added; for vnuma_affinities_settle()
  */
-void vnuma_affinities_restore(struct list_head *list, int cpu,
-			      struct list_head *lost)
+void vnuma_affinities_restore(int cpu)
+{
+	struct saved *saved;
+
+	list_for_each_entry(saved, &records, list)
+		if (!saved->judged)
+			judge(saved, cpu);
+	restore_all();
+	give_what_was_asked(cpu);
+}
+
+static void forget_all(void)
 {
 	struct saved *saved, *next;
 
-	list_for_each_entry_safe(saved, next, list, list) {
-		judge(saved, cpu);
-		if (saved->lost)
-			list_move_tail(&saved->list, lost);
-	}
-	drop(list);
-	restore_all(lost);
-	give_what_was_asked(cpu);
+	list_for_each_entry_safe(saved, next, &records, list)
+		drop(saved);
+	if (IS_MARKED_BY_US)
+		remove_marks();
+}
+
+/* Return: whether another look is due. */
+static bool look_again(void)
+{
+	restore_all();
+	next_look_ms *= 2;
+	if (next_look_ms <= LAST_LOOK_MS)
+		return true;
+	forget_all();
+	return false;
+}
+
+static void look(struct work_struct *work)
+{
+	if (look_again())
+		queue_delayed_work(look_queue, &look_work,
+				   msecs_to_jiffies(next_look_ms));
 }
 
 /**
  * vnuma_affinities_settle - when all CPUs are online again
- * @lost: from vnuma_affinities_restore(); empty afterwards
+ * @queue: ordered; what calls this is a work of it
  */
-void vnuma_affinities_settle(struct list_head *lost)
+void vnuma_affinities_settle(struct workqueue_struct *queue)
 {
-	if (!list_empty(lost)) {
-		msleep(FORK_MS);
-		restore_all(lost);
-		drop(lost);
-	}
-	if (IS_MARKED_BY_US)
-		remove_marks();
+	if (list_empty(&records))
+		return;
+	look_queue = queue;
+	next_look_ms = FIRST_LOOK_MS;
+	mod_delayed_work(queue, &look_work, msecs_to_jiffies(next_look_ms));
+}
+
+/** vnuma_affinities_cancel - before the queue is destroyed */
+void vnuma_affinities_cancel(void)
+{
+	cancel_delayed_work_sync(&look_work);
+}
+
+/** vnuma_affinities_finish - as vnuma_affinities_settle(), but waits for the end */
+void vnuma_affinities_finish(void)
+{
+	if (list_empty(&records))
+		return;
+	next_look_ms = FIRST_LOOK_MS;
+	do {
+		msleep(next_look_ms);
+	} while (look_again());
 }

@@ -140,15 +140,14 @@ static int retried(int (*step)(unsigned int cpu), int cpu)
 }
 
 /* Return: 0 if the CPU came up again, with the node that the callback gave it. */
-static int replug(int cpu, struct list_head *lost)
+static int replug(int cpu)
 {
-	LIST_HEAD(saved);
 	int err;
 
 	/* CPU 0, see arch_register_cpu(); isolated ones with nohz_full= as well. */
 	if (!cpu_is_hotpluggable(cpu))
 		return -EPERM;
-	err = vnuma_affinities_save(&saved, cpu);
+	err = vnuma_affinities_save();
 	if (!err)
 		err = retried(remove_cpu, cpu);
 	/* 1: somebody else took it offline; it moves when it is brought up again. */
@@ -158,31 +157,30 @@ static int replug(int cpu, struct list_head *lost)
 			pr_err("CPU %d stays offline: it did not come up again (%d)\n",
 			       cpu, err);
 	}
-	vnuma_affinities_restore(&saved, cpu, lost);
+	vnuma_affinities_restore(cpu);
 	return min(err, 0);
 }
 
 static void move_behind(const struct vnuma_topology *topology,
 			struct vnuma_behind *behind)
 {
-	LIST_HEAD(lost);
 	int cpu, err;
 
 	for_each_possible_cpu(cpu) {
 		if (!cpu_online(cpu) || !vnuma_topology_is_behind(topology, cpu))
 			continue;
-		err = replug(cpu, &lost);
+		err = replug(cpu);
 		if (!err && !(cpu_online(cpu) && vnuma_topology_is_behind(topology, cpu)))
 			continue;
 		behind->cpus++;
 		behind->cpu = cpu;
 		behind->error = err ?: -EAGAIN;
 	}
-	vnuma_affinities_settle(&lost);
 }
 
 /**
  * vnuma_safe_apply - move the CPUs of a publication, one after the other
+ * @queue: ordered; what calls this is a work of it
  * @topology: checked; stays in use until the next call
  * @old: the one before, no longer in use
  * @behind: zeroed; which CPUs could not be moved
@@ -190,7 +188,8 @@ static void move_behind(const struct vnuma_topology *topology,
  *
  * Return: 0, or -errno with nothing changed.
  */
-int vnuma_safe_apply(struct vnuma_topology *topology,
+int vnuma_safe_apply(struct workqueue_struct *queue,
+		     struct vnuma_topology *topology,
 		     struct vnuma_topology **old, struct vnuma_behind *behind,
 		     struct vnuma_reason *why)
 {
@@ -209,6 +208,7 @@ int vnuma_safe_apply(struct vnuma_topology *topology,
 	rcu_expedite_gp();
 	move_behind(topology, behind);
 	rcu_unexpedite_gp();
+	vnuma_affinities_settle(queue);
 	return 0;
 }
 
@@ -216,20 +216,21 @@ int vnuma_safe_apply(struct vnuma_topology *topology,
  * vnuma_safe_undo - put all CPUs where the firmware says
  *
  * For unloading. A CPU that comes up when the callback is gone gets that node in all
- * maps but those of getcpu. The current topology must name no CPU any more.
+ * maps but those of getcpu. The current topology must name no CPU any more, and no update
+ * may come.
  */
 void vnuma_safe_undo(void)
 {
-	LIST_HEAD(lost);
 	int cpu, err;
 
+	vnuma_affinities_cancel();
 	for_each_cpu(cpu, &away) {
 		if (!cpu_online(cpu))
 			continue;
-		err = have_v1_cpusets() ? -EOPNOTSUPP : replug(cpu, &lost);
+		err = have_v1_cpusets() ? -EOPNOTSUPP : replug(cpu);
 		if (err)
 			pr_warn("CPU %d stays on node %d (%d)\n", cpu,
 				cpu_to_node(cpu), err);
 	}
-	vnuma_affinities_settle(&lost);
+	vnuma_affinities_finish();
 }

@@ -81,7 +81,7 @@ static int apply_safely(struct vnuma_topology **old,
 	int err;
 
 	mutex_unlock(&update_mutex);
-	err = vnuma_safe_apply(next, old, &report->behind, why);
+	err = vnuma_safe_apply(safe_queue, next, old, &report->behind, why);
 	mutex_lock(&update_mutex);
 	return err;
 }
@@ -409,13 +409,14 @@ static void __exit vnuma_exit(void)
 	struct vnuma_topology *last;
 
 	pci_unregister_driver(&vnuma_driver);
-	/* Nothing is bound any more, so no update comes. */
-	destroy_workqueue(safe_queue);
+	/* Nothing is bound any more, so no update comes after this. */
+	flush_workqueue(safe_queue);
 	cpus_read_lock();
 	last = vnuma_topology_set_current(NULL);
 	cpus_read_unlock();
 	if (vnuma_mode == VNUMA_GD_MODE_SAFE)
 		vnuma_safe_undo();
+	destroy_workqueue(safe_queue);
 	vnuma_hotplug_exit();
 	vnuma_device_exit();
 	kvfree(last);

@@ -157,17 +157,20 @@ const char *vnuma_symbols_missing(void);
 void vnuma_maps_switch(void *info);
 
 /* apply_safe.c */
-int vnuma_safe_apply(struct vnuma_topology *topology,
+struct workqueue_struct;
+int vnuma_safe_apply(struct workqueue_struct *queue,
+		     struct vnuma_topology *topology,
 		     struct vnuma_topology **old, struct vnuma_behind *behind,
 		     struct vnuma_reason *why);
 void vnuma_safe_came_online(int cpu, int node);
 void vnuma_safe_undo(void);
 
 /* affinity.c */
-int vnuma_affinities_save(struct list_head *list, int cpu);
-void vnuma_affinities_restore(struct list_head *list, int cpu,
-			      struct list_head *lost);
-void vnuma_affinities_settle(struct list_head *lost);
+int vnuma_affinities_save(void);
+void vnuma_affinities_restore(int cpu);
+void vnuma_affinities_settle(struct workqueue_struct *queue);
+void vnuma_affinities_cancel(void);
+void vnuma_affinities_finish(void);
 
 /* apply_fast.c */
 int vnuma_fast_apply(struct vnuma_topology *topology,
