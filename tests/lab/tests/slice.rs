@@ -51,7 +51,7 @@ fn play(profile: &str, arguments: &[&str]) {
 
 #[test]
 fn the_guests_kernel_follows_every_move() {
-    let rounds = std::env::var("VNUMA_SOAK_ROUNDS").unwrap_or_else(|_| "4".to_owned());
+    let rounds = std::env::var("VNUMA_SOAK_ROUNDS").unwrap_or_else(|_| "3".to_owned());
     let kernels = GUEST_KERNELS.iter().flat_map(|kernel| ["--kernel", kernel]);
     play("4n8c", &["follow", "--rounds", &rounds].into_iter().chain(kernels).collect::<Vec<_>>());
 }
@@ -74,6 +74,7 @@ fn a_hostile_guest_hurts_itself_alone() {
 }
 
 #[test]
+#[ignore = "takes a minute: make soak"]
 fn a_guest_without_the_driver_follows_by_replugged_vcpus() {
     play("2n4c", &["replug"]);
 }
@@ -84,6 +85,7 @@ fn vms_come_and_go() {
 }
 
 #[test]
+#[ignore = "takes a minute: make soak"]
 fn a_hypervisor_that_stands_still_is_named_and_its_vm_observed() {
     play("2n4c", &["stopped"]);
 }
