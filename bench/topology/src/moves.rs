@@ -30,10 +30,10 @@ pub struct Arguments {
     #[arg(long)]
     driver: String,
     /// Moves while the guest is idle
-    #[arg(long, default_value_t = 60)]
+    #[arg(long, default_value_t = 50)]
     idle: usize,
     /// Moves while all its vCPUs are busy
-    #[arg(long, default_value_t = 40)]
+    #[arg(long, default_value_t = 30)]
     loaded: usize,
 }
 
