@@ -32,7 +32,7 @@ fn vms() {
 fn refusals(lab: &Lab) {
     let cases = [
         ("start ../a", "name \"../a\": expected"),
-        ("start a --kernel 9.9", "--kernel 9.9: expected one of: 6.12"),
+        ("start a --kernel 9.9", "--kernel 9.9: expected one of: 6.1, 6.12, 7.3"),
         ("start a --nodes 4 --vcpus 2", "--vcpus 2: expected at least 4"),
         ("start a --memory 12", "expected MiB or GiB"),
         ("start a --uma --nodes 2", "cannot be used with"),
