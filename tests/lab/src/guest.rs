@@ -85,6 +85,18 @@ pub fn wait_until_listed(name: &str) -> Result<()> {
     })
 }
 
+/// Unplugs the channel. A guest that is busy may let go of the device later than vnumactl waits for it.
+pub fn detach(vm: &Vm) -> Result<()> {
+    match vnumactl(&["detach", &vm.name]) {
+        Err(error) if format!("{error:#}").contains("has not released") => {
+            wait_for("the guest to release the channel's device", HANG_LIMIT, || {
+                Ok(listed(&vm.name)?.is_some_and(|vm| vm["channel"] == "none"))
+            })
+        }
+        result => result.map(drop),
+    }
+}
+
 /// Puts a vCPU on a node behind vnumad's back.
 pub fn taskset(vm: &Vm, vcpu: usize, node: u32, nodes: &Nodes) -> Result<()> {
     let cpus = nodes.cpus(node).with_context(|| format!("the host has no node {node}"))?;

@@ -1,6 +1,6 @@
 //! A guest that scribbles over its channel and rings without end hurts itself alone.
 
-use crate::guest::{check, check_kernel_log, equip, taskset, wait_until_listed, wait_until_seen};
+use crate::guest::{check, check_kernel_log, detach, equip, taskset, wait_until_listed, wait_until_seen};
 use crate::random::Random;
 use anyhow::{Context, Result, ensure};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap};
@@ -62,7 +62,7 @@ pub fn run() -> Result<()> {
 
 /// What the guest broke is its own channel; a new one is whole again.
 fn heal(bad: &Vm, nodes: &Nodes) -> Result<()> {
-    vnumactl(&["detach", &bad.name])?;
+    detach(bad)?;
     bad.exec(&["insmod", "/root/vnuma.ko"])?;
     vnumactl(&["attach", &bad.name])?;
     taskset(bad, 0, 1, nodes)?;

@@ -1,7 +1,7 @@
 //! vnumad is killed again and again, at random moments of its work, while vCPUs move: its successor takes the channel
 //! over, and the guest ends up with what is true.
 
-use crate::guest::{HANG_LIMIT, check, check_kernel_log, equip, listed, taskset, wait_until_seen};
+use crate::guest::{HANG_LIMIT, check, check_kernel_log, detach, equip, listed, taskset, wait_until_seen};
 use crate::random::Random;
 use anyhow::{Context, Result, ensure};
 use std::fs;
@@ -73,7 +73,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     ensure!(after <= descriptors, "QEMU has {after} open files, {descriptors} before the kills");
     let records = fs::read_dir(RECORDS).context(RECORDS)?.count();
     ensure!(records == 1, "{records} records in {RECORDS} for one channel");
-    vnumactl(&["detach", &vm.name])?;
+    detach(&vm)?;
     ensure!(fs::read_dir(RECORDS).context(RECORDS)?.next().is_none(), "a record stays in {RECORDS}");
     resumed.sort_unstable();
     let at = |share: usize| resumed[(resumed.len() * share / 100).min(resumed.len() - 1)].as_millis();

@@ -1,7 +1,9 @@
 //! QEMUs that are stopped, whose monitor somebody else uses, and that end in mid-attach: each is named, observed all the
 //! same, and back by itself; the VM beside them is not disturbed.
 
-use crate::guest::{HANG_LIMIT, check, equip, listed, seen, taskset, wait_until_listed, wait_until_seen};
+use crate::guest::{
+    HANG_LIMIT, check, detach, equip, listed, seen, taskset, wait_until_listed, wait_until_seen,
+};
 use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::Value;
 use std::fs;
@@ -34,7 +36,7 @@ pub fn run() -> Result<()> {
     equip(&vm)?;
     vnumactl(&["attach", &vm.name])?;
     stopped(&vm, &nodes)?;
-    vnumactl(&["detach", &vm.name])?;
+    detach(&vm)?;
     stopped_in_mid_attach(&vm)?;
     killed_in_mid_attach(vm, &shape, &nodes)?;
     wait_until_seen(&good.name, &[(0, 0, "true"), (1, 1, "true")]).context("the other VM")?;
@@ -106,7 +108,7 @@ fn stopped_in_mid_attach(vm: &Vm) -> Result<()> {
         if !ended.status.success() {
             vnumactl(&["attach", &vm.name])?;
         }
-        vnumactl(&["detach", &vm.name])?;
+        detach(vm)?;
     }
     Ok(())
 }
