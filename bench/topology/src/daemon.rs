@@ -12,7 +12,7 @@ const SETTLE: Duration = Duration::from_secs(10);
 
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// How many VMs, of one vCPU each
+    /// How many VMs, of two vCPUs each
     #[arg(long, default_value_t = 8)]
     vms: usize,
     /// For how long
@@ -26,7 +26,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let mut vms = Vec::new();
     for number in 0..arguments.vms {
         let name = format!("small{number}");
-        let shape = ["--nodes", "1", "--vcpus", "1", "--memory", "192M"];
+        let shape = ["--nodes", "2", "--vcpus", "2", "--memory", "256M"];
         vms.push(Vm::start(&name, &shape.map(str::to_owned))?);
         wait_for("vnumad to find the VM", HANG_LIMIT, || Ok(vnumactl(&["show", &name]).is_ok()))?;
         vnumactl(&["attach", &name])?;
