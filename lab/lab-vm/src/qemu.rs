@@ -54,9 +54,9 @@ pub fn options(name: &str, plan: &Plan, cid: u32, files: &Files<'_>) -> Vec<Vec<
     lines.extend([
         "-drive if=none,id=root,file=/dev/vda,format=raw,readonly=on,file.locking=off".into(),
         // Queues are notified by an I/O port: after memory was plugged in, KVM has to emulate a notification by
-        // MMIO, and refuses to (KVM_INTERNAL_ERROR_DELIVERY_EV) while the last event in the guest was an exception,
-        // such as the page fault that reads the disk. TCG leaves that event in EXITINTINFO, marked as not
-        // valid, and svm_check_emulate_instruction() looks at its type.
+        // MMIO, and gave the VM up instead when the last event in the guest was an exception, such as the page
+        // fault that reads the disk. TCG leaves that event in EXITINTINFO, marked as not valid; presumably KVM
+        // takes its type for an event that is being delivered.
         "-device virtio-blk-pci,bus=pcie.0,drive=root,modern-pio-notify=on".into(),
         format!("-device vhost-vsock-pci,bus=pcie.0,guest-cid={cid},modern-pio-notify=on"),
         format!("-chardev file,id=console,path={} -serial chardev:console", path("console.log")),
