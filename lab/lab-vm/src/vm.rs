@@ -63,7 +63,7 @@ pub fn start(request: &Request, verbose: bool) -> Result<()> {
     let plan = plan(request, &read_nodes(Path::new("/"))?)?;
     let kernel = Path::new(KERNELS).join(&request.kernel);
     ensure!(
-        kernel.join("vmlinuz").exists(),
+        kernel.join("vmlinux").exists(),
         "--kernel {}: expected one of: {}",
         request.kernel,
         names(KERNELS)?
@@ -109,9 +109,9 @@ fn lock() -> Result<Flock<File>> {
 /// Starts QEMU, pins its vCPU threads and lets it go.
 fn launch(name: &str, plan: &Plan, cid: u32, kernel: &Path, verbose: bool) -> Result<()> {
     let directory = directory(name);
-    let (vmlinuz, initrd) = (kernel.join("vmlinuz"), kernel.join("initrd"));
+    let (vmlinux, initrd) = (kernel.join("vmlinux"), kernel.join("initrd"));
     let groups =
-        options(name, plan, cid, &Files { kernel: &vmlinuz, initrd: &initrd, directory: &directory });
+        options(name, plan, cid, &Files { kernel: &vmlinux, initrd: &initrd, directory: &directory });
     if verbose {
         println!("{}", readable(&groups));
     }

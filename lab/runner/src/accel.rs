@@ -118,7 +118,7 @@ mod tests {
         let initramfs = tempfile::NamedTempFile::new().unwrap();
         let content = crate::initramfs::server(&image, &crate::Binaries::build().unwrap()).unwrap();
         fs::write(initramfs.path(), content).unwrap();
-        let kernel = image.vmlinuz(image.server_kernel());
+        let kernel = image.vmlinux(image.server_kernel());
         // TCG stands in for a KVM that works; it emulates svm as well.
         let trial = || qemu::trial(Accel::Tcg, &image.tree(), &kernel, initramfs.path());
         boots_in_two_tries(trial, Duration::from_secs(120)).unwrap();

@@ -182,7 +182,7 @@ mod tests {
             }
             let mut arguments = qemu_arguments(&plugin, &path, content.len());
             arguments[1].push_str(option);
-            command.args(arguments).arg("-kernel").arg(image.vmlinuz(image.server_kernel()));
+            command.args(arguments).arg("-kernel").arg(image.vmlinux(image.server_kernel()));
             command.arg("-initrd").arg(&disk);
             command
                 .arg("-append")

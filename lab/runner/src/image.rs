@@ -1,7 +1,8 @@
 //! The root image: built once from Debian packages, cached under the hash of its recipe.
 //!
 //! ```text
-//! cache_dir()/lab/<hash>/tree/        the root file system as a directory, usable as a chroot
+//! cache_dir()/lab/<hash>/tree/        the root file system as a directory, usable as a chroot; with boot/vmlinux-*, the
+//!                                     kernels unpacked
 //!                        root.erofs   the same, packed; read-only disk of the server and of its VMs
 //! cache_dir()/lab/<hash>.lock         exclusive while it is built or removed, shared while it is used
 //! cache_dir()/lab/<hash>.tmp/         a build under way, or what an interrupted one left
@@ -18,12 +19,17 @@ use nix::fcntl::FlockArg;
 
 use crate::cache::{Lock, cache_dir, lock, remove_tree, try_lock};
 use crate::children::{GroupChild, ScratchDir};
+use crate::kernel::{self, KernelError};
 use crate::mirror::debian_mirror;
 use crate::progress::{Meter, Progress};
 use crate::recipe::{Recipe, RecipeError, Role};
 
-/// mmdebstrap reports this many stages ("I: ..." lines); packing is one more.
-const BUILD_STEPS: u64 = 12;
+/// Stages that mmdebstrap reports ("I: ..." lines), unpacking the kernels and packing the disk.
+const BUILD_STEPS: u64 = 13;
+
+/// A kernel's files in /boot, before its release: as Debian has it, and unpacked.
+const PACKED: &str = "vmlinuz-";
+const UNPACKED: &str = "vmlinux-";
 
 /// Why there is no image.
 #[derive(Debug, thiserror::Error)]
@@ -56,6 +62,14 @@ pub enum ImageError {
         status: std::process::ExitStatus,
         /// The end of its output.
         tail: String,
+    },
+    /// A boot file is not what it should be.
+    #[error("{path}: {source}")]
+    Unpack {
+        /// The boot file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: KernelError,
     },
     /// Only root can make device nodes and owners of files.
     #[error(
@@ -140,9 +154,9 @@ impl Image {
         self.kernels.iter().find(|kernel| kernel.name == name)
     }
 
-    /// The boot file of a kernel.
-    pub fn vmlinuz(&self, kernel: &Kernel) -> PathBuf {
-        self.tree().join(format!("boot/vmlinuz-{}", kernel.release))
+    /// The file that a kernel is booted from.
+    pub fn vmlinux(&self, kernel: &Kernel) -> PathBuf {
+        self.tree().join("boot").join(format!("{UNPACKED}{}", kernel.release))
     }
 }
 
@@ -171,6 +185,8 @@ fn build(recipe: &Recipe, directory: &Path, progress: Progress) -> Result<(), Im
     let scratch = ScratchDir::adopt(temporary.clone());
     let mut meter = Meter::new(progress, "lab: building the image (once, some minutes)", BUILD_STEPS);
     bootstrap(recipe, &temporary.join("tree"), &mut meter)?;
+    meter.step("unpacking the kernels");
+    unpack_kernels(&temporary.join("tree/boot"))?;
     meter.step("packing the disk");
     pack(&temporary, &mut meter)?;
     fs::rename(&temporary, directory).map_err(file_error(directory))?;
@@ -196,10 +212,33 @@ fn bootstrap(recipe: &Recipe, tree: &Path, meter: &mut Meter) -> Result<(), Imag
     run_tool("mmdebstrap", command, Some(&sources), meter)
 }
 
+/// Puts the kernel that each boot file packs beside it.
+fn unpack_kernels(boot: &Path) -> Result<(), ImageError> {
+    for name in file_names(boot)? {
+        let Some(release) = name.strip_prefix(PACKED) else { continue };
+        let (packed, unpacked) = (boot.join(&name), boot.join(format!("{UNPACKED}{release}")));
+        let file = fs::read(&packed).map_err(|source| ImageError::File { path: packed.clone(), source })?;
+        let kernel = kernel::vmlinux(&file).map_err(|source| ImageError::Unpack { path: packed, source })?;
+        fs::write(&unpacked, kernel).map_err(|source| ImageError::File { path: unpacked, source })?;
+    }
+    Ok(())
+}
+
+fn file_names(directory: &Path) -> Result<Vec<String>, ImageError> {
+    let entries =
+        fs::read_dir(directory).map_err(|source| ImageError::File { path: directory.into(), source })?;
+    Ok(entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect())
+}
+
 /// Packs `tree` into `root.erofs`, uncompressed: decompression is dear under emulation.
 fn pack(directory: &Path, meter: &mut Meter) -> Result<(), ImageError> {
     let mut command = Command::new("mkfs.erofs");
-    command.args(["--quiet", "-T0", "--exclude-regex=^boot/initrd", "--exclude-regex=^var/cache/apt/"]);
+    command.args([
+        "--quiet",
+        "-T0",
+        "--exclude-regex=^boot/(initrd|vmlinuz)",
+        "--exclude-regex=^var/cache/apt/",
+    ]);
     command.arg(directory.join("root.erofs")).arg(directory.join("tree"));
     run_tool("mkfs.erofs", command, None, meter)
 }
@@ -265,11 +304,8 @@ fn read_lines(reader: io::PipeReader) -> std::sync::mpsc::Receiver<String> {
 
 /// Finds the release of each kernel of the recipe in `/boot`.
 fn find_kernels(recipe: &Recipe, tree: &Path) -> Result<Vec<Kernel>, ImageError> {
-    let boot = tree.join("boot");
-    let entries = fs::read_dir(&boot).map_err(|source| ImageError::File { path: boot, source })?;
-    let names: Vec<String> =
-        entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
-    let releases: Vec<&str> = names.iter().filter_map(|name| name.strip_prefix("vmlinuz-")).collect();
+    let names = file_names(&tree.join("boot"))?;
+    let releases: Vec<&str> = names.iter().filter_map(|name| name.strip_prefix(UNPACKED)).collect();
     let find = |kernel: &crate::recipe::KernelRecipe| {
         let fits = |release: &&&str| {
             release

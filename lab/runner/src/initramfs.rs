@@ -69,7 +69,7 @@ pub(crate) fn server(image: &Image, binaries: &Binaries) -> Result<Vec<u8>, Init
         let directory = format!("lab/kernels/{}", kernel.name);
         let guest = base(image, kernel, Role::Guest, binaries)?.finish();
         archive.file(&format!("{directory}/initrd"), 0o644, &guest);
-        archive.symlink(&format!("{directory}/vmlinuz"), &format!("/boot/vmlinuz-{}", kernel.release));
+        archive.symlink(&format!("{directory}/vmlinux"), &format!("/boot/vmlinux-{}", kernel.release));
     }
     Ok(archive.finish())
 }

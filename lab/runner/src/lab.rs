@@ -160,7 +160,7 @@ impl Lab {
         let initramfs_path = path.join("initramfs");
         let write = fs::write(&initramfs_path, initramfs);
         write.map_err(|source| LabError::File { path: initramfs_path.clone(), source })?;
-        let kernel = image.vmlinuz(image.server_kernel());
+        let kernel = image.vmlinux(image.server_kernel());
         let accel = match counters {
             // Only what is emulated can be looked at.
             Some(_) => Accel::Tcg,

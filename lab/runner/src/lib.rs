@@ -2,7 +2,8 @@
 //!
 //! ```no_run
 //! use vnuma_lab_runner::LabRun;
-//! let run = LabRun { command: vec!["numactl".into(), "-H".into()], capture: true, ..LabRun::default() };
+//! let command = vec!["numactl".into(), "-H".into()];
+//! let run = LabRun { command, capture: true, ..LabRun::default() };
 //! let output = run.run()?;
 //! assert_eq!(output.status, 0);
 //! # Ok::<(), vnuma_lab_runner::LabError>(())
@@ -20,6 +21,7 @@ pub mod driver;
 mod image;
 mod initramfs;
 mod kbuild;
+mod kernel;
 mod lab;
 mod mirror;
 mod pmu;

@@ -12,8 +12,9 @@ use crate::profile::{Device, DeviceModel, Profile};
 pub(crate) const QEMU: &str = "qemu-system-x86_64";
 
 /// What the kernel's command line leaves out because it costs seconds under emulation: mitigations, self-tests of
-/// cryptography, a second zeroing of memory. lab-vm has the same for its guests.
-const KERNEL_ECONOMY: &str = "mitigations=off cryptomgr.notests init_on_alloc=0";
+/// cryptography, a second zeroing of memory, a look for root buses that ACPI does not name. lab-vm has the same for its
+/// guests.
+const KERNEL_ECONOMY: &str = "mitigations=off cryptomgr.notests init_on_alloc=0 pci=lastbus=0";
 
 /// First bus number of the first node's PCI host bridge; each may have this many buses.
 const FIRST_BUS: usize = 0x20;
