@@ -6,6 +6,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use vnuma_lab_agent::client::{Input, Session};
@@ -13,7 +14,10 @@ use vnuma_lab_agent::protocol::{Exec, MAX_DATA};
 use vnuma_lab_agent::terminal::{self, RawMode};
 use vnuma_lab_agent::{VSOCK_PORT, vsock};
 
-use crate::vm;
+use crate::{STATUS_FAILED, vm};
+
+/// Between two looks whether the VM can still answer.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A session with the agent of a VM.
 pub type GuestSession = Session<BufReader<File>, File>;
@@ -32,7 +36,22 @@ fn connect_by_name(name: &str) -> Result<GuestSession> {
 
 /// Runs a program; its streams and exit status pass through.
 pub fn exec(name: &str, argv: Vec<String>) -> Result<ExitCode> {
+    end_when_given_up(name);
     run(name, &Exec { argv, ..Exec::default() })
+}
+
+/// Ends this process with an error when KVM gives the VM up: what it is asked would never be answered.
+fn end_when_given_up(name: &str) {
+    let name = name.to_owned();
+    std::thread::spawn(move || {
+        loop {
+            if let Some(error) = vm::gave_up(&name) {
+                eprintln!("lab-vm: {error}");
+                std::process::exit(STATUS_FAILED.into());
+            }
+            std::thread::sleep(LOOK_INTERVAL);
+        }
+    });
 }
 
 /// Gives a prompt.
@@ -68,6 +87,7 @@ pub fn put(name: &str, source: &Path, destination: &str) -> Result<()> {
     let metadata = file.metadata().with_context(|| source.display().to_string())?;
     ensure!(metadata.is_file(), "{}: not a file; directories are not copied", source.display());
     let mode = metadata.permissions().mode() & 0o777;
+    end_when_given_up(name);
     let mut session = connect_by_name(name)?;
     session.put(destination, mode, file.as_fd()).map_err(|error| vm::explain(name, error))
 }
@@ -75,6 +95,7 @@ pub fn put(name: &str, source: &Path, destination: &str) -> Result<()> {
 /// Copies a file from the VM.
 pub fn get(name: &str, source: &str, destination: &Path) -> Result<()> {
     let context = || destination.display().to_string();
+    end_when_given_up(name);
     let mut session = connect_by_name(name)?;
     let mut temporary = destination.as_os_str().to_owned();
     temporary.push(".lab-get");

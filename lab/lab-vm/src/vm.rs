@@ -179,6 +179,7 @@ fn await_agent(name: &str, cid: u32) -> Result<()> {
         match session::connect(cid) {
             Ok(_) => return Ok(()),
             Err(_) if !alive(name) => bail!("QEMU has ended"),
+            Err(_) if gave_up(name).is_some() => bail!(gave_up(name).unwrap_or_default()),
             Err(error) if started.elapsed() > BOOT_LIMIT => {
                 return Err(
                     error.context(format!("its agent did not answer within {} s", BOOT_LIMIT.as_secs()))
@@ -238,7 +239,11 @@ fn remove(name: &str) -> Result<()> {
 pub fn list() -> Result<()> {
     let mut stdout = io::stdout().lock();
     for name in all()? {
-        let state = if alive(&name) { "running" } else { "dead" };
+        let state = match (alive(&name), gave_up(&name)) {
+            (false, _) => "dead",
+            (true, Some(_)) => "given up",
+            (true, None) => "running",
+        };
         let pid = pid(&name).map_or_else(|| "-".to_owned(), |pid| pid.to_string());
         writeln!(stdout, "{name}\t{pid}\t{state}")?;
     }
@@ -274,6 +279,21 @@ pub fn explain(name: &str, error: ClientError) -> anyhow::Error {
     }
     // The whole chain is in the text of the error.
     anyhow!("VM \"{name}\": {error}")
+}
+
+/// Why KVM does not run a VM any more, if so. Its QEMU and its connections live on, and nothing in it moves until it is
+/// stopped.
+pub fn gave_up(name: &str) -> Option<String> {
+    let said = fs::read(directory(name).join("qemu.log")).unwrap_or_default();
+    let error = internal_error(&String::from_utf8_lossy(&said))?;
+    Some(format!("KVM gave VM \"{name}\" up, it has to be stopped: {error}"))
+}
+
+/// The words of QEMU for that (`kvm_handle_internal_error` of accel/kvm/kvm-all.c); registers follow.
+fn internal_error(log: &str) -> Option<String> {
+    let start = log.find("KVM internal error")?;
+    let lines: Vec<&str> = log[start..].lines().take(4).map(str::trim).collect();
+    Some(lines.join("; "))
 }
 
 fn existing(name: &str) -> Result<()> {
@@ -337,4 +357,17 @@ fn tail(name: &str) -> String {
         return "  (the console is empty)".into();
     }
     tail.iter().map(|line| format!("  {}", line.trim_end_matches('\r'))).collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_vm_that_kvm_gave_up_says_so_in_its_log() {
+        assert_eq!(internal_error("qemu-system-x86_64: warning: nothing\n"), None);
+        let log = "warning\nKVM internal error. Suberror: 1\nemulation failure\nRAX=0 RBX=1\n";
+        let error = internal_error(log).unwrap();
+        assert_eq!(error, "KVM internal error. Suberror: 1; emulation failure; RAX=0 RBX=1");
+    }
 }

@@ -11,7 +11,7 @@ fn vms() {
     let lab = Lab::boot(DEFAULT_PROFILE).unwrap();
     println!("server: boot {:?}, boots retried: {}", lab.boot_time(), boot_retries());
     type Step = (&'static str, fn(&Lab));
-    let steps: [Step; 8] = [
+    let steps: [Step; 9] = [
         ("refusals", refusals),
         ("start", start),
         ("what the guests see", what_the_guests_see),
@@ -19,6 +19,7 @@ fn vms() {
         ("programs and files", programs_and_files),
         ("a guest that is reset", a_guest_that_is_reset),
         ("a guest that dies", a_guest_that_dies),
+        ("a guest that KVM gives up", a_guest_that_kvm_gives_up),
         ("stop", stop),
     ];
     for (name, step) in steps {
@@ -187,6 +188,15 @@ fn a_guest_that_dies(lab: &Lab) {
     assert!(good(lab, "lab-vm list").contains("free\t"));
     assert!(good(lab, "lab-vm log free").contains("sysrq triggered crash"));
     good(lab, "lab-vm stop free");
+}
+
+/// As far as lab-vm can tell, KVM has given the guest up: no program there ends any more.
+fn a_guest_that_kvm_gives_up(lab: &Lab) {
+    let late = "(sleep 3; echo 'KVM internal error. Suberror: 1' >> /run/lab-vm/bound/qemu.log) &";
+    let ran = sh(lab, &format!("{late} lab-vm exec bound -- sleep 100000"));
+    assert_eq!(ran.status, 125, "{ran:?}");
+    assert!(ran.stderr.contains("KVM gave VM \"bound\" up") && ran.stderr.contains("Suberror: 1"), "{ran:?}");
+    assert!(good(lab, "lab-vm list").contains("given up"));
 }
 
 fn stop(lab: &Lab) {

@@ -5,10 +5,16 @@ use serde_json::Value;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+/// Only a bound against hanging for ever.
+const HANG_LIMIT: Duration = Duration::from_secs(400);
+
 /// Runs a command to its end and returns its standard output.
 pub fn output(program: &str, arguments: &[&str]) -> Result<String> {
     let shown = || format!("{program} {}", arguments.join(" "));
-    let output = Command::new(program).args(arguments).stdin(Stdio::null()).output().with_context(shown)?;
+    let limit = HANG_LIMIT.as_secs().to_string();
+    let limited = [&["--kill-after=10", &limit, program], arguments].concat();
+    let output = Command::new("timeout").args(limited).stdin(Stdio::null()).output().with_context(shown)?;
+    ensure!(output.status.code() != Some(124), "{}: no end within {limit} s", shown());
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let error = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "{}: {}\n{text}{error}", shown(), output.status);
