@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
+use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::reboot::{RebootMode, reboot};
 use nix::sys::wait::wait;
@@ -52,6 +53,8 @@ fn init(service: &str) -> io::Result<()> {
 
 /// Serves each virtio port of the lab for ever; ends when one cannot be served.
 fn serve_ports() -> io::Result<()> {
+    let _kept = keep_kvm_as_it_is()
+        .inspect_err(|error| eprintln!("lab-agent: /dev/kvm: {error}; KVM patches itself with each VM"));
     let (sender, failures) = std::sync::mpsc::channel();
     for number in 0..PORTS {
         let path = find_port(&format!("{PORT_PREFIX}{number}"))?;
@@ -63,6 +66,16 @@ fn serve_ports() -> io::Result<()> {
         });
     }
     Err(failures.recv().unwrap_or_else(|_| io::Error::other("no port is served any more")))
+}
+
+/// A vCPU that never runs and whose APIC therefore stays disabled. As long as there is one, KVM's code for that case stays
+/// switched in (`apic_sw_disabled` in arch/x86/kvm/lapic.c); otherwise the kernel patches it in and out as VMs come, and
+/// TCG, which translates code while another CPU patches it, now and then runs a breakpoint that is long gone.
+fn keep_kvm_as_it_is() -> Result<(VmFd, VcpuFd), kvm_ioctls::Error> {
+    let vm = Kvm::new()?.create_vm()?;
+    vm.create_irq_chip()?;
+    let vcpu = vm.create_vcpu(0)?;
+    Ok((vm, vcpu))
 }
 
 fn serve_port(path: &Path) -> io::Result<()> {
