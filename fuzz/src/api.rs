@@ -206,6 +206,7 @@ impl VmConnection for Connection {
         Ok(VmDescription {
             name: "web".into(),
             pid: self.pid(),
+            run_state: "running".into(),
             guest_nodes,
             vcpus,
             spare_slots: BTreeMap::from([(0, 1)]),

@@ -68,8 +68,10 @@ u32 vnuma_mode = VNUMA_GD_MODE_NONE;
 
 static void acknowledge(struct vnuma *vnuma, u64 generation)
 {
-	u32 vector = (u32)generation % VNUMA_IVSHMEM_VECTORS;
+	u32 vector = (u32)generation % VNUMA_IVSHMEM_WINDOW;
 
+	if (vnuma_mode == VNUMA_GD_MODE_SAFE)
+		vector += VNUMA_IVSHMEM_WINDOW;
 	writel(VNUMA_IVSHMEM_HOST_PEER << 16 | vector,
 	       vnuma->registers + VNUMA_IVSHMEM_REG_DOORBELL);
 }

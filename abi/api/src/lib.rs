@@ -26,7 +26,7 @@ mod vm;
 
 pub use event::{Event, Generation};
 pub use path::{DAEMON, HARDWARE, VMS, WATCH, vm_path};
-pub use vm::{ChannelState, GuestNode, Hypervisor, Telling, Vcpu, VcpuState, Vm};
+pub use vm::{ChannelState, DriverMode, GuestNode, Hypervisor, Telling, Vcpu, VcpuState, Vm};
 
 use serde::{Deserialize, Serialize};
 pub use vnuma_topology::HostTopology;

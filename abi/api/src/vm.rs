@@ -21,7 +21,11 @@ pub struct Vm {
     pub attached: bool,
     /// The same with more detail.
     pub channel: ChannelState,
-    /// Why its hypervisor cannot be asked anything, if it cannot.
+    /// Whether its guest runs, in QEMU's words: `running`, `paused`, `internal-error` and so on; none before QEMU has
+    /// answered.
+    #[serde(default)]
+    pub run_state: Option<String>,
+    /// What is wrong: why its hypervisor cannot be asked anything, or why its guest cannot go on.
     pub problem: Option<String>,
     /// Guest nodes in rising order; none in a UMA VM.
     pub nodes: Vec<GuestNode>,
@@ -149,6 +153,16 @@ impl fmt::Display for ChannelState {
     }
 }
 
+/// How the guest's driver changes the kernel's maps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DriverMode {
+    /// In place: CPUs go on running.
+    Fast,
+    /// By CPU hotplug: each CPU that moves is offline for a moment, and one of them cannot move.
+    Safe,
+}
+
 /// What a VM was told since vnumad first saw it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Telling {
@@ -156,6 +170,8 @@ pub struct Telling {
     pub generation: Option<Generation>,
     /// Last generation that the guest acknowledged.
     pub acknowledged: Option<Generation>,
+    /// How its driver changed the guest's maps then, as the guest says.
+    pub driver_mode: Option<DriverMode>,
     /// Publications.
     pub told: u64,
     /// Publications that the guest acknowledged.

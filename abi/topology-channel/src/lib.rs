@@ -38,9 +38,11 @@ pub mod ivshmem {
     pub const GUEST_PEER: u16 = 0;
     /// Peer number of the host.
     pub const HOST_PEER: u16 = 1;
-    /// Vectors of either peer. The host raises vector 0 of the guest; the guest
-    /// acknowledges counter `c` on vector `c % VECTORS` of the host.
-    pub const VECTORS: usize = 8;
+    /// The guest acknowledges counter `c` on vector `c % WINDOW` of the host, or on `WINDOW + c % WINDOW` when its
+    /// driver is in safe mode.
+    pub const WINDOW: usize = 8;
+    /// Vectors of either peer. The host raises vector 0 of the guest.
+    pub const VECTORS: usize = 2 * WINDOW;
     /// BAR 0 register with the guest's own peer number.
     pub const REG_IVPOSITION: u32 = 0x08;
     /// BAR 0 register that takes `peer << 16 | vector`.

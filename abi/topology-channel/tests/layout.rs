@@ -30,6 +30,7 @@ fn constants() -> Vec<(String, u64)> {
         ("VNUMA_IVSHMEM_PCI_DEVICE", ivshmem::PCI_DEVICE.into()),
         ("VNUMA_IVSHMEM_HOST_PEER", ivshmem::HOST_PEER.into()),
         ("VNUMA_IVSHMEM_GUEST_PEER", ivshmem::GUEST_PEER.into()),
+        ("VNUMA_IVSHMEM_WINDOW", ivshmem::WINDOW as u64),
         ("VNUMA_IVSHMEM_VECTORS", ivshmem::VECTORS as u64),
         ("VNUMA_IVSHMEM_REG_IVPOSITION", ivshmem::REG_IVPOSITION.into()),
         ("VNUMA_IVSHMEM_REG_DOORBELL", ivshmem::REG_DOORBELL.into()),

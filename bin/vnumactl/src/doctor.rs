@@ -3,7 +3,7 @@
 
 use crate::table::{Table, plain};
 use serde::Serialize;
-use vnuma_api::{ChannelState, Daemon, HostTopology, Hypervisor, Vm};
+use vnuma_api::{ChannelState, Daemon, DriverMode, HostTopology, Hypervisor, Vm};
 
 /// How good a rung is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -56,6 +56,7 @@ pub fn examine(daemon: &Daemon, host: &HostTopology, vms: &[Vm]) -> Vec<Rung> {
     let mut rungs = vec![nodes(host), locations(daemon), affinity(daemon)];
     for vm in vms {
         let mut of_vm = vec![connection(vm)];
+        of_vm.extend(vm.run_state.as_deref().map(|state| guest(vm, state)));
         if vm.described {
             of_vm.push(guest_nodes(vm));
             if !vm.nodes.is_empty() {
@@ -131,6 +132,23 @@ fn connection(vm: &Vm) -> Rung {
             Rung::lower(Level::Reduced, "connection", &rung, why, raise)
         }
         None => Rung::lower(Level::Missing, "connection", &vm.hypervisor.to_string(), why, raise),
+    }
+}
+
+fn guest(vm: &Vm, state: &str) -> Rung {
+    let standing = |level, why, raise: &str| Rung::lower(level, "guest", state, why, raise);
+    match (state, &vm.problem) {
+        ("running", _) => Rung::best("guest", "running"),
+        ("paused" | "suspended" | "prelaunch" | "inmigrate" | "postmigrate" | "save-vm", _) => standing(
+            Level::Reduced,
+            "somebody has it stand still; what it is told waits for it",
+            "let it go on (`cont` at a QEMU monitor), or wait until the migration is over",
+        ),
+        (_, problem) => standing(
+            Level::Missing,
+            problem.as_deref().unwrap_or("it does not run"),
+            "QEMU's log says more; reset or restart the VM",
+        ),
     }
 }
 
@@ -216,14 +234,21 @@ fn driver(vm: &Vm) -> Rung {
             "the guest has acknowledged nothing",
             "load vnuma.ko in the guest; if it is there, the guest's kernel log says why it does not act",
         ),
-        acknowledged if acknowledged == telling.generation => Rung::best("driver", "acknowledges"),
-        _ => Rung::lower(
+        acknowledged if acknowledged != telling.generation => Rung::lower(
             Level::Reduced,
             "driver",
             "behind",
             "the guest has not acknowledged the last generation yet",
             "nothing if it is busy; otherwise look at the guest's kernel log",
         ),
+        _ if telling.driver_mode == Some(DriverMode::Safe) => Rung::lower(
+            Level::Reduced,
+            "driver",
+            "safe",
+            "the guest moves a CPU by taking it offline for a moment, and cannot move CPU 0",
+            "load vnuma.ko with mode=auto; if it is, its guest's kernel log names the symbols that fast mode lacks",
+        ),
+        _ => Rung::best("driver", "fast"),
     }
 }
 
@@ -286,6 +311,7 @@ mod tests {
             hypervisor: Hypervisor::Answers,
             attached: true,
             channel: ChannelState::Attached,
+            run_state: Some("running".into()),
             problem: None,
             nodes: homes.iter().enumerate().map(node).collect(),
             distances: DistanceMatrix::default(),
@@ -293,6 +319,7 @@ mod tests {
             telling: Telling {
                 generation: Some(Generation(5)),
                 acknowledged: Some(Generation(5)),
+                driver_mode: Some(DriverMode::Fast),
                 ..Telling::default()
             },
             spare_slots: BTreeMap::new(),
@@ -309,7 +336,7 @@ mod tests {
     fn at_the_top_nothing_is_left_to_do() {
         let rungs = examine(&daemon("bpf"), &HostTopology::default(), &[vm("web", &[Some(0), Some(1)])]);
         assert!(rungs.iter().all(|rung| rung.level == Level::Best), "{rungs:?}");
-        assert_eq!(rungs.len(), 8);
+        assert_eq!(rungs.len(), 9);
         assert!(!text(&rungs).contains("to raise it"));
     }
 
@@ -345,6 +372,24 @@ mod tests {
             let mut vm = vm("a", &[Some(0), Some(1)]);
             vm.telling.acknowledged = acknowledged;
             assert_eq!(found(&of(vm), "driver"), (rung.into(), level));
+        }
+        let mut vm = vm("a", &[Some(0), Some(1)]);
+        vm.telling.driver_mode = Some(DriverMode::Safe);
+        assert_eq!(found(&of(vm), "driver"), ("safe".into(), Level::Reduced));
+    }
+
+    #[test]
+    fn a_guest_that_stands_still_is_named() {
+        for (state, problem, level) in [
+            ("paused", None, Level::Reduced),
+            ("internal-error", Some("the reason"), Level::Missing),
+            ("new-in-qemu-99", None, Level::Missing),
+        ] {
+            let run_state = Some(state.to_owned());
+            let vm = Vm { run_state, problem: problem.map(str::to_owned), ..vm("a", &[Some(0), Some(1)]) };
+            let rungs = examine(&daemon("bpf"), &HostTopology::default(), &[vm]);
+            assert_eq!(found(&rungs, "guest"), (state.into(), level));
+            assert!(problem.is_none_or(|problem| text(&rungs).contains(problem)));
         }
     }
 

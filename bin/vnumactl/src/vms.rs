@@ -45,6 +45,9 @@ pub fn show(vm: &Vm) -> String {
     if let Some(problem) = &vm.problem {
         text += &format!("problem: {}\n", plain(problem));
     }
+    if let Some(state) = vm.run_state.as_deref().filter(|state| *state != "running") {
+        text += &format!("the guest does not run: {}\n", plain(state));
+    }
     if !vm.described && vm.pid.is_some() {
         text += "not described yet: its guest nodes are not known, its vCPUs were seen from outside\n";
     } else if vm.nodes.is_empty() && vm.pid.is_some() {
@@ -178,6 +181,7 @@ mod tests {
             hypervisor: Hypervisor::Answers,
             attached: true,
             channel: ChannelState::Attached,
+            run_state: Some("running".into()),
             problem: None,
             nodes: vec![node(0), node(1)],
             distances: DistanceMatrix::new(vec![vec![10, 21], vec![21, 10]]).expect("square"),

@@ -33,7 +33,8 @@ pub(crate) fn vm(vm: &Vm, hypervisor: api::Hypervisor, problem: Option<&str>) ->
         hypervisor,
         attached: channel == api::ChannelState::Attached,
         channel,
-        problem: problem.map(str::to_owned),
+        run_state: (vm.known == Known::Described).then(|| vm.description.run_state.clone()),
+        problem: problem.map(str::to_owned).or_else(|| stuck(vm)),
         nodes: vm.description.guest_nodes.iter().map(node).collect(),
         distances: vm.placement.distances().clone(),
         vcpus: vm.description.vcpus.iter().filter_map(|described| vcpu(vm, described)).collect(),
@@ -46,6 +47,19 @@ pub(crate) fn vm(vm: &Vm, hypervisor: api::Hypervisor, problem: Option<&str>) ->
     }
 }
 
+/// Why a guest that was not asked to stand still does.
+fn stuck(vm: &Vm) -> Option<String> {
+    let state = vm.description.run_state.as_str();
+    let why = match state {
+        "internal-error" => "the hypervisor could not go on with it",
+        "io-error" => "its disk gave an error",
+        "guest-panicked" => "its kernel panicked",
+        "watchdog" => "its watchdog ran out",
+        _ => return None,
+    };
+    Some(format!("the guest stands still ({state}): {why}"))
+}
+
 /// A VM of which only the socket is known.
 pub(crate) fn unreachable(name: &str, hypervisor: api::Hypervisor, problem: &str) -> api::Vm {
     api::Vm {
@@ -55,6 +69,7 @@ pub(crate) fn unreachable(name: &str, hypervisor: api::Hypervisor, problem: &str
         hypervisor,
         attached: false,
         channel: api::ChannelState::None,
+        run_state: None,
         problem: Some(problem.to_owned()),
         nodes: Vec::new(),
         distances: DistanceMatrix::default(),

@@ -6,11 +6,11 @@ use crate::{
 };
 use std::io;
 use tokio::{sync::mpsc, task::AbortHandle};
-use vnuma_abi_topology_channel::{VCPU_APPROXIMATE, Vcpu, ivshmem::VECTORS};
-use vnuma_channel::{Channel, ChannelError, Content, ContentError};
+use vnuma_abi_topology_channel::{VCPU_APPROXIMATE, Vcpu, ivshmem::WINDOW};
+use vnuma_channel::{Acknowledgement, Channel, ChannelError, Content, ContentError};
 use vnuma_placement::{ACKNOWLEDGEMENT_WINDOW, Telling};
 
-const _: () = assert!(VECTORS == ACKNOWLEDGEMENT_WINDOW);
+const _: () = assert!(WINDOW == ACKNOWLEDGEMENT_WINDOW);
 
 /// A channel in use.
 #[derive(Debug)]
@@ -46,8 +46,8 @@ impl Teller {
         self.channel.publish(content)
     }
 
-    /// Vectors that the guest rang.
-    pub(crate) fn rung(&self) -> Result<Vec<usize>, ChannelError> {
+    /// What the guest acknowledged.
+    pub(crate) fn rung(&self) -> Result<Vec<Acknowledgement>, ChannelError> {
         self.channel.take_acknowledgements()
     }
 }

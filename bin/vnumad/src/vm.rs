@@ -8,7 +8,7 @@ use crate::{
 use std::{collections::BTreeMap, os::fd::OwnedFd};
 use tracing::error;
 use vnuma_api as api;
-use vnuma_channel::Channel;
+use vnuma_channel::{Acknowledgement, Channel};
 use vnuma_monitor::{location::monotonic_ns, vm::VmError};
 use vnuma_placement::{Observation, SettlePolicy, Telling, VmPlacement};
 use vnuma_topology::{ApicId, HostTopology, VcpuLocation, VmDescription};
@@ -240,16 +240,18 @@ impl Vm {
     pub(crate) fn rung(&mut self) -> Vec<api::Event> {
         let acknowledged_ns = monotonic_ns();
         let Slot::Serving(teller) = &self.slot else { return Vec::new() };
-        let vectors = match teller.rung() {
-            Ok(vectors) => vectors,
+        let acknowledgements = match teller.rung() {
+            Ok(acknowledgements) => acknowledgements,
             Err(error) => {
                 error!(vm = self.name(), %error, "acknowledgements are not heard");
                 return Vec::new();
             }
         };
         let mut events = Vec::new();
-        for updated in vectors.into_iter().filter_map(|vector| self.placement.acknowledged(vector)) {
+        for Acknowledgement { number, safe } in acknowledgements {
+            let Some(updated) = self.placement.acknowledged(number) else { continue };
             let generation = api::Generation(updated.generation);
+            self.stats.driver_mode = Some(if safe { api::DriverMode::Safe } else { api::DriverMode::Fast });
             self.stats.updated += 1;
             self.stats.acknowledged = Some(generation);
             events.push(api::Event::Updated {

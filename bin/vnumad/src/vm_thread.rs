@@ -342,7 +342,8 @@ impl Worker {
                 break;
             };
             match event {
-                VmEvent::VcpusChanged => self.describe_wanted = true,
+                // Whether the guest runs is part of what the VM is.
+                VmEvent::VcpusChanged | VmEvent::Stopped | VmEvent::Resumed => self.describe_wanted = true,
                 VmEvent::ChannelDetached => self.report(Report::Released)?,
                 VmEvent::Rebooted => rebooted = true,
                 VmEvent::Disconnected => {
@@ -350,7 +351,7 @@ impl Worker {
                     return Err(Stop::Lost(VmError::Disconnected { vm }));
                 }
                 // The process's end is what counts, and the pidfd tells it.
-                VmEvent::Shutdown | VmEvent::Stopped | VmEvent::Resumed => {}
+                VmEvent::Shutdown => {}
             }
         }
         if rebooted {

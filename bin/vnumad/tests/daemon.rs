@@ -73,6 +73,7 @@ fn a_guest_is_told_where_its_vcpus_are() {
     );
     guest.acknowledge(found.generation).expect("rung");
     assert_eq!(watch.next("updated")["generation"], first["generation"]);
+    assert_eq!(get(&daemon, "/v1/vms/web").1["telling"]["driver_mode"], "fast");
 
     threads[1].pin(0);
     let changed = watch.next("changed");
@@ -82,8 +83,9 @@ fn a_guest_is_told_where_its_vcpus_are() {
     wait_for_states(&daemon, "web", &[(0, 0, "true"), (0, 0, "stale")]);
     let found = guest.read().expect("published");
     assert_eq!(found.vcpus[1].node, 0);
-    guest.acknowledge(found.generation).expect("rung");
+    guest.acknowledge_safely(found.generation).expect("rung");
     let updated = watch.next("updated");
+    assert_eq!(get(&daemon, "/v1/vms/web").1["telling"]["driver_mode"], "safe");
     assert_eq!((&updated["changed_ns"], &updated["told_ns"]), (&told["changed_ns"], &told["time_ns"]));
     assert!(updated["acknowledged_ns"].as_u64() >= updated["told_ns"].as_u64());
     wait_for_states(&daemon, "web", &[(0, 0, "true"), (0, 0, "true")]);

@@ -13,7 +13,7 @@ use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::Path,
 };
-use vnuma_abi_topology_channel::ivshmem::VECTORS;
+use vnuma_abi_topology_channel::ivshmem::{VECTORS, WINDOW};
 
 /// Why a channel could not be made or used.
 #[derive(Debug, thiserror::Error)]
@@ -25,6 +25,15 @@ pub struct ChannelError {
 
 fn failed<E: Into<io::Error>>(act: &'static str) -> impl Fn(E) -> ChannelError {
     move |source| ChannelError { act, source: source.into() }
+}
+
+/// The guest says that its kernel's maps agree with a publication.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Acknowledgement {
+    /// Its counter modulo [`WINDOW`].
+    pub number: usize,
+    /// They were changed by CPU hotplug, the driver's safe mode.
+    pub safe: bool,
 }
 
 /// The host's end. Dropping it leaves the memory and the last publication to the VM.
@@ -99,7 +108,9 @@ impl Channel {
     /// the generation.
     pub fn publish(&mut self, content: &Content) -> Result<u64, ChannelError> {
         let generation = self.generations.take();
-        self.expect(generation as u32 as usize % VECTORS)?;
+        let number = generation as u32 as usize % WINDOW;
+        self.expect(number)?;
+        self.expect(WINDOW + number)?;
         self.region.apply_all(&publication(generation, content));
         self.raise()?;
         Ok(generation)
@@ -115,19 +126,23 @@ impl Channel {
     }
 
     /// Readable when [`Self::take_acknowledgements`] has something. A guest that rings without end
-    /// makes it readable once per publication.
+    /// makes it readable twice per publication.
     pub fn acknowledgement_fd(&self) -> BorrowedFd<'_> {
         self.acknowledgements.0.as_fd()
     }
 
-    /// Vectors that were rung since they were last expected, each once. Does not block.
-    pub fn take_acknowledgements(&self) -> Result<Vec<usize>, ChannelError> {
+    /// What was acknowledged since it was last expected, each once. Does not block.
+    pub fn take_acknowledgements(&self) -> Result<Vec<Acknowledgement>, ChannelError> {
         let mut events = [EpollEvent::empty(); VECTORS];
         let count = match self.acknowledgements.wait(&mut events, EpollTimeout::ZERO) {
             Err(Errno::EINTR) => 0,
             other => other.map_err(failed("epoll"))?,
         };
-        Ok(events[..count].iter().map(|event| event.data() as usize).collect())
+        let acknowledgement = |event: &EpollEvent| {
+            let vector = event.data() as usize;
+            Acknowledgement { number: vector % WINDOW, safe: vector >= WINDOW }
+        };
+        Ok(events[..count].iter().map(acknowledgement).collect())
     }
 
     /// From now on, one ring on `vector` is noticed.

@@ -18,7 +18,7 @@ pub mod reader;
 mod region;
 mod takeover;
 
-pub use channel::{Channel, ChannelError};
+pub use channel::{Acknowledgement, Channel, ChannelError};
 pub use content::{Content, ContentError};
 pub use publish::{Generations, Step};
 pub use region::Region;

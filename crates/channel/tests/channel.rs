@@ -9,7 +9,7 @@ use std::{
     os::unix::fs::FileExt,
 };
 use vnuma_abi_topology_channel::{REGION_SIZE, Vcpu};
-use vnuma_channel::{Channel, Content, guest::GuestEnd, reader};
+use vnuma_channel::{Acknowledgement, Channel, Content, guest::GuestEnd, reader};
 use vnuma_topology::DistanceMatrix;
 
 fn content(node: u16) -> Content {
@@ -59,19 +59,32 @@ fn an_acknowledgement_is_noticed_once_and_only_when_expected() {
     let (mut channel, socket) = Channel::new(7).expect("a channel");
     let guest = GuestEnd::connect(&socket).expect("all messages");
     let ring = |vector: usize| guest.host_vectors[vector].write(1).expect("rung");
-    let taken = |channel: &Channel| channel.take_acknowledgements().expect("taken");
-    (0..8).for_each(|vector| assert_eq!(ring(vector), 8, "bytes"));
+    let taken = |channel: &Channel| {
+        let mut taken = channel.take_acknowledgements().expect("taken");
+        taken.sort();
+        taken
+    };
+    let fast = |number| Acknowledgement { number, safe: false };
+    let safe = |number| Acknowledgement { number, safe: true };
+    (0..16).for_each(|vector| assert_eq!(ring(vector), 8, "bytes"));
     assert!(taken(&channel).is_empty(), "nothing was published");
     channel.publish(&content(1)).expect("published");
     assert!(taken(&channel).is_empty(), "rung before the publication");
     ring(1);
     ring(2);
-    assert_eq!(taken(&channel), [1]);
+    assert_eq!(taken(&channel), [fast(1)]);
     ring(1);
     assert!(taken(&channel).is_empty(), "a second ring costs nothing");
     channel.publish(&content(0)).expect("published");
     ring(2);
-    assert_eq!(taken(&channel), [2]);
+    assert_eq!(taken(&channel), [fast(2)]);
+    ring(8 + 2);
+    assert_eq!(taken(&channel), [safe(2)], "the driver's mode is in the vector");
+    channel.publish(&content(1)).expect("published");
+    ring(8 + 2);
+    ring(3);
+    ring(8 + 3);
+    assert_eq!(taken(&channel), [fast(3), safe(3)], "a guest may say what it likes");
 }
 
 #[test]

@@ -85,6 +85,7 @@ fn vm_of(cpus: &[(Value, Value)]) -> Peer {
     Peer::answering(move |name, command| {
         let answer = match name {
             "query-name" => json!({"name": "good"}),
+            "query-status" => json!({"status": "running", "running": true}),
             "query-cpus-fast" => cpus
                 .iter()
                 .enumerate()
@@ -108,6 +109,28 @@ fn an_honest_peer_is_believed() {
     let description = peer.connect().unwrap().describe().unwrap();
     assert_eq!((description.name.as_str(), i64::from(description.pid)), ("good", own_pid()));
     assert_eq!((description.vcpus[0].apic_id, i64::from(description.vcpus[0].tid)), (3, own_pid()));
+}
+
+#[test]
+fn a_state_that_is_none_is_refused() {
+    for (state, good) in
+        [("internal-error", true), ("", false), ("run\u{1b}[2J", false), (&"a".repeat(33), false)]
+    {
+        let state = state.to_owned();
+        let peer = Peer::answering(move |name, command| {
+            let answer = match name {
+                "query-name" => json!({}),
+                "query-status" => json!({"status": state}),
+                "query-cpus-fast" | "query-hotpluggable-cpus" => json!([]),
+                _ => json!("0 nodes"),
+            };
+            json!({"return": answer, "id": command["id"]}).to_string()
+        });
+        match peer.connect().unwrap().describe() {
+            Ok(description) => assert!(good && description.run_state == "internal-error"),
+            Err(error) => assert!(!good && error.to_string().contains("query-status"), "{error}"),
+        }
+    }
 }
 
 /// What a guest does about its vCPUs.
@@ -264,6 +287,7 @@ fn a_name_that_is_none_is_not_used() {
     let peer = Peer::answering(|name, command| {
         let answer = match name {
             "query-name" => json!({"name": "../../etc\u{1b}[2J"}),
+            "query-status" => json!({"status": "running"}),
             "query-cpus-fast" | "query-hotpluggable-cpus" => json!([]),
             _ => json!("0 nodes"),
         };
@@ -357,6 +381,7 @@ fn slow_answers_to_many_commands_end_in_time() {
     let peer = Peer::answering(move |name, command| {
         let answer = match name {
             "query-name" => json!({}),
+            "query-status" => json!({"status": "running"}),
             "human-monitor-command" => json!("node 0 size: 200 MB"),
             "query-memdev" => json!(backends),
             "query-cpus-fast" => json!([]),

@@ -28,6 +28,7 @@ fn vm(homes: &[u32], vcpus: u32) -> VmDescription {
         pid: 100,
         guest_nodes: homes.iter().enumerate().map(node).collect(),
         vcpus: (0..vcpus).map(vcpu).collect(),
+        run_state: "running".into(),
         spare_slots: std::collections::BTreeMap::new(),
     }
 }

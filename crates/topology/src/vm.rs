@@ -11,6 +11,9 @@ pub struct VmDescription {
     pub name: String,
     /// The process of its hypervisor.
     pub pid: i32,
+    /// Whether its guest runs, in QEMU's words (`RunState` of qapi/run-state.json): `running`, `paused`,
+    /// `internal-error` when KVM gave it up, and more.
+    pub run_state: String,
     /// Guest nodes in rising order of their number. Empty for a UMA VM (no `-numa`).
     pub guest_nodes: Vec<GuestNode>,
     /// vCPUs that are plugged, in rising order of their APIC id.

@@ -10,12 +10,14 @@
  * on standard input and answers each with one line on standard output:
  *
  *	publish APIC:NODE,...	publish, ring, await the acknowledgement
- *				-> acknowledged GENERATION MICROSECONDS | silent GENERATION
+ *				-> acknowledged GENERATION fast|safe MICROSECONDS | silent GENERATION
  *	write APIC:NODE,...	publish without ringing -> written GENERATION
  *	nodes N			nr_nodes of later publications -> ok
  *	distance FROM TO D	of later publications -> ok
  *	ring			-> ok
  *	ring-await		ring, await any acknowledgement
+ *				-> acknowledged ... | silent ...
+ *	await			one that has come since the last ring, or comes
  *				-> acknowledged ... | silent ...
  *	poke OFFSET BYTES VALUE	change the memory (header or slot) -> ok
  *	slot			offset of the current slot -> OFFSET
@@ -259,23 +261,32 @@ static void drain(void)
 		eventfd_read(host_fds[i], &value);
 }
 
+static void await_acknowledgement(uint64_t start, int timeout_ms)
+{
+	unsigned int vector = counter % VNUMA_IVSHMEM_WINDOW;
+	struct pollfd modes[] = {
+		{ .fd = host_fds[vector], .events = POLLIN },
+		{ .fd = host_fds[VNUMA_IVSHMEM_WINDOW + vector],
+		  .events = POLLIN },
+	};
+
+	if (poll(modes, 2, timeout_ms) >= 1)
+		printf("acknowledged %016llx %s %llu\n",
+		       (unsigned long long)generation(),
+		       modes[0].revents ? "fast" : "safe",
+		       (unsigned long long)(now_us() - start));
+	else
+		printf("silent %016llx\n", (unsigned long long)generation());
+}
+
 static void ring_and_await(int timeout_ms)
 {
-	struct pollfd pollfd = {
-		.fd = host_fds[counter % VNUMA_IVSHMEM_VECTORS],
-		.events = POLLIN,
-	};
 	uint64_t start;
 
 	drain();
 	start = now_us();
 	ring();
-	if (poll(&pollfd, 1, timeout_ms) == 1)
-		printf("acknowledged %016llx %llu\n",
-		       (unsigned long long)generation(),
-		       (unsigned long long)(now_us() - start));
-	else
-		printf("silent %016llx\n", (unsigned long long)generation());
+	await_acknowledgement(start, timeout_ms);
 }
 
 static void poke(const char *arguments)
@@ -329,6 +340,8 @@ static void obey(char *line)
 		printf("ok\n");
 	} else if (!strcmp(line, "ring-await\n")) {
 		ring_and_await(timeout_ms);
+	} else if (!strcmp(line, "await\n")) {
+		await_acknowledgement(now_us(), timeout_ms);
 	} else if (!strncmp(line, "poke ", 5)) {
 		poke(line + 5);
 	} else if (!strcmp(line, "slot\n")) {

@@ -43,6 +43,22 @@ pub fn listed(name: &str) -> Result<Option<Value>> {
     Ok(vms.iter().find(|vm| vm["name"] == name).cloned())
 }
 
+/// What vnumactl doctor says of a ladder, of a VM or of the host: the rung in use, and how good it is.
+pub fn expect_rung(vm: Option<&str>, ladder: &str, rung: &str, level: &str) -> Result<()> {
+    let rungs = vnumactl(&["doctor"])?;
+    let rungs = rungs.as_array().context("vnumactl doctor: not an array")?;
+    let found = rungs.iter().find(|found| found["vm"].as_str() == vm && found["ladder"] == ladder);
+    let found = found.with_context(|| format!("vnumactl doctor: no {ladder} of {vm:?}"))?;
+    ensure!(
+        found["rung"] == rung && found["level"] == level,
+        "vnumactl doctor: expected {rung} ({level}): {found}"
+    );
+    // What is not the best says why, and what to do.
+    let advice = found["why"].is_string() && found["raise"].is_string();
+    ensure!(advice == (level != "best"), "vnumactl doctor: {found}");
+    Ok(())
+}
+
 /// What vnumactl says of the vCPUs of a VM, in order of their APIC id.
 pub fn seen(name: &str) -> Result<Vec<Seen>> {
     let vm = listed(name)?.with_context(|| format!("vnumactl list does not show {name}"))?;

@@ -1,6 +1,6 @@
 //! A guest without the driver sees where its vCPUs are, by replugging them.
 
-use crate::guest::{HANG_LIMIT, check_kernel_log, listed, wait_until_listed};
+use crate::guest::{HANG_LIMIT, check_kernel_log, expect_rung, listed, wait_until_listed};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 use std::process::Command;
@@ -46,13 +46,7 @@ pub fn run() -> Result<()> {
 
 /// The lower rung shows, and what would raise it.
 fn doctor(vm: &Vm) -> Result<()> {
-    let rungs = vnumactl(&["doctor"])?;
-    let rungs = rungs.as_array().context("vnumactl doctor: not an array")?;
-    let channel = rungs.iter().find(|rung| rung["vm"] == *vm.name && rung["ladder"] == "channel");
-    let channel = channel.context("vnumactl doctor: no channel")?;
-    ensure!(channel["rung"] == "replug" && channel["level"] == "reduced", "vnumactl doctor: {channel}");
-    println!("doctor: {}", channel["why"].as_str().unwrap_or_default());
-    Ok(())
+    expect_rung(Some(&vm.name), "channel", "replug", "reduced")
 }
 
 fn expect_refusal(arguments: &[&str], reason: &str) -> Result<()> {

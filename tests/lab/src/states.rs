@@ -1,7 +1,9 @@
 //! What vnumactl shows: `true`, `approximate` and `stale`, and what it refuses.
 
-use crate::guest::{HANG_LIMIT, check, equip, seen, taskset, wait_until_listed, wait_until_seen};
-use anyhow::{Context, Result, ensure};
+use crate::guest::{
+    HANG_LIMIT, check, equip, expect_rung, seen, taskset, wait_until_listed, wait_until_seen,
+};
+use anyhow::{Context, Result, anyhow, ensure};
 use std::process::Command;
 use vnuma_scenario::{Nodes, Process, Vm, output, vnumactl, vnumad, wait_for};
 
@@ -11,10 +13,14 @@ pub fn run() -> Result<()> {
     expect_location_source("bpf")?;
     hardware(&nodes)?;
     // Guest nodes 0 and 1 are at home on host nodes 0 and 1; nodes 2 and 3 are nobody's home.
-    let vm = Vm::start("two", &["--nodes", "2", "--vcpus", "2", "--memory", "512M"].map(str::to_owned))?;
+    let shape = ["--nodes", "2", "--vcpus", "2", "--memory", "512M"].map(str::to_owned);
+    let flat = ["--uma", "--vcpus", "1", "--memory", "256M"].map(str::to_owned);
+    let vms = Vm::start_all(&[("two", &shape), ("polled", &shape), ("uma", &flat)])?;
+    let [vm, polled, uma]: [Vm; 3] = vms.try_into().map_err(|_| anyhow!("not three VMs"))?;
     wait_until_listed(&vm.name)?;
     wait_until_seen(&vm.name, &[(0, 0, "true"), (1, 1, "true")]).context("after boot")?;
     println!("not attached and not moved: true");
+    doctor(&vm)?;
 
     taskset(&vm, 1, 0, &nodes)?;
     wait_until_seen(&vm.name, &[(0, 0, "true"), (0, 1, "stale")]).context("moved, not attached")?;
@@ -24,17 +30,51 @@ pub fn run() -> Result<()> {
     vnumactl(&["attach", &vm.name])?;
     wait_until_seen(&vm.name, &[(0, 0, "true"), (0, 0, "stale")]).context("attached, no driver")?;
     println!("told, no driver to take it over: stale");
+    expect_rung(Some(&vm.name), "channel", "attached", "best")?;
+    expect_rung(Some(&vm.name), "driver", "silent", "missing")?;
     equip(&vm)?;
     wait_until_seen(&vm.name, &[(0, 0, "true"), (0, 0, "true")]).context("driver loaded")?;
     check(&vm, &[0, 0])?;
+    expect_rung(Some(&vm.name), "driver", "fast", "best")?;
+    safe_mode(&vm, &nodes)?;
     println!("driver loaded: true");
 
     homeless(&vm, &nodes)?;
     drift(&vm, &nodes)?;
     burst(&vm, &nodes)?;
-    refusals(&vm)?;
+    refusals(&vm, &uma)?;
     drop(daemon);
-    polling(&nodes)
+    polling(&polled, &nodes)
+}
+
+/// The host's ladders, and those of a VM that is not attached.
+fn doctor(vm: &Vm) -> Result<()> {
+    expect_rung(None, "nodes", "4", "best")?;
+    expect_rung(None, "locations", "bpf", "best")?;
+    expect_rung(None, "affinity", "event", "best")?;
+    expect_rung(Some(&vm.name), "connection", "qmp", "best")?;
+    expect_rung(Some(&vm.name), "guest nodes", "2", "best")?;
+    expect_rung(Some(&vm.name), "homes", "one each", "best")?;
+    expect_rung(Some(&vm.name), "channel", "none", "missing")?;
+    println!("doctor: the ladders of the host and of a VM that is not attached");
+    Ok(())
+}
+
+/// A guest whose driver may not be in fast mode follows as well, and says so.
+fn safe_mode(vm: &Vm, nodes: &Nodes) -> Result<()> {
+    vm.exec(&["rmmod", "vnuma"])?;
+    vm.exec(&["insmod", "/root/vnuma.ko", "mode=safe"])?;
+    taskset(vm, 1, 1, nodes)?;
+    wait_until_seen(&vm.name, &[(0, 0, "true"), (1, 1, "true")]).context("safe mode")?;
+    check(vm, &[0, 1])?;
+    expect_rung(Some(&vm.name), "driver", "safe", "reduced")?;
+    vm.exec(&["rmmod", "vnuma"])?;
+    vm.exec(&["insmod", "/root/vnuma.ko"])?;
+    taskset(vm, 1, 0, nodes)?;
+    wait_until_seen(&vm.name, &[(0, 0, "true"), (0, 0, "true")]).context("fast mode again")?;
+    expect_rung(Some(&vm.name), "driver", "fast", "best")?;
+    println!("doctor: the driver's mode");
+    Ok(())
 }
 
 fn expect_location_source(expected: &str) -> Result<()> {
@@ -68,17 +108,17 @@ fn burst(vm: &Vm, nodes: &Nodes) -> Result<()> {
 }
 
 /// Without BPF, locations are polled, and a guest follows as well.
-fn polling(nodes: &Nodes) -> Result<()> {
+fn polling(vm: &Vm, nodes: &Nodes) -> Result<()> {
     std::fs::write("/root/poll.toml", "[observe]\nlocation = \"poll\"\n")?;
     let _daemon = vnumad(&["--config", "/root/poll.toml"])?;
     expect_location_source("poll")?;
-    let vm = Vm::start("polled", &["--nodes", "2", "--vcpus", "2", "--memory", "512M"].map(str::to_owned))?;
-    equip(&vm)?;
+    expect_rung(None, "locations", "poll", "reduced")?;
+    equip(vm)?;
     wait_until_listed(&vm.name)?;
     vnumactl(&["attach", &vm.name])?;
-    taskset(&vm, 0, 1, nodes)?;
+    taskset(vm, 0, 1, nodes)?;
     wait_until_seen(&vm.name, &[(1, 1, "true"), (1, 1, "true")]).context("polled")?;
-    check(&vm, &[1, 1])
+    check(vm, &[1, 1])
 }
 
 /// The daemon reads the same nodes, CPUs and distances as the kernel lists.
@@ -163,9 +203,9 @@ fn drift(vm: &Vm, nodes: &Nodes) -> Result<()> {
 }
 
 /// Each refusal says what is wrong.
-fn refusals(vm: &Vm) -> Result<()> {
-    let uma = Vm::start("uma", &["--uma", "--vcpus", "1", "--memory", "256M"].map(str::to_owned))?;
+fn refusals(vm: &Vm, uma: &Vm) -> Result<()> {
     wait_until_listed(&uma.name)?;
+    expect_rung(Some(&uma.name), "guest nodes", "none", "missing")?;
     for (arguments, reason) in [
         (vec!["attach", &vm.name], "attached"),
         (vec!["attach", "uma"], "UMA"),

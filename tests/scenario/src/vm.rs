@@ -1,7 +1,7 @@
 //! VMs of the lab server, through `lab-vm`.
 
 use crate::process::{Process, output};
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -48,6 +48,16 @@ impl Vm {
         let directory = Path::new("/run/lab-vm").join(name);
         let pid = fs::read_to_string(directory.join("pid")).context("pid of the VM")?.trim().parse()?;
         Ok(Self { name: name.to_owned(), pid, threads: vcpu_threads(pid)?, directory })
+    }
+
+    /// Boots several at the same time, each given by name and shape. The first failure ends those that came up.
+    pub fn start_all(vms: &[(&str, &[String])]) -> Result<Vec<Self>> {
+        std::thread::scope(|scope| {
+            let starts: Vec<_> =
+                vms.iter().map(|(name, shape)| scope.spawn(move || Self::start(name, shape))).collect();
+            let started: Vec<_> = starts.into_iter().map(|start| start.join()).collect();
+            started.into_iter().map(|vm| vm.unwrap_or_else(|_| bail!("a start panicked"))).collect()
+        })
     }
 
     /// Runs a command in it to the end.

@@ -105,16 +105,19 @@ struct vnuma_tc_slot {
  * The ivshmem-doorbell transport (QEMU docs/specs/ivshmem-spec): the region is
  * BAR 2. Peer and vector numbers in the doorbell register:
  *   host  -> guest  vector 0 of VNUMA_IVSHMEM_GUEST_PEER: "published changed"
- *   guest -> host   vector (counter % VNUMA_IVSHMEM_VECTORS) of
+ *   guest -> host   vector (counter % VNUMA_IVSHMEM_WINDOW) of
  *                   VNUMA_IVSHMEM_HOST_PEER: "my kernel's maps now agree with
- *                   the generation of this counter". It lets the host show `stale`
- *                   and measure latency; no decision rests on it.
+ *                   the generation of this counter"; VNUMA_IVSHMEM_WINDOW more
+ *                   when they were changed by CPU hotplug (the driver's safe mode). It
+ *                   lets the host show `stale` and the mode, and measure latency; no
+ *                   decision rests on it.
  */
 #define VNUMA_IVSHMEM_PCI_VENDOR	0x1af4
 #define VNUMA_IVSHMEM_PCI_DEVICE	0x1110
 #define VNUMA_IVSHMEM_GUEST_PEER	0	/* QEMU gives `master=on` to peer 0 only */
 #define VNUMA_IVSHMEM_HOST_PEER		1
-#define VNUMA_IVSHMEM_VECTORS		8
+#define VNUMA_IVSHMEM_WINDOW		8
+#define VNUMA_IVSHMEM_VECTORS		16	/* of either peer */
 #define VNUMA_IVSHMEM_REG_IVPOSITION	0x08	/* BAR 0 */
 #define VNUMA_IVSHMEM_REG_DOORBELL	0x0c	/* BAR 0: peer << 16 | vector */
 

@@ -44,6 +44,7 @@ impl Daemon {
         let description = VmDescription {
             name: name.clone(),
             pid,
+            run_state: String::new(),
             guest_nodes: Vec::new(),
             vcpus: glimpse.vcpus,
             spare_slots: BTreeMap::new(),

@@ -142,6 +142,7 @@ pub fn describe(name: &str, pid: i32, homes: &[u32], tids: &[i32]) -> VmDescript
         pid,
         guest_nodes: homes.iter().enumerate().map(node).collect(),
         vcpus: tids.iter().enumerate().map(vcpu).collect(),
+        run_state: "running".into(),
         spare_slots: std::collections::BTreeMap::new(),
     }
 }

@@ -219,6 +219,7 @@ impl Machine {
         let answer = match name {
             "query-cpus-fast" => self.cpus(&self.tids),
             "query-hotpluggable-cpus" => json!([]),
+            "query-status" => json!({"status": "running"}),
             "query-memdev" => [0, 1]
                 .map(|node| {
                     json!({"id": format!("ram{node}"), "size": NODE_BYTES, "policy": "bind", "host-nodes": [node]})

@@ -17,6 +17,16 @@ macro_rules! command {
     };
 }
 
+/// Of its states there may be more than `qapi` knows.
+#[derive(Serialize)]
+pub(super) struct QueryStatus {}
+command!(QueryStatus, "query-status", Status);
+
+#[derive(Debug, Deserialize)]
+pub(super) struct Status {
+    pub(super) status: String,
+}
+
 #[derive(Serialize)]
 pub(super) struct QueryCpusFast {}
 command!(QueryCpusFast, "query-cpus-fast", Vec<CpuInfo>);

@@ -3,7 +3,7 @@
 use super::{
     VmError,
     client::Client,
-    commands::{CpuInfo, Memdev, QomGet, QueryCpusFast, QueryMemdev},
+    commands::{CpuInfo, Memdev, QomGet, QueryCpusFast, QueryMemdev, QueryStatus},
     name::check_name,
     numa::{self, NumaNode, PlacedBackend},
     process::Process,
@@ -23,6 +23,8 @@ pub(super) const MAX_VCPUS: usize = 4096;
 const MAX_BACKENDS: usize = 1024;
 /// Longest id or path taken from QEMU.
 const MAX_ID: usize = 1024;
+/// Longest word for a guest's state.
+const MAX_STATE: usize = 32;
 
 /// Describes the VM. `fallback` names it if QEMU was given no name, or none that can be used.
 pub(super) fn describe(
@@ -31,6 +33,7 @@ pub(super) fn describe(
     fallback: &str,
 ) -> Result<VmDescription, VmError> {
     let name = name(client, fallback)?;
+    let run_state = run_state(client)?;
     let cpus = client.execute(&QueryCpusFast {})?;
     let vcpus = vcpus(client, process, &cpus)?;
     let spare_slots = replug::spare_slots(client)?;
@@ -53,7 +56,7 @@ pub(super) fn describe(
             GuestNode { id, memory_bytes, memory }
         })
         .collect();
-    Ok(VmDescription { name, pid: process.pid(), guest_nodes, vcpus, spare_slots })
+    Ok(VmDescription { name, pid: process.pid(), run_state, guest_nodes, vcpus, spare_slots })
 }
 
 fn name(client: &mut Client, fallback: &str) -> Result<String, VmError> {
@@ -67,6 +70,15 @@ fn name(client: &mut Client, fallback: &str) -> Result<String, VmError> {
             Ok(fallback.to_owned())
         }
     }
+}
+
+fn run_state(client: &mut Client) -> Result<String, VmError> {
+    let state = client.execute(&QueryStatus {})?.status;
+    let word = |byte: u8| byte.is_ascii_lowercase() || byte == b'-';
+    if state.is_empty() || state.len() > MAX_STATE || !state.bytes().all(word) {
+        return Err(value(client, "query-status", "status", &state, "not the name of a state"));
+    }
+    Ok(state)
 }
 
 fn vcpus(client: &mut Client, process: &Process, cpus: &[CpuInfo]) -> Result<Vec<Vcpu>, VmError> {
