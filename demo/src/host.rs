@@ -4,7 +4,7 @@ use crate::locations::{Locations, Trace};
 use crate::pages::{Monitor, Pages};
 use crate::record::{Kind, Record};
 use crate::report::{Configuration, Percentiles, Report, VmReport};
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -71,8 +71,8 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         .collect::<Vec<_>>();
     say("starting vnumad and two equal VMs");
     let _daemon = vnumad(&[])?;
-    let dynamic = Vm::start("dynamic", &shape)?;
-    let static_ = Vm::start("static", &shape)?;
+    let vms = Vm::start_all(&[("dynamic", &shape), ("static", &shape)])?;
+    let [dynamic, static_]: [Vm; 2] = vms.try_into().map_err(|_| anyhow!("not two VMs"))?;
     for vm in [&dynamic, &static_] {
         vm.put(&std::env::current_exe()?.to_string_lossy(), GUEST_PROGRAM)?;
     }

@@ -7,7 +7,9 @@ use crate::steps::{Counts, Steps, cargo_test, run, run_quiet, workspace};
 use anyhow::{Context, Result, bail};
 use std::process::Command;
 
-/// The lab itself. One server at a time: two would only wait for each other on two cores.
+/// More than a small machine has cores: the slow ones among them wait for something that takes its time.
+const UNIT_TEST_THREADS: &str = "8";
+/// The lab itself. Two servers at a time: one that boots keeps one core busy.
 const LAB_TESTS: &[&str] = &[
     "--package",
     "vnuma-lab-runner",
@@ -16,11 +18,20 @@ const LAB_TESTS: &[&str] = &[
     "--no-fail-fast",
     "--",
     "--test-threads",
-    "1",
+    "2",
 ];
 /// What vnuma does, on the lab.
-const SLICE_TESTS: &[&str] =
-    &["--package", "vnuma-lab-tests", "--features", "lab", "--no-fail-fast", "--", "--nocapture"];
+const SLICE_TESTS: &[&str] = &[
+    "--package",
+    "vnuma-lab-tests",
+    "--features",
+    "lab",
+    "--no-fail-fast",
+    "--",
+    "--nocapture",
+    "--test-threads",
+    "1",
+];
 /// The reader of the host's topology on hwloc's recorded servers, beside lstopo.
 const SERVER_TESTS: &[&str] = &[
     "--package",
@@ -56,7 +67,8 @@ pub fn test() -> Result<()> {
     });
     steps.step("checkpatch", |_| checkpatch());
     steps.step("unit and property tests", |counts| {
-        cargo_test(&["--quiet", "--workspace", "--locked", "--no-fail-fast"], &[], counts)
+        let arguments = ["--quiet", "--workspace", "--locked", "--no-fail-fast"];
+        cargo_test(&arguments, &[("RUST_TEST_THREADS", UNIT_TEST_THREADS)], counts)
     });
     steps.step("recorded servers", recorded_servers);
     steps.step("the driver's reader of the channel, damaged and raced", |counts| {

@@ -27,22 +27,27 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> Result<()> {
     let nodes = Nodes::read()?;
     let _daemon = vnumad(&[])?;
-    arguments.kernel.iter().try_for_each(|kernel| {
-        follow(arguments, kernel, &nodes).with_context(|| format!("guest kernel {kernel}"))
+    let (count, vcpus) = (nodes.with_cpus().count().to_string(), VCPUS.to_string());
+    let name_and_shape = |kernel: &String| {
+        let shape = ["--nodes", &count, "--vcpus", &vcpus, "--memory", "768M", "--kernel", kernel];
+        (format!("follow-{}", kernel.replace('.', "-")), shape.map(str::to_owned))
+    };
+    let shapes: Vec<_> = arguments.kernel.iter().map(name_and_shape).collect();
+    let starts: Vec<_> = shapes.iter().map(|(name, shape)| (name.as_str(), shape.as_slice())).collect();
+    let vms = Vm::start_all(&starts)?;
+    arguments.kernel.iter().zip(vms).try_for_each(|(kernel, vm)| {
+        follow(arguments, kernel, &vm, &nodes).with_context(|| format!("guest kernel {kernel}"))
     })
 }
 
-fn follow(arguments: &Arguments, kernel: &str, nodes: &Nodes) -> Result<()> {
+fn follow(arguments: &Arguments, kernel: &str, vm: &Vm, nodes: &Nodes) -> Result<()> {
     let hosts: Vec<u32> = nodes.with_cpus().map(|(node, _)| *node).collect();
-    let (count, vcpus) = (hosts.len().to_string(), VCPUS.to_string());
-    let shape = ["--nodes", &count, "--vcpus", &vcpus, "--memory", "768M", "--kernel", kernel];
-    let vm = Vm::start("follow", &shape.map(str::to_owned))?;
     // The driver is there first: plugging the channel in must find it.
-    equip_with(&vm, kernel)?;
+    equip_with(vm, kernel)?;
     wait_until_listed(&vm.name)?;
     vnumactl(&["attach", &vm.name])?;
     let mut places: Vec<u32> = (0..VCPUS).map(|vcpu| hosts[vcpu * hosts.len() / VCPUS]).collect();
-    expect(&vm, &places).inspect_err(|_| show_guest(&vm)).context("after attach")?;
+    expect(vm, &places).inspect_err(|_| show_guest(vm)).context("after attach")?;
     let _load =
         vm.spawn(&["stress-ng", "--quiet", "--cpu", &VCPUS.to_string(), "--vm", "1", "--vm-bytes", "32M"])?;
 
@@ -53,16 +58,16 @@ fn follow(arguments: &Arguments, kernel: &str, nodes: &Nodes) -> Result<()> {
             if told {
                 vnumactl(&["move", &vm.name, "--vcpu", &vcpu.to_string(), "--node", &node.to_string()])?;
             } else {
-                taskset(&vm, vcpu, node, nodes)?;
+                taskset(vm, vcpu, node, nodes)?;
             }
             places[vcpu] = node;
         }
-        expect(&vm, &places)
-            .inspect_err(|_| show_guest(&vm))
+        expect(vm, &places)
+            .inspect_err(|_| show_guest(vm))
             .with_context(|| format!("round {round}, after the moves {moves:?}"))?;
         println!("Linux {kernel}, round {round}: {places:?} ok");
     }
-    check_kernel_log(&vm)?;
+    check_kernel_log(vm)?;
     println!("Linux {kernel}: {} rounds of moves, no wrong state", arguments.rounds);
     Ok(())
 }

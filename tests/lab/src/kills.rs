@@ -31,6 +31,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let nodes = Nodes::read()?;
     let hosts: Vec<u32> = nodes.with_cpus().map(|(node, _)| *node).collect();
     let shape = ["--nodes", "2", "--vcpus", "2", "--memory", "384M"].map(str::to_owned);
+    let small = ["--uma", "--vcpus", "1", "--memory", "256M"].map(str::to_owned);
     let mut daemon = Some(vnumad(&[])?);
     let vm = Vm::start("kills", &shape)?;
     equip(&vm)?;
@@ -54,7 +55,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
             place(&vm, &mut places, &hosts, &nodes, &mut random)?;
         }
         match kill % OTHER_EVERY {
-            1 => other = Some(Vm::start("other", &shape)?),
+            1 => other = Some(Vm::start("other", &small)?),
             2 => drop(other.take()),
             _ => {}
         }

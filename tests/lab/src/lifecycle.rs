@@ -3,7 +3,7 @@
 use crate::guest::{
     HANG_LIMIT, check, check_kernel_log, equip, listed, taskset, wait_until_listed, wait_until_seen,
 };
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use std::fs;
 use vnuma_scenario::{Nodes, Vm, output, vnumactl, vnumad, wait_for};
 
@@ -16,36 +16,45 @@ pub fn run() -> Result<()> {
     let descriptors = open_files(daemon.0.id())?;
     println!("a VM that was there first is found");
 
-    for round in 0..2 {
-        let late = Vm::start("late", &shape)?;
-        wait_until_listed(&late.name)?;
-        equip(&late)?;
-        vnumactl(&["attach", &late.name])?;
-        taskset(&late, 0, 1, &nodes)?;
-        wait_until_seen(&late.name, &[(1, 1, "true"), (1, 1, "true")])?;
-        if round == 0 {
-            drop(late);
-        } else {
-            output("kill", &["-KILL", &late.pid.to_string()])?;
-        }
-        wait_for("the VM to be gone", HANG_LIMIT, || Ok(listed("late")?.is_none()))?;
-        wait_until_seen(&early.name, &[(0, 0, "true"), (1, 1, "true")]).context("the other VM")?;
-        println!("{}: gone, the other VM undisturbed", if round == 0 { "stopped" } else { "killed" });
-    }
-    reboot(&shape, &nodes)?;
+    std::thread::scope(|scope| {
+        // Beside the others, which are not disturbed by it either.
+        let again = scope.spawn(|| reboot(&early, &shape, &nodes));
+        come_and_go(&early, &shape, &nodes)?;
+        again.join().map_err(|_| anyhow!("the reboot panicked"))?
+    })?;
+
     // Connections of vnumactl that have just ended may not be closed yet.
     let mut after = 0;
     wait_for("vnumad to have no more open files than before", HANG_LIMIT, || {
         after = open_files(daemon.0.id())?;
         Ok(after <= descriptors)
     })
-    .with_context(|| format!("{descriptors} open files before two VMs came and went, {after} now"))?;
+    .with_context(|| format!("{descriptors} open files before three VMs came and went, {after} now"))?;
     println!("{after} open files, as before");
     Ok(())
 }
 
-/// A guest that boots again believes what it boots with until its driver is there again.
-fn reboot(shape: &[String], nodes: &Nodes) -> Result<()> {
+/// A VM is attached, moved and stopped.
+fn come_and_go(early: &Vm, shape: &[String], nodes: &Nodes) -> Result<()> {
+    let late = Vm::start("late", shape)?;
+    wait_until_listed(&late.name)?;
+    equip(&late)?;
+    vnumactl(&["attach", &late.name])?;
+    taskset(&late, 0, 1, nodes)?;
+    wait_until_seen(&late.name, &[(1, 1, "true"), (1, 1, "true")])?;
+    drop(late);
+    wait_until_gone("late", early)?;
+    println!("stopped: gone, the other VM undisturbed");
+    Ok(())
+}
+
+fn wait_until_gone(name: &str, other: &Vm) -> Result<()> {
+    wait_for("the VM to be gone", HANG_LIMIT, || Ok(listed(name)?.is_none()))?;
+    wait_until_seen(&other.name, &[(0, 0, "true"), (1, 1, "true")]).context("the other VM")
+}
+
+/// A guest that boots again believes what it boots with until its driver is there again. At last its QEMU is killed.
+fn reboot(early: &Vm, shape: &[String], nodes: &Nodes) -> Result<()> {
     let vm = Vm::start("again", shape)?;
     wait_until_listed(&vm.name)?;
     equip(&vm)?;
@@ -59,6 +68,9 @@ fn reboot(shape: &[String], nodes: &Nodes) -> Result<()> {
     check(&vm, &[1, 1])?;
     check_kernel_log(&vm)?;
     println!("reset: stale until the driver is there again, then true");
+    output("kill", &["-KILL", &vm.pid.to_string()])?;
+    wait_until_gone(&vm.name, early)?;
+    println!("killed: gone, the other VM undisturbed");
     Ok(())
 }
 

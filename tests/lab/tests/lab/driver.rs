@@ -1,0 +1,51 @@
+//! The guest driver by itself, on real KVM: no vnumad, a fake host publishes. What is tested stands in
+//! `guest/driver/test/driver-test.sh`; this runs it on a lab server.
+
+use crate::{Job, run, soak_rounds};
+use std::path::Path;
+use vnuma_lab_runner::driver;
+
+const STAGES: &str = "checker events hostile distances hotplug reload safe";
+/// One malformed publication for each way to refuse: the header, a torn slot, the slot's counts, its map, and a
+/// guest that lacks the node.
+const HOSTILE: &str =
+    "slots that overlap|torn generation|too many vCPUs|an APIC id twice|a node that the guest lacks";
+/// Of a soak: random publications, and seconds that processes are busy meanwhile.
+const ROUNDS: &str = "500";
+const LOAD_SECONDS: &str = "1800";
+
+#[test]
+#[ignore = "takes an hour: make soak"]
+fn the_driver_obeys_its_channel_on_each_kernel() {
+    let rounds = soak_rounds().unwrap_or_else(|| ROUNDS.to_owned());
+    for kernel in ["6.12", "6.1", "7.3"] {
+        run("2n4c", &[job(kernel, &[&rounds, LOAD_SECONDS, kernel], &[])]);
+    }
+}
+
+/// What of it `make test` has time for.
+pub fn essential() -> Job {
+    job("6.12", &[], &[("STAGES", STAGES), ("HOSTILE", HOSTILE)])
+}
+
+fn job(kernel: &str, arguments: &[&str], env: &[(&str, &str)]) -> Job {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../guest/driver/test");
+    let tools = driver::tools(kernel).expect("the checker and the fake host build");
+    let files = [
+        (driver::build(kernel).expect("the driver builds"), "vnuma.ko"),
+        (tools.join("vnuma-check"), "vnuma-check"),
+        (tools.join("vnuma-affinity"), "vnuma-affinity"),
+        (tools.join("vnuma-fake-host"), "vnuma-fake-host"),
+        (sources.join("driver-test.sh"), "driver-test.sh"),
+        (sources.join("on-lab.sh"), "on-lab.sh"),
+    ];
+    Job {
+        command: [&["sh", "/root/driver/on-lab.sh"], arguments]
+            .concat()
+            .iter()
+            .map(|&a| a.to_owned())
+            .collect(),
+        env: env.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect(),
+        files: files.map(|(here, name)| (here, format!("/root/driver/{name}"))).into(),
+    }
+}

@@ -1,0 +1,55 @@
+//! What boots the lab. One server at a time: two cores carry one well, more would only wait for each other.
+
+mod driver;
+mod slice;
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+use std::time::Duration;
+use vnuma_lab_runner::{Lab, LabRun, boot_retries};
+
+/// Only a bound against hanging for ever; a soak takes an hour and more.
+const TIMEOUT: Duration = Duration::from_secs(900);
+const SOAK_TIMEOUT: Duration = Duration::from_secs(3 * 3600);
+
+/// How many rounds a soak has; none in `make test`.
+fn soak_rounds() -> Option<String> {
+    std::env::var("VNUMA_SOAK_ROUNDS").ok()
+}
+
+/// A command for the server.
+#[derive(Clone, Default)]
+struct Job {
+    command: Vec<String>,
+    env: Vec<(String, String)>,
+    /// Files that it needs: here, there.
+    files: Vec<(PathBuf, String)>,
+}
+
+/// Runs jobs on a server, one after the other; after one that fails the next gets a new server.
+fn run(profile: &str, jobs: &[Job]) {
+    let (mut lab, mut there, mut failed) = (None, HashSet::new(), Vec::new());
+    for job in jobs {
+        let name = job.command.join(" ");
+        println!("{name}, on a server {profile}");
+        let server = lab.take().map_or_else(|| Lab::boot(profile), Ok).expect("the lab boots");
+        let run = LabRun {
+            puts: job.files.iter().filter(|(_, path)| there.insert(path.clone())).cloned().collect(),
+            command: job.command.clone(),
+            env: job.env.clone(),
+            timeout: if soak_rounds().is_some() { SOAK_TIMEOUT } else { TIMEOUT },
+            ..LabRun::default()
+        };
+        match run.run_in(&server) {
+            Ok(output) if output.status == 0 => {
+                lab = Some(server);
+                continue;
+            }
+            Ok(output) => failed.push(format!("{name}: status {}", output.status)),
+            Err(error) => failed.push(format!("{name}: {error}")),
+        }
+        there.clear();
+    }
+    println!("lab boots retried so far: {}", boot_retries());
+    assert!(failed.is_empty(), "what failed, its output stands above:\n{}", failed.join("\n"));
+}

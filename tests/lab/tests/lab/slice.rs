@@ -1,0 +1,91 @@
+//! The first slice on real KVM: scenarios of `lab-scenario`, and what else runs on the server. What takes long and is not
+//! at the heart of it belongs to `make soak`.
+
+use crate::{Job, driver::essential, run, soak_rounds};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::LazyLock;
+use vnuma_lab_runner::{build_binaries, driver};
+
+const GUEST_KERNELS: [&str; 3] = ["6.1", "6.12", "7.3"];
+
+/// Files that a scenario needs on the server: here, there.
+static FILES: LazyLock<Vec<(PathBuf, String)>> = LazyLock::new(|| {
+    let programs = [("vnumad", "vnumad"), ("vnumactl", "vnumactl"), ("vnuma-lab-tests", "lab-scenario")];
+    let built = build_binaries(&programs).expect("the programs build");
+    let there = programs.iter().map(|(_, name)| format!("/usr/local/bin/{name}"));
+    let mut files: Vec<_> = built.into_iter().zip(there).collect();
+    for kernel in GUEST_KERNELS {
+        files.push((driver::build(kernel).expect("the driver builds"), format!("/root/vnuma-{kernel}.ko")));
+    }
+    files.push((vcpu_watch(), "/usr/local/bin/vcpu-watch".to_owned()));
+    // Guests differ in nothing but the kernel.
+    let tools = driver::tools(GUEST_KERNELS[0]).expect("the checker builds");
+    files.push((tools.join("vnuma-check"), "/root/vnuma-check".to_owned()));
+    files
+});
+
+/// An example that checks itself: migrations between nodes are told by the kernel, and found by polling.
+fn vcpu_watch() -> PathBuf {
+    let status = Command::new(env!("CARGO"))
+        .args(["build", "--quiet", "--package", "vnuma-monitor", "--example", "vcpu-watch"])
+        .status()
+        .expect("cargo starts");
+    assert!(status.success(), "the example vcpu-watch does not build");
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join("../debug/examples/vcpu-watch")
+}
+
+/// A command that finds those files on the server.
+fn job(command: &[&str]) -> Job {
+    Job {
+        command: command.iter().map(|&word| word.to_owned()).collect(),
+        env: vec![("RUST_LOG".to_owned(), "info".to_owned())],
+        files: FILES.clone(),
+    }
+}
+
+#[test]
+fn guests_follow_every_move_and_are_shown_as_they_are() {
+    let rounds = soak_rounds().unwrap_or_else(|| "3".to_owned());
+    let kernels = GUEST_KERNELS.iter().flat_map(|kernel| ["--kernel", kernel]);
+    let follow: Vec<_> = ["lab-scenario", "follow", "--rounds", &rounds].into_iter().chain(kernels).collect();
+    run("4n8c", &[job(&["lab-scenario", "states"]), job(&follow)]);
+}
+
+#[test]
+fn guests_obey_and_survive_the_ends_of_others() {
+    let kills = if soak_rounds().is_some() { "200" } else { "20" };
+    run(
+        "2n4c",
+        &[
+            essential(),
+            job(&["vcpu-watch", "--self-test"]),
+            job(&["lab-scenario", "lifecycle"]),
+            job(&["lab-scenario", "kills", "--kills", kills]),
+        ],
+    );
+}
+
+#[test]
+#[ignore = "takes minutes: make soak"]
+fn vms_are_taken_as_they_are() {
+    run("4n8c", &[job(&["lab-scenario", "shapes"])]);
+}
+
+#[test]
+#[ignore = "takes minutes: make soak"]
+fn a_hostile_guest_hurts_itself_alone() {
+    run("2n4c", &[job(&["lab-scenario", "hostile"])]);
+}
+
+#[test]
+#[ignore = "takes a minute: make soak"]
+fn a_guest_without_the_driver_follows_by_replugged_vcpus() {
+    run("2n4c", &[job(&["lab-scenario", "replug"])]);
+}
+
+#[test]
+#[ignore = "takes a minute: make soak"]
+fn a_hypervisor_that_stands_still_is_named_and_its_vm_observed() {
+    run("2n4c", &[job(&["lab-scenario", "stopped"])]);
+}
