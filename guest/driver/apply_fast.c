@@ -21,7 +21,8 @@
  *	caches shared within a node only			arch/x86/kernel/smpboot.c
  *	distances and NUMA levels, if the host tells new ones	distances.c
  *	unlock
- *	one rebuild of the scheduler's domains			kernel/cgroup/cpuset.c
+ *	one rebuild of the scheduler's domains, their debug
+ *	files later (debug_files.c)				kernel/cgroup/cpuset.c
  *	sysfs links						drivers/base/node.c
  *
  * Scheduler domains that were built before the change stay in use until the rebuild.
@@ -304,8 +305,10 @@ int vnuma_fast_apply(struct vnuma_topology *topology,
 	err = change_locked(topology, old, &changes, why);
 	mutex_unlock(vnuma_symbols.sched_domains_mutex);
 	cpus_read_unlock();
-	if (changes.domains)
+	if (changes.domains) {
+		vnuma_debug_files_pause();
 		vnuma_symbols.rebuild_sched_domains();
+	}
 	rcu_unexpedite_gp();
 
 	if (changes.distances)

@@ -182,7 +182,7 @@ static void update(void)
 	}
 	/* Another channel, if there is one, has another topology to tell. */
 	if (!bound || binding != bindings)
-		goto unlock;
+		goto resume;
 	if (!report.error)
 		accept(bound, &report);
 	else if (report.error == -EALREADY)
@@ -190,6 +190,8 @@ static void update(void)
 		acknowledge(bound, applied_generation);
 	else if (report.error != -ENODATA)
 		refuse(bound, &report, &why);
+resume:
+	vnuma_debug_files_resume();
 unlock:
 	mutex_unlock(&update_mutex);
 }
@@ -413,6 +415,7 @@ static void __exit vnuma_exit(void)
 	pci_unregister_driver(&vnuma_driver);
 	/* Nothing is bound any more, so no update comes after this. */
 	flush_workqueue(safe_queue);
+	vnuma_debug_files_finish();
 	cpus_read_lock();
 	last = vnuma_topology_set_current(NULL);
 	cpus_read_unlock();

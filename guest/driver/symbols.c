@@ -14,6 +14,7 @@
 
 #include <linux/kernel.h>
 #include <linux/kprobes.h>
+#include <linux/string.h>
 #include <linux/uaccess.h>
 #include <asm/cpufeature.h>
 #include <asm/ibt.h>
@@ -29,6 +30,7 @@ static const struct {
 	void *target;		/* member of vnuma_symbols, pointer-sized */
 	bool is_function;
 	bool is_optional;
+	bool is_comfort;	/* optional, and nothing to tell anybody */
 } wanted[] = {
 #define FUNCTION(sym)	{ #sym, &vnuma_symbols.sym, .is_function = true }
 #define DATA(sym)	{ #sym, &vnuma_symbols.sym }
@@ -52,6 +54,13 @@ static const struct {
 	  .is_optional = true },
 	{ "build_all_zonelists", &vnuma_symbols.build_all_zonelists,
 	  .is_function = true, .is_optional = true },
+#ifdef VNUMA_DEBUG_FILES
+	{ "debugfs_sched", &vnuma_symbols.debugfs_sched,
+	  .is_optional = true, .is_comfort = true },
+	{ "update_sched_domain_debugfs",
+	  &vnuma_symbols.update_sched_domain_debugfs,
+	  .is_function = true, .is_optional = true, .is_comfort = true },
+#endif
 #undef FUNCTION
 #undef DATA
 };
@@ -59,12 +68,14 @@ static const struct {
 /* Names with a blank between them; empty if there is everything. */
 static char missing[512];
 
-static void add_missing(const char *name, const char *note)
+static void add_missing(int i, const char *note)
 {
 	size_t used = strlen(missing);
 
+	if (wanted[i].is_comfort)
+		return;
 	scnprintf(missing + used, sizeof(missing) - used, "%s%s%s",
-		  used ? " " : "", name, note);
+		  used ? " " : "", wanted[i].name, note);
 }
 
 /*
@@ -121,11 +132,11 @@ static bool find(lookup_fn lookup, int i)
 	unsigned long address = lookup(wanted[i].name);
 
 	if (!address) {
-		add_missing(wanted[i].name, "");
+		add_missing(i, "");
 		return false;
 	}
 	if (wanted[i].is_function && !callable(address)) {
-		add_missing(wanted[i].name, "(sealed)");
+		add_missing(i, "(sealed)");
 		return false;
 	}
 	*(unsigned long *)wanted[i].target = address;
@@ -144,7 +155,7 @@ int vnuma_symbols_init(void)
 	int i, err = 0;
 
 	if (!lookup) {
-		add_missing("kallsyms_lookup_name", "");
+		strscpy(missing, "kallsyms_lookup_name", sizeof(missing));
 		return -ENOENT;
 	}
 	for (i = 0; i < ARRAY_SIZE(wanted); i++)

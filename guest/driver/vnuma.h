@@ -8,6 +8,7 @@
  *	symbols.c	kernel symbols that are not exported
  *	maps.c		the maps that both modes write
  *	apply_fast.c	kernel maps changed in place
+ *	debug_files.c	the kernel's files of scheduler domains, later
  *	apply_safe.c	kernel maps changed by CPU hotplug
  *	affinity.c	affinities of tasks, saved around CPU hotplug
  *	distances.c	the kernel's table of distances
@@ -114,11 +115,18 @@ struct vnuma_topology *vnuma_hotplug_exit(void);
 #define VNUMA_CACHE_ID_SYMBOLS
 #endif
 
+/* Every rebuild of scheduler domains makes their debug files anew, see debug_files.c. */
+#if KERNEL_VERSION(6, 4, 0) > LINUX_VERSION_CODE
+#define VNUMA_DEBUG_FILES
+struct dentry;
+#endif
+
 /**
  * struct vnuma_symbols - what fast mode needs and the kernel does not export
  *
- * Each pointer is either valid or NULL. Fast mode needs all but the last three,
- * without which the kernel keeps its distances.
+ * Each pointer is either valid or NULL. Fast mode needs all but the last ones: without
+ * those for distances the kernel keeps its own, without those for debug files an update
+ * takes longer.
  */
 struct vnuma_symbols {
 	/* kernel/sched/topology.c */
@@ -147,6 +155,11 @@ struct vnuma_symbols {
 	int *numa_distance_cnt;
 	/* mm/page_alloc.c */
 	void (*build_all_zonelists)(void *pgdat);
+#ifdef VNUMA_DEBUG_FILES
+	/* kernel/sched/debug.c */
+	struct dentry **debugfs_sched;
+	void (*update_sched_domain_debugfs)(void);
+#endif
 };
 
 extern struct vnuma_symbols vnuma_symbols;
@@ -176,6 +189,17 @@ void vnuma_affinities_finish(void);
 int vnuma_fast_apply(struct vnuma_topology *topology,
 		     struct vnuma_topology **old, struct vnuma_reason *why);
 void vnuma_fast_set_offline(int cpu, int node);
+
+/* debug_files.c */
+#ifdef VNUMA_DEBUG_FILES
+void vnuma_debug_files_pause(void);
+void vnuma_debug_files_resume(void);
+void vnuma_debug_files_finish(void);
+#else
+static inline void vnuma_debug_files_pause(void) {}
+static inline void vnuma_debug_files_resume(void) {}
+static inline void vnuma_debug_files_finish(void) {}
+#endif
 
 /* distances.c */
 bool vnuma_distances_differ(const struct vnuma_topology *topology);
