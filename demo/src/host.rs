@@ -1,7 +1,7 @@
 //! The demonstration from start to end, on the lab server.
 
 use crate::locations::{Locations, Trace};
-use crate::pages::{Monitor, Pages};
+use crate::pages::Pages;
 use crate::record::{Kind, Record};
 use crate::report::{Configuration, Percentiles, Report, VmReport};
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use vnuma_scenario::{Nodes, Process, Vm, output, tsc_offset, vnumactl, vnumad, wait_for};
+use vnuma_scenario::{Monitor, Nodes, Process, Vm, output, tsc_offset, vnumactl, vnumad, wait_for};
 
 /// Only a bound against hanging for ever; starting and moving take seconds.
 const HANG_LIMIT: Duration = Duration::from_secs(120);

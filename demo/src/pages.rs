@@ -3,62 +3,22 @@
 //! only asks.
 
 use crate::record::NOT_PRESENT;
-use anyhow::{Context, Result, bail};
-use serde_json::{Value, json};
+use anyhow::{Context, Result};
+use serde_json::json;
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::net::UnixStream;
-use std::path::Path;
-use std::time::Duration;
+use vnuma_scenario::Monitor;
 
 const PAGE_BYTES: u64 = 4096;
 const LARGEST_PIECE_BYTES: u64 = 64 << 20;
-const MAX_ANSWER_BYTES: u64 = 1 << 20;
 
-/// A connection to a QEMU monitor.
-pub struct Monitor {
-    stream: BufReader<UnixStream>,
-}
-
-impl Monitor {
-    /// Connects and leaves the negotiation mode.
-    pub fn connect(socket: &Path) -> Result<Self> {
-        let stream = UnixStream::connect(socket).with_context(|| socket.display().to_string())?;
-        stream.set_read_timeout(Some(Duration::from_secs(30)))?;
-        let mut monitor = Self { stream: BufReader::new(stream) };
-        monitor.read()?;
-        monitor.execute(json!({"execute": "qmp_capabilities"}))?;
-        Ok(monitor)
-    }
-
-    fn read(&mut self) -> Result<Value> {
-        let mut line = String::new();
-        (&mut self.stream).take(MAX_ANSWER_BYTES).read_line(&mut line).context("no answer from QEMU")?;
-        serde_json::from_str(&line).with_context(|| format!("QEMU answered {line:?}"))
-    }
-
-    fn execute(&mut self, command: Value) -> Result<Value> {
-        self.stream.get_mut().write_all(format!("{command}\n").as_bytes())?;
-        loop {
-            let answer = self.read()?;
-            if let Some(value) = answer.get("return") {
-                return Ok(value.clone());
-            }
-            if let Some(error) = answer.get("error") {
-                bail!("QEMU refused {command}: {error}");
-            }
-        }
-    }
-
-    /// QEMU's virtual address of a guest physical address.
-    fn host_virtual(&mut self, gpa: u64) -> Result<u64> {
-        let answer = self.execute(json!({
-            "execute": "human-monitor-command",
-            "arguments": {"command-line": format!("gpa2hva {gpa:#x}")},
-        }))?;
-        parse_gpa2hva(answer.as_str().unwrap_or_default())
-            .with_context(|| format!("gpa2hva {gpa:#x} answered {answer}"))
-    }
+/// QEMU's virtual address of a guest physical address.
+fn host_virtual(monitor: &mut Monitor, gpa: u64) -> Result<u64> {
+    let answer = monitor.execute(&json!({
+        "execute": "human-monitor-command",
+        "arguments": {"command-line": format!("gpa2hva {gpa:#x}")},
+    }))?;
+    parse_gpa2hva(answer.as_str().unwrap_or_default())
+        .with_context(|| format!("gpa2hva {gpa:#x} answered {answer}"))
 }
 
 /// `Host virtual address for 0x100000 (ram0) is 0x7f2b1be00000`
@@ -98,7 +58,7 @@ impl Pages {
         let mut bytes = LARGEST_PIECE_BYTES;
         while bytes > PAGE_BYTES {
             let start = gpa / bytes * bytes;
-            let ends = [start, start + bytes - PAGE_BYTES].map(|gpa| self.monitor.host_virtual(gpa));
+            let ends = [start, start + bytes - PAGE_BYTES].map(|gpa| host_virtual(&mut self.monitor, gpa));
             if let [Ok(first), Ok(last)] = ends
                 && last.checked_sub(first) == Some(bytes - PAGE_BYTES)
             {
@@ -107,7 +67,7 @@ impl Pages {
             bytes /= 4;
         }
         let start = gpa / PAGE_BYTES * PAGE_BYTES;
-        Ok((start, PAGE_BYTES, self.monitor.host_virtual(start)?))
+        Ok((start, PAGE_BYTES, host_virtual(&mut self.monitor, start)?))
     }
 
     /// The host node of each page; none for one that is not present, or that the host has not backed.

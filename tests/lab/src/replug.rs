@@ -2,10 +2,10 @@
 
 use crate::guest::{HANG_LIMIT, check_kernel_log, expect_rung, listed, wait_until_listed};
 use anyhow::{Context, Result, bail, ensure};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::process::Command;
 use std::time::{Duration, Instant};
-use vnuma_scenario::{Nodes, Process, Vm, output, vnumactl, vnumad, wait_for};
+use vnuma_scenario::{Monitor, Nodes, Process, Vm, output, vnumactl, vnumad, wait_for};
 
 /// Between host nodes 0 and 1.
 const MOVES: usize = 6;
@@ -34,6 +34,7 @@ pub fn run() -> Result<()> {
         latencies.push(latency.as_millis());
         vcpu = new;
     }
+    let vcpu = paused(&vm, vcpu, 1, &nodes)?;
     check_kernel_log(&vm)?;
     latencies.sort_unstable();
     println!(
@@ -42,6 +43,35 @@ pub fn run() -> Result<()> {
         latencies[MOVES - 1]
     );
     full(&vm, vcpu, &nodes)
+}
+
+/// A guest that stands still takes no vCPU: that is said and undone, and possible again when it goes on.
+fn paused(vm: &Vm, vcpu: u64, home: u64, nodes: &Nodes) -> Result<u64> {
+    let mut monitor = Monitor::connect(&vm.monitor())?;
+    monitor.execute(&json!({"execute": "stop"}))?;
+    let mut last = Ok(());
+    wait_for("doctor to name a guest that is paused", HANG_LIMIT, || {
+        last = expect_rung(Some(&vm.name), "guest", "paused", "reduced");
+        Ok(last.is_ok())
+    })
+    .with_context(|| format!("{last:?}"))?;
+    confine(thread_of(vm, vcpu)?, 1 - home, nodes)?;
+    let error = match replug_when_noticed(vm, vcpu) {
+        Ok(done) => bail!("a paused guest took a vCPU: {done}"),
+        Err(error) => format!("{error:#}"),
+    };
+    ensure!(error.contains("did not take a new vCPU"), "replug of a paused guest: {error}");
+    println!("paused: named; {}", error.lines().last().unwrap_or_default());
+    monitor.execute(&json!({"execute": "cont"}))?;
+    wait_for("the guest to go on, with its three vCPUs", HANG_LIMIT, || {
+        let shown = listed(&vm.name)?.context("not listed")?;
+        Ok(shown["run_state"] == "running" && shown["vcpus"].as_array().is_some_and(|vcpus| vcpus.len() == 3))
+    })?;
+    let done = replug_when_noticed(vm, vcpu)?;
+    let new = done["new_vcpu"].as_u64().with_context(|| format!("no new_vcpu: {done}"))?;
+    check_views(vm, new, 1 - home)?;
+    println!("goes on: vCPU {vcpu} -> {new}");
+    Ok(new)
 }
 
 /// The lower rung shows, and what would raise it.

@@ -4,10 +4,12 @@
 
 #![forbid(unsafe_code)]
 
+mod monitor;
 mod nodes;
 mod process;
 mod vm;
 
+pub use monitor::Monitor;
 pub use nodes::Nodes;
 pub use process::{Process, output, vnumactl, vnumad, wait_for};
 pub use vm::{Vm, tsc_offset, vcpu_threads};
