@@ -230,7 +230,8 @@ static void judge(struct saved *saved, int cpu)
 
 /*
  * Whose affinity a task has that was created since, NULL if nobody's. The creator may have
- * slept and so lost nothing itself.
+ * slept and so lost nothing itself. A task with a copy of our mark had the creator's affinity
+ * when it began.
  */
 static const struct saved *find_creator(struct task_struct *task)
 {
@@ -240,7 +241,7 @@ static const struct saved *find_creator(struct task_struct *task)
 	/* The last one is what the creator had last. */
 	list_for_each_entry_reverse(saved, &records, list) {
 		if (task->start_boottime + START_SLACK_NS < saved->since ||
-		    !(saved->lost || saved->had_user))
+		    !(saved->lost || saved->had_user || IS_MARKED_BY_US))
 			continue;
 		if (thread_group_leader(task) ? saved->task == parent :
 						saved->task->tgid == task->tgid)
