@@ -222,6 +222,10 @@ impl VmConnection for Connection {
         Ok(())
     }
 
+    fn probe(&mut self) -> Result<(), VmError> {
+        Ok(())
+    }
+
     fn channel_attached(&mut self) -> Result<bool, VmError> {
         Ok(self.device.is_some())
     }

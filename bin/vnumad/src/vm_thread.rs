@@ -57,6 +57,8 @@ const EVENTS_A_ROUND: usize = 64;
 pub(crate) enum Command {
     /// Describe the VM again.
     Describe,
+    /// See whether it still answers.
+    Probe,
     /// Plug the channel; QEMU gets this socket.
     Attach(OwnedFd),
     /// Unplug the channel.
@@ -273,7 +275,7 @@ impl Worker {
             let refusal = || VmError::Silent { vm: self.candidate.name.clone(), why: why.to_owned() };
             match self.commands.try_recv() {
                 // Described it is as soon as it answers.
-                Ok(Command::Describe) => {}
+                Ok(Command::Describe | Command::Probe) => {}
                 Ok(Command::Attach(_)) => self.report(Report::Attached(Err(refusal())))?,
                 Ok(Command::Detach) => self.report(Report::Detached(Err(refusal())))?,
                 Ok(Command::Replug { .. }) => self.report(Report::Replugged(Err(refusal())))?,
@@ -366,6 +368,10 @@ impl Worker {
                 self.describe_wanted = true;
                 Ok(())
             }
+            Command::Probe => {
+                self.ask_at = Instant::now();
+                Ok(())
+            }
             Command::TakeOver { identity, epoch } => self.take_over(connection, &identity, epoch),
             Command::Attach(socket) => {
                 let outcome = connection.attach_channel(socket);
@@ -415,7 +421,7 @@ impl Worker {
         self.ask_at = Instant::now() + ASK_AFTER;
         // One that is stopped is known to be, without a question.
         if matches!(Halt::of(connection.pid()), Ok(None)) {
-            connection.channel_attached()?;
+            connection.probe()?;
         }
         Ok(())
     }

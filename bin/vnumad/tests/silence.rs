@@ -153,6 +153,28 @@ fn one_that_is_stopped_is_named_observed_moved_and_told() {
     assert_eq!(host.post("web/detach", "").0, 200);
 }
 
+/// Nobody asks it anything but vnumad of its own accord.
+#[test]
+fn one_that_hangs_is_named_without_being_needed() {
+    let host = Host::start();
+    let peer = host.peer("web", "hangs");
+    host.wait_until("web", "answers");
+    wait_for("its vCPUs to be at home", || host.nodes("web") == [json!(0), json!(1)]);
+    peer.hang();
+    let took = host.wait_until("web", "silent");
+    println!("hung: named after {} ms", took.as_millis());
+    // Asked now and then it is in any case, but that would take twice as long.
+    assert!(took < Duration::from_secs(10), "named after {took:?}");
+    let problem = host.vm("web")["problem"].as_str().unwrap_or_default().to_owned();
+    assert!(problem.contains("QMP: `query-status` was not answered within 450 ms"), "{problem}");
+    assert!(problem.contains("; its main loop is stuck in "), "{problem}");
+    pin(peer.vcpu(1), 0);
+    wait_for("its move to be seen", || host.nodes("web") == [json!(0), json!(0)]);
+    peer.go_on();
+    println!("goes on: named after {} ms", host.wait_until("web", "answers").as_millis());
+    assert!(host.vm("web")["problem"].is_null());
+}
+
 #[test]
 fn a_monitor_in_use_is_waited_for() {
     let host = Host::start();

@@ -5,7 +5,7 @@ use crate::guest::{
     HANG_LIMIT, check, detach, equip, listed, seen, taskset, wait_until_listed, wait_until_seen,
 };
 use anyhow::{Context, Result, anyhow, ensure};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::fs;
 use std::io::Read;
 use std::os::unix::net::UnixStream;
@@ -13,9 +13,10 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
-use vnuma_scenario::{Nodes, Vm, output, vnumactl, vnumad};
+use vnuma_scenario::{Monitor, Nodes, Vm, output, vnumactl, vnumad};
 
 const RECORDS: &str = "/run/vnuma/channels";
+const FIFO: &str = "/run/stuck";
 /// Moments in an attach at which QEMU is stopped or killed: all of it takes some 100 ms in the lab.
 const MOMENTS_MS: [u64; 3] = [20, 50, 90];
 
@@ -36,6 +37,7 @@ pub fn run() -> Result<()> {
     equip(&vm)?;
     vnumactl(&["attach", &vm.name])?;
     stopped(&vm, &nodes)?;
+    hung(&vm, &nodes)?;
     detach(&vm)?;
     stopped_in_mid_attach(&vm)?;
     killed_in_mid_attach(vm, &shape, &nodes)?;
@@ -83,6 +85,27 @@ fn stopped(vm: &Vm, nodes: &Nodes) -> Result<()> {
     await_hypervisor(vm, "answers", "SIGCONT")?;
     wait_until_seen(&vm.name, &[(0, 0, "true"), (0, 0, "true")])?;
     check(vm, &[0, 0])
+}
+
+/// A QEMU whose main loop is stuck, in the writing of a file that nobody reads: it runs, and answers nothing.
+fn hung(vm: &Vm, nodes: &Nodes) -> Result<()> {
+    output("mkfifo", &[FIFO])?;
+    let mut monitor = Monitor::connect(&vm.monitor())?;
+    let save = json!({"execute": "pmemsave", "arguments": {"val": 0, "size": 4096, "filename": FIFO}});
+    let saved = thread::spawn(move || monitor.execute(&save));
+    let shown = await_hypervisor(vm, "silent", "stuck in a FIFO")?;
+    let problem = shown["problem"].to_string();
+    ensure!(problem.contains("its main loop is stuck in "), "{shown}");
+    println!("{problem}");
+    ensure!(shown["channel"] == "attached", "{shown}");
+    taskset(vm, 1, 1, nodes)?;
+    await_nodes(vm, &[0, 1])?;
+    refused(&["detach", &vm.name], "its main loop is stuck in ")?;
+    ensure!(fs::read(FIFO)?.len() == 4096, "not what was to be saved");
+    saved.join().map_err(|_| anyhow!("the other client panicked"))??;
+    await_hypervisor(vm, "answers", "read")?;
+    wait_until_seen(&vm.name, &[(0, 0, "true"), (1, 1, "true")])?;
+    check(vm, &[0, 1])
 }
 
 /// An attach that is not answered fails in time; when QEMU goes on there is either no channel or a whole one.

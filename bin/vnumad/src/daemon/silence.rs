@@ -4,11 +4,12 @@ use super::{Daemon, Entry};
 use crate::{
     message::ConnectionId,
     vm::{Known, Vm},
+    vm_thread::Command,
 };
 use std::{collections::BTreeMap, os::fd::OwnedFd, path::Path};
 use tracing::{info, warn};
 use vnuma_api::{Event, Hypervisor};
-use vnuma_monitor::vm::{Glimpse, Halt, VmError};
+use vnuma_monitor::vm::{Glimpse, Halt, VmError, main_loop};
 use vnuma_topology::VmDescription;
 
 impl Daemon {
@@ -16,7 +17,10 @@ impl Daemon {
     pub(super) fn silent(&mut self, socket: &Path, error: &VmError, pid: i32) {
         let Some(entry) = self.entries.get_mut(socket) else { return };
         (entry.silent, entry.peer) = (true, Some(pid));
-        entry.name_problem(error.to_string());
+        entry.name_problem(main_loop::stuck_in(pid).map_or_else(
+            || error.to_string(),
+            |function| format!("{error}; its main loop is stuck in {function} (a function of the kernel)"),
+        ));
         entry.look_at_process();
         if entry.vm.as_ref().is_some_and(|vm| vm.description.pid != pid) {
             self.forget_vm(socket);
@@ -61,9 +65,12 @@ impl Daemon {
         self.described(socket, description);
     }
 
-    /// Looks which processes stand still, and connects where that is due.
+    /// Looks which processes stand still, asks those that may be stuck, and connects where that is due.
     pub(super) fn look_at_processes(&mut self) {
-        self.entries.values_mut().for_each(Entry::look_at_process);
+        for entry in self.entries.values_mut() {
+            entry.look_at_process();
+            entry.probe_if_stuck();
+        }
         self.connect_due();
     }
 }
@@ -87,6 +94,15 @@ impl Entry {
         match halt {
             Some(halt) => warn!(%socket, pid, "QEMU is {halt}"),
             None => info!(%socket, pid, "QEMU runs again"),
+        }
+    }
+
+    /// A main loop that waits for something to do will answer; of any other only a question tells.
+    fn probe_if_stuck(&self) {
+        let (Some(pid), Some((_, thread))) = (self.process(), &self.connection) else { return };
+        // Where the kernel does not tell, it is asked now and then.
+        if self.hypervisor() == Hypervisor::Answers && matches!(main_loop::waits(pid), Ok(false)) {
+            thread.send(Command::Probe);
         }
     }
 

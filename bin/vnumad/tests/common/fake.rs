@@ -333,6 +333,10 @@ impl VmConnection for Connection {
         })
     }
 
+    fn probe(&mut self) -> Result<(), VmError> {
+        self.with(|_, _| Ok(()))
+    }
+
     fn channel_attached(&mut self) -> Result<bool, VmError> {
         self.with(|vm, _| Ok(vm.device.is_some() || vm.foreign_channel))
     }

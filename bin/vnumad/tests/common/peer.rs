@@ -70,6 +70,11 @@ impl Peer {
         self.child.wait().expect("ended");
     }
 
+    /// Makes one of kind `hangs` stop answering.
+    pub fn hang(&self) {
+        fs::write(self.socket.with_extension("hang"), "").expect("written");
+    }
+
     /// Lets one go on that has stopped answering at a command.
     pub fn go_on(&self) {
         fs::write(self.socket.with_extension("go"), "").expect("written");
@@ -160,6 +165,7 @@ fn serve(kind: &str, machine: &mut Machine, mut stream: UnixStream) -> io::Resul
         let name = command["execute"].as_str().unwrap_or_default().to_owned();
         match kind.split_once(' ') {
             _ if kind == "silence" => continue,
+            _ if kind == "hangs" && machine.socket.with_extension("hang").exists() => machine.hang(),
             Some(("dies-at", at)) if at == name => std::process::exit(0),
             Some(("hangs-at" | "cuts-at", at)) if at == name => machine.hang(),
             _ => {}

@@ -60,6 +60,8 @@ pub(super) struct Client {
     events: VecDeque<VmEvent>,
     /// End of a task of several commands.
     budget: Option<Instant>,
+    /// What the present command is given.
+    limit: Duration,
     /// The other end is gone, or the position in its speech is lost.
     closed: bool,
 }
@@ -72,7 +74,8 @@ impl Client {
             Wire::connect(socket).map_err(|source| VmError::Connect { socket: socket.to_owned(), source })?;
         let vm = vm.to_owned();
         let (stage, events) = (Stage::Silent, VecDeque::new());
-        Ok(Self { wire, stage, vm, last_id: 0, events, budget: None, closed: false })
+        let limit = COMMAND_LIMIT;
+        Ok(Self { wire, stage, vm, last_id: 0, events, budget: None, limit, closed: false })
     }
 
     /// Waits for QEMU's greeting and answers it. When nothing comes in time, this can be called again.
@@ -142,8 +145,9 @@ impl Client {
         if self.closed {
             return Err(VmError::Disconnected { vm: self.vm.clone() });
         }
-        let limit = Instant::now() + COMMAND_LIMIT;
-        let until = self.budget.map_or(limit, |budget| budget.min(limit));
+        let left = self.budget.map(|budget| budget.saturating_duration_since(Instant::now()));
+        self.limit = left.map_or(COMMAND_LIMIT, |left| left.min(COMMAND_LIMIT));
+        let until = Instant::now() + self.limit;
         self.last_id += 1;
         let id = self.last_id;
         let mut line = serde_json::to_vec(&Execute::<&C, u64>::with_id(command, id))
@@ -227,7 +231,11 @@ impl Client {
         let (vm, command) = (self.vm.clone(), command.to_owned());
         match error {
             // The answer may still come; its number tells it from the next.
-            WireError::Timeout => VmError::Timeout { vm, command, limit_ms: limit_ms() },
+            WireError::Timeout => {
+                // A task's limit has lost a little by now.
+                let limit_ms = self.limit.as_millis().next_multiple_of(10) as u64;
+                VmError::Timeout { vm, command, limit_ms }
+            }
             WireError::Closed => {
                 self.closed = true;
                 VmError::Disconnected { vm }
@@ -251,8 +259,4 @@ impl AsFd for Client {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.wire.as_fd()
     }
-}
-
-fn limit_ms() -> u64 {
-    COMMAND_LIMIT.as_secs() * 1000
 }

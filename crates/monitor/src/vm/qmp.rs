@@ -3,6 +3,7 @@
 use super::{
     Adopt, Glimpse, Plugged, VmBackend, VmCandidate, VmConnection, VmError, VmEvent, channel,
     client::{COMMAND_LIMIT, Client},
+    commands::QueryStatus,
     describe, glimpse,
     name::check_name,
     process::Process,
@@ -29,6 +30,8 @@ const ENTRY_LIMIT: usize = 4096;
 /// For all commands of one task. A single one has [`COMMAND_LIMIT`]; a QEMU that takes
 /// nearly that long for each of a thousand must not keep the caller for a quarter of an hour.
 const TASK_LIMIT: Duration = Duration::from_secs(5);
+/// For a probe: half a second, less what it takes to show that nothing came.
+const PROBE_LIMIT: Duration = Duration::from_millis(450);
 
 /// VMs whose QMP sockets are in a directory, or listed one by one.
 #[derive(Clone, Debug, Default)]
@@ -154,6 +157,13 @@ impl VmConnection for QmpConnection {
 
     fn attach_channel(&mut self, server: OwnedFd) -> Result<(), VmError> {
         self.task(|client, _, _| channel::attach(client, &server))
+    }
+
+    fn probe(&mut self) -> Result<(), VmError> {
+        self.client.begin_task(PROBE_LIMIT);
+        let outcome = self.client.execute(&QueryStatus {});
+        self.client.end_task();
+        outcome.map(drop)
     }
 
     fn channel_attached(&mut self) -> Result<bool, VmError> {
