@@ -104,6 +104,19 @@ pub enum Event {
         /// When the acknowledgement came.
         acknowledged_ns: u64,
     },
+    /// A vCPU was plugged anew on another guest node.
+    Replugged {
+        /// The VM.
+        vm: String,
+        /// APIC id that it had.
+        vcpu: u32,
+        /// APIC id that it has now. Its number in the guest is another one, too.
+        new_vcpu: u32,
+        /// Guest node that it is on now.
+        guest_node: u32,
+        /// When.
+        time_ns: u64,
+    },
 }
 
 impl Event {
@@ -116,6 +129,7 @@ impl Event {
             | Self::Detached { vm, .. }
             | Self::Changed { vm, .. }
             | Self::Told { vm, .. }
+            | Self::Replugged { vm, .. }
             | Self::Updated { vm, .. } => vm,
         }
     }

@@ -109,6 +109,8 @@ pub struct Daemon {
     pub affinity_events: bool,
     /// Location events that came faster than they were taken; all locations were read again after each loss.
     pub location_events_lost: u64,
+    /// Seconds after which it replugs a vCPU of itself where the guest cannot be told. `None`: never.
+    pub replug_after_s: Option<u64>,
     /// Watchers that are connected.
     pub watchers: usize,
     /// Watchers that were dropped because they read too slowly.

@@ -60,7 +60,7 @@ pub fn examine(daemon: &Daemon, host: &HostTopology, vms: &[Vm]) -> Vec<Rung> {
         if vm.described {
             of_vm.push(guest_nodes(vm));
             if !vm.nodes.is_empty() {
-                of_vm.extend([homes(vm), channel(vm)]);
+                of_vm.extend([homes(vm), channel(vm, daemon.replug_after_s)]);
             }
             if vm.channel == ChannelState::Attached {
                 of_vm.push(driver(vm));
@@ -194,7 +194,7 @@ fn homes(vm: &Vm) -> Rung {
     Rung::best("homes", "one each")
 }
 
-fn channel(vm: &Vm) -> Rung {
+fn channel(vm: &Vm, replug_after_s: Option<u64>) -> Rung {
     let attach = format!("vnumactl attach {}", vm.name);
     match vm.channel {
         ChannelState::Attached => Rung::best("channel", "attached"),
@@ -205,10 +205,15 @@ fn channel(vm: &Vm) -> Rung {
             Level::Reduced,
             "channel",
             "replug",
-            format!(
-                "without a channel its guest learns of a node only by `vnumactl replug {} --vcpu N`: for each vCPU, by hand, not for vCPU 0, and CPU numbers change",
-                vm.name
-            ),
+            match replug_after_s {
+                Some(seconds) => format!(
+                    "without a channel its guest learns of a node only by vCPUs that vnumad replugs after {seconds} s (replug.after_s): not vCPU 0, and CPU numbers change"
+                ),
+                None => format!(
+                    "without a channel its guest learns of a node only by `vnumactl replug {} --vcpu N`: for each vCPU, by hand (unless replug.after_s is set), not for vCPU 0, and CPU numbers change",
+                    vm.name
+                ),
+            },
             format!("{attach} (needs a free PCIe root port, and vnuma.ko in the guest)"),
         ),
         ChannelState::None => {
@@ -296,6 +301,7 @@ mod tests {
             why_not_bpf: (!bpf).then(|| "no BTF".into()),
             affinity_events: bpf,
             location_events_lost: 0,
+            replug_after_s: None,
             watchers: 0,
             watchers_dropped: 0,
         }
@@ -366,6 +372,11 @@ mod tests {
         let rungs = of(Vm { channel: ChannelState::None, spare_slots, ..vm("a", &[Some(0), Some(1)]) });
         assert_eq!(found(&rungs, "channel"), ("replug".into(), Level::Reduced));
         assert!(text(&rungs).contains("vnumactl replug a --vcpu N"));
+        let spare_slots = BTreeMap::from([(1, 2)]);
+        let spare = Vm { channel: ChannelState::None, spare_slots, ..vm("a", &[Some(0), Some(1)]) };
+        let daemon = Daemon { replug_after_s: Some(7), ..daemon("bpf") };
+        let rungs = examine(&daemon, &HostTopology::default(), &[spare]);
+        assert!(text(&rungs).contains("vCPUs that vnumad replugs after 7 s"), "{}", text(&rungs));
         for (acknowledged, rung, level) in
             [(None, "silent", Level::Missing), (Some(Generation(4)), "behind", Level::Reduced)]
         {

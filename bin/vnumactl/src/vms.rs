@@ -149,6 +149,9 @@ pub fn daemon(daemon: &Daemon) -> String {
         text += "\nchanges of affinity alone are noticed with the next resync, or when the vCPU runs";
     }
     text += &format!("\nlocation events lost: {}\n", daemon.location_events_lost);
+    let seconds = |after: u64| format!("of itself, after {after} s");
+    text +=
+        &format!("vCPUs are replugged: {}\n", daemon.replug_after_s.map_or("when asked for".into(), seconds));
     text + &format!("watchers: {}, dropped as too slow: {}\n", daemon.watchers, daemon.watchers_dropped)
 }
 

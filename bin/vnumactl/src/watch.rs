@@ -65,6 +65,10 @@ fn text(event: &Event) -> String {
         Event::Changed { vcpu, from, to, time_ns, .. } => {
             format!("{}  {vm}: vCPU {vcpu} changed from host node {from} to {to}", seconds(*time_ns))
         }
+        Event::Replugged { vcpu, new_vcpu, guest_node, time_ns, .. } => format!(
+            "{}  {vm}: vCPU {vcpu} replugged to guest node {guest_node}; it is vCPU {new_vcpu} now, with another CPU number in the guest",
+            seconds(*time_ns)
+        ),
         Event::Told { generation, time_ns, changed_ns, .. } => {
             let after = millis(*changed_ns, *time_ns);
             format!("{}  {vm}: told generation {generation}, {after} after the change", seconds(*time_ns))
@@ -98,5 +102,11 @@ mod tests {
         );
         let event = Event::Changed { vm: "a".into(), vcpu: 1, from: 0, to: 2, time_ns: 2_000_000_000 };
         assert_eq!(text(&event), "    2.000000  a: vCPU 1 changed from host node 0 to 2");
+        let (vm, time_ns) = ("a".into(), 2_000_000_000);
+        let event = Event::Replugged { vm, vcpu: 1, new_vcpu: 5, guest_node: 2, time_ns };
+        assert_eq!(
+            text(&event),
+            "    2.000000  a: vCPU 1 replugged to guest node 2; it is vCPU 5 now, with another CPU number in the guest"
+        );
     }
 }

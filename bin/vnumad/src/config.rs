@@ -47,6 +47,8 @@ pub struct Config {
     pub records: PathBuf,
     /// How patient the telling is.
     pub settle: SettlePolicy,
+    /// How long a vCPU of a guest that cannot be told has to be astray to be replugged. `None`: it is not.
+    pub replug_after: Option<Duration>,
 }
 
 /// Why there is no configuration.
@@ -93,6 +95,7 @@ struct File {
     vms: Vms,
     observe: Observe,
     tell: Tell,
+    replug: Replug,
 }
 
 #[derive(Default, Deserialize)]
@@ -137,6 +140,12 @@ struct Tell {
     records: Option<Spanned<PathBuf>>,
 }
 
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Replug {
+    after_s: Option<Spanned<i64>>,
+}
+
 impl Default for Config {
     fn default() -> Self {
         Self {
@@ -153,6 +162,7 @@ impl Default for Config {
             resync_interval: Duration::from_secs(2),
             records: "/run/vnuma/channels".into(),
             settle: SettlePolicy::default(),
+            replug_after: None,
         }
     }
 }
@@ -197,6 +207,7 @@ impl Config {
         let dwell = Duration::from_nanos(default.settle.dwell_ns);
         let dwell = millis("tell.dwell_ms", &file.tell.dwell_ms, 0..=60_000, dwell)?;
         let max_per_second = source.number("tell.max_per_second", &file.tell.max_per_second, 1..=1000)?;
+        let replug_after = source.number("replug.after_s", &file.replug.after_s, 1..=86_400)?;
         let only_sockets = file.vms.sockets.is_some() && file.vms.directory.is_none();
         let directory = source.absolute("vms.directory", file.vms.directory.as_ref())?;
         Ok(Self {
@@ -230,6 +241,7 @@ impl Config {
                 dwell_ns: u64::try_from(dwell.as_nanos()).unwrap_or(u64::MAX),
                 max_per_second: max_per_second.map_or(default.settle.max_per_second, |n| n as u32),
             },
+            replug_after: replug_after.map(Duration::from_secs),
         })
     }
 }
@@ -354,6 +366,8 @@ mod tests {
             dwell_ms = 0
             max_per_second = 3
             records = "/a/r"
+            [replug]
+            after_s = 7
         "#;
         let expected = Config {
             socket: "/a/s".into(),
@@ -369,6 +383,7 @@ mod tests {
             resync_interval: Duration::from_secs(3),
             records: "/a/r".into(),
             settle: SettlePolicy { dwell_ns: 0, max_per_second: 3 },
+            replug_after: Some(Duration::from_secs(7)),
         };
         assert_eq!(parse(text), Ok(expected));
     }
@@ -394,6 +409,7 @@ mod tests {
                 "[api]\nconnections_per_user = 0",
                 "/etc/x.toml: line 2: api.connections_per_user = 0: must be 1 to 4096",
             ),
+            ("[replug]\nafter_s = 0", "/etc/x.toml: line 2: replug.after_s = 0: must be 1 to 86400"),
             ("[api]\nsocket = \"x\"", "/etc/x.toml: line 2: api.socket = \"x\": must be an absolute path"),
             (
                 "[vms]\nsockets = [\"/a\",\n\"b\"]",

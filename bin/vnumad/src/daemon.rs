@@ -2,6 +2,7 @@
 
 mod lifecycle;
 mod looks;
+mod replug;
 mod requests;
 mod silence;
 
@@ -140,6 +141,7 @@ impl Daemon {
                 () = sleep(due.unwrap_or_default()), if due.is_some() => {}
                 () = pulse.tick() => {
                     self.look_at_processes();
+                    self.replug_due();
                     if Instant::now() >= look_at {
                         look_at = Instant::now() + self.config.resync_interval - PULSE / 2;
                         self.look_at_everything();

@@ -5,12 +5,12 @@ use crate::{
     message::{ConnectionId, Reply},
     tell::{Teller, content},
 };
-use std::{collections::BTreeMap, os::fd::OwnedFd};
+use std::{collections::BTreeMap, os::fd::OwnedFd, time::Duration};
 use tracing::error;
 use vnuma_api as api;
 use vnuma_channel::{Acknowledgement, Channel};
 use vnuma_monitor::{location::monotonic_ns, vm::VmError};
-use vnuma_placement::{Observation, SettlePolicy, Telling, VmPlacement};
+use vnuma_placement::{Observation, Replugger, SettlePolicy, Telling, VcpuState, VmPlacement};
 use vnuma_topology::{ApicId, HostTopology, VcpuLocation, VmDescription};
 
 /// A VM's channel.
@@ -40,7 +40,17 @@ pub(crate) enum Slot {
 pub(crate) struct Replugging {
     pub(crate) vcpu: ApicId,
     pub(crate) guest_node: u32,
-    pub(crate) reply: Reply<api::Replugged>,
+    /// Who asked for it, if somebody did.
+    pub(crate) reply: Option<Reply<api::Replugged>>,
+}
+
+impl Replugging {
+    pub(crate) fn answer(self, answer: Result<api::Replugged, Refusal>) {
+        if let Some(reply) = self.reply {
+            // Nobody waiting for it is fine.
+            let _ = reply.send(answer);
+        }
+    }
 }
 
 /// What is known of a VM, and from whom.
@@ -67,6 +77,7 @@ pub(crate) struct Vm {
     pub(crate) slot: Slot,
     pub(crate) detaching: Option<Reply<api::Vm>>,
     pub(crate) replugging: Option<Replugging>,
+    pub(crate) replugger: Replugger,
     /// An attach has failed that the hypervisor may still carry out: then it is undone.
     pub(crate) undoing: bool,
     pub(crate) stats: api::Telling,
@@ -93,6 +104,7 @@ impl Vm {
             slot: Slot::None,
             detaching: None,
             replugging: None,
+            replugger: Replugger::default(),
             undoing: false,
             stats: api::Telling::default(),
             found_ns: monotonic_ns(),
@@ -179,6 +191,20 @@ impl Vm {
             (Some(node), Some(believed)) if node == believed => Err(Refusal::Right { vm: vm(), vcpu, node }),
             (Some(node), _) => Ok(node),
         }
+    }
+
+    /// The vCPU that is to be replugged without anybody asking, and the guest node to plug it to. A guest that stands
+    /// still takes no vCPU.
+    pub(crate) fn replug_due(&mut self, after: Duration) -> Option<(ApicId, u32)> {
+        if self.known != Known::Described || self.description.run_state != "running" {
+            return None;
+        }
+        let vcpus = self.description.vcpus.iter().map(|vcpu| vcpu.apic_id);
+        let stale = vcpus
+            .filter(|&vcpu| self.placement.vcpu(vcpu).is_some_and(|status| status.state == VcpuState::Stale));
+        let astray: Vec<_> = stale.filter_map(|vcpu| Some((vcpu, self.plan_replug(vcpu).ok()?))).collect();
+        let after_ns = u64::try_from(after.as_nanos()).unwrap_or(u64::MAX);
+        self.replugger.next(astray, &self.description.spare_slots, after_ns, monotonic_ns())
     }
 
     /// Serves a channel from now on, and tells all that is true.

@@ -208,6 +208,45 @@ fn a_vcpu_is_replugged_to_the_guest_node_of_where_it_runs() {
 }
 
 #[test]
+fn where_an_operator_wants_it_vcpus_that_stay_astray_are_replugged() {
+    let after = Duration::from_millis(700);
+    let daemon = Daemon::start_with(None, |config| config.replug_after = Some(after));
+    assert_eq!(get(&daemon, "/v1/daemon").1["replug_after_s"], 0);
+    let (threads, told) = (two_nodes(&daemon, "web"), two_nodes(&daemon, "told"));
+    let mut watch = Watch::start(&daemon.socket);
+    let spare = VcpuThread::start();
+    let plugged = Plugged { apic_id: 5, tid: spare.tid };
+    for name in ["web", "told"] {
+        daemon.world.change(name, |vm| {
+            vm.spare = Some(plugged);
+            vm.description.spare_slots = [(0, 1)].into();
+            vm.description.run_state = "paused".into();
+        });
+        daemon.world.event(name, VmEvent::Stopped);
+        wait_for("it to be paused", || get(&daemon, &format!("/v1/vms/{name}")).1["run_state"] == "paused");
+    }
+    assert_eq!(post(&daemon, "/v1/vms/told/attach", "").0, 200);
+    threads[1].pin(0);
+    told[1].pin(0);
+    wait_for_states(&daemon, "web", &[(0, 0, "true"), (0, 1, "stale")]);
+    // A paused guest takes none.
+    std::thread::sleep(2 * after);
+    wait_for_states(&daemon, "web", &[(0, 0, "true"), (0, 1, "stale")]);
+    for name in ["web", "told"] {
+        daemon.world.change(name, |vm| vm.description.run_state = "running".into());
+        daemon.world.event(name, VmEvent::Resumed);
+    }
+    let event = watch.next("replugged");
+    assert_eq!(
+        (&event["vm"], &event["vcpu"], &event["new_vcpu"], &event["guest_node"]),
+        (&json!("web"), &json!(1), &json!(5), &json!(0))
+    );
+    wait_for_states(&daemon, "web", &[(0, 0, "true"), (0, 0, "true")]);
+    // One that is told keeps its vCPUs.
+    assert_eq!(get(&daemon, "/v1/vms/told").1["vcpus"][1]["apic_id"], 1);
+}
+
+#[test]
 fn a_vm_that_ends_is_forgotten_with_everything_of_it() {
     let mut daemon = Daemon::start();
     let mut process = Process::start();

@@ -1,6 +1,6 @@
 //! A guest without the driver sees where its vCPUs are, by replugging them.
 
-use crate::guest::{HANG_LIMIT, check_kernel_log, expect_rung, listed, wait_until_listed};
+use crate::guest::{HANG_LIMIT, check_kernel_log, detach, expect_rung, listed, wait_until_listed};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 use std::process::Command;
@@ -9,13 +9,15 @@ use vnuma_scenario::{Monitor, Nodes, Process, Vm, output, vnumactl, vnumad, wait
 
 /// Between host nodes 0 and 1.
 const MOVES: usize = 6;
+/// Of a vnumad that replugs of itself.
+const CONFIG: &str = "/root/replug.toml";
 /// Stands for the guest's udev, which brings plugged CPUs online.
 const UDEV: &str = "while :; do for f in /sys/devices/system/cpu/cpu[0-9]*/online; do \
     [ \"$(cat $f)\" = 1 ] || echo 1 > $f; done; sleep 0.01; done 2>/dev/null";
 
 pub fn run() -> Result<()> {
     let nodes = Nodes::read()?;
-    let _daemon = vnumad(&[])?;
+    let daemon = vnumad(&[])?;
     let arguments = ["--nodes", "2", "--vcpus", "3", "--spare-slots"].map(str::to_owned);
     let vm = Vm::start("spare", &arguments)?;
     wait_until_listed(&vm.name)?;
@@ -42,7 +44,11 @@ pub fn run() -> Result<()> {
         latencies[MOVES / 2],
         latencies[MOVES - 1]
     );
-    full(&vm, vcpu, &nodes)
+    full(&vm, vcpu, &nodes)?;
+    detach(&vm)?;
+    drop(daemon);
+    let vcpu = of_itself(&vm, vcpu, 0, &nodes)?;
+    kept(&vm, vcpu, 1, &nodes)
 }
 
 /// A guest that stands still takes no vCPU: that is said and undone, and possible again when it goes on.
@@ -166,6 +172,49 @@ fn check_views(vm: &Vm, new: u64, node: u64) -> Result<()> {
         "vnumactl shows {shown}"
     );
     ensure!(moved["host_node"] == node, "its thread is elsewhere: {shown}");
+    Ok(())
+}
+
+/// Where an operator wants it, a vCPU that stays elsewhere is replugged without being asked for.
+fn of_itself(vm: &Vm, vcpu: u64, home: u64, nodes: &Nodes) -> Result<u64> {
+    std::fs::write(CONFIG, "[replug]\nafter_s = 2\n").context(CONFIG)?;
+    let _daemon = vnumad(&["--config", CONFIG])?;
+    wait_until_listed(&vm.name)?;
+    confine(thread_of(vm, vcpu)?, 1 - home, nodes)?;
+    let (mut new, before) = (None, apic_ids(vm)?);
+    wait_for("vnumad to replug the vCPU", HANG_LIMIT, || {
+        let now = apic_ids(vm)?;
+        new = now.iter().find(|id| !before.contains(id)).copied().filter(|_| !now.contains(&vcpu));
+        Ok(new.is_some())
+    })?;
+    let new = new.context("no new vCPU")?;
+    check_views(vm, new, 1 - home)?;
+    check_kernel_log(vm)?;
+    println!("of itself: vCPU {vcpu} -> {new}");
+    Ok(new)
+}
+
+fn apic_ids(vm: &Vm) -> Result<Vec<u64>> {
+    let shown = listed(&vm.name)?.context("not listed")?;
+    let vcpus = shown["vcpus"].as_array().context("no vcpus")?;
+    Ok(vcpus.iter().filter_map(|vcpu| vcpu["apic_id"].as_u64()).collect())
+}
+
+/// A guest that takes vCPUs and gives none back has one too many then, which is said.
+fn kept(vm: &Vm, vcpu: u64, home: u64, nodes: &Nodes) -> Result<()> {
+    let _daemon = vnumad(&[])?;
+    wait_until_listed(&vm.name)?;
+    vm.exec(&["sh", "-c", "echo 0 > /sys/firmware/acpi/hotplug/processor/enabled"])?;
+    confine(thread_of(vm, vcpu)?, 1 - home, nodes)?;
+    let error = match replug_when_noticed(vm, vcpu) {
+        Ok(done) => bail!("a guest that gives none back gave one: {done}"),
+        Err(error) => format!("{error:#}"),
+    };
+    for part in ["the guest refuses to let go of vCPU", "so both are plugged"] {
+        ensure!(error.contains(part), "no {part:?} in {error}");
+    }
+    ensure!(apic_ids(vm)?.len() == 4, "not four vCPUs: {:?}", apic_ids(vm)?);
+    println!("kept: {}", error.lines().last().unwrap_or_default());
     Ok(())
 }
 

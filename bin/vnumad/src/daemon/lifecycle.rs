@@ -28,6 +28,7 @@ use vnuma_monitor::{
     location::monotonic_ns,
     vm::{Plugged, VmCandidate, VmError},
 };
+use vnuma_placement::ReplugEnd;
 use vnuma_topology::VmDescription;
 
 /// Between two attempts to connect: at first, and at most.
@@ -253,7 +254,7 @@ impl Daemon {
             let _ = reply.send(ended());
         }
         if let Some(replugging) = vm.replugging {
-            let _ = replugging.reply.send(Err(Refusal::Ended { vm: name.clone() }));
+            replugging.answer(Err(Refusal::Ended { vm: name.clone() }));
         }
         info!(vm = name, "VM gone");
         self.tell_watchers(|time_ns| Event::Gone { vm: name, time_ns });
@@ -275,7 +276,8 @@ impl Daemon {
                 let _ = reply.send(Err(refusal(vm)));
             }
             if let Some(replugging) = vm.replugging.take() {
-                let _ = replugging.reply.send(Err(refusal(vm)));
+                let refused = Err(refusal(vm));
+                replugging.answer(refused);
             }
         }
         if entry.vm.is_none() && is_nobody(error) {
@@ -409,13 +411,15 @@ impl Daemon {
     /// A vCPU has another slot, and with it another name; or has not.
     fn replugged(&mut self, socket: &Path, outcome: Result<(Plugged, VmDescription), VmError>) {
         let Some(vm) = self.entries.get_mut(socket).and_then(|entry| entry.vm.as_mut()) else { return };
-        let Some(Replugging { vcpu, guest_node, reply }) = vm.replugging.take() else { return };
+        let Some(replugging) = vm.replugging.take() else { return };
+        vm.replugger.ended(end_of(&outcome), monotonic_ns());
+        let Replugging { vcpu, guest_node, .. } = replugging;
         let name = vm.name().to_owned();
         let (plugged, description) = match outcome {
             Ok(done) => done,
             Err(error) => {
                 warn!(vm = name, vcpu, %error, "a vCPU was not replugged");
-                return drop(reply.send(Err(error.into())));
+                return replugging.answer(Err(error.into()));
             }
         };
         let new_vcpu = plugged.apic_id;
@@ -424,8 +428,9 @@ impl Daemon {
         // Threads are looked at by turns; the answer shows where this one is.
         self.look(socket, new_vcpu, plugged.tid);
         if let Some(vm) = self.entries.get(socket).and_then(Entry::report) {
-            let _ = reply.send(Ok(vnuma_api::Replugged { vcpu, new_vcpu, guest_node, vm }));
+            replugging.answer(Ok(vnuma_api::Replugged { vcpu, new_vcpu, guest_node, vm }));
         }
+        self.tell_watchers(|time_ns| Event::Replugged { vm: name, vcpu, new_vcpu, guest_node, time_ns });
     }
 
     /// The device is unplugged, whoever asked for it.
@@ -501,6 +506,14 @@ impl Entry {
         self.retry_at = Instant::now() + self.backoff;
         let last = if self.vm.is_some() { LAST_RETRY_OF_VM } else { LAST_RETRY };
         self.backoff = (self.backoff * 2).min(last);
+    }
+}
+
+fn end_of<T>(replug: &Result<T, VmError>) -> ReplugEnd {
+    match replug {
+        Ok(_) => ReplugEnd::Done,
+        Err(VmError::UnplugPending { .. } | VmError::NotUndone { .. }) => ReplugEnd::Both,
+        Err(_) => ReplugEnd::Undone,
     }
 }
 

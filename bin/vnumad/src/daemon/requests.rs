@@ -47,6 +47,7 @@ impl Daemon {
             why_not_bpf: self.locations.why_not_bpf(),
             affinity_events: self.locations.sees_affinity(),
             location_events_lost: self.locations.lost(),
+            replug_after_s: self.config.replug_after.map(|after| after.as_secs()),
             watchers: self.watchers.count(),
             watchers_dropped: self.watchers.dropped(),
         }
@@ -129,7 +130,7 @@ impl Daemon {
         match prepared {
             Err(refusal) => drop(reply.send(Err(refusal))),
             Ok((node, vm, thread)) if thread.send(Command::Replug { vcpu, node }) => {
-                vm.replugging = Some(Replugging { vcpu, guest_node: node, reply });
+                vm.replugging = Some(Replugging { vcpu, guest_node: node, reply: Some(reply) });
             }
             Ok((_, vm, _)) => drop(reply.send(Err(Refusal::Ended { vm: vm.name().to_owned() }))),
         }

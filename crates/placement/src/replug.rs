@@ -1,0 +1,160 @@
+//! Which vCPU of a guest that cannot be told is plugged anew on the right guest node, and when.
+//!
+//! A replug costs more than a telling: a second of the guest's time, another CPU number, tasks that lose their affinity.
+//! So it comes late, one at a time, to a slot that is there; and after a guest has failed at it, later each time.
+
+use std::collections::BTreeMap;
+use vnuma_topology::{ApicId, GuestNodeId};
+
+const SECOND_NS: u64 = 1_000_000_000;
+/// After the first failure, and at most: a guest that boots will do better soon, one that refuses will refuse again.
+const FIRST_PAUSE_NS: u64 = 60 * SECOND_NS;
+const LAST_PAUSE_NS: u64 = 3600 * SECOND_NS;
+
+/// How a replug ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReplugEnd {
+    /// The vCPU is in its new slot.
+    Done,
+    /// It is where it was.
+    Undone,
+    /// It is in both: the guest lets go of neither.
+    Both,
+}
+
+/// Decides about the replugs of one VM.
+#[derive(Clone, Debug, Default)]
+pub struct Replugger {
+    /// vCPUs that are not where the guest believes: the node that would be right, and since when it has been that one.
+    astray: BTreeMap<ApicId, (GuestNodeId, u64)>,
+    pause_ns: u64,
+    not_before_ns: u64,
+}
+
+impl Replugger {
+    /// The vCPU to be replugged now, if there is one, and the guest node to plug it to. `astray` are all vCPUs that can
+    /// be replugged and should be, each with the right guest node; `spare` are the slots of each node. The one that has been
+    /// astray longest is the first, once it has been so for `after_ns`.
+    pub fn next(
+        &mut self,
+        astray: impl IntoIterator<Item = (ApicId, GuestNodeId)>,
+        spare: &BTreeMap<GuestNodeId, u32>,
+        after_ns: u64,
+        now_ns: u64,
+    ) -> Option<(ApicId, GuestNodeId)> {
+        let before = std::mem::take(&mut self.astray);
+        for (vcpu, node) in astray {
+            let known = before.get(&vcpu).filter(|(then, _)| *then == node);
+            self.astray.insert(vcpu, known.copied().unwrap_or((node, now_ns)));
+        }
+        if now_ns < self.not_before_ns {
+            return None;
+        }
+        let ripe = |since_ns: u64| now_ns.saturating_sub(since_ns) >= after_ns;
+        let has_slot = |node| spare.get(node).is_some_and(|&slots| slots > 0);
+        let due = self.astray.iter().filter(|(_, (node, since_ns))| ripe(*since_ns) && has_slot(node));
+        let (&vcpu, &(node, _)) = due.min_by_key(|(vcpu, (_, since_ns))| (*since_ns, **vcpu))?;
+        Some((vcpu, node))
+    }
+
+    /// How a replug ended, whoever wanted it. A guest that keeps old and new is left alone until somebody has had more
+    /// success: each attempt would leave it with one vCPU more.
+    pub fn ended(&mut self, end: ReplugEnd, now_ns: u64) {
+        self.pause_ns = match (end, self.pause_ns) {
+            (ReplugEnd::Done, _) => 0,
+            (ReplugEnd::Both, _) => u64::MAX,
+            (ReplugEnd::Undone, 0) => FIRST_PAUSE_NS,
+            (ReplugEnd::Undone, pause_ns) => pause_ns.saturating_mul(2).min(LAST_PAUSE_NS),
+        };
+        self.not_before_ns = now_ns.saturating_add(self.pause_ns);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const AFTER_NS: u64 = 10 * SECOND_NS;
+
+    fn slots(spare: &[(GuestNodeId, u32)]) -> BTreeMap<GuestNodeId, u32> {
+        spare.iter().copied().collect()
+    }
+
+    #[test]
+    fn one_that_stays_astray_is_due_and_one_that_wanders_is_not() {
+        let (mut replugger, spare) = (Replugger::default(), slots(&[(0, 1), (1, 1)]));
+        let mut at = |second: u64, astray: &[(ApicId, GuestNodeId)]| {
+            replugger.next(astray.iter().copied(), &spare, AFTER_NS, second * SECOND_NS)
+        };
+        assert_eq!(at(0, &[(3, 1)]), None);
+        assert_eq!(at(9, &[(3, 1), (2, 0)]), None);
+        assert_eq!(at(10, &[(3, 1), (2, 0)]), Some((3, 1)));
+        // Home again for a moment, and on another node than before: both start anew.
+        assert_eq!(at(11, &[(2, 1)]), None);
+        assert_eq!(at(20, &[(3, 1), (2, 1)]), None);
+        assert_eq!(at(21, &[(3, 1), (2, 1)]), Some((2, 1)));
+        assert_eq!(at(31, &[(3, 1)]), Some((3, 1)));
+    }
+
+    #[test]
+    fn without_a_slot_the_next_one_has_its_turn() {
+        let mut replugger = Replugger::default();
+        let astray = [(1, 0), (2, 1)];
+        assert_eq!(replugger.next(astray, &slots(&[]), 0, 5), None);
+        assert_eq!(replugger.next(astray, &slots(&[(0, 0), (1, 1)]), 0, 6), Some((2, 1)));
+        assert_eq!(replugger.next(astray, &slots(&[(0, 1), (1, 1)]), 0, 7), Some((1, 0)));
+    }
+
+    #[test]
+    fn after_each_failure_the_pause_is_longer_until_one_is_done() {
+        let (mut replugger, spare) = (Replugger::default(), slots(&[(0, 1)]));
+        let due = |replugger: &mut Replugger, second: u64| {
+            replugger.next([(1, 0)], &spare, 0, second * SECOND_NS).is_some()
+        };
+        assert!(due(&mut replugger, 0));
+        replugger.ended(ReplugEnd::Undone, 0);
+        assert!(!due(&mut replugger, 59) && due(&mut replugger, 60));
+        replugger.ended(ReplugEnd::Undone, 60 * SECOND_NS);
+        assert!(!due(&mut replugger, 179) && due(&mut replugger, 180));
+        (0..10).for_each(|_| replugger.ended(ReplugEnd::Undone, 0));
+        assert!(!due(&mut replugger, 3599) && due(&mut replugger, 3600));
+        replugger.ended(ReplugEnd::Done, 0);
+        assert!(due(&mut replugger, 1));
+        replugger.ended(ReplugEnd::Undone, 0);
+        assert!(due(&mut replugger, 60));
+        replugger.ended(ReplugEnd::Both, 0);
+        assert!(!due(&mut replugger, 1 << 32));
+        replugger.ended(ReplugEnd::Done, 0);
+        assert!(due(&mut replugger, 1));
+    }
+
+    proptest! {
+        /// Whatever is chosen has been astray to that node, at every look, for as long as it takes, and has a slot.
+        #[test]
+        fn only_who_has_been_astray_long_enough_is_chosen(
+            looks in prop::collection::vec(
+                (0..4 * SECOND_NS, prop::collection::btree_map(0_u32..4, 0_u32..3, 0..4)), 1..40),
+            spare in prop::collection::btree_map(0_u32..3, 0_u32..2, 0..3),
+        ) {
+            let (mut replugger, mut now_ns) = (Replugger::default(), 0);
+            let mut past: Vec<(u64, BTreeMap<ApicId, GuestNodeId>)> = Vec::new();
+            for (pause_ns, astray) in looks {
+                now_ns += pause_ns;
+                past.push((now_ns, astray.clone()));
+                let chosen = replugger.next(astray.clone(), &spare, AFTER_NS, now_ns);
+                let since = |vcpu: &ApicId, node: &GuestNodeId| {
+                    let same = past.iter().rev().take_while(|(_, astray)| astray.get(vcpu) == Some(node));
+                    same.last().map_or(now_ns, |(ns, _)| *ns)
+                };
+                let ready = |vcpu: &ApicId, node: &GuestNodeId| {
+                    now_ns - since(vcpu, node) >= AFTER_NS && spare.get(node).is_some_and(|slots| *slots > 0)
+                };
+                match chosen {
+                    Some((vcpu, node)) => prop_assert!(astray.get(&vcpu) == Some(&node) && ready(&vcpu, &node)),
+                    None => prop_assert!(!astray.iter().any(|(vcpu, node)| ready(vcpu, node))),
+                }
+            }
+        }
+    }
+}
