@@ -222,7 +222,7 @@ impl VmConnection for Connection {
         Ok(())
     }
 
-    fn probe(&mut self) -> Result<(), VmError> {
+    fn probe(&mut self, _limit: Duration) -> Result<(), VmError> {
         Ok(())
     }
 

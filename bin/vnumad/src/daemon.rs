@@ -52,6 +52,8 @@ struct Entry {
     vm: Option<Vm>,
     /// Why it cannot be asked anything, as far as an operator should know.
     problem: Option<String>,
+    /// It is waited for whether it answers; what it is asked for is still done then.
+    slow: bool,
     /// There is a connection, over which nothing comes.
     silent: bool,
     /// The process behind the socket, while that is all that is known of it.

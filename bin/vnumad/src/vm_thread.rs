@@ -42,6 +42,11 @@ const DESCRIBE_PAUSE: Duration = Duration::from_millis(200);
 /// A VM that has said nothing for so long is asked whether it still answers.
 const ASK_AFTER: Duration = Duration::from_secs(20);
 
+/// For the answer to a probe, until it is said that none comes: half a second, less what it takes to show that; and from
+/// then on, until nothing more is asked.
+const PROMPT: Duration = Duration::from_millis(450);
+const PATIENCE: Duration = Duration::from_secs(1);
+
 /// Between two attempts to make a silent VM answer: at first, and at most. It may also speak of itself.
 const FIRST_ATTEMPT: Duration = Duration::from_secs(2);
 const LAST_ATTEMPT: Duration = Duration::from_secs(10);
@@ -74,6 +79,10 @@ pub(crate) enum Command {
 pub(crate) enum Report {
     /// Connected.
     Up { description: VmDescription, pidfd: OwnedFd, channel: bool },
+    /// It has not answered a probe yet. [`Prompt`](Self::Prompt) follows if it still does soon, else [`Silent`](Self::Silent).
+    Slow { error: VmError, pid: i32 },
+    /// It has answered after all.
+    Prompt,
     /// It does not answer; [`Up`](Self::Up) follows when it does.
     Silent { error: VmError, pid: i32 },
     /// What can be seen of it without its help.
@@ -420,10 +429,19 @@ impl Worker {
         }
         self.ask_at = Instant::now() + ASK_AFTER;
         // One that is stopped is known to be, without a question.
-        if matches!(Halt::of(connection.pid()), Ok(None)) {
-            connection.probe()?;
-        }
-        Ok(())
+        if matches!(Halt::of(connection.pid()), Ok(None)) { self.probe(connection) } else { Ok(()) }
+    }
+
+    /// An operator is to know soon, and commands are to be refused late: a QEMU that is busy for a moment does them
+    /// yet.
+    fn probe(&mut self, connection: &mut dyn VmConnection) -> Result<(), Stop> {
+        let error = match connection.probe(PROMPT) {
+            Err(error @ VmError::Timeout { .. }) => error,
+            outcome => return Ok(outcome?),
+        };
+        self.report(Report::Slow { error, pid: connection.pid() })?;
+        connection.probe(PATIENCE)?;
+        self.report(Report::Prompt)
     }
 
     fn describe_if_due(&mut self, connection: &mut dyn VmConnection) -> Result<(), Stop> {

@@ -168,11 +168,35 @@ fn one_that_hangs_is_named_without_being_needed() {
     let problem = host.vm("web")["problem"].as_str().unwrap_or_default().to_owned();
     assert!(problem.contains("QMP: `query-status` was not answered within 450 ms"), "{problem}");
     assert!(problem.contains("; its main loop is stuck in "), "{problem}");
+    let (status, message) = host.post("web/attach", "");
+    assert!(status == 502 && message.contains("`query-status` was not answered"), "{message}");
+    assert_eq!(host.records(), 0);
     pin(peer.vcpu(1), 0);
     wait_for("its move to be seen", || host.nodes("web") == [json!(0), json!(0)]);
     peer.go_on();
     println!("goes on: named after {} ms", host.wait_until("web", "answers").as_millis());
     assert!(host.vm("web")["problem"].is_null());
+}
+
+/// Named it is, but an attach of that moment succeeds.
+#[test]
+fn one_that_is_slow_for_a_moment_still_does_what_it_is_asked_for() {
+    let host = Host::start();
+    let peer = host.peer("web", "hangs");
+    host.wait_until("web", "answers");
+    peer.hang();
+    host.wait_until("web", "silent");
+    let goes_on = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(100));
+        peer.go_on();
+        peer
+    });
+    assert_eq!(host.post("web/attach", "").0, 200);
+    assert_eq!(
+        (host.vm("web")["hypervisor"].clone(), host.vm("web")["problem"].clone()),
+        (json!("answers"), Value::Null)
+    );
+    drop(goes_on.join());
 }
 
 #[test]

@@ -138,7 +138,13 @@ mod tests {
     #[test]
     fn a_kernel_is_unpacked() {
         let kernel: Vec<u8> = b"\x7fELF".iter().copied().chain((0..100_000_u32).map(|n| n as u8)).collect();
-        assert!(vmlinux(&boot_file(&xz(&kernel), kernel.len())).unwrap() == kernel);
+        let file = boot_file(&xz(&kernel), kernel.len());
+        assert!(vmlinux(&file).unwrap() == kernel);
+        // Without a number of sectors there are four.
+        let mut four = file.clone();
+        four[SETUP_SECTS] = 0;
+        four.splice(1024..1024, [0; 3 * 512]);
+        assert!(vmlinux(&four).unwrap() == kernel);
     }
 
     #[test]
@@ -152,8 +158,10 @@ mod tests {
         let whole = boot_file(&xz(kernel), kernel.len());
         assert!(text(&whole[..1100]).starts_with("offset 0x24c: "), "{}", text(&whole[..1100]));
         assert!(text(&boot_file(b"LZO!packed", 5)).contains("begins with 4c 5a 4f 21"));
-        let lies = text(&boot_file(&xz(kernel), 7));
-        assert_eq!(lies, format!("xz: {} bytes, the boot file promises 7", kernel.len()));
+        for promised in [7, 700] {
+            let lies = text(&boot_file(&xz(kernel), promised));
+            assert_eq!(lies, format!("xz: {} bytes, the boot file promises {promised}", kernel.len()));
+        }
         assert!(text(&boot_file(&xz(b"no kernel"), 9)).contains("no ELF file"));
         assert!(text(&boot_file(b"\xfd7zXZ\0broken", 9)).starts_with("xz: "));
     }

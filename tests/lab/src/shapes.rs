@@ -1,17 +1,23 @@
-//! VMs as they are: without NUMA, with memory that nobody bound, with more guest nodes than homes.
+//! VMs as they are: without NUMA, with memory that nobody bound, with more guest nodes than homes, with vCPUs that come
+//! and go.
 
 use crate::guest::{
     HANG_LIMIT, check, check_kernel_log, equip, listed, seen, taskset, wait_until_listed, wait_until_seen,
 };
 use anyhow::{Context, Result, ensure};
-use vnuma_scenario::{Nodes, Vm, output, vnumactl, vnumad, wait_for};
+use serde_json::{Value, json};
+use vnuma_scenario::{Monitor, Nodes, Vm, output, vcpu_threads, vnumactl, vnumad, wait_for};
+
+/// What the plugged one is called.
+const NEW_VCPU: &str = "more";
 
 pub fn run() -> Result<()> {
     let nodes = Nodes::read()?;
     let _daemon = vnumad(&[])?;
     uma(&nodes)?;
     unbound(&nodes)?;
-    shared_home(&nodes)
+    shared_home(&nodes)?;
+    grown(&nodes)
 }
 
 fn shape(arguments: &str) -> Vec<String> {
@@ -111,4 +117,52 @@ fn shared_home(nodes: &Nodes) -> Result<()> {
     check_kernel_log(&vm)?;
     println!("two guest nodes with one home: each vCPU is told its own");
     Ok(())
+}
+
+/// A vCPU that is plugged into a VM with a channel is told like the others, wherever it is when its guest brings it online,
+/// and forgotten when it goes. Twice: the second one finds what the first has left behind.
+fn grown(nodes: &Nodes) -> Result<()> {
+    let mut vm = Vm::start("grown", &shape("--nodes 2 --vcpus 2 --memory 512M --spare-slots"))?;
+    wait_until_listed(&vm.name)?;
+    equip(&vm)?;
+    vnumactl(&["attach", &vm.name])?;
+    wait_until_seen(&vm.name, &[(0, 0, "true"), (1, 1, "true")])?;
+    let mut monitor = Monitor::connect(&vm.monitor())?;
+    for node in [1, 0] {
+        plug(&mut monitor)?;
+        wait_for("the thread of the new vCPU", HANG_LIMIT, || Ok(vcpu_threads(vm.pid)?.len() == 3))?;
+        vm.threads = vcpu_threads(vm.pid)?;
+        taskset(&vm, 2, node, nodes)?;
+        let online = "until echo 1 > /sys/devices/system/cpu/cpu2/online; do sleep 0.05; done 2>/dev/null";
+        vm.exec(&["sh", "-c", online])?;
+        let told = u64::from(node);
+        wait_until_seen(&vm.name, &[(0, 0, "true"), (1, 1, "true"), (told, told, "true")])
+            .context("a vCPU more")?;
+        check(&vm, &[0, 1, told])?;
+        taskset(&vm, 2, 1 - node, nodes)?;
+        let told = 1 - told;
+        wait_until_seen(&vm.name, &[(0, 0, "true"), (1, 1, "true"), (told, told, "true")])
+            .context("the new vCPU moved")?;
+        check(&vm, &[0, 1, told])?;
+        monitor.execute(&json!({"execute": "device_del", "arguments": {"id": NEW_VCPU}}))?;
+        wait_until_seen(&vm.name, &[(0, 0, "true"), (1, 1, "true")]).context("a vCPU less")?;
+        check(&vm, &[0, 1])?;
+    }
+    taskset(&vm, 1, 0, nodes)?;
+    wait_until_seen(&vm.name, &[(0, 0, "true"), (0, 0, "true")]).context("moved afterwards")?;
+    check(&vm, &[0, 0])?;
+    check_kernel_log(&vm)?;
+    println!("grown: a plugged vCPU is told like the others");
+    Ok(())
+}
+
+/// Plugs a vCPU into the spare slot of guest node 0.
+fn plug(monitor: &mut Monitor) -> Result<()> {
+    let slots = monitor.execute(&json!({"execute": "query-hotpluggable-cpus"}))?;
+    let spare = |slot: &&Value| slot.get("qom-path").is_none() && slot["props"]["node-id"] == 0;
+    let slot = slots.as_array().and_then(|slots| slots.iter().find(spare)).context("no spare slot")?;
+    let mut arguments = slot["props"].clone();
+    arguments["driver"] = slot["type"].clone();
+    arguments["id"] = NEW_VCPU.into();
+    monitor.execute(&json!({"execute": "device_add", "arguments": arguments})).map(drop)
 }

@@ -100,7 +100,7 @@ fn hung(vm: &Vm, nodes: &Nodes) -> Result<()> {
     ensure!(shown["channel"] == "attached", "{shown}");
     taskset(vm, 1, 1, nodes)?;
     await_nodes(vm, &[0, 1])?;
-    refused(&["detach", &vm.name], "its main loop is stuck in ")?;
+    refused(&["detach", &vm.name], "`query-status` was not answered")?;
     ensure!(fs::read(FIFO)?.len() == 4096, "not what was to be saved");
     saved.join().map_err(|_| anyhow!("the other client panicked"))??;
     await_hypervisor(vm, "answers", "read")?;

@@ -111,6 +111,8 @@ impl Daemon {
             Report::Up { description, pidfd, channel } => self.up(&socket, id, description, pidfd, channel),
             Report::Described(description) => self.described(&socket, description),
             Report::Silent { error, pid } => self.silent(&socket, &error, pid),
+            Report::Slow { error, pid } => entry.slow(&error, pid),
+            Report::Prompt => (entry.slow, entry.problem) = (false, None),
             Report::Glimpsed { pid, pidfd, glimpse } => self.glimpsed(&socket, id, (pid, pidfd), glimpse),
             Report::TakenOver(outcome) => self.taken_over(&socket, outcome),
             Report::Attached(outcome) => self.attached(&socket, outcome),
@@ -159,7 +161,7 @@ impl Daemon {
             self.unwatch(socket, |_, _| false);
         }
         let Some(entry) = self.entries.get_mut(socket) else { return };
-        (entry.problem, entry.silent, entry.backoff) = (None, false, FIRST_RETRY);
+        (entry.problem, entry.slow, entry.silent, entry.backoff) = (None, false, false, FIRST_RETRY);
         if glimpsed.is_some() {
             entry.vm = None;
         }
@@ -475,6 +477,7 @@ impl Entry {
             connection: None,
             vm: None,
             problem: None,
+            slow: false,
             silent: false,
             peer: None,
             halt: None,
@@ -486,7 +489,8 @@ impl Entry {
 
     /// The connection is no more; its thread ends.
     fn disconnect(&mut self) {
-        (self.connection, self.silent, self.peer, self.halt) = (None, false, None, None);
+        (self.connection, self.slow, self.silent) = (None, false, false);
+        (self.peer, self.halt) = (None, None);
     }
 
     /// A socket in the place of another has a listener of its own: there is nothing to wait for.

@@ -16,11 +16,8 @@ impl Daemon {
     /// A VM does not answer. What was known of it stays.
     pub(super) fn silent(&mut self, socket: &Path, error: &VmError, pid: i32) {
         let Some(entry) = self.entries.get_mut(socket) else { return };
-        (entry.silent, entry.peer) = (true, Some(pid));
-        entry.name_problem(main_loop::stuck_in(pid).map_or_else(
-            || error.to_string(),
-            |function| format!("{error}; its main loop is stuck in {function} (a function of the kernel)"),
-        ));
+        (entry.slow, entry.silent, entry.peer) = (false, true, Some(pid));
+        entry.name_problem(describe(error, pid));
         entry.look_at_process();
         if entry.vm.as_ref().is_some_and(|vm| vm.description.pid != pid) {
             self.forget_vm(socket);
@@ -106,6 +103,12 @@ impl Entry {
         }
     }
 
+    /// It has not answered a probe yet.
+    pub(super) fn slow(&mut self, error: &VmError, pid: i32) {
+        self.slow = true;
+        self.name_problem(describe(error, pid));
+    }
+
     /// Why it cannot be asked anything, for an operator.
     pub(super) fn why_not(&self) -> Option<String> {
         match (self.halt, self.process()) {
@@ -118,7 +121,7 @@ impl Entry {
         match self.halt {
             Some(Halt::Signal) => Hypervisor::Stopped,
             Some(Halt::Tracer) => Hypervisor::Debugged,
-            None if self.silent => Hypervisor::Silent,
+            None if self.silent || self.slow => Hypervisor::Silent,
             None if self.problem.is_some() => Hypervisor::Lost,
             None => Hypervisor::Answers,
         }
@@ -130,4 +133,12 @@ impl Entry {
         }
         self.problem = Some(problem);
     }
+}
+
+/// Why it does not answer, and where it is stuck if that can be seen.
+fn describe(error: &VmError, pid: i32) -> String {
+    main_loop::stuck_in(pid).map_or_else(
+        || error.to_string(),
+        |function| format!("{error}; its main loop is stuck in {function} (a function of the kernel)"),
+    )
 }

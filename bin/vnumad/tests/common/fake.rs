@@ -333,7 +333,7 @@ impl VmConnection for Connection {
         })
     }
 
-    fn probe(&mut self) -> Result<(), VmError> {
+    fn probe(&mut self, _limit: Duration) -> Result<(), VmError> {
         self.with(|_, _| Ok(()))
     }
 

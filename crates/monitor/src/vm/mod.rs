@@ -119,8 +119,8 @@ pub trait VmConnection: Send {
     /// end of the ivshmem server's socket; the server's messages are expected to be in it
     /// already. On failure everything done so far is undone.
     fn attach_channel(&mut self, server: OwnedFd) -> Result<(), VmError>;
-    /// Asks for next to nothing, to see whether there is an answer within half a second.
-    fn probe(&mut self) -> Result<(), VmError>;
+    /// Asks for next to nothing, to see whether there is an answer in time.
+    fn probe(&mut self, limit: Duration) -> Result<(), VmError>;
     /// Is the device plugged?
     fn channel_attached(&mut self) -> Result<bool, VmError>;
     /// Is the device plugged? If not, removes what is left of an attach that was cut short.

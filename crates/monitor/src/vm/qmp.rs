@@ -30,8 +30,6 @@ const ENTRY_LIMIT: usize = 4096;
 /// For all commands of one task. A single one has [`COMMAND_LIMIT`]; a QEMU that takes
 /// nearly that long for each of a thousand must not keep the caller for a quarter of an hour.
 const TASK_LIMIT: Duration = Duration::from_secs(5);
-/// For a probe: half a second, less what it takes to show that nothing came.
-const PROBE_LIMIT: Duration = Duration::from_millis(450);
 
 /// VMs whose QMP sockets are in a directory, or listed one by one.
 #[derive(Clone, Debug, Default)]
@@ -159,8 +157,8 @@ impl VmConnection for QmpConnection {
         self.task(|client, _, _| channel::attach(client, &server))
     }
 
-    fn probe(&mut self) -> Result<(), VmError> {
-        self.client.begin_task(PROBE_LIMIT);
+    fn probe(&mut self, limit: Duration) -> Result<(), VmError> {
+        self.client.begin_task(limit);
         let outcome = self.client.execute(&QueryStatus {});
         self.client.end_task();
         outcome.map(drop)
