@@ -391,7 +391,7 @@ impl Worker {
                 self.conclude(connection, outcome, Report::Detached)
             }
             Command::Replug { vcpu, node } => {
-                let outcome = replug(connection, vcpu, node);
+                let outcome = replug(&self.candidate.name, connection, vcpu, node);
                 self.describe_wanted = true;
                 self.conclude(connection, outcome, Report::Replugged)
             }
@@ -409,7 +409,7 @@ impl Worker {
         if outcome.as_ref().is_err_and(|error| ends_soon(connection, error)) {
             return Err(Stop::Ended);
         }
-        let stop = ends_serving(&outcome);
+        let stop = outcome.as_ref().err().and_then(ends_serving);
         self.report(answer(outcome))?;
         stop.map_or(Ok(()), Err)
     }
@@ -458,29 +458,37 @@ impl Worker {
 
 /// The new vCPU may run where the old one may, from before the guest uses it.
 fn replug(
+    vm: &str,
     connection: &mut dyn VmConnection,
     vcpu: u32,
     node: u32,
 ) -> Result<(Plugged, VmDescription), VmError> {
     let pid = connection.pid();
-    let io = |source| VmError::Io { vm: format!("VM of process {pid}"), command: "replug".into(), source };
+    let io = |source| VmError::Io { vm: vm.to_owned(), command: "replug".into(), source };
     let pidfd = connection.pidfd().try_clone_to_owned().map_err(io)?;
     let mut adopt = |old: i32, new: i32| {
         let allowed = read_allowed(pid, old).map_err(|error| error.to_string())?;
         pin_thread(pidfd.as_fd(), pid, new, &allowed).map_err(|error| error.to_string())
     };
     let plugged = connection.replug_vcpu(vcpu, node, &mut adopt)?;
-    Ok((plugged, connection.describe()?))
+    let described = connection.describe();
+    let undescribed = |source| {
+        let vm = vm.to_owned();
+        VmError::ReplugUndescribed { vm, vcpu, new: plugged.apic_id, source: Box::new(source) }
+    };
+    Ok((plugged, described.map_err(undescribed)?))
 }
 
 /// After these nothing can be asked, for now or for good.
-fn ends_serving<T>(outcome: &Result<T, VmError>) -> Option<Stop> {
-    match outcome {
-        Err(VmError::Disconnected { vm }) => Some(Stop::Lost(VmError::Disconnected { vm: vm.clone() })),
-        Err(VmError::Timeout { vm, command, limit_ms }) => {
+fn ends_serving(error: &VmError) -> Option<Stop> {
+    match error {
+        VmError::Disconnected { vm } => Some(Stop::Lost(VmError::Disconnected { vm: vm.clone() })),
+        VmError::Timeout { vm, command, limit_ms } => {
             let (vm, command) = (vm.clone(), command.clone());
             Some(Stop::Silent(VmError::Timeout { vm, command, limit_ms: *limit_ms }))
         }
+        VmError::ReplugUndescribed { source, .. } => ends_serving(source),
+        VmError::NotUndone { error, .. } => ends_serving(error),
         _ => None,
     }
 }

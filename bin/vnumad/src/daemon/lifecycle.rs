@@ -515,7 +515,7 @@ impl Entry {
 
 fn end_of<T>(replug: &Result<T, VmError>) -> ReplugEnd {
     match replug {
-        Ok(_) => ReplugEnd::Done,
+        Ok(_) | Err(VmError::ReplugUndescribed { .. }) => ReplugEnd::Done,
         Err(VmError::UnplugPending { .. } | VmError::NotUndone { .. }) => ReplugEnd::Both,
         Err(_) => ReplugEnd::Undone,
     }

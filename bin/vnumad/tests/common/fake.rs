@@ -92,6 +92,8 @@ pub struct FakeVm {
     pub free_port: bool,
     /// What is plugged by the next replug.
     pub spare: Option<Plugged>,
+    /// It falls silent as soon as that is done.
+    pub silent_after_replug: bool,
     /// Commands do not return while it is set.
     pub stuck: bool,
     /// Every call fails.
@@ -183,6 +185,7 @@ impl World {
             foreign_channel: false,
             free_port: true,
             spare: None,
+            silent_after_replug: false,
             stuck: false,
             silent: false,
             refuses: false,
@@ -371,6 +374,7 @@ impl VmConnection for Connection {
                 tid: new.tid,
             });
             vm.spare = None;
+            vm.silent |= std::mem::take(&mut vm.silent_after_replug);
             Ok(new)
         })
     }

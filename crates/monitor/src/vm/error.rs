@@ -187,6 +187,18 @@ pub enum VmError {
         /// What failed.
         reason: String,
     },
+    /// It was done, and nothing could be asked after it.
+    #[error("{vm}: vCPU {vcpu} was replugged and is vCPU {new} now, but then: {source}")]
+    ReplugUndescribed {
+        /// The VM.
+        vm: String,
+        /// APIC id that it had.
+        vcpu: u32,
+        /// APIC id that it has.
+        new: u32,
+        /// What went wrong afterwards.
+        source: Box<VmError>,
+    },
     /// The guest does not give the vCPU back.
     #[error("{vm}: the guest refuses to let go of vCPU {vcpu} (_OST status {status:#x})")]
     UnplugRefused {
@@ -210,7 +222,7 @@ pub enum VmError {
         limit_ms: u64,
     },
     /// A failure that could not be undone.
-    #[error("{cause}; and the new vCPU could not be taken away again, so both are plugged: {error}")]
+    #[error("{cause}; and the new vCPU could not be taken away again, so both may be plugged: {error}")]
     NotUndone {
         /// The failure.
         cause: Box<VmError>,
