@@ -13,10 +13,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use vnuma_scenario::{Monitor, Nodes, Process, Vm, output, tsc_offset, vnumactl, vnumad, wait_for};
+use vnuma_scenario::{
+    HANG_LIMIT, Monitor, Nodes, Process, Vm, output, tsc_offset, vnumactl, vnumad, wait_for,
+};
 
-/// Only a bound against hanging for ever; starting and moving take seconds.
-const HANG_LIMIT: Duration = Duration::from_secs(120);
 const PROGRESS_PERIOD: Duration = Duration::from_secs(10);
 const GUEST_PROGRAM: &str = "/root/vnuma-demo";
 
@@ -133,10 +133,7 @@ fn configuration(arguments: &Arguments, nodes: &Nodes, guest_kernel: String) -> 
 /// Attaches the VM, loads the driver into its guest and waits until the guest has taken its topology over.
 fn attach(vm: &Vm, driver: &str) -> Result<()> {
     say("attaching one of them and loading vnuma.ko into its guest");
-    let listed =
-        |vms: &Value| vms.as_array().is_some_and(|vms| vms.iter().any(|entry| entry["name"] == *vm.name));
-    wait_for("vnumad to find the VM", HANG_LIMIT, || Ok(vnumactl(&["list"]).is_ok_and(|vms| listed(&vms))))?;
-    vnumactl(&["attach", &vm.name])?;
+    vm.attach()?;
     vm.put(driver, "/root/vnuma.ko")?;
     vm.exec(&["insmod", "/root/vnuma.ko"])?;
     wait_for("the guest to take the topology over", HANG_LIMIT, || {

@@ -3,10 +3,8 @@
 use anyhow::{Context, Result};
 use std::fs;
 use std::time::{Duration, Instant};
-use vnuma_scenario::{Vm, vnumactl, vnumad, wait_for};
+use vnuma_scenario::{Vm, vnumactl, vnumad};
 
-/// Only a bound against hanging for ever.
-const HANG_LIMIT: Duration = Duration::from_secs(120);
 /// What starting and attaching stirred up has settled.
 const SETTLE: Duration = Duration::from_secs(10);
 
@@ -27,9 +25,9 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     for number in 0..arguments.vms {
         let name = format!("small{number}");
         let shape = ["--nodes", "2", "--vcpus", "2", "--memory", "256M"];
-        vms.push(Vm::start(&name, &shape.map(str::to_owned))?);
-        wait_for("vnumad to find the VM", HANG_LIMIT, || Ok(vnumactl(&["show", &name]).is_ok()))?;
-        vnumactl(&["attach", &name])?;
+        let vm = Vm::start(&name, &shape.map(str::to_owned))?;
+        vm.attach()?;
+        vms.push(vm);
         eprintln!("{} of {} VMs attached", number + 1, arguments.vms);
     }
     std::thread::sleep(SETTLE);

@@ -11,10 +11,8 @@ use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
-use vnuma_scenario::{Nodes, Process, Vm, tsc_offset, vnumactl, vnumad, wait_for};
+use vnuma_scenario::{HANG_LIMIT, Nodes, Process, Vm, tsc_offset, vnumad};
 
-/// Only a bound against hanging for ever.
-const HANG_LIMIT: Duration = Duration::from_secs(120);
 /// Between two moves: what the last one and its check stirred up has settled.
 const SETTLE: Duration = Duration::from_millis(400);
 const VCPUS: usize = 4;
@@ -82,11 +80,8 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     vm.put(&std::env::current_exe()?.to_string_lossy(), PROGRAM)?;
     vm.put(CHECKER, CHECKER)?;
     vm.exec(&["insmod", "/root/vnuma.ko"])?;
-    wait_for("vnumad to find the VM", HANG_LIMIT, || Ok(vnumactl(&["show", &vm.name]).is_ok()))?;
-    vnumactl(&["attach", &vm.name])?;
-    wait_for("the guest to take its topology over", HANG_LIMIT, || {
-        Ok(vm.exec(&["cat", "/sys/class/misc/vnuma/updates"]).is_ok_and(|count| count.trim() != "0"))
-    })?;
+    vm.attach()?;
+    vm.await_driver()?;
     let cost = serde_json::from_str(&vm.exec(&[PROGRAM, "cost"])?).context("bench-topology cost")?;
 
     let mut bench = Bench::start(&vm, nodes)?;

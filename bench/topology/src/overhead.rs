@@ -3,11 +3,8 @@
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
-use std::time::Duration;
-use vnuma_scenario::{Vm, output, vnumactl, vnumad, wait_for};
+use vnuma_scenario::{Vm, output, vnumactl, vnumad};
 
-/// Only a bound against hanging for ever.
-const HANG_LIMIT: Duration = Duration::from_secs(120);
 const LOAD: &str = "/run/lab/bin/lab-load";
 
 #[derive(clap::Args)]
@@ -30,11 +27,8 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         sides[0].push(work(&vm)?);
         let daemon = vnumad(&[])?;
         vm.exec(&["insmod", "/root/vnuma.ko"])?;
-        wait_for("vnumad to find the VM", HANG_LIMIT, || Ok(vnumactl(&["show", &vm.name]).is_ok()))?;
-        vnumactl(&["attach", &vm.name])?;
-        wait_for("the guest to take its topology over", HANG_LIMIT, || {
-            Ok(vm.exec(&["cat", "/sys/class/misc/vnuma/updates"]).is_ok_and(|count| count.trim() != "0"))
-        })?;
+        vm.attach()?;
+        vm.await_driver()?;
         sides[1].push(work(&vm)?);
         vnumactl(&["detach", &vm.name])?;
         vm.exec(&["rmmod", "vnuma"])?;

@@ -3,17 +3,11 @@
 use crate::clock::{Line, Moment, monotonic_ns};
 use crate::figures::Percentiles;
 use anyhow::{Context, Result, ensure};
-use serde_json::{Value, json};
+use serde_json::json;
 use std::io::Read;
-use std::time::{Duration, Instant};
-use vnuma_scenario::{Nodes, Vm, tsc_offset, vnumactl, vnumad, wait_for};
+use vnuma_scenario::{Nodes, Vm, bring_online, replug_when_noticed, tsc_offset, vcpu_thread, vnumad};
 
-/// Only a bound against hanging for ever.
-const HANG_LIMIT: Duration = Duration::from_secs(120);
 const PROGRAM: &str = "/root/bench-topology";
-/// Stands for the guest's udev, which brings plugged CPUs online.
-const UDEV: &str = "while :; do for f in /sys/devices/system/cpu/cpu[0-9]*/online; do \
-    [ \"$(cat $f)\" = 1 ] || echo 1 > $f; done; sleep 0.01; done 2>/dev/null";
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -33,8 +27,8 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let shape = ["--nodes", "2", "--vcpus", "3", "--spare-slots", "--kernel", &arguments.kernel];
     let vm = Vm::start("spare", &shape.map(str::to_owned))?;
     vm.put(&std::env::current_exe()?.to_string_lossy(), PROGRAM)?;
-    wait_for("vnumad to find the VM", HANG_LIMIT, || Ok(vnumactl(&["show", &vm.name]).is_ok()))?;
-    let _udev = vm.spawn(&["sh", "-c", UDEV])?;
+    vm.await_found()?;
+    let _udev = bring_online(&vm)?;
     let offset = tsc_offset(&vm)?;
     // Guest node 0 has CPU 0, node 1 has CPUs 1 and 2.
     let (mut vcpu, mut latencies) = (2, Vec::new());
@@ -55,15 +49,14 @@ fn replug(vm: &Vm, offset: u64, vcpu: u64, node: u32, nodes: &Nodes) -> Result<(
     // On CPU 0, which stays: the time stamp counter of one that is plugged in may have another offset.
     let mut waiter = vm.spawn(&["taskset", "-c", "0", PROGRAM, "await-cpu", "--node", &node.to_string()])?;
     // It runs before anything changes.
-    std::thread::sleep(Duration::from_secs(1));
+    std::thread::sleep(std::time::Duration::from_secs(1));
     let cpus = nodes.cpus(node).with_context(|| format!("no node {node}"))?;
     let mut set = nix::sched::CpuSet::new();
     cpus.iter().try_for_each(|cpu| set.set(cpu as usize))?;
-    let shown = vnumactl(&["show", &vm.name])?;
-    let tid = tid_of(&shown, vcpu).with_context(|| format!("no vCPU {vcpu}: {shown}"))?;
+    let tid = vcpu_thread(vm, vcpu)?;
     let (start, moved_ns) = (Moment::now()?, monotonic_ns()?);
     nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(tid), &set)?;
-    let done = when_noticed(vm, vcpu)?;
+    let done = replug_when_noticed(vm, vcpu)?;
     let mut text = String::new();
     waiter.0.stdout.take().context("no standard output")?.read_to_string(&mut text)?;
     let seen: Moment = serde_json::from_str(&text).with_context(|| format!("await-cpu: {text:?}"))?;
@@ -74,30 +67,13 @@ fn replug(vm: &Vm, offset: u64, vcpu: u64, node: u32, nodes: &Nodes) -> Result<(
     Ok((new, ns))
 }
 
-fn tid_of(shown: &Value, vcpu: u64) -> Option<i32> {
-    let found = shown["vcpus"].as_array()?.iter().find(|found| found["apic_id"] == vcpu)?;
-    i32::try_from(found["tid"].as_i64()?).ok()
-}
-
-/// vnumad refuses until it has seen that the vCPU runs elsewhere.
-fn when_noticed(vm: &Vm, vcpu: u64) -> Result<Value> {
-    let end = Instant::now() + HANG_LIMIT;
-    loop {
-        match vnumactl(&["replug", &vm.name, "--vcpu", &vcpu.to_string()]) {
-            Ok(done) => return Ok(done),
-            Err(error) if format!("{error:#}").contains("which is right") && Instant::now() < end => {}
-            Err(error) => return Err(error),
-        }
-    }
-}
-
 /// In the guest: waits until a node has other CPUs and prints the [`Moment`].
 pub fn await_cpu(node: u32) -> Result<()> {
     let path = format!("/sys/devices/system/node/node{node}/cpulist");
     let read = || std::fs::read_to_string(&path).with_context(|| path.clone());
     let before = read()?;
     while read()? == before {
-        std::thread::sleep(Duration::from_millis(1));
+        std::thread::sleep(std::time::Duration::from_millis(1));
     }
     println!("{}", serde_json::to_string(&Moment::now()?)?);
     Ok(())

@@ -1,11 +1,10 @@
 //! The API: HTTP requests become messages. What is allowed is decided here.
 
 use crate::{
-    error::Refusal,
+    error::{Refusal, readable},
     limits::{PerUser, Permit},
     listener::ApiListener,
     message::{Message, Reply, Request},
-    readable::readable,
     rights::Peer,
 };
 use axum::{

@@ -1,7 +1,7 @@
 //! The configuration file. Every key has a default; a key that is not known, or a value out of
 //! range, is refused with its file, line and name.
 
-use crate::readable::readable;
+use crate::error::readable;
 use serde::Deserialize;
 use std::{
     ops::RangeInclusive,

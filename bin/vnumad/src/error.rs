@@ -5,6 +5,14 @@ use vnuma_api::{ApiError, ErrorKind};
 use vnuma_channel::{ChannelError, ContentError};
 use vnuma_monitor::{SysfsError, vm::VmError};
 
+/// Longest message that quotes what others wrote, in bytes.
+const MESSAGE_LIMIT: usize = 1000;
+
+/// A message of bounded length that disturbs no terminal and no log.
+pub(crate) fn readable(message: &str) -> String {
+    vnuma_monitor::text::readable(message, MESSAGE_LIMIT)
+}
+
 /// Why a request is refused; its text goes to the operator.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Refusal {

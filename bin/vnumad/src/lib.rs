@@ -25,7 +25,6 @@ mod listener;
 mod locations;
 mod message;
 mod pulse;
-mod readable;
 mod readiness;
 mod records;
 mod report;

@@ -3,7 +3,7 @@
 //! A record only names things; the channel itself is in the hypervisor. One that is lost or stale costs a
 //! detach and an attach, nothing else.
 
-use crate::readable::readable;
+use crate::error::readable;
 use serde::{Deserialize, Serialize};
 use std::{
     fs::{self, DirBuilder, OpenOptions},

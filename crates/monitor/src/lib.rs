@@ -18,7 +18,7 @@
 
 pub mod location;
 pub mod sysfs;
-mod text;
+pub mod text;
 pub mod vm;
 
 pub use sysfs::{SysfsError, read_host_topology};

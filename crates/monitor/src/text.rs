@@ -1,4 +1,4 @@
-//! Foreign text in messages.
+//! Foreign text in messages: of bounded length, and with everything escaped that would disturb a terminal or a log.
 
 /// Longest piece of foreign text in a message.
 const SHOWN: usize = 80;
@@ -6,12 +6,17 @@ const SHOWN: usize = 80;
 /// Longest reason that quotes foreign text, in bytes, give or take its last character.
 const REASON: usize = 300;
 
-/// A reason that may quote foreign text, escaped likewise.
+/// A reason that may quote foreign text.
 pub(crate) fn tame(reason: &str) -> String {
+    readable(reason, REASON)
+}
+
+/// A message that may quote foreign text, of `limit` bytes, give or take its last character.
+pub fn readable(message: &str, limit: usize) -> String {
     let mut shown = String::new();
-    for c in reason.chars() {
+    for c in message.chars() {
         // Escaped, a character is several.
-        if shown.len() >= REASON {
+        if shown.len() >= limit {
             shown.push('…');
             break;
         }
@@ -20,8 +25,7 @@ pub(crate) fn tame(reason: &str) -> String {
     shown
 }
 
-/// At most [`SHOWN`] characters of `text`, with everything escaped that would disturb a
-/// terminal or a log.
+/// At most [`SHOWN`] characters of `text`.
 pub(crate) fn shorten(text: &str) -> String {
     let mut shown: String = text.trim_end().chars().take(SHOWN).flat_map(char::escape_debug).collect();
     if text.trim_end().chars().nth(SHOWN).is_some() {
@@ -40,7 +44,7 @@ mod tests {
         assert_eq!(shorten("a\u{1b}[2Jb"), "a\\u{1b}[2Jb");
         assert_eq!(shorten(&"x".repeat(81)), format!("{}…", "x".repeat(80)));
         assert_eq!(shorten(&"x".repeat(80)), "x".repeat(80));
-        assert_eq!(tame("`a` \u{1b}\n"), "`a` \\u{1b}\\n");
+        assert_eq!(tame("`a` \u{1b}\n \"c\" é"), "`a` \\u{1b}\\n \"c\" é");
         assert_eq!(tame(&"x".repeat(301)), format!("{}…", "x".repeat(300)));
         assert!(tame(&"\u{1b}".repeat(300)).len() < 320);
     }

@@ -2,11 +2,8 @@
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
-use std::time::Duration;
-use vnuma_scenario::{Nodes, Vm, output, vnumactl, wait_for};
+use vnuma_scenario::{HANG_LIMIT, Nodes, Vm, output, vnumactl, wait_for};
 
-/// Only a bound against hanging for ever.
-pub const HANG_LIMIT: Duration = Duration::from_secs(120);
 /// Kernel of guests unless a scenario is about kernels; that of lab-vm.
 pub const DEFAULT_KERNEL: &str = "6.12";
 /// Where the driver is in a guest.

@@ -1,14 +1,14 @@
 //! vnumad is killed again and again, at random moments of its work, while vCPUs move: its successor takes the channel
 //! over, and the guest ends up with what is true.
 
-use crate::guest::{HANG_LIMIT, check, check_kernel_log, detach, equip, listed, taskset, wait_until_seen};
+use crate::guest::{check, check_kernel_log, detach, equip, listed, taskset, wait_until_seen};
 use crate::random::Random;
 use anyhow::{Context, Result, ensure};
 use std::fs;
 use std::path::Path;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
-use vnuma_scenario::{Nodes, Process, Vm, vnumactl, vnumad, wait_for};
+use vnuma_scenario::{HANG_LIMIT, Nodes, Process, Vm, vnumactl, vnumad, wait_for};
 
 const VCPUS: usize = 2;
 const RECORDS: &str = "/run/vnuma/channels";

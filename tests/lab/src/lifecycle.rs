@@ -1,11 +1,9 @@
 //! VMs come and go while vnumad runs: started before and after it, stopped in order and killed.
 
-use crate::guest::{
-    HANG_LIMIT, check, check_kernel_log, equip, listed, taskset, wait_until_listed, wait_until_seen,
-};
+use crate::guest::{check, check_kernel_log, equip, listed, taskset, wait_until_listed, wait_until_seen};
 use anyhow::{Context, Result, anyhow};
 use std::fs;
-use vnuma_scenario::{Nodes, Vm, output, vnumactl, vnumad, wait_for};
+use vnuma_scenario::{HANG_LIMIT, Nodes, Vm, output, vnumactl, vnumad, wait_for};
 
 pub fn run() -> Result<()> {
     let nodes = Nodes::read()?;

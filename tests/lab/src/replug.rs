@@ -1,19 +1,19 @@
 //! A guest without the driver sees where its vCPUs are, by replugging them.
 
-use crate::guest::{HANG_LIMIT, check_kernel_log, detach, expect_rung, listed, wait_until_listed};
+use crate::guest::{check_kernel_log, detach, expect_rung, listed, wait_until_listed};
 use anyhow::{Context, Result, bail, ensure};
-use serde_json::{Value, json};
+use serde_json::json;
 use std::process::Command;
 use std::time::{Duration, Instant};
-use vnuma_scenario::{Monitor, Nodes, Process, Vm, output, vnumactl, vnumad, wait_for};
+use vnuma_scenario::{
+    HANG_LIMIT, Monitor, Nodes, Process, Vm, bring_online, output, replug_when_noticed, vcpu_thread,
+    vnumactl, vnumad, wait_for,
+};
 
 /// Between host nodes 0 and 1.
 const MOVES: usize = 6;
 /// Of a vnumad that replugs of itself.
 const CONFIG: &str = "/root/replug.toml";
-/// Stands for the guest's udev, which brings plugged CPUs online.
-const UDEV: &str = "while :; do for f in /sys/devices/system/cpu/cpu[0-9]*/online; do \
-    [ \"$(cat $f)\" = 1 ] || echo 1 > $f; done; sleep 0.01; done 2>/dev/null";
 
 pub fn run() -> Result<()> {
     let nodes = Nodes::read()?;
@@ -24,7 +24,7 @@ pub fn run() -> Result<()> {
     doctor(&vm)?;
     expect_refusal(&["replug", &vm.name, "--vcpu", "0"], "cannot be replugged")?;
     expect_refusal(&["replug", &vm.name, "--vcpu", "2"], "which is right")?;
-    let _udev = vm.spawn(&["sh", "-c", UDEV])?;
+    let _udev = bring_online(&vm)?;
 
     // Guest node 0 has CPU 0, node 1 has CPUs 1 and 2.
     let mut vcpu = 2;
@@ -61,7 +61,7 @@ fn paused(vm: &Vm, vcpu: u64, home: u64, nodes: &Nodes) -> Result<u64> {
         Ok(last.is_ok())
     })
     .with_context(|| format!("{last:?}"))?;
-    confine(thread_of(vm, vcpu)?, 1 - home, nodes)?;
+    confine(vcpu_thread(vm, vcpu)?, 1 - home, nodes)?;
     let error = match replug_when_noticed(vm, vcpu) {
         Ok(done) => bail!("a paused guest took a vCPU: {done}"),
         Err(error) => format!("{error:#}"),
@@ -94,13 +94,6 @@ fn expect_refusal(arguments: &[&str], reason: &str) -> Result<()> {
     Ok(())
 }
 
-fn thread_of(vm: &Vm, vcpu: u64) -> Result<u64> {
-    let shown = listed(&vm.name)?.context("not listed")?;
-    let vcpus = shown["vcpus"].as_array().context("no vcpus")?;
-    let found = vcpus.iter().find(|found| found["apic_id"] == vcpu);
-    found.and_then(|vcpu| vcpu["tid"].as_u64()).with_context(|| format!("no vCPU {vcpu}: {shown}"))
-}
-
 /// Confines a vCPU to a host node, and replugs it as soon as vnumad has noticed. Returns its new APIC id and how long it
 /// took until the guest's own list of the node had a new CPU.
 fn replug(vm: &Vm, vcpu: u64, node: u64, nodes: &Nodes) -> Result<(u64, Duration)> {
@@ -112,7 +105,7 @@ fn replug(vm: &Vm, vcpu: u64, node: u64, nodes: &Nodes) -> Result<(u64, Duration
     std::thread::sleep(Duration::from_secs(1));
 
     let started = Instant::now();
-    confine(thread_of(vm, vcpu)?, node, nodes)?;
+    confine(vcpu_thread(vm, vcpu)?, node, nodes)?;
     let done = replug_when_noticed(vm, vcpu)?;
     await_end(&mut seen)?;
     let latency = started.elapsed();
@@ -123,20 +116,9 @@ fn replug(vm: &Vm, vcpu: u64, node: u64, nodes: &Nodes) -> Result<(u64, Duration
     Ok((new, latency))
 }
 
-fn confine(tid: u64, node: u64, nodes: &Nodes) -> Result<()> {
+fn confine(tid: i32, node: u64, nodes: &Nodes) -> Result<()> {
     let cpus = nodes.cpus(node as u32).with_context(|| format!("the host has no node {node}"))?;
     output("taskset", &["-p", "-c", &cpus.to_string(), &tid.to_string()]).map(drop)
-}
-
-fn replug_when_noticed(vm: &Vm, vcpu: u64) -> Result<Value> {
-    let end = Instant::now() + HANG_LIMIT;
-    loop {
-        match vnumactl(&["replug", &vm.name, "--vcpu", &vcpu.to_string()]) {
-            Ok(done) => return Ok(done),
-            Err(error) if format!("{error:#}").contains("which is right") && Instant::now() < end => {}
-            Err(error) => return Err(error),
-        }
-    }
 }
 
 fn await_end(process: &mut Process) -> Result<()> {
@@ -180,7 +162,7 @@ fn of_itself(vm: &Vm, vcpu: u64, home: u64, nodes: &Nodes) -> Result<u64> {
     std::fs::write(CONFIG, "[replug]\nafter_s = 2\n").context(CONFIG)?;
     let _daemon = vnumad(&["--config", CONFIG])?;
     wait_until_listed(&vm.name)?;
-    confine(thread_of(vm, vcpu)?, 1 - home, nodes)?;
+    confine(vcpu_thread(vm, vcpu)?, 1 - home, nodes)?;
     let (mut new, before) = (None, apic_ids(vm)?);
     wait_for("vnumad to replug the vCPU", HANG_LIMIT, || {
         let now = apic_ids(vm)?;
@@ -205,7 +187,7 @@ fn kept(vm: &Vm, vcpu: u64, home: u64, nodes: &Nodes) -> Result<()> {
     let _daemon = vnumad(&[])?;
     wait_until_listed(&vm.name)?;
     vm.exec(&["sh", "-c", "echo 0 > /sys/firmware/acpi/hotplug/processor/enabled"])?;
-    confine(thread_of(vm, vcpu)?, 1 - home, nodes)?;
+    confine(vcpu_thread(vm, vcpu)?, 1 - home, nodes)?;
     let error = match replug_when_noticed(vm, vcpu) {
         Ok(done) => bail!("a guest that gives none back gave one: {done}"),
         Err(error) => format!("{error:#}"),
@@ -223,7 +205,7 @@ fn full(vm: &Vm, vcpu: u64, nodes: &Nodes) -> Result<()> {
     let one = ["--nodes", "2", "--vcpus", "2"].map(str::to_owned);
     let other = Vm::start("full", &one)?;
     wait_until_listed(&other.name)?;
-    confine(thread_of(&other, 1)?, 0, nodes)?;
+    confine(vcpu_thread(&other, 1)?, 0, nodes)?;
     wait_for("vnumad to notice", HANG_LIMIT, || {
         Ok(listed(&other.name)?.is_some_and(|vm| vm["vcpus"][1]["state"] == "stale"))
     })?;

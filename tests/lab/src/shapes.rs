@@ -2,11 +2,11 @@
 //! and go.
 
 use crate::guest::{
-    HANG_LIMIT, check, check_kernel_log, equip, listed, seen, taskset, wait_until_listed, wait_until_seen,
+    check, check_kernel_log, equip, listed, seen, taskset, wait_until_listed, wait_until_seen,
 };
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
-use vnuma_scenario::{Monitor, Nodes, Vm, output, vcpu_threads, vnumactl, vnumad, wait_for};
+use vnuma_scenario::{HANG_LIMIT, Monitor, Nodes, Vm, output, vcpu_threads, vnumactl, vnumad, wait_for};
 
 /// What the plugged one is called.
 const NEW_VCPU: &str = "more";

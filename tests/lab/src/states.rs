@@ -1,11 +1,9 @@
 //! What vnumactl shows: `true`, `approximate` and `stale`, and what it refuses.
 
-use crate::guest::{
-    HANG_LIMIT, check, equip, expect_rung, seen, taskset, wait_until_listed, wait_until_seen,
-};
+use crate::guest::{check, equip, expect_rung, seen, taskset, wait_until_listed, wait_until_seen};
 use anyhow::{Context, Result, anyhow, ensure};
 use std::process::Command;
-use vnuma_scenario::{Nodes, Process, Vm, output, vnumactl, vnumad, wait_for};
+use vnuma_scenario::{HANG_LIMIT, Nodes, Process, Vm, output, vnumactl, vnumad, wait_for};
 
 pub fn run() -> Result<()> {
     let nodes = Nodes::read()?;

@@ -1,9 +1,7 @@
 //! QEMUs that are stopped, whose monitor somebody else uses, and that end in mid-attach: each is named, observed all the
 //! same, and back by itself; the VM beside them is not disturbed.
 
-use crate::guest::{
-    HANG_LIMIT, check, detach, equip, listed, seen, taskset, wait_until_listed, wait_until_seen,
-};
+use crate::guest::{check, detach, equip, listed, seen, taskset, wait_until_listed, wait_until_seen};
 use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::{Value, json};
 use std::fs;
@@ -13,7 +11,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
-use vnuma_scenario::{Monitor, Nodes, Vm, output, vnumactl, vnumad};
+use vnuma_scenario::{HANG_LIMIT, Monitor, Nodes, Vm, output, vnumactl, vnumad};
 
 const RECORDS: &str = "/run/vnuma/channels";
 const FIFO: &str = "/run/stuck";

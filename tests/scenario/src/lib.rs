@@ -4,12 +4,19 @@
 
 #![forbid(unsafe_code)]
 
+use std::time::Duration;
+
+/// Only a bound against hanging for ever.
+pub const HANG_LIMIT: Duration = Duration::from_secs(120);
+
 mod monitor;
 mod nodes;
 mod process;
+mod replug;
 mod vm;
 
 pub use monitor::Monitor;
 pub use nodes::Nodes;
 pub use process::{Process, output, vnumactl, vnumad, wait_for};
+pub use replug::{bring_online, replug_when_noticed, vcpu_thread};
 pub use vm::{Vm, tsc_offset, vcpu_threads};

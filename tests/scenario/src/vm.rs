@@ -1,6 +1,7 @@
 //! VMs of the lab server, through `lab-vm`.
 
-use crate::process::{Process, output};
+use crate::HANG_LIMIT;
+use crate::process::{Process, output, vnumactl, wait_for};
 use anyhow::{Context, Result, bail, ensure};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -80,6 +81,27 @@ impl Vm {
             .spawn()
             .context("lab-vm exec")?;
         Ok(Process(child))
+    }
+
+    /// Waits until vnumad knows all about it.
+    pub fn await_found(&self) -> Result<()> {
+        wait_for("vnumad to find the VM", HANG_LIMIT, || {
+            Ok(vnumactl(&["show", &self.name]).is_ok_and(|shown| shown["described"] == true))
+        })
+    }
+
+    /// Plugs the channel as soon as vnumad can.
+    pub fn attach(&self) -> Result<()> {
+        self.await_found()?;
+        vnumactl(&["attach", &self.name]).map(drop)
+    }
+
+    /// Waits until its driver has taken the topology over.
+    pub fn await_driver(&self) -> Result<()> {
+        wait_for("the guest to take its topology over", HANG_LIMIT, || {
+            let updates = self.exec(&["cat", "/sys/class/misc/vnuma/updates"]);
+            Ok(updates.is_ok_and(|count| count.trim() != "0"))
+        })
     }
 
     /// Socket of a QEMU monitor that vnumad does not use.
