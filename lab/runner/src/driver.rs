@@ -16,6 +16,15 @@ use crate::progress::Progress;
 
 /// Folders of the checkout that the build needs, at the same places relative to each other.
 const FOLDERS: [&str; 3] = ["guest/driver", "abi/topology-channel/include", "abi/guest-device/include"];
+/// Everything below the present folder: the tree stays as it is. `$1`: the kernel's release.
+const DKMS: &str = r#"
+    make --silent DESTDIR="$PWD/root" dkms-tree
+    mkdir dkms
+    dkms build vnuma/$(sed -n 's/^PACKAGE_VERSION="\(.*\)"/\1/p' dkms.conf) -k "$1" \
+        --sourcetree "$PWD/root/usr/src" --dkmstree "$PWD/dkms"
+    module=$(find dkms -path "*/$1/*/module/vnuma.ko*")
+    case $(modinfo -F vermagic "$module") in "$1 "*) ;; *) echo "not for $1: $module"; exit 1 ;; esac
+"#;
 /// Builds that are kept in the cache.
 const KEPT: usize = 8;
 
@@ -56,6 +65,22 @@ pub fn tools(kernel: &str) -> Result<PathBuf, DriverError> {
     Ok(built(kernel)?.join("test"))
 }
 
+/// Has DKMS build the driver, as its README says, for the kernel of the image with that name.
+pub fn build_with_dkms(kernel: &str) -> Result<(), DriverError> {
+    let image = Image::ensure(Progress::Show)?;
+    let release = release(&image, kernel)?;
+    let sources = sources(&crate::lab_dir().join(".."))?;
+    kbuild::run(&image, release, &sources, "guest/driver", &["sh", "-euc", DKMS, "sh", release])?;
+    Ok(())
+}
+
+fn release<'a>(image: &'a Image, name: &str) -> Result<&'a str, DriverError> {
+    image.kernel(name).map(|kernel| kernel.release.as_str()).ok_or_else(|| {
+        let known = image.kernels().iter().map(|kernel| kernel.name.as_str()).collect::<Vec<_>>().join(", ");
+        DriverError::Kernel { name: name.to_owned(), known }
+    })
+}
+
 fn file_error(path: &Path) -> impl FnOnce(io::Error) -> DriverError {
     let path = path.to_owned();
     move |source| DriverError::File { path, source }
@@ -64,19 +89,16 @@ fn file_error(path: &Path) -> impl FnOnce(io::Error) -> DriverError {
 /// The directory of the cache with what was built.
 fn built(name: &str) -> Result<PathBuf, DriverError> {
     let image = Image::ensure(Progress::Show)?;
-    let Some(kernel) = image.kernel(name) else {
-        let known = image.kernels().iter().map(|kernel| kernel.name.as_str()).collect::<Vec<_>>().join(", ");
-        return Err(DriverError::Kernel { name: name.to_owned(), known });
-    };
+    let release = release(&image, name)?;
     let checkout = crate::lab_dir().join("..");
     let sources = sources(&checkout)?;
-    let hash = hash(&kernel.release, &sources);
+    let hash = hash(release, &sources);
     let results = cache_dir().join("driver");
     let result = results.join(&hash);
     let _lock = lock(&result, FlockArg::LockExclusive).map_err(file_error(&result))?;
     if !result.join("vnuma.ko").exists() {
         let targets = ["modules", "check-tools"];
-        let scratch = kbuild::make(&image, &kernel.release, &sources, "guest/driver", &targets)?;
+        let scratch = kbuild::make(&image, release, &sources, "guest/driver", &targets)?;
         install(&scratch.path().join("guest/driver"), &result)?;
         prune(&results, &hash);
     }

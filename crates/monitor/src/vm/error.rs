@@ -170,7 +170,7 @@ pub enum VmError {
         node: u32,
     },
     /// The guest does not take part in hot-plug.
-    #[error("{vm}: the guest did not take a new vCPU within {limit_ms} ms (does it still boot?)")]
+    #[error("{vm}: the guest did not take a new vCPU within {limit_ms} ms (does it boot, or is it paused?)")]
     PlugIgnored {
         /// The VM.
         vm: String,

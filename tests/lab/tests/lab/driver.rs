@@ -23,6 +23,14 @@ fn the_driver_obeys_its_channel_on_each_kernel() {
     }
 }
 
+#[test]
+#[ignore = "takes a minute: make soak"]
+fn dkms_builds_the_driver_for_each_kernel() {
+    for kernel in ["6.12", "6.1", "7.3"] {
+        driver::build_with_dkms(kernel).unwrap_or_else(|error| panic!("{error}"));
+    }
+}
+
 /// What of it `make test` has time for.
 pub fn essential() -> Job {
     job("6.12", &[], &[("STAGES", STAGES), ("HOSTILE", HOSTILE)])
