@@ -290,8 +290,7 @@ mod tests {
         fn a_cut_frame_is_an_error(frame in frames(), cut in 1_usize..1000) {
             let mut wire = Vec::new();
             frame.write(&mut wire).unwrap();
-            let cut = 1 + cut % wire.len();
-            prop_assume!(cut < wire.len());
+            let cut = 1 + cut % (wire.len() - 1);
             prop_assert!(matches!(Frame::read(&mut &wire[..cut]), Err(ProtocolError::Io(_))));
         }
     }
