@@ -206,7 +206,8 @@ fn a_vcpu_is_replugged_to_the_guest_node_of_where_it_runs() {
     threads[1].pin(1);
     spare.pin(1);
     wait_for_states(&daemon, "web", &[(0, 0, "true"), (1, 0, "stale")]);
-    // What is done is not said to have failed.
+    // What is done is not said to have failed, and watchers are told of it.
+    let mut watch = Watch::start(&daemon.socket);
     let again = VcpuThread::start();
     daemon.world.change("web", |vm| {
         (vm.spare, vm.silent_after_replug) = (Some(Plugged { apic_id: 1, tid: again.tid }), true);
@@ -214,6 +215,7 @@ fn a_vcpu_is_replugged_to_the_guest_node_of_where_it_runs() {
     let (status, answer) = replug(5);
     let expected = "web: vCPU 5 was replugged and is vCPU 1 now, but then: web: QMP: `anything` was not answered within 1 ms";
     assert_eq!((status, answer["message"].as_str()), (502, Some(expected)));
+    assert_eq!(watch.next("replugged")["new_vcpu"], 1);
     wait_for("it to be silent", || get(&daemon, "/v1/vms/web").1["hypervisor"] == "silent");
     daemon.world.change("web", |vm| vm.silent = false);
     wait_for_states(&daemon, "web", &[(0, 0, "true"), (1, 1, "true")]);

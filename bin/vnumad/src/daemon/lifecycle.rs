@@ -420,7 +420,18 @@ impl Daemon {
         let (plugged, description) = match outcome {
             Ok(done) => done,
             Err(error) => {
-                warn!(vm = name, vcpu, %error, "a vCPU was not replugged");
+                if let VmError::ReplugUndescribed { new: new_vcpu, .. } = error {
+                    warn!(vm = name, vcpu, new_vcpu, guest_node, %error, "vCPU replugged");
+                    self.tell_watchers(|time_ns| Event::Replugged {
+                        vm: name,
+                        vcpu,
+                        new_vcpu,
+                        guest_node,
+                        time_ns,
+                    });
+                } else {
+                    warn!(vm = name, vcpu, %error, "a vCPU was not replugged");
+                }
                 return replugging.answer(Err(error.into()));
             }
         };
