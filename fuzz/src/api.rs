@@ -16,12 +16,10 @@ use std::{
     time::{Duration, Instant},
 };
 use vnuma_api::ApiError;
-use vnuma_monitor::{
-    location::Prefer,
-    vm::{Adopt, Glimpse, Plugged, VmBackend, VmCandidate, VmConnection, VmError, VmEvent},
-};
+use vnuma_daemon::{BackendFactory, Config};
+use vnuma_host::location::Prefer;
+use vnuma_hypervisor::{Adopt, Glimpse, Plugged, VmBackend, VmCandidate, VmConnection, VmError, VmEvent};
 use vnuma_topology::{GuestNode, Vcpu, VmDescription};
-use vnumad::{BackendFactory, Config};
 
 /// Only a bound against hanging for ever.
 const HANG_LIMIT: Duration = Duration::from_secs(15);
@@ -106,7 +104,7 @@ fn daemon() -> &'static PathBuf {
         let factory: BackendFactory = Arc::new(move || Box::new(world));
         thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            runtime.block_on(vnumad::run(config, factory, std::future::pending()))
+            runtime.block_on(vnuma_daemon::run(config, factory, std::future::pending()))
         });
         wait_until_it_serves(&socket);
         socket

@@ -2,8 +2,8 @@
 
 use crate::{expect_clear, expect_plain};
 use std::{ffi::OsStr, os::unix::ffi::OsStrExt, path::Path, time::Duration};
+use vnuma_daemon::Config;
 use vnumactl::Answer;
-use vnumad::Config;
 
 /// What was accepted is in its range; a refusal names the file and a line that it has.
 pub fn config(input: &[u8]) {

@@ -20,7 +20,7 @@ use std::{
     thread,
     time::Duration,
 };
-use vnuma_monitor::vm::{QmpBackend, VmBackend, VmCandidate, VmConnection, VmError, check_name};
+use vnuma_hypervisor::{QmpBackend, VmBackend, VmCandidate, VmConnection, VmError, check_name};
 use vnuma_topology::VmDescription;
 
 const GREETING: &str = r#"{"QMP": {"version": {}, "capabilities": ["oob"]}}"#;

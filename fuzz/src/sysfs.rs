@@ -3,7 +3,7 @@
 use crate::{expect_clear, scratch};
 use nix::{sys::stat::Mode, unistd::mkfifo};
 use std::{collections::BTreeSet, fs, io, os::unix::fs::symlink, path::Path, sync::Mutex};
-use vnuma_monitor::read_host_topology;
+use vnuma_host::read_host_topology;
 use vnuma_topology::{CpuSet, HostTopology};
 
 /// Most files of an input.

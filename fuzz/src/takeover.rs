@@ -7,7 +7,7 @@ use std::{
     sync::{Mutex, OnceLock, PoisonError},
 };
 use vnuma_channel::{Channel, Identity};
-use vnumad::parse_record;
+use vnuma_daemon::parse_record;
 
 /// A channel that this process holds, as a hypervisor does, and its identity.
 struct Held {

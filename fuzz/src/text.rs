@@ -2,11 +2,8 @@
 
 use crate::{expect_clear, expect_plain};
 use std::fmt::Debug;
-use vnuma_monitor::{
-    location::proc as thread_files,
-    sysfs::parse,
-    vm::{check_name, numa, resident},
-};
+use vnuma_host::{location::proc as thread_files, sysfs::parse};
+use vnuma_hypervisor::{check_name, numa, resident};
 use vnuma_topology::{CpuSet, MemoryBacking};
 
 /// A value that was accepted reads back as itself once it is printed; the message of a refusal is clear.
@@ -87,7 +84,7 @@ pub fn proc(input: &[u8]) {
     let list = thread_files::allowed_list(&text);
     assert!(text.contains(list) && !list.contains('\n'));
     // Both find a field of the same line, counted from the end of the name.
-    let (cpu, start) = (thread_files::last_cpu(&text), vnuma_actuator::parse_start_time(input));
+    let (cpu, start) = (thread_files::last_cpu(&text), vnuma_process::parse_start_time(input));
     if cpu.is_some() && std::str::from_utf8(input).is_ok() {
         let fields = || text.rsplit_once(')').map(|(_, rest)| rest.split_ascii_whitespace());
         assert_eq!(cpu, fields().and_then(|mut fields| fields.nth(36)?.parse().ok()));

@@ -35,7 +35,7 @@ const SLICE_TESTS: &[&str] = &[
 /// The reader of the host's topology on hwloc's recorded servers, beside lstopo.
 const SERVER_TESTS: &[&str] = &[
     "--package",
-    "vnuma-monitor",
+    "vnuma-host",
     "--features",
     "recorded",
     "--test",

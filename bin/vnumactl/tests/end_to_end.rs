@@ -1,7 +1,7 @@
 //! vnumactl, vnumad and a real QEMU, whose machine is stopped before its first instruction: its threads are there,
 //! its devices are there, and no guest is needed.
 
-#[path = "../../vnumad/tests/common/host.rs"]
+#[path = "../../../crates/daemon/tests/common/host.rs"]
 mod host;
 
 use host::{wait_for, write_host};
@@ -15,8 +15,9 @@ use std::{
 };
 use tokio::sync::oneshot;
 use vnuma_channel::reader::{Topology, read};
-use vnuma_monitor::{location::Prefer, vm::QmpBackend};
-use vnumad::{BackendFactory, Config};
+use vnuma_daemon::{BackendFactory, Config};
+use vnuma_host::location::Prefer;
+use vnuma_hypervisor::QmpBackend;
 
 struct Qemu(Child);
 
@@ -97,7 +98,7 @@ impl Host {
         let (stop, stopped) = oneshot::channel();
         let daemon = thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            runtime.block_on(vnumad::run(config, factory, async { drop(stopped.await) }))
+            runtime.block_on(vnuma_daemon::run(config, factory, async { drop(stopped.await) }))
         });
         let host = Self { directory, stop: Some(stop), daemon: Some(daemon) };
         wait_for("vnumad", || host.directory.path().join("api.sock").exists());

@@ -14,11 +14,9 @@ use std::{
 };
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
-use vnuma_monitor::{
-    read_host_topology,
-    vm::{QmpBackend, VmBackend},
-};
-use vnumad::{BackendFactory, Config};
+use vnuma_daemon::{BackendFactory, Config};
+use vnuma_host::read_host_topology;
+use vnuma_hypervisor::{QmpBackend, VmBackend};
 
 /// Keeps the guests of this host informed of their true NUMA topology.
 ///
@@ -110,5 +108,5 @@ async fn serve(config: Config) -> anyhow::Result<()> {
             _ = interrupt.recv() => {}
         }
     };
-    vnumad::run(config, factory, stop).await
+    vnuma_daemon::run(config, factory, stop).await
 }

@@ -1,8 +1,12 @@
 //! The program itself: its arguments, its socket, its end.
 
-mod common;
+#[path = "../../../crates/daemon/tests/common/host.rs"]
+mod host;
+#[path = "../../../crates/daemon/tests/common/http.rs"]
+mod http;
 
-use common::{http::ask, wait_for, write_host};
+use host::{HANG_LIMIT, wait_for, write_host};
+use http::ask;
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,

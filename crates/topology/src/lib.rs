@@ -1,7 +1,7 @@
 //! The model: host nodes with CPUs, caches, memory, devices and distances; VMs with
 //! guest nodes and vCPUs; where a vCPU is. Plain data and pure functions, no I/O.
 //!
-//! `vnuma-monitor` fills these types from sysfs, QMP and /proc; `vnuma-placement` decides on
+//! `vnuma-host` fills these types from sysfs, QMP and /proc; `vnuma-placement` decides on
 //! them; the API shows them as JSON. Types check what they can check alone ([`CpuSet`],
 //! [`DistanceMatrix`], on parsing and on deserializing); what several of them must
 //! agree on (a distance row per node, CPUs of one node only) is the reader's to see to.

@@ -28,7 +28,7 @@ static FILES: LazyLock<Vec<(PathBuf, String)>> = LazyLock::new(|| {
 /// An example that checks itself: migrations between nodes are told by the kernel, and found by polling.
 fn vcpu_watch() -> PathBuf {
     let status = Command::new(env!("CARGO"))
-        .args(["build", "--quiet", "--package", "vnuma-monitor", "--example", "vcpu-watch"])
+        .args(["build", "--quiet", "--package", "vnuma-host", "--example", "vcpu-watch"])
         .status()
         .expect("cargo starts");
     assert!(status.success(), "the example vcpu-watch does not build");

@@ -1,0 +1,258 @@
+//! The API: HTTP requests become messages. What is allowed is decided here.
+
+use crate::{
+    error::{Refusal, readable},
+    limits::{PerUser, Permit},
+    listener::ApiListener,
+    message::{Message, Reply, Request},
+    rights::Peer,
+};
+use axum::{
+    Json, Router,
+    body::{Body, Bytes},
+    extract::{
+        ConnectInfo, DefaultBodyLimit, FromRequestParts, Path, State, connect_info::Connected,
+        rejection::BytesRejection,
+    },
+    http::{StatusCode, header::CONTENT_TYPE, request::Parts},
+    response::{IntoResponse, Response},
+    routing::{get, post},
+    serve::IncomingStream,
+};
+use futures_core::Stream;
+use serde::de::DeserializeOwned;
+use std::{
+    path::PathBuf,
+    pin::Pin,
+    task::{self, Poll},
+};
+use tokio::sync::{mpsc, oneshot};
+use vnuma_api::{
+    ApiError, DAEMON, ErrorKind, Event, HARDWARE, HostTopology, MoveRequest, ReplugRequest, Replugged, VMS,
+    Vm, WATCH,
+};
+use vnuma_host::read_host_topology;
+
+/// No request needs more.
+const BODY_LIMIT: usize = 4096;
+
+impl Connected<IncomingStream<'_, ApiListener>> for Peer {
+    fn connect_info(stream: IncomingStream<'_, ApiListener>) -> Self {
+        stream.io().peer
+    }
+}
+
+/// What the handlers share.
+#[derive(Clone)]
+pub(crate) struct Context {
+    pub(crate) messages: mpsc::Sender<Message>,
+    pub(crate) root: PathBuf,
+    /// Name of the group that may act, if there is one.
+    pub(crate) act_group: Option<String>,
+    pub(crate) watchers: PerUser,
+}
+
+type Answer<T> = Result<Json<T>, Failure>;
+
+/// A failed request.
+pub(crate) struct Failure(ApiError);
+
+impl From<Refusal> for Failure {
+    fn from(refusal: Refusal) -> Self {
+        Self(refusal.into())
+    }
+}
+
+impl Failure {
+    fn bad_request(message: String) -> Self {
+        Self(ApiError { error: ErrorKind::BadRequest, message })
+    }
+}
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        let status = match self.0.error {
+            ErrorKind::BadRequest => StatusCode::BAD_REQUEST,
+            ErrorKind::Forbidden => StatusCode::FORBIDDEN,
+            ErrorKind::NotFound => StatusCode::NOT_FOUND,
+            ErrorKind::Conflict => StatusCode::CONFLICT,
+            ErrorKind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+            ErrorKind::Busy => StatusCode::SERVICE_UNAVAILABLE,
+            ErrorKind::Vm => StatusCode::BAD_GATEWAY,
+        };
+        let ApiError { error, message } = self.0;
+        (status, Json(ApiError { error, message: readable(&message) })).into_response()
+    }
+}
+
+/// The VM that a path names.
+struct VmName(String);
+
+impl FromRequestParts<Context> for VmName {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, context: &Context) -> Result<Self, Failure> {
+        match Path::from_request_parts(parts, context).await {
+            Ok(Path(name)) => Ok(Self(name)),
+            Err(_) => {
+                let path = parts.uri.path();
+                Err(Failure::bad_request(format!("{path}: the name of the VM is not UTF-8")))
+            }
+        }
+    }
+}
+
+/// The right to act. A handler that takes it is for those who have it only.
+struct MayAct;
+
+impl FromRequestParts<Context> for MayAct {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, context: &Context) -> Result<Self, Failure> {
+        let ConnectInfo(peer) = ConnectInfo::<Peer>::from_request_parts(parts, context)
+            .await
+            .map_err(|_| Failure::bad_request("it is not known who asks".to_owned()))?;
+        if peer.may_act {
+            return Ok(Self);
+        }
+        let act = match parts.uri.path().rsplit('/').next() {
+            Some("attach") => "attach",
+            Some("detach") => "detach",
+            Some("move") => "move",
+            Some("replug") => "replug",
+            _ => "acting",
+        };
+        let who = match &context.act_group {
+            None => "root or the user that vnumad runs as".to_owned(),
+            Some(group) => {
+                format!("root, the user that vnumad runs as, or a member of group `{group}` (api.act_group)")
+            }
+        };
+        Err(Refusal::Forbidden { act, who, uid: peer.uid }.into())
+    }
+}
+
+/// All paths.
+pub(crate) fn router(context: Context) -> Router {
+    let vm = |action: &str| format!("{VMS}/{{name}}{action}");
+    Router::new()
+        .route(HARDWARE, get(hardware))
+        .route(DAEMON, get(daemon))
+        .route(VMS, get(list))
+        .route(&vm(""), get(show))
+        .route(&vm("/attach"), post(attach))
+        .route(&vm("/detach"), post(detach))
+        .route(&vm("/move"), post(move_vcpu))
+        .route(&vm("/replug"), post(replug))
+        .route(WATCH, get(watch))
+        .fallback(unknown)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(DefaultBodyLimit::max(BODY_LIMIT))
+        .with_state(context)
+}
+
+async fn ask<T>(context: &Context, make: impl FnOnce(Reply<T>) -> Request) -> Result<T, Failure> {
+    let (reply, answer) = oneshot::channel();
+    let sent = context.messages.send(Message::Request(make(reply))).await;
+    match (sent, answer.await) {
+        (Ok(()), Ok(answer)) => answer.map_err(Failure::from),
+        _ => Err(Refusal::ShuttingDown.into()),
+    }
+}
+
+async fn hardware(State(context): State<Context>) -> Answer<HostTopology> {
+    let read = tokio::task::spawn_blocking(move || read_host_topology(&context.root)).await;
+    let topology = read.map_err(|_| Refusal::ShuttingDown)?.map_err(Refusal::from)?;
+    Ok(Json(topology))
+}
+
+async fn daemon(State(context): State<Context>) -> Answer<vnuma_api::Daemon> {
+    ask(&context, |reply| Request::Daemon { reply }).await.map(Json)
+}
+
+async fn list(State(context): State<Context>) -> Answer<Vec<Vm>> {
+    ask(&context, |reply| Request::List { reply }).await.map(Json)
+}
+
+async fn show(State(context): State<Context>, VmName(vm): VmName) -> Answer<Vm> {
+    ask(&context, |reply| Request::Show { vm, reply }).await.map(Json)
+}
+
+async fn attach(_: MayAct, State(context): State<Context>, VmName(vm): VmName) -> Answer<Vm> {
+    ask(&context, |reply| Request::Attach { vm, reply }).await.map(Json)
+}
+
+async fn detach(_: MayAct, State(context): State<Context>, VmName(vm): VmName) -> Answer<Vm> {
+    ask(&context, |reply| Request::Detach { vm, reply }).await.map(Json)
+}
+
+async fn move_vcpu(
+    _: MayAct,
+    State(context): State<Context>,
+    VmName(vm): VmName,
+    body: Result<Bytes, BytesRejection>,
+) -> Answer<Vm> {
+    let MoveRequest { vcpu, node } = understand(body, "move")?;
+    let plan = ask(&context, |reply| Request::PlanMove { vm, vcpu, node, reply }).await?;
+    let id = plan.id;
+    let made = tokio::task::spawn_blocking(move || plan.make()).await;
+    made.map_err(|_| Refusal::ShuttingDown)??;
+    ask(&context, |reply| Request::Look { id, vcpu, reply }).await.map(Json)
+}
+
+async fn replug(
+    _: MayAct,
+    State(context): State<Context>,
+    VmName(vm): VmName,
+    body: Result<Bytes, BytesRejection>,
+) -> Answer<Replugged> {
+    let ReplugRequest { vcpu } = understand(body, "replug")?;
+    ask(&context, |reply| Request::Replug { vm, vcpu, reply }).await.map(Json)
+}
+
+fn understand<T: DeserializeOwned>(body: Result<Bytes, BytesRejection>, what: &str) -> Result<T, Failure> {
+    let body =
+        body.map_err(|_| Failure::bad_request(format!("the body is longer than {BODY_LIMIT} bytes")))?;
+    serde_json::from_slice(&body)
+        .map_err(|error| Failure::bad_request(format!("the body is no {what} request: {error}")))
+}
+
+async fn watch(
+    ConnectInfo(peer): ConnectInfo<Peer>,
+    State(context): State<Context>,
+) -> Result<Response, Failure> {
+    let (uid, most) = (peer.uid, context.watchers.most());
+    let permit = context.watchers.take(uid).ok_or(Refusal::Watchers { uid, most })?;
+    let events = ask(&context, |reply| Request::Watch { reply }).await?;
+    let lines = Body::from_stream(Lines { events, _permit: permit });
+    Ok(([(CONTENT_TYPE, "application/x-ndjson")], lines).into_response())
+}
+
+async fn unknown(request: axum::extract::Request) -> Failure {
+    let message = format!("no such path: {}", request.uri().path());
+    Failure(ApiError { error: ErrorKind::NotFound, message })
+}
+
+async fn wrong_method(request: axum::extract::Request) -> Failure {
+    Failure::bad_request(format!("{} is not possible on {}", request.method(), request.uri().path()))
+}
+
+/// Events as lines of JSON, until the watcher is dropped or the daemon ends.
+struct Lines {
+    events: mpsc::Receiver<Event>,
+    _permit: Permit,
+}
+
+impl Stream for Lines {
+    type Item = serde_json::Result<Vec<u8>>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut task::Context<'_>) -> Poll<Option<Self::Item>> {
+        self.events.poll_recv(context).map(|event| {
+            let line = serde_json::to_vec(&event?);
+            Some(line.map(|mut line| {
+                line.push(b'\n');
+                line
+            }))
+        })
+    }
+}

@@ -1,0 +1,440 @@
+//! The configuration file. Every key has a default; a key that is not known, or a value out of
+//! range, is refused with its file, line and name.
+
+use crate::error::readable;
+use serde::Deserialize;
+use std::{
+    ops::RangeInclusive,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+use toml::Spanned;
+use vnuma_host::location::Prefer;
+use vnuma_placement::SettlePolicy;
+
+/// Where the configuration is looked for unless told otherwise.
+pub const DEFAULT_PATH: &str = "/etc/vnuma/vnumad.toml";
+
+/// A longer file is no configuration.
+const SIZE_LIMIT: u64 = 1 << 20;
+
+/// What vnumad goes by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Socket of the API.
+    pub socket: PathBuf,
+    /// Group that may use the socket, besides root's.
+    pub group: Option<String>,
+    /// Group that may act, besides root and the user that vnumad runs as.
+    pub act_group: Option<String>,
+    /// Connections that one user may have at a time.
+    pub connections_per_user: usize,
+    /// Watchers that one user may have at a time.
+    pub watchers_per_user: usize,
+    /// Directory of QMP sockets.
+    pub directory: Option<PathBuf>,
+    /// QMP sockets elsewhere.
+    pub sockets: Vec<PathBuf>,
+    /// Where the host's `sys` and `proc` are.
+    pub root: PathBuf,
+    /// How vCPU locations are learned.
+    pub location: Prefer,
+    /// Between two looks at vCPU locations, where they are polled.
+    pub poll_interval: Duration,
+    /// Between two looks at everything, in case an event was lost.
+    pub resync_interval: Duration,
+    /// Where it is written down which channels there are, for the next vnumad.
+    pub records: PathBuf,
+    /// How patient the telling is.
+    pub settle: SettlePolicy,
+    /// How long a vCPU of a guest that cannot be told has to be astray to be replugged. `None`: it is not.
+    pub replug_after: Option<Duration>,
+}
+
+/// Why there is no configuration.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("{}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// It is no TOML, or has a key that is not known or a value of the wrong type.
+    #[error("{}: line {line}: {message}", path.display())]
+    Parse {
+        /// The file.
+        path: PathBuf,
+        /// Line, from 1.
+        line: usize,
+        /// What is wrong with it.
+        message: String,
+    },
+    /// A value is out of its range.
+    #[error("{}: line {line}: {key} = {value}: must be {expected}", path.display())]
+    Value {
+        /// The file.
+        path: PathBuf,
+        /// Line, from 1.
+        line: usize,
+        /// Section and key.
+        key: &'static str,
+        /// What was found.
+        value: String,
+        /// What is accepted.
+        expected: String,
+    },
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct File {
+    api: Api,
+    vms: Vms,
+    observe: Observe,
+    tell: Tell,
+    replug: Replug,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Api {
+    socket: Option<Spanned<PathBuf>>,
+    group: Option<String>,
+    act_group: Option<String>,
+    connections_per_user: Option<Spanned<i64>>,
+    watchers_per_user: Option<Spanned<i64>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Vms {
+    directory: Option<Spanned<PathBuf>>,
+    sockets: Option<Vec<Spanned<PathBuf>>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Observe {
+    root: Option<Spanned<PathBuf>>,
+    location: Option<Location>,
+    poll_interval_ms: Option<Spanned<i64>>,
+    resync_interval_ms: Option<Spanned<i64>>,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Location {
+    Auto,
+    Bpf,
+    Poll,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Tell {
+    dwell_ms: Option<Spanned<i64>>,
+    max_per_second: Option<Spanned<i64>>,
+    records: Option<Spanned<PathBuf>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Replug {
+    after_s: Option<Spanned<i64>>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            socket: vnuma_api::DEFAULT_SOCKET.into(),
+            group: None,
+            act_group: None,
+            connections_per_user: 64,
+            watchers_per_user: 16,
+            directory: Some("/run/vnuma/qmp".into()),
+            sockets: Vec::new(),
+            root: "/".into(),
+            location: Prefer::Auto,
+            poll_interval: Duration::from_millis(100),
+            resync_interval: Duration::from_secs(2),
+            records: "/run/vnuma/channels".into(),
+            settle: SettlePolicy::default(),
+            replug_after: None,
+        }
+    }
+}
+
+impl Config {
+    /// Reads `path`; without one, the default path if there is such a file, and the defaults if not.
+    pub fn load(path: Option<&Path>) -> Result<Self, ConfigError> {
+        let (path, must_exist) = (path.unwrap_or(Path::new(DEFAULT_PATH)), path.is_some());
+        match read(path) {
+            Ok(bytes) => match str::from_utf8(&bytes) {
+                Ok(text) => Self::parse(path, text),
+                Err(error) => {
+                    let line = 1 + bytes[..error.valid_up_to()].iter().filter(|&&byte| byte == b'\n').count();
+                    Err(ConfigError::Parse { path: path.into(), line, message: "not UTF-8".into() })
+                }
+            },
+            Err(error) if !must_exist && error.kind() == std::io::ErrorKind::NotFound => Ok(Self::default()),
+            Err(source) => Err(ConfigError::Read { path: path.into(), source }),
+        }
+    }
+
+    /// Understands the text of `path`.
+    pub fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
+        let source = Source { path, text };
+        let file: File = toml::from_str(text).map_err(|error| source.parse_error(&error))?;
+        let default = Self::default();
+        let millis = |key, value: &Option<Spanned<i64>>, range, default: Duration| {
+            source.number(key, value, range).map(|ms| ms.map_or(default, Duration::from_millis))
+        };
+        let poll_interval = millis(
+            "observe.poll_interval_ms",
+            &file.observe.poll_interval_ms,
+            10..=10_000,
+            default.poll_interval,
+        )?;
+        let resync_interval = millis(
+            "observe.resync_interval_ms",
+            &file.observe.resync_interval_ms,
+            1000..=60_000,
+            default.resync_interval,
+        )?;
+        let dwell = Duration::from_nanos(default.settle.dwell_ns);
+        let dwell = millis("tell.dwell_ms", &file.tell.dwell_ms, 0..=60_000, dwell)?;
+        let max_per_second = source.number("tell.max_per_second", &file.tell.max_per_second, 1..=1000)?;
+        let replug_after = source.number("replug.after_s", &file.replug.after_s, 1..=86_400)?;
+        let only_sockets = file.vms.sockets.is_some() && file.vms.directory.is_none();
+        let directory = source.absolute("vms.directory", file.vms.directory.as_ref())?;
+        Ok(Self {
+            socket: source.absolute("api.socket", file.api.socket.as_ref())?.unwrap_or(default.socket),
+            connections_per_user: source.count(
+                "api.connections_per_user",
+                &file.api.connections_per_user,
+                default.connections_per_user,
+            )?,
+            watchers_per_user: source.count(
+                "api.watchers_per_user",
+                &file.api.watchers_per_user,
+                default.watchers_per_user,
+            )?,
+            group: file.api.group,
+            act_group: file.api.act_group,
+            directory: if only_sockets { None } else { directory.or(default.directory) },
+            sockets: file
+                .vms
+                .sockets
+                .unwrap_or_default()
+                .iter()
+                .filter_map(|path| source.absolute("vms.sockets", Some(path)).transpose())
+                .collect::<Result<_, _>>()?,
+            root: source.absolute("observe.root", file.observe.root.as_ref())?.unwrap_or(default.root),
+            location: file.observe.location.map_or(default.location, Into::into),
+            poll_interval,
+            resync_interval,
+            records: source.absolute("tell.records", file.tell.records.as_ref())?.unwrap_or(default.records),
+            settle: SettlePolicy {
+                dwell_ns: u64::try_from(dwell.as_nanos()).unwrap_or(u64::MAX),
+                max_per_second: max_per_second.map_or(default.settle.max_per_second, |n| n as u32),
+            },
+            replug_after: replug_after.map(Duration::from_secs),
+        })
+    }
+}
+
+impl From<Location> for Prefer {
+    fn from(location: Location) -> Self {
+        match location {
+            Location::Auto => Self::Auto,
+            Location::Bpf => Self::Bpf,
+            Location::Poll => Self::Poll,
+        }
+    }
+}
+
+fn read(path: &Path) -> std::io::Result<Vec<u8>> {
+    use std::io::Read;
+    let mut bytes = Vec::new();
+    let read = std::fs::File::open(path)?.take(SIZE_LIMIT + 1).read_to_end(&mut bytes)?;
+    if read as u64 > SIZE_LIMIT {
+        let reason = format!("longer than {SIZE_LIMIT} bytes");
+        return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, reason));
+    }
+    Ok(bytes)
+}
+
+/// A file, to point at places in it.
+struct Source<'a> {
+    path: &'a Path,
+    text: &'a str,
+}
+
+impl Source<'_> {
+    fn line(&self, offset: usize) -> usize {
+        1 + self.text.bytes().take(offset).filter(|&byte| byte == b'\n').count()
+    }
+
+    fn parse_error(&self, error: &toml::de::Error) -> ConfigError {
+        let line = self.line(error.span().map_or(0, |span| span.start));
+        let message = readable(&error.message().replace('\n', " "));
+        ConfigError::Parse { path: self.path.into(), line, message }
+    }
+
+    fn value_error<T>(
+        &self,
+        key: &'static str,
+        at: &Spanned<T>,
+        value: String,
+        expected: String,
+    ) -> ConfigError {
+        ConfigError::Value { path: self.path.into(), line: self.line(at.span().start), key, value, expected }
+    }
+
+    fn number(
+        &self,
+        key: &'static str,
+        value: &Option<Spanned<i64>>,
+        range: RangeInclusive<u64>,
+    ) -> Result<Option<u64>, ConfigError> {
+        let Some(value) = value else { return Ok(None) };
+        let number = u64::try_from(*value.get_ref()).ok().filter(|number| range.contains(number));
+        number.map(Some).ok_or_else(|| {
+            let expected = format!("{} to {}", range.start(), range.end());
+            self.value_error(key, value, value.get_ref().to_string(), expected)
+        })
+    }
+
+    /// A number of things that a user may have.
+    fn count(
+        &self,
+        key: &'static str,
+        value: &Option<Spanned<i64>>,
+        default: usize,
+    ) -> Result<usize, ConfigError> {
+        Ok(self.number(key, value, 1..=4096)?.map_or(default, |number| number as usize))
+    }
+
+    fn absolute(
+        &self,
+        key: &'static str,
+        value: Option<&Spanned<PathBuf>>,
+    ) -> Result<Option<PathBuf>, ConfigError> {
+        let Some(value) = value else { return Ok(None) };
+        let path = value.get_ref();
+        if path.is_absolute() {
+            return Ok(Some(path.clone()));
+        }
+        Err(self.value_error(key, value, format!("{path:?}"), "an absolute path".into()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Config, String> {
+        Config::parse(Path::new("/etc/x.toml"), text).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn an_empty_file_is_the_default() {
+        assert_eq!(parse(""), Ok(Config::default()));
+    }
+
+    #[test]
+    fn every_key_is_taken() {
+        let text = r#"
+            [api]
+            socket = "/a/s"
+            group = "kvm"
+            act_group = "adm"
+            connections_per_user = 5
+            watchers_per_user = 4
+            [vms]
+            directory = "/a/d"
+            sockets = ["/a/1", "/a/2"]
+            [observe]
+            root = "/a/root"
+            location = "poll"
+            poll_interval_ms = 50
+            resync_interval_ms = 3000
+            [tell]
+            dwell_ms = 0
+            max_per_second = 3
+            records = "/a/r"
+            [replug]
+            after_s = 7
+        "#;
+        let expected = Config {
+            socket: "/a/s".into(),
+            group: Some("kvm".into()),
+            act_group: Some("adm".into()),
+            connections_per_user: 5,
+            watchers_per_user: 4,
+            directory: Some("/a/d".into()),
+            sockets: vec!["/a/1".into(), "/a/2".into()],
+            root: "/a/root".into(),
+            location: Prefer::Poll,
+            poll_interval: Duration::from_millis(50),
+            resync_interval: Duration::from_secs(3),
+            records: "/a/r".into(),
+            settle: SettlePolicy { dwell_ns: 0, max_per_second: 3 },
+            replug_after: Some(Duration::from_secs(7)),
+        };
+        assert_eq!(parse(text), Ok(expected));
+    }
+
+    #[test]
+    fn a_list_of_sockets_replaces_the_default_directory() {
+        assert_eq!(parse("[vms]\nsockets = []").expect("valid").directory, None);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_its_line() {
+        for (text, error) in [
+            ("\n[tell]\ndwel_ms = 1", "/etc/x.toml: line 3: unknown field `dwel_ms`"),
+            ("[nothing]", "/etc/x.toml: line 1: unknown field `nothing`"),
+            ("[tell]\n\ndwell_ms = \"1\"", "/etc/x.toml: line 3: invalid type: string \"1\", expected i64"),
+            ("[tell]\ndwell_ms = -1", "/etc/x.toml: line 2: tell.dwell_ms = -1: must be 0 to 60000"),
+            ("[tell]\nmax_per_second = 0", "/etc/x.toml: line 2: tell.max_per_second = 0: must be 1 to 1000"),
+            (
+                "[observe]\nresync_interval_ms = 10",
+                "/etc/x.toml: line 2: observe.resync_interval_ms = 10: must be 1000 to 60000",
+            ),
+            (
+                "[api]\nconnections_per_user = 0",
+                "/etc/x.toml: line 2: api.connections_per_user = 0: must be 1 to 4096",
+            ),
+            ("[replug]\nafter_s = 0", "/etc/x.toml: line 2: replug.after_s = 0: must be 1 to 86400"),
+            ("[api]\nsocket = \"x\"", "/etc/x.toml: line 2: api.socket = \"x\": must be an absolute path"),
+            (
+                "[vms]\nsockets = [\"/a\",\n\"b\"]",
+                "/etc/x.toml: line 3: vms.sockets = \"b\": must be an absolute path",
+            ),
+            ("[observe]\nlocation = \"guess\"", "/etc/x.toml: line 2: unknown variant `guess`"),
+            ("[tell", "/etc/x.toml: line 1: "),
+            // A key cannot disturb the terminal that it is shown on.
+            ("\n[\"a\\u001b[2J\"]", r"/etc/x.toml: line 2: unknown field `a\u{1b}[2J`"),
+        ] {
+            let found = parse(text).expect_err(text);
+            assert!(found.starts_with(error), "{text:?}: {found}");
+        }
+    }
+
+    #[test]
+    fn a_named_file_must_exist() {
+        assert!(Config::load(Some(Path::new("/nonexistent/x.toml"))).is_err());
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("long.toml");
+        std::fs::write(&path, " ".repeat(SIZE_LIMIT as usize + 1)).expect("written");
+        let error = Config::load(Some(&path)).expect_err("too long").to_string();
+        assert!(error.contains("longer than"), "{error}");
+        std::fs::write(&path, b"[tell]\n# caf\xe9\n").expect("written");
+        let error = Config::load(Some(&path)).expect_err("not UTF-8").to_string();
+        assert_eq!(error, format!("{}: line 2: not UTF-8", path.display()));
+    }
+}

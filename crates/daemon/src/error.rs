@@ -1,0 +1,143 @@
+//! Why a request is refused.
+
+use vnuma_api::{ApiError, ErrorKind};
+use vnuma_channel::{ChannelError, ContentError};
+use vnuma_host::SysfsError;
+use vnuma_hypervisor::VmError;
+use vnuma_process::ActError;
+
+/// Longest message that quotes what others wrote, in bytes.
+const MESSAGE_LIMIT: usize = 1000;
+
+/// A message of bounded length that disturbs no terminal and no log.
+pub(crate) fn readable(message: &str) -> String {
+    vnuma_process::text::readable(message, MESSAGE_LIMIT)
+}
+
+/// Why a request is refused; its text goes to the operator.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Refusal {
+    #[error("there is no VM `{0}`; `vnumactl list` shows those that there are")]
+    NoVm(String),
+    #[error("{vm}: not connected to its hypervisor: {problem}")]
+    NotConnected { vm: String, problem: String },
+    #[error("{vm}: a UMA VM: it has no guest nodes (no -numa), so there is nothing to tell")]
+    Uma { vm: String },
+    #[error("{vm}: its guest nodes are numbered {ids:?}, not 0 to {last}; this cannot be told")]
+    NodeNumbers { vm: String, ids: Vec<u32>, last: usize },
+    #[error("{vm}: {source}")]
+    Content { vm: String, source: ContentError },
+    #[error("{vm}: the topology channel is attached already")]
+    Attached { vm: String },
+    #[error(
+        "{vm}: a topology channel of an earlier vnumad is attached, and could not be taken over; detach it first"
+    )]
+    Lost { vm: String },
+    #[error("{vm}: the topology channel is being attached by another request")]
+    Attaching { vm: String },
+    #[error("{vm}: the topology channel is being taken over from an earlier vnumad; try again")]
+    TakingOver { vm: String },
+    #[error("{vm}: the topology channel is being detached by another request")]
+    Detaching { vm: String },
+    #[error("{vm}: no topology channel is attached")]
+    NotAttached { vm: String },
+    #[error("{vm}: has no vCPU with APIC id {vcpu}; it has {present:?}")]
+    NoVcpu { vm: String, vcpu: u32, present: Vec<u32> },
+    #[error("{vm}: its guest is told through the topology channel, so nothing is replugged; detach it first")]
+    Told { vm: String },
+    #[error("{vm}: a vCPU is being replugged by another request")]
+    Replugging { vm: String },
+    #[error("{vm}: vCPU {vcpu} is on no node that is known, so it cannot be said where to plug it")]
+    Nowhere { vm: String, vcpu: u32 },
+    #[error("{vm}: its guest believes vCPU {vcpu} to be on guest node {node}, which is right; nothing to do")]
+    Right { vm: String, vcpu: u32, node: u32 },
+    #[error("the host has no node {node}; it has {present:?}")]
+    NoNode { node: u32, present: Vec<u32> },
+    #[error("host node {node} has no CPUs")]
+    NoCpus { node: u32 },
+    #[error(
+        "{vm}: its vCPUs are known by the names of their threads only, which do not tell APIC ids; it can be moved once its hypervisor answers"
+    )]
+    Unnumbered { vm: String },
+    #[error("{source}; the attach is undone as soon as it answers")]
+    Unfinished { source: VmError },
+    #[error("{vm}: it ended before this was done")]
+    Ended { vm: String },
+    #[error("{vm}: vCPU {vcpu} was not moved to node {node}: {source}")]
+    Move { vm: String, vcpu: u32, node: u32, source: ActError },
+    #[error("{0}")]
+    Vm(#[from] VmError),
+    #[error("{vm}: {source}")]
+    Channel { vm: String, source: ChannelError },
+    #[error("{vm}: writing down its channel: {source}")]
+    Record { vm: String, source: std::io::Error },
+    #[error("{vm}: {source}")]
+    System { vm: String, source: std::io::Error },
+    #[error("reading the host's topology: {0}")]
+    Topology(#[from] SysfsError),
+    #[error("{act} needs {who}; the peer is user {uid}. Reading (list, show, hardware, watch) is allowed")]
+    Forbidden { act: &'static str, who: String, uid: u32 },
+    #[error("user {uid} has {most} watchers, the most that one may have (api.watchers_per_user)")]
+    Watchers { uid: u32, most: usize },
+    #[error("vnumad is shutting down")]
+    ShuttingDown,
+}
+
+impl Refusal {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Self::NoVm(_) | Self::NoVcpu { .. } | Self::NoNode { .. } => ErrorKind::NotFound,
+            Self::Forbidden { .. } => ErrorKind::Forbidden,
+            Self::Watchers { .. } => ErrorKind::Busy,
+            Self::Channel { .. }
+            | Self::System { .. }
+            | Self::Record { .. }
+            | Self::Topology(_)
+            | Self::ShuttingDown
+            | Self::Move { .. } => ErrorKind::Internal,
+            Self::NotConnected { .. } | Self::Unnumbered { .. } | Self::Unfinished { .. } => ErrorKind::Vm,
+            Self::Vm(error) => match error {
+                VmError::NoFreePort { .. }
+                | VmError::AlreadyAttached { .. }
+                | VmError::NotAttached { .. }
+                | VmError::DetachPending { .. }
+                | VmError::BootVcpu { .. }
+                | VmError::NoSpareSlot { .. }
+                | VmError::UnplugPending { .. } => ErrorKind::Conflict,
+                VmError::NoVcpu { .. } => ErrorKind::NotFound,
+                _ => ErrorKind::Vm,
+            },
+            _ => ErrorKind::Conflict,
+        }
+    }
+}
+
+impl From<Refusal> for ApiError {
+    fn from(refusal: Refusal) -> Self {
+        Self { error: refusal.kind(), message: refusal.to_string() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_that_need_another_kind_have_it() {
+        let vm = || "a".to_owned();
+        for (refusal, kind) in [
+            (Refusal::NoVm(vm()), ErrorKind::NotFound),
+            (Refusal::Uma { vm: vm() }, ErrorKind::Conflict),
+            (Refusal::Vm(VmError::NoFreePort { vm: vm() }), ErrorKind::Conflict),
+            (Refusal::Vm(VmError::BootVcpu { vm: vm() }), ErrorKind::Conflict),
+            (Refusal::Vm(VmError::Disconnected { vm: vm() }), ErrorKind::Vm),
+            (Refusal::Forbidden { act: "attach", who: String::new(), uid: 7 }, ErrorKind::Forbidden),
+            (Refusal::Watchers { uid: 7, most: 1 }, ErrorKind::Busy),
+            (Refusal::ShuttingDown, ErrorKind::Internal),
+        ] {
+            let error = ApiError::from(refusal);
+            assert_eq!(error.error, kind, "{}", error.message);
+            assert!(!error.message.is_empty());
+        }
+    }
+}

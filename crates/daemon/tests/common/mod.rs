@@ -1,0 +1,113 @@
+//! A daemon in this process, with a host of two nodes of one CPU each and VMs that tests make up.
+
+// Each test binary uses a part of it.
+#![allow(dead_code)]
+
+pub mod fake;
+pub mod host;
+pub mod http;
+pub mod peer;
+
+pub use host::{HANG_LIMIT, wait_for, write_host};
+
+use fake::World;
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+use tokio::sync::oneshot;
+use vnuma_daemon::{BackendFactory, Config};
+use vnuma_hypervisor::QmpBackend;
+
+/// A running daemon; it is stopped when this is dropped.
+pub struct Daemon {
+    pub world: World,
+    pub socket: PathBuf,
+    pub config: Config,
+    /// Where its VMs are, if they are not made up.
+    qmp: Option<PathBuf>,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<anyhow::Result<()>>>,
+    _directory: tempfile::TempDir,
+}
+
+impl Daemon {
+    pub fn start() -> Self {
+        Self::start_looking_every(Duration::from_secs(1))
+    }
+
+    /// One that looks at everything in this interval only.
+    pub fn start_looking_every(resync_interval: Duration) -> Self {
+        Self::start_with(None, |config| config.resync_interval = resync_interval)
+    }
+
+    /// One whose VMs are processes that speak QMP at the sockets of a directory.
+    pub fn start_with_qmp(directory: &Path) -> Self {
+        Self::start_with(Some(directory), |_| {})
+    }
+
+    /// One with another configuration.
+    pub fn start_with(qmp: Option<&Path>, change: impl FnOnce(&mut Config)) -> Self {
+        let online = thread::available_parallelism().map_or(1, usize::from);
+        assert!(online >= 2, "these tests need two CPUs, one for each node");
+        let directory = tempfile::tempdir().expect("a directory");
+        write_host(directory.path());
+        let world = World::new(&directory.path().join("vms"));
+        let socket = directory.path().join("api.sock");
+        let mut config = Config {
+            socket: socket.clone(),
+            root: directory.path().into(),
+            resync_interval: Duration::from_secs(1),
+            poll_interval: Duration::from_millis(20),
+            location: vnuma_host::location::Prefer::Poll,
+            records: directory.path().join("channels"),
+            ..Config::default()
+        };
+        change(&mut config);
+        let qmp = qmp.map(Path::to_owned);
+        let mut daemon = Self { world, socket, config, qmp, stop: None, thread: None, _directory: directory };
+        daemon.launch();
+        daemon
+    }
+
+    fn launch(&mut self) {
+        let (world, config, qmp) = (self.world.clone(), self.config.clone(), self.qmp.clone());
+        let factory: BackendFactory = Arc::new(move || match &qmp {
+            Some(directory) => Box::new(QmpBackend::new(Some(directory.clone()), Vec::new())),
+            None => Box::new(world.clone()),
+        });
+        let (stop, stopped) = oneshot::channel();
+        let thread = thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            runtime.block_on(vnuma_daemon::run(config, factory, async { drop(stopped.await) }))
+        });
+        (self.stop, self.thread) = (Some(stop), Some(thread));
+        // The file is there before anybody listens.
+        wait_for("the daemon", || std::os::unix::net::UnixStream::connect(&self.socket).is_ok());
+    }
+
+    /// Another one in its place, with the same VMs.
+    pub fn restart(&mut self) {
+        self.stop();
+        self.launch();
+    }
+
+    /// Stops it in order.
+    pub fn stop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            thread.join().expect("no panic").expect("an orderly end");
+        }
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

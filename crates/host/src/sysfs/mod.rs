@@ -1,0 +1,86 @@
+//! Host topology from a sysfs and procfs tree.
+//!
+//! The tree is `/` on a live host, or a copy of another server's files. What the kernel
+//! leaves out on some machines (no NUMA, no cache information, no huge pages, no PCI) is
+//! taken as absent; where old or odd kernels have another file for it, that one is read
+//! (`cargo xtask servers` reads hwloc's recorded servers and compares). What is there and makes
+//! no sense is an error that names the file and the value. Reading is bounded in every direction: length of a file, number of entries,
+//! nodes and CPUs; anything but a regular file is refused, so that a FIFO in a copied tree
+//! blocks nobody.
+
+mod caches;
+mod nodes;
+pub mod parse;
+mod pci;
+mod tree;
+
+use std::path::{Path, PathBuf};
+use tree::Tree;
+use vnuma_process::text::{shorten, tame};
+use vnuma_topology::HostTopology;
+
+/// Why a tree is no host topology.
+#[derive(Debug, thiserror::Error)]
+pub enum SysfsError {
+    /// A file could not be read.
+    #[error("{}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A file that has to be there for the others to make sense.
+    #[error("{}: missing", path.display())]
+    Missing {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Not a regular file.
+    #[error("{}: not a regular file", path.display())]
+    NotAFile {
+        /// What is no file.
+        path: PathBuf,
+    },
+    /// A file is longer than anything the kernel writes there.
+    #[error("{}: longer than {limit} bytes", path.display())]
+    TooLong {
+        /// The file.
+        path: PathBuf,
+        /// Bytes accepted.
+        limit: usize,
+    },
+    /// A directory has more entries than a host can have.
+    #[error("{}: more than {limit} entries", path.display())]
+    TooMany {
+        /// The directory.
+        path: PathBuf,
+        /// Entries accepted.
+        limit: usize,
+    },
+    /// A value makes no sense.
+    #[error("{}: `{value}`: {reason}", path.display())]
+    Value {
+        /// The file.
+        path: PathBuf,
+        /// What was found, shortened.
+        value: String,
+        /// Why it cannot be.
+        reason: String,
+    },
+}
+
+impl SysfsError {
+    fn value(path: &Path, value: &str, reason: impl ToString) -> Self {
+        Self::Value { path: path.to_owned(), value: shorten(value), reason: tame(&reason.to_string()) }
+    }
+}
+
+/// Reads the topology of the host whose `/sys` and `/proc` are below `root`.
+pub fn read_host_topology(root: &Path) -> Result<HostTopology, SysfsError> {
+    let tree = Tree::new(root);
+    let (nodes, distances) = nodes::read(&tree)?;
+    let caches = caches::read(&tree, &nodes)?;
+    let pci_devices = pci::read(&tree, &nodes)?;
+    Ok(HostTopology { nodes, distances, caches, pci_devices })
+}

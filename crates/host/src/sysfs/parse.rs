@@ -1,0 +1,191 @@
+//! What stands in the files: plain functions over text, for fuzzing and tests.
+
+use vnuma_topology::CpuSet;
+
+/// Memory of a node or of the host, KiB.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// `MemTotal`.
+    pub total_kib: u64,
+    /// `MemFree`.
+    pub free_kib: u64,
+}
+
+/// `/proc/meminfo` (`MemTotal:  N kB`) or a node's `meminfo` (`Node 0 MemTotal:  N kB`).
+/// A line that is missing counts as zero.
+pub fn meminfo(text: &str) -> Result<Memory, String> {
+    let mut memory = Memory::default();
+    for line in text.lines() {
+        let mut words = line.split_ascii_whitespace();
+        let mut key = words.next();
+        if key == Some("Node") {
+            key = words.nth(1);
+        }
+        let field = match key {
+            Some("MemTotal:") => &mut memory.total_kib,
+            Some("MemFree:") => &mut memory.free_kib,
+            _ => continue,
+        };
+        *field = match (words.next().map(str::parse), words.next()) {
+            (Some(Ok(kib)), Some("kB")) => kib,
+            _ => return Err(format!("`{}` is no size in kB", vnuma_process::text::shorten(line))),
+        };
+    }
+    Ok(memory)
+}
+
+/// A row of SLIT distances.
+pub fn distances(text: &str) -> Result<Vec<u8>, String> {
+    let distance = |word: &str| word.parse().map_err(|_| format!("`{word}` is no distance (10 to 255)"));
+    text.split_ascii_whitespace().map(distance).collect()
+}
+
+/// Size of a cache as the kernel writes it (`32768K`), or with `M` as some copies have it; KiB.
+pub fn cache_size_kib(text: &str) -> Result<u64, String> {
+    let text = text.trim();
+    let (digits, unit) = match text.strip_suffix('M') {
+        Some(digits) => (digits, 1024),
+        None => (text.strip_suffix('K').unwrap_or(text), 1),
+    };
+    let value: Option<u64> = digits.parse().ok();
+    value.and_then(|value| value.checked_mul(unit)).ok_or_else(|| "not a size such as `512K`".to_owned())
+}
+
+/// A mask of CPUs: 32-bit words in hexadecimal, separated by commas, the highest first.
+pub fn cpu_map(text: &str) -> Result<CpuSet, String> {
+    let words: Vec<&str> = text.trim().split(',').collect();
+    let mut set = CpuSet::new();
+    for (position, word) in words.iter().rev().enumerate() {
+        let plain = (1..=8).contains(&word.len()) && word.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let bits = plain.then(|| u32::from_str_radix(word, 16).ok()).flatten();
+        let mut bits = bits.ok_or("not a mask of hexadecimal words")?;
+        while bits != 0 {
+            let cpu = u32::try_from(position * 32).unwrap_or(u32::MAX).saturating_add(bits.trailing_zeros());
+            if cpu > CpuSet::MAX_CPU {
+                return Err(format!("CPU {cpu} is above the largest number, {}", CpuSet::MAX_CPU));
+            }
+            set.insert(cpu);
+            bits &= bits - 1;
+        }
+    }
+    Ok(set)
+}
+
+/// A number such as `0x8086`, at most `max`.
+pub fn hex(text: &str, max: u32) -> Result<u32, String> {
+    let digits = text.trim().strip_prefix("0x").unwrap_or_default();
+    let plain = (1..=8).contains(&digits.len()) && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+    plain
+        .then(|| u32::from_str_radix(digits, 16).ok())
+        .flatten()
+        .filter(|&value| value <= max)
+        .ok_or_else(|| format!("not a number from 0x0 to {max:#x}"))
+}
+
+/// The node of a device: a number, or -1 for none.
+pub fn numa_node(text: &str) -> Result<Option<u32>, String> {
+    match text.trim().parse::<i32>() {
+        Ok(-1) => Ok(None),
+        Ok(node) => u32::try_from(node).map(Some).map_err(|_| "neither a node number nor -1".to_owned()),
+        Err(_) => Err("neither a node number nor -1".to_owned()),
+    }
+}
+
+/// Is a CPU online, by its own file? Copies of old kernels' files have been seen that are empty: no word of being offline.
+pub fn online(text: &str) -> Result<bool, String> {
+    match text.trim() {
+        "0" => Ok(false),
+        "1" | "" => Ok(true),
+        _ => Err("neither 0 nor 1".to_owned()),
+    }
+}
+
+/// A plain number.
+pub fn number(text: &str) -> Result<u64, String> {
+    text.trim().parse().map_err(|_| "not a number".to_owned())
+}
+
+/// Is it the address of a PCI function, `domain:bus:device.function` in hexadecimal?
+pub fn is_pci_address(name: &str) -> bool {
+    let hex = |part: &str, lengths: std::ops::RangeInclusive<usize>| {
+        lengths.contains(&part.len()) && part.bytes().all(|byte| byte.is_ascii_hexdigit())
+    };
+    let mut parts = name.splitn(3, ':');
+    let (Some(domain), Some(bus), Some(rest)) = (parts.next(), parts.next(), parts.next()) else {
+        return false;
+    };
+    let Some((device, function)) = rest.split_once('.') else { return false };
+    // Domains beyond 0xffff exist: those of Intel's Volume Management Device.
+    hex(domain, 4..=8) && hex(bus, 2..=2) && hex(device, 2..=2) && hex(function, 1..=1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn meminfo_of_node_and_host() {
+        let expected = Memory { total_kib: 24_684_084, free_kib: 123 };
+        let node = "Node 3 MemTotal:       24684084 kB\nNode 3 MemFree: 123 kB\nNode 3 MemUsed: x\n";
+        let host = "MemTotal:       24684084 kB\nMemFree: 123 kB\nHugePages_Total:  0\n";
+        assert_eq!((meminfo(node), meminfo(host)), (Ok(expected), Ok(expected)));
+        assert_eq!(meminfo(""), Ok(Memory::default()));
+        assert!(meminfo("MemTotal: 12 MB").unwrap_err().contains("MemTotal: 12 MB"));
+        assert!(meminfo("MemTotal: -1 kB").is_err());
+    }
+
+    #[test]
+    fn numbers_of_all_kinds() {
+        assert_eq!(distances("10 21\t255\n"), Ok(vec![10, 21, 255]));
+        assert!(distances("10 256").unwrap_err().contains("`256`"));
+        assert_eq!(
+            (cache_size_kib("32768K\n"), cache_size_kib("2M"), cache_size_kib("512")),
+            (Ok(32768), Ok(2048), Ok(512))
+        );
+        assert!(cache_size_kib("K").is_err() && cache_size_kib("18446744073709551615M").is_err());
+        assert_eq!(hex("0x8086\n", 0xffff), Ok(0x8086));
+        assert!(
+            hex("0x10000", 0xffff).is_err() && hex("8086", 0xffff).is_err() && hex("0x+1", 0xffff).is_err()
+        );
+        assert_eq!((numa_node("-1\n"), numa_node("7\n")), (Ok(None), Ok(Some(7))));
+        assert!(numa_node("-2").is_err() && numa_node("x").is_err());
+        assert_eq!((online("0\n"), online("1\n"), online("")), (Ok(false), Ok(true), Ok(true)));
+        assert!(online("2").is_err());
+    }
+
+    #[test]
+    fn masks() {
+        assert_eq!(cpu_map("00000001,80000003\n").unwrap().to_string(), "0-1,31-32");
+        assert_eq!(cpu_map("ff").unwrap().to_string(), "0-7");
+        assert_eq!(cpu_map("0").unwrap(), CpuSet::new());
+        assert!(cpu_map("").is_err() && cpu_map("1,,1").is_err() && cpu_map("123456789").is_err());
+        assert!(cpu_map(&format!("1{}", ",0".repeat(256))).unwrap_err().contains("8192"));
+    }
+
+    #[test]
+    fn pci_addresses() {
+        assert!(is_pci_address("0000:00:1f.2") && is_pci_address("10000:e1:00.0"));
+        for name in ["", "0000:00:1f", "0000:00:1f.", "00:1f.2", "0000:00:1f.2/..", "../../etc:00:00.0"] {
+            assert!(!is_pci_address(name), "{name}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_survived(text in "(.|[0-9a-fx, \\n:KMk-]){0,80}") {
+            let _ = (meminfo(&text), distances(&text), cache_size_kib(&text), cpu_map(&text));
+            let _ = (hex(&text, 0xffff), numa_node(&text), number(&text), is_pci_address(&text), online(&text));
+        }
+
+        #[test]
+        fn masks_are_read_as_written(members in proptest::collection::btree_set(0..=CpuSet::MAX_CPU, 1..50)) {
+            let mut words = vec![0u32; 256];
+            for &cpu in &members {
+                words[255 - cpu as usize / 32] |= 1 << (cpu % 32);
+            }
+            let text: Vec<String> = words.iter().map(|word| format!("{word:08x}")).collect();
+            prop_assert_eq!(cpu_map(&text.join(",")), Ok(members.into_iter().collect()));
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! Watches threads of this test, by polling everywhere and by BPF where the test may.
+//!
+//! The kernel's view of nodes does not matter here: each test makes up a topology from
+//! the CPUs of this machine, in which they are on one node or on one each.
+
+use std::{fs, sync::mpsc, thread, time::Duration};
+use vnuma_host::location::{
+    LocationError, LocationEvent, LocationKind, LocationWatcher, Prefer, monotonic_ns, read_location,
+};
+use vnuma_topology::{CpuSet, HostNode, HostTopology};
+
+/// No event takes this long, on no machine.
+const HANG: Duration = Duration::from_secs(30);
+const INTERVAL: Duration = Duration::from_millis(5);
+
+fn own_pid() -> i32 {
+    i32::try_from(std::process::id()).unwrap()
+}
+
+fn host(nodes: &[&[u32]]) -> HostTopology {
+    let node = |(id, cpus): (usize, &&[u32])| HostNode {
+        id: u32::try_from(id).unwrap(),
+        cpus: cpus.iter().copied().collect(),
+        ..HostNode::default()
+    };
+    HostTopology { nodes: nodes.iter().enumerate().map(node).collect(), ..HostTopology::default() }
+}
+
+/// Two CPUs that this process may use. Without them, nothing can move.
+fn two_cpus() -> (u32, u32) {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap();
+    let cpus: Vec<u32> = list.parse::<CpuSet>().unwrap().iter().collect();
+    assert!(cpus.len() >= 2, "these tests need two CPUs, there is only {cpus:?}");
+    (cpus[0], cpus[1])
+}
+
+/// A thread that moves itself to the CPUs it is told and says so, until told no more.
+struct Mover {
+    tid: i32,
+    moves: Option<mpsc::Sender<Vec<u32>>>,
+    moved: mpsc::Receiver<()>,
+    handle: Option<thread::JoinHandle<()>>,
+}
+
+impl Mover {
+    fn start(cpu: u32) -> Self {
+        let (moves, orders) = mpsc::channel::<Vec<u32>>();
+        let (say, moved) = mpsc::channel();
+        let (tell, told) = mpsc::channel();
+        let handle = thread::spawn(move || {
+            tell.send(nix::unistd::gettid()).unwrap();
+            for cpus in orders {
+                let mut set = nix::sched::CpuSet::new();
+                cpus.iter().for_each(|&cpu| set.set(cpu as usize).unwrap());
+                nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), &set).unwrap();
+                say.send(()).unwrap();
+            }
+        });
+        let tid = told.recv().unwrap().as_raw();
+        let mover = Self { tid, moves: Some(moves), moved, handle: Some(handle) };
+        mover.to(&[cpu]);
+        mover
+    }
+    fn to(&self, cpus: &[u32]) {
+        self.moves.as_ref().unwrap().send(cpus.to_vec()).unwrap();
+        self.moved.recv_timeout(HANG).unwrap();
+    }
+    fn end(&mut self) {
+        self.moves = None;
+        self.handle.take().unwrap().join().unwrap();
+    }
+}
+
+/// A watcher, and its events in order.
+fn watcher(host: &HostTopology, prefer: Prefer) -> (LocationWatcher, mpsc::Receiver<LocationEvent>) {
+    let (send, events) = mpsc::channel();
+    let watcher = LocationWatcher::start(host, prefer, INTERVAL, move |event| {
+        let _ = send.send(event);
+    });
+    (watcher.unwrap_or_else(|error| panic!("{error}")), events)
+}
+
+/// BPF needs rights that an ordinary user lacks. With them, it has to work.
+fn sources() -> Vec<Prefer> {
+    if nix::unistd::geteuid().is_root() {
+        vec![Prefer::Poll, Prefer::Bpf]
+    } else {
+        eprintln!("not root: BPF is not tested");
+        vec![Prefer::Poll]
+    }
+}
+
+fn next(events: &mpsc::Receiver<LocationEvent>, kind: LocationKind) -> LocationEvent {
+    loop {
+        let event = events.recv_timeout(HANG).unwrap_or_else(|_| panic!("no event {kind:?}"));
+        if event.kind == kind {
+            return event;
+        }
+    }
+}
+
+#[test]
+fn moves_between_nodes_are_told() {
+    let (a, b) = two_cpus();
+    let host = host(&[&[a], &[b]]);
+    for prefer in sources() {
+        let mut mover = Mover::start(a);
+        let (watcher, events) = watcher(&host, prefer);
+        watcher.watch(own_pid(), mover.tid).unwrap();
+        for cpu in [b, a, b] {
+            let before = monotonic_ns();
+            mover.to(&[cpu]);
+            let event = next(&events, LocationKind::Migrated);
+            assert_eq!((event.tid, event.cpu), (mover.tid, cpu), "{prefer:?}");
+            assert!(event.time_ns >= before && event.time_ns <= monotonic_ns());
+            let location = read_location(&host, own_pid(), mover.tid).unwrap();
+            let node = host.node_of_cpu(cpu).unwrap();
+            assert_eq!((location.cpu, location.node, location.pinned), (cpu, node, Some(node)));
+        }
+        mover.end();
+        assert_eq!(next(&events, LocationKind::Exited).tid, mover.tid, "{prefer:?}");
+        assert_eq!(watcher.dropped(), 0);
+    }
+}
+
+#[test]
+fn moves_within_a_node_are_not_told_but_new_limits_are() {
+    let (a, b) = two_cpus();
+    let host = host(&[&[a, b]]);
+    for prefer in sources() {
+        let mut mover = Mover::start(a);
+        let (watcher, events) = watcher(&host, prefer);
+        watcher.watch(own_pid(), mover.tid).unwrap();
+        for cpus in [&[b][..], &[a], &[a, b], &[b]] {
+            mover.to(cpus);
+            if watcher.sees_affinity() {
+                assert_eq!(next(&events, LocationKind::AffinityChanged).tid, mover.tid, "{prefer:?}");
+            }
+        }
+        mover.end();
+        let mut rest = Vec::new();
+        while rest.last() != Some(&LocationKind::Exited) {
+            rest.push(events.recv_timeout(HANG).unwrap().kind);
+        }
+        assert!(!rest.contains(&LocationKind::Migrated), "{prefer:?}: {rest:?}");
+    }
+}
+
+#[test]
+fn threads_that_are_not_watched_are_not_told() {
+    let (a, b) = two_cpus();
+    let host = host(&[&[a], &[b]]);
+    for prefer in sources() {
+        let (mut watched, mut forgotten, mut unknown) = (Mover::start(a), Mover::start(a), Mover::start(a));
+        let (watcher, events) = watcher(&host, prefer);
+        watcher.watch(own_pid(), forgotten.tid).unwrap();
+        watcher.watch(own_pid(), watched.tid).unwrap();
+        watcher.unwatch(forgotten.tid);
+        watcher.unwatch(forgotten.tid);
+        forgotten.to(&[b]);
+        unknown.to(&[b]);
+        forgotten.end();
+        unknown.end();
+        watched.to(&[b]);
+        watched.end();
+        loop {
+            let event = events.recv_timeout(HANG).unwrap();
+            assert_eq!(event.tid, watched.tid, "{prefer:?}: {event:?}");
+            if event.kind == LocationKind::Exited {
+                break;
+            }
+        }
+    }
+}
+
+#[test]
+fn threads_that_are_not_there_are_refused() {
+    let host = host(&[&[0]]);
+    for prefer in sources() {
+        let (watcher, _events) = watcher(&host, prefer);
+        for (pid, tid) in [(own_pid(), 1), (0, 0), (own_pid(), -5), (i32::MAX, i32::MAX)] {
+            let error = watcher.watch(pid, tid).unwrap_err();
+            assert!(matches!(error, LocationError::NoThread { .. }), "{prefer:?}: {error}");
+        }
+    }
+}
+
+#[test]
+fn the_source_is_named() {
+    let (poll, _events) = watcher(&host(&[&[0]]), Prefer::Poll);
+    assert_eq!((poll.source(), poll.why_not_bpf().as_deref()), ("poll", Some("polling was asked for")));
+    let (auto, _events) = watcher(&host(&[&[0]]), Prefer::Auto);
+    assert_eq!(auto.source() == "poll", auto.why_not_bpf().is_some_and(|reason| !reason.is_empty()));
+    if nix::unistd::geteuid().is_root() {
+        assert_eq!((auto.source(), auto.why_not_bpf()), ("bpf", None));
+    }
+}

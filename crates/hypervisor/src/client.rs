@@ -1,0 +1,262 @@
+//! QMP: commands, their answers, and what QEMU tells unasked.
+//!
+//! The commands and their types are those of the `qapi` crate. Its client is not used: it
+//! waits without a limit, ends the program when the greeting does not come, fails on
+//! events younger than itself, and keeps all events of a peer that never stops.
+
+use crate::{
+    VmError, VmEvent,
+    message::{Message, event_of, parse_message},
+    wire::{Wire, WireError},
+};
+use qapi::{Command, Execute, qmp};
+use serde::Deserialize;
+use serde_json::Value;
+use std::{
+    collections::VecDeque,
+    os::fd::{AsFd, BorrowedFd},
+    path::Path,
+    time::{Duration, Instant},
+};
+use vnuma_process::text::{shorten, tame};
+
+/// For one command, from its first byte out to the last byte in.
+pub(crate) const COMMAND_LIMIT: Duration = Duration::from_secs(1);
+
+/// For the greeting, until it is said that none comes: a second, less what it takes to show that.
+const GREETING_LIMIT: Duration = Duration::from_millis(800);
+
+/// Most events kept. When a VM has more to tell than is taken, the oldest are forgotten.
+const EVENT_LIMIT: usize = 256;
+
+#[derive(Deserialize)]
+struct Greeting {
+    #[serde(rename = "QMP")]
+    qmp: Value,
+}
+
+/// How far a connection has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// QEMU has yet to greet.
+    Silent,
+    /// It has greeted.
+    Greeted,
+    /// It was asked to take commands, and has not answered yet.
+    Asked,
+    /// It takes commands.
+    Ready,
+}
+
+/// A connection over which commands can be given.
+#[derive(Debug)]
+pub(crate) struct Client {
+    wire: Wire,
+    stage: Stage,
+    /// The VM, for messages.
+    vm: String,
+    /// Number of the last command. Answers carry it, so that a late one is known as such.
+    last_id: u64,
+    events: VecDeque<VmEvent>,
+    /// End of a task of several commands.
+    budget: Option<Instant>,
+    /// What the present command is given.
+    limit: Duration,
+    /// The other end is gone, or the position in its speech is lost.
+    closed: bool,
+}
+
+impl Client {
+    /// Connects. What has to happen before QEMU is spoken to (finding out who it is) happens
+    /// between this and [`greet`](Self::greet).
+    pub(crate) fn connect(vm: &str, socket: &Path) -> Result<Self, VmError> {
+        let wire =
+            Wire::connect(socket).map_err(|source| VmError::Connect { socket: socket.to_owned(), source })?;
+        let vm = vm.to_owned();
+        let (stage, events) = (Stage::Silent, VecDeque::new());
+        let limit = COMMAND_LIMIT;
+        Ok(Self { wire, stage, vm, last_id: 0, events, budget: None, limit, closed: false })
+    }
+
+    /// Waits for QEMU's greeting and answers it. When nothing comes in time, this can be called again.
+    pub(crate) fn greet(&mut self, socket: &Path) -> Result<(), VmError> {
+        if self.stage == Stage::Silent {
+            self.await_greeting(socket)?;
+            self.stage = Stage::Greeted;
+        }
+        if self.stage != Stage::Ready {
+            let asked_before = self.stage == Stage::Asked;
+            self.stage = Stage::Asked;
+            match self.execute(&qmp::qmp_capabilities { enable: None }) {
+                // QEMU refuses to be asked again after it has agreed.
+                Err(VmError::Refused { .. }) if asked_before => {}
+                other => drop(other?),
+            }
+            self.stage = Stage::Ready;
+        }
+        Ok(())
+    }
+
+    fn await_greeting(&mut self, socket: &Path) -> Result<(), VmError> {
+        let line = match self.wire.line(Instant::now() + GREETING_LIMIT) {
+            Ok(line) => line,
+            Err(WireError::Timeout) => {
+                let limit_ms = GREETING_LIMIT.as_millis() as u64;
+                return Err(VmError::NoGreeting { socket: socket.to_owned(), limit_ms });
+            }
+            Err(error) => return Err(self.broken("greeting", error)),
+        };
+        let greeting: Result<Greeting, _> = serde_json::from_slice(&line);
+        match greeting {
+            Ok(greeting) if greeting.qmp.is_object() => Ok(()),
+            _ => {
+                let reason = format!("`{}` is no QMP greeting", shorten(&String::from_utf8_lossy(&line)));
+                Err(self.nonsense("greeting", reason))
+            }
+        }
+    }
+
+    /// The VM's name in messages.
+    pub(crate) fn vm(&self) -> &str {
+        &self.vm
+    }
+
+    /// Limits everything until [`end_task`](Self::end_task) to `limit` altogether.
+    pub(crate) fn begin_task(&mut self, limit: Duration) {
+        self.budget = Some(Instant::now() + limit);
+    }
+
+    /// Ends what [`begin_task`](Self::begin_task) began.
+    pub(crate) fn end_task(&mut self) {
+        self.budget = None;
+    }
+
+    /// Gives a command and waits for its answer.
+    pub(crate) fn execute<C: Command>(&mut self, command: &C) -> Result<C::Ok, VmError> {
+        self.execute_with_fd(command, None)
+    }
+
+    /// Gives a command that a descriptor goes with.
+    pub(crate) fn execute_with_fd<C: Command>(
+        &mut self,
+        command: &C,
+        fd: Option<BorrowedFd<'_>>,
+    ) -> Result<C::Ok, VmError> {
+        if self.closed {
+            return Err(VmError::Disconnected { vm: self.vm.clone() });
+        }
+        let left = self.budget.map(|budget| budget.saturating_duration_since(Instant::now()));
+        self.limit = left.map_or(COMMAND_LIMIT, |left| left.min(COMMAND_LIMIT));
+        let until = Instant::now() + self.limit;
+        self.last_id += 1;
+        let id = self.last_id;
+        let mut line = serde_json::to_vec(&Execute::<&C, u64>::with_id(command, id))
+            .map_err(|error| self.nonsense(C::NAME, error.to_string()))?;
+        line.push(b'\n');
+        if let Err(error) = self.wire.send(&line, fd, until) {
+            // Perhaps half of it is sent: nothing can follow.
+            self.closed = true;
+            return Err(self.broken(C::NAME, error));
+        }
+        let answer = loop {
+            let message = self.receive(C::NAME, until)?;
+            if message.id.as_ref().and_then(Value::as_u64) != Some(id) {
+                if Instant::now() >= until {
+                    return Err(self.broken(C::NAME, WireError::Timeout));
+                }
+                continue;
+            }
+            match (message.answer, message.error) {
+                (Some(answer), None) => break answer,
+                (None, Some(refusal)) => {
+                    let (vm, command) = (self.vm.clone(), C::NAME.to_owned());
+                    return Err(VmError::Refused { vm, command, reason: shorten(&refusal.desc) });
+                }
+                _ => return Err(self.nonsense(C::NAME, "neither an answer nor an error".to_owned())),
+            }
+        };
+        serde_json::from_value(answer).map_err(|error| VmError::Protocol {
+            vm: self.vm.clone(),
+            command: C::NAME.to_owned(),
+            reason: tame(&error.to_string()),
+        })
+    }
+
+    /// The next event. `None` at `until`; disconnection is an event.
+    pub(crate) fn event(&mut self, until: Instant) -> Result<Option<VmEvent>, VmError> {
+        loop {
+            if let Some(event) = self.events.pop_front() {
+                return Ok(Some(event));
+            }
+            if self.closed {
+                return Ok(Some(VmEvent::Disconnected));
+            }
+            match self.receive("events", until) {
+                Ok(_) => {}
+                Err(VmError::Timeout { .. }) => return Ok(None),
+                Err(VmError::Disconnected { .. }) => return Ok(Some(VmEvent::Disconnected)),
+                Err(error) => return Err(error),
+            }
+            // A peer that never pauses does not keep the caller.
+            if Instant::now() >= until {
+                return Ok(self.events.pop_front());
+            }
+        }
+    }
+
+    /// Gives events back that were taken while another was waited for.
+    pub(crate) fn put_back(&mut self, mut events: VecDeque<VmEvent>) {
+        events.append(&mut self.events);
+        self.events = events;
+    }
+
+    /// Takes the next message; if it is an event, keeps it.
+    fn receive(&mut self, command: &str, until: Instant) -> Result<Message, VmError> {
+        let line = match self.wire.line(until) {
+            Ok(line) => line,
+            Err(error) => return Err(self.broken(command, error)),
+        };
+        let message = parse_message(&line).map_err(|reason| self.nonsense(command, reason))?;
+        if let Some(event) = message.event.as_deref().and_then(|name| event_of(name, &message.data)) {
+            if self.events.len() == EVENT_LIMIT {
+                self.events.pop_front();
+                tracing::warn!(vm = self.vm, "more than {EVENT_LIMIT} events: the oldest is forgotten");
+            }
+            self.events.push_back(event);
+        }
+        Ok(message)
+    }
+
+    fn broken(&mut self, command: &str, error: WireError) -> VmError {
+        let (vm, command) = (self.vm.clone(), command.to_owned());
+        match error {
+            // The answer may still come; its number tells it from the next.
+            WireError::Timeout => {
+                // A task's limit has lost a little by now.
+                let limit_ms = self.limit.as_millis().next_multiple_of(10) as u64;
+                VmError::Timeout { vm, command, limit_ms }
+            }
+            WireError::Closed => {
+                self.closed = true;
+                VmError::Disconnected { vm }
+            }
+            WireError::TooLong => self.nonsense(&command, error.to_string()),
+            WireError::Io(source) => {
+                self.closed = true;
+                VmError::Io { vm, command, source }
+            }
+        }
+    }
+
+    /// A peer that does not speak QMP is not listened to any longer.
+    fn nonsense(&mut self, command: &str, reason: String) -> VmError {
+        self.closed = true;
+        VmError::Protocol { vm: self.vm.clone(), command: command.to_owned(), reason: tame(&reason) }
+    }
+}
+
+impl AsFd for Client {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.wire.as_fd()
+    }
+}

@@ -1,0 +1,173 @@
+//! Commands whose types in the `qapi` crate want more of an answer than every QEMU gives,
+//! or cannot express what is asked.
+
+use qapi::{Command, Empty};
+use serde::{Deserialize, Serialize, Serializer};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+/// Declares a command: its QMP name, arguments as serialized, and type of the answer.
+macro_rules! command {
+    ($type:ty, $name:literal, $answer:ty) => {
+        impl Command for $type {
+            type Ok = $answer;
+            const NAME: &'static str = $name;
+            const ALLOW_OOB: bool = false;
+        }
+    };
+}
+
+/// Of its states there may be more than `qapi` knows.
+#[derive(Serialize)]
+pub(crate) struct QueryStatus {}
+command!(QueryStatus, "query-status", Status);
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct Status {
+    pub(crate) status: String,
+}
+
+#[derive(Serialize)]
+pub(crate) struct QueryCpusFast {}
+command!(QueryCpusFast, "query-cpus-fast", Vec<CpuInfo>);
+
+/// A vCPU that is plugged.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) struct CpuInfo {
+    pub(crate) cpu_index: i64,
+    pub(crate) qom_path: String,
+    pub(crate) thread_id: i64,
+    #[serde(default)]
+    pub(crate) props: CpuProps,
+}
+
+/// Where it is plugged.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) struct CpuProps {
+    pub(crate) node_id: Option<i64>,
+}
+
+#[derive(Serialize)]
+pub(crate) struct QueryHotpluggableCpus {}
+command!(QueryHotpluggableCpus, "query-hotpluggable-cpus", Vec<CpuSlot>);
+
+/// A place where a vCPU is or can be plugged.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) struct CpuSlot {
+    /// What to plug.
+    #[serde(rename = "type")]
+    pub(crate) driver: String,
+    /// Numbers of socket, core, node and so on: properties of the device to plug.
+    props: BTreeMap<String, u32>,
+    /// The vCPU that is there.
+    qom_path: Option<String>,
+}
+
+impl CpuSlot {
+    /// The guest node that it belongs to, if nothing is plugged.
+    pub(crate) fn spare_node(&self) -> Option<u32> {
+        self.props.get("node-id").copied().filter(|_| self.qom_path.is_none())
+    }
+
+    /// A name of its own for the vCPU that is plugged there.
+    pub(crate) fn id(&self) -> String {
+        let places = self.props.iter().filter(|(name, _)| *name != "node-id");
+        places.fold("vnuma-vcpu".to_owned(), |id, (_, number)| format!("{id}-{number}"))
+    }
+}
+
+/// A vCPU.
+pub(crate) struct DeviceAddCpu<'a> {
+    pub(crate) id: &'a str,
+    pub(crate) slot: &'a CpuSlot,
+}
+command!(DeviceAddCpu<'_>, "device_add", Empty);
+
+impl Serialize for DeviceAddCpu<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        // Last, so that no name of a property takes the place of these two.
+        let mut arguments = json!(self.slot.props);
+        arguments["driver"] = json!(self.slot.driver);
+        arguments["id"] = json!(self.id);
+        arguments.serialize(serializer)
+    }
+}
+
+#[derive(Serialize)]
+pub(crate) struct QueryAcpiOspmStatus {}
+command!(QueryAcpiOspmStatus, "query-acpi-ospm-status", Vec<AcpiStatus>);
+
+/// What the guest reported last of a slot (`_OST`).
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) struct AcpiStatus {
+    pub(crate) slot: String,
+    pub(crate) slot_type: String,
+    pub(crate) source: i64,
+    pub(crate) status: i64,
+}
+
+#[derive(Serialize)]
+pub(crate) struct QueryMemdev {}
+command!(QueryMemdev, "query-memdev", Vec<Memdev>);
+
+/// A memory backend.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) struct Memdev {
+    /// Absent for a backend that QEMU made for itself, in some versions.
+    pub(crate) id: Option<String>,
+    pub(crate) size: u64,
+    #[serde(default)]
+    pub(crate) policy: String,
+    #[serde(default)]
+    pub(crate) host_nodes: Vec<i64>,
+}
+
+/// A property of an object, of whatever type.
+#[derive(Serialize)]
+pub(crate) struct QomGet<'a> {
+    pub(crate) path: &'a str,
+    pub(crate) property: &'a str,
+}
+command!(QomGet<'_>, "qom-get", Value);
+
+/// A character device over a connected socket that QEMU was given under a name.
+#[derive(Serialize)]
+pub(crate) struct ChardevAdd<'a> {
+    id: &'a str,
+    backend: Value,
+}
+command!(ChardevAdd<'_>, "chardev-add", Value);
+
+impl<'a> ChardevAdd<'a> {
+    pub(crate) fn over_fd(id: &'a str, fd_name: &str) -> Self {
+        let addr = json!({"type": "fd", "data": {"str": fd_name}});
+        Self { id, backend: json!({"type": "socket", "data": {"addr": addr, "server": false}}) }
+    }
+}
+
+/// The topology channel's device.
+#[derive(Serialize)]
+pub(crate) struct DeviceAddChannel<'a> {
+    driver: &'static str,
+    id: &'a str,
+    chardev: &'a str,
+    bus: &'a str,
+    vectors: u32,
+    /// With `off`, the device would block live migration.
+    master: &'static str,
+}
+command!(DeviceAddChannel<'_>, "device_add", Empty);
+
+/// QEMU's type of the channel's device.
+pub(crate) const CHANNEL_DRIVER: &str = "ivshmem-doorbell";
+
+impl<'a> DeviceAddChannel<'a> {
+    pub(crate) fn new(id: &'a str, chardev: &'a str, bus: &'a str, vectors: u32) -> Self {
+        Self { driver: CHANNEL_DRIVER, id, chardev, bus, vectors, master: "on" }
+    }
+}

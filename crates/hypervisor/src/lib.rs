@@ -1,0 +1,143 @@
+//! VMs behind one trait: which there are, what they consist of, and their topology channel.
+//!
+//! The first backend speaks QMP with a QEMU that it does not trust:
+//!
+//! - **Who** is at the other end is what the kernel says of the socket (`SO_PEERPIDFD`, or
+//!   `SO_PEERCRED` and a pidfd). A thread that QEMU names is looked up in that process's
+//!   `/proc/PID/task` and refused if it is not there ([`VmError::ForeignThread`]).
+//! - **How long** it takes and **how much** it says is bounded: a second for a command, five for
+//!   all commands of one call, 4 MiB for a line, 4096 vCPUs, 256 events.
+//! - **What** it says is checked before it is used: names, numbers, ids that occur twice.
+//!
+//! A command that was not answered in time leaves the connection usable: answers carry the
+//! number of their command, so a late one is recognised. After nonsense or a broken line
+//! the connection is closed.
+//!
+//! A monitor serves one client at a time, so a socket that libvirt or an operator uses gives
+//! [`VmError::NoGreeting`], as does a QEMU that is stopped ([`vnuma_process::Halt`]). The connection then waits in the
+//! listener's queue, and is greeted when its turn comes. Meanwhile the kernel tells which threads are the VM's
+//! vCPUs ([`Glimpse`]).
+//!
+//! Where it ends: a QEMU that was handed its listening socket by another process has that
+//! process's credentials, and its vCPUs are refused as foreign. Whether two VMs claim the same name
+//! is the caller's to find out.
+
+mod channel;
+mod client;
+mod commands;
+mod describe;
+mod error;
+pub mod glimpse;
+pub mod message;
+mod name;
+pub mod numa;
+mod process;
+mod qmp;
+mod replug;
+pub mod resident;
+mod wire;
+
+pub use error::VmError;
+pub use glimpse::Glimpse;
+pub use name::check_name;
+pub use qmp::QmpBackend;
+pub use replug::Adopt;
+
+use std::{
+    os::fd::{BorrowedFd, OwnedFd},
+    path::PathBuf,
+    time::Duration,
+};
+use vnuma_topology::VmDescription;
+
+/// A source of VMs: a directory of QMP sockets today, libvirt another day.
+pub trait VmBackend: Send {
+    /// VMs that are there now. Cheap (names only), for a call after every change of
+    /// [`watch_dirs`](Self::watch_dirs). What is no VM is skipped with a log line; an error says that
+    /// it is not known which there are.
+    fn scan(&mut self) -> Result<Vec<VmCandidate>, VmError>;
+    /// Connects to a VM without waiting for anything. Its process is pinned down by a pidfd before
+    /// anything is asked.
+    fn connect(&self, candidate: &VmCandidate) -> Result<Box<dyn VmConnection>, VmError>;
+    /// Directories whose changes (inotify) call for another [`scan`](Self::scan).
+    fn watch_dirs(&self) -> Vec<PathBuf>;
+}
+
+/// A VM that can be connected to.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct VmCandidate {
+    /// Name of the socket's file, without its extension. The VM's own name, if it has
+    /// one, is in its description.
+    pub name: String,
+    /// The QMP socket.
+    pub socket: PathBuf,
+}
+
+/// Something that happened to a VM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum VmEvent {
+    /// The VM shuts down; its process ends soon.
+    Shutdown,
+    /// vCPUs stand still (paused, or the end of a migration).
+    Stopped,
+    /// vCPUs run again.
+    Resumed,
+    /// The machine was reset: the guest boots again.
+    Rebooted,
+    /// vCPUs were plugged or unplugged: describe the VM again.
+    VcpusChanged,
+    /// The guest has let go of the topology channel's device.
+    ChannelDetached,
+    /// The other end closed the connection. Nothing follows.
+    Disconnected,
+}
+
+/// A vCPU that was plugged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plugged {
+    /// Its APIC id.
+    pub apic_id: u32,
+    /// Its thread.
+    pub tid: i32,
+}
+
+/// A connection to a VM. Calls block, most for a second at most, those of many commands for five.
+pub trait VmConnection: Send {
+    /// Waits until the VM takes commands; before anything else. After [`VmError::NoGreeting`] and
+    /// [`VmError::Timeout`] it can be called again.
+    fn greet(&mut self) -> Result<(), VmError>;
+    /// What can be seen of the VM's vCPUs without asking the VM. `None` if there are none, or if the process is
+    /// not beyond doubt the VM's.
+    fn glimpse(&self) -> Option<Glimpse>;
+    /// Asks for everything that is in a [`VmDescription`]. Thread ids are checked to belong
+    /// to the VM's own process.
+    fn describe(&mut self) -> Result<VmDescription, VmError>;
+    /// Plugs the topology channel's device into a free PCIe root port. `server` is the VM's
+    /// end of the ivshmem server's socket; the server's messages are expected to be in it
+    /// already. On failure everything done so far is undone.
+    fn attach_channel(&mut self, server: OwnedFd) -> Result<(), VmError>;
+    /// Asks for next to nothing, to see whether there is an answer in time.
+    fn probe(&mut self, limit: Duration) -> Result<(), VmError>;
+    /// Is the device plugged?
+    fn channel_attached(&mut self) -> Result<bool, VmError>;
+    /// Is the device plugged? If not, removes what is left of an attach that was cut short.
+    fn tidy_channel(&mut self) -> Result<bool, VmError>;
+    /// Unplugs the device. The guest takes part in that: [`VmError::DetachPending`] says
+    /// that it has not let go in time; [`VmEvent::ChannelDetached`] follows when it does.
+    fn detach_channel(&mut self) -> Result<(), VmError>;
+    /// Moves vCPU `apic_id` to a spare slot of guest node `node` by hot-plug: a new one is plugged, `adopt` is
+    /// called with the threads of both, old first, and the old one is unplugged. The guest takes part in both, up to
+    /// ten seconds each. On failure the new one is taken away again; [`VmError::UnplugPending`] and
+    /// [`VmError::NotUndone`] say that both are there.
+    fn replug_vcpu(&mut self, apic_id: u32, node: u32, adopt: Adopt<'_>) -> Result<Plugged, VmError>;
+    /// Waits for the next event. `None` after `timeout`.
+    fn poll_event(&mut self, timeout: Duration) -> Result<Option<VmEvent>, VmError>;
+    /// The VM's process.
+    fn pid(&self) -> i32;
+    /// The VM's process, immune to the reuse of its number.
+    fn pidfd(&self) -> BorrowedFd<'_>;
+    /// The connection's socket: readable when [`poll_event`](Self::poll_event) may have something.
+    /// Take events until there is none before waiting for it: some may have been received with
+    /// the answer to a command.
+    fn event_fd(&self) -> BorrowedFd<'_>;
+}

@@ -1,0 +1,135 @@
+//! Which host nodes the pages of a memory backend are on, from /proc.
+//!
+//! `/proc/PID/maps` has the addresses of mappings, `/proc/PID/numa_maps` the pages on each node
+//! for each address. A backend's own address comes from HMP `info ramblock` (QEMU 8.1 and
+//! later); before that, its mapping is known only if no other has its size.
+//!
+//! Counting walks all page tables of the mapping. It is therefore done only for memory that
+//! is not bound to a node anyway.
+
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    io::{self, Read},
+};
+use vnuma_topology::HostNodeId;
+
+/// Longest file. A QEMU has some hundred mappings; one with 65530 of them, the kernel's
+/// default limit, has about 8 MiB.
+const FILE_LIMIT: u64 = 16 << 20;
+
+/// Mappings: (start, length), in bytes.
+pub type Mapping = (u64, u64);
+
+/// `/proc/PID/maps`. Lines that are none are left out.
+pub fn parse_maps(text: &str) -> Vec<Mapping> {
+    let mapping = |line: &str| {
+        let (start, rest) = line.split_once('-')?;
+        let end = rest.split(' ').next()?;
+        let (start, end) = (u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?);
+        Some((start, end.checked_sub(start)?))
+    };
+    text.lines().filter_map(mapping).collect()
+}
+
+/// Pages on each node of the mapping that begins at `start`, from `/proc/PID/numa_maps`; KiB.
+pub fn parse_numa_maps(text: &str, start: u64) -> Option<Vec<(HostNodeId, u64)>> {
+    let line = text.lines().find(|line| {
+        line.split_once(' ').and_then(|(address, _)| u64::from_str_radix(address, 16).ok()) == Some(start)
+    })?;
+    let mut pages: BTreeMap<HostNodeId, u64> = BTreeMap::new();
+    let mut page_kib = 4;
+    for word in line.split(' ').skip(1) {
+        let Some((key, value)) = word.split_once('=') else { continue };
+        let Ok(value) = value.parse::<u64>() else { continue };
+        if key == "kernelpagesize_kB" {
+            page_kib = value;
+        } else if let Some(node) = key.strip_prefix('N').and_then(|node| node.parse().ok()) {
+            pages.insert(node, value);
+        }
+    }
+    Some(pages.into_iter().map(|(node, pages)| (node, pages.saturating_mul(page_kib))).collect())
+}
+
+/// Host virtual addresses of RAM blocks by name, from HMP `info ramblock`; none of a QEMU
+/// that does not tell them. A backend's block has the name of the backend.
+pub fn parse_ramblocks(text: &str) -> BTreeMap<String, u64> {
+    let mut lines = text.lines();
+    let header: Vec<&str> = lines.next().unwrap_or_default().split_whitespace().collect();
+    // Block Name, PSize (number and unit), Offset, Used, Total, HVA, RO
+    let known = header == ["Block", "Name", "PSize", "Offset", "Used", "Total", "HVA", "RO"];
+    let block = |line: &str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let [name, _, _, _, _, _, address, _] = words[..] else { return None };
+        let address = u64::from_str_radix(address.strip_prefix("0x")?, 16).ok()?;
+        Some((name.to_owned(), address))
+    };
+    if known { lines.filter_map(block).collect() } else { BTreeMap::new() }
+}
+
+/// The mapping of a backend: where QEMU says it is, or the only one of its size.
+pub fn find_mapping(mappings: &[Mapping], address: Option<u64>, size: u64) -> Option<u64> {
+    match address {
+        Some(address) => mappings.iter().find(|&&(start, _)| start == address).map(|&(start, _)| start),
+        None => {
+            let mut fitting = mappings.iter().filter(|&&(_, length)| length == size);
+            let first = fitting.next()?.0;
+            fitting.next().is_none().then_some(first)
+        }
+    }
+}
+
+/// A process's `maps` and `numa_maps`.
+pub(crate) fn read(pid: i32) -> io::Result<(String, String)> {
+    let text = |file| {
+        let mut bytes = Vec::new();
+        File::open(format!("/proc/{pid}/{file}"))?.take(FILE_LIMIT).read_to_end(&mut bytes)?;
+        io::Result::Ok(String::from_utf8_lossy(&bytes).into_owned())
+    };
+    Ok((text("maps")?, text("numa_maps")?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn mappings_and_their_pages() {
+        let maps = "7f0000000000-7f0010000000 rw-p 00000000 00:00 0\n\
+            7f0010000000-7f0010001000 ---p 00000000 00:00 0\nnonsense\n";
+        let mappings = parse_maps(maps);
+        assert_eq!(mappings, [(0x7f00_0000_0000, 256 << 20), (0x7f00_1000_0000, 4096)]);
+        let numa_maps = "7f0000000000 default anon=3 dirty=3 N0=1 N3=2 kernelpagesize_kB=2048\n\
+            7f0010000000 default\n";
+        assert_eq!(parse_numa_maps(numa_maps, mappings[0].0), Some(vec![(0, 2048), (3, 4096)]));
+        assert_eq!(parse_numa_maps(numa_maps, mappings[1].0), Some(vec![]));
+        assert_eq!(parse_numa_maps(numa_maps, 1), None);
+    }
+
+    #[test]
+    fn a_backend_is_found_by_address_or_by_a_size_of_its_own() {
+        let mappings = [(0x1000, 64), (0x2000, 32), (0x3000, 64)];
+        assert_eq!(find_mapping(&mappings, Some(0x3000), 64), Some(0x3000));
+        assert_eq!(find_mapping(&mappings, Some(0x4000), 64), None);
+        assert_eq!(find_mapping(&mappings, None, 32), Some(0x2000));
+        assert_eq!(find_mapping(&mappings, None, 64), None, "two of this size");
+    }
+
+    #[test]
+    fn ram_blocks_of_old_and_new_qemu() {
+        let new = "              Block Name    PSize              Offset               Used              Total                HVA  RO\n\
+            ram0    4 KiB  0x0000000000000000 0x0000000010000000 0x0000000010000000 0x00007f97d3e00000  rw\n";
+        assert_eq!(parse_ramblocks(new), BTreeMap::from([("ram0".to_owned(), 0x7f97_d3e0_0000)]));
+        let old = "              Block Name    PSize              Offset               Used              Total\n\
+            ram0    4 KiB  0x0000000000000000 0x0000000010000000 0x0000000010000000\n";
+        assert!(parse_ramblocks(old).is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_survived(text in "(.|[0-9a-fN=x \n-]){0,200}", start in any::<u64>()) {
+            let _ = (parse_maps(&text), parse_numa_maps(&text, start), parse_ramblocks(&text));
+        }
+    }
+}

@@ -1,0 +1,550 @@
+//! A peer that speaks QMP badly, slowly, endlessly, or of threads that are not its own.
+//!
+//! The peer is a thread of the test, so the process behind the socket is the test's own.
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use std::{
+    fs,
+    io::{BufRead, BufReader, Write},
+    os::unix::{fs::symlink, net::UnixListener, net::UnixStream},
+    thread,
+    time::{Duration, Instant},
+};
+use tempfile::TempDir;
+use vnuma_hypervisor::{Plugged, QmpBackend, VmBackend, VmCandidate, VmConnection, VmError, VmEvent};
+
+/// Whatever a peer does, no call takes this long.
+const HANG: Duration = Duration::from_secs(20);
+
+const GREETING: &str = r#"{"QMP": {"version": {}, "capabilities": ["oob"]}}"#;
+
+struct Peer {
+    dir: TempDir,
+}
+
+impl Peer {
+    /// Serves one connection with `serve`.
+    fn start(serve: impl FnOnce(UnixStream) + Send + 'static) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(dir.path().join("vm.sock")).unwrap();
+        thread::spawn(move || {
+            if let Ok((stream, _)) = listener.accept() {
+                serve(stream);
+            }
+        });
+        Self { dir }
+    }
+
+    /// Greets, and answers each command with the line that `answer` makes for it.
+    fn answering(mut answer: impl FnMut(&str, &Value) -> String + Send + 'static) -> Self {
+        Self::start(move |mut stream| {
+            let commands = BufReader::new(stream.try_clone().unwrap()).lines();
+            let mut say = |line: String| writeln!(stream, "{line}").is_ok();
+            let mut open = say(GREETING.to_owned());
+            for command in commands.map_while(Result::ok) {
+                let command: Value = serde_json::from_str(&command).unwrap();
+                let line = match command["execute"].as_str().unwrap() {
+                    "qmp_capabilities" => json!({"return": {}, "id": command["id"]}).to_string(),
+                    name => answer(name, &command),
+                };
+                open = open && say(line);
+                if !open {
+                    break;
+                }
+            }
+        })
+    }
+
+    fn connect(&self) -> Result<Box<dyn VmConnection>, VmError> {
+        let began = Instant::now();
+        let candidate = VmCandidate { name: "vm".to_owned(), socket: self.dir.path().join("vm.sock") };
+        let connection = QmpBackend::default().connect(&candidate);
+        let connection = connection.and_then(|mut vm| vm.greet().map(|()| vm));
+        assert!(began.elapsed() < HANG, "connecting took {:?}", began.elapsed());
+        connection
+    }
+
+    /// What becomes of a description.
+    fn describe(&self) -> Result<String, VmError> {
+        let mut vm = self.connect()?;
+        let began = Instant::now();
+        let description = vm.describe();
+        assert!(began.elapsed() < HANG, "describing took {:?}", began.elapsed());
+        description.map(|description| format!("{description:?}"))
+    }
+}
+
+fn own_pid() -> i64 {
+    i64::from(std::process::id())
+}
+
+/// A VM with these vCPUs, given as thread and APIC id, whose other answers are as they should be.
+fn vm_of(cpus: &[(Value, Value)]) -> Peer {
+    let cpus = cpus.to_vec();
+    Peer::answering(move |name, command| {
+        let answer = match name {
+            "query-name" => json!({"name": "good"}),
+            "query-status" => json!({"status": "running", "running": true}),
+            "query-cpus-fast" => cpus
+                .iter()
+                .enumerate()
+                .map(|(i, (tid, _))| json!({"cpu-index": i, "qom-path": i.to_string(), "thread-id": tid, "new": 1}))
+                .collect(),
+            "qom-get" => {
+                let cpu: usize = command["arguments"]["path"].as_str().unwrap().parse().unwrap();
+                cpus[cpu].1.clone()
+            }
+            "query-hotpluggable-cpus" => json!([]),
+            "human-monitor-command" => json!("0 nodes\r\n"),
+            other => panic!("{other}"),
+        };
+        json!({"return": answer, "id": command["id"]}).to_string()
+    })
+}
+
+#[test]
+fn an_honest_peer_is_believed() {
+    let peer = vm_of(&[(json!(own_pid()), json!(3))]);
+    let description = peer.connect().unwrap().describe().unwrap();
+    assert_eq!((description.name.as_str(), i64::from(description.pid)), ("good", own_pid()));
+    assert_eq!((description.vcpus[0].apic_id, i64::from(description.vcpus[0].tid)), (3, own_pid()));
+}
+
+#[test]
+fn a_state_that_is_none_is_refused() {
+    for (state, good) in
+        [("internal-error", true), ("", false), ("run\u{1b}[2J", false), (&"a".repeat(33), false)]
+    {
+        let state = state.to_owned();
+        let peer = Peer::answering(move |name, command| {
+            let answer = match name {
+                "query-name" => json!({}),
+                "query-status" => json!({"status": state}),
+                "query-cpus-fast" | "query-hotpluggable-cpus" => json!([]),
+                _ => json!("0 nodes"),
+            };
+            json!({"return": answer, "id": command["id"]}).to_string()
+        });
+        match peer.connect().unwrap().describe() {
+            Ok(description) => assert!(good && description.run_state == "internal-error"),
+            Err(error) => assert!(!good && error.to_string().contains("query-status"), "{error}"),
+        }
+    }
+}
+
+/// What a guest does about its vCPUs.
+#[derive(Clone, Copy, PartialEq)]
+enum Hotplug {
+    Takes,
+    Refuses,
+}
+
+/// A QEMU with vCPUs 0 and 1 and a spare slot of guest node 1, APIC id 2. What is done is told.
+fn hotplug_peer(guest: Hotplug) -> (Peer, std::sync::mpsc::Receiver<String>) {
+    let (tell, told) = std::sync::mpsc::channel();
+    let mut cpus: Vec<(i64, String)> = vec![(0, "/m/cpu0".into()), (1, "/m/cpu1".into())];
+    let mut reports = [(0, 0); 3];
+    let peer = Peer::answering(move |name, command| {
+        let arguments = &command["arguments"];
+        let answer = match name {
+            "query-cpus-fast" => cpus
+                .iter()
+                .map(|(i, p)| json!({"cpu-index": i, "qom-path": p, "thread-id": own_pid()}))
+                .collect(),
+            "query-hotpluggable-cpus" => json!([
+                {"type": "t", "vcpus-count": 1, "props": {"socket-id": 2, "node-id": 1}},
+                {"type": "t", "vcpus-count": 1, "props": {"socket-id": 1, "node-id": 1}, "qom-path": "/m/cpu1"},
+            ]),
+            "query-acpi-ospm-status" => {
+                let slot = |(i, &(source, status)): (usize, &(i64, i64))| json!({"slot": i.to_string(), "slot-type": "CPU", "source": source, "status": status});
+                reports.iter().enumerate().map(slot).collect()
+            }
+            "qom-get" => {
+                let path = arguments["path"].as_str().unwrap();
+                json!(cpus.iter().find(|(_, p)| p == path).unwrap().0)
+            }
+            "device_add" => {
+                assert_eq!(
+                    *arguments,
+                    json!({"driver": "t", "id": "vnuma-vcpu-2", "node-id": 1, "socket-id": 2})
+                );
+                cpus.push((2, "/machine/peripheral/vnuma-vcpu-2".into()));
+                reports[2] = (1, 0);
+                tell.send("add".to_owned()).unwrap();
+                json!({})
+            }
+            "device_del" => {
+                let path = arguments["id"].as_str().unwrap();
+                if guest == Hotplug::Refuses && path == "/m/cpu1" {
+                    reports[1] = (3, 0x82);
+                } else {
+                    cpus.retain(|(_, p)| p != path);
+                }
+                tell.send(format!("del {path}")).unwrap();
+                json!({})
+            }
+            other => panic!("{other}"),
+        };
+        json!({"return": answer, "id": command["id"]}).to_string()
+    });
+    (peer, told)
+}
+
+#[test]
+fn a_vcpu_is_replugged_or_nothing_is_changed() {
+    let adopted = |peer: &Peer, vcpu, node| {
+        let mut threads = None;
+        let done = peer.connect().unwrap().replug_vcpu(vcpu, node, &mut |old, new| {
+            threads = Some((old, new));
+            Ok(())
+        });
+        (done, threads)
+    };
+    let new = "/machine/peripheral/vnuma-vcpu-2";
+    let tid = own_pid() as i32;
+
+    let (peer, told) = hotplug_peer(Hotplug::Takes);
+    let (done, threads) = adopted(&peer, 1, 1);
+    assert_eq!((done.unwrap(), threads), (Plugged { apic_id: 2, tid }, Some((tid, tid))));
+    assert_eq!(told.try_iter().collect::<Vec<_>>(), ["add", "del /m/cpu1"]);
+
+    let (peer, told) = hotplug_peer(Hotplug::Refuses);
+    let error = adopted(&peer, 1, 1).0.unwrap_err();
+    assert!(matches!(error, VmError::UnplugRefused { vcpu: 1, status: 0x82, .. }), "{error}");
+    assert_eq!(
+        told.try_iter().collect::<Vec<_>>(),
+        ["add".into(), "del /m/cpu1".into(), format!("del {new}")]
+    );
+
+    // What cannot be is refused before anything is done.
+    for (vcpu, node, reason) in
+        [(0, 1, "first vCPU"), (9, 1, "APIC id 9"), (1, 0, "guest node 0 has no spare slot")]
+    {
+        let (peer, told) = hotplug_peer(Hotplug::Takes);
+        let error = adopted(&peer, vcpu, node).0.unwrap_err().to_string();
+        assert!(error.contains(reason), "{error}");
+        assert_eq!(told.try_iter().count(), 0);
+    }
+
+    // Nor is the old one taken away when the new one cannot be confined.
+    let (peer, told) = hotplug_peer(Hotplug::Takes);
+    let error = peer.connect().unwrap().replug_vcpu(1, 1, &mut |_, _| Err("no".into())).unwrap_err();
+    assert!(matches!(error, VmError::ReplugFailed { .. }), "{error}");
+    assert_eq!(told.try_iter().collect::<Vec<_>>(), ["add".into(), format!("del {new}")]);
+}
+
+#[test]
+fn threads_of_others_are_refused() {
+    for foreign in [1, 0, -1, i64::MAX, i64::from(u32::MAX) + 2] {
+        let error = vm_of(&[(json!(foreign), json!(0))]).describe().unwrap_err();
+        assert!(
+            matches!(error, VmError::ForeignThread { tid, vcpu: 0, .. } if tid == foreign),
+            "{foreign}: {error}"
+        );
+    }
+}
+
+#[test]
+fn ids_that_cannot_be_are_named() {
+    let me = || json!(own_pid());
+    for (cpus, message) in [
+        (vec![(me(), json!("x"))], "vm: `qom-get`: apic-id is `\\\"x\\\"`: not an APIC id"),
+        (vec![(me(), json!(-1))], "vm: `qom-get`: apic-id is `-1`: not an APIC id"),
+        (vec![(me(), json!(0)), (me(), json!(1))], "`query-cpus-fast`: thread-id is"),
+    ] {
+        let error = vm_of(&cpus).describe().unwrap_err().to_string();
+        assert!(error.contains(message), "{error}");
+    }
+    let (stop, stopped) = std::sync::mpsc::channel::<()>();
+    let (tell, told) = std::sync::mpsc::channel();
+    let other = thread::spawn(move || {
+        tell.send(nix::unistd::gettid().as_raw()).unwrap();
+        let _ = stopped.recv();
+    });
+    let error = vm_of(&[(me(), json!(7)), (json!(told.recv().unwrap()), json!(7))]).describe().unwrap_err();
+    assert_eq!(error.to_string(), "vm: `qom-get`: apic-id is `7`: two vCPUs have it");
+    drop(stop);
+    other.join().unwrap();
+}
+
+#[test]
+fn answers_of_a_wrong_shape_are_named_and_survived() {
+    let mut calls = 0;
+    let peer = Peer::answering(move |_, command| {
+        calls += 1;
+        let answer = if calls == 1 { json!({"name": ["x"]}) } else { json!([]) };
+        json!({"return": answer, "id": command["id"]}).to_string()
+    });
+    let mut vm = peer.connect().unwrap();
+    let error = vm.describe().unwrap_err();
+    assert!(matches!(&error, VmError::Protocol { command, .. } if command == "query-name"), "{error}");
+    assert!(!vm.channel_attached().unwrap(), "the connection is still of use");
+}
+
+#[test]
+fn a_name_that_is_none_is_not_used() {
+    let peer = Peer::answering(|name, command| {
+        let answer = match name {
+            "query-name" => json!({"name": "../../etc\u{1b}[2J"}),
+            "query-status" => json!({"status": "running"}),
+            "query-cpus-fast" | "query-hotpluggable-cpus" => json!([]),
+            _ => json!("0 nodes"),
+        };
+        json!({"return": answer, "id": command["id"]}).to_string()
+    });
+    assert_eq!(peer.connect().unwrap().describe().unwrap().name, "vm");
+}
+
+#[test]
+fn what_is_no_qmp_is_said_to_be_none() {
+    for greeting in ["SSH-2.0-OpenSSH_9.2\n", "{}\n", "{\"QMP\": 1}\n", "\n", "\u{0}\n"] {
+        let peer = Peer::start(move |mut stream| stream.write_all(greeting.as_bytes()).unwrap());
+        let error = peer.connect().err().unwrap();
+        assert!(matches!(&error, VmError::Protocol { command, .. } if command == "greeting"), "{error}");
+    }
+    let peer = Peer::start(drop);
+    assert!(matches!(peer.connect().err().unwrap(), VmError::Disconnected { .. }));
+    let peer = Peer::answering(|_, _| "garbage".to_owned());
+    let error = peer.describe().unwrap_err();
+    assert!(error.to_string().ends_with("in `garbage`"), "{error}");
+}
+
+#[test]
+fn silence_and_single_bytes_end_in_time() {
+    let peer = Peer::start(|stream| {
+        thread::sleep(HANG);
+        drop(stream);
+    });
+    assert!(matches!(peer.connect().err().unwrap(), VmError::NoGreeting { limit_ms: 800, .. }));
+    // Each byte comes in time, the line does not.
+    let peer = Peer::start(|mut stream| {
+        while stream.write_all(b" ").is_ok() {
+            thread::sleep(Duration::from_millis(50));
+        }
+    });
+    assert!(matches!(peer.connect().err().unwrap(), VmError::NoGreeting { .. }));
+    let peer = Peer::answering(|_, _| {
+        thread::sleep(Duration::from_millis(1500));
+        String::new()
+    });
+    let error = peer.describe().unwrap_err();
+    assert!(matches!(&error, VmError::Timeout { command, .. } if command == "query-name"), "{error}");
+}
+
+#[test]
+fn what_comes_late_is_taken_when_it_is_waited_for_again() {
+    let peer = Peer::start(|mut stream| {
+        let mut commands = BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok);
+        thread::sleep(Duration::from_millis(1200));
+        writeln!(stream, "{GREETING}").unwrap();
+        // The first question is answered when it has been asked again, the second as QEMU does.
+        let mut id = || serde_json::from_str::<Value>(&commands.next().unwrap()).unwrap()["id"].clone();
+        let ids = [id(), id()];
+        writeln!(stream, "{}", json!({"return": {}, "id": ids[0]})).unwrap();
+        let refusal = json!({"desc": "Capabilities negotiation is already complete, command ignored"});
+        writeln!(stream, "{}", json!({"error": refusal, "id": ids[1]})).unwrap();
+        writeln!(stream, "{}", json!({"return": [], "id": id()})).unwrap();
+    });
+    let candidate = VmCandidate { name: "vm".to_owned(), socket: peer.dir.path().join("vm.sock") };
+    let mut vm = QmpBackend::default().connect(&candidate).unwrap();
+    assert!(matches!(vm.greet().unwrap_err(), VmError::NoGreeting { .. }));
+    assert!(matches!(vm.greet().unwrap_err(), VmError::Timeout { .. }), "it was greeted, and asked");
+    vm.greet().unwrap();
+    assert!(!vm.channel_attached().unwrap());
+}
+
+#[test]
+fn vcpus_are_seen_without_a_word() {
+    let peer = Peer::start(|_| thread::sleep(HANG));
+    let candidate = VmCandidate { name: "vm".to_owned(), socket: peer.dir.path().join("vm.sock") };
+    let vm = QmpBackend::default().connect(&candidate).unwrap();
+    assert_eq!(vm.glimpse(), None, "this process has no vCPUs yet");
+    let (stop, stopped) = std::sync::mpsc::channel::<()>();
+    let (tell, told) = std::sync::mpsc::channel();
+    let body = move || {
+        tell.send(nix::unistd::gettid().as_raw()).unwrap();
+        let _ = stopped.recv();
+    };
+    let thread = thread::Builder::new().name("CPU 3/KVM".to_owned()).spawn(body).unwrap();
+    let tid = told.recv().unwrap();
+    let glimpse = vm.glimpse().unwrap();
+    let seen: Vec<_> = glimpse.vcpus.iter().map(|vcpu| (vcpu.apic_id, vcpu.tid, vcpu.boot_node)).collect();
+    assert_eq!((seen, glimpse.certain), (vec![(3, tid, None)], false));
+    drop(stop);
+    thread.join().unwrap();
+}
+
+#[test]
+fn slow_answers_to_many_commands_end_in_time() {
+    let backends: Vec<Value> = (0..200).map(|i| json!({"id": i.to_string(), "size": 1 << 20})).collect();
+    let peer = Peer::answering(move |name, command| {
+        let answer = match name {
+            "query-name" => json!({}),
+            "query-status" => json!({"status": "running"}),
+            "human-monitor-command" => json!("node 0 size: 200 MB"),
+            "query-memdev" => json!(backends),
+            "query-cpus-fast" => json!([]),
+            // Asked for each backend.
+            _ => {
+                thread::sleep(Duration::from_millis(900));
+                json!([])
+            }
+        };
+        json!({"return": answer, "id": command["id"]}).to_string()
+    });
+    let error = peer.describe().unwrap_err();
+    assert!(matches!(error, VmError::Timeout { .. }), "{error}");
+}
+
+#[test]
+fn endless_lines_and_endless_events_end() {
+    let peer = Peer::start(|mut stream| {
+        let piece = [b'['; 65_536];
+        while stream.write_all(&piece).is_ok() {}
+    });
+    let error = peer.connect().err().unwrap();
+    assert!(error.to_string().contains("a line of more than 4194304 bytes"), "{error}");
+    let peer = Peer::start(|mut stream| {
+        let mut lines = format!("{GREETING}\n{{\"return\": {{}}, \"id\": 1}}\n");
+        while stream.write_all(lines.as_bytes()).is_ok() {
+            lines = "{\"event\": \"STOP\", \"data\": {}}\n{\"event\": \"NEW\"}\n".repeat(100);
+        }
+    });
+    let mut vm = peer.connect().unwrap();
+    let error = vm.describe().unwrap_err();
+    assert!(matches!(error, VmError::Timeout { .. }), "{error}");
+    assert_eq!(vm.poll_event(Duration::ZERO).unwrap(), Some(VmEvent::Stopped));
+}
+
+#[test]
+fn events_are_kept_up_to_a_limit() {
+    let peer = Peer::answering(|_, command| {
+        let events = "{\"event\": \"STOP\"}\n".repeat(1000);
+        format!("{events}{{\"event\": \"RESUME\"}}\n{}", json!({"return": [], "id": command["id"]}))
+    });
+    let mut vm = peer.connect().unwrap();
+    assert!(!vm.channel_attached().unwrap());
+    let events: Vec<_> = std::iter::from_fn(|| vm.poll_event(Duration::from_millis(100)).unwrap()).collect();
+    assert_eq!((events.len(), events.last()), (256, Some(&VmEvent::Resumed)));
+}
+
+#[test]
+fn answers_to_other_commands_are_not_taken() {
+    let peer = Peer::answering(|_, command| {
+        let own = json!({"return": [], "id": command["id"]});
+        format!("{}\n{}\n{own}", json!({"return": [{"name": 1}], "id": 99}), json!({"return": "no id"}))
+    });
+    assert!(!peer.connect().unwrap().channel_attached().unwrap());
+}
+
+#[test]
+fn a_listener_that_nobody_serves_is_not_waited_for() {
+    use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket};
+    use std::os::fd::AsRawFd;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("vm.sock");
+    let listener = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None).unwrap();
+    bind(listener.as_raw_fd(), &UnixAddr::new(&path).unwrap()).unwrap();
+    listen(&listener, Backlog::new(0).unwrap()).unwrap();
+    let _waiting = UnixStream::connect(&path).unwrap();
+    let candidate = VmCandidate { name: "vm".to_owned(), socket: path };
+    let error = QmpBackend::default().connect(&candidate).err().unwrap();
+    assert!(error.to_string().contains("others wait for this monitor already"), "{error}");
+}
+
+#[test]
+fn a_scan_finds_sockets_with_usable_names() {
+    let dir = tempfile::tempdir().unwrap();
+    let elsewhere = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let names = ["b.sock", "a.sock", "-bad.sock", "noext", "x y.sock"];
+    let _listeners: Vec<_> = names.iter().map(|name| UnixListener::bind(path(name)).unwrap()).collect();
+    let single = elsewhere.path().join("single.monitor");
+    let same_name = elsewhere.path().join("a.monitor");
+    let _others = [&single, &same_name].map(|path| UnixListener::bind(path).unwrap());
+    fs::write(path("file.sock"), "").unwrap();
+    symlink(path("nowhere"), path("dangling.sock")).unwrap();
+    symlink(&single, path("link.sock")).unwrap();
+    let mut backend = QmpBackend::new(
+        Some(dir.path().to_owned()),
+        vec![single.clone(), same_name.clone(), path("gone.sock")],
+    );
+    let candidate = |name: &str, socket| VmCandidate { name: name.to_owned(), socket };
+    let expected = [
+        candidate("a", same_name),
+        candidate("b", path("b.sock")),
+        candidate("link", path("link.sock")),
+        candidate("single", single),
+    ];
+    assert_eq!(backend.scan().unwrap(), expected);
+    assert_eq!(backend.scan().unwrap(), expected);
+    let mut dirs = [dir.path().to_owned(), elsewhere.path().to_owned()];
+    dirs.sort();
+    assert_eq!(backend.watch_dirs(), dirs);
+    let mut absent = QmpBackend::new(Some(path("absent")), Vec::new());
+    assert_eq!(absent.scan().unwrap(), []);
+    let file = path("file.sock");
+    let mut unreadable = QmpBackend::new(Some(file.clone()), Vec::new());
+    let error = unreadable.scan().unwrap_err().to_string();
+    assert!(error.starts_with(&file.display().to_string()), "{error}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+    #[test]
+    fn any_answer_is_survived(answers in prop::collection::vec(any_answer(), 0..6), raw in any::<bool>()) {
+        let mut answers = answers.into_iter();
+        let peer = Peer::start(move |mut stream| {
+            let commands = BufReader::new(stream.try_clone().unwrap()).lines();
+            let _ = writeln!(stream, "{GREETING}\n{}", json!({"return": {}, "id": 1}));
+            // The first command is the one just answered.
+            for command in commands.map_while(Result::ok).skip(1) {
+                let command: Value = serde_json::from_str(&command).unwrap();
+                let Some(answer) = answers.next() else { return };
+                let line = if raw { answer.to_string() } else { json!({"return": answer, "id": command["id"]}).to_string() };
+                if writeln!(stream, "{line}").is_err() || raw {
+                    return;
+                }
+            }
+        });
+        if let Ok(mut vm) = peer.connect() {
+            let _ = vm.describe();
+            let _ = vm.channel_attached();
+        }
+    }
+}
+
+fn any_answer() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<i64>().prop_map(Value::from),
+        Just(json!(own_pid())),
+        ".{0,20}".prop_map(Value::from),
+        Just(json!("node 0 size: 1 MB\nnode 0 plugged: 2 MB\n")),
+    ];
+    leaf.prop_recursive(3, 24, 4, |inner| {
+        let key = prop::sample::select(vec![
+            "cpu-index",
+            "qom-path",
+            "thread-id",
+            "props",
+            "node-id",
+            "name",
+            "type",
+            "id",
+            "size",
+            "policy",
+            "host-nodes",
+            "error",
+            "event",
+            "return",
+            "data",
+        ]);
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+            prop::collection::btree_map(key.prop_map(str::to_owned), inner, 0..6)
+                .prop_map(|map| Value::Object(map.into_iter().collect())),
+        ]
+    })
+}

@@ -1,0 +1,144 @@
+//! Act: puts vCPU threads where the plan wants them.
+//!
+//! The caller names a process by a pidfd that it has held since it came to know the VM,
+//! and a thread by the number that the VM's QEMU gave. That QEMU is not trusted: it may
+//! name any thread of the system, and vnumad, which runs as root, must be nobody's
+//! deputy. So [`pin_thread`] touches only threads of that process.
+//!
+//! Linux has no way to set a thread's affinity by anything but its number, and a number
+//! is free for others once its thread has ended. The check and the act are therefore two
+//! steps, and the gap between them is closed as follows:
+//!
+//! 1. Before: the thread is in `/proc/PID/task`, and the pidfd shows that PID was the
+//!    VM's process while that was looked up. The thread's start time is noted.
+//! 2. The affinity is set.
+//! 3. After: the same look-up must find the same start time. It does only if the thread
+//!    lived from 1 to 3, so the act was done to that thread.
+//!
+//! If 3 fails, the thread ended in between (the usual case: the VM is being shut down,
+//! and the call failed or hit a thread about to end). For the act to have hit a stranger,
+//! the kernel must have given all other thread numbers to somebody and come round to this
+//! one in the microseconds between 1 and 2. [`ActError::Raced`] reports it either way.
+//!
+//! It ends there: no page is moved and no plan is made here.
+
+mod halt;
+pub mod main_loop;
+pub mod text;
+mod thread;
+
+use std::{
+    io,
+    os::fd::{AsRawFd, BorrowedFd},
+};
+use vnuma_topology::CpuSet;
+
+pub use halt::Halt;
+pub use thread::{parse_start_time, thread_exists};
+
+/// Why an act failed. Nothing was changed then, unless the variant says so.
+#[derive(Debug, thiserror::Error)]
+pub enum ActError {
+    /// The thread belongs to another process, or has ended.
+    #[error("thread {tid} is no thread of process {pid}; not touched")]
+    ForeignThread {
+        /// The process.
+        pid: i32,
+        /// The thread.
+        tid: i32,
+    },
+    /// The process has ended.
+    #[error("process {pid} has ended")]
+    Exited {
+        /// The process.
+        pid: i32,
+    },
+    /// The thread ended while it was acted on. Its affinity may have been set before.
+    #[error("thread {tid} of process {pid} ended while its affinity was set")]
+    Raced {
+        /// The process.
+        pid: i32,
+        /// The thread.
+        tid: i32,
+    },
+    /// No CPUs to put it on.
+    #[error("thread {tid} cannot be put on no CPUs at all")]
+    NoCpus {
+        /// The thread.
+        tid: i32,
+    },
+    /// A CPU number beyond what can be asked of the kernel.
+    #[error("thread {tid}: CPU {cpu} is above the largest number a kernel can have")]
+    Cpu {
+        /// The thread.
+        tid: i32,
+        /// The CPU.
+        cpu: u32,
+    },
+    /// The system refused.
+    #[error("thread {tid} of process {pid}: {act}: {source}")]
+    System {
+        /// The process.
+        pid: i32,
+        /// The thread.
+        tid: i32,
+        /// What was tried.
+        act: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+/// Confines a thread of the process behind `pidfd` (whose number is `pid`) to `cpus`.
+///
+/// The kernel leaves out CPUs that are offline or outside the thread's cpuset, and refuses
+/// with `EINVAL` when none is left.
+pub fn pin_thread(pidfd: BorrowedFd<'_>, pid: i32, tid: i32, cpus: &CpuSet) -> Result<(), ActError> {
+    let mask = mask_of(tid, cpus)?;
+    let before = thread::start_time(pidfd, pid, tid)?;
+    let outcome = set_affinity(tid, &mask);
+    match thread::start_time(pidfd, pid, tid) {
+        Ok(after) if after == before => {}
+        Ok(_) | Err(ActError::ForeignThread { .. }) => return Err(ActError::Raced { pid, tid }),
+        Err(other) => return Err(other),
+    }
+    outcome.map_err(|source| ActError::System { pid, tid, act: "setting its affinity", source })
+}
+
+/// Words of a kernel CPU mask. Sized by the largest member: `libc::cpu_set_t` ends at 1024.
+fn mask_of(tid: i32, cpus: &CpuSet) -> Result<Vec<libc::c_ulong>, ActError> {
+    const BITS: u32 = libc::c_ulong::BITS;
+    let Some(last) = cpus.iter().max() else {
+        return Err(ActError::NoCpus { tid });
+    };
+    if last > CpuSet::MAX_CPU {
+        return Err(ActError::Cpu { tid, cpu: last });
+    }
+    let mut mask = vec![0; (last / BITS + 1) as usize];
+    for cpu in cpus.iter() {
+        mask[(cpu / BITS) as usize] |= 1 << (cpu % BITS);
+    }
+    Ok(mask)
+}
+
+fn set_affinity(tid: i32, mask: &[libc::c_ulong]) -> io::Result<()> {
+    // SAFETY: the kernel reads exactly the given number of bytes, all of which are in `mask`.
+    let result = unsafe {
+        libc::syscall(libc::SYS_sched_setaffinity, tid, std::mem::size_of_val(mask), mask.as_ptr())
+    };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Does the process behind the pidfd still exist (as more than a zombie)?
+fn alive(pidfd: BorrowedFd<'_>) -> io::Result<bool> {
+    // A pidfd becomes readable when its process ends, and signal 0 still finds a zombie.
+    let mut poll = libc::pollfd { fd: pidfd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: `poll` is one valid pollfd.
+    let ready = unsafe { libc::poll(&raw mut poll, 1, 0) };
+    match ready {
+        0 => Ok(true),
+        1.. if poll.revents & libc::POLLIN != 0 => Ok(false),
+        1.. => Err(io::Error::from_raw_os_error(libc::EBADF)),
+        _ => Err(io::Error::last_os_error()),
+    }
+}

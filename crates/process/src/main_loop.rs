@@ -1,0 +1,133 @@
+//! What the main thread of a QEMU is at, as `/proc` tells it: answers of its monitor come from there and from nowhere
+//! else, so one that is blocked there (storage that does not answer, a pipe that nobody reads) is silent though it runs.
+
+use crate::Halt;
+use std::{
+    fs::File,
+    io::{self, Read},
+};
+
+/// `syscall` has a number and eight more of 18 characters; `wchan` the name of a function.
+const FILE_LIMIT: u64 = 256;
+
+/// The system calls in which a main loop waits for something to do.
+const WAITS: &[libc::c_long] = &[
+    libc::SYS_ppoll,
+    libc::SYS_pselect6,
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_pwait2,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_poll,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_select,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_epoll_wait,
+];
+
+/// Does the main thread of this process wait for something to do? If not, it is at work or it is stuck, which only a
+/// question tells. An error says that it cannot be known.
+pub fn waits(pid: i32) -> io::Result<bool> {
+    Ok(parse_syscall(&read(pid, "syscall")?).is_some_and(|number| WAITS.contains(&number)))
+}
+
+/// The function of the kernel in which the main thread sleeps, if it does and that is no wait for something to do.
+pub fn stuck_in(pid: i32) -> Option<String> {
+    if Halt::of(pid).ok()?.is_some() || waits(pid).ok()? {
+        return None;
+    }
+    parse_function(&read(pid, "wchan").ok()?)
+}
+
+/// Of the thread whose number is that of its process.
+fn read(pid: i32, file: &str) -> io::Result<String> {
+    let mut bytes = Vec::new();
+    File::open(format!("/proc/{pid}/{file}"))?.take(FILE_LIMIT).read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// The number of the system call, in decimal. `running` and -1 (blocked, but in none) are none.
+fn parse_syscall(text: &str) -> Option<libc::c_long> {
+    text.split_ascii_whitespace().next()?.parse().ok().filter(|&number| number >= 0)
+}
+
+/// `0` stands for none.
+fn parse_function(text: &str) -> Option<String> {
+    let name = text.trim_end();
+    let is_name = !name.is_empty() && !name.starts_with(|first: char| first.is_ascii_digit());
+    let plain = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.'));
+    (is_name && plain).then(|| name.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::{sys::stat::Mode, unistd::mkfifo};
+    use std::{
+        process::{Child, Command},
+        time::{Duration, Instant},
+    };
+
+    #[test]
+    fn the_call_is_the_first_word() {
+        let poll = "271 0x5629f5b0b5c0 0x6 0x7ffe2f0c3a10 0x0 0x8 0x0 0x7ffe2f0c39f0 0x7f3c5b1c5ad6\n";
+        assert_eq!(parse_syscall(poll), Some(271));
+        assert_eq!(parse_syscall("0 0x3 0x7f 0x400"), Some(0));
+        for none in ["running\n", "-1 0x7ffe2f0c39f0 0x7f3c5b1c5ad6", "", "99999999999999999999"] {
+            assert_eq!(parse_syscall(none), None, "{none}");
+        }
+    }
+
+    #[test]
+    fn a_function_is_a_name_and_nothing_else() {
+        let name = "poll_schedule_timeout.constprop.0";
+        assert_eq!(parse_function(name).as_deref(), Some(name));
+        for none in ["0", "", "a\x1b[31m", "two words"] {
+            assert_eq!(parse_function(none), None, "{none:?}");
+        }
+    }
+
+    /// Until then, or for ten seconds.
+    fn eventually(condition: impl Fn() -> bool) -> bool {
+        let end = Instant::now() + Duration::from_secs(10);
+        while !condition() && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        condition()
+    }
+
+    fn start(program: &str, arguments: &[&str]) -> Child {
+        Command::new(program).args(arguments).spawn().unwrap_or_else(|error| panic!("{program}: {error}"))
+    }
+
+    fn end(mut child: Child) {
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+
+    #[test]
+    fn a_process_that_waits_for_events_is_told_from_one_that_is_stuck() {
+        let directory = tempfile::tempdir().unwrap();
+        let fifo = directory.path().join("fifo");
+        mkfifo(&fifo, Mode::S_IRWXU).unwrap();
+        let stuck = start("sh", &["-c", &format!("exec 3> '{}'", fifo.display())]);
+        let pid = stuck.id().cast_signed();
+        let there = eventually(|| parse_syscall(&read(pid, "syscall").unwrap()) == Some(libc::SYS_openat));
+        let (waiting, function) = (waits(pid).unwrap(), stuck_in(pid));
+        end(stuck);
+        assert!(there && !waiting, "opening a FIFO that nobody reads: waits {waiting}");
+        assert!(function.is_some(), "where it sleeps is not known");
+
+        let idle = start("perl", &["-e", "select(undef, undef, undef, 1000)"]);
+        let pid = idle.id().cast_signed();
+        let waiting = eventually(|| waits(pid).unwrap());
+        let function = stuck_in(pid);
+        end(idle);
+        assert!(waiting && function.is_none(), "select(): waits {waiting}, stuck in {function:?}");
+    }
+
+    #[test]
+    fn of_a_process_that_is_not_there_nothing_is_known() {
+        assert!(waits(-1).is_err());
+        assert_eq!(stuck_in(-1), None);
+    }
+}
