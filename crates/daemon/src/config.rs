@@ -1,7 +1,7 @@
 //! The configuration file. Every key has a default; a key that is not known, or a value out of
 //! range, is refused with its file, line and name.
 
-use crate::error::readable;
+use crate::core::sanitize;
 use serde::Deserialize;
 use std::{
     ops::RangeInclusive,
@@ -280,7 +280,7 @@ impl Source<'_> {
 
     fn parse_error(&self, error: &toml::de::Error) -> ConfigError {
         let line = self.line(error.span().map_or(0, |span| span.start));
-        let message = readable(&error.message().replace('\n', " "));
+        let message = sanitize(&error.message().replace('\n', " "));
         ConfigError::Parse { path: self.path.into(), line, message }
     }
 

@@ -15,9 +15,9 @@ const REMOTE_DISTANCE: u8 = 20;
 /// node" and builds no scheduler domain between two nodes at that distance.
 const SAME_HOME_DISTANCE: u8 = LOCAL_DISTANCE + 1;
 
-/// The home of each guest node: the node that its memory is bound to, otherwise the one
-/// that holds most of its resident memory. `present` is the answer given last time, which is
-/// kept as long as no node has a majority, so that a home does not flutter.
+/// The home of each guest node: the host node that holds most of its resident memory or, while nothing is resident, the
+/// one that its memory is bound to. `present` is the answer given last time. It is kept as long as no node has a
+/// majority, so that a home does not flutter.
 pub fn homes(guest_nodes: &[GuestNode], present: &Homes) -> Homes {
     guest_nodes
         .iter()
@@ -28,21 +28,22 @@ pub fn homes(guest_nodes: &[GuestNode], present: &Homes) -> Homes {
         .collect()
 }
 
+/// A binding is a wish for pages that are yet to come: `preferred` gives way when the node is full, and pages can be moved
+/// after they were bound. Pages that were counted are facts.
 fn home_of_memory(memory: &MemoryBacking, present: Option<HostNodeId>) -> Option<HostNodeId> {
-    let bound = matches!(memory.policy.as_str(), "bind" | "preferred");
-    if let (true, [only]) = (bound, memory.host_nodes.as_slice()) {
-        return Some(*only);
-    }
     let total: u128 = memory.resident_kib.iter().map(|&(_, kib)| u128::from(kib)).sum();
     // Rising by size, falling by number: the last one is the largest, of equal ones the lowest.
     let largest = memory
         .resident_kib
         .iter()
         .filter(|(_, kib)| *kib > 0)
-        .max_by_key(|&&(node, kib)| (kib, std::cmp::Reverse(node)))?;
-    let majority = u128::from(largest.1) * 2 > total;
-    let present = present.filter(|home| memory.resident_kib.iter().any(|(n, kib)| n == home && *kib > 0));
-    if majority { Some(largest.0) } else { present.or(Some(largest.0)) }
+        .max_by_key(|&&(node, kib)| (kib, std::cmp::Reverse(node)));
+    let Some(largest) = largest else { return memory.bound_node() };
+    if u128::from(largest.1) * 2 > total {
+        return Some(largest.0);
+    }
+    let holds_some = |home: &HostNodeId| memory.resident_kib.iter().any(|(n, kib)| n == home && *kib > 0);
+    present.filter(holds_some).or(memory.bound_node().filter(holds_some)).or(Some(largest.0))
 }
 
 /// Distances between guest nodes, by position: those between their homes. Different guest
@@ -84,9 +85,13 @@ mod tests {
     }
 
     #[test]
-    fn bound_memory_decides_whatever_is_resident() {
-        assert_eq!(home(node(0, "bind", &[3], &[(1, 1000)]), None), Some(3));
-        assert_eq!(home(node(0, "preferred", &[2], &[]), None), Some(2));
+    fn pages_that_were_counted_decide_and_the_binding_does_while_there_are_none() {
+        assert_eq!(home(node(0, "bind", &[3], &[]), None), Some(3));
+        assert_eq!(home(node(0, "bind", &[3], &[(3, 0)]), None), Some(3));
+        assert_eq!(home(node(0, "bind", &[3], &[(1, 1000)]), None), Some(1), "moved after it was bound");
+        assert_eq!(home(node(0, "preferred", &[2], &[]), None), None, "a preference binds nothing");
+        assert_eq!(home(node(0, "preferred", &[2], &[(1, 70), (2, 30)]), Some(2)), Some(1));
+        assert_eq!(home(node(0, "bind", &[2], &[(1, 50), (2, 50)]), None), Some(2));
     }
 
     #[test]
@@ -114,7 +119,7 @@ mod tests {
 
     #[test]
     fn guest_distances_are_those_of_the_homes() {
-        let host = crate::node::tests::host(&[&[10, 21, 10], &[21, 10, 31], &[10, 31, 10]]);
+        let host = crate::assignment::tests::host(&[&[10, 21, 10], &[21, 10, 31], &[10, 31, 10]]);
         let homes = Homes::from([(0, 0), (1, 1), (2, 1), (3, 2)]);
         let expected = vec![
             vec![10, 21, 21, 11, 20],
@@ -128,7 +133,7 @@ mod tests {
 
     #[test]
     fn a_home_that_the_host_does_not_have_is_far() {
-        let host = crate::node::tests::host(&[&[10]]);
+        let host = crate::assignment::tests::host(&[&[10]]);
         let homes = Homes::from([(0, 0), (1, 9)]);
         assert_eq!(distances(&host, &[0, 1], &homes).rows(), vec![vec![10, 20], vec![20, 10]]);
     }

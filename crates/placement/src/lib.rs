@@ -1,34 +1,32 @@
-//! Decide: pure functions from what was observed to what a guest has to be told.
+//! Decide: pure functions from what is known to what is to be done.
 //!
 //! ```text
-//!            VmDescription          VcpuLocation
-//!                  │                     │
-//!             homes(), distances()   choose_node()        what is true now
-//!                  └────────┬────────────┘
-//!                        Settler                          is it worth telling yet
-//!                           │
-//!                      VmPlacement ──▶ Telling            one publication
-//!                           ▲
-//!                     acknowledgement                     what the guest believes
+//!   World ──▶ decide(&World, &Policies, now) ──▶ Plan: publish, move, replug, each with its reason
+//!     ▲
+//!     │ VmPlacement   per VM: homes(), distances(), choose_node()    what is true now
+//!     │   Settler                                                    is it worth publishing yet
+//!     │   AckedTopology                                              what the guest uses
+//!     │ Link, ChannelState                                           what can be asked, what is in flight
+//!   whoever observes
 //! ```
 //!
-//! A guest that cannot be told has its vCPUs replugged, if an operator wants that: [`Replugger`] says which and when.
-//!
-//! No I/O, no threads and no clock: time comes in as nanoseconds of one monotonic clock,
-//! so that tests and simulations run the code that ships.
+//! No I/O, no threads and no clock: time comes in as nanoseconds of one monotonic clock, so that tests and the simulation
+//! run the code that ships.
 
 #![forbid(unsafe_code)]
 
-mod belief;
+mod acked;
+mod assignment;
 mod home;
-mod node;
-mod replug;
+mod plan;
 mod settle;
 mod vm;
+pub mod world;
 
-pub use belief::{Updated, WINDOW as ACKNOWLEDGEMENT_WINDOW};
+pub use acked::Update;
+pub use assignment::{NodeAssignment, choose_node};
 pub use home::{Homes, distances, homes};
-pub use node::{Placed, choose_node};
-pub use replug::{ReplugEnd, Replugger};
-pub use settle::{SettlePolicy, Settler, Suppressed};
-pub use vm::{Observation, Telling, ToldVcpu, VcpuState, VcpuStatus, VmPlacement};
+pub use plan::{Action, Plan, Policies, PublishReason, Reason, Step, decide};
+pub use settle::{Due, SettlePolicy, Settler, Suppressed};
+pub use vm::{Observation, Publication, VcpuState, VcpuStatus, VmPlacement};
+pub use world::World;

@@ -1,37 +1,42 @@
-//! When a difference between what a guest was told and what is true is told.
+//! When a difference between what was published to a guest and where its vCPUs are is published.
 //!
 //! ```text
-//!                differs, drift                   dwell is over
+//!                differs by drift                 dwell is over
 //!   settled ───────────────────▶ dwelling ────────────────────────▶ due
-//!      ▲  ▲                        │    │    pinned                  ▲│ cap allows
+//!      ▲  ▲                        │    │   put there on purpose     ▲│ cap allows
 //!      │  └── returned (counted) ──┘    └────────────────────────────┘│
-//!      │                                        differs, pinned ──────┤
-//!      └──────────────────────────── told ────────────────────────────┘
+//!      │                                 differs, on purpose ─────────┤
+//!      └─────────────────────────── published ────────────────────────┘
 //! ```
 //!
-//! A vCPU whose affinity confines it to one node was put there on purpose: it is told at once.
-//! One that a balancer carried elsewhere is told when it has stayed for the dwell. One that
-//! wanders on between foreign nodes starts its dwell anew, but not for ever: after
-//! [`PATIENCE`] dwells away from what was told it is told wherever it is.
-//! A cap bounds the tellings of a VM in any one second, as each costs the guest a rebuild of
-//! its scheduler domains; what the cap defers goes out together.
+//! A vCPU that was put on a node on purpose is published at once. One that a load balancer carried elsewhere is published
+//! when it has stayed for the dwell. One that wanders on between foreign nodes starts its dwell anew, but not for
+//! ever: after [`PATIENCE`] dwells away from what was published it is published wherever it is. A cap bounds the
+//! publications of a VM in any one second, as each costs the guest a rebuild of its scheduler domains. What the cap
+//! defers goes out together.
 
-use crate::Placed;
+use crate::{NodeAssignment, plan::PublishReason};
 use std::collections::{BTreeMap, VecDeque};
-use vnuma_topology::ApicId;
+use vnuma_topology::{ApicId, GuestNodeId};
 
-/// Dwells after which a vCPU that never rests is told all the same.
+/// Dwells after which a vCPU that never rests is published all the same.
 pub const PATIENCE: u64 = 4;
 
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// How patient the telling is.
+/// How patient publishing is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SettlePolicy {
-    /// Drift is told when it has lasted this long.
+    /// Drift is published when it has lasted this long.
     pub dwell_ns: u64,
-    /// Tellings of one VM in any one second; at least 1.
+    /// Publications to one VM in any one second, at least 1.
     pub max_per_second: u32,
+}
+
+impl SettlePolicy {
+    fn cap(&self) -> usize {
+        self.max_per_second.max(1) as usize
+    }
 }
 
 impl Default for SettlePolicy {
@@ -40,29 +45,29 @@ impl Default for SettlePolicy {
     }
 }
 
-/// What was not told, or not at once.
+/// What was not published, or not at once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Suppressed {
     /// Differences that were gone, or had become other ones, before their dwell was over.
     pub dwell: u64,
-    /// Tellings that had to wait for the cap.
+    /// Publications that had to wait for the cap.
     pub cap: u64,
 }
 
-/// A difference that is not told yet.
+/// A difference that is not published yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Pending {
-    pub(crate) wanted: Placed,
+    pub(crate) target: NodeAssignment,
     /// When it became true.
     pub(crate) changed_ns: u64,
     /// Since when the guest's view has been wrong, whatever was true in between.
     diverged_ns: u64,
-    at_once: bool,
+    deliberate: bool,
 }
 
 impl Pending {
     fn due_ns(&self, dwell_ns: u64) -> u64 {
-        if self.at_once {
+        if self.deliberate {
             return self.changed_ns;
         }
         let rested = self.changed_ns.saturating_add(dwell_ns);
@@ -70,56 +75,62 @@ impl Pending {
     }
 }
 
-/// The state machine above, for the vCPUs of one VM.
-#[derive(Clone, Debug)]
+/// Is a publication due?
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Due {
+    /// Nothing is due.
+    Nothing,
+    /// Something is, and has to wait for the cap.
+    Deferred,
+    /// Now.
+    Now(PublishReason),
+}
+
+/// The state machine above, for the vCPUs of one VM. It is plain data: what is due is asked for with a policy and a time.
+#[derive(Clone, Debug, Default)]
 pub struct Settler {
-    policy: SettlePolicy,
     pending: BTreeMap<ApicId, Pending>,
-    /// Something besides vCPUs has to be told, since this time.
-    urgent_since: Option<u64>,
-    /// Times of the last `max_per_second` tellings, oldest first.
-    tellings: VecDeque<u64>,
+    /// Something besides vCPUs has to be published, since this time.
+    urgent: Option<(u64, PublishReason)>,
+    /// Times of the last publications, oldest first, as many as the cap needs.
+    published_ns: VecDeque<u64>,
     deferred: bool,
     suppressed: Suppressed,
 }
 
 impl Settler {
-    /// Nothing is pending and nothing was told.
-    pub fn new(policy: SettlePolicy) -> Self {
-        let policy = SettlePolicy { max_per_second: policy.max_per_second.max(1), ..policy };
-        Self {
-            policy,
-            pending: BTreeMap::new(),
-            urgent_since: None,
-            tellings: VecDeque::new(),
-            deferred: false,
-            suppressed: Suppressed::default(),
-        }
-    }
-
-    /// Since `time_ns`, `vcpu` is at `wanted`, and the guest was told `told`.
-    pub fn observe(&mut self, vcpu: ApicId, told: Placed, wanted: Placed, pinned: bool, time_ns: u64) {
+    /// Since `time_ns`, `vcpu` belongs to `target`, and `published` is what the guest was given.
+    pub fn observe(
+        &mut self,
+        vcpu: ApicId,
+        published: GuestNodeId,
+        target: NodeAssignment,
+        deliberate: bool,
+        time_ns: u64,
+    ) {
         let before = self.pending.get(&vcpu).copied();
-        if wanted == told {
+        if target.node == published {
             if self.pending.remove(&vcpu).is_some() {
                 self.suppressed.dwell += 1;
             }
             return;
         }
         let pending = match before {
-            Some(same) if same.wanted == wanted => Pending { at_once: same.at_once || pinned, ..same },
+            Some(same) if same.target.node == target.node => {
+                Pending { target, deliberate: same.deliberate || deliberate, ..same }
+            }
             Some(other) => {
                 self.suppressed.dwell += 1;
-                Pending { wanted, changed_ns: time_ns, diverged_ns: other.diverged_ns, at_once: pinned }
+                Pending { target, changed_ns: time_ns, diverged_ns: other.diverged_ns, deliberate }
             }
-            None => Pending { wanted, changed_ns: time_ns, diverged_ns: time_ns, at_once: pinned },
+            None => Pending { target, changed_ns: time_ns, diverged_ns: time_ns, deliberate },
         };
         self.pending.insert(vcpu, pending);
     }
 
-    /// Something besides the vCPUs' nodes (distances, the vCPUs that there are) has to be told.
-    pub fn tell_at_once(&mut self, time_ns: u64) {
-        self.urgent_since.get_or_insert(time_ns);
+    /// Something besides the vCPUs' nodes (distances, the vCPUs that there are) has to be published.
+    pub fn publish_at_once(&mut self, reason: PublishReason, time_ns: u64) {
+        self.urgent.get_or_insert((time_ns, reason));
     }
 
     /// `vcpu` is gone.
@@ -127,53 +138,55 @@ impl Settler {
         self.pending.remove(&vcpu);
     }
 
-    /// Everything is told now, or nothing can be told any more.
+    /// Nothing is pending any more, and no earlier publication counts.
     pub fn clear(&mut self) {
         self.pending.clear();
-        self.urgent_since = None;
+        self.published_ns.clear();
+        (self.urgent, self.deferred) = (None, false);
+    }
+
+    /// Is something due, and may it be published?
+    pub fn due(&self, policy: &SettlePolicy, now_ns: u64) -> Due {
+        let vcpu = self.pending.iter().find(|(_, pending)| pending.due_ns(policy.dwell_ns) <= now_ns);
+        let of_vcpu = vcpu.map(|(&vcpu, pending)| match pending.deliberate {
+            true => PublishReason::Moved { vcpu },
+            false => PublishReason::Drifted { vcpu },
+        });
+        match self.urgent.map(|(_, reason)| reason).or(of_vcpu) {
+            None => Due::Nothing,
+            Some(_) if self.allowed_from_ns(policy) > now_ns => Due::Deferred,
+            Some(reason) => Due::Now(reason),
+        }
+    }
+
+    /// Counts a deferral, once until something is published.
+    pub(crate) fn note_deferred(&mut self) {
+        if !std::mem::replace(&mut self.deferred, true) {
+            self.suppressed.cap += 1;
+        }
+    }
+
+    /// Takes what is due at `now_ns` as published then.
+    pub(crate) fn take_due(&mut self, policy: &SettlePolicy, now_ns: u64) -> Batch {
+        let is_due = |pending: &Pending| pending.due_ns(policy.dwell_ns) <= now_ns;
+        let vcpus: BTreeMap<_, _> =
+            self.pending.iter().filter(|(_, p)| is_due(p)).map(|(vcpu, p)| (*vcpu, *p)).collect();
+        self.pending.retain(|vcpu, _| !vcpus.contains_key(vcpu));
+        let urgent_since = self.urgent.take().map(|(since_ns, _)| since_ns);
+        let changed_ns = vcpus.values().map(|pending| pending.changed_ns).chain(urgent_since).min();
         self.deferred = false;
+        while self.published_ns.len() >= policy.cap() {
+            self.published_ns.pop_front();
+        }
+        self.published_ns.push_back(now_ns);
+        Batch { vcpus, changed_ns: changed_ns.unwrap_or(now_ns) }
     }
 
-    /// Counts a telling at `now_ns` towards the cap.
-    pub(crate) fn count_telling(&mut self, now_ns: u64) {
-        if self.tellings.len() >= self.policy.max_per_second as usize {
-            self.tellings.pop_front();
-        }
-        self.tellings.push_back(now_ns);
-    }
-
-    /// What has to be told now. It counts as told: the next call does not return it again.
-    /// `None` when nothing is due or the cap is reached.
-    pub(crate) fn take_due(&mut self, now_ns: u64) -> Option<Due> {
-        let dwell_ns = self.policy.dwell_ns;
-        let due: BTreeMap<_, _> = self
-            .pending
-            .iter()
-            .filter(|(_, pending)| pending.due_ns(dwell_ns) <= now_ns)
-            .map(|(vcpu, pending)| (*vcpu, *pending))
-            .collect();
-        if due.is_empty() && self.urgent_since.is_none() {
-            return None;
-        }
-        if self.allowed_from_ns() > now_ns {
-            if !std::mem::replace(&mut self.deferred, true) {
-                self.suppressed.cap += 1;
-            }
-            return None;
-        }
-        self.deferred = false;
-        self.count_telling(now_ns);
-        self.pending.retain(|vcpu, _| !due.contains_key(vcpu));
-        let urgent_since = self.urgent_since.take();
-        let changed_ns = due.values().map(|pending| pending.changed_ns).chain(urgent_since).min();
-        Some(Due { vcpus: due, changed_ns: changed_ns.unwrap_or(now_ns) })
-    }
-
-    /// When [`VmPlacement::take_due`](crate::VmPlacement::take_due) has something to say, if nothing else happens.
-    pub fn next_deadline_ns(&self) -> Option<u64> {
-        let vcpus = self.pending.values().map(|pending| pending.due_ns(self.policy.dwell_ns));
-        let earliest = vcpus.chain(self.urgent_since).min()?;
-        Some(earliest.max(self.allowed_from_ns()))
+    /// When something is due and may be published, if nothing else happens.
+    pub fn next_deadline_ns(&self, policy: &SettlePolicy) -> Option<u64> {
+        let vcpus = self.pending.values().map(|pending| pending.due_ns(policy.dwell_ns));
+        let earliest = vcpus.chain(self.urgent.map(|(since_ns, _)| since_ns)).min()?;
+        Some(earliest.max(self.allowed_from_ns(policy)))
     }
 
     /// What was suppressed since the beginning.
@@ -181,15 +194,16 @@ impl Settler {
         self.suppressed
     }
 
-    fn allowed_from_ns(&self) -> u64 {
-        let full = self.tellings.len() >= self.policy.max_per_second as usize;
-        self.tellings.front().filter(|_| full).map_or(0, |oldest| oldest.saturating_add(SECOND_NS))
+    fn allowed_from_ns(&self, policy: &SettlePolicy) -> u64 {
+        let full = self.published_ns.len() >= policy.cap();
+        let oldest = self.published_ns.get(self.published_ns.len().saturating_sub(policy.cap()));
+        oldest.filter(|_| full).map_or(0, |oldest| oldest.saturating_add(SECOND_NS))
     }
 }
 
-/// One batch.
+/// What goes out together.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Due {
+pub(crate) struct Batch {
     pub(crate) vcpus: BTreeMap<ApicId, Pending>,
     /// Oldest change in it.
     pub(crate) changed_ns: u64,
@@ -200,59 +214,79 @@ mod tests {
     use super::*;
 
     const MS: u64 = 1_000_000;
+    const POLICY: SettlePolicy = SettlePolicy { dwell_ns: 250 * MS, max_per_second: 2 };
 
-    fn at(node: u32) -> Placed {
-        Placed { node, approximate: false }
+    fn at(node: u32) -> NodeAssignment {
+        NodeAssignment { node, approximate: false }
     }
 
-    fn settler() -> Settler {
-        Settler::new(SettlePolicy { dwell_ns: 250 * MS, max_per_second: 2 })
-    }
-
-    fn nodes(due: Option<Due>) -> Vec<(u32, u32)> {
-        due.map(|due| due.vcpus.into_iter().map(|(id, p)| (id, p.wanted.node)).collect()).unwrap_or_default()
+    /// vCPUs and nodes that are published at `ms`.
+    fn publish(settler: &mut Settler, ms: u64) -> Vec<(u32, u32)> {
+        match settler.due(&POLICY, ms * MS) {
+            Due::Now(_) => {
+                let batch = settler.take_due(&POLICY, ms * MS);
+                batch.vcpus.into_iter().map(|(id, pending)| (id, pending.target.node)).collect()
+            }
+            Due::Deferred => {
+                settler.note_deferred();
+                Vec::new()
+            }
+            Due::Nothing => Vec::new(),
+        }
     }
 
     #[test]
     fn drift_waits_for_its_dwell() {
-        let mut settler = settler();
-        settler.observe(1, at(0), at(1), false, 1000 * MS);
-        assert_eq!(settler.next_deadline_ns(), Some(1250 * MS));
-        assert_eq!(settler.take_due(1249 * MS), None);
-        assert_eq!(nodes(settler.take_due(1250 * MS)), [(1, 1)]);
-        assert_eq!((settler.take_due(9000 * MS), settler.next_deadline_ns()), (None, None));
+        let mut settler = Settler::default();
+        settler.observe(1, 0, at(1), false, 1000 * MS);
+        assert_eq!(settler.next_deadline_ns(&POLICY), Some(1250 * MS));
+        assert_eq!(settler.due(&POLICY, 1249 * MS), Due::Nothing);
+        assert_eq!(settler.due(&POLICY, 1250 * MS), Due::Now(PublishReason::Drifted { vcpu: 1 }));
+        assert_eq!(publish(&mut settler, 1250), [(1, 1)]);
+        assert_eq!(settler.due(&POLICY, 9000 * MS), Due::Nothing);
+        assert_eq!(settler.next_deadline_ns(&POLICY), None);
     }
 
     #[test]
-    fn pinning_does_not_wait_and_hurries_a_drift() {
-        let mut settler = settler();
-        settler.observe(1, at(0), at(1), true, 1000 * MS);
-        assert_eq!(nodes(settler.take_due(1000 * MS)), [(1, 1)]);
-        settler.observe(2, at(0), at(1), false, 1000 * MS);
-        settler.observe(2, at(0), at(1), true, 1001 * MS);
-        assert_eq!(nodes(settler.take_due(1001 * MS)), [(2, 1)]);
+    fn a_move_on_purpose_does_not_wait_and_hurries_a_drift() {
+        let mut settler = Settler::default();
+        settler.observe(1, 0, at(1), true, 1000 * MS);
+        assert_eq!(settler.due(&POLICY, 1000 * MS), Due::Now(PublishReason::Moved { vcpu: 1 }));
+        assert_eq!(publish(&mut settler, 1000), [(1, 1)]);
+        settler.observe(2, 0, at(1), false, 1000 * MS);
+        settler.observe(2, 0, at(1), true, 1001 * MS);
+        assert_eq!(publish(&mut settler, 1001), [(2, 1)]);
     }
 
     #[test]
-    fn a_return_within_the_dwell_is_counted_and_not_told() {
-        let mut settler = settler();
-        settler.observe(1, at(0), at(1), false, 1000 * MS);
-        settler.observe(1, at(0), at(0), false, 1100 * MS);
+    fn a_return_within_the_dwell_is_counted_and_not_published() {
+        let mut settler = Settler::default();
+        settler.observe(1, 0, at(1), false, 1000 * MS);
+        settler.observe(1, 0, at(0), false, 1100 * MS);
         assert_eq!(settler.suppressed(), Suppressed { dwell: 1, cap: 0 });
-        assert_eq!(settler.take_due(5000 * MS), None);
-        settler.observe(1, at(0), at(0), false, 1200 * MS);
+        assert_eq!(settler.due(&POLICY, 5000 * MS), Due::Nothing);
+        settler.observe(1, 0, at(0), false, 1200 * MS);
         assert_eq!(settler.suppressed().dwell, 1, "an unchanged state suppresses nothing");
     }
 
     #[test]
-    fn a_vcpu_that_never_rests_is_told_after_some_dwells() {
-        let mut settler = settler();
+    fn being_nearer_or_further_from_home_alone_is_no_news_for_the_guest() {
+        let mut settler = Settler::default();
+        settler.observe(1, 0, NodeAssignment { node: 0, approximate: true }, true, 1000 * MS);
+        settler.observe(1, 0, at(0), true, 1100 * MS);
+        assert_eq!(settler.due(&POLICY, 9000 * MS), Due::Nothing);
+        assert_eq!(settler.suppressed(), Suppressed::default());
+    }
+
+    #[test]
+    fn a_vcpu_that_never_rests_is_published_after_some_dwells() {
+        let mut settler = Settler::default();
         for step in 0..10 {
-            settler.observe(1, at(0), at(1 + step % 2), false, (1000 + 200 * u64::from(step)) * MS);
-            let now = (1000 + 200 * u64::from(step)) * MS;
-            let told = settler.take_due(now).is_some();
-            assert_eq!(told, step == 5, "step {step}");
-            if told {
+            let ms = 1000 + 200 * u64::from(step);
+            settler.observe(1, 0, at(1 + step % 2), false, ms * MS);
+            let published = !publish(&mut settler, ms).is_empty();
+            assert_eq!(published, step == 5, "step {step}");
+            if published {
                 return;
             }
         }
@@ -260,28 +294,28 @@ mod tests {
 
     #[test]
     fn the_cap_defers_counts_once_and_batches() {
-        let mut settler = settler();
+        let mut settler = Settler::default();
         for vcpu in 0..2 {
-            settler.observe(vcpu, at(0), at(1), true, 1000 * MS);
-            assert!(settler.take_due(1000 * MS).is_some());
+            settler.observe(vcpu, 0, at(1), true, 1000 * MS);
+            assert_eq!(publish(&mut settler, 1000).len(), 1);
         }
-        settler.observe(2, at(0), at(1), true, 1001 * MS);
-        settler.observe(3, at(0), at(1), true, 1002 * MS);
-        assert_eq!(settler.take_due(1003 * MS), None);
-        assert_eq!(settler.take_due(1999 * MS), None);
+        settler.observe(2, 0, at(1), true, 1001 * MS);
+        settler.observe(3, 0, at(1), true, 1002 * MS);
+        assert_eq!(settler.due(&POLICY, 1003 * MS), Due::Deferred);
+        assert!(publish(&mut settler, 1003).is_empty() && publish(&mut settler, 1999).is_empty());
         assert_eq!(settler.suppressed(), Suppressed { dwell: 0, cap: 1 });
-        assert_eq!(settler.next_deadline_ns(), Some(2000 * MS));
-        let due = settler.take_due(2000 * MS).expect("allowed again");
-        assert_eq!(due.changed_ns, 1001 * MS);
-        assert_eq!(nodes(Some(due)), [(2, 1), (3, 1)]);
+        assert_eq!(settler.next_deadline_ns(&POLICY), Some(2000 * MS));
+        let batch = settler.take_due(&POLICY, 2000 * MS);
+        assert_eq!(batch.changed_ns, 1001 * MS);
+        assert_eq!(batch.vcpus.into_keys().collect::<Vec<_>>(), [2, 3]);
     }
 
     #[test]
     fn what_is_not_yet_due_is_not_swept_along() {
-        let mut settler = settler();
-        settler.observe(1, at(0), at(1), false, 1000 * MS);
-        settler.observe(2, at(0), at(1), true, 1001 * MS);
-        assert_eq!(nodes(settler.take_due(1001 * MS)), [(2, 1)]);
-        assert_eq!(settler.next_deadline_ns(), Some(1250 * MS));
+        let mut settler = Settler::default();
+        settler.observe(1, 0, at(1), false, 1000 * MS);
+        settler.observe(2, 0, at(1), true, 1001 * MS);
+        assert_eq!(publish(&mut settler, 1001), [(2, 1)]);
+        assert_eq!(settler.next_deadline_ns(&POLICY), Some(1250 * MS));
     }
 }

@@ -1,11 +1,10 @@
-//! All that is decided about one VM.
+//! What is true of a VM, what was published to its guest, and what the guest uses.
 
-use crate::belief::{Belief, Updated};
-use crate::{Homes, Placed, SettlePolicy, Settler, Suppressed, choose_node, distances, homes};
-use std::collections::BTreeMap;
-use vnuma_topology::{
-    ApicId, DistanceMatrix, GuestNodeId, HostNodeId, HostTopology, VcpuLocation, VmDescription,
-};
+use crate::acked::{AckedTopology, Update};
+use crate::plan::PublishReason;
+use crate::{Due, Homes, NodeAssignment, SettlePolicy, Settler, Suppressed, choose_node, distances, homes};
+use std::collections::{BTreeMap, BTreeSet};
+use vnuma_topology::{ApicId, DistanceMatrix, GuestNodeId, HostNodeId, HostTopology, VmDescription};
 
 /// Where a vCPU is, as far as decisions go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,33 +12,23 @@ pub struct Observation {
     /// Its host node. One that is confined to a node counts as being there, also while it
     /// sleeps on a CPU that it will never run on again.
     pub node: HostNodeId,
-    /// Its affinity confines it to that node.
-    pub pinned: bool,
-    /// Since when, `CLOCK_MONOTONIC`.
+    /// Somebody put it there on purpose, so that it will stay.
+    pub deliberate: bool,
+    /// Since when, `CLOCK_MONOTONIC`, nanoseconds.
     pub time_ns: u64,
-}
-
-impl From<VcpuLocation> for Observation {
-    fn from(location: VcpuLocation) -> Self {
-        Self {
-            node: location.pinned.unwrap_or(location.node),
-            pinned: location.pinned.is_some(),
-            time_ns: location.time_ns,
-        }
-    }
 }
 
 /// How true the guest's view of a vCPU is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum VcpuState {
-    /// It is on the home of the guest node that the guest believes it to be on.
+    /// It is on the home of the guest node that the guest uses for it.
     True,
-    /// It is on no guest node's home; the guest believes the nearest one.
+    /// It is on no guest node's home. The guest uses the nearest one.
     Approximate,
-    /// The guest believes another guest node: told and not yet taken over, waiting to be
-    /// told, or nothing can be told.
+    /// The guest uses another guest node: published and not yet acknowledged, waiting to be published, or nothing can
+    /// be published.
     Stale,
-    /// It was not observed, no guest node has a known home, or what the guest believes cannot be known.
+    /// It was not observed, no guest node has a known home, or what the guest uses cannot be known.
     Unknown,
 }
 
@@ -48,34 +37,23 @@ pub enum VcpuState {
 pub struct VcpuStatus {
     /// Its host node, if observed.
     pub host_node: Option<HostNodeId>,
-    /// It is confined to that node.
-    pub pinned: bool,
-    /// Guest node that the guest believes.
-    pub believed: Option<GuestNodeId>,
-    /// Guest node that was told last, or that it booted with.
-    pub told: Option<GuestNodeId>,
+    /// Guest node that the guest's kernel uses, as far as it has acknowledged.
+    pub acked_node: Option<GuestNodeId>,
+    /// Guest node that was published last, or that it booted with.
+    pub published_node: Option<GuestNodeId>,
     /// Guest node that would be right.
-    pub right: Option<GuestNodeId>,
+    pub target_node: Option<GuestNodeId>,
     /// The sum of it.
     pub state: VcpuState,
 }
 
-/// A vCPU in a [`Telling`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ToldVcpu {
-    /// The vCPU.
-    pub apic_id: ApicId,
-    /// Its guest node.
-    pub placed: Placed,
-}
-
-/// One publication: the whole view of a guest.
+/// The whole view of a guest, to be published.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Telling {
+pub struct Publication {
     /// Between guest nodes, by their number.
     pub distances: DistanceMatrix,
     /// In rising order of APIC id.
-    pub vcpus: Vec<ToldVcpu>,
+    pub vcpus: Vec<(ApicId, GuestNodeId)>,
     /// Oldest change of the host in it.
     pub changed_ns: u64,
 }
@@ -85,12 +63,12 @@ struct Vcpu {
     boot: Option<GuestNodeId>,
     observed: Option<Observation>,
     /// What is true, if it can be said.
-    wanted: Option<Placed>,
-    /// What was told last; before that, what the guest booted with.
-    told: Placed,
+    target: Option<NodeAssignment>,
+    /// What was published last or, before that, what the guest booted with.
+    published: GuestNodeId,
 }
 
-/// What is true of a VM, what it was told and what it believes.
+/// A VM's guest nodes and vCPUs: where they are, and what its guest knows of that.
 #[derive(Clone, Debug)]
 pub struct VmPlacement {
     guest_nodes: Vec<GuestNodeId>,
@@ -98,28 +76,27 @@ pub struct VmPlacement {
     distances: DistanceMatrix,
     vcpus: BTreeMap<ApicId, Vcpu>,
     settler: Settler,
-    belief: Belief,
-    telling: bool,
+    acked: AckedTopology,
+    publishing: bool,
 }
 
 impl VmPlacement {
-    /// A VM that was just seen; no vCPU is observed and nothing is told.
-    pub fn new(host: &HostTopology, vm: &VmDescription, policy: SettlePolicy) -> Self {
+    /// A VM that was just seen. No vCPU is observed and nothing is published.
+    pub fn new(host: &HostTopology, vm: &VmDescription) -> Self {
         let mut placement = Self {
             guest_nodes: Vec::new(),
             homes: Homes::new(),
             distances: DistanceMatrix::default(),
             vcpus: BTreeMap::new(),
-            settler: Settler::new(policy),
-            belief: Belief::default(),
-            telling: false,
+            settler: Settler::default(),
+            acked: AckedTopology::default(),
+            publishing: false,
         };
         placement.describe(host, vm, 0);
         placement
     }
 
-    /// The hypervisor's description was read again: vCPUs come and go, unbound memory finds
-    /// another home.
+    /// The hypervisor's description was read again: vCPUs come and go, memory finds another home.
     pub fn describe(&mut self, host: &HostTopology, vm: &VmDescription, now_ns: u64) {
         self.guest_nodes = vm.guest_nodes.iter().map(|node| node.id).collect();
         self.homes = homes(&vm.guest_nodes, &self.homes);
@@ -131,33 +108,37 @@ impl VmPlacement {
             changed = true;
             let node = vcpu.boot_node.or(self.guest_nodes.first().copied()).unwrap_or(0);
             if !self.guest_nodes.is_empty() {
-                self.belief.boot(vcpu.apic_id, node);
+                self.acked.boot(vcpu.apic_id, node);
             }
-            let told = Placed { node, approximate: false };
-            let vcpu_state = Vcpu { boot: vcpu.boot_node, observed: None, wanted: None, told };
-            self.vcpus.insert(vcpu.apic_id, vcpu_state);
+            let state = Vcpu { boot: vcpu.boot_node, observed: None, target: None, published: node };
+            self.vcpus.insert(vcpu.apic_id, state);
         }
-        let present: std::collections::BTreeSet<_> = vm.vcpus.iter().map(|vcpu| vcpu.apic_id).collect();
-        let (settler, belief) = (&mut self.settler, &mut self.belief);
+        let present: BTreeSet<_> = vm.vcpus.iter().map(|vcpu| vcpu.apic_id).collect();
+        let (settler, acked) = (&mut self.settler, &mut self.acked);
         self.vcpus.retain(|id, _| {
             let stays = present.contains(id);
             if !stays {
                 settler.forget(*id);
-                belief.forget(*id);
+                acked.forget(*id);
                 changed = true;
             }
             stays
         });
-        self.host_changed(host, changed, now_ns);
+        self.reassess(host, changed, now_ns);
+    }
+
+    /// The host has other nodes, CPUs or distances now.
+    pub fn host_changed(&mut self, host: &HostTopology, now_ns: u64) {
+        self.reassess(host, false, now_ns);
     }
 
     /// Homes, distances or the host's nodes changed: all is worked out again.
-    fn host_changed(&mut self, host: &HostTopology, vcpus_changed: bool, now_ns: u64) {
+    fn reassess(&mut self, host: &HostTopology, vcpus_changed: bool, now_ns: u64) {
         let distances = distances(host, &self.guest_nodes, &self.homes);
         let changed = distances != self.distances || vcpus_changed;
         self.distances = distances;
-        if changed && self.telling {
-            self.settler.tell_at_once(now_ns);
+        if changed && self.publishing {
+            self.settler.publish_at_once(PublishReason::Described, now_ns);
         }
         let observed: Vec<_> = self.vcpus.iter().filter_map(|(id, v)| Some((*id, v.observed?))).collect();
         for (vcpu, observation) in observed {
@@ -178,93 +159,100 @@ impl VmPlacement {
         let vcpu = self.vcpus.get_mut(&apic_id)?;
         let before = std::mem::replace(&mut vcpu.observed, observation);
         let Some(now) = observation else {
-            vcpu.wanted = None;
+            vcpu.target = None;
             self.settler.forget(apic_id);
             return None;
         };
-        vcpu.wanted = choose_node(host, &self.homes, now.node, Some(vcpu.told.node), vcpu.boot);
-        match vcpu.wanted {
-            Some(wanted) if self.telling => {
-                self.settler.observe(apic_id, vcpu.told, wanted, now.pinned, now.time_ns);
+        vcpu.target = choose_node(host, &self.homes, now.node, Some(vcpu.published), vcpu.boot);
+        match vcpu.target {
+            Some(target) if self.publishing => {
+                self.settler.observe(apic_id, vcpu.published, target, now.deliberate, now.time_ns);
             }
             _ => self.settler.forget(apic_id),
         }
         before.map(|before| before.node).filter(|&node| node != now.node)
     }
 
-    /// The VM has a channel from now on. Returns the first publication: all that is true now.
-    pub fn start_telling(&mut self, generation: u64, now_ns: u64) -> Telling {
-        self.telling = true;
+    /// The VM has a channel from now on: all that is true is to be published at once.
+    pub fn start_publishing(&mut self, now_ns: u64) {
+        self.publishing = true;
         self.settler.clear();
-        self.settler.count_telling(now_ns);
-        for vcpu in self.vcpus.values_mut() {
-            vcpu.told = vcpu.wanted.unwrap_or(vcpu.told);
+        self.settler.publish_at_once(PublishReason::Attached, now_ns);
+        for (&apic_id, vcpu) in &mut self.vcpus {
+            if let (Some(target), Some(_)) = (vcpu.target, vcpu.observed) {
+                self.settler.observe(apic_id, vcpu.published, target, true, now_ns);
+            }
         }
-        self.publish(generation, now_ns, now_ns)
     }
 
-    /// The channel is gone; the guest keeps what it took over.
-    pub fn stop_telling(&mut self) {
-        self.telling = false;
+    /// The channel is gone. The guest keeps what it took over.
+    pub fn stop_publishing(&mut self) {
+        self.publishing = false;
         self.settler.clear();
-        self.belief.stop_waiting();
+        self.acked.stop_waiting();
     }
 
-    /// Somebody else has the guest's channel: what it believes cannot be known until it acknowledges again,
-    /// or boots without it.
-    pub fn belief_unknown(&mut self) {
-        self.belief.unknown();
+    /// Somebody else has the guest's channel: what the guest uses cannot be known until it acknowledges again, or boots
+    /// without the channel.
+    pub fn acked_unknown(&mut self) {
+        self.acked.unknown();
     }
 
-    /// The guest boots again, and believes what it boots with. If it has a channel, everything is
-    /// told anew, for its driver to acknowledge.
+    /// The guest boots again, and uses what it boots with. If it has a channel, everything is published anew, for its
+    /// driver to acknowledge.
     pub fn rebooted(&mut self, now_ns: u64) {
-        self.belief.stop_waiting();
+        self.acked.stop_waiting();
         let first = self.guest_nodes.first().copied();
         for (&id, vcpu) in &self.vcpus {
             if let Some(node) = vcpu.boot.or(first) {
-                self.belief.boot(id, node);
+                self.acked.boot(id, node);
             }
         }
-        if self.telling {
-            self.settler.tell_at_once(now_ns);
+        if self.publishing {
+            self.settler.publish_at_once(PublishReason::Rebooted, now_ns);
         }
     }
 
-    /// The publication that is due now, if one is; it counts as told under `generation`.
-    pub fn take_due(&mut self, generation: u64, now_ns: u64) -> Option<Telling> {
-        if !self.telling {
-            return None;
-        }
-        let due = self.settler.take_due(now_ns)?;
-        for (id, pending) in &due.vcpus {
+    /// Is a publication due?
+    pub fn due(&self, policy: &SettlePolicy, now_ns: u64) -> Due {
+        if self.publishing { self.settler.due(policy, now_ns) } else { Due::Nothing }
+    }
+
+    /// A publication is due, and has to wait for the cap.
+    pub fn note_deferred(&mut self) {
+        self.settler.note_deferred();
+    }
+
+    /// What is to be published under `generation`. It counts as published from now on.
+    pub fn publish(&mut self, policy: &SettlePolicy, generation: u64, now_ns: u64) -> Publication {
+        let batch = self.settler.take_due(policy, now_ns);
+        for (id, pending) in &batch.vcpus {
             if let Some(vcpu) = self.vcpus.get_mut(id) {
-                vcpu.told = pending.wanted;
+                vcpu.published = pending.target.node;
             }
         }
-        Some(self.publish(generation, due.changed_ns, now_ns))
+        let update = Update { generation, changed_ns: batch.changed_ns, published_ns: now_ns };
+        self.acked.published(update, self.vcpus.iter().map(|(id, vcpu)| (*id, vcpu.published)));
+        Publication {
+            distances: self.distances.clone(),
+            vcpus: self.vcpus.iter().map(|(&apic_id, vcpu)| (apic_id, vcpu.published)).collect(),
+            changed_ns: batch.changed_ns,
+        }
     }
 
-    fn publish(&mut self, generation: u64, changed_ns: u64, told_ns: u64) -> Telling {
-        let nodes = self.vcpus.iter().map(|(id, vcpu)| (*id, vcpu.told.node)).collect();
-        self.belief.told(Updated { generation, changed_ns, told_ns }, nodes);
-        let vcpus = self.vcpus.iter().map(|(&apic_id, vcpu)| ToldVcpu { apic_id, placed: vcpu.told });
-        Telling { distances: self.distances.clone(), vcpus: vcpus.collect(), changed_ns }
-    }
-
-    /// The guest acknowledged on a vector. Returns what it took over, if that was outstanding.
-    pub fn acknowledged(&mut self, vector: usize) -> Option<Updated> {
-        self.belief.acknowledged(vector)
+    /// The guest has acknowledged a generation. Returns what it took over, if that was outstanding.
+    pub fn acknowledged(&mut self, generation: u64) -> Option<Update> {
+        self.acked.acknowledged(generation)
     }
 
     /// Is an acknowledgement outstanding?
     pub fn is_waiting(&self) -> bool {
-        self.belief.is_waiting()
+        self.acked.is_waiting()
     }
 
-    /// When [`Self::take_due`] has something to say, if nothing else happens.
-    pub fn next_deadline_ns(&self) -> Option<u64> {
-        if self.telling { self.settler.next_deadline_ns() } else { None }
+    /// When [`Self::due`] says something else, if nothing else happens.
+    pub fn next_deadline_ns(&self, policy: &SettlePolicy) -> Option<u64> {
+        if self.publishing { self.settler.next_deadline_ns(policy) } else { None }
     }
 
     /// What was suppressed since the VM was first seen.
@@ -290,19 +278,18 @@ impl VmPlacement {
     /// What is known of a vCPU.
     pub fn vcpu(&self, apic_id: ApicId) -> Option<VcpuStatus> {
         let vcpu = self.vcpus.get(&apic_id)?;
-        let believed = self.belief.node(apic_id);
-        let state = match (vcpu.wanted, believed) {
+        let acked = self.acked.node(apic_id);
+        let state = match (vcpu.target, acked) {
             (None, _) | (_, None) => VcpuState::Unknown,
-            (Some(wanted), Some(node)) if wanted.node != node => VcpuState::Stale,
-            (Some(Placed { approximate: true, .. }), _) => VcpuState::Approximate,
+            (Some(target), Some(node)) if target.node != node => VcpuState::Stale,
+            (Some(NodeAssignment { approximate: true, .. }), _) => VcpuState::Approximate,
             _ => VcpuState::True,
         };
         Some(VcpuStatus {
             host_node: vcpu.observed.map(|observed| observed.node),
-            pinned: vcpu.observed.is_some_and(|observed| observed.pinned),
-            believed,
-            told: (!self.guest_nodes.is_empty()).then_some(vcpu.told.node),
-            right: vcpu.wanted.map(|wanted| wanted.node),
+            acked_node: acked,
+            published_node: (!self.guest_nodes.is_empty()).then_some(vcpu.published),
+            target_node: vcpu.target.map(|target| target.node),
             state,
         })
     }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::node::tests::host;
+use crate::assignment::tests::host;
 use vnuma_topology::{GuestNode, MemoryBacking, Vcpu as DescribedVcpu};
 
 const MS: u64 = 1_000_000;
@@ -33,8 +33,24 @@ fn vm(homes: &[u32], vcpus: u32) -> VmDescription {
     }
 }
 
-fn seen(node: u32, pinned: bool, ms: u64) -> Option<Observation> {
-    Some(Observation { node, pinned, time_ns: ms * MS })
+fn seen(node: u32, deliberate: bool, ms: u64) -> Option<Observation> {
+    Some(Observation { node, deliberate, time_ns: ms * MS })
+}
+
+const POLICY: SettlePolicy = SettlePolicy { dwell_ns: 250 * MS, max_per_second: 10 };
+
+/// What is published at `ms`, if something is due.
+fn publish(placement: &mut VmPlacement, generation: u64, ms: u64) -> Option<Publication> {
+    match placement.due(&POLICY, ms * MS) {
+        Due::Now(_) => Some(placement.publish(&POLICY, generation, ms * MS)),
+        _ => None,
+    }
+}
+
+/// Attaches, and takes the first publication.
+fn attach(placement: &mut VmPlacement, generation: u64, ms: u64) -> Publication {
+    placement.start_publishing(ms * MS);
+    publish(placement, generation, ms).expect("all that is true")
 }
 
 fn state(placement: &VmPlacement, apic_id: u32) -> VcpuState {
@@ -42,9 +58,9 @@ fn state(placement: &VmPlacement, apic_id: u32) -> VcpuState {
 }
 
 #[test]
-fn a_vm_without_channel_believes_what_it_booted_with() {
+fn a_vm_without_channel_uses_what_it_booted_with() {
     let host = host(DISTANCES);
-    let mut vm = VmPlacement::new(&host, &vm(&[0, 2], 2), SettlePolicy::default());
+    let mut vm = VmPlacement::new(&host, &vm(&[0, 2], 2));
     assert_eq!(state(&vm, 0), VcpuState::Unknown);
     vm.observe(&host, 0, seen(0, true, 1));
     assert_eq!(state(&vm, 0), VcpuState::True);
@@ -52,7 +68,7 @@ fn a_vm_without_channel_believes_what_it_booted_with() {
     assert_eq!(state(&vm, 0), VcpuState::Approximate);
     assert_eq!(vm.observe(&host, 0, seen(3, true, 3)), Some(1));
     assert_eq!(state(&vm, 0), VcpuState::Stale);
-    assert_eq!((vm.take_due(1, 9000 * MS), vm.next_deadline_ns()), (None, None));
+    assert_eq!((publish(&mut vm, 1, 9000), vm.next_deadline_ns(&POLICY)), (None, None));
     vm.observe(&host, 0, None);
     assert_eq!(state(&vm, 0), VcpuState::Unknown);
 }
@@ -60,33 +76,31 @@ fn a_vm_without_channel_believes_what_it_booted_with() {
 #[test]
 fn attaching_tells_everything_and_acknowledging_makes_it_true() {
     let host = host(DISTANCES);
-    let mut vm = VmPlacement::new(&host, &vm(&[0, 2], 2), SettlePolicy::default());
+    let mut vm = VmPlacement::new(&host, &vm(&[0, 2], 2));
     vm.observe(&host, 0, seen(2, false, 1));
     vm.observe(&host, 2, seen(3, false, 1));
-    let telling = vm.start_telling(1, 5 * MS);
-    let nodes: Vec<_> =
-        telling.vcpus.iter().map(|v| (v.apic_id, v.placed.node, v.placed.approximate)).collect();
-    assert_eq!(nodes, [(0, 1, false), (2, 1, true)]);
-    assert_eq!(telling.distances.rows(), [[10, 32], [32, 10]]);
+    let publication = attach(&mut vm, 1, 5);
+    assert_eq!(publication.vcpus, [(0, 1), (2, 1)]);
+    assert_eq!(publication.distances.rows(), [[10, 32], [32, 10]]);
     assert_eq!((state(&vm, 0), state(&vm, 2)), (VcpuState::Stale, VcpuState::Approximate));
     assert!(vm.is_waiting());
-    assert_eq!(vm.acknowledged(1), Some(Updated { generation: 1, changed_ns: 5 * MS, told_ns: 5 * MS }));
+    assert_eq!(vm.acknowledged(1), Some(Update { generation: 1, changed_ns: 5 * MS, published_ns: 5 * MS }));
     assert_eq!((state(&vm, 0), state(&vm, 2)), (VcpuState::True, VcpuState::Approximate));
     assert!(!vm.is_waiting());
 }
 
 #[test]
-fn a_pinned_vcpu_is_told_at_once_and_is_stale_until_acknowledged() {
+fn a_pinned_vcpu_is_published_at_once_and_is_stale_until_acknowledged() {
     let host = host(DISTANCES);
-    let mut vm = VmPlacement::new(&host, &vm(&[0, 2], 2), SettlePolicy::default());
+    let mut vm = VmPlacement::new(&host, &vm(&[0, 2], 2));
     vm.observe(&host, 0, seen(0, true, 1));
     vm.observe(&host, 2, seen(2, true, 1));
-    vm.start_telling(1, 2 * MS);
+    attach(&mut vm, 1, 2);
     vm.acknowledged(1);
     vm.observe(&host, 0, seen(2, true, 50));
-    assert_eq!(vm.next_deadline_ns(), Some(50 * MS));
-    let telling = vm.take_due(2, 51 * MS).expect("pinned");
-    assert_eq!((telling.vcpus[0].placed.node, telling.changed_ns), (1, 50 * MS));
+    assert_eq!(vm.next_deadline_ns(&POLICY), Some(50 * MS));
+    let publication = publish(&mut vm, 2, 51).expect("pinned");
+    assert_eq!((publication.vcpus[0].1, publication.changed_ns), (1, 50 * MS));
     assert_eq!(state(&vm, 0), VcpuState::Stale);
     vm.acknowledged(2);
     assert_eq!(state(&vm, 0), VcpuState::True);
@@ -95,87 +109,87 @@ fn a_pinned_vcpu_is_told_at_once_and_is_stale_until_acknowledged() {
 #[test]
 fn detaching_keeps_what_the_guest_took_over() {
     let host = host(DISTANCES);
-    let mut vm = VmPlacement::new(&host, &vm(&[0, 2], 1), SettlePolicy::default());
+    let mut vm = VmPlacement::new(&host, &vm(&[0, 2], 1));
     vm.observe(&host, 0, seen(2, true, 1));
-    vm.start_telling(1, 2 * MS);
+    attach(&mut vm, 1, 2);
     vm.acknowledged(1);
-    vm.stop_telling();
+    vm.stop_publishing();
     assert_eq!(state(&vm, 0), VcpuState::True);
     vm.observe(&host, 0, seen(0, true, 3));
-    assert_eq!((state(&vm, 0), vm.take_due(2, 9000 * MS)), (VcpuState::Stale, None));
+    assert_eq!((state(&vm, 0), publish(&mut vm, 2, 9000)), (VcpuState::Stale, None));
 }
 
 #[test]
 fn vcpus_come_and_go() {
     let host = host(DISTANCES);
-    let mut placement = VmPlacement::new(&host, &vm(&[0, 2], 2), SettlePolicy::default());
-    placement.start_telling(1, MS);
+    let mut placement = VmPlacement::new(&host, &vm(&[0, 2], 2));
+    attach(&mut placement, 1, 1);
     placement.describe(&host, &vm(&[0, 2], 3), 5 * MS);
-    let telling = placement.take_due(2, 5 * MS).expect("another vCPU");
-    assert_eq!(telling.vcpus.iter().map(|v| v.apic_id).collect::<Vec<_>>(), [0, 2, 4]);
+    let publication = publish(&mut placement, 2, 5).expect("another vCPU");
+    assert_eq!(publication.vcpus.iter().map(|v| v.0).collect::<Vec<_>>(), [0, 2, 4]);
     placement.describe(&host, &vm(&[0, 2], 1), 6 * MS);
-    assert_eq!(placement.take_due(3, 6 * MS).expect("fewer vCPUs").vcpus.len(), 1);
+    assert_eq!(publish(&mut placement, 3, 6).expect("fewer vCPUs").vcpus.len(), 1);
     assert_eq!(placement.vcpu(4), None);
     placement.describe(&host, &vm(&[0, 2], 1), 7 * MS);
-    assert_eq!(placement.take_due(4, 7 * MS), None, "nothing changed");
+    assert_eq!(publish(&mut placement, 4, 7), None, "nothing changed");
 }
 
 #[test]
-fn a_new_home_is_told() {
+fn a_new_home_is_published() {
     let host = host(DISTANCES);
-    let mut placement = VmPlacement::new(&host, &vm(&[0, 2], 1), SettlePolicy::default());
+    let mut placement = VmPlacement::new(&host, &vm(&[0, 2], 1));
     placement.observe(&host, 0, seen(0, false, 1));
-    placement.start_telling(1, MS);
+    attach(&mut placement, 1, 1);
     placement.acknowledged(1);
     placement.describe(&host, &vm(&[2, 0], 1), 5 * MS);
     assert_eq!(state(&placement, 0), VcpuState::Stale);
-    let telling = placement.take_due(2, 300 * MS).expect("it is at the other node's home");
-    assert_eq!(telling.vcpus[0].placed.node, 1);
+    let publication = publish(&mut placement, 2, 300).expect("it is at the other node's home");
+    assert_eq!(publication.vcpus[0].1, 1);
     placement.describe(&host, &vm(&[1, 0], 1), 400 * MS);
-    let telling = placement.take_due(3, 400 * MS).expect("the distance is another");
-    assert_eq!(telling.distances.get(0, 1), Some(16));
+    let publication = publish(&mut placement, 3, 400).expect("the distance is another");
+    assert_eq!(publication.distances.get(0, 1), Some(16));
 }
 
 #[test]
 fn a_new_home_counts_from_when_it_became_one() {
     let host = host(DISTANCES);
-    let mut placement = VmPlacement::new(&host, &vm(&[0, 2], 1), SettlePolicy::default());
+    let mut placement = VmPlacement::new(&host, &vm(&[0, 2], 1));
     placement.observe(&host, 0, seen(0, false, 1));
-    placement.start_telling(1, MS);
+    attach(&mut placement, 1, 1);
     placement.describe(&host, &vm(&[2, 0], 1), 5000 * MS);
-    assert_eq!(placement.take_due(2, 5249 * MS), None, "the dwell begins with the new home");
-    assert_eq!(placement.take_due(2, 5250 * MS).expect("due").changed_ns, 5000 * MS);
+    assert_eq!(publish(&mut placement, 2, 5249), None, "the dwell begins with the new home");
+    assert_eq!(publish(&mut placement, 2, 5250).expect("due").changed_ns, 5000 * MS);
 }
 
 #[test]
-fn a_guest_that_reboots_believes_its_boot_nodes_and_is_told_again() {
+fn a_guest_that_reboots_uses_its_boot_nodes_and_is_published_again() {
     let host = host(DISTANCES);
-    let mut placement = VmPlacement::new(&host, &vm(&[0, 2], 1), SettlePolicy::default());
+    let mut placement = VmPlacement::new(&host, &vm(&[0, 2], 1));
     placement.observe(&host, 0, seen(2, true, 1));
-    placement.start_telling(1, 2 * MS);
+    attach(&mut placement, 1, 2);
     placement.acknowledged(1);
     assert_eq!(state(&placement, 0), VcpuState::True);
     placement.rebooted(9 * MS);
     assert_eq!(state(&placement, 0), VcpuState::Stale);
-    let telling = placement.take_due(2, 9 * MS).expect("told again");
-    assert_eq!((telling.vcpus[0].placed.node, telling.changed_ns), (1, 9 * MS));
+    let publication = publish(&mut placement, 2, 9).expect("published again");
+    assert_eq!((publication.vcpus[0].1, publication.changed_ns), (1, 9 * MS));
     placement.acknowledged(2);
     assert_eq!(state(&placement, 0), VcpuState::True);
-    placement.stop_telling();
+    placement.stop_publishing();
     placement.rebooted(10 * MS);
-    assert_eq!((state(&placement, 0), placement.take_due(3, 10 * MS)), (VcpuState::Stale, None));
+    assert_eq!((state(&placement, 0), publish(&mut placement, 3, 10)), (VcpuState::Stale, None));
 }
 
 #[test]
-fn what_a_lost_guest_believes_is_unknown_until_it_acknowledges() {
+fn what_a_lost_guest_uses_is_unknown_until_it_acknowledges() {
     let host = host(DISTANCES);
-    let mut placement = VmPlacement::new(&host, &vm(&[0, 2], 1), SettlePolicy::default());
+    let mut placement = VmPlacement::new(&host, &vm(&[0, 2], 1));
     placement.observe(&host, 0, seen(0, true, 1));
     assert_eq!(state(&placement, 0), VcpuState::True);
-    placement.belief_unknown();
+    placement.acked_unknown();
     let status = placement.vcpu(0).expect("plugged");
-    assert_eq!((status.state, status.believed), (VcpuState::Unknown, None));
-    placement.start_telling(1, 2 * MS);
+    assert_eq!((status.state, status.acked_node), (VcpuState::Unknown, None));
+    attach(&mut placement, 1, 2);
     assert_eq!(state(&placement, 0), VcpuState::Unknown);
     placement.acknowledged(1);
     assert_eq!(state(&placement, 0), VcpuState::True);
@@ -184,8 +198,8 @@ fn what_a_lost_guest_believes_is_unknown_until_it_acknowledges() {
 #[test]
 fn a_uma_vm_has_nothing_to_be_true_about() {
     let host = host(DISTANCES);
-    let mut vm = VmPlacement::new(&host, &vm(&[], 1), SettlePolicy::default());
+    let mut vm = VmPlacement::new(&host, &vm(&[], 1));
     vm.observe(&host, 0, seen(2, true, 1));
     let status = vm.vcpu(0).expect("plugged");
-    assert_eq!((status.state, status.believed, status.told), (VcpuState::Unknown, None, None));
+    assert_eq!((status.state, status.acked_node, status.published_node), (VcpuState::Unknown, None, None));
 }

@@ -1,8 +1,8 @@
-//! Properties of telling, over random histories of moves.
+//! Properties of publishing, over random histories of moves.
 
 use proptest::prelude::*;
 use std::collections::BTreeMap;
-use vnuma_placement::{Observation, SettlePolicy, Telling, VmPlacement};
+use vnuma_placement::{Due, Observation, Publication, SettlePolicy, VmPlacement};
 use vnuma_topology::{
     CpuSet, DistanceMatrix, GuestNode, HostNode, HostTopology, MemoryBacking, Vcpu, VmDescription,
 };
@@ -50,12 +50,12 @@ struct Step {
     after_ms: u64,
     vcpu: u32,
     node: u32,
-    pinned: bool,
+    deliberate: bool,
 }
 
 fn step() -> impl Strategy<Value = Step> {
     (prop_oneof![0..20u64, 0..400u64], 0..VCPUS, 0..HOST_NODES, any::<bool>())
-        .prop_map(|(after_ms, vcpu, node, pinned)| Step { after_ms, vcpu, node, pinned })
+        .prop_map(|(after_ms, vcpu, node, deliberate)| Step { after_ms, vcpu, node, deliberate })
 }
 
 /// A VM, its clock, and all that it was told.
@@ -63,35 +63,39 @@ struct Run {
     host: HostTopology,
     homes: Vec<u32>,
     vm: VmPlacement,
+    policy: SettlePolicy,
     now_ns: u64,
-    tellings: Vec<(u64, Telling)>,
+    publications: Vec<(u64, Publication)>,
 }
 
 impl Run {
     fn new(homes: Vec<u32>, policy: SettlePolicy) -> Self {
         let host = host();
-        let mut vm = VmPlacement::new(&host, &vm(&homes), policy);
+        let mut vm = VmPlacement::new(&host, &vm(&homes));
         for id in 0..VCPUS {
             let at = homes[id as usize % homes.len()];
-            vm.observe(&host, id, Some(Observation { node: at, pinned: false, time_ns: 0 }));
+            vm.observe(&host, id, Some(Observation { node: at, deliberate: false, time_ns: 0 }));
         }
-        let first = vm.start_telling(1, 0);
-        Self { host, homes, vm, now_ns: 0, tellings: vec![(0, first)] }
+        vm.start_publishing(0);
+        let mut run = Self { host, homes, vm, policy, now_ns: 0, publications: Vec::new() };
+        run.advance(0);
+        run
     }
 
     /// Lets time pass, waking up exactly when the placement asks for it.
     fn advance(&mut self, to_ns: u64) {
-        while let Some(deadline) = self.vm.next_deadline_ns().filter(|&deadline| deadline <= to_ns) {
+        let policy = self.policy;
+        while let Some(deadline) = self.vm.next_deadline_ns(&policy).filter(|&deadline| deadline <= to_ns) {
             self.now_ns = self.now_ns.max(deadline);
-            let generation = self.tellings.len() as u64 + 1;
-            let telling = self.vm.take_due(generation, self.now_ns).expect("the deadline was announced");
-            self.tellings.push((self.now_ns, telling));
+            let generation = self.publications.len() as u64 + 1;
+            assert!(matches!(self.vm.due(&policy, self.now_ns), Due::Now(_)), "the deadline was announced");
+            self.publications.push((self.now_ns, self.vm.publish(&policy, generation, self.now_ns)));
         }
         self.now_ns = to_ns;
     }
 
     fn observe(&mut self, step: &Step) {
-        let observation = Observation { node: step.node, pinned: step.pinned, time_ns: self.now_ns };
+        let observation = Observation { node: step.node, deliberate: step.deliberate, time_ns: self.now_ns };
         self.vm.observe(&self.host, step.vcpu, Some(observation));
         self.advance(self.now_ns);
     }
@@ -104,14 +108,14 @@ impl Run {
         (0..self.homes.len() as u32).map(|guest| self.distance(node, guest)).min().expect("some")
     }
 
-    fn told(&self, vcpu: u32) -> (u32, bool) {
-        let (_, last) = self.tellings.last().expect("one at least");
-        let told = last.vcpus.iter().find(|told| told.apic_id == vcpu).expect("told");
-        (told.placed.node, told.placed.approximate)
+    /// The guest node that was published last.
+    fn published(&self, vcpu: u32) -> u32 {
+        let (_, last) = self.publications.last().expect("one at least");
+        last.vcpus.iter().find(|(id, _)| *id == vcpu).expect("published").1
     }
 
     fn in_last_second(&self) -> usize {
-        self.tellings.iter().filter(|(at, _)| at + 1000 * MS > self.now_ns).count()
+        self.publications.iter().filter(|(at, _)| at + 1000 * MS > self.now_ns).count()
     }
 }
 
@@ -124,7 +128,7 @@ fn runs() -> impl Strategy<Value = (Vec<u32>, SettlePolicy, Vec<Step>)> {
 
 proptest! {
     #[test]
-    fn the_truth_is_told_in_the_end((homes, policy, steps) in runs()) {
+    fn the_truth_is_published_in_the_end((homes, policy, steps) in runs()) {
         let mut run = Run::new(homes.clone(), policy);
         let mut at: BTreeMap<u32, u32> = (0..VCPUS).map(|id| (id, homes[id as usize % homes.len()])).collect();
         for step in &steps {
@@ -134,26 +138,25 @@ proptest! {
         }
         run.advance(run.now_ns + 60_000 * MS);
         for (vcpu, node) in at {
-            let (told, approximate) = run.told(vcpu);
-            prop_assert_eq!(run.distance(node, told), run.nearest(node), "vCPU {} at {}", vcpu, node);
-            prop_assert_eq!(approximate, !homes.contains(&node));
+            let published = run.published(vcpu);
+            prop_assert_eq!(run.distance(node, published), run.nearest(node), "vCPU {} at {}", vcpu, node);
         }
-        prop_assert_eq!(run.vm.next_deadline_ns(), None);
+        prop_assert_eq!(run.vm.next_deadline_ns(&policy), None);
     }
 
     #[test]
-    fn nothing_is_told_twice_and_the_cap_holds((homes, policy, steps) in runs()) {
+    fn nothing_is_published_twice_and_the_cap_holds((homes, policy, steps) in runs()) {
         let mut run = Run::new(homes, policy);
         for step in &steps {
             run.advance(run.now_ns + step.after_ms * MS);
             run.observe(step);
         }
         run.advance(run.now_ns + 60_000 * MS);
-        for pair in run.tellings.windows(2) {
+        for pair in run.publications.windows(2) {
             prop_assert_ne!(&pair[0].1.vcpus, &pair[1].1.vcpus);
         }
         let cap = policy.max_per_second as usize;
-        for window in run.tellings.windows(cap + 1) {
+        for window in run.publications.windows(cap + 1) {
             prop_assert!(window[cap].0 - window[0].0 >= 1000 * MS);
         }
     }
@@ -165,25 +168,42 @@ proptest! {
             run.advance(run.now_ns + step.after_ms * MS);
             let full = run.in_last_second() >= policy.max_per_second as usize;
             run.observe(step);
-            if step.pinned && !full {
-                let (told, _) = run.told(step.vcpu);
-                prop_assert_eq!(run.distance(step.node, told), run.nearest(step.node));
+            if step.deliberate && !full {
+                let published = run.published(step.vcpu);
+                prop_assert_eq!(run.distance(step.node, published), run.nearest(step.node));
             }
         }
     }
 
+    /// A vCPU that drifts is published on another node only after it has been wrong, without a break, for the dwell.
     #[test]
-    fn drift_is_not_told_before_its_dwell((homes, policy, steps) in runs()) {
-        let mut run = Run::new(homes, policy);
-        let mut right_until = [0u64; VCPUS as usize];
-        for step in steps.iter().map(|step| Step { pinned: false, ..step.clone() }) {
+    fn drift_is_not_published_before_its_dwell((homes, policy, steps) in runs()) {
+        let mut run = Run::new(homes.clone(), policy);
+        let mut at: [u32; VCPUS as usize] = std::array::from_fn(|id| homes[id % homes.len()]);
+        // Since when each vCPU is farther from its published node than it has to be.
+        let mut wrong_since = [None; VCPUS as usize];
+        for step in steps.iter().map(|step| Step { deliberate: false, ..step.clone() }) {
+            let mut before: Vec<u32> = (0..VCPUS).map(|vcpu| run.published(vcpu)).collect();
+            let from = run.publications.len();
             run.advance(run.now_ns + step.after_ms * MS);
-            let before = run.tellings.len();
-            if run.vm.vcpu(step.vcpu).map(|v| v.told) == run.vm.vcpu(step.vcpu).map(|v| v.right) {
-                right_until[step.vcpu as usize] = run.now_ns;
+            for (time_ns, publication) in &run.publications[from..] {
+                for &(vcpu, node) in &publication.vcpus {
+                    let index = vcpu as usize;
+                    if node == before[index] {
+                        continue;
+                    }
+                    before[index] = node;
+                    let since = wrong_since[index].take();
+                    prop_assert!(since.is_some_and(|since: u64| time_ns - since >= policy.dwell_ns), "{vcpu} at {time_ns}");
+                }
             }
             run.observe(&step);
-            prop_assert!(policy.dwell_ns == 0 || run.tellings.len() == before || run.now_ns - right_until[step.vcpu as usize] >= policy.dwell_ns);
+            at[step.vcpu as usize] = step.node;
+            for vcpu in 0..VCPUS {
+                let index = vcpu as usize;
+                let wrong = run.distance(at[index], run.published(vcpu)) != run.nearest(at[index]);
+                wrong_since[index] = if wrong { wrong_since[index].or(Some(run.now_ns)) } else { None };
+            }
         }
     }
 
@@ -192,12 +212,12 @@ proptest! {
         let mut run = Run::new(homes, policy);
         for step in &steps {
             run.advance(run.now_ns + step.after_ms * MS);
-            let (before, _) = run.told(step.vcpu);
-            let count = run.tellings.len();
-            let step = Step { pinned: true, ..step.clone() };
+            let before = run.published(step.vcpu);
+            let count = run.publications.len();
+            let step = Step { deliberate: true, ..step.clone() };
             run.observe(&step);
-            let (after, _) = run.told(step.vcpu);
-            if run.tellings.len() > count && run.distance(step.node, before) == run.nearest(step.node) {
+            let after = run.published(step.vcpu);
+            if run.publications.len() > count && run.distance(step.node, before) == run.nearest(step.node) {
                 prop_assert_eq!(before, after, "it was as good as any");
             }
         }

@@ -48,6 +48,17 @@ pub struct MemoryBacking {
     pub resident_kib: Vec<(HostNodeId, u64)>,
 }
 
+impl MemoryBacking {
+    /// The one host node that the policy allows pages on. `preferred` and `interleave` allow others, and pages can be
+    /// moved after they were bound: where pages are is for [`resident_kib`](Self::resident_kib) to say.
+    pub fn bound_node(&self) -> Option<HostNodeId> {
+        match self.host_nodes.as_slice() {
+            [only] if self.policy == "bind" => Some(*only),
+            _ => None,
+        }
+    }
+}
+
 /// A vCPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Vcpu {

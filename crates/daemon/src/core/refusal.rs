@@ -10,13 +10,14 @@ use vnuma_process::ActError;
 const MESSAGE_LIMIT: usize = 1000;
 
 /// A message of bounded length that disturbs no terminal and no log.
-pub(crate) fn readable(message: &str) -> String {
+pub fn sanitize(message: &str) -> String {
     vnuma_process::text::readable(message, MESSAGE_LIMIT)
 }
 
-/// Why a request is refused; its text goes to the operator.
+/// Why a request is refused. The text goes to the operator and says what each one means.
+#[allow(missing_docs)]
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Refusal {
+pub enum Refusal {
     #[error("there is no VM `{0}`; `vnumactl list` shows those that there are")]
     NoVm(String),
     #[error("{vm}: not connected to its hypervisor: {problem}")]
@@ -36,7 +37,7 @@ pub(crate) enum Refusal {
     #[error("{vm}: the topology channel is being attached by another request")]
     Attaching { vm: String },
     #[error("{vm}: the topology channel is being taken over from an earlier vnumad; try again")]
-    TakingOver { vm: String },
+    Recovering { vm: String },
     #[error("{vm}: the topology channel is being detached by another request")]
     Detaching { vm: String },
     #[error("{vm}: no topology channel is attached")]
@@ -44,13 +45,13 @@ pub(crate) enum Refusal {
     #[error("{vm}: has no vCPU with APIC id {vcpu}; it has {present:?}")]
     NoVcpu { vm: String, vcpu: u32, present: Vec<u32> },
     #[error("{vm}: its guest is told through the topology channel, so nothing is replugged; detach it first")]
-    Told { vm: String },
+    ChannelInUse { vm: String },
     #[error("{vm}: a vCPU is being replugged by another request")]
     Replugging { vm: String },
-    #[error("{vm}: vCPU {vcpu} is on no node that is known, so it cannot be said where to plug it")]
-    Nowhere { vm: String, vcpu: u32 },
+    #[error("{vm}: vCPU {vcpu} its location is unknown, so no target node can be chosen")]
+    LocationUnknown { vm: String, vcpu: u32 },
     #[error("{vm}: its guest believes vCPU {vcpu} to be on guest node {node}, which is right; nothing to do")]
-    Right { vm: String, vcpu: u32, node: u32 },
+    AlreadyCorrect { vm: String, vcpu: u32, node: u32 },
     #[error("the host has no node {node}; it has {present:?}")]
     NoNode { node: u32, present: Vec<u32> },
     #[error("host node {node} has no CPUs")]
@@ -79,6 +80,8 @@ pub(crate) enum Refusal {
     Forbidden { act: &'static str, who: String, uid: u32 },
     #[error("user {uid} has {most} watchers, the most that one may have (api.watchers_per_user)")]
     Watchers { uid: u32, most: usize },
+    #[error("too many requests wait for vnumad; try again")]
+    Overloaded,
     #[error("vnumad is shutting down")]
     ShuttingDown,
 }
@@ -88,7 +91,7 @@ impl Refusal {
         match self {
             Self::NoVm(_) | Self::NoVcpu { .. } | Self::NoNode { .. } => ErrorKind::NotFound,
             Self::Forbidden { .. } => ErrorKind::Forbidden,
-            Self::Watchers { .. } => ErrorKind::Busy,
+            Self::Watchers { .. } | Self::Overloaded => ErrorKind::Busy,
             Self::Channel { .. }
             | Self::System { .. }
             | Self::Record { .. }

@@ -1,11 +1,17 @@
-//! The API: HTTP requests become messages. What is allowed is decided here.
+//! The API: HTTP requests become requests to the core. What is allowed is decided here.
 
-use crate::{
-    error::{Refusal, readable},
+use super::{
     limits::{PerUser, Permit},
     listener::ApiListener,
-    message::{Message, Reply, Request},
     rights::Peer,
+};
+use crate::{
+    core::{
+        Refusal,
+        event::{Answer as CoreAnswer, Request},
+        sanitize,
+    },
+    shell::inbox::{ApiRequest, Inbox},
 };
 use axum::{
     Json, Router,
@@ -24,6 +30,7 @@ use serde::de::DeserializeOwned;
 use std::{
     path::PathBuf,
     pin::Pin,
+    sync::Arc,
     task::{self, Poll},
 };
 use tokio::sync::{mpsc, oneshot};
@@ -45,7 +52,7 @@ impl Connected<IncomingStream<'_, ApiListener>> for Peer {
 /// What the handlers share.
 #[derive(Clone)]
 pub(crate) struct Context {
-    pub(crate) messages: mpsc::Sender<Message>,
+    pub(crate) inbox: Arc<Inbox>,
     pub(crate) root: PathBuf,
     /// Name of the group that may act, if there is one.
     pub(crate) act_group: Option<String>,
@@ -81,7 +88,7 @@ impl IntoResponse for Failure {
             ErrorKind::Vm => StatusCode::BAD_GATEWAY,
         };
         let ApiError { error, message } = self.0;
-        (status, Json(ApiError { error, message: readable(&message) })).into_response()
+        (status, Json(ApiError { error, message: sanitize(&message) })).into_response()
     }
 }
 
@@ -151,12 +158,27 @@ pub(crate) fn router(context: Context) -> Router {
         .with_state(context)
 }
 
-async fn ask<T>(context: &Context, make: impl FnOnce(Reply<T>) -> Request) -> Result<T, Failure> {
+/// Asks the core's thread.
+async fn ask<T>(
+    context: &Context,
+    make: impl FnOnce(oneshot::Sender<T>) -> ApiRequest,
+) -> Result<T, Failure> {
     let (reply, answer) = oneshot::channel();
-    let sent = context.messages.send(Message::Request(make(reply))).await;
-    match (sent, answer.await) {
-        (Ok(()), Ok(answer)) => answer.map_err(Failure::from),
-        _ => Err(Refusal::ShuttingDown.into()),
+    if !context.inbox.request(make(reply)) {
+        return Err(Refusal::Overloaded.into());
+    }
+    answer.await.map_err(|_| Refusal::ShuttingDown.into())
+}
+
+async fn act(context: &Context, wanted: Request) -> Result<CoreAnswer, Failure> {
+    Ok(ask(context, |reply| ApiRequest::Act(wanted, reply)).await??)
+}
+
+/// What answers everything but a replug.
+async fn act_on_vm(context: &Context, wanted: Request) -> Answer<Vm> {
+    match act(context, wanted).await? {
+        CoreAnswer::Vm(vm) => Ok(Json(*vm)),
+        CoreAnswer::Replugged(replugged) => Ok(Json(replugged.vm)),
     }
 }
 
@@ -167,23 +189,33 @@ async fn hardware(State(context): State<Context>) -> Answer<HostTopology> {
 }
 
 async fn daemon(State(context): State<Context>) -> Answer<vnuma_api::Daemon> {
-    ask(&context, |reply| Request::Daemon { reply }).await.map(Json)
+    ask(&context, ApiRequest::Daemon).await.map(Json)
 }
 
 async fn list(State(context): State<Context>) -> Answer<Vec<Vm>> {
-    ask(&context, |reply| Request::List { reply }).await.map(Json)
+    // One VM at a time: between two of them the core has its turn.
+    let mut vms = Vec::new();
+    for name in ask(&context, ApiRequest::Names).await? {
+        match ask(&context, |reply| ApiRequest::Show(name, reply)).await? {
+            Ok(vm) => vms.push(vm),
+            // It has gone meanwhile.
+            Err(Refusal::NoVm(_)) => {}
+            Err(refusal) => return Err(refusal.into()),
+        }
+    }
+    Ok(Json(vms))
 }
 
 async fn show(State(context): State<Context>, VmName(vm): VmName) -> Answer<Vm> {
-    ask(&context, |reply| Request::Show { vm, reply }).await.map(Json)
+    Ok(Json(ask(&context, |reply| ApiRequest::Show(vm, reply)).await??))
 }
 
 async fn attach(_: MayAct, State(context): State<Context>, VmName(vm): VmName) -> Answer<Vm> {
-    ask(&context, |reply| Request::Attach { vm, reply }).await.map(Json)
+    act_on_vm(&context, Request::Attach(vm)).await
 }
 
 async fn detach(_: MayAct, State(context): State<Context>, VmName(vm): VmName) -> Answer<Vm> {
-    ask(&context, |reply| Request::Detach { vm, reply }).await.map(Json)
+    act_on_vm(&context, Request::Detach(vm)).await
 }
 
 async fn move_vcpu(
@@ -193,11 +225,7 @@ async fn move_vcpu(
     body: Result<Bytes, BytesRejection>,
 ) -> Answer<Vm> {
     let MoveRequest { vcpu, node } = understand(body, "move")?;
-    let plan = ask(&context, |reply| Request::PlanMove { vm, vcpu, node, reply }).await?;
-    let id = plan.id;
-    let made = tokio::task::spawn_blocking(move || plan.make()).await;
-    made.map_err(|_| Refusal::ShuttingDown)??;
-    ask(&context, |reply| Request::Look { id, vcpu, reply }).await.map(Json)
+    act_on_vm(&context, Request::Move(vm, vcpu, node)).await
 }
 
 async fn replug(
@@ -207,7 +235,10 @@ async fn replug(
     body: Result<Bytes, BytesRejection>,
 ) -> Answer<Replugged> {
     let ReplugRequest { vcpu } = understand(body, "replug")?;
-    ask(&context, |reply| Request::Replug { vm, vcpu, reply }).await.map(Json)
+    match act(&context, Request::Replug(vm, vcpu)).await? {
+        CoreAnswer::Replugged(replugged) => Ok(Json(*replugged)),
+        CoreAnswer::Vm(_) => Err(Refusal::ShuttingDown.into()),
+    }
 }
 
 fn understand<T: DeserializeOwned>(body: Result<Bytes, BytesRejection>, what: &str) -> Result<T, Failure> {
@@ -223,7 +254,7 @@ async fn watch(
 ) -> Result<Response, Failure> {
     let (uid, most) = (peer.uid, context.watchers.most());
     let permit = context.watchers.take(uid).ok_or(Refusal::Watchers { uid, most })?;
-    let events = ask(&context, |reply| Request::Watch { reply }).await?;
+    let events = ask(&context, ApiRequest::Watch).await?;
     let lines = Body::from_stream(Lines { events, _permit: permit });
     Ok(([(CONTENT_TYPE, "application/x-ndjson")], lines).into_response())
 }

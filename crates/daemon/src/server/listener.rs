@@ -1,6 +1,6 @@
 //! Connections of the API: who is at the other end, and no more of them than a user may have.
 
-use crate::{
+use super::{
     limits::{PerUser, Permit},
     rights::{Peer, Rights},
 };
@@ -51,7 +51,7 @@ impl ApiListener {
         let most = self.connections.most();
         debug!(uid = peer.uid, most, "a connection is refused");
         if let Ok(permit) = Arc::clone(&self.refusals).try_acquire_owned() {
-            tokio::spawn(timeout(REFUSAL_LIMIT, say_no(stream, peer.uid, most, permit)));
+            tokio::spawn(timeout(REFUSAL_LIMIT, reject_503(stream, peer.uid, most, permit)));
         }
     }
 }
@@ -90,7 +90,7 @@ fn is_of_the_client(error: &io::Error) -> bool {
 
 /// Answers whatever is asked. The request is read first: what is closed with something unread looks broken to the
 /// other end.
-async fn say_no(mut stream: UnixStream, uid: u32, most: usize, _permit: OwnedSemaphorePermit) {
+async fn reject_503(mut stream: UnixStream, uid: u32, most: usize, _permit: OwnedSemaphorePermit) {
     let mut request = Vec::new();
     let ended = |request: &[u8]| request.windows(4).any(|end| end == b"\r\n\r\n");
     while !ended(&request) && request.len() < REQUEST_LIMIT {

@@ -1,18 +1,24 @@
-//! A thread per VM that talks to its hypervisor, so that one that does not answer holds up no other.
+//! A thread per connection to a hypervisor, so that one that does not answer holds up no other. It also makes the
+//! channels and writes their records, which may wait for a disk.
 //!
 //! ```text
-//!  connect ──▶ greeted, described ──▶ serving
-//!     │           ▲      │               │
-//!     │           │      ▼ no answer     │ no answer
-//!     └────────▶ silent ◀────────────────┘
+//!  connect ──▶ handshake ──▶ serving
+//!     │           ▲   │         │
+//!     │           │   ▼ no answer
+//!     └────────▶ waiting until responsive
 //! ```
 //!
 //! A silent VM is not given up: the connection stays, in the queue of a monitor that somebody else uses or with a
-//! command that is still to be answered, and goes on with the first word from the other end.
+//! command that is still to be answered, and resumes on the next reply.
 
-use crate::{
-    error::Refusal,
-    message::{ConnectionId, Message},
+use super::{
+    inbox::{Inbox, Message},
+    locator::Reader,
+    records::Records,
+};
+use crate::core::{
+    Refusal,
+    event::{Ask, Replugged, Report as CoreReport},
 };
 use nix::{
     errno::Errno,
@@ -27,12 +33,12 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-use tokio::sync::mpsc as async_mpsc;
-use vnuma_channel::{Channel, Identity};
+use vnuma_channel::Channel;
 use vnuma_host::location::read_allowed;
-use vnuma_hypervisor::{Glimpse, Plugged, VmBackend, VmCandidate, VmConnection, VmError, VmEvent};
-use vnuma_process::{Halt, pin_thread};
-use vnuma_topology::VmDescription;
+use vnuma_hypervisor::{Glimpse, VmBackend, VmCandidate, VmConnection, VmError, VmEvent};
+use vnuma_placement::world::ConnectionId;
+use vnuma_process::{Halt, main_loop, pin_thread};
+use vnuma_topology::{Vcpu, VmDescription};
 
 /// Between two descriptions of a VM, which cost QEMU and the kernel something. What asks for one meanwhile gets the next.
 const DESCRIBE_PAUSE: Duration = Duration::from_millis(200);
@@ -55,111 +61,89 @@ const END_LIMIT: Duration = Duration::from_millis(500);
 /// Most events taken before commands have their turn.
 const EVENTS_A_ROUND: usize = 64;
 
-/// What a VM's thread is asked to do.
-#[derive(Debug)]
-pub(crate) enum Command {
-    /// Describe the VM again.
-    Describe,
-    /// See whether it still answers.
-    Probe,
-    /// Plug the channel; QEMU gets this socket.
-    Attach(OwnedFd),
-    /// Unplug the channel.
-    Detach,
-    /// Move a vCPU to a spare slot of a guest node.
-    Replug { vcpu: u32, node: u32 },
-    /// Copy an earlier vnumad's channel out of the hypervisor, for generations of this epoch.
-    TakeOver { identity: Identity, epoch: u32 },
-}
-
-/// What a VM's thread reports.
+/// What a worker reports.
 #[derive(Debug)]
 pub(crate) enum Report {
-    /// Connected.
+    /// The hypervisor has greeted and described the VM.
     Up { description: VmDescription, pidfd: OwnedFd, channel: bool },
-    /// It has not answered a probe yet. [`Prompt`](Self::Prompt) follows if it still does soon, else [`Silent`](Self::Silent).
-    Slow { error: VmError, pid: i32 },
-    /// It has answered after all.
-    Prompt,
-    /// It does not answer; [`Up`](Self::Up) follows when it does.
-    Silent { error: VmError, pid: i32 },
+    /// It has not answered a probe yet.
+    Slow { problem: String, pid: i32, pidfd: OwnedFd },
+    /// It does not answer.
+    Silent { problem: String, pid: i32, pidfd: OwnedFd },
     /// What can be seen of it without its help.
-    Glimpsed { pid: i32, pidfd: OwnedFd, glimpse: Glimpse },
-    /// There is no connection, or no more; the VM may live on. Nothing follows.
-    Lost(VmError),
-    /// The VM's process has ended. Nothing follows.
-    Ended,
-    /// Answer to [`Command::Describe`], when it succeeds.
-    Described(VmDescription),
-    /// Answer to [`Command::Attach`].
-    Attached(Result<(), VmError>),
-    /// Answer to [`Command::Detach`].
-    Detached(Result<(), VmError>),
-    /// Answer to [`Command::Replug`]: the new vCPU, and what the VM consists of now.
-    Replugged(Result<(Plugged, VmDescription), VmError>),
-    /// Answer to [`Command::TakeOver`].
-    TakenOver(Result<Channel, Refusal>),
-    /// The guest let go of the channel's device.
-    Released,
-    /// The guest boots again.
-    Rebooted,
+    Observed { pid: i32, pidfd: OwnedFd, vcpus: Vec<Vcpu>, certain: bool },
+    /// The channel was plugged, and this is the host's end; or it was not.
+    Attached(Result<Channel, Refusal>),
+    /// The channel of an earlier vnumad was taken over; or it was not.
+    Recovered(Result<Channel, Refusal>),
+    /// For the core as it is.
+    Plain(CoreReport),
 }
 
-/// The other end of a VM's thread. The thread ends when this is dropped.
+/// The other end of a worker. Its thread ends when this is dropped.
 #[derive(Debug)]
-pub(crate) struct VmThread {
-    commands: mpsc::Sender<Command>,
+pub(crate) struct Worker {
+    asks: mpsc::Sender<Ask>,
     wake: Arc<EventFd>,
 }
 
-impl VmThread {
-    /// Starts a thread that connects to `candidate` and reports to `messages`.
+impl Worker {
+    /// Starts a thread that connects to what is behind `handle` and reports to `inbox`.
     pub(crate) fn start(
-        id: ConnectionId,
+        connection: ConnectionId,
         candidate: VmCandidate,
         backend: Box<dyn VmBackend>,
-        messages: async_mpsc::Sender<Message>,
+        records: Records,
+        reader: Reader,
+        inbox: Arc<Inbox>,
     ) -> io::Result<Self> {
         let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
         let wake = Arc::new(EventFd::from_value_and_flags(0, flags)?);
-        let (commands, receiver) = mpsc::channel();
-        let worker = Worker {
-            id,
-            commands: receiver,
+        let (asks, receiver) = mpsc::channel();
+        let task = Task {
+            id: connection,
+            asks: receiver,
             wake: Arc::clone(&wake),
-            messages,
+            inbox,
             candidate,
+            records,
+            reader,
             ask_at: Instant::now() + ASK_AFTER,
             describe_wanted: false,
             describe_from: Instant::now(),
         };
-        thread::Builder::new().name(format!("vm-{id}")).spawn(move || worker.run(&*backend))?;
-        Ok(Self { commands, wake })
+        thread::Builder::new().name(format!("vm-{connection}")).spawn(move || task.run(&*backend))?;
+        Ok(Self { asks, wake })
     }
 
-    /// Asks for something. False when the thread has ended.
-    pub(crate) fn send(&self, command: Command) -> bool {
-        // A full counter wakes as well as any other.
-        self.commands.send(command).is_ok() && matches!(self.wake.write(1), Ok(_) | Err(Errno::EAGAIN))
+    /// Asks for something. One whose thread has ended has reported why.
+    pub(crate) fn ask(&self, ask: Ask) {
+        if self.asks.send(ask).is_ok() {
+            // A full counter wakes as well as any other.
+            let _ = self.wake.write(1);
+        }
     }
 }
 
-impl Drop for VmThread {
+impl Drop for Worker {
     fn drop(&mut self) {
-        // Takes the commands' sender away before the wake-up, for the thread to see that.
+        // Takes the sender away before the wake-up, for the thread to see that.
         let (closed, _) = mpsc::channel();
-        drop(std::mem::replace(&mut self.commands, closed));
+        drop(std::mem::replace(&mut self.asks, closed));
         // Fails only when the counter is full, and then it wakes all the same.
         let _ = self.wake.write(1);
     }
 }
 
-struct Worker {
+/// What the thread works with.
+struct Task {
     id: ConnectionId,
-    commands: mpsc::Receiver<Command>,
+    asks: mpsc::Receiver<Ask>,
     wake: Arc<EventFd>,
-    messages: async_mpsc::Sender<Message>,
+    inbox: Arc<Inbox>,
     candidate: VmCandidate,
+    records: Records,
+    reader: Reader,
     /// When it is asked whether it still answers.
     ask_at: Instant,
     /// The VM is to be described, but not before this time.
@@ -167,7 +151,7 @@ struct Worker {
     describe_from: Instant,
 }
 
-/// Why a worker stops.
+/// Why it stops.
 enum Stop {
     /// Nobody is interested any more.
     Unwanted,
@@ -188,41 +172,41 @@ impl From<VmError> for Stop {
     }
 }
 
-impl Worker {
+impl Task {
     fn run(mut self, backend: &dyn VmBackend) {
         let mut connection = match backend.connect(&self.candidate) {
             Ok(connection) => connection,
-            Err(error) => return drop(self.report(Report::Lost(error))),
+            Err(error) => return drop(self.report(Report::Plain(CoreReport::Lost(error)))),
         };
         let stop = loop {
-            let met = self.meet(&mut *connection);
-            let stop = met.map_or_else(|stop| stop, |()| self.serve(&mut *connection));
+            let up = self.handshake(&mut *connection);
+            let stop = up.map_or_else(|stop| stop, |()| self.serve(&mut *connection));
             let Stop::Silent(error) = stop else { break stop };
-            if let Err(stop) = self.sit_out(&mut *connection, error) {
+            if let Err(stop) = self.wait_until_responsive(&mut *connection, error) {
                 break stop;
             }
         };
         let last = match stop {
             Stop::Unwanted => return,
-            Stop::Ended => Report::Ended,
+            Stop::Ended => CoreReport::Ended,
             Stop::Lost(error) | Stop::Silent(error) => {
                 if ends_soon(&*connection, &error) {
-                    Report::Ended
+                    CoreReport::Ended
                 } else {
-                    if self.glimpse(&*connection).is_err() {
+                    if self.report_observed(&*connection).is_err() {
                         return;
                     }
-                    Report::Lost(error)
+                    CoreReport::Lost(error)
                 }
             }
         };
         // Closed before it is reported: whoever connects next finds the socket free.
         drop(connection);
-        let _ = self.report(last);
+        let _ = self.report(Report::Plain(last));
     }
 
     /// Greets, describes, and reports that it is up.
-    fn meet(&mut self, connection: &mut dyn VmConnection) -> Result<(), Stop> {
+    fn handshake(&mut self, connection: &mut dyn VmConnection) -> Result<(), Stop> {
         connection.greet()?;
         let description = connection.describe()?;
         let channel = connection.tidy_channel()?;
@@ -237,17 +221,21 @@ impl Worker {
         copy.map_err(|source| VmError::Process { socket, pid, source })
     }
 
-    fn glimpse(&self, connection: &dyn VmConnection) -> Result<(), Stop> {
-        let Some(glimpse) = connection.glimpse() else { return Ok(()) };
+    fn report_observed(&self, connection: &dyn VmConnection) -> Result<(), Stop> {
+        let Some(Glimpse { vcpus, certain }) = connection.glimpse() else { return Ok(()) };
         let (pid, pidfd) = (connection.pid(), self.pidfd(connection)?);
-        self.report(Report::Glimpsed { pid, pidfd, glimpse })
+        self.report(Report::Observed { pid, pidfd, vcpus, certain })
     }
 
     /// Waits until there is a reason to try again; says meanwhile what is wrong.
-    fn sit_out(&mut self, connection: &mut dyn VmConnection, error: VmError) -> Result<(), Stop> {
+    fn wait_until_responsive(
+        &mut self,
+        connection: &mut dyn VmConnection,
+        error: VmError,
+    ) -> Result<(), Stop> {
         let (pid, words) = (connection.pid(), error.to_string());
-        self.report(Report::Silent { error, pid })?;
-        self.glimpse(connection)?;
+        self.report(Report::Silent { problem: explain(&error, pid), pid, pidfd: self.pidfd(connection)? })?;
+        self.report_observed(connection)?;
         let mut pause = FIRST_ATTEMPT;
         loop {
             let until = Instant::now() + pause;
@@ -276,26 +264,27 @@ impl Worker {
         }
     }
 
-    /// Commands for a VM that does not answer.
+    /// What is asked of a VM that does not answer.
     fn refuse_commands(&mut self, connection: &dyn VmConnection, why: &str) -> Result<(), Stop> {
         loop {
-            let refusal = || VmError::Silent { vm: self.candidate.name.clone(), why: why.to_owned() };
-            match self.commands.try_recv() {
+            let silent = || VmError::Silent { vm: self.candidate.name.clone(), why: why.to_owned() };
+            let report = match self.asks.try_recv() {
                 // Described it is as soon as it answers.
-                Ok(Command::Describe | Command::Probe) => {}
-                Ok(Command::Attach(_)) => self.report(Report::Attached(Err(refusal())))?,
-                Ok(Command::Detach) => self.report(Report::Detached(Err(refusal())))?,
-                Ok(Command::Replug { .. }) => self.report(Report::Replugged(Err(refusal())))?,
+                Ok(Ask::Describe | Ask::Probe) => continue,
+                Ok(Ask::Attach(_)) => Report::Attached(Err(silent().into())),
+                Ok(Ask::Detach) => Report::Plain(CoreReport::Detached(Err(silent()))),
+                Ok(Ask::Replug(..)) => Report::Plain(CoreReport::Replugged(Err(silent()))),
                 // That needs no answer of it.
-                Ok(Command::TakeOver { identity, epoch }) => self.take_over(connection, &identity, epoch)?,
+                Ok(Ask::Recover(epoch)) => self.recover(connection, epoch),
                 Err(mpsc::TryRecvError::Empty) => return Ok(()),
                 Err(mpsc::TryRecvError::Disconnected) => return Err(Stop::Unwanted),
-            }
+            };
+            self.report(report)?;
         }
     }
 
     fn report(&self, report: Report) -> Result<(), Stop> {
-        self.messages.blocking_send(Message::Vm { id: self.id, report }).map_err(|_| Stop::Unwanted)
+        if self.inbox.send(Message::Worker(self.id, report)) { Ok(()) } else { Err(Stop::Unwanted) }
     }
 
     fn serve(&mut self, connection: &mut dyn VmConnection) -> Stop {
@@ -310,8 +299,8 @@ impl Worker {
     fn round(&mut self, connection: &mut dyn VmConnection) -> Result<(), Stop> {
         self.events(connection)?;
         loop {
-            match self.commands.try_recv() {
-                Ok(command) => self.obey(connection, command)?,
+            match self.asks.try_recv() {
+                Ok(ask) => self.execute(connection, ask)?,
                 Err(mpsc::TryRecvError::Empty) => break,
                 Err(mpsc::TryRecvError::Disconnected) => return Err(Stop::Unwanted),
             }
@@ -353,7 +342,7 @@ impl Worker {
             match event {
                 // Whether the guest runs is part of what the VM is.
                 VmEvent::VcpusChanged | VmEvent::Stopped | VmEvent::Resumed => self.describe_wanted = true,
-                VmEvent::ChannelDetached => self.report(Report::Released)?,
+                VmEvent::ChannelDetached => self.report(Report::Plain(CoreReport::Released))?,
                 VmEvent::Rebooted => rebooted = true,
                 VmEvent::Disconnected => {
                     let vm = format!("VM of process {}", connection.pid());
@@ -364,60 +353,105 @@ impl Worker {
             }
         }
         if rebooted {
-            self.report(Report::Rebooted)?;
+            self.report(Report::Plain(CoreReport::Rebooted))?;
         }
         Ok(all_taken)
     }
 
-    fn obey(&mut self, connection: &mut dyn VmConnection, command: Command) -> Result<(), Stop> {
-        match command {
-            Command::Describe => {
+    fn execute(&mut self, connection: &mut dyn VmConnection, ask: Ask) -> Result<(), Stop> {
+        match ask {
+            Ask::Describe => {
                 self.describe_wanted = true;
                 Ok(())
             }
-            Command::Probe => {
+            Ask::Probe => {
                 self.ask_at = Instant::now();
                 Ok(())
             }
-            Command::TakeOver { identity, epoch } => self.take_over(connection, &identity, epoch),
-            Command::Attach(socket) => {
-                let outcome = connection.attach_channel(socket);
-                self.conclude(connection, outcome, Report::Attached)
+            Ask::Recover(epoch) => self.report(self.recover(connection, epoch)),
+            Ask::Attach(epoch) => {
+                let outcome = self.attach(connection, epoch);
+                let stop = match &outcome {
+                    Err(Refusal::Vm(error)) => self.stop_after(connection, error),
+                    _ => None,
+                };
+                self.conclude(stop, Report::Attached(outcome))
             }
-            Command::Detach => {
+            Ask::Detach => {
                 let outcome = connection.detach_channel();
-                self.conclude(connection, outcome, Report::Detached)
+                let stop = outcome.as_ref().err().and_then(|error| self.stop_after(connection, error));
+                self.conclude(stop, Report::Plain(CoreReport::Detached(outcome)))
             }
-            Command::Replug { vcpu, node } => {
-                let outcome = replug(&self.candidate.name, connection, vcpu, node);
+            Ask::Replug(vcpu, node) => {
+                let outcome = self.replug(connection, vcpu, node);
                 self.describe_wanted = true;
-                self.conclude(connection, outcome, Report::Replugged)
+                let stop = outcome.as_ref().err().and_then(|error| self.stop_after(connection, error));
+                self.conclude(stop, Report::Plain(CoreReport::Replugged(outcome)))
             }
         }
     }
 
-    /// Reports how a command went; an error if nothing more can be asked.
-    fn conclude<T>(
-        &mut self,
-        connection: &dyn VmConnection,
-        outcome: Result<T, VmError>,
-        answer: fn(Result<T, VmError>) -> Report,
-    ) -> Result<(), Stop> {
+    /// Makes a channel, writes its record and plugs it. The record comes before the hypervisor has anything of the
+    /// channel, so that there is no moment without.
+    fn attach(&self, connection: &mut dyn VmConnection, epoch: u32) -> Result<Channel, Refusal> {
+        let (vm, pid) = (|| self.candidate.name.clone(), connection.pid());
+        let failed = |source| Refusal::Channel { vm: vm(), source };
+        let (channel, socket) = Channel::new(epoch).map_err(failed)?;
+        let identity = channel.identity().map_err(failed)?;
+        self.records.write(pid, identity).map_err(|source| Refusal::Record { vm: vm(), source })?;
+        match connection.attach_channel(socket) {
+            Ok(()) => Ok(channel),
+            Err(error) => {
+                self.records.remove(pid);
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Reports how something went; an error if nothing more can be asked.
+    fn conclude(&mut self, stop: Option<Stop>, report: Report) -> Result<(), Stop> {
         self.ask_at = Instant::now() + ASK_AFTER;
-        if outcome.as_ref().is_err_and(|error| ends_soon(connection, error)) {
+        if let Some(Stop::Ended) = stop {
             return Err(Stop::Ended);
         }
-        let stop = outcome.as_ref().err().and_then(ends_serving);
-        self.report(answer(outcome))?;
+        self.report(report)?;
         stop.map_or(Ok(()), Err)
     }
 
+    /// Why nothing more can be asked after an error, if so.
+    fn stop_after(&self, connection: &dyn VmConnection, error: &VmError) -> Option<Stop> {
+        if ends_soon(connection, error) { Some(Stop::Ended) } else { ends_serving(error) }
+    }
+
     /// Needs the hypervisor's process only, not its word.
-    fn take_over(&self, connection: &dyn VmConnection, identity: &Identity, epoch: u32) -> Result<(), Stop> {
-        let process = Path::new("/proc").join(connection.pid().to_string());
-        let channel = Channel::take_over(identity, connection.pidfd(), &process, epoch);
-        let vm = || self.candidate.name.clone();
-        self.report(Report::TakenOver(channel.map_err(|source| Refusal::Channel { vm: vm(), source })))
+    fn recover(&self, connection: &dyn VmConnection, epoch: u32) -> Report {
+        let (vm, pid) = (|| self.candidate.name.clone(), connection.pid());
+        let identity = self.records.read(pid).map_err(|source| Refusal::System { vm: vm(), source });
+        let process = Path::new("/proc").join(pid.to_string());
+        let taken = identity.and_then(|identity| {
+            let channel = Channel::take_over(&identity, connection.pidfd(), &process, epoch);
+            channel.map_err(|source| Refusal::Channel { vm: vm(), source })
+        });
+        Report::Recovered(taken)
+    }
+
+    /// The new vCPU may run where the old one may, from before the guest uses it.
+    fn replug(&self, connection: &mut dyn VmConnection, vcpu: u32, node: u32) -> Result<Replugged, VmError> {
+        let (vm, pid) = (self.candidate.name.as_str(), connection.pid());
+        let io = |source| VmError::Io { vm: vm.to_owned(), command: "replug".into(), source };
+        let pidfd = connection.pidfd().try_clone_to_owned().map_err(io)?;
+        let mut copy_affinity = |old: i32, new: i32| {
+            let allowed = read_allowed(pid, old).map_err(|error| error.to_string())?;
+            pin_thread(pidfd.as_fd(), pid, new, &allowed).map_err(|error| error.to_string())
+        };
+        let plugged = connection.replug_vcpu(vcpu, node, &mut copy_affinity)?;
+        let described = connection.describe();
+        let undescribed = |source| {
+            let vm = vm.to_owned();
+            VmError::ReplugUndescribed { vm, vcpu, new: plugged.apic_id, source: Box::new(source) }
+        };
+        let description = described.map_err(undescribed)?;
+        Ok(Replugged { plugged, description, location: self.reader.read(pid, plugged.tid) })
     }
 
     /// Finds out that a VM does not answer before somebody needs it.
@@ -437,9 +471,10 @@ impl Worker {
             Err(error @ VmError::Timeout { .. }) => error,
             outcome => return Ok(outcome?),
         };
-        self.report(Report::Slow { error, pid: connection.pid() })?;
+        let (pid, pidfd) = (connection.pid(), self.pidfd(connection)?);
+        self.report(Report::Slow { problem: explain(&error, pid), pid, pidfd })?;
         connection.probe(PATIENCE)?;
-        self.report(Report::Prompt)
+        self.report(Report::Plain(CoreReport::Prompt))
     }
 
     fn describe_if_due(&mut self, connection: &mut dyn VmConnection) -> Result<(), Stop> {
@@ -450,31 +485,16 @@ impl Worker {
         self.describe_wanted = false;
         self.describe_from = Instant::now() + DESCRIBE_PAUSE;
         self.ask_at = Instant::now() + ASK_AFTER;
-        self.report(Report::Described(description))
+        self.report(Report::Plain(CoreReport::Described(description)))
     }
 }
 
-/// The new vCPU may run where the old one may, from before the guest uses it.
-fn replug(
-    vm: &str,
-    connection: &mut dyn VmConnection,
-    vcpu: u32,
-    node: u32,
-) -> Result<(Plugged, VmDescription), VmError> {
-    let pid = connection.pid();
-    let io = |source| VmError::Io { vm: vm.to_owned(), command: "replug".into(), source };
-    let pidfd = connection.pidfd().try_clone_to_owned().map_err(io)?;
-    let mut adopt = |old: i32, new: i32| {
-        let allowed = read_allowed(pid, old).map_err(|error| error.to_string())?;
-        pin_thread(pidfd.as_fd(), pid, new, &allowed).map_err(|error| error.to_string())
-    };
-    let plugged = connection.replug_vcpu(vcpu, node, &mut adopt)?;
-    let described = connection.describe();
-    let undescribed = |source| {
-        let vm = vm.to_owned();
-        VmError::ReplugUndescribed { vm, vcpu, new: plugged.apic_id, source: Box::new(source) }
-    };
-    Ok((plugged, described.map_err(undescribed)?))
+/// Why it does not answer, and where it is stuck if that can be seen.
+fn explain(error: &VmError, pid: i32) -> String {
+    main_loop::stuck_in(pid).map_or_else(
+        || error.to_string(),
+        |function| format!("{error}; its main loop is stuck in {function} (a function of the kernel)"),
+    )
 }
 
 /// After these nothing can be asked, for now or for good.

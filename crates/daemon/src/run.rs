@@ -1,38 +1,30 @@
 //! Puts the parts together, and takes them apart in order.
 
 use crate::{
-    api::{Context, router},
     config::Config,
-    daemon::{Daemon, PULSE},
-    limits::PerUser,
-    listener::ApiListener,
-    locations::Locations,
-    pulse::Pulse,
-    rights::{Peer, Rights},
-    socket::{ApiSocket, group_id},
+    server::{ApiListener, ApiSocket, Context, Peer, PerUser, Rights, group_id, router},
+    shell::{Shell, inbox::Inbox},
 };
 use anyhow::Context as _;
 use nix::unistd::Gid;
-use std::{future::Future, sync::Arc, time::Duration};
-use tokio::{
-    net::UnixListener,
-    sync::{mpsc, watch},
-    time::timeout,
+use std::{
+    future::Future,
+    sync::Arc,
+    thread,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
+use tokio::{net::UnixListener, sync::watch, time::timeout};
 use tracing::{info, warn};
 use vnuma_host::read_host_topology;
 use vnuma_hypervisor::VmBackend;
 
-/// Makes backends: one looks for VMs, and each VM's thread has its own, so that none waits for another.
+/// Makes backends: one looks for VMs, and each VM's worker has its own, so that none waits for another.
 pub type BackendFactory = Arc<dyn Fn() -> Box<dyn VmBackend> + Send + Sync>;
-
-/// Messages that wait for the task that owns the state; senders wait when there are more.
-const MESSAGES: usize = 1024;
 
 /// For requests in progress, when the daemon stops.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// Runs the daemon until `stop`. VMs, their channels and what was told to them stay as they are.
+/// Runs the daemon until `stop`. VMs, their channels and what was published to them stay as they are.
 pub async fn run(
     config: Config,
     factory: BackendFactory,
@@ -46,19 +38,20 @@ pub async fn run(
     let rights = Rights { uid, group: act_group.map(Gid::as_raw) };
     let host = read_host_topology(&config.root).context("reading the host's topology")?;
     info!(nodes = host.nodes.len(), root = %config.root.display(), "host topology read");
-    let (locations, moved) = Locations::start(&host, &config).context("watching vCPU locations")?;
-    let (messages, received) = mpsc::channel(MESSAGES);
-    let (stopping, stopped) = watch::channel(false);
+    let inbox = Arc::new(Inbox::default());
     let context = Context {
-        messages: messages.clone(),
+        inbox: Arc::clone(&inbox),
         root: config.root.clone(),
         act_group: config.act_group.clone(),
         watchers: PerUser::new(config.watchers_per_user),
     };
     let (path, connections) = (config.socket.clone(), config.connections_per_user);
-    let daemon = Daemon::new(config, host, locations, factory, messages);
-    let pulse = Pulse::start(PULSE).context("a timer")?;
-    let daemon = tokio::spawn(daemon.run(pulse, received, moved, stopped.clone()));
+    let shell = Shell::start(config, host, factory, first_epoch(), Arc::clone(&inbox));
+    let shell = shell.context("starting to watch")?;
+    // The API has this thread, and what decides and publishes has another: readers cannot delay it.
+    let shell = thread::Builder::new().name("core".into()).spawn(move || shell.run());
+    let shell = shell.context("starting a thread")?;
+    let (stopping, stopped) = watch::channel(false);
     let listener = UnixListener::from_std(listener).context("listening")?;
     let listener = ApiListener::new(listener, rights, connections);
     let service = router(context).into_make_service_with_connect_info::<Peer>();
@@ -75,12 +68,33 @@ pub async fn run(
             ended.context("the API's task")?.context("serving the API")?;
         }
     }
-    info!("stopping; VMs keep what they were told");
+    info!("stopping; VMs keep what was published to them");
+    inbox.close();
     stopping.send_replace(true);
-    daemon.await.context("the daemon's task")?;
+    let ended = tokio::task::spawn_blocking(move || shell.join()).await;
+    ended.context("waiting for the core")?.map_err(|_| anyhow::anyhow!("the core's thread panicked"))?;
     if timeout(GRACE, serve).await.is_err() {
         warn!("requests in progress were cut off");
     }
     drop(socket);
     Ok(())
+}
+
+/// The start of this process in milliseconds, which wrap around after seven weeks. A restarted process begins above all
+/// epochs of its predecessor, which cannot plug a device every millisecond.
+fn first_epoch() -> u32 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(1, |since| since.as_millis() as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_restart_within_a_second_has_other_epochs() {
+        let first = first_epoch();
+        thread::sleep(Duration::from_millis(5));
+        assert_ne!(first, first_epoch());
+    }
 }

@@ -3,7 +3,7 @@
 //! A record only names things; the channel itself is in the hypervisor. One that is lost or stale costs a
 //! detach and an attach, nothing else.
 
-use crate::error::readable;
+use crate::core::sanitize;
 use serde::{Deserialize, Serialize};
 use std::{
     fs::{self, DirBuilder, OpenOptions},
@@ -29,7 +29,7 @@ struct Record {
 
 /// Understands the text of a record, or says what is wrong with it.
 pub fn parse_record(text: &str) -> Result<Identity, String> {
-    let record: Record = serde_json::from_str(text).map_err(|error| readable(&error.to_string()))?;
+    let record: Record = serde_json::from_str(text).map_err(|error| sanitize(&error.to_string()))?;
     if record.version != VERSION {
         return Err(format!("version = {}: must be {VERSION}", record.version));
     }
@@ -41,17 +41,20 @@ pub fn parse_record(text: &str) -> Result<Identity, String> {
 pub(crate) struct Records(PathBuf);
 
 impl Records {
-    /// Those in `directory`. What is there of processes that have ended is removed.
-    pub(crate) fn open(directory: PathBuf) -> Self {
-        let records = Self(directory);
-        for entry in fs::read_dir(&records.0).into_iter().flatten().flatten() {
+    /// Those in `directory`.
+    pub(crate) fn new(directory: PathBuf) -> Self {
+        Self(directory)
+    }
+
+    /// Removes what is there of processes that have ended.
+    pub(crate) fn tidy(&self) {
+        for entry in fs::read_dir(&self.0).into_iter().flatten().flatten() {
             let name = entry.file_name();
             let pid = name.to_str().and_then(|name| name.strip_suffix(".json")?.parse::<i32>().ok());
             if pid.is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists()) {
-                records.remove(pid.unwrap_or_default());
+                self.remove(pid.unwrap_or_default());
             }
         }
-        records
     }
 
     fn path(&self, pid: i32) -> PathBuf {
@@ -85,7 +88,7 @@ impl Records {
         let path = self.path(pid);
         match fs::remove_file(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                warn!(path = %path.display(), %error, "a record stays behind");
+                warn!(path = %path.display(), %error, "cannot remove channel record");
             }
             _ => {}
         }
@@ -109,7 +112,7 @@ mod tests {
     #[test]
     fn a_record_is_read_as_written_and_goes() {
         let directory = tempfile::tempdir().expect("a directory");
-        let records = Records::open(directory.path().join("channels"));
+        let records = Records::new(directory.path().join("channels"));
         records.write(7, identity()).expect("written");
         records.write(7, identity()).expect("written again");
         assert_eq!(records.read(7).expect("read"), identity());
@@ -121,7 +124,7 @@ mod tests {
     #[test]
     fn what_is_wrong_is_named_with_its_file() {
         let directory = tempfile::tempdir().expect("a directory");
-        let records = Records::open(directory.path().into());
+        let records = Records::new(directory.path().into());
         let good = serde_json::to_string(&Record { version: 9, channel: identity() }).expect("text");
         let cases = [
             ("", "EOF"),
@@ -146,7 +149,7 @@ mod tests {
         for name in [format!("{me}.json"), format!("{ended}.json"), "notes.txt".into()] {
             fs::write(directory.path().join(name), "x").expect("written");
         }
-        Records::open(directory.path().into());
+        Records::new(directory.path().into()).tidy();
         let mut left: Vec<_> =
             fs::read_dir(&directory).expect("there").flatten().map(|e| e.file_name()).collect();
         left.sort();

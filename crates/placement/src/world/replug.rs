@@ -1,6 +1,6 @@
-//! Which vCPU of a guest that cannot be told is plugged anew on the right guest node, and when.
+//! Which vCPU of a guest without a channel is plugged anew on the right guest node, and when.
 //!
-//! A replug costs more than a telling: a second of the guest's time, another CPU number, tasks that lose their affinity.
+//! A replug costs more than a publication: a second of the guest's time, another CPU number, tasks that lose their affinity.
 //! So it comes late, one at a time, to a slot that is there; and after a guest has failed at it, later each time.
 
 use std::collections::BTreeMap;
@@ -22,31 +22,33 @@ pub enum ReplugEnd {
     Both,
 }
 
-/// Decides about the replugs of one VM.
+/// What is known about replugs of one VM.
 #[derive(Clone, Debug, Default)]
-pub struct Replugger {
+pub struct ReplugHistory {
     /// vCPUs that are not where the guest believes: the node that would be right, and since when it has been that one.
     astray: BTreeMap<ApicId, (GuestNodeId, u64)>,
     pause_ns: u64,
     not_before_ns: u64,
 }
 
-impl Replugger {
-    /// The vCPU to be replugged now, if there is one, and the guest node to plug it to. `astray` are all vCPUs that can
-    /// be replugged and should be, each with the right guest node; `spare` are the slots of each node. The one that has been
-    /// astray longest is the first, once it has been so for `after_ns`.
-    pub fn next(
-        &mut self,
-        astray: impl IntoIterator<Item = (ApicId, GuestNodeId)>,
-        spare: &BTreeMap<GuestNodeId, u32>,
-        after_ns: u64,
-        now_ns: u64,
-    ) -> Option<(ApicId, GuestNodeId)> {
+impl ReplugHistory {
+    /// These are all vCPUs that can be replugged and should be now, each with the right guest node.
+    pub fn note(&mut self, astray: impl IntoIterator<Item = (ApicId, GuestNodeId)>, now_ns: u64) {
         let before = std::mem::take(&mut self.astray);
         for (vcpu, node) in astray {
             let known = before.get(&vcpu).filter(|(then, _)| *then == node);
             self.astray.insert(vcpu, known.copied().unwrap_or((node, now_ns)));
         }
+    }
+
+    /// The vCPU to be replugged now, if there is one, and the guest node to plug it to. `spare` are the slots of each
+    /// node. The one that has been astray longest is the first, once it has been so for `after_ns`.
+    pub fn due(
+        &self,
+        spare: &BTreeMap<GuestNodeId, u32>,
+        after_ns: u64,
+        now_ns: u64,
+    ) -> Option<(ApicId, GuestNodeId)> {
         if now_ns < self.not_before_ns {
             return None;
         }
@@ -55,6 +57,14 @@ impl Replugger {
         let due = self.astray.iter().filter(|(_, (node, since_ns))| ripe(*since_ns) && has_slot(node));
         let (&vcpu, &(node, _)) = due.min_by_key(|(vcpu, (_, since_ns))| (*since_ns, **vcpu))?;
         Some((vcpu, node))
+    }
+
+    /// When [`due`](Self::due) has something to say, if nothing else happens.
+    pub fn next_deadline_ns(&self, spare: &BTreeMap<GuestNodeId, u32>, after_ns: u64) -> Option<u64> {
+        let has_slot = |node| spare.get(node).is_some_and(|&slots| slots > 0);
+        let ripe = self.astray.values().filter(|(node, _)| has_slot(node));
+        let earliest_ns = ripe.map(|(_, since_ns)| since_ns.saturating_add(after_ns)).min()?;
+        Some(earliest_ns.max(self.not_before_ns))
     }
 
     /// How a replug ended, whoever wanted it. A guest that keeps old and new is left alone until somebody has had more
@@ -77,15 +87,28 @@ mod tests {
 
     const AFTER_NS: u64 = 10 * SECOND_NS;
 
+    impl ReplugHistory {
+        fn next(
+            &mut self,
+            astray: impl IntoIterator<Item = (ApicId, GuestNodeId)>,
+            spare: &BTreeMap<GuestNodeId, u32>,
+            after_ns: u64,
+            now_ns: u64,
+        ) -> Option<(ApicId, GuestNodeId)> {
+            self.note(astray, now_ns);
+            self.due(spare, after_ns, now_ns)
+        }
+    }
+
     fn slots(spare: &[(GuestNodeId, u32)]) -> BTreeMap<GuestNodeId, u32> {
         spare.iter().copied().collect()
     }
 
     #[test]
     fn one_that_stays_astray_is_due_and_one_that_wanders_is_not() {
-        let (mut replugger, spare) = (Replugger::default(), slots(&[(0, 1), (1, 1)]));
+        let (mut history, spare) = (ReplugHistory::default(), slots(&[(0, 1), (1, 1)]));
         let mut at = |second: u64, astray: &[(ApicId, GuestNodeId)]| {
-            replugger.next(astray.iter().copied(), &spare, AFTER_NS, second * SECOND_NS)
+            history.next(astray.iter().copied(), &spare, AFTER_NS, second * SECOND_NS)
         };
         assert_eq!(at(0, &[(3, 1)]), None);
         assert_eq!(at(9, &[(3, 1), (2, 0)]), None);
@@ -99,34 +122,34 @@ mod tests {
 
     #[test]
     fn without_a_slot_the_next_one_has_its_turn() {
-        let mut replugger = Replugger::default();
+        let mut history = ReplugHistory::default();
         let astray = [(1, 0), (2, 1)];
-        assert_eq!(replugger.next(astray, &slots(&[]), 0, 5), None);
-        assert_eq!(replugger.next(astray, &slots(&[(0, 0), (1, 1)]), 0, 6), Some((2, 1)));
-        assert_eq!(replugger.next(astray, &slots(&[(0, 1), (1, 1)]), 0, 7), Some((1, 0)));
+        assert_eq!(history.next(astray, &slots(&[]), 0, 5), None);
+        assert_eq!(history.next(astray, &slots(&[(0, 0), (1, 1)]), 0, 6), Some((2, 1)));
+        assert_eq!(history.next(astray, &slots(&[(0, 1), (1, 1)]), 0, 7), Some((1, 0)));
     }
 
     #[test]
     fn after_each_failure_the_pause_is_longer_until_one_is_done() {
-        let (mut replugger, spare) = (Replugger::default(), slots(&[(0, 1)]));
-        let due = |replugger: &mut Replugger, second: u64| {
-            replugger.next([(1, 0)], &spare, 0, second * SECOND_NS).is_some()
+        let (mut history, spare) = (ReplugHistory::default(), slots(&[(0, 1)]));
+        let due = |history: &mut ReplugHistory, second: u64| {
+            history.next([(1, 0)], &spare, 0, second * SECOND_NS).is_some()
         };
-        assert!(due(&mut replugger, 0));
-        replugger.ended(ReplugEnd::Undone, 0);
-        assert!(!due(&mut replugger, 59) && due(&mut replugger, 60));
-        replugger.ended(ReplugEnd::Undone, 60 * SECOND_NS);
-        assert!(!due(&mut replugger, 179) && due(&mut replugger, 180));
-        (0..10).for_each(|_| replugger.ended(ReplugEnd::Undone, 0));
-        assert!(!due(&mut replugger, 3599) && due(&mut replugger, 3600));
-        replugger.ended(ReplugEnd::Done, 0);
-        assert!(due(&mut replugger, 1));
-        replugger.ended(ReplugEnd::Undone, 0);
-        assert!(due(&mut replugger, 60));
-        replugger.ended(ReplugEnd::Both, 0);
-        assert!(!due(&mut replugger, 1 << 32));
-        replugger.ended(ReplugEnd::Done, 0);
-        assert!(due(&mut replugger, 1));
+        assert!(due(&mut history, 0));
+        history.ended(ReplugEnd::Undone, 0);
+        assert!(!due(&mut history, 59) && due(&mut history, 60));
+        history.ended(ReplugEnd::Undone, 60 * SECOND_NS);
+        assert!(!due(&mut history, 179) && due(&mut history, 180));
+        (0..10).for_each(|_| history.ended(ReplugEnd::Undone, 0));
+        assert!(!due(&mut history, 3599) && due(&mut history, 3600));
+        history.ended(ReplugEnd::Done, 0);
+        assert!(due(&mut history, 1));
+        history.ended(ReplugEnd::Undone, 0);
+        assert!(due(&mut history, 60));
+        history.ended(ReplugEnd::Both, 0);
+        assert!(!due(&mut history, 1 << 32));
+        history.ended(ReplugEnd::Done, 0);
+        assert!(due(&mut history, 1));
     }
 
     proptest! {
@@ -137,12 +160,12 @@ mod tests {
                 (0..4 * SECOND_NS, prop::collection::btree_map(0_u32..4, 0_u32..3, 0..4)), 1..40),
             spare in prop::collection::btree_map(0_u32..3, 0_u32..2, 0..3),
         ) {
-            let (mut replugger, mut now_ns) = (Replugger::default(), 0);
+            let (mut history, mut now_ns) = (ReplugHistory::default(), 0);
             let mut past: Vec<(u64, BTreeMap<ApicId, GuestNodeId>)> = Vec::new();
             for (pause_ns, astray) in looks {
                 now_ns += pause_ns;
                 past.push((now_ns, astray.clone()));
-                let chosen = replugger.next(astray.clone(), &spare, AFTER_NS, now_ns);
+                let chosen = history.next(astray.clone(), &spare, AFTER_NS, now_ns);
                 let since = |vcpu: &ApicId, node: &GuestNodeId| {
                     let same = past.iter().rev().take_while(|(_, astray)| astray.get(vcpu) == Some(node));
                     same.last().map_or(now_ns, |(ns, _)| *ns)

@@ -23,8 +23,8 @@ impl Watchers {
         receiver
     }
 
-    /// Tells everybody, without ever waiting for one.
-    pub(crate) fn tell(&mut self, event: &Event) {
+    /// Gives an event to everybody, without ever waiting for one.
+    pub(crate) fn announce(&mut self, event: &Event) {
         let dropped = &mut self.dropped;
         self.senders.retain(|sender| match sender.try_send(event.clone()) {
             Ok(()) => true,
@@ -55,7 +55,7 @@ mod tests {
         let mut watchers = Watchers::default();
         let (mut slow, mut fast) = (watchers.add(), watchers.add());
         for time_ns in 0..BACKLOG as u64 + 1 {
-            watchers.tell(&Event::Gone { vm: "a".into(), time_ns });
+            watchers.announce(&Event::Gone { vm: "a".into(), time_ns });
             assert!(fast.try_recv().is_ok());
         }
         assert_eq!((watchers.count(), watchers.dropped()), (1, 1));
@@ -68,7 +68,7 @@ mod tests {
     fn one_that_went_away_is_forgotten() {
         let mut watchers = Watchers::default();
         drop(watchers.add());
-        watchers.tell(&Event::Gone { vm: "a".into(), time_ns: 0 });
+        watchers.announce(&Event::Gone { vm: "a".into(), time_ns: 0 });
         assert_eq!((watchers.count(), watchers.dropped()), (0, 0));
     }
 }

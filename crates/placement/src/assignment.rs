@@ -1,11 +1,11 @@
-//! Which guest node a vCPU has to be told.
+//! Which guest node a vCPU belongs to, given where it runs.
 
 use crate::Homes;
 use vnuma_topology::{GuestNodeId, HostNodeId, HostTopology};
 
-/// A vCPU's guest node.
+/// The guest node that a vCPU is assigned to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Placed {
+pub struct NodeAssignment {
     /// The guest node.
     pub node: GuestNodeId,
     /// The vCPU is on a host node that is no guest node's home; `node` is the nearest one.
@@ -13,16 +13,16 @@ pub struct Placed {
 }
 
 /// The guest node whose home is `at`, the vCPU's host node; if there is none, the one whose home
-/// is nearest by SLIT, marked approximate. Of several that qualify equally: the one that the guest
-/// believes now (`present`), else the one it booted with, else the lowest; so nothing is ever told that makes no
-/// difference. `None` when no guest node has a known home.
+/// is nearest by SLIT, marked approximate. Of several that qualify equally: the one that was published last
+/// (`present`), else the one it booted with, else the lowest, so that no publication makes no difference.
+/// `None` when no guest node has a known home.
 pub fn choose_node(
     host: &HostTopology,
     homes: &Homes,
     at: HostNodeId,
     present: Option<GuestNodeId>,
     boot: Option<GuestNodeId>,
-) -> Option<Placed> {
+) -> Option<NodeAssignment> {
     const AT_HOME: u16 = 0;
     const NO_DISTANCE: u16 = 256;
     let distance = |home: HostNodeId| match host.distance(at, home) {
@@ -36,7 +36,7 @@ pub fn choose_node(
         .filter(qualifies)
         .or(boot.filter(qualifies))
         .or_else(|| homes.keys().copied().find(qualifies))?;
-    Some(Placed { node, approximate: best != AT_HOME })
+    Some(NodeAssignment { node, approximate: best != AT_HOME })
 }
 
 #[cfg(test)]

@@ -1,0 +1,76 @@
+//! A plan becomes commands.
+
+use super::{
+    Core,
+    event::{Ask, Command, Level},
+};
+use vnuma_api as api;
+use vnuma_placement::{
+    Action, Plan, PublishReason, Reason,
+    world::{ChannelEvent, Move, Replug, VmId},
+};
+
+impl Core {
+    /// Carries out each step of a plan as far as that is the core's to do: states change, and commands go out.
+    pub(super) fn act(&mut self, plan: Plan) {
+        for id in plan.deferred {
+            if let Some((_, vm)) = self.world.vm_mut(id) {
+                vm.placement.note_deferred();
+            }
+        }
+        for step in plan.steps {
+            match step.action {
+                Action::Publish(generation, reason) => self.publish(step.vm, generation, reason),
+                Action::Move(wanted, _) => self.begin_move(step.vm, wanted),
+                Action::Replug(replug, reason) => self.begin_replug(step.vm, replug, reason),
+            }
+        }
+    }
+
+    fn publish(&mut self, id: VmId, generation: u64, reason: PublishReason) {
+        let (now_ns, policy) = (self.now_ns, self.policies.settle);
+        let Some((_, vm)) = self.world.vm_mut(id) else { return };
+        let Some(state) = vm.channel.next(ChannelEvent::PublishStarted) else { return };
+        vm.channel = state;
+        let publication = vm.placement.publish(&policy, generation, now_ns);
+        (vm.stats.published, vm.stats.publications) = (Some(generation), vm.stats.publications + 1);
+        let (name, changed_ns) = (vm.name().to_owned(), publication.changed_ns);
+        self.commands.push(Command::Publish(id, generation, publication));
+        self.log(Level::Debug, format!("{name}: generation {generation:016x} is published: {reason:?}"));
+        let generation = api::Generation(generation);
+        self.announce(api::Event::Told { vm: name, generation, time_ns: now_ns, changed_ns });
+    }
+
+    fn begin_move(&mut self, id: VmId, wanted: Move) {
+        let Some((host, vm)) = self.world.vm_mut(id) else { return };
+        let found = vm.description.vcpus.iter().find(|vcpu| vcpu.apic_id == wanted.vcpu);
+        let (Some(found), Some(node)) = (found, host.node(wanted.node)) else { return };
+        let command = Command::Move {
+            vm: id,
+            pid: vm.description.pid,
+            vcpu: wanted.vcpu,
+            tid: found.tid,
+            node: wanted.node,
+            cpus: node.cpus.clone(),
+        };
+        if let Some(begun) = vm.moves.iter_mut().find(|known| **known == wanted) {
+            begun.in_flight = true;
+        }
+        self.commands.push(command);
+    }
+
+    fn begin_replug(&mut self, id: VmId, replug: Replug, reason: Reason) {
+        let Some(managed) = self.world.get_mut(id) else { return };
+        let (Some(connection), Some(vm)) = (managed.responsive(), &mut managed.vm) else { return };
+        let Some(state) = vm.channel.next(ChannelEvent::ReplugStarted(replug)) else { return };
+        (vm.channel, vm.replug_wanted) = (state, None);
+        let name = vm.name().to_owned();
+        if reason == Reason::Astray {
+            let Replug { vcpu, node, .. } = replug;
+            let line =
+                format!("{name}: vCPU {vcpu} is replugged to guest node {node}: its guest has no channel");
+            self.log(Level::Info, line);
+        }
+        self.commands.push(Command::Ask(connection, Ask::Replug(replug.vcpu, replug.node)));
+    }
+}

@@ -1,0 +1,227 @@
+//! Topology channels of VMs, from what their connections and guests report.
+
+use super::{
+    Core, Reply,
+    event::{Ask, Command, Level, Replugged},
+    refusal::Refusal,
+    requests::check_publishable,
+};
+use vnuma_api as api;
+use vnuma_hypervisor::VmError;
+use vnuma_placement::world::{ChannelEvent, ChannelState, ReplugEnd, VmId};
+
+impl Core {
+    /// Takes a channel to its next state. `None`: the event means nothing in the present one.
+    pub(super) fn channel_event(&mut self, id: VmId, event: ChannelEvent) -> Option<ChannelState> {
+        let now_ns = self.now_ns;
+        let (_, vm) = self.world.vm_mut(id)?;
+        let before = vm.channel;
+        vm.channel = before.next(event)?;
+        let (served, serves) = (before.publisher().is_some(), vm.channel.publisher().is_some());
+        if serves && !served {
+            vm.placement.start_publishing(now_ns);
+        } else if served && !serves {
+            vm.placement.stop_publishing();
+            self.commands.push(Command::CloseChannel(id));
+        }
+        let Some((_, vm)) = self.world.vm_mut(id) else { return Some(before) };
+        if !serves && vm.channel.is_plugged() && vm.channel != before {
+            // Whoever served it may have published anything.
+            vm.placement.acked_unknown();
+        }
+        Some(before)
+    }
+
+    fn name_of(&self, id: VmId) -> String {
+        self.world.get(id).map_or_else(String::new, |managed| managed.name().to_owned())
+    }
+
+    /// Plugging the channel has ended.
+    pub(super) fn attached(&mut self, id: VmId, outcome: Result<u64, Refusal>) {
+        let Some(ChannelState::Attaching(request)) = self.vm(id).map(|vm| vm.channel) else { return };
+        let refusal = match outcome {
+            Ok(first) => {
+                self.channel_event(id, ChannelEvent::Attached(first));
+                let name = self.name_of(id);
+                self.log(Level::Info, format!("{name}: topology channel attached"));
+                self.announce(api::Event::Attached { vm: name, time_ns: self.now_ns });
+                // Answered when the guest has been given everything that is true.
+                self.first_publication.insert(id, request);
+                return;
+            }
+            Err(Refusal::Vm(source @ VmError::Timeout { .. })) => {
+                self.channel_event(id, ChannelEvent::AttachTimedOut);
+                Refusal::Unfinished { source }
+            }
+            Err(refusal @ Refusal::Vm(VmError::AlreadyAttached { .. })) => {
+                self.channel_event(id, ChannelEvent::AttachFoundForeign);
+                refusal
+            }
+            Err(refusal) => {
+                self.channel_event(id, ChannelEvent::AttachFailed);
+                refusal
+            }
+        };
+        self.answer(Some(request), Reply::Refused(refusal));
+    }
+
+    /// A publication has ended.
+    pub(super) fn published(&mut self, id: VmId, outcome: Result<u64, Refusal>) {
+        let waiting = self.first_publication.remove(&id);
+        match outcome {
+            Ok(next) => {
+                self.channel_event(id, ChannelEvent::Published(next));
+                self.answer(waiting, Reply::Vm(id));
+            }
+            Err(refusal) => {
+                if self.channel_event(id, ChannelEvent::PublishFailed).is_some() {
+                    let name = self.name_of(id);
+                    self.log(Level::Warn, format!("{name}: nothing can be published any more: {refusal}"));
+                }
+                self.answer(waiting, Reply::Refused(refusal));
+            }
+        }
+    }
+
+    /// Unplugging the channel has ended.
+    pub(super) fn detached(&mut self, id: VmId, outcome: Result<(), VmError>) {
+        let Some(request) = self.vm(id).map(|vm| vm.channel.request()) else { return };
+        match outcome {
+            Ok(()) | Err(VmError::NotAttached { .. }) => self.unplugged(id, ChannelEvent::DetachDone),
+            Err(error) => {
+                if self.channel_event(id, ChannelEvent::DetachFailed).is_some() {
+                    self.answer(request, Reply::Refused(error.into()));
+                }
+            }
+        }
+    }
+
+    /// The device is gone, whoever asked for it.
+    pub(super) fn unplugged(&mut self, id: VmId, event: ChannelEvent) {
+        let Some(before) = self.channel_event(id, event) else { return };
+        let Some(vm) = self.vm(id) else { return };
+        let (name, pid) = (vm.name().to_owned(), vm.description.pid);
+        if !before.is_plugged() {
+            return;
+        }
+        self.commands.push(Command::ForgetRecord(pid));
+        self.log(Level::Info, format!("{name}: topology channel detached"));
+        self.announce(api::Event::Detached { vm: name, time_ns: self.now_ns });
+        let attach = self.first_publication.remove(&id);
+        self.answer(attach, Reply::Refused(Refusal::NotAttached { vm: self.name_of(id) }));
+        self.answer(before.request(), Reply::Vm(id));
+    }
+
+    /// A hypervisor has answered, for the first time or again: is its channel as it was left?
+    pub(super) fn found_channel(&mut self, id: VmId, plugged: bool) {
+        if !plugged {
+            return self.unplugged(id, ChannelEvent::FoundUnplugged);
+        }
+        if self.channel_event(id, ChannelEvent::FoundPlugged).is_none() {
+            return;
+        }
+        match self.vm(id).map(|vm| vm.channel) {
+            Some(ChannelState::Recovering) => self.recover(id),
+            Some(ChannelState::LostDetaching(None)) => {
+                let name = self.name_of(id);
+                let line = "an attach that had failed was carried out after all, and is undone";
+                self.log(Level::Info, format!("{name}: {line}"));
+                // It reports that the device is gone, now or when the guest lets go.
+                self.ask_if_connected(id, Ask::Detach);
+            }
+            _ => {}
+        }
+    }
+
+    /// Takes over the channel of a vnumad that has ended.
+    fn recover(&mut self, id: VmId) {
+        let epoch = self.epochs.take();
+        let Some(vm) = self.vm(id) else { return };
+        if let Err(refusal) = check_publishable(vm) {
+            return self.recovered(id, Err(refusal));
+        }
+        self.ask_if_connected(id, Ask::Recover(epoch));
+    }
+
+    /// That has ended.
+    pub(super) fn recovered(&mut self, id: VmId, outcome: Result<u64, Refusal>) {
+        let event =
+            outcome.as_ref().map_or(ChannelEvent::RecoverFailed, |next| ChannelEvent::Recovered(*next));
+        if self.channel_event(id, event).is_none() {
+            return;
+        }
+        let name = self.name_of(id);
+        match outcome {
+            Ok(_) => {
+                self.log(Level::Info, format!("{name}: topology channel taken over"));
+                self.announce(api::Event::Attached { vm: name, time_ns: self.now_ns });
+            }
+            Err(refusal) => {
+                let line = format!("{name}: its topology channel is lost; detach and attach it: {refusal}");
+                self.log(Level::Warn, line);
+            }
+        }
+    }
+
+    /// A guest has acknowledged a generation.
+    pub(super) fn acknowledged(&mut self, id: VmId, generation: u64, safe: bool) {
+        let acknowledged_ns = self.now_ns;
+        let Some((_, vm)) = self.world.vm_mut(id) else { return };
+        if vm.channel.publisher().is_none() {
+            return;
+        }
+        let Some(update) = vm.placement.acknowledged(generation) else { return };
+        vm.stats.safe_mode = Some(safe);
+        vm.stats.acknowledgements += 1;
+        vm.stats.acknowledged = Some(generation);
+        let event = api::Event::Updated {
+            vm: vm.name().to_owned(),
+            generation: api::Generation(generation),
+            changed_ns: update.changed_ns,
+            told_ns: update.published_ns,
+            acknowledged_ns,
+        };
+        self.announce(event);
+    }
+
+    /// A replug has ended: the vCPU has another slot, and with it another name; or has not.
+    pub(super) fn replugged(&mut self, id: VmId, outcome: Result<Replugged, VmError>) {
+        let now_ns = self.now_ns;
+        let Some((_, vm)) = self.world.vm_mut(id) else { return };
+        let ChannelState::Replugging(replug) = vm.channel else { return };
+        vm.replugs.ended(end_of(&outcome), now_ns);
+        let (name, vcpu, guest_node) = (vm.name().to_owned(), replug.vcpu, replug.node);
+        self.channel_event(id, ChannelEvent::ReplugEnded);
+        let new_vcpu = match outcome {
+            Ok(Replugged { plugged, description, location }) => {
+                self.described(id, description);
+                self.located(plugged.tid, location);
+                self.answer(
+                    replug.request,
+                    Reply::Replugged { vm: id, vcpu, new_vcpu: plugged.apic_id, guest_node },
+                );
+                plugged.apic_id
+            }
+            Err(error) => {
+                let done = match error {
+                    VmError::ReplugUndescribed { new, .. } => Some(new),
+                    _ => None,
+                };
+                self.log(Level::Warn, format!("{name}: {error}"));
+                self.answer(replug.request, Reply::Refused(error.into()));
+                let Some(new) = done else { return };
+                new
+            }
+        };
+        self.log(Level::Info, format!("{name}: vCPU {vcpu} is replugged to guest node {guest_node}"));
+        self.announce(api::Event::Replugged { vm: name, vcpu, new_vcpu, guest_node, time_ns: now_ns });
+    }
+}
+
+fn end_of<T>(replug: &Result<T, VmError>) -> ReplugEnd {
+    match replug {
+        Ok(_) | Err(VmError::ReplugUndescribed { .. }) => ReplugEnd::Done,
+        Err(VmError::UnplugPending { .. } | VmError::NotUndone { .. }) => ReplugEnd::Both,
+        Err(_) => ReplugEnd::Undone,
+    }
+}

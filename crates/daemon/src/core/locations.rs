@@ -1,0 +1,65 @@
+//! Where vCPUs are, and moves of them.
+
+use super::{
+    Core, Reply,
+    event::{Ask, Command},
+    refusal::Refusal,
+};
+use vnuma_api as api;
+use vnuma_placement::world::VmId;
+use vnuma_process::ActError;
+use vnuma_topology::{ApicId, HostNodeId, VcpuLocation};
+
+impl Core {
+    /// A thread was seen somewhere, or could not be looked at.
+    pub(super) fn located(&mut self, tid: i32, location: Option<VcpuLocation>) {
+        if let Some(&(id, vcpu)) = self.threads.get(&tid) {
+            self.locate(id, vcpu, location);
+        }
+    }
+
+    fn locate(&mut self, id: VmId, vcpu: ApicId, location: Option<VcpuLocation>) {
+        let Some((host, vm)) = self.world.vm_mut(id) else { return };
+        if let Some((from, to)) = vm.locate(host, vcpu, location) {
+            let (vm, time_ns) = (vm.name().to_owned(), location.map_or(0, |location| location.time_ns));
+            self.announce(api::Event::Changed { vm, vcpu, from, to, time_ns });
+        }
+    }
+
+    /// The vCPU was unplugged, or the VM is about to end; its hypervisor knows.
+    pub(super) fn thread_ended(&mut self, tid: i32) {
+        // The kernel may give its number to a thread of another VM next.
+        let Some((id, vcpu)) = self.threads.remove(&tid) else { return };
+        self.commands.push(Command::Unwatch(tid));
+        self.locate(id, vcpu, None);
+        self.ask_if_connected(id, Ask::Describe);
+    }
+
+    /// A move has ended, one way or the other.
+    pub(super) fn moved(
+        &mut self,
+        id: VmId,
+        vcpu: ApicId,
+        node: HostNodeId,
+        outcome: Result<Option<VcpuLocation>, ActError>,
+    ) {
+        let Some((_, vm)) = self.world.vm_mut(id) else { return };
+        // Of a VM that is gone everybody was told so.
+        let is_it = |known: &vnuma_placement::world::Move| {
+            known.in_flight && (known.vcpu, known.node) == (vcpu, node)
+        };
+        let Some(position) = vm.moves.iter().position(is_it) else { return };
+        let ended = vm.moves.remove(position);
+        let name = vm.name().to_owned();
+        let location = match outcome {
+            Ok(location) => location,
+            Err(source) => {
+                let refusal = Refusal::Move { vm: name, vcpu, node, source };
+                return self.answer(ended.request, Reply::Refused(refusal));
+            }
+        };
+        vm.assign(vcpu, node, ended.mover);
+        self.locate(id, vcpu, location);
+        self.answer(ended.request, Reply::Vm(id));
+    }
+}

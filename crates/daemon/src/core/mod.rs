@@ -1,0 +1,201 @@
+//! What vnumad decides, without I/O, threads or clock: events in, commands out.
+//!
+//! ```text
+//!            ┌──────────────────────────── Core::step ────────────────────────────┐
+//!  Event ───▶│ observe ──▶ World ──▶ decide ──▶ Plan ──▶ act, publish ──▶ commands │───▶ Command
+//!    ▲       └─────────────────────────────────────────────────────────────────────┘       │
+//!    └──────────────────────── outcome of each command ◀── whoever carries it out ◀─────────┘
+//! ```
+//!
+//! | file | |
+//! |---|---|
+//! | [`event`] | the events and commands |
+//! | `vms` | VMs come, change and go |
+//! | `channels` | their topology channels |
+//! | `locations` | where their vCPUs are |
+//! | `requests` | what operators want |
+//! | `act` | a plan becomes commands |
+//! | `render` | VMs in the form of the API |
+
+mod act;
+mod channels;
+pub(crate) mod content;
+mod epochs;
+pub mod event;
+mod locations;
+mod refusal;
+mod render;
+mod requests;
+mod vms;
+
+pub use refusal::{Refusal, sanitize};
+
+use event::{Answer, Command, Event, Level};
+use std::collections::{BTreeMap, HashMap};
+use vnuma_api as api;
+use vnuma_placement::{
+    Policies, World, decide,
+    world::{ConnectionId, RequestId, Vm, VmId},
+};
+use vnuma_topology::{ApicId, HostTopology};
+
+/// Everything that is known, and what follows from it.
+pub struct Core {
+    world: World,
+    policies: Policies,
+    epochs: epochs::Epochs,
+    last_id: u64,
+    /// VMs by the backends' names for them.
+    handles: HashMap<String, VmId>,
+    /// Known VMs by name.
+    names: HashMap<String, VmId>,
+    /// Whose connection it is.
+    connections: HashMap<ConnectionId, VmId>,
+    /// Which vCPU a thread runs.
+    threads: BTreeMap<i32, (VmId, ApicId)>,
+    /// Threads of each VM that are watched.
+    watched: HashMap<VmId, Vec<i32>>,
+    /// Attaches that are answered with the first publication.
+    first_publication: HashMap<VmId, RequestId>,
+    /// Why VMs could not be listed, the last time.
+    scan_problem: Option<String>,
+    now_ns: u64,
+    commands: Vec<Command>,
+    /// Answered after everything else, so that what is answered is done and shown as it is then.
+    replies: Vec<(RequestId, Reply)>,
+}
+
+/// An answer that shows things as they are when it is given.
+enum Reply {
+    Refused(Refusal),
+    Vm(VmId),
+    Replugged { vm: VmId, vcpu: ApicId, new_vcpu: ApicId, guest_node: u32 },
+}
+
+impl Core {
+    /// Nothing is known but the host. `first_epoch` is one that no earlier vnumad had.
+    pub fn new(host: HostTopology, policies: Policies, first_epoch: u32) -> Self {
+        Self {
+            world: World::new(host),
+            policies,
+            epochs: epochs::Epochs::after(first_epoch),
+            last_id: 0,
+            handles: HashMap::new(),
+            names: HashMap::new(),
+            connections: HashMap::new(),
+            threads: BTreeMap::new(),
+            watched: HashMap::new(),
+            first_publication: HashMap::new(),
+            scan_problem: None,
+            now_ns: 0,
+            commands: Vec::new(),
+            replies: Vec::new(),
+        }
+    }
+
+    /// The loop's body: takes in what happened, decides what is to be done, and gives it out as commands in the order
+    /// in which they are to be carried out.
+    pub fn step(&mut self, now_ns: u64, event: Event) -> Vec<Command> {
+        self.now_ns = now_ns;
+        self.observe(event);
+        self.world.refresh(&self.policies, now_ns);
+        let plan = decide(&self.world, &self.policies, now_ns);
+        self.act(plan);
+        self.world.commit(&self.policies, now_ns);
+        self.give_answers();
+        std::mem::take(&mut self.commands)
+    }
+
+    /// When [`Event::Woken`] is due, if nothing else happens.
+    pub fn next_deadline_ns(&self) -> Option<u64> {
+        self.world.next_deadline_ns()
+    }
+
+    /// All that is known, to be looked at.
+    pub fn world(&self) -> &World {
+        &self.world
+    }
+
+    fn observe(&mut self, event: Event) {
+        match event {
+            Event::Scanned(Ok(candidates)) => self.scanned(candidates),
+            Event::Scanned(Err(problem)) => self.scan_failed(problem),
+            Event::Hypervisor(connection, report) => self.reported(connection, report),
+            Event::Located(tid, location) => self.located(tid, location),
+            Event::ThreadEnded(tid) => self.thread_ended(tid),
+            Event::Acknowledged(vm, generation, safe) => self.acknowledged(vm, generation, safe),
+            Event::Published(vm, outcome) => self.published(vm, outcome),
+            Event::Moved(vm, vcpu, node, outcome) => self.moved(vm, vcpu, node, outcome),
+            Event::ProcessState(vm, pid, stopped) => self.process_state(vm, pid, stopped),
+            Event::MainLoopBusy(vm, pid) => self.main_loop_busy(vm, pid),
+            Event::ProcessEnded(vm, pid) => self.process_ended(vm, pid),
+            Event::HostChanged(host) => self.host_changed(host),
+            Event::Requested(request, wanted) => self.requested(request, wanted),
+            Event::Resync => self.resync(),
+            Event::Woken => {}
+        }
+        self.connect_due();
+    }
+
+    /// Answers a request, if there is one, at the end of the step.
+    fn answer(&mut self, request: Option<RequestId>, reply: Reply) {
+        self.replies.extend(request.map(|request| (request, reply)));
+    }
+
+    fn give_answers(&mut self) {
+        for (request, reply) in std::mem::take(&mut self.replies) {
+            let show = |id| {
+                let shown = self.world.get(id).and_then(render::managed);
+                shown.ok_or_else(|| Refusal::Ended { vm: "the VM".to_owned() })
+            };
+            let answer = match reply {
+                Reply::Refused(refusal) => Err(refusal),
+                Reply::Vm(id) => show(id).map(|vm| Answer::Vm(Box::new(vm))),
+                Reply::Replugged { vm, vcpu, new_vcpu, guest_node } => show(vm)
+                    .map(|vm| Answer::Replugged(Box::new(api::Replugged { vcpu, new_vcpu, guest_node, vm }))),
+            };
+            self.commands.push(Command::Reply(request, answer));
+        }
+    }
+
+    fn host_changed(&mut self, host: HostTopology) {
+        let (nodes, cpus) = (host.nodes.len(), host.nodes.iter().map(|node| node.cpus.len()).sum::<usize>());
+        self.log(Level::Info, format!("the host's topology changed: {nodes} nodes, {cpus} CPUs online"));
+        self.world.host_changed(host, self.now_ns);
+        // A CPU that was of no known node may be of one now.
+        self.look_at_all();
+    }
+
+    /// Heals whatever a lost event left wrong.
+    fn resync(&mut self) {
+        self.look_at_all();
+        self.describe_unbound();
+    }
+
+    fn look_at_all(&mut self) {
+        let mut threads = Vec::with_capacity(self.threads.len());
+        for (&tid, &(vm, _)) in &self.threads {
+            if let Some(vm) = self.vm(vm) {
+                threads.push((vm.description.pid, tid));
+            }
+        }
+        self.commands.push(Command::Look(threads));
+    }
+
+    fn vm(&self, id: VmId) -> Option<&Vm> {
+        self.world.get(id)?.vm.as_ref()
+    }
+
+    fn fresh_id(&mut self) -> u64 {
+        self.last_id += 1;
+        self.last_id
+    }
+
+    fn log(&mut self, level: Level, line: String) {
+        self.commands.push(Command::Log(level, line));
+    }
+
+    fn announce(&mut self, event: api::Event) {
+        self.commands.push(Command::Announce(event));
+    }
+}

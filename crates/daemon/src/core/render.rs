@@ -1,0 +1,155 @@
+//! VMs in the form of the API.
+
+use std::collections::BTreeMap;
+use vnuma_api as api;
+use vnuma_placement::{
+    VcpuState,
+    world::{ChannelState, DescriptionSource, Link, ManagedVm, StopReason, Vm},
+};
+use vnuma_topology::DistanceMatrix;
+
+/// Does an operator see it? Not before anybody has answered there.
+pub(super) fn is_shown(managed: &ManagedVm) -> bool {
+    managed.vm.is_some() || problem(managed).is_some()
+}
+
+/// What an operator sees of it.
+pub(super) fn managed(managed: &ManagedVm) -> Option<api::Vm> {
+    let problem = problem(managed);
+    match (&managed.vm, problem) {
+        (Some(known), problem) => Some(vm(known, hypervisor(managed), problem)),
+        (None, Some(problem)) => Some(unreachable(&managed.fallback_name, hypervisor(managed), &problem)),
+        (None, None) => None,
+    }
+}
+
+/// Why it cannot be asked anything.
+pub(super) fn problem(managed: &ManagedVm) -> Option<String> {
+    match managed.process {
+        Some(process) => match process.stopped {
+            Some(reason) => Some(format!("QEMU (process {}) is {}", process.pid, stopped(reason))),
+            None => managed.link.problem().map(str::to_owned),
+        },
+        None => managed.link.problem().map(str::to_owned),
+    }
+}
+
+fn stopped(reason: StopReason) -> &'static str {
+    match reason {
+        StopReason::Signal => "stopped by a signal (SIGSTOP); SIGCONT lets it go on",
+        StopReason::Tracer => "held by a debugger",
+    }
+}
+
+fn hypervisor(managed: &ManagedVm) -> api::Hypervisor {
+    match (managed.stopped(), &managed.link) {
+        (Some(StopReason::Signal), _) => api::Hypervisor::Stopped,
+        (Some(StopReason::Tracer), _) => api::Hypervisor::Debugged,
+        (None, Link::Silent { .. } | Link::Slow { .. }) => api::Hypervisor::Silent,
+        (None, link) if link.problem().is_some() => api::Hypervisor::Lost,
+        _ => api::Hypervisor::Answers,
+    }
+}
+
+/// All that is known of a VM.
+fn vm(vm: &Vm, hypervisor: api::Hypervisor, problem: Option<String>) -> api::Vm {
+    let homes = vm.placement.homes();
+    let node = |node: &vnuma_topology::GuestNode| api::GuestNode {
+        id: node.id,
+        home: homes.get(&node.id).copied(),
+        memory_bytes: node.memory_bytes,
+    };
+    let suppressed = vm.placement.suppressed();
+    let described = vm.source == DescriptionSource::Hypervisor;
+    let channel = channel(vm.channel);
+    api::Vm {
+        name: vm.name().to_owned(),
+        pid: Some(vm.description.pid),
+        described,
+        hypervisor,
+        attached: channel == api::ChannelState::Attached,
+        channel,
+        run_state: described.then(|| vm.description.run_state.clone()),
+        problem: problem.or_else(|| stuck(vm)),
+        nodes: vm.description.guest_nodes.iter().map(node).collect(),
+        distances: vm.placement.distances().clone(),
+        vcpus: vm.description.vcpus.iter().filter_map(|described| vcpu(vm, described)).collect(),
+        telling: api::Telling {
+            generation: vm.stats.published.map(api::Generation),
+            acknowledged: vm.stats.acknowledged.map(api::Generation),
+            driver_mode: vm.stats.safe_mode.map(|safe| match safe {
+                true => api::DriverMode::Safe,
+                false => api::DriverMode::Fast,
+            }),
+            told: vm.stats.publications,
+            updated: vm.stats.acknowledgements,
+            suppressed_by_dwell: suppressed.dwell,
+            deferred_by_cap: suppressed.cap,
+        },
+        spare_slots: vm.description.spare_slots.clone(),
+    }
+}
+
+fn channel(state: ChannelState) -> api::ChannelState {
+    match state {
+        ChannelState::Detached | ChannelState::Replugging(_) | ChannelState::AttachTimedOut => {
+            api::ChannelState::None
+        }
+        ChannelState::Attaching(_) | ChannelState::Recovering => api::ChannelState::Attaching,
+        ChannelState::Attached(_) | ChannelState::Detaching(..) => api::ChannelState::Attached,
+        ChannelState::Lost | ChannelState::LostDetaching(_) => api::ChannelState::Lost,
+    }
+}
+
+/// Why a guest that was not asked to stand still does.
+fn stuck(vm: &Vm) -> Option<String> {
+    let state = vm.description.run_state.as_str();
+    let why = match state {
+        "internal-error" => "the hypervisor could not go on with it",
+        "io-error" => "its disk gave an error",
+        "guest-panicked" => "its kernel panicked",
+        "watchdog" => "its watchdog ran out",
+        _ => return None,
+    };
+    Some(format!("the guest stands still ({state}): {why}"))
+}
+
+/// A VM of which only the handle is known.
+fn unreachable(name: &str, hypervisor: api::Hypervisor, problem: &str) -> api::Vm {
+    api::Vm {
+        name: name.to_owned(),
+        pid: None,
+        described: false,
+        hypervisor,
+        attached: false,
+        channel: api::ChannelState::None,
+        run_state: None,
+        problem: Some(problem.to_owned()),
+        nodes: Vec::new(),
+        distances: DistanceMatrix::default(),
+        vcpus: Vec::new(),
+        telling: api::Telling::default(),
+        spare_slots: BTreeMap::new(),
+    }
+}
+
+fn vcpu(vm: &Vm, described: &vnuma_topology::Vcpu) -> Option<api::Vcpu> {
+    let status = vm.placement.vcpu(described.apic_id)?;
+    let location = vm.locations.get(&described.apic_id);
+    Some(api::Vcpu {
+        apic_id: described.apic_id,
+        tid: described.tid,
+        host_cpu: location.map(|location| location.cpu),
+        host_node: status.host_node,
+        pinned: location.is_some_and(|location| location.pinned.is_some()),
+        guest_node: status.published_node,
+        believed_node: status.acked_node,
+        right_node: status.target_node,
+        state: match status.state {
+            VcpuState::True => api::VcpuState::True,
+            VcpuState::Approximate => api::VcpuState::Approximate,
+            VcpuState::Stale => api::VcpuState::Stale,
+            VcpuState::Unknown => api::VcpuState::Unknown,
+        },
+    })
+}

@@ -1,0 +1,195 @@
+//! What operators want. A request is refused here, or becomes something wanted in the world, which the next plan carries
+//! out; each is answered once.
+
+use super::{
+    Core, Reply,
+    content::content,
+    event::{Ask, Command, Request},
+    refusal::Refusal,
+    render,
+};
+use vnuma_api as api;
+use vnuma_hypervisor::VmError;
+use vnuma_placement::world::{
+    ChannelEvent, ChannelState, ConnectionId, DescriptionSource, ManagedVm, Move, Mover, Replug, RequestId,
+    Vm, VmId,
+};
+use vnuma_topology::{ApicId, GuestNodeId, HostNodeId};
+
+impl Core {
+    /// Names of all VMs that an operator can see.
+    pub fn names(&self) -> Vec<String> {
+        let seen = self.world.iter().filter(|(_, managed)| render::is_shown(managed));
+        let mut names: Vec<_> = seen.map(|(_, managed)| managed.name().to_owned()).collect();
+        names.sort_unstable();
+        names
+    }
+
+    /// A VM as an operator sees it.
+    pub fn show(&self, name: &str) -> Result<api::Vm, Refusal> {
+        let (_, managed) = self.find(name)?;
+        render::managed(managed).ok_or_else(|| Refusal::NoVm(name.to_owned()))
+    }
+
+    pub(super) fn requested(&mut self, request: RequestId, wanted: Request) {
+        let taken = match wanted {
+            Request::Attach(name) => self.attach(request, &name),
+            Request::Detach(name) => self.detach(request, &name),
+            Request::Move(name, vcpu, node) => self.want_move(request, &name, vcpu, node),
+            Request::Replug(name, vcpu) => self.want_replug(request, &name, vcpu),
+        };
+        if let Err(refusal) = taken {
+            self.answer(Some(request), Reply::Refused(refusal));
+        }
+    }
+
+    /// The VM of this name, or what has a problem and would have this name.
+    fn find(&self, name: &str) -> Result<(VmId, &ManagedVm), Refusal> {
+        let known = self.names.get(name).and_then(|id| Some((*id, self.world.get(*id)?)));
+        let unknown = || self.world.iter().find(|(_, m)| m.vm.is_none() && m.fallback_name == name);
+        known.or_else(unknown).ok_or_else(|| Refusal::NoVm(name.to_owned()))
+    }
+
+    /// A VM that can be asked something, and its connection.
+    fn connected(&self, name: &str) -> Result<(VmId, &Vm, ConnectionId), Refusal> {
+        let (id, managed) = self.find(name)?;
+        match (&managed.vm, managed.responsive()) {
+            (Some(vm), Some(connection)) => Ok((id, vm, connection)),
+            _ => Err(not_connected(name, managed)),
+        }
+    }
+
+    fn attach(&mut self, request: RequestId, name: &str) -> Result<(), Refusal> {
+        let (id, vm, connection) = self.connected(name)?;
+        let vm_name = || name.to_owned();
+        match vm.channel {
+            ChannelState::Replugging(_) => return Err(Refusal::Replugging { vm: vm_name() }),
+            _ if vm.replug_wanted.is_some() => return Err(Refusal::Replugging { vm: vm_name() }),
+            ChannelState::Attached(_) | ChannelState::Detaching(..) => {
+                return Err(Refusal::Attached { vm: vm_name() });
+            }
+            ChannelState::Attaching(_) => return Err(Refusal::Attaching { vm: vm_name() }),
+            ChannelState::Recovering => return Err(Refusal::Recovering { vm: vm_name() }),
+            ChannelState::Lost | ChannelState::LostDetaching(_) => {
+                return Err(Refusal::Lost { vm: vm_name() });
+            }
+            ChannelState::Detached | ChannelState::AttachTimedOut => check_publishable(vm)?,
+        }
+        let epoch = self.epochs.take();
+        self.channel_event(id, ChannelEvent::AttachRequested(request));
+        self.commands.push(Command::Ask(connection, Ask::Attach(epoch)));
+        Ok(())
+    }
+
+    fn detach(&mut self, request: RequestId, name: &str) -> Result<(), Refusal> {
+        let (id, vm, connection) = self.connected(name)?;
+        let vm_name = || name.to_owned();
+        match vm.channel {
+            ChannelState::Detached | ChannelState::AttachTimedOut | ChannelState::Replugging(_) => {
+                return Err(Refusal::NotAttached { vm: vm_name() });
+            }
+            ChannelState::Attaching(_) => return Err(Refusal::Attaching { vm: vm_name() }),
+            ChannelState::Recovering => return Err(Refusal::Recovering { vm: vm_name() }),
+            ChannelState::Detaching(..) | ChannelState::LostDetaching(_) => {
+                return Err(Refusal::Detaching { vm: vm_name() });
+            }
+            ChannelState::Attached(_) | ChannelState::Lost => {}
+        }
+        self.channel_event(id, ChannelEvent::DetachRequested(request));
+        self.commands.push(Command::Ask(connection, Ask::Detach));
+        Ok(())
+    }
+
+    /// It takes no connection: a VM whose hypervisor does not answer can be moved.
+    fn want_move(
+        &mut self,
+        request: RequestId,
+        name: &str,
+        vcpu: ApicId,
+        node: HostNodeId,
+    ) -> Result<(), Refusal> {
+        let (id, managed) = self.find(name)?;
+        let Some(vm) = &managed.vm else { return Err(not_connected(name, managed)) };
+        if vm.source == DescriptionSource::ThreadNames {
+            return Err(Refusal::Unnumbered { vm: name.to_owned() });
+        }
+        if !vm.description.vcpus.iter().any(|known| known.apic_id == vcpu) {
+            return Err(no_vcpu(vm, vcpu));
+        }
+        match self.world.host.node(node) {
+            None => {
+                let present = self.world.host.nodes.iter().map(|node| node.id).collect();
+                return Err(Refusal::NoNode { node, present });
+            }
+            Some(found) if found.cpus.is_empty() => return Err(Refusal::NoCpus { node }),
+            Some(_) => {}
+        }
+        if let Some((_, vm)) = self.world.vm_mut(id) {
+            let mover = Mover::Operator;
+            vm.moves.push(Move { vcpu, node, mover, request: Some(request), in_flight: false });
+        }
+        Ok(())
+    }
+
+    fn want_replug(&mut self, request: RequestId, name: &str, vcpu: ApicId) -> Result<(), Refusal> {
+        let (id, vm, _) = self.connected(name)?;
+        let node = check_replug(vm, vcpu)?;
+        if let Some((_, vm)) = self.world.vm_mut(id) {
+            vm.replug_wanted = Some(Replug { vcpu, node, request: Some(request) });
+        }
+        Ok(())
+    }
+}
+
+/// Why a VM cannot be asked.
+fn not_connected(name: &str, managed: &ManagedVm) -> Refusal {
+    let problem = render::problem(managed).unwrap_or_else(|| "connecting".to_owned());
+    Refusal::NotConnected { vm: name.to_owned(), problem }
+}
+
+fn no_vcpu(vm: &Vm, vcpu: ApicId) -> Refusal {
+    let present = vm.description.vcpus.iter().map(|vcpu| vcpu.apic_id).collect();
+    Refusal::NoVcpu { vm: vm.name().to_owned(), vcpu, present }
+}
+
+/// Can anything be published to it at all? Asked before a channel is made.
+pub(super) fn check_publishable(vm: &Vm) -> Result<(), Refusal> {
+    let name = || vm.name().to_owned();
+    let ids = vm.placement.guest_nodes();
+    if ids.is_empty() {
+        return Err(Refusal::Uma { vm: name() });
+    }
+    let last = ids.len() - 1;
+    if ids.iter().enumerate().any(|(position, &id)| id as usize != position) {
+        return Err(Refusal::NodeNumbers { vm: name(), ids: ids.to_vec(), last });
+    }
+    let vcpus = vm.description.vcpus.iter().map(|vcpu| (vcpu.apic_id, vcpu.boot_node.unwrap_or(0)));
+    let content = content(vm.placement.distances().clone(), vcpus);
+    content.map(drop).map_err(|source| Refusal::Content { vm: name(), source })
+}
+
+/// The guest node that a vCPU is to be replugged to.
+fn check_replug(vm: &Vm, vcpu: ApicId) -> Result<GuestNodeId, Refusal> {
+    let name = || vm.name().to_owned();
+    if vm.placement.guest_nodes().is_empty() {
+        return Err(Refusal::Uma { vm: name() });
+    }
+    if matches!(vm.channel, ChannelState::Replugging(_)) || vm.replug_wanted.is_some() {
+        return Err(Refusal::Replugging { vm: name() });
+    }
+    if vm.channel != ChannelState::Detached {
+        return Err(Refusal::ChannelInUse { vm: name() });
+    }
+    let described = vm.description.vcpus.iter().find(|described| described.apic_id == vcpu);
+    let (Some(described), Some(status)) = (described, vm.placement.vcpu(vcpu)) else {
+        return Err(no_vcpu(vm, vcpu));
+    };
+    if described.index == 0 {
+        return Err(VmError::BootVcpu { vm: name() }.into());
+    }
+    match (status.target_node, status.acked_node) {
+        (None, _) => Err(Refusal::LocationUnknown { vm: name(), vcpu }),
+        (Some(node), Some(acked)) if node == acked => Err(Refusal::AlreadyCorrect { vm: name(), vcpu, node }),
+        (Some(node), _) => Ok(node),
+    }
+}

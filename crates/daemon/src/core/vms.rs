@@ -1,0 +1,431 @@
+//! VMs come, change and go.
+
+use super::{
+    Core, Reply,
+    event::{Ask, Candidate, Command, Level, Report},
+    refusal::Refusal,
+    render,
+};
+use std::{
+    collections::{HashMap, HashSet},
+    io::ErrorKind,
+};
+use vnuma_api as api;
+use vnuma_hypervisor::VmError;
+use vnuma_placement::world::{
+    ChannelEvent, ConnectionId, DescriptionSource, Link, LinkEvent, ManagedVm, ProcessState, StopReason, Vm,
+    VmId,
+};
+use vnuma_topology::{ApicId, Vcpu, VmDescription};
+
+/// How often a VM is described again whose memory can move without an event. Its hypervisor and the kernel pay for that. A
+/// young VM is described more often, as most of its memory is touched for the first time then.
+const UNBOUND_MOST_NS: u64 = 30_000_000_000;
+const UNBOUND_LEAST_NS: u64 = 2_000_000_000;
+
+impl Core {
+    /// The backends listed what there is.
+    pub(super) fn scanned(&mut self, candidates: Vec<Candidate>) {
+        self.scan_problem = None;
+        let listed: HashSet<&str> = candidates.iter().map(|candidate| candidate.handle.as_str()).collect();
+        // A VM lives on without its handle, until its process ends.
+        let over = |managed: &ManagedVm| managed.vm.is_none() && !listed.contains(managed.handle.as_str());
+        let gone: Vec<_> = self.world.iter().filter(|(_, m)| over(m)).map(|(id, _)| id).collect();
+        gone.into_iter().for_each(|id| self.forget_handle(id));
+        for Candidate { handle, name, instance } in candidates {
+            let now_ns = self.now_ns;
+            let Some(&id) = self.handles.get(&handle) else {
+                let id = self.fresh_id();
+                self.handles.insert(handle.clone(), id);
+                self.world.insert(id, ManagedVm::new(handle, name, instance, now_ns));
+                continue;
+            };
+            // Looked at first, so that a scan that finds nothing new touches nothing.
+            if self.world.get(id).is_some_and(|managed| managed.instance != instance)
+                && let Some(managed) = self.world.get_mut(id)
+            {
+                managed.instance = instance;
+                self.link_event(id, LinkEvent::Replaced { now_ns });
+            }
+        }
+    }
+
+    /// Not knowing which VMs there are ends none.
+    pub(super) fn scan_failed(&mut self, problem: String) {
+        if self.scan_problem.as_ref() != Some(&problem) {
+            self.log(Level::Warn, format!("no VMs can be found; those that are known stay: {problem}"));
+        }
+        self.scan_problem = Some(problem);
+    }
+
+    /// Connects to those whose time has come.
+    pub(super) fn connect_due(&mut self) {
+        for id in self.world.due(self.now_ns) {
+            let now_ns = self.now_ns;
+            let due = |managed: &ManagedVm| match managed.link {
+                Link::Disconnected { retry_ns, .. } => retry_ns <= now_ns,
+                _ => false,
+            };
+            let Some(managed) = self.world.get(id).filter(|managed| due(managed)) else { continue };
+            let handle = managed.handle.clone();
+            let connection = self.fresh_id();
+            self.connections.insert(connection, id);
+            self.link_event(id, LinkEvent::Connect(connection));
+            self.commands.push(Command::Connect(id, connection, handle));
+        }
+    }
+
+    /// Takes a link to its next state; says once what is wrong.
+    fn link_event(&mut self, id: VmId, event: LinkEvent) {
+        let Some(managed) = self.world.get_mut(id) else { return };
+        let Some(next) = managed.link.next(event) else { return };
+        let before = std::mem::replace(&mut managed.link, next);
+        let problem = managed.link.problem().filter(|problem| before.problem() != Some(*problem));
+        let line = problem.map(|problem| format!("{}: it does not answer: {problem}", managed.handle));
+        let closed = before.connection().filter(|connection| managed.link.connection() != Some(*connection));
+        if let Some(line) = line {
+            self.log(Level::Warn, line);
+        }
+        if let Some(connection) = closed {
+            self.connections.remove(&connection);
+            self.commands.push(Command::Disconnect(connection));
+        }
+    }
+
+    /// A connection reports. One that was given up may still have had something to say.
+    pub(super) fn reported(&mut self, connection: ConnectionId, report: Report) {
+        let Some(&id) = self.connections.get(&connection) else { return };
+        match report {
+            Report::Up(description, channel) => self.up(id, description, channel),
+            Report::Described(description) => self.described(id, description),
+            Report::Slow(problem, pid) => {
+                self.watch_process(id, pid);
+                self.link_event(id, LinkEvent::Slow(problem));
+            }
+            Report::Prompt => self.link_event(id, LinkEvent::Prompt),
+            Report::Silent(problem, pid) => self.silent(id, problem, pid),
+            Report::Observed(pid, vcpus, certain) => self.observed(id, pid, vcpus, certain),
+            Report::Attached(outcome) => self.attached(id, outcome),
+            Report::Detached(outcome) => self.detached(id, outcome),
+            Report::Replugged(outcome) => self.replugged(id, outcome),
+            Report::Recovered(outcome) => self.recovered(id, outcome),
+            Report::Released => self.unplugged(id, ChannelEvent::Released),
+            Report::Rebooted => self.rebooted(id),
+            Report::Ended => {
+                self.link_event(id, LinkEvent::Ended { now_ns: self.now_ns });
+                self.forget_vm(id, true);
+            }
+            Report::Lost(error) => self.lost(id, &error),
+        }
+    }
+
+    /// A hypervisor has greeted and described its VM.
+    fn up(&mut self, id: VmId, description: VmDescription, channel: bool) {
+        let name = description.name.clone();
+        if let Some(problem) = self.claim_name(id, &name) {
+            let (problem, now_ns) = (Some(problem), self.now_ns);
+            return self.link_event(id, LinkEvent::Lost { problem, known: false, at_once: false, now_ns });
+        }
+        self.link_event(id, LinkEvent::Up);
+        self.watch_process(id, description.pid);
+        let known = self.vm(id);
+        let same = known.is_some_and(|vm| {
+            vm.description.pid == description.pid
+                && vm.source == DescriptionSource::Hypervisor
+                && vm.name() == name
+        });
+        if !same {
+            // Of one that was only seen from outside nothing is kept, and a VM that was there under this name goes on.
+            let renamed = known.is_some_and(|vm| vm.name() != name || vm.description.pid != description.pid);
+            self.replace_vm(id, description.clone(), DescriptionSource::Hypervisor, renamed);
+        }
+        self.described(id, description);
+        self.found_channel(id, channel);
+    }
+
+    /// A VM is known now, in the place of what was known before.
+    fn replace_vm(
+        &mut self,
+        id: VmId,
+        description: VmDescription,
+        source: DescriptionSource,
+        announce_end: bool,
+    ) {
+        let was_known = self.vm(id).is_some();
+        if announce_end {
+            self.forget_vm(id, false);
+        } else if was_known {
+            self.watch_only(id, &[]);
+        }
+        let (name, pid, count) = (description.name.clone(), description.pid, description.vcpus.len());
+        let vm = Vm::new(&self.world.host, description, source, self.now_ns);
+        self.names.insert(name.clone(), id);
+        if let Some(managed) = self.world.get_mut(id) {
+            managed.vm = Some(vm);
+        }
+        if announce_end || !was_known {
+            let how = if source == DescriptionSource::Hypervisor { "" } else { "; it does not answer" };
+            self.log(Level::Info, format!("{name}: VM found, process {pid}, {count} vCPUs{how}"));
+            self.announce(api::Event::Appeared { vm: name, time_ns: self.now_ns });
+        }
+    }
+
+    /// Why a VM cannot have its name, if it cannot. One that was only seen from outside is called like its handle, and
+    /// makes way for one that has the name itself.
+    fn claim_name(&mut self, id: VmId, name: &str) -> Option<String> {
+        let other = self.names.get(name).copied().filter(|other| *other != id)?;
+        let managed = self.world.get(other)?;
+        if managed.vm.as_ref()?.source == DescriptionSource::Hypervisor {
+            return Some(format!("its name `{name}` is taken by the VM at {}", managed.handle));
+        }
+        self.forget_vm(other, false);
+        None
+    }
+
+    /// Takes over a description, and has the threads watched that it names.
+    pub(super) fn described(&mut self, id: VmId, description: VmDescription) {
+        let now_ns = self.now_ns;
+        let vcpus = description.vcpus.clone();
+        let pid = description.pid;
+        let Some((host, vm)) = self.world.vm_mut(id) else { return };
+        vm.describe(host, description, now_ns);
+        self.watch_only(id, &vcpus);
+        for vcpu in vcpus {
+            let mine = (id, vcpu.apic_id);
+            if self.threads.get(&vcpu.tid) != Some(&mine) {
+                // A thread of this process now, whoever had its number before.
+                if self.threads.insert(vcpu.tid, mine).is_some() {
+                    self.commands.push(Command::Unwatch(vcpu.tid));
+                }
+                self.commands.push(Command::Watch(pid, vcpu.tid));
+            }
+        }
+        self.drop_moves_of_missing(id);
+    }
+
+    /// Moves of vCPUs that are there no more are answered.
+    fn drop_moves_of_missing(&mut self, id: VmId) {
+        let Some((_, vm)) = self.world.vm_mut(id) else { return };
+        let (name, vcpus) = (vm.name().to_owned(), &vm.description.vcpus);
+        let present: Vec<u32> = vcpus.iter().map(|vcpu| vcpu.apic_id).collect();
+        let gone: Vec<_> = vm.moves.extract_if(.., |wanted| !present.contains(&wanted.vcpu)).collect();
+        for wanted in gone {
+            let (vm, vcpu, present) = (name.clone(), wanted.vcpu, present.clone());
+            self.answer(wanted.request, Reply::Refused(Refusal::NoVcpu { vm, vcpu, present }));
+        }
+    }
+
+    /// Watches no threads of a VM but those of these vCPUs.
+    fn watch_only(&mut self, id: VmId, vcpus: &[Vcpu]) {
+        let wanted: HashMap<i32, ApicId> = vcpus.iter().map(|vcpu| (vcpu.tid, vcpu.apic_id)).collect();
+        let before = self.watched.remove(&id).unwrap_or_default();
+        for tid in before {
+            let owner = self.threads.get(&tid).copied();
+            if owner.is_some_and(|(vm, apic_id)| vm == id && wanted.get(&tid) != Some(&apic_id)) {
+                self.threads.remove(&tid);
+                self.commands.push(Command::Unwatch(tid));
+            }
+        }
+        if !wanted.is_empty() {
+            self.watched.insert(id, wanted.into_keys().collect());
+        }
+    }
+
+    /// A VM does not answer. What was known of it stays.
+    fn silent(&mut self, id: VmId, problem: String, pid: i32) {
+        if self.vm(id).is_some_and(|vm| vm.description.pid != pid) {
+            self.forget_vm(id, true);
+        }
+        self.watch_process(id, pid);
+        self.link_event(id, LinkEvent::Silent(problem));
+    }
+
+    /// vCPUs were seen of a VM that does not answer, or not as it should.
+    fn observed(&mut self, id: VmId, pid: i32, vcpus: Vec<Vcpu>, certain: bool) {
+        let Some(managed) = self.world.get(id) else { return };
+        let name = managed.fallback_name.clone();
+        if managed.vm.as_ref().is_some_and(|vm| vm.source == DescriptionSource::Hypervisor) {
+            return;
+        }
+        // A QEMU may have several monitors, and more than one VM may want a name.
+        let named = self.names.get(&name).is_some_and(|other| *other != id);
+        let same_process = |(other, managed): (VmId, &ManagedVm)| {
+            other != id && managed.vm.as_ref().is_some_and(|vm| vm.description.pid == pid)
+        };
+        if named || self.world.iter().any(same_process) {
+            return;
+        }
+        let source = if certain { DescriptionSource::Kvm } else { DescriptionSource::ThreadNames };
+        let description = VmDescription {
+            name,
+            pid,
+            run_state: String::new(),
+            guest_nodes: Vec::new(),
+            vcpus,
+            spare_slots: Default::default(),
+        };
+        match self.world.get_mut(id).and_then(|managed| managed.vm.as_mut()) {
+            Some(vm) => vm.source = source,
+            None => self.replace_vm(id, description.clone(), source, false),
+        }
+        self.watch_process(id, pid);
+        self.described(id, description);
+    }
+
+    /// There is no connection, or no more. A VM that is known stays known, and is still observed.
+    fn lost(&mut self, id: VmId, error: &VmError) {
+        let (known, now_ns) = (self.vm(id).is_some(), self.now_ns);
+        let expected = !known && nobody_listening(error);
+        if expected {
+            let handle = self.world.get(id).map(|managed| managed.handle.clone()).unwrap_or_default();
+            self.log(Level::Debug, format!("{handle}: no VM behind it: {error}"));
+        }
+        let problem = (!expected).then(|| error.to_string());
+        // A place in the queue is free as soon as somebody leaves.
+        let at_once = queue_full(error);
+        self.link_event(id, LinkEvent::Lost { problem, known, at_once, now_ns });
+        if !known {
+            self.unwatch_process(id);
+        }
+        let Some(vm) = self.vm(id) else { return };
+        let (name, in_flight) = (vm.name().to_owned(), vm.channel.request());
+        let wanted = vm.replug_wanted.and_then(|replug| replug.request);
+        if let Some((_, vm)) = self.world.vm_mut(id) {
+            vm.replug_wanted = None;
+        }
+        let answered = self.channel_event(id, ChannelEvent::ConnectionLost).and(in_flight);
+        for request in [answered, wanted] {
+            let refusal = Refusal::NotConnected { vm: name.clone(), problem: error.to_string() };
+            self.answer(request, Reply::Refused(refusal));
+        }
+    }
+
+    /// A VM has ended, or nobody knows it any more: everything of it goes. `ended`: its process has.
+    fn forget_vm(&mut self, id: VmId, ended: bool) {
+        self.watch_only(id, &[]);
+        self.watched.remove(&id);
+        self.unwatch_process(id);
+        let Some(vm) = self.world.get_mut(id).and_then(|managed| managed.vm.take()) else { return };
+        if self.names.get(vm.name()) == Some(&id) {
+            self.names.remove(vm.name());
+        }
+        if vm.channel.publisher().is_some() {
+            self.commands.push(Command::CloseChannel(id));
+        }
+        if ended {
+            self.commands.push(Command::ForgetRecord(vm.description.pid));
+        }
+        let waiting = [
+            vm.channel.request(),
+            self.first_publication.remove(&id),
+            vm.replug_wanted.and_then(|replug| replug.request),
+        ];
+        let name = vm.description.name;
+        for request in waiting.into_iter().chain(vm.moves.iter().map(|wanted| wanted.request)) {
+            self.answer(request, Reply::Refused(Refusal::Ended { vm: name.clone() }));
+        }
+        self.log(Level::Info, format!("{name}: VM gone"));
+        self.announce(api::Event::Gone { vm: name, time_ns: self.now_ns });
+    }
+
+    /// A handle is listed no more, and no VM is known behind it.
+    fn forget_handle(&mut self, id: VmId) {
+        self.unwatch_process(id);
+        let Some(managed) = self.world.remove(id) else { return };
+        self.handles.remove(&managed.handle);
+        if let Some(connection) = managed.link.connection() {
+            self.connections.remove(&connection);
+            self.commands.push(Command::Disconnect(connection));
+        }
+    }
+
+    /// The guest boots again. On a channel that is not served it finds again what somebody else left there.
+    fn rebooted(&mut self, id: VmId) {
+        let now_ns = self.now_ns;
+        let Some((_, vm)) = self.world.vm_mut(id) else { return };
+        if vm.channel.publisher().is_some() || !vm.channel.is_plugged() {
+            vm.placement.rebooted(now_ns);
+        }
+    }
+
+    fn watch_process(&mut self, id: VmId, pid: i32) {
+        let Some(managed) = self.world.get_mut(id) else { return };
+        if managed.process.is_none_or(|process| process.pid != pid) {
+            managed.process = Some(ProcessState { pid, stopped: None });
+            self.commands.push(Command::WatchProcess(id, pid));
+        }
+    }
+
+    fn unwatch_process(&mut self, id: VmId) {
+        if self.world.get_mut(id).is_some_and(|managed| managed.process.take().is_some()) {
+            self.commands.push(Command::UnwatchProcess(id));
+        }
+    }
+
+    /// A process stands still, or runs again.
+    pub(super) fn process_state(&mut self, id: VmId, pid: i32, stopped: Option<StopReason>) {
+        let Some(managed) = self.world.get_mut(id) else { return };
+        let Some(process) = managed.process.as_mut().filter(|process| process.pid == pid) else { return };
+        if std::mem::replace(&mut process.stopped, stopped) == stopped {
+            return;
+        }
+        let (handle, problem) = (managed.handle.clone(), render::problem(managed));
+        match stopped {
+            Some(_) => self.log(Level::Warn, format!("{handle}: {}", problem.unwrap_or_default())),
+            None => self.log(Level::Info, format!("{handle}: QEMU (process {pid}) runs again")),
+        }
+    }
+
+    /// A main loop that waits for something to do will answer; of any other only a question tells.
+    pub(super) fn main_loop_busy(&mut self, id: VmId, pid: i32) {
+        let Some(managed) = self.world.get(id) else { return };
+        let is_it = managed.process.is_some_and(|process| process.pid == pid && process.stopped.is_none());
+        if let (true, Link::Answers { connection }) = (is_it, &managed.link) {
+            self.commands.push(Command::Ask(*connection, Ask::Probe));
+        }
+    }
+
+    /// A process has ended. While there is a connection, that tells it too.
+    pub(super) fn process_ended(&mut self, id: VmId, pid: i32) {
+        let Some(managed) = self.world.get(id) else { return };
+        if managed.process.is_some_and(|process| process.pid == pid) {
+            self.link_event(id, LinkEvent::Ended { now_ns: self.now_ns });
+            self.forget_vm(id, true);
+        }
+    }
+
+    pub(super) fn ask_if_connected(&mut self, id: VmId, ask: Ask) {
+        if let Some(connection) = self.world.get(id).and_then(|managed| managed.link.connection()) {
+            self.commands.push(Command::Ask(connection, ask));
+        }
+    }
+
+    /// Memory that is not bound finds other homes without an event.
+    pub(super) fn describe_unbound(&mut self) {
+        let now_ns = self.now_ns;
+        let is_due = |managed: &ManagedVm| {
+            let Some(vm) = &managed.vm else { return false };
+            let wait_ns = now_ns.saturating_sub(vm.found_ns).clamp(UNBOUND_LEAST_NS, UNBOUND_MOST_NS);
+            vm.has_unbound_memory() && now_ns.saturating_sub(vm.described_ns) >= wait_ns
+        };
+        let due: Vec<_> = self.world.iter().filter(|(_, m)| is_due(m)).map(|(id, _)| id).collect();
+        for id in due {
+            if let Some((_, vm)) = self.world.vm_mut(id) {
+                // Counts as described, so that a slow VM is asked once only.
+                vm.described_ns = now_ns;
+            }
+            self.ask_if_connected(id, Ask::Describe);
+        }
+    }
+}
+
+/// Nobody listens there: a leftover of a VM that was killed, or one that has yet to start.
+fn nobody_listening(error: &VmError) -> bool {
+    let VmError::Connect { source, .. } = error else { return false };
+    matches!(source.kind(), ErrorKind::ConnectionRefused | ErrorKind::NotFound)
+}
+
+/// The monitor's queue of connections is full.
+fn queue_full(error: &VmError) -> bool {
+    matches!(error, VmError::Connect { source, .. } if source.kind() == ErrorKind::WouldBlock)
+}

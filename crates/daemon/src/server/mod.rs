@@ -1,0 +1,14 @@
+//! The API server: who may connect, who may act, and what is answered.
+
+mod api;
+mod limits;
+mod listener;
+mod rights;
+mod socket;
+
+pub(crate) use api::{Context, router};
+pub(crate) use limits::PerUser;
+pub(crate) use listener::ApiListener;
+pub(crate) use rights::{Peer, Rights};
+pub use socket::SocketError;
+pub(crate) use socket::{ApiSocket, group_id};

@@ -1,0 +1,188 @@
+//! Where everything arrives that the core is to know.
+
+use super::worker;
+use crate::core::{
+    Refusal,
+    event::{Answer, Event, Request},
+};
+use std::{
+    collections::VecDeque,
+    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+    time::Instant,
+};
+use tokio::sync::{mpsc, oneshot};
+use vnuma_api as api;
+use vnuma_placement::world::{ConnectionId, VmId};
+
+/// Messages that wait to be taken in. Whoever has more to say waits, or counts them as lost.
+const CAPACITY: usize = 4096;
+
+/// Requests that wait for their turn.
+const REQUESTS: usize = 1024;
+
+/// Messages that are taken in before a request has its turn.
+const BATCH: usize = 256;
+
+/// Something that arrives.
+#[derive(Debug)]
+pub(crate) enum Message {
+    /// For the core as it is.
+    Event(Event),
+    /// A guest rang.
+    Doorbell(VmId),
+    /// A worker reports.
+    Worker(ConnectionId, worker::Report),
+}
+
+/// What a client of the API wants.
+#[derive(Debug)]
+pub(crate) enum ApiRequest {
+    /// Names of all VMs.
+    Names(oneshot::Sender<Vec<String>>),
+    /// A VM.
+    Show(String, oneshot::Sender<Result<api::Vm, Refusal>>),
+    /// The daemon itself.
+    Daemon(oneshot::Sender<api::Daemon>),
+    /// All events from now on.
+    Watch(oneshot::Sender<mpsc::Receiver<api::Event>>),
+    /// Something done.
+    Act(Request, oneshot::Sender<Result<Answer, Refusal>>),
+}
+
+/// What is taken at a time.
+#[derive(Debug, Default)]
+pub(crate) struct Turn {
+    pub(crate) messages: Vec<Message>,
+    pub(crate) request: Option<ApiRequest>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    messages: VecDeque<Message>,
+    requests: VecDeque<ApiRequest>,
+    closed: bool,
+}
+
+/// Messages and requests, in two queues: requests never hold up messages.
+#[derive(Debug, Default)]
+pub(crate) struct Inbox {
+    state: Mutex<State>,
+    arrived: Condvar,
+    taken: Condvar,
+}
+
+impl Inbox {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing that is done under the lock can panic half-way.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a message, and waits for room. False once nobody takes messages any more.
+    pub(crate) fn send(&self, message: Message) -> bool {
+        let full = |state: &mut State| state.messages.len() >= CAPACITY && !state.closed;
+        let mut state = self.taken.wait_while(self.lock(), full).unwrap_or_else(PoisonError::into_inner);
+        if state.closed {
+            return false;
+        }
+        state.messages.push_back(message);
+        self.arrived.notify_one();
+        true
+    }
+
+    /// Adds an event if there is room for it.
+    pub(crate) fn try_send(&self, event: Event) -> bool {
+        let mut state = self.lock();
+        if state.closed || state.messages.len() >= CAPACITY {
+            return false;
+        }
+        state.messages.push_back(Message::Event(event));
+        self.arrived.notify_one();
+        true
+    }
+
+    /// Adds a request. False when there are too many, or nobody takes them any more.
+    pub(crate) fn request(&self, request: ApiRequest) -> bool {
+        let mut state = self.lock();
+        if state.closed || state.requests.len() >= REQUESTS {
+            return false;
+        }
+        state.requests.push_back(request);
+        self.arrived.notify_one();
+        true
+    }
+
+    /// Waits until there is something, or until `until`. `None` once it is closed.
+    pub(crate) fn take(&self, until: Instant) -> Option<Turn> {
+        let mut state = self.lock();
+        while state.messages.is_empty() && state.requests.is_empty() && !state.closed {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            (state, _) = self.arrived.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner);
+        }
+        if state.closed {
+            return None;
+        }
+        let count = state.messages.len().min(BATCH);
+        let messages = state.messages.drain(..count).collect();
+        let request = state.requests.pop_front();
+        self.taken.notify_all();
+        Some(Turn { messages, request })
+    }
+
+    /// Nothing is taken any more, and whoever waits for room waits no longer.
+    pub(crate) fn close(&self) {
+        let mut state = self.lock();
+        state.closed = true;
+        // Those who wait for an answer see that none comes.
+        state.requests.clear();
+        self.arrived.notify_all();
+        self.taken.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{sync::Arc, thread, time::Duration};
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(60)
+    }
+
+    #[test]
+    fn messages_come_before_requests_and_requests_one_at_a_time() {
+        let inbox = Inbox::default();
+        for _ in 0..3 {
+            assert!(inbox.request(ApiRequest::Names(oneshot::channel().0)));
+        }
+        for _ in 0..BATCH + 1 {
+            assert!(inbox.send(Message::Event(Event::Woken)));
+        }
+        let sizes: Vec<_> = (0..3)
+            .map(|_| inbox.take(soon()).map(|turn| (turn.messages.len(), turn.request.is_some())))
+            .collect();
+        assert_eq!(sizes, [Some((BATCH, true)), Some((1, true)), Some((0, true))]);
+        assert!(inbox.take(Instant::now()).is_some_and(|turn| turn.messages.is_empty()));
+    }
+
+    #[test]
+    fn who_may_wait_waits_for_room_and_who_may_not_is_told() {
+        let inbox = Arc::new(Inbox::default());
+        for _ in 0..CAPACITY {
+            assert!(inbox.try_send(Event::Woken));
+        }
+        assert!(!inbox.try_send(Event::Woken));
+        let theirs = Arc::clone(&inbox);
+        let waiting = thread::spawn(move || theirs.send(Message::Event(Event::Resync)));
+        assert!(inbox.take(soon()).is_some());
+        assert!(waiting.join().expect("no panic"), "there is room now");
+        while inbox.try_send(Event::Woken) {}
+        let theirs = Arc::clone(&inbox);
+        let waiting = thread::spawn(move || theirs.send(Message::Event(Event::Resync)));
+        inbox.close();
+        assert!(!waiting.join().expect("no panic"), "nobody takes it any more");
+        assert!(inbox.take(soon()).is_none());
+    }
+}

@@ -1,0 +1,354 @@
+//! What surrounds the core: it takes in what happens, and carries out what the core wants.
+//!
+//! ```text
+//!  scanner ─────┐                                ┌──▶ worker (a thread per hypervisor): QMP, channels made, records
+//!  workers ─────┤                                ├──▶ locator: watches threads, reads where they are
+//!  locator ─────┼─▶ Inbox ─▶ Shell ─▶ Core ─────┼──▶ mover: affinities
+//!  processes ───┤      ▲       │                 ├──▶ processes: do they run, stand still, hang
+//!  host watch ──┤      │       └── outcomes ◀────┼──▶ channels: publishes, in place
+//!  doorbells ───┘      │                         └──▶ watchers: events for clients
+//!  API server ─────────┘ requests, one between two batches of events
+//! ```
+//!
+//! The shell's own thread does nothing that can wait: no file, no socket, no system call that another process can delay.
+//! So neither a hypervisor that hangs nor a disk or a reader that is slow delays a publication.
+
+mod doorbells;
+mod host_watch;
+pub(crate) mod inbox;
+mod locator;
+mod mover;
+mod processes;
+mod records;
+mod scanner;
+mod watchers;
+pub(crate) mod worker;
+
+pub use records::parse_record;
+
+use crate::{
+    config::Config,
+    core::{
+        Core, Refusal,
+        content::content,
+        event::{Answer, Ask, Command, Event, Level, Report},
+    },
+    run::BackendFactory,
+};
+use doorbells::Doorbells;
+use inbox::{ApiRequest, Inbox, Message};
+use locator::Locator;
+use mover::{Mover, Order};
+use processes::Processes;
+use records::Records;
+use scanner::Scanner;
+use std::{
+    collections::{HashMap, VecDeque},
+    io,
+    os::fd::OwnedFd,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tokio::sync::oneshot;
+use tracing::{debug, info, warn};
+use vnuma_api as api;
+use vnuma_channel::Channel;
+use vnuma_host::location::monotonic_ns;
+use vnuma_hypervisor::{VmCandidate, VmError};
+use vnuma_placement::{
+    Policies, Publication,
+    world::{ConnectionId, RequestId, VmId},
+};
+use vnuma_topology::HostTopology;
+use watchers::Watchers;
+use worker::Worker;
+
+/// The core and everything that carries out what it wants.
+pub(crate) struct Shell {
+    core: Core,
+    config: Config,
+    factory: BackendFactory,
+    inbox: Arc<Inbox>,
+    records: Records,
+    workers: HashMap<ConnectionId, (VmId, Worker)>,
+    channels: HashMap<VmId, Channel>,
+    /// The process of each VM, as the connection to its hypervisor found it.
+    pidfds: HashMap<VmId, (i32, Arc<OwnedFd>)>,
+    waiting: HashMap<RequestId, oneshot::Sender<Result<Answer, Refusal>>>,
+    last_request: RequestId,
+    watchers: Watchers,
+    doorbells: Doorbells,
+    locator: Locator,
+    mover: Mover,
+    processes: Processes,
+    scanner: Scanner,
+    _host_watch: host_watch::HostWatch,
+    resync_at: Instant,
+}
+
+impl Shell {
+    /// Starts the threads around the core. They end when this is dropped.
+    pub(crate) fn start(
+        config: Config,
+        host: HostTopology,
+        factory: BackendFactory,
+        first_epoch: u32,
+        inbox: Arc<Inbox>,
+    ) -> anyhow::Result<Self> {
+        let policies = Policies {
+            settle: config.settle,
+            replug_after_ns: config.replug_after.map(|after| after.as_nanos() as u64),
+        };
+        let records = Records::new(config.records.clone());
+        let locator = Locator::start(&host, &config, Arc::clone(&inbox))?;
+        let shell = Self {
+            mover: Mover::start(locator.reader(), Arc::clone(&inbox))?,
+            processes: Processes::start(Arc::clone(&inbox))?,
+            scanner: Scanner::start(factory(), records.clone(), config.resync_interval, Arc::clone(&inbox))?,
+            _host_watch: host_watch::HostWatch::start(&config, host.clone(), Arc::clone(&inbox))?,
+            doorbells: Doorbells::start(Arc::clone(&inbox))?,
+            core: Core::new(host, policies, first_epoch),
+            locator,
+            records,
+            factory,
+            inbox,
+            workers: HashMap::new(),
+            channels: HashMap::new(),
+            pidfds: HashMap::new(),
+            waiting: HashMap::new(),
+            last_request: 0,
+            watchers: Watchers::default(),
+            resync_at: Instant::now() + config.resync_interval,
+            config,
+        };
+        Ok(shell)
+    }
+
+    /// Runs until the inbox is closed. Events come first; between two batches of them one request has its turn.
+    pub(crate) fn run(mut self) {
+        while let Some(turn) = self.inbox.take(self.wake_at()) {
+            for message in turn.messages {
+                self.take_in(message);
+            }
+            if let Some(request) = turn.request {
+                self.serve(request);
+            }
+            if self.resync_at <= Instant::now() {
+                self.resync_at = Instant::now() + self.config.resync_interval;
+                self.step(Event::Resync);
+            }
+            if self.core.next_deadline_ns().is_some_and(|deadline_ns| deadline_ns <= monotonic_ns()) {
+                self.step(Event::Woken);
+            }
+        }
+    }
+
+    fn wake_at(&self) -> Instant {
+        let until = |deadline_ns: u64| Duration::from_nanos(deadline_ns.saturating_sub(monotonic_ns()));
+        let due = self.core.next_deadline_ns().map(|deadline_ns| Instant::now() + until(deadline_ns));
+        due.map_or(self.resync_at, |due| due.min(self.resync_at))
+    }
+
+    /// An event and everything that follows from it at once.
+    fn step(&mut self, event: Event) {
+        let mut events = VecDeque::from([event]);
+        while let Some(event) = events.pop_front() {
+            for command in self.core.step(monotonic_ns(), event) {
+                events.extend(self.carry_out(command));
+            }
+        }
+    }
+
+    /// Takes what the core has no use for out of a message, and gives the core the rest.
+    fn take_in(&mut self, message: Message) {
+        match message {
+            Message::Event(Event::HostChanged(host)) => {
+                self.locator.host_changed(&host);
+                self.step(Event::HostChanged(host));
+            }
+            Message::Event(event) => self.step(event),
+            Message::Doorbell(vm) => self.doorbell(vm),
+            Message::Worker(connection, report) => self.reported(connection, report),
+        }
+    }
+
+    fn reported(&mut self, connection: ConnectionId, report: worker::Report) {
+        use worker::Report as R;
+        let Some(&(vm, _)) = self.workers.get(&connection) else { return };
+        let report = match report {
+            R::Up { description, pidfd, channel } => {
+                self.pidfds.insert(vm, (description.pid, Arc::new(pidfd)));
+                Report::Up(description, channel)
+            }
+            R::Slow { problem, pid, pidfd } => {
+                self.pidfds.insert(vm, (pid, Arc::new(pidfd)));
+                Report::Slow(problem, pid)
+            }
+            R::Silent { problem, pid, pidfd } => {
+                self.pidfds.insert(vm, (pid, Arc::new(pidfd)));
+                Report::Silent(problem, pid)
+            }
+            R::Observed { pid, pidfd, vcpus, certain } => {
+                self.pidfds.insert(vm, (pid, Arc::new(pidfd)));
+                Report::Observed(pid, vcpus, certain)
+            }
+            R::Attached(outcome) => Report::Attached(outcome.map(|channel| self.keep(vm, channel))),
+            R::Recovered(outcome) => Report::Recovered(outcome.map(|channel| self.keep(vm, channel))),
+            R::Plain(report) => report,
+        };
+        self.step(Event::Hypervisor(connection, report));
+        // One that comes when nobody waits for it any more is nobody's.
+        let served = |vm: &VmId| {
+            let known = self.core.world().get(*vm).and_then(|managed| managed.vm.as_ref());
+            known.is_some_and(|vm| vm.channel.publisher().is_some())
+        };
+        if self.channels.contains_key(&vm) && !served(&vm) {
+            self.channels.remove(&vm);
+        }
+    }
+
+    fn keep(&mut self, vm: VmId, channel: Channel) -> u64 {
+        let next = channel.next_generation();
+        if let Err(error) = self.doorbells.watch(vm, &channel) {
+            warn!(%error, "acknowledgements of a guest cannot be received");
+        }
+        self.channels.insert(vm, channel);
+        next
+    }
+
+    /// A guest rang.
+    fn doorbell(&mut self, vm: VmId) {
+        let Some(channel) = self.channels.get(&vm) else { return };
+        let acknowledgements = channel.take_acknowledgements();
+        self.doorbells.rearm(vm, channel);
+        match acknowledgements {
+            Ok(found) => {
+                let next = channel.next_generation();
+                for acknowledged in found {
+                    let recent = (1..=8).map(|back| next.wrapping_sub(back));
+                    let number = |generation: &u64| *generation as u32 as usize % 8 == acknowledged.number;
+                    if let Some(generation) = recent.into_iter().find(number) {
+                        self.step(Event::Acknowledged(vm, generation, acknowledged.safe));
+                    }
+                }
+            }
+            Err(error) => warn!(%error, "cannot read acknowledgements"),
+        }
+    }
+
+    fn serve(&mut self, request: ApiRequest) {
+        match request {
+            // Nobody waiting for an answer any more is no error, here and below.
+            ApiRequest::Names(reply) => drop(reply.send(self.core.names())),
+            ApiRequest::Show(name, reply) => drop(reply.send(self.core.show(&name))),
+            ApiRequest::Daemon(reply) => drop(reply.send(self.describe_self())),
+            ApiRequest::Watch(reply) => drop(reply.send(self.watchers.add())),
+            ApiRequest::Act(wanted, reply) => {
+                self.last_request += 1;
+                self.waiting.insert(self.last_request, reply);
+                self.step(Event::Requested(self.last_request, wanted));
+            }
+        }
+    }
+
+    fn describe_self(&self) -> api::Daemon {
+        let locations = self.locator.health();
+        api::Daemon {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id().cast_signed(),
+            location_source: locations.source.to_owned(),
+            why_not_bpf: locations.why_not_bpf,
+            affinity_events: locations.sees_affinity,
+            location_events_lost: locations.lost,
+            replug_after_s: self.config.replug_after.map(|after| after.as_secs()),
+            watchers: self.watchers.count(),
+            watchers_dropped: self.watchers.dropped(),
+        }
+    }
+
+    /// Carries out a command. What is known at once to have come of it is returned.
+    fn carry_out(&mut self, command: Command) -> Option<Event> {
+        match command {
+            Command::Connect(vm, connection, handle) => return self.connect(vm, connection, handle),
+            Command::Disconnect(connection) => drop(self.workers.remove(&connection)),
+            Command::Ask(connection, ask) => self.ask(connection, ask),
+            Command::Publish(vm, generation, publication) => {
+                return Some(Event::Published(vm, self.publish(vm, generation, publication)));
+            }
+            Command::CloseChannel(vm) => drop(self.channels.remove(&vm)),
+            Command::ForgetRecord(pid) => self.scanner.forget_record(pid),
+            Command::Watch(pid, tid) => self.locator.watch(pid, tid),
+            Command::Unwatch(tid) => self.locator.unwatch(tid),
+            Command::Look(threads) => self.locator.look(threads),
+            Command::Move { vm, pid, vcpu, tid, node, cpus } => {
+                let process = self.pidfds.get(&vm).filter(|(known, _)| *known == pid);
+                let pidfd = process.map(|(_, pidfd)| Arc::clone(pidfd));
+                self.mover.order(Order { vm, pid, pidfd, vcpu, tid, node, cpus });
+            }
+            Command::WatchProcess(vm, pid) => {
+                let process = self.pidfds.get(&vm).filter(|(known, _)| *known == pid);
+                self.processes.watch(vm, pid, process.map(|(_, pidfd)| Arc::clone(pidfd)));
+            }
+            Command::UnwatchProcess(vm) => {
+                self.pidfds.remove(&vm);
+                self.processes.unwatch(vm);
+            }
+            Command::Reply(request, answer) => {
+                if let Some(reply) = self.waiting.remove(&request) {
+                    let _ = reply.send(answer);
+                }
+            }
+            Command::Announce(event) => self.watchers.announce(&event),
+            Command::Log(level, line) => match level {
+                Level::Debug => debug!("{line}"),
+                Level::Info => info!("{line}"),
+                Level::Warn => warn!("{line}"),
+            },
+        }
+        None
+    }
+
+    fn connect(&mut self, vm: VmId, connection: ConnectionId, handle: String) -> Option<Event> {
+        let (inbox, backend) = (Arc::clone(&self.inbox), (self.factory)());
+        let (records, reader) = (self.records.clone(), self.locator.reader());
+        let name = self.core.world().get(vm).map_or_else(String::new, |vm| vm.fallback_name.clone());
+        let candidate = VmCandidate { name, socket: handle.clone().into() };
+        match Worker::start(connection, candidate, backend, records, reader, inbox) {
+            Ok(worker) => {
+                self.workers.insert(connection, (vm, worker));
+                None
+            }
+            Err(source) => {
+                let command = "starting a thread".to_owned();
+                let lost = VmError::Io { vm: handle, command, source };
+                Some(Event::Hypervisor(connection, Report::Lost(lost)))
+            }
+        }
+    }
+
+    fn ask(&mut self, connection: ConnectionId, ask: Ask) {
+        // One whose thread has ended has reported that.
+        if let Some((_, worker)) = self.workers.get(&connection) {
+            worker.ask(ask);
+        }
+    }
+
+    fn publish(&mut self, vm: VmId, generation: u64, publication: Publication) -> Result<u64, Refusal> {
+        let name = || {
+            let known = self.core.world().get(vm);
+            known.map(|managed| managed.name().to_owned()).unwrap_or_default()
+        };
+        let content = content(publication.distances, publication.vcpus.into_iter());
+        let content = content.map_err(|source| Refusal::Content { vm: name(), source })?;
+        let vm_name = name();
+        let Some(channel) = self.channels.get_mut(&vm) else {
+            return Err(Refusal::NotAttached { vm: vm_name });
+        };
+        if channel.next_generation() != generation {
+            let source = io::Error::other("the channel is at another generation");
+            return Err(Refusal::System { vm: vm_name, source });
+        }
+        channel.publish(&content).map_err(|source| Refusal::Channel { vm: vm_name, source })?;
+        Ok(channel.next_generation())
+    }
+}

@@ -1,0 +1,127 @@
+//! Looks now and then whether the processes of VMs run: one that is stopped, hangs or has ended says nothing of itself.
+
+use super::inbox::{Inbox, Message};
+use crate::core::event::Event;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use std::{
+    collections::BTreeMap,
+    io,
+    os::fd::{AsFd, OwnedFd},
+    sync::{Arc, mpsc},
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+use vnuma_placement::world::{StopReason, VmId};
+use vnuma_process::{Halt, main_loop};
+
+/// Between two looks: an operator is to know within a second.
+const INTERVAL: Duration = Duration::from_millis(500);
+
+enum Order {
+    Watch(VmId, i32, Option<Arc<OwnedFd>>),
+    Unwatch(VmId),
+}
+
+/// A process that is watched.
+struct Watched {
+    pid: i32,
+    pidfd: Option<Arc<OwnedFd>>,
+    stopped: Option<StopReason>,
+}
+
+/// A thread that looks at processes.
+#[derive(Debug)]
+pub(super) struct Processes {
+    orders: Option<mpsc::Sender<Order>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Processes {
+    pub(super) fn start(inbox: Arc<Inbox>) -> io::Result<Self> {
+        let (orders, received) = mpsc::channel();
+        let thread = thread::Builder::new().name("processes".into()).spawn(move || run(&received, &inbox))?;
+        Ok(Self { orders: Some(orders), thread: Some(thread) })
+    }
+
+    /// Looks at a VM's process from now on, and at no other of that VM.
+    pub(super) fn watch(&self, vm: VmId, pid: i32, pidfd: Option<Arc<OwnedFd>>) {
+        self.send(Order::Watch(vm, pid, pidfd));
+    }
+
+    pub(super) fn unwatch(&self, vm: VmId) {
+        self.send(Order::Unwatch(vm));
+    }
+
+    fn send(&self, order: Order) {
+        if let Some(orders) = &self.orders {
+            // Fails only at the end of everything.
+            let _ = orders.send(order);
+        }
+    }
+}
+
+impl Drop for Processes {
+    fn drop(&mut self) {
+        drop(self.orders.take());
+        if let Some(thread) = self.thread.take() {
+            // It only fails if the thread panicked, which has been reported then.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn run(orders: &mpsc::Receiver<Order>, inbox: &Inbox) {
+    let mut watched: BTreeMap<VmId, Watched> = BTreeMap::new();
+    let mut look_at = Instant::now() + INTERVAL;
+    loop {
+        let order = if watched.is_empty() {
+            orders.recv().map_err(|_| mpsc::RecvTimeoutError::Disconnected)
+        } else {
+            orders.recv_timeout(look_at.saturating_duration_since(Instant::now()))
+        };
+        match order {
+            Ok(Order::Watch(vm, pid, pidfd)) => {
+                let mut new = Watched { pid, pidfd, stopped: None };
+                if !new.look(vm, inbox, false) {
+                    return;
+                }
+                watched.insert(vm, new);
+            }
+            Ok(Order::Unwatch(vm)) => drop(watched.remove(&vm)),
+            Err(mpsc::RecvTimeoutError::Disconnected) => return,
+            Err(mpsc::RecvTimeoutError::Timeout) => {}
+        }
+        if look_at <= Instant::now() {
+            look_at = Instant::now() + INTERVAL;
+            if !watched.iter_mut().all(|(vm, process)| process.look(*vm, inbox, true)) {
+                return;
+            }
+        }
+    }
+}
+
+impl Watched {
+    /// Looks at it, and says what has changed. False once nobody listens.
+    fn look(&mut self, vm: VmId, inbox: &Inbox, main_loop_too: bool) -> bool {
+        let send = |event| inbox.send(Message::Event(event));
+        if self.pidfd.as_ref().is_some_and(|pidfd| has_ended(pidfd)) {
+            return send(Event::ProcessEnded(vm, self.pid));
+        }
+        let stopped = match Halt::of(self.pid).ok().flatten() {
+            Some(Halt::Signal) => Some(StopReason::Signal),
+            Some(Halt::Tracer) => Some(StopReason::Tracer),
+            None => None,
+        };
+        if std::mem::replace(&mut self.stopped, stopped) != stopped {
+            return send(Event::ProcessState(vm, self.pid, stopped));
+        }
+        // Where the kernel does not tell, it is asked now and then.
+        let busy = || main_loop_too && stopped.is_none() && matches!(main_loop::waits(self.pid), Ok(false));
+        !busy() || send(Event::MainLoopBusy(vm, self.pid))
+    }
+}
+
+fn has_ended(pidfd: &OwnedFd) -> bool {
+    let mut wait = [PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)];
+    poll(&mut wait, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
+}

@@ -1,0 +1,126 @@
+//! What is to be done, and why.
+
+use crate::world::{ChannelState, ManagedVm, Move, Publisher, Replug, RequestId, Vm, VmId, World};
+use crate::{Due, SettlePolicy};
+use vnuma_topology::ApicId;
+
+/// How an operator wants decisions to be made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Policies {
+    /// How patient publishing is.
+    pub settle: SettlePolicy,
+    /// How long a vCPU of a guest without a channel has to be astray to be replugged, nanoseconds. `None`: it is not.
+    pub replug_after_ns: Option<u64>,
+}
+
+/// Why a topology is published.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PublishReason {
+    /// The channel is new, or was taken over.
+    Attached,
+    /// The guest boots again.
+    Rebooted,
+    /// vCPUs came or went, or distances changed.
+    Described,
+    /// A vCPU was put on another node on purpose.
+    Moved {
+        /// One of them.
+        vcpu: ApicId,
+    },
+    /// A vCPU has been on another node for the dwell.
+    Drifted {
+        /// One of them.
+        vcpu: ApicId,
+    },
+}
+
+/// Why a vCPU is moved or replugged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// An operator asked for it.
+    Requested(RequestId),
+    /// Its guest cannot be given the truth, and it has been astray for as long as the policy waits.
+    Astray,
+}
+
+/// One thing to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Publish what is true under this generation.
+    Publish(u64, PublishReason),
+    /// Put a vCPU on a host node.
+    Move(Move, Reason),
+    /// Plug a vCPU anew on another guest node.
+    Replug(Replug, Reason),
+}
+
+/// One thing to do about a VM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// The VM.
+    pub vm: VmId,
+    /// What.
+    pub action: Action,
+}
+
+/// What is to be done for the host as a whole, in this order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// Steps.
+    pub steps: Vec<Step>,
+    /// VMs whose publication has to wait for their cap.
+    pub deferred: Vec<VmId>,
+}
+
+/// Decides what is to be done now. Pure: the same world, policies and time give the same plan.
+pub fn decide(world: &World, policies: &Policies, now_ns: u64) -> Plan {
+    let mut plan = Plan::default();
+    for id in world.due(now_ns) {
+        let Some(managed) = world.get(id) else { continue };
+        let Some(vm) = &managed.vm else { continue };
+        plan.moves(id, vm);
+        plan.replug(id, managed, vm, policies, now_ns);
+        plan.publication(id, vm, &policies.settle, now_ns);
+    }
+    plan
+}
+
+impl Plan {
+    fn push(&mut self, vm: VmId, action: Action) {
+        self.steps.push(Step { vm, action });
+    }
+
+    /// Moves of one vCPU are made one after the other.
+    fn moves(&mut self, id: VmId, vm: &Vm) {
+        for (position, wanted) in vm.moves.iter().enumerate() {
+            let first = !vm.moves[..position].iter().any(|before| before.vcpu == wanted.vcpu);
+            if let (true, false, Some(request)) = (first, wanted.in_flight, wanted.request) {
+                self.push(id, Action::Move(*wanted, Reason::Requested(request)));
+            }
+        }
+    }
+
+    fn replug(&mut self, id: VmId, managed: &ManagedVm, vm: &Vm, policies: &Policies, now_ns: u64) {
+        if vm.channel != ChannelState::Detached || managed.responsive().is_none() {
+            return;
+        }
+        if let Some(replug) = vm.replug_wanted
+            && let Some(request) = replug.request
+        {
+            return self.push(id, Action::Replug(replug, Reason::Requested(request)));
+        }
+        let due = |after_ns| vm.replugs.due(&vm.description.spare_slots, after_ns, now_ns);
+        if let Some((vcpu, node)) = policies.replug_after_ns.and_then(due) {
+            self.push(id, Action::Replug(Replug { vcpu, node, request: None }, Reason::Astray));
+        }
+    }
+
+    fn publication(&mut self, id: VmId, vm: &Vm, policy: &SettlePolicy, now_ns: u64) {
+        let Some(Publisher::Ready(generation)) = vm.channel.publisher() else { return };
+        match vm.placement.due(policy, now_ns) {
+            Due::Nothing => {}
+            Due::Deferred => self.deferred.push(id),
+            Due::Now(reason) => self.push(id, Action::Publish(generation, reason)),
+        }
+    }
+}

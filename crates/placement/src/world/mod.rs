@@ -1,0 +1,386 @@
+//! All that is known, as plain data: the host, the VMs on it, their vCPUs and channels.
+//!
+//! Whoever observes changes it; [`decide`](crate::decide) reads it. It keeps an index of deadlines, so that an event costs
+//! what it touches and not what there is.
+
+mod channel;
+mod link;
+mod replug;
+
+pub use channel::{ChannelEvent, ChannelState, Publisher, Replug};
+pub use link::{FIRST_RETRY_NS, Link, LinkEvent};
+pub use replug::{ReplugEnd, ReplugHistory};
+
+use crate::{Observation, Policies, VcpuState, VmPlacement};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use vnuma_topology::{ApicId, GuestNodeId, HostNodeId, HostTopology, VcpuLocation, VmDescription};
+
+/// A VM, or something that may turn out to be one. Never used twice.
+pub type VmId = u64;
+/// A connection to a hypervisor. Never used twice.
+pub type ConnectionId = u64;
+/// A request that waits for an answer. Never used twice.
+pub type RequestId = u64;
+
+/// Why a process stands still.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StopReason {
+    /// A signal stopped it.
+    Signal,
+    /// A debugger holds it.
+    Tracer,
+}
+
+/// The process of a VM's hypervisor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProcessState {
+    /// Its number.
+    pub pid: i32,
+    /// Why it stands still, if it does.
+    pub stopped: Option<StopReason>,
+}
+
+/// Who described a VM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DescriptionSource {
+    /// Its hypervisor.
+    Hypervisor,
+    /// KVM named its vCPUs; the hypervisor has not answered yet.
+    Kvm,
+    /// The names of its threads did. Their numbers may not be APIC ids.
+    ThreadNames,
+}
+
+/// Who put a vCPU where it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mover {
+    /// An operator, through vnuma.
+    Operator,
+}
+
+/// A move of a vCPU that is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Move {
+    /// The vCPU.
+    pub vcpu: ApicId,
+    /// The host node it goes to.
+    pub node: HostNodeId,
+    /// Who wants it.
+    pub mover: Mover,
+    /// The request that waits for it.
+    pub request: Option<RequestId>,
+    /// It has been begun; its outcome will be reported.
+    pub in_flight: bool,
+}
+
+/// What was published to a guest and what it acknowledged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PublicationStats {
+    /// Last generation that was published.
+    pub published: Option<u64>,
+    /// Last generation that the guest acknowledged.
+    pub acknowledged: Option<u64>,
+    /// The guest's driver changed its maps by CPU hotplug then (safe mode), as the guest says.
+    pub safe_mode: Option<bool>,
+    /// Publications.
+    pub publications: u64,
+    /// Publications that the guest acknowledged.
+    pub acknowledgements: u64,
+}
+
+/// A VM whose vCPUs are known.
+#[derive(Clone, Debug)]
+pub struct Vm {
+    /// What it consists of.
+    pub description: VmDescription,
+    /// Who says so.
+    pub source: DescriptionSource,
+    /// Where it is, and what its guest knows of that.
+    pub placement: VmPlacement,
+    /// Where each vCPU was seen last.
+    pub locations: BTreeMap<ApicId, VcpuLocation>,
+    /// vCPUs that this host daemon put on a node, and who wanted that.
+    pub assigned: BTreeMap<ApicId, (HostNodeId, Mover)>,
+    /// Its topology channel.
+    pub channel: ChannelState,
+    /// Moves that are wanted or being made, in the order in which they were asked for.
+    pub moves: Vec<Move>,
+    /// A replug that an operator wants.
+    pub replug_wanted: Option<Replug>,
+    /// Replugs so far.
+    pub replugs: ReplugHistory,
+    /// What was published.
+    pub stats: PublicationStats,
+    /// When it was found, and when it was described last.
+    pub found_ns: u64,
+    /// When it was described last, or asked to be.
+    pub described_ns: u64,
+}
+
+impl Vm {
+    /// One that was just found.
+    pub fn new(
+        host: &HostTopology,
+        description: VmDescription,
+        source: DescriptionSource,
+        now_ns: u64,
+    ) -> Self {
+        Self {
+            placement: VmPlacement::new(host, &description),
+            description,
+            source,
+            locations: BTreeMap::new(),
+            assigned: BTreeMap::new(),
+            channel: ChannelState::Detached,
+            moves: Vec::new(),
+            replug_wanted: None,
+            replugs: ReplugHistory::default(),
+            stats: PublicationStats::default(),
+            found_ns: now_ns,
+            described_ns: now_ns,
+        }
+    }
+
+    /// The name by which an operator calls it.
+    pub fn name(&self) -> &str {
+        &self.description.name
+    }
+
+    /// It was described again.
+    pub fn describe(&mut self, host: &HostTopology, description: VmDescription, now_ns: u64) {
+        self.described_ns = now_ns;
+        self.placement.describe(host, &description, now_ns);
+        let present: BTreeSet<_> = description.vcpus.iter().map(|vcpu| vcpu.apic_id).collect();
+        self.locations.retain(|id, _| present.contains(id));
+        self.assigned.retain(|id, _| present.contains(id));
+        self.description = description;
+    }
+
+    /// A vCPU was seen somewhere; `None` when it could not be. An observation that is older than the last one is left
+    /// out. Returns the node that it left and the one that it is on now, if they differ.
+    pub fn locate(
+        &mut self,
+        host: &HostTopology,
+        apic_id: ApicId,
+        location: Option<VcpuLocation>,
+    ) -> Option<(HostNodeId, HostNodeId)> {
+        let Some(location) = location else {
+            self.locations.remove(&apic_id);
+            self.placement.observe(host, apic_id, None);
+            return None;
+        };
+        if self.locations.get(&apic_id).is_some_and(|before| before.time_ns > location.time_ns) {
+            return None;
+        }
+        let before = self.locations.insert(apic_id, location).map(|before| self.observation(apic_id, before));
+        let now = self.observation(apic_id, location);
+        if before.is_some_and(|before| (before.node, before.deliberate) == (now.node, now.deliberate)) {
+            return None;
+        }
+        let from = self.placement.observe(host, apic_id, Some(now))?;
+        Some((from, now.node))
+    }
+
+    /// A vCPU was put on a node.
+    pub fn assign(&mut self, apic_id: ApicId, node: HostNodeId, mover: Mover) {
+        self.assigned.insert(apic_id, (node, mover));
+    }
+
+    /// What a location means: one that is confined to a node by whoever set its affinity was put there on purpose, and so
+    /// was one that this daemon put there, confined or not. Anything else is drift.
+    fn observation(&self, apic_id: ApicId, location: VcpuLocation) -> Observation {
+        let node = location.pinned.unwrap_or(location.node);
+        let assigned = self.assigned.get(&apic_id).is_some_and(|(assigned, _)| *assigned == node);
+        Observation { node, deliberate: assigned || location.pinned.is_some(), time_ns: location.time_ns }
+    }
+
+    /// The guest node that a vCPU would have to be replugged to, if it has one that is known and is not on it.
+    pub fn astray(&self, apic_id: ApicId) -> Option<GuestNodeId> {
+        let status = self.placement.vcpu(apic_id)?;
+        (status.state == VcpuState::Stale).then_some(status.target_node).flatten()
+    }
+
+    /// vCPUs that could be replugged to a better node. A guest that stands still takes none, and one with a channel needs
+    /// none. QEMU cannot unplug the vCPU that a machine boots with.
+    fn astray_now(&self) -> Vec<(ApicId, GuestNodeId)> {
+        let ready = self.source == DescriptionSource::Hypervisor
+            && self.description.run_state == "running"
+            && self.channel == ChannelState::Detached;
+        let vcpus = self.description.vcpus.iter().filter(|vcpu| ready && vcpu.index != 0);
+        vcpus.filter_map(|vcpu| Some((vcpu.apic_id, self.astray(vcpu.apic_id)?))).collect()
+    }
+
+    /// Homes of its guest nodes can change without anybody saying so.
+    pub fn has_unbound_memory(&self) -> bool {
+        let bound = |memory: &vnuma_topology::MemoryBacking| memory.bound_node().is_some();
+        self.description.guest_nodes.iter().any(|node| !node.memory.as_ref().is_some_and(bound))
+    }
+}
+
+/// What is behind a handle of a VM backend: a VM, or something that may turn out to be one.
+#[derive(Clone, Debug)]
+pub struct ManagedVm {
+    /// The backend's name for it, opaque here.
+    pub handle: String,
+    /// What it is called until it says its name.
+    pub fallback_name: String,
+    /// Differs when another VM may be behind the handle.
+    pub instance: u64,
+    /// The link to its hypervisor.
+    pub link: Link,
+    /// The process of its hypervisor, once known.
+    pub process: Option<ProcessState>,
+    /// The VM, once its vCPUs are known. It stays known while the link is down.
+    pub vm: Option<Vm>,
+}
+
+impl ManagedVm {
+    /// Found just now.
+    pub fn new(handle: String, fallback_name: String, instance: u64, now_ns: u64) -> Self {
+        Self { handle, fallback_name, instance, link: Link::new(now_ns), process: None, vm: None }
+    }
+
+    /// The name by which an operator calls it.
+    pub fn name(&self) -> &str {
+        self.vm.as_ref().map_or(&self.fallback_name, |vm| vm.name())
+    }
+
+    /// Why its process stands still, if it does.
+    pub fn stopped(&self) -> Option<StopReason> {
+        self.process.and_then(|process| process.stopped)
+    }
+
+    /// The connection over which it can be asked something now.
+    pub fn responsive(&self) -> Option<ConnectionId> {
+        self.link.responsive().filter(|_| self.stopped().is_none())
+    }
+
+    /// When something is to be done about it, if nothing else happens.
+    fn deadline_ns(&self, policies: &Policies) -> Option<u64> {
+        let retry = match self.link {
+            Link::Disconnected { retry_ns, .. } => Some(retry_ns),
+            _ => None,
+        };
+        let vm = self.vm.as_ref();
+        let publication = vm
+            .filter(|vm| matches!(vm.channel.publisher(), Some(Publisher::Ready(_))))
+            .and_then(|vm| vm.placement.next_deadline_ns(&policies.settle));
+        let replug =
+            vm.filter(|vm| vm.channel == ChannelState::Detached && self.responsive().is_some()).and_then(
+                |vm| vm.replugs.next_deadline_ns(&vm.description.spare_slots, policies.replug_after_ns?),
+            );
+        [retry, publication, replug].into_iter().flatten().min()
+    }
+}
+
+/// All that is known.
+#[derive(Clone, Debug, Default)]
+pub struct World {
+    /// The host.
+    pub host: HostTopology,
+    vms: BTreeMap<VmId, ManagedVm>,
+    /// By time; every VM that has one is in it once.
+    deadlines: BTreeSet<(u64, VmId)>,
+    indexed: HashMap<VmId, u64>,
+    /// Changed since [`commit`](Self::commit).
+    touched: BTreeSet<VmId>,
+}
+
+impl World {
+    /// A host without VMs.
+    pub fn new(host: HostTopology) -> Self {
+        Self { host, ..Self::default() }
+    }
+
+    /// A VM.
+    pub fn get(&self, id: VmId) -> Option<&ManagedVm> {
+        self.vms.get(&id)
+    }
+
+    /// A VM, to be changed. It is looked at by the next decision.
+    pub fn get_mut(&mut self, id: VmId) -> Option<&mut ManagedVm> {
+        self.touched.insert(id);
+        self.vms.get_mut(&id)
+    }
+
+    /// The host and a VM, to be changed together.
+    pub fn vm_mut(&mut self, id: VmId) -> Option<(&HostTopology, &mut Vm)> {
+        self.touched.insert(id);
+        Some((&self.host, self.vms.get_mut(&id)?.vm.as_mut()?))
+    }
+
+    /// Adds a VM.
+    pub fn insert(&mut self, id: VmId, vm: ManagedVm) {
+        self.touched.insert(id);
+        self.vms.insert(id, vm);
+    }
+
+    /// Forgets a VM.
+    pub fn remove(&mut self, id: VmId) -> Option<ManagedVm> {
+        self.touched.insert(id);
+        self.vms.remove(&id)
+    }
+
+    /// All VMs.
+    pub fn iter(&self) -> impl Iterator<Item = (VmId, &ManagedVm)> {
+        self.vms.iter().map(|(id, vm)| (*id, vm))
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.vms.len()
+    }
+
+    /// Are there none?
+    pub fn is_empty(&self) -> bool {
+        self.vms.is_empty()
+    }
+
+    /// The host is another one now.
+    pub fn host_changed(&mut self, host: HostTopology, now_ns: u64) {
+        self.host = host;
+        for (id, managed) in &mut self.vms {
+            if let Some(vm) = &mut managed.vm {
+                vm.placement.host_changed(&self.host, now_ns);
+                self.touched.insert(*id);
+            }
+        }
+    }
+
+    /// VMs that changed or whose time has come.
+    pub fn due(&self, now_ns: u64) -> BTreeSet<VmId> {
+        let ripe = self.deadlines.range(..=(now_ns, VmId::MAX)).map(|(_, id)| *id);
+        ripe.chain(self.touched.iter().copied()).collect()
+    }
+
+    /// Ends a turn: what was changed in it has been looked at.
+    pub fn commit(&mut self, policies: &Policies, now_ns: u64) {
+        self.refresh(policies, now_ns);
+        self.touched.clear();
+    }
+
+    /// Brings what is derived up to date, for all VMs that changed or whose time has come.
+    pub fn refresh(&mut self, policies: &Policies, now_ns: u64) {
+        for id in self.due(now_ns) {
+            let deadline_ns = self.vms.get_mut(&id).and_then(|managed| {
+                if let Some(vm) = managed.vm.as_mut().filter(|_| policies.replug_after_ns.is_some()) {
+                    let astray = vm.astray_now();
+                    vm.replugs.note(astray, now_ns);
+                }
+                managed.deadline_ns(policies)
+            });
+            if let Some(before_ns) = self.indexed.remove(&id) {
+                self.deadlines.remove(&(before_ns, id));
+            }
+            if let Some(deadline_ns) = deadline_ns {
+                self.deadlines.insert((deadline_ns, id));
+                self.indexed.insert(id, deadline_ns);
+            }
+        }
+    }
+
+    /// When the first deadline is.
+    pub fn next_deadline_ns(&self) -> Option<u64> {
+        self.deadlines.first().map(|(deadline_ns, _)| *deadline_ns)
+    }
+}
