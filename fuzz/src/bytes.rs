@@ -23,7 +23,7 @@ pub fn bpf_record(input: &[u8]) {
     let at = |offset: usize, bytes: &[u8]| assert_eq!(&input[offset..offset + bytes.len()], bytes);
     at(offset_of!(VcpuEvent, kind), &kind.to_ne_bytes());
     at(offset_of!(VcpuEvent, tid), &event.tid.to_ne_bytes());
-    at(offset_of!(VcpuEvent, to_cpu), &event.cpu.to_ne_bytes());
+    at(offset_of!(VcpuEvent, cpu), &event.cpu.to_ne_bytes());
     at(offset_of!(VcpuEvent, time_ns), &event.time_ns.to_ne_bytes());
 }
 

@@ -26,6 +26,7 @@ mod halt;
 pub mod main_loop;
 pub mod text;
 mod thread;
+mod worker;
 
 use std::{
     io,
@@ -35,6 +36,7 @@ use vnuma_topology::CpuSet;
 
 pub use halt::Halt;
 pub use thread::{parse_start_time, thread_exists};
+pub use worker::spawn_worker;
 
 /// Why an act failed. Nothing was changed then, unless the variant says so.
 #[derive(Debug, thiserror::Error)]

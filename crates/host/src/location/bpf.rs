@@ -16,8 +16,10 @@ use std::{
     },
     path::Path,
     sync::{Arc, mpsc},
-    thread::{self, JoinHandle},
+    thread::JoinHandle,
 };
+use vnuma_abi_bpf::{COUNT_DROPPED, COUNT_REPORTED};
+use vnuma_process::spawn_worker;
 use vnuma_topology::HostTopology;
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/vcpu_watch.bpf.o"));
@@ -36,7 +38,7 @@ pub(super) struct Programs {
     links: Vec<Link>,
     watched: MapHandle,
     events: MapHandle,
-    dropped: MapHandle,
+    counts: MapHandle,
     sees_affinity: bool,
 }
 
@@ -82,8 +84,8 @@ impl Programs {
                 cpu_node.update(&cpu.to_ne_bytes(), &node_plus_one.to_ne_bytes(), MapFlags::ANY)?;
             }
         }
-        let (watched, events, dropped) = (map("watched")?, map("events")?, map("dropped")?);
-        Ok(Self { links, watched, events, dropped, sees_affinity })
+        let (watched, events, counts) = (map("watched")?, map("events")?, map("counts")?);
+        Ok(Self { links, watched, events, counts, sees_affinity })
     }
 
     /// Starts the thread that takes what the programs report.
@@ -97,9 +99,7 @@ impl Programs {
         let stop = Arc::new(stop);
         let (theirs, events) = (Arc::clone(&stop), self.events);
         let (ready, started) = mpsc::channel();
-        let thread = thread::Builder::new()
-            .name("vnuma-bpf".to_owned())
-            .spawn(move || run(&events, theirs.as_fd(), &ready, on_event))
+        let thread = spawn_worker("vnuma-bpf", move || run(&events, theirs.as_fd(), &ready, on_event))
             .map_err(failed("starting a thread"))?;
         // A thread that is gone without a word has panicked, which has been reported.
         started
@@ -109,7 +109,7 @@ impl Programs {
         Ok(BpfSource {
             _links: self.links,
             watched: self.watched,
-            dropped: self.dropped,
+            counts: self.counts,
             sees_affinity: self.sees_affinity,
             stop,
             thread: Some(thread),
@@ -123,7 +123,7 @@ pub(super) struct BpfSource {
     /// The programs run as long as these exist.
     _links: Vec<Link>,
     watched: MapHandle,
-    dropped: MapHandle,
+    counts: MapHandle,
     sees_affinity: bool,
     stop: Arc<EventFd>,
     thread: Option<JoinHandle<()>>,
@@ -161,11 +161,19 @@ impl BpfSource {
         self.sees_affinity
     }
 
+    pub(super) fn reported(&self) -> u64 {
+        self.count(COUNT_REPORTED)
+    }
+
     pub(super) fn dropped(&self) -> u64 {
-        let per_cpu = match self.dropped.lookup_percpu(&0u32.to_ne_bytes(), MapFlags::ANY) {
+        self.count(COUNT_DROPPED)
+    }
+
+    fn count(&self, which: u32) -> u64 {
+        let per_cpu = match self.counts.lookup_percpu(&which.to_ne_bytes(), MapFlags::ANY) {
             Ok(per_cpu) => per_cpu.unwrap_or_default(),
             Err(error) => {
-                tracing::warn!(%error, "the count of lost events cannot be read");
+                tracing::warn!(%error, "cannot read the counters of the BPF programs");
                 return 0;
             }
         };

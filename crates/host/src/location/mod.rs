@@ -210,6 +210,14 @@ impl LocationWatcher {
         }
     }
 
+    /// Records that the BPF programs have made; none when polling. Each wakes the watcher's thread at most once.
+    pub fn reported(&self) -> u64 {
+        match &self.source {
+            Source::Bpf(bpf) => bpf.reported(),
+            Source::Poll(_) => 0,
+        }
+    }
+
     /// Events lost because they came faster than they were taken. When it has grown, read
     /// the locations of all threads again.
     pub fn dropped(&self) -> u64 {

@@ -7,9 +7,10 @@ use super::{
 use std::{
     collections::HashMap,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
-    thread::{self, JoinHandle},
+    thread::JoinHandle,
     time::{Duration, Instant},
 };
+use vnuma_process::spawn_worker;
 use vnuma_topology::HostTopology;
 
 /// Shortest interval; below it, polling would only heat the host.
@@ -56,9 +57,8 @@ impl PollSource {
     ) -> Result<Self, LocationError> {
         let shared = Arc::new(Shared::default());
         let theirs = Arc::clone(&shared);
-        let thread = thread::Builder::new()
-            .name("vnuma-poll".to_owned())
-            .spawn(move || run(&theirs, &topology, interval.max(SHORTEST), on_event))
+        let work = move || run(&theirs, &topology, interval.max(SHORTEST), on_event);
+        let thread = spawn_worker("vnuma-poll", work)
             .map_err(|source| LocationError::Watch { act: "starting a thread", source })?;
         Ok(Self { shared, thread: Some(thread) })
     }
