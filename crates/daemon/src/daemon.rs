@@ -8,7 +8,7 @@ mod silence;
 
 use crate::{
     config::Config,
-    discovery::DirectoryWatch,
+    discovery::ChangeWatch,
     epoch::Epochs,
     locations::Locations,
     message::{ConnectionId, Message},
@@ -22,7 +22,6 @@ use crate::{
 use looks::Looks;
 use std::{
     collections::{BTreeMap, HashMap},
-    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 use tokio::{
@@ -32,8 +31,8 @@ use tokio::{
 use tracing::warn;
 use vnuma_api::Event;
 use vnuma_host::location::{LocationEvent, LocationKind, monotonic_ns};
-use vnuma_hypervisor::{VmBackend, VmCandidate};
-use vnuma_process::Halt;
+use vnuma_hypervisor::{VmBackend, VmCandidate, VmHandle};
+use vnuma_process::StopReason;
 use vnuma_topology::{ApicId, HostTopology};
 
 /// Location events that are taken at a time.
@@ -42,7 +41,7 @@ const BATCH: usize = 256;
 /// Between two looks whether the processes of VMs stand still: an operator is told within a second.
 pub(crate) const PULSE: Duration = Duration::from_millis(500);
 
-/// A socket that leads to a VM, or might.
+/// A handle that leads to a VM, or might.
 struct Entry {
     candidate: VmCandidate,
     /// The connection, or the attempt to connect.
@@ -55,12 +54,12 @@ struct Entry {
     slow: bool,
     /// There is a connection, over which nothing comes.
     silent: bool,
-    /// The process behind the socket, while that is all that is known of it.
+    /// The process behind the handle, while that is all that is known of it.
     peer: Option<i32>,
     /// Its process stands still.
-    halt: Option<Halt>,
-    /// Device and inode of the socket: another one is another VM's.
-    file: Option<(u64, u64)>,
+    halt: Option<StopReason>,
+    /// The instance that was looked at last: another one is another VM's.
+    instance: Option<u64>,
     retry_at: Instant,
     backoff: Duration,
 }
@@ -75,13 +74,14 @@ pub(crate) struct Daemon {
     /// Why it could not look, the last time.
     scan_problem: Option<String>,
     factory: BackendFactory,
-    entries: BTreeMap<PathBuf, Entry>,
+    entries: BTreeMap<VmHandle, Entry>,
     /// Which vCPU of which entry a thread runs.
-    threads: HashMap<i32, (PathBuf, ApicId)>,
+    threads: HashMap<i32, (VmHandle, ApicId)>,
     locations: Locations,
     /// Threads that are to be looked at.
     looks: Looks,
-    directories: DirectoryWatch,
+    /// From the first scan on, if the backend sees changes.
+    changes: Option<ChangeWatch>,
     watchers: Watchers,
     messages: mpsc::Sender<Message>,
     last_id: ConnectionId,
@@ -107,7 +107,7 @@ impl Daemon {
             threads: HashMap::new(),
             locations,
             looks: Looks::default(),
-            directories: DirectoryWatch::new(messages.clone()),
+            changes: None,
             watchers: Watchers::default(),
             messages,
             last_id: 0,
@@ -186,16 +186,16 @@ impl Daemon {
 
     /// Something happened to a thread.
     fn moved(&mut self, event: &LocationEvent) {
-        let Some((socket, apic_id)) = self.threads.get(&event.tid).cloned() else { return };
+        let Some((handle, apic_id)) = self.threads.get(&event.tid).cloned() else { return };
         if event.kind == LocationKind::Exited {
             // The vCPU was unplugged, or the VM is about to end; its hypervisor knows.
-            self.describe_again(&socket);
+            self.describe_again(&handle);
             // The kernel may give its number to a thread of another VM next.
             self.threads.remove(&event.tid);
             self.locations.unwatch(event.tid);
         }
         let location = self.locations.after(&self.host, event);
-        let Some(vm) = self.entries.get_mut(&socket).and_then(|entry| entry.vm.as_mut()) else { return };
+        let Some(vm) = self.entries.get_mut(&handle).and_then(|entry| entry.vm.as_mut()) else { return };
         if let Some(event) = vm.locate(&self.host, apic_id, location) {
             self.watchers.tell(&event);
         }
@@ -204,18 +204,18 @@ impl Daemon {
     /// Reads where some of the vCPUs are that are to be looked at.
     fn look_at_some(&mut self) {
         for tid in self.looks.take() {
-            if let Some((socket, apic_id)) = self.threads.get(&tid).cloned() {
-                self.look(&socket, apic_id, tid);
+            if let Some((handle, apic_id)) = self.threads.get(&tid).cloned() {
+                self.look(&handle, apic_id, tid);
             }
         }
     }
 
     /// Reads where a vCPU is, and watches it from now on.
-    fn look(&mut self, socket: &Path, apic_id: ApicId, tid: i32) {
-        let Some(vm) = self.entries.get(socket).and_then(|entry| entry.vm.as_ref()) else { return };
+    fn look(&mut self, handle: &VmHandle, apic_id: ApicId, tid: i32) {
+        let Some(vm) = self.entries.get(handle).and_then(|entry| entry.vm.as_ref()) else { return };
         self.locations.watch(vm.description.pid, tid);
         let location = self.locations.read(&self.host, tid);
-        let Some(vm) = self.entries.get_mut(socket).and_then(|entry| entry.vm.as_mut()) else { return };
+        let Some(vm) = self.entries.get_mut(handle).and_then(|entry| entry.vm.as_mut()) else { return };
         if let Some(event) = vm.locate(&self.host, apic_id, location) {
             self.watchers.tell(&event);
         }

@@ -24,14 +24,15 @@ use std::{
     os::fd::{AsFd, OwnedFd},
     path::Path,
     sync::{Arc, mpsc},
-    thread,
     time::{Duration, Instant},
 };
 use tokio::sync::mpsc as async_mpsc;
 use vnuma_channel::{Channel, Identity};
 use vnuma_host::location::read_allowed;
-use vnuma_hypervisor::{Glimpse, Plugged, VmBackend, VmCandidate, VmConnection, VmError, VmEvent};
-use vnuma_process::{Halt, pin_thread};
+use vnuma_hypervisor::{
+    ObservedVcpus, Plugged, VmBackend, VmCandidate, VmConnection, VmError, VmEvent, roll_back,
+};
+use vnuma_process::{StopReason, pin_thread, spawn_worker};
 use vnuma_topology::VmDescription;
 
 /// Between two descriptions of a VM, which cost QEMU and the kernel something. What asks for one meanwhile gets the next.
@@ -84,7 +85,7 @@ pub(crate) enum Report {
     /// It does not answer; [`Up`](Self::Up) follows when it does.
     Silent { error: VmError, pid: i32 },
     /// What can be seen of it without its help.
-    Glimpsed { pid: i32, pidfd: OwnedFd, glimpse: Glimpse },
+    Glimpsed { pid: i32, pidfd: OwnedFd, glimpse: ObservedVcpus },
     /// There is no connection, or no more; the VM may live on. Nothing follows.
     Lost(VmError),
     /// The VM's process has ended. Nothing follows.
@@ -133,7 +134,7 @@ impl VmThread {
             describe_wanted: false,
             describe_from: Instant::now(),
         };
-        thread::Builder::new().name(format!("vm-{id}")).spawn(move || worker.run(&*backend))?;
+        spawn_worker(&format!("vm-{id}"), move || worker.run(&*backend))?;
         Ok(Self { commands, wake })
     }
 
@@ -190,7 +191,7 @@ impl From<VmError> for Stop {
 
 impl Worker {
     fn run(mut self, backend: &dyn VmBackend) {
-        let mut connection = match backend.connect(&self.candidate) {
+        let mut connection = match backend.connect(&self.candidate.handle) {
             Ok(connection) => connection,
             Err(error) => return drop(self.report(Report::Lost(error))),
         };
@@ -209,7 +210,7 @@ impl Worker {
                 if ends_soon(&*connection, &error) {
                     Report::Ended
                 } else {
-                    if self.glimpse(&*connection).is_err() {
+                    if self.report_vcpus(&*connection).is_err() {
                         return;
                     }
                     Report::Lost(error)
@@ -232,13 +233,13 @@ impl Worker {
     }
 
     fn pidfd(&self, connection: &dyn VmConnection) -> Result<OwnedFd, VmError> {
-        let (socket, pid) = (self.candidate.socket.clone(), connection.pid());
+        let (socket, pid) = (self.candidate.handle.to_string(), connection.pid());
         let copy = connection.pidfd().try_clone_to_owned();
         copy.map_err(|source| VmError::Process { socket, pid, source })
     }
 
-    fn glimpse(&self, connection: &dyn VmConnection) -> Result<(), Stop> {
-        let Some(glimpse) = connection.glimpse() else { return Ok(()) };
+    fn report_vcpus(&self, connection: &dyn VmConnection) -> Result<(), Stop> {
+        let Some(glimpse) = connection.observe_vcpus() else { return Ok(()) };
         let (pid, pidfd) = (connection.pid(), self.pidfd(connection)?);
         self.report(Report::Glimpsed { pid, pidfd, glimpse })
     }
@@ -247,7 +248,7 @@ impl Worker {
     fn sit_out(&mut self, connection: &mut dyn VmConnection, error: VmError) -> Result<(), Stop> {
         let (pid, words) = (connection.pid(), error.to_string());
         self.report(Report::Silent { error, pid })?;
-        self.glimpse(connection)?;
+        self.report_vcpus(connection)?;
         let mut pause = FIRST_ATTEMPT;
         loop {
             let until = Instant::now() + pause;
@@ -269,7 +270,7 @@ impl Worker {
                 let _ = self.wake.read();
             }
             // What stands still answers nothing, and what it is asked only piles up.
-            if matches!(Halt::of(pid), Ok(None)) {
+            if matches!(StopReason::of(pid), Ok(None)) {
                 return Ok(());
             }
             pause = (pause * 2).min(LAST_ATTEMPT);
@@ -427,7 +428,7 @@ impl Worker {
         }
         self.ask_at = Instant::now() + ASK_AFTER;
         // One that is stopped is known to be, without a question.
-        if matches!(Halt::of(connection.pid()), Ok(None)) { self.probe(connection) } else { Ok(()) }
+        if matches!(StopReason::of(connection.pid()), Ok(None)) { self.probe(connection) } else { Ok(()) }
     }
 
     /// An operator is to know soon, and commands are to be refused late: a QEMU that is busy for a moment does them
@@ -454,27 +455,34 @@ impl Worker {
     }
 }
 
-/// The new vCPU may run where the old one may, from before the guest uses it.
+/// A new vCPU is plugged, and may run where the old one may before the guest uses it; then the old one is unplugged.
 fn replug(
     vm: &str,
     connection: &mut dyn VmConnection,
     vcpu: u32,
     node: u32,
 ) -> Result<(Plugged, VmDescription), VmError> {
-    let pid = connection.pid();
-    let io = |source| VmError::Io { vm: vm.to_owned(), command: "replug".into(), source };
-    let pidfd = connection.pidfd().try_clone_to_owned().map_err(io)?;
-    let mut adopt = |old: i32, new: i32| {
-        let allowed = read_allowed(pid, old).map_err(|error| error.to_string())?;
-        pin_thread(pidfd.as_fd(), pid, new, &allowed).map_err(|error| error.to_string())
-    };
-    let plugged = connection.replug_vcpu(vcpu, node, &mut adopt)?;
+    let old = connection.removable_vcpu(vcpu)?;
+    let new = connection.plug_vcpu(node)?;
+    let failed = |reason| VmError::ReplugFailed { vm: vm.to_owned(), vcpu, reason };
+    let moved = copy_affinity(connection, old.tid, new.tid)
+        .map_err(failed)
+        .and_then(|()| connection.await_guest(new.apic_id))
+        .and_then(|()| connection.unplug_vcpu(vcpu));
+    moved.map_err(|cause| roll_back(connection, new, cause))?;
     let described = connection.describe();
     let undescribed = |source| {
         let vm = vm.to_owned();
-        VmError::ReplugUndescribed { vm, vcpu, new: plugged.apic_id, source: Box::new(source) }
+        VmError::ReplugUndescribed { vm, vcpu, new: new.apic_id, source: Box::new(source) }
     };
-    Ok((plugged, described.map_err(undescribed)?))
+    Ok((new, described.map_err(undescribed)?))
+}
+
+/// Confines a thread of the VM as another is.
+fn copy_affinity(connection: &dyn VmConnection, from: i32, to: i32) -> Result<(), String> {
+    let pid = connection.pid();
+    let allowed = read_allowed(pid, from).map_err(|error| error.to_string())?;
+    pin_thread(connection.pidfd(), pid, to, &allowed).map_err(|error| error.to_string())
 }
 
 /// After these nothing can be asked, for now or for good.

@@ -22,8 +22,8 @@
 //!
 //! It ends there: no page is moved and no plan is made here.
 
-mod halt;
 pub mod main_loop;
+mod stop;
 pub mod text;
 mod thread;
 mod worker;
@@ -34,7 +34,7 @@ use std::{
 };
 use vnuma_topology::CpuSet;
 
-pub use halt::Halt;
+pub use stop::StopReason;
 pub use thread::{parse_start_time, thread_exists};
 pub use worker::spawn_worker;
 

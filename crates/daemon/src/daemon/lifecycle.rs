@@ -2,6 +2,7 @@
 
 use super::{Daemon, Entry};
 use crate::{
+    discovery::ChangeWatch,
     error::Refusal,
     message::ConnectionId,
     report,
@@ -12,20 +13,14 @@ use crate::{
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::{
     collections::{HashMap, HashSet},
-    fs,
-    io::ErrorKind,
-    os::{
-        fd::{AsFd, OwnedFd},
-        unix::fs::MetadataExt,
-    },
-    path::{Path, PathBuf},
+    os::fd::{AsFd, OwnedFd},
     time::{Duration, Instant},
 };
 use tracing::{debug, info, warn};
 use vnuma_api::Event;
 use vnuma_channel::Channel;
 use vnuma_host::location::monotonic_ns;
-use vnuma_hypervisor::{Plugged, VmCandidate, VmError};
+use vnuma_hypervisor::{Plugged, VmCandidate, VmError, VmHandle};
 use vnuma_placement::ReplugEnd;
 use vnuma_topology::VmDescription;
 
@@ -44,9 +39,10 @@ const UNBOUND_LEAST_NS: u64 = 2_000_000_000;
 impl Daemon {
     /// Looks which sockets there are, and connects where that is due.
     pub(super) fn rescan(&mut self) {
-        let directories = self.scanner.watch_dirs();
-        self.directories.watch(&directories);
-        let candidates = match self.scanner.scan() {
+        self.scanner.clear_changes();
+        let scanned = self.scanner.scan();
+        self.await_changes();
+        let candidates = match scanned {
             Ok(candidates) => candidates,
             Err(error) => {
                 // Not knowing which sockets there are ends no VM.
@@ -59,23 +55,32 @@ impl Daemon {
             }
         };
         self.scan_problem = None;
-        let present: HashSet<_> = candidates.iter().map(|candidate| candidate.socket.clone()).collect();
+        let present: HashSet<_> = candidates.iter().map(|candidate| candidate.handle.clone()).collect();
         let over = |entry: &Entry| entry.vm.as_ref().is_none_or(|vm| has_ended(&vm.pidfd));
-        let gone = self.entries.iter().filter(|(socket, entry)| !present.contains(*socket) && over(entry));
-        for socket in gone.map(|(socket, _)| socket.clone()).collect::<Vec<_>>() {
-            self.forget_vm(&socket);
-            self.entries.remove(&socket);
+        let gone = self.entries.iter().filter(|(handle, entry)| !present.contains(*handle) && over(entry));
+        for handle in gone.map(|(handle, _)| handle.clone()).collect::<Vec<_>>() {
+            self.forget_vm(&handle);
+            self.entries.remove(&handle);
         }
         for candidate in candidates {
-            let socket = candidate.socket.clone();
-            let entry = self.entries.entry(socket.clone()).or_insert_with(|| Entry::new(candidate));
+            let (handle, instance) = (candidate.handle.clone(), candidate.instance);
+            let entry = self.entries.entry(handle.clone()).or_insert_with(|| Entry::new(candidate));
             if entry.vm.as_ref().is_some_and(|vm| entry.connection.is_none() && has_ended(&vm.pidfd)) {
-                self.forget_vm(&socket);
+                self.forget_vm(&handle);
             } else {
-                entry.notice_file();
+                entry.notice_instance(instance);
             }
         }
         self.connect_due();
+    }
+
+    /// From the first scan on, changes are waited for where the backend sees any.
+    fn await_changes(&mut self) {
+        let (None, Some(changes)) = (&self.changes, self.scanner.changes()) else { return };
+        match ChangeWatch::start(changes, self.messages.clone()) {
+            Ok(watch) => self.changes = Some(watch),
+            Err(error) => warn!(%error, "changes cannot be waited for: new VMs are found by polling only"),
+        }
     }
 
     /// Connects to those whose time has come.
@@ -88,9 +93,9 @@ impl Daemon {
 
     fn connect(&mut self, candidate: VmCandidate) {
         self.last_id += 1;
-        let (id, socket) = (self.last_id, candidate.socket.clone());
+        let (id, handle) = (self.last_id, candidate.handle.clone());
         let thread = VmThread::start(id, candidate, (self.factory)(), self.messages.clone());
-        let Some(entry) = self.entries.get_mut(&socket) else { return };
+        let Some(entry) = self.entries.get_mut(&handle) else { return };
         match thread {
             Ok(thread) => entry.connection = Some((id, thread)),
             Err(error) => entry.failed(format!("no thread to talk to it: {error}")),
@@ -101,22 +106,22 @@ impl Daemon {
     pub(super) fn reported(&mut self, id: ConnectionId, report: Report) {
         let from_here = |entry: &Entry| entry.connection.as_ref().is_some_and(|(current, _)| *current == id);
         // A thread that was given up may still have had something to say.
-        let Some((socket, entry)) = self.entries.iter_mut().find(|(_, entry)| from_here(entry)) else {
+        let Some((handle, entry)) = self.entries.iter_mut().find(|(_, entry)| from_here(entry)) else {
             return;
         };
-        let socket = socket.clone();
+        let handle = handle.clone();
         match report {
-            Report::Up { description, pidfd, channel } => self.up(&socket, id, description, pidfd, channel),
-            Report::Described(description) => self.described(&socket, description),
-            Report::Silent { error, pid } => self.silent(&socket, &error, pid),
+            Report::Up { description, pidfd, channel } => self.up(&handle, id, description, pidfd, channel),
+            Report::Described(description) => self.described(&handle, description),
+            Report::Silent { error, pid } => self.silent(&handle, &error, pid),
             Report::Slow { error, pid } => entry.slow(&error, pid),
             Report::Prompt => (entry.slow, entry.problem) = (false, None),
-            Report::Glimpsed { pid, pidfd, glimpse } => self.glimpsed(&socket, id, (pid, pidfd), glimpse),
-            Report::TakenOver(outcome) => self.taken_over(&socket, outcome),
-            Report::Attached(outcome) => self.attached(&socket, outcome),
-            Report::Detached(outcome) => self.detached(&socket, outcome),
-            Report::Replugged(outcome) => self.replugged(&socket, outcome),
-            Report::Released => self.released(&socket),
+            Report::Glimpsed { pid, pidfd, glimpse } => self.glimpsed(&handle, id, (pid, pidfd), glimpse),
+            Report::TakenOver(outcome) => self.taken_over(&handle, outcome),
+            Report::Attached(outcome) => self.attached(&handle, outcome),
+            Report::Detached(outcome) => self.detached(&handle, outcome),
+            Report::Replugged(outcome) => self.replugged(&handle, outcome),
+            Report::Released => self.released(&handle),
             Report::Rebooted => {
                 if let Some(vm) = &mut entry.vm {
                     vm.rebooted();
@@ -126,39 +131,39 @@ impl Daemon {
                 entry.disconnect();
                 entry.problem = None;
                 entry.retry_at = Instant::now() + FIRST_RETRY;
-                self.forget_vm(&socket);
+                self.forget_vm(&handle);
             }
-            Report::Lost(error) => self.lost(&socket, &error),
+            Report::Lost(error) => self.lost(&handle, &error),
         }
     }
 
     fn up(
         &mut self,
-        socket: &Path,
+        handle: &VmHandle,
         id: ConnectionId,
         description: VmDescription,
         pidfd: OwnedFd,
         channel: bool,
     ) {
         let name = description.name.clone();
-        if let Some(problem) = self.claim_name(socket, &name) {
-            if let Some(entry) = self.entries.get_mut(socket) {
+        if let Some(problem) = self.claim_name(handle, &name) {
+            if let Some(entry) = self.entries.get_mut(handle) {
                 entry.disconnect();
                 entry.failed(problem);
             }
             return;
         }
-        let known = self.entries.get(socket).and_then(|entry| entry.vm.as_ref());
+        let known = self.entries.get(handle).and_then(|entry| entry.vm.as_ref());
         let same = known.is_some_and(|vm| vm.description.pid == description.pid && !has_ended(&vm.pidfd));
         // Of one that was only seen from outside nothing is kept but that it is there.
         let glimpsed = known.filter(|vm| same && vm.known != Known::Described).map(|vm| vm.name().to_owned());
         let renamed = glimpsed.as_ref().is_some_and(|before| *before != name);
         if !same || renamed {
-            self.forget_vm(socket);
+            self.forget_vm(handle);
         } else if glimpsed.is_some() {
-            self.unwatch(socket, |_, _| false);
+            self.unwatch(handle, |_, _| false);
         }
-        let Some(entry) = self.entries.get_mut(socket) else { return };
+        let Some(entry) = self.entries.get_mut(handle) else { return };
         (entry.problem, entry.slow, entry.silent, entry.backoff) = (None, false, false, FIRST_RETRY);
         if glimpsed.is_some() {
             entry.vm = None;
@@ -171,18 +176,18 @@ impl Daemon {
             info!(vm = name, pid = description.pid, vcpus = description.vcpus.len(), "VM found");
             self.tell_watchers(|time_ns| Event::Appeared { vm: name, time_ns });
         }
-        self.described(socket, description);
-        self.found_channel(socket, channel);
+        self.described(handle, description);
+        self.found_channel(handle, channel);
     }
 
-    /// Why a VM cannot have its name, if it cannot. One that was only seen from outside is called like its socket, and
+    /// Why a VM cannot have its name, if it cannot. One that was only seen from outside is called like its handle, and
     /// makes way for one that has the name itself.
-    fn claim_name(&mut self, socket: &Path, name: &str) -> Option<String> {
+    fn claim_name(&mut self, handle: &VmHandle, name: &str) -> Option<String> {
         let named = |entry: &Entry| entry.vm.as_ref().filter(|vm| vm.name() == name).map(|vm| vm.known);
-        let other = self.entries.iter().filter(|(other, _)| *other != socket);
+        let other = self.entries.iter().filter(|(other, _)| *other != handle);
         let (other, known) = other.filter_map(|(other, entry)| Some((other, named(entry)?))).next()?;
         if known == Known::Described {
-            return Some(format!("its name `{name}` is taken by the VM at {}", other.display()));
+            return Some(format!("its name `{name}` is taken by the VM at {other}"));
         }
         let other = other.clone();
         self.forget_vm(&other);
@@ -190,8 +195,8 @@ impl Daemon {
     }
 
     /// A VM has answered, for the first time or again: is its channel as it was left?
-    fn found_channel(&mut self, socket: &Path, plugged: bool) {
-        let Some(entry) = self.entries.get_mut(socket) else { return };
+    fn found_channel(&mut self, handle: &VmHandle, plugged: bool) {
+        let Some(entry) = self.entries.get_mut(handle) else { return };
         let (Some(vm), Some((_, thread))) = (&mut entry.vm, &entry.connection) else { return };
         let undoing = std::mem::take(&mut vm.undoing);
         match (&vm.slot, plugged) {
@@ -201,21 +206,21 @@ impl Daemon {
                 // It reports that the device is gone, now or when the guest lets go.
                 thread.send(Command::Detach);
             }
-            (Slot::None | Slot::Lost, true) => self.take_over(socket),
-            (Slot::Serving(_) | Slot::Lost, false) => self.released(socket),
+            (Slot::None | Slot::Lost, true) => self.take_over(handle),
+            (Slot::Serving(_) | Slot::Lost, false) => self.released(handle),
             _ => {}
         }
     }
 
     /// Takes over a description, and watches the threads that it names.
-    pub(super) fn described(&mut self, socket: &Path, description: VmDescription) {
+    pub(super) fn described(&mut self, handle: &VmHandle, description: VmDescription) {
         let wanted: HashMap<i32, u32> =
             description.vcpus.iter().map(|vcpu| (vcpu.tid, vcpu.apic_id)).collect();
-        let Some(vm) = self.entries.get_mut(socket).and_then(|entry| entry.vm.as_mut()) else { return };
+        let Some(vm) = self.entries.get_mut(handle).and_then(|entry| entry.vm.as_mut()) else { return };
         vm.describe(&self.host, description);
-        self.unwatch(socket, |tid, apic_id| wanted.get(&tid) == Some(&apic_id));
+        self.unwatch(handle, |tid, apic_id| wanted.get(&tid) == Some(&apic_id));
         for (tid, apic_id) in wanted {
-            let mine = (socket.to_owned(), apic_id);
+            let mine = (handle.to_owned(), apic_id);
             if self.threads.get(&tid) != Some(&mine) {
                 // A thread of this process now, whoever had its number before.
                 self.locations.unwatch(tid);
@@ -226,10 +231,10 @@ impl Daemon {
     }
 
     /// Forgets the threads of a VM that `keep` does not want.
-    fn unwatch(&mut self, socket: &Path, keep: impl Fn(i32, u32) -> bool) {
+    fn unwatch(&mut self, handle: &VmHandle, keep: impl Fn(i32, u32) -> bool) {
         let locations = &mut self.locations;
         self.threads.retain(|&tid, (owner, apic_id)| {
-            let stays = owner != socket || keep(tid, *apic_id);
+            let stays = owner != handle || keep(tid, *apic_id);
             if !stays {
                 locations.unwatch(tid);
             }
@@ -238,9 +243,9 @@ impl Daemon {
     }
 
     /// A VM has ended, or nobody knows it any more: everything of it goes.
-    pub(super) fn forget_vm(&mut self, socket: &Path) {
-        self.unwatch(socket, |_, _| false);
-        let Some(vm) = self.entries.get_mut(socket).and_then(|entry| entry.vm.take()) else { return };
+    pub(super) fn forget_vm(&mut self, handle: &VmHandle) {
+        self.unwatch(handle, |_, _| false);
+        let Some(vm) = self.entries.get_mut(handle).and_then(|entry| entry.vm.take()) else { return };
         if has_ended(&vm.pidfd) {
             self.records.remove(vm.description.pid);
         }
@@ -261,8 +266,8 @@ impl Daemon {
     }
 
     /// There is no connection, or no more. A VM that is known stays known, and is still observed.
-    fn lost(&mut self, socket: &Path, error: &VmError) {
-        let Some(entry) = self.entries.get_mut(socket) else { return };
+    fn lost(&mut self, handle: &VmHandle, error: &VmError) {
+        let Some(entry) = self.entries.get_mut(handle) else { return };
         entry.disconnect();
         if let Some(vm) = &mut entry.vm {
             let problem = || error.to_string();
@@ -280,12 +285,12 @@ impl Daemon {
                 replugging.answer(refused);
             }
         }
-        if entry.vm.is_none() && is_nobody(error) {
-            debug!(socket = %socket.display(), %error, "no VM behind this socket");
+        if entry.vm.is_none() && error.nobody_listening() {
+            debug!(%handle, %error, "no VM behind this handle");
             entry.problem = None;
             entry.retry();
         } else {
-            if is_full(error) {
+            if error.queue_full() {
                 // A place in the queue is free as soon as somebody leaves.
                 entry.backoff = FIRST_RETRY;
             }
@@ -293,14 +298,14 @@ impl Daemon {
         }
         if entry.vm.as_ref().is_some_and(|vm| has_ended(&vm.pidfd)) {
             entry.problem = None;
-            self.forget_vm(socket);
+            self.forget_vm(handle);
         }
     }
 
     /// Takes over the channel of a vnumad that has ended, and tells everything that is true.
-    fn take_over(&mut self, socket: &Path) {
+    fn take_over(&mut self, handle: &VmHandle) {
         let epoch = self.epochs.take();
-        let Some(vm) = self.entries.get_mut(socket).and_then(|entry| entry.vm.as_mut()) else { return };
+        let Some(vm) = self.entries.get_mut(handle).and_then(|entry| entry.vm.as_mut()) else { return };
         // What it was told is not known here, until it acknowledges what it is told now.
         vm.stop_serving(Slot::TakingOver);
         let (name, pid) = (vm.name().to_owned(), vm.description.pid);
@@ -308,19 +313,19 @@ impl Daemon {
             self.records.read(pid).map_err(|source| Refusal::System { vm: name.clone(), source })
         });
         let asked = identity.and_then(|identity| {
-            let thread = self.entries.get(socket).and_then(|entry| entry.connection.as_ref());
+            let thread = self.entries.get(handle).and_then(|entry| entry.connection.as_ref());
             let command = Command::TakeOver { identity, epoch };
             let sent = thread.is_some_and(|(_, thread)| thread.send(command));
             if sent { Ok(()) } else { Err(Refusal::Ended { vm: name }) }
         });
         if let Err(refusal) = asked {
-            self.taken_over(socket, Err(refusal));
+            self.taken_over(handle, Err(refusal));
         }
     }
 
-    fn taken_over(&mut self, socket: &Path, outcome: Result<Channel, Refusal>) {
+    fn taken_over(&mut self, handle: &VmHandle, outcome: Result<Channel, Refusal>) {
         let messages = self.messages.clone();
-        let Some(vm) = self.entries.get_mut(socket).and_then(|entry| entry.vm.as_mut()) else { return };
+        let Some(vm) = self.entries.get_mut(handle).and_then(|entry| entry.vm.as_mut()) else { return };
         if !matches!(vm.slot, Slot::TakingOver) {
             return;
         }
@@ -344,9 +349,9 @@ impl Daemon {
         }
     }
 
-    fn attached(&mut self, socket: &Path, outcome: Result<(), VmError>) {
+    fn attached(&mut self, handle: &VmHandle, outcome: Result<(), VmError>) {
         let messages = self.messages.clone();
-        let Some(vm) = self.entries.get_mut(socket).and_then(|entry| entry.vm.as_mut()) else { return };
+        let Some(vm) = self.entries.get_mut(handle).and_then(|entry| entry.vm.as_mut()) else { return };
         let slot = std::mem::replace(&mut vm.slot, Slot::None);
         let Slot::Attaching { channel, reply } = slot else {
             vm.slot = slot;
@@ -389,13 +394,13 @@ impl Daemon {
         }
     }
 
-    fn detached(&mut self, socket: &Path, outcome: Result<(), VmError>) {
-        let Some(vm) = self.entries.get_mut(socket).and_then(|entry| entry.vm.as_mut()) else { return };
+    fn detached(&mut self, handle: &VmHandle, outcome: Result<(), VmError>) {
+        let Some(vm) = self.entries.get_mut(handle).and_then(|entry| entry.vm.as_mut()) else { return };
         let reply = vm.detaching.take();
         match outcome {
             Ok(()) | Err(VmError::NotAttached { .. }) => {
-                self.released(socket);
-                let vm = self.entries.get(socket).and_then(|entry| entry.vm.as_ref());
+                self.released(handle);
+                let vm = self.entries.get(handle).and_then(|entry| entry.vm.as_ref());
                 if let (Some(reply), Some(vm)) = (reply, vm) {
                     let _ = reply.send(Ok(report::answering(vm)));
                 }
@@ -409,8 +414,8 @@ impl Daemon {
     }
 
     /// A vCPU has another slot, and with it another name; or has not.
-    fn replugged(&mut self, socket: &Path, outcome: Result<(Plugged, VmDescription), VmError>) {
-        let Some(vm) = self.entries.get_mut(socket).and_then(|entry| entry.vm.as_mut()) else { return };
+    fn replugged(&mut self, handle: &VmHandle, outcome: Result<(Plugged, VmDescription), VmError>) {
+        let Some(vm) = self.entries.get_mut(handle).and_then(|entry| entry.vm.as_mut()) else { return };
         let Some(replugging) = vm.replugging.take() else { return };
         vm.replugger.ended(end_of(&outcome), monotonic_ns());
         let Replugging { vcpu, guest_node, .. } = replugging;
@@ -435,18 +440,18 @@ impl Daemon {
         };
         let new_vcpu = plugged.apic_id;
         info!(vm = name, vcpu, new_vcpu, guest_node, "vCPU replugged");
-        self.described(socket, description);
+        self.described(handle, description);
         // Threads are looked at by turns; the answer shows where this one is.
-        self.look(socket, new_vcpu, plugged.tid);
-        if let Some(vm) = self.entries.get(socket).and_then(Entry::report) {
+        self.look(handle, new_vcpu, plugged.tid);
+        if let Some(vm) = self.entries.get(handle).and_then(Entry::report) {
             replugging.answer(Ok(vnuma_api::Replugged { vcpu, new_vcpu, guest_node, vm }));
         }
         self.tell_watchers(|time_ns| Event::Replugged { vm: name, vcpu, new_vcpu, guest_node, time_ns });
     }
 
     /// The device is unplugged, whoever asked for it.
-    fn released(&mut self, socket: &Path) {
-        let Some(vm) = self.entries.get_mut(socket).and_then(|entry| entry.vm.as_mut()) else { return };
+    fn released(&mut self, handle: &VmHandle) {
+        let Some(vm) = self.entries.get_mut(handle).and_then(|entry| entry.vm.as_mut()) else { return };
         if !matches!(vm.slot, Slot::Serving(_) | Slot::Lost) {
             return;
         }
@@ -457,8 +462,8 @@ impl Daemon {
         self.tell_watchers(|time_ns| Event::Detached { vm: name, time_ns });
     }
 
-    pub(super) fn describe_again(&self, socket: &PathBuf) {
-        if let Some((_, thread)) = self.entries.get(socket).and_then(|entry| entry.connection.as_ref()) {
+    pub(super) fn describe_again(&self, handle: &VmHandle) {
+        if let Some((_, thread)) = self.entries.get(handle).and_then(|entry| entry.connection.as_ref()) {
             thread.send(Command::Describe);
         }
     }
@@ -490,7 +495,7 @@ impl Entry {
             silent: false,
             peer: None,
             halt: None,
-            file: None,
+            instance: None,
             retry_at: Instant::now(),
             backoff: FIRST_RETRY,
         }
@@ -502,11 +507,10 @@ impl Entry {
         (self.peer, self.halt) = (None, None);
     }
 
-    /// A socket in the place of another has a listener of its own: there is nothing to wait for.
-    fn notice_file(&mut self) {
-        let file = fs::metadata(&self.candidate.socket).ok().map(|file| (file.dev(), file.ino()));
-        if file != self.file {
-            (self.file, self.retry_at, self.backoff) = (file, Instant::now(), FIRST_RETRY);
+    /// Another VM in the place of one has a listener of its own: there is nothing to wait for.
+    fn notice_instance(&mut self, instance: u64) {
+        if self.instance != Some(instance) {
+            (self.instance, self.retry_at, self.backoff) = (Some(instance), Instant::now(), FIRST_RETRY);
         }
     }
 
@@ -528,17 +532,6 @@ fn end_of<T>(replug: &Result<T, VmError>) -> ReplugEnd {
         Err(VmError::UnplugPending { .. } | VmError::NotUndone { .. }) => ReplugEnd::Both,
         Err(_) => ReplugEnd::Undone,
     }
-}
-
-/// Nobody listens there: a leftover of a VM that was killed, or one that has yet to start.
-fn is_nobody(error: &VmError) -> bool {
-    let VmError::Connect { source, .. } = error else { return false };
-    matches!(source.kind(), ErrorKind::ConnectionRefused | ErrorKind::NotFound)
-}
-
-/// The monitor's queue of connections is full.
-fn is_full(error: &VmError) -> bool {
-    matches!(error, VmError::Connect { source, .. } if source.kind() == ErrorKind::WouldBlock)
 }
 
 fn has_ended(pidfd: &OwnedFd) -> bool {

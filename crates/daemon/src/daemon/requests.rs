@@ -9,9 +9,9 @@ use crate::{
     vm::{Known, Replugging, Slot, Vm},
     vm_thread::{Command, VmThread},
 };
-use std::path::PathBuf;
 use vnuma_api as api;
 use vnuma_channel::Channel;
+use vnuma_hypervisor::VmHandle;
 
 impl Daemon {
     /// Answers a request, now or when it is done. Nobody waiting for the answer is no error.
@@ -54,7 +54,7 @@ impl Daemon {
     }
 
     /// The VM of this name, or the socket of this name that has a problem.
-    fn entry(&self, name: &str) -> Result<(&PathBuf, &Entry), Refusal> {
+    fn entry(&self, name: &str) -> Result<(&VmHandle, &Entry), Refusal> {
         let has_vm = |entry: &Entry| entry.vm.as_ref().is_some_and(|vm| vm.name() == name);
         let has_problem = |entry: &Entry| entry.vm.is_none() && entry.candidate.name == name;
         let find = |which: &dyn Fn(&Entry) -> bool| self.entries.iter().find(|(_, entry)| which(entry));

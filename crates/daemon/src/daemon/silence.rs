@@ -6,38 +6,39 @@ use crate::{
     vm::{Known, Vm},
     vm_thread::Command,
 };
-use std::{collections::BTreeMap, os::fd::OwnedFd, path::Path};
+use std::{collections::BTreeMap, os::fd::OwnedFd};
 use tracing::{info, warn};
 use vnuma_api::{Event, Hypervisor};
-use vnuma_hypervisor::{Glimpse, VmError};
-use vnuma_process::{Halt, main_loop};
+use vnuma_hypervisor::{ObservedVcpus, VmError, VmHandle};
+use vnuma_process::{StopReason, main_loop};
 use vnuma_topology::VmDescription;
 
 impl Daemon {
     /// A VM does not answer. What was known of it stays.
-    pub(super) fn silent(&mut self, socket: &Path, error: &VmError, pid: i32) {
-        let Some(entry) = self.entries.get_mut(socket) else { return };
+    pub(super) fn silent(&mut self, handle: &VmHandle, error: &VmError, pid: i32) {
+        let Some(entry) = self.entries.get_mut(handle) else { return };
         (entry.slow, entry.silent, entry.peer) = (false, true, Some(pid));
         entry.name_problem(describe(error, pid));
         entry.look_at_process();
         if entry.vm.as_ref().is_some_and(|vm| vm.description.pid != pid) {
-            self.forget_vm(socket);
+            self.forget_vm(handle);
         }
     }
 
     /// vCPUs were seen of a VM that does not answer, or not as it should.
     pub(super) fn glimpsed(
         &mut self,
-        socket: &Path,
+        handle: &VmHandle,
         id: ConnectionId,
         (pid, pidfd): (i32, OwnedFd),
-        glimpse: Glimpse,
+        glimpse: ObservedVcpus,
     ) {
-        let Some(entry) = self.entries.get(socket) else { return };
+        let Some(entry) = self.entries.get(handle) else { return };
         let name = entry.candidate.name.clone();
         // A QEMU may have several monitors, and more than one VM may want a name.
         let other = |vm: &Vm| vm.description.pid == pid || vm.name() == name;
-        let taken = |(path, entry): (&_, &Entry)| *path != socket && entry.vm.as_ref().is_some_and(other);
+        let taken =
+            |(path, entry): (&VmHandle, &Entry)| path != handle && entry.vm.as_ref().is_some_and(other);
         let described = entry.vm.as_ref().is_some_and(|vm| vm.known == Known::Described);
         if described || self.entries.iter().any(taken) {
             return;
@@ -52,7 +53,7 @@ impl Daemon {
             spare_slots: BTreeMap::new(),
         };
         let new = entry.vm.is_none();
-        let Some(entry) = self.entries.get_mut(socket) else { return };
+        let Some(entry) = self.entries.get_mut(handle) else { return };
         let policy = self.config.settle;
         let vm = entry.vm.get_or_insert_with(|| Vm::new(id, &self.host, description.clone(), pidfd, policy));
         vm.known = known;
@@ -60,7 +61,7 @@ impl Daemon {
             info!(vm = name, pid, vcpus = description.vcpus.len(), "VM found; it does not answer");
             self.tell_watchers(|time_ns| Event::Appeared { vm: name, time_ns });
         }
-        self.described(socket, description);
+        self.described(handle, description);
     }
 
     /// Looks which processes stand still, asks those that may be stuck, and connects where that is due.
@@ -83,15 +84,15 @@ impl Entry {
     pub(super) fn look_at_process(&mut self) {
         let Some(pid) = self.process() else { return };
         // Of a process that has ended others tell.
-        let halt = Halt::of(pid).ok().flatten();
+        let halt = StopReason::of(pid).ok().flatten();
         if halt == self.halt {
             return;
         }
         self.halt = halt;
-        let socket = self.candidate.socket.display();
+        let handle = &self.candidate.handle;
         match halt {
-            Some(halt) => warn!(%socket, pid, "QEMU is {halt}"),
-            None => info!(%socket, pid, "QEMU runs again"),
+            Some(halt) => warn!(%handle, pid, "QEMU is {halt}"),
+            None => info!(%handle, pid, "QEMU runs again"),
         }
     }
 
@@ -120,8 +121,8 @@ impl Entry {
 
     pub(super) fn hypervisor(&self) -> Hypervisor {
         match self.halt {
-            Some(Halt::Signal) => Hypervisor::Stopped,
-            Some(Halt::Tracer) => Hypervisor::Debugged,
+            Some(StopReason::Signal) => Hypervisor::Stopped,
+            Some(StopReason::Tracer) => Hypervisor::Debugged,
             None if self.silent || self.slow => Hypervisor::Silent,
             None if self.problem.is_some() => Hypervisor::Lost,
             None => Hypervisor::Answers,
@@ -130,7 +131,7 @@ impl Entry {
 
     pub(super) fn name_problem(&mut self, problem: String) {
         if self.problem.as_ref() != Some(&problem) {
-            warn!(socket = %self.candidate.socket.display(), problem, "a VM does not answer");
+            warn!(handle = %self.candidate.handle, problem, "a VM does not answer");
         }
         self.problem = Some(problem);
     }
