@@ -19,7 +19,7 @@ use vnuma_api::ApiError;
 use vnuma_daemon::{BackendFactory, Config};
 use vnuma_host::location::Prefer;
 use vnuma_hypervisor::{
-    Adopt, ObservedVcpus, Plugged, VmBackend, VmCandidate, VmConnection, VmError, VmEvent,
+    ObservedVcpus, Plugged, VmBackend, VmCandidate, VmConnection, VmError, VmEvent, VmHandle,
 };
 use vnuma_topology::{GuestNode, Vcpu, VmDescription};
 

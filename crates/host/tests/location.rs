@@ -100,6 +100,7 @@ for_each_source! {
     moves_within_a_node_are_not_reported_but_new_limits_are
     threads_that_are_not_watched_are_not_reported
     threads_that_are_not_there_are_refused
+    the_topology_can_change_meanwhile
 }
 
 fn next(events: &mpsc::Receiver<LocationEvent>, kind: LocationKind) -> LocationEvent {
@@ -174,6 +175,37 @@ fn threads_that_are_not_watched_are_not_reported(prefer: Prefer) {
             break;
         }
     }
+}
+
+fn the_topology_can_change_meanwhile(prefer: Prefer) {
+    let (a, b) = two_cpus();
+    let (one, two) = (host(&[&[a, b]]), host(&[&[a], &[b]]));
+    let mut mover = Mover::start(a);
+    let (watcher, events) = watcher(&one, prefer);
+    watcher.watch(own_pid(), mover.tid).unwrap();
+    // Moves, and waits until that has been noticed. True if it was one between nodes.
+    let crosses = |cpu: u32| {
+        mover.to(&[cpu]);
+        let mut crossed = false;
+        loop {
+            let limit = if crossed || !watcher.sees_affinity() { Duration::from_secs(1) } else { HANG };
+            match events.recv_timeout(limit) {
+                Ok(event) if event.kind == LocationKind::Migrated => crossed = true,
+                Ok(_) => return crossed || events.recv_timeout(Duration::from_millis(20)).is_ok(),
+                Err(_) => return crossed,
+            }
+        }
+    };
+    assert!(!crosses(b), "{prefer:?}: within the node");
+    assert!(!crosses(a), "{prefer:?}: within the node");
+    watcher.set_topology(&two).unwrap();
+    assert!(crosses(b), "{prefer:?}: now it is another node");
+    watcher.set_topology(&one).unwrap();
+    assert!(!crosses(a), "{prefer:?}: and now it is the same again");
+    // A CPU that is gone is of no known node.
+    watcher.set_topology(&host(&[&[a]])).unwrap();
+    assert!(crosses(b), "{prefer:?}: to a CPU that is not known");
+    mover.end();
 }
 
 fn threads_that_are_not_there_are_refused(prefer: Prefer) {

@@ -9,18 +9,19 @@ use nix::{
     sys::eventfd::{EfdFlags, EventFd},
 };
 use std::{
+    collections::BTreeMap,
     fs, io,
     os::{
         fd::{AsFd, BorrowedFd},
         unix::fs::MetadataExt,
     },
     path::Path,
-    sync::{Arc, mpsc},
+    sync::{Arc, Mutex, PoisonError, mpsc},
     thread::JoinHandle,
 };
 use vnuma_abi_bpf::{COUNT_DROPPED, COUNT_REPORTED};
 use vnuma_process::spawn_worker;
-use vnuma_topology::HostTopology;
+use vnuma_topology::{CpuId, HostNodeId, HostTopology};
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/vcpu_watch.bpf.o"));
 
@@ -36,6 +37,7 @@ const AFFINITY_PROGRAM: &str = "vnuma_affinity";
 /// Programs in the kernel, attached, but watching nothing yet.
 pub(super) struct Programs {
     links: Vec<Link>,
+    nodes: CpuNodes,
     watched: MapHandle,
     events: MapHandle,
     counts: MapHandle,
@@ -77,15 +79,10 @@ impl Programs {
             let map = map.ok_or_else(|| io::Error::other(format!("the object has no map `{name}`")))?;
             MapHandle::try_from(&map)
         };
-        let cpu_node = map("cpu_node")?;
-        for node in &topology.nodes {
-            for cpu in node.cpus.iter() {
-                let node_plus_one = node.id + 1;
-                cpu_node.update(&cpu.to_ne_bytes(), &node_plus_one.to_ne_bytes(), MapFlags::ANY)?;
-            }
-        }
+        let mut nodes = CpuNodes { map: map("cpu_node")?, known: BTreeMap::new() };
+        nodes.set(topology)?;
         let (watched, events, counts) = (map("watched")?, map("events")?, map("counts")?);
-        Ok(Self { links, watched, events, counts, sees_affinity })
+        Ok(Self { links, nodes, watched, events, counts, sees_affinity })
     }
 
     /// Starts the thread that takes what the programs report.
@@ -108,6 +105,7 @@ impl Programs {
             .map_err(failed("mapping the ring buffer"))?;
         Ok(BpfSource {
             _links: self.links,
+            nodes: Mutex::new(self.nodes),
             watched: self.watched,
             counts: self.counts,
             sees_affinity: self.sees_affinity,
@@ -117,11 +115,39 @@ impl Programs {
     }
 }
 
+/// The node of each CPU, as the programs know it.
+#[derive(Debug)]
+struct CpuNodes {
+    map: MapHandle,
+    known: BTreeMap<CpuId, HostNodeId>,
+}
+
+impl CpuNodes {
+    /// Changes what differs. A CPU that is gone, or of no node, has node 0 in the map, which stands for none.
+    fn set(&mut self, topology: &HostTopology) -> libbpf_rs::Result<()> {
+        let nodes = topology.nodes.iter().flat_map(|node| node.cpus.iter().map(|cpu| (cpu, node.id)));
+        let wanted: BTreeMap<CpuId, HostNodeId> = nodes.collect();
+        let gone: Vec<CpuId> = self.known.keys().filter(|cpu| !wanted.contains_key(cpu)).copied().collect();
+        for cpu in gone {
+            self.map.update(&cpu.to_ne_bytes(), &0u32.to_ne_bytes(), MapFlags::ANY)?;
+            self.known.remove(&cpu);
+        }
+        for (cpu, node) in wanted {
+            if self.known.get(&cpu) != Some(&node) {
+                self.map.update(&cpu.to_ne_bytes(), &(node + 1).to_ne_bytes(), MapFlags::ANY)?;
+                self.known.insert(cpu, node);
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Programs and the thread that takes what they report.
 #[derive(Debug)]
 pub(super) struct BpfSource {
     /// The programs run as long as these exist.
     _links: Vec<Link>,
+    nodes: Mutex<CpuNodes>,
     watched: MapHandle,
     counts: MapHandle,
     sees_affinity: bool,
@@ -150,6 +176,14 @@ impl BpfSource {
             return Err(LocationError::NoThread { pid, tid });
         }
         Ok(())
+    }
+
+    pub(super) fn set_topology(&self, topology: &HostTopology) -> Result<(), LocationError> {
+        let set = self.nodes.lock().unwrap_or_else(PoisonError::into_inner).set(topology);
+        set.map_err(|error| LocationError::Watch {
+            act: "changing the nodes of CPUs",
+            source: io::Error::other(error.to_string()),
+        })
     }
 
     pub(super) fn unwatch(&self, tid: i32) {

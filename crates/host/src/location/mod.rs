@@ -143,7 +143,7 @@ pub struct LocationWatcher {
 
 #[derive(Debug)]
 enum Source {
-    Bpf(BpfSource),
+    Bpf(Box<BpfSource>),
     Poll(PollSource),
 }
 
@@ -160,7 +160,7 @@ impl LocationWatcher {
             Prefer::Poll => "polling was asked for".to_owned(),
             Prefer::Auto | Prefer::Bpf => match bpf::Programs::load(topology) {
                 Ok(programs) => {
-                    let source = Source::Bpf(programs.start(on_event)?);
+                    let source = Source::Bpf(Box::new(programs.start(on_event)?));
                     return Ok(Self { source, why_not_bpf: None });
                 }
                 Err(reason) if prefer == Prefer::Bpf => return Err(LocationError::NoBpf { reason }),
@@ -177,6 +177,18 @@ impl LocationWatcher {
         match &self.source {
             Source::Bpf(bpf) => bpf.watch(pid, tid),
             Source::Poll(poll) => poll.watch(pid, tid),
+        }
+    }
+
+    /// The host's CPUs and nodes are others now. A thread that is on another node by that alone makes no event: read the
+    /// locations of all threads again after this.
+    pub fn set_topology(&self, topology: &HostTopology) -> Result<(), LocationError> {
+        match &self.source {
+            Source::Bpf(bpf) => bpf.set_topology(topology),
+            Source::Poll(poll) => {
+                poll.set_topology(topology);
+                Ok(())
+            }
         }
     }
 

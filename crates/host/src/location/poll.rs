@@ -25,6 +25,7 @@ struct Watched {
 #[derive(Debug, Default)]
 struct State {
     threads: HashMap<i32, Watched>,
+    topology: HostTopology,
     stop: bool,
 }
 
@@ -56,8 +57,9 @@ impl PollSource {
         on_event: impl Fn(LocationEvent) + Send + 'static,
     ) -> Result<Self, LocationError> {
         let shared = Arc::new(Shared::default());
+        shared.lock().topology = topology;
         let theirs = Arc::clone(&shared);
-        let work = move || run(&theirs, &topology, interval.max(SHORTEST), on_event);
+        let work = move || run(&theirs, interval.max(SHORTEST), on_event);
         let thread = spawn_worker("vnuma-poll", work)
             .map_err(|source| LocationError::Watch { act: "starting a thread", source })?;
         Ok(Self { shared, thread: Some(thread) })
@@ -72,6 +74,10 @@ impl PollSource {
         state.threads.insert(tid, Watched { pid, seen });
         self.shared.changed.notify_one();
         Ok(())
+    }
+
+    pub(super) fn set_topology(&self, topology: &HostTopology) {
+        self.shared.lock().topology = topology.clone();
     }
 
     pub(super) fn unwatch(&self, tid: i32) {
@@ -90,7 +96,7 @@ impl Drop for PollSource {
     }
 }
 
-fn run(shared: &Shared, topology: &HostTopology, interval: Duration, on_event: impl Fn(LocationEvent)) {
+fn run(shared: &Shared, interval: Duration, on_event: impl Fn(LocationEvent)) {
     while wait(shared, interval) {
         let threads: Vec<(i32, i32)> =
             shared.lock().threads.iter().map(|(&tid, watched)| (watched.pid, tid)).collect();
@@ -98,7 +104,7 @@ fn run(shared: &Shared, topology: &HostTopology, interval: Duration, on_event: i
             let found = proc::read_thread(pid, tid);
             let time_ns = monotonic_ns();
             // The callback may watch and unwatch, so it is called without the lock.
-            let kinds = note(&mut shared.lock(), topology, tid, found);
+            let kinds = note(&mut shared.lock(), tid, found);
             for (kind, cpu) in kinds.into_iter().flatten() {
                 on_event(LocationEvent { tid, cpu, kind, time_ns });
             }
@@ -122,11 +128,11 @@ fn wait(shared: &Shared, interval: Duration) -> bool {
 /// Takes over what was found of a thread and says what that means.
 fn note(
     state: &mut State,
-    topology: &HostTopology,
     tid: i32,
     found: Result<ThreadState, LocationError>,
 ) -> [Option<(LocationKind, u32)>; 2] {
-    let Some(watched) = state.threads.get_mut(&tid) else { return [None, None] };
+    let (topology, threads) = (&state.topology, &mut state.threads);
+    let Some(watched) = threads.get_mut(&tid) else { return [None, None] };
     match found {
         Ok(found) => {
             let node = |cpu| topology.node_of_cpu(cpu);
@@ -143,7 +149,7 @@ fn note(
         }
         Err(LocationError::NoThread { .. }) => {
             let cpu = watched.seen.cpu;
-            state.threads.remove(&tid);
+            threads.remove(&tid);
             [Some((LocationKind::Exited, cpu)), None]
         }
         Err(error) => {
