@@ -16,6 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 use vnuma_host::{
+    HostWatcher,
     location::{LocationEvent, LocationKind, LocationWatcher, Prefer, monotonic_ns, read_location},
     read_host_topology,
 };
@@ -152,6 +153,7 @@ fn self_test() -> Outcome<()> {
         if prefer == Prefer::Bpf {
             expect(watcher.reported() > 0, "the BPF programs count their records")?;
             idle(&watcher, &events, thread, home)?;
+            hotplug(&host, &watcher, &events, away)?;
         }
         expect(watcher.dropped() == 0, "no event was lost")?;
     }
@@ -221,6 +223,39 @@ fn idle(
     println!("     in {:?}: {records} records, {told} events, {wakeups} wake-ups", SILENCE * WINDOWS);
     expect(records == 0 && told == 0, "a thread that stays on its node makes no record")?;
     expect(wakeups == 0, "and wakes nobody")
+}
+
+/// Takes the CPU offline that a thread is confined to. The kernel gives the thread others then, on its own account.
+fn hotplug(
+    host: &HostTopology,
+    watcher: &LocationWatcher,
+    events: &Receiver<LocationEvent>,
+    cpus: &CpuSet,
+) -> Outcome<()> {
+    let cpu = cpus.iter().last().ok_or("no CPU")?;
+    let online = format!("/sys/devices/system/cpu/cpu{cpu}/online");
+    let (send, changed) = mpsc::channel();
+    // So rarely that only a message of the kernel can make it look in time.
+    let host_watcher = HostWatcher::start(Path::new("/"), host.clone(), HANG * 100, move |topology| {
+        let _ = send.send(topology);
+    })?;
+    expect(host_watcher.why_polling().is_none(), "the kernel announces changes of the host")?;
+    let spinner = Spinner::start(&cpu.to_string())?;
+    let pid = spinner.pid()?;
+    while read_location(host, pid, pid)?.cpu != cpu {
+        thread::sleep(Duration::from_millis(10));
+    }
+    watcher.watch(pid, pid)?;
+    thread::sleep(SILENCE);
+    events.try_iter().for_each(drop);
+    fs::write(&online, "0")?;
+    let event = until(events, LocationKind::AffinityChanged);
+    let topology = changed.recv_timeout(HANG);
+    fs::write(&online, "1")?;
+    expect(event.is_ok(), "a thread whose CPU went offline has other limits, and that is told")?;
+    expect(topology?.node_of_cpu(cpu).is_none(), "the host is told to be without that CPU")?;
+    let back = changed.recv_timeout(HANG)?;
+    expect(back.node_of_cpu(cpu) == host.node_of_cpu(cpu), "and to have it again")
 }
 
 /// Waits until the watcher's thread has taken what came before, which takes it a while on a slow machine.

@@ -19,7 +19,8 @@ const SHORTEST: Duration = Duration::from_millis(1);
 #[derive(Debug)]
 struct Watched {
     pid: i32,
-    seen: ThreadState,
+    /// `None` before the first look: whatever that finds is reported.
+    seen: Option<ThreadState>,
 }
 
 #[derive(Debug, Default)]
@@ -51,13 +52,17 @@ pub(super) struct PollSource {
 }
 
 impl PollSource {
+    /// `threads` are watched already, by number with their process, but it is not known where they were seen last.
     pub(super) fn start(
         topology: HostTopology,
         interval: Duration,
+        threads: &HashMap<i32, i32>,
         on_event: impl Fn(LocationEvent) + Send + 'static,
     ) -> Result<Self, LocationError> {
         let shared = Arc::new(Shared::default());
-        shared.lock().topology = topology;
+        let watched = |(&tid, &pid): (&i32, &i32)| (tid, Watched { pid, seen: None });
+        let threads = threads.iter().map(watched).collect();
+        *shared.lock() = State { threads, topology, stop: false };
         let theirs = Arc::clone(&shared);
         let work = move || run(&theirs, interval.max(SHORTEST), on_event);
         let thread = spawn_worker("vnuma-poll", work)
@@ -71,7 +76,7 @@ impl PollSource {
         if state.threads.len() >= MAX_WATCHED && !state.threads.contains_key(&tid) {
             return Err(LocationError::TooMany { tid, limit: MAX_WATCHED });
         }
-        state.threads.insert(tid, Watched { pid, seen });
+        state.threads.insert(tid, Watched { pid, seen: Some(seen) });
         self.shared.changed.notify_one();
         Ok(())
     }
@@ -135,20 +140,21 @@ fn note(
     let Some(watched) = threads.get_mut(&tid) else { return [None, None] };
     match found {
         Ok(found) => {
-            let node = |cpu| topology.node_of_cpu(cpu);
-            let (before, now) = (node(watched.seen.cpu), node(found.cpu));
-            // Between two CPUs of unknown node anything may have happened: report it.
-            let crossed = found.cpu != watched.seen.cpu && (before.is_none() || before != now);
-            let confined = found.allowed != watched.seen.allowed;
             let cpu = found.cpu;
-            watched.seen = found;
+            let Some(seen) = watched.seen.replace(found.clone()) else {
+                return [Some((LocationKind::AffinityChanged, cpu)), Some((LocationKind::Migrated, cpu))];
+            };
+            let (before, now) = (topology.node_of_cpu(seen.cpu), topology.node_of_cpu(cpu));
+            // Between two CPUs of unknown node anything may have happened: report it.
+            let crossed = cpu != seen.cpu && (before.is_none() || before != now);
+            let confined = found.allowed != seen.allowed;
             [
                 confined.then_some((LocationKind::AffinityChanged, cpu)),
                 crossed.then_some((LocationKind::Migrated, cpu)),
             ]
         }
         Err(LocationError::NoThread { .. }) => {
-            let cpu = watched.seen.cpu;
+            let cpu = watched.seen.as_ref().map_or(0, |seen| seen.cpu);
             threads.remove(&tid);
             [Some((LocationKind::Exited, cpu)), None]
         }

@@ -111,20 +111,43 @@ int BPF_PROG(vnuma_migrate, struct task_struct *task, int dest_cpu)
 }
 
 /*
- * All ways to change the allowed CPUs (sched_setaffinity(), cpusets, CPU hotplug) end
- * in this function. Its later arguments differ between kernels and are not looked at:
- * user space reads the new mask from /proc. A refused change is reported too, which is
- * harmless for the same reason. Optional: the kernel may have inlined it.
+ * The allowed CPUs change. What they are now is not looked at here: user space reads
+ * it from /proc. A refused change is reported too, which is harmless for that reason.
+ */
+static __always_inline int allowed_changed(struct task_struct *task)
+{
+	__u32 tid = task->pid;
+
+	if (bpf_map_lookup_elem(&watched, &tid))
+		report(tid, VNUMA_VCPU_AFFINITY, task->thread_info.cpu);
+	return 0;
+}
+
+/*
+ * sched_setaffinity() and cpusets end in this function. Its later arguments differ
+ * between kernels. Optional, as are the two below: a kernel may have inlined it.
  */
 SEC("fexit/__set_cpus_allowed_ptr")
 int BPF_PROG(vnuma_affinity, struct task_struct *task)
 {
-	__u32 tid = task->pid;
+	return allowed_changed(task);
+}
 
-	if (!bpf_map_lookup_elem(&watched, &tid))
-		return 0;
-	report(tid, VNUMA_VCPU_AFFINITY, task->thread_info.cpu);
-	return 0;
+/*
+ * select_fallback_rq() gives a thread other CPUs when none of its own is left (CPUs
+ * that went offline, a cpuset without CPUs), and does not go that way: up to 6.17 by
+ * do_set_cpus_allowed(), later by set_cpus_allowed_force().
+ */
+SEC("fexit/do_set_cpus_allowed")
+int BPF_PROG(vnuma_fallback, struct task_struct *task)
+{
+	return allowed_changed(task);
+}
+
+SEC("fexit/set_cpus_allowed_force")
+int BPF_PROG(vnuma_force, struct task_struct *task)
+{
+	return allowed_changed(task);
 }
 
 SEC("tp_btf/sched_process_exit")
