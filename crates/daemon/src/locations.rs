@@ -20,8 +20,8 @@ const BACKLOG: usize = 4096;
 pub(crate) struct Locations {
     watcher: LocationWatcher,
     overflowed: Arc<AtomicU64>,
-    /// Process of each watched thread.
-    threads: HashMap<i32, i32>,
+    /// Process of each thread, and whether it is watched.
+    threads: HashMap<i32, (i32, bool)>,
     seen_lost: u64,
 }
 
@@ -47,16 +47,20 @@ impl Locations {
         Ok((Self { watcher, overflowed, threads: HashMap::new(), seen_lost: 0 }, receiver))
     }
 
-    /// Watches a thread from now on, if it is not watched yet.
+    /// Watches a thread from now on, if it is not watched yet. What failed is tried again at the next call.
     pub(crate) fn watch(&mut self, pid: i32, tid: i32) {
-        if self.threads.contains_key(&tid) {
+        let before = self.threads.get(&tid).copied();
+        if before == Some((pid, true)) {
             return;
         }
-        if let Err(error) = self.watcher.watch(pid, tid) {
+        let watched = self.watcher.watch(pid, tid);
+        if let Err(error) = &watched
+            && before.is_none()
+        {
             // The look at everything now and then still finds where it is.
             warn!(tid, %error, "the thread is not watched");
         }
-        self.threads.insert(tid, pid);
+        self.threads.insert(tid, (pid, watched.is_ok()));
     }
 
     /// Forgets a thread.
@@ -68,7 +72,7 @@ impl Locations {
 
     /// Where a watched thread is.
     pub(crate) fn read(&self, host: &HostTopology, tid: i32) -> Option<VcpuLocation> {
-        let pid = *self.threads.get(&tid)?;
+        let (pid, _) = *self.threads.get(&tid)?;
         read_location(host, pid, tid).ok()
     }
 
