@@ -18,7 +18,9 @@ use std::{
 use vnuma_api::ApiError;
 use vnuma_daemon::{BackendFactory, Config};
 use vnuma_host::location::Prefer;
-use vnuma_hypervisor::{Adopt, Glimpse, Plugged, VmBackend, VmCandidate, VmConnection, VmError, VmEvent};
+use vnuma_hypervisor::{
+    ObservedVcpus, Plugged, VmBackend, VmCandidate, VmConnection, VmError, VmEvent, VmHandle,
+};
 use vnuma_topology::{GuestNode, Vcpu, VmDescription};
 
 /// Only a bound against hanging for ever.
@@ -163,19 +165,21 @@ struct World {
 
 impl VmBackend for World {
     fn scan(&mut self) -> Result<Vec<VmCandidate>, VmError> {
-        Ok(vec![VmCandidate { name: "web".into(), socket: "/nonexistent".into() }])
+        Ok(vec![VmCandidate { handle: VmHandle::new("fuzz:web"), name: "web".into(), instance: 0 }])
     }
 
-    fn connect(&self, _candidate: &VmCandidate) -> Result<Box<dyn VmConnection>, VmError> {
+    fn connect(&self, _handle: &VmHandle) -> Result<Box<dyn VmConnection>, VmError> {
         let own = rustix::process::getpid();
         let pidfd = rustix::process::pidfd_open(own, rustix::process::PidfdFlags::empty()).expect("a pidfd");
         let events = EventFd::new().expect("an eventfd");
         Ok(Box::new(Connection { tid: self.tid, pidfd, events, device: None }))
     }
 
-    fn watch_dirs(&self) -> Vec<PathBuf> {
-        Vec::new()
+    fn changes(&self) -> Option<BorrowedFd<'_>> {
+        None
     }
+
+    fn clear_changes(&mut self) {}
 }
 
 struct Connection {
@@ -190,7 +194,7 @@ impl VmConnection for Connection {
         Ok(())
     }
 
-    fn glimpse(&self) -> Option<Glimpse> {
+    fn observe_vcpus(&self) -> Option<ObservedVcpus> {
         None
     }
 
@@ -211,8 +215,20 @@ impl VmConnection for Connection {
         })
     }
 
-    fn replug_vcpu(&mut self, _apic_id: u32, node: u32, _adopt: Adopt<'_>) -> Result<Plugged, VmError> {
+    fn removable_vcpu(&mut self, apic_id: u32) -> Result<Plugged, VmError> {
+        Ok(Plugged { apic_id, tid: self.tid })
+    }
+
+    fn plug_vcpu(&mut self, node: u32) -> Result<Plugged, VmError> {
         Err(VmError::NoSpareSlot { vm: "web".into(), node })
+    }
+
+    fn await_guest(&mut self, apic_id: u32) -> Result<(), VmError> {
+        Err(VmError::NoVcpu { vm: "web".into(), vcpu: apic_id })
+    }
+
+    fn unplug_vcpu(&mut self, apic_id: u32) -> Result<(), VmError> {
+        Err(VmError::NoVcpu { vm: "web".into(), vcpu: apic_id })
     }
 
     fn attach_channel(&mut self, server: OwnedFd) -> Result<(), VmError> {

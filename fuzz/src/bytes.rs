@@ -9,7 +9,10 @@ use std::{
 use vnuma_abi_bpf::{AFFINITY, EXITED, MIGRATED, VcpuEvent};
 use vnuma_abi_topology_channel::ivshmem::VECTORS;
 use vnuma_channel::guest::GuestEnd;
-use vnuma_host::location::{LocationKind, parse_record};
+use vnuma_host::{
+    location::{LocationKind, parse_record},
+    parse_uevent,
+};
 
 /// Records of the BPF program: what was understood is what stands at the offsets of the layout.
 pub fn bpf_record(input: &[u8]) {
@@ -23,8 +26,17 @@ pub fn bpf_record(input: &[u8]) {
     let at = |offset: usize, bytes: &[u8]| assert_eq!(&input[offset..offset + bytes.len()], bytes);
     at(offset_of!(VcpuEvent, kind), &kind.to_ne_bytes());
     at(offset_of!(VcpuEvent, tid), &event.tid.to_ne_bytes());
-    at(offset_of!(VcpuEvent, to_cpu), &event.cpu.to_ne_bytes());
+    at(offset_of!(VcpuEvent, cpu), &event.cpu.to_ne_bytes());
     at(offset_of!(VcpuEvent, time_ns), &event.time_ns.to_ne_bytes());
+}
+
+/// The kernel's messages about devices: what was understood stands in the message.
+pub fn uevent(input: &[u8]) {
+    let Some(event) = parse_uevent(input) else { return };
+    assert!(input.starts_with(format!("{}@{}", event.action, event.path).as_bytes()));
+    assert!(event.path.starts_with('/') && event.action.bytes().all(|byte| byte.is_ascii_lowercase()));
+    let subsystem = format!("SUBSYSTEM={}", event.subsystem);
+    assert!(input.split(|&byte| byte == 0).any(|field| field == subsystem.as_bytes()));
 }
 
 /// What QEMU would get from the server of a device: messages of nine bytes here, the first of which says how many

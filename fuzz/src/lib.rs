@@ -7,7 +7,7 @@
 //! | input from | targets |
 //! |---|---|
 //! | a QEMU | `qmp`, `hmp`, and names of VMs in `sysfs-value` |
-//! | the host's kernel, or a copy of its files | `sysfs`, `sysfs-value`, `cpu-list`, `proc`, `bpf-record` |
+//! | the host's kernel, or a copy of its files | `sysfs`, `sysfs-value`, `cpu-list`, `proc`, `bpf-record`, `uevent` |
 //! | a guest | `channel-*` for the reader as a model; the driver's own is `guest/driver/test/channel-fuzz.c` |
 //! | local users | `api`, `arguments` |
 //! | vnumad, as vnumactl and a guest see it | `answer`, `channel-*`, `ivshmem` |
@@ -38,7 +38,7 @@ pub struct Target {
 }
 
 /// All of them, in the order in which they are run.
-pub const TARGETS: [Target; 21] = [
+pub const TARGETS: [Target; 22] = [
     target("answer", "vnumad's answers as vnumactl reads and prints them", operator::answer),
     target("api", "requests to vnumad", api::run),
     target("arguments", "vnumactl's command line", operator::arguments),
@@ -60,6 +60,7 @@ pub const TARGETS: [Target; 21] = [
     target("record", "what an earlier vnumad left, and taking its channel over", takeover::record),
     target("sysfs", "trees of sysfs and procfs", sysfs::run),
     target("sysfs-value", "single values of sysfs, names of VMs", text::sysfs_value),
+    target("uevent", "the kernel's messages about devices", bytes::uevent),
 ];
 
 const fn target(name: &'static str, about: &'static str, run: fn(&[u8])) -> Target {

@@ -20,7 +20,7 @@ use std::{
     thread,
     time::Duration,
 };
-use vnuma_hypervisor::{QmpBackend, VmBackend, VmCandidate, VmConnection, VmError, check_name};
+use vnuma_hypervisor::{QmpBackend, VmBackend, VmConnection, VmError, VmHandle, check_name};
 use vnuma_topology::VmDescription;
 
 const GREETING: &str = r#"{"QMP": {"version": {}, "capabilities": ["oob"]}}"#;
@@ -34,7 +34,7 @@ const LINES: usize = 256;
 /// The other end, which lasts as long as this process.
 struct Peer {
     scripts: mpsc::Sender<Vec<Vec<u8>>>,
-    candidate: VmCandidate,
+    handle: VmHandle,
     threads: [i32; 2],
 }
 
@@ -51,7 +51,8 @@ fn peer() -> &'static Mutex<Peer> {
                 let _ = serve(&stream, script, threads);
             }
         });
-        Mutex::new(Peer { scripts, candidate: VmCandidate { name: "vm".into(), socket }, threads })
+        let handle = QmpBackend::handle(&socket).expect("a path of ours");
+        Mutex::new(Peer { scripts, handle, threads })
     })
 }
 
@@ -122,7 +123,7 @@ pub fn run(input: &[u8]) {
     let acts = lines.next().unwrap_or_default();
     let peer = peer().lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     peer.scripts.send(lines.take(LINES).collect()).expect("the peer lives");
-    let mut vm = match QmpBackend::default().connect(&peer.candidate) {
+    let mut vm = match QmpBackend::default().connect(&peer.handle) {
         Ok(vm) => vm,
         // The machine is busy: the peer had no turn for a second.
         Err(VmError::NoGreeting { .. } | VmError::Timeout { .. }) => return,
@@ -143,6 +144,9 @@ fn perform(vm: &mut dyn VmConnection, act: u8, peer: &Peer) -> Result<(), VmErro
             vm.attach_channel(ours.into())
         }
         b'c' => vm.channel_attached().map(drop),
+        b'r' => vm.removable_vcpu(1).map(drop),
+        b'p' => vm.plug_vcpu(1).map(drop),
+        b'u' => vm.unplug_vcpu(1),
         b'x' => vm.detach_channel(),
         _ => vm.poll_event(Duration::ZERO).map(drop),
     }

@@ -11,6 +11,11 @@ pub const AFFINITY: u32 = 2;
 /// [`VcpuEvent::kind`]: it has ended and is not watched any more.
 pub const EXITED: u32 = 3;
 
+/// Index in the map `counts`: records put into the ring buffer.
+pub const COUNT_REPORTED: u32 = 0;
+/// Index in the map `counts`: records that found the ring buffer full.
+pub const COUNT_DROPPED: u32 = 1;
+
 /// `struct vnuma_vcpu_event`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -21,8 +26,8 @@ pub struct VcpuEvent {
     pub tid: u32,
     /// [`MIGRATED`], [`AFFINITY`] or [`EXITED`].
     pub kind: u32,
-    /// CPU it leaves.
-    pub from_cpu: u32,
-    /// CPU it goes to; equal to `from_cpu` unless [`MIGRATED`].
-    pub to_cpu: u32,
+    /// CPU that it goes to, or is on.
+    pub cpu: u32,
+    /// 0.
+    pub reserved: u32,
 }

@@ -6,7 +6,7 @@ use std::{
     path::Path,
     process::Command,
 };
-use vnuma_abi_bpf::{AFFINITY, EXITED, MIGRATED, VcpuEvent};
+use vnuma_abi_bpf::{AFFINITY, COUNT_DROPPED, COUNT_REPORTED, EXITED, MIGRATED, VcpuEvent};
 
 /// Prints `name value` for everything that both sides must agree on.
 const PROGRAM: &str = r#"
@@ -23,11 +23,13 @@ int main(void)
 	MEMBER(time_ns);
 	MEMBER(tid);
 	MEMBER(kind);
-	MEMBER(from_cpu);
-	MEMBER(to_cpu);
+	MEMBER(cpu);
+	MEMBER(reserved);
 	printf("size all %zu\n", sizeof(struct vnuma_vcpu_event));
 	printf("const MIGRATED %d\nconst AFFINITY %d\nconst EXITED %d\n",
 	       VNUMA_VCPU_MIGRATED, VNUMA_VCPU_AFFINITY, VNUMA_VCPU_EXITED);
+	printf("const COUNT_REPORTED %d\nconst COUNT_DROPPED %d\nconst COUNTS %d\n",
+	       VNUMA_VCPU_COUNT_REPORTED, VNUMA_VCPU_COUNT_DROPPED, VNUMA_VCPU_COUNTS);
 	return 0;
 }
 "#;
@@ -65,10 +67,14 @@ fn rust_side() -> String {
     member!(time_ns, u64);
     member!(tid, u32);
     member!(kind, u32);
-    member!(from_cpu, u32);
-    member!(to_cpu, u32);
+    member!(cpu, u32);
+    member!(reserved, u32);
     lines += &format!("size all {}\n", size_of::<VcpuEvent>());
     lines += &format!("const MIGRATED {MIGRATED}\nconst AFFINITY {AFFINITY}\nconst EXITED {EXITED}\n");
+    lines += &format!(
+        "const COUNT_REPORTED {COUNT_REPORTED}\nconst COUNT_DROPPED {COUNT_DROPPED}\nconst COUNTS {}\n",
+        COUNT_DROPPED + 1
+    );
     lines
 }
 

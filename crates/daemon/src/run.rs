@@ -10,13 +10,13 @@ use nix::unistd::Gid;
 use std::{
     future::Future,
     sync::Arc,
-    thread,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 use tokio::{net::UnixListener, sync::watch, time::timeout};
 use tracing::{info, warn};
 use vnuma_host::read_host_topology;
 use vnuma_hypervisor::VmBackend;
+use vnuma_process::spawn_worker;
 
 /// Makes backends: one looks for VMs, and each VM's worker has its own, so that none waits for another.
 pub type BackendFactory = Arc<dyn Fn() -> Box<dyn VmBackend> + Send + Sync>;
@@ -49,7 +49,7 @@ pub async fn run(
     let shell = Shell::start(config, host, factory, first_epoch(), Arc::clone(&inbox));
     let shell = shell.context("starting to watch")?;
     // The API has this thread, and what decides and publishes has another: readers cannot delay it.
-    let shell = thread::Builder::new().name("core".into()).spawn(move || shell.run());
+    let shell = spawn_worker("core", move || shell.run());
     let shell = shell.context("starting a thread")?;
     let (stopping, stopped) = watch::channel(false);
     let listener = UnixListener::from_std(listener).context("listening")?;
@@ -94,7 +94,7 @@ mod tests {
     #[test]
     fn a_restart_within_a_second_has_other_epochs() {
         let first = first_epoch();
-        thread::sleep(Duration::from_millis(5));
+        std::thread::sleep(Duration::from_millis(5));
         assert_ne!(first, first_epoch());
     }
 }

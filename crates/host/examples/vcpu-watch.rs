@@ -11,11 +11,12 @@ use std::{
     fs, io,
     path::Path,
     process::{Child, Command, ExitCode},
-    sync::mpsc::{self, Receiver, RecvTimeoutError},
+    sync::mpsc::{self, Receiver},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 use vnuma_host::{
+    HostWatcher,
     location::{LocationEvent, LocationKind, LocationWatcher, Prefer, monotonic_ns, read_location},
     read_host_topology,
 };
@@ -28,8 +29,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 const HANG: Duration = Duration::from_secs(30);
 /// Time in which an event that should not come would have come.
 const SILENCE: Duration = Duration::from_secs(3);
-/// Windows of silence that are tried.
-const WINDOWS: usize = 4;
+/// How many times that long nothing is to happen.
+const WINDOWS: u32 = 4;
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -150,7 +151,9 @@ fn self_test() -> Outcome<()> {
         println!("source {} affinity {}", watcher.source(), watcher.sees_affinity());
         moves(&host, &watcher, &events, home, away)?;
         if prefer == Prefer::Bpf {
+            expect(watcher.reported() > 0, "the BPF programs count their records")?;
             idle(&watcher, &events, thread, home)?;
+            hotplug(&host, &watcher, &events, away)?;
         }
         expect(watcher.dropped() == 0, "no event was lost")?;
     }
@@ -205,20 +208,67 @@ fn idle(
     let spinner = Spinner::start(&home.to_string())?;
     thread::sleep(Duration::from_millis(500));
     watcher.watch(spinner.pid()?, spinner.pid()?)?;
-    // Taking what came before takes the thread a moment.
-    thread::sleep(SILENCE);
-    // A watcher that others' migrations wake is woken in every window; one that is still busy with what came
-    // before, on a slow machine, is not.
-    let mut silent = false;
+    settle(events, name)?;
+    // With signals blocked and no record, there is nothing that could wake the thread.
+    let (reported, sleeps) = (watcher.reported(), sleeps_of(name)?);
     for _ in 0..WINDOWS {
-        events.try_iter().for_each(drop);
-        let before = sleeps_of(name)?;
         // Others are migrated all over the host meanwhile.
         for _ in 0..20 {
             Command::new("true").status()?;
         }
-        let quiet = matches!(events.recv_timeout(SILENCE), Err(RecvTimeoutError::Timeout));
-        silent |= quiet && sleeps_of(name)? == before;
+        thread::sleep(SILENCE);
     }
-    expect(silent, "a thread that stays on its node wakes nobody")
+    let told = events.try_iter().count();
+    let (records, wakeups) = (watcher.reported() - reported, sleeps_of(name)? - sleeps);
+    println!("     in {:?}: {records} records, {told} events, {wakeups} wake-ups", SILENCE * WINDOWS);
+    expect(records == 0 && told == 0, "a thread that stays on its node makes no record")?;
+    expect(wakeups == 0, "and wakes nobody")
+}
+
+/// Takes the CPU offline that a thread is confined to. The kernel gives the thread others then, on its own account.
+fn hotplug(
+    host: &HostTopology,
+    watcher: &LocationWatcher,
+    events: &Receiver<LocationEvent>,
+    cpus: &CpuSet,
+) -> Outcome<()> {
+    let cpu = cpus.iter().last().ok_or("no CPU")?;
+    let online = format!("/sys/devices/system/cpu/cpu{cpu}/online");
+    let (send, changed) = mpsc::channel();
+    // So rarely that only a message of the kernel can make it look in time.
+    let host_watcher = HostWatcher::start(Path::new("/"), host.clone(), HANG * 100, move |topology| {
+        let _ = send.send(topology);
+    })?;
+    expect(host_watcher.why_polling().is_none(), "the kernel announces changes of the host")?;
+    let spinner = Spinner::start(&cpu.to_string())?;
+    let pid = spinner.pid()?;
+    while read_location(host, pid, pid)?.cpu != cpu {
+        thread::sleep(Duration::from_millis(10));
+    }
+    watcher.watch(pid, pid)?;
+    thread::sleep(SILENCE);
+    events.try_iter().for_each(drop);
+    fs::write(&online, "0")?;
+    let event = until(events, LocationKind::AffinityChanged);
+    let topology = changed.recv_timeout(HANG);
+    fs::write(&online, "1")?;
+    expect(event.is_ok(), "a thread whose CPU went offline has other limits, and that is told")?;
+    expect(topology?.node_of_cpu(cpu).is_none(), "the host is told to be without that CPU")?;
+    let back = changed.recv_timeout(HANG)?;
+    expect(back.node_of_cpu(cpu) == host.node_of_cpu(cpu), "and to have it again")
+}
+
+/// Waits until the watcher's thread has taken what came before, which takes it a while on a slow machine.
+fn settle(events: &Receiver<LocationEvent>, name: &str) -> Outcome<()> {
+    let until = Instant::now() + HANG;
+    loop {
+        let before = sleeps_of(name)?;
+        thread::sleep(SILENCE);
+        if events.try_iter().count() == 0 && sleeps_of(name)? == before {
+            return Ok(());
+        }
+        if Instant::now() > until {
+            return Err(format!("{name} is busy, though nothing happens").into());
+        }
+    }
 }

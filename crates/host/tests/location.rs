@@ -81,14 +81,26 @@ fn watcher(host: &HostTopology, prefer: Prefer) -> (LocationWatcher, mpsc::Recei
     (watcher.unwrap_or_else(|error| panic!("{error}")), events)
 }
 
-/// BPF needs rights that an ordinary user lacks. With them, it has to work.
-fn sources() -> Vec<Prefer> {
-    if nix::unistd::geteuid().is_root() {
-        vec![Prefer::Poll, Prefer::Bpf]
-    } else {
-        eprintln!("not root: BPF is not tested");
-        vec![Prefer::Poll]
-    }
+/// A test for each source. BPF needs rights that an ordinary user lacks; with them, it has to work.
+macro_rules! for_each_source {
+    ($($test:ident)*) => {
+        mod poll {
+            use super::Prefer;
+            $(#[test] fn $test() { super::$test(Prefer::Poll) })*
+        }
+        mod bpf {
+            use super::Prefer;
+            $(#[test] #[cfg_attr(not(root), ignore = "BPF needs root")] fn $test() { super::$test(Prefer::Bpf) })*
+        }
+    };
+}
+
+for_each_source! {
+    moves_between_nodes_are_reported
+    moves_within_a_node_are_not_reported_but_new_limits_are
+    threads_that_are_not_watched_are_not_reported
+    threads_that_are_not_there_are_refused
+    the_topology_can_change_meanwhile
 }
 
 fn next(events: &mpsc::Receiver<LocationEvent>, kind: LocationKind) -> LocationEvent {
@@ -100,89 +112,108 @@ fn next(events: &mpsc::Receiver<LocationEvent>, kind: LocationKind) -> LocationE
     }
 }
 
-#[test]
-fn moves_between_nodes_are_told() {
+fn moves_between_nodes_are_reported(prefer: Prefer) {
     let (a, b) = two_cpus();
     let host = host(&[&[a], &[b]]);
-    for prefer in sources() {
-        let mut mover = Mover::start(a);
-        let (watcher, events) = watcher(&host, prefer);
-        watcher.watch(own_pid(), mover.tid).unwrap();
-        for cpu in [b, a, b] {
-            let before = monotonic_ns();
-            mover.to(&[cpu]);
-            let event = next(&events, LocationKind::Migrated);
-            assert_eq!((event.tid, event.cpu), (mover.tid, cpu), "{prefer:?}");
-            assert!(event.time_ns >= before && event.time_ns <= monotonic_ns());
-            let location = read_location(&host, own_pid(), mover.tid).unwrap();
-            let node = host.node_of_cpu(cpu).unwrap();
-            assert_eq!((location.cpu, location.node, location.pinned), (cpu, node, Some(node)));
-        }
-        mover.end();
-        assert_eq!(next(&events, LocationKind::Exited).tid, mover.tid, "{prefer:?}");
-        assert_eq!(watcher.dropped(), 0);
+    let mut mover = Mover::start(a);
+    let (watcher, events) = watcher(&host, prefer);
+    watcher.watch(own_pid(), mover.tid).unwrap();
+    for cpu in [b, a, b] {
+        let before = monotonic_ns();
+        mover.to(&[cpu]);
+        let event = next(&events, LocationKind::Migrated);
+        assert_eq!((event.tid, event.cpu), (mover.tid, cpu), "{prefer:?}");
+        assert!(event.time_ns >= before && event.time_ns <= monotonic_ns());
+        let location = read_location(&host, own_pid(), mover.tid).unwrap();
+        let node = host.node_of_cpu(cpu).unwrap();
+        assert_eq!((location.cpu, location.node, location.pinned), (cpu, node, Some(node)));
     }
+    mover.end();
+    assert_eq!(next(&events, LocationKind::Exited).tid, mover.tid, "{prefer:?}");
+    assert_eq!(watcher.dropped(), 0);
 }
 
-#[test]
-fn moves_within_a_node_are_not_told_but_new_limits_are() {
+fn moves_within_a_node_are_not_reported_but_new_limits_are(prefer: Prefer) {
     let (a, b) = two_cpus();
     let host = host(&[&[a, b]]);
-    for prefer in sources() {
-        let mut mover = Mover::start(a);
-        let (watcher, events) = watcher(&host, prefer);
-        watcher.watch(own_pid(), mover.tid).unwrap();
-        for cpus in [&[b][..], &[a], &[a, b], &[b]] {
-            mover.to(cpus);
-            if watcher.sees_affinity() {
-                assert_eq!(next(&events, LocationKind::AffinityChanged).tid, mover.tid, "{prefer:?}");
-            }
+    let mut mover = Mover::start(a);
+    let (watcher, events) = watcher(&host, prefer);
+    watcher.watch(own_pid(), mover.tid).unwrap();
+    for cpus in [&[b][..], &[a], &[a, b], &[b]] {
+        mover.to(cpus);
+        if watcher.sees_affinity() {
+            assert_eq!(next(&events, LocationKind::AffinityChanged).tid, mover.tid, "{prefer:?}");
         }
-        mover.end();
-        let mut rest = Vec::new();
-        while rest.last() != Some(&LocationKind::Exited) {
-            rest.push(events.recv_timeout(HANG).unwrap().kind);
-        }
-        assert!(!rest.contains(&LocationKind::Migrated), "{prefer:?}: {rest:?}");
     }
+    mover.end();
+    let mut rest = Vec::new();
+    while rest.last() != Some(&LocationKind::Exited) {
+        rest.push(events.recv_timeout(HANG).unwrap().kind);
+    }
+    assert!(!rest.contains(&LocationKind::Migrated), "{prefer:?}: {rest:?}");
 }
 
-#[test]
-fn threads_that_are_not_watched_are_not_told() {
+fn threads_that_are_not_watched_are_not_reported(prefer: Prefer) {
     let (a, b) = two_cpus();
     let host = host(&[&[a], &[b]]);
-    for prefer in sources() {
-        let (mut watched, mut forgotten, mut unknown) = (Mover::start(a), Mover::start(a), Mover::start(a));
-        let (watcher, events) = watcher(&host, prefer);
-        watcher.watch(own_pid(), forgotten.tid).unwrap();
-        watcher.watch(own_pid(), watched.tid).unwrap();
-        watcher.unwatch(forgotten.tid);
-        watcher.unwatch(forgotten.tid);
-        forgotten.to(&[b]);
-        unknown.to(&[b]);
-        forgotten.end();
-        unknown.end();
-        watched.to(&[b]);
-        watched.end();
-        loop {
-            let event = events.recv_timeout(HANG).unwrap();
-            assert_eq!(event.tid, watched.tid, "{prefer:?}: {event:?}");
-            if event.kind == LocationKind::Exited {
-                break;
-            }
+    let (mut watched, mut forgotten, mut unknown) = (Mover::start(a), Mover::start(a), Mover::start(a));
+    let (watcher, events) = watcher(&host, prefer);
+    watcher.watch(own_pid(), forgotten.tid).unwrap();
+    watcher.watch(own_pid(), watched.tid).unwrap();
+    watcher.unwatch(forgotten.tid);
+    watcher.unwatch(forgotten.tid);
+    forgotten.to(&[b]);
+    unknown.to(&[b]);
+    forgotten.end();
+    unknown.end();
+    watched.to(&[b]);
+    watched.end();
+    loop {
+        let event = events.recv_timeout(HANG).unwrap();
+        assert_eq!(event.tid, watched.tid, "{prefer:?}: {event:?}");
+        if event.kind == LocationKind::Exited {
+            break;
         }
     }
 }
 
-#[test]
-fn threads_that_are_not_there_are_refused() {
-    let host = host(&[&[0]]);
-    for prefer in sources() {
-        let (watcher, _events) = watcher(&host, prefer);
-        for (pid, tid) in [(own_pid(), 1), (0, 0), (own_pid(), -5), (i32::MAX, i32::MAX)] {
-            let error = watcher.watch(pid, tid).unwrap_err();
-            assert!(matches!(error, LocationError::NoThread { .. }), "{prefer:?}: {error}");
+fn the_topology_can_change_meanwhile(prefer: Prefer) {
+    let (a, b) = two_cpus();
+    let (one, two) = (host(&[&[a, b]]), host(&[&[a], &[b]]));
+    let mut mover = Mover::start(a);
+    let (watcher, events) = watcher(&one, prefer);
+    watcher.watch(own_pid(), mover.tid).unwrap();
+    // Moves, and waits until that has been noticed. True if it was one between nodes.
+    let crosses = |cpu: u32| {
+        mover.to(&[cpu]);
+        let mut crossed = false;
+        loop {
+            let limit = if crossed || !watcher.sees_affinity() { Duration::from_secs(1) } else { HANG };
+            match events.recv_timeout(limit) {
+                Ok(event) if event.kind == LocationKind::Migrated => crossed = true,
+                Ok(_) => return crossed || events.recv_timeout(Duration::from_millis(20)).is_ok(),
+                Err(_) => return crossed,
+            }
         }
+    };
+    assert!(!crosses(b), "{prefer:?}: within the node");
+    assert!(!crosses(a), "{prefer:?}: within the node");
+    watcher.set_topology(&two).unwrap();
+    assert!(crosses(b), "{prefer:?}: now it is another node");
+    watcher.set_topology(&one).unwrap();
+    assert!(!crosses(a), "{prefer:?}: and now it is the same again");
+    // A CPU that is gone is of no known node.
+    watcher.set_topology(&host(&[&[a]])).unwrap();
+    assert!(crosses(b), "{prefer:?}: to a CPU that is not known");
+    mover.end();
+}
+
+fn threads_that_are_not_there_are_refused(prefer: Prefer) {
+    let host = host(&[&[0]]);
+    let (watcher, _events) = watcher(&host, prefer);
+    for (pid, tid) in [(own_pid(), 1), (0, 0), (own_pid(), -5), (i32::MAX, i32::MAX)] {
+        let error = watcher.watch(pid, tid).unwrap_err();
+        assert!(matches!(error, LocationError::NoThread { .. }), "{prefer:?}: {error}");
     }
 }
 
@@ -192,7 +223,11 @@ fn the_source_is_named() {
     assert_eq!((poll.source(), poll.why_not_bpf().as_deref()), ("poll", Some("polling was asked for")));
     let (auto, _events) = watcher(&host(&[&[0]]), Prefer::Auto);
     assert_eq!(auto.source() == "poll", auto.why_not_bpf().is_some_and(|reason| !reason.is_empty()));
-    if nix::unistd::geteuid().is_root() {
-        assert_eq!((auto.source(), auto.why_not_bpf()), ("bpf", None));
-    }
+}
+
+#[test]
+#[cfg_attr(not(root), ignore = "BPF needs root")]
+fn root_gets_bpf() {
+    let (auto, _events) = watcher(&host(&[&[0]]), Prefer::Auto);
+    assert_eq!((auto.source(), auto.why_not_bpf()), ("bpf", None));
 }

@@ -1,21 +1,42 @@
-//! A watcher with nothing to tell sleeps. Alone in its program, so that there is one
-//! watcher to look at.
+//! A watcher with nothing to report sleeps. Alone in its program, with one watcher of each kind.
 
-use std::{fs, sync::mpsc, thread, time::Duration};
+use std::{
+    fs,
+    process::Command,
+    sync::mpsc,
+    thread,
+    time::{Duration, Instant},
+};
 use vnuma_host::location::{LocationWatcher, Prefer};
 use vnuma_topology::{HostNode, HostTopology};
 
-/// Times that the watcher's thread of this name went to sleep by itself.
-fn sleeps_of(name: &str) -> u64 {
-    for task in fs::read_dir("/proc/self/task").unwrap() {
-        let status = fs::read_to_string(task.unwrap().path().join("status")).unwrap();
-        let field = |key| status.lines().find_map(|line| line.strip_prefix(key)).unwrap().trim();
-        if field("Name:") == name {
-            return field("voluntary_ctxt_switches:").parse().unwrap();
+/// A field of the status of the watcher's thread of this name.
+fn status_of(name: &str, key: &str) -> String {
+    // A thread names itself, a moment after it was started.
+    let until = Instant::now() + Duration::from_secs(30);
+    while Instant::now() < until {
+        for task in fs::read_dir("/proc/self/task").unwrap() {
+            // A thread may end meanwhile.
+            let status = fs::read_to_string(task.unwrap().path().join("status")).unwrap_or_default();
+            let field =
+                |key| status.lines().find_map(|line| line.strip_prefix(key)).unwrap_or_default().trim();
+            if field("Name:") == name {
+                return field(key).to_owned();
+            }
         }
     }
     panic!("no thread `{name}`");
 }
+
+/// Times that this thread went to sleep by itself.
+fn sleeps_of(name: &str) -> u64 {
+    status_of(name, "voluntary_ctxt_switches:").parse().unwrap()
+}
+
+/// All signals but SIGKILL (9) and SIGSTOP (19), which cannot be blocked.
+const BLOCKABLE: u64 = !(1 << (9 - 1) | 1 << (19 - 1));
+/// Signals that the C library keeps for itself: it does not let anybody block them.
+const OF_LIBC: u64 = 1 << (32 - 1) | 1 << (33 - 1);
 
 fn idle_for_a_second(prefer: Prefer, name: &str, watch: bool) -> (u64, usize) {
     let node = HostNode { id: 0, cpus: (0..64).collect(), ..HostNode::default() };
@@ -32,11 +53,14 @@ fn idle_for_a_second(prefer: Prefer, name: &str, watch: bool) -> (u64, usize) {
     if watch {
         watcher.watch(i32::try_from(std::process::id()).unwrap(), told.recv().unwrap()).unwrap();
     }
+    let blocked = u64::from_str_radix(&status_of(name, "SigBlk:"), 16).unwrap();
+    assert_eq!(blocked | OF_LIBC, BLOCKABLE, "{name} takes signals of the process");
     thread::sleep(Duration::from_millis(300));
     let before = sleeps_of(name);
     // Threads that nobody watches are migrated and end meanwhile.
     for _ in 0..100 {
         thread::spawn(|| thread::sleep(Duration::from_millis(5))).join().unwrap();
+        Command::new("true").status().unwrap();
         thread::sleep(Duration::from_millis(5));
     }
     let slept = sleeps_of(name) - before;
@@ -47,12 +71,13 @@ fn idle_for_a_second(prefer: Prefer, name: &str, watch: bool) -> (u64, usize) {
 }
 
 #[test]
-fn nothing_wakes_up_while_nothing_happens() {
-    if nix::unistd::geteuid().is_root() {
-        assert_eq!(idle_for_a_second(Prefer::Bpf, "vnuma-bpf", true), (0, 0));
-    } else {
-        eprintln!("not root: BPF is not tested");
-    }
+#[cfg_attr(not(root), ignore = "BPF needs root")]
+fn bpf_wakes_nobody_while_nothing_happens() {
+    assert_eq!(idle_for_a_second(Prefer::Bpf, "vnuma-bpf", true), (0, 0));
+}
+
+#[test]
+fn polling_wakes_nobody_while_there_is_nothing_to_poll() {
     assert_eq!(idle_for_a_second(Prefer::Poll, "vnuma-poll", false), (0, 0), "nothing to poll");
     let (wakeups, _) = idle_for_a_second(Prefer::Poll, "vnuma-poll", true);
     assert!(wakeups > 0, "the measurement would not see a wake-up");

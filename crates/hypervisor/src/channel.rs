@@ -117,7 +117,7 @@ pub(crate) fn detach(client: &mut Client) -> Result<bool, VmError> {
 /// Removes what is left when the device is gone. Should it fail, the next attach does it.
 pub(crate) fn clean_up(client: &mut Client) {
     if let Err(error) = remove_chardev(client) {
-        tracing::warn!(vm = client.vm(), %error, "the channel's character device stays behind");
+        tracing::warn!(vm = client.vm(), %error, "cannot remove the channel's character device");
     }
 }
 
@@ -148,7 +148,7 @@ fn undo(client: &mut Client, cause: &VmError, act: &dyn Fn(&mut Client) -> Resul
         // Asked for, and done if QEMU does what it was asked for before.
         Err(VmError::Timeout { .. }) if matches!(cause, VmError::Timeout { .. }) => {}
         // Whoever connects next does it; often there is no QEMU any more.
-        Err(error) => tracing::debug!(vm = client.vm(), %cause, %error, "an attach is not undone yet"),
+        Err(error) => tracing::debug!(vm = client.vm(), %cause, %error, "cannot undo an attach yet"),
     }
 }
 

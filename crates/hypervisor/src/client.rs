@@ -18,10 +18,14 @@ use std::{
     path::Path,
     time::{Duration, Instant},
 };
-use vnuma_process::text::{shorten, tame};
+use vnuma_process::text::{sanitize_reason, sanitize_short};
 
 /// For one command, from its first byte out to the last byte in.
 pub(crate) const COMMAND_LIMIT: Duration = Duration::from_secs(1);
+
+/// For all commands of one task. A QEMU that takes nearly [`COMMAND_LIMIT`] for each of a thousand must not keep the
+/// caller for a quarter of an hour.
+pub(crate) const TASK_LIMIT: Duration = Duration::from_secs(5);
 
 /// For the greeting, until it is said that none comes: a second, less what it takes to show that.
 const GREETING_LIMIT: Duration = Duration::from_millis(800);
@@ -70,8 +74,8 @@ impl Client {
     /// Connects. What has to happen before QEMU is spoken to (finding out who it is) happens
     /// between this and [`greet`](Self::greet).
     pub(crate) fn connect(vm: &str, socket: &Path) -> Result<Self, VmError> {
-        let wire =
-            Wire::connect(socket).map_err(|source| VmError::Connect { socket: socket.to_owned(), source })?;
+        let failed = |source| VmError::Connect { socket: socket.display().to_string(), source };
+        let wire = Wire::connect(socket).map_err(failed)?;
         let vm = vm.to_owned();
         let (stage, events) = (Stage::Silent, VecDeque::new());
         let limit = COMMAND_LIMIT;
@@ -79,7 +83,7 @@ impl Client {
     }
 
     /// Waits for QEMU's greeting and answers it. When nothing comes in time, this can be called again.
-    pub(crate) fn greet(&mut self, socket: &Path) -> Result<(), VmError> {
+    pub(crate) fn greet(&mut self, socket: &str) -> Result<(), VmError> {
         if self.stage == Stage::Silent {
             self.await_greeting(socket)?;
             self.stage = Stage::Greeted;
@@ -97,7 +101,7 @@ impl Client {
         Ok(())
     }
 
-    fn await_greeting(&mut self, socket: &Path) -> Result<(), VmError> {
+    fn await_greeting(&mut self, socket: &str) -> Result<(), VmError> {
         let line = match self.wire.line(Instant::now() + GREETING_LIMIT) {
             Ok(line) => line,
             Err(WireError::Timeout) => {
@@ -110,7 +114,8 @@ impl Client {
         match greeting {
             Ok(greeting) if greeting.qmp.is_object() => Ok(()),
             _ => {
-                let reason = format!("`{}` is no QMP greeting", shorten(&String::from_utf8_lossy(&line)));
+                let reason =
+                    format!("`{}` is no QMP greeting", sanitize_short(&String::from_utf8_lossy(&line)));
                 Err(self.nonsense("greeting", reason))
             }
         }
@@ -170,7 +175,7 @@ impl Client {
                 (Some(answer), None) => break answer,
                 (None, Some(refusal)) => {
                     let (vm, command) = (self.vm.clone(), C::NAME.to_owned());
-                    return Err(VmError::Refused { vm, command, reason: shorten(&refusal.desc) });
+                    return Err(VmError::Refused { vm, command, reason: sanitize_short(&refusal.desc) });
                 }
                 _ => return Err(self.nonsense(C::NAME, "neither an answer nor an error".to_owned())),
             }
@@ -178,7 +183,7 @@ impl Client {
         serde_json::from_value(answer).map_err(|error| VmError::Protocol {
             vm: self.vm.clone(),
             command: C::NAME.to_owned(),
-            reason: tame(&error.to_string()),
+            reason: sanitize_reason(&error.to_string()),
         })
     }
 
@@ -251,7 +256,11 @@ impl Client {
     /// A peer that does not speak QMP is not listened to any longer.
     fn nonsense(&mut self, command: &str, reason: String) -> VmError {
         self.closed = true;
-        VmError::Protocol { vm: self.vm.clone(), command: command.to_owned(), reason: tame(&reason) }
+        VmError::Protocol {
+            vm: self.vm.clone(),
+            command: command.to_owned(),
+            reason: sanitize_reason(&reason),
+        }
     }
 }
 

@@ -2,27 +2,21 @@
 
 use crate::{
     VmError,
+    check::{check_length, value},
     client::Client,
-    commands::{CpuInfo, Memdev, QomGet, QueryCpusFast, QueryMemdev, QueryStatus},
+    commands::{Memdev, QomGet, QueryMemdev, QueryStatus},
     name::check_name,
     numa::{self, NumaNode, PlacedBackend},
     process::Process,
-    replug, resident,
+    resident, vcpus,
 };
 use qapi::qmp;
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt::Display,
-};
-use vnuma_process::text::shorten;
+use std::collections::BTreeMap;
+use vnuma_process::text::sanitize_short;
 use vnuma_topology::{GuestNode, MemoryBacking, Vcpu, VmDescription};
 
-/// Most vCPUs (q35 of QEMU 10 takes 4096).
-pub(crate) const MAX_VCPUS: usize = 4096;
 /// Most memory backends looked at.
 const MAX_BACKENDS: usize = 1024;
-/// Longest id or path taken from QEMU.
-const MAX_ID: usize = 1024;
 /// Longest word for a guest's state.
 const MAX_STATE: usize = 32;
 
@@ -34,9 +28,8 @@ pub(crate) fn describe(
 ) -> Result<VmDescription, VmError> {
     let name = name(client, fallback)?;
     let run_state = run_state(client)?;
-    let cpus = client.execute(&QueryCpusFast {})?;
-    let vcpus = vcpus(client, process, &cpus)?;
-    let spare_slots = replug::spare_slots(client)?;
+    let vcpus = vcpus::vcpus(client, process)?;
+    let spare_slots = vcpus::spare_slots(client)?;
     let nodes = numa_nodes(client, &vcpus)?;
     let mut backends = if nodes.is_empty() {
         BTreeMap::new()
@@ -66,7 +59,7 @@ fn name(client: &mut Client, fallback: &str) -> Result<String, VmError> {
     match check_name(&name) {
         Ok(()) => Ok(name),
         Err(error) => {
-            tracing::warn!(vm = fallback, %error, "the name of the socket is used");
+            tracing::warn!(vm = fallback, %error, "using the name of the socket");
             Ok(fallback.to_owned())
         }
     }
@@ -81,55 +74,13 @@ fn run_state(client: &mut Client) -> Result<String, VmError> {
     Ok(state)
 }
 
-fn vcpus(client: &mut Client, process: &Process, cpus: &[CpuInfo]) -> Result<Vec<Vcpu>, VmError> {
-    const COMMAND: &str = "query-cpus-fast";
-    if cpus.len() > MAX_VCPUS {
-        let reason = format!("more than {MAX_VCPUS} vCPUs");
-        return Err(value(client, COMMAND, "the answer", cpus.len(), reason));
-    }
-    let (mut apic_ids, mut tids, mut vcpus) = (BTreeSet::new(), BTreeSet::new(), Vec::new());
-    for cpu in cpus {
-        let number = |field, number: i64| {
-            u32::try_from(number)
-                .map_err(|_| value(client, COMMAND, field, number, "not a number of this kind"))
-        };
-        let index = number("cpu-index", cpu.cpu_index)?;
-        let boot_node = cpu.props.node_id.map(|node| number("props.node-id", node)).transpose()?;
-        let tid = i32::try_from(cpu.thread_id).unwrap_or(0);
-        if !process.has_thread(tid) {
-            if !process.alive() {
-                return Err(VmError::Disconnected { vm: client.vm().to_owned() });
-            }
-            let (vm, pid) = (client.vm().to_owned(), process.pid());
-            return Err(VmError::ForeignThread { vm, pid, vcpu: index, tid: cpu.thread_id });
-        }
-        let apic_id = apic_id(client, &cpu.qom_path)?;
-        if !tids.insert(tid) {
-            return Err(value(client, COMMAND, "thread-id", tid, "it runs two vCPUs"));
-        }
-        if !apic_ids.insert(apic_id) {
-            return Err(value(client, "qom-get", "apic-id", apic_id, "two vCPUs have it"));
-        }
-        vcpus.push(Vcpu { index, apic_id, boot_node, tid });
-    }
-    vcpus.sort_by_key(|vcpu| vcpu.apic_id);
-    Ok(vcpus)
-}
-
-pub(crate) fn apic_id(client: &mut Client, path: &str) -> Result<u32, VmError> {
-    check_length(client, "query-cpus-fast", "qom-path", path)?;
-    let id = client.execute(&QomGet { path, property: "apic-id" })?;
-    let number = id.as_u64().and_then(|id| u32::try_from(id).ok());
-    number.ok_or_else(|| value(client, "qom-get", "apic-id", &id, "not an APIC id"))
-}
-
 /// Guest nodes with their sizes. A QEMU without the human monitor leaves those that vCPUs are on.
 fn numa_nodes(client: &mut Client, vcpus: &[Vcpu]) -> Result<BTreeMap<u32, NumaNode>, VmError> {
     match human(client, "info numa") {
         Ok(text) => numa::parse_info_numa(&text)
             .map_err(|reason| value(client, "human-monitor-command", "`info numa`", &text, reason)),
         Err(VmError::Refused { vm, reason, .. }) => {
-            tracing::warn!(vm, reason, "memory of guest nodes is not known: QEMU refuses `info numa`");
+            tracing::warn!(vm, reason, "memory of guest nodes unknown: QEMU refuses `info numa`");
             Ok(vcpus.iter().filter_map(|vcpu| Some((vcpu.boot_node?, NumaNode::default()))).collect())
         }
         Err(error) => Err(error),
@@ -163,7 +114,7 @@ fn backing(client: &Client, id: String, memdev: &Memdev) -> Result<MemoryBacking
     Ok(MemoryBacking {
         id,
         size_bytes: memdev.size,
-        policy: shorten(&memdev.policy),
+        policy: sanitize_short(&memdev.policy),
         host_nodes: host_nodes.collect::<Result<_, _>>()?,
         resident_kib: Vec::new(),
     })
@@ -207,7 +158,7 @@ fn count_resident(
         Ok(texts) if process.alive() => texts,
         Ok(_) => return Ok(()),
         Err(error) => {
-            tracing::debug!(vm = client.vm(), %error, "resident pages are not known");
+            tracing::debug!(vm = client.vm(), %error, "resident pages unknown");
             return Ok(());
         }
     };
@@ -223,27 +174,4 @@ fn count_resident(
 
 fn human(client: &mut Client, line: &str) -> Result<String, VmError> {
     client.execute(&qmp::human_monitor_command { cpu_index: None, command_line: line.to_owned() })
-}
-
-pub(crate) fn check_length(client: &Client, command: &str, field: &str, text: &str) -> Result<(), VmError> {
-    if text.len() <= MAX_ID {
-        return Ok(());
-    }
-    Err(value(client, command, field, text, format!("it has more than {MAX_ID} bytes")))
-}
-
-pub(crate) fn value(
-    client: &Client,
-    command: &str,
-    field: &str,
-    value: impl Display,
-    reason: impl Into<String>,
-) -> VmError {
-    VmError::Value {
-        vm: client.vm().to_owned(),
-        command: command.to_owned(),
-        field: field.to_owned(),
-        value: shorten(&value.to_string()),
-        reason: reason.into(),
-    }
 }

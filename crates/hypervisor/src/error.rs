@@ -1,31 +1,29 @@
 //! What can go wrong with a VM.
 
-use std::path::PathBuf;
-
 /// Why something could not be learned from a VM or done to it.
 #[derive(Debug, thiserror::Error)]
 pub enum VmError {
-    /// It cannot be seen which sockets there are.
-    #[error("{}: cannot be read: {source}", directory.display())]
+    /// It cannot be seen which VMs there are.
+    #[error("{directory}: cannot be read: {source}")]
     Directory {
-        /// The directory of QMP sockets.
-        directory: PathBuf,
+        /// Where they are looked for.
+        directory: String,
         /// What the system said.
         source: std::io::Error,
     },
     /// The socket cannot be connected to.
-    #[error("{}: cannot connect: {source}", socket.display())]
+    #[error("{socket}: cannot connect: {source}")]
     Connect {
-        /// The QMP socket.
-        socket: PathBuf,
+        /// The socket, as text for people.
+        socket: String,
         /// What the system said.
         source: std::io::Error,
     },
     /// Somebody else holds the socket, or QEMU stands still. The greeting may still come.
-    #[error("{}: QMP: no greeting within {limit_ms} ms: is another client connected?", socket.display())]
+    #[error("{socket}: QMP: no greeting within {limit_ms} ms: is another client connected?")]
     NoGreeting {
-        /// The QMP socket.
-        socket: PathBuf,
+        /// The socket, as text for people.
+        socket: String,
         /// How long it was waited for.
         limit_ms: u64,
     },
@@ -118,10 +116,10 @@ pub enum VmError {
         reason: &'static str,
     },
     /// The process behind the socket could not be pinned down.
-    #[error("{}: process {pid} of the other end: {source}", socket.display())]
+    #[error("{socket}: process {pid} of the other end: {source}")]
     Process {
-        /// The QMP socket.
-        socket: PathBuf,
+        /// The socket, as text for people.
+        socket: String,
         /// The process, by the socket's credentials.
         pid: i32,
         /// What the system said.
@@ -237,4 +235,25 @@ pub enum VmError {
         /// How long it was waited for.
         limit_ms: u64,
     },
+}
+
+impl VmError {
+    /// A failure, after it was tried to undo what had been done.
+    pub(crate) fn with_undo(cause: Self, undone: Result<(), Self>) -> Self {
+        match undone {
+            Ok(()) => cause,
+            Err(error) => Self::NotUndone { cause: Box::new(cause), error: Box::new(error) },
+        }
+    }
+
+    /// Nobody listens there: what a VM left that was killed, or one that has yet to start.
+    pub fn nobody_listening(&self) -> bool {
+        use std::io::ErrorKind::{ConnectionRefused, NotFound};
+        matches!(self, Self::Connect { source, .. } if matches!(source.kind(), ConnectionRefused | NotFound))
+    }
+
+    /// Others wait to be served already, and there is room for no more.
+    pub fn queue_full(&self) -> bool {
+        matches!(self, Self::Connect { source, .. } if source.kind() == std::io::ErrorKind::WouldBlock)
+    }
 }

@@ -1,6 +1,6 @@
 //! VMs behind one trait: which there are, what they consist of, and their topology channel.
 //!
-//! The first backend speaks QMP with a QEMU that it does not trust:
+//! [`QmpBackend`] speaks QMP with a QEMU that it does not trust:
 //!
 //! - **Who** is at the other end is what the kernel says of the socket (`SO_PEERPIDFD`, or
 //!   `SO_PEERCRED` and a pidfd). A thread that QEMU names is looked up in that process's
@@ -14,63 +14,77 @@
 //! the connection is closed.
 //!
 //! A monitor serves one client at a time, so a socket that libvirt or an operator uses gives
-//! [`VmError::NoGreeting`], as does a QEMU that is stopped ([`vnuma_process::Halt`]). The connection then waits in the
+//! [`VmError::NoGreeting`], as does a QEMU that is stopped ([`vnuma_process::StopReason`]). The connection then waits in the
 //! listener's queue, and is greeted when its turn comes. Meanwhile the kernel tells which threads are the VM's
-//! vCPUs ([`Glimpse`]).
+//! vCPUs ([`ObservedVcpus`]).
+//!
+//! [`MemoryBackend`] has VMs that exist in this process only, and do what a simulation or a test wants.
 //!
 //! Where it ends: a QEMU that was handed its listening socket by another process has that
 //! process's credentials, and its vCPUs are refused as foreign. Whether two VMs claim the same name
 //! is the caller's to find out.
 
 mod channel;
+mod check;
 mod client;
 mod commands;
 mod describe;
+mod directories;
 mod error;
-pub mod glimpse;
+mod handle;
+mod hotplug;
+pub mod memory;
 pub mod message;
 mod name;
 pub mod numa;
+pub mod observed;
 mod process;
 mod qmp;
-mod replug;
 pub mod resident;
+mod vcpus;
 mod wire;
 
 pub use error::VmError;
-pub use glimpse::Glimpse;
+pub use handle::VmHandle;
+pub use hotplug::roll_back;
+pub use memory::MemoryBackend;
 pub use name::check_name;
+pub use observed::ObservedVcpus;
 pub use qmp::QmpBackend;
-pub use replug::Adopt;
 
 use std::{
     os::fd::{BorrowedFd, OwnedFd},
-    path::PathBuf,
     time::Duration,
 };
 use vnuma_topology::VmDescription;
 
-/// A source of VMs: a directory of QMP sockets today, libvirt another day.
+/// A source of VMs: QMP sockets today, libvirt another day; in memory for simulation and tests.
 pub trait VmBackend: Send {
-    /// VMs that are there now. Cheap (names only), for a call after every change of
-    /// [`watch_dirs`](Self::watch_dirs). What is no VM is skipped with a log line; an error says that
-    /// it is not known which there are.
+    /// VMs that are there now. Cheap (names only), for a call after every change. What is no VM is skipped with a log
+    /// line; an error says that it is not known which there are.
     fn scan(&mut self) -> Result<Vec<VmCandidate>, VmError>;
+    /// Readable when another [`scan`](Self::scan) may find something else, until
+    /// [`clear_changes`](Self::clear_changes). The descriptor is the same from the first scan on. Not every change is
+    /// seen (a directory that is not there yet makes none), so scan now and then all the same. `None` before the first
+    /// scan, and where changes cannot be seen at all, which has been logged.
+    fn changes(&self) -> Option<BorrowedFd<'_>>;
+    /// Makes [`changes`](Self::changes) wait for the next change. Call it before a scan.
+    fn clear_changes(&mut self);
     /// Connects to a VM without waiting for anything. Its process is pinned down by a pidfd before
-    /// anything is asked.
-    fn connect(&self, candidate: &VmCandidate) -> Result<Box<dyn VmConnection>, VmError>;
-    /// Directories whose changes (inotify) call for another [`scan`](Self::scan).
-    fn watch_dirs(&self) -> Vec<PathBuf>;
+    /// anything is asked. Another backend's handle is refused.
+    fn connect(&self, handle: &VmHandle) -> Result<Box<dyn VmConnection>, VmError>;
 }
 
 /// A VM that can be connected to.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VmCandidate {
-    /// Name of the socket's file, without its extension. The VM's own name, if it has
-    /// one, is in its description.
+    /// What its backend knows it by.
+    pub handle: VmHandle,
+    /// Its name as its place tells it, of the form that [`check_name`] accepts. The VM's own name, if it has one, is in
+    /// its description.
     pub name: String,
-    /// The QMP socket.
-    pub socket: PathBuf,
+    /// Differs when another VM may be behind the same handle.
+    pub instance: u64,
 }
 
 /// Something that happened to a VM.
@@ -92,7 +106,7 @@ pub enum VmEvent {
     Disconnected,
 }
 
-/// A vCPU that was plugged.
+/// A vCPU that is plugged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plugged {
     /// Its APIC id.
@@ -108,7 +122,7 @@ pub trait VmConnection: Send {
     fn greet(&mut self) -> Result<(), VmError>;
     /// What can be seen of the VM's vCPUs without asking the VM. `None` if there are none, or if the process is
     /// not beyond doubt the VM's.
-    fn glimpse(&self) -> Option<Glimpse>;
+    fn observe_vcpus(&self) -> Option<ObservedVcpus>;
     /// Asks for everything that is in a [`VmDescription`]. Thread ids are checked to belong
     /// to the VM's own process.
     fn describe(&mut self) -> Result<VmDescription, VmError>;
@@ -125,11 +139,17 @@ pub trait VmConnection: Send {
     /// Unplugs the device. The guest takes part in that: [`VmError::DetachPending`] says
     /// that it has not let go in time; [`VmEvent::ChannelDetached`] follows when it does.
     fn detach_channel(&mut self) -> Result<(), VmError>;
-    /// Moves vCPU `apic_id` to a spare slot of guest node `node` by hot-plug: a new one is plugged, `adopt` is
-    /// called with the threads of both, old first, and the old one is unplugged. The guest takes part in both, up to
-    /// ten seconds each. On failure the new one is taken away again; [`VmError::UnplugPending`] and
-    /// [`VmError::NotUndone`] say that both are there.
-    fn replug_vcpu(&mut self, apic_id: u32, node: u32, adopt: Adopt<'_>) -> Result<Plugged, VmError>;
+    /// The vCPU with this APIC id, if it can be unplugged: there is one, and the guest did not boot on it.
+    fn removable_vcpu(&mut self, apic_id: u32) -> Result<Plugged, VmError>;
+    /// Plugs a vCPU into a spare slot of a guest node. The guest takes it a while later
+    /// ([`await_guest`](Self::await_guest)); confine its thread before that. On failure nothing is plugged, unless it is
+    /// [`VmError::NotUndone`].
+    fn plug_vcpu(&mut self, node: u32) -> Result<Plugged, VmError>;
+    /// Waits until the guest has taken a vCPU that was plugged over this connection, up to ten seconds.
+    fn await_guest(&mut self, apic_id: u32) -> Result<(), VmError>;
+    /// Asks the guest to let go of a vCPU and waits until it has, up to ten seconds. After
+    /// [`VmError::UnplugPending`] it may still do so.
+    fn unplug_vcpu(&mut self, apic_id: u32) -> Result<(), VmError>;
     /// Waits for the next event. `None` after `timeout`.
     fn poll_event(&mut self, timeout: Duration) -> Result<Option<VmEvent>, VmError>;
     /// The VM's process.

@@ -3,7 +3,7 @@
 use crate::VmEvent;
 use serde::Deserialize;
 use serde_json::Value;
-use vnuma_process::text::shorten;
+use vnuma_process::text::sanitize_short;
 
 /// Id of the topology channel's device and of its character device.
 pub(crate) const CHANNEL_ID: &str = "vnuma-channel";
@@ -35,7 +35,7 @@ fn present<'de, D: serde::Deserializer<'de>>(value: D) -> Result<Option<Value>, 
 /// A line from QEMU.
 pub fn parse_message(line: &[u8]) -> Result<Message, String> {
     serde_json::from_slice(line)
-        .map_err(|error| format!("{error} in `{}`", shorten(&String::from_utf8_lossy(line))))
+        .map_err(|error| format!("{error} in `{}`", sanitize_short(&String::from_utf8_lossy(line))))
 }
 
 /// What an event means here, if anything.

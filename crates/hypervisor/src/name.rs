@@ -1,7 +1,7 @@
 //! Names of VMs: they become part of paths, of URLs and of what a terminal shows.
 
 use crate::VmError;
-use vnuma_process::text::shorten;
+use vnuma_process::text::sanitize_short;
 
 /// Longest name, bytes.
 const LIMIT: usize = 64;
@@ -20,7 +20,7 @@ pub fn check_name(name: &str) -> Result<(), VmError> {
     } else {
         return Ok(());
     };
-    Err(VmError::Name { name: shorten(name), reason })
+    Err(VmError::Name { name: sanitize_short(name), reason })
 }
 
 #[cfg(test)]

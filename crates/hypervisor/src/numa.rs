@@ -12,7 +12,7 @@
 //! is believed only if numbers and sizes agree; else no node is said to have a backend.
 
 use std::collections::BTreeMap;
-use vnuma_process::text::shorten;
+use vnuma_process::text::sanitize_short;
 use vnuma_topology::MemoryBacking;
 
 /// Most guest nodes (QEMU's `MAX_NODES`).
@@ -44,7 +44,7 @@ pub fn parse_info_numa(text: &str) -> Result<BTreeMap<u32, NumaNode>, String> {
         let Some((number, what)) = line.strip_prefix("node ").and_then(|rest| rest.split_once(' ')) else {
             continue;
         };
-        let number: u32 = number.parse().map_err(|_| format!("`{}` names no node", shorten(line)))?;
+        let number: u32 = number.parse().map_err(|_| format!("`{}` names no node", sanitize_short(line)))?;
         if nodes.len() == MAX_NODES && !nodes.contains_key(&number) {
             return Err(format!("more than {MAX_NODES} nodes"));
         }
@@ -52,7 +52,7 @@ pub fn parse_info_numa(text: &str) -> Result<BTreeMap<u32, NumaNode>, String> {
         let mebibytes = |text: &str| {
             let digits = text.trim().strip_suffix(" MB");
             let size = digits.and_then(|digits| digits.parse().ok()).filter(|&mib| mib <= MAX_MIB);
-            size.ok_or_else(|| format!("`{}` has no size in MB", shorten(line)))
+            size.ok_or_else(|| format!("`{}` has no size in MB", sanitize_short(line)))
         };
         match what.split_once(':') {
             Some(("size", size)) => node.size_mib = mebibytes(size)?,

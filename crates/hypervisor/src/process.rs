@@ -28,7 +28,7 @@ impl Process {
     /// Before Linux 6.5 the process is looked up by its number. It is the right one if it
     /// answers afterwards: QEMU greets after this.
     pub(crate) fn behind(socket: BorrowedFd<'_>, path: &Path) -> Result<Self, VmError> {
-        let failed = |pid| move |source| VmError::Process { socket: path.to_owned(), pid, source };
+        let failed = |pid| move |source| VmError::Process { socket: path.display().to_string(), pid, source };
         let credentials = getsockopt(&socket, PeerCredentials).map_err(|errno| failed(0)(errno.into()))?;
         let pid = credentials.pid();
         if pid <= 0 {
@@ -92,7 +92,7 @@ fn peer_pidfd(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-fn pidfd_open(pid: i32) -> io::Result<OwnedFd> {
+pub(crate) fn pidfd_open(pid: i32) -> io::Result<OwnedFd> {
     // SAFETY: takes two numbers and returns a new descriptor or an error.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
     let fd = RawFd::try_from(fd).unwrap_or(-1);

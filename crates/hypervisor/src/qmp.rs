@@ -1,20 +1,24 @@
 //! VMs by their QMP sockets.
 
 use crate::{
-    Adopt, Glimpse, Plugged, VmBackend, VmCandidate, VmConnection, VmError, VmEvent, channel,
-    client::{COMMAND_LIMIT, Client},
+    ObservedVcpus, Plugged, VmBackend, VmCandidate, VmConnection, VmError, VmEvent, VmHandle, channel,
+    client::{COMMAND_LIMIT, Client, TASK_LIMIT},
     commands::QueryStatus,
-    describe, glimpse,
+    describe,
+    directories::DirectoryWatch,
+    hotplug::{self, Arrival},
     name::check_name,
+    observed,
     process::Process,
-    replug,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs, io,
+    fs::{self, Metadata},
+    hash::{DefaultHasher, Hash, Hasher},
+    io,
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
-        unix::fs::FileTypeExt,
+        unix::fs::{FileTypeExt, MetadataExt},
     },
     path::{Path, PathBuf},
     time::{Duration, Instant},
@@ -27,29 +31,36 @@ const EXTENSION: &str = "sock";
 /// Most entries of the directory that are looked at.
 const ENTRY_LIMIT: usize = 4096;
 
-/// For all commands of one task. A single one has [`COMMAND_LIMIT`]; a QEMU that takes
-/// nearly that long for each of a thousand must not keep the caller for a quarter of an hour.
-const TASK_LIMIT: Duration = Duration::from_secs(5);
+/// Handles of this backend begin so; the path of the socket follows.
+const PREFIX: &str = "qmp:";
 
 /// VMs whose QMP sockets are in a directory, or listed one by one.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub struct QmpBackend {
     directory: Option<PathBuf>,
     sockets: Vec<PathBuf>,
     /// What has been complained of, so that it is done once.
     refused: BTreeSet<PathBuf>,
+    /// From the first scan on: an instance of inotify is scarce, and one that only connects needs none.
+    watch: Option<DirectoryWatch>,
 }
 
 impl QmpBackend {
     /// Every `*.sock` in `directory`, if one is given, and every path of `sockets`.
     pub fn new(directory: Option<PathBuf>, sockets: Vec<PathBuf>) -> Self {
-        Self { directory, sockets, refused: BTreeSet::new() }
+        Self { directory, sockets, ..Self::default() }
+    }
+
+    /// The handle of the VM whose monitor is at this socket. `None` if the path is not UTF-8.
+    pub fn handle(socket: &Path) -> Option<VmHandle> {
+        Some(VmHandle::new(format!("{PREFIX}{}", socket.to_str()?)))
     }
 
     fn paths(&self) -> Result<Vec<PathBuf>, VmError> {
         let mut paths = self.sockets.clone();
         if let Some(directory) = &self.directory {
-            let unreadable = |source| VmError::Directory { directory: directory.clone(), source };
+            let unreadable =
+                |source| VmError::Directory { directory: directory.display().to_string(), source };
             let mut found = sockets_in(directory).map_err(unreadable)?;
             found.sort_unstable();
             paths.append(&mut found);
@@ -57,9 +68,16 @@ impl QmpBackend {
         Ok(paths)
     }
 
+    /// Directories in which VMs may appear.
+    fn directories(&self) -> Vec<PathBuf> {
+        let parents = self.sockets.iter().filter_map(|socket| socket.parent()).map(Path::to_owned);
+        let unique: BTreeSet<PathBuf> = self.directory.iter().cloned().chain(parents).collect();
+        unique.into_iter().collect()
+    }
+
     fn refuse(&mut self, path: &Path, reason: &str) {
         if self.refused.insert(path.to_owned()) {
-            tracing::warn!(socket = %path.display(), reason, "not taken for a VM");
+            tracing::warn!(socket = %path.display(), reason, "ignoring socket");
         }
     }
 }
@@ -76,44 +94,74 @@ fn sockets_in(directory: &Path) -> io::Result<Vec<PathBuf>> {
     paths.filter(|path| path.as_ref().map_or(true, is_socket)).collect()
 }
 
+/// The name that a socket's file gives its VM.
+fn name_of(socket: &Path) -> &str {
+    socket.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default()
+}
+
+/// Another file in the place of a socket is another VM's, most likely.
+fn instance_of(file: &Metadata) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (file.dev(), file.ino()).hash(&mut hasher);
+    hasher.finish()
+}
+
 impl VmBackend for QmpBackend {
     fn scan(&mut self) -> Result<Vec<VmCandidate>, VmError> {
-        let mut found: BTreeMap<String, PathBuf> = BTreeMap::new();
+        // Before looking, so that no change falls between the two.
+        let directories = self.directories();
+        self.watch.get_or_insert_with(DirectoryWatch::new).watch(&directories);
+        let mut found: BTreeMap<String, (PathBuf, VmCandidate)> = BTreeMap::new();
         for path in self.paths()? {
             // Through links: a directory may be filled with links to sockets elsewhere.
-            if !fs::metadata(&path).is_ok_and(|file| file.file_type().is_socket()) {
+            let Ok(file) = fs::metadata(&path) else { continue };
+            if !file.file_type().is_socket() {
                 continue;
             }
-            let name = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default().to_owned();
+            let name = name_of(&path).to_owned();
             if let Err(error) = check_name(&name) {
                 self.refuse(&path, &error.to_string());
                 continue;
             }
+            let Some(handle) = Self::handle(&path) else {
+                self.refuse(&path, "its path is not UTF-8");
+                continue;
+            };
             match found.get(&name) {
-                Some(other) if *other != path => {
+                Some((other, _)) if *other != path => {
                     let reason = format!("{} has the same name", other.display());
                     self.refuse(&path, &reason);
                 }
                 _ => {
-                    found.insert(name, path);
+                    let candidate = VmCandidate { handle, name: name.clone(), instance: instance_of(&file) };
+                    found.insert(name, (path, candidate));
                 }
             }
         }
         self.refused.retain(|path| path.exists());
-        Ok(found.into_iter().map(|(name, socket)| VmCandidate { name, socket }).collect())
+        Ok(found.into_values().map(|(_, candidate)| candidate).collect())
     }
 
-    fn connect(&self, candidate: &VmCandidate) -> Result<Box<dyn VmConnection>, VmError> {
-        let client = Client::connect(&candidate.name, &candidate.socket)?;
-        let process = Process::behind(client.as_fd(), &candidate.socket)?;
-        let VmCandidate { name, socket } = candidate.clone();
-        Ok(Box::new(QmpConnection { client, process, name, socket }))
+    fn changes(&self) -> Option<BorrowedFd<'_>> {
+        self.watch.as_ref()?.changes()
     }
 
-    fn watch_dirs(&self) -> Vec<PathBuf> {
-        let parents = self.sockets.iter().filter_map(|socket| socket.parent()).map(Path::to_owned);
-        let unique: BTreeSet<PathBuf> = self.directory.iter().cloned().chain(parents).collect();
-        unique.into_iter().collect()
+    fn clear_changes(&mut self) {
+        if let Some(watch) = &self.watch {
+            watch.clear();
+        }
+    }
+
+    fn connect(&self, handle: &VmHandle) -> Result<Box<dyn VmConnection>, VmError> {
+        let Some(socket) = handle.as_str().strip_prefix(PREFIX).map(Path::new) else {
+            let source = io::Error::new(io::ErrorKind::InvalidInput, "not a VM with a QMP socket");
+            return Err(VmError::Connect { socket: handle.to_string(), source });
+        };
+        let name = name_of(socket).to_owned();
+        let client = Client::connect(&name, socket)?;
+        let process = Process::behind(client.as_fd(), socket)?;
+        let socket = socket.display().to_string();
+        Ok(Box::new(QmpConnection { client, process, name, socket, arrivals: Vec::new() }))
     }
 }
 
@@ -124,7 +172,9 @@ struct QmpConnection {
     process: Process,
     /// Of the socket.
     name: String,
-    socket: PathBuf,
+    socket: String,
+    /// vCPUs that were plugged and that the guest may not have taken yet.
+    arrivals: Vec<Arrival>,
 }
 
 impl QmpConnection {
@@ -145,8 +195,8 @@ impl VmConnection for QmpConnection {
         self.client.greet(&self.socket)
     }
 
-    fn glimpse(&self) -> Option<Glimpse> {
-        glimpse::of(&self.process)
+    fn observe_vcpus(&self) -> Option<ObservedVcpus> {
+        observed::of(&self.process)
     }
 
     fn describe(&mut self) -> Result<VmDescription, VmError> {
@@ -181,10 +231,33 @@ impl VmConnection for QmpConnection {
         Err(VmError::DetachPending { vm: self.name.clone(), limit_ms })
     }
 
-    fn replug_vcpu(&mut self, apic_id: u32, node: u32, adopt: Adopt<'_>) -> Result<Plugged, VmError> {
-        self.client.begin_task(replug::REPLUG_LIMIT);
-        let outcome = replug::replug(&mut self.client, &self.process, apic_id, node, adopt);
+    fn removable_vcpu(&mut self, apic_id: u32) -> Result<Plugged, VmError> {
+        self.task(|client, process, _| hotplug::removable(client, process, apic_id))
+    }
+
+    fn plug_vcpu(&mut self, node: u32) -> Result<Plugged, VmError> {
+        // On failure the guest takes part in undoing it.
+        self.client.begin_task(hotplug::HOTPLUG_LIMIT);
+        let outcome = hotplug::plug(&mut self.client, &self.process, node);
         self.client.end_task();
+        let (plugged, arrival) = outcome?;
+        self.arrivals.push(arrival);
+        Ok(plugged)
+    }
+
+    fn await_guest(&mut self, apic_id: u32) -> Result<(), VmError> {
+        self.client.begin_task(hotplug::HOTPLUG_LIMIT);
+        let outcome = hotplug::await_guest(&mut self.client, &self.arrivals, apic_id);
+        self.client.end_task();
+        self.arrivals.retain(|arrival| !arrival.is(apic_id));
+        outcome
+    }
+
+    fn unplug_vcpu(&mut self, apic_id: u32) -> Result<(), VmError> {
+        self.client.begin_task(hotplug::HOTPLUG_LIMIT);
+        let outcome = hotplug::unplug(&mut self.client, apic_id);
+        self.client.end_task();
+        self.arrivals.retain(|arrival| !arrival.is(apic_id));
         outcome
     }
 

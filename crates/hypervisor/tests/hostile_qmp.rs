@@ -8,11 +8,12 @@ use std::{
     fs,
     io::{BufRead, BufReader, Write},
     os::unix::{fs::symlink, net::UnixListener, net::UnixStream},
+    path::Path,
     thread,
     time::{Duration, Instant},
 };
 use tempfile::TempDir;
-use vnuma_hypervisor::{Plugged, QmpBackend, VmBackend, VmCandidate, VmConnection, VmError, VmEvent};
+use vnuma_hypervisor::{Plugged, QmpBackend, VmBackend, VmConnection, VmError, VmEvent, VmHandle, roll_back};
 
 /// Whatever a peer does, no call takes this long.
 const HANG: Duration = Duration::from_secs(20);
@@ -56,10 +57,13 @@ impl Peer {
         })
     }
 
+    fn handle(&self) -> VmHandle {
+        QmpBackend::handle(&self.dir.path().join("vm.sock")).unwrap()
+    }
+
     fn connect(&self) -> Result<Box<dyn VmConnection>, VmError> {
         let began = Instant::now();
-        let candidate = VmCandidate { name: "vm".to_owned(), socket: self.dir.path().join("vm.sock") };
-        let connection = QmpBackend::default().connect(&candidate);
+        let connection = QmpBackend::default().connect(&self.handle());
         let connection = connection.and_then(|mut vm| vm.greet().map(|()| vm));
         assert!(began.elapsed() < HANG, "connecting took {:?}", began.elapsed());
         connection
@@ -191,11 +195,26 @@ fn hotplug_peer(guest: Hotplug) -> (Peer, std::sync::mpsc::Receiver<String>) {
     (peer, told)
 }
 
+/// Replugs a vCPU as the daemon does; `confine` gets the threads of the old one and the new one.
+fn replug(
+    vm: &mut dyn VmConnection,
+    vcpu: u32,
+    node: u32,
+    confine: impl FnOnce(i32, i32) -> Result<(), VmError>,
+) -> Result<Plugged, VmError> {
+    let old = vm.removable_vcpu(vcpu)?;
+    let new = vm.plug_vcpu(node)?;
+    let moved = confine(old.tid, new.tid)
+        .and_then(|()| vm.await_guest(new.apic_id))
+        .and_then(|()| vm.unplug_vcpu(vcpu));
+    moved.map(|()| new).map_err(|cause| roll_back(vm, new, cause))
+}
+
 #[test]
 fn a_vcpu_is_replugged_or_nothing_is_changed() {
-    let adopted = |peer: &Peer, vcpu, node| {
+    let confined = |peer: &Peer, vcpu, node| {
         let mut threads = None;
-        let done = peer.connect().unwrap().replug_vcpu(vcpu, node, &mut |old, new| {
+        let done = replug(&mut *peer.connect().unwrap(), vcpu, node, |old, new| {
             threads = Some((old, new));
             Ok(())
         });
@@ -205,12 +224,12 @@ fn a_vcpu_is_replugged_or_nothing_is_changed() {
     let tid = own_pid() as i32;
 
     let (peer, told) = hotplug_peer(Hotplug::Takes);
-    let (done, threads) = adopted(&peer, 1, 1);
+    let (done, threads) = confined(&peer, 1, 1);
     assert_eq!((done.unwrap(), threads), (Plugged { apic_id: 2, tid }, Some((tid, tid))));
     assert_eq!(told.try_iter().collect::<Vec<_>>(), ["add", "del /m/cpu1"]);
 
     let (peer, told) = hotplug_peer(Hotplug::Refuses);
-    let error = adopted(&peer, 1, 1).0.unwrap_err();
+    let error = confined(&peer, 1, 1).0.unwrap_err();
     assert!(matches!(error, VmError::UnplugRefused { vcpu: 1, status: 0x82, .. }), "{error}");
     assert_eq!(
         told.try_iter().collect::<Vec<_>>(),
@@ -222,16 +241,35 @@ fn a_vcpu_is_replugged_or_nothing_is_changed() {
         [(0, 1, "first vCPU"), (9, 1, "APIC id 9"), (1, 0, "guest node 0 has no spare slot")]
     {
         let (peer, told) = hotplug_peer(Hotplug::Takes);
-        let error = adopted(&peer, vcpu, node).0.unwrap_err().to_string();
+        let error = confined(&peer, vcpu, node).0.unwrap_err().to_string();
         assert!(error.contains(reason), "{error}");
         assert_eq!(told.try_iter().count(), 0);
     }
 
     // Nor is the old one taken away when the new one cannot be confined.
     let (peer, told) = hotplug_peer(Hotplug::Takes);
-    let error = peer.connect().unwrap().replug_vcpu(1, 1, &mut |_, _| Err("no".into())).unwrap_err();
+    let refusal = || VmError::ReplugFailed { vm: "vm".into(), vcpu: 1, reason: "no".into() };
+    let error = replug(&mut *peer.connect().unwrap(), 1, 1, |_, _| Err(refusal())).unwrap_err();
     assert!(matches!(error, VmError::ReplugFailed { .. }), "{error}");
     assert_eq!(told.try_iter().collect::<Vec<_>>(), ["add".into(), format!("del {new}")]);
+}
+
+#[test]
+fn the_first_vcpu_is_not_unplugged() {
+    let (peer, told) = hotplug_peer(Hotplug::Takes);
+    let error = peer.connect().unwrap().unplug_vcpu(0).unwrap_err();
+    assert!(matches!(error, VmError::BootVcpu { .. }), "{error}");
+    assert_eq!(told.try_iter().count(), 0);
+}
+
+#[test]
+fn only_a_vcpu_that_was_plugged_here_is_waited_for() {
+    let (peer, _told) = hotplug_peer(Hotplug::Takes);
+    let mut vm = peer.connect().unwrap();
+    assert!(matches!(vm.await_guest(1), Err(VmError::NoVcpu { vcpu: 1, .. })));
+    let new = vm.plug_vcpu(1).unwrap();
+    vm.await_guest(new.apic_id).unwrap();
+    assert!(matches!(vm.await_guest(new.apic_id), Err(VmError::NoVcpu { .. })), "it has been taken");
 }
 
 #[test]
@@ -346,8 +384,7 @@ fn what_comes_late_is_taken_when_it_is_waited_for_again() {
         writeln!(stream, "{}", json!({"error": refusal, "id": ids[1]})).unwrap();
         writeln!(stream, "{}", json!({"return": [], "id": id()})).unwrap();
     });
-    let candidate = VmCandidate { name: "vm".to_owned(), socket: peer.dir.path().join("vm.sock") };
-    let mut vm = QmpBackend::default().connect(&candidate).unwrap();
+    let mut vm = QmpBackend::default().connect(&peer.handle()).unwrap();
     assert!(matches!(vm.greet().unwrap_err(), VmError::NoGreeting { .. }));
     assert!(matches!(vm.greet().unwrap_err(), VmError::Timeout { .. }), "it was greeted, and asked");
     vm.greet().unwrap();
@@ -357,9 +394,8 @@ fn what_comes_late_is_taken_when_it_is_waited_for_again() {
 #[test]
 fn vcpus_are_seen_without_a_word() {
     let peer = Peer::start(|_| thread::sleep(HANG));
-    let candidate = VmCandidate { name: "vm".to_owned(), socket: peer.dir.path().join("vm.sock") };
-    let vm = QmpBackend::default().connect(&candidate).unwrap();
-    assert_eq!(vm.glimpse(), None, "this process has no vCPUs yet");
+    let vm = QmpBackend::default().connect(&peer.handle()).unwrap();
+    assert_eq!(vm.observe_vcpus(), None, "this process has no vCPUs yet");
     let (stop, stopped) = std::sync::mpsc::channel::<()>();
     let (tell, told) = std::sync::mpsc::channel();
     let body = move || {
@@ -368,7 +404,7 @@ fn vcpus_are_seen_without_a_word() {
     };
     let thread = thread::Builder::new().name("CPU 3/KVM".to_owned()).spawn(body).unwrap();
     let tid = told.recv().unwrap();
-    let glimpse = vm.glimpse().unwrap();
+    let glimpse = vm.observe_vcpus().unwrap();
     let seen: Vec<_> = glimpse.vcpus.iter().map(|vcpu| (vcpu.apic_id, vcpu.tid, vcpu.boot_node)).collect();
     assert_eq!((seen, glimpse.certain), (vec![(3, tid, None)], false));
     drop(stop);
@@ -448,8 +484,7 @@ fn a_listener_that_nobody_serves_is_not_waited_for() {
     bind(listener.as_raw_fd(), &UnixAddr::new(&path).unwrap()).unwrap();
     listen(&listener, Backlog::new(0).unwrap()).unwrap();
     let _waiting = UnixStream::connect(&path).unwrap();
-    let candidate = VmCandidate { name: "vm".to_owned(), socket: path };
-    let error = QmpBackend::default().connect(&candidate).err().unwrap();
+    let error = QmpBackend::default().connect(&QmpBackend::handle(&path).unwrap()).err().unwrap();
     assert!(error.to_string().contains("others wait for this monitor already"), "{error}");
 }
 
@@ -470,18 +505,19 @@ fn a_scan_finds_sockets_with_usable_names() {
         Some(dir.path().to_owned()),
         vec![single.clone(), same_name.clone(), path("gone.sock")],
     );
-    let candidate = |name: &str, socket| VmCandidate { name: name.to_owned(), socket };
+    let candidate = |name: &str, socket: &Path| (name.to_owned(), QmpBackend::handle(socket).unwrap());
     let expected = [
-        candidate("a", same_name),
-        candidate("b", path("b.sock")),
-        candidate("link", path("link.sock")),
-        candidate("single", single),
+        candidate("a", &same_name),
+        candidate("b", &path("b.sock")),
+        candidate("link", &path("link.sock")),
+        candidate("single", &single),
     ];
-    assert_eq!(backend.scan().unwrap(), expected);
-    assert_eq!(backend.scan().unwrap(), expected);
-    let mut dirs = [dir.path().to_owned(), elsewhere.path().to_owned()];
-    dirs.sort();
-    assert_eq!(backend.watch_dirs(), dirs);
+    let mut scan = || {
+        let found = backend.scan().unwrap();
+        found.into_iter().map(|candidate| (candidate.name, candidate.handle)).collect::<Vec<_>>()
+    };
+    assert_eq!(scan(), expected);
+    assert_eq!(scan(), expected);
     let mut absent = QmpBackend::new(Some(path("absent")), Vec::new());
     assert_eq!(absent.scan().unwrap(), []);
     let file = path("file.sock");

@@ -21,7 +21,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tempfile::TempDir;
-use vnuma_hypervisor::{QmpBackend, VmBackend, VmCandidate, VmConnection, VmError, VmEvent};
+use vnuma_hypervisor::{QmpBackend, VmBackend, VmConnection, VmError, VmEvent, VmHandle};
 use vnuma_topology::VmDescription;
 
 /// No step takes this long, on no machine.
@@ -61,15 +61,19 @@ impl Qemu {
     fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
-    fn backend(&self) -> (QmpBackend, VmCandidate) {
+    fn backend(&self) -> (QmpBackend, VmHandle) {
         let mut backend = QmpBackend::new(Some(self.dir.path().to_owned()), Vec::new());
         let candidates = backend.scan().unwrap();
-        assert_eq!(candidates, [VmCandidate { name: "vm".to_owned(), socket: self.path("vm.sock") }]);
-        (backend, candidates[0].clone())
+        let handle = QmpBackend::handle(&self.path("vm.sock")).unwrap();
+        assert_eq!(
+            candidates.iter().map(|vm| (vm.name.as_str(), &vm.handle)).collect::<Vec<_>>(),
+            [("vm", &handle)]
+        );
+        (backend, handle)
     }
     fn connect(&self) -> Box<dyn VmConnection> {
-        let (backend, candidate) = self.backend();
-        let mut vm = backend.connect(&candidate).unwrap_or_else(|error| panic!("{error}"));
+        let (backend, handle) = self.backend();
+        let mut vm = backend.connect(&handle).unwrap_or_else(|error| panic!("{error}"));
         vm.greet().unwrap_or_else(|error| panic!("{error}"));
         vm
     }
@@ -329,9 +333,9 @@ fn events_arrive_and_the_end_is_one() {
 #[test]
 fn a_stopped_process_and_a_monitor_in_use_are_told_in_time() {
     let qemu = Qemu::start("-smp 1");
-    let (backend, candidate) = qemu.backend();
+    let (backend, handle) = qemu.backend();
     let mut vm = qemu.connect();
-    let mut second = backend.connect(&candidate).unwrap();
+    let mut second = backend.connect(&handle).unwrap();
     let error = second.greet().expect_err("somebody else has the monitor");
     assert!(matches!(error, VmError::NoGreeting { .. }), "{error}");
     assert_eq!(second.pid(), qemu.pid(), "the kernel knows it all the same");

@@ -22,10 +22,11 @@
 //!
 //! It ends there: no page is moved and no plan is made here.
 
-mod halt;
 pub mod main_loop;
+mod stop;
 pub mod text;
 mod thread;
+mod worker;
 
 use std::{
     io,
@@ -33,8 +34,9 @@ use std::{
 };
 use vnuma_topology::CpuSet;
 
-pub use halt::Halt;
+pub use stop::StopReason;
 pub use thread::{parse_start_time, thread_exists};
+pub use worker::spawn_worker;
 
 /// Why an act failed. Nothing was changed then, unless the variant says so.
 #[derive(Debug, thiserror::Error)]

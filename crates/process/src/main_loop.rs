@@ -1,7 +1,7 @@
 //! What the main thread of a QEMU is at, as `/proc` tells it: answers of its monitor come from there and from nowhere
 //! else, so one that is blocked there (storage that does not answer, a pipe that nobody reads) is silent though it runs.
 
-use crate::Halt;
+use crate::StopReason;
 use std::{
     fs::File,
     io::{self, Read},
@@ -32,7 +32,7 @@ pub fn waits(pid: i32) -> io::Result<bool> {
 
 /// The function of the kernel in which the main thread sleeps, if it does and that is no wait for something to do.
 pub fn stuck_in(pid: i32) -> Option<String> {
-    if Halt::of(pid).ok()?.is_some() || waits(pid).ok()? {
+    if StopReason::of(pid).ok()?.is_some() || waits(pid).ok()? {
         return None;
     }
     parse_function(&read(pid, "wchan").ok()?)

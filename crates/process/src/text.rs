@@ -7,12 +7,12 @@ const SHOWN: usize = 80;
 const REASON: usize = 300;
 
 /// A reason that may quote foreign text.
-pub fn tame(reason: &str) -> String {
-    readable(reason, REASON)
+pub fn sanitize_reason(reason: &str) -> String {
+    sanitize(reason, REASON)
 }
 
 /// A message that may quote foreign text, of `limit` bytes, give or take its last character.
-pub fn readable(message: &str, limit: usize) -> String {
+pub fn sanitize(message: &str, limit: usize) -> String {
     let mut shown = String::new();
     for c in message.chars() {
         // Escaped, a character is several.
@@ -26,7 +26,7 @@ pub fn readable(message: &str, limit: usize) -> String {
 }
 
 /// At most [`SHOWN`] characters of `text`.
-pub fn shorten(text: &str) -> String {
+pub fn sanitize_short(text: &str) -> String {
     let mut shown: String = text.trim_end().chars().take(SHOWN).flat_map(char::escape_debug).collect();
     if text.trim_end().chars().nth(SHOWN).is_some() {
         shown.push('…');
@@ -40,12 +40,12 @@ mod tests {
 
     #[test]
     fn long_and_odd_texts_are_tamed() {
-        assert_eq!(shorten("12\n"), "12");
-        assert_eq!(shorten("a\u{1b}[2Jb"), "a\\u{1b}[2Jb");
-        assert_eq!(shorten(&"x".repeat(81)), format!("{}…", "x".repeat(80)));
-        assert_eq!(shorten(&"x".repeat(80)), "x".repeat(80));
-        assert_eq!(tame("`a` \u{1b}\n \"c\" é"), "`a` \\u{1b}\\n \"c\" é");
-        assert_eq!(tame(&"x".repeat(301)), format!("{}…", "x".repeat(300)));
-        assert!(tame(&"\u{1b}".repeat(300)).len() < 320);
+        assert_eq!(sanitize_short("12\n"), "12");
+        assert_eq!(sanitize_short("a\u{1b}[2Jb"), "a\\u{1b}[2Jb");
+        assert_eq!(sanitize_short(&"x".repeat(81)), format!("{}…", "x".repeat(80)));
+        assert_eq!(sanitize_short(&"x".repeat(80)), "x".repeat(80));
+        assert_eq!(sanitize_reason("`a` \u{1b}\n \"c\" é"), "`a` \\u{1b}\\n \"c\" é");
+        assert_eq!(sanitize_reason(&"x".repeat(301)), format!("{}…", "x".repeat(300)));
+        assert!(sanitize_reason(&"\u{1b}".repeat(300)).len() < 320);
     }
 }

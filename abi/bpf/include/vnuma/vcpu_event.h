@@ -15,8 +15,13 @@ struct vnuma_vcpu_event {
 	__u64 time_ns;		/* CLOCK_MONOTONIC */
 	__u32 tid;		/* in the initial PID namespace */
 	__u32 kind;		/* VNUMA_VCPU_* */
-	__u32 from_cpu;
-	__u32 to_cpu;
+	__u32 cpu;		/* that it goes to, or is on */
+	__u32 reserved;		/* 0 */
 };
+
+/* Indices of the array `counts`, which has a counter for each CPU. */
+#define VNUMA_VCPU_COUNT_REPORTED	0	/* records put into the ring buffer */
+#define VNUMA_VCPU_COUNT_DROPPED	1	/* records that found it full */
+#define VNUMA_VCPU_COUNTS		2
 
 #endif /* VNUMA_VCPU_EVENT_H */

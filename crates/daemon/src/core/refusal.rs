@@ -11,7 +11,7 @@ const MESSAGE_LIMIT: usize = 1000;
 
 /// A message of bounded length that disturbs no terminal and no log.
 pub fn sanitize(message: &str) -> String {
-    vnuma_process::text::readable(message, MESSAGE_LIMIT)
+    vnuma_process::text::sanitize(message, MESSAGE_LIMIT)
 }
 
 /// Why a request is refused. The text goes to the operator and says what each one means.

@@ -8,14 +8,11 @@ use nix::{
         eventfd::{EfdFlags, EventFd},
     },
 };
-use std::{
-    io,
-    sync::Arc,
-    thread::{self, JoinHandle},
-};
+use std::{io, sync::Arc, thread::JoinHandle};
 use tracing::error;
 use vnuma_channel::Channel;
 use vnuma_placement::world::VmId;
+use vnuma_process::spawn_worker;
 
 /// Marks the end in the place of a VM's number, which counts from 1.
 const STOP: u64 = 0;
@@ -35,7 +32,7 @@ impl Doorbells {
         let stop = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
         epoll.add(&stop, EpollEvent::new(EpollFlags::EPOLLIN, STOP))?;
         let theirs = Arc::clone(&epoll);
-        let thread = thread::Builder::new().name("doorbells".into()).spawn(move || run(&theirs, &inbox))?;
+        let thread = spawn_worker("doorbells", move || run(&theirs, &inbox))?;
         Ok(Self { epoll, stop, thread: Some(thread) })
     }
 

@@ -9,11 +9,12 @@ use std::{
         atomic::{AtomicU64, Ordering},
         mpsc,
     },
-    thread::{self, JoinHandle},
+    thread::JoinHandle,
     time::{Duration, Instant},
 };
 use tracing::{info, warn};
 use vnuma_host::location::{LocationError, LocationEvent, LocationKind, LocationWatcher, read_location};
+use vnuma_process::spawn_worker;
 use vnuma_topology::{HostNodeId, HostTopology, VcpuLocation};
 
 /// Looked at in one go, in case something was missed. Three small files each, a millisecond or two altogether.
@@ -133,7 +134,7 @@ impl Locator {
         let mut task =
             Task { watcher, shared: theirs, inbox, waiting: VecDeque::new(), known: HashSet::new() };
         task.note_health();
-        let thread = thread::Builder::new().name("locator".into()).spawn(move || task.run(&received));
+        let thread = spawn_worker("locator", move || task.run(&received));
         let thread = thread.map_err(|source| LocationError::Watch { act: "starting a thread", source })?;
         Ok(Self { shared, orders: Some(orders), thread: Some(thread) })
     }
@@ -242,6 +243,9 @@ impl Task {
                 }
             }
             Order::Host(host) => {
+                if let Err(error) = self.watcher.set_topology(&host) {
+                    warn!(%error, "moves between the host's new nodes may be found by looks only");
+                }
                 *self.shared.host.write().unwrap_or_else(PoisonError::into_inner) = host;
             }
         }
@@ -283,10 +287,11 @@ impl Task {
     /// Notes how well locations are learned. True if events were lost since the last call.
     fn note_health(&mut self) -> bool {
         let lost = self.watcher.dropped() + self.shared.overflowed.load(Ordering::Relaxed);
+        let health = self.watcher.health();
         let now = Health {
-            source: self.watcher.source(),
-            why_not_bpf: self.watcher.why_not_bpf(),
-            sees_affinity: self.watcher.sees_affinity(),
+            source: health.source,
+            why_not_bpf: health.why_not_bpf,
+            sees_affinity: health.sees_affinity,
             lost,
         };
         let mut health = self.shared.health.lock().unwrap_or_else(PoisonError::into_inner);

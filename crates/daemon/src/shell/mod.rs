@@ -14,7 +14,6 @@
 //! So neither a hypervisor that hangs nor a disk or a reader that is slow delays a publication.
 
 mod doorbells;
-mod host_watch;
 pub(crate) mod inbox;
 mod locator;
 mod mover;
@@ -53,8 +52,8 @@ use tokio::sync::oneshot;
 use tracing::{debug, info, warn};
 use vnuma_api as api;
 use vnuma_channel::Channel;
-use vnuma_host::location::monotonic_ns;
-use vnuma_hypervisor::{VmCandidate, VmError};
+use vnuma_host::{HostWatcher, location::monotonic_ns};
+use vnuma_hypervisor::{VmError, VmHandle};
 use vnuma_placement::{
     Policies, Publication,
     world::{ConnectionId, RequestId, VmId},
@@ -62,6 +61,16 @@ use vnuma_placement::{
 use vnuma_topology::HostTopology;
 use watchers::Watchers;
 use worker::Worker;
+
+/// Between two readings of the host's topology, in case no event told that it changed.
+const REREAD: Duration = Duration::from_secs(30);
+
+fn watch_host(config: &Config, host: HostTopology, inbox: Arc<Inbox>) -> io::Result<HostWatcher> {
+    HostWatcher::start(&config.root, host, REREAD, move |host| {
+        // Fails only at the end of everything.
+        let _ = inbox.send(Message::Event(Event::HostChanged(host)));
+    })
+}
 
 /// The core and everything that carries out what it wants.
 pub(crate) struct Shell {
@@ -82,7 +91,7 @@ pub(crate) struct Shell {
     mover: Mover,
     processes: Processes,
     scanner: Scanner,
-    _host_watch: host_watch::HostWatch,
+    _host_watcher: HostWatcher,
     resync_at: Instant,
 }
 
@@ -105,7 +114,7 @@ impl Shell {
             mover: Mover::start(locator.reader(), Arc::clone(&inbox))?,
             processes: Processes::start(Arc::clone(&inbox))?,
             scanner: Scanner::start(factory(), records.clone(), config.resync_interval, Arc::clone(&inbox))?,
-            _host_watch: host_watch::HostWatch::start(&config, host.clone(), Arc::clone(&inbox))?,
+            _host_watcher: watch_host(&config, host.clone(), Arc::clone(&inbox))?,
             doorbells: Doorbells::start(Arc::clone(&inbox))?,
             core: Core::new(host, policies, first_epoch),
             locator,
@@ -312,8 +321,8 @@ impl Shell {
         let (inbox, backend) = (Arc::clone(&self.inbox), (self.factory)());
         let (records, reader) = (self.records.clone(), self.locator.reader());
         let name = self.core.world().get(vm).map_or_else(String::new, |vm| vm.fallback_name.clone());
-        let candidate = VmCandidate { name, socket: handle.clone().into() };
-        match Worker::start(connection, candidate, backend, records, reader, inbox) {
+        let at = (VmHandle::new(handle.as_str()), name);
+        match Worker::start(connection, at, backend, records, reader, inbox) {
             Ok(worker) => {
                 self.workers.insert(connection, (vm, worker));
                 None

@@ -9,10 +9,10 @@ use std::{
     io,
     os::fd::{AsFd, OwnedFd},
     sync::{Arc, mpsc},
-    thread::{self, JoinHandle},
+    thread::JoinHandle,
 };
 use vnuma_placement::world::VmId;
-use vnuma_process::{ActError, pin_thread};
+use vnuma_process::{ActError, pin_thread, spawn_worker};
 use vnuma_topology::{ApicId, CpuSet, HostNodeId};
 
 /// A move to be made.
@@ -38,7 +38,7 @@ pub(super) struct Mover {
 impl Mover {
     pub(super) fn start(reader: Reader, inbox: Arc<Inbox>) -> io::Result<Self> {
         let (orders, received) = mpsc::channel::<Order>();
-        let thread = thread::Builder::new().name("mover".into()).spawn(move || {
+        let thread = spawn_worker("mover", move || {
             for order in received {
                 let outcome = make(&order, &reader);
                 let moved = Event::Moved(order.vm, order.vcpu, order.node, outcome);

@@ -8,11 +8,11 @@ use std::{
     io,
     os::fd::{AsFd, OwnedFd},
     sync::{Arc, mpsc},
-    thread::{self, JoinHandle},
+    thread::JoinHandle,
     time::{Duration, Instant},
 };
 use vnuma_placement::world::{StopReason, VmId};
-use vnuma_process::{Halt, main_loop};
+use vnuma_process::{StopReason as Seen, main_loop, spawn_worker};
 
 /// Between two looks: an operator is to know within a second.
 const INTERVAL: Duration = Duration::from_millis(500);
@@ -39,7 +39,7 @@ pub(super) struct Processes {
 impl Processes {
     pub(super) fn start(inbox: Arc<Inbox>) -> io::Result<Self> {
         let (orders, received) = mpsc::channel();
-        let thread = thread::Builder::new().name("processes".into()).spawn(move || run(&received, &inbox))?;
+        let thread = spawn_worker("processes", move || run(&received, &inbox))?;
         Ok(Self { orders: Some(orders), thread: Some(thread) })
     }
 
@@ -107,9 +107,9 @@ impl Watched {
         if self.pidfd.as_ref().is_some_and(|pidfd| has_ended(pidfd)) {
             return send(Event::ProcessEnded(vm, self.pid));
         }
-        let stopped = match Halt::of(self.pid).ok().flatten() {
-            Some(Halt::Signal) => Some(StopReason::Signal),
-            Some(Halt::Tracer) => Some(StopReason::Tracer),
+        let stopped = match Seen::of(self.pid).ok().flatten() {
+            Some(Seen::Signal) => Some(StopReason::Signal),
+            Some(Seen::Tracer) => Some(StopReason::Tracer),
             None => None,
         };
         if std::mem::replace(&mut self.stopped, stopped) != stopped {

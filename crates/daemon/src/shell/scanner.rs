@@ -8,22 +8,17 @@ use super::{
 use crate::core::event::{Candidate, Event};
 use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
-    sys::{
-        eventfd::{EfdFlags, EventFd},
-        inotify::{AddWatchFlags, InitFlags, Inotify},
-    },
+    sys::eventfd::{EfdFlags, EventFd},
 };
 use std::{
-    collections::HashSet,
-    fs, io,
-    os::{fd::AsFd, unix::fs::MetadataExt},
-    path::{Path, PathBuf},
+    io,
+    os::fd::AsFd,
     sync::{Arc, mpsc},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
-use tracing::{debug, warn};
-use vnuma_hypervisor::VmBackend;
+use vnuma_hypervisor::{VmBackend, VmCandidate};
+use vnuma_process::spawn_worker;
 
 /// Changes that come within this time are looked at together.
 const GATHER: Duration = Duration::from_millis(20);
@@ -47,10 +42,8 @@ impl Scanner {
         let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
         let wake = Arc::new(EventFd::from_value_and_flags(0, flags)?);
         let (forget, forgotten) = mpsc::channel();
-        let task =
-            Task { backend, records, forgotten, wake: Arc::clone(&wake), directories: Directories::new() };
-        let thread =
-            thread::Builder::new().name("scanner".into()).spawn(move || task.run(interval, &inbox))?;
+        let task = Task { backend, records, forgotten, wake: Arc::clone(&wake) };
+        let thread = spawn_worker("scanner", move || task.run(interval, &inbox))?;
         Ok(Self { forget, wake, thread: Some(thread) })
     }
 
@@ -79,7 +72,6 @@ struct Task {
     records: Records,
     forgotten: mpsc::Receiver<i32>,
     wake: Arc<EventFd>,
-    directories: Directories,
 }
 
 impl Task {
@@ -96,25 +88,24 @@ impl Task {
             }
             if scan_at <= Instant::now() {
                 scan_at = Instant::now() + interval;
-                self.directories.watch(&self.backend.watch_dirs());
+                self.backend.clear_changes();
                 if !inbox.send(Message::Event(Event::Scanned(self.scan()))) {
                     return;
                 }
             }
             if self.wait(scan_at) {
                 thread::sleep(GATHER);
-                self.directories.clear();
                 scan_at = Instant::now();
             }
         }
     }
 
-    /// Waits until `until` or for something to do. True if directories have changed.
+    /// Waits until `until` or for something to do. True if another scan may find something else.
     fn wait(&self, until: Instant) -> bool {
         let left = until.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
         let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
         let mut fds = vec![PollFd::new(self.wake.as_fd(), PollFlags::POLLIN)];
-        fds.extend(self.directories.inotify.as_ref().map(|i| PollFd::new(i.as_fd(), PollFlags::POLLIN)));
+        fds.extend(self.backend.changes().map(|changes| PollFd::new(changes, PollFlags::POLLIN)));
         if poll(&mut fds, timeout).is_err() {
             return false;
         }
@@ -124,61 +115,11 @@ impl Task {
 
     fn scan(&mut self) -> Result<Vec<Candidate>, String> {
         let candidates = self.backend.scan().map_err(|error| error.to_string())?;
-        let instance = |path: &Path| {
-            let file = fs::metadata(path).ok();
-            file.map_or(0, |file| file.dev().rotate_left(32) ^ file.ino())
-        };
-        let candidate = |found: vnuma_hypervisor::VmCandidate| Candidate {
-            handle: found.socket.to_string_lossy().into_owned(),
+        let candidate = |found: VmCandidate| Candidate {
+            handle: found.handle.to_string(),
             name: found.name,
-            instance: instance(&found.socket),
+            instance: found.instance,
         };
         Ok(candidates.into_iter().map(candidate).collect())
-    }
-}
-
-/// Directories that are watched for changes.
-#[derive(Debug)]
-struct Directories {
-    inotify: Option<Inotify>,
-    watched: HashSet<PathBuf>,
-}
-
-impl Directories {
-    /// Without inotify there are only the looks now and then.
-    fn new() -> Self {
-        let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK);
-        let inotify = inotify.inspect_err(|error| {
-            warn!(%error, "inotify is unavailable: new VMs are found at the next look only");
-        });
-        Self { inotify: inotify.ok(), watched: HashSet::new() }
-    }
-
-    /// Watches those that exist. One that was removed and made again is watched again.
-    fn watch(&mut self, directories: &[PathBuf]) {
-        let Some(inotify) = &self.inotify else { return };
-        self.watched.retain(|directory| directory.is_dir());
-        let flags = AddWatchFlags::IN_CREATE
-            | AddWatchFlags::IN_DELETE
-            | AddWatchFlags::IN_MOVED_TO
-            | AddWatchFlags::IN_MOVED_FROM
-            | AddWatchFlags::IN_ONLYDIR;
-        for directory in directories {
-            // Adding a watch again is harmless and finds a directory that was replaced.
-            match inotify.add_watch(directory, flags) {
-                Ok(_) if self.watched.insert(directory.clone()) => {
-                    debug!(directory = %directory.display(), "watching for VMs");
-                }
-                Ok(_) => {}
-                Err(error) => debug!(directory = %directory.display(), %error, "not watched"),
-            }
-        }
-    }
-
-    /// What changed is found out by looking; the events are only taken out of the way.
-    fn clear(&self) {
-        while let Some(inotify) = &self.inotify
-            && inotify.read_events().is_ok_and(|events| !events.is_empty())
-        {}
     }
 }

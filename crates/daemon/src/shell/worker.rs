@@ -30,14 +30,13 @@ use std::{
     os::fd::{AsFd, OwnedFd},
     path::Path,
     sync::{Arc, mpsc},
-    thread,
     time::{Duration, Instant},
 };
 use vnuma_channel::Channel;
 use vnuma_host::location::read_allowed;
-use vnuma_hypervisor::{Glimpse, VmBackend, VmCandidate, VmConnection, VmError, VmEvent};
+use vnuma_hypervisor::{ObservedVcpus, VmBackend, VmConnection, VmError, VmEvent, VmHandle, roll_back};
 use vnuma_placement::world::ConnectionId;
-use vnuma_process::{Halt, main_loop, pin_thread};
+use vnuma_process::{StopReason, main_loop, pin_thread, spawn_worker};
 use vnuma_topology::{Vcpu, VmDescription};
 
 /// Between two descriptions of a VM, which cost QEMU and the kernel something. What asks for one meanwhile gets the next.
@@ -91,7 +90,7 @@ impl Worker {
     /// Starts a thread that connects to what is behind `handle` and reports to `inbox`.
     pub(crate) fn start(
         connection: ConnectionId,
-        candidate: VmCandidate,
+        (handle, name): (VmHandle, String),
         backend: Box<dyn VmBackend>,
         records: Records,
         reader: Reader,
@@ -105,14 +104,15 @@ impl Worker {
             asks: receiver,
             wake: Arc::clone(&wake),
             inbox,
-            candidate,
+            handle,
+            name,
             records,
             reader,
             ask_at: Instant::now() + ASK_AFTER,
             describe_wanted: false,
             describe_from: Instant::now(),
         };
-        thread::Builder::new().name(format!("vm-{connection}")).spawn(move || task.run(&*backend))?;
+        spawn_worker(&format!("vm-{connection}"), move || task.run(&*backend))?;
         Ok(Self { asks, wake })
     }
 
@@ -141,7 +141,9 @@ struct Task {
     asks: mpsc::Receiver<Ask>,
     wake: Arc<EventFd>,
     inbox: Arc<Inbox>,
-    candidate: VmCandidate,
+    handle: VmHandle,
+    /// The VM's, for messages.
+    name: String,
     records: Records,
     reader: Reader,
     /// When it is asked whether it still answers.
@@ -174,7 +176,7 @@ impl From<VmError> for Stop {
 
 impl Task {
     fn run(mut self, backend: &dyn VmBackend) {
-        let mut connection = match backend.connect(&self.candidate) {
+        let mut connection = match backend.connect(&self.handle) {
             Ok(connection) => connection,
             Err(error) => return drop(self.report(Report::Plain(CoreReport::Lost(error)))),
         };
@@ -216,13 +218,13 @@ impl Task {
     }
 
     fn pidfd(&self, connection: &dyn VmConnection) -> Result<OwnedFd, VmError> {
-        let (socket, pid) = (self.candidate.socket.clone(), connection.pid());
+        let (socket, pid) = (self.handle.to_string(), connection.pid());
         let copy = connection.pidfd().try_clone_to_owned();
         copy.map_err(|source| VmError::Process { socket, pid, source })
     }
 
     fn report_observed(&self, connection: &dyn VmConnection) -> Result<(), Stop> {
-        let Some(Glimpse { vcpus, certain }) = connection.glimpse() else { return Ok(()) };
+        let Some(ObservedVcpus { vcpus, certain }) = connection.observe_vcpus() else { return Ok(()) };
         let (pid, pidfd) = (connection.pid(), self.pidfd(connection)?);
         self.report(Report::Observed { pid, pidfd, vcpus, certain })
     }
@@ -257,7 +259,7 @@ impl Task {
                 let _ = self.wake.read();
             }
             // What stands still answers nothing, and what it is asked only piles up.
-            if matches!(Halt::of(pid), Ok(None)) {
+            if matches!(StopReason::of(pid), Ok(None)) {
                 return Ok(());
             }
             pause = (pause * 2).min(LAST_ATTEMPT);
@@ -267,7 +269,7 @@ impl Task {
     /// What is asked of a VM that does not answer.
     fn refuse_commands(&mut self, connection: &dyn VmConnection, why: &str) -> Result<(), Stop> {
         loop {
-            let silent = || VmError::Silent { vm: self.candidate.name.clone(), why: why.to_owned() };
+            let silent = || VmError::Silent { vm: self.name.clone(), why: why.to_owned() };
             let report = match self.asks.try_recv() {
                 // Described it is as soon as it answers.
                 Ok(Ask::Describe | Ask::Probe) => continue,
@@ -394,7 +396,7 @@ impl Task {
     /// Makes a channel, writes its record and plugs it. The record comes before the hypervisor has anything of the
     /// channel, so that there is no moment without.
     fn attach(&self, connection: &mut dyn VmConnection, epoch: u32) -> Result<Channel, Refusal> {
-        let (vm, pid) = (|| self.candidate.name.clone(), connection.pid());
+        let (vm, pid) = (|| self.name.clone(), connection.pid());
         let failed = |source| Refusal::Channel { vm: vm(), source };
         let (channel, socket) = Channel::new(epoch).map_err(failed)?;
         let identity = channel.identity().map_err(failed)?;
@@ -425,7 +427,7 @@ impl Task {
 
     /// Needs the hypervisor's process only, not its word.
     fn recover(&self, connection: &dyn VmConnection, epoch: u32) -> Report {
-        let (vm, pid) = (|| self.candidate.name.clone(), connection.pid());
+        let (vm, pid) = (|| self.name.clone(), connection.pid());
         let identity = self.records.read(pid).map_err(|source| Refusal::System { vm: vm(), source });
         let process = Path::new("/proc").join(pid.to_string());
         let taken = identity.and_then(|identity| {
@@ -435,23 +437,26 @@ impl Task {
         Report::Recovered(taken)
     }
 
-    /// The new vCPU may run where the old one may, from before the guest uses it.
+    /// A new vCPU is plugged, and may run where the old one may before the guest uses it; then the old one is unplugged.
     fn replug(&self, connection: &mut dyn VmConnection, vcpu: u32, node: u32) -> Result<Replugged, VmError> {
-        let (vm, pid) = (self.candidate.name.as_str(), connection.pid());
-        let io = |source| VmError::Io { vm: vm.to_owned(), command: "replug".into(), source };
-        let pidfd = connection.pidfd().try_clone_to_owned().map_err(io)?;
-        let mut copy_affinity = |old: i32, new: i32| {
-            let allowed = read_allowed(pid, old).map_err(|error| error.to_string())?;
-            pin_thread(pidfd.as_fd(), pid, new, &allowed).map_err(|error| error.to_string())
-        };
-        let plugged = connection.replug_vcpu(vcpu, node, &mut copy_affinity)?;
+        let vm = || self.name.clone();
+        let old = connection.removable_vcpu(vcpu)?;
+        let plugged = connection.plug_vcpu(node)?;
+        let failed = |reason| VmError::ReplugFailed { vm: vm(), vcpu, reason };
+        let moved = copy_affinity(connection, old.tid, plugged.tid)
+            .map_err(failed)
+            .and_then(|()| connection.await_guest(plugged.apic_id))
+            .and_then(|()| connection.unplug_vcpu(vcpu));
+        moved.map_err(|cause| roll_back(connection, plugged, cause))?;
         let described = connection.describe();
-        let undescribed = |source| {
-            let vm = vm.to_owned();
-            VmError::ReplugUndescribed { vm, vcpu, new: plugged.apic_id, source: Box::new(source) }
+        let undescribed = |source| VmError::ReplugUndescribed {
+            vm: vm(),
+            vcpu,
+            new: plugged.apic_id,
+            source: Box::new(source),
         };
         let description = described.map_err(undescribed)?;
-        Ok(Replugged { plugged, description, location: self.reader.read(pid, plugged.tid) })
+        Ok(Replugged { plugged, description, location: self.reader.read(connection.pid(), plugged.tid) })
     }
 
     /// Finds out that a VM does not answer before somebody needs it.
@@ -461,7 +466,7 @@ impl Task {
         }
         self.ask_at = Instant::now() + ASK_AFTER;
         // One that is stopped is known to be, without a question.
-        if matches!(Halt::of(connection.pid()), Ok(None)) { self.probe(connection) } else { Ok(()) }
+        if matches!(StopReason::of(connection.pid()), Ok(None)) { self.probe(connection) } else { Ok(()) }
     }
 
     /// An operator is to know soon, and commands are to be refused late: a QEMU that is busy for a moment does them
@@ -495,6 +500,13 @@ fn explain(error: &VmError, pid: i32) -> String {
         || error.to_string(),
         |function| format!("{error}; its main loop is stuck in {function} (a function of the kernel)"),
     )
+}
+
+/// Confines a thread of the VM as another is.
+fn copy_affinity(connection: &dyn VmConnection, from: i32, to: i32) -> Result<(), String> {
+    let pid = connection.pid();
+    let allowed = read_allowed(pid, from).map_err(|error| error.to_string())?;
+    pin_thread(connection.pidfd(), pid, to, &allowed).map_err(|error| error.to_string())
 }
 
 /// After these nothing can be asked, for now or for good.

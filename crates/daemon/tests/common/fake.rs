@@ -20,7 +20,9 @@ use std::{
     time::Duration,
 };
 use vnuma_channel::guest::GuestEnd;
-use vnuma_hypervisor::{Adopt, Glimpse, Plugged, VmBackend, VmCandidate, VmConnection, VmError, VmEvent};
+use vnuma_hypervisor::{
+    ObservedVcpus, Plugged, VmBackend, VmCandidate, VmConnection, VmError, VmEvent, VmHandle,
+};
 use vnuma_topology::{GuestNode, MemoryBacking, Vcpu, VmDescription};
 
 /// A thread that sleeps and wakes like an idle vCPU, until it is dropped.
@@ -105,6 +107,7 @@ pub struct FakeVm {
     /// How often it was described.
     pub described: usize,
     events: VecDeque<VmEvent>,
+    instance: u64,
     event_fd: Arc<EventFd>,
 }
 
@@ -116,6 +119,7 @@ pub struct World {
     /// It cannot be seen which VMs there are.
     pub blind: Arc<AtomicBool>,
     scans: Arc<AtomicUsize>,
+    changes: Arc<EventFd>,
 }
 
 /// A VM of this process with guest nodes at home on these host nodes, a vCPU a thread, and vCPU `i` booted
@@ -156,6 +160,11 @@ impl FakeVm {
     }
 }
 
+fn event_fd() -> EventFd {
+    let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
+    EventFd::from_value_and_flags(0, flags).expect("an eventfd")
+}
+
 impl World {
     pub fn new(directory: &Path) -> Self {
         std::fs::create_dir_all(directory).expect("created");
@@ -164,6 +173,7 @@ impl World {
             state: Arc::default(),
             blind: Arc::default(),
             scans: Arc::default(),
+            changes: Arc::new(event_fd()),
         }
     }
 
@@ -175,10 +185,9 @@ impl World {
         self.directory.join(format!("{name}.sock"))
     }
 
-    /// A VM appears; the file stands for its socket, and inotify sees it.
+    /// A VM appears.
     pub fn add(&self, name: &str, description: VmDescription) {
-        let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
-        let event_fd = EventFd::from_value_and_flags(0, flags).expect("an eventfd");
+        static INSTANCES: AtomicUsize = AtomicUsize::new(0);
         let vm = FakeVm {
             description,
             device: None,
@@ -192,10 +201,11 @@ impl World {
             unlinked: false,
             described: 0,
             events: VecDeque::new(),
-            event_fd: Arc::new(event_fd),
+            instance: INSTANCES.fetch_add(1, Ordering::Relaxed) as u64,
+            event_fd: Arc::new(event_fd()),
         };
         self.lock().insert(self.socket(name), vm);
-        std::fs::write(self.socket(name), "").expect("written");
+        self.changes.write(1).expect("announced");
     }
 
     /// Changes a VM, and wakes whoever waits for it; one that was silent says something.
@@ -222,7 +232,7 @@ impl World {
     /// Its socket is taken away.
     pub fn remove(&self, name: &str) {
         self.lock().remove(&self.socket(name));
-        std::fs::remove_file(self.socket(name)).expect("removed");
+        self.changes.write(1).expect("announced");
     }
 
     /// Waits until the daemon has looked again for VMs.
@@ -245,20 +255,24 @@ impl VmBackend for World {
         self.scans.fetch_add(1, Ordering::SeqCst);
         if self.blind.load(Ordering::SeqCst) {
             let source = std::io::ErrorKind::PermissionDenied.into();
-            return Err(VmError::Directory { directory: self.directory.clone(), source });
+            return Err(VmError::Directory { directory: self.directory.display().to_string(), source });
         }
         let name = |socket: &Path| socket.file_stem().and_then(|s| s.to_str()).expect("UTF-8").to_owned();
         let vms = self.lock();
         let listed = vms.iter().filter(|(_, vm)| !vm.unlinked);
-        Ok(listed.map(|(socket, _)| VmCandidate { name: name(socket), socket: socket.clone() }).collect())
+        let candidate = |(socket, vm): (&PathBuf, &FakeVm)| VmCandidate {
+            handle: VmHandle::new(socket.to_str().expect("UTF-8")),
+            name: name(socket),
+            instance: vm.instance,
+        };
+        Ok(listed.map(candidate).collect())
     }
 
-    fn connect(&self, candidate: &VmCandidate) -> Result<Box<dyn VmConnection>, VmError> {
-        let refused = |kind: std::io::ErrorKind| VmError::Connect {
-            socket: candidate.socket.clone(),
-            source: kind.into(),
-        };
-        let (pid, event_fd) = match self.lock().get(&candidate.socket) {
+    fn connect(&self, handle: &VmHandle) -> Result<Box<dyn VmConnection>, VmError> {
+        let socket = PathBuf::from(handle.as_str());
+        let refused =
+            |kind: std::io::ErrorKind| VmError::Connect { socket: handle.to_string(), source: kind.into() };
+        let (pid, event_fd) = match self.lock().get(&socket) {
             Some(vm) if !vm.refuses => (vm.description.pid, Arc::clone(&vm.event_fd)),
             _ => return Err(refused(std::io::ErrorKind::ConnectionRefused)),
         };
@@ -267,17 +281,16 @@ impl VmBackend for World {
         assert!(raw >= 0, "pidfd_open: {}", std::io::Error::last_os_error());
         // SAFETY: the kernel has just made this descriptor for this process.
         let pidfd = unsafe { OwnedFd::from_raw_fd(raw as i32) };
-        Ok(Box::new(Connection {
-            world: self.clone(),
-            socket: candidate.socket.clone(),
-            pid,
-            pidfd,
-            event_fd,
-        }))
+        Ok(Box::new(Connection { world: self.clone(), socket, pid, pidfd, event_fd }))
     }
 
-    fn watch_dirs(&self) -> Vec<PathBuf> {
-        vec![self.directory.clone()]
+    fn changes(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.changes.as_fd())
+    }
+
+    fn clear_changes(&mut self) {
+        // Empty when there was no change.
+        let _ = self.changes.read();
     }
 }
 
@@ -311,7 +324,7 @@ impl VmConnection for Connection {
         self.with(|_, _| Ok(()))
     }
 
-    fn glimpse(&self) -> Option<Glimpse> {
+    fn observe_vcpus(&self) -> Option<ObservedVcpus> {
         None
     }
 
@@ -353,29 +366,31 @@ impl VmConnection for Connection {
         })
     }
 
-    fn replug_vcpu(&mut self, apic_id: u32, node: u32, adopt: Adopt<'_>) -> Result<Plugged, VmError> {
-        let (old, new) = self.with(|vm, name| {
-            let Some(spare) = vm.spare else { return Err(VmError::NoSpareSlot { vm: name, node }) };
+    fn removable_vcpu(&mut self, apic_id: u32) -> Result<Plugged, VmError> {
+        self.with(|vm, name| {
             let old = vm.description.vcpus.iter().find(|vcpu| vcpu.apic_id == apic_id).map(|vcpu| vcpu.tid);
-            Ok((old.ok_or(VmError::NoVcpu { vm: name, vcpu: apic_id })?, spare))
-        })?;
-        adopt(old, new.tid).map_err(|reason| VmError::ReplugFailed {
-            vm: "fake".into(),
-            vcpu: apic_id,
-            reason,
-        })?;
-        self.with(|vm, _| {
-            let vcpus = &mut vm.description.vcpus;
-            vcpus.retain(|vcpu| vcpu.apic_id != apic_id);
-            vcpus.push(Vcpu {
-                index: new.apic_id,
-                apic_id: new.apic_id,
-                boot_node: Some(node),
-                tid: new.tid,
-            });
-            vm.spare = None;
-            vm.silent |= std::mem::take(&mut vm.silent_after_replug);
+            Ok(Plugged { apic_id, tid: old.ok_or(VmError::NoVcpu { vm: name, vcpu: apic_id })? })
+        })
+    }
+
+    fn plug_vcpu(&mut self, node: u32) -> Result<Plugged, VmError> {
+        self.with(|vm, name| {
+            let Some(new) = vm.spare.take() else { return Err(VmError::NoSpareSlot { vm: name, node }) };
+            let (apic_id, tid) = (new.apic_id, new.tid);
+            vm.description.vcpus.push(Vcpu { index: apic_id, apic_id, boot_node: Some(node), tid });
             Ok(new)
+        })
+    }
+
+    fn await_guest(&mut self, _apic_id: u32) -> Result<(), VmError> {
+        self.with(|_, _| Ok(()))
+    }
+
+    fn unplug_vcpu(&mut self, apic_id: u32) -> Result<(), VmError> {
+        self.with(|vm, _| {
+            vm.description.vcpus.retain(|vcpu| vcpu.apic_id != apic_id);
+            vm.silent |= std::mem::take(&mut vm.silent_after_replug);
+            Ok(())
         })
     }
 

@@ -5,20 +5,26 @@ use libbpf_rs::{
     ErrorKind, Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, PrintLevel, RingBufferBuilder,
 };
 use nix::{
+    errno::Errno,
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::eventfd::{EfdFlags, EventFd},
 };
 use std::{
+    collections::BTreeMap,
+    ffi::OsStr,
     fs, io,
     os::{
         fd::{AsFd, BorrowedFd},
         unix::fs::MetadataExt,
     },
     path::Path,
-    sync::{Arc, mpsc},
+    sync::{Arc, Mutex, PoisonError, mpsc},
     thread::{self, JoinHandle},
+    time::Duration,
 };
-use vnuma_topology::HostTopology;
+use vnuma_abi_bpf::{COUNT_DROPPED, COUNT_REPORTED};
+use vnuma_process::spawn_worker;
+use vnuma_topology::{CpuId, HostNodeId, HostTopology};
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/vcpu_watch.bpf.o"));
 
@@ -28,15 +34,25 @@ const KERNEL_BTF: &str = "/sys/kernel/btf/vmlinux";
 /// Inode of the initial PID namespace (`PROC_PID_INIT_INO` in include/linux/proc_ns.h).
 const INITIAL_PID_NAMESPACE: u64 = 0xefff_fffc;
 
-/// The program that a kernel may have no place for.
-const AFFINITY_PROGRAM: &str = "vnuma_affinity";
+/// Programs that a kernel may have no place for.
+const OPTIONAL: [&str; 3] = [AFFINITY, "vnuma_fallback", "vnuma_force"];
+
+/// The one of them that sees nearly all changes of allowed CPUs.
+const AFFINITY: &str = "vnuma_affinity";
+
+/// Failures to take events, one after the other, until it is given up.
+const FAILURES: u32 = 8;
+
+/// Between two of them.
+const FAILURE_PAUSE: Duration = Duration::from_millis(10);
 
 /// Programs in the kernel, attached, but watching nothing yet.
 pub(super) struct Programs {
     links: Vec<Link>,
+    nodes: CpuNodes,
     watched: MapHandle,
     events: MapHandle,
-    dropped: MapHandle,
+    counts: MapHandle,
     sees_affinity: bool,
 }
 
@@ -44,7 +60,7 @@ impl Programs {
     /// Loads and attaches. The error says in words why that is not possible here.
     pub(super) fn load(topology: &HostTopology) -> Result<Self, String> {
         if !Path::new(KERNEL_BTF).exists() {
-            return Err(format!("the kernel does not tell its types ({KERNEL_BTF} is missing)"));
+            return Err(format!("the kernel has no BTF ({KERNEL_BTF} is missing)"));
         }
         // The programs see thread numbers of the initial namespace, /proc those of ours.
         match fs::metadata("/proc/self/ns/pid") {
@@ -53,14 +69,10 @@ impl Programs {
             Err(error) => return Err(format!("/proc/self/ns/pid: {error}")),
         }
         libbpf_rs::set_print(Some((PrintLevel::Debug, log)));
-        let (object, links, sees_affinity) = match attach(true) {
-            Ok((object, links)) => (object, links, true),
-            Err(first) => {
-                let (object, links) = attach(false).map_err(|error| words(&error))?;
-                tracing::info!(reason = %words(&first), "changes of allowed CPUs cannot be watched by BPF");
-                (object, links, false)
-            }
-        };
+        let fitting: Vec<&str> = OPTIONAL.into_iter().filter(|program| fits(program)).collect();
+        let (object, links) = attach(|name| !OPTIONAL.contains(&name) || fitting.contains(&name))
+            .map_err(|error| words(&error))?;
+        let sees_affinity = fitting.contains(&AFFINITY);
         Self::from_object(&object, links, sees_affinity, topology).map_err(|error| words(&error))
     }
 
@@ -75,21 +87,18 @@ impl Programs {
             let map = map.ok_or_else(|| io::Error::other(format!("the object has no map `{name}`")))?;
             MapHandle::try_from(&map)
         };
-        let cpu_node = map("cpu_node")?;
-        for node in &topology.nodes {
-            for cpu in node.cpus.iter() {
-                let node_plus_one = node.id + 1;
-                cpu_node.update(&cpu.to_ne_bytes(), &node_plus_one.to_ne_bytes(), MapFlags::ANY)?;
-            }
-        }
-        let (watched, events, dropped) = (map("watched")?, map("events")?, map("dropped")?);
-        Ok(Self { links, watched, events, dropped, sees_affinity })
+        let mut nodes = CpuNodes { map: map("cpu_node")?, known: BTreeMap::new() };
+        nodes.set(topology)?;
+        let (watched, events, counts) = (map("watched")?, map("events")?, map("counts")?);
+        Ok(Self { links, nodes, watched, events, counts, sees_affinity })
     }
 
-    /// Starts the thread that takes what the programs report.
-    pub(super) fn start(
+    /// Starts the thread that takes what the programs report. If that cannot go on, `on_failure` is called from that
+    /// thread, as the last thing that it does, with the reason and with `on_event`.
+    pub(super) fn start<F: Fn(LocationEvent) + Send + 'static>(
         self,
-        on_event: impl Fn(LocationEvent) + Send + 'static,
+        on_event: F,
+        on_failure: impl FnOnce(String, F) + Send + 'static,
     ) -> Result<BpfSource, LocationError> {
         let failed = |act| move |source| LocationError::Watch { act, source };
         let stop = EventFd::from_flags(EfdFlags::EFD_CLOEXEC)
@@ -97,10 +106,12 @@ impl Programs {
         let stop = Arc::new(stop);
         let (theirs, events) = (Arc::clone(&stop), self.events);
         let (ready, started) = mpsc::channel();
-        let thread = thread::Builder::new()
-            .name("vnuma-bpf".to_owned())
-            .spawn(move || run(&events, theirs.as_fd(), &ready, on_event))
-            .map_err(failed("starting a thread"))?;
+        let work = move || {
+            if let Some(reason) = run(&events, theirs.as_fd(), &ready, &on_event) {
+                on_failure(reason, on_event);
+            }
+        };
+        let thread = spawn_worker("vnuma-bpf", work).map_err(failed("starting a thread"))?;
         // A thread that is gone without a word has panicked, which has been reported.
         started
             .recv()
@@ -108,12 +119,40 @@ impl Programs {
             .map_err(failed("mapping the ring buffer"))?;
         Ok(BpfSource {
             _links: self.links,
+            nodes: Mutex::new(self.nodes),
             watched: self.watched,
-            dropped: self.dropped,
+            counts: self.counts,
             sees_affinity: self.sees_affinity,
             stop,
             thread: Some(thread),
         })
+    }
+}
+
+/// The node of each CPU, as the programs know it.
+#[derive(Debug)]
+struct CpuNodes {
+    map: MapHandle,
+    known: BTreeMap<CpuId, HostNodeId>,
+}
+
+impl CpuNodes {
+    /// Changes what differs. A CPU that is gone, or of no node, has node 0 in the map, which stands for none.
+    fn set(&mut self, topology: &HostTopology) -> libbpf_rs::Result<()> {
+        let nodes = topology.nodes.iter().flat_map(|node| node.cpus.iter().map(|cpu| (cpu, node.id)));
+        let wanted: BTreeMap<CpuId, HostNodeId> = nodes.collect();
+        let gone: Vec<CpuId> = self.known.keys().filter(|cpu| !wanted.contains_key(cpu)).copied().collect();
+        for cpu in gone {
+            self.map.update(&cpu.to_ne_bytes(), &0u32.to_ne_bytes(), MapFlags::ANY)?;
+            self.known.remove(&cpu);
+        }
+        for (cpu, node) in wanted {
+            if self.known.get(&cpu) != Some(&node) {
+                self.map.update(&cpu.to_ne_bytes(), &(node + 1).to_ne_bytes(), MapFlags::ANY)?;
+                self.known.insert(cpu, node);
+            }
+        }
+        Ok(())
     }
 }
 
@@ -122,8 +161,9 @@ impl Programs {
 pub(super) struct BpfSource {
     /// The programs run as long as these exist.
     _links: Vec<Link>,
+    nodes: Mutex<CpuNodes>,
     watched: MapHandle,
-    dropped: MapHandle,
+    counts: MapHandle,
     sees_affinity: bool,
     stop: Arc<EventFd>,
     thread: Option<JoinHandle<()>>,
@@ -152,6 +192,14 @@ impl BpfSource {
         Ok(())
     }
 
+    pub(super) fn set_topology(&self, topology: &HostTopology) -> Result<(), LocationError> {
+        let set = self.nodes.lock().unwrap_or_else(PoisonError::into_inner).set(topology);
+        set.map_err(|error| LocationError::Watch {
+            act: "changing the nodes of CPUs",
+            source: io::Error::other(error.to_string()),
+        })
+    }
+
     pub(super) fn unwatch(&self, tid: i32) {
         // The only way to fail is that it is not there.
         let _ = self.watched.delete(&tid.to_ne_bytes());
@@ -161,11 +209,19 @@ impl BpfSource {
         self.sees_affinity
     }
 
+    pub(super) fn reported(&self) -> u64 {
+        self.count(COUNT_REPORTED)
+    }
+
     pub(super) fn dropped(&self) -> u64 {
-        let per_cpu = match self.dropped.lookup_percpu(&0u32.to_ne_bytes(), MapFlags::ANY) {
+        self.count(COUNT_DROPPED)
+    }
+
+    fn count(&self, which: u32) -> u64 {
+        let per_cpu = match self.counts.lookup_percpu(&which.to_ne_bytes(), MapFlags::ANY) {
             Ok(per_cpu) => per_cpu.unwrap_or_default(),
             Err(error) => {
-                tracing::warn!(%error, "the count of lost events cannot be read");
+                tracing::warn!(%error, "cannot read the counters of the BPF programs");
                 return 0;
             }
         };
@@ -176,45 +232,84 @@ impl BpfSource {
 impl Drop for BpfSource {
     fn drop(&mut self) {
         if let Err(error) = self.stop.write(1) {
-            tracing::error!(%error, "the watcher's thread cannot be stopped");
+            tracing::error!(%error, "cannot stop the watcher's thread");
             return;
         }
-        if let Some(thread) = self.thread.take() {
+        // After a failure it is that thread itself which takes this apart.
+        let own = |thread: &JoinHandle<()>| thread.thread().id() == thread::current().id();
+        if let Some(thread) = self.thread.take().filter(|thread| !own(thread)) {
             // It only fails if a callback panicked, which has been reported then.
             let _ = thread.join();
         }
     }
 }
 
-/// Loads the programs and attaches them.
-fn attach(with_affinity: bool) -> libbpf_rs::Result<(Object, Vec<Link>)> {
-    let mut open = ObjectBuilder::default().open_memory(OBJECT)?;
-    if !with_affinity {
-        open.progs_mut()
-            .filter(|program| program.name() == AFFINITY_PROGRAM)
-            .for_each(|mut program| program.set_autoload(false));
+/// Does the running kernel have the function that this program is attached to?
+fn fits(program: &str) -> bool {
+    match attach(|name| name == program) {
+        Ok(_) => true,
+        Err(error) => {
+            tracing::debug!(program, reason = %words(&error), "this BPF program does not fit the kernel");
+            false
+        }
     }
+}
+
+/// Loads and attaches those of the programs that are wanted.
+fn attach(wanted: impl Fn(&str) -> bool) -> libbpf_rs::Result<(Object, Vec<Link>)> {
+    let mut open = ObjectBuilder::default().open_memory(OBJECT)?;
+    let wanted = |name: &OsStr| name.to_str().is_some_and(&wanted);
+    open.progs_mut()
+        .filter(|program| !wanted(program.name()))
+        .for_each(|mut program| program.set_autoload(false));
     let object = open.load()?;
     let links = object
         .progs_mut()
-        .filter(|program| with_affinity || program.name() != AFFINITY_PROGRAM)
+        .filter(|program| wanted(program.name()))
         .map(|program| program.attach())
         .collect::<libbpf_rs::Result<Vec<_>>>()?;
     Ok((object, links))
 }
 
-/// Takes records until `stop` is readable. Blocks between them without a time limit.
+/// What became of one attempt to take events.
+enum Turn {
+    Taken,
+    Failed(String),
+    Stop,
+}
+
+/// Takes turns until the end. `Some` is the reason why there is no point in another.
+fn pump(mut turn: impl FnMut() -> Turn) -> Option<String> {
+    let mut failures = 0;
+    loop {
+        match turn() {
+            Turn::Stop => return None,
+            Turn::Taken => failures = 0,
+            Turn::Failed(reason) => {
+                failures += 1;
+                tracing::error!(reason, failures, "cannot take vCPU events");
+                if failures == FAILURES {
+                    return Some(reason);
+                }
+                thread::sleep(FAILURE_PAUSE);
+            }
+        }
+    }
+}
+
+/// Takes records until `stop` is readable, and blocks between them without a time limit. Returns why it had to end, if
+/// it had to.
 fn run(
     events: &MapHandle,
     stop: BorrowedFd<'_>,
     ready: &mpsc::Sender<io::Result<()>>,
-    on_event: impl Fn(LocationEvent),
-) {
+    on_event: &impl Fn(LocationEvent),
+) -> Option<String> {
     let mut builder = RingBufferBuilder::new();
     let take = |record: &[u8]| {
         match parse_record(record) {
             Some(event) => on_event(event),
-            None => tracing::error!(?record, "a record of the BPF program is not understood"),
+            None => tracing::error!(?record, "cannot parse a record of the BPF program"),
         }
         0
     };
@@ -223,29 +318,36 @@ fn run(
         Ok(ring) => ring,
         Err(error) => {
             let _ = ready.send(Err(io::Error::other(error.to_string())));
-            return;
+            return None;
         }
     };
     let _ = ready.send(Ok(()));
     // SAFETY: `ring` owns the descriptor and outlives the borrow.
     let ring_fd = unsafe { BorrowedFd::borrow_raw(ring.epoll_fd()) };
-    loop {
+    pump(|| {
         let mut fds = [PollFd::new(ring_fd, PollFlags::POLLIN), PollFd::new(stop, PollFlags::POLLIN)];
         match poll(&mut fds, PollTimeout::NONE) {
-            Ok(_) => {}
-            Err(nix::errno::Errno::EINTR) => continue,
-            Err(error) => {
-                tracing::error!(%error, "waiting for events of vCPUs failed; none will be seen");
-                return;
-            }
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(error) => return Turn::Failed(format!("waiting: {error}")),
         }
         if fds[1].any().unwrap_or(true) {
-            return;
+            return Turn::Stop;
         }
-        if let Err(error) = ring.consume() {
-            tracing::error!(%error, "the ring buffer of vCPU events cannot be read");
+        #[cfg(test)]
+        if FAILING.with(std::cell::Cell::get) {
+            return Turn::Failed("a test wants it so".to_owned());
         }
-    }
+        match ring.consume() {
+            Ok(()) => Turn::Taken,
+            Err(error) => Turn::Failed(format!("the ring buffer: {error}")),
+        }
+    })
+}
+
+#[cfg(test)]
+thread_local! {
+    /// The BPF thread that sets it, in its callback, takes no more events.
+    pub(super) static FAILING: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
 /// What an error means for an operator.

@@ -14,8 +14,9 @@
 //! [`read_location`] tells where the thread is by now.
 //!
 //! Where they end: BPF sees every crossing of nodes, polling only what is left of them at its
-//! interval. BPF needs the kernel's BTF, `CAP_BPF` and `CAP_PERFMON`, and thread numbers of
-//! the initial PID namespace; [`LocationWatcher::why_not_bpf`] says what was missing. A kernel
+//! interval. If BPF is unavailable, or fails later, polling takes its place, and [`LocationWatcher::health`] says so and
+//! why. BPF needs the kernel's BTF, `CAP_BPF` and `CAP_PERFMON`, and thread numbers of
+//! the initial PID namespace. A kernel
 //! that has inlined `__set_cpus_allowed_ptr` gives no events for allowed CPUs through BPF
 //! ([`LocationWatcher::sees_affinity`]); a change of them that moves the thread to another
 //! node is still seen as that.
@@ -29,7 +30,11 @@ use bpf::BpfSource;
 use poll::PollSource;
 pub use proc::{read_allowed, read_location};
 pub use record::parse_record;
-use std::time::Duration;
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 use vnuma_topology::{CpuId, HostTopology};
 
 /// Which source of events to use.
@@ -113,6 +118,9 @@ pub enum LocationError {
         /// Why not.
         reason: String,
     },
+    /// Neither BPF nor polling works any more.
+    #[error("vCPU locations are not watched any more")]
+    Ended,
     /// More threads than the watcher has room for.
     #[error("thread {tid}: {limit} threads are watched already, the most there is room for")]
     TooMany {
@@ -132,19 +140,84 @@ pub enum LocationError {
 }
 
 /// Most threads watched at a time: 16 VMs with as many vCPUs as QEMU can have.
-pub(crate) const MAX_WATCHED: usize = 65_536;
+pub const MAX_WATCHED: usize = 65_536;
+
+/// How locations are watched, and how well.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Health {
+    /// `bpf` or `poll`.
+    pub source: &'static str,
+    /// Why it is not BPF, or not any more, in words.
+    pub why_not_bpf: Option<String>,
+    /// A change of the allowed CPUs alone makes an event.
+    pub sees_affinity: bool,
+    /// Threads that are watched.
+    pub watched: usize,
+    /// A thread was refused because [`MAX_WATCHED`] others are watched, and there has been no room since.
+    pub full: bool,
+}
 
 /// Watches threads until it is dropped; then its own thread has ended too.
+///
+/// If the events of BPF cannot be taken any more, polling takes over: [`health`](Self::health) says so from then on, and
+/// each thread makes an event at the first look, whether or not it has moved.
 #[derive(Debug)]
 pub struct LocationWatcher {
-    source: Source,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    poll_interval: Duration,
+}
+
+#[derive(Debug)]
+struct State {
+    /// `None` before the start and after the end.
+    source: Option<Source>,
     why_not_bpf: Option<String>,
+    topology: HostTopology,
+    /// Process of each watched thread.
+    threads: HashMap<i32, i32>,
+    full: bool,
+    /// Events that a source lost that is in use no more.
+    dropped_before: u64,
 }
 
 #[derive(Debug)]
 enum Source {
-    Bpf(BpfSource),
+    Bpf(Box<BpfSource>),
     Poll(PollSource),
+}
+
+impl Shared {
+    /// No code that holds the lock can panic half-way through a change.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Polling takes over what BPF was watching.
+    fn fall_back(&self, reason: String, on_event: impl Fn(LocationEvent) + Send + 'static) {
+        let mut state = self.lock();
+        // Nobody is interested any more.
+        let Some(Source::Bpf(bpf)) = &state.source else { return };
+        tracing::error!(reason, "vCPU locations are polled from now on: BPF events cannot be taken");
+        let dropped = bpf.dropped();
+        let poll = PollSource::start(state.topology.clone(), self.poll_interval, &state.threads, on_event);
+        let failed = match poll {
+            Ok(poll) => state.source.replace(Source::Poll(poll)),
+            Err(error) => {
+                tracing::error!(%error, "nor can they be polled: moves of vCPUs are not seen");
+                state.source.take()
+            }
+        };
+        state.dropped_before += dropped;
+        state.why_not_bpf = Some(format!("events cannot be taken any more: {reason}"));
+        drop(state);
+        // Taken apart without the lock.
+        drop(failed);
+    }
 }
 
 impl LocationWatcher {
@@ -156,67 +229,163 @@ impl LocationWatcher {
         poll_interval: Duration,
         on_event: impl Fn(LocationEvent) + Send + 'static,
     ) -> Result<Self, LocationError> {
-        let why_not_bpf = match prefer {
-            Prefer::Poll => "polling was asked for".to_owned(),
-            Prefer::Auto | Prefer::Bpf => match bpf::Programs::load(topology) {
-                Ok(programs) => {
-                    let source = Source::Bpf(programs.start(on_event)?);
-                    return Ok(Self { source, why_not_bpf: None });
-                }
-                Err(reason) if prefer == Prefer::Bpf => return Err(LocationError::NoBpf { reason }),
-                Err(reason) => reason,
-            },
+        let state = State {
+            source: None,
+            why_not_bpf: None,
+            topology: topology.clone(),
+            threads: HashMap::new(),
+            full: false,
+            dropped_before: 0,
         };
-        let source = Source::Poll(PollSource::start(topology.clone(), poll_interval, on_event)?);
-        Ok(Self { source, why_not_bpf: Some(why_not_bpf) })
+        let shared = Arc::new(Shared { state: Mutex::new(state), poll_interval });
+        let weak = Arc::downgrade(&shared);
+        let on_event = move |event: LocationEvent| {
+            if event.kind == LocationKind::Exited
+                && let Some(shared) = weak.upgrade()
+            {
+                shared.lock().forget(event.tid);
+            }
+            on_event(event);
+        };
+        let programs = match prefer {
+            Prefer::Poll => Err("polling was asked for".to_owned()),
+            Prefer::Auto | Prefer::Bpf => bpf::Programs::load(topology),
+        };
+        // Held until the source is in its place, so that one that fails at once finds it there.
+        let mut state = shared.lock();
+        match programs {
+            Ok(programs) => {
+                let weak = Arc::downgrade(&shared);
+                let on_failure = move |reason, on_event| {
+                    if let Some(shared) = weak.upgrade() {
+                        shared.fall_back(reason, on_event);
+                    }
+                };
+                state.source = Some(Source::Bpf(Box::new(programs.start(on_event, on_failure)?)));
+            }
+            Err(reason) if prefer == Prefer::Bpf => return Err(LocationError::NoBpf { reason }),
+            Err(reason) => {
+                let poll = PollSource::start(topology.clone(), poll_interval, &HashMap::new(), on_event)?;
+                (state.source, state.why_not_bpf) = (Some(Source::Poll(poll)), Some(reason));
+            }
+        }
+        drop(state);
+        Ok(Self { shared })
     }
 
     /// Watches a thread of a process. Read its location after this call, not before, or a
-    /// move in between is missed. Watching it twice is no error.
+    /// move in between is missed. Watching it twice is no error, and what failed can be tried again.
     pub fn watch(&self, pid: i32, tid: i32) -> Result<(), LocationError> {
-        match &self.source {
-            Source::Bpf(bpf) => bpf.watch(pid, tid),
-            Source::Poll(poll) => poll.watch(pid, tid),
+        let mut state = self.shared.lock();
+        let outcome = match &state.source {
+            Some(Source::Bpf(bpf)) => bpf.watch(pid, tid),
+            Some(Source::Poll(poll)) => poll.watch(pid, tid),
+            None => Err(LocationError::Ended),
+        };
+        match &outcome {
+            Ok(()) => {
+                state.threads.insert(tid, pid);
+            }
+            Err(LocationError::TooMany { .. }) if !state.full => {
+                state.full = true;
+                tracing::error!(tid, limit = MAX_WATCHED, "no room to watch more threads");
+            }
+            Err(_) => {}
         }
+        outcome
     }
 
     /// Forgets a thread. One that is not watched is no error. Events that are on their way
     /// still arrive.
     pub fn unwatch(&self, tid: i32) {
-        match &self.source {
-            Source::Bpf(bpf) => bpf.unwatch(tid),
-            Source::Poll(poll) => poll.unwatch(tid),
+        let mut state = self.shared.lock();
+        match &state.source {
+            Some(Source::Bpf(bpf)) => bpf.unwatch(tid),
+            Some(Source::Poll(poll)) => poll.unwatch(tid),
+            None => {}
+        }
+        state.forget(tid);
+    }
+
+    /// The host's CPUs and nodes are others now. A thread that is on another node by that alone makes no event: read the
+    /// locations of all threads again after this.
+    pub fn set_topology(&self, topology: &HostTopology) -> Result<(), LocationError> {
+        let mut state = self.shared.lock();
+        state.topology = topology.clone();
+        match &state.source {
+            Some(Source::Bpf(bpf)) => bpf.set_topology(topology),
+            Some(Source::Poll(poll)) => {
+                poll.set_topology(topology);
+                Ok(())
+            }
+            None => Err(LocationError::Ended),
         }
     }
 
-    /// `bpf` or `poll`.
-    pub fn source(&self) -> &'static str {
-        match &self.source {
-            Source::Bpf(_) => "bpf",
-            Source::Poll(_) => "poll",
+    /// How locations are watched by now.
+    pub fn health(&self) -> Health {
+        let state = self.shared.lock();
+        let (source, sees_affinity) = match &state.source {
+            Some(Source::Bpf(bpf)) => ("bpf", bpf.sees_affinity()),
+            Some(Source::Poll(_)) => ("poll", true),
+            None => ("none", false),
+        };
+        Health {
+            source,
+            why_not_bpf: state.why_not_bpf.clone(),
+            sees_affinity,
+            watched: state.threads.len(),
+            full: state.full,
         }
+    }
+
+    /// `bpf` or `poll`; `none` if neither works any more.
+    pub fn source(&self) -> &'static str {
+        self.health().source
     }
 
     /// Why it is not BPF, in words.
     pub fn why_not_bpf(&self) -> Option<String> {
-        self.why_not_bpf.clone()
+        self.health().why_not_bpf
     }
 
     /// Does a change of the allowed CPUs alone make an event?
     pub fn sees_affinity(&self) -> bool {
-        match &self.source {
-            Source::Bpf(bpf) => bpf.sees_affinity(),
-            Source::Poll(_) => true,
+        self.health().sees_affinity
+    }
+
+    /// Records that the BPF programs have made; none when polling. Each wakes the watcher's thread at most once.
+    pub fn reported(&self) -> u64 {
+        match &self.shared.lock().source {
+            Some(Source::Bpf(bpf)) => bpf.reported(),
+            _ => 0,
         }
     }
 
     /// Events lost because they came faster than they were taken. When it has grown, read
     /// the locations of all threads again.
     pub fn dropped(&self) -> u64 {
-        match &self.source {
-            Source::Bpf(bpf) => bpf.dropped(),
-            Source::Poll(_) => 0,
+        let state = self.shared.lock();
+        match &state.source {
+            Some(Source::Bpf(bpf)) => bpf.dropped(),
+            _ => state.dropped_before,
         }
+    }
+}
+
+impl State {
+    fn forget(&mut self, tid: i32) {
+        if self.threads.remove(&tid).is_some() {
+            self.full = false;
+        }
+    }
+}
+
+impl Drop for LocationWatcher {
+    fn drop(&mut self) {
+        let source = self.shared.lock().source.take();
+        // Its thread may be about to take the lock.
+        drop(source);
     }
 }
 
@@ -227,4 +396,62 @@ pub fn monotonic_ns() -> u64 {
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
     // Neither part is ever negative on this clock.
     now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+    use vnuma_topology::HostNode;
+
+    /// No event takes this long, on no machine.
+    const HANG: Duration = Duration::from_secs(30);
+
+    #[test]
+    #[cfg_attr(not(root), ignore = "BPF needs root")]
+    fn polling_takes_over_when_bpf_events_cannot_be_taken() {
+        let node = HostNode { id: 0, cpus: (0..64).collect(), ..HostNode::default() };
+        let host = HostTopology { nodes: vec![node], ..HostTopology::default() };
+        let (send, events) = mpsc::channel();
+        let on_event = move |event: LocationEvent| {
+            bpf::FAILING.with(|failing| failing.set(true));
+            let _ = send.send(event);
+        };
+        let watcher = LocationWatcher::start(&host, Prefer::Bpf, Duration::from_millis(5), on_event).unwrap();
+        assert_eq!((watcher.health().source, watcher.health().watched), ("bpf", 0));
+        // Threads whose end is an event: the first one breaks the source, the second is seen by what comes after.
+        let pid = std::process::id().cast_signed();
+        let short = || {
+            let (tell, told) = mpsc::channel();
+            let (keep, kept) = mpsc::channel::<()>();
+            let thread = std::thread::spawn(move || {
+                tell.send(nix::unistd::gettid().as_raw()).unwrap();
+                let _ = kept.recv();
+            });
+            (told.recv().unwrap(), keep, thread)
+        };
+        let (first, second, stays) = (short(), short(), short());
+        for (tid, ..) in [&first, &second, &stays] {
+            watcher.watch(pid, *tid).unwrap();
+        }
+        let end = |(tid, keep, thread): (i32, mpsc::Sender<()>, std::thread::JoinHandle<()>)| {
+            drop(keep);
+            thread.join().unwrap();
+            tid
+        };
+        let until_exit = |tid: i32| loop {
+            let event = events.recv_timeout(HANG).expect("an event");
+            if event.kind == LocationKind::Exited && event.tid == tid {
+                return;
+            }
+        };
+        until_exit(end(first));
+        until_exit(end(second));
+        let health = watcher.health();
+        assert_eq!((health.source, health.watched), ("poll", 1));
+        assert!(health.why_not_bpf.unwrap().contains("a test wants it so"));
+        watcher.watch(pid, stays.0).unwrap();
+        until_exit(end(stays));
+        assert_eq!(watcher.health().watched, 0);
+    }
 }

@@ -7,9 +7,10 @@ use super::{
 use std::{
     collections::HashMap,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
-    thread::{self, JoinHandle},
+    thread::JoinHandle,
     time::{Duration, Instant},
 };
+use vnuma_process::spawn_worker;
 use vnuma_topology::HostTopology;
 
 /// Shortest interval; below it, polling would only heat the host.
@@ -18,12 +19,14 @@ const SHORTEST: Duration = Duration::from_millis(1);
 #[derive(Debug)]
 struct Watched {
     pid: i32,
-    seen: ThreadState,
+    /// `None` before the first look: whatever that finds is reported.
+    seen: Option<ThreadState>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     threads: HashMap<i32, Watched>,
+    topology: HostTopology,
     stop: bool,
 }
 
@@ -49,16 +52,20 @@ pub(super) struct PollSource {
 }
 
 impl PollSource {
+    /// `threads` are watched already, by number with their process, but it is not known where they were seen last.
     pub(super) fn start(
         topology: HostTopology,
         interval: Duration,
+        threads: &HashMap<i32, i32>,
         on_event: impl Fn(LocationEvent) + Send + 'static,
     ) -> Result<Self, LocationError> {
         let shared = Arc::new(Shared::default());
+        let watched = |(&tid, &pid): (&i32, &i32)| (tid, Watched { pid, seen: None });
+        let threads = threads.iter().map(watched).collect();
+        *shared.lock() = State { threads, topology, stop: false };
         let theirs = Arc::clone(&shared);
-        let thread = thread::Builder::new()
-            .name("vnuma-poll".to_owned())
-            .spawn(move || run(&theirs, &topology, interval.max(SHORTEST), on_event))
+        let work = move || run(&theirs, interval.max(SHORTEST), on_event);
+        let thread = spawn_worker("vnuma-poll", work)
             .map_err(|source| LocationError::Watch { act: "starting a thread", source })?;
         Ok(Self { shared, thread: Some(thread) })
     }
@@ -69,9 +76,13 @@ impl PollSource {
         if state.threads.len() >= MAX_WATCHED && !state.threads.contains_key(&tid) {
             return Err(LocationError::TooMany { tid, limit: MAX_WATCHED });
         }
-        state.threads.insert(tid, Watched { pid, seen });
+        state.threads.insert(tid, Watched { pid, seen: Some(seen) });
         self.shared.changed.notify_one();
         Ok(())
+    }
+
+    pub(super) fn set_topology(&self, topology: &HostTopology) {
+        self.shared.lock().topology = topology.clone();
     }
 
     pub(super) fn unwatch(&self, tid: i32) {
@@ -90,7 +101,7 @@ impl Drop for PollSource {
     }
 }
 
-fn run(shared: &Shared, topology: &HostTopology, interval: Duration, on_event: impl Fn(LocationEvent)) {
+fn run(shared: &Shared, interval: Duration, on_event: impl Fn(LocationEvent)) {
     while wait(shared, interval) {
         let threads: Vec<(i32, i32)> =
             shared.lock().threads.iter().map(|(&tid, watched)| (watched.pid, tid)).collect();
@@ -98,7 +109,7 @@ fn run(shared: &Shared, topology: &HostTopology, interval: Duration, on_event: i
             let found = proc::read_thread(pid, tid);
             let time_ns = monotonic_ns();
             // The callback may watch and unwatch, so it is called without the lock.
-            let kinds = note(&mut shared.lock(), topology, tid, found);
+            let kinds = note(&mut shared.lock(), tid, found);
             for (kind, cpu) in kinds.into_iter().flatten() {
                 on_event(LocationEvent { tid, cpu, kind, time_ns });
             }
@@ -122,28 +133,29 @@ fn wait(shared: &Shared, interval: Duration) -> bool {
 /// Takes over what was found of a thread and says what that means.
 fn note(
     state: &mut State,
-    topology: &HostTopology,
     tid: i32,
     found: Result<ThreadState, LocationError>,
 ) -> [Option<(LocationKind, u32)>; 2] {
-    let Some(watched) = state.threads.get_mut(&tid) else { return [None, None] };
+    let (topology, threads) = (&state.topology, &mut state.threads);
+    let Some(watched) = threads.get_mut(&tid) else { return [None, None] };
     match found {
         Ok(found) => {
-            let node = |cpu| topology.node_of_cpu(cpu);
-            let (before, now) = (node(watched.seen.cpu), node(found.cpu));
-            // Between two CPUs of unknown node anything may have happened: report it.
-            let crossed = found.cpu != watched.seen.cpu && (before.is_none() || before != now);
-            let confined = found.allowed != watched.seen.allowed;
             let cpu = found.cpu;
-            watched.seen = found;
+            let Some(seen) = watched.seen.replace(found.clone()) else {
+                return [Some((LocationKind::AffinityChanged, cpu)), Some((LocationKind::Migrated, cpu))];
+            };
+            let (before, now) = (topology.node_of_cpu(seen.cpu), topology.node_of_cpu(cpu));
+            // Between two CPUs of unknown node anything may have happened: report it.
+            let crossed = cpu != seen.cpu && (before.is_none() || before != now);
+            let confined = found.allowed != seen.allowed;
             [
                 confined.then_some((LocationKind::AffinityChanged, cpu)),
                 crossed.then_some((LocationKind::Migrated, cpu)),
             ]
         }
         Err(LocationError::NoThread { .. }) => {
-            let cpu = watched.seen.cpu;
-            state.threads.remove(&tid);
+            let cpu = watched.seen.as_ref().map_or(0, |seen| seen.cpu);
+            threads.remove(&tid);
             [Some((LocationKind::Exited, cpu)), None]
         }
         Err(error) => {

@@ -5,7 +5,7 @@ use std::{
     fs::File,
     io::{self, Read},
 };
-use vnuma_process::text::shorten;
+use vnuma_process::text::sanitize_short;
 use vnuma_topology::{CpuId, CpuSet, HostTopology, VcpuLocation};
 
 /// `status` has some 60 lines; the longest are a mask and a list of 8192 CPUs, 40 KiB at worst.
@@ -34,7 +34,7 @@ pub(super) fn read_thread(pid: i32, tid: i32) -> Result<ThreadState, LocationErr
     let invalid = |path, field, value: &str, reason: String| LocationError::Value {
         path,
         field,
-        value: shorten(value),
+        value: sanitize_short(value),
         reason,
     };
     let list = allowed_list(&status);

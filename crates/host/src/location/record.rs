@@ -17,7 +17,7 @@ pub fn parse_record(record: &[u8]) -> Option<LocationEvent> {
     };
     Some(LocationEvent {
         tid: i32::try_from(word(offset_of!(VcpuEvent, tid))?).ok()?,
-        cpu: word(offset_of!(VcpuEvent, to_cpu))?,
+        cpu: word(offset_of!(VcpuEvent, cpu))?,
         kind,
         time_ns: u64::from_ne_bytes(time.try_into().ok()?),
     })
@@ -32,7 +32,7 @@ mod tests {
     fn records_are_read_by_the_layout_of_the_header() {
         let mut record = Vec::new();
         record.extend(7_000_000_001u64.to_ne_bytes());
-        for word in [4711u32, MIGRATED, 3, 9] {
+        for word in [4711u32, MIGRATED, 9, 0] {
             record.extend(word.to_ne_bytes());
         }
         let event = LocationEvent { tid: 4711, cpu: 9, kind: LocationKind::Migrated, time_ns: 7_000_000_001 };

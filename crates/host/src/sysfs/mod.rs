@@ -16,7 +16,7 @@ mod tree;
 
 use std::path::{Path, PathBuf};
 use tree::Tree;
-use vnuma_process::text::{shorten, tame};
+use vnuma_process::text::{sanitize_reason, sanitize_short};
 use vnuma_topology::HostTopology;
 
 /// Why a tree is no host topology.
@@ -72,7 +72,11 @@ pub enum SysfsError {
 
 impl SysfsError {
     fn value(path: &Path, value: &str, reason: impl ToString) -> Self {
-        Self::Value { path: path.to_owned(), value: shorten(value), reason: tame(&reason.to_string()) }
+        Self::Value {
+            path: path.to_owned(),
+            value: sanitize_short(value),
+            reason: sanitize_reason(&reason.to_string()),
+        }
     }
 }
 

@@ -28,7 +28,7 @@ pub fn meminfo(text: &str) -> Result<Memory, String> {
         };
         *field = match (words.next().map(str::parse), words.next()) {
             (Some(Ok(kib)), Some("kB")) => kib,
-            _ => return Err(format!("`{}` is no size in kB", vnuma_process::text::shorten(line))),
+            _ => return Err(format!("`{}` is no size in kB", vnuma_process::text::sanitize_short(line))),
         };
     }
     Ok(memory)

@@ -53,32 +53,37 @@ struct {
 	__uint(max_entries, RING_BYTES);
 } events SEC(".maps");
 
-/* Records that found the ring full. */
+/* How many records there were, by VNUMA_VCPU_COUNT_*. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
+	__uint(max_entries, VNUMA_VCPU_COUNTS);
 	__type(key, __u32);
 	__type(value, __u64);
-} dropped SEC(".maps");
+} counts SEC(".maps");
 
-static __always_inline void report(__u32 tid, __u32 kind, __u32 from, __u32 to)
+static __always_inline void count(__u32 which)
+{
+	__u64 *counter = bpf_map_lookup_elem(&counts, &which);
+
+	if (counter)
+		(*counter)++;
+}
+
+static __always_inline void report(__u32 tid, __u32 kind, __u32 cpu)
 {
 	struct vnuma_vcpu_event *event;
-	__u32 zero = 0;
-	__u64 *count;
 
 	event = bpf_ringbuf_reserve(&events, sizeof(*event), 0);
 	if (!event) {
-		count = bpf_map_lookup_elem(&dropped, &zero);
-		if (count)
-			(*count)++;
+		count(VNUMA_VCPU_COUNT_DROPPED);
 		return;
 	}
+	count(VNUMA_VCPU_COUNT_REPORTED);
 	event->time_ns = bpf_ktime_get_ns();
 	event->tid = tid;
 	event->kind = kind;
-	event->from_cpu = from;
-	event->to_cpu = to;
+	event->cpu = cpu;
+	event->reserved = 0;
 	bpf_ringbuf_submit(event, 0);
 }
 
@@ -92,48 +97,68 @@ static __always_inline __u32 node_plus_one(__u32 cpu)
 SEC("tp_btf/sched_migrate_task")
 int BPF_PROG(vnuma_migrate, struct task_struct *task, int dest_cpu)
 {
-	__u32 tid = task->pid, from, to = dest_cpu, from_node, to_node;
+	__u32 tid = task->pid, from_node, to_node;
 
 	if (!bpf_map_lookup_elem(&watched, &tid))
 		return 0;
-	from = task->thread_info.cpu;
-	from_node = node_plus_one(from);
-	to_node = node_plus_one(to);
+	from_node = node_plus_one(task->thread_info.cpu);
+	to_node = node_plus_one(dest_cpu);
 	/* Between two CPUs of unknown node anything may have happened: report it. */
 	if (from_node && from_node == to_node)
 		return 0;
-	report(tid, VNUMA_VCPU_MIGRATED, from, to);
+	report(tid, VNUMA_VCPU_MIGRATED, dest_cpu);
 	return 0;
 }
 
 /*
- * All ways to change the allowed CPUs (sched_setaffinity(), cpusets, CPU hotplug) end
- * in this function. Its later arguments differ between kernels and are not looked at:
- * user space reads the new mask from /proc. A refused change is reported too, which is
- * harmless for the same reason. Optional: the kernel may have inlined it.
+ * The allowed CPUs change. What they are now is not looked at here: user space reads
+ * it from /proc. A refused change is reported too, which is harmless for that reason.
+ */
+static __always_inline int allowed_changed(struct task_struct *task)
+{
+	__u32 tid = task->pid;
+
+	if (bpf_map_lookup_elem(&watched, &tid))
+		report(tid, VNUMA_VCPU_AFFINITY, task->thread_info.cpu);
+	return 0;
+}
+
+/*
+ * sched_setaffinity() and cpusets end in this function. Its later arguments differ
+ * between kernels. Optional, as are the two below: a kernel may have inlined it.
  */
 SEC("fexit/__set_cpus_allowed_ptr")
 int BPF_PROG(vnuma_affinity, struct task_struct *task)
 {
-	__u32 tid = task->pid, cpu;
+	return allowed_changed(task);
+}
 
-	if (!bpf_map_lookup_elem(&watched, &tid))
-		return 0;
-	cpu = task->thread_info.cpu;
-	report(tid, VNUMA_VCPU_AFFINITY, cpu, cpu);
-	return 0;
+/*
+ * select_fallback_rq() gives a thread other CPUs when none of its own is left (CPUs
+ * that went offline, a cpuset without CPUs), and does not go that way: up to 6.17 by
+ * do_set_cpus_allowed(), later by set_cpus_allowed_force().
+ */
+SEC("fexit/do_set_cpus_allowed")
+int BPF_PROG(vnuma_fallback, struct task_struct *task)
+{
+	return allowed_changed(task);
+}
+
+SEC("fexit/set_cpus_allowed_force")
+int BPF_PROG(vnuma_force, struct task_struct *task)
+{
+	return allowed_changed(task);
 }
 
 SEC("tp_btf/sched_process_exit")
 int BPF_PROG(vnuma_exit, struct task_struct *task)
 {
-	__u32 tid = task->pid, cpu;
+	__u32 tid = task->pid;
 
 	/* The number may be used again: whoever gets it is not to be watched. */
 	if (bpf_map_delete_elem(&watched, &tid))
 		return 0;
-	cpu = task->thread_info.cpu;
-	report(tid, VNUMA_VCPU_EXITED, cpu, cpu);
+	report(tid, VNUMA_VCPU_EXITED, task->thread_info.cpu);
 	return 0;
 }
 

@@ -25,7 +25,7 @@ const FILE_LIMIT: u64 = 64;
 
 /// vCPUs that were seen from outside.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Glimpse {
+pub struct ObservedVcpus {
     /// In rising order of APIC id; the nodes are not known.
     pub vcpus: Vec<Vcpu>,
     /// The APIC ids are KVM's own. If not, they are the numbers in the threads' names, and may be wrong.
@@ -33,7 +33,7 @@ pub struct Glimpse {
 }
 
 /// The vCPUs of a process; its own threads only.
-pub(crate) fn of(process: &Process) -> Option<Glimpse> {
+pub(crate) fn of(process: &Process) -> Option<ObservedVcpus> {
     if !process.is_certain() {
         return None;
     }
@@ -42,7 +42,7 @@ pub(crate) fn of(process: &Process) -> Option<Glimpse> {
     let certain = by_kvm.is_some();
     let tids = by_kvm.or_else(|| by_name(process.pid()).filter(own))?;
     let vcpu = |(number, tid)| Vcpu { index: number, apic_id: number, boot_node: None, tid };
-    Some(Glimpse { vcpus: tids.into_iter().map(vcpu).collect(), certain })
+    Some(ObservedVcpus { vcpus: tids.into_iter().map(vcpu).collect(), certain })
 }
 
 /// Threads by APIC id, from KVM. `None` if it does not tell, or not of all vCPUs: one that never ran has no thread yet.

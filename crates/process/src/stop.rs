@@ -11,14 +11,14 @@ const FILE_LIMIT: u64 = 4096;
 
 /// Why a process stands still.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Halt {
+pub enum StopReason {
     /// A signal stopped it: SIGSTOP, or a terminal's.
     Signal,
     /// A debugger holds it.
     Tracer,
 }
 
-impl Halt {
+impl StopReason {
     /// Does this process stand still? An error says that it cannot be known; most likely it has ended.
     pub fn of(pid: i32) -> io::Result<Option<Self>> {
         let mut stat = Vec::new();
@@ -28,15 +28,15 @@ impl Halt {
 }
 
 /// From a `stat` file. The state follows the name, which may contain anything, parentheses included.
-fn parse_state(stat: &str) -> Option<Halt> {
+fn parse_state(stat: &str) -> Option<StopReason> {
     match stat.rsplit_once(')')?.1.split_ascii_whitespace().next()? {
-        "T" => Some(Halt::Signal),
-        "t" => Some(Halt::Tracer),
+        "T" => Some(StopReason::Signal),
+        "t" => Some(StopReason::Tracer),
         _ => None,
     }
 }
 
-impl fmt::Display for Halt {
+impl fmt::Display for StopReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Signal => "stopped by a signal (SIGSTOP); SIGCONT lets it go on",
@@ -51,15 +51,15 @@ mod tests {
 
     #[test]
     fn states_are_found_behind_a_hostile_name() {
-        assert_eq!(parse_state("7 (qemu) T 1 2"), Some(Halt::Signal));
-        assert_eq!(parse_state("7 (qemu) t 1 2"), Some(Halt::Tracer));
+        assert_eq!(parse_state("7 (qemu) T 1 2"), Some(StopReason::Signal));
+        assert_eq!(parse_state("7 (qemu) t 1 2"), Some(StopReason::Tracer));
         assert_eq!(parse_state("7 (a) T 1) S 1 2"), None);
         assert_eq!((parse_state(""), parse_state("7 (qemu)")), (None, None));
     }
 
     #[test]
     fn this_process_runs_and_one_that_is_not_there_is_an_error() {
-        assert_eq!(Halt::of(std::process::id().cast_signed()).unwrap(), None);
-        assert!(Halt::of(-1).is_err());
+        assert_eq!(StopReason::of(std::process::id().cast_signed()).unwrap(), None);
+        assert!(StopReason::of(-1).is_err());
     }
 }
