@@ -28,11 +28,10 @@ use std::{
 };
 use tokio::sync::mpsc as async_mpsc;
 use vnuma_channel::{Channel, Identity};
-use vnuma_host::location::read_allowed;
 use vnuma_hypervisor::{
     ObservedVcpus, Plugged, VmBackend, VmCandidate, VmConnection, VmError, VmEvent, roll_back,
 };
-use vnuma_process::{StopReason, pin_thread, spawn_worker};
+use vnuma_process::{StopReason, copy_affinity, spawn_worker};
 use vnuma_topology::VmDescription;
 
 /// Between two descriptions of a VM, which cost QEMU and the kernel something. What asks for one meanwhile gets the next.
@@ -465,8 +464,8 @@ fn replug(
     let old = connection.removable_vcpu(vcpu)?;
     let new = connection.plug_vcpu(node)?;
     let failed = |reason| VmError::ReplugFailed { vm: vm.to_owned(), vcpu, reason };
-    let moved = copy_affinity(connection, old.tid, new.tid)
-        .map_err(failed)
+    let moved = copy_affinity(connection.pidfd(), connection.pid(), old.tid, new.tid)
+        .map_err(|error| failed(error.to_string()))
         .and_then(|()| connection.await_guest(new.apic_id))
         .and_then(|()| connection.unplug_vcpu(vcpu));
     moved.map_err(|cause| roll_back(connection, new, cause))?;
@@ -476,13 +475,6 @@ fn replug(
         VmError::ReplugUndescribed { vm, vcpu, new: new.apic_id, source: Box::new(source) }
     };
     Ok((new, described.map_err(undescribed)?))
-}
-
-/// Confines a thread of the VM as another is.
-fn copy_affinity(connection: &dyn VmConnection, from: i32, to: i32) -> Result<(), String> {
-    let pid = connection.pid();
-    let allowed = read_allowed(pid, from).map_err(|error| error.to_string())?;
-    pin_thread(connection.pidfd(), pid, to, &allowed).map_err(|error| error.to_string())
 }
 
 /// After these nothing can be asked, for now or for good.
