@@ -294,9 +294,7 @@ impl Vm {
 
     /// Homes of its guest nodes can change without anybody saying so.
     pub(crate) fn has_unbound_memory(&self) -> bool {
-        let bound = |memory: &vnuma_topology::MemoryBacking| {
-            matches!(memory.policy.as_str(), "bind" | "preferred") && memory.host_nodes.len() == 1
-        };
+        let bound = |memory: &vnuma_topology::MemoryBacking| memory.bound_node().is_some();
         self.description.guest_nodes.iter().any(|node| !node.memory.as_ref().is_some_and(bound))
     }
 }
