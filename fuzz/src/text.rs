@@ -2,8 +2,9 @@
 
 use crate::{expect_clear, expect_plain};
 use std::fmt::Debug;
-use vnuma_host::{location::proc as thread_files, sysfs::parse};
+use vnuma_host::sysfs::parse;
 use vnuma_hypervisor::{check_name, numa, resident};
+use vnuma_process::procfs;
 use vnuma_topology::{CpuSet, MemoryBacking};
 
 /// A value that was accepted reads back as itself once it is printed; the message of a refusal is clear.
@@ -81,15 +82,17 @@ fn vm_name(name: &str) {
 /// `status`, `stat`, `fdinfo`, `maps` and `numa_maps` of a process.
 pub fn proc(input: &[u8]) {
     let text = String::from_utf8_lossy(input);
-    let list = thread_files::allowed_list(&text);
+    let list = procfs::allowed_list(&text);
     assert!(text.contains(list) && !list.contains('\n'));
     // Both find a field of the same line, counted from the end of the name.
-    let (cpu, start) = (thread_files::last_cpu(&text), vnuma_process::parse_start_time(input));
+    let (cpu, start) = (procfs::last_cpu(&text), procfs::start_time(&text));
     if cpu.is_some() && std::str::from_utf8(input).is_ok() {
         let fields = || text.rsplit_once(')').map(|(_, rest)| rest.split_ascii_whitespace());
         assert_eq!(cpu, fields().and_then(|mut fields| fields.nth(36)?.parse().ok()));
         assert_eq!(start, fields().and_then(|mut fields| fields.nth(19)?.parse().ok()));
     }
+    let numbers = procfs::namespace_numbers(&text);
+    assert!(numbers.is_empty() || text.contains("NSpid:"));
     if vnuma_channel::parse_eventfd_id(&text).is_some() {
         assert!(text.contains("eventfd-id:"));
     }

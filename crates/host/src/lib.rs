@@ -11,7 +11,7 @@
 //!
 //! Everything read here comes from elsewhere (sysfs, /proc, netlink), so every length, count and time is bounded and
 //! every error names its source. What takes text apart is plain functions over `&str` or `&[u8]`, open to fuzzing:
-//! [`sysfs::parse`], [`location::proc`], [`location::parse_record`], [`parse_uevent`].
+//! [`sysfs::parse`], [`location::parse_record`], [`parse_uevent`].
 
 pub mod location;
 pub mod sysfs;

@@ -139,14 +139,13 @@ fn ram_offset(client: &mut Client, id: &str) -> Result<Option<u64>, VmError> {
     Ok(if in_ram { get(client, "addr")?.as_u64() } else { None })
 }
 
-/// Counts the pages of backends that are not bound to one node. Not knowing them is no error.
+/// Counts the pages of all backends: also of memory that is bound, pages may be elsewhere. Not knowing them is no error.
 fn count_resident(
     client: &mut Client,
     process: &Process,
     backends: &mut BTreeMap<u32, MemoryBacking>,
 ) -> Result<(), VmError> {
-    let unbound = |backing: &MemoryBacking| backing.policy != "bind" || backing.host_nodes.len() != 1;
-    if !backends.values().any(unbound) {
+    if backends.is_empty() {
         return Ok(());
     }
     let addresses = match human(client, "info ramblock") {
@@ -163,7 +162,7 @@ fn count_resident(
         }
     };
     let mappings = resident::parse_maps(&maps);
-    for backing in backends.values_mut().filter(|backing| unbound(backing)) {
+    for backing in backends.values_mut() {
         let address = addresses.get(&backing.id).copied();
         let start = resident::find_mapping(&mappings, address, backing.size_bytes);
         backing.resident_kib =

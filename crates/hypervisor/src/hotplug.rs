@@ -61,7 +61,7 @@ pub(crate) fn removable(client: &mut Client, process: &Process, vcpu: u32) -> Re
     if cpu.cpu_index == 0 {
         return Err(VmError::BootVcpu { vm: vm(client) });
     }
-    Ok(Plugged { apic_id: vcpu, tid: check_thread(client, process, &cpu)? })
+    Ok(Plugged { apic_id: vcpu, tid: check_thread(client, process, &process.thread_names(), &cpu)? })
 }
 
 /// See [`VmConnection::plug_vcpu`]. Also what [`await_guest`] needs.
@@ -88,7 +88,7 @@ fn arrival(
         return Err(value(client, CPUS, "the answer", path, "QEMU does not list what it plugged"));
     };
     let apic_id = apic_id(client, path)?;
-    let tid = check_thread(client, process, &cpu)?;
+    let tid = check_thread(client, process, &process.thread_names(), &cpu)?;
     let before = status_of(reports, cpu.cpu_index);
     Ok((Plugged { apic_id, tid }, Arrival { apic_id, index: cpu.cpu_index, before }))
 }

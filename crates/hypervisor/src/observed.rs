@@ -12,6 +12,7 @@ use std::{
     io::Read,
     path::Path,
 };
+use vnuma_process::procfs;
 use vnuma_topology::Vcpu;
 
 /// Where KVM shows its VMs.
@@ -64,10 +65,9 @@ fn by_kvm(kvm: &Path, pid: i32) -> Option<BTreeMap<u32, i32>> {
 /// Threads by index, from their names. `None` if there are none, or two have one index.
 fn by_name(pid: i32) -> Option<BTreeMap<u32, i32>> {
     let mut tids = BTreeMap::new();
-    for entry in fs::read_dir(format!("/proc/{pid}/task")).ok()?.take(MAX_ENTRIES).flatten() {
-        let Some(tid) = entry.file_name().to_str().and_then(|tid| tid.parse().ok()) else { continue };
+    for tid in procfs::threads(pid).ok()? {
         // One that has ended meanwhile is no vCPU.
-        let Some(name) = read(&entry.path().join("comm")) else { continue };
+        let Ok(name) = procfs::read_thread(pid, tid, "comm", FILE_LIMIT) else { continue };
         let Some(index) = parse_name(&name) else { continue };
         if tids.insert(index, tid).is_some() {
             return None;

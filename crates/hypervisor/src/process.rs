@@ -3,10 +3,12 @@
 use crate::VmError;
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use std::{
+    collections::BTreeMap,
     io,
     os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
     path::Path,
 };
+use vnuma_process::procfs::{self, STATUS_LIMIT};
 
 /// `SO_PEERPIDFD` of include/uapi/asm-generic/socket.h, since Linux 6.5.
 const SO_PEERPIDFD: libc::c_int = 77;
@@ -58,11 +60,48 @@ impl Process {
         vnuma_process::thread_exists(self.pid, tid) && self.alive()
     }
 
+    /// What a process means by the numbers of its threads.
+    pub(crate) fn thread_names(&self) -> ThreadNames {
+        let numbers = |tid| {
+            let status = procfs::read_thread(self.pid, tid, "status", STATUS_LIMIT).ok()?;
+            let numbers = procfs::namespace_numbers(&status);
+            Some((*numbers.last()?, numbers.len()))
+        };
+        // All threads of a process are in one namespace, and the first one has the number of the process.
+        if numbers(self.pid).is_none_or(|(_, namespaces)| namespaces == 1) {
+            return ThreadNames::Ours;
+        }
+        let threads = procfs::threads(self.pid).unwrap_or_default();
+        ThreadNames::Inner(threads.into_iter().filter_map(|tid| Some((numbers(tid)?.0, tid))).collect())
+    }
+
     pub(crate) fn alive(&self) -> bool {
         // A pidfd becomes readable when its process ends.
         let mut poll = libc::pollfd { fd: self.pidfd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         // SAFETY: `poll` is one valid pollfd.
         unsafe { libc::poll(&raw mut poll, 1, 0) == 0 }
+    }
+}
+
+/// How a process counts its threads. In a PID namespace of its own, as in a container, it knows them by other numbers
+/// than this process does.
+#[derive(Debug)]
+pub(crate) enum ThreadNames {
+    /// As this process does.
+    Ours,
+    /// By these numbers; what this process calls them. Threads of that process only.
+    Inner(BTreeMap<i32, i32>),
+}
+
+impl ThreadNames {
+    /// This process's number for the thread that the other one calls `named`. Whether it is one of its own is still to
+    /// be seen.
+    pub(crate) fn ours(&self, named: i64) -> Option<i32> {
+        let named = i32::try_from(named).ok()?;
+        match self {
+            Self::Ours => Some(named),
+            Self::Inner(threads) => threads.get(&named).copied(),
+        }
     }
 }
 

@@ -4,14 +4,11 @@
 //! for each address. A backend's own address comes from HMP `info ramblock` (QEMU 8.1 and
 //! later); before that, its mapping is known only if no other has its size.
 //!
-//! Counting walks all page tables of the mapping. It is therefore done only for memory that
-//! is not bound to a node anyway.
+//! Counting walks all page tables of the process. It is therefore done once for a description, which is made when
+//! something changes, and now and then for memory that is not bound to a node.
 
-use std::{
-    collections::BTreeMap,
-    fs::File,
-    io::{self, Read},
-};
+use std::collections::BTreeMap;
+use vnuma_process::procfs::{self, ProcError};
 use vnuma_topology::HostNodeId;
 
 /// Longest file. A QEMU has some hundred mappings; one with 65530 of them, the kernel's
@@ -80,12 +77,8 @@ pub fn find_mapping(mappings: &[Mapping], address: Option<u64>, size: u64) -> Op
 }
 
 /// A process's `maps` and `numa_maps`.
-pub(crate) fn read(pid: i32) -> io::Result<(String, String)> {
-    let text = |file| {
-        let mut bytes = Vec::new();
-        File::open(format!("/proc/{pid}/{file}"))?.take(FILE_LIMIT).read_to_end(&mut bytes)?;
-        io::Result::Ok(String::from_utf8_lossy(&bytes).into_owned())
-    };
+pub(crate) fn read(pid: i32) -> Result<(String, String), ProcError> {
+    let text = |file| procfs::read_process(pid, file, FILE_LIMIT);
     Ok((text("maps")?, text("numa_maps")?))
 }
 

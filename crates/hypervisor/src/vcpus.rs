@@ -5,7 +5,7 @@ use crate::{
     check::{check_length, value},
     client::Client,
     commands::{CpuInfo, CpuSlot, QomGet, QueryCpusFast, QueryHotpluggableCpus},
-    process::Process,
+    process::{Process, ThreadNames},
 };
 use std::collections::{BTreeMap, BTreeSet};
 use vnuma_topology::Vcpu;
@@ -32,13 +32,16 @@ pub(crate) fn cpus(client: &mut Client) -> Result<Vec<CpuInfo>, VmError> {
 /// All vCPUs with their APIC ids and their threads, which are the process's own; in rising order of APIC id.
 pub(crate) fn vcpus(client: &mut Client, process: &Process) -> Result<Vec<Vcpu>, VmError> {
     let (mut apic_ids, mut tids, mut vcpus) = (BTreeSet::new(), BTreeSet::new(), Vec::new());
-    for cpu in cpus(client)? {
+    let cpus = cpus(client)?;
+    // After QEMU has told them: those that it names are there by then.
+    let names = process.thread_names();
+    for cpu in cpus {
         let number = |field, number: i64| {
             u32::try_from(number).map_err(|_| value(client, CPUS, field, number, "not a number of this kind"))
         };
         let index = number("cpu-index", cpu.cpu_index)?;
         let boot_node = cpu.props.node_id.map(|node| number("props.node-id", node)).transpose()?;
-        let tid = check_thread(client, process, &cpu)?;
+        let tid = check_thread(client, process, &names, &cpu)?;
         let apic_id = apic_id(client, &cpu.qom_path)?;
         if !tids.insert(tid) {
             return Err(value(client, CPUS, "thread-id", tid, "it runs two vCPUs"));
@@ -60,9 +63,13 @@ pub(crate) fn apic_id(client: &mut Client, path: &str) -> Result<u32, VmError> {
 }
 
 /// The thread that QEMU names for a vCPU, if it is one of the process's own.
-pub(crate) fn check_thread(client: &Client, process: &Process, cpu: &CpuInfo) -> Result<i32, VmError> {
-    let tid = i32::try_from(cpu.thread_id).unwrap_or(0);
-    if process.has_thread(tid) {
+pub(crate) fn check_thread(
+    client: &Client,
+    process: &Process,
+    names: &ThreadNames,
+    cpu: &CpuInfo,
+) -> Result<i32, VmError> {
+    if let Some(tid) = names.ours(cpu.thread_id).filter(|&tid| process.has_thread(tid)) {
         return Ok(tid);
     }
     let vm = client.vm().to_owned();

@@ -23,6 +23,7 @@
 //! It ends there: no page is moved and no plan is made here.
 
 pub mod main_loop;
+pub mod procfs;
 mod stop;
 pub mod text;
 mod thread;
@@ -34,8 +35,8 @@ use std::{
 };
 use vnuma_topology::CpuSet;
 
+pub use procfs::{ProcError, read_allowed, thread_exists};
 pub use stop::StopReason;
-pub use thread::{parse_start_time, thread_exists};
 pub use worker::spawn_worker;
 
 /// Why an act failed. Nothing was changed then, unless the variant says so.
@@ -64,7 +65,7 @@ pub enum ActError {
         tid: i32,
     },
     /// No CPUs to put it on.
-    #[error("thread {tid} cannot be put on no CPUs at all")]
+    #[error("thread {tid}: empty CPU set")]
     NoCpus {
         /// The thread.
         tid: i32,
@@ -105,6 +106,18 @@ pub fn pin_thread(pidfd: BorrowedFd<'_>, pid: i32, tid: i32, cpus: &CpuSet) -> R
         Err(other) => return Err(other),
     }
     outcome.map_err(|source| ActError::System { pid, tid, act: "setting its affinity", source })
+}
+
+/// Confines a thread of the process behind `pidfd` (whose number is `pid`) as another of its threads is.
+pub fn copy_affinity(pidfd: BorrowedFd<'_>, pid: i32, from: i32, to: i32) -> Result<(), ActError> {
+    let allowed = read_allowed(pid, from).map_err(|error| match error {
+        ProcError::Gone { .. } => ActError::ForeignThread { pid, tid: from },
+        error => {
+            let (act, source) = ("reading its affinity", io::Error::other(error));
+            ActError::System { pid, tid: from, act, source }
+        }
+    })?;
+    pin_thread(pidfd, pid, to, &allowed)
 }
 
 /// Words of a kernel CPU mask. Sized by the largest member: `libc::cpu_set_t` ends at 1024.

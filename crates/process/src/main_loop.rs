@@ -1,10 +1,9 @@
 //! What the main thread of a QEMU is at, as `/proc` tells it: answers of its monitor come from there and from nowhere
 //! else, so one that is blocked there (storage that does not answer, a pipe that nobody reads) is silent though it runs.
 
-use crate::StopReason;
-use std::{
-    fs::File,
-    io::{self, Read},
+use crate::{
+    StopReason,
+    procfs::{self, ProcError},
 };
 
 /// `syscall` has a number and eight more of 18 characters; `wchan` the name of a function.
@@ -26,7 +25,7 @@ const WAITS: &[libc::c_long] = &[
 
 /// Does the main thread of this process wait for something to do? If not, it is at work or it is stuck, which only a
 /// question tells. An error says that it cannot be known.
-pub fn waits(pid: i32) -> io::Result<bool> {
+pub fn waits(pid: i32) -> Result<bool, ProcError> {
     Ok(parse_syscall(&read(pid, "syscall")?).is_some_and(|number| WAITS.contains(&number)))
 }
 
@@ -39,10 +38,8 @@ pub fn stuck_in(pid: i32) -> Option<String> {
 }
 
 /// Of the thread whose number is that of its process.
-fn read(pid: i32, file: &str) -> io::Result<String> {
-    let mut bytes = Vec::new();
-    File::open(format!("/proc/{pid}/{file}"))?.take(FILE_LIMIT).read_to_end(&mut bytes)?;
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
+fn read(pid: i32, file: &str) -> Result<String, ProcError> {
+    procfs::read_process(pid, file, FILE_LIMIT)
 }
 
 /// The number of the system call, in decimal. `running` and -1 (blocked, but in none) are none.

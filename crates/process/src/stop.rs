@@ -1,13 +1,7 @@
 //! A process that stands still, as `/proc` tells it.
 
-use std::{
-    fmt,
-    fs::File,
-    io::{self, Read},
-};
-
-/// `stat` is a line of some 300 bytes, and a name of 15.
-const FILE_LIMIT: u64 = 4096;
+use crate::procfs::{self, ProcError, STAT_LIMIT};
+use std::fmt;
 
 /// Why a process stands still.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,16 +14,14 @@ pub enum StopReason {
 
 impl StopReason {
     /// Does this process stand still? An error says that it cannot be known; most likely it has ended.
-    pub fn of(pid: i32) -> io::Result<Option<Self>> {
-        let mut stat = Vec::new();
-        File::open(format!("/proc/{pid}/stat"))?.take(FILE_LIMIT).read_to_end(&mut stat)?;
-        Ok(parse_state(&String::from_utf8_lossy(&stat)))
+    pub fn of(pid: i32) -> Result<Option<Self>, ProcError> {
+        Ok(parse_state(&procfs::read_process(pid, "stat", STAT_LIMIT)?))
     }
 }
 
-/// From a `stat` file. The state follows the name, which may contain anything, parentheses included.
+/// From a `stat` file.
 fn parse_state(stat: &str) -> Option<StopReason> {
-    match stat.rsplit_once(')')?.1.split_ascii_whitespace().next()? {
+    match procfs::state(stat)? {
         "T" => Some(StopReason::Signal),
         "t" => Some(StopReason::Tracer),
         _ => None,

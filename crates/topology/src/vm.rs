@@ -49,8 +49,9 @@ pub struct MemoryBacking {
 }
 
 impl MemoryBacking {
-    /// The one host node that the policy allows pages on. `preferred` and `interleave` allow others, and pages can be
-    /// moved after they were bound: where pages are is for [`resident_kib`](Self::resident_kib) to say.
+    /// The host node that the kernel must take its pages from: policy `bind` with that node and no other. Any other
+    /// policy (`preferred` included) lets pages be elsewhere, and pages that were there before, or were moved since, can
+    /// be elsewhere in any case: [`resident_kib`](Self::resident_kib) tells.
     pub fn bound_node(&self) -> Option<HostNodeId> {
         match self.host_nodes.as_slice() {
             [only] if self.policy == "bind" => Some(*only),
@@ -83,4 +84,30 @@ pub struct VcpuLocation {
     pub pinned: Option<HostNodeId>,
     /// `CLOCK_MONOTONIC` of the observation or the event, nanoseconds.
     pub time_ns: u64,
+}
+
+#[cfg(test)]
+mod memory_tests {
+    use super::*;
+
+    #[test]
+    fn only_a_policy_that_leaves_no_choice_binds() {
+        let memory = |policy: &str, host_nodes: &[HostNodeId]| MemoryBacking {
+            id: "ram".into(),
+            size_bytes: 1 << 20,
+            policy: policy.into(),
+            host_nodes: host_nodes.to_vec(),
+            resident_kib: vec![(3, 1024)],
+        };
+        assert_eq!(memory("bind", &[1]).bound_node(), Some(1));
+        for (policy, nodes) in [
+            ("bind", &[0, 1][..]),
+            ("bind", &[]),
+            ("preferred", &[1]),
+            ("default", &[]),
+            ("interleave", &[1]),
+        ] {
+            assert_eq!(memory(policy, nodes).bound_node(), None, "{policy} {nodes:?}");
+        }
+    }
 }

@@ -33,10 +33,9 @@ use std::{
     time::{Duration, Instant},
 };
 use vnuma_channel::Channel;
-use vnuma_host::location::read_allowed;
 use vnuma_hypervisor::{ObservedVcpus, VmBackend, VmConnection, VmError, VmEvent, VmHandle, roll_back};
 use vnuma_placement::world::ConnectionId;
-use vnuma_process::{StopReason, main_loop, pin_thread, spawn_worker};
+use vnuma_process::{StopReason, copy_affinity, main_loop, spawn_worker};
 use vnuma_topology::{Vcpu, VmDescription};
 
 /// Between two descriptions of a VM, which cost QEMU and the kernel something. What asks for one meanwhile gets the next.
@@ -443,8 +442,8 @@ impl Task {
         let old = connection.removable_vcpu(vcpu)?;
         let plugged = connection.plug_vcpu(node)?;
         let failed = |reason| VmError::ReplugFailed { vm: vm(), vcpu, reason };
-        let moved = copy_affinity(connection, old.tid, plugged.tid)
-            .map_err(failed)
+        let moved = copy_affinity(connection.pidfd(), connection.pid(), old.tid, plugged.tid)
+            .map_err(|error| failed(error.to_string()))
             .and_then(|()| connection.await_guest(plugged.apic_id))
             .and_then(|()| connection.unplug_vcpu(vcpu));
         moved.map_err(|cause| roll_back(connection, plugged, cause))?;
@@ -500,13 +499,6 @@ fn explain(error: &VmError, pid: i32) -> String {
         || error.to_string(),
         |function| format!("{error}; its main loop is stuck in {function} (a function of the kernel)"),
     )
-}
-
-/// Confines a thread of the VM as another is.
-fn copy_affinity(connection: &dyn VmConnection, from: i32, to: i32) -> Result<(), String> {
-    let pid = connection.pid();
-    let allowed = read_allowed(pid, from).map_err(|error| error.to_string())?;
-    pin_thread(connection.pidfd(), pid, to, &allowed).map_err(|error| error.to_string())
 }
 
 /// After these nothing can be asked, for now or for good.

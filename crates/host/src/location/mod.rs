@@ -23,18 +23,19 @@
 
 mod bpf;
 mod poll;
-pub mod proc;
+mod proc;
 mod record;
 
 use bpf::BpfSource;
 use poll::PollSource;
-pub use proc::{read_allowed, read_location};
+pub use proc::read_location;
 pub use record::parse_record;
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
+use vnuma_process::ProcError;
 use vnuma_topology::{CpuId, HostTopology};
 
 /// Which source of events to use.
@@ -84,26 +85,9 @@ pub enum LocationError {
         /// The thread.
         tid: i32,
     },
-    /// A file could not be read.
-    #[error("{path}: {source}")]
-    Read {
-        /// The file.
-        path: String,
-        /// What the system said.
-        source: std::io::Error,
-    },
-    /// A value makes no sense.
-    #[error("{path}: {field} is `{value}`: {reason}")]
-    Value {
-        /// The file.
-        path: String,
-        /// Which part of it.
-        field: &'static str,
-        /// What was found, shortened.
-        value: String,
-        /// Why it cannot be.
-        reason: String,
-    },
+    /// What /proc says of the thread cannot be read, or makes no sense.
+    #[error(transparent)]
+    Proc(ProcError),
     /// The thread is on a CPU of which the topology knows no node.
     #[error("thread {tid} is on CPU {cpu}, which belongs to no known node")]
     UnknownCpu {

@@ -1,0 +1,219 @@
+//! Files of `/proc/PID` and `/proc/PID/task/TID`: the one place that reads them and takes them apart.
+//!
+//! What stands in them is partly the process's own words (names, command lines), so it is not trusted: every file is
+//! read up to a limit, and every parser survives any text. An error names the file, and the field and the value if that
+//! is what is wrong.
+
+use crate::text::sanitize_short;
+use std::{
+    fs::{self, File},
+    io::{self, Read},
+};
+use vnuma_topology::{CpuId, CpuSet};
+
+/// `stat` is a line of 52 numbers and a name of up to 64 bytes.
+pub const STAT_LIMIT: u64 = 4096;
+
+/// `status` has some 60 lines; the longest are a mask and a list of 8192 CPUs, 40 KiB at worst.
+pub const STATUS_LIMIT: u64 = 64 * 1024;
+
+/// Most threads of a process that are looked at: the most vCPUs of a VM and as many others.
+const THREAD_LIMIT: usize = 8192;
+
+/// Why something is not known of a process or thread.
+#[derive(Debug, thiserror::Error)]
+pub enum ProcError {
+    /// It has ended, or there never was one.
+    #[error("{path}: no such process or thread")]
+    Gone {
+        /// The file.
+        path: String,
+    },
+    /// A file could not be read.
+    #[error("{path}: {source}")]
+    Read {
+        /// The file.
+        path: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A value makes no sense.
+    #[error("{path}: {field} is `{value}`: {reason}")]
+    Value {
+        /// The file.
+        path: String,
+        /// Which part of it.
+        field: &'static str,
+        /// What was found, shortened.
+        value: String,
+        /// Why it cannot be.
+        reason: String,
+    },
+}
+
+/// A file of a process, up to `limit` bytes. What is not UTF-8 is replaced: a name may be any bytes.
+pub fn read_process(pid: i32, file: &str, limit: u64) -> Result<String, ProcError> {
+    read(format!("/proc/{pid}/{file}"), pid > 0, limit)
+}
+
+/// A file of a thread of a process, up to `limit` bytes.
+pub fn read_thread(pid: i32, tid: i32, file: &str, limit: u64) -> Result<String, ProcError> {
+    read(format!("/proc/{pid}/task/{tid}/{file}"), pid > 0 && tid > 0, limit)
+}
+
+fn read(path: String, possible: bool, limit: u64) -> Result<String, ProcError> {
+    if !possible {
+        return Err(ProcError::Gone { path });
+    }
+    let mut bytes = Vec::new();
+    match File::open(&path).and_then(|file| file.take(limit).read_to_end(&mut bytes)) {
+        Ok(_) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
+        Err(error) if is_gone(&error) => Err(ProcError::Gone { path }),
+        Err(source) => Err(ProcError::Read { path, source }),
+    }
+}
+
+/// No such file, or it ended between open and read.
+fn is_gone(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)
+}
+
+/// Is there such a thread?
+pub fn thread_exists(pid: i32, tid: i32) -> bool {
+    pid > 0 && tid > 0 && fs::exists(format!("/proc/{pid}/task/{tid}")).unwrap_or(false)
+}
+
+/// Threads of a process, the first [`THREAD_LIMIT`] of them.
+pub fn threads(pid: i32) -> Result<Vec<i32>, ProcError> {
+    let path = format!("/proc/{pid}/task");
+    match fs::read_dir(&path) {
+        Ok(entries) => {
+            let number = |entry: io::Result<fs::DirEntry>| entry.ok()?.file_name().to_str()?.parse().ok();
+            Ok(entries.take(THREAD_LIMIT).filter_map(number).collect())
+        }
+        Err(error) if is_gone(&error) => Err(ProcError::Gone { path }),
+        Err(source) => Err(ProcError::Read { path, source }),
+    }
+}
+
+/// CPUs that a thread may run on.
+pub fn read_allowed(pid: i32, tid: i32) -> Result<CpuSet, ProcError> {
+    let status = read_thread(pid, tid, "status", STATUS_LIMIT)?;
+    let list = allowed_list(&status);
+    list.parse::<CpuSet>().map_err(|reason| {
+        value(format!("/proc/{pid}/task/{tid}/status"), "Cpus_allowed_list", list, reason.to_string())
+    })
+}
+
+/// The CPU that a thread runs on, or ran on last.
+pub fn read_last_cpu(pid: i32, tid: i32) -> Result<CpuId, ProcError> {
+    let stat = read_thread(pid, tid, "stat", STAT_LIMIT)?;
+    last_cpu(&stat).ok_or_else(|| {
+        let path = format!("/proc/{pid}/task/{tid}/stat");
+        value(path, "processor (field 39)", &stat, "no CPU number".to_owned())
+    })
+}
+
+/// When a thread started, in clock ticks since boot: with its number, that tells it from any other that ever had it.
+pub fn read_start_time(pid: i32, tid: i32) -> Result<u64, ProcError> {
+    let stat = read_thread(pid, tid, "stat", STAT_LIMIT)?;
+    start_time(&stat).ok_or_else(|| {
+        let path = format!("/proc/{pid}/task/{tid}/stat");
+        value(path, "starttime (field 22)", &stat, "no number".to_owned())
+    })
+}
+
+fn value(path: String, field: &'static str, value: &str, reason: String) -> ProcError {
+    ProcError::Value { path, field, value: sanitize_short(value), reason }
+}
+
+/// A field of a `stat` file, counted from 1 as proc(5) does. The name (field 2) may contain anything, parentheses and
+/// line breaks included, so fields are counted from its end.
+fn stat_field(stat: &str, field: usize) -> Option<&str> {
+    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(field.checked_sub(3)?)
+}
+
+/// Field 3 of a `stat` file: what the process does, in a letter.
+pub fn state(stat: &str) -> Option<&str> {
+    stat_field(stat, 3)
+}
+
+/// Field 22 of a `stat` file: when it started.
+pub fn start_time(stat: &str) -> Option<u64> {
+    stat_field(stat, 22)?.parse().ok()
+}
+
+/// Field 39 of a `stat` file: the CPU that it runs on, or ran on last.
+pub fn last_cpu(stat: &str) -> Option<CpuId> {
+    stat_field(stat, 39)?.parse().ok()
+}
+
+/// A field of a `status` file; empty if there is none. The name, in the first line, has its line breaks escaped by the
+/// kernel.
+fn status_field<'a>(status: &'a str, key: &str) -> &'a str {
+    let field = |line: &'a str| line.strip_prefix(key)?.strip_prefix(':');
+    status.lines().find_map(field).unwrap_or_default().trim()
+}
+
+/// `Cpus_allowed_list` of a `status` file; empty if there is none.
+pub fn allowed_list(status: &str) -> &str {
+    status_field(status, "Cpus_allowed_list")
+}
+
+/// `NSpid` of a `status` file: the number in each PID namespace, from that of `/proc` to the innermost, its own.
+pub fn namespace_numbers(status: &str) -> Vec<i32> {
+    status_field(status, "NSpid").split_ascii_whitespace().map_while(|number| number.parse().ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn fields_are_found_behind_a_hostile_name() {
+        let numbers: Vec<String> = (4..=52).map(|field| (field * 10).to_string()).collect();
+        let stat = format!("77 (a) R 1) 2\n(x) S {}", numbers.join(" "));
+        assert_eq!((state(&stat), start_time(&stat), last_cpu(&stat)), (Some("S"), Some(220), Some(390)));
+        for short in ["", "77", "77 (a)", "77 (a) S 1 2 3", "77 (a) \u{fffd}"] {
+            assert_eq!((start_time(short), last_cpu(short)), (None, None), "{short}");
+        }
+    }
+
+    #[test]
+    fn fields_of_status() {
+        let status = "Name:\tx\nCpus_allowed:\t3\nCpus_allowed_list:\t0-1,4\nNSpid:\t4711\t12\t1\n";
+        assert_eq!(allowed_list(status), "0-1,4");
+        assert_eq!(namespace_numbers(status), [4711, 12, 1]);
+        assert_eq!((allowed_list("Name: x"), namespace_numbers("NSpid:\t7 x 8")), ("", vec![7]));
+    }
+
+    #[test]
+    fn this_thread_is_known_and_others_are_gone() {
+        let (pid, tid) = (std::process::id().cast_signed(), nix::unistd::gettid().as_raw());
+        assert!(threads(pid).unwrap().contains(&tid) && thread_exists(pid, tid));
+        assert!(read_allowed(pid, tid).unwrap().contains(read_last_cpu(pid, tid).unwrap()));
+        assert_eq!(read_start_time(pid, tid).unwrap(), read_start_time(pid, tid).unwrap());
+        for (pid, tid) in [(0, 1), (-1, -1), (1, i32::MAX), (pid, 0)] {
+            assert!(matches!(read_allowed(pid, tid), Err(ProcError::Gone { .. })), "{pid} {tid}");
+            assert!(!thread_exists(pid, tid));
+        }
+        let error = read_last_cpu(1, i32::MAX).unwrap_err().to_string();
+        assert_eq!(error, "/proc/1/task/2147483647/stat: no such process or thread");
+        assert!(matches!(threads(i32::MAX), Err(ProcError::Gone { .. })));
+    }
+
+    #[test]
+    fn files_are_read_up_to_the_limit() {
+        let pid = std::process::id().cast_signed();
+        assert_eq!(read_process(pid, "status", 5).unwrap(), "Name:");
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_survived(text in "(.|[0-9() \\n:\\t]|NSpid:){0,200}") {
+            let _ = (state(&text), start_time(&text), last_cpu(&text), allowed_list(&text));
+            let _ = namespace_numbers(&text);
+        }
+    }
+}
