@@ -53,6 +53,11 @@ pub enum CountersError {
     /// The profiles of machine and counters do not fit.
     #[error(transparent)]
     Region(#[from] RegionError),
+    /// The nodes of the server differ.
+    #[error(
+        "profile {0}: the counters need nodes that have equal numbers of CPUs and equal memory, and no hotplug"
+    )]
+    Uneven(String),
     /// lab-count does not build.
     #[error(transparent)]
     Build(#[from] binaries::BuildError),
@@ -93,11 +98,13 @@ impl Ready {
         name: &str,
         profile: &Profile,
     ) -> Result<Self, CountersError> {
+        let uneven = || CountersError::Uneven(name.to_owned());
+        let (cpus_per_node, memory_mib_per_node) = profile.even().ok_or_else(uneven)?;
         let machine = Machine {
             profile: name,
             nodes: profile.nodes,
-            cpus_per_node: profile.cpus_per_node,
-            memory_mib_per_node: profile.memory_mib_per_node,
+            cpus_per_node,
+            memory_mib_per_node,
             distances: &profile.distances,
         };
         let region = region(&counters.profile, &machine, counters.sampling)?;
@@ -235,11 +242,12 @@ mod tests {
         for name in vnuma_lab_pricing::names() {
             let counters: Counters = name.parse().unwrap();
             let profile = Profile::load(&counters.profile.machine).unwrap();
+            let (cpus_per_node, memory_mib_per_node) = profile.even().unwrap();
             let machine = Machine {
                 profile: &counters.profile.machine,
                 nodes: profile.nodes,
-                cpus_per_node: profile.cpus_per_node,
-                memory_mib_per_node: profile.memory_mib_per_node,
+                cpus_per_node,
+                memory_mib_per_node,
                 distances: &profile.distances,
             };
             let region = region(&counters.profile, &machine, Sampling::Sampled).unwrap();

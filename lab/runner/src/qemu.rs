@@ -34,10 +34,13 @@ pub(crate) struct Files<'a> {
 /// The command that starts the server.
 pub(crate) fn server(profile: &Profile, accel: Accel, files: &Files<'_>) -> Command {
     let mut command = base(accel, files.tree);
-    command.args(["-machine", "q35", "-m", &format!("{}M", profile.memory_mib())]);
-    let (cpus, nodes) = (profile.cpus(), profile.nodes);
-    // A socket per node: Linux warns about siblings on different nodes otherwise.
-    command.args(["-smp", &format!("{cpus},sockets={nodes},cores={},threads=1", profile.cpus_per_node)]);
+    let mut memory = format!("{}M", profile.memory_mib());
+    if let Some(hotplug) = &profile.hotplug {
+        let most = profile.memory_mib() + hotplug.memory_mib;
+        memory.push_str(&format!(",slots={},maxmem={most}M", hotplug.memory_slots));
+    }
+    command.args(["-machine", "q35", "-m", &memory]);
+    command.args(cpus(profile, accel));
     command.args(numa(profile));
     command.args(devices(profile));
     let serial = files.directory.join("console.log");
@@ -106,13 +109,44 @@ fn escaped(path: &Path) -> String {
     path.display().to_string().replace(',', ",,")
 }
 
+/// The CPUs of the server at boot. A socket per node: Linux warns about siblings on different nodes otherwise. QEMU
+/// fills sockets in order; where some are not to be full, each CPU but the first is given as a device.
+fn cpus(profile: &Profile, accel: Accel) -> Vec<String> {
+    let (nodes, cores) = (profile.nodes, profile.cores_per_socket());
+    let most = nodes * cores;
+    let shape = format!("maxcpus={most},sockets={nodes},cores={cores},threads=1");
+    if profile.cpus() == most {
+        return vec!["-smp".into(), format!("{most},{shape}")];
+    }
+    let mut arguments = vec!["-smp".into(), format!("1,{shape}")];
+    for (node, &count) in profile.cpus_per_node.iter().enumerate() {
+        for core in (0..count).filter(|&core| (node, core) != (0, 0)) {
+            let model = cpu_device(accel);
+            let device = format!("{model},id=cpu{node}.{core},socket-id={node},core-id={core},thread-id=0");
+            arguments.extend(["-device".into(), device]);
+        }
+    }
+    arguments
+}
+
+/// The device of a CPU of the model that [`base`] chooses.
+fn cpu_device(accel: Accel) -> &'static str {
+    match accel {
+        Accel::Tcg => "EPYC-x86_64-cpu",
+        Accel::Kvm => "host-x86_64-cpu",
+    }
+}
+
 fn numa(profile: &Profile) -> Vec<String> {
     let mut arguments = Vec::new();
     let mut option = |name: &str, value: String| arguments.extend([name.to_owned(), value]);
-    for node in 0..profile.nodes {
-        let size = profile.memory_mib_per_node;
-        option("-object", format!("memory-backend-ram,id=ram{node},size={size}M"));
-        option("-numa", format!("node,nodeid={node},memdev=ram{node}"));
+    for (node, &size) in profile.memory_mib_per_node.iter().enumerate() {
+        let mut memory = String::new();
+        if size > 0 {
+            option("-object", format!("memory-backend-ram,id=ram{node},size={size}M"));
+            memory = format!(",memdev=ram{node}");
+        }
+        option("-numa", format!("node,nodeid={node}{memory}"));
         // Without core-id: all of the socket.
         option("-numa", format!("cpu,node-id={node},socket-id={node}"));
     }
@@ -178,7 +212,7 @@ mod tests {
     fn the_line_has_the_profile() {
         let line = line("2n4c");
         for part in [
-            "-smp 4,sockets=2,cores=2,threads=1",
+            "-smp 4,maxcpus=4,sockets=2,cores=2,threads=1",
             "-m 4096M",
             "node,nodeid=1,memdev=ram1 -numa cpu,node-id=1,socket-id=1",
             "dist,src=0,dst=1,val=21",
@@ -186,6 +220,28 @@ mod tests {
             "nvme,id=device1,bus=port1",
             "file=/a,,b/root,",
             "vnuma.role=server",
+        ] {
+            assert!(line.contains(part), "{part} is not in {line}");
+        }
+    }
+
+    #[test]
+    fn cpus_of_unequal_nodes_are_devices() {
+        let line = line("2n5c");
+        assert!(line.contains("-smp 1,maxcpus=6,sockets=2,cores=3,threads=1"), "{line}");
+        let count = |device: &str| line.matches(device).count();
+        assert_eq!(count("-device EPYC-x86_64-cpu,id="), 4);
+        assert_eq!([0, 1].map(|node| count(&format!(",socket-id={node},core-id="))), [2, 2]);
+        assert!(!line.contains("maxmem"), "{line}");
+    }
+
+    #[test]
+    fn a_server_that_can_grow_has_slots_and_an_empty_node() {
+        let line = line("3n4c-hotplug");
+        for part in [
+            "-smp 1,maxcpus=9,sockets=3,cores=3,threads=1",
+            "-m 3072M,slots=4,maxmem=7168M",
+            "-numa node,nodeid=2 -numa cpu,node-id=2,socket-id=2",
         ] {
             assert!(line.contains(part), "{part} is not in {line}");
         }
