@@ -23,7 +23,7 @@ use crate::image::{Image, ImageError};
 use crate::initramfs::{self, InitramfsError};
 use crate::profile::{Profile, ProfileError};
 use crate::progress::Progress;
-use crate::{accel, accel::Accel, qemu};
+use crate::{accel, accel::Accel, acpi, qemu};
 
 /// How long a boot may take; on a loaded machine of two cores it takes 10 to 30 s under emulation.
 pub const BOOT_LIMIT: Duration = Duration::from_secs(240);
@@ -134,7 +134,8 @@ impl Lab {
         let profile = Profile::load(name)?;
         let image = Image::ensure(Progress::Show)?;
         let binaries = Binaries::build()?;
-        let initramfs = initramfs::server(&image, &binaries)?;
+        let mut initramfs = acpi::archive(&profile);
+        initramfs.extend(initramfs::server(&image, &binaries)?);
         let ready = counters.map(|counters| Ready::build(&image, counters, name, &profile)).transpose()?;
         let ready = ready.as_ref();
         let lab = match Self::try_boot(&profile, &image, &initramfs, ready) {

@@ -12,6 +12,7 @@
 //! [`Lab`] is a server that several commands run in; `lab/README.md` tells what the lab is.
 
 mod accel;
+mod acpi;
 mod binaries;
 mod cache;
 mod children;
