@@ -352,7 +352,10 @@ mod tests {
     #[test]
     fn an_unknown_name_is_answered_with_the_known_ones() {
         let error = Profile::load("3n5c").unwrap_err().to_string();
-        assert!(error.contains("\"3n5c\"") && error.contains("2n4c, 2n5c, 2n8c, 3n4c-hotplug, 4n8c, 4n9c, 8n16c"), "{error}");
+        assert!(
+            error.contains("\"3n5c\"") && error.contains("2n4c, 2n5c, 2n8c, 3n4c-hotplug, 4n8c, 4n9c, 8n16c"),
+            "{error}"
+        );
     }
 
     #[test]
