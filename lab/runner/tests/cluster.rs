@@ -25,7 +25,8 @@ fn servers_and_their_vms_reach_each_other() {
     ping(&labs[0], "lab-vm exec a --", "10.77.2.3");
     ping(&labs[1], "lab-vm exec a --", "10.77.0.1");
     good(&labs[1], "lab-vm stop a; ! test -e /sys/class/net/vm3");
-    assert_ne!(sh(&labs[0], "lab-vm exec a -- /run/lab/bin/busybox ping -c 1 -W 3 10.77.2.3").status, 0);
+    let ran = sh(&labs[0], "lab-vm exec a -- /run/lab/bin/busybox ping -c 1 -W 3 10.77.2.3");
+    assert_ne!(ran.status, 0, "{}{}", ran.stdout, ran.stderr);
 }
 
 fn ping(lab: &Lab, prefix: &str, to: &str) {
