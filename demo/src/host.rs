@@ -8,13 +8,14 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use vnuma_scenario::{
-    HANG_LIMIT, Monitor, Nodes, Process, Vm, output, tsc_offset, vnumactl, vnumad, wait_for,
+    HANG_LIMIT, Monitor, Nodes, Process, Vm, output, tsc_offset, vnumactl, vnumad_logging_to, wait_for,
 };
 
 const PROGRESS_PERIOD: Duration = Duration::from_secs(10);
@@ -49,7 +50,15 @@ pub struct Arguments {
     /// Where to write the report
     #[arg(long, default_value = "/root/report.json")]
     report: String,
+    /// Where vnumad's log goes
+    #[arg(long, default_value = "/root/vnumad.log")]
+    log: PathBuf,
 }
+
+/// Pages at the end of a stay that say whether the guest has followed.
+const LAST_PAGES: usize = 64;
+/// How many of them must be local. Not all: AutoNUMA may be migrating one.
+const LAST_LOCAL_PAGES: usize = 60;
 
 /// What the witness knows of one page.
 struct Sample {
@@ -70,7 +79,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         .map(str::to_owned)
         .collect::<Vec<_>>();
     say("starting vnumad and two equal VMs");
-    let _daemon = vnumad(&[])?;
+    let _daemon = vnumad_logging_to(&arguments.log, &[])?;
     let vms = Vm::start_all(&[("dynamic", &shape), ("static", &shape)])?;
     let [dynamic, static_]: [Vm; 2] = vms.try_into().map_err(|_| anyhow!("not two VMs"))?;
     for vm in [&dynamic, &static_] {
@@ -265,10 +274,41 @@ fn judge(vm: &Vm, samples: &[Sample], locations: &Locations, nodes: &Nodes) -> R
     if report.pages == 0 || report.resident_pages == 0 {
         bail!("the guest of {} reported no pages", vm.name);
     }
+    (report.stays, report.stays_followed) = stays(vm, samples, locations, nodes);
     report.local_share = local as f64 / report.pages as f64;
     report.resident_local_share = resident_local as f64 / report.resident_pages as f64;
     report.vcpu_node_changes = vm.threads.iter().map(|&tid| locations.node_changes(tid, nodes)).sum();
     Ok(report)
+}
+
+/// Stays of vCPUs on a host node, and those at whose end fresh pages were local. Short ones, in which too few pages
+/// were touched, are left out. Time does not count: a guest that has to wait for a CPU follows late, but it follows.
+fn stays(vm: &Vm, samples: &[Sample], locations: &Locations, nodes: &Nodes) -> (usize, usize) {
+    let (mut stays, mut followed) = (0, 0);
+    for &tid in &vm.threads {
+        let mut fresh: Vec<_> =
+            samples.iter().filter(|sample| sample.kind == Kind::Fresh && sample.tid == tid).collect();
+        fresh.sort_unstable_by_key(|sample| sample.before_tsc);
+        let node_at = |tsc| locations.cpu(tid, tsc).and_then(|cpu| nodes.of_cpu(cpu));
+        let placed = fresh.iter().map(|sample| (node_at(sample.before_tsc), sample.node));
+        let (more, of_them) = count_stays(placed);
+        stays += more;
+        followed += of_them;
+    }
+    (stays, followed)
+}
+
+/// The same from (node of the vCPU, node of the page) of one vCPU's pages in the order that they were touched in.
+fn count_stays(pages: impl Iterator<Item = (Option<u32>, Option<u32>)>) -> (usize, usize) {
+    let (mut stays, mut followed) = (0, 0);
+    let pages: Vec<_> = pages.collect();
+    for stay in pages.chunk_by(|one, next| one.0 == next.0).filter(|stay| stay.len() >= LAST_PAGES) {
+        let last = &stay[stay.len() - LAST_PAGES..];
+        stays += 1;
+        let local = last.iter().filter(|(vcpu, page)| vcpu.is_some() && vcpu == page).count();
+        followed += usize::from(local >= LAST_LOCAL_PAGES);
+    }
+    (stays, followed)
 }
 
 /// Counters of the guest kernel's AutoNUMA: (name, value).
@@ -354,5 +394,23 @@ impl Update {
             since_change_ms: since("changed_ns")?,
             since_told_ms: since("told_ns")?,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stay_counts_by_its_last_pages() {
+        let pages = |vcpu, page, count| std::iter::repeat_n((Some(vcpu), Some(page)), count);
+        let late = pages(0, 0, 64).chain(pages(1, 0, 5000)).chain(pages(1, 1, 64));
+        assert_eq!(count_stays(late), (2, 2));
+        let never = pages(0, 0, 64).chain(pages(1, 0, 5000)).chain(pages(0, 0, 64));
+        assert_eq!(count_stays(never), (3, 2));
+        let too_short = pages(0, 0, 64).chain(pages(1, 0, 63)).chain(pages(2, 0, 4)).chain(pages(2, 2, 60));
+        assert_eq!(count_stays(too_short), (2, 2));
+        assert_eq!(count_stays(pages(0, 1, 0)), (0, 0));
+        assert_eq!(count_stays(std::iter::repeat_n((None, None), 64)), (1, 0));
     }
 }

@@ -53,6 +53,10 @@ pub struct Configuration {
 pub struct VmReport {
     /// Share of freshly allocated pages on the host node of the vCPU that touched them.
     pub local_share: f64,
+    /// Stays of vCPUs on a host node, but for short ones.
+    pub stays: usize,
+    /// Those at whose end the guest allocated on that node.
+    pub stays_followed: usize,
     /// Freshly allocated pages looked up.
     pub pages: usize,
     /// Those whose vCPU changed its node while it touched them; they count as local
@@ -109,6 +113,8 @@ impl fmt::Display for Report {
             writeln!(f, "  {name:<44} {dynamic:>14} {static_:>14}")
         };
         row("", "with vnuma".into(), "static vNUMA".into())?;
+        let stays = |vm: &VmReport| format!("{} of {}", vm.stays_followed, vm.stays);
+        row("stays on a node that the guest followed", stays(dynamic), stays(static_))?;
         row("fresh pages on the vCPU's node", percent(dynamic.local_share), percent(static_.local_share))?;
         row("  pages looked up", dynamic.pages.to_string(), static_.pages.to_string())?;
         row(

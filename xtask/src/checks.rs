@@ -113,6 +113,9 @@ pub fn soak() -> Result<()> {
         let tests = [SLICE_TESTS, &["--include-ignored"]].concat();
         cargo_test(&tests, &[("VNUMA_SOAK_ROUNDS", SOAK_ROUNDS)], counts)
     });
+    steps.step("lab: servers in a network, systemd", |counts| {
+        cargo_test(&[LAB_TESTS, &["--ignored"]].concat(), &[], counts)
+    });
     steps.step("lab: exactness of the counters", |counts| cargo_test(COUNTER_TESTS, &[], counts));
     steps.step("lab: the demonstration", |counts| {
         demo::run(&demo::Arguments::lasting(SOAK_DEMO_SECONDS))?;

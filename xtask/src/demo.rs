@@ -8,6 +8,7 @@ use std::time::Duration;
 use vnuma_lab_runner::{LabRun, boot_retries, build_binaries, driver, end_on_signals};
 
 const GUEST_KERNEL: &str = "6.12";
+const SERVER_LOG: &str = "/root/vnumad.log";
 const SERVER_REPORT: &str = "/root/report.json";
 /// Only a bound against hanging for ever, beyond the time that the demonstration is told to take.
 const HANG_LIMIT: Duration = Duration::from_secs(600);
@@ -20,7 +21,8 @@ pub struct Arguments {
     /// Seconds of moves and allocation
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(5..=3600))]
     seconds: u64,
-    /// Milliseconds between two moves; with those that the balancer adds about the 20 changes a minute of XPV, section 5.4.1
+    /// Milliseconds between two moves. With 6000, and what the balancer adds, a vCPU changed its node 12 to 16 times a
+    /// minute; XPV, section 5.4.1, has 20
     #[arg(long, default_value_t = 6000, value_parser = clap::value_parser!(u64).range(10..=60_000))]
     period_ms: u64,
     /// Seed of the moves
@@ -28,11 +30,10 @@ pub struct Arguments {
     seed: u64,
 }
 
-/// Share of local pages that the demonstration claims.
-const CLAIMED_LOCAL_SHARE: f64 = 0.97;
-/// What a short run must reach even on a machine that is busy elsewhere: a guest that waits for a CPU takes its
-/// topology over late, and no test may depend on how long that is. A guest that is not told stays below 0.5.
-const CHECKED_LOCAL_SHARE: f64 = 0.90;
+/// The guest that is told may miss at most one in so many of what the other one misses. Counted are stays of vCPUs on a
+/// node, and whether the guest allocated there at last. The share of local pages depends on how soon a guest gets a CPU, and so on
+/// what else the machine does.
+const MISSED_LESS: f64 = 4.0;
 const CHECKED_SECONDS: u64 = 20;
 
 impl Arguments {
@@ -46,9 +47,6 @@ impl Arguments {
 pub fn check() -> Result<()> {
     run(&Arguments::lasting(CHECKED_SECONDS))?;
     let report = read_report()?;
-    let (dynamic, static_) = (local_share(&report, "dynamic")?, local_share(&report, "static")?);
-    ensure!(dynamic >= CHECKED_LOCAL_SHARE, "dynamic.local_share is {dynamic}, below {CHECKED_LOCAL_SHARE}");
-    ensure!(static_ < dynamic, "static.local_share is {static_}, not below dynamic.local_share, {dynamic}");
     for field in [&report["changes"], &report["updates"]] {
         ensure!(field.as_u64().is_some_and(|count| count > 0), "no changes or no updates: {report}");
     }
@@ -59,12 +57,36 @@ fn read_report() -> Result<serde_json::Value> {
     Ok(serde_json::from_str(&std::fs::read_to_string(report_path())?)?)
 }
 
-fn local_share(report: &serde_json::Value, vm: &str) -> Result<f64> {
-    report[vm]["local_share"].as_f64().with_context(|| format!("the report has no {vm}.local_share"))
+/// Share of the stays of a VM that its guest did not follow.
+fn missed_share(report: &serde_json::Value, vm: &str) -> Result<f64> {
+    let count = |field: &str| {
+        report[vm][field].as_u64().with_context(|| format!("the report has no {vm}.{field}: {report}"))
+    };
+    let (stays, followed) = (count("stays")?, count("stays_followed")?);
+    ensure!(stays > 0, "{vm}: no stay was long enough to be judged");
+    Ok(stays.saturating_sub(followed) as f64 / stays as f64)
+}
+
+/// What the demonstration claims.
+fn judge(report: &serde_json::Value) -> Result<()> {
+    let (dynamic, static_) = (missed_share(report, "dynamic")?, missed_share(report, "static")?);
+    ensure!(static_ > 0.0, "the guest that is not told missed nothing: its vCPUs have not moved");
+    ensure!(
+        dynamic * MISSED_LESS <= static_,
+        "the guest that is told missed {:.0} % of the stays, the other {:.0} %: expected a {MISSED_LESS}th at most",
+        dynamic * 100.0,
+        static_ * 100.0
+    );
+    Ok(())
 }
 
 fn report_path() -> PathBuf {
     workspace().join("target/demo/report.json")
+}
+
+/// vnumad's log, from the server.
+fn log_path() -> PathBuf {
+    workspace().join("target/demo/vnumad.log")
 }
 
 /// Runs the demonstration and leaves `target/demo/report.json`.
@@ -79,9 +101,12 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     puts.push((driver::build(GUEST_KERNEL)?, "/root/vnuma.ko".to_owned()));
     let report = report_path();
     std::fs::create_dir_all(report.parent().context("no folder")?)?;
-    // A run that fails must not leave the report of an earlier one.
-    if report.exists() {
-        std::fs::remove_file(&report)?;
+    let log = log_path();
+    // A run that fails must not leave what an earlier one wrote.
+    for path in [&report, &log] {
+        if path.exists() {
+            std::fs::remove_file(path)?;
+        }
     }
     println!("demo: booting a {} server", arguments.profile);
     let command = [
@@ -91,28 +116,45 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         format!("--period-ms={}", arguments.period_ms),
         format!("--seed={}", arguments.seed),
         format!("--report={SERVER_REPORT}"),
+        format!("--log={SERVER_LOG}"),
     ];
     let run = LabRun {
         profile: arguments.profile.clone(),
         puts,
-        gets: vec![(SERVER_REPORT.to_owned(), report.clone())],
+        // The log first: a run that fails has no report.
+        gets: vec![(SERVER_LOG.to_owned(), log.clone()), (SERVER_REPORT.to_owned(), report.clone())],
         command: command.into(),
-        env: vec![("RUST_LOG".to_owned(), "warn".to_owned())],
+        env: vec![("RUST_LOG".to_owned(), "info".to_owned())],
         timeout: HANG_LIMIT + Duration::from_secs(arguments.seconds),
         ..LabRun::default()
     };
-    let output = run.run()?;
+    let named = || format!("vnumad's log is {}", log.display());
+    let output = run.run().with_context(named)?;
     if boot_retries() > 0 {
         println!("demo: {} lab boot retried", boot_retries());
     }
-    ensure!(output.status == 0, "the demonstration failed with status {}", output.status);
+    ensure!(output.status == 0, "the demonstration failed with status {}; {}", output.status, named());
     println!("\nreport: {}", report.display());
-    let share = local_share(&read_report()?, "dynamic")?;
-    if share < CLAIMED_LOCAL_SHARE {
-        println!(
-            "demo: WARNING: {share:.4} of the pages were local, {CLAIMED_LOCAL_SHARE} are expected. Guests that wait for a CPU \
-             follow late: is the machine busy with something else?"
-        );
+    judge(&read_report()?).with_context(named)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn the_claim_is_relative_to_the_guest_that_is_not_told() {
+        let report = |dynamic: u64, static_: u64| {
+            json!({
+                "dynamic": {"stays": 20, "stays_followed": dynamic},
+                "static": {"stays": 20, "stays_followed": static_},
+            })
+        };
+        assert!(judge(&report(20, 8)).is_ok());
+        assert!(judge(&report(17, 8)).is_ok());
+        for bad in [report(16, 8), report(20, 20), report(8, 8), json!({})] {
+            assert!(judge(&bad).is_err(), "{bad}");
+        }
     }
-    Ok(())
 }

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
-use vnuma_lab_runner::{Counters, DEFAULT_PROFILE, Image, LabError, LabRun, Progress, Stdin, end_on_signals};
+use vnuma_lab_runner::{
+    Counters, DEFAULT_PROFILE, Image, Init, LabError, LabRun, Progress, Stdin, end_on_signals,
+};
 
 /// Exit status when the command did not end in time, as timeout(1) has it.
 const STATUS_TIMEOUT: u8 = 124;
@@ -53,6 +55,12 @@ struct Server {
     /// the name every set of its caches is modelled, not one in 16
     #[arg(long, value_name = "PROFILE")]
     counters: Option<Counters>,
+    /// Boot with systemd as process 1, which takes longer
+    #[arg(long, conflicts_with = "counters")]
+    systemd: bool,
+    /// Boot so many servers with a network between them, server0, server1 ...; the command runs on the first
+    #[arg(long, value_name = "N", conflicts_with_all = ["counters", "systemd"], value_parser = clap::value_parser!(u8).range(1..=16))]
+    servers: Option<u8>,
     /// Copy the file SRC to DST on the server before
     #[arg(long, value_name = "SRC:DST", value_parser = pair)]
     put: Vec<(String, String)>,
@@ -106,7 +114,9 @@ fn run(server: Server) -> LabRun {
     let puts = server.put.into_iter().map(|(from, to)| (PathBuf::from(from), to)).collect();
     let own = server.counters.as_ref().map_or(DEFAULT_PROFILE, |counters| &counters.profile.machine);
     let profile = server.profile.unwrap_or_else(|| own.to_owned());
-    LabRun { profile, counters: server.counters, puts, ..LabRun::default() }
+    let init = if server.systemd { Init::Systemd } else { Init::Fast };
+    let servers = server.servers.map_or(0, usize::from);
+    LabRun { profile, counters: server.counters, init, servers, puts, ..LabRun::default() }
 }
 
 fn finish(result: Result<vnuma_lab_runner::Output, LabError>) -> ExitCode {

@@ -5,9 +5,9 @@
 //! lab-agent SERVICE        the agent; SERVICE is `ports` (virtio ports, in the server) or `vsock` (in a guest)
 //! ```
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::reboot::{RebootMode, reboot};
 use nix::sys::wait::wait;
 use vnuma_lab_agent::session::serve;
-use vnuma_lab_agent::{PORT_PREFIX, PORTS, VSOCK_PORT, vsock};
+use vnuma_lab_agent::{PORT_PREFIX, PORTS, VSOCK_PORT, find_port, vsock};
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -86,19 +86,6 @@ fn serve_port(path: &Path) -> io::Result<()> {
             eprintln!("lab-agent: {}: {error}", path.display());
         }
     }
-}
-
-/// The device node of a virtio port; there is no udev to make links by name.
-fn find_port(name: &str) -> io::Result<PathBuf> {
-    for entry in fs::read_dir("/sys/class/virtio-ports")? {
-        let path = entry?.path();
-        if let (Ok(found), Some(node)) = (fs::read_to_string(path.join("name")), path.file_name())
-            && found.trim_end() == name
-        {
-            return Ok(PathBuf::from("/dev").join(node));
-        }
-    }
-    Err(io::Error::new(io::ErrorKind::NotFound, format!("/sys/class/virtio-ports: no port is named {name}")))
 }
 
 /// Waits until the other end of the port is open: what is written before is lost.

@@ -15,8 +15,8 @@ use nix::sys::signal::{Signal, killpg};
 use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::Pid;
 
+use crate::outlet::Outlet;
 use crate::protocol::{Exec, Frame, MAX_DATA};
-use crate::session::Outlet;
 
 /// How long output may stay silent after the end of a program before it counts as complete although
 /// something that the program started still holds it open, in milliseconds.

@@ -8,38 +8,10 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::outlet::Outlet;
 use crate::program::Program;
 use crate::protocol::{Exec, Frame, MAX_DATA, ProtocolError, Request, VERSION};
-
-/// Where the frames of a request go; closed with its end, so that nothing late gets into the next one.
-#[derive(Clone)]
-pub(crate) struct Outlet {
-    writer: Arc<Mutex<Option<Box<dyn Write + Send>>>>,
-}
-
-impl Outlet {
-    fn new(writer: Box<dyn Write + Send>) -> Self {
-        Self { writer: Arc::new(Mutex::new(Some(writer))) }
-    }
-
-    /// Sends a frame; `false` if nobody gets it any more.
-    pub(crate) fn send(&self, frame: &Frame) -> bool {
-        let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
-        let sent = writer.as_mut().is_some_and(|open| frame.write(open).is_ok());
-        if !sent {
-            *writer = None;
-        }
-        sent
-    }
-
-    /// Sends the last frame of the request.
-    pub(crate) fn end(&self, frame: &Frame) {
-        self.send(frame);
-        *self.writer.lock().unwrap_or_else(PoisonError::into_inner) = None;
-    }
-}
 
 /// Serves a connection until it ends.
 pub fn serve<C: Connection>(connection: &C) -> Result<(), ProtocolError> {

@@ -56,7 +56,7 @@ pub fn read_nodes(root: &Path) -> Result<Vec<HostNode>> {
 }
 
 /// `0-3,8` and the empty list.
-fn parse_list(text: &str) -> Result<Vec<usize>> {
+pub fn parse_list(text: &str) -> Result<Vec<usize>> {
     /// More CPUs or nodes than any kernel has.
     const LIMIT: usize = 1 << 16;
     let mut values = Vec::new();

@@ -1,12 +1,15 @@
 //! Starts virtual machines in the server of the lab: stock QEMU with a QMP socket, stock kernel, guest nodes bound to
 //! the server's nodes. It stands for what an operator's own tooling does; vnuma's daemon knows nothing of it.
 
-mod cpuset;
+mod cgroup;
 mod host;
+mod network;
 mod plan;
 mod qemu;
 mod qmp;
+mod server;
 mod session;
+mod state;
 mod vm;
 
 use std::path::PathBuf;
@@ -72,6 +75,9 @@ enum Command {
         /// Its name
         name: String,
     },
+    /// Plug CPUs and memory into the server itself, where its profile has [hotplug]
+    #[command(subcommand)]
+    Server(server::Command),
     /// List the VMs: name, process, state
     List,
     /// Print the VM's console
@@ -106,6 +112,9 @@ struct StartArguments {
     /// Give every node as many sockets without a vCPU as it has vCPUs, for CPU hot-plug
     #[arg(long, conflicts_with = "uma")]
     spare_slots: bool,
+    /// Connect it to the network of the lab's servers
+    #[arg(long)]
+    network: bool,
     /// Print QEMU's command line
     #[arg(long)]
     verbose: bool,
@@ -124,9 +133,9 @@ fn main() -> ExitCode {
 fn run(command: Command) -> Result<ExitCode> {
     match command {
         Command::Start(arguments) => {
-            let StartArguments { name, kernel, nodes, vcpus, memory, unbound, uma, spare_slots, verbose } =
-                arguments;
-            let request = Request { name, kernel, nodes, vcpus, memory, unbound, uma, spare_slots };
+            let StartArguments { name, kernel, nodes, vcpus, memory, unbound, uma, .. } = arguments;
+            let StartArguments { spare_slots, network, verbose, .. } = arguments;
+            let request = Request { name, kernel, nodes, vcpus, memory, unbound, uma, spare_slots, network };
             vm::start(&request, verbose)?;
         }
         Command::Exec { name, command } => return session::exec(&name, command),
@@ -135,6 +144,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Get { name, source, destination } => session::get(&name, &source, &destination)?,
         Command::Reset { name } => vm::reset(&name)?,
         Command::Stop { name } => vm::stop(&name)?,
+        Command::Server(command) => server::run(&command)?,
         Command::List => vm::list()?,
         Command::Log { name } => vm::log(&name)?,
     }

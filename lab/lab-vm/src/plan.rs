@@ -34,6 +34,8 @@ pub struct Request {
     pub uma: bool,
     /// Sockets without a vCPU on every node, as many as it has vCPUs.
     pub spare_slots: bool,
+    /// A card in the network of the servers.
+    pub network: bool,
 }
 
 /// What the VM will be.
@@ -199,6 +201,7 @@ mod tests {
             unbound: false,
             uma: false,
             spare_slots: false,
+            network: false,
         }
     }
 

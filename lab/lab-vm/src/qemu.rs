@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use crate::network::Nic;
 use crate::plan::Plan;
 
 /// Free ports for devices that come while the VM runs, `vnuma0` and on.
@@ -23,7 +24,7 @@ pub struct Files<'a> {
 }
 
 /// The options, in groups that make readable lines.
-pub fn options(name: &str, plan: &Plan, cid: u32, files: &Files<'_>) -> Vec<Vec<String>> {
+pub fn options(name: &str, plan: &Plan, cid: u32, files: &Files<'_>, nic: Option<&Nic>) -> Vec<Vec<String>> {
     let Files { kernel, initrd, directory } = files;
     let path = |file: &str| directory.join(file).display().to_string();
     let vcpus = plan.nodes.last().map_or(1, |node| node.vcpus.end);
@@ -67,12 +68,21 @@ pub fn options(name: &str, plan: &Plan, cid: u32, files: &Files<'_>) -> Vec<Vec<
         format!("-pidfile {} -S", path("pid")),
         format!("-kernel {} -initrd {}", kernel.display(), initrd.display()),
     ]);
+    let mut address = String::new();
+    if let Some(nic) = nic {
+        let Nic { tap, mac, .. } = nic;
+        lines.push(format!("-netdev tap,id=lan,ifname={tap},script=no,downscript=no"));
+        // By an I/O port, as above.
+        let device = "virtio-net-pci,bus=pcie.0,netdev=lan,romfile=,modern-pio-notify=on";
+        lines.push(format!("-device {device},mac={mac}"));
+        address = format!(" vnuma.address={}", nic.address);
+    }
     // No path of the lab has a blank.
     let mut groups: Vec<Vec<String>> =
         lines.iter().map(|line| line.split(' ').map(str::to_owned).collect()).collect();
     groups.push(vec![
         "-append".into(),
-        format!("console=ttyS0 quiet panic=-1 {KERNEL_ECONOMY} vnuma.role=guest"),
+        format!("console=ttyS0 quiet panic=-1 {KERNEL_ECONOMY} vnuma.role=guest{address}"),
     ]);
     groups
 }
@@ -109,7 +119,8 @@ mod tests {
         let plan = Plan { nodes, numa, distances: vec![vec![10, 21], vec![21, 10]] };
         let files =
             Files { kernel: Path::new("/k"), initrd: Path::new("/i"), directory: Path::new("/run/lab-vm/a") };
-        options("a", &plan, 7, &files).concat().join(" ")
+        let nic = Nic { tap: "vm7".into(), mac: "52:54:00:77:01:07".into(), address: "10.77.1.7/16".into() };
+        options("a", &plan, 7, &files, homes.then_some(&nic)).concat().join(" ")
     }
 
     #[test]
@@ -123,6 +134,9 @@ mod tests {
             "dist,src=0,dst=1,val=21",
             "pcie-root-port,id=vnuma0,",
             "guest-cid=7",
+            "-netdev tap,id=lan,ifname=vm7,",
+            "mac=52:54:00:77:01:07",
+            "vnuma.role=guest vnuma.address=10.77.1.7/16",
             "unix:/run/lab-vm/a/qmp.sock,server=on,wait=off",
         ] {
             assert!(line.contains(part), "{part} is not in {line}");
@@ -131,7 +145,7 @@ mod tests {
 
     #[test]
     fn an_unbound_vm_has_no_policy_and_a_uma_vm_no_nodes() {
-        assert!(!line(true, false).contains("policy"));
+        assert!(!line(true, false).contains("policy") && !line(true, false).contains("netdev"));
         let uma = line(false, false);
         assert!(
             !uma.contains("-numa") && uma.contains("memory-backend=ram0") && uma.contains("id=ram0,"),

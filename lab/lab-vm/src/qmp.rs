@@ -1,11 +1,14 @@
-//! A small QMP client for the monitor that only lab-vm uses.
+//! A small QMP client, for the monitors of VMs that only lab-vm uses and for that of the server.
 
+use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde_json::{Value, json};
 
 /// How long QEMU may take for an answer; under emulation seconds happen.
@@ -15,10 +18,12 @@ const MOST_BYTES: u64 = 4 << 20;
 
 /// A connection to a monitor.
 pub struct Qmp {
-    reader: BufReader<UnixStream>,
-    writer: UnixStream,
-    /// Names of the events that came.
-    events: Vec<String>,
+    reader: BufReader<File>,
+    writer: File,
+    /// Number of the last command.
+    last: u64,
+    /// Events that came.
+    events: Vec<Value>,
 }
 
 /// A vCPU and its thread.
@@ -33,10 +38,8 @@ impl Qmp {
     /// Connects to the socket.
     pub fn connect(path: &Path) -> Result<Self> {
         let open = || -> Result<Self> {
-            let writer = UnixStream::connect(path)?;
-            writer.set_read_timeout(Some(LIMIT))?;
-            writer.set_write_timeout(Some(LIMIT))?;
-            let mut qmp = Self { reader: BufReader::new(writer.try_clone()?), writer, events: Vec::new() };
+            let stream = UnixStream::connect(path)?;
+            let mut qmp = Self::new(File::from(OwnedFd::from(stream)))?;
             let greeting = qmp.read()?;
             if greeting.get("QMP").is_none() {
                 bail!("unexpected greeting {greeting}");
@@ -47,6 +50,32 @@ impl Qmp {
         open().with_context(|| path.display().to_string())
     }
 
+    /// Opens a port that stays connected to a monitor, whoever opens it. Only one at a time can; others wait.
+    pub fn open_port(path: &Path) -> Result<Self> {
+        let started = Instant::now();
+        let port = loop {
+            match File::options().read(true).write(true).open(path) {
+                Err(error) if error.kind() == std::io::ErrorKind::ResourceBusy => {
+                    ensure!(started.elapsed() < LIMIT, "{}: it is in use", path.display());
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+                result => break result.with_context(|| path.display().to_string())?,
+            }
+        };
+        let mut qmp = Self::new(port)?;
+        // Refused by a monitor that somebody negotiated with before.
+        let _ = qmp.run("qmp_capabilities");
+        qmp.run("query-status").with_context(|| path.display().to_string())?;
+        qmp.events.clear();
+        Ok(qmp)
+    }
+
+    fn new(file: File) -> Result<Self> {
+        // Answers to what an earlier client of a port asked have other numbers.
+        let last = u64::from(std::process::id()) << 32;
+        Ok(Self { reader: BufReader::new(file.try_clone()?), writer: file, last, events: Vec::new() })
+    }
+
     /// Runs a command that takes no arguments.
     pub fn run(&mut self, command: &str) -> Result<Value> {
         self.run_with(command, &json!({}))
@@ -54,35 +83,45 @@ impl Qmp {
 
     /// Runs a command with arguments.
     pub fn run_with(&mut self, command: &str, arguments: &Value) -> Result<Value> {
-        let mut line = json!({ "execute": command, "arguments": arguments }).to_string();
+        self.last += 1;
+        let mut line = json!({ "execute": command, "arguments": arguments, "id": self.last }).to_string();
         line.push('\n');
         self.writer.write_all(line.as_bytes()).with_context(|| command.to_owned())?;
         loop {
             let mut answer = self.read().with_context(|| command.to_owned())?;
-            if let Some(value) = answer.get_mut("return") {
+            if answer.get("event").is_some() {
+                self.events.push(answer);
+            } else if answer.get("id").and_then(Value::as_u64) != Some(self.last) {
+                continue;
+            } else if let Some(value) = answer.get_mut("return") {
                 return Ok(value.take());
-            }
-            if let Some(error) = answer.get("error") {
+            } else if let Some(error) = answer.get("error") {
                 bail!(
                     "{command}: {}",
                     error.get("desc").and_then(Value::as_str).unwrap_or("no reason given")
                 );
-            }
-            if let Some(event) = answer.get("event").and_then(Value::as_str) {
-                self.events.push(event.to_owned());
             }
         }
     }
 
     /// Waits for an event, which may have come already.
     pub fn await_event(&mut self, event: &str) -> Result<()> {
-        while !self.events.iter().any(|seen| seen == event) {
-            let line = self.read().with_context(|| format!("waiting for {event}"))?;
-            if let Some(event) = line.get("event").and_then(Value::as_str) {
-                self.events.push(event.to_owned());
+        self.await_event_where(|seen| seen["event"] == event)
+            .map(drop)
+            .with_context(|| format!("waiting for {event}"))
+    }
+
+    /// Waits for the first event of a kind, which may have come already.
+    pub fn await_event_where(&mut self, wanted: impl Fn(&Value) -> bool) -> Result<Value> {
+        loop {
+            if let Some(position) = self.events.iter().position(&wanted) {
+                return Ok(self.events.swap_remove(position));
+            }
+            let line = self.read()?;
+            if line.get("event").is_some() {
+                self.events.push(line);
             }
         }
-        Ok(())
     }
 
     /// The vCPUs and their threads.
@@ -99,6 +138,11 @@ impl Qmp {
     }
 
     fn read(&mut self) -> Result<Value> {
+        if self.reader.buffer().is_empty() {
+            let mut polled = [PollFd::new(self.writer.as_fd(), PollFlags::POLLIN)];
+            let limit = PollTimeout::try_from(LIMIT)?;
+            ensure!(poll(&mut polled, limit)? > 0, "no answer within {} s", LIMIT.as_secs());
+        }
         let mut line = String::new();
         let length = (&mut self.reader).take(MOST_BYTES).read_line(&mut line)?;
         if length == 0 {

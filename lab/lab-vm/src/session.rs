@@ -14,7 +14,7 @@ use vnuma_lab_agent::protocol::{Exec, MAX_DATA};
 use vnuma_lab_agent::terminal::{self, RawMode};
 use vnuma_lab_agent::{VSOCK_PORT, vsock};
 
-use crate::{STATUS_FAILED, vm};
+use crate::{STATUS_FAILED, state};
 
 /// Between two looks whether the VM can still answer.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
@@ -30,7 +30,7 @@ pub fn connect(cid: u32) -> Result<GuestSession> {
 }
 
 fn connect_by_name(name: &str) -> Result<GuestSession> {
-    let cid = vm::running_cid(name)?;
+    let cid = state::running_cid(name)?;
     connect(cid).with_context(|| format!("agent of VM \"{name}\""))
 }
 
@@ -45,7 +45,7 @@ fn end_when_given_up(name: &str) {
     let name = name.to_owned();
     std::thread::spawn(move || {
         loop {
-            if let Some(error) = vm::gave_up(&name) {
+            if let Some(error) = state::gave_up(&name) {
                 eprintln!("lab-vm: {error}");
                 std::process::exit(STATUS_FAILED.into());
             }
@@ -71,7 +71,7 @@ fn run(name: &str, exec: &Exec) -> Result<ExitCode> {
     let input = Input::From(stdin.as_fd());
     let status = session
         .exec(exec, input, &mut stdout, &mut io::stderr())
-        .map_err(|error| vm::explain(name, error))?;
+        .map_err(|error| state::explain(name, error))?;
     // Statuses of programs are within 0 to 255.
     Ok(ExitCode::from(u8::try_from(status).unwrap_or(u8::MAX)))
 }
@@ -89,7 +89,7 @@ pub fn put(name: &str, source: &Path, destination: &str) -> Result<()> {
     let mode = metadata.permissions().mode() & 0o777;
     end_when_given_up(name);
     let mut session = connect_by_name(name)?;
-    session.put(destination, mode, file.as_fd()).map_err(|error| vm::explain(name, error))
+    session.put(destination, mode, file.as_fd()).map_err(|error| state::explain(name, error))
 }
 
 /// Copies a file from the VM.
@@ -100,7 +100,7 @@ pub fn get(name: &str, source: &str, destination: &Path) -> Result<()> {
     let mut temporary = destination.as_os_str().to_owned();
     temporary.push(".lab-get");
     let mut file = File::create(&temporary).with_context(context)?;
-    let result = session.get(source, &mut file).map_err(|error| vm::explain(name, error));
+    let result = session.get(source, &mut file).map_err(|error| state::explain(name, error));
     if let Err(error) = result {
         fs::remove_file(&temporary).with_context(context)?;
         return Err(error);

@@ -4,6 +4,7 @@
 //! /run/lab-vm/.lock            held while a VM is added or removed
 //! /run/lab-vm/NAME/            made by start, removed by stop
 //!     cid                      context id of AF_VSOCK
+//!     address                  its address on the lab's network, if it is there
 //!     pid                      process of QEMU, locked by it while it lives
 //!     qmp.sock                 monitor for whoever manages the VM; lab-vm does not touch it
 //!     ctl.sock                 monitor for lab-vm
@@ -27,32 +28,24 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use serde_json::json;
-use vnuma_lab_agent::client::ClientError;
 
-use crate::cpuset;
+use crate::cgroup;
 use crate::host::read_nodes;
-use crate::plan::{Plan, Request, check_name, plan};
+use crate::network::{self, Nic};
+use crate::plan::{Plan, Request, plan};
 use crate::qemu::{Files, options};
 use crate::qmp::Qmp;
 use crate::session;
+use crate::state::{VMS, alive, all, directory, existing, gave_up, pid, read_number, running_cid, tail};
 
-const VMS: &str = "/run/lab-vm";
 const QMP_LINKS: &str = "/run/vnuma/qmp";
 const KERNELS: &str = "/run/lab/kernels";
 /// How long a guest may take to boot; nested under emulation it is 5 to 20 s, with several at once more.
 const BOOT_LIMIT: Duration = Duration::from_secs(300);
 /// How long QEMU may take to end after it was asked to.
 const QUIT_LIMIT: Duration = Duration::from_secs(5);
-/// How long QEMU's end may come after that of a connection to the guest.
-const DEATH_LIMIT: Duration = Duration::from_secs(3);
-/// Lines of the console that an error shows.
-const TAIL_LINES: usize = 60;
 /// Context ids below are reserved.
 const FIRST_CID: u32 = 3;
-
-fn directory(name: &str) -> PathBuf {
-    Path::new(VMS).join(name)
-}
 
 fn link(name: &str) -> PathBuf {
     Path::new(QMP_LINKS).join(format!("{name}.sock"))
@@ -70,7 +63,7 @@ pub fn start(request: &Request, verbose: bool) -> Result<()> {
     );
     let name = request.name.as_str();
     let cid = reserve(name)?;
-    let result = launch(name, &plan, cid, &kernel, verbose).and_then(|()| await_agent(name, cid));
+    let result = launch(request, &plan, cid, &kernel, verbose).and_then(|()| await_agent(name, cid));
     if let Err(error) = result {
         let text = format!("{error:#}\n{}", tail(name));
         // The first error is the one to tell.
@@ -107,16 +100,21 @@ fn lock() -> Result<Flock<File>> {
 }
 
 /// Starts QEMU, pins its vCPU threads and lets it go.
-fn launch(name: &str, plan: &Plan, cid: u32, kernel: &Path, verbose: bool) -> Result<()> {
+fn launch(request: &Request, plan: &Plan, cid: u32, kernel: &Path, verbose: bool) -> Result<()> {
+    let Request { name, network, .. } = request;
     let directory = directory(name);
     let (vmlinux, initrd) = (kernel.join("vmlinux"), kernel.join("initrd"));
-    let groups =
-        options(name, plan, cid, &Files { kernel: &vmlinux, initrd: &initrd, directory: &directory });
+    let nic = if *network { Some(Nic::new(cid)?) } else { None };
+    let files = Files { kernel: &vmlinux, initrd: &initrd, directory: &directory };
+    let groups = options(name, plan, cid, &files, nic.as_ref());
     if verbose {
         println!("{}", readable(&groups));
     }
-    cpuset::avoid_cpu_0()?;
-    let mut qmp = spawn(&directory, &groups.concat())?;
+    if let Some(nic) = &nic {
+        nic.add()?;
+        fs::write(directory.join("address"), format!("{}\n", nic.address))?;
+    }
+    let mut qmp = spawn(cgroup::enter(name)?, &directory, &groups.concat())?;
     for thread in qmp.vcpu_threads()? {
         let node = plan.nodes.iter().find(|node| node.vcpus.contains(&thread.index));
         if let Some(home) = node.and_then(|node| node.home.as_ref()) {
@@ -126,14 +124,18 @@ fn launch(name: &str, plan: &Plan, cid: u32, kernel: &Path, verbose: bool) -> Re
     qmp.run("cont").map(drop)
 }
 
-/// Starts QEMU in a session of its own, with a log, and connects to its monitor. QEMU's own way into the background
+/// Starts QEMU by `command`, in a session of its own, with a log, and connects to its monitor. QEMU's own way into the background
 /// would lose what it says later, such as why KVM gave a VM up.
-fn spawn(directory: &Path, arguments: &[String]) -> Result<Qmp> {
+fn spawn(mut command: Command, directory: &Path, arguments: &[String]) -> Result<Qmp> {
     let path = directory.join("qemu.log");
     let log = File::create(&path).with_context(|| path.display().to_string())?;
     let (stdout, stderr) = (log.try_clone()?, log);
-    let mut command = Command::new("setsid");
-    command.arg("qemu-system-x86_64").args(arguments).stdin(Stdio::null()).stdout(stdout).stderr(stderr);
+    command
+        .args(["setsid", "qemu-system-x86_64"])
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(stdout)
+        .stderr(stderr);
     let mut child = command.spawn().context("setsid qemu-system-x86_64")?;
     let started = Instant::now();
     loop {
@@ -231,6 +233,10 @@ fn remove(name: &str) -> Result<()> {
             std::thread::sleep(Duration::from_millis(20));
         }
     }
+    cgroup::remove(name)?;
+    if directory(name).join("address").exists() {
+        network::remove(read_number(name, "cid")?)?;
+    }
     let _lock = lock()?;
     fs::remove_dir_all(directory(name)).with_context(|| directory(name).display().to_string())
 }
@@ -259,115 +265,9 @@ pub fn log(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// The context id of a VM that runs.
-pub fn running_cid(name: &str) -> Result<u32> {
-    existing(name)?;
-    ensure!(alive(name), "VM \"{name}\" has died; the end of its console:\n{}", tail(name));
-    read_number(name, "cid")
-}
-
-/// Tells why a session with a VM broke.
-pub fn explain(name: &str, error: ClientError) -> anyhow::Error {
-    let mine = matches!(error, ClientError::Local { .. } | ClientError::Refused(_));
-    let started = Instant::now();
-    // The connection breaks a moment before QEMU's end can be seen.
-    while !mine && started.elapsed() < DEATH_LIMIT {
-        if !alive(name) {
-            return anyhow!("VM \"{name}\" has died; the end of its console:\n{}", tail(name));
-        }
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    // The whole chain is in the text of the error.
-    anyhow!("VM \"{name}\": {error}")
-}
-
-/// Why KVM does not run a VM any more, if so. Its QEMU and its connections live on, and nothing in it moves until it is
-/// stopped.
-pub fn gave_up(name: &str) -> Option<String> {
-    let said = fs::read(directory(name).join("qemu.log")).unwrap_or_default();
-    let error = internal_error(&String::from_utf8_lossy(&said))?;
-    Some(format!("KVM gave VM \"{name}\" up, it has to be stopped: {error}"))
-}
-
-/// The words of QEMU for that (`kvm_handle_internal_error` of accel/kvm/kvm-all.c); registers follow.
-fn internal_error(log: &str) -> Option<String> {
-    let start = log.find("KVM internal error")?;
-    let lines: Vec<&str> = log[start..].lines().take(4).map(str::trim).collect();
-    Some(lines.join("; "))
-}
-
-fn existing(name: &str) -> Result<()> {
-    check_name(name)?;
-    ensure!(
-        directory(name).is_dir(),
-        "VM \"{name}\": there is none of that name; there are: {}",
-        all()?.join(", ")
-    );
-    Ok(())
-}
-
-/// Names of all VMs.
-fn all() -> Result<Vec<String>> {
-    if !Path::new(VMS).exists() {
-        return Ok(Vec::new());
-    }
-    let entries = fs::read_dir(VMS).context(VMS)?.flatten();
-    let mut found: Vec<String> = entries
-        .filter(|entry| entry.path().is_dir())
-        .filter_map(|entry| entry.file_name().into_string().ok())
-        .filter(|name| check_name(name).is_ok())
-        .collect();
-    found.sort();
-    Ok(found)
-}
-
 fn names(directory: &str) -> Result<String> {
     let entries = fs::read_dir(directory).with_context(|| directory.to_owned())?.flatten();
     let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
     names.sort();
     Ok(names.join(", "))
-}
-
-fn read_number<T: std::str::FromStr>(name: &str, file: &str) -> Result<T> {
-    let path = directory(name).join(file);
-    let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-    text.trim().parse().map_err(|_| anyhow!("{}: \"{}\" is no number", path.display(), text.trim()))
-}
-
-/// The process of a VM's QEMU, as far as it has come to writing it down.
-fn pid(name: &str) -> Option<i32> {
-    read_number(name, "pid").ok().filter(|&pid| pid > 1)
-}
-
-/// Whether the VM's QEMU lives: the number in the file could belong to another process by now.
-fn alive(name: &str) -> bool {
-    let Some(pid) = pid(name) else { return false };
-    let socket = directory(name).join("ctl.sock");
-    let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    String::from_utf8_lossy(&command).contains(&socket.display().to_string())
-}
-
-/// The end of a VM's console.
-fn tail(name: &str) -> String {
-    let bytes = fs::read(directory(name).join("console.log")).unwrap_or_default();
-    let text = String::from_utf8_lossy(&bytes);
-    let lines: Vec<&str> = text.lines().collect();
-    let tail = &lines[lines.len().saturating_sub(TAIL_LINES)..];
-    if tail.is_empty() {
-        return "  (the console is empty)".into();
-    }
-    tail.iter().map(|line| format!("  {}", line.trim_end_matches('\r'))).collect::<Vec<_>>().join("\n")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_vm_that_kvm_gave_up_says_so_in_its_log() {
-        assert_eq!(internal_error("qemu-system-x86_64: warning: nothing\n"), None);
-        let log = "warning\nKVM internal error. Suberror: 1\nemulation failure\nRAX=0 RBX=1\n";
-        let error = internal_error(log).unwrap();
-        assert_eq!(error, "KVM internal error. Suberror: 1; emulation failure; RAX=0 RBX=1");
-    }
 }

@@ -12,21 +12,12 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use crate::children::GroupChild;
-use crate::qemu;
+use crate::qemu::{self, Accel};
 
 /// How long the trial may take; with a KVM that works it takes a second or two.
 const TRIAL_LIMIT: Duration = Duration::from_secs(30);
 /// What the init script says when the CPU of the trial has vmx or svm.
 const TRIAL_GOOD: &str = "vnuma-trial-nested-kvm";
-
-/// What runs the server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Accel {
-    /// Software emulation.
-    Tcg,
-    /// The machine's own KVM.
-    Kvm,
-}
 
 /// Decides once per process; says what was decided and why, to a terminal only, as stderr belongs to the command
 /// that runs in the lab.
@@ -95,7 +86,7 @@ pub(crate) fn boots(mut command: Command, limit: Duration) -> Result<(), String>
 #[cfg(all(test, feature = "lab-tests"))]
 pub(crate) fn boots_in_two_tries(command: impl Fn() -> Command, limit: Duration) -> Result<(), String> {
     boots(command(), limit).or_else(|reason| {
-        crate::lab::note_boot_retry("a trial", &reason, "");
+        crate::retries::note("a trial", &reason, "");
         boots(command(), limit)
     })
 }

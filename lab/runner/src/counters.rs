@@ -4,24 +4,22 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::time::Duration;
 
-use vnuma_lab_agent::client::Input;
-use vnuma_lab_agent::protocol::Exec;
 use vnuma_lab_counters::{Machine, PluginError, RegionError, Sampling, qemu_arguments, region};
 use vnuma_lab_pricing::{CounterProfile, ProfileError, by_name};
 
 use crate::binaries;
 use crate::cache::cache_dir;
 use crate::image::Image;
-use crate::lab::{Lab, LabError};
 use crate::pmu;
 use crate::profile::Profile;
 
 /// Where the programs of the server are.
 const PROGRAMS: &str = "/run/lab/bin";
-/// How long the copy of a file and the loading of the module may take.
-const LIMIT: Duration = Duration::from_secs(120);
+const MODULE: &str = "/run/lab/vnuma_lab_pmu.ko";
+/// Loads the module, and says why that failed.
+pub(crate) const LOAD_PMU: &str = "insmod /run/lab/vnuma_lab_pmu.ko 2>&1 && \
+    test -e /sys/devices/cpu/vnuma/header || { dmesg | tail -3; false; }";
 
 /// Counters for a server: `PROFILE`, or `PROFILE:full` to model every set of the caches.
 #[derive(Clone, Debug, PartialEq)]
@@ -53,6 +51,11 @@ pub enum CountersError {
     /// The profiles of machine and counters do not fit.
     #[error(transparent)]
     Region(#[from] RegionError),
+    /// The nodes of the server differ.
+    #[error(
+        "profile {0}: the counters need nodes that have equal numbers of CPUs and equal memory, and no hotplug"
+    )]
+    Uneven(String),
     /// lab-count does not build.
     #[error(transparent)]
     Build(#[from] binaries::BuildError),
@@ -66,7 +69,7 @@ pub enum CountersError {
     },
     /// The PMU module does not build.
     #[error(transparent)]
-    Module(#[from] crate::kbuild::KbuildError),
+    Module(#[from] pmu::PmuError),
     /// The PMU module does not load.
     #[error("insmod of the PMU module ended with {status}: {output}")]
     Load {
@@ -93,11 +96,13 @@ impl Ready {
         name: &str,
         profile: &Profile,
     ) -> Result<Self, CountersError> {
+        let uneven = || CountersError::Uneven(name.to_owned());
+        let (cpus_per_node, memory_mib_per_node) = profile.even().ok_or_else(uneven)?;
         let machine = Machine {
             profile: name,
             nodes: profile.nodes,
-            cpus_per_node: profile.cpus_per_node,
-            memory_mib_per_node: profile.memory_mib_per_node,
+            cpus_per_node,
+            memory_mib_per_node,
             distances: &profile.distances,
         };
         let region = region(&counters.profile, &machine, counters.sampling)?;
@@ -114,25 +119,14 @@ impl Ready {
         Ok(qemu_arguments(&self.plugin, &path, self.region.len()))
     }
 
-    /// Loads the module and copies the programs.
-    pub(crate) fn load(&self, lab: &Lab) -> Result<(), LabError> {
-        for program in &self.programs {
-            let name = program.file_name().unwrap_or_default().to_string_lossy();
-            lab.put(program, &format!("{PROGRAMS}/{name}"), LIMIT)?;
-        }
-        let module = "/run/lab/vnuma_lab_pmu.ko";
-        lab.put(&self.module, module, LIMIT)?;
-        let script = format!(
-            "insmod {module} 2>&1 && test -e /sys/devices/cpu/vnuma/header || {{ dmesg | tail -3; false; }}"
-        );
-        let exec = Exec { argv: vec!["sh".into(), "-c".into(), script], ..Exec::default() };
-        let mut output = Vec::new();
-        let status = lab.exec(&exec, Input::Null, &mut output, &mut io::sink(), LIMIT)?;
-        if status != 0 {
-            let output = String::from_utf8_lossy(&output).trim().to_owned();
-            return Err(CountersError::Load { status, output }.into());
-        }
-        Ok(())
+    /// The files that the server needs: here, there.
+    pub(crate) fn files(&self) -> Vec<(&Path, String)> {
+        let program = |path: &'_ PathBuf| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            format!("{PROGRAMS}/{name}")
+        };
+        let programs = self.programs.iter().map(|path| (path.as_path(), program(path)));
+        programs.chain([(self.module.as_path(), MODULE.to_owned())]).collect()
     }
 }
 
@@ -189,7 +183,7 @@ mod tests {
                 .arg("console=ttyS0 quiet panic=-1 mitigations=off tsc=reliable vnuma.role=trial");
             command
         };
-        crate::accel::boots_in_two_tries(command, Duration::from_secs(300)).unwrap();
+        crate::accel::boots_in_two_tries(command, std::time::Duration::from_secs(300)).unwrap();
         let bytes = fs::read(&path).unwrap();
         let counts = (0..size_of::<Cpu>() / 8).map(|word| {
             let of = |part: usize| {
@@ -235,11 +229,12 @@ mod tests {
         for name in vnuma_lab_pricing::names() {
             let counters: Counters = name.parse().unwrap();
             let profile = Profile::load(&counters.profile.machine).unwrap();
+            let (cpus_per_node, memory_mib_per_node) = profile.even().unwrap();
             let machine = Machine {
                 profile: &counters.profile.machine,
                 nodes: profile.nodes,
-                cpus_per_node: profile.cpus_per_node,
-                memory_mib_per_node: profile.memory_mib_per_node,
+                cpus_per_node,
+                memory_mib_per_node,
                 distances: &profile.distances,
             };
             let region = region(&counters.profile, &machine, Sampling::Sampled).unwrap();

@@ -20,6 +20,8 @@ use crate::recipe::Role;
 struct Modules {
     server: Vec<String>,
     guest: Vec<String>,
+    server_network: Vec<String>,
+    guest_network: Vec<String>,
     svm: Vec<String>,
     vmx: Vec<String>,
 }
@@ -65,6 +67,10 @@ pub enum InitramfsError {
 pub(crate) fn server(image: &Image, binaries: &Binaries) -> Result<Vec<u8>, InitramfsError> {
     let mut archive = base(image, image.server_kernel(), Role::Server, binaries)?;
     archive.file("lab/bin/lab-vm", 0o755, &program(&binaries.lab_vm)?);
+    for unit in ["lab.target", "lab-agent.service"] {
+        let path = crate::lab_dir().join("image/systemd").join(unit);
+        archive.file(&format!("lab/systemd/{unit}"), 0o644, &read(&path)?);
+    }
     for kernel in image.kernels() {
         let directory = format!("lab/kernels/{}", kernel.name);
         let guest = base(image, kernel, Role::Guest, binaries)?.finish();
@@ -89,8 +95,13 @@ fn base(image: &Image, kernel: &Kernel, role: Role, binaries: &Binaries) -> Resu
     let modules: Modules =
         toml::from_str(&text).map_err(|source| InitramfsError::Syntax { path, source: source.into() })?;
     let lists = match role {
-        Role::Server => vec![("server", modules.server), ("svm", modules.svm), ("vmx", modules.vmx)],
-        Role::Guest => vec![("guest", modules.guest)],
+        Role::Server => vec![
+            ("server", modules.server),
+            ("network", modules.server_network),
+            ("svm", modules.svm),
+            ("vmx", modules.vmx),
+        ],
+        Role::Guest => vec![("guest", modules.guest), ("network", modules.guest_network)],
     };
     add_modules(&mut archive, &image.tree().join("usr/lib/modules").join(&kernel.release), &lists)?;
     Ok(archive)

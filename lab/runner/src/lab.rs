@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -16,34 +16,25 @@ use vnuma_lab_agent::client::{ClientError, Input, Session};
 use vnuma_lab_agent::protocol::Exec;
 
 use crate::binaries::{Binaries, BuildError};
-use crate::cache::{Lock, try_lock};
-use crate::children::{GroupChild, ScratchDir};
-use crate::counters::{Counters, CountersError, Ready};
+use crate::children::GroupChild;
+use crate::counters::{Counters, CountersError, LOAD_PMU, Ready};
 use crate::image::{Image, ImageError};
 use crate::initramfs::{self, InitramfsError};
+use crate::network::{MOST_SERVERS, Member};
 use crate::profile::{Profile, ProfileError};
 use crate::progress::Progress;
-use crate::{accel, accel::Accel, qemu};
+use crate::qemu::{self, Accel, Init};
+use crate::run_directory::{RunDirectory, RunDirectoryError, run_directory};
+use crate::{accel, acpi, retries};
 
 /// How long a boot may take; on a loaded machine of two cores it takes 10 to 30 s under emulation.
 pub const BOOT_LIMIT: Duration = Duration::from_secs(240);
 /// Lines of the console that are shown when the server dies.
 const TAIL_LINES: usize = 60;
+/// How long the copy of what counts, or its loading, may take.
+const LOAD_LIMIT: Duration = Duration::from_secs(120);
 /// How often a server's end is looked for while waiting for it.
 const WATCH_INTERVAL: Duration = Duration::from_millis(50);
-
-static BOOT_RETRIES: AtomicUsize = AtomicUsize::new(0);
-
-/// How many boots of this process were tried again because the first try failed.
-pub fn boot_retries() -> usize {
-    BOOT_RETRIES.load(Ordering::Relaxed)
-}
-
-/// Counts and prints a boot that is tried again.
-pub(crate) fn note_boot_retry(what: &str, reason: &str, tail: &str) {
-    BOOT_RETRIES.fetch_add(1, Ordering::Relaxed);
-    eprintln!("lab: {what} did not boot ({reason}); trying once more\n{tail}");
-}
 
 /// What went wrong in the lab; a command that fails is no error.
 #[derive(Debug, thiserror::Error)]
@@ -60,6 +51,12 @@ pub enum LabError {
     /// No counters.
     #[error(transparent)]
     Counters(#[from] CountersError),
+    /// No directory for a run.
+    #[error(transparent)]
+    Directory(#[from] RunDirectoryError),
+    /// More servers than a network has addresses for, or none.
+    #[error("{0} servers: expected 1 to {MOST_SERVERS}")]
+    Servers(usize),
     /// No initial RAM disk.
     #[error(transparent)]
     Initramfs(#[from] InitramfsError),
@@ -108,6 +105,14 @@ pub enum LabError {
     },
 }
 
+/// What a server is to be.
+struct Server<'a> {
+    profile: &'a str,
+    counters: Option<&'a Counters>,
+    init: Init,
+    member: Option<Member>,
+}
+
 type Connection = Session<io::BufReader<UnixStream>, UnixStream>;
 
 /// A server that runs until this value goes.
@@ -116,8 +121,8 @@ pub struct Lab {
     sessions: Mutex<Vec<Connection>>,
     returned: Condvar,
     stopped: AtomicBool,
-    directory: ScratchDir,
-    _directory_lock: Lock,
+    directory: RunDirectory,
+    _member: Option<Member>,
     _image: Image,
     boot_time: Duration,
     accel: Accel,
@@ -131,31 +136,85 @@ impl Lab {
 
     /// Boots a server that has hardware counters, if they are given.
     pub fn boot_with(name: &str, counters: Option<&Counters>) -> Result<Self, LabError> {
-        let profile = Profile::load(name)?;
+        Self::boot_server(&Server { profile: name, counters, init: Init::Fast, member: None })
+    }
+
+    /// Boots a server with systemd as process 1.
+    pub fn boot_systemd(profile: &str) -> Result<Self, LabError> {
+        Self::boot_server(&Server { profile, counters: None, init: Init::Systemd, member: None })
+    }
+
+    /// Boots servers of these profiles side by side, with a network between them: `server0`, `server1` ... by name, in
+    /// this order. The network goes with the first.
+    pub fn boot_cluster(profiles: &[&str]) -> Result<Vec<Self>, LabError> {
+        let count = profiles.len();
+        if !(1..=MOST_SERVERS).contains(&count) {
+            return Err(LabError::Servers(count));
+        }
+        let directory = Arc::new(run_directory()?);
+        // Built once; the boots find it there.
+        Image::ensure(Progress::Show)?;
+        Binaries::build()?;
+        std::thread::scope(|scope| {
+            let boot = |(number, &profile)| {
+                let member = Some(Member::new(directory.clone(), number, count));
+                scope.spawn(move || {
+                    Self::boot_server(&Server { profile, counters: None, init: Init::Fast, member })
+                })
+            };
+            let boots: Vec<_> = profiles.iter().enumerate().map(boot).collect();
+            let booted: Vec<_> = boots.into_iter().map(|boot| boot.join()).collect();
+            booted
+                .into_iter()
+                .map(|lab| lab.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+                .collect()
+        })
+    }
+
+    fn boot_server(server: &Server<'_>) -> Result<Self, LabError> {
+        let profile = Profile::load(server.profile)?;
         let image = Image::ensure(Progress::Show)?;
         let binaries = Binaries::build()?;
-        let initramfs = initramfs::server(&image, &binaries)?;
-        let ready = counters.map(|counters| Ready::build(&image, counters, name, &profile)).transpose()?;
+        let mut initramfs = acpi::archive(&profile);
+        initramfs.extend(initramfs::server(&image, &binaries)?);
+        let build = |counters| Ready::build(&image, counters, server.profile, &profile);
+        let ready = server.counters.map(build).transpose()?;
         let ready = ready.as_ref();
-        let lab = match Self::try_boot(&profile, &image, &initramfs, ready) {
+        let lab = match Self::try_boot(server, &profile, &image, &initramfs, ready) {
             Err(LabError::Boot { reason, tail }) => {
-                note_boot_retry("the server", &reason.to_string(), &tail);
-                Self::try_boot(&profile, &image, &initramfs, ready)
+                retries::note("the server", &reason, &tail);
+                Self::try_boot(server, &profile, &image, &initramfs, ready)
             }
             result => result,
         }?;
-        ready.map_or(Ok(()), |ready| ready.load(&lab))?;
+        ready.map_or(Ok(()), |ready| lab.load_counters(ready))?;
         Ok(lab)
     }
 
+    /// Loads what counts into the server.
+    fn load_counters(&self, ready: &Ready) -> Result<(), LabError> {
+        for (file, path) in ready.files() {
+            self.put(file, &path, LOAD_LIMIT)?;
+        }
+        let exec = Exec { argv: ["sh", "-c", LOAD_PMU].map(str::to_owned).into(), ..Exec::default() };
+        let mut output = Vec::new();
+        let status = self.exec(&exec, Input::Null, &mut output, &mut io::sink(), LOAD_LIMIT)?;
+        if status != 0 {
+            let output = String::from_utf8_lossy(&output).trim().to_owned();
+            return Err(CountersError::Load { status, output }.into());
+        }
+        Ok(())
+    }
+
     fn try_boot(
+        server: &Server<'_>,
         profile: &Profile,
         image: &Image,
         initramfs: &[u8],
         counters: Option<&Ready>,
     ) -> Result<Self, LabError> {
         let started = Instant::now();
-        let (directory, directory_lock) = run_directory()?;
+        let directory = run_directory()?;
         let path = directory.path().to_owned();
         let initramfs_path = path.join("initramfs");
         let write = fs::write(&initramfs_path, initramfs);
@@ -174,7 +233,8 @@ impl Lab {
             root_disk: &root_disk,
             directory: &path,
         };
-        let mut command = qemu::server(profile, accel, &files);
+        let member = server.member.as_ref();
+        let mut command = qemu::server(profile, accel, &files, server.init, member);
         if let Some(counters) = counters {
             command.args(counters.arguments(&path)?);
         }
@@ -189,7 +249,7 @@ impl Lab {
             returned: Condvar::new(),
             stopped: AtomicBool::new(false),
             directory,
-            _directory_lock: directory_lock,
+            _member: server.member.clone(),
             _image: image.clone(),
             boot_time: Duration::ZERO,
             accel,
@@ -257,6 +317,11 @@ impl Lab {
     /// What runs the server.
     pub fn accel(&self) -> Accel {
         self.accel
+    }
+
+    /// Socket of the server's QEMU monitor (QMP), for one client at a time. It goes with the server.
+    pub fn qmp_socket(&self) -> PathBuf {
+        self.directory.path().join(qemu::QMP_SOCKET)
     }
 
     /// The end of the console and of QEMU's messages.
@@ -433,34 +498,5 @@ impl Done {
             state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
         true
-    }
-}
-
-/// Makes a directory for the files of a run; its lock tells that the run lives. Remains of runs that were killed
-/// are removed.
-fn run_directory() -> Result<(ScratchDir, Lock), LabError> {
-    const PREFIX: &str = "vnuma-lab-";
-    let parent = std::env::temp_dir();
-    let error = |path: &Path| {
-        let path = path.to_owned();
-        move |source| LabError::File { path, source }
-    };
-    for entry in fs::read_dir(&parent).map_err(error(&parent))?.flatten() {
-        let path = entry.path();
-        let ours = entry.file_name().to_string_lossy().starts_with(PREFIX) && path.is_dir();
-        // The lock lies inside: it goes with the directory.
-        if ours && let Ok(Some(_dead)) = try_lock(&path.join("run")) {
-            // Another process may be removing it as well.
-            let _ = crate::cache::remove_tree(&path);
-        }
-    }
-    loop {
-        let path = tempfile::Builder::new().prefix(PREFIX).tempdir().map_err(error(&parent))?.keep();
-        let directory = ScratchDir::adopt(path);
-        // Another process that cleans up may have taken it for a dead one just now; then the next is tried.
-        match try_lock(&directory.path().join("run")).map_err(error(directory.path()))? {
-            Some(lock) if directory.path().exists() => return Ok((directory, lock)),
-            _ => {}
-        }
     }
 }

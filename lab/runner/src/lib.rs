@@ -9,9 +9,10 @@
 //! # Ok::<(), vnuma_lab_runner::LabError>(())
 //! ```
 //!
-//! [`Lab`] is a server that several commands run in; `lab/README.md` tells what the lab is.
+//! [`Lab`] is a server that several commands run in, [`Lab::boot_cluster`] boots several with a network between them; `lab/README.md` tells what the lab is.
 
 mod accel;
+mod acpi;
 mod binaries;
 mod cache;
 mod children;
@@ -24,14 +25,16 @@ mod kbuild;
 mod kernel;
 mod lab;
 mod mirror;
+mod network;
 mod pmu;
 mod profile;
 mod progress;
 mod qemu;
 mod recipe;
+mod retries;
 mod run;
+mod run_directory;
 
-pub use accel::Accel;
 pub use binaries::{Binaries, BuildError, build as build_binaries};
 pub use cache::cache_dir;
 pub use children::end_on_signals;
@@ -39,12 +42,16 @@ pub use counters::{Counters, CountersError};
 pub use image::{Image, ImageError, Kernel};
 pub use initramfs::InitramfsError;
 pub use kbuild::KbuildError;
-pub use lab::{BOOT_LIMIT, Lab, LabError, boot_retries};
+pub use lab::{BOOT_LIMIT, Lab, LabError};
 pub use mirror::debian_mirror;
+pub use pmu::PmuError;
 pub use profile::{DEFAULT_PROFILE, Device, DeviceModel, Profile, ProfileError};
 pub use progress::Progress;
+pub use qemu::{Accel, Init};
 pub use recipe::{Recipe, RecipeError, Role};
+pub use retries::boot_retries;
 pub use run::{DEFAULT_TIMEOUT, LabRun, Output, Stdin};
+pub use run_directory::RunDirectoryError;
 
 /// The agent's types that the API of this crate uses.
 pub use vnuma_lab_agent::{client::Input, protocol::Exec};

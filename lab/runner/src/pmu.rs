@@ -8,7 +8,6 @@ use nix::fcntl::FlockArg;
 use sha2::{Digest, Sha256};
 
 use crate::cache::{cache_dir, lock};
-use crate::counters::CountersError;
 use crate::image::Image;
 use crate::kbuild;
 
@@ -24,13 +23,29 @@ const SOURCES: [(&str, &str); 4] = [
     ),
 ];
 
-fn file_error(path: &Path) -> impl FnOnce(io::Error) -> CountersError {
+/// Why there is no module.
+#[derive(Debug, thiserror::Error)]
+pub enum PmuError {
+    /// A file.
+    #[error("{path}: {source}")]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// It does not build.
+    #[error(transparent)]
+    Build(#[from] kbuild::KbuildError),
+}
+
+fn file_error(path: &Path) -> impl FnOnce(io::Error) -> PmuError {
     let path = path.to_owned();
-    move |source| CountersError::File { path, source }
+    move |source| PmuError::File { path, source }
 }
 
 /// Builds the module unless it is there; its path.
-pub(crate) fn build(image: &Image) -> Result<PathBuf, CountersError> {
+pub(crate) fn build(image: &Image) -> Result<PathBuf, PmuError> {
     let release = &image.server_kernel().release;
     let mut digest = Sha256::new();
     for part in SOURCES.iter().flat_map(|(path, content)| [path, content]).chain([&release.as_str()]) {
@@ -49,7 +64,7 @@ pub(crate) fn build(image: &Image) -> Result<PathBuf, CountersError> {
     Ok(module)
 }
 
-fn make(image: &Image, release: &str, result: &Path) -> Result<(), CountersError> {
+fn make(image: &Image, release: &str, result: &Path) -> Result<(), PmuError> {
     let sources = SOURCES.map(|(name, content)| (name.into(), content.into()));
     let scratch = kbuild::make(image, release, &sources, "lab/pmu", &[])?;
     fs::create_dir_all(result).map_err(file_error(result))?;

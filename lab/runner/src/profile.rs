@@ -13,20 +13,116 @@ const LOCAL_DISTANCE: u8 = 10;
 const UNREACHABLE: u8 = 255;
 
 /// An emulated server.
-#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Profile {
     /// NUMA nodes; each is a socket.
     pub nodes: usize,
-    /// CPUs of each node.
-    pub cpus_per_node: usize,
-    /// Memory of each node in MiB.
-    pub memory_mib_per_node: usize,
+    /// CPUs of each node at boot.
+    pub cpus_per_node: Vec<usize>,
+    /// Memory of each node at boot in MiB.
+    pub memory_mib_per_node: Vec<usize>,
     /// SLIT, row = from, column = to.
     pub distances: Vec<Vec<u8>>,
     /// PCI devices that are attached to a node.
-    #[serde(default)]
     pub devices: Vec<Device>,
+    /// What can be plugged while the server runs.
+    pub hotplug: Option<Hotplug>,
+}
+
+/// The text of a profile.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Text {
+    nodes: usize,
+    cpus_per_node: PerNode,
+    memory_mib_per_node: PerNode,
+    distances: Vec<Vec<u8>>,
+    #[serde(default)]
+    devices: Vec<Device>,
+    hotplug: Option<Hotplug>,
+}
+
+/// Room for CPUs and memory that are plugged while the server runs.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub struct Hotplug {
+    /// The most CPUs that a node can have.
+    pub cpus_per_node: usize,
+    /// The most memory that can be plugged, in MiB.
+    pub memory_mib: usize,
+    /// Slots for it.
+    pub memory_slots: usize,
+}
+
+/// One number for every node, or a list with one for each.
+enum PerNode {
+    Same(usize),
+    List(Vec<usize>),
+}
+
+impl<'de> Deserialize<'de> for PerNode {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl<'de> serde::de::Visitor<'de> for Visitor {
+            type Value = PerNode;
+
+            fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                formatter.write_str("a number for every node, or a list with a number for each node")
+            }
+
+            fn visit_i64<E: serde::de::Error>(self, value: i64) -> Result<PerNode, E> {
+                let error = |_| E::invalid_value(serde::de::Unexpected::Signed(value), &self);
+                usize::try_from(value).map(PerNode::Same).map_err(error)
+            }
+
+            fn visit_u64<E: serde::de::Error>(self, value: u64) -> Result<PerNode, E> {
+                let error = |_| E::invalid_value(serde::de::Unexpected::Unsigned(value), &self);
+                usize::try_from(value).map(PerNode::Same).map_err(error)
+            }
+
+            fn visit_seq<A: serde::de::SeqAccess<'de>>(self, mut list: A) -> Result<PerNode, A::Error> {
+                let mut values = Vec::new();
+                while let Some(value) = list.next_element()? {
+                    values.push(value);
+                }
+                Ok(PerNode::List(values))
+            }
+        }
+        deserializer.deserialize_any(Visitor)
+    }
+}
+
+impl PerNode {
+    /// The number of each node. In a list 0 stands for a node that has none.
+    fn resolve(self, field: &str, nodes: usize, low: usize, high: usize) -> Result<Vec<usize>, Fault> {
+        match self {
+            Self::Same(value) => {
+                range(field, value, low, high)?;
+                Ok(vec![value; nodes])
+            }
+            Self::List(values) if values.len() != nodes => {
+                Err((field.to_owned(), format!("{} values, expected {nodes} (nodes)", values.len())))
+            }
+            Self::List(values) => {
+                // The server boots on node 0.
+                range(&format!("{field}[0]"), values[0], low, high)?;
+                for (node, &value) in values.iter().enumerate().filter(|(_, value)| **value != 0) {
+                    range(&format!("{field}[{node}]"), value, low, high)?;
+                }
+                Ok(values)
+            }
+        }
+    }
+}
+
+/// A key, and what is wrong with its value.
+type Fault = (String, String);
+
+fn range(field: &str, value: usize, low: usize, high: usize) -> Result<(), Fault> {
+    if (low..=high).contains(&value) {
+        return Ok(());
+    }
+    Err((field.to_owned(), format!("{value} is not within {low} to {high}")))
 }
 
 /// A PCI device on a node.
@@ -112,34 +208,43 @@ impl Profile {
 
     /// Understands the text of `path`.
     pub fn parse(text: &str, path: &Path) -> Result<Self, ProfileError> {
-        let profile: Self = toml::from_str(text)
+        let text: Text = toml::from_str(text)
             .map_err(|source| ProfileError::Syntax { path: path.into(), source: source.into() })?;
-        match profile.check() {
-            Ok(()) => Ok(profile),
-            Err((field, reason)) => Err(ProfileError::Value { path: path.into(), field, reason }),
-        }
+        let value = |(field, reason)| ProfileError::Value { path: path.into(), field, reason };
+        Self::build(text).map_err(value)
     }
 
-    fn check(&self) -> Result<(), (String, String)> {
-        let range = |field: &str, value: usize, low: usize, high: usize| {
-            if (low..=high).contains(&value) {
-                return Ok(());
-            }
-            Err((field.to_owned(), format!("{value} is not within {low} to {high}")))
-        };
-        range("nodes", self.nodes, 1, 16)?;
-        range("cpus_per_node", self.cpus_per_node, 1, 16)?;
-        range("nodes * cpus_per_node", self.cpus(), 1, 64)?;
-        range("memory_mib_per_node", self.memory_mib_per_node, 256, 65536)?;
+    fn build(text: Text) -> Result<Self, Fault> {
+        let Text { nodes, cpus_per_node, memory_mib_per_node, distances, devices, hotplug } = text;
+        range("nodes", nodes, 1, 16)?;
+        let cpus_per_node = cpus_per_node.resolve("cpus_per_node", nodes, 1, 16)?;
+        let memory_mib_per_node = memory_mib_per_node.resolve("memory_mib_per_node", nodes, 256, 65536)?;
+        let profile = Self { nodes, cpus_per_node, memory_mib_per_node, distances, devices, hotplug };
+        profile.check()?;
+        Ok(profile)
+    }
+
+    fn check(&self) -> Result<(), Fault> {
+        range("sum of cpus_per_node", self.cpus(), 1, 64)?;
         range("number of devices", self.devices.len(), 0, 16)?;
         self.check_distances()?;
         for (index, device) in self.devices.iter().enumerate() {
             range(&format!("devices[{index}].node"), device.node, 0, self.nodes - 1)?;
         }
-        Ok(())
+        for (node, (cpus, memory)) in self.cpus_per_node.iter().zip(&self.memory_mib_per_node).enumerate() {
+            if (*cpus, *memory) == (0, 0) && self.hotplug.is_none() {
+                let reason = "0, as is memory_mib_per_node: such a node needs [hotplug]".to_owned();
+                return Err((format!("cpus_per_node[{node}]"), reason));
+            }
+        }
+        let Some(hotplug) = &self.hotplug else { return Ok(()) };
+        range("hotplug.cpus_per_node", hotplug.cpus_per_node, self.largest_node(), 16)?;
+        range("nodes * hotplug.cpus_per_node", self.nodes * hotplug.cpus_per_node, 1, 64)?;
+        range("hotplug.memory_mib", hotplug.memory_mib, 256, 65536)?;
+        range("hotplug.memory_slots", hotplug.memory_slots, 1, 32)
     }
 
-    fn check_distances(&self) -> Result<(), (String, String)> {
+    fn check_distances(&self) -> Result<(), Fault> {
         let rows = self.distances.len();
         if rows != self.nodes {
             return Err(("distances".into(), format!("{rows} rows, expected {} (nodes)", self.nodes)));
@@ -167,14 +272,31 @@ impl Profile {
         Ok(())
     }
 
-    /// CPUs of the server.
+    /// CPUs of the server at boot.
     pub fn cpus(&self) -> usize {
-        self.nodes.saturating_mul(self.cpus_per_node)
+        self.cpus_per_node.iter().sum()
     }
 
-    /// Memory of the server in MiB.
+    /// Cores of each socket that can have a CPU.
+    pub fn cores_per_socket(&self) -> usize {
+        self.hotplug.as_ref().map_or(self.largest_node(), |hotplug| hotplug.cpus_per_node)
+    }
+
+    fn largest_node(&self) -> usize {
+        self.cpus_per_node.iter().copied().max().unwrap_or(1)
+    }
+
+    /// Memory of the server at boot in MiB.
     pub fn memory_mib(&self) -> usize {
-        self.nodes * self.memory_mib_per_node
+        self.memory_mib_per_node.iter().sum()
+    }
+
+    /// CPUs and MiB of each node, if all nodes are equal and stay so.
+    pub fn even(&self) -> Option<(usize, usize)> {
+        let (cpus, memory) = (self.cpus_per_node[0], self.memory_mib_per_node[0]);
+        let same = self.cpus_per_node.iter().all(|&other| other == cpus)
+            && self.memory_mib_per_node.iter().all(|&other| other == memory);
+        (same && self.hotplug.is_none()).then_some((cpus, memory))
     }
 }
 
@@ -195,16 +317,34 @@ mod tests {
     const GOOD: &str = "nodes = 2\ncpus_per_node = 2\nmemory_mib_per_node = 512\n\
         distances = [[10, 21], [21, 10]]\n[[devices]]\nmodel = \"nvme\"\nnode = 1\n";
 
+    const EMPTY_FROM: &str = "cpus_per_node = 2\nmemory_mib_per_node = 512";
+    const EMPTY_TO: &str = "cpus_per_node = [2, 0]\nmemory_mib_per_node = [512, 0]";
+    const HOTPLUG: &str = "[hotplug]\ncpus_per_node = 3\nmemory_mib = 1024\nmemory_slots = 2\n";
+
     fn error(text: &str) -> String {
         Profile::parse(text, Path::new("p.toml")).unwrap_err().to_string()
     }
 
     #[test]
     fn the_profiles_of_the_project_are_valid_and_what_their_names_say() {
-        for (name, nodes, cpus) in [("2n4c", 2, 4), ("4n8c", 4, 8), ("8n16c", 8, 16)] {
+        let names = [
+            ("2n4c", 2, 4),
+            ("2n5c", 2, 5),
+            ("3n4c-hotplug", 3, 4),
+            ("4n8c", 4, 8),
+            ("4n9c", 4, 9),
+            ("8n16c", 8, 16),
+        ];
+        for (name, nodes, cpus) in names {
             let profile = Profile::load(name).unwrap();
             assert_eq!((profile.nodes, profile.cpus()), (nodes, cpus), "{name}");
             assert!(!profile.devices.is_empty(), "{name}");
+        }
+        // What is left without CPU 0 is the same on every node.
+        for name in ["2n5c", "4n9c"] {
+            let mut cpus = Profile::load(name).unwrap().cpus_per_node;
+            cpus[0] -= 1;
+            assert!(cpus.iter().all(|&count| count == cpus[0]), "{name}: {cpus:?}");
         }
         assert!(Profile::load(DEFAULT_PROFILE).is_ok());
     }
@@ -212,7 +352,10 @@ mod tests {
     #[test]
     fn an_unknown_name_is_answered_with_the_known_ones() {
         let error = Profile::load("3n5c").unwrap_err().to_string();
-        assert!(error.contains("\"3n5c\"") && error.contains("2n4c, 2n8c, 4n8c, 8n16c"), "{error}");
+        assert!(
+            error.contains("\"3n5c\"") && error.contains("2n4c, 2n5c, 2n8c, 3n4c-hotplug, 4n8c, 4n9c, 8n16c"),
+            "{error}"
+        );
     }
 
     #[test]
@@ -221,6 +364,14 @@ mod tests {
             ("nodes = 2", "nodes = 0", "p.toml: nodes: 0 is not within 1 to 16"),
             ("cpus_per_node = 2", "cpus_per_node = 17", "p.toml: cpus_per_node: 17"),
             ("= 512", "= 1", "p.toml: memory_mib_per_node: 1 is not within 256 to 65536"),
+            ("node = 2", "node = \"2\"", "expected a number for every node, or a list"),
+            ("node = 2", "node = -2", "invalid value: integer `-2`"),
+            ("node = 2", "node = [3]", "p.toml: cpus_per_node: 1 values, expected 2 (nodes)"),
+            ("node = 2", "node = [3, 17]", "p.toml: cpus_per_node[1]: 17 is not within 1 to 16"),
+            ("node = 2", "node = [0, 2]", "p.toml: cpus_per_node[0]: 0 is not within 1 to 16"),
+            ("node = 2", "node = [3, -2]", "invalid value: integer `-2`"),
+            ("node = 512", "node = [512, 1]", "p.toml: memory_mib_per_node[1]: 1 is not within 256"),
+            (EMPTY_FROM, EMPTY_TO, "p.toml: cpus_per_node[1]: 0, as is memory_mib_per_node"),
             ("[[10, 21], [21, 10]]", "[[10, 21]]", "p.toml: distances: 1 rows, expected 2"),
             ("[21, 10]", "[21]", "p.toml: distances[1]: 1 columns, expected 2"),
             ("[21, 10]", "[21, 11]", "p.toml: distances[1][1]: 11, expected 10"),
@@ -233,6 +384,28 @@ mod tests {
         ];
         for (from, to, expected) in cases {
             let found = error(&GOOD.replacen(from, to, 1));
+            assert!(found.contains(expected), "{to}: {found}");
+        }
+    }
+
+    #[test]
+    fn nodes_may_differ_and_be_empty_where_they_can_be_filled() {
+        let text = GOOD.replace("cpus_per_node = 2", "cpus_per_node = [3, 2]");
+        let profile = Profile::parse(&text, Path::new("p.toml")).unwrap();
+        assert_eq!((profile.cpus(), profile.cores_per_socket(), profile.even()), (5, 3, None));
+        let even = Profile::parse(GOOD, Path::new("p.toml")).unwrap();
+        assert_eq!((even.cores_per_socket(), even.even()), (2, Some((2, 512))));
+        let empty = format!("{}{HOTPLUG}", GOOD.replace(EMPTY_FROM, EMPTY_TO));
+        let profile = Profile::parse(&empty, Path::new("p.toml")).unwrap();
+        assert_eq!((profile.cpus(), profile.cores_per_socket(), profile.memory_mib()), (2, 3, 512));
+        let cases = [
+            ("cpus_per_node = 3", "cpus_per_node = 1", "hotplug.cpus_per_node: 1 is not within 2 to 16"),
+            ("memory_slots = 2", "memory_slots = 0", "hotplug.memory_slots: 0 is not within 1 to 32"),
+            ("memory_mib = 1024", "memory_mib = 1", "hotplug.memory_mib: 1 is not within 256"),
+            ("memory_mib = 1024", "memory = 1", "unknown field `memory`"),
+        ];
+        for (from, to, expected) in cases {
+            let found = error(&format!("{GOOD}{}", HOTPLUG.replace(from, to)));
             assert!(found.contains(expected), "{to}: {found}");
         }
     }

@@ -3,13 +3,21 @@
 use std::path::Path;
 use std::process::Command;
 
-use vnuma_lab_agent::{PORT_PREFIX, PORTS};
+use vnuma_lab_agent::{MONITOR_PORT, PORT_PREFIX, PORTS};
 
-use crate::accel::Accel;
+use crate::network::Member;
 use crate::profile::{Device, DeviceModel, Profile};
 
 /// The program in the image.
 pub(crate) const QEMU: &str = "qemu-system-x86_64";
+
+/// systemd starts no terminals, loads no graphics, asks no questions and says nothing on the console but errors.
+const SYSTEMD_WORDS: &str = " vnuma.init=systemd systemd.unit=lab.target systemd.getty_auto=no systemd.firstboot=no \
+                             systemd.show_status=no systemd.mask=getty.target systemd.mask=modprobe@drm.service \
+                             systemd.mask=e2scrub_reap.service";
+
+/// Socket of the monitor in the directory of a run.
+pub(crate) const QMP_SOCKET: &str = "qmp.sock";
 
 /// What the kernel's command line leaves out because it costs seconds under emulation: mitigations, self-tests of
 /// cryptography, a second zeroing of memory, a look for root buses that ACPI does not name. lab-vm has the same for its
@@ -20,6 +28,25 @@ const KERNEL_ECONOMY: &str = "mitigations=off cryptomgr.notests init_on_alloc=0 
 const FIRST_BUS: usize = 0x20;
 const BUSES_PER_NODE: usize = 8;
 
+/// What runs the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Accel {
+    /// Software emulation.
+    Tcg,
+    /// The machine's own KVM.
+    Kvm,
+}
+
+/// What process 1 of a server is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Init {
+    /// The lab's own, which is there in a moment.
+    #[default]
+    Fast,
+    /// systemd, for what needs its units or its control groups.
+    Systemd,
+}
+
 /// The files that a server is started from.
 pub(crate) struct Files<'a> {
     /// The image's root file system, which QEMU itself is taken from.
@@ -27,17 +54,26 @@ pub(crate) struct Files<'a> {
     pub kernel: &'a Path,
     pub initramfs: &'a Path,
     pub root_disk: &'a Path,
-    /// Directory for `console.log` and the sockets `agent0`, `agent1` ...
+    /// Directory for `console.log` and the sockets `agent0`, `agent1` ..., `qmp.sock`.
     pub directory: &'a Path,
 }
 
 /// The command that starts the server.
-pub(crate) fn server(profile: &Profile, accel: Accel, files: &Files<'_>) -> Command {
+pub(crate) fn server(
+    profile: &Profile,
+    accel: Accel,
+    files: &Files<'_>,
+    init: Init,
+    member: Option<&Member>,
+) -> Command {
     let mut command = base(accel, files.tree);
-    command.args(["-machine", "q35", "-m", &format!("{}M", profile.memory_mib())]);
-    let (cpus, nodes) = (profile.cpus(), profile.nodes);
-    // A socket per node: Linux warns about siblings on different nodes otherwise.
-    command.args(["-smp", &format!("{cpus},sockets={nodes},cores={},threads=1", profile.cpus_per_node)]);
+    let mut memory = format!("{}M", profile.memory_mib());
+    if let Some(hotplug) = &profile.hotplug {
+        let most = profile.memory_mib() + hotplug.memory_mib;
+        memory.push_str(&format!(",slots={},maxmem={most}M", hotplug.memory_slots));
+    }
+    command.args(["-machine", "q35", "-m", &memory]);
+    command.args(cpus(profile, accel));
     command.args(numa(profile));
     command.args(devices(profile));
     let serial = files.directory.join("console.log");
@@ -57,8 +93,32 @@ pub(crate) fn server(profile: &Profile, accel: Accel, files: &Files<'_>) -> Comm
         let port = format!("virtserialport,bus=ports.0,chardev=agent{number},name={PORT_PREFIX}{number}");
         command.args(["-device", &port]);
     }
-    boot(&mut command, files.kernel, files.initramfs, "server");
+    command.args(monitors(profile, files.directory));
+    let mut words = "server".to_owned();
+    if init == Init::Systemd {
+        words.push_str(SYSTEMD_WORDS);
+    }
+    if let Some(member) = member {
+        command.args(member.arguments());
+        words.push_str(&member.words());
+    }
+    boot(&mut command, files.kernel, files.initramfs, &words);
     command
+}
+
+/// The monitor for this machine and, in a server that can grow, one for programs in it: QEMU connects a virtio port to a
+/// socket of its own. Who has a monitor can run commands here (`migrate exec:`), so other servers have no such port.
+fn monitors(profile: &Profile, directory: &Path) -> Vec<String> {
+    let mut arguments: Vec<String> = Vec::new();
+    let mut option = |name: &str, value: String| arguments.extend([name.to_owned(), value]);
+    option("-qmp", format!("unix:{},server=on,wait=off", escaped(&directory.join(QMP_SOCKET))));
+    if profile.hotplug.is_some() {
+        let socket = escaped(&directory.join("qmp-inside.sock"));
+        option("-qmp", format!("unix:{socket},server=on,wait=off"));
+        option("-chardev", format!("socket,id=inside,path={socket}"));
+        option("-device", format!("virtserialport,bus=ports.0,chardev=inside,name={MONITOR_PORT}"));
+    }
+    arguments
 }
 
 /// The command for the trial of an accelerator: boots, reports on its standard output and powers off.
@@ -106,13 +166,44 @@ fn escaped(path: &Path) -> String {
     path.display().to_string().replace(',', ",,")
 }
 
+/// The CPUs of the server at boot. A socket per node: Linux warns about siblings on different nodes otherwise. QEMU
+/// fills sockets in order; where some are not to be full, each CPU but the first is given as a device.
+fn cpus(profile: &Profile, accel: Accel) -> Vec<String> {
+    let (nodes, cores) = (profile.nodes, profile.cores_per_socket());
+    let most = nodes * cores;
+    let shape = format!("maxcpus={most},sockets={nodes},cores={cores},threads=1");
+    if profile.cpus() == most {
+        return vec!["-smp".into(), format!("{most},{shape}")];
+    }
+    let mut arguments = vec!["-smp".into(), format!("1,{shape}")];
+    for (node, &count) in profile.cpus_per_node.iter().enumerate() {
+        for core in (0..count).filter(|&core| (node, core) != (0, 0)) {
+            let model = cpu_device(accel);
+            let device = format!("{model},id=cpu{node}.{core},socket-id={node},core-id={core},thread-id=0");
+            arguments.extend(["-device".into(), device]);
+        }
+    }
+    arguments
+}
+
+/// The device of a CPU of the model that [`base`] chooses.
+fn cpu_device(accel: Accel) -> &'static str {
+    match accel {
+        Accel::Tcg => "EPYC-x86_64-cpu",
+        Accel::Kvm => "host-x86_64-cpu",
+    }
+}
+
 fn numa(profile: &Profile) -> Vec<String> {
     let mut arguments = Vec::new();
     let mut option = |name: &str, value: String| arguments.extend([name.to_owned(), value]);
-    for node in 0..profile.nodes {
-        let size = profile.memory_mib_per_node;
-        option("-object", format!("memory-backend-ram,id=ram{node},size={size}M"));
-        option("-numa", format!("node,nodeid={node},memdev=ram{node}"));
+    for (node, &size) in profile.memory_mib_per_node.iter().enumerate() {
+        let mut memory = String::new();
+        if size > 0 {
+            option("-object", format!("memory-backend-ram,id=ram{node},size={size}M"));
+            memory = format!(",memdev=ram{node}");
+        }
+        option("-numa", format!("node,nodeid={node}{memory}"));
         // Without core-id: all of the socket.
         option("-numa", format!("cpu,node-id={node},socket-id={node}"));
     }
@@ -170,7 +261,7 @@ mod tests {
             root_disk: Path::new("/a,b/root"),
             directory: Path::new("/run"),
         };
-        let command = server(&Profile::load(name).unwrap(), Accel::Tcg, &files);
+        let command = server(&Profile::load(name).unwrap(), Accel::Tcg, &files, Init::Fast, None);
         command.get_args().map(|a| a.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
     }
 
@@ -178,7 +269,7 @@ mod tests {
     fn the_line_has_the_profile() {
         let line = line("2n4c");
         for part in [
-            "-smp 4,sockets=2,cores=2,threads=1",
+            "-smp 4,maxcpus=4,sockets=2,cores=2,threads=1",
             "-m 4096M",
             "node,nodeid=1,memdev=ram1 -numa cpu,node-id=1,socket-id=1",
             "dist,src=0,dst=1,val=21",
@@ -186,6 +277,30 @@ mod tests {
             "nvme,id=device1,bus=port1",
             "file=/a,,b/root,",
             "vnuma.role=server",
+        ] {
+            assert!(line.contains(part), "{part} is not in {line}");
+        }
+    }
+
+    #[test]
+    fn cpus_of_unequal_nodes_are_devices() {
+        let line = line("2n5c");
+        assert!(line.contains("-smp 1,maxcpus=6,sockets=2,cores=3,threads=1"), "{line}");
+        let count = |device: &str| line.matches(device).count();
+        assert_eq!(count("-device EPYC-x86_64-cpu,id="), 4);
+        assert_eq!([0, 1].map(|node| count(&format!(",socket-id={node},core-id="))), [2, 2]);
+        assert!(!line.contains("maxmem") && !line.contains("org.vnuma.lab.qmp"), "{line}");
+    }
+
+    #[test]
+    fn a_server_that_can_grow_has_slots_and_an_empty_node() {
+        let line = line("3n4c-hotplug");
+        for part in [
+            "-smp 1,maxcpus=9,sockets=3,cores=3,threads=1",
+            "-m 3072M,slots=4,maxmem=7168M",
+            "-numa node,nodeid=2 -numa cpu,node-id=2,socket-id=2",
+            "-chardev socket,id=inside,path=/run/qmp-inside.sock",
+            "name=org.vnuma.lab.qmp",
         ] {
             assert!(line.contains(part), "{part} is not in {line}");
         }

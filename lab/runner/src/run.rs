@@ -11,6 +11,7 @@ use vnuma_lab_agent::terminal::{self, RawMode};
 
 use crate::counters::Counters;
 use crate::lab::{Lab, LabError};
+use crate::qemu::Init;
 
 /// How long a command may run unless it is said otherwise.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);
@@ -24,6 +25,11 @@ pub struct LabRun {
     pub profile: String,
     /// Hardware counters of the server.
     pub counters: Option<Counters>,
+    /// Process 1 of the server.
+    pub init: Init,
+    /// Servers of the profile that are booted with a network between them; the command runs on the first. 0: one
+    /// server, and no network.
+    pub servers: usize,
     /// Files to copy into the server before: here, there.
     pub puts: Vec<(PathBuf, String)>,
     /// Files to copy from the server after, whatever the status of the command: there, here.
@@ -67,6 +73,8 @@ impl Default for LabRun {
         Self {
             profile: crate::DEFAULT_PROFILE.into(),
             counters: None,
+            init: Init::Fast,
+            servers: 0,
             puts: Vec::new(),
             gets: Vec::new(),
             command: Vec::new(),
@@ -79,9 +87,16 @@ impl Default for LabRun {
 }
 
 impl LabRun {
-    /// Boots a server, runs the command and stops the server.
+    /// Boots a server, or several, runs the command and stops them. Counters, systemd and several servers exclude each
+    /// other.
     pub fn run(&self) -> Result<Output, LabError> {
-        self.run_in(&Lab::boot_with(&self.profile, self.counters.as_ref())?)
+        let labs = match (self.servers, self.init) {
+            (0, Init::Fast) => vec![Lab::boot_with(&self.profile, self.counters.as_ref())?],
+            (0, Init::Systemd) => vec![Lab::boot_systemd(&self.profile)?],
+            (servers, _) => Lab::boot_cluster(&vec![self.profile.as_str(); servers])?,
+        };
+        // Asking for 0 servers is one server, so there is a first.
+        self.run_in(&labs[0])
     }
 
     /// Runs the command in a server that is up already; `profile` has no meaning then.

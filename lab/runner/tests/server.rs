@@ -62,10 +62,11 @@ fn files(lab: &Lab) {
 
 /// What the server's kernel shows is what the profile promises.
 fn machine(lab: &Lab, profile: &Profile) {
+    let mut first = 0;
     for node in 0..profile.nodes {
         let directory = format!("/sys/devices/system/node/node{node}");
-        let first = node * profile.cpus_per_node;
-        let cpus = format!("{first}-{}\n", first + profile.cpus_per_node - 1);
+        let cpus = format!("{first}-{}\n", first + profile.cpus_per_node[node] - 1);
+        first += profile.cpus_per_node[node];
         assert_eq!(good(lab, &format!("cat {directory}/cpulist")), cpus, "node {node}");
         let distances: Vec<String> = profile.distances[node].iter().map(u8::to_string).collect();
         assert_eq!(
@@ -75,7 +76,7 @@ fn machine(lab: &Lab, profile: &Profile) {
         );
         let script = format!("sed -n 's/.*MemTotal: *\\([0-9]*\\) kB/\\1/p' {directory}/meminfo");
         let mib: usize = good(lab, &script).trim().parse::<usize>().unwrap() / 1024;
-        let promised = profile.memory_mib_per_node;
+        let promised = profile.memory_mib_per_node[node];
         assert!(mib <= promised && mib > promised - 200, "node {node}: {mib} MiB of {promised}");
     }
     // Network cards are of class 0x0200.., NVMe disks of class 0x0108..; the lab's own devices have no node.

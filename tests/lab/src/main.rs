@@ -4,6 +4,7 @@
 mod follow;
 mod guest;
 mod hostile;
+mod hotplug;
 mod kills;
 mod lifecycle;
 mod random;
@@ -36,6 +37,8 @@ enum Scenario {
     Scribble,
     /// A guest without the driver follows by replugged vCPUs
     Replug,
+    /// CPUs, memory and a node of the host come and go while vnumad runs
+    Hotplug,
     /// VMs come and go while vnumad runs
     Lifecycle,
     /// QEMUs are stopped, used by somebody else, and killed in mid-attach
@@ -54,6 +57,7 @@ fn main() -> anyhow::Result<()> {
         Scenario::Kills(arguments) => kills::run(&arguments),
         Scenario::Replug => replug::run(),
         Scenario::Stopped => stopped::run(),
+        Scenario::Hotplug => hotplug::run(),
         Scenario::Lifecycle => lifecycle::run(),
     }
 }

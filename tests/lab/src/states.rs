@@ -120,7 +120,7 @@ fn polling(vm: &Vm, nodes: &Nodes) -> Result<()> {
 }
 
 /// The daemon reads the same nodes, CPUs and distances as the kernel lists.
-fn hardware(nodes: &Nodes) -> Result<()> {
+pub fn hardware(nodes: &Nodes) -> Result<()> {
     let hardware = vnumactl(&["hardware"])?;
     let listed = hardware["nodes"].as_array().context("vnumactl hardware: no nodes")?;
     let expected = nodes.with_cpus().count();

@@ -187,7 +187,7 @@ fn records() -> Result<usize> {
     Ok(fs::read_dir(RECORDS).map_or(0, Iterator::count))
 }
 
-/// Waits until vnumactl shows the VM's hypervisor so, and prints how long that took.
+/// Waits until vnumactl shows the VM's hypervisor so. It prints how long that took; nothing depends on it.
 fn await_hypervisor(vm: &Vm, state: &str, why: &str) -> Result<Value> {
     let started = Instant::now();
     let shown = await_field(vm, "hypervisor", state)?;
@@ -195,7 +195,7 @@ fn await_hypervisor(vm: &Vm, state: &str, why: &str) -> Result<Value> {
     Ok(shown)
 }
 
-/// Waits without the pauses of other scenarios: what is waited for is measured.
+/// Waits with shorter pauses than other scenarios, as callers print how long it took. The limit only ends a hang.
 fn await_field(vm: &Vm, field: &str, value: &str) -> Result<Value> {
     let end = Instant::now() + HANG_LIMIT;
     loop {

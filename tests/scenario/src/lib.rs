@@ -17,6 +17,6 @@ mod vm;
 
 pub use monitor::Monitor;
 pub use nodes::Nodes;
-pub use process::{Process, output, vnumactl, vnumad, wait_for};
+pub use process::{Process, output, vnumactl, vnumad, vnumad_logging_to, wait_for};
 pub use replug::{bring_online, replug_when_noticed, vcpu_thread};
 pub use vm::{Vm, tsc_offset, vcpu_threads};

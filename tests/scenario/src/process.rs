@@ -2,6 +2,8 @@
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
+use std::fs::File;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -34,8 +36,19 @@ impl Drop for Process {
 
 /// Starts vnumad and waits until it answers.
 pub fn vnumad(arguments: &[&str]) -> Result<Process> {
-    let daemon =
-        Process(Command::new("vnumad").args(arguments).stdin(Stdio::null()).spawn().context("vnumad")?);
+    start_vnumad(Command::new("vnumad").args(arguments))
+}
+
+/// The same, with its log in a file.
+pub fn vnumad_logging_to(log: &Path, arguments: &[&str]) -> Result<Process> {
+    let file = File::create(log).with_context(|| log.display().to_string())?;
+    let mut command = Command::new("vnumad");
+    command.args(arguments).stdout(file.try_clone()?).stderr(file);
+    start_vnumad(&mut command).with_context(|| format!("vnumad's log is {}", log.display()))
+}
+
+fn start_vnumad(command: &mut Command) -> Result<Process> {
+    let daemon = Process(command.stdin(Stdio::null()).spawn().context("vnumad")?);
     wait_for("vnumad to answer", Duration::from_secs(60), || Ok(vnumactl(&["list"]).is_ok()))?;
     Ok(daemon)
 }

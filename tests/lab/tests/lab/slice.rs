@@ -89,3 +89,9 @@ fn a_guest_without_the_driver_follows_by_replugged_vcpus() {
 fn a_hypervisor_that_stands_still_is_named_and_its_vm_observed() {
     run("2n4c", &[job(&["lab-scenario", "stopped"])]);
 }
+
+#[test]
+#[ignore = "takes minutes: make soak"]
+fn a_host_that_grows_and_shrinks_is_followed() {
+    run("3n4c-hotplug", &[job(&["lab-scenario", "hotplug"])]);
+}

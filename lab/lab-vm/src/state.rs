@@ -1,0 +1,130 @@
+//! What is known of VMs, from their directories (`vm.rs` has what is in them).
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use vnuma_lab_agent::client::ClientError;
+
+use crate::plan::check_name;
+
+/// Where the directories are.
+pub const VMS: &str = "/run/lab-vm";
+/// How long QEMU's end may come after that of a connection to the guest.
+const DEATH_LIMIT: Duration = Duration::from_secs(3);
+/// Lines of the console that an error shows.
+const TAIL_LINES: usize = 60;
+
+/// The directory of a VM.
+pub fn directory(name: &str) -> PathBuf {
+    Path::new(VMS).join(name)
+}
+
+/// The context id of a VM that runs.
+pub fn running_cid(name: &str) -> Result<u32> {
+    existing(name)?;
+    ensure!(alive(name), "VM \"{name}\" has died; the end of its console:\n{}", tail(name));
+    read_number(name, "cid")
+}
+
+/// Tells why a session with a VM broke.
+pub fn explain(name: &str, error: ClientError) -> anyhow::Error {
+    let mine = matches!(error, ClientError::Local { .. } | ClientError::Refused(_));
+    let started = Instant::now();
+    // The connection breaks a moment before QEMU's end can be seen.
+    while !mine && started.elapsed() < DEATH_LIMIT {
+        if !alive(name) {
+            return anyhow!("VM \"{name}\" has died; the end of its console:\n{}", tail(name));
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    // The whole chain is in the text of the error.
+    anyhow!("VM \"{name}\": {error}")
+}
+
+/// Why KVM does not run a VM any more, if so. Its QEMU and its connections live on, and nothing in it moves until it is
+/// stopped.
+pub fn gave_up(name: &str) -> Option<String> {
+    let said = fs::read(directory(name).join("qemu.log")).unwrap_or_default();
+    let error = internal_error(&String::from_utf8_lossy(&said))?;
+    Some(format!("KVM gave VM \"{name}\" up, it has to be stopped: {error}"))
+}
+
+/// The words of QEMU for that (`kvm_handle_internal_error` of accel/kvm/kvm-all.c); registers follow.
+fn internal_error(log: &str) -> Option<String> {
+    let start = log.find("KVM internal error")?;
+    let lines: Vec<&str> = log[start..].lines().take(4).map(str::trim).collect();
+    Some(lines.join("; "))
+}
+
+/// An error that names the VMs that there are, if there is none of that name.
+pub fn existing(name: &str) -> Result<()> {
+    check_name(name)?;
+    ensure!(
+        directory(name).is_dir(),
+        "VM \"{name}\": there is none of that name; there are: {}",
+        all()?.join(", ")
+    );
+    Ok(())
+}
+
+/// Names of all VMs.
+pub fn all() -> Result<Vec<String>> {
+    if !Path::new(VMS).exists() {
+        return Ok(Vec::new());
+    }
+    let entries = fs::read_dir(VMS).context(VMS)?.flatten();
+    let mut found: Vec<String> = entries
+        .filter(|entry| entry.path().is_dir())
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .filter(|name| check_name(name).is_ok())
+        .collect();
+    found.sort();
+    Ok(found)
+}
+
+/// A number that a file of the VM holds.
+pub fn read_number<T: std::str::FromStr>(name: &str, file: &str) -> Result<T> {
+    let path = directory(name).join(file);
+    let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    text.trim().parse().map_err(|_| anyhow!("{}: \"{}\" is no number", path.display(), text.trim()))
+}
+
+/// The process of a VM's QEMU, as far as it has come to writing it down.
+pub fn pid(name: &str) -> Option<i32> {
+    read_number(name, "pid").ok().filter(|&pid| pid > 1)
+}
+
+/// Whether the VM's QEMU lives: the number in the file could belong to another process by now.
+pub fn alive(name: &str) -> bool {
+    let Some(pid) = pid(name) else { return false };
+    let socket = directory(name).join("ctl.sock");
+    let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    String::from_utf8_lossy(&command).contains(&socket.display().to_string())
+}
+
+/// The end of a VM's console.
+pub fn tail(name: &str) -> String {
+    let bytes = fs::read(directory(name).join("console.log")).unwrap_or_default();
+    let text = String::from_utf8_lossy(&bytes);
+    let lines: Vec<&str> = text.lines().collect();
+    let tail = &lines[lines.len().saturating_sub(TAIL_LINES)..];
+    if tail.is_empty() {
+        return "  (the console is empty)".into();
+    }
+    tail.iter().map(|line| format!("  {}", line.trim_end_matches('\r'))).collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_vm_that_kvm_gave_up_says_so_in_its_log() {
+        assert_eq!(internal_error("qemu-system-x86_64: warning: nothing\n"), None);
+        let log = "warning\nKVM internal error. Suberror: 1\nemulation failure\nRAX=0 RBX=1\n";
+        let error = internal_error(log).unwrap();
+        assert_eq!(error, "KVM internal error. Suberror: 1; emulation failure; RAX=0 RBX=1");
+    }
+}

@@ -1,0 +1,58 @@
+//! Directories for the files of a run.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::cache::{Lock, try_lock};
+use crate::children::ScratchDir;
+
+/// A directory that goes with this value.
+pub(crate) struct RunDirectory {
+    directory: ScratchDir,
+    _lock: Lock,
+}
+
+impl RunDirectory {
+    /// Where it is.
+    pub(crate) fn path(&self) -> &Path {
+        self.directory.path()
+    }
+}
+
+/// Why there is none.
+#[derive(Debug, thiserror::Error)]
+#[error("{path}: {source}")]
+pub struct RunDirectoryError {
+    path: PathBuf,
+    source: io::Error,
+}
+
+/// Makes a directory for the files of a run; its lock tells that the run lives. Remains of runs that were killed
+/// are removed.
+pub(crate) fn run_directory() -> Result<RunDirectory, RunDirectoryError> {
+    const PREFIX: &str = "vnuma-lab-";
+    let parent = std::env::temp_dir();
+    let error = |path: &Path| {
+        let path = path.to_owned();
+        move |source| RunDirectoryError { path, source }
+    };
+    for entry in fs::read_dir(&parent).map_err(error(&parent))?.flatten() {
+        let path = entry.path();
+        let ours = entry.file_name().to_string_lossy().starts_with(PREFIX) && path.is_dir();
+        // The lock lies inside: it goes with the directory.
+        if ours && let Ok(Some(_dead)) = try_lock(&path.join("run")) {
+            // Another process may be removing it as well.
+            let _ = crate::cache::remove_tree(&path);
+        }
+    }
+    loop {
+        let path = tempfile::Builder::new().prefix(PREFIX).tempdir().map_err(error(&parent))?.keep();
+        let directory = ScratchDir::adopt(path);
+        // Another process that cleans up may have taken it for a dead one just now; then the next is tried.
+        match try_lock(&directory.path().join("run")).map_err(error(directory.path()))? {
+            Some(lock) if directory.path().exists() => return Ok(RunDirectory { directory, _lock: lock }),
+            _ => {}
+        }
+    }
+}
