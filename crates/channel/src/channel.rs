@@ -1,6 +1,8 @@
 //! A VM's channel: memory, interrupt and acknowledgements.
 
-use crate::{Content, Generations, Identity, Region, ivshmem, publish::publication, takeover::Parts};
+use crate::{
+    Content, Generations, Identity, Region, doorbell, ivshmem, publish::publication, takeover::Parts,
+};
 use nix::{
     errno::Errno,
     sys::{
@@ -118,11 +120,7 @@ impl Channel {
 
     /// Raises the guest's interrupt.
     pub fn raise(&self) -> Result<(), ChannelError> {
-        match self.guest_vectors[0].write(1) {
-            // The counter is full: an interrupt is pending.
-            Ok(_) | Err(Errno::EAGAIN) => Ok(()),
-            Err(error) => Err(failed("raising the interrupt")(error)),
-        }
+        doorbell::signal(self.guest_vectors[0].as_fd()).map_err(failed("raising the interrupt"))
     }
 
     /// Readable when [`Self::take_acknowledgements`] has something. A guest that rings without end
@@ -149,10 +147,7 @@ impl Channel {
     fn expect(&self, vector: usize) -> Result<(), ChannelError> {
         let event = &self.host_vectors[vector];
         // Rings from before this publication are none of its acknowledgements.
-        match event.read() {
-            Ok(_) | Err(Errno::EAGAIN) => {}
-            Err(error) => return Err(failed("clearing an acknowledgement")(error)),
-        }
+        doorbell::clear(event.as_fd()).map_err(failed("clearing an acknowledgement"))?;
         self.acknowledgements.modify(event, &mut interest(vector, true)).map_err(failed("epoll"))
     }
 }

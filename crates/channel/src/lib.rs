@@ -11,6 +11,7 @@
 
 mod channel;
 mod content;
+mod doorbell;
 pub mod guest;
 mod ivshmem;
 pub mod publish;
