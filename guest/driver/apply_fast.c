@@ -292,10 +292,10 @@ int vnuma_fast_apply(struct vnuma_topology *topology,
 	int err;
 
 	if (!zalloc_cpumask_var(&changes.moved, GFP_KERNEL))
-		return vnuma_because(why, -ENOMEM, "no memory for a CPU mask");
+		return vnuma_fail(why, -ENOMEM, "no memory for a CPU mask");
 	if (!zalloc_cpumask_var(&changes.others, GFP_KERNEL)) {
 		free_cpumask_var(changes.moved);
-		return vnuma_because(why, -ENOMEM, "no memory for a CPU mask");
+		return vnuma_fail(why, -ENOMEM, "no memory for a CPU mask");
 	}
 
 	/* Each emptied or filled node costs a grace period. */

@@ -47,8 +47,8 @@ static int check_u32(const char *field, u32 value, u32 expected,
 {
 	if (value == expected)
 		return 0;
-	return vnuma_because(why, -EPROTO, "header %s is %u, not %u", field,
-			     value, expected);
+	return vnuma_fail(why, -EPROTO, "header %s is %u, not %u", field,
+			  value, expected);
 }
 
 static int check_slot_offsets(const struct vnuma_tc_header *header,
@@ -64,14 +64,14 @@ static int check_slot_offsets(const struct vnuma_tc_header *header,
 
 		if (offset < sizeof(*header) || offset % 8 ||
 		    offset > mapped - size)
-			return vnuma_because(why, -EPROTO,
-					     "header slot_offset[%d] is %#x, outside of the region or not aligned",
-					     i, offset);
+			return vnuma_fail(why, -EPROTO,
+					  "header slot_offset[%d] is %#x, outside of the region or not aligned",
+					  i, offset);
 	}
 	if (high - low < size)
-		return vnuma_because(why, -EPROTO,
-				     "header slots at %#x and %#x overlap",
-				     low, high);
+		return vnuma_fail(why, -EPROTO,
+				  "header slots at %#x and %#x overlap",
+				  low, high);
 	return 0;
 }
 
@@ -82,14 +82,14 @@ static int check_header(const struct vnuma_tc_header *header, size_t mapped,
 	int err;
 
 	if (header->magic != VNUMA_TC_MAGIC)
-		return vnuma_because(why, -EPROTO, "header magic is %#llx",
-				     header->magic);
+		return vnuma_fail(why, -EPROTO, "header magic is %#llx",
+				  header->magic);
 	if (header->version_major != VNUMA_TC_VERSION_MAJOR)
-		return vnuma_because(why, -EPROTONOSUPPORT,
-				     "header version is %u.%u, this driver knows %u",
-				     header->version_major,
-				     header->version_minor,
-				     VNUMA_TC_VERSION_MAJOR);
+		return vnuma_fail(why, -EPROTONOSUPPORT,
+				  "header version is %u.%u, this driver knows %u",
+				  header->version_major,
+				  header->version_minor,
+				  VNUMA_TC_VERSION_MAJOR);
 	err = check_u32("header_size", header->header_size, sizeof(*header),
 			why);
 	if (!err)
@@ -125,17 +125,17 @@ static int check_vcpus(struct vnuma_topology *topology,
 
 	for (i = 0; i < topology->nr_vcpus; i++)
 		if (vcpu[i].node >= topology->nr_nodes)
-			return vnuma_because(why, -EBADMSG,
-					     "vcpu[%u] (APIC id %u) is on node %u of %u",
-					     i, vcpu[i].apic_id, vcpu[i].node,
-					     topology->nr_nodes);
+			return vnuma_fail(why, -EBADMSG,
+					  "vcpu[%u] (APIC id %u) is on node %u of %u",
+					  i, vcpu[i].apic_id, vcpu[i].node,
+					  topology->nr_nodes);
 
 	sort(vcpu, topology->nr_vcpus, sizeof(*vcpu), compare_vcpus, NULL);
 	for (i = 1; i < topology->nr_vcpus; i++)
 		if (vcpu[i].apic_id == vcpu[i - 1].apic_id)
-			return vnuma_because(why, -EBADMSG,
-					     "APIC id %u is named twice",
-					     vcpu[i].apic_id);
+			return vnuma_fail(why, -EBADMSG,
+					  "APIC id %u is named twice",
+					  vcpu[i].apic_id);
 	return 0;
 }
 
@@ -155,9 +155,9 @@ static int check_distances(const struct vnuma_topology *topology,
 			if (from == to ? distance == VNUMA_TC_DISTANCE_LOCAL :
 					 distance >= VNUMA_TC_DISTANCE_LOCAL)
 				continue;
-			return vnuma_because(why, -EBADMSG,
-					     "distance[%u][%u] is %u", from, to,
-					     distance);
+			return vnuma_fail(why, -EBADMSG,
+					  "distance[%u][%u] is %u", from, to,
+					  distance);
 		}
 	}
 	return 0;
@@ -167,11 +167,11 @@ static int check_counts(const struct vnuma_topology *topology,
 			struct vnuma_reason *why)
 {
 	if (!topology->nr_nodes || topology->nr_nodes > VNUMA_TC_MAX_NODES)
-		return vnuma_because(why, -EBADMSG, "nr_nodes is %u, not 1 to %u",
-				     topology->nr_nodes, VNUMA_TC_MAX_NODES);
+		return vnuma_fail(why, -EBADMSG, "nr_nodes is %u, not 1 to %u",
+				  topology->nr_nodes, VNUMA_TC_MAX_NODES);
 	if (!topology->nr_vcpus || topology->nr_vcpus > VNUMA_TC_MAX_VCPUS)
-		return vnuma_because(why, -EBADMSG, "nr_vcpus is %u, not 1 to %u",
-				     topology->nr_vcpus, VNUMA_TC_MAX_VCPUS);
+		return vnuma_fail(why, -EBADMSG, "nr_vcpus is %u, not 1 to %u",
+				  topology->nr_vcpus, VNUMA_TC_MAX_VCPUS);
 	return 0;
 }
 
@@ -232,9 +232,9 @@ static int copy_published(const struct vnuma_channel *channel,
 			return err;
 		usleep_range(RETRY_DELAY_US, 2 * RETRY_DELAY_US);
 	}
-	return vnuma_because(why, -EAGAIN,
-			     "generation %#llx is torn: its slot did not match in %u tries",
-			     topology->generation, VNUMA_TC_READ_RETRIES);
+	return vnuma_fail(why, -EAGAIN,
+			  "generation %#llx is torn: its slot did not match in %u tries",
+			  topology->generation, VNUMA_TC_READ_RETRIES);
 }
 
 /**

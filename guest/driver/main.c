@@ -56,7 +56,7 @@ static struct vnuma *bound;
 /* Tells one binding from the next. */
 static unsigned int bindings;
 static u64 applied_generation;
-/* The last one that left CPUs behind, and how many. */
+/* The last one that was applied in part only, and how many CPUs it did not move. */
 static u64 partial_generation;
 static u32 partial_cpus;
 /* What is read into; becomes current when it is accepted. One update at a time uses it. */
@@ -83,7 +83,7 @@ static int apply_safely(struct vnuma_topology **old,
 	int err;
 
 	mutex_unlock(&update_mutex);
-	err = vnuma_safe_apply(safe_queue, next, old, &report->behind, why);
+	err = vnuma_safe_apply(safe_queue, next, old, &report->unapplied, why);
 	mutex_lock(&update_mutex);
 	return err;
 }
@@ -104,8 +104,8 @@ static int read_and_apply(struct vnuma *vnuma, struct vnuma_topology **old,
 	case VNUMA_GD_MODE_SAFE:
 		return apply_safely(old, report, why);
 	default:
-		return vnuma_because(why, -EOPNOTSUPP,
-				     "no mode to apply it with");
+		return vnuma_fail(why, -EOPNOTSUPP,
+				  "no mode to apply it with");
 	}
 }
 
@@ -132,19 +132,19 @@ static void refuse(struct vnuma *vnuma, const struct vnuma_report *report,
  */
 static void accept_in_part(struct vnuma *vnuma, struct vnuma_report *report)
 {
-	const struct vnuma_behind *behind = &report->behind;
+	const struct vnuma_unapplied *unapplied = &report->unapplied;
 
 	applied_generation = 0;
-	report->error = behind->error;
+	report->error = unapplied->error;
 	if (partial_generation == report->topology->generation &&
-	    partial_cpus == behind->cpus)
+	    partial_cpus == unapplied->cpus)
 		return;
 	partial_generation = report->topology->generation;
-	partial_cpus = behind->cpus;
+	partial_cpus = unapplied->cpus;
 	vnuma_device_report(report);
 	dev_warn_ratelimited(&vnuma->pdev->dev,
 			     "%u CPUs are not where the host told, among them CPU %d (%d)\n",
-			     behind->cpus, behind->cpu, behind->error);
+			     unapplied->cpus, unapplied->cpu, unapplied->error);
 }
 
 static void accept(struct vnuma *vnuma, struct vnuma_report *report)
@@ -153,7 +153,7 @@ static void accept(struct vnuma *vnuma, struct vnuma_report *report)
 		dev_info(&vnuma->pdev->dev,
 			 "following the host's topology, generation %016llx\n",
 			 report->topology->generation);
-	if (report->behind.cpus) {
+	if (report->unapplied.cpus) {
 		accept_in_part(vnuma, report);
 		return;
 	}

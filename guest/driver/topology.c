@@ -53,11 +53,11 @@ int vnuma_topology_node(const struct vnuma_topology *topology, int cpu)
 }
 
 /**
- * vnuma_topology_is_behind - is a CPU elsewhere than where the host told?
+ * vnuma_topology_is_unapplied - is a CPU elsewhere than where the host told?
  * @topology: may be NULL
  * @cpu: a possible CPU
  */
-bool vnuma_topology_is_behind(const struct vnuma_topology *topology, int cpu)
+bool vnuma_topology_is_unapplied(const struct vnuma_topology *topology, int cpu)
 {
 	int node = vnuma_topology_node(topology, cpu);
 
@@ -65,16 +65,16 @@ bool vnuma_topology_is_behind(const struct vnuma_topology *topology, int cpu)
 }
 
 /**
- * vnuma_topology_count_behind - how many online CPUs are
+ * vnuma_topology_count_unapplied - how many online CPUs are
  *
  * Call with cpus_read_lock() held or from a hotplug callback.
  */
-int vnuma_topology_count_behind(void)
+int vnuma_topology_count_unapplied(void)
 {
 	int cpu, count = 0;
 
 	for_each_online_cpu(cpu)
-		count += vnuma_topology_is_behind(current_topology, cpu);
+		count += vnuma_topology_is_unapplied(current_topology, cpu);
 	return count;
 }
 
@@ -102,15 +102,15 @@ static int check_online_cpu(const struct vnuma_topology *topology, int cpu,
 	int sibling;
 
 	if (count_nodes_of(cpu) != 1)
-		return vnuma_because(why, -EOPNOTSUPP,
-				     "CPU %d is on %d nodes of this guest (numa=fake?)",
-				     cpu, count_nodes_of(cpu));
+		return vnuma_fail(why, -EOPNOTSUPP,
+				  "CPU %d is on %d nodes of this guest (numa=fake?)",
+				  cpu, count_nodes_of(cpu));
 	for_each_cpu(sibling, topology_sibling_cpumask(cpu))
 		if (node_after(topology, sibling) != node)
-			return vnuma_because(why, -EOPNOTSUPP,
-					     "CPUs %d and %d are threads of one core but told on nodes %d and %d",
-					     cpu, sibling, node,
-					     node_after(topology, sibling));
+			return vnuma_fail(why, -EOPNOTSUPP,
+					  "CPUs %d and %d are threads of one core but told on nodes %d and %d",
+					  cpu, sibling, node,
+					  node_after(topology, sibling));
 	return 0;
 }
 
@@ -133,10 +133,10 @@ int vnuma_topology_check(const struct vnuma_topology *topology,
 		if (node == NUMA_NO_NODE)
 			continue;
 		if (node >= nr_node_ids || !node_online(node))
-			return vnuma_because(why, -ENXIO,
-					     "CPU %d (APIC id %u) is told on node %d, which this guest does not have online",
-					     cpu, (u32)cpu_physical_id(cpu),
-					     node);
+			return vnuma_fail(why, -ENXIO,
+					  "CPU %d (APIC id %u) is told on node %d, which this guest does not have online",
+					  cpu, (u32)cpu_physical_id(cpu),
+					  node);
 		if (!cpu_online(cpu))
 			continue;
 		err = check_online_cpu(topology, cpu, why);

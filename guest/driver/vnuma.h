@@ -34,7 +34,7 @@ struct vnuma_reason {
 	char text[VNUMA_REASON_SIZE];
 };
 
-#define vnuma_because(why, err, fmt, ...)				\
+#define vnuma_fail(why, err, fmt, ...)					\
 ({									\
 	scnprintf((why)->text, sizeof((why)->text), fmt, ##__VA_ARGS__);	\
 	(err);								\
@@ -76,12 +76,12 @@ struct vnuma_move {
 };
 
 /**
- * struct vnuma_behind - what a publication could not change
+ * struct vnuma_unapplied - what a publication could not change
  * @cpus: how many online CPUs are not where the host told
  * @cpu: one of them
  * @error: why that one is not
  */
-struct vnuma_behind {
+struct vnuma_unapplied {
 	u32 cpus;
 	int cpu;
 	int error;
@@ -99,8 +99,8 @@ int vnuma_channel_read(const struct vnuma_channel *channel,
 
 /* topology.c */
 int vnuma_topology_node(const struct vnuma_topology *topology, int cpu);
-bool vnuma_topology_is_behind(const struct vnuma_topology *topology, int cpu);
-int vnuma_topology_count_behind(void);
+bool vnuma_topology_is_unapplied(const struct vnuma_topology *topology, int cpu);
+int vnuma_topology_count_unapplied(void);
 int vnuma_topology_check(const struct vnuma_topology *topology,
 			 struct vnuma_reason *why);
 struct vnuma_topology *
@@ -173,7 +173,8 @@ void vnuma_maps_switch(void *info);
 struct workqueue_struct;
 int vnuma_safe_apply(struct workqueue_struct *queue,
 		     struct vnuma_topology *topology,
-		     struct vnuma_topology **old, struct vnuma_behind *behind,
+		     struct vnuma_topology **old,
+		     struct vnuma_unapplied *unapplied,
 		     struct vnuma_reason *why);
 void vnuma_safe_came_online(int cpu, int node);
 void vnuma_safe_undo(void);
@@ -215,15 +216,15 @@ void vnuma_rseq_moved(const struct cpumask *moved);
 /**
  * struct vnuma_report - what the last publication came to
  * @topology: now in force, or NULL if it was refused
- * @error: 0 or -errno; with a topology, why CPUs are behind
+ * @error: 0 or -errno; with a topology, why CPUs are not on its nodes
  * @told: when its interrupt came
- * @behind: CPUs that are not on the node of the topology
+ * @unapplied: CPUs that are not on the node of the topology
  */
 struct vnuma_report {
 	const struct vnuma_topology *topology;
 	int error;
 	ktime_t told;
-	struct vnuma_behind behind;
+	struct vnuma_unapplied unapplied;
 };
 
 int vnuma_device_init(void);
