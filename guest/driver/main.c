@@ -367,23 +367,33 @@ static int choose_mode(void)
 	return 0;
 }
 
-static int __init start(struct vnuma_topology **first)
+static int __init start(void)
 {
 	int err = vnuma_device_init();
 
 	if (err)
 		return err;
-	err = vnuma_hotplug_init(*first);
+	err = vnuma_hotplug_init();
 	if (err)
 		goto device;
 	err = pci_register_driver(&vnuma_driver);
 	if (!err)
 		return 0;
 
-	*first = vnuma_hotplug_exit();
+	vnuma_hotplug_exit();
 device:
 	vnuma_device_exit();
 	return err;
+}
+
+static struct vnuma_topology *set_topology(struct vnuma_topology *topology)
+{
+	struct vnuma_topology *old;
+
+	cpus_read_lock();
+	old = vnuma_topology_set_current(topology);
+	cpus_read_unlock();
+	return old;
 }
 
 static int __init vnuma_init(void)
@@ -397,13 +407,16 @@ static int __init vnuma_init(void)
 	/* Names no vCPU, so that there always is a current one. */
 	first = kvzalloc(sizeof(*first), GFP_KERNEL);
 	safe_queue = alloc_ordered_workqueue("vnuma", 0);
-	err = next && first && safe_queue ? start(&first) : -ENOMEM;
+	if (first)
+		set_topology(first);
+	err = next && first && safe_queue ? start() : -ENOMEM;
 	if (!err)
 		return 0;
 
 	if (safe_queue)
 		destroy_workqueue(safe_queue);
-	kvfree(first);
+	/* No longer the first one if a publication was applied meanwhile. */
+	kvfree(set_topology(NULL));
 	kvfree(next);
 	return err;
 }
@@ -416,9 +429,7 @@ static void __exit vnuma_exit(void)
 	/* Nothing is bound any more, so no update comes after this. */
 	flush_workqueue(safe_queue);
 	vnuma_debug_files_finish();
-	cpus_read_lock();
-	last = vnuma_topology_set_current(NULL);
-	cpus_read_unlock();
+	last = set_topology(NULL);
 	if (vnuma_mode == VNUMA_GD_MODE_SAFE)
 		vnuma_safe_undo();
 	destroy_workqueue(safe_queue);

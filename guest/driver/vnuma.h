@@ -2,18 +2,21 @@
 /*
  * vnuma.ko: what its files share.
  *
+ * A file calls only those below it.
+ *
  *	main.c		PCI device, interrupt, the update from reading to acknowledging
- *	channel.c	shared memory of the host -> struct vnuma_topology, or a reason
- *	topology.c	looking a topology up; agreement with this guest; CPU hotplug
- *	symbols.c	kernel symbols that are not exported
- *	maps.c		the maps that both modes write
+ *	hotplug.c	CPUs that come online later
+ *	device.c	/dev/vnuma, uevents, attributes
  *	apply_fast.c	kernel maps changed in place
- *	debug_files.c	the kernel's files of scheduler domains, later
  *	apply_safe.c	kernel maps changed by CPU hotplug
+ *	debug_files.c	the kernel's files of scheduler domains, later
+ *	maps.c		the maps that both modes write
  *	affinity.c	affinities of tasks, saved around CPU hotplug
  *	distances.c	the kernel's table of distances
  *	rseq.c		rseq's node_id of the threads of a CPU that moved
- *	device.c	/dev/vnuma, uevents, attributes
+ *	symbols.c	kernel symbols that are not exported
+ *	topology.c	looking a topology up; agreement with this guest
+ *	channel.c	shared memory of the host -> struct vnuma_topology, or a reason
  */
 #ifndef VNUMA_H
 #define VNUMA_H
@@ -103,10 +106,13 @@ bool vnuma_topology_is_unapplied(const struct vnuma_topology *topology, int cpu)
 int vnuma_topology_count_unapplied(void);
 int vnuma_topology_check(const struct vnuma_topology *topology,
 			 struct vnuma_reason *why);
+const struct vnuma_topology *vnuma_topology_current(void);
 struct vnuma_topology *
 vnuma_topology_set_current(struct vnuma_topology *topology);
-int vnuma_hotplug_init(struct vnuma_topology *first);
-struct vnuma_topology *vnuma_hotplug_exit(void);
+
+/* hotplug.c */
+int vnuma_hotplug_init(void);
+void vnuma_hotplug_exit(void);
 
 /* symbols.c */
 
