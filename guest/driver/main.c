@@ -255,7 +255,9 @@ static int claim(struct vnuma *vnuma)
 		err = -EBUSY;
 	else
 		bound = vnuma;
-	bindings++;
+	/* One that was refused ends no update of the other. */
+	if (!err)
+		bindings++;
 	mutex_unlock(&update_mutex);
 	return err;
 }
