@@ -37,6 +37,7 @@ MODULE_PARM_DESC(mode, "fast: in place, needs kernel symbols that are not export
  * @pdev: its PCI function
  * @registers: BAR 0
  * @channel: BAR 2
+ * @announced: the host can know that the driver is here
  * @told_ns: CLOCK_MONOTONIC of the last interrupt
  * @refused_generation: so that a publication is refused in one log line
  * @refused_error: likewise
@@ -45,6 +46,7 @@ struct vnuma {
 	struct pci_dev *pdev;
 	void __iomem *registers;
 	struct vnuma_channel channel;
+	bool announced;
 	u64 told_ns;
 	u64 refused_generation;
 	int refused_error;
@@ -66,14 +68,39 @@ static struct workqueue_struct *safe_queue;
 
 u32 vnuma_mode = VNUMA_GD_MODE_NONE;
 
+/* What the host finds in its memory is visible before the doorbell. */
+static void ring(struct vnuma *vnuma)
+{
+	writel(VNUMA_IVSHMEM_HOST_PEER << 16 | VNUMA_IVSHMEM_ACKNOWLEDGE_VECTOR,
+	       vnuma->registers + VNUMA_IVSHMEM_REG_DOORBELL);
+}
+
 static void acknowledge(struct vnuma *vnuma, u64 generation)
 {
-	u32 vector = (u32)generation % VNUMA_IVSHMEM_WINDOW;
+	vnuma_channel_acknowledge(&vnuma->channel, generation);
+	ring(vnuma);
+}
 
-	if (vnuma_mode == VNUMA_GD_MODE_SAFE)
-		vector += VNUMA_IVSHMEM_WINDOW;
-	writel(VNUMA_IVSHMEM_HOST_PEER << 16 | vector,
-	       vnuma->registers + VNUMA_IVSHMEM_REG_DOORBELL);
+static u32 channel_mode(void)
+{
+	switch (vnuma_mode) {
+	case VNUMA_GD_MODE_FAST:
+		return VNUMA_TC_MODE_FAST;
+	case VNUMA_GD_MODE_SAFE:
+		return VNUMA_TC_MODE_SAFE;
+	default:
+		return VNUMA_TC_MODE_NONE;
+	}
+}
+
+static void announce(struct vnuma *vnuma)
+{
+	if (vnuma->announced)
+		return;
+	vnuma->announced = vnuma_channel_announce(&vnuma->channel,
+						  channel_mode());
+	if (vnuma->announced)
+		ring(vnuma);
 }
 
 /* Drops update_mutex while CPUs move, so that the device can go meanwhile. */
@@ -94,6 +121,7 @@ static int read_and_apply(struct vnuma *vnuma, struct vnuma_topology **old,
 {
 	int err = vnuma_channel_read(&vnuma->channel, next, why);
 
+	announce(vnuma);
 	if (err)
 		return err;
 	if (next->generation == applied_generation)
@@ -110,12 +138,13 @@ static int read_and_apply(struct vnuma *vnuma, struct vnuma_topology **old,
 }
 
 /* The same publication may be told again and again; it is logged once. */
-static void refuse(struct vnuma *vnuma, const struct vnuma_report *report,
+static void refuse(struct vnuma *vnuma, u64 generation,
+		   const struct vnuma_report *report,
 		   const struct vnuma_reason *why)
 {
-	u64 generation = vnuma_channel_generation(&vnuma->channel);
-
 	vnuma_device_report(report);
+	vnuma_channel_refuse(&vnuma->channel, generation, report->error);
+	ring(vnuma);
 	if (generation == vnuma->refused_generation &&
 	    report->error == vnuma->refused_error)
 		return;
@@ -136,6 +165,9 @@ static void accept_in_part(struct vnuma *vnuma, struct vnuma_report *report)
 
 	applied_generation = 0;
 	report->error = unapplied->error;
+	vnuma_channel_refuse(&vnuma->channel, report->topology->generation,
+			     report->error);
+	ring(vnuma);
 	if (partial_generation == report->topology->generation &&
 	    partial_cpus == unapplied->cpus)
 		return;
@@ -189,7 +221,7 @@ static void update(void)
 		/* A host that was restarted may not know of the first one. */
 		acknowledge(bound, applied_generation);
 	else if (report.error != -ENODATA)
-		refuse(bound, &report, &why);
+		refuse(bound, next->generation, &report, &why);
 resume:
 	vnuma_debug_files_resume();
 unlock:
@@ -229,20 +261,21 @@ static irqreturn_t told_thread(int irq, void *data)
 static int map_channel(struct vnuma *vnuma)
 {
 	struct pci_dev *pdev = vnuma->pdev;
-	resource_size_t size = pci_resource_len(pdev, CHANNEL_BAR);
+	resource_size_t size = min_t(resource_size_t, VNUMA_TC_MAX_REGION_SIZE,
+				     pci_resource_len(pdev, CHANNEL_BAR));
 	void *base;
 
-	if (size < VNUMA_TC_REGION_SIZE ||
+	if (size < sizeof(struct vnuma_tc_header) ||
 	    pci_resource_len(pdev, REGISTERS_BAR) <
 		    VNUMA_IVSHMEM_REG_DOORBELL + sizeof(u32))
 		return -ENODEV;
 	/* The memory behind this BAR is plain memory of the host. */
 	base = devm_memremap(&pdev->dev, pci_resource_start(pdev, CHANNEL_BAR),
-			     VNUMA_TC_REGION_SIZE, MEMREMAP_WB);
+			     size, MEMREMAP_WB);
 	if (IS_ERR(base))
 		return PTR_ERR(base);
 	vnuma->channel.base = base;
-	vnuma->channel.size = VNUMA_TC_REGION_SIZE;
+	vnuma->channel.size = size;
 	return vnuma_channel_has_magic(&vnuma->channel) ? 0 : -ENODEV;
 }
 
@@ -264,7 +297,11 @@ static int claim(struct vnuma *vnuma)
 
 static void release(void *data)
 {
+	struct vnuma *vnuma = data;
+
 	mutex_lock(&update_mutex);
+	vnuma_channel_leave(&vnuma->channel);
+	ring(vnuma);
 	bound = NULL;
 	/* Another channel may count from the same start. */
 	applied_generation = 0;
@@ -312,7 +349,7 @@ static int vnuma_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 	if (err)
 		return dev_err_probe(&pdev->dev, err,
 				     "another topology channel is in use\n");
-	err = devm_add_action_or_reset(&pdev->dev, release, NULL);
+	err = devm_add_action_or_reset(&pdev->dev, release, vnuma);
 	if (err)
 		return err;
 	err = request_interrupt(vnuma);

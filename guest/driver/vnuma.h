@@ -16,7 +16,7 @@
  *	rseq.c		rseq's node_id of the threads of a CPU that moved
  *	symbols.c	kernel symbols that are not exported
  *	topology.c	looking a topology up; agreement with this guest
- *	channel.c	shared memory of the host -> struct vnuma_topology, or a reason
+ *	channel.c	memory shared with the host: reads publications, writes answers
  */
 #ifndef VNUMA_H
 #define VNUMA_H
@@ -29,6 +29,9 @@
 
 #include <vnuma/guest_device.h>
 #include <vnuma/topology_channel.h>
+
+/* As in dkms.conf: major << 16 | minor << 8 | patch. */
+#define VNUMA_DRIVER_VERSION	0x000100
 
 /* One refusal is one line of the kernel log; this is the part after "refused: ". */
 #define VNUMA_REASON_SIZE	160
@@ -62,11 +65,13 @@ struct vnuma_topology {
 /**
  * struct vnuma_channel - the shared memory
  * @base: mapped memory that the host can change at any time
- * @size: mapped bytes, at least VNUMA_TC_REGION_SIZE
+ * @size: mapped bytes, at least those of struct vnuma_tc_header
+ * @guest_offset: where struct vnuma_tc_guest lies, 0 until a header was accepted
  */
 struct vnuma_channel {
-	const void *base;
+	void *base;
 	size_t size;
+	size_t guest_offset;
 };
 
 /**
@@ -96,9 +101,15 @@ extern u32 vnuma_mode;	/* VNUMA_GD_MODE_*, set before anything else is used */
 /* channel.c */
 bool vnuma_channel_has_magic(const struct vnuma_channel *channel);
 u64 vnuma_channel_generation(const struct vnuma_channel *channel);
-int vnuma_channel_read(const struct vnuma_channel *channel,
+int vnuma_channel_read(struct vnuma_channel *channel,
 		       struct vnuma_topology *topology,
 		       struct vnuma_reason *why);
+bool vnuma_channel_announce(const struct vnuma_channel *channel, u32 mode);
+void vnuma_channel_leave(const struct vnuma_channel *channel);
+void vnuma_channel_acknowledge(const struct vnuma_channel *channel,
+			       u64 generation);
+void vnuma_channel_refuse(const struct vnuma_channel *channel, u64 generation,
+			  int error);
 
 /* topology.c */
 int vnuma_topology_node(const struct vnuma_topology *topology, int cpu);

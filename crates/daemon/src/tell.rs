@@ -6,11 +6,12 @@ use crate::{
 };
 use std::io;
 use tokio::{sync::mpsc, task::AbortHandle};
-use vnuma_abi_topology_channel::{VCPU_APPROXIMATE, Vcpu, ivshmem::WINDOW};
-use vnuma_channel::{Acknowledgement, Channel, ChannelError, Content, ContentError};
+use vnuma_abi_topology_channel::Vcpu;
+use vnuma_channel::{Channel, ChannelError, Content, ContentError, GuestStatus, MAX_OUTSTANDING};
 use vnuma_placement::{ACKNOWLEDGEMENT_WINDOW, Telling};
 
-const _: () = assert!(WINDOW == ACKNOWLEDGEMENT_WINDOW);
+// The channel returns outstanding generations only, so their counters modulo the window are unique.
+const _: () = assert!(MAX_OUTSTANDING <= ACKNOWLEDGEMENT_WINDOW);
 
 /// A channel in use.
 #[derive(Debug)]
@@ -46,9 +47,14 @@ impl Teller {
         self.channel.publish(content)
     }
 
-    /// What the guest acknowledged.
-    pub(crate) fn rung(&self) -> Result<Vec<Acknowledgement>, ChannelError> {
-        self.channel.take_acknowledgements()
+    /// The generation that the guest has acknowledged since the last call.
+    pub(crate) fn take_acknowledgement(&mut self) -> Result<Option<u64>, ChannelError> {
+        self.channel.take_acknowledgement()
+    }
+
+    /// What the guest says of itself.
+    pub(crate) fn guest_status(&self) -> GuestStatus {
+        self.channel.guest_status()
     }
 }
 
@@ -60,16 +66,6 @@ impl Drop for Teller {
 
 /// A decision in the form of the channel.
 pub(crate) fn content(telling: &Telling) -> Result<Content, ContentError> {
-    let nodes = telling.distances.len();
-    let vcpu = |told: &vnuma_placement::ToldVcpu| {
-        let node = told.placed.node;
-        let outside = ContentError::Node { apic_id: told.apic_id, node, nodes };
-        Ok(Vcpu {
-            apic_id: told.apic_id,
-            node: u16::try_from(node).map_err(|_| outside)?,
-            flags: if told.placed.approximate { VCPU_APPROXIMATE } else { 0 },
-        })
-    };
-    let vcpus = telling.vcpus.iter().map(vcpu).collect::<Result<_, _>>()?;
-    Content::new(telling.distances.clone(), vcpus)
+    let vcpu = |told: &vnuma_placement::ToldVcpu| Vcpu { apic_id: told.apic_id, node: told.placed.node };
+    Content::new(telling.distances.clone(), telling.vcpus.iter().map(vcpu).collect())
 }

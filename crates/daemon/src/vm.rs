@@ -8,10 +8,12 @@ use crate::{
 use std::{collections::BTreeMap, os::fd::OwnedFd, time::Duration};
 use tracing::error;
 use vnuma_api as api;
-use vnuma_channel::{Acknowledgement, Channel};
+use vnuma_channel::{Channel, DriverMode};
 use vnuma_host::location::monotonic_ns;
 use vnuma_hypervisor::VmError;
-use vnuma_placement::{Observation, Replugger, SettlePolicy, Telling, VcpuState, VmPlacement};
+use vnuma_placement::{
+    ACKNOWLEDGEMENT_WINDOW, Observation, Replugger, SettlePolicy, Telling, VcpuState, VmPlacement,
+};
 use vnuma_topology::{ApicId, HostTopology, VcpuLocation, VmDescription};
 
 /// A VM's channel.
@@ -266,30 +268,33 @@ impl Vm {
     /// The guest has rung.
     pub(crate) fn rung(&mut self) -> Vec<api::Event> {
         let acknowledged_ns = monotonic_ns();
-        let Slot::Serving(teller) = &self.slot else { return Vec::new() };
-        let acknowledgements = match teller.rung() {
-            Ok(acknowledgements) => acknowledgements,
+        let Slot::Serving(teller) = &mut self.slot else { return Vec::new() };
+        let generation = match teller.take_acknowledgement() {
+            Ok(Some(generation)) => generation,
+            Ok(None) => return Vec::new(),
             Err(error) => {
-                error!(vm = self.name(), %error, "acknowledgements are not heard");
+                error!(vm = self.name(), %error, "cannot read acknowledgements");
                 return Vec::new();
             }
         };
-        let mut events = Vec::new();
-        for Acknowledgement { number, safe } in acknowledgements {
-            let Some(updated) = self.placement.acknowledged(number) else { continue };
-            let generation = api::Generation(updated.generation);
-            self.stats.driver_mode = Some(if safe { api::DriverMode::Safe } else { api::DriverMode::Fast });
-            self.stats.updated += 1;
-            self.stats.acknowledged = Some(generation);
-            events.push(api::Event::Updated {
-                vm: self.description.name.clone(),
-                generation,
-                changed_ns: updated.changed_ns,
-                told_ns: updated.told_ns,
-                acknowledged_ns,
-            });
-        }
-        events
+        let mode = teller.guest_status().mode;
+        let number = generation as u32 as usize % ACKNOWLEDGEMENT_WINDOW;
+        let Some(updated) = self.placement.acknowledged(number) else { return Vec::new() };
+        let generation = api::Generation(updated.generation);
+        self.stats.driver_mode = match mode {
+            Some(DriverMode::Fast) => Some(api::DriverMode::Fast),
+            Some(DriverMode::Safe) => Some(api::DriverMode::Safe),
+            Some(DriverMode::None) | None => self.stats.driver_mode,
+        };
+        self.stats.updated += 1;
+        self.stats.acknowledged = Some(generation);
+        vec![api::Event::Updated {
+            vm: self.description.name.clone(),
+            generation,
+            changed_ns: updated.changed_ns,
+            told_ns: updated.told_ns,
+            acknowledged_ns,
+        }]
     }
 
     /// Homes of its guest nodes can change without anybody saying so.
