@@ -1,7 +1,7 @@
 //! A VM's channel: memory, interrupt and acknowledgements.
 
 use crate::{
-    Content, Generations, GuestStatus, Identity, Region, doorbell, ivshmem, publish::publication,
+    Content, Generations, GuestStatus, Identity, Region, doorbell::Doorbells, ivshmem, publish::publication,
     takeover::Parts, wakeups::Wakeups,
 };
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -10,6 +10,7 @@ use std::{
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::Path,
+    sync::Arc,
 };
 use vnuma_abi_topology_channel::ivshmem::{ACKNOWLEDGE_VECTOR, PUBLISH_VECTOR, VECTORS};
 
@@ -34,6 +35,7 @@ fn failed<E: Into<io::Error>>(act: &'static str) -> impl Fn(E) -> ChannelError {
 pub struct Channel {
     region: Region,
     generations: Generations,
+    doorbells: Arc<Doorbells>,
     guest_vectors: Vec<EventFd>,
     host_vectors: Vec<EventFd>,
     /// Of the vector by which the guest acknowledges.
@@ -56,6 +58,7 @@ impl Channel {
             ivshmem::serve(region.memory(), host, guest).map_err(failed("ivshmem server's messages"))?;
         let generations = Generations::new(epoch);
         let channel = Self {
+            doorbells: Doorbells::shared().map_err(failed("asynchronous reads"))?,
             wakeups: watch(&host_vectors)?,
             outstanding: VecDeque::new(),
             region,
@@ -86,6 +89,7 @@ impl Channel {
         let Parts { memory, guest_vectors, host_vectors } = parts;
         let (region, published) = Region::take_over(memory).map_err(failed("shared memory"))?;
         Ok(Self {
+            doorbells: Doorbells::shared().map_err(failed("asynchronous reads"))?,
             wakeups: watch(&host_vectors)?,
             outstanding: VecDeque::new(),
             region,
@@ -119,7 +123,7 @@ impl Channel {
     /// Raises the guest's interrupt.
     pub fn raise(&self) -> Result<(), ChannelError> {
         let vector = self.guest_vectors[PUBLISH_VECTOR].as_fd();
-        doorbell::signal(vector).map_err(failed("raising the interrupt"))
+        self.doorbells.signal(vector).map_err(failed("raising the interrupt"))
     }
 
     /// Readable when the guest has changed what [`Self::guest_status`] returns. A guest that signals without end

@@ -18,7 +18,7 @@ use std::{
     io::{self, IoSliceMut},
     mem::MaybeUninit,
     os::fd::{AsRawFd, BorrowedFd, OwnedFd},
-    sync::Mutex,
+    sync::{Arc, Mutex, PoisonError, Weak},
 };
 
 /// `IOCB_CMD_PREAD` of `linux/aio_abi.h`.
@@ -46,35 +46,42 @@ pub(crate) fn clear(vector: BorrowedFd<'_>) -> io::Result<()> {
     }
 }
 
-/// Adds one to the counter, which stays as it is if it is full. All channels of the process share one context.
-pub(crate) fn signal(vector: BorrowedFd<'_>) -> io::Result<()> {
-    static DOORBELLS: Mutex<Option<Doorbells>> = Mutex::new(None);
-    let mut doorbells = DOORBELLS.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    let doorbells = match &mut *doorbells {
-        Some(doorbells) => doorbells,
-        none => none.insert(Doorbells::new()?),
-    };
-    doorbells.signal(vector)
-}
-
-/// A context of asynchronous reads, with at most one in flight.
-struct Doorbells {
-    context: libc::c_ulong,
+/// A context of asynchronous reads, with at most one in flight. All channels of the process share it, and the last one
+/// takes it along.
+#[derive(Debug)]
+pub(crate) struct Doorbells {
+    context: Mutex<libc::c_ulong>,
     /// An empty file that nobody else has: no one can make its reads wait.
     empty: OwnedFd,
 }
 
 impl Doorbells {
+    /// The one of this process.
+    pub(crate) fn shared() -> io::Result<Arc<Self>> {
+        static SHARED: Mutex<Weak<Doorbells>> = Mutex::new(Weak::new());
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(doorbells) = shared.upgrade() {
+            return Ok(doorbells);
+        }
+        let doorbells = Arc::new(Self::new()?);
+        *shared = Arc::downgrade(&doorbells);
+        Ok(doorbells)
+    }
+
     fn new() -> io::Result<Self> {
         let empty = memfd_create(c"vnuma-doorbell", MFdFlags::MFD_CLOEXEC)?;
         let mut context: libc::c_ulong = 0;
         // SAFETY: the kernel writes one word to `context`, which is large enough.
         Errno::result(unsafe { libc::syscall(libc::SYS_io_setup, 1 as c_long, &raw mut context) })?;
-        Ok(Self { context, empty })
+        Ok(Self { context: Mutex::new(context), empty })
     }
 
+    /// Adds one to the counter, which stays as it is if it is full.
+    ///
     /// The read completes within `io_submit`, as there is nothing to read, and its completion is taken at once.
-    fn signal(&mut self, vector: BorrowedFd<'_>) -> io::Result<()> {
+    pub(crate) fn signal(&self, vector: BorrowedFd<'_>) -> io::Result<()> {
+        // Nothing that is done with the lock held waits.
+        let context = self.context.lock().unwrap_or_else(PoisonError::into_inner);
         let mut nothing = 0u8;
         // SAFETY: a request is plain integers, for all of which zero is valid.
         let mut request: libc::iocb = unsafe { MaybeUninit::zeroed().assume_init() };
@@ -87,38 +94,39 @@ impl Doorbells {
         // SAFETY: the context is this value's own. One request is named, and the kernel reads it within
         // the call; it writes nothing to `nothing`, as zero bytes are read.
         let submitted =
-            unsafe { libc::syscall(libc::SYS_io_submit, self.context, 1 as c_long, requests.as_mut_ptr()) };
+            unsafe { libc::syscall(libc::SYS_io_submit, *context, 1 as c_long, requests.as_mut_ptr()) };
         let submitted = Errno::result(submitted).map(drop);
-        self.take_completion()?;
+        take_completion(*context)?;
         Ok(submitted?)
     }
+}
 
-    /// Makes room for the next request.
-    fn take_completion(&mut self) -> io::Result<()> {
-        let mut event = IoEvent { data: 0, obj: 0, res: 0, res2: 0 };
-        let at_once = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: the kernel writes at most one event, and reads the timeout within the call.
-        let taken = unsafe {
-            libc::syscall(
-                libc::SYS_io_getevents,
-                self.context,
-                0 as c_long,
-                1 as c_long,
-                &raw mut event,
-                &raw const at_once,
-            )
-        };
-        match Errno::result(taken) {
-            Ok(_) | Err(Errno::EINTR) => Ok(()),
-            Err(error) => Err(error.into()),
-        }
+/// Makes room for the next request.
+fn take_completion(context: libc::c_ulong) -> io::Result<()> {
+    let mut event = IoEvent { data: 0, obj: 0, res: 0, res2: 0 };
+    let at_once = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the kernel writes at most one event, and reads the timeout within the call.
+    let taken = unsafe {
+        libc::syscall(
+            libc::SYS_io_getevents,
+            context,
+            0 as c_long,
+            1 as c_long,
+            &raw mut event,
+            &raw const at_once,
+        )
+    };
+    match Errno::result(taken) {
+        Ok(_) | Err(Errno::EINTR) => Ok(()),
+        Err(error) => Err(error.into()),
     }
 }
 
 impl Drop for Doorbells {
     fn drop(&mut self) {
+        let context = self.context.get_mut().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the context is this value's own, and no request is in flight.
-        unsafe { libc::syscall(libc::SYS_io_destroy, self.context) };
+        unsafe { libc::syscall(libc::SYS_io_destroy, *context) };
     }
 }
 
@@ -131,10 +139,11 @@ mod tests {
     #[test]
     fn a_signal_adds_one_and_saturates() {
         let vector = EventFd::new().expect("made");
-        (0..3).for_each(|_| signal(vector.as_fd()).expect("signalled"));
+        let doorbells = Doorbells::shared().expect("made");
+        (0..3).for_each(|_| doorbells.signal(vector.as_fd()).expect("signalled"));
         assert_eq!(vector.read(), Ok(3));
         vector.write(u64::MAX - 1).expect("filled");
-        (0..3).for_each(|_| signal(vector.as_fd()).expect("signalled"));
+        (0..3).for_each(|_| doorbells.signal(vector.as_fd()).expect("signalled"));
         assert_eq!(vector.read(), Ok(u64::MAX));
     }
 
@@ -151,9 +160,10 @@ mod tests {
     #[test]
     fn what_is_no_eventfd_is_an_error() {
         let file = memfd_create(c"no-eventfd", MFdFlags::MFD_CLOEXEC).expect("made");
-        assert!(signal(file.as_fd()).is_err());
+        let doorbells = Doorbells::shared().expect("made");
+        assert!(doorbells.signal(file.as_fd()).is_err());
         let vector = EventFd::new().expect("made");
-        signal(vector.as_fd()).expect("the next one works");
+        doorbells.signal(vector.as_fd()).expect("the next one works");
         assert_eq!(vector.read(), Ok(1));
     }
 }
