@@ -8,7 +8,7 @@ use std::{
 };
 use vnuma_abi_bpf::{AFFINITY, EXITED, MIGRATED, VcpuEvent};
 use vnuma_abi_topology_channel::ivshmem::VECTORS;
-use vnuma_channel::guest::GuestEnd;
+use vnuma_channel_model::GuestEnd;
 use vnuma_host::{
     location::{LocationKind, parse_record},
     parse_uevent,

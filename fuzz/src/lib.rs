@@ -8,7 +8,7 @@
 //! |---|---|
 //! | a QEMU | `qmp`, `hmp`, and names of VMs in `sysfs-value` |
 //! | the host's kernel, or a copy of its files | `sysfs`, `sysfs-value`, `cpu-list`, `proc`, `bpf-record`, `uevent` |
-//! | a guest | `channel-*` for the reader as a model; the driver's own is `guest/driver/test/channel-fuzz.c` |
+//! | a guest | `channel-status`; `channel-*` for the reader as a model; the driver's own is `guest/driver/test/channel-fuzz.c` |
 //! | local users | `api`, `arguments` |
 //! | vnumad, as vnumactl and a guest see it | `answer`, `channel-*`, `ivshmem` |
 //! | the operator's files, and those of an earlier vnumad | `config`, `record` |
@@ -38,14 +38,15 @@ pub struct Target {
 }
 
 /// All of them, in the order in which they are run.
-pub const TARGETS: [Target; 22] = [
+pub const TARGETS: [Target; 23] = [
     target("answer", "vnumad's answers as vnumactl reads and prints them", operator::answer),
     target("api", "requests to vnumad", api::run),
     target("arguments", "vnumactl's command line", operator::arguments),
     target("bpf-record", "records of the BPF program", bytes::bpf_record),
-    target("channel-content", "topologies that are to be told", channel::content),
+    target("channel-content", "topologies that are to be published", channel::content),
     target("channel-race", "a writer that goes on while a guest reads", channel::race),
     target("channel-reader", "a region that somebody scribbled over", channel::reader),
+    target("channel-status", "what a guest says of itself in its channel", channel::status),
     target("config", "vnumad's configuration", operator::config),
     target("counter-page", "the header of the lab's counters", lab::counter_page),
     target("counter-profile", "machines of lab/pricing/profiles", lab::counter_profile),

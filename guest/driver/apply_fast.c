@@ -97,40 +97,41 @@ static void move_online(struct vnuma_move *move)
 	vnuma_symbols.sched_domains_numa_masks_set(move->cpu);
 }
 
-static void set_shared(cpumask_var_t __percpu *map, int cpu, int other,
-		       bool shared)
+static u32 llc_id(int cpu)
 {
-	if (shared) {
-		cpumask_set_cpu(cpu, *per_cpu_ptr(map, other));
-		cpumask_set_cpu(other, *per_cpu_ptr(map, cpu));
-	} else {
-		cpumask_clear_cpu(cpu, *per_cpu_ptr(map, other));
-		cpumask_clear_cpu(other, *per_cpu_ptr(map, cpu));
-	}
+	return per_cpu_llc_id(cpu);
+}
+
+static u32 l2c_id(int cpu)
+{
+	return per_cpu_l2c_id(cpu);
 }
 
 /*
  * The scheduler's MC and CLS levels come from these masks and must lie within a
  * node (topology_span_sane(), kernel/sched/topology.c). CPUID may say that vCPUs on
- * different nodes share a cache, which is not true of the host then.
+ * different nodes share a cache, which is not true of the host then. So a CPU that
+ * moved shares with those of its new node alone: only these, and those that it
+ * shared with before, are looked at.
  */
-static void share_caches(int cpu)
+static void share_cache(cpumask_var_t __percpu *map, u32 (*id)(int cpu),
+			int cpu)
 {
-	u32 llc = per_cpu_llc_id(cpu);
-	u32 l2c = per_cpu_l2c_id(cpu);
-	int other;
+	int node = cpu_to_node(cpu), other;
 
-	for_each_online_cpu(other) {
-		bool same_node = cpu_to_node(cpu) == cpu_to_node(other);
-
-		if (other == cpu)
+	if (id(cpu) == BAD_APICID)
+		return;
+	for_each_cpu(other, *per_cpu_ptr(map, cpu)) {
+		if (other == cpu || cpu_to_node(other) == node)
 			continue;
-		if (llc != BAD_APICID && llc == per_cpu_llc_id(other))
-			set_shared(vnuma_symbols.cpu_llc_shared_map, cpu, other,
-				   same_node);
-		if (l2c != BAD_APICID && l2c == per_cpu_l2c_id(other))
-			set_shared(vnuma_symbols.cpu_l2c_shared_map, cpu, other,
-				   same_node);
+		cpumask_clear_cpu(cpu, *per_cpu_ptr(map, other));
+		cpumask_clear_cpu(other, *per_cpu_ptr(map, cpu));
+	}
+	for_each_cpu_and(other, cpumask_of_node(node), cpu_online_mask) {
+		if (id(other) != id(cpu))
+			continue;
+		cpumask_set_cpu(cpu, *per_cpu_ptr(map, other));
+		cpumask_set_cpu(other, *per_cpu_ptr(map, cpu));
 	}
 }
 
@@ -171,26 +172,32 @@ static bool find_move(const struct vnuma_topology *topology, int cpu,
 	return move->to != NUMA_NO_NODE && move->to != move->from;
 }
 
-/* Return: whether a CPU that the scheduler knows moved. */
+/*
+ * @moved: also those that are offline.
+ * Return: whether a CPU that the scheduler knows moved.
+ */
 static bool change_maps(const struct vnuma_topology *topology,
 			struct cpumask *moved)
 {
 	struct vnuma_move move;
+	bool online = false;
 	int cpu;
 
 	for_each_possible_cpu(cpu) {
 		if (!find_move(topology, cpu, &move))
 			continue;
-		if (cpu_online(cpu)) {
+		cpumask_set_cpu(cpu, moved);
+		if (cpu_online(cpu))
 			move_online(&move);
-			cpumask_set_cpu(cpu, moved);
-		} else {
+		else
 			vnuma_fast_set_offline(cpu, move.to);
-		}
 	}
-	for_each_cpu(cpu, moved)
-		share_caches(cpu);
-	return !cpumask_empty(moved);
+	for_each_cpu_and(cpu, moved, cpu_online_mask) {
+		share_cache(vnuma_symbols.cpu_llc_shared_map, llc_id, cpu);
+		share_cache(vnuma_symbols.cpu_l2c_shared_map, l2c_id, cpu);
+		online = true;
+	}
+	return online;
 }
 
 /* A CPU's device, which cannot be unregistered before put_device(). */
@@ -230,11 +237,15 @@ static void change_link(int cpu, struct device *dev)
 	device_unlock(dev);
 }
 
-static void change_links(void)
+/*
+ * CPUs that did not move have the right links: whatever else changes their node, hotplug
+ * of CPUs, corrects them itself.
+ */
+static void change_links(const struct cpumask *moved)
 {
 	int cpu;
 
-	for_each_possible_cpu(cpu) {
+	for_each_cpu(cpu, moved) {
 		struct device *dev = hold_cpu_device(cpu);
 
 		if (!dev)
@@ -292,10 +303,10 @@ int vnuma_fast_apply(struct vnuma_topology *topology,
 	int err;
 
 	if (!zalloc_cpumask_var(&changes.moved, GFP_KERNEL))
-		return vnuma_because(why, -ENOMEM, "no memory for a CPU mask");
+		return vnuma_fail(why, -ENOMEM, "no memory for a CPU mask");
 	if (!zalloc_cpumask_var(&changes.others, GFP_KERNEL)) {
 		free_cpumask_var(changes.moved);
-		return vnuma_because(why, -ENOMEM, "no memory for a CPU mask");
+		return vnuma_fail(why, -ENOMEM, "no memory for a CPU mask");
 	}
 
 	/* Each emptied or filled node costs a grace period. */
@@ -314,7 +325,7 @@ int vnuma_fast_apply(struct vnuma_topology *topology,
 	if (changes.distances)
 		vnuma_distances_rebuild_zonelists();
 	if (!err)
-		change_links();
+		change_links(changes.moved);
 	free_cpumask_var(changes.others);
 	free_cpumask_var(changes.moved);
 	return err;

@@ -97,9 +97,9 @@ static int check_caches(int cpu, struct vnuma_reason *why)
 	for_each_online_cpu(other)
 		if (other != cpu && llc != BAD_APICID &&
 		    vnuma_llc_id(other) == llc)
-			return vnuma_because(why, -EOPNOTSUPP,
-					     "CPU %d shares a cache with CPU %d, which safe mode cannot part",
-					     cpu, other);
+			return vnuma_fail(why, -EOPNOTSUPP,
+					  "CPU %d shares a cache with CPU %d, which safe mode cannot part",
+					  cpu, other);
 	return 0;
 }
 
@@ -112,12 +112,12 @@ static int check(const struct vnuma_topology *topology,
 	if (err)
 		return err;
 	for_each_online_cpu(cpu) {
-		if (!vnuma_topology_is_behind(topology, cpu))
+		if (!vnuma_topology_is_unapplied(topology, cpu))
 			continue;
 		if (have_v1_cpusets())
-			return vnuma_because(why, -EOPNOTSUPP,
-					     "CPU %d cannot be taken offline: cpusets of cgroup v1 are mounted and would lose it",
-					     cpu);
+			return vnuma_fail(why, -EOPNOTSUPP,
+					  "CPU %d cannot be taken offline: cpusets of cgroup v1 are mounted and would lose it",
+					  cpu);
 		err = check_caches(cpu, why);
 		if (err)
 			return err;
@@ -161,20 +161,20 @@ static int replug(int cpu)
 	return min(err, 0);
 }
 
-static void move_behind(const struct vnuma_topology *topology,
-			struct vnuma_behind *behind)
+static void move_unapplied(const struct vnuma_topology *topology,
+			   struct vnuma_unapplied *unapplied)
 {
 	int cpu, err;
 
 	for_each_possible_cpu(cpu) {
-		if (!cpu_online(cpu) || !vnuma_topology_is_behind(topology, cpu))
+		if (!cpu_online(cpu) || !vnuma_topology_is_unapplied(topology, cpu))
 			continue;
 		err = replug(cpu);
-		if (!err && !(cpu_online(cpu) && vnuma_topology_is_behind(topology, cpu)))
+		if (!err && !(cpu_online(cpu) && vnuma_topology_is_unapplied(topology, cpu)))
 			continue;
-		behind->cpus++;
-		behind->cpu = cpu;
-		behind->error = err ?: -EAGAIN;
+		unapplied->cpus++;
+		unapplied->cpu = cpu;
+		unapplied->error = err ?: -EAGAIN;
 	}
 }
 
@@ -183,14 +183,15 @@ static void move_behind(const struct vnuma_topology *topology,
  * @queue: ordered; what calls this is a work of it
  * @topology: checked; stays in use until the next call
  * @old: the one before, no longer in use
- * @behind: zeroed; which CPUs could not be moved
+ * @unapplied: zeroed; which CPUs could not be moved
  * @why: filled if the publication is refused
  *
  * Return: 0, or -errno with nothing changed.
  */
 int vnuma_safe_apply(struct workqueue_struct *queue,
 		     struct vnuma_topology *topology,
-		     struct vnuma_topology **old, struct vnuma_behind *behind,
+		     struct vnuma_topology **old,
+		     struct vnuma_unapplied *unapplied,
 		     struct vnuma_reason *why)
 {
 	int err;
@@ -206,7 +207,7 @@ int vnuma_safe_apply(struct workqueue_struct *queue,
 		pr_info_once("this kernel keeps its own distances: safe mode does not change them\n");
 	/* Each CPU costs some grace periods. */
 	rcu_expedite_gp();
-	move_behind(topology, behind);
+	move_unapplied(topology, unapplied);
 	rcu_unexpedite_gp();
 	vnuma_affinities_settle(queue);
 	return 0;

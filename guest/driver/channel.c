@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The reader of the topology channel.
+ * The guest's side of the topology channel.
  *
  * The host can change the shared memory at any time, also between two loads of
- * the same field. So everything is copied first and only the copy is looked at; a
+ * the same field. So each part is copied first and only the copy is looked at; a
  * value of the copy is an index or a size only after it was compared with its
  * bound. See vnuma/topology_channel.h for the layout and the protocol.
  */
 #include <linux/delay.h>
 #include <linux/errno.h>
+#include <linux/kernel.h>
 #include <linux/sort.h>
 #include <linux/string.h>
 
@@ -21,6 +22,14 @@ static u64 load_u64(const struct vnuma_channel *channel, size_t offset)
 {
 	/* Pairs with the release of the host: what it announces is visible. */
 	return smp_load_acquire((const u64 *)(channel->base + offset));
+}
+
+static void copy_in(const struct vnuma_channel *channel, void *to,
+		    size_t offset, size_t size)
+{
+	memcpy(to, channel->base + offset, size);
+	/* From here on the copy is looked at, which the host cannot change. */
+	barrier();
 }
 
 /**
@@ -42,71 +51,290 @@ u64 vnuma_channel_generation(const struct vnuma_channel *channel)
 	return load_u64(channel, offsetof(struct vnuma_tc_header, published));
 }
 
-static int check_u32(const char *field, u32 value, u32 expected,
-		     struct vnuma_reason *why)
+/**
+ * struct area - a part of the region
+ * @name: of its field in the header
+ * @offset: from the start of the region
+ * @size: bytes
+ * @least: bytes that it must have
+ */
+struct area {
+	const char *name;
+	u32 offset;
+	u32 size;
+	size_t least;
+};
+
+static int check_area(const struct vnuma_tc_header *header,
+		      const struct area *area, struct vnuma_reason *why)
 {
-	if (value == expected)
-		return 0;
-	return vnuma_because(why, -EPROTO, "header %s is %u, not %u", field,
-			     value, expected);
-}
-
-static int check_slot_offsets(const struct vnuma_tc_header *header,
-			      size_t mapped, struct vnuma_reason *why)
-{
-	const u32 size = sizeof(struct vnuma_tc_slot);
-	u32 low = min(header->slot_offset[0], header->slot_offset[1]);
-	u32 high = max(header->slot_offset[0], header->slot_offset[1]);
-	int i;
-
-	for (i = 0; i < 2; i++) {
-		u32 offset = header->slot_offset[i];
-
-		if (offset < sizeof(*header) || offset % 8 ||
-		    offset > mapped - size)
-			return vnuma_because(why, -EPROTO,
-					     "header slot_offset[%d] is %#x, outside of the region or not aligned",
-					     i, offset);
-	}
-	if (high - low < size)
-		return vnuma_because(why, -EPROTO,
-				     "header slots at %#x and %#x overlap",
-				     low, high);
+	if (area->size < area->least)
+		return vnuma_fail(why, -EPROTO,
+				  "header %s has %u bytes, fewer than %zu",
+				  area->name, area->size, area->least);
+	if (area->offset < header->header_size || area->offset % 8 ||
+	    area->offset > header->region_size ||
+	    area->size > header->region_size - area->offset)
+		return vnuma_fail(why, -EPROTO,
+				  "header %s is %#x, outside of the region or not aligned",
+				  area->name, area->offset);
 	return 0;
 }
 
-/* A major version fixes every size, so that each has one right value. */
+static int check_areas(const struct vnuma_tc_header *header,
+		       struct vnuma_reason *why)
+{
+	const struct area areas[] = {
+		{ "guest_offset", header->guest_offset, header->guest_size,
+		  sizeof(struct vnuma_tc_guest) },
+		{ "slot_offset[0]", header->slot_offset[0], header->slot_size,
+		  sizeof(struct vnuma_tc_slot) },
+		{ "slot_offset[1]", header->slot_offset[1], header->slot_size,
+		  sizeof(struct vnuma_tc_slot) },
+	};
+	unsigned int i, j;
+
+	for (i = 0; i < 3; i++) {
+		int err = check_area(header, &areas[i], why);
+
+		if (err)
+			return err;
+		for (j = 0; j < i; j++)
+			if (areas[i].offset < areas[j].offset + areas[j].size &&
+			    areas[j].offset < areas[i].offset + areas[i].size)
+				return vnuma_fail(why, -EPROTO,
+						  "header %s %#x and %s %#x overlap",
+						  areas[j].name, areas[j].offset,
+						  areas[i].name, areas[i].offset);
+	}
+	return 0;
+}
+
 static int check_header(const struct vnuma_tc_header *header, size_t mapped,
 			struct vnuma_reason *why)
 {
+	if (header->magic != VNUMA_TC_MAGIC)
+		return vnuma_fail(why, -EPROTO, "header magic is %#llx",
+				  header->magic);
+	if (header->layout != VNUMA_TC_LAYOUT)
+		return vnuma_fail(why, -EPROTONOSUPPORT,
+				  "header layout is %u, this driver knows %u",
+				  header->layout, VNUMA_TC_LAYOUT);
+	if (header->region_size > mapped)
+		return vnuma_fail(why, -EPROTO,
+				  "header region_size is %u, the device has %zu bytes",
+				  header->region_size, mapped);
+	if (header->header_size < sizeof(*header))
+		return vnuma_fail(why, -EPROTO,
+				  "header header_size is %u, less than %zu",
+				  header->header_size, sizeof(*header));
+	return check_areas(header, why);
+}
+
+/**
+ * struct section - a section that lies within its slot
+ * @channel: the shared memory
+ * @at: where it begins
+ * @head: a copy of its start; its length was checked
+ */
+struct section {
+	const struct vnuma_channel *channel;
+	size_t at;
+	struct vnuma_tc_section head;
+};
+
+/* A longer one has fields of a later version, a shorter one lacks some: zero. */
+static void copy_struct(const struct section *section, void *to, size_t size)
+{
+	size_t known = min_t(size_t, size, section->head.length);
+
+	memset(to + known, 0, size - known);
+	copy_in(section->channel, to, section->at, known);
+}
+
+static bool is_inside(const struct section *section, u32 offset, u64 size)
+{
+	u32 length = section->head.length;
+
+	return offset >= sizeof(section->head) && offset <= length &&
+	       size <= length - offset;
+}
+
+static int copy_nodes(const struct section *section,
+		      struct vnuma_topology *topology, struct vnuma_reason *why)
+{
+	struct vnuma_tc_nodes nodes;
+	u32 nr, from;
+
+	copy_struct(section, &nodes, sizeof(nodes));
+	nr = nodes.nr_nodes;
+	if (topology->nr_nodes)
+		return vnuma_fail(why, -EBADMSG, "section nodes occurs twice");
+	if (!nr || nr > VNUMA_TC_MAX_NODES)
+		return vnuma_fail(why, -EBADMSG, "nr_nodes is %u, not 1 to %u",
+				  nr, VNUMA_TC_MAX_NODES);
+	if (!is_inside(section, nodes.distance_offset, nr * nr))
+		return vnuma_fail(why, -EBADMSG,
+				  "distance_offset is %u, outside of %u bytes",
+				  nodes.distance_offset, section->head.length);
+	for (from = 0; from < nr; from++)
+		copy_in(section->channel, topology->distance[from],
+			section->at + nodes.distance_offset + from * nr, nr);
+	topology->nr_nodes = nr;
+	return 0;
+}
+
+static int copy_vcpus(const struct section *section,
+		      struct vnuma_topology *topology, struct vnuma_reason *why)
+{
+	struct vnuma_tc_vcpus vcpus;
+	u32 nr, size, i;
+
+	copy_struct(section, &vcpus, sizeof(vcpus));
+	nr = vcpus.nr_vcpus;
+	size = vcpus.vcpu_size;
+	if (topology->nr_vcpus)
+		return vnuma_fail(why, -EBADMSG, "section vcpus occurs twice");
+	if (!nr || nr > VNUMA_TC_MAX_VCPUS)
+		return vnuma_fail(why, -EBADMSG, "nr_vcpus is %u, not 1 to %u",
+				  nr, VNUMA_TC_MAX_VCPUS);
+	if (size < sizeof(struct vnuma_tc_vcpu) || size % 8)
+		return vnuma_fail(why, -EBADMSG,
+				  "vcpu_size is %u, not a multiple of 8 from %zu",
+				  size, sizeof(struct vnuma_tc_vcpu));
+	if (vcpus.vcpu_offset % 8 ||
+	    !is_inside(section, vcpus.vcpu_offset, (u64)nr * size))
+		return vnuma_fail(why, -EBADMSG,
+				  "vcpu_offset is %u, with %u of %u bytes outside of %u or not aligned",
+				  vcpus.vcpu_offset, nr, size,
+				  section->head.length);
+	for (i = 0; i < nr; i++)
+		copy_in(section->channel, &topology->vcpu[i],
+			section->at + vcpus.vcpu_offset + (size_t)i * size,
+			sizeof(topology->vcpu[i]));
+	topology->nr_vcpus = nr;
+	return 0;
+}
+
+/* The sections that this driver understands. */
+static const struct {
+	struct vnuma_tc_known known;
+	int (*copy)(const struct section *section,
+		    struct vnuma_topology *topology, struct vnuma_reason *why);
+} readers[] = {
+	{ { VNUMA_TC_SECTION_NODES, VNUMA_TC_NODES_VERSION }, copy_nodes },
+	{ { VNUMA_TC_SECTION_VCPUS, VNUMA_TC_VCPUS_VERSION }, copy_vcpus },
+};
+
+static int copy_section(const struct section *section,
+			struct vnuma_topology *topology,
+			struct vnuma_reason *why)
+{
+	const struct vnuma_tc_section *head = &section->head;
+	unsigned int i;
+
+	for (i = 0; i < ARRAY_SIZE(readers); i++)
+		if (readers[i].known.kind == head->kind &&
+		    readers[i].known.version >= head->compatible)
+			return readers[i].copy(section, topology, why);
+	if (head->flags & VNUMA_TC_SECTION_REQUIRED)
+		return vnuma_fail(why, -EPROTONOSUPPORT,
+				  "section of kind %u, version %u (compatible with %u) is required and not known",
+				  head->kind, head->version, head->compatible);
+	return 0;
+}
+
+static int copy_sections(const struct vnuma_channel *channel, size_t at,
+			 const struct vnuma_tc_slot *slot,
+			 struct vnuma_topology *topology,
+			 struct vnuma_reason *why)
+{
+	size_t end = at + slot->length;
+	u32 i;
+
+	at += sizeof(*slot);
+	for (i = 0; i < slot->nr_sections; i++) {
+		struct section section = { .channel = channel, .at = at };
+		int err;
+
+		if (end - at < sizeof(section.head))
+			return vnuma_fail(why, -EBADMSG,
+					  "section[%u] of %u begins at the end of %u bytes",
+					  i, slot->nr_sections, slot->length);
+		copy_in(channel, &section.head, at, sizeof(section.head));
+		if (section.head.length < sizeof(section.head) ||
+		    section.head.length % 8 || section.head.length > end - at)
+			return vnuma_fail(why, -EBADMSG,
+					  "section[%u] (kind %u) has length %u, of %zu bytes left",
+					  i, section.head.kind,
+					  section.head.length, end - at);
+		err = copy_section(&section, topology, why);
+		if (err)
+			return err;
+		at += section.head.length;
+	}
+	if (!topology->nr_nodes || !topology->nr_vcpus)
+		return vnuma_fail(why, -EBADMSG,
+				  "no section %s that this driver can read",
+				  topology->nr_nodes ? "vcpus" : "nodes");
+	return 0;
+}
+
+/*
+ * Copies the current slot. -EAGAIN: the host was writing. A wrong value counts only
+ * if the slot did not change meanwhile: the caller asks again after any error.
+ */
+static int copy_slot(const struct vnuma_channel *channel,
+		     const struct vnuma_tc_header *header,
+		     struct vnuma_topology *topology, struct vnuma_reason *why)
+{
+	const size_t at = header->slot_offset[topology->generation & 1];
+	struct vnuma_tc_slot slot;
 	int err;
 
-	if (header->magic != VNUMA_TC_MAGIC)
-		return vnuma_because(why, -EPROTO, "header magic is %#llx",
-				     header->magic);
-	if (header->version_major != VNUMA_TC_VERSION_MAJOR)
-		return vnuma_because(why, -EPROTONOSUPPORT,
-				     "header version is %u.%u, this driver knows %u",
-				     header->version_major,
-				     header->version_minor,
-				     VNUMA_TC_VERSION_MAJOR);
-	err = check_u32("header_size", header->header_size, sizeof(*header),
-			why);
-	if (!err)
-		err = check_u32("region_size", header->region_size,
-				VNUMA_TC_REGION_SIZE, why);
-	if (!err)
-		err = check_u32("slot_size", header->slot_size,
-				sizeof(struct vnuma_tc_slot), why);
-	if (!err)
-		err = check_u32("max_nodes", header->max_nodes,
-				VNUMA_TC_MAX_NODES, why);
-	if (!err)
-		err = check_u32("max_vcpus", header->max_vcpus,
-				VNUMA_TC_MAX_VCPUS, why);
-	if (!err)
-		err = check_slot_offsets(header, mapped, why);
+	if (load_u64(channel, at) != topology->generation)
+		return -EAGAIN;
+
+	topology->nr_nodes = 0;
+	topology->nr_vcpus = 0;
+	copy_in(channel, &slot, at, sizeof(slot));
+	if (slot.length < sizeof(slot) || slot.length > header->slot_size)
+		err = vnuma_fail(why, -EBADMSG,
+				 "slot length is %u, not %zu to %u",
+				 slot.length, sizeof(slot), header->slot_size);
+	else if (slot.nr_sections > VNUMA_TC_MAX_SECTIONS)
+		err = vnuma_fail(why, -EBADMSG,
+				 "slot nr_sections is %u, more than %u",
+				 slot.nr_sections, VNUMA_TC_MAX_SECTIONS);
+	else
+		err = copy_sections(channel, at, &slot, topology, why);
+	/* Orders the copy before the two loads that say whether it is whole. */
+	smp_rmb();
+	if (load_u64(channel, at) != topology->generation ||
+	    vnuma_channel_generation(channel) != topology->generation)
+		return -EAGAIN;
 	return err;
+}
+
+static int copy_published(const struct vnuma_channel *channel,
+			  const struct vnuma_tc_header *header,
+			  struct vnuma_topology *topology,
+			  struct vnuma_reason *why)
+{
+	int try, err;
+
+	for (try = 0; try < VNUMA_TC_READ_RETRIES; try++) {
+		topology->generation = vnuma_channel_generation(channel);
+		if (!topology->generation)
+			return -ENODATA;
+		err = copy_slot(channel, header, topology, why);
+		if (err != -EAGAIN)
+			return err;
+		usleep_range(RETRY_DELAY_US, 2 * RETRY_DELAY_US);
+	}
+	return vnuma_fail(why, -EAGAIN,
+			  "generation %#llx is torn: its slot did not match in %u tries",
+			  topology->generation, VNUMA_TC_READ_RETRIES);
 }
 
 static int compare_vcpus(const void *a, const void *b)
@@ -125,17 +353,17 @@ static int check_vcpus(struct vnuma_topology *topology,
 
 	for (i = 0; i < topology->nr_vcpus; i++)
 		if (vcpu[i].node >= topology->nr_nodes)
-			return vnuma_because(why, -EBADMSG,
-					     "vcpu[%u] (APIC id %u) is on node %u of %u",
-					     i, vcpu[i].apic_id, vcpu[i].node,
-					     topology->nr_nodes);
+			return vnuma_fail(why, -EBADMSG,
+					  "vcpu[%u] (APIC id %u) is on node %u of %u",
+					  i, vcpu[i].apic_id, vcpu[i].node,
+					  topology->nr_nodes);
 
 	sort(vcpu, topology->nr_vcpus, sizeof(*vcpu), compare_vcpus, NULL);
 	for (i = 1; i < topology->nr_vcpus; i++)
 		if (vcpu[i].apic_id == vcpu[i - 1].apic_id)
-			return vnuma_because(why, -EBADMSG,
-					     "APIC id %u is named twice",
-					     vcpu[i].apic_id);
+			return vnuma_fail(why, -EBADMSG,
+					  "APIC id %u is named twice",
+					  vcpu[i].apic_id);
 	return 0;
 }
 
@@ -155,113 +383,120 @@ static int check_distances(const struct vnuma_topology *topology,
 			if (from == to ? distance == VNUMA_TC_DISTANCE_LOCAL :
 					 distance >= VNUMA_TC_DISTANCE_LOCAL)
 				continue;
-			return vnuma_because(why, -EBADMSG,
-					     "distance[%u][%u] is %u", from, to,
-					     distance);
+			return vnuma_fail(why, -EBADMSG,
+					  "distance[%u][%u] is %u", from, to,
+					  distance);
 		}
 	}
 	return 0;
 }
 
-static int check_counts(const struct vnuma_topology *topology,
-			struct vnuma_reason *why)
-{
-	if (!topology->nr_nodes || topology->nr_nodes > VNUMA_TC_MAX_NODES)
-		return vnuma_because(why, -EBADMSG, "nr_nodes is %u, not 1 to %u",
-				     topology->nr_nodes, VNUMA_TC_MAX_NODES);
-	if (!topology->nr_vcpus || topology->nr_vcpus > VNUMA_TC_MAX_VCPUS)
-		return vnuma_because(why, -EBADMSG, "nr_vcpus is %u, not 1 to %u",
-				     topology->nr_vcpus, VNUMA_TC_MAX_VCPUS);
-	return 0;
-}
-
-/*
- * Copies the slot at @offset. -EAGAIN: the host was writing. The counts bound the
- * copy, so they are checked here, but a wrong one counts only when the slot did
- * not change meanwhile: the caller asks again after any error.
- */
-static int copy_slot(const struct vnuma_channel *channel, u32 offset,
-		     struct vnuma_topology *topology, struct vnuma_reason *why)
-{
-	const void *slot = channel->base + offset;
-	const size_t generation_at =
-		offset + offsetof(struct vnuma_tc_slot, generation);
-	int err;
-
-	if (load_u64(channel, generation_at) != topology->generation)
-		return -EAGAIN;
-
-	memcpy(&topology->nr_nodes,
-	       slot + offsetof(struct vnuma_tc_slot, nr_nodes), sizeof(u32));
-	memcpy(&topology->nr_vcpus,
-	       slot + offsetof(struct vnuma_tc_slot, nr_vcpus), sizeof(u32));
-	/* From here on the copy is looked at, which the host cannot change. */
-	barrier();
-	err = check_counts(topology, why);
-	if (!err) {
-		memcpy(topology->distance,
-		       slot + offsetof(struct vnuma_tc_slot, distance),
-		       sizeof(topology->distance));
-		memcpy(topology->vcpu,
-		       slot + offsetof(struct vnuma_tc_slot, vcpu),
-		       topology->nr_vcpus * sizeof(topology->vcpu[0]));
-	}
-	/* Orders the copy before the two loads that say whether it is whole. */
-	smp_rmb();
-	if (load_u64(channel, generation_at) != topology->generation ||
-	    vnuma_channel_generation(channel) != topology->generation)
-		return -EAGAIN;
-	return err;
-}
-
-static int copy_published(const struct vnuma_channel *channel,
-			  const struct vnuma_tc_header *header,
-			  struct vnuma_topology *topology,
-			  struct vnuma_reason *why)
-{
-	int try, err;
-
-	for (try = 0; try < VNUMA_TC_READ_RETRIES; try++) {
-		topology->generation = vnuma_channel_generation(channel);
-		if (!topology->generation)
-			return -ENODATA;
-		err = copy_slot(channel,
-				header->slot_offset[topology->generation & 1],
-				topology, why);
-		if (err != -EAGAIN)
-			return err;
-		usleep_range(RETRY_DELAY_US, 2 * RETRY_DELAY_US);
-	}
-	return vnuma_because(why, -EAGAIN,
-			     "generation %#llx is torn: its slot did not match in %u tries",
-			     topology->generation, VNUMA_TC_READ_RETRIES);
-}
-
 /**
  * vnuma_channel_read - copy the current publication and check the copy
  * @channel: the shared memory
- * @topology: filled on success; undefined after an error
+ * @topology: filled on success; after an error only its generation counts
  * @why: the field and the value that were refused, after an error but -ENODATA
  *
  * Sleeps. Return: 0, -ENODATA if nothing is published yet, -EAGAIN if no whole
- * slot could be read, -EPROTO or -EPROTONOSUPPORT for the header, -EBADMSG for
- * the slot.
+ * slot could be read, -EPROTO for the header, -EPROTONOSUPPORT for what this driver
+ * is too old for, -EBADMSG for the slot.
  */
-int vnuma_channel_read(const struct vnuma_channel *channel,
+int vnuma_channel_read(struct vnuma_channel *channel,
 		       struct vnuma_topology *topology,
 		       struct vnuma_reason *why)
 {
 	struct vnuma_tc_header header;
 	int err;
 
-	memcpy(&header, channel->base, sizeof(header));
-	barrier();
+	topology->generation = vnuma_channel_generation(channel);
+	copy_in(channel, &header, 0, sizeof(header));
 	err = check_header(&header, channel->size, why);
-	if (!err)
-		err = copy_published(channel, &header, topology, why);
+	if (err)
+		return err;
+	channel->guest_offset = header.guest_offset;
+	err = copy_published(channel, &header, topology, why);
 	if (!err)
 		err = check_vcpus(topology, why);
 	if (!err)
 		err = check_distances(topology, why);
 	return err;
+}
+
+static void store_guest(const struct vnuma_channel *channel, size_t field,
+			u64 value)
+{
+	/* The host loads what was stored before as well. */
+	smp_store_release((u64 *)(channel->base + channel->guest_offset + field),
+			  value);
+}
+
+/**
+ * vnuma_channel_announce - say that a driver is here, and what it understands
+ * @channel: the shared memory; nothing is written before a header was accepted
+ * @mode: VNUMA_TC_MODE_*
+ *
+ * Return: whether the host can know now.
+ */
+bool vnuma_channel_announce(const struct vnuma_channel *channel, u32 mode)
+{
+	struct vnuma_tc_guest guest = {
+		.nr_known = ARRAY_SIZE(readers),
+		.mode = mode,
+		.driver_version = VNUMA_DRIVER_VERSION,
+	};
+	const size_t rest = sizeof(guest.magic);
+	unsigned int i;
+
+	if (!channel->guest_offset)
+		return false;
+	for (i = 0; i < ARRAY_SIZE(readers); i++)
+		guest.known[i] = readers[i].known;
+	store_guest(channel, offsetof(struct vnuma_tc_guest, magic), 0);
+	smp_wmb(); /* no magic while the rest changes */
+	memcpy(channel->base + channel->guest_offset + rest,
+	       (const void *)&guest + rest, sizeof(guest) - rest);
+	store_guest(channel, offsetof(struct vnuma_tc_guest, magic),
+		    VNUMA_TC_GUEST_MAGIC);
+	return true;
+}
+
+/**
+ * vnuma_channel_leave - say that no driver is here any more
+ * @channel: the shared memory
+ */
+void vnuma_channel_leave(const struct vnuma_channel *channel)
+{
+	if (channel->guest_offset)
+		store_guest(channel, offsetof(struct vnuma_tc_guest, magic), 0);
+}
+
+/**
+ * vnuma_channel_acknowledge - say that all maps agree with a publication
+ * @channel: the shared memory
+ * @generation: of the publication
+ */
+void vnuma_channel_acknowledge(const struct vnuma_channel *channel,
+			       u64 generation)
+{
+	if (channel->guest_offset)
+		store_guest(channel,
+			    offsetof(struct vnuma_tc_guest, acknowledged),
+			    generation);
+}
+
+/**
+ * vnuma_channel_refuse - say that a publication was not applied, or in part only
+ * @channel: the shared memory
+ * @generation: of the publication
+ * @error: why, -errno
+ */
+void vnuma_channel_refuse(const struct vnuma_channel *channel, u64 generation,
+			  int error)
+{
+	if (!channel->guest_offset)
+		return;
+	store_guest(channel, offsetof(struct vnuma_tc_guest, refused_error),
+		    (s64)error);
+	store_guest(channel, offsetof(struct vnuma_tc_guest, refused),
+		    generation);
 }

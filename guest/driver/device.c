@@ -62,7 +62,7 @@ static void fill_cpus(void)
 							     node;
 	}
 	page->nr_cpus = nr;
-	page->cpus_behind = vnuma_topology_count_behind();
+	page->cpus_behind = vnuma_topology_count_unapplied();
 }
 
 /** vnuma_device_refresh_cpus - a CPU came online, the generation stays */

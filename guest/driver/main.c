@@ -37,6 +37,7 @@ MODULE_PARM_DESC(mode, "fast: in place, needs kernel symbols that are not export
  * @pdev: its PCI function
  * @registers: BAR 0
  * @channel: BAR 2
+ * @announced: the host can know that the driver is here
  * @told_ns: CLOCK_MONOTONIC of the last interrupt
  * @refused_generation: so that a publication is refused in one log line
  * @refused_error: likewise
@@ -45,6 +46,7 @@ struct vnuma {
 	struct pci_dev *pdev;
 	void __iomem *registers;
 	struct vnuma_channel channel;
+	bool announced;
 	u64 told_ns;
 	u64 refused_generation;
 	int refused_error;
@@ -56,7 +58,7 @@ static struct vnuma *bound;
 /* Tells one binding from the next. */
 static unsigned int bindings;
 static u64 applied_generation;
-/* The last one that left CPUs behind, and how many. */
+/* The last one that was applied in part only, and how many CPUs it did not move. */
 static u64 partial_generation;
 static u32 partial_cpus;
 /* What is read into; becomes current when it is accepted. One update at a time uses it. */
@@ -66,14 +68,39 @@ static struct workqueue_struct *safe_queue;
 
 u32 vnuma_mode = VNUMA_GD_MODE_NONE;
 
+/* What the host finds in its memory is visible before the doorbell. */
+static void ring(struct vnuma *vnuma)
+{
+	writel(VNUMA_IVSHMEM_HOST_PEER << 16 | VNUMA_IVSHMEM_ACKNOWLEDGE_VECTOR,
+	       vnuma->registers + VNUMA_IVSHMEM_REG_DOORBELL);
+}
+
 static void acknowledge(struct vnuma *vnuma, u64 generation)
 {
-	u32 vector = (u32)generation % VNUMA_IVSHMEM_WINDOW;
+	vnuma_channel_acknowledge(&vnuma->channel, generation);
+	ring(vnuma);
+}
 
-	if (vnuma_mode == VNUMA_GD_MODE_SAFE)
-		vector += VNUMA_IVSHMEM_WINDOW;
-	writel(VNUMA_IVSHMEM_HOST_PEER << 16 | vector,
-	       vnuma->registers + VNUMA_IVSHMEM_REG_DOORBELL);
+static u32 channel_mode(void)
+{
+	switch (vnuma_mode) {
+	case VNUMA_GD_MODE_FAST:
+		return VNUMA_TC_MODE_FAST;
+	case VNUMA_GD_MODE_SAFE:
+		return VNUMA_TC_MODE_SAFE;
+	default:
+		return VNUMA_TC_MODE_NONE;
+	}
+}
+
+static void announce(struct vnuma *vnuma)
+{
+	if (vnuma->announced)
+		return;
+	vnuma->announced = vnuma_channel_announce(&vnuma->channel,
+						  channel_mode());
+	if (vnuma->announced)
+		ring(vnuma);
 }
 
 /* Drops update_mutex while CPUs move, so that the device can go meanwhile. */
@@ -83,7 +110,7 @@ static int apply_safely(struct vnuma_topology **old,
 	int err;
 
 	mutex_unlock(&update_mutex);
-	err = vnuma_safe_apply(safe_queue, next, old, &report->behind, why);
+	err = vnuma_safe_apply(safe_queue, next, old, &report->unapplied, why);
 	mutex_lock(&update_mutex);
 	return err;
 }
@@ -94,6 +121,7 @@ static int read_and_apply(struct vnuma *vnuma, struct vnuma_topology **old,
 {
 	int err = vnuma_channel_read(&vnuma->channel, next, why);
 
+	announce(vnuma);
 	if (err)
 		return err;
 	if (next->generation == applied_generation)
@@ -104,18 +132,19 @@ static int read_and_apply(struct vnuma *vnuma, struct vnuma_topology **old,
 	case VNUMA_GD_MODE_SAFE:
 		return apply_safely(old, report, why);
 	default:
-		return vnuma_because(why, -EOPNOTSUPP,
-				     "no mode to apply it with");
+		return vnuma_fail(why, -EOPNOTSUPP,
+				  "no mode to apply it with");
 	}
 }
 
 /* The same publication may be told again and again; it is logged once. */
-static void refuse(struct vnuma *vnuma, const struct vnuma_report *report,
+static void refuse(struct vnuma *vnuma, u64 generation,
+		   const struct vnuma_report *report,
 		   const struct vnuma_reason *why)
 {
-	u64 generation = vnuma_channel_generation(&vnuma->channel);
-
 	vnuma_device_report(report);
+	vnuma_channel_refuse(&vnuma->channel, generation, report->error);
+	ring(vnuma);
 	if (generation == vnuma->refused_generation &&
 	    report->error == vnuma->refused_error)
 		return;
@@ -132,19 +161,22 @@ static void refuse(struct vnuma *vnuma, const struct vnuma_report *report,
  */
 static void accept_in_part(struct vnuma *vnuma, struct vnuma_report *report)
 {
-	const struct vnuma_behind *behind = &report->behind;
+	const struct vnuma_unapplied *unapplied = &report->unapplied;
 
 	applied_generation = 0;
-	report->error = behind->error;
+	report->error = unapplied->error;
+	vnuma_channel_refuse(&vnuma->channel, report->topology->generation,
+			     report->error);
+	ring(vnuma);
 	if (partial_generation == report->topology->generation &&
-	    partial_cpus == behind->cpus)
+	    partial_cpus == unapplied->cpus)
 		return;
 	partial_generation = report->topology->generation;
-	partial_cpus = behind->cpus;
+	partial_cpus = unapplied->cpus;
 	vnuma_device_report(report);
 	dev_warn_ratelimited(&vnuma->pdev->dev,
 			     "%u CPUs are not where the host told, among them CPU %d (%d)\n",
-			     behind->cpus, behind->cpu, behind->error);
+			     unapplied->cpus, unapplied->cpu, unapplied->error);
 }
 
 static void accept(struct vnuma *vnuma, struct vnuma_report *report)
@@ -153,7 +185,7 @@ static void accept(struct vnuma *vnuma, struct vnuma_report *report)
 		dev_info(&vnuma->pdev->dev,
 			 "following the host's topology, generation %016llx\n",
 			 report->topology->generation);
-	if (report->behind.cpus) {
+	if (report->unapplied.cpus) {
 		accept_in_part(vnuma, report);
 		return;
 	}
@@ -189,7 +221,7 @@ static void update(void)
 		/* A host that was restarted may not know of the first one. */
 		acknowledge(bound, applied_generation);
 	else if (report.error != -ENODATA)
-		refuse(bound, &report, &why);
+		refuse(bound, next->generation, &report, &why);
 resume:
 	vnuma_debug_files_resume();
 unlock:
@@ -229,20 +261,21 @@ static irqreturn_t told_thread(int irq, void *data)
 static int map_channel(struct vnuma *vnuma)
 {
 	struct pci_dev *pdev = vnuma->pdev;
-	resource_size_t size = pci_resource_len(pdev, CHANNEL_BAR);
+	resource_size_t size = min_t(resource_size_t, VNUMA_TC_MAX_REGION_SIZE,
+				     pci_resource_len(pdev, CHANNEL_BAR));
 	void *base;
 
-	if (size < VNUMA_TC_REGION_SIZE ||
+	if (size < sizeof(struct vnuma_tc_header) ||
 	    pci_resource_len(pdev, REGISTERS_BAR) <
 		    VNUMA_IVSHMEM_REG_DOORBELL + sizeof(u32))
 		return -ENODEV;
 	/* The memory behind this BAR is plain memory of the host. */
 	base = devm_memremap(&pdev->dev, pci_resource_start(pdev, CHANNEL_BAR),
-			     VNUMA_TC_REGION_SIZE, MEMREMAP_WB);
+			     size, MEMREMAP_WB);
 	if (IS_ERR(base))
 		return PTR_ERR(base);
 	vnuma->channel.base = base;
-	vnuma->channel.size = VNUMA_TC_REGION_SIZE;
+	vnuma->channel.size = size;
 	return vnuma_channel_has_magic(&vnuma->channel) ? 0 : -ENODEV;
 }
 
@@ -255,14 +288,20 @@ static int claim(struct vnuma *vnuma)
 		err = -EBUSY;
 	else
 		bound = vnuma;
-	bindings++;
+	/* One that was refused ends no update of the other. */
+	if (!err)
+		bindings++;
 	mutex_unlock(&update_mutex);
 	return err;
 }
 
 static void release(void *data)
 {
+	struct vnuma *vnuma = data;
+
 	mutex_lock(&update_mutex);
+	vnuma_channel_leave(&vnuma->channel);
+	ring(vnuma);
 	bound = NULL;
 	/* Another channel may count from the same start. */
 	applied_generation = 0;
@@ -310,7 +349,7 @@ static int vnuma_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 	if (err)
 		return dev_err_probe(&pdev->dev, err,
 				     "another topology channel is in use\n");
-	err = devm_add_action_or_reset(&pdev->dev, release, NULL);
+	err = devm_add_action_or_reset(&pdev->dev, release, vnuma);
 	if (err)
 		return err;
 	err = request_interrupt(vnuma);
@@ -367,23 +406,33 @@ static int choose_mode(void)
 	return 0;
 }
 
-static int __init start(struct vnuma_topology **first)
+static int __init start(void)
 {
 	int err = vnuma_device_init();
 
 	if (err)
 		return err;
-	err = vnuma_hotplug_init(*first);
+	err = vnuma_hotplug_init();
 	if (err)
 		goto device;
 	err = pci_register_driver(&vnuma_driver);
 	if (!err)
 		return 0;
 
-	*first = vnuma_hotplug_exit();
+	vnuma_hotplug_exit();
 device:
 	vnuma_device_exit();
 	return err;
+}
+
+static struct vnuma_topology *set_topology(struct vnuma_topology *topology)
+{
+	struct vnuma_topology *old;
+
+	cpus_read_lock();
+	old = vnuma_topology_set_current(topology);
+	cpus_read_unlock();
+	return old;
 }
 
 static int __init vnuma_init(void)
@@ -397,13 +446,16 @@ static int __init vnuma_init(void)
 	/* Names no vCPU, so that there always is a current one. */
 	first = kvzalloc(sizeof(*first), GFP_KERNEL);
 	safe_queue = alloc_ordered_workqueue("vnuma", 0);
-	err = next && first && safe_queue ? start(&first) : -ENOMEM;
+	if (first)
+		set_topology(first);
+	err = next && first && safe_queue ? start() : -ENOMEM;
 	if (!err)
 		return 0;
 
 	if (safe_queue)
 		destroy_workqueue(safe_queue);
-	kvfree(first);
+	/* No longer the first one if a publication was applied meanwhile. */
+	kvfree(set_topology(NULL));
 	kvfree(next);
 	return err;
 }
@@ -416,9 +468,7 @@ static void __exit vnuma_exit(void)
 	/* Nothing is bound any more, so no update comes after this. */
 	flush_workqueue(safe_queue);
 	vnuma_debug_files_finish();
-	cpus_read_lock();
-	last = vnuma_topology_set_current(NULL);
-	cpus_read_unlock();
+	last = set_topology(NULL);
 	if (vnuma_mode == VNUMA_GD_MODE_SAFE)
 		vnuma_safe_undo();
 	destroy_workqueue(safe_queue);

@@ -1,16 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * A publication of the host against what this guest is.
- *
- * The current topology outlives the update that brought it: a CPU that comes
- * online later, or that ACPI adds with the node of its _PXM, is put where the host
- * said last.
  */
-#define pr_fmt(fmt) "vnuma: " fmt
-
 #include <linux/bsearch.h>
 #include <linux/cpu.h>
-#include <linux/cpuhotplug.h>
 #include <linux/nodemask.h>
 #include <linux/topology.h>
 #include <asm/apic.h>
@@ -20,9 +13,6 @@
 
 /* Changed with cpus_read_lock() held, so stable in CPU hotplug callbacks. */
 static struct vnuma_topology *current_topology;
-
-static int prepare_state;
-static int online_state;
 
 static int compare_apic_id(const void *key, const void *element)
 {
@@ -53,11 +43,11 @@ int vnuma_topology_node(const struct vnuma_topology *topology, int cpu)
 }
 
 /**
- * vnuma_topology_is_behind - is a CPU elsewhere than where the host told?
+ * vnuma_topology_is_unapplied - is a CPU elsewhere than where the host told?
  * @topology: may be NULL
  * @cpu: a possible CPU
  */
-bool vnuma_topology_is_behind(const struct vnuma_topology *topology, int cpu)
+bool vnuma_topology_is_unapplied(const struct vnuma_topology *topology, int cpu)
 {
 	int node = vnuma_topology_node(topology, cpu);
 
@@ -65,16 +55,16 @@ bool vnuma_topology_is_behind(const struct vnuma_topology *topology, int cpu)
 }
 
 /**
- * vnuma_topology_count_behind - how many online CPUs are
+ * vnuma_topology_count_unapplied - how many online CPUs are
  *
  * Call with cpus_read_lock() held or from a hotplug callback.
  */
-int vnuma_topology_count_behind(void)
+int vnuma_topology_count_unapplied(void)
 {
 	int cpu, count = 0;
 
 	for_each_online_cpu(cpu)
-		count += vnuma_topology_is_behind(current_topology, cpu);
+		count += vnuma_topology_is_unapplied(current_topology, cpu);
 	return count;
 }
 
@@ -102,15 +92,15 @@ static int check_online_cpu(const struct vnuma_topology *topology, int cpu,
 	int sibling;
 
 	if (count_nodes_of(cpu) != 1)
-		return vnuma_because(why, -EOPNOTSUPP,
-				     "CPU %d is on %d nodes of this guest (numa=fake?)",
-				     cpu, count_nodes_of(cpu));
+		return vnuma_fail(why, -EOPNOTSUPP,
+				  "CPU %d is on %d nodes of this guest (numa=fake?)",
+				  cpu, count_nodes_of(cpu));
 	for_each_cpu(sibling, topology_sibling_cpumask(cpu))
 		if (node_after(topology, sibling) != node)
-			return vnuma_because(why, -EOPNOTSUPP,
-					     "CPUs %d and %d are threads of one core but told on nodes %d and %d",
-					     cpu, sibling, node,
-					     node_after(topology, sibling));
+			return vnuma_fail(why, -EOPNOTSUPP,
+					  "CPUs %d and %d are threads of one core but told on nodes %d and %d",
+					  cpu, sibling, node,
+					  node_after(topology, sibling));
 	return 0;
 }
 
@@ -133,10 +123,10 @@ int vnuma_topology_check(const struct vnuma_topology *topology,
 		if (node == NUMA_NO_NODE)
 			continue;
 		if (node >= nr_node_ids || !node_online(node))
-			return vnuma_because(why, -ENXIO,
-					     "CPU %d (APIC id %u) is told on node %d, which this guest does not have online",
-					     cpu, (u32)cpu_physical_id(cpu),
-					     node);
+			return vnuma_fail(why, -ENXIO,
+					  "CPU %d (APIC id %u) is told on node %d, which this guest does not have online",
+					  cpu, (u32)cpu_physical_id(cpu),
+					  node);
 		if (!cpu_online(cpu))
 			continue;
 		err = check_online_cpu(topology, cpu, why);
@@ -144,6 +134,16 @@ int vnuma_topology_check(const struct vnuma_topology *topology,
 			return err;
 	}
 	return 0;
+}
+
+/**
+ * vnuma_topology_current - what CPUs that come online are put by, or NULL
+ *
+ * Call with cpus_read_lock() held or from a hotplug callback.
+ */
+const struct vnuma_topology *vnuma_topology_current(void)
+{
+	return current_topology;
 }
 
 /**
@@ -159,78 +159,4 @@ vnuma_topology_set_current(struct vnuma_topology *topology)
 
 	current_topology = topology;
 	return old;
-}
-
-/*
- * Before a CPU is brought up: the kernel then sets its masks, the vDSO's registers
- * and the scheduler's domains from the maps that are set here.
- */
-static int prepare_cpu(unsigned int cpu)
-{
-	int node = vnuma_topology_node(current_topology, cpu);
-
-	if (node == NUMA_NO_NODE || node == cpu_to_node(cpu))
-		return 0;
-	if (node >= nr_node_ids || !node_online(node)) {
-		pr_warn("CPU %u stays on node %d: node %d is not online\n", cpu,
-			cpu_to_node(cpu), node);
-		return 0;
-	}
-	/* In safe mode the kernel is about to ask the firmware's table. */
-	if (vnuma_mode == VNUMA_GD_MODE_FAST)
-		vnuma_fast_set_offline(cpu, node);
-	return 0;
-}
-
-/*
- * On the CPU, before tasks can run on it. One that slept on it all the time may
- * find it on another node now.
- */
-static int came_online(unsigned int cpu)
-{
-	if (vnuma_mode == VNUMA_GD_MODE_SAFE)
-		vnuma_safe_came_online(cpu,
-				       vnuma_topology_node(current_topology,
-							   cpu));
-	vnuma_rseq_moved(cpumask_of(cpu));
-	vnuma_device_refresh_cpus();
-	return 0;
-}
-
-/**
- * vnuma_hotplug_init - follow CPU hotplug
- * @first: the current topology until a publication is accepted
- *
- * Two states: maps are set before a CPU comes up, and /dev/vnuma is told after.
- */
-int vnuma_hotplug_init(struct vnuma_topology *first)
-{
-	int err;
-
-	current_topology = first;
-	err = cpuhp_setup_state_nocalls(CPUHP_BP_PREPARE_DYN, "vnuma:prepare",
-					prepare_cpu, NULL);
-	if (err < 0)
-		return err;
-	prepare_state = err;
-	err = cpuhp_setup_state_nocalls(CPUHP_AP_ONLINE_DYN, "vnuma:online",
-					came_online, NULL);
-	if (err < 0) {
-		cpuhp_remove_state_nocalls(prepare_state);
-		return err;
-	}
-	online_state = err;
-	return 0;
-}
-
-/**
- * vnuma_hotplug_exit - follow no more; the kernel keeps the maps by itself
- *
- * Return: the current topology, no longer in use.
- */
-struct vnuma_topology *vnuma_hotplug_exit(void)
-{
-	cpuhp_remove_state_nocalls(online_state);
-	cpuhp_remove_state_nocalls(prepare_state);
-	return current_topology;
 }

@@ -2,18 +2,21 @@
 /*
  * vnuma.ko: what its files share.
  *
+ * A file calls only those below it.
+ *
  *	main.c		PCI device, interrupt, the update from reading to acknowledging
- *	channel.c	shared memory of the host -> struct vnuma_topology, or a reason
- *	topology.c	looking a topology up; agreement with this guest; CPU hotplug
- *	symbols.c	kernel symbols that are not exported
- *	maps.c		the maps that both modes write
+ *	hotplug.c	CPUs that come online later
+ *	device.c	/dev/vnuma, uevents, attributes
  *	apply_fast.c	kernel maps changed in place
- *	debug_files.c	the kernel's files of scheduler domains, later
  *	apply_safe.c	kernel maps changed by CPU hotplug
+ *	debug_files.c	the kernel's files of scheduler domains, later
+ *	maps.c		the maps that both modes write
  *	affinity.c	affinities of tasks, saved around CPU hotplug
  *	distances.c	the kernel's table of distances
  *	rseq.c		rseq's node_id of the threads of a CPU that moved
- *	device.c	/dev/vnuma, uevents, attributes
+ *	symbols.c	kernel symbols that are not exported
+ *	topology.c	looking a topology up; agreement with this guest
+ *	channel.c	memory shared with the host: reads publications, writes answers
  */
 #ifndef VNUMA_H
 #define VNUMA_H
@@ -27,6 +30,9 @@
 #include <vnuma/guest_device.h>
 #include <vnuma/topology_channel.h>
 
+/* As in dkms.conf: major << 16 | minor << 8 | patch. */
+#define VNUMA_DRIVER_VERSION	0x000100
+
 /* One refusal is one line of the kernel log; this is the part after "refused: ". */
 #define VNUMA_REASON_SIZE	160
 
@@ -34,7 +40,7 @@ struct vnuma_reason {
 	char text[VNUMA_REASON_SIZE];
 };
 
-#define vnuma_because(why, err, fmt, ...)				\
+#define vnuma_fail(why, err, fmt, ...)					\
 ({									\
 	scnprintf((why)->text, sizeof((why)->text), fmt, ##__VA_ARGS__);	\
 	(err);								\
@@ -59,11 +65,13 @@ struct vnuma_topology {
 /**
  * struct vnuma_channel - the shared memory
  * @base: mapped memory that the host can change at any time
- * @size: mapped bytes, at least VNUMA_TC_REGION_SIZE
+ * @size: mapped bytes, at least those of struct vnuma_tc_header
+ * @guest_offset: where struct vnuma_tc_guest lies, 0 until a header was accepted
  */
 struct vnuma_channel {
-	const void *base;
+	void *base;
 	size_t size;
+	size_t guest_offset;
 };
 
 /**
@@ -76,12 +84,12 @@ struct vnuma_move {
 };
 
 /**
- * struct vnuma_behind - what a publication could not change
+ * struct vnuma_unapplied - what a publication could not change
  * @cpus: how many online CPUs are not where the host told
  * @cpu: one of them
  * @error: why that one is not
  */
-struct vnuma_behind {
+struct vnuma_unapplied {
 	u32 cpus;
 	int cpu;
 	int error;
@@ -93,20 +101,29 @@ extern u32 vnuma_mode;	/* VNUMA_GD_MODE_*, set before anything else is used */
 /* channel.c */
 bool vnuma_channel_has_magic(const struct vnuma_channel *channel);
 u64 vnuma_channel_generation(const struct vnuma_channel *channel);
-int vnuma_channel_read(const struct vnuma_channel *channel,
+int vnuma_channel_read(struct vnuma_channel *channel,
 		       struct vnuma_topology *topology,
 		       struct vnuma_reason *why);
+bool vnuma_channel_announce(const struct vnuma_channel *channel, u32 mode);
+void vnuma_channel_leave(const struct vnuma_channel *channel);
+void vnuma_channel_acknowledge(const struct vnuma_channel *channel,
+			       u64 generation);
+void vnuma_channel_refuse(const struct vnuma_channel *channel, u64 generation,
+			  int error);
 
 /* topology.c */
 int vnuma_topology_node(const struct vnuma_topology *topology, int cpu);
-bool vnuma_topology_is_behind(const struct vnuma_topology *topology, int cpu);
-int vnuma_topology_count_behind(void);
+bool vnuma_topology_is_unapplied(const struct vnuma_topology *topology, int cpu);
+int vnuma_topology_count_unapplied(void);
 int vnuma_topology_check(const struct vnuma_topology *topology,
 			 struct vnuma_reason *why);
+const struct vnuma_topology *vnuma_topology_current(void);
 struct vnuma_topology *
 vnuma_topology_set_current(struct vnuma_topology *topology);
-int vnuma_hotplug_init(struct vnuma_topology *first);
-struct vnuma_topology *vnuma_hotplug_exit(void);
+
+/* hotplug.c */
+int vnuma_hotplug_init(void);
+void vnuma_hotplug_exit(void);
 
 /* symbols.c */
 
@@ -173,7 +190,8 @@ void vnuma_maps_switch(void *info);
 struct workqueue_struct;
 int vnuma_safe_apply(struct workqueue_struct *queue,
 		     struct vnuma_topology *topology,
-		     struct vnuma_topology **old, struct vnuma_behind *behind,
+		     struct vnuma_topology **old,
+		     struct vnuma_unapplied *unapplied,
 		     struct vnuma_reason *why);
 void vnuma_safe_came_online(int cpu, int node);
 void vnuma_safe_undo(void);
@@ -215,15 +233,15 @@ void vnuma_rseq_moved(const struct cpumask *moved);
 /**
  * struct vnuma_report - what the last publication came to
  * @topology: now in force, or NULL if it was refused
- * @error: 0 or -errno; with a topology, why CPUs are behind
+ * @error: 0 or -errno; with a topology, why CPUs are not on its nodes
  * @told: when its interrupt came
- * @behind: CPUs that are not on the node of the topology
+ * @unapplied: CPUs that are not on the node of the topology
  */
 struct vnuma_report {
 	const struct vnuma_topology *topology;
 	int error;
 	ktime_t told;
-	struct vnuma_behind behind;
+	struct vnuma_unapplied unapplied;
 };
 
 int vnuma_device_init(void);

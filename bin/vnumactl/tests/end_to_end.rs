@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 use tokio::sync::oneshot;
-use vnuma_channel::reader::{Topology, read};
+use vnuma_channel_model::{Topology, read};
 use vnuma_daemon::{BackendFactory, Config};
 use vnuma_host::location::Prefer;
 use vnuma_hypervisor::QmpBackend;

@@ -1,19 +1,22 @@
 //! A VM's channel: memory, interrupt and acknowledgements.
 
-use crate::{Content, Generations, Identity, Region, ivshmem, publish::publication, takeover::Parts};
-use nix::{
-    errno::Errno,
-    sys::{
-        epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout},
-        eventfd::{EfdFlags, EventFd},
-    },
+use crate::{
+    Content, Generations, GuestStatus, Identity, Region, doorbell::Doorbells, ivshmem, publish::publication,
+    takeover::Parts, wakeups::Wakeups,
 };
+use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::{
+    collections::VecDeque,
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::Path,
+    sync::Arc,
 };
-use vnuma_abi_topology_channel::ivshmem::{VECTORS, WINDOW};
+use vnuma_abi_topology_channel::ivshmem::{ACKNOWLEDGE_VECTOR, PUBLISH_VECTOR, VECTORS};
+
+/// Publications that can wait for their acknowledgement at the same time. The oldest of more is given up: a later one
+/// contains it.
+pub const MAX_OUTSTANDING: usize = 8;
 
 /// Why a channel could not be made or used.
 #[derive(Debug, thiserror::Error)]
@@ -27,24 +30,18 @@ fn failed<E: Into<io::Error>>(act: &'static str) -> impl Fn(E) -> ChannelError {
     move |source| ChannelError { act, source: source.into() }
 }
 
-/// The guest says that its kernel's maps agree with a publication.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Acknowledgement {
-    /// Its counter modulo [`WINDOW`].
-    pub number: usize,
-    /// They were changed by CPU hotplug, the driver's safe mode.
-    pub safe: bool,
-}
-
 /// The host's end. Dropping it leaves the memory and the last publication to the VM.
 #[derive(Debug)]
 pub struct Channel {
     region: Region,
     generations: Generations,
+    doorbells: Arc<Doorbells>,
     guest_vectors: Vec<EventFd>,
     host_vectors: Vec<EventFd>,
-    /// Watches vectors of the host, each only while an acknowledgement is expected on it, and once.
-    acknowledgements: Epoll,
+    /// Of the vector by which the guest acknowledges.
+    wakeups: Wakeups,
+    /// Published and not acknowledged yet, in their order.
+    outstanding: VecDeque<u64>,
     /// Kept open: QEMU would see the server going away. It has where a channel was taken over, and does not mind.
     _server: Option<OwnedFd>,
 }
@@ -61,7 +58,9 @@ impl Channel {
             ivshmem::serve(region.memory(), host, guest).map_err(failed("ivshmem server's messages"))?;
         let generations = Generations::new(epoch);
         let channel = Self {
-            acknowledgements: watch(&host_vectors)?,
+            doorbells: Doorbells::shared().map_err(failed("asynchronous reads"))?,
+            wakeups: watch(&host_vectors)?,
+            outstanding: VecDeque::new(),
             region,
             generations,
             guest_vectors,
@@ -90,7 +89,9 @@ impl Channel {
         let Parts { memory, guest_vectors, host_vectors } = parts;
         let (region, published) = Region::take_over(memory).map_err(failed("shared memory"))?;
         Ok(Self {
-            acknowledgements: watch(&host_vectors)?,
+            doorbells: Doorbells::shared().map_err(failed("asynchronous reads"))?,
+            wakeups: watch(&host_vectors)?,
+            outstanding: VecDeque::new(),
             region,
             generations: Generations::after(epoch, published),
             guest_vectors,
@@ -104,13 +105,16 @@ impl Channel {
         self.generations.peek()
     }
 
-    /// Publishes `content`, raises the guest's interrupt and expects an acknowledgement. Returns
-    /// the generation.
+    /// Publishes `content`, raises the guest's interrupt and expects an acknowledgement. Returns the generation. Never
+    /// blocks, whatever the other side does to what it shares.
     pub fn publish(&mut self, content: &Content) -> Result<u64, ChannelError> {
         let generation = self.generations.take();
-        let number = generation as u32 as usize % WINDOW;
-        self.expect(number)?;
-        self.expect(WINDOW + number)?;
+        let doorbell = &self.host_vectors[ACKNOWLEDGE_VECTOR];
+        self.wakeups.refill(doorbell).map_err(failed("watching for acknowledgements"))?;
+        if self.outstanding.len() == MAX_OUTSTANDING {
+            self.outstanding.pop_front();
+        }
+        self.outstanding.push_back(generation);
         self.region.apply_all(&publication(generation, content));
         self.raise()?;
         Ok(generation)
@@ -118,58 +122,39 @@ impl Channel {
 
     /// Raises the guest's interrupt.
     pub fn raise(&self) -> Result<(), ChannelError> {
-        match self.guest_vectors[0].write(1) {
-            // The counter is full: an interrupt is pending.
-            Ok(_) | Err(Errno::EAGAIN) => Ok(()),
-            Err(error) => Err(failed("raising the interrupt")(error)),
-        }
+        let vector = self.guest_vectors[PUBLISH_VECTOR].as_fd();
+        self.doorbells.signal(vector).map_err(failed("raising the interrupt"))
     }
 
-    /// Readable when [`Self::take_acknowledgements`] has something. A guest that rings without end
-    /// makes it readable twice per publication.
+    /// Readable when the guest has changed what [`Self::guest_status`] returns. A guest that signals without end
+    /// makes it readable [`WAKEUPS_PER_PUBLICATION`](crate::WAKEUPS_PER_PUBLICATION) times for each publication and twice
+    /// in each [`PAUSE`](crate::PAUSE), if [`Self::take_acknowledgement`] is called each time.
     pub fn acknowledgement_fd(&self) -> BorrowedFd<'_> {
-        self.acknowledgements.0.as_fd()
+        self.wakeups.fd()
     }
 
-    /// What was acknowledged since it was last expected, each once. Does not block.
-    pub fn take_acknowledgements(&self) -> Result<Vec<Acknowledgement>, ChannelError> {
-        let mut events = [EpollEvent::empty(); VECTORS];
-        let count = match self.acknowledgements.wait(&mut events, EpollTimeout::ZERO) {
-            Err(Errno::EINTR) => 0,
-            other => other.map_err(failed("epoll"))?,
+    /// The generation that the guest has acknowledged since the last call, if it is one that was outstanding. Those
+    /// published before it are acknowledged with it. Does not block.
+    pub fn take_acknowledgement(&mut self) -> Result<Option<u64>, ChannelError> {
+        let doorbell = &self.host_vectors[ACKNOWLEDGE_VECTOR];
+        self.wakeups.take(doorbell).map_err(failed("reading acknowledgements"))?;
+        let acknowledged = self.guest_status().acknowledged;
+        let Some(position) = self.outstanding.iter().position(|&outstanding| outstanding == acknowledged)
+        else {
+            return Ok(None);
         };
-        let acknowledgement = |event: &EpollEvent| {
-            let vector = event.data() as usize;
-            Acknowledgement { number: vector % WINDOW, safe: vector >= WINDOW }
-        };
-        Ok(events[..count].iter().map(acknowledgement).collect())
+        self.outstanding.drain(..=position);
+        Ok(Some(acknowledged))
     }
 
-    /// From now on, one ring on `vector` is noticed.
-    fn expect(&self, vector: usize) -> Result<(), ChannelError> {
-        let event = &self.host_vectors[vector];
-        // Rings from before this publication are none of its acknowledgements.
-        match event.read() {
-            Ok(_) | Err(Errno::EAGAIN) => {}
-            Err(error) => return Err(failed("clearing an acknowledgement")(error)),
-        }
-        self.acknowledgements.modify(event, &mut interest(vector, true)).map_err(failed("epoll"))
+    /// What the guest says of itself and of the last publications.
+    pub fn guest_status(&self) -> GuestStatus {
+        GuestStatus::read(&self.region)
     }
 }
 
-/// Watches the vectors of the host, none of them expected yet.
-fn watch(host_vectors: &[EventFd]) -> Result<Epoll, ChannelError> {
-    let acknowledgements = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(failed("epoll"))?;
-    for (vector, event) in host_vectors.iter().enumerate() {
-        acknowledgements.add(event, interest(vector, false)).map_err(failed("epoll"))?;
-    }
-    Ok(acknowledgements)
-}
-
-fn interest(vector: usize, expected: bool) -> EpollEvent {
-    // One-shot: after an event nothing is watched until it is expected again.
-    let flags = if expected { EpollFlags::EPOLLIN } else { EpollFlags::empty() };
-    EpollEvent::new(flags | EpollFlags::EPOLLONESHOT, vector as u64)
+fn watch(host_vectors: &[EventFd]) -> Result<Wakeups, ChannelError> {
+    Wakeups::new(&host_vectors[ACKNOWLEDGE_VECTOR]).map_err(failed("watching for acknowledgements"))
 }
 
 fn vectors() -> Result<Vec<EventFd>, ChannelError> {

@@ -1,4 +1,4 @@
-//! What can be told.
+//! What can be published.
 
 use vnuma_abi_topology_channel::{MAX_NODES, MAX_VCPUS, Vcpu};
 use vnuma_topology::DistanceMatrix;
@@ -10,7 +10,7 @@ pub struct Content {
     vcpus: Vec<Vcpu>,
 }
 
-/// Why a topology cannot be told.
+/// Why a topology cannot be published.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum ContentError {
     /// Too many guest nodes, or none.
@@ -44,8 +44,8 @@ impl Content {
         if vcpus.is_empty() || vcpus.len() > MAX_VCPUS {
             return Err(ContentError::Vcpus(vcpus.len()));
         }
-        if let Some(vcpu) = vcpus.iter().find(|vcpu| usize::from(vcpu.node) >= nodes) {
-            return Err(ContentError::Node { apic_id: vcpu.apic_id, node: vcpu.node.into(), nodes });
+        if let Some(vcpu) = vcpus.iter().find(|vcpu| vcpu.node as usize >= nodes) {
+            return Err(ContentError::Node { apic_id: vcpu.apic_id, node: vcpu.node, nodes });
         }
         vcpus.sort_by_key(|vcpu| vcpu.apic_id);
         if let Some(pair) = vcpus.windows(2).find(|pair| pair[0].apic_id == pair[1].apic_id) {
@@ -75,8 +75,8 @@ mod tests {
             .expect("square")
     }
 
-    fn vcpu(apic_id: u32, node: u16) -> Vcpu {
-        Vcpu { apic_id, node, flags: 0 }
+    fn vcpu(apic_id: u32, node: u32) -> Vcpu {
+        Vcpu { apic_id, node }
     }
 
     #[test]

@@ -3,12 +3,19 @@
 use crate::Content;
 use std::mem::offset_of;
 use vnuma_abi_topology_channel::{
-    DISTANCE_UNREACHABLE, Header, MAGIC, MAX_NODES, MAX_VCPUS, REGION_SIZE, SLOT_OFFSET, Slot, VERSION_MAJOR,
-    VERSION_MINOR, Vcpu,
+    DISTANCE_UNREACHABLE, GUEST_OFFSET, GUEST_SIZE, Header, Known, LAYOUT, MAGIC, MAX_KNOWN, MAX_SECTIONS,
+    NODES_VERSION, Nodes, REGION_SIZE, SECTION_NODES, SECTION_VCPUS, SLOT_OFFSET, SLOT_SIZE, Section, Slot,
+    VCPUS_VERSION, Vcpu, Vcpus,
 };
 
 /// Bytes of a store; the layout has no field that straddles such a word.
 pub const WORD: usize = 8;
+
+/// The sections that are published, in this order.
+const SECTIONS: [Known; 2] = [
+    Known { kind: SECTION_NODES, version: NODES_VERSION },
+    Known { kind: SECTION_VCPUS, version: VCPUS_VERSION },
+];
 
 /// One step of a publication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,65 +67,113 @@ impl Generations {
     }
 }
 
-/// Stores that make an empty region one without a publication.
+/// Stores that make an empty region one without a publication. They leave the guest's area alone.
 pub fn header() -> Vec<Step> {
-    const _: () =
-        assert!(offset_of!(Header, reserved0) == 5 * WORD && size_of::<Header>().is_multiple_of(WORD));
-    let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
-    let version = u32::from(VERSION_MAJOR) | u32::from(VERSION_MINOR) << 16;
-    let words = [
+    const _: () = assert!(offset_of!(Header, header_size) == 12 && offset_of!(Header, slot_offset) == 24);
+    const _: () = assert!(offset_of!(Header, host_version) == 40 && SECTIONS.len() <= MAX_KNOWN);
+    let mut words = vec![
         MAGIC,
-        pair(version, size_of::<Header>() as u32),
-        pair(REGION_SIZE as u32, size_of::<Slot>() as u32),
+        pair(u32::from(LAYOUT) | (SECTIONS.len() as u32) << 16, size_of::<Header>() as u32),
+        pair(REGION_SIZE as u32, SLOT_SIZE as u32),
         pair(SLOT_OFFSET[0] as u32, SLOT_OFFSET[1] as u32),
-        pair(MAX_NODES as u32, MAX_VCPUS as u32),
+        pair(GUEST_OFFSET as u32, GUEST_SIZE as u32),
+        pair(host_version(), 0),
     ];
+    let known = |known: &Known| u32::from(known.kind) | u32::from(known.version) << 16;
+    words.extend(SECTIONS.chunks(2).map(|two| pair(known(&two[0]), two.get(1).map_or(0, known))));
+    words.resize(offset_of!(Header, published) / WORD, 0);
     // The magic last: a reader that finds it finds the rest.
     let rest = stores(0, &words).skip(1);
     rest.chain([Step::Fence, Step::Store { offset: 0, value: words[0] }]).collect()
 }
 
-/// The stores that publish `content` as `generation`, in the order of `topology_channel.h`. The
-/// whole slot is written, so that nothing stays of what was there before.
+/// The stores that publish `content` as `generation`, in the order of `topology_channel.h`.
 pub fn publication(generation: u64, content: &Content) -> Vec<Step> {
+    publication_of(generation, &sections(content))
+}
+
+/// The same for sections as words, those of a later version among them.
+///
+/// # Panics
+/// If they do not fit into a slot; those of any [`Content`] do.
+pub fn publication_of(generation: u64, sections: &[Vec<u64>]) -> Vec<Step> {
+    const _: () = assert!(offset_of!(Slot, length) == WORD && size_of::<Slot>() == 2 * WORD);
     let slot = SLOT_OFFSET[(generation & 1) as usize];
-    let mut steps = vec![Step::Store { offset: slot + offset_of!(Slot, generation), value: 0 }, Step::Fence];
-    steps.extend(stores(slot + offset_of!(Slot, nr_nodes), &slot_words(content)));
+    let words: usize = sections.iter().map(Vec::len).sum();
+    let length = size_of::<Slot>() + words * WORD;
+    assert!(length <= SLOT_SIZE && sections.len() <= MAX_SECTIONS, "{length} bytes");
+    let mut steps = Vec::with_capacity(words + 7);
+    steps.extend([Step::Store { offset: slot, value: 0 }, Step::Fence]);
+    let counts = pair(length as u32, sections.len() as u32);
+    steps.push(Step::Store { offset: slot + offset_of!(Slot, length), value: counts });
+    steps.extend(stores(slot + size_of::<Slot>(), &sections.concat()));
     steps.extend([
         Step::Fence,
-        Step::Store { offset: slot + offset_of!(Slot, generation), value: generation },
+        Step::Store { offset: slot, value: generation },
         Step::Fence,
         Step::Store { offset: offset_of!(Header, published), value: generation },
     ]);
     steps
 }
 
+/// The sections of `content`, each as its words.
+pub fn sections(content: &Content) -> Vec<Vec<u64>> {
+    vec![nodes(content), vcpus(content)]
+}
+
+/// A section of these words behind its header.
+pub fn section(kind: u16, version: u16, compatible: u16, flags: u16, words: &[u64]) -> Vec<u64> {
+    const _: () = assert!(size_of::<Section>() == 2 * WORD);
+    let low = u64::from(kind) | u64::from(version) << 16;
+    let high = u64::from(compatible) << 32 | u64::from(flags) << 48;
+    let length = size_of::<Section>() + words.len() * WORD;
+    [&[low | high, length as u64], words].concat()
+}
+
+fn nodes(content: &Content) -> Vec<u64> {
+    const _: () = assert!(offset_of!(Nodes, nr_nodes) == size_of::<Section>());
+    let nodes = content.distances().len();
+    let distance = |from, to| content.distances().get(from, to).unwrap_or(DISTANCE_UNREACHABLE);
+    let bytes: Vec<u8> = (0..nodes)
+        .flat_map(|from| (0..nodes).map(move |to| (from, to)))
+        .map(|(f, t)| distance(f, t))
+        .collect();
+    let mut words = vec![pair(nodes as u32, size_of::<Nodes>() as u32)];
+    words.extend(bytes.chunks(WORD).map(|chunk| {
+        let mut word = [0; WORD];
+        word[..chunk.len()].copy_from_slice(chunk);
+        u64::from_le_bytes(word)
+    }));
+    section(SECTION_NODES, NODES_VERSION, 1, 0, &words)
+}
+
+fn vcpus(content: &Content) -> Vec<u64> {
+    const _: () = assert!(offset_of!(Vcpus, nr_vcpus) == size_of::<Section>() && size_of::<Vcpu>() == WORD);
+    let count = content.vcpus().len() as u32;
+    let mut words = vec![pair(count, size_of::<Vcpus>() as u32), pair(size_of::<Vcpu>() as u32, 0)];
+    words.extend(content.vcpus().iter().map(|vcpu| pair(vcpu.apic_id, vcpu.node)));
+    section(SECTION_VCPUS, VCPUS_VERSION, 1, 0, &words)
+}
+
+fn pair(low: u32, high: u32) -> u64 {
+    u64::from(low) | u64::from(high) << 32
+}
+
 fn stores(offset: usize, words: &[u64]) -> impl Iterator<Item = Step> {
     words.iter().enumerate().map(move |(index, &value)| Step::Store { offset: offset + index * WORD, value })
 }
 
-/// Everything in a slot behind its generation.
-fn slot_words(content: &Content) -> Vec<u64> {
-    const _: () = assert!(offset_of!(Slot, nr_nodes) == WORD && size_of::<Vcpu>() == WORD);
-    const _: () = assert!(offset_of!(Slot, distance) == 8 * WORD && MAX_NODES.is_multiple_of(WORD));
-    let (nodes, vcpus) = (content.distances().len(), content.vcpus());
-    let mut words = Vec::with_capacity(size_of::<Slot>() / WORD - 1);
-    words.push(nodes as u64 | (vcpus.len() as u64) << 32);
-    words.resize(words.len() + 6, 0);
-    for from in 0..MAX_NODES {
-        for to in (0..MAX_NODES).step_by(WORD) {
-            let distance = |to| match content.distances().get(from, to) {
-                Some(distance) => distance,
-                None if from < nodes && to < nodes => DISTANCE_UNREACHABLE,
-                None => 0,
-            };
-            words.push(u64::from_le_bytes(std::array::from_fn(|byte| distance(to + byte))));
+/// Of this package: `major << 16 | minor << 8 | patch`.
+const fn host_version() -> u32 {
+    const fn number(text: &str) -> u32 {
+        match u32::from_str_radix(text, 10) {
+            Ok(number) => number,
+            Err(_) => panic!("a version of three numbers"),
         }
     }
-    let entry = |v: &Vcpu| u64::from(v.apic_id) | u64::from(v.node) << 32 | u64::from(v.flags) << 48;
-    words.extend(vcpus.iter().map(entry));
-    words.resize(size_of::<Slot>() / WORD - 1, 0);
-    words
+    number(env!("CARGO_PKG_VERSION_MAJOR")) << 16
+        | number(env!("CARGO_PKG_VERSION_MINOR")) << 8
+        | number(env!("CARGO_PKG_VERSION_PATCH"))
 }
 
 #[cfg(test)]
@@ -126,26 +181,43 @@ mod tests {
     use super::*;
     use vnuma_topology::DistanceMatrix;
 
+    fn content(nodes: usize, vcpus: u32) -> Content {
+        let distance = |from, to| if from == to { 10 } else { 20 };
+        let rows = (0..nodes).map(|from| (0..nodes).map(|to| distance(from, to)).collect()).collect();
+        let vcpu = |apic_id| Vcpu { apic_id, node: 0 };
+        Content::new(DistanceMatrix::new(rows).expect("square"), (0..vcpus).map(vcpu).collect())
+            .expect("within limits")
+    }
+
     #[test]
     fn stores_come_in_the_order_of_the_header() {
-        let distances = DistanceMatrix::new(vec![vec![10]]).expect("square");
-        let content = Content::new(distances, vec![Vcpu::default()]).expect("within limits");
         for generation in [(5 << 32) | 2, (5 << 32) | 3] {
             let slot = SLOT_OFFSET[(generation & 1) as usize];
-            let steps = publication(generation, &content);
+            let steps = publication(generation, &content(1, 1));
             let (first, rest) = steps.split_at(2);
             let (fill, last) = rest.split_at(rest.len() - 4);
             assert_eq!(first, [Step::Store { offset: slot, value: 0 }, Step::Fence]);
-            let inside = (slot + WORD..slot + size_of::<Slot>()).step_by(WORD);
+            let inside = (slot + WORD..).step_by(WORD).take(fill.len());
             let offsets = fill.iter().map(|step| match step {
                 Step::Store { offset, .. } => *offset,
                 Step::Fence => 0,
             });
-            assert!(offsets.eq(inside), "the whole slot behind its generation, and nothing else");
+            assert!(offsets.eq(inside), "the words behind the generation, without a gap");
+            assert_eq!(fill[0], Step::Store { offset: slot + WORD, value: pair(slot_bytes(fill), 2) });
             let published = Step::Store { offset: offset_of!(Header, published), value: generation };
             let whole = Step::Store { offset: slot, value: generation };
             assert_eq!(last, [Step::Fence, whole, Step::Fence, published]);
         }
+    }
+
+    fn slot_bytes(fill: &[Step]) -> u32 {
+        ((fill.len() + 1) * WORD) as u32
+    }
+
+    #[test]
+    fn a_small_vm_needs_few_stores() {
+        let bytes = publication(2, &content(4, 8)).len() * WORD;
+        assert!(bytes < 300, "{bytes} bytes for 4 nodes and 8 vCPUs");
     }
 
     #[test]

@@ -7,7 +7,6 @@ use nix::{
         memfd::{MFdFlags, memfd_create},
         mman::{MapFlags, ProtFlags, mmap, munmap},
         stat::fstat,
-        uio::pread,
     },
 };
 use std::{
@@ -29,7 +28,7 @@ pub struct Region {
 }
 
 // SAFETY: the mapping belongs to this value and stays at its address; it is accessed by atomic
-// stores only.
+// loads and stores only.
 unsafe impl Send for Region {}
 
 impl Region {
@@ -53,15 +52,17 @@ impl Region {
                 "{size} bytes with {seals:?}, not {REGION_SIZE} that stay"
             )));
         }
-        let mut published = [0; WORD];
-        pread(&memory, &mut published, offset_of!(Header, published) as i64)?;
-        Ok((Self::map(memory)?, u64::from_le_bytes(published)))
+        let region = Self::map(memory)?;
+        let published = region.load(offset_of!(Header, published));
+        Ok((region, published))
     }
 
     fn map(memory: OwnedFd) -> io::Result<Self> {
         let size = NonZeroUsize::new(REGION_SIZE).ok_or(io::ErrorKind::InvalidInput)?;
         // SAFETY: a new mapping at an address of the kernel's choice touches no other memory.
-        let address = unsafe { mmap(None, size, ProtFlags::PROT_WRITE, MapFlags::MAP_SHARED, &memory, 0)? };
+        let address = unsafe {
+            mmap(None, size, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, MapFlags::MAP_SHARED, &memory, 0)?
+        };
         let mut region = Self { memory, address: address.cast() };
         region.apply_all(&header());
         Ok(region)
@@ -79,14 +80,23 @@ impl Region {
     pub fn apply(&mut self, step: &Step) {
         match *step {
             Step::Fence => fence(Ordering::SeqCst),
-            Step::Store { offset, value } => {
-                assert!(offset.is_multiple_of(WORD) && offset + WORD <= REGION_SIZE, "offset {offset:#x}");
-                // SAFETY: inside the mapping and aligned, as was just checked; mmap returns page
-                // aligned memory. Others access it at the same time, hence the atomic.
-                let word = unsafe { self.address.add(offset / WORD).as_ref() };
-                word.store(value, Ordering::Release);
-            }
+            Step::Store { offset, value } => self.word(offset).store(value, Ordering::Release),
         }
+    }
+
+    /// Loads a word, which may be anything.
+    ///
+    /// # Panics
+    /// As [`Self::apply`].
+    pub(crate) fn load(&self, offset: usize) -> u64 {
+        self.word(offset).load(Ordering::Acquire)
+    }
+
+    fn word(&self, offset: usize) -> &AtomicU64 {
+        assert!(offset.is_multiple_of(WORD) && offset + WORD <= REGION_SIZE, "offset {offset:#x}");
+        // SAFETY: inside the mapping and aligned, as was just checked; mmap returns page aligned
+        // memory. Others access it at the same time, hence the atomic.
+        unsafe { self.address.add(offset / WORD).as_ref() }
     }
 
     /// Does all steps in order.

@@ -1,20 +1,28 @@
-//! A channel as QEMU sees it.
+//! A channel as QEMU and a guest see it.
 
 use nix::{
     errno::Errno,
-    fcntl::{FcntlArg, SealFlag, fcntl},
+    poll::{PollFd, PollFlags, PollTimeout, poll},
 };
-use std::{
-    io::{Seek, Write},
-    os::unix::fs::FileExt,
-};
-use vnuma_abi_topology_channel::{REGION_SIZE, Vcpu};
-use vnuma_channel::{Acknowledgement, Channel, Content, guest::GuestEnd, reader};
+use std::mem::offset_of;
+use vnuma_abi_topology_channel::{GUEST_MAGIC, Guest, MODE_NONE, MODE_SAFE, Vcpu};
+use vnuma_channel::{Channel, Content, DriverMode, GuestStatus, MAX_OUTSTANDING};
+use vnuma_channel_model::{GuestEnd, KNOWN, ReadError};
 use vnuma_topology::DistanceMatrix;
 
-fn content(node: u16) -> Content {
+fn content(node: u32) -> Content {
     let distances = DistanceMatrix::new(vec![vec![10, 21], vec![21, 10]]).expect("square");
-    Content::new(distances, vec![Vcpu { apic_id: 3, node, flags: 0 }]).expect("within limits")
+    Content::new(distances, vec![Vcpu { apic_id: 3, node }]).expect("within limits")
+}
+
+fn channel() -> (Channel, GuestEnd) {
+    let (channel, socket) = Channel::new(7).expect("a channel");
+    (channel, GuestEnd::connect(&socket).expect("all messages"))
+}
+
+fn is_readable(channel: &Channel) -> bool {
+    let mut wait = [PollFd::new(channel.acknowledgement_fd(), PollFlags::POLLIN)];
+    poll(&mut wait, PollTimeout::ZERO).expect("polled") > 0
 }
 
 #[test]
@@ -22,75 +30,91 @@ fn qemu_finds_everything_waiting() {
     let (mut channel, socket) = Channel::new(7).expect("a channel");
     let guest = GuestEnd::connect(&socket).expect("all messages");
     assert!(GuestEnd::connect(&socket).is_err(), "nothing follows");
-    assert_eq!(guest.read(), Err(reader::ReadError::Nothing));
+    assert_eq!(guest.read(), Err(ReadError::Nothing));
     let generation = channel.publish(&content(1)).expect("published");
     assert_eq!(generation, (7 << 32) | 1);
     let found = guest.read().expect("readable");
     assert_eq!((found.generation, found.vcpus[0].node), (generation, 1));
     assert_eq!(guest.guest_vectors[0].read(), Ok(1), "one interrupt");
-    assert_eq!(guest.guest_vectors[1].read(), Err(Errno::EAGAIN));
-}
-
-#[test]
-fn the_memory_cannot_be_resized_by_who_shares_it() {
-    let (_channel, socket) = Channel::new(7).expect("a channel");
-    let mut guest = GuestEnd::connect(&socket).expect("all messages");
-    for size in [0, REGION_SIZE as u64 - 1, REGION_SIZE as u64 * 2] {
-        assert!(guest.memory.set_len(size).is_err(), "{size}");
-    }
-    guest.memory.seek(std::io::SeekFrom::End(0)).expect("the end");
-    assert!(guest.memory.write(&[1]).is_err(), "it would grow");
-    let error = fcntl(&guest.memory, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_WRITE));
-    assert_eq!(error, Err(Errno::EPERM), "a guest cannot seal it against the host");
-}
-
-#[test]
-fn the_host_is_not_led_astray_by_what_a_guest_writes() {
-    let (mut channel, socket) = Channel::new(7).expect("a channel");
-    let guest = GuestEnd::connect(&socket).expect("all messages");
-    for counter in 1..=4 {
-        guest.memory.write_all_at(&vec![0xff; REGION_SIZE], 0).expect("the guest can write");
-        assert_eq!(channel.publish(&content(1)).expect("published") as u32, counter);
+    for other in &guest.guest_vectors[1..] {
+        assert_eq!(other.read(), Err(Errno::EAGAIN));
     }
 }
 
 #[test]
-fn an_acknowledgement_is_noticed_once_and_only_when_expected() {
-    let (mut channel, socket) = Channel::new(7).expect("a channel");
-    let guest = GuestEnd::connect(&socket).expect("all messages");
-    let ring = |vector: usize| guest.host_vectors[vector].write(1).expect("rung");
-    let taken = |channel: &Channel| {
-        let mut taken = channel.take_acknowledgements().expect("taken");
-        taken.sort();
-        taken
-    };
-    let fast = |number| Acknowledgement { number, safe: false };
-    let safe = |number| Acknowledgement { number, safe: true };
-    (0..16).for_each(|vector| assert_eq!(ring(vector), 8, "bytes"));
-    assert!(taken(&channel).is_empty(), "nothing was published");
-    channel.publish(&content(1)).expect("published");
-    assert!(taken(&channel).is_empty(), "rung before the publication");
-    ring(1);
-    ring(2);
-    assert_eq!(taken(&channel), [fast(1)]);
-    ring(1);
-    assert!(taken(&channel).is_empty(), "a second ring costs nothing");
-    channel.publish(&content(0)).expect("published");
-    ring(2);
-    assert_eq!(taken(&channel), [fast(2)]);
-    ring(8 + 2);
-    assert_eq!(taken(&channel), [safe(2)], "the driver's mode is in the vector");
-    channel.publish(&content(1)).expect("published");
-    ring(8 + 2);
-    ring(3);
-    ring(8 + 3);
-    assert_eq!(taken(&channel), [fast(3), safe(3)], "a guest may say what it likes");
+fn an_acknowledgement_counts_once_and_only_if_it_is_outstanding() {
+    let (mut channel, guest) = channel();
+    guest.acknowledge(0).expect("signalled");
+    assert_eq!(channel.take_acknowledgement().expect("taken"), None, "nothing was published");
+    let first = channel.publish(&content(1)).expect("published");
+    let second = channel.publish(&content(0)).expect("published");
+    for wrong in [0, first + 8, first & 0xffff_ffff, (8 << 32) | 1, u64::MAX] {
+        guest.acknowledge(wrong).expect("signalled");
+        assert_eq!(channel.take_acknowledgement().expect("taken"), None, "{wrong:#x}");
+    }
+    guest.acknowledge(second).expect("signalled");
+    assert_eq!(channel.take_acknowledgement().expect("taken"), Some(second));
+    assert_eq!(channel.take_acknowledgement().expect("taken"), None, "it counts once");
+    guest.acknowledge(first).expect("signalled");
+    assert_eq!(channel.take_acknowledgement().expect("taken"), None, "an earlier one went with it");
 }
 
 #[test]
-fn a_full_interrupt_counter_is_no_error() {
-    let (mut channel, socket) = Channel::new(7).expect("a channel");
-    let guest = GuestEnd::connect(&socket).expect("all messages");
-    guest.guest_vectors[0].write(u64::MAX - 1).expect("the guest's QEMU fills it");
-    channel.publish(&content(1)).expect("published");
+fn a_late_acknowledgement_is_not_credited_to_a_newer_generation() {
+    let (mut channel, guest) = channel();
+    let generations: Vec<u64> =
+        (0..=MAX_OUTSTANDING).map(|_| channel.publish(&content(1)).expect("published")).collect();
+    guest.acknowledge(generations[0]).expect("signalled");
+    assert_eq!(channel.take_acknowledgement().expect("taken"), None, "the oldest was given up");
+    guest.acknowledge(generations[1]).expect("signalled");
+    assert_eq!(channel.take_acknowledgement().expect("taken"), Some(generations[1]));
+}
+
+#[test]
+fn a_signal_before_the_acknowledgement_does_not_hide_it() {
+    let (mut channel, guest) = channel();
+    let generation = channel.publish(&content(1)).expect("published");
+    assert!(!is_readable(&channel));
+    guest.ring().expect("signalled");
+    assert!(is_readable(&channel));
+    assert_eq!(channel.take_acknowledgement().expect("taken"), None);
+    assert!(!is_readable(&channel), "taken");
+    guest.acknowledge(generation).expect("signalled");
+    assert!(is_readable(&channel));
+    assert_eq!(channel.take_acknowledgement().expect("taken"), Some(generation));
+}
+
+#[test]
+fn the_guest_says_what_it_is_and_what_it_refused() {
+    let (mut channel, guest) = channel();
+    assert_eq!(channel.guest_status(), GuestStatus::default(), "no driver yet");
+    guest.announce(MODE_SAFE).expect("written");
+    let generation = channel.publish(&content(1)).expect("published");
+    guest.refuse(generation, 95).expect("signalled");
+    let status = channel.guest_status();
+    assert_eq!((status.mode, status.refused), (Some(DriverMode::Safe), Some((generation, 95))));
+    assert_eq!(status.driver_version.expect("announced").to_string(), "1.2.3");
+    assert_eq!(status.known, KNOWN);
+    guest.announce(MODE_NONE).expect("written");
+    assert_eq!(channel.guest_status().mode, Some(DriverMode::None));
+    guest.store(offset_of!(Guest, magic), 0).expect("written");
+    assert_eq!(channel.guest_status(), GuestStatus::default(), "the driver is gone");
+}
+
+#[test]
+fn nonsense_in_the_guests_area_is_shown_as_unknown() {
+    let (channel, guest) = channel();
+    guest.announce(77).expect("written");
+    guest.store(offset_of!(Guest, refused), 5).expect("written");
+    for (error, errno) in [(0, 0), (1, 0), (-1, 1), (-4095, 4095), (-4096, 0), (i64::MIN, 0), (i64::MAX, 0)] {
+        guest.store(offset_of!(Guest, refused_error), i64::cast_unsigned(error)).expect("written");
+        assert_eq!(channel.guest_status().refused, Some((5, errno)), "{error}");
+    }
+    assert_eq!(channel.guest_status().mode, None);
+    for offset in (0..size_of::<Guest>()).step_by(8) {
+        guest.store(offset, u64::MAX).expect("written");
+    }
+    guest.store(offset_of!(Guest, magic), GUEST_MAGIC).expect("written");
+    let status = channel.guest_status();
+    assert_eq!((status.mode, status.acknowledged, status.known.len()), (None, u64::MAX, 16));
 }

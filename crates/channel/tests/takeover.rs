@@ -5,13 +5,14 @@ use std::{
     fs,
     os::{
         fd::{AsFd, OwnedFd},
-        unix::fs::symlink,
+        unix::fs::{FileExt, symlink},
     },
     path::Path,
     process::Command,
 };
-use vnuma_abi_topology_channel::Vcpu;
-use vnuma_channel::{Channel, Content, Identity, guest::GuestEnd};
+use vnuma_abi_topology_channel::{MODE_FAST, REGION_SIZE, Vcpu};
+use vnuma_channel::{Channel, Content, Identity};
+use vnuma_channel_model::GuestEnd;
 use vnuma_topology::DistanceMatrix;
 
 const OWN: &str = "/proc/self";
@@ -43,15 +44,49 @@ fn the_right_one_of_several_is_taken_over_and_goes_on() {
     let mut channel = take(identity, Path::new(OWN)).expect("taken over");
     assert_eq!(&channel.identity().expect("its identity"), identity);
     let distances = DistanceMatrix::new(vec![vec![10]]).expect("square");
-    let content = Content::new(distances, vec![Vcpu { apic_id: 3, node: 0, flags: 0 }]).expect("content");
+    let content = Content::new(distances, vec![Vcpu { apic_id: 3, node: 0 }]).expect("content");
     let generation = channel.publish(&content).expect("published");
     assert_eq!(guest.read().expect("readable").generation, generation);
-    assert_eq!(guest.guest_vectors[0].read(), Ok(1), "it is rung");
-    guest.acknowledge(generation).expect("rung");
-    assert_eq!(channel.take_acknowledgements().expect("taken").len(), 1, "it is heard");
+    assert_eq!(guest.guest_vectors[0].read(), Ok(1), "it is signalled");
+    guest.acknowledge(generation).expect("signalled");
+    assert_eq!(channel.take_acknowledgement().expect("taken"), Some(generation));
     for other in [0, 2] {
-        assert!(orphans[other].1.read().is_err(), "another guest was told");
+        assert!(orphans[other].1.read().is_err(), "published to another guest");
     }
+}
+
+/// The guest could write everything while nobody served the channel, and goes on doing so.
+#[test]
+fn any_content_is_taken_over() {
+    let distances = DistanceMatrix::new(vec![vec![10]]).expect("square");
+    let content = Content::new(distances, vec![Vcpu { apic_id: 3, node: 0 }]).expect("content");
+    for byte in [0x00, 0x01, 0x7f, 0x80, 0xff] {
+        let (identity, guest) = orphan();
+        guest.memory.write_all_at(&vec![byte; REGION_SIZE], 0).expect("the guest can write");
+        for vector in guest.host_vectors.iter().chain(&guest.guest_vectors) {
+            vector.write(u64::MAX - 1).expect("filled");
+        }
+        let mut channel = take(&identity, Path::new(OWN)).expect("taken over");
+        assert_eq!(channel.take_acknowledgement().expect("taken"), None);
+        let generation = channel.publish(&content).expect("published");
+        assert_eq!(guest.read().expect("the header is whole again").generation, generation);
+        guest.announce(MODE_FAST).expect("written");
+        guest.store_acknowledged(generation).expect("written");
+        assert_eq!(channel.take_acknowledgement().expect("taken"), Some(generation));
+    }
+}
+
+/// An acknowledgement of what the one before published is not one of what this one did.
+#[test]
+fn what_was_acknowledged_to_a_predecessor_does_not_count() {
+    let (identity, guest) = orphan();
+    let mut channel = take(&identity, Path::new(OWN)).expect("taken over");
+    guest.acknowledge((1 << 32) | 1).expect("signalled");
+    assert_eq!(channel.take_acknowledgement().expect("taken"), None);
+    let distances = DistanceMatrix::new(vec![vec![10]]).expect("square");
+    let content = Content::new(distances, vec![Vcpu { apic_id: 3, node: 0 }]).expect("content");
+    channel.publish(&content).expect("published");
+    assert_eq!(channel.take_acknowledgement().expect("taken"), None);
 }
 
 #[test]

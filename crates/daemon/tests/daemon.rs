@@ -424,7 +424,7 @@ fn a_restarted_daemon_takes_channels_over() {
         daemon.restart();
         wait_for("it to be told anew", || guest.read().is_ok_and(|now| now.generation != before));
         let told = guest.read().expect("published");
-        assert_eq!(u32::from(told.vcpus[0].node), node);
+        assert_eq!(told.vcpus[0].node, node);
         wait_for_states(&daemon, "web", &[(node, node, "unknown"), (1, 1, "unknown")]);
         assert!(guest.guest_vectors[0].read().is_ok(), "its interrupt was raised");
         guest.acknowledge(told.generation).expect("rung");

@@ -10,26 +10,14 @@
  * it is caught.
  */
 #include "../channel.c"
+#include "publication.h"
 
-#define NR_NODES	4
-#define NR_VCPUS	32
-#define GENERATION	((7ULL << 32) | 1)
 #define PATCH_SIZE	11
 #define MAX_PATCHES	512
-
-#define expect(condition)						\
-do {									\
-	if (!(condition)) {						\
-		fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__,	\
-			#condition);					\
-		abort();						\
-	}								\
-} while (0)
 
 static const u8 *patches;
 static size_t nr_patches;
 static unsigned int waits;
-static u8 *region;
 
 static void apply_patches(void)
 {
@@ -55,58 +43,6 @@ void usleep_range(unsigned long least, unsigned long most)
 	apply_patches();
 }
 
-/* A header, and one publication. */
-static void publish(void)
-{
-	struct vnuma_tc_header *header = (void *)region;
-	struct vnuma_tc_slot *slot = (void *)(region + VNUMA_TC_SLOT1_OFFSET);
-	int i, j;
-
-	memset(region, 0, VNUMA_TC_REGION_SIZE);
-	*header = (struct vnuma_tc_header){
-		.magic = VNUMA_TC_MAGIC,
-		.version_major = VNUMA_TC_VERSION_MAJOR,
-		.header_size = sizeof(struct vnuma_tc_header),
-		.region_size = VNUMA_TC_REGION_SIZE,
-		.slot_size = sizeof(struct vnuma_tc_slot),
-		.slot_offset = { VNUMA_TC_SLOT0_OFFSET, VNUMA_TC_SLOT1_OFFSET },
-		.max_nodes = VNUMA_TC_MAX_NODES,
-		.max_vcpus = VNUMA_TC_MAX_VCPUS,
-		.published = GENERATION,
-	};
-	slot->generation = GENERATION;
-	slot->nr_nodes = NR_NODES;
-	slot->nr_vcpus = NR_VCPUS;
-	for (i = 0; i < NR_NODES; i++)
-		for (j = 0; j < NR_NODES; j++)
-			slot->distance[i][j] = i == j ? 10 : 21;
-	for (i = 0; i < NR_VCPUS; i++) {
-		slot->vcpu[i].apic_id = 2 * (NR_VCPUS - i);
-		slot->vcpu[i].node = i % NR_NODES;
-	}
-}
-
-/* What the rest of the driver relies on. */
-static void expect_valid(const struct vnuma_topology *topology)
-{
-	u32 i, j;
-
-	expect(topology->generation);
-	expect(topology->nr_nodes >= 1 &&
-	       topology->nr_nodes <= VNUMA_TC_MAX_NODES);
-	expect(topology->nr_vcpus >= 1 &&
-	       topology->nr_vcpus <= VNUMA_TC_MAX_VCPUS);
-	for (i = 0; i < topology->nr_vcpus; i++) {
-		expect(topology->vcpu[i].node < topology->nr_nodes);
-		expect(!i || topology->vcpu[i - 1].apic_id <
-				     topology->vcpu[i].apic_id);
-	}
-	for (i = 0; i < topology->nr_nodes; i++)
-		for (j = 0; j < topology->nr_nodes; j++)
-			expect(i == j ? topology->distance[i][j] == 10 :
-					topology->distance[i][j] >= 10);
-}
-
 /* What the kernel log would get: one line that says why. */
 static void expect_reason(int err, const struct vnuma_reason *why)
 {
@@ -130,15 +66,15 @@ int LLVMFuzzerTestOneInput(const u8 *data, size_t size)
 	int err;
 
 	if (!region)
-		region = aligned_alloc(4096, VNUMA_TC_REGION_SIZE);
-	expect(region);
+		new_region();
 	channel = (struct vnuma_channel){
 		.base = region, .size = VNUMA_TC_REGION_SIZE,
 	};
 	patches = data;
 	nr_patches = min(size / PATCH_SIZE, (size_t)MAX_PATCHES);
 	waits = 0;
-	publish();
+	reset_region();
+	publish(1);
 	apply_patches();
 	err = vnuma_channel_read(&channel, &topology, &why);
 	expect(waits <= VNUMA_TC_READ_RETRIES);
@@ -147,5 +83,10 @@ int LLVMFuzzerTestOneInput(const u8 *data, size_t size)
 	else
 		expect_valid(&topology);
 	expect(err == 0 || nr_patches);
+	/* Answers lie within the region, wherever the header says. */
+	vnuma_channel_announce(&channel, VNUMA_TC_MODE_FAST);
+	vnuma_channel_acknowledge(&channel, topology.generation);
+	vnuma_channel_refuse(&channel, topology.generation, err);
+	vnuma_channel_leave(&channel);
 	return 0;
 }

@@ -9,21 +9,8 @@
 #include <time.h>
 
 #include "../channel.c"
+#include "publication.h"
 
-#define NR_NODES	4
-#define NR_VCPUS	32
-#define EPOCH		7ULL
-
-#define expect(condition)						\
-do {									\
-	if (!(condition)) {						\
-		fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__,	\
-			#condition);					\
-		exit(1);						\
-	}								\
-} while (0)
-
-static u8 *region;
 static struct vnuma_channel channel;
 static struct vnuma_topology topology;
 static struct vnuma_reason why;
@@ -40,53 +27,10 @@ void usleep_range(unsigned long least, unsigned long most)
 		while_waiting();
 }
 
-static struct vnuma_tc_header *header(void)
-{
-	return (void *)region;
-}
-
-static struct vnuma_tc_slot *slot(u64 generation)
-{
-	return (void *)(region + (generation & 1 ? VNUMA_TC_SLOT1_OFFSET :
-						   VNUMA_TC_SLOT0_OFFSET));
-}
-
-/* As vnuma/topology_channel.h tells a writer; all vCPUs on one node. */
-static void publish(u32 counter)
-{
-	u64 generation = EPOCH << 32 | counter;
-	struct vnuma_tc_slot *s = slot(generation);
-	int i, j;
-
-	__atomic_store_n(&s->generation, 0, __ATOMIC_SEQ_CST);
-	__atomic_thread_fence(__ATOMIC_SEQ_CST);
-	s->nr_nodes = NR_NODES;
-	s->nr_vcpus = NR_VCPUS;
-	for (i = 0; i < NR_NODES; i++)
-		for (j = 0; j < NR_NODES; j++)
-			s->distance[i][j] = i == j ? 10 : 11 + counter % 200;
-	for (i = 0; i < NR_VCPUS; i++) {
-		s->vcpu[i].apic_id = 2 * (NR_VCPUS - i);
-		s->vcpu[i].node = counter % NR_NODES;
-	}
-	__atomic_thread_fence(__ATOMIC_SEQ_CST);
-	__atomic_store_n(&s->generation, generation, __ATOMIC_SEQ_CST);
-	__atomic_store_n(&header()->published, generation, __ATOMIC_SEQ_CST);
-}
-
 static void reset(void)
 {
-	memset(region, 0, VNUMA_TC_REGION_SIZE);
-	*header() = (struct vnuma_tc_header){
-		.magic = VNUMA_TC_MAGIC,
-		.version_major = VNUMA_TC_VERSION_MAJOR,
-		.header_size = sizeof(struct vnuma_tc_header),
-		.region_size = VNUMA_TC_REGION_SIZE,
-		.slot_size = sizeof(struct vnuma_tc_slot),
-		.slot_offset = { VNUMA_TC_SLOT0_OFFSET, VNUMA_TC_SLOT1_OFFSET },
-		.max_nodes = VNUMA_TC_MAX_NODES,
-		.max_vcpus = VNUMA_TC_MAX_VCPUS,
-	};
+	reset_region();
+	channel.guest_offset = 0;
 	waits = 0;
 	while_waiting = NULL;
 }
@@ -97,63 +41,179 @@ static int read_channel(void)
 	return vnuma_channel_read(&channel, &topology, &why);
 }
 
-/* What the rest of the driver relies on. */
-static void expect_valid(void)
-{
-	u32 i, j;
-
-	expect(topology.generation);
-	expect(topology.nr_nodes >= 1 &&
-	       topology.nr_nodes <= VNUMA_TC_MAX_NODES);
-	expect(topology.nr_vcpus >= 1 &&
-	       topology.nr_vcpus <= VNUMA_TC_MAX_VCPUS);
-	for (i = 0; i < topology.nr_vcpus; i++) {
-		expect(topology.vcpu[i].node < topology.nr_nodes);
-		expect(!i || topology.vcpu[i - 1].apic_id <
-				     topology.vcpu[i].apic_id);
-	}
-	for (i = 0; i < topology.nr_nodes; i++)
-		for (j = 0; j < topology.nr_nodes; j++)
-			expect(i == j ? topology.distance[i][j] == 10 :
-					topology.distance[i][j] >= 10);
-}
-
 static void test_good(void)
 {
 	reset();
 	expect(read_channel() == -ENODATA);
 	publish(1);
 	expect(read_channel() == 0);
-	expect_valid();
+	expect_valid(&topology);
 	expect(topology.generation == (EPOCH << 32 | 1));
 	expect(topology.nr_vcpus == NR_VCPUS);
 	expect(topology.vcpu[0].apic_id == 2);
 	publish(2);
 	expect(read_channel() == 0);
 	expect(topology.vcpu[0].node == 2);
-	/* A newer minor version and unknown flags are of no concern. */
-	header()->version_minor = 9;
-	slot(2)->vcpu[0].flags = 0x8000;
-	expect(read_channel() == 0);
 }
 
+/* The largest topology, written by hand behind the counts. */
 static void test_limits(void)
 {
+	const u32 matrix = VNUMA_TC_MAX_NODES * VNUMA_TC_MAX_NODES;
+	struct publication *p = publication(1);
+	struct vnuma_tc_vcpus *vcpus;
+	struct vnuma_tc_vcpu *vcpu;
 	u32 i;
 
 	reset();
 	publish(1);
-	slot(1)->nr_nodes = VNUMA_TC_MAX_NODES;
-	slot(1)->nr_vcpus = VNUMA_TC_MAX_VCPUS;
-	memset(slot(1)->distance, 255, sizeof(slot(1)->distance));
+	p->nodes.nr_nodes = VNUMA_TC_MAX_NODES;
+	p->nodes.section.length = sizeof(p->nodes) + matrix;
+	memset(&p->nodes + 1, 255, matrix);
 	for (i = 0; i < VNUMA_TC_MAX_NODES; i++)
-		slot(1)->distance[i][i] = 10;
+		((u8 *)(&p->nodes + 1))[i * (VNUMA_TC_MAX_NODES + 1)] = 10;
+	vcpus = (void *)&p->nodes + p->nodes.section.length;
+	vcpu = (void *)(vcpus + 1);
+	*vcpus = (struct vnuma_tc_vcpus){
+		.section = { .kind = VNUMA_TC_SECTION_VCPUS, .version = 1, .compatible = 1,
+			     .length = sizeof(*vcpus) + VNUMA_TC_MAX_VCPUS * sizeof(*vcpu) },
+		.nr_vcpus = VNUMA_TC_MAX_VCPUS,
+		.vcpu_offset = sizeof(*vcpus),
+		.vcpu_size = sizeof(*vcpu),
+	};
 	for (i = 0; i < VNUMA_TC_MAX_VCPUS; i++) {
-		slot(1)->vcpu[i].apic_id = 0xffffffff - i;
-		slot(1)->vcpu[i].node = i % VNUMA_TC_MAX_NODES;
+		vcpu[i].apic_id = 0xffffffff - i;
+		vcpu[i].node = i % VNUMA_TC_MAX_NODES;
 	}
+	p->slot.length = (u8 *)(vcpu + VNUMA_TC_MAX_VCPUS) - (u8 *)p;
 	expect(read_channel() == 0);
-	expect_valid();
+	expect_valid(&topology);
+	expect(topology.nr_nodes == VNUMA_TC_MAX_NODES);
+	expect(topology.nr_vcpus == VNUMA_TC_MAX_VCPUS);
+}
+
+/* A section that no driver of today knows, of 24 bytes, before the others. */
+static struct vnuma_tc_section *insert_section(u16 compatible, u16 flags)
+{
+	struct publication *p = publication(1);
+	struct vnuma_tc_section *section = (void *)&p->nodes;
+
+	reset();
+	publish(1);
+	memmove((u8 *)section + 24, section, sizeof(*p) - sizeof(p->slot));
+	*section = (struct vnuma_tc_section){
+		.kind = 0x7001, .version = 3, .compatible = compatible,
+		.flags = flags, .length = 24,
+	};
+	p->slot.length += 24;
+	p->slot.nr_sections++;
+	return section;
+}
+
+static void test_newer_host(void)
+{
+	struct publication *p = publication(1);
+	struct { struct vnuma_tc_vcpu vcpu; u64 later; } large[NR_VCPUS];
+	int i;
+
+	insert_section(1, 0);
+	expect(read_channel() == 0 && topology.nr_vcpus == NR_VCPUS);
+	insert_section(1, VNUMA_TC_SECTION_REQUIRED);
+	expect(read_channel() == -EPROTONOSUPPORT);
+	expect(strstr(why.text, "kind 28673, version 3"));
+
+	/* A longer header, and flags and fields that are reserved. */
+	reset();
+	publish(1);
+	header()->header_size = VNUMA_TC_GUEST_OFFSET;
+	header()->reserved2[0] = ~0ULL;
+	p->nodes.section.flags = 0x8000;
+	expect(read_channel() == 0);
+
+	/* Version 2 of a section that is known: with a field more, then with larger elements. */
+	reset();
+	publish(1);
+	p->nodes.section.version = 2;
+	p->nodes.distance_offset += 8;
+	p->nodes.section.length += 8;
+	memmove((u8 *)(&p->nodes + 1) + 8, &p->nodes + 1,
+		sizeof(*p) - offsetof(struct publication, distance));
+	p->slot.length += 8;
+	expect(read_channel() == 0);
+	expect(topology.distance[1][1] == 10 && topology.distance[1][2] == 12);
+
+	reset();
+	publish(1);
+	for (i = 0; i < NR_VCPUS; i++) {
+		large[i].vcpu = p->vcpu[i];
+		large[i].later = ~0ULL;
+	}
+	memcpy(p->vcpu, large, sizeof(large));
+	p->vcpus.section.version = 2;
+	p->vcpus.vcpu_size = sizeof(large[0]);
+	p->vcpus.section.length = sizeof(p->vcpus) + sizeof(large);
+	p->slot.length = offsetof(struct publication, vcpu) + sizeof(large);
+	expect(read_channel() == 0);
+	expect_valid(&topology);
+	expect(topology.vcpu[0].apic_id == 2 && topology.vcpu[0].node == 1);
+
+	/* One that no older reader may read. */
+	reset();
+	publish(1);
+	p->vcpus.section.version = 2;
+	p->vcpus.section.compatible = 2;
+	expect(read_channel() == -EBADMSG && strstr(why.text, "no section vcpus"));
+	p->vcpus.section.flags = VNUMA_TC_SECTION_REQUIRED;
+	expect(read_channel() == -EPROTONOSUPPORT && strstr(why.text, "kind 2"));
+}
+
+/* What a later driver does with a section: its struct has a field that an older host lacks. */
+static void test_older_host(void)
+{
+	struct { struct vnuma_tc_section head; u64 first, later; } newer;
+	struct section section = { .channel = &channel };
+
+	insert_section(1, 0);
+	section.at = offsetof(struct publication, nodes) + VNUMA_TC_SLOT1_OFFSET;
+	memcpy(region + section.at + 16, &(u64){ 5 }, 8);
+	copy_in(&channel, &section.head, section.at, sizeof(section.head));
+	memset(&newer, 0xff, sizeof(newer));
+	copy_struct(&section, &newer, sizeof(newer));
+	expect(newer.first == 5 && newer.later == 0);
+}
+
+static struct vnuma_tc_guest *guest(void)
+{
+	return (void *)(region + VNUMA_TC_GUEST_OFFSET);
+}
+
+static void test_answers(void)
+{
+	struct vnuma_tc_guest *g = guest();
+
+	reset();
+	expect(!vnuma_channel_announce(&channel, VNUMA_TC_MODE_FAST));
+	vnuma_channel_acknowledge(&channel, 1);
+	vnuma_channel_refuse(&channel, 1, -EINVAL);
+	vnuma_channel_leave(&channel);
+	expect(!g->magic && !g->acknowledged && !g->refused);
+
+	publish(1);
+	expect(read_channel() == 0);
+	expect(vnuma_channel_announce(&channel, VNUMA_TC_MODE_SAFE));
+	expect(g->magic == VNUMA_TC_GUEST_MAGIC && g->mode == VNUMA_TC_MODE_SAFE);
+	expect(g->driver_version == VNUMA_DRIVER_VERSION && g->nr_known == 2);
+	expect(g->known[0].kind == VNUMA_TC_SECTION_NODES && g->known[0].version == 1);
+	expect(g->known[1].kind == VNUMA_TC_SECTION_VCPUS && g->known[2].kind == 0);
+	vnuma_channel_acknowledge(&channel, topology.generation);
+	vnuma_channel_refuse(&channel, EPOCH << 32 | 2, -EOPNOTSUPP);
+	expect(g->acknowledged == (EPOCH << 32 | 1));
+	expect(g->refused == (EPOCH << 32 | 2) && g->refused_error == -EOPNOTSUPP);
+	/* A driver that comes later has done nothing yet. */
+	expect(vnuma_channel_announce(&channel, VNUMA_TC_MODE_FAST));
+	expect(!g->acknowledged && !g->refused && g->mode == VNUMA_TC_MODE_FAST);
+	vnuma_channel_leave(&channel);
+	expect(!g->magic);
 }
 
 /* @size bytes at @at become @value; the reader must say so with @field. */
@@ -176,33 +236,65 @@ static void refuse(void *at, size_t size, u64 value, int error,
 static void test_refusals(void)
 {
 	struct vnuma_tc_header *h = header();
-	struct vnuma_tc_slot *s = slot(1);
+	struct publication *p = publication(1);
 
 	reset();
 	publish(1);
 	refuse(&h->magic, 8, 1, -EPROTO, "magic");
-	refuse(&h->version_major, 2, 2, -EPROTONOSUPPORT, "version");
-	refuse(&h->header_size, 4, 127, -EPROTO, "header_size");
+	refuse(&h->layout, 2, 3, -EPROTONOSUPPORT, "layout is 3");
+	refuse(&h->header_size, 4, 191, -EPROTO, "header_size");
+	refuse(&h->header_size, 4, ~0u, -EPROTO, "guest_offset");
 	refuse(&h->region_size, 4, ~0u, -EPROTO, "region_size");
-	refuse(&h->slot_size, 4, 0, -EPROTO, "slot_size");
-	refuse(&h->max_nodes, 4, 65, -EPROTO, "max_nodes");
-	refuse(&h->max_vcpus, 4, 4097, -EPROTO, "max_vcpus");
+	refuse(&h->region_size, 4, 0x41000, -EPROTO, "slot_offset[1]");
+	refuse(&h->slot_size, 4, 15, -EPROTO, "slot_offset[0] has 15");
+	refuse(&h->slot_size, 4, ~0u, -EPROTO, "slot_offset[0]");
+	refuse(&h->guest_size, 4, 191, -EPROTO, "guest_offset has 191");
+	refuse(&h->guest_offset, 4, 0, -EPROTO, "guest_offset");
+	refuse(&h->guest_offset, 4, VNUMA_TC_SLOT1_OFFSET, -EPROTO, "overlap");
 	refuse(&h->slot_offset[0], 4, 120, -EPROTO, "slot_offset[0]");
-	refuse(&h->slot_offset[0], 4, 4097, -EPROTO, "slot_offset[0]");
+	refuse(&h->slot_offset[0], 4, 0x2001, -EPROTO, "slot_offset[0]");
 	refuse(&h->slot_offset[1], 4, VNUMA_TC_REGION_SIZE, -EPROTO,
 	       "slot_offset[1]");
 	refuse(&h->slot_offset[1], 4, 0xfffffff8, -EPROTO, "slot_offset[1]");
 	refuse(&h->slot_offset[1], 4, VNUMA_TC_SLOT0_OFFSET, -EPROTO,
 	       "overlap");
-	refuse(&s->nr_nodes, 4, 0, -EBADMSG, "nr_nodes");
-	refuse(&s->nr_nodes, 4, 65, -EBADMSG, "nr_nodes");
-	refuse(&s->nr_vcpus, 4, 0, -EBADMSG, "nr_vcpus");
-	refuse(&s->nr_vcpus, 4, 4097, -EBADMSG, "nr_vcpus");
-	refuse(&s->nr_vcpus, 4, ~0u, -EBADMSG, "nr_vcpus");
-	refuse(&s->vcpu[3].node, 2, NR_NODES, -EBADMSG, "vcpu[3]");
-	refuse(&s->vcpu[3].apic_id, 4, s->vcpu[9].apic_id, -EBADMSG, "twice");
-	refuse(&s->distance[1][1], 1, 11, -EBADMSG, "distance[1][1]");
-	refuse(&s->distance[2][0], 1, 9, -EBADMSG, "distance[2][0]");
+	refuse(&p->slot.length, 4, 15, -EBADMSG, "slot length is 15");
+	refuse(&p->slot.length, 4, VNUMA_TC_SLOT_SIZE + 8, -EBADMSG, "slot length");
+	refuse(&p->slot.length, 4, sizeof(*p) - 8, -EBADMSG, "section[1]");
+	refuse(&p->slot.length, 4, sizeof(p->slot), -EBADMSG, "section[0] of 2");
+	refuse(&p->slot.nr_sections, 4, 65, -EBADMSG, "nr_sections is 65");
+	refuse(&p->slot.nr_sections, 4, 3, -EBADMSG, "section[2] of 3");
+	refuse(&p->slot.nr_sections, 4, 1, -EBADMSG, "no section vcpus");
+	refuse(&p->slot.nr_sections, 4, 0, -EBADMSG, "no section nodes");
+	refuse(&p->nodes.section.length, 4, 0, -EBADMSG, "has length 0");
+	refuse(&p->nodes.section.length, 4, 44, -EBADMSG, "has length 44");
+	refuse(&p->nodes.section.length, 4, ~7u, -EBADMSG, "has length");
+	refuse(&p->nodes.section.length, 4, 16, -EBADMSG, "nr_nodes is 0");
+	refuse(&p->nodes.section.length, 4, 24, -EBADMSG, "distance_offset is 24");
+	refuse(&p->nodes.distance_offset, 4, 15, -EBADMSG, "distance_offset is 15");
+	refuse(&p->nodes.distance_offset, 4, 25, -EBADMSG, "distance_offset is 25");
+	refuse(&p->nodes.distance_offset, 4, ~0u, -EBADMSG, "distance_offset");
+	refuse(&p->nodes.nr_nodes, 4, 0, -EBADMSG, "nr_nodes");
+	refuse(&p->nodes.nr_nodes, 4, 65, -EBADMSG, "nr_nodes");
+	refuse(&p->nodes.nr_nodes, 4, 5, -EBADMSG, "distance_offset");
+	refuse(&p->vcpus.section.kind, 2, VNUMA_TC_SECTION_NODES, -EBADMSG, "twice");
+	refuse(&p->vcpus.section.kind, 2, 0x7001, -EBADMSG, "no section vcpus");
+	refuse(&p->vcpus.nr_vcpus, 4, 0, -EBADMSG, "nr_vcpus");
+	refuse(&p->vcpus.nr_vcpus, 4, 4097, -EBADMSG, "nr_vcpus");
+	refuse(&p->vcpus.nr_vcpus, 4, ~0u, -EBADMSG, "nr_vcpus");
+	refuse(&p->vcpus.nr_vcpus, 4, NR_VCPUS + 1, -EBADMSG, "vcpu_offset");
+	refuse(&p->vcpus.vcpu_offset, 4, 8, -EBADMSG, "vcpu_offset is 8");
+	refuse(&p->vcpus.vcpu_offset, 4, 36, -EBADMSG, "vcpu_offset is 36");
+	refuse(&p->vcpus.vcpu_offset, 4, ~7u, -EBADMSG, "vcpu_offset");
+	refuse(&p->vcpus.vcpu_size, 4, 0, -EBADMSG, "vcpu_size is 0");
+	refuse(&p->vcpus.vcpu_size, 4, 12, -EBADMSG, "vcpu_size is 12");
+	refuse(&p->vcpus.vcpu_size, 4, 16, -EBADMSG, "32 of 16 bytes");
+	refuse(&p->vcpus.vcpu_size, 4, ~7u, -EBADMSG, "vcpu_offset");
+	refuse(&p->vcpu[3].node, 4, NR_NODES, -EBADMSG, "vcpu[3]");
+	refuse(&p->vcpu[3].node, 4, 0x10000, -EBADMSG, "vcpu[3]");
+	refuse(&p->vcpu[3].apic_id, 4, p->vcpu[9].apic_id, -EBADMSG, "APIC id");
+	refuse(&p->distance[1][1], 1, 11, -EBADMSG, "distance[1][1]");
+	refuse(&p->distance[2][0], 1, 9, -EBADMSG, "distance[2][0]");
 }
 
 static void finish_writing(void)
@@ -215,7 +307,7 @@ static void test_torn(void)
 {
 	reset();
 	publish(1);
-	slot(1)->generation = 0;
+	publication(1)->slot.generation = 0;
 	expect(read_channel() == -EAGAIN);
 	expect(waits == VNUMA_TC_READ_RETRIES);
 	expect(strstr(why.text, "torn"));
@@ -237,18 +329,18 @@ static void test_damage(unsigned int seed)
 		reset();
 		publish(1);
 		for (hits = random() % 4; hits; hits--) {
-			/* The header, or the slot's start and first vCPUs. */
+			/* The header, the start of the slot, or all of the publication. */
 			size_t at = random() % sizeof(struct vnuma_tc_header);
 
 			if (random() % 2)
 				at = VNUMA_TC_SLOT1_OFFSET + random() % 128;
 			else if (random() % 2)
-				at = VNUMA_TC_SLOT1_OFFSET + 4160 +
-				     random() % (8 * NR_VCPUS);
+				at = VNUMA_TC_SLOT1_OFFSET +
+				     random() % sizeof(struct publication);
 			region[at] = random();
 		}
 		if (!read_channel()) {
-			expect_valid();
+			expect_valid(&topology);
 			accepted++;
 		}
 	}
@@ -301,8 +393,7 @@ int main(int argc, char **argv)
 {
 	unsigned int seed = argc > 1 ? atoi(argv[1]) : time(NULL);
 
-	region = aligned_alloc(4096, VNUMA_TC_REGION_SIZE);
-	expect(region);
+	new_region();
 	channel.base = region;
 	channel.size = VNUMA_TC_REGION_SIZE;
 	printf("seed %u\n", seed);
@@ -310,6 +401,9 @@ int main(int argc, char **argv)
 		.base = (u8[4096]){ 0 }, .size = 4096 }));
 	test_good();
 	test_limits();
+	test_newer_host();
+	test_older_host();
+	test_answers();
 	test_refusals();
 	test_torn();
 	test_damage(seed);

@@ -111,15 +111,20 @@ all_on() {
 
 # The publication that is in the memory now must be refused, in one line.
 expect_refusal() {
-	local before after lines
+	local before after lines silent
 	before=$(refused)
 	lines=$(log_lines)
 	# Only silence is waited for so shortly: a busy machine acknowledges later.
 	host "timeout 500"
 	host ring-await
 	[[ $answer == silent* ]] || fail "$1: $answer"
+	silent=$answer
 	host ring-await
 	host "timeout 10000"
+	# The host can know, and why.
+	host refused
+	[[ $answer == "refused ${silent#silent } -"* ]] ||
+		fail "$1: $silent, but the guest says: $answer"
 	after=$(refused)
 	((after == before + 2)) || fail "$1: refused $before, then $after"
 	lines=$(($(log_lines) - lines))
@@ -147,15 +152,18 @@ bad_header() {
 	publish "$present"
 }
 
-# Something in the slot is wrong: offset in it, bytes, value.
+# Something in the slot is wrong: offset in it, or with a + in its section of vCPUs; bytes, value.
 bad_slot() {
-	local slot
+	local start
 	wanted "$1" || return 0
 	single_move
 	host "write $map"
 	host slot
-	slot=$answer
-	host "poke $((slot + $2)) $3 $4"
+	case $2 in
+	+*) start=${answer#* } ;;
+	*) start=${answer% *} ;;
+	esac
+	host "poke $((start + ${2#+})) $3 $4"
 	expect_refusal "$1"
 	publish "$present"
 }
@@ -168,27 +176,35 @@ bad_map() {
 }
 
 hostile() {
-	bad_header 'magic' 0 8 0x1234 0x314354414d554e56
-	bad_header 'major version' 8 2 2 1
-	bad_header 'header size' 12 4 0xffffffff 128
-	bad_header 'region size' 16 4 0x40000000 0x20000
-	bad_header 'slot size' 20 4 0 36928
+	bad_header 'magic' 0 8 0x1234 0x484354414d554e56
+	bad_header 'layout' 8 2 1 2
+	bad_header 'header size' 12 4 0xffffffff 192
+	bad_header 'region size' 16 4 0x40000000 0x80000
+	bad_header 'slot size' 20 4 0 0x3f000
 	bad_header 'slot offset beyond the end' 24 8 0xfffffff8fffffff8 \
-		0x0000b00000001000
-	bad_header 'slots that overlap' 24 8 0x0000100800001000 \
-		0x0000b00000001000
-	bad_header 'slot over the header' 24 8 0 0x0000b00000001000
-	bad_header 'node limit' 32 4 1000 64
-	bad_header 'vCPU limit' 36 4 0x7fffffff 4096
+		0x0004100000002000
+	bad_header 'slots that overlap' 24 8 0x0000200800002000 \
+		0x0004100000002000
+	bad_header 'slot over the header' 24 8 0 0x0004100000002000
+	bad_header "slot over the guest's area" 28 4 0x1008 0x41000
 	bad_slot 'torn generation' 0 8 0
-	bad_slot 'no nodes' 8 4 0
-	bad_slot 'too many nodes' 8 4 65
-	bad_slot 'no vCPUs' 12 4 0
-	bad_slot 'too many vCPUs' 12 4 0xffffffff
-	bad_slot 'local distance' 64 1 11
-	bad_slot 'remote distance' 65 1 9
-	bad_slot 'node beyond nr_nodes' $((64 + 4096 + 4)) 2 "$NODES"
-	bad_slot 'node 65535' $((64 + 4096 + 4)) 2 65535
+	bad_slot 'length beyond the slot' 8 4 0x7fffffff
+	bad_slot 'too many sections' 12 4 65
+	bad_slot 'a section less' 12 4 1
+	bad_slot 'section beyond the end' $((16 + 8)) 4 0xfffffff8
+	bad_slot 'section without a length' $((16 + 8)) 4 0
+	bad_slot 'unknown required section' 16 8 0x0001000100017001
+	bad_slot 'no nodes' $((16 + 16)) 4 0
+	bad_slot 'too many nodes' $((16 + 16)) 4 65
+	bad_slot 'distances beyond the end' $((16 + 20)) 4 0xffffff00
+	bad_slot 'no vCPUs' +16 4 0
+	bad_slot 'too many vCPUs' +16 4 0xffffffff
+	bad_slot 'vCPUs beyond the end' +20 4 0x7ffffff8
+	bad_slot 'vCPUs of no size' +24 4 0
+	bad_slot 'local distance' $((16 + 24)) 1 11
+	bad_slot 'remote distance' $((16 + 25)) 1 9
+	bad_slot 'node beyond nr_nodes' +36 4 "$NODES"
+	bad_slot 'node 65536' +36 4 65536
 	bad_map 'an APIC id twice' '0:0,0:1'
 	host "nodes 64"
 	bad_map 'a node that the guest lacks' "0:$NODES"

@@ -19,14 +19,17 @@
  *				-> acknowledged ... | silent ...
  *	await			one that has come since the last ring, or comes
  *				-> acknowledged ... | silent ...
+ *	refused			what the guest refused last -> refused GENERATION ERRNO
  *	poke OFFSET BYTES VALUE	change the memory (header or slot) -> ok
- *	slot			offset of the current slot -> OFFSET
+ *	slot			offsets of the current slot and of its section of vCPUs
+ *				-> OFFSET OFFSET
  *	quit
  */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <poll.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -87,15 +90,19 @@ static void init_memory(void)
 	if (memory == MAP_FAILED)
 		die("mmap");
 	header = (void *)memory;
-	header->version_major = VNUMA_TC_VERSION_MAJOR;
-	header->version_minor = VNUMA_TC_VERSION_MINOR;
+	header->layout = VNUMA_TC_LAYOUT;
 	header->header_size = sizeof(struct vnuma_tc_header);
 	header->region_size = VNUMA_TC_REGION_SIZE;
-	header->slot_size = sizeof(struct vnuma_tc_slot);
+	header->slot_size = VNUMA_TC_SLOT_SIZE;
 	header->slot_offset[0] = VNUMA_TC_SLOT0_OFFSET;
 	header->slot_offset[1] = VNUMA_TC_SLOT1_OFFSET;
-	header->max_nodes = VNUMA_TC_MAX_NODES;
-	header->max_vcpus = VNUMA_TC_MAX_VCPUS;
+	header->guest_offset = VNUMA_TC_GUEST_OFFSET;
+	header->guest_size = VNUMA_TC_GUEST_SIZE;
+	header->nr_known = 2;
+	header->known[0].kind = VNUMA_TC_SECTION_NODES;
+	header->known[0].version = VNUMA_TC_NODES_VERSION;
+	header->known[1].kind = VNUMA_TC_SECTION_VCPUS;
+	header->known[1].version = VNUMA_TC_VCPUS_VERSION;
 	header->magic = VNUMA_TC_MAGIC;
 	for (from = 0; from < VNUMA_TC_MAX_NODES; from++)
 		for (to = 0; to < VNUMA_TC_MAX_NODES; to++)
@@ -221,35 +228,78 @@ static uint64_t generation(void)
 	return (uint64_t)epoch << 32 | counter;
 }
 
+static struct vnuma_tc_nodes *nodes_of(struct vnuma_tc_slot *slot)
+{
+	return (void *)(slot + 1);
+}
+
+static uint32_t nodes_length(void)
+{
+	return sizeof(struct vnuma_tc_nodes) + (nr_nodes * nr_nodes + 7) / 8 * 8;
+}
+
+static struct vnuma_tc_vcpus *vcpus_of(struct vnuma_tc_slot *slot)
+{
+	return (void *)((uint8_t *)nodes_of(slot) + nodes_length());
+}
+
+static void write_nodes(struct vnuma_tc_nodes *nodes)
+{
+	uint8_t *to = (uint8_t *)(nodes + 1);
+	uint32_t from;
+
+	*nodes = (struct vnuma_tc_nodes){
+		.section = { .kind = VNUMA_TC_SECTION_NODES,
+			     .version = VNUMA_TC_NODES_VERSION,
+			     .compatible = 1, .length = nodes_length() },
+		.nr_nodes = nr_nodes,
+		.distance_offset = sizeof(*nodes),
+	};
+	for (from = 0; from < nr_nodes; from++)
+		memcpy(to + from * nr_nodes, distance[from], nr_nodes);
+}
+
+static uint32_t write_vcpus(struct vnuma_tc_vcpus *vcpus, char *pairs)
+{
+	struct vnuma_tc_vcpu *vcpu = (void *)(vcpus + 1);
+	char *pair, *state = NULL;
+	uint32_t n = 0;
+
+	for (pair = strtok_r(pairs, ",\n", &state); pair;
+	     pair = strtok_r(NULL, ",\n", &state)) {
+		if (n == VNUMA_TC_MAX_VCPUS ||
+		    sscanf(pair, "%u:%u", &vcpu[n].apic_id, &vcpu[n].node) != 2)
+			break;
+		n++;
+	}
+	*vcpus = (struct vnuma_tc_vcpus){
+		.section = { .kind = VNUMA_TC_SECTION_VCPUS,
+			     .version = VNUMA_TC_VCPUS_VERSION, .compatible = 1,
+			     .length = sizeof(*vcpus) + n * sizeof(*vcpu) },
+		.nr_vcpus = n,
+		.vcpu_offset = sizeof(*vcpus),
+		.vcpu_size = sizeof(*vcpu),
+	};
+	return vcpus->section.length;
+}
+
 static void write_slot(char *pairs)
 {
 	struct vnuma_tc_header *header = (void *)memory;
 	struct vnuma_tc_slot *slot = slot_of(++counter);
-	char *pair, *state = NULL;
-	uint32_t n = 0;
 
 	__atomic_store_n(&slot->generation, 0, __ATOMIC_SEQ_CST);
-	slot->nr_nodes = nr_nodes;
-	memcpy(slot->distance, distance, sizeof(distance));
-	for (pair = strtok_r(pairs, ",\n", &state); pair;
-	     pair = strtok_r(NULL, ",\n", &state)) {
-		unsigned int apic_id, node;
-
-		if (n == VNUMA_TC_MAX_VCPUS ||
-		    sscanf(pair, "%u:%u", &apic_id, &node) != 2)
-			break;
-		slot->vcpu[n].apic_id = apic_id;
-		slot->vcpu[n].node = node;
-		slot->vcpu[n++].flags = 0;
-	}
-	slot->nr_vcpus = n;
+	write_nodes(nodes_of(slot));
+	slot->length = sizeof(*slot) + nodes_length() +
+		       write_vcpus(vcpus_of(slot), pairs);
+	slot->nr_sections = 2;
 	__atomic_store_n(&slot->generation, generation(), __ATOMIC_SEQ_CST);
 	__atomic_store_n(&header->published, generation(), __ATOMIC_SEQ_CST);
 }
 
 static void ring(void)
 {
-	eventfd_write(guest_fds[0], 1);
+	eventfd_write(guest_fds[VNUMA_IVSHMEM_PUBLISH_VECTOR], 1);
 }
 
 static void drain(void)
@@ -261,19 +311,41 @@ static void drain(void)
 		eventfd_read(host_fds[i], &value);
 }
 
+static struct vnuma_tc_guest *guest_area(void)
+{
+	return (void *)(memory + VNUMA_TC_GUEST_OFFSET);
+}
+
+static uint64_t load(const __u64 *field)
+{
+	return __atomic_load_n(field, __ATOMIC_ACQUIRE);
+}
+
+/* The guest signals each change of its area, not only acknowledgements. */
+static bool await_signals(int timeout_ms)
+{
+	struct pollfd wait = {
+		.fd = host_fds[VNUMA_IVSHMEM_ACKNOWLEDGE_VECTOR],
+		.events = POLLIN,
+	};
+	uint64_t end = now_us() + timeout_ms * 1000ULL, now;
+	eventfd_t value;
+
+	while ((now = now_us()) < end &&
+	       poll(&wait, 1, (end - now + 999) / 1000) == 1) {
+		eventfd_read(wait.fd, &value);
+		if (load(&guest_area()->acknowledged) == generation())
+			return true;
+	}
+	return false;
+}
+
 static void await_acknowledgement(uint64_t start, int timeout_ms)
 {
-	unsigned int vector = counter % VNUMA_IVSHMEM_WINDOW;
-	struct pollfd modes[] = {
-		{ .fd = host_fds[vector], .events = POLLIN },
-		{ .fd = host_fds[VNUMA_IVSHMEM_WINDOW + vector],
-		  .events = POLLIN },
-	};
-
-	if (poll(modes, 2, timeout_ms) >= 1)
+	if (await_signals(timeout_ms))
 		printf("acknowledged %016llx %s %llu\n",
 		       (unsigned long long)generation(),
-		       modes[0].revents ? "fast" : "safe",
+		       guest_area()->mode == VNUMA_TC_MODE_FAST ? "fast" : "safe",
 		       (unsigned long long)(now_us() - start));
 	else
 		printf("silent %016llx\n", (unsigned long long)generation());
@@ -345,7 +417,12 @@ static void obey(char *line)
 	} else if (!strncmp(line, "poke ", 5)) {
 		poke(line + 5);
 	} else if (!strcmp(line, "slot\n")) {
-		printf("%#lx\n", (long)((uint8_t *)slot_of(counter) - memory));
+		printf("%#lx %#lx\n", (long)((uint8_t *)slot_of(counter) - memory),
+		       (long)((uint8_t *)vcpus_of(slot_of(counter)) - memory));
+	} else if (!strcmp(line, "refused\n")) {
+		printf("refused %016llx %lld\n",
+		       (unsigned long long)load(&guest_area()->refused),
+		       (long long)guest_area()->refused_error);
 	} else {
 		printf("unknown command %s", line);
 	}

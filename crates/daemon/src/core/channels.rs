@@ -164,14 +164,14 @@ impl Core {
     }
 
     /// A guest has acknowledged a generation.
-    pub(super) fn acknowledged(&mut self, id: VmId, generation: u64, safe: bool) {
+    pub(super) fn acknowledged(&mut self, id: VmId, generation: u64, safe_mode: Option<bool>) {
         let acknowledged_ns = self.now_ns;
         let Some((_, vm)) = self.world.vm_mut(id) else { return };
         if vm.channel.publisher().is_none() {
             return;
         }
         let Some(update) = vm.placement.acknowledged(generation) else { return };
-        vm.stats.safe_mode = Some(safe);
+        vm.stats.safe_mode = safe_mode.or(vm.stats.safe_mode);
         vm.stats.acknowledgements += 1;
         vm.stats.acknowledged = Some(generation);
         let event = api::Event::Updated {

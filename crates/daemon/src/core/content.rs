@@ -9,10 +9,6 @@ pub(crate) fn content(
     distances: DistanceMatrix,
     vcpus: impl Iterator<Item = (ApicId, GuestNodeId)>,
 ) -> Result<Content, ContentError> {
-    let nodes = distances.len();
-    let vcpu = |(apic_id, node): (ApicId, GuestNodeId)| {
-        let outside = ContentError::Node { apic_id, node, nodes };
-        Ok(Vcpu { apic_id, node: u16::try_from(node).map_err(|_| outside)?, flags: 0 })
-    };
-    Content::new(distances, vcpus.map(vcpu).collect::<Result<_, _>>()?)
+    let vcpus = vcpus.map(|(apic_id, node)| Vcpu { apic_id, node });
+    Content::new(distances, vcpus.collect())
 }

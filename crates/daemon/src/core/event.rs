@@ -32,8 +32,8 @@ pub enum Event {
     Located(i32, Option<VcpuLocation>),
     /// A thread that is watched has ended.
     ThreadEnded(i32),
-    /// A guest has acknowledged a generation, with its driver in safe mode or not.
-    Acknowledged(VmId, u64, bool),
+    /// A guest has acknowledged a generation, and says whether its driver works in safe mode.
+    Acknowledged(VmId, u64, Option<bool>),
     /// A publication went out, and the next one has this generation; or it did not.
     Published(VmId, Result<u64, Refusal>),
     /// A move was made, and where the vCPU was then; or it was not made.

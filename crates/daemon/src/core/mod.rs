@@ -123,7 +123,7 @@ impl Core {
             Event::Hypervisor(connection, report) => self.reported(connection, report),
             Event::Located(tid, location) => self.located(tid, location),
             Event::ThreadEnded(tid) => self.thread_ended(tid),
-            Event::Acknowledged(vm, generation, safe) => self.acknowledged(vm, generation, safe),
+            Event::Acknowledged(vm, generation, mode) => self.acknowledged(vm, generation, mode),
             Event::Published(vm, outcome) => self.published(vm, outcome),
             Event::Moved(vm, vcpu, node, outcome) => self.moved(vm, vcpu, node, outcome),
             Event::ProcessState(vm, pid, stopped) => self.process_state(vm, pid, stopped),

@@ -6,10 +6,7 @@ use super::{
     refusal::Refusal,
     render,
 };
-use std::{
-    collections::{HashMap, HashSet},
-    io::ErrorKind,
-};
+use std::collections::{HashMap, HashSet};
 use vnuma_api as api;
 use vnuma_hypervisor::VmError;
 use vnuma_placement::world::{
@@ -275,14 +272,14 @@ impl Core {
     /// There is no connection, or no more. A VM that is known stays known, and is still observed.
     fn lost(&mut self, id: VmId, error: &VmError) {
         let (known, now_ns) = (self.vm(id).is_some(), self.now_ns);
-        let expected = !known && nobody_listening(error);
+        let expected = !known && error.nobody_listening();
         if expected {
             let handle = self.world.get(id).map(|managed| managed.handle.clone()).unwrap_or_default();
             self.log(Level::Debug, format!("{handle}: no VM behind it: {error}"));
         }
         let problem = (!expected).then(|| error.to_string());
         // A place in the queue is free as soon as somebody leaves.
-        let at_once = queue_full(error);
+        let at_once = error.queue_full();
         self.link_event(id, LinkEvent::Lost { problem, known, at_once, now_ns });
         if !known {
             self.unwatch_process(id);
@@ -417,15 +414,4 @@ impl Core {
             self.ask_if_connected(id, Ask::Describe);
         }
     }
-}
-
-/// Nobody listens there: a leftover of a VM that was killed, or one that has yet to start.
-fn nobody_listening(error: &VmError) -> bool {
-    let VmError::Connect { source, .. } = error else { return false };
-    matches!(source.kind(), ErrorKind::ConnectionRefused | ErrorKind::NotFound)
-}
-
-/// The monitor's queue of connections is full.
-fn queue_full(error: &VmError) -> bool {
-    matches!(error, VmError::Connect { source, .. } if source.kind() == ErrorKind::WouldBlock)
 }

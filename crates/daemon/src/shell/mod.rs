@@ -51,7 +51,7 @@ use std::{
 use tokio::sync::oneshot;
 use tracing::{debug, info, warn};
 use vnuma_api as api;
-use vnuma_channel::Channel;
+use vnuma_channel::{Channel, DriverMode};
 use vnuma_host::{HostWatcher, location::monotonic_ns};
 use vnuma_hypervisor::{VmError, VmHandle};
 use vnuma_placement::{
@@ -225,22 +225,19 @@ impl Shell {
         next
     }
 
-    /// A guest rang.
+    /// A guest has changed what it says of itself.
     fn doorbell(&mut self, vm: VmId) {
-        let Some(channel) = self.channels.get(&vm) else { return };
-        let acknowledgements = channel.take_acknowledgements();
+        let Some(channel) = self.channels.get_mut(&vm) else { return };
+        let acknowledged = channel.take_acknowledgement();
+        let safe_mode = match channel.guest_status().mode {
+            Some(DriverMode::Safe) => Some(true),
+            Some(DriverMode::Fast) => Some(false),
+            Some(DriverMode::None) | None => None,
+        };
         self.doorbells.rearm(vm, channel);
-        match acknowledgements {
-            Ok(found) => {
-                let next = channel.next_generation();
-                for acknowledged in found {
-                    let recent = (1..=8).map(|back| next.wrapping_sub(back));
-                    let number = |generation: &u64| *generation as u32 as usize % 8 == acknowledged.number;
-                    if let Some(generation) = recent.into_iter().find(number) {
-                        self.step(Event::Acknowledged(vm, generation, acknowledged.safe));
-                    }
-                }
-            }
+        match acknowledged {
+            Ok(Some(generation)) => self.step(Event::Acknowledged(vm, generation, safe_mode)),
+            Ok(None) => {}
             Err(error) => warn!(%error, "cannot read acknowledgements"),
         }
     }

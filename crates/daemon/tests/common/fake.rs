@@ -19,7 +19,7 @@ use std::{
     thread,
     time::Duration,
 };
-use vnuma_channel::guest::GuestEnd;
+use vnuma_channel_model::GuestEnd;
 use vnuma_hypervisor::{
     ObservedVcpus, Plugged, VmBackend, VmCandidate, VmConnection, VmError, VmEvent, VmHandle,
 };

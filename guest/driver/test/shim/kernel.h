@@ -17,18 +17,23 @@ typedef uint16_t u16;
 typedef uint32_t u32;
 typedef unsigned long long u64;
 typedef int16_t s16;
+typedef long long s64;
 typedef int64_t ktime_t;
 typedef struct cpumask *cpumask_var_t;
 struct mutex;
 
 #define __percpu
 #define scnprintf	snprintf
+#define ARRAY_SIZE(a)	(sizeof(a) / sizeof((a)[0]))
+#define min_t(type, a, b)	min((type)(a), (type)(b))
 #define min(a, b)	((a) < (b) ? (a) : (b))
 #define max(a, b)	((a) > (b) ? (a) : (b))
 
 #define barrier()	__asm__ __volatile__("" ::: "memory")
 #define smp_rmb()	__atomic_thread_fence(__ATOMIC_ACQUIRE)
+#define smp_wmb()	__atomic_thread_fence(__ATOMIC_RELEASE)
 #define smp_load_acquire(p)	__atomic_load_n(p, __ATOMIC_ACQUIRE)
+#define smp_store_release(p, v)	__atomic_store_n(p, v, __ATOMIC_RELEASE)
 
 static inline void sort(void *base, size_t num, size_t size,
 			int (*compare)(const void *, const void *), void *swap)

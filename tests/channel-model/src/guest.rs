@@ -1,6 +1,4 @@
-//! The other end of a channel, as QEMU and the guest's driver have it: for tests, which play a guest.
-
-use crate::reader::{ReadError, Topology, read};
+use crate::{KNOWN, ReadError, Topology, WORD, read};
 use nix::{
     cmsg_space,
     sys::{
@@ -11,19 +9,26 @@ use nix::{
 use std::{
     fs::File,
     io::{self, IoSliceMut},
+    mem::offset_of,
     os::{
         fd::{AsRawFd, FromRawFd, OwnedFd},
         unix::fs::FileExt,
     },
 };
-use vnuma_abi_topology_channel::ivshmem::{GUEST_PEER, HOST_PEER, VECTORS, WINDOW};
+use vnuma_abi_topology_channel::{
+    GUEST_MAGIC, GUEST_OFFSET, Guest, MODE_FAST, MODE_SAFE,
+    ivshmem::{ACKNOWLEDGE_VECTOR, GUEST_PEER, HOST_PEER, VECTORS},
+};
+
+/// The driver's version that [`GuestEnd::announce`] names: 1.2.3.
+const DRIVER_VERSION: u32 = 0x1_0203;
 
 /// What a device gets from the ivshmem server.
 #[derive(Debug)]
 pub struct GuestEnd {
     /// The shared memory.
     pub memory: File,
-    /// Rung by the guest.
+    /// Signalled by the guest.
     pub host_vectors: Vec<EventFd>,
     /// Interrupts of the guest.
     pub guest_vectors: Vec<EventFd>,
@@ -57,16 +62,58 @@ impl GuestEnd {
         })
     }
 
-    /// Says that the kernel's maps agree with a generation.
+    /// Writes the guest's area, as a driver does that starts.
+    pub fn announce(&self, mode: u32) -> io::Result<()> {
+        self.store(offset_of!(Guest, magic), 0)?;
+        let counts = KNOWN.len() as u64 | u64::from(mode) << 32;
+        self.store(offset_of!(Guest, nr_known), counts)?;
+        self.store(offset_of!(Guest, driver_version), DRIVER_VERSION.into())?;
+        let known = |known: &vnuma_abi_topology_channel::Known| {
+            u64::from(known.kind) | u64::from(known.version) << 16
+        };
+        let pair = KNOWN.iter().rev().fold(0, |word, entry| word << 32 | known(entry));
+        self.store(offset_of!(Guest, known), pair)?;
+        self.store(offset_of!(Guest, acknowledged), 0)?;
+        self.store(offset_of!(Guest, refused), 0)?;
+        self.store(offset_of!(Guest, magic), GUEST_MAGIC)
+    }
+
+    /// Says that the kernel's maps agree with a generation, as a driver in fast mode does.
     pub fn acknowledge(&self, generation: u64) -> io::Result<()> {
-        self.host_vectors[generation as u32 as usize % WINDOW].write(1)?;
+        self.announce(MODE_FAST)?;
+        self.store_acknowledged(generation)?;
+        self.ring()
+    }
+
+    /// The same in safe mode.
+    pub fn acknowledge_safely(&self, generation: u64) -> io::Result<()> {
+        self.announce(MODE_SAFE)?;
+        self.store_acknowledged(generation)?;
+        self.ring()
+    }
+
+    /// Refuses a generation.
+    pub fn refuse(&self, generation: u64, errno: i32) -> io::Result<()> {
+        self.store(offset_of!(Guest, refused_error), (-i64::from(errno)).cast_unsigned())?;
+        self.store(offset_of!(Guest, refused), generation)?;
+        self.ring()
+    }
+
+    /// Changes the area without signalling it.
+    pub fn store_acknowledged(&self, generation: u64) -> io::Result<()> {
+        self.store(offset_of!(Guest, acknowledged), generation)
+    }
+
+    /// Signals that the guest's area has changed.
+    pub fn ring(&self) -> io::Result<()> {
+        self.host_vectors[ACKNOWLEDGE_VECTOR].write(1)?;
         Ok(())
     }
 
-    /// The same, as a driver in safe mode does.
-    pub fn acknowledge_safely(&self, generation: u64) -> io::Result<()> {
-        self.host_vectors[WINDOW + generation as u32 as usize % WINDOW].write(1)?;
-        Ok(())
+    /// Stores a word in the guest's area.
+    pub fn store(&self, offset: usize, value: u64) -> io::Result<()> {
+        assert!(offset.is_multiple_of(WORD), "offset {offset}");
+        self.memory.write_all_at(&value.to_le_bytes(), (GUEST_OFFSET + offset) as u64)
     }
 }
 

@@ -1,0 +1,84 @@
+//! What a guest says of itself in its area of the channel.
+
+use crate::{Region, publish::WORD};
+use std::{fmt, mem::offset_of};
+use vnuma_abi_topology_channel::{
+    GUEST_MAGIC, GUEST_OFFSET, Guest, Known, MAX_KNOWN, MODE_FAST, MODE_NONE, MODE_SAFE,
+};
+
+/// Highest error number of Linux.
+const MAX_ERRNO: i64 = 4095;
+
+/// How the driver changes the kernel's maps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DriverMode {
+    /// It applies nothing.
+    None,
+    /// In place.
+    Fast,
+    /// By CPU hotplug.
+    Safe,
+}
+
+/// Of the guest's driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DriverVersion(u32);
+
+impl fmt::Display for DriverVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}.{}", self.0 >> 16, self.0 >> 8 & 0xff, self.0 & 0xff)
+    }
+}
+
+/// What the guest says. All of it can be false: it is shown and measured, and no decision rests on it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GuestStatus {
+    /// The generation that the kernel's maps agree with, 0 for none. It may be one that was never published.
+    pub acknowledged: u64,
+    /// The last generation that the driver refused or applied in part only, and the error number, 0 if that is none.
+    pub refused: Option<(u64, i32)>,
+    /// `None` without a driver.
+    pub mode: Option<DriverMode>,
+    /// `None` without a driver.
+    pub driver_version: Option<DriverVersion>,
+    /// Sections that the driver understands.
+    pub known: Vec<Known>,
+}
+
+impl GuestStatus {
+    /// Reads the area, each word by one load. The guest can change it meanwhile.
+    pub(crate) fn read(region: &Region) -> Self {
+        let load = |field: usize| region.load(GUEST_OFFSET + field);
+        if load(offset_of!(Guest, magic)) != GUEST_MAGIC {
+            return Self::default();
+        }
+        let counts = load(offset_of!(Guest, nr_known));
+        let mode = match (counts >> 32) as u32 {
+            MODE_NONE => Some(DriverMode::None),
+            MODE_FAST => Some(DriverMode::Fast),
+            MODE_SAFE => Some(DriverMode::Safe),
+            _ => None,
+        };
+        let refused = load(offset_of!(Guest, refused));
+        let error = load(offset_of!(Guest, refused_error)).cast_signed();
+        let errno = if (-MAX_ERRNO..0).contains(&error) { -error as i32 } else { 0 };
+        // The error is of that generation only if no other came meanwhile; its own signal follows then.
+        let same = load(offset_of!(Guest, refused)) == refused;
+        Self {
+            acknowledged: load(offset_of!(Guest, acknowledged)),
+            refused: (refused != 0 && same).then_some((refused, errno)),
+            mode,
+            driver_version: Some(DriverVersion(load(offset_of!(Guest, driver_version)) as u32)),
+            known: Self::known(usize::from(counts as u16).min(MAX_KNOWN), load),
+        }
+    }
+
+    fn known(count: usize, load: impl Fn(usize) -> u64) -> Vec<Known> {
+        let entry = |index: usize| {
+            let word = load(offset_of!(Guest, known) + index / 2 * WORD);
+            let half = (word >> (index % 2 * 32)) as u32;
+            Known { kind: half as u16, version: (half >> 16) as u16 }
+        };
+        (0..count).map(entry).filter(|known| known.kind != 0).collect()
+    }
+}

@@ -1,0 +1,96 @@
+//! How often a guest can wake the host.
+
+use crate::doorbell;
+use nix::{
+    errno::Errno,
+    sys::{
+        epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout},
+        eventfd::EventFd,
+        time::TimeSpec,
+        timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags},
+    },
+};
+use std::{
+    io,
+    os::fd::{AsFd, BorrowedFd},
+    time::Duration,
+};
+
+/// Wake-ups after a publication, however often the guest signals. An honest guest needs one, and a few more if it still
+/// acknowledges earlier publications or loads its driver.
+pub const WAKEUPS_PER_PUBLICATION: u32 = 4;
+/// When these are used up, the guest's signals are looked at again after this time. So it causes two more wake-ups
+/// in each such time: one when it is over, and one by a signal.
+pub const PAUSE: Duration = Duration::from_secs(1);
+
+const DOORBELL: u64 = 0;
+const TIMER: u64 = 1;
+
+/// Watches a doorbell that somebody may signal without end.
+#[derive(Debug)]
+pub(crate) struct Wakeups {
+    /// Has the doorbell, which disarms itself with each event, and the timer.
+    epoll: Epoll,
+    timer: TimerFd,
+    left: u32,
+}
+
+impl Wakeups {
+    pub(crate) fn new(doorbell: &EventFd) -> io::Result<Self> {
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        let flags = TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK;
+        let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, flags)?;
+        epoll.add(doorbell, armed())?;
+        epoll.add(&timer, EpollEvent::new(EpollFlags::EPOLLIN, TIMER))?;
+        Ok(Self { epoll, timer, left: WAKEUPS_PER_PUBLICATION })
+    }
+
+    /// Readable when the doorbell was signalled, as far as the budget goes.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.epoll.0.as_fd()
+    }
+
+    /// A publication follows: the budget is whole again.
+    pub(crate) fn refill(&mut self, doorbell: &EventFd) -> io::Result<()> {
+        self.left = WAKEUPS_PER_PUBLICATION;
+        self.timer.unset()?;
+        self.arm(doorbell)
+    }
+
+    /// Takes what made [`Self::fd`] readable, and watches on if the budget allows it. What the guest changed before a
+    /// signal that this did not take wakes the host again: look at it afterwards.
+    pub(crate) fn take(&mut self, doorbell: &EventFd) -> io::Result<()> {
+        let mut events = [EpollEvent::empty(); 2];
+        let count = match self.epoll.wait(&mut events, EpollTimeout::ZERO) {
+            Err(Errno::EINTR) => 0,
+            other => other?,
+        };
+        let came = |what| events[..count].iter().any(|event| event.data() == what);
+        if came(DOORBELL) {
+            self.left = self.left.saturating_sub(1);
+            if self.left > 0 {
+                self.arm(doorbell)?;
+            } else {
+                let pause = Expiration::OneShot(TimeSpec::from_duration(PAUSE));
+                self.timer.set(pause, TimerSetTimeFlags::empty())?;
+            }
+        }
+        if came(TIMER) {
+            // Stops it from being readable. Nobody else has it, so it is not blocking.
+            self.timer.unset()?;
+            self.left = 1;
+            self.arm(doorbell)?;
+        }
+        Ok(())
+    }
+
+    /// From now on, one signal is noticed.
+    fn arm(&self, doorbell: &EventFd) -> io::Result<()> {
+        doorbell::clear(doorbell.as_fd())?;
+        Ok(self.epoll.modify(doorbell, &mut armed())?)
+    }
+}
+
+fn armed() -> EpollEvent {
+    EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLONESHOT, DOORBELL)
+}
