@@ -5,6 +5,8 @@ mod checks;
 mod demo;
 mod fuzz;
 mod lab;
+#[cfg(test)]
+mod layers;
 mod setup;
 mod steps;
 
