@@ -30,10 +30,10 @@ pub struct Arguments {
     seed: u64,
 }
 
-/// The guest that is told may miss at most one in so many of what the other one misses. Counted are stays of vCPUs on a
+/// The guest that is told may miss at most half of what the other one misses. Counted are stays of vCPUs on a
 /// node, and whether the guest allocated there at last. The share of local pages depends on how soon a guest gets a CPU, and so on
 /// what else the machine does.
-const MISSED_LESS: f64 = 4.0;
+const MISSED_LESS: f64 = 2.0;
 const CHECKED_SECONDS: u64 = 20;
 
 impl Arguments {
@@ -73,7 +73,7 @@ fn judge(report: &serde_json::Value) -> Result<()> {
     ensure!(static_ > 0.0, "the guest that is not told missed nothing: its vCPUs have not moved");
     ensure!(
         dynamic * MISSED_LESS <= static_,
-        "the guest that is told missed {:.0} % of the stays, the other {:.0} %: expected a {MISSED_LESS}th at most",
+        "the guest that is told missed {:.0} % of the stays, the other {:.0} %: expected half of that at most",
         dynamic * 100.0,
         static_ * 100.0
     );
@@ -153,7 +153,7 @@ mod tests {
         };
         assert!(judge(&report(20, 8)).is_ok());
         assert!(judge(&report(17, 8)).is_ok());
-        for bad in [report(16, 8), report(20, 20), report(8, 8), json!({})] {
+        for bad in [report(12, 8), report(20, 20), report(8, 8), json!({})] {
             assert!(judge(&bad).is_err(), "{bad}");
         }
     }
