@@ -75,9 +75,11 @@ fn start(arguments: Arguments) -> anyhow::Result<()> {
     }
     let filter = EnvFilter::try_new(&arguments.log).with_context(|| format!("--log {}", arguments.log))?;
     let colours = io::stderr().is_terminal();
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(colours).init();
+    // Whoever reads the log may be slow, or not read at all: lines wait in a queue, and too many are dropped.
+    let (log, _guard) = tracing_appender::non_blocking(io::stderr());
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(log).with_ansi(colours).init();
     raise_file_limit();
-    // One thread is enough: what blocks has threads of its own.
+    // The API needs no more than this thread. What decides, and what blocks, has threads of its own.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.context("starting the runtime")?.block_on(serve(config))
 }

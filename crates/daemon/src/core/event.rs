@@ -186,8 +186,8 @@ pub enum Command {
     },
     /// Watch whether a VM's process runs. Any other one of this VM is watched no longer.
     WatchProcess(VmId, i32),
-    /// Watch a VM's process no longer.
-    UnwatchProcess(VmId),
+    /// Watch this process of a VM no longer.
+    UnwatchProcess(VmId, i32),
     /// Answer a request.
     Reply(RequestId, Result<Answer, Refusal>),
     /// Give an event to those who watch events.

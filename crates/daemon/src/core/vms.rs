@@ -124,7 +124,6 @@ impl Core {
             return self.link_event(id, LinkEvent::Lost { problem, known: false, at_once: false, now_ns });
         }
         self.link_event(id, LinkEvent::Up);
-        self.watch_process(id, description.pid);
         let known = self.vm(id);
         let same = known.is_some_and(|vm| {
             vm.description.pid == description.pid
@@ -136,6 +135,7 @@ impl Core {
             let renamed = known.is_some_and(|vm| vm.name() != name || vm.description.pid != description.pid);
             self.replace_vm(id, description.clone(), DescriptionSource::Hypervisor, renamed);
         }
+        self.watch_process(id, description.pid);
         self.described(id, description);
         self.found_channel(id, channel);
     }
@@ -180,8 +180,11 @@ impl Core {
     }
 
     /// Takes over a description, and has the threads watched that it names.
-    pub(super) fn described(&mut self, id: VmId, description: VmDescription) {
+    pub(super) fn described(&mut self, id: VmId, mut description: VmDescription) {
         let now_ns = self.now_ns;
+        // A running VM has one name, whatever its hypervisor says later.
+        let Some(known) = self.vm(id) else { return };
+        known.name().clone_into(&mut description.name);
         let vcpus = description.vcpus.clone();
         let pid = description.pid;
         let Some((host, vm)) = self.world.vm_mut(id) else { return };
@@ -300,8 +303,9 @@ impl Core {
     /// A VM has ended, or nobody knows it any more: everything of it goes. `ended`: its process has.
     fn forget_vm(&mut self, id: VmId, ended: bool) {
         self.watch_only(id, &[]);
-        self.watched.remove(&id);
-        self.unwatch_process(id);
+        if ended {
+            self.unwatch_process(id);
+        }
         let Some(vm) = self.world.get_mut(id).and_then(|managed| managed.vm.take()) else { return };
         if self.names.get(vm.name()) == Some(&id) {
             self.names.remove(vm.name());
@@ -354,8 +358,8 @@ impl Core {
     }
 
     fn unwatch_process(&mut self, id: VmId) {
-        if self.world.get_mut(id).is_some_and(|managed| managed.process.take().is_some()) {
-            self.commands.push(Command::UnwatchProcess(id));
+        if let Some(process) = self.world.get_mut(id).and_then(|managed| managed.process.take()) {
+            self.commands.push(Command::UnwatchProcess(id, process.pid));
         }
     }
 

@@ -295,9 +295,12 @@ impl Shell {
                 let process = self.pidfds.get(&vm).filter(|(known, _)| *known == pid);
                 self.processes.watch(vm, pid, process.map(|(_, pidfd)| Arc::clone(pidfd)));
             }
-            Command::UnwatchProcess(vm) => {
-                self.pidfds.remove(&vm);
-                self.processes.unwatch(vm);
+            Command::UnwatchProcess(vm, pid) => {
+                // Another one may have taken its place.
+                if self.pidfds.get(&vm).is_some_and(|(known, _)| *known == pid) {
+                    self.pidfds.remove(&vm);
+                }
+                self.processes.unwatch(vm, pid);
             }
             Command::Reply(request, answer) => {
                 if let Some(reply) = self.waiting.remove(&request) {

@@ -19,7 +19,7 @@ const INTERVAL: Duration = Duration::from_millis(500);
 
 enum Order {
     Watch(VmId, i32, Option<Arc<OwnedFd>>),
-    Unwatch(VmId),
+    Unwatch(VmId, i32),
 }
 
 /// A process that is watched.
@@ -48,8 +48,9 @@ impl Processes {
         self.send(Order::Watch(vm, pid, pidfd));
     }
 
-    pub(super) fn unwatch(&self, vm: VmId) {
-        self.send(Order::Unwatch(vm));
+    /// Looks at this process of a VM no longer.
+    pub(super) fn unwatch(&self, vm: VmId, pid: i32) {
+        self.send(Order::Unwatch(vm, pid));
     }
 
     fn send(&self, order: Order) {
@@ -87,7 +88,11 @@ fn run(orders: &mpsc::Receiver<Order>, inbox: &Inbox) {
                 }
                 watched.insert(vm, new);
             }
-            Ok(Order::Unwatch(vm)) => drop(watched.remove(&vm)),
+            Ok(Order::Unwatch(vm, pid)) => {
+                if watched.get(&vm).is_some_and(|known| known.pid == pid) {
+                    watched.remove(&vm);
+                }
+            }
             Err(mpsc::RecvTimeoutError::Disconnected) => return,
             Err(mpsc::RecvTimeoutError::Timeout) => {}
         }
