@@ -14,6 +14,6 @@ mod server;
 mod shell;
 
 pub use config::Config;
-pub use run::{BackendFactory, run};
+pub use run::run;
 pub use server::SocketError;
-pub use shell::parse_record;
+pub use shell::{BackendFactory, parse_record};

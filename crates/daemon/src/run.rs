@@ -3,7 +3,7 @@
 use crate::{
     config::Config,
     server::{ApiListener, ApiSocket, Context, Peer, PerUser, Rights, group_id, router},
-    shell::{Shell, inbox::Inbox},
+    shell::{BackendFactory, Shell, inbox::Inbox},
 };
 use anyhow::Context as _;
 use nix::unistd::Gid;
@@ -15,11 +15,7 @@ use std::{
 use tokio::{net::UnixListener, sync::watch, time::timeout};
 use tracing::{info, warn};
 use vnuma_host::read_host_topology;
-use vnuma_hypervisor::VmBackend;
 use vnuma_process::spawn_worker;
-
-/// Makes backends: one looks for VMs, and each VM's worker has its own, so that none waits for another.
-pub type BackendFactory = Arc<dyn Fn() -> Box<dyn VmBackend> + Send + Sync>;
 
 /// For requests in progress, when the daemon stops.
 const GRACE: Duration = Duration::from_secs(2);

@@ -1,6 +1,6 @@
 //! Where everything arrives that the core is to know.
 
-use super::worker;
+use super::report;
 use crate::core::{
     Refusal,
     event::{Answer, Event, Request},
@@ -31,7 +31,7 @@ pub(crate) enum Message {
     /// A guest rang.
     Doorbell(VmId),
     /// A worker reports.
-    Worker(ConnectionId, worker::Report),
+    Worker(ConnectionId, report::Report),
 }
 
 /// What a client of the API wants.

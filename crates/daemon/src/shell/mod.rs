@@ -19,9 +19,10 @@ mod locator;
 mod mover;
 mod processes;
 mod records;
+mod report;
 mod scanner;
 mod watchers;
-pub(crate) mod worker;
+mod worker;
 
 pub use records::parse_record;
 
@@ -32,7 +33,6 @@ use crate::{
         content::content,
         event::{Answer, Ask, Command, Event, Level, Report},
     },
-    run::BackendFactory,
 };
 use doorbells::Doorbells;
 use inbox::{ApiRequest, Inbox, Message};
@@ -53,7 +53,7 @@ use tracing::{debug, info, warn};
 use vnuma_api as api;
 use vnuma_channel::{Channel, DriverMode};
 use vnuma_host::{HostWatcher, location::monotonic_ns};
-use vnuma_hypervisor::{VmError, VmHandle};
+use vnuma_hypervisor::{VmBackend, VmError, VmHandle};
 use vnuma_placement::{
     Policies, Publication,
     world::{ConnectionId, RequestId, VmId},
@@ -61,6 +61,9 @@ use vnuma_placement::{
 use vnuma_topology::HostTopology;
 use watchers::Watchers;
 use worker::Worker;
+
+/// Makes backends: one looks for VMs, and each VM's worker has its own, so that none waits for another.
+pub type BackendFactory = Arc<dyn Fn() -> Box<dyn VmBackend> + Send + Sync>;
 
 /// Between two readings of the host's topology, in case no event told that it changed.
 const REREAD: Duration = Duration::from_secs(30);
@@ -181,8 +184,8 @@ impl Shell {
         }
     }
 
-    fn reported(&mut self, connection: ConnectionId, report: worker::Report) {
-        use worker::Report as R;
+    fn reported(&mut self, connection: ConnectionId, report: report::Report) {
+        use report::Report as R;
         let Some(&(vm, _)) = self.workers.get(&connection) else { return };
         let report = match report {
             R::Up { description, pidfd, channel } => {

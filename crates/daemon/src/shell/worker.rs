@@ -15,6 +15,7 @@ use super::{
     inbox::{Inbox, Message},
     locator::Reader,
     records::Records,
+    report::Report,
 };
 use crate::core::{
     Refusal,
@@ -36,7 +37,6 @@ use vnuma_channel::Channel;
 use vnuma_hypervisor::{ObservedVcpus, VmBackend, VmConnection, VmError, VmEvent, VmHandle, roll_back};
 use vnuma_placement::world::ConnectionId;
 use vnuma_process::{StopReason, copy_affinity, main_loop, spawn_worker};
-use vnuma_topology::{Vcpu, VmDescription};
 
 /// Between two descriptions of a VM, which cost QEMU and the kernel something. What asks for one meanwhile gets the next.
 const DESCRIBE_PAUSE: Duration = Duration::from_millis(200);
@@ -58,25 +58,6 @@ const END_LIMIT: Duration = Duration::from_millis(500);
 
 /// Most events taken before commands have their turn.
 const EVENTS_A_ROUND: usize = 64;
-
-/// What a worker reports.
-#[derive(Debug)]
-pub(crate) enum Report {
-    /// The hypervisor has greeted and described the VM.
-    Up { description: VmDescription, pidfd: OwnedFd, channel: bool },
-    /// It has not answered a probe yet.
-    Slow { problem: String, pid: i32, pidfd: OwnedFd },
-    /// It does not answer.
-    Silent { problem: String, pid: i32, pidfd: OwnedFd },
-    /// What can be seen of it without its help.
-    Observed { pid: i32, pidfd: OwnedFd, vcpus: Vec<Vcpu>, certain: bool },
-    /// The channel was plugged, and this is the host's end; or it was not.
-    Attached(Result<Channel, Refusal>),
-    /// The channel of an earlier vnumad was taken over; or it was not.
-    Recovered(Result<Channel, Refusal>),
-    /// For the core as it is.
-    Plain(CoreReport),
-}
 
 /// The other end of a worker. Its thread ends when this is dropped.
 #[derive(Debug)]
