@@ -95,10 +95,12 @@ fn set_online(cpu: &str, online: bool) -> Result<()> {
     fs::write(&path, if online { "1" } else { "0" }).context(path)
 }
 
-/// The CPU that a thread ran on last.
+/// The CPU that a thread ran on last: field 39 of `stat`, counted from the end of the name.
 fn last_cpu(tid: i32) -> Result<u32> {
-    let shown = output("ps", &["-L", "-o", "psr=", "-q", &tid.to_string()])?;
-    shown.trim().parse().with_context(|| format!("ps -o psr of thread {tid}: {shown:?}"))
+    let stat = fs::read_to_string(format!("/proc/{tid}/stat")).with_context(|| format!("thread {tid}"))?;
+    let fields = stat.rsplit_once(')').map(|(_, fields)| fields).unwrap_or_default();
+    let cpu = fields.split_ascii_whitespace().nth(39 - 3);
+    cpu.and_then(|cpu| cpu.parse().ok()).with_context(|| format!("/proc/{tid}/stat: {stat:?}"))
 }
 
 /// Waits until vnumactl shows the nodes, CPUs and distances that the kernel lists.

@@ -18,7 +18,7 @@ pub(super) fn managed(managed: &ManagedVm) -> Option<api::Vm> {
     let problem = problem(managed);
     match (&managed.vm, problem) {
         (Some(known), problem) => Some(vm(known, hypervisor(managed), problem)),
-        (None, Some(problem)) => Some(unreachable(&managed.fallback_name, hypervisor(managed), &problem)),
+        (None, Some(problem)) => Some(unreachable(managed, hypervisor(managed), problem)),
         (None, None) => None,
     }
 }
@@ -115,16 +115,16 @@ fn stuck(vm: &Vm) -> Option<String> {
 }
 
 /// A VM of which only the handle is known.
-fn unreachable(name: &str, hypervisor: api::Hypervisor, problem: &str) -> api::Vm {
+fn unreachable(managed: &ManagedVm, hypervisor: api::Hypervisor, problem: String) -> api::Vm {
     api::Vm {
-        name: name.to_owned(),
-        pid: None,
+        name: managed.fallback_name.clone(),
+        pid: managed.process.map(|process| process.pid),
         described: false,
         hypervisor,
         attached: false,
         channel: api::ChannelState::None,
         run_state: None,
-        problem: Some(problem.to_owned()),
+        problem: Some(problem),
         nodes: Vec::new(),
         distances: DistanceMatrix::default(),
         vcpus: Vec::new(),

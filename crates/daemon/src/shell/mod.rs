@@ -196,13 +196,15 @@ impl Shell {
                 self.pidfds.insert(vm, (pid, Arc::new(pidfd)));
                 Report::Slow(problem, pid)
             }
-            R::Silent { problem, pid, pidfd } => {
+            R::Silent { problem, pid, pidfd, observed } => {
                 self.pidfds.insert(vm, (pid, Arc::new(pidfd)));
-                Report::Silent(problem, pid)
+                self.step(Event::Hypervisor(connection, Report::Silent(problem, pid)));
+                let Some(observed) = observed else { return };
+                Report::Observed(pid, observed.vcpus, observed.certain)
             }
-            R::Observed { pid, pidfd, vcpus, certain } => {
+            R::Observed { pid, pidfd, observed } => {
                 self.pidfds.insert(vm, (pid, Arc::new(pidfd)));
-                Report::Observed(pid, vcpus, certain)
+                Report::Observed(pid, observed.vcpus, observed.certain)
             }
             R::Attached(outcome) => Report::Attached(outcome.map(|channel| self.keep(vm, channel))),
             R::Recovered(outcome) => Report::Recovered(outcome.map(|channel| self.keep(vm, channel))),

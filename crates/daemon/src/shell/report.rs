@@ -3,7 +3,8 @@
 use crate::core::{Refusal, event::Report as CoreReport};
 use std::os::fd::OwnedFd;
 use vnuma_channel::Channel;
-use vnuma_topology::{Vcpu, VmDescription};
+use vnuma_hypervisor::ObservedVcpus;
+use vnuma_topology::VmDescription;
 
 /// What a worker reports.
 #[derive(Debug)]
@@ -12,10 +13,11 @@ pub(crate) enum Report {
     Up { description: VmDescription, pidfd: OwnedFd, channel: bool },
     /// It has not answered a probe yet.
     Slow { problem: String, pid: i32, pidfd: OwnedFd },
-    /// It does not answer.
-    Silent { problem: String, pid: i32, pidfd: OwnedFd },
+    /// It does not answer. What can be seen of it without its help comes with that, so that nobody sees one without the
+    /// other.
+    Silent { problem: String, pid: i32, pidfd: OwnedFd, observed: Option<ObservedVcpus> },
     /// What can be seen of it without its help.
-    Observed { pid: i32, pidfd: OwnedFd, vcpus: Vec<Vcpu>, certain: bool },
+    Observed { pid: i32, pidfd: OwnedFd, observed: ObservedVcpus },
     /// The channel was plugged, and this is the host's end; or it was not.
     Attached(Result<Channel, Refusal>),
     /// The channel of an earlier vnumad was taken over; or it was not.

@@ -34,7 +34,7 @@ use std::{
     time::{Duration, Instant},
 };
 use vnuma_channel::Channel;
-use vnuma_hypervisor::{ObservedVcpus, VmBackend, VmConnection, VmError, VmEvent, VmHandle, roll_back};
+use vnuma_hypervisor::{VmBackend, VmConnection, VmError, VmEvent, VmHandle, roll_back};
 use vnuma_placement::world::ConnectionId;
 use vnuma_process::{StopReason, copy_affinity, main_loop, spawn_worker};
 
@@ -204,9 +204,9 @@ impl Task {
     }
 
     fn report_observed(&self, connection: &dyn VmConnection) -> Result<(), Stop> {
-        let Some(ObservedVcpus { vcpus, certain }) = connection.observe_vcpus() else { return Ok(()) };
+        let Some(observed) = connection.observe_vcpus() else { return Ok(()) };
         let (pid, pidfd) = (connection.pid(), self.pidfd(connection)?);
-        self.report(Report::Observed { pid, pidfd, vcpus, certain })
+        self.report(Report::Observed { pid, pidfd, observed })
     }
 
     /// Waits until there is a reason to try again; says meanwhile what is wrong.
@@ -216,8 +216,8 @@ impl Task {
         error: VmError,
     ) -> Result<(), Stop> {
         let (pid, words) = (connection.pid(), error.to_string());
-        self.report(Report::Silent { problem: explain(&error, pid), pid, pidfd: self.pidfd(connection)? })?;
-        self.report_observed(connection)?;
+        let (problem, observed) = (explain(&error, pid), connection.observe_vcpus());
+        self.report(Report::Silent { problem, pid, pidfd: self.pidfd(connection)?, observed })?;
         let mut pause = FIRST_ATTEMPT;
         loop {
             let until = Instant::now() + pause;
