@@ -1,0 +1,153 @@
+//! The core by itself: events in, commands out. What the simulation found is kept here.
+
+use vnuma_daemon::core::{
+    Core, Refusal,
+    event::{Answer, Ask, Candidate, Command, Event, Report, Request},
+};
+use vnuma_hypervisor::VmError;
+use vnuma_placement::{
+    Policies, Publication,
+    world::{ConnectionId, RequestId, VmId},
+};
+use vnuma_process::ActError;
+use vnuma_topology::{
+    DistanceMatrix, GuestNode, HostNode, HostTopology, MemoryBacking, Vcpu, VcpuLocation, VmDescription,
+};
+
+const SECOND_NS: u64 = 1_000_000_000;
+
+/// A host of this many nodes, with one CPU each.
+fn host(nodes: u32) -> HostTopology {
+    let node = |id| HostNode { id, cpus: [id].into_iter().collect(), ..HostNode::default() };
+    let row = |from| (0..nodes).map(|to| if from == to { 10 } else { 20 }).collect();
+    HostTopology {
+        nodes: (0..nodes).map(node).collect(),
+        distances: DistanceMatrix::new((0..nodes).map(row).collect()).expect("square"),
+        ..HostTopology::default()
+    }
+}
+
+/// A VM with two guest nodes at home on host nodes 0 and 1, and two vCPUs that booted on them.
+fn description(name: &str, pid: i32) -> VmDescription {
+    let node = |id: u32| GuestNode {
+        id,
+        memory_bytes: 1 << 30,
+        memory: Some(MemoryBacking {
+            id: format!("ram{id}"),
+            size_bytes: 1 << 30,
+            policy: "bind".into(),
+            host_nodes: vec![id],
+            resident_kib: Vec::new(),
+        }),
+    };
+    VmDescription {
+        name: name.into(),
+        pid,
+        run_state: "running".into(),
+        guest_nodes: vec![node(0), node(1)],
+        vcpus: (0..2)
+            .map(|id| Vcpu { index: id, apic_id: id, boot_node: Some(id), tid: pid + 1 + id as i32 })
+            .collect(),
+        spare_slots: Default::default(),
+    }
+}
+
+fn at(node: u32, time_ns: u64) -> Option<VcpuLocation> {
+    Some(VcpuLocation { cpu: node, node, pinned: None, time_ns })
+}
+
+/// A core and what came out of it.
+struct Run {
+    core: Core,
+    now_ns: u64,
+    last: ConnectionId,
+    answers: Vec<(RequestId, Result<Answer, Refusal>)>,
+    asked: Vec<(ConnectionId, Ask)>,
+    published: Vec<(VmId, u64, Publication)>,
+    watched: Vec<(VmId, i32)>,
+    moves: usize,
+    lines: Vec<String>,
+}
+
+impl Run {
+    fn new() -> Self {
+        Self {
+            core: Core::new(host(3), Policies::default(), 7),
+            now_ns: SECOND_NS,
+            last: 0,
+            answers: Vec::new(),
+            asked: Vec::new(),
+            published: Vec::new(),
+            watched: Vec::new(),
+            moves: 0,
+            lines: Vec::new(),
+        }
+    }
+
+    fn step(&mut self, event: Event) {
+        self.now_ns += 1000;
+        let mut more = Vec::new();
+        for command in self.core.step(self.now_ns, event) {
+            self.lines.push(format!("{command:?}"));
+            match command {
+                Command::Connect(_, connection, _) => self.last = connection,
+                Command::Ask(connection, ask) => self.asked.push((connection, ask)),
+                Command::Publish(vm, generation, publication) => {
+                    self.published.push((vm, generation, publication));
+                    more.push(Event::Published(vm, Ok(generation + 1)));
+                }
+                Command::WatchProcess(vm, pid) => self.watched.push((vm, pid)),
+                Command::UnwatchProcess(vm) => self.watched.retain(|(known, _)| *known != vm),
+                Command::Move { .. } => self.moves += 1,
+                Command::Reply(request, answer) => self.answers.push((request, answer)),
+                _ => {}
+            }
+        }
+        more.into_iter().for_each(|event| self.step(event));
+    }
+
+    fn report(&mut self, report: Report) {
+        self.step(Event::Hypervisor(self.last, report));
+    }
+
+    fn list(&mut self, names: &[&str]) {
+        let candidate =
+            |name: &&str| Candidate { handle: format!("/{name}"), name: (*name).into(), instance: 1 };
+        self.step(Event::Scanned(Ok(names.iter().map(candidate).collect())));
+    }
+
+    /// A VM `a` that answers, its vCPUs at home.
+    fn with_vm() -> Self {
+        let mut run = Self::new();
+        run.list(&["a"]);
+        run.report(Report::Up(description("a", 100), false));
+        run.step(Event::Located(101, at(0, 1)));
+        run.step(Event::Located(102, at(1, 1)));
+        run
+    }
+
+    fn attach(&mut self) {
+        self.step(Event::Requested(1000, Request::Attach("a".into())));
+        self.report(Report::Attached(Ok(8 << 32 | 1)));
+    }
+
+    fn answered(&self, request: RequestId) -> Option<bool> {
+        let answers: Vec<_> = self.answers.iter().filter(|(known, _)| *known == request).collect();
+        assert!(answers.len() <= 1, "answered once");
+        answers.first().map(|(_, answer)| answer.is_ok())
+    }
+}
+
+#[test]
+fn a_move_that_is_seen_before_it_is_reported_waits_for_no_dwell() {
+    let mut run = Run::with_vm();
+    run.attach();
+    run.step(Event::Requested(1, Request::Move("a".into(), 0, 1)));
+    let now_ns = run.now_ns;
+    run.step(Event::Located(101, at(1, now_ns)));
+    assert_eq!(run.published.len(), 1, "a drift, as far as is known");
+    run.step(Event::Moved(1, 0, 1, Ok(at(1, now_ns + 20))));
+    assert_eq!(run.answered(1), Some(true));
+    let last = &run.published.last().expect("published").2;
+    assert_eq!((run.published.len(), &last.vcpus[..]), (2, &[(0, 1), (1, 1)][..]));
+}
