@@ -151,3 +151,18 @@ fn a_move_that_is_seen_before_it_is_reported_waits_for_no_dwell() {
     let last = &run.published.last().expect("published").2;
     assert_eq!((run.published.len(), &last.vcpus[..]), (2, &[(0, 1), (1, 1)][..]));
 }
+
+#[test]
+fn a_move_is_answered_though_the_hypervisor_answers_meanwhile() {
+    let mut run = Run::new();
+    run.list(&["a"]);
+    run.report(Report::Silent("no greeting".into(), 100));
+    run.report(Report::Observed(100, description("a", 100).vcpus, true));
+    run.step(Event::Requested(1, Request::Move("a".into(), 0, 1)));
+    run.step(Event::Requested(2, Request::Move("a".into(), 0, 0)));
+    run.report(Report::Up(description("a", 100), false));
+    assert_eq!(run.moves, 1, "one at a time");
+    run.step(Event::Moved(1, 0, 1, Ok(at(1, 10))));
+    run.step(Event::Moved(1, 0, 0, Err(ActError::Exited { pid: 100 })));
+    assert_eq!((run.answered(1), run.answered(2)), (Some(true), Some(false)));
+}

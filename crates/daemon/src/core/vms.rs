@@ -157,8 +157,12 @@ impl Core {
         } else if was_known {
             self.watch_only(id, &[]);
         }
+        // Of one that goes on, moves that were asked for are still answered.
+        let before = self.world.get_mut(id).and_then(|managed| managed.vm.take());
+        let moves = before.map(|vm| vm.moves).unwrap_or_default();
         let (name, pid, count) = (description.name.clone(), description.pid, description.vcpus.len());
-        let vm = Vm::new(&self.world.host, description, source, self.now_ns);
+        let mut vm = Vm::new(&self.world.host, description, source, self.now_ns);
+        vm.moves = moves;
         self.names.insert(name.clone(), id);
         if let Some(managed) = self.world.get_mut(id) {
             managed.vm = Some(vm);
