@@ -166,3 +166,21 @@ fn a_move_is_answered_though_the_hypervisor_answers_meanwhile() {
     run.step(Event::Moved(1, 0, 0, Err(ActError::Exited { pid: 100 })));
     assert_eq!((run.answered(1), run.answered(2)), (Some(true), Some(false)));
 }
+
+#[test]
+fn the_process_of_a_vm_that_takes_anothers_place_stays_watched() {
+    let mut run = Run::with_vm();
+    let lost = || VmError::Disconnected { vm: "a".into() };
+    run.report(Report::Lost(lost()));
+    run.now_ns += 2 * SECOND_NS;
+    run.step(Event::Woken);
+    run.report(Report::Up(description("a", 200), false));
+    assert_eq!(run.watched.last(), Some(&(1, 200)));
+    run.report(Report::Lost(lost()));
+    run.now_ns += 2 * SECOND_NS;
+    run.step(Event::Woken);
+    run.report(Report::Silent("no greeting".into(), 300));
+    assert_eq!(run.watched.last(), Some(&(1, 300)));
+    let unwatched = run.lines.iter().any(|line| line.starts_with("UnwatchProcess"));
+    assert!(!unwatched, "that would give up the new process, too");
+}

@@ -153,7 +153,7 @@ impl Core {
     ) {
         let was_known = self.vm(id).is_some();
         if announce_end {
-            self.forget_vm(id, false);
+            self.drop_vm(id, false);
         } else if was_known {
             self.watch_only(id, &[]);
         }
@@ -238,7 +238,7 @@ impl Core {
     /// A VM does not answer. What was known of it stays.
     fn silent(&mut self, id: VmId, problem: String, pid: i32) {
         if self.vm(id).is_some_and(|vm| vm.description.pid != pid) {
-            self.forget_vm(id, true);
+            self.drop_vm(id, true);
         }
         self.watch_process(id, pid);
         self.link_event(id, LinkEvent::Silent(problem));
@@ -306,9 +306,13 @@ impl Core {
 
     /// A VM has ended, or nobody knows it any more: everything of it goes. `ended`: its process has.
     fn forget_vm(&mut self, id: VmId, ended: bool) {
-        self.watch_only(id, &[]);
-        self.watched.remove(&id);
         self.unwatch_process(id);
+        self.drop_vm(id, ended);
+    }
+
+    /// The same, and its process stays watched: it is the one of the VM that takes its place.
+    fn drop_vm(&mut self, id: VmId, ended: bool) {
+        self.watch_only(id, &[]);
         let Some(vm) = self.world.get_mut(id).and_then(|managed| managed.vm.take()) else { return };
         if self.names.get(vm.name()) == Some(&id) {
             self.names.remove(vm.name());
