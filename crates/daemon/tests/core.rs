@@ -184,3 +184,13 @@ fn the_process_of_a_vm_that_takes_anothers_place_stays_watched() {
     let unwatched = run.lines.iter().any(|line| line.starts_with("UnwatchProcess"));
     assert!(!unwatched, "that would give up the new process, too");
 }
+
+#[test]
+fn a_move_to_a_node_that_is_taken_away_meanwhile_is_refused() {
+    let mut run = Run::with_vm();
+    run.step(Event::Requested(1, Request::Move("a".into(), 0, 1)));
+    run.step(Event::Requested(2, Request::Move("a".into(), 0, 2)));
+    run.step(Event::HostChanged(host(2)));
+    run.step(Event::Moved(1, 0, 1, Ok(at(1, 10))));
+    assert_eq!((run.answered(1), run.answered(2), run.moves), (Some(true), Some(false), 1));
+}
