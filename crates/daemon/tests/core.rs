@@ -194,3 +194,33 @@ fn a_move_to_a_node_that_is_taken_away_meanwhile_is_refused() {
     run.step(Event::Moved(1, 0, 1, Ok(at(1, 10))));
     assert_eq!((run.answered(1), run.answered(2), run.moves), (Some(true), Some(false), 1));
 }
+
+#[test]
+fn a_vm_that_takes_anothers_name_leaves_no_request_unanswered_and_gets_none_of_its_events() {
+    let mut run = Run::with_vm();
+    run.list(&["a", "b"]);
+    run.report(Report::Up(description("b", 200), false));
+    run.step(Event::Located(201, at(0, 1)));
+    run.step(Event::Requested(1, Request::Attach("b".into())));
+    run.report(Report::Described(description("a", 200)));
+    assert_eq!(run.core.names(), ["a", "b"]);
+    assert_eq!(run.core.show("b").map(|vm| vm.name).ok().as_deref(), Some("b"));
+    run.report(Report::Up(description("a", 200), false));
+    assert_eq!(run.answered(1), Some(false), "its connection is closed");
+    assert!(run.asked.iter().any(|(_, ask)| matches!(ask, Ask::Attach(_))));
+}
+
+#[test]
+fn the_same_events_give_the_same_commands() {
+    let lines = || {
+        let mut run = Run::new();
+        run.list(&["a"]);
+        let mut many = description("a", 100);
+        let vcpu = |id: u32| Vcpu { index: id, apic_id: id, boot_node: Some(0), tid: 101 + id as i32 };
+        many.vcpus = (0..32).map(vcpu).collect();
+        run.report(Report::Up(many, false));
+        run.report(Report::Ended);
+        run.lines
+    };
+    assert_eq!(lines(), lines());
+}

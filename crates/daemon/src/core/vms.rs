@@ -7,7 +7,7 @@ use super::{
     render,
 };
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, HashSet},
     io::ErrorKind,
 };
 use vnuma_api as api;
@@ -123,8 +123,9 @@ impl Core {
     fn up(&mut self, id: VmId, description: VmDescription, channel: bool) {
         let name = description.name.clone();
         if let Some(problem) = self.claim_name(id, &name) {
-            let (problem, now_ns) = (Some(problem), self.now_ns);
-            return self.link_event(id, LinkEvent::Lost { problem, known: false, at_once: false, now_ns });
+            let (shown, now_ns) = (Some(problem.clone()), self.now_ns);
+            self.link_event(id, LinkEvent::Lost { problem: shown, known: false, at_once: false, now_ns });
+            return self.refuse_in_flight(id, &problem);
         }
         self.link_event(id, LinkEvent::Up);
         self.watch_process(id, description.pid);
@@ -187,11 +188,13 @@ impl Core {
     }
 
     /// Takes over a description, and has the threads watched that it names.
-    pub(super) fn described(&mut self, id: VmId, description: VmDescription) {
+    pub(super) fn described(&mut self, id: VmId, mut description: VmDescription) {
         let now_ns = self.now_ns;
         let vcpus = description.vcpus.clone();
         let pid = description.pid;
         let Some((host, vm)) = self.world.vm_mut(id) else { return };
+        // The name with which it came up counts: another one may be another VM's.
+        vm.name().clone_into(&mut description.name);
         vm.describe(host, description, now_ns);
         self.watch_only(id, &vcpus);
         for vcpu in vcpus {
@@ -221,7 +224,7 @@ impl Core {
 
     /// Watches no threads of a VM but those of these vCPUs.
     fn watch_only(&mut self, id: VmId, vcpus: &[Vcpu]) {
-        let wanted: HashMap<i32, ApicId> = vcpus.iter().map(|vcpu| (vcpu.tid, vcpu.apic_id)).collect();
+        let wanted: BTreeMap<i32, ApicId> = vcpus.iter().map(|vcpu| (vcpu.tid, vcpu.apic_id)).collect();
         let before = self.watched.remove(&id).unwrap_or_default();
         for tid in before {
             let owner = self.threads.get(&tid).copied();
@@ -291,6 +294,11 @@ impl Core {
         if !known {
             self.unwatch_process(id);
         }
+        self.refuse_in_flight(id, &error.to_string());
+    }
+
+    /// Nothing that was asked over a connection is answered any more.
+    fn refuse_in_flight(&mut self, id: VmId, problem: &str) {
         let Some(vm) = self.vm(id) else { return };
         let (name, in_flight) = (vm.name().to_owned(), vm.channel.request());
         let wanted = vm.replug_wanted.and_then(|replug| replug.request);
@@ -299,7 +307,7 @@ impl Core {
         }
         let answered = self.channel_event(id, ChannelEvent::ConnectionLost).and(in_flight);
         for request in [answered, wanted] {
-            let refusal = Refusal::NotConnected { vm: name.clone(), problem: error.to_string() };
+            let refusal = Refusal::NotConnected { vm: name.clone(), problem: problem.to_owned() };
             self.answer(request, Reply::Refused(refusal));
         }
     }
