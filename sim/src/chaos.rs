@@ -28,6 +28,8 @@ pub enum Chaos {
     AskReplug,
     /// Several operators want different things of one VM, or of one that is not there.
     AskAll,
+    /// An operator moves vCPUs of one VM more often than may be published.
+    Storm,
     /// A QEMU hangs for a while.
     Hang,
     /// A process is stopped for a while.
@@ -60,7 +62,7 @@ pub enum Chaos {
 
 impl Chaos {
     /// All of it.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 23] = [
         Self::Migrate,
         Self::Confine,
         Self::SilentAffinity,
@@ -69,6 +71,7 @@ impl Chaos {
         Self::AskDetach,
         Self::AskReplug,
         Self::AskAll,
+        Self::Storm,
         Self::Hang,
         Self::Stop,
         Self::Disconnect,
@@ -95,10 +98,10 @@ impl Chaos {
             Self::AskDetach | Self::AskReplug | Self::AskAll => 60 * MILLI,
             Self::Hang | Self::Reboot | Self::Disconnect => 100 * MILLI,
             Self::Stop | Self::End | Self::Start | Self::Hotplug | Self::Rehome => 150 * MILLI,
-            Self::Rename | Self::Unlist | Self::Release => SECOND,
+            Self::Rename | Self::Unlist | Self::Release | Self::Storm => SECOND,
             Self::HostChange => 5 * SECOND,
             Self::Stall => 3 * SECOND,
-            Self::Restart => 30 * SECOND,
+            Self::Restart => 15 * SECOND,
         }
     }
 }
@@ -118,6 +121,7 @@ impl Simulation {
             Chaos::SilentAffinity => self.confine(false),
             Chaos::AskMove | Chaos::AskAttach | Chaos::AskDetach | Chaos::AskReplug => self.ask_one(chaos),
             Chaos::AskAll => self.ask_all(),
+            Chaos::Storm => self.storm(),
             Chaos::Hang => self.hang(),
             Chaos::Stop => self.stop(),
             Chaos::Disconnect => self.disconnect(),
@@ -189,7 +193,7 @@ impl Simulation {
         self.ask_of(slot, chaos);
     }
 
-    fn ask_of(&mut self, slot: Slot, chaos: Chaos) {
+    pub(crate) fn ask_of(&mut self, slot: Slot, chaos: Chaos) {
         let name = self.world.places[slot].name.clone();
         let vcpus: Vec<_> =
             self.world.places[slot].machine.iter().flat_map(|m| m.vcpus.keys().copied()).collect();
@@ -210,6 +214,14 @@ impl Simulation {
             if let Some(chaos) = self.rng.pick(&wanted) {
                 self.ask_of(slot, chaos);
             }
+        }
+    }
+
+    fn storm(&mut self) {
+        let Some(&(slot, ..)) = self.daemon.channels.values().next() else { return };
+        for _ in 0..60 {
+            let after_ns = self.rng.within(0..SECOND);
+            self.later(after_ns, Action::AskMove(slot));
         }
     }
 
@@ -273,15 +285,12 @@ impl Simulation {
     }
 
     fn start_one(&mut self) {
-        let slot = self.rng.index(self.world.places.len());
-        if self.world.places[slot].machine.is_none() {
-            self.world.start(slot, &mut self.rng, self.now_ns);
-            self.count("VMs started");
-            self.scan_soon();
-        } else {
-            // Free handles are few.
-            self.later(MILLI, Action::Chaos(Chaos::AskMove));
-        }
+        let free = |slot: &Slot| self.world.places[*slot].machine.is_none();
+        let free: Vec<_> = (0..self.world.places.len()).filter(free).collect();
+        let Some(slot) = self.rng.pick(&free) else { return };
+        self.world.start(slot, &mut self.rng, self.now_ns);
+        self.count("VMs started");
+        self.scan_soon();
     }
 
     fn reboot(&mut self) {

@@ -108,6 +108,10 @@ pub struct Checker {
     moved: Option<(VmId, ApicId, HostNodeId, bool)>,
     acknowledged: Option<u64>,
     arrived: Option<VmId>,
+    /// The move that has ended is one of the VM that is there now.
+    move_counts: bool,
+    /// A connection that says that its VM is called otherwise. It is believed unless it is closed.
+    renamed: Option<(ConnectionId, VmId, VmDescription)>,
     /// Checks that were made.
     pub checks: u64,
     /// The first rule that was broken.
@@ -132,6 +136,8 @@ impl Checker {
             moved: None,
             acknowledged: None,
             arrived: None,
+            move_counts: false,
+            renamed: None,
             checks: 0,
             broken: None,
         }
@@ -181,7 +187,8 @@ impl Checker {
             }
             Event::Moved(vm, vcpu, node, outcome) => {
                 self.moved = Some((*vm, *vcpu, *node, outcome.is_ok()));
-                if let (Ok(at), Some(view)) = (outcome, self.vcpu_mut(*vm, *vcpu)) {
+                let counts = self.move_counts;
+                if let (Ok(at), Some(view)) = (outcome, self.vcpu_mut(*vm, *vcpu).filter(|_| counts)) {
                     view.assigned = Some(*node);
                     let tid = view.tid;
                     // An older reading than the last one still says that it was put there.
@@ -225,25 +232,48 @@ impl Checker {
             Report::Up(..) | Report::Observed(..) => self.arrived = Some(vm),
             _ => {}
         }
+        // The device is gone, so that a detach under way will find nothing.
+        if matches!(report, Report::Released | Report::Up(_, false)) && known.busy == Some(Ask::Detach) {
+            known.busy = None;
+        }
         match report {
-            Report::Up(description, _) => self.described(vm, description, true),
-            Report::Described(description) => self.described(vm, description, false),
+            Report::Up(description, _) => {
+                let view = self.vms.get(&vm);
+                if view.is_some_and(|view| (view.pid, &view.name) != (description.pid, &description.name)) {
+                    self.renamed = Some((connection, vm, description.clone()));
+                } else {
+                    self.described(vm, description);
+                }
+            }
+            Report::Described(description) => self.described(vm, description),
             Report::Replugged(Ok(replugged)) => {
-                self.described(vm, &replugged.description, false);
+                self.described(vm, &replugged.description);
                 self.place(vm, replugged.plugged.apic_id, replugged.location);
             }
-            Report::Ended => drop(self.vms.remove(&vm)),
+            Report::Ended => self.forget(vm),
             _ => {}
         }
     }
 
-    fn described(&mut self, vm: VmId, description: &VmDescription, up: bool) {
-        let now_ns = self.now_ns;
-        let same = |view: &&mut VmView| view.pid == description.pid && (!up || view.name == description.name);
-        if self.vms.get_mut(&vm).filter(same).is_none() {
-            let fresh = VmView { name: description.name.clone(), pid: description.pid, ..VmView::default() };
-            self.vms.insert(vm, fresh);
+    /// A step has ended: a connection that is still open was believed.
+    pub fn step_ended(&mut self) {
+        if let Some((connection, vm, description)) = self.renamed.take()
+            && self.connections.contains_key(&connection)
+        {
+            self.forget(vm);
+            self.described(vm, &description);
         }
+    }
+
+    fn forget(&mut self, vm: VmId) {
+        self.vms.remove(&vm);
+        self.moving.retain(|(known, ..)| *known != vm);
+    }
+
+    fn described(&mut self, vm: VmId, description: &VmDescription) {
+        let now_ns = self.now_ns;
+        let fresh = || VmView { name: description.name.clone(), pid: description.pid, ..VmView::default() };
+        self.vms.entry(vm).or_insert_with(fresh);
         let Some(view) = self.vms.get_mut(&vm) else { return };
         (view.nodes, view.homes) = (description.guest_nodes.len(), truth::homes(description));
         let present: BTreeMap<ApicId, &Vcpu> = description.vcpus.iter().map(|v| (v.apic_id, v)).collect();
@@ -298,6 +328,8 @@ impl Checker {
         let deliberate = at.pinned.is_some() || known.assigned == Some(node);
         let new = Diverged { since_ns, told_ns: now_ns, deliberate, stays: deliberate };
         let diverged = known.diverged.get_or_insert(new);
+        // An event that was delayed may say that it was there before.
+        diverged.since_ns = diverged.since_ns.min(since_ns);
         diverged.deliberate |= deliberate;
         diverged.stays = deliberate;
     }
@@ -346,12 +378,17 @@ impl Checker {
                 let known = self.threads.remove(tid).is_some();
                 self.expect(known, "leak", || format!("thread {tid} was not watched"));
             }
-            Command::WatchProcess(vm, pid) => drop(self.processes.insert(*vm, *pid)),
+            Command::WatchProcess(vm, pid) => {
+                self.processes.insert(*vm, *pid);
+                if self.vms.get(vm).is_some_and(|view| view.pid != *pid) {
+                    self.forget(*vm);
+                }
+            }
             Command::UnwatchProcess(vm) => {
                 let known = self.processes.remove(vm).is_some();
                 self.expect(known, "leak", || format!("no process of VM {vm} was watched"));
                 if self.arrived != Some(*vm) {
-                    self.vms.remove(vm);
+                    self.forget(*vm);
                 }
             }
             Command::Move { vm, pid, vcpu, tid, node, cpus } => {
@@ -398,7 +435,7 @@ impl Checker {
 
     /// The mover has made or refused a move.
     pub fn move_ended(&mut self, vm: VmId, pid: i32, vcpu: ApicId) {
-        self.moving.remove(&(vm, pid, vcpu));
+        self.move_counts = self.moving.remove(&(vm, pid, vcpu));
     }
 
     fn answered(&mut self, request: RequestId, yes: bool) {
@@ -449,7 +486,7 @@ impl Checker {
         }
         let at = known.at.filter(|_| !view.homes.is_empty()).map(|at| at.pinned.unwrap_or(at.node));
         let right = at.is_none_or(|at| truth::is_nearest(&self.host, &view.homes, at, node));
-        let new = before.is_none() && !view.channel.as_ref().is_some_and(|channel| channel.times.len() == 1);
+        let new = before.is_none() && view.channel.as_ref().is_none_or(|channel| channel.times.len() != 1);
         let dwell_ns = self.policy.dwell_ns;
         let rested = known.diverged.is_some_and(|d| d.deliberate || self.now_ns - d.since_ns >= dwell_ns);
         self.expect(right || new, "publication", || {

@@ -21,6 +21,8 @@ impl Simulation {
             place.listed = place.machine.is_some();
             let Some(machine) = place.machine.as_mut() else { continue };
             machine.name.clone_from(&place.name);
+            // Nothing is left to be replugged to: a replug would be in flight when all is looked at.
+            machine.spare.clear();
             let serial = machine.serial;
             self.recover(slot, serial);
         }
@@ -29,10 +31,16 @@ impl Simulation {
         // Homes without an event are read again after 30 s at most.
         for _ in 0..4 {
             self.pass(12 * SECOND);
+            self.drift(20, false);
             self.event(Event::Resync);
         }
         self.pass(12 * SECOND);
         self.check_all();
+        for _ in 0..8 {
+            // Nothing else happens that would wake the core.
+            self.drift(2, true);
+            self.pass(4 * SECOND);
+        }
         if self.checker.broken.is_some() {
             return;
         }
@@ -41,6 +49,19 @@ impl Simulation {
         }
         self.pass(20 * SECOND);
         self.check_all();
+    }
+
+    /// Some threads are carried elsewhere, with an event or without.
+    fn drift(&mut self, count: usize, seen: bool) {
+        let tids: Vec<_> = self.world.threads.keys().copied().collect();
+        for _ in 0..count {
+            let (tid, node) = (self.rng.pick(&tids), self.rng.within(0..8) as u32);
+            let Some(tid) = tid else { return };
+            self.world.carry(tid, node, false, &mut self.rng, self.now_ns);
+            if seen {
+                self.thread_moved(tid);
+            }
+        }
     }
 
     /// A name counts from the moment of connecting: whoever lied is connected to again.

@@ -38,6 +38,9 @@ struct Arguments {
     /// Put in each fault in turn.
     #[arg(long, conflicts_with_all = ["fault", "replay"])]
     faults: bool,
+    /// Print all events and commands in which this text occurs, such as `tid: 2010` or `Publish(17,`.
+    #[arg(long, value_name = "TEXT")]
+    trace: Option<String>,
     /// Print each result as a line of JSON.
     #[arg(long)]
     json: bool,
@@ -46,7 +49,7 @@ struct Arguments {
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let good = if arguments.faults {
-        Fault::value_variants().iter().all(|fault| found(&arguments, *fault))
+        Fault::value_variants().iter().filter(|fault| !found(&arguments, **fault)).count() == 0
     } else if let Some(seed) = arguments.replay {
         replayed(&arguments, seed)
     } else {
@@ -60,11 +63,12 @@ fn settings(arguments: &Arguments, seed: u64) -> Settings {
 }
 
 /// Runs one seed, and says how fast that was.
-fn run(settings: Settings, json: bool) -> Outcome {
+fn run(settings: Settings, arguments: &Arguments) -> Outcome {
     let begun = Instant::now();
     let mut shown = begun;
     let terminal = std::io::stderr().is_terminal();
-    let outcome = Simulation::new(settings).run(|events| {
+    let simulation = Simulation::new(settings).traced(arguments.trace.clone());
+    let outcome = simulation.run(|events| {
         if terminal && events % 1024 < 8 && shown.elapsed() > Duration::from_millis(200) {
             shown = Instant::now();
             eprint!("\rseed {}: {events} of {} events", settings.seed, settings.events);
@@ -75,7 +79,7 @@ fn run(settings: Settings, json: bool) -> Outcome {
         eprint!("\r\x1b[K");
     }
     let taken = begun.elapsed().as_secs_f64();
-    if json {
+    if arguments.json {
         println!("{}", serde_json::json!({ "outcome": outcome, "wall_s": taken }));
     } else {
         println!(
@@ -101,7 +105,7 @@ fn all_hold(arguments: &Arguments) -> bool {
         if arguments.seconds.is_some_and(|seconds| begun.elapsed().as_secs() >= seconds) {
             break;
         }
-        let outcome = run(settings(arguments, seed), arguments.json);
+        let outcome = run(settings(arguments, seed), arguments);
         if let Some(broken) = &outcome.broken {
             let Arguments { vms, events, .. } = arguments;
             eprintln!("seed {seed}: {broken}");
@@ -123,8 +127,8 @@ fn all_hold(arguments: &Arguments) -> bool {
 }
 
 fn replayed(arguments: &Arguments, seed: u64) -> bool {
-    let first = run(settings(arguments, seed), arguments.json);
-    let second = run(settings(arguments, seed), arguments.json);
+    let first = run(settings(arguments, seed), arguments);
+    let second = run(settings(arguments, seed), arguments);
     let same = (&first.hash, first.events, &first.broken) == (&second.hash, second.events, &second.broken);
     if !same {
         eprintln!("seed {seed}: the second run differs from the first");

@@ -14,7 +14,7 @@ impl Rng {
     }
 
     /// Any number.
-    pub fn next(&mut self) -> u64 {
+    pub fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -23,17 +23,17 @@ impl Rng {
 
     /// One of a range that is not empty.
     pub fn within(&mut self, range: Range<u64>) -> u64 {
-        range.start + self.next() % (range.end - range.start).max(1)
+        range.start + self.number() % (range.end - range.start).max(1)
     }
 
     /// True so many times in a thousand.
     pub fn chance(&mut self, per_mille: u64) -> bool {
-        self.next() % 1000 < per_mille
+        self.number() % 1000 < per_mille
     }
 
     /// An index below `len`.
     pub fn index(&mut self, len: usize) -> usize {
-        (self.next() % len.max(1) as u64) as usize
+        (self.number() % len.max(1) as u64) as usize
     }
 
     /// One of these.
@@ -51,7 +51,7 @@ mod tests {
         // The reference implementation's first outputs for seed 1234567.
         let mut rng = Rng::new(1_234_567);
         assert_eq!(
-            [rng.next(), rng.next(), rng.next()],
+            [rng.number(), rng.number(), rng.number()],
             [6_457_827_717_110_365_317, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423]
         );
     }

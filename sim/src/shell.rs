@@ -38,7 +38,7 @@ impl Simulation {
                 }
             }
             Command::Publish(vm, generation, publication) => {
-                return Some(Event::Published(vm, self.publish(vm, generation, publication, lost)));
+                return Some(self.publish(vm, generation, publication, lost));
             }
             Command::CloseChannel(vm) => drop(self.daemon.channels.remove(&vm)),
             Command::ForgetRecord(pid) => {
@@ -108,25 +108,19 @@ impl Simulation {
         self.ours(MILLI, Action::Arrive(Message::Report(connection, Report::Lost(lost))));
     }
 
-    fn publish(
-        &mut self,
-        vm: VmId,
-        generation: u64,
-        publication: Publication,
-        lost: bool,
-    ) -> Result<u64, Refusal> {
+    fn publish(&mut self, vm: VmId, generation: u64, publication: Publication, lost: bool) -> Event {
         let Some(open) = self.daemon.channels.get_mut(&vm) else {
-            return Err(Refusal::NotAttached { vm: vm.to_string() });
+            return Event::Published(vm, Err(Refusal::NotAttached { vm: vm.to_string() }));
         };
         if open.2 != generation {
             let source = io::Error::other("the channel is at another generation");
-            return Err(Refusal::System { vm: vm.to_string(), source });
+            return Event::Published(vm, Err(Refusal::System { vm: vm.to_string(), source }));
         }
         open.2 += 1;
         let (slot, device) = (open.0, open.1);
         if self.chaotic && self.rng.chance(1) {
             let source = io::Error::other("the channel cannot be written");
-            return Err(Refusal::System { vm: vm.to_string(), source });
+            return Event::Published(vm, Err(Refusal::System { vm: vm.to_string(), source }));
         }
         self.count("publications");
         let machine = self.world.places[slot].machine.as_mut();
@@ -136,7 +130,7 @@ impl Simulation {
             known.page = Some((generation, publication));
             self.ring(slot);
         }
-        Ok(generation + 1)
+        Event::Published(vm, Ok(generation + 1))
     }
 
     /// A guest's interrupt.

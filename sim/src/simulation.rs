@@ -70,6 +70,8 @@ pub enum Action {
     Recover(Slot, Serial),
     /// Something goes wrong.
     Chaos(Chaos),
+    /// An operator moves a vCPU of this VM.
+    AskMove(Slot),
     /// The backends list what there is, as they do now and then, or because something changed.
     Scan(bool),
     /// Everything is looked at again.
@@ -150,6 +152,7 @@ pub struct Simulation {
     events: u64,
     commands: u64,
     hash: Hasher,
+    trace: Option<String>,
 }
 
 /// FNV-1a of what is written.
@@ -194,6 +197,7 @@ impl Simulation {
             events: 0,
             commands: 0,
             hash: Hasher(0xcbf2_9ce4_8422_2325),
+            trace: None,
         };
         simulation.begin();
         for chaos in Chaos::ALL {
@@ -201,6 +205,20 @@ impl Simulation {
         }
         simulation.later(SECOND, Action::Sweep);
         simulation
+    }
+
+    /// Prints all events and commands in which this text occurs.
+    pub fn traced(self, text: Option<String>) -> Self {
+        Self { trace: text, ..self }
+    }
+
+    fn trace(&self, what: &str, shown: impl Fn() -> String) {
+        if let Some(text) = &self.trace {
+            let shown = shown();
+            if shown.contains(text) {
+                eprintln!("{:.6} {what} {shown}", self.now_ns as f64 / SECOND as f64);
+            }
+        }
     }
 
     fn begin(&mut self) {
@@ -297,6 +315,7 @@ impl Simulation {
             Action::LetGo(slot, machine, device) => self.let_go(slot, machine, device),
             Action::Recover(slot, machine) => self.recover(slot, machine),
             Action::Chaos(chaos) => self.chaos(chaos),
+            Action::AskMove(slot) => self.ask_of(slot, Chaos::AskMove),
             Action::Scan(again) => self.scan(again),
             Action::Resync => {
                 self.event(Event::Resync);
@@ -402,11 +421,13 @@ impl Simulation {
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
             self.events += 1;
+            self.trace("event", || format!("{event:?}"));
             self.checker.event(self.now_ns, &event);
             let event = self.saboteur.event(event);
             let commands = self.daemon.core.step(self.now_ns, event);
             for todo in self.saboteur.commands(commands) {
                 self.commands += 1;
+                self.trace("command", || format!("{:?}", todo.command));
                 // Cannot fail.
                 let _ = write!(self.hash, "{:?}", todo.command);
                 if !todo.lost {
@@ -417,6 +438,7 @@ impl Simulation {
                 events.extend(self.carry_out(todo.command, todo.lost));
             }
         }
+        self.checker.step_ended();
         if let Some(vm) = about
             && (!self.daemon.channels.contains_key(&vm) || self.daemon.serves(vm))
         {

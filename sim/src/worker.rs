@@ -203,7 +203,7 @@ impl Simulation {
                 let Some(machine) = self.world.machine(slot, serial) else { return takes_ns };
                 Report::Described(machine.describe())
             }
-            Ask::Attach(epoch) => Report::Attached(self.attach(slot, serial, epoch)),
+            Ask::Attach(epoch) => self.attach(slot, serial, epoch),
             Ask::Detach => Report::Detached(self.detach(slot, serial)),
             Ask::Replug(vcpu, node) => {
                 self.machine_event(slot, |worker| worker.describe = true);
@@ -222,18 +222,18 @@ impl Simulation {
         }
     }
 
-    fn attach(&mut self, slot: Slot, serial: Serial, epoch: u32) -> Result<u64, Refusal> {
+    fn attach(&mut self, slot: Slot, serial: Serial, epoch: u32) -> Report {
         let vm = || "a VM".to_owned();
         let plugged = self.world.machine(slot, serial).is_some_and(|machine| machine.device.is_some());
         if plugged {
-            return Err(VmError::AlreadyAttached { vm: vm() }.into());
+            return Report::Attached(Err(VmError::AlreadyAttached { vm: vm() }.into()));
         }
         if self.chaotic && self.rng.chance(30) {
-            return Err(VmError::NoFreePort { vm: vm() }.into());
+            return Report::Attached(Err(VmError::NoFreePort { vm: vm() }.into()));
         }
         self.plug_device(slot, serial, true);
         self.count("attaches");
-        Ok(u64::from(epoch) << 32 | 1)
+        Report::Attached(Ok(u64::from(epoch) << 32 | 1))
     }
 
     fn detach(&mut self, slot: Slot, serial: Serial) -> Result<(), VmError> {
