@@ -52,6 +52,11 @@ const SOAK_CASES: &str = "20000";
 const SOAK_ROUNDS: &str = "500";
 const SOAK_DEMO_SECONDS: u64 = 900;
 
+/// Seeds of the core among simulated VMs: for most of a minute, and for an hour.
+const SIMULATION: &[&str] = &["--seeds", "100", "--events", "200000", "--seconds", "45"];
+const SOAK_SIMULATION: &[&str] =
+    &["--seed", "1000", "--seeds", "100000", "--events", "1000000", "--seconds", "3600"];
+
 /// Everything that must hold before a change lands.
 pub fn test() -> Result<()> {
     setup::packages()?;
@@ -70,6 +75,7 @@ pub fn test() -> Result<()> {
         let arguments = ["--quiet", "--workspace", "--locked", "--no-fail-fast"];
         cargo_test(&arguments, &[("RUST_TEST_THREADS", UNIT_TEST_THREADS)], counts)
     });
+    steps.step("simulation", |counts| simulation(SIMULATION, counts));
     steps.step("recorded servers", recorded_servers);
     steps.step("the driver's reader of the channel, damaged and raced", |counts| {
         run(Command::new("make").args(["--silent", "-C", "guest/driver", "check"]))?;
@@ -94,6 +100,14 @@ pub fn servers() -> Result<()> {
     steps.finish()
 }
 
+/// Prints each seed; one that fails is printed with the command that runs it again.
+fn simulation(arguments: &[&str], counts: &mut Counts) -> Result<()> {
+    let program = ["run", "--quiet", "--locked", "--package", "vnuma-sim", "--"];
+    run(Command::new("cargo").args(program).args(arguments))?;
+    counts.add_passed();
+    Ok(())
+}
+
 fn recorded_servers(counts: &mut Counts) -> Result<()> {
     let archives = setup::recorded_servers()?;
     let archives = archives.to_str().context("the cache's path is not UTF-8")?;
@@ -108,6 +122,7 @@ pub fn soak() -> Result<()> {
         let arguments = ["--quiet", "--workspace", "--locked", "--no-fail-fast"];
         cargo_test(&arguments, &[("PROPTEST_CASES", SOAK_CASES)], counts)
     });
+    steps.step("simulation", |counts| simulation(SOAK_SIMULATION, counts));
     steps.step("fuzz targets", fuzz::soak);
     steps.step("lab: a guest follows its topology", |counts| {
         let tests = [SLICE_TESTS, &["--include-ignored"]].concat();

@@ -1,171 +1,239 @@
-//! The core by itself: events in, commands out.
+//! The core by itself: events in, commands out. What the simulation found is kept here.
 
-use std::collections::BTreeMap;
 use vnuma_daemon::core::{
-    Core,
-    event::{Candidate, Command, Event, Report, Request},
+    Core, Refusal,
+    event::{Answer, Ask, Candidate, Command, Event, Report, Request},
 };
-use vnuma_placement::{Policies, world::ConnectionId};
+use vnuma_hypervisor::VmError;
+use vnuma_placement::{
+    Policies, Publication,
+    world::{ConnectionId, RequestId, VmId},
+};
+use vnuma_process::ActError;
 use vnuma_topology::{
-    CpuSet, DistanceMatrix, GuestNode, HostNode, HostTopology, MemoryBacking, Vcpu, VcpuLocation,
-    VmDescription,
+    DistanceMatrix, GuestNode, HostNode, HostTopology, MemoryBacking, Vcpu, VcpuLocation, VmDescription,
 };
 
-const MS: u64 = 1_000_000;
+const SECOND_NS: u64 = 1_000_000_000;
 
-fn host() -> HostTopology {
-    let node = |id| HostNode { id, cpus: CpuSet::from_iter([id]), ..HostNode::default() };
+/// A host of this many nodes, with one CPU each.
+fn host(nodes: u32) -> HostTopology {
+    let node = |id| HostNode { id, cpus: [id].into_iter().collect(), ..HostNode::default() };
+    let row = |from| (0..nodes).map(|to| if from == to { 10 } else { 20 }).collect();
     HostTopology {
-        nodes: vec![node(0), node(1)],
-        distances: DistanceMatrix::new(vec![vec![10, 21], vec![21, 10]]).expect("square"),
+        nodes: (0..nodes).map(node).collect(),
+        distances: DistanceMatrix::new((0..nodes).map(row).collect()).expect("square"),
         ..HostTopology::default()
     }
 }
 
-/// A VM of two guest nodes at home on both host nodes, with a vCPU each.
+/// A VM with two guest nodes at home on host nodes 0 and 1, and two vCPUs that booted on them.
 fn description(name: &str, pid: i32) -> VmDescription {
-    let memory = |home| MemoryBacking {
-        id: format!("ram{home}"),
-        size_bytes: 1 << 30,
-        policy: "bind".into(),
-        host_nodes: vec![home],
-        resident_kib: Vec::new(),
+    let node = |id: u32| GuestNode {
+        id,
+        memory_bytes: 1 << 30,
+        memory: Some(MemoryBacking {
+            id: format!("ram{id}"),
+            size_bytes: 1 << 30,
+            policy: "bind".into(),
+            host_nodes: vec![id],
+            resident_kib: Vec::new(),
+        }),
     };
-    let node = |id| GuestNode { id, memory_bytes: 1 << 30, memory: Some(memory(id)) };
-    let vcpu = |id: u32| Vcpu { index: id, apic_id: id, boot_node: Some(id), tid: pid + 1 + id as i32 };
     VmDescription {
         name: name.into(),
         pid,
         run_state: "running".into(),
         guest_nodes: vec![node(0), node(1)],
-        vcpus: vec![vcpu(0), vcpu(1)],
-        spare_slots: BTreeMap::new(),
+        vcpus: (0..2)
+            .map(|id| Vcpu { index: id, apic_id: id, boot_node: Some(id), tid: pid + 1 + id as i32 })
+            .collect(),
+        spare_slots: Default::default(),
     }
 }
 
+fn at(node: u32, time_ns: u64) -> Option<VcpuLocation> {
+    Some(VcpuLocation { cpu: node, node, pinned: None, time_ns })
+}
+
+/// A core and what came out of it.
 struct Run {
     core: Core,
     now_ns: u64,
+    last: ConnectionId,
+    answers: Vec<(RequestId, Result<Answer, Refusal>)>,
+    asked: Vec<(ConnectionId, Ask)>,
+    published: Vec<(VmId, u64, Publication)>,
+    watched: Vec<(VmId, i32)>,
+    moves: usize,
+    lines: Vec<String>,
 }
 
 impl Run {
     fn new() -> Self {
-        Self { core: Core::new(host(), Policies::default(), 7), now_ns: 1 }
+        Self {
+            core: Core::new(host(3), Policies::default(), 7),
+            now_ns: SECOND_NS,
+            last: 0,
+            answers: Vec::new(),
+            asked: Vec::new(),
+            published: Vec::new(),
+            watched: Vec::new(),
+            moves: 0,
+            lines: Vec::new(),
+        }
     }
 
-    fn step(&mut self, event: Event) -> Vec<Command> {
-        self.now_ns += MS;
-        self.core.step(self.now_ns, event)
+    fn step(&mut self, event: Event) {
+        self.now_ns += 1000;
+        let mut more = Vec::new();
+        for command in self.core.step(self.now_ns, event) {
+            self.lines.push(format!("{command:?}"));
+            match command {
+                Command::Connect(_, connection, _) => self.last = connection,
+                Command::Ask(connection, ask) => self.asked.push((connection, ask)),
+                Command::Publish(vm, generation, publication) => {
+                    self.published.push((vm, generation, publication));
+                    more.push(Event::Published(vm, Ok(generation + 1)));
+                }
+                Command::WatchProcess(vm, pid) => self.watched.push((vm, pid)),
+                Command::UnwatchProcess(vm, pid) => self.watched.retain(|known| *known != (vm, pid)),
+                Command::Move { .. } => self.moves += 1,
+                Command::Reply(request, answer) => self.answers.push((request, answer)),
+                _ => {}
+            }
+        }
+        more.into_iter().for_each(|event| self.step(event));
     }
 
-    /// A VM is listed and connected to.
-    fn connect(&mut self, name: &str) -> ConnectionId {
-        let listed = Candidate { handle: format!("test:{name}"), name: name.into(), instance: 1 };
-        let commands = self.step(Event::Scanned(Ok(vec![listed])));
-        let connection = commands.iter().find_map(|command| match command {
-            Command::Connect(_, connection, _) => Some(*connection),
-            _ => None,
-        });
-        connection.expect("a connection is asked for")
+    fn report(&mut self, report: Report) {
+        self.step(Event::Hypervisor(self.last, report));
     }
 
-    fn up(&mut self, connection: ConnectionId, description: VmDescription) -> Vec<Command> {
-        self.step(Event::Hypervisor(connection, Report::Up(description, false)))
+    fn list(&mut self, names: &[&str]) {
+        let candidate =
+            |name: &&str| Candidate { handle: format!("/{name}"), name: (*name).into(), instance: 1 };
+        self.step(Event::Scanned(Ok(names.iter().map(candidate).collect())));
     }
 
-    fn locate(&mut self, tid: i32, node: u32) -> Vec<Command> {
-        let time_ns = self.now_ns;
-        self.step(Event::Located(tid, Some(VcpuLocation { cpu: node, node, pinned: Some(node), time_ns })))
+    /// A VM `a` that answers, its vCPUs at home.
+    fn with_vm() -> Self {
+        let mut run = Self::new();
+        run.list(&["a"]);
+        run.report(Report::Up(description("a", 100), false));
+        run.step(Event::Located(101, at(0, 1)));
+        run.step(Event::Located(102, at(1, 1)));
+        run
     }
-}
 
-fn watches_of_processes(commands: &[Command]) -> Vec<(bool, i32)> {
-    let watch = |command: &Command| match command {
-        Command::WatchProcess(_, pid) => Some((true, *pid)),
-        Command::UnwatchProcess(_, pid) => Some((false, *pid)),
-        _ => None,
-    };
-    commands.iter().filter_map(watch).collect()
+    fn attach(&mut self) {
+        self.step(Event::Requested(1000, Request::Attach("a".into())));
+        self.report(Report::Attached(Ok(8 << 32 | 1)));
+    }
+
+    fn answered(&self, request: RequestId) -> Option<bool> {
+        let answers: Vec<_> = self.answers.iter().filter(|(known, _)| *known == request).collect();
+        assert!(answers.len() <= 1, "answered once");
+        answers.first().map(|(_, answer)| answer.is_ok())
+    }
 }
 
 #[test]
-fn another_process_behind_a_handle_is_watched_in_the_place_of_the_first() {
-    let mut run = Run::new();
-    let connection = run.connect("a");
-    assert_eq!(watches_of_processes(&run.up(connection, description("a", 100))), [(true, 100)]);
-    assert_eq!(watches_of_processes(&run.up(connection, description("a", 200))), [(true, 200)]);
-    // One that says another name is another VM, in the same process: it stays watched.
-    assert_eq!(watches_of_processes(&run.up(connection, description("b", 200))), []);
-    assert_eq!(run.core.names(), ["b"]);
-    let ended = run.step(Event::Hypervisor(connection, Report::Ended));
-    assert_eq!(watches_of_processes(&ended), [(false, 200)]);
-    assert_eq!(run.core.names(), Vec::<String>::new());
-}
-
-#[test]
-fn a_vm_keeps_its_name_whatever_it_says_later() {
-    let mut run = Run::new();
-    let connection = run.connect("a");
-    run.up(connection, description("a", 100));
-    run.step(Event::Hypervisor(connection, Report::Described(description("other", 100))));
-    assert_eq!(run.core.names(), ["a"]);
-    assert!(run.core.show("other").is_err());
+fn a_move_that_is_seen_before_it_is_reported_waits_for_no_dwell() {
+    let mut run = Run::with_vm();
+    run.attach();
+    run.step(Event::Requested(1, Request::Move("a".into(), 0, 1)));
+    let now_ns = run.now_ns;
+    run.step(Event::Located(101, at(1, now_ns)));
+    assert_eq!(run.published.len(), 1, "a drift, as far as is known");
+    run.step(Event::Moved(1, 0, 1, Ok(at(1, now_ns + 20))));
+    assert_eq!(run.answered(1), Some(true));
+    let last = &run.published.last().expect("published").2;
+    assert_eq!((run.published.len(), &last.vcpus[..]), (2, &[(0, 1), (1, 1)][..]));
 }
 
 #[test]
 fn an_attach_is_answered_once_everything_true_is_published() {
-    let mut run = Run::new();
-    let connection = run.connect("a");
-    run.up(connection, description("a", 100));
-    run.locate(101, 1);
-    run.locate(102, 1);
-    let asked = run.step(Event::Requested(1, Request::Attach("a".into())));
-    assert!(asked.iter().all(|command| !matches!(command, Command::Reply(..))), "{asked:?}");
-    let attached = run.step(Event::Hypervisor(connection, Report::Attached(Ok((8 << 32) | 1))));
-    let published = attached.iter().find_map(|command| match command {
-        Command::Publish(vm, generation, publication) => Some((*vm, *generation, publication.vcpus.clone())),
-        _ => None,
-    });
-    let (vm, generation, vcpus) = published.expect("a publication");
-    assert_eq!((generation, vcpus), ((8 << 32) | 1, vec![(0, 1), (1, 1)]));
-    assert!(!attached.iter().any(|command| matches!(command, Command::Reply(..))));
-    // Nothing else is published before it is known how that went.
-    let moved = run.locate(102, 0);
-    assert!(!moved.iter().any(|command| matches!(command, Command::Publish(..))));
-    let done = run.step(Event::Published(vm, Ok((8 << 32) | 2)));
-    assert!(matches!(done.first(), Some(Command::Publish(_, generation, _)) if *generation == (8 << 32) | 2));
-    assert!(matches!(done.last(), Some(Command::Reply(1, Ok(_)))), "{done:?}");
+    let mut run = Run::with_vm();
+    run.step(Event::Located(102, at(0, 2)));
+    run.step(Event::Requested(1000, Request::Attach("a".into())));
+    assert_eq!(run.answered(1000), None);
+    run.report(Report::Attached(Ok(8 << 32 | 1)));
+    assert_eq!(run.answered(1000), Some(true));
+    assert_eq!(run.published[0].2.vcpus, [(0, 0), (1, 0)]);
+    let place = |start: &str| run.lines.iter().position(|line| line.starts_with(start));
+    assert!(place("Publish(").is_some() && place("Publish(") < place("Reply(1000"));
 }
 
 #[test]
-fn what_the_plan_moves_is_published_at_once_though_no_affinity_confines_it() {
+fn a_move_is_answered_though_the_hypervisor_answers_meanwhile() {
     let mut run = Run::new();
-    let connection = run.connect("a");
-    run.up(connection, description("a", 100));
-    run.locate(101, 0);
-    run.locate(102, 1);
-    run.step(Event::Requested(1, Request::Attach("a".into())));
-    run.step(Event::Hypervisor(connection, Report::Attached(Ok((8 << 32) | 1))));
-    let vm = run.core.world().iter().next().expect("one VM").0;
-    run.step(Event::Published(vm, Ok((8 << 32) | 2)));
-    let drift = |run: &mut Run, cpu: u32| {
-        let location = VcpuLocation { cpu, node: cpu, pinned: None, time_ns: run.now_ns };
-        Some(location)
-    };
-    let location = drift(&mut run, 1);
-    let drifted = run.step(Event::Located(101, location));
-    assert!(
-        !drifted.iter().any(|command| matches!(command, Command::Publish(..))),
-        "drift waits for its dwell"
-    );
-    let location = drift(&mut run, 0);
-    run.step(Event::Located(101, location));
+    run.list(&["a"]);
+    run.report(Report::Silent("no greeting".into(), 100));
+    run.report(Report::Observed(100, description("a", 100).vcpus, true));
+    run.step(Event::Requested(1, Request::Move("a".into(), 0, 1)));
+    run.step(Event::Requested(2, Request::Move("a".into(), 0, 0)));
+    run.report(Report::Up(description("a", 100), false));
+    assert_eq!(run.moves, 1, "one at a time");
+    run.step(Event::Moved(1, 0, 1, Ok(at(1, 10))));
+    run.step(Event::Moved(1, 0, 0, Err(ActError::Exited { pid: 100 })));
+    assert_eq!((run.answered(1), run.answered(2)), (Some(true), Some(false)));
+}
 
-    let ordered = run.step(Event::Requested(2, Request::Move("a".into(), 0, 1)));
-    assert!(matches!(ordered.as_slice(), [Command::Move { tid: 101, node: 1, .. }]), "{ordered:?}");
-    let location = drift(&mut run, 1);
-    let moved = run.step(Event::Moved(vm, 0, 1, Ok(location)));
-    let publish = moved.iter().position(|command| matches!(command, Command::Publish(..)));
-    let reply = moved.iter().position(|command| matches!(command, Command::Reply(2, Ok(_))));
-    assert!(publish.is_some() && publish < reply, "{moved:?}");
+#[test]
+fn the_process_of_a_vm_that_takes_anothers_place_stays_watched() {
+    let mut run = Run::with_vm();
+    let lost = || VmError::Disconnected { vm: "a".into() };
+    run.report(Report::Lost(lost()));
+    run.now_ns += 2 * SECOND_NS;
+    run.step(Event::Woken);
+    run.report(Report::Up(description("a", 200), false));
+    assert_eq!(run.watched.last(), Some(&(1, 200)));
+    run.report(Report::Lost(lost()));
+    run.now_ns += 2 * SECOND_NS;
+    run.step(Event::Woken);
+    run.report(Report::Silent("no greeting".into(), 300));
+    assert_eq!(run.watched.last(), Some(&(1, 300)));
+    let unwatched = run.lines.iter().any(|line| line.starts_with("UnwatchProcess"));
+    assert!(!unwatched, "that would give up the new process, too");
+}
+
+#[test]
+fn a_move_to_a_node_that_is_taken_away_meanwhile_is_refused() {
+    let mut run = Run::with_vm();
+    run.step(Event::Requested(1, Request::Move("a".into(), 0, 1)));
+    run.step(Event::Requested(2, Request::Move("a".into(), 0, 2)));
+    run.step(Event::HostChanged(host(2)));
+    run.step(Event::Moved(1, 0, 1, Ok(at(1, 10))));
+    assert_eq!((run.answered(1), run.answered(2), run.moves), (Some(true), Some(false), 1));
+}
+
+#[test]
+fn a_vm_that_takes_anothers_name_leaves_no_request_unanswered_and_gets_none_of_its_events() {
+    let mut run = Run::with_vm();
+    run.list(&["a", "b"]);
+    run.report(Report::Up(description("b", 200), false));
+    run.step(Event::Located(201, at(0, 1)));
+    run.step(Event::Requested(1, Request::Attach("b".into())));
+    run.report(Report::Described(description("a", 200)));
+    assert_eq!(run.core.names(), ["a", "b"]);
+    assert_eq!(run.core.show("b").map(|vm| vm.name).ok().as_deref(), Some("b"));
+    run.report(Report::Up(description("a", 200), false));
+    assert_eq!(run.answered(1), Some(false), "its connection is closed");
+    assert!(run.asked.iter().any(|(_, ask)| matches!(ask, Ask::Attach(_))));
+}
+
+#[test]
+fn the_same_events_give_the_same_commands() {
+    let lines = || {
+        let mut run = Run::new();
+        run.list(&["a"]);
+        let mut many = description("a", 100);
+        let vcpu = |id: u32| Vcpu { index: id, apic_id: id, boot_node: Some(0), tid: 101 + id as i32 };
+        many.vcpus = (0..32).map(vcpu).collect();
+        run.report(Report::Up(many, false));
+        run.report(Report::Ended);
+        run.lines
+    };
+    assert_eq!(lines(), lines());
 }

@@ -1,8 +1,9 @@
 //! A plan becomes commands.
 
 use super::{
-    Core,
+    Core, Reply,
     event::{Ask, Command, Level},
+    refusal::Refusal,
 };
 use vnuma_api as api;
 use vnuma_placement::{
@@ -44,7 +45,13 @@ impl Core {
     fn begin_move(&mut self, id: VmId, wanted: Move) {
         let Some((host, vm)) = self.world.vm_mut(id) else { return };
         let found = vm.description.vcpus.iter().find(|vcpu| vcpu.apic_id == wanted.vcpu);
-        let (Some(found), Some(node)) = (found, host.node(wanted.node)) else { return };
+        let (Some(found), Some(node)) = (found, host.node(wanted.node)) else {
+            // The host had this node when the move was asked for.
+            let present = host.nodes.iter().map(|node| node.id).collect();
+            vm.moves.retain(|known| *known != wanted);
+            let refusal = Refusal::NoNode { node: wanted.node, present };
+            return self.answer(wanted.request, Reply::Refused(refusal));
+        };
         let command = Command::Move {
             vm: id,
             pid: vm.description.pid,

@@ -43,7 +43,7 @@ impl Core {
         node: HostNodeId,
         outcome: Result<Option<VcpuLocation>, ActError>,
     ) {
-        let Some((_, vm)) = self.world.vm_mut(id) else { return };
+        let Some((host, vm)) = self.world.vm_mut(id) else { return };
         // Of a VM that is gone everybody was told so.
         let is_it = |known: &vnuma_placement::world::Move| {
             known.in_flight && (known.vcpu, known.node) == (vcpu, node)
@@ -58,7 +58,7 @@ impl Core {
                 return self.answer(ended.request, Reply::Refused(refusal));
             }
         };
-        vm.assign(vcpu, node, ended.mover);
+        vm.assign(host, vcpu, node, ended.mover);
         self.locate(id, vcpu, location);
         self.answer(ended.request, Reply::Vm(id));
     }

@@ -6,7 +6,7 @@ use super::{
     refusal::Refusal,
     render,
 };
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use vnuma_api as api;
 use vnuma_hypervisor::VmError;
 use vnuma_placement::world::{
@@ -120,10 +120,12 @@ impl Core {
     fn up(&mut self, id: VmId, description: VmDescription, channel: bool) {
         let name = description.name.clone();
         if let Some(problem) = self.claim_name(id, &name) {
-            let (problem, now_ns) = (Some(problem), self.now_ns);
-            return self.link_event(id, LinkEvent::Lost { problem, known: false, at_once: false, now_ns });
+            let (shown, now_ns) = (Some(problem.clone()), self.now_ns);
+            self.link_event(id, LinkEvent::Lost { problem: shown, known: false, at_once: false, now_ns });
+            return self.refuse_in_flight(id, &problem);
         }
         self.link_event(id, LinkEvent::Up);
+        self.watch_process(id, description.pid);
         let known = self.vm(id);
         let same = known.is_some_and(|vm| {
             vm.description.pid == description.pid
@@ -135,7 +137,6 @@ impl Core {
             let renamed = known.is_some_and(|vm| vm.name() != name || vm.description.pid != description.pid);
             self.replace_vm(id, description.clone(), DescriptionSource::Hypervisor, renamed);
         }
-        self.watch_process(id, description.pid);
         self.described(id, description);
         self.found_channel(id, channel);
     }
@@ -150,12 +151,16 @@ impl Core {
     ) {
         let was_known = self.vm(id).is_some();
         if announce_end {
-            self.forget_vm(id, false);
+            self.drop_vm(id, false);
         } else if was_known {
             self.watch_only(id, &[]);
         }
+        // Of one that goes on, moves that were asked for are still answered.
+        let before = self.world.get_mut(id).and_then(|managed| managed.vm.take());
+        let moves = before.map(|vm| vm.moves).unwrap_or_default();
         let (name, pid, count) = (description.name.clone(), description.pid, description.vcpus.len());
-        let vm = Vm::new(&self.world.host, description, source, self.now_ns);
+        let mut vm = Vm::new(&self.world.host, description, source, self.now_ns);
+        vm.moves = moves;
         self.names.insert(name.clone(), id);
         if let Some(managed) = self.world.get_mut(id) {
             managed.vm = Some(vm);
@@ -175,19 +180,18 @@ impl Core {
         if managed.vm.as_ref()?.source == DescriptionSource::Hypervisor {
             return Some(format!("its name `{name}` is taken by the VM at {}", managed.handle));
         }
-        self.forget_vm(other, false);
+        self.drop_vm(other, false);
         None
     }
 
     /// Takes over a description, and has the threads watched that it names.
     pub(super) fn described(&mut self, id: VmId, mut description: VmDescription) {
         let now_ns = self.now_ns;
-        // A running VM has one name, whatever its hypervisor says later.
-        let Some(known) = self.vm(id) else { return };
-        known.name().clone_into(&mut description.name);
         let vcpus = description.vcpus.clone();
         let pid = description.pid;
         let Some((host, vm)) = self.world.vm_mut(id) else { return };
+        // The name with which it came up counts: another one may be another VM's.
+        vm.name().clone_into(&mut description.name);
         vm.describe(host, description, now_ns);
         self.watch_only(id, &vcpus);
         for vcpu in vcpus {
@@ -217,7 +221,7 @@ impl Core {
 
     /// Watches no threads of a VM but those of these vCPUs.
     fn watch_only(&mut self, id: VmId, vcpus: &[Vcpu]) {
-        let wanted: HashMap<i32, ApicId> = vcpus.iter().map(|vcpu| (vcpu.tid, vcpu.apic_id)).collect();
+        let wanted: BTreeMap<i32, ApicId> = vcpus.iter().map(|vcpu| (vcpu.tid, vcpu.apic_id)).collect();
         let before = self.watched.remove(&id).unwrap_or_default();
         for tid in before {
             let owner = self.threads.get(&tid).copied();
@@ -234,7 +238,7 @@ impl Core {
     /// A VM does not answer. What was known of it stays.
     fn silent(&mut self, id: VmId, problem: String, pid: i32) {
         if self.vm(id).is_some_and(|vm| vm.description.pid != pid) {
-            self.forget_vm(id, true);
+            self.drop_vm(id, true);
         }
         self.watch_process(id, pid);
         self.link_event(id, LinkEvent::Silent(problem));
@@ -287,6 +291,11 @@ impl Core {
         if !known {
             self.unwatch_process(id);
         }
+        self.refuse_in_flight(id, &error.to_string());
+    }
+
+    /// Nothing that was asked over a connection is answered any more.
+    fn refuse_in_flight(&mut self, id: VmId, problem: &str) {
         let Some(vm) = self.vm(id) else { return };
         let (name, in_flight) = (vm.name().to_owned(), vm.channel.request());
         let wanted = vm.replug_wanted.and_then(|replug| replug.request);
@@ -295,17 +304,20 @@ impl Core {
         }
         let answered = self.channel_event(id, ChannelEvent::ConnectionLost).and(in_flight);
         for request in [answered, wanted] {
-            let refusal = Refusal::NotConnected { vm: name.clone(), problem: error.to_string() };
+            let refusal = Refusal::NotConnected { vm: name.clone(), problem: problem.to_owned() };
             self.answer(request, Reply::Refused(refusal));
         }
     }
 
     /// A VM has ended, or nobody knows it any more: everything of it goes. `ended`: its process has.
     fn forget_vm(&mut self, id: VmId, ended: bool) {
+        self.unwatch_process(id);
+        self.drop_vm(id, ended);
+    }
+
+    /// The same, and its process stays watched: it is the one of the VM that takes its place.
+    fn drop_vm(&mut self, id: VmId, ended: bool) {
         self.watch_only(id, &[]);
-        if ended {
-            self.unwatch_process(id);
-        }
         let Some(vm) = self.world.get_mut(id).and_then(|managed| managed.vm.take()) else { return };
         if self.names.get(vm.name()) == Some(&id) {
             self.names.remove(vm.name());

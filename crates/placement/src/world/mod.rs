@@ -181,9 +181,13 @@ impl Vm {
         Some((from, now.node))
     }
 
-    /// A vCPU was put on a node.
-    pub fn assign(&mut self, apic_id: ApicId, node: HostNodeId, mover: Mover) {
+    /// A vCPU was put on a node. It may have been seen there already, before it was known who put it there.
+    pub fn assign(&mut self, host: &HostTopology, apic_id: ApicId, node: HostNodeId, mover: Mover) {
         self.assigned.insert(apic_id, (node, mover));
+        if let Some(location) = self.locations.get(&apic_id) {
+            let now = self.observation(apic_id, *location);
+            self.placement.observe(host, apic_id, Some(now));
+        }
     }
 
     /// What a location means: one that is confined to a node by whoever set its affinity was put there on purpose, and so

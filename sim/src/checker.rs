@@ -1,0 +1,538 @@
+//! The checker. It knows what the core was told and what it wanted done, and works out for itself whether that was right.
+//! It calls nothing of the code that it checks.
+//!
+//! | rule | |
+//! |---|---|
+//! | `publication` | only through an open channel, generations one after the other, epochs never twice, and only what is true |
+//! | `cap` | never more publications through a channel in one second than the policy allows |
+//! | `dwell` | a vCPU that drifted is published after its dwell, not before |
+//! | `late` | what is due goes out in the step that makes it due, or at the deadline that the core announced |
+//! | `request` | each is answered once, in time, and a yes is true |
+//! | `leak` | what is opened or watched is closed or unwatched, once |
+//! | `ask` | nothing is asked of a connection that is closed, and nothing beside what excludes it |
+//! | `move` | only threads of the process that was described, to the CPUs of that node, one move of a vCPU at a time |
+//! | `acknowledgement` | an update is announced for the generation that was acknowledged, and for no other |
+//! | `deadline` | a deadline that has been served is not announced again |
+
+use crate::truth::{self, Homes};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use vnuma_api as api;
+use vnuma_daemon::core::event::{Ask, Command, Event, Report, Request};
+use vnuma_placement::{
+    Publication, SettlePolicy,
+    world::{ConnectionId, RequestId, VmId},
+};
+use vnuma_topology::{ApicId, GuestNodeId, HostNodeId, HostTopology, Vcpu, VcpuLocation, VmDescription};
+
+const SECOND_NS: u64 = 1_000_000_000;
+/// After so many dwells a vCPU that never rests is published wherever it is.
+const PATIENCE: u64 = 4;
+/// The longest that anything takes which a request waits for.
+const ANSWER_NS: u64 = 90 * SECOND_NS;
+
+/// A rule that was broken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// When, simulated.
+    pub time_ns: u64,
+    /// Which rule.
+    pub rule: &'static str,
+    /// How.
+    pub what: String,
+}
+
+#[derive(Debug)]
+struct Connection {
+    vm: VmId,
+    /// Something is being done that excludes everything else of its kind.
+    busy: Option<Ask>,
+}
+
+/// A vCPU, as far as the core was told.
+#[derive(Debug, Default)]
+struct VcpuView {
+    boot: GuestNodeId,
+    tid: i32,
+    at: Option<VcpuLocation>,
+    assigned: Option<HostNodeId>,
+    diverged: Option<Diverged>,
+}
+
+/// What was published is not true.
+#[derive(Clone, Copy, Debug)]
+struct Diverged {
+    /// Since when, by the clock of whoever observed it, and since when the core knows.
+    since_ns: u64,
+    told_ns: u64,
+    /// It was put on a node on purpose at any time since.
+    deliberate: bool,
+    /// It was put on purpose where it is now.
+    stays: bool,
+}
+
+#[derive(Debug, Default)]
+struct Channel {
+    next: u64,
+    published: BTreeMap<ApicId, GuestNodeId>,
+    distances: vnuma_topology::DistanceMatrix,
+    times: VecDeque<u64>,
+}
+
+#[derive(Debug, Default)]
+struct VmView {
+    name: String,
+    pid: i32,
+    nodes: usize,
+    homes: Homes,
+    vcpus: BTreeMap<ApicId, VcpuView>,
+    channel: Option<Channel>,
+}
+
+/// What is being checked.
+#[derive(Debug)]
+pub struct Checker {
+    policy: SettlePolicy,
+    host: HostTopology,
+    now_ns: u64,
+    connections: BTreeMap<ConnectionId, Connection>,
+    vms: BTreeMap<VmId, VmView>,
+    /// Watched threads and their processes.
+    pub threads: BTreeMap<i32, i32>,
+    /// Watched processes.
+    pub processes: BTreeMap<VmId, i32>,
+    owners: BTreeMap<i32, (VmId, ApicId)>,
+    requests: BTreeMap<RequestId, (u64, Request)>,
+    moving: BTreeSet<(VmId, i32, ApicId)>,
+    epochs: BTreeSet<u64>,
+    /// What the present step is about.
+    moved: Option<(VmId, ApicId, HostNodeId, bool)>,
+    acknowledged: Option<u64>,
+    arrived: Option<VmId>,
+    /// The move that has ended is one of the VM that is there now.
+    move_counts: bool,
+    /// A connection that says that its VM is called otherwise. It is believed unless it is closed.
+    renamed: Option<(ConnectionId, VmId, VmDescription)>,
+    /// Checks that were made.
+    pub checks: u64,
+    /// The first rule that was broken.
+    pub broken: Option<Violation>,
+}
+
+impl Checker {
+    /// Nothing has happened yet.
+    pub fn new(policy: SettlePolicy, host: HostTopology) -> Self {
+        Self {
+            policy,
+            host,
+            now_ns: 0,
+            connections: BTreeMap::new(),
+            vms: BTreeMap::new(),
+            threads: BTreeMap::new(),
+            processes: BTreeMap::new(),
+            owners: BTreeMap::new(),
+            requests: BTreeMap::new(),
+            moving: BTreeSet::new(),
+            epochs: BTreeSet::new(),
+            moved: None,
+            acknowledged: None,
+            arrived: None,
+            move_counts: false,
+            renamed: None,
+            checks: 0,
+            broken: None,
+        }
+    }
+
+    /// A new daemon: nothing of the old one counts, but the epochs.
+    pub fn restarted(&mut self, host: HostTopology) {
+        let epochs = std::mem::take(&mut self.epochs);
+        let (checks, broken) = (self.checks, self.broken.take());
+        *self = Self { epochs, checks, broken, ..Self::new(self.policy, host) };
+    }
+
+    /// A rule holds, or does not.
+    pub fn expect(&mut self, holds: bool, rule: &'static str, what: impl FnOnce() -> String) {
+        self.checks += 1;
+        if !holds && self.broken.is_none() {
+            self.broken = Some(Violation { time_ns: self.now_ns, rule, what: what() });
+        }
+    }
+
+    /// Connections that are open.
+    pub fn connections(&self) -> impl Iterator<Item = (ConnectionId, VmId)> + '_ {
+        self.connections.iter().map(|(id, connection)| (*id, connection.vm))
+    }
+
+    /// VMs with an open channel.
+    pub fn channels(&self) -> impl Iterator<Item = VmId> + '_ {
+        self.vms.iter().filter(|(_, vm)| vm.channel.is_some()).map(|(id, _)| *id)
+    }
+
+    /// Requests that wait.
+    pub fn waiting(&self) -> usize {
+        self.requests.len()
+    }
+
+    /// The core is about to be given an event.
+    pub fn event(&mut self, now_ns: u64, event: &Event) {
+        self.now_ns = now_ns;
+        (self.moved, self.acknowledged, self.arrived) = (None, None, None);
+        match event {
+            Event::Hypervisor(connection, report) => self.reported(*connection, report),
+            Event::Located(tid, at) => self.located(*tid, *at),
+            Event::ThreadEnded(tid) => {
+                if let Some(vcpu) = self.vcpu_of(*tid) {
+                    (vcpu.at, vcpu.diverged) = (None, None);
+                }
+            }
+            Event::Moved(vm, vcpu, node, outcome) => {
+                self.moved = Some((*vm, *vcpu, *node, outcome.is_ok()));
+                let counts = self.move_counts;
+                if let (Ok(at), Some(view)) = (outcome, self.vcpu_mut(*vm, *vcpu).filter(|_| counts)) {
+                    view.assigned = Some(*node);
+                    let tid = view.tid;
+                    // An older reading than the last one still says that it was put there.
+                    self.located(tid, *at);
+                    self.judge(*vm, *vcpu, now_ns);
+                }
+            }
+            Event::Acknowledged(_, generation, _) => self.acknowledged = Some(*generation),
+            Event::HostChanged(host) => {
+                self.host = host.clone();
+                let all: Vec<_> = self.vms.keys().copied().collect();
+                all.into_iter().for_each(|vm| self.judge_all(vm, now_ns));
+            }
+            Event::Requested(request, wanted) => {
+                let fresh = self.requests.insert(*request, (now_ns, wanted.clone())).is_none();
+                self.expect(fresh, "request", || format!("request {request} was given twice"));
+            }
+            _ => {}
+        }
+    }
+
+    fn vcpu_mut(&mut self, vm: VmId, vcpu: ApicId) -> Option<&mut VcpuView> {
+        self.vms.get_mut(&vm)?.vcpus.get_mut(&vcpu)
+    }
+
+    fn vcpu_of(&mut self, tid: i32) -> Option<&mut VcpuView> {
+        if !self.threads.contains_key(&tid) {
+            return None;
+        }
+        let (vm, vcpu) = *self.owners.get(&tid)?;
+        self.vcpu_mut(vm, vcpu).filter(|view| view.tid == tid)
+    }
+
+    fn reported(&mut self, connection: ConnectionId, report: &Report) {
+        let Some(known) = self.connections.get_mut(&connection) else { return };
+        let vm = known.vm;
+        match report {
+            Report::Attached(_) | Report::Detached(_) | Report::Replugged(_) | Report::Recovered(_) => {
+                known.busy = None;
+            }
+            Report::Up(..) | Report::Observed(..) => self.arrived = Some(vm),
+            _ => {}
+        }
+        // The device is gone, so that a detach under way will find nothing.
+        if matches!(report, Report::Released | Report::Up(_, false)) && known.busy == Some(Ask::Detach) {
+            known.busy = None;
+        }
+        match report {
+            Report::Up(description, _) => {
+                let view = self.vms.get(&vm);
+                if view.is_some_and(|view| (view.pid, &view.name) != (description.pid, &description.name)) {
+                    self.renamed = Some((connection, vm, description.clone()));
+                } else {
+                    self.described(vm, description);
+                }
+            }
+            Report::Described(description) => self.described(vm, description),
+            Report::Replugged(Ok(replugged)) => {
+                self.described(vm, &replugged.description);
+                self.place(vm, replugged.plugged.apic_id, replugged.location);
+            }
+            Report::Ended => self.forget(vm),
+            _ => {}
+        }
+    }
+
+    /// A step has ended: a connection that is still open was believed.
+    pub fn step_ended(&mut self) {
+        if let Some((connection, vm, description)) = self.renamed.take()
+            && self.connections.contains_key(&connection)
+        {
+            self.forget(vm);
+            self.described(vm, &description);
+        }
+    }
+
+    fn forget(&mut self, vm: VmId) {
+        self.vms.remove(&vm);
+        self.moving.retain(|(known, ..)| *known != vm);
+    }
+
+    fn described(&mut self, vm: VmId, description: &VmDescription) {
+        let now_ns = self.now_ns;
+        let fresh = || VmView { name: description.name.clone(), pid: description.pid, ..VmView::default() };
+        self.vms.entry(vm).or_insert_with(fresh);
+        let Some(view) = self.vms.get_mut(&vm) else { return };
+        (view.nodes, view.homes) = (description.guest_nodes.len(), truth::homes(description));
+        let present: BTreeMap<ApicId, &Vcpu> = description.vcpus.iter().map(|v| (v.apic_id, v)).collect();
+        view.vcpus.retain(|id, _| present.contains_key(id));
+        for (id, vcpu) in present {
+            let known = view.vcpus.entry(id).or_default();
+            (known.boot, known.tid) = (vcpu.boot_node.unwrap_or(0), vcpu.tid);
+            self.owners.insert(vcpu.tid, (vm, id));
+        }
+        self.judge_all(vm, now_ns);
+    }
+
+    fn located(&mut self, tid: i32, at: Option<VcpuLocation>) {
+        if self.vcpu_of(tid).is_some()
+            && let Some(&(vm, vcpu)) = self.owners.get(&tid)
+        {
+            self.place(vm, vcpu, at);
+        }
+    }
+
+    fn place(&mut self, vm: VmId, vcpu: ApicId, at: Option<VcpuLocation>) {
+        let Some(view) = self.vcpu_mut(vm, vcpu) else { return };
+        let older = |known: VcpuLocation| at.is_some_and(|at| known.time_ns > at.time_ns);
+        if view.at.is_some_and(older) {
+            return;
+        }
+        view.at = at;
+        self.judge(vm, vcpu, at.map_or(self.now_ns, |at| at.time_ns));
+    }
+
+    fn judge_all(&mut self, vm: VmId, since_ns: u64) {
+        let vcpus: Vec<_> =
+            self.vms.get(&vm).map(|view| view.vcpus.keys().copied().collect()).unwrap_or_default();
+        vcpus.into_iter().for_each(|vcpu| self.judge(vm, vcpu, since_ns));
+    }
+
+    /// Is what was published true, by what the core was told?
+    fn judge(&mut self, vm: VmId, vcpu: ApicId, since_ns: u64) {
+        let (host, now_ns) = (&self.host, self.now_ns);
+        let Some(view) = self.vms.get_mut(&vm) else { return };
+        let (Some(known), Some(channel)) = (view.vcpus.get_mut(&vcpu), &view.channel) else { return };
+        let published = channel.published.get(&vcpu).copied().unwrap_or(known.boot);
+        let Some(at) = known.at.filter(|_| !view.homes.is_empty()) else {
+            known.diverged = None;
+            return;
+        };
+        let node = at.pinned.unwrap_or(at.node);
+        if truth::is_nearest(host, &view.homes, node, published) {
+            known.diverged = None;
+            return;
+        }
+        let deliberate = at.pinned.is_some() || known.assigned == Some(node);
+        let new = Diverged { since_ns, told_ns: now_ns, deliberate, stays: deliberate };
+        let diverged = known.diverged.get_or_insert(new);
+        // An event that was delayed may say that it was there before.
+        diverged.since_ns = diverged.since_ns.min(since_ns);
+        diverged.deliberate |= deliberate;
+        diverged.stays = deliberate;
+    }
+
+    /// The shell has a channel for a VM now.
+    pub fn opened(&mut self, vm: VmId, first: u64) {
+        let fresh = self.epochs.insert(first >> 32);
+        self.expect(fresh, "publication", || format!("epoch {:x} was used before", first >> 32));
+        if let Some(view) = self.vms.get_mut(&vm) {
+            view.channel = Some(Channel { next: first, ..Channel::default() });
+        }
+    }
+
+    /// The shell has none any more.
+    pub fn closed(&mut self, vm: VmId) {
+        if let Some(view) = self.vms.get_mut(&vm) {
+            view.channel = None;
+            view.vcpus.values_mut().for_each(|vcpu| vcpu.diverged = None);
+        }
+    }
+
+    /// The core wants something done. `open`: the shell has a channel for the VM that it is about.
+    pub fn command(&mut self, command: &Command, open: bool) {
+        match command {
+            Command::Connect(vm, connection, _) => {
+                let fresh =
+                    self.connections.insert(*connection, Connection { vm: *vm, busy: None }).is_none();
+                let second = self.connections.values().filter(|known| known.vm == *vm).count();
+                self.expect(fresh && second == 1, "leak", || format!("VM {vm} has {second} connections"));
+            }
+            Command::Disconnect(connection) => {
+                let known = self.connections.remove(connection).is_some();
+                self.expect(known, "leak", || format!("connection {connection} is closed twice"));
+            }
+            Command::Ask(connection, ask) => self.asked(*connection, *ask),
+            Command::Publish(vm, generation, publication) => self.published(*vm, *generation, publication),
+            Command::CloseChannel(vm) => {
+                self.expect(open, "leak", || format!("VM {vm} has no channel to be closed"));
+                self.closed(*vm);
+            }
+            Command::Watch(pid, tid) => {
+                let fresh = self.threads.insert(*tid, *pid).is_none();
+                self.expect(fresh, "leak", || format!("thread {tid} is watched twice"));
+            }
+            Command::Unwatch(tid) => {
+                let known = self.threads.remove(tid).is_some();
+                self.expect(known, "leak", || format!("thread {tid} was not watched"));
+            }
+            Command::WatchProcess(vm, pid) => {
+                self.processes.insert(*vm, *pid);
+                if self.vms.get(vm).is_some_and(|view| view.pid != *pid) {
+                    self.forget(*vm);
+                }
+            }
+            Command::UnwatchProcess(vm, _) => {
+                let known = self.processes.remove(vm).is_some();
+                self.expect(known, "leak", || format!("no process of VM {vm} was watched"));
+                if self.arrived != Some(*vm) {
+                    self.forget(*vm);
+                }
+            }
+            Command::Move { vm, pid, vcpu, tid, node, cpus } => {
+                self.moving(*vm, (*pid, *tid), *vcpu, *node, cpus);
+            }
+            Command::Reply(request, answer) => self.answered(*request, answer.is_ok()),
+            Command::Announce(api::Event::Updated { vm, generation, changed_ns, told_ns, .. }) => {
+                let right = self.acknowledged == Some(generation.0) && changed_ns <= told_ns;
+                self.expect(right, "acknowledgement", || format!("{vm} did not acknowledge {generation}"));
+            }
+            Command::Announce(_) | Command::Look(_) | Command::ForgetRecord(_) | Command::Log(..) => {}
+        }
+    }
+
+    fn asked(&mut self, connection: ConnectionId, ask: Ask) {
+        let Some(known) = self.connections.get_mut(&connection) else {
+            return self
+                .expect(false, "ask", || format!("{ask:?} over connection {connection}, which is closed"));
+        };
+        if matches!(ask, Ask::Describe | Ask::Probe) {
+            return;
+        }
+        let (vm, before) = (known.vm, known.busy.replace(ask));
+        self.expect(before.is_none(), "ask", || format!("VM {vm}: {ask:?} beside {before:?}"));
+    }
+
+    fn moving(
+        &mut self,
+        vm: VmId,
+        (pid, tid): (i32, i32),
+        vcpu: ApicId,
+        node: HostNodeId,
+        cpus: &vnuma_topology::CpuSet,
+    ) {
+        let described = self.vms.get(&vm).is_none_or(|view| {
+            view.pid == pid && view.vcpus.get(&vcpu).is_some_and(|known| known.tid == tid)
+        });
+        self.expect(described, "move", || format!("VM {vm}: thread {tid} of {pid} is not vCPU {vcpu}"));
+        let right = self.host.nodes.iter().any(|known| known.id == node && known.cpus == *cpus);
+        self.expect(right, "move", || format!("VM {vm}: {cpus} are not the CPUs of node {node}"));
+        let fresh = self.moving.insert((vm, pid, vcpu));
+        self.expect(fresh, "move", || format!("VM {vm}: vCPU {vcpu} is moved twice at a time"));
+    }
+
+    /// The mover has made or refused a move.
+    pub fn move_ended(&mut self, vm: VmId, pid: i32, vcpu: ApicId) {
+        self.move_counts = self.moving.remove(&(vm, pid, vcpu));
+    }
+
+    fn answered(&mut self, request: RequestId, yes: bool) {
+        let Some((_, wanted)) = self.requests.remove(&request) else {
+            return self.expect(false, "request", || format!("request {request} is answered again"));
+        };
+        if let (true, Request::Move(name, vcpu, node)) = (yes, &wanted) {
+            let done = self.moved.is_some_and(|(_, v, n, ok)| ok && (v, n) == (*vcpu, *node));
+            self.expect(done, "request", || {
+                format!("{name}: vCPU {vcpu} was not moved to {node}, and that is denied")
+            });
+        }
+    }
+
+    fn published(&mut self, vm: VmId, generation: u64, publication: &Publication) {
+        let (now_ns, policy) = (self.now_ns, self.policy);
+        let Some(channel) = self.vms.get_mut(&vm).and_then(|view| view.channel.as_mut()) else {
+            return self.expect(false, "publication", || format!("VM {vm} has no open channel"));
+        };
+        let expected = std::mem::replace(&mut channel.next, generation + 1);
+        channel.times.retain(|then| now_ns - then < SECOND_NS);
+        channel.times.push_back(now_ns);
+        let count = channel.times.len();
+        let first = channel.published.is_empty();
+        let nodes: BTreeMap<_, _> = publication.vcpus.iter().copied().collect();
+        let before = std::mem::replace(&mut channel.published, nodes);
+        channel.distances = publication.distances.clone();
+        self.expect(generation == expected, "publication", || {
+            format!("VM {vm}: generation {generation:x} instead of {expected:x}")
+        });
+        let cap = policy.max_per_second as usize;
+        self.expect(count <= cap, "cap", || format!("VM {vm}: {count} publications in a second"));
+        for (vcpu, node) in &publication.vcpus {
+            self.told(vm, *vcpu, *node, before.get(vcpu).copied().filter(|_| !first));
+        }
+        self.judge_all(vm, now_ns);
+    }
+
+    /// A vCPU's node was published; before, another one was.
+    fn told(&mut self, vm: VmId, vcpu: ApicId, node: GuestNodeId, before: Option<GuestNodeId>) {
+        let Some(view) = self.vms.get(&vm) else { return };
+        let Some(known) = view.vcpus.get(&vcpu) else {
+            return self.expect(false, "publication", || format!("VM {vm} has no vCPU {vcpu}"));
+        };
+        let changes = before.is_some_and(|before| before != node);
+        if before.is_some() && !changes {
+            return;
+        }
+        let at = known.at.filter(|_| !view.homes.is_empty()).map(|at| at.pinned.unwrap_or(at.node));
+        let right = at.is_none_or(|at| truth::is_nearest(&self.host, &view.homes, at, node));
+        let new = before.is_none() && view.channel.as_ref().is_none_or(|channel| channel.times.len() != 1);
+        let dwell_ns = self.policy.dwell_ns;
+        let rested = known.diverged.is_some_and(|d| d.deliberate || self.now_ns - d.since_ns >= dwell_ns);
+        self.expect(right || new, "publication", || {
+            format!("VM {vm}: vCPU {vcpu} on host node {at:?} is published as being on guest node {node}")
+        });
+        self.expect(rested || !changes, "dwell", || format!("VM {vm}: vCPU {vcpu} drifted a moment ago"));
+    }
+
+    /// Everything that follows at once from an event has been done. What is due has gone out, if the cap lets it.
+    pub fn settled(&mut self, vm: VmId) {
+        let (now_ns, policy) = (self.now_ns, self.policy);
+        let Some(view) = self.vms.get(&vm) else { return };
+        let Some(channel) = &view.channel else { return };
+        let recent = channel.times.iter().filter(|then| now_ns - **then < SECOND_NS).count();
+        if recent >= policy.max_per_second as usize {
+            return;
+        }
+        let overdue = view.vcpus.iter().find(|(_, vcpu)| {
+            vcpu.diverged.is_some_and(|d| d.stays || now_ns > d.told_ns + PATIENCE * policy.dwell_ns)
+        });
+        let overdue =
+            overdue.map(|(vcpu, view)| format!("vCPU {vcpu} of VM {vm} is not published: {view:?}"));
+        let listed = view.vcpus.keys().eq(channel.published.keys());
+        let far = truth::distances_hold(&self.host, &view.homes, view.nodes, &channel.distances);
+        self.expect(overdue.is_none(), "late", || overdue.unwrap_or_default());
+        self.expect(listed, "late", || format!("vCPUs of VM {vm} came or went, and that is not published"));
+        self.expect(far, "late", || format!("distances of VM {vm} changed, and that is not published"));
+    }
+
+    /// VM of a thread or a connection, for [`settled`](Self::settled).
+    pub fn vm_of(&self, event: &Event) -> Option<VmId> {
+        match event {
+            Event::Hypervisor(connection, _) => self.connections.get(connection).map(|known| known.vm),
+            Event::Located(tid, _) => self.owners.get(tid).map(|(vm, _)| *vm),
+            Event::Moved(vm, ..) => Some(*vm),
+            _ => None,
+        }
+    }
+
+    /// Now and then everything is looked at.
+    pub fn sweep(&mut self, now_ns: u64) {
+        self.now_ns = now_ns;
+        let open: Vec<_> = self.channels().collect();
+        open.into_iter().for_each(|vm| self.settled(vm));
+        let late = self.requests.iter().find(|(_, (asked_ns, _))| now_ns - asked_ns > ANSWER_NS);
+        let late = late.map(|(id, (asked_ns, wanted))| format!("{id} ({wanted:?}) waits since {asked_ns}"));
+        self.expect(late.is_none(), "request", || late.unwrap_or_default());
+    }
+}

@@ -1,0 +1,144 @@
+//! A simulated daemon: the core that ships, and what the shell around it keeps.
+
+use crate::world::{Serial, Slot};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use vnuma_daemon::core::{
+    Core,
+    event::{Ask, Event, Report},
+};
+use vnuma_placement::world::{ConnectionId, StopReason, VmId};
+use vnuma_topology::{ApicId, CpuSet, HostNodeId};
+
+/// What a connection's worker is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WorkerState {
+    /// Waiting for the greeting.
+    Handshake,
+    /// Carrying out what is asked.
+    Serving,
+    /// In the middle of a command.
+    Blocked,
+    /// Waiting until the machine answers.
+    Silent,
+    /// It has reported its end.
+    Over,
+}
+
+/// A connection to a machine.
+#[derive(Debug)]
+pub struct Worker {
+    /// Whose.
+    pub vm: VmId,
+    /// To which machine.
+    pub slot: Slot,
+    /// To which machine.
+    pub machine: Serial,
+    /// Its process.
+    pub pid: i32,
+    /// What it is doing.
+    pub state: WorkerState,
+    /// What it was asked.
+    pub asks: VecDeque<Ask>,
+    /// When its last report arrives: the next one comes no sooner.
+    pub last_ns: u64,
+    /// The guest rebooted, or let go of the device, and that is to be reported.
+    pub rebooted: bool,
+    /// The same of the device.
+    pub released: bool,
+    /// The VM is to be described.
+    pub describe: bool,
+}
+
+/// A process that is watched.
+#[derive(Clone, Copy, Debug)]
+pub struct WatchedProcess {
+    /// Its number.
+    pub pid: i32,
+    /// The machine, if there was a pidfd.
+    pub machine: Option<(Slot, Serial)>,
+    /// How it was found last.
+    pub stopped: Option<StopReason>,
+}
+
+/// Something that arrives in the inbox.
+#[derive(Debug)]
+pub enum Message {
+    /// For the core as it is. Location events are lost when the inbox is full.
+    Event(Event),
+    /// A guest rang: machine, device, and the generation that it acknowledges.
+    Doorbell(Slot, Serial, u64),
+    /// A worker reports.
+    Report(ConnectionId, Report),
+    /// A move has ended.
+    Moved(VmId, i32, ApicId, HostNodeId, bool, i32),
+}
+
+/// A move to be made.
+#[derive(Clone, Debug)]
+pub struct MoveOrder {
+    /// The VM.
+    pub vm: VmId,
+    /// Its process.
+    pub pid: i32,
+    /// The machine, if there was a pidfd.
+    pub machine: Option<(Slot, Serial)>,
+    /// The vCPU.
+    pub vcpu: ApicId,
+    /// Its thread.
+    pub tid: i32,
+    /// Where to.
+    pub node: HostNodeId,
+    /// The CPUs of that node, as the core knows it.
+    pub cpus: CpuSet,
+}
+
+/// A daemon.
+pub struct Daemon {
+    /// The core that ships.
+    pub core: Core,
+    /// Open channels: the machine, the device, and the next generation.
+    pub channels: BTreeMap<VmId, (Slot, Serial, u64)>,
+    /// Connections.
+    pub workers: BTreeMap<ConnectionId, Worker>,
+    /// The machine that each VM's connection found, and its process.
+    pub pidfds: BTreeMap<VmId, (i32, Slot, Serial)>,
+    /// Watched threads and their processes.
+    pub threads: BTreeMap<i32, i32>,
+    /// Watched processes.
+    pub processes: BTreeMap<VmId, WatchedProcess>,
+    /// Threads that are to be looked at, each once.
+    pub looks: VecDeque<(i32, i32)>,
+    /// The same, for a quick look.
+    pub looked_for: BTreeSet<i32>,
+    /// Messages that wait while the daemon stands still.
+    pub inbox: VecDeque<Message>,
+    /// Location events were lost: everything is read at once.
+    pub lost: bool,
+    /// When the mover is done with what it has.
+    pub mover_ns: u64,
+}
+
+impl Daemon {
+    /// One that has just started.
+    pub fn new(core: Core) -> Self {
+        Self {
+            core,
+            channels: BTreeMap::new(),
+            workers: BTreeMap::new(),
+            pidfds: BTreeMap::new(),
+            threads: BTreeMap::new(),
+            processes: BTreeMap::new(),
+            looks: VecDeque::new(),
+            looked_for: BTreeSet::new(),
+            inbox: VecDeque::new(),
+            lost: false,
+            mover_ns: 0,
+        }
+    }
+
+    /// Does the core serve a channel for it?
+    pub fn serves(&self, vm: VmId) -> bool {
+        let known = self.core.world().get(vm).and_then(|managed| managed.vm.as_ref());
+        known.is_some_and(|vm| vm.channel.publisher().is_some())
+    }
+}

@@ -1,0 +1,228 @@
+//! Faults put in on purpose, between the core and everything else: a core that had them would be found.
+
+use crate::rng::Rng;
+use std::collections::BTreeMap;
+use vnuma_daemon::core::{
+    Refusal,
+    event::{Ask, Command, Event, Report},
+};
+use vnuma_placement::{Publication, SettlePolicy, world::VmId};
+
+/// What a buggy core would do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
+pub enum Fault {
+    /// A publication is lost on the way out.
+    DropPublication,
+    /// One goes out twice.
+    RepeatPublication,
+    /// One has the node of a vCPU that was right before.
+    StaleNode,
+    /// Two VMs get each other's.
+    SwapPublications,
+    /// One has a generation that was used before.
+    OldGeneration,
+    /// Distances between guest nodes are not told.
+    OldDistances,
+    /// More are published in a second than the policy allows.
+    IgnoreCap,
+    /// Drift is published at once.
+    IgnoreDwell,
+    /// Deadlines are announced too late.
+    LateDeadline,
+    /// A request is answered twice.
+    AnswerTwice,
+    /// A request is not answered.
+    DropAnswer,
+    /// A failed move is said to be made.
+    DenyFailure,
+    /// A thread stays watched.
+    ForgetUnwatch,
+    /// A thread is not watched.
+    DropWatch,
+    /// A process stays watched.
+    ForgetUnwatchProcess,
+    /// A process is not watched.
+    DropWatchProcess,
+    /// A connection stays open.
+    LeakConnection,
+    /// A channel stays open.
+    LeakChannel,
+    /// An acknowledgement counts for another generation.
+    MisreadAcknowledgement,
+    /// The thread of another VM is moved.
+    MoveForeignThread,
+    /// A vCPU is moved to the CPUs of another node.
+    MoveElsewhere,
+    /// Something is asked while it is being done.
+    AskTwice,
+    /// Lost events are not healed.
+    IgnoreResync,
+    /// The end of a process is not noticed.
+    IgnoreEnd,
+}
+
+/// Something to be done.
+#[derive(Debug)]
+pub struct Todo {
+    /// What.
+    pub command: Command,
+    /// The core believes that it is done, and it is not.
+    pub lost: bool,
+}
+
+/// A fault at work.
+#[derive(Debug)]
+pub struct Saboteur {
+    fault: Option<Fault>,
+    rng: Rng,
+    kept: Option<(VmId, Publication)>,
+    before: BTreeMap<VmId, Publication>,
+    last_move: Option<(i32, i32)>,
+    /// How often it struck.
+    pub strikes: u64,
+}
+
+impl Saboteur {
+    /// A fault, or none.
+    pub fn new(fault: Option<Fault>, seed: u64) -> Self {
+        Self { fault, rng: Rng::new(!seed), kept: None, before: BTreeMap::new(), last_move: None, strikes: 0 }
+    }
+
+    fn strikes(&mut self, per_mille: u64) -> bool {
+        let strikes = self.rng.chance(per_mille);
+        self.strikes += u64::from(strikes);
+        strikes
+    }
+
+    /// The policy that the core gets.
+    pub fn policy(&self, policy: SettlePolicy) -> SettlePolicy {
+        match self.fault {
+            Some(Fault::IgnoreCap) => SettlePolicy { max_per_second: policy.max_per_second * 4, ..policy },
+            Some(Fault::IgnoreDwell) => SettlePolicy { dwell_ns: policy.dwell_ns / 4, ..policy },
+            _ => policy,
+        }
+    }
+
+    /// The deadline that the core announces.
+    pub fn deadline(&self, deadline_ns: Option<u64>) -> Option<u64> {
+        let late_ns = if self.fault == Some(Fault::LateDeadline) { 3_000_000_000 } else { 0 };
+        deadline_ns.map(|deadline_ns| deadline_ns + late_ns)
+    }
+
+    /// What the core takes an event for.
+    pub fn event(&mut self, event: Event) -> Event {
+        match (self.fault, event) {
+            (Some(Fault::MisreadAcknowledgement), Event::Acknowledged(vm, generation, safe)) => {
+                let off = u64::from(self.strikes(200));
+                Event::Acknowledged(vm, generation + off, safe)
+            }
+            (Some(Fault::IgnoreResync), Event::Resync) => Event::Woken,
+            (Some(Fault::IgnoreEnd), Event::ProcessEnded(..)) => Event::Woken,
+            (Some(Fault::DenyFailure), Event::Moved(vm, vcpu, node, Err(error))) => match self.strikes(500) {
+                true => Event::Moved(vm, vcpu, node, Ok(None)),
+                false => Event::Moved(vm, vcpu, node, Err(error)),
+            },
+            (Some(Fault::IgnoreEnd), Event::Hypervisor(connection, Report::Ended)) => {
+                let lost = vnuma_hypervisor::VmError::Disconnected { vm: String::new() };
+                Event::Hypervisor(connection, Report::Lost(lost))
+            }
+            (_, event) => event,
+        }
+    }
+
+    /// What comes of commands.
+    pub fn commands(&mut self, commands: Vec<Command>) -> Vec<Todo> {
+        let Some(fault) = self.fault else {
+            return commands.into_iter().map(|command| Todo { command, lost: false }).collect();
+        };
+        let mut todo = Vec::new();
+        for command in commands {
+            self.spoil(fault, command, &mut todo);
+        }
+        todo
+    }
+
+    fn spoil(&mut self, fault: Fault, command: Command, todo: &mut Vec<Todo>) {
+        let mut push = |command| todo.push(Todo { command, lost: false });
+        match (fault, command) {
+            (_, Command::Publish(vm, generation, publication)) => {
+                self.spoil_publication(fault, vm, generation, publication, todo);
+            }
+            (Fault::AnswerTwice, Command::Reply(request, answer)) => {
+                push(Command::Reply(request, answer));
+                if self.strikes(10) {
+                    push(Command::Reply(request, Err(Refusal::Overloaded)));
+                }
+            }
+            (Fault::DropAnswer, Command::Reply(..)) if self.strikes(10) => {}
+            (Fault::ForgetUnwatch, Command::Unwatch(_)) if self.strikes(100) => {}
+            (Fault::DropWatch, Command::Watch(..)) if self.strikes(2) => {}
+            (Fault::ForgetUnwatchProcess, Command::UnwatchProcess(..)) if self.strikes(100) => {}
+            (Fault::DropWatchProcess, Command::WatchProcess(..)) if self.strikes(20) => {}
+            (Fault::LeakConnection, Command::Disconnect(_)) if self.strikes(100) => {}
+            (Fault::LeakChannel, Command::CloseChannel(_)) if self.strikes(200) => {}
+            (Fault::MoveForeignThread, Command::Move { vm, pid, vcpu, tid, node, cpus }) => {
+                let other = self.last_move.replace((pid, tid)).filter(|other| *other != (pid, tid));
+                let strikes = self.strikes(50);
+                let (_, tid) = other.filter(|_| strikes).unwrap_or((pid, tid));
+                push(Command::Move { vm, pid, vcpu, tid, node, cpus });
+            }
+            (Fault::MoveElsewhere, Command::Move { vm, pid, vcpu, tid, node, cpus }) => {
+                let cpus = if self.strikes(50) { [1 + 8 * (node ^ 1)].into_iter().collect() } else { cpus };
+                push(Command::Move { vm, pid, vcpu, tid, node, cpus });
+            }
+            (Fault::AskTwice, Command::Ask(connection, ask)) => {
+                push(Command::Ask(connection, ask));
+                if !matches!(ask, Ask::Describe | Ask::Probe) && self.strikes(100) {
+                    push(Command::Ask(connection, ask));
+                }
+            }
+            (_, command) => push(command),
+        }
+    }
+
+    fn spoil_publication(
+        &mut self,
+        fault: Fault,
+        vm: VmId,
+        generation: u64,
+        mut publication: Publication,
+        todo: &mut Vec<Todo>,
+    ) {
+        let known = self.before.insert(vm, publication.clone());
+        let before = known.filter(|before| before.vcpus.len() == publication.vcpus.len());
+        let (mut lost, mut again, mut used) = (false, false, generation);
+        match fault {
+            Fault::DropPublication => lost = self.strikes(10),
+            Fault::RepeatPublication => again = self.strikes(10),
+            Fault::OldGeneration => used -= u64::from(generation as u32 > 2 && self.strikes(10)) * 2,
+            Fault::StaleNode => {
+                if let Some(before) = before.filter(|before| before.vcpus != publication.vcpus) {
+                    publication.vcpus = before.vcpus;
+                    self.strikes += 1;
+                }
+            }
+            Fault::OldDistances => {
+                if let Some(before) = before.filter(|before| before.distances != publication.distances) {
+                    publication.distances = before.distances;
+                    self.strikes += 1;
+                }
+            }
+            Fault::SwapPublications => {
+                if let Some((other, kept)) = self.kept.take()
+                    && other != vm
+                    && kept.vcpus.len() == publication.vcpus.len()
+                {
+                    publication.vcpus = kept.vcpus;
+                    self.strikes += 1;
+                } else {
+                    self.kept = Some((vm, publication.clone()));
+                }
+            }
+            _ => {}
+        }
+        let copy = again.then(|| publication.clone());
+        todo.push(Todo { command: Command::Publish(vm, used, publication), lost });
+        todo.extend(copy.map(|copy| Todo { command: Command::Publish(vm, used, copy), lost: false }));
+    }
+}

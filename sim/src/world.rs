@@ -1,0 +1,372 @@
+//! The simulated truth: machines, their threads and their guests. A daemon sees of it what the simulated shell shows it.
+
+use crate::{host::Host, rng::Rng};
+use std::collections::{BTreeMap, VecDeque};
+use vnuma_placement::{Publication, world::StopReason};
+use vnuma_topology::{
+    ApicId, GuestNode, GuestNodeId, HostNodeId, MemoryBacking, Vcpu, VcpuLocation, VmDescription,
+};
+
+/// A handle's place in the list of all handles.
+pub type Slot = usize;
+/// A machine, or a device. Never used twice.
+pub type Serial = u64;
+
+/// How a guest's driver treats a channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Driver {
+    /// Takes over what is published, after this time, and acknowledges it.
+    Honest {
+        /// How long that takes.
+        delay_ns: u64,
+    },
+    /// Takes over nothing, and says nothing.
+    Deaf,
+    /// Acknowledges whatever it likes.
+    Forger,
+}
+
+/// A guest node.
+#[derive(Clone, Copy, Debug)]
+pub struct Node {
+    /// Host node of its memory; `None` where that cannot be known.
+    pub home: Option<HostNodeId>,
+    /// Its memory is bound there.
+    pub bound: bool,
+}
+
+/// A vCPU.
+#[derive(Clone, Copy, Debug)]
+pub struct VcpuTruth {
+    /// QEMU's index.
+    pub index: u32,
+    /// Its thread.
+    pub tid: i32,
+    /// Its node in the firmware tables.
+    pub boot: GuestNodeId,
+}
+
+/// The device of a topology channel, with the memory behind it.
+#[derive(Clone, Debug)]
+pub struct Device {
+    /// Which one.
+    pub serial: Serial,
+    /// What is in the shared memory: the last publication and its generation.
+    pub page: Option<(u64, Publication)>,
+    /// There is a record, by which a later daemon can take it over.
+    pub record: bool,
+}
+
+/// What runs in a machine.
+#[derive(Clone, Debug)]
+pub struct Guest {
+    /// Its driver.
+    pub driver: Driver,
+    /// The nodes that its kernel uses.
+    pub used: BTreeMap<ApicId, GuestNodeId>,
+    /// It boots until then, and takes over nothing.
+    pub boots_until_ns: u64,
+    /// It is about to take something over.
+    pub applying: bool,
+    /// It lets go of devices and vCPUs when asked.
+    pub cooperates: bool,
+}
+
+/// A QEMU process and its guest.
+#[derive(Clone, Debug)]
+pub struct Machine {
+    /// Which one.
+    pub serial: Serial,
+    /// Its process.
+    pub pid: i32,
+    /// What it says that it is called.
+    pub name: String,
+    /// It does not answer.
+    pub hung: bool,
+    /// Its process stands still.
+    pub stopped: Option<StopReason>,
+    /// An attach that timed out is carried out as soon as it answers.
+    pub late_attach: bool,
+    /// Guest nodes.
+    pub nodes: Vec<Node>,
+    /// vCPUs.
+    pub vcpus: BTreeMap<ApicId, VcpuTruth>,
+    /// The next vCPU's APIC id.
+    pub next_apic: ApicId,
+    /// Free slots of guest nodes.
+    pub spare: BTreeMap<GuestNodeId, u32>,
+    /// The topology channel's device, if it is plugged.
+    pub device: Option<Device>,
+    /// Its guest.
+    pub guest: Guest,
+}
+
+impl Machine {
+    /// Can it be asked something?
+    pub fn answers(&self) -> bool {
+        !self.hung && self.stopped.is_none()
+    }
+
+    /// What QEMU says of it.
+    pub fn describe(&self) -> VmDescription {
+        let node = |(id, node): (usize, &Node)| GuestNode {
+            id: id as u32,
+            memory_bytes: 1 << 30,
+            memory: node.home.map(|home| MemoryBacking {
+                id: format!("ram{id}"),
+                size_bytes: 1 << 30,
+                policy: if node.bound { "bind" } else { "default" }.to_owned(),
+                host_nodes: if node.bound { vec![home] } else { Vec::new() },
+                resident_kib: if node.bound {
+                    Vec::new()
+                } else {
+                    vec![(home, 900_000), (home ^ 1, 100_000)]
+                },
+            }),
+        };
+        VmDescription {
+            name: self.name.clone(),
+            pid: self.pid,
+            run_state: "running".to_owned(),
+            guest_nodes: self.nodes.iter().enumerate().map(node).collect(),
+            vcpus: self.listed_vcpus(),
+            spare_slots: self.spare.clone(),
+        }
+    }
+
+    /// Its vCPUs as a description lists them.
+    pub fn listed_vcpus(&self) -> Vec<Vcpu> {
+        let vcpu = |(&apic_id, truth): (&ApicId, &VcpuTruth)| Vcpu {
+            index: truth.index,
+            apic_id,
+            boot_node: Some(truth.boot),
+            tid: truth.tid,
+        };
+        self.vcpus.iter().map(vcpu).collect()
+    }
+
+    /// The guest boots: its kernel uses what the firmware says.
+    pub fn boot(&mut self, until_ns: u64) {
+        self.guest.used = self.vcpus.iter().map(|(id, vcpu)| (*id, vcpu.boot)).collect();
+        self.guest.boots_until_ns = until_ns;
+    }
+}
+
+/// What may be behind a handle.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// The backend's name for it.
+    pub handle: String,
+    /// What it is called there.
+    pub name: String,
+    /// The backend lists it.
+    pub listed: bool,
+    /// Rises with each machine.
+    pub instance: u64,
+    /// The machine, while it runs.
+    pub machine: Option<Machine>,
+}
+
+/// A thread of a vCPU.
+#[derive(Clone, Copy, Debug)]
+pub struct Thread {
+    /// The machine.
+    pub machine: Serial,
+    /// Its place.
+    pub slot: Slot,
+    /// Its process.
+    pub pid: i32,
+    /// The vCPU.
+    pub vcpu: ApicId,
+    /// Where it is; the time is that of its last change.
+    pub at: VcpuLocation,
+}
+
+/// Everything that is true.
+#[derive(Clone, Debug)]
+pub struct World {
+    /// The host.
+    pub host: Host,
+    /// Handles, with and without machines.
+    pub places: Vec<Place>,
+    /// Threads of vCPUs.
+    pub threads: BTreeMap<i32, Thread>,
+    last_serial: Serial,
+    last_number: i32,
+    /// Process and thread numbers that are free again.
+    free: VecDeque<i32>,
+}
+
+impl World {
+    /// A host with this many handles and no machine.
+    pub fn new(places: usize) -> Self {
+        let place = |slot: usize| Place {
+            handle: format!("/run/vm/vm{slot}.qmp"),
+            name: format!("vm{slot}"),
+            listed: false,
+            instance: 0,
+            machine: None,
+        };
+        Self {
+            host: Host::new(),
+            places: (0..places).map(place).collect(),
+            threads: BTreeMap::new(),
+            last_serial: 0,
+            last_number: 1000,
+            free: VecDeque::new(),
+        }
+    }
+
+    /// The place of a handle.
+    pub fn slot_of(handle: &str) -> Slot {
+        let number = handle.strip_prefix("/run/vm/vm").and_then(|rest| rest.strip_suffix(".qmp"));
+        number.and_then(|number| number.parse().ok()).unwrap_or(0)
+    }
+
+    /// A serial that nothing has.
+    pub fn serial(&mut self) -> Serial {
+        self.last_serial += 1;
+        self.last_serial
+    }
+
+    /// A process or thread number: soon one that was in use a moment ago.
+    fn number(&mut self) -> i32 {
+        if self.free.len() > 16
+            && let Some(number) = self.free.pop_front()
+        {
+            return number;
+        }
+        self.last_number += 1;
+        self.last_number
+    }
+
+    /// The machine of a place, if it is this one.
+    pub fn machine(&self, slot: Slot, serial: Serial) -> Option<&Machine> {
+        self.places.get(slot)?.machine.as_ref().filter(|machine| machine.serial == serial)
+    }
+
+    /// The same, to be changed.
+    pub fn machine_mut(&mut self, slot: Slot, serial: Serial) -> Option<&mut Machine> {
+        self.places.get_mut(slot)?.machine.as_mut().filter(|machine| machine.serial == serial)
+    }
+
+    /// Starts a machine in an empty place.
+    pub fn start(&mut self, slot: Slot, rng: &mut Rng, now_ns: u64) {
+        let (serial, pid) = (self.serial(), self.number());
+        let nodes: Vec<Node> = (0..rng.within(1..5))
+            .map(|_| Node { home: self.some_node(rng).filter(|_| !rng.chance(20)), bound: rng.chance(600) })
+            .collect();
+        let driver = match rng.index(20) {
+            0 => Driver::Deaf,
+            1 => Driver::Forger,
+            2..=4 => Driver::Honest { delay_ns: rng.within(500_000_000..6_000_000_000) },
+            _ => Driver::Honest { delay_ns: rng.within(100_000..20_000_000) },
+        };
+        let mut machine = Machine {
+            serial,
+            pid,
+            name: self.places[slot].name.clone(),
+            hung: false,
+            stopped: None,
+            late_attach: false,
+            spare: (0..nodes.len() as u32).map(|node| (node, rng.within(0..3) as u32)).collect(),
+            nodes,
+            vcpus: BTreeMap::new(),
+            next_apic: 0,
+            device: None,
+            guest: Guest {
+                driver,
+                used: BTreeMap::new(),
+                boots_until_ns: now_ns,
+                applying: false,
+                cooperates: !rng.chance(100),
+            },
+        };
+        for _ in 0..rng.within(1..9) {
+            let node = rng.index(machine.nodes.len()) as u32;
+            self.plug(slot, &mut machine, node, rng, now_ns);
+        }
+        machine.boot(now_ns);
+        let place = &mut self.places[slot];
+        (place.machine, place.listed, place.instance) = (Some(machine), true, place.instance + 1);
+    }
+
+    fn some_node(&self, rng: &mut Rng) -> Option<HostNodeId> {
+        let nodes: Vec<_> = self.host.nodes().collect();
+        rng.pick(&nodes)
+    }
+
+    /// Adds a vCPU. Returns its APIC id and thread.
+    pub fn plug(
+        &mut self,
+        slot: Slot,
+        machine: &mut Machine,
+        boot: GuestNodeId,
+        rng: &mut Rng,
+        now_ns: u64,
+    ) -> (ApicId, i32) {
+        let (vcpu, tid) = (machine.next_apic, self.number());
+        machine.next_apic += 1;
+        machine.vcpus.insert(vcpu, VcpuTruth { index: vcpu, tid, boot });
+        machine.guest.used.insert(vcpu, boot);
+        let node = self.some_node(rng).unwrap_or(0);
+        let cpu = self.host.a_cpu(node, rng).unwrap_or(0);
+        let at = VcpuLocation { cpu, node, pinned: None, time_ns: now_ns };
+        let thread = Thread { machine: machine.serial, slot, pid: machine.pid, vcpu, at };
+        self.threads.insert(tid, thread);
+        (vcpu, tid)
+    }
+
+    /// A vCPU goes. Returns its thread.
+    pub fn unplug(&mut self, slot: Slot, vcpu: ApicId) -> Option<i32> {
+        let machine = self.places.get_mut(slot)?.machine.as_mut()?;
+        let gone = machine.vcpus.remove(&vcpu)?;
+        machine.guest.used.remove(&vcpu);
+        self.threads.remove(&gone.tid);
+        self.free.push_back(gone.tid);
+        Some(gone.tid)
+    }
+
+    /// A machine's process ends. Returns its process and threads.
+    pub fn end(&mut self, slot: Slot) -> Option<(i32, Vec<i32>)> {
+        let machine = self.places.get_mut(slot)?.machine.take()?;
+        let tids: Vec<_> = machine.vcpus.values().map(|vcpu| vcpu.tid).collect();
+        for tid in &tids {
+            self.threads.remove(tid);
+            self.free.push_back(*tid);
+        }
+        self.free.push_back(machine.pid);
+        Some((machine.pid, tids))
+    }
+
+    /// Where a thread of a process is, read now.
+    pub fn read(&self, pid: i32, tid: i32, now_ns: u64) -> Option<VcpuLocation> {
+        let thread = self.threads.get(&tid).filter(|thread| thread.pid == pid)?;
+        Some(VcpuLocation { time_ns: now_ns, ..thread.at })
+    }
+
+    /// A thread runs somewhere else, confined or not.
+    pub fn carry(&mut self, tid: i32, node: HostNodeId, pinned: bool, rng: &mut Rng, now_ns: u64) {
+        let Some(cpu) = self.host.a_cpu(node, rng) else { return };
+        if let Some(thread) = self.threads.get_mut(&tid) {
+            thread.at = VcpuLocation { cpu, node, pinned: pinned.then_some(node), time_ns: now_ns };
+        }
+    }
+
+    /// The kernel takes threads off CPUs that are gone, and breaks affinities that leave none.
+    pub fn leave_missing_cpus(&mut self, rng: &mut Rng, now_ns: u64) -> Vec<i32> {
+        let mut moved = Vec::new();
+        for (&tid, thread) in &mut self.threads {
+            if self.host.topology.node_of_cpu(thread.at.cpu).is_some() {
+                continue;
+            }
+            let same = self.host.a_cpu(thread.at.node, rng);
+            let node = if same.is_some() { thread.at.node } else { 0 };
+            let cpu = same.or_else(|| self.host.a_cpu(0, rng)).unwrap_or(0);
+            let pinned = thread.at.pinned.filter(|_| same.is_some());
+            thread.at = VcpuLocation { cpu, node, pinned, time_ns: now_ns };
+            moved.push(tid);
+        }
+        moved
+    }
+}
