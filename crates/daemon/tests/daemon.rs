@@ -5,11 +5,12 @@ mod common;
 use common::{
     Daemon,
     http::{Watch, ask},
-    vms::{Process, VcpuThread, describe},
+    vms::{Process, VcpuThread, describe, pin},
     wait_for,
 };
 use serde_json::{Value, json};
 use std::{os::unix::fs::PermissionsExt, process, time::Duration};
+use vnuma_channel_model::GuestEnd;
 use vnuma_hypervisor::{Plugged, VmEvent};
 
 fn own_pid() -> i32 {
@@ -53,6 +54,43 @@ fn two_nodes(daemon: &Daemon, name: &str) -> [VcpuThread; 2] {
     daemon.add(name, describe(name, own_pid(), &[0, 1], &tids));
     wait_for_states(daemon, name, &[(0, 0, "true"), (1, 1, "true")]);
     threads
+}
+
+/// An attached VM beside another one: what is published to it shows when the other one would have been given something.
+struct Witness {
+    guest: GuestEnd,
+    threads: [VcpuThread; 2],
+}
+
+impl Witness {
+    fn start(daemon: &Daemon) -> Self {
+        let threads = two_nodes(daemon, "witness");
+        assert_eq!(post(daemon, "/v1/vms/witness/attach", "").0, 200);
+        Self { guest: daemon.guest("witness"), threads }
+    }
+
+    /// Moves vCPU 0 of a VM from node 0 to node 1: nothing has been published to it since `before`, nor is it then.
+    fn sees_nothing_published(&self, daemon: &Daemon, vm: &str, guest: &GuestEnd, before: u64) {
+        daemon.change(vm, |vm| {
+            pin(vm.description.vcpus[0].tid, 1);
+        });
+        wait_for("the move to be seen", || states(daemon, vm)[0].0 == json!(1));
+        // What is published to the witness now was decided after that.
+        for node in [1, 0] {
+            self.threads[0].pin(node as usize);
+            let published = || self.guest.read().is_ok_and(|found| found.vcpus[0].node == node);
+            wait_for("the witness to be given it", published);
+        }
+        assert_eq!(guest.read().expect("untouched").generation, before, "{vm} is given something");
+        assert!(guest.guest_vectors[0].read().is_err(), "{vm} is interrupted");
+    }
+}
+
+/// What is published to a VM so far; its interrupts are taken.
+fn published(guest: &GuestEnd) -> u64 {
+    // None is as good.
+    let _ = guest.guest_vectors[0].read();
+    guest.read().expect("published").generation
 }
 
 #[test]
@@ -249,7 +287,8 @@ fn where_an_operator_wants_it_vcpus_that_stay_astray_are_replugged() {
     // A paused guest takes none.
     std::thread::sleep(2 * after);
     wait_for_states(&daemon, "web", &[(0, 0, "true"), (0, 1, "stale")]);
-    for name in ["web", "told"] {
+    // The one that is told would have its turn first.
+    for name in ["told", "web"] {
         daemon.change(name, |vm| vm.description.run_state = "running".into());
         daemon.backend.event(name, VmEvent::Resumed);
     }
@@ -261,6 +300,7 @@ fn where_an_operator_wants_it_vcpus_that_stay_astray_are_replugged() {
     wait_for_states(&daemon, "web", &[(0, 0, "true"), (0, 0, "true")]);
     // One that is told keeps its vCPUs.
     assert_eq!(get(&daemon, "/v1/vms/told").1["vcpus"][1]["apic_id"], 1);
+    assert_eq!(daemon.change("told", |vm| vm.spare.clone()), [plugged]);
 }
 
 #[test]
@@ -271,11 +311,14 @@ fn a_vm_that_ends_is_forgotten_with_everything_of_it() {
     wait_for("the VM", || get(&daemon, "/v1/vms/short").0 == 200);
     let mut watch = Watch::start(&daemon.socket);
     assert_eq!(post(&daemon, "/v1/vms/short/attach", "").0, 200);
+    let records = || std::fs::read_dir(&daemon.config.records).expect("there").count();
+    assert_eq!(records(), 1);
     // A leftover socket, as of a QEMU that was killed.
     daemon.change("short", |vm| vm.refuses = true);
     process.kill();
     assert_eq!(watch.next("gone")["vm"], "short");
     assert_eq!(get(&daemon, "/v1/vms").1, json!([]));
+    wait_for("its record to be gone", || records() == 0);
     assert_eq!(get(&daemon, "/v1/vms/short").0, 404);
 
     // Another one takes its place.
@@ -432,7 +475,7 @@ fn a_restarted_daemon_takes_channels_over() {
 }
 
 #[test]
-fn a_channel_without_its_record_is_lost_and_others_are_not() {
+fn a_channel_without_its_record_is_lost_and_its_guest_is_told_no_more() {
     let mut daemon = Daemon::start();
     let _threads = two_nodes(&daemon, "web");
     post(&daemon, "/v1/vms/web/attach", "");
@@ -444,22 +487,37 @@ fn a_channel_without_its_record_is_lost_and_others_are_not() {
         std::fs::write(record.path(), text.replace("\"guest_vectors\":[", "\"guest_vectors\":[9"))
             .expect("written");
     }
-    let before = guest.read().expect("readable").generation;
+    let before = published(&guest);
     daemon.restart();
     wait_for("the VM", || get(&daemon, "/v1/vms/web").1["channel"] == "lost");
-    assert_eq!(guest.read().expect("untouched").generation, before);
     wait_for_states(&daemon, "web", &[(0, 0, "unknown"), (1, 1, "unknown")]);
+    Witness::start(&daemon).sees_nothing_published(&daemon, "web", &guest, before);
 }
 
 #[test]
 fn a_guest_that_lets_go_of_the_device_is_told_no_more() {
     let daemon = Daemon::start();
-    let _threads = two_nodes(&daemon, "web");
+    let (_threads, witness) = (two_nodes(&daemon, "web"), Witness::start(&daemon));
     post(&daemon, "/v1/vms/web/attach", "");
+    let guest = daemon.guest("web");
+    let before = published(&guest);
     let mut watch = Watch::start(&daemon.socket);
+    daemon.change("web", |vm| vm.device = None);
     daemon.backend.event("web", VmEvent::ChannelDetached);
     assert_eq!(watch.next("detached")["vm"], "web");
     assert_eq!(get(&daemon, "/v1/vms/web").1["channel"], "none");
+    witness.sees_nothing_published(&daemon, "web", &guest, before);
+}
+
+#[test]
+fn a_guest_whose_channel_is_detached_is_told_no_more() {
+    let daemon = Daemon::start();
+    let (_threads, witness) = (two_nodes(&daemon, "web"), Witness::start(&daemon));
+    post(&daemon, "/v1/vms/web/attach", "");
+    let guest = daemon.guest("web");
+    let before = published(&guest);
+    assert_eq!(post(&daemon, "/v1/vms/web/detach", "").0, 200);
+    witness.sees_nothing_published(&daemon, "web", &guest, before);
 }
 
 #[test]

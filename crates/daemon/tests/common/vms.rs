@@ -1,6 +1,9 @@
 //! What VMs in memory have that is real: vCPU threads that can be confined, and processes that can be killed.
 
-use nix::unistd::gettid;
+use nix::{
+    sched::{CpuSet, sched_setaffinity},
+    unistd::{Pid, gettid},
+};
 use std::{
     process::{Child, Command},
     sync::{
@@ -35,10 +38,15 @@ impl VcpuThread {
 
     /// Confines it to a CPU, behind the daemon's back.
     pub fn pin(&self, cpu: usize) {
-        let mut set = nix::sched::CpuSet::new();
-        set.set(cpu).expect("in range");
-        nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(self.tid), &set).expect("pinned");
+        pin(self.tid, cpu);
     }
+}
+
+/// Confines a thread to a CPU.
+pub fn pin(tid: i32, cpu: usize) {
+    let mut set = CpuSet::new();
+    set.set(cpu).expect("in range");
+    sched_setaffinity(Pid::from_raw(tid), &set).expect("pinned");
 }
 
 impl Drop for VcpuThread {
