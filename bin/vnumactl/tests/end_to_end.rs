@@ -4,12 +4,21 @@
 #[path = "../../../crates/daemon/tests/common/host.rs"]
 mod host;
 
-use host::{wait_for, write_host};
+use host::{HANG_LIMIT, wait_for, write_host};
+use nix::{
+    fcntl::{FcntlArg, OFlag, fcntl},
+    libc,
+};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use serde_json::Value;
 use std::{
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::process::CommandExt,
+    },
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
-    sync::Arc,
+    sync::{Arc, mpsc},
     thread::{self, JoinHandle},
     time::Duration,
 };
@@ -24,18 +33,37 @@ struct Qemu(Child);
 impl Qemu {
     /// Two guest nodes; the memory of the first is bound to node 0, that of the second to nothing and untouched.
     fn start(socket: &Path, numa: bool) -> Self {
+        Self::spawn(&mut Self::command(socket, if numa { &["host-nodes=0,policy=bind", ""] } else { &[] }))
+    }
+
+    /// The memory of each of the two guest nodes is bound to the host node of its number. The machine that the test
+    /// runs on need not have them: QEMU's bindings succeed and do nothing.
+    fn start_on_two_nodes(socket: &Path) -> Self {
+        let bindings = ["host-nodes=0,policy=bind", "host-nodes=1,policy=bind"];
+        let mut command = Self::command(socket, &bindings);
+        // SAFETY: between fork and exec there are two system calls, and nothing is allocated.
+        unsafe { command.pre_exec(ignore_bindings) };
+        Self::spawn(&mut command)
+    }
+
+    /// One with a guest node for each of `memory`, what its backend is made of.
+    fn command(socket: &Path, memory: &[&str]) -> Command {
         let qmp = format!("unix:{},server=on,wait=off", socket.display());
         let mut command = Command::new("qemu-system-x86_64");
         command.args("-accel tcg -M q35 -nodefaults -display none -S -m 128 -smp 4,sockets=4".split(' '));
         let name = socket.file_stem().and_then(|name| name.to_str()).expect("UTF-8");
         command.args(["-name", &format!("{name},debug-threads=on")]);
         command.args(["-device", "pcie-root-port,id=vnuma0,chassis=1", "-qmp", &qmp]);
-        if numa {
-            command.args(["-object", "memory-backend-ram,id=ram0,size=64M,host-nodes=0,policy=bind"]);
-            command.args(["-object", "memory-backend-ram,id=ram1,size=64M"]);
-            command.args(["-numa", "node,nodeid=0,cpus=0-1,memdev=ram0"]);
-            command.args(["-numa", "node,nodeid=1,cpus=2-3,memdev=ram1"]);
+        for (node, binding) in memory.iter().enumerate() {
+            let backend = format!("memory-backend-ram,id=ram{node},size=64M,{binding}");
+            command.args(["-object", backend.trim_end_matches(',')]);
+            let cpus = format!("{}-{}", 2 * node, 2 * node + 1);
+            command.args(["-numa", &format!("node,nodeid={node},cpus={cpus},memdev=ram{node}")]);
         }
+        command
+    }
+
+    fn spawn(command: &mut Command) -> Self {
         let child = command.stdin(Stdio::null()).spawn();
         Self(child.expect("qemu-system-x86_64 (package qemu-system-x86) is needed for this test"))
     }
@@ -43,6 +71,21 @@ impl Qemu {
     fn signal(&self, signal: &str) {
         let status = Command::new("kill").args([signal, &self.0.id().to_string()]).status();
         assert!(status.expect("kill").success());
+    }
+
+    /// Copies of all eventfds that it has open. They are the same open files as its own.
+    fn eventfds(&self) -> Vec<OwnedFd> {
+        let pid = Pid::from_child(&self.0);
+        let pidfd = pidfd_open(pid, PidfdFlags::empty()).expect("it runs");
+        let descriptors = std::fs::read_dir(format!("/proc/{}/fd", self.0.id())).expect("it runs");
+        let eventfds = descriptors.flatten().filter(|descriptor| {
+            std::fs::read_link(descriptor.path()).is_ok_and(|link| link == Path::new("anon_inode:[eventfd]"))
+        });
+        let copy = |descriptor: std::fs::DirEntry| {
+            let number = descriptor.file_name().to_string_lossy().parse().expect("a number");
+            pidfd_getfd(&pidfd, number, PidfdGetfdFlags::empty()).expect("copied")
+        };
+        eventfds.map(copy).collect()
     }
 
     /// What its guest would read from the channel.
@@ -70,6 +113,44 @@ impl Drop for Qemu {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
+}
+
+/// Lets mbind(2) succeed without doing anything, in this process and what it executes.
+fn ignore_bindings() -> std::io::Result<()> {
+    // SAFETY: the macros build plain integers.
+    let mut filter = unsafe {
+        [
+            libc::BPF_STMT((libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16, 0),
+            libc::BPF_JUMP(
+                (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16,
+                libc::SYS_mbind as u32,
+                0,
+                1,
+            ),
+            libc::BPF_STMT((libc::BPF_RET | libc::BPF_K) as u16, libc::SECCOMP_RET_ERRNO),
+            libc::BPF_STMT((libc::BPF_RET | libc::BPF_K) as u16, libc::SECCOMP_RET_ALLOW),
+        ]
+    };
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: no memory is involved.
+    let privileges = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
+    // SAFETY: the kernel reads the program, which outlives the call, and its filter of that length.
+    let filtered =
+        unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) };
+    if privileges != 0 || filtered != 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// Sets an eventfd's counter, and lets reads and writes of it wait from now on.
+fn make_blocking(eventfd: &OwnedFd, counter: u64) {
+    let flags = OFlag::from_bits_retain(fcntl(eventfd, FcntlArg::F_GETFL).expect("its flags"));
+    fcntl(eventfd, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK)).expect("set");
+    // Empty already is as good.
+    let _ = nix::unistd::read(eventfd.as_fd(), &mut [0; 8]);
+    nix::unistd::write(eventfd, &counter.to_ne_bytes()).expect("set");
+    fcntl(eventfd, FcntlArg::F_SETFL(flags - OFlag::O_NONBLOCK)).expect("set");
 }
 
 struct Host {
@@ -115,8 +196,17 @@ impl Host {
         command
     }
 
+    /// What it prints, as long as the daemon answers.
+    fn output(&self, arguments: &[&str]) -> Output {
+        let mut command = self.vnumactl(arguments);
+        let (sender, receiver) = mpsc::channel();
+        thread::spawn(move || sender.send(command.output()));
+        let output = receiver.recv_timeout(HANG_LIMIT);
+        output.unwrap_or_else(|_| panic!("{arguments:?}: no answer within {HANG_LIMIT:?}")).expect("runs")
+    }
+
     fn text(&self, arguments: &[&str]) -> String {
-        let output = self.vnumactl(arguments).output().expect("runs");
+        let output = self.output(arguments);
         assert!(output.status.success(), "{arguments:?}: {output:?}");
         String::from_utf8(output.stdout).expect("UTF-8")
     }
@@ -126,7 +216,7 @@ impl Host {
     }
 
     fn fails(&self, arguments: &[&str], status: i32, text: &str) {
-        let output = self.vnumactl(arguments).output().expect("runs");
+        let output = self.output(arguments);
         let error = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(status), "{arguments:?}: {error}");
         assert!(error.contains(text), "{arguments:?}: {error:?} should say {text:?}");
@@ -140,9 +230,10 @@ impl Host {
 impl Drop for Host {
     fn drop(&mut self) {
         drop(self.stop.take());
-        let ended = self.daemon.take().map(JoinHandle::join);
+        let daemon = self.daemon.take().expect("started");
         if !thread::panicking() {
-            ended.expect("started").expect("no panic").expect("an orderly end");
+            wait_for("the daemon's end", || daemon.is_finished());
+            daemon.join().expect("no panic").expect("an orderly end");
         }
     }
 }
@@ -182,6 +273,48 @@ fn a_vm_is_found_shown_attached_moved_and_forgotten() {
     qemu.0.kill().expect("killed");
     qemu.0.wait().expect("ended");
     host.wait_until_listed(0);
+}
+
+/// `O_NONBLOCK` belongs to the open file, so that a QEMU can let vnumad's own reads and writes of an eventfd wait.
+#[test]
+fn a_qemu_that_makes_its_eventfds_block_delays_nobody() {
+    let host = Host::start();
+    let vms = ["hostile", "other"].map(|name| (name, Qemu::start_on_two_nodes(&host.qmp(name))));
+    host.wait_until_listed(2);
+    for (name, qemu) in &vms {
+        wait_for("its homes", || {
+            let nodes = &host.json(&["show", name])["nodes"];
+            (&nodes[0]["home"], &nodes[1]["home"]) == (&0.into(), &1.into())
+        });
+        for vcpu in ["0", "1", "2", "3"] {
+            host.text(&["move", name, "--vcpu", vcpu, "--node", "0"]);
+        }
+        host.text(&["attach", name]);
+        assert!(qemu.topology().expect("published").vcpus.iter().all(|vcpu| vcpu.node == 0));
+    }
+    // So that it empties none of its counters.
+    vms[0].1.signal("-STOP");
+    wait_for("it to be stopped", || host.json(&["show", "hostile"])["hypervisor"] == "stopped");
+    for counter in [0, u64::MAX - 1] {
+        let eventfds = vms[0].1.eventfds();
+        assert!(eventfds.len() >= 8, "{} eventfds: the channel alone has 8", eventfds.len());
+        for (vcpu, node) in [(1, 1), (3, 1), (1, 0), (3, 0)] {
+            // Again for each publication: the one before has left other counters.
+            eventfds.iter().for_each(|eventfd| make_blocking(eventfd, counter));
+            for (name, qemu) in &vms {
+                let before = qemu.topology().expect("published").generation;
+                let (vcpu, node) = (vcpu.to_string(), node.to_string());
+                host.text(&["move", name, "--vcpu", &vcpu, "--node", &node]);
+                wait_for("the publication", || qemu.topology().is_some_and(|now| now.generation != before));
+            }
+            for (name, qemu) in &vms {
+                assert_eq!(qemu.topology().expect("published").vcpus[vcpu].node, node, "{name}");
+                assert_eq!(host.json(&["show", name])["vcpus"][vcpu]["host_node"], node, "{name}");
+            }
+            host.wait_until_listed(2);
+        }
+    }
+    // The daemon's orderly end is waited for when `host` is dropped.
 }
 
 #[test]

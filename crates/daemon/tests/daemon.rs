@@ -1,15 +1,16 @@
-//! The daemon with made-up VMs: the corners that a real hypervisor does not reach on demand.
+//! The daemon with VMs in memory: the corners that a real hypervisor does not reach on demand.
 
 mod common;
 
 use common::{
     Daemon,
-    fake::{Process, VcpuThread, describe},
     http::{Watch, ask},
+    vms::{Process, VcpuThread, describe, pin},
     wait_for,
 };
 use serde_json::{Value, json};
-use std::{os::unix::fs::PermissionsExt, process, sync::atomic::Ordering, time::Duration};
+use std::{os::unix::fs::PermissionsExt, process, time::Duration};
+use vnuma_channel_model::GuestEnd;
 use vnuma_hypervisor::{Plugged, VmEvent};
 
 fn own_pid() -> i32 {
@@ -50,9 +51,46 @@ fn two_nodes(daemon: &Daemon, name: &str) -> [VcpuThread; 2] {
     threads[0].pin(0);
     threads[1].pin(1);
     let tids = threads.each_ref().map(|thread| thread.tid);
-    daemon.world.add(name, describe(name, own_pid(), &[0, 1], &tids));
+    daemon.add(name, describe(name, own_pid(), &[0, 1], &tids));
     wait_for_states(daemon, name, &[(0, 0, "true"), (1, 1, "true")]);
     threads
+}
+
+/// An attached VM beside another one: what is published to it shows when the other one would have been given something.
+struct Witness {
+    guest: GuestEnd,
+    threads: [VcpuThread; 2],
+}
+
+impl Witness {
+    fn start(daemon: &Daemon) -> Self {
+        let threads = two_nodes(daemon, "witness");
+        assert_eq!(post(daemon, "/v1/vms/witness/attach", "").0, 200);
+        Self { guest: daemon.guest("witness"), threads }
+    }
+
+    /// Moves vCPU 0 of a VM from node 0 to node 1: nothing has been published to it since `before`, nor is it then.
+    fn sees_nothing_published(&self, daemon: &Daemon, vm: &str, guest: &GuestEnd, before: u64) {
+        daemon.change(vm, |vm| {
+            pin(vm.description.vcpus[0].tid, 1);
+        });
+        wait_for("the move to be seen", || states(daemon, vm)[0].0 == json!(1));
+        // What is published to the witness now was decided after that.
+        for node in [1, 0] {
+            self.threads[0].pin(node as usize);
+            let published = || self.guest.read().is_ok_and(|found| found.vcpus[0].node == node);
+            wait_for("the witness to be given it", published);
+        }
+        assert_eq!(guest.read().expect("untouched").generation, before, "{vm} is given something");
+        assert!(guest.guest_vectors[0].read().is_err(), "{vm} is interrupted");
+    }
+}
+
+/// What is published to a VM so far; its interrupts are taken.
+fn published(guest: &GuestEnd) -> u64 {
+    // None is as good.
+    let _ = guest.guest_vectors[0].read();
+    guest.read().expect("published").generation
 }
 
 #[test]
@@ -63,7 +101,7 @@ fn a_guest_is_told_where_its_vcpus_are() {
     assert_eq!(post(&daemon, "/v1/vms/web/attach", "").0, 200);
     assert_eq!(watch.next("attached")["vm"], "web");
     let first = watch.next("told");
-    let guest = daemon.world.guest("web");
+    let guest = daemon.guest("web");
     let found = guest.read().expect("published");
     assert_eq!(first["generation"], format!("{:016x}", found.generation));
     assert_eq!(found.distances, [[10, 21], [21, 10]]);
@@ -99,7 +137,7 @@ fn vms_and_moves_are_noticed_without_looking_at_everything() {
     threads[0].pin(1);
     wait_for_states(&daemon, "web", &[(1, 0, "stale"), (1, 1, "true")]);
     let mut process = Process::start();
-    daemon.world.add("short", describe("short", process.pid(), &[0, 1], &[process.pid()]));
+    daemon.add("short", describe("short", process.pid(), &[0, 1], &[process.pid()]));
     wait_for("the VM", || get(&daemon, "/v1/vms/short").0 == 200);
     process.kill();
     wait_for("it to be gone", || get(&daemon, "/v1/vms/short").0 == 404);
@@ -110,7 +148,7 @@ fn a_move_is_made_and_told() {
     let daemon = Daemon::start();
     let threads = two_nodes(&daemon, "web");
     post(&daemon, "/v1/vms/web/attach", "");
-    let guest = daemon.world.guest("web");
+    let guest = daemon.guest("web");
     let (status, vm) = post(&daemon, "/v1/vms/web/move", r#"{"vcpu": 0, "node": 1}"#);
     assert_eq!(
         (status, &vm["vcpus"][0]["host_node"], &vm["vcpus"][0]["pinned"]),
@@ -125,10 +163,10 @@ fn a_move_is_made_and_told() {
 fn refusals_name_what_is_wrong() {
     let daemon = Daemon::start();
     let threads = two_nodes(&daemon, "web");
-    daemon.world.add("uma", describe("uma", own_pid(), &[], &[]));
+    daemon.add("uma", describe("uma", own_pid(), &[], &[]));
     let far = VcpuThread::start();
-    daemon.world.add("full", describe("full", own_pid(), &[0], &[far.tid]));
-    daemon.world.change("full", |vm| vm.free_port = false);
+    daemon.add("full", describe("full", own_pid(), &[0], &[far.tid]));
+    daemon.change("full", |vm| vm.free_port = false);
     wait_for("all VMs", || get(&daemon, "/v1/vms").1.as_array().is_some_and(|vms| vms.len() == 3));
     assert_eq!(post(&daemon, "/v1/vms/web/attach", "").0, 200);
     let long = "x".repeat(5000);
@@ -192,7 +230,7 @@ fn a_vcpu_is_replugged_to_the_guest_node_of_where_it_runs() {
 
     let spare = VcpuThread::start();
     let plugged = Plugged { apic_id: 5, tid: spare.tid };
-    daemon.world.change("web", |vm| vm.spare = Some(plugged));
+    daemon.change("web", |vm| vm.spare = [plugged].into());
     let (status, answer) = replug(1);
     assert_eq!(status, 200, "{answer}");
     assert_eq!(
@@ -209,15 +247,15 @@ fn a_vcpu_is_replugged_to_the_guest_node_of_where_it_runs() {
     // What is done is not said to have failed, and watchers are told of it.
     let mut watch = Watch::start(&daemon.socket);
     let again = VcpuThread::start();
-    daemon.world.change("web", |vm| {
-        (vm.spare, vm.silent_after_replug) = (Some(Plugged { apic_id: 1, tid: again.tid }), true);
+    daemon.change("web", |vm| {
+        (vm.spare, vm.silent_after_unplug) = ([Plugged { apic_id: 1, tid: again.tid }].into(), true);
     });
     let (status, answer) = replug(5);
     let expected = "web: vCPU 5 was replugged and is vCPU 1 now, but then: web: QMP: `anything` was not answered within 1 ms";
     assert_eq!((status, answer["message"].as_str()), (502, Some(expected)));
     assert_eq!(watch.next("replugged")["new_vcpu"], 1);
     wait_for("it to be silent", || get(&daemon, "/v1/vms/web").1["hypervisor"] == "silent");
-    daemon.world.change("web", |vm| vm.silent = false);
+    daemon.change("web", |vm| vm.silent = false);
     wait_for_states(&daemon, "web", &[(0, 0, "true"), (1, 1, "true")]);
 
     assert_eq!(post(&daemon, "/v1/vms/web/attach", "").0, 200);
@@ -234,12 +272,12 @@ fn where_an_operator_wants_it_vcpus_that_stay_astray_are_replugged() {
     let spare = VcpuThread::start();
     let plugged = Plugged { apic_id: 5, tid: spare.tid };
     for name in ["web", "told"] {
-        daemon.world.change(name, |vm| {
-            vm.spare = Some(plugged);
+        daemon.change(name, |vm| {
+            vm.spare = [plugged].into();
             vm.description.spare_slots = [(0, 1)].into();
             vm.description.run_state = "paused".into();
         });
-        daemon.world.event(name, VmEvent::Stopped);
+        daemon.backend.event(name, VmEvent::Stopped);
         wait_for("it to be paused", || get(&daemon, &format!("/v1/vms/{name}")).1["run_state"] == "paused");
     }
     assert_eq!(post(&daemon, "/v1/vms/told/attach", "").0, 200);
@@ -249,9 +287,10 @@ fn where_an_operator_wants_it_vcpus_that_stay_astray_are_replugged() {
     // A paused guest takes none.
     std::thread::sleep(2 * after);
     wait_for_states(&daemon, "web", &[(0, 0, "true"), (0, 1, "stale")]);
-    for name in ["web", "told"] {
-        daemon.world.change(name, |vm| vm.description.run_state = "running".into());
-        daemon.world.event(name, VmEvent::Resumed);
+    // The one that is told would have its turn first.
+    for name in ["told", "web"] {
+        daemon.change(name, |vm| vm.description.run_state = "running".into());
+        daemon.backend.event(name, VmEvent::Resumed);
     }
     let event = watch.next("replugged");
     assert_eq!(
@@ -261,27 +300,31 @@ fn where_an_operator_wants_it_vcpus_that_stay_astray_are_replugged() {
     wait_for_states(&daemon, "web", &[(0, 0, "true"), (0, 0, "true")]);
     // One that is told keeps its vCPUs.
     assert_eq!(get(&daemon, "/v1/vms/told").1["vcpus"][1]["apic_id"], 1);
+    assert_eq!(daemon.change("told", |vm| vm.spare.clone()), [plugged]);
 }
 
 #[test]
 fn a_vm_that_ends_is_forgotten_with_everything_of_it() {
     let mut daemon = Daemon::start();
     let mut process = Process::start();
-    daemon.world.add("short", describe("short", process.pid(), &[0, 1], &[process.pid()]));
+    daemon.add("short", describe("short", process.pid(), &[0, 1], &[process.pid()]));
     wait_for("the VM", || get(&daemon, "/v1/vms/short").0 == 200);
     let mut watch = Watch::start(&daemon.socket);
     assert_eq!(post(&daemon, "/v1/vms/short/attach", "").0, 200);
+    let records = || std::fs::read_dir(&daemon.config.records).expect("there").count();
+    assert_eq!(records(), 1);
     // A leftover socket, as of a QEMU that was killed.
-    daemon.world.change("short", |vm| vm.refuses = true);
+    daemon.change("short", |vm| vm.refuses = true);
     process.kill();
     assert_eq!(watch.next("gone")["vm"], "short");
     assert_eq!(get(&daemon, "/v1/vms").1, json!([]));
+    wait_for("its record to be gone", || records() == 0);
     assert_eq!(get(&daemon, "/v1/vms/short").0, 404);
 
     // Another one takes its place.
     let next = Process::start();
-    daemon.world.remove("short");
-    daemon.world.add("short", describe("short", next.pid(), &[0, 1], &[next.pid()]));
+    daemon.backend.end("short");
+    daemon.add("short", describe("short", next.pid(), &[0, 1], &[next.pid()]));
     wait_for("the next VM", || get(&daemon, "/v1/vms/short").1["pid"] == next.pid());
     assert_eq!(get(&daemon, "/v1/vms/short").1["attached"], false);
     daemon.stop();
@@ -293,13 +336,13 @@ fn only_its_end_makes_a_vm_forgotten() {
     let daemon = Daemon::start();
     let threads = two_nodes(&daemon, "web");
     post(&daemon, "/v1/vms/web/attach", "");
-    let guest = daemon.world.guest("web");
-    daemon.world.change("web", |vm| vm.unlinked = true);
-    daemon.world.wait_for_a_scan();
+    let guest = daemon.guest("web");
+    daemon.change("web", |vm| vm.listed = false);
+    daemon.wait_for_a_scan();
     assert_eq!(get(&daemon, "/v1/vms/web").1["attached"], true, "its socket's file is not the VM");
-    daemon.world.change("web", |vm| vm.unlinked = false);
-    daemon.world.blind.store(true, Ordering::SeqCst);
-    daemon.world.wait_for_a_scan();
+    daemon.change("web", |vm| vm.listed = true);
+    daemon.backend.set_blind(true);
+    daemon.wait_for_a_scan();
     assert_eq!(get(&daemon, "/v1/vms/web").1["attached"], true, "nothing is known of its socket");
     threads[0].pin(1);
     wait_for("it to be told", || guest.read().is_ok_and(|topology| topology.vcpus[0].node == 1));
@@ -312,7 +355,7 @@ fn generations_do_not_come_back_with_another_channel() {
     let mut seen = std::collections::BTreeSet::new();
     for _ in 0..3 {
         assert_eq!(post(&daemon, "/v1/vms/web/attach", "").0, 200);
-        let generation = daemon.world.guest("web").read().expect("published").generation;
+        let generation = daemon.guest("web").read().expect("published").generation;
         assert!(seen.insert(generation), "{generation:x} came back");
         assert_eq!(post(&daemon, "/v1/vms/web/detach", "").0, 200);
     }
@@ -322,7 +365,7 @@ fn generations_do_not_come_back_with_another_channel() {
 fn a_thread_that_another_vm_has_now_is_watched_for_that_one() {
     let daemon = Daemon::start_looking_every(Duration::from_secs(3600));
     let threads = two_nodes(&daemon, "old");
-    daemon.world.add("new", describe("new", own_pid(), &[0, 1], &[threads[0].tid]));
+    daemon.add("new", describe("new", own_pid(), &[0, 1], &[threads[0].tid]));
     wait_for_states(&daemon, "new", &[(0, 0, "true")]);
     threads[0].pin(1);
     wait_for_states(&daemon, "new", &[(1, 0, "stale")]);
@@ -333,17 +376,12 @@ fn a_hypervisor_that_floods_events_is_asked_little() {
     let daemon = Daemon::start();
     let _threads = two_nodes(&daemon, "web");
     for _ in 0..2000 {
-        daemon.world.event("web", VmEvent::VcpusChanged);
+        daemon.backend.event("web", VmEvent::VcpusChanged);
     }
-    let pending = |daemon: &Daemon| {
-        let mut pending = 0;
-        daemon.world.change("web", |vm| pending = vm.pending_events());
-        pending
-    };
-    wait_for("all events to be taken", || pending(&daemon) == 0);
+    let pending = || daemon.change("web", |vm| vm.pending_events());
+    wait_for("all events to be taken", || pending() == 0);
     assert_eq!(post(&daemon, "/v1/vms/web/attach", "").0, 200);
-    let mut described = 0;
-    daemon.world.change("web", |vm| described = vm.described);
+    let described = daemon.change("web", |vm| vm.described);
     assert!(described < 200, "described {described} times");
 }
 
@@ -351,7 +389,7 @@ fn a_hypervisor_that_floods_events_is_asked_little() {
 fn a_vm_that_does_not_answer_holds_up_no_other() {
     let daemon = Daemon::start();
     let _threads = (two_nodes(&daemon, "stuck"), two_nodes(&daemon, "web"));
-    daemon.world.change("stuck", |vm| vm.stuck = true);
+    daemon.change("stuck", |vm| vm.stuck = true);
     let socket = daemon.socket.clone();
     let pending = std::thread::spawn(move || ask(&socket, "POST", "/v1/vms/stuck/attach", ""));
     wait_for("the attach to begin", || get(&daemon, "/v1/vms/stuck").1["channel"] == "attaching");
@@ -363,7 +401,7 @@ fn a_vm_that_does_not_answer_holds_up_no_other() {
         200,
         "needs no hypervisor"
     );
-    daemon.world.change("stuck", |vm| vm.stuck = false);
+    daemon.change("stuck", |vm| vm.stuck = false);
     assert_eq!(pending.join().expect("answered").0, 200);
 }
 
@@ -372,15 +410,15 @@ fn a_lost_connection_is_shown_and_the_vm_is_still_told() {
     let daemon = Daemon::start();
     let threads = two_nodes(&daemon, "web");
     post(&daemon, "/v1/vms/web/attach", "");
-    let guest = daemon.world.guest("web");
-    daemon.world.change("web", |vm| vm.silent = true);
-    daemon.world.event("web", VmEvent::VcpusChanged);
+    let guest = daemon.guest("web");
+    daemon.change("web", |vm| vm.silent = true);
+    daemon.backend.event("web", VmEvent::VcpusChanged);
     wait_for("the problem", || get(&daemon, "/v1/vms/web").1["problem"].is_string());
     let (status, answer) = post(&daemon, "/v1/vms/web/detach", "");
     assert_eq!((status, &answer["error"]), (502, &json!("vm")), "{answer}");
     threads[0].pin(1);
     wait_for("it to be told", || guest.read().is_ok_and(|topology| topology.vcpus[0].node == 1));
-    daemon.world.change("web", |vm| vm.silent = false);
+    daemon.change("web", |vm| vm.silent = false);
     wait_for("the problem to be over", || get(&daemon, "/v1/vms/web").1["problem"].is_null());
     assert_eq!(get(&daemon, "/v1/vms/web").1["attached"], true, "the channel is the same");
 }
@@ -391,12 +429,12 @@ fn a_channel_of_an_earlier_daemon_is_shown_and_can_be_detached() {
     let thread = VcpuThread::start();
     thread.pin(0);
     let description = describe("old", own_pid(), &[0], &[thread.tid]);
-    daemon.world.add("old", description);
-    daemon.world.change("old", |vm| vm.foreign_channel = true);
+    daemon.add("old", description);
+    daemon.change("old", |vm| vm.foreign_channel = true);
     wait_for("the VM", || get(&daemon, "/v1/vms/old").0 == 200);
     if get(&daemon, "/v1/vms/old").1["channel"] != "lost" {
         // It was found before the test had changed it: let it be found again.
-        daemon.world.event("old", VmEvent::Disconnected);
+        daemon.backend.event("old", VmEvent::Disconnected);
         wait_for("the channel", || get(&daemon, "/v1/vms/old").1["channel"] == "lost");
     }
     wait_for_states(&daemon, "old", &[(0, 0, "unknown")]);
@@ -412,7 +450,7 @@ fn a_restarted_daemon_takes_channels_over() {
     let mut daemon = Daemon::start();
     let threads = two_nodes(&daemon, "web");
     post(&daemon, "/v1/vms/web/attach", "");
-    let guest = daemon.world.guest("web");
+    let guest = daemon.guest("web");
     let first = guest.read().expect("published").generation;
     guest.acknowledge(first).expect("rung");
     guest.guest_vectors[0].read().expect("the interrupt of the first publication");
@@ -437,11 +475,11 @@ fn a_restarted_daemon_takes_channels_over() {
 }
 
 #[test]
-fn a_channel_without_its_record_is_lost_and_others_are_not() {
+fn a_channel_without_its_record_is_lost_and_its_guest_is_told_no_more() {
     let mut daemon = Daemon::start();
     let _threads = two_nodes(&daemon, "web");
     post(&daemon, "/v1/vms/web/attach", "");
-    let guest = daemon.world.guest("web");
+    let guest = daemon.guest("web");
     daemon.stop();
     for record in std::fs::read_dir(&daemon.config.records).expect("there").flatten() {
         let text = std::fs::read_to_string(record.path()).expect("read");
@@ -449,22 +487,37 @@ fn a_channel_without_its_record_is_lost_and_others_are_not() {
         std::fs::write(record.path(), text.replace("\"guest_vectors\":[", "\"guest_vectors\":[9"))
             .expect("written");
     }
-    let before = guest.read().expect("readable").generation;
+    let before = published(&guest);
     daemon.restart();
     wait_for("the VM", || get(&daemon, "/v1/vms/web").1["channel"] == "lost");
-    assert_eq!(guest.read().expect("untouched").generation, before);
     wait_for_states(&daemon, "web", &[(0, 0, "unknown"), (1, 1, "unknown")]);
+    Witness::start(&daemon).sees_nothing_published(&daemon, "web", &guest, before);
 }
 
 #[test]
 fn a_guest_that_lets_go_of_the_device_is_told_no_more() {
     let daemon = Daemon::start();
-    let _threads = two_nodes(&daemon, "web");
+    let (_threads, witness) = (two_nodes(&daemon, "web"), Witness::start(&daemon));
     post(&daemon, "/v1/vms/web/attach", "");
+    let guest = daemon.guest("web");
+    let before = published(&guest);
     let mut watch = Watch::start(&daemon.socket);
-    daemon.world.event("web", VmEvent::ChannelDetached);
+    daemon.change("web", |vm| vm.device = None);
+    daemon.backend.event("web", VmEvent::ChannelDetached);
     assert_eq!(watch.next("detached")["vm"], "web");
     assert_eq!(get(&daemon, "/v1/vms/web").1["channel"], "none");
+    witness.sees_nothing_published(&daemon, "web", &guest, before);
+}
+
+#[test]
+fn a_guest_whose_channel_is_detached_is_told_no_more() {
+    let daemon = Daemon::start();
+    let (_threads, witness) = (two_nodes(&daemon, "web"), Witness::start(&daemon));
+    post(&daemon, "/v1/vms/web/attach", "");
+    let guest = daemon.guest("web");
+    let before = published(&guest);
+    assert_eq!(post(&daemon, "/v1/vms/web/detach", "").0, 200);
+    witness.sees_nothing_published(&daemon, "web", &guest, before);
 }
 
 #[test]
@@ -474,11 +527,11 @@ fn a_guest_that_reboots_is_told_again() {
     threads[0].pin(1);
     wait_for_states(&daemon, "web", &[(1, 0, "stale"), (1, 1, "true")]);
     post(&daemon, "/v1/vms/web/attach", "");
-    let guest = daemon.world.guest("web");
+    let guest = daemon.guest("web");
     let first = guest.read().expect("published").generation;
     guest.acknowledge(first).expect("rung");
     wait_for_states(&daemon, "web", &[(1, 1, "true"), (1, 1, "true")]);
-    daemon.world.event("web", VmEvent::Rebooted);
+    daemon.backend.event("web", VmEvent::Rebooted);
     wait_for_states(&daemon, "web", &[(1, 1, "stale"), (1, 1, "true")]);
     wait_for("it to be told", || guest.read().is_ok_and(|found| found.generation != first));
     guest.acknowledge(guest.read().expect("published").generation).expect("rung");
@@ -490,12 +543,12 @@ fn plugged_vcpus_are_told() {
     let daemon = Daemon::start();
     let threads = two_nodes(&daemon, "web");
     post(&daemon, "/v1/vms/web/attach", "");
-    let guest = daemon.world.guest("web");
+    let guest = daemon.guest("web");
     let third = VcpuThread::start();
     third.pin(1);
     let tids = [threads[0].tid, threads[1].tid, third.tid];
-    daemon.world.change("web", |vm| vm.description = describe("web", own_pid(), &[0, 1], &tids));
-    daemon.world.event("web", VmEvent::VcpusChanged);
+    daemon.change("web", |vm| vm.description = describe("web", own_pid(), &[0, 1], &tids));
+    daemon.backend.event("web", VmEvent::VcpusChanged);
     wait_for("it to be told", || guest.read().is_ok_and(|t| t.vcpus.len() == 3 && t.vcpus[2].node == 1));
 }
 
@@ -503,7 +556,7 @@ fn plugged_vcpus_are_told() {
 fn two_vms_of_one_name_are_told_apart() {
     let daemon = Daemon::start();
     let _threads = two_nodes(&daemon, "web");
-    daemon.world.add("other", describe("web", own_pid(), &[0], &[]));
+    daemon.add("other", describe("web", own_pid(), &[0], &[]));
     wait_for("the problem", || get(&daemon, "/v1/vms").1.as_array().is_some_and(|vms| vms.len() == 2));
     let (_, vms) = get(&daemon, "/v1/vms");
     let problem = vms[0]["problem"].as_str().unwrap_or_default().to_owned();

@@ -3,16 +3,19 @@
 mod common;
 
 use common::{
-    Daemon,
-    http::{Watch, ask},
+    Daemon, HANG_LIMIT,
+    http::{Watch, ask, ask_again},
+    vms::{VcpuThread, describe},
     wait_for,
 };
 use nix::{libc, unistd::Group};
 use serde_json::{Value, json};
 use std::{
     fs::{Permissions, set_permissions},
+    io::BufReader,
     os::unix::{fs::MetadataExt, fs::PermissionsExt, net::UnixStream},
     path::Path,
+    sync::atomic::{AtomicBool, Ordering},
     thread,
 };
 
@@ -105,4 +108,59 @@ fn a_group_may_act_if_one_is_named() {
     let many: Vec<u32> = (1000..1100).chain([id]).collect();
     assert_eq!(as_user(STRANGER, &many, attach).0, 404);
     assert_eq!(as_user(STRANGER, &many[..100], attach).0, 403);
+}
+
+#[test]
+fn readers_without_pause_keep_no_move_from_being_published() {
+    let daemon = Daemon::start();
+    open_to_all(&daemon.socket);
+    let threads = [VcpuThread::start(), VcpuThread::start()];
+    threads.iter().enumerate().for_each(|(cpu, thread)| thread.pin(cpu));
+    let tids = threads.each_ref().map(|thread| thread.tid);
+    daemon.add("web", describe("web", std::process::id().cast_signed(), &[0, 1], &tids));
+    wait_for("the VM", || ask(&daemon.socket, "POST", "/v1/vms/web/attach", "").0 == 200);
+    let guest = daemon.guest("web");
+    let stop = AtomicBool::new(false);
+    let read = |stream: UnixStream| {
+        stream.set_read_timeout(Some(HANG_LIMIT)).expect("a limit");
+        let (mut connection, mut answers) = (BufReader::new(stream), 0);
+        while !stop.load(Ordering::Relaxed) {
+            for path in ["/v1/vms", "/v1/vms/web"] {
+                let (status, body) = ask_again(&mut connection, path);
+                assert!(status == 200 && body.contains("\"web\""), "{status}: {body}");
+                answers += 1;
+            }
+        }
+        answers
+    };
+    let connect = || {
+        let connections =
+            (0..daemon.config.connections_per_user).map(|_| UnixStream::connect(&daemon.socket));
+        connections.collect::<Result<Vec<_>, _>>().expect("connected")
+    };
+    let streams = as_user(STRANGER, &[], connect);
+    assert_eq!(streams.len(), 64);
+    let answers: Vec<u32> = thread::scope(|scope| {
+        let readers: Vec<_> = streams.into_iter().map(|stream| scope.spawn(|| read(stream))).collect();
+        let mut last = guest.read().expect("published").generation;
+        // Unwinding would wait for the readers.
+        let moves = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            for round in 1..=20 {
+                let node = round % 2;
+                threads[0].pin(node as usize);
+                wait_for(&format!("move {round} to be published"), || {
+                    guest.read().is_ok_and(|found| found.generation > last && found.vcpus[0].node == node)
+                });
+                let found = guest.read().expect("published");
+                assert_eq!((found.vcpus[0].node, found.vcpus[1].node), (node, 1));
+                last = found.generation;
+            }
+        }));
+        stop.store(true, Ordering::Relaxed);
+        let answers = readers.into_iter().map(|reader| reader.join().expect("answered")).collect();
+        moves.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        answers
+    });
+    println!("{} answers", answers.iter().sum::<u32>());
+    assert!(answers.iter().all(|&answers| answers > 0), "{answers:?}");
 }

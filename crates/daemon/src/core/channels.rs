@@ -100,11 +100,10 @@ impl Core {
     pub(super) fn unplugged(&mut self, id: VmId, event: ChannelEvent) {
         let Some(before) = self.channel_event(id, event) else { return };
         let Some(vm) = self.vm(id) else { return };
-        let (name, pid) = (vm.name().to_owned(), vm.description.pid);
+        let name = vm.name().to_owned();
         if !before.is_plugged() {
             return;
         }
-        self.commands.push(Command::ForgetRecord(pid));
         self.log(Level::Info, format!("{name}: topology channel detached"));
         self.announce(api::Event::Detached { vm: name, time_ns: self.now_ns });
         let attach = self.first_publication.remove(&id);

@@ -161,7 +161,7 @@ pub enum Command {
     Publish(VmId, u64, Publication),
     /// The host's end of a VM's channel is not used any more.
     CloseChannel(VmId),
-    /// The hypervisor of this process number has no channel any more.
+    /// The process of this number has ended, and its channel with it.
     ForgetRecord(i32),
     /// Watch a thread of a process, and say where it is.
     Watch(i32, i32),

@@ -118,7 +118,7 @@ fn stuck(vm: &Vm) -> Option<String> {
 fn unreachable(managed: &ManagedVm, hypervisor: api::Hypervisor, problem: String) -> api::Vm {
     api::Vm {
         name: managed.fallback_name.clone(),
-        pid: managed.process.map(|process| process.pid),
+        pid: None,
         described: false,
         hypervisor,
         attached: false,

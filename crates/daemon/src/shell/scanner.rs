@@ -1,5 +1,5 @@
 //! Lists which VMs there may be, whenever that can have changed. What else may wait for a disk and is not urgent is done here
-//! too: records of channels are removed.
+//! too: records of processes that have ended are removed.
 
 use super::{
     inbox::{Inbox, Message},
@@ -47,7 +47,7 @@ impl Scanner {
         Ok(Self { forget, wake, thread: Some(thread) })
     }
 
-    /// The hypervisor of this process number has no channel any more.
+    /// The process of this number has ended.
     pub(super) fn forget_record(&self, pid: i32) {
         if self.forget.send(pid).is_ok() {
             let _ = self.wake.write(1);

@@ -192,6 +192,9 @@ impl Task {
         connection.greet()?;
         let description = connection.describe()?;
         let channel = connection.tidy_channel()?;
+        if !channel {
+            self.records.remove(connection.pid());
+        }
         let pidfd = self.pidfd(connection)?;
         self.ask_at = Instant::now() + ASK_AFTER;
         self.report(Report::Up { description, pidfd, channel })
@@ -324,7 +327,10 @@ impl Task {
             match event {
                 // Whether the guest runs is part of what the VM is.
                 VmEvent::VcpusChanged | VmEvent::Stopped | VmEvent::Resumed => self.describe_wanted = true,
-                VmEvent::ChannelDetached => self.report(Report::Plain(CoreReport::Released))?,
+                VmEvent::ChannelDetached => {
+                    self.records.remove(connection.pid());
+                    self.report(Report::Plain(CoreReport::Released))?;
+                }
                 VmEvent::Rebooted => rebooted = true,
                 VmEvent::Disconnected => {
                     let vm = format!("VM of process {}", connection.pid());
@@ -361,6 +367,10 @@ impl Task {
             }
             Ask::Detach => {
                 let outcome = connection.detach_channel();
+                // Here and not later, when there may be a record of the next channel.
+                if matches!(outcome, Ok(()) | Err(VmError::NotAttached { .. })) {
+                    self.records.remove(connection.pid());
+                }
                 let stop = outcome.as_ref().err().and_then(|error| self.stop_after(connection, error));
                 self.conclude(stop, Report::Plain(CoreReport::Detached(outcome)))
             }

@@ -22,6 +22,24 @@ pub fn ask(socket: &Path, method: &str, path: &str, body: &str) -> (u16, Value) 
     (status, serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {body}")))
 }
 
+/// Asks for a path over a connection that stays, and returns the status and the body.
+pub fn ask_again(connection: &mut BufReader<UnixStream>, path: &str) -> (u16, String) {
+    let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n");
+    connection.get_mut().write_all(request.as_bytes()).expect("sent");
+    let (mut head, mut length) = (String::new(), 0);
+    while !head.ends_with("\r\n\r\n") {
+        let begin = head.len();
+        assert!(connection.read_line(&mut head).expect("a head") > 0, "the connection ended: {head}");
+        if let Some(text) = head[begin..].to_lowercase().strip_prefix("content-length:") {
+            length = text.trim().parse().expect("a length");
+        }
+    }
+    let mut body = vec![0; length];
+    connection.read_exact(&mut body).expect("a body");
+    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status");
+    (status, String::from_utf8(body).expect("UTF-8"))
+}
+
 pub fn send(stream: &mut UnixStream, method: &str, path: &str, body: &str) {
     let length = body.len();
     let head = format!(

@@ -1,16 +1,15 @@
-//! A daemon in this process, with a host of two nodes of one CPU each and VMs that tests make up.
+//! A daemon in this process, with a host of two nodes of one CPU each and VMs in memory.
 
 // Each test binary uses a part of it.
 #![allow(dead_code)]
 
-pub mod fake;
 pub mod host;
 pub mod http;
 pub mod peer;
+pub mod vms;
 
 pub use host::{HANG_LIMIT, wait_for, write_host};
 
-use fake::World;
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
@@ -18,15 +17,17 @@ use std::{
     time::Duration,
 };
 use tokio::sync::oneshot;
+use vnuma_channel_model::GuestEnd;
 use vnuma_daemon::{BackendFactory, Config};
-use vnuma_hypervisor::QmpBackend;
+use vnuma_hypervisor::{MemoryBackend, QmpBackend, memory::MemoryVm};
+use vnuma_topology::VmDescription;
 
 /// A running daemon; it is stopped when this is dropped.
 pub struct Daemon {
-    pub world: World,
+    pub backend: MemoryBackend,
     pub socket: PathBuf,
     pub config: Config,
-    /// Where its VMs are, if they are not made up.
+    /// Where its VMs are, if they are not in memory.
     qmp: Option<PathBuf>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<anyhow::Result<()>>>,
@@ -54,7 +55,7 @@ impl Daemon {
         assert!(online >= 2, "these tests need two CPUs, one for each node");
         let directory = tempfile::tempdir().expect("a directory");
         write_host(directory.path());
-        let world = World::new(&directory.path().join("vms"));
+        let backend = MemoryBackend::new().expect("made");
         let socket = directory.path().join("api.sock");
         let mut config = Config {
             socket: socket.clone(),
@@ -67,16 +68,17 @@ impl Daemon {
         };
         change(&mut config);
         let qmp = qmp.map(Path::to_owned);
-        let mut daemon = Self { world, socket, config, qmp, stop: None, thread: None, _directory: directory };
+        let mut daemon =
+            Self { backend, socket, config, qmp, stop: None, thread: None, _directory: directory };
         daemon.launch();
         daemon
     }
 
     fn launch(&mut self) {
-        let (world, config, qmp) = (self.world.clone(), self.config.clone(), self.qmp.clone());
+        let (backend, config, qmp) = (self.backend.clone(), self.config.clone(), self.qmp.clone());
         let factory: BackendFactory = Arc::new(move || match &qmp {
             Some(directory) => Box::new(QmpBackend::new(Some(directory.clone()), Vec::new())),
-            None => Box::new(world.clone()),
+            None => Box::new(backend.clone()),
         });
         let (stop, stopped) = oneshot::channel();
         let thread = thread::spawn(move || {
@@ -86,6 +88,28 @@ impl Daemon {
         (self.stop, self.thread) = (Some(stop), Some(thread));
         // The file is there before anybody listens.
         wait_for("the daemon", || std::os::unix::net::UnixStream::connect(&self.socket).is_ok());
+    }
+
+    /// A VM appears, whose process and threads are real.
+    pub fn add(&self, name: &str, description: VmDescription) {
+        self.backend.add(name, MemoryVm::of_process(description).expect("made"));
+    }
+
+    /// Changes a VM, or looks at it.
+    pub fn change<T>(&self, name: &str, change: impl FnOnce(&mut MemoryVm) -> T) -> T {
+        self.backend.change(name, change).expect("there is such a VM")
+    }
+
+    /// The guest's end of a VM's channel. There is one for each attach.
+    pub fn guest(&self, name: &str) -> GuestEnd {
+        self.change(name, |vm| GuestEnd::connect(vm.device.as_ref().expect("plugged")).expect("all messages"))
+    }
+
+    /// Waits until it has looked again for VMs.
+    pub fn wait_for_a_scan(&self) {
+        let before = self.backend.scans();
+        // One may be under way.
+        wait_for("two scans", || self.backend.scans() >= before + 2);
     }
 
     /// Another one in its place, with the same VMs.
