@@ -190,9 +190,8 @@ impl Checker {
                 let counts = self.move_counts;
                 if let (Ok(at), Some(view)) = (outcome, self.vcpu_mut(*vm, *vcpu).filter(|_| counts)) {
                     view.assigned = Some(*node);
-                    let tid = view.tid;
                     // An older reading than the last one still says that it was put there.
-                    self.located(tid, *at);
+                    self.place(*vm, *vcpu, *at);
                     self.judge(*vm, *vcpu, now_ns);
                 }
             }
