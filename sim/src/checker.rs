@@ -238,6 +238,10 @@ impl Checker {
         match report {
             Report::Up(description, _) => {
                 let view = self.vms.get(&vm);
+                if view.is_none() {
+                    // It may be another one than was seen from outside, whose moves are forgotten.
+                    self.moving.retain(|(known, ..)| *known != vm);
+                }
                 if view.is_some_and(|view| (view.pid, &view.name) != (description.pid, &description.name)) {
                     self.renamed = Some((connection, vm, description.clone()));
                 } else {
