@@ -238,10 +238,6 @@ impl Checker {
         match report {
             Report::Up(description, _) => {
                 let view = self.vms.get(&vm);
-                if view.is_none() {
-                    // It may be another one than was seen from outside, whose moves are forgotten.
-                    self.moving.retain(|(known, ..)| *known != vm);
-                }
                 if view.is_some_and(|view| (view.pid, &view.name) != (description.pid, &description.name)) {
                     self.renamed = Some((connection, vm, description.clone()));
                 } else {
@@ -401,6 +397,12 @@ impl Checker {
             Command::Announce(api::Event::Updated { vm, generation, changed_ns, told_ns, .. }) => {
                 let right = self.acknowledged == Some(generation.0) && changed_ns <= told_ns;
                 self.expect(right, "acknowledgement", || format!("{vm} did not acknowledge {generation}"));
+            }
+            Command::Announce(api::Event::Gone { .. }) => {
+                // Another one is there than was seen from outside, whose moves are forgotten.
+                if let Some(vm) = self.arrived {
+                    self.moving.retain(|(known, ..)| *known != vm);
+                }
             }
             Command::Announce(_) | Command::Look(_) | Command::ForgetRecord(_) | Command::Log(..) => {}
         }
