@@ -28,6 +28,8 @@ pub enum Chaos {
     AskReplug,
     /// Several operators want different things of one VM, or of one that is not there.
     AskAll,
+    /// A thread finds no rest, and is carried on before its dwell is over.
+    Wander,
     /// An operator moves vCPUs of one VM more often than may be published.
     Storm,
     /// A QEMU hangs for a while.
@@ -62,7 +64,7 @@ pub enum Chaos {
 
 impl Chaos {
     /// All of it.
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 24] = [
         Self::Migrate,
         Self::Confine,
         Self::SilentAffinity,
@@ -71,6 +73,7 @@ impl Chaos {
         Self::AskDetach,
         Self::AskReplug,
         Self::AskAll,
+        Self::Wander,
         Self::Storm,
         Self::Hang,
         Self::Stop,
@@ -98,7 +101,7 @@ impl Chaos {
             Self::AskDetach | Self::AskReplug | Self::AskAll => 60 * MILLI,
             Self::Hang | Self::Reboot | Self::Disconnect => 100 * MILLI,
             Self::Stop | Self::End | Self::Start | Self::Hotplug | Self::Rehome => 150 * MILLI,
-            Self::Rename | Self::Unlist | Self::Release | Self::Storm => SECOND,
+            Self::Rename | Self::Unlist | Self::Release | Self::Storm | Self::Wander => SECOND,
             Self::HostChange => 5 * SECOND,
             Self::Stall => 3 * SECOND,
             Self::Restart => 15 * SECOND,
@@ -121,6 +124,7 @@ impl Simulation {
             Chaos::SilentAffinity => self.confine(false),
             Chaos::AskMove | Chaos::AskAttach | Chaos::AskDetach | Chaos::AskReplug => self.ask_one(chaos),
             Chaos::AskAll => self.ask_all(),
+            Chaos::Wander => self.wander(),
             Chaos::Storm => self.storm(),
             Chaos::Hang => self.hang(),
             Chaos::Stop => self.stop(),
@@ -214,6 +218,28 @@ impl Simulation {
             if let Some(chaos) = self.rng.pick(&wanted) {
                 self.ask_of(slot, chaos);
             }
+        }
+    }
+
+    fn wander(&mut self) {
+        let open: Vec<_> = self.daemon.channels.values().map(|open| open.0).collect();
+        let Some(machine) = self.rng.pick(&open).and_then(|slot| self.world.places[slot].machine.as_ref())
+        else {
+            return;
+        };
+        let tids: Vec<_> = machine.vcpus.values().map(|vcpu| vcpu.tid).collect();
+        let Some(tid) = self.rng.pick(&tids) else { return };
+        for pause in 0..20 {
+            self.later(pause * 150 * MILLI, Action::Carry(tid));
+        }
+    }
+
+    /// A thread is carried to another node, confined no longer.
+    pub(crate) fn carry(&mut self, tid: i32) {
+        if self.chaotic && self.world.threads.contains_key(&tid) {
+            let node = self.a_node();
+            self.world.carry(tid, node, false, &mut self.rng, self.now_ns);
+            self.thread_moved(tid);
         }
     }
 

@@ -190,9 +190,8 @@ impl Checker {
                 let counts = self.move_counts;
                 if let (Ok(at), Some(view)) = (outcome, self.vcpu_mut(*vm, *vcpu).filter(|_| counts)) {
                     view.assigned = Some(*node);
-                    let tid = view.tid;
                     // An older reading than the last one still says that it was put there.
-                    self.located(tid, *at);
+                    self.place(*vm, *vcpu, *at);
                     self.judge(*vm, *vcpu, now_ns);
                 }
             }
@@ -398,6 +397,12 @@ impl Checker {
             Command::Announce(api::Event::Updated { vm, generation, changed_ns, told_ns, .. }) => {
                 let right = self.acknowledged == Some(generation.0) && changed_ns <= told_ns;
                 self.expect(right, "acknowledgement", || format!("{vm} did not acknowledge {generation}"));
+            }
+            Command::Announce(api::Event::Gone { .. }) => {
+                // Another one is there than was seen from outside, whose moves are forgotten.
+                if let Some(vm) = self.arrived {
+                    self.moving.retain(|(known, ..)| *known != vm);
+                }
             }
             Command::Announce(_) | Command::Look(_) | Command::ForgetRecord(_) | Command::Log(..) => {}
         }

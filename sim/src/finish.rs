@@ -26,8 +26,11 @@ impl Simulation {
             let serial = machine.serial;
             self.recover(slot, serial);
         }
-        self.reconnect_liars();
         self.scan_soon();
+        // Some may have said so a moment ago, and are heard only now.
+        self.reconnect_liars();
+        self.pass(3 * SECOND);
+        self.reconnect_liars();
         // Homes without an event are read again after 30 s at most.
         for _ in 0..4 {
             self.pass(12 * SECOND);

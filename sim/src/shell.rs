@@ -161,7 +161,7 @@ impl Simulation {
         let Some((generation, publication)) = &device.page else { return };
         let (device, mut generation) = (device.serial, *generation);
         if machine.guest.driver == Driver::Forger {
-            generation = generation.wrapping_add(self.rng.within(0..5)).wrapping_sub(2);
+            generation = generation.wrapping_add(self.rng.within(0..21)).wrapping_sub(10);
         } else {
             for (vcpu, node) in &publication.vcpus {
                 machine.guest.used.insert(*vcpu, *node);

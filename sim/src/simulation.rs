@@ -70,6 +70,8 @@ pub enum Action {
     Recover(Slot, Serial),
     /// Something goes wrong.
     Chaos(Chaos),
+    /// A thread is carried elsewhere.
+    Carry(i32),
     /// An operator moves a vCPU of this VM.
     AskMove(Slot),
     /// The backends list what there is, as they do now and then, or because something changed.
@@ -315,6 +317,7 @@ impl Simulation {
             Action::LetGo(slot, machine, device) => self.let_go(slot, machine, device),
             Action::Recover(slot, machine) => self.recover(slot, machine),
             Action::Chaos(chaos) => self.chaos(chaos),
+            Action::Carry(tid) => self.carry(tid),
             Action::AskMove(slot) => self.ask_of(slot, Chaos::AskMove),
             Action::Scan(again) => self.scan(again),
             Action::Resync => {
