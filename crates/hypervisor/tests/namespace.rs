@@ -13,7 +13,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-use vnuma_hypervisor::{QmpBackend, VmBackend, VmError};
+use vnuma_hypervisor::{QmpBackend, VmBackend, VmConnection, VmError};
 use vnuma_topology::VmDescription;
 
 const SOCKET: &str = "VNUMA_TEST_NAMESPACE_SOCKET";
@@ -30,8 +30,8 @@ impl Drop for Peer {
 }
 
 /// What the host learns of a QEMU in a namespace of its own that names its first thread, one more of its own, and
-/// perhaps another one. Its process dies with the peer.
-fn describe(foreign: Option<i32>) -> (Result<VmDescription, VmError>, Peer) {
+/// perhaps another one. Its process ends with the peer, and when the connection is closed.
+fn describe(foreign: Option<i32>) -> (Result<VmDescription, VmError>, (Peer, Box<dyn VmConnection>)) {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("vm.sock");
     let mut command = Command::new("unshare");
@@ -48,7 +48,7 @@ fn describe(foreign: Option<i32>) -> (Result<VmDescription, VmError>, Peer) {
     }
     let mut vm = QmpBackend::default().connect(&QmpBackend::handle(&socket).unwrap()).unwrap();
     let description = vm.greet().and_then(|()| vm.describe());
-    (description, peer)
+    (description, (peer, vm))
 }
 
 #[test]
