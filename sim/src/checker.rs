@@ -112,6 +112,8 @@ pub struct Checker {
     move_counts: bool,
     /// A connection that says that its VM is called otherwise. It is believed unless it is closed.
     renamed: Option<(ConnectionId, VmId, VmDescription)>,
+    /// The same of one that says who it is for the first time.
+    first: Option<(ConnectionId, VmId)>,
     /// Checks that were made.
     pub checks: u64,
     /// The first rule that was broken.
@@ -138,6 +140,7 @@ impl Checker {
             arrived: None,
             move_counts: false,
             renamed: None,
+            first: None,
             checks: 0,
             broken: None,
         }
@@ -241,6 +244,7 @@ impl Checker {
                 if view.is_some_and(|view| (view.pid, &view.name) != (description.pid, &description.name)) {
                     self.renamed = Some((connection, vm, description.clone()));
                 } else {
+                    self.first = view.is_none().then_some((connection, vm));
                     self.described(vm, description);
                 }
             }
@@ -256,6 +260,11 @@ impl Checker {
 
     /// A step has ended: a connection that is still open was believed.
     pub fn step_ended(&mut self) {
+        if let Some((connection, vm)) = self.first.take()
+            && !self.connections.contains_key(&connection)
+        {
+            self.forget(vm);
+        }
         if let Some((connection, vm, description)) = self.renamed.take()
             && self.connections.contains_key(&connection)
         {
