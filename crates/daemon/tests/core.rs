@@ -166,6 +166,22 @@ fn an_attach_is_answered_once_everything_true_is_published() {
 }
 
 #[test]
+fn a_vm_that_loses_a_thread_to_another_process_is_described_again() {
+    let mut run = Run::with_vm();
+    let first = run.last;
+    run.list(&["a", "b"]);
+    let mut stale = description("b", 200);
+    stale.vcpus[0].tid = 101;
+    run.report(Report::Up(stale, false));
+    assert_eq!(run.asked, [(first, Ask::Describe)]);
+    run.step(Event::Hypervisor(first, Report::Described(description("a", 100))));
+    assert_eq!(run.asked.last(), Some(&(run.last, Ask::Describe)));
+    run.step(Event::Located(101, at(2, run.now_ns)));
+    let node = |name: &str| run.core.show(name).map(|vm| vm.vcpus[0].host_node).ok().flatten();
+    assert_eq!((node("a"), node("b")), (Some(2), None));
+}
+
+#[test]
 fn a_move_is_answered_though_the_hypervisor_answers_meanwhile() {
     let mut run = Run::new();
     run.list(&["a"]);

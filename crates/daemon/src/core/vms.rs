@@ -198,13 +198,22 @@ impl Core {
             let mine = (id, vcpu.apic_id);
             if self.threads.get(&vcpu.tid) != Some(&mine) {
                 // A thread of this process now, whoever had its number before.
-                if self.threads.insert(vcpu.tid, mine).is_some() {
+                if let Some((other, _)) = self.threads.insert(vcpu.tid, mine) {
                     self.commands.push(Command::Unwatch(vcpu.tid));
+                    self.describe_if_doubtful(other, pid);
                 }
                 self.commands.push(Command::Watch(pid, vcpu.tid));
             }
         }
         self.drop_moves_of_missing(id);
+    }
+
+    /// A thread number that two processes claim belongs to one of them: the description that is not true any more may be
+    /// either. Whoever has lost it is described again, and takes it back if it is there.
+    fn describe_if_doubtful(&mut self, other: VmId, pid: i32) {
+        if self.vm(other).is_some_and(|vm| vm.description.pid != pid) {
+            self.ask_if_connected(other, Ask::Describe);
+        }
     }
 
     /// Moves of vCPUs that are there no more are answered.
