@@ -8,6 +8,7 @@ use vnuma_lab_runner::{Lab, Profile, boot_retries};
 const PROFILE: &str = "3n4c-hotplug";
 
 #[test]
+#[ignore = "the scenario that follows it is in make test; this is in make soak"]
 fn cpus_memory_and_a_node_come_and_go() {
     let lab = Lab::boot(PROFILE).unwrap();
     println!("{PROFILE}: boot {:?}, boots retried: {}", lab.boot_time(), boot_retries());

@@ -91,7 +91,6 @@ fn a_hypervisor_that_stands_still_is_named_and_its_vm_observed() {
 }
 
 #[test]
-#[ignore = "takes minutes: make soak"]
 fn a_host_that_grows_and_shrinks_is_followed() {
     run("3n4c-hotplug", &[job(&["lab-scenario", "hotplug"])]);
 }
