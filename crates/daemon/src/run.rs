@@ -45,7 +45,12 @@ pub async fn run(
     let shell = Shell::start(config, host, factory, first_epoch(), Arc::clone(&inbox));
     let shell = shell.context("starting to watch")?;
     // The API has this thread, and what decides and publishes has another: readers cannot delay it.
-    let shell = spawn_worker("core", move || shell.run());
+    let (alive, core_ended) = tokio::sync::oneshot::channel::<()>();
+    let shell = spawn_worker("core", move || {
+        // Dropped when the core ends, also by a panic.
+        let _alive = alive;
+        shell.run();
+    });
     let shell = shell.context("starting a thread")?;
     let (stopping, stopped) = watch::channel(false);
     let listener = UnixListener::from_std(listener).context("listening")?;
@@ -60,6 +65,8 @@ pub async fn run(
     info!(socket = %path.display(), "serving");
     tokio::select! {
         () = stop => {}
+        // It never ends by itself: what it has to say comes from joining it.
+        _ = core_ended => {}
         ended = &mut serve => {
             ended.context("the API's task")?.context("serving the API")?;
         }

@@ -182,6 +182,57 @@ fn a_vm_that_loses_a_thread_to_another_process_is_described_again() {
 }
 
 #[test]
+fn a_vm_seen_through_two_monitors_is_one_vm() {
+    let mut run = Run::new();
+    run.list(&["a"]);
+    run.report(Report::Silent("no greeting".into(), 100));
+    run.report(Report::Observed(100, description("a", 100).vcpus, true));
+    assert_eq!(run.core.names(), ["a"]);
+    run.list(&["a", "b"]);
+    run.report(Report::Up(description("web", 100), false));
+    // What is left of the first is the problem with its monitor.
+    let described: Vec<_> = run.core.names().iter().filter_map(|name| run.core.show(name).ok()).collect();
+    let with_vcpus: Vec<_> = described.iter().filter(|vm| !vm.vcpus.is_empty()).map(|vm| &vm.name).collect();
+    assert_eq!(with_vcpus, ["web"]);
+}
+
+#[test]
+fn an_attach_that_timed_out_is_not_tried_again_before_it_is_undone() {
+    let mut run = Run::with_vm();
+    let timeout = || VmError::Timeout { vm: "a".into(), command: "device_add".into(), limit_ms: 1 };
+    run.step(Event::Requested(1, Request::Attach("a".into())));
+    run.report(Report::Attached(Err(Refusal::Vm(timeout()))));
+    run.step(Event::Requested(2, Request::Attach("a".into())));
+    assert_eq!((run.answered(1), run.answered(2)), (Some(false), Some(false)));
+    run.report(Report::Silent("device_add".into(), 100));
+    run.report(Report::Up(description("a", 100), true));
+    assert_eq!(run.asked.last().map(|(_, ask)| *ask), Some(Ask::Detach), "it was carried out after all");
+}
+
+#[test]
+fn a_replug_does_not_restart_the_clock_of_other_vcpus() {
+    let mut run = Run::new();
+    let policies = Policies { replug_after_ns: Some(100 * SECOND_NS), ..Policies::default() };
+    run.core = Core::new(host(3), policies, 7);
+    run.list(&["a"]);
+    let mut vm = description("a", 100);
+    let vcpu = |id: u32| Vcpu { index: id, apic_id: id, boot_node: Some(1), tid: 101 + id as i32 };
+    (vm.vcpus, vm.spare_slots) = ((1..4).map(vcpu).collect(), [(0, 3)].into());
+    run.report(Report::Up(vm, false));
+    for tid in 102..105 {
+        run.step(Event::Located(tid, at(0, 1)));
+    }
+    run.now_ns += 100 * SECOND_NS;
+    run.step(Event::Woken);
+    assert_eq!(run.asked.last().map(|(_, ask)| *ask), Some(Ask::Replug(1, 0)));
+    // It comes to nothing, and one minute later the next is due at once.
+    run.report(Report::Replugged(Err(VmError::NoSpareSlot { vm: "a".into(), node: 0 })));
+    run.now_ns += 60 * SECOND_NS;
+    run.step(Event::Woken);
+    assert_eq!(run.asked.iter().filter(|(_, ask)| matches!(ask, Ask::Replug(..))).count(), 2);
+}
+
+#[test]
 fn a_move_is_answered_though_the_hypervisor_answers_meanwhile() {
     let mut run = Run::new();
     run.list(&["a"]);

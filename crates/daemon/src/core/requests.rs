@@ -73,7 +73,12 @@ impl Core {
             ChannelState::Lost | ChannelState::LostDetaching(_) => {
                 return Err(Refusal::Lost { vm: vm_name() });
             }
-            ChannelState::Detached | ChannelState::AttachTimedOut => check_publishable(vm)?,
+            // Its hypervisor is found silent next, and answers or is lost after that.
+            ChannelState::AttachTimedOut => {
+                let problem = "an attach was not answered in time, and is undone first".to_owned();
+                return Err(Refusal::NotConnected { vm: vm_name(), problem });
+            }
+            ChannelState::Detached => check_publishable(vm)?,
         }
         let epoch = self.epochs.take();
         self.channel_event(id, ChannelEvent::AttachRequested(request));

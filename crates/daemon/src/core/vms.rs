@@ -125,6 +125,7 @@ impl Core {
             return self.refuse_in_flight(id, &problem);
         }
         self.link_event(id, LinkEvent::Up);
+        self.drop_observed_twins(id, description.pid);
         self.watch_process(id, description.pid);
         let known = self.vm(id);
         let same = known.is_some_and(|vm| {
@@ -139,6 +140,15 @@ impl Core {
         }
         self.described(id, description);
         self.found_channel(id, channel);
+    }
+
+    /// The same VM may have been seen from outside behind another monitor of its process, under another name.
+    fn drop_observed_twins(&mut self, id: VmId, pid: i32) {
+        let is_twin = |vm: &Vm| vm.source != DescriptionSource::Hypervisor && vm.description.pid == pid;
+        let twin =
+            |(other, managed): &(VmId, &ManagedVm)| *other != id && managed.vm.as_ref().is_some_and(is_twin);
+        let twins: Vec<_> = self.world.iter().filter(twin).map(|(other, _)| other).collect();
+        twins.into_iter().for_each(|other| self.drop_vm(other, false));
     }
 
     /// A VM is known now, in the place of what was known before.

@@ -259,8 +259,9 @@ impl Task {
     /// One that cannot be watched is still found by the looks now and then, which try again.
     fn watch(&self, pid: i32, tid: i32) {
         match self.watcher.watch(pid, tid) {
-            // It has ended: what is read next says so.
-            Ok(()) | Err(LocationError::NoThread { .. }) => {}
+            // It has ended: what is read next says so. The others were logged when they began.
+            Ok(())
+            | Err(LocationError::NoThread { .. } | LocationError::TooMany { .. } | LocationError::Ended) => {}
             Err(error) => warn!(tid, %error, "the thread is not watched; this is tried again"),
         }
     }

@@ -65,6 +65,15 @@ use worker::Worker;
 /// Makes backends: one looks for VMs, and each VM's worker has its own, so that none waits for another.
 pub type BackendFactory = Arc<dyn Fn() -> Box<dyn VmBackend> + Send + Sync>;
 
+/// An inbox that is closed when this is dropped.
+struct ClosedAtEnd(Arc<Inbox>);
+
+impl Drop for ClosedAtEnd {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
 /// Between two readings of the host's topology, in case no event told that it changed.
 const REREAD: Duration = Duration::from_secs(30);
 
@@ -138,6 +147,8 @@ impl Shell {
 
     /// Runs until the inbox is closed. Events come first; between two batches of them one request has its turn.
     pub(crate) fn run(mut self) {
+        // However this ends, a panic included: whoever waits for room or for an answer waits no longer.
+        let _closed = ClosedAtEnd(Arc::clone(&self.inbox));
         while let Some(turn) = self.inbox.take(self.wake_at()) {
             for message in turn.messages {
                 self.take_in(message);
@@ -218,6 +229,12 @@ impl Shell {
         };
         if self.channels.contains_key(&vm) && !served(&vm) {
             self.channels.remove(&vm);
+        }
+        // Nor is a process that the core does not watch of any use.
+        let process = self.core.world().get(vm).and_then(|managed| managed.process);
+        let watched = |pid: i32| process.is_some_and(|process| process.pid == pid);
+        if self.pidfds.get(&vm).is_some_and(|(pid, _)| !watched(*pid)) {
+            self.pidfds.remove(&vm);
         }
     }
 

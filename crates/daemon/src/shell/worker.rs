@@ -175,7 +175,8 @@ impl Task {
                 if ends_soon(&*connection, &error) {
                     CoreReport::Ended
                 } else {
-                    if self.report_observed(&*connection).is_err() {
+                    // What cannot be observed keeps nobody from being told that the connection is lost.
+                    if matches!(self.report_observed(&*connection), Err(Stop::Unwanted)) {
                         return;
                     }
                     CoreReport::Lost(error)

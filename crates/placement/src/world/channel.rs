@@ -13,6 +13,9 @@
 //!            └────────────────────── RecoverFailed ────────────────────────────────────────┘
 //! ```
 //!
+//! Not drawn: `AttachFoundForeign` leads from `Attaching` to `Lost`, `FoundPlugged` from `Lost` to `Recovering`, `FoundUnplugged`
+//! from every plugged state to `Detached`, and `ConnectionLost` ends what is in flight. The table of the tests is complete.
+//!
 //! The device is plugged in `Attached`, `Detaching`, `Recovering`, `Lost` and `LostDetaching`. Only in the first two does this
 //! process publish through it. vCPUs are replugged only where there is no channel.
 

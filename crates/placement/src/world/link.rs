@@ -9,7 +9,7 @@
 //!       └───────────────────────┴ Silent ◀────────┴────────┘ Silent
 //! ```
 //!
-//! `Lost` and `Ended` lead from every connected state back to `Disconnected`. A silent VM keeps its connection: it resumes
+//! `Up` leads from `Silent` to `Answers`, too. `Lost` and `Ended` lead from every connected state back to `Disconnected`. A silent VM keeps its connection: it resumes
 //! with the next reply.
 
 use super::ConnectionId;

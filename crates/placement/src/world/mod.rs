@@ -205,11 +205,11 @@ impl Vm {
     }
 
     /// vCPUs that could be replugged to a better node. A guest that stands still takes none, and one with a channel needs
-    /// none. QEMU cannot unplug the vCPU that a machine boots with.
+    /// none. While one is replugged the others go on being astray. QEMU cannot unplug the vCPU that a machine boots with.
     fn astray_now(&self) -> Vec<(ApicId, GuestNodeId)> {
         let ready = self.source == DescriptionSource::Hypervisor
             && self.description.run_state == "running"
-            && self.channel == ChannelState::Detached;
+            && matches!(self.channel, ChannelState::Detached | ChannelState::Replugging(_));
         let vcpus = self.description.vcpus.iter().filter(|vcpu| ready && vcpu.index != 0);
         vcpus.filter_map(|vcpu| Some((vcpu.apic_id, self.astray(vcpu.apic_id)?))).collect()
     }
