@@ -112,7 +112,9 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         changes: dynamic_report.vcpu_node_changes,
         updates: events.len(),
         update_latency_ms: Percentiles::of(events.iter().map(|event| event.since_change_ms).collect()),
-        told_to_updated_ms: Percentiles::of(events.iter().map(|event| event.since_told_ms).collect()),
+        published_to_acknowledged_ms: Percentiles::of(
+            events.iter().map(|event| event.since_publication_ms).collect(),
+        ),
         dynamic: dynamic_report,
         static_: static_report,
     };
@@ -333,7 +335,7 @@ fn rise(before: &[(String, u64)], after: &[(String, u64)]) -> BTreeMap<String, u
 struct Update {
     vm: String,
     since_change_ms: f64,
-    since_told_ms: f64,
+    since_publication_ms: f64,
 }
 
 /// Collects what `vnumactl watch` prints.
@@ -358,7 +360,7 @@ impl Updates {
         let thread = std::thread::spawn(move || {
             for line in lines.map_while(Result::ok) {
                 if let Ok(event) = serde_json::from_str::<Value>(&line)
-                    && event["event"] == "updated"
+                    && event["event"] == "acknowledged"
                 {
                     seen.lock().expect("poisoned").push(event);
                 }
@@ -392,7 +394,7 @@ impl Update {
         Ok(Self {
             vm: event["vm"].as_str().unwrap_or_default().to_owned(),
             since_change_ms: since("changed_ns")?,
-            since_told_ms: since("told_ns")?,
+            since_publication_ms: since("published_ns")?,
         })
     }
 }

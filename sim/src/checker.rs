@@ -403,8 +403,10 @@ impl Checker {
                 self.moving(*vm, (*pid, *tid), *vcpu, *node, cpus);
             }
             Command::Reply(request, answer) => self.answered(*request, answer.is_ok()),
-            Command::Announce(api::Event::Updated { vm, generation, changed_ns, told_ns, .. }) => {
-                let right = self.acknowledged == Some(generation.0) && changed_ns <= told_ns;
+            Command::Announce(api::Event::Acknowledged {
+                vm, generation, changed_ns, published_ns, ..
+            }) => {
+                let right = self.acknowledged == Some(generation.0) && changed_ns <= published_ns;
                 self.expect(right, "acknowledgement", || format!("{vm} did not acknowledge {generation}"));
             }
             Command::Announce(api::Event::Gone { .. }) => {

@@ -230,8 +230,8 @@ fn channel(vm: &Vm, replug_after_s: Option<u64>) -> Rung {
 }
 
 fn driver(vm: &Vm) -> Rung {
-    let telling = &vm.telling;
-    match telling.acknowledged {
+    let publication = &vm.publication;
+    match publication.acknowledged {
         None => Rung::lower(
             Level::Missing,
             "driver",
@@ -239,14 +239,14 @@ fn driver(vm: &Vm) -> Rung {
             "the guest has acknowledged nothing",
             "load vnuma.ko in the guest; if it is there, the guest's kernel log says why it does not act",
         ),
-        acknowledged if acknowledged != telling.generation => Rung::lower(
+        acknowledged if acknowledged != publication.generation => Rung::lower(
             Level::Reduced,
             "driver",
             "behind",
             "the guest has not acknowledged the last generation yet",
             "nothing if it is busy; otherwise look at the guest's kernel log",
         ),
-        _ if telling.driver_mode == Some(DriverMode::Safe) => Rung::lower(
+        _ if publication.driver_mode == Some(DriverMode::Safe) => Rung::lower(
             Level::Reduced,
             "driver",
             "safe",
@@ -289,7 +289,7 @@ pub fn text(rungs: &[Rung]) -> String {
 mod tests {
     use super::*;
     use std::collections::BTreeMap;
-    use vnuma_api::{Generation, GuestNode, Telling};
+    use vnuma_api::{Generation, GuestNode, Publication};
     use vnuma_topology::DistanceMatrix;
 
     fn daemon(source: &str) -> Daemon {
@@ -322,11 +322,11 @@ mod tests {
             nodes: homes.iter().enumerate().map(node).collect(),
             distances: DistanceMatrix::default(),
             vcpus: Vec::new(),
-            telling: Telling {
+            publication: Publication {
                 generation: Some(Generation(5)),
                 acknowledged: Some(Generation(5)),
                 driver_mode: Some(DriverMode::Fast),
-                ..Telling::default()
+                ..Publication::default()
             },
             spare_slots: BTreeMap::new(),
         }
@@ -381,11 +381,11 @@ mod tests {
             [(None, "silent", Level::Missing), (Some(Generation(4)), "behind", Level::Reduced)]
         {
             let mut vm = vm("a", &[Some(0), Some(1)]);
-            vm.telling.acknowledged = acknowledged;
+            vm.publication.acknowledged = acknowledged;
             assert_eq!(found(&of(vm), "driver"), (rung.into(), level));
         }
         let mut vm = vm("a", &[Some(0), Some(1)]);
-        vm.telling.driver_mode = Some(DriverMode::Safe);
+        vm.publication.driver_mode = Some(DriverMode::Safe);
         assert_eq!(found(&of(vm), "driver"), ("safe".into(), Level::Reduced));
     }
 

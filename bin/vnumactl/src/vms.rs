@@ -51,7 +51,8 @@ pub fn show(vm: &Vm) -> String {
     if !vm.described && vm.pid.is_some() {
         text += "not described yet: its guest nodes are not known, its vCPUs were seen from outside\n";
     } else if vm.nodes.is_empty() && vm.pid.is_some() {
-        text += "a UMA VM: no guest nodes, nothing to tell\n";
+        text += "a UMA VM: no guest nodes, nothing to publish
+";
     }
     if !vm.nodes.is_empty() {
         text += "\nGuest nodes\n";
@@ -61,18 +62,18 @@ pub fn show(vm: &Vm) -> String {
         text += "\nvCPUs\n";
         text += &vcpus(&vm.vcpus);
     }
-    let telling = &vm.telling;
-    if telling.told > 0 {
+    let publication = &vm.publication;
+    if publication.publications > 0 {
         text += &format!(
-            "\nTold {} times, taken over {} times; last generation {}, acknowledged {}\n",
-            telling.told,
-            telling.updated,
-            or_dash(telling.generation),
-            or_dash(telling.acknowledged),
+            "\nPublished {} times, acknowledged {} times; last generation {}, acknowledged {}\n",
+            publication.publications,
+            publication.acknowledgements,
+            or_dash(publication.generation),
+            or_dash(publication.acknowledged),
         );
         text += &format!(
-            "Not told: {} changes that did not last; deferred by the cap: {}\n",
-            telling.suppressed_by_dwell, telling.deferred_by_cap
+            "Not published: {} changes that did not last; deferred by the cap: {}\n",
+            publication.suppressed_by_dwell, publication.deferred_by_cap
         );
     }
     text
@@ -113,12 +114,15 @@ fn vcpus(vcpus: &[Vcpu]) -> String {
 
 /// After `attach`.
 pub fn attached(vm: &Vm) -> String {
-    format!("{}: topology channel attached; its guest is told from now on\n", plain(&vm.name))
+    format!(
+        "{}: topology channel attached; changes are published to its guest from now on\n",
+        plain(&vm.name)
+    )
 }
 
 /// After `detach`.
 pub fn detached(vm: &Vm) -> String {
-    format!("{}: topology channel detached; the guest keeps what it was told last\n", plain(&vm.name))
+    format!("{}: topology channel detached; the guest keeps what was published last\n", plain(&vm.name))
 }
 
 /// After `move`.
@@ -158,7 +162,7 @@ pub fn daemon(daemon: &Daemon) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vnuma_api::{ChannelState, Generation, GuestNode, Hypervisor, Telling};
+    use vnuma_api::{ChannelState, Generation, GuestNode, Hypervisor, Publication};
     use vnuma_topology::DistanceMatrix;
 
     fn vcpu(apic_id: u32, host_node: u32, guest_node: u32, state: VcpuState) -> Vcpu {
@@ -189,7 +193,12 @@ mod tests {
             nodes: vec![node(0), node(1)],
             distances: DistanceMatrix::new(vec![vec![10, 21], vec![21, 10]]).expect("square"),
             vcpus: vec![vcpu(0, 0, 0, VcpuState::True), vcpu(1, 2, 1, VcpuState::Stale)],
-            telling: Telling { generation: Some(Generation(1)), told: 3, updated: 2, ..Telling::default() },
+            publication: Publication {
+                generation: Some(Generation(1)),
+                publications: 3,
+                acknowledgements: 2,
+                ..Publication::default()
+            },
             spare_slots: std::collections::BTreeMap::new(),
         }
     }
@@ -223,8 +232,8 @@ vCPUs
      0     100         0          0  yes        0         0      0  true
      1     101         4          2  no         1         1      0  stale
 
-Told 3 times, taken over 2 times; last generation 0000000000000001, acknowledged -
-Not told: 0 changes that did not last; deferred by the cap: 0
+Published 3 times, acknowledged 2 times; last generation 0000000000000001, acknowledged -
+Not published: 0 changes that did not last; deferred by the cap: 0
 ";
         assert_eq!(show(&vm()), expected);
     }

@@ -376,7 +376,7 @@ fn watching_prints_an_event_a_line() {
     host.text(&["attach", "web"]);
     // QEMU's threads may move in between.
     let mut kinds = std::iter::repeat_with(|| next()["event"].clone()).filter(|kind| *kind != "changed");
-    assert_eq!(kinds.by_ref().take(2).collect::<Vec<_>>(), ["attached", "told"]);
+    assert_eq!(kinds.by_ref().take(2).collect::<Vec<_>>(), ["attached", "published"]);
     watch.kill().expect("killed");
     watch.wait().expect("ended");
 }

@@ -26,7 +26,7 @@ mod vm;
 
 pub use event::{Event, Generation};
 pub use path::{DAEMON, HARDWARE, VMS, WATCH, vm_path};
-pub use vm::{ChannelState, DriverMode, GuestNode, Hypervisor, Telling, Vcpu, VcpuState, Vm};
+pub use vm::{ChannelState, DriverMode, GuestNode, Hypervisor, Publication, Vcpu, VcpuState, Vm};
 
 use serde::{Deserialize, Serialize};
 pub use vnuma_topology::HostTopology;
@@ -109,7 +109,7 @@ pub struct Daemon {
     pub affinity_events: bool,
     /// Location events that came faster than they were taken; all locations were read again after each loss.
     pub location_events_lost: u64,
-    /// Seconds after which it replugs a vCPU of itself where the guest cannot be told. `None`: never.
+    /// Seconds after which it replugs a vCPU by itself where nothing can be published to the guest. `None`: never.
     pub replug_after_s: Option<u64>,
     /// Watchers that are connected.
     pub watchers: usize,

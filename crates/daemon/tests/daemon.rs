@@ -101,7 +101,7 @@ fn a_guest_is_told_where_its_vcpus_are() {
     let mut watch = Watch::start(&daemon.socket);
     assert_eq!(post(&daemon, "/v1/vms/web/attach", "").0, 200);
     assert_eq!(watch.next("attached")["vm"], "web");
-    let first = watch.next("told");
+    let first = watch.next("published");
     let guest = daemon.guest("web");
     let found = guest.read().expect("published");
     assert_eq!(first["generation"], format!("{:016x}", found.generation));
@@ -111,22 +111,25 @@ fn a_guest_is_told_where_its_vcpus_are() {
         [(0, 0), (1, 1)]
     );
     guest.acknowledge(found.generation).expect("rung");
-    assert_eq!(watch.next("updated")["generation"], first["generation"]);
-    assert_eq!(get(&daemon, "/v1/vms/web").1["telling"]["driver_mode"], "fast");
+    assert_eq!(watch.next("acknowledged")["generation"], first["generation"]);
+    assert_eq!(get(&daemon, "/v1/vms/web").1["publication"]["driver_mode"], "fast");
 
     threads[1].pin(0);
     let changed = watch.next("changed");
     assert_eq!((&changed["vcpu"], &changed["from"], &changed["to"]), (&json!(1), &json!(1), &json!(0)));
-    let told = watch.next("told");
-    assert_eq!(told["changed_ns"], changed["time_ns"]);
+    let published = watch.next("published");
+    assert_eq!(published["changed_ns"], changed["time_ns"]);
     wait_for_states(&daemon, "web", &[(0, 0, "true"), (0, 0, "stale")]);
     let found = guest.read().expect("published");
     assert_eq!(found.vcpus[1].node, 0);
     guest.acknowledge_safely(found.generation).expect("rung");
-    let updated = watch.next("updated");
-    assert_eq!(get(&daemon, "/v1/vms/web").1["telling"]["driver_mode"], "safe");
-    assert_eq!((&updated["changed_ns"], &updated["told_ns"]), (&told["changed_ns"], &told["time_ns"]));
-    assert!(updated["acknowledged_ns"].as_u64() >= updated["told_ns"].as_u64());
+    let acknowledged = watch.next("acknowledged");
+    assert_eq!(get(&daemon, "/v1/vms/web").1["publication"]["driver_mode"], "safe");
+    assert_eq!(
+        (&acknowledged["changed_ns"], &acknowledged["published_ns"]),
+        (&published["changed_ns"], &published["time_ns"])
+    );
+    assert!(acknowledged["acknowledged_ns"].as_u64() >= acknowledged["published_ns"].as_u64());
     wait_for_states(&daemon, "web", &[(0, 0, "true"), (0, 0, "true")]);
     assert_eq!(guest.guest_vectors[0].read(), Ok(2), "an interrupt for each publication");
 }

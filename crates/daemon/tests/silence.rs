@@ -125,14 +125,14 @@ fn each_that_misbehaves_is_named_and_observed_and_disturbs_nobody() {
 }
 
 #[test]
-fn one_that_is_stopped_is_named_observed_moved_and_told() {
+fn one_that_is_stopped_is_named_observed_moved_and_published() {
     let host = Host::start();
     let peer = host.peer("web", "healthy");
     host.wait_until("web", "answers");
     assert_eq!(host.post("web/attach", "").0, 200);
-    let told = |host: &Host| host.vm("web")["telling"]["told"].as_u64().unwrap_or(0);
+    let published = |host: &Host| host.vm("web")["publication"]["publications"].as_u64().unwrap_or(0);
     wait_for("its vCPUs to be at home", || host.nodes("web") == [json!(0), json!(1)]);
-    let before = told(&host);
+    let before = published(&host);
     peer.signal(Signal::SIGSTOP);
     let took = host.wait_until("web", "stopped");
     println!("stopped: named after {} ms", took.as_millis());
@@ -144,7 +144,7 @@ fn one_that_is_stopped_is_named_observed_moved_and_told() {
     assert!(status == 502 && message.contains(&expected), "{message}");
     pin(peer.vcpu(1), 0);
     wait_for("its move to be seen", || host.nodes("web") == [json!(0), json!(0)]);
-    wait_for("its guest to be told", || told(&host) > before);
+    wait_for("its guest to be published to", || published(&host) > before);
     assert_eq!(host.post("web/move", r#"{"vcpu": 1, "node": 1}"#).0, 200, "needs no hypervisor");
     assert_eq!(host.nodes("web"), [json!(0), json!(1)]);
     peer.signal(Signal::SIGCONT);

@@ -86,12 +86,12 @@ fn expect_location_source(expected: &str) -> Result<()> {
 fn burst(vm: &Vm, nodes: &Nodes) -> Result<()> {
     let deferred = || -> Result<u64> {
         let shown = vnumactl(&["show", &vm.name])?;
-        shown["telling"]["deferred_by_cap"]
+        shown["publication"]["deferred_by_cap"]
             .as_u64()
-            .with_context(|| format!("no telling.deferred_by_cap: {shown}"))
+            .with_context(|| format!("no publication.deferred_by_cap: {shown}"))
     };
     let before = deferred()?;
-    wait_for("the cap to defer a telling", HANG_LIMIT, || {
+    wait_for("the cap to defer a publication", HANG_LIMIT, || {
         for node in [0, 1].repeat(30) {
             taskset(vm, 1, node, nodes)?;
         }

@@ -39,7 +39,7 @@ impl Core {
         self.commands.push(Command::Publish(id, generation, publication));
         self.log(Level::Debug, format!("{name}: generation {generation:016x} is published: {reason:?}"));
         let generation = api::Generation(generation);
-        self.announce(api::Event::Told { vm: name, generation, time_ns: now_ns, changed_ns });
+        self.announce(api::Event::Published { vm: name, generation, time_ns: now_ns, changed_ns });
     }
 
     fn begin_move(&mut self, id: VmId, wanted: Move) {

@@ -173,11 +173,11 @@ impl Core {
         vm.stats.safe_mode = safe_mode.or(vm.stats.safe_mode);
         vm.stats.acknowledgements += 1;
         vm.stats.acknowledged = Some(generation);
-        let event = api::Event::Updated {
+        let event = api::Event::Acknowledged {
             vm: vm.name().to_owned(),
             generation: api::Generation(generation),
             changed_ns: update.changed_ns,
-            told_ns: update.published_ns,
+            published_ns: update.published_ns,
             acknowledged_ns,
         };
         self.announce(event);

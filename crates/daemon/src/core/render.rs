@@ -74,15 +74,15 @@ fn vm(vm: &Vm, hypervisor: api::Hypervisor, problem: Option<String>) -> api::Vm 
         nodes: vm.description.guest_nodes.iter().map(node).collect(),
         distances: vm.placement.distances().clone(),
         vcpus: vm.description.vcpus.iter().filter_map(|described| vcpu(vm, described)).collect(),
-        telling: api::Telling {
+        publication: api::Publication {
             generation: vm.stats.published.map(api::Generation),
             acknowledged: vm.stats.acknowledged.map(api::Generation),
             driver_mode: vm.stats.safe_mode.map(|safe| match safe {
                 true => api::DriverMode::Safe,
                 false => api::DriverMode::Fast,
             }),
-            told: vm.stats.publications,
-            updated: vm.stats.acknowledgements,
+            publications: vm.stats.publications,
+            acknowledgements: vm.stats.acknowledgements,
             suppressed_by_dwell: suppressed.dwell,
             deferred_by_cap: suppressed.cap,
         },
@@ -128,7 +128,7 @@ fn unreachable(managed: &ManagedVm, hypervisor: api::Hypervisor, problem: String
         nodes: Vec::new(),
         distances: DistanceMatrix::default(),
         vcpus: Vec::new(),
-        telling: api::Telling::default(),
+        publication: api::Publication::default(),
         spare_slots: BTreeMap::new(),
     }
 }
