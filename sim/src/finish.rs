@@ -214,15 +214,15 @@ fn check_vcpu(
     match machine.guest.driver {
         Driver::Forger => return None,
         // It boots with what the firmware says, and stays with that.
-        Driver::Deaf if vcpu.believed_node.is_some_and(|node| Some(node) != used) => {
-            return Some(format!("its guest uses {used:?}, is shown to use {:?}", vcpu.believed_node));
+        Driver::Deaf if vcpu.acked_node.is_some_and(|node| Some(node) != used) => {
+            return Some(format!("its guest uses {used:?}, is shown to use {:?}", vcpu.acked_node));
         }
         Driver::Deaf => return None,
         Driver::Honest { .. } if !attached => return None,
         Driver::Honest { .. } => {}
     }
-    if vcpu.believed_node != used {
-        return Some(format!("its guest uses {used:?}, is shown to use {:?}", vcpu.believed_node));
+    if vcpu.acked_node != used {
+        return Some(format!("its guest uses {used:?}, is shown to use {:?}", vcpu.acked_node));
     }
     let expected = match () {
         () if homes.is_empty() => api::VcpuState::Unknown,

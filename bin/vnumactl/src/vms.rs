@@ -94,7 +94,7 @@ fn nodes(vm: &Vm) -> String {
 
 fn vcpus(vcpus: &[Vcpu]) -> String {
     let headings =
-        [">VCPU", ">THREAD", ">HOST CPU", ">HOST NODE", "PINNED", ">TOLD", ">BELIEVED", ">RIGHT", "STATE"];
+        [">VCPU", ">THREAD", ">HOST CPU", ">HOST NODE", "PINNED", ">PUBLISHED", ">ACKED", ">TARGET", "STATE"];
     let mut table = Table::new(&headings);
     for vcpu in vcpus {
         table.row([
@@ -104,8 +104,8 @@ fn vcpus(vcpus: &[Vcpu]) -> String {
             or_dash(vcpu.host_node),
             if vcpu.pinned { "yes" } else { "no" }.to_owned(),
             or_dash(vcpu.guest_node),
-            or_dash(vcpu.believed_node),
-            or_dash(vcpu.right_node),
+            or_dash(vcpu.acked_node),
+            or_dash(vcpu.target_node),
             vcpu.state.to_string(),
         ]);
     }
@@ -173,8 +173,8 @@ mod tests {
             host_node: Some(host_node),
             pinned: apic_id == 0,
             guest_node: Some(guest_node),
-            believed_node: Some(guest_node),
-            right_node: Some(0),
+            acked_node: Some(guest_node),
+            target_node: Some(0),
             state,
         }
     }
@@ -228,9 +228,9 @@ Guest nodes
      1     -  512 MiB    21    10
 
 vCPUs
-  VCPU  THREAD  HOST CPU  HOST NODE  PINNED  TOLD  BELIEVED  RIGHT  STATE
-     0     100         0          0  yes        0         0      0  true
-     1     101         4          2  no         1         1      0  stale
+  VCPU  THREAD  HOST CPU  HOST NODE  PINNED  PUBLISHED  ACKED  TARGET  STATE
+     0     100         0          0  yes             0      0       0  true
+     1     101         4          2  no              1      1       0  stale
 
 Published 3 times, acknowledged 2 times; last generation 0000000000000001, acknowledged -
 Not published: 0 changes that did not last; deferred by the cap: 0

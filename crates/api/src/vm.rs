@@ -96,10 +96,10 @@ pub struct Vcpu {
     pub pinned: bool,
     /// Guest node that was published for it last; before the first publication, the one that it booted on.
     pub guest_node: Option<u32>,
-    /// Guest node that the guest's kernel uses as far as is known: the last one acknowledged.
-    pub believed_node: Option<u32>,
-    /// Guest node that would be right now.
-    pub right_node: Option<u32>,
+    /// Guest node that the guest's kernel uses, as far as is known: the one that it acknowledged last.
+    pub acked_node: Option<u32>,
+    /// Guest node that is right for where the vCPU runs now.
+    pub target_node: Option<u32>,
     /// How true the guest's view is.
     pub state: VcpuState,
 }

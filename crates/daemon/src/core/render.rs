@@ -143,8 +143,8 @@ fn vcpu(vm: &Vm, described: &vnuma_topology::Vcpu) -> Option<api::Vcpu> {
         host_node: status.host_node,
         pinned: location.is_some_and(|location| location.pinned.is_some()),
         guest_node: status.published_node,
-        believed_node: status.acked_node,
-        right_node: status.target_node,
+        acked_node: status.acked_node,
+        target_node: status.target_node,
         state: match status.state {
             VcpuState::True => api::VcpuState::True,
             VcpuState::Approximate => api::VcpuState::Approximate,
