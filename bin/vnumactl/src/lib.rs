@@ -99,7 +99,7 @@ enum Command {
     Watch,
     /// Show vnumad itself: how it learns locations, what it lost
     Daemon,
-    /// Show which rung of each ladder is in use, on the host and for each VM, why, and what would raise it
+    /// Check the host and each VM: which capability is in use, why it is not the best, and what would help
     Doctor,
 }
 
@@ -192,7 +192,7 @@ async fn run(arguments: &Arguments) -> Result<(), ClientError> {
             let daemon: vnuma_api::Daemon = client.get(vnuma_api::DAEMON).await?;
             let host: HostTopology = client.get(HARDWARE).await?;
             let vms: Vec<Vm> = client.get(VMS).await?;
-            print(json, &doctor::examine(&daemon, &host, &vms), |rungs| doctor::text(rungs))
+            print(json, &doctor::examine(&daemon, &host, &vms), |checks| doctor::text(checks))
         }
     }
 }

@@ -344,7 +344,7 @@ fn a_qemu_that_cannot_be_asked_is_named_and_observed() {
     qemu.signal("-STOP");
     wait_until("stopped");
     let doctor = host.text(&["doctor"]);
-    assert!(doctor.contains(&format!("to raise it: kill -CONT {}", qemu.0.id())), "{doctor}");
+    assert!(doctor.contains(&format!("remedy: kill -CONT {}", qemu.0.id())), "{doctor}");
     host.text(&["move", "web", "--vcpu", "3", "--node", "1"]);
     host.fails(&["attach", "web"], 1, "is stopped by a signal (SIGSTOP)");
     qemu.signal("-CONT");

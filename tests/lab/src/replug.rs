@@ -1,6 +1,6 @@
 //! A guest without the driver sees where its vCPUs are, by replugging them.
 
-use crate::guest::{check_kernel_log, detach, expect_rung, listed, wait_until_listed};
+use crate::guest::{check_kernel_log, detach, expect_check, listed, wait_until_listed};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::json;
 use std::process::Command;
@@ -57,7 +57,7 @@ fn paused(vm: &Vm, vcpu: u64, home: u64, nodes: &Nodes) -> Result<u64> {
     monitor.execute(&json!({"execute": "stop"}))?;
     let mut last = Ok(());
     wait_for("doctor to name a guest that is paused", HANG_LIMIT, || {
-        last = expect_rung(Some(&vm.name), "guest", "paused", "reduced");
+        last = expect_check(Some(&vm.name), "guest", "paused", "reduced");
         Ok(last.is_ok())
     })
     .with_context(|| format!("{last:?}"))?;
@@ -80,9 +80,9 @@ fn paused(vm: &Vm, vcpu: u64, home: u64, nodes: &Nodes) -> Result<u64> {
     Ok(new)
 }
 
-/// The lower rung shows, and what would raise it.
+/// The lesser capability is shown, and what would help.
 fn doctor(vm: &Vm) -> Result<()> {
-    expect_rung(Some(&vm.name), "channel", "replug", "reduced")
+    expect_check(Some(&vm.name), "channel", "replug", "reduced")
 }
 
 fn expect_refusal(arguments: &[&str], reason: &str) -> Result<()> {

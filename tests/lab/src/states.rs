@@ -1,6 +1,6 @@
 //! What vnumactl shows: `true`, `approximate` and `stale`, and what it refuses.
 
-use crate::guest::{check, equip, expect_rung, seen, taskset, wait_until_listed, wait_until_seen};
+use crate::guest::{check, equip, expect_check, seen, taskset, wait_until_listed, wait_until_seen};
 use anyhow::{Context, Result, anyhow, ensure};
 use std::process::Command;
 use vnuma_scenario::{HANG_LIMIT, Nodes, Process, Vm, output, vnumactl, vnumad, wait_for};
@@ -28,12 +28,12 @@ pub fn run() -> Result<()> {
     vnumactl(&["attach", &vm.name])?;
     wait_until_seen(&vm.name, &[(0, 0, "true"), (0, 0, "stale")]).context("attached, no driver")?;
     println!("told, no driver to take it over: stale");
-    expect_rung(Some(&vm.name), "channel", "attached", "best")?;
-    expect_rung(Some(&vm.name), "driver", "silent", "missing")?;
+    expect_check(Some(&vm.name), "channel", "attached", "best")?;
+    expect_check(Some(&vm.name), "driver", "silent", "missing")?;
     equip(&vm)?;
     wait_until_seen(&vm.name, &[(0, 0, "true"), (0, 0, "true")]).context("driver loaded")?;
     check(&vm, &[0, 0])?;
-    expect_rung(Some(&vm.name), "driver", "fast", "best")?;
+    expect_check(Some(&vm.name), "driver", "fast", "best")?;
     safe_mode(&vm, &nodes)?;
     println!("driver loaded: true");
 
@@ -45,16 +45,16 @@ pub fn run() -> Result<()> {
     polling(&polled, &nodes)
 }
 
-/// The host's ladders, and those of a VM that is not attached.
+/// The host's checks, and those of a VM that is not attached.
 fn doctor(vm: &Vm) -> Result<()> {
-    expect_rung(None, "nodes", "4", "best")?;
-    expect_rung(None, "locations", "bpf", "best")?;
-    expect_rung(None, "affinity", "event", "best")?;
-    expect_rung(Some(&vm.name), "connection", "qmp", "best")?;
-    expect_rung(Some(&vm.name), "guest nodes", "2", "best")?;
-    expect_rung(Some(&vm.name), "homes", "one each", "best")?;
-    expect_rung(Some(&vm.name), "channel", "none", "missing")?;
-    println!("doctor: the ladders of the host and of a VM that is not attached");
+    expect_check(None, "nodes", "4", "best")?;
+    expect_check(None, "locations", "bpf", "best")?;
+    expect_check(None, "affinity", "event", "best")?;
+    expect_check(Some(&vm.name), "connection", "qmp", "best")?;
+    expect_check(Some(&vm.name), "guest nodes", "2", "best")?;
+    expect_check(Some(&vm.name), "homes", "one each", "best")?;
+    expect_check(Some(&vm.name), "channel", "none", "missing")?;
+    println!("doctor: the checks of the host and of a VM that is not attached");
     Ok(())
 }
 
@@ -65,12 +65,12 @@ fn safe_mode(vm: &Vm, nodes: &Nodes) -> Result<()> {
     taskset(vm, 1, 1, nodes)?;
     wait_until_seen(&vm.name, &[(0, 0, "true"), (1, 1, "true")]).context("safe mode")?;
     check(vm, &[0, 1])?;
-    expect_rung(Some(&vm.name), "driver", "safe", "reduced")?;
+    expect_check(Some(&vm.name), "driver", "safe", "reduced")?;
     vm.exec(&["rmmod", "vnuma"])?;
     vm.exec(&["insmod", "/root/vnuma.ko"])?;
     taskset(vm, 1, 0, nodes)?;
     wait_until_seen(&vm.name, &[(0, 0, "true"), (0, 0, "true")]).context("fast mode again")?;
-    expect_rung(Some(&vm.name), "driver", "fast", "best")?;
+    expect_check(Some(&vm.name), "driver", "fast", "best")?;
     println!("doctor: the driver's mode");
     Ok(())
 }
@@ -110,7 +110,7 @@ fn polling(vm: &Vm, nodes: &Nodes) -> Result<()> {
     std::fs::write("/root/poll.toml", "[observe]\nlocation = \"poll\"\n")?;
     let _daemon = vnumad(&["--config", "/root/poll.toml"])?;
     expect_location_source("poll")?;
-    expect_rung(None, "locations", "poll", "reduced")?;
+    expect_check(None, "locations", "poll", "reduced")?;
     equip(vm)?;
     wait_until_listed(&vm.name)?;
     vnumactl(&["attach", &vm.name])?;
@@ -203,7 +203,7 @@ fn drift(vm: &Vm, nodes: &Nodes) -> Result<()> {
 /// Each refusal says what is wrong.
 fn refusals(vm: &Vm, uma: &Vm) -> Result<()> {
     wait_until_listed(&uma.name)?;
-    expect_rung(Some(&uma.name), "guest nodes", "none", "missing")?;
+    expect_check(Some(&uma.name), "guest nodes", "none", "missing")?;
     for (arguments, reason) in [
         (vec!["attach", &vm.name], "attached"),
         (vec!["attach", "uma"], "UMA"),
