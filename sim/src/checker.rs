@@ -63,7 +63,7 @@ struct VcpuView {
 struct Diverged {
     /// Since when, by the clock of whoever observed it, and since when the core knows.
     since_ns: u64,
-    told_ns: u64,
+    known_ns: u64,
     /// It was put on a node on purpose at any time since.
     deliberate: bool,
     /// It was put on purpose where it is now.
@@ -334,7 +334,7 @@ impl Checker {
             return;
         }
         let deliberate = at.pinned.is_some() || known.assigned == Some(node);
-        let new = Diverged { since_ns, told_ns: now_ns, deliberate, stays: deliberate };
+        let new = Diverged { since_ns, known_ns: now_ns, deliberate, stays: deliberate };
         let diverged = known.diverged.get_or_insert(new);
         // An event that was delayed may say that it was there before.
         diverged.since_ns = diverged.since_ns.min(since_ns);
@@ -521,7 +521,7 @@ impl Checker {
             return;
         }
         let overdue = view.vcpus.iter().find(|(_, vcpu)| {
-            vcpu.diverged.is_some_and(|d| d.stays || now_ns > d.told_ns + PATIENCE * policy.dwell_ns)
+            vcpu.diverged.is_some_and(|d| d.stays || now_ns > d.known_ns + PATIENCE * policy.dwell_ns)
         });
         let overdue =
             overdue.map(|(vcpu, view)| format!("vCPU {vcpu} of VM {vm} is not published: {view:?}"));

@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_waits_for_events_is_told_from_one_that_is_stuck() {
+    fn a_process_that_waits_for_events_is_not_taken_for_a_stuck_one() {
         let directory = tempfile::tempdir().unwrap();
         let fifo = directory.path().join("fifo");
         mkfifo(&fifo, Mode::S_IRWXU).unwrap();

@@ -224,7 +224,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_kernel_says_of_an_unplugged_module_is_told_apart() {
+    fn refusal_and_removal_of_a_module_are_distinguished() {
         let ost = |id: &str, status: u64| json!({"event": "ACPI_DEVICE_OST", "data": {"info": {"device": id, "source": 3, "status": status}}});
         assert!(is_refusal(&ost("dimm0", 1), "dimm0"));
         for other in [ost("dimm0", 0), ost("dimm0", 0x84), ost("dimm1", 1)] {

@@ -45,7 +45,7 @@ fn end_when_given_up(name: &str) {
     let name = name.to_owned();
     std::thread::spawn(move || {
         loop {
-            if let Some(error) = state::gave_up(&name) {
+            if let Some(error) = state::kvm_internal_error(&name) {
                 eprintln!("lab-vm: {error}");
                 std::process::exit(STATUS_FAILED.into());
             }

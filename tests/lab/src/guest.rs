@@ -1,4 +1,4 @@
-//! A guest of a scenario: its vCPUs, what vnumactl says of them, and what its kernel believes.
+//! A guest of a scenario: its vCPUs, what vnumactl says of them, and what its kernel uses.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -15,7 +15,7 @@ const CHECKER: &str = "/root/vnuma-check";
 pub struct Seen {
     /// Host node that it is on.
     pub host_node: Option<u64>,
-    /// Guest node that the guest was told, or believes.
+    /// Guest node that was published, or that the guest uses.
     pub guest_node: Option<u64>,
     /// `true`, `approximate`, `stale` or `unknown`.
     pub state: String,

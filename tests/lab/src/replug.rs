@@ -210,7 +210,7 @@ fn full(vm: &Vm, vcpu: u64, nodes: &Nodes) -> Result<()> {
         Ok(listed(&other.name)?.is_some_and(|vm| vm["vcpus"][1]["state"] == "stale"))
     })?;
     expect_refusal(&["replug", &other.name, "--vcpu", "1"], "guest node 0 has no spare slot")?;
-    // One that is told through the channel is not replugged as well.
+    // One that is published through the channel is not replugged as well.
     vnumactl(&["attach", &vm.name])?;
     expect_refusal(&["replug", &vm.name, "--vcpu", &vcpu.to_string()], "through the topology channel")
 }

@@ -10,7 +10,7 @@ pub fn run() -> Result<()> {
     let daemon = vnumad(&[])?;
     expect_location_source("bpf")?;
     hardware(&nodes)?;
-    // Guest nodes 0 and 1 are at home on host nodes 0 and 1; nodes 2 and 3 are nobody's home.
+    // Guest nodes 0 and 1 are at home on host nodes 0 and 1; nodes 2 and 3 back no guest node.
     let shape = ["--nodes", "2", "--vcpus", "2", "--memory", "512M"].map(str::to_owned);
     let flat = ["--uma", "--vcpus", "1", "--memory", "256M"].map(str::to_owned);
     let vms = Vm::start_all(&[("two", &shape), ("polled", &shape), ("uma", &flat)])?;
@@ -27,7 +27,7 @@ pub fn run() -> Result<()> {
     // This time the device is there before the driver.
     vnumactl(&["attach", &vm.name])?;
     wait_until_seen(&vm.name, &[(0, 0, "true"), (0, 0, "stale")]).context("attached, no driver")?;
-    println!("told, no driver to take it over: stale");
+    println!("published, no driver to apply it: stale");
     expect_check(Some(&vm.name), "channel", "attached", "best")?;
     expect_check(Some(&vm.name), "driver", "silent", "missing")?;
     equip(&vm)?;
@@ -101,7 +101,7 @@ fn burst(vm: &Vm, nodes: &Nodes) -> Result<()> {
     taskset(vm, 1, 1, nodes)?;
     wait_until_seen(&vm.name, &[(0, 0, "true"), (1, 1, "true")]).context("after the burst")?;
     check(vm, &[0, 1])?;
-    println!("burst: capped and counted, the last state is told");
+    println!("burst: capped and counted, the last state is published");
     Ok(())
 }
 
@@ -138,15 +138,18 @@ pub fn hardware(nodes: &Nodes) -> Result<()> {
         let path = format!("/sys/devices/system/node/node{node}/distance");
         let kernel: Vec<u64> =
             std::fs::read_to_string(&path)?.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
-        let told: Vec<u64> =
+        let published: Vec<u64> =
             row.as_array().context("no row")?.iter().filter_map(|value| value.as_u64()).collect();
-        ensure!(told == kernel, "distances of node {node}: vnumactl says {told:?}, the kernel {kernel:?}");
+        ensure!(
+            published == kernel,
+            "distances of node {node}: vnumactl says {published:?}, the kernel {kernel:?}"
+        );
     }
     println!("hardware: {expected} nodes as the kernel lists them");
     Ok(())
 }
 
-/// On a node that is no guest node's home the nearest one is told, and a tie keeps the present one.
+/// On a node that backs no guest node the nearest one is published, and a tie keeps the present one.
 fn homeless(vm: &Vm, nodes: &Nodes) -> Result<()> {
     for node in [2, 3] {
         for present in [0, 1] {
@@ -168,7 +171,7 @@ fn homeless(vm: &Vm, nodes: &Nodes) -> Result<()> {
             check(vm, &[0, nearest])?;
         }
     }
-    println!("nobody's home: approximate, the nearest guest node is told");
+    println!("no home: approximate, the nearest guest node is published");
     Ok(())
 }
 
@@ -191,12 +194,12 @@ fn drift(vm: &Vm, nodes: &Nodes) -> Result<()> {
             Ok(Process(Command::new("taskset").args(arguments).spawn().context("taskset")?))
         })
         .collect::<Result<Vec<_>>>()?;
-    wait_for("the load balancer's move to be told", HANG_LIMIT, || {
+    wait_for("the load balancer's move to be published", HANG_LIMIT, || {
         let vcpu = seen(&vm.name)?.swap_remove(0);
         Ok(vcpu.host_node == Some(1) && vcpu.guest_node == Some(1) && vcpu.state == "true")
     })
     .with_context(|| format!("vnumactl shows {:?}", seen(&vm.name)))?;
-    println!("drift: told after the balancer moved a vCPU");
+    println!("drift: published after the balancer moved a vCPU");
     Ok(())
 }
 

@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_too_many_is_told_from_one_too_late() {
+    fn one_request_too_many_and_one_too_late_are_distinct() {
         let inbox = Inbox::default();
         let ask = || inbox.request(ApiRequest::Names(oneshot::channel().0));
         for _ in 0..REQUESTS {
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn who_may_wait_waits_for_room_and_who_may_not_is_told() {
+    fn send_waits_for_room_and_try_send_does_not() {
         let inbox = Arc::new(Inbox::default());
         for _ in 0..CAPACITY {
             assert!(inbox.try_send(Event::Woken));
