@@ -198,7 +198,7 @@ impl Checker {
                     self.judge(*vm, *vcpu, now_ns);
                 }
             }
-            Event::Acknowledged(_, generation, _) => self.acknowledged = Some(*generation),
+            Event::Acknowledged(_, generation) => self.acknowledged = Some(*generation),
             Event::HostChanged(host) => {
                 self.host = host.clone();
                 let all: Vec<_> = self.vms.keys().copied().collect();

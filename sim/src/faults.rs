@@ -112,9 +112,9 @@ impl Saboteur {
     /// What the core takes an event for.
     pub fn event(&mut self, event: Event) -> Event {
         match (self.fault, event) {
-            (Some(Fault::MisreadAcknowledgement), Event::Acknowledged(vm, generation, safe)) => {
+            (Some(Fault::MisreadAcknowledgement), Event::Acknowledged(vm, generation)) => {
                 let off = u64::from(self.strikes(200));
-                Event::Acknowledged(vm, generation + off, safe)
+                Event::Acknowledged(vm, generation + off)
             }
             (Some(Fault::IgnoreResync), Event::Resync) => Event::Woken,
             (Some(Fault::IgnoreEnd), Event::ProcessEnded(..)) => Event::Woken,

@@ -1,7 +1,10 @@
 //! Checks of the host and of each VM: which capability is in use, why it is not the best one, and what would help.
 //! They use nothing but what vnumad reports of itself, the host and its VMs.
 
-use crate::table::{Table, plain};
+use crate::{
+    table::{Table, plain},
+    vms::error_text,
+};
 use serde::Serialize;
 use vnuma_api::{ChannelState, Daemon, DriverMode, HostTopology, Hypervisor, Vm};
 
@@ -231,22 +234,35 @@ fn channel(vm: &Vm, replug_after_s: Option<u64>) -> Check {
 
 fn driver(vm: &Vm) -> Check {
     let publication = &vm.publication;
-    match publication.acknowledged {
-        None => Check::lower(
+    let current = publication.generation.is_some() && publication.acknowledged == publication.generation;
+    let refused = publication.refused.filter(|refused| Some(refused.generation) == publication.generation);
+    match (refused, publication.driver_mode) {
+        _ if publication.driver_version.is_none() => Check::lower(
             Level::Missing,
             "driver",
-            "silent",
-            "no driver has acknowledged a publication",
-            "load vnuma.ko in the guest; if it is loaded, the guest's kernel log says why it does not answer",
+            "none",
+            "no driver reports to the channel",
+            "load vnuma.ko in the guest; if it is loaded, the guest's kernel log says why it does not use the channel",
         ),
-        acknowledged if acknowledged != publication.generation => Check::lower(
+        (Some(refused), _) if !current => Check::lower(
+            if publication.acknowledged.is_none() { Level::Missing } else { Level::Reduced },
+            "driver",
+            "refused",
+            format!(
+                "the driver refused generation {}, or applied it in part only: {}",
+                refused.generation,
+                error_text(refused.errno)
+            ),
+            "the guest's kernel log says what was refused (`dmesg | grep vnuma`)",
+        ),
+        _ if !current => Check::lower(
             Level::Reduced,
             "driver",
             "pending",
             "the guest has not acknowledged the last generation yet",
             "nothing if it is busy; otherwise look at the guest's kernel log",
         ),
-        _ if publication.driver_mode == Some(DriverMode::Safe) => Check::lower(
+        (_, Some(DriverMode::Safe)) => Check::lower(
             Level::Reduced,
             "driver",
             "safe",
@@ -290,7 +306,7 @@ pub fn text(checks: &[Check]) -> String {
 mod tests {
     use super::*;
     use std::collections::BTreeMap;
-    use vnuma_api::{Generation, GuestNode, Publication};
+    use vnuma_api::{Generation, GuestNode, Publication, RefusedGeneration};
     use vnuma_topology::DistanceMatrix;
 
     fn daemon(source: &str) -> Daemon {
@@ -327,6 +343,7 @@ mod tests {
                 generation: Some(Generation(5)),
                 acknowledged: Some(Generation(5)),
                 driver_mode: Some(DriverMode::Fast),
+                driver_version: Some("1.2.3".into()),
                 ..Publication::default()
             },
             spare_slots: BTreeMap::new(),
@@ -378,16 +395,39 @@ mod tests {
         let daemon = Daemon { replug_after_s: Some(7), ..daemon("bpf") };
         let checks = examine(&daemon, &HostTopology::default(), &[spare]);
         assert!(text(&checks).contains("vnumad replugs vCPUs after 7 s"), "{}", text(&checks));
-        for (acknowledged, capability, level) in
-            [(None, "silent", Level::Missing), (Some(Generation(4)), "pending", Level::Reduced)]
-        {
+    }
+
+    #[test]
+    fn the_driver_is_checked_by_what_the_guest_reports() {
+        let check = |change: &dyn Fn(&mut Publication)| {
             let mut vm = vm("a", &[Some(0), Some(1)]);
-            vm.publication.acknowledged = acknowledged;
-            assert_eq!(found(&of(vm), "driver"), (capability.into(), level));
-        }
-        let mut vm = vm("a", &[Some(0), Some(1)]);
-        vm.publication.driver_mode = Some(DriverMode::Safe);
-        assert_eq!(found(&of(vm), "driver"), ("safe".into(), Level::Reduced));
+            change(&mut vm.publication);
+            let checks = examine(&daemon("bpf"), &HostTopology::default(), &[vm]);
+            (found(&checks, "driver"), text(&checks))
+        };
+        let level = |change: &dyn Fn(&mut Publication)| check(change).0;
+        let none = level(&|publication| publication.driver_version = None);
+        assert_eq!(none, ("none".into(), Level::Missing));
+        let pending = level(&|publication| publication.acknowledged = Some(Generation(4)));
+        assert_eq!(pending, ("pending".into(), Level::Reduced));
+        let safe = level(&|publication| publication.driver_mode = Some(DriverMode::Safe));
+        assert_eq!(safe, ("safe".into(), Level::Reduced));
+
+        let refused = |generation, acknowledged| {
+            check(&move |publication| {
+                let generation = Generation(generation);
+                publication.refused = Some(RefusedGeneration { generation, errno: 95 });
+                publication.acknowledged = acknowledged;
+            })
+        };
+        let (found, text) = refused(5, None);
+        assert_eq!(found, ("refused".into(), Level::Missing));
+        let why = "refused generation 0000000000000005, or applied it in part only: Operation not supported (errno 95)\n";
+        assert!(text.contains(why), "{text}");
+        assert_eq!(refused(5, Some(Generation(4))).0, ("refused".into(), Level::Reduced));
+        // An earlier one that was refused says nothing about the present one.
+        assert_eq!(refused(4, Some(Generation(5))).0, ("fast".into(), Level::Best));
+        assert_eq!(refused(4, Some(Generation(3))).0, ("pending".into(), Level::Reduced));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! VMs, for people.
 
 use crate::table::{Table, or_dash, plain};
-use vnuma_api::{Daemon, Replugged, Vcpu, VcpuState, Vm};
+use vnuma_api::{Daemon, Publication, Replugged, Vcpu, VcpuState, Vm};
 
 /// One line a VM.
 pub fn list(vms: &[Vm]) -> String {
@@ -75,8 +75,45 @@ pub fn show(vm: &Vm) -> String {
             "Not published: {} changes that did not last; deferred by the cap: {}\n",
             publication.suppressed_by_dwell, publication.deferred_by_cap
         );
+        text += &driver(publication);
     }
     text
+}
+
+/// What the guest reports of its driver.
+fn driver(publication: &Publication) -> String {
+    let mut text = match (&publication.driver_version, publication.driver_mode) {
+        (None, _) => "Driver: none
+"
+        .to_owned(),
+        (Some(version), None) => format!(
+            "Driver: {}, applies nothing
+",
+            plain(version)
+        ),
+        (Some(version), Some(mode)) => format!(
+            "Driver: {}, {mode} mode
+",
+            plain(version)
+        ),
+    };
+    if let Some(refused) = publication.refused {
+        text += &format!(
+            "Refused: generation {}: {}
+",
+            refused.generation,
+            error_text(refused.errno)
+        );
+    }
+    text
+}
+
+/// What an error number means, as the kernel's manual says it.
+pub fn error_text(errno: i32) -> String {
+    match errno {
+        1.. => std::io::Error::from_raw_os_error(errno).to_string().replace("os error", "errno"),
+        _ => "no error number was given".to_owned(),
+    }
 }
 
 fn nodes(vm: &Vm) -> String {
@@ -162,7 +199,7 @@ pub fn daemon(daemon: &Daemon) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vnuma_api::{ChannelState, Generation, GuestNode, Hypervisor, Publication};
+    use vnuma_api::{ChannelState, DriverMode, Generation, GuestNode, Hypervisor, RefusedGeneration};
     use vnuma_topology::DistanceMatrix;
 
     fn vcpu(apic_id: u32, host_node: u32, guest_node: u32, state: VcpuState) -> Vcpu {
@@ -234,8 +271,33 @@ vCPUs
 
 Published 3 times, acknowledged 2 times; last generation 0000000000000001, acknowledged -
 Not published: 0 changes that did not last; deferred by the cap: 0
+Driver: none
 ";
         assert_eq!(show(&vm()), expected);
+    }
+
+    #[test]
+    fn the_driver_is_shown_with_what_it_refused() {
+        let mut vm = vm();
+        vm.publication.driver_version = Some("1.2.3".into());
+        assert!(
+            show(&vm).ends_with(
+                "
+Driver: 1.2.3, applies nothing
+"
+            ),
+            "{}",
+            show(&vm)
+        );
+        vm.publication.driver_mode = Some(DriverMode::Safe);
+        vm.publication.refused = Some(RefusedGeneration { generation: Generation(2), errno: 95 });
+        let text = show(&vm);
+        let expected = "
+Driver: 1.2.3, safe mode
+Refused: generation 0000000000000002: Operation not supported (errno 95)
+";
+        assert!(text.ends_with(expected), "{text}");
+        assert_eq!(error_text(0), "no error number was given");
     }
 
     #[test]

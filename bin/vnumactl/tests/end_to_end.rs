@@ -182,7 +182,8 @@ impl Host {
             runtime.block_on(vnuma_daemon::run(config, factory, async { drop(stopped.await) }))
         });
         let host = Self { directory, stop: Some(stop), daemon: Some(daemon) };
-        wait_for("vnumad", || host.directory.path().join("api.sock").exists());
+        let socket = host.directory.path().join("api.sock");
+        wait_for("vnumad", || std::os::unix::net::UnixStream::connect(&socket).is_ok());
         host
     }
 

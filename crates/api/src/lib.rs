@@ -26,7 +26,9 @@ mod vm;
 
 pub use event::{Event, Generation};
 pub use path::{DAEMON, HARDWARE, VMS, WATCH, vm_path};
-pub use vm::{ChannelState, DriverMode, GuestNode, Hypervisor, Publication, Vcpu, VcpuState, Vm};
+pub use vm::{
+    ChannelState, DriverMode, GuestNode, Hypervisor, Publication, RefusedGeneration, Vcpu, VcpuState, Vm,
+};
 
 use serde::{Deserialize, Serialize};
 pub use vnuma_topology::HostTopology;

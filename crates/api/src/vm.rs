@@ -163,15 +163,39 @@ pub enum DriverMode {
     Safe,
 }
 
+impl fmt::Display for DriverMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Fast => "fast",
+            Self::Safe => "safe",
+        })
+    }
+}
+
+/// A publication that a guest's driver refused, or applied in part only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RefusedGeneration {
+    /// Which.
+    pub generation: Generation,
+    /// Why: an error number of Linux; 0 if the guest gave none.
+    pub errno: i32,
+}
+
 /// What was published to a VM since vnumad first saw it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Publication {
     /// Last generation that was published.
     pub generation: Option<Generation>,
     /// Last generation that the guest acknowledged.
     pub acknowledged: Option<Generation>,
-    /// How its driver changed the guest's maps then, as the guest says.
+    /// How its driver changes the guest's maps, as the guest reports; none without a driver.
     pub driver_mode: Option<DriverMode>,
+    /// The driver's version, as the guest reports; none without a driver.
+    #[serde(default)]
+    pub driver_version: Option<String>,
+    /// The last publication that the driver refused or applied in part only, as the guest reports.
+    #[serde(default)]
+    pub refused: Option<RefusedGeneration>,
     /// How many there were.
     pub publications: u64,
     /// How many of them the guest acknowledged.

@@ -24,9 +24,17 @@ pub enum DriverMode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DriverVersion(u32);
 
+impl DriverVersion {
+    /// Major, minor and patch.
+    pub fn parts(self) -> [u16; 3] {
+        [(self.0 >> 16) as u16, (self.0 >> 8 & 0xff) as u16, (self.0 & 0xff) as u16]
+    }
+}
+
 impl fmt::Display for DriverVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}.{}", self.0 >> 16, self.0 >> 8 & 0xff, self.0 & 0xff)
+        let [major, minor, patch] = self.parts();
+        write!(f, "{major}.{minor}.{patch}")
     }
 }
 

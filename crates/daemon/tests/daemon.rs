@@ -10,7 +10,8 @@ use common::{
 };
 use nix::{sys::stat::Mode, unistd::mkfifo};
 use serde_json::{Value, json};
-use std::{io::Write, os::unix::fs::PermissionsExt, process, time::Duration};
+use std::{io::Write, mem::offset_of, os::unix::fs::PermissionsExt, process, time::Duration};
+use vnuma_abi_topology_channel::{Guest, MODE_SAFE};
 use vnuma_channel_model::GuestEnd;
 use vnuma_hypervisor::{Plugged, VmEvent};
 
@@ -132,6 +133,32 @@ fn a_guest_learns_where_its_vcpus_are() {
     assert!(acknowledged["acknowledged_ns"].as_u64() >= acknowledged["published_ns"].as_u64());
     wait_for_states(&daemon, "web", &[(0, 0, "true"), (0, 0, "true")]);
     assert_eq!(guest.guest_vectors[0].read(), Ok(2), "an interrupt for each publication");
+}
+
+#[test]
+fn what_the_driver_reports_is_shown() {
+    let daemon = Daemon::start();
+    let _threads = two_nodes(&daemon, "web");
+    assert_eq!(post(&daemon, "/v1/vms/web/attach", "").0, 200);
+    let guest = daemon.guest("web");
+    let shown = || {
+        let publication = get(&daemon, "/v1/vms/web").1["publication"].take();
+        json!([publication["driver_mode"], publication["driver_version"], publication["refused"]])
+    };
+    assert_eq!(shown(), json!([null, null, null]));
+    let generation = guest.read().expect("published").generation;
+    guest.announce(MODE_SAFE).expect("written");
+    guest.refuse(generation, 95).expect("the doorbell works");
+    let refused = json!({"generation": format!("{generation:016x}"), "errno": 95});
+    wait_for("the refusal", || shown() == json!(["safe", "1.2.3", refused]));
+    guest.store(offset_of!(Guest, magic), 0).expect("written");
+    guest.ring().expect("the doorbell works");
+    wait_for("the driver to be gone", || shown() == json!([null, null, null]));
+    guest.refuse(generation, 0).expect("the doorbell works");
+    guest.acknowledge(generation).expect("the doorbell works");
+    wait_for("another driver", || shown() == json!(["fast", "1.2.3", null]));
+    assert_eq!(post(&daemon, "/v1/vms/web/detach", "").0, 200);
+    assert_eq!(shown(), json!([null, null, null]), "a driver without a channel");
 }
 
 #[test]

@@ -29,7 +29,7 @@ pub fn run() -> Result<()> {
     wait_until_seen(&vm.name, &[(0, 0, "true"), (0, 0, "stale")]).context("attached, no driver")?;
     println!("published, no driver to apply it: stale");
     expect_check(Some(&vm.name), "channel", "attached", "best")?;
-    expect_check(Some(&vm.name), "driver", "silent", "missing")?;
+    expect_check(Some(&vm.name), "driver", "none", "missing")?;
     equip(&vm)?;
     wait_until_seen(&vm.name, &[(0, 0, "true"), (0, 0, "true")]).context("driver loaded")?;
     check(&vm, &[0, 0])?;

@@ -8,7 +8,7 @@ use super::{
 };
 use vnuma_api as api;
 use vnuma_hypervisor::VmError;
-use vnuma_placement::world::{ChannelEvent, ChannelState, ReplugEnd, VmId};
+use vnuma_placement::world::{ChannelEvent, ChannelState, DriverStatus, ReplugEnd, Vm, VmId};
 
 impl Core {
     /// Takes a channel to its next state. `None`: the event means nothing in the present one.
@@ -22,6 +22,7 @@ impl Core {
             vm.placement.start_publishing(now_ns);
         } else if served && !serves {
             vm.placement.stop_publishing();
+            vm.stats.driver = DriverStatus::default();
             self.commands.push(Command::CloseChannel(id));
         }
         let Some((_, vm)) = self.world.vm_mut(id) else { return Some(before) };
@@ -163,14 +164,13 @@ impl Core {
     }
 
     /// A guest has acknowledged a generation.
-    pub(super) fn acknowledged(&mut self, id: VmId, generation: u64, safe_mode: Option<bool>) {
+    pub(super) fn acknowledged(&mut self, id: VmId, generation: u64) {
         let acknowledged_ns = self.now_ns;
         let Some((_, vm)) = self.world.vm_mut(id) else { return };
         if vm.channel.publisher().is_none() {
             return;
         }
         let Some(update) = vm.placement.acknowledged(generation) else { return };
-        vm.stats.safe_mode = safe_mode.or(vm.stats.safe_mode);
         vm.stats.acknowledgements += 1;
         vm.stats.acknowledged = Some(generation);
         let event = api::Event::Acknowledged {
@@ -181,6 +181,16 @@ impl Core {
             acknowledged_ns,
         };
         self.announce(event);
+    }
+
+    /// A guest has changed what its driver reports. A guest may do so as often as it likes, so what is the same costs nothing.
+    pub(super) fn driver_reported(&mut self, id: VmId, status: DriverStatus) {
+        let news = |vm: &Vm| vm.channel.publisher().is_some() && vm.stats.driver != status;
+        if self.vm(id).is_some_and(news)
+            && let Some((_, vm)) = self.world.vm_mut(id)
+        {
+            vm.stats.driver = status;
+        }
     }
 
     /// A replug has ended: the vCPU has another slot, and with it another name; or has not.

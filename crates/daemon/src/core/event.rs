@@ -5,7 +5,7 @@ use vnuma_api as api;
 use vnuma_hypervisor::{Plugged, VmError};
 use vnuma_placement::{
     Publication,
-    world::{ConnectionId, RequestId, StopReason, VmId},
+    world::{ConnectionId, DriverStatus, RequestId, StopReason, VmId},
 };
 use vnuma_process::ActError;
 use vnuma_topology::{ApicId, CpuSet, HostNodeId, HostTopology, Vcpu, VcpuLocation, VmDescription};
@@ -32,8 +32,10 @@ pub enum Event {
     Located(i32, Option<VcpuLocation>),
     /// A thread that is watched has ended.
     ThreadEnded(i32),
-    /// A guest has acknowledged a generation, and says whether its driver works in safe mode.
-    Acknowledged(VmId, u64, Option<bool>),
+    /// A guest has acknowledged a generation.
+    Acknowledged(VmId, u64),
+    /// What a guest's driver reports of itself. It may be what it reported before.
+    Driver(VmId, DriverStatus),
     /// A publication went out, and the next one has this generation; or it did not.
     Published(VmId, Result<u64, Refusal>),
     /// A move was made, and where the vCPU was then; or it was not made.

@@ -61,7 +61,7 @@ fn vm(vm: &Vm, hypervisor: api::Hypervisor, problem: Option<String>) -> api::Vm 
     };
     let suppressed = vm.placement.suppressed();
     let described = vm.source == DescriptionSource::Hypervisor;
-    let channel = channel(vm.channel);
+    let (channel, driver) = (channel(vm.channel), vm.stats.driver);
     api::Vm {
         name: vm.name().to_owned(),
         pid: Some(vm.description.pid),
@@ -77,9 +77,14 @@ fn vm(vm: &Vm, hypervisor: api::Hypervisor, problem: Option<String>) -> api::Vm 
         publication: api::Publication {
             generation: vm.stats.published.map(api::Generation),
             acknowledged: vm.stats.acknowledged.map(api::Generation),
-            driver_mode: vm.stats.safe_mode.map(|safe| match safe {
+            driver_mode: driver.safe_mode.map(|safe| match safe {
                 true => api::DriverMode::Safe,
                 false => api::DriverMode::Fast,
+            }),
+            driver_version: driver.version.map(|[major, minor, patch]| format!("{major}.{minor}.{patch}")),
+            refused: driver.refused.map(|(generation, errno)| api::RefusedGeneration {
+                generation: api::Generation(generation),
+                errno,
             }),
             publications: vm.stats.publications,
             acknowledgements: vm.stats.acknowledgements,

@@ -51,12 +51,12 @@ use std::{
 use tokio::sync::oneshot;
 use tracing::{debug, info, warn};
 use vnuma_api as api;
-use vnuma_channel::{Channel, DriverMode};
+use vnuma_channel::{Channel, DriverMode, DriverVersion, GuestStatus};
 use vnuma_host::{HostWatcher, location::monotonic_ns};
 use vnuma_hypervisor::{VmBackend, VmError, VmHandle};
 use vnuma_placement::{
     Policies, Publication,
-    world::{ConnectionId, RequestId, VmId},
+    world::{ConnectionId, DriverStatus, RequestId, VmId},
 };
 use vnuma_topology::HostTopology;
 use watchers::Watchers;
@@ -251,14 +251,11 @@ impl Shell {
     fn doorbell(&mut self, vm: VmId) {
         let Some(channel) = self.channels.get_mut(&vm) else { return };
         let acknowledged = channel.take_acknowledgement();
-        let safe_mode = match channel.guest_status().mode {
-            Some(DriverMode::Safe) => Some(true),
-            Some(DriverMode::Fast) => Some(false),
-            Some(DriverMode::None) | None => None,
-        };
+        let status = driver_status(&channel.guest_status());
         self.doorbells.rearm(vm, channel);
+        self.step(Event::Driver(vm, status));
         match acknowledged {
-            Ok(Some(generation)) => self.step(Event::Acknowledged(vm, generation, safe_mode)),
+            Ok(Some(generation)) => self.step(Event::Acknowledged(vm, generation)),
             Ok(None) => {}
             Err(error) => warn!(%error, "cannot read acknowledgements"),
         }
@@ -381,5 +378,18 @@ impl Shell {
         }
         channel.publish(&content).map_err(|source| Refusal::Channel { vm: vm_name, source })?;
         Ok(channel.next_generation())
+    }
+}
+
+/// What a guest reports, as the core keeps it.
+fn driver_status(status: &GuestStatus) -> DriverStatus {
+    DriverStatus {
+        safe_mode: match status.mode {
+            Some(DriverMode::Safe) => Some(true),
+            Some(DriverMode::Fast) => Some(false),
+            Some(DriverMode::None) | None => None,
+        },
+        version: status.driver_version.map(DriverVersion::parts),
+        refused: status.refused,
     }
 }

@@ -73,6 +73,17 @@ pub struct Move {
     pub in_flight: bool,
 }
 
+/// What a guest's driver reports of itself. All of it can be false: it is shown, and decides nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DriverStatus {
+    /// Whether it changes the kernel's maps by CPU hotplug (safe mode) or in place. `None`: neither, or there is no driver.
+    pub safe_mode: Option<bool>,
+    /// Its version: major, minor, patch. `None` without a driver.
+    pub version: Option<[u16; 3]>,
+    /// The last generation that it refused or applied in part only, and the error number, 0 if that is none.
+    pub refused: Option<(u64, i32)>,
+}
+
 /// What was published to a guest and what it acknowledged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PublicationStats {
@@ -80,8 +91,8 @@ pub struct PublicationStats {
     pub published: Option<u64>,
     /// Last generation that the guest acknowledged.
     pub acknowledged: Option<u64>,
-    /// The guest's driver changed its maps by CPU hotplug then (safe mode), as the guest says.
-    pub safe_mode: Option<bool>,
+    /// What the guest's driver reported last.
+    pub driver: DriverStatus,
     /// Publications.
     pub publications: u64,
     /// Publications that the guest acknowledged.
