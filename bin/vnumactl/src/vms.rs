@@ -49,7 +49,7 @@ pub fn show(vm: &Vm) -> String {
         text += &format!("the guest does not run: {}\n", plain(state));
     }
     if !vm.described && vm.pid.is_some() {
-        text += "not described yet: its guest nodes are not known, its vCPUs were seen from outside\n";
+        text += "not described by QEMU yet: guest nodes are unknown, vCPUs are those that the host kernel shows\n";
     } else if vm.nodes.is_empty() && vm.pid.is_some() {
         text += "a UMA VM: no guest nodes, nothing to publish
 ";
@@ -312,7 +312,7 @@ Refused: generation 0000000000000002: Operation not supported (errno 95)
     fn one_that_was_only_seen_from_outside_is_not_taken_for_a_uma_vm() {
         let seen = Vm { described: false, hypervisor: Hypervisor::Silent, nodes: Vec::new(), ..vm() };
         let text = show(&seen);
-        assert!(text.contains("not described yet") && !text.contains("UMA"), "{text}");
+        assert!(text.contains("not described by QEMU yet") && !text.contains("UMA"), "{text}");
         assert!(show(&Vm { nodes: Vec::new(), ..vm() }).contains("a UMA VM"));
     }
 

@@ -336,7 +336,7 @@ fn a_qemu_that_cannot_be_asked_is_named_and_observed() {
     assert_eq!((&vm["pid"], &vm["described"]), (&qemu.0.id().into(), &false.into()));
     wait_for("its vCPUs", || host.json(&["show", "web"])["vcpus"].as_array().map(Vec::len) == Some(4));
     assert!(host.text(&["list"]).contains("is another client connected?"));
-    assert!(host.text(&["show", "web"]).contains("its vCPUs were seen from outside"));
+    assert!(host.text(&["show", "web"]).contains("vCPUs are those that the host kernel shows"));
     assert!(host.text(&["doctor"]).contains("silent, observed only"));
     host.fails(&["attach", "web"], 1, "web: not connected to its hypervisor");
     drop(other);

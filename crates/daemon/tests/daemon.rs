@@ -252,7 +252,7 @@ fn a_vcpu_is_replugged_to_the_guest_node_of_where_it_runs() {
         let message = answer["message"].as_str().unwrap_or_default().to_owned();
         assert!(found == status && message.contains(reason), "{found} {message}");
     };
-    refused(1, 409, "which is right");
+    refused(1, 409, "is on the right guest node already");
     refused(7, 404, "APIC id 7");
     refused(0, 409, "first vCPU");
     threads[1].pin(0);
@@ -290,7 +290,7 @@ fn a_vcpu_is_replugged_to_the_guest_node_of_where_it_runs() {
     wait_for_states(&daemon, "web", &[(0, 0, "true"), (1, 1, "true")]);
 
     assert_eq!(post(&daemon, "/v1/vms/web/attach", "").0, 200);
-    refused(1, 409, "through the topology channel");
+    refused(1, 409, "the topology channel is attached, so nothing is replugged");
 }
 
 #[test]

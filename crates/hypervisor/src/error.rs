@@ -3,7 +3,7 @@
 /// Why something could not be learned from a VM or done to it.
 #[derive(Debug, thiserror::Error)]
 pub enum VmError {
-    /// It cannot be seen which VMs there are.
+    /// The VMs cannot be listed.
     #[error("{directory}: cannot be read: {source}")]
     Directory {
         /// Where they are looked for.
@@ -38,7 +38,7 @@ pub enum VmError {
         limit_ms: u64,
     },
     /// It does not answer, and was therefore not asked.
-    #[error("{vm}: does not answer, and was not asked: {why}")]
+    #[error("{vm}: QEMU does not answer, so nothing was sent to it: {why}")]
     Silent {
         /// The VM.
         vm: String,
@@ -90,7 +90,7 @@ pub enum VmError {
         command: String,
         /// Which part of the answer.
         field: String,
-        /// What was found, shortened.
+        /// What was found, sanitized.
         value: String,
         /// Why it cannot be.
         reason: String,
@@ -110,12 +110,12 @@ pub enum VmError {
     /// A name that cannot be used in paths and output.
     #[error("VM name `{name}` is refused: {reason}")]
     Name {
-        /// The name, shortened.
+        /// The name, sanitized.
         name: String,
         /// What is wrong with it.
         reason: &'static str,
     },
-    /// The process behind the socket could not be pinned down.
+    /// The process behind the socket could not be opened.
     #[error("{socket}: process {pid} of the other end: {source}")]
     Process {
         /// The socket, as text for people.
@@ -168,7 +168,7 @@ pub enum VmError {
         node: u32,
     },
     /// The guest does not take part in hot-plug.
-    #[error("{vm}: the guest did not take a new vCPU within {limit_ms} ms (does it boot, or is it paused?)")]
+    #[error("{vm}: the guest did not take a new vCPU within {limit_ms} ms (is it booting or paused?)")]
     PlugIgnored {
         /// The VM.
         vm: String,

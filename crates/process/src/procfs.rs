@@ -44,7 +44,7 @@ pub enum ProcError {
         path: String,
         /// Which part of it.
         field: &'static str,
-        /// What was found, shortened.
+        /// What was found, sanitized.
         value: String,
         /// Why it cannot be.
         reason: String,

@@ -31,7 +31,7 @@ fn parse_state(stat: &str) -> Option<StopReason> {
 impl fmt::Display for StopReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Signal => "stopped by a signal (SIGSTOP); SIGCONT lets it go on",
+            Self::Signal => "stopped by a signal (SIGSTOP); SIGCONT resumes it",
             Self::Tracer => "held by a debugger",
         })
     }

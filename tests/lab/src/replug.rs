@@ -23,7 +23,7 @@ pub fn run() -> Result<()> {
     wait_until_listed(&vm.name)?;
     doctor(&vm)?;
     expect_refusal(&["replug", &vm.name, "--vcpu", "0"], "cannot be replugged")?;
-    expect_refusal(&["replug", &vm.name, "--vcpu", "2"], "which is right")?;
+    expect_refusal(&["replug", &vm.name, "--vcpu", "2"], "is on the right guest node already")?;
     let _udev = bring_online(&vm)?;
 
     // Guest node 0 has CPU 0, node 1 has CPUs 1 and 2.
@@ -212,5 +212,8 @@ fn full(vm: &Vm, vcpu: u64, nodes: &Nodes) -> Result<()> {
     expect_refusal(&["replug", &other.name, "--vcpu", "1"], "guest node 0 has no spare slot")?;
     // One that is published through the channel is not replugged as well.
     vnumactl(&["attach", &vm.name])?;
-    expect_refusal(&["replug", &vm.name, "--vcpu", &vcpu.to_string()], "through the topology channel")
+    expect_refusal(
+        &["replug", &vm.name, "--vcpu", &vcpu.to_string()],
+        "the topology channel is attached, so nothing is replugged",
+    )
 }

@@ -124,7 +124,7 @@ impl Core {
             Some(ChannelState::Recovering) => self.recover(id),
             Some(ChannelState::LostDetaching(None)) => {
                 let name = self.name_of(id);
-                let line = "an attach that had failed was carried out after all, and is undone";
+                let line = "QEMU has carried out an attach that had timed out; it is undone";
                 self.log(Level::Info, format!("{name}: {line}"));
                 // It reports that the device is gone, now or when the guest lets go.
                 self.ask_if_connected(id, Ask::Detach);

@@ -36,7 +36,7 @@ pub(super) fn problem(managed: &ManagedVm) -> Option<String> {
 
 fn stopped(reason: StopReason) -> &'static str {
     match reason {
-        StopReason::Signal => "stopped by a signal (SIGSTOP); SIGCONT lets it go on",
+        StopReason::Signal => "stopped by a signal (SIGSTOP); SIGCONT resumes it",
         StopReason::Tracer => "held by a debugger",
     }
 }
@@ -106,17 +106,17 @@ fn channel(state: ChannelState) -> api::ChannelState {
     }
 }
 
-/// Why a guest that was not asked to stand still does.
+/// Why a guest does not run though nobody paused it.
 fn stuck(vm: &Vm) -> Option<String> {
     let state = vm.description.run_state.as_str();
     let why = match state {
-        "internal-error" => "the hypervisor could not go on with it",
-        "io-error" => "its disk gave an error",
+        "internal-error" => "KVM cannot run it any more",
+        "io-error" => "a disk reported an I/O error",
         "guest-panicked" => "its kernel panicked",
-        "watchdog" => "its watchdog ran out",
+        "watchdog" => "its watchdog expired",
         _ => return None,
     };
-    Some(format!("the guest stands still ({state}): {why}"))
+    Some(format!("the guest does not run ({state}): {why}"))
 }
 
 /// A VM of which only the handle is known.

@@ -50,7 +50,7 @@ impl Core {
     /// Not knowing which VMs there are ends none.
     pub(super) fn scan_failed(&mut self, problem: String) {
         if self.scan_problem.as_ref() != Some(&problem) {
-            self.log(Level::Warn, format!("no VMs can be found; those that are known stay: {problem}"));
+            self.log(Level::Warn, format!("cannot look for VMs; the known ones stay: {problem}"));
         }
         self.scan_problem = Some(problem);
     }

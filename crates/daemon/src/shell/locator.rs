@@ -244,7 +244,7 @@ impl Task {
             }
             Order::Host(host) => {
                 if let Err(error) = self.watcher.set_topology(&host) {
-                    warn!(%error, "moves between the host's new nodes may be found by looks only");
+                    warn!(%error, "BPF does not know the host's new nodes; moves between them are found by the resync only");
                 }
                 *self.shared.host.write().unwrap_or_else(PoisonError::into_inner) = host;
             }

@@ -287,7 +287,7 @@ fn pump(mut turn: impl FnMut() -> Turn) -> Option<String> {
             Turn::Taken => failures = 0,
             Turn::Failed(reason) => {
                 failures += 1;
-                tracing::error!(reason, failures, "cannot take vCPU events");
+                tracing::error!(reason, failures, "cannot read vCPU events");
                 if failures == FAILURES {
                     return Some(reason);
                 }

@@ -186,13 +186,13 @@ impl Shared {
         let mut state = self.lock();
         // Nobody is interested any more.
         let Some(Source::Bpf(bpf)) = &state.source else { return };
-        tracing::error!(reason, "vCPU locations are polled from now on: BPF events cannot be taken");
+        tracing::error!(reason, "cannot read BPF events; vCPU locations are polled from now on");
         let dropped = bpf.dropped();
         let poll = PollSource::start(state.topology.clone(), self.poll_interval, &state.threads, on_event);
         let failed = match poll {
             Ok(poll) => state.source.replace(Source::Poll(poll)),
             Err(error) => {
-                tracing::error!(%error, "nor can they be polled: moves of vCPUs are not seen");
+                tracing::error!(%error, "cannot poll vCPU locations: moves are not seen");
                 state.source.take()
             }
         };

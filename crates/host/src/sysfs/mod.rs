@@ -63,7 +63,7 @@ pub enum SysfsError {
     Value {
         /// The file.
         path: PathBuf,
-        /// What was found, shortened.
+        /// What was found, sanitized.
         value: String,
         /// Why it cannot be.
         reason: String,

@@ -69,7 +69,7 @@ impl HostWatcher {
         let (uevents, why_polling) = match (root == Path::new("/")).then(Uevents::open) {
             None => (None, Some(format!("{} is not the running host's tree", root.display()))),
             Some(Ok(uevents)) => (Some(uevents), None),
-            Some(Err(error)) => (None, Some(format!("no messages of the kernel: {error}"))),
+            Some(Err(error)) => (None, Some(format!("cannot listen to uevents: {error}"))),
         };
         let shared = Arc::new(Shared {
             stop: EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?,
@@ -145,12 +145,12 @@ impl<F: FnMut(HostTopology)> Follower<F> {
                 Ok(Wake::Nothing) => {}
                 Err(error) if uevents.is_none() => {
                     // Without memory, for example. Trying again at once would keep a CPU busy.
-                    tracing::warn!(%error, "cannot wait");
+                    tracing::warn!(%error, "cannot wait for uevents");
                     thread::sleep(RETRY);
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "messages of the kernel end; the host's topology is polled");
-                    let why = format!("messages of the kernel ended: {error}");
+                    tracing::warn!(%error, "uevents end; the host's topology is polled");
+                    let why = format!("uevents ended: {error}");
                     *self.shared.why_polling.lock().unwrap_or_else(PoisonError::into_inner) = Some(why);
                     uevents = None;
                 }
