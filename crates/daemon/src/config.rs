@@ -12,13 +12,13 @@ use toml::Spanned;
 use vnuma_host::location::Prefer;
 use vnuma_placement::SettlePolicy;
 
-/// Where the configuration is looked for unless told otherwise.
+/// The configuration file if none is named.
 pub const DEFAULT_PATH: &str = "/etc/vnuma/vnumad.toml";
 
-/// A longer file is no configuration.
+/// Longest configuration file, in bytes.
 const SIZE_LIMIT: u64 = 1 << 20;
 
-/// What vnumad goes by.
+/// The configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Socket of the API.
@@ -51,7 +51,7 @@ pub struct Config {
     pub replug_after: Option<Duration>,
 }
 
-/// Why there is no configuration.
+/// Why the configuration is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
@@ -59,10 +59,10 @@ pub enum ConfigError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// It is no TOML, or has a key that is not known or a value of the wrong type.
+    /// It is not TOML, or has an unknown key or a value of the wrong type.
     #[error("{}: line {line}: {message}", path.display())]
     Parse {
         /// The file.
@@ -270,7 +270,7 @@ fn read(path: &Path) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// A file, to point at places in it.
+/// A file, to name lines of it in errors.
 struct Source<'a> {
     path: &'a Path,
     text: &'a str,
@@ -311,7 +311,7 @@ impl Source<'_> {
         })
     }
 
-    /// A number of things that a user may have.
+    /// A limit for each user.
     fn count(
         &self,
         key: &'static str,

@@ -12,7 +12,7 @@ use vnuma_placement::{
 };
 
 impl Core {
-    /// Carries out each step of a plan as far as that is the core's to do: states change, and commands go out.
+    /// Carries out the core's part of each step of a plan: changes states and adds commands.
     pub(super) fn act(&mut self, plan: Plan) {
         for id in plan.deferred {
             if let Some((_, vm)) = self.world.vm_mut(id) {

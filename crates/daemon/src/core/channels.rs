@@ -27,7 +27,7 @@ impl Core {
         }
         let Some((_, vm)) = self.world.vm_mut(id) else { return Some(before) };
         if !serves && vm.channel.is_plugged() && vm.channel != before {
-            // Whoever served it may have published anything.
+            // Another process may have published anything through it.
             vm.placement.acked_unknown();
         }
         Some(before)
@@ -46,7 +46,7 @@ impl Core {
                 let name = self.name_of(id);
                 self.log(Level::Info, format!("{name}: topology channel attached"));
                 self.announce(api::Event::Attached { vm: name, time_ns: self.now_ns });
-                // Answered when the guest has been given everything that is true.
+                // Answered after the first publication.
                 self.first_publication.insert(id, request);
                 return;
             }
@@ -97,7 +97,7 @@ impl Core {
         }
     }
 
-    /// The device is gone, whoever asked for it.
+    /// The device is unplugged, for whatever reason.
     pub(super) fn unplugged(&mut self, id: VmId, event: ChannelEvent) {
         let Some(before) = self.channel_event(id, event) else { return };
         let Some(vm) = self.vm(id) else { return };
@@ -112,7 +112,7 @@ impl Core {
         self.answer(before.request(), Reply::Vm(id));
     }
 
-    /// A hypervisor has answered, for the first time or again: is its channel as it was left?
+    /// A hypervisor has answered, for the first time or again. Compares its channel with the known state.
     pub(super) fn found_channel(&mut self, id: VmId, plugged: bool) {
         if !plugged {
             return self.unplugged(id, ChannelEvent::FoundUnplugged);
@@ -143,7 +143,7 @@ impl Core {
         self.ask_if_connected(id, Ask::Recover(epoch));
     }
 
-    /// That has ended.
+    /// Taking it over has ended.
     pub(super) fn recovered(&mut self, id: VmId, outcome: Result<u64, Refusal>) {
         let event =
             outcome.as_ref().map_or(ChannelEvent::RecoverFailed, |next| ChannelEvent::Recovered(*next));
@@ -183,7 +183,7 @@ impl Core {
         self.announce(event);
     }
 
-    /// A guest has changed what its driver reports. A guest may do so as often as it likes, so what is the same costs nothing.
+    /// A guest has signalled its area. It may do so without end, so an unchanged report costs nothing.
     pub(super) fn driver_reported(&mut self, id: VmId, status: DriverStatus) {
         let news = |vm: &Vm| vm.channel.publisher().is_some() && vm.stats.driver != status;
         if self.vm(id).is_some_and(news)
@@ -193,7 +193,7 @@ impl Core {
         }
     }
 
-    /// A replug has ended: the vCPU has another slot, and with it another name; or has not.
+    /// A replug has ended. If it succeeded the vCPU has another slot, and with it another APIC id.
     pub(super) fn replugged(&mut self, id: VmId, outcome: Result<Replugged, VmError>) {
         let now_ns = self.now_ns;
         let Some((_, vm)) = self.world.vm_mut(id) else { return };

@@ -6,10 +6,10 @@ use vnuma_host::SysfsError;
 use vnuma_hypervisor::VmError;
 use vnuma_process::ActError;
 
-/// Longest message that quotes what others wrote, in bytes.
+/// Longest message with text from elsewhere, in bytes.
 const MESSAGE_LIMIT: usize = 1000;
 
-/// A message of bounded length that disturbs no terminal and no log.
+/// The message with a bounded length and without control characters.
 pub fn sanitize(message: &str) -> String {
     vnuma_process::text::sanitize(message, MESSAGE_LIMIT)
 }

@@ -8,12 +8,12 @@ use vnuma_placement::{
 };
 use vnuma_topology::DistanceMatrix;
 
-/// Does an operator see it? Not before anybody has answered there.
+/// Whether it is shown. A handle behind which nothing has answered yet is not.
 pub(super) fn is_shown(managed: &ManagedVm) -> bool {
     managed.vm.is_some() || problem(managed).is_some()
 }
 
-/// What an operator sees of it.
+/// The VM in the form of the API.
 pub(super) fn managed(managed: &ManagedVm) -> Option<api::Vm> {
     let problem = problem(managed);
     match (&managed.vm, problem) {
@@ -23,7 +23,7 @@ pub(super) fn managed(managed: &ManagedVm) -> Option<api::Vm> {
     }
 }
 
-/// Why it cannot be asked anything.
+/// Why its hypervisor cannot be asked.
 pub(super) fn problem(managed: &ManagedVm) -> Option<String> {
     match managed.process {
         Some(process) => match process.stopped {
