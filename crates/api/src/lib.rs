@@ -12,7 +12,7 @@
 //! | `POST /v1/vms/NAME/replug` | [`ReplugRequest`] | [`Replugged`]             | act   |
 //! | `GET /v1/watch`            |                 | [`Event`]s, one JSON a line | read  |
 //!
-//! Whoever may connect to the socket may read. Acting is for root, the daemon's own user, and a group if one is
+//! Everybody who may connect to the socket may read. Acting is for root, the daemon's own user, and a group if one is
 //! configured. A request that fails is answered with an HTTP status of 400 or above and an [`ApiError`].
 //!
 //! Changing it: fields and kinds of events may be added within `/v1`, and clients ignore what they do
@@ -33,7 +33,7 @@ pub use vm::{
 use serde::{Deserialize, Serialize};
 pub use vnuma_topology::HostTopology;
 
-/// Where vnumad listens unless told otherwise.
+/// vnumad's socket by default.
 pub const DEFAULT_SOCKET: &str = "/run/vnuma/vnumad.sock";
 
 /// Body of a move.

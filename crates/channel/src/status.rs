@@ -1,4 +1,4 @@
-//! What a guest says of itself in its area of the channel.
+//! The guest's area of the channel.
 
 use crate::{Region, publish::WORD};
 use std::{fmt, mem::offset_of};
@@ -38,7 +38,7 @@ impl fmt::Display for DriverVersion {
     }
 }
 
-/// What the guest says. All of it can be false: it is shown and measured, and no decision rests on it.
+/// What the guest reports. All of it can be false: it is shown and measured, and decides nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GuestStatus {
     /// The generation that the kernel's maps agree with, 0 for none. It may be one that was never published.

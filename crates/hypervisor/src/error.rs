@@ -8,7 +8,7 @@ pub enum VmError {
     Directory {
         /// Where they are looked for.
         directory: String,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// The socket cannot be connected to.
@@ -16,10 +16,10 @@ pub enum VmError {
     Connect {
         /// The socket, as text for people.
         socket: String,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// Somebody else holds the socket, or QEMU stands still. The greeting may still come.
+    /// Another client uses the socket, or QEMU hangs. The greeting may still come.
     #[error("{socket}: QMP: no greeting within {limit_ms} ms: is another client connected?")]
     NoGreeting {
         /// The socket, as text for people.
@@ -58,7 +58,7 @@ pub enum VmError {
         vm: String,
         /// The QMP command.
         command: String,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// What came is no QMP, or no answer to what was asked.
@@ -78,7 +78,7 @@ pub enum VmError {
         vm: String,
         /// The QMP command.
         command: String,
-        /// QEMU's words.
+        /// QEMU's message.
         reason: String,
     },
     /// A value in an answer makes no sense.
@@ -122,7 +122,7 @@ pub enum VmError {
         socket: String,
         /// The process, by the socket's credentials.
         pid: i32,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// Nowhere to plug the channel's device.
@@ -246,13 +246,13 @@ impl VmError {
         }
     }
 
-    /// Nobody listens there: what a VM left that was killed, or one that has yet to start.
+    /// Nobody listens there: a killed VM left the socket, or the VM has not started yet.
     pub fn nobody_listening(&self) -> bool {
         use std::io::ErrorKind::{ConnectionRefused, NotFound};
         matches!(self, Self::Connect { source, .. } if matches!(source.kind(), ConnectionRefused | NotFound))
     }
 
-    /// Others wait to be served already, and there is room for no more.
+    /// The queue of the listener is full.
     pub fn queue_full(&self) -> bool {
         matches!(self, Self::Connect { source, .. } if source.kind() == std::io::ErrorKind::WouldBlock)
     }
