@@ -51,7 +51,7 @@ struct vnuma {
 	int refused_error;
 };
 
-/* Which device is bound, and what it comes to; in safe mode not held while CPUs move. */
+/* Protects the bound device and the results; in safe mode not held while CPUs move. */
 static DEFINE_MUTEX(update_mutex);
 static struct vnuma *bound;
 /* Counts bindings, so that an update notices that another device is bound. */

@@ -26,7 +26,7 @@
 
 /* The multicast group of the kernel's own uevents; udev's are in another one. */
 #define UEVENT_GROUP	1
-/* How long --events looks out for an event too many. */
+/* How long --events waits for an event too many. */
 #define QUIET_SECONDS	1.0
 
 static void die(const char *format, ...)
