@@ -21,7 +21,7 @@ pub enum Fault {
     SwapPublications,
     /// One has a generation that was used before.
     OldGeneration,
-    /// Distances between guest nodes are not told.
+    /// Distances between guest nodes are not published.
     OldDistances,
     /// More are published in a second than the policy allows.
     IgnoreCap,
@@ -66,7 +66,7 @@ pub enum Fault {
 pub struct Todo {
     /// What.
     pub command: Command,
-    /// The core believes that it is done, and it is not.
+    /// The core is told that a move succeeded, and it failed.
     pub lost: bool,
 }
 

@@ -1,4 +1,4 @@
-//! The end of a run: all faults stop, and after a while what the daemon believes, shows and holds must be what is true.
+//! The end of a run: all faults stop, and after a while the daemon's state must be the true one.
 
 use crate::{
     daemon::Message,
@@ -27,7 +27,7 @@ impl Simulation {
             self.recover(slot, serial);
         }
         self.scan_soon();
-        // Some may have said so a moment ago, and are heard only now.
+        // Some may have reported that a moment ago, and are read only now.
         self.reconnect_liars();
         self.pass(3 * SECOND);
         self.reconnect_liars();
@@ -144,7 +144,7 @@ impl Simulation {
         self.checker.expect(stray == 0, "leak", || format!("{stray} channels of VMs that are gone are open"));
     }
 
-    /// What is shown of a VM, and what its guest was told.
+    /// What is shown of a VM, and what was published to its guest.
     fn check_vm(&mut self, slot: Slot) {
         let place = &self.world.places[slot];
         let (name, Some(machine)) = (place.name.clone(), place.machine.clone()) else { return };

@@ -78,7 +78,7 @@ pub enum Action {
     Scan(bool),
     /// Everything is looked at again.
     Resync,
-    /// The checker looks at everything.
+    /// The checker checks everything.
     Sweep,
 }
 

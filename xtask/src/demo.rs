@@ -10,7 +10,7 @@ use vnuma_lab_runner::{LabRun, boot_retries, build_binaries, driver, end_on_sign
 const GUEST_KERNEL: &str = "6.12";
 const SERVER_LOG: &str = "/root/vnumad.log";
 const SERVER_REPORT: &str = "/root/report.json";
-/// Only a bound against hanging for ever, beyond the time that the demonstration is asked to take.
+/// Only a limit for tests that hang, beyond the time that the demonstration is asked to take.
 const HANG_LIMIT: Duration = Duration::from_secs(600);
 
 #[derive(clap::Args)]

@@ -180,7 +180,7 @@ fn plug_memory(qmp: &mut Qmp, node: usize, mib: usize) -> Result<()> {
     qmp.run_with("object-add", &json!({ "qom-type": "memory-backend-ram", "id": ram, "size": size }))?;
     let module = json!({ "driver": "pc-dimm", "id": id, "memdev": ram, "node": node });
     if let Err(error) = qmp.run_with("device_add", &module) {
-        // The first error is the one to tell.
+        // The first error is reported.
         let _ = qmp.run_with("object-del", &json!({ "id": ram }));
         return Err(error);
     }

@@ -28,7 +28,7 @@ pub fn running_cid(name: &str) -> Result<u32> {
     read_number(name, "cid")
 }
 
-/// Tells why a session with a VM broke.
+/// Explains why a session with a VM broke.
 pub fn explain(name: &str, error: ClientError) -> anyhow::Error {
     let mine = matches!(error, ClientError::Local { .. } | ClientError::Refused(_));
     let started = Instant::now();
@@ -51,7 +51,7 @@ pub fn kvm_internal_error(name: &str) -> Option<String> {
     Some(format!("VM \"{name}\": KVM cannot run it any more; stop it: {error}"))
 }
 
-/// The words of QEMU for that (`kvm_handle_internal_error` of accel/kvm/kvm-all.c); registers follow.
+/// QEMU's message for that (`kvm_handle_internal_error` of accel/kvm/kvm-all.c); registers follow.
 fn internal_error(log: &str) -> Option<String> {
     let start = log.find("KVM internal error")?;
     let lines: Vec<&str> = log[start..].lines().take(4).map(str::trim).collect();

@@ -68,7 +68,7 @@ pub fn start(request: &Request, verbose: bool) -> Result<()> {
     let result = launch(request, &plan, cid, &kernel, verbose).and_then(|()| await_agent(name, cid));
     if let Err(error) = result {
         let text = format!("{error:#}\n{}", tail(name));
-        // The first error is the one to tell.
+        // The first error is reported.
         let _ = remove(name);
         bail!("VM \"{name}\" did not start: {text}");
     }
@@ -227,7 +227,7 @@ fn remove(name: &str) -> Result<()> {
         // QEMU closes the connection when it quits, before or after it answers.
         let _ = Qmp::connect(&directory(name).join("ctl.sock")).and_then(|mut qmp| qmp.run("quit"));
         let started = Instant::now();
-        // Its memory, and with it what tells it from others, goes a moment before the process.
+        // Its memory, which identifies it, goes a moment before the process.
         while Path::new("/proc").join(pid.to_string()).exists() {
             if started.elapsed() > QUIT_LIMIT && alive(name) {
                 // It has ended meanwhile if this fails.

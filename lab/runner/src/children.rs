@@ -35,7 +35,7 @@ fn spawner() -> &'static Mutex<Sender<Job>> {
         let (sender, jobs) = channel::<Job>();
         std::thread::spawn(move || {
             for (mut command, answer) in jobs {
-                // Whoever asked has gone if this fails; the child then ends with this process.
+                // It fails if the caller is gone; the child then ends with this process.
                 let _ = answer.send(command.spawn());
             }
         });

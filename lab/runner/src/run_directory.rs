@@ -28,7 +28,7 @@ pub struct RunDirectoryError {
     source: io::Error,
 }
 
-/// Makes a directory for the files of a run; its lock tells that the run lives. Remains of runs that were killed
+/// Makes a directory for the files of a run; its lock shows that the run lives. Remains of runs that were killed
 /// are removed.
 pub(crate) fn run_directory() -> Result<RunDirectory, RunDirectoryError> {
     const PREFIX: &str = "vnuma-lab-";

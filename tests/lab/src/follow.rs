@@ -72,7 +72,7 @@ fn follow(arguments: &Arguments, kernel: &str, vm: &Vm, nodes: &Nodes) -> Result
     Ok(())
 }
 
-/// Guest node N is at home on the Nth host node, so the guest must believe what is so.
+/// Guest node N is at home on the Nth host node, so the guest must use what is true.
 fn expect(vm: &Vm, places: &[u32]) -> Result<()> {
     let seen: Vec<_> = places.iter().map(|&node| (u64::from(node), u64::from(node), "true")).collect();
     wait_until_seen(&vm.name, &seen)?;

@@ -51,7 +51,7 @@ pub fn run() -> Result<()> {
     kept(&vm, vcpu, 1, &nodes)
 }
 
-/// A guest that stands still takes no vCPU: that is said and undone, and possible again when it goes on.
+/// A paused guest accepts no vCPU: the replug fails and is undone, and is possible again when the guest runs.
 fn paused(vm: &Vm, vcpu: u64, home: u64, nodes: &Nodes) -> Result<u64> {
     let mut monitor = Monitor::connect(&vm.monitor())?;
     monitor.execute(&json!({"execute": "stop"}))?;
