@@ -60,7 +60,7 @@ const LAST_PAGES: usize = 64;
 /// How many of them must be local. Not all: AutoNUMA may be migrating one.
 const LAST_LOCAL_PAGES: usize = 60;
 
-/// What the witness knows of one page.
+/// What the checker knows of one page.
 struct Sample {
     kind: Kind,
     tid: i32,
@@ -92,9 +92,9 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let trace = Trace::start(&[dynamic.threads.clone(), static_.threads.clone()].concat())?;
     let before = [autonuma(&dynamic)?, autonuma(&static_)?];
     say(&format!("moving vCPUs for {} s while both guests allocate", arguments.seconds));
-    let witnesses = [Witness::start(&dynamic, arguments)?, Witness::start(&static_, arguments)?];
+    let checkers = [Checker::start(&dynamic, arguments)?, Checker::start(&static_, arguments)?];
     let mut mover = start_mover(arguments, &[dynamic.pid, static_.pid])?;
-    let samples = follow(witnesses, &updates)?;
+    let samples = follow(checkers, &updates)?;
     let status = mover.0.wait()?;
     ensure!(status.success(), "the mover failed: {status}");
     let locations = trace.stop()?;
@@ -112,7 +112,9 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         changes: dynamic_report.vcpu_node_changes,
         updates: events.len(),
         update_latency_ms: Percentiles::of(events.iter().map(|event| event.since_change_ms).collect()),
-        told_to_updated_ms: Percentiles::of(events.iter().map(|event| event.since_told_ms).collect()),
+        published_to_acknowledged_ms: Percentiles::of(
+            events.iter().map(|event| event.since_publication_ms).collect(),
+        ),
         dynamic: dynamic_report,
         static_: static_report,
     };
@@ -167,12 +169,12 @@ fn start_mover(arguments: &Arguments, pids: &[i32]) -> Result<Process> {
 }
 
 /// Reads what one guest reports and looks its pages up.
-struct Witness {
+struct Checker {
     thread: JoinHandle<Result<Vec<Sample>>>,
     pages: Arc<AtomicUsize>,
 }
 
-impl Witness {
+impl Checker {
     fn start(vm: &Vm, arguments: &Arguments) -> Result<Self> {
         let offset = tsc_offset(vm)?;
         let mut lookup = Pages::new(vm.pid, Monitor::connect(&vm.monitor())?);
@@ -183,7 +185,7 @@ impl Witness {
         let pages = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&pages);
         let thread = std::thread::spawn(move || {
-            let samples = witness(records, answers, &threads, offset, &mut lookup, &count)
+            let samples = check_records(records, answers, &threads, offset, &mut lookup, &count)
                 .with_context(|| format!("looking up the pages of {name}"))?;
             let status = program.0.wait()?;
             ensure!(status.success(), "the program in {name} failed: {status}");
@@ -193,7 +195,7 @@ impl Witness {
     }
 }
 
-fn witness(
+fn check_records(
     mut records: BufReader<ChildStdout>,
     mut answers: ChildStdin,
     threads: &[i32],
@@ -230,21 +232,21 @@ fn witness(
     Ok(samples)
 }
 
-/// Shows progress until both witnesses are done.
-fn follow(witnesses: [Witness; 2], updates: &Updates) -> Result<[Vec<Sample>; 2]> {
+/// Shows progress until both checkers are done.
+fn follow(checkers: [Checker; 2], updates: &Updates) -> Result<[Vec<Sample>; 2]> {
     let start = Instant::now();
     let mut next = start + PROGRESS_PERIOD;
-    while !witnesses.iter().all(|witness| witness.thread.is_finished()) {
+    while !checkers.iter().all(|checker| checker.thread.is_finished()) {
         std::thread::sleep(Duration::from_millis(200));
         if Instant::now() >= next {
-            let [dynamic, static_] = [0, 1].map(|vm: usize| witnesses[vm].pages.load(Ordering::Relaxed));
+            let [dynamic, static_] = [0, 1].map(|vm: usize| checkers[vm].pages.load(Ordering::Relaxed));
             let updates = updates.count();
             let seconds = start.elapsed().as_secs();
             say(&format!("{seconds:3} s: {updates} updates, {dynamic} + {static_} pages looked up"));
             next += PROGRESS_PERIOD;
         }
     }
-    let [dynamic, static_] = witnesses.map(|witness| witness.thread.join().expect("a witness panicked"));
+    let [dynamic, static_] = checkers.map(|checker| checker.thread.join().expect("a checker panicked"));
     Ok([dynamic?, static_?])
 }
 
@@ -333,7 +335,7 @@ fn rise(before: &[(String, u64)], after: &[(String, u64)]) -> BTreeMap<String, u
 struct Update {
     vm: String,
     since_change_ms: f64,
-    since_told_ms: f64,
+    since_publication_ms: f64,
 }
 
 /// Collects what `vnumactl watch` prints.
@@ -358,7 +360,7 @@ impl Updates {
         let thread = std::thread::spawn(move || {
             for line in lines.map_while(Result::ok) {
                 if let Ok(event) = serde_json::from_str::<Value>(&line)
-                    && event["event"] == "updated"
+                    && event["event"] == "acknowledged"
                 {
                     seen.lock().expect("poisoned").push(event);
                 }
@@ -392,7 +394,7 @@ impl Update {
         Ok(Self {
             vm: event["vm"].as_str().unwrap_or_default().to_owned(),
             since_change_ms: since("changed_ns")?,
-            since_told_ms: since("told_ns")?,
+            since_publication_ms: since("published_ns")?,
         })
     }
 }

@@ -1,4 +1,4 @@
-//! The demonstration and its witness.
+//! The demonstration and its checker.
 //!
 //! `make demo` runs `vnuma-demo host` on the lab server. It starts two equal VMs, attaches one of them to
 //! vnumad, lets `vnuma-demo move` (a process that vnumad knows nothing of) move
@@ -6,7 +6,7 @@
 //! which allocates on what the guest kernel calls the local node. The host then
 //! looks up every one of those pages.
 //!
-//! The witness shares nothing with vnumad: where a vCPU was comes from the kernel's own
+//! The checker shares nothing with vnumad: where a vCPU was comes from the kernel's own
 //! scheduler trace, where a page is from `move_pages(2)`, and both carry the time
 //! stamp counter, the one clock that host and guest have in common.
 

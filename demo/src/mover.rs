@@ -60,7 +60,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
                 None
             }
         };
-        // Where the balancer leaves it, nobody has said.
+        // The balancer is free to leave it anywhere.
         places[vcpu] = if load.is_some() { None } else { Some(target) };
         next += Duration::from_millis(arguments.period_ms);
         std::thread::sleep(next.saturating_duration_since(Instant::now()));
@@ -102,7 +102,7 @@ impl Load {
 impl Drop for Load {
     fn drop(&mut self) {
         for child in &mut self.0 {
-            // It cannot have ended by itself, and there is nobody to tell if it had.
+            // It does not end by itself, and nobody would be left to report it to.
             let _ = child.kill();
             let _ = child.wait();
         }

@@ -11,20 +11,20 @@ pub struct Report {
     pub source: &'static str,
     /// How the run was set up.
     pub configuration: Configuration,
-    /// The VM that vnumad tells its topology.
+    /// The VM that vnumad publishes its topology to.
     pub dynamic: VmReport,
     /// The equal VM that keeps the topology of its boot.
     #[serde(rename = "static")]
     pub static_: VmReport,
     /// Times that a vCPU of the dynamic VM came to another host node.
     pub changes: usize,
-    /// Generations that its guest took over.
+    /// Generations that its guest acknowledged.
     pub updates: usize,
     /// Host change to guest updated, one clock (`CLOCK_MONOTONIC` of the host). A drift
     /// includes the dwell that vnumad gives the load balancer to change its mind.
     pub update_latency_ms: Percentiles,
-    /// The part of it after vnumad told the guest.
-    pub told_to_updated_ms: Percentiles,
+    /// The part of it after the publication.
+    pub published_to_acknowledged_ms: Percentiles,
 }
 
 /// How a run was set up.
@@ -135,7 +135,7 @@ impl fmt::Display for Report {
         row("updates of the guest's topology", self.updates.to_string(), "0".into())?;
         for (name, latency) in [
             ("host change to guest updated", &self.update_latency_ms),
-            ("  of that, told to updated", &self.told_to_updated_ms),
+            ("  of that, published to acknowledged", &self.published_to_acknowledged_ms),
         ] {
             row(&format!("{name}, p50"), milliseconds(latency.p50), "never".into())?;
             row(&format!("{name}, p99"), milliseconds(latency.p99), "never".into())?;

@@ -23,7 +23,7 @@ use vnuma_hypervisor::{
 };
 use vnuma_topology::{GuestNode, Vcpu, VmDescription};
 
-/// Only a bound against hanging for ever.
+/// Only a limit for tests that hang.
 const HANG_LIMIT: Duration = Duration::from_secs(15);
 
 /// A request is answered, whatever it is, by what it asked for or by an error that says what is wrong with it.
@@ -36,7 +36,7 @@ pub fn run(input: &[u8]) {
     // The answer to a body that is too long may come before its end.
     let _ = stream.write_all(&[request, head.as_bytes(), body].concat());
     let Some((status, kind, answer)) = read_answer(&mut stream) else {
-        // To somebody who seems to speak HTTP/2 hyper closes the connection without a word.
+        // hyper closes a connection that begins like HTTP/2 without an answer.
         let preface = b"PRI * HTTP/2.0";
         return assert!(input.windows(preface.len()).any(|bytes| bytes == preface), "no answer");
     };

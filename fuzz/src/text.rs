@@ -140,7 +140,7 @@ pub fn hmp(input: &[u8]) {
             for (position, (id, _)) in with_memory().enumerate() {
                 assert_eq!(matched[id].id, position.to_string());
             }
-            // One less, and nothing is believed.
+            // With one less, nothing is used.
             let fewer = backends.into_iter().skip(1).collect();
             assert!(count == 0 || numa::match_backends(&nodes, fewer).is_empty());
         }

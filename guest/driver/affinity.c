@@ -5,7 +5,7 @@
  * The kernel gives a task that may run on no other CPU all of them
  * (select_fallback_rq(), kernel/sched/core.c) and keeps it so. Here the affinities are
  * saved before and restored after. What the task or somebody else asks for meanwhile
- * wins; task_struct::user_cpus_ptr tells:
+ * wins; task_struct::user_cpus_ptr shows that:
  *
  *	from 6.2	what sched_setaffinity() was asked for. Widening frees it, so a
  *			widened task that has one was given it later. It is restored, too.
@@ -49,7 +49,7 @@
  */
 #define FIRST_LOOK_MS	20
 #define LAST_LOOK_MS	2560
-/* Longer than all looks together: of moves that never pause not everything is kept. */
+/* Longer than all delays together: bounds what is kept during moves that never pause. */
 #define KEPT_NS		(10 * NSEC_PER_SEC)
 
 /* Its start is noted a moment before it can be seen. */
@@ -344,7 +344,7 @@ static bool lacks(struct task_struct *task, int cpu)
 
 /*
  * Tasks that asked for @cpu among others while it was offline. The kernel gives it to
- * those in cpusets itself, and before 6.2 nothing tells what was asked for.
+ * those in cpusets itself, and before 6.2 nothing records what was asked for.
  */
 static void give_what_was_asked(int cpu)
 {

@@ -19,7 +19,7 @@
  *	  the CPU into the NUMA masks of its new node		kernel/sched/topology.c
  *	rseq's node_id of their threads				kernel/rseq.c
  *	caches shared within a node only			arch/x86/kernel/smpboot.c
- *	distances and NUMA levels, if the host tells new ones	distances.c
+ *	distances and NUMA levels, if the host publishes new ones	distances.c
  *	unlock
  *	one rebuild of the scheduler's domains, their debug
  *	files later (debug_files.c)				kernel/cgroup/cpuset.c

@@ -44,9 +44,9 @@
 static struct cpumask away;
 
 /**
- * vnuma_safe_came_online - put a CPU that comes up on the node that the host told
+ * vnuma_safe_came_online - put a CPU that comes up on its published node
  * @cpu: this CPU, not active yet
- * @node: NUMA_NO_NODE if the host told none
+ * @node: NUMA_NO_NODE if the host published none
  */
 void vnuma_safe_came_online(int cpu, int node)
 {

@@ -6,7 +6,7 @@
  * /sys/kernel/debug/sched/domains and makes them anew, ten a domain of each CPU
  * (update_sched_domain_debugfs(), kernel/sched/debug.c), which takes as long as all
  * the rest of an update. Since 6.4 it does that when it is asked for only ("verbose").
- * Here they are made when the guest has been told that it is up to date.
+ * Here they are made once the update has been acknowledged.
  *
  * Without their directory the kernel leaves the files as they are and remembers the
  * CPUs whose domains have changed. It looks at the directory with

@@ -62,7 +62,7 @@ static void fill_cpus(void)
 							     node;
 	}
 	page->nr_cpus = nr;
-	page->cpus_behind = vnuma_topology_count_unapplied();
+	page->cpus_unapplied = vnuma_topology_count_unapplied();
 }
 
 /** vnuma_device_refresh_cpus - a CPU came online, the generation stays */
@@ -87,7 +87,7 @@ void vnuma_device_report(const struct vnuma_report *report)
 
 	cpus_read_lock();
 	begin_write();
-	page->told_ns = ktime_to_ns(report->told);
+	page->interrupt_ns = ktime_to_ns(report->interrupt);
 	page->last_error = report->error;
 	if (topology) {
 		fill_cpus();
@@ -215,12 +215,12 @@ static ssize_t refused_show(struct device *dev, struct device_attribute *attr,
 }
 static DEVICE_ATTR_RO(refused);
 
-static ssize_t cpus_behind_show(struct device *dev,
-				struct device_attribute *attr, char *buf)
+static ssize_t cpus_unapplied_show(struct device *dev,
+				   struct device_attribute *attr, char *buf)
 {
-	return sysfs_emit(buf, "%u\n", READ_ONCE(page->cpus_behind));
+	return sysfs_emit(buf, "%u\n", READ_ONCE(page->cpus_unapplied));
 }
-static DEVICE_ATTR_RO(cpus_behind);
+static DEVICE_ATTR_RO(cpus_unapplied);
 
 static struct attribute *vnuma_attrs[] = {
 	&dev_attr_mode.attr,
@@ -228,7 +228,7 @@ static struct attribute *vnuma_attrs[] = {
 	&dev_attr_generation.attr,
 	&dev_attr_updates.attr,
 	&dev_attr_refused.attr,
-	&dev_attr_cpus_behind.attr,
+	&dev_attr_cpus_unapplied.attr,
 	NULL,
 };
 ATTRIBUTE_GROUPS(vnuma);

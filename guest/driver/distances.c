@@ -22,7 +22,7 @@
 static bool applied;
 
 /* Nodes that both the host and this guest have. */
-static nodemask_t told_nodes(const struct vnuma_topology *topology)
+static nodemask_t common_nodes(const struct vnuma_topology *topology)
 {
 	nodemask_t nodes = NODE_MASK_NONE;
 	int node;
@@ -34,12 +34,12 @@ static nodemask_t told_nodes(const struct vnuma_topology *topology)
 }
 
 /**
- * vnuma_distances_differ - does the host tell other distances than the kernel has?
+ * vnuma_distances_differ - does the host publish other distances than the kernel has?
  * @topology: checked publication
  */
 bool vnuma_distances_differ(const struct vnuma_topology *topology)
 {
-	nodemask_t nodes = told_nodes(topology);
+	nodemask_t nodes = common_nodes(topology);
 	int from, to;
 
 	for_each_node_mask(from, nodes)
@@ -53,7 +53,7 @@ bool vnuma_distances_differ(const struct vnuma_topology *topology)
 /* Why the kernel cannot have these distances, or NULL. */
 static const char *obstacle(const struct vnuma_topology *topology)
 {
-	nodemask_t nodes = told_nodes(topology);
+	nodemask_t nodes = common_nodes(topology);
 	int from, to;
 
 	if (!vnuma_symbols.numa_distance || !vnuma_symbols.numa_distance_cnt ||
@@ -84,7 +84,7 @@ static const char *obstacle(const struct vnuma_topology *topology)
  */
 bool vnuma_distances_write(const struct vnuma_topology *topology)
 {
-	nodemask_t nodes = told_nodes(topology);
+	nodemask_t nodes = common_nodes(topology);
 	int from, to, count;
 	const char *why;
 	u8 *table;

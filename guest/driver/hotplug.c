@@ -57,7 +57,7 @@ static int came_online(unsigned int cpu)
 /**
  * vnuma_hotplug_init - follow CPU hotplug
  *
- * Two states: maps are set before a CPU comes up, and /dev/vnuma is told after.
+ * Two states: maps are set before a CPU comes up, and /dev/vnuma is updated after.
  */
 int vnuma_hotplug_init(void)
 {

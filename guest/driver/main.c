@@ -4,7 +4,7 @@
  *
  * The host publishes the present topology in the memory of an ivshmem-doorbell
  * device and raises an interrupt. Its thread reads the newest publication, moves
- * CPUs between the kernel's nodes, tells user space through /dev/vnuma, and
+ * CPUs between the kernel's nodes, informs user space through /dev/vnuma, and
  * acknowledges:
  *
  *	interrupt -> read and check -> apply -> /dev/vnuma -> doorbell
@@ -26,7 +26,6 @@
 
 #define REGISTERS_BAR	0
 #define CHANNEL_BAR	2
-#define TOLD_VECTOR	0
 
 static char *mode = "auto";
 module_param(mode, charp, 0444);
@@ -38,7 +37,7 @@ MODULE_PARM_DESC(mode, "fast: in place, needs kernel symbols that are not export
  * @registers: BAR 0
  * @channel: BAR 2
  * @announced: the host can know that the driver is here
- * @told_ns: CLOCK_MONOTONIC of the last interrupt
+ * @interrupt_ns: CLOCK_MONOTONIC of the last interrupt
  * @refused_generation: so that a publication is refused in one log line
  * @refused_error: likewise
  */
@@ -47,15 +46,15 @@ struct vnuma {
 	void __iomem *registers;
 	struct vnuma_channel channel;
 	bool announced;
-	u64 told_ns;
+	u64 interrupt_ns;
 	u64 refused_generation;
 	int refused_error;
 };
 
-/* Which device is bound, and what it comes to; in safe mode not held while CPUs move. */
+/* Protects the bound device and the results; in safe mode not held while CPUs move. */
 static DEFINE_MUTEX(update_mutex);
 static struct vnuma *bound;
-/* Tells one binding from the next. */
+/* Counts bindings, so that an update notices that another device is bound. */
 static unsigned int bindings;
 static u64 applied_generation;
 /* The last one that was applied in part only, and how many CPUs it did not move. */
@@ -137,7 +136,7 @@ static int read_and_apply(struct vnuma *vnuma, struct vnuma_topology **old,
 	}
 }
 
-/* The same publication may be told again and again; it is logged once. */
+/* The same publication may come again and again; it is logged once. */
 static void refuse(struct vnuma *vnuma, u64 generation,
 		   const struct vnuma_report *report,
 		   const struct vnuma_reason *why)
@@ -156,8 +155,8 @@ static void refuse(struct vnuma *vnuma, u64 generation,
 }
 
 /*
- * To acknowledge is to say that all of it is so, and the host shows it: not done. Told
- * again, the same is tried again; that shows only if it came to something else.
+ * It is not acknowledged: that would say that all of it is applied. If the same one is
+ * published again, it is tried again, and logged only if the outcome differs.
  */
 static void accept_in_part(struct vnuma *vnuma, struct vnuma_report *report)
 {
@@ -175,7 +174,7 @@ static void accept_in_part(struct vnuma *vnuma, struct vnuma_report *report)
 	partial_cpus = unapplied->cpus;
 	vnuma_device_report(report);
 	dev_warn_ratelimited(&vnuma->pdev->dev,
-			     "%u CPUs are not where the host told, among them CPU %d (%d)\n",
+			     "%u CPUs are not on their published node, among them CPU %d (%d)\n",
 			     unapplied->cpus, unapplied->cpu, unapplied->error);
 }
 
@@ -206,13 +205,13 @@ static void update(void)
 	if (!bound)
 		goto unlock;
 	binding = bindings;
-	report.told = ns_to_ktime(READ_ONCE(bound->told_ns));
+	report.interrupt = ns_to_ktime(READ_ONCE(bound->interrupt_ns));
 	report.error = read_and_apply(bound, &old, &report, &why);
 	if (old) {
 		report.topology = next;
 		next = old;
 	}
-	/* Another channel, if there is one, has another topology to tell. */
+	/* Another channel, if there is one, has another topology. */
 	if (!bound || binding != bindings)
 		goto resume;
 	if (!report.error)
@@ -243,15 +242,15 @@ static void start_update(void)
 		update();
 }
 
-static irqreturn_t told(int irq, void *data)
+static irqreturn_t on_interrupt(int irq, void *data)
 {
 	struct vnuma *vnuma = data;
 
-	WRITE_ONCE(vnuma->told_ns, ktime_get_ns());
+	WRITE_ONCE(vnuma->interrupt_ns, ktime_get_ns());
 	return IRQ_WAKE_THREAD;
 }
 
-static irqreturn_t told_thread(int irq, void *data)
+static irqreturn_t interrupt_thread(int irq, void *data)
 {
 	start_update();
 	return IRQ_HANDLED;
@@ -320,9 +319,9 @@ static int request_interrupt(struct vnuma *vnuma)
 	if (err < 0)
 		return err;
 	return devm_request_threaded_irq(&pdev->dev,
-					 pci_irq_vector(pdev, TOLD_VECTOR),
-					 told, told_thread, IRQF_ONESHOT,
-					 "vnuma", vnuma);
+					 pci_irq_vector(pdev, VNUMA_IVSHMEM_PUBLISH_VECTOR),
+					 on_interrupt, interrupt_thread,
+					 IRQF_ONESHOT, "vnuma", vnuma);
 }
 
 static int vnuma_probe(struct pci_dev *pdev, const struct pci_device_id *id)
@@ -357,7 +356,7 @@ static int vnuma_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 		return dev_err_probe(&pdev->dev, err, "no MSI-X vector\n");
 
 	/* What was published before there was a handler. */
-	WRITE_ONCE(vnuma->told_ns, ktime_get_ns());
+	WRITE_ONCE(vnuma->interrupt_ns, ktime_get_ns());
 	start_update();
 	return 0;
 }
@@ -481,6 +480,6 @@ static void __exit vnuma_exit(void)
 module_init(vnuma_init);
 module_exit(vnuma_exit);
 
-MODULE_DESCRIPTION("Follows the NUMA topology that the host tells");
+MODULE_DESCRIPTION("Follows the NUMA topology that the host publishes");
 MODULE_AUTHOR("The vnuma authors");
 MODULE_LICENSE("GPL");

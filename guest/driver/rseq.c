@@ -5,8 +5,8 @@
  * Up to 6.18 the kernel writes the ids into a thread's rseq area after each context
  * switch. Since then a thread that stays on its CPU keeps what was written
  * last (rseq_sched_switch_event(), include/linux/rseq.h): the kernel does not expect a CPU's
- * node to change. So each thread of a moved CPU is told that its ids have changed, as
- * __set_task_cpu() tells one that migrates.
+ * node to change. So each thread of a moved CPU is marked: its ids have changed, as
+ * __set_task_cpu() marks one that migrates.
  */
 #include "compat.h"
 #include "vnuma.h"
@@ -28,10 +28,10 @@ struct batch {
 
 /*
  * On the moved CPU with interrupts off. Its threads do not run now, so they do not clear the
- * flag at the same time on their way to user mode. One that migrates away is told by
- * that.
+ * flag at the same time on their way to user mode. One that migrates away is
+ * marked by that.
  */
-static void tell_batch(void *info)
+static void mark_batch(void *info)
 {
 	const struct batch *batch = info;
 	int i;
@@ -49,7 +49,7 @@ static void tell_batch(void *info)
 static void flush(struct batch *batch, const struct cpumask *moved)
 {
 	if (batch->nr)
-		on_each_cpu_mask(moved, tell_batch, batch, true);
+		on_each_cpu_mask(moved, mark_batch, batch, true);
 	batch->nr = 0;
 }
 

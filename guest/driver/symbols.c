@@ -30,7 +30,7 @@ static const struct {
 	void *target;		/* member of vnuma_symbols, pointer-sized */
 	bool is_function;
 	bool is_optional;
-	bool is_comfort;	/* optional, and nothing to tell anybody */
+	bool is_comfort;	/* optional, and not worth a log line */
 } wanted[] = {
 #define FUNCTION(sym)	{ #sym, &vnuma_symbols.sym, .is_function = true }
 #define DATA(sym)	{ #sym, &vnuma_symbols.sym }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * A publication of the host against what this guest is.
+ * Checks a publication of the host against this guest.
  */
 #include <linux/bsearch.h>
 #include <linux/cpu.h>
@@ -23,7 +23,7 @@ static int compare_apic_id(const void *key, const void *element)
 }
 
 /**
- * vnuma_topology_node - the node that the host told for a CPU
+ * vnuma_topology_node - the node that the host published for a CPU
  * @topology: may be NULL
  * @cpu: a possible CPU
  *
@@ -43,7 +43,7 @@ int vnuma_topology_node(const struct vnuma_topology *topology, int cpu)
 }
 
 /**
- * vnuma_topology_is_unapplied - is a CPU elsewhere than where the host told?
+ * vnuma_topology_is_unapplied - is a CPU not on its published node?
  * @topology: may be NULL
  * @cpu: a possible CPU
  */
@@ -75,7 +75,7 @@ static int node_after(const struct vnuma_topology *topology, int cpu)
 	return node == NUMA_NO_NODE ? cpu_to_node(cpu) : node;
 }
 
-/* numa=fake= puts one CPU on several nodes, which no move keeps true. */
+/* numa=fake= puts one CPU on several nodes; a move could not keep that. */
 static int count_nodes_of(int cpu)
 {
 	int node, count = 0;
@@ -98,14 +98,14 @@ static int check_online_cpu(const struct vnuma_topology *topology, int cpu,
 	for_each_cpu(sibling, topology_sibling_cpumask(cpu))
 		if (node_after(topology, sibling) != node)
 			return vnuma_fail(why, -EOPNOTSUPP,
-					  "CPUs %d and %d are threads of one core but told on nodes %d and %d",
+					  "CPUs %d and %d are threads of one core but published on nodes %d and %d",
 					  cpu, sibling, node,
 					  node_after(topology, sibling));
 	return 0;
 }
 
 /**
- * vnuma_topology_check - can this guest take a publication over?
+ * vnuma_topology_check - can this guest apply a publication?
  * @topology: checked by itself already
  * @why: filled if not
  *
@@ -124,7 +124,7 @@ int vnuma_topology_check(const struct vnuma_topology *topology,
 			continue;
 		if (node >= nr_node_ids || !node_online(node))
 			return vnuma_fail(why, -ENXIO,
-					  "CPU %d (APIC id %u) is told on node %d, which this guest does not have online",
+					  "CPU %d (APIC id %u) is published on node %d, which is not online in this guest",
 					  cpu, (u32)cpu_physical_id(cpu),
 					  node);
 		if (!cpu_online(cpu))
@@ -137,7 +137,7 @@ int vnuma_topology_check(const struct vnuma_topology *topology,
 }
 
 /**
- * vnuma_topology_current - what CPUs that come online are put by, or NULL
+ * vnuma_topology_current - the topology for CPUs that come online, or NULL
  *
  * Call with cpus_read_lock() held or from a hotplug callback.
  */
@@ -147,8 +147,8 @@ const struct vnuma_topology *vnuma_topology_current(void)
 }
 
 /**
- * vnuma_topology_set_current - what CPUs that come online later are told by
- * @topology: accepted publication; NULL: nothing is told any more
+ * vnuma_topology_set_current - set the topology for CPUs that come online later
+ * @topology: accepted publication; NULL: none from now on
  *
  * Call with cpus_read_lock() held. Return: the one before, no longer in use.
  */

@@ -85,7 +85,7 @@ struct vnuma_move {
 
 /**
  * struct vnuma_unapplied - what a publication could not change
- * @cpus: how many online CPUs are not where the host told
+ * @cpus: how many online CPUs are not on their published node
  * @cpu: one of them
  * @error: why that one is not
  */
@@ -234,13 +234,13 @@ void vnuma_rseq_moved(const struct cpumask *moved);
  * struct vnuma_report - what the last publication came to
  * @topology: now in force, or NULL if it was refused
  * @error: 0 or -errno; with a topology, why CPUs are not on its nodes
- * @told: when its interrupt came
+ * @interrupt: when its interrupt came
  * @unapplied: CPUs that are not on the node of the topology
  */
 struct vnuma_report {
 	const struct vnuma_topology *topology;
 	int error;
-	ktime_t told;
+	ktime_t interrupt;
 	struct vnuma_unapplied unapplied;
 };
 

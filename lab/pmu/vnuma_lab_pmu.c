@@ -11,9 +11,9 @@
  * A counter only ever grows and belongs to one CPU, so an event is the sum of
  * differences taken on the CPU where it runs, at each context switch, as for the
  * MSR PMU (arch/x86/events/msr.c). There are no interrupts, hence no sampling. Kernel and
- * programs can be told apart (:k, :u), server and VMs cannot.
+ * programs can be distinguished (:k, :u), server and VMs cannot.
  *
- * The driver also tells the plugin which node each PCI device is on, as only the
+ * The driver also informs the plugin which node each PCI device is on, as only the
  * firmware and the kernel know where their BARs are.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
@@ -336,7 +336,7 @@ static int check_header(struct device *dev, size_t size)
 	return 0;
 }
 
-/* Tells the plugin where the memory BARs of PCI devices are. */
+/* Informs the plugin where the memory BARs of PCI devices are. */
 static void tell_devices(void)
 {
 	struct vnuma_lc_devices *devices = (void *)(region + VNUMA_LC_DEVICES_OFFSET);

@@ -56,7 +56,7 @@ pub enum Chaos {
     Release,
     /// The host has other CPUs, nodes or distances.
     HostChange,
-    /// The daemon stands still for a while.
+    /// The daemon stops for a while.
     Stall,
     /// The daemon is killed, and another one starts.
     Restart,
@@ -385,7 +385,7 @@ impl Simulation {
         }
     }
 
-    /// The host changes, and the daemon is told.
+    /// The host changes, and the daemon is notified.
     pub(crate) fn change_host(&mut self) {
         self.world.host.change(&mut self.rng);
         self.count("changes of the host");

@@ -1,4 +1,4 @@
-//! The checker. It knows what the core was told and what it wanted done, and works out for itself whether that was right.
+//! The checker. It sees the core's events and commands, and works out for itself whether the commands were right.
 //! It calls nothing of the code that it checks.
 //!
 //! | rule | |
@@ -48,7 +48,7 @@ struct Connection {
     busy: Option<Ask>,
 }
 
-/// A vCPU, as far as the core was told.
+/// A vCPU, as far as the core has been notified.
 #[derive(Debug, Default)]
 struct VcpuView {
     boot: GuestNodeId,
@@ -61,9 +61,9 @@ struct VcpuView {
 /// What was published is not true.
 #[derive(Clone, Copy, Debug)]
 struct Diverged {
-    /// Since when, by the clock of whoever observed it, and since when the core knows.
+    /// Since when, by the observer's clock, and since when the core knows.
     since_ns: u64,
-    told_ns: u64,
+    known_ns: u64,
     /// It was put on a node on purpose at any time since.
     deliberate: bool,
     /// It was put on purpose where it is now.
@@ -110,7 +110,7 @@ pub struct Checker {
     arrived: Option<VmId>,
     /// The move that has ended is one of the VM that is there now.
     move_counts: bool,
-    /// A connection that says that its VM is called otherwise. It is believed unless it is closed.
+    /// A connection whose VM reports another name. The core accepts the name unless it closes the connection.
     renamed: Option<(ConnectionId, VmId, VmDescription)>,
     /// The same of one that says who it is for the first time.
     first: Option<(ConnectionId, VmId)>,
@@ -198,7 +198,7 @@ impl Checker {
                     self.judge(*vm, *vcpu, now_ns);
                 }
             }
-            Event::Acknowledged(_, generation, _) => self.acknowledged = Some(*generation),
+            Event::Acknowledged(_, generation) => self.acknowledged = Some(*generation),
             Event::HostChanged(host) => {
                 self.host = host.clone();
                 let all: Vec<_> = self.vms.keys().copied().collect();
@@ -258,7 +258,7 @@ impl Checker {
         }
     }
 
-    /// A step has ended: a connection that is still open was believed.
+    /// A step has ended: the names of connections that are still open were accepted.
     pub fn step_ended(&mut self) {
         if let Some((connection, vm)) = self.first.take()
             && !self.connections.contains_key(&connection)
@@ -318,7 +318,7 @@ impl Checker {
         vcpus.into_iter().for_each(|vcpu| self.judge(vm, vcpu, since_ns));
     }
 
-    /// Is what was published true, by what the core was told?
+    /// Is what was published true, by the core's events?
     fn judge(&mut self, vm: VmId, vcpu: ApicId, since_ns: u64) {
         let (host, now_ns) = (&self.host, self.now_ns);
         let Some(view) = self.vms.get_mut(&vm) else { return };
@@ -334,7 +334,7 @@ impl Checker {
             return;
         }
         let deliberate = at.pinned.is_some() || known.assigned == Some(node);
-        let new = Diverged { since_ns, told_ns: now_ns, deliberate, stays: deliberate };
+        let new = Diverged { since_ns, known_ns: now_ns, deliberate, stays: deliberate };
         let diverged = known.diverged.get_or_insert(new);
         // An event that was delayed may say that it was there before.
         diverged.since_ns = diverged.since_ns.min(since_ns);
@@ -403,8 +403,10 @@ impl Checker {
                 self.moving(*vm, (*pid, *tid), *vcpu, *node, cpus);
             }
             Command::Reply(request, answer) => self.answered(*request, answer.is_ok()),
-            Command::Announce(api::Event::Updated { vm, generation, changed_ns, told_ns, .. }) => {
-                let right = self.acknowledged == Some(generation.0) && changed_ns <= told_ns;
+            Command::Announce(api::Event::Acknowledged {
+                vm, generation, changed_ns, published_ns, ..
+            }) => {
+                let right = self.acknowledged == Some(generation.0) && changed_ns <= published_ns;
                 self.expect(right, "acknowledgement", || format!("{vm} did not acknowledge {generation}"));
             }
             Command::Announce(api::Event::Gone { .. }) => {
@@ -519,7 +521,7 @@ impl Checker {
             return;
         }
         let overdue = view.vcpus.iter().find(|(_, vcpu)| {
-            vcpu.diverged.is_some_and(|d| d.stays || now_ns > d.told_ns + PATIENCE * policy.dwell_ns)
+            vcpu.diverged.is_some_and(|d| d.stays || now_ns > d.known_ns + PATIENCE * policy.dwell_ns)
         });
         let overdue =
             overdue.map(|(vcpu, view)| format!("vCPU {vcpu} of VM {vm} is not published: {view:?}"));

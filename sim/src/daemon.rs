@@ -63,7 +63,7 @@ pub struct WatchedProcess {
 /// Something that arrives in the inbox.
 #[derive(Debug)]
 pub enum Message {
-    /// For the core as it is. Location events are lost when the inbox is full.
+    /// An event for the core. Location events are lost when the inbox is full.
     Event(Event),
     /// A guest rang: machine, device, and the generation that it acknowledges.
     Doorbell(Slot, Serial, u64),
@@ -110,7 +110,7 @@ pub struct Daemon {
     pub looks: VecDeque<(i32, i32)>,
     /// The same, for a quick look.
     pub looked_for: BTreeSet<i32>,
-    /// Messages that wait while the daemon stands still.
+    /// Messages that wait while the daemon is stopped.
     pub inbox: VecDeque<Message>,
     /// Location events were lost: everything is read at once.
     pub lost: bool,

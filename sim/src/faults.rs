@@ -21,7 +21,7 @@ pub enum Fault {
     SwapPublications,
     /// One has a generation that was used before.
     OldGeneration,
-    /// Distances between guest nodes are not told.
+    /// Distances between guest nodes are not published.
     OldDistances,
     /// More are published in a second than the policy allows.
     IgnoreCap,
@@ -66,7 +66,7 @@ pub enum Fault {
 pub struct Todo {
     /// What.
     pub command: Command,
-    /// The core believes that it is done, and it is not.
+    /// The core is told that a move succeeded, and it failed.
     pub lost: bool,
 }
 
@@ -112,9 +112,9 @@ impl Saboteur {
     /// What the core takes an event for.
     pub fn event(&mut self, event: Event) -> Event {
         match (self.fault, event) {
-            (Some(Fault::MisreadAcknowledgement), Event::Acknowledged(vm, generation, safe)) => {
+            (Some(Fault::MisreadAcknowledgement), Event::Acknowledged(vm, generation)) => {
                 let off = u64::from(self.strikes(200));
-                Event::Acknowledged(vm, generation + off, safe)
+                Event::Acknowledged(vm, generation + off)
             }
             (Some(Fault::IgnoreResync), Event::Resync) => Event::Woken,
             (Some(Fault::IgnoreEnd), Event::ProcessEnded(..)) => Event::Woken,

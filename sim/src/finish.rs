@@ -1,4 +1,4 @@
-//! The end of a run: all faults stop, and after a while what the daemon believes, shows and holds must be what is true.
+//! The end of a run: all faults stop, and after a while the daemon's state must be the true one.
 
 use crate::{
     daemon::Message,
@@ -27,7 +27,7 @@ impl Simulation {
             self.recover(slot, serial);
         }
         self.scan_soon();
-        // Some may have said so a moment ago, and are heard only now.
+        // Some may have reported that a moment ago, and are read only now.
         self.reconnect_liars();
         self.pass(3 * SECOND);
         self.reconnect_liars();
@@ -144,7 +144,7 @@ impl Simulation {
         self.checker.expect(stray == 0, "leak", || format!("{stray} channels of VMs that are gone are open"));
     }
 
-    /// What is shown of a VM, and what its guest was told.
+    /// What is shown of a VM, and what was published to its guest.
     fn check_vm(&mut self, slot: Slot) {
         let place = &self.world.places[slot];
         let (name, Some(machine)) = (place.name.clone(), place.machine.clone()) else { return };
@@ -214,15 +214,15 @@ fn check_vcpu(
     match machine.guest.driver {
         Driver::Forger => return None,
         // It boots with what the firmware says, and stays with that.
-        Driver::Deaf if vcpu.believed_node.is_some_and(|node| Some(node) != used) => {
-            return Some(format!("its guest uses {used:?}, is shown to use {:?}", vcpu.believed_node));
+        Driver::Deaf if vcpu.acked_node.is_some_and(|node| Some(node) != used) => {
+            return Some(format!("its guest uses {used:?}, is shown to use {:?}", vcpu.acked_node));
         }
         Driver::Deaf => return None,
         Driver::Honest { .. } if !attached => return None,
         Driver::Honest { .. } => {}
     }
-    if vcpu.believed_node != used {
-        return Some(format!("its guest uses {used:?}, is shown to use {:?}", vcpu.believed_node));
+    if vcpu.acked_node != used {
+        return Some(format!("its guest uses {used:?}, is shown to use {:?}", vcpu.acked_node));
     }
     let expected = match () {
         () if homes.is_empty() => api::VcpuState::Unknown,

@@ -19,13 +19,13 @@ use vnuma_placement::{
 /// Threads that are looked at in one go, and the pause after it.
 const AT_ONCE: usize = 64;
 const PAUSE: u64 = 100 * MILLI;
-/// Between two looks at a process.
+/// Time between two checks of a process.
 const PROCESS: u64 = 500 * MILLI;
 /// Between two scans when nothing is seen to change.
 const SCAN: u64 = 5 * SECOND;
 
 impl Simulation {
-    /// Carries out a command. What is known at once to have come of it is returned. `lost`: it is not done, and the core
+    /// Carries out a command. Returns its outcome if that is known at once. `lost`: it is not done, and the core
     /// believes that it is.
     pub(crate) fn carry_out(&mut self, command: Command, lost: bool) -> Option<Event> {
         match command {

@@ -78,7 +78,7 @@ pub enum Action {
     Scan(bool),
     /// Everything is looked at again.
     Resync,
-    /// The checker looks at everything.
+    /// The checker checks everything.
     Sweep,
 }
 
@@ -414,7 +414,7 @@ impl Simulation {
     fn doorbell(&mut self, slot: Slot, device: Serial, generation: u64) {
         let served = self.daemon.channels.iter().find(|(_, open)| (open.0, open.1) == (slot, device));
         if let Some((&vm, _)) = served {
-            self.step(Event::Acknowledged(vm, generation, Some(false)));
+            self.step(Event::Acknowledged(vm, generation));
         }
     }
 

@@ -1,4 +1,4 @@
-//! What a guest should be told, worked out a second time: the rules stand in the manual, and nothing here is shared with the
+//! What should be published to a guest, worked out a second time: the rules stand in the manual, and nothing here is shared with the
 //! code that is checked.
 
 use std::collections::BTreeMap;

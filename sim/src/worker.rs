@@ -316,7 +316,7 @@ impl Simulation {
         Ok(Replugged { plugged: Plugged { apic_id, tid }, description, location })
     }
 
-    /// Something happened to a machine that its monitor tells whoever is connected.
+    /// An event that a machine's monitor reports to its clients.
     pub(crate) fn machine_event(&mut self, slot: Slot, note: impl Fn(&mut crate::daemon::Worker)) {
         let serial = self.world.places[slot].machine.as_ref().map(|machine| machine.serial);
         let mut wake = Vec::new();

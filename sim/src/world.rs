@@ -83,7 +83,7 @@ pub struct Machine {
     pub name: String,
     /// It does not answer.
     pub hung: bool,
-    /// Its process stands still.
+    /// Its process is stopped.
     pub stopped: Option<StopReason>,
     /// An attach that timed out is carried out as soon as it answers.
     pub late_attach: bool,

@@ -10,7 +10,7 @@ use vnuma_lab_runner::{LabRun, boot_retries, build_binaries, driver, end_on_sign
 const GUEST_KERNEL: &str = "6.12";
 const SERVER_LOG: &str = "/root/vnumad.log";
 const SERVER_REPORT: &str = "/root/report.json";
-/// Only a bound against hanging for ever, beyond the time that the demonstration is told to take.
+/// Only a limit for tests that hang, beyond the time that the demonstration is asked to take.
 const HANG_LIMIT: Duration = Duration::from_secs(600);
 
 #[derive(clap::Args)]
@@ -30,7 +30,7 @@ pub struct Arguments {
     seed: u64,
 }
 
-/// The guest that is told may miss at most half of what the other one misses. Counted are stays of vCPUs on a
+/// The attached guest may miss at most half of what the other one misses. Counted are stays of vCPUs on a
 /// node, and whether the guest allocated there at last. The share of local pages depends on how soon a guest gets a CPU, and so on
 /// what else the machine does.
 const MISSED_LESS: f64 = 2.0;
@@ -70,10 +70,10 @@ fn missed_share(report: &serde_json::Value, vm: &str) -> Result<f64> {
 /// What the demonstration claims.
 fn judge(report: &serde_json::Value) -> Result<()> {
     let (dynamic, static_) = (missed_share(report, "dynamic")?, missed_share(report, "static")?);
-    ensure!(static_ > 0.0, "the guest that is not told missed nothing: its vCPUs have not moved");
+    ensure!(static_ > 0.0, "the guest without a channel missed nothing: its vCPUs have not moved");
     ensure!(
         dynamic * MISSED_LESS <= static_,
-        "the guest that is told missed {:.0} % of the stays, the other {:.0} %: expected half of that at most",
+        "the attached guest missed {:.0} % of the stays, the other {:.0} %: expected half of that at most",
         dynamic * 100.0,
         static_ * 100.0
     );
@@ -144,7 +144,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn the_claim_is_relative_to_the_guest_that_is_not_told() {
+    fn the_claim_is_relative_to_the_guest_without_a_channel() {
         let report = |dynamic: u64, static_: u64| {
             json!({
                 "dynamic": {"stays": 20, "stays_followed": dynamic},

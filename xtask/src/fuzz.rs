@@ -7,7 +7,7 @@
 //! ```
 //!
 //! The targets in Rust are one program, built with the counters of LLVM's coverage, which a stable compiler has behind
-//! `-C` options. It is told by its environment which target it is. The driver's target is C.
+//! `-C` options. The environment says which target it is. The driver's target is C.
 
 use crate::steps::{Counts, run, workspace};
 use anyhow::{Context, Result, bail, ensure};
@@ -18,7 +18,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-/// Seconds of each target unless told otherwise.
+/// Seconds of each target by default.
 const SECONDS: u64 = 60;
 
 /// The variable that says otherwise, for `make soak` as well.

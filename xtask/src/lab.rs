@@ -21,7 +21,7 @@ pub enum LabCommand {
     Run(RunArguments),
     /// Boot a server and give a prompt on it
     Shell(ShellArguments),
-    /// Build the root image if it is not there, and tell where it is
+    /// Build the root image if it is missing, and print its path
     Image,
 }
 
@@ -93,7 +93,7 @@ pub fn main(command: LabCommand) -> Result<ExitCode> {
             Ok(finish(run.run()))
         }
         LabCommand::Shell(arguments) => {
-            // Nobody is kept from thinking at a prompt.
+            // No time limit at a prompt.
             let timeout = Duration::from_secs(7 * 24 * 3600);
             let command = vec!["bash".to_owned(), "-l".to_owned()];
             let run = LabRun { timeout, command, stdin: Stdin::Terminal, ..run(arguments.server) };

@@ -24,7 +24,7 @@ pub const MODE_SAFE: u32 = 2;
 pub const DISTANCES_SAME: u32 = 0;
 /// [`Page::distances`]: the kernel's table was changed.
 pub const DISTANCES_APPLIED: u32 = 1;
-/// [`Page::distances`]: told, but this kernel keeps its own.
+/// [`Page::distances`]: published, but this kernel keeps its own.
 pub const DISTANCES_UNSUPPORTED: u32 = 2;
 /// [`Page::cpu_node`] of a CPU that the kernel does not have.
 pub const NO_NODE: u16 = 0xffff;
@@ -41,7 +41,7 @@ pub struct Page {
     pub version_minor: u16,
     /// Bytes of this struct.
     pub page_size: u32,
-    /// Last generation applied, see `cpus_behind`; 0 for none.
+    /// Last generation applied, see `cpus_unapplied`; 0 for none.
     pub generation: u64,
     /// Odd while the driver writes.
     pub sequence: u32,
@@ -52,7 +52,7 @@ pub struct Page {
     /// Malformed or torn publications.
     pub refused: u64,
     /// `CLOCK_MONOTONIC` of the last interrupt, nanoseconds.
-    pub told_ns: u64,
+    pub interrupt_ns: u64,
     /// `CLOCK_MONOTONIC` when all maps agreed, nanoseconds.
     pub applied_ns: u64,
     /// Guest nodes.
@@ -63,8 +63,8 @@ pub struct Page {
     pub distances: u32,
     /// 0 or `-errno` of the last publication.
     pub last_error: i32,
-    /// Since 1.1: online CPUs that are not on the node that the host told.
-    pub cpus_behind: u32,
+    /// Since 1.1: online CPUs that are not on their published node.
+    pub cpus_unapplied: u32,
     /// Zero.
     pub reserved0: u32,
     /// Zero.

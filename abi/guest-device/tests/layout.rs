@@ -41,7 +41,7 @@ fn constants_agree_and_none_is_missing() {
 fn the_page_agrees() {
     let expected = layout!(Page, "vnuma_gd_page", {
         magic, version_major, version_minor, page_size, generation, sequence, mode, updates, refused,
-        told_ns, applied_ns, nr_nodes, nr_cpus, distances, last_error, cpus_behind, reserved0, reserved,
+        interrupt_ns, applied_ns, nr_nodes, nr_cpus, distances, last_error, cpus_unapplied, reserved0, reserved,
         cpu_node,
     });
     layout_check::compare(&include(), HEADER, &expected);

@@ -68,7 +68,7 @@ impl Device {
             let state = unsafe {
                 (
                     (&raw const (*page).generation).read_volatile(),
-                    (&raw const (*page).told_ns).read_volatile(),
+                    (&raw const (*page).interrupt_ns).read_volatile(),
                     (&raw const (*page).applied_ns).read_volatile(),
                 )
             };

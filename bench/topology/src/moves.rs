@@ -47,9 +47,9 @@ struct Latencies {
 #[derive(Serialize)]
 struct Phases {
     /// The move's system call begins, to: vnumad published and rang.
-    moved_to_told: Percentiles,
+    moved_to_published: Percentiles,
     /// To: the guest's interrupt handler runs.
-    told_to_interrupt: Percentiles,
+    published_to_interrupt: Percentiles,
     /// To: the kernel's maps agree.
     interrupt_to_kernel: Percentiles,
     /// To: a program has woken up and read the generation.
@@ -106,7 +106,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
 struct Trip {
     line: Line,
     moved: u64,
-    told: u64,
+    published: u64,
     interrupt: u64,
     applied: u64,
     seen: u64,
@@ -120,19 +120,19 @@ fn latencies(trips: &[Trip]) -> Result<Latencies> {
     Ok(Latencies {
         whole: of(|trip| trip.moved, |trip| trip.seen)?,
         phases_ms: Phases {
-            moved_to_told: of(|trip| trip.moved, |trip| trip.told)?,
-            told_to_interrupt: of(|trip| trip.told, |trip| trip.interrupt)?,
+            moved_to_published: of(|trip| trip.moved, |trip| trip.published)?,
+            published_to_interrupt: of(|trip| trip.published, |trip| trip.interrupt)?,
             interrupt_to_kernel: of(|trip| trip.interrupt, |trip| trip.applied)?,
             kernel_to_program: of(|trip| trip.applied, |trip| trip.seen)?,
         },
     })
 }
 
-/// An `updated` event of vnumad.
+/// An `acknowledged` event of vnumad.
 #[derive(Deserialize)]
-struct Updated {
+struct Acknowledged {
     generation: String,
-    told_ns: u64,
+    published_ns: u64,
 }
 
 struct Bench<'vm> {
@@ -144,7 +144,7 @@ struct Bench<'vm> {
     sightings: Receiver<String>,
     /// What vnumad says.
     events: Receiver<String>,
-    told: HashMap<String, u64>,
+    published: HashMap<String, u64>,
     host_start: Moment,
     guest_start: Moment,
     offset: u64,
@@ -174,7 +174,7 @@ impl<'vm> Bench<'vm> {
             nodes,
             sightings,
             events,
-            told: HashMap::new(),
+            published: HashMap::new(),
             host_start: Moment::now()?,
             guest_start,
             offset: tsc_offset(vm)?,
@@ -208,34 +208,34 @@ impl<'vm> Bench<'vm> {
         nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(self.vm.threads[vcpu]), &set)?;
         let line = self.sightings.recv_timeout(HANG_LIMIT).context("the guest's program saw nothing")?;
         let sighting: Sighting = serde_json::from_str(&line).with_context(|| line.clone())?;
-        let told_ns = self.told_ns(&sighting.generation)?;
-        ensure!(told_ns >= moved_ns, "generation {} was told before the move", sighting.generation);
+        let published_ns = self.published_ns(&sighting.generation)?;
+        ensure!(published_ns >= moved_ns, "generation {} was published before the move", sighting.generation);
         let host = Line::through(self.host_start, Moment::now()?)?;
         let guest = Line::through(self.guest_start, sighting.moment)?;
         let as_host = |ns: u64| guest.tsc(ns).wrapping_sub(self.offset);
         Ok(Trip {
             line: host,
             moved: host.tsc(moved_ns),
-            told: host.tsc(told_ns),
+            published: host.tsc(published_ns),
             interrupt: as_host(sighting.interrupt_ns),
             applied: as_host(sighting.applied_ns),
             seen: as_host(sighting.seen_ns),
         })
     }
 
-    /// When vnumad told a generation.
-    fn told_ns(&mut self, generation: &str) -> Result<u64> {
+    /// When vnumad published a generation.
+    fn published_ns(&mut self, generation: &str) -> Result<u64> {
         loop {
-            if let Some(told) = self.told.remove(generation) {
-                return Ok(told);
+            if let Some(published) = self.published.remove(generation) {
+                return Ok(published);
             }
             let line = self
                 .events
                 .recv_timeout(HANG_LIMIT)
                 .with_context(|| format!("vnumad is silent of {generation}"))?;
             // Other events have other fields.
-            if let Ok(updated) = serde_json::from_str::<Updated>(&line) {
-                self.told.insert(updated.generation, updated.told_ns);
+            if let Ok(acknowledged) = serde_json::from_str::<Acknowledged>(&line) {
+                self.published.insert(acknowledged.generation, acknowledged.published_ns);
             }
         }
     }

@@ -1,15 +1,18 @@
-//! Which rung of each ladder is in use, why, and what would raise it. Everything follows from what vnumad
-//! says of itself, the host and its VMs.
+//! Checks of the host and of each VM: which capability is in use, why it is not the best one, and what would help.
+//! They use nothing but what vnumad reports of itself, the host and its VMs.
 
-use crate::table::{Table, plain};
+use crate::{
+    table::{Table, plain},
+    vms::error_text,
+};
 use serde::Serialize;
 use vnuma_api::{ChannelState, Daemon, DriverMode, HostTopology, Hypervisor, Vm};
 
-/// How good a rung is.
+/// How good a capability is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
-    /// The highest there is.
+    /// The best there is.
     Best,
     /// It works, less well.
     Reduced,
@@ -17,43 +20,43 @@ pub enum Level {
     Missing,
 }
 
-/// One ladder of the host or of a VM.
+/// One check of the host or of a VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Rung {
+pub struct Check {
     /// The VM; none for the host.
     pub vm: Option<String>,
-    /// What it is about.
-    pub ladder: &'static str,
+    /// What is checked.
+    pub check: &'static str,
     /// What is in use.
-    pub rung: String,
+    pub capability: String,
     /// How good that is.
     pub level: Level,
     /// Why it is not better.
     pub why: Option<String>,
-    /// What would raise it.
-    pub raise: Option<String>,
+    /// What would make it better.
+    pub remedy: Option<String>,
 }
 
-impl Rung {
-    fn best(ladder: &'static str, rung: impl Into<String>) -> Self {
-        Self { vm: None, ladder, rung: rung.into(), level: Level::Best, why: None, raise: None }
+impl Check {
+    fn best(check: &'static str, capability: impl Into<String>) -> Self {
+        Self { vm: None, check, capability: capability.into(), level: Level::Best, why: None, remedy: None }
     }
 
     fn lower(
         level: Level,
-        ladder: &'static str,
-        rung: &str,
+        check: &'static str,
+        capability: &str,
         why: impl Into<String>,
-        raise: impl Into<String>,
+        remedy: impl Into<String>,
     ) -> Self {
-        let (why, raise) = (Some(why.into()), Some(raise.into()));
-        Self { vm: None, ladder, rung: rung.to_owned(), level, why, raise }
+        let (why, remedy) = (Some(why.into()), Some(remedy.into()));
+        Self { vm: None, check, capability: capability.to_owned(), level, why, remedy }
     }
 }
 
-/// All ladders: the host's first, then those of each VM.
-pub fn examine(daemon: &Daemon, host: &HostTopology, vms: &[Vm]) -> Vec<Rung> {
-    let mut rungs = vec![nodes(host), locations(daemon), affinity(daemon)];
+/// All checks: the host's first, then those of each VM.
+pub fn examine(daemon: &Daemon, host: &HostTopology, vms: &[Vm]) -> Vec<Check> {
+    let mut checks = vec![nodes(host), locations(daemon), affinity(daemon)];
     for vm in vms {
         let mut of_vm = vec![connection(vm)];
         of_vm.extend(vm.run_state.as_deref().map(|state| guest(vm, state)));
@@ -66,28 +69,28 @@ pub fn examine(daemon: &Daemon, host: &HostTopology, vms: &[Vm]) -> Vec<Rung> {
                 of_vm.push(driver(vm));
             }
         }
-        rungs.extend(of_vm.into_iter().map(|rung| Rung { vm: Some(vm.name.clone()), ..rung }));
+        checks.extend(of_vm.into_iter().map(|check| Check { vm: Some(vm.name.clone()), ..check }));
     }
-    rungs
+    checks
 }
 
-fn nodes(host: &HostTopology) -> Rung {
+fn nodes(host: &HostTopology) -> Check {
     match host.nodes.len() {
-        1 => Rung::lower(
+        1 => Check::lower(
             Level::Reduced,
             "nodes",
             "one",
             "the host's kernel shows a single node: everything is local",
             "nothing, unless the firmware interleaves memory over sockets (\"node interleaving\", NPS0): then turn that off",
         ),
-        count => Rung::best("nodes", count.to_string()),
+        count => Check::best("nodes", count.to_string()),
     }
 }
 
-fn locations(daemon: &Daemon) -> Rung {
+fn locations(daemon: &Daemon) -> Check {
     match (daemon.location_source.as_str(), &daemon.why_not_bpf) {
-        ("bpf", _) => Rung::best("locations", "bpf"),
-        (source, why) => Rung::lower(
+        ("bpf", _) => Check::best("locations", "bpf"),
+        (source, why) => Check::lower(
             Level::Reduced,
             "locations",
             source,
@@ -97,11 +100,11 @@ fn locations(daemon: &Daemon) -> Rung {
     }
 }
 
-fn affinity(daemon: &Daemon) -> Rung {
+fn affinity(daemon: &Daemon) -> Check {
     if daemon.affinity_events {
-        return Rung::best("affinity", "event");
+        return Check::best("affinity", "event");
     }
-    Rung::lower(
+    Check::lower(
         Level::Reduced,
         "affinity",
         "resync",
@@ -110,15 +113,15 @@ fn affinity(daemon: &Daemon) -> Rung {
     )
 }
 
-fn connection(vm: &Vm) -> Rung {
+fn connection(vm: &Vm) -> Check {
     if vm.hypervisor == Hypervisor::Answers {
-        return Rung::best("connection", "qmp");
+        return Check::best("connection", "qmp");
     }
     let own_socket = "give vnumad a QMP socket of its own";
-    let raise = match (vm.hypervisor, vm.pid) {
+    let remedy = match (vm.hypervisor, vm.pid) {
         (Hypervisor::Stopped, Some(pid)) => format!("kill -CONT {pid}"),
-        (Hypervisor::Stopped, None) => "let its QEMU go on with SIGCONT".to_owned(),
-        (Hypervisor::Debugged, _) => "let the debugger go on or detach it".to_owned(),
+        (Hypervisor::Stopped, None) => "resume its QEMU with SIGCONT".to_owned(),
+        (Hypervisor::Debugged, _) => "resume it in the debugger, or detach the debugger".to_owned(),
         (Hypervisor::Silent, _) => {
             format!("{own_socket}, or end the other client; if there is none, QEMU hangs")
         }
@@ -128,21 +131,21 @@ fn connection(vm: &Vm) -> Rung {
     let why = vm.problem.as_deref().unwrap_or("no reason is given");
     match vm.pid {
         Some(_) => {
-            let rung = format!("{}, observed only", vm.hypervisor);
-            Rung::lower(Level::Reduced, "connection", &rung, why, raise)
+            let capability = format!("{}, observed only", vm.hypervisor);
+            Check::lower(Level::Reduced, "connection", &capability, why, remedy)
         }
-        None => Rung::lower(Level::Missing, "connection", &vm.hypervisor.to_string(), why, raise),
+        None => Check::lower(Level::Missing, "connection", &vm.hypervisor.to_string(), why, remedy),
     }
 }
 
-fn guest(vm: &Vm, state: &str) -> Rung {
-    let standing = |level, why, raise: &str| Rung::lower(level, "guest", state, why, raise);
+fn guest(vm: &Vm, state: &str) -> Check {
+    let standing = |level, why, remedy: &str| Check::lower(level, "guest", state, why, remedy);
     match (state, &vm.problem) {
-        ("running", _) => Rung::best("guest", "running"),
+        ("running", _) => Check::best("guest", "running"),
         ("paused" | "suspended" | "prelaunch" | "inmigrate" | "postmigrate" | "save-vm", _) => standing(
             Level::Reduced,
-            "somebody has it stand still; what it is told waits for it",
-            "let it go on (`cont` at a QEMU monitor), or wait until the migration is over",
+            "it was paused; what is published takes effect when it runs again",
+            "resume it (`cont` at a QEMU monitor), or wait until the migration is over",
         ),
         (_, problem) => standing(
             Level::Missing,
@@ -152,27 +155,27 @@ fn guest(vm: &Vm, state: &str) -> Rung {
     }
 }
 
-fn guest_nodes(vm: &Vm) -> Rung {
+fn guest_nodes(vm: &Vm) -> Check {
     match vm.nodes.len() {
-        0 => Rung::lower(
+        0 => Check::lower(
             Level::Missing,
             "guest nodes",
             "none",
-            "a UMA VM (no -numa): its guest knows no nodes that could be told",
+            "a UMA VM (no -numa): it has no guest nodes to publish",
             "start it with -numa, a memory backend for each node",
         ),
-        1 => Rung::lower(
+        1 => Check::lower(
             Level::Reduced,
             "guest nodes",
             "one",
             "with a single guest node a vCPU that moves to another host node can only be shown as approximate",
             "start it with as many nodes as host nodes that it may run on (memory can be small)",
         ),
-        count => Rung::best("guest nodes", count.to_string()),
+        count => Check::best("guest nodes", count.to_string()),
     }
 }
 
-fn homes(vm: &Vm) -> Rung {
+fn homes(vm: &Vm) -> Check {
     let list = |nodes: Vec<u32>| nodes.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
     let homeless: Vec<u32> = vm.nodes.iter().filter(|node| node.home.is_none()).map(|node| node.id).collect();
     let mut homes: Vec<u32> = vm.nodes.iter().filter_map(|node| node.home).collect();
@@ -181,104 +184,118 @@ fn homes(vm: &Vm) -> Rung {
     homes.dedup();
     if !homeless.is_empty() {
         let level = if homes.is_empty() { Level::Missing } else { Level::Reduced };
-        let why = format!("of guest nodes {} it cannot be said where their memory is", list(homeless));
-        let raise =
+        let why = format!("guest nodes {} have no known home", list(homeless));
+        let remedy =
             "bind each node's memory (host-nodes=N,policy=bind), or wait until the guest has touched it";
-        return Rung::lower(level, "homes", "some unknown", why, raise);
+        return Check::lower(level, "homes", "some unknown", why, remedy);
     }
     if homes.len() < count {
         let why = format!("{count} guest nodes share host nodes {}", list(homes));
-        let raise = "bind the memory of each guest node to a host node of its own";
-        return Rung::lower(Level::Reduced, "homes", "shared", why, raise);
+        let remedy = "bind the memory of each guest node to a host node of its own";
+        return Check::lower(Level::Reduced, "homes", "shared", why, remedy);
     }
-    Rung::best("homes", "one each")
+    Check::best("homes", "one each")
 }
 
-fn channel(vm: &Vm, replug_after_s: Option<u64>) -> Rung {
+fn channel(vm: &Vm, replug_after_s: Option<u64>) -> Check {
     let attach = format!("vnumactl attach {}", vm.name);
     match vm.channel {
-        ChannelState::Attached => Rung::best("channel", "attached"),
+        ChannelState::Attached => Check::best("channel", "attached"),
         ChannelState::Attaching => {
-            Rung::lower(Level::Reduced, "channel", "attaching", "it is being plugged", "wait")
+            Check::lower(Level::Reduced, "channel", "attaching", "it is being plugged", "wait")
         }
-        ChannelState::None if !vm.spare_slots.is_empty() => Rung::lower(
+        ChannelState::None if !vm.spare_slots.is_empty() => Check::lower(
             Level::Reduced,
             "channel",
             "replug",
             match replug_after_s {
                 Some(seconds) => format!(
-                    "without a channel its guest learns of a node only by vCPUs that vnumad replugs after {seconds} s (replug.after_s): not vCPU 0, and CPU numbers change"
+                    "without a channel its guest follows only because vnumad replugs vCPUs after {seconds} s (replug.after_s): not vCPU 0, and CPU numbers change"
                 ),
                 None => format!(
-                    "without a channel its guest learns of a node only by `vnumactl replug {} --vcpu N`: for each vCPU, by hand (unless replug.after_s is set), not for vCPU 0, and CPU numbers change",
+                    "without a channel its guest follows only by `vnumactl replug {} --vcpu N`: for each vCPU, by hand (unless replug.after_s is set), not for vCPU 0, and CPU numbers change",
                     vm.name
                 ),
             },
             format!("{attach} (needs a free PCIe root port, and vnuma.ko in the guest)"),
         ),
         ChannelState::None => {
-            let raise = format!("{attach} (needs a free PCIe root port)");
-            Rung::lower(Level::Missing, "channel", "none", "nothing can be told to its guest", raise)
+            let remedy = format!("{attach} (needs a free PCIe root port)");
+            Check::lower(Level::Missing, "channel", "none", "nothing can be published to its guest", remedy)
         }
         ChannelState::Lost => {
-            let raise =
+            let remedy =
                 format!("vnumactl detach {}, then {attach}; vnumad's log says what was missing", vm.name);
             let why = "an earlier vnumad's channel could not be taken over";
-            Rung::lower(Level::Missing, "channel", "lost", why, raise)
+            Check::lower(Level::Missing, "channel", "lost", why, remedy)
         }
     }
 }
 
-fn driver(vm: &Vm) -> Rung {
-    let telling = &vm.telling;
-    match telling.acknowledged {
-        None => Rung::lower(
+fn driver(vm: &Vm) -> Check {
+    let publication = &vm.publication;
+    let current = publication.generation.is_some() && publication.acknowledged == publication.generation;
+    let refused = publication.refused.filter(|refused| Some(refused.generation) == publication.generation);
+    match (refused, publication.driver_mode) {
+        _ if publication.driver_version.is_none() => Check::lower(
             Level::Missing,
             "driver",
-            "silent",
-            "the guest has acknowledged nothing",
-            "load vnuma.ko in the guest; if it is there, the guest's kernel log says why it does not act",
+            "none",
+            "no driver reports to the channel",
+            "load vnuma.ko in the guest; if it is loaded, the guest's kernel log says why it does not use the channel",
         ),
-        acknowledged if acknowledged != telling.generation => Rung::lower(
+        (Some(refused), _) if !current => Check::lower(
+            if publication.acknowledged.is_none() { Level::Missing } else { Level::Reduced },
+            "driver",
+            "refused",
+            format!(
+                "the driver refused generation {}, or applied it in part only: {}",
+                refused.generation,
+                error_text(refused.errno)
+            ),
+            "the guest's kernel log says what was refused (`dmesg | grep vnuma`)",
+        ),
+        _ if !current => Check::lower(
             Level::Reduced,
             "driver",
-            "behind",
+            "pending",
             "the guest has not acknowledged the last generation yet",
             "nothing if it is busy; otherwise look at the guest's kernel log",
         ),
-        _ if telling.driver_mode == Some(DriverMode::Safe) => Rung::lower(
+        (_, Some(DriverMode::Safe)) => Check::lower(
             Level::Reduced,
             "driver",
             "safe",
             "the guest moves a CPU by taking it offline for a moment, and cannot move CPU 0",
-            "load vnuma.ko with mode=auto; if it is, its guest's kernel log names the symbols that fast mode lacks",
+            "load vnuma.ko with mode=auto; if it is, the guest's kernel log names the symbols that fast mode lacks",
         ),
-        _ => Rung::best("driver", "fast"),
+        _ => Check::best("driver", "fast"),
     }
 }
 
 /// For people: a table, and below it what can be done.
-pub fn text(rungs: &[Rung]) -> String {
-    let mut table = Table::new(&["WHERE", "LADDER", "RUNG", "LEVEL"]);
-    let place =
-        |rung: &Rung| rung.vm.as_deref().map_or_else(|| "host".to_owned(), |vm| format!("VM {}", plain(vm)));
-    for rung in rungs {
-        let level = match rung.level {
+pub fn text(checks: &[Check]) -> String {
+    let mut table = Table::new(&["WHERE", "CHECK", "CAPABILITY", "LEVEL"]);
+    let place = |check: &Check| {
+        check.vm.as_deref().map_or_else(|| "host".to_owned(), |vm| format!("VM {}", plain(vm)))
+    };
+    for check in checks {
+        let level = match check.level {
             Level::Best => "best",
             Level::Reduced => "reduced",
             Level::Missing => "missing",
         };
-        table.row([place(rung), rung.ladder.to_owned(), plain(&rung.rung), level.to_owned()]);
+        table.row([place(check), check.check.to_owned(), plain(&check.capability), level.to_owned()]);
     }
     let mut text = table.text(0);
-    for rung in rungs {
-        if let (Some(why), Some(raise)) = (&rung.why, &rung.raise) {
+    for check in checks {
+        if let (Some(why), Some(remedy)) = (&check.why, &check.remedy) {
             text += &format!(
-                "\n{}, {}: {}\n  to raise it: {}\n",
-                place(rung),
-                rung.ladder,
+                "\n{}, {}: {}\n  remedy: {}\n",
+                place(check),
+                check.check,
                 plain(why),
-                plain(raise)
+                plain(remedy)
             );
         }
     }
@@ -289,7 +306,7 @@ pub fn text(rungs: &[Rung]) -> String {
 mod tests {
     use super::*;
     use std::collections::BTreeMap;
-    use vnuma_api::{Generation, GuestNode, Telling};
+    use vnuma_api::{Generation, GuestNode, Publication, RefusedGeneration};
     use vnuma_topology::DistanceMatrix;
 
     fn daemon(source: &str) -> Daemon {
@@ -322,35 +339,36 @@ mod tests {
             nodes: homes.iter().enumerate().map(node).collect(),
             distances: DistanceMatrix::default(),
             vcpus: Vec::new(),
-            telling: Telling {
+            publication: Publication {
                 generation: Some(Generation(5)),
                 acknowledged: Some(Generation(5)),
                 driver_mode: Some(DriverMode::Fast),
-                ..Telling::default()
+                driver_version: Some("1.2.3".into()),
+                ..Publication::default()
             },
             spare_slots: BTreeMap::new(),
         }
     }
 
-    fn found(rungs: &[Rung], ladder: &str) -> (String, Level) {
-        let rung = rungs.iter().find(|rung| rung.ladder == ladder).unwrap_or_else(|| panic!("no {ladder}"));
-        assert_eq!(rung.level == Level::Best, rung.why.is_none() && rung.raise.is_none(), "{rung:?}");
-        (rung.rung.clone(), rung.level)
+    fn found(checks: &[Check], name: &str) -> (String, Level) {
+        let check = checks.iter().find(|check| check.check == name).unwrap_or_else(|| panic!("no {name}"));
+        assert_eq!(check.level == Level::Best, check.why.is_none() && check.remedy.is_none(), "{check:?}");
+        (check.capability.clone(), check.level)
     }
 
     #[test]
     fn at_the_top_nothing_is_left_to_do() {
-        let rungs = examine(&daemon("bpf"), &HostTopology::default(), &[vm("web", &[Some(0), Some(1)])]);
-        assert!(rungs.iter().all(|rung| rung.level == Level::Best), "{rungs:?}");
-        assert_eq!(rungs.len(), 9);
-        assert!(!text(&rungs).contains("to raise it"));
+        let checks = examine(&daemon("bpf"), &HostTopology::default(), &[vm("web", &[Some(0), Some(1)])]);
+        assert!(checks.iter().all(|check| check.level == Level::Best), "{checks:?}");
+        assert_eq!(checks.len(), 9);
+        assert!(!text(&checks).contains("remedy"));
     }
 
     #[test]
-    fn every_lower_rung_says_why_and_what_to_do() {
-        let rungs = examine(&daemon("poll"), &HostTopology::default(), &[]);
-        assert_eq!(found(&rungs, "locations"), ("poll".into(), Level::Reduced));
-        assert_eq!(found(&rungs, "affinity"), ("resync".into(), Level::Reduced));
+    fn every_lesser_capability_says_why_and_what_to_do() {
+        let checks = examine(&daemon("poll"), &HostTopology::default(), &[]);
+        assert_eq!(found(&checks, "locations"), ("poll".into(), Level::Reduced));
+        assert_eq!(found(&checks, "affinity"), ("resync".into(), Level::Reduced));
         let of = |vm: Vm| examine(&daemon("bpf"), &HostTopology::default(), &[vm]);
         assert_eq!(found(&of(vm("a", &[])), "guest nodes"), ("none".into(), Level::Missing));
         assert_eq!(found(&of(vm("a", &[Some(1)])), "guest nodes"), ("one".into(), Level::Reduced));
@@ -359,34 +377,57 @@ mod tests {
             (vec![Some(1), None], "some unknown", Level::Reduced),
             (vec![None, None], "some unknown", Level::Missing),
         ];
-        for (homes, rung, level) in homes {
-            assert_eq!(found(&of(vm("a", &homes)), "homes"), (rung.into(), level));
+        for (homes, capability, level) in homes {
+            assert_eq!(found(&of(vm("a", &homes)), "homes"), (capability.into(), level));
         }
-        for (channel, rung) in [(ChannelState::None, "none"), (ChannelState::Lost, "lost")] {
-            let rungs = of(Vm { channel, ..vm("a", &[Some(0), Some(1)]) });
-            assert_eq!(found(&rungs, "channel"), (rung.into(), Level::Missing));
-            assert!(rungs.iter().all(|rung| rung.ladder != "driver"), "a driver without a channel");
-            assert!(text(&rungs).contains("vnumactl attach a"));
+        for (channel, capability) in [(ChannelState::None, "none"), (ChannelState::Lost, "lost")] {
+            let checks = of(Vm { channel, ..vm("a", &[Some(0), Some(1)]) });
+            assert_eq!(found(&checks, "channel"), (capability.into(), Level::Missing));
+            assert!(checks.iter().all(|check| check.check != "driver"), "a driver without a channel");
+            assert!(text(&checks).contains("vnumactl attach a"));
         }
         let spare_slots = BTreeMap::from([(1, 2)]);
-        let rungs = of(Vm { channel: ChannelState::None, spare_slots, ..vm("a", &[Some(0), Some(1)]) });
-        assert_eq!(found(&rungs, "channel"), ("replug".into(), Level::Reduced));
-        assert!(text(&rungs).contains("vnumactl replug a --vcpu N"));
+        let checks = of(Vm { channel: ChannelState::None, spare_slots, ..vm("a", &[Some(0), Some(1)]) });
+        assert_eq!(found(&checks, "channel"), ("replug".into(), Level::Reduced));
+        assert!(text(&checks).contains("vnumactl replug a --vcpu N"));
         let spare_slots = BTreeMap::from([(1, 2)]);
         let spare = Vm { channel: ChannelState::None, spare_slots, ..vm("a", &[Some(0), Some(1)]) };
         let daemon = Daemon { replug_after_s: Some(7), ..daemon("bpf") };
-        let rungs = examine(&daemon, &HostTopology::default(), &[spare]);
-        assert!(text(&rungs).contains("vCPUs that vnumad replugs after 7 s"), "{}", text(&rungs));
-        for (acknowledged, rung, level) in
-            [(None, "silent", Level::Missing), (Some(Generation(4)), "behind", Level::Reduced)]
-        {
+        let checks = examine(&daemon, &HostTopology::default(), &[spare]);
+        assert!(text(&checks).contains("vnumad replugs vCPUs after 7 s"), "{}", text(&checks));
+    }
+
+    #[test]
+    fn the_driver_is_checked_by_what_the_guest_reports() {
+        let check = |change: &dyn Fn(&mut Publication)| {
             let mut vm = vm("a", &[Some(0), Some(1)]);
-            vm.telling.acknowledged = acknowledged;
-            assert_eq!(found(&of(vm), "driver"), (rung.into(), level));
-        }
-        let mut vm = vm("a", &[Some(0), Some(1)]);
-        vm.telling.driver_mode = Some(DriverMode::Safe);
-        assert_eq!(found(&of(vm), "driver"), ("safe".into(), Level::Reduced));
+            change(&mut vm.publication);
+            let checks = examine(&daemon("bpf"), &HostTopology::default(), &[vm]);
+            (found(&checks, "driver"), text(&checks))
+        };
+        let level = |change: &dyn Fn(&mut Publication)| check(change).0;
+        let none = level(&|publication| publication.driver_version = None);
+        assert_eq!(none, ("none".into(), Level::Missing));
+        let pending = level(&|publication| publication.acknowledged = Some(Generation(4)));
+        assert_eq!(pending, ("pending".into(), Level::Reduced));
+        let safe = level(&|publication| publication.driver_mode = Some(DriverMode::Safe));
+        assert_eq!(safe, ("safe".into(), Level::Reduced));
+
+        let refused = |generation, acknowledged| {
+            check(&move |publication| {
+                let generation = Generation(generation);
+                publication.refused = Some(RefusedGeneration { generation, errno: 95 });
+                publication.acknowledged = acknowledged;
+            })
+        };
+        let (found, text) = refused(5, None);
+        assert_eq!(found, ("refused".into(), Level::Missing));
+        let why = "refused generation 0000000000000005, or applied it in part only: Operation not supported (errno 95)\n";
+        assert!(text.contains(why), "{text}");
+        assert_eq!(refused(5, Some(Generation(4))).0, ("refused".into(), Level::Reduced));
+        // An earlier one that was refused says nothing about the present one.
+        assert_eq!(refused(4, Some(Generation(5))).0, ("fast".into(), Level::Best));
+        assert_eq!(refused(4, Some(Generation(3))).0, ("pending".into(), Level::Reduced));
     }
 
     #[test]
@@ -398,17 +439,17 @@ mod tests {
         ] {
             let run_state = Some(state.to_owned());
             let vm = Vm { run_state, problem: problem.map(str::to_owned), ..vm("a", &[Some(0), Some(1)]) };
-            let rungs = examine(&daemon("bpf"), &HostTopology::default(), &[vm]);
-            assert_eq!(found(&rungs, "guest"), (state.into(), level));
-            assert!(problem.is_none_or(|problem| text(&rungs).contains(problem)));
+            let checks = examine(&daemon("bpf"), &HostTopology::default(), &[vm]);
+            assert_eq!(found(&checks, "guest"), (state.into(), level));
+            assert!(problem.is_none_or(|problem| text(&checks).contains(problem)));
         }
     }
 
     #[test]
     fn a_hypervisor_that_cannot_be_asked_is_named_with_what_to_do() {
-        for (hypervisor, pid, rung, raise) in [
+        for (hypervisor, pid, capability, remedy) in [
             (Hypervisor::Stopped, Some(7), "stopped, observed only", "kill -CONT 7"),
-            (Hypervisor::Debugged, Some(7), "debugged, observed only", "detach it"),
+            (Hypervisor::Debugged, Some(7), "debugged, observed only", "detach the debugger"),
             (Hypervisor::Silent, Some(7), "silent, observed only", "end the other client"),
             (Hypervisor::Silent, None, "silent", "a QMP socket of its own"),
             (Hypervisor::Lost, Some(7), "lost, observed only", "tries again"),
@@ -417,12 +458,12 @@ mod tests {
             let problem = Some("the reason".to_owned());
             let known = pid.is_some();
             let vm = Vm { hypervisor, pid, problem, described: known, ..vm("a", &[Some(0), Some(1)]) };
-            let rungs = examine(&daemon("bpf"), &HostTopology::default(), &[vm]);
+            let checks = examine(&daemon("bpf"), &HostTopology::default(), &[vm]);
             let level = if known { Level::Reduced } else { Level::Missing };
-            assert_eq!(found(&rungs, "connection"), (rung.into(), level));
-            let text = text(&rungs);
-            assert!(text.contains("connection: the reason\n") && text.contains(raise), "{text}");
-            assert_eq!(rungs.iter().any(|rung| rung.ladder == "homes"), known);
+            assert_eq!(found(&checks, "connection"), (capability.into(), level));
+            let text = text(&checks);
+            assert!(text.contains("connection: the reason\n") && text.contains(remedy), "{text}");
+            assert_eq!(checks.iter().any(|check| check.check == "homes"), known);
         }
     }
 }

@@ -99,7 +99,7 @@ enum Command {
     Watch,
     /// Show vnumad itself: how it learns locations, what it lost
     Daemon,
-    /// Show which rung of each ladder is in use, on the host and for each VM, why, and what would raise it
+    /// Check the host and each VM: which capability is in use, why it is not the best, and what would help
     Doctor,
 }
 
@@ -192,7 +192,7 @@ async fn run(arguments: &Arguments) -> Result<(), ClientError> {
             let daemon: vnuma_api::Daemon = client.get(vnuma_api::DAEMON).await?;
             let host: HostTopology = client.get(HARDWARE).await?;
             let vms: Vec<Vm> = client.get(VMS).await?;
-            print(json, &doctor::examine(&daemon, &host, &vms), |rungs| doctor::text(rungs))
+            print(json, &doctor::examine(&daemon, &host, &vms), |checks| doctor::text(checks))
         }
     }
 }
@@ -214,6 +214,74 @@ mod tests {
     #[test]
     fn the_command_line_is_sound() {
         Arguments::command().debug_assert();
+    }
+
+    const MANUAL: &str = include_str!("../../../docs/vnumactl.md");
+
+    /// The text between a heading of the manual and the next one.
+    fn section(heading: &str) -> &'static str {
+        let rest =
+            MANUAL.split_once(&format!("\n## {heading}\n")).unwrap_or_else(|| panic!("no {heading}")).1;
+        rest.split("\n## ").next().unwrap_or_default()
+    }
+
+    /// An option or argument as the manual writes it, `[...]` around what may be left out.
+    fn word(argument: &clap::Arg) -> String {
+        let value = argument.get_value_names().map(|names| names[0].to_string());
+        let value = value.filter(|_| argument.get_action().takes_values()).unwrap_or_default();
+        let word = match argument.get_long() {
+            Some(long) => format!("--{long} {value}").trim_end().to_owned(),
+            None => value,
+        };
+        if argument.is_required_set() { word } else { format!("[{word}]") }
+    }
+
+    #[test]
+    fn the_manual_has_every_command_and_option() {
+        let mut command = Arguments::command();
+        command.build();
+        let words = |command: &clap::Command, global: bool| -> Vec<String> {
+            let own = |argument: &&clap::Arg| {
+                argument.is_global_set() == global
+                    && !["help", "version"].contains(&argument.get_id().as_str())
+            };
+            command.get_arguments().filter(own).map(word).collect()
+        };
+        let common = words(&command, true).join(" ");
+        let commands: Vec<_> = command.get_subcommands().filter(|found| found.get_name() != "help").collect();
+        let usage = |found: &&clap::Command| {
+            let line = format!("vnumactl {common} {} {}", found.get_name(), words(found, false).join(" "));
+            line.trim_end().to_owned()
+        };
+        let synopsis: Vec<_> =
+            section("Synopsis").lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+        assert_eq!(synopsis, commands.iter().map(usage).collect::<Vec<_>>());
+
+        // A term, and a line that explains it.
+        let terms = |heading| {
+            let lines = section(heading).lines();
+            let pairs = lines.clone().zip(lines.skip(1));
+            let terms = pairs.filter(|(term, next)| term.starts_with('`') && next.starts_with(':'));
+            terms.map(|(term, _)| term)
+        };
+        let described: Vec<_> = terms("Description").map(|line| line.trim_matches('`')).collect();
+        let short = |found: &&clap::Command| {
+            let line = format!("{} {}", found.get_name(), words(found, false).join(" "));
+            line.trim_end().to_owned()
+        };
+        assert_eq!(described, commands.iter().map(short).collect::<Vec<_>>());
+
+        let mut options: Vec<String> = words(&command, true);
+        options.extend(
+            commands.iter().flat_map(|found| words(found, false)).filter(|word| word.starts_with('-')),
+        );
+        options.extend(["--help, --version".to_owned()]);
+        let mut expected: Vec<_> = options.iter().map(|word| word.trim_matches(['[', ']'])).collect();
+        expected.sort_unstable();
+        expected.dedup();
+        let mut found: Vec<_> = terms("Options").map(|line| line.replace('`', "")).collect();
+        found.sort_unstable();
+        assert_eq!(found, expected);
     }
 
     #[test]

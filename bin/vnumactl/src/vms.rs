@@ -1,7 +1,7 @@
 //! VMs, for people.
 
 use crate::table::{Table, or_dash, plain};
-use vnuma_api::{Daemon, Replugged, Vcpu, VcpuState, Vm};
+use vnuma_api::{Daemon, Publication, Replugged, Vcpu, VcpuState, Vm};
 
 /// One line a VM.
 pub fn list(vms: &[Vm]) -> String {
@@ -49,9 +49,10 @@ pub fn show(vm: &Vm) -> String {
         text += &format!("the guest does not run: {}\n", plain(state));
     }
     if !vm.described && vm.pid.is_some() {
-        text += "not described yet: its guest nodes are not known, its vCPUs were seen from outside\n";
+        text += "not described by QEMU yet: guest nodes are unknown, vCPUs are those that the host kernel shows\n";
     } else if vm.nodes.is_empty() && vm.pid.is_some() {
-        text += "a UMA VM: no guest nodes, nothing to tell\n";
+        text += "a UMA VM: no guest nodes, nothing to publish
+";
     }
     if !vm.nodes.is_empty() {
         text += "\nGuest nodes\n";
@@ -61,21 +62,58 @@ pub fn show(vm: &Vm) -> String {
         text += "\nvCPUs\n";
         text += &vcpus(&vm.vcpus);
     }
-    let telling = &vm.telling;
-    if telling.told > 0 {
+    let publication = &vm.publication;
+    if publication.publications > 0 {
         text += &format!(
-            "\nTold {} times, taken over {} times; last generation {}, acknowledged {}\n",
-            telling.told,
-            telling.updated,
-            or_dash(telling.generation),
-            or_dash(telling.acknowledged),
+            "\nPublished {} times, acknowledged {} times; last generation {}, acknowledged {}\n",
+            publication.publications,
+            publication.acknowledgements,
+            or_dash(publication.generation),
+            or_dash(publication.acknowledged),
         );
         text += &format!(
-            "Not told: {} changes that did not last; deferred by the cap: {}\n",
-            telling.suppressed_by_dwell, telling.deferred_by_cap
+            "Not published: {} changes that did not last; deferred by the cap: {}\n",
+            publication.suppressed_by_dwell, publication.deferred_by_cap
+        );
+        text += &driver(publication);
+    }
+    text
+}
+
+/// What the guest reports of its driver.
+fn driver(publication: &Publication) -> String {
+    let mut text = match (&publication.driver_version, publication.driver_mode) {
+        (None, _) => "Driver: none
+"
+        .to_owned(),
+        (Some(version), None) => format!(
+            "Driver: {}, applies nothing
+",
+            plain(version)
+        ),
+        (Some(version), Some(mode)) => format!(
+            "Driver: {}, {mode} mode
+",
+            plain(version)
+        ),
+    };
+    if let Some(refused) = publication.refused {
+        text += &format!(
+            "Refused: generation {}: {}
+",
+            refused.generation,
+            error_text(refused.errno)
         );
     }
     text
+}
+
+/// What an error number means, as the kernel's manual says it.
+pub fn error_text(errno: i32) -> String {
+    match errno {
+        1.. => std::io::Error::from_raw_os_error(errno).to_string().replace("os error", "errno"),
+        _ => "no error number was given".to_owned(),
+    }
 }
 
 fn nodes(vm: &Vm) -> String {
@@ -93,7 +131,7 @@ fn nodes(vm: &Vm) -> String {
 
 fn vcpus(vcpus: &[Vcpu]) -> String {
     let headings =
-        [">VCPU", ">THREAD", ">HOST CPU", ">HOST NODE", "PINNED", ">TOLD", ">BELIEVED", ">RIGHT", "STATE"];
+        [">VCPU", ">THREAD", ">HOST CPU", ">HOST NODE", "PINNED", ">PUBLISHED", ">ACKED", ">TARGET", "STATE"];
     let mut table = Table::new(&headings);
     for vcpu in vcpus {
         table.row([
@@ -103,8 +141,8 @@ fn vcpus(vcpus: &[Vcpu]) -> String {
             or_dash(vcpu.host_node),
             if vcpu.pinned { "yes" } else { "no" }.to_owned(),
             or_dash(vcpu.guest_node),
-            or_dash(vcpu.believed_node),
-            or_dash(vcpu.right_node),
+            or_dash(vcpu.acked_node),
+            or_dash(vcpu.target_node),
             vcpu.state.to_string(),
         ]);
     }
@@ -113,12 +151,15 @@ fn vcpus(vcpus: &[Vcpu]) -> String {
 
 /// After `attach`.
 pub fn attached(vm: &Vm) -> String {
-    format!("{}: topology channel attached; its guest is told from now on\n", plain(&vm.name))
+    format!(
+        "{}: topology channel attached; changes are published to its guest from now on\n",
+        plain(&vm.name)
+    )
 }
 
 /// After `detach`.
 pub fn detached(vm: &Vm) -> String {
-    format!("{}: topology channel detached; the guest keeps what it was told last\n", plain(&vm.name))
+    format!("{}: topology channel detached; the guest keeps what was published last\n", plain(&vm.name))
 }
 
 /// After `move`.
@@ -158,7 +199,7 @@ pub fn daemon(daemon: &Daemon) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vnuma_api::{ChannelState, Generation, GuestNode, Hypervisor, Telling};
+    use vnuma_api::{ChannelState, DriverMode, Generation, GuestNode, Hypervisor, RefusedGeneration};
     use vnuma_topology::DistanceMatrix;
 
     fn vcpu(apic_id: u32, host_node: u32, guest_node: u32, state: VcpuState) -> Vcpu {
@@ -169,8 +210,8 @@ mod tests {
             host_node: Some(host_node),
             pinned: apic_id == 0,
             guest_node: Some(guest_node),
-            believed_node: Some(guest_node),
-            right_node: Some(0),
+            acked_node: Some(guest_node),
+            target_node: Some(0),
             state,
         }
     }
@@ -189,7 +230,12 @@ mod tests {
             nodes: vec![node(0), node(1)],
             distances: DistanceMatrix::new(vec![vec![10, 21], vec![21, 10]]).expect("square"),
             vcpus: vec![vcpu(0, 0, 0, VcpuState::True), vcpu(1, 2, 1, VcpuState::Stale)],
-            telling: Telling { generation: Some(Generation(1)), told: 3, updated: 2, ..Telling::default() },
+            publication: Publication {
+                generation: Some(Generation(1)),
+                publications: 3,
+                acknowledgements: 2,
+                ..Publication::default()
+            },
             spare_slots: std::collections::BTreeMap::new(),
         }
     }
@@ -219,14 +265,39 @@ Guest nodes
      1     -  512 MiB    21    10
 
 vCPUs
-  VCPU  THREAD  HOST CPU  HOST NODE  PINNED  TOLD  BELIEVED  RIGHT  STATE
-     0     100         0          0  yes        0         0      0  true
-     1     101         4          2  no         1         1      0  stale
+  VCPU  THREAD  HOST CPU  HOST NODE  PINNED  PUBLISHED  ACKED  TARGET  STATE
+     0     100         0          0  yes             0      0       0  true
+     1     101         4          2  no              1      1       0  stale
 
-Told 3 times, taken over 2 times; last generation 0000000000000001, acknowledged -
-Not told: 0 changes that did not last; deferred by the cap: 0
+Published 3 times, acknowledged 2 times; last generation 0000000000000001, acknowledged -
+Not published: 0 changes that did not last; deferred by the cap: 0
+Driver: none
 ";
         assert_eq!(show(&vm()), expected);
+    }
+
+    #[test]
+    fn the_driver_is_shown_with_what_it_refused() {
+        let mut vm = vm();
+        vm.publication.driver_version = Some("1.2.3".into());
+        assert!(
+            show(&vm).ends_with(
+                "
+Driver: 1.2.3, applies nothing
+"
+            ),
+            "{}",
+            show(&vm)
+        );
+        vm.publication.driver_mode = Some(DriverMode::Safe);
+        vm.publication.refused = Some(RefusedGeneration { generation: Generation(2), errno: 95 });
+        let text = show(&vm);
+        let expected = "
+Driver: 1.2.3, safe mode
+Refused: generation 0000000000000002: Operation not supported (errno 95)
+";
+        assert!(text.ends_with(expected), "{text}");
+        assert_eq!(error_text(0), "no error number was given");
     }
 
     #[test]
@@ -241,7 +312,7 @@ Not told: 0 changes that did not last; deferred by the cap: 0
     fn one_that_was_only_seen_from_outside_is_not_taken_for_a_uma_vm() {
         let seen = Vm { described: false, hypervisor: Hypervisor::Silent, nodes: Vec::new(), ..vm() };
         let text = show(&seen);
-        assert!(text.contains("not described yet") && !text.contains("UMA"), "{text}");
+        assert!(text.contains("not described by QEMU yet") && !text.contains("UMA"), "{text}");
         assert!(show(&Vm { nodes: Vec::new(), ..vm() }).contains("a UMA VM"));
     }
 

@@ -69,15 +69,18 @@ fn text(event: &Event) -> String {
             "{}  {vm}: vCPU {vcpu} replugged to guest node {guest_node}; it is vCPU {new_vcpu} now, with another CPU number in the guest",
             seconds(*time_ns)
         ),
-        Event::Told { generation, time_ns, changed_ns, .. } => {
+        Event::Published { generation, time_ns, changed_ns, .. } => {
             let after = millis(*changed_ns, *time_ns);
-            format!("{}  {vm}: told generation {generation}, {after} after the change", seconds(*time_ns))
+            format!(
+                "{}  {vm}: generation {generation} published, {after} after the change",
+                seconds(*time_ns)
+            )
         }
-        Event::Updated { generation, changed_ns, told_ns, acknowledged_ns, .. } => format!(
-            "{}  {vm}: updated to generation {generation}, {} after the change, {} after it was told",
+        Event::Acknowledged { generation, changed_ns, published_ns, acknowledged_ns, .. } => format!(
+            "{}  {vm}: generation {generation} acknowledged, {} after the change, {} after its publication",
             seconds(*acknowledged_ns),
             millis(*changed_ns, *acknowledged_ns),
-            millis(*told_ns, *acknowledged_ns),
+            millis(*published_ns, *acknowledged_ns),
         ),
     }
 }
@@ -89,16 +92,16 @@ mod tests {
 
     #[test]
     fn events_read_well() {
-        let event = Event::Updated {
+        let event = Event::Acknowledged {
             vm: "a".into(),
             generation: Generation(2),
             changed_ns: 1_000_000_000,
-            told_ns: 1_000_500_000,
+            published_ns: 1_000_500_000,
             acknowledged_ns: 1_004_000_000,
         };
         assert_eq!(
             text(&event),
-            "    1.004000  a: updated to generation 0000000000000002, 4.000 ms after the change, 3.500 ms after it was told"
+            "    1.004000  a: generation 0000000000000002 acknowledged, 4.000 ms after the change, 3.500 ms after its publication"
         );
         let event = Event::Changed { vm: "a".into(), vcpu: 1, from: 0, to: 2, time_ns: 2_000_000_000 };
         assert_eq!(text(&event), "    2.000000  a: vCPU 1 changed from host node 0 to 2");

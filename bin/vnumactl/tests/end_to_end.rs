@@ -182,7 +182,8 @@ impl Host {
             runtime.block_on(vnuma_daemon::run(config, factory, async { drop(stopped.await) }))
         });
         let host = Self { directory, stop: Some(stop), daemon: Some(daemon) };
-        wait_for("vnumad", || host.directory.path().join("api.sock").exists());
+        let socket = host.directory.path().join("api.sock");
+        wait_for("vnumad", || std::os::unix::net::UnixStream::connect(&socket).is_ok());
         host
     }
 
@@ -335,7 +336,7 @@ fn a_qemu_that_cannot_be_asked_is_named_and_observed() {
     assert_eq!((&vm["pid"], &vm["described"]), (&qemu.0.id().into(), &false.into()));
     wait_for("its vCPUs", || host.json(&["show", "web"])["vcpus"].as_array().map(Vec::len) == Some(4));
     assert!(host.text(&["list"]).contains("is another client connected?"));
-    assert!(host.text(&["show", "web"]).contains("its vCPUs were seen from outside"));
+    assert!(host.text(&["show", "web"]).contains("vCPUs are those that the host kernel shows"));
     assert!(host.text(&["doctor"]).contains("silent, observed only"));
     host.fails(&["attach", "web"], 1, "web: not connected to its hypervisor");
     drop(other);
@@ -344,7 +345,7 @@ fn a_qemu_that_cannot_be_asked_is_named_and_observed() {
     qemu.signal("-STOP");
     wait_until("stopped");
     let doctor = host.text(&["doctor"]);
-    assert!(doctor.contains(&format!("to raise it: kill -CONT {}", qemu.0.id())), "{doctor}");
+    assert!(doctor.contains(&format!("remedy: kill -CONT {}", qemu.0.id())), "{doctor}");
     host.text(&["move", "web", "--vcpu", "3", "--node", "1"]);
     host.fails(&["attach", "web"], 1, "is stopped by a signal (SIGSTOP)");
     qemu.signal("-CONT");
@@ -376,7 +377,7 @@ fn watching_prints_an_event_a_line() {
     host.text(&["attach", "web"]);
     // QEMU's threads may move in between.
     let mut kinds = std::iter::repeat_with(|| next()["event"].clone()).filter(|kind| *kind != "changed");
-    assert_eq!(kinds.by_ref().take(2).collect::<Vec<_>>(), ["attached", "told"]);
+    assert_eq!(kinds.by_ref().take(2).collect::<Vec<_>>(), ["attached", "published"]);
     watch.kill().expect("killed");
     watch.wait().expect("ended");
 }

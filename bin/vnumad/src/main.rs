@@ -93,7 +93,7 @@ fn raise_file_limit() {
     // SAFETY: the kernel reads the structure that it is given, which outlives the call.
     if !read || unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) } != 0 {
         let error = io::Error::last_os_error();
-        tracing::warn!(%error, "the limit of open files stays as it is");
+        tracing::warn!(%error, "cannot raise the limit of open files");
     }
 }
 

@@ -106,14 +106,14 @@ fn a_log_that_nobody_reads_stops_nothing() {
 fn a_configuration_can_be_checked() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("bad.toml");
-    std::fs::write(&path, "[tell]\ndwell = 5\n").expect("written");
+    std::fs::write(&path, "[publish]\ndwell = 5\n").expect("written");
     let run = |arguments: &[&str]| {
         Command::new(env!("CARGO_BIN_EXE_vnumad")).args(arguments).output().expect("runs")
     };
     let path = path.to_str().expect("UTF-8");
     let error = failed(&run(&["--check", "--config", path]));
     assert!(error.contains(&format!("{path}: line 2: unknown field `dwell`")), "{error}");
-    std::fs::write(path, "[tell]\ndwell_ms = 5\n").expect("written");
+    std::fs::write(path, "[publish]\ndwell_ms = 5\n").expect("written");
     assert!(run(&["--check", "--config", path]).status.success());
     assert!(failed(&run(&["--config", "/nonexistent.toml"])).contains("/nonexistent.toml"));
 }

@@ -1,4 +1,4 @@
-//! What a watcher is told.
+//! What a watcher is sent.
 
 use serde::{Deserialize, Serialize};
 use std::{fmt, num::ParseIntError, str::FromStr};
@@ -81,7 +81,7 @@ pub enum Event {
         time_ns: u64,
     },
     /// A topology was published to a guest.
-    Told {
+    Published {
         /// The VM.
         vm: String,
         /// Which.
@@ -92,7 +92,7 @@ pub enum Event {
         changed_ns: u64,
     },
     /// A guest acknowledged that its kernel uses a topology.
-    Updated {
+    Acknowledged {
         /// The VM.
         vm: String,
         /// Which.
@@ -100,7 +100,7 @@ pub enum Event {
         /// Oldest change of the host that it contains.
         changed_ns: u64,
         /// When it was published.
-        told_ns: u64,
+        published_ns: u64,
         /// When the acknowledgement came.
         acknowledged_ns: u64,
     },
@@ -128,9 +128,9 @@ impl Event {
             | Self::Attached { vm, .. }
             | Self::Detached { vm, .. }
             | Self::Changed { vm, .. }
-            | Self::Told { vm, .. }
+            | Self::Published { vm, .. }
             | Self::Replugged { vm, .. }
-            | Self::Updated { vm, .. } => vm,
+            | Self::Acknowledged { vm, .. } => vm,
         }
     }
 }
@@ -145,14 +145,19 @@ mod tests {
         let text = serde_json::to_string(&changed).expect("JSON");
         assert_eq!(text, r#"{"event":"changed","vm":"a","vcpu":1,"from":0,"to":2,"time_ns":5}"#);
         let generation = Generation((7 << 32) | 1);
-        let updated =
-            Event::Updated { vm: "a".into(), generation, changed_ns: 1, told_ns: 2, acknowledged_ns: 3 };
-        let text = serde_json::to_string(&updated).expect("JSON");
+        let acknowledged = Event::Acknowledged {
+            vm: "a".into(),
+            generation,
+            changed_ns: 1,
+            published_ns: 2,
+            acknowledged_ns: 3,
+        };
+        let text = serde_json::to_string(&acknowledged).expect("JSON");
         assert_eq!(
             text,
-            r#"{"event":"updated","vm":"a","generation":"0000000700000001","changed_ns":1,"told_ns":2,"acknowledged_ns":3}"#
+            r#"{"event":"acknowledged","vm":"a","generation":"0000000700000001","changed_ns":1,"published_ns":2,"acknowledged_ns":3}"#
         );
-        assert_eq!(serde_json::from_str::<Event>(&text).expect("an event"), updated);
+        assert_eq!(serde_json::from_str::<Event>(&text).expect("an event"), acknowledged);
     }
 
     #[test]

@@ -12,7 +12,7 @@
 //! | `POST /v1/vms/NAME/replug` | [`ReplugRequest`] | [`Replugged`]             | act   |
 //! | `GET /v1/watch`            |                 | [`Event`]s, one JSON a line | read  |
 //!
-//! Whoever may connect to the socket may read. Acting is for root, the daemon's own user, and a group if one is
+//! Everybody who may connect to the socket may read. Acting is for root, the daemon's own user, and a group if one is
 //! configured. A request that fails is answered with an HTTP status of 400 or above and an [`ApiError`].
 //!
 //! Changing it: fields and kinds of events may be added within `/v1`, and clients ignore what they do
@@ -26,12 +26,14 @@ mod vm;
 
 pub use event::{Event, Generation};
 pub use path::{DAEMON, HARDWARE, VMS, WATCH, vm_path};
-pub use vm::{ChannelState, DriverMode, GuestNode, Hypervisor, Telling, Vcpu, VcpuState, Vm};
+pub use vm::{
+    ChannelState, DriverMode, GuestNode, Hypervisor, Publication, RefusedGeneration, Vcpu, VcpuState, Vm,
+};
 
 use serde::{Deserialize, Serialize};
 pub use vnuma_topology::HostTopology;
 
-/// Where vnumad listens unless told otherwise.
+/// vnumad's socket by default.
 pub const DEFAULT_SOCKET: &str = "/run/vnuma/vnumad.sock";
 
 /// Body of a move.
@@ -109,7 +111,7 @@ pub struct Daemon {
     pub affinity_events: bool,
     /// Location events that came faster than they were taken; all locations were read again after each loss.
     pub location_events_lost: u64,
-    /// Seconds after which it replugs a vCPU of itself where the guest cannot be told. `None`: never.
+    /// Seconds after which it replugs a vCPU by itself where nothing can be published to the guest. `None`: never.
     pub replug_after_s: Option<u64>,
     /// Watchers that are connected.
     pub watchers: usize,

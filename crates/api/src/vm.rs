@@ -33,14 +33,14 @@ pub struct Vm {
     pub distances: DistanceMatrix,
     /// vCPUs in rising order of APIC id.
     pub vcpus: Vec<Vcpu>,
-    /// What was told.
-    pub telling: Telling,
+    /// What was published to its guest.
+    pub publication: Publication,
     /// Slots of guest nodes that vCPUs can be replugged to, where there are any.
     #[serde(default)]
     pub spare_slots: BTreeMap<u32, u32>,
 }
 
-/// Whether a VM's hypervisor can be asked. Whatever it is, vCPUs are observed, moved and told.
+/// Whether a VM's hypervisor can be asked. Whatever it is, its vCPUs are observed, moved and published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Hypervisor {
@@ -66,7 +66,7 @@ pub enum ChannelState {
     Attaching,
     /// It is there and served.
     Attached,
-    /// It is there, but belonged to an earlier vnumad and could not be taken over: nothing can be told through it.
+    /// It is there, but belonged to an earlier vnumad and could not be taken over: nothing can be published through it.
     Lost,
 }
 
@@ -94,12 +94,12 @@ pub struct Vcpu {
     pub host_node: Option<u32>,
     /// Its affinity confines it to that node.
     pub pinned: bool,
-    /// Guest node that it was told last; before the first telling, the one it booted on.
+    /// Guest node that was published for it last; before the first publication, the one that it booted on.
     pub guest_node: Option<u32>,
-    /// Guest node that the guest's kernel uses as far as is known: the last one acknowledged.
-    pub believed_node: Option<u32>,
-    /// Guest node that would be right now.
-    pub right_node: Option<u32>,
+    /// Guest node that the guest's kernel uses, as far as is known: the one that it acknowledged last.
+    pub acked_node: Option<u32>,
+    /// Guest node that is right for where the vCPU runs now.
+    pub target_node: Option<u32>,
     /// How true the guest's view is.
     pub state: VcpuState,
 }
@@ -108,12 +108,12 @@ pub struct Vcpu {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum VcpuState {
-    /// It runs on the home of the guest node that the guest believes.
+    /// It runs on the home of the guest node that the guest uses.
     True,
-    /// It runs on no guest node's home; the guest believes the nearest one.
+    /// It runs on no guest node's home; the guest uses the nearest one.
     Approximate,
-    /// The guest believes another node: told and not yet taken over, about to be told, or nothing
-    /// can be told.
+    /// The guest uses another node: the right one is published and not yet acknowledged, or not published yet, or
+    /// nothing can be published.
     Stale,
     /// It was not observed, or no guest node has a known home.
     Unknown,
@@ -163,21 +163,45 @@ pub enum DriverMode {
     Safe,
 }
 
-/// What a VM was told since vnumad first saw it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Telling {
+impl fmt::Display for DriverMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Fast => "fast",
+            Self::Safe => "safe",
+        })
+    }
+}
+
+/// A publication that a guest's driver refused, or applied in part only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RefusedGeneration {
+    /// Which.
+    pub generation: Generation,
+    /// Why: an error number of Linux; 0 if the guest gave none.
+    pub errno: i32,
+}
+
+/// What was published to a VM since vnumad first saw it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Publication {
     /// Last generation that was published.
     pub generation: Option<Generation>,
     /// Last generation that the guest acknowledged.
     pub acknowledged: Option<Generation>,
-    /// How its driver changed the guest's maps then, as the guest says.
+    /// How its driver changes the guest's maps, as the guest reports; none without a driver.
     pub driver_mode: Option<DriverMode>,
-    /// Publications.
-    pub told: u64,
-    /// Publications that the guest acknowledged.
-    pub updated: u64,
+    /// The driver's version, as the guest reports; none without a driver.
+    #[serde(default)]
+    pub driver_version: Option<String>,
+    /// The last publication that the driver refused or applied in part only, as the guest reports.
+    #[serde(default)]
+    pub refused: Option<RefusedGeneration>,
+    /// How many there were.
+    pub publications: u64,
+    /// How many of them the guest acknowledged.
+    pub acknowledgements: u64,
     /// Changes that were gone before their dwell was over.
     pub suppressed_by_dwell: u64,
-    /// Tellings that had to wait for the cap.
+    /// Publications that had to wait for the cap.
     pub deferred_by_cap: u64,
 }

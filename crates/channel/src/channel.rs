@@ -146,7 +146,7 @@ impl Channel {
         Ok(Some(acknowledged))
     }
 
-    /// What the guest says of itself and of the last publications.
+    /// What the guest reports of itself and of the last publications.
     pub fn guest_status(&self) -> GuestStatus {
         GuestStatus::read(&self.region)
     }

@@ -1,4 +1,4 @@
-//! Signalling and clearing an eventfd that somebody else shares, without ever blocking.
+//! Signals and clears an eventfd that another process shares, without ever blocking.
 //!
 //! `O_NONBLOCK` belongs to the open file, so whoever shares it can clear it at any time.
 //! Neither call here depends on that flag:
@@ -51,7 +51,7 @@ pub(crate) fn clear(vector: BorrowedFd<'_>) -> io::Result<()> {
 #[derive(Debug)]
 pub(crate) struct Doorbells {
     context: Mutex<libc::c_ulong>,
-    /// An empty file that nobody else has: no one can make its reads wait.
+    /// An empty file that is not shared, so that nobody can make its reads wait.
     empty: OwnedFd,
 }
 

@@ -84,7 +84,7 @@ impl Region {
         }
     }
 
-    /// Loads a word, which may be anything.
+    /// Loads a word, which may have any value.
     ///
     /// # Panics
     /// As [`Self::apply`].

@@ -1,4 +1,4 @@
-//! What a guest says of itself in its area of the channel.
+//! The guest's area of the channel.
 
 use crate::{Region, publish::WORD};
 use std::{fmt, mem::offset_of};
@@ -24,13 +24,21 @@ pub enum DriverMode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DriverVersion(u32);
 
-impl fmt::Display for DriverVersion {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}.{}", self.0 >> 16, self.0 >> 8 & 0xff, self.0 & 0xff)
+impl DriverVersion {
+    /// Major, minor and patch.
+    pub fn parts(self) -> [u16; 3] {
+        [(self.0 >> 16) as u16, (self.0 >> 8 & 0xff) as u16, (self.0 & 0xff) as u16]
     }
 }
 
-/// What the guest says. All of it can be false: it is shown and measured, and no decision rests on it.
+impl fmt::Display for DriverVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [major, minor, patch] = self.parts();
+        write!(f, "{major}.{minor}.{patch}")
+    }
+}
+
+/// What the guest reports. All of it can be false: it is shown and measured, and decides nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GuestStatus {
     /// The generation that the kernel's maps agree with, 0 for none. It may be one that was never published.

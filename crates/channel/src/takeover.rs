@@ -16,10 +16,10 @@ use std::{
 };
 use vnuma_abi_topology_channel::ivshmem::VECTORS;
 
-/// Most descriptors of a hypervisor that are looked at.
+/// Most descriptors of a hypervisor that are read.
 const MAX_DESCRIPTORS: usize = 1 << 20;
 
-/// What tells the parts of a channel from everything else that a process has open.
+/// Identifies the parts of a channel among the open files of a process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Identity {
@@ -99,7 +99,7 @@ impl Identity {
             let Some(number) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
                 continue;
             };
-            // One that is closed meanwhile is none of those that are looked for.
+            // A descriptor that is closed meanwhile is not part of the channel.
             let Ok(target) = fs::read_link(entry.path()) else { continue };
             if target.as_os_str() == "anon_inode:[eventfd]" {
                 if let Ok(id) = read_id(&process.join("fdinfo").join(entry.file_name())) {

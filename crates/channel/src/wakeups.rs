@@ -19,14 +19,14 @@ use std::{
 /// Wake-ups after a publication, however often the guest signals. An honest guest needs one, and a few more if it still
 /// acknowledges earlier publications or loads its driver.
 pub const WAKEUPS_PER_PUBLICATION: u32 = 4;
-/// When these are used up, the guest's signals are looked at again after this time. So it causes two more wake-ups
+/// When these are used up, the guest's signals are handled again after this time. So it causes two more wake-ups
 /// in each such time: one when it is over, and one by a signal.
 pub const PAUSE: Duration = Duration::from_secs(1);
 
 const DOORBELL: u64 = 0;
 const TIMER: u64 = 1;
 
-/// Watches a doorbell that somebody may signal without end.
+/// Watches a doorbell that the guest may signal without end.
 #[derive(Debug)]
 pub(crate) struct Wakeups {
     /// Has the doorbell, which disarms itself with each event, and the timer.

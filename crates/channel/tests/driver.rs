@@ -49,7 +49,7 @@ impl Driver {
         Self { child, input, output, _directory: directory }
     }
 
-    fn obey(&mut self, line: &str) -> String {
+    fn execute(&mut self, line: &str) -> String {
         writeln!(self.input, "{line}").expect("it runs");
         let mut answer = String::new();
         self.output.read_line(&mut answer).expect("an answer");
@@ -87,12 +87,12 @@ const NOTHING: &str = "error -61 ";
 fn the_driver_reads_what_is_published() {
     let mut region = Region::new().expect("a region");
     let mut driver = Driver::start(region.memory());
-    assert_eq!(driver.obey("read"), NOTHING.trim_end());
+    assert_eq!(driver.execute("read"), NOTHING.trim_end());
     let mut generations = Generations::new(99);
     for (seed, nodes, vcpus) in [(1, 1, 1), (2, MAX_NODES, MAX_VCPUS), (3, 3, 8), (4, 2, 3)] {
         let (generation, content) = (generations.take(), content(seed, nodes, vcpus));
         region.apply_all(&publication(generation, &content));
-        assert_eq!(driver.obey("read"), printed(generation, &content));
+        assert_eq!(driver.execute("read"), printed(generation, &content));
     }
 }
 
@@ -110,7 +110,7 @@ fn a_writer_killed_after_any_store_leaves_the_driver_the_old_or_the_new() {
         for (done, step) in steps.iter().enumerate() {
             region.apply(step);
             let allowed = if done + 1 == steps.len() { &new } else { &last };
-            assert_eq!(&driver.obey("read"), allowed, "publication {seed}, after step {done}");
+            assert_eq!(&driver.execute("read"), allowed, "publication {seed}, after step {done}");
         }
         last = new;
     }
@@ -124,10 +124,10 @@ fn the_driver_skips_a_section_of_a_later_version() {
     let mut all = sections(&content);
     all.insert(1, section(0x7001, 1, 1, 0, &[1, 2, 3]));
     region.apply_all(&publication_of(1, &all));
-    assert_eq!(driver.obey("read"), printed(1, &content));
+    assert_eq!(driver.execute("read"), printed(1, &content));
     all[1] = section(0x7001, 1, 1, SECTION_REQUIRED, &[1, 2, 3]);
     region.apply_all(&publication_of(2, &all));
-    let refusal = driver.obey("read");
+    let refusal = driver.execute("read");
     assert!(refusal.starts_with("error -93 section of kind 28673, version 1"), "{refusal}");
 }
 
@@ -136,26 +136,26 @@ fn the_host_reads_the_drivers_answers() {
     let (mut channel, socket) = Channel::new(5).expect("a channel");
     let guest = GuestEnd::connect(&socket).expect("all messages");
     let mut driver = Driver::start(&guest.memory);
-    driver.obey("announce 1");
+    driver.execute("announce 1");
     assert_eq!(
         channel.guest_status(),
         GuestStatus::default(),
         "nothing is written before the header is read"
     );
     let generation = channel.publish(&content(1, 2, 3)).expect("published");
-    assert!(driver.obey("read").starts_with("topology "));
-    driver.obey("announce 2");
+    assert!(driver.execute("read").starts_with("topology "));
+    driver.execute("announce 2");
     let status = channel.guest_status();
     assert_eq!((status.mode, status.acknowledged), (Some(DriverMode::Safe), 0));
     assert_eq!(status.known, KNOWN);
     assert_eq!(status.driver_version.expect("announced").to_string(), env!("CARGO_PKG_VERSION"));
-    driver.obey("acknowledge");
+    driver.execute("acknowledge");
     assert_eq!(channel.take_acknowledgement().expect("taken"), Some(generation));
     let generation = channel.publish(&content(2, 2, 3)).expect("published");
-    driver.obey("read");
-    driver.obey("refuse -95");
+    driver.execute("read");
+    driver.execute("refuse -95");
     assert_eq!(channel.take_acknowledgement().expect("taken"), None);
     assert_eq!(channel.guest_status().refused, Some((generation, 95)));
-    driver.obey("leave");
+    driver.execute("leave");
     assert_eq!(channel.guest_status(), GuestStatus::default());
 }

@@ -170,9 +170,9 @@ fn a_successor_of_a_writer_killed_after_any_store_hides_nothing() {
             publication(published, &old).iter().for_each(|step| start.apply(step));
         }
         let cut = publication(generations.take(), &second);
-        // Between are stores into a slot that is marked as being written, all alike.
-        let telling = |index: usize, length: usize| index < 6 || index + 6 > length || index == length / 2;
-        for done in (0..=cut.len()).filter(|done| telling(*done, cut.len())) {
+        // Between are stores into a slot that is marked as being written: those states are alike.
+        let distinct = |index: usize, length: usize| index < 6 || index + 6 > length || index == length / 2;
+        for done in (0..=cut.len()).filter(|done| distinct(*done, cut.len())) {
             let mut memory = Memory(start.0.clone());
             cut[..done].iter().for_each(|step| memory.apply(step));
             let readable = memory.read();
@@ -182,7 +182,7 @@ fn a_successor_of_a_writer_killed_after_any_store_hides_nothing() {
             let steps = publication(generation, &third);
             for (index, step) in steps.iter().enumerate() {
                 memory.apply(step);
-                if !telling(index, steps.len()) {
+                if !distinct(index, steps.len()) {
                     continue;
                 }
                 let complete = index + 1 == steps.len();

@@ -12,13 +12,13 @@ use toml::Spanned;
 use vnuma_host::location::Prefer;
 use vnuma_placement::SettlePolicy;
 
-/// Where the configuration is looked for unless told otherwise.
+/// The configuration file if none is named.
 pub const DEFAULT_PATH: &str = "/etc/vnuma/vnumad.toml";
 
-/// A longer file is no configuration.
+/// Longest configuration file, in bytes.
 const SIZE_LIMIT: u64 = 1 << 20;
 
-/// What vnumad goes by.
+/// The configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Socket of the API.
@@ -39,19 +39,19 @@ pub struct Config {
     pub root: PathBuf,
     /// How vCPU locations are learned.
     pub location: Prefer,
-    /// Between two looks at vCPU locations, where they are polled.
+    /// Time between two readings of vCPU locations, if they are polled.
     pub poll_interval: Duration,
-    /// Between two looks at everything, in case an event was lost.
+    /// Time between two readings of everything, in case an event was lost.
     pub resync_interval: Duration,
-    /// Where it is written down which channels there are, for the next vnumad.
+    /// Directory of the records of channels, from which the next vnumad recovers them.
     pub records: PathBuf,
-    /// How patient the telling is.
+    /// When changes are published.
     pub settle: SettlePolicy,
-    /// How long a vCPU of a guest that cannot be told has to be astray to be replugged. `None`: it is not.
+    /// How long a vCPU of a guest without a channel has to be away from its guest node before it is replugged. `None`: for ever.
     pub replug_after: Option<Duration>,
 }
 
-/// Why there is no configuration.
+/// Why the configuration is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
@@ -59,10 +59,10 @@ pub enum ConfigError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// It is no TOML, or has a key that is not known or a value of the wrong type.
+    /// It is not TOML, or has an unknown key or a value of the wrong type.
     #[error("{}: line {line}: {message}", path.display())]
     Parse {
         /// The file.
@@ -94,7 +94,7 @@ struct File {
     api: Api,
     vms: Vms,
     observe: Observe,
-    tell: Tell,
+    publish: Publish,
     replug: Replug,
 }
 
@@ -134,7 +134,7 @@ enum Location {
 
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-struct Tell {
+struct Publish {
     dwell_ms: Option<Spanned<i64>>,
     max_per_second: Option<Spanned<i64>>,
     records: Option<Spanned<PathBuf>>,
@@ -205,8 +205,9 @@ impl Config {
             default.resync_interval,
         )?;
         let dwell = Duration::from_nanos(default.settle.dwell_ns);
-        let dwell = millis("tell.dwell_ms", &file.tell.dwell_ms, 0..=60_000, dwell)?;
-        let max_per_second = source.number("tell.max_per_second", &file.tell.max_per_second, 1..=1000)?;
+        let dwell = millis("publish.dwell_ms", &file.publish.dwell_ms, 0..=60_000, dwell)?;
+        let max_per_second =
+            source.number("publish.max_per_second", &file.publish.max_per_second, 1..=1000)?;
         let replug_after = source.number("replug.after_s", &file.replug.after_s, 1..=86_400)?;
         let only_sockets = file.vms.sockets.is_some() && file.vms.directory.is_none();
         let directory = source.absolute("vms.directory", file.vms.directory.as_ref())?;
@@ -236,7 +237,9 @@ impl Config {
             location: file.observe.location.map_or(default.location, Into::into),
             poll_interval,
             resync_interval,
-            records: source.absolute("tell.records", file.tell.records.as_ref())?.unwrap_or(default.records),
+            records: source
+                .absolute("publish.records", file.publish.records.as_ref())?
+                .unwrap_or(default.records),
             settle: SettlePolicy {
                 dwell_ns: u64::try_from(dwell.as_nanos()).unwrap_or(u64::MAX),
                 max_per_second: max_per_second.map_or(default.settle.max_per_second, |n| n as u32),
@@ -267,7 +270,7 @@ fn read(path: &Path) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// A file, to point at places in it.
+/// A file, to name lines of it in errors.
 struct Source<'a> {
     path: &'a Path,
     text: &'a str,
@@ -308,7 +311,7 @@ impl Source<'_> {
         })
     }
 
-    /// A number of things that a user may have.
+    /// A limit for each user.
     fn count(
         &self,
         key: &'static str,
@@ -362,7 +365,7 @@ mod tests {
             location = "poll"
             poll_interval_ms = 50
             resync_interval_ms = 3000
-            [tell]
+            [publish]
             dwell_ms = 0
             max_per_second = 3
             records = "/a/r"
@@ -396,11 +399,17 @@ mod tests {
     #[test]
     fn what_is_wrong_is_named_with_its_line() {
         for (text, error) in [
-            ("\n[tell]\ndwel_ms = 1", "/etc/x.toml: line 3: unknown field `dwel_ms`"),
+            ("\n[publish]\ndwel_ms = 1", "/etc/x.toml: line 3: unknown field `dwel_ms`"),
             ("[nothing]", "/etc/x.toml: line 1: unknown field `nothing`"),
-            ("[tell]\n\ndwell_ms = \"1\"", "/etc/x.toml: line 3: invalid type: string \"1\", expected i64"),
-            ("[tell]\ndwell_ms = -1", "/etc/x.toml: line 2: tell.dwell_ms = -1: must be 0 to 60000"),
-            ("[tell]\nmax_per_second = 0", "/etc/x.toml: line 2: tell.max_per_second = 0: must be 1 to 1000"),
+            (
+                "[publish]\n\ndwell_ms = \"1\"",
+                "/etc/x.toml: line 3: invalid type: string \"1\", expected i64",
+            ),
+            ("[publish]\ndwell_ms = -1", "/etc/x.toml: line 2: publish.dwell_ms = -1: must be 0 to 60000"),
+            (
+                "[publish]\nmax_per_second = 0",
+                "/etc/x.toml: line 2: publish.max_per_second = 0: must be 1 to 1000",
+            ),
             (
                 "[observe]\nresync_interval_ms = 10",
                 "/etc/x.toml: line 2: observe.resync_interval_ms = 10: must be 1000 to 60000",
@@ -416,7 +425,7 @@ mod tests {
                 "/etc/x.toml: line 3: vms.sockets = \"b\": must be an absolute path",
             ),
             ("[observe]\nlocation = \"guess\"", "/etc/x.toml: line 2: unknown variant `guess`"),
-            ("[tell", "/etc/x.toml: line 1: "),
+            ("[publish", "/etc/x.toml: line 1: "),
             // A key cannot disturb the terminal that it is shown on.
             ("\n[\"a\\u001b[2J\"]", r"/etc/x.toml: line 2: unknown field `a\u{1b}[2J`"),
         ] {
@@ -433,7 +442,7 @@ mod tests {
         std::fs::write(&path, " ".repeat(SIZE_LIMIT as usize + 1)).expect("written");
         let error = Config::load(Some(&path)).expect_err("too long").to_string();
         assert!(error.contains("longer than"), "{error}");
-        std::fs::write(&path, b"[tell]\n# caf\xe9\n").expect("written");
+        std::fs::write(&path, b"[publish]\n# caf\xe9\n").expect("written");
         let error = Config::load(Some(&path)).expect_err("not UTF-8").to_string();
         assert_eq!(error, format!("{}: line 2: not UTF-8", path.display()));
     }

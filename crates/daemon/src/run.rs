@@ -1,4 +1,4 @@
-//! Puts the parts together, and takes them apart in order.
+//! Starts the parts of vnumad, and stops them in order.
 
 use crate::{
     config::Config,
@@ -17,7 +17,7 @@ use tracing::{info, warn};
 use vnuma_host::read_host_topology;
 use vnuma_process::spawn_worker;
 
-/// For requests in progress, when the daemon stops.
+/// Time for requests in progress when the daemon stops.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// Runs the daemon until `stop`. VMs, their channels and what was published to them stay as they are.
@@ -28,7 +28,7 @@ pub async fn run(
 ) -> anyhow::Result<()> {
     let group = group_id("api.group", config.group.as_deref())?;
     let act_group = group_id("api.act_group", config.act_group.as_deref())?;
-    // Whoever may act has to be able to connect; with both groups named, that is for the operator to see to.
+    // Users who may act must be able to connect. If both groups are named, the operator has to ensure that.
     let (socket, listener) = ApiSocket::listen(&config.socket, group.or(act_group))?;
     let uid = nix::unistd::geteuid().as_raw();
     let rights = Rights { uid, group: act_group.map(Gid::as_raw) };
@@ -44,7 +44,7 @@ pub async fn run(
     let (path, connections) = (config.socket.clone(), config.connections_per_user);
     let shell = Shell::start(config, host, factory, first_epoch(), Arc::clone(&inbox));
     let shell = shell.context("starting to watch")?;
-    // The API has this thread, and what decides and publishes has another: readers cannot delay it.
+    // The API server runs on this thread and the core on another, so readers cannot delay the core.
     let (alive, core_ended) = tokio::sync::oneshot::channel::<()>();
     let shell = spawn_worker("core", move || {
         // Dropped when the core ends, also by a panic.
@@ -65,7 +65,7 @@ pub async fn run(
     info!(socket = %path.display(), "serving");
     tokio::select! {
         () = stop => {}
-        // It never ends by itself: what it has to say comes from joining it.
+        // It ended by itself: joining it gives the reason.
         _ = core_ended => {}
         ended = &mut serve => {
             ended.context("the API's task")?.context("serving the API")?;

@@ -10,7 +10,8 @@ use common::{
 };
 use nix::{sys::stat::Mode, unistd::mkfifo};
 use serde_json::{Value, json};
-use std::{io::Write, os::unix::fs::PermissionsExt, process, time::Duration};
+use std::{io::Write, mem::offset_of, os::unix::fs::PermissionsExt, process, time::Duration};
+use vnuma_abi_topology_channel::{Guest, MODE_SAFE};
 use vnuma_channel_model::GuestEnd;
 use vnuma_hypervisor::{Plugged, VmEvent};
 
@@ -26,7 +27,7 @@ fn post(daemon: &Daemon, path: &str, body: &str) -> (u16, Value) {
     ask(&daemon.socket, "POST", path, body)
 }
 
-/// (host node, guest node told, state) of each vCPU.
+/// (host node, guest node published, state) of each vCPU.
 fn states(daemon: &Daemon, vm: &str) -> Vec<(Value, Value, Value)> {
     let (_, vm) = get(daemon, &format!("/v1/vms/{vm}"));
     let vcpus = vm["vcpus"].as_array().cloned().unwrap_or_default();
@@ -57,17 +58,17 @@ fn two_nodes(daemon: &Daemon, name: &str) -> [VcpuThread; 2] {
     threads
 }
 
-/// An attached VM beside another one: what is published to it shows when the other one would have been given something.
-struct Witness {
+/// An attached VM beside the tested one. Once something was published to it, it would have been to the other, too.
+struct Control {
     guest: GuestEnd,
     threads: [VcpuThread; 2],
 }
 
-impl Witness {
+impl Control {
     fn start(daemon: &Daemon) -> Self {
-        let threads = two_nodes(daemon, "witness");
-        assert_eq!(post(daemon, "/v1/vms/witness/attach", "").0, 200);
-        Self { guest: daemon.guest("witness"), threads }
+        let threads = two_nodes(daemon, "control");
+        assert_eq!(post(daemon, "/v1/vms/control/attach", "").0, 200);
+        Self { guest: daemon.guest("control"), threads }
     }
 
     /// Moves vCPU 0 of a VM from node 0 to node 1: nothing has been published to it since `before`, nor is it then.
@@ -76,13 +77,13 @@ impl Witness {
             pin(vm.description.vcpus[0].tid, 1);
         });
         wait_for("the move to be seen", || states(daemon, vm)[0].0 == json!(1));
-        // What is published to the witness now was decided after that.
+        // What is published to the control VM now was decided after that.
         for node in [1, 0] {
             self.threads[0].pin(node as usize);
             let published = || self.guest.read().is_ok_and(|found| found.vcpus[0].node == node);
-            wait_for("the witness to be given it", published);
+            wait_for("the control VM to be updated", published);
         }
-        assert_eq!(guest.read().expect("untouched").generation, before, "{vm} is given something");
+        assert_eq!(guest.read().expect("untouched").generation, before, "{vm} was published to");
         assert!(guest.guest_vectors[0].read().is_err(), "{vm} is interrupted");
     }
 }
@@ -95,13 +96,13 @@ fn published(guest: &GuestEnd) -> u64 {
 }
 
 #[test]
-fn a_guest_is_told_where_its_vcpus_are() {
+fn a_guest_learns_where_its_vcpus_are() {
     let daemon = Daemon::start();
     let threads = two_nodes(&daemon, "web");
     let mut watch = Watch::start(&daemon.socket);
     assert_eq!(post(&daemon, "/v1/vms/web/attach", "").0, 200);
     assert_eq!(watch.next("attached")["vm"], "web");
-    let first = watch.next("told");
+    let first = watch.next("published");
     let guest = daemon.guest("web");
     let found = guest.read().expect("published");
     assert_eq!(first["generation"], format!("{:016x}", found.generation));
@@ -110,25 +111,54 @@ fn a_guest_is_told_where_its_vcpus_are() {
         found.vcpus.iter().map(|vcpu| (vcpu.apic_id, vcpu.node)).collect::<Vec<_>>(),
         [(0, 0), (1, 1)]
     );
-    guest.acknowledge(found.generation).expect("rung");
-    assert_eq!(watch.next("updated")["generation"], first["generation"]);
-    assert_eq!(get(&daemon, "/v1/vms/web").1["telling"]["driver_mode"], "fast");
+    guest.acknowledge(found.generation).expect("the doorbell works");
+    assert_eq!(watch.next("acknowledged")["generation"], first["generation"]);
+    assert_eq!(get(&daemon, "/v1/vms/web").1["publication"]["driver_mode"], "fast");
 
     threads[1].pin(0);
     let changed = watch.next("changed");
     assert_eq!((&changed["vcpu"], &changed["from"], &changed["to"]), (&json!(1), &json!(1), &json!(0)));
-    let told = watch.next("told");
-    assert_eq!(told["changed_ns"], changed["time_ns"]);
+    let published = watch.next("published");
+    assert_eq!(published["changed_ns"], changed["time_ns"]);
     wait_for_states(&daemon, "web", &[(0, 0, "true"), (0, 0, "stale")]);
     let found = guest.read().expect("published");
     assert_eq!(found.vcpus[1].node, 0);
-    guest.acknowledge_safely(found.generation).expect("rung");
-    let updated = watch.next("updated");
-    assert_eq!(get(&daemon, "/v1/vms/web").1["telling"]["driver_mode"], "safe");
-    assert_eq!((&updated["changed_ns"], &updated["told_ns"]), (&told["changed_ns"], &told["time_ns"]));
-    assert!(updated["acknowledged_ns"].as_u64() >= updated["told_ns"].as_u64());
+    guest.acknowledge_safely(found.generation).expect("the doorbell works");
+    let acknowledged = watch.next("acknowledged");
+    assert_eq!(get(&daemon, "/v1/vms/web").1["publication"]["driver_mode"], "safe");
+    assert_eq!(
+        (&acknowledged["changed_ns"], &acknowledged["published_ns"]),
+        (&published["changed_ns"], &published["time_ns"])
+    );
+    assert!(acknowledged["acknowledged_ns"].as_u64() >= acknowledged["published_ns"].as_u64());
     wait_for_states(&daemon, "web", &[(0, 0, "true"), (0, 0, "true")]);
     assert_eq!(guest.guest_vectors[0].read(), Ok(2), "an interrupt for each publication");
+}
+
+#[test]
+fn what_the_driver_reports_is_shown() {
+    let daemon = Daemon::start();
+    let _threads = two_nodes(&daemon, "web");
+    assert_eq!(post(&daemon, "/v1/vms/web/attach", "").0, 200);
+    let guest = daemon.guest("web");
+    let shown = || {
+        let publication = get(&daemon, "/v1/vms/web").1["publication"].take();
+        json!([publication["driver_mode"], publication["driver_version"], publication["refused"]])
+    };
+    assert_eq!(shown(), json!([null, null, null]));
+    let generation = guest.read().expect("published").generation;
+    guest.announce(MODE_SAFE).expect("written");
+    guest.refuse(generation, 95).expect("the doorbell works");
+    let refused = json!({"generation": format!("{generation:016x}"), "errno": 95});
+    wait_for("the refusal", || shown() == json!(["safe", "1.2.3", refused]));
+    guest.store(offset_of!(Guest, magic), 0).expect("written");
+    guest.ring().expect("the doorbell works");
+    wait_for("the driver to be gone", || shown() == json!([null, null, null]));
+    guest.refuse(generation, 0).expect("the doorbell works");
+    guest.acknowledge(generation).expect("the doorbell works");
+    wait_for("another driver", || shown() == json!(["fast", "1.2.3", null]));
+    assert_eq!(post(&daemon, "/v1/vms/web/detach", "").0, 200);
+    assert_eq!(shown(), json!([null, null, null]), "a driver without a channel");
 }
 
 #[test]
@@ -145,7 +175,7 @@ fn vms_and_moves_are_noticed_without_looking_at_everything() {
 }
 
 #[test]
-fn a_move_is_made_and_told() {
+fn a_move_is_made_and_published() {
     let daemon = Daemon::start();
     let threads = two_nodes(&daemon, "web");
     post(&daemon, "/v1/vms/web/attach", "");
@@ -157,7 +187,7 @@ fn a_move_is_made_and_told() {
     );
     let allowed = nix::sched::sched_getaffinity(nix::unistd::Pid::from_raw(threads[0].tid)).expect("alive");
     assert!(allowed.is_set(1).expect("in range") && !allowed.is_set(0).expect("in range"));
-    assert_eq!(guest.read().expect("published").vcpus[0].node, 1, "told by the time the move is answered");
+    assert_eq!(guest.read().expect("published").vcpus[0].node, 1, "published before the move is answered");
 }
 
 #[test]
@@ -222,7 +252,7 @@ fn a_vcpu_is_replugged_to_the_guest_node_of_where_it_runs() {
         let message = answer["message"].as_str().unwrap_or_default().to_owned();
         assert!(found == status && message.contains(reason), "{found} {message}");
     };
-    refused(1, 409, "which is right");
+    refused(1, 409, "is on the right guest node already");
     refused(7, 404, "APIC id 7");
     refused(0, 409, "first vCPU");
     threads[1].pin(0);
@@ -245,7 +275,7 @@ fn a_vcpu_is_replugged_to_the_guest_node_of_where_it_runs() {
     threads[1].pin(1);
     spare.pin(1);
     wait_for_states(&daemon, "web", &[(0, 0, "true"), (1, 0, "stale")]);
-    // What is done is not said to have failed, and watchers are told of it.
+    // What is done is not said to have failed, and watchers see it.
     let mut watch = Watch::start(&daemon.socket);
     let again = VcpuThread::start();
     daemon.change("web", |vm| {
@@ -260,7 +290,7 @@ fn a_vcpu_is_replugged_to_the_guest_node_of_where_it_runs() {
     wait_for_states(&daemon, "web", &[(0, 0, "true"), (1, 1, "true")]);
 
     assert_eq!(post(&daemon, "/v1/vms/web/attach", "").0, 200);
-    refused(1, 409, "through the topology channel");
+    refused(1, 409, "the topology channel is attached, so nothing is replugged");
 }
 
 #[test]
@@ -268,11 +298,11 @@ fn where_an_operator_wants_it_vcpus_that_stay_astray_are_replugged() {
     let after = Duration::from_millis(700);
     let daemon = Daemon::start_with(None, |config| config.replug_after = Some(after));
     assert_eq!(get(&daemon, "/v1/daemon").1["replug_after_s"], 0);
-    let (threads, told) = (two_nodes(&daemon, "web"), two_nodes(&daemon, "told"));
+    let (threads, attached) = (two_nodes(&daemon, "web"), two_nodes(&daemon, "attached"));
     let mut watch = Watch::start(&daemon.socket);
     let spare = VcpuThread::start();
     let plugged = Plugged { apic_id: 5, tid: spare.tid };
-    for name in ["web", "told"] {
+    for name in ["web", "attached"] {
         daemon.change(name, |vm| {
             vm.spare = [plugged].into();
             vm.description.spare_slots = [(0, 1)].into();
@@ -281,15 +311,15 @@ fn where_an_operator_wants_it_vcpus_that_stay_astray_are_replugged() {
         daemon.backend.event(name, VmEvent::Stopped);
         wait_for("it to be paused", || get(&daemon, &format!("/v1/vms/{name}")).1["run_state"] == "paused");
     }
-    assert_eq!(post(&daemon, "/v1/vms/told/attach", "").0, 200);
+    assert_eq!(post(&daemon, "/v1/vms/attached/attach", "").0, 200);
     threads[1].pin(0);
-    told[1].pin(0);
+    attached[1].pin(0);
     wait_for_states(&daemon, "web", &[(0, 0, "true"), (0, 1, "stale")]);
     // A paused guest takes none.
     std::thread::sleep(2 * after);
     wait_for_states(&daemon, "web", &[(0, 0, "true"), (0, 1, "stale")]);
-    // The one that is told would have its turn first.
-    for name in ["told", "web"] {
+    // The attached one would have its turn first.
+    for name in ["attached", "web"] {
         daemon.change(name, |vm| vm.description.run_state = "running".into());
         daemon.backend.event(name, VmEvent::Resumed);
     }
@@ -299,9 +329,9 @@ fn where_an_operator_wants_it_vcpus_that_stay_astray_are_replugged() {
         (&json!("web"), &json!(1), &json!(5), &json!(0))
     );
     wait_for_states(&daemon, "web", &[(0, 0, "true"), (0, 0, "true")]);
-    // One that is told keeps its vCPUs.
-    assert_eq!(get(&daemon, "/v1/vms/told").1["vcpus"][1]["apic_id"], 1);
-    assert_eq!(daemon.change("told", |vm| vm.spare.clone()), [plugged]);
+    // An attached one keeps its vCPUs.
+    assert_eq!(get(&daemon, "/v1/vms/attached").1["vcpus"][1]["apic_id"], 1);
+    assert_eq!(daemon.change("attached", |vm| vm.spare.clone()), [plugged]);
 }
 
 #[test]
@@ -329,7 +359,7 @@ fn a_vm_that_ends_is_forgotten_with_everything_of_it() {
     wait_for("the next VM", || get(&daemon, "/v1/vms/short").1["pid"] == next.pid());
     assert_eq!(get(&daemon, "/v1/vms/short").1["attached"], false);
     daemon.stop();
-    assert!(watch.ends(), "watchers are told that the daemon stops");
+    assert!(watch.ends(), "the stream ends when the daemon stops");
 }
 
 #[test]
@@ -346,7 +376,7 @@ fn only_its_end_makes_a_vm_forgotten() {
     daemon.wait_for_a_scan();
     assert_eq!(get(&daemon, "/v1/vms/web").1["attached"], true, "nothing is known of its socket");
     threads[0].pin(1);
-    wait_for("it to be told", || guest.read().is_ok_and(|topology| topology.vcpus[0].node == 1));
+    wait_for("it to be published", || guest.read().is_ok_and(|topology| topology.vcpus[0].node == 1));
 }
 
 #[test]
@@ -407,7 +437,7 @@ fn a_vm_that_does_not_answer_holds_up_no_other() {
 }
 
 #[test]
-fn a_lost_connection_is_shown_and_the_vm_is_still_told() {
+fn a_lost_connection_is_shown_and_the_vm_is_still_published() {
     let daemon = Daemon::start();
     let threads = two_nodes(&daemon, "web");
     post(&daemon, "/v1/vms/web/attach", "");
@@ -418,7 +448,7 @@ fn a_lost_connection_is_shown_and_the_vm_is_still_told() {
     let (status, answer) = post(&daemon, "/v1/vms/web/detach", "");
     assert_eq!((status, &answer["error"]), (502, &json!("vm")), "{answer}");
     threads[0].pin(1);
-    wait_for("it to be told", || guest.read().is_ok_and(|topology| topology.vcpus[0].node == 1));
+    wait_for("it to be published", || guest.read().is_ok_and(|topology| topology.vcpus[0].node == 1));
     daemon.change("web", |vm| vm.silent = false);
     wait_for("the problem to be over", || get(&daemon, "/v1/vms/web").1["problem"].is_null());
     assert_eq!(get(&daemon, "/v1/vms/web").1["attached"], true, "the channel is the same");
@@ -453,7 +483,7 @@ fn a_restarted_daemon_takes_channels_over() {
     post(&daemon, "/v1/vms/web/attach", "");
     let guest = daemon.guest("web");
     let first = guest.read().expect("published").generation;
-    guest.acknowledge(first).expect("rung");
+    guest.acknowledge(first).expect("the doorbell works");
     guest.guest_vectors[0].read().expect("the interrupt of the first publication");
     for round in 0..3 {
         daemon.stop();
@@ -461,12 +491,12 @@ fn a_restarted_daemon_takes_channels_over() {
         let node = (round + 1) % 2;
         threads[0].pin(node as usize);
         daemon.restart();
-        wait_for("it to be told anew", || guest.read().is_ok_and(|now| now.generation != before));
-        let told = guest.read().expect("published");
-        assert_eq!(told.vcpus[0].node, node);
+        wait_for("it to be published anew", || guest.read().is_ok_and(|now| now.generation != before));
+        let published = guest.read().expect("published");
+        assert_eq!(published.vcpus[0].node, node);
         wait_for_states(&daemon, "web", &[(node, node, "unknown"), (1, 1, "unknown")]);
         assert!(guest.guest_vectors[0].read().is_ok(), "its interrupt was raised");
-        guest.acknowledge(told.generation).expect("rung");
+        guest.acknowledge(published.generation).expect("the doorbell works");
         wait_for_states(&daemon, "web", &[(node, node, "true"), (1, 1, "true")]);
         assert_eq!(get(&daemon, "/v1/vms/web").1["channel"], "attached");
     }
@@ -495,7 +525,9 @@ fn a_disk_that_does_not_answer_holds_up_no_other_vm() {
     assert_eq!(post(&daemon, "/v1/vms/db/attach", "").0, 200);
     let other = daemon.guest("db");
     others[0].pin(1);
-    wait_for("the other to be told", || other.read().is_ok_and(|told| told.vcpus[0].node == 1));
+    wait_for("the other to be published", || {
+        other.read().is_ok_and(|published| published.vcpus[0].node == 1)
+    });
     assert_ne!(get(&daemon, "/v1/vms/web").1["channel"], "attached", "its record was not read yet");
     threads[0].pin(1);
     std::fs::OpenOptions::new()
@@ -505,12 +537,12 @@ fn a_disk_that_does_not_answer_holds_up_no_other_vm() {
         .expect("opened")
         .write_all(text.as_bytes())
         .expect("fits into the pipe");
-    wait_for("it to be told", || guest.read().is_ok_and(|told| told.vcpus[0].node == 1));
+    wait_for("it to be published", || guest.read().is_ok_and(|published| published.vcpus[0].node == 1));
     assert_eq!(get(&daemon, "/v1/vms/web").1["channel"], "attached");
 }
 
 #[test]
-fn a_channel_without_its_record_is_lost_and_its_guest_is_told_no_more() {
+fn a_channel_without_its_record_is_lost_and_nothing_more_is_published() {
     let mut daemon = Daemon::start();
     let _threads = two_nodes(&daemon, "web");
     post(&daemon, "/v1/vms/web/attach", "");
@@ -526,13 +558,13 @@ fn a_channel_without_its_record_is_lost_and_its_guest_is_told_no_more() {
     daemon.restart();
     wait_for("the VM", || get(&daemon, "/v1/vms/web").1["channel"] == "lost");
     wait_for_states(&daemon, "web", &[(0, 0, "unknown"), (1, 1, "unknown")]);
-    Witness::start(&daemon).sees_nothing_published(&daemon, "web", &guest, before);
+    Control::start(&daemon).sees_nothing_published(&daemon, "web", &guest, before);
 }
 
 #[test]
-fn a_guest_that_lets_go_of_the_device_is_told_no_more() {
+fn a_guest_that_lets_go_of_the_device_is_published_to_no_more() {
     let daemon = Daemon::start();
-    let (_threads, witness) = (two_nodes(&daemon, "web"), Witness::start(&daemon));
+    let (_threads, control) = (two_nodes(&daemon, "web"), Control::start(&daemon));
     post(&daemon, "/v1/vms/web/attach", "");
     let guest = daemon.guest("web");
     let before = published(&guest);
@@ -541,22 +573,22 @@ fn a_guest_that_lets_go_of_the_device_is_told_no_more() {
     daemon.backend.event("web", VmEvent::ChannelDetached);
     assert_eq!(watch.next("detached")["vm"], "web");
     assert_eq!(get(&daemon, "/v1/vms/web").1["channel"], "none");
-    witness.sees_nothing_published(&daemon, "web", &guest, before);
+    control.sees_nothing_published(&daemon, "web", &guest, before);
 }
 
 #[test]
-fn a_guest_whose_channel_is_detached_is_told_no_more() {
+fn a_guest_whose_channel_is_detached_is_published_to_no_more() {
     let daemon = Daemon::start();
-    let (_threads, witness) = (two_nodes(&daemon, "web"), Witness::start(&daemon));
+    let (_threads, control) = (two_nodes(&daemon, "web"), Control::start(&daemon));
     post(&daemon, "/v1/vms/web/attach", "");
     let guest = daemon.guest("web");
     let before = published(&guest);
     assert_eq!(post(&daemon, "/v1/vms/web/detach", "").0, 200);
-    witness.sees_nothing_published(&daemon, "web", &guest, before);
+    control.sees_nothing_published(&daemon, "web", &guest, before);
 }
 
 #[test]
-fn a_guest_that_reboots_is_told_again() {
+fn a_guest_that_reboots_is_published_to_again() {
     let daemon = Daemon::start();
     let threads = two_nodes(&daemon, "web");
     threads[0].pin(1);
@@ -564,17 +596,17 @@ fn a_guest_that_reboots_is_told_again() {
     post(&daemon, "/v1/vms/web/attach", "");
     let guest = daemon.guest("web");
     let first = guest.read().expect("published").generation;
-    guest.acknowledge(first).expect("rung");
+    guest.acknowledge(first).expect("the doorbell works");
     wait_for_states(&daemon, "web", &[(1, 1, "true"), (1, 1, "true")]);
     daemon.backend.event("web", VmEvent::Rebooted);
     wait_for_states(&daemon, "web", &[(1, 1, "stale"), (1, 1, "true")]);
-    wait_for("it to be told", || guest.read().is_ok_and(|found| found.generation != first));
-    guest.acknowledge(guest.read().expect("published").generation).expect("rung");
+    wait_for("it to be published", || guest.read().is_ok_and(|found| found.generation != first));
+    guest.acknowledge(guest.read().expect("published").generation).expect("the doorbell works");
     wait_for_states(&daemon, "web", &[(1, 1, "true"), (1, 1, "true")]);
 }
 
 #[test]
-fn plugged_vcpus_are_told() {
+fn plugged_vcpus_are_published() {
     let daemon = Daemon::start();
     let threads = two_nodes(&daemon, "web");
     post(&daemon, "/v1/vms/web/attach", "");
@@ -584,11 +616,11 @@ fn plugged_vcpus_are_told() {
     let tids = [threads[0].tid, threads[1].tid, third.tid];
     daemon.change("web", |vm| vm.description = describe("web", own_pid(), &[0, 1], &tids));
     daemon.backend.event("web", VmEvent::VcpusChanged);
-    wait_for("it to be told", || guest.read().is_ok_and(|t| t.vcpus.len() == 3 && t.vcpus[2].node == 1));
+    wait_for("it to be published", || guest.read().is_ok_and(|t| t.vcpus.len() == 3 && t.vcpus[2].node == 1));
 }
 
 #[test]
-fn two_vms_of_one_name_are_told_apart() {
+fn two_vms_of_one_name_are_distinguished() {
     let daemon = Daemon::start();
     let _threads = two_nodes(&daemon, "web");
     daemon.add("other", describe("web", own_pid(), &[0], &[]));

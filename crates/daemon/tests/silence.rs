@@ -108,7 +108,7 @@ fn each_that_misbehaves_is_named_and_observed_and_disturbs_nobody() {
         assert!(message.contains(text), "{kind}: {message:?} should say {text:?}");
         let (status, message) = host.post(&format!("{vm}/move"), r#"{"vcpu": 0, "node": 1}"#);
         assert_eq!(status, 502, "{message}");
-        assert!(message.contains("do not tell APIC ids"), "{message}");
+        assert!(message.contains("do not show APIC ids"), "{message}");
         pin(peer.vcpu(0), 1);
         wait_for("its move", || host.nodes(&vm) == [json!(1), json!(1)]);
     }
@@ -125,26 +125,26 @@ fn each_that_misbehaves_is_named_and_observed_and_disturbs_nobody() {
 }
 
 #[test]
-fn one_that_is_stopped_is_named_observed_moved_and_told() {
+fn one_that_is_stopped_is_named_observed_moved_and_published() {
     let host = Host::start();
     let peer = host.peer("web", "healthy");
     host.wait_until("web", "answers");
     assert_eq!(host.post("web/attach", "").0, 200);
-    let told = |host: &Host| host.vm("web")["telling"]["told"].as_u64().unwrap_or(0);
+    let published = |host: &Host| host.vm("web")["publication"]["publications"].as_u64().unwrap_or(0);
     wait_for("its vCPUs to be at home", || host.nodes("web") == [json!(0), json!(1)]);
-    let before = told(&host);
+    let before = published(&host);
     peer.signal(Signal::SIGSTOP);
     let took = host.wait_until("web", "stopped");
     println!("stopped: named after {} ms", took.as_millis());
     let problem = host.vm("web")["problem"].clone();
     let expected =
-        format!("QEMU (process {}) is stopped by a signal (SIGSTOP); SIGCONT lets it go on", peer.pid());
+        format!("QEMU (process {}) is stopped by a signal (SIGSTOP); SIGCONT resumes it", peer.pid());
     assert_eq!(problem, expected);
     let (status, message) = host.post("web/detach", "");
     assert!(status == 502 && message.contains(&expected), "{message}");
     pin(peer.vcpu(1), 0);
     wait_for("its move to be seen", || host.nodes("web") == [json!(0), json!(0)]);
-    wait_for("its guest to be told", || told(&host) > before);
+    wait_for("its guest to be published to", || published(&host) > before);
     assert_eq!(host.post("web/move", r#"{"vcpu": 1, "node": 1}"#).0, 200, "needs no hypervisor");
     assert_eq!(host.nodes("web"), [json!(0), json!(1)]);
     peer.signal(Signal::SIGCONT);
@@ -244,7 +244,11 @@ fn one_that_dies_in_mid_attach_leaves_nothing() {
         let _peer = host.peer("web", &format!("dies-at {command}"));
         host.wait_until("web", "answers");
         let (status, message) = host.post("web/attach", "");
-        assert_eq!((status, message.as_str()), (409, "web: it ended before this was done"), "{command}");
+        assert_eq!(
+            (status, message.as_str()),
+            (409, "web: the VM ended before the request was done"),
+            "{command}"
+        );
         wait_for("it to be gone", || host.vm("web")["error"] == "not-found");
         // Removed by whoever may wait for a disk.
         wait_for("its record to be gone", || host.records() == 0);

@@ -32,7 +32,7 @@ const CONTAINERS: [&str; 2] = ["/machine/peripheral", "/machine/peripheral-anon"
 /// The bus that root ports themselves are on.
 const ROOT_BUS: &str = "pcie.0";
 
-/// Most root ports looked at.
+/// Most root ports searched.
 const MAX_PORTS: usize = 256;
 
 /// Id of a root port kept free for vnuma begins so; it is taken before others.
@@ -91,7 +91,7 @@ pub(crate) fn detach(client: &mut Client) -> Result<bool, VmError> {
         return Err(VmError::NotAttached { vm: client.vm().to_owned() });
     }
     match client.execute(&device_del()) {
-        // Asked before; QEMU has no other sign for it than these words.
+        // It was asked before. QEMU shows that only by this text.
         Err(VmError::Refused { reason, .. }) if reason.contains("in the process of unplug") => {}
         other => drop(other?),
     }
@@ -141,18 +141,18 @@ fn device_del() -> qmp::device_del {
     qmp::device_del { id: CHANNEL_ID.to_owned() }
 }
 
-/// Takes a step back because of `cause`. That there is nothing to take back is as good.
+/// Undoes a step because of `cause`. It is no error if there is nothing to undo.
 fn undo(client: &mut Client, cause: &VmError, act: &dyn Fn(&mut Client) -> Result<(), VmError>) {
     match act(client) {
         Ok(()) | Err(VmError::Refused { .. }) => {}
-        // Asked for, and done if QEMU does what it was asked for before.
+        // QEMU will do it after the commands before.
         Err(VmError::Timeout { .. }) if matches!(cause, VmError::Timeout { .. }) => {}
-        // Whoever connects next does it; often there is no QEMU any more.
+        // The next connection does it; often QEMU has ended.
         Err(error) => tracing::debug!(vm = client.vm(), %cause, %error, "cannot undo an attach yet"),
     }
 }
 
-/// Bus of a root port that takes hot-plugged devices and has none.
+/// Bus of a free root port that allows hot-plug.
 fn free_port(client: &mut Client) -> Result<String, VmError> {
     let mut ports = Vec::new();
     for container in CONTAINERS {
@@ -184,6 +184,6 @@ fn empty_bus(client: &mut Client, port: &str) -> Result<Option<String>, VmError>
     let devices = client.execute(&qmp::qom_list { path: format!("{port}/{}", bus.name) })?;
     let taken = devices.iter().any(|device| device.name.starts_with("child["));
     // QEMU calls the bus of the first port without an id by the name of the root bus, and
-    // cannot be told then which one is meant.
+    // the bus is ambiguous then.
     Ok((!taken && bus.name != ROOT_BUS).then_some(bus.name))
 }

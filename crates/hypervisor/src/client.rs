@@ -1,4 +1,4 @@
-//! QMP: commands, their answers, and what QEMU tells unasked.
+//! QMP: commands, their answers, and events.
 //!
 //! The commands and their types are those of the `qapi` crate. Its client is not used: it
 //! waits without a limit, ends the program when the greeting does not come, fails on
@@ -27,10 +27,10 @@ pub(crate) const COMMAND_LIMIT: Duration = Duration::from_secs(1);
 /// caller for a quarter of an hour.
 pub(crate) const TASK_LIMIT: Duration = Duration::from_secs(5);
 
-/// For the greeting, until it is said that none comes: a second, less what it takes to show that.
+/// Limit for the greeting, so that its absence is shown within a second.
 const GREETING_LIMIT: Duration = Duration::from_millis(800);
 
-/// Most events kept. When a VM has more to tell than is taken, the oldest are forgotten.
+/// Most events kept. Of more the oldest are dropped.
 const EVENT_LIMIT: usize = 256;
 
 #[derive(Deserialize)]
@@ -48,7 +48,7 @@ enum Stage {
     Greeted,
     /// It was asked to take commands, and has not answered yet.
     Asked,
-    /// It takes commands.
+    /// It accepts commands.
     Ready,
 }
 
@@ -66,7 +66,7 @@ pub(crate) struct Client {
     budget: Option<Instant>,
     /// What the present command is given.
     limit: Duration,
-    /// The other end is gone, or the position in its speech is lost.
+    /// The other end is gone, or the start of the next message is lost.
     closed: bool,
 }
 
@@ -82,7 +82,7 @@ impl Client {
         Ok(Self { wire, stage, vm, last_id: 0, events, budget: None, limit, closed: false })
     }
 
-    /// Waits for QEMU's greeting and answers it. When nothing comes in time, this can be called again.
+    /// Waits for QEMU's greeting and answers it. Can be called again after a timeout.
     pub(crate) fn greet(&mut self, socket: &str) -> Result<(), VmError> {
         if self.stage == Stage::Silent {
             self.await_greeting(socket)?;
@@ -159,7 +159,7 @@ impl Client {
             .map_err(|error| self.nonsense(C::NAME, error.to_string()))?;
         line.push(b'\n');
         if let Err(error) = self.wire.send(&line, fd, until) {
-            // Perhaps half of it is sent: nothing can follow.
+            // Part of it may have been sent, so nothing can follow.
             self.closed = true;
             return Err(self.broken(C::NAME, error));
         }
@@ -235,7 +235,7 @@ impl Client {
     fn broken(&mut self, command: &str, error: WireError) -> VmError {
         let (vm, command) = (self.vm.clone(), command.to_owned());
         match error {
-            // The answer may still come; its number tells it from the next.
+            // The answer may still come; its id distinguishes it from the next.
             WireError::Timeout => {
                 // A task's limit has lost a little by now.
                 let limit_ms = self.limit.as_millis().next_multiple_of(10) as u64;

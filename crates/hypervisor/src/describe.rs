@@ -1,4 +1,4 @@
-//! What a VM consists of, as QEMU and /proc tell it.
+//! What a VM consists of, from QEMU and /proc.
 
 use crate::{
     VmError,
@@ -15,9 +15,9 @@ use std::collections::BTreeMap;
 use vnuma_process::text::sanitize_short;
 use vnuma_topology::{GuestNode, MemoryBacking, Vcpu, VmDescription};
 
-/// Most memory backends looked at.
+/// Most memory backends read.
 const MAX_BACKENDS: usize = 1024;
-/// Longest word for a guest's state.
+/// Longest name of a run state.
 const MAX_STATE: usize = 32;
 
 /// Describes the VM. `fallback` names it if QEMU was given no name, or none that can be used.
@@ -41,7 +41,7 @@ pub(crate) fn describe(
         .into_iter()
         .map(|(id, node)| {
             let memory = backends.remove(&id);
-            // MiB are all that `info numa` tells; the backend knows it to the byte.
+            // `info numa` has MiB only; the backend has bytes.
             let plugged = node.plugged_mib << 20;
             let memory_bytes = memory
                 .as_ref()

@@ -14,7 +14,7 @@ use std::{
 /// not keep the caller.
 const READS: usize = 64;
 
-/// Says when there is a reason to look at directories again.
+/// Reports when directories have to be read again.
 #[derive(Debug)]
 pub(crate) struct DirectoryWatch {
     /// `None` where there is no inotify.
@@ -52,7 +52,7 @@ impl DirectoryWatch {
         self.inotify.as_ref().map(AsFd::as_fd)
     }
 
-    /// What changed is found out by looking; the events are only taken out of the way.
+    /// Discards the events: the directories are read anyway.
     pub(crate) fn clear(&self) {
         let Some(inotify) = &self.inotify else { return };
         for _ in 0..READS {

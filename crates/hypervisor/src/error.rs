@@ -3,12 +3,12 @@
 /// Why something could not be learned from a VM or done to it.
 #[derive(Debug, thiserror::Error)]
 pub enum VmError {
-    /// It cannot be seen which VMs there are.
+    /// The VMs cannot be listed.
     #[error("{directory}: cannot be read: {source}")]
     Directory {
         /// Where they are looked for.
         directory: String,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// The socket cannot be connected to.
@@ -16,10 +16,10 @@ pub enum VmError {
     Connect {
         /// The socket, as text for people.
         socket: String,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// Somebody else holds the socket, or QEMU stands still. The greeting may still come.
+    /// Another client uses the socket, or QEMU hangs. The greeting may still come.
     #[error("{socket}: QMP: no greeting within {limit_ms} ms: is another client connected?")]
     NoGreeting {
         /// The socket, as text for people.
@@ -38,7 +38,7 @@ pub enum VmError {
         limit_ms: u64,
     },
     /// It does not answer, and was therefore not asked.
-    #[error("{vm}: does not answer, and was not asked: {why}")]
+    #[error("{vm}: QEMU does not answer, so nothing was sent to it: {why}")]
     Silent {
         /// The VM.
         vm: String,
@@ -58,7 +58,7 @@ pub enum VmError {
         vm: String,
         /// The QMP command.
         command: String,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// What came is no QMP, or no answer to what was asked.
@@ -78,7 +78,7 @@ pub enum VmError {
         vm: String,
         /// The QMP command.
         command: String,
-        /// QEMU's words.
+        /// QEMU's message.
         reason: String,
     },
     /// A value in an answer makes no sense.
@@ -90,7 +90,7 @@ pub enum VmError {
         command: String,
         /// Which part of the answer.
         field: String,
-        /// What was found, shortened.
+        /// What was found, sanitized.
         value: String,
         /// Why it cannot be.
         reason: String,
@@ -110,19 +110,19 @@ pub enum VmError {
     /// A name that cannot be used in paths and output.
     #[error("VM name `{name}` is refused: {reason}")]
     Name {
-        /// The name, shortened.
+        /// The name, sanitized.
         name: String,
         /// What is wrong with it.
         reason: &'static str,
     },
-    /// The process behind the socket could not be pinned down.
+    /// The process behind the socket could not be opened.
     #[error("{socket}: process {pid} of the other end: {source}")]
     Process {
         /// The socket, as text for people.
         socket: String,
         /// The process, by the socket's credentials.
         pid: i32,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// Nowhere to plug the channel's device.
@@ -168,7 +168,7 @@ pub enum VmError {
         node: u32,
     },
     /// The guest does not take part in hot-plug.
-    #[error("{vm}: the guest did not take a new vCPU within {limit_ms} ms (does it boot, or is it paused?)")]
+    #[error("{vm}: the guest did not take a new vCPU within {limit_ms} ms (is it booting or paused?)")]
     PlugIgnored {
         /// The VM.
         vm: String,
@@ -246,13 +246,13 @@ impl VmError {
         }
     }
 
-    /// Nobody listens there: what a VM left that was killed, or one that has yet to start.
+    /// Nobody listens there: a killed VM left the socket, or the VM has not started yet.
     pub fn nobody_listening(&self) -> bool {
         use std::io::ErrorKind::{ConnectionRefused, NotFound};
         matches!(self, Self::Connect { source, .. } if matches!(source.kind(), ConnectionRefused | NotFound))
     }
 
-    /// Others wait to be served already, and there is room for no more.
+    /// The queue of the listener is full.
     pub fn queue_full(&self) -> bool {
         matches!(self, Self::Connect { source, .. } if source.kind() == std::io::ErrorKind::WouldBlock)
     }

@@ -28,9 +28,9 @@ use std::{
 
 /// For the guest to take a vCPU, or to let go of one.
 const GUEST_LIMIT: Duration = Duration::from_secs(10);
-/// For all commands of a task in which the guest takes part.
+/// Limit for all commands of a task that needs the guest.
 pub(crate) const HOTPLUG_LIMIT: Duration = GUEST_LIMIT.saturating_add(TASK_LIMIT);
-/// Between two looks at whether it has.
+/// Between two checks whether it has.
 const LOOK_PAUSE: Duration = Duration::from_millis(20);
 /// Where devices with an id are.
 const PERIPHERAL: &str = "/machine/peripheral";

@@ -15,7 +15,7 @@
 //!
 //! A monitor serves one client at a time, so a socket that libvirt or an operator uses gives
 //! [`VmError::NoGreeting`], as does a QEMU that is stopped ([`vnuma_process::StopReason`]). The connection then waits in the
-//! listener's queue, and is greeted when its turn comes. Meanwhile the kernel tells which threads are the VM's
+//! listener's queue, and is greeted when its turn comes. Meanwhile the kernel shows which threads are the VM's
 //! vCPUs ([`ObservedVcpus`]).
 //!
 //! [`MemoryBackend`] has VMs that exist in this process only, and do what a simulation or a test wants.
@@ -78,9 +78,9 @@ pub trait VmBackend: Send {
 /// A VM that can be connected to.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VmCandidate {
-    /// What its backend knows it by.
+    /// The backend's name for it.
     pub handle: VmHandle,
-    /// Its name as its place tells it, of the form that [`check_name`] accepts. The VM's own name, if it has one, is in
+    /// Its name by its place, of the form that [`check_name`] accepts. The VM's own name, if it has one, is in
     /// its description.
     pub name: String,
     /// Differs when another VM may be behind the same handle.
@@ -92,7 +92,7 @@ pub struct VmCandidate {
 pub enum VmEvent {
     /// The VM shuts down; its process ends soon.
     Shutdown,
-    /// vCPUs stand still (paused, or the end of a migration).
+    /// vCPUs are stopped (paused, or the end of a migration).
     Stopped,
     /// vCPUs run again.
     Resumed,
@@ -117,7 +117,7 @@ pub struct Plugged {
 
 /// A connection to a VM. Calls block, most for a second at most, those of many commands for five.
 pub trait VmConnection: Send {
-    /// Waits until the VM takes commands; before anything else. After [`VmError::NoGreeting`] and
+    /// Waits until the VM accepts commands; before anything else. After [`VmError::NoGreeting`] and
     /// [`VmError::Timeout`] it can be called again.
     fn greet(&mut self) -> Result<(), VmError>;
     /// What can be seen of the VM's vCPUs without asking the VM. `None` if there are none, or if the process is

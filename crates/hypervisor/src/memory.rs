@@ -27,7 +27,7 @@ const PREFIX: &str = "memory:";
 /// What a VM is and does.
 #[derive(Debug)]
 pub struct MemoryVm {
-    /// What it says of itself. A replug changes it.
+    /// Its description. A replug changes it.
     pub description: VmDescription,
     /// What the kernel shows of its vCPUs.
     pub observed: Option<ObservedVcpus>,
@@ -56,7 +56,7 @@ pub struct MemoryVm {
     pub releases_device: bool,
     /// vCPUs to plug, the next one first.
     pub spare: VecDeque<Plugged>,
-    /// The guest takes vCPUs that are plugged.
+    /// The guest brings plugged vCPUs online.
     pub takes_vcpus: bool,
     /// What the guest does when it is to let go of a vCPU.
     pub unplug: Unplug,
@@ -115,12 +115,12 @@ impl MemoryVm {
         })
     }
 
-    /// The same, without a process. What is done by way of one (an affinity, a channel's take-over) fails.
+    /// The same, without a process. What needs one (an affinity, taking over a channel) fails.
     pub fn simulated(description: VmDescription) -> io::Result<Self> {
         Ok(Self { real_process: false, ..Self::of_process(description)? })
     }
 
-    /// Events that nobody has taken yet.
+    /// Events that were not read yet.
     pub fn pending_events(&self) -> usize {
         self.events.len()
     }
@@ -164,7 +164,7 @@ impl MemoryBackend {
         Ok(Self { shared: Arc::new(Shared { state: Mutex::default(), changed: Condvar::new(), changes }) })
     }
 
-    /// A VM appears, in the place of one of its name if there is one.
+    /// Adds a VM, and replaces one of its name.
     pub fn add(&self, name: &str, mut vm: MemoryVm) -> VmHandle {
         let mut state = self.shared.lock();
         state.instances += 1;
@@ -175,7 +175,7 @@ impl MemoryBackend {
         VmHandle::new(format!("{PREFIX}{name}"))
     }
 
-    /// Changes a VM, or looks at it. One that was silent and is so no more says something. `None` if there is none.
+    /// Changes or reads a VM. One that is silent no longer makes an event. `None` if there is none.
     pub fn change<T>(&self, name: &str, change: impl FnOnce(&mut MemoryVm) -> T) -> Option<T> {
         let mut state = self.shared.lock();
         let vm = state.vms.get_mut(name)?;

@@ -1,4 +1,4 @@
-//! What QEMU says: answers, errors, events.
+//! Messages of QEMU: answers, errors, events.
 
 use crate::VmEvent;
 use serde::Deserialize;
@@ -8,7 +8,7 @@ use vnuma_process::text::sanitize_short;
 /// Id of the topology channel's device and of its character device.
 pub(crate) const CHANNEL_ID: &str = "vnuma-channel";
 
-/// Anything that QEMU says after its greeting.
+/// A message of QEMU after its greeting.
 #[derive(Debug, Deserialize)]
 pub struct Message {
     /// Id of the command that it answers.

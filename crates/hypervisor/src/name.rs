@@ -6,7 +6,7 @@ use vnuma_process::text::sanitize_short;
 /// Longest name, bytes.
 const LIMIT: usize = 64;
 
-/// Accepts a name, or says what is wrong with it.
+/// Checks a name.
 pub fn check_name(name: &str) -> Result<(), VmError> {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-+@:".contains(&byte);
     let reason = if name.is_empty() {

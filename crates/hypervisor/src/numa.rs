@@ -1,15 +1,15 @@
 //! Guest nodes and their memory.
 //!
-//! QMP tells the node of a vCPU but not the memory backend of a node. Two things together do:
+//! QMP shows the node of a vCPU but not the memory backend of a node. Two things together do:
 //!
 //! - HMP `info numa` lists the nodes with the memory that each had at the start and what was
 //!   plugged since. Its format has been the same since QEMU 2.
 //! - At the start, QEMU puts the backends of the nodes one behind the other into the machine's
 //!   RAM, in the order of the nodes (`numa_init_memdev_container` in hw/core/numa.c). Each
-//!   backend's `memory-region` object tells the container that it is in and its offset there.
+//!   backend's `memory-region` object shows its container and its offset there.
 //!
 //! So the backends sorted by offset belong to the nodes that have memory, sorted by number. It
-//! is believed only if numbers and sizes agree; else no node is said to have a backend.
+//! is used only if numbers and sizes agree; else no node has a known backend.
 
 use std::collections::BTreeMap;
 use vnuma_process::text::sanitize_short;

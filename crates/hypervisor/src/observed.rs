@@ -2,7 +2,7 @@
 //!
 //! KVM names the thread and the APIC id of each vCPU in debugfs
 //! (`/sys/kernel/debug/kvm/PID-FD/vcpuAPIC/pid`). Where that is not to be had, QEMU's threads may
-//! tell by their names which vCPU they run (`CPU 3/KVM`, with `-name NAME,debug-threads=on`); that is
+//! show by their names which vCPU they run (`CPU 3/KVM`, with `-name NAME,debug-threads=on`); that is
 //! an index, and the APIC id can be another number.
 
 use crate::process::Process;
@@ -18,7 +18,7 @@ use vnuma_topology::Vcpu;
 /// Where KVM shows its VMs.
 const KVM: &str = "/sys/kernel/debug/kvm";
 
-/// Most threads, vCPUs or VMs looked at.
+/// Most threads, vCPUs or VMs read.
 const MAX_ENTRIES: usize = 8192;
 
 /// Numbers and names of threads are shorter.
@@ -46,7 +46,7 @@ pub(crate) fn of(process: &Process) -> Option<ObservedVcpus> {
     Some(ObservedVcpus { vcpus: tids.into_iter().map(vcpu).collect(), certain })
 }
 
-/// Threads by APIC id, from KVM. `None` if it does not tell, or not of all vCPUs: one that never ran has no thread yet.
+/// Threads by APIC id, from KVM. `None` unless KVM shows all vCPUs: one that never ran has no thread yet.
 fn by_kvm(kvm: &Path, pid: i32) -> Option<BTreeMap<u32, i32>> {
     let own = format!("{pid}-");
     let mut vms = fs::read_dir(kvm).ok()?.take(MAX_ENTRIES).flatten();

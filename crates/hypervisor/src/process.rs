@@ -56,7 +56,7 @@ impl Process {
 
     /// Is this thread one of the process's own, and the process still there?
     pub(crate) fn has_thread(&self, tid: i32) -> bool {
-        // Looked up first: if the process is alive after that, its number was its own all the time.
+        // Looked up first: if the process is alive after that, its number was not reused.
         vnuma_process::thread_exists(self.pid, tid) && self.alive()
     }
 

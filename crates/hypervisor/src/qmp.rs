@@ -28,7 +28,7 @@ use vnuma_topology::VmDescription;
 /// How the file of a socket in the directory ends.
 const EXTENSION: &str = "sock";
 
-/// Most entries of the directory that are looked at.
+/// Most entries of the directory that are read.
 const ENTRY_LIMIT: usize = 4096;
 
 /// Handles of this backend begin so; the path of the socket follows.
@@ -108,7 +108,7 @@ fn instance_of(file: &Metadata) -> u64 {
 
 impl VmBackend for QmpBackend {
     fn scan(&mut self) -> Result<Vec<VmCandidate>, VmError> {
-        // Before looking, so that no change falls between the two.
+        // Before reading, so that no change falls between the two.
         let directories = self.directories();
         self.watch.get_or_insert_with(DirectoryWatch::new).watch(&directories);
         let mut found: BTreeMap<String, (PathBuf, VmCandidate)> = BTreeMap::new();

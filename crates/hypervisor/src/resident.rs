@@ -49,7 +49,7 @@ pub fn parse_numa_maps(text: &str, start: u64) -> Option<Vec<(HostNodeId, u64)>>
 }
 
 /// Host virtual addresses of RAM blocks by name, from HMP `info ramblock`; none of a QEMU
-/// that does not tell them. A backend's block has the name of the backend.
+/// that does not show them. A backend's block has the name of the backend.
 pub fn parse_ramblocks(text: &str) -> BTreeMap<String, u64> {
     let mut lines = text.lines();
     let header: Vec<&str> = lines.next().unwrap_or_default().split_whitespace().collect();

@@ -1,4 +1,4 @@
-//! The vCPUs of a VM, plugged and spare, as QEMU tells them.
+//! The vCPUs of a VM, plugged and spare, from QEMU.
 
 use crate::{
     VmError,
@@ -10,7 +10,7 @@ use crate::{
 use std::collections::{BTreeMap, BTreeSet};
 use vnuma_topology::Vcpu;
 
-/// Most vCPUs (q35 of QEMU 10 takes 4096).
+/// Most vCPUs (q35 of QEMU 10 has up to 4096).
 pub(crate) const MAX_VCPUS: usize = 4096;
 
 /// The command that knows the vCPUs.
@@ -33,7 +33,7 @@ pub(crate) fn cpus(client: &mut Client) -> Result<Vec<CpuInfo>, VmError> {
 pub(crate) fn vcpus(client: &mut Client, process: &Process) -> Result<Vec<Vcpu>, VmError> {
     let (mut apic_ids, mut tids, mut vcpus) = (BTreeSet::new(), BTreeSet::new(), Vec::new());
     let cpus = cpus(client)?;
-    // After QEMU has told them: those that it names are there by then.
+    // After QEMU has listed them: those that it names exist by then.
     let names = process.thread_names();
     for cpu in cpus {
         let number = |field, number: i64| {

@@ -92,7 +92,7 @@ impl Wire {
         Ok(())
     }
 
-    /// The next line, without its end. What has arrived is taken even when the time is over.
+    /// The next line, without its end. What has arrived is returned even after the time limit.
     pub(crate) fn line(&mut self, until: Instant) -> Result<Vec<u8>, WireError> {
         let mut received = false;
         loop {

@@ -404,9 +404,9 @@ fn vcpus_are_seen_without_a_word() {
     };
     let thread = thread::Builder::new().name("CPU 3/KVM".to_owned()).spawn(body).unwrap();
     let tid = told.recv().unwrap();
-    let glimpse = vm.observe_vcpus().unwrap();
-    let seen: Vec<_> = glimpse.vcpus.iter().map(|vcpu| (vcpu.apic_id, vcpu.tid, vcpu.boot_node)).collect();
-    assert_eq!((seen, glimpse.certain), (vec![(3, tid, None)], false));
+    let observed = vm.observe_vcpus().unwrap();
+    let seen: Vec<_> = observed.vcpus.iter().map(|vcpu| (vcpu.apic_id, vcpu.tid, vcpu.boot_node)).collect();
+    assert_eq!((seen, observed.certain), (vec![(3, tid, None)], false));
     drop(stop);
     thread.join().unwrap();
 }

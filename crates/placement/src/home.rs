@@ -8,7 +8,7 @@ use vnuma_topology::{
 /// Home of each guest node; a guest node that is missing has none that is known.
 pub type Homes = BTreeMap<GuestNodeId, HostNodeId>;
 
-/// What Linux assumes between two nodes when nobody says better (`REMOTE_DISTANCE`).
+/// The distance that Linux assumes between two nodes by default (`REMOTE_DISTANCE`).
 const REMOTE_DISTANCE: u8 = 20;
 
 /// Between different guest nodes that have one home. Linux takes 10 for "the same

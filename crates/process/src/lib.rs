@@ -87,7 +87,7 @@ pub enum ActError {
         tid: i32,
         /// What was tried.
         act: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }

@@ -1,5 +1,5 @@
-//! What the main thread of a QEMU is at, as `/proc` tells it: answers of its monitor come from there and from nowhere
-//! else, so one that is blocked there (storage that does not answer, a pipe that nobody reads) is silent though it runs.
+//! What the main thread of a QEMU does, from `/proc`. Only this thread answers the monitor, so a QEMU that is blocked
+//! there (storage that does not answer, a pipe that nobody reads) is silent though it runs.
 
 use crate::{
     StopReason,
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_waits_for_events_is_told_from_one_that_is_stuck() {
+    fn a_process_that_waits_for_events_is_not_taken_for_a_stuck_one() {
         let directory = tempfile::tempdir().unwrap();
         let fifo = directory.path().join("fifo");
         mkfifo(&fifo, Mode::S_IRWXU).unwrap();

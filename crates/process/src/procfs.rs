@@ -1,6 +1,6 @@
-//! Files of `/proc/PID` and `/proc/PID/task/TID`: the one place that reads them and takes them apart.
+//! Files of `/proc/PID` and `/proc/PID/task/TID`: the one place that reads and parses them.
 //!
-//! What stands in them is partly the process's own words (names, command lines), so it is not trusted: every file is
+//! Part of their content is chosen by the process (names, command lines), so it is not trusted: every file is
 //! read up to a limit, and every parser survives any text. An error names the file, and the field and the value if that
 //! is what is wrong.
 
@@ -17,7 +17,7 @@ pub const STAT_LIMIT: u64 = 4096;
 /// `status` has some 60 lines; the longest are a mask and a list of 8192 CPUs, 40 KiB at worst.
 pub const STATUS_LIMIT: u64 = 64 * 1024;
 
-/// Most threads of a process that are looked at: the most vCPUs of a VM and as many others.
+/// Most threads of a process that are read: the most vCPUs of a VM and as many others.
 const THREAD_LIMIT: usize = 8192;
 
 /// Why something is not known of a process or thread.
@@ -34,7 +34,7 @@ pub enum ProcError {
     Read {
         /// The file.
         path: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// A value makes no sense.
@@ -44,7 +44,7 @@ pub enum ProcError {
         path: String,
         /// Which part of it.
         field: &'static str,
-        /// What was found, shortened.
+        /// What was found, sanitized.
         value: String,
         /// Why it cannot be.
         reason: String,
@@ -114,7 +114,7 @@ pub fn read_last_cpu(pid: i32, tid: i32) -> Result<CpuId, ProcError> {
     })
 }
 
-/// When a thread started, in clock ticks since boot: with its number, that tells it from any other that ever had it.
+/// When a thread started, in clock ticks since boot. Number and start time together are unique.
 pub fn read_start_time(pid: i32, tid: i32) -> Result<u64, ProcError> {
     let stat = read_thread(pid, tid, "stat", STAT_LIMIT)?;
     start_time(&stat).ok_or_else(|| {

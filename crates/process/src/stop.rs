@@ -1,9 +1,9 @@
-//! A process that stands still, as `/proc` tells it.
+//! Whether a process is stopped, from `/proc`.
 
 use crate::procfs::{self, ProcError, STAT_LIMIT};
 use std::fmt;
 
-/// Why a process stands still.
+/// Why a process does not run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopReason {
     /// A signal stopped it: SIGSTOP, or a terminal's.
@@ -13,7 +13,7 @@ pub enum StopReason {
 }
 
 impl StopReason {
-    /// Does this process stand still? An error says that it cannot be known; most likely it has ended.
+    /// Is this process stopped? An error means that this is unknown; most likely it has ended.
     pub fn of(pid: i32) -> Result<Option<Self>, ProcError> {
         Ok(parse_state(&procfs::read_process(pid, "stat", STAT_LIMIT)?))
     }
@@ -31,7 +31,7 @@ fn parse_state(stat: &str) -> Option<StopReason> {
 impl fmt::Display for StopReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Signal => "stopped by a signal (SIGSTOP); SIGCONT lets it go on",
+            Self::Signal => "stopped by a signal (SIGSTOP); SIGCONT resumes it",
             Self::Tracer => "held by a debugger",
         })
     }

@@ -1,4 +1,4 @@
-//! Which thread a number stands for.
+//! The thread behind a number.
 
 use crate::{
     ActError, alive,
@@ -14,7 +14,7 @@ pub(crate) fn start_time(pidfd: BorrowedFd<'_>, pid: i32, tid: i32) -> Result<u6
         return Err(ActError::ForeignThread { pid, tid });
     }
     let time = procfs::read_start_time(pid, tid);
-    // Looked up last: if the process is alive now, its number was its own all the time.
+    // Looked up last: if the process is alive now, its number was not reused.
     if !alive(pidfd).map_err(system("asking for its process"))? {
         return Err(ActError::Exited { pid });
     }

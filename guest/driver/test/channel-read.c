@@ -5,7 +5,7 @@
  *
  *	channel-read FILE
  *
- * It obeys lines on standard input and answers each with one line:
+ * It executes lines of standard input and answers each with one line:
  *
  *	read		-> topology GENERATION DISTANCES APIC:NODE,...
  *			   | error ERROR REASON
@@ -22,7 +22,7 @@
 
 static struct vnuma_topology topology;
 
-/* The writer does nothing while this program obeys a line. */
+/* The writer does nothing while this program executes a line. */
 void usleep_range(unsigned long least, unsigned long most)
 {
 	(void)least;

@@ -26,7 +26,7 @@
 
 /* The multicast group of the kernel's own uevents; udev's are in another one. */
 #define UEVENT_GROUP	1
-/* How long --events looks out for an event too many. */
+/* How long --events waits for an event too many. */
 #define QUIET_SECONDS	1.0
 
 static void die(const char *format, ...)
@@ -110,7 +110,7 @@ static int follow(bool wait, uint64_t wanted, double seconds)
 	while (next_generation(fd, until, &generation)) {
 		copy_page(page, &copy);
 		printf("%016llx %.3f ms\n", (unsigned long long)generation,
-		       (copy.applied_ns - copy.told_ns) / 1e6);
+		       (copy.applied_ns - copy.interrupt_ns) / 1e6);
 		fflush(stdout);
 		if (wait && generation == wanted)
 			return 0;
@@ -158,7 +158,7 @@ static bool print_uevent(int fd)
 	return true;
 }
 
-/* Prints the generation that poll() told of; it must be the page's as well. */
+/* Prints the generation that poll() reported; it must be the page's as well. */
 static void print_polled(int fd, short events,
 			 const struct vnuma_gd_page *page)
 {

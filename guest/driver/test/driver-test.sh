@@ -254,19 +254,19 @@ await_line() {
 
 # poll() wakes and one uevent comes for each change; nothing for anything else.
 events() {
-	local count=6 told=() watcher kind i before=$failures
+	local count=6 published=() watcher kind i before=$failures
 	guest "$CHECK" --events $count --timeout 120 >"$directory/events" 2>&1 &
 	watcher=$!
 	await_line 'watching [0-9a-f]' || { kill $watcher; return; }
 	for ((i = 0; i < count; i++)); do
 		single_move
 		publish "$map"
-		told+=("${answer#acknowledged }")
-		told[i]=${told[i]%% *}
-		await_line "poll ${told[i]}" || { kill $watcher; return; }
+		published+=("${answer#acknowledged }")
+		published[i]=${published[i]%% *}
+		await_line "poll ${published[i]}" || { kill $watcher; return; }
 		# Told again, and one that is refused: no change.
 		host ring-await
-		[[ $answer == acknowledged* ]] || fail "told again: $answer"
+		[[ $answer == acknowledged* ]] || fail "published again: $answer"
 		host "timeout 500"
 		host "write 0:0,0:1"
 		host ring-await
@@ -276,7 +276,7 @@ events() {
 	wait $watcher || fail "vnuma-check --events: status $?"
 	for kind in poll uevent; do
 		grep "^$kind " "$directory/events" |
-			diff <(printf "$kind %s\n" "${told[@]}") - ||
+			diff <(printf "$kind %s\n" "${published[@]}") - ||
 			fail "not one $kind per change"
 	done
 	((failures > before)) ||
@@ -428,18 +428,18 @@ safe_first_cpu() {
 	host "publish 0:1${map#0:0}"
 	for ((try = 0; try < 50; try++)); do
 		[[ $answer == silent* ]] || break
-		[[ $(attribute cpus_behind) == 1 ]] && break
+		[[ $(attribute cpus_unapplied) == 1 ]] && break
 	done
 	host "await"
 	[[ $answer == silent* ]] || fail "CPU 0 moved in safe mode: $answer"
 	host "timeout 50000"
 	present=$map
-	[[ $(attribute cpus_behind) == 1 ]] || fail "cpus_behind: $(attribute cpus_behind)"
-	guest dmesg | grep '1 CPUs are not where the host told, among them CPU 0 (-1)' >/dev/null ||
+	[[ $(attribute cpus_unapplied) == 1 ]] || fail "cpus_unapplied: $(attribute cpus_unapplied)"
+	guest dmesg | grep '1 CPUs are not on their published node, among them CPU 0 (-1)' >/dev/null ||
 		fail "no log line for CPU 0"
-	check_now "CPU 0 told elsewhere"
+	check_now "CPU 0 published elsewhere"
 	publish "$map"
-	[[ $(attribute cpus_behind) == 0 ]] || fail "cpus_behind: $(attribute cpus_behind)"
+	[[ $(attribute cpus_unapplied) == 0 ]] || fail "cpus_unapplied: $(attribute cpus_unapplied)"
 }
 
 # Tasks keep what they were bound to, and get what they ask for meanwhile.
@@ -543,7 +543,7 @@ safe() {
 	check_now "in fast mode after safe mode"
 	host "timeout 10000"
 	awk '{ v[NR] = $1 / 1000 }
-	END { printf "safe mode: %d publications, told to acknowledged ms: p50 %.0f max %.0f\n",
+	END { printf "safe mode: %d publications, published to acknowledged ms: p50 %.0f max %.0f\n",
 		NR, v[int((NR + 1) / 2)], v[NR] }' "$times"
 }
 
@@ -585,6 +585,6 @@ echo quit >&"${FAKE[1]}"
 sort -n "$latencies" | awk -v f="$failures" '
 	{ v[NR] = $1 / 1000 }
 	function at(share,   i) { i = int(NR * share) + 1; return v[i > NR ? NR : i] }
-	END { printf "%d failures, %d moves, told to acknowledged ms: p50 %.1f p99 %.1f max %.1f\n",
+	END { printf "%d failures, %d moves, published to acknowledged ms: p50 %.1f p99 %.1f max %.1f\n",
 		f, NR, at(0.5), at(0.99), v[NR] }'
 ((failures == 0))

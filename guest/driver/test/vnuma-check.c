@@ -8,7 +8,7 @@
  *	vnuma-check --events COUNT [--timeout SECONDS]
  *	vnuma-check --load SECONDS
  *
- * The first form compares every online CPU's node, by every interface that tells it,
+ * The first form compares every online CPU's node, by every interface that shows it,
  * with what the host says: sysfs (lists, both links, has_cpu), the vDSO's registers
  * and getcpu by vDSO, by system call and by rseq, where fresh pages come from, the
  * spans of the scheduler's domains, lscpu, numactl and /dev/vnuma. A CPU that is not
@@ -20,7 +20,7 @@
  * --wait returns when /dev/vnuma has that generation (16 hex digits), status 3 after
  * the time limit. --poll prints each generation as it comes, with the time
  * from the interrupt to the agreement. --events first prints "watching GENERATION",
- * then "poll GENERATION" for each that poll() tells of and "uevent GENERATION" for
+ * then "poll GENERATION" for each that poll() reports and "uevent GENERATION" for
  * each uevent, until a second after COUNT of both; status 3 after the time limit.
  * --load returns at once and leaves two busy
  * processes per CPU behind, which allocate, sleep, fork and wake each other.
@@ -74,7 +74,7 @@ static bool online[MAX_CPUS];
 static bool named[MAX_CPUS];
 static int expected[MAX_CPUS];
 
-/* One disagreement; @found says what was found instead. */
+/* One disagreement; @found is what was found instead. */
 static void disagree(int cpu, const char *check, int want, const char *format,
 		     ...)
 {
@@ -170,7 +170,7 @@ static void read_cpus(void)
 	fclose(file);
 }
 
-/* The node whose cpulist has @cpu, -1 if none; tells of a second one. */
+/* The node whose cpulist has @cpu, -1 if none; reports a second one. */
 static int node_by_cpulist(int cpu)
 {
 	static bool members[MAX_CPUS];
@@ -709,7 +709,7 @@ static int load(double seconds)
 	for (i = 0; i < processes; i++) {
 		if (fork())
 			continue;
-		/* Whoever started this shall not wait for its output to end. */
+		/* The caller must not wait for its output to end. */
 		null = open("/dev/null", O_RDWR);
 		dup2(null, 0);
 		dup2(null, 1);

@@ -6,8 +6,8 @@
  *	vnuma-fake-host [--qmp SOCKET --bus ID] --listen SOCKET
  *
  * It serves the ivshmem protocol on the socket of --listen. With --qmp it also
- * has that QEMU hot-plug the device into the PCIe root port ID. Then it obeys lines
- * on standard input and answers each with one line on standard output:
+ * has that QEMU hot-plug the device into the PCIe root port ID. Then it executes lines
+ * of standard input and answers each with one line on standard output:
  *
  *	publish APIC:NODE,...	publish, ring, await the acknowledgement
  *				-> acknowledged GENERATION fast|safe MICROSECONDS | silent GENERATION
@@ -389,7 +389,7 @@ static void set_distance(const char *arguments)
 	printf("ok\n");
 }
 
-static void obey(char *line)
+static void execute(char *line)
 {
 	static int timeout_ms = ACK_TIMEOUT_MS;
 
@@ -473,6 +473,6 @@ int main(int argc, char **argv)
 		return 1;
 	printf("attached\n");
 	while (fgets(line, sizeof(line), stdin) && strcmp(line, "quit\n"))
-		obey(line);
+		execute(line);
 	return 0;
 }

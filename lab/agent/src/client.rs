@@ -10,7 +10,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use crate::protocol::{Exec, Frame, MAX_DATA, ProtocolError, Request, STDIN_WINDOW, VERSION};
 use crate::terminal;
 
-/// How often the input thread looks whether the request has ended, in milliseconds.
+/// Milliseconds between two checks of the input thread whether the request has ended.
 const INPUT_POLL_MS: u16 = 50;
 
 /// Why a request was not done.

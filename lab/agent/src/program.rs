@@ -169,7 +169,7 @@ fn feed(mut sink: File, chunks: Receiver<Option<Vec<u8>>>, outlet: &Outlet, term
             outlet.send(&Frame::Credit(bytes.len() as u32));
         }
         if terminal {
-            // A terminal has no end of its own; ^D says it to whoever reads lines.
+            // A terminal has no end of file of its own; ^D is one for a reader of lines.
             let _ = sink.write_all(&[4]);
         }
     });
@@ -185,7 +185,7 @@ fn await_end(
 ) {
     std::thread::spawn(move || {
         let pid = Pid::from_raw(child.id() as i32);
-        // First only look, so that nobody signals a number that is free again.
+        // Only check first, so that no reused number is signalled.
         while waitid(Id::Pid(pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT)
             == Err(nix::errno::Errno::EINTR)
         {}

@@ -1,4 +1,4 @@
-//! What is told of a measurement: counts, and modelled cycles under every profile that may price them.
+//! The report of a measurement: counts, and modelled cycles under every profile that may price them.
 
 use std::fmt::Write;
 

@@ -1,4 +1,4 @@
-//! What the server tells of its counters: the header of their region, as the PMU module shows it.
+//! The server's description of its counters: the header of their region, as the PMU module shows it.
 
 use std::io;
 use std::path::Path;

@@ -38,7 +38,7 @@ impl Server {
     }
 }
 
-/// What lab-load or lab-count told.
+/// The report of lab-load or lab-count.
 #[derive(Debug)]
 struct Counted(Value);
 
@@ -284,7 +284,7 @@ fn counts_of_a_vm() {
     checks.done();
 }
 
-/// One set in 16 tells what all sets tell, also where only a model of the cache knows the answer.
+/// One set in 16 shows the same as all sets, also where only a model of the cache knows the answer.
 #[test]
 fn the_sampled_model_agrees_with_the_full_one() {
     let loads = [

@@ -2,19 +2,19 @@
 /*
  * The physical address and the node of an access.
  *
- * From version 2 on the API tells the physical address, and that is used. Version
- * 1 (QEMU 7.2) tells an offset in QEMU's list of RAM blocks, plus where the block
+ * From version 2 on the API gives the physical address, and that is used. Version
+ * 1 (QEMU 7.2) gives an offset in QEMU's list of RAM blocks, plus where the block
  * begins within all memory of the machine, and takes a lock and a search for it.
  * There two fields of struct qemu_plugin_hwaddr are read instead: whether the access is
  * MMIO, and QEMU's own address of the memory, from which the physical address
  * follows by where each range of memory is mapped. This layout
  * is internal to 7.2, therefore the first CHECKS accesses, and one in CHECK_EVERY for
- * ever, are compared with what the API tells: the same kind of access, and the same
+ * ever, are compared with those of the API: the same kind of access, and the same
  * place. When one comparison fails, the API is used from then on.
  *
  * Where each range of memory is mapped, and which offset its block has in the list,
  * QEMU itself tells, by functions that it exports for its own modules. Without them
- * nodes cannot be told apart in version 1, and the plugin does not start.
+ * nodes cannot be distinguished in version 1, and the plugin does not start.
  */
 #include "plugin.h"
 

@@ -237,7 +237,7 @@ static enum insn_kind insn_kind(const __u8 *bytes, size_t size)
 	return INSN_PLAIN;
 }
 
-/* Instruments one instruction and tells its kind. */
+/* Instruments one instruction and returns its kind. */
 static enum insn_kind instrument(struct qemu_plugin_insn *insn)
 {
 	__u8 bytes[INSN_MAX];

@@ -67,7 +67,7 @@ pub enum RegionError {
         /// How many are possible.
         limit: usize,
     },
-    /// The plugin looks at memory in pieces of 2 MiB.
+    /// The plugin handles memory in pieces of 2 MiB.
     #[error("profile {machine}: memory_mib_per_node is {mib}, the counters need an even number")]
     Odd {
         /// The machine.

@@ -43,7 +43,7 @@ pub struct Request {
 pub struct Plan {
     /// The nodes; one without number for QEMU where the VM is UMA.
     pub nodes: Vec<GuestNode>,
-    /// Whether the guest is told of the nodes.
+    /// Whether the guest has NUMA nodes.
     pub numa: bool,
     /// Distances, row = from, column = to.
     pub distances: Vec<Vec<u8>>,

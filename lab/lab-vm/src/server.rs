@@ -180,7 +180,7 @@ fn plug_memory(qmp: &mut Qmp, node: usize, mib: usize) -> Result<()> {
     qmp.run_with("object-add", &json!({ "qom-type": "memory-backend-ram", "id": ram, "size": size }))?;
     let module = json!({ "driver": "pc-dimm", "id": id, "memdev": ram, "node": node });
     if let Err(error) = qmp.run_with("device_add", &module) {
-        // The first error is the one to tell.
+        // The first error is reported.
         let _ = qmp.run_with("object-del", &json!({ "id": ram }));
         return Err(error);
     }
@@ -224,7 +224,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_kernel_says_of_an_unplugged_module_is_told_apart() {
+    fn refusal_and_removal_of_a_module_are_distinguished() {
         let ost = |id: &str, status: u64| json!({"event": "ACPI_DEVICE_OST", "data": {"info": {"device": id, "source": 3, "status": status}}});
         assert!(is_refusal(&ost("dimm0", 1), "dimm0"));
         for other in [ost("dimm0", 0), ost("dimm0", 0x84), ost("dimm1", 1)] {

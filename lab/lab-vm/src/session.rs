@@ -16,7 +16,7 @@ use vnuma_lab_agent::{VSOCK_PORT, vsock};
 
 use crate::{STATUS_FAILED, state};
 
-/// Between two looks whether the VM can still answer.
+/// Time between two checks whether the VM can still answer.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A session with the agent of a VM.
@@ -40,12 +40,12 @@ pub fn exec(name: &str, argv: Vec<String>) -> Result<ExitCode> {
     run(name, &Exec { argv, ..Exec::default() })
 }
 
-/// Ends this process with an error when KVM gives the VM up: what it is asked would never be answered.
+/// Ends this process with an error if KVM cannot run the VM any more: a request would never be answered.
 fn end_when_given_up(name: &str) {
     let name = name.to_owned();
     std::thread::spawn(move || {
         loop {
-            if let Some(error) = state::gave_up(&name) {
+            if let Some(error) = state::kvm_internal_error(&name) {
                 eprintln!("lab-vm: {error}");
                 std::process::exit(STATUS_FAILED.into());
             }

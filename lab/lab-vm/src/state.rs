@@ -28,7 +28,7 @@ pub fn running_cid(name: &str) -> Result<u32> {
     read_number(name, "cid")
 }
 
-/// Tells why a session with a VM broke.
+/// Explains why a session with a VM broke.
 pub fn explain(name: &str, error: ClientError) -> anyhow::Error {
     let mine = matches!(error, ClientError::Local { .. } | ClientError::Refused(_));
     let started = Instant::now();
@@ -45,13 +45,13 @@ pub fn explain(name: &str, error: ClientError) -> anyhow::Error {
 
 /// Why KVM does not run a VM any more, if so. Its QEMU and its connections live on, and nothing in it moves until it is
 /// stopped.
-pub fn gave_up(name: &str) -> Option<String> {
+pub fn kvm_internal_error(name: &str) -> Option<String> {
     let said = fs::read(directory(name).join("qemu.log")).unwrap_or_default();
     let error = internal_error(&String::from_utf8_lossy(&said))?;
-    Some(format!("KVM gave VM \"{name}\" up, it has to be stopped: {error}"))
+    Some(format!("VM \"{name}\": KVM cannot run it any more; stop it: {error}"))
 }
 
-/// The words of QEMU for that (`kvm_handle_internal_error` of accel/kvm/kvm-all.c); registers follow.
+/// QEMU's message for that (`kvm_handle_internal_error` of accel/kvm/kvm-all.c); registers follow.
 fn internal_error(log: &str) -> Option<String> {
     let start = log.find("KVM internal error")?;
     let lines: Vec<&str> = log[start..].lines().take(4).map(str::trim).collect();
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_vm_that_kvm_gave_up_says_so_in_its_log() {
+    fn a_kvm_internal_error_is_found_in_the_log() {
         assert_eq!(internal_error("qemu-system-x86_64: warning: nothing\n"), None);
         let log = "warning\nKVM internal error. Suberror: 1\nemulation failure\nRAX=0 RBX=1\n";
         let error = internal_error(log).unwrap();

@@ -36,7 +36,9 @@ use crate::plan::{Plan, Request, plan};
 use crate::qemu::{Files, options};
 use crate::qmp::Qmp;
 use crate::session;
-use crate::state::{VMS, alive, all, directory, existing, gave_up, pid, read_number, running_cid, tail};
+use crate::state::{
+    VMS, alive, all, directory, existing, kvm_internal_error, pid, read_number, running_cid, tail,
+};
 
 const QMP_LINKS: &str = "/run/vnuma/qmp";
 const KERNELS: &str = "/run/lab/kernels";
@@ -66,7 +68,7 @@ pub fn start(request: &Request, verbose: bool) -> Result<()> {
     let result = launch(request, &plan, cid, &kernel, verbose).and_then(|()| await_agent(name, cid));
     if let Err(error) = result {
         let text = format!("{error:#}\n{}", tail(name));
-        // The first error is the one to tell.
+        // The first error is reported.
         let _ = remove(name);
         bail!("VM \"{name}\" did not start: {text}");
     }
@@ -181,7 +183,9 @@ fn await_agent(name: &str, cid: u32) -> Result<()> {
         match session::connect(cid) {
             Ok(_) => return Ok(()),
             Err(_) if !alive(name) => bail!("QEMU has ended"),
-            Err(_) if gave_up(name).is_some() => bail!(gave_up(name).unwrap_or_default()),
+            Err(_) if kvm_internal_error(name).is_some() => {
+                bail!(kvm_internal_error(name).unwrap_or_default())
+            }
             Err(error) if started.elapsed() > BOOT_LIMIT => {
                 return Err(
                     error.context(format!("its agent did not answer within {} s", BOOT_LIMIT.as_secs()))
@@ -223,7 +227,7 @@ fn remove(name: &str) -> Result<()> {
         // QEMU closes the connection when it quits, before or after it answers.
         let _ = Qmp::connect(&directory(name).join("ctl.sock")).and_then(|mut qmp| qmp.run("quit"));
         let started = Instant::now();
-        // Its memory, and with it what tells it from others, goes a moment before the process.
+        // Its memory, which identifies it, goes a moment before the process.
         while Path::new("/proc").join(pid.to_string()).exists() {
             if started.elapsed() > QUIT_LIMIT && alive(name) {
                 // It has ended meanwhile if this fails.
@@ -245,7 +249,7 @@ fn remove(name: &str) -> Result<()> {
 pub fn list() -> Result<()> {
     let mut stdout = io::stdout().lock();
     for name in all()? {
-        let state = match (alive(&name), gave_up(&name)) {
+        let state = match (alive(&name), kvm_internal_error(&name)) {
             (false, _) => "dead",
             (true, Some(_)) => "given up",
             (true, None) => "running",

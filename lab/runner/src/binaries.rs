@@ -68,7 +68,7 @@ pub(crate) fn stripped(path: &Path) -> io::Result<Vec<u8>> {
     std::fs::read(if status.success() { output.path() } else { path })
 }
 
-/// Builds programs of the workspace, each given as package and program name, and tells where they are.
+/// Builds programs of the workspace, each given as package and program name, and returns their paths.
 pub fn build(programs: &[(&str, &str)]) -> Result<Vec<PathBuf>, BuildError> {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
     let mut command = Command::new(&cargo);

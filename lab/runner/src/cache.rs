@@ -1,7 +1,7 @@
 //! The directory outside the checkout that everything expensive is kept in, and its locks.
 //!
 //! A directory `X` of the cache is written by the holder of the exclusive lock on `X.lock`, into a temporary
-//! directory beside it that is renamed at the end. Who uses `X` holds the shared lock, so that nobody
+//! directory beside it that is renamed at the end. A user of `X` holds the shared lock, so that nobody
 //! prunes it meanwhile. Locks are `flock`s: they end with the process, however it ends.
 
 use std::fs::{self, File};

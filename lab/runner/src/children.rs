@@ -35,7 +35,7 @@ fn spawner() -> &'static Mutex<Sender<Job>> {
         let (sender, jobs) = channel::<Job>();
         std::thread::spawn(move || {
             for (mut command, answer) in jobs {
-                // Whoever asked has gone if this fails; the child then ends with this process.
+                // It fails if the caller is gone; the child then ends with this process.
                 let _ = answer.send(command.spawn());
             }
         });
@@ -105,7 +105,7 @@ pub(crate) struct ScratchDir {
 
 impl ScratchDir {
     /// Takes over a directory.
-    pub(crate) fn adopt(path: PathBuf) -> Self {
+    pub(crate) fn from_path(path: PathBuf) -> Self {
         registry().directories.push(path.clone());
         Self { path }
     }
@@ -182,7 +182,7 @@ mod tests {
         let make = |name: &str| {
             let path = parent.path().join(name);
             std::fs::create_dir(&path).unwrap();
-            ScratchDir::adopt(path)
+            ScratchDir::from_path(path)
         };
         let (gone, kept) = (make("gone"), make("kept"));
         let (gone_path, kept_path) = (gone.path().to_owned(), kept.path().to_owned());

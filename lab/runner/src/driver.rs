@@ -152,7 +152,7 @@ fn install(from: &Path, result: &Path) -> Result<(), DriverError> {
     let temporary = result.with_extension("tmp");
     remove_tree(&temporary).map_err(file_error(&temporary))?;
     fs::create_dir_all(temporary.join("test")).map_err(file_error(&temporary))?;
-    let scratch = ScratchDir::adopt(temporary.clone());
+    let scratch = ScratchDir::from_path(temporary.clone());
     fs::copy(from.join("vnuma.ko"), temporary.join("vnuma.ko"))
         .map_err(file_error(&from.join("vnuma.ko")))?;
     let tests = from.join("test");

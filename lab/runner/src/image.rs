@@ -182,7 +182,7 @@ fn build(recipe: &Recipe, directory: &Path, progress: Progress) -> Result<(), Im
     };
     remove_tree(&temporary).map_err(file_error(&temporary))?;
     fs::create_dir_all(&temporary).map_err(file_error(&temporary))?;
-    let scratch = ScratchDir::adopt(temporary.clone());
+    let scratch = ScratchDir::from_path(temporary.clone());
     let mut meter = Meter::new(progress, "lab: building the image (once, some minutes)", BUILD_STEPS);
     bootstrap(recipe, &temporary.join("tree"), &mut meter)?;
     meter.step("unpacking the kernels");

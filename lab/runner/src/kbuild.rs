@@ -64,7 +64,7 @@ pub(crate) fn run(
 ) -> Result<ScratchDir, KbuildError> {
     let parent = image.tree().join("var/tmp");
     let temporary = tempfile::Builder::new().prefix("vnuma-build-").tempdir_in(&parent);
-    let scratch = ScratchDir::adopt(temporary.map_err(file_error(&parent))?.keep());
+    let scratch = ScratchDir::from_path(temporary.map_err(file_error(&parent))?.keep());
     for (name, content) in sources {
         let path = scratch.path().join(name);
         let write = || -> io::Result<()> {

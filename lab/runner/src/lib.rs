@@ -9,7 +9,7 @@
 //! # Ok::<(), vnuma_lab_runner::LabError>(())
 //! ```
 //!
-//! [`Lab`] is a server that several commands run in, [`Lab::boot_cluster`] boots several with a network between them; `lab/README.md` tells what the lab is.
+//! [`Lab`] is a server that several commands run in, [`Lab::boot_cluster`] boots several with a network between them; `lab/README.md` describes the lab.
 
 mod accel;
 mod acpi;

@@ -28,7 +28,7 @@ pub struct RunDirectoryError {
     source: io::Error,
 }
 
-/// Makes a directory for the files of a run; its lock tells that the run lives. Remains of runs that were killed
+/// Makes a directory for the files of a run; its lock shows that the run lives. Remains of runs that were killed
 /// are removed.
 pub(crate) fn run_directory() -> Result<RunDirectory, RunDirectoryError> {
     const PREFIX: &str = "vnuma-lab-";
@@ -48,7 +48,7 @@ pub(crate) fn run_directory() -> Result<RunDirectory, RunDirectoryError> {
     }
     loop {
         let path = tempfile::Builder::new().prefix(PREFIX).tempdir().map_err(error(&parent))?.keep();
-        let directory = ScratchDir::adopt(path);
+        let directory = ScratchDir::from_path(path);
         // Another process that cleans up may have taken it for a dead one just now; then the next is tried.
         match try_lock(&directory.path().join("run")).map_err(error(directory.path()))? {
             Some(lock) if directory.path().exists() => return Ok(RunDirectory { directory, _lock: lock }),

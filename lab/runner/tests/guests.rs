@@ -190,7 +190,7 @@ fn a_guest_that_dies(lab: &Lab) {
     good(lab, "lab-vm stop free");
 }
 
-/// As far as lab-vm can tell, KVM has given the guest up: no program there ends any more.
+/// To lab-vm it looks as if KVM had stopped the guest: no program there ends any more.
 fn a_guest_that_kvm_gives_up(lab: &Lab) {
     let late = "(sleep 3; echo 'KVM internal error. Suberror: 1' >> /run/lab-vm/bound/qemu.log) &";
     let ran = sh(lab, &format!("{late} lab-vm exec bound -- sleep 100000"));

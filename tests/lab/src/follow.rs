@@ -54,8 +54,8 @@ fn follow(arguments: &Arguments, kernel: &str, vm: &Vm, nodes: &Nodes) -> Result
     let mut random = Random(arguments.seed);
     for round in 0..arguments.rounds {
         let moves = plan(round, &hosts, &mut random);
-        for &(vcpu, node, told) in &moves {
-            if told {
+        for &(vcpu, node, by_vnumactl) in &moves {
+            if by_vnumactl {
                 vnumactl(&["move", &vm.name, "--vcpu", &vcpu.to_string(), "--node", &node.to_string()])?;
             } else {
                 taskset(vm, vcpu, node, nodes)?;
@@ -72,7 +72,7 @@ fn follow(arguments: &Arguments, kernel: &str, vm: &Vm, nodes: &Nodes) -> Result
     Ok(())
 }
 
-/// Guest node N is at home on the Nth host node, so the guest must believe what is so.
+/// Guest node N is at home on the Nth host node, so the guest must use what is true.
 fn expect(vm: &Vm, places: &[u32]) -> Result<()> {
     let seen: Vec<_> = places.iter().map(|&node| (u64::from(node), u64::from(node), "true")).collect();
     wait_until_seen(&vm.name, &seen)?;
@@ -82,13 +82,15 @@ fn expect(vm: &Vm, places: &[u32]) -> Result<()> {
 /// Moves of one round: (vCPU, host node, by vnumactl or behind vnumad's back).
 fn plan(round: usize, hosts: &[u32], random: &mut Random) -> Vec<(usize, u32, bool)> {
     let node = hosts[random.below(hosts.len())];
-    let told = random.below(2) == 0;
+    let by_vnumactl = random.below(2) == 0;
     match round % 4 {
         // Everything on one node: the others are emptied, CPU 0's among them.
-        0 => (0..VCPUS).map(|vcpu| (vcpu, node, told)).collect(),
+        0 => (0..VCPUS).map(|vcpu| (vcpu, node, by_vnumactl)).collect(),
         // Filled again, all at once.
-        1 => (0..VCPUS).map(|vcpu| (vcpu, hosts[(vcpu + random.below(2)) % hosts.len()], told)).collect(),
-        2 => vec![(0, node, told)],
-        _ => vec![(random.below(VCPUS), node, told)],
+        1 => (0..VCPUS)
+            .map(|vcpu| (vcpu, hosts[(vcpu + random.below(2)) % hosts.len()], by_vnumactl))
+            .collect(),
+        2 => vec![(0, node, by_vnumactl)],
+        _ => vec![(random.below(VCPUS), node, by_vnumactl)],
     }
 }

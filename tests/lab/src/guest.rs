@@ -1,4 +1,4 @@
-//! A guest of a scenario: its vCPUs, what vnumactl says of them, and what its kernel believes.
+//! A guest of a scenario: its vCPUs, what vnumactl says of them, and what its kernel uses.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -15,7 +15,7 @@ const CHECKER: &str = "/root/vnuma-check";
 pub struct Seen {
     /// Host node that it is on.
     pub host_node: Option<u64>,
-    /// Guest node that the guest was told, or believes.
+    /// Guest node that was published, or that the guest uses.
     pub guest_node: Option<u64>,
     /// `true`, `approximate`, `stale` or `unknown`.
     pub state: String,
@@ -40,18 +40,18 @@ pub fn listed(name: &str) -> Result<Option<Value>> {
     Ok(vms.iter().find(|vm| vm["name"] == name).cloned())
 }
 
-/// What vnumactl doctor says of a ladder, of a VM or of the host: the rung in use, and how good it is.
-pub fn expect_rung(vm: Option<&str>, ladder: &str, rung: &str, level: &str) -> Result<()> {
-    let rungs = vnumactl(&["doctor"])?;
-    let rungs = rungs.as_array().context("vnumactl doctor: not an array")?;
-    let found = rungs.iter().find(|found| found["vm"].as_str() == vm && found["ladder"] == ladder);
-    let found = found.with_context(|| format!("vnumactl doctor: no {ladder} of {vm:?}"))?;
+/// What vnumactl doctor says of a check, of a VM or of the host: the capability in use, and how good it is.
+pub fn expect_check(vm: Option<&str>, check: &str, capability: &str, level: &str) -> Result<()> {
+    let checks = vnumactl(&["doctor"])?;
+    let checks = checks.as_array().context("vnumactl doctor: not an array")?;
+    let found = checks.iter().find(|found| found["vm"].as_str() == vm && found["check"] == check);
+    let found = found.with_context(|| format!("vnumactl doctor: no {check} of {vm:?}"))?;
     ensure!(
-        found["rung"] == rung && found["level"] == level,
-        "vnumactl doctor: expected {rung} ({level}): {found}"
+        found["capability"] == capability && found["level"] == level,
+        "vnumactl doctor: expected {capability} ({level}): {found}"
     );
     // What is not the best says why, and what to do.
-    let advice = found["why"].is_string() && found["raise"].is_string();
+    let advice = found["why"].is_string() && found["remedy"].is_string();
     ensure!(advice == (level != "best"), "vnumactl doctor: {found}");
     Ok(())
 }

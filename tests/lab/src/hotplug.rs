@@ -53,7 +53,7 @@ fn a_cpu_comes_and_goes_offline(vm: &Vm) -> Result<()> {
     Ok(())
 }
 
-/// A node that was not there when vnumad started is nobody's home: the nearest guest node is published.
+/// A node that was not there when vnumad started backs no guest node: the nearest guest node is published.
 fn a_node_comes_and_goes(vm: &Vm) -> Result<()> {
     ensure!(Nodes::read()?.cpus(2).is_none(), "the server has a node 2 already");
     let cpu = server(&["plug-cpu", "2"])?;

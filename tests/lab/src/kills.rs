@@ -12,9 +12,9 @@ use vnuma_scenario::{HANG_LIMIT, Nodes, Process, Vm, vnumactl, vnumad, wait_for}
 
 const VCPUS: usize = 2;
 const RECORDS: &str = "/run/vnuma/channels";
-/// vnumad is killed at most so long after a move: telling takes it less.
+/// vnumad is killed at most so long after a move: publishing takes less.
 const MOMENT_MS: usize = 60;
-/// Another VM comes with every so manieth kill, and goes with the next.
+/// After this many kills another VM is started, and stopped after the next kill.
 const OTHER_EVERY: usize = 20;
 
 #[derive(clap::Args)]

@@ -51,7 +51,7 @@ fn wait_until_gone(name: &str, other: &Vm) -> Result<()> {
     wait_until_seen(&other.name, &[(0, 0, "true"), (1, 1, "true")]).context("the other VM")
 }
 
-/// A guest that boots again believes what it boots with until its driver is there again. At last its QEMU is killed.
+/// A guest that boots again uses what it booted with until its driver is there again. At last its QEMU is killed.
 fn reboot(early: &Vm, shape: &[String], nodes: &Nodes) -> Result<()> {
     let vm = Vm::start("again", shape)?;
     wait_until_listed(&vm.name)?;

@@ -26,7 +26,7 @@ struct Arguments {
 enum Scenario {
     /// A guest follows random moves of its vCPUs; its kernel's maps are checked after each
     Follow(follow::Arguments),
-    /// What vnumactl shows of vCPUs that are told, cannot be told, or are nowhere at home
+    /// What vnumactl shows of vCPUs that are published, that cannot be, or that run on no home
     States,
     /// VMs as they are: UMA, unbound memory, several guest nodes with one home
     Shapes,

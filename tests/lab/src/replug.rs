@@ -1,6 +1,6 @@
 //! A guest without the driver sees where its vCPUs are, by replugging them.
 
-use crate::guest::{check_kernel_log, detach, expect_rung, listed, wait_until_listed};
+use crate::guest::{check_kernel_log, detach, expect_check, listed, wait_until_listed};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::json;
 use std::process::Command;
@@ -23,7 +23,7 @@ pub fn run() -> Result<()> {
     wait_until_listed(&vm.name)?;
     doctor(&vm)?;
     expect_refusal(&["replug", &vm.name, "--vcpu", "0"], "cannot be replugged")?;
-    expect_refusal(&["replug", &vm.name, "--vcpu", "2"], "which is right")?;
+    expect_refusal(&["replug", &vm.name, "--vcpu", "2"], "is on the right guest node already")?;
     let _udev = bring_online(&vm)?;
 
     // Guest node 0 has CPU 0, node 1 has CPUs 1 and 2.
@@ -51,13 +51,13 @@ pub fn run() -> Result<()> {
     kept(&vm, vcpu, 1, &nodes)
 }
 
-/// A guest that stands still takes no vCPU: that is said and undone, and possible again when it goes on.
+/// A paused guest accepts no vCPU: the replug fails and is undone, and is possible again when the guest runs.
 fn paused(vm: &Vm, vcpu: u64, home: u64, nodes: &Nodes) -> Result<u64> {
     let mut monitor = Monitor::connect(&vm.monitor())?;
     monitor.execute(&json!({"execute": "stop"}))?;
     let mut last = Ok(());
     wait_for("doctor to name a guest that is paused", HANG_LIMIT, || {
-        last = expect_rung(Some(&vm.name), "guest", "paused", "reduced");
+        last = expect_check(Some(&vm.name), "guest", "paused", "reduced");
         Ok(last.is_ok())
     })
     .with_context(|| format!("{last:?}"))?;
@@ -80,9 +80,9 @@ fn paused(vm: &Vm, vcpu: u64, home: u64, nodes: &Nodes) -> Result<u64> {
     Ok(new)
 }
 
-/// The lower rung shows, and what would raise it.
+/// The lesser capability is shown, and what would help.
 fn doctor(vm: &Vm) -> Result<()> {
-    expect_rung(Some(&vm.name), "channel", "replug", "reduced")
+    expect_check(Some(&vm.name), "channel", "replug", "reduced")
 }
 
 fn expect_refusal(arguments: &[&str], reason: &str) -> Result<()> {
@@ -210,7 +210,10 @@ fn full(vm: &Vm, vcpu: u64, nodes: &Nodes) -> Result<()> {
         Ok(listed(&other.name)?.is_some_and(|vm| vm["vcpus"][1]["state"] == "stale"))
     })?;
     expect_refusal(&["replug", &other.name, "--vcpu", "1"], "guest node 0 has no spare slot")?;
-    // One that is told through the channel is not replugged as well.
+    // One that is published through the channel is not replugged as well.
     vnumactl(&["attach", &vm.name])?;
-    expect_refusal(&["replug", &vm.name, "--vcpu", &vcpu.to_string()], "through the topology channel")
+    expect_refusal(
+        &["replug", &vm.name, "--vcpu", &vcpu.to_string()],
+        "the topology channel is attached, so nothing is replugged",
+    )
 }

@@ -24,7 +24,7 @@ fn shape(arguments: &str) -> Vec<String> {
     arguments.split(' ').map(str::to_owned).collect()
 }
 
-/// Nothing can be told to it, but it is observed like any other.
+/// Nothing can be published to it, but it is observed like any other.
 fn uma(nodes: &Nodes) -> Result<()> {
     let vm = Vm::start("flat", &shape("--uma --vcpus 2 --memory 256M"))?;
     wait_until_listed(&vm.name)?;
@@ -104,7 +104,7 @@ fn shared_home(nodes: &Nodes) -> Result<()> {
     vnumactl(&["attach", &vm.name])?;
     let at_home = [(0, 0, "true"), (1, 1, "true"), (2, 2, "true"), (3, 3, "true"), (0, 4, "true")];
     wait_until_seen(&vm.name, &at_home).context("after attach")?;
-    // A stranger is told the lowest of the two, and one that booted on the other its own.
+    // A vCPU from elsewhere is published on the lowest of the two, one that booted on the other stays there.
     taskset(&vm, 2, 0, nodes)?;
     taskset(&vm, 4, 1, nodes)?;
     let expected = [(0, 0, "true"), (1, 1, "true"), (0, 0, "true"), (3, 3, "true"), (1, 1, "true")];
@@ -115,11 +115,11 @@ fn shared_home(nodes: &Nodes) -> Result<()> {
     wait_until_seen(&vm.name, &at_home).context("back")?;
     check(&vm, &[0, 1, 2, 3, 4])?;
     check_kernel_log(&vm)?;
-    println!("two guest nodes with one home: each vCPU is told its own");
+    println!("two guest nodes with one home: each vCPU is published on its own");
     Ok(())
 }
 
-/// A vCPU that is plugged into a VM with a channel is told like the others, wherever it is when its guest brings it online,
+/// A vCPU that is plugged into a VM with a channel is published like the others, wherever it is when its guest brings it online,
 /// and forgotten when it goes. Twice: the second one finds what the first has left behind.
 fn grown(nodes: &Nodes) -> Result<()> {
     let mut vm = Vm::start("grown", &shape("--nodes 2 --vcpus 2 --memory 512M --spare-slots"))?;
@@ -135,15 +135,15 @@ fn grown(nodes: &Nodes) -> Result<()> {
         taskset(&vm, 2, node, nodes)?;
         let online = "until echo 1 > /sys/devices/system/cpu/cpu2/online; do sleep 0.05; done 2>/dev/null";
         vm.exec(&["sh", "-c", online])?;
-        let told = u64::from(node);
-        wait_until_seen(&vm.name, &[(0, 0, "true"), (1, 1, "true"), (told, told, "true")])
+        let published = u64::from(node);
+        wait_until_seen(&vm.name, &[(0, 0, "true"), (1, 1, "true"), (published, published, "true")])
             .context("a vCPU more")?;
-        check(&vm, &[0, 1, told])?;
+        check(&vm, &[0, 1, published])?;
         taskset(&vm, 2, 1 - node, nodes)?;
-        let told = 1 - told;
-        wait_until_seen(&vm.name, &[(0, 0, "true"), (1, 1, "true"), (told, told, "true")])
+        let published = 1 - published;
+        wait_until_seen(&vm.name, &[(0, 0, "true"), (1, 1, "true"), (published, published, "true")])
             .context("the new vCPU moved")?;
-        check(&vm, &[0, 1, told])?;
+        check(&vm, &[0, 1, published])?;
         monitor.execute(&json!({"execute": "device_del", "arguments": {"id": NEW_VCPU}}))?;
         wait_until_seen(&vm.name, &[(0, 0, "true"), (1, 1, "true")]).context("a vCPU less")?;
         check(&vm, &[0, 1])?;
@@ -152,7 +152,7 @@ fn grown(nodes: &Nodes) -> Result<()> {
     wait_until_seen(&vm.name, &[(0, 0, "true"), (0, 0, "true")]).context("moved afterwards")?;
     check(&vm, &[0, 0])?;
     check_kernel_log(&vm)?;
-    println!("grown: a plugged vCPU is told like the others");
+    println!("grown: a plugged vCPU is published like the others");
     Ok(())
 }
 

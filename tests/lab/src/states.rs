@@ -1,6 +1,6 @@
 //! What vnumactl shows: `true`, `approximate` and `stale`, and what it refuses.
 
-use crate::guest::{check, equip, expect_rung, seen, taskset, wait_until_listed, wait_until_seen};
+use crate::guest::{check, equip, expect_check, seen, taskset, wait_until_listed, wait_until_seen};
 use anyhow::{Context, Result, anyhow, ensure};
 use std::process::Command;
 use vnuma_scenario::{HANG_LIMIT, Nodes, Process, Vm, output, vnumactl, vnumad, wait_for};
@@ -10,7 +10,7 @@ pub fn run() -> Result<()> {
     let daemon = vnumad(&[])?;
     expect_location_source("bpf")?;
     hardware(&nodes)?;
-    // Guest nodes 0 and 1 are at home on host nodes 0 and 1; nodes 2 and 3 are nobody's home.
+    // Guest nodes 0 and 1 are at home on host nodes 0 and 1; nodes 2 and 3 back no guest node.
     let shape = ["--nodes", "2", "--vcpus", "2", "--memory", "512M"].map(str::to_owned);
     let flat = ["--uma", "--vcpus", "1", "--memory", "256M"].map(str::to_owned);
     let vms = Vm::start_all(&[("two", &shape), ("polled", &shape), ("uma", &flat)])?;
@@ -27,13 +27,13 @@ pub fn run() -> Result<()> {
     // This time the device is there before the driver.
     vnumactl(&["attach", &vm.name])?;
     wait_until_seen(&vm.name, &[(0, 0, "true"), (0, 0, "stale")]).context("attached, no driver")?;
-    println!("told, no driver to take it over: stale");
-    expect_rung(Some(&vm.name), "channel", "attached", "best")?;
-    expect_rung(Some(&vm.name), "driver", "silent", "missing")?;
+    println!("published, no driver to apply it: stale");
+    expect_check(Some(&vm.name), "channel", "attached", "best")?;
+    expect_check(Some(&vm.name), "driver", "none", "missing")?;
     equip(&vm)?;
     wait_until_seen(&vm.name, &[(0, 0, "true"), (0, 0, "true")]).context("driver loaded")?;
     check(&vm, &[0, 0])?;
-    expect_rung(Some(&vm.name), "driver", "fast", "best")?;
+    expect_check(Some(&vm.name), "driver", "fast", "best")?;
     safe_mode(&vm, &nodes)?;
     println!("driver loaded: true");
 
@@ -45,16 +45,16 @@ pub fn run() -> Result<()> {
     polling(&polled, &nodes)
 }
 
-/// The host's ladders, and those of a VM that is not attached.
+/// The host's checks, and those of a VM that is not attached.
 fn doctor(vm: &Vm) -> Result<()> {
-    expect_rung(None, "nodes", "4", "best")?;
-    expect_rung(None, "locations", "bpf", "best")?;
-    expect_rung(None, "affinity", "event", "best")?;
-    expect_rung(Some(&vm.name), "connection", "qmp", "best")?;
-    expect_rung(Some(&vm.name), "guest nodes", "2", "best")?;
-    expect_rung(Some(&vm.name), "homes", "one each", "best")?;
-    expect_rung(Some(&vm.name), "channel", "none", "missing")?;
-    println!("doctor: the ladders of the host and of a VM that is not attached");
+    expect_check(None, "nodes", "4", "best")?;
+    expect_check(None, "locations", "bpf", "best")?;
+    expect_check(None, "affinity", "event", "best")?;
+    expect_check(Some(&vm.name), "connection", "qmp", "best")?;
+    expect_check(Some(&vm.name), "guest nodes", "2", "best")?;
+    expect_check(Some(&vm.name), "homes", "one each", "best")?;
+    expect_check(Some(&vm.name), "channel", "none", "missing")?;
+    println!("doctor: the checks of the host and of a VM that is not attached");
     Ok(())
 }
 
@@ -65,12 +65,12 @@ fn safe_mode(vm: &Vm, nodes: &Nodes) -> Result<()> {
     taskset(vm, 1, 1, nodes)?;
     wait_until_seen(&vm.name, &[(0, 0, "true"), (1, 1, "true")]).context("safe mode")?;
     check(vm, &[0, 1])?;
-    expect_rung(Some(&vm.name), "driver", "safe", "reduced")?;
+    expect_check(Some(&vm.name), "driver", "safe", "reduced")?;
     vm.exec(&["rmmod", "vnuma"])?;
     vm.exec(&["insmod", "/root/vnuma.ko"])?;
     taskset(vm, 1, 0, nodes)?;
     wait_until_seen(&vm.name, &[(0, 0, "true"), (0, 0, "true")]).context("fast mode again")?;
-    expect_rung(Some(&vm.name), "driver", "fast", "best")?;
+    expect_check(Some(&vm.name), "driver", "fast", "best")?;
     println!("doctor: the driver's mode");
     Ok(())
 }
@@ -86,12 +86,12 @@ fn expect_location_source(expected: &str) -> Result<()> {
 fn burst(vm: &Vm, nodes: &Nodes) -> Result<()> {
     let deferred = || -> Result<u64> {
         let shown = vnumactl(&["show", &vm.name])?;
-        shown["telling"]["deferred_by_cap"]
+        shown["publication"]["deferred_by_cap"]
             .as_u64()
-            .with_context(|| format!("no telling.deferred_by_cap: {shown}"))
+            .with_context(|| format!("no publication.deferred_by_cap: {shown}"))
     };
     let before = deferred()?;
-    wait_for("the cap to defer a telling", HANG_LIMIT, || {
+    wait_for("the cap to defer a publication", HANG_LIMIT, || {
         for node in [0, 1].repeat(30) {
             taskset(vm, 1, node, nodes)?;
         }
@@ -101,7 +101,7 @@ fn burst(vm: &Vm, nodes: &Nodes) -> Result<()> {
     taskset(vm, 1, 1, nodes)?;
     wait_until_seen(&vm.name, &[(0, 0, "true"), (1, 1, "true")]).context("after the burst")?;
     check(vm, &[0, 1])?;
-    println!("burst: capped and counted, the last state is told");
+    println!("burst: capped and counted, the last state is published");
     Ok(())
 }
 
@@ -110,7 +110,7 @@ fn polling(vm: &Vm, nodes: &Nodes) -> Result<()> {
     std::fs::write("/root/poll.toml", "[observe]\nlocation = \"poll\"\n")?;
     let _daemon = vnumad(&["--config", "/root/poll.toml"])?;
     expect_location_source("poll")?;
-    expect_rung(None, "locations", "poll", "reduced")?;
+    expect_check(None, "locations", "poll", "reduced")?;
     equip(vm)?;
     wait_until_listed(&vm.name)?;
     vnumactl(&["attach", &vm.name])?;
@@ -138,15 +138,18 @@ pub fn hardware(nodes: &Nodes) -> Result<()> {
         let path = format!("/sys/devices/system/node/node{node}/distance");
         let kernel: Vec<u64> =
             std::fs::read_to_string(&path)?.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
-        let told: Vec<u64> =
+        let published: Vec<u64> =
             row.as_array().context("no row")?.iter().filter_map(|value| value.as_u64()).collect();
-        ensure!(told == kernel, "distances of node {node}: vnumactl says {told:?}, the kernel {kernel:?}");
+        ensure!(
+            published == kernel,
+            "distances of node {node}: vnumactl says {published:?}, the kernel {kernel:?}"
+        );
     }
     println!("hardware: {expected} nodes as the kernel lists them");
     Ok(())
 }
 
-/// On a node that is no guest node's home the nearest one is told, and a tie keeps the present one.
+/// On a node that backs no guest node the nearest one is published, and a tie keeps the present one.
 fn homeless(vm: &Vm, nodes: &Nodes) -> Result<()> {
     for node in [2, 3] {
         for present in [0, 1] {
@@ -168,7 +171,7 @@ fn homeless(vm: &Vm, nodes: &Nodes) -> Result<()> {
             check(vm, &[0, nearest])?;
         }
     }
-    println!("nobody's home: approximate, the nearest guest node is told");
+    println!("no home: approximate, the nearest guest node is published");
     Ok(())
 }
 
@@ -191,19 +194,19 @@ fn drift(vm: &Vm, nodes: &Nodes) -> Result<()> {
             Ok(Process(Command::new("taskset").args(arguments).spawn().context("taskset")?))
         })
         .collect::<Result<Vec<_>>>()?;
-    wait_for("the load balancer's move to be told", HANG_LIMIT, || {
+    wait_for("the load balancer's move to be published", HANG_LIMIT, || {
         let vcpu = seen(&vm.name)?.swap_remove(0);
         Ok(vcpu.host_node == Some(1) && vcpu.guest_node == Some(1) && vcpu.state == "true")
     })
     .with_context(|| format!("vnumactl shows {:?}", seen(&vm.name)))?;
-    println!("drift: told after the balancer moved a vCPU");
+    println!("drift: published after the balancer moved a vCPU");
     Ok(())
 }
 
 /// Each refusal says what is wrong.
 fn refusals(vm: &Vm, uma: &Vm) -> Result<()> {
     wait_until_listed(&uma.name)?;
-    expect_rung(Some(&uma.name), "guest nodes", "none", "missing")?;
+    expect_check(Some(&uma.name), "guest nodes", "none", "missing")?;
     for (arguments, reason) in [
         (vec!["attach", &vm.name], "attached"),
         (vec!["attach", "uma"], "UMA"),

@@ -44,7 +44,7 @@ pub fn run() -> Result<()> {
     Ok(())
 }
 
-/// Another client has the monitor when vnumad starts: the VM is seen by the kernel's word until the client leaves.
+/// Another client has the monitor when vnumad starts: the VM is observed from the kernel until the client leaves.
 fn in_use_from_the_start(vm: &Vm, nodes: &Nodes) -> Result<()> {
     let socket = Path::new("/run/vnuma/qmp").join(format!("{}.sock", vm.name));
     let mut other = UnixStream::connect(&socket).with_context(|| socket.display().to_string())?;
@@ -76,7 +76,7 @@ fn stopped(vm: &Vm, nodes: &Nodes) -> Result<()> {
     ensure!(shown["channel"] == "attached", "{shown}");
     taskset(vm, 1, 0, nodes)?;
     await_nodes(vm, &[0, 0])?;
-    // Told it is; taken over it cannot be.
+    // It is published, and cannot be acknowledged yet.
     ensure!(seen(&vm.name)?[1].state == "stale", "{:?}", seen(&vm.name)?);
     refused(&["detach", &vm.name], "is stopped by a signal")?;
     signal("CONT", vm)?;

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-/// Only a bound against hanging for ever.
+/// Only a limit for tests that hang.
 pub const HANG_LIMIT: Duration = Duration::from_secs(120);
 
 mod monitor;

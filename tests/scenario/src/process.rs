@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Only a bound against hanging for ever.
+/// Only a limit for tests that hang.
 const HANG_LIMIT: Duration = Duration::from_secs(400);
 
 /// Runs a command to its end and returns its standard output.
@@ -28,7 +28,7 @@ pub struct Process(pub Child);
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Already gone is as good.
+        // It may be gone already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

@@ -29,7 +29,9 @@ pub fn replug_when_noticed(vm: &Vm, vcpu: u64) -> Result<Value> {
     loop {
         match vnumactl(&["replug", &vm.name, "--vcpu", &vcpu.to_string()]) {
             Ok(done) => return Ok(done),
-            Err(error) if format!("{error:#}").contains("which is right") && Instant::now() < end => {}
+            Err(error)
+                if format!("{error:#}").contains("is on the right guest node already")
+                    && Instant::now() < end => {}
             Err(error) => return Err(error),
         }
     }

@@ -80,7 +80,7 @@ pub fn run() -> Result<()> {
     finish(costs, dilation)
 }
 
-/// Seconds that a command took. lab-load tells them of the loop alone.
+/// Seconds that a command took. lab-load reports those of the loop alone.
 fn timed(lab: &Lab, command: &str) -> Result<f64> {
     let start = Instant::now();
     let text = sh(lab, &format!("taskset -c 0 {command}"))?;

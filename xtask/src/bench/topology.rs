@@ -209,8 +209,8 @@ fn print_rows(kernels: &[&str], figures: &[Value]) {
 const ROWS: [(&str, &str); 14] = [
     ("update idle, p50 ms", "/update_latency_ms/p50"),
     ("update idle, p99 ms", "/update_latency_ms/p99"),
-    ("  move to told, p50 ms", "/update_latency_ms/phases_ms/moved_to_told/p50"),
-    ("  told to interrupt, p50 ms", "/update_latency_ms/phases_ms/told_to_interrupt/p50"),
+    ("  move to published, p50 ms", "/update_latency_ms/phases_ms/moved_to_published/p50"),
+    ("  published to interrupt, p50 ms", "/update_latency_ms/phases_ms/published_to_interrupt/p50"),
     ("  interrupt to kernel, p50 ms", "/update_latency_ms/phases_ms/interrupt_to_kernel/p50"),
     ("  kernel to program, p50 ms", "/update_latency_ms/phases_ms/kernel_to_program/p50"),
     ("update loaded, p50 ms", "/update_latency_ms_loaded/p50"),

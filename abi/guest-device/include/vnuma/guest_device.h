@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
 /*
- * /dev/vnuma: what the guest driver tells the programs of the guest.
+ * /dev/vnuma: what the guest driver shows to programs of the guest.
  *
  * mmap(PROT_READ, MAP_SHARED) of VNUMA_GD_SIZE bytes at offset 0 shows the driver's own
  * memory, not the host's: it changes only after the kernel's maps agree with it.
@@ -34,7 +34,7 @@
 /* vnuma_gd_page.distances */
 #define VNUMA_GD_DISTANCES_SAME		0	/* the kernel had them already */
 #define VNUMA_GD_DISTANCES_APPLIED	1	/* the kernel's table was changed */
-#define VNUMA_GD_DISTANCES_UNSUPPORTED	2	/* told, but this kernel keeps its own */
+#define VNUMA_GD_DISTANCES_UNSUPPORTED	2	/* published, but this kernel keeps its own */
 
 /* vnuma_gd_page.cpu_node of a CPU that the kernel does not have */
 #define VNUMA_GD_NO_NODE	0xffff
@@ -44,18 +44,18 @@ struct vnuma_gd_page {
 	__u16 version_major;
 	__u16 version_minor;
 	__u32 page_size;	/* sizeof(struct vnuma_gd_page) */
-	__u64 generation;	/* last one applied, see cpus_behind; 0: none yet */
+	__u64 generation;	/* last one applied, see cpus_unapplied; 0: none yet */
 	__u32 sequence;		/* odd while the driver writes */
 	__u32 mode;		/* VNUMA_GD_MODE_* */
 	__u64 updates;		/* generations applied since the driver was loaded */
 	__u64 refused;		/* malformed or torn publications */
-	__u64 told_ns;		/* CLOCK_MONOTONIC of the last interrupt ... */
+	__u64 interrupt_ns;	/* CLOCK_MONOTONIC of the last interrupt ... */
 	__u64 applied_ns;	/* ... and when all maps agreed */
 	__u32 nr_nodes;
 	__u32 nr_cpus;		/* entries of cpu_node in use */
 	__u32 distances;	/* VNUMA_GD_DISTANCES_* */
 	__s32 last_error;	/* 0 or -errno of the last publication */
-	__u32 cpus_behind;	/* since 1.1: online CPUs that are not where the host told */
+	__u32 cpus_unapplied;	/* since 1.1: online CPUs that are not on their published node */
 	__u32 reserved0;
 	__u64 reserved[4];
 	__u16 cpu_node[VNUMA_GD_MAX_CPUS];	/* by the kernel's CPU number */

@@ -104,7 +104,7 @@ struct vnuma_lc_header {
 	struct vnuma_lc_range ranges[VNUMA_LC_MAX_RANGES];
 };
 
-/* What the server tells of its PCI devices; `count` is written last */
+/* The server's PCI devices; `count` is written last */
 struct vnuma_lc_devices {
 	__u32 count;
 	__u32 reserved;

@@ -12,7 +12,7 @@ use vnuma_placement::{
 };
 
 impl Core {
-    /// Carries out each step of a plan as far as that is the core's to do: states change, and commands go out.
+    /// Carries out the core's part of each step of a plan: changes states and adds commands.
     pub(super) fn act(&mut self, plan: Plan) {
         for id in plan.deferred {
             if let Some((_, vm)) = self.world.vm_mut(id) {
@@ -39,7 +39,7 @@ impl Core {
         self.commands.push(Command::Publish(id, generation, publication));
         self.log(Level::Debug, format!("{name}: generation {generation:016x} is published: {reason:?}"));
         let generation = api::Generation(generation);
-        self.announce(api::Event::Told { vm: name, generation, time_ns: now_ns, changed_ns });
+        self.announce(api::Event::Published { vm: name, generation, time_ns: now_ns, changed_ns });
     }
 
     fn begin_move(&mut self, id: VmId, wanted: Move) {

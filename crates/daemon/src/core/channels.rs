@@ -8,7 +8,7 @@ use super::{
 };
 use vnuma_api as api;
 use vnuma_hypervisor::VmError;
-use vnuma_placement::world::{ChannelEvent, ChannelState, ReplugEnd, VmId};
+use vnuma_placement::world::{ChannelEvent, ChannelState, DriverStatus, ReplugEnd, Vm, VmId};
 
 impl Core {
     /// Takes a channel to its next state. `None`: the event means nothing in the present one.
@@ -22,11 +22,12 @@ impl Core {
             vm.placement.start_publishing(now_ns);
         } else if served && !serves {
             vm.placement.stop_publishing();
+            vm.stats.driver = DriverStatus::default();
             self.commands.push(Command::CloseChannel(id));
         }
         let Some((_, vm)) = self.world.vm_mut(id) else { return Some(before) };
         if !serves && vm.channel.is_plugged() && vm.channel != before {
-            // Whoever served it may have published anything.
+            // Another process may have published anything through it.
             vm.placement.acked_unknown();
         }
         Some(before)
@@ -45,7 +46,7 @@ impl Core {
                 let name = self.name_of(id);
                 self.log(Level::Info, format!("{name}: topology channel attached"));
                 self.announce(api::Event::Attached { vm: name, time_ns: self.now_ns });
-                // Answered when the guest has been given everything that is true.
+                // Answered after the first publication.
                 self.first_publication.insert(id, request);
                 return;
             }
@@ -96,7 +97,7 @@ impl Core {
         }
     }
 
-    /// The device is gone, whoever asked for it.
+    /// The device is unplugged, for whatever reason.
     pub(super) fn unplugged(&mut self, id: VmId, event: ChannelEvent) {
         let Some(before) = self.channel_event(id, event) else { return };
         let Some(vm) = self.vm(id) else { return };
@@ -111,7 +112,7 @@ impl Core {
         self.answer(before.request(), Reply::Vm(id));
     }
 
-    /// A hypervisor has answered, for the first time or again: is its channel as it was left?
+    /// A hypervisor has answered, for the first time or again. Compares its channel with the known state.
     pub(super) fn found_channel(&mut self, id: VmId, plugged: bool) {
         if !plugged {
             return self.unplugged(id, ChannelEvent::FoundUnplugged);
@@ -123,7 +124,7 @@ impl Core {
             Some(ChannelState::Recovering) => self.recover(id),
             Some(ChannelState::LostDetaching(None)) => {
                 let name = self.name_of(id);
-                let line = "an attach that had failed was carried out after all, and is undone";
+                let line = "QEMU has carried out an attach that had timed out; it is undone";
                 self.log(Level::Info, format!("{name}: {line}"));
                 // It reports that the device is gone, now or when the guest lets go.
                 self.ask_if_connected(id, Ask::Detach);
@@ -142,7 +143,7 @@ impl Core {
         self.ask_if_connected(id, Ask::Recover(epoch));
     }
 
-    /// That has ended.
+    /// Taking it over has ended.
     pub(super) fn recovered(&mut self, id: VmId, outcome: Result<u64, Refusal>) {
         let event =
             outcome.as_ref().map_or(ChannelEvent::RecoverFailed, |next| ChannelEvent::Recovered(*next));
@@ -163,27 +164,36 @@ impl Core {
     }
 
     /// A guest has acknowledged a generation.
-    pub(super) fn acknowledged(&mut self, id: VmId, generation: u64, safe_mode: Option<bool>) {
+    pub(super) fn acknowledged(&mut self, id: VmId, generation: u64) {
         let acknowledged_ns = self.now_ns;
         let Some((_, vm)) = self.world.vm_mut(id) else { return };
         if vm.channel.publisher().is_none() {
             return;
         }
         let Some(update) = vm.placement.acknowledged(generation) else { return };
-        vm.stats.safe_mode = safe_mode.or(vm.stats.safe_mode);
         vm.stats.acknowledgements += 1;
         vm.stats.acknowledged = Some(generation);
-        let event = api::Event::Updated {
+        let event = api::Event::Acknowledged {
             vm: vm.name().to_owned(),
             generation: api::Generation(generation),
             changed_ns: update.changed_ns,
-            told_ns: update.published_ns,
+            published_ns: update.published_ns,
             acknowledged_ns,
         };
         self.announce(event);
     }
 
-    /// A replug has ended: the vCPU has another slot, and with it another name; or has not.
+    /// A guest has signalled its area. It may do so without end, so an unchanged report costs nothing.
+    pub(super) fn driver_reported(&mut self, id: VmId, status: DriverStatus) {
+        let news = |vm: &Vm| vm.channel.publisher().is_some() && vm.stats.driver != status;
+        if self.vm(id).is_some_and(news)
+            && let Some((_, vm)) = self.world.vm_mut(id)
+        {
+            vm.stats.driver = status;
+        }
+    }
+
+    /// A replug has ended. If it succeeded the vCPU has another slot, and with it another APIC id.
     pub(super) fn replugged(&mut self, id: VmId, outcome: Result<Replugged, VmError>) {
         let now_ns = self.now_ns;
         let Some((_, vm)) = self.world.vm_mut(id) else { return };

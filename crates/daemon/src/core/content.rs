@@ -1,4 +1,4 @@
-//! A publication in the form of the channel.
+//! Converts a publication to the content of a channel.
 
 use vnuma_abi_topology_channel::Vcpu;
 use vnuma_channel::{Content, ContentError};

@@ -1,7 +1,7 @@
 //! Upper halves of generations.
 
 /// Gives each channel an epoch of its own, also across restarts: a guest compares generations
-/// for change only, and one that came back would hide a publication from it.
+/// only for equality, and would miss a publication whose generation it has seen before.
 #[derive(Debug)]
 pub(super) struct Epochs(u32);
 

@@ -1,11 +1,11 @@
-//! What the core is told, and what it wants done. Plain data on both sides.
+//! The core's input (events) and output (commands), as plain data.
 
 use super::refusal::Refusal;
 use vnuma_api as api;
 use vnuma_hypervisor::{Plugged, VmError};
 use vnuma_placement::{
     Publication,
-    world::{ConnectionId, RequestId, StopReason, VmId},
+    world::{ConnectionId, DriverStatus, RequestId, StopReason, VmId},
 };
 use vnuma_process::ActError;
 use vnuma_topology::{ApicId, CpuSet, HostNodeId, HostTopology, Vcpu, VcpuLocation, VmDescription};
@@ -15,7 +15,7 @@ use vnuma_topology::{ApicId, CpuSet, HostNodeId, HostTopology, Vcpu, VcpuLocatio
 pub struct Candidate {
     /// The backend's name for it. Opaque.
     pub handle: String,
-    /// What it is called until it says its name.
+    /// Its name until it reports its own.
     pub name: String,
     /// Differs when another VM may be behind the handle.
     pub instance: u64,
@@ -24,23 +24,25 @@ pub struct Candidate {
 /// Something that happened.
 #[derive(Debug)]
 pub enum Event {
-    /// The backends listed what there is, or could not.
+    /// The backends listed their VMs, or failed to.
     Scanned(Result<Vec<Candidate>, String>),
     /// Over a connection to a hypervisor.
     Hypervisor(ConnectionId, Report),
-    /// A thread that is watched is somewhere else, or was looked at. `None`: it could not be looked at.
+    /// Where a watched thread is, after it moved or was read again. `None`: it could not be read.
     Located(i32, Option<VcpuLocation>),
     /// A thread that is watched has ended.
     ThreadEnded(i32),
-    /// A guest has acknowledged a generation, and says whether its driver works in safe mode.
-    Acknowledged(VmId, u64, Option<bool>),
-    /// A publication went out, and the next one has this generation; or it did not.
+    /// A guest has acknowledged a generation.
+    Acknowledged(VmId, u64),
+    /// What a guest's driver reports of itself. It may be what it reported before.
+    Driver(VmId, DriverStatus),
+    /// A publication was written, with the generation of the next one; or it failed.
     Published(VmId, Result<u64, Refusal>),
-    /// A move was made, and where the vCPU was then; or it was not made.
+    /// A move was made, with the vCPU's location after it; or it failed.
     Moved(VmId, ApicId, HostNodeId, Result<Option<VcpuLocation>, ActError>),
-    /// A process that is watched runs, or stands still.
+    /// A watched process runs, or is stopped.
     ProcessState(VmId, i32, Option<StopReason>),
-    /// A process that is watched is at work or stuck: only a question tells which.
+    /// The main loop of a watched process is busy or stuck. Only a probe shows which.
     MainLoopBusy(VmId, i32),
     /// A process that is watched has ended.
     ProcessEnded(VmId, i32),
@@ -48,7 +50,7 @@ pub enum Event {
     HostChanged(HostTopology),
     /// An operator wants something.
     Requested(RequestId, Request),
-    /// It is time to look at everything again, in case something was missed.
+    /// It is time to read everything again, in case an event was lost.
     Resync,
     /// Time has passed.
     Woken,
@@ -59,13 +61,13 @@ pub enum Event {
 pub enum Report {
     /// The hypervisor has greeted and described the VM. Its channel's device is plugged or not.
     Up(VmDescription, bool),
-    /// A probe is not answered yet, and what the probe was; the process.
+    /// A probe has not been answered yet: the probe, and the process.
     Slow(String, i32),
     /// It was answered after all.
     Prompt,
-    /// Nothing is answered, and what was asked; the process.
+    /// Nothing is answered: what was asked, and the process.
     Silent(String, i32),
-    /// vCPUs that were seen without the hypervisor's help: the process, the vCPUs, and whether their APIC ids are certain.
+    /// vCPUs observed without the hypervisor: the process, the vCPUs, and whether their APIC ids are certain.
     Observed(i32, Vec<Vcpu>, bool),
     /// There is no connection, or no more. Nothing follows.
     Lost(VmError),
@@ -73,13 +75,13 @@ pub enum Report {
     Ended,
     /// The VM was described again.
     Described(VmDescription),
-    /// The channel was plugged, and its first generation; or it was not.
+    /// The channel was plugged, with its first generation; or plugging failed.
     Attached(Result<u64, Refusal>),
-    /// The channel was unplugged, or was not.
+    /// The channel was unplugged, or unplugging failed.
     Detached(Result<(), VmError>),
-    /// A vCPU was replugged, or was not.
+    /// A vCPU was replugged, or the replug failed.
     Replugged(Result<Replugged, VmError>),
-    /// The channel of an earlier vnumad was taken over, and its next generation; or it was not.
+    /// The channel of an earlier vnumad was taken over, with its next generation; or that failed.
     Recovered(Result<u64, Refusal>),
     /// The guest let go of the channel's device.
     Released,
@@ -98,20 +100,20 @@ pub struct Replugged {
     pub location: Option<VcpuLocation>,
 }
 
-/// What an operator wants.
+/// A request of an operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// A topology channel for a VM.
+    /// Attach a topology channel to a VM.
     Attach(String),
-    /// No topology channel for a VM any more.
+    /// Detach the topology channel of a VM.
     Detach(String),
-    /// A vCPU on a host node.
+    /// Move a vCPU to a host node.
     Move(String, ApicId, HostNodeId),
-    /// A vCPU plugged anew where it runs.
+    /// Replug a vCPU to the guest node of where it runs.
     Replug(String, ApicId),
 }
 
-/// What a request came to.
+/// The answer to a request.
 #[derive(Debug)]
 pub enum Answer {
     /// The VM as it is now.
@@ -125,7 +127,7 @@ pub enum Answer {
 pub enum Ask {
     /// Describe the VM again.
     Describe,
-    /// See whether it still answers.
+    /// Probe whether it still answers.
     Probe,
     /// Plug a channel whose generations have this epoch.
     Attach(u32),
@@ -140,20 +142,20 @@ pub enum Ask {
 /// How urgent a line of the log is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
-    /// For whoever looks for a fault.
+    /// For debugging.
     Debug,
     /// What happened.
     Info,
-    /// What an operator should look at.
+    /// An operator should know it.
     Warn,
 }
 
-/// Something to do. None of it waits for anything.
+/// Something to do. Giving it never waits.
 #[derive(Debug)]
 pub enum Command {
     /// Connect to what is behind a handle, which is this VM or may turn out to be.
     Connect(VmId, ConnectionId, String),
-    /// Close a connection. Nothing is expected of it any more.
+    /// Close a connection; its later reports are ignored.
     Disconnect(ConnectionId),
     /// Ask a hypervisor.
     Ask(ConnectionId, Ask),
@@ -161,13 +163,13 @@ pub enum Command {
     Publish(VmId, u64, Publication),
     /// The host's end of a VM's channel is not used any more.
     CloseChannel(VmId),
-    /// The process of this number has ended, and its channel with it.
+    /// Remove the channel record of this process, which has ended.
     ForgetRecord(i32),
     /// Watch a thread of a process, and say where it is.
     Watch(i32, i32),
     /// Watch a thread no longer.
     Unwatch(i32),
-    /// Say where all these threads are, in case something was missed: (process, thread).
+    /// Read the locations of all these threads, in case an event was lost: (process, thread).
     Look(Vec<(i32, i32)>),
     /// Confine a thread to CPUs of a node; [`Event::Moved`] answers.
     Move {
@@ -184,7 +186,7 @@ pub enum Command {
         /// Its CPUs.
         cpus: CpuSet,
     },
-    /// Watch whether a VM's process runs. Any other one of this VM is watched no longer.
+    /// Watch whether a VM's process runs, instead of any other process of this VM.
     WatchProcess(VmId, i32),
     /// Watch this process of a VM no longer.
     UnwatchProcess(VmId, i32),

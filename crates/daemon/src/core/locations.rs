@@ -28,7 +28,7 @@ impl Core {
 
     /// The vCPU was unplugged, or the VM is about to end; its hypervisor knows.
     pub(super) fn thread_ended(&mut self, tid: i32) {
-        // The kernel may give its number to a thread of another VM next.
+        // The kernel may reuse its number for a thread of another VM.
         let Some((id, vcpu)) = self.threads.remove(&tid) else { return };
         self.commands.push(Command::Unwatch(tid));
         self.locate(id, vcpu, None);
@@ -44,7 +44,7 @@ impl Core {
         outcome: Result<Option<VcpuLocation>, ActError>,
     ) {
         let Some((host, vm)) = self.world.vm_mut(id) else { return };
-        // Of a VM that is gone everybody was told so.
+        // The VM is gone, and its requests have been answered.
         let is_it = |known: &vnuma_placement::world::Move| {
             known.in_flight && (known.vcpu, known.node) == (vcpu, node)
         };

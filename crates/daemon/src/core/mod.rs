@@ -1,4 +1,4 @@
-//! What vnumad decides, without I/O, threads or clock: events in, commands out.
+//! vnumad's decisions, without I/O, threads or clock: events in, commands out.
 //!
 //! ```text
 //!            ┌──────────────────────────── Core::step ────────────────────────────┐
@@ -49,7 +49,7 @@ pub struct Core {
     handles: HashMap<String, VmId>,
     /// Known VMs by name.
     names: HashMap<String, VmId>,
-    /// Whose connection it is.
+    /// VM of each connection.
     connections: HashMap<ConnectionId, VmId>,
     /// Which vCPU a thread runs.
     threads: BTreeMap<i32, (VmId, ApicId)>,
@@ -61,7 +61,7 @@ pub struct Core {
     scan_problem: Option<String>,
     now_ns: u64,
     commands: Vec<Command>,
-    /// Answered after everything else, so that what is answered is done and shown as it is then.
+    /// Answers of this step. They are given last, so that they show the state after it.
     replies: Vec<(RequestId, Reply)>,
 }
 
@@ -73,7 +73,7 @@ enum Reply {
 }
 
 impl Core {
-    /// Nothing is known but the host. `first_epoch` is one that no earlier vnumad had.
+    /// A core that knows the host and no VMs. No earlier vnumad may have used `first_epoch`.
     pub fn new(host: HostTopology, policies: Policies, first_epoch: u32) -> Self {
         Self {
             world: World::new(host),
@@ -93,8 +93,8 @@ impl Core {
         }
     }
 
-    /// The loop's body: takes in what happened, decides what is to be done, and gives it out as commands in the order
-    /// in which they are to be carried out.
+    /// The body of the loop: takes in an event, decides, and returns commands in the order in which they are to be
+    /// carried out.
     pub fn step(&mut self, now_ns: u64, event: Event) -> Vec<Command> {
         self.now_ns = now_ns;
         self.observe(event);
@@ -123,7 +123,8 @@ impl Core {
             Event::Hypervisor(connection, report) => self.reported(connection, report),
             Event::Located(tid, location) => self.located(tid, location),
             Event::ThreadEnded(tid) => self.thread_ended(tid),
-            Event::Acknowledged(vm, generation, mode) => self.acknowledged(vm, generation, mode),
+            Event::Acknowledged(vm, generation) => self.acknowledged(vm, generation),
+            Event::Driver(vm, status) => self.driver_reported(vm, status),
             Event::Published(vm, outcome) => self.published(vm, outcome),
             Event::Moved(vm, vcpu, node, outcome) => self.moved(vm, vcpu, node, outcome),
             Event::ProcessState(vm, pid, stopped) => self.process_state(vm, pid, stopped),
@@ -162,11 +163,11 @@ impl Core {
         let (nodes, cpus) = (host.nodes.len(), host.nodes.iter().map(|node| node.cpus.len()).sum::<usize>());
         self.log(Level::Info, format!("the host's topology changed: {nodes} nodes, {cpus} CPUs online"));
         self.world.host_changed(host, self.now_ns);
-        // A CPU that was of no known node may be of one now.
+        // A CPU without a known node may have one now.
         self.look_at_all();
     }
 
-    /// Heals whatever a lost event left wrong.
+    /// Repairs what a lost event left wrong.
     fn resync(&mut self) {
         self.look_at_all();
         self.describe_unbound();

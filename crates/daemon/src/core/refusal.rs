@@ -6,10 +6,10 @@ use vnuma_host::SysfsError;
 use vnuma_hypervisor::VmError;
 use vnuma_process::ActError;
 
-/// Longest message that quotes what others wrote, in bytes.
+/// Longest message with text from elsewhere, in bytes.
 const MESSAGE_LIMIT: usize = 1000;
 
-/// A message of bounded length that disturbs no terminal and no log.
+/// The message with a bounded length and without control characters.
 pub fn sanitize(message: &str) -> String {
     vnuma_process::text::sanitize(message, MESSAGE_LIMIT)
 }
@@ -22,9 +22,9 @@ pub enum Refusal {
     NoVm(String),
     #[error("{vm}: not connected to its hypervisor: {problem}")]
     NotConnected { vm: String, problem: String },
-    #[error("{vm}: a UMA VM: it has no guest nodes (no -numa), so there is nothing to tell")]
+    #[error("{vm}: a UMA VM: it has no guest nodes (no -numa), so there is nothing to publish")]
     Uma { vm: String },
-    #[error("{vm}: its guest nodes are numbered {ids:?}, not 0 to {last}; this cannot be told")]
+    #[error("{vm}: its guest nodes are numbered {ids:?}, not 0 to {last}; the channel takes no others")]
     NodeNumbers { vm: String, ids: Vec<u32>, last: usize },
     #[error("{vm}: {source}")]
     Content { vm: String, source: ContentError },
@@ -44,25 +44,25 @@ pub enum Refusal {
     NotAttached { vm: String },
     #[error("{vm}: has no vCPU with APIC id {vcpu}; it has {present:?}")]
     NoVcpu { vm: String, vcpu: u32, present: Vec<u32> },
-    #[error("{vm}: its guest is told through the topology channel, so nothing is replugged; detach it first")]
+    #[error("{vm}: the topology channel is attached, so nothing is replugged; detach it first")]
     ChannelInUse { vm: String },
     #[error("{vm}: a vCPU is being replugged by another request")]
     Replugging { vm: String },
-    #[error("{vm}: vCPU {vcpu} its location is unknown, so no target node can be chosen")]
+    #[error("{vm}: vCPU {vcpu}: location unknown; cannot choose a target node")]
     LocationUnknown { vm: String, vcpu: u32 },
-    #[error("{vm}: its guest believes vCPU {vcpu} to be on guest node {node}, which is right; nothing to do")]
+    #[error("{vm}: vCPU {vcpu} is on the right guest node already ({node}); nothing to do")]
     AlreadyCorrect { vm: String, vcpu: u32, node: u32 },
     #[error("the host has no node {node}; it has {present:?}")]
     NoNode { node: u32, present: Vec<u32> },
     #[error("host node {node} has no CPUs")]
     NoCpus { node: u32 },
     #[error(
-        "{vm}: its vCPUs are known by the names of their threads only, which do not tell APIC ids; it can be moved once its hypervisor answers"
+        "{vm}: its vCPUs are known by the names of their threads only, which do not show APIC ids; they can be moved once its hypervisor answers"
     )]
     Unnumbered { vm: String },
     #[error("{source}; the attach is undone as soon as it answers")]
     Unfinished { source: VmError },
-    #[error("{vm}: it ended before this was done")]
+    #[error("{vm}: the VM ended before the request was done")]
     Ended { vm: String },
     #[error("{vm}: vCPU {vcpu} was not moved to node {node}: {source}")]
     Move { vm: String, vcpu: u32, node: u32, source: ActError },
@@ -70,7 +70,7 @@ pub enum Refusal {
     Vm(#[from] VmError),
     #[error("{vm}: {source}")]
     Channel { vm: String, source: ChannelError },
-    #[error("{vm}: writing down its channel: {source}")]
+    #[error("{vm}: cannot write the record of its channel: {source}")]
     Record { vm: String, source: std::io::Error },
     #[error("{vm}: {source}")]
     System { vm: String, source: std::io::Error },

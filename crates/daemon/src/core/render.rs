@@ -8,12 +8,12 @@ use vnuma_placement::{
 };
 use vnuma_topology::DistanceMatrix;
 
-/// Does an operator see it? Not before anybody has answered there.
+/// Whether it is shown. A handle behind which nothing has answered yet is not.
 pub(super) fn is_shown(managed: &ManagedVm) -> bool {
     managed.vm.is_some() || problem(managed).is_some()
 }
 
-/// What an operator sees of it.
+/// The VM in the form of the API.
 pub(super) fn managed(managed: &ManagedVm) -> Option<api::Vm> {
     let problem = problem(managed);
     match (&managed.vm, problem) {
@@ -23,7 +23,7 @@ pub(super) fn managed(managed: &ManagedVm) -> Option<api::Vm> {
     }
 }
 
-/// Why it cannot be asked anything.
+/// Why its hypervisor cannot be asked.
 pub(super) fn problem(managed: &ManagedVm) -> Option<String> {
     match managed.process {
         Some(process) => match process.stopped {
@@ -36,7 +36,7 @@ pub(super) fn problem(managed: &ManagedVm) -> Option<String> {
 
 fn stopped(reason: StopReason) -> &'static str {
     match reason {
-        StopReason::Signal => "stopped by a signal (SIGSTOP); SIGCONT lets it go on",
+        StopReason::Signal => "stopped by a signal (SIGSTOP); SIGCONT resumes it",
         StopReason::Tracer => "held by a debugger",
     }
 }
@@ -61,7 +61,7 @@ fn vm(vm: &Vm, hypervisor: api::Hypervisor, problem: Option<String>) -> api::Vm 
     };
     let suppressed = vm.placement.suppressed();
     let described = vm.source == DescriptionSource::Hypervisor;
-    let channel = channel(vm.channel);
+    let (channel, driver) = (channel(vm.channel), vm.stats.driver);
     api::Vm {
         name: vm.name().to_owned(),
         pid: Some(vm.description.pid),
@@ -74,15 +74,20 @@ fn vm(vm: &Vm, hypervisor: api::Hypervisor, problem: Option<String>) -> api::Vm 
         nodes: vm.description.guest_nodes.iter().map(node).collect(),
         distances: vm.placement.distances().clone(),
         vcpus: vm.description.vcpus.iter().filter_map(|described| vcpu(vm, described)).collect(),
-        telling: api::Telling {
+        publication: api::Publication {
             generation: vm.stats.published.map(api::Generation),
             acknowledged: vm.stats.acknowledged.map(api::Generation),
-            driver_mode: vm.stats.safe_mode.map(|safe| match safe {
+            driver_mode: driver.safe_mode.map(|safe| match safe {
                 true => api::DriverMode::Safe,
                 false => api::DriverMode::Fast,
             }),
-            told: vm.stats.publications,
-            updated: vm.stats.acknowledgements,
+            driver_version: driver.version.map(|[major, minor, patch]| format!("{major}.{minor}.{patch}")),
+            refused: driver.refused.map(|(generation, errno)| api::RefusedGeneration {
+                generation: api::Generation(generation),
+                errno,
+            }),
+            publications: vm.stats.publications,
+            acknowledgements: vm.stats.acknowledgements,
             suppressed_by_dwell: suppressed.dwell,
             deferred_by_cap: suppressed.cap,
         },
@@ -101,17 +106,17 @@ fn channel(state: ChannelState) -> api::ChannelState {
     }
 }
 
-/// Why a guest that was not asked to stand still does.
+/// Why a guest does not run though nobody paused it.
 fn stuck(vm: &Vm) -> Option<String> {
     let state = vm.description.run_state.as_str();
     let why = match state {
-        "internal-error" => "the hypervisor could not go on with it",
-        "io-error" => "its disk gave an error",
+        "internal-error" => "KVM cannot run it any more",
+        "io-error" => "a disk reported an I/O error",
         "guest-panicked" => "its kernel panicked",
-        "watchdog" => "its watchdog ran out",
+        "watchdog" => "its watchdog expired",
         _ => return None,
     };
-    Some(format!("the guest stands still ({state}): {why}"))
+    Some(format!("the guest does not run ({state}): {why}"))
 }
 
 /// A VM of which only the handle is known.
@@ -128,7 +133,7 @@ fn unreachable(managed: &ManagedVm, hypervisor: api::Hypervisor, problem: String
         nodes: Vec::new(),
         distances: DistanceMatrix::default(),
         vcpus: Vec::new(),
-        telling: api::Telling::default(),
+        publication: api::Publication::default(),
         spare_slots: BTreeMap::new(),
     }
 }
@@ -143,8 +148,8 @@ fn vcpu(vm: &Vm, described: &vnuma_topology::Vcpu) -> Option<api::Vcpu> {
         host_node: status.host_node,
         pinned: location.is_some_and(|location| location.pinned.is_some()),
         guest_node: status.published_node,
-        believed_node: status.acked_node,
-        right_node: status.target_node,
+        acked_node: status.acked_node,
+        target_node: status.target_node,
         state: match status.state {
             VcpuState::True => api::VcpuState::True,
             VcpuState::Approximate => api::VcpuState::Approximate,

@@ -1,5 +1,5 @@
-//! What operators want. A request is refused here, or becomes something wanted in the world, which the next plan carries
-//! out; each is answered once.
+//! Requests of operators. Each is refused here, or recorded in the world for the next plan to carry out. Each is answered
+//! once.
 
 use super::{
     Core, Reply,
@@ -43,7 +43,7 @@ impl Core {
         }
     }
 
-    /// The VM of this name, or what has a problem and would have this name.
+    /// The VM of this name, or a handle of this name that has a problem.
     fn find(&self, name: &str) -> Result<(VmId, &ManagedVm), Refusal> {
         let known = self.names.get(name).and_then(|id| Some((*id, self.world.get(*id)?)));
         let unknown = || self.world.iter().find(|(_, m)| m.vm.is_none() && m.fallback_name == name);
@@ -73,7 +73,7 @@ impl Core {
             ChannelState::Lost | ChannelState::LostDetaching(_) => {
                 return Err(Refusal::Lost { vm: vm_name() });
             }
-            // Its hypervisor is found silent next, and answers or is lost after that.
+            // If it does not answer, its link becomes silent.
             ChannelState::AttachTimedOut => {
                 let problem = "an attach was not answered in time, and is undone first".to_owned();
                 return Err(Refusal::NotConnected { vm: vm_name(), problem });
@@ -105,7 +105,7 @@ impl Core {
         Ok(())
     }
 
-    /// It takes no connection: a VM whose hypervisor does not answer can be moved.
+    /// Needs no connection: vCPUs can be moved while the hypervisor does not answer.
     fn want_move(
         &mut self,
         request: RequestId,
@@ -157,7 +157,7 @@ fn no_vcpu(vm: &Vm, vcpu: ApicId) -> Refusal {
     Refusal::NoVcpu { vm: vm.name().to_owned(), vcpu, present }
 }
 
-/// Can anything be published to it at all? Asked before a channel is made.
+/// Checks that its topology fits a channel, before one is made.
 pub(super) fn check_publishable(vm: &Vm) -> Result<(), Refusal> {
     let name = || vm.name().to_owned();
     let ids = vm.placement.guest_nodes();

@@ -37,7 +37,7 @@ impl Core {
                 self.world.insert(id, ManagedVm::new(handle, name, instance, now_ns));
                 continue;
             };
-            // Looked at first, so that a scan that finds nothing new touches nothing.
+            // Compared first, so that a scan without news touches nothing.
             if self.world.get(id).is_some_and(|managed| managed.instance != instance)
                 && let Some(managed) = self.world.get_mut(id)
             {
@@ -47,15 +47,15 @@ impl Core {
         }
     }
 
-    /// Not knowing which VMs there are ends none.
+    /// A scan that fails ends no VM.
     pub(super) fn scan_failed(&mut self, problem: String) {
         if self.scan_problem.as_ref() != Some(&problem) {
-            self.log(Level::Warn, format!("no VMs can be found; those that are known stay: {problem}"));
+            self.log(Level::Warn, format!("cannot look for VMs; the known ones stay: {problem}"));
         }
         self.scan_problem = Some(problem);
     }
 
-    /// Connects to those whose time has come.
+    /// Connects to the VMs whose retry is due.
     pub(super) fn connect_due(&mut self) {
         for id in self.world.due(self.now_ns) {
             let now_ns = self.now_ns;
@@ -72,7 +72,7 @@ impl Core {
         }
     }
 
-    /// Takes a link to its next state; says once what is wrong.
+    /// Takes a link to its next state, and logs a problem once.
     fn link_event(&mut self, id: VmId, event: LinkEvent) {
         let Some(managed) = self.world.get_mut(id) else { return };
         let Some(next) = managed.link.next(event) else { return };
@@ -89,7 +89,7 @@ impl Core {
         }
     }
 
-    /// A connection reports. One that was given up may still have had something to say.
+    /// A connection reports. Reports of a closed one may still arrive.
     pub(super) fn reported(&mut self, connection: ConnectionId, report: Report) {
         let Some(&id) = self.connections.get(&connection) else { return };
         match report {
@@ -134,7 +134,7 @@ impl Core {
                 && vm.name() == name
         });
         if !same {
-            // Of one that was only seen from outside nothing is kept, and a VM that was there under this name goes on.
+            // What was observed without the hypervisor is dropped. A VM that was known under this name stays.
             let renamed = known.is_some_and(|vm| vm.name() != name || vm.description.pid != description.pid);
             self.replace_vm(id, description.clone(), DescriptionSource::Hypervisor, renamed);
         }
@@ -142,7 +142,7 @@ impl Core {
         self.found_channel(id, channel);
     }
 
-    /// The same VM may have been seen from outside behind another monitor of its process, under another name.
+    /// The same VM may have been observed through another monitor of its process, under another name.
     fn drop_observed_twins(&mut self, id: VmId, pid: i32) {
         let is_twin = |vm: &Vm| vm.source != DescriptionSource::Hypervisor && vm.description.pid == pid;
         let twin =
@@ -151,7 +151,7 @@ impl Core {
         twins.into_iter().for_each(|other| self.drop_vm(other, false));
     }
 
-    /// A VM is known now, in the place of what was known before.
+    /// Replaces what was known of a VM.
     fn replace_vm(
         &mut self,
         id: VmId,
@@ -165,7 +165,7 @@ impl Core {
         } else if was_known {
             self.watch_only(id, &[]);
         }
-        // Of one that goes on, moves that were asked for are still answered.
+        // Moves that were asked for before are still answered.
         let before = self.world.get_mut(id).and_then(|managed| managed.vm.take());
         let moves = before.map(|vm| vm.moves).unwrap_or_default();
         let (name, pid, count) = (description.name.clone(), description.pid, description.vcpus.len());
@@ -182,8 +182,8 @@ impl Core {
         }
     }
 
-    /// Why a VM cannot have its name, if it cannot. One that was only seen from outside is called like its handle, and
-    /// makes way for one that has the name itself.
+    /// Why a VM cannot have its name, if it cannot. A VM that was only observed has the name of its handle, and gives it up
+    /// to a VM that reports this name.
     fn claim_name(&mut self, id: VmId, name: &str) -> Option<String> {
         let other = self.names.get(name).copied().filter(|other| *other != id)?;
         let managed = self.world.get(other)?;
@@ -200,14 +200,14 @@ impl Core {
         let vcpus = description.vcpus.clone();
         let pid = description.pid;
         let Some((host, vm)) = self.world.vm_mut(id) else { return };
-        // The name with which it came up counts: another one may be another VM's.
+        // A VM keeps its first name: a later one may belong to another VM.
         vm.name().clone_into(&mut description.name);
         vm.describe(host, description, now_ns);
         self.watch_only(id, &vcpus);
         for vcpu in vcpus {
             let mine = (id, vcpu.apic_id);
             if self.threads.get(&vcpu.tid) != Some(&mine) {
-                // A thread of this process now, whoever had its number before.
+                // The number may have belonged to a thread of another process.
                 if let Some((other, _)) = self.threads.insert(vcpu.tid, mine) {
                     self.commands.push(Command::Unwatch(vcpu.tid));
                     self.describe_if_doubtful(other, pid);
@@ -226,7 +226,7 @@ impl Core {
         }
     }
 
-    /// Moves of vCPUs that are there no more are answered.
+    /// Answers moves of vCPUs that no longer exist.
     fn drop_moves_of_missing(&mut self, id: VmId) {
         let Some((_, vm)) = self.world.vm_mut(id) else { return };
         let (name, vcpus) = (vm.name().to_owned(), &vm.description.vcpus);
@@ -254,7 +254,7 @@ impl Core {
         }
     }
 
-    /// A VM does not answer. What was known of it stays.
+    /// A VM does not answer. What is known of it stays.
     fn silent(&mut self, id: VmId, problem: String, pid: i32) {
         if self.vm(id).is_some_and(|vm| vm.description.pid != pid) {
             self.drop_vm(id, true);
@@ -263,7 +263,7 @@ impl Core {
         self.link_event(id, LinkEvent::Silent(problem));
     }
 
-    /// vCPUs were seen of a VM that does not answer, or not as it should.
+    /// vCPUs were observed of a VM whose hypervisor does not answer.
     fn observed(&mut self, id: VmId, pid: i32, vcpus: Vec<Vcpu>, certain: bool) {
         let Some(managed) = self.world.get(id) else { return };
         let name = managed.fallback_name.clone();
@@ -295,7 +295,7 @@ impl Core {
         self.described(id, description);
     }
 
-    /// There is no connection, or no more. A VM that is known stays known, and is still observed.
+    /// There is no connection. A known VM stays known, and is still observed.
     fn lost(&mut self, id: VmId, error: &VmError) {
         let (known, now_ns) = (self.vm(id).is_some(), self.now_ns);
         let expected = !known && error.nobody_listening();
@@ -304,7 +304,7 @@ impl Core {
             self.log(Level::Debug, format!("{handle}: no VM behind it: {error}"));
         }
         let problem = (!expected).then(|| error.to_string());
-        // A place in the queue is free as soon as somebody leaves.
+        // A place in the queue is free as soon as another client leaves.
         let at_once = error.queue_full();
         self.link_event(id, LinkEvent::Lost { problem, known, at_once, now_ns });
         if !known {
@@ -313,7 +313,7 @@ impl Core {
         self.refuse_in_flight(id, &error.to_string());
     }
 
-    /// Nothing that was asked over a connection is answered any more.
+    /// Requests over a lost connection fail.
     fn refuse_in_flight(&mut self, id: VmId, problem: &str) {
         let Some(vm) = self.vm(id) else { return };
         let (name, in_flight) = (vm.name().to_owned(), vm.channel.request());
@@ -328,13 +328,13 @@ impl Core {
         }
     }
 
-    /// A VM has ended, or nobody knows it any more: everything of it goes. `ended`: its process has.
+    /// Forgets a VM. `ended`: its process has ended.
     fn forget_vm(&mut self, id: VmId, ended: bool) {
         self.unwatch_process(id);
         self.drop_vm(id, ended);
     }
 
-    /// The same, and its process stays watched: it is the one of the VM that takes its place.
+    /// The same, but its process stays watched, as it belongs to the VM that replaces this one.
     fn drop_vm(&mut self, id: VmId, ended: bool) {
         self.watch_only(id, &[]);
         let Some(vm) = self.world.get_mut(id).and_then(|managed| managed.vm.take()) else { return };
@@ -360,7 +360,7 @@ impl Core {
         self.announce(api::Event::Gone { vm: name, time_ns: self.now_ns });
     }
 
-    /// A handle is listed no more, and no VM is known behind it.
+    /// A handle without a known VM is not listed any more.
     fn forget_handle(&mut self, id: VmId) {
         self.unwatch_process(id);
         let Some(managed) = self.world.remove(id) else { return };
@@ -371,7 +371,7 @@ impl Core {
         }
     }
 
-    /// The guest boots again. On a channel that is not served it finds again what somebody else left there.
+    /// The guest boots again. From a channel that is not served it reads what another process left there.
     fn rebooted(&mut self, id: VmId) {
         let now_ns = self.now_ns;
         let Some((_, vm)) = self.world.vm_mut(id) else { return };
@@ -394,7 +394,7 @@ impl Core {
         }
     }
 
-    /// A process stands still, or runs again.
+    /// A process is stopped, or runs again.
     pub(super) fn process_state(&mut self, id: VmId, pid: i32, stopped: Option<StopReason>) {
         let Some(managed) = self.world.get_mut(id) else { return };
         let Some(process) = managed.process.as_mut().filter(|process| process.pid == pid) else { return };
@@ -408,7 +408,7 @@ impl Core {
         }
     }
 
-    /// A main loop that waits for something to do will answer; of any other only a question tells.
+    /// A main loop that waits for events will answer. Any other has to be probed.
     pub(super) fn main_loop_busy(&mut self, id: VmId, pid: i32) {
         let Some(managed) = self.world.get(id) else { return };
         let is_it = managed.process.is_some_and(|process| process.pid == pid && process.stopped.is_none());
@@ -417,7 +417,7 @@ impl Core {
         }
     }
 
-    /// A process has ended. While there is a connection, that tells it too.
+    /// A process has ended. A connection reports that as well.
     pub(super) fn process_ended(&mut self, id: VmId, pid: i32) {
         let Some(managed) = self.world.get(id) else { return };
         if managed.process.is_some_and(|process| process.pid == pid) {
@@ -432,7 +432,7 @@ impl Core {
         }
     }
 
-    /// Memory that is not bound finds other homes without an event.
+    /// Unbound memory changes its home without an event.
     pub(super) fn describe_unbound(&mut self) {
         let now_ns = self.now_ns;
         let is_due = |managed: &ManagedVm| {
@@ -443,7 +443,7 @@ impl Core {
         let due: Vec<_> = self.world.iter().filter(|(_, m)| is_due(m)).map(|(id, _)| id).collect();
         for id in due {
             if let Some((_, vm)) = self.world.vm_mut(id) {
-                // Counts as described, so that a slow VM is asked once only.
+                // Counts as described, so that a slow VM is asked only once.
                 vm.described_ns = now_ns;
             }
             self.ask_if_connected(id, Ask::Describe);

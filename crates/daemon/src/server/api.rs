@@ -49,7 +49,7 @@ impl Connected<IncomingStream<'_, ApiListener>> for Peer {
     }
 }
 
-/// What the handlers share.
+/// State that the handlers share.
 #[derive(Clone)]
 pub(crate) struct Context {
     pub(crate) inbox: Arc<Inbox>,
@@ -109,7 +109,7 @@ impl FromRequestParts<Context> for VmName {
     }
 }
 
-/// The right to act. A handler that takes it is for those who have it only.
+/// The right to act. A handler that takes it is only for peers that have it.
 struct MayAct;
 
 impl FromRequestParts<Context> for MayAct {
@@ -172,7 +172,7 @@ async fn act(context: &Context, wanted: Request) -> Result<CoreAnswer, Failure> 
     Ok(ask(context, |reply| ApiRequest::Act(wanted, reply)).await??)
 }
 
-/// What answers everything but a replug.
+/// The answer to everything but a replug.
 async fn act_on_vm(context: &Context, wanted: Request) -> Answer<Vm> {
     match act(context, wanted).await? {
         CoreAnswer::Vm(vm) => Ok(Json(*vm)),
@@ -191,12 +191,12 @@ async fn daemon(State(context): State<Context>) -> Answer<vnuma_api::Daemon> {
 }
 
 async fn list(State(context): State<Context>) -> Answer<Vec<Vm>> {
-    // One VM at a time: between two of them the core has its turn.
+    // One request for each VM, so that the core can handle events in between.
     let mut vms = Vec::new();
     for name in ask(&context, ApiRequest::Names).await? {
         match ask(&context, |reply| ApiRequest::Show(name, reply)).await? {
             Ok(vm) => vms.push(vm),
-            // It has gone meanwhile.
+            // The VM is gone meanwhile.
             Err(Refusal::NoVm(_)) => {}
             Err(refusal) => return Err(refusal.into()),
         }

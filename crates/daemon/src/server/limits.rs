@@ -1,12 +1,11 @@
-//! How much of something each user may have at a time. One user's share never takes from another's, so that whoever may
-//! read cannot keep root out.
+//! Limits for each user. Users do not share a limit, so a user who may read cannot lock root out.
 
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, PoisonError},
 };
 
-/// A limit that counts for each user.
+/// A limit for each user.
 #[derive(Clone, Debug)]
 pub(crate) struct PerUser {
     most: usize,
@@ -31,7 +30,7 @@ impl PerUser {
 
     /// One more for this user. `None` if it has all that it may have.
     pub(crate) fn take(&self, uid: u32) -> Option<Permit> {
-        // A count is whole whenever the lock is free, whoever panicked.
+        // The count is consistent whenever the lock is free, even after a panic.
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let count = taken.entry(uid).or_default();
         if *count >= self.most {

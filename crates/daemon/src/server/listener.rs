@@ -1,4 +1,4 @@
-//! Connections of the API: who is at the other end, and no more of them than a user may have.
+//! Connections of the API: credentials of the peer, and the limit for each user.
 
 use super::{
     limits::{PerUser, Permit},
@@ -21,16 +21,16 @@ use tokio::{
 use tracing::{debug, error};
 use vnuma_api::{ApiError, ErrorKind};
 
-/// Refusals that are being said at a time; what comes meanwhile is closed without a word.
+/// Refusals answered at a time. Further connections are closed without an answer.
 const REFUSALS: usize = 16;
 
-/// For a client to send its request and take the refusal.
+/// Time for a client to send its request and read the refusal.
 const REFUSAL_LIMIT: Duration = Duration::from_secs(2);
 
-/// Of the request that is refused, no more is read.
+/// At most this much of a refused request is read.
 const REQUEST_LIMIT: usize = 8192;
 
-/// After an error that has nothing to do with a single connection, such as too many open files.
+/// Pause after an error that is not of one connection, such as too many open files.
 const ERROR_PAUSE: Duration = Duration::from_secs(1);
 
 /// Accepts connections.
@@ -88,8 +88,8 @@ fn is_of_the_client(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset)
 }
 
-/// Answers whatever is asked. The request is read first: what is closed with something unread looks broken to the
-/// other end.
+/// Answers any request with a refusal. The request is read first: to the client a connection that is closed with unread
+/// data looks broken.
 async fn reject_503(mut stream: UnixStream, uid: u32, most: usize, _permit: OwnedSemaphorePermit) {
     let mut request = Vec::new();
     let ended = |request: &[u8]| request.windows(4).any(|end| end == b"\r\n\r\n");
@@ -109,7 +109,7 @@ async fn reject_503(mut stream: UnixStream, uid: u32, most: usize, _permit: Owne
     let _ = stream.write_all(answer.as_bytes()).await;
 }
 
-/// A connection, which counts as its user's until it is dropped.
+/// A connection, counted for its user until it is dropped.
 pub(crate) struct Connection {
     stream: UnixStream,
     pub(crate) peer: Peer,

@@ -1,4 +1,4 @@
-//! Who may act. Whoever can connect may read; the kernel says who is at the other end of a connection.
+//! Who may act. Everybody who can connect may read. The peer's credentials come from the kernel.
 
 use nix::libc;
 use std::{
@@ -10,7 +10,7 @@ use tokio::net::UnixStream;
 /// Most groups of a process, as the kernel has it (NGROUPS_MAX).
 const MAX_GROUPS: usize = 65_536;
 
-/// A user that cannot be: whoever the kernel does not name has no rights, and shares what nobody else has.
+/// A user id that does not exist, for peers whom the kernel does not name. They may not act.
 const NOBODY: u32 = u32::MAX;
 
 /// Who is at the other end of a connection.

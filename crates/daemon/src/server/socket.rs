@@ -14,7 +14,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Why the socket is not there.
+/// Why the socket cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
     /// Another daemon serves it.
@@ -22,7 +22,7 @@ pub enum SocketError {
     InUse {
         /// The socket.
         socket: PathBuf,
-        /// Its process, as far as it is known.
+        /// Its process, if known.
         owner: String,
     },
     /// Something else is in its place.
@@ -46,7 +46,7 @@ pub enum SocketError {
         path: PathBuf,
         /// What was tried.
         act: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
@@ -98,7 +98,7 @@ impl Drop for ApiSocket {
     }
 }
 
-/// Creates what is missing, for everybody to pass.
+/// Creates missing directories, which everybody may enter.
 fn create_directory(directory: &Path) -> io::Result<()> {
     if directory.is_dir() {
         return Ok(());
@@ -123,7 +123,7 @@ fn lock(socket: &Path) -> Result<Flock<File>, SocketError> {
     let file = options.custom_flags(nix::libc::O_NOFOLLOW).open(&path).map_err(system("opening the lock"))?;
     let mut file = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(file, _)| {
         let mut owner = String::new();
-        // For the message only: a lock that cannot be read is as much in use.
+        // Only for the message.
         let _ = file.take(16).read_to_string(&mut owner);
         let owner = owner.trim().parse::<u32>().map(|pid| format!(" (process {pid})")).unwrap_or_default();
         SocketError::InUse { socket: socket.into(), owner }
@@ -163,7 +163,7 @@ mod tests {
         assert!(!path.exists());
         drop(listener);
 
-        // One that was killed leaves its socket, and no lock.
+        // A killed daemon leaves its socket, and no lock.
         drop(UnixListener::bind(&path).expect("bound"));
         assert!(path.exists());
         let (_socket, _listener) = ApiSocket::listen(&path, None).expect("replaces it");

@@ -1,4 +1,4 @@
-//! Waits for guests to ring.
+//! Waits for doorbells of guests.
 
 use super::inbox::{Inbox, Message};
 use nix::{
@@ -18,7 +18,7 @@ use vnuma_process::spawn_worker;
 const STOP: u64 = 0;
 const EVENTS: usize = 64;
 
-/// A thread that waits for guests to ring.
+/// A thread that waits for doorbells of guests.
 #[derive(Debug)]
 pub(super) struct Doorbells {
     epoll: Arc<Epoll>,
@@ -36,12 +36,12 @@ impl Doorbells {
         Ok(Self { epoll, stop, thread: Some(thread) })
     }
 
-    /// Announces rings of a channel from now on. It ends with the channel.
+    /// Reports the doorbell of a channel until the channel is closed.
     pub(super) fn watch(&self, vm: VmId, channel: &Channel) -> io::Result<()> {
         Ok(self.epoll.add(channel.acknowledgement_fd(), interest(vm))?)
     }
 
-    /// A ring was taken: announces the next one. Until then there are no more, so that a guest that rings without end
+    /// A doorbell was handled: reports the next one. Until then none is reported, so that a guest that rings without end
     /// fills no queue.
     pub(super) fn rearm(&self, vm: VmId, channel: &Channel) {
         if let Err(error) = self.epoll.modify(channel.acknowledgement_fd(), &mut interest(vm)) {
@@ -58,7 +58,7 @@ impl Drop for Doorbells {
     fn drop(&mut self) {
         let _ = self.stop.write(1);
         if let Some(thread) = self.thread.take() {
-            // It only fails if the thread panicked, which has been reported then.
+            // Fails only if the thread panicked, and the panic has been reported.
             let _ = thread.join();
         }
     }

@@ -1,4 +1,4 @@
-//! Where everything arrives that the core is to know.
+//! The core's queue of messages and requests.
 
 use super::report;
 use crate::core::{
@@ -14,27 +14,27 @@ use tokio::sync::{mpsc, oneshot};
 use vnuma_api as api;
 use vnuma_placement::world::{ConnectionId, VmId};
 
-/// Messages that wait to be taken in. Whoever has more to say waits, or counts them as lost.
+/// Messages in the queue. A sender of more waits, or counts them as lost.
 const CAPACITY: usize = 4096;
 
-/// Requests that wait for their turn.
+/// Requests in the queue.
 const REQUESTS: usize = 1024;
 
-/// Messages that are taken in before a request has its turn.
+/// Messages taken between two requests.
 const BATCH: usize = 256;
 
-/// Something that arrives.
+/// A message to the shell.
 #[derive(Debug)]
 pub(crate) enum Message {
-    /// For the core as it is.
+    /// An event for the core.
     Event(Event),
-    /// A guest rang.
+    /// A guest's doorbell.
     Doorbell(VmId),
     /// A worker reports.
     Worker(ConnectionId, report::Report),
 }
 
-/// What a client of the API wants.
+/// A request of a client of the API.
 #[derive(Debug)]
 pub(crate) enum ApiRequest {
     /// Names of all VMs.
@@ -63,7 +63,7 @@ struct State {
     closed: bool,
 }
 
-/// Messages and requests, in two queues: requests never hold up messages.
+/// Messages and requests, in two queues, so that requests never delay messages.
 #[derive(Debug, Default)]
 pub(crate) struct Inbox {
     state: Mutex<State>,
@@ -73,11 +73,11 @@ pub(crate) struct Inbox {
 
 impl Inbox {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing that is done under the lock can panic half-way.
+        // Nothing that is done under the lock panics half-way.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a message, and waits for room. False once nobody takes messages any more.
+    /// Adds a message, and waits for room. False once the inbox is closed.
     pub(crate) fn send(&self, message: Message) -> bool {
         let full = |state: &mut State| state.messages.len() >= CAPACITY && !state.closed;
         let mut state = self.taken.wait_while(self.lock(), full).unwrap_or_else(PoisonError::into_inner);
@@ -100,7 +100,7 @@ impl Inbox {
         true
     }
 
-    /// Adds a request, unless there are too many or nobody takes them any more.
+    /// Adds a request, unless there are too many or the inbox is closed.
     pub(crate) fn request(&self, request: ApiRequest) -> Result<(), Refusal> {
         let mut state = self.lock();
         if state.closed {
@@ -134,11 +134,11 @@ impl Inbox {
         Some(Turn { messages, request })
     }
 
-    /// Nothing is taken any more, and whoever waits for room waits no longer.
+    /// Closes it. Senders that wait for room return.
     pub(crate) fn close(&self) {
         let mut state = self.lock();
         state.closed = true;
-        // Those who wait for an answer see that none comes.
+        // Clients that wait for an answer get an error.
         state.requests.clear();
         self.arrived.notify_all();
         self.taken.notify_all();
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_too_many_is_told_from_one_too_late() {
+    fn one_request_too_many_and_one_too_late_are_distinct() {
         let inbox = Inbox::default();
         let ask = || inbox.request(ApiRequest::Names(oneshot::channel().0));
         for _ in 0..REQUESTS {
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn who_may_wait_waits_for_room_and_who_may_not_is_told() {
+    fn send_waits_for_room_and_try_send_does_not() {
         let inbox = Arc::new(Inbox::default());
         for _ in 0..CAPACITY {
             assert!(inbox.try_send(Event::Woken));

@@ -1,4 +1,4 @@
-//! Where vCPU threads are: events from the kernel, and looks at /proc. All of it is read in threads of its own.
+//! Where vCPU threads are, by events from the kernel and from /proc. Both are read in threads of their own.
 
 use super::inbox::{Inbox, Message};
 use crate::{config::Config, core::event::Event};
@@ -17,10 +17,10 @@ use vnuma_host::location::{LocationError, LocationEvent, LocationKind, LocationW
 use vnuma_process::spawn_worker;
 use vnuma_topology::{HostNodeId, HostTopology, VcpuLocation};
 
-/// Looked at in one go, in case something was missed. Three small files each, a millisecond or two altogether.
+/// Threads read in one go by a resync. Three small files each, a millisecond or two altogether.
 const AT_ONCE: usize = 64;
 
-/// Between two of these: 640 threads a second at most, 2 % of a CPU at most, however many there are.
+/// Time between two of these: at most 640 threads a second and 2 % of a CPU, however many there are.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// What the threads of this file share.
@@ -29,7 +29,7 @@ struct Shared {
     host: RwLock<Arc<HostTopology>>,
     /// Process of each watched thread, and the node that it was confined to when its affinity was read.
     threads: Mutex<HashMap<i32, (i32, Option<HostNodeId>)>>,
-    /// Events that found the inbox full.
+    /// Events that were lost because the inbox was full.
     overflowed: AtomicU64,
     health: Mutex<Health>,
 }
@@ -61,7 +61,7 @@ impl Shared {
         location
     }
 
-    /// Where an event says that a thread is. Its affinity is read only if the event may have to do with it.
+    /// The location in an event. The affinity is read only if the event may concern it.
     fn after(&self, event: &LocationEvent, sees_affinity: bool) -> Option<VcpuLocation> {
         let (pid, pinned) = self.process(event.tid)?;
         let node = self.host().node_of_cpu(event.cpu);
@@ -72,7 +72,7 @@ impl Shared {
             _ => self.read(pid, event.tid)?,
         };
         if let (LocationKind::Migrated, Some(node)) = (event.kind, node) {
-            // /proc may not show it yet: the event is sent on the way.
+            // /proc may not show it yet: the event is sent during the migration.
             (location.cpu, location.node) = (event.cpu, node);
         }
         location.time_ns = event.time_ns;
@@ -156,7 +156,7 @@ impl Locator {
         self.order(Order::Unwatch(tid));
     }
 
-    /// Says where these threads are: at once if events were lost, else a few at a time.
+    /// Reads where these threads are: at once if events were lost, else a few at a time.
     pub(super) fn look(&self, threads: Vec<(i32, i32)>) {
         self.order(Order::Look(threads));
     }
@@ -168,7 +168,7 @@ impl Locator {
 
     fn order(&self, order: Order) {
         if let Some(orders) = &self.orders {
-            // Fails only at the end of everything.
+            // Fails only while vnumad stops.
             let _ = orders.send(order);
         }
     }
@@ -178,7 +178,7 @@ impl Drop for Locator {
     fn drop(&mut self) {
         drop(self.orders.take());
         if let Some(thread) = self.thread.take() {
-            // It only fails if the thread panicked, which has been reported then.
+            // Fails only if the thread panicked, and the panic has been reported.
             let _ = thread.join();
         }
     }
@@ -189,7 +189,7 @@ struct Task {
     watcher: LocationWatcher,
     shared: Arc<Shared>,
     inbox: Arc<Inbox>,
-    /// To be looked at, in order, each once.
+    /// Threads to be read, in order, each once.
     waiting: VecDeque<(i32, i32)>,
     known: HashSet<i32>,
 }
@@ -244,7 +244,7 @@ impl Task {
             }
             Order::Host(host) => {
                 if let Err(error) = self.watcher.set_topology(&host) {
-                    warn!(%error, "moves between the host's new nodes may be found by looks only");
+                    warn!(%error, "BPF does not know the host's new nodes; moves between them are found by the resync only");
                 }
                 *self.shared.host.write().unwrap_or_else(PoisonError::into_inner) = host;
             }
@@ -256,7 +256,7 @@ impl Task {
         act(&mut self.shared.threads.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// One that cannot be watched is still found by the looks now and then, which try again.
+    /// A thread that cannot be watched is still read by each resync, which tries to watch it again.
     fn watch(&self, pid: i32, tid: i32) {
         match self.watcher.watch(pid, tid) {
             // It has ended: what is read next says so. The others were logged when they began.
@@ -274,7 +274,7 @@ impl Task {
         for _ in 0..most.min(self.waiting.len()) {
             let Some((pid, tid)) = self.waiting.pop_front() else { break };
             self.known.remove(&tid);
-            // One that is not wanted any more is not looked at.
+            // A thread that is not watched any more is not read.
             if self.shared.process(tid).is_some_and(|(known, _)| known == pid) {
                 self.watch(pid, tid);
                 if !self.report(pid, tid) {

@@ -51,18 +51,18 @@ use std::{
 use tokio::sync::oneshot;
 use tracing::{debug, info, warn};
 use vnuma_api as api;
-use vnuma_channel::{Channel, DriverMode};
+use vnuma_channel::{Channel, DriverMode, DriverVersion, GuestStatus};
 use vnuma_host::{HostWatcher, location::monotonic_ns};
 use vnuma_hypervisor::{VmBackend, VmError, VmHandle};
 use vnuma_placement::{
     Policies, Publication,
-    world::{ConnectionId, RequestId, VmId},
+    world::{ConnectionId, DriverStatus, RequestId, VmId},
 };
 use vnuma_topology::HostTopology;
 use watchers::Watchers;
 use worker::Worker;
 
-/// Makes backends: one looks for VMs, and each VM's worker has its own, so that none waits for another.
+/// Makes backends. One lists VMs, and each VM's worker has its own, so that none waits for another.
 pub type BackendFactory = Arc<dyn Fn() -> Box<dyn VmBackend> + Send + Sync>;
 
 /// An inbox that is closed when this is dropped.
@@ -74,12 +74,12 @@ impl Drop for ClosedAtEnd {
     }
 }
 
-/// Between two readings of the host's topology, in case no event told that it changed.
+/// Between two readings of the host's topology, in case an event was lost.
 const REREAD: Duration = Duration::from_secs(30);
 
 fn watch_host(config: &Config, host: HostTopology, inbox: Arc<Inbox>) -> io::Result<HostWatcher> {
     HostWatcher::start(&config.root, host, REREAD, move |host| {
-        // Fails only at the end of everything.
+        // Fails only while vnumad stops.
         let _ = inbox.send(Message::Event(Event::HostChanged(host)));
     })
 }
@@ -147,7 +147,7 @@ impl Shell {
 
     /// Runs until the inbox is closed. Events come first; between two batches of them one request has its turn.
     pub(crate) fn run(mut self) {
-        // However this ends, a panic included: whoever waits for room or for an answer waits no longer.
+        // However this ends, a panic included, senders and clients that wait are released.
         let _closed = ClosedAtEnd(Arc::clone(&self.inbox));
         while let Some(turn) = self.inbox.take(self.wake_at()) {
             for message in turn.messages {
@@ -182,7 +182,7 @@ impl Shell {
         }
     }
 
-    /// Takes what the core has no use for out of a message, and gives the core the rest.
+    /// Keeps the resources of a message, and passes the rest to the core.
     fn take_in(&mut self, message: Message) {
         match message {
             Message::Event(Event::HostChanged(host)) => {
@@ -222,7 +222,7 @@ impl Shell {
             R::Plain(report) => report,
         };
         self.step(Event::Hypervisor(connection, report));
-        // One that comes when nobody waits for it any more is nobody's.
+        // The core may not serve this channel any more.
         let served = |vm: &VmId| {
             let known = self.core.world().get(*vm).and_then(|managed| managed.vm.as_ref());
             known.is_some_and(|vm| vm.channel.publisher().is_some())
@@ -230,7 +230,7 @@ impl Shell {
         if self.channels.contains_key(&vm) && !served(&vm) {
             self.channels.remove(&vm);
         }
-        // Nor is a process that the core does not watch of any use.
+        // The same for a process that the core does not watch.
         let process = self.core.world().get(vm).and_then(|managed| managed.process);
         let watched = |pid: i32| process.is_some_and(|process| process.pid == pid);
         if self.pidfds.get(&vm).is_some_and(|(pid, _)| !watched(*pid)) {
@@ -247,18 +247,15 @@ impl Shell {
         next
     }
 
-    /// A guest has changed what it says of itself.
+    /// A guest has changed its area of the channel.
     fn doorbell(&mut self, vm: VmId) {
         let Some(channel) = self.channels.get_mut(&vm) else { return };
         let acknowledged = channel.take_acknowledgement();
-        let safe_mode = match channel.guest_status().mode {
-            Some(DriverMode::Safe) => Some(true),
-            Some(DriverMode::Fast) => Some(false),
-            Some(DriverMode::None) | None => None,
-        };
+        let status = driver_status(&channel.guest_status());
         self.doorbells.rearm(vm, channel);
+        self.step(Event::Driver(vm, status));
         match acknowledged {
-            Ok(Some(generation)) => self.step(Event::Acknowledged(vm, generation, safe_mode)),
+            Ok(Some(generation)) => self.step(Event::Acknowledged(vm, generation)),
             Ok(None) => {}
             Err(error) => warn!(%error, "cannot read acknowledgements"),
         }
@@ -266,7 +263,7 @@ impl Shell {
 
     fn serve(&mut self, request: ApiRequest) {
         match request {
-            // Nobody waiting for an answer any more is no error, here and below.
+            // A client that is gone is no error, here and below.
             ApiRequest::Names(reply) => drop(reply.send(self.core.names())),
             ApiRequest::Show(name, reply) => drop(reply.send(self.core.show(&name))),
             ApiRequest::Daemon(reply) => drop(reply.send(self.describe_self())),
@@ -294,7 +291,7 @@ impl Shell {
         }
     }
 
-    /// Carries out a command. What is known at once to have come of it is returned.
+    /// Carries out a command. Returns its outcome if that is known at once.
     fn carry_out(&mut self, command: Command) -> Option<Event> {
         match command {
             Command::Connect(vm, connection, handle) => return self.connect(vm, connection, handle),
@@ -358,7 +355,7 @@ impl Shell {
     }
 
     fn ask(&mut self, connection: ConnectionId, ask: Ask) {
-        // One whose thread has ended has reported that.
+        // A worker whose thread has ended has reported that.
         if let Some((_, worker)) = self.workers.get(&connection) {
             worker.ask(ask);
         }
@@ -381,5 +378,18 @@ impl Shell {
         }
         channel.publish(&content).map_err(|source| Refusal::Channel { vm: vm_name, source })?;
         Ok(channel.next_generation())
+    }
+}
+
+/// The guest's report in the form of the core.
+fn driver_status(status: &GuestStatus) -> DriverStatus {
+    DriverStatus {
+        safe_mode: match status.mode {
+            Some(DriverMode::Safe) => Some(true),
+            Some(DriverMode::Fast) => Some(false),
+            Some(DriverMode::None) | None => None,
+        },
+        version: status.driver_version.map(DriverVersion::parts),
+        refused: status.refused,
     }
 }

@@ -53,7 +53,7 @@ impl Mover {
     /// Orders a move; [`Event::Moved`] follows.
     pub(super) fn order(&self, order: Order) {
         if let Some(orders) = &self.orders {
-            // Fails only at the end of everything.
+            // Fails only while vnumad stops.
             let _ = orders.send(order);
         }
     }
@@ -63,7 +63,7 @@ impl Drop for Mover {
     fn drop(&mut self) {
         drop(self.orders.take());
         if let Some(thread) = self.thread.take() {
-            // It only fails if the thread panicked, which has been reported then.
+            // Fails only if the thread panicked, and the panic has been reported.
             let _ = thread.join();
         }
     }

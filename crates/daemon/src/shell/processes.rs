@@ -1,4 +1,4 @@
-//! Looks now and then whether the processes of VMs run: one that is stopped, hangs or has ended says nothing of itself.
+//! Checks regularly whether the processes of VMs run, as one that is stopped, hangs or has ended does not report that.
 
 use super::inbox::{Inbox, Message};
 use crate::core::event::Event;
@@ -14,7 +14,7 @@ use std::{
 use vnuma_placement::world::{StopReason, VmId};
 use vnuma_process::{StopReason as Seen, main_loop, spawn_worker};
 
-/// Between two looks: an operator is to know within a second.
+/// Time between two checks: an operator is to know within a second.
 const INTERVAL: Duration = Duration::from_millis(500);
 
 enum Order {
@@ -29,7 +29,7 @@ struct Watched {
     stopped: Option<StopReason>,
 }
 
-/// A thread that looks at processes.
+/// A thread that checks processes.
 #[derive(Debug)]
 pub(super) struct Processes {
     orders: Option<mpsc::Sender<Order>>,
@@ -43,19 +43,19 @@ impl Processes {
         Ok(Self { orders: Some(orders), thread: Some(thread) })
     }
 
-    /// Looks at a VM's process from now on, and at no other of that VM.
+    /// Checks a VM's process from now on, and no other of that VM.
     pub(super) fn watch(&self, vm: VmId, pid: i32, pidfd: Option<Arc<OwnedFd>>) {
         self.send(Order::Watch(vm, pid, pidfd));
     }
 
-    /// Looks at this process of a VM no longer.
+    /// Checks this process of a VM no longer.
     pub(super) fn unwatch(&self, vm: VmId, pid: i32) {
         self.send(Order::Unwatch(vm, pid));
     }
 
     fn send(&self, order: Order) {
         if let Some(orders) = &self.orders {
-            // Fails only at the end of everything.
+            // Fails only while vnumad stops.
             let _ = orders.send(order);
         }
     }
@@ -65,7 +65,7 @@ impl Drop for Processes {
     fn drop(&mut self) {
         drop(self.orders.take());
         if let Some(thread) = self.thread.take() {
-            // It only fails if the thread panicked, which has been reported then.
+            // Fails only if the thread panicked, and the panic has been reported.
             let _ = thread.join();
         }
     }
@@ -106,7 +106,7 @@ fn run(orders: &mpsc::Receiver<Order>, inbox: &Inbox) {
 }
 
 impl Watched {
-    /// Looks at it, and says what has changed. False once nobody listens.
+    /// Checks it, and reports what has changed. False once the inbox is closed.
     fn look(&mut self, vm: VmId, inbox: &Inbox, main_loop_too: bool) -> bool {
         let send = |event| inbox.send(Message::Event(event));
         if self.pidfd.as_ref().is_some_and(|pidfd| has_ended(pidfd)) {
@@ -120,7 +120,7 @@ impl Watched {
         if std::mem::replace(&mut self.stopped, stopped) != stopped {
             return send(Event::ProcessState(vm, self.pid, stopped));
         }
-        // Where the kernel does not tell, it is asked now and then.
+        // If the kernel does not show it, the hypervisor is probed now and then.
         let busy = || main_loop_too && stopped.is_none() && matches!(main_loop::waits(self.pid), Ok(false));
         !busy() || send(Event::MainLoopBusy(vm, self.pid))
     }

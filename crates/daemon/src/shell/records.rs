@@ -14,7 +14,7 @@ use std::{
 use tracing::warn;
 use vnuma_channel::Identity;
 
-/// A longer file is no record.
+/// Longest record, in bytes.
 const SIZE_LIMIT: u64 = 1 << 16;
 
 /// Layout of a record; another one is not understood.
@@ -61,12 +61,12 @@ impl Records {
         self.0.join(format!("{pid}.json"))
     }
 
-    /// Writes down the channel of a process; whole or not at all.
+    /// Writes the record of a channel, atomically.
     pub(crate) fn write(&self, pid: i32, channel: Identity) -> io::Result<()> {
         let text = serde_json::to_string(&Record { version: VERSION, channel })?;
         DirBuilder::new().recursive(true).mode(0o700).create(&self.0)?;
         let new = self.0.join(format!("{pid}.new"));
-        // Left there by a process that was killed here.
+        // A process may have been killed here.
         let _ = fs::remove_file(&new);
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
         file.write_all(text.as_bytes())?;

@@ -13,15 +13,14 @@ pub(crate) enum Report {
     Up { description: VmDescription, pidfd: OwnedFd, channel: bool },
     /// It has not answered a probe yet.
     Slow { problem: String, pid: i32, pidfd: OwnedFd },
-    /// It does not answer. What can be seen of it without its help comes with that, so that nobody sees one without the
-    /// other.
+    /// It does not answer. What is observed without it comes along, so that both are shown at the same time.
     Silent { problem: String, pid: i32, pidfd: OwnedFd, observed: Option<ObservedVcpus> },
-    /// What can be seen of it without its help.
+    /// What is observed without the hypervisor.
     Observed { pid: i32, pidfd: OwnedFd, observed: ObservedVcpus },
     /// The channel was plugged, and this is the host's end; or it was not.
     Attached(Result<Channel, Refusal>),
     /// The channel of an earlier vnumad was taken over; or it was not.
     Recovered(Result<Channel, Refusal>),
-    /// For the core as it is.
+    /// An event for the core.
     Plain(CoreReport),
 }

@@ -20,7 +20,7 @@ use std::{
 use vnuma_hypervisor::{VmBackend, VmCandidate};
 use vnuma_process::spawn_worker;
 
-/// Changes that come within this time are looked at together.
+/// Changes within this time are handled together.
 const GATHER: Duration = Duration::from_millis(20);
 
 /// A thread that lists VMs.
@@ -61,7 +61,7 @@ impl Drop for Scanner {
         drop(std::mem::replace(&mut self.forget, closed));
         let _ = self.wake.write(1);
         if let Some(thread) = self.thread.take() {
-            // It only fails if the thread panicked, which has been reported then.
+            // Fails only if the thread panicked, and the panic has been reported.
             let _ = thread.join();
         }
     }

@@ -1,10 +1,10 @@
-//! Who watches events.
+//! Watchers of events.
 
 use tokio::sync::mpsc;
 use tracing::warn;
 use vnuma_api::Event;
 
-/// Events that wait for one watcher; a watcher that lets more pile up is dropped.
+/// Longest queue of a watcher. A watcher with more is dropped.
 const BACKLOG: usize = 1024;
 
 /// All watchers.

@@ -8,8 +8,8 @@
 //!     └────────▶ waiting until responsive
 //! ```
 //!
-//! A silent VM is not given up: the connection stays, in the queue of a monitor that somebody else uses or with a
-//! command that is still to be answered, and resumes on the next reply.
+//! The connection to a silent VM is kept. It waits in the queue of a monitor that another client uses, or for the answer
+//! to a command, and resumes on the next reply.
 
 use super::{
     inbox::{Inbox, Message},
@@ -41,7 +41,7 @@ use vnuma_process::{StopReason, copy_affinity, main_loop, spawn_worker};
 /// Between two descriptions of a VM, which cost QEMU and the kernel something. What asks for one meanwhile gets the next.
 const DESCRIBE_PAUSE: Duration = Duration::from_millis(200);
 
-/// A VM that has said nothing for so long is asked whether it still answers.
+/// A VM that has been silent for so long is probed.
 const ASK_AFTER: Duration = Duration::from_secs(20);
 
 /// For the answer to a probe, until it is said that none comes: half a second, less what it takes to show that; and from
@@ -59,7 +59,7 @@ const END_LIMIT: Duration = Duration::from_millis(500);
 /// Most events taken before commands have their turn.
 const EVENTS_A_ROUND: usize = 64;
 
-/// The other end of a worker. Its thread ends when this is dropped.
+/// The handle of a worker. Its thread ends when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Worker {
     asks: mpsc::Sender<Ask>,
@@ -96,10 +96,10 @@ impl Worker {
         Ok(Self { asks, wake })
     }
 
-    /// Asks for something. One whose thread has ended has reported why.
+    /// Asks for something. A worker whose thread has ended has reported why.
     pub(crate) fn ask(&self, ask: Ask) {
         if self.asks.send(ask).is_ok() {
-            // A full counter wakes as well as any other.
+            // Fails only if the counter is full, and a full counter wakes the thread, too.
             let _ = self.wake.write(1);
         }
     }
@@ -110,7 +110,7 @@ impl Drop for Worker {
         // Takes the sender away before the wake-up, for the thread to see that.
         let (closed, _) = mpsc::channel();
         drop(std::mem::replace(&mut self.asks, closed));
-        // Fails only when the counter is full, and then it wakes all the same.
+        // Fails only if the counter is full, and a full counter wakes the thread, too.
         let _ = self.wake.write(1);
     }
 }
@@ -135,13 +135,13 @@ struct Task {
 
 /// Why it stops.
 enum Stop {
-    /// Nobody is interested any more.
+    /// The handle was dropped.
     Unwanted,
     /// The VM has ended.
     Ended,
     /// The connection is of no use any more.
     Lost(VmError),
-    /// Nothing comes; something may yet.
+    /// Nothing was answered in time. An answer may still come.
     Silent(VmError),
 }
 
@@ -175,7 +175,7 @@ impl Task {
                 if ends_soon(&*connection, &error) {
                     CoreReport::Ended
                 } else {
-                    // What cannot be observed keeps nobody from being told that the connection is lost.
+                    // A failed observation must not keep the lost connection from being reported.
                     if matches!(self.report_observed(&*connection), Err(Stop::Unwanted)) {
                         return;
                     }
@@ -183,7 +183,7 @@ impl Task {
                 }
             }
         };
-        // Closed before it is reported: whoever connects next finds the socket free.
+        // Closed before it is reported, so that the next connection finds the socket free.
         drop(connection);
         let _ = self.report(Report::Plain(last));
     }
@@ -213,7 +213,7 @@ impl Task {
         self.report(Report::Observed { pid, pidfd, observed })
     }
 
-    /// Waits until there is a reason to try again; says meanwhile what is wrong.
+    /// Waits until there is a reason to try again, and reports what is wrong meanwhile.
     fn wait_until_responsive(
         &mut self,
         connection: &mut dyn VmConnection,
@@ -242,7 +242,7 @@ impl Task {
                 // Empty when the time is up.
                 let _ = self.wake.read();
             }
-            // What stands still answers nothing, and what it is asked only piles up.
+            // A stopped process answers nothing, and commands would only queue up.
             if matches!(StopReason::of(pid), Ok(None)) {
                 return Ok(());
             }
@@ -250,17 +250,17 @@ impl Task {
         }
     }
 
-    /// What is asked of a VM that does not answer.
+    /// A request to a VM that does not answer.
     fn refuse_commands(&mut self, connection: &dyn VmConnection, why: &str) -> Result<(), Stop> {
         loop {
             let silent = || VmError::Silent { vm: self.name.clone(), why: why.to_owned() };
             let report = match self.asks.try_recv() {
-                // Described it is as soon as it answers.
+                // It is described as soon as it answers.
                 Ok(Ask::Describe | Ask::Probe) => continue,
                 Ok(Ask::Attach(_)) => Report::Attached(Err(silent().into())),
                 Ok(Ask::Detach) => Report::Plain(CoreReport::Detached(Err(silent()))),
                 Ok(Ask::Replug(..)) => Report::Plain(CoreReport::Replugged(Err(silent()))),
-                // That needs no answer of it.
+                // This needs no answer from the VM.
                 Ok(Ask::Recover(epoch)) => self.recover(connection, epoch),
                 Err(mpsc::TryRecvError::Empty) => return Ok(()),
                 Err(mpsc::TryRecvError::Disconnected) => return Err(Stop::Unwanted),
@@ -309,7 +309,7 @@ impl Task {
         Ok(())
     }
 
-    /// How long nothing is to be done unless something happens.
+    /// How long to wait if nothing happens.
     fn patience(&self, all_taken: bool) -> PollTimeout {
         if !all_taken {
             return PollTimeout::ZERO;
@@ -317,7 +317,7 @@ impl Task {
         timeout_at(if self.describe_wanted { self.ask_at.min(self.describe_from) } else { self.ask_at })
     }
 
-    /// Takes events. False if there may be more: a QEMU that never pauses keeps nobody from giving commands.
+    /// Takes a bounded number of events. False if there may be more: a QEMU that never pauses must not delay commands.
     fn events(&mut self, connection: &mut dyn VmConnection) -> Result<bool, Stop> {
         let (mut rebooted, mut all_taken) = (false, false);
         for _ in 0..EVENTS_A_ROUND {
@@ -326,7 +326,7 @@ impl Task {
                 break;
             };
             match event {
-                // Whether the guest runs is part of what the VM is.
+                // The run state is part of the description.
                 VmEvent::VcpusChanged | VmEvent::Stopped | VmEvent::Resumed => self.describe_wanted = true,
                 VmEvent::ChannelDetached => {
                     self.records.remove(connection.pid());
@@ -337,7 +337,7 @@ impl Task {
                     let vm = format!("VM of process {}", connection.pid());
                     return Err(Stop::Lost(VmError::Disconnected { vm }));
                 }
-                // The process's end is what counts, and the pidfd tells it.
+                // The process's end is what counts, and the pidfd reports it.
                 VmEvent::Shutdown => {}
             }
         }
@@ -411,12 +411,12 @@ impl Task {
         stop.map_or(Ok(()), Err)
     }
 
-    /// Why nothing more can be asked after an error, if so.
+    /// Why nothing more can be asked after this error, if so.
     fn stop_after(&self, connection: &dyn VmConnection, error: &VmError) -> Option<Stop> {
         if ends_soon(connection, error) { Some(Stop::Ended) } else { ends_serving(error) }
     }
 
-    /// Needs the hypervisor's process only, not its word.
+    /// Needs only the hypervisor's process, not its answer.
     fn recover(&self, connection: &dyn VmConnection, epoch: u32) -> Report {
         let (vm, pid) = (|| self.name.clone(), connection.pid());
         let identity = self.records.read(pid).map_err(|source| Refusal::System { vm: vm(), source });
@@ -450,13 +450,13 @@ impl Task {
         Ok(Replugged { plugged, description, location: self.reader.read(connection.pid(), plugged.tid) })
     }
 
-    /// Finds out that a VM does not answer before somebody needs it.
+    /// Probes the VM, so that one that does not answer is known before it is needed.
     fn ask_if_due(&mut self, connection: &mut dyn VmConnection) -> Result<(), Stop> {
         if Instant::now() < self.ask_at {
             return Ok(());
         }
         self.ask_at = Instant::now() + ASK_AFTER;
-        // One that is stopped is known to be, without a question.
+        // A stopped process is known without a probe.
         if matches!(StopReason::of(connection.pid()), Ok(None)) { self.probe(connection) } else { Ok(()) }
     }
 

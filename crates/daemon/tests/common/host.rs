@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Only a bound against hanging for ever.
+/// Only a limit for tests that hang.
 pub const HANG_LIMIT: Duration = Duration::from_secs(60);
 
 /// A tree with two nodes: CPU 0 and CPU 1 of the machine that the test runs on.

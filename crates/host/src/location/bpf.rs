@@ -57,7 +57,7 @@ pub(super) struct Programs {
 }
 
 impl Programs {
-    /// Loads and attaches. The error says in words why that is not possible here.
+    /// Loads and attaches. The error explains why that is not possible here.
     pub(super) fn load(topology: &HostTopology) -> Result<Self, String> {
         if !Path::new(KERNEL_BTF).exists() {
             return Err(format!("the kernel has no BTF ({KERNEL_BTF} is missing)"));
@@ -93,7 +93,7 @@ impl Programs {
         Ok(Self { links, nodes, watched, events, counts, sees_affinity })
     }
 
-    /// Starts the thread that takes what the programs report. If that cannot go on, `on_failure` is called from that
+    /// Starts the thread that reads the records of the programs. If that fails for good, `on_failure` is called from that
     /// thread, as the last thing that it does, with the reason and with `on_event`.
     pub(super) fn start<F: Fn(LocationEvent) + Send + 'static>(
         self,
@@ -112,7 +112,7 @@ impl Programs {
             }
         };
         let thread = spawn_worker("vnuma-bpf", work).map_err(failed("starting a thread"))?;
-        // A thread that is gone without a word has panicked, which has been reported.
+        // A thread that ended without a result has panicked, and the panic has been reported.
         started
             .recv()
             .unwrap_or_else(|_| Err(io::Error::other("its thread has failed")))
@@ -137,7 +137,7 @@ struct CpuNodes {
 }
 
 impl CpuNodes {
-    /// Changes what differs. A CPU that is gone, or of no node, has node 0 in the map, which stands for none.
+    /// Writes the entries that differ. A CPU that is gone, or without a node, has 0 in the map, which means none.
     fn set(&mut self, topology: &HostTopology) -> libbpf_rs::Result<()> {
         let nodes = topology.nodes.iter().flat_map(|node| node.cpus.iter().map(|cpu| (cpu, node.id)));
         let wanted: BTreeMap<CpuId, HostNodeId> = nodes.collect();
@@ -156,7 +156,7 @@ impl CpuNodes {
     }
 }
 
-/// Programs and the thread that takes what they report.
+/// The BPF programs and the thread that reads their records.
 #[derive(Debug)]
 pub(super) struct BpfSource {
     /// The programs run as long as these exist.
@@ -184,7 +184,7 @@ impl BpfSource {
                 return Err(LocationError::Watch { act: "watching a thread", source });
             }
         }
-        // If it ended before it was watched, nothing will ever tell so.
+        // If it ended before it was watched, no event follows.
         if !vnuma_process::thread_exists(pid, tid) {
             self.unwatch(tid);
             return Err(LocationError::NoThread { pid, tid });
@@ -278,7 +278,7 @@ enum Turn {
     Stop,
 }
 
-/// Takes turns until the end. `Some` is the reason why there is no point in another.
+/// Reads records until the end. `Some` is the reason why reading cannot be repeated.
 fn pump(mut turn: impl FnMut() -> Turn) -> Option<String> {
     let mut failures = 0;
     loop {
@@ -287,7 +287,7 @@ fn pump(mut turn: impl FnMut() -> Turn) -> Option<String> {
             Turn::Taken => failures = 0,
             Turn::Failed(reason) => {
                 failures += 1;
-                tracing::error!(reason, failures, "cannot take vCPU events");
+                tracing::error!(reason, failures, "cannot read vCPU events");
                 if failures == FAILURES {
                     return Some(reason);
                 }

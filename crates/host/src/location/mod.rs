@@ -9,11 +9,11 @@
 //!  /proc/PID/task/TID/{stat,status} ◀── thread, every interval ─▶ on_event
 //! ```
 //!
-//! Both sources tell the same three things and nothing else: a thread is on another node,
+//! Both sources report the same three things and nothing else: a thread is on another node,
 //! its allowed CPUs changed, it ended. Neither is taken for the whole truth: after an event,
-//! [`read_location`] tells where the thread is by now.
+//! [`read_location`] reads where the thread is now.
 //!
-//! Where they end: BPF sees every crossing of nodes, polling only what is left of them at its
+//! They differ in what they see: BPF sees every crossing of nodes, polling only what is left of them at its
 //! interval. If BPF is unavailable, or fails later, polling takes its place, and [`LocationWatcher::health`] says so and
 //! why. BPF needs the kernel's BTF, `CAP_BPF` and `CAP_PERFMON`, and thread numbers of
 //! the initial PID namespace. A kernel
@@ -85,7 +85,7 @@ pub enum LocationError {
         /// The thread.
         tid: i32,
     },
-    /// What /proc says of the thread cannot be read, or makes no sense.
+    /// The thread's files in /proc cannot be read or parsed.
     #[error(transparent)]
     Proc(ProcError),
     /// The thread is on a CPU of which the topology knows no node.
@@ -118,7 +118,7 @@ pub enum LocationError {
     Watch {
         /// What was tried.
         act: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
 }
@@ -131,7 +131,7 @@ pub const MAX_WATCHED: usize = 65_536;
 pub struct Health {
     /// `bpf` or `poll`.
     pub source: &'static str,
-    /// Why it is not BPF, or not any more, in words.
+    /// Why it is not BPF, or not any more.
     pub why_not_bpf: Option<String>,
     /// A change of the allowed CPUs alone makes an event.
     pub sees_affinity: bool,
@@ -184,22 +184,22 @@ impl Shared {
     /// Polling takes over what BPF was watching.
     fn fall_back(&self, reason: String, on_event: impl Fn(LocationEvent) + Send + 'static) {
         let mut state = self.lock();
-        // Nobody is interested any more.
+        // The receiver was dropped.
         let Some(Source::Bpf(bpf)) = &state.source else { return };
-        tracing::error!(reason, "vCPU locations are polled from now on: BPF events cannot be taken");
+        tracing::error!(reason, "cannot read BPF events; vCPU locations are polled from now on");
         let dropped = bpf.dropped();
         let poll = PollSource::start(state.topology.clone(), self.poll_interval, &state.threads, on_event);
         let failed = match poll {
             Ok(poll) => state.source.replace(Source::Poll(poll)),
             Err(error) => {
-                tracing::error!(%error, "nor can they be polled: moves of vCPUs are not seen");
+                tracing::error!(%error, "cannot poll vCPU locations: moves are not seen");
                 state.source.take()
             }
         };
         state.dropped_before += dropped;
         state.why_not_bpf = Some(format!("events cannot be taken any more: {reason}"));
         drop(state);
-        // Taken apart without the lock.
+        // Dropped without the lock.
         drop(failed);
     }
 }
@@ -328,7 +328,7 @@ impl LocationWatcher {
         self.health().source
     }
 
-    /// Why it is not BPF, in words.
+    /// Why it is not BPF.
     pub fn why_not_bpf(&self) -> Option<String> {
         self.health().why_not_bpf
     }

@@ -1,4 +1,4 @@
-//! Polling: what differs in /proc since the last look.
+//! Polling: what differs in /proc since the last reading.
 
 use super::{
     LocationError, LocationEvent, LocationKind, MAX_WATCHED, monotonic_ns,
@@ -19,7 +19,7 @@ const SHORTEST: Duration = Duration::from_millis(1);
 #[derive(Debug)]
 struct Watched {
     pid: i32,
-    /// `None` before the first look: whatever that finds is reported.
+    /// `None` before the first reading, which is always reported.
     seen: Option<ThreadState>,
 }
 
@@ -130,7 +130,7 @@ fn wait(shared: &Shared, interval: Duration) -> bool {
     !state.stop
 }
 
-/// Takes over what was found of a thread and says what that means.
+/// Stores what was read of a thread and returns the event, if it is one.
 fn note(
     state: &mut State,
     tid: i32,

@@ -4,7 +4,7 @@ use super::{LocationError, monotonic_ns};
 use vnuma_process::{ProcError, procfs};
 use vnuma_topology::{CpuId, CpuSet, HostTopology, VcpuLocation};
 
-/// What /proc says of a thread.
+/// A thread's state in /proc.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ThreadState {
     pub(super) cpu: CpuId,
@@ -21,7 +21,7 @@ pub fn read_location(topology: &HostTopology, pid: i32, tid: i32) -> Result<Vcpu
     Ok(VcpuLocation { cpu, node, pinned: topology.node_of_cpus(&allowed), time_ns })
 }
 
-/// The allowed CPUs first: whoever sets them and moves the thread then does so in this order.
+/// The allowed CPUs first: they are set before the thread is moved.
 pub(super) fn read_thread(pid: i32, tid: i32) -> Result<ThreadState, LocationError> {
     let failed = |error| match error {
         ProcError::Gone { .. } => LocationError::NoThread { pid, tid },

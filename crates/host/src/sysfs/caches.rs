@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use vnuma_topology::{CacheGroup, CpuSet, HostNode};
 
 /// One group for each last-level cache, in order of its first CPU. A virtual machine or an
-/// odd CPU may tell nothing of its caches: then there is no group for it.
+/// odd CPU may not list its caches: then there is no group for it.
 pub(super) fn read(tree: &Tree, nodes: &[HostNode]) -> Result<Vec<CacheGroup>, SysfsError> {
     let online: CpuSet = nodes.iter().flat_map(|node| node.cpus.iter()).collect();
     let mut grouped = CpuSet::new();
@@ -73,7 +73,7 @@ fn shared_by(tree: &Tree, cpu: u32, cache: &Path) -> Result<CpuSet, SysfsError> 
     if !list.is_empty() || !map.is_empty() {
         return Ok(if list.is_empty() { map } else { list });
     }
-    // An Itanium's L3 has been seen to be shared by nobody; it belongs to a core.
+    // The L3 of an Itanium can have an empty list of CPUs; it belongs to a core.
     let core = tree.path(&format!("sys/devices/system/cpu/cpu{cpu}/topology"));
     let siblings = tree.set(&core.join("thread_siblings_list"), &core.join("thread_siblings"))?;
     Ok(siblings.unwrap_or_default())

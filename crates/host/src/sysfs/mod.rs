@@ -27,7 +27,7 @@ pub enum SysfsError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// A file that has to be there for the others to make sense.
@@ -39,7 +39,7 @@ pub enum SysfsError {
     /// Not a regular file.
     #[error("{}: not a regular file", path.display())]
     NotAFile {
-        /// What is no file.
+        /// What is not a file.
         path: PathBuf,
     },
     /// A file is longer than anything the kernel writes there.
@@ -63,7 +63,7 @@ pub enum SysfsError {
     Value {
         /// The file.
         path: PathBuf,
-        /// What was found, shortened.
+        /// What was found, sanitized.
         value: String,
         /// Why it cannot be.
         reason: String,

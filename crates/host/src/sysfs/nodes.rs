@@ -10,7 +10,7 @@ const CPUS: &str = "sys/devices/system/cpu";
 /// Largest node number, the kernel's own limit (`MAX_NUMNODES` is 1024 at most).
 const MAX_NODE: u32 = 1023;
 
-/// What the kernel gives two nodes whose distance the firmware does not tell.
+/// The kernel's distance of two nodes if the firmware gives none.
 const REMOTE_DISTANCE: u8 = 20;
 
 /// Online nodes in rising order of their number, and their distances.
@@ -149,7 +149,7 @@ fn distance_row(
     let row = tree.parsed(&path, parse::distances)?.filter(|row| row.iter().any(|&distance| distance != 0));
     let Some(row) = row else { return Ok(numbers.iter().map(untold).collect()) };
     let row = match possible {
-        // A node went offline while this was copied: what was told is about all that were there.
+        // A node went offline while this was copied: the row has distances to all possible nodes.
         Some(possible) if row.len() != numbers.len() && row.len() == possible.len() => {
             let told = possible.iter().zip(row).filter(|(other, _)| numbers.contains(other));
             told.map(|(_, distance)| distance).collect()

@@ -1,4 +1,4 @@
-//! What stands in the files: plain functions over text, for fuzzing and tests.
+//! Parsers of the files: plain functions over text, for fuzzing and tests.
 
 use vnuma_topology::CpuSet;
 
@@ -91,7 +91,7 @@ pub fn numa_node(text: &str) -> Result<Option<u32>, String> {
     }
 }
 
-/// Is a CPU online, by its own file? Copies of old kernels' files have been seen that are empty: no word of being offline.
+/// Is a CPU online, by its own file? Copies of old kernels' files can be empty, which does not mean offline.
 pub fn online(text: &str) -> Result<bool, String> {
     match text.trim() {
         "0" => Ok(false),

@@ -34,10 +34,10 @@ pub(super) fn read(tree: &Tree, nodes: &[HostNode]) -> Result<Vec<PciDevice>, Sy
     Ok(devices)
 }
 
-/// The node whose CPUs the kernel calls local to a device: all that old kernels tell.
+/// The node whose CPUs the kernel calls local to a device: old kernels show nothing else.
 fn node_of_local_cpus(tree: &Tree, device: &Path, nodes: &[HostNode]) -> Result<Option<u32>, SysfsError> {
     let local = tree.set(&device.join("local_cpulist"), &device.join("local_cpus"))?;
-    // With one node, all CPUs are local to every device, and nothing is said.
+    // With one node all CPUs are local to every device, so that shows nothing.
     let Some(local) = local.filter(|_| nodes.len() > 1) else { return Ok(None) };
     let all_local = |node: &&HostNode| !node.cpus.is_empty() && node.cpus.is_subset(&local);
     let mut found = nodes.iter().filter(all_local);

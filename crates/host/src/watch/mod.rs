@@ -6,7 +6,7 @@
 //!                     every 30 s ──────────┘   in case an event was lost
 //! ```
 //!
-//! The message only says when to look; what is so stands in sysfs. A tree other than `/` has no events and is read at
+//! A message only says when to read; the topology comes from sysfs. A tree other than `/` has no events and is read at
 //! the interval only, as is a host whose kernel does not let us listen; [`HostWatcher::why_polling`] says why.
 
 mod uevent;
@@ -34,13 +34,13 @@ use vnuma_topology::HostTopology;
 
 pub use uevent::{Uevent, parse_uevent};
 
-/// Changes that come within this time are looked at together: memory that is plugged makes an event for each block.
+/// Changes within this time are handled together: plugged memory makes an event for each block.
 const GATHER: Duration = Duration::from_millis(100);
 
 /// After a tree that made no sense, which may be one that is just changing.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Between two looks, if nothing else is asked for.
+/// Default time between two readings.
 pub const REREAD_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Follows the topology of a host until it is dropped; then its own thread has ended too.
@@ -69,7 +69,7 @@ impl HostWatcher {
         let (uevents, why_polling) = match (root == Path::new("/")).then(Uevents::open) {
             None => (None, Some(format!("{} is not the running host's tree", root.display()))),
             Some(Ok(uevents)) => (Some(uevents), None),
-            Some(Err(error)) => (None, Some(format!("no messages of the kernel: {error}"))),
+            Some(Err(error)) => (None, Some(format!("cannot listen to uevents: {error}"))),
         };
         let shared = Arc::new(Shared {
             stop: EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?,
@@ -88,7 +88,7 @@ impl HostWatcher {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// Why changes are found at the interval only, in words; `None` if the kernel announces them.
+    /// Why changes are found only at the interval; `None` if the kernel announces them.
     pub fn why_polling(&self) -> Option<String> {
         self.shared.why_polling.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -110,7 +110,7 @@ impl Drop for HostWatcher {
     }
 }
 
-/// A topology without what changes all the time.
+/// A topology without its volatile fields.
 #[derive(Debug, PartialEq, Eq)]
 struct Lasting(HostTopology);
 
@@ -144,13 +144,13 @@ impl<F: FnMut(HostTopology)> Follower<F> {
                 Ok(Wake::Event) => read_at = read_at.min(Instant::now() + GATHER),
                 Ok(Wake::Nothing) => {}
                 Err(error) if uevents.is_none() => {
-                    // Without memory, for example. Trying again at once would keep a CPU busy.
-                    tracing::warn!(%error, "cannot wait");
+                    // Out of memory, for example. Trying again at once would keep a CPU busy.
+                    tracing::warn!(%error, "cannot wait for uevents");
                     thread::sleep(RETRY);
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "messages of the kernel end; the host's topology is polled");
-                    let why = format!("messages of the kernel ended: {error}");
+                    tracing::warn!(%error, "uevents end; the host's topology is polled");
+                    let why = format!("uevents ended: {error}");
                     *self.shared.why_polling.lock().unwrap_or_else(PoisonError::into_inner) = Some(why);
                     uevents = None;
                 }
@@ -180,7 +180,7 @@ impl<F: FnMut(HostTopology)> Follower<F> {
         }
     }
 
-    /// Reads the topology and reports it if it is another one. How long the next look can wait.
+    /// Reads the topology and reports it if it differs. Returns how long the next reading can wait.
     fn read(&mut self) -> Duration {
         let read = read_host_topology(&self.root);
         self.shared.reads.fetch_add(1, Ordering::Relaxed);

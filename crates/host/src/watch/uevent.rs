@@ -12,7 +12,7 @@ use std::{
 /// The kernel's own messages; udevd sends others to another group.
 const KERNEL_GROUP: u32 = 1;
 
-/// Longest message that is looked at; the kernel's end at 2048 bytes and a path.
+/// Longest message that is parsed; the kernel's have at most 2048 bytes and a path.
 const MESSAGE_LIMIT: usize = 8192;
 
 /// Most messages taken at once: a storm of them does not keep the caller.
@@ -21,7 +21,7 @@ const MESSAGES: usize = 1024;
 /// Parts of the kernel whose devices a host's topology consists of.
 const SUBSYSTEMS: [&str; 3] = ["cpu", "memory", "node"];
 
-/// What a message says.
+/// A parsed message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Uevent<'a> {
     /// `add`, `remove`, `online`, `offline`, `change` and others.
@@ -96,7 +96,7 @@ impl AsFd for Uevents {
     }
 }
 
-/// The kernel is number 0. Whoever may send to this socket besides it is not believed.
+/// Whether the kernel sent it, which is port 0. Messages of others are ignored.
 fn is_reason(sender: Option<u32>, message: &[u8]) -> bool {
     sender == Some(0) && parse_uevent(message).is_some_and(|event| event.concerns_topology())
 }

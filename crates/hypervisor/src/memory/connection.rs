@@ -25,7 +25,7 @@ const REFUSED: i64 = 0x82;
 pub(super) struct MemoryConnection {
     shared: Arc<Shared>,
     name: String,
-    /// A VM that takes another's place is another VM.
+    /// Differs when another VM has replaced it.
     instance: u64,
     pid: i32,
     pidfd: OwnedFd,
@@ -201,7 +201,7 @@ impl VmConnection for MemoryConnection {
                 return Ok(None);
             }
             let left = PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
-            // A signal is no event; the loop looks again.
+            // A signal is no event; the loop polls again.
             let _ = poll(&mut [PollFd::new(self.event_fd.as_fd(), PollFlags::POLLIN)], left);
         }
     }

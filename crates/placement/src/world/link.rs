@@ -46,14 +46,14 @@ pub enum Link {
         /// The connection.
         connection: ConnectionId,
     },
-    /// It has not answered a probe yet. What it is asked for is still done then.
+    /// It has not answered a probe yet. Requests are still sent.
     Slow {
         /// The connection.
         connection: ConnectionId,
         /// What it has not answered.
         problem: String,
     },
-    /// It does not answer, and is not asked.
+    /// It does not answer, and requests are refused.
     Silent {
         /// The connection.
         connection: ConnectionId,
@@ -77,11 +77,11 @@ pub enum LinkEvent {
     Silent(String),
     /// There is no connection, or no more.
     Lost {
-        /// Why; `None` if that is as it should be, such as nobody listening yet.
+        /// Why; `None` if that is no problem, for example before the VM listens.
         problem: Option<String>,
         /// A VM is known to be there, so that it is tried again sooner.
         known: bool,
-        /// Only somebody else stands in the way: try again as soon as at first.
+        /// Another client uses the monitor: try again after the first pause.
         at_once: bool,
         /// Now.
         now_ns: u64,
@@ -91,7 +91,7 @@ pub enum LinkEvent {
         /// Now.
         now_ns: u64,
     },
-    /// Another VM may be behind the handle now: there is nothing to wait for.
+    /// Another VM may be behind the handle now: connect at once.
     Replaced {
         /// Now.
         now_ns: u64,

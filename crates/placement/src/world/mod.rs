@@ -1,7 +1,7 @@
 //! All that is known, as plain data: the host, the VMs on it, their vCPUs and channels.
 //!
-//! Whoever observes changes it; [`decide`](crate::decide) reads it. It keeps an index of deadlines, so that an event costs
-//! what it touches and not what there is.
+//! Observations change it, and [`decide`](crate::decide) reads it. It keeps an index of deadlines, so that the cost of an
+//! event does not grow with the number of VMs.
 
 mod channel;
 mod link;
@@ -22,7 +22,7 @@ pub type ConnectionId = u64;
 /// A request that waits for an answer. Never used twice.
 pub type RequestId = u64;
 
-/// Why a process stands still.
+/// Why a process does not run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopReason {
     /// A signal stopped it.
@@ -36,7 +36,7 @@ pub enum StopReason {
 pub struct ProcessState {
     /// Its number.
     pub pid: i32,
-    /// Why it stands still, if it does.
+    /// Why it does not run, if so.
     pub stopped: Option<StopReason>,
 }
 
@@ -73,6 +73,17 @@ pub struct Move {
     pub in_flight: bool,
 }
 
+/// What a guest's driver reports of itself. All of it can be false: it is shown, and decides nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DriverStatus {
+    /// Whether it changes the kernel's maps by CPU hotplug (safe mode) or in place. `None`: neither, or there is no driver.
+    pub safe_mode: Option<bool>,
+    /// Its version: major, minor, patch. `None` without a driver.
+    pub version: Option<[u16; 3]>,
+    /// The last generation that it refused or applied in part only, and the error number, 0 if that is none.
+    pub refused: Option<(u64, i32)>,
+}
+
 /// What was published to a guest and what it acknowledged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PublicationStats {
@@ -80,8 +91,8 @@ pub struct PublicationStats {
     pub published: Option<u64>,
     /// Last generation that the guest acknowledged.
     pub acknowledged: Option<u64>,
-    /// The guest's driver changed its maps by CPU hotplug then (safe mode), as the guest says.
-    pub safe_mode: Option<bool>,
+    /// What the guest's driver reported last.
+    pub driver: DriverStatus,
     /// Publications.
     pub publications: u64,
     /// Publications that the guest acknowledged.
@@ -95,7 +106,7 @@ pub struct Vm {
     pub description: VmDescription,
     /// Who says so.
     pub source: DescriptionSource,
-    /// Where it is, and what its guest knows of that.
+    /// Where it runs, and what its guest uses.
     pub placement: VmPlacement,
     /// Where each vCPU was seen last.
     pub locations: BTreeMap<ApicId, VcpuLocation>,
@@ -156,7 +167,7 @@ impl Vm {
         self.description = description;
     }
 
-    /// A vCPU was seen somewhere; `None` when it could not be. An observation that is older than the last one is left
+    /// A vCPU's location was read; `None` if it could not be. An observation that is older than the last one is left
     /// out. Returns the node that it left and the one that it is on now, if they differ.
     pub fn locate(
         &mut self,
@@ -204,8 +215,8 @@ impl Vm {
         (status.state == VcpuState::Stale).then_some(status.target_node).flatten()
     }
 
-    /// vCPUs that could be replugged to a better node. A guest that stands still takes none, and one with a channel needs
-    /// none. While one is replugged the others go on being astray. QEMU cannot unplug the vCPU that a machine boots with.
+    /// vCPUs that could be replugged to a better node. A paused guest accepts none, and a guest with a channel needs none.
+    /// While one is replugged the others stay astray. QEMU cannot unplug the vCPU that a machine boots with.
     fn astray_now(&self) -> Vec<(ApicId, GuestNodeId)> {
         let ready = self.source == DescriptionSource::Hypervisor
             && self.description.run_state == "running"
@@ -214,19 +225,19 @@ impl Vm {
         vcpus.filter_map(|vcpu| Some((vcpu.apic_id, self.astray(vcpu.apic_id)?))).collect()
     }
 
-    /// Homes of its guest nodes can change without anybody saying so.
+    /// Homes of its guest nodes can change without an event.
     pub fn has_unbound_memory(&self) -> bool {
         let bound = |memory: &vnuma_topology::MemoryBacking| memory.bound_node().is_some();
         self.description.guest_nodes.iter().any(|node| !node.memory.as_ref().is_some_and(bound))
     }
 }
 
-/// What is behind a handle of a VM backend: a VM, or something that may turn out to be one.
+/// A handle of a VM backend: a VM, or something that may turn out to be one.
 #[derive(Clone, Debug)]
 pub struct ManagedVm {
     /// The backend's name for it, opaque here.
     pub handle: String,
-    /// What it is called until it says its name.
+    /// Its name until it reports its own.
     pub fallback_name: String,
     /// Differs when another VM may be behind the handle.
     pub instance: u64,
@@ -249,12 +260,12 @@ impl ManagedVm {
         self.vm.as_ref().map_or(&self.fallback_name, |vm| vm.name())
     }
 
-    /// Why its process stands still, if it does.
+    /// Why its process does not run, if so.
     pub fn stopped(&self) -> Option<StopReason> {
         self.process.and_then(|process| process.stopped)
     }
 
-    /// The connection over which it can be asked something now.
+    /// The connection over which commands are answered now.
     pub fn responsive(&self) -> Option<ConnectionId> {
         self.link.responsive().filter(|_| self.stopped().is_none())
     }
@@ -301,7 +312,7 @@ impl World {
         self.vms.get(&id)
     }
 
-    /// A VM, to be changed. It is looked at by the next decision.
+    /// A VM, to be changed. The next decision considers it.
     pub fn get_mut(&mut self, id: VmId) -> Option<&mut ManagedVm> {
         self.touched.insert(id);
         self.vms.get_mut(&id)
@@ -351,19 +362,19 @@ impl World {
         }
     }
 
-    /// VMs that changed or whose time has come.
+    /// VMs that changed or whose deadline has passed.
     pub fn due(&self, now_ns: u64) -> BTreeSet<VmId> {
         let ripe = self.deadlines.range(..=(now_ns, VmId::MAX)).map(|(_, id)| *id);
         ripe.chain(self.touched.iter().copied()).collect()
     }
 
-    /// Ends a turn: what was changed in it has been looked at.
+    /// Ends a turn: its changes have been considered.
     pub fn commit(&mut self, policies: &Policies, now_ns: u64) {
         self.refresh(policies, now_ns);
         self.touched.clear();
     }
 
-    /// Brings what is derived up to date, for all VMs that changed or whose time has come.
+    /// Updates what is derived, for all VMs that changed or whose deadline has passed.
     pub fn refresh(&mut self, policies: &Policies, now_ns: u64) {
         for id in self.due(now_ns) {
             let deadline_ns = self.vms.get_mut(&id).and_then(|managed| {

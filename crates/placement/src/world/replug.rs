@@ -1,13 +1,14 @@
 //! Which vCPU of a guest without a channel is plugged anew on the right guest node, and when.
 //!
 //! A replug costs more than a publication: a second of the guest's time, another CPU number, tasks that lose their affinity.
-//! So it comes late, one at a time, to a slot that is there; and after a guest has failed at it, later each time.
+//! So vCPUs are replugged late, one at a time, and only to a spare slot. After each failure of a guest the pause is longer.
 
 use std::collections::BTreeMap;
 use vnuma_topology::{ApicId, GuestNodeId};
 
 const SECOND_NS: u64 = 1_000_000_000;
-/// After the first failure, and at most: a guest that boots will do better soon, one that refuses will refuse again.
+/// Pause after the first failure, and the longest one. A guest that boots accepts the next attempt, one that refuses will
+/// refuse again.
 const FIRST_PAUSE_NS: u64 = 60 * SECOND_NS;
 const LAST_PAUSE_NS: u64 = 3600 * SECOND_NS;
 
@@ -18,14 +19,14 @@ pub enum ReplugEnd {
     Done,
     /// It is where it was.
     Undone,
-    /// It is in both: the guest lets go of neither.
+    /// It is in both slots: the guest releases neither.
     Both,
 }
 
 /// What is known about replugs of one VM.
 #[derive(Clone, Debug, Default)]
 pub struct ReplugHistory {
-    /// vCPUs that are not where the guest believes: the node that would be right, and since when it has been that one.
+    /// vCPUs that are not on the node that the guest uses: the right node, and since when it has been the right one.
     astray: BTreeMap<ApicId, (GuestNodeId, u64)>,
     pause_ns: u64,
     not_before_ns: u64,
@@ -59,7 +60,7 @@ impl ReplugHistory {
         Some((vcpu, node))
     }
 
-    /// When [`due`](Self::due) has something to say, if nothing else happens.
+    /// When [`due`](Self::due) will return something, if nothing else happens.
     pub fn next_deadline_ns(&self, spare: &BTreeMap<GuestNodeId, u32>, after_ns: u64) -> Option<u64> {
         let has_slot = |node| spare.get(node).is_some_and(|&slots| slots > 0);
         let ripe = self.astray.values().filter(|(node, _)| has_slot(node));
@@ -67,8 +68,8 @@ impl ReplugHistory {
         Some(earliest_ns.max(self.not_before_ns))
     }
 
-    /// How a replug ended, whoever wanted it. A guest that keeps old and new is left alone until somebody has had more
-    /// success: each attempt would leave it with one vCPU more.
+    /// A replug has ended. If the guest keeps both vCPUs nothing more is replugged by itself until a requested replug has
+    /// succeeded: each attempt would leave it with one vCPU more.
     pub fn ended(&mut self, end: ReplugEnd, now_ns: u64) {
         self.pause_ns = match (end, self.pause_ns) {
             (ReplugEnd::Done, _) => 0,

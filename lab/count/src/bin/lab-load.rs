@@ -1,4 +1,4 @@
-//! Runs one load whose counts are known, and tells what was counted for it as JSON.
+//! Runs one load whose counts are known, and prints what was counted for it as JSON.
 
 use std::time::Instant;
 

@@ -15,7 +15,7 @@ const LOAD_SECONDS: &str = "1800";
 
 #[test]
 #[ignore = "takes an hour: make soak"]
-fn the_driver_obeys_its_channel_on_each_kernel() {
+fn the_driver_applies_publications_on_each_kernel() {
     let rounds = soak_rounds().unwrap_or_else(|| ROUNDS.to_owned());
     for kernel in ["6.12", "6.1", "7.3"] {
         run("2n4c", &[job(kernel, &[&rounds, LOAD_SECONDS, kernel], &[])]);

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 use vnuma_lab_runner::{Lab, LabRun, boot_retries};
 
-/// Only a bound against hanging for ever; a soak takes an hour and more.
+/// Only a limit for tests that hang; a soak takes an hour and more.
 const TIMEOUT: Duration = Duration::from_secs(900);
 const SOAK_TIMEOUT: Duration = Duration::from_secs(3 * 3600);
 

@@ -25,7 +25,7 @@ static FILES: LazyLock<Vec<(PathBuf, String)>> = LazyLock::new(|| {
     files
 });
 
-/// An example that checks itself: migrations between nodes are told by the kernel, and found by polling.
+/// An example that checks itself: migrations between nodes are reported by the kernel, and found by polling.
 fn vcpu_watch() -> PathBuf {
     let status = Command::new(env!("CARGO"))
         .args(["build", "--quiet", "--package", "vnuma-host", "--example", "vcpu-watch"])

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Tells user space when a watched thread is put on a CPU of another node, when its
+ * Reports to user space when a watched thread is put on a CPU of another node, when its
  * allowed CPUs change, and when it ends.
  *
  * The scheduler migrates threads many thousand times a second on a busy host and
- * nearly all of these moves matter to nobody here, so the filter sits in the kernel:
+ * nearly all of these moves are of no interest, so the filter sits in the kernel:
  * one hash lookup for a thread that is not watched, and no record for a move within
  * a node. A host whose vCPUs stay put causes no wake-up in user space at all.
  *
@@ -155,7 +155,7 @@ int BPF_PROG(vnuma_exit, struct task_struct *task)
 {
 	__u32 tid = task->pid;
 
-	/* The number may be used again: whoever gets it is not to be watched. */
+	/* The number may be reused: its next thread is not watched. */
 	if (bpf_map_delete_elem(&watched, &tid))
 		return 0;
 	report(tid, VNUMA_VCPU_EXITED, task->thread_info.cpu);

@@ -1,0 +1,47 @@
+//! The errors in docs/vnumactl.md are those that vnumad and vnumactl make.
+
+#[path = "common/errors.rs"]
+mod errors;
+
+use errors::compare;
+use std::process::Command;
+use vnuma_daemon::core::Refusal;
+use vnuma_hypervisor::VmError;
+
+/// What vnumactl says where no vnumad is.
+fn unreachable() -> String {
+    let socket = ["--socket", "/nonexistent/vnumad.sock", "list"];
+    let output = Command::new(env!("CARGO_BIN_EXE_vnumactl")).args(socket).output().expect("runs");
+    assert_eq!(output.status.code(), Some(3));
+    let error = String::from_utf8(output.stderr).expect("UTF-8");
+    error.strip_prefix("vnumactl: ").expect("its name").to_owned()
+}
+
+#[test]
+fn the_manual_names_errors_by_their_text() {
+    let vm = || "web".to_owned();
+    let timeout = || VmError::Timeout { vm: vm(), command: "device_add".into(), limit_ms: 1000 };
+    let of_vm = [
+        VmError::NoFreePort { vm: vm() },
+        VmError::BootVcpu { vm: vm() },
+        VmError::NoSpareSlot { vm: vm(), node: 1 },
+        VmError::PlugIgnored { vm: vm(), limit_ms: 10_000 },
+        VmError::ReplugUndescribed { vm: vm(), vcpu: 1, new: 5, source: Box::new(timeout()) },
+        VmError::NotUndone { cause: Box::new(timeout()), error: Box::new(timeout()) },
+        VmError::UnplugPending { vm: vm(), vcpu: 1, limit_ms: 10_000 },
+    ];
+    let refusals = [
+        Refusal::Uma { vm: vm() },
+        Refusal::Attached { vm: vm() },
+        Refusal::Lost { vm: vm() },
+        Refusal::NotConnected { vm: vm(), problem: "gone".into() },
+        Refusal::Unfinished { source: timeout() },
+        Refusal::Watchers { uid: 7, most: 16 },
+    ];
+    let mut made: Vec<String> = of_vm.iter().map(ToString::to_string).collect();
+    made.extend(refusals.iter().map(ToString::to_string));
+    made.push(unreachable());
+    // crates/daemon/tests/rights.rs has the same text from a running daemon.
+    made.push("user 7 has 64 connections to vnumad, the most that one may have".into());
+    compare(include_str!("../../../docs/vnumactl.md"), &made);
+}
