@@ -9,10 +9,10 @@ use serde::Serialize;
 use crate::steps::workspace;
 
 /// A benchmark: its name, what it measures, and the function that does.
-type Bench = (&'static str, &'static str, fn() -> Result<()>);
+type Bench = (&'static str, &'static str, fn(&Arguments) -> Result<()>);
 
 const BENCHES: [Bench; 2] = [
-    ("lab", "what the lab's counters cost: boot and loops, with and without, interleaved", lab::run),
+    ("lab", "what the lab's counters cost: boot and loops, with and without, interleaved", |_| lab::run()),
     ("topology", "how fast guests of each kernel follow their topology, and what that costs", topology::run),
 ];
 
@@ -20,6 +20,12 @@ const BENCHES: [Bench; 2] = [
 pub struct Arguments {
     /// Which one; without it the list is printed
     name: Option<String>,
+    /// The reference form, for a report in docs/results; without it the reduced one
+    #[arg(long)]
+    full: bool,
+    /// topology: only these guest kernels, and nothing that needs no kernel of its own
+    #[arg(long, value_name = "KERNEL")]
+    kernel: Vec<String>,
 }
 
 /// Runs a benchmark, or lists them.
@@ -31,7 +37,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         return Ok(());
     };
     match BENCHES.iter().find(|(known, _, _)| known == name) {
-        Some((_, _, bench)) => bench(),
+        Some((_, _, bench)) => bench(arguments),
         None => {
             let known = BENCHES.map(|(name, _, _)| name).join(", ");
             bail!("benchmark {name:?} is unknown; there are: {known}")

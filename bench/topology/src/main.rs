@@ -1,14 +1,17 @@
 //! How fast a guest follows its topology, and what that costs: the part of `make bench NAME=topology` that runs on the lab
 //! server and in its guests. Each command prints one JSON object.
 
+mod abuse;
 mod clock;
 mod cost;
 mod daemon;
 mod figures;
+mod floor;
 mod guest;
 mod moves;
 mod overhead;
 mod replug;
+mod work;
 
 use clap::{Parser, Subcommand};
 
@@ -37,6 +40,19 @@ enum Command {
         #[arg(long)]
         node: u32,
     },
+    /// On the server: what a VM that is moved for ever, or whose guest rings for ever, costs another one
+    Abuse(abuse::Arguments),
+    /// In a guest: a fixed amount of work on each CPU
+    Work {
+        /// Of which kind
+        kind: work::Kind,
+    },
+    /// In a guest: how long its kernel takes to rebuild its scheduler domains
+    Rebuild {
+        /// How often
+        #[arg(long)]
+        times: usize,
+    },
     /// In a guest: what it costs a program to see that nothing has changed
     Cost,
 }
@@ -49,6 +65,9 @@ fn main() -> anyhow::Result<()> {
         Command::Daemon(arguments) => daemon::run(&arguments),
         Command::Overhead(arguments) => overhead::run(&arguments),
         Command::Follow => guest::follow(),
+        Command::Abuse(arguments) => abuse::run(&arguments),
+        Command::Work { kind } => work::run(kind),
+        Command::Rebuild { times } => floor::rebuild(times),
         Command::Cost => cost::run(),
     }
 }

@@ -3,6 +3,7 @@
 
 use crate::clock::{Line, Moment, monotonic_ns};
 use crate::figures::Percentiles;
+use crate::floor::{self, Doorbell, Floor};
 use crate::guest::Sighting;
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
@@ -11,7 +12,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
-use vnuma_scenario::{HANG_LIMIT, Nodes, Process, Vm, tsc_offset, vnumad};
+use vnuma_scenario::{HANG_LIMIT, Nodes, Process, Vm, tsc_offset, vnumactl, vnumad};
 
 /// Between two moves: what the last one and its check stirred up has settled.
 const SETTLE: Duration = Duration::from_millis(400);
@@ -37,7 +38,7 @@ pub struct Arguments {
 
 /// Parts of the way from a move to a program of the guest, in milliseconds.
 #[derive(Serialize)]
-struct Latencies {
+pub struct Latencies {
     /// The whole: move to program.
     #[serde(flatten)]
     whole: Percentiles,
@@ -61,6 +62,8 @@ struct Report {
     release: String,
     update_latency_ms: Latencies,
     update_latency_ms_loaded: Latencies,
+    floor_ms: Floor,
+    floor_ms_loaded: Floor,
     /// Checks of the guest after a move that found anything wrong.
     wrong_states: usize,
     /// How many checks there were.
@@ -70,31 +73,24 @@ struct Report {
 }
 
 pub fn run(arguments: &Arguments) -> Result<()> {
-    let nodes = Nodes::read()?;
-    let count = nodes.with_cpus().count().to_string();
     let _daemon = vnumad(&[])?;
-    let vcpus = VCPUS.to_string();
-    let shape = ["--nodes", &count, "--vcpus", &vcpus, "--memory", "768M", "--kernel", &arguments.kernel];
-    let vm = Vm::start("bench", &shape.map(str::to_owned))?;
-    vm.put(&arguments.driver, "/root/vnuma.ko")?;
-    vm.put(&std::env::current_exe()?.to_string_lossy(), PROGRAM)?;
-    vm.put(CHECKER, CHECKER)?;
-    vm.exec(&["insmod", "/root/vnuma.ko"])?;
-    vm.attach()?;
-    vm.await_driver()?;
+    let vm = start("bench", &arguments.kernel, &arguments.driver)?;
     let cost = serde_json::from_str(&vm.exec(&[PROGRAM, "cost"])?).context("bench-topology cost")?;
 
-    let mut bench = Bench::start(&vm, nodes)?;
+    let mut bench = Bench::start(&vm, Nodes::read()?)?;
     let idle = bench.series("idle", arguments.idle)?;
-    let load = ["stress-ng", "--quiet", "--cpu", &vcpus, "--vm", "1", "--vm-bytes", "32M"];
-    let load = vm.spawn(&load)?;
+    let load = busy(&vm)?;
     let loaded = bench.series("loaded", arguments.loaded)?;
     drop(load);
+    let (wrong_states, map) = bench.end();
+    let [floor_ms, floor_ms_loaded] = floors(&vm, &map, arguments)?;
     let report = Report {
         release: vm.exec(&["uname", "-r"])?.trim().to_owned(),
         update_latency_ms: latencies(&idle)?,
         update_latency_ms_loaded: latencies(&loaded)?,
-        wrong_states: bench.wrong,
+        floor_ms,
+        floor_ms_loaded,
+        wrong_states,
         checked: idle.len() + loaded.len(),
         cost,
     };
@@ -102,8 +98,45 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
+/// A VM with a vCPU on each of the server's nodes, as this part and the replug have it.
+pub fn shape(kernel: &str) -> Result<Vec<String>> {
+    let nodes = Nodes::read()?.with_cpus().count().to_string();
+    let vcpus = VCPUS.to_string();
+    Ok(["--nodes", &nodes, "--vcpus", &vcpus, "--memory", "768M", "--kernel", kernel]
+        .map(str::to_owned)
+        .into())
+}
+
+/// Boots that VM and has its guest follow. vnumad must run.
+pub fn start(name: &str, kernel: &str, driver: &str) -> Result<Vm> {
+    let vm = Vm::start(name, &shape(kernel)?)?;
+    vm.put(driver, "/root/vnuma.ko")?;
+    vm.put(&std::env::current_exe()?.to_string_lossy(), PROGRAM)?;
+    vm.put(CHECKER, CHECKER)?;
+    vm.exec(&["insmod", "/root/vnuma.ko"])?;
+    vm.attach()?;
+    vm.await_driver()?;
+    Ok(vm)
+}
+
+/// All vCPUs are busy until it is dropped.
+fn busy(vm: &Vm) -> Result<Process> {
+    vm.spawn(&["stress-ng", "--quiet", "--cpu", &VCPUS.to_string(), "--vm", "1", "--vm-bytes", "32M"])
+}
+
+/// Idle and loaded, after vnumad's channel has gone.
+fn floors(vm: &Vm, map: &[u32], arguments: &Arguments) -> Result<[Floor; 2]> {
+    vnumactl(&["detach", &vm.name])?;
+    let mut doorbell = Doorbell::attach(vm, map)?;
+    let idle = floor::measure(vm, &mut doorbell, arguments.idle).context("floor, idle")?;
+    let load = busy(vm)?;
+    let loaded = floor::measure(vm, &mut doorbell, arguments.loaded).context("floor, loaded")?;
+    drop(load);
+    Ok([idle, loaded])
+}
+
 /// One move, in readings of the host's time stamp counter; [`Line`] turns differences into nanoseconds.
-struct Trip {
+pub struct Trip {
     line: Line,
     moved: u64,
     published: u64,
@@ -112,7 +145,7 @@ struct Trip {
     seen: u64,
 }
 
-fn latencies(trips: &[Trip]) -> Result<Latencies> {
+pub fn latencies(trips: &[Trip]) -> Result<Latencies> {
     let of = |from: fn(&Trip) -> u64, to: fn(&Trip) -> u64| {
         Percentiles::of_ns(trips.iter().map(|trip| trip.line.between(from(trip), to(trip))))
             .context("no moves")
@@ -135,7 +168,7 @@ struct Acknowledged {
     published_ns: u64,
 }
 
-struct Bench<'vm> {
+pub struct Bench<'vm> {
     vm: &'vm Vm,
     nodes: Nodes,
     hosts: Vec<u32>,
@@ -153,7 +186,8 @@ struct Bench<'vm> {
 }
 
 impl<'vm> Bench<'vm> {
-    fn start(vm: &'vm Vm, nodes: Nodes) -> Result<Self> {
+    /// Starts the guest's program and watches vnumad.
+    pub fn start(vm: &'vm Vm, nodes: Nodes) -> Result<Self> {
         let hosts: Vec<u32> = nodes.with_cpus().map(|(node, _)| *node).collect();
         let mut program = vm.spawn(&[PROGRAM, "follow"])?;
         let sightings = lines(&mut program)?;
@@ -184,7 +218,7 @@ impl<'vm> Bench<'vm> {
     }
 
     /// Moves one vCPU after the other, each to the next node.
-    fn series(&mut self, name: &str, moves: usize) -> Result<Vec<Trip>> {
+    pub fn series(&mut self, name: &str, moves: usize) -> Result<Vec<Trip>> {
         let mut trips = Vec::new();
         let start = Instant::now();
         for number in 0..moves {
@@ -238,6 +272,12 @@ impl<'vm> Bench<'vm> {
                 self.published.insert(acknowledged.generation, acknowledged.published_ns);
             }
         }
+    }
+
+    /// How many states were wrong, and the guest node of each vCPU.
+    fn end(self) -> (usize, Vec<u32>) {
+        let map = self.places.iter().filter_map(|place| u32::try_from(*place).ok()).collect();
+        (self.wrong, map)
     }
 
     /// Everything in the guest that names a node, against where the vCPUs were put.

@@ -1,11 +1,17 @@
 //! What a guest's own work costs with vnuma attached and nothing changing, and without (XPV, section 5.2): by the lab's
 //! counters of the VM's vCPU threads, never by time. Both sides take turns in one VM.
 
+use crate::work::Kind;
 use anyhow::{Context, Result};
-use serde_json::{Value, json};
+use clap::ValueEnum;
+use serde::Serialize;
+use serde_json::Value;
+use std::collections::BTreeMap;
 use vnuma_scenario::{Vm, output, vnumactl, vnumad};
 
-const LOAD: &str = "/run/lab/bin/lab-load";
+const PROGRAM: &str = "/root/bench-topology";
+/// Name, vCPUs, memory: a VM that fits on the server's CPUs, and one with twice as many vCPUs.
+const VMS: [(&str, &str, &str); 2] = [("small", "2", "384M"), ("big", "6", "768M")];
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -13,64 +19,95 @@ pub struct Arguments {
     #[arg(long)]
     driver: String,
     /// Runs of each side
-    #[arg(long, default_value_t = 5)]
+    #[arg(long, default_value_t = 3)]
     rounds: usize,
 }
 
-/// Prints `{"overhead_no_change": _, ...}`: median with by median without, less one.
+/// Modelled cycles of one kind of work in one VM.
+#[derive(Serialize)]
+struct Sides {
+    /// Median with by median without, less one.
+    overhead: f64,
+    without_cycles: Vec<f64>,
+    with_cycles: Vec<f64>,
+}
+
+#[derive(Serialize)]
+struct Report {
+    /// The largest of all.
+    overhead_no_change: f64,
+    vms: BTreeMap<String, BTreeMap<String, Sides>>,
+}
+
+/// Prints the report.
 pub fn run(arguments: &Arguments) -> Result<()> {
-    let vm = Vm::start("bench", &["--nodes", "2", "--vcpus", "2", "--memory", "512M"].map(str::to_owned))?;
+    let mut vms = BTreeMap::new();
+    for (name, vcpus, memory) in VMS {
+        vms.insert(name.to_owned(), of_vm(name, vcpus, memory, arguments)?);
+    }
+    let all = vms.values().flat_map(BTreeMap::values).map(|sides: &Sides| sides.overhead);
+    let report = Report { overhead_no_change: all.fold(f64::NEG_INFINITY, f64::max), vms };
+    println!("{}", serde_json::to_string(&report)?);
+    Ok(())
+}
+
+fn of_vm(name: &str, vcpus: &str, memory: &str, arguments: &Arguments) -> Result<BTreeMap<String, Sides>> {
+    let shape = ["--nodes", "2", "--vcpus", vcpus, "--memory", memory].map(str::to_owned);
+    let vm = Vm::start(name, &shape)?;
     vm.put(&arguments.driver, "/root/vnuma.ko")?;
-    vm.put(LOAD, "/root/lab-load")?;
-    let mut sides = [Vec::new(), Vec::new()];
+    vm.put(&std::env::current_exe()?.to_string_lossy(), PROGRAM)?;
+    let mut runs: BTreeMap<String, [Vec<f64>; 2]> = BTreeMap::new();
+    let mut add = |side: usize| -> Result<()> {
+        for kind in Kind::value_variants() {
+            let name =
+                kind.to_possible_value().context("a kind of work without a name")?.get_name().to_owned();
+            let cycles = work(&vm, &name)?;
+            runs.entry(name).or_default()[side].push(cycles);
+        }
+        Ok(())
+    };
     for round in 0..arguments.rounds {
-        sides[0].push(work(&vm)?);
+        add(0)?;
         let daemon = vnumad(&[])?;
         vm.exec(&["insmod", "/root/vnuma.ko"])?;
         vm.attach()?;
         vm.await_driver()?;
-        sides[1].push(work(&vm)?);
+        add(1)?;
         vnumactl(&["detach", &vm.name])?;
         vm.exec(&["rmmod", "vnuma"])?;
         drop(daemon);
-        eprintln!("round {} of {}", round + 1, arguments.rounds);
+        eprintln!("{name} VM: round {} of {}", round + 1, arguments.rounds);
     }
-    let [without, with] = sides.map(|mut cycles: Vec<f64>| {
+    Ok(runs.into_iter().map(|(kind, sides)| (kind, compare(sides))).collect())
+}
+
+fn compare(sides: [Vec<f64>; 2]) -> Sides {
+    let [without_cycles, with_cycles] = sides.map(|mut cycles| {
         cycles.sort_by(f64::total_cmp);
         cycles
     });
-    let median = |cycles: &[f64]| cycles[cycles.len() / 2];
-    let answer = json!({
-        "overhead_no_change": median(&with) / median(&without) - 1.0,
-        "without_cycles": without,
-        "with_cycles": with,
-    });
-    println!("{answer}");
-    Ok(())
+    let median = |cycles: &[f64]| cycles.get(cycles.len() / 2).copied().unwrap_or(f64::NAN);
+    Sides { overhead: median(&with_cycles) / median(&without_cycles) - 1.0, without_cycles, with_cycles }
 }
 
-/// Modelled cycles of the VM's vCPUs while the guest does a fixed amount of work: a pointer chase on either node, as no other
-/// work is as sensitive to a line or a page that somebody else took.
-fn work(vm: &Vm) -> Result<f64> {
-    let chase = "for node in 0 1; do taskset -c 0 /root/lab-load chase --uncounted --mib 64 --node $node --times 400000; done";
-    let text = output(
-        "lab-count",
-        &[
-            "--vm",
-            &vm.name,
-            "--json",
-            "/root/count.json",
-            "--",
-            "lab-vm",
-            "exec",
-            &vm.name,
-            "--",
-            "sh",
-            "-c",
-            chase,
-        ],
-    )?;
+/// Modelled cycles of the VM's vCPUs while the guest does a fixed amount of work.
+fn work(vm: &Vm, kind: &str) -> Result<f64> {
+    let counted = ["--vm", &vm.name, "--json", "/root/count.json", "--"];
+    let command = ["lab-vm", "exec", &vm.name, "--", PROGRAM, "work", kind];
+    let text = output("lab-count", &[&counted[..], &command].concat())?;
     let report = std::fs::read_to_string("/root/count.json").with_context(|| text.clone())?;
     let report: Value = serde_json::from_str(&report)?;
     report["modelled"][0]["cycles"]["total"].as_f64().with_context(|| format!("lab-count: {report}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_overhead_is_of_medians() {
+        let sides = compare([vec![100.0, 300.0, 200.0], vec![202.0, 1000.0, 90.0]]);
+        assert!((sides.overhead - 0.01).abs() < 1e-9, "{}", sides.overhead);
+        assert_eq!(sides.without_cycles, [100.0, 200.0, 300.0]);
+    }
 }

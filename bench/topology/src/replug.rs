@@ -3,10 +3,15 @@
 use crate::clock::{Line, Moment, monotonic_ns};
 use crate::figures::Percentiles;
 use anyhow::{Context, Result, ensure};
+use serde_json::Value;
 use serde_json::json;
 use std::io::Read;
-use vnuma_scenario::{Nodes, Vm, bring_online, replug_when_noticed, tsc_offset, vcpu_thread, vnumad};
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+use vnuma_scenario::{HANG_LIMIT, Nodes, Vm, bring_online, tsc_offset, vcpu_thread, vnumad};
 
+const API: &str = "/run/vnuma/vnumad.sock";
 const PROGRAM: &str = "/root/bench-topology";
 
 #[derive(clap::Args)]
@@ -24,8 +29,9 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> Result<()> {
     let nodes = Nodes::read()?;
     let _daemon = vnumad(&[])?;
-    let shape = ["--nodes", "2", "--vcpus", "3", "--spare-slots", "--kernel", &arguments.kernel];
-    let vm = Vm::start("spare", &shape.map(str::to_owned))?;
+    let mut shape = crate::moves::shape(&arguments.kernel)?;
+    shape.push("--spare-slots".to_owned());
+    let vm = Vm::start("spare", &shape)?;
     vm.put(&std::env::current_exe()?.to_string_lossy(), PROGRAM)?;
     vm.await_found()?;
     let _udev = bring_online(&vm)?;
@@ -56,7 +62,7 @@ fn replug(vm: &Vm, offset: u64, vcpu: u64, node: u32, nodes: &Nodes) -> Result<(
     let tid = vcpu_thread(vm, vcpu)?;
     let (start, moved_ns) = (Moment::now()?, monotonic_ns()?);
     nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(tid), &set)?;
-    let done = replug_when_noticed(vm, vcpu)?;
+    let done = replug_when_noticed(&vm.name, vcpu)?;
     let mut text = String::new();
     waiter.0.stdout.take().context("no standard output")?.read_to_string(&mut text)?;
     let seen: Moment = serde_json::from_str(&text).with_context(|| format!("await-cpu: {text:?}"))?;
@@ -65,6 +71,38 @@ fn replug(vm: &Vm, offset: u64, vcpu: u64, node: u32, nodes: &Nodes) -> Result<(
     ensure!(ns > 0.0, "the guest saw it before it was moved");
     let new = done["new_vcpu"].as_u64().with_context(|| format!("no new_vcpu: {done}"))?;
     Ok((new, ns))
+}
+
+/// Asks vnumad itself, as starting a program would take longer than what is timed. vnumad refuses until it has seen that
+/// the vCPU runs elsewhere.
+fn replug_when_noticed(vm: &str, vcpu: u64) -> Result<Value> {
+    let end = Instant::now() + HANG_LIMIT;
+    loop {
+        let (status, answer) = post(&format!("/v1/vms/{vm}/replug"), &json!({"vcpu": vcpu}))?;
+        let early = answer["message"].as_str().is_some_and(|message| message.contains("which is right"));
+        match status {
+            200 => return Ok(answer),
+            _ if early && Instant::now() < end => std::thread::sleep(Duration::from_millis(1)),
+            _ => anyhow::bail!("replug of {vm}, vCPU {vcpu}: status {status}: {answer}"),
+        }
+    }
+}
+
+/// Status and body of an answer of vnumad's API.
+fn post(path: &str, body: &Value) -> Result<(u16, Value)> {
+    let body = body.to_string();
+    let mut stream = UnixStream::connect(API).context(API)?;
+    write!(
+        stream,
+        "POST {path} HTTP/1.1\r\nhost: vnumad\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    )?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text).context(API)?;
+    let (head, body) = text.split_once("\r\n\r\n").with_context(|| format!("{path}: {text:?}"))?;
+    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
+    let status = status.with_context(|| format!("{path}: {head:?}"))?;
+    Ok((status, serde_json::from_str(body).with_context(|| format!("{path}: {body:?}"))?))
 }
 
 /// In the guest: waits until a node has other CPUs and prints the [`Moment`].
