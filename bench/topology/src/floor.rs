@@ -55,6 +55,8 @@ impl Doorbell {
         let pairs: Vec<_> = map.iter().enumerate().map(|(vcpu, node)| format!("{vcpu}:{node}")).collect();
         let mut doorbell =
             Self { input, output: BufReader::new(output), _process: Process(child), map: pairs.join(",") };
+        let attached = doorbell.line()?;
+        ensure!(attached == "attached", "{FAKE_HOST}: {attached:?}");
         let nodes = map.iter().max().map_or(1, |node| node + 1);
         doorbell.ask(&format!("nodes {nodes}"))?;
         // The first one waits for the driver to find the device.
@@ -64,6 +66,10 @@ impl Doorbell {
 
     fn ask(&mut self, command: &str) -> Result<String> {
         writeln!(self.input, "{command}").context(FAKE_HOST)?;
+        self.line()
+    }
+
+    fn line(&mut self) -> Result<String> {
         let mut answer = String::new();
         self.output.read_line(&mut answer).context(FAKE_HOST)?;
         Ok(answer.trim().to_owned())
