@@ -79,7 +79,9 @@ fn replug_when_noticed(vm: &str, vcpu: u64) -> Result<Value> {
     let end = Instant::now() + HANG_LIMIT;
     loop {
         let (status, answer) = post(&format!("/v1/vms/{vm}/replug"), &json!({"vcpu": vcpu}))?;
-        let early = answer["message"].as_str().is_some_and(|message| message.contains("which is right"));
+        let early = answer["message"]
+            .as_str()
+            .is_some_and(|message| message.contains("is on the right guest node already"));
         match status {
             200 => return Ok(answer),
             _ if early && Instant::now() < end => std::thread::sleep(Duration::from_millis(1)),
