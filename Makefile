@@ -4,7 +4,7 @@
 help:
 	@echo 'make demo             a running VM follows its NUMA topology, an equal one does not'
 	@echo 'make test             format, lints, unit, property and lab tests'
-	@echo 'make bench NAME=...   one benchmark (without NAME: which there are)'
+	@echo 'make bench NAME=...   one benchmark (without NAME: which there are; FULL=1: its longer form)'
 	@echo 'make soak             long runs of the property tests, fuzz targets and lab tests'
 	@echo 'make lab-shell        a prompt on the emulated NUMA server'
 
@@ -16,7 +16,7 @@ demo test soak:
 bench:
 	@scripts/bootstrap.sh
 	@cargo build --package xtask
-	@cargo xtask bench $(NAME)
+	@cargo xtask bench $(NAME) $(if $(FULL),--full)
 
 lab-shell:
 	@scripts/bootstrap.sh
