@@ -1,18 +1,27 @@
 //! `cargo xtask bench [NAME]`: benchmarks, each with a report in `target/bench/NAME/report.json`.
 
+mod daemon;
 mod lab;
 mod topology;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
 
 use crate::steps::workspace;
 
 /// A benchmark: its name, what it measures, and the function that does.
-type Bench = (&'static str, &'static str, fn(&Arguments) -> Result<()>);
+type Bench = (&'static str, &'static str, fn(&Options) -> Result<()>);
 
-const BENCHES: [Bench; 2] = [
-    ("lab", "what the lab's counters cost: boot and loops, with and without, interleaved", |_| lab::run()),
+const BENCHES: [Bench; 3] = [
+    (
+        "daemon",
+        "what vnumad costs with hundreds of VMs, and how fast it publishes, on this machine",
+        daemon::run,
+    ),
+    ("lab", "what the lab's counters cost: boot and loops, with and without, interleaved", |options| {
+        options.refuse()?;
+        lab::run()
+    }),
     ("topology", "how fast guests of each kernel follow their topology, and what that costs", topology::run),
 ];
 
@@ -20,12 +29,30 @@ const BENCHES: [Bench; 2] = [
 pub struct Arguments {
     /// Which one; without it the list is printed
     name: Option<String>,
-    /// The reference form, for a report in docs/results; without it the reduced one
+    #[command(flatten)]
+    options: Options,
+}
+
+/// How a benchmark is run that has more than one form.
+#[derive(clap::Args)]
+pub struct Options {
+    /// The reference, which takes longer
     #[arg(long)]
     full: bool,
+    /// The report on standard output, in place of a table
+    #[arg(long)]
+    json: bool,
     /// topology: only these guest kernels, and nothing that needs no kernel of its own
     #[arg(long, value_name = "KERNEL")]
     kernel: Vec<String>,
+}
+
+impl Options {
+    /// For one that has one form only.
+    fn refuse(&self) -> Result<()> {
+        ensure!(!self.full && !self.json, "this benchmark has neither --full nor --json");
+        Ok(())
+    }
 }
 
 /// Runs a benchmark, or lists them.
@@ -37,7 +64,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         return Ok(());
     };
     match BENCHES.iter().find(|(known, _, _)| known == name) {
-        Some((_, _, bench)) => bench(arguments),
+        Some((_, _, bench)) => bench(&arguments.options),
         None => {
             let known = BENCHES.map(|(name, _, _)| name).join(", ");
             bail!("benchmark {name:?} is unknown; there are: {known}")
@@ -52,6 +79,7 @@ fn write_report(name: &str, report: &impl Serialize) -> Result<()> {
     let path = directory.join("report.json");
     let text = serde_json::to_string_pretty(report)? + "\n";
     std::fs::write(&path, text).with_context(|| path.display().to_string())?;
-    println!("report: {}", path.display());
+    // Not among what may be read by a program.
+    eprintln!("report: {}", path.display());
     Ok(())
 }

@@ -46,13 +46,23 @@ pub(crate) fn clear(vector: BorrowedFd<'_>) -> io::Result<()> {
     }
 }
 
-/// A context of asynchronous reads, with at most one in flight. All channels of the process share it. It stays until the
+/// Completions that are left lying until they are taken together.
+const COMPLETIONS: usize = 32;
+
+/// A context of asynchronous reads, none of which is in flight for longer than a call. All channels of the process share it. It stays until the
 /// process ends: `io_destroy` waits for a grace period of the kernel, for which no thread here has time.
 #[derive(Debug)]
 pub(crate) struct Doorbells {
-    context: Mutex<libc::c_ulong>,
-    /// An empty file that is not shared, so that nobody can make its reads wait.
+    context: Mutex<Context>,
+    /// An empty file that nobody else has: no one can make its reads wait.
     empty: OwnedFd,
+}
+
+#[derive(Debug)]
+struct Context {
+    number: libc::c_ulong,
+    /// Completions that were not taken yet.
+    completed: usize,
 }
 
 impl Doorbells {
@@ -71,16 +81,20 @@ impl Doorbells {
         let empty = memfd_create(c"vnuma-doorbell", MFdFlags::MFD_CLOEXEC)?;
         let mut context: libc::c_ulong = 0;
         // SAFETY: the kernel writes one word to `context`, which is large enough.
-        Errno::result(unsafe { libc::syscall(libc::SYS_io_setup, 1 as c_long, &raw mut context) })?;
-        Ok(Self { context: Mutex::new(context), empty })
+        Errno::result(unsafe { libc::syscall(libc::SYS_io_setup, COMPLETIONS as c_long, &raw mut context) })?;
+        Ok(Self { context: Mutex::new(Context { number: context, completed: 0 }), empty })
     }
 
     /// Adds one to the counter, which stays as it is if it is full.
     ///
-    /// The read completes within `io_submit`, as there is nothing to read, and its completion is taken at once.
+    /// The read completes within `io_submit`, as there is nothing to read.
     pub(crate) fn signal(&self, vector: BorrowedFd<'_>) -> io::Result<()> {
         // Nothing that is done with the lock held waits.
-        let context = self.context.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut context = self.context.lock().unwrap_or_else(PoisonError::into_inner);
+        if context.completed == COMPLETIONS {
+            take_completions(context.number)?;
+            context.completed = 0;
+        }
         let mut nothing = 0u8;
         // SAFETY: a request is plain integers, for all of which zero is valid.
         let mut request: libc::iocb = unsafe { MaybeUninit::zeroed().assume_init() };
@@ -93,39 +107,36 @@ impl Doorbells {
         // SAFETY: the context is this value's own. One request is named, and the kernel reads it within
         // the call; it writes nothing to `nothing`, as zero bytes are read.
         let submitted =
-            unsafe { libc::syscall(libc::SYS_io_submit, *context, 1 as c_long, requests.as_mut_ptr()) };
-        let submitted = Errno::result(submitted).map(drop);
-        take_completion(*context)?;
-        Ok(submitted?)
+            unsafe { libc::syscall(libc::SYS_io_submit, context.number, 1 as c_long, requests.as_mut_ptr()) };
+        Errno::result(submitted)?;
+        context.completed += 1;
+        Ok(())
     }
 }
 
-/// Makes room for the next request.
-fn take_completion(context: libc::c_ulong) -> io::Result<()> {
-    let mut event = IoEvent { data: 0, obj: 0, res: 0, res2: 0 };
+/// Makes room for the next requests.
+fn take_completions(context: libc::c_ulong) -> io::Result<()> {
+    let mut events = [const { IoEvent { data: 0, obj: 0, res: 0, res2: 0 } }; COMPLETIONS];
     let at_once = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the kernel writes at most one event, and reads the timeout within the call.
+    // SAFETY: the kernel writes at most as many events as there is room for, and reads the timeout within the call.
     let taken = unsafe {
         libc::syscall(
             libc::SYS_io_getevents,
             context,
             0 as c_long,
-            1 as c_long,
-            &raw mut event,
+            COMPLETIONS as c_long,
+            events.as_mut_ptr(),
             &raw const at_once,
         )
     };
-    match Errno::result(taken) {
-        Ok(_) | Err(Errno::EINTR) => Ok(()),
-        Err(error) => Err(error.into()),
-    }
+    Ok(Errno::result(taken).map(drop)?)
 }
 
 impl Drop for Doorbells {
     fn drop(&mut self) {
         let context = self.context.get_mut().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the context is this value's own, and no request is in flight.
-        unsafe { libc::syscall(libc::SYS_io_destroy, *context) };
+        unsafe { libc::syscall(libc::SYS_io_destroy, context.number) };
     }
 }
 
@@ -144,6 +155,15 @@ mod tests {
         vector.write(u64::MAX - 1).expect("filled");
         (0..3).for_each(|_| doorbells.signal(vector.as_fd()).expect("signalled"));
         assert_eq!(vector.read(), Ok(u64::MAX));
+    }
+
+    #[test]
+    fn more_signals_than_completions_that_can_lie_all_arrive() {
+        let vector = EventFd::new().expect("made");
+        let doorbells = Doorbells::shared().expect("made");
+        let many = 10 * COMPLETIONS as u64 + 1;
+        (0..many).for_each(|_| doorbells.signal(vector.as_fd()).expect("signalled"));
+        assert_eq!(vector.read(), Ok(many));
     }
 
     #[test]

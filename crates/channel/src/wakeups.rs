@@ -52,7 +52,10 @@ impl Wakeups {
 
     /// A publication follows: the budget is whole again.
     pub(crate) fn refill(&mut self, doorbell: &EventFd) -> io::Result<()> {
-        self.left = WAKEUPS_PER_PUBLICATION;
+        // The doorbell is watched as long as there is anything left, and the timer runs when there is not.
+        if std::mem::replace(&mut self.left, WAKEUPS_PER_PUBLICATION) > 0 {
+            return Ok(());
+        }
         self.timer.unset()?;
         self.arm(doorbell)
     }

@@ -23,10 +23,26 @@ const WAITS: &[libc::c_long] = &[
     libc::SYS_epoll_wait,
 ];
 
+/// Where a main thread waits for something to do: the system call, and where its stack was then. A main loop calls it from
+/// one place; one that is nested in a command (waiting for storage, say) calls it from deeper, and may serve no monitor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    call: libc::c_long,
+    stack: u64,
+}
+
 /// Does the main thread of this process wait for something to do? If not, it is at work or it is stuck, which only a
 /// question tells. An error says that it cannot be known.
 pub fn waits(pid: i32) -> Result<bool, ProcError> {
-    Ok(parse_syscall(&read(pid, "syscall")?).is_some_and(|number| WAITS.contains(&number)))
+    Ok(parse_place(&read(pid, "syscall")?).is_some())
+}
+
+/// The place where it waits, from its `syscall` file. `None` if it does not wait for something to do.
+pub fn parse_place(syscall: &str) -> Option<Place> {
+    let call = parse_syscall(syscall).filter(|number| WAITS.contains(number))?;
+    // Number, six arguments, stack pointer, program counter.
+    let stack = syscall.split_ascii_whitespace().nth(7)?.strip_prefix("0x")?;
+    Some(Place { call, stack: u64::from_str_radix(stack, 16).ok()? })
 }
 
 /// The function of the kernel in which the main thread sleeps, if it does and that is no wait for something to do.
@@ -71,6 +87,21 @@ mod tests {
         assert_eq!(parse_syscall("0 0x3 0x7f 0x400"), Some(0));
         for none in ["running\n", "-1 0x7ffe2f0c39f0 0x7f3c5b1c5ad6", "", "99999999999999999999"] {
             assert_eq!(parse_syscall(none), None, "{none}");
+        }
+    }
+
+    #[test]
+    fn a_place_is_a_call_and_a_stack() {
+        let (outer, nested) =
+            ("271 0x1 0x6 0x2 0x0 0x8 0x0 0x7ffe00 0x7f3c", "271 0x1 0x6 0x2 0x0 0x8 0x0 0x7ffd00 0x7f3c");
+        let place = |text: &str| parse_place(text);
+        assert!(place(outer).is_some() && place(outer) != place(nested));
+        // The arguments may change from one wait to the next.
+        assert_eq!(place(outer), place("271 0x9 0x7 0x2 0x0 0x8 0x0 0x7ffe00 0x7f3c\n"));
+        for none in
+            ["0 0x3 0x7f 0x400 0x0 0x0 0x0 0x7ffe00 0x7f3c", "271 0x1", "running", "271 1 2 3 4 5 6 7 8"]
+        {
+            assert_eq!(place(none), None, "{none}");
         }
     }
 

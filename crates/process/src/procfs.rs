@@ -8,16 +8,23 @@ use crate::text::sanitize_short;
 use std::{
     fs::{self, File},
     io::{self, Read},
+    os::unix::fs::FileExt,
 };
 use vnuma_topology::{CpuId, CpuSet};
 
 /// `stat` is a line of 52 numbers and a name of up to 64 bytes.
 pub const STAT_LIMIT: u64 = 4096;
 
+/// Nearly all files are shorter.
+const USUAL_SIZE: u64 = 4096;
+
 /// `status` has some 60 lines; the longest are a mask and a list of 8192 CPUs, 40 KiB at worst.
 pub const STATUS_LIMIT: u64 = 64 * 1024;
 
-/// Most threads of a process that are read: the most vCPUs of a VM and as many others.
+/// CPUs that a kernel of today can have (`NR_CPUS`).
+const CPUS: usize = 8192;
+
+/// Most threads of a process that are looked at: the most vCPUs of a VM and as many others.
 const THREAD_LIMIT: usize = 8192;
 
 /// Why something is not known of a process or thread.
@@ -65,11 +72,42 @@ fn read(path: String, possible: bool, limit: u64) -> Result<String, ProcError> {
     if !possible {
         return Err(ProcError::Gone { path });
     }
-    let mut bytes = Vec::new();
+    // With room for it at once, most files are read in one piece: the kernel makes the text anew for each.
+    let mut bytes = Vec::with_capacity(limit.min(USUAL_SIZE) as usize);
     match File::open(&path).and_then(|file| file.take(limit).read_to_end(&mut bytes)) {
         Ok(_) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
         Err(error) if is_gone(&error) => Err(ProcError::Gone { path }),
         Err(source) => Err(ProcError::Read { path, source }),
+    }
+}
+
+/// A short file of a process that is read again and again. It stays that process's: once that is gone it cannot be read
+/// any more, whoever has its number then.
+#[derive(Debug)]
+pub struct KeptFile {
+    file: File,
+    path: String,
+}
+
+impl KeptFile {
+    /// Opens a file of the main thread of a process.
+    pub fn of_main_thread(pid: i32, file: &str) -> Result<Self, ProcError> {
+        let path = format!("/proc/{pid}/task/{pid}/{file}");
+        match File::open(&path) {
+            Ok(file) => Ok(Self { file, path }),
+            Err(error) if is_gone(&error) => Err(ProcError::Gone { path }),
+            Err(source) => Err(ProcError::Read { path, source }),
+        }
+    }
+
+    /// What is in it now, up to a page.
+    pub fn read(&self) -> Result<String, ProcError> {
+        let mut bytes = [0; USUAL_SIZE as usize];
+        match self.file.read_at(&mut bytes, 0) {
+            Ok(length) => Ok(String::from_utf8_lossy(&bytes[..length]).into_owned()),
+            Err(error) if is_gone(&error) => Err(ProcError::Gone { path: self.path.clone() }),
+            Err(source) => Err(ProcError::Read { path: self.path.clone(), source }),
+        }
     }
 }
 
@@ -103,6 +141,44 @@ pub fn read_allowed(pid: i32, tid: i32) -> Result<CpuSet, ProcError> {
     list.parse::<CpuSet>().map_err(|reason| {
         value(format!("/proc/{pid}/task/{tid}/status"), "Cpus_allowed_list", list, reason.to_string())
     })
+}
+
+/// CPUs that a thread may run on and that are online, as the kernel gives them: cheap to read and to compare.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Affinity(Vec<libc::c_ulong>);
+
+impl Affinity {
+    /// Of the thread of this number, which may be any process's: see afterwards that it is the one that was meant. Much
+    /// cheaper than [`read_allowed`].
+    pub fn of(tid: i32) -> Result<Self, ProcError> {
+        let path = || format!("/proc/{tid}");
+        // 0 stands for the caller.
+        if tid <= 0 {
+            return Err(ProcError::Gone { path: path() });
+        }
+        let mut mask = [0 as libc::c_ulong; CPUS / libc::c_ulong::BITS as usize];
+        // SAFETY: the kernel writes at most the given number of bytes, all of which are in `mask`.
+        let length =
+            unsafe { libc::syscall(libc::SYS_sched_getaffinity, tid, size_of_val(&mask), mask.as_mut_ptr()) };
+        if length < 0 {
+            let source = io::Error::last_os_error();
+            return Err(match is_gone(&source) {
+                true => ProcError::Gone { path: path() },
+                false => ProcError::Read { path: path(), source },
+            });
+        }
+        let written = length.unsigned_abs() as usize / size_of::<libc::c_ulong>();
+        Ok(Self(mask[..written.min(mask.len())].to_vec()))
+    }
+
+    /// The CPUs.
+    pub fn cpus(&self) -> CpuSet {
+        let bits = |(index, word): (usize, &libc::c_ulong)| {
+            let (word, first) = (*word, index as CpuId * libc::c_ulong::BITS);
+            (0..libc::c_ulong::BITS).filter(move |bit| word >> bit & 1 == 1).map(move |bit| first + bit)
+        };
+        self.0.iter().enumerate().filter(|(_, word)| **word != 0).flat_map(bits).collect()
+    }
 }
 
 /// The CPU that a thread runs on, or ran on last.
@@ -193,6 +269,10 @@ mod tests {
         let (pid, tid) = (std::process::id().cast_signed(), nix::unistd::gettid().as_raw());
         assert!(threads(pid).unwrap().contains(&tid) && thread_exists(pid, tid));
         assert!(read_allowed(pid, tid).unwrap().contains(read_last_cpu(pid, tid).unwrap()));
+        assert_eq!(Affinity::of(tid).unwrap().cpus(), read_allowed(pid, tid).unwrap());
+        for gone in [0, -1, i32::MAX] {
+            assert!(matches!(Affinity::of(gone), Err(ProcError::Gone { .. })), "{gone}");
+        }
         assert_eq!(read_start_time(pid, tid).unwrap(), read_start_time(pid, tid).unwrap());
         for (pid, tid) in [(0, 1), (-1, -1), (1, i32::MAX), (pid, 0)] {
             assert!(matches!(read_allowed(pid, tid), Err(ProcError::Gone { .. })), "{pid} {tid}");
@@ -201,6 +281,19 @@ mod tests {
         let error = read_last_cpu(1, i32::MAX).unwrap_err().to_string();
         assert_eq!(error, "/proc/1/task/2147483647/stat: no such process or thread");
         assert!(matches!(threads(i32::MAX), Err(ProcError::Gone { .. })));
+    }
+
+    #[test]
+    fn a_kept_file_is_of_its_process_only() {
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let kept = KeptFile::of_main_thread(child.id().cast_signed(), "stat").unwrap();
+        let began = start_time(&kept.read().unwrap());
+        assert_eq!(start_time(&kept.read().unwrap()), began);
+        assert!(began.is_some());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(matches!(kept.read(), Err(ProcError::Gone { .. })));
+        assert!(matches!(KeptFile::of_main_thread(i32::MAX, "stat"), Err(ProcError::Gone { .. })));
     }
 
     #[test]

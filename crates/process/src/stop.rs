@@ -15,16 +15,16 @@ pub enum StopReason {
 impl StopReason {
     /// Is this process stopped? An error means that this is unknown; most likely it has ended.
     pub fn of(pid: i32) -> Result<Option<Self>, ProcError> {
-        Ok(parse_state(&procfs::read_process(pid, "stat", STAT_LIMIT)?))
+        Ok(Self::from_stat(&procfs::read_process(pid, "stat", STAT_LIMIT)?))
     }
-}
 
-/// From a `stat` file.
-fn parse_state(stat: &str) -> Option<StopReason> {
-    match procfs::state(stat)? {
-        "T" => Some(StopReason::Signal),
-        "t" => Some(StopReason::Tracer),
-        _ => None,
+    /// From a `stat` file.
+    pub fn from_stat(stat: &str) -> Option<Self> {
+        match procfs::state(stat)? {
+            "T" => Some(Self::Signal),
+            "t" => Some(Self::Tracer),
+            _ => None,
+        }
     }
 }
 
@@ -43,10 +43,10 @@ mod tests {
 
     #[test]
     fn states_are_found_behind_a_hostile_name() {
-        assert_eq!(parse_state("7 (qemu) T 1 2"), Some(StopReason::Signal));
-        assert_eq!(parse_state("7 (qemu) t 1 2"), Some(StopReason::Tracer));
-        assert_eq!(parse_state("7 (a) T 1) S 1 2"), None);
-        assert_eq!((parse_state(""), parse_state("7 (qemu)")), (None, None));
+        assert_eq!(StopReason::from_stat("7 (qemu) T 1 2"), Some(StopReason::Signal));
+        assert_eq!(StopReason::from_stat("7 (qemu) t 1 2"), Some(StopReason::Tracer));
+        assert_eq!(StopReason::from_stat("7 (a) T 1) S 1 2"), None);
+        assert_eq!((StopReason::from_stat(""), StopReason::from_stat("7 (qemu)")), (None, None));
     }
 
     #[test]

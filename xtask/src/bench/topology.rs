@@ -23,7 +23,7 @@ const OTHER_CHANGES_KERNEL: &str = "6.12";
 
 /// Runs it and writes the report; limits that are not kept are said and make it fail. So does a part that fails, but
 /// the report has the others all the same.
-pub fn run(arguments: &super::Arguments) -> Result<()> {
+pub fn run(arguments: &super::Options) -> Result<()> {
     end_on_signals().context("signal handlers")?;
     let programs = Programs::build()?;
     let mut report = serde_json::Map::new();

@@ -19,9 +19,9 @@ impl Core {
     }
 
     fn locate(&mut self, id: VmId, vcpu: ApicId, location: Option<VcpuLocation>) {
-        let Some((host, vm)) = self.world.vm_mut(id) else { return };
-        if let Some((from, to)) = vm.locate(host, vcpu, location) {
-            let (vm, time_ns) = (vm.name().to_owned(), location.map_or(0, |location| location.time_ns));
+        if let Some((from, to)) = self.world.locate(id, vcpu, location) {
+            let time_ns = location.map_or(0, |location| location.time_ns);
+            let vm = self.vm(id).map(|vm| vm.name().to_owned()).unwrap_or_default();
             self.announce(api::Event::Changed { vm, vcpu, from, to, time_ns });
         }
     }

@@ -61,6 +61,10 @@ struct State {
     messages: VecDeque<Message>,
     requests: VecDeque<ApiRequest>,
     closed: bool,
+    /// The one who takes sleeps, and has not been woken up yet.
+    asleep: bool,
+    /// So many wait for room.
+    waiting: usize,
 }
 
 /// Messages and requests, in two queues, so that requests never delay messages.
@@ -77,15 +81,29 @@ impl Inbox {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a message, and waits for room. False once the inbox is closed.
+    /// Wakes up the one who takes, if that is needed: it costs a system call. Not with the lock held, which is the first
+    /// thing that the woken one wants.
+    fn wake(&self, mut state: MutexGuard<'_, State>) {
+        let asleep = std::mem::take(&mut state.asleep);
+        drop(state);
+        if asleep {
+            self.arrived.notify_one();
+        }
+    }
+
+    /// Adds a message, and waits for room. False once nobody takes messages any more.
     pub(crate) fn send(&self, message: Message) -> bool {
-        let full = |state: &mut State| state.messages.len() >= CAPACITY && !state.closed;
-        let mut state = self.taken.wait_while(self.lock(), full).unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.lock();
+        while state.messages.len() >= CAPACITY && !state.closed {
+            state.waiting += 1;
+            state = self.taken.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state.waiting -= 1;
+        }
         if state.closed {
             return false;
         }
         state.messages.push_back(message);
-        self.arrived.notify_one();
+        self.wake(state);
         true
     }
 
@@ -96,7 +114,7 @@ impl Inbox {
             return false;
         }
         state.messages.push_back(Message::Event(event));
-        self.arrived.notify_one();
+        self.wake(state);
         true
     }
 
@@ -110,7 +128,7 @@ impl Inbox {
             return Err(Refusal::Overloaded);
         }
         state.requests.push_back(request);
-        self.arrived.notify_one();
+        self.wake(state);
         Ok(())
     }
 
@@ -122,7 +140,9 @@ impl Inbox {
             if left.is_zero() {
                 break;
             }
+            state.asleep = true;
             (state, _) = self.arrived.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner);
+            state.asleep = false;
         }
         if state.closed {
             return None;
@@ -130,7 +150,9 @@ impl Inbox {
         let count = state.messages.len().min(BATCH);
         let messages = state.messages.drain(..count).collect();
         let request = state.requests.pop_front();
-        self.taken.notify_all();
+        if count > 0 && state.waiting > 0 {
+            self.taken.notify_all();
+        }
         Some(Turn { messages, request })
     }
 

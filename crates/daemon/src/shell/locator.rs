@@ -13,23 +13,43 @@ use std::{
     time::{Duration, Instant},
 };
 use tracing::{info, warn};
-use vnuma_host::location::{LocationError, LocationEvent, LocationKind, LocationWatcher, read_location};
+use vnuma_host::location::{
+    LocationError, LocationEvent, LocationKind, LocationWatcher, read_location, read_pinned,
+};
 use vnuma_process::spawn_worker;
-use vnuma_topology::{HostNodeId, HostTopology, VcpuLocation};
+use vnuma_topology::{HostTopology, VcpuLocation};
 
-/// Threads read in one go by a resync. Three small files each, a millisecond or two altogether.
-const AT_ONCE: usize = 64;
+/// Looked at in one go, in case something was missed: one small file each, some ten milliseconds altogether.
+const AT_ONCE: usize = 1280;
 
-/// Time between two of these: at most 640 threads a second and 2 % of a CPU, however many there are.
-const PAUSE: Duration = Duration::from_millis(100);
+/// Between two of these at least: some 670 threads a second at most, 1 % of a CPU at most, however many there are.
+const PAUSE: Duration = Duration::from_millis(1900);
+
+/// So much later this thread wakes up for the next of these by itself. Usually an order does that before, so that
+/// whatever is done now and then is done in one wake-up.
+const SLACK: Duration = Duration::from_millis(400);
+
+/// A thread that is watched.
+#[derive(Clone, Copy, Debug)]
+struct Thread {
+    pid: i32,
+    /// The newest that was sent to the core, if the core has that and no other.
+    sent: Option<VcpuLocation>,
+}
+
+impl Thread {
+    /// Does the core know this already, whenever it was seen?
+    fn is_known(&self, location: VcpuLocation) -> bool {
+        self.sent.is_some_and(|sent| sent == VcpuLocation { time_ns: sent.time_ns, ..location })
+    }
+}
 
 /// What the threads of this file share.
 #[derive(Debug, Default)]
 struct Shared {
     host: RwLock<Arc<HostTopology>>,
-    /// Process of each watched thread, and the node that it was confined to when its affinity was read.
-    threads: Mutex<HashMap<i32, (i32, Option<HostNodeId>)>>,
-    /// Events that were lost because the inbox was full.
+    threads: Mutex<HashMap<i32, Thread>>,
+    /// Events that found the inbox full.
     overflowed: AtomicU64,
     health: Mutex<Health>,
 }
@@ -48,35 +68,49 @@ impl Shared {
         Arc::clone(&self.host.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn process(&self, tid: i32) -> Option<(i32, Option<HostNodeId>)> {
-        self.threads.lock().unwrap_or_else(PoisonError::into_inner).get(&tid).copied()
+    fn thread(&self, tid: i32) -> Option<Thread> {
+        self.lock_threads(|threads| threads.get(&tid).copied())
+    }
+
+    fn lock_threads<T>(&self, act: impl FnOnce(&mut HashMap<i32, Thread>) -> T) -> T {
+        act(&mut self.threads.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     fn read(&self, pid: i32, tid: i32) -> Option<VcpuLocation> {
-        let location = read_location(&self.host(), pid, tid).ok();
-        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
-        if let (Some(known), Some(location)) = (threads.get_mut(&tid), location) {
-            known.1 = location.pinned;
-        }
-        location
+        read_location(&self.host(), pid, tid).ok()
     }
 
-    /// The location in an event. The affinity is read only if the event may concern it.
+    /// Where an event says that a thread is. What it says nothing of is read only if the event may have to do with it.
     fn after(&self, event: &LocationEvent, sees_affinity: bool) -> Option<VcpuLocation> {
-        let (pid, pinned) = self.process(event.tid)?;
-        let node = self.host().node_of_cpu(event.cpu);
-        let mut location = match (event.kind, node) {
-            (LocationKind::Migrated, Some(node)) if sees_affinity && pinned.is_none_or(|pin| pin == node) => {
-                VcpuLocation { cpu: event.cpu, node, pinned, time_ns: event.time_ns }
-            }
-            _ => self.read(pid, event.tid)?,
+        let Thread { pid, sent } = self.thread(event.tid)?;
+        let host = self.host();
+        let Some(node) = host.node_of_cpu(event.cpu) else {
+            let location = self.read(pid, event.tid)?;
+            return Some(VcpuLocation { time_ns: event.time_ns, ..location });
         };
-        if let (LocationKind::Migrated, Some(node)) = (event.kind, node) {
-            // /proc may not show it yet: the event is sent during the migration.
-            (location.cpu, location.node) = (event.cpu, node);
-        }
-        location.time_ns = event.time_ns;
-        Some(location)
+        let pinned = match (event.kind, sent) {
+            (LocationKind::Migrated, Some(sent))
+                if sees_affinity && sent.pinned.is_none_or(|pin| pin == node) =>
+            {
+                sent.pinned
+            }
+            // That it is a thread of this process still is what the events are about.
+            _ => read_pinned(&host, event.tid)?,
+        };
+        // /proc may not show the node yet: the event is sent on the way.
+        Some(VcpuLocation { cpu: event.cpu, node, pinned, time_ns: event.time_ns })
+    }
+
+    /// Notes what the core has been sent, or that it could not be.
+    fn note_sent(&self, tid: i32, location: Option<VcpuLocation>) {
+        self.lock_threads(|threads| {
+            let Some(thread) = threads.get_mut(&tid) else { return };
+            thread.sent = match (thread.sent, location) {
+                // As the core does with what comes late.
+                (Some(before), Some(late)) if before.time_ns > late.time_ns => Some(before),
+                (_, location) => location,
+            };
+        });
     }
 }
 
@@ -87,6 +121,8 @@ pub(crate) struct Reader(Arc<Shared>);
 impl Reader {
     /// `None` if that cannot be known.
     pub(crate) fn read(&self, pid: i32, tid: i32) -> Option<VcpuLocation> {
+        // It gets to the core by other ways, or not.
+        self.0.note_sent(tid, None);
         self.0.read(pid, tid)
     }
 }
@@ -116,11 +152,18 @@ impl Locator {
         let (theirs, events) = (Arc::clone(&shared), Arc::clone(&inbox));
         let on_event = move |event: LocationEvent| {
             let sees_affinity = theirs.health.lock().unwrap_or_else(PoisonError::into_inner).sees_affinity;
-            let event = match event.kind {
-                LocationKind::Exited => Event::ThreadEnded(event.tid),
-                _ => Event::Located(event.tid, theirs.after(&event, sees_affinity)),
+            let tid = event.tid;
+            let (event, location) = match event.kind {
+                LocationKind::Exited => (Event::ThreadEnded(tid), None),
+                _ => {
+                    let location = theirs.after(&event, sees_affinity);
+                    (Event::Located(tid, location), location)
+                }
             };
-            if !events.try_send(event) {
+            if events.try_send(event) {
+                theirs.note_sent(tid, location);
+            } else {
+                theirs.note_sent(tid, None);
                 theirs.overflowed.fetch_add(1, Ordering::Relaxed);
             }
         };
@@ -201,7 +244,7 @@ impl Task {
             let order = if self.waiting.is_empty() {
                 orders.recv().map_err(|_| mpsc::RecvTimeoutError::Disconnected)
             } else {
-                orders.recv_timeout(look_at.saturating_duration_since(Instant::now()))
+                orders.recv_timeout((look_at + SLACK).saturating_duration_since(Instant::now()))
             };
             let goes_on = match order {
                 Ok(order) => self.execute(order),
@@ -213,7 +256,7 @@ impl Task {
             }
             if !self.waiting.is_empty() && look_at <= Instant::now() {
                 look_at = Instant::now() + PAUSE;
-                if !self.look_at_some(AT_ONCE) {
+                if !self.look_at_some(AT_ONCE, false) {
                     return;
                 }
             }
@@ -223,12 +266,12 @@ impl Task {
     fn execute(&mut self, order: Order) -> bool {
         match order {
             Order::Watch(pid, tid) => {
-                self.lock_threads(|threads| threads.insert(tid, (pid, None)));
+                self.shared.lock_threads(|threads| threads.insert(tid, Thread { pid, sent: None }));
                 self.watch(pid, tid);
                 return self.report(pid, tid);
             }
             Order::Unwatch(tid) => {
-                if self.lock_threads(|threads| threads.remove(&tid)).is_some() {
+                if self.shared.lock_threads(|threads| threads.remove(&tid)).is_some() {
                     self.watcher.unwatch(tid);
                 }
             }
@@ -239,7 +282,7 @@ impl Task {
                     }
                 }
                 if self.note_health() {
-                    return self.look_at_some(usize::MAX);
+                    return self.look_at_some(usize::MAX, true);
                 }
             }
             Order::Host(host) => {
@@ -252,11 +295,7 @@ impl Task {
         true
     }
 
-    fn lock_threads<T>(&self, act: impl FnOnce(&mut HashMap<i32, (i32, Option<HostNodeId>)>) -> T) -> T {
-        act(&mut self.shared.threads.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    /// A thread that cannot be watched is still read by each resync, which tries to watch it again.
+    /// One that cannot be watched is still found by the looks now and then, which try again.
     fn watch(&self, pid: i32, tid: i32) {
         match self.watcher.watch(pid, tid) {
             // It has ended: what is read next says so. The others were logged when they began.
@@ -266,17 +305,29 @@ impl Task {
         }
     }
 
+    /// Tells the core where a thread is, unless it knows. False once nobody listens.
     fn report(&self, pid: i32, tid: i32) -> bool {
-        self.inbox.send(Message::Event(Event::Located(tid, self.shared.read(pid, tid))))
+        let location = self.shared.read(pid, tid);
+        if let (Some(thread), Some(location)) = (self.shared.thread(tid), location)
+            && thread.is_known(location)
+        {
+            return true;
+        }
+        let goes_on = self.inbox.send(Message::Event(Event::Located(tid, location)));
+        self.shared.note_sent(tid, location);
+        goes_on
     }
 
-    fn look_at_some(&mut self, most: usize) -> bool {
+    /// Looks at those that have waited longest; `anew`: they may not be watched although they were.
+    fn look_at_some(&mut self, most: usize, anew: bool) -> bool {
         for _ in 0..most.min(self.waiting.len()) {
             let Some((pid, tid)) = self.waiting.pop_front() else { break };
             self.known.remove(&tid);
-            // A thread that is not watched any more is not read.
-            if self.shared.process(tid).is_some_and(|(known, _)| known == pid) {
-                self.watch(pid, tid);
+            // One that is not wanted any more is not looked at.
+            if self.shared.thread(tid).is_some_and(|thread| thread.pid == pid) {
+                if anew || !self.watcher.watches(pid, tid) {
+                    self.watch(pid, tid);
+                }
                 if !self.report(pid, tid) {
                     return false;
                 }
@@ -301,5 +352,46 @@ impl Task {
             warn!(lost, "location events were lost; all locations are read again");
         }
         lost > before.lost
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vnuma_host::location::Prefer;
+    use vnuma_topology::{CpuId, HostNode};
+
+    /// A host of one node with all CPUs.
+    fn host() -> HostTopology {
+        let node = HostNode { id: 0, cpus: (0..8192 as CpuId).collect(), ..HostNode::default() };
+        HostTopology { nodes: vec![node], ..HostTopology::default() }
+    }
+
+    fn located(inbox: &Inbox) -> usize {
+        let turn = inbox.take(Instant::now() + Duration::from_millis(300)).expect("open");
+        turn.messages.iter().filter(|message| matches!(message, Message::Event(Event::Located(..)))).count()
+    }
+
+    #[test]
+    fn a_look_that_finds_nothing_new_tells_nothing() {
+        let inbox = Arc::new(Inbox::default());
+        // None but the looks, and a thread that cannot move meanwhile: it has one CPU.
+        let config =
+            Config { location: Prefer::Poll, poll_interval: Duration::from_secs(1000), ..Config::default() };
+        let locator = Locator::start(&host(), &config, Arc::clone(&inbox)).expect("started");
+        let (pid, tid) = (std::process::id().cast_signed(), nix::unistd::gettid().as_raw());
+        let only = vnuma_process::read_allowed(pid, tid).expect("allowed").iter().next().expect("a CPU");
+        let mut set = nix::sched::CpuSet::new();
+        set.set(only as usize).expect("in range");
+        nix::sched::sched_setaffinity(nix::unistd::gettid(), &set).expect("pinned");
+        locator.watch(pid, tid);
+        assert_eq!(located(&inbox), 1);
+        locator.look(vec![(pid, tid)]);
+        assert_eq!(located(&inbox), 0, "the core knows that");
+        // What was read for somebody else may not get to the core.
+        assert!(locator.reader().read(pid, tid).is_some());
+        std::thread::sleep(PAUSE);
+        locator.look(vec![(pid, tid)]);
+        assert_eq!(located(&inbox), 1);
     }
 }

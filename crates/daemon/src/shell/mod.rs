@@ -169,7 +169,9 @@ impl Shell {
     fn wake_at(&self) -> Instant {
         let until = |deadline_ns: u64| Duration::from_nanos(deadline_ns.saturating_sub(monotonic_ns()));
         let due = self.core.next_deadline_ns().map(|deadline_ns| Instant::now() + until(deadline_ns));
-        due.map_or(self.resync_at, |due| due.min(self.resync_at))
+        // The scanner reports as often, and that is a good time for it: one wake-up for both.
+        let latest = self.resync_at + self.config.resync_interval / 4;
+        due.map_or(latest, |due| due.min(latest))
     }
 
     /// An event and everything that follows from it at once.

@@ -12,10 +12,22 @@ use std::{
     time::{Duration, Instant},
 };
 use vnuma_placement::world::{StopReason, VmId};
-use vnuma_process::{StopReason as Seen, main_loop, spawn_worker};
+use vnuma_process::{
+    StopReason as Seen,
+    main_loop::{self, Place},
+    procfs::KeptFile,
+    spawn_worker,
+};
 
 /// Time between two checks: an operator is to know within a second.
 const INTERVAL: Duration = Duration::from_millis(500);
+
+/// A VM is asked now and then whether it answers, whatever its main loop looks like,
+const ASK_AFTER: Duration = Duration::from_secs(20);
+
+/// but of hundreds one in so long: each question wakes several threads. Where the kernel does not show what main loops
+/// are at, there is no such limit.
+const ASK_PAUSE: Duration = Duration::from_secs(4);
 
 enum Order {
     Watch(VmId, i32, Option<Arc<OwnedFd>>),
@@ -26,7 +38,24 @@ enum Order {
 struct Watched {
     pid: i32,
     pidfd: Option<Arc<OwnedFd>>,
+    /// Kept open, as they are read twice a second. `None` if they cannot be opened.
+    stat: Option<KeptFile>,
+    syscall: Option<KeptFile>,
     stopped: Option<StopReason>,
+    main_loop: MainLoop,
+    /// When it was asked last, or came up.
+    asked_at: Instant,
+}
+
+/// What was seen last of a main loop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum MainLoop {
+    /// It cannot be seen.
+    Hidden,
+    /// It was at work, or stuck.
+    Busy,
+    /// It waited for something to do, in this place.
+    Waits(Place),
 }
 
 /// A thread that checks processes.
@@ -74,6 +103,7 @@ impl Drop for Processes {
 fn run(orders: &mpsc::Receiver<Order>, inbox: &Inbox) {
     let mut watched: BTreeMap<VmId, Watched> = BTreeMap::new();
     let mut look_at = Instant::now() + INTERVAL;
+    let mut ask_at = Instant::now();
     loop {
         let order = if watched.is_empty() {
             orders.recv().map_err(|_| mpsc::RecvTimeoutError::Disconnected)
@@ -82,7 +112,7 @@ fn run(orders: &mpsc::Receiver<Order>, inbox: &Inbox) {
         };
         match order {
             Ok(Order::Watch(vm, pid, pidfd)) => {
-                let mut new = Watched { pid, pidfd, stopped: None };
+                let mut new = Watched::new(pid, pidfd);
                 if !new.look(vm, inbox, false) {
                     return;
                 }
@@ -101,18 +131,51 @@ fn run(orders: &mpsc::Receiver<Order>, inbox: &Inbox) {
             if !watched.iter_mut().all(|(vm, process)| process.look(*vm, inbox, true)) {
                 return;
             }
+            if !ask_some(&mut watched, &mut ask_at, inbox) {
+                return;
+            }
         }
     }
 }
 
+/// Has those asked whose time has come. False once nobody listens.
+fn ask_some(watched: &mut BTreeMap<VmId, Watched>, ask_at: &mut Instant, inbox: &Inbox) -> bool {
+    let now = Instant::now();
+    let due = |process: &Watched| process.stopped.is_none() && now >= process.asked_at + ASK_AFTER;
+    let seen = |process: &Watched| process.main_loop != MainLoop::Hidden;
+    let hidden = watched.iter().filter(|(_, process)| due(process) && !seen(process)).map(|(vm, _)| *vm);
+    let mut asked: Vec<VmId> = hidden.collect();
+    if now >= *ask_at {
+        // The one that has waited longest.
+        let seen = watched.iter().filter(|(_, process)| due(process) && seen(process));
+        if let Some((&vm, _)) = seen.min_by_key(|(_, process)| process.asked_at) {
+            *ask_at = now + ASK_PAUSE;
+            asked.push(vm);
+        }
+    }
+    asked.into_iter().all(|vm| {
+        let Some(process) = watched.get_mut(&vm) else { return true };
+        process.asked_at = now;
+        inbox.send(Message::Event(Event::MainLoopBusy(vm, process.pid)))
+    })
+}
+
 impl Watched {
-    /// Checks it, and reports what has changed. False once the inbox is closed.
+    fn new(pid: i32, pidfd: Option<Arc<OwnedFd>>) -> Self {
+        let kept = |file| KeptFile::of_main_thread(pid, file).ok();
+        let (stat, syscall) = (kept("stat"), kept("syscall"));
+        let (stopped, main_loop, asked_at) = (None, MainLoop::Hidden, Instant::now());
+        Self { pid, pidfd, stat, syscall, stopped, main_loop, asked_at }
+    }
+
+    /// Looks at it, and says what has changed. False once nobody listens.
     fn look(&mut self, vm: VmId, inbox: &Inbox, main_loop_too: bool) -> bool {
         let send = |event| inbox.send(Message::Event(event));
         if self.pidfd.as_ref().is_some_and(|pidfd| has_ended(pidfd)) {
             return send(Event::ProcessEnded(vm, self.pid));
         }
-        let stopped = match Seen::of(self.pid).ok().flatten() {
+        let stat = self.stat.as_ref().and_then(|stat| stat.read().ok());
+        let stopped = match stat.as_deref().and_then(Seen::from_stat) {
             Some(Seen::Signal) => Some(StopReason::Signal),
             Some(Seen::Tracer) => Some(StopReason::Tracer),
             None => None,
@@ -120,13 +183,96 @@ impl Watched {
         if std::mem::replace(&mut self.stopped, stopped) != stopped {
             return send(Event::ProcessState(vm, self.pid, stopped));
         }
-        // If the kernel does not show it, the hypervisor is probed now and then.
-        let busy = || main_loop_too && stopped.is_none() && matches!(main_loop::waits(self.pid), Ok(false));
-        !busy() || send(Event::MainLoopBusy(vm, self.pid))
+        if !main_loop_too || stopped.is_some() || !self.looks_busy() {
+            return true;
+        }
+        // Where the kernel does not tell, it is asked now and then.
+        self.asked_at = Instant::now();
+        send(Event::MainLoopBusy(vm, self.pid))
+    }
+
+    /// Is there a reason to ask it? One that waits where it waited before will answer, as it did before.
+    fn looks_busy(&mut self) -> bool {
+        let now = match self.syscall.as_ref().map(KeptFile::read) {
+            Some(Ok(text)) => main_loop::parse_place(&text).map_or(MainLoop::Busy, MainLoop::Waits),
+            Some(Err(_)) | None => MainLoop::Hidden,
+        };
+        is_suspicious(std::mem::replace(&mut self.main_loop, now), now)
+    }
+}
+
+fn is_suspicious(before: MainLoop, now: MainLoop) -> bool {
+    match (before, now) {
+        (_, MainLoop::Busy) => true,
+        (MainLoop::Waits(before), MainLoop::Waits(now)) => before != now,
+        _ => false,
     }
 }
 
 fn has_ended(pidfd: &OwnedFd) -> bool {
     let mut wait = [PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)];
     poll(&mut wait, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn waits_at(stack: &str) -> MainLoop {
+        let text = format!("271 0x1 0x6 0x2 0x0 0x8 0x0 {stack} 0x7f3c");
+        main_loop::parse_place(&text).map_or(MainLoop::Busy, MainLoop::Waits)
+    }
+
+    /// VMs that were asked so long ago that each is due, the first one longest ago.
+    fn due(main_loop: MainLoop, count: u64) -> BTreeMap<VmId, Watched> {
+        let long_ago = Instant::now() - 2 * ASK_AFTER;
+        let vm = |vm| {
+            let asked_at = long_ago + Duration::from_millis(vm);
+            (vm, Watched { main_loop, asked_at, ..Watched::new(i32::MAX, None) })
+        };
+        (1..=count).map(vm).collect()
+    }
+
+    fn asked(watched: &mut BTreeMap<VmId, Watched>, ask_at: &mut Instant) -> Vec<VmId> {
+        let inbox = Inbox::default();
+        assert!(ask_some(watched, ask_at, &inbox));
+        let turn = inbox.take(Instant::now()).expect("open");
+        let vm = |message| match message {
+            Message::Event(Event::MainLoopBusy(vm, _)) => vm,
+            other => panic!("{other:?}"),
+        };
+        turn.messages.into_iter().map(vm).collect()
+    }
+
+    #[test]
+    fn of_hundreds_one_is_asked_at_a_time_and_the_one_that_waited_longest() {
+        let (mut watched, mut ask_at) = (due(waits_at("0x10"), 500), Instant::now());
+        assert_eq!(asked(&mut watched, &mut ask_at), [1]);
+        assert_eq!(asked(&mut watched, &mut ask_at).len(), 0, "not within the pause");
+        assert_eq!(asked(&mut watched, &mut Instant::now()), [2]);
+    }
+
+    #[test]
+    fn those_that_cannot_be_seen_are_all_asked() {
+        let (mut watched, mut ask_at) = (due(MainLoop::Hidden, 30), Instant::now() + ASK_PAUSE);
+        assert_eq!(asked(&mut watched, &mut ask_at).len(), 30);
+        assert_eq!(asked(&mut watched, &mut ask_at).len(), 0, "they were");
+    }
+
+    #[test]
+    fn a_main_loop_that_waits_elsewhere_than_before_may_not_answer() {
+        let (outer, nested) = (waits_at("0x20"), waits_at("0x10"));
+        for (before, now, suspicious) in [
+            (outer, outer, false),
+            (outer, nested, true),
+            (nested, outer, true),
+            (MainLoop::Hidden, outer, false),
+            (MainLoop::Busy, outer, false),
+            (outer, MainLoop::Busy, true),
+            (MainLoop::Busy, MainLoop::Busy, true),
+            (outer, MainLoop::Hidden, false),
+        ] {
+            assert_eq!(is_suspicious(before, now), suspicious, "{before:?} {now:?}");
+        }
+    }
 }

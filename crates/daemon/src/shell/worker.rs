@@ -41,9 +41,6 @@ use vnuma_process::{StopReason, copy_affinity, main_loop, spawn_worker};
 /// Between two descriptions of a VM, which cost QEMU and the kernel something. What asks for one meanwhile gets the next.
 const DESCRIBE_PAUSE: Duration = Duration::from_millis(200);
 
-/// A VM that has been silent for so long is probed.
-const ASK_AFTER: Duration = Duration::from_secs(20);
-
 /// For the answer to a probe, until it is said that none comes: half a second, less what it takes to show that; and from
 /// then on, until nothing more is asked.
 const PROMPT: Duration = Duration::from_millis(450);
@@ -88,7 +85,7 @@ impl Worker {
             name,
             records,
             reader,
-            ask_at: Instant::now() + ASK_AFTER,
+            probe_wanted: false,
             describe_wanted: false,
             describe_from: Instant::now(),
         };
@@ -126,8 +123,8 @@ struct Task {
     name: String,
     records: Records,
     reader: Reader,
-    /// When it is asked whether it still answers.
-    ask_at: Instant,
+    /// It is to be asked whether it still answers.
+    probe_wanted: bool,
     /// The VM is to be described, but not before this time.
     describe_wanted: bool,
     describe_from: Instant,
@@ -197,7 +194,7 @@ impl Task {
             self.records.remove(connection.pid());
         }
         let pidfd = self.pidfd(connection)?;
-        self.ask_at = Instant::now() + ASK_AFTER;
+        self.probe_wanted = false;
         self.report(Report::Up { description, pidfd, channel })
     }
 
@@ -314,7 +311,7 @@ impl Task {
         if !all_taken {
             return PollTimeout::ZERO;
         }
-        timeout_at(if self.describe_wanted { self.ask_at.min(self.describe_from) } else { self.ask_at })
+        if self.describe_wanted { timeout_at(self.describe_from) } else { PollTimeout::NONE }
     }
 
     /// Takes a bounded number of events. False if there may be more: a QEMU that never pauses must not delay commands.
@@ -354,7 +351,7 @@ impl Task {
                 Ok(())
             }
             Ask::Probe => {
-                self.ask_at = Instant::now();
+                self.probe_wanted = true;
                 Ok(())
             }
             Ask::Recover(epoch) => self.report(self.recover(connection, epoch)),
@@ -403,7 +400,7 @@ impl Task {
 
     /// Reports how something went; an error if nothing more can be asked.
     fn conclude(&mut self, stop: Option<Stop>, report: Report) -> Result<(), Stop> {
-        self.ask_at = Instant::now() + ASK_AFTER;
+        self.probe_wanted = false;
         if let Some(Stop::Ended) = stop {
             return Err(Stop::Ended);
         }
@@ -452,11 +449,11 @@ impl Task {
 
     /// Probes the VM, so that one that does not answer is known before it is needed.
     fn ask_if_due(&mut self, connection: &mut dyn VmConnection) -> Result<(), Stop> {
-        if Instant::now() < self.ask_at {
+        if !self.probe_wanted {
             return Ok(());
         }
-        self.ask_at = Instant::now() + ASK_AFTER;
-        // A stopped process is known without a probe.
+        self.probe_wanted = false;
+        // One that is stopped is known to be, without a question.
         if matches!(StopReason::of(connection.pid()), Ok(None)) { self.probe(connection) } else { Ok(()) }
     }
 
@@ -480,7 +477,7 @@ impl Task {
         let description = connection.describe()?;
         self.describe_wanted = false;
         self.describe_from = Instant::now() + DESCRIBE_PAUSE;
-        self.ask_at = Instant::now() + ASK_AFTER;
+        self.probe_wanted = false;
         self.report(Report::Plain(CoreReport::Described(description)))
     }
 }

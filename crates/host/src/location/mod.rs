@@ -28,7 +28,7 @@ mod record;
 
 use bpf::BpfSource;
 use poll::PollSource;
-pub use proc::read_location;
+pub use proc::{read_location, read_pinned};
 pub use record::parse_record;
 use std::{
     collections::HashMap,
@@ -277,6 +277,11 @@ impl LocationWatcher {
             Err(_) => {}
         }
         outcome
+    }
+
+    /// Is this thread of the process watched?
+    pub fn watches(&self, pid: i32, tid: i32) -> bool {
+        self.shared.lock().threads.get(&tid) == Some(&pid)
     }
 
     /// Forgets a thread. One that is not watched is no error. Events that are on their way

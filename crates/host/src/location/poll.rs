@@ -5,16 +5,20 @@ use super::{
     proc::{self, ThreadState},
 };
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread::JoinHandle,
     time::{Duration, Instant},
 };
-use vnuma_process::spawn_worker;
+use vnuma_process::{procfs::Affinity, spawn_worker};
 use vnuma_topology::HostTopology;
 
 /// Shortest interval; below it, polling would only heat the host.
 const SHORTEST: Duration = Duration::from_millis(1);
+
+/// So many threads are looked at in each interval. Of the others only the affinity is read, for a tenth of the cost; they
+/// have their turn in the next intervals, or at once if it has changed.
+const LOOKED_AT: usize = 512;
 
 #[derive(Debug)]
 struct Watched {
@@ -25,7 +29,7 @@ struct Watched {
 
 #[derive(Debug, Default)]
 struct State {
-    threads: HashMap<i32, Watched>,
+    threads: BTreeMap<i32, Watched>,
     topology: HostTopology,
     stop: bool,
 }
@@ -102,10 +106,14 @@ impl Drop for PollSource {
 }
 
 fn run(shared: &Shared, interval: Duration, on_event: impl Fn(LocationEvent)) {
+    // The last one that was looked at.
+    let mut last = 0;
     while wait(shared, interval) {
-        let threads: Vec<(i32, i32)> =
-            shared.lock().threads.iter().map(|(&tid, watched)| (watched.pid, tid)).collect();
-        for (pid, tid) in threads {
+        let (turn, others) = split(&shared.lock().threads, last);
+        last = turn.last().map_or(0, |&(_, tid)| tid);
+        let changed =
+            others.into_iter().filter(|(_, tid, seen)| Affinity::of(*tid).ok().as_ref() != Some(seen));
+        for (pid, tid) in turn.into_iter().chain(changed.map(|(pid, tid, _)| (pid, tid))) {
             let found = proc::read_thread(pid, tid);
             let time_ns = monotonic_ns();
             // The callback may watch and unwatch, so it is called without the lock.
@@ -115,6 +123,26 @@ fn run(shared: &Shared, interval: Duration, on_event: impl Fn(LocationEvent)) {
             }
         }
     }
+}
+
+/// A process and its thread.
+type Thread = (i32, i32);
+
+/// Those whose turn it is: the next ones after `last`, and those that were never looked at. Then the others, with the
+/// affinity that they had.
+fn split(threads: &BTreeMap<i32, Watched>, last: i32) -> (Vec<Thread>, Vec<(i32, i32, Affinity)>) {
+    let after = threads.range(last.saturating_add(1)..);
+    let in_order = after.chain(threads.range(..=last));
+    let (mut turn, mut others) = (Vec::new(), Vec::new());
+    for (position, (&tid, watched)) in in_order.enumerate() {
+        match &watched.seen {
+            Some(seen) if position >= LOOKED_AT => others.push((watched.pid, tid, seen.allowed.clone())),
+            _ => turn.push((position, watched.pid, tid)),
+        }
+    }
+    // The last of those in order comes last.
+    turn.sort_by_key(|(position, ..)| *position < LOOKED_AT);
+    (turn.into_iter().map(|(_, pid, tid)| (pid, tid)).collect(), others)
 }
 
 /// Sleeps for the interval, or until there is something to watch. False at the end.
@@ -162,5 +190,34 @@ fn note(
             tracing::debug!(tid, %error, "the thread's location could not be read");
             [None, None]
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_threads_have_their_turn_and_the_affinity_of_the_others_is_known() {
+        let own = nix::unistd::gettid().as_raw();
+        let seen = ThreadState { cpu: 0, allowed: Affinity::of(own).unwrap() };
+        let many = 3 * LOOKED_AT as i32 / 2;
+        let mut threads: BTreeMap<i32, Watched> =
+            (1..=many).map(|tid| (tid, Watched { pid: 7, seen: Some(seen.clone()) })).collect();
+        let (first, others) = split(&threads, 0);
+        assert_eq!((first.len(), others.len()), (LOOKED_AT, many as usize - LOOKED_AT));
+        let (second, _) = split(&threads, first[LOOKED_AT - 1].1);
+        // The rest of them, and then the first ones again.
+        assert_eq!(
+            (second[0], second[LOOKED_AT - 1]),
+            ((7, LOOKED_AT as i32 + 1), (7, LOOKED_AT as i32 / 2))
+        );
+        threads.insert(many + 1, Watched { pid: 8, seen: None });
+        let (turn, _) = split(&threads, 0);
+        assert_eq!(
+            (turn.len(), turn[0], turn[LOOKED_AT]),
+            (LOOKED_AT + 1, (8, many + 1), (7, LOOKED_AT as i32))
+        );
+        assert_eq!(split(&BTreeMap::new(), 5), (Vec::new(), Vec::new()));
     }
 }

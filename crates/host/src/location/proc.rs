@@ -1,14 +1,17 @@
 //! A thread's location as /proc has it.
 
 use super::{LocationError, monotonic_ns};
-use vnuma_process::{ProcError, procfs};
-use vnuma_topology::{CpuId, CpuSet, HostTopology, VcpuLocation};
+use vnuma_process::{
+    ProcError,
+    procfs::{self, Affinity},
+};
+use vnuma_topology::{CpuId, HostNodeId, HostTopology, VcpuLocation};
 
 /// A thread's state in /proc.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ThreadState {
     pub(super) cpu: CpuId,
-    pub(super) allowed: CpuSet,
+    pub(super) allowed: Affinity,
 }
 
 /// Where a thread is now. `pinned` is the one node that all of its allowed CPUs which are
@@ -18,16 +21,22 @@ pub fn read_location(topology: &HostTopology, pid: i32, tid: i32) -> Result<Vcpu
     let time_ns = monotonic_ns();
     let ThreadState { cpu, allowed } = read_thread(pid, tid)?;
     let node = topology.node_of_cpu(cpu).ok_or(LocationError::UnknownCpu { tid, cpu })?;
-    Ok(VcpuLocation { cpu, node, pinned: topology.node_of_cpus(&allowed), time_ns })
+    Ok(VcpuLocation { cpu, node, pinned: topology.node_of_cpus(&allowed.cpus()), time_ns })
 }
 
-/// The allowed CPUs first: they are set before the thread is moved.
+/// The one node that the thread of this number is confined to, if it is, whoever's thread it is. `None` if it is gone.
+pub fn read_pinned(topology: &HostTopology, tid: i32) -> Option<Option<HostNodeId>> {
+    Affinity::of(tid).ok().map(|allowed| topology.node_of_cpus(&allowed.cpus()))
+}
+
+/// The allowed CPUs first: whoever sets them and moves the thread then does so in this order. The second look is at a
+/// thread of this process only, so that the first one was, too.
 pub(super) fn read_thread(pid: i32, tid: i32) -> Result<ThreadState, LocationError> {
     let failed = |error| match error {
         ProcError::Gone { .. } => LocationError::NoThread { pid, tid },
         error => LocationError::Proc(error),
     };
-    let allowed = procfs::read_allowed(pid, tid).map_err(failed)?;
+    let allowed = Affinity::of(tid).map_err(failed)?;
     let cpu = procfs::read_last_cpu(pid, tid).map_err(failed)?;
     Ok(ThreadState { cpu, allowed })
 }

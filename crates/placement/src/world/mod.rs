@@ -167,29 +167,23 @@ impl Vm {
         self.description = description;
     }
 
-    /// A vCPU's location was read; `None` if it could not be. An observation that is older than the last one is left
-    /// out. Returns the node that it left and the one that it is on now, if they differ.
-    pub fn locate(
-        &mut self,
-        host: &HostTopology,
-        apic_id: ApicId,
-        location: Option<VcpuLocation>,
-    ) -> Option<(HostNodeId, HostNodeId)> {
+    /// A vCPU was seen somewhere; `None` when it could not be. An observation that is older than the last one is left
+    /// out.
+    fn locate(&mut self, host: &HostTopology, apic_id: ApicId, location: Option<VcpuLocation>) -> Located {
         let Some(location) = location else {
             self.locations.remove(&apic_id);
             self.placement.observe(host, apic_id, None);
-            return None;
+            return Located::Anew(None);
         };
         if self.locations.get(&apic_id).is_some_and(|before| before.time_ns > location.time_ns) {
-            return None;
+            return Located::AsBefore;
         }
         let before = self.locations.insert(apic_id, location).map(|before| self.observation(apic_id, before));
         let now = self.observation(apic_id, location);
         if before.is_some_and(|before| (before.node, before.deliberate) == (now.node, now.deliberate)) {
-            return None;
+            return Located::AsBefore;
         }
-        let from = self.placement.observe(host, apic_id, Some(now))?;
-        Some((from, now.node))
+        Located::Anew(self.placement.observe(host, apic_id, Some(now)).map(|from| (from, now.node)))
     }
 
     /// A vCPU was put on a node. It may have been seen there already, before it was known who put it there.
@@ -232,7 +226,15 @@ impl Vm {
     }
 }
 
-/// A handle of a VM backend: a VM, or something that may turn out to be one.
+/// What an observation of a vCPU says.
+enum Located {
+    /// Nothing that a decision depends on.
+    AsBefore,
+    /// Something; where it is another node, the one that it left and the one that it is on now.
+    Anew(Option<(HostNodeId, HostNodeId)>),
+}
+
+/// What is behind a handle of a VM backend: a VM, or something that may turn out to be one.
 #[derive(Clone, Debug)]
 pub struct ManagedVm {
     /// The backend's name for it, opaque here.
@@ -324,6 +326,25 @@ impl World {
         Some((&self.host, self.vms.get_mut(&id)?.vm.as_mut()?))
     }
 
+    /// A vCPU of a VM was seen somewhere; `None` when it could not be. An observation that is older than the last one is
+    /// left out, and one that says nothing new of its node leads to no decision. Returns the node that it left and the one
+    /// that it is on now, if they differ.
+    pub fn locate(
+        &mut self,
+        id: VmId,
+        apic_id: ApicId,
+        location: Option<VcpuLocation>,
+    ) -> Option<(HostNodeId, HostNodeId)> {
+        let vm = self.vms.get_mut(&id)?.vm.as_mut()?;
+        match vm.locate(&self.host, apic_id, location) {
+            Located::AsBefore => None,
+            Located::Anew(change) => {
+                self.touched.insert(id);
+                change
+            }
+        }
+    }
+
     /// Adds a VM.
     pub fn insert(&mut self, id: VmId, vm: ManagedVm) {
         self.touched.insert(id);
@@ -397,5 +418,47 @@ impl World {
     /// When the first deadline is.
     pub fn next_deadline_ns(&self) -> Option<u64> {
         self.deadlines.first().map(|(deadline_ns, _)| *deadline_ns)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vnuma_topology::{HostNode, Vcpu};
+
+    #[test]
+    fn an_observation_that_says_nothing_new_leads_to_no_decision() {
+        let node = |id: u32| HostNode { id, cpus: [id, id + 2].into_iter().collect(), ..HostNode::default() };
+        let host = HostTopology { nodes: vec![node(0), node(1)], ..HostTopology::default() };
+        let description = VmDescription {
+            name: "a".into(),
+            pid: 1,
+            run_state: "running".into(),
+            guest_nodes: Vec::new(),
+            vcpus: vec![Vcpu { index: 0, apic_id: 0, boot_node: None, tid: 2 }],
+            spare_slots: BTreeMap::new(),
+        };
+        let mut world = World::new(host);
+        let mut managed = ManagedVm::new("qmp:a".into(), "a".into(), 0, 0);
+        managed.vm = Some(Vm::new(&world.host, description, DescriptionSource::Hypervisor, 0));
+        managed.link = Link::Answers { connection: 1 };
+        world.insert(1, managed);
+        let mut see = |cpu: u32, pinned: Option<u32>, time_ns: u64| {
+            world.commit(&Policies::default(), time_ns);
+            let location = VcpuLocation { cpu, node: cpu % 2, pinned, time_ns };
+            let change = world.locate(1, 0, Some(location));
+            let cpu = world.get(1).and_then(|managed| Some(managed.vm.as_ref()?.locations[&0].cpu));
+            (change, world.due(time_ns).len(), cpu)
+        };
+        assert_eq!(see(0, None, 1), (None, 1, Some(0)), "the first one");
+        assert_eq!(see(2, None, 2), (None, 0, Some(2)), "another CPU of the node");
+        assert_eq!(see(1, None, 3), (Some((0, 1)), 1, Some(1)));
+        assert_eq!(see(0, None, 2), (None, 0, Some(1)), "an old one");
+        assert_eq!(see(1, Some(1), 4), (None, 1, Some(1)), "it was put there");
+        assert_eq!(
+            see(0, Some(1), 5),
+            (None, 0, Some(0)),
+            "it sleeps where it was, and runs on its node next"
+        );
     }
 }

@@ -1,0 +1,162 @@
+//! The report's rows, and what is expected of them.
+
+use crate::{row::Plan, vms::VCPUS};
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// What bench/README.md explains. A figure of a row that was skipped is null.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Row {
+    pub backend: String,
+    pub vms: usize,
+    pub vcpus: usize,
+    pub moves_per_s: u64,
+    pub publish_p99_ms: Option<f64>,
+    pub cpu_us_per_move: Option<f64>,
+    pub rest_cpu_share: Option<f64>,
+    pub wakeups_per_s: Option<f64>,
+    pub rss_mb: Option<f64>,
+    pub publish_p99_ms_alone: Option<f64>,
+    pub publish_p50_ms: Option<f64>,
+    pub publish_max_ms: Option<f64>,
+    pub moves: usize,
+    pub unpublished: usize,
+    pub cpu_us_per_move_by_thread: BTreeMap<String, f64>,
+    pub cpu_share_with_readers: Option<f64>,
+    pub answer_p99_ms: Option<f64>,
+    pub rest_cpu_share_by_thread: BTreeMap<String, f64>,
+    pub wakeups_per_s_by_thread: BTreeMap<String, f64>,
+    pub descriptors: usize,
+    pub threads: usize,
+    pub attach_s: Option<f64>,
+    pub load_average: f64,
+    pub core_waited_share: Option<f64>,
+    pub skipped: Option<String>,
+}
+
+/// Above [`Row::line`].
+pub const HEADING: &str =
+    "backend   vms  vcpus  moves/s  p99 ms  us/move  rest CPU  wake-ups/s  RSS MB  unpublished";
+
+impl Row {
+    /// One that cannot be measured here.
+    pub fn skipped(plan: &Plan, reason: String) -> Self {
+        Self {
+            backend: plan.backend.to_owned(),
+            vms: plan.vms,
+            vcpus: plan.vms * VCPUS,
+            moves_per_s: plan.moves_per_s,
+            skipped: Some(reason),
+            ..Self::default()
+        }
+    }
+
+    /// For people.
+    pub fn line(&self) -> String {
+        let head = format!("{:<7} {:>5} {:>6} {:>8}", self.backend, self.vms, self.vcpus, self.moves_per_s);
+        if let Some(reason) = &self.skipped {
+            return format!("{head}  skipped: {reason}");
+        }
+        let number = |figure: Option<f64>| figure.unwrap_or(f64::NAN);
+        format!(
+            "{head} {:>7.1} {:>8.1} {:>8.2}% {:>11.1} {:>7.1} {:>12}",
+            number(self.publish_p99_ms),
+            number(self.cpu_us_per_move),
+            number(self.rest_cpu_share) * 100.0,
+            number(self.wakeups_per_s),
+            number(self.rss_mb),
+            self.unpublished
+        )
+    }
+}
+
+/// Of samples: the smallest that is not below the share (nearest rank).
+pub fn percentile(samples: &[f64], percent: usize) -> Option<f64> {
+    let mut sorted = samples.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get((sorted.len() * percent).div_ceil(100).saturating_sub(1)).copied()
+}
+
+/// Something expected of a figure.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Goal {
+    pub name: String,
+    pub value: f64,
+    pub at_most: f64,
+    pub met: bool,
+}
+
+/// Goals of the rows that were measured, of the BPF backend.
+pub fn goals(rows: &[Row]) -> Vec<Goal> {
+    let of = |vms: usize, moves: u64| {
+        rows.iter().find(|row| row.backend == "bpf" && row.vms == vms && row.moves_per_s == moves)
+    };
+    let mut goals = Vec::new();
+    let mut goal = |name: &str, value: Option<f64>, at_most: f64| {
+        if let Some(value) = value {
+            goals.push(Goal { name: name.to_owned(), value, at_most, met: value <= at_most });
+        }
+    };
+    if let Some(row) = of(500, 1000) {
+        goal("publish_p99_ms", row.publish_p99_ms, 50.0);
+        goal("cpu_us_per_move", row.cpu_us_per_move, 50.0);
+        goal("rest_cpu_share", row.rest_cpu_share, 0.03);
+        goal("wakeups_per_s", row.wakeups_per_s, 5.0);
+        goal("rss_mb", row.rss_mb, 200.0);
+        goal("unpublished", row.publish_p99_ms.map(|_| row.unpublished as f64), 0.0);
+    }
+    if let (Some(few), Some(many)) = (of(100, 500), of(1000, 500)) {
+        let growth = few.cpu_us_per_move.zip(many.cpu_us_per_move).map(|(few, many)| many / few);
+        goal("growth of cpu_us_per_move from 100 to 1000 VMs", growth, 1.2);
+    }
+    goals
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_samples() {
+        let samples: Vec<f64> = (1..=200).rev().map(f64::from).collect();
+        assert_eq!(
+            [50, 99, 100].map(|percent| percentile(&samples, percent)),
+            [100.0, 198.0, 200.0].map(Some)
+        );
+        assert_eq!((percentile(&[], 99), percentile(&[3.0], 1)), (None, Some(3.0)));
+    }
+
+    fn row(vms: usize, moves_per_s: u64, us: f64) -> Row {
+        Row {
+            backend: "bpf".to_owned(),
+            vms,
+            moves_per_s,
+            publish_p99_ms: Some(60.0),
+            cpu_us_per_move: Some(us),
+            ..Row::default()
+        }
+    }
+
+    #[test]
+    fn goals_are_of_the_rows_that_there_are() {
+        assert_eq!(goals(&[row(100, 1000, 1.0)]), []);
+        let goals = goals(&[row(100, 500, 40.0), row(500, 1000, 50.0), row(1000, 500, 50.0)]);
+        let told: Vec<_> = goals.iter().map(|goal| (goal.name.as_str(), goal.value, goal.met)).collect();
+        let growth = "growth of cpu_us_per_move from 100 to 1000 VMs";
+        assert_eq!(
+            told,
+            [
+                ("publish_p99_ms", 60.0, false),
+                ("cpu_us_per_move", 50.0, true),
+                ("unpublished", 0.0, true),
+                (growth, 1.25, false)
+            ]
+        );
+    }
+
+    #[test]
+    fn a_skipped_row_says_why() {
+        let row = Row { skipped: Some("no BTF".to_owned()), ..row(1, 1, 0.0) };
+        assert!(row.line().ends_with("skipped: no BTF"));
+    }
+}

@@ -1,0 +1,179 @@
+//! What vnumad costs on a host with hundreds of VMs, and how fast it publishes: the program behind
+//! `make bench NAME=daemon`.
+//!
+//! ```text
+//!  bench-daemon ── sched_setaffinity ──▶ vCPU threads of bench-daemon qemu (one process for each VM)
+//!    │  readers ──── HTTP ────▶ vnumad ◀── QMP ─┤                      ▲
+//!    │                            └── channel ──┴─▶ guest thread ── notes the time ──▶ Board
+//!    └◀──────────────────────────── latencies ────────────────────────────────────────┘
+//! ```
+//!
+//! vnumad is the real one, on this machine and not under emulation. The host's sysfs tree is made up, so that each CPU of
+//! the machine is a node of its own.
+
+mod board;
+mod daemon;
+mod figures;
+mod guest;
+mod host;
+mod http;
+mod moves;
+mod qemu;
+mod readers;
+mod row;
+mod vms;
+
+use anyhow::Context;
+use clap::{Parser, Subcommand};
+use figures::{Goal, Row, goals};
+use row::Plan;
+use serde::Serialize;
+use std::{path::PathBuf, time::Duration};
+
+#[derive(Parser)]
+#[command(name = "bench-daemon", about = "What vnumad costs with hundreds of VMs")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// All rows; the last line on stdout is one JSON object
+    Run {
+        /// The daemon to measure
+        #[arg(long)]
+        vnumad: PathBuf,
+        /// Longer windows, and more rows
+        #[arg(long)]
+        full: bool,
+        /// One row only: BACKEND,VMS,MOVES_PER_S
+        #[arg(long, value_name = "ROW")]
+        only: Option<String>,
+        /// Seconds of each window
+        #[arg(long)]
+        seconds: Option<u64>,
+        /// Keeps vnumad's log there
+        #[arg(long, value_name = "FILE")]
+        log: Option<PathBuf>,
+    },
+    /// Plays the QEMU of one VM
+    #[command(hide = true)]
+    Qemu(qemu::Arguments),
+}
+
+/// What is printed for xtask.
+#[derive(Serialize)]
+struct Report {
+    source: &'static str,
+    configuration: Configuration,
+    rows: Vec<Row>,
+    goals: Vec<Goal>,
+}
+
+#[derive(Serialize)]
+struct Configuration {
+    full: bool,
+    kernel: String,
+    cpus: usize,
+    vcpus_per_vm: usize,
+    readers: readers::Configuration,
+    rest_s: u64,
+    moves_s: u64,
+    load_average_before: f64,
+    load_average_after: f64,
+}
+
+/// Of the reduced form: the row that has the goals, those that show how the cost grows, and the other backend.
+const REDUCED: [(&str, usize, u64); 4] =
+    [("bpf", 100, 500), ("bpf", 500, 1000), ("bpf", 1000, 500), ("poll", 500, 1000)];
+
+/// Of the reference.
+const FULL: [(&str, usize, u64); 7] = [
+    ("bpf", 100, 500),
+    ("bpf", 250, 500),
+    ("bpf", 500, 500),
+    ("bpf", 500, 1000),
+    ("bpf", 1000, 500),
+    ("poll", 100, 500),
+    ("poll", 500, 1000),
+];
+
+fn main() -> anyhow::Result<()> {
+    match Arguments::parse().command {
+        Command::Qemu(arguments) => qemu::run(&arguments),
+        Command::Run { vnumad, full, only, seconds, log } => {
+            let seconds = seconds.unwrap_or(if full { 60 } else { 20 });
+            let rows = match only {
+                Some(row) => vec![parse_row(&row)?],
+                None if full => FULL.map(|(backend, vms, rate)| (backend.to_owned(), vms, rate)).into(),
+                None => REDUCED.map(|(backend, vms, rate)| (backend.to_owned(), vms, rate)).into(),
+            };
+            let window = Duration::from_secs(seconds);
+            let load_average_before = load_average();
+            let mut measured = Vec::new();
+            for (number, (backend, vms, moves_per_s)) in rows.iter().enumerate() {
+                eprintln!(
+                    "row {} of {}: {backend}, {vms} VMs, {moves_per_s} moves a second",
+                    number + 1,
+                    rows.len()
+                );
+                let plan = Plan {
+                    vnumad: &vnumad,
+                    backend,
+                    vms: *vms,
+                    moves_per_s: *moves_per_s,
+                    window,
+                    log: log.as_deref(),
+                };
+                let row = row::measure(&plan)?;
+                eprintln!("{}\n{}", figures::HEADING, row.line());
+                measured.push(row);
+            }
+            let report = Report {
+                source: "measured",
+                configuration: Configuration {
+                    full,
+                    kernel: nix::sys::utsname::uname()?.release().to_string_lossy().into_owned(),
+                    cpus: std::thread::available_parallelism()?.get(),
+                    vcpus_per_vm: vms::VCPUS,
+                    readers: readers::CONFIGURATION,
+                    rest_s: seconds,
+                    moves_s: seconds,
+                    load_average_before,
+                    load_average_after: load_average(),
+                },
+                goals: goals(&measured),
+                rows: measured,
+            };
+            println!("{}", serde_json::to_string(&report)?);
+            Ok(())
+        }
+    }
+}
+
+fn parse_row(text: &str) -> anyhow::Result<(String, usize, u64)> {
+    let words: Vec<&str> = text.split(',').collect();
+    let [backend, vms, rate] = words[..] else { anyhow::bail!("{text}: not BACKEND,VMS,MOVES_PER_S") };
+    anyhow::ensure!(["bpf", "poll"].contains(&backend), "{backend}: neither bpf nor poll");
+    Ok((backend.to_owned(), vms.parse().context("VMS")?, rate.parse().context("MOVES_PER_S")?))
+}
+
+/// Of the last minute, of the whole machine.
+fn load_average() -> f64 {
+    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    text.split(' ').next().and_then(|first| first.parse().ok()).unwrap_or(f64::NAN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_is_three_words() {
+        assert_eq!(parse_row("bpf,500,1000").unwrap(), ("bpf".to_owned(), 500, 1000));
+        for wrong in ["", "bpf", "bpf,1", "magic,1,1", "poll,x,1", "poll,1,1,1"] {
+            assert!(parse_row(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! Clients of the API that ask without end: most of them for VMs and now and then for all, some watch events.
+
+use crate::{daemon::Daemon, vms};
+use serde::Serialize;
+use std::{
+    io::Read,
+    net::Shutdown,
+    os::unix::net::UnixStream,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+/// How many there are, and what they ask for.
+#[derive(Clone, Copy, Serialize)]
+pub struct Configuration {
+    pub askers: usize,
+    pub watchers: usize,
+    /// Each asker asks for one VM so often,
+    pub vm_every_ms: u64,
+    /// and for all of them so often.
+    pub list_every_ms: u64,
+}
+
+pub const CONFIGURATION: Configuration =
+    Configuration { askers: 48, watchers: 2, vm_every_ms: 100, list_every_ms: 10_000 };
+
+/// They end when this is dropped.
+pub struct Readers {
+    stop: Arc<AtomicBool>,
+    streams: Vec<UnixStream>,
+    askers: Vec<JoinHandle<anyhow::Result<Vec<f64>>>>,
+    watchers: Vec<JoinHandle<u64>>,
+}
+
+impl Readers {
+    pub fn start(daemon: &Daemon, vms: usize) -> anyhow::Result<Self> {
+        let (mut streams, stop) = (Vec::new(), Arc::new(AtomicBool::new(false)));
+        let mut askers = Vec::new();
+        for number in 0..CONFIGURATION.askers {
+            let (client, stop) = (daemon.connect()?, Arc::clone(&stop));
+            askers.push(thread::spawn(move || ask(client, number, vms, &stop)));
+        }
+        let mut watchers = Vec::new();
+        for _ in 0..CONFIGURATION.watchers {
+            let client = daemon.connect()?;
+            streams.push(client.stream()?);
+            let mut lines = client.watch()?;
+            watchers.push(thread::spawn(move || {
+                let (mut chunk, mut bytes) = ([0; 1 << 16], 0);
+                // Ends with the connection.
+                while let Ok(count @ 1..) = lines.read(&mut chunk) {
+                    bytes += count as u64;
+                }
+                bytes
+            }));
+        }
+        Ok(Self { stop, streams, askers, watchers })
+    }
+
+    /// Ends them. Milliseconds that each answer about one VM took.
+    pub fn stop(mut self) -> anyhow::Result<Vec<f64>> {
+        self.end();
+        let mut answers = Vec::new();
+        for asker in self.askers.drain(..) {
+            answers.extend(asker.join().map_err(|_| anyhow::anyhow!("a reader panicked"))??);
+        }
+        for watcher in self.watchers.drain(..) {
+            let bytes = watcher.join().map_err(|_| anyhow::anyhow!("a watcher panicked"))?;
+            anyhow::ensure!(bytes > 0, "a watcher saw no event");
+        }
+        Ok(answers)
+    }
+
+    fn end(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for stream in &self.streams {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+impl Drop for Readers {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+fn ask(
+    mut client: crate::http::Client,
+    number: usize,
+    vms: usize,
+    stop: &AtomicBool,
+) -> anyhow::Result<Vec<f64>> {
+    let every = Duration::from_millis(CONFIGURATION.vm_every_ms);
+    let lists = Duration::from_millis(CONFIGURATION.list_every_ms);
+    // Spread over the interval, as those of many people are.
+    let share = |whole: Duration| whole * number as u32 / CONFIGURATION.askers as u32;
+    let (mut next, mut list_at) = (Instant::now() + share(every), Instant::now() + share(lists));
+    let (mut turn, mut answers) = (number, Vec::new());
+    while !stop.load(Ordering::Relaxed) {
+        thread::sleep(next.saturating_duration_since(Instant::now()));
+        next += every;
+        let begin = Instant::now();
+        client.ask("GET", &format!("/v1/vms/{}", vms::name(turn % vms)))?;
+        answers.push(begin.elapsed().as_secs_f64() * 1e3);
+        turn += CONFIGURATION.askers;
+        if list_at <= Instant::now() {
+            list_at += lists;
+            client.ask("GET", "/v1/vms")?;
+        }
+    }
+    Ok(answers)
+}

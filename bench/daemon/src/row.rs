@@ -1,0 +1,177 @@
+//! One row of the report: a host with its VMs, brought up, measured and taken down.
+
+use crate::{
+    daemon::{Daemon, Usage},
+    figures::{Row, percentile},
+    host,
+    moves::Moves,
+    readers::Readers,
+    vms::{self, Vms},
+};
+use std::{
+    collections::BTreeMap,
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
+
+/// After everything is attached, until it is at rest.
+const SETTLE: Duration = Duration::from_secs(6);
+/// Moves before those that count.
+const WARM_UP: Duration = Duration::from_secs(3);
+/// Until the last move has been published.
+const DRAIN: Duration = Duration::from_millis(1500);
+
+/// What is measured.
+pub struct Plan<'a> {
+    pub vnumad: &'a Path,
+    pub backend: &'a str,
+    pub vms: usize,
+    pub moves_per_s: u64,
+    pub window: Duration,
+    pub log: Option<&'a Path>,
+}
+
+pub fn measure(plan: &Plan) -> anyhow::Result<Row> {
+    let directory = tempfile::tempdir()?;
+    let root = directory.path();
+    host::write(root)?;
+    let (begin, load_average) = (Instant::now(), crate::load_average());
+    let vms = Vms::start(plan.vms, root)?;
+    progress(begin, &format!("{} VMs with {} vCPUs run", vms.count(), vms.places().len()));
+    let mut moves = Moves::new(&vms);
+    let default_log = root.join("vnumad.log");
+    let log = plan.log.unwrap_or(&default_log);
+    let daemon = match Daemon::start(plan.vnumad, plan.backend, root, &vms.directory, log)? {
+        Ok(daemon) => daemon,
+        Err(reason) => return Ok(Row::skipped(plan, reason)),
+    };
+    let described = daemon.await_vms(plan.vms)?;
+    progress(begin, &format!("all are known, {:.1} s after vnumad began to serve", described.as_secs_f64()));
+    let attach = Instant::now();
+    attach_all(&daemon, plan.vms)?;
+    let attached = attach.elapsed();
+    progress(begin, &format!("all are attached, within {:.1} s", attached.as_secs_f64()));
+    thread::sleep(SETTLE);
+    let rest = window(&daemon, || {
+        thread::sleep(plan.window);
+        Ok(())
+    })?
+    .0;
+    progress(begin, "measured at rest");
+    moves.run(plan.moves_per_s, WARM_UP)?;
+    let (alone, made) = moved(&daemon, &mut moves, plan)?;
+    let latencies_alone_ms = std::mem::take(&mut moves.latencies_ms);
+    let unpublished_alone = moves.unpublished;
+    progress(begin, "measured with moves");
+    let readers = Readers::start(&daemon, plan.vms)?;
+    thread::sleep(Duration::from_secs(1));
+    let (together, _) = moved(&daemon, &mut moves, plan)?;
+    let answers = readers.stop()?;
+    progress(begin, "measured with moves and readers");
+    let (descriptors, threads) = daemon.counts()?;
+    let per_move = |ns: f64| round(ns / 1e3 / made as f64);
+    let since_rest = |ns: f64, rest_ns: f64| per_move(ns - rest_ns * alone.seconds / rest.seconds);
+    let by_thread = alone
+        .threads
+        .iter()
+        .map(|(name, ns)| (name.clone(), since_rest(*ns, rest.threads.get(name).copied().unwrap_or(0.0))));
+    Ok(Row {
+        backend: daemon.location_source()?,
+        vms: plan.vms,
+        vcpus: plan.vms * vms::VCPUS,
+        moves_per_s: plan.moves_per_s,
+        publish_p99_ms_alone: percentile(&latencies_alone_ms, 99),
+        publish_p50_ms: percentile(&moves.latencies_ms, 50),
+        publish_p99_ms: percentile(&moves.latencies_ms, 99),
+        publish_max_ms: percentile(&moves.latencies_ms, 100),
+        moves: made,
+        unpublished: moves.unpublished + unpublished_alone,
+        cpu_us_per_move: Some(since_rest(alone.cpu_ns, rest.cpu_ns)),
+        cpu_us_per_move_by_thread: by_thread.filter(|(_, us)| *us >= 0.1).collect(),
+        cpu_share_with_readers: Some(round(together.cpu_ns / 1e9 / together.seconds)),
+        answer_p99_ms: percentile(&answers, 99),
+        rest_cpu_share: Some(round(rest.cpu_ns / 1e9 / rest.seconds)),
+        wakeups_per_s: Some(round(rest.wakeups / rest.seconds)),
+        wakeups_per_s_by_thread: per_second(&rest.woken, rest.seconds),
+        rest_cpu_share_by_thread: per_second(&rest.threads, rest.seconds * 1e9),
+        rss_mb: Some(round(daemon.rss_mb()?)),
+        descriptors,
+        threads,
+        attach_s: Some(round(attached.as_secs_f64())),
+        load_average,
+        core_waited_share: Some(round(
+            together.waited.get("core").copied().unwrap_or(0.0) / 1e9 / together.seconds,
+        )),
+        skipped: None,
+    })
+}
+
+/// Moves within a window, whose latencies are collected anew.
+fn moved(daemon: &Daemon, moves: &mut Moves, plan: &Plan) -> anyhow::Result<(Used, usize)> {
+    thread::sleep(DRAIN);
+    moves.forget();
+    let outcome = window(daemon, || {
+        let made = moves.run(plan.moves_per_s, plan.window)?;
+        thread::sleep(DRAIN);
+        Ok(made)
+    })?;
+    moves.collect_all();
+    Ok(outcome)
+}
+
+fn progress(begin: Instant, what: &str) {
+    eprintln!("  {:5.1} s: {what}", begin.elapsed().as_secs_f64());
+}
+
+fn round(number: f64) -> f64 {
+    (number * 1e4).round() / 1e4
+}
+
+/// One after the other: each answer comes when the guest has been told everything.
+fn attach_all(daemon: &Daemon, count: usize) -> anyhow::Result<()> {
+    let mut client = daemon.connect()?;
+    for number in 0..count {
+        client.ask("POST", &format!("/v1/vms/{}/attach", vms::name(number)))?;
+    }
+    Ok(())
+}
+
+/// What was used within a window.
+struct Used {
+    seconds: f64,
+    cpu_ns: f64,
+    wakeups: f64,
+    threads: BTreeMap<String, f64>,
+    woken: BTreeMap<String, f64>,
+    waited: BTreeMap<String, f64>,
+}
+
+fn window<T>(daemon: &Daemon, act: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<(Used, T)> {
+    let before = daemon.usage()?;
+    let outcome = act()?;
+    Ok((between(&before, &daemon.usage()?), outcome))
+}
+
+fn between(before: &Usage, after: &Usage) -> Used {
+    let rise = |before: &BTreeMap<String, u64>, after: &BTreeMap<String, u64>| {
+        let rise = |(name, now): (&String, &u64)| {
+            (name.clone(), now.saturating_sub(before.get(name).copied().unwrap_or(0)) as f64)
+        };
+        after.iter().map(rise).collect()
+    };
+    Used {
+        seconds: (after.at - before.at).as_secs_f64(),
+        cpu_ns: after.cpu_ns.saturating_sub(before.cpu_ns) as f64,
+        wakeups: after.wakeups.saturating_sub(before.wakeups) as f64,
+        threads: rise(&before.threads, &after.threads),
+        woken: rise(&before.woken, &after.woken),
+        waited: rise(&before.waited, &after.waited),
+    }
+}
+
+/// Without what rounds to nothing.
+fn per_second(rises: &BTreeMap<String, f64>, divisor: f64) -> BTreeMap<String, f64> {
+    let rounded = rises.iter().map(|(name, rise)| (name.clone(), round(rise / divisor)));
+    rounded.filter(|(_, number)| *number > 0.0).collect()
+}

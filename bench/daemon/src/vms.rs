@@ -1,0 +1,87 @@
+//! The VMs of a row: processes that end with the bench.
+
+use crate::board::{Board, Place};
+use anyhow::{Context, ensure};
+use nix::sys::{prctl::set_pdeathsig, signal::Signal};
+use std::{
+    fs,
+    os::unix::process::CommandExt,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// Of each VM.
+pub const VCPUS: usize = 16;
+/// Only ends a hang.
+const HANG: Duration = Duration::from_secs(120);
+
+/// Has the process killed when the thread ends that starts it.
+pub fn end_with_us(command: &mut Command) {
+    // SAFETY: one system call, which is all that is done between fork and exec.
+    unsafe { command.pre_exec(|| Ok(set_pdeathsig(Signal::SIGKILL)?)) };
+}
+
+/// VMs whose processes are killed when this is dropped.
+pub struct Vms {
+    children: Vec<Child>,
+    board: Board,
+    /// Of their QMP sockets.
+    pub directory: PathBuf,
+}
+
+impl Vms {
+    /// Starts so many, below `directory`.
+    pub fn start(count: usize, directory: &Path) -> anyhow::Result<Self> {
+        let (sockets, board_path) = (directory.join("qmp"), directory.join("board"));
+        fs::create_dir(&sockets)?;
+        let board = Board::create(&board_path, count * VCPUS)?;
+        let mut vms = Self { children: Vec::new(), board, directory: sockets };
+        let program = std::env::current_exe()?;
+        for number in 0..count {
+            let mut command = Command::new(&program);
+            command.arg("qemu").arg("--socket").arg(vms.socket(number)).arg("--board").arg(&board_path);
+            command.args(["--first", &(number * VCPUS).to_string(), "--vcpus", &VCPUS.to_string()]);
+            command.stdin(Stdio::null()).stdout(Stdio::null());
+            end_with_us(&mut command);
+            vms.children.push(command.spawn().context("starting a VM")?);
+        }
+        let end = Instant::now() + HANG;
+        while !(0..count).all(|number| vms.socket(number).exists()) {
+            ensure!(Instant::now() < end, "the VMs do not come up");
+            thread::sleep(Duration::from_millis(50));
+        }
+        Ok(vms)
+    }
+
+    fn socket(&self, number: usize) -> PathBuf {
+        self.directory.join(format!("{}.sock", name(number)))
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.children.len()
+    }
+
+    /// All vCPUs, VM by VM.
+    pub fn places(&self) -> &[Place] {
+        self.board.places()
+    }
+}
+
+impl Drop for Vms {
+    fn drop(&mut self) {
+        for child in &mut self.children {
+            let _ = child.kill();
+        }
+        for child in &mut self.children {
+            let _ = child.wait();
+        }
+    }
+}
+
+/// What a VM is called.
+pub fn name(number: usize) -> String {
+    format!("vm{number:04}")
+}
