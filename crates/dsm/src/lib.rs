@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod command;
+pub mod delta;
 mod ids;
 mod managers;
 mod message;
