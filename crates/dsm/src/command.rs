@@ -1,6 +1,6 @@
 //! What happens to a node, and what it wants done.
 
-use crate::ids::{Access, NodeId, PageId, Version};
+use crate::ids::{Access, NodeId, NodeSet, PageId, Version};
 use crate::message::{Frame, Message};
 
 /// What of a page travels beside a message. The shell fills it in and applies it; the core only names it.
@@ -44,6 +44,11 @@ pub enum Event {
     Progress {
         /// The page.
         page: PageId,
+    },
+    /// The shell has heard nothing from a node for too long. It may be wrong.
+    Suspect {
+        /// The node.
+        node: NodeId,
     },
     /// All events that were ready have been given: what was held back for a shared message goes out.
     Flush,
@@ -118,6 +123,16 @@ pub enum Command {
         /// The page.
         page: PageId,
     },
+    /// This node is no member any more: local threads must stop, and nothing more may be sent. All events are ignored.
+    Stop {
+        /// Why.
+        reason: StopReason,
+    },
+    /// A membership is in force. The shell ends its connections to other nodes.
+    Members {
+        /// Who is in it.
+        members: NodeSet,
+    },
     /// A peer sent what no correct peer sends. It was ignored; the shell should end the connection.
     Protest {
         /// Who.
@@ -125,6 +140,15 @@ pub enum Command {
         /// Why.
         reason: Protest,
     },
+}
+
+/// Why a node stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum StopReason {
+    /// The others have gone on without it.
+    Fenced,
+    /// Those that it can reach are not the majority of the configured nodes.
+    Minority,
 }
 
 /// Why a message was ignored.

@@ -18,10 +18,10 @@ mod options;
 mod page;
 mod table;
 
-pub use command::{Command, Event, Payload, Protest};
+pub use command::{Command, Event, Payload, Protest, StopReason};
 pub use ids::{Access, Epoch, NodeId, NodeSet, PageId, Version};
 pub use managers::{Managers, ManagersError};
-pub use message::{Frame, Grant, Kind, Message, Notice, Request};
+pub use message::{Entry, Frame, Grant, Holding, Kind, Membership, Message, Notice, Request, View};
 pub use node::Node;
 pub use options::Options;
 pub use page::State;

@@ -1,7 +1,7 @@
 //! What nodes send to each other. The contents of pages travel beside these messages.
 
 use crate::command::Payload;
-use crate::ids::{Access, Epoch, NodeId, PageId, Version};
+use crate::ids::{Access, Epoch, NodeId, NodeSet, PageId, Version};
 
 /// A message with the epoch in which it was sent.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -101,5 +101,80 @@ pub enum Message {
     Lost {
         /// The page.
         page: PageId,
+    },
+    /// About the membership; valid in any epoch.
+    Membership(Membership),
+}
+
+/// A membership: proposed, accepted or in force.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct View {
+    /// Its number.
+    pub epoch: Epoch,
+    /// Who is in it.
+    pub members: NodeSet,
+}
+
+/// A page that a node has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Holding {
+    /// The page.
+    pub page: PageId,
+    /// As the owner.
+    pub owner: bool,
+}
+
+/// A page whose owner is told who else has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Entry {
+    /// The page.
+    pub page: PageId,
+    /// Who has a copy besides the owner.
+    pub copyset: NodeSet,
+}
+
+/// How the members agree on the next membership.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Membership {
+    /// The sender suspects a node. Goes to the lowest node that it does not suspect.
+    Suspect {
+        /// The node.
+        node: NodeId,
+    },
+    /// The sender has accepted the view. In round 1 it makes no new messages of its epoch from now on, in round 2 it has
+    /// passed on what it relays.
+    Accept {
+        /// The view.
+        view: View,
+        /// 1 or 2.
+        round: u8,
+    },
+    /// The sender has accepted another view, which this one contradicts.
+    Conflict {
+        /// What it has accepted.
+        view: View,
+    },
+    /// Pages that the sender has, to their manager in the view.
+    Holdings {
+        /// The view.
+        epoch: Epoch,
+        /// Some of them.
+        pages: Vec<Holding>,
+        /// There are no more.
+        last: bool,
+    },
+    /// Pages that the receiver owns in the view.
+    Directory {
+        /// The view.
+        epoch: Epoch,
+        /// Some of them.
+        pages: Vec<Entry>,
+        /// There are no more.
+        last: bool,
+    },
+    /// The receiver is no member any more.
+    Fenced {
+        /// The view.
+        view: View,
     },
 }

@@ -148,6 +148,16 @@ impl Page {
         self.waiting.as_mut().and_then(|waiting| waiting.queue.pop_front())
     }
 
+    /// A new membership: what was under way is forgotten, and `manager` knows the owner.
+    pub fn reset(&mut self, manager: NodeId) {
+        self.owner = false;
+        self.copyset = NodeSet::EMPTY;
+        self.hint = manager;
+        self.wanted = None;
+        self.hold_until = 0;
+        self.waiting = None;
+    }
+
     /// Forgets an empty box, so that equal pages compare equal.
     pub fn tidy(&mut self) {
         if self.waiting.as_ref().is_some_and(|waiting| waiting.is_empty()) {

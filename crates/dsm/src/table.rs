@@ -36,4 +36,24 @@ impl Table {
             .get_or_insert_with(|| (chunk * CHUNK..end).map(|page| fresh(PageId(page))).collect());
         &mut pages[(page.0 % CHUNK) as usize]
     }
+
+    /// The pages of all touched chunks.
+    pub fn iter(&self) -> impl Iterator<Item = (PageId, &Page)> {
+        let touched =
+            self.chunks.iter().enumerate().filter_map(|(index, chunk)| Some((index, chunk.as_ref()?)));
+        touched.flat_map(|(index, chunk)| {
+            let first = index as u64 * CHUNK;
+            chunk.iter().enumerate().map(move |(offset, page)| (PageId(first + offset as u64), page))
+        })
+    }
+
+    /// The pages of all touched chunks.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (PageId, &mut Page)> {
+        let touched =
+            self.chunks.iter_mut().enumerate().filter_map(|(index, chunk)| Some((index, chunk.as_mut()?)));
+        touched.flat_map(|(index, chunk)| {
+            let first = index as u64 * CHUNK;
+            chunk.iter_mut().enumerate().map(move |(offset, page)| (PageId(first + offset as u64), page))
+        })
+    }
 }

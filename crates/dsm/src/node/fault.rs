@@ -24,13 +24,16 @@ impl Node {
         entry.hold_until = 0;
         let misses = entry.access == Access::None && !write;
         self.advance(now, page, out);
-        if misses && self.options.prefetch_pages > 0 {
+        if misses && self.options.prefetch_pages > 0 && self.change.is_none() {
             self.prefetch(page, out);
         }
     }
 
     /// Does for a page what can be done now: drops a copy, answers or forwards requests, asks for what local threads want.
     pub(super) fn advance(&mut self, now: u64, page: PageId, out: &mut Vec<Command>) {
+        if self.change.is_some() {
+            return;
+        }
         self.drop_deferred(now, page, out);
         while let Some(request) = self.next_ready(now, page, out) {
             self.on_ready(page, request, out);
@@ -123,7 +126,9 @@ impl Node {
         let payload = (grant.payload != Payload::None).then_some(grant.payload);
         self.map(page, grant.access, payload, out);
         // A request to write passed the manager or left its trace on the way; this one did not.
-        if grant.owner && asked == Some(Kind::Read) && manager != self.own && manager != grant.from {
+        let frozen = self.change.is_some();
+        if grant.owner && asked == Some(Kind::Read) && !frozen && manager != self.own && manager != grant.from
+        {
             self.send(manager, Message::OwnerIs { page, version: grant.version }, out);
         }
         let fault = self.page(page).fault;

@@ -6,6 +6,8 @@
 //! | `owner.rs` | requests of others: forwarded, queued, answered |
 //! | `copy.rs` | copies are dropped: invalidations, hold time |
 //! | `prefetch.rs` | sequential readers |
+//! | `membership.rs` | who is a member: suspicion, agreement, fencing |
+//! | `recovery.rs` | who owns what after a node was lost |
 //!
 //! # How a request finds the owner
 //!
@@ -20,24 +22,34 @@
 
 mod copy;
 mod fault;
+mod membership;
 mod owner;
 mod prefetch;
+mod recovery;
 
 use crate::command::{Command, Event, Protest};
 use crate::ids::{Access, Epoch, NodeId, NodeSet, PageId, Version};
 use crate::managers::Managers;
-use crate::message::{Frame, Message, Notice};
+use crate::message::{Frame, Message, Notice, View};
 use crate::options::Options;
 use crate::page::{Page, State};
 use crate::table::Table;
+use membership::Change;
 use prefetch::Streams;
 
 /// One node's part of the protocol.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Node {
     own: NodeId,
+    /// All nodes that there ever were.
+    configured: NodeSet,
     members: NodeSet,
     epoch: Epoch,
+    /// Nodes that this one suspects or knows to be suspected.
+    suspects: NodeSet,
+    /// A membership that is being agreed on.
+    change: Option<Box<Change>>,
+    stopped: bool,
     managers: Managers,
     options: Options,
     table: Table,
@@ -54,8 +66,12 @@ impl Node {
         let options = Options { migratory: options.migratory && options.owner_hints, ..options };
         Self {
             own,
+            configured: members,
             members,
             epoch: Epoch::default(),
+            suspects: NodeSet::EMPTY,
+            change: None,
+            stopped: false,
             managers,
             options,
             table,
@@ -66,11 +82,15 @@ impl Node {
 
     /// Takes an event and appends what is to be done to `out`, in order. `now` is in nanoseconds of one monotonic clock.
     pub fn step(&mut self, now: u64, event: Event, out: &mut Vec<Command>) {
+        if self.stopped {
+            return;
+        }
         match event {
             Event::Fault { page, write } => self.on_fault(now, page, write, out),
             Event::Receive { from, frame } => self.on_frame(now, from, frame, out),
             Event::Timer { page } => self.on_timer(now, page, out),
             Event::Progress { page } => self.on_progress(now, page, out),
+            Event::Suspect { node } => self.on_suspect(node, out),
             Event::Flush => self.flush(out),
         }
     }
@@ -95,6 +115,16 @@ impl Node {
         self.table.get(page).map_or(NodeSet::EMPTY, |page| page.copyset)
     }
 
+    /// The membership in force.
+    pub fn view(&self) -> View {
+        View { epoch: self.epoch, members: self.members }
+    }
+
+    /// True if it is no member any more.
+    pub fn is_stopped(&self) -> bool {
+        self.stopped
+    }
+
     /// The content of a page in this node's memory.
     pub fn version(&self, page: PageId) -> Version {
         self.table.get(page).map_or(1, |page| page.version)
@@ -111,8 +141,28 @@ impl Node {
     }
 
     fn on_frame(&mut self, now: u64, from: NodeId, frame: Frame, out: &mut Vec<Command>) {
-        if !self.members.contains(from) || from == self.own {
+        if !self.configured.contains(from) || from == self.own {
             return protest(from, Protest::NoMember, out);
+        }
+        if let Message::Membership(message) = frame.message {
+            return self.on_membership(now, from, message, out);
+        }
+        if !self.members.contains(from) {
+            return self.fence(from, out);
+        }
+        if let Some(change) = &mut self.change {
+            return match change.takes(from, self.epoch, frame) {
+                // What carries contents still arrives, so that no page is lost on its way.
+                Some(Frame { message: Message::Grant(grant), .. })
+                    if self.accepts(from, grant.page, grant.to, out) =>
+                {
+                    self.on_grant(now, from, grant, out);
+                }
+                _ => {}
+            };
+        }
+        if frame.epoch != self.epoch {
+            return;
         }
         match frame.message {
             Message::Notices(notices) => {

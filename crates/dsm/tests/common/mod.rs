@@ -69,6 +69,8 @@ pub struct Cluster {
     pub broken: Broken,
     /// Accesses that are not taken away yet, for [`Broken::CopyThenDrop`].
     pub late: Vec<(usize, usize, Access)>,
+    /// Nodes that were killed.
+    pub dead: Vec<bool>,
     pub sent: u64,
     pub sent_data: u64,
 }
@@ -99,6 +101,7 @@ impl Cluster {
             wrong: Vec::new(),
             broken: Broken::No,
             late: Vec::new(),
+            dead: vec![false; count],
             sent: 0,
             sent_data: 0,
         }
@@ -128,8 +131,30 @@ impl Cluster {
         let Some(packet) = self.network[from * count + to].pop_front() else {
             return Vec::new();
         };
+        if self.dead[to] {
+            return Vec::new();
+        }
         let event = Event::Receive { from: NodeId(from as u8), frame: packet.frame };
         self.event_with(to, now, event, packet.data)
+    }
+
+    /// Nodes whose memory counts: alive, and members of the newest view that is in force anywhere.
+    pub fn counts(&self) -> NodeSet {
+        let newest =
+            self.nodes.iter().map(Node::view).max_by_key(|view| view.epoch).expect("there are nodes");
+        let alive =
+            |node: &NodeId| !self.dead[usize::from(node.0)] && !self.nodes[usize::from(node.0)].is_stopped();
+        newest.members.iter().filter(alive).collect()
+    }
+
+    /// Kills a node. What it has sent may still arrive.
+    pub fn kill(&mut self, node: usize) {
+        self.dead[node] = true;
+        for from in 0..self.count() {
+            let at = from * self.count() + node;
+            self.network[at].clear();
+        }
+        self.memory[node].iter_mut().for_each(|cell| *cell = Cell::default());
     }
 
     /// Pairs with a message on its way.
@@ -168,6 +193,8 @@ impl Cluster {
                 let cell = &mut self.memory[node][page.0 as usize];
                 (cell.poisoned, cell.woken, cell.access) = (true, true, Access::None);
             }
+            Command::Stop { .. } => self.memory[node].iter_mut().for_each(|cell| cell.access = Access::None),
+            Command::Members { .. } => {}
             Command::Protest { peer, reason } => self.protest(node, *peer, *reason),
         }
     }
@@ -231,6 +258,9 @@ impl Cluster {
         {
             let frame = Frame { epoch: frame.epoch, message: Message::Notice(Notice::Invalidated { page }) };
             self.network[usize::from(to.0) * count + from].push_back(Packet { frame, data: None });
+            return;
+        }
+        if self.dead[usize::from(to.0)] || self.nodes[usize::from(to.0)].is_stopped() {
             return;
         }
         self.sent += 1;

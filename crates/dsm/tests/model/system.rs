@@ -5,7 +5,7 @@
 
 use crate::common::{Broken, Cluster, check};
 use stateright::{Model, Property};
-use vnuma_dsm::{Event, Managers, NodeId, Options, PageId};
+use vnuma_dsm::{Event, Managers, NodeId, NodeSet, Options, PageId};
 
 /// What to check.
 #[derive(Clone, Debug)]
@@ -21,6 +21,9 @@ pub struct System {
     /// How often a thread may lose a page again before it used it. Without a hold time there is no end to that.
     pub losses: u8,
     pub broken: Broken,
+    /// Nodes that may be killed, and suspicions of nodes that live.
+    pub kills: u8,
+    pub false_suspicions: u8,
 }
 
 /// What a thread is about to do.
@@ -45,6 +48,10 @@ pub struct World {
     pub threads: Vec<Thread>,
     /// Writes that each page has seen.
     pub writes: Vec<u64>,
+    pub kills: u8,
+    pub false_suspicions: u8,
+    /// Who was told to suspect whom.
+    pub suspected: Vec<NodeSet>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -56,6 +63,8 @@ pub enum Action {
     Deliver(usize, usize),
     Flush(usize),
     Timer(usize, usize),
+    Kill(usize),
+    Suspect(usize, usize),
     /// An access is taken away late ([`Broken::CopyThenDrop`]).
     DropLate,
 }
@@ -70,6 +79,11 @@ impl System {
         let Access { page, write } = access;
         let id = PageId(page as u64);
         world.cluster.memory[node][page].woken = false;
+        if world.cluster.memory[node][page].poisoned {
+            world.threads[node].waits = None;
+            world.threads[node].left -= 1;
+            return;
+        }
         if !world.cluster.access(node, page, write) {
             let again = world.threads[node].waits.is_some();
             world.threads[node].losses += u8::from(again);
@@ -79,7 +93,8 @@ impl System {
         }
         let waited = world.threads[node].waits.take().is_some();
         world.threads[node].left -= 1;
-        if write {
+        // A node that the others have given up writes for itself until it learns that.
+        if write && world.cluster.counts().contains(NodeId(node as u8)) {
             world.writes[page] += 1;
         }
         if waited && self.options.hold_ns > 0 {
@@ -89,6 +104,10 @@ impl System {
 
     pub fn steps(&self, world: &World, actions: &mut Vec<Action>) {
         for (node, thread) in world.threads.iter().enumerate() {
+            if !self.runs(world, node) {
+                continue;
+            }
+            self.failures(world, node, actions);
             match thread.waits {
                 Some(access) if world.cluster.memory[node][access.page].woken => {
                     actions.push(Action::Retry(node))
@@ -116,6 +135,24 @@ impl System {
         }
     }
 
+    fn runs(&self, world: &World, node: usize) -> bool {
+        !world.cluster.dead[node] && !world.cluster.nodes[node].is_stopped()
+    }
+
+    fn failures(&self, world: &World, node: usize, actions: &mut Vec<Action>) {
+        if world.kills < self.kills {
+            actions.push(Action::Kill(node));
+        }
+        for other in (0..self.nodes).filter(|other| *other != node) {
+            let known = world.suspected[node].contains(NodeId(other as u8));
+            let gone = !self.runs(world, other);
+            let allowed = gone || world.false_suspicions < self.false_suspicions;
+            if !known && allowed && (self.kills > 0 || self.false_suspicions > 0) {
+                actions.push(Action::Suspect(node, other));
+            }
+        }
+    }
+
     pub fn apply(&self, world: &mut World, action: Action) {
         match action {
             Action::Begin(node, access) => self.attempt(world, node, access),
@@ -133,6 +170,15 @@ impl System {
                 let at = world.cluster.memory[node][page].timer.take().expect("it is set");
                 world.cluster.event(node, at, Event::Timer { page: PageId(page as u64) });
             }
+            Action::Kill(node) => {
+                world.kills += 1;
+                world.cluster.kill(node);
+            }
+            Action::Suspect(node, other) => {
+                world.false_suspicions += u8::from(self.runs(world, other));
+                world.suspected[node].insert(NodeId(other as u8));
+                world.cluster.event(node, 0, Event::Suspect { node: NodeId(other as u8) });
+            }
             Action::DropLate => {
                 let (node, page, access) = world.cluster.late.remove(0);
                 world.cluster.memory[node][page].access = access;
@@ -146,7 +192,8 @@ impl System {
     }
 
     pub fn done(world: &World) -> bool {
-        world.threads.iter().all(|thread| thread.left == 0)
+        let ended = |node: usize| world.cluster.dead[node] || world.cluster.nodes[node].is_stopped();
+        world.threads.iter().enumerate().all(|(node, thread)| thread.left == 0 || ended(node))
     }
 
     pub fn start(&self) -> World {
@@ -154,7 +201,14 @@ impl System {
         cluster.broken = self.broken;
         let threads =
             self.accesses.iter().map(|left| Thread { left: *left, losses: 0, waits: None }).collect();
-        World { cluster, threads, writes: vec![0; self.managers.len()] }
+        World {
+            cluster,
+            threads,
+            writes: vec![0; self.managers.len()],
+            kills: 0,
+            false_suspicions: 0,
+            suspected: vec![NodeSet::EMPTY; self.nodes],
+        }
     }
 
     /// Nothing can happen any more, though a thread still waits.
@@ -170,8 +224,13 @@ impl System {
         quiet
             && world.writes.iter().enumerate().any(|(page, writes)| {
                 let nodes = world.cluster.nodes.iter().zip(&world.cluster.memory);
+                let lost = world.cluster.memory.iter().any(|cells| cells[page].poisoned);
+                let counts = world.cluster.counts();
+                let nodes = nodes.filter(|(node, _)| counts.contains(node.id()));
                 let mut owners = nodes.filter(|(node, _)| node.is_owner(PageId(page as u64)));
-                !owners.any(|(_, cells)| cells[page].value == *writes)
+                !lost
+                    && counts.len() == world.threads.len()
+                    && !owners.any(|(_, cells)| cells[page].value == *writes)
             })
     }
 }
@@ -204,7 +263,9 @@ impl Model for System {
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
             Property::always("single writer, data value", |_, world: &World| {
-                check(&world.cluster.memory, &world.writes, |_| true).is_ok()
+                let counts = world.cluster.counts();
+                check(&world.cluster.memory, &world.writes, |node| counts.contains(NodeId(node as u8)))
+                    .is_ok()
             }),
             Property::always("no protest", |_, world: &World| world.cluster.wrong.is_empty()),
             Property::always("progress", |system: &Self, world| !system.stuck(world)),
