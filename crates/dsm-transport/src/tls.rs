@@ -117,9 +117,18 @@ impl Pipe for TlsPipe {
     }
 
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let taken = self.connection.writer().write(bytes)?;
-        self.flush()?;
-        if taken == 0 && !bytes.is_empty() { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(taken) }
+        loop {
+            let taken = self.connection.writer().write(bytes)?;
+            let flushed = self.flush()?;
+            if taken > 0 || bytes.is_empty() {
+                return Ok(taken);
+            }
+            // There was no room, and there is now unless the socket takes nothing. To say so in any other case would have
+            // the caller wait for a socket that is ready already.
+            if !flushed {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+        }
     }
 
     fn flush(&mut self) -> io::Result<bool> {

@@ -349,3 +349,49 @@ fn requests_of_the_protocol_keep_their_fields() {
     .expect("going");
     assert_eq!(seen, Some((0, message)));
 }
+
+/// Bytes that a pipe keeps, and room that it gets, are no reason to sleep for ever.
+#[test]
+fn who_waits_for_room_is_woken() {
+    for transport in ALL {
+        let limits = Limits { silence: HANG, stall: HANG, ..Limits::default() };
+        let (mut zero, mut one) = pair(transport, limits);
+        let reader = thread::spawn(move || {
+            let mut bytes = 0;
+            loop {
+                let outcome = one.receive(|_, body| {
+                    if let Body::Opaque(came) = body {
+                        bytes += came.len();
+                    }
+                });
+                match outcome {
+                    Ok(0) => drop(wait(&mut [&mut one], &[], HANG, Duration::ZERO)),
+                    Ok(_) => {}
+                    Err(error) => return (bytes, error),
+                }
+            }
+        });
+        let body = [7; 60_000];
+        for _ in 0..200 {
+            while !zero.has_room() {
+                let limit = Duration::from_secs(20);
+                let ready = wait(&mut [&mut zero], &[], limit, Duration::ZERO).expect("poll");
+                assert_eq!(
+                    ready.lanes,
+                    [0],
+                    "{transport:?}: {} bytes wait, and nobody is woken",
+                    zero.waiting()
+                );
+                zero.flush().expect("going");
+            }
+            zero.send(&Body::Opaque(&body), 0).expect("taken");
+        }
+        while !zero.flush().expect("going") {
+            let ready = wait(&mut [&mut zero], &[], Duration::from_secs(20), Duration::ZERO).expect("poll");
+            assert_eq!(ready.lanes, [0], "{transport:?}: {} bytes wait, and nobody is woken", zero.waiting());
+        }
+        zero.leave(0);
+        let (bytes, error) = reader.join().expect("no panic");
+        assert_eq!(bytes, 200 * body.len(), "{transport:?}: {error}");
+    }
+}
