@@ -154,6 +154,11 @@ impl Region {
         (page / self.stripe_pages as u64 % self.shards.len() as u64) as usize
     }
 
+    /// Pages in a row that belong to one shard. The same length and number of shards give the same on every host.
+    pub fn stripe_pages(&self) -> u64 {
+        self.stripe_pages as u64
+    }
+
     /// What this kernel has beyond what is needed.
     pub fn features(&self) -> Features {
         let has = |bit| self.shards.iter().all(|shard| shard.has(bit));

@@ -18,6 +18,11 @@ fn sharded(pages: usize, shards: usize) -> Option<Arc<Region>> {
 fn pages_are_divided_evenly_and_in_stripes() {
     for (pages, shards) in [(1, 1), (7, 3), (8, 4), (4096, 4), (5000, 3)] {
         let Some(region) = sharded(pages, shards) else { return };
+        let next = region.stripe_pages().min(region.pages() - 1);
+        assert!(
+            shards == 1 || region.shard_of(next) == 1 || region.pages() < 2,
+            "a stripe ends where it says"
+        );
         let mut counts = BTreeMap::new();
         for page in 0..region.pages() {
             *counts.entry(region.shard_of(page)).or_insert(0_u64) += 1;
