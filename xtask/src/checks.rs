@@ -9,7 +9,7 @@ use std::process::Command;
 
 /// More than a small machine has cores: the slow ones among them wait for something that takes its time.
 const UNIT_TEST_THREADS: &str = "8";
-/// The lab itself. Two servers at a time: one that boots keeps one core busy.
+/// The lab itself. One server at a time, as another one runs beside.
 const LAB_TESTS: &[&str] = &[
     "--package",
     "vnuma-lab-runner",
@@ -18,7 +18,7 @@ const LAB_TESTS: &[&str] = &[
     "--no-fail-fast",
     "--",
     "--test-threads",
-    "2",
+    "1",
 ];
 /// What vnuma does, on the lab.
 const SLICE_TESTS: &[&str] = &[
@@ -72,19 +72,20 @@ pub fn test() -> Result<()> {
         run(Command::new(setup::cargo_deny()?).arg("--log-level").arg("error").args(arguments))
     });
     steps.step("checkpatch", |_| checkpatch());
-    steps.step("unit and property tests", |counts| {
-        let arguments = ["--quiet", "--workspace", "--locked", "--no-fail-fast"];
-        cargo_test(&arguments, &[("RUST_TEST_THREADS", UNIT_TEST_THREADS)], counts)
+    steps.beside("lab: a guest follows its topology", SLICE_TESTS, |steps| {
+        steps.step("unit and property tests", |counts| {
+            let arguments = ["--quiet", "--workspace", "--locked", "--no-fail-fast"];
+            cargo_test(&arguments, &[("RUST_TEST_THREADS", UNIT_TEST_THREADS)], counts)
+        });
+        steps.step("simulation", |counts| simulation(SIMULATION, counts));
+        steps.step("recorded servers", recorded_servers);
+        steps.step("the driver's reader of the channel, damaged and raced", |counts| {
+            run(Command::new("make").args(["--silent", "-C", "guest/driver", "check"]))?;
+            counts.add_passed();
+            Ok(())
+        });
+        steps.step("lab: the lab itself", |counts| cargo_test(LAB_TESTS, &[], counts));
     });
-    steps.step("simulation", |counts| simulation(SIMULATION, counts));
-    steps.step("recorded servers", recorded_servers);
-    steps.step("the driver's reader of the channel, damaged and raced", |counts| {
-        run(Command::new("make").args(["--silent", "-C", "guest/driver", "check"]))?;
-        counts.add_passed();
-        Ok(())
-    });
-    steps.step("lab: the lab itself", |counts| cargo_test(LAB_TESTS, &[], counts));
-    steps.step("lab: a guest follows its topology", |counts| cargo_test(SLICE_TESTS, &[], counts));
     steps.step("lab: the demonstration", |counts| {
         demo::check()?;
         counts.add_passed();

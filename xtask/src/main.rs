@@ -3,6 +3,8 @@
 mod bench;
 mod checks;
 mod demo;
+#[cfg(test)]
+mod documents;
 mod fuzz;
 mod lab;
 #[cfg(test)]

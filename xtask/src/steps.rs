@@ -1,10 +1,12 @@
 //! Running commands, and the steps of a check with a summary that counts.
 
 use anyhow::{Context, Result, bail};
-use std::io::{BufRead, BufReader};
-use std::path::PathBuf;
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// The root of the checkout.
 pub fn workspace() -> PathBuf {
@@ -55,6 +57,12 @@ impl Counts {
         self.passed += 1;
     }
 
+    fn add(&mut self, other: Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.ignored += other.ignored;
+    }
+
     /// `test result: ok. 9 passed; 0 failed; 0 ignored; ...`
     fn add_line(&mut self, line: &str) {
         let Some(rest) = line.strip_prefix("test result: ") else { return };
@@ -86,10 +94,49 @@ impl Steps {
         println!("\n==> {name}");
         let start = Instant::now();
         let result = action(&mut self.counts);
+        self.ended(name, result, start.elapsed().as_secs_f64());
+    }
+
+    /// Runs the steps of `others`, and `cargo test` with these arguments beside them: one lab server leaves most of a
+    /// CPU idle. Its output goes to a file and is printed when it has ended. A machine with one CPU does one after the
+    /// other.
+    pub fn beside(&mut self, name: &str, arguments: &[&str], others: impl FnOnce(&mut Self)) {
+        if thread::available_parallelism().is_ok_and(|cpus| cpus.get() == 1) {
+            others(self);
+            self.step(name, |counts| cargo_test(arguments, &[], counts));
+            return;
+        }
+        let path = workspace().join("target/test/beside.log");
+        println!("\n==> {name}: runs beside the next steps, its output is in {}", path.display());
+        let (result, counts, seconds) = thread::scope(|scope| {
+            let tests = scope.spawn(|| {
+                let (start, mut counts) = (Instant::now(), Counts::default());
+                let result = logged(&path, |log| cargo_test_to(arguments, &[], &mut counts, log));
+                (result, counts, start.elapsed().as_secs_f64())
+            });
+            others(self);
+            let start = Instant::now();
+            while !tests.is_finished() {
+                thread::sleep(Duration::from_secs(1));
+                if start.elapsed().as_secs() % 30 == 29 {
+                    println!("{name}: has not ended yet");
+                }
+            }
+            tests.join().expect("the thread does not panic")
+        });
+        println!("\n==> {name} (ran beside the steps above)");
+        if let Err(error) = show_file(&path) {
+            println!("{}: {error}", path.display());
+        }
+        self.counts.add(counts);
+        self.ended(name, result, seconds);
+    }
+
+    fn ended(&mut self, name: &str, result: Result<()>, seconds: f64) {
         if let Err(error) = &result {
             println!("{name} FAILED: {error:#}");
         }
-        self.results.push((name.to_owned(), result, start.elapsed().as_secs_f64()));
+        self.results.push((name.to_owned(), result, seconds));
     }
 
     /// Prints the summary; an error when a step failed.
@@ -108,18 +155,44 @@ impl Steps {
     }
 }
 
+/// Makes the file, and its directory.
+fn logged(path: &Path, action: impl FnOnce(File) -> Result<()>) -> Result<()> {
+    fs::create_dir_all(path.parent().unwrap_or(path)).with_context(|| path.display().to_string())?;
+    action(File::create(path).with_context(|| path.display().to_string())?)
+}
+
+fn show_file(path: &Path) -> io::Result<()> {
+    io::copy(&mut File::open(path)?, &mut io::stdout()).map(drop)
+}
+
 /// Runs `cargo test` with its output shown, and counts the tests.
 pub fn cargo_test(arguments: &[&str], env: &[(&str, &str)], counts: &mut Counts) -> Result<()> {
+    run_cargo_test(arguments, env, Stdio::inherit(), counts, &mut io::stdout())
+}
+
+/// The same with all output in a file.
+fn cargo_test_to(arguments: &[&str], env: &[(&str, &str)], counts: &mut Counts, mut log: File) -> Result<()> {
+    let errors = log.try_clone()?.into();
+    run_cargo_test(arguments, env, errors, counts, &mut log)
+}
+
+fn run_cargo_test(
+    arguments: &[&str],
+    env: &[(&str, &str)],
+    errors: Stdio,
+    counts: &mut Counts,
+    output: &mut dyn Write,
+) -> Result<()> {
     let mut command = Command::new("cargo");
     command.arg("test").args(arguments).envs(env.iter().copied());
-    command.current_dir(workspace()).stdout(Stdio::piped());
+    command.current_dir(workspace()).stdout(Stdio::piped()).stderr(errors);
     let shown = show(&command);
     let mut child = command.spawn().with_context(|| format!("cannot start {shown}"))?;
     let stdout = child.stdout.take().context("no standard output")?;
     for line in BufReader::new(stdout).lines() {
         let line = line?;
         counts.add_line(&line);
-        println!("{line}");
+        writeln!(output, "{line}")?;
     }
     let status = child.wait()?;
     if !status.success() {

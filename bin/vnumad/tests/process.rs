@@ -8,11 +8,14 @@ mod http;
 use host::{HANG_LIMIT, wait_for, write_host};
 use http::ask;
 use nix::{
+    fcntl::{FcntlArg, fcntl},
+    libc,
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
 use std::{
     io::Read,
+    os::fd::AsRawFd,
     path::Path,
     process::{Child, Command, Output, Stdio},
 };
@@ -71,6 +74,32 @@ fn it_serves_refuses_a_second_one_survives_its_own_death_and_stops_in_order() {
     kill(Pid::from_raw(second.0.id().cast_signed()), Signal::SIGTERM).expect("asked to stop");
     assert!(second.0.wait().expect("ended").success());
     assert!(!socket.exists());
+}
+
+#[test]
+fn a_log_that_nobody_reads_stops_nothing() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let socket = directory.path().join("run/vnumad.sock");
+    let (log, writer) = nix::unistd::pipe().expect("a pipe");
+    fcntl(&log, FcntlArg::F_SETPIPE_SZ(4096)).expect("made small");
+    let mut command = vnumad(directory.path());
+    let daemon = Running(command.args(["--log", "trace"]).stderr(Stdio::from(writer)).spawn().expect("runs"));
+    drop(command);
+    wait_for("it", || socket.exists() && std::os::unix::net::UnixStream::connect(&socket).is_ok());
+    let unread = || {
+        let mut bytes: libc::c_int = 0;
+        // SAFETY: the kernel writes one integer.
+        unsafe { libc::ioctl(log.as_raw_fd(), libc::FIONREAD, &raw mut bytes) };
+        bytes
+    };
+    wait_for("the pipe to be full", || {
+        assert_eq!(ask(&socket, "GET", "/v1/daemon", "").0, 200);
+        unread() > 4096 - 512
+    });
+    for _ in 0..50 {
+        assert_eq!(ask(&socket, "GET", "/v1/daemon", "").0, 200);
+    }
+    drop(daemon);
 }
 
 #[test]

@@ -10,7 +10,6 @@ use std::{
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::Path,
-    sync::Arc,
 };
 use vnuma_abi_topology_channel::ivshmem::{ACKNOWLEDGE_VECTOR, PUBLISH_VECTOR, VECTORS};
 
@@ -35,7 +34,7 @@ fn failed<E: Into<io::Error>>(act: &'static str) -> impl Fn(E) -> ChannelError {
 pub struct Channel {
     region: Region,
     generations: Generations,
-    doorbells: Arc<Doorbells>,
+    doorbells: &'static Doorbells,
     guest_vectors: Vec<EventFd>,
     host_vectors: Vec<EventFd>,
     /// Of the vector by which the guest acknowledges.

@@ -18,7 +18,7 @@ use std::{
     io::{self, IoSliceMut},
     mem::MaybeUninit,
     os::fd::{AsRawFd, BorrowedFd, OwnedFd},
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Mutex, OnceLock, PoisonError},
 };
 
 /// `IOCB_CMD_PREAD` of `linux/aio_abi.h`.
@@ -46,8 +46,8 @@ pub(crate) fn clear(vector: BorrowedFd<'_>) -> io::Result<()> {
     }
 }
 
-/// A context of asynchronous reads, with at most one in flight. All channels of the process share it, and the last one
-/// takes it along.
+/// A context of asynchronous reads, with at most one in flight. All channels of the process share it. It stays until the
+/// process ends: `io_destroy` waits for a grace period of the kernel, for which no thread here has time.
 #[derive(Debug)]
 pub(crate) struct Doorbells {
     context: Mutex<libc::c_ulong>,
@@ -57,15 +57,14 @@ pub(crate) struct Doorbells {
 
 impl Doorbells {
     /// The one of this process.
-    pub(crate) fn shared() -> io::Result<Arc<Self>> {
-        static SHARED: Mutex<Weak<Doorbells>> = Mutex::new(Weak::new());
-        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(doorbells) = shared.upgrade() {
+    pub(crate) fn shared() -> io::Result<&'static Self> {
+        static SHARED: OnceLock<Doorbells> = OnceLock::new();
+        if let Some(doorbells) = SHARED.get() {
             return Ok(doorbells);
         }
-        let doorbells = Arc::new(Self::new()?);
-        *shared = Arc::downgrade(&doorbells);
-        Ok(doorbells)
+        // Of two threads that come here at once, one has made a context in vain and drops it.
+        let doorbells = Self::new()?;
+        Ok(SHARED.get_or_init(|| doorbells))
     }
 
     fn new() -> io::Result<Self> {

@@ -8,8 +8,9 @@ use common::{
     vms::{Process, VcpuThread, describe, pin},
     wait_for,
 };
+use nix::{sys::stat::Mode, unistd::mkfifo};
 use serde_json::{Value, json};
-use std::{os::unix::fs::PermissionsExt, process, time::Duration};
+use std::{io::Write, os::unix::fs::PermissionsExt, process, time::Duration};
 use vnuma_channel_model::GuestEnd;
 use vnuma_hypervisor::{Plugged, VmEvent};
 
@@ -472,6 +473,40 @@ fn a_restarted_daemon_takes_channels_over() {
     assert_eq!(post(&daemon, "/v1/vms/web/detach", "").0, 200);
     let records = std::fs::read_dir(&daemon.config.records).expect("there").count();
     assert_eq!(records, 0, "a record stays behind");
+}
+
+#[test]
+fn a_disk_that_does_not_answer_holds_up_no_other_vm() {
+    let mut daemon = Daemon::start();
+    let threads = two_nodes(&daemon, "web");
+    post(&daemon, "/v1/vms/web/attach", "");
+    let guest = daemon.guest("web");
+    daemon.stop();
+    // Reading the record waits until somebody writes to it, as it waits for a disk. The daemon may put another file in
+    // its place, so it has a second name.
+    let record = daemon.config.records.join(format!("{}.json", own_pid()));
+    let slow = daemon.config.records.join("slow");
+    let text = std::fs::read_to_string(&record).expect("read");
+    std::fs::remove_file(&record).expect("removed");
+    mkfifo(&record, Mode::S_IRUSR | Mode::S_IWUSR).expect("made");
+    std::fs::hard_link(&record, &slow).expect("linked");
+    daemon.restart();
+    let others = two_nodes(&daemon, "db");
+    assert_eq!(post(&daemon, "/v1/vms/db/attach", "").0, 200);
+    let other = daemon.guest("db");
+    others[0].pin(1);
+    wait_for("the other to be told", || other.read().is_ok_and(|told| told.vcpus[0].node == 1));
+    assert_ne!(get(&daemon, "/v1/vms/web").1["channel"], "attached", "its record was not read yet");
+    threads[0].pin(1);
+    std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(&slow)
+        .expect("opened")
+        .write_all(text.as_bytes())
+        .expect("fits into the pipe");
+    wait_for("it to be told", || guest.read().is_ok_and(|told| told.vcpus[0].node == 1));
+    assert_eq!(get(&daemon, "/v1/vms/web").1["channel"], "attached");
 }
 
 #[test]

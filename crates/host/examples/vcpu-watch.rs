@@ -30,7 +30,7 @@ const HANG: Duration = Duration::from_secs(30);
 /// Time in which an event that should not come would have come.
 const SILENCE: Duration = Duration::from_secs(3);
 /// How many times that long nothing is to happen.
-const WINDOWS: u32 = 4;
+const WINDOWS: u32 = 2;
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();

@@ -164,9 +164,7 @@ async fn ask<T>(
     make: impl FnOnce(oneshot::Sender<T>) -> ApiRequest,
 ) -> Result<T, Failure> {
     let (reply, answer) = oneshot::channel();
-    if !context.inbox.request(make(reply)) {
-        return Err(Refusal::Overloaded.into());
-    }
+    context.inbox.request(make(reply))?;
     answer.await.map_err(|_| Refusal::ShuttingDown.into())
 }
 

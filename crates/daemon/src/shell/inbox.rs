@@ -100,15 +100,18 @@ impl Inbox {
         true
     }
 
-    /// Adds a request. False when there are too many, or nobody takes them any more.
-    pub(crate) fn request(&self, request: ApiRequest) -> bool {
+    /// Adds a request, unless there are too many or nobody takes them any more.
+    pub(crate) fn request(&self, request: ApiRequest) -> Result<(), Refusal> {
         let mut state = self.lock();
-        if state.closed || state.requests.len() >= REQUESTS {
-            return false;
+        if state.closed {
+            return Err(Refusal::ShuttingDown);
+        }
+        if state.requests.len() >= REQUESTS {
+            return Err(Refusal::Overloaded);
         }
         state.requests.push_back(request);
         self.arrived.notify_one();
-        true
+        Ok(())
     }
 
     /// Waits until there is something, or until `until`. `None` once it is closed.
@@ -155,7 +158,7 @@ mod tests {
     fn messages_come_before_requests_and_requests_one_at_a_time() {
         let inbox = Inbox::default();
         for _ in 0..3 {
-            assert!(inbox.request(ApiRequest::Names(oneshot::channel().0)));
+            assert!(inbox.request(ApiRequest::Names(oneshot::channel().0)).is_ok());
         }
         for _ in 0..BATCH + 1 {
             assert!(inbox.send(Message::Event(Event::Woken)));
@@ -165,6 +168,18 @@ mod tests {
             .collect();
         assert_eq!(sizes, [Some((BATCH, true)), Some((1, true)), Some((0, true))]);
         assert!(inbox.take(Instant::now()).is_some_and(|turn| turn.messages.is_empty()));
+    }
+
+    #[test]
+    fn a_request_too_many_is_told_from_one_too_late() {
+        let inbox = Inbox::default();
+        let ask = || inbox.request(ApiRequest::Names(oneshot::channel().0));
+        for _ in 0..REQUESTS {
+            assert!(ask().is_ok());
+        }
+        assert!(matches!(ask(), Err(Refusal::Overloaded)));
+        inbox.close();
+        assert!(matches!(ask(), Err(Refusal::ShuttingDown)));
     }
 
     #[test]

@@ -54,7 +54,7 @@ fn guests_follow_every_move_and_are_shown_as_they_are() {
 
 #[test]
 fn guests_obey_and_survive_the_ends_of_others() {
-    let kills = if soak_rounds().is_some() { "200" } else { "20" };
+    let kills = if soak_rounds().is_some() { "200" } else { "10" };
     run(
         "2n4c",
         &[
