@@ -34,6 +34,7 @@ mod delta;
 mod error;
 mod frame;
 mod hello;
+mod membership;
 mod message;
 mod reader;
 
@@ -41,6 +42,7 @@ pub use delta::{DELTA_LIMIT, Delta, RUN_LIMIT, diff};
 pub use error::WireError;
 pub use frame::{BODY_LIMIT, Body, HEADER, Header, Kind, OPAQUE_LIMIT, encode};
 pub use hello::{HELLO, Hello, MAGIC, NODE_LIMIT, Refusal};
+pub use membership::{Entry, Holding, Membership, PAGES_LIMIT, View};
 pub use message::{Access, Contents, Grant, Message, NOTICE_LIMIT, Notice, Payload, Purpose, Request};
 
 /// The oldest version that this crate speaks.

@@ -8,12 +8,14 @@
 //! | notices | 4, count u16, then for each: 1, page u64, owner u8 (invalidate), or 2, page u64 (invalidated) |
 //! | owner-is | 5, page u64, version u64 |
 //! | lost | 6, page u64 |
+//! | about the membership | 7 to 12: see `membership.rs` |
 
 use crate::{
     PAGE_SIZE,
     delta::Delta,
     error::WireError,
     hello::NODE_LIMIT,
+    membership::{self, Membership},
     reader::{Reader, below, flag},
 };
 
@@ -135,6 +137,8 @@ pub enum Message {
         /// The page.
         page: u64,
     },
+    /// About the membership; valid in any epoch.
+    Membership(Membership),
 }
 
 /// What of a page travels beside a message.
@@ -186,6 +190,7 @@ impl Message {
                 out.extend(version.to_le_bytes());
             }
             Self::Lost { page } => page_only(LOST, *page, out),
+            Self::Membership(message) => message.encode(out),
         }
         match contents {
             Contents::None => {}
@@ -213,9 +218,12 @@ impl Message {
                 Self::OwnerIs { page: reader.u64("owner-is.page")?, version: reader.u64("owner-is.version")? }
             }
             LOST => Self::Lost { page: reader.u64("lost.page")? },
+            number @ membership::FIRST..=membership::LAST => {
+                Self::Membership(Membership::decode(number, &mut reader)?)
+            }
             value => {
                 let value = value.into();
-                return Err(WireError::Value { field: "message", value, expected: "a message (1 to 6)" });
+                return Err(WireError::Value { field: "message", value, expected: "a message (1 to 12)" });
             }
         };
         reader.end("message")?;
@@ -228,7 +236,7 @@ fn page_only(kind: u8, page: u64, out: &mut Vec<u8>) {
     out.extend(page.to_le_bytes());
 }
 
-fn node(field: &'static str, reader: &mut Reader<'_>) -> Result<u8, WireError> {
+pub(crate) fn node(field: &'static str, reader: &mut Reader<'_>) -> Result<u8, WireError> {
     below(field, reader.u8(field)?, NODE_LIMIT, "below 64")
 }
 

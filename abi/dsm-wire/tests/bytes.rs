@@ -1,8 +1,8 @@
 //! The bytes of each version, written down: what was released does not change.
 
 use vnuma_abi_dsm_wire::{
-    Access, Body, Contents, Delta, Grant, HEADER, Header, Hello, Message, Notice, PAGE_SIZE, Payload,
-    Purpose, Refusal, Request, encode,
+    Access, Body, Contents, Delta, Entry, Grant, HEADER, Header, Hello, Holding, Membership, Message, Notice,
+    PAGE_SIZE, Payload, Purpose, Refusal, Request, View, encode,
 };
 
 /// A frame with epoch 0x0102 and sequence 3, as hexadecimal digits of its header's first 8 bytes and its body.
@@ -89,4 +89,23 @@ fn messages() {
     let text = "05 0700000000000000 0800000000000000";
     expect(&protocol(Message::OwnerIs { page: 7, version: 8 }), "1100000006000000", text);
     expect(&protocol(Message::Lost { page: 7 }), "0900000006000000", "06 0700000000000000");
+}
+
+#[test]
+fn messages_about_the_membership() {
+    let expect = |message, start: &str, text: &str| {
+        expect(&protocol(Message::Membership(message)), start, text);
+    };
+    let view = View { epoch: 0x41, members: 1 << 63 | 5 };
+    let numbers = "4100000000000000 0500000000000080";
+    expect(Membership::Suspect { node: 63 }, "0200000006000000", "07 3f");
+    expect(Membership::Accept { view, round: 2 }, "1200000006000000", &format!("08 {numbers} 02"));
+    expect(Membership::Conflict { view }, "1100000006000000", &format!("09 {numbers}"));
+    let pages = vec![Holding { page: 1, owner: true }, Holding { page: 2, owner: false }];
+    let text = "0a 4100000000000000 00 0200 0100000000000000 01 0200000000000000 00";
+    expect(Membership::Holdings { epoch: 0x41, last: false, pages }, "1e00000006000000", text);
+    let pages = vec![Entry { page: 3, copyset: 6 }];
+    let text = "0b 4100000000000000 01 0100 0300000000000000 0600000000000000";
+    expect(Membership::Directory { epoch: 0x41, last: true, pages }, "1c00000006000000", text);
+    expect(Membership::Fenced { view }, "1100000006000000", &format!("0c {numbers}"));
 }

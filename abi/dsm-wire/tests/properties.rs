@@ -2,9 +2,9 @@
 
 use proptest::prelude::*;
 use vnuma_abi_dsm_wire::{
-    Access, BODY_LIMIT, Body, Contents, DELTA_LIMIT, Delta, Grant, HEADER, Header, Hello, Kind, Message,
-    NOTICE_LIMIT, Notice, PAGE_SIZE, Payload, Purpose, RUN_LIMIT, Refusal, Request, VERSION_MAX, WireError,
-    diff, encode,
+    Access, BODY_LIMIT, Body, Contents, DELTA_LIMIT, Delta, Entry, Grant, HEADER, Header, Hello, Holding,
+    Kind, Membership, Message, NOTICE_LIMIT, Notice, PAGE_SIZE, PAGES_LIMIT, Payload, Purpose, RUN_LIMIT,
+    Refusal, Request, VERSION_MAX, View, WireError, diff, encode,
 };
 
 fn round_trip(body: &Body<'_>) {
@@ -29,6 +29,23 @@ fn notice() -> impl Strategy<Value = Notice> {
     prop_oneof![invalidate, any::<u64>().prop_map(|page| Notice::Invalidated { page })]
 }
 
+fn membership() -> impl Strategy<Value = Membership> {
+    let view = || any::<(u64, u64)>().prop_map(|(epoch, members)| View { epoch, members });
+    let holding = any::<(u64, bool)>().prop_map(|(page, owner)| Holding { page, owner });
+    let entry = any::<(u64, u64)>().prop_map(|(page, copyset)| Entry { page, copyset });
+    let list = |most| 0..=most;
+    let holdings = (any::<(u64, bool)>(), proptest::collection::vec(holding, list(PAGES_LIMIT)));
+    let directory = (any::<(u64, bool)>(), proptest::collection::vec(entry, list(PAGES_LIMIT)));
+    prop_oneof![
+        (0..64_u8).prop_map(|node| Membership::Suspect { node }),
+        (view(), 1..3_u8).prop_map(|(view, round)| Membership::Accept { view, round }),
+        view().prop_map(|view| Membership::Conflict { view }),
+        holdings.prop_map(|((epoch, last), pages)| Membership::Holdings { epoch, last, pages }),
+        directory.prop_map(|((epoch, last), pages)| Membership::Directory { epoch, last, pages }),
+        view().prop_map(|view| Membership::Fenced { view }),
+    ]
+}
+
 fn plain() -> impl Strategy<Value = Message> {
     let request =
         (any::<u64>(), 0..64_u8, purpose(), any::<u64>()).prop_map(|(page, requester, purpose, have)| {
@@ -38,7 +55,7 @@ fn plain() -> impl Strategy<Value = Message> {
     let owner = any::<(u64, u64)>().prop_map(|(page, version)| Message::OwnerIs { page, version });
     let refuse = any::<u64>().prop_map(|page| Message::Refuse { page });
     let lost = any::<u64>().prop_map(|page| Message::Lost { page });
-    prop_oneof![request, notices, owner, refuse, lost]
+    prop_oneof![request, notices, owner, refuse, lost, membership().prop_map(Message::Membership)]
 }
 
 fn grant() -> impl Strategy<Value = Grant> {
@@ -117,7 +134,7 @@ proptest! {
     }
 
     #[test]
-    fn any_body_is_refused_or_comes_back(bytes in proptest::collection::vec(any::<u8>(), 0..200), tag in 0..7_u8) {
+    fn any_body_is_refused_or_comes_back(bytes in proptest::collection::vec(any::<u8>(), 0..200), tag in 0..14_u8) {
         for kind in [Kind::Hello, Kind::Refusal, Kind::Ping, Kind::Pong, Kind::Bye, Kind::Protocol, Kind::Opaque] {
             let mut likely = bytes.clone();
             if let Some(first) = likely.first_mut() {
@@ -221,7 +238,14 @@ fn fields_outside_of_their_range_are_named() {
     assert_eq!(refusal(&with(grant.clone(), 23, 1)), "grant.base: 0x1 is not 0 without a delta");
     let short = "grant.contents: 0 bytes are left, and 4096 are needed";
     assert_eq!(refusal(&with(grant, 22, 1)), short);
-    assert_eq!(refusal(&[0]), "message: 0x0 is not a message (1 to 6)");
+    assert_eq!(refusal(&[0]), "message: 0x0 is not a message (1 to 12)");
+    assert_eq!(refusal(&[13]), "message: 0xd is not a message (1 to 12)");
+    assert_eq!(refusal(&[7, 64]), "suspect.node: 0x40 is not below 64");
+    assert_eq!(refusal(&[&[8][..], &[0; 16], &[3]].concat()), "accept.round: 0x3 is not 1 or 2");
+    assert_eq!(refusal(&[&[10][..], &[0; 8], &[2]].concat()), "holdings.last: 0x2 is not 0 or 1");
+    let much = |number: u8| [&[number][..], &[0; 9], &513_u16.to_le_bytes()].concat();
+    assert_eq!(refusal(&much(10)), "holdings.count: 513, and at most 512 are allowed");
+    assert_eq!(refusal(&much(11)), "directory.count: 513, and at most 512 are allowed");
     assert_eq!(refusal(&[]), "message: 0 bytes are left, and 1 are needed");
     assert_eq!(refusal(&[&[4, 1, 0, 1][..], &[0; 8], &[64]].concat()), "notice.owner: 0x40 is not below 64");
     assert_eq!(refusal(&[4, 1, 0, 3]), "notice: 0x3 is not a notice (1 or 2)");
