@@ -17,6 +17,9 @@ pub struct Options {
     pub deltas: bool,
     /// Most pages that are requested ahead of a sequential reader; 0 is never. GiantVM has no prefetch.
     pub prefetch_pages: u32,
+    /// A prefetch stays within a block of so many pages, the first of which begins at page 0; 0 is the whole region.
+    /// Where the pages are divided among state machines, a block is of one of them.
+    pub prefetch_within: u64,
     /// A page that a thread waited for is kept for so long, in nanoseconds, or until [`crate::Event::Progress`].
     /// 0 is not at all, which permits the livelock of GiantVM's section 5.1 ("slower is faster").
     pub hold_ns: u64,
@@ -34,6 +37,7 @@ impl Options {
             migratory: false,
             deltas: false,
             prefetch_pages: 0,
+            prefetch_within: 0,
             hold_ns: 0,
             batch_invalidations: false,
         }
@@ -49,6 +53,7 @@ impl Default for Options {
             migratory: true,
             deltas: true,
             prefetch_pages: 16,
+            prefetch_within: 0,
             hold_ns: 20_000,
             batch_invalidations: true,
         }

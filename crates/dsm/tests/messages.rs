@@ -137,6 +137,18 @@ fn a_sequential_reader_has_the_next_pages_before_it_faults_on_them() {
 }
 
 #[test]
+fn a_prefetch_stays_within_its_block() {
+    let options = Options { prefetch_pages: 8, prefetch_within: 6, ..Options::ivy() };
+    let managers = Managers::new(&[(64, NodeId(0))]).unwrap();
+    let mut cluster = Cluster::new(2, &managers, options);
+    for page in [1, 2, 5] {
+        assert!(!cluster.settle(1, page, false).is_empty(), "page {page} was not there yet");
+    }
+    let there: Vec<_> = (0..64).filter(|page| cluster.memory[1][*page].access == Access::Read).collect();
+    assert_eq!(there, [1, 2, 3, 4, 5]);
+}
+
+#[test]
 fn a_prefetch_does_not_disturb_an_owner_that_holds_the_page() {
     let options = Options { prefetch_pages: 8, hold_ns: 1, ..Options::ivy() };
     let managers = Managers::new(&[(4, NodeId(0))]).unwrap();

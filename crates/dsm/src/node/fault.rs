@@ -193,7 +193,10 @@ impl Node {
     /// Asks for the pages behind a page that was read, if its reader is sequential.
     fn prefetch(&mut self, page: PageId, out: &mut Vec<Command>) {
         let window = self.streams.fault(page, self.options.prefetch_pages);
-        let end = page.0.saturating_add(u64::from(window)).min(self.table.pages() - 1);
+        let mut end = page.0.saturating_add(u64::from(window)).min(self.table.pages() - 1);
+        if let Some(before) = page.0.checked_rem(self.options.prefetch_within) {
+            end = end.min(page.0 - before + self.options.prefetch_within - 1);
+        }
         for next in page.0 + 1..=end {
             let next = PageId(next);
             let entry = self.page(next);
