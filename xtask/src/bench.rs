@@ -1,5 +1,6 @@
 //! `cargo xtask bench [NAME]`: benchmarks, each with a report in `target/bench/NAME/report.json`.
 
+mod dsm;
 mod lab;
 mod topology;
 
@@ -11,7 +12,8 @@ use crate::steps::workspace;
 /// A benchmark: its name, what it measures, and the function that does.
 type Bench = (&'static str, &'static str, fn() -> Result<()>);
 
-const BENCHES: [Bench; 2] = [
+const BENCHES: [Bench; 3] = [
+    ("dsm", "how fast pages move between nodes: each protocol, its parts, and the floor", dsm::run),
     ("lab", "what the lab's counters cost: boot and loops, with and without, interleaved", lab::run),
     ("topology", "how fast guests of each kernel follow their topology, and what that costs", topology::run),
 ];

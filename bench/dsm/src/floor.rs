@@ -83,7 +83,7 @@ pub fn remote(kind: Kind, rounds: usize, spin: Duration) -> Result<Row> {
         messages: 2.0,
         bytes: (2 * HEADER + REQUEST + PAGE_SIZE) as f64,
         spin_us: spin.as_micros() as u64,
-        exchange_us,
+        exchange_us: Some(exchange_us),
     })
 }
 

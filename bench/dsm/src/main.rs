@@ -4,6 +4,7 @@
 
 mod floor;
 mod peer;
+mod protocol;
 mod report;
 mod transport;
 
@@ -23,6 +24,9 @@ struct Arguments {
     /// Page faults and round trips of each measurement
     #[arg(long, default_value_t = 4000)]
     rounds: usize,
+    /// Passes over the pages for each access of the protocol
+    #[arg(long, default_value_t = 4)]
+    passes: usize,
     /// Bytes that each measurement of bandwidth moves at most
     #[arg(long, default_value_t = 64 << 20)]
     bytes: usize,
@@ -37,6 +41,9 @@ fn main() -> Result<()> {
     let mut report = report::Report::new();
     report.local_fault_us = Some(floor::local(arguments.rounds)?);
     for kind in peer::ALL {
+        for (mode, options) in protocol::modes() {
+            report.rows.extend(protocol::measure(kind, mode, options, arguments.passes)?);
+        }
         for spin in spins {
             report.rows.push(floor::remote(kind, arguments.rounds, spin)?);
             report.transports.extend(transport::measure(kind, arguments.rounds, arguments.bytes, spin)?);

@@ -96,7 +96,8 @@ fn answer(mut lane: Lane, spin: Duration) -> Result<(), TransportError> {
     }
 }
 
-fn identities() -> Result<[Identity; 2]> {
+/// Of nodes that believe each other.
+pub fn identities<const N: usize>() -> Result<[Identity; N]> {
     let mut params = CertificateParams::new(Vec::new())?;
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate()?)?;
@@ -106,5 +107,6 @@ fn identities() -> Result<[Identity; 2]> {
         let key = rustls::pki_types::PrivatePkcs8KeyDer::from(key.serialize_der()).into();
         Ok(Identity::new(&[issuer.der().clone()], vec![certificate.der().clone()], key)?)
     };
-    Ok([identity(0)?, identity(1)?])
+    let all = (0..N).map(|node| identity(node as u8)).collect::<Result<Vec<_>>>()?;
+    all.try_into().map_err(|_| anyhow!("{N} identities"))
 }

@@ -28,8 +28,8 @@ pub struct Row {
     pub bytes: f64,
     /// How long the network side polls before it sleeps.
     pub spin_us: u64,
-    /// A request and a page on the same transport, without a fault.
-    pub exchange_us: Quantiles,
+    /// A request and a page on the same transport, without a fault: of the floor only.
+    pub exchange_us: Option<Quantiles>,
 }
 
 /// A transport by itself.
@@ -77,12 +77,18 @@ impl Report {
             );
         }
         for row in &self.rows {
-            let Row { transport, spin_us, p50_us, p90_us, p99_us, exchange_us, .. } = row;
+            let Row { transport, mode, threads, spin_us, p50_us, p90_us, p99_us, messages, bytes, .. } = row;
+            let access = row.access.unwrap_or("-");
             println!(
-                "floor {transport:<8} spin {spin_us:>3} p50 {p50_us:8.1}  p90 {p90_us:8.1}  p99 {p99_us:8.1} us, \
-                 {:.0} faults/s; exchange p50 {:.1} p90 {:.1} us",
-                row.faults_per_s, exchange_us.p50, exchange_us.p90
+                "{mode} {transport:<8} {access} threads {threads} spin {spin_us:>3} p50 {p50_us:8.1}  p90 {p90_us:8.1}  \
+                 p99 {p99_us:8.1} us, {:.0} faults/s, {messages:.1} messages, {bytes:.0} bytes",
+                row.faults_per_s
             );
+        }
+        for row in &self.rows {
+            if let Some(Quantiles { p50, p90, .. }) = row.exchange_us {
+                println!("exchange {} spin {}: p50 {p50:.1} p90 {p90:.1} us", row.transport, row.spin_us);
+            }
         }
         for Transfer { transport, spin_us, size_bytes, round_trip_us, bandwidth_mib_per_s } in
             &self.transports

@@ -151,8 +151,10 @@ impl Peers {
         };
         let mut outcome = Ok(());
         convert::to_wire(&frame.message, |message| {
+            let bytes = HEADER + convert::length(&message, &contents);
             stats.messages += 1;
-            stats.bytes += (HEADER + convert::length(&message, &contents)) as u64;
+            stats.bytes += bytes as u64;
+            shared.count(bytes);
             if outcome.is_ok() {
                 outcome = lane.send(&Body::Protocol(message, contents), frame.epoch.0);
             }

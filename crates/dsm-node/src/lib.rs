@@ -172,6 +172,11 @@ impl Node {
         self.shared.suspect(node);
     }
 
+    /// Messages of the protocol that were sent until now, and their bytes.
+    pub fn sent(&self) -> [u64; 2] {
+        self.shared.sent()
+    }
+
     /// What was told until now.
     pub fn happenings(&self) -> Vec<Happening> {
         self.shared.told()

@@ -21,6 +21,8 @@ pub(crate) struct Shared {
     leaving: AtomicBool,
     /// Wakes each thread.
     wakes: Vec<EventFd>,
+    /// Messages and bytes of all shards.
+    sent: [AtomicU64; 2],
     told: Mutex<Vec<Happening>>,
     tell: Tell,
 }
@@ -43,6 +45,7 @@ impl Shared {
             halted: AtomicBool::new(false),
             leaving: AtomicBool::new(false),
             wakes: (0..shards).map(|_| wake()).collect::<Result<_, _>>()?,
+            sent: Default::default(),
             told: Mutex::default(),
             tell,
         })
@@ -69,6 +72,15 @@ impl Shared {
 
     pub fn suspects(&self) -> u64 {
         self.suspects.load(Ordering::Relaxed)
+    }
+
+    pub fn count(&self, bytes: usize) {
+        self.sent[0].fetch_add(1, Ordering::Relaxed);
+        self.sent[1].fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    pub fn sent(&self) -> [u64; 2] {
+        [0, 1].map(|which: usize| self.sent[which].load(Ordering::Relaxed))
     }
 
     pub fn halt(&self) {
