@@ -224,3 +224,15 @@ fn what_does_not_fit_is_refused_by_name() {
     assert_eq!(refusal(&Config::new(0, 1, PAGES + 1), none()), "managed pages: 65, and 64 are needed");
     let _ = Limits::default();
 }
+
+/// The difference of an owner that became a writer again starts from what the readers have.
+#[test]
+fn a_word_that_becomes_zero_again_is_seen() {
+    let Some(nodes) = cluster(2, PAGES, Transport::Shm, |_| {}) else { return };
+    for value in [5, 0, 7, 0] {
+        Words::of(&nodes[0]).at(0, 3).store(value, SeqCst);
+        assert_eq!(Words::of(&nodes[1]).at(0, 3).load(SeqCst), value);
+    }
+    let stats = stop(nodes);
+    assert!(stats.deltas > 0, "{stats:?}");
+}
