@@ -11,12 +11,14 @@
 //! | a guest | `channel-status`; `channel-*` for the reader as a model; the driver's own is `guest/driver/test/channel-fuzz.c` |
 //! | local users | `api`, `arguments` |
 //! | vnumad, as vnumactl and a guest see it | `answer`, `channel-*`, `ivshmem` |
+//! | another host of a distributed shared memory | `dsm-wire` |
 //! | the operator's files, and those of an earlier vnumad | `config`, `record` |
 //! | files and machines of the lab | `lab-*`, `counter-*` |
 
 mod api;
 mod bytes;
 mod channel;
+mod dsm;
 mod lab;
 mod operator;
 mod qmp;
@@ -38,7 +40,7 @@ pub struct Target {
 }
 
 /// All of them, in the order in which they are run.
-pub const TARGETS: [Target; 23] = [
+pub const TARGETS: [Target; 24] = [
     target("answer", "vnumad's answers as vnumactl reads and prints them", operator::answer),
     target("api", "requests to vnumad", api::run),
     target("arguments", "vnumactl's command line", operator::arguments),
@@ -51,6 +53,7 @@ pub const TARGETS: [Target; 23] = [
     target("counter-page", "the header of the lab's counters", lab::counter_page),
     target("counter-profile", "machines of lab/pricing/profiles", lab::counter_profile),
     target("cpu-list", "the kernel's lists of CPUs", text::cpu_list),
+    target("dsm-wire", "frames of another host of a distributed shared memory", dsm::wire),
     target("hmp", "info numa and info ramblock of QEMU's human monitor", text::hmp),
     target("ivshmem", "messages of an ivshmem server", bytes::ivshmem),
     target("lab-profile", "servers of lab/profiles", lab::profile),

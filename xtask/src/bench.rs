@@ -1,6 +1,7 @@
 //! `cargo xtask bench [NAME]`: benchmarks, each with a report in `target/bench/NAME/report.json`.
 
 mod daemon;
+mod dsm;
 mod lab;
 mod topology;
 
@@ -12,12 +13,16 @@ use crate::steps::workspace;
 /// A benchmark: its name, what it measures, and the function that does.
 type Bench = (&'static str, &'static str, fn(&Options) -> Result<()>);
 
-const BENCHES: [Bench; 3] = [
+const BENCHES: [Bench; 4] = [
     (
         "daemon",
         "what vnumad costs with hundreds of VMs, and how fast it publishes, on this machine",
         daemon::run,
     ),
+    ("dsm", "how fast pages move between nodes: each protocol, its parts, and the floor", |options| {
+        options.refuse()?;
+        dsm::run()
+    }),
     ("lab", "what the lab's counters cost: boot and loops, with and without, interleaved", |options| {
         options.refuse()?;
         lab::run()

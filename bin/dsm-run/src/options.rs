@@ -1,0 +1,120 @@
+//! The command line.
+
+use crate::programs::Program;
+use clap::{Parser, ValueEnum};
+use std::path::PathBuf;
+use vnuma_dsm::Options;
+
+/// Runs a program on several nodes that share one memory.
+///
+/// Each node is a process of its own on this machine. Its threads read and write the shared memory as any other;
+/// page faults fetch what is elsewhere. Every program compares its result with that of a sequential one, and fails
+/// if they differ.
+///
+/// Examples:
+///   dsm-run --nodes 3 lock-counter
+///   dsm-run --nodes 2 --transport tcp --mode ivy --stats pagerank
+///   dsm-run --nodes 2 --without deltas --stats false-sharing
+#[derive(Parser, Clone, Debug)]
+#[command(version, verbatim_doc_comment)]
+pub struct Arguments {
+    /// Number of nodes
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=16))]
+    pub nodes: u8,
+    /// How the nodes are connected
+    #[arg(long, value_enum, default_value_t = Transport::Shm)]
+    pub transport: Transport,
+    /// The protocol: GiantVM's, or this project's
+    #[arg(long, value_enum, default_value_t = Mode::Default)]
+    pub mode: Mode,
+    /// Leave out a part of the default protocol; may be given several times
+    #[arg(long, value_enum, value_name = "OPTION")]
+    pub without: Vec<Part>,
+    /// Say what the nodes did: faults, messages, bytes, time by phase, pages with most faults
+    #[arg(long)]
+    pub stats: bool,
+    /// Print the outcome as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// How much the program does; each program has a default
+    #[arg(long, value_name = "COUNT")]
+    pub size: Option<usize>,
+    /// What to run
+    #[arg(value_enum)]
+    pub program: Program,
+    /// This process is a node
+    #[arg(long, hide = true)]
+    pub node: Option<u8>,
+    /// Where the nodes meet
+    #[arg(long, hide = true, default_value = ".")]
+    pub directory: PathBuf,
+    /// Ports of the nodes
+    #[arg(long, hide = true, value_delimiter = ',')]
+    pub ports: Vec<u16>,
+    /// Tells this run from others
+    #[arg(long, hide = true, default_value_t = 0)]
+    pub cluster: u64,
+}
+
+/// How the nodes are connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Transport {
+    /// TCP without encryption, over the loopback
+    Tcp,
+    /// Rings in shared memory
+    Shm,
+}
+
+/// The protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Mode {
+    /// GiantVM's protocol, message for message
+    Ivy,
+    /// All that this project adds
+    Default,
+}
+
+/// What the default protocol adds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Part {
+    /// The owner answers the requester
+    DirectReply,
+    /// A request goes to the owner that the requester knows
+    OwnerHints,
+    /// A writer that has the content gets no data
+    UpgradeWithoutData,
+    /// A page that is read and then written in turn is handed over at the read
+    Migratory,
+    /// Differences instead of pages
+    Deltas,
+    /// Pages ahead of a sequential reader
+    Prefetch,
+    /// A page is kept until its thread has used it
+    Hold,
+    /// Invalidations share messages
+    BatchInvalidations,
+}
+
+impl Arguments {
+    /// The switches of the protocol.
+    pub fn protocol(&self) -> anyhow::Result<Options> {
+        if self.mode == Mode::Ivy {
+            anyhow::ensure!(self.without.is_empty(), "--without: --mode ivy has none of these parts");
+            return Ok(Options::ivy());
+        }
+        let mut options = Options::default();
+        for part in &self.without {
+            match part {
+                Part::DirectReply => options.direct_reply = false,
+                Part::OwnerHints => options.owner_hints = false,
+                Part::UpgradeWithoutData => options.upgrade_without_data = false,
+                Part::Migratory => options.migratory = false,
+                Part::Deltas => options.deltas = false,
+                Part::Prefetch => options.prefetch_pages = 0,
+                Part::Hold => options.hold_ns = 0,
+                Part::BatchInvalidations => options.batch_invalidations = false,
+            }
+        }
+        Ok(options)
+    }
+}

@@ -1,0 +1,381 @@
+//! The thread of a shard: faults, frames and timers become events, and commands are carried out.
+
+use crate::{
+    Config, NodeError,
+    convert::pages_of,
+    happening::{Happening, protest},
+    lanes::{Incoming, Peers},
+    pages::{Contents, Outgoing, Pages, Sabotage},
+    shared::Shared,
+    stats::{Phase, Stats, Watch},
+    timers::Timers,
+};
+use std::{
+    collections::{BTreeMap, HashMap, hash_map::Entry},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use vnuma_abi_dsm_wire::{self as wire, Delta};
+use vnuma_dsm::{
+    Access, Command, Event, Frame, Message, Node as Protocol, NodeId, NodeSet, Options, PageId, Protest,
+};
+use vnuma_dsm_pager::{Access as Right, Fault, Follower, PageState, Region};
+use vnuma_dsm_transport::Lane;
+
+/// Between two looks at the limits of the lanes.
+const TICK: Duration = Duration::from_millis(100);
+/// Frames of the next membership whose contents are kept until it is in force.
+const STASH: usize = 256;
+
+/// A thread waits for a page.
+#[derive(Debug)]
+struct Pending {
+    since: Instant,
+    write: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct Shard {
+    index: usize,
+    protocol: Protocol,
+    region: Arc<Region>,
+    pages: Pages,
+    peers: Peers,
+    timers: Timers,
+    shared: Arc<Shared>,
+    stats: Stats,
+    watch: Watch,
+    begin: Instant,
+    spin: Duration,
+    place: Follower,
+    /// Whom the protocol was told to suspect, one bit for each node.
+    suspected: u64,
+    members: NodeSet,
+    pending: HashMap<u64, Pending>,
+    faults: Vec<Fault>,
+    inbox: Vec<Incoming>,
+    commands: Vec<Command>,
+    outgoing: Outgoing,
+    /// The grant that is being looked at, until its contents were used.
+    current: Option<(PageId, Contents)>,
+    /// Field and page of the message that is being looked at.
+    named: Option<(&'static str, PageId)>,
+    /// Contents of frames that the protocol looks at later.
+    stash: Vec<(PageId, Contents)>,
+    /// Mapped by the command before, which wakes.
+    woken: Option<PageId>,
+    ticked: Instant,
+    halted: bool,
+}
+
+impl Shard {
+    pub fn new(
+        config: &Config,
+        index: usize,
+        region: Arc<Region>,
+        lanes: BTreeMap<u8, Lane>,
+        shared: Arc<Shared>,
+    ) -> Result<Self, NodeError> {
+        let members = NodeSet::first(config.nodes.into());
+        let now = Instant::now();
+        // The pages behind a stripe are another shard's.
+        let options = Options { prefetch_within: region.stripe_pages(), ..config.options };
+        Ok(Self {
+            index,
+            protocol: Protocol::new(NodeId(config.node), members, config.managers.clone(), options),
+            pages: Pages::new(Arc::clone(&region), config.sabotage),
+            region,
+            peers: Peers::new(lanes),
+            timers: Timers::new()?,
+            shared,
+            stats: Stats::default(),
+            watch: Watch::new(),
+            begin: now,
+            spin: config.spin,
+            place: Follower::new(config.placement),
+            suspected: 0,
+            members,
+            pending: HashMap::new(),
+            faults: Vec::new(),
+            inbox: Vec::new(),
+            commands: Vec::new(),
+            outgoing: Outgoing::new(),
+            current: None,
+            named: None,
+            stash: Vec::new(),
+            woken: None,
+            ticked: now,
+            halted: false,
+        })
+    }
+
+    pub fn run(mut self) -> Stats {
+        while !self.shared.is_leaving() {
+            if let Err(error) = self.turn() {
+                self.shared.tell(Happening::Failed { error: error.to_string() });
+                if self.halted {
+                    break;
+                }
+                self.shared.halt();
+            }
+            if self.shared.is_halted() && !self.halted {
+                self.halt();
+            }
+        }
+        self.watch.turn(Phase::Wait, &mut self.stats.phases);
+        self.peers.leave(self.protocol.view().epoch.0);
+        self.stats
+    }
+
+    fn now(&self) -> u64 {
+        u64::try_from(self.begin.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// Waits for something, and does what is to be done about all that is ready.
+    fn turn(&mut self) -> Result<(), NodeError> {
+        self.timers.arm(self.now())?;
+        self.watch.turn(Phase::Wait, &mut self.stats.phases);
+        let (region, shared) = (Arc::clone(&self.region), Arc::clone(&self.shared));
+        let wake = shared.wake_of(self.index);
+        let mut others = vec![std::os::fd::AsFd::as_fd(wake), self.timers.fd()];
+        if self.peers.have_room() {
+            others.push(region.shard_fd(self.index));
+        }
+        let late = self.pages.sabotage != Sabotage::None && self.pages.settle_late()?;
+        let timeout = if late { Duration::from_millis(1) } else { TICK };
+        let poll = |source| NodeError::System { call: "poll", source };
+        let ready = self.peers.wait(&others, timeout, self.spin).map_err(poll)?;
+        if ready.others.contains(&0) {
+            let _ = wake.read();
+            self.suspect()?;
+        }
+        if ready.others.contains(&2) {
+            self.take_faults()?;
+        }
+        if !ready.lanes.is_empty() {
+            self.take_frames(&ready.lanes)?;
+        }
+        let now = self.now();
+        while let Some(page) = self.timers.due(now) {
+            self.step(Event::Timer { page: PageId(page) })?;
+        }
+        if self.protocol.needs_flush() {
+            self.step(Event::Flush)?;
+        }
+        if self.ticked.elapsed() >= TICK {
+            self.ticked = Instant::now();
+            self.peers.tick(self.protocol.view().epoch.0, &self.shared);
+            if !self.pending.is_empty() {
+                self.peers.suspect_who_left(&self.shared);
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells the protocol whom this or another shard suspects.
+    fn suspect(&mut self) -> Result<(), NodeError> {
+        let new = NodeSet::from_bits(self.shared.suspects() & !self.suspected);
+        self.suspected |= new.bits();
+        new.iter().try_for_each(|node| self.step(Event::Suspect { node }))
+    }
+
+    fn take_faults(&mut self) -> Result<(), NodeError> {
+        self.watch.turn(Phase::Pages, &mut self.stats.phases);
+        let mut faults = std::mem::take(&mut self.faults);
+        self.region.read_faults(self.index, &mut faults)?;
+        for fault in faults.drain(..) {
+            if self.halted {
+                self.pages.poison(fault.page)?;
+                continue;
+            }
+            self.place.saw(fault.thread);
+            let write = fault.access == Right::Write;
+            if let Entry::Vacant(entry) = self.pending.entry(fault.page) {
+                entry.insert(Pending { since: Instant::now(), write });
+                *self.stats.pages.entry(fault.page).or_default() += 1;
+            }
+            self.step(Event::Fault { page: PageId(fault.page), write })?;
+        }
+        self.faults = faults;
+        Ok(())
+    }
+
+    fn take_frames(&mut self, places: &[usize]) -> Result<(), NodeError> {
+        self.watch.turn(Phase::Network, &mut self.stats.phases);
+        let mut inbox = std::mem::take(&mut self.inbox);
+        self.peers.receive(places, &mut inbox, &self.shared);
+        for incoming in inbox.drain(..) {
+            self.take_frame(incoming)?;
+        }
+        self.inbox = inbox;
+        Ok(())
+    }
+
+    fn take_frame(&mut self, Incoming { from, frame, contents }: Incoming) -> Result<(), NodeError> {
+        let inside =
+            |page: PageId| page.0 < self.region.pages() && self.region.shard_of(page.0) == self.index;
+        let foreign = pages_of(&frame.message).find(|(_, page)| !inside(*page));
+        if let Some((field, page)) = foreign {
+            let text = format!("{field} {}: no page of this connection", page.0);
+            self.protest(from, text);
+            return Ok(());
+        }
+        self.named = pages_of(&frame.message).next();
+        let early = frame.epoch > self.protocol.view().epoch;
+        if let (Message::Grant(grant), false) = (&frame.message, matches!(contents, Contents::None)) {
+            self.current = Some((grant.page, contents));
+        }
+        self.step(Event::Receive { from, frame })?;
+        self.named = None;
+        if let Some(kept) = self.current.take().filter(|_| early)
+            && self.stash.len() < STASH
+        {
+            self.stash.push(kept);
+        }
+        Ok(())
+    }
+
+    /// What came for a page: now or, if the protocol looks at the frame later, before.
+    fn contents_of(&mut self, page: PageId) -> Contents {
+        if self.current.as_ref().is_some_and(|(of, _)| *of == page) {
+            return self.current.take().map_or(Contents::None, |(_, contents)| contents);
+        }
+        match self.stash.iter().position(|(of, _)| *of == page) {
+            Some(index) => self.stash.remove(index).1,
+            None => Contents::None,
+        }
+    }
+
+    /// One event, and all that the protocol wants done about it.
+    fn step(&mut self, event: Event) -> Result<(), NodeError> {
+        self.watch.turn(Phase::Protocol, &mut self.stats.phases);
+        let mut commands = std::mem::take(&mut self.commands);
+        self.protocol.step(self.now(), event, &mut commands);
+        self.woken = None;
+        let outcome = commands.drain(..).try_for_each(|command| self.carry_out(command));
+        self.commands = commands;
+        outcome
+    }
+
+    fn phase(&mut self, phase: Phase) {
+        self.watch.turn(phase, &mut self.stats.phases);
+    }
+
+    fn carry_out(&mut self, command: Command) -> Result<(), NodeError> {
+        match command {
+            Command::Send { to, frame } => {
+                self.phase(Phase::Network);
+                self.peers.send(to, &frame, wire::Contents::None, &mut self.stats, &self.shared);
+            }
+            Command::SendPage { to, frame, page, access } => self.send_page(to, frame, page, access)?,
+            Command::Relay { to, frame } => self.relay(to, &frame),
+            Command::Install { page, access, payload: _, twin } => {
+                self.phase(Phase::Pages);
+                let contents = self.contents_of(page);
+                self.pages.install(page.0, access, &contents, twin)?;
+                self.woken = Some(page);
+            }
+            Command::SetAccess { page, access, twin } => {
+                self.phase(Phase::Pages);
+                self.stats.dropped += u64::from(access == Access::None);
+                self.pages.set_access(page.0, access, twin)?;
+                if access != Access::None {
+                    self.woken = Some(page);
+                }
+            }
+            Command::Wake { page } => self.wake(page)?,
+            Command::SetTimer { page, at_ns } => self.timers.set(page.0, at_ns),
+            Command::Poison { page } => {
+                self.pending.remove(&page.0);
+                self.shared.tell(Happening::PageLost { page: page.0 });
+                self.pages.poison(page.0)?;
+            }
+            Command::Stop { reason } => {
+                self.shared.tell(Happening::Stopped { reason });
+                self.shared.halt();
+            }
+            Command::Members { members } => {
+                let lost = NodeSet::from_bits(self.members.bits() & !members.bits());
+                self.members = members;
+                let list = |nodes: NodeSet| nodes.iter().map(|node| node.0).collect();
+                self.shared.tell(Happening::Members { members: list(members), lost: list(lost) });
+            }
+            Command::Protest { peer, reason } => {
+                let (field, page) = self.named.unwrap_or(("message", PageId(0)));
+                let text = format!("{field} {}: {}", page.0, protest(reason));
+                match reason {
+                    // A node that was excluded, and does not know it yet, is told so by the protocol.
+                    Protest::NoMember if !self.members.contains(peer) => {}
+                    _ => self.protest(peer, text),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn protest(&mut self, peer: NodeId, field: String) {
+        self.shared.tell(Happening::Protested { peer: peer.0, field });
+        self.peers.cut(peer);
+        self.shared.suspect(peer.0);
+    }
+
+    fn send_page(&mut self, to: NodeId, frame: Frame, page: PageId, access: Access) -> Result<(), NodeError> {
+        let Message::Grant(grant) = &frame.message else { return Ok(()) };
+        let (owner, payload) = (grant.owner, grant.payload);
+        self.phase(Phase::Pages);
+        let payload = self.pages.read(page.0, access, payload, &mut self.outgoing)?;
+        if owner {
+            self.pages.forget_twin(page.0);
+        }
+        self.phase(Phase::Network);
+        self.peers.send_page(to, frame, payload, &self.outgoing, &mut self.stats, &self.shared);
+        Ok(())
+    }
+
+    /// Passes a grant on, with what came beside it.
+    fn relay(&mut self, to: NodeId, frame: &Frame) {
+        let Message::Grant(grant) = &frame.message else { return };
+        self.phase(Phase::Network);
+        let contents = self.contents_of(grant.page);
+        let (peers, stats, shared) = (&mut self.peers, &mut self.stats, &self.shared);
+        match &contents {
+            Contents::None => peers.send(to, frame, wire::Contents::None, stats, shared),
+            Contents::Page(page) => peers.send(to, frame, wire::Contents::Page(page), stats, shared),
+            Contents::Delta(bytes) => {
+                if let Ok(delta) = Delta::decode(bytes) {
+                    peers.send(to, frame, wire::Contents::Delta(delta), stats, shared);
+                }
+            }
+        }
+    }
+
+    fn wake(&mut self, page: PageId) -> Result<(), NodeError> {
+        self.phase(Phase::Pages);
+        if self.woken != Some(page) {
+            self.region.wake(page.0)?;
+        }
+        if !self.protocol.waits(page)
+            && let Some(Pending { since, write }) = self.pending.remove(&page.0)
+        {
+            let faults = if write { &mut self.stats.writes } else { &mut self.stats.reads };
+            faults.add(since.elapsed());
+        }
+        Ok(())
+    }
+
+    /// No access succeeds any more, and none waits.
+    fn halt(&mut self) {
+        self.halted = true;
+        self.peers.keep(NodeSet::EMPTY);
+        let own = |page: &u64| self.region.shard_of(*page) == self.index;
+        let mapped = |page: &u64| self.region.state(*page).is_ok_and(|state| state != PageState::Invalid);
+        let mut pages: Vec<u64> = (0..self.region.pages()).filter(own).filter(mapped).collect();
+        pages.extend(self.pending.drain().map(|(page, _)| page));
+        for page in pages {
+            if let Err(error) = self.pages.poison(page) {
+                self.shared.tell(Happening::Failed { error: error.to_string() });
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! What the threads of a node share: who is suspected, and whether it goes on.
+
+use crate::{NodeError, happening::Happening};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use std::{
+    fmt,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+};
+
+type Tell = Box<dyn Fn(&Happening) + Send + Sync>;
+
+pub(crate) struct Shared {
+    /// One bit for each node.
+    suspects: AtomicU64,
+    /// Accesses fail from now on.
+    halted: AtomicBool,
+    /// The threads end.
+    leaving: AtomicBool,
+    /// Wakes each thread.
+    wakes: Vec<EventFd>,
+    /// Messages and bytes of all shards.
+    sent: [AtomicU64; 2],
+    told: Mutex<Vec<Happening>>,
+    tell: Tell,
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").field("suspects", &self.suspects).field("halted", &self.halted).finish()
+    }
+}
+
+/// What is remembered of what was told: a peer can cause any number of lost pages.
+const TOLD: usize = 1024;
+
+impl Shared {
+    pub fn new(shards: usize, tell: Tell) -> Result<Self, NodeError> {
+        let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
+        let wake = || EventFd::from_value_and_flags(0, flags).map_err(NodeError::system("eventfd"));
+        Ok(Self {
+            suspects: AtomicU64::new(0),
+            halted: AtomicBool::new(false),
+            leaving: AtomicBool::new(false),
+            wakes: (0..shards).map(|_| wake()).collect::<Result<_, _>>()?,
+            sent: Default::default(),
+            told: Mutex::default(),
+            tell,
+        })
+    }
+
+    pub fn wake_of(&self, shard: usize) -> &EventFd {
+        &self.wakes[shard]
+    }
+
+    fn wake(&self) {
+        for wake in &self.wakes {
+            // Full means that it wakes already.
+            let _ = wake.write(1);
+        }
+    }
+
+    /// All shards suspect what one does.
+    pub fn suspect(&self, node: u8) {
+        let bit = 1_u64.checked_shl(node.into()).unwrap_or(0);
+        if self.suspects.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
+            self.wake();
+        }
+    }
+
+    pub fn suspects(&self) -> u64 {
+        self.suspects.load(Ordering::Relaxed)
+    }
+
+    pub fn count(&self, bytes: usize) {
+        self.sent[0].fetch_add(1, Ordering::Relaxed);
+        self.sent[1].fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    pub fn sent(&self) -> [u64; 2] {
+        [0, 1].map(|which: usize| self.sent[which].load(Ordering::Relaxed))
+    }
+
+    pub fn halt(&self) {
+        if !self.halted.swap(true, Ordering::Relaxed) {
+            self.wake();
+        }
+    }
+
+    pub fn is_halted(&self) -> bool {
+        self.halted.load(Ordering::Relaxed)
+    }
+
+    pub fn leave(&self) {
+        self.leaving.store(true, Ordering::Relaxed);
+        self.wake();
+    }
+
+    pub fn is_leaving(&self) -> bool {
+        self.leaving.load(Ordering::Relaxed)
+    }
+
+    /// Tells what no other shard has told.
+    pub fn tell(&self, happening: Happening) {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        if told.len() < TOLD && !told.iter().any(|other| happening.repeats(other)) {
+            (self.tell)(&happening);
+            told.push(happening);
+        }
+    }
+
+    pub fn told(&self) -> Vec<Happening> {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}

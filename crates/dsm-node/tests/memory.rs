@@ -1,0 +1,238 @@
+//! Programs see one memory, whatever the protocol's switches are.
+
+mod common;
+
+use common::{HANG, Transport, Words, cluster, connected, patient, region, told};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Barrier, atomic::Ordering::SeqCst},
+    thread,
+    time::Instant,
+};
+use vnuma_abi_dsm_wire::{Access, Body, Contents, Grant, Message, Payload};
+use vnuma_dsm::{Options, StopReason};
+use vnuma_dsm_node::{Config, Happening, Node, Stats};
+use vnuma_dsm_transport::Limits;
+
+const PAGES: u64 = 64;
+
+fn stop(nodes: Vec<Node>) -> Stats {
+    let mut stats = Stats::default();
+    nodes.into_iter().for_each(|node| stats.merge(&node.stop()));
+    stats
+}
+
+/// Runs a function on every node at the same time.
+fn on_all(nodes: &[Node], run: impl Fn(usize, Words) + Send + Sync + 'static) {
+    let (run, barrier) = (Arc::new(run), Arc::new(Barrier::new(nodes.len())));
+    let thread = |(index, node): (usize, &Node)| {
+        let (words, run, barrier) = (Words::of(node), Arc::clone(&run), Arc::clone(&barrier));
+        thread::spawn(move || {
+            barrier.wait();
+            run(index, words);
+        })
+    };
+    let threads: Vec<_> = nodes.iter().enumerate().map(thread).collect();
+    let begin = Instant::now();
+    while !threads.iter().all(thread::JoinHandle::is_finished) {
+        assert!(begin.elapsed() < HANG, "it hangs");
+        thread::sleep(std::time::Duration::from_millis(1));
+    }
+    threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
+}
+
+fn count_together(transport: Transport, nodes: u8, options: Options) -> Option<Stats> {
+    const ROUNDS: u64 = 100;
+    let nodes = cluster(nodes, PAGES, transport, |config| config.options = options)?;
+    on_all(&nodes, |index, words| {
+        for round in 0..ROUNDS {
+            for page in [0, PAGES - 1] {
+                words.at(page, 0).fetch_add(1, SeqCst);
+                // Each in a word of its own, which nobody else may change.
+                let own = words.at(page, 1 + index).load(SeqCst);
+                assert_eq!(own, round, "node {index} page {page}");
+                words.at(page, 1 + index).store(round + 1, SeqCst);
+            }
+        }
+    });
+    for node in &nodes {
+        for page in [0, PAGES - 1] {
+            assert_eq!(Words::of(node).at(page, 0).load(SeqCst), ROUNDS * nodes.len() as u64);
+        }
+        assert_eq!(node.happenings(), []);
+    }
+    Some(stop(nodes))
+}
+
+#[test]
+fn increments_of_all_nodes_count() {
+    for transport in [Transport::Shm, Transport::Tcp] {
+        for nodes in [2, 3] {
+            let Some(stats) = count_together(transport, nodes, Options::default()) else { return };
+            assert!(stats.messages > 0 && stats.writes.count > 0 && !stats.pages.is_empty());
+        }
+    }
+}
+
+#[test]
+fn increments_of_all_nodes_count_with_any_switches() {
+    let base = Options::default();
+    let cases = [
+        Options::ivy(),
+        Options { direct_reply: false, ..base },
+        Options { owner_hints: false, ..base },
+        Options { upgrade_without_data: false, ..base },
+        Options { migratory: false, ..base },
+        Options { deltas: false, ..base },
+        Options { prefetch_pages: 0, ..base },
+        Options { hold_ns: 0, ..base },
+        Options { batch_invalidations: false, ..base },
+    ];
+    for options in cases {
+        if count_together(Transport::Shm, 3, options).is_none() {
+            return;
+        }
+    }
+}
+
+#[test]
+fn a_difference_is_sent_instead_of_a_page() {
+    let run = |deltas| {
+        let options = Options { deltas, ..Options::default() };
+        count_together(Transport::Shm, 2, options)
+    };
+    let (Some(with), Some(without)) = (run(true), run(false)) else { return };
+    assert!(with.deltas > 0 && without.deltas == 0, "{} and {}", with.deltas, without.deltas);
+    // A write of another node is a few bytes.
+    let each = |stats: &Stats| stats.bytes / stats.messages;
+    assert!(each(&with) < each(&without), "{with:?} {without:?}");
+}
+
+#[test]
+fn a_page_is_read_as_it_was_written() {
+    let Some(nodes) = cluster(3, PAGES, Transport::Shm, |_| {}) else { return };
+    for page in 0..PAGES {
+        for word in [0, 100, 511] {
+            Words::of(&nodes[page as usize % 3]).at(page, word).store(page << 16 | word as u64, SeqCst);
+        }
+    }
+    for node in &nodes {
+        for page in 0..PAGES {
+            for word in [0, 1, 100, 511] {
+                let expected = if word == 1 { 0 } else { page << 16 | word as u64 };
+                assert_eq!(Words::of(node).at(page, word).load(SeqCst), expected);
+            }
+        }
+    }
+    stop(nodes);
+}
+
+#[test]
+fn a_lost_page_is_an_error_and_not_a_wait() {
+    let Some(mut nodes) = cluster(3, PAGES, Transport::Shm, |_| {}) else { return };
+    // Page 0 is written on node 2 alone, page 1 on node 0, page 2 on both.
+    let at = |nodes: &[Node], node: usize, page| Words::of(&nodes[node]).at(page, 0);
+    at(&nodes, 2, 0).store(7, SeqCst);
+    at(&nodes, 0, 1).store(8, SeqCst);
+    at(&nodes, 2, 2).store(9, SeqCst);
+    assert_eq!(at(&nodes, 1, 2).load(SeqCst), 9);
+    drop(nodes.pop());
+    nodes[0].suspect(2);
+    for node in &nodes {
+        told(node, |happening| matches!(happening, Happening::Members { members, .. } if members == &[0, 1]));
+        assert_eq!(Words::of(node).at(1, 0).load(SeqCst), 8);
+        assert_eq!(Words::of(node).at(2, 0).load(SeqCst), 9, "a copy is left");
+        let error = Words::of(node).read_by_kernel(0).expect_err("lost");
+        assert!(matches!(error, nix::Error::EFAULT | nix::Error::EIO | nix::Error::EHWPOISON), "{error}");
+        told(node, |happening| *happening == Happening::PageLost { page: 0 });
+    }
+    stop(nodes);
+}
+
+#[test]
+fn a_node_without_a_majority_stops_itself() {
+    let Some(mut nodes) = cluster(2, PAGES, Transport::Shm, |_| {}) else { return };
+    Words::of(&nodes[0]).at(0, 0).store(1, SeqCst);
+    drop(nodes.pop());
+    // The other one manages the last page.
+    let error = Words::of(&nodes[0]).read_by_kernel(PAGES - 1).expect_err("stopped");
+    assert!(matches!(error, nix::Error::EFAULT | nix::Error::EIO | nix::Error::EHWPOISON), "{error}");
+    told(&nodes[0], |happening| *happening == Happening::Stopped { reason: StopReason::Minority });
+    Words::of(&nodes[0]).read_by_kernel(0).expect_err("what it had is gone, too");
+    stop(nodes);
+}
+
+/// A node, and the lanes of a peer that the test plays.
+fn against_a_hand_made_peer(test: impl FnOnce(&Node, &mut vnuma_dsm_transport::Lanes)) {
+    let Some(mut parts) = connected(2, PAGES, Transport::Shm, patient()) else { return };
+    let (_theirs, mut lanes) = parts.pop().expect("two");
+    let (region, ours) = parts.pop().expect("two");
+    let config = Config::new(0, 2, PAGES);
+    let node = Node::start(&config, region, ours, |happening| eprintln!("{happening}")).expect("starts");
+    test(&node, &mut lanes);
+    assert!(matches!(node.happenings().last(), Some(Happening::Stopped { reason: StopReason::Minority })));
+    node.stop();
+}
+
+fn grant(page: u64) -> Grant {
+    let (access, payload) = (Access::Write, Payload::None);
+    Grant { page, to: 0, from: 1, access, owner: true, migratory: 0, version: 5, payload }
+}
+
+#[test]
+fn a_peer_that_breaks_the_protocol_is_named_with_the_field() {
+    let cases = [
+        (Message::Grant(grant(3)), "grant.page 3: a grant that was not asked for"),
+        (Message::Refuse { page: PAGES }, "refuse.page 64: no page of this connection"),
+        (Message::Lost { page: PAGES - 1 }, "lost.page 63: no page of this connection"),
+        (Message::Grant(Grant { from: 9, ..grant(4) }), "grant.page 4: a grant that was not asked for"),
+        (Message::Grant(Grant { to: 9, ..grant(4) }), "grant.page 4: it names a node that is no member"),
+    ];
+    for (message, text) in cases {
+        against_a_hand_made_peer(|node, lanes| {
+            let lane = lanes[0].get_mut(&0).expect("a lane");
+            lane.send(&Body::Protocol(message, Contents::None), 0).expect("sent");
+            let protest = told(node, |happening| matches!(happening, Happening::Protested { .. }));
+            assert_eq!(protest, Happening::Protested { peer: 1, field: text.to_owned() });
+            assert_eq!(protest.to_string(), format!("node 1 broke the protocol: {text}"));
+            told(node, |happening| matches!(happening, Happening::Stopped { .. }));
+        });
+    }
+}
+
+#[test]
+fn a_peer_that_is_gone_is_named_with_the_reason() {
+    against_a_hand_made_peer(|node, lanes| {
+        lanes.clear();
+        let ended = told(node, |happening| matches!(happening, Happening::PeerEnded { .. }));
+        let text = ended.to_string();
+        assert!(text.starts_with("node 1, lane ") && text.ends_with("the connection was closed"), "{text}");
+        told(node, |happening| matches!(happening, Happening::Stopped { .. }));
+    });
+}
+
+#[test]
+fn what_does_not_fit_is_refused_by_name() {
+    let Some(region) = region(PAGES) else { return };
+    let refusal = |config: &Config, lanes| {
+        Node::start(config, Arc::clone(&region), lanes, |_| {}).expect_err("refused").to_string()
+    };
+    let none = || (0..2).map(|_| BTreeMap::new()).collect::<Vec<_>>();
+    let config = Config::new(0, 2, PAGES);
+    assert_eq!(refusal(&config, Vec::new()), "shards with lanes: 0, and 2 are needed");
+    assert_eq!(refusal(&config, none()), "peers of a shard: 0, and 1 are needed");
+    assert_eq!(refusal(&Config::new(0, 1, PAGES + 1), none()), "managed pages: 65, and 64 are needed");
+    let _ = Limits::default();
+}
+
+/// The difference of an owner that became a writer again starts from what the readers have.
+#[test]
+fn a_word_that_becomes_zero_again_is_seen() {
+    let Some(nodes) = cluster(2, PAGES, Transport::Shm, |_| {}) else { return };
+    for value in [5, 0, 7, 0] {
+        Words::of(&nodes[0]).at(0, 3).store(value, SeqCst);
+        assert_eq!(Words::of(&nodes[1]).at(0, 3).load(SeqCst), value);
+    }
+    let stats = stop(nodes);
+    assert!(stats.deltas > 0, "{stats:?}");
+}

@@ -1,0 +1,174 @@
+//! The state of each page, as the pager has set it up.
+//!
+//! ```text
+//!                 install(ReadWrite)
+//!      ┌──────────────────────────────────────┐
+//!      │    install(ReadOnly)      upgrade    ▼
+//!   Invalid ────────────▶ ReadOnly ───▶ ReadWrite
+//!    ▲ │ ▲                │  ▲             │ │
+//!    │ │ └── invalidate ──┘  └─ downgrade ─┘ │
+//!    │ │ └────────── invalidate ─────────────┘
+//!    │ └─ poison (from any) ─▶ Poisoned ─ install ─▶ ReadOnly, ReadWrite
+//! ```
+//!
+//! One word for each page: the state, a lock bit for the few system calls of a change, and the number of pins.
+
+use crate::error::PageError;
+use std::{
+    fmt,
+    sync::atomic::{AtomicU16, Ordering},
+};
+
+/// What a guest may do with a page without a fault that reaches the handler.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum PageState {
+    /// Nothing: the first access waits for the handler.
+    Invalid,
+    /// Read: the first write waits for the handler.
+    ReadOnly,
+    /// Read and write.
+    ReadWrite,
+    /// The content is lost: an access ends in SIGBUS, and in `KVM_RUN` with an error.
+    Poisoned,
+}
+
+impl PageState {
+    fn from_bits(bits: u16) -> Self {
+        match bits & STATE {
+            0 => Self::Invalid,
+            1 => Self::ReadOnly,
+            2 => Self::ReadWrite,
+            _ => Self::Poisoned,
+        }
+    }
+
+    fn bits(self) -> u16 {
+        match self {
+            Self::Invalid => 0,
+            Self::ReadOnly => 1,
+            Self::ReadWrite => 2,
+            Self::Poisoned => 3,
+        }
+    }
+
+    /// May a guest do this now?
+    pub fn allows(self, access: Access) -> bool {
+        match access {
+            Access::Read => matches!(self, Self::ReadOnly | Self::ReadWrite),
+            Access::Write => self == Self::ReadWrite,
+        }
+    }
+}
+
+impl fmt::Display for PageState {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Invalid => "invalid",
+            Self::ReadOnly => "read-only",
+            Self::ReadWrite => "read-write",
+            Self::Poisoned => "poisoned",
+        })
+    }
+}
+
+/// What somebody wants to do with a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Access {
+    /// Load.
+    Read,
+    /// Store, or load and store.
+    Write,
+}
+
+const STATE: u16 = 0b11;
+const LOCKED: u16 = 0b100;
+const PIN: u16 = 0b1000;
+/// Largest number of pins of a page.
+const PIN_LIMIT: u16 = u16::MAX / PIN;
+
+/// States of all pages of a region.
+#[derive(Debug)]
+pub(crate) struct States {
+    words: Box<[AtomicU16]>,
+}
+
+impl States {
+    pub(crate) fn new(pages: usize) -> Self {
+        Self { words: (0..pages).map(|_| AtomicU16::new(0)).collect() }
+    }
+
+    pub(crate) fn len(&self) -> u64 {
+        self.words.len() as u64
+    }
+
+    fn word(&self, page: u64) -> Result<&AtomicU16, PageError> {
+        let index = usize::try_from(page).ok();
+        let outside = PageError::Outside { page, pages: self.len() };
+        index.and_then(|index| self.words.get(index)).ok_or(outside)
+    }
+
+    /// The state as it is at this moment; of a page that is being changed, the state before.
+    pub(crate) fn get(&self, page: u64) -> Result<PageState, PageError> {
+        Ok(PageState::from_bits(self.word(page)?.load(Ordering::Acquire)))
+    }
+
+    /// Waits until no other thread changes the page. A change is a few system calls, none of which waits for a guest.
+    pub(crate) fn lock(&self, page: u64) -> Result<Locked<'_>, PageError> {
+        let word = self.word(page)?;
+        let mut spins = 0_u32;
+        loop {
+            let bits = word.fetch_or(LOCKED, Ordering::Acquire);
+            if bits & LOCKED == 0 {
+                return Ok(Locked { word, page, state: PageState::from_bits(bits), pins: bits / PIN });
+            }
+            spins += 1;
+            if spins.is_multiple_of(64) { std::thread::yield_now() } else { std::hint::spin_loop() }
+        }
+    }
+
+    pub(crate) fn unpin(&self, page: u64) {
+        if let Ok(word) = self.word(page) {
+            word.fetch_sub(PIN, Ordering::AcqRel);
+        }
+    }
+}
+
+/// A page that no other thread changes, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Locked<'a> {
+    word: &'a AtomicU16,
+    page: u64,
+    pub(crate) state: PageState,
+    pins: u16,
+}
+
+impl Locked<'_> {
+    /// Nothing that takes rights from the guest is done while device code holds the page.
+    pub(crate) fn unpinned(&self, act: &'static str) -> Result<(), PageError> {
+        match self.pins {
+            0 => Ok(()),
+            pins => Err(PageError::Pinned { page: self.page, act, pins }),
+        }
+    }
+
+    pub(crate) fn refuse<T>(&self, act: &'static str) -> Result<T, PageError> {
+        Err(PageError::State { page: self.page, act, state: self.state })
+    }
+
+    pub(crate) fn pin(&self) -> Result<(), PageError> {
+        if self.pins >= PIN_LIMIT {
+            return Err(PageError::Pinned { page: self.page, act: "pinned once more", pins: self.pins });
+        }
+        self.word.fetch_add(PIN, Ordering::AcqRel);
+        Ok(())
+    }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        let state = self.state.bits();
+        // The number of pins may have changed since: pins are released without the lock.
+        let change = |bits: u16| Some(bits & !(STATE | LOCKED) | state);
+        let _ = self.word.fetch_update(Ordering::Release, Ordering::Relaxed, change);
+    }
+}

@@ -1,0 +1,294 @@
+//! Making connections.
+//!
+//! Of two nodes, the one with the higher number dials. Whoever listens serves each caller in a thread of its own until the
+//! handshake is done, so that one that says nothing, or garbage, keeps nobody else waiting.
+
+use crate::{
+    error::{Fault, Peer, TransportError},
+    lane::{Lane, Limits},
+    pipe::{Pipe, TcpPipe},
+    shm::ShmPipe,
+    tls::{Identity, TlsPipe},
+    wait::receive_one,
+};
+use std::{
+    collections::BTreeMap,
+    io,
+    net::{SocketAddr, TcpListener, TcpStream},
+    os::unix::net::{UnixListener, UnixStream},
+    path::{Path, PathBuf},
+    sync::mpsc,
+    thread,
+    time::{Duration, Instant},
+};
+use vnuma_abi_dsm_wire::{Body, Hello, Refusal};
+
+/// Where a node listens.
+#[derive(Clone, Debug)]
+pub enum Place {
+    /// TCP without TLS: only for networks that nobody else is on, and for measurements.
+    Tcp(SocketAddr),
+    /// TLS on TCP.
+    Tls(SocketAddr, Identity),
+    /// Shared memory within a host: the path of a socket. Its directory decides who may connect.
+    Shm(PathBuf),
+}
+
+/// Where this node listens.
+#[derive(Debug)]
+pub enum Listener {
+    /// TCP, with TLS or without.
+    Tcp(TcpListener, Option<Identity>),
+    /// Shared memory.
+    Shm(UnixListener, PathBuf),
+}
+
+/// A caller that has not said who it is.
+enum Caller {
+    Tcp(TcpStream, Option<Identity>),
+    Shm(UnixStream),
+}
+
+fn unknown(address: impl std::fmt::Display) -> Peer {
+    Peer { node: None, lane: 0, address: address.to_string() }
+}
+
+/// Addresses of sockets of the file system are not told by the system.
+fn local(path: &Path) -> String {
+    format!("shm {}", path.display())
+}
+
+impl Listener {
+    /// Listens. Port 0 is one of the system's choice.
+    pub fn bind(place: &Place) -> io::Result<Self> {
+        let listener = match place {
+            Place::Tcp(address) => Self::Tcp(TcpListener::bind(address)?, None),
+            Place::Tls(address, identity) => Self::Tcp(TcpListener::bind(address)?, Some(identity.clone())),
+            Place::Shm(path) => Self::Shm(UnixListener::bind(path)?, path.clone()),
+        };
+        match &listener {
+            Self::Tcp(socket, _) => socket.set_nonblocking(true)?,
+            Self::Shm(socket, _) => socket.set_nonblocking(true)?,
+        }
+        Ok(listener)
+    }
+
+    /// The address of TCP, with the port that the system chose.
+    pub fn address(&self) -> Option<SocketAddr> {
+        match self {
+            Self::Tcp(socket, _) => socket.local_addr().ok(),
+            Self::Shm(..) => None,
+        }
+    }
+
+    fn next(&self) -> io::Result<(Caller, String)> {
+        match self {
+            Self::Tcp(socket, identity) => {
+                let (stream, address) = socket.accept()?;
+                let kind = if identity.is_some() { "tls" } else { "tcp" };
+                Ok((Caller::Tcp(stream, identity.clone()), format!("{kind} {address}")))
+            }
+            Self::Shm(socket, path) => Ok((Caller::Shm(socket.accept()?.0), local(path))),
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if let Self::Shm(_, path) = self {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+impl Caller {
+    fn pipe(self, deadline: Instant) -> io::Result<Box<dyn Pipe>> {
+        Ok(match self {
+            Self::Tcp(stream, None) => Box::new(TcpPipe::new(stream)?),
+            Self::Tcp(stream, Some(identity)) => Box::new(TlsPipe::accepted(stream, &identity)?),
+            Self::Shm(socket) => loop {
+                match ShmPipe::accepted(socket.try_clone()?) {
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < deadline => {
+                        thread::sleep(Duration::from_millis(1));
+                    }
+                    outcome => break Box::new(outcome?),
+                }
+            },
+        })
+    }
+}
+
+/// Dials the node `hello.peer`, says who this is, and hears whether the peer agrees.
+pub fn dial(place: &Place, hello: &Hello, limits: Limits) -> Result<Lane, TransportError> {
+    let deadline = Instant::now() + limits.connect;
+    let (pipe, address): (io::Result<Box<dyn Pipe>>, String) = match place {
+        Place::Tcp(address) => {
+            let pipe = TcpStream::connect_timeout(address, limits.connect).and_then(TcpPipe::new);
+            (pipe.map(|pipe| Box::new(pipe) as _), format!("tcp {address}"))
+        }
+        Place::Tls(address, identity) => {
+            let stream = TcpStream::connect_timeout(address, limits.connect);
+            let pipe = stream.and_then(|stream| TlsPipe::dialled(stream, identity, hello.peer));
+            (pipe.map(|pipe| Box::new(pipe) as _), format!("tls {address}"))
+        }
+        Place::Shm(path) => {
+            let pipe = UnixStream::connect(path).and_then(ShmPipe::dialled);
+            (pipe.map(|pipe| Box::new(pipe) as _), local(path))
+        }
+    };
+    let pipe = pipe.map_err(|error| Fault::io("connect")(error).of(&unknown(&address)))?;
+    let mut lane = Lane::new(pipe, address, limits);
+    lane.send(&Body::Hello(*hello), 0)?;
+    let theirs = receive_hello(&mut lane, deadline)?;
+    if let Err((_, error)) = hello.agree(&theirs) {
+        return Err(lane.end(Fault::Wire(error)));
+    }
+    lane.establish(&theirs)?;
+    Ok(lane)
+}
+
+fn receive_hello(lane: &mut Lane, deadline: Instant) -> Result<Hello, TransportError> {
+    let mut theirs = None;
+    receive_one(lane, deadline, |_, body| {
+        if let Body::Hello(hello) = body {
+            theirs = Some(hello);
+        }
+    })?;
+    theirs.ok_or_else(|| lane.end(Fault::Ended))
+}
+
+/// Answers a caller: it must be a node above this one, and this DSM's. The number of the lane is the caller's.
+fn answer(caller: Caller, address: String, template: &Hello, limits: Limits) -> Result<Lane, TransportError> {
+    let deadline = Instant::now() + limits.connect;
+    let pipe = caller.pipe(deadline).map_err(|error| Fault::io("accept")(error).of(&unknown(&address)))?;
+    let mut lane = Lane::new(pipe, address, limits);
+    let theirs = receive_hello(&mut lane, deadline)?;
+    let ours = Hello { peer: theirs.node, lane: theirs.lane, ..*template };
+    let refused = match ours.agree(&theirs) {
+        Err((refusal, error)) => Some((refusal, Fault::Wire(error))),
+        Ok(_) if theirs.node <= ours.node => {
+            let expected = "above the node that listens";
+            let value = theirs.node.into();
+            let error = vnuma_abi_dsm_wire::WireError::Value { field: "hello.node", value, expected };
+            Some((Refusal::Peer, Fault::Wire(error)))
+        }
+        Ok(_) => None,
+    };
+    if let Some((refusal, fault)) = refused {
+        let _ = lane.send(&Body::Refusal(refusal), 0);
+        return Err(lane.end(fault));
+    }
+    lane.establish(&theirs)?;
+    lane.send(&Body::Hello(ours), 0)?;
+    Ok(lane)
+}
+
+/// All lanes of a node: by lane, then by peer.
+pub type Lanes = Vec<BTreeMap<u8, Lane>>;
+
+/// Most callers that may be in the middle of a handshake.
+const CALLERS: usize = 256;
+
+/// Connects this node to all others: `hello.lanes` connections to each of `peers`.
+///
+/// `hello` says who this is; its `peer` and `lane` are not used. Callers that do not belong here are given to `complain` and
+/// disturb nothing else. It fails when not all connections are there after `limits.connect`.
+pub fn mesh(
+    listener: &Listener,
+    peers: &BTreeMap<u8, Place>,
+    hello: &Hello,
+    limits: Limits,
+    mut complain: impl FnMut(TransportError),
+) -> Result<Lanes, TransportError> {
+    let deadline = Instant::now() + limits.connect;
+    let (sender, receiver) = mpsc::channel();
+    let mut handshakes = 0_usize;
+    for (&node, place) in peers.iter().filter(|(node, _)| **node < hello.node) {
+        for lane in 0..hello.lanes {
+            let (sender, place) = (sender.clone(), place.clone());
+            let hello = Hello { peer: node, lane, ..*hello };
+            handshakes += 1;
+            thread::spawn(move || drop(sender.send(dial_until(&place, &hello, limits, deadline))));
+        }
+    }
+    let mut lanes: Lanes = (0..hello.lanes).map(|_| BTreeMap::new()).collect();
+    let wanted = peers.len() * usize::from(hello.lanes);
+    let mut have = 0;
+    while have < wanted {
+        if Instant::now() >= deadline {
+            let missing = peers.keys().find(|node| lanes.iter().any(|lane| !lane.contains_key(node)));
+            let peer = Peer { node: missing.copied(), lane: 0, address: "not connected".to_owned() };
+            return Err(Fault::Deadline { limit: limits.connect }.of(&peer));
+        }
+        match listener.next() {
+            Ok((caller, address)) if handshakes < CALLERS => {
+                let (sender, hello) = (sender.clone(), *hello);
+                handshakes += 1;
+                thread::spawn(move || drop(sender.send(answer(caller, address, &hello, limits))));
+            }
+            // More callers than there are nodes: they are not served, and may try again.
+            Ok((caller, _)) => drop(caller),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => complain(Fault::io("accept")(error).of(&unknown("listener"))),
+        }
+        let Ok(outcome) = receiver.recv_timeout(Duration::from_millis(1)) else { continue };
+        handshakes -= 1;
+        match outcome.and_then(|lane| keep(lane, peers, &mut lanes)) {
+            Ok(()) => have += 1,
+            Err(error) => complain(error),
+        }
+    }
+    Ok(lanes)
+}
+
+fn keep(mut lane: Lane, peers: &BTreeMap<u8, Place>, lanes: &mut Lanes) -> Result<(), TransportError> {
+    let Peer { node, lane: number, .. } = *lane.peer();
+    let expected = "a node of this DSM that is not connected yet";
+    let wrong = |value: u64| {
+        Fault::Wire(vnuma_abi_dsm_wire::WireError::Value { field: "hello.node", value, expected })
+    };
+    let place = lanes.get_mut(usize::from(number));
+    match (node, place) {
+        (Some(node), Some(place)) if peers.contains_key(&node) && !place.contains_key(&node) => {
+            place.insert(node, lane);
+            Ok(())
+        }
+        _ => Err(lane.end(wrong(node.map_or(u64::MAX, u64::from)))),
+    }
+}
+
+/// Dials until the peer is there: nodes start in any order.
+fn dial_until(
+    place: &Place,
+    hello: &Hello,
+    limits: Limits,
+    deadline: Instant,
+) -> Result<Lane, TransportError> {
+    loop {
+        match dial(place, hello, limits) {
+            Err(error)
+                if Instant::now() < deadline && matches!(error.fault, Fault::Io { act: "connect", .. }) =>
+            {
+                thread::sleep(Duration::from_millis(10));
+            }
+            outcome => return outcome,
+        }
+    }
+}
+
+/// Takes one caller, for tests and measurements of two nodes.
+pub fn accept(listener: &Listener, template: &Hello, limits: Limits) -> Result<Lane, TransportError> {
+    let deadline = Instant::now() + limits.connect;
+    loop {
+        match listener.next() {
+            Ok((caller, address)) => return answer(caller, address, template, limits),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < deadline => {
+                thread::sleep(Duration::from_millis(1));
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                return Err(Fault::Deadline { limit: limits.connect }.of(&unknown("listener")));
+            }
+            Err(error) => return Err(Fault::io("accept")(error).of(&unknown("listener"))),
+        }
+    }
+}

@@ -1,0 +1,365 @@
+//! Frames on a pipe, and what is done about a peer that does not keep to them.
+
+use crate::{
+    error::{Fault, Peer, TransportError},
+    pipe::Pipe,
+};
+use nix::poll::PollFlags;
+use std::{
+    io,
+    os::fd::BorrowedFd,
+    time::{Duration, Instant},
+};
+use vnuma_abi_dsm_wire::{Body, HEADER, Header, Hello, Kind, encode};
+
+/// How much, and how long.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// A frame is taken while fewer bytes wait to be sent; then [`Fault::Full`].
+    pub queue_bytes: usize,
+    /// While fewer bytes wait, [`Lane::has_room`] says so: what can wait (new requests) should then.
+    pub room_bytes: usize,
+    /// How long nothing of what waits may be taken, and a frame may be incomplete.
+    pub stall: Duration,
+    /// How long nothing may come. A question goes out after a third of it.
+    pub silence: Duration,
+    /// How long it may take until a connection is made.
+    pub connect: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            queue_bytes: 8 << 20,
+            room_bytes: 256 << 10,
+            stall: Duration::from_millis(1000),
+            silence: Duration::from_millis(1500),
+            connect: Duration::from_secs(10),
+        }
+    }
+}
+
+/// Most frames that [`Lane::receive`] takes at once, so that a peer that sends much does not keep others waiting.
+const BATCH: usize = 64;
+/// Bytes that are asked of a pipe at once.
+const READ: usize = 64 << 10;
+
+/// One connection to a node. Nothing here waits.
+///
+/// Frames arrive in the order in which they were sent, each once, or the lane is at its end. After an error other than
+/// [`Fault::Full`] every call returns [`Fault::Ended`].
+pub struct Lane {
+    pipe: Box<dyn Pipe>,
+    peer: Peer,
+    limits: Limits,
+    /// The handshake is done.
+    open: bool,
+    ended: bool,
+    outbox: Buffer,
+    sent: u64,
+    /// Since when nothing of the outbox was taken.
+    stuck: Option<Instant>,
+    inbox: Buffer,
+    received: u64,
+    /// Since when the frame at the head of the inbox is incomplete.
+    partial: Option<Instant>,
+    heard: Instant,
+    asked: bool,
+}
+
+impl std::fmt::Debug for Lane {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Lane").field("peer", &self.peer).field("ended", &self.ended).finish()
+    }
+}
+
+/// Bytes of which the first have been used.
+#[derive(Debug, Default)]
+struct Buffer {
+    bytes: Vec<u8>,
+    used: usize,
+}
+
+impl Buffer {
+    fn rest(&self) -> &[u8] {
+        &self.bytes[self.used..]
+    }
+
+    fn consume(&mut self, count: usize) {
+        self.used += count;
+        if self.used >= self.bytes.len() {
+            self.bytes.clear();
+            self.used = 0;
+            // A burst does not keep its memory.
+            self.bytes.shrink_to(READ * 4);
+        } else if self.used >= READ * 16 {
+            self.bytes.drain(..self.used);
+            self.used = 0;
+        }
+    }
+}
+
+impl Lane {
+    /// A lane without handshake: the first frame of both sides is to be a hello.
+    pub fn new(pipe: Box<dyn Pipe>, address: String, limits: Limits) -> Self {
+        Self {
+            pipe,
+            peer: Peer { node: None, lane: 0, address },
+            limits,
+            open: false,
+            ended: false,
+            outbox: Buffer::default(),
+            sent: 0,
+            stuck: None,
+            inbox: Buffer::default(),
+            received: 0,
+            partial: None,
+            heard: Instant::now(),
+            asked: false,
+        }
+    }
+
+    /// The other end.
+    pub fn peer(&self) -> &Peer {
+        &self.peer
+    }
+
+    /// The limits.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// Ends the handshake: the peer is who its hello says.
+    pub(crate) fn establish(&mut self, theirs: &Hello) -> Result<(), TransportError> {
+        if let Err(reason) = self.pipe.authenticate(theirs.node) {
+            return Err(self.end(Fault::Identity(reason)));
+        }
+        self.peer.node = Some(theirs.node);
+        self.peer.lane = theirs.lane;
+        self.open = true;
+        Ok(())
+    }
+
+    /// Ends the lane, and says why.
+    pub(crate) fn end(&mut self, fault: Fault) -> TransportError {
+        self.ended = true;
+        fault.of(&self.peer)
+    }
+
+    fn alive(&self) -> Result<(), TransportError> {
+        if self.ended { Err(Fault::Ended.of(&self.peer)) } else { Ok(()) }
+    }
+
+    /// Sends a frame, or has it wait in order behind those that wait already.
+    pub fn send(&mut self, body: &Body<'_>, epoch: u64) -> Result<(), TransportError> {
+        self.alive()?;
+        let waiting = self.waiting();
+        if waiting >= self.limits.queue_bytes {
+            return Err(Fault::Full { bytes: waiting, limit: self.limits.queue_bytes }.of(&self.peer));
+        }
+        encode(body, epoch, self.sent, &mut self.outbox.bytes);
+        self.sent += 1;
+        // Behind bytes that a pipe did not take there is no use in trying again before it says so.
+        if waiting == 0 { self.flush().map(drop) } else { Ok(()) }
+    }
+
+    /// Bytes that wait to be sent.
+    pub fn waiting(&self) -> usize {
+        self.outbox.rest().len()
+    }
+
+    /// Should new requests be made? Answers may be sent as long as [`Self::send`] takes them.
+    pub fn has_room(&self) -> bool {
+        self.waiting() < self.limits.room_bytes
+    }
+
+    /// Gives on what waits; true when nothing waits any more.
+    pub fn flush(&mut self) -> Result<bool, TransportError> {
+        self.alive()?;
+        while !self.outbox.rest().is_empty() {
+            match self.pipe.write(self.outbox.rest()) {
+                Ok(0) => return Err(self.end(Fault::Closed { inside: true })),
+                Ok(count) => {
+                    self.outbox.consume(count);
+                    self.stuck = None;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.stuck.get_or_insert_with(Instant::now);
+                    return Ok(false);
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(self.end(Fault::io("write")(error))),
+            }
+        }
+        match self.pipe.flush() {
+            Ok(done) => {
+                if done {
+                    self.stuck = None;
+                } else {
+                    self.stuck.get_or_insert_with(Instant::now);
+                }
+                Ok(done)
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
+            Err(error) => Err(self.end(Fault::io("write")(error))),
+        }
+    }
+
+    /// Gives frames that have come to `take`, a bounded number of them, and returns how many. Questions whether this node
+    /// is there are answered here.
+    ///
+    /// `take` must not keep the peer waiting. A peer that sent what is no frame, or left, is an error; frames before that
+    /// have been given to `take`.
+    pub fn receive(&mut self, mut take: impl FnMut(&Header, Body<'_>)) -> Result<usize, TransportError> {
+        self.alive()?;
+        let mut taken = 0;
+        while taken < BATCH {
+            match self.next(&mut take) {
+                Ok(true) => taken += 1,
+                Ok(false) => match self.fill() {
+                    Ok(true) => {}
+                    Ok(false) => break,
+                    Err(fault) => return Err(self.end(fault)),
+                },
+                Err(fault) => return Err(self.end(fault)),
+            }
+        }
+        Ok(taken)
+    }
+
+    /// Gives the frame at the head of the inbox to `take`; false if it is not there yet.
+    fn next(&mut self, take: &mut impl FnMut(&Header, Body<'_>)) -> Result<bool, Fault> {
+        let Some((header, rest)) = self.inbox.rest().split_first_chunk::<HEADER>() else { return Ok(false) };
+        let header = self.expected(Header::decode(header)?)?;
+        let Some(body) = rest.get(..header.length) else { return Ok(false) };
+        let body = Body::decode(header.kind, body)?;
+        let mut answer = None;
+        match body {
+            Body::Ping(number) => answer = Some(number),
+            Body::Pong(_) => {}
+            Body::Bye => return Err(Fault::Bye),
+            Body::Refusal(refusal) => return Err(Fault::Refused(refusal)),
+            body => take(&header, body),
+        }
+        self.inbox.consume(HEADER + header.length);
+        self.received += 1;
+        self.partial = None;
+        if let Some(number) = answer {
+            match self.send(&Body::Pong(number), header.epoch) {
+                // Who asks while it takes no answers is told of that soon enough.
+                Ok(()) | Err(TransportError { fault: Fault::Full { .. }, .. }) => {}
+                Err(error) => return Err(error.fault),
+            }
+        }
+        Ok(true)
+    }
+
+    fn expected(&self, header: Header) -> Result<Header, Fault> {
+        if header.sequence != self.received {
+            return Err(Fault::Sequence { found: header.sequence, expected: self.received });
+        }
+        let first = header.sequence == 0;
+        match header.kind {
+            Kind::Refusal if !self.open => Ok(header),
+            Kind::Hello if first => Ok(header),
+            kind @ (Kind::Refusal | Kind::Hello) => Err(Fault::Order { kind, place: "after the beginning" }),
+            kind if first || !self.open => Err(Fault::Order { kind, place: "before the hello" }),
+            _ => Ok(header),
+        }
+    }
+
+    /// Reads from the pipe; false when there is nothing now.
+    fn fill(&mut self) -> Result<bool, Fault> {
+        let have = self.inbox.bytes.len();
+        // Before the handshake a peer gets no more memory than a hello needs.
+        let room = if self.open { READ } else { HEADER + Kind::Hello.limit() };
+        self.inbox.bytes.resize(have + room, 0);
+        let outcome = self.pipe.read(&mut self.inbox.bytes[have..]);
+        self.inbox.bytes.truncate(have + outcome.as_ref().map_or(0, |count| *count));
+        match outcome {
+            Ok(0) => Err(Fault::Closed { inside: !self.inbox.rest().is_empty() }),
+            Ok(_) => {
+                self.heard = Instant::now();
+                self.asked = false;
+                if self.partial.is_none() {
+                    self.partial = Some(self.heard);
+                }
+                Ok(true)
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                // What is left may be the beginning of a frame that came behind a whole one.
+                let begun = !self.inbox.rest().is_empty();
+                self.partial = begun.then(|| self.partial.unwrap_or_else(Instant::now));
+                Ok(false)
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {
+                Err(Fault::Closed { inside: !self.inbox.rest().is_empty() })
+            }
+            Err(error) => Err(Fault::io("read")(error)),
+        }
+    }
+
+    /// Looks at the time: a peer that takes nothing, sends half frames, or nothing at all, is at its end. To be called a few
+    /// times within the shortest limit.
+    pub fn tick(&mut self, now: Instant, epoch: u64) -> Result<(), TransportError> {
+        self.alive()?;
+        let since = |begin: Option<Instant>| {
+            begin.map_or(Duration::ZERO, |begin| now.saturating_duration_since(begin))
+        };
+        let Limits { stall, silence, .. } = self.limits;
+        if since(self.stuck) > stall {
+            let bytes = self.waiting();
+            return Err(self.end(Fault::Stalled { bytes, limit: stall }));
+        }
+        if since(self.partial) > stall && !self.inbox.rest().is_empty() {
+            let have = self.inbox.rest().len();
+            return Err(self.end(Fault::Slow { have, limit: stall }));
+        }
+        if !self.open {
+            return Ok(());
+        }
+        let quiet = now.saturating_duration_since(self.heard);
+        if quiet > silence {
+            return Err(self.end(Fault::Silent { limit: silence }));
+        }
+        if quiet > silence / 3 && !self.asked {
+            self.asked = true;
+            return match self.send(&Body::Ping(self.sent), epoch) {
+                Err(TransportError { fault: Fault::Full { .. }, .. }) => Ok(()),
+                outcome => outcome,
+            };
+        }
+        Ok(())
+    }
+
+    /// Says goodbye, as far as that can be done without waiting.
+    pub fn leave(&mut self, epoch: u64) {
+        if self.alive().is_ok() && self.open {
+            let _ = self.send(&Body::Bye, epoch);
+        }
+        self.ended = true;
+    }
+
+    /// Has the lane ended?
+    pub fn is_ended(&self) -> bool {
+        self.ended
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.pipe.fd()
+    }
+
+    pub(crate) fn events(&self) -> PollFlags {
+        self.pipe.events(self.waiting() > 0)
+    }
+
+    pub(crate) fn arm(&mut self) -> bool {
+        let writing = self.waiting() > 0;
+        self.pipe.arm(writing)
+    }
+
+    pub(crate) fn pending(&self) -> bool {
+        self.pipe.pending()
+    }
+}

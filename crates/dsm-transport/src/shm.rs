@@ -1,0 +1,289 @@
+//! Two rings in memory that two processes of a host share.
+//!
+//! ```text
+//! file: ring to the listener, ring to the dialler; each:
+//!   0     head      bytes ever written, by the writer
+//!   64    tail      bytes ever read, by the reader
+//!   128   sleeping  1 while the reader waits on the socket
+//!   192   starved   1 while the writer waits on the socket for room
+//!   4096  bytes     RING of them
+//! ```
+//!
+//! A reader that polls costs the writer no system call. One that sleeps is woken by a byte on a socket, which also shows
+//! when the other process has ended. The file goes over that socket when the connection is made.
+//!
+//! # What is untrusted
+//!
+//! The other process can write to all of it at any time. Positions are kept here, and those of the other side are checked
+//! against them. Bytes are copied before anybody looks at them. The file cannot shrink. The socket is used with
+//! `MSG_DONTWAIT`, so that flags which the other side may change do not matter.
+
+use crate::{error::RingError, pipe::Pipe};
+use nix::{
+    errno::Errno,
+    fcntl::{FcntlArg, SealFlag, fcntl},
+    poll::PollFlags,
+    sys::{
+        memfd::{MFdFlags, memfd_create},
+        mman::{MapFlags, ProtFlags, mmap, munmap},
+        socket::{ControlMessage, ControlMessageOwned, MsgFlags, recv, recvmsg, send, sendmsg},
+        stat::fstat,
+    },
+};
+use std::{
+    io::{self, IoSlice, IoSliceMut},
+    num::NonZeroUsize,
+    os::{
+        fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+        unix::net::UnixStream,
+    },
+    ptr::NonNull,
+    sync::atomic::{AtomicU32, AtomicU64, Ordering, fence},
+};
+
+/// Bytes of a ring: two of the largest frames. A power of two.
+pub const RING: usize = 2 << 20;
+const DATA: usize = 4096;
+const HEAD: usize = 0;
+const TAIL: usize = 64;
+const SLEEPING: usize = 128;
+const STARVED: usize = 192;
+/// Bytes of the file.
+const FILE: usize = 2 * (DATA + RING);
+
+/// The file, mapped.
+#[derive(Debug)]
+struct Memory {
+    address: NonNull<u8>,
+}
+
+// SAFETY: the mapping belongs to this value and stays at its address; positions are atomic, bytes are copied through raw
+// pointers.
+unsafe impl Send for Memory {}
+
+impl Memory {
+    fn map(file: impl AsFd) -> io::Result<Self> {
+        let size = NonZeroUsize::new(FILE).ok_or(io::ErrorKind::InvalidInput)?;
+        let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice touches no other memory.
+        let address = unsafe { mmap(None, size, protection, MapFlags::MAP_SHARED, file, 0)? };
+        Ok(Self { address: address.cast() })
+    }
+
+    fn at(&self, offset: usize) -> NonNull<u8> {
+        assert!(offset < FILE, "offset {offset}");
+        // SAFETY: inside the mapping, as was just checked.
+        unsafe { self.address.add(offset) }
+    }
+
+    fn position(&self, offset: usize) -> &AtomicU64 {
+        // SAFETY: inside the mapping and aligned: all offsets are multiples of 64. Others access it at the same time,
+        // hence the atomic.
+        unsafe { self.at(offset).cast().as_ref() }
+    }
+
+    fn flag(&self, offset: usize) -> &AtomicU32 {
+        // SAFETY: as in `position`.
+        unsafe { self.at(offset).cast().as_ref() }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this value's own, of this size, and nothing refers to it any more. It cannot fail for
+        // such a mapping.
+        let _ = unsafe { munmap(self.address.cast(), FILE) };
+    }
+}
+
+/// A connection within a host.
+#[derive(Debug)]
+pub struct ShmPipe {
+    memory: Memory,
+    socket: UnixStream,
+    /// Where the ring begins that this side writes, and how much it has written.
+    out: (usize, u64),
+    /// Where the ring begins that this side reads, and how much it has read.
+    inward: (usize, u64),
+    ended: bool,
+}
+
+impl ShmPipe {
+    /// The side that dialled makes the memory.
+    pub fn dialled(socket: UnixStream) -> io::Result<Self> {
+        let file = memfd_create(c"vnuma-dsm-ring", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?;
+        nix::unistd::ftruncate(&file, FILE as i64)?;
+        let seals = SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_SEAL;
+        fcntl(&file, FcntlArg::F_ADD_SEALS(seals))?;
+        let (number, byte) = ([file.as_raw_fd()], [IoSlice::new(&[1])]);
+        let rights = [ControlMessage::ScmRights(&number)];
+        sendmsg::<()>(socket.as_raw_fd(), &byte, &rights, MsgFlags::MSG_NOSIGNAL, None)?;
+        let memory = Memory::map(&file)?;
+        Ok(Self { memory, socket, out: (0, 0), inward: (DATA + RING, 0), ended: false })
+    }
+
+    /// The side that listens gets it. `WouldBlock` while it has not come: only where the socket does not block.
+    pub fn accepted(socket: UnixStream) -> io::Result<Self> {
+        let file = receive_file(&socket)?;
+        let seals = SealFlag::from_bits_truncate(fcntl(&file, FcntlArg::F_GET_SEALS)?);
+        let size = fstat(&file)?.st_size;
+        if !seals.contains(SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SHRINK) || size != FILE as i64 {
+            let value = u64::try_from(size).unwrap_or(0);
+            let expected = "the size of two rings, sealed";
+            return Err(RingError { field: "file", value, expected }.into());
+        }
+        let memory = Memory::map(&file)?;
+        Ok(Self { memory, socket, out: (DATA + RING, 0), inward: (0, 0), ended: false })
+    }
+
+    /// Copies between a buffer and the ring's bytes from a position on, in one or two pieces.
+    fn pieces(ring: usize, position: u64, len: usize) -> [(usize, usize); 2] {
+        let start = (position % RING as u64) as usize;
+        let first = len.min(RING - start);
+        [(ring + DATA + start, first), (ring + DATA, len - first)]
+    }
+
+    /// Bytes that have come and were not read.
+    fn available(&self) -> Result<usize, RingError> {
+        let (ring, tail) = self.inward;
+        let head = self.memory.position(ring + HEAD).load(Ordering::Acquire);
+        match head.checked_sub(tail).filter(|len| *len <= RING as u64) {
+            Some(len) => Ok(len as usize),
+            None => {
+                let expected = "at most a ring ahead of what was read";
+                Err(RingError { field: "head", value: head, expected })
+            }
+        }
+    }
+
+    /// Bytes that can be written.
+    fn room(&self) -> Result<usize, RingError> {
+        let (ring, head) = self.out;
+        let tail = self.memory.position(ring + TAIL).load(Ordering::Acquire);
+        match head.checked_sub(tail).filter(|len| *len <= RING as u64) {
+            Some(used) => Ok(RING - used as usize),
+            None => {
+                let expected = "at most what was written, and a ring behind it at most";
+                Err(RingError { field: "tail", value: tail, expected })
+            }
+        }
+    }
+
+    /// Wakes the other side if it has said that it waits.
+    fn ring_if(&self, flag: usize) {
+        // Between the position, which was just stored, and the flag: the other side does it the other way round.
+        fence(Ordering::SeqCst);
+        if self.memory.flag(flag).load(Ordering::Relaxed) != 0
+            && self.memory.flag(flag).swap(0, Ordering::Relaxed) != 0
+        {
+            // A full socket wakes it as well, and one without a reader shows when reading.
+            let _ = send(self.socket.as_raw_fd(), &[1], MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL);
+        }
+    }
+
+    /// Takes the bytes that woke this side.
+    fn drain(&mut self) {
+        let mut bytes = [0; 64];
+        loop {
+            match recv(self.socket.as_raw_fd(), &mut bytes, MsgFlags::MSG_DONTWAIT) {
+                Ok(64) | Err(Errno::EINTR) => {}
+                Ok(1..) | Err(Errno::EAGAIN) => return,
+                Ok(_) | Err(_) => {
+                    self.ended = true;
+                    return;
+                }
+            }
+        }
+    }
+}
+
+fn receive_file(socket: &UnixStream) -> io::Result<OwnedFd> {
+    let mut byte = [0];
+    let mut space = nix::cmsg_space!([std::os::fd::RawFd; 4]);
+    let mut buffer = [IoSliceMut::new(&mut byte)];
+    let flags = MsgFlags::MSG_CMSG_CLOEXEC | MsgFlags::MSG_DONTWAIT;
+    let message = recvmsg::<()>(socket.as_raw_fd(), &mut buffer, Some(&mut space), flags)?;
+    let mut files = Vec::new();
+    for part in message.cmsgs()? {
+        if let ControlMessageOwned::ScmRights(numbers) = part {
+            // SAFETY: the kernel has just opened them for this process, and nothing else knows their numbers.
+            files.extend(numbers.into_iter().map(|number| unsafe { OwnedFd::from_raw_fd(number) }));
+        }
+    }
+    match (message.bytes, files.len()) {
+        (1, 1) => files.pop().ok_or_else(|| io::ErrorKind::InvalidData.into()),
+        (_, count) => {
+            Err(RingError { field: "files", value: count as u64, expected: "one, with the first byte" }
+                .into())
+        }
+    }
+}
+
+impl Pipe for ShmPipe {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let (ring, tail) = self.inward;
+        let len = self.available()?.min(buffer.len());
+        if len == 0 {
+            return if self.ended { Ok(0) } else { Err(io::ErrorKind::WouldBlock.into()) };
+        }
+        let mut done = 0;
+        for (offset, len) in Self::pieces(ring, tail, len) {
+            let part = &mut buffer[done..done + len];
+            if len > 0 {
+                // SAFETY: both are `len` bytes long: the piece is inside the ring, the buffer is this side's own. The
+                // other process may change the bytes meanwhile, and whatever is copied is checked later.
+                unsafe { self.memory.at(offset).as_ptr().copy_to_nonoverlapping(part.as_mut_ptr(), len) };
+            }
+            done += len;
+        }
+        self.inward.1 = tail + len as u64;
+        self.memory.position(ring + TAIL).store(self.inward.1, Ordering::Release);
+        self.ring_if(ring + STARVED);
+        Ok(len)
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let (ring, head) = self.out;
+        let len = self.room()?.min(bytes.len());
+        if len == 0 {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let mut done = 0;
+        for (offset, len) in Self::pieces(ring, head, len) {
+            if len > 0 {
+                let part = &bytes[done..done + len];
+                // SAFETY: as in `read`, in the other direction.
+                unsafe { self.memory.at(offset).as_ptr().copy_from_nonoverlapping(part.as_ptr(), len) };
+            }
+            done += len;
+        }
+        self.out.1 = head + len as u64;
+        self.memory.position(ring + HEAD).store(self.out.1, Ordering::Release);
+        self.ring_if(ring + SLEEPING);
+        Ok(len)
+    }
+
+    fn events(&self, _writing: bool) -> PollFlags {
+        PollFlags::POLLIN
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    fn arm(&mut self, writing: bool) -> bool {
+        self.drain();
+        self.memory.flag(self.inward.0 + SLEEPING).store(1, Ordering::Relaxed);
+        if writing {
+            self.memory.flag(self.out.0 + STARVED).store(1, Ordering::Relaxed);
+        }
+        fence(Ordering::SeqCst);
+        let nothing_to_read = self.available().is_ok_and(|len| len == 0);
+        let nothing_to_write = !writing || self.room().is_ok_and(|room| room == 0);
+        !self.ended && nothing_to_read && nothing_to_write
+    }
+
+    fn pending(&self) -> bool {
+        self.available().map_or(true, |len| len > 0)
+    }
+}

@@ -1,0 +1,397 @@
+//! What every transport does: order, back-pressure, the end.
+
+mod common;
+
+use common::{ALL, HANG, Meeting, Transport, ending, hello, meet, pair, run};
+use proptest::prelude::*;
+use std::{
+    collections::BTreeMap,
+    thread,
+    time::{Duration, Instant},
+};
+use vnuma_abi_dsm_wire::{Body, Contents, Grant, Hello, Message, PAGE_SIZE, Payload, Purpose, Request};
+use vnuma_dsm_transport::{Fault, Limits, Listener, Place, RING, mesh, wait};
+
+fn grant(page: u64) -> Message {
+    Message::Grant(Grant {
+        page,
+        to: 1,
+        from: 0,
+        access: vnuma_abi_dsm_wire::Access::Read,
+        owner: false,
+        migratory: 0,
+        version: page,
+        payload: Payload::Page,
+    })
+}
+
+#[test]
+fn frames_arrive_in_order_and_whole() {
+    const FRAMES: u64 = 3000;
+    for transport in ALL {
+        let (mut zero, mut one) = pair(transport, Limits::default());
+        let (mut sent, mut seen) = (0, 0);
+        let mut pending = Vec::new();
+        while seen < FRAMES {
+            while sent < FRAMES && zero.has_room() {
+                let page = [sent as u8; PAGE_SIZE];
+                zero.send(&Body::Protocol(grant(sent), Contents::Page(&page)), 5).expect("sent");
+                sent += 1;
+            }
+            zero.flush().expect("going");
+            one.receive(|header, body| {
+                assert_eq!(header.epoch, 5);
+                let Body::Protocol(message, Contents::Page(page)) = body else { panic!("{body:?}") };
+                assert_eq!(message, grant(seen), "{transport:?}");
+                assert!(page.iter().all(|byte| *byte == seen as u8));
+                seen += 1;
+                pending.push(seen);
+            })
+            .expect("frames");
+            for page in pending.drain(..) {
+                one.send(&Body::Opaque(&page.to_le_bytes()), 5).expect("sent");
+            }
+            one.flush().expect("going");
+            zero.receive(|_, _| {}).expect("answers");
+        }
+    }
+}
+
+/// The answer comes from a thread that sleeps, and goes to one that does: nobody misses being woken.
+#[test]
+fn who_sleeps_is_woken() {
+    for transport in ALL {
+        let limits = Limits { silence: HANG, ..Limits::default() };
+        let (mut zero, mut one) = pair(transport, limits);
+        let echo = thread::spawn(move || {
+            let mut requests = Vec::new();
+            loop {
+                wait(&mut [&mut one], &[], HANG, Duration::ZERO).expect("poll");
+                let outcome = one.receive(|_, body| {
+                    if let Body::Opaque(bytes) = body {
+                        requests.push(bytes.to_vec());
+                    }
+                });
+                for bytes in requests.drain(..) {
+                    one.send(&Body::Opaque(&bytes), 0).expect("sent");
+                }
+                match outcome {
+                    Ok(_) => {}
+                    Err(error) => return error,
+                }
+            }
+        });
+        let start = Instant::now();
+        for round in 0..2000_u64 {
+            zero.send(&Body::Opaque(&round.to_le_bytes()), 0).expect("sent");
+            let mut answer = None;
+            while answer.is_none() {
+                assert!(start.elapsed() < HANG, "{transport:?}: nothing comes back in round {round}");
+                let limit = Duration::from_secs(5);
+                let ready = wait(&mut [&mut zero], &[], limit, Duration::ZERO).expect("poll");
+                assert_eq!(ready.lanes, [0], "{transport:?}: not woken in round {round}");
+                zero.receive(|_, body| {
+                    if let Body::Opaque(bytes) = body {
+                        answer = Some(bytes.to_vec());
+                    }
+                })
+                .expect("going");
+            }
+            assert_eq!(answer.expect("an answer"), round.to_le_bytes());
+        }
+        zero.leave(0);
+        let error = echo.join().expect("no panic");
+        assert!(matches!(error.fault, Fault::Bye), "{transport:?}: {error}");
+    }
+}
+
+#[test]
+fn large_bodies_go_round_the_ring() {
+    for transport in ALL {
+        let (mut zero, mut one) = pair(transport, Limits::default());
+        let body: Vec<u8> = (0..1 << 20).map(|index: u32| (index / 3) as u8).collect();
+        let rounds = 3 * RING / body.len() + 1;
+        let (mut sent, mut seen) = (0, 0);
+        while seen < rounds {
+            if sent < rounds && zero.send(&Body::Opaque(&body), 0).is_ok() {
+                sent += 1;
+            }
+            zero.flush().expect("going");
+            one.receive(|_, came| {
+                assert!(came == Body::Opaque(&body), "{transport:?}: other bytes");
+                seen += 1;
+            })
+            .expect("going");
+            one.flush().expect("going");
+            zero.receive(|_, _| {}).expect("going");
+        }
+    }
+}
+
+#[test]
+fn a_peer_that_reads_nothing_stops_new_requests_then_everything() {
+    for transport in ALL {
+        let limits = Limits {
+            queue_bytes: 1 << 20,
+            room_bytes: 64 << 10,
+            stall: Duration::from_millis(200),
+            ..Limits::default()
+        };
+        let (mut zero, _one) = pair(transport, limits);
+        let body = [7; 64 << 10];
+        let mut no_room_at = None;
+        let error = loop {
+            if !zero.has_room() && no_room_at.is_none() {
+                no_room_at = Some(zero.waiting());
+            }
+            if let Err(error) = zero.send(&Body::Opaque(&body), 0) {
+                break error;
+            }
+        };
+        assert!(
+            matches!(error.fault, Fault::Full { limit, .. } if limit == 1 << 20),
+            "{transport:?}: {error}"
+        );
+        assert!(no_room_at.is_some_and(|bytes| bytes < limits.queue_bytes), "{no_room_at:?}");
+        assert!(zero.waiting() < limits.queue_bytes + body.len() + 100, "bounded");
+        assert!(!zero.is_ended(), "it goes on");
+        let error = ending(&mut zero);
+        assert!(matches!(error.fault, Fault::Stalled { .. }), "{transport:?}: {error}");
+        assert!(error.to_string().starts_with("node 1, lane 0 ("), "{error}");
+        assert!(matches!(zero.send(&Body::Bye, 0), Err(error) if matches!(error.fault, Fault::Ended)));
+    }
+}
+
+#[test]
+fn what_waited_goes_out_when_the_peer_reads_again() {
+    for transport in ALL {
+        let (mut zero, mut one) = pair(transport, Limits::default());
+        let body = [7; 64 << 10];
+        let mut sent = 0;
+        while zero.waiting() < 2 << 20 {
+            zero.send(&Body::Opaque(&body), 0).expect("taken");
+            sent += 1;
+        }
+        let mut seen = 0;
+        run(&mut [&mut zero, &mut one], |_, _| seen += 1, |lanes| lanes[0].waiting() == 0).expect("going");
+        let left = sent - seen;
+        run(&mut [&mut zero, &mut one], |_, _| seen += 1, {
+            let mut rounds = 0;
+            move |_| {
+                rounds += 1;
+                left == 0 || rounds > left
+            }
+        })
+        .expect("going");
+        assert_eq!(seen, sent, "{transport:?}");
+    }
+}
+
+#[test]
+fn a_peer_that_left_and_one_that_vanished_are_told_apart() {
+    for transport in ALL {
+        let (mut zero, mut one) = pair(transport, Limits::default());
+        one.leave(0);
+        assert!(matches!(ending(&mut zero).fault, Fault::Bye), "{transport:?}");
+        let (mut zero, one) = pair(transport, Limits::default());
+        drop(one);
+        let error = ending(&mut zero);
+        let gone = matches!(error.fault, Fault::Closed { .. } | Fault::Io { .. });
+        assert!(gone, "{transport:?}: {error}");
+    }
+}
+
+#[test]
+fn a_silent_peer_is_asked_and_then_given_up() {
+    for transport in ALL {
+        let limits = Limits { silence: Duration::from_millis(300), ..Limits::default() };
+        let (mut zero, mut one) = pair(transport, limits);
+        // Nobody sends anything of his own, and both answer.
+        let start = Instant::now();
+        let quiet = |_: &mut [&mut vnuma_dsm_transport::Lane]| start.elapsed() > Duration::from_millis(1000);
+        run(&mut [&mut zero, &mut one], |_, _| panic!("nothing for the protocol"), quiet).expect("alive");
+        let error = ending(&mut zero);
+        assert!(matches!(error.fault, Fault::Silent { .. }), "{transport:?}: {error}");
+    }
+}
+
+#[test]
+fn three_nodes_meet_whatever_the_order_and_whoever_calls_besides() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let places: BTreeMap<u8, Place> =
+        (0..3).map(|node| (node, Place::Shm(directory.path().join(format!("{node}"))))).collect();
+    let path = directory.path().join("0");
+    let threads: Vec<_> = [2, 0, 1]
+        .into_iter()
+        .map(|node: u8| {
+            let places = places.clone();
+            let start = move || {
+                thread::sleep(Duration::from_millis(u64::from(node) * 20));
+                let listener = Listener::bind(&places[&node]).expect("a listener");
+                let peers = places.into_iter().filter(|(other, _)| *other != node).collect();
+                let hello = Hello { lanes: 4, ..hello(node, 0) };
+                let mut complaints = Vec::new();
+                let lanes = mesh(&listener, &peers, &hello, Limits::default(), |error| {
+                    complaints.push(error.to_string());
+                });
+                (node, lanes.expect("a mesh"), complaints, listener)
+            };
+            thread::spawn(start)
+        })
+        .collect();
+    while std::os::unix::net::UnixStream::connect(&path).is_err() {
+        thread::yield_now();
+    }
+    let mut nodes: Vec<_> = threads.into_iter().map(|thread| thread.join().expect("no panic")).collect();
+    nodes.sort_by_key(|(node, ..)| *node);
+    for (node, lanes, ..) in &nodes {
+        assert_eq!(lanes.len(), 4);
+        for (number, peers) in lanes.iter().enumerate() {
+            let others: Vec<u8> = (0..3).filter(|other| other != node).collect();
+            assert_eq!(peers.keys().copied().collect::<Vec<_>>(), others);
+            assert!(peers.iter().all(|(peer, lane)| {
+                lane.peer().node == Some(*peer) && usize::from(lane.peer().lane) == number
+            }));
+        }
+    }
+    // Each lane is joined to the lane of the same number.
+    let (all, rest) = nodes.split_at_mut(1);
+    let zero = all.first_mut().map(|(_, lanes, ..)| lanes).expect("node 0");
+    for (number, lanes) in zero.iter_mut().enumerate() {
+        lanes.get_mut(&2).expect("a lane").send(&Body::Opaque(&[number as u8]), 0).expect("sent");
+    }
+    let two = &mut rest[1].1;
+    for (number, lanes) in two.iter_mut().enumerate() {
+        let mut seen: Vec<u8> = Vec::new();
+        run(
+            &mut [lanes.get_mut(&0).expect("a lane")],
+            |_, body| {
+                if let Body::Opaque(bytes) = body {
+                    seen.extend(bytes);
+                }
+            },
+            |_| true,
+        )
+        .expect("going");
+        assert_eq!(seen, [number as u8]);
+    }
+}
+
+#[test]
+fn a_node_that_does_not_come_is_named() {
+    let meeting = Meeting::new(Transport::Tcp);
+    let peers = [(3, Place::Tcp(common::anywhere()))].into_iter().collect();
+    let limits = Limits { connect: Duration::from_millis(200), ..Limits::default() };
+    let error = mesh(&meeting.listener, &peers, &hello(0, 0), limits, |_| {}).expect_err("nobody comes");
+    assert_eq!(error.to_string(), "node 3, lane 0 (not connected): no connection within 200ms");
+}
+
+#[test]
+fn hosts_that_do_not_belong_together_are_told_why() {
+    use vnuma_abi_dsm_wire::Refusal;
+    let meeting = Meeting::new(Transport::Tcp);
+    let limits = Limits::default();
+    let expect = |theirs: Hello, reason: Refusal, text: &str| {
+        let (zero, one) = meet(&meeting, hello(0, 0), theirs, limits);
+        let refused = zero.expect_err("refused").to_string();
+        assert!(refused.starts_with("tcp 127.0.0.1:") && refused.ends_with(text), "{refused}");
+        let told = one.expect_err("refused").fault;
+        assert!(matches!(told, Fault::Refused(told) if told == reason), "{told}");
+    };
+    let text = "hello.cluster: the peer has 0x4e, and here it is 0x4d";
+    expect(Hello { cluster: 78, ..hello(1, 0) }, Refusal::Cluster, text);
+    let text = "hello.pages: the peer has 0x3ff, and here it is 0x400";
+    expect(Hello { pages: 1023, ..hello(1, 0) }, Refusal::Region, text);
+    expect(hello(1, 5), Refusal::Peer, "hello.peer: the peer has 0x5, and here it is 0x0");
+    let future = Hello { version_min: 900, version_max: 901, ..hello(1, 0) };
+    expect(future, Refusal::Version, "hello.version_max: the peer has 0x385, and here it is 0x1");
+    expect(hello(0, 0), Refusal::Peer, "hello.node: 0x0 is not above the node that listens");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    #[test]
+    fn any_mix_of_frames_comes_through_the_ring(sizes in proptest::collection::vec(0..200_000_usize, 1..40)) {
+        let (mut zero, mut one) = pair(Transport::Shm, Limits::default());
+        let body = |index: usize| vec![index as u8; sizes[index]];
+        let (mut sent, mut seen) = (0, 0);
+        while seen < sizes.len() {
+            if sent < sizes.len() && zero.has_room() {
+                zero.send(&Body::Opaque(&body(sent)), 0).expect("sent");
+                sent += 1;
+            }
+            zero.flush().expect("going");
+            one.receive(|_, came| {
+                assert!(came == Body::Opaque(&body(seen)));
+                seen += 1;
+            }).expect("going");
+        }
+    }
+}
+
+#[test]
+fn requests_of_the_protocol_keep_their_fields() {
+    let (mut zero, mut one) = pair(Transport::Tls, Limits::default());
+    let message = Message::Request(Request { page: 9, requester: 1, purpose: Purpose::Write, have: 4 });
+    one.send(&Body::Protocol(message.clone(), Contents::None), 1).expect("sent");
+    let mut seen = None;
+    run(
+        &mut [&mut zero, &mut one],
+        |place, body| {
+            let Body::Protocol(message, Contents::None) = body else { panic!("{body:?}") };
+            seen = Some((place, message));
+        },
+        {
+            let start = Instant::now();
+            move |_| start.elapsed() > Duration::from_millis(50)
+        },
+    )
+    .expect("going");
+    assert_eq!(seen, Some((0, message)));
+}
+
+/// Bytes that a pipe keeps, and room that it gets, are no reason to sleep for ever.
+#[test]
+fn who_waits_for_room_is_woken() {
+    for transport in ALL {
+        let limits = Limits { silence: HANG, stall: HANG, ..Limits::default() };
+        let (mut zero, mut one) = pair(transport, limits);
+        let reader = thread::spawn(move || {
+            let mut bytes = 0;
+            loop {
+                let outcome = one.receive(|_, body| {
+                    if let Body::Opaque(came) = body {
+                        bytes += came.len();
+                    }
+                });
+                match outcome {
+                    Ok(0) => drop(wait(&mut [&mut one], &[], HANG, Duration::ZERO)),
+                    Ok(_) => {}
+                    Err(error) => return (bytes, error),
+                }
+            }
+        });
+        let body = [7; 60_000];
+        for _ in 0..200 {
+            while !zero.has_room() {
+                let limit = Duration::from_secs(20);
+                let ready = wait(&mut [&mut zero], &[], limit, Duration::ZERO).expect("poll");
+                assert_eq!(
+                    ready.lanes,
+                    [0],
+                    "{transport:?}: {} bytes wait, and nobody is woken",
+                    zero.waiting()
+                );
+                zero.flush().expect("going");
+            }
+            zero.send(&Body::Opaque(&body), 0).expect("taken");
+        }
+        while !zero.flush().expect("going") {
+            let ready = wait(&mut [&mut zero], &[], Duration::from_secs(20), Duration::ZERO).expect("poll");
+            assert_eq!(ready.lanes, [0], "{transport:?}: {} bytes wait, and nobody is woken", zero.waiting());
+        }
+        zero.leave(0);
+        let (bytes, error) = reader.join().expect("no panic");
+        assert_eq!(bytes, 200 * body.len(), "{transport:?}: {error}");
+    }
+}

@@ -1,0 +1,229 @@
+//! Local faults, and what comes back for them.
+
+use super::{Node, protest};
+use crate::command::{Command, Payload, Protest};
+use crate::ids::{Access, NodeId, NodeSet, PageId};
+use crate::message::{Grant, Kind, Message, Request};
+use crate::page::{Invalidating, Then};
+
+impl Node {
+    pub(super) fn on_fault(&mut self, now: u64, page: PageId, write: bool, out: &mut Vec<Command>) {
+        if page.0 >= self.table.pages() {
+            return;
+        }
+        let want = if write { Access::Write } else { Access::Read };
+        let entry = self.page(page);
+        if entry.poisoned {
+            return out.push(Command::Poison { page });
+        }
+        if entry.access >= want {
+            return out.push(Command::Wake { page });
+        }
+        entry.fault = entry.fault.max(want);
+        // A thread that now wants to write has read what it waited for.
+        entry.hold_until = 0;
+        let misses = entry.access == Access::None && !write;
+        self.advance(now, page, out);
+        if misses && self.options.prefetch_pages > 0 && self.change.is_none() {
+            self.prefetch(page, out);
+        }
+    }
+
+    /// Does for a page what can be done now: drops a copy, answers or forwards requests, asks for what local threads want.
+    pub(super) fn advance(&mut self, now: u64, page: PageId, out: &mut Vec<Command>) {
+        if self.change.is_some() {
+            return;
+        }
+        self.drop_deferred(now, page, out);
+        while let Some(request) = self.next_ready(now, page, out) {
+            self.on_ready(page, request, out);
+        }
+        self.pursue(now, page, out);
+        self.page(page).tidy();
+    }
+
+    /// Gets what local threads wait for, if nothing is under way.
+    fn pursue(&mut self, now: u64, page: PageId, out: &mut Vec<Command>) {
+        let entry = self.page(page);
+        let want = entry.fault;
+        if want == Access::None || entry.wanted.is_some() || entry.invalidating().is_some() || entry.poisoned
+        {
+            return;
+        }
+        if !entry.owner {
+            let kind = if want == Access::Write { Kind::Write } else { Kind::Read };
+            return self.request(page, kind, out);
+        }
+        if want == Access::Write && !entry.copyset.is_empty() {
+            // Others read what this node writes: the page does not migrate.
+            entry.migratory = 0;
+            let copies = entry.copyset;
+            return self.invalidate(page, copies, Then::Upgrade, self.own, out);
+        }
+        self.map(page, want, None, out);
+        self.satisfied(now, page, out);
+    }
+
+    /// Sends a request to the node that is expected to know the owner.
+    pub(super) fn request(&mut self, page: PageId, kind: Kind, out: &mut Vec<Command>) {
+        let (own, manager) = (self.own, self.manager(page));
+        let hints = self.options.owner_hints;
+        let entry = self.page(page);
+        entry.wanted = Some(kind);
+        let to = if hints || manager == own { entry.hint } else { manager };
+        let request = Request { page, requester: own, kind, have: entry.version };
+        self.send(to, Message::Request(request), out);
+    }
+
+    /// Maps a page whose content is in memory or comes with `payload`. A page that becomes writable gets a new version.
+    fn map(&mut self, page: PageId, access: Access, payload: Option<Payload>, out: &mut Vec<Command>) {
+        let deltas = self.options.deltas;
+        let entry = self.page(page);
+        let twin = access == Access::Write && deltas;
+        if twin {
+            entry.twin = entry.version;
+        }
+        if access == Access::Write {
+            entry.version += 1;
+        }
+        entry.access = access;
+        out.push(match payload {
+            Some(payload) => Command::Install { page, access, payload, twin },
+            None => Command::SetAccess { page, access, twin },
+        });
+    }
+
+    /// Local threads have what they waited for. They keep it for a while.
+    fn satisfied(&mut self, now: u64, page: PageId, out: &mut Vec<Command>) {
+        let hold_ns = self.options.hold_ns;
+        let entry = self.page(page);
+        entry.fault = Access::None;
+        if hold_ns > 0 {
+            entry.hold_until = now.saturating_add(hold_ns);
+        }
+        out.push(Command::Wake { page });
+    }
+
+    pub(super) fn on_grant(&mut self, now: u64, from: NodeId, grant: Grant, out: &mut Vec<Command>) {
+        let page = grant.page;
+        if grant.to != self.own {
+            return self.relay(from, grant, out);
+        }
+        if !self.expects(&grant) || !self.members.contains(grant.from) {
+            return protest(from, Protest::UnexpectedGrant, out);
+        }
+        let manager = self.manager(page);
+        let hints = self.options.owner_hints;
+        let entry = self.page(page);
+        let asked = entry.wanted.take();
+        if hints {
+            entry.hint = grant.from;
+        }
+        entry.owner = grant.owner;
+        entry.copyset = NodeSet::EMPTY;
+        entry.version = grant.version;
+        entry.migratory = grant.migratory;
+        let payload = (grant.payload != Payload::None).then_some(grant.payload);
+        self.map(page, grant.access, payload, out);
+        // A request to write passed the manager or left its trace on the way; this one did not.
+        let frozen = self.change.is_some();
+        if grant.owner && asked == Some(Kind::Read) && !frozen && manager != self.own && manager != grant.from
+        {
+            self.send(manager, Message::OwnerIs { page, version: grant.version }, out);
+        }
+        let fault = self.page(page).fault;
+        if fault != Access::None && fault <= grant.access {
+            self.satisfied(now, page, out);
+        } else if fault != Access::None {
+            out.push(Command::Wake { page });
+        }
+        self.advance(now, page, out);
+    }
+
+    /// True if this node asked for the grant and has what its payload needs.
+    fn expects(&mut self, grant: &Grant) -> bool {
+        let entry = self.page(grant.page);
+        let asked = match entry.wanted {
+            Some(Kind::Write) => grant.owner && grant.access == Access::Write,
+            Some(Kind::Read) => {
+                grant.access == Access::Read || (grant.owner && grant.access == Access::Write)
+            }
+            Some(Kind::Prefetch) => grant.access == Access::Read && !grant.owner,
+            None => false,
+        };
+        let base = match grant.payload {
+            Payload::None => entry.version == grant.version,
+            Payload::Delta { base } => entry.version == base,
+            Payload::Page => true,
+        };
+        asked && base
+    }
+
+    /// The manager passes a grant on (Message-2-*-non-owner).
+    fn relay(&mut self, from: NodeId, grant: Grant, out: &mut Vec<Command>) {
+        if self.options.direct_reply || self.manager(grant.page) != self.own {
+            return protest(from, Protest::UnexpectedGrant, out);
+        }
+        let frame = self.frame(grant.to, Message::Grant(grant), out);
+        out.push(Command::Relay { to: grant.to, frame });
+    }
+
+    pub(super) fn on_refuse(&mut self, now: u64, from: NodeId, page: PageId, out: &mut Vec<Command>) {
+        let entry = self.page(page);
+        if entry.wanted != Some(Kind::Prefetch) {
+            return protest(from, Protest::UnexpectedAnswer, out);
+        }
+        entry.wanted = None;
+        self.advance(now, page, out);
+    }
+
+    pub(super) fn on_lost(&mut self, now: u64, from: NodeId, page: PageId, out: &mut Vec<Command>) {
+        let entry = self.page(page);
+        if entry.wanted.is_none() {
+            return protest(from, Protest::UnexpectedAnswer, out);
+        }
+        entry.wanted = None;
+        entry.poisoned = true;
+        entry.fault = Access::None;
+        entry.access = Access::None;
+        out.push(Command::Poison { page });
+        self.advance(now, page, out);
+    }
+
+    /// Asks for the pages behind a page that was read, if its reader is sequential.
+    fn prefetch(&mut self, page: PageId, out: &mut Vec<Command>) {
+        let window = self.streams.fault(page, self.options.prefetch_pages);
+        let mut end = page.0.saturating_add(u64::from(window)).min(self.table.pages() - 1);
+        if let Some(before) = page.0.checked_rem(self.options.prefetch_within) {
+            end = end.min(page.0 - before + self.options.prefetch_within - 1);
+        }
+        for next in page.0 + 1..=end {
+            let next = PageId(next);
+            let entry = self.page(next);
+            if entry.access == Access::None && entry.wanted.is_none() && !entry.owner && !entry.poisoned {
+                self.request(next, Kind::Prefetch, out);
+            }
+        }
+    }
+
+    /// Has the copies in `copies` dropped before `then`; `owner` owns the page next.
+    pub(super) fn invalidate(
+        &mut self,
+        page: PageId,
+        copies: NodeSet,
+        then: Then,
+        owner: NodeId,
+        out: &mut Vec<Command>,
+    ) {
+        self.page(page).waiting_mut().invalidating = Some(Invalidating { then, waiting: copies });
+        for node in copies.iter() {
+            self.notify(node, crate::message::Notice::Invalidate { page, owner }, out);
+        }
+    }
+
+    /// All copies are dropped and this node writes.
+    pub(super) fn upgraded(&mut self, now: u64, page: PageId, out: &mut Vec<Command>) {
+        self.map(page, Access::Write, None, out);
+        self.satisfied(now, page, out);
+    }
+}

@@ -1,0 +1,285 @@
+//! A node: events in, commands out.
+//!
+//! | file | part |
+//! |---|---|
+//! | `fault.rs` | local faults, and what comes back for them |
+//! | `owner.rs` | requests of others: forwarded, queued, answered |
+//! | `copy.rs` | copies are dropped: invalidations, hold time |
+//! | `prefetch.rs` | sequential readers |
+//! | `membership.rs` | who is a member: suspicion, agreement, fencing |
+//! | `recovery.rs` | who owns what after a node was lost |
+//!
+//! # How a request finds the owner
+//!
+//! Each node has a pointer to the owner as far as it knows (`Page::hint`); the first is the manager.
+//! A node that forwards a request to write points to the requester from then on, because that one owns the page next.
+//! The requester queues what reaches it until it has the page.
+//! The pointers are a tree whose root is the last requester, as in the distributed queue of Naimi and Trehel, so a request
+//! reaches a root without the manager having to lock the page.
+//! Without owner hints every request starts at the manager, so its pointer must be the last requester at any time:
+//! then nothing but a request that it forwards changes it.
+//! A migratory page changes its owner at a read, which the manager cannot know, so it needs owner hints.
+
+mod copy;
+mod fault;
+mod membership;
+mod owner;
+mod prefetch;
+mod recovery;
+
+use crate::command::{Command, Event, Protest};
+use crate::ids::{Access, Epoch, NodeId, NodeSet, PageId, Version};
+use crate::managers::Managers;
+use crate::message::{Frame, Message, Notice, View};
+use crate::options::Options;
+use crate::page::{Page, State};
+use crate::table::Table;
+use membership::Change;
+use prefetch::Streams;
+
+/// One node's part of the protocol.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Node {
+    own: NodeId,
+    /// All nodes that there ever were.
+    configured: NodeSet,
+    members: NodeSet,
+    epoch: Epoch,
+    /// Nodes that this one suspects or knows to be suspected.
+    suspects: NodeSet,
+    /// A membership that is being agreed on.
+    change: Option<Box<Change>>,
+    stopped: bool,
+    managers: Managers,
+    options: Options,
+    table: Table,
+    streams: Streams,
+    /// Notices that wait for a flush; one entry per node that has some.
+    held_back: Vec<(NodeId, Vec<Notice>)>,
+}
+
+impl Node {
+    /// A node that starts with the others: all of `members` are there, nobody has touched a page, and the memory of
+    /// all nodes is equal. `own` is a member.
+    pub fn new(own: NodeId, members: NodeSet, managers: Managers, options: Options) -> Self {
+        let table = Table::new(managers.pages());
+        let options = Options { migratory: options.migratory && options.owner_hints, ..options };
+        Self {
+            own,
+            configured: members,
+            members,
+            epoch: Epoch::default(),
+            suspects: NodeSet::EMPTY,
+            change: None,
+            stopped: false,
+            managers,
+            options,
+            table,
+            streams: Streams::default(),
+            held_back: Vec::new(),
+        }
+    }
+
+    /// Takes an event and appends what is to be done to `out`, in order. `now` is in nanoseconds of one monotonic clock.
+    pub fn step(&mut self, now: u64, event: Event, out: &mut Vec<Command>) {
+        if self.stopped {
+            return;
+        }
+        match event {
+            Event::Fault { page, write } => self.on_fault(now, page, write, out),
+            Event::Receive { from, frame } => self.on_frame(now, from, frame, out),
+            Event::Timer { page } => self.on_timer(now, page, out),
+            Event::Progress { page } => self.on_progress(now, page, out),
+            Event::Suspect { node } => self.on_suspect(node, out),
+            Event::Flush => self.flush(out),
+        }
+    }
+
+    /// Its number.
+    pub fn id(&self) -> NodeId {
+        self.own
+    }
+
+    /// The state of a page here.
+    pub fn state(&self, page: PageId) -> State {
+        self.table.get(page).map_or(State::Invalid, Page::state)
+    }
+
+    /// True if this node owns the page.
+    pub fn is_owner(&self, page: PageId) -> bool {
+        self.table.get(page).map_or_else(|| self.manager(page) == self.own, |page| page.owner)
+    }
+
+    /// The nodes that have a copy of a page besides this one, if it is the owner.
+    pub fn copyset(&self, page: PageId) -> NodeSet {
+        self.table.get(page).map_or(NodeSet::EMPTY, |page| page.copyset)
+    }
+
+    /// The membership in force.
+    pub fn view(&self) -> View {
+        View { epoch: self.epoch, members: self.members }
+    }
+
+    /// True if it is no member any more.
+    pub fn is_stopped(&self) -> bool {
+        self.stopped
+    }
+
+    /// The content of a page in this node's memory.
+    pub fn version(&self, page: PageId) -> Version {
+        self.table.get(page).map_or(1, |page| page.version)
+    }
+
+    /// True if local threads wait for the page.
+    pub fn waits(&self, page: PageId) -> bool {
+        self.table.get(page).is_some_and(|page| page.fault != Access::None)
+    }
+
+    /// True if notices wait for [`Event::Flush`].
+    pub fn needs_flush(&self) -> bool {
+        !self.held_back.is_empty()
+    }
+
+    fn on_frame(&mut self, now: u64, from: NodeId, frame: Frame, out: &mut Vec<Command>) {
+        if !self.configured.contains(from) || from == self.own {
+            return protest(from, Protest::NoMember, out);
+        }
+        if let Message::Membership(message) = frame.message {
+            return self.on_membership(now, from, message, out);
+        }
+        if !self.members.contains(from) {
+            return self.fence(from, out);
+        }
+        if let Some(change) = &mut self.change {
+            return match change.takes(from, self.epoch, frame) {
+                // What carries contents still arrives, so that no page is lost on its way.
+                Some(Frame { message: Message::Grant(grant), .. })
+                    if self.accepts(from, grant.page, grant.to, out) =>
+                {
+                    self.on_grant(now, from, grant, out);
+                }
+                _ => {}
+            };
+        }
+        if frame.epoch != self.epoch {
+            return;
+        }
+        match frame.message {
+            Message::Notices(notices) => {
+                for notice in notices {
+                    self.on_notice(now, from, notice, out);
+                }
+            }
+            Message::Notice(notice) => self.on_notice(now, from, notice, out),
+            message => self.on_message(now, from, message, out),
+        }
+    }
+
+    fn on_notice(&mut self, now: u64, from: NodeId, notice: Notice, out: &mut Vec<Command>) {
+        match notice {
+            Notice::Invalidate { page, owner } if self.accepts(from, page, owner, out) => {
+                self.on_invalidate(now, from, page, owner, out);
+            }
+            Notice::Invalidated { page } if self.accepts(from, page, from, out) => {
+                self.on_invalidated(now, from, page, out);
+            }
+            _ => {}
+        }
+    }
+
+    fn on_message(&mut self, now: u64, from: NodeId, message: Message, out: &mut Vec<Command>) {
+        match message {
+            Message::Request(request) if self.accepts(from, request.page, request.requester, out) => {
+                if request.requester == self.own {
+                    return protest(from, Protest::UnexpectedAnswer, out);
+                }
+                self.on_request(now, request, out);
+            }
+            Message::Grant(grant) if self.accepts(from, grant.page, grant.to, out) => {
+                self.on_grant(now, from, grant, out);
+            }
+            Message::Refuse { page } if self.accepts(from, page, from, out) => {
+                self.on_refuse(now, from, page, out)
+            }
+            Message::OwnerIs { page, version } if self.accepts(from, page, from, out) => {
+                let page = self.page(page);
+                if !page.is_root() && version >= page.version {
+                    page.hint = from;
+                }
+            }
+            Message::Lost { page } if self.accepts(from, page, from, out) => {
+                self.on_lost(now, from, page, out)
+            }
+            _ => {}
+        }
+    }
+
+    /// True if the page exists and the node is a member; protests otherwise.
+    fn accepts(&self, from: NodeId, page: PageId, names: NodeId, out: &mut Vec<Command>) -> bool {
+        if page.0 >= self.table.pages() {
+            protest(from, Protest::NoSuchPage, out);
+            return false;
+        }
+        if !self.members.contains(names) {
+            protest(from, Protest::NoMember, out);
+            return false;
+        }
+        true
+    }
+
+    fn manager(&self, page: PageId) -> NodeId {
+        self.managers.manager(page, self.members)
+    }
+
+    /// The page, which is in the region.
+    fn page(&mut self, page: PageId) -> &mut Page {
+        let (own, managers, members) = (self.own, &self.managers, self.members);
+        self.table.get_mut(page, |page| Page::fresh(own, managers.manager(page, members)))
+    }
+
+    /// Sends a message, after what was held back for the same node.
+    fn send(&mut self, to: NodeId, message: Message, out: &mut Vec<Command>) {
+        let frame = self.frame(to, message, out);
+        out.push(Command::Send { to, frame });
+    }
+
+    fn frame(&mut self, to: NodeId, message: Message, out: &mut Vec<Command>) -> Frame {
+        debug_assert_ne!(to, self.own, "no message to itself: {message:?}");
+        self.flush_to(to, out);
+        Frame { epoch: self.epoch, message }
+    }
+
+    /// Sends a notice now, or with the next flush.
+    fn notify(&mut self, to: NodeId, notice: Notice, out: &mut Vec<Command>) {
+        if !self.options.batch_invalidations {
+            return self.send(to, Message::Notice(notice), out);
+        }
+        match self.held_back.iter_mut().find(|(node, _)| *node == to) {
+            Some((_, notices)) => notices.push(notice),
+            None => self.held_back.push((to, vec![notice])),
+        }
+    }
+
+    fn flush_to(&mut self, to: NodeId, out: &mut Vec<Command>) {
+        if let Some(index) = self.held_back.iter().position(|(node, _)| *node == to) {
+            let (_, notices) = self.held_back.swap_remove(index);
+            out.push(self.notices(to, notices));
+        }
+    }
+
+    fn flush(&mut self, out: &mut Vec<Command>) {
+        for (to, notices) in std::mem::take(&mut self.held_back) {
+            out.push(self.notices(to, notices));
+        }
+    }
+
+    fn notices(&self, to: NodeId, notices: Vec<Notice>) -> Command {
+        let message =
+            if notices.len() == 1 { Message::Notice(notices[0]) } else { Message::Notices(notices) };
+        Command::Send { to, frame: Frame { epoch: self.epoch, message } }
+    }
+}
+
+fn protest(peer: NodeId, reason: Protest, out: &mut Vec<Command>) {
+    out.push(Command::Protest { peer, reason });
+}

@@ -1,0 +1,154 @@
+//! Who owns what after a node was lost: rebuilt from the page tables of the members.
+//!
+//! Each member tells the managers which pages it has. A manager keeps the owner of a page, or makes the lowest holder the
+//! owner. The contents of a page that nobody has are lost, which its manager says to everybody who asks.
+
+use super::Node;
+use crate::command::Command;
+use crate::ids::{Access, Epoch, NodeId, NodeSet, PageId};
+use crate::message::{Entry, Holding, Membership, Message, View};
+
+/// Pages in one message.
+const PAGES: usize = 512;
+
+impl Node {
+    /// Tells the managers of a view what this node has.
+    pub(super) fn report(&mut self, view: View, out: &mut Vec<Command>) {
+        let View { epoch, members } = view;
+        let mut lists: Vec<Vec<Holding>> = vec![Vec::new(); NodeId::LIMIT];
+        for (page, entry) in self.table.iter() {
+            if entry.owner || entry.access != Access::None {
+                let manager = self.managers.manager(page, members);
+                lists[usize::from(manager.0)].push(Holding { page, owner: entry.owner });
+            }
+        }
+        for node in members.iter() {
+            let pages = std::mem::take(&mut lists[usize::from(node.0)]);
+            if node == self.own {
+                self.on_holdings(node, epoch, &pages, true);
+                continue;
+            }
+            for part in pages.chunks(PAGES) {
+                let message = Membership::Holdings { epoch, pages: part.to_vec(), last: false };
+                self.send(node, Message::Membership(message), out);
+            }
+            let message = Membership::Holdings { epoch, pages: Vec::new(), last: true };
+            self.send(node, Message::Membership(message), out);
+        }
+    }
+
+    pub(super) fn on_holdings(&mut self, from: NodeId, epoch: Epoch, pages: &[Holding], last: bool) {
+        let limit = self.table.pages();
+        let Some(change) = self.change.as_mut().filter(|change| change.view.epoch == epoch) else {
+            return;
+        };
+        for holding in pages.iter().filter(|holding| holding.page.0 < limit) {
+            let (owner, holders) = change.holders.entry(holding.page).or_insert((None, NodeSet::EMPTY));
+            holders.insert(from);
+            if holding.owner {
+                *owner = Some(from);
+            }
+        }
+        if last {
+            change.came[2].insert(from);
+        }
+    }
+
+    /// Decides who owns the pages that this node manages, and tells the owners.
+    pub(super) fn direct(&mut self, view: View, out: &mut Vec<Command>) {
+        let View { epoch, members } = view;
+        let mut lists: Vec<Vec<Entry>> = vec![Vec::new(); NodeId::LIMIT];
+        let Some(change) = &self.change else {
+            return;
+        };
+        for (page, (owner, holders)) in &change.holders {
+            if let Some(owner) = owner.or_else(|| holders.iter().next()) {
+                lists[usize::from(owner.0)].push(Entry { page: *page, copyset: holders.without(owner) });
+            }
+        }
+        for node in members.iter() {
+            let pages = std::mem::take(&mut lists[usize::from(node.0)]);
+            if node == self.own {
+                self.on_directory(node, epoch, &pages, true);
+                continue;
+            }
+            for part in pages.chunks(PAGES) {
+                let message = Membership::Directory { epoch, pages: part.to_vec(), last: false };
+                self.send(node, Message::Membership(message), out);
+            }
+            let message = Membership::Directory { epoch, pages: Vec::new(), last: true };
+            self.send(node, Message::Membership(message), out);
+        }
+    }
+
+    pub(super) fn on_directory(&mut self, from: NodeId, epoch: Epoch, pages: &[Entry], last: bool) {
+        let Some(change) = self.change.as_mut().filter(|change| change.view.epoch == epoch) else {
+            return;
+        };
+        change.owned.extend_from_slice(pages);
+        if last {
+            change.came[3].insert(from);
+        }
+    }
+
+    /// The view is in force.
+    pub(super) fn install(&mut self, now: u64, view: View, out: &mut Vec<Command>) {
+        let Some(change) = self.change.take() else {
+            return;
+        };
+        self.take_over(view.members);
+        let (own, managers) = (self.own, &self.managers);
+        for (page, entry) in self.table.iter_mut() {
+            entry.reset(managers.manager(page, view.members));
+            if entry.hint == own {
+                match change.holders.get(&page) {
+                    Some((owner, holders)) => {
+                        entry.hint = owner.or_else(|| holders.iter().next()).unwrap_or(own)
+                    }
+                    None => entry.poisoned = true,
+                }
+            }
+        }
+        let left = NodeSet::from_bits(self.members.bits() & !view.members.bits());
+        (self.members, self.epoch) = (view.members, view.epoch);
+        for Entry { page, copyset } in change.owned {
+            if page.0 < self.table.pages() {
+                let entry = self.page(page);
+                entry.owner = true;
+                entry.copyset = copyset;
+            }
+        }
+        out.push(Command::Members { members: view.members });
+        for node in left.iter() {
+            self.fence(node, out);
+        }
+        self.ask_again(now, out);
+        for (from, frame) in change.early {
+            self.on_frame(now, from, frame, out);
+        }
+    }
+
+    /// Touches the pages whose manager is another one now, so that none of them seems to be new.
+    fn take_over(&mut self, members: NodeSet) {
+        for page in (0..self.table.pages()).map(PageId) {
+            let (before, after) = (self.manager(page), self.managers.manager(page, members));
+            if after == self.own && before != after {
+                self.page(page);
+            }
+        }
+    }
+
+    /// Local threads still wait for what was asked for in the last epoch.
+    fn ask_again(&mut self, now: u64, out: &mut Vec<Command>) {
+        let waiting: Vec<_> = self.table.iter().filter(|(_, entry)| entry.fault != Access::None).collect();
+        let waiting: Vec<_> = waiting.into_iter().map(|(page, entry)| (page, entry.poisoned)).collect();
+        for (page, poisoned) in waiting {
+            if poisoned {
+                self.page(page).fault = Access::None;
+                out.push(Command::Poison { page });
+            } else {
+                self.advance(now, page, out);
+            }
+        }
+    }
+}

@@ -1,0 +1,343 @@
+//! Nodes, their memory and a network between them, in one thread. Tests, the model and the simulation share it.
+//!
+//! A page is one number here: how many writes it has seen. The checker looks at the memory only, never at the protocol.
+#![allow(dead_code, reason = "each test program uses another part")]
+
+use std::collections::VecDeque;
+use vnuma_dsm::{
+    Access, Command, Event, Frame, Managers, Message, Node, NodeId, NodeSet, Notice, Options, PageId,
+    Payload, Protest,
+};
+
+/// What travels beside a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Data {
+    Page(u64),
+    /// Content that it starts from, content that it leads to.
+    Delta(u64, u64),
+}
+
+/// A message on its way.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Packet {
+    pub frame: Frame,
+    pub data: Option<Data>,
+}
+
+/// A page in the memory of a node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Cell {
+    pub access: Access,
+    pub value: u64,
+    pub twin: Option<u64>,
+    pub poisoned: bool,
+    /// Threads were woken since the last look.
+    pub woken: bool,
+    /// The time of a timer that was set.
+    pub timer: Option<u64>,
+}
+
+/// A fault of the shell or the protocol, put in on purpose: the checker must find it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Broken {
+    #[default]
+    No,
+    /// A node acknowledges invalidations and keeps its copy.
+    KeepCopy,
+    /// An invalidation is not sent, and its acknowledgement is made up.
+    SkipInvalidation,
+    /// The owner reads the page before it takes the access of local threads away.
+    CopyThenDrop,
+    /// A message is lost.
+    LoseGrants,
+    /// A difference is applied to whatever is there.
+    StaleTwin,
+    /// Threads are not woken.
+    LoseWakes,
+}
+
+/// All nodes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Cluster {
+    pub nodes: Vec<Node>,
+    /// By node, then by page.
+    pub memory: Vec<Vec<Cell>>,
+    /// By sender and receiver: `from * nodes + to`.
+    pub network: Vec<VecDeque<Packet>>,
+    /// What was wrong: read by the checker.
+    pub wrong: Vec<String>,
+    pub broken: Broken,
+    /// Accesses that are not taken away yet, for [`Broken::CopyThenDrop`].
+    pub late: Vec<(usize, usize, Access)>,
+    /// Nodes that were killed.
+    pub dead: Vec<bool>,
+    pub sent: u64,
+    pub sent_data: u64,
+}
+
+/// Pages spread evenly over nodes, in ranges.
+pub fn managers(nodes: usize, pages: u64) -> Managers {
+    let each = pages.div_ceil(nodes as u64);
+    let mut left = pages;
+    let mut ranges = Vec::new();
+    for node in 0..nodes {
+        let count = each.min(left);
+        if count > 0 {
+            ranges.push((count, NodeId(node as u8)));
+        }
+        left -= count;
+    }
+    Managers::new(&ranges).unwrap()
+}
+
+impl Cluster {
+    pub fn new(count: usize, managers: &Managers, options: Options) -> Self {
+        let members = NodeSet::first(count);
+        let node = |id| Node::new(NodeId(id as u8), members, managers.clone(), options);
+        Self {
+            nodes: (0..count).map(node).collect(),
+            memory: vec![vec![Cell::default(); managers.pages() as usize]; count],
+            network: vec![VecDeque::new(); count * count],
+            wrong: Vec::new(),
+            broken: Broken::No,
+            late: Vec::new(),
+            dead: vec![false; count],
+            sent: 0,
+            sent_data: 0,
+        }
+    }
+
+    pub fn count(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// Gives an event to a node and carries out what it wants. Returns the commands, for a look.
+    pub fn event(&mut self, node: usize, now: u64, event: Event) -> Vec<Command> {
+        self.event_with(node, now, event, None)
+    }
+
+    fn event_with(&mut self, node: usize, now: u64, event: Event, data: Option<Data>) -> Vec<Command> {
+        let mut commands = Vec::new();
+        self.nodes[node].step(now, event, &mut commands);
+        for command in &commands {
+            self.carry_out(node, command, data);
+        }
+        commands
+    }
+
+    /// Delivers the oldest message of a pair.
+    pub fn deliver(&mut self, from: usize, to: usize, now: u64) -> Vec<Command> {
+        let count = self.count();
+        let Some(packet) = self.network[from * count + to].pop_front() else {
+            return Vec::new();
+        };
+        if self.dead[to] {
+            return Vec::new();
+        }
+        let event = Event::Receive { from: NodeId(from as u8), frame: packet.frame };
+        self.event_with(to, now, event, packet.data)
+    }
+
+    /// Nodes whose memory counts: alive, and members of the newest view that is in force anywhere.
+    pub fn counts(&self) -> NodeSet {
+        let newest =
+            self.nodes.iter().map(Node::view).max_by_key(|view| view.epoch).expect("there are nodes");
+        let alive =
+            |node: &NodeId| !self.dead[usize::from(node.0)] && !self.nodes[usize::from(node.0)].is_stopped();
+        newest.members.iter().filter(alive).collect()
+    }
+
+    /// Kills a node. What it has sent may still arrive.
+    pub fn kill(&mut self, node: usize) {
+        self.dead[node] = true;
+        for from in 0..self.count() {
+            let at = from * self.count() + node;
+            self.network[at].clear();
+        }
+        self.memory[node].iter_mut().for_each(|cell| *cell = Cell::default());
+    }
+
+    /// Pairs with a message on its way.
+    pub fn deliverable(&self) -> impl Iterator<Item = (usize, usize)> {
+        let count = self.count();
+        self.network
+            .iter()
+            .enumerate()
+            .filter(|(_, queue)| !queue.is_empty())
+            .map(move |(at, _)| (at / count, at % count))
+    }
+
+    fn carry_out(&mut self, node: usize, command: &Command, data: Option<Data>) {
+        match command {
+            Command::Send { to, frame } => self.post(node, *to, frame, None),
+            Command::Relay { to, frame } => self.post(node, *to, frame, data),
+            Command::SendPage { to, frame, page, access } => {
+                self.send_page(node, *to, frame, page.0 as usize, *access);
+            }
+            Command::Install { page, access, payload, twin } => {
+                self.install(node, page.0 as usize, *payload, data);
+                self.set_access(node, page.0 as usize, *access, *twin);
+            }
+            Command::SetAccess { page, access, twin } => {
+                if self.broken == Broken::KeepCopy && *access == Access::None {
+                    return;
+                }
+                self.set_access(node, page.0 as usize, *access, *twin);
+            }
+            Command::Wake { page } if self.broken != Broken::LoseWakes => {
+                self.memory[node][page.0 as usize].woken = true;
+            }
+            Command::Wake { .. } => {}
+            Command::SetTimer { page, at_ns } => self.memory[node][page.0 as usize].timer = Some(*at_ns),
+            Command::Poison { page } => {
+                let cell = &mut self.memory[node][page.0 as usize];
+                (cell.poisoned, cell.woken, cell.access) = (true, true, Access::None);
+            }
+            Command::Stop { .. } => self.memory[node].iter_mut().for_each(|cell| cell.access = Access::None),
+            Command::Members { .. } => {}
+            Command::Protest { peer, reason } => self.protest(node, *peer, *reason),
+        }
+    }
+
+    fn protest(&mut self, node: usize, peer: NodeId, reason: Protest) {
+        self.wrong.push(format!("node {node} protests against {}: {reason:?}", peer.0));
+    }
+
+    fn set_access(&mut self, node: usize, page: usize, access: Access, twin: bool) {
+        let cell = &mut self.memory[node][page];
+        if twin {
+            cell.twin = Some(cell.value);
+        }
+        cell.access = access;
+    }
+
+    fn send_page(&mut self, node: usize, to: NodeId, frame: &Frame, page: usize, access: Access) {
+        let Message::Grant(grant) = &frame.message else {
+            return self.wrong.push("contents with a message that has none".to_owned());
+        };
+        if self.broken == Broken::CopyThenDrop {
+            self.late.push((node, page, access));
+        } else {
+            self.memory[node][page].access = access;
+        }
+        let cell = self.memory[node][page];
+        let data = match grant.payload {
+            Payload::None => return self.wrong.push("SendPage without contents".to_owned()),
+            Payload::Page => Data::Page(cell.value),
+            Payload::Delta { .. } => Data::Delta(cell.twin.unwrap_or(u64::MAX), cell.value),
+        };
+        self.sent_data += 1;
+        self.post(node, to, frame, Some(data));
+    }
+
+    fn install(&mut self, node: usize, page: usize, payload: Payload, data: Option<Data>) {
+        let cell = &mut self.memory[node][page];
+        match (payload, data) {
+            (Payload::Page, Some(Data::Page(value))) => cell.value = value,
+            (Payload::Delta { .. }, Some(Data::Delta(base, value))) => {
+                if base != cell.value {
+                    self.wrong.push(format!(
+                        "node {node} page {page}: difference to {base}, memory has {}",
+                        cell.value
+                    ));
+                }
+                cell.value = value;
+            }
+            other => self.wrong.push(format!("node {node} page {page}: contents {other:?}")),
+        }
+    }
+
+    fn post(&mut self, from: usize, to: NodeId, frame: &Frame, data: Option<Data>) {
+        let count = self.count();
+        let packet = Packet { frame: frame.clone(), data };
+        if self.broken == Broken::LoseGrants && matches!(frame.message, Message::Grant(_)) {
+            return;
+        }
+        if self.broken == Broken::SkipInvalidation
+            && let Message::Notice(Notice::Invalidate { page, .. }) = frame.message
+        {
+            let frame = Frame { epoch: frame.epoch, message: Message::Notice(Notice::Invalidated { page }) };
+            self.network[usize::from(to.0) * count + from].push_back(Packet { frame, data: None });
+            return;
+        }
+        if self.dead[usize::from(to.0)] || self.nodes[usize::from(to.0)].is_stopped() {
+            return;
+        }
+        self.sent += 1;
+        self.network[from * count + usize::from(to.0)].push_back(packet);
+    }
+
+    /// A thread uses a page, if the memory lets it: a write counts one more. False if it would fault.
+    pub fn access(&mut self, node: usize, page: usize, write: bool) -> bool {
+        let cell = &mut self.memory[node][page];
+        let needed = if write { Access::Write } else { Access::Read };
+        if cell.access < needed {
+            return false;
+        }
+        if write {
+            cell.value += 1;
+        }
+        true
+    }
+
+    /// Faults until the access succeeds, with nothing else going on. Returns the messages that it took.
+    pub fn settle(&mut self, node: usize, page: usize, write: bool) -> Vec<Message> {
+        let mut messages = Vec::new();
+        for _ in 0..100 {
+            if self.access(node, page, write) {
+                let commands = self.event(node, 0, Event::Progress { page: PageId(page as u64) });
+                collect(&commands, &mut messages);
+                self.drain(&mut messages);
+                return messages;
+            }
+            let commands = self.event(node, 0, Event::Fault { page: PageId(page as u64), write });
+            collect(&commands, &mut messages);
+            self.drain(&mut messages);
+        }
+        panic!("node {node} page {page}: the fault is not served");
+    }
+
+    /// Delivers everything and flushes, in a fixed order.
+    pub fn drain(&mut self, messages: &mut Vec<Message>) {
+        loop {
+            let next = self.deliverable().next();
+            if let Some((from, to)) = next {
+                let commands = self.deliver(from, to, 0);
+                collect(&commands, messages);
+                continue;
+            }
+            let Some(node) = (0..self.count()).find(|node| self.nodes[*node].needs_flush()) else {
+                return;
+            };
+            let commands = self.event(node, 0, Event::Flush);
+            collect(&commands, messages);
+        }
+    }
+}
+
+fn collect(commands: &[Command], messages: &mut Vec<Message>) {
+    messages.extend(commands.iter().filter_map(|command| Some(command.sends()?.1.clone())));
+}
+
+/// Looks at the memory of all nodes: one writer or any number of readers, and all see the last write.
+/// `last` is how many writes each page has seen; `counts` says whose memory counts.
+pub fn check(memory: &[Vec<Cell>], last: &[u64], counts: impl Fn(usize) -> bool) -> Result<(), String> {
+    for (page, last) in last.iter().enumerate() {
+        let cells = memory
+            .iter()
+            .enumerate()
+            .filter(|(node, _)| counts(*node))
+            .map(|(node, cells)| (node, cells[page]));
+        let mapped: Vec<_> = cells.filter(|(_, cell)| cell.access != Access::None).collect();
+        if mapped.len() > 1 && mapped.iter().any(|(_, cell)| cell.access == Access::Write) {
+            return Err(format!("single writer: page {page}: {mapped:?}"));
+        }
+        if let Some((node, cell)) = mapped.iter().find(|(_, cell)| cell.value != *last) {
+            return Err(format!(
+                "data value: page {page}: node {node} has {}, the last write is {last}",
+                cell.value
+            ));
+        }
+    }
+    Ok(())
+}
