@@ -195,7 +195,10 @@ fn a_guest_that_kvm_gives_up(lab: &Lab) {
     let late = "(sleep 3; echo 'KVM internal error. Suberror: 1' >> /run/lab-vm/bound/qemu.log) &";
     let ran = sh(lab, &format!("{late} lab-vm exec bound -- sleep 100000"));
     assert_eq!(ran.status, 125, "{ran:?}");
-    assert!(ran.stderr.contains("KVM gave VM \"bound\" up") && ran.stderr.contains("Suberror: 1"), "{ran:?}");
+    assert!(
+        ran.stderr.contains("VM \"bound\": KVM cannot run it any more") && ran.stderr.contains("Suberror: 1"),
+        "{ran:?}"
+    );
     assert!(good(lab, "lab-vm list").contains("given up"));
 }
 
