@@ -53,7 +53,7 @@ fn guests_follow_every_move_and_are_shown_as_they_are() {
 }
 
 #[test]
-fn guests_obey_and_survive_the_ends_of_others() {
+fn guests_answer_and_survive_the_end_of_others() {
     let kills = if soak_rounds().is_some() { "200" } else { "10" };
     run(
         "2n4c",
