@@ -7,22 +7,21 @@
  * move as well. The order, with the kernel's file for each step:
  *
  *	cpus_read_lock, sched_domains_mutex
+ *	NUMA levels with all nodes, once			kernel/sched/topology.c
  *	per moved CPU:
- *	  NUMA levels without the node that it leaves empty	kernel/sched/topology.c
  *	  the CPU out of all NUMA masks				kernel/sched/topology.c
- *	  on the CPU itself: cpu -> node, node -> cpus,
- *	  MSR_TSC_AUX and GDT entry of the vDSO's getcpu	maps.c; arch/x86/mm/numa.c,
- *								arch/x86/kernel/cpu/common.c
+ *	  cpu -> node, node -> cpus				maps.c; arch/x86/mm/numa.c
+ *	  on the CPU itself, while the rest goes on: MSR_TSC_AUX
+ *	  and GDT entry of the vDSO's getcpu			maps.c; arch/x86/kernel/cpu/common.c
  *	  APIC id -> node					arch/x86/mm/numa.c
  *	  N_CPU of both nodes					mm/vmstat.c
- *	  NUMA levels with the node that it is the first of	kernel/sched/topology.c
  *	  the CPU into the NUMA masks of its new node		kernel/sched/topology.c
- *	rseq's node_id of their threads				kernel/rseq.c
  *	caches shared within a node only			arch/x86/kernel/smpboot.c
  *	distances and NUMA levels, if the host publishes new ones	distances.c
  *	unlock
  *	one rebuild of the scheduler's domains, their debug
  *	files later (debug_files.c)				kernel/cgroup/cpuset.c
+ *	rseq's node_id of the moved CPUs' threads		kernel/rseq.c
  *	sysfs links						drivers/base/node.c
  *
  * Scheduler domains that were built before the change stay in use until the rebuild.
@@ -33,10 +32,12 @@
 #include <linux/container_of.h>
 #include <linux/cpu.h>
 #include <linux/cpumask.h>
+#include <linux/delay.h>
 #include <linux/device.h>
 #include <linux/mutex.h>
 #include <linux/node.h>
 #include <linux/nodemask.h>
+#include <linux/percpu.h>
 #include <linux/rcupdate.h>
 #include <linux/sched.h>
 #include <linux/smp.h>
@@ -46,6 +47,13 @@
 
 #include "compat.h"
 #include "vnuma.h"
+
+/*
+ * Nodes that the scheduler's NUMA levels have masks for, with CPUs or without. Empty
+ * as long as nothing is known of the levels. Written with cpus_read_lock() and
+ * sched_domains_mutex held, or while a CPU comes or goes.
+ */
+static nodemask_t covered;
 
 static void set_apicid_node(int cpu, int node)
 {
@@ -71,30 +79,126 @@ void vnuma_fast_set_offline(int cpu, int node)
 	set_apicid_node(cpu, node);
 }
 
+/* What only the CPU that moves can do, and so is asked to do by an interrupt. */
+struct node_switch {
+	call_single_data_t data;
+	unsigned int wanted;	/* so many times; written by updates */
+	unsigned int done;	/* written by the CPU */
+};
+
+static DEFINE_PER_CPU(struct node_switch, node_switch);
+
+static void switch_node(void *unused)
+{
+	struct node_switch *mine = this_cpu_ptr(&node_switch);
+	unsigned int wanted;
+
+	/* An update that finds @data in use has written its node already. */
+	smp_mb();
+	wanted = READ_ONCE(mine->wanted);
+	vnuma_maps_switch();
+	/* Pairs with has_switched(). */
+	smp_store_release(&mine->done, wanted);
+}
+
+/* Call with cpus_read_lock() held; @cpu is online, and its maps are written. */
+static void start_switch(int cpu)
+{
+	struct node_switch *its = per_cpu_ptr(&node_switch, cpu);
+
+	WRITE_ONCE(its->wanted, its->wanted + 1);
+	/* Pairs with switch_node(). */
+	smp_mb();
+	/* Busy: an earlier interrupt is still on its way, and will find this node. */
+	smp_call_function_single_async(cpu, &its->data);
+}
+
+static bool has_switched(int cpu)
+{
+	const struct node_switch *its = per_cpu_ptr(&node_switch, cpu);
+
+	/* Pairs with switch_node(). */
+	return smp_load_acquire(&its->done) == READ_ONCE(its->wanted);
+}
+
+/*
+ * A CPU that moves was often idle, and has to come back on another CPU of the host,
+ * which takes longer than all the rest. An idle CPU is not waited for: it takes the
+ * interrupt before it runs any task (do_idle()), so nobody sees the old node there.
+ */
+static void await_switches(const struct cpumask *moved)
+{
+	int cpu;
+
+	for_each_cpu(cpu, moved) {
+		while (!has_switched(cpu)) {
+			if (vnuma_symbols.idle_cpu && vnuma_symbols.idle_cpu(cpu))
+				break;
+			cpu_relax();
+			cond_resched();
+		}
+	}
+}
+
+/**
+ * vnuma_fast_init - before the first update
+ *
+ * Kernels of which 6.12 is one leave pointers in a module's per-CPU data as zero.
+ */
+void vnuma_fast_init(void)
+{
+	int cpu;
+
+	for_each_possible_cpu(cpu)
+		INIT_CSD(&per_cpu_ptr(&node_switch, cpu)->data, switch_node,
+			 NULL);
+}
+
+/** vnuma_fast_finish - for unloading, when no update can come any more */
+void vnuma_fast_finish(void)
+{
+	int cpu;
+
+	for_each_possible_cpu(cpu)
+		while (!has_switched(cpu))
+			msleep(20);
+}
+
+/**
+ * vnuma_fast_forget_levels - a CPU comes or goes
+ *
+ * The kernel may then build the levels anew, with nodes that have CPUs only. Call
+ * from a hotplug callback.
+ */
+void vnuma_fast_forget_levels(void)
+{
+	nodes_clear(covered);
+}
+
+/*
+ * The levels have masks for both nodes (cover_nodes()), so nothing is built and no
+ * grace period is waited for. The masks of a node without CPUs are not kept up to
+ * date; the first CPU that comes has all CPUs set in them.
+ */
 static void move_online(struct vnuma_move *move)
 {
 	bool empties = cpumask_weight(cpumask_of_node(move->from)) == 1;
 	bool fills = cpumask_empty(cpumask_of_node(move->to));
+	int cpu;
 
-	/*
-	 * Where the new node has no CPU yet, its levels are built again below, and
-	 * that leaves the emptied one out as well. To build them twice would cost a grace
-	 * period, and in a guest with one CPU it would ask sched_init_numa() for a
-	 * topology of no nodes, which it cannot do.
-	 */
-	if (empties && !fills)
-		vnuma_symbols.sched_update_numa(move->cpu, false);
 	vnuma_symbols.sched_domains_numa_masks_clear(move->cpu);
 
-	smp_call_function_single(move->cpu, vnuma_maps_switch, move, 1);
+	vnuma_maps_write(move);
+	start_switch(move->cpu);
 	set_apicid_node(move->cpu, move->to);
 	if (empties)
 		node_clear_state(move->from, N_CPU);
-	if (fills)
-		node_set_state(move->to, N_CPU);
-
-	vnuma_symbols.sched_update_numa(move->cpu, true);
 	vnuma_symbols.sched_domains_numa_masks_set(move->cpu);
+	if (!fills)
+		return;
+	node_set_state(move->to, N_CPU);
+	for_each_online_cpu(cpu)
+		vnuma_symbols.sched_domains_numa_masks_set(cpu);
 }
 
 static u32 llc_id(int cpu)
@@ -136,14 +240,18 @@ static void share_cache(cpumask_var_t __percpu *map, u32 (*id)(int cpu),
 }
 
 /*
- * sched_update_numa() builds the levels again when the first CPU of a node comes,
- * and there is no other way to ask for it. So the node with the fewest CPUs seems
- * to have one for that time, an expedited grace period. Nobody else builds domains
- * meanwhile; what else reads that node's mask finds fewer CPUs.
+ * Builds the levels for all online nodes. Those without CPUs seem to have some for
+ * that time, so that a CPU that comes to one or leaves it needs no other levels.
+ *
+ * sched_update_numa() builds them when the first CPU of a node comes, and there is no
+ * other way to ask for it. So the node with the fewest CPUs seems to have one for
+ * that time, an expedited grace period. Nobody else builds domains meanwhile; what
+ * else reads that node's mask finds fewer CPUs.
  */
 static void rebuild_levels(struct cpumask *others)
 {
 	int node, least = NUMA_NO_NODE, first, cpu;
+	nodemask_t bare;
 
 	for_each_node_state(node, N_CPU)
 		if (least == NUMA_NO_NODE ||
@@ -156,11 +264,17 @@ static void rebuild_levels(struct cpumask *others)
 	cpumask_clear_cpu(first, others);
 	for_each_cpu(cpu, others)
 		cpumask_clear_cpu(cpu, node_to_cpumask_map[least]);
+	nodes_andnot(bare, node_states[N_ONLINE], node_states[N_CPU]);
+	for_each_node_mask(node, bare)
+		node_set_state(node, N_CPU);
 	vnuma_symbols.sched_update_numa(first, true);
 	for_each_cpu(cpu, others) {
 		cpumask_set_cpu(cpu, node_to_cpumask_map[least]);
 		vnuma_symbols.sched_domains_numa_masks_set(cpu);
 	}
+	for_each_node_mask(node, bare)
+		node_clear_state(node, N_CPU);
+	covered = node_states[N_ONLINE];
 }
 
 static bool find_move(const struct vnuma_topology *topology, int cpu,
@@ -268,11 +382,14 @@ static int change_locked(struct vnuma_topology *topology,
 			 struct vnuma_reason *why)
 {
 	int err = vnuma_topology_check(topology, why);
+	bool levels;
 
 	if (err)
 		return err;
-	changes->domains = change_maps(topology, changes->moved);
-	vnuma_rseq_moved(changes->moved);
+	levels = !nodes_subset(node_states[N_ONLINE], covered);
+	if (levels)
+		rebuild_levels(changes->others);
+	changes->domains = change_maps(topology, changes->moved) || levels;
 	changes->distances = vnuma_distances_write(topology);
 	if (changes->distances) {
 		rebuild_levels(changes->others);
@@ -309,7 +426,7 @@ int vnuma_fast_apply(struct vnuma_topology *topology,
 		return vnuma_fail(why, -ENOMEM, "no memory for a CPU mask");
 	}
 
-	/* Each emptied or filled node costs a grace period. */
+	/* New levels cost a grace period. */
 	rcu_expedite_gp();
 	cpus_read_lock();
 	mutex_lock(vnuma_symbols.sched_domains_mutex);
@@ -321,6 +438,8 @@ int vnuma_fast_apply(struct vnuma_topology *topology,
 		vnuma_symbols.rebuild_sched_domains();
 	}
 	rcu_unexpedite_gp();
+	await_switches(changes.moved);
+	vnuma_rseq_moved(changes.moved);
 
 	if (changes.distances)
 		vnuma_distances_rebuild_zonelists();

@@ -68,7 +68,8 @@ void vnuma_safe_came_online(int cpu, int node)
 	 * CPU had before it went down, and only then the kernel asked for the node.
 	 */
 	local_irq_save(flags);
-	vnuma_maps_switch(&move);
+	vnuma_maps_write(&move);
+	vnuma_maps_switch();
 	local_irq_restore(flags);
 	if (cpumask_empty(cpumask_of_node(move.from)))
 		node_clear_state(move.from, N_CPU);

@@ -441,6 +441,7 @@ static int __init vnuma_init(void)
 
 	if (err)
 		return err;
+	vnuma_fast_init();
 	next = kvzalloc(sizeof(*next), GFP_KERNEL);
 	/* Names no vCPU, so that there always is a current one. */
 	first = kvzalloc(sizeof(*first), GFP_KERNEL);
@@ -471,6 +472,7 @@ static void __exit vnuma_exit(void)
 	if (vnuma_mode == VNUMA_GD_MODE_SAFE)
 		vnuma_safe_undo();
 	destroy_workqueue(safe_queue);
+	vnuma_fast_finish();
 	vnuma_hotplug_exit();
 	vnuma_device_exit();
 	kvfree(last);

@@ -37,22 +37,32 @@ static void set_getcpu(int cpu, int node)
 }
 
 /**
- * vnuma_maps_switch - put a CPU on a node
- * @info: struct vnuma_move; @to may be @from, which then is only made sure of
+ * vnuma_maps_write - put a CPU on a node, in the maps that are memory
+ * @move: @to may be @from, which then is only made sure of
  *
- * Runs on the CPU that moves, with interrupts off.
+ * From any CPU. Code that runs on the moved one may find another node from one
+ * instruction to the next, as code that can be interrupted or migrated does anyway.
  */
-void vnuma_maps_switch(void *info)
+void vnuma_maps_write(const struct vnuma_move *move)
 {
-	const struct vnuma_move *move = info;
-
 	per_cpu(x86_cpu_to_node_map, move->cpu) = move->to;
 	set_cpu_numa_node(move->cpu, move->to);
 	/* In this order, the CPU is never on no node at all. */
 	cpumask_set_cpu(move->cpu, node_to_cpumask_map[move->to]);
 	if (move->from != move->to)
 		cpumask_clear_cpu(move->cpu, node_to_cpumask_map[move->from]);
-	set_getcpu(move->cpu, move->to);
+}
+
+/**
+ * vnuma_maps_switch - take over the node that vnuma_maps_write() wrote
+ *
+ * On the CPU that moves, with interrupts off.
+ */
+void vnuma_maps_switch(void)
+{
+	int cpu = smp_processor_id();
+
+	set_getcpu(cpu, cpu_to_node(cpu));
 	/*
 	 * rseq's node_id is written on the way to user mode after a preemption only;
 	 * the running task shall not have to wait for one. The others: rseq.c.

@@ -54,6 +54,8 @@ static const struct {
 	  .is_optional = true },
 	{ "build_all_zonelists", &vnuma_symbols.build_all_zonelists,
 	  .is_function = true, .is_optional = true },
+	{ "idle_cpu", &vnuma_symbols.idle_cpu,
+	  .is_function = true, .is_optional = true, .is_comfort = true },
 #ifdef VNUMA_DEBUG_FILES
 	{ "debugfs_sched", &vnuma_symbols.debugfs_sched,
 	  .is_optional = true, .is_comfort = true },

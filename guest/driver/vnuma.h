@@ -151,6 +151,8 @@ struct vnuma_symbols {
 	void (*sched_update_numa)(int cpu, bool online);
 	void (*sched_domains_numa_masks_set)(unsigned int cpu);
 	void (*sched_domains_numa_masks_clear)(unsigned int cpu);
+	/* kernel/sched/syscalls.c; may be missing */
+	int (*idle_cpu)(int cpu);
 	/* kernel/cgroup/cpuset.c */
 	void (*rebuild_sched_domains)(void);
 	/* arch/x86/kernel/smpboot.c */
@@ -184,7 +186,8 @@ int vnuma_symbols_init(void);
 const char *vnuma_symbols_missing(void);
 
 /* maps.c */
-void vnuma_maps_switch(void *info);
+void vnuma_maps_write(const struct vnuma_move *move);
+void vnuma_maps_switch(void);
 
 /* apply_safe.c */
 struct workqueue_struct;
@@ -207,6 +210,9 @@ void vnuma_affinities_finish(void);
 int vnuma_fast_apply(struct vnuma_topology *topology,
 		     struct vnuma_topology **old, struct vnuma_reason *why);
 void vnuma_fast_set_offline(int cpu, int node);
+void vnuma_fast_forget_levels(void);
+void vnuma_fast_init(void);
+void vnuma_fast_finish(void);
 
 /* debug_files.c */
 #ifdef VNUMA_DEBUG_FILES

@@ -319,6 +319,18 @@ hotplug() {
 	guest chcpu -d "$last" >/dev/null
 	guest chcpu -e "$last" >/dev/null
 	check_now "offline and online after a move"
+	# The kernel builds its NUMA levels anew, without the node that loses its last CPU.
+	all_on 0
+	publish "${map%:*}:1"
+	guest chcpu -d "$last" >/dev/null || fail "chcpu -d $last"
+	all_on 1
+	publish "$map"
+	full=$present
+	present=$(without_last)
+	check_now "to a node that has lost its last CPU"
+	present=$full
+	guest chcpu -e "$last" >/dev/null || fail "chcpu -e $last"
+	check_now "all CPUs there again"
 }
 
 # Sets all distances between different nodes to $1, in the next publication.
