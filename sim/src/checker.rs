@@ -5,7 +5,7 @@
 //! |---|---|
 //! | `publication` | only through an open channel, generations one after the other, epochs never twice, and only what is true |
 //! | `cap` | never more publications through a channel in one second than the policy allows |
-//! | `dwell` | a vCPU that drifted is published after its dwell, not before |
+//! | `dwell` | a vCPU that drifted is published after its dwell, not before; the short dwell is for calm ones |
 //! | `late` | what is due goes out in the step that makes it due, or at the deadline that the core announced |
 //! | `request` | each is answered once, in time, and a yes is true |
 //! | `leak` | what is opened or watched is closed or unwatched, once |
@@ -56,6 +56,17 @@ struct VcpuView {
     at: Option<VcpuLocation>,
     assigned: Option<HostNodeId>,
     diverged: Option<Diverged>,
+    /// When it last stopped to differ after it had drifted.
+    drift_ended_ns: Option<u64>,
+}
+
+impl VcpuView {
+    /// What was published is true, since this time.
+    fn is_true(&mut self, since_ns: u64) {
+        if self.diverged.take().is_some_and(|diverged| !diverged.deliberate) {
+            self.drift_ended_ns = Some(since_ns);
+        }
+    }
 }
 
 /// What was published is not true.
@@ -68,6 +79,8 @@ struct Diverged {
     deliberate: bool,
     /// It was put on purpose where it is now.
     stays: bool,
+    /// It had not drifted for the calm before.
+    calm: bool,
 }
 
 #[derive(Debug, Default)]
@@ -330,11 +343,13 @@ impl Checker {
         };
         let node = at.pinned.unwrap_or(at.node);
         if truth::is_nearest(host, &view.homes, node, published) {
-            known.diverged = None;
+            known.is_true(since_ns);
             return;
         }
         let deliberate = at.pinned.is_some() || known.assigned == Some(node);
-        let new = Diverged { since_ns, known_ns: now_ns, deliberate, stays: deliberate };
+        let calm_ns = self.policy.calm_ns;
+        let calm = known.drift_ended_ns.is_none_or(|ended_ns| since_ns.saturating_sub(ended_ns) >= calm_ns);
+        let new = Diverged { since_ns, known_ns: now_ns, deliberate, stays: deliberate, calm };
         let diverged = known.diverged.get_or_insert(new);
         // An event that was delayed may say that it was there before.
         diverged.since_ns = diverged.since_ns.min(since_ns);
@@ -503,8 +518,10 @@ impl Checker {
         let at = known.at.filter(|_| !view.homes.is_empty()).map(|at| at.pinned.unwrap_or(at.node));
         let right = at.is_none_or(|at| truth::is_nearest(&self.host, &view.homes, at, node));
         let new = before.is_none() && view.channel.as_ref().is_none_or(|channel| channel.times.len() != 1);
-        let dwell_ns = self.policy.dwell_ns;
-        let rested = known.diverged.is_some_and(|d| d.deliberate || self.now_ns - d.since_ns >= dwell_ns);
+        let SettlePolicy { dwell_ns, calm_dwell_ns, .. } = self.policy;
+        let dwell_ns = |calm: bool| if calm { dwell_ns.min(calm_dwell_ns) } else { dwell_ns };
+        let rested =
+            known.diverged.is_some_and(|d| d.deliberate || self.now_ns - d.since_ns >= dwell_ns(d.calm));
         self.expect(right || new, "publication", || {
             format!("VM {vm}: vCPU {vcpu} on host node {at:?} is published as being on guest node {node}")
         });

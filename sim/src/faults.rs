@@ -27,6 +27,8 @@ pub enum Fault {
     IgnoreCap,
     /// Drift is published at once.
     IgnoreDwell,
+    /// A vCPU counts as calm too soon.
+    IgnoreCalm,
     /// Deadlines are announced too late.
     LateDeadline,
     /// A request is answered twice.
@@ -99,6 +101,7 @@ impl Saboteur {
         match self.fault {
             Some(Fault::IgnoreCap) => SettlePolicy { max_per_second: policy.max_per_second * 4, ..policy },
             Some(Fault::IgnoreDwell) => SettlePolicy { dwell_ns: policy.dwell_ns / 4, ..policy },
+            Some(Fault::IgnoreCalm) => SettlePolicy { calm_ns: policy.calm_ns / 4, ..policy },
             _ => policy,
         }
     }

@@ -136,8 +136,27 @@ enum Location {
 #[serde(default, deny_unknown_fields)]
 struct Publish {
     dwell_ms: Option<Spanned<i64>>,
+    calm_dwell_ms: Option<Spanned<i64>>,
+    calm_s: Option<Spanned<i64>>,
     max_per_second: Option<Spanned<i64>>,
     records: Option<Spanned<PathBuf>>,
+}
+
+impl Publish {
+    fn settle(&self, source: &Source<'_>, default: SettlePolicy) -> Result<SettlePolicy, ConfigError> {
+        let millis = |key, value, default: u64| {
+            let ms = source.number(key, value, 0..=60_000)?;
+            Ok(ms.map_or(default, |ms| ms * 1_000_000))
+        };
+        let calm_s = source.number("publish.calm_s", &self.calm_s, 0..=3600)?;
+        let max_per_second = source.number("publish.max_per_second", &self.max_per_second, 1..=1000)?;
+        Ok(SettlePolicy {
+            dwell_ns: millis("publish.dwell_ms", &self.dwell_ms, default.dwell_ns)?,
+            calm_dwell_ns: millis("publish.calm_dwell_ms", &self.calm_dwell_ms, default.calm_dwell_ns)?,
+            calm_ns: calm_s.map_or(default.calm_ns, |s| s * 1_000_000_000),
+            max_per_second: max_per_second.map_or(default.max_per_second, |n| n as u32),
+        })
+    }
 }
 
 #[derive(Default, Deserialize)]
@@ -204,10 +223,7 @@ impl Config {
             1000..=60_000,
             default.resync_interval,
         )?;
-        let dwell = Duration::from_nanos(default.settle.dwell_ns);
-        let dwell = millis("publish.dwell_ms", &file.publish.dwell_ms, 0..=60_000, dwell)?;
-        let max_per_second =
-            source.number("publish.max_per_second", &file.publish.max_per_second, 1..=1000)?;
+        let settle = file.publish.settle(&source, default.settle)?;
         let replug_after = source.number("replug.after_s", &file.replug.after_s, 1..=86_400)?;
         let only_sockets = file.vms.sockets.is_some() && file.vms.directory.is_none();
         let directory = source.absolute("vms.directory", file.vms.directory.as_ref())?;
@@ -240,10 +256,7 @@ impl Config {
             records: source
                 .absolute("publish.records", file.publish.records.as_ref())?
                 .unwrap_or(default.records),
-            settle: SettlePolicy {
-                dwell_ns: u64::try_from(dwell.as_nanos()).unwrap_or(u64::MAX),
-                max_per_second: max_per_second.map_or(default.settle.max_per_second, |n| n as u32),
-            },
+            settle,
             replug_after: replug_after.map(Duration::from_secs),
         })
     }
@@ -366,7 +379,9 @@ mod tests {
             poll_interval_ms = 50
             resync_interval_ms = 3000
             [publish]
-            dwell_ms = 0
+            dwell_ms = 500
+            calm_dwell_ms = 0
+            calm_s = 2
             max_per_second = 3
             records = "/a/r"
             [replug]
@@ -385,7 +400,12 @@ mod tests {
             poll_interval: Duration::from_millis(50),
             resync_interval: Duration::from_secs(3),
             records: "/a/r".into(),
-            settle: SettlePolicy { dwell_ns: 0, max_per_second: 3 },
+            settle: SettlePolicy {
+                dwell_ns: 500_000_000,
+                calm_dwell_ns: 0,
+                calm_ns: 2_000_000_000,
+                max_per_second: 3,
+            },
             replug_after: Some(Duration::from_secs(7)),
         };
         assert_eq!(parse(text), Ok(expected));
@@ -406,6 +426,7 @@ mod tests {
                 "/etc/x.toml: line 3: invalid type: string \"1\", expected i64",
             ),
             ("[publish]\ndwell_ms = -1", "/etc/x.toml: line 2: publish.dwell_ms = -1: must be 0 to 60000"),
+            ("[publish]\ncalm_s = 3601", "/etc/x.toml: line 2: publish.calm_s = 3601: must be 0 to 3600"),
             (
                 "[publish]\nmax_per_second = 0",
                 "/etc/x.toml: line 2: publish.max_per_second = 0: must be 1 to 1000",

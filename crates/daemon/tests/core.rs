@@ -166,6 +166,18 @@ fn an_attach_is_answered_once_everything_true_is_published() {
 }
 
 #[test]
+fn a_guest_is_published_to_before_watchers_and_the_log_are_served() {
+    let mut run = Run::with_vm();
+    run.attach();
+    run.lines.clear();
+    let pinned = VcpuLocation { pinned: Some(1), ..at(1, run.now_ns).expect("a location") };
+    run.step(Event::Located(101, Some(pinned)));
+    let place = |start: &str| run.lines.iter().position(|line| line.starts_with(start));
+    assert_eq!(place("Publish("), Some(0), "{:?}", run.lines);
+    assert!(place("Announce(") > Some(0) && place("Log(") > Some(0), "{:?}", run.lines);
+}
+
+#[test]
 fn a_vm_that_loses_a_thread_to_another_process_is_described_again() {
     let mut run = Run::with_vm();
     let first = run.last;

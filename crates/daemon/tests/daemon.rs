@@ -551,7 +551,7 @@ fn a_channel_without_its_record_is_lost_and_nothing_more_is_published() {
     for record in std::fs::read_dir(&daemon.config.records).expect("there").flatten() {
         let text = std::fs::read_to_string(record.path()).expect("read");
         // Vectors that are none of the hypervisor's.
-        std::fs::write(record.path(), text.replace("\"guest_vectors\":[", "\"guest_vectors\":[9"))
+        std::fs::write(record.path(), text.replace("\"guest_vectors\":[", "\"guest_vectors\":[99999999"))
             .expect("written");
     }
     let before = published(&guest);

@@ -9,11 +9,12 @@
 //!      └─────────────────────────── published ────────────────────────┘
 //! ```
 //!
-//! A vCPU that was put on a node on purpose is published at once. One that a load balancer carried elsewhere is published
-//! when it has stayed for the dwell. One that wanders on between foreign nodes starts its dwell anew, but not for
-//! ever: after [`PATIENCE`] dwells away from what was published it is published wherever it is. A cap bounds the
-//! publications of a VM in any one second, as each costs the guest a rebuild of its scheduler domains. What the cap
-//! defers goes out together.
+//! A vCPU that was put on a node on purpose is published at once. A vCPU that a load balancer moved is published when it
+//! has stayed for the dwell. The dwell is short for a vCPU that has not drifted for a long time, as most such moves last,
+//! and longer for one that drifted recently, as it may be moved to and fro. A vCPU that moves on between
+//! foreign nodes starts its dwell anew, but at most until [`PATIENCE`] dwells have passed since it left its published
+//! node. A cap bounds the publications of a VM in any one second, as each costs the guest a rebuild of its scheduler
+//! domains. What the cap defers goes out together.
 
 use crate::{NodeAssignment, plan::PublishReason};
 use std::collections::{BTreeMap, VecDeque};
@@ -29,11 +30,20 @@ const SECOND_NS: u64 = 1_000_000_000;
 pub struct SettlePolicy {
     /// Drift is published when it has lasted this long.
     pub dwell_ns: u64,
+    /// The same for a vCPU that is calm. The shorter of both counts.
+    pub calm_dwell_ns: u64,
+    /// A vCPU is calm when its last drift ended so long ago.
+    pub calm_ns: u64,
     /// Publications to one VM in any one second, at least 1.
     pub max_per_second: u32,
 }
 
 impl SettlePolicy {
+    /// How long drift has to last, of a vCPU whose last drift ended `still_ns` before.
+    fn dwell_after_ns(&self, still_ns: u64) -> u64 {
+        if still_ns >= self.calm_ns { self.dwell_ns.min(self.calm_dwell_ns) } else { self.dwell_ns }
+    }
+
     fn cap(&self) -> usize {
         self.max_per_second.max(1) as usize
     }
@@ -41,7 +51,8 @@ impl SettlePolicy {
 
 impl Default for SettlePolicy {
     fn default() -> Self {
-        Self { dwell_ns: 250_000_000, max_per_second: 10 }
+        let (dwell_ns, calm_dwell_ns, calm_ns) = (250_000_000, 20_000_000, 10_000_000_000);
+        Self { dwell_ns, calm_dwell_ns, calm_ns, max_per_second: 10 }
     }
 }
 
@@ -62,16 +73,18 @@ pub(crate) struct Pending {
     pub(crate) changed_ns: u64,
     /// Since when the guest's view has been wrong, whatever was true in between.
     diverged_ns: u64,
+    /// How long before its last drift had ended, 0 if it moved on since.
+    still_ns: u64,
     deliberate: bool,
 }
 
 impl Pending {
-    fn due_ns(&self, dwell_ns: u64) -> u64 {
+    fn due_ns(&self, policy: &SettlePolicy) -> u64 {
         if self.deliberate {
             return self.changed_ns;
         }
-        let rested = self.changed_ns.saturating_add(dwell_ns);
-        rested.min(self.diverged_ns.saturating_add(dwell_ns.saturating_mul(PATIENCE)))
+        let rested = self.changed_ns.saturating_add(policy.dwell_after_ns(self.still_ns));
+        rested.min(self.diverged_ns.saturating_add(policy.dwell_ns.saturating_mul(PATIENCE)))
     }
 }
 
@@ -90,6 +103,8 @@ pub enum Due {
 #[derive(Clone, Debug, Default)]
 pub struct Settler {
     pending: BTreeMap<ApicId, Pending>,
+    /// When the last drift of a vCPU ended, by its return or by a publication.
+    drift_ended_ns: BTreeMap<ApicId, u64>,
     /// Something besides vCPUs has to be published, since this time.
     urgent: Option<(u64, PublishReason)>,
     /// Times of the last publications, oldest first, as many as the cap needs.
@@ -110,8 +125,9 @@ impl Settler {
     ) {
         let before = self.pending.get(&vcpu).copied();
         if target.node == published {
-            if self.pending.remove(&vcpu).is_some() {
+            if let Some(pending) = self.pending.remove(&vcpu) {
                 self.suppressed.dwell += 1;
+                self.note_end(vcpu, &pending, time_ns);
             }
             return;
         }
@@ -121,11 +137,22 @@ impl Settler {
             }
             Some(other) => {
                 self.suppressed.dwell += 1;
-                Pending { target, changed_ns: time_ns, diverged_ns: other.diverged_ns, deliberate }
+                let diverged_ns = other.diverged_ns;
+                Pending { target, changed_ns: time_ns, diverged_ns, still_ns: 0, deliberate }
             }
-            None => Pending { target, changed_ns: time_ns, diverged_ns: time_ns, deliberate },
+            None => {
+                let ended_ns = self.drift_ended_ns.get(&vcpu);
+                let still_ns = ended_ns.map_or(u64::MAX, |ended_ns| time_ns.saturating_sub(*ended_ns));
+                Pending { target, changed_ns: time_ns, diverged_ns: time_ns, still_ns, deliberate }
+            }
         };
         self.pending.insert(vcpu, pending);
+    }
+
+    fn note_end(&mut self, vcpu: ApicId, pending: &Pending, time_ns: u64) {
+        if !pending.deliberate {
+            self.drift_ended_ns.insert(vcpu, time_ns);
+        }
     }
 
     /// Something besides the vCPUs' nodes (distances, the vCPUs that there are) has to be published.
@@ -133,9 +160,15 @@ impl Settler {
         self.urgent.get_or_insert((time_ns, reason));
     }
 
+    /// It is unknown where `vcpu` is, or there is nobody to publish to.
+    pub fn suspend(&mut self, vcpu: ApicId) {
+        self.pending.remove(&vcpu);
+    }
+
     /// `vcpu` is gone.
     pub fn forget(&mut self, vcpu: ApicId) {
         self.pending.remove(&vcpu);
+        self.drift_ended_ns.remove(&vcpu);
     }
 
     /// Nothing is pending any more, and no earlier publication counts.
@@ -147,7 +180,7 @@ impl Settler {
 
     /// Is something due, and may it be published?
     pub fn due(&self, policy: &SettlePolicy, now_ns: u64) -> Due {
-        let vcpu = self.pending.iter().find(|(_, pending)| pending.due_ns(policy.dwell_ns) <= now_ns);
+        let vcpu = self.pending.iter().find(|(_, pending)| pending.due_ns(policy) <= now_ns);
         let of_vcpu = vcpu.map(|(&vcpu, pending)| match pending.deliberate {
             true => PublishReason::Moved { vcpu },
             false => PublishReason::Drifted { vcpu },
@@ -168,10 +201,13 @@ impl Settler {
 
     /// Takes what is due at `now_ns` as published then.
     pub(crate) fn take_due(&mut self, policy: &SettlePolicy, now_ns: u64) -> Batch {
-        let is_due = |pending: &Pending| pending.due_ns(policy.dwell_ns) <= now_ns;
+        let is_due = |pending: &Pending| pending.due_ns(policy) <= now_ns;
         let vcpus: BTreeMap<_, _> =
             self.pending.iter().filter(|(_, p)| is_due(p)).map(|(vcpu, p)| (*vcpu, *p)).collect();
         self.pending.retain(|vcpu, _| !vcpus.contains_key(vcpu));
+        for (vcpu, pending) in &vcpus {
+            self.note_end(*vcpu, pending, now_ns);
+        }
         let urgent_since = self.urgent.take().map(|(since_ns, _)| since_ns);
         let changed_ns = vcpus.values().map(|pending| pending.changed_ns).chain(urgent_since).min();
         self.deferred = false;
@@ -184,7 +220,7 @@ impl Settler {
 
     /// When something is due and may be published, if nothing else happens.
     pub fn next_deadline_ns(&self, policy: &SettlePolicy) -> Option<u64> {
-        let vcpus = self.pending.values().map(|pending| pending.due_ns(policy.dwell_ns));
+        let vcpus = self.pending.values().map(|pending| pending.due_ns(policy));
         let earliest = vcpus.chain(self.urgent.map(|(since_ns, _)| since_ns)).min()?;
         Some(earliest.max(self.allowed_from_ns(policy)))
     }
@@ -214,7 +250,8 @@ mod tests {
     use super::*;
 
     const MS: u64 = 1_000_000;
-    const POLICY: SettlePolicy = SettlePolicy { dwell_ns: 250 * MS, max_per_second: 2 };
+    const POLICY: SettlePolicy =
+        SettlePolicy { dwell_ns: 250 * MS, calm_dwell_ns: 20 * MS, calm_ns: 10_000 * MS, max_per_second: 2 };
 
     fn at(node: u32) -> NodeAssignment {
         NodeAssignment { node, approximate: false }
@@ -235,9 +272,51 @@ mod tests {
         }
     }
 
+    /// vCPUs 1 and 2 have drifted and returned at 900 ms, which counts nothing.
+    fn restless() -> Settler {
+        let mut settler = Settler::default();
+        for vcpu in 1..=2 {
+            settler.observe(vcpu, 0, at(1), false, 899 * MS);
+            settler.observe(vcpu, 0, at(0), false, 900 * MS);
+        }
+        Settler { suppressed: Suppressed::default(), ..settler }
+    }
+
+    #[test]
+    fn drift_of_a_calm_vcpu_is_published_after_the_short_dwell() {
+        let mut settler = Settler::default();
+        settler.observe(1, 0, at(1), false, 1000 * MS);
+        assert_eq!(settler.next_deadline_ns(&POLICY), Some(1020 * MS));
+        assert_eq!(settler.due(&POLICY, 1019 * MS), Due::Nothing);
+        assert_eq!(publish(&mut settler, 1020), [(1, 1)]);
+        // The calm counts from the end of the last drift.
+        settler.observe(1, 1, at(0), false, 11_019 * MS);
+        assert_eq!(settler.next_deadline_ns(&POLICY), Some(11_269 * MS));
+        settler.observe(1, 1, at(1), false, 11_100 * MS);
+        settler.observe(1, 1, at(0), false, 21_100 * MS);
+        assert_eq!(settler.next_deadline_ns(&POLICY), Some(21_120 * MS));
+    }
+
+    #[test]
+    fn a_move_on_purpose_is_no_drift_and_leaves_a_vcpu_calm() {
+        let mut settler = Settler::default();
+        settler.observe(1, 0, at(1), true, 1000 * MS);
+        assert_eq!(publish(&mut settler, 1000), [(1, 1)]);
+        settler.observe(1, 1, at(0), false, 1500 * MS);
+        assert_eq!(settler.next_deadline_ns(&POLICY), Some(1520 * MS));
+    }
+
+    #[test]
+    fn the_short_dwell_ends_when_a_vcpu_moves_on() {
+        let mut settler = Settler::default();
+        settler.observe(1, 0, at(1), false, 1000 * MS);
+        settler.observe(1, 0, at(2), false, 1010 * MS);
+        assert_eq!(settler.next_deadline_ns(&POLICY), Some(1260 * MS));
+    }
+
     #[test]
     fn drift_waits_for_its_dwell() {
-        let mut settler = Settler::default();
+        let mut settler = restless();
         settler.observe(1, 0, at(1), false, 1000 * MS);
         assert_eq!(settler.next_deadline_ns(&POLICY), Some(1250 * MS));
         assert_eq!(settler.due(&POLICY, 1249 * MS), Due::Nothing);
@@ -249,7 +328,7 @@ mod tests {
 
     #[test]
     fn a_move_on_purpose_does_not_wait_and_hurries_a_drift() {
-        let mut settler = Settler::default();
+        let mut settler = restless();
         settler.observe(1, 0, at(1), true, 1000 * MS);
         assert_eq!(settler.due(&POLICY, 1000 * MS), Due::Now(PublishReason::Moved { vcpu: 1 }));
         assert_eq!(publish(&mut settler, 1000), [(1, 1)]);
@@ -260,7 +339,7 @@ mod tests {
 
     #[test]
     fn a_return_within_the_dwell_is_counted_and_not_published() {
-        let mut settler = Settler::default();
+        let mut settler = restless();
         settler.observe(1, 0, at(1), false, 1000 * MS);
         settler.observe(1, 0, at(0), false, 1100 * MS);
         assert_eq!(settler.suppressed(), Suppressed { dwell: 1, cap: 0 });
@@ -280,7 +359,7 @@ mod tests {
 
     #[test]
     fn a_vcpu_that_never_rests_is_published_after_some_dwells() {
-        let mut settler = Settler::default();
+        let mut settler = restless();
         for step in 0..10 {
             let ms = 1000 + 200 * u64::from(step);
             settler.observe(1, 0, at(1 + step % 2), false, ms * MS);
@@ -312,7 +391,7 @@ mod tests {
 
     #[test]
     fn what_is_not_yet_due_is_not_swept_along() {
-        let mut settler = Settler::default();
+        let mut settler = restless();
         settler.observe(1, 0, at(1), false, 1000 * MS);
         settler.observe(2, 0, at(1), true, 1001 * MS);
         assert_eq!(publish(&mut settler, 1001), [(2, 1)]);

@@ -121,8 +121,11 @@ impl Run {
 
 fn runs() -> impl Strategy<Value = (Vec<u32>, SettlePolicy, Vec<Step>)> {
     let homes = prop::collection::vec(0..HOST_NODES, 1..=4);
-    let policy = (0..400u64, 1..5u32)
-        .prop_map(|(ms, max_per_second)| SettlePolicy { dwell_ns: ms * MS, max_per_second });
+    let policy =
+        (0..400u64, 0..400u64, 0..3000u64, 1..5u32).prop_map(|(dwell, calm_dwell, calm, max_per_second)| {
+            let [dwell_ns, calm_dwell_ns, calm_ns] = [dwell, calm_dwell, calm].map(|ms| ms * MS);
+            SettlePolicy { dwell_ns, calm_dwell_ns, calm_ns, max_per_second }
+        });
     (homes, policy, prop::collection::vec(step(), 0..60))
 }
 
@@ -175,13 +178,19 @@ proptest! {
         }
     }
 
-    /// A vCPU that drifts is published on another node only after it has been wrong, without a break, for the dwell.
+    /// A vCPU that drifts is published on another node only after it has been wrong, without a break, for the dwell:
+    /// the short one at least, and the long one if it was wrong within the calm before.
     #[test]
     fn drift_is_not_published_before_its_dwell((homes, policy, steps) in runs()) {
         let mut run = Run::new(homes.clone(), policy);
         let mut at: [u32; VCPUS as usize] = std::array::from_fn(|id| homes[id % homes.len()]);
         // Since when each vCPU is farther from its published node than it has to be.
-        let mut wrong_since = [None; VCPUS as usize];
+        let mut wrong_since: [Option<u64>; VCPUS as usize] = [None; VCPUS as usize];
+        let mut right_since: [Option<u64>; VCPUS as usize] = [None; VCPUS as usize];
+        let dwell = |right: Option<u64>, wrong: u64| match right {
+            Some(right) if wrong - right < policy.calm_ns => policy.dwell_ns,
+            _ => policy.dwell_ns.min(policy.calm_dwell_ns),
+        };
         for step in steps.iter().map(|step| Step { deliberate: false, ..step.clone() }) {
             let mut before: Vec<u32> = (0..VCPUS).map(|vcpu| run.published(vcpu)).collect();
             let from = run.publications.len();
@@ -194,7 +203,9 @@ proptest! {
                     }
                     before[index] = node;
                     let since = wrong_since[index].take();
-                    prop_assert!(since.is_some_and(|since: u64| time_ns - since >= policy.dwell_ns), "{vcpu} at {time_ns}");
+                    let waited = since.is_some_and(|since| time_ns - since >= dwell(right_since[index], since));
+                    prop_assert!(waited, "{vcpu} at {time_ns}");
+                    right_since[index] = Some(*time_ns);
                 }
             }
             run.observe(&step);
@@ -202,6 +213,9 @@ proptest! {
             for vcpu in 0..VCPUS {
                 let index = vcpu as usize;
                 let wrong = run.distance(at[index], run.published(vcpu)) != run.nearest(at[index]);
+                if !wrong && wrong_since[index].is_some() {
+                    right_since[index] = Some(run.now_ns);
+                }
                 wrong_since[index] = if wrong { wrong_since[index].or(Some(run.now_ns)) } else { None };
             }
         }

@@ -103,7 +103,10 @@ impl Core {
         self.act(plan);
         self.world.commit(&self.policies, now_ns);
         self.give_answers();
-        std::mem::take(&mut self.commands)
+        let mut commands = std::mem::take(&mut self.commands);
+        // Guests first: to wake a watcher of events or to write a log line takes as long as to ring.
+        commands.sort_by_key(|command| matches!(command, Command::Announce(_) | Command::Log(..)));
+        commands
     }
 
     /// When [`Event::Woken`] is due, if nothing else happens.

@@ -19,12 +19,12 @@ use vnuma_channel::Channel;
 use vnuma_placement::world::VmId;
 use vnuma_process::spawn_worker;
 
-/// Marks the end in the place of a VM's number, which counts from 1.
+/// Stands for the end in place of a VM's number. VMs are numbered from 1.
 const STOP: u64 = 0;
 const EVENTS: usize = 64;
 
-/// After rings were announced the thread rests, so that those that come meanwhile are announced together: one that comes
-/// alone is announced at once, and a thousand in a second make a few hundred wake-ups.
+/// How long the thread pauses after it announced rings. Rings of that time are announced together: a single ring is
+/// announced at once, and a thousand a second cause a few hundred wake-ups.
 const REST: Duration = Duration::from_millis(4);
 
 /// A thread that waits for guests to ring.
@@ -50,8 +50,8 @@ impl Doorbells {
         Ok(self.epoll.add(channel.acknowledgement_fd(), interest(vm))?)
     }
 
-    /// A doorbell was handled: reports the next one. Until then none is reported, so that a guest that rings without end
-    /// fills no queue.
+    /// Enables reports of a doorbell again after one was handled. None is reported in between, so that a guest that rings
+    /// without pause fills no queue.
     pub(super) fn rearm(&self, vm: VmId, channel: &Channel) {
         if let Err(error) = self.epoll.modify(channel.acknowledgement_fd(), &mut interest(vm)) {
             error!(%error, "acknowledgements of a guest cannot be received any more");

@@ -14,10 +14,10 @@ use tokio::sync::{mpsc, oneshot};
 use vnuma_api as api;
 use vnuma_placement::world::{ConnectionId, VmId};
 
-/// Messages in the queue. A sender of more waits, or counts them as lost.
+/// Capacity of the message queue. When it is full, a sender waits or counts its message as lost.
 const CAPACITY: usize = 4096;
 
-/// Requests in the queue.
+/// Capacity of the request queue.
 const REQUESTS: usize = 1024;
 
 /// Messages taken between two requests.
@@ -49,7 +49,7 @@ pub(crate) enum ApiRequest {
     Act(Request, oneshot::Sender<Result<Answer, Refusal>>),
 }
 
-/// What is taken at a time.
+/// What one call takes from the inbox.
 #[derive(Debug, Default)]
 pub(crate) struct Turn {
     pub(crate) messages: Vec<Message>,
@@ -61,9 +61,9 @@ struct State {
     messages: VecDeque<Message>,
     requests: VecDeque<ApiRequest>,
     closed: bool,
-    /// The one who takes sleeps, and has not been woken up yet.
+    /// The receiver sleeps and has not been woken up yet.
     asleep: bool,
-    /// So many wait for room.
+    /// Senders that wait for room.
     waiting: usize,
 }
 
@@ -81,8 +81,8 @@ impl Inbox {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Wakes up the one who takes, if that is needed: it costs a system call. Not with the lock held, which is the first
-    /// thing that the woken one wants.
+    /// Wakes up the receiver if it sleeps, which costs a system call. The lock is not held meanwhile, as the receiver takes
+    /// it first.
     fn wake(&self, mut state: MutexGuard<'_, State>) {
         let asleep = std::mem::take(&mut state.asleep);
         drop(state);

@@ -1,4 +1,4 @@
-//! Where vCPU threads are, by events from the kernel and from /proc. Both are read in threads of their own.
+//! Finds where vCPU threads run, from kernel events and from /proc. Each source is read in a thread of its own.
 
 use super::inbox::{Inbox, Message};
 use crate::{config::Config, core::event::Event};
@@ -19,42 +19,41 @@ use vnuma_host::location::{
 use vnuma_process::spawn_worker;
 use vnuma_topology::{HostTopology, VcpuLocation};
 
-/// Looked at in one go, in case something was missed: one small file each, some ten milliseconds altogether.
+/// Threads that one pass over /proc reads, in case an event was lost: one small file each, some ten milliseconds in all.
 const AT_ONCE: usize = 1280;
 
-/// Between two of these at least: some 670 threads a second at most, 1 % of a CPU at most, however many there are.
+/// Least time between two passes: at most some 670 threads a second and 1 % of a CPU, however many threads there are.
 const PAUSE: Duration = Duration::from_millis(1900);
 
-/// So much later this thread wakes up for the next of these by itself. Usually an order does that before, so that
-/// whatever is done now and then is done in one wake-up.
+/// How late the next pass may be. Usually a command wakes this thread before, and the pass shares that wake-up.
 const SLACK: Duration = Duration::from_millis(400);
 
 /// A thread that is watched.
 #[derive(Clone, Copy, Debug)]
 struct Thread {
     pid: i32,
-    /// The newest that was sent to the core, if the core has that and no other.
+    /// The newest location that was sent, if the core has received it and no other since.
     sent: Option<VcpuLocation>,
 }
 
 impl Thread {
-    /// Does the core know this already, whenever it was seen?
+    /// Does the core know this location already, whenever it was seen?
     fn is_known(&self, location: VcpuLocation) -> bool {
         self.sent.is_some_and(|sent| sent == VcpuLocation { time_ns: sent.time_ns, ..location })
     }
 }
 
-/// What the threads of this file share.
+/// State that the threads of this file share.
 #[derive(Debug, Default)]
 struct Shared {
     host: RwLock<Arc<HostTopology>>,
     threads: Mutex<HashMap<i32, Thread>>,
-    /// Events that found the inbox full.
+    /// Events that were lost because the inbox was full.
     overflowed: AtomicU64,
     health: Mutex<Health>,
 }
 
-/// How well locations are learned.
+/// Quality of the location sources.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Health {
     pub(super) source: &'static str,
@@ -80,7 +79,8 @@ impl Shared {
         read_location(&self.host(), pid, tid).ok()
     }
 
-    /// Where an event says that a thread is. What it says nothing of is read only if the event may have to do with it.
+    /// Handles a kernel event that says where a thread is. What the event does not contain is read from /proc only if it can
+    /// have changed.
     fn after(&self, event: &LocationEvent, sees_affinity: bool) -> Option<VcpuLocation> {
         let Thread { pid, sent } = self.thread(event.tid)?;
         let host = self.host();
@@ -94,19 +94,19 @@ impl Shared {
             {
                 sent.pinned
             }
-            // That it is a thread of this process still is what the events are about.
+            // The event source has checked that this is still a thread of this process.
             _ => read_pinned(&host, event.tid)?,
         };
-        // /proc may not show the node yet: the event is sent on the way.
+        // /proc may not show the node yet: the kernel sends the event while it moves the thread.
         Some(VcpuLocation { cpu: event.cpu, node, pinned, time_ns: event.time_ns })
     }
 
-    /// Notes what the core has been sent, or that it could not be.
+    /// Notes what was sent to the core, or that sending failed.
     fn note_sent(&self, tid: i32, location: Option<VcpuLocation>) {
         self.lock_threads(|threads| {
             let Some(thread) = threads.get_mut(&tid) else { return };
             thread.sent = match (thread.sent, location) {
-                // As the core does with what comes late.
+                // The core ignores late observations in the same way.
                 (Some(before), Some(late)) if before.time_ns > late.time_ns => Some(before),
                 (_, location) => location,
             };
@@ -119,9 +119,9 @@ impl Shared {
 pub(crate) struct Reader(Arc<Shared>);
 
 impl Reader {
-    /// `None` if that cannot be known.
+    /// `None` if the location is unknown.
     pub(crate) fn read(&self, pid: i32, tid: i32) -> Option<VcpuLocation> {
-        // It gets to the core by other ways, or not.
+        // The pass over /proc reports it, if it can be read at all.
         self.0.note_sent(tid, None);
         self.0.read(pid, tid)
     }
@@ -190,7 +190,7 @@ impl Locator {
         self.shared.health.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Watches a thread from now on, and says where it is.
+    /// Begins to watch a thread, and reports its location.
     pub(super) fn watch(&self, pid: i32, tid: i32) {
         self.order(Order::Watch(pid, tid));
     }
@@ -204,7 +204,7 @@ impl Locator {
         self.order(Order::Look(threads));
     }
 
-    /// The host is another one now.
+    /// The host's topology has changed.
     pub(super) fn host_changed(&self, host: &HostTopology) {
         self.order(Order::Host(Arc::new(host.clone())));
     }
@@ -227,7 +227,7 @@ impl Drop for Locator {
     }
 }
 
-/// What the thread works with.
+/// State of the thread.
 struct Task {
     watcher: LocationWatcher,
     shared: Arc<Shared>,
@@ -295,17 +295,17 @@ impl Task {
         true
     }
 
-    /// One that cannot be watched is still found by the looks now and then, which try again.
+    /// A thread that cannot be watched is still found by the passes over /proc, which try again to watch it.
     fn watch(&self, pid: i32, tid: i32) {
         match self.watcher.watch(pid, tid) {
-            // It has ended: what is read next says so. The others were logged when they began.
+            // The thread has ended, which the next read reports. Other errors were logged when they first occurred.
             Ok(())
             | Err(LocationError::NoThread { .. } | LocationError::TooMany { .. } | LocationError::Ended) => {}
             Err(error) => warn!(tid, %error, "the thread is not watched; this is tried again"),
         }
     }
 
-    /// Tells the core where a thread is, unless it knows. False once nobody listens.
+    /// Reports a thread's location unless the core knows it. False once the inbox is closed.
     fn report(&self, pid: i32, tid: i32) -> bool {
         let location = self.shared.read(pid, tid);
         if let (Some(thread), Some(location)) = (self.shared.thread(tid), location)
@@ -318,12 +318,12 @@ impl Task {
         goes_on
     }
 
-    /// Looks at those that have waited longest; `anew`: they may not be watched although they were.
+    /// Reads the threads that were not read for longest. With `anew` each is watched again, as its watch may be lost.
     fn look_at_some(&mut self, most: usize, anew: bool) -> bool {
         for _ in 0..most.min(self.waiting.len()) {
             let Some((pid, tid)) = self.waiting.pop_front() else { break };
             self.known.remove(&tid);
-            // One that is not wanted any more is not looked at.
+            // A thread that is no longer watched is skipped.
             if self.shared.thread(tid).is_some_and(|thread| thread.pid == pid) {
                 if anew || !self.watcher.watches(pid, tid) {
                     self.watch(pid, tid);
@@ -336,7 +336,7 @@ impl Task {
         true
     }
 
-    /// Notes how well locations are learned. True if events were lost since the last call.
+    /// Updates the quality of the sources. True if events were lost since the last call.
     fn note_health(&mut self) -> bool {
         let lost = self.watcher.dropped() + self.shared.overflowed.load(Ordering::Relaxed);
         let health = self.watcher.health();
@@ -375,7 +375,7 @@ mod tests {
     #[test]
     fn a_look_that_finds_nothing_new_tells_nothing() {
         let inbox = Arc::new(Inbox::default());
-        // None but the looks, and a thread that cannot move meanwhile: it has one CPU.
+        // No event source, only /proc, and a thread that cannot move because it may run on one CPU only.
         let config =
             Config { location: Prefer::Poll, poll_interval: Duration::from_secs(1000), ..Config::default() };
         let locator = Locator::start(&host(), &config, Arc::clone(&inbox)).expect("started");
@@ -388,7 +388,7 @@ mod tests {
         assert_eq!(located(&inbox), 1);
         locator.look(vec![(pid, tid)]);
         assert_eq!(located(&inbox), 0, "the core knows that");
-        // What was read for somebody else may not get to the core.
+        // A location that was read for another caller may not reach the core.
         assert!(locator.reader().read(pid, tid).is_some());
         std::thread::sleep(PAUSE);
         locator.look(vec![(pid, tid)]);

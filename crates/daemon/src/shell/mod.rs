@@ -1,4 +1,4 @@
-//! What surrounds the core: it takes in what happens, and carries out what the core wants.
+//! The shell around the core: it collects events and carries out the core's commands.
 //!
 //! ```text
 //!  scanner ─────┐                                ┌──▶ worker (a thread per hypervisor): QMP, channels made, records
@@ -74,7 +74,7 @@ impl Drop for ClosedAtEnd {
     }
 }
 
-/// Between two readings of the host's topology, in case an event was lost.
+/// Time between two readings of the host's topology, in case an event was lost.
 const REREAD: Duration = Duration::from_secs(30);
 
 fn watch_host(config: &Config, host: HostTopology, inbox: Arc<Inbox>) -> io::Result<HostWatcher> {
@@ -84,7 +84,7 @@ fn watch_host(config: &Config, host: HostTopology, inbox: Arc<Inbox>) -> io::Res
     })
 }
 
-/// The core and everything that carries out what it wants.
+/// The core and everything that carries out its commands.
 pub(crate) struct Shell {
     core: Core,
     config: Config,
@@ -169,12 +169,12 @@ impl Shell {
     fn wake_at(&self) -> Instant {
         let until = |deadline_ns: u64| Duration::from_nanos(deadline_ns.saturating_sub(monotonic_ns()));
         let due = self.core.next_deadline_ns().map(|deadline_ns| Instant::now() + until(deadline_ns));
-        // The scanner reports as often, and that is a good time for it: one wake-up for both.
+        // The scanner reports at the same interval, so both share one wake-up.
         let latest = self.resync_at + self.config.resync_interval / 4;
         due.map_or(latest, |due| due.min(latest))
     }
 
-    /// An event and everything that follows from it at once.
+    /// Handles an event and every outcome that is known at once.
     fn step(&mut self, event: Event) {
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
@@ -224,7 +224,7 @@ impl Shell {
             R::Plain(report) => report,
         };
         self.step(Event::Hypervisor(connection, report));
-        // The core may not serve this channel any more.
+        // The core may have dropped this channel meanwhile.
         let served = |vm: &VmId| {
             let known = self.core.world().get(*vm).and_then(|managed| managed.vm.as_ref());
             known.is_some_and(|vm| vm.channel.publisher().is_some())
@@ -232,7 +232,7 @@ impl Shell {
         if self.channels.contains_key(&vm) && !served(&vm) {
             self.channels.remove(&vm);
         }
-        // The same for a process that the core does not watch.
+        // Likewise for a process that the core does not watch.
         let process = self.core.world().get(vm).and_then(|managed| managed.process);
         let watched = |pid: i32| process.is_some_and(|process| process.pid == pid);
         if self.pidfds.get(&vm).is_some_and(|(pid, _)| !watched(*pid)) {
@@ -317,7 +317,7 @@ impl Shell {
                 self.processes.watch(vm, pid, process.map(|(_, pidfd)| Arc::clone(pidfd)));
             }
             Command::UnwatchProcess(vm, pid) => {
-                // Another one may have taken its place.
+                // Another channel may have taken its place.
                 if self.pidfds.get(&vm).is_some_and(|(known, _)| *known == pid) {
                     self.pidfds.remove(&vm);
                 }

@@ -1,4 +1,4 @@
-//! Puts vCPU threads on CPUs. The kernel may make the caller wait, so it is done in a thread of its own.
+//! Sets the CPU affinity of vCPU threads, in a thread of its own because the system call can block.
 
 use super::{
     inbox::{Inbox, Message},
@@ -15,12 +15,12 @@ use vnuma_placement::world::VmId;
 use vnuma_process::{ActError, pin_thread, spawn_worker};
 use vnuma_topology::{ApicId, CpuSet, HostNodeId};
 
-/// A move to be made.
+/// A move to make.
 #[derive(Debug)]
 pub(super) struct Order {
     pub(super) vm: VmId,
     pub(super) pid: i32,
-    /// The process, immune to the reuse of its number. `None`: it is gone.
+    /// The process, as a pidfd, so that a reused PID cannot be meant. `None`: it has ended.
     pub(super) pidfd: Option<Arc<OwnedFd>>,
     pub(super) vcpu: ApicId,
     pub(super) tid: i32,
@@ -50,7 +50,7 @@ impl Mover {
         Ok(Self { orders: Some(orders), thread: Some(thread) })
     }
 
-    /// Orders a move; [`Event::Moved`] follows.
+    /// Queues a move; [`Event::Moved`] follows.
     pub(super) fn order(&self, order: Order) {
         if let Some(orders) = &self.orders {
             // Fails only while vnumad stops.

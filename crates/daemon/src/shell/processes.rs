@@ -1,4 +1,4 @@
-//! Checks regularly whether the processes of VMs run, as one that is stopped, hangs or has ended does not report that.
+//! Checks regularly whether the processes of VMs run: a process that is stopped, hangs or has ended does not report it.
 
 use super::inbox::{Inbox, Message};
 use crate::core::event::Event;
@@ -19,14 +19,15 @@ use vnuma_process::{
     spawn_worker,
 };
 
-/// Time between two checks: an operator is to know within a second.
+/// Time between two checks, so that an operator is told within a second.
 const INTERVAL: Duration = Duration::from_millis(500);
 
-/// A VM is asked now and then whether it answers, whatever its main loop looks like,
+/// Each VM is probed after this time even if its main loop looks idle.
 const ASK_AFTER: Duration = Duration::from_secs(20);
 
-/// but of hundreds one in so long: each question wakes several threads. Where the kernel does not show what main loops
-/// are at, there is no such limit.
+/// Least time between two such probes on a host, as each wakes several threads: with more VMs than five the interval of
+/// each one grows. A VM whose main loop is not at rest is probed without this limit, and so is every VM if the kernel does
+/// not show main loops.
 const ASK_PAUSE: Duration = Duration::from_secs(4);
 
 enum Order {
@@ -43,18 +44,18 @@ struct Watched {
     syscall: Option<KeptFile>,
     stopped: Option<StopReason>,
     main_loop: MainLoop,
-    /// When it was asked last, or came up.
+    /// When it was probed last, or connected.
     asked_at: Instant,
 }
 
-/// What was seen last of a main loop.
+/// The last observation of a main loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum MainLoop {
-    /// It cannot be seen.
+    /// The kernel does not show it.
     Hidden,
-    /// It was at work, or stuck.
+    /// It ran, or was stuck.
     Busy,
-    /// It waited for something to do, in this place.
+    /// It waited for an event, at this address.
     Waits(Place),
 }
 
@@ -138,7 +139,7 @@ fn run(orders: &mpsc::Receiver<Order>, inbox: &Inbox) {
     }
 }
 
-/// Has those asked whose time has come. False once nobody listens.
+/// Has the VMs probed that are due. False once the inbox is closed.
 fn ask_some(watched: &mut BTreeMap<VmId, Watched>, ask_at: &mut Instant, inbox: &Inbox) -> bool {
     let now = Instant::now();
     let due = |process: &Watched| process.stopped.is_none() && now >= process.asked_at + ASK_AFTER;
@@ -146,7 +147,7 @@ fn ask_some(watched: &mut BTreeMap<VmId, Watched>, ask_at: &mut Instant, inbox: 
     let hidden = watched.iter().filter(|(_, process)| due(process) && !seen(process)).map(|(vm, _)| *vm);
     let mut asked: Vec<VmId> = hidden.collect();
     if now >= *ask_at {
-        // The one that has waited longest.
+        // The VM that was not probed for longest.
         let seen = watched.iter().filter(|(_, process)| due(process) && seen(process));
         if let Some((&vm, _)) = seen.min_by_key(|(_, process)| process.asked_at) {
             *ask_at = now + ASK_PAUSE;
@@ -168,7 +169,7 @@ impl Watched {
         Self { pid, pidfd, stat, syscall, stopped, main_loop, asked_at }
     }
 
-    /// Looks at it, and says what has changed. False once nobody listens.
+    /// Checks one process and reports what has changed. False once the inbox is closed.
     fn look(&mut self, vm: VmId, inbox: &Inbox, main_loop_too: bool) -> bool {
         let send = |event| inbox.send(Message::Event(event));
         if self.pidfd.as_ref().is_some_and(|pidfd| has_ended(pidfd)) {
@@ -186,12 +187,12 @@ impl Watched {
         if !main_loop_too || stopped.is_some() || !self.looks_busy() {
             return true;
         }
-        // Where the kernel does not tell, it is asked now and then.
+        // If the kernel does not show the main loop, the VM is probed regularly.
         self.asked_at = Instant::now();
         send(Event::MainLoopBusy(vm, self.pid))
     }
 
-    /// Is there a reason to ask it? One that waits where it waited before will answer, as it did before.
+    /// Is there a reason to probe it? A main loop that waits where it waited before will answer as it did before.
     fn looks_busy(&mut self) -> bool {
         let now = match self.syscall.as_ref().map(KeptFile::read) {
             Some(Ok(text)) => main_loop::parse_place(&text).map_or(MainLoop::Busy, MainLoop::Waits),
@@ -223,7 +224,7 @@ mod tests {
         main_loop::parse_place(&text).map_or(MainLoop::Busy, MainLoop::Waits)
     }
 
-    /// VMs that were asked so long ago that each is due, the first one longest ago.
+    /// VMs that are all due, the first one for longest.
     fn due(main_loop: MainLoop, count: u64) -> BTreeMap<VmId, Watched> {
         let long_ago = Instant::now() - 2 * ASK_AFTER;
         let vm = |vm| {

@@ -41,12 +41,12 @@ pub fn parse_record(text: &str) -> Result<Identity, String> {
 pub(crate) struct Records(PathBuf);
 
 impl Records {
-    /// Those in `directory`.
+    /// The records in `directory`.
     pub(crate) fn new(directory: PathBuf) -> Self {
         Self(directory)
     }
 
-    /// Removes what is there of processes that have ended.
+    /// Removes the records of processes that have ended.
     pub(crate) fn tidy(&self) {
         for entry in fs::read_dir(&self.0).into_iter().flatten().flatten() {
             let name = entry.file_name();
@@ -83,7 +83,7 @@ impl Records {
         parse_record(&text).map_err(wrong)
     }
 
-    /// The process has no channel any more. That it had none is fine.
+    /// Removes the record of a process, if there is one.
     pub(crate) fn remove(&self, pid: i32) {
         let path = self.path(pid);
         match fs::remove_file(&path) {

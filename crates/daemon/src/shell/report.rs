@@ -11,9 +11,9 @@ use vnuma_topology::VmDescription;
 pub(crate) enum Report {
     /// The hypervisor has greeted and described the VM.
     Up { description: VmDescription, pidfd: OwnedFd, channel: bool },
-    /// It has not answered a probe yet.
+    /// It has not answered a probe in time.
     Slow { problem: String, pid: i32, pidfd: OwnedFd },
-    /// It does not answer. What is observed without it comes along, so that both are shown at the same time.
+    /// It does not answer. Carries what was observed without it, so that both are shown at the same time.
     Silent { problem: String, pid: i32, pidfd: OwnedFd, observed: Option<ObservedVcpus> },
     /// What is observed without the hypervisor.
     Observed { pid: i32, pidfd: OwnedFd, observed: ObservedVcpus },

@@ -1,5 +1,5 @@
-//! Lists which VMs there may be, whenever that can have changed. What else may wait for a disk and is not urgent is done here
-//! too: records of processes that have ended are removed.
+//! Lists candidate VMs whenever they can have changed. It also removes the records of processes that have ended, which
+//! is not urgent and may wait for a disk.
 
 use super::{
     inbox::{Inbox, Message},
@@ -47,7 +47,7 @@ impl Scanner {
         Ok(Self { forget, wake, thread: Some(thread) })
     }
 
-    /// The process of this number has ended.
+    /// The process with this PID has ended.
     pub(super) fn forget_record(&self, pid: i32) {
         if self.forget.send(pid).is_ok() {
             let _ = self.wake.write(1);
@@ -100,7 +100,7 @@ impl Task {
         }
     }
 
-    /// Waits until `until` or for something to do. True if another scan may find something else.
+    /// Waits until `until` or for a command or a change. True if another scan may find something else.
     fn wait(&self, until: Instant) -> bool {
         let left = until.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
         let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);

@@ -15,7 +15,7 @@ pub(crate) struct Watchers {
 }
 
 impl Watchers {
-    /// Another watcher. Its receiver ends when it was too slow.
+    /// Adds a watcher. Its receiver ends if it is too slow.
     pub(crate) fn add(&mut self) -> mpsc::Receiver<Event> {
         self.senders.retain(|sender| !sender.is_closed());
         let (sender, receiver) = mpsc::channel(BACKLOG);
@@ -23,7 +23,7 @@ impl Watchers {
         receiver
     }
 
-    /// Gives an event to everybody, without ever waiting for one.
+    /// Sends an event to every watcher without waiting for any.
     pub(crate) fn announce(&mut self, event: &Event) {
         let dropped = &mut self.dropped;
         self.senders.retain(|sender| match sender.try_send(event.clone()) {

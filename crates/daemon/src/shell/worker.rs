@@ -1,4 +1,4 @@
-//! A thread per connection to a hypervisor, so that one that does not answer holds up no other. It also makes the
+//! One thread per connection to a hypervisor, so that a silent one delays no other. The thread also makes the
 //! channels and writes their records, which may wait for a disk.
 //!
 //! ```text
@@ -38,19 +38,19 @@ use vnuma_hypervisor::{VmBackend, VmConnection, VmError, VmEvent, VmHandle, roll
 use vnuma_placement::world::ConnectionId;
 use vnuma_process::{StopReason, copy_affinity, main_loop, spawn_worker};
 
-/// Between two descriptions of a VM, which cost QEMU and the kernel something. What asks for one meanwhile gets the next.
+/// Least time between two descriptions of a VM, which cost QEMU and the kernel time. Requests in between share the next.
 const DESCRIBE_PAUSE: Duration = Duration::from_millis(200);
 
-/// For the answer to a probe, until it is said that none comes: half a second, less what it takes to show that; and from
-/// then on, until nothing more is asked.
+/// Time limits of a probe: first until the missing answer is reported (half a second, less the time to show it), then
+/// until the VM counts as unresponsive.
 const PROMPT: Duration = Duration::from_millis(450);
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Between two attempts to make a silent VM answer: at first, and at most. It may also speak of itself.
+/// Time between two attempts to make a silent VM answer: first and longest. The VM may also answer by itself.
 const FIRST_ATTEMPT: Duration = Duration::from_secs(2);
 const LAST_ATTEMPT: Duration = Duration::from_secs(10);
 
-/// A connection breaks a moment before the process is seen to have ended.
+/// A connection breaks shortly before the process's end is seen.
 const END_LIMIT: Duration = Duration::from_millis(500);
 
 /// Most events taken before commands have their turn.
@@ -93,7 +93,7 @@ impl Worker {
         Ok(Self { asks, wake })
     }
 
-    /// Asks for something. A worker whose thread has ended has reported why.
+    /// Queues a command. A worker whose thread has ended has reported why.
     pub(crate) fn ask(&self, ask: Ask) {
         if self.asks.send(ask).is_ok() {
             // Fails only if the counter is full, and a full counter wakes the thread, too.
@@ -104,7 +104,7 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // Takes the sender away before the wake-up, for the thread to see that.
+        // The sender is dropped before the wake-up, so that the thread sees the end.
         let (closed, _) = mpsc::channel();
         drop(std::mem::replace(&mut self.asks, closed));
         // Fails only if the counter is full, and a full counter wakes the thread, too.
@@ -119,26 +119,26 @@ struct Task {
     wake: Arc<EventFd>,
     inbox: Arc<Inbox>,
     handle: VmHandle,
-    /// The VM's, for messages.
+    /// Name of the VM, for messages.
     name: String,
     records: Records,
     reader: Reader,
-    /// It is to be asked whether it still answers.
+    /// A probe is due.
     probe_wanted: bool,
-    /// The VM is to be described, but not before this time.
+    /// The VM is to be described at this time or later.
     describe_wanted: bool,
     describe_from: Instant,
 }
 
-/// Why it stops.
+/// Why serving ends.
 enum Stop {
     /// The handle was dropped.
     Unwanted,
     /// The VM has ended.
     Ended,
-    /// The connection is of no use any more.
+    /// The connection is broken.
     Lost(VmError),
-    /// Nothing was answered in time. An answer may still come.
+    /// No answer came in time. It may still come.
     Silent(VmError),
 }
 
@@ -236,7 +236,7 @@ impl Task {
                 if wait[1].any().unwrap_or(true) {
                     return Ok(());
                 }
-                // Empty when the time is up.
+                // No descriptor is ready when the time is up.
                 let _ = self.wake.read();
             }
             // A stopped process answers nothing, and commands would only queue up.
@@ -247,12 +247,12 @@ impl Task {
         }
     }
 
-    /// A request to a VM that does not answer.
+    /// Refuses a command to a VM that does not answer, or carries it out if it needs no answer.
     fn refuse_commands(&mut self, connection: &dyn VmConnection, why: &str) -> Result<(), Stop> {
         loop {
             let silent = || VmError::Silent { vm: self.name.clone(), why: why.to_owned() };
             let report = match self.asks.try_recv() {
-                // It is described as soon as it answers.
+                // The VM is described as soon as it answers.
                 Ok(Ask::Describe | Ask::Probe) => continue,
                 Ok(Ask::Attach(_)) => Report::Attached(Err(silent().into())),
                 Ok(Ask::Detach) => Report::Plain(CoreReport::Detached(Err(silent()))),
@@ -278,7 +278,7 @@ impl Task {
         }
     }
 
-    /// Waits until there is something to do, and does it.
+    /// Waits for a command, an event or a deadline, and handles it.
     fn round(&mut self, connection: &mut dyn VmConnection) -> Result<(), Stop> {
         self.events(connection)?;
         loop {
@@ -306,7 +306,7 @@ impl Task {
         Ok(())
     }
 
-    /// How long to wait if nothing happens.
+    /// How long to wait without an event.
     fn patience(&self, all_taken: bool) -> PollTimeout {
         if !all_taken {
             return PollTimeout::ZERO;
@@ -334,7 +334,7 @@ impl Task {
                     let vm = format!("VM of process {}", connection.pid());
                     return Err(Stop::Lost(VmError::Disconnected { vm }));
                 }
-                // The process's end is what counts, and the pidfd reports it.
+                // The pidfd reports the process's end, which is authoritative.
                 VmEvent::Shutdown => {}
             }
         }
@@ -398,7 +398,7 @@ impl Task {
         }
     }
 
-    /// Reports how something went; an error if nothing more can be asked.
+    /// Reports an outcome; an error if the VM can be asked nothing more.
     fn conclude(&mut self, stop: Option<Stop>, report: Report) -> Result<(), Stop> {
         self.probe_wanted = false;
         if let Some(Stop::Ended) = stop {
@@ -408,7 +408,7 @@ impl Task {
         stop.map_or(Ok(()), Err)
     }
 
-    /// Why nothing more can be asked after this error, if so.
+    /// Why the VM can be asked nothing more after this error, if so.
     fn stop_after(&self, connection: &dyn VmConnection, error: &VmError) -> Option<Stop> {
         if ends_soon(connection, error) { Some(Stop::Ended) } else { ends_serving(error) }
     }
@@ -453,7 +453,7 @@ impl Task {
             return Ok(());
         }
         self.probe_wanted = false;
-        // One that is stopped is known to be, without a question.
+        // A stopped process is known to be stopped without a probe.
         if matches!(StopReason::of(connection.pid()), Ok(None)) { self.probe(connection) } else { Ok(()) }
     }
 
@@ -490,7 +490,7 @@ fn explain(error: &VmError, pid: i32) -> String {
     )
 }
 
-/// After these nothing can be asked, for now or for good.
+/// Errors after which the VM can be asked nothing, for now or for good.
 fn ends_serving(error: &VmError) -> Option<Stop> {
     match error {
         VmError::Disconnected { vm } => Some(Stop::Lost(VmError::Disconnected { vm: vm.clone() })),
@@ -514,7 +514,7 @@ fn ends_soon(connection: &dyn VmConnection, error: &VmError) -> bool {
     poll(&mut wait, timeout).is_ok_and(|ready| ready > 0)
 }
 
-/// Until then, rounded up, so as not to wake before the time.
+/// Time until then, rounded up, so that the wake-up is not early.
 fn timeout_at(time: Instant) -> PollTimeout {
     let left = time.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
     PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
