@@ -17,5 +17,5 @@ pub mod location;
 pub mod sysfs;
 pub mod watch;
 
-pub use sysfs::{SysfsError, read_host_topology};
+pub use sysfs::{SysfsError, read_cpu_layout, read_host_topology, read_idle_times};
 pub use watch::{HostWatcher, parse_uevent};

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use std::{fs, os::unix::fs::symlink, path::Path};
 use tempfile::TempDir;
-use vnuma_host::{SysfsError, read_host_topology};
+use vnuma_host::{SysfsError, read_cpu_layout, read_host_topology, read_idle_times};
 use vnuma_topology::{CacheGroup, CpuSet, HostTopology, HugePages};
 
 const NODE: &str = "sys/devices/system/node";
@@ -374,6 +374,33 @@ fn any_nodes() -> impl Strategy<Value = std::collections::BTreeMap<u32, AnyNode>
     let memory = prop_oneof![Just(0), 1..=u64::from(u32::MAX)];
     let node = (any::<bool>(), memory).prop_map(|(has_cpus, memory_kib)| AnyNode { has_cpus, memory_kib });
     prop::collection::btree_map(0..1024u32, node, 1..=64)
+}
+
+#[test]
+fn isolated_cpus_and_cores_are_read_and_may_be_missing() {
+    let fixture = three_nodes();
+    let host = fixture.read().unwrap();
+    assert_eq!(read_cpu_layout(fixture.path(), &host).unwrap(), Default::default());
+    fixture.write(&format!("{CPU}/isolated"), b"3,7\n");
+    for (cpu, siblings) in [(0, "0,4\n"), (4, "0,4\n"), (1, "1\n"), (2, "5-6\n")] {
+        fixture.write(&format!("{CPU}/cpu{cpu}/topology/thread_siblings_list"), siblings.as_bytes());
+    }
+    let layout = read_cpu_layout(fixture.path(), &host).unwrap();
+    let cores: Vec<_> = layout.cores.iter().map(ToString::to_string).collect();
+    assert_eq!((layout.isolated.to_string(), cores), ("3,7".into(), vec!["0,4".to_owned()]));
+    fixture.write(&format!("{CPU}/isolated"), b"nonsense");
+    let error = read_cpu_layout(fixture.path(), &host).unwrap_err().to_string();
+    assert!(error.contains("cpu/isolated") && error.contains("nonsense"), "{error}");
+}
+
+#[test]
+fn idle_times_of_cpus_are_read() {
+    let stat = "cpu  9 9 9 9 9\ncpu0 1 2 3 40 5 6\ncpu3 0 0 0 7\ncpux 1\nintr 5\ncpu4 0 0 0 1";
+    let fixture = Fixture::new(&[("proc/stat", stat)]);
+    // The last line is cut off.
+    assert_eq!(read_idle_times(fixture.path()).unwrap(), [(0, 450_000_000), (3, 70_000_000)]);
+    let empty = Fixture::new(&[]);
+    assert!(matches!(read_idle_times(empty.path()), Err(SysfsError::Missing { .. })));
 }
 
 proptest! {

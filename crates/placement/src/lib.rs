@@ -19,6 +19,7 @@ mod acked;
 mod assignment;
 mod home;
 mod plan;
+pub mod scheduling;
 mod settle;
 mod vm;
 pub mod world;

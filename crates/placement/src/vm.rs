@@ -160,7 +160,7 @@ impl VmPlacement {
         let before = std::mem::replace(&mut vcpu.observed, observation);
         let Some(now) = observation else {
             vcpu.target = None;
-            self.settler.forget(apic_id);
+            self.settler.suspend(apic_id);
             return None;
         };
         vcpu.target = choose_node(host, &self.homes, now.node, Some(vcpu.published), vcpu.boot);
@@ -168,7 +168,7 @@ impl VmPlacement {
             Some(target) if self.publishing => {
                 self.settler.observe(apic_id, vcpu.published, target, now.deliberate, now.time_ns);
             }
-            _ => self.settler.forget(apic_id),
+            _ => self.settler.suspend(apic_id),
         }
         before.map(|before| before.node).filter(|&node| node != now.node)
     }

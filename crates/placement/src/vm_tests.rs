@@ -37,7 +37,9 @@ fn seen(node: u32, deliberate: bool, ms: u64) -> Option<Observation> {
     Some(Observation { node, deliberate, time_ns: ms * MS })
 }
 
-const POLICY: SettlePolicy = SettlePolicy { dwell_ns: 250 * MS, max_per_second: 10 };
+/// Every drift waits for the same dwell here; that of calm vCPUs is tested with the settler.
+const POLICY: SettlePolicy =
+    SettlePolicy { dwell_ns: 250 * MS, calm_dwell_ns: 250 * MS, calm_ns: 0, max_per_second: 10 };
 
 /// What is published at `ms`, if something is due.
 fn publish(placement: &mut VmPlacement, generation: u64, ms: u64) -> Option<Publication> {

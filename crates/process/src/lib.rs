@@ -31,7 +31,7 @@ mod worker;
 
 use std::{
     io,
-    os::fd::{AsRawFd, BorrowedFd},
+    os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
 };
 use vnuma_topology::CpuSet;
 
@@ -78,6 +78,14 @@ pub enum ActError {
         /// The CPU.
         cpu: u32,
     },
+    /// Somebody else has set its affinity since it was looked at.
+    #[error("thread {tid}: its affinity is {found} now: somebody else has set it")]
+    MaskChanged {
+        /// The thread.
+        tid: i32,
+        /// Its affinity.
+        found: CpuSet,
+    },
     /// The system refused.
     #[error("thread {tid} of process {pid}: {act}: {source}")]
     System {
@@ -106,6 +114,15 @@ pub fn pin_thread(pidfd: BorrowedFd<'_>, pid: i32, tid: i32, cpus: &CpuSet) -> R
         Err(other) => return Err(other),
     }
     outcome.map_err(|source| ActError::System { pid, tid, act: "setting its affinity", source })
+}
+
+/// Does something to a thread of the process behind `pidfd` (whose number is `pid`) that can only name it by its number,
+/// and says whether it was that thread. `None`: it ended, or was never one of that process; what was done may be undone by
+/// dropping it.
+pub fn on_thread<T>(pidfd: BorrowedFd<'_>, pid: i32, tid: i32, act: impl FnOnce() -> T) -> Option<T> {
+    let before = thread::start_time(pidfd, pid, tid).ok()?;
+    let done = act();
+    (thread::start_time(pidfd, pid, tid).ok()? == before).then_some(done)
 }
 
 /// Confines a thread of the process behind `pidfd` (whose number is `pid`) as another of its threads is.
@@ -142,6 +159,16 @@ fn set_affinity(tid: i32, mask: &[libc::c_ulong]) -> io::Result<()> {
         libc::syscall(libc::SYS_sched_setaffinity, tid, std::mem::size_of_val(mask), mask.as_ptr())
     };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// A pidfd of a process. See afterwards that it is the process that was meant: it may have ended before, and its number may
+/// have been given to another one.
+pub fn open_pidfd(pid: i32) -> io::Result<OwnedFd> {
+    // SAFETY: the call takes two numbers.
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+    let fd = i32::try_from(fd).ok().filter(|&fd| fd >= 0).ok_or_else(io::Error::last_os_error)?;
+    // SAFETY: the call has just made this descriptor, and nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// Does the process behind the pidfd still exist (as more than a zombie)?

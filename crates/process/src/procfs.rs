@@ -24,13 +24,13 @@ pub const STATUS_LIMIT: u64 = 64 * 1024;
 /// CPUs that a kernel of today can have (`NR_CPUS`).
 const CPUS: usize = 8192;
 
-/// Most threads of a process that are looked at: the most vCPUs of a VM and as many others.
+/// Most threads of a process that are listed: the most vCPUs of a VM and as many others.
 const THREAD_LIMIT: usize = 8192;
 
-/// Why something is not known of a process or thread.
+/// Why a fact about a process or thread is unknown.
 #[derive(Debug, thiserror::Error)]
 pub enum ProcError {
-    /// It has ended, or there never was one.
+    /// It has ended or never existed.
     #[error("{path}: no such process or thread")]
     Gone {
         /// The file.
@@ -44,7 +44,7 @@ pub enum ProcError {
         /// The system's error.
         source: io::Error,
     },
-    /// A value makes no sense.
+    /// A value is invalid.
     #[error("{path}: {field} is `{value}`: {reason}")]
     Value {
         /// The file.
@@ -81,8 +81,8 @@ fn read(path: String, possible: bool, limit: u64) -> Result<String, ProcError> {
     }
 }
 
-/// A short file of a process that is read again and again. It stays that process's: once that is gone it cannot be read
-/// any more, whoever has its number then.
+/// A short file of a process that is read repeatedly. It stays bound to that process: after its end reading fails, even if
+/// the PID is in use again.
 #[derive(Debug)]
 pub struct KeptFile {
     file: File,
@@ -148,8 +148,8 @@ pub fn read_allowed(pid: i32, tid: i32) -> Result<CpuSet, ProcError> {
 pub struct Affinity(Vec<libc::c_ulong>);
 
 impl Affinity {
-    /// Of the thread of this number, which may be any process's: see afterwards that it is the one that was meant. Much
-    /// cheaper than [`read_allowed`].
+    /// Reads them for the thread with this TID, which may belong to any process: check afterwards that it is the intended one.
+    /// Much cheaper than [`read_allowed`].
     pub fn of(tid: i32) -> Result<Self, ProcError> {
         let path = || format!("/proc/{tid}");
         // 0 stands for the caller.
@@ -199,6 +199,33 @@ pub fn read_start_time(pid: i32, tid: i32) -> Result<u64, ProcError> {
     })
 }
 
+/// Times of a thread since it began, nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CpuTimes {
+    /// On a CPU.
+    pub ran_ns: u64,
+    /// Ready to run, without a CPU.
+    pub waited_ns: u64,
+}
+
+/// How long a thread ran and waited for a CPU.
+pub fn read_cpu_times(pid: i32, tid: i32) -> Result<CpuTimes, ProcError> {
+    let text = read_thread(pid, tid, "schedstat", STAT_LIMIT)?;
+    cpu_times(&text).ok_or_else(|| {
+        let path = format!("/proc/{pid}/task/{tid}/schedstat");
+        value(path, "run and wait time (fields 1 and 2)", &text, "no numbers".to_owned())
+    })
+}
+
+/// What the scheduler knows of a thread: the CPU that it runs on or ran on last, and whether its class is a real-time one.
+pub fn read_cpu_and_class(pid: i32, tid: i32) -> Result<(CpuId, bool), ProcError> {
+    let stat = read_thread(pid, tid, "stat", STAT_LIMIT)?;
+    last_cpu(&stat).zip(real_time(&stat)).ok_or_else(|| {
+        let path = format!("/proc/{pid}/task/{tid}/stat");
+        value(path, "processor or policy (fields 39 and 41)", &stat, "no numbers".to_owned())
+    })
+}
+
 fn value(path: String, field: &'static str, value: &str, reason: String) -> ProcError {
     ProcError::Value { path, field, value: sanitize_short(value), reason }
 }
@@ -222,6 +249,19 @@ pub fn start_time(stat: &str) -> Option<u64> {
 /// Field 39 of a `stat` file: the CPU that it runs on, or ran on last.
 pub fn last_cpu(stat: &str) -> Option<CpuId> {
     stat_field(stat, 39)?.parse().ok()
+}
+
+/// Field 41 of a `stat` file: is it SCHED_FIFO, SCHED_RR or SCHED_DEADLINE?
+pub fn real_time(stat: &str) -> Option<bool> {
+    let policy: u32 = stat_field(stat, 41)?.parse().ok()?;
+    Some(matches!(policy, 1 | 2 | 6))
+}
+
+/// A `schedstat` file: time on a CPU, time ready to run, number of times that it was put on a CPU.
+pub fn cpu_times(schedstat: &str) -> Option<CpuTimes> {
+    let mut fields = schedstat.split_ascii_whitespace().map(str::parse);
+    let mut next = || fields.next()?.ok();
+    Some(CpuTimes { ran_ns: next()?, waited_ns: next()? })
 }
 
 /// A field of a `status` file; empty if there is none. The name, in the first line, has its line breaks escaped by the
@@ -262,6 +302,31 @@ mod tests {
         assert_eq!(allowed_list(status), "0-1,4");
         assert_eq!(namespace_numbers(status), [4711, 12, 1]);
         assert_eq!((allowed_list("Name: x"), namespace_numbers("NSpid:\t7 x 8")), ("", vec![7]));
+    }
+
+    #[test]
+    fn times_and_classes_are_read() {
+        assert_eq!(cpu_times("12 34 5\n"), Some(CpuTimes { ran_ns: 12, waited_ns: 34 }));
+        assert_eq!((cpu_times("12"), cpu_times("a b c"), cpu_times("")), (None, None, None));
+        let stat = |policy: u32| {
+            let numbers: Vec<String> =
+                (4..=52).map(|field| if field == 41 { policy } else { 0 }.to_string()).collect();
+            format!("7 (x) S {}", numbers.join(" "))
+        };
+        assert_eq!(
+            [0, 1, 2, 3, 5, 6].map(|policy| real_time(&stat(policy))),
+            [Some(false), Some(true), Some(true), Some(false), Some(false), Some(true)]
+        );
+        assert_eq!(real_time("7 (x) S 1"), None);
+        let (pid, tid) = (std::process::id().cast_signed(), nix::unistd::gettid().as_raw());
+        let before = read_cpu_times(pid, tid).unwrap();
+        let sum = (0..3_000_000_u64).fold(0, |sum, n| std::hint::black_box(sum ^ n));
+        std::hint::black_box(sum);
+        // The kernel counts at a tick, or when the thread leaves its CPU.
+        std::thread::sleep(std::time::Duration::from_millis(1));
+        assert!(read_cpu_times(pid, tid).unwrap().ran_ns > before.ran_ns);
+        assert!(!read_cpu_and_class(pid, tid).unwrap().1);
+        assert!(matches!(read_cpu_times(1, i32::MAX), Err(ProcError::Gone { .. })));
     }
 
     #[test]
@@ -306,7 +371,7 @@ mod tests {
         #[test]
         fn any_text_is_survived(text in "(.|[0-9() \\n:\\t]|NSpid:){0,200}") {
             let _ = (state(&text), start_time(&text), last_cpu(&text), allowed_list(&text));
-            let _ = namespace_numbers(&text);
+            let _ = (namespace_numbers(&text), real_time(&text), cpu_times(&text));
         }
     }
 }

@@ -54,6 +54,15 @@ pub struct CacheGroup {
     pub cpus: CpuSet,
 }
 
+/// What a scheduler has to know of the CPUs beyond their nodes and caches.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CpuLayout {
+    /// CPUs that the kernel's load balancer leaves alone (`isolcpus=`, isolated cpusets). Nothing is placed on them.
+    pub isolated: CpuSet,
+    /// CPUs that share a core. A CPU that is in none has a core of its own.
+    pub cores: Vec<CpuSet>,
+}
+
 /// A PCI function.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PciDevice {

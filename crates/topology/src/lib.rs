@@ -15,7 +15,7 @@ mod vm;
 
 pub use cpu_set::{CpuSet, CpuSetError};
 pub use distance::{DistanceError, DistanceMatrix, LOCAL_DISTANCE};
-pub use host::{CacheGroup, HostNode, HostTopology, HugePages, PciDevice};
+pub use host::{CacheGroup, CpuLayout, HostNode, HostTopology, HugePages, PciDevice};
 pub use vm::{GuestNode, MemoryBacking, Vcpu, VcpuLocation, VmDescription};
 
 /// A node of the host, by the kernel's number.

@@ -1,4 +1,4 @@
-//! A thread's location as /proc has it.
+//! Reads a thread's location from /proc.
 
 use super::{LocationError, monotonic_ns};
 use vnuma_process::{
@@ -24,7 +24,7 @@ pub fn read_location(topology: &HostTopology, pid: i32, tid: i32) -> Result<Vcpu
     Ok(VcpuLocation { cpu, node, pinned: topology.node_of_cpus(&allowed.cpus()), time_ns })
 }
 
-/// The one node that the thread of this number is confined to, if it is, whoever's thread it is. `None` if it is gone.
+/// The node that holds all CPUs on which this thread may run, whichever process it belongs to. `None` if the thread has ended.
 pub fn read_pinned(topology: &HostTopology, tid: i32) -> Option<Option<HostNodeId>> {
     Affinity::of(tid).ok().map(|allowed| topology.node_of_cpus(&allowed.cpus()))
 }

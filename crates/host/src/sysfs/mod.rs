@@ -9,11 +9,13 @@
 //! blocks nobody.
 
 mod caches;
+mod cpus;
 mod nodes;
 pub mod parse;
 mod pci;
 mod tree;
 
+pub use cpus::{read_cpu_layout, read_idle_times};
 use std::path::{Path, PathBuf};
 use tree::Tree;
 use vnuma_process::text::{sanitize_reason, sanitize_short};

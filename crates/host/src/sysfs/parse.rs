@@ -1,6 +1,6 @@
 //! Parsers of the files: plain functions over text, for fuzzing and tests.
 
-use vnuma_topology::CpuSet;
+use vnuma_topology::{CpuId, CpuSet};
 
 /// Memory of a node or of the host, KiB.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,6 +32,22 @@ pub fn meminfo(text: &str) -> Result<Memory, String> {
         };
     }
     Ok(memory)
+}
+
+/// Lines `cpuN user nice system idle iowait ...` of `/proc/stat`, in ticks of 10 ms: each CPU's idle time in nanoseconds. A
+/// line that is no such line counts for nothing.
+pub fn idle_times(text: &str) -> Vec<(CpuId, u64)> {
+    const TICK_NS: u64 = 10_000_000;
+    let line = |line: &str| {
+        let (name, times) = line.split_once(' ')?;
+        // The sum of all has no number.
+        let cpu = name.strip_prefix("cpu")?.parse().ok().filter(|cpu| *cpu <= CpuSet::MAX_CPU)?;
+        let words = times.split_ascii_whitespace();
+        let mut ticks = words.skip(3).map_while(|word| word.parse::<u64>().ok());
+        let idle = ticks.next()?.saturating_add(ticks.next().unwrap_or(0));
+        Some((cpu, idle.saturating_mul(TICK_NS)))
+    };
+    text.lines().filter_map(line).collect()
 }
 
 /// A row of SLIT distances.

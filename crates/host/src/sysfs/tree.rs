@@ -59,6 +59,21 @@ impl Tree {
             .map_err(|error| SysfsError::value(path, &String::from_utf8_lossy(error.as_bytes()), "not UTF-8"))
     }
 
+    /// The beginning of a long file, up to its last whole line; `None` if there is no such file.
+    pub(super) fn beginning(&self, path: &Path) -> Result<Option<String>, SysfsError> {
+        const LIMIT: u64 = 1 << 20;
+        let failed = |source| SysfsError::Read { path: path.to_owned(), source };
+        let file = match OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path) {
+            Ok(file) => file,
+            Err(error) if absent(&error) => return Ok(None),
+            Err(error) => return Err(failed(error)),
+        };
+        let mut bytes = Vec::new();
+        file.take(LIMIT).read_to_end(&mut bytes).map_err(failed)?;
+        bytes.truncate(bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |last| last + 1));
+        Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
+    }
+
     /// A file's text as `parse` understands it.
     pub(super) fn parsed<T, E: ToString>(
         &self,

@@ -15,11 +15,11 @@ use crate::{Observation, Policies, VcpuState, VmPlacement};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use vnuma_topology::{ApicId, GuestNodeId, HostNodeId, HostTopology, VcpuLocation, VmDescription};
 
-/// A VM, or something that may turn out to be one. Never used twice.
+/// Number of a VM or a candidate. Never used twice.
 pub type VmId = u64;
-/// A connection to a hypervisor. Never used twice.
+/// Number of a connection to a hypervisor. Never used twice.
 pub type ConnectionId = u64;
-/// A request that waits for an answer. Never used twice.
+/// Number of a request that waits for an answer. Never used twice.
 pub type RequestId = u64;
 
 /// Why a process does not run.
@@ -34,7 +34,7 @@ pub enum StopReason {
 /// The process of a VM's hypervisor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessState {
-    /// Its number.
+    /// Its PID.
     pub pid: i32,
     /// Why it does not run, if so.
     pub stopped: Option<StopReason>,
@@ -45,9 +45,9 @@ pub struct ProcessState {
 pub enum DescriptionSource {
     /// Its hypervisor.
     Hypervisor,
-    /// KVM named its vCPUs; the hypervisor has not answered yet.
+    /// KVM, which names its vCPUs. The hypervisor has not answered yet.
     Kvm,
-    /// The names of its threads did. Their numbers may not be APIC ids.
+    /// The names of its threads. The numbers in them may not be APIC ids.
     ThreadNames,
 }
 
@@ -104,17 +104,17 @@ pub struct PublicationStats {
 pub struct Vm {
     /// What it consists of.
     pub description: VmDescription,
-    /// Who says so.
+    /// Source of the description.
     pub source: DescriptionSource,
     /// Where it runs, and what its guest uses.
     pub placement: VmPlacement,
     /// Where each vCPU was seen last.
     pub locations: BTreeMap<ApicId, VcpuLocation>,
-    /// vCPUs that this host daemon put on a node, and who wanted that.
+    /// vCPUs that vnumad put on a node, and who asked for it.
     pub assigned: BTreeMap<ApicId, (HostNodeId, Mover)>,
     /// Its topology channel.
     pub channel: ChannelState,
-    /// Moves that are wanted or being made, in the order in which they were asked for.
+    /// Moves that are requested or under way, in the order of the requests.
     pub moves: Vec<Move>,
     /// A replug that an operator wants.
     pub replug_wanted: Option<Replug>,
@@ -129,7 +129,7 @@ pub struct Vm {
 }
 
 impl Vm {
-    /// One that was just found.
+    /// A VM that was just found.
     pub fn new(
         host: &HostTopology,
         description: VmDescription,
@@ -157,7 +157,7 @@ impl Vm {
         &self.description.name
     }
 
-    /// It was described again.
+    /// Takes over a new description.
     pub fn describe(&mut self, host: &HostTopology, description: VmDescription, now_ns: u64) {
         self.described_ns = now_ns;
         self.placement.describe(host, &description, now_ns);
@@ -167,8 +167,8 @@ impl Vm {
         self.description = description;
     }
 
-    /// A vCPU was seen somewhere; `None` when it could not be. An observation that is older than the last one is left
-    /// out.
+    /// Records where a vCPU was seen, or `None` if its location is unknown. An observation older than the last one is
+    /// ignored.
     fn locate(&mut self, host: &HostTopology, apic_id: ApicId, location: Option<VcpuLocation>) -> Located {
         let Some(location) = location else {
             self.locations.remove(&apic_id);
@@ -186,7 +186,7 @@ impl Vm {
         Located::Anew(self.placement.observe(host, apic_id, Some(now)).map(|from| (from, now.node)))
     }
 
-    /// A vCPU was put on a node. It may have been seen there already, before it was known who put it there.
+    /// Records that vnumad put a vCPU on a node. It may have been seen there before this was known.
     pub fn assign(&mut self, host: &HostTopology, apic_id: ApicId, node: HostNodeId, mover: Mover) {
         self.assigned.insert(apic_id, (node, mover));
         if let Some(location) = self.locations.get(&apic_id) {
@@ -195,8 +195,8 @@ impl Vm {
         }
     }
 
-    /// What a location means: one that is confined to a node by whoever set its affinity was put there on purpose, and so
-    /// was one that this daemon put there, confined or not. Anything else is drift.
+    /// Classifies a location. A vCPU whose affinity confines it to a node was put there on purpose. So was a vCPU that
+    /// vnumad put there, confined or not. Anything else is drift.
     fn observation(&self, apic_id: ApicId, location: VcpuLocation) -> Observation {
         let node = location.pinned.unwrap_or(location.node);
         let assigned = self.assigned.get(&apic_id).is_some_and(|(assigned, _)| *assigned == node);
@@ -219,22 +219,22 @@ impl Vm {
         vcpus.filter_map(|vcpu| Some((vcpu.apic_id, self.astray(vcpu.apic_id)?))).collect()
     }
 
-    /// Homes of its guest nodes can change without an event.
+    /// Host nodes of its guest nodes can change without an event.
     pub fn has_unbound_memory(&self) -> bool {
         let bound = |memory: &vnuma_topology::MemoryBacking| memory.bound_node().is_some();
         self.description.guest_nodes.iter().any(|node| !node.memory.as_ref().is_some_and(bound))
     }
 }
 
-/// What an observation of a vCPU says.
+/// Result of an observation of a vCPU.
 enum Located {
-    /// Nothing that a decision depends on.
+    /// Nothing changed that a decision depends on.
     AsBefore,
-    /// Something; where it is another node, the one that it left and the one that it is on now.
+    /// Something changed. If the node did: the old one and the new one.
     Anew(Option<(HostNodeId, HostNodeId)>),
 }
 
-/// What is behind a handle of a VM backend: a VM, or something that may turn out to be one.
+/// A VM, or a candidate that may turn out to be one, as a backend listed it.
 #[derive(Clone, Debug)]
 pub struct ManagedVm {
     /// The backend's name for it, opaque here.
@@ -252,7 +252,7 @@ pub struct ManagedVm {
 }
 
 impl ManagedVm {
-    /// Found just now.
+    /// A candidate that was just listed.
     pub fn new(handle: String, fallback_name: String, instance: u64, now_ns: u64) -> Self {
         Self { handle, fallback_name, instance, link: Link::new(now_ns), process: None, vm: None }
     }
@@ -267,12 +267,12 @@ impl ManagedVm {
         self.process.and_then(|process| process.stopped)
     }
 
-    /// The connection over which commands are answered now.
+    /// The connection that answers commands now.
     pub fn responsive(&self) -> Option<ConnectionId> {
         self.link.responsive().filter(|_| self.stopped().is_none())
     }
 
-    /// When something is to be done about it, if nothing else happens.
+    /// Its next deadline.
     fn deadline_ns(&self, policies: &Policies) -> Option<u64> {
         let retry = match self.link {
             Link::Disconnected { retry_ns, .. } => Some(retry_ns),
@@ -296,7 +296,7 @@ pub struct World {
     /// The host.
     pub host: HostTopology,
     vms: BTreeMap<VmId, ManagedVm>,
-    /// By time; every VM that has one is in it once.
+    /// Deadlines by time, one for each VM that has any.
     deadlines: BTreeSet<(u64, VmId)>,
     indexed: HashMap<VmId, u64>,
     /// Changed since [`commit`](Self::commit).
@@ -314,21 +314,20 @@ impl World {
         self.vms.get(&id)
     }
 
-    /// A VM, to be changed. The next decision considers it.
+    /// A VM to change. The next decision considers it.
     pub fn get_mut(&mut self, id: VmId) -> Option<&mut ManagedVm> {
         self.touched.insert(id);
         self.vms.get_mut(&id)
     }
 
-    /// The host and a VM, to be changed together.
+    /// The host and a VM to change together.
     pub fn vm_mut(&mut self, id: VmId) -> Option<(&HostTopology, &mut Vm)> {
         self.touched.insert(id);
         Some((&self.host, self.vms.get_mut(&id)?.vm.as_mut()?))
     }
 
-    /// A vCPU of a VM was seen somewhere; `None` when it could not be. An observation that is older than the last one is
-    /// left out, and one that says nothing new of its node leads to no decision. Returns the node that it left and the one
-    /// that it is on now, if they differ.
+    /// Records where a vCPU of a VM was seen, or `None` if its location is unknown. An observation older than the last one is
+    /// ignored, and one that shows the same node leads to no decision. Returns the old and the new node if they differ.
     pub fn locate(
         &mut self,
         id: VmId,
@@ -372,7 +371,7 @@ impl World {
         self.vms.is_empty()
     }
 
-    /// The host is another one now.
+    /// Replaces the host's topology.
     pub fn host_changed(&mut self, host: HostTopology, now_ns: u64) {
         self.host = host;
         for (id, managed) in &mut self.vms {
@@ -389,7 +388,7 @@ impl World {
         ripe.chain(self.touched.iter().copied()).collect()
     }
 
-    /// Ends a turn: its changes have been considered.
+    /// Ends a turn, after its changes were considered.
     pub fn commit(&mut self, policies: &Policies, now_ns: u64) {
         self.refresh(policies, now_ns);
         self.touched.clear();

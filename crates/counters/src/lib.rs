@@ -1,0 +1,26 @@
+//! Observe: what vCPU threads do to caches and memory, by the hardware counters of the host's CPUs.
+//!
+//! ```text
+//!   detect ──▶ Events: the best source that this host has, and why better ones are passed over
+//!                 │
+//!   ThreadCounters::open(tid, &Events)   one group of counters for each thread: they count at the same time
+//!                 │ read, once a period
+//!                 ▼
+//!   Period: counts, scaled if the group shared the counters with others; or why there are none
+//! ```
+//!
+//! Nothing is opened, and nothing costs anything, until somebody opens the counters of a thread.
+//!
+//! The counters go on with their thread from CPU to CPU and count what it does in the guest as well as what the host's
+//! kernel does for it: a guest's kernel is not told apart from its programs.
+//!
+//! Memory sampling with physical addresses (PEBS of Intel, IBS of AMD) is no source here: it would say which page each vCPU
+//! uses, at the cost of an interrupt for each sample. It is left out until it can be run and measured.
+
+mod events;
+mod group;
+mod period;
+
+pub use events::{Code, Detected, Events, PassedOver, Source, detect};
+pub use group::{CounterError, ThreadCounters};
+pub use period::{Accesses, Counted, Period, Reading};
