@@ -1,6 +1,7 @@
 //! `cargo xtask bench [NAME]`: benchmarks, each with a report in `target/bench/NAME/report.json`.
 
 mod daemon;
+mod decide;
 mod dsm;
 mod lab;
 mod topology;
@@ -13,12 +14,16 @@ use crate::steps::workspace;
 /// A benchmark: its name, what it measures, and the function that does.
 type Bench = (&'static str, &'static str, fn(&Options) -> Result<()>);
 
-const BENCHES: [Bench; 4] = [
+const BENCHES: [Bench; 5] = [
     (
         "daemon",
         "what vnumad costs with hundreds of VMs, and how fast it publishes, on this machine",
         daemon::run,
     ),
+    ("decide", "what a decision of each policy of vCPUs costs, with 4096 vCPUs on 64 nodes", |options| {
+        options.refuse()?;
+        decide::run()
+    }),
     ("dsm", "how fast pages move between nodes: each protocol, its parts, and the floor", |options| {
         options.refuse()?;
         dsm::run()

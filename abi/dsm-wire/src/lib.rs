@@ -43,7 +43,7 @@ pub use error::WireError;
 pub use frame::{BODY_LIMIT, Body, HEADER, Header, Kind, OPAQUE_LIMIT, encode};
 pub use hello::{HELLO, Hello, MAGIC, NODE_LIMIT, Refusal};
 pub use membership::{Entry, Holding, Membership, PAGES_LIMIT, View};
-pub use message::{Access, Contents, Grant, Message, NOTICE_LIMIT, Notice, Payload, Purpose, Request};
+pub use message::{Access, Contents, Cut, Grant, Message, NOTICE_LIMIT, Notice, Payload, Purpose, Request};
 
 /// The oldest version that this crate speaks.
 pub const VERSION_MIN: u16 = 1;

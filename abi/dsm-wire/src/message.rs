@@ -9,6 +9,9 @@
 //! | owner-is | 5, page u64, version u64 |
 //! | lost | 6, page u64 |
 //! | about the membership | 7 to 12: see `membership.rs` |
+//! | cut-page | 13, number u64, page u64, version u64, the page |
+//! | cut-end | 14, number u64 |
+//! | cut-kept | 15, number u64 |
 
 use crate::{
     PAGE_SIZE,
@@ -139,6 +142,32 @@ pub enum Message {
     },
     /// About the membership; valid in any epoch.
     Membership(Membership),
+    /// About a cut.
+    Cut(Cut),
+}
+
+/// A cut: second copies as of one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Cut {
+    /// A page for its keeper; the content stands behind it.
+    Page {
+        /// The cut.
+        number: u64,
+        /// The page.
+        page: u64,
+        /// The version of the content.
+        version: u64,
+    },
+    /// The sender has sent all its pages.
+    End {
+        /// The cut.
+        number: u64,
+    },
+    /// The sender has all that it is to keep.
+    Kept {
+        /// The cut.
+        number: u64,
+    },
 }
 
 /// What of a page travels beside a message.
@@ -158,6 +187,9 @@ const REFUSE: u8 = 3;
 const NOTICES: u8 = 4;
 const OWNER_IS: u8 = 5;
 const LOST: u8 = 6;
+const CUT_PAGE: u8 = 13;
+const CUT_END: u8 = 14;
+const CUT_KEPT: u8 = 15;
 
 impl Message {
     /// Appends the message and the contents.
@@ -167,6 +199,7 @@ impl Message {
     pub(crate) fn encode(&self, contents: Contents<'_>, out: &mut Vec<u8>) {
         let payload = match self {
             Self::Grant(grant) => grant.payload,
+            Self::Cut(Cut::Page { .. }) => Payload::Page,
             _ => Payload::None,
         };
         let fits = match contents {
@@ -191,6 +224,13 @@ impl Message {
             }
             Self::Lost { page } => page_only(LOST, *page, out),
             Self::Membership(message) => message.encode(out),
+            Self::Cut(Cut::Page { number, page, version }) => {
+                page_only(CUT_PAGE, *number, out);
+                out.extend(page.to_le_bytes());
+                out.extend(version.to_le_bytes());
+            }
+            Self::Cut(Cut::End { number }) => page_only(CUT_END, *number, out),
+            Self::Cut(Cut::Kept { number }) => page_only(CUT_KEPT, *number, out),
         }
         match contents {
             Contents::None => {}
@@ -212,6 +252,9 @@ impl Message {
                 have: reader.u64("request.have")?,
             }),
             GRANT => return decode_grant(reader),
+            CUT_PAGE => return decode_cut_page(reader),
+            CUT_END => Self::Cut(Cut::End { number: reader.u64("cut.number")? }),
+            CUT_KEPT => Self::Cut(Cut::Kept { number: reader.u64("cut.number")? }),
             REFUSE => Self::Refuse { page: reader.u64("refuse.page")? },
             NOTICES => Self::Notices(decode_notices(&mut reader)?),
             OWNER_IS => {
@@ -223,7 +266,7 @@ impl Message {
             }
             value => {
                 let value = value.into();
-                return Err(WireError::Value { field: "message", value, expected: "a message (1 to 12)" });
+                return Err(WireError::Value { field: "message", value, expected: "a message (1 to 15)" });
             }
         };
         reader.end("message")?;
@@ -272,17 +315,26 @@ fn decode_grant(mut reader: Reader<'_>) -> Result<(Message, Contents<'_>), WireE
     }
     let (payload, contents) = match kind {
         0 => (Payload::None, Contents::None),
-        1 => {
-            let bytes = reader.take("grant.contents", PAGE_SIZE)?;
-            let have = bytes.len();
-            let short = WireError::Short { field: "grant.contents", need: PAGE_SIZE, have };
-            (Payload::Page, Contents::Page(bytes.try_into().map_err(|_| short)?))
-        }
+        1 => (Payload::Page, Contents::Page(whole_page("grant.contents", &mut reader)?)),
         _ => (Payload::Delta { base }, Contents::Delta(Delta::decode(reader.rest())?)),
     };
     reader.end("grant")?;
     let grant = Grant { page, to, from, access, owner, migratory, version, payload };
     Ok((Message::Grant(grant), contents))
+}
+
+fn whole_page<'a>(field: &'static str, reader: &mut Reader<'a>) -> Result<&'a [u8; PAGE_SIZE], WireError> {
+    let bytes = reader.take(field, PAGE_SIZE)?;
+    let short = WireError::Short { field, need: PAGE_SIZE, have: bytes.len() };
+    bytes.try_into().map_err(|_| short)
+}
+
+fn decode_cut_page(mut reader: Reader<'_>) -> Result<(Message, Contents<'_>), WireError> {
+    let number = reader.u64("cut.number")?;
+    let (page, version) = (reader.u64("cut.page")?, reader.u64("cut.version")?);
+    let contents = Contents::Page(whole_page("cut.contents", &mut reader)?);
+    reader.end("cut")?;
+    Ok((Message::Cut(Cut::Page { number, page, version }), contents))
 }
 
 fn encode_notices(notices: &[Notice], out: &mut Vec<u8>) {

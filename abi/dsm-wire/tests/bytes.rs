@@ -1,8 +1,8 @@
 //! The bytes of each version, written down: what was released does not change.
 
 use vnuma_abi_dsm_wire::{
-    Access, Body, Contents, Delta, Entry, Grant, HEADER, Header, Hello, Holding, Membership, Message, Notice,
-    PAGE_SIZE, Payload, Purpose, Refusal, Request, View, encode,
+    Access, Body, Contents, Cut, Delta, Entry, Grant, HEADER, Header, Hello, Holding, Membership, Message,
+    Notice, PAGE_SIZE, Payload, Purpose, Refusal, Request, View, encode,
 };
 
 /// A frame with epoch 0x0102 and sequence 3, as hexadecimal digits of its header's first 8 bytes and its body.
@@ -89,6 +89,18 @@ fn messages() {
     let text = "05 0700000000000000 0800000000000000";
     expect(&protocol(Message::OwnerIs { page: 7, version: 8 }), "1100000006000000", text);
     expect(&protocol(Message::Lost { page: 7 }), "0900000006000000", "06 0700000000000000");
+}
+
+#[test]
+fn messages_about_a_cut() {
+    let cut = |cut| protocol(Message::Cut(cut));
+    expect(&cut(Cut::End { number: 9 }), "0900000006000000", "0e 0900000000000000");
+    expect(&cut(Cut::Kept { number: 9 }), "0900000006000000", "0f 0900000000000000");
+    let page = [0xa5; PAGE_SIZE];
+    let whole =
+        Body::Protocol(Message::Cut(Cut::Page { number: 9, page: 2, version: 3 }), Contents::Page(&page));
+    let text = "0d 0900000000000000 0200000000000000 0300000000000000".to_owned();
+    expect(&whole, "1910000006000000", &(text + &"a5".repeat(PAGE_SIZE)));
 }
 
 #[test]

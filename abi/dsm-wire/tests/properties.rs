@@ -2,9 +2,9 @@
 
 use proptest::prelude::*;
 use vnuma_abi_dsm_wire::{
-    Access, BODY_LIMIT, Body, Contents, DELTA_LIMIT, Delta, Entry, Grant, HEADER, Header, Hello, Holding,
-    Kind, Membership, Message, NOTICE_LIMIT, Notice, PAGE_SIZE, PAGES_LIMIT, Payload, Purpose, RUN_LIMIT,
-    Refusal, Request, VERSION_MAX, View, WireError, diff, encode,
+    Access, BODY_LIMIT, Body, Contents, Cut, DELTA_LIMIT, Delta, Entry, Grant, HEADER, Header, Hello,
+    Holding, Kind, Membership, Message, NOTICE_LIMIT, Notice, PAGE_SIZE, PAGES_LIMIT, Payload, Purpose,
+    RUN_LIMIT, Refusal, Request, VERSION_MAX, View, WireError, diff, encode,
 };
 
 fn round_trip(body: &Body<'_>) {
@@ -55,7 +55,9 @@ fn plain() -> impl Strategy<Value = Message> {
     let owner = any::<(u64, u64)>().prop_map(|(page, version)| Message::OwnerIs { page, version });
     let refuse = any::<u64>().prop_map(|page| Message::Refuse { page });
     let lost = any::<u64>().prop_map(|page| Message::Lost { page });
-    prop_oneof![request, notices, owner, refuse, lost, membership().prop_map(Message::Membership)]
+    let cut = any::<(u64, bool)>()
+        .prop_map(|(number, end)| Message::Cut(if end { Cut::End { number } } else { Cut::Kept { number } }));
+    prop_oneof![request, notices, owner, refuse, lost, cut, membership().prop_map(Message::Membership)]
 }
 
 fn grant() -> impl Strategy<Value = Grant> {
@@ -88,6 +90,12 @@ fn pair() -> impl Strategy<Value = ([u8; PAGE_SIZE], [u8; PAGE_SIZE])> {
 }
 
 proptest! {
+    #[test]
+    fn pages_of_a_cut_come_back(number: u64, page: u64, version: u64, (_, content) in pair()) {
+        let message = Message::Cut(Cut::Page { number, page, version });
+        round_trip(&Body::Protocol(message, Contents::Page(&content)));
+    }
+
     #[test]
     fn messages_come_back(message in plain()) {
         round_trip(&Body::Protocol(message, Contents::None));
@@ -134,7 +142,7 @@ proptest! {
     }
 
     #[test]
-    fn any_body_is_refused_or_comes_back(bytes in proptest::collection::vec(any::<u8>(), 0..200), tag in 0..14_u8) {
+    fn any_body_is_refused_or_comes_back(bytes in proptest::collection::vec(any::<u8>(), 0..200), tag in 0..17_u8) {
         for kind in [Kind::Hello, Kind::Refusal, Kind::Ping, Kind::Pong, Kind::Bye, Kind::Protocol, Kind::Opaque] {
             let mut likely = bytes.clone();
             if let Some(first) = likely.first_mut() {
@@ -238,8 +246,8 @@ fn fields_outside_of_their_range_are_named() {
     assert_eq!(refusal(&with(grant.clone(), 23, 1)), "grant.base: 0x1 is not 0 without a delta");
     let short = "grant.contents: 0 bytes are left, and 4096 are needed";
     assert_eq!(refusal(&with(grant, 22, 1)), short);
-    assert_eq!(refusal(&[0]), "message: 0x0 is not a message (1 to 12)");
-    assert_eq!(refusal(&[13]), "message: 0xd is not a message (1 to 12)");
+    assert_eq!(refusal(&[0]), "message: 0x0 is not a message (1 to 15)");
+    assert_eq!(refusal(&[16]), "message: 0x10 is not a message (1 to 15)");
     assert_eq!(refusal(&[7, 64]), "suspect.node: 0x40 is not below 64");
     assert_eq!(refusal(&[&[8][..], &[0; 16], &[3]].concat()), "accept.round: 0x3 is not 1 or 2");
     assert_eq!(refusal(&[&[10][..], &[0; 8], &[2]].concat()), "holdings.last: 0x2 is not 0 or 1");

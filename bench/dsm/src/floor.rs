@@ -16,11 +16,11 @@ use std::{
 };
 use vnuma_abi_dsm_wire::{Body, HEADER, PAGE_SIZE};
 use vnuma_dsm_pager::{Access, Fault, Options, Placement, Region, serve};
-use vnuma_dsm_transport::{Lane, wait};
+use vnuma_dsm_transport::{Lane, Waiter};
 
 const PAGES: usize = 256;
 /// Bytes of a request.
-const REQUEST: usize = 32;
+pub const REQUEST: usize = 32;
 
 /// Faults of the calling thread, each on a page that has been here before.
 fn faults(region: &Region, rounds: usize) -> Result<(Vec<Duration>, Duration)> {
@@ -90,9 +90,10 @@ pub fn remote(kind: Kind, rounds: usize, spin: Duration) -> Result<Row> {
 fn node(region: &Region, mut lane: Lane, stop: &AtomicBool) -> Result<()> {
     let mut request = [0; REQUEST];
     request[0] = Ask::Page as u8;
-    let (mut waiting, mut new) = (Vec::new(), Vec::new());
+    let (mut waiting, mut new, mut waiter) = (Vec::new(), Vec::new(), Waiter::new()?);
     while !stop.load(Ordering::Relaxed) {
-        let ready = wait(&mut [&mut lane], &[region.shard_fd(0)], Duration::from_millis(20), Duration::ZERO)?;
+        let descriptors = [region.shard_fd(0)];
+        let ready = waiter.wait(&mut [&mut lane], &descriptors, Duration::from_millis(20), Duration::ZERO)?;
         if !ready.others.is_empty() {
             new.clear();
             region.read_faults(0, &mut new)?;

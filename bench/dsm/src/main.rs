@@ -1,58 +1,149 @@
-//! How fast pages move between hosts: what transports and page faults cost by themselves, before any protocol.
+//! How fast pages move between nodes: each protocol, its parts, and what transports and page faults cost by themselves.
 //!
-//! Both ends are threads of one process on this machine, so that a transport is measured without a network.
+//! All ends are on this machine, so that a transport is measured without a network.
 
+mod cluster;
+mod faulty;
 mod floor;
+mod goals;
+mod parts;
 mod peer;
+mod picture;
+mod place;
+mod programs;
 mod protocol;
 mod report;
 mod transport;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use std::{fs, path::PathBuf, time::Duration};
 
 #[derive(Parser)]
 #[command(
     name = "bench-dsm",
-    about = "Latency and bandwidth of transports, and the floor of a remote page fault"
+    about = "Remote page faults of each protocol, their floor, transports, and programs"
 )]
 struct Arguments {
-    /// Where the report goes
+    /// Where the report goes; the picture goes beside it
     #[arg(long, default_value = "target/bench/dsm/report.json")]
     report: PathBuf,
+    /// dsm-run, for the programs; without it they are left out
+    #[arg(long)]
+    dsm_run: Option<PathBuf>,
+    /// The programs built for MPI; without it they are left out
+    #[arg(long)]
+    mpi: Option<PathBuf>,
+    /// Why there is no --mpi
+    #[arg(long)]
+    mpi_skipped: Option<String>,
     /// Page faults and round trips of each measurement
     #[arg(long, default_value_t = 4000)]
     rounds: usize,
     /// Passes over the pages for each access of the protocol
-    #[arg(long, default_value_t = 4)]
+    #[arg(long, default_value_t = 8)]
     passes: usize,
+    /// Runs of each program
+    #[arg(long, default_value_t = 3)]
+    repeats: usize,
     /// Bytes that each measurement of bandwidth moves at most
     #[arg(long, default_value_t = 64 << 20)]
     bytes: usize,
     /// How long the network side polls before it sleeps, in microseconds: measured beside no polling
     #[arg(long, default_value_t = 50)]
     spin_us: u64,
+    /// Only the rows of these transports
+    #[arg(long, value_name = "TRANSPORT", value_delimiter = ',')]
+    only: Vec<String>,
+    /// Only the rows of these modes, and the floor
+    #[arg(long, value_name = "MODE", value_delimiter = ',')]
+    modes: Vec<String>,
+    #[command(flatten)]
+    seat: cluster::Seat,
 }
 
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
-    let spins = [Duration::ZERO, Duration::from_micros(arguments.spin_us)];
+    if arguments.seat.serve()? {
+        return Ok(());
+    }
     let mut report = report::Report::new();
+    place::measured()?;
     report.local_fault_us = Some(floor::local(arguments.rounds)?);
-    for kind in peer::ALL {
-        for (mode, options) in protocol::modes() {
-            report.rows.extend(protocol::measure(kind, mode, options, arguments.passes)?);
-        }
-        for spin in spins {
-            report.rows.push(floor::remote(kind, arguments.rounds, spin)?);
-            report.transports.extend(transport::measure(kind, arguments.rounds, arguments.bytes, spin)?);
+    report.wake_up_us = Some(parts::wake_up(arguments.rounds)?);
+    let wanted = |kind: &peer::Kind| {
+        arguments.only.is_empty() || arguments.only.iter().any(|only| only == kind.name())
+    };
+    for kind in peer::ALL.into_iter().filter(wanted) {
+        faults(&arguments, kind, &mut report).with_context(|| kind.name())?;
+    }
+    place::anywhere()?;
+    report.faulty_peers = faulty::all().context("faulty peers")?;
+    if let Some(dsm_run) = &arguments.dsm_run {
+        eprintln!("bench-dsm: programs");
+        report.programs = programs::dsm(dsm_run, arguments.repeats, &mut report.failures);
+        for kind in peer::ALL.into_iter().filter(wanted) {
+            if let Some(rate) = programs::hint_rate(&report.programs, kind.name()) {
+                place::measured()?;
+                report.mix.extend(protocol::mix(kind, rate, arguments.passes)?);
+                place::anywhere()?;
+            }
         }
     }
+    match &arguments.mpi {
+        Some(mpi) => {
+            let programs = programs::mpi(mpi, arguments.repeats, &mut report.failures);
+            report.programs.extend(programs);
+        }
+        None => report.mpi_skipped = Some(arguments.mpi_skipped.clone().unwrap_or("no --mpi".to_owned())),
+    }
+    report
+        .machine
+        .load_average
+        .push(fs::read_to_string("/proc/loadavg").unwrap_or_default().trim().to_owned());
+    report.goals = goals::all(&report);
     report.print();
+    write(&arguments, &report)?;
+    ensure!(report.failures.is_empty(), "{} programs failed", report.failures.len());
+    Ok(())
+}
+
+/// The rows of a transport, and what belongs to them.
+fn faults(arguments: &Arguments, kind: peer::Kind, report: &mut report::Report) -> Result<()> {
+    eprintln!("bench-dsm: {}", kind.name());
+    for spin in [Duration::ZERO, Duration::from_micros(arguments.spin_us)] {
+        report.rows.push(floor::remote(kind, arguments.rounds, spin)?);
+        report.transports.extend(transport::measure(kind, arguments.rounds, arguments.bytes, spin)?);
+    }
+    let wanted = |mode: &str| arguments.modes.is_empty() || arguments.modes.iter().any(|only| only == mode);
+    for (mode, _) in protocol::modes().into_iter().filter(|(mode, _)| wanted(mode)) {
+        report.rows.extend(protocol::measure(kind, mode, arguments.passes)?);
+    }
+    let mut request = [0; floor::REQUEST];
+    request[0] = peer::Ask::Page as u8;
+    let stack = parts::stack(kind, &request, arguments.rounds)?.p50;
+    let p50 = |quantiles: &Option<report::Quantiles>| quantiles.map_or(f64::NAN, |quantiles| quantiles.p50);
+    let (local_fault, wake_up) = (p50(&report.local_fault_us), p50(&report.wake_up_us));
+    let of_this =
+        |row: &&report::Row| row.transport == kind.name() && row.mode == "floor" && row.spin_us == 0;
+    let floor = report.rows.iter().find(of_this).map_or(f64::NAN, |row| row.p50_us);
+    let sum = local_fault + stack + 2.0 * wake_up;
+    report.floor_parts.push(report::Parts {
+        transport: kind.name(),
+        floor,
+        local_fault,
+        stack,
+        wake_up,
+        sum,
+    });
+    Ok(())
+}
+
+fn write(arguments: &Arguments, report: &report::Report) -> Result<()> {
     if let Some(directory) = arguments.report.parent() {
         fs::create_dir_all(directory).with_context(|| directory.display().to_string())?;
     }
-    let text = serde_json::to_string_pretty(&report)?;
-    fs::write(&arguments.report, text).with_context(|| arguments.report.display().to_string())
+    let text = serde_json::to_string_pretty(report)?;
+    fs::write(&arguments.report, text).with_context(|| arguments.report.display().to_string())?;
+    picture::draw(report, &arguments.report.with_extension("svg"))
 }

@@ -1,5 +1,6 @@
 //! The other end: a thread that answers.
 
+use crate::place;
 use anyhow::{Result, anyhow};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use std::{
@@ -22,6 +23,12 @@ pub enum Kind {
 pub const ALL: [Kind; 3] = [Kind::Tcp, Kind::Tls, Kind::Shm];
 
 impl Kind {
+    pub fn named(name: &str) -> Result<Self> {
+        ALL.into_iter()
+            .find(|kind| kind.name() == name)
+            .ok_or_else(|| anyhow!("there is no transport {name:?}"))
+    }
+
     pub fn name(self) -> &'static str {
         match self {
             Self::Tcp => "tcp",
@@ -45,6 +52,22 @@ pub enum Ask {
 
 /// A lane to a thread that answers. It ends with the lane.
 pub fn connect(kind: Kind, spin: Duration) -> Result<Lane> {
+    let (theirs, ours) = pair(kind)?;
+    thread::spawn(move || -> Result<()> {
+        place::elsewhere()?;
+        Ok(answer(theirs, spin)?)
+    });
+    Ok(ours)
+}
+
+/// Limits that a busy machine does not reach.
+pub fn patient() -> Limits {
+    let silence = Duration::from_secs(60);
+    Limits { silence, stall: silence, ..Limits::default() }
+}
+
+/// Both ends of a lane.
+pub fn pair(kind: Kind) -> Result<(Lane, Lane)> {
     let directory = tempfile::tempdir()?;
     let anywhere: SocketAddr = (Ipv4Addr::LOCALHOST, 0).into();
     let path = directory.path().join("socket");
@@ -61,13 +84,10 @@ pub fn connect(kind: Kind, spin: Duration) -> Result<Lane> {
         Kind::Tls => Place::Tls(address, one),
         Kind::Shm => Place::Shm(path),
     };
-    let silence = Duration::from_secs(60);
-    let limits = Limits { silence, stall: silence, ..Limits::default() };
-    let accepted = thread::spawn(move || accept(&listener, &Hello::new(0, 0), limits));
-    let ours = dial(&place, &Hello::new(1, 0), limits)?;
+    let accepted = thread::spawn(move || accept(&listener, &Hello::new(0, 0), patient()));
+    let ours = dial(&place, &Hello::new(1, 0), patient())?;
     let theirs = accepted.join().map_err(|_| anyhow!("the listener panicked"))??;
-    thread::spawn(move || answer(theirs, spin));
-    Ok(ours)
+    Ok((theirs, ours))
 }
 
 fn answer(mut lane: Lane, spin: Duration) -> Result<(), TransportError> {

@@ -1,32 +1,25 @@
-//! Remote page faults of the protocol: three nodes in this process.
+//! Remote page faults of the protocol, of three nodes.
 //!
 //! Node 1 manages all pages. Before each pass others write every page, so that its owner and what node 0 knows of it are as
 //! the access says; then threads of node 0 touch them.
 
 use crate::{
-    peer::{Kind, identities},
-    report::{Quantiles, Row},
+    cluster::Cluster,
+    peer::Kind,
+    report::{Mix, Quantiles, Row},
 };
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result};
 use std::{
-    collections::BTreeMap,
-    net::{Ipv4Addr, TcpListener},
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering::SeqCst},
-    },
+    sync::atomic::{AtomicU64, Ordering::SeqCst},
     thread,
     time::{Duration, Instant},
 };
-use vnuma_dsm::{Managers, NodeId, Options};
-use vnuma_dsm_node::{Config, Node};
-use vnuma_dsm_pager::{Options as Memory, PAGE_SIZE, Region};
-use vnuma_dsm_transport::{Limits, Listener, Place, mesh};
+use vnuma_dsm::Options;
+use vnuma_dsm_node::Node;
+use vnuma_dsm_pager::PAGE_SIZE;
 
-const PAGES: usize = 256;
-const NODES: u8 = 3;
-/// Shards of a node.
-const SHARDS: usize = 2;
+/// Pages of the shared memory.
+pub const PAGES: usize = 256;
 
 /// What node 0 does, after who has written, and whether it writes.
 const ACCESSES: [(&str, &[usize], bool); 5] = [
@@ -55,61 +48,28 @@ pub fn modes() -> Vec<(&'static str, Options)> {
     ]
 }
 
-fn cluster(kind: Kind, options: Options) -> Result<Vec<Node>> {
-    let directory = tempfile::tempdir()?;
-    let identities = identities::<3>()?;
-    let sockets: Vec<_> =
-        (0..NODES).map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0))).collect::<Result<_, _>>()?;
-    let addresses: Vec<_> = sockets.iter().map(TcpListener::local_addr).collect::<Result<_, _>>()?;
-    drop(sockets);
-    let start = |number: u8| {
-        let place = |node: u8| match kind {
-            Kind::Tcp => Place::Tcp(addresses[usize::from(node)]),
-            Kind::Tls => Place::Tls(addresses[usize::from(node)], identities[usize::from(number)].clone()),
-            Kind::Shm => Place::Shm(directory.path().join(node.to_string())),
-        };
-        let (own, others) = (place(number), (0..NODES).filter(|node| *node != number));
-        let others: BTreeMap<_, _> = others.map(|node| (node, place(node))).collect();
-        thread::spawn(move || -> Result<Node> {
-            let memory = Memory { shards: SHARDS, ..Memory::default() };
-            let region = Arc::new(Region::create(PAGES * PAGE_SIZE, memory)?);
-            let mut config = Config::new(number, NODES, PAGES as u64);
-            config.options = options;
-            config.managers = Managers::new(&[(PAGES as u64, NodeId(1))])?;
-            let silence = Duration::from_secs(60);
-            let limits = Limits { silence, stall: silence, ..Limits::default() };
-            let listener = Listener::bind(&own)?;
-            let lanes =
-                mesh(&listener, &others, &config.hello(&region), limits, |error| eprintln!("{error}"))?;
-            Ok(Node::start(&config, region, lanes, |_| {})?)
-        })
-    };
-    let threads: Vec<_> = (0..NODES).map(start).collect();
-    threads.into_iter().map(|thread| thread.join().map_err(|_| anyhow!("a node panicked"))?).collect()
-}
-
 /// A word of a page, as threads of a node see it.
-fn word(node: &Node, page: usize) -> &AtomicU64 {
+pub fn word(node: &Node, page: usize) -> &AtomicU64 {
     assert!(page < PAGES);
     // SAFETY: aligned and inside the region, which lives as long as the node; all accesses are atomic.
     unsafe { &*node.region().guest().as_ptr().add(page * PAGE_SIZE).cast::<AtomicU64>() }
 }
 
 /// All accesses, with each number of threads.
-pub fn measure(kind: Kind, mode: &'static str, options: Options, passes: usize) -> Result<Vec<Row>> {
+pub fn measure(kind: Kind, mode: &'static str, passes: usize) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     let counts: &[usize] = if matches!(mode, "ivy" | "default") { &[1, 2, 16] } else { &[1] };
     for (access, writers, write) in ACCESSES {
-        let nodes = cluster(kind, options)?;
+        let mut cluster = Cluster::new(kind, mode)?;
         for &threads in counts {
-            rows.push(row(&nodes, kind, (mode, access), (writers, write), threads, passes)?);
+            rows.push(row(&mut cluster, kind, (mode, access), (writers, write), threads, passes)?);
         }
     }
     Ok(rows)
 }
 
 fn row(
-    nodes: &[Node],
+    cluster: &mut Cluster,
     kind: Kind,
     (mode, access): (&'static str, &'static str),
     (writers, write): (&[usize], bool),
@@ -117,26 +77,25 @@ fn row(
     passes: usize,
 ) -> Result<Row> {
     let (mut samples, mut taken, mut sent) = (Vec::new(), Duration::ZERO, [0; 2]);
-    let total = || nodes.iter().map(Node::sent).fold([0; 2], |sum, one| [sum[0] + one[0], sum[1] + one[1]]);
     for pass in 0..passes + 1 {
         for writer in writers {
-            for page in 0..PAGES {
-                word(&nodes[*writer], page).fetch_add(1, SeqCst);
-            }
+            cluster.write(*writer, 0..PAGES)?;
         }
         // The time that an owner keeps a page is over.
         thread::sleep(Duration::from_millis(1));
-        let (before, begin) = (total(), Instant::now());
-        let part = |thread: usize| touch(&nodes[0], thread, threads, write);
+        let (before, begin) = (cluster.sent()?, Instant::now());
+        let own = cluster.own();
+        let part = |thread: usize| touch(own, thread, threads, write);
         let times: Vec<Vec<Duration>> = thread::scope(|scope| {
             let handles: Vec<_> = (0..threads).map(|thread| scope.spawn(move || part(thread))).collect();
             handles.into_iter().map(|handle| handle.join().ok()).collect::<Option<_>>()
         })
         .context("a thread panicked")?;
+        let end = Instant::now();
         // The first pass meets pages that nobody has touched.
         if pass > 0 {
-            taken += begin.elapsed();
-            let after = total();
+            taken += end - begin;
+            let after = cluster.sent()?;
             sent = [sent[0] + after[0] - before[0], sent[1] + after[1] - before[1]];
             samples.extend(times.into_iter().flatten());
         }
@@ -157,6 +116,42 @@ fn row(
         spin_us: 0,
         exchange_us: None,
     })
+}
+
+/// Non-owner writes by `ivy` and by the default protocol in turn, of which hints find this share.
+pub fn mix(kind: Kind, hint_rate: f64, passes: usize) -> Result<Vec<Mix>> {
+    let modes = ["ivy", "default"];
+    let clusters = modes.map(|mode| Cluster::new(kind, mode));
+    let mut clusters = clusters.into_iter().collect::<Result<Vec<_>>>()?;
+    // Spread over the pages: whether the hint is right is the remainder that has come to 1.
+    let hit = |page: usize| ((page + 1) as f64 * hint_rate).floor() > (page as f64 * hint_rate).floor();
+    let mut samples = [(); 2].map(|()| [Vec::new(), Vec::new()]);
+    for pass in 0..passes + 1 {
+        for (cluster, samples) in clusters.iter_mut().zip(&mut samples) {
+            cluster.write(2, 0..PAGES)?;
+            for node in [1, 2] {
+                cluster.write(node, (0..PAGES).filter(|page| !hit(*page)))?;
+            }
+            thread::sleep(Duration::from_millis(1));
+            for page in (0..PAGES).map(|index| index * 37 % PAGES) {
+                let begin = Instant::now();
+                word(cluster.own(), page).store(7, SeqCst);
+                // The first pass meets pages that nobody has touched.
+                if pass > 0 {
+                    samples[usize::from(!hit(page))].push(begin.elapsed());
+                }
+            }
+        }
+    }
+    let figures = |(mode, mut samples): (&'static str, [Vec<Duration>; 2])| {
+        let [hint_us, miss_us] = [0, 1].map(|which: usize| match samples[which].as_mut_slice() {
+            [] => 0.0,
+            some => Quantiles::of(some).p50,
+        });
+        let typical_us = hint_rate * hint_us + (1.0 - hint_rate) * miss_us;
+        Mix { transport: kind.name(), mode, hint_rate, hint_us, miss_us, typical_us }
+    };
+    Ok(modes.into_iter().zip(samples).map(figures).collect())
 }
 
 /// A thread's pages, not in their order: what is measured are faults, not the prefetch.

@@ -6,10 +6,124 @@ use std::time::Duration;
 /// Everything that was measured: wall clock, on this machine.
 #[derive(Serialize)]
 pub struct Report {
+    pub machine: Machine,
     /// A page fault that a handler of the same process serves, without any transport.
     pub local_fault_us: Option<Quantiles>,
+    /// Half of two threads that wake each other.
+    pub wake_up_us: Option<Quantiles>,
     pub rows: Vec<Row>,
+    pub floor_parts: Vec<Parts>,
+    pub mix: Vec<Mix>,
+    pub programs: Vec<Program>,
+    /// Why MPI was not measured.
+    pub mpi_skipped: Option<String>,
     pub transports: Vec<Transfer>,
+    pub faulty_peers: Vec<Answer>,
+    /// Programs that did not end with the right result.
+    pub failures: Vec<String>,
+    pub goals: Vec<Goal>,
+}
+
+/// What it was measured on.
+#[derive(Serialize)]
+pub struct Machine {
+    pub cpus: usize,
+    pub kernel: String,
+    /// At the beginning and at the end: what the machine had to do besides.
+    pub load_average: Vec<String>,
+}
+
+/// What the floor is made of, in microseconds. `sum` is a local fault, what the transport does with the bytes, and two
+/// wake-ups: the node by the fault is part of the local fault.
+#[derive(Serialize)]
+pub struct Parts {
+    pub transport: &'static str,
+    pub floor: f64,
+    pub local_fault: f64,
+    pub stack: f64,
+    pub wake_up: f64,
+    pub sum: f64,
+}
+
+/// Non-owner writes, of which hints find as many as in the programs.
+#[derive(Serialize)]
+pub struct Mix {
+    pub transport: &'static str,
+    pub mode: &'static str,
+    pub hint_rate: f64,
+    /// Medians of those that a hint finds, and of the others.
+    pub hint_us: f64,
+    pub miss_us: f64,
+    /// The two, weighted by the rate.
+    pub typical_us: f64,
+}
+
+/// A program, the median of some runs.
+#[derive(Clone, Serialize)]
+pub struct Program {
+    pub program: String,
+    pub transport: String,
+    /// `ivy`, `default` or `mpi`.
+    pub mode: String,
+    pub nodes: u8,
+    pub seconds: f64,
+    pub messages: Option<u64>,
+    /// Of MPI: what the loopback carried, TCP's headers and mpirun's own traffic included.
+    pub bytes: Option<u64>,
+    pub faults: Option<u64>,
+    pub guest_s: Option<f64>,
+    pub dsm_s: Option<f64>,
+    pub idle_s: Option<f64>,
+    /// Requests to write by where the owner was: at the manager, where the hint said, elsewhere.
+    pub owner_writes: Option<u64>,
+    pub hint_writes: Option<u64>,
+    pub elsewhere_writes: Option<u64>,
+}
+
+impl Program {
+    /// Without figures.
+    pub fn new(program: &str, transport: &str, mode: &str, nodes: u8) -> Self {
+        Self {
+            program: program.to_owned(),
+            transport: transport.to_owned(),
+            mode: mode.to_owned(),
+            nodes,
+            seconds: 0.0,
+            messages: None,
+            bytes: None,
+            faults: None,
+            guest_s: None,
+            dsm_s: None,
+            idle_s: None,
+            owner_writes: None,
+            hint_writes: None,
+            elsewhere_writes: None,
+        }
+    }
+}
+
+/// How survivors of a peer that failed answered a thread that wanted its page.
+#[derive(Serialize)]
+pub struct Answer {
+    pub case: &'static str,
+    /// The slower of two survivors.
+    pub seconds: f64,
+    /// What the thread was told.
+    pub error: String,
+    /// What the program was told.
+    pub reason: String,
+}
+
+/// What is expected.
+#[derive(Serialize)]
+pub struct Goal {
+    pub name: String,
+    pub value: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub at_most: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub at_least: Option<f64>,
+    pub met: bool,
 }
 
 /// Remote page faults.
@@ -66,10 +180,52 @@ impl Quantiles {
 
 impl Report {
     pub fn new() -> Self {
-        Self { local_fault_us: None, rows: Vec::new(), transports: Vec::new() }
+        let read = |path| std::fs::read_to_string(path).unwrap_or_default().trim().to_owned();
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        let kernel = read("/proc/sys/kernel/osrelease");
+        Self {
+            machine: Machine { cpus, kernel, load_average: vec![read("/proc/loadavg")] },
+            local_fault_us: None,
+            wake_up_us: None,
+            rows: Vec::new(),
+            floor_parts: Vec::new(),
+            mix: Vec::new(),
+            programs: Vec::new(),
+            mpi_skipped: None,
+            transports: Vec::new(),
+            faulty_peers: Vec::new(),
+            failures: Vec::new(),
+            goals: Vec::new(),
+        }
     }
 
     pub fn print(&self) {
+        self.print_faults();
+        self.print_programs();
+        for Transfer { transport, spin_us, size_bytes, round_trip_us, bandwidth_mib_per_s } in
+            &self.transports
+        {
+            println!(
+                "{transport:<8} spin {spin_us:>3} {size_bytes:>8} B p50 {:8.1}  p90 {:8.1}  p99 {:8.1} us, \
+                 {bandwidth_mib_per_s:8.0} MiB/s",
+                round_trip_us.p50, round_trip_us.p90, round_trip_us.p99
+            );
+        }
+        for Answer { case, seconds, error, reason } in &self.faulty_peers {
+            println!("peer {case}: {seconds:.2} s until a thread was told {error:?}; {reason}");
+        }
+        for failure in &self.failures {
+            println!("FAILED: {failure}");
+        }
+        for Goal { name, value, at_most, at_least, met } in &self.goals {
+            let (limit, word) =
+                (at_most.or(*at_least).unwrap_or(f64::NAN), if at_most.is_some() { "most" } else { "least" });
+            let value = value.map_or("not measured".to_owned(), |value| format!("{value:.2}"));
+            println!("{:<7} {name}: {value}, at {word} {limit:.2}", if *met { "met" } else { "MISSED" });
+        }
+    }
+
+    fn print_faults(&self) {
         if let Some(fault) = &self.local_fault_us {
             println!(
                 "local fault            p50 {:8.1}  p90 {:8.1}  p99 {:8.1} us",
@@ -80,8 +236,8 @@ impl Report {
             let Row { transport, mode, threads, spin_us, p50_us, p90_us, p99_us, messages, bytes, .. } = row;
             let access = row.access.unwrap_or("-");
             println!(
-                "{mode} {transport:<8} {access} threads {threads} spin {spin_us:>3} p50 {p50_us:8.1}  p90 {p90_us:8.1}  \
-                 p99 {p99_us:8.1} us, {:.0} faults/s, {messages:.1} messages, {bytes:.0} bytes",
+                "{transport:<8} {mode:<36} {access:<20} threads {threads:>2} spin {spin_us:>2} p50 {p50_us:7.1}  \
+                 p90 {p90_us:7.1}  p99 {p99_us:8.1} us, {:6.0} faults/s, {messages:.1} messages, {bytes:.0} bytes",
                 row.faults_per_s
             );
         }
@@ -90,14 +246,34 @@ impl Report {
                 println!("exchange {} spin {}: p50 {p50:.1} p90 {p90:.1} us", row.transport, row.spin_us);
             }
         }
-        for Transfer { transport, spin_us, size_bytes, round_trip_us, bandwidth_mib_per_s } in
-            &self.transports
-        {
+        for Parts { transport, floor, local_fault, stack, wake_up, sum } in &self.floor_parts {
             println!(
-                "{transport:<8} spin {spin_us:>3} {size_bytes:>8} B p50 {:8.1}  p90 {:8.1}  p99 {:8.1} us, \
-                 {bandwidth_mib_per_s:8.0} MiB/s",
-                round_trip_us.p50, round_trip_us.p90, round_trip_us.p99
+                "floor of {transport}: {floor:.1} us; a local fault {local_fault:.1}, the transport {stack:.1} and two \
+                 wake-ups of {wake_up:.1} are {sum:.1}"
             );
+        }
+        for Mix { transport, mode, hint_rate, hint_us, miss_us, typical_us } in &self.mix {
+            println!(
+                "non-owner writes of a mix, {transport} {mode}: hints find {:.1} %; {hint_us:.1} us and {miss_us:.1} us, \
+                 weighted {typical_us:.1} us",
+                hint_rate * 100.0
+            );
+        }
+    }
+
+    fn print_programs(&self) {
+        let count = |value: Option<u64>| value.map_or("-".to_owned(), |value| value.to_string());
+        for program in &self.programs {
+            let Program { program: name, transport, mode, nodes, seconds, .. } = program;
+            println!(
+                "{name:<26} {transport:<8} {mode:<8} {nodes} nodes {seconds:8.3} s, {:>8} messages, {:>10} bytes, {:>7} faults",
+                count(program.messages),
+                count(program.bytes),
+                count(program.faults)
+            );
+        }
+        if let Some(reason) = &self.mpi_skipped {
+            println!("MPI: skipped: {reason}");
         }
     }
 }

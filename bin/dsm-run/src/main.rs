@@ -1,7 +1,10 @@
 //! Runs a program on several nodes of a user-space DSM.
 
+mod keys;
+mod network;
 mod node;
 mod options;
+mod outcome;
 mod parent;
 mod programs;
 

@@ -1,75 +1,260 @@
 //! A node's process.
 
 use crate::{
+    keys, network,
     options::{Arguments, Transport},
-    programs::{PAGES, Shared},
+    outcome::Part,
+    programs::{Done, Shared, Task},
 };
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, bail};
+use nix::sys::{prctl::set_pdeathsig, signal};
 use std::{
     collections::BTreeMap,
-    io::{Read, stdin},
-    net::Ipv4Addr,
-    sync::Arc,
+    io::{BufRead, Read, Write, stdin},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+        mpsc::{Receiver, Sender, channel},
+    },
+    thread,
     time::{Duration, Instant},
 };
-use vnuma_dsm_node::{Config, Happening, Node};
+use vnuma_dsm::NodeId;
+use vnuma_dsm_node::{Config, Copies, Happening, Node, Stats};
 use vnuma_dsm_pager::{Options as Memory, PAGE_SIZE, Region};
 use vnuma_dsm_transport::{Limits, Listener, Place, mesh};
 
 /// Shards of a node, each with a thread.
 const SHARDS: usize = 2;
 
+/// What the main thread waits for.
+enum Event {
+    /// The program of this generation has ended.
+    Done(u32, Result<Done, String>),
+    /// These are left, of this generation.
+    Left(u32, Vec<u8>),
+    /// The parent needs nothing more.
+    End,
+}
+
 /// Says when its program is done, serves the others until its input ends, and then tells what it did.
 pub fn run(arguments: &Arguments, number: u8) -> Result<()> {
-    let memory = Memory { shards: SHARDS, ..Memory::default() };
-    let region = Arc::new(Region::create(PAGES as usize * PAGE_SIZE, memory).context("the shared memory")?);
-    let mut config = Config::new(number, arguments.nodes, PAGES);
-    config.options = arguments.protocol()?;
-    let place = |node: u8| -> Result<Place> {
-        Ok(match arguments.transport {
-            Transport::Shm => Place::Shm(arguments.directory.join(node.to_string())),
-            Transport::Tcp => {
-                let port = arguments.ports.get(usize::from(node)).context("--ports: too few")?;
-                Place::Tcp((Ipv4Addr::LOCALHOST, *port).into())
-            }
-        })
-    };
-    let mut hello = config.hello(&region);
-    hello.cluster = arguments.cluster.into();
-    hello.incarnation = std::process::id().into();
-    let others = (0..arguments.nodes).filter(|node| *node != number);
-    let others = others.map(|node| Ok((node, place(node)?))).collect::<Result<BTreeMap<_, _>>>()?;
-    let listener = Listener::bind(&place(number)?).context("listening")?;
-    let limits = Limits { connect: Duration::from_secs(30), ..Limits::default() };
-    let complain = |error| eprintln!("dsm-run: node {number}: {error}");
-    let lanes = mesh(&listener, &others, &hello, limits, complain)?;
-    let node = Node::start(&config, region, lanes, move |happening| told(number, happening))?;
-    let address = node.region().guest().as_ptr() as usize;
-    let shared = Shared::new(address, number.into(), arguments.nodes.into());
-    let begin = Instant::now();
-    let outcome = arguments.program.run(&shared, arguments.size);
-    let seconds = begin.elapsed().as_secs_f64();
-    ensure!(outcome.is_ok(), "{}", outcome.err().unwrap_or_default());
-    println!("done {seconds}");
-    stdin().read_to_end(&mut Vec::new()).context("standard input")?;
-    println!("stats {}", serde_json::to_string(&node.stop())?);
+    set_pdeathsig(signal::Signal::SIGKILL).context("prctl(PR_SET_PDEATHSIG)")?;
+    if arguments.apart {
+        network::leave()?;
+        println!("apart");
+        stdin().lock().read_line(&mut String::new()).context("standard input")?;
+        network::configure(number)?;
+    }
+    if arguments.cut_ms.is_some() {
+        park_on_sigbus()?;
+    }
+    let (sender, events) = channel();
+    let end = sender.clone();
+    thread::spawn(move || {
+        let _ = stdin().read_to_end(&mut Vec::new());
+        let _ = end.send(Event::End);
+    });
+    let mut run =
+        Run { arguments, number, task: arguments.task()?, sender, generation: 0, stats: Stats::default() };
+    let part = run.complete(&events)?;
+    println!("part {}", serde_json::to_string(&part)?);
     Ok(())
 }
 
-/// The programs need all nodes, so what ends one node ends the run.
-fn told(number: u8, happening: &Happening) {
+struct Run<'a> {
+    arguments: &'a Arguments,
+    number: u8,
+    task: Task,
+    sender: Sender<Event>,
+    /// How often the program was started anew.
+    generation: u32,
+    /// Of the generations before.
+    stats: Stats,
+}
+
+/// A generation: a node, and the thread of its program.
+struct Running {
+    node: Arc<Node>,
+    abandoned: Arc<AtomicBool>,
+}
+
+impl Run<'_> {
+    fn complete(&mut self, events: &Receiver<Event>) -> Result<Part> {
+        let members: Vec<u8> = (0..self.arguments.nodes).collect();
+        let mut running = self.start(&members, None)?;
+        let (mut resumed_from, mut done) = (None, None);
+        let begin = Instant::now();
+        loop {
+            match events.recv()? {
+                Event::Done(generation, outcome) if generation == self.generation => {
+                    let mut part = outcome.map_err(|error| anyhow!("{error}"))?;
+                    // The work that was done twice counts, too.
+                    if resumed_from.is_some() {
+                        part.taken = begin.elapsed();
+                    }
+                    done = Some(part);
+                    println!("done");
+                }
+                Event::Left(generation, members) if generation == self.generation => {
+                    if done.take().is_some() {
+                        println!("again");
+                    }
+                    let from;
+                    (running, from) = self.start_anew(running, &members)?;
+                    resumed_from = Some(from);
+                }
+                Event::End => break,
+                // Of a generation that is over.
+                Event::Done(..) | Event::Left(..) => {}
+            }
+        }
+        let Some(Done { moved_bytes, taken, idle }) = done else {
+            bail!("the run has ended before the program")
+        };
+        self.stop(running);
+        let (seconds, idle_s) = (taken.as_secs_f64(), idle.as_secs_f64());
+        Ok(Part { seconds, idle_s, moved_bytes, resumed_from, stats: std::mem::take(&mut self.stats) })
+    }
+
+    /// Starts a node among these members, and its program.
+    fn start(&self, members: &[u8], copies: Option<(Arc<Copies>, Sender<u64>)>) -> Result<Running> {
+        let pages = self.task.pages(self.arguments.nodes);
+        let memory = Memory { shards: SHARDS, ..Memory::default() };
+        let region = Region::create(pages as usize * PAGE_SIZE, memory).context("the shared memory")?;
+        let node = Arc::new(self.join(members, Arc::new(region))?);
+        let address = node.region().guest().as_ptr() as usize;
+        let (task, sender, generation) = (self.task, self.sender.clone(), self.generation);
+        let (number, members, cut_ms) = (self.number, members.to_vec(), self.arguments.cut_ms);
+        let (abandoned, cuts) = (Arc::new(AtomicBool::new(false)), Arc::clone(&node));
+        let running = Running { node, abandoned: Arc::clone(&abandoned) };
+        thread::spawn(move || {
+            let place = members.iter().position(|member| *member == number).unwrap_or(0);
+            let mut shared = Shared::new(address, pages, place, members.len(), abandoned);
+            if let Some((copies, told)) = copies {
+                let cut = shared.highest(copies.newest());
+                copies.restore(cut, &members, |page, content| shared.put_back(page, content));
+                shared.barrier();
+                let _ = told.send(cut);
+            }
+            if let Some(cut_ms) = cut_ms {
+                let cut = Box::new(move || cut(&cuts, number));
+                shared = shared.with_cuts(Duration::from_millis(cut_ms), cut);
+            }
+            let _ = sender.send(Event::Done(generation, task.run(&shared)));
+        });
+        Ok(running)
+    }
+
+    /// Goes on with the members that are left, from their second copies. Says from which cut.
+    fn start_anew(&mut self, old: Running, members: &[u8]) -> Result<(Running, u64)> {
+        self.generation += 1;
+        let copies = old.node.copies();
+        let (told, cut) = channel();
+        // The old node serves until all that are left have come here: they may not know of it yet.
+        let running = self.start(members, Some((copies, told)))?;
+        self.stop(old);
+        let cut = cut
+            .recv_timeout(Duration::from_secs(60))
+            .context("the nodes that are left do not come together")?;
+        say(&format!("node {}: goes on from cut {cut} on nodes {members:?}", self.number));
+        Ok((running, cut))
+    }
+
+    /// Ends a node whose program is done, or does not go on.
+    fn stop(&mut self, running: Running) {
+        let Running { node, abandoned } = running;
+        abandoned.store(true, Relaxed);
+        // A thread that does not go on may still be about to touch the memory: it stays.
+        std::mem::forget(Arc::clone(node.region()));
+        // The program's thread has the node, too, for its cuts.
+        self.stats.merge(&node.leave());
+    }
+
+    /// Connects this node to the other members.
+    fn join(&self, members: &[u8], region: Arc<Region>) -> Result<Node> {
+        let Self { arguments, number, generation, .. } = *self;
+        let mut config = Config::new(number, arguments.nodes, region.pages());
+        config.options = arguments.protocol()?;
+        config.members = members.iter().map(|member| NodeId(*member)).collect();
+        let place = |node: u8| -> Result<Place> {
+            let address = || {
+                let port = arguments.ports.get(usize::from(node)).context("--ports: too few")?;
+                anyhow::Ok((arguments.address(node), *port).into())
+            };
+            Ok(match arguments.transport {
+                Transport::Shm => Place::Shm(arguments.directory.join(format!("{generation}-{node}"))),
+                Transport::Tcp => Place::Tcp(address()?),
+                Transport::TcpTls => Place::Tls(address()?, keys::read(&arguments.directory, number)?),
+            })
+        };
+        let mut hello = config.hello(&region);
+        hello.cluster = (arguments.cluster << 32 | u64::from(generation)).into();
+        hello.incarnation = std::process::id().into();
+        let others = members.iter().filter(|node| **node != number);
+        let others = others.map(|node| Ok((*node, place(*node)?))).collect::<Result<BTreeMap<_, _>>>()?;
+        let listener = Listener::bind(&place(number)?).context("listening")?;
+        let limits = Limits { connect: Duration::from_secs(30), ..Limits::default() };
+        let complain = |error| say(&format!("node {number}: {error}"));
+        let lanes = mesh(&listener, &others, &hello, limits, complain)?;
+        let (sender, cuts) = (self.sender.clone(), arguments.cut_ms.is_some());
+        let told =
+            move |happening: &Happening| told(number, happening, cuts.then_some((generation, &sender)));
+        Ok(Node::start(&config, region, lanes, told)?)
+    }
+}
+
+/// Makes second copies. If a node is lost, the main thread starts the program anew.
+fn cut(node: &Node, number: u8) -> Result<bool, String> {
+    match node.cut() {
+        Ok(cut) => {
+            say(&format!("node {number}: cut {cut} is complete"));
+            Ok(true)
+        }
+        Err(error) => {
+            say(&format!("node {number}: {error}"));
+            Ok(false)
+        }
+    }
+}
+
+/// Without second copies the programs need all nodes, so what ends one node ends the run.
+fn told(number: u8, happening: &Happening, anew: Option<(u32, &Sender<Event>)>) {
     if let Happening::PeerLeft { .. } = happening {
         return;
     }
-    eprintln!("dsm-run: node {number}: {happening}");
-    match happening {
-        Happening::Members { .. } => {
-            eprintln!("dsm-run: node {number}: the program needs all nodes");
+    say(&format!("node {number}: {happening}"));
+    match (happening, anew) {
+        (Happening::Members { members, .. }, Some((generation, sender))) => {
+            let _ = sender.send(Event::Left(generation, members.clone()));
+        }
+        (Happening::PageLost { .. }, Some(_)) => {}
+        (Happening::Members { .. }, None) => {
+            say(&format!("node {number}: the program needs all nodes"));
             std::process::exit(3);
         }
-        Happening::PageLost { .. } | Happening::Stopped { .. } | Happening::Failed { .. } => {
+        (Happening::PageLost { .. } | Happening::Stopped { .. } | Happening::Failed { .. }, _) => {
             std::process::exit(3)
         }
-        Happening::PeerEnded { .. } | Happening::Protested { .. } | Happening::PeerLeft { .. } => {}
+        (Happening::PeerEnded { .. } | Happening::Protested { .. } | Happening::PeerLeft { .. }, _) => {}
     }
+}
+
+/// A line that is not mixed with those of other nodes.
+fn say(text: &str) {
+    let _ = std::io::stderr().write_all(format!("dsm-run: {text}\n").as_bytes());
+}
+
+/// A thread that touches a lost page waits for the end of the process: its program is started anew in another thread.
+fn park_on_sigbus() -> Result<()> {
+    extern "C" fn park(_: i32) {
+        loop {
+            nix::unistd::pause();
+        }
+    }
+    let handler = signal::SigHandler::Handler(park);
+    let action = signal::SigAction::new(handler, signal::SaFlags::empty(), signal::SigSet::empty());
+    // SAFETY: the handler calls pause(2) only, which may be called in a handler.
+    unsafe { signal::sigaction(signal::Signal::SIGBUS, &action) }.context("sigaction(SIGBUS)")?;
+    Ok(())
 }

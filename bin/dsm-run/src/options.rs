@@ -1,20 +1,23 @@
 //! The command line.
 
-use crate::programs::Program;
+use crate::programs::{Access, Block, Program, Scope, Task};
 use clap::{Parser, ValueEnum};
-use std::path::PathBuf;
+use serde::Serialize;
+use std::{net::Ipv4Addr, path::PathBuf};
 use vnuma_dsm::Options;
 
 /// Runs a program on several nodes that share one memory.
 ///
-/// Each node is a process of its own on this machine. Its threads read and write the shared memory as any other;
-/// page faults fetch what is elsewhere. Every program compares its result with that of a sequential one, and fails
-/// if they differ.
+/// Each node is a process of its own on this machine, in a network namespace of its own where that is permitted. Its threads
+/// read and write the shared memory as any other; page faults fetch what is elsewhere. Every program compares its result
+/// with that of a sequential one, and fails if they differ.
 ///
 /// Examples:
 ///   dsm-run --nodes 3 lock-counter
 ///   dsm-run --nodes 2 --transport tcp --mode ivy --stats pagerank
 ///   dsm-run --nodes 2 --without deltas --stats false-sharing
+///   dsm-run --nodes 3 --cut-ms 100 --size 50000 pagerank
+///   dsm-run --nodes 4 --block 4MiB --scope global --access write memory
 #[derive(Parser, Clone, Debug)]
 #[command(version, verbatim_doc_comment)]
 pub struct Arguments {
@@ -24,13 +27,16 @@ pub struct Arguments {
     /// How the nodes are connected
     #[arg(long, value_enum, default_value_t = Transport::Shm)]
     pub transport: Transport,
+    /// Whether each node has a network namespace of its own
+    #[arg(long, value_enum, default_value_t = Namespaces::Auto)]
+    pub namespaces: Namespaces,
     /// The protocol: GiantVM's, or this project's
     #[arg(long, value_enum, default_value_t = Mode::Default)]
     pub mode: Mode,
     /// Leave out a part of the default protocol; may be given several times
     #[arg(long, value_enum, value_name = "OPTION")]
     pub without: Vec<Part>,
-    /// Say what the nodes did: faults, messages, bytes, time by phase, pages with most faults
+    /// Say what the nodes did: faults, messages, bytes, where the time went, pages with most faults
     #[arg(long)]
     pub stats: bool,
     /// Print the outcome as JSON
@@ -39,6 +45,18 @@ pub struct Arguments {
     /// How much the program does; each program has a default
     #[arg(long, value_name = "COUNT")]
     pub size: Option<usize>,
+    /// pagerank: make second copies at the first barrier after so many milliseconds, and go on from them when a node is lost
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=3_600_000))]
+    pub cut_ms: Option<u64>,
+    /// memory: the size of a block [default: 4KiB]
+    #[arg(long, value_enum, ignore_case = true)]
+    pub block: Option<Block>,
+    /// memory: whose block it is [default: local]
+    #[arg(long, value_enum)]
+    pub scope: Option<Scope>,
+    /// memory: what is done with it [default: write]
+    #[arg(long, value_enum)]
+    pub access: Option<Access>,
     /// What to run
     #[arg(value_enum)]
     pub program: Program,
@@ -51,22 +69,40 @@ pub struct Arguments {
     /// Ports of the nodes
     #[arg(long, hide = true, value_delimiter = ',')]
     pub ports: Vec<u16>,
+    /// The parent has made namespaces
+    #[arg(long, hide = true)]
+    pub apart: bool,
     /// Tells this run from others
     #[arg(long, hide = true, default_value_t = 0)]
     pub cluster: u64,
 }
 
 /// How the nodes are connected.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Transport {
-    /// TCP without encryption, over the loopback
+    /// TCP without encryption
     Tcp,
+    /// TLS 1.3 on TCP, with keys made for this run
+    TcpTls,
     /// Rings in shared memory
     Shm,
 }
 
-/// The protocol.
+/// Whether each node has a network namespace of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Namespaces {
+    /// Where that is permitted
+    Auto,
+    /// An error where it is not
+    Always,
+    /// The nodes use the loopback of this machine
+    Never,
+}
+
+/// The protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Mode {
     /// GiantVM's protocol, message for message
     Ivy,
@@ -96,6 +132,31 @@ pub enum Part {
 }
 
 impl Arguments {
+    /// The program and how much of it.
+    pub fn task(&self) -> anyhow::Result<Task> {
+        let of_memory = [self.block.is_some(), self.scope.is_some(), self.access.is_some()];
+        anyhow::ensure!(
+            self.program == Program::Memory || of_memory == [false; 3],
+            "--block, --scope, --access: only with the program memory"
+        );
+        anyhow::ensure!(
+            self.program == Program::PageRank || self.cut_ms.is_none(),
+            "--cut-ms: only with the program pagerank"
+        );
+        Ok(Task {
+            program: self.program,
+            size: self.size,
+            block: self.block.unwrap_or(Block::Page),
+            scope: self.scope.unwrap_or(Scope::Local),
+            access: self.access.unwrap_or(Access::Write),
+        })
+    }
+
+    /// The address of a node, where they are connected by TCP.
+    pub fn address(&self, node: u8) -> Ipv4Addr {
+        if self.apart { crate::network::address(node) } else { Ipv4Addr::LOCALHOST }
+    }
+
     /// The switches of the protocol.
     pub fn protocol(&self) -> anyhow::Result<Options> {
         if self.mode == Mode::Ivy {

@@ -1,32 +1,31 @@
 //! Starts the nodes, waits for them, and sums up.
 
-use crate::options::{Arguments, Transport};
+use crate::{
+    keys, network,
+    options::{Arguments, Namespaces, Transport},
+    outcome::{Outcome, Part},
+};
 use anyhow::{Context, Result, bail};
-use serde::Serialize;
 use std::{
-    io::{BufRead, BufReader},
+    collections::BTreeSet,
+    io::{BufRead, BufReader, Write},
     net::{Ipv4Addr, TcpListener},
+    path::Path,
     process::{Child, Command, Stdio},
-    sync::mpsc::{Receiver, RecvTimeoutError, channel},
+    sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel},
     thread,
     time::{Duration, Instant},
 };
-use vnuma_dsm_node::Stats;
 
 /// Survivors of a node that fails have this long to find out.
 const GRACE: Duration = Duration::from_secs(20);
-
-#[derive(Serialize)]
-struct Outcome {
-    program: String,
-    nodes: u8,
-    /// The slowest node.
-    seconds: f64,
-    stats: Stats,
-}
+/// And so long to do the work of a node that was lost.
+const GRACE_ANEW: Duration = Duration::from_secs(300);
+/// Where nodes with a network of their own listen.
+const PORT: u16 = 8300;
 
 enum Said {
-    Line(String),
+    Line(u8, String),
     End(u8),
 }
 
@@ -43,40 +42,67 @@ impl Drop for Nodes {
 
 pub fn run(arguments: &Arguments) -> Result<()> {
     arguments.protocol()?;
-    eprintln!(
-        "dsm-run: the nodes are plain processes on this machine, without network namespaces of their own"
-    );
+    arguments.task()?;
     let directory = tempfile::tempdir().context("a directory")?;
+    let apart = separate(arguments.namespaces)?;
     let ports = match arguments.transport {
         Transport::Shm => Vec::new(),
-        Transport::Tcp => free_ports(arguments.nodes)?,
+        Transport::Tcp | Transport::TcpTls if apart => vec![PORT; arguments.nodes.into()],
+        Transport::Tcp | Transport::TcpTls => free_ports(arguments.nodes)?,
     };
+    if arguments.transport == Transport::TcpTls {
+        keys::make(directory.path(), arguments.nodes).context("keys")?;
+    }
     let (sender, receiver) = channel();
     let mut nodes = Nodes(Vec::new());
     for node in 0..arguments.nodes {
-        let mut child = Command::new(std::env::current_exe()?)
-            .args(std::env::args_os().skip(1))
-            .args(["--node", &node.to_string(), "--cluster", &std::process::id().to_string()])
-            .args(ports.iter().map(|port| format!("--ports={port}")))
-            .arg("--directory")
-            .arg(directory.path())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .with_context(|| format!("starting node {node}"))?;
-        eprintln!("dsm-run: node {node} is process {}", child.id());
-        let output = child.stdout.take().context("standard output")?;
-        let sender = sender.clone();
-        thread::spawn(move || {
-            for line in BufReader::new(output).lines().map_while(Result::ok) {
-                let _ = sender.send(Said::Line(line));
-            }
-            let _ = sender.send(Said::End(node));
-        });
-        nodes.0.push(child);
+        nodes.0.push(start(node, apart, &ports, directory.path(), &sender)?);
     }
-    let outcome = listen(arguments, &mut nodes, &receiver)?;
-    report(arguments, &outcome)
+    let (parts, lost) = listen(&mut nodes, &receiver, arguments.cut_ms.is_some())?;
+    Outcome::new(arguments, apart, lost, &parts).print(arguments)
+}
+
+/// True if each node gets a network namespace of its own.
+fn separate(wanted: Namespaces) -> Result<bool> {
+    match (wanted, network::bridge) {
+        (Namespaces::Never, _) => Ok(false),
+        (Namespaces::Always, bridge) => {
+            bridge().context("--namespaces always: a network namespace cannot be made").map(|()| true)
+        }
+        (Namespaces::Auto, bridge) => Ok(match bridge() {
+            Ok(()) => true,
+            Err(error) => {
+                eprintln!(
+                    "dsm-run: the nodes share this machine's network, as no namespace can be made: {error:#}"
+                );
+                false
+            }
+        }),
+    }
+}
+
+fn start(node: u8, apart: bool, ports: &[u16], directory: &Path, said: &Sender<Said>) -> Result<Child> {
+    let mut child = Command::new(std::env::current_exe()?)
+        .args(std::env::args_os().skip(1))
+        .args(["--node", &node.to_string(), "--cluster", &std::process::id().to_string()])
+        .args(ports.iter().map(|port| format!("--ports={port}")))
+        .args(apart.then_some("--apart"))
+        .arg("--directory")
+        .arg(directory)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("starting node {node}"))?;
+    eprintln!("dsm-run: node {node} is process {}", child.id());
+    let output = child.stdout.take().context("standard output")?;
+    let said = said.clone();
+    thread::spawn(move || {
+        for line in BufReader::new(output).lines().map_while(Result::ok) {
+            let _ = said.send(Said::Line(node, line));
+        }
+        let _ = said.send(Said::End(node));
+    });
+    Ok(child)
 }
 
 fn free_ports(count: u8) -> Result<Vec<u16>> {
@@ -86,74 +112,59 @@ fn free_ports(count: u8) -> Result<Vec<u16>> {
     sockets.iter().map(|socket| Ok(socket.local_addr()?.port())).collect()
 }
 
-fn listen(arguments: &Arguments, nodes: &mut Nodes, said: &Receiver<Said>) -> Result<Outcome> {
-    let program = format!("{:?}", arguments.program);
-    let mut outcome = Outcome { program, nodes: arguments.nodes, seconds: 0.0, stats: Stats::default() };
-    let (mut done, mut ended) = (0, 0);
-    let mut failed: Vec<String> = Vec::new();
+/// What the nodes have done, and which of them were lost while others went `on`.
+fn listen(nodes: &mut Nodes, said: &Receiver<Said>, on: bool) -> Result<(Vec<Part>, Vec<u8>)> {
+    let (mut done, mut ended): (BTreeSet<u8>, BTreeSet<u8>) = Default::default();
+    let mut parts = Vec::new();
+    let mut failed: Vec<(u8, String)> = Vec::new();
     let mut failed_at = None;
-    while ended < arguments.nodes {
+    while ended.len() < nodes.0.len() {
         match said.recv_timeout(Duration::from_millis(200)) {
-            Ok(Said::Line(line)) => {
-                if let Some(seconds) = line.strip_prefix("done ") {
-                    outcome.seconds = outcome.seconds.max(seconds.parse()?);
-                    done += 1;
-                } else if let Some(stats) = line.strip_prefix("stats ") {
-                    outcome.stats.merge(&serde_json::from_str(stats)?);
+            Ok(Said::Line(node, line)) => match line.as_str() {
+                "apart" => {
+                    let child = &mut nodes.0[usize::from(node)];
+                    network::connect(node, child.id())?;
+                    let input = child.stdin.as_mut().context("standard input")?;
+                    input.write_all(b"connected\n").with_context(|| format!("node {node}"))?;
                 }
-                if done == arguments.nodes {
-                    nodes.0.iter_mut().for_each(|child| drop(child.stdin.take()));
+                "done" => {
+                    done.insert(node);
                 }
-            }
+                "again" => {
+                    done.remove(&node);
+                }
+                line => {
+                    let part = line.strip_prefix("part ").with_context(|| format!("node {node}: {line}"))?;
+                    parts.push(serde_json::from_str(part).with_context(|| format!("node {node}: {part}"))?);
+                }
+            },
             Ok(Said::End(node)) => {
-                ended += 1;
+                ended.insert(node);
                 let status = nodes.0[usize::from(node)].wait()?;
                 if !status.success() {
-                    failed.push(format!("node {node}: {status}"));
+                    failed.push((node, format!("node {node}: {status}")));
                     failed_at.get_or_insert_with(Instant::now);
                 }
             }
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => break,
         }
-        if failed_at.is_some_and(|at| at.elapsed() > GRACE) {
-            bail!("{}; the others did not end within {GRACE:?}, and were killed", failed.join("; "));
+        if done.union(&ended).count() == nodes.0.len() {
+            nodes.0.iter_mut().for_each(|child| drop(child.stdin.take()));
+        }
+        let limit = if on { GRACE_ANEW } else { GRACE };
+        if failed_at.is_some_and(|at| at.elapsed() > limit) {
+            bail!("{}; the others did not end within {limit:?}, and were killed", reasons(&failed));
         }
     }
-    if !failed.is_empty() {
-        bail!("{}", failed.join("; "));
+    // More than half of the nodes go on from their second copies.
+    let went_on = on && parts.len() + failed.len() == nodes.0.len() && parts.len() * 2 > nodes.0.len();
+    if !failed.is_empty() && !went_on {
+        bail!("{}", reasons(&failed));
     }
-    Ok(outcome)
+    Ok((parts, failed.into_iter().map(|(node, _)| node).collect()))
 }
 
-fn report(arguments: &Arguments, outcome: &Outcome) -> Result<()> {
-    if arguments.json {
-        println!("{}", serde_json::to_string_pretty(outcome)?);
-        return Ok(());
-    }
-    let Outcome { program, nodes, seconds, stats } = outcome;
-    println!("{program} on {nodes} nodes: right, {seconds:.3} s");
-    if arguments.stats {
-        let mean = |ns: u64, count: u64| ns as f64 / 1000.0 / count.max(1) as f64;
-        for (name, faults) in [("read", &stats.reads), ("write", &stats.writes)] {
-            println!("{name} faults: {}, mean {:.1} us", faults.count, mean(faults.waited_ns, faults.count));
-        }
-        println!(
-            "messages: {}, {} bytes; {} pages and {} differences",
-            stats.messages, stats.bytes, stats.whole_pages, stats.deltas
-        );
-        let ms = |ns: u64| ns as f64 / 1e6;
-        let phases = &stats.phases;
-        println!(
-            "time of the shards' threads in ms: waiting {:.1}, protocol {:.1}, pages {:.1}, network {:.1}",
-            ms(phases.wait_ns),
-            ms(phases.protocol_ns),
-            ms(phases.pages_ns),
-            ms(phases.network_ns)
-        );
-        for (page, faults) in stats.hottest(10) {
-            println!("page {page}: {faults} faults");
-        }
-    }
-    Ok(())
+fn reasons(failed: &[(u8, String)]) -> String {
+    failed.iter().map(|(_, reason)| reason.as_str()).collect::<Vec<_>>().join("; ")
 }

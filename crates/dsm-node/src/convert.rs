@@ -2,8 +2,8 @@
 
 use vnuma_abi_dsm_wire as wire;
 use vnuma_dsm::{
-    Access, Entry, Epoch, Grant, Holding, Kind, Membership, Message, NodeId, NodeSet, Notice, PageId,
-    Payload, Request, View,
+    Access, CutMessage, Entry, Epoch, Grant, Holding, Kind, Membership, Message, NodeId, NodeSet, Notice,
+    PageId, Payload, Request, View,
 };
 
 /// A message for the wire; several where one would be longer than the wire permits.
@@ -25,6 +25,7 @@ pub fn to_wire(message: &Message, mut send: impl FnMut(wire::Message)) {
         Message::Membership(message) => {
             membership_out(message, |message| send(wire::Message::Membership(message)));
         }
+        Message::Cut(message) => send(wire::Message::Cut(cut_out(*message))),
     }
 }
 
@@ -50,6 +51,23 @@ pub fn from_wire(message: wire::Message) -> Message {
         wire::Message::OwnerIs { page, version } => Message::OwnerIs { page: PageId(page), version },
         wire::Message::Lost { page } => Message::Lost { page: PageId(page) },
         wire::Message::Membership(message) => Message::Membership(membership_in(message)),
+        wire::Message::Cut(message) => Message::Cut(cut_in(message)),
+    }
+}
+
+fn cut_out(message: CutMessage) -> wire::Cut {
+    match message {
+        CutMessage::Page { number, page, version } => wire::Cut::Page { number, page: page.0, version },
+        CutMessage::End { number } => wire::Cut::End { number },
+        CutMessage::Kept { number } => wire::Cut::Kept { number },
+    }
+}
+
+fn cut_in(message: wire::Cut) -> CutMessage {
+    match message {
+        wire::Cut::Page { number, page, version } => CutMessage::Page { number, page: PageId(page), version },
+        wire::Cut::End { number } => CutMessage::End { number },
+        wire::Cut::Kept { number } => CutMessage::Kept { number },
     }
 }
 
@@ -207,6 +225,8 @@ pub fn length(message: &wire::Message, contents: &wire::Contents<'_>) -> usize {
             wire::Membership::Holdings { pages, .. } => 12 + 9 * pages.len(),
             wire::Membership::Directory { pages, .. } => 12 + 16 * pages.len(),
         },
+        wire::Message::Cut(wire::Cut::Page { .. }) => 25,
+        wire::Message::Cut(wire::Cut::End { .. } | wire::Cut::Kept { .. }) => 9,
     };
     body + match contents {
         wire::Contents::None => 0,
@@ -226,6 +246,8 @@ pub fn pages_of(message: &Message) -> impl Iterator<Item = (&'static str, PageId
         Message::Refuse { page } => (Some(("refuse.page", *page)), &[]),
         Message::OwnerIs { page, .. } => (Some(("owner-is.page", *page)), &[]),
         Message::Lost { page } => (Some(("lost.page", *page)), &[]),
+        Message::Cut(CutMessage::Page { page, .. }) => (Some(("cut.page", *page)), &[]),
+        Message::Cut(CutMessage::End { .. } | CutMessage::Kept { .. }) => (None, &[]),
         Message::Notice(notice) => (None, std::slice::from_ref(notice)),
         Message::Notices(notices) => (None, notices),
         // Lists of pages are checked where they are used.
@@ -318,6 +340,8 @@ mod tests {
             proptest::collection::vec(notice(), 2..100).prop_map(Message::Notices),
             (page(), any::<u64>()).prop_map(|(page, version)| Message::OwnerIs { page, version }),
             page().prop_map(|page| Message::Lost { page }),
+            any::<u64>().prop_map(|number| Message::Cut(CutMessage::End { number })),
+            any::<u64>().prop_map(|number| Message::Cut(CutMessage::Kept { number })),
             membership().prop_map(Message::Membership),
         ]
     }
@@ -336,6 +360,18 @@ mod tests {
             }
             prop_assert_eq!(from_wire(sent.remove(0)), message);
         }
+    }
+
+    #[test]
+    fn a_page_of_a_cut_goes_there_and_back() {
+        let message = Message::Cut(CutMessage::Page { number: 3, page: PageId(4), version: 5 });
+        let mut sent = Vec::new();
+        to_wire(&message, |part| sent.push(part));
+        let contents = wire::Contents::Page(&[7; wire::PAGE_SIZE]);
+        let mut frame = Vec::new();
+        wire::encode(&wire::Body::Protocol(sent[0].clone(), contents), 0, 0, &mut frame);
+        assert_eq!(length(&sent[0], &contents), frame.len() - wire::HEADER);
+        assert_eq!(from_wire(sent.remove(0)), message);
     }
 
     #[test]

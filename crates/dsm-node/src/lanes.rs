@@ -14,7 +14,7 @@ use std::{
 };
 use vnuma_abi_dsm_wire::{self as wire, Body, Delta, HEADER};
 use vnuma_dsm::{Epoch, Frame, Message, NodeId, NodeSet, Payload};
-use vnuma_dsm_transport::{Fault, Lane, Ready, TransportError, wait};
+use vnuma_dsm_transport::{Fault, Lane, Ready, TransportError, Waiter};
 
 /// A frame that came, with what came beside it.
 #[derive(Debug)]
@@ -27,14 +27,15 @@ pub(crate) struct Incoming {
 #[derive(Debug)]
 pub(crate) struct Peers {
     lanes: Vec<(NodeId, Lane)>,
+    waiter: Waiter,
     /// Who has said goodbye.
     left: NodeSet,
 }
 
 impl Peers {
-    pub fn new(lanes: BTreeMap<u8, Lane>) -> Self {
+    pub fn new(lanes: BTreeMap<u8, Lane>) -> std::io::Result<Self> {
         let lanes = lanes.into_iter().map(|(node, lane)| (NodeId(node), lane)).collect();
-        Self { lanes, left: NodeSet::EMPTY }
+        Ok(Self { lanes, waiter: Waiter::new()?, left: NodeSet::EMPTY })
     }
 
     /// Waits until something comes, or one of `others` can be read. Says which of these can.
@@ -45,12 +46,17 @@ impl Peers {
         spin: Duration,
     ) -> std::io::Result<Ready> {
         let mut lanes: Vec<&mut Lane> = self.lanes.iter_mut().map(|(_, lane)| lane).collect();
-        wait(&mut lanes, others, timeout, spin)
+        self.waiter.wait(&mut lanes, others, timeout, spin)
     }
 
     /// Should faults be taken, which make new requests?
     pub fn have_room(&self) -> bool {
         self.lanes.iter().all(|(_, lane)| lane.has_room())
+    }
+
+    /// Does the lane to a node take more?
+    pub fn has_room(&self, to: NodeId) -> bool {
+        self.lanes.iter().find(|(node, _)| *node == to).is_none_or(|(_, lane)| lane.has_room())
     }
 
     /// Takes what has come of the lanes at these places, and gives on what waits there.

@@ -9,23 +9,32 @@
 #![forbid(unsafe_code)]
 
 mod convert;
+mod copies;
 mod happening;
+mod held;
 mod lanes;
 mod pages;
+mod saving;
 mod shard;
 mod shared;
 mod stats;
 mod timers;
 
+pub use copies::Copies;
 pub use happening::Happening;
 pub use pages::Sabotage;
-pub use stats::{Faults, Phases, Stats};
+pub use stats::{Faults, Found, Phases, Stats};
 
 use shard::Shard;
 use shared::Shared;
-use std::{io, sync::Arc, thread::JoinHandle, time::Duration};
+use std::{
+    io,
+    sync::{Arc, Mutex, PoisonError},
+    thread::JoinHandle,
+    time::Duration,
+};
 use vnuma_abi_dsm_wire::Hello;
-use vnuma_dsm::{Managers, NodeId, Options};
+use vnuma_dsm::{Managers, NodeId, NodeSet, Options};
 use vnuma_dsm_pager::{PageError, PagerError, Placement, Region};
 use vnuma_dsm_transport::Lanes;
 
@@ -34,8 +43,10 @@ use vnuma_dsm_transport::Lanes;
 pub struct Config {
     /// Its number, from 0.
     pub node: u8,
-    /// How many nodes there are, at most 64.
+    /// How many numbers there are for nodes, at most 64.
     pub nodes: u8,
+    /// Which of them are members: all, unless the DSM was started anew by those that were left.
+    pub members: NodeSet,
     /// Who manages which page: the same on all nodes.
     pub managers: Managers,
     /// Switches of the protocol: the same on all nodes.
@@ -63,6 +74,7 @@ impl Config {
         Self {
             node,
             nodes,
+            members: NodeSet::first(nodes.into()),
             managers,
             options: Options::default(),
             spin: Duration::ZERO,
@@ -109,6 +121,14 @@ pub enum NodeError {
         /// What it said.
         source: io::Error,
     },
+    /// A cut is not complete, and cannot be.
+    #[error("cut {number}: {reason}")]
+    Cut {
+        /// The cut.
+        number: u64,
+        /// Why.
+        reason: &'static str,
+    },
     /// What came with a page is not what the protocol expects.
     #[error("page {page}: {detail}")]
     Contents {
@@ -130,8 +150,12 @@ impl NodeError {
 pub struct Node {
     region: Arc<Region>,
     shared: Arc<Shared>,
-    threads: Vec<JoinHandle<Stats>>,
+    copies: Arc<Copies>,
+    threads: Mutex<Vec<JoinHandle<Stats>>>,
 }
+
+/// How long the nodes may take to begin a cut, and to give the pages on.
+const CUT: Duration = Duration::from_secs(30);
 
 impl Node {
     /// Starts the threads. `lanes` are those of [`vnuma_dsm_transport::mesh`] with [`Config::hello`]: one for each shard
@@ -149,15 +173,18 @@ impl Node {
         expect("shards with lanes", lanes.len() as u64, region.shards() as u64)?;
         expect("managed pages", config.managers.pages(), region.pages())?;
         for peers in &lanes {
-            expect("peers of a shard", peers.len() as u64, u64::from(config.nodes).saturating_sub(1))?;
+            expect("peers of a shard", peers.len() as u64, (config.members.len() as u64).saturating_sub(1))?;
         }
         let shared = Arc::new(Shared::new(region.shards(), Box::new(tell))?);
-        let mut node = Self { region, shared, threads: Vec::new() };
+        let copies = Arc::new(Copies::new(NodeId(config.node), config.members, config.managers.clone()));
+        let node = Self { region, shared, copies, threads: Mutex::default() };
         for (index, peers) in lanes.into_iter().enumerate() {
-            let shard = Shard::new(config, index, Arc::clone(&node.region), peers, Arc::clone(&node.shared))?;
+            let (shared, copies) = (Arc::clone(&node.shared), Arc::clone(&node.copies));
+            let shard = Shard::new(config, index, Arc::clone(&node.region), peers, shared, copies)?;
             let builder = std::thread::Builder::new().name(format!("dsm-node-{index}"));
             let thread = builder.spawn(move || shard.run());
-            node.threads.push(thread.map_err(|source| NodeError::System { call: "clone", source })?);
+            let thread = thread.map_err(|source| NodeError::System { call: "clone", source })?;
+            node.threads.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
         }
         Ok(node)
     }
@@ -172,6 +199,22 @@ impl Node {
         self.shared.suspect(node);
     }
 
+    /// Makes second copies of all pages as they are now, for [`Copies::restore`]. To be called by one thread of each member while
+    /// no thread of any node uses the memory, as at a barrier; threads may go on when it returns. Returns the number of the cut.
+    ///
+    /// It fails if a member is lost meanwhile, or not all have called it after 30 s. The cut before is kept then.
+    pub fn cut(&self) -> Result<u64, NodeError> {
+        let number = self.copies.want(self.region.shards());
+        self.shared.wake();
+        self.copies.wait(number, CUT)?;
+        Ok(number)
+    }
+
+    /// The second copies that this node keeps.
+    pub fn copies(&self) -> Arc<Copies> {
+        Arc::clone(&self.copies)
+    }
+
     /// Messages of the protocol that were sent until now, and their bytes.
     pub fn sent(&self) -> [u64; 2] {
         self.shared.sent()
@@ -184,14 +227,17 @@ impl Node {
 
     /// Leaves, and tells what was done. No thread may use the memory any more, and no other node may need what only this
     /// one has.
-    pub fn stop(mut self) -> Stats {
-        self.join()
+    pub fn stop(self) -> Stats {
+        self.leave()
     }
 
-    fn join(&mut self) -> Stats {
+    /// As [`Self::stop`], of a node that others still hold. What it has done is told once.
+    pub fn leave(&self) -> Stats {
         self.shared.leave();
+        self.copies.over("this node has left");
         let mut stats = Stats::default();
-        for thread in self.threads.drain(..) {
+        let threads = std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
+        for thread in threads {
             // A thread that panicked has said why.
             if let Ok(part) = thread.join() {
                 stats.merge(&part);
@@ -203,6 +249,6 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        self.join();
+        self.leave();
     }
 }

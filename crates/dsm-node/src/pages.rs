@@ -24,7 +24,7 @@ pub enum Sabotage {
 /// How long a copy outlives its invalidation.
 const LATE: Duration = Duration::from_millis(1);
 /// How long device code may keep a page that the protocol takes away.
-const PINNED: Duration = Duration::from_secs(5);
+pub(crate) const PINNED: Duration = Duration::from_secs(5);
 
 /// What came, or goes, beside a message.
 #[derive(Debug, Default)]
@@ -220,7 +220,7 @@ fn blank(spare: &mut Vec<Box<Page>>) -> Box<Page> {
     spare.pop().unwrap_or_else(|| Box::new([0; PAGE_SIZE]))
 }
 
-/// Waits until device code lets go of a page. The shard serves nothing meanwhile.
+/// Waits until device code lets go of a page that it took after the shard had looked. The shard serves nothing meanwhile.
 fn unpinned(mut act: impl FnMut() -> Result<(), PageError>) -> Result<(), PageError> {
     let begin = Instant::now();
     loop {

@@ -3,9 +3,12 @@
 use crate::{
     Config, NodeError,
     convert::pages_of,
+    copies::Copies,
     happening::{Happening, protest},
+    held::Held,
     lanes::{Incoming, Peers},
     pages::{Contents, Outgoing, Pages, Sabotage},
+    saving::{Means, Saving},
     shared::Shared,
     stats::{Phase, Stats, Watch},
     timers::Timers,
@@ -17,13 +20,16 @@ use std::{
 };
 use vnuma_abi_dsm_wire::{self as wire, Delta};
 use vnuma_dsm::{
-    Access, Command, Event, Frame, Message, Node as Protocol, NodeId, NodeSet, Options, PageId, Protest,
+    Access, Command, CutMessage, Cuts, Event, Frame, Kind, Managers, Message, Node as Protocol, NodeId,
+    NodeSet, Options, PageId, Protest,
 };
 use vnuma_dsm_pager::{Access as Right, Fault, Follower, PageState, Region};
 use vnuma_dsm_transport::Lane;
 
 /// Between two looks at the limits of the lanes.
 const TICK: Duration = Duration::from_millis(100);
+/// Until a page that is pinned is looked at again.
+const LATER_NS: u64 = 200_000;
 /// Frames of the next membership whose contents are kept until it is in force.
 const STASH: usize = 256;
 
@@ -52,8 +58,13 @@ pub(crate) struct Shard {
     suspected: u64,
     members: NodeSet,
     pending: HashMap<u64, Pending>,
+    managers: Managers,
+    /// To whom this node sent its request for a page, and whether it wants to write.
+    asked: HashMap<PageId, (NodeId, bool)>,
     faults: Vec<Fault>,
     inbox: Vec<Incoming>,
+    held: Held,
+    saving: Saving,
     commands: Vec<Command>,
     outgoing: Outgoing,
     /// The grant that is being looked at, until its contents were used.
@@ -75,8 +86,9 @@ impl Shard {
         region: Arc<Region>,
         lanes: BTreeMap<u8, Lane>,
         shared: Arc<Shared>,
+        copies: Arc<Copies>,
     ) -> Result<Self, NodeError> {
-        let members = NodeSet::first(config.nodes.into());
+        let members = config.members;
         let now = Instant::now();
         // The pages behind a stripe are another shard's.
         let options = Options { prefetch_within: region.stripe_pages(), ..config.options };
@@ -85,7 +97,7 @@ impl Shard {
             protocol: Protocol::new(NodeId(config.node), members, config.managers.clone(), options),
             pages: Pages::new(Arc::clone(&region), config.sabotage),
             region,
-            peers: Peers::new(lanes),
+            peers: Peers::new(lanes).map_err(|source| NodeError::System { call: "epoll_create", source })?,
             timers: Timers::new()?,
             shared,
             stats: Stats::default(),
@@ -96,8 +108,16 @@ impl Shard {
             suspected: 0,
             members,
             pending: HashMap::new(),
+            managers: config.managers.clone(),
+            asked: HashMap::new(),
             faults: Vec::new(),
             inbox: Vec::new(),
+            held: Held::default(),
+            saving: Saving::new(
+                Cuts::new(NodeId(config.node), members, config.managers.clone()),
+                copies,
+                members,
+            ),
             commands: Vec::new(),
             outgoing: Outgoing::new(),
             current: None,
@@ -142,7 +162,8 @@ impl Shard {
             others.push(region.shard_fd(self.index));
         }
         let late = self.pages.sabotage != Sabotage::None && self.pages.settle_late()?;
-        let timeout = if late { Duration::from_millis(1) } else { TICK };
+        // Nobody tells when device code lets go of a page.
+        let timeout = if late || !self.held.is_empty() { Duration::from_millis(1) } else { TICK };
         let poll = |source| NodeError::System { call: "poll", source };
         let ready = self.peers.wait(&others, timeout, self.spin).map_err(poll)?;
         if ready.others.contains(&0) {
@@ -157,11 +178,15 @@ impl Shard {
         }
         let now = self.now();
         while let Some(page) = self.timers.due(now) {
-            self.step(Event::Timer { page: PageId(page) })?;
+            self.take_timer(now, page)?;
+        }
+        if !self.held.is_empty() {
+            self.take_held()?;
         }
         if self.protocol.needs_flush() {
             self.step(Event::Flush)?;
         }
+        self.go_on_with_cut()?;
         if self.ticked.elapsed() >= TICK {
             self.ticked = Instant::now();
             self.peers.tick(self.protocol.view().epoch.0, &self.shared);
@@ -205,10 +230,29 @@ impl Shard {
         let mut inbox = std::mem::take(&mut self.inbox);
         self.peers.receive(places, &mut inbox, &self.shared);
         for incoming in inbox.drain(..) {
-            self.take_frame(incoming)?;
+            let region = &self.region;
+            if let Some(incoming) = self.held.pass(incoming, |page| is_pinned(region, page)) {
+                self.take_frame(incoming)?;
+            }
         }
         self.inbox = inbox;
         Ok(())
+    }
+
+    /// Takes what waited for device code to let go of a page.
+    fn take_held(&mut self) -> Result<(), NodeError> {
+        let region = &self.region;
+        let ready = self.held.ready(|page| is_pinned(region, page));
+        ready.into_iter().try_for_each(|incoming| self.take_frame(incoming))
+    }
+
+    /// The time of a page has come. A copy that device code holds is looked at again a little later.
+    fn take_timer(&mut self, now: u64, page: u64) -> Result<(), NodeError> {
+        if is_pinned(&self.region, PageId(page)) {
+            self.timers.set(page, now + LATER_NS);
+            return Ok(());
+        }
+        self.step(Event::Timer { page: PageId(page) })
     }
 
     fn take_frame(&mut self, Incoming { from, frame, contents }: Incoming) -> Result<(), NodeError> {
@@ -220,7 +264,18 @@ impl Shard {
             self.protest(from, text);
             return Ok(());
         }
+        if let Message::Cut(message) = frame.message {
+            self.take_cut(from, &frame, message, contents);
+            return Ok(());
+        }
         self.named = pages_of(&frame.message).next();
+        if let Message::Grant(grant) = &frame.message
+            && grant.to == self.protocol.id()
+            && let Some((asked, write)) = self.asked.remove(&grant.page)
+        {
+            let manager = self.managers.manager(grant.page, self.members);
+            self.stats.found(write, manager, asked, grant.from);
+        }
         let early = frame.epoch > self.protocol.view().epoch;
         if let (Message::Grant(grant), false) = (&frame.message, matches!(contents, Contents::None)) {
             self.current = Some((grant.page, contents));
@@ -233,6 +288,35 @@ impl Shard {
             self.stash.push(kept);
         }
         Ok(())
+    }
+
+    /// Begins the cut that the program wants, and gives on what is to be kept.
+    fn go_on_with_cut(&mut self) -> Result<(), NodeError> {
+        if let Some(number) = self.saving.due() {
+            let mut commands = std::mem::take(&mut self.commands);
+            let owned = self.protocol.owned_for_cut(&mut commands);
+            let outcome = commands.drain(..).try_for_each(|command| self.carry_out(command));
+            self.commands = commands;
+            outcome?;
+            self.saving.begin(number, owned);
+        }
+        if !self.saving.is_busy() {
+            return Ok(());
+        }
+        let (own, epoch) = (self.protocol.id(), self.protocol.view().epoch);
+        let Self { region, peers, stats, shared, .. } = self;
+        self.saving.go_on(&mut Means { own, epoch, region, peers, stats, shared })
+    }
+
+    fn take_cut(&mut self, from: NodeId, frame: &Frame, message: CutMessage, contents: Contents) {
+        if frame.epoch != self.protocol.view().epoch || !self.members.contains(from) {
+            return;
+        }
+        let content = match contents {
+            Contents::Page(page) => Some(page),
+            Contents::None | Contents::Delta(_) => None,
+        };
+        self.saving.receive(from, message, content);
     }
 
     /// What came for a page: now or, if the protocol looks at the frame later, before.
@@ -266,6 +350,12 @@ impl Shard {
             Command::Send { to, frame } => {
                 self.phase(Phase::Network);
                 self.peers.send(to, &frame, wire::Contents::None, &mut self.stats, &self.shared);
+                if let Message::Request(request) = frame.message
+                    && request.requester == self.protocol.id()
+                    && request.kind != Kind::Prefetch
+                {
+                    self.asked.insert(request.page, (to, request.kind == Kind::Write));
+                }
             }
             Command::SendPage { to, frame, page, access } => self.send_page(to, frame, page, access)?,
             Command::Relay { to, frame } => self.relay(to, &frame),
@@ -298,6 +388,9 @@ impl Shard {
                 let lost = NodeSet::from_bits(self.members.bits() & !members.bits());
                 self.members = members;
                 let list = |nodes: NodeSet| nodes.iter().map(|node| node.0).collect();
+                // Each shard agrees by itself. What one excludes, the others do not go on with.
+                lost.iter().for_each(|node| self.shared.suspect(node.0));
+                self.saving.end("a member was lost");
                 self.shared.tell(Happening::Members { members: list(members), lost: list(lost) });
             }
             Command::Protest { peer, reason } => {
@@ -366,6 +459,7 @@ impl Shard {
     /// No access succeeds any more, and none waits.
     fn halt(&mut self) {
         self.halted = true;
+        self.saving.end("this node has stopped");
         self.peers.keep(NodeSet::EMPTY);
         let own = |page: &u64| self.region.shard_of(*page) == self.index;
         let mapped = |page: &u64| self.region.state(*page).is_ok_and(|state| state != PageState::Invalid);
@@ -378,4 +472,9 @@ impl Shard {
             }
         }
     }
+}
+
+/// A page that does not exist is not pinned.
+fn is_pinned(region: &Region, page: PageId) -> bool {
+    region.is_pinned(page.0).unwrap_or(false)
 }

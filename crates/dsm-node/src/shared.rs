@@ -55,7 +55,8 @@ impl Shared {
         &self.wakes[shard]
     }
 
-    fn wake(&self) {
+    /// Wakes all threads.
+    pub fn wake(&self) {
         for wake in &self.wakes {
             // Full means that it wakes already.
             let _ = wake.write(1);

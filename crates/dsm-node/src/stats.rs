@@ -5,6 +5,7 @@ use std::{
     collections::HashMap,
     time::{Duration, Instant},
 };
+use vnuma_dsm::NodeId;
 
 /// What a shard's thread is busy with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +44,17 @@ pub struct Faults {
     pub longest_ns: u64,
 }
 
+/// Where requests of this node found the owner of a page.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Found {
+    /// At the page's manager: two messages in GiantVM's protocol.
+    pub manager: u64,
+    /// At another node, which the request went to at once.
+    pub hint: u64,
+    /// At another node, to which the request was passed on.
+    pub elsewhere: u64,
+}
+
 /// All that a node, or one of its shards, has done.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stats {
@@ -50,6 +62,10 @@ pub struct Stats {
     pub reads: Faults,
     /// Faults of threads that write.
     pub writes: Faults,
+    /// Requests for a copy; those for prefetch are not counted.
+    pub found_by_reads: Found,
+    /// Requests for ownership.
+    pub found_by_writes: Found,
     /// Messages of the protocol that were sent.
     pub messages: u64,
     /// Their bytes, headers included; not those of TLS and TCP.
@@ -81,11 +97,31 @@ impl Faults {
     }
 }
 
+impl Found {
+    fn merge(&mut self, other: &Self) {
+        self.manager += other.manager;
+        self.hint += other.hint;
+        self.elsewhere += other.elsewhere;
+    }
+}
+
 impl Stats {
+    /// A request for a page was sent to `asked`, and `owner` answered it.
+    pub(crate) fn found(&mut self, write: bool, manager: NodeId, asked: NodeId, owner: NodeId) {
+        let found = if write { &mut self.found_by_writes } else { &mut self.found_by_reads };
+        *match (owner == manager, owner == asked) {
+            (true, _) => &mut found.manager,
+            (false, true) => &mut found.hint,
+            (false, false) => &mut found.elsewhere,
+        } += 1;
+    }
+
     /// Adds what another shard, or node, has done.
     pub fn merge(&mut self, other: &Self) {
         self.reads.merge(&other.reads);
         self.writes.merge(&other.writes);
+        self.found_by_reads.merge(&other.found_by_reads);
+        self.found_by_writes.merge(&other.found_by_writes);
         self.messages += other.messages;
         self.bytes += other.bytes;
         self.whole_pages += other.whole_pages;
@@ -146,7 +182,14 @@ mod tests {
         one.reads.add(Duration::from_nanos(10));
         let mut other = Stats { messages: 4, pages: HashMap::from([(7, 4)]), ..Stats::default() };
         other.reads.add(Duration::from_nanos(30));
+        let [manager, owner] = [NodeId(1), NodeId(2)];
+        one.found(true, manager, owner, manager);
+        one.found(false, manager, owner, owner);
+        other.found(true, manager, manager, owner);
+        other.found(true, manager, owner, owner);
         one.merge(&other);
+        assert_eq!(one.found_by_writes, Found { manager: 1, hint: 1, elsewhere: 1 });
+        assert_eq!(one.found_by_reads, Found { manager: 0, hint: 1, elsewhere: 0 });
         assert_eq!(one.reads, Faults { count: 2, waited_ns: 40, longest_ns: 30 });
         assert_eq!((one.messages, one.hottest(1)), (7, vec![(7, 6)]));
     }

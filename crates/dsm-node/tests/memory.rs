@@ -9,7 +9,7 @@ use std::{
     thread,
     time::Instant,
 };
-use vnuma_abi_dsm_wire::{Access, Body, Contents, Grant, Message, Payload};
+use vnuma_abi_dsm_wire::{Access, Body, Contents, Grant, Membership, Message, Payload, View};
 use vnuma_dsm::{Options, StopReason};
 use vnuma_dsm_node::{Config, Happening, Node, Stats};
 use vnuma_dsm_transport::Limits;
@@ -240,4 +240,71 @@ fn a_word_that_becomes_zero_again_is_seen() {
     }
     let stats = stop(nodes);
     assert!(stats.deltas > 0, "{stats:?}");
+}
+
+/// Who wants a page that device code has pinned waits. Pages of the same shard do not.
+#[test]
+fn a_pinned_page_keeps_nobody_else_waiting() {
+    let Some(nodes) = cluster(2, PAGES, Transport::Shm, |_| {}) else { return };
+    for page in [0, 1] {
+        Words::of(&nodes[0]).at(page, 0).store(1, SeqCst);
+    }
+    let pin = nodes[0].region().pin(0, vnuma_dsm_pager::Access::Write).expect("pinned");
+    let words = Words::of(&nodes[1]);
+    let wants = |page| thread::spawn(move || words.at(page, 0).fetch_add(1, SeqCst));
+    let (pinned, other) = (wants(0), wants(1));
+    let begin = Instant::now();
+    while !other.is_finished() {
+        assert!(begin.elapsed() < std::time::Duration::from_secs(4), "it waits, too");
+        thread::sleep(std::time::Duration::from_millis(1));
+    }
+    // Long enough for the pinned one to have asked.
+    thread::sleep(std::time::Duration::from_millis(100));
+    assert!(!pinned.is_finished(), "a pinned page was taken away");
+    // SAFETY: the first word of the page, aligned; all accesses are atomic, and the pin keeps it here.
+    let device = unsafe { pin.address().cast::<std::sync::atomic::AtomicU64>().as_ref() };
+    device.store(7, SeqCst);
+    drop(pin);
+    let begin = Instant::now();
+    while !pinned.is_finished() {
+        assert!(begin.elapsed() < HANG, "it hangs");
+        thread::sleep(std::time::Duration::from_millis(1));
+    }
+    assert_eq!((pinned.join().expect("no panic"), words.at(0, 0).load(SeqCst)), (7, 8));
+    assert_eq!([0, 1].map(|node: usize| nodes[node].happenings()), [vec![], vec![]]);
+    stop(nodes);
+}
+
+/// What one shard excludes, because others agreed on that, the other shards do not go on with.
+#[test]
+fn a_node_that_one_shard_excludes_is_suspected_by_all() {
+    let Some(mut parts) = connected(3, PAGES, Transport::Shm, patient()) else { return };
+    let (_third, (_second, mut lanes)) = (parts.pop(), parts.pop().expect("three"));
+    let (region, ours) = parts.pop().expect("three");
+    let node = Node::start(&Config::new(0, 3, PAGES), region, ours, |_| {}).expect("starts");
+    // Node 1 wants to go on without node 2, and says so to the first shard alone.
+    let view = View { epoch: 65, members: 0b011 };
+    let messages = [
+        Membership::Accept { view, round: 1 },
+        Membership::Accept { view, round: 2 },
+        Membership::Holdings { epoch: 65, last: true, pages: Vec::new() },
+        Membership::Directory { epoch: 65, last: true, pages: Vec::new() },
+    ];
+    let lane = lanes[0].get_mut(&0).expect("a lane");
+    for message in messages {
+        lane.send(&Body::Protocol(Message::Membership(message), Contents::None), 0).expect("sent");
+    }
+    told(&node, |happening| matches!(happening, Happening::Members { lost, .. } if lost == &[2]));
+    let (begin, mut proposed) = (Instant::now(), false);
+    while !proposed {
+        assert!(begin.elapsed() < HANG, "the second shard goes on with node 2");
+        let take = |_: &_, body: Body<'_>| {
+            if let Body::Protocol(Message::Membership(Membership::Accept { view, round: 1 }), _) = body {
+                proposed |= view.members == 0b011;
+            }
+        };
+        lanes[1].get_mut(&0).expect("a lane").receive(take).expect("frames");
+        thread::sleep(std::time::Duration::from_millis(1));
+    }
+    node.stop();
 }

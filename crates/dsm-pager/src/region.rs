@@ -367,6 +367,11 @@ impl Region {
         Ok(Pin { region: self, page })
     }
 
+    /// Does device code hold the page at this moment? What takes rights from the guest would be refused.
+    pub fn is_pinned(&self, page: u64) -> Result<bool, PageError> {
+        self.states.is_pinned(page)
+    }
+
     fn place(&self, page: u64) -> (usize, &Userfault) {
         (self.memory.guest.start() + offset(page), &self.shards[self.shard_of(page)])
     }

@@ -112,6 +112,11 @@ impl States {
         Ok(PageState::from_bits(self.word(page)?.load(Ordering::Acquire)))
     }
 
+    /// Does device code hold the page at this moment?
+    pub(crate) fn is_pinned(&self, page: u64) -> Result<bool, PageError> {
+        Ok(self.word(page)?.load(Ordering::Acquire) >= PIN)
+    }
+
     /// Waits until no other thread changes the page. A change is a few system calls, none of which waits for a guest.
     pub(crate) fn lock(&self, page: u64) -> Result<Locked<'_>, PageError> {
         let word = self.word(page)?;

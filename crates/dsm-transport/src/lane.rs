@@ -21,7 +21,8 @@ pub struct Limits {
     pub room_bytes: usize,
     /// How long nothing of what waits may be taken, and a frame may be incomplete.
     pub stall: Duration,
-    /// How long nothing may come. A question goes out after a third of it.
+    /// How long nothing may come. A question goes out after a third of it. Until something has come for the first time it is
+    /// `connect` if that is longer: a peer does not answer before it is connected to all others.
     pub silence: Duration,
     /// How long it may take until a connection is made.
     pub connect: Duration,
@@ -59,12 +60,18 @@ pub struct Lane {
     sent: u64,
     /// Since when nothing of the outbox was taken.
     stuck: Option<Instant>,
-    inbox: Buffer,
+    inbox: Inbox,
     received: u64,
+    /// [`Self::receive`] took as many frames as it may, and there may be more that no descriptor tells of.
+    backlog: bool,
+    /// The last read took all that there was.
+    emptied: bool,
     /// Since when the frame at the head of the inbox is incomplete.
     partial: Option<Instant>,
     heard: Instant,
     asked: bool,
+    /// Something has come since the handshake.
+    answered: bool,
 }
 
 impl std::fmt::Debug for Lane {
@@ -99,6 +106,51 @@ impl Buffer {
     }
 }
 
+/// Bytes that have come and were not used. Its memory is cleared when it grows, not for each read.
+#[derive(Debug, Default)]
+struct Inbox {
+    bytes: Vec<u8>,
+    used: usize,
+    end: usize,
+}
+
+impl Inbox {
+    fn rest(&self) -> &[u8] {
+        &self.bytes[self.used..self.end]
+    }
+
+    fn consume(&mut self, count: usize) {
+        self.used += count;
+        if self.used >= self.end {
+            (self.used, self.end) = (0, 0);
+            // A burst does not keep its memory.
+            if self.bytes.len() > READ * 4 {
+                self.bytes.truncate(READ * 2);
+                self.bytes.shrink_to_fit();
+            }
+        }
+    }
+
+    /// Where so many more bytes may be put.
+    fn room(&mut self, count: usize) -> &mut [u8] {
+        if self.bytes.len() < self.end + count && self.used > 0 {
+            self.bytes.copy_within(self.used..self.end, 0);
+            (self.used, self.end) = (0, self.end - self.used);
+        }
+        let need = self.end + count;
+        if self.bytes.len() < need {
+            // Before the handshake a peer gets no more memory than a hello needs.
+            self.bytes.resize(if count < READ { need } else { need.max(READ * 2) }, 0);
+        }
+        &mut self.bytes[self.end..need]
+    }
+
+    /// So many bytes were put there.
+    fn filled(&mut self, count: usize) {
+        self.end += count;
+    }
+}
+
 impl Lane {
     /// A lane without handshake: the first frame of both sides is to be a hello.
     pub fn new(pipe: Box<dyn Pipe>, address: String, limits: Limits) -> Self {
@@ -111,11 +163,14 @@ impl Lane {
             outbox: Buffer::default(),
             sent: 0,
             stuck: None,
-            inbox: Buffer::default(),
+            inbox: Inbox::default(),
             received: 0,
+            backlog: false,
+            emptied: false,
             partial: None,
             heard: Instant::now(),
             asked: false,
+            answered: false,
         }
     }
 
@@ -224,6 +279,7 @@ impl Lane {
                 Err(fault) => return Err(self.end(fault)),
             }
         }
+        self.backlog = taken == BATCH;
         Ok(taken)
     }
 
@@ -270,34 +326,44 @@ impl Lane {
 
     /// Reads from the pipe; false when there is nothing now.
     fn fill(&mut self) -> Result<bool, Fault> {
-        let have = self.inbox.bytes.len();
+        if std::mem::take(&mut self.emptied) {
+            self.nothing_now();
+            return Ok(false);
+        }
         // Before the handshake a peer gets no more memory than a hello needs.
-        let room = if self.open { READ } else { HEADER + Kind::Hello.limit() };
-        self.inbox.bytes.resize(have + room, 0);
-        let outcome = self.pipe.read(&mut self.inbox.bytes[have..]);
-        self.inbox.bytes.truncate(have + outcome.as_ref().map_or(0, |count| *count));
+        let wanted = if self.open { READ } else { HEADER + Kind::Hello.limit() };
+        let outcome = self.pipe.read(self.inbox.room(wanted));
         match outcome {
             Ok(0) => Err(Fault::Closed { inside: !self.inbox.rest().is_empty() }),
-            Ok(_) => {
+            Ok(count) => {
+                self.inbox.filled(count);
+                self.emptied = count < wanted && self.pipe.short_is_all();
                 self.heard = Instant::now();
                 self.asked = false;
+                self.answered = self.open;
                 if self.partial.is_none() {
                     self.partial = Some(self.heard);
                 }
                 Ok(true)
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                // What is left may be the beginning of a frame that came behind a whole one.
-                let begun = !self.inbox.rest().is_empty();
-                self.partial = begun.then(|| self.partial.unwrap_or_else(Instant::now));
+                self.nothing_now();
                 Ok(false)
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(true),
-            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {
+            Err(error)
+                if matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::UnexpectedEof) =>
+            {
                 Err(Fault::Closed { inside: !self.inbox.rest().is_empty() })
             }
             Err(error) => Err(Fault::io("read")(error)),
         }
+    }
+
+    /// All that had come was read. What is left may be the beginning of a frame that came behind a whole one.
+    fn nothing_now(&mut self) {
+        let begun = !self.inbox.rest().is_empty();
+        self.partial = begun.then(|| self.partial.unwrap_or_else(Instant::now));
     }
 
     /// Looks at the time: a peer that takes nothing, sends half frames, or nothing at all, is at its end. To be called a few
@@ -307,7 +373,11 @@ impl Lane {
         let since = |begin: Option<Instant>| {
             begin.map_or(Duration::ZERO, |begin| now.saturating_duration_since(begin))
         };
-        let Limits { stall, silence, .. } = self.limits;
+        let Limits { stall, silence, connect, .. } = self.limits;
+        // What a pipe kept may have gone on while it was read.
+        if self.stuck.is_some() {
+            self.flush()?;
+        }
         if since(self.stuck) > stall {
             let bytes = self.waiting();
             return Err(self.end(Fault::Stalled { bytes, limit: stall }));
@@ -320,8 +390,10 @@ impl Lane {
             return Ok(());
         }
         let quiet = now.saturating_duration_since(self.heard);
-        if quiet > silence {
-            return Err(self.end(Fault::Silent { limit: silence }));
+        // A peer that is still being connected to others does not answer yet.
+        let limit = if self.answered { silence } else { silence.max(connect) };
+        if quiet > limit {
+            return Err(self.end(Fault::Silent { limit }));
         }
         if quiet > silence / 3 && !self.asked {
             self.asked = true;
@@ -356,10 +428,10 @@ impl Lane {
 
     pub(crate) fn arm(&mut self) -> bool {
         let writing = self.waiting() > 0;
-        self.pipe.arm(writing)
+        !self.backlog && self.pipe.arm(writing)
     }
 
     pub(crate) fn pending(&self) -> bool {
-        self.pipe.pending()
+        self.backlog || self.pipe.pending()
     }
 }

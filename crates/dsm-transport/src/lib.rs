@@ -22,4 +22,4 @@ pub use lane::{Lane, Limits};
 pub use pipe::{Pipe, TcpPipe};
 pub use shm::{RING, ShmPipe};
 pub use tls::{Identity, TlsPipe, node_name};
-pub use wait::{Ready, wait};
+pub use wait::{Ready, Waiter, wait};

@@ -13,6 +13,12 @@ pub trait Pipe: Send {
     /// Takes bytes that have come. 0 is the end; `WouldBlock` that there are none now.
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize>;
 
+    /// When [`Self::read`] did not fill the buffer: was there nothing more? What comes later makes [`Self::fd`] ready then, so
+    /// that it need not be called again only to hear `WouldBlock`.
+    fn short_is_all(&self) -> bool {
+        false
+    }
+
     /// Gives bytes on. `WouldBlock` when none can be taken now.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize>;
 
@@ -66,6 +72,10 @@ impl TcpPipe {
 impl Pipe for TcpPipe {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         self.stream.read(buffer)
+    }
+
+    fn short_is_all(&self) -> bool {
+        true
     }
 
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {

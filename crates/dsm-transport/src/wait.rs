@@ -7,10 +7,11 @@ use crate::{
 use nix::{
     errno::Errno,
     poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout},
 };
 use std::{
-    io,
-    os::fd::BorrowedFd,
+    fmt, io,
+    os::fd::{AsRawFd, BorrowedFd, RawFd},
     time::{Duration, Instant},
 };
 
@@ -39,10 +40,20 @@ pub fn wait(
     timeout: Duration,
     spin: Duration,
 ) -> io::Result<Ready> {
+    until_ready(lanes, timeout, spin, |lanes, left| look(lanes, others, PollTimeout::from(left)))
+}
+
+/// Looks, first without waiting for `spin`, then for as long as is left, in milliseconds.
+fn until_ready(
+    lanes: &mut [&mut Lane],
+    timeout: Duration,
+    spin: Duration,
+    mut look: impl FnMut(&[&mut Lane], u16) -> io::Result<Ready>,
+) -> io::Result<Ready> {
     let begin = Instant::now();
     if !spin.is_zero() {
         loop {
-            let ready = look(lanes, others, PollTimeout::ZERO)?;
+            let ready = look(lanes, 0)?;
             let pending = lanes.iter().enumerate().filter(|(_, lane)| lane.pending());
             let ready = merge(ready, pending.map(|(place, _)| place).collect());
             if !ready.is_empty() {
@@ -58,8 +69,84 @@ pub fn wait(
         lanes.iter_mut().enumerate().filter_map(|(place, lane)| (!lane.arm()).then_some(place)).collect();
     let left = timeout.saturating_sub(begin.elapsed());
     let left = if busy.is_empty() { left.as_micros().div_ceil(1000) } else { 0 };
-    let left = PollTimeout::from(u16::try_from(left).unwrap_or(u16::MAX));
-    Ok(merge(look(lanes, others, left)?, busy))
+    Ok(merge(look(lanes, u16::try_from(left).unwrap_or(u16::MAX))?, busy))
+}
+
+/// Waits for the same lanes and descriptors again and again, which costs the less the more there are: the kernel keeps the list.
+///
+/// A descriptor that was closed must not be followed by another one with the same number in the same place.
+pub struct Waiter {
+    epoll: Epoll,
+    /// What the kernel's list has, in the order of places.
+    listed: Vec<(RawFd, EpollFlags)>,
+    wanted: Vec<(RawFd, EpollFlags)>,
+    events: Vec<EpollEvent>,
+}
+
+impl fmt::Debug for Waiter {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Waiter").field("listed", &self.listed).finish()
+    }
+}
+
+impl Waiter {
+    /// With an empty list.
+    pub fn new() -> io::Result<Self> {
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        Ok(Self { epoll, listed: Vec::new(), wanted: Vec::new(), events: Vec::new() })
+    }
+
+    /// As [`wait`].
+    pub fn wait(
+        &mut self,
+        lanes: &mut [&mut Lane],
+        others: &[BorrowedFd<'_>],
+        timeout: Duration,
+        spin: Duration,
+    ) -> io::Result<Ready> {
+        until_ready(lanes, timeout, spin, |lanes, left| self.look(lanes, others, left))
+    }
+
+    fn look(&mut self, lanes: &[&mut Lane], others: &[BorrowedFd<'_>], timeout: u16) -> io::Result<Ready> {
+        self.list(lanes, others)?;
+        self.events.resize(self.listed.len().max(1), EpollEvent::empty());
+        let count = match self.epoll.wait(&mut self.events, EpollTimeout::from(timeout)) {
+            Ok(count) => count,
+            Err(Errno::EINTR) => return Ok(Ready::default()),
+            Err(error) => return Err(error.into()),
+        };
+        let mut ready = Ready::default();
+        for event in &self.events[..count] {
+            let place = event.data() as usize;
+            match place.checked_sub(lanes.len()) {
+                None => ready.lanes.push(place),
+                Some(place) => ready.others.push(place),
+            }
+        }
+        ready.lanes.sort_unstable();
+        ready.others.sort_unstable();
+        Ok(ready)
+    }
+
+    /// Makes the kernel's list what is wanted. It seldom changes.
+    fn list(&mut self, lanes: &[&mut Lane], others: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let flags = |lane: &&mut Lane| EpollFlags::from_bits_truncate(i32::from(lane.events().bits()));
+        let of_lanes = lanes.iter().map(|lane| (lane.fd().as_raw_fd(), flags(lane)));
+        let of_others = others.iter().map(|other| (other.as_raw_fd(), EpollFlags::EPOLLIN));
+        self.wanted.clear();
+        self.wanted.extend(of_lanes.chain(of_others));
+        if self.wanted == self.listed {
+            return Ok(());
+        }
+        self.listed.clear();
+        self.epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        let descriptors = lanes.iter().map(|lane| lane.fd()).chain(others.iter().copied());
+        for (place, (descriptor, (_, flags))) in descriptors.zip(&self.wanted).enumerate() {
+            self.epoll.add(descriptor, EpollEvent::new(*flags, place as u64))?;
+        }
+        std::mem::swap(&mut self.listed, &mut self.wanted);
+        Ok(())
+    }
 }
 
 fn merge(mut ready: Ready, more: Vec<usize>) -> Ready {

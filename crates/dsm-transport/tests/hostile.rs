@@ -101,9 +101,9 @@ fn garbage_later() {
     let mut bytes = frame(&Body::Ping(1), 1);
     bytes[5] = 9;
     assert_eq!(told_by(&bytes), "header.reserved: 0x9 is not 0");
-    let mut bytes = frame(&Body::Opaque(&[13, 1]), 1);
+    let mut bytes = frame(&Body::Opaque(&[16, 1]), 1);
     bytes[4] = 6;
-    assert_eq!(told_by(&bytes), "message: 0xd is not a message (1 to 12)");
+    assert_eq!(told_by(&bytes), "message: 0x10 is not a message (1 to 15)");
 }
 
 #[test]

@@ -6,11 +6,13 @@ use common::{ALL, HANG, Meeting, Transport, ending, hello, meet, pair, run};
 use proptest::prelude::*;
 use std::{
     collections::BTreeMap,
+    io::Write,
+    os::fd::{AsFd, BorrowedFd},
     thread,
     time::{Duration, Instant},
 };
 use vnuma_abi_dsm_wire::{Body, Contents, Grant, Hello, Message, PAGE_SIZE, Payload, Purpose, Request};
-use vnuma_dsm_transport::{Fault, Limits, Listener, Place, RING, mesh, wait};
+use vnuma_dsm_transport::{Fault, Limits, Listener, Place, RING, Waiter, mesh, wait};
 
 fn grant(page: u64) -> Message {
     Message::Grant(Grant {
@@ -102,6 +104,96 @@ fn who_sleeps_is_woken() {
         zero.leave(0);
         let error = echo.join().expect("no panic");
         assert!(matches!(error.fault, Fault::Bye), "{transport:?}: {error}");
+    }
+}
+
+/// The kernel keeps the list of a waiter, which follows when the list changes.
+#[test]
+fn a_waiter_sees_lanes_and_other_descriptors_in_their_places() {
+    for transport in ALL {
+        let (mut zero, mut one) = pair(transport, Limits { silence: HANG, ..Limits::default() });
+        let [first, second] = [(); 2].map(|()| std::io::pipe().expect("a pipe"));
+        let mut waiter = Waiter::new().expect("epoll");
+        let mut ready = |zero: &mut vnuma_dsm_transport::Lane, others: &[BorrowedFd<'_>]| {
+            let ready =
+                waiter.wait(&mut [zero], others, Duration::from_millis(50), Duration::ZERO).expect("epoll");
+            (ready.lanes, ready.others)
+        };
+        let both = [first.0.as_fd(), second.0.as_fd()];
+        assert_eq!(ready(&mut zero, &both), (vec![], vec![]), "{transport:?}");
+        (&second.1).write_all(b"x").expect("written");
+        assert_eq!(ready(&mut zero, &both), (vec![], vec![1]));
+        // The same one in another place.
+        assert_eq!(ready(&mut zero, &both[1..]), (vec![], vec![0]));
+        one.send(&Body::Opaque(&[1]), 0).expect("sent");
+        assert_eq!(ready(&mut zero, &both), (vec![0], vec![1]));
+        zero.receive(|_, _| {}).expect("a frame");
+        assert_eq!(ready(&mut zero, &both[..1]), (vec![], vec![]));
+        drop(one);
+        assert_eq!(ready(&mut zero, &both[..1]), (vec![0], vec![]));
+    }
+}
+
+/// A peer that is still being connected to others has `connect`, not `silence`, for its first answer.
+#[test]
+fn a_peer_that_has_not_answered_yet_has_the_time_of_a_connection() {
+    let (silence, connect) = (Duration::from_millis(100), Duration::from_secs(30));
+    let (mut zero, mut one) = pair(Transport::Tcp, Limits { silence, connect, ..Limits::default() });
+    let later = Instant::now() + Duration::from_secs(20);
+    zero.tick(later, 0).expect("it may still come");
+    let error = zero.tick(later + Duration::from_secs(20), 0).expect_err("silent");
+    assert!(error.to_string().ends_with("silent: nothing came for 30s"), "{error}");
+    // Zero's question is the first that one hears.
+    let begin = Instant::now();
+    while one.receive(|_, _| {}).expect("a question") == 0 {
+        assert!(begin.elapsed() < HANG, "nothing comes");
+    }
+    let error = one.tick(Instant::now() + Duration::from_millis(200), 0).expect_err("silent");
+    assert!(error.to_string().ends_with("silent: nothing came for 100ms"), "{error}");
+}
+
+/// What TLS kept while the socket was full goes on when it is read, too. That is no stall.
+#[test]
+fn what_goes_on_while_a_lane_is_read_is_no_stall() {
+    let (mut zero, mut one) = pair(Transport::Tls, Limits { silence: HANG, ..Limits::default() });
+    let body = vec![7; 1000];
+    while zero.flush().expect("going") || zero.waiting() > 0 {
+        zero.send(&Body::Opaque(&body), 0).expect("room");
+    }
+    let (begin, mut came) = (Instant::now(), false);
+    one.send(&Body::Opaque(&[1]), 0).expect("sent");
+    // It has its lane read, and has nothing to send itself.
+    while !came || begin.elapsed() < Duration::from_millis(500) {
+        assert!(begin.elapsed() < HANG, "it hangs");
+        one.receive(|_, _| {}).expect("frames");
+        zero.receive(|_, _| came = true).expect("a frame");
+    }
+    zero.tick(Instant::now() + Duration::from_secs(5), 0).expect("nothing is stuck");
+}
+
+/// More frames than are taken at once: those that were read already are not forgotten when no descriptor tells of them.
+#[test]
+fn a_burst_of_small_frames_is_taken_to_its_end() {
+    const FRAMES: usize = 500;
+    for transport in ALL {
+        let (mut zero, mut one) = pair(transport, Limits { silence: HANG, ..Limits::default() });
+        for number in 0..FRAMES as u64 {
+            zero.send(&Body::Opaque(&number.to_le_bytes()), 0).expect("sent");
+        }
+        let mut seen = 0;
+        while seen < FRAMES {
+            let ready = wait(&mut [&mut one], &[], Duration::from_secs(5), Duration::ZERO).expect("poll");
+            assert_eq!(ready.lanes, [0], "{transport:?}: forgotten after {seen}");
+            zero.flush().expect("going");
+            one.receive(|_, body| {
+                assert_eq!(body, Body::Opaque(&(seen as u64).to_le_bytes()));
+                seen += 1;
+            })
+            .expect("frames");
+        }
+        assert_eq!(one.receive(|_, _| {}).expect("nothing"), 0);
+        let ready = wait(&mut [&mut one], &[], Duration::ZERO, Duration::ZERO).expect("poll");
+        assert!(ready.lanes.is_empty(), "{transport:?}: nothing is left, and nobody is kept awake");
     }
 }
 

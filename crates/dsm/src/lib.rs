@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod command;
+mod cut;
 pub mod delta;
 mod ids;
 mod managers;
@@ -19,9 +20,12 @@ mod page;
 mod table;
 
 pub use command::{Command, Event, Payload, Protest, StopReason};
+pub use cut::{CutCommand, Cuts, Kept, keepers, restorer};
 pub use ids::{Access, Epoch, NodeId, NodeSet, PageId, Version};
 pub use managers::{Managers, ManagersError};
-pub use message::{Entry, Frame, Grant, Holding, Kind, Membership, Message, Notice, Request, View};
+pub use message::{
+    CutMessage, Entry, Frame, Grant, Holding, Kind, Membership, Message, Notice, Request, View,
+};
 pub use node::Node;
 pub use options::Options;
 pub use page::State;

@@ -104,6 +104,32 @@ pub enum Message {
     },
     /// About the membership; valid in any epoch.
     Membership(Membership),
+    /// About a cut: see [`Cuts`](crate::Cuts), not for [`Node::step`](crate::Node::step).
+    Cut(CutMessage),
+}
+
+/// About a cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CutMessage {
+    /// A page for its keeper. The whole content travels beside it.
+    Page {
+        /// The cut.
+        number: u64,
+        /// The page.
+        page: PageId,
+        /// The content.
+        version: Version,
+    },
+    /// The sender has sent all its pages of the cut.
+    End {
+        /// The cut.
+        number: u64,
+    },
+    /// The sender has all pages of the cut that it is to keep.
+    Kept {
+        /// The cut.
+        number: u64,
+    },
 }
 
 /// A membership: proposed, accepted or in force.

@@ -3,7 +3,10 @@
 mod common;
 
 use common::{Cluster, check};
-use vnuma_dsm::{Access, Command, Event, Kind, Managers, Message, NodeId, Notice, Options, PageId, Payload};
+use vnuma_dsm::{
+    Access, Command, Epoch, Event, Frame, Grant, Kind, Managers, Message, Node, NodeId, NodeSet, Notice,
+    Options, PageId, Payload, Request,
+};
 
 /// Three nodes and one page that node 0 manages.
 fn three(options: Options) -> Cluster {
@@ -181,6 +184,52 @@ fn a_page_is_held_until_its_thread_made_progress() {
     cluster.event(0, 0, Event::Fault { page: PageId(0), write: true });
     cluster.event(1, 0, Event::Fault { page: PageId(0), write: true });
     assert!(matches!(cluster.deliver(1, 0, 10)[..], [Command::SendPage { .. }]));
+}
+
+/// A reader may become the owner of a migratory page: what reaches it meanwhile waits for it. If it passed requests on to the
+/// owner that hands the page over, they would come back, and go round until the page is there.
+#[test]
+fn a_reader_that_may_become_the_owner_keeps_requests() {
+    let managers = Managers::new(&[(1, NodeId(0))]).unwrap();
+    let sent = |commands: &[Command]| {
+        commands
+            .iter()
+            .filter_map(|command| command.sends().map(|(to, message)| (to, message.clone())))
+            .collect::<Vec<_>>()
+    };
+    for migratory in [true, false] {
+        let options = Options { migratory, hold_ns: 0, ..Options::default() };
+        let mut node = Node::new(NodeId(1), NodeSet::first(3), managers.clone(), options);
+        let mut step = |event| {
+            let mut commands = Vec::new();
+            node.step(0, event, &mut commands);
+            commands
+        };
+        let receive = |from, message| Event::Receive { from, frame: Frame { epoch: Epoch(0), message } };
+        let page = PageId(0);
+        assert_eq!(sent(&step(Event::Fault { page, write: false })).len(), 1);
+        let request = Request { page, requester: NodeId(2), kind: Kind::Write, have: 0 };
+        let passed_on = sent(&step(receive(NodeId(2), Message::Request(request))));
+        assert_eq!(passed_on.is_empty(), migratory, "{passed_on:?}");
+        if migratory {
+            let grant = Grant {
+                page,
+                to: NodeId(1),
+                access: Access::Write,
+                owner: true,
+                from: NodeId(0),
+                version: 5,
+                payload: Payload::Page,
+                migratory: 2,
+            };
+            let answers = sent(&step(receive(NodeId(0), Message::Grant(grant))));
+            let answered = |(to, message): &(NodeId, Message)| {
+                *to == NodeId(2)
+                    && matches!(message, Message::Grant(grant) if grant.owner && grant.to == NodeId(2))
+            };
+            assert!(answers.iter().any(answered), "{answers:?}");
+        }
+    }
 }
 
 #[test]

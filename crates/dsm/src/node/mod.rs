@@ -140,6 +140,20 @@ impl Node {
         !self.held_back.is_empty()
     }
 
+    /// The pages that this node owns and that were ever written, with their contents' versions, for a cut. None of them can be
+    /// written without a new version from then on: pages that can are write-protected first.
+    pub fn owned_for_cut(&mut self, out: &mut Vec<Command>) -> Vec<(PageId, Version)> {
+        let mut owned = Vec::new();
+        for (page, entry) in self.table.iter_mut().filter(|(_, entry)| entry.owner && entry.version > 1) {
+            if entry.access == Access::Write {
+                entry.access = Access::Read;
+                out.push(Command::SetAccess { page, access: Access::Read, twin: false });
+            }
+            owned.push((page, entry.version));
+        }
+        owned
+    }
+
     fn on_frame(&mut self, now: u64, from: NodeId, frame: Frame, out: &mut Vec<Command>) {
         if !self.configured.contains(from) || from == self.own {
             return protest(from, Protest::NoMember, out);

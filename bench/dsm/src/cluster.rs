@@ -1,0 +1,217 @@
+//! Three nodes of the protocol: node 0 in this process, the others in processes of their own, as on other hosts. In one process
+//! they would share what they do not share elsewhere: a page that one takes from its threads is flushed from all CPUs on which
+//! threads of the others run.
+
+use crate::{
+    peer::{Kind, patient},
+    place,
+    protocol::{self, PAGES, word},
+};
+use anyhow::{Context, Result, anyhow, ensure};
+use clap::Args;
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::{BufRead, BufReader, Write, stdin},
+    net::{Ipv4Addr, SocketAddr, TcpListener},
+    path::{Path, PathBuf},
+    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    sync::{Arc, atomic::Ordering::SeqCst},
+};
+use vnuma_dsm::{Managers, NodeId, Options};
+use vnuma_dsm_node::{Config, Node};
+use vnuma_dsm_pager::{Options as Memory, PAGE_SIZE, Region};
+use vnuma_dsm_transport::{Identity, Listener, Place, mesh, node_name};
+
+const NODES: u8 = 3;
+/// Shards of a node.
+const SHARDS: usize = 2;
+
+/// What a process is told that is one of the other nodes.
+#[derive(Args, Clone, Debug)]
+pub struct Seat {
+    /// This process is a node
+    #[arg(long = "node", hide = true)]
+    node: Option<u8>,
+    #[arg(long, hide = true, default_value = "")]
+    kind: String,
+    #[arg(long, hide = true, default_value = "")]
+    protocol: String,
+    /// Where sockets and keys are
+    #[arg(long, hide = true, default_value = ".")]
+    directory: PathBuf,
+    #[arg(long, hide = true, value_delimiter = ',')]
+    addresses: Vec<SocketAddr>,
+}
+
+/// Another node.
+struct Other {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Node 0, and the others.
+pub struct Cluster {
+    own: Node,
+    others: Vec<Other>,
+}
+
+impl Cluster {
+    /// With one of the protocols of [`protocol::modes`].
+    pub fn new(kind: Kind, mode: &str) -> Result<Self> {
+        let directory = tempfile::tempdir()?;
+        keys(directory.path())?;
+        let sockets: Vec<_> =
+            (0..NODES).map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0))).collect::<Result<_, _>>()?;
+        let addresses: Vec<_> = sockets.iter().map(TcpListener::local_addr).collect::<Result<_, _>>()?;
+        drop(sockets);
+        let seat = |node| Seat {
+            node: Some(node),
+            kind: kind.name().to_owned(),
+            protocol: mode.to_owned(),
+            directory: directory.path().to_owned(),
+            addresses: addresses.clone(),
+        };
+        let others = (1..NODES).map(|node| Other::start(&seat(node))).collect::<Result<_>>()?;
+        Ok(Self { own: seat(0).join()?, others })
+    }
+
+    /// The node whose threads are measured.
+    pub fn own(&self) -> &Node {
+        &self.own
+    }
+
+    /// Node 1 or 2 writes these pages, one after the other.
+    pub fn write(&mut self, node: usize, pages: impl Iterator<Item = usize>) -> Result<()> {
+        let pages: Vec<_> = pages.map(|page| page.to_string()).collect();
+        let answer = self.others[node - 1].ask(&format!("write {}", pages.join(" ")))?;
+        ensure!(answer == "done", "node {node} answers {answer:?}");
+        Ok(())
+    }
+
+    /// Messages and bytes that all nodes have sent.
+    pub fn sent(&mut self) -> Result<[u64; 2]> {
+        let mut sum = self.own.sent();
+        for other in &mut self.others {
+            let answer = other.ask("sent")?;
+            let (messages, bytes) = answer.split_once(' ').context("two numbers")?;
+            sum = [sum[0] + messages.parse::<u64>()?, sum[1] + bytes.parse::<u64>()?];
+        }
+        Ok(sum)
+    }
+}
+
+impl Other {
+    fn start(seat: &Seat) -> Result<Self> {
+        let addresses: Vec<_> = seat.addresses.iter().map(ToString::to_string).collect();
+        let mut child = Command::new(std::env::current_exe()?);
+        child
+            .args(["--node", &seat.node.unwrap_or(0).to_string(), "--kind", &seat.kind])
+            .args(["--protocol", &seat.protocol, "--addresses", &addresses.join(","), "--directory"])
+            .arg(&seat.directory)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        // A process inherits the CPUs of the thread that starts it.
+        place::elsewhere()?;
+        let child = child.spawn();
+        place::measured()?;
+        let mut child = child.context("a node's process")?;
+        let (input, output) = (child.stdin.take(), child.stdout.take());
+        let output = BufReader::new(output.context("standard output")?);
+        Ok(Self { child, input: input.context("standard input")?, output })
+    }
+
+    fn ask(&mut self, line: &str) -> Result<String> {
+        writeln!(self.input, "{line}").context("a node's process")?;
+        let mut answer = String::new();
+        ensure!(self.output.read_line(&mut answer)? > 0, "a node's process has ended");
+        Ok(answer.trim().to_owned())
+    }
+}
+
+impl Seat {
+    /// Is this process one of the other nodes? Then it serves until its input ends.
+    pub fn serve(&self) -> Result<bool> {
+        if self.node.is_none() {
+            return Ok(false);
+        }
+        let node = self.join()?;
+        for line in stdin().lock().lines() {
+            let line = line?;
+            if let Some(pages) = line.strip_prefix("write") {
+                for page in pages.split_whitespace() {
+                    word(&node, page.parse()?).fetch_add(1, SeqCst);
+                }
+                println!("done");
+            } else {
+                let [messages, bytes] = node.sent();
+                println!("{messages} {bytes}");
+            }
+        }
+        Ok(true)
+    }
+
+    fn join(&self) -> Result<Node> {
+        let number = self.node.context("--node")?;
+        let kind = Kind::named(&self.kind)?;
+        let identity = read_keys(&self.directory, number)?;
+        let place = |node: u8| -> Result<Place> {
+            let address = self.addresses.get(usize::from(node)).copied().context("--addresses: too few");
+            Ok(match kind {
+                Kind::Tcp => Place::Tcp(address?),
+                Kind::Tls => Place::Tls(address?, identity.clone()),
+                Kind::Shm => Place::Shm(self.directory.join(node.to_string())),
+            })
+        };
+        let others = (0..NODES).filter(|node| *node != number);
+        let others = others.map(|node| Ok((node, place(node)?))).collect::<Result<BTreeMap<_, _>>>()?;
+        let memory = Memory { shards: SHARDS, ..Memory::default() };
+        let region = Arc::new(Region::create(PAGES * PAGE_SIZE, memory)?);
+        let mut config = Config::new(number, NODES, PAGES as u64);
+        config.options = options(&self.protocol)?;
+        config.managers = Managers::new(&[(PAGES as u64, NodeId(1))])?;
+        let listener = Listener::bind(&place(number)?)?;
+        let complain = |error| eprintln!("{error}");
+        let lanes = mesh(&listener, &others, &config.hello(&region), patient(), complain)?;
+        Ok(Node::start(&config, region, lanes, |_| {})?)
+    }
+}
+
+fn options(mode: &str) -> Result<Options> {
+    let found = protocol::modes().into_iter().find(|(name, _)| *name == mode);
+    Ok(found.with_context(|| format!("--protocol {mode:?}"))?.1)
+}
+
+/// Writes keys of nodes that believe each other.
+fn keys(directory: &Path) -> Result<()> {
+    let mut params = CertificateParams::new(Vec::new())?;
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate()?)?;
+    fs::write(directory.join("authority"), issuer.der())?;
+    for node in 0..NODES {
+        let key = KeyPair::generate()?;
+        let certificate = CertificateParams::new(vec![node_name(node)])?.signed_by(&key, &issuer)?;
+        fs::write(directory.join(format!("certificate-{node}")), certificate.der())?;
+        fs::write(directory.join(format!("key-{node}")), key.serialize_der())?;
+    }
+    Ok(())
+}
+
+fn read_keys(directory: &Path, node: u8) -> Result<Identity> {
+    let read = |name: String| fs::read(directory.join(&name)).context(name);
+    let authority = CertificateDer::from(read("authority".to_owned())?);
+    let certificate = CertificateDer::from(read(format!("certificate-{node}"))?);
+    let key = PrivatePkcs8KeyDer::from(read(format!("key-{node}"))?).into();
+    Identity::new(&[authority], vec![certificate], key)
+        .map_err(|error| anyhow!("keys of node {node}: {error}"))
+}

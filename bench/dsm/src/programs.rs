@@ -1,0 +1,205 @@
+//! Time, messages and bytes of programs: dsm-run beside MPI.
+
+use crate::report::Program;
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use std::{
+    path::Path,
+    process::{Command, Output, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// Nodes, and processes of MPI.
+pub const NODES: u8 = 4;
+/// Nothing here takes longer unless it hangs.
+const HANG: Duration = Duration::from_secs(120);
+
+/// Name, further arguments, size, and whether it is written for MPI too.
+const PROGRAMS: [(&str, &[&str], u32, bool); 13] = [
+    ("lock-counter", &[], 300, true),
+    ("producer-consumer", &[], 1000, true),
+    ("matrix", &[], 160, true),
+    ("pagerank", &[], 20_000, true),
+    ("word-count", &[], 4000, true),
+    ("pi", &[], 5_000_000, true),
+    ("false-sharing", &[], 5000, true),
+    ("metadata", &[], 200, false),
+    ("memory", &["--block", "4KiB", "--scope", "local", "--access", "write"], 2000, false),
+    ("memory", &["--block", "4KiB", "--scope", "global", "--access", "read"], 2000, false),
+    ("memory", &["--block", "4KiB", "--scope", "global", "--access", "write"], 200, false),
+    ("memory", &["--block", "4MiB", "--scope", "global", "--access", "read"], 2, false),
+    ("memory", &["--block", "4MiB", "--scope", "global", "--access", "write"], 1, false),
+];
+
+/// The words that tell a run from others.
+fn name(program: &str, arguments: &[&str]) -> String {
+    let values: Vec<_> = arguments.iter().copied().filter(|word| !word.starts_with("--")).collect();
+    [&[program][..], &values[..]].concat().join(" ")
+}
+
+/// All programs on all transports by both protocols, `repeats` times; the median by time counts.
+pub fn dsm(dsm_run: &Path, repeats: usize, failures: &mut Vec<String>) -> Vec<Program> {
+    let mut programs = Vec::new();
+    for (program, arguments, size, _) in PROGRAMS {
+        for transport in ["tcp", "tcp-tls", "shm"] {
+            for mode in ["ivy", "default"] {
+                let run = || -> Result<Program> {
+                    let nodes = NODES.to_string();
+                    let mut command = Command::new(dsm_run);
+                    command.args(["--json", "--nodes", &nodes, "--transport", transport, "--mode", mode]);
+                    command.args(arguments).args(["--size", &size.to_string(), program]);
+                    let output = limited(&mut command)?;
+                    let value = serde_json::from_slice(&output.stdout).context("the report of dsm-run")?;
+                    read(&name(program, arguments), transport, mode, &value)
+                };
+                programs.extend(repeated(repeats, run, failures));
+            }
+        }
+    }
+    programs
+}
+
+/// The median of some runs, of which none may fail.
+fn repeated(
+    repeats: usize,
+    run: impl Fn() -> Result<Program>,
+    failures: &mut Vec<String>,
+) -> Option<Program> {
+    match (0..repeats).map(|_| run()).collect::<Result<Vec<_>>>() {
+        Ok(runs) => Some(median(runs)),
+        Err(error) => {
+            failures.push(format!("{error:#}"));
+            None
+        }
+    }
+}
+
+fn median(mut runs: Vec<Program>) -> Program {
+    runs.sort_by(|one, other| one.seconds.total_cmp(&other.seconds));
+    runs.swap_remove((runs.len() - 1) / 2)
+}
+
+fn read(name: &str, transport: &str, mode: &str, value: &Value) -> Result<Program> {
+    let number = |path: &str| {
+        let found = value.pointer(path).and_then(Value::as_f64);
+        found.with_context(|| format!("{path}: no number in the report of dsm-run"))
+    };
+    let stats = |field: &str| number(&format!("/stats/{field}"));
+    Ok(Program {
+        program: name.to_owned(),
+        transport: transport.to_owned(),
+        mode: mode.to_owned(),
+        nodes: NODES,
+        seconds: number("/seconds")?,
+        messages: Some(stats("messages")? as u64),
+        bytes: Some(stats("bytes")? as u64),
+        faults: Some((stats("reads/count")? + stats("writes/count")?) as u64),
+        guest_s: Some(number("/time/guest_s")?),
+        dsm_s: Some(number("/time/dsm_s")?),
+        idle_s: Some(number("/time/idle_s")?),
+        owner_writes: Some(stats("found_by_writes/manager")? as u64),
+        hint_writes: Some(stats("found_by_writes/hint")? as u64),
+        elsewhere_writes: Some(stats("found_by_writes/elsewhere")? as u64),
+    })
+}
+
+/// Runs a command in a network of its own. The last line is the number of bytes that its loopback has carried.
+const SCRIPT: &str = r#"ip link set lo up; "$@"; sed -n 's/^ *lo: *\([0-9]*\).*/\1/p' /proc/net/dev"#;
+
+/// The same programs, written for MPI. Open MPI over TCP of a network namespace, whose loopback counts the bytes, and over
+/// shared memory.
+pub fn mpi(program: &Path, repeats: usize, failures: &mut Vec<String>) -> Vec<Program> {
+    let mut programs = Vec::new();
+    for (name, _, size, _) in PROGRAMS.into_iter().filter(|(.., in_mpi)| *in_mpi) {
+        for (transport, layers) in [("tcp", "tcp,self"), ("shm", "vader,self")] {
+            let run = || -> Result<Program> {
+                let mut command = Command::new("unshare");
+                command.args(["--net", "sh", "-e", "-c", SCRIPT, "sh", "mpirun", "--oversubscribe"]);
+                command.args(["--bind-to", "none", "-n", &NODES.to_string()]);
+                let settings = [
+                    ("btl", layers),
+                    ("pml", "ob1"),
+                    ("btl_tcp_if_include", "lo"),
+                    ("oob_tcp_if_include", "lo"),
+                    ("mpi_yield_when_idle", "1"),
+                ];
+                for (parameter, value) in settings {
+                    command.args(["--mca", parameter, value]);
+                }
+                command.arg(program).args([name, &size.to_string()]);
+                command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+                let output = limited(&mut command)?;
+                let text = String::from_utf8_lossy(&output.stdout);
+                let seconds = text.lines().find_map(|line| line.strip_prefix("right, "));
+                let seconds = seconds.and_then(|rest| rest.strip_suffix(" s")?.parse().ok());
+                let carried = text.lines().last().and_then(|line| line.trim().parse().ok());
+                Ok(Program {
+                    seconds: seconds.with_context(|| format!("no time in {text:?}"))?,
+                    bytes: carried.filter(|_| transport == "tcp"),
+                    ..Program::new(name, transport, "mpi", NODES)
+                })
+            };
+            programs.extend(repeated(repeats, run, failures));
+        }
+    }
+    programs
+}
+
+/// The output of a command that must succeed, and end.
+fn limited(command: &mut Command) -> Result<Output> {
+    let shown = format!("{command:?}");
+    let child =
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().with_context(|| shown.clone())?;
+    let id = i32::try_from(child.id())?;
+    let waits = thread::spawn(move || child.wait_with_output());
+    let begin = Instant::now();
+    while !waits.is_finished() {
+        if begin.elapsed() > HANG {
+            let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(id), nix::sys::signal::Signal::SIGKILL);
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+    let output = waits.join().map_err(|_| anyhow::anyhow!("a thread panicked"))??;
+    let errors = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{shown}: {}: {}", output.status, errors.trim());
+    Ok(output)
+}
+
+/// How often a write of a page whose manager does not own it went straight to the owner, over the programs that were run by the
+/// default protocol on `transport`; none if there was no such write. The memory test is no program that anybody would run for its
+/// result: all its nodes write all its pages as fast as they can.
+pub fn hint_rate(programs: &[Program], transport: &str) -> Option<f64> {
+    let realistic = |one: &&Program| !one.program.starts_with("memory");
+    let of =
+        programs.iter().filter(|one| one.transport == transport && one.mode == "default").filter(realistic);
+    let (hints, all) = of.fold((0, 0), |(hints, all), one| {
+        let (hint, elsewhere) = (one.hint_writes.unwrap_or(0), one.elsewhere_writes.unwrap_or(0));
+        (hints + hint, all + hint + elsewhere)
+    });
+    (all > 0).then(|| hints as f64 / all as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hit_rate_is_that_of_the_default_protocol_on_one_transport() {
+        let run = |transport, mode, hint, elsewhere| Program {
+            hint_writes: Some(hint),
+            elsewhere_writes: Some(elsewhere),
+            ..Program::new("pi", transport, mode, 4)
+        };
+        let runs = [
+            run("tcp", "default", 30, 10),
+            run("tcp", "default", 60, 0),
+            run("tcp", "ivy", 0, 99),
+            run("shm", "default", 0, 99),
+            Program { program: "memory 4KiB".to_owned(), ..run("tcp", "default", 0, 99) },
+        ];
+        assert_eq!(hint_rate(&runs, "tcp"), Some(0.9));
+        assert_eq!(hint_rate(&runs[..2], "shm"), None);
+        assert_eq!(name("memory", &["--block", "4KiB", "--access", "read"]), "memory 4KiB read");
+    }
+}

@@ -1,0 +1,115 @@
+//! Second copies of pages, and the cut that is under way on this node.
+
+use crate::NodeError;
+use std::{
+    fmt,
+    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+use vnuma_dsm::{Kept, Managers, NodeId, NodeSet, PageId, restorer};
+use vnuma_dsm_pager::Page;
+
+/// The second copies that a node keeps. They outlive the node, so that survivors can start anew with them.
+pub struct Copies {
+    own: NodeId,
+    members: NodeSet,
+    managers: Managers,
+    inside: Mutex<Inside>,
+    changed: Condvar,
+}
+
+struct Inside {
+    kept: Kept<Box<Page>>,
+    /// The cut that threads of the program wait for.
+    wanted: u64,
+    /// Shards for which it is not complete.
+    missing: usize,
+    /// Why no cut can be complete any more.
+    over: Option<&'static str>,
+}
+
+impl fmt::Debug for Copies {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Copies").field("own", &self.own).field("newest", &self.newest()).finish()
+    }
+}
+
+impl Copies {
+    pub(crate) fn new(own: NodeId, members: NodeSet, managers: Managers) -> Self {
+        let inside = Inside { kept: Kept::default(), wanted: 0, missing: 0, over: None };
+        Self { own, members, managers, inside: Mutex::new(inside), changed: Condvar::new() }
+    }
+
+    fn inside(&self) -> MutexGuard<'_, Inside> {
+        self.inside.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The newest cut that is complete on this node; 0 if there is none. The newest of all survivors is the one to go back to.
+    pub fn newest(&self) -> u64 {
+        self.inside().kept.newest()
+    }
+
+    /// Gives each page that this node is to put back, of a cut that is complete on one of the survivors, to `put`. All other
+    /// pages are put back by other survivors, or were never written. The nodes keep the numbers that they had.
+    pub fn restore(&self, number: u64, survivors: &[u8], mut put: impl FnMut(u64, &Page)) {
+        let survivors: NodeSet = survivors.iter().map(|node| NodeId(*node)).collect();
+        let mine = |page| restorer(&self.managers, self.members, survivors, page) == Some(self.own);
+        for (page, content) in self.inside().kept.of(number).filter(|(page, _)| mine(*page)) {
+            put(page.0, content);
+        }
+    }
+
+    pub(crate) fn keep(&self, number: u64, page: PageId, version: u64, content: Box<Page>) {
+        self.inside().kept.keep(number, page, version, content);
+    }
+
+    /// The cut that shards should begin, if they have not.
+    pub(crate) fn wanted(&self) -> u64 {
+        self.inside().wanted
+    }
+
+    /// The next cut, which all shards are to begin.
+    pub(crate) fn want(&self, shards: usize) -> u64 {
+        let mut inside = self.inside();
+        inside.wanted += 1;
+        inside.missing = shards;
+        inside.wanted
+    }
+
+    /// It is complete for one more shard.
+    pub(crate) fn complete(&self, number: u64) {
+        let mut inside = self.inside();
+        if inside.wanted == number {
+            inside.missing = inside.missing.saturating_sub(1);
+            if inside.missing == 0 {
+                inside.kept.complete(number);
+            }
+            self.changed.notify_all();
+        }
+    }
+
+    /// A member was lost, or this node has stopped: no cut can be complete any more.
+    pub(crate) fn over(&self, reason: &'static str) {
+        self.inside().over.get_or_insert(reason);
+        self.changed.notify_all();
+    }
+
+    /// Waits until a cut is complete for all shards.
+    pub(crate) fn wait(&self, number: u64, limit: Duration) -> Result<(), NodeError> {
+        let begin = Instant::now();
+        let mut inside = self.inside();
+        loop {
+            if inside.kept.newest() >= number {
+                return Ok(());
+            }
+            if let Some(reason) = inside.over {
+                return Err(NodeError::Cut { number, reason });
+            }
+            let left = limit.saturating_sub(begin.elapsed());
+            if left.is_zero() {
+                return Err(NodeError::Cut { number, reason: "not all nodes have begun it in time" });
+            }
+            inside = self.changed.wait_timeout(inside, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
