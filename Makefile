@@ -1,4 +1,8 @@
 # Everything goes through xtask (see xtask/src); `cargo xtask help` lists it all.
+# Selected like all programs that xtask builds, so that what they share is built once; `cargo run` cannot do that.
+BUILD_XTASK = cargo build --workspace --bin xtask
+XTASK = $(or $(CARGO_TARGET_DIR),target)/debug/xtask
+
 .PHONY: help demo test bench soak lab-shell
 
 help:
@@ -10,15 +14,15 @@ help:
 
 demo test soak:
 	@scripts/bootstrap.sh
-	@cargo build --package xtask
-	@cargo xtask $@
+	@$(BUILD_XTASK)
+	@$(XTASK) $@
 
 bench:
 	@scripts/bootstrap.sh
-	@cargo build --package xtask
-	@cargo xtask bench $(NAME) $(if $(FULL),--full)
+	@$(BUILD_XTASK)
+	@$(XTASK) bench $(NAME) $(if $(FULL),--full)
 
 lab-shell:
 	@scripts/bootstrap.sh
-	@cargo build --package xtask
-	@cargo xtask lab shell
+	@$(BUILD_XTASK)
+	@$(XTASK) lab shell

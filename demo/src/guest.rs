@@ -1,5 +1,5 @@
-//! The program in the guest. One process per CPU, bound to it, allocates without
-//! pause: it gives a batch of pages back to the kernel, touches them again, so that the kernel
+//! The program in the guest. One process per CPU, bound to it, allocates evenly over
+//! time: it gives a batch of pages back to the kernel, touches them again, so that the kernel
 //! allocates each on the node that it calls local, and reports where they came to
 //! lie in guest physical memory. A batch is kept until the host has looked it up.
 //!
@@ -24,7 +24,10 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
 const PAGE_SIZE: usize = 4096;
-const BATCH_PAGES: usize = 64;
+const BATCH_PAGES: usize = 32;
+/// Time between two batches. Without a pause an emulated server would be short of CPUs, and a guest that has to wait for
+/// one learns late where it runs: what is to be shown would be the emulation.
+const BATCH_PERIOD: Duration = Duration::from_millis(40);
 /// Batches that a process may have waiting for the host's answer.
 const BATCHES: usize = 16;
 const RESIDENT_PAGES: usize = 256;
@@ -37,7 +40,7 @@ const PAGEMAP_FRAME: u64 = (1 << 55) - 1;
 #[derive(clap::Args)]
 pub struct Arguments {
     /// Stop after this many seconds
-    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=3600))]
     seconds: u64,
     /// Be the process of this CPU; without it: start one for every online CPU
     #[arg(long)]
@@ -115,9 +118,12 @@ fn allocate(cpu: usize, deadline: Instant) -> Result<()> {
     let mut resident = Arena::new(RESIDENT_PAGES)?;
     let mut fresh = Arena::new(BATCHES * BATCH_PAGES)?;
     resident.touch(0, RESIDENT_PAGES);
-    let mut next_resident = Instant::now();
+    let (mut next_resident, mut next) = (Instant::now(), Instant::now());
     let mut waiting = 0;
     for batch in (0..BATCHES).cycle() {
+        // One that is late does not catch up: pages are samples, evenly over time.
+        next = (next + BATCH_PERIOD).max(Instant::now());
+        std::thread::sleep(next.saturating_duration_since(Instant::now()));
         if Instant::now() >= deadline {
             return Ok(());
         }

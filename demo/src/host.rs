@@ -1,33 +1,36 @@
 //! The demonstration from start to end, on the lab server.
 
-use crate::locations::{Locations, Trace};
-use crate::pages::Pages;
-use crate::record::{Kind, Record};
+use crate::checker::{Checker, GUEST_PROGRAM, Sample};
+use crate::judge::{is_local, judge, moves, touches};
+use crate::locations::{Clock, Locations, Trace, tsc};
+use crate::picture;
+use crate::record::Kind;
 use crate::report::{Configuration, Percentiles, Report, VmReport};
-use anyhow::{Context, Result, anyhow, bail, ensure};
-use serde_json::Value;
+use crate::series::{Move, Series, Touch};
+use crate::svg::svg;
+use crate::updates::{Update, Updates};
+use anyhow::{Context, Result, anyhow, ensure};
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Write};
-use std::path::PathBuf;
-use std::process::{ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use vnuma_scenario::{
-    HANG_LIMIT, Monitor, Nodes, Process, Vm, output, tsc_offset, vnumactl, vnumad_logging_to, wait_for,
+    HANG_LIMIT, Nodes, Process, Vm, home_nodes, output, vnumactl, vnumad_logging_to, wait_for,
 };
 
-const PROGRESS_PERIOD: Duration = Duration::from_secs(10);
-const GUEST_PROGRAM: &str = "/root/vnuma-demo";
+/// A line of progress at least so often, and about so many lines.
+const PROGRESS_PERIOD_S: u64 = 2;
+const PROGRESS_LINES: u64 = 30;
+/// Lines of progress judge one page in so many: the CPUs that they take are those of the VMs.
+const PROGRESS_STEP: usize = 16;
 
 #[derive(clap::Args)]
 pub struct Arguments {
     /// Seconds of moves and allocation
-    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(5..=3600))]
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(5..=3600))]
     seconds: u64,
     /// Milliseconds between two moves
-    #[arg(long, default_value_t = 6000, value_parser = clap::value_parser!(u64).range(10..=60_000))]
+    #[arg(long, default_value_t = 3000, value_parser = clap::value_parser!(u64).range(10..=60_000))]
     period_ms: u64,
     /// Seed of the sequence of moves
     #[arg(long, default_value_t = 1)]
@@ -35,12 +38,12 @@ pub struct Arguments {
     /// Guest nodes of each VM; as many as the host has if it is not said
     #[arg(long)]
     nodes: Option<usize>,
-    /// vCPUs of each VM
-    #[arg(long, default_value_t = 4)]
-    vcpus: u32,
-    /// Memory of each VM, as lab-vm takes it
-    #[arg(long, default_value = "768M")]
-    memory: String,
+    /// vCPUs of each VM; one for each guest node, and at least 4, if it is not said
+    #[arg(long)]
+    vcpus: Option<usize>,
+    /// Memory of each VM, as lab-vm takes it; 192M for each guest node, and at least 768M, if it is not said
+    #[arg(long)]
+    memory: Option<String>,
     /// Kernel of the guests, as lab-vm takes it
     #[arg(long)]
     kernel: Option<String>,
@@ -49,90 +52,187 @@ pub struct Arguments {
     driver: String,
     /// Where to write the report
     #[arg(long, default_value = "/root/report.json")]
-    report: String,
+    report: PathBuf,
+    /// Where to draw the shares over time, as SVG
+    #[arg(long, default_value = "/root/shares.svg")]
+    picture: PathBuf,
     /// Where vnumad's log goes
     #[arg(long, default_value = "/root/vnumad.log")]
     log: PathBuf,
+    /// Fail unless the run shows what the demonstration claims
+    #[arg(long)]
+    claim: bool,
+    /// Not on the lab server: make no load for the balancer to move vCPUs away from
+    #[arg(long)]
+    on_this_machine: bool,
 }
 
-/// Pages at the end of a stay that say whether the guest has followed.
-const LAST_PAGES: usize = 64;
-/// How many of them must be local. Not all: AutoNUMA may be migrating one.
-const LAST_LOCAL_PAGES: usize = 60;
+const ATTACH_ATTEMPTS: u32 = 5;
+const ATTACH_PAUSE: Duration = Duration::from_secs(3);
 
-/// What the checker knows of one page.
-struct Sample {
-    kind: Kind,
-    tid: i32,
-    before_tsc: u64,
-    after_tsc: u64,
-    node: Option<u32>,
+/// Names of the VMs: the one that vnumad publishes its topology to, and the equal one.
+pub const VMS: [&str; 2] = ["vnuma-demo-dynamic", "vnuma-demo-static"];
+/// Guest nodes, as many as lab-vm can make.
+const MOST_NODES: usize = 16;
+const LEAST_VCPUS: usize = 4;
+const NODE_MIB: usize = 192;
+const LEAST_MIB: usize = 768;
+/// Where the figures come from.
+const LAB: &str = "measured in the lab";
+const HERE: &str = "measured on this machine";
+
+/// Memory of each VM in MiB, if it is not said.
+pub fn memory_mib(nodes: usize) -> usize {
+    (nodes * NODE_MIB).max(LEAST_MIB)
+}
+
+/// What both VMs are.
+struct Shape {
+    vcpus: usize,
+    /// Arguments of `lab-vm start`.
+    arguments: Vec<String>,
+}
+
+impl Shape {
+    fn new(arguments: &Arguments, homes: usize) -> Self {
+        let nodes = arguments.nodes.unwrap_or(homes.min(MOST_NODES));
+        let vcpus = arguments.vcpus.unwrap_or(nodes.max(LEAST_VCPUS));
+        let memory = format!("{}M", memory_mib(nodes));
+        let memory = arguments.memory.as_ref().unwrap_or(&memory);
+        let mut words =
+            vec![format!("--nodes={nodes}"), format!("--vcpus={vcpus}"), format!("--memory={memory}")];
+        words.extend(arguments.kernel.iter().map(|kernel| format!("--kernel={kernel}")));
+        Self { vcpus, arguments: words }
+    }
 }
 
 pub fn run(arguments: &Arguments) -> Result<()> {
-    let nodes = Nodes::read()?;
-    let guest_nodes = arguments.nodes.unwrap_or_else(|| nodes.with_cpus().count());
-    let shape = ["--nodes", &guest_nodes.to_string(), "--vcpus", &arguments.vcpus.to_string()]
-        .into_iter()
-        .chain(["--memory", &arguments.memory])
-        .chain(arguments.kernel.iter().flat_map(|kernel| ["--kernel", kernel]))
-        .map(str::to_owned)
-        .collect::<Vec<_>>();
-    say("starting vnumad and two equal VMs");
-    let _daemon = vnumad_logging_to(&arguments.log, &[])?;
-    let vms = Vm::start_all(&[("dynamic", &shape), ("static", &shape)])?;
-    let [dynamic, static_]: [Vm; 2] = vms.try_into().map_err(|_| anyhow!("not two VMs"))?;
-    for vm in [&dynamic, &static_] {
-        vm.put(&std::env::current_exe()?.to_string_lossy(), GUEST_PROGRAM)?;
+    let played = play(arguments);
+    if arguments.on_this_machine {
+        return played.with_context(|| format!("vnumad's log is {}", arguments.log.display()));
     }
-    attach(&dynamic, &arguments.driver)?;
-    let guest_kernel = dynamic.exec(&["uname", "-r"])?.trim().to_owned();
+    played
+}
 
-    let updates = Updates::watch()?;
-    let trace = Trace::start(&[dynamic.threads.clone(), static_.threads.clone()].concat())?;
-    let before = [autonuma(&dynamic)?, autonuma(&static_)?];
-    say(&format!("moving vCPUs for {} s while both guests allocate", arguments.seconds));
-    let checkers = [Checker::start(&dynamic, arguments)?, Checker::start(&static_, arguments)?];
-    let mut mover = start_mover(arguments, &[dynamic.pid, static_.pid])?;
-    let samples = follow(checkers, &updates)?;
-    let status = mover.0.wait()?;
-    ensure!(status.success(), "the mover failed: {status}");
-    let locations = trace.stop()?;
-    let after = [autonuma(&dynamic)?, autonuma(&static_)?];
+fn play(arguments: &Arguments) -> Result<()> {
+    let nodes = Nodes::read()?;
+    let shape = Shape::new(arguments, home_nodes(Path::new("/"))?.len());
+    say("starting vnumad and two equal VMs");
+    let (daemon, vms) = std::thread::scope(|scope| {
+        let daemon = scope.spawn(|| vnumad_logging_to(&arguments.log, &[]));
+        let vms = Vm::start_all(&VMS.map(|name| (name, shape.arguments.as_slice())));
+        (daemon.join().expect("the thread does not panic"), vms)
+    });
+    let _daemon = daemon?;
+    let vms: [Vm; 2] = vms?.try_into().map_err(|_| anyhow!("not two VMs"))?;
+    let program = std::env::current_exe()?;
+    let program = program.to_str().context("the path of this program is not UTF-8")?;
+    std::thread::scope(|scope| {
+        let puts = vms.each_ref().map(|vm| scope.spawn(move || vm.put(program, GUEST_PROGRAM)));
+        puts.into_iter().try_for_each(|put| put.join().expect("the thread does not panic"))
+    })?;
+    attach(&vms[0], &arguments.driver)?;
+    let guest_kernel = vms[0].exec(&["uname", "-r"])?.trim().to_owned();
 
-    let [dynamic_samples, static_samples] = samples;
-    let mut dynamic_report = judge(&dynamic, &dynamic_samples, &locations, &nodes)?;
-    dynamic_report.autonuma = rise(&before[0], &after[0]);
-    let mut static_report = judge(&static_, &static_samples, &locations, &nodes)?;
-    static_report.autonuma = rise(&before[1], &after[1]);
-    let events = updates.finish(&dynamic.name)?;
-    let report = Report {
-        source: "measured in the lab",
-        configuration: configuration(arguments, &nodes, guest_kernel)?,
-        changes: dynamic_report.vcpu_node_changes,
-        updates: events.len(),
-        update_latency_ms: Percentiles::of(events.iter().map(|event| event.since_change_ms).collect()),
-        published_to_acknowledged_ms: Percentiles::of(
-            events.iter().map(|event| event.since_publication_ms).collect(),
-        ),
-        dynamic: dynamic_report,
-        static_: static_report,
-    };
-    std::fs::write(&arguments.report, serde_json::to_string_pretty(&report)? + "\n")
-        .with_context(|| arguments.report.clone())?;
-    println!("\n{report}");
-    Ok(())
+    let observed = Observed::new(arguments, &vms, &nodes)?;
+    let report = observed.report(configuration(arguments, &nodes, shape.vcpus, guest_kernel)?, &vms)?;
+    write(&arguments.report, &(serde_json::to_string_pretty(&report)? + "\n"))?;
+    write(&arguments.picture, &svg(&report)?)?;
+    println!("\n{}\n\n{report}", picture::text(&report.series));
+    if arguments.on_this_machine {
+        println!("\nreport:       {}", arguments.report.display());
+        println!("picture:      {}", arguments.picture.display());
+        println!("vnumad's log: {}", arguments.log.display());
+    }
+    if arguments.claim { report.check_claim() } else { Ok(()) }
+}
+
+/// What was seen of both VMs while their vCPUs were moved.
+struct Observed {
+    source: &'static str,
+    samples: [Vec<Sample>; 2],
+    /// What the counters of AutoNUMA rose by.
+    autonuma: [BTreeMap<String, u64>; 2],
+    updates: Vec<Update>,
+    locations: Locations,
+    clock: Clock,
+}
+
+impl Observed {
+    fn new(arguments: &Arguments, vms: &[Vm; 2], nodes: &Nodes) -> Result<Self> {
+        let updates = Updates::watch()?;
+        let mut trace = Trace::start(&[vms[0].threads.clone(), vms[1].threads.clone()].concat())?;
+        let before = [autonuma(&vms[0])?, autonuma(&vms[1])?];
+        say(&format!("moving vCPUs for {} s while both guests allocate", arguments.seconds));
+        let start = |vm| Checker::start(vm, arguments.seconds);
+        let checkers = [start(&vms[0])?, start(&vms[1])?];
+        let clock = Clock::start();
+        let mut mover = start_mover(arguments, &[vms[0].pid, vms[1].pid])?;
+        follow(&checkers, &updates, &mut trace, nodes, arguments.seconds)?;
+        let [dynamic, static_] = checkers.map(Checker::finish);
+        let status = mover.0.wait()?;
+        ensure!(status.success(), "the mover failed: {status}");
+        let locations = trace.stop(nodes)?;
+        let after = [autonuma(&vms[0])?, autonuma(&vms[1])?];
+        Ok(Self {
+            source: if arguments.on_this_machine { HERE } else { LAB },
+            samples: [dynamic?, static_?],
+            autonuma: [0, 1].map(|vm: usize| rise(&before[vm], &after[vm])),
+            updates: updates.finish(&vms[0].name)?,
+            locations,
+            clock,
+        })
+    }
+
+    /// One VM: its part of the report, its fresh pages and its moves.
+    fn of_vm(&self, number: usize, vm: &Vm) -> Result<(VmReport, Vec<Touch>, Vec<Move>)> {
+        let (samples, seconds) = (&self.samples[number], self.clock.seconds());
+        let report = judge(vm, samples, &self.locations)?;
+        let report = VmReport { autonuma: self.autonuma[number].clone(), ..report };
+        let touches = touches(samples, &self.locations, &seconds);
+        Ok((report, touches, moves(&vm.threads, &self.locations, &seconds)))
+    }
+
+    fn report(&self, configuration: Configuration, vms: &[Vm; 2]) -> Result<Report> {
+        let (dynamic, dynamic_touches, dynamic_moves) = self.of_vm(0, &vms[0])?;
+        let (static_, static_touches, static_moves) = self.of_vm(1, &vms[1])?;
+        let latency = |of: fn(&Update) -> f64| Percentiles::of(self.updates.iter().map(of).collect());
+        Ok(Report {
+            source: self.source,
+            series: Series::new(
+                configuration.seconds as f64,
+                (&dynamic_touches, dynamic_moves),
+                (&static_touches, static_moves),
+            ),
+            configuration,
+            changes: dynamic.vcpu_node_changes,
+            updates: self.updates.len(),
+            update_latency_ms: latency(|update| update.since_change_ms),
+            published_to_acknowledged_ms: latency(|update| update.since_publication_ms),
+            dynamic,
+            static_,
+        })
+    }
+}
+
+fn write(path: &Path, text: &str) -> Result<()> {
+    std::fs::write(path, text).with_context(|| path.display().to_string())
 }
 
 fn say(what: &str) {
     println!("demo: {what}");
 }
 
-fn configuration(arguments: &Arguments, nodes: &Nodes, guest_kernel: String) -> Result<Configuration> {
+fn configuration(
+    arguments: &Arguments,
+    nodes: &Nodes,
+    vcpus: usize,
+    guest_kernel: String,
+) -> Result<Configuration> {
     Ok(Configuration {
         host_nodes: nodes.with_cpus().count(),
         host_cpus: nodes.with_cpus().map(|(_, cpus)| cpus.len()).sum(),
-        vcpus: arguments.vcpus as usize,
+        vcpus,
         seconds: arguments.seconds,
         period_ms: arguments.period_ms,
         seed: arguments.seed,
@@ -144,7 +244,17 @@ fn configuration(arguments: &Arguments, nodes: &Nodes, guest_kernel: String) -> 
 /// Attaches the VM, loads the driver into its guest and waits until the guest has taken its topology over.
 fn attach(vm: &Vm, driver: &str) -> Result<()> {
     say("attaching one of them and loading vnuma.ko into its guest");
-    vm.attach()?;
+    for attempt in 1.. {
+        match vm.attach() {
+            Ok(()) => break,
+            // A QEMU that gets no CPU for a second: vnumad undoes such an attach, and can do it again.
+            Err(error) if attempt < ATTACH_ATTEMPTS && format!("{error:#}").contains("was not answered") => {
+                eprintln!("demo: {error:#}; trying again");
+                std::thread::sleep(ATTACH_PAUSE);
+            }
+            Err(error) => return Err(error),
+        }
+    }
     vm.put(driver, "/root/vnuma.ko")?;
     vm.exec(&["insmod", "/root/vnuma.ko"])?;
     wait_for("the guest to take the topology over", HANG_LIMIT, || {
@@ -162,155 +272,52 @@ fn start_mover(arguments: &Arguments, pids: &[i32]) -> Result<Process> {
         .args(["--seconds", &arguments.seconds.to_string()])
         .args(["--period-ms", &arguments.period_ms.to_string()])
         .args(["--seed", &arguments.seed.to_string()])
+        .args(arguments.on_this_machine.then_some("--without-load"))
         .stdin(Stdio::null())
         .spawn()
         .context("the mover")?;
     Ok(Process(child))
 }
 
-/// Reads what one guest reports and looks its pages up.
-struct Checker {
-    thread: JoinHandle<Result<Vec<Sample>>>,
-    pages: Arc<AtomicUsize>,
-}
-
-impl Checker {
-    fn start(vm: &Vm, arguments: &Arguments) -> Result<Self> {
-        let offset = tsc_offset(vm)?;
-        let mut lookup = Pages::new(vm.pid, Monitor::connect(&vm.monitor())?);
-        let mut program = vm.spawn(&[GUEST_PROGRAM, "touch", "--seconds", &arguments.seconds.to_string()])?;
-        let answers = program.0.stdin.take().context("no standard input")?;
-        let records = BufReader::new(program.0.stdout.take().context("no standard output")?);
-        let (threads, name) = (vm.threads.clone(), vm.name.clone());
-        let pages = Arc::new(AtomicUsize::new(0));
-        let count = Arc::clone(&pages);
-        let thread = std::thread::spawn(move || {
-            let samples = check_records(records, answers, &threads, offset, &mut lookup, &count)
-                .with_context(|| format!("looking up the pages of {name}"))?;
-            let status = program.0.wait()?;
-            ensure!(status.success(), "the program in {name} failed: {status}");
-            Ok(samples)
-        });
-        Ok(Self { thread, pages })
-    }
-}
-
-fn check_records(
-    mut records: BufReader<ChildStdout>,
-    mut answers: ChildStdin,
-    threads: &[i32],
-    tsc_offset: u64,
-    lookup: &mut Pages,
-    count: &AtomicUsize,
-) -> Result<Vec<Sample>> {
-    let mut samples = Vec::new();
-    let mut due = Vec::new();
-    while let Some(record) = Record::read(&mut records)? {
-        let tid = *threads.get(record.apic_id as usize).with_context(|| {
-            format!("the guest names APIC id {}, the VM has {} vCPUs", record.apic_id, threads.len())
-        })?;
-        let gpas: Vec<u64> = record.pages.iter().map(|page| page.gpa).collect();
-        let nodes = lookup.nodes(&gpas)?;
-        samples.extend(record.pages.iter().zip(nodes).map(|(page, node)| Sample {
-            kind: record.kind,
-            tid,
-            before_tsc: page.before_tsc.wrapping_sub(tsc_offset),
-            after_tsc: page.after_tsc.wrapping_sub(tsc_offset),
-            node,
-        }));
-        if record.kind == Kind::Fresh {
-            count.fetch_add(gpas.len(), Ordering::Relaxed);
-            due.extend(record.apic_id.to_le_bytes());
-        }
-        // Answers go together, as each write to a guest is dear; none waits for a record that is not there yet.
-        if records.buffer().is_empty() {
-            // At its end the guest program no longer reads answers.
-            let _ = answers.write_all(&due);
-            due.clear();
-        }
-    }
-    Ok(samples)
-}
-
-/// Shows progress until both checkers are done.
-fn follow(checkers: [Checker; 2], updates: &Updates) -> Result<[Vec<Sample>; 2]> {
+/// Shows progress until both programs in the guests have ended: how many of the pages since the last line were local.
+fn follow(
+    checkers: &[Checker; 2],
+    updates: &Updates,
+    trace: &mut Trace,
+    nodes: &Nodes,
+    seconds: u64,
+) -> Result<()> {
     let start = Instant::now();
-    let mut next = start + PROGRESS_PERIOD;
-    while !checkers.iter().all(|checker| checker.thread.is_finished()) {
+    let period = Duration::from_secs((seconds / PROGRESS_LINES).max(PROGRESS_PERIOD_S));
+    let (mut next, mut judged) = (start + period, [0; 2]);
+    while !checkers.iter().all(Checker::is_finished) {
         std::thread::sleep(Duration::from_millis(200));
         if Instant::now() >= next {
-            let [dynamic, static_] = [0, 1].map(|vm: usize| checkers[vm].pages.load(Ordering::Relaxed));
-            let updates = updates.count();
-            let seconds = start.elapsed().as_secs();
-            say(&format!("{seconds:3} s: {updates} updates, {dynamic} + {static_} pages looked up"));
-            next += PROGRESS_PERIOD;
+            // What is touched later is left to the next line: the trace may not say yet where its vCPU was.
+            let until = tsc();
+            let locations = trace.so_far(nodes)?;
+            let [dynamic, static_] = [0, 1].map(|vm: usize| {
+                let (samples, count) = checkers[vm].some(judged[vm], PROGRESS_STEP);
+                judged[vm] = count;
+                picture::bar(share(&samples, until, &locations))
+            });
+            let (elapsed, updates) = (start.elapsed().as_secs(), updates.count());
+            say(&format!("{elapsed:3} s: vnuma {dynamic} static {static_} {updates} updates"));
+            next += period;
         }
     }
-    let [dynamic, static_] = checkers.map(|checker| checker.thread.join().expect("a checker panicked"));
-    Ok([dynamic?, static_?])
+    Ok(())
 }
 
-/// Compares each page's node with that of the vCPU that touched it.
-fn judge(vm: &Vm, samples: &[Sample], locations: &Locations, nodes: &Nodes) -> Result<VmReport> {
-    let mut report = VmReport::default();
-    let (mut local, mut resident_local) = (0usize, 0usize);
-    for sample in samples {
-        let node_at = |tsc| locations.cpu(sample.tid, tsc).and_then(|cpu| nodes.of_cpu(cpu));
-        let (before, after) = (node_at(sample.before_tsc), node_at(sample.after_tsc));
-        ensure!(before.is_some() && after.is_some(), "no location of thread {} in the trace", sample.tid);
-        // A page that could not be looked up counts as one that is not local.
-        let is_local = sample.node == before && sample.node == after;
-        report.pages_not_found += usize::from(sample.node.is_none());
-        match sample.kind {
-            Kind::Fresh => {
-                report.pages += 1;
-                report.pages_in_transit += usize::from(before != after);
-                local += usize::from(is_local);
-            }
-            Kind::Resident => {
-                report.resident_pages += 1;
-                resident_local += usize::from(is_local);
-            }
-        }
-    }
-    if report.pages == 0 || report.resident_pages == 0 {
-        bail!("the guest of {} reported no pages", vm.name);
-    }
-    (report.stays, report.stays_followed) = stays(vm, samples, locations, nodes);
-    report.local_share = local as f64 / report.pages as f64;
-    report.resident_local_share = resident_local as f64 / report.resident_pages as f64;
-    report.vcpu_node_changes = vm.threads.iter().map(|&tid| locations.node_changes(tid, nodes)).sum();
-    Ok(report)
-}
-
-/// Stays of vCPUs on a host node, and those at whose end fresh pages were local. Short ones, in which too few pages
-/// were touched, are left out. Time does not count: a guest that has to wait for a CPU follows late, but it follows.
-fn stays(vm: &Vm, samples: &[Sample], locations: &Locations, nodes: &Nodes) -> (usize, usize) {
-    let (mut stays, mut followed) = (0, 0);
-    for &tid in &vm.threads {
-        let mut fresh: Vec<_> =
-            samples.iter().filter(|sample| sample.kind == Kind::Fresh && sample.tid == tid).collect();
-        fresh.sort_unstable_by_key(|sample| sample.before_tsc);
-        let node_at = |tsc| locations.cpu(tid, tsc).and_then(|cpu| nodes.of_cpu(cpu));
-        let placed = fresh.iter().map(|sample| (node_at(sample.before_tsc), sample.node));
-        let (more, of_them) = count_stays(placed);
-        stays += more;
-        followed += of_them;
-    }
-    (stays, followed)
-}
-
-/// The same from (node of the vCPU, node of the page) of one vCPU's pages in the order that they were touched in.
-fn count_stays(pages: impl Iterator<Item = (Option<u32>, Option<u32>)>) -> (usize, usize) {
-    let (mut stays, mut followed) = (0, 0);
-    let pages: Vec<_> = pages.collect();
-    for stay in pages.chunk_by(|one, next| one.0 == next.0).filter(|stay| stay.len() >= LAST_PAGES) {
-        let last = &stay[stay.len() - LAST_PAGES..];
-        stays += 1;
-        let local = last.iter().filter(|(vcpu, page)| vcpu.is_some() && vcpu == page).count();
-        followed += usize::from(local >= LAST_LOCAL_PAGES);
-    }
-    (stays, followed)
+/// Share of local pages among those fresh ones that were touched until a time; none without pages.
+fn share(samples: &[Sample], until_tsc: u64, locations: &Locations) -> Option<f64> {
+    let fresh: Vec<_> = samples
+        .iter()
+        .filter(|sample| sample.kind == Kind::Fresh && sample.after_tsc <= until_tsc)
+        .map(|sample| is_local(sample, locations))
+        .collect();
+    let local = fresh.iter().filter(|local| **local).count();
+    (!fresh.is_empty()).then(|| local as f64 / fresh.len() as f64)
 }
 
 /// Counters of the guest kernel's AutoNUMA: (name, value).
@@ -329,90 +336,4 @@ fn rise(before: &[(String, u64)], after: &[(String, u64)]) -> BTreeMap<String, u
         (name.clone(), value.saturating_sub(before.get(name).copied().unwrap_or_default()))
     };
     after.iter().map(rise).collect()
-}
-
-/// A generation that a guest took over.
-struct Update {
-    vm: String,
-    since_change_ms: f64,
-    since_publication_ms: f64,
-}
-
-/// Collects what `vnumactl watch` prints.
-struct Updates {
-    process: Process,
-    events: Arc<Mutex<Vec<Value>>>,
-    thread: JoinHandle<()>,
-}
-
-impl Updates {
-    fn watch() -> Result<Self> {
-        let child = Command::new("vnumactl")
-            .args(["watch", "--json"])
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()
-            .context("vnumactl watch")?;
-        let mut process = Process(child);
-        let lines = BufReader::new(process.0.stdout.take().context("no standard output")?).lines();
-        let events = Arc::new(Mutex::new(Vec::new()));
-        let seen = Arc::clone(&events);
-        let thread = std::thread::spawn(move || {
-            for line in lines.map_while(Result::ok) {
-                if let Ok(event) = serde_json::from_str::<Value>(&line)
-                    && event["event"] == "acknowledged"
-                {
-                    seen.lock().expect("poisoned").push(event);
-                }
-            }
-        });
-        Ok(Self { process, events, thread })
-    }
-
-    fn count(&self) -> usize {
-        self.events.lock().expect("poisoned").len()
-    }
-
-    fn finish(self, vm: &str) -> Result<Vec<Update>> {
-        drop(self.process);
-        self.thread.join().expect("the reader panicked");
-        let events = self.events.lock().expect("poisoned");
-        let updates = events.iter().map(Update::read).collect::<Result<Vec<_>>>()?;
-        Ok(updates.into_iter().filter(|update| update.vm == vm).collect())
-    }
-}
-
-impl Update {
-    fn read(event: &Value) -> Result<Self> {
-        let field =
-            |name: &str| event[name].as_u64().with_context(|| format!("event without {name}: {event}"));
-        let acknowledged = field("acknowledged_ns")?;
-        let since = |name: &str| -> Result<f64> {
-            let since = acknowledged.checked_sub(field(name)?);
-            Ok(since.with_context(|| format!("acknowledged before {name}: {event}"))? as f64 / 1e6)
-        };
-        Ok(Self {
-            vm: event["vm"].as_str().unwrap_or_default().to_owned(),
-            since_change_ms: since("changed_ns")?,
-            since_publication_ms: since("published_ns")?,
-        })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_stay_counts_by_its_last_pages() {
-        let pages = |vcpu, page, count| std::iter::repeat_n((Some(vcpu), Some(page)), count);
-        let late = pages(0, 0, 64).chain(pages(1, 0, 5000)).chain(pages(1, 1, 64));
-        assert_eq!(count_stays(late), (2, 2));
-        let never = pages(0, 0, 64).chain(pages(1, 0, 5000)).chain(pages(0, 0, 64));
-        assert_eq!(count_stays(never), (3, 2));
-        let too_short = pages(0, 0, 64).chain(pages(1, 0, 63)).chain(pages(2, 0, 4)).chain(pages(2, 2, 60));
-        assert_eq!(count_stays(too_short), (2, 2));
-        assert_eq!(count_stays(pages(0, 1, 0)), (0, 0));
-        assert_eq!(count_stays(std::iter::repeat_n((None, None), 64)), (1, 0));
-    }
 }

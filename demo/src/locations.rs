@@ -3,17 +3,51 @@
 //! guest's readings can be compared after its TSC offset is taken off.
 
 use anyhow::{Context, Result, bail, ensure};
+use std::arch::x86_64::_rdtsc;
 use std::collections::BTreeMap;
-use std::fs;
-use std::path::PathBuf;
+use std::fs::{self, File};
+use std::io::{ErrorKind, Read};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
 use vnuma_scenario::Nodes;
 
 const TRACING: &str = "/sys/kernel/tracing/instances/vnuma-demo";
 const BUFFER_KIB: u32 = 1024;
 
+/// The host's time stamp counter, now.
+pub fn tsc() -> u64 {
+    // SAFETY: RDTSC has no effect on memory.
+    unsafe { _rdtsc() }
+}
+
+/// Seconds from the time stamp counter, which is compared with the kernel's clock over a whole run.
+pub struct Clock {
+    start: Instant,
+    start_tsc: u64,
+}
+
+impl Clock {
+    /// Begins at 0 s.
+    pub fn start() -> Self {
+        Self { start: Instant::now(), start_tsc: tsc() }
+    }
+
+    /// Seconds of each value that the counter had between the start and now, or a little outside.
+    pub fn seconds(&self) -> impl Fn(u64) -> f64 + use<> {
+        let (elapsed, ticks) = (self.start.elapsed().as_secs_f64(), tsc().wrapping_sub(self.start_tsc));
+        let start_tsc = self.start_tsc;
+        move |tsc| tsc.wrapping_sub(start_tsc).cast_signed() as f64 * elapsed / ticks as f64
+    }
+}
+
 /// A scheduler trace that is being recorded.
 pub struct Trace {
     start_cpus: BTreeMap<i32, u32>,
+    pipe: File,
+    /// The beginning of a line whose end was not read yet.
+    unread: Vec<u8>,
+    migrations: Vec<Migration>,
 }
 
 /// A thread moved to another CPU.
@@ -39,19 +73,48 @@ impl Trace {
         // Read after the trace is on: a thread that migrates in between has an
         // event, whose origin is used instead.
         let start_cpus = tids.iter().map(|&tid| Ok((tid, current_cpu(tid)?))).collect::<Result<_>>()?;
-        Ok(Self { start_cpus })
+        let path = format!("{TRACING}/trace_pipe");
+        let pipe = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(&path).context(path)?;
+        Ok(Self { start_cpus, pipe, unread: Vec::new(), migrations: Vec::new() })
+    }
+
+    /// Takes what was recorded since the last call out of the trace; cheap, as each event is read once.
+    fn read(&mut self) -> Result<()> {
+        let mut bytes = vec![0; 1 << 16];
+        loop {
+            match self.pipe.read(&mut bytes) {
+                Ok(0) => break,
+                Ok(count) => self.unread.extend(&bytes[..count]),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error).context("reading the trace"),
+            }
+        }
+        let end = self.unread.iter().rposition(|byte| *byte == b'\n').map_or(0, |newline| newline + 1);
+        let lines: Vec<u8> = self.unread.drain(..end).collect();
+        for line in String::from_utf8_lossy(&lines).lines() {
+            self.migrations.push(parse_line(line)?);
+        }
+        // The kernel merges the buffers of its CPUs, but an event may be late.
+        self.migrations.sort_by_key(|migration| migration.tsc);
+        Ok(())
+    }
+
+    /// Where each thread was until now, in nodes of the host.
+    pub fn so_far(&mut self, nodes: &Nodes) -> Result<Locations> {
+        self.read()?;
+        Ok(Locations::new(&self.start_cpus, &self.migrations, nodes))
     }
 
     /// Stops and returns where each thread was.
-    pub fn stop(self) -> Result<Locations> {
+    pub fn stop(mut self, nodes: &Nodes) -> Result<Locations> {
         write("tracing_on", "0")?;
-        let text = fs::read_to_string(format!("{TRACING}/trace")).context("reading the trace")?;
-        check_complete(&text)?;
-        let mut migrations =
-            text.lines().filter(|line| !line.starts_with('#')).map(parse_line).collect::<Result<Vec<_>>>()?;
-        migrations.sort_by_key(|migration| migration.tsc);
+        let locations = self.so_far(nodes)?;
+        check_complete(&Path::new(TRACING).join("per_cpu"))?;
+        // The instance cannot be removed while its pipe is open.
+        drop(self.pipe);
         remove()?;
-        Ok(Locations::new(&self.start_cpus, &migrations))
+        Ok(locations)
     }
 }
 
@@ -60,7 +123,8 @@ fn write(file: &str, value: &str) -> Result<()> {
     fs::write(&path, value).with_context(|| format!("cannot write {value:?} to {path}"))
 }
 
-fn remove() -> Result<()> {
+/// Removes what a run has left, or an earlier one that was killed.
+pub fn remove() -> Result<()> {
     let path = PathBuf::from(TRACING);
     if path.exists() {
         write("tracing_on", "0")?;
@@ -78,14 +142,25 @@ fn current_cpu(tid: i32) -> Result<u32> {
     field.parse().with_context(|| format!("{path}: field 39 is {field:?}"))
 }
 
-/// `# entries-in-buffer/entries-written: 12/12   #P:8`
-fn check_complete(text: &str) -> Result<()> {
-    let line = text.lines().find(|line| line.starts_with("# entries-in-buffer/"));
-    let counts =
-        line.and_then(|line| line.split_whitespace().nth(2)).and_then(|counts| counts.split_once('/'));
-    let (kept, written) = counts.context("the trace does not say how many entries it holds")?;
-    ensure!(kept == written, "the trace lost entries: {kept} of {written} kept");
+/// An error if the kernel overwrote or dropped an event of any CPU before it was read.
+fn check_complete(per_cpu: &Path) -> Result<()> {
+    let entries = fs::read_dir(per_cpu).with_context(|| per_cpu.display().to_string())?;
+    let paths = entries.map(|entry| Ok(entry?.path().join("stats"))).collect::<Result<Vec<_>>>()?;
+    ensure!(!paths.is_empty(), "{}: no CPU", per_cpu.display());
+    for path in paths {
+        let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+        let lost = lost_events(&text).with_context(|| format!("{}: {text:?}", path.display()))?;
+        ensure!(lost == 0, "{}: the trace lost {lost} events", path.display());
+    }
     Ok(())
+}
+
+/// `overrun: 0` and `dropped events: 0`, among others.
+fn lost_events(stats: &str) -> Option<u64> {
+    let count = |name: &str| -> Option<u64> {
+        stats.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": ")?.trim().parse().ok())
+    };
+    Some(count("overrun")? + count("commit overrun")? + count("dropped events")?)
 }
 
 /// `  <idle>-0  [003] dNh.. 123456: sched_migrate_task: comm=CPU 1/KVM pid=412 prio=120 orig_cpu=3 dest_cpu=5`
@@ -108,36 +183,53 @@ fn parse_line(line: &str) -> Result<Migration> {
     }
 }
 
-/// Where threads were, by time.
-pub struct Locations(BTreeMap<i32, Vec<(u64, u32)>>);
+/// On which node of the host threads were, by time.
+pub struct Locations(BTreeMap<i32, Vec<Stay>>);
+
+/// A thread came to a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stay {
+    /// When, by the host's time stamp counter; 0 where it was at the start.
+    pub since_tsc: u64,
+    /// The node; none for a CPU of no node.
+    pub node: Option<u32>,
+}
 
 impl Locations {
     /// `migrations` in order of time.
-    fn new(start_cpus: &BTreeMap<i32, u32>, migrations: &[Migration]) -> Self {
-        let mut threads: BTreeMap<i32, Vec<(u64, u32)>> = BTreeMap::new();
+    fn new(start_cpus: &BTreeMap<i32, u32>, migrations: &[Migration], nodes: &Nodes) -> Self {
+        let mut threads: BTreeMap<i32, Vec<Stay>> = BTreeMap::new();
         for (&tid, &cpu) in start_cpus {
             let first = migrations.iter().find(|migration| migration.tid == tid);
-            threads.insert(tid, vec![(0, first.map_or(cpu, |migration| migration.from_cpu))]);
+            let node = nodes.of_cpu(first.map_or(cpu, |migration| migration.from_cpu));
+            threads.insert(tid, vec![Stay { since_tsc: 0, node }]);
         }
         for migration in migrations {
-            if let Some(history) = threads.get_mut(&migration.tid) {
-                history.push((migration.tsc, migration.to_cpu));
+            let node = nodes.of_cpu(migration.to_cpu);
+            if let Some(stays) = threads.get_mut(&migration.tid)
+                && stays.last().is_none_or(|stay| stay.node != node)
+            {
+                stays.push(Stay { since_tsc: migration.tsc, node });
             }
         }
         Self(threads)
     }
 
-    /// CPU of a thread at a time of the host's time stamp counter.
-    pub fn cpu(&self, tid: i32, tsc: u64) -> Option<u32> {
-        let history = self.0.get(&tid)?;
-        let next = history.partition_point(|(since, _)| *since <= tsc);
-        history.get(next.checked_sub(1)?).map(|(_, cpu)| *cpu)
+    #[cfg(test)]
+    pub fn of(tid: i32, stays: &[Stay]) -> Self {
+        Self(BTreeMap::from([(tid, stays.to_vec())]))
     }
 
-    /// How often a thread came to another node.
-    pub fn node_changes(&self, tid: i32, nodes: &Nodes) -> usize {
-        let history = self.0.get(&tid).map_or(&[][..], Vec::as_slice);
-        history.windows(2).filter(|pair| nodes.of_cpu(pair[0].1) != nodes.of_cpu(pair[1].1)).count()
+    /// Node of a thread at a time of the host's time stamp counter.
+    pub fn node(&self, tid: i32, tsc: u64) -> Option<u32> {
+        let stays = self.stays(tid);
+        let next = stays.partition_point(|stay| stay.since_tsc <= tsc);
+        stays.get(next.checked_sub(1)?)?.node
+    }
+
+    /// Where a thread was one after the other. Each stay is on another node than the one before.
+    pub fn stays(&self, tid: i32) -> &[Stay] {
+        self.0.get(&tid).map_or(&[], Vec::as_slice)
     }
 }
 
@@ -155,24 +247,46 @@ mod tests {
     }
 
     #[test]
-    fn an_overrun_trace_is_refused() {
-        check_complete("# tracer: nop\n#\n# entries-in-buffer/entries-written: 7/7   #P:8\n").unwrap();
-        let error = check_complete("# entries-in-buffer/entries-written: 7/9   #P:8\n").unwrap_err();
-        assert!(error.to_string().contains("7 of 9"), "{error}");
-        check_complete("").unwrap_err();
+    fn a_trace_that_lost_events_is_refused() {
+        let stats = "entries: 0\noverrun: 0\ncommit overrun: 0\nbytes: 40\nnow ts:   1\ndropped events: 0\nread events: 7\n";
+        assert_eq!(lost_events(stats), Some(0));
+        assert_eq!(lost_events(&stats.replace("overrun: 0", "overrun: 2")), Some(4));
+        assert_eq!(lost_events(&stats.replace("dropped events: 0", "dropped events: 3")), Some(3));
+        assert_eq!(lost_events("entries: 0\n"), None);
+        let directory = tempfile::tempdir().unwrap();
+        check_complete(directory.path()).unwrap_err();
+        for (cpu, lost) in [("cpu0", "0"), ("cpu1", "9")] {
+            fs::create_dir(directory.path().join(cpu)).unwrap();
+            let text = stats.replace("dropped events: 0", &format!("dropped events: {lost}"));
+            fs::write(directory.path().join(cpu).join("stats"), text).unwrap();
+            assert_eq!(check_complete(directory.path()).is_ok(), lost == "0");
+        }
     }
 
     #[test]
     fn a_thread_is_where_its_last_migration_before_the_moment_put_it() {
         let migration = |tsc, from_cpu, to_cpu| Migration { tsc, tid: 1, from_cpu, to_cpu };
         let start = BTreeMap::from([(1, 7), (2, 4)]);
-        let locations = Locations::new(&start, &[migration(100, 0, 2), migration(200, 2, 1)]);
-        let seen: Vec<_> = [0, 99, 100, 199, 200, u64::MAX].map(|tsc| locations.cpu(1, tsc).unwrap()).into();
-        assert_eq!(seen, [0, 0, 2, 2, 1, 1], "the first event's origin outranks the CPU read at the start");
-        assert_eq!(locations.cpu(2, 500), Some(4));
-        assert_eq!(locations.cpu(3, 500), None);
-        let nodes = Nodes::new(vec![(0, "0-1".parse().unwrap()), (1, "2-3".parse().unwrap())]);
-        assert_eq!(locations.node_changes(1, &nodes), 2);
-        assert_eq!(locations.node_changes(2, &nodes), 0);
+        let nodes = [(0, "0-1"), (1, "2-3"), (2, "4")].map(|(node, cpus)| (node, cpus.parse().unwrap()));
+        let nodes = Nodes::new(nodes.into());
+        let migrations = [migration(100, 0, 2), migration(150, 2, 3), migration(200, 3, 1)];
+        let locations = Locations::new(&start, &migrations, &nodes);
+        let seen: Vec<_> = [0, 99, 100, 199, 200, u64::MAX].map(|tsc| locations.node(1, tsc).unwrap()).into();
+        assert_eq!(seen, [0, 0, 1, 1, 0, 0], "the first event's origin outranks the CPU read at the start");
+        assert_eq!(locations.stays(1).len(), 3, "a migration inside of a node is no change");
+        assert_eq!(locations.node(2, 500), Some(2));
+        assert_eq!((locations.node(3, 500), locations.stays(3)), (None, &[][..]));
+        let elsewhere = Locations::new(&BTreeMap::from([(1, 9)]), &[], &nodes);
+        assert_eq!(elsewhere.node(1, 0), None, "a CPU of no node");
+    }
+
+    #[test]
+    fn the_clock_counts_from_its_start() {
+        let clock = Clock::start();
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        let seconds = clock.seconds();
+        assert_eq!(seconds(clock.start_tsc), 0.0);
+        assert!(seconds(clock.start_tsc.wrapping_sub(1 << 20)) < 0.0);
+        assert!((0.05..60.0).contains(&seconds(tsc())), "{}", seconds(tsc()));
     }
 }

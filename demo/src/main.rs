@@ -10,13 +10,20 @@
 //! scheduler trace, where a page is from `move_pages(2)`, and both carry the time
 //! stamp counter, the one clock that host and guest have in common.
 
+mod checker;
 mod guest;
+mod here;
 mod host;
+mod judge;
 mod locations;
 mod mover;
 mod pages;
+mod picture;
 mod record;
 mod report;
+mod series;
+mod svg;
+mod updates;
 
 use clap::{Parser, Subcommand};
 
@@ -34,6 +41,8 @@ struct Arguments {
 enum Command {
     /// On the lab server: run the whole demonstration and write the report
     Host(host::Arguments),
+    /// On a machine with KVM and several nodes: the same, with everything removed at the end
+    Here(here::Arguments),
     /// On the lab server: move vCPU threads between host nodes, by taskset and by load
     Move(mover::Arguments),
     /// In a guest: allocate without pause, reporting every page on standard output
@@ -43,6 +52,7 @@ enum Command {
 fn main() -> anyhow::Result<()> {
     match Arguments::parse().command {
         Command::Host(arguments) => host::run(&arguments),
+        Command::Here(arguments) => here::run(&arguments),
         Command::Move(arguments) => mover::run(&arguments),
         Command::Touch(arguments) => guest::run(&arguments),
     }

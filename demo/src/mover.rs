@@ -5,9 +5,10 @@
 //! Every VM gets the same moves at the same time, so that the VMs can be compared.
 
 use anyhow::{Context, Result, ensure};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-use vnuma_scenario::{Nodes, vcpu_threads};
+use vnuma_scenario::{home_nodes, vcpu_threads};
 use vnuma_topology::CpuSet;
 
 #[derive(clap::Args)]
@@ -16,21 +17,24 @@ pub struct Arguments {
     #[arg(long, value_delimiter = ',', required = true)]
     pids: Vec<i32>,
     /// Stop after this many seconds
-    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=3600))]
     seconds: u64,
     /// Milliseconds between two moves
-    #[arg(long, default_value_t = 6000, value_parser = clap::value_parser!(u64).range(10..=60_000))]
+    #[arg(long, default_value_t = 3000, value_parser = clap::value_parser!(u64).range(10..=60_000))]
     period_ms: u64,
     /// Seed of the sequence of moves
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Leave no move to the load balancer, and so make no load beside the threads
+    #[arg(long)]
+    without_load: bool,
 }
 
 /// One in this many moves is left to the load balancer.
 const BALANCER_SHARE: u64 = 4;
 
 pub fn run(arguments: &Arguments) -> Result<()> {
-    let nodes: Vec<CpuSet> = Nodes::read()?.with_cpus().map(|(_, cpus)| cpus.clone()).collect();
+    let nodes: Vec<CpuSet> = home_nodes(Path::new("/"))?.into_iter().map(|(_, cpus)| cpus).collect();
     ensure!(nodes.len() >= 2, "a host with {} nodes has no other node to move to", nodes.len());
     let vms = arguments.pids.iter().map(|&pid| vcpu_threads(pid)).collect::<Result<Vec<_>>>()?;
     let vcpus = vms.iter().map(Vec::len).min().context("no VM")?;
@@ -44,7 +48,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         std::thread::sleep(next.saturating_duration_since(Instant::now()));
         let vcpu = random.below(vcpus);
         let target = other_than(places[vcpu], nodes.len(), &mut random);
-        let balancer = random.below(BALANCER_SHARE as usize) == 0;
+        let balancer = random.below(BALANCER_SHARE as usize) == 0 && !arguments.without_load;
         let load = match places[vcpu].filter(|_| balancer) {
             Some(from) => {
                 let both: CpuSet = nodes[from].iter().chain(nodes[target].iter()).collect();
@@ -60,10 +64,15 @@ pub fn run(arguments: &Arguments) -> Result<()> {
                 None
             }
         };
-        // The balancer is free to leave it anywhere.
-        places[vcpu] = if load.is_some() { None } else { Some(target) };
+        places[vcpu] = Some(target);
         next += Duration::from_millis(arguments.period_ms);
         std::thread::sleep(next.saturating_duration_since(Instant::now()));
+        // Else the balancer would go on to move it between both nodes, and the number of changes would be left to chance.
+        if load.is_some() {
+            for vm in &vms {
+                taskset(vm[vcpu], &nodes[target])?;
+            }
+        }
         drop(load);
     }
     Ok(())

@@ -1,11 +1,13 @@
 //! What the demonstration found: a table for people, a file for programs.
 
+use crate::series::Series;
+use anyhow::{Result, ensure};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt;
 
 /// Everything of one run.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub struct Report {
     /// Where the figures come from.
     pub source: &'static str,
@@ -25,10 +27,47 @@ pub struct Report {
     pub update_latency_ms: Percentiles,
     /// The part of it after the publication.
     pub published_to_acknowledged_ms: Percentiles,
+    /// Both VMs over time.
+    pub series: Series,
+}
+
+/// The attached guest may miss at most one in so many of the stays that the other one misses. Counted are stays of vCPUs on a
+/// node, and whether the guest allocated there at last. The share of local pages depends on how soon a guest gets a CPU,
+/// and so on what else the machine does.
+const MISSED_LESS: f64 = 2.0;
+
+impl Report {
+    /// An error unless the run showed what the demonstration claims.
+    pub fn check_claim(&self) -> Result<()> {
+        let (dynamic, static_) =
+            (self.dynamic.missed_share("dynamic")?, self.static_.missed_share("static")?);
+        ensure!(static_ > 0.0, "the guest without a channel missed nothing: its vCPUs have not moved");
+        ensure!(
+            dynamic * MISSED_LESS <= static_,
+            "the attached guest missed {:.0} % of the stays, the other {:.0} %: expected half of that at most",
+            dynamic * 100.0,
+            static_ * 100.0
+        );
+        Ok(())
+    }
+
+    /// What was run, where.
+    pub fn run(&self) -> String {
+        let configuration = &self.configuration;
+        format!(
+            "{}: {} host nodes, {} CPUs, {} vCPUs, {} s, a move every {} ms",
+            self.source,
+            configuration.host_nodes,
+            configuration.host_cpus,
+            configuration.vcpus,
+            configuration.seconds,
+            configuration.period_ms,
+        )
+    }
 }
 
 /// How a run was set up.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub struct Configuration {
     /// Host nodes.
     pub host_nodes: usize,
@@ -73,6 +112,14 @@ pub struct VmReport {
     pub vcpu_node_changes: usize,
     /// What the counters of AutoNUMA rose by.
     pub autonuma: BTreeMap<String, u64>,
+}
+
+impl VmReport {
+    /// Share of the stays that the guest did not follow.
+    fn missed_share(&self, name: &str) -> Result<f64> {
+        ensure!(self.stays > 0, "{name}: no stay was long enough to be judged");
+        Ok(self.stays.saturating_sub(self.stays_followed) as f64 / self.stays as f64)
+    }
 }
 
 /// Nearest-rank percentiles.
@@ -166,5 +213,20 @@ mod tests {
         assert_eq!(Percentiles::of(hundred), Percentiles { count: 100, p50: Some(50.0), p99: Some(99.0) });
         assert_eq!(Percentiles::of(vec![3.0]), Percentiles { count: 1, p50: Some(3.0), p99: Some(3.0) });
         assert_eq!(Percentiles::of(vec![]), Percentiles { count: 0, p50: None, p99: None });
+    }
+
+    #[test]
+    fn the_claim_is_relative_to_the_guest_without_a_channel() {
+        let report = |dynamic: (usize, usize), static_: (usize, usize)| {
+            let vm = |(stays_followed, stays)| VmReport { stays, stays_followed, ..VmReport::default() };
+            Report { dynamic: vm(dynamic), static_: vm(static_), ..Report::default() }
+        };
+        assert!(report((20, 20), (8, 20)).check_claim().is_ok());
+        assert!(report((14, 20), (8, 20)).check_claim().is_ok());
+        for (dynamic, static_) in
+            [((13, 20), (8, 20)), ((20, 20), (20, 20)), ((8, 20), (8, 20)), ((0, 0), (8, 20))]
+        {
+            assert!(report(dynamic, static_).check_claim().is_err(), "{dynamic:?} {static_:?}");
+        }
     }
 }

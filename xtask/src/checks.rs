@@ -52,6 +52,20 @@ const SOAK_CASES: &str = "20000";
 const SOAK_ROUNDS: &str = "500";
 const SOAK_DEMO_SECONDS: u64 = 900;
 
+/// The user-space DSM: seeds of its simulation and of real nodes among peers that fail, and forbidden shapes.
+const DSM_TESTS: &[&str] = &[
+    "--package",
+    "vnuma-dsm",
+    "--package",
+    "vnuma-dsm-node",
+    "--package",
+    "vnuma-dsm-chaos",
+    "--locked",
+    "--no-fail-fast",
+    "--",
+    "--nocapture",
+];
+
 /// Seeds of the core among simulated VMs: for most of a minute, and for an hour.
 /// The same seeds on every machine: half a minute here.
 const SIMULATION: &[&str] = &["--seeds", "10", "--events", "200000"];
@@ -125,6 +139,9 @@ pub fn soak() -> Result<()> {
         cargo_test(&arguments, &[("PROPTEST_CASES", SOAK_CASES)], counts)
     });
     steps.step("simulation", |counts| simulation(SOAK_SIMULATION, counts));
+    steps.step("DSM: seeds, shapes and peers that fail", |counts| {
+        cargo_test(DSM_TESTS, &[("VNUMA_SOAK_ROUNDS", SOAK_ROUNDS)], counts)
+    });
     steps.step("fuzz targets", fuzz::soak);
     steps.step("lab: a guest follows its topology", |counts| {
         let tests = [SLICE_TESTS, &["--include-ignored"]].concat();

@@ -8,8 +8,9 @@ use std::{collections::BTreeSet, fs, process::Command};
 
 /// Longer lines are hard to review: a change of one word shows as a change of a paragraph.
 const MAX_LINE: usize = 200;
-/// A line of the demonstration that a run without a retried boot does not print.
-const RETRIED: &str = "lab boot retried";
+/// Lines of the demonstration that a run of programs and an image that are built already, without a retried boot, does not
+/// print.
+const NOT_PRINTED: [&str; 3] = ["lab boot retried", "still building", "trying again"];
 
 fn read(path: &str) -> String {
     fs::read_to_string(workspace().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
@@ -215,11 +216,14 @@ fn fixed_parts(format: &str) -> Vec<&str> {
 /// Format strings of the lines that each run prints.
 fn printed() -> Vec<String> {
     let [host, report, xtask] = ["demo/src/host.rs", "demo/src/report.rs", "xtask/src/demo.rs"].map(read);
+    let picture = read("demo/src/picture.rs");
+    let picture = picture.split("#[cfg(test)]").next().expect("the picture's lines");
     let table = report.split("impl fmt::Display for Report").nth(1).expect("the table of the report");
     let table = table.split("\n}\n").next().expect("its end");
-    let calls = [(&host, "say("), (&host, "println!("), (&host, "source: "), (&xtask, "println!(")];
+    let calls = [(&host, "say("), (&host, "println!("), (&host, "const LAB: "), (&xtask, "println!(")];
     let lines = calls.into_iter().flat_map(|(code, call)| literals_of_calls(code, call));
-    lines.chain(literals(table)).filter(|line| !line.contains(RETRIED)).collect()
+    let lines = lines.chain(literals(table)).chain(literals(picture));
+    lines.filter(|line| !NOT_PRINTED.iter().any(|part| line.contains(part))).collect()
 }
 
 /// The lines that the README shows of `make demo`.
@@ -247,6 +251,7 @@ fn foreign_words(line: &str, formats: &[String]) -> Vec<String> {
     parts.sort_by_key(|part| std::cmp::Reverse(part.len()));
     // Names of counters and of kernels, paths and figures are values.
     let value = |word: &str| word.contains(|c: char| c.is_ascii_digit() || c == '_' || c == '/');
+    let line = line.split(' ').filter(|word| !word.contains('/')).collect::<Vec<_>>().join(" ");
     let rest = parts.iter().fold(format!("{line} "), |line, part| line.replace(part, " | "));
     let words = rest.split_whitespace().filter(|word| word.contains(char::is_alphabetic) && !value(word));
     words.map(str::to_owned).collect()

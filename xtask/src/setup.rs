@@ -15,10 +15,15 @@ const KERNEL_SOURCE: &str = "linux-source-6.1";
 const HWLOC_VERSION: &str = "2.9.0";
 const HWLOC_SHA256: &str = "b3fb1a43a14d8fbcd8e976de5ede2ea7ce1d768ed173adb33c7ceaaf098dc970";
 
-/// Installs the Debian packages of the lists that are missing.
+/// Installs the Debian packages that building and checking need.
 pub fn packages() -> Result<()> {
+    install(&PACKAGE_LISTS)
+}
+
+/// Installs the Debian packages of these lists that are missing.
+pub fn install(lists: &[&str]) -> Result<()> {
     let mut wanted = Vec::new();
-    for list in PACKAGE_LISTS {
+    for list in lists {
         let path = workspace().join(list);
         let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
         wanted.extend(package_names(&text));

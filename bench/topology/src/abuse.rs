@@ -4,7 +4,6 @@
 use crate::moves::Bench;
 use anyhow::{Context, Result};
 use serde_json::json;
-use std::fs;
 use std::io::{BufRead, BufReader};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -71,12 +70,12 @@ fn part(
     moves: usize,
     other: &Vm,
 ) -> Result<serde_json::Value> {
-    let (cpu, publications, start) = (cpu_time(daemon)?, publications(other)?, Instant::now());
+    let (cpu, publications, start) = (daemon.cpu_time()?, publications(other)?, Instant::now());
     let trips = bench.series(name, moves)?;
     let seconds = start.elapsed().as_secs_f64();
     Ok(json!({
         "update_latency_ms": crate::moves::latencies(&trips)?,
-        "daemon_cpu_share": (cpu_time(daemon)? - cpu).as_secs_f64() / seconds,
+        "daemon_cpu_share": (daemon.cpu_time()? - cpu).as_secs_f64() / seconds,
         "publications_per_s": (self::publications(other)? - publications) as f64 / seconds,
     }))
 }
@@ -109,15 +108,4 @@ fn publications(vm: &Vm) -> Result<u64> {
     shown["publication"]["publications"]
         .as_u64()
         .with_context(|| format!("no publication.publications: {shown}"))
-}
-
-/// User and system time of a process so far.
-fn cpu_time(process: &Process) -> Result<Duration> {
-    let path = format!("/proc/{}/stat", process.0.id());
-    let stat = fs::read_to_string(&path).context(path.clone())?;
-    let fields = stat.rsplit_once(')').context("no command name")?.1;
-    // Fields 14 and 15, counted after the command name (proc(5)); USER_HZ is 100.
-    let ticks: u64 =
-        fields.split_whitespace().skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum();
-    Ok(Duration::from_millis(ticks * 10))
 }

@@ -4,6 +4,7 @@
 mod cgroup;
 mod host;
 mod network;
+mod place;
 mod plan;
 mod qemu;
 mod qmp;

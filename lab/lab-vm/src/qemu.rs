@@ -19,13 +19,15 @@ pub struct Files<'a> {
     pub kernel: &'a Path,
     /// Initial RAM disk.
     pub initrd: &'a Path,
+    /// Root disk.
+    pub root: &'a Path,
     /// The VM's directory.
     pub directory: &'a Path,
 }
 
 /// The options, in groups that make readable lines.
 pub fn options(name: &str, plan: &Plan, cid: u32, files: &Files<'_>, nic: Option<&Nic>) -> Vec<Vec<String>> {
-    let Files { kernel, initrd, directory } = files;
+    let Files { kernel, initrd, root, directory } = files;
     let path = |file: &str| directory.join(file).display().to_string();
     let vcpus = plan.nodes.last().map_or(1, |node| node.vcpus.end);
     let sockets = plan.nodes.iter().map(|node| node.vcpus.len() + node.spare.len()).sum::<usize>();
@@ -54,7 +56,7 @@ pub fn options(name: &str, plan: &Plan, cid: u32, files: &Files<'_>, nic: Option
         ));
     }
     lines.extend([
-        "-drive if=none,id=root,file=/dev/vda,format=raw,readonly=on,file.locking=off".into(),
+        format!("-drive if=none,id=root,file={},format=raw,readonly=on,file.locking=off", root.display()),
         // Queues are notified by an I/O port: after memory was plugged in, KVM has to emulate a notification by
         // MMIO, and gave the VM up instead when the last event in the guest was an exception, such as the page
         // fault that reads the disk. TCG leaves that event in EXITINTINFO, marked as not valid; presumably KVM
@@ -117,8 +119,13 @@ mod tests {
         };
         let nodes = if numa { vec![node(0), node(1)] } else { vec![node(0)] };
         let plan = Plan { nodes, numa, distances: vec![vec![10, 21], vec![21, 10]] };
-        let files =
-            Files { kernel: Path::new("/k"), initrd: Path::new("/i"), directory: Path::new("/run/lab-vm/a") };
+        let path = Path::new;
+        let files = Files {
+            kernel: path("/k"),
+            initrd: path("/i"),
+            root: path("/dev/vda"),
+            directory: path("/run/lab-vm/a"),
+        };
         let nic = Nic { tap: "vm7".into(), mac: "52:54:00:77:01:07".into(), address: "10.77.1.7/16".into() };
         options("a", &plan, 7, &files, homes.then_some(&nic)).concat().join(" ")
     }

@@ -1,16 +1,15 @@
 //! What is known of VMs, from their directories (`vm.rs` has what is in them).
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use vnuma_lab_agent::client::ClientError;
 
+use crate::place::vms;
 use crate::plan::check_name;
 
-/// Where the directories are.
-pub const VMS: &str = "/run/lab-vm";
 /// How long QEMU's end may come after that of a connection to the guest.
 const DEATH_LIMIT: Duration = Duration::from_secs(3);
 /// Lines of the console that an error shows.
@@ -18,7 +17,7 @@ const TAIL_LINES: usize = 60;
 
 /// The directory of a VM.
 pub fn directory(name: &str) -> PathBuf {
-    Path::new(VMS).join(name)
+    vms().join(name)
 }
 
 /// The context id of a VM that runs.
@@ -71,10 +70,11 @@ pub fn existing(name: &str) -> Result<()> {
 
 /// Names of all VMs.
 pub fn all() -> Result<Vec<String>> {
-    if !Path::new(VMS).exists() {
+    let vms = vms();
+    if !vms.exists() {
         return Ok(Vec::new());
     }
-    let entries = fs::read_dir(VMS).context(VMS)?.flatten();
+    let entries = fs::read_dir(&vms).with_context(|| vms.display().to_string())?.flatten();
     let mut found: Vec<String> = entries
         .filter(|entry| entry.path().is_dir())
         .filter_map(|entry| entry.file_name().into_string().ok())

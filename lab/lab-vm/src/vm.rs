@@ -1,7 +1,7 @@
 //! The life of a VM.
 //!
 //! ```text
-//! /run/lab-vm/.lock            held while a VM is added or removed
+//! /run/lab-vm/.lock            (elsewhere see place.rs) held while a VM is added or removed
 //! /run/lab-vm/NAME/            made by start, removed by stop
 //!     cid                      context id of AF_VSOCK
 //!     address                  its address on the lab's network, if it is there
@@ -32,36 +32,33 @@ use serde_json::json;
 use crate::cgroup;
 use crate::host::read_nodes;
 use crate::network::{self, Nic};
+use crate::place;
 use crate::plan::{Plan, Request, plan};
 use crate::qemu::{Files, options};
 use crate::qmp::Qmp;
 use crate::session;
 use crate::state::{
-    VMS, alive, all, directory, existing, kvm_internal_error, pid, read_number, running_cid, tail,
+    alive, all, directory, existing, kvm_internal_error, pid, read_number, running_cid, tail,
 };
 
-const QMP_LINKS: &str = "/run/vnuma/qmp";
-const KERNELS: &str = "/run/lab/kernels";
 /// How long a guest may take to boot; nested under emulation it is 5 to 20 s, with several at once more.
 const BOOT_LIMIT: Duration = Duration::from_secs(300);
 /// How long QEMU may take to end after it was asked to.
 const QUIT_LIMIT: Duration = Duration::from_secs(5);
-/// Context ids below are reserved.
-const FIRST_CID: u32 = 3;
 
 fn link(name: &str) -> PathBuf {
-    Path::new(QMP_LINKS).join(format!("{name}.sock"))
+    place::qmp_links().join(format!("{name}.sock"))
 }
 
 /// Starts a VM and waits until its agent answers.
 pub fn start(request: &Request, verbose: bool) -> Result<()> {
     let plan = plan(request, &read_nodes(Path::new("/"))?)?;
-    let kernel = Path::new(KERNELS).join(&request.kernel);
+    let kernel = place::kernels().join(&request.kernel);
     ensure!(
         kernel.join("vmlinux").exists(),
         "--kernel {}: expected one of: {}",
         request.kernel,
-        names(KERNELS)?
+        names(&place::kernels())?
     );
     let name = request.name.as_str();
     let cid = reserve(name)?;
@@ -73,13 +70,15 @@ pub fn start(request: &Request, verbose: bool) -> Result<()> {
         bail!("VM \"{name}\" did not start: {text}");
     }
     // Last, so that who watches the directory sees only VMs that are up.
-    fs::create_dir_all(QMP_LINKS).context(QMP_LINKS)?;
+    let links = place::qmp_links();
+    fs::create_dir_all(&links).with_context(|| links.display().to_string())?;
     symlink(directory(name).join("qmp.sock"), link(name)).with_context(|| link(name).display().to_string())
 }
 
 /// Makes the directory of a VM, which nobody else may have, and finds a free context id.
 fn reserve(name: &str) -> Result<u32> {
-    fs::create_dir_all(VMS).context(VMS)?;
+    let vms = place::vms();
+    fs::create_dir_all(&vms).with_context(|| vms.display().to_string())?;
     let _lock = lock()?;
     let directory = directory(name);
     match fs::create_dir(&directory) {
@@ -90,13 +89,13 @@ fn reserve(name: &str) -> Result<u32> {
         Err(error) => return Err(error).with_context(|| directory.display().to_string()),
     }
     let taken: BTreeSet<u32> = all()?.iter().filter_map(|name| read_number(name, "cid").ok()).collect();
-    let cid = (FIRST_CID..).find(|cid| !taken.contains(cid)).unwrap_or(FIRST_CID);
+    let cid = (place::first_cid()..).find(|cid| !taken.contains(cid)).context("no context id is free")?;
     fs::write(directory.join("cid"), format!("{cid}\n"))?;
     Ok(cid)
 }
 
 fn lock() -> Result<Flock<File>> {
-    let path = Path::new(VMS).join(".lock");
+    let path = place::vms().join(".lock");
     let file = File::create(&path).with_context(|| path.display().to_string())?;
     Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, errno)| anyhow!("{}: {errno}", path.display()))
 }
@@ -107,7 +106,8 @@ fn launch(request: &Request, plan: &Plan, cid: u32, kernel: &Path, verbose: bool
     let directory = directory(name);
     let (vmlinux, initrd) = (kernel.join("vmlinux"), kernel.join("initrd"));
     let nic = if *network { Some(Nic::new(cid)?) } else { None };
-    let files = Files { kernel: &vmlinux, initrd: &initrd, directory: &directory };
+    let root = place::root_disk();
+    let files = Files { kernel: &vmlinux, initrd: &initrd, root: &root, directory: &directory };
     let groups = options(name, plan, cid, &files, nic.as_ref());
     if verbose {
         println!("{}", readable(&groups));
@@ -133,7 +133,8 @@ fn spawn(mut command: Command, directory: &Path, arguments: &[String]) -> Result
     let log = File::create(&path).with_context(|| path.display().to_string())?;
     let (stdout, stderr) = (log.try_clone()?, log);
     command
-        .args(["setsid", "qemu-system-x86_64"])
+        .arg("setsid")
+        .args(place::qemu())
         .args(arguments)
         .stdin(Stdio::null())
         .stdout(stdout)
@@ -269,8 +270,8 @@ pub fn log(name: &str) -> Result<()> {
     Ok(())
 }
 
-fn names(directory: &str) -> Result<String> {
-    let entries = fs::read_dir(directory).with_context(|| directory.to_owned())?.flatten();
+fn names(directory: &Path) -> Result<String> {
+    let entries = fs::read_dir(directory).with_context(|| directory.display().to_string())?.flatten();
     let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
     names.sort();
     Ok(names.join(", "))

@@ -68,13 +68,16 @@ pub(crate) fn stripped(path: &Path) -> io::Result<Vec<u8>> {
     std::fs::read(if status.success() { output.path() } else { path })
 }
 
-/// Builds programs of the workspace, each given as package and program name, and returns their paths.
+/// Builds programs of the workspace, each given as package and program name, and returns their paths. Names of programs are
+/// unique in it.
 pub fn build(programs: &[(&str, &str)]) -> Result<Vec<PathBuf>, BuildError> {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
     let mut command = Command::new(&cargo);
-    command.args(["build", "--quiet", "--message-format=json-render-diagnostics"]);
-    for (package, program) in programs {
-        command.args(["--package", package, "--bin", program]);
+    // The whole workspace is selected, whatever is to be built: cargo builds a dependency anew for another set of features, and
+    // the features are those that the selected packages want together.
+    command.args(["build", "--quiet", "--message-format=json-render-diagnostics", "--workspace"]);
+    for (_, program) in programs {
+        command.args(["--bin", program]);
     }
     command.current_dir(crate::lab_dir().join("..")).stdin(Stdio::null()).stderr(Stdio::inherit());
     let output = command.output().map_err(|source| BuildError::Start { cargo, source })?;

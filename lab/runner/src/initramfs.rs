@@ -73,11 +73,15 @@ pub(crate) fn server(image: &Image, binaries: &Binaries) -> Result<Vec<u8>, Init
     }
     for kernel in image.kernels() {
         let directory = format!("lab/kernels/{}", kernel.name);
-        let guest = base(image, kernel, Role::Guest, binaries)?.finish();
-        archive.file(&format!("{directory}/initrd"), 0o644, &guest);
+        archive.file(&format!("{directory}/initrd"), 0o644, &guest(image, kernel, binaries)?);
         archive.symlink(&format!("{directory}/vmlinux"), &format!("/boot/vmlinux-{}", kernel.release));
     }
     Ok(archive.finish())
+}
+
+/// The initial RAM disk of guests with a kernel.
+pub(crate) fn guest(image: &Image, kernel: &Kernel, binaries: &Binaries) -> Result<Vec<u8>, InitramfsError> {
+    Ok(base(image, kernel, Role::Guest, binaries)?.finish())
 }
 
 /// The part that is common to server and guests.

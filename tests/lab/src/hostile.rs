@@ -9,10 +9,10 @@ use std::io::BufRead;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use vnuma_abi_topology_channel::REGION_SIZE;
 use vnuma_abi_topology_channel::ivshmem::{HOST_PEER, REG_DOORBELL, VECTORS};
-use vnuma_scenario::{Nodes, Process, Vm, vnumactl, vnumad};
+use vnuma_scenario::{Nodes, Vm, vnumactl, vnumad};
 
 const PROGRAM: &str = "/root/lab-scenario";
 /// Moves of both VMs while one guest scribbles.
@@ -40,7 +40,7 @@ pub fn run() -> Result<()> {
     said.read_line(&mut line)?;
     ensure!(line.starts_with("scribbling"), "the hostile guest does not scribble: {line:?}");
 
-    let (cpu, start) = (cpu_time(&daemon)?, Instant::now());
+    let (cpu, start) = (daemon.cpu_time()?, Instant::now());
     for number in 1..=MOVES {
         let node = number % 2;
         taskset(&bad, 0, node, &nodes)?;
@@ -49,7 +49,7 @@ pub fn run() -> Result<()> {
             .with_context(|| format!("the other VM, move {number}"))?;
         check(&good, &[node.into(), 1])?;
     }
-    let (cpu, elapsed) = (cpu_time(&daemon)? - cpu, start.elapsed().as_secs_f64());
+    let (cpu, elapsed) = (daemon.cpu_time()? - cpu, start.elapsed().as_secs_f64());
     let share = cpu.as_secs_f64() / elapsed;
     println!(
         "while one guest scribbles and rings for {elapsed:.1} s, vnumad uses {:.1} % of a CPU",
@@ -74,17 +74,6 @@ fn heal(bad: &Vm, nodes: &Nodes) -> Result<()> {
     check_kernel_log(bad)?;
     println!("the hostile guest follows again with a new channel");
     Ok(())
-}
-
-/// User and system time of a process so far.
-fn cpu_time(process: &Process) -> Result<Duration> {
-    let path = format!("/proc/{}/stat", process.0.id());
-    let stat = fs::read_to_string(&path).context(path.clone())?;
-    let fields = stat.rsplit_once(')').context("no command name")?.1;
-    // Fields 14 and 15, counted after the command name (proc(5)); USER_HZ is 100.
-    let ticks: u64 =
-        fields.split_whitespace().skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum();
-    Ok(Duration::from_millis(ticks * 10))
 }
 
 /// In the guest: writes random words over the whole channel and rings every vector of the host, until it is killed.

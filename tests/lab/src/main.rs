@@ -7,6 +7,7 @@ mod hostile;
 mod hotplug;
 mod kills;
 mod lifecycle;
+mod machine;
 mod random;
 mod replug;
 mod shapes;
@@ -41,6 +42,8 @@ enum Scenario {
     Hotplug,
     /// VMs come and go while vnumad runs
     Lifecycle,
+    /// The demonstration on the machine itself, to its end and interrupted
+    Machine,
     /// QEMUs are stopped, used by somebody else, and killed in mid-attach
     Stopped,
     /// vnumad is killed again and again while vCPUs move
@@ -56,6 +59,7 @@ fn main() -> anyhow::Result<()> {
         Scenario::Shapes => shapes::run(),
         Scenario::Kills(arguments) => kills::run(&arguments),
         Scenario::Replug => replug::run(),
+        Scenario::Machine => machine::run(),
         Scenario::Stopped => stopped::run(),
         Scenario::Hotplug => hotplug::run(),
         Scenario::Lifecycle => lifecycle::run(),

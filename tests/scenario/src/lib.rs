@@ -11,12 +11,14 @@ pub const HANG_LIMIT: Duration = Duration::from_secs(120);
 
 mod monitor;
 mod nodes;
+mod place;
 mod process;
 mod replug;
 mod vm;
 
 pub use monitor::Monitor;
-pub use nodes::Nodes;
+pub use nodes::{Nodes, home_nodes};
+pub use place::{DIRECTORY, vnumactl_command};
 pub use process::{Process, output, vnumactl, vnumad, vnumad_logging_to, wait_for};
 pub use replug::{bring_online, replug_when_noticed, vcpu_thread};
 pub use vm::{Vm, tsc_offset, vcpu_threads};

@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result};
 use std::fs;
+use std::path::Path;
 use vnuma_topology::CpuSet;
 
 /// Node of each CPU of the host.
@@ -40,4 +41,23 @@ impl Nodes {
     pub fn cpus(&self, node: u32) -> Option<&CpuSet> {
         self.0.iter().find(|(id, _)| *id == node).map(|(_, cpus)| cpus)
     }
+}
+
+/// Nodes that have CPUs and memory, as lab-vm takes them for the homes of guest nodes, with their CPUs. `root` is `/`, or a
+/// copy of its `sys`.
+pub fn home_nodes(root: &Path) -> Result<Vec<(u32, CpuSet)>> {
+    let list = |name: &str| {
+        let path = root.join("sys/devices/system/node").join(name);
+        let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+        text.parse::<CpuSet>().with_context(|| path.display().to_string())
+    };
+    let (online, memory) = (list("online")?, list("has_memory")?);
+    let mut homes = Vec::new();
+    for node in online.iter().filter(|node| memory.contains(*node)) {
+        let cpus = list(&format!("node{node}/cpulist"))?;
+        if !cpus.is_empty() {
+            homes.push((node, cpus));
+        }
+    }
+    Ok(homes)
 }

@@ -1,8 +1,9 @@
 //! Processes on the lab server.
 
+use crate::place;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
-use std::fs::File;
+use std::fs::{self, File};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -26,6 +27,24 @@ pub fn output(program: &str, arguments: &[&str]) -> Result<String> {
 /// A process that is killed when the scenario ends, however it ends.
 pub struct Process(pub Child);
 
+impl Process {
+    /// User and system time so far. The kernel counts it in hundredths of a second.
+    pub fn cpu_time(&self) -> Result<Duration> {
+        let path = format!("/proc/{}/stat", self.0.id());
+        let stat = fs::read_to_string(&path).with_context(|| path.clone())?;
+        ticks(&stat)
+            .map(|ticks| Duration::from_millis(ticks * 10))
+            .with_context(|| format!("{path}: {stat:?}"))
+    }
+}
+
+/// Sum of fields 14 and 15 of a `stat` file, counted after the command name (proc(5)).
+fn ticks(stat: &str) -> Option<u64> {
+    let fields: Vec<_> = stat.rsplit_once(')')?.1.split_whitespace().skip(11).take(2).collect();
+    let [user, system] = fields[..] else { return None };
+    Some(user.parse::<u64>().ok()? + system.parse::<u64>().ok()?)
+}
+
 impl Drop for Process {
     fn drop(&mut self) {
         // It may be gone already.
@@ -36,13 +55,13 @@ impl Drop for Process {
 
 /// Starts vnumad and waits until it answers.
 pub fn vnumad(arguments: &[&str]) -> Result<Process> {
-    start_vnumad(Command::new("vnumad").args(arguments))
+    start_vnumad(place::vnumad()?.args(arguments))
 }
 
 /// The same, with its log in a file.
 pub fn vnumad_logging_to(log: &Path, arguments: &[&str]) -> Result<Process> {
     let file = File::create(log).with_context(|| log.display().to_string())?;
-    let mut command = Command::new("vnumad");
+    let mut command = place::vnumad()?;
     command.args(arguments).stdout(file.try_clone()?).stderr(file);
     start_vnumad(&mut command).with_context(|| format!("vnumad's log is {}", log.display()))
 }
@@ -55,7 +74,8 @@ fn start_vnumad(command: &mut Command) -> Result<Process> {
 
 /// What `vnumactl ... --json` prints.
 pub fn vnumactl(arguments: &[&str]) -> Result<Value> {
-    let text = output("vnumactl", &[arguments, &["--json"]].concat())?;
+    let words = place::vnumactl_arguments(&[arguments, &["--json"]].concat());
+    let text = output("vnumactl", &words.iter().map(String::as_str).collect::<Vec<_>>())?;
     serde_json::from_str(&text).with_context(|| format!("vnumactl {}: {text:?}", arguments.join(" ")))
 }
 
@@ -69,4 +89,16 @@ pub fn wait_for(what: &str, limit: Duration, mut ready: impl FnMut() -> Result<b
         std::thread::sleep(Duration::from_millis(200));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_has_used_user_and_system_time() {
+        let stat = "7 (a ) b) S 1 7 7 0 -1 4194560 1 0 0 0 250 13 9 9 20 0 1 0 5 0 0";
+        assert_eq!(ticks(stat), Some(263));
+        assert_eq!(ticks("7 (a) S 1 7 7 0 -1 4194560 1 0 0 0 250"), None);
+    }
 }

@@ -1,10 +1,11 @@
 //! VMs of the lab server, through `lab-vm`.
 
 use crate::HANG_LIMIT;
+use crate::place;
 use crate::process::{Process, output, vnumactl, wait_for};
 use anyhow::{Context, Result, bail, ensure};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 /// Threads that run the vCPUs of a QEMU process, in order of the vCPU's index. One
@@ -46,7 +47,7 @@ impl Vm {
         let mut arguments = vec!["start", name];
         arguments.extend(shape.iter().map(String::as_str));
         output("lab-vm", &arguments)?;
-        let directory = Path::new("/run/lab-vm").join(name);
+        let directory = place::vm(name);
         let pid = fs::read_to_string(directory.join("pid")).context("pid of the VM")?.trim().parse()?;
         Ok(Self { name: name.to_owned(), pid, threads: vcpu_threads(pid)?, directory })
     }

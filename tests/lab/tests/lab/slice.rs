@@ -74,6 +74,24 @@ fn vms_are_taken_as_they_are() {
 
 #[test]
 #[ignore = "takes minutes: make soak"]
+fn the_demonstration_runs_on_the_machine_itself_and_leaves_nothing() {
+    let mut job = job(&["lab-scenario", "machine"]);
+    let programs = [
+        ("xtask", "xtask"),
+        ("vnumad", "vnumad"),
+        ("vnumactl", "vnumactl"),
+        ("vnuma-demo", "vnuma-demo"),
+        ("lab-vm", "lab-vm"),
+    ];
+    let built = build_binaries(&programs).expect("the programs build");
+    let there = programs.iter().map(|(_, name)| format!("/root/here/bin/{name}"));
+    job.files.extend(built.into_iter().zip(there));
+    job.files.push((driver::build("6.12").expect("the driver builds"), "/root/here/vnuma.ko".to_owned()));
+    run("4n8c", &[job]);
+}
+
+#[test]
+#[ignore = "takes minutes: make soak"]
 fn a_hostile_guest_hurts_itself_alone() {
     run("2n4c", &[job(&["lab-scenario", "hostile"])]);
 }

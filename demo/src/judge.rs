@@ -1,0 +1,148 @@
+//! What the samples of a run say: was a page on the node of the vCPU that touched it, and did the guest follow?
+
+use crate::checker::Sample;
+use crate::locations::Locations;
+use crate::record::Kind;
+use crate::report::VmReport;
+use crate::series::{Move, Touch};
+use anyhow::{Result, bail, ensure};
+use vnuma_scenario::Vm;
+
+/// Pages at the end of a stay that say whether the guest has followed.
+const LAST_PAGES: usize = 64;
+/// How many of them must be local. Not all: AutoNUMA may be migrating one.
+const LAST_LOCAL_PAGES: usize = 60;
+
+/// Whether the page was on the node of its vCPU, before it was touched and after. One that could not be looked up was not.
+pub fn is_local(sample: &Sample, locations: &Locations) -> bool {
+    let node_at = |tsc| locations.node(sample.tid, tsc);
+    sample.node.is_some() && [sample.before_tsc, sample.after_tsc].map(node_at) == [sample.node; 2]
+}
+
+/// Compares each page's node with that of the vCPU that touched it.
+pub fn judge(vm: &Vm, samples: &[Sample], locations: &Locations) -> Result<VmReport> {
+    let mut report = VmReport::default();
+    let (mut local, mut resident_local) = (0usize, 0usize);
+    for sample in samples {
+        let node_at = |tsc| locations.node(sample.tid, tsc);
+        let (before, after) = (node_at(sample.before_tsc), node_at(sample.after_tsc));
+        ensure!(before.is_some() && after.is_some(), "no location of thread {} in the trace", sample.tid);
+        let is_local = is_local(sample, locations);
+        report.pages_not_found += usize::from(sample.node.is_none());
+        match sample.kind {
+            Kind::Fresh => {
+                report.pages += 1;
+                report.pages_in_transit += usize::from(before != after);
+                local += usize::from(is_local);
+            }
+            Kind::Resident => {
+                report.resident_pages += 1;
+                resident_local += usize::from(is_local);
+            }
+        }
+    }
+    if report.pages == 0 || report.resident_pages == 0 {
+        bail!("the guest of {} reported no pages", vm.name);
+    }
+    (report.stays, report.stays_followed) = stays(vm, samples, locations);
+    report.local_share = local as f64 / report.pages as f64;
+    report.resident_local_share = resident_local as f64 / report.resident_pages as f64;
+    report.vcpu_node_changes =
+        vm.threads.iter().map(|&tid| locations.stays(tid).len().saturating_sub(1)).sum();
+    Ok(report)
+}
+
+/// The fresh pages among samples, by time.
+pub fn touches(samples: &[Sample], locations: &Locations, seconds: impl Fn(u64) -> f64) -> Vec<Touch> {
+    let fresh = samples.iter().filter(|sample| sample.kind == Kind::Fresh);
+    let touch =
+        |sample: &Sample| Touch { seconds: seconds(sample.after_tsc), local: is_local(sample, locations) };
+    fresh.map(touch).collect()
+}
+
+/// The changes of node of a VM's vCPUs, by time. `threads` are in the order of the vCPUs.
+pub fn moves(threads: &[i32], locations: &Locations, seconds: impl Fn(u64) -> f64) -> Vec<Move> {
+    let mut moves = Vec::new();
+    for (vcpu, &tid) in threads.iter().enumerate() {
+        moves.extend(locations.stays(tid).windows(2).map(|pair| Move {
+            seconds: seconds(pair[1].since_tsc),
+            vcpu,
+            from_node: pair[0].node,
+            to_node: pair[1].node,
+        }));
+    }
+    moves.sort_by(|one, other| one.seconds.total_cmp(&other.seconds));
+    moves
+}
+
+/// Stays of vCPUs on a host node, and those at whose end fresh pages were local. Short ones, in which too few pages
+/// were touched, are left out. Time does not count: a guest that has to wait for a CPU follows late, but it follows.
+fn stays(vm: &Vm, samples: &[Sample], locations: &Locations) -> (usize, usize) {
+    let (mut stays, mut followed) = (0, 0);
+    for &tid in &vm.threads {
+        let mut fresh: Vec<_> =
+            samples.iter().filter(|sample| sample.kind == Kind::Fresh && sample.tid == tid).collect();
+        fresh.sort_unstable_by_key(|sample| sample.before_tsc);
+        let placed = fresh.iter().map(|sample| (locations.node(tid, sample.before_tsc), sample.node));
+        let (more, of_them) = count_stays(placed);
+        stays += more;
+        followed += of_them;
+    }
+    (stays, followed)
+}
+
+/// The same from (node of the vCPU, node of the page) of one vCPU's pages in the order that they were touched in.
+fn count_stays(pages: impl Iterator<Item = (Option<u32>, Option<u32>)>) -> (usize, usize) {
+    let (mut stays, mut followed) = (0, 0);
+    let pages: Vec<_> = pages.collect();
+    for stay in pages.chunk_by(|one, next| one.0 == next.0).filter(|stay| stay.len() >= LAST_PAGES) {
+        let last = &stay[stay.len() - LAST_PAGES..];
+        stays += 1;
+        let local = last.iter().filter(|(vcpu, page)| vcpu.is_some() && vcpu == page).count();
+        followed += usize::from(local >= LAST_LOCAL_PAGES);
+    }
+    (stays, followed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::locations::Stay;
+
+    #[test]
+    fn a_stay_counts_by_its_last_pages() {
+        let pages = |vcpu, page, count| std::iter::repeat_n((Some(vcpu), Some(page)), count);
+        let late = pages(0, 0, 64).chain(pages(1, 0, 5000)).chain(pages(1, 1, 64));
+        assert_eq!(count_stays(late), (2, 2));
+        let never = pages(0, 0, 64).chain(pages(1, 0, 5000)).chain(pages(0, 0, 64));
+        assert_eq!(count_stays(never), (3, 2));
+        let too_short = pages(0, 0, 64).chain(pages(1, 0, 63)).chain(pages(2, 0, 4)).chain(pages(2, 2, 60));
+        assert_eq!(count_stays(too_short), (2, 2));
+        assert_eq!(count_stays(pages(0, 1, 0)), (0, 0));
+        assert_eq!(count_stays(std::iter::repeat_n((None, None), 64)), (1, 0));
+    }
+
+    #[test]
+    fn moves_and_pages_have_their_times_and_places() {
+        let stay = |since_tsc, node| Stay { since_tsc, node: Some(node) };
+        let locations = Locations::of(7, &[stay(0, 0), stay(300, 1)]);
+        let seconds = |tsc: u64| tsc as f64 / 100.0;
+        let moved = Move { seconds: 3.0, vcpu: 1, from_node: Some(0), to_node: Some(1) };
+        assert_eq!(moves(&[8, 7], &locations, seconds), [moved]);
+        let sample = |kind, before_tsc, after_tsc, node| Sample { kind, tid: 7, before_tsc, after_tsc, node };
+        let samples = [
+            sample(Kind::Fresh, 100, 200, Some(0)),
+            sample(Kind::Resident, 100, 200, Some(0)),
+            sample(Kind::Fresh, 299, 301, Some(1)),
+            sample(Kind::Fresh, 300, 400, Some(1)),
+            sample(Kind::Fresh, 400, 500, None),
+        ];
+        let touches = touches(&samples, &locations, seconds);
+        let seen: Vec<_> = touches.iter().map(|touch| (touch.seconds, touch.local)).collect();
+        assert_eq!(
+            seen,
+            [(2.0, true), (3.01, false), (4.0, true), (5.0, false)],
+            "a page in transit is not local"
+        );
+    }
+}
