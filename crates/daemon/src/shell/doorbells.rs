@@ -89,3 +89,64 @@ fn run(epoll: &Epoll, inbox: &Inbox) {
         thread::sleep(REST);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Instant;
+    use vnuma_abi_topology_channel::Vcpu;
+    use vnuma_channel::Content;
+    use vnuma_channel_model::GuestEnd;
+    use vnuma_topology::DistanceMatrix;
+
+    /// More than one call of epoll_wait() returns.
+    const VMS: u64 = EVENTS as u64 + 6;
+
+    fn channel() -> (Channel, GuestEnd) {
+        let (channel, socket) = Channel::new(1).expect("a channel");
+        (channel, GuestEnd::connect(&socket).expect("all messages"))
+    }
+
+    /// Doorbells that were reported until the inbox stayed empty for ten times as long as the thread pauses. Twice as many as
+    /// there are VMs are enough.
+    fn reported(inbox: &Inbox, at_least: usize) -> Vec<VmId> {
+        let (mut all, hang) = (Vec::new(), Instant::now() + Duration::from_secs(60));
+        loop {
+            let turn = inbox.take(Instant::now() + 10 * REST).expect("open");
+            let enough = all.len() >= at_least || Instant::now() > hang;
+            if turn.messages.is_empty() && enough || all.len() as u64 > 2 * VMS {
+                all.sort_unstable();
+                return all;
+            }
+            all.extend(turn.messages.into_iter().map(|message| match message {
+                Message::Doorbell(vm) => vm,
+                other => panic!("{other:?}"),
+            }));
+        }
+    }
+
+    #[test]
+    fn guests_that_ring_together_are_each_reported_once() {
+        let inbox = Arc::new(Inbox::default());
+        let doorbells = Doorbells::start(Arc::clone(&inbox)).expect("started");
+        let mut channels: Vec<_> = (1..=VMS).map(|vm| (vm, channel())).collect();
+        for (vm, (channel, _)) in &channels {
+            doorbells.watch(*vm, channel).expect("watched");
+        }
+        let expected: Vec<VmId> = (1..=VMS).collect();
+        let distances = DistanceMatrix::new(vec![vec![10]]).expect("square");
+        let content = Content::new(distances, vec![Vcpu { apic_id: 0, node: 0 }]).expect("within limits");
+        for round in 0..2 {
+            for (_, (channel, guest)) in &mut channels {
+                let generation = channel.publish(&content).expect("published");
+                guest.acknowledge(generation).expect("rung");
+            }
+            assert_eq!(reported(&inbox, expected.len()), expected, "round {round}");
+            for (vm, (channel, _)) in &mut channels {
+                assert!(channel.take_acknowledgement().expect("taken").is_some());
+                doorbells.rearm(*vm, channel);
+            }
+            assert!(reported(&inbox, 0).is_empty(), "nobody rang again");
+        }
+    }
+}

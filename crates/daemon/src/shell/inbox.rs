@@ -193,6 +193,29 @@ mod tests {
     }
 
     #[test]
+    fn whatever_arrives_wakes_up_a_receiver_that_sleeps() {
+        let inbox = Arc::new(Inbox::default());
+        let arrivals: [fn(&Inbox) -> bool; 3] = [
+            |inbox| inbox.send(Message::Event(Event::Woken)),
+            |inbox| inbox.try_send(Event::Woken),
+            |inbox| inbox.request(ApiRequest::Names(oneshot::channel().0)).is_ok(),
+        ];
+        for (number, arrive) in arrivals.into_iter().enumerate() {
+            let (theirs, (done, taken)) = (Arc::clone(&inbox), std::sync::mpsc::channel());
+            thread::spawn(move || {
+                let turn = theirs.take(Instant::now() + Duration::from_secs(3600));
+                done.send(turn.map(|turn| turn.messages.len() + usize::from(turn.request.is_some())))
+            });
+            while !inbox.lock().asleep {
+                thread::yield_now();
+            }
+            assert!(arrive(&inbox));
+            let count = taken.recv_timeout(Duration::from_secs(60));
+            assert_eq!(count.expect("it woke up"), Some(1), "arrival {number}");
+        }
+    }
+
+    #[test]
     fn one_request_too_many_and_one_too_late_are_distinct() {
         let inbox = Inbox::default();
         let ask = || inbox.request(ApiRequest::Names(oneshot::channel().0));
