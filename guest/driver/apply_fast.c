@@ -97,6 +97,7 @@ static void switch_node(void *unused)
 	smp_mb();
 	wanted = READ_ONCE(mine->wanted);
 	vnuma_maps_switch();
+	vnuma_rseq_switch();
 	/* Pairs with has_switched(). */
 	smp_store_release(&mine->done, wanted);
 }
@@ -106,6 +107,7 @@ static void start_switch(int cpu)
 {
 	struct node_switch *its = per_cpu_ptr(&node_switch, cpu);
 
+	vnuma_rseq_expect(cpu);
 	WRITE_ONCE(its->wanted, its->wanted + 1);
 	/* Pairs with switch_node(). */
 	smp_mb();
@@ -416,6 +418,7 @@ static int change_locked(struct vnuma_topology *topology,
 int vnuma_fast_apply(struct vnuma_topology *topology,
 		     struct vnuma_topology **old, struct vnuma_reason *why)
 {
+	struct vnuma_rseq_running running;
 	struct changes changes = { };
 	int err;
 
@@ -433,13 +436,14 @@ int vnuma_fast_apply(struct vnuma_topology *topology,
 	err = change_locked(topology, old, &changes, why);
 	mutex_unlock(vnuma_symbols.sched_domains_mutex);
 	cpus_read_unlock();
+	vnuma_rseq_mark(changes.moved, &running);
 	if (changes.domains) {
 		vnuma_debug_files_pause();
 		vnuma_symbols.rebuild_sched_domains();
 	}
 	rcu_unexpedite_gp();
 	await_switches(changes.moved);
-	vnuma_rseq_moved(changes.moved);
+	vnuma_rseq_finish(changes.moved, &running);
 
 	if (changes.distances)
 		vnuma_distances_rebuild_zonelists();

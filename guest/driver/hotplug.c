@@ -50,7 +50,7 @@ static int came_online(unsigned int cpu)
 	if (vnuma_mode == VNUMA_GD_MODE_SAFE)
 		vnuma_safe_came_online(cpu, node);
 	vnuma_fast_forget_levels();
-	vnuma_rseq_moved(cpumask_of(cpu));
+	vnuma_rseq_came_online(cpu);
 	vnuma_device_refresh_cpus();
 	return 0;
 }

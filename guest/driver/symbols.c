@@ -56,6 +56,8 @@ static const struct {
 	  .is_function = true, .is_optional = true },
 	{ "idle_cpu", &vnuma_symbols.idle_cpu,
 	  .is_function = true, .is_optional = true, .is_comfort = true },
+	{ "task_call_func", &vnuma_symbols.task_call_func,
+	  .is_function = true, .is_optional = true, .is_comfort = true },
 #ifdef VNUMA_DEBUG_FILES
 	{ "debugfs_sched", &vnuma_symbols.debugfs_sched,
 	  .is_optional = true, .is_comfort = true },

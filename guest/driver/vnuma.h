@@ -153,6 +153,10 @@ struct vnuma_symbols {
 	void (*sched_domains_numa_masks_clear)(unsigned int cpu);
 	/* kernel/sched/syscalls.c; may be missing */
 	int (*idle_cpu)(int cpu);
+	/* kernel/sched/core.c; may be missing */
+	int (*task_call_func)(struct task_struct *p,
+			      int (*func)(struct task_struct *p, void *arg),
+			      void *arg);
 	/* kernel/cgroup/cpuset.c */
 	void (*rebuild_sched_domains)(void);
 	/* arch/x86/kernel/smpboot.c */
@@ -232,7 +236,21 @@ void vnuma_distances_rebuild_zonelists(void);
 u32 vnuma_distances_state(const struct vnuma_topology *topology);
 
 /* rseq.c */
-void vnuma_rseq_moved(const struct cpumask *moved);
+#define VNUMA_RSEQ_RUNNING	16
+
+/* Threads that have to be marked and ran. Each is held. */
+struct vnuma_rseq_running {
+	int nr;
+	struct task_struct *threads[VNUMA_RSEQ_RUNNING];
+};
+
+void vnuma_rseq_expect(int cpu);
+void vnuma_rseq_switch(void);
+void vnuma_rseq_mark(const struct cpumask *moved,
+		     struct vnuma_rseq_running *running);
+void vnuma_rseq_finish(const struct cpumask *moved,
+		       struct vnuma_rseq_running *running);
+void vnuma_rseq_came_online(int cpu);
 
 /* device.c */
 
