@@ -23,7 +23,8 @@ use std::{
     process::ExitCode,
 };
 use vnuma_api::{
-    ApiError, ErrorKind, HARDWARE, HostTopology, MoveRequest, ReplugRequest, Replugged, VMS, Vm, vm_path,
+    ApiError, ErrorKind, EventKind, HARDWARE, HostTopology, MoveRequest, ReplugRequest, Replugged, VMS, Vm,
+    vm_path,
 };
 
 /// Shows where the vCPUs of the VMs on this host are and what their guests are told, and moves them.
@@ -96,7 +97,11 @@ enum Command {
         vcpu: u32,
     },
     /// Print what happens, until interrupted
-    Watch,
+    Watch {
+        /// Only events of these kinds: appeared, gone, attached, detached, changed, published, acknowledged, replugged
+        #[arg(long, value_name = "KIND,...", value_delimiter = ',')]
+        events: Vec<EventKind>,
+    },
     /// Show vnumad itself: how it learns locations, what it lost
     Daemon,
     /// Check the host and each VM: which capability is in use, why it is not the best, and what would help
@@ -183,7 +188,7 @@ async fn run(arguments: &Arguments) -> Result<(), ClientError> {
             let done: Replugged = client.post(&vm_path(vm, Some("replug")), body).await?;
             print(json, &done, vms::replugged)
         }
-        Command::Watch => watch::run(&client, json).await,
+        Command::Watch { events } => watch::run(&client, events, json).await,
         Command::Daemon => {
             let daemon: vnuma_api::Daemon = client.get(vnuma_api::DAEMON).await?;
             print(json, &daemon, vms::daemon)
@@ -273,7 +278,10 @@ mod tests {
 
         let mut options: Vec<String> = words(&command, true);
         options.extend(
-            commands.iter().flat_map(|found| words(found, false)).filter(|word| word.starts_with('-')),
+            commands
+                .iter()
+                .flat_map(|found| words(found, false))
+                .filter(|word| word.trim_start_matches('[').starts_with('-')),
         );
         options.extend(["--help, --version".to_owned()]);
         let mut expected: Vec<_> = options.iter().map(|word| word.trim_matches(['[', ']'])).collect();

@@ -7,14 +7,19 @@ use crate::{
 use http_body_util::BodyExt;
 use hyper::Method;
 use std::io::{self, Write};
-use vnuma_api::{Event, WATCH};
+use vnuma_api::{Event, EventKind, WATCH};
 
 /// A longer line is no event.
 const LINE_LIMIT: usize = 1 << 16;
 
-/// Prints events until vnumad ends or this process is interrupted.
-pub async fn run(client: &Client, json: bool) -> Result<(), ClientError> {
-    let mut body = client.open(Method::GET, WATCH, String::new()).await?.into_body();
+/// Prints events of these kinds, or all if none is named, until vnumad ends or this process is interrupted.
+pub async fn run(client: &Client, kinds: &[EventKind], json: bool) -> Result<(), ClientError> {
+    let names: Vec<&str> = kinds.iter().map(|kind| kind.name()).collect();
+    let path = match &names[..] {
+        [] => WATCH.to_owned(),
+        names => format!("{WATCH}?events={}", names.join(",")),
+    };
+    let mut body = client.open(Method::GET, &path, String::new()).await?.into_body();
     let mut pending = Vec::new();
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|source| ClientError::Broken { path: WATCH.to_owned(), source })?;

@@ -380,6 +380,28 @@ fn watching_prints_an_event_a_line() {
     assert_eq!(kinds.by_ref().take(2).collect::<Vec<_>>(), ["attached", "published"]);
     watch.kill().expect("killed");
     watch.wait().expect("ended");
+    host.fails(&["watch", "--events", "gone,moved"], 2, "moved");
+}
+
+#[test]
+fn watching_prints_the_kinds_that_are_asked_for() {
+    use std::io::{BufRead, BufReader};
+    let host = Host::start();
+    let mut watch = host
+        .vnumactl(&["watch", "--json", "--events", "attached,gone"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("runs");
+    wait_for("the watcher", || host.json(&["daemon"])["watchers"] == 1);
+    let qemu = Qemu::start(&host.qmp("web"), true);
+    host.wait_until_listed(1);
+    host.text(&["attach", "web"]);
+    drop(qemu);
+    let lines = BufReader::new(watch.stdout.take().expect("piped")).lines().map_while(Result::ok);
+    let kinds = lines.map(|line| serde_json::from_str::<Value>(&line).expect("JSON")["event"].clone());
+    assert_eq!(kinds.take(2).collect::<Vec<_>>(), ["attached", "gone"]);
+    watch.kill().expect("killed");
+    watch.wait().expect("ended");
 }
 
 #[test]

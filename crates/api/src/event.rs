@@ -35,6 +35,68 @@ impl From<Generation> for String {
     }
 }
 
+/// Kinds of events, by which a watcher chooses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EventKind {
+    /// [`Event::Appeared`].
+    Appeared,
+    /// [`Event::Gone`].
+    Gone,
+    /// [`Event::Attached`].
+    Attached,
+    /// [`Event::Detached`].
+    Detached,
+    /// [`Event::Changed`].
+    Changed,
+    /// [`Event::Published`].
+    Published,
+    /// [`Event::Acknowledged`].
+    Acknowledged,
+    /// [`Event::Replugged`].
+    Replugged,
+}
+
+impl EventKind {
+    /// All of them.
+    pub const ALL: [Self; 8] = [
+        Self::Appeared,
+        Self::Gone,
+        Self::Attached,
+        Self::Detached,
+        Self::Changed,
+        Self::Published,
+        Self::Acknowledged,
+        Self::Replugged,
+    ];
+
+    /// Value of the field `event`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Appeared => "appeared",
+            Self::Gone => "gone",
+            Self::Attached => "attached",
+            Self::Detached => "detached",
+            Self::Changed => "changed",
+            Self::Published => "published",
+            Self::Acknowledged => "acknowledged",
+            Self::Replugged => "replugged",
+        }
+    }
+}
+
+/// A name that no kind of event has.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no kind of event is named {0:?}; there are {names}", names = EventKind::ALL.map(EventKind::name).join(", "))]
+pub struct UnknownEvent(String);
+
+impl FromStr for EventKind {
+    type Err = UnknownEvent;
+    fn from_str(name: &str) -> Result<Self, UnknownEvent> {
+        let known = Self::ALL.into_iter().find(|kind| kind.name() == name);
+        known.ok_or_else(|| UnknownEvent(name.chars().take(40).collect()))
+    }
+}
+
 /// Something that happened. Times are `CLOCK_MONOTONIC` of the host, nanoseconds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "lowercase")]
@@ -120,6 +182,20 @@ pub enum Event {
 }
 
 impl Event {
+    /// Its kind.
+    pub fn kind(&self) -> EventKind {
+        match self {
+            Self::Appeared { .. } => EventKind::Appeared,
+            Self::Gone { .. } => EventKind::Gone,
+            Self::Attached { .. } => EventKind::Attached,
+            Self::Detached { .. } => EventKind::Detached,
+            Self::Changed { .. } => EventKind::Changed,
+            Self::Published { .. } => EventKind::Published,
+            Self::Acknowledged { .. } => EventKind::Acknowledged,
+            Self::Replugged { .. } => EventKind::Replugged,
+        }
+    }
+
     /// The VM that it is about.
     pub fn vm(&self) -> &str {
         match self {
@@ -138,6 +214,20 @@ impl Event {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn kinds_are_named_as_in_json() {
+        for kind in EventKind::ALL {
+            let json = serde_json::json!({
+                "event": kind.name(), "vm": "a", "time_ns": 1, "vcpu": 0, "from": 0, "to": 1, "new_vcpu": 2, "guest_node": 0,
+                "generation": "0000000000000001", "changed_ns": 1, "published_ns": 2, "acknowledged_ns": 3,
+            });
+            let event: Event = serde_json::from_value(json).expect("an event");
+            assert_eq!((event.kind(), kind.name().parse()), (kind, Ok(kind)));
+        }
+        let error = "moved".parse::<EventKind>().expect_err("no kind").to_string();
+        assert!(error.contains("\"moved\"") && error.contains("published, acknowledged"), "{error}");
+    }
 
     #[test]
     fn events_have_the_documented_form() {

@@ -24,7 +24,7 @@ mod event;
 mod path;
 mod vm;
 
-pub use event::{Event, Generation};
+pub use event::{Event, EventKind, Generation, UnknownEvent};
 pub use path::{DAEMON, HARDWARE, VMS, WATCH, vm_path};
 pub use vm::{
     ChannelState, DriverMode, GuestNode, Hypervisor, Publication, RefusedGeneration, Vcpu, VcpuState, Vm,

@@ -17,7 +17,7 @@ use axum::{
     Json, Router,
     body::{Body, Bytes},
     extract::{
-        ConnectInfo, DefaultBodyLimit, FromRequestParts, Path, State, connect_info::Connected,
+        ConnectInfo, DefaultBodyLimit, FromRequestParts, Path, RawQuery, State, connect_info::Connected,
         rejection::BytesRejection,
     },
     http::{StatusCode, header::CONTENT_TYPE, request::Parts},
@@ -35,8 +35,8 @@ use std::{
 };
 use tokio::sync::{mpsc, oneshot};
 use vnuma_api::{
-    ApiError, DAEMON, ErrorKind, Event, HARDWARE, HostTopology, MoveRequest, ReplugRequest, Replugged, VMS,
-    Vm, WATCH,
+    ApiError, DAEMON, ErrorKind, Event, EventKind, HARDWARE, HostTopology, MoveRequest, ReplugRequest,
+    Replugged, UnknownEvent, VMS, Vm, WATCH,
 };
 use vnuma_host::read_host_topology;
 
@@ -246,13 +246,25 @@ fn understand<T: DeserializeOwned>(body: Result<Bytes, BytesRejection>, what: &s
         .map_err(|error| Failure::bad_request(format!("the body is no {what} request: {error}")))
 }
 
+/// The kinds of `?events=KIND,KIND`.
+fn kinds(query: Option<&str>) -> Result<Vec<EventKind>, Failure> {
+    let Some(query) = query.filter(|query| !query.is_empty()) else { return Ok(Vec::new()) };
+    let names = query
+        .strip_prefix("events=")
+        .ok_or_else(|| Failure::bad_request("the query is not events=KIND,KIND".to_owned()))?;
+    let kinds: Result<_, UnknownEvent> = names.split(',').map(str::parse).collect();
+    kinds.map_err(|error| Failure::bad_request(error.to_string()))
+}
+
 async fn watch(
     ConnectInfo(peer): ConnectInfo<Peer>,
     State(context): State<Context>,
+    RawQuery(query): RawQuery,
 ) -> Result<Response, Failure> {
+    let kinds = kinds(query.as_deref())?;
     let (uid, most) = (peer.uid, context.watchers.most());
     let permit = context.watchers.take(uid).ok_or(Refusal::Watchers { uid, most })?;
-    let events = ask(&context, ApiRequest::Watch).await?;
+    let events = ask(&context, |reply| ApiRequest::Watch(kinds, reply)).await?;
     let lines = Body::from_stream(Lines { events, _permit: permit });
     Ok(([(CONTENT_TYPE, "application/x-ndjson")], lines).into_response())
 }

@@ -43,8 +43,8 @@ pub(crate) enum ApiRequest {
     Show(String, oneshot::Sender<Result<api::Vm, Refusal>>),
     /// The daemon itself.
     Daemon(oneshot::Sender<api::Daemon>),
-    /// All events from now on.
-    Watch(oneshot::Sender<mpsc::Receiver<api::Event>>),
+    /// Events of these kinds from now on; all, if none is named.
+    Watch(Vec<api::EventKind>, oneshot::Sender<mpsc::Receiver<api::Event>>),
     /// Something done.
     Act(Request, oneshot::Sender<Result<Answer, Refusal>>),
 }

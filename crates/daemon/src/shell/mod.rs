@@ -269,7 +269,7 @@ impl Shell {
             ApiRequest::Names(reply) => drop(reply.send(self.core.names())),
             ApiRequest::Show(name, reply) => drop(reply.send(self.core.show(&name))),
             ApiRequest::Daemon(reply) => drop(reply.send(self.describe_self())),
-            ApiRequest::Watch(reply) => drop(reply.send(self.watchers.add())),
+            ApiRequest::Watch(kinds, reply) => drop(reply.send(self.watchers.add(kinds))),
             ApiRequest::Act(wanted, reply) => {
                 self.last_request += 1;
                 self.waiting.insert(self.last_request, reply);
