@@ -71,7 +71,7 @@ fn part(
     other: &Vm,
 ) -> Result<serde_json::Value> {
     let (cpu, publications, start) = (daemon.cpu_time()?, publications(other)?, Instant::now());
-    let trips = bench.series(name, moves)?;
+    let trips = bench.moves(name, moves)?;
     let seconds = start.elapsed().as_secs_f64();
     Ok(json!({
         "update_latency_ms": crate::moves::latencies(&trips)?,

@@ -1,15 +1,16 @@
 //! The floor of an update: what no implementation can leave out. A doorbell's round trip between host and guest, and the
 //! guest kernel's own rebuild of its scheduler domains as a cpuset change causes it, in the VM whose updates are timed.
+//! Rebuilds are timed between the moves, because the machine does not keep its speed for the minutes that a series takes.
 
 use crate::clock::monotonic_ns;
 use crate::figures::Percentiles;
+use crate::moves::SETTLE;
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
-use std::time::Duration;
 use vnuma_scenario::{Process, Vm};
 
 /// Plays the host's end of a channel without vnumad.
@@ -18,15 +19,15 @@ const SOCKET: &str = "/run/bench-floor.sock";
 /// The root port that vnumad would use.
 const PORT: &str = "vnuma0";
 const PROGRAM: &str = "/root/bench-topology";
-/// Between two round trips, as between two moves.
-const SETTLE: Duration = Duration::from_millis(50);
 const CGROUPS: &str = "/sys/fs/cgroup";
 
-/// Median of the sum, and of its two parts.
+/// The sum, and its two parts.
 #[derive(Serialize)]
 pub struct Floor {
-    /// Sum of the medians of both parts, in milliseconds.
-    p50: f64,
+    /// Of the sums of a round trip and a rebuild each, in milliseconds, as an update is a sum of phases. (The sum of the two
+    /// medians is less than that, as both have long tails.)
+    #[serde(flatten)]
+    whole: Percentiles,
     /// Host rings, guest reads and acknowledges, host sees it: a publication that changes nothing.
     doorbell_ms: Percentiles,
     /// Write to `cpuset.cpus.partition`, which rebuilds the scheduler domains before it returns.
@@ -85,18 +86,24 @@ impl Doorbell {
     }
 }
 
-/// Times both parts.
-pub fn measure(vm: &Vm, doorbell: &mut Doorbell, times: usize) -> Result<Floor> {
+/// Nanoseconds of rebuilds of the guest's scheduler domains.
+pub fn rebuilds(vm: &Vm, times: usize) -> Result<Vec<f64>> {
+    let text = vm.exec(&[PROGRAM, "rebuild", "--times", &times.to_string()])?;
+    serde_json::from_str(&text).with_context(|| format!("rebuild: {text:?}"))
+}
+
+/// Times round trips of the doorbell, and adds what the rebuilds took.
+pub fn measure(doorbell: &mut Doorbell, rebuilds: &[f64]) -> Result<Floor> {
     let mut trips = Vec::new();
-    for _ in 0..times {
+    for _ in rebuilds {
         std::thread::sleep(SETTLE);
         trips.push(doorbell.publish()?);
     }
-    let text = vm.exec(&[PROGRAM, "rebuild", "--times", &times.to_string()])?;
-    let rebuilds: Vec<f64> = serde_json::from_str(&text).with_context(|| format!("rebuild: {text:?}"))?;
+    let sums = trips.iter().zip(rebuilds).map(|(trip, rebuild)| trip + rebuild);
+    let whole = Percentiles::of_ns(sums).context("no round trips")?;
     let doorbell_ms = Percentiles::of_ns(trips.into_iter()).context("no round trips")?;
-    let rebuild_ms = Percentiles::of_ns(rebuilds.into_iter()).context("no rebuilds")?;
-    Ok(Floor { p50: doorbell_ms.p50 + rebuild_ms.p50, doorbell_ms, rebuild_ms })
+    let rebuild_ms = Percentiles::of_ns(rebuilds.iter().copied()).context("no rebuilds")?;
+    Ok(Floor { whole, doorbell_ms, rebuild_ms })
 }
 
 /// In a guest: makes the last CPU a scheduling partition of its own and undoes it, by turns; prints nanoseconds of each.

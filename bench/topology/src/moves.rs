@@ -14,8 +14,11 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 use vnuma_scenario::{HANG_LIMIT, Nodes, Process, Vm, tsc_offset, vnumactl, vnumad};
 
-/// Between two moves: what the last one and its check stirred up has settled.
-const SETTLE: Duration = Duration::from_millis(400);
+/// Between two moves: what the last one and its check stirred up has settled. Also between two of what the floor is made of,
+/// because CPUs that have slept for longer are slower.
+pub const SETTLE: Duration = Duration::from_millis(400);
+/// Moves between two times that the guest's own rebuilds are timed. Even, as each pair of rebuilds undoes itself.
+const BLOCK: usize = 8;
 const VCPUS: usize = 4;
 const PROGRAM: &str = "/root/bench-topology";
 const CHECKER: &str = "/root/vnuma-check";
@@ -78,12 +81,12 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let cost = serde_json::from_str(&vm.exec(&[PROGRAM, "cost"])?).context("bench-topology cost")?;
 
     let mut bench = Bench::start(&vm, Nodes::read()?)?;
-    let idle = bench.series("idle", arguments.idle)?;
+    let (idle, idle_rebuilds) = bench.series("idle", arguments.idle)?;
     let load = busy(&vm)?;
-    let loaded = bench.series("loaded", arguments.loaded)?;
+    let (loaded, loaded_rebuilds) = bench.series("loaded", arguments.loaded)?;
     drop(load);
     let (wrong_states, map) = bench.end();
-    let [floor_ms, floor_ms_loaded] = floors(&vm, &map, arguments)?;
+    let [floor_ms, floor_ms_loaded] = floors(&vm, &map, [&idle_rebuilds, &loaded_rebuilds])?;
     let report = Report {
         release: vm.exec(&["uname", "-r"])?.trim().to_owned(),
         update_latency_ms: latencies(&idle)?,
@@ -102,7 +105,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
 pub fn shape(kernel: &str) -> Result<Vec<String>> {
     let nodes = Nodes::read()?.with_cpus().count().to_string();
     let vcpus = VCPUS.to_string();
-    Ok(["--nodes", &nodes, "--vcpus", &vcpus, "--memory", "768M", "--kernel", kernel]
+    Ok(["--nodes", &nodes, "--vcpus", &vcpus, "--memory", "1536M", "--kernel", kernel]
         .map(str::to_owned)
         .into())
 }
@@ -125,12 +128,12 @@ fn busy(vm: &Vm) -> Result<Process> {
 }
 
 /// Idle and loaded, after vnumad's channel has gone.
-fn floors(vm: &Vm, map: &[u32], arguments: &Arguments) -> Result<[Floor; 2]> {
+fn floors(vm: &Vm, map: &[u32], [idle, loaded]: [&[f64]; 2]) -> Result<[Floor; 2]> {
     vnumactl(&["detach", &vm.name])?;
     let mut doorbell = Doorbell::attach(vm, map)?;
-    let idle = floor::measure(vm, &mut doorbell, arguments.idle).context("floor, idle")?;
+    let idle = floor::measure(&mut doorbell, idle).context("floor, idle")?;
     let load = busy(vm)?;
-    let loaded = floor::measure(vm, &mut doorbell, arguments.loaded).context("floor, loaded")?;
+    let loaded = floor::measure(&mut doorbell, loaded).context("floor, loaded")?;
     drop(load);
     Ok([idle, loaded])
 }
@@ -192,7 +195,8 @@ impl<'vm> Bench<'vm> {
         let mut program = vm.spawn(&[PROGRAM, "follow"])?;
         let sightings = lines(&mut program)?;
         let watch = Command::new("vnumactl")
-            .args(["watch", "--json"])
+            // Of others, which come while the guest follows, it would be woken for nothing.
+            .args(["watch", "--json", "--events", "acknowledged"])
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn();
@@ -217,17 +221,26 @@ impl<'vm> Bench<'vm> {
         })
     }
 
-    /// Moves one vCPU after the other, each to the next node.
-    pub fn series(&mut self, name: &str, moves: usize) -> Result<Vec<Trip>> {
-        let mut trips = Vec::new();
+    /// Moves in blocks, with the guest's own rebuilds timed before each. Also returns those, in nanoseconds.
+    fn series(&mut self, name: &str, moves: usize) -> Result<(Vec<Trip>, Vec<f64>)> {
+        let (mut trips, mut rebuilds) = (Vec::new(), Vec::new());
         let start = Instant::now();
+        while trips.len() < moves {
+            let times = BLOCK.min(moves - trips.len());
+            rebuilds.extend(floor::rebuilds(self.vm, times).with_context(|| format!("floor, {name}"))?);
+            trips.extend(self.moves(name, times)?);
+            eprintln!("{name}: {} of {moves} moves, {} s", trips.len(), start.elapsed().as_secs());
+        }
+        Ok((trips, rebuilds))
+    }
+
+    /// Moves one vCPU after the other, each to the next node.
+    pub fn moves(&mut self, name: &str, moves: usize) -> Result<Vec<Trip>> {
+        let mut trips = Vec::new();
         for number in 0..moves {
             std::thread::sleep(SETTLE);
             trips.push(self.trip(number % VCPUS).with_context(|| format!("{name}, move {number}"))?);
             self.check();
-            if (number + 1) % 20 == 0 {
-                eprintln!("{name}: {} of {moves} moves, {} s", number + 1, start.elapsed().as_secs());
-            }
         }
         Ok(trips)
     }

@@ -71,11 +71,21 @@ pub(crate) fn stripped(path: &Path) -> io::Result<Vec<u8>> {
 /// Builds programs of the workspace, each given as package and program name, and returns their paths. Names of programs are
 /// unique in it.
 pub fn build(programs: &[(&str, &str)]) -> Result<Vec<PathBuf>, BuildError> {
+    build_with(programs, &[])
+}
+
+/// Like [`build`], as users build them: for programs that are measured.
+pub fn build_release(programs: &[(&str, &str)]) -> Result<Vec<PathBuf>, BuildError> {
+    build_with(programs, &["--release"])
+}
+
+fn build_with(programs: &[(&str, &str)], options: &[&str]) -> Result<Vec<PathBuf>, BuildError> {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
     let mut command = Command::new(&cargo);
     // The whole workspace is selected, whatever is to be built: cargo builds a dependency anew for another set of features, and
     // the features are those that the selected packages want together.
     command.args(["build", "--quiet", "--message-format=json-render-diagnostics", "--workspace"]);
+    command.args(options);
     for (_, program) in programs {
         command.args(["--bin", program]);
     }

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
-use vnuma_lab_runner::{Counters, Exec, Input, Lab, build_binaries, driver, end_on_signals};
+use vnuma_lab_runner::{
+    Counters, Exec, Input, Lab, build_binaries, build_release_binaries, driver, end_on_signals,
+};
 
 const KERNELS: [&str; 3] = ["6.1", "6.12", "7.3"];
 const SERVER: &str = "4n8c";
@@ -109,7 +111,7 @@ struct Size {
 }
 
 const REDUCED: Size =
-    Size { name: "reduced", idle: 40, loaded: 24, replug: 6, demo: 60, overhead: 3, abuse: 12 };
+    Size { name: "reduced", idle: 40, loaded: 40, replug: 6, demo: 60, overhead: 3, abuse: 12 };
 const FULL: Size =
     Size { name: "full", idle: 100, loaded: 60, replug: 12, demo: 300, overhead: 7, abuse: 40 };
 
@@ -118,18 +120,15 @@ struct Programs(Vec<(PathBuf, String)>);
 
 impl Programs {
     fn build() -> Result<Self> {
-        let programs = [
-            ("vnumad", "vnumad"),
-            ("vnumactl", "vnumactl"),
-            ("vnuma-demo", "vnuma-demo"),
-            ("vnuma-bench-topology", "bench-topology"),
-            ("vnuma-lab-tests", "lab-scenario"),
-        ];
-        let there = programs.iter().map(|(_, name)| match *name {
+        let measured =
+            [("vnumad", "vnumad"), ("vnumactl", "vnumactl"), ("vnuma-bench-topology", "bench-topology")];
+        let others = [("vnuma-demo", "vnuma-demo"), ("vnuma-lab-tests", "lab-scenario")];
+        let there = measured.iter().chain(&others).map(|(_, name)| match *name {
             "lab-scenario" => format!("/root/{name}"),
             _ => format!("/usr/local/bin/{name}"),
         });
-        let mut files: Vec<_> = build_binaries(&programs)?.into_iter().zip(there).collect();
+        let built = [build_release_binaries(&measured)?, build_binaries(&others)?].concat();
+        let mut files: Vec<_> = built.into_iter().zip(there).collect();
         for kernel in KERNELS {
             files.push((driver::build(kernel)?, format!("/root/vnuma-{kernel}.ko")));
         }
