@@ -387,11 +387,10 @@ impl Shard {
             Command::Members { members } => {
                 let lost = NodeSet::from_bits(self.members.bits() & !members.bits());
                 self.members = members;
-                let list = |nodes: NodeSet| nodes.iter().map(|node| node.0).collect();
                 // Each shard agrees by itself. What one excludes, the others do not go on with.
                 lost.iter().for_each(|node| self.shared.suspect(node.0));
                 self.saving.end("a member was lost");
-                self.shared.tell(Happening::Members { members: list(members), lost: list(lost) });
+                self.shared.agreed(self.index, members);
             }
             Command::Protest { peer, reason } => {
                 let (field, page) = self.named.unwrap_or(("message", PageId(0)));
