@@ -172,6 +172,7 @@ impl Shard {
         }
         if ready.others.contains(&2) {
             self.take_faults()?;
+            self.peers.give_on(&self.shared);
         }
         if !ready.lanes.is_empty() {
             self.take_frames(&ready.lanes)?;
@@ -187,6 +188,7 @@ impl Shard {
             self.step(Event::Flush)?;
         }
         self.go_on_with_cut()?;
+        self.peers.give_on(&self.shared);
         if self.ticked.elapsed() >= TICK {
             self.ticked = Instant::now();
             self.peers.tick(self.protocol.view().epoch.0, &self.shared);
