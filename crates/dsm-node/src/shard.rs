@@ -30,6 +30,8 @@ use vnuma_dsm_transport::Lane;
 const TICK: Duration = Duration::from_millis(100);
 /// Until a page that is pinned is looked at again.
 const LATER_NS: u64 = 200_000;
+/// Threads whose last page is remembered.
+const THREADS: usize = 4096;
 /// Frames of the next membership whose contents are kept until it is in force.
 const STASH: usize = 256;
 
@@ -58,6 +60,8 @@ pub(crate) struct Shard {
     suspected: u64,
     members: NodeSet,
     pending: HashMap<u64, Pending>,
+    /// The page that each thread waited for last.
+    last: HashMap<i32, u64>,
     managers: Managers,
     /// To whom this node sent its request for a page, and whether it wants to write.
     asked: HashMap<PageId, (NodeId, bool)>,
@@ -108,6 +112,7 @@ impl Shard {
             suspected: 0,
             members,
             pending: HashMap::new(),
+            last: HashMap::new(),
             managers: config.managers.clone(),
             asked: HashMap::new(),
             faults: Vec::new(),
@@ -216,6 +221,7 @@ impl Shard {
                 continue;
             }
             self.place.saw(fault.thread);
+            self.progressed(fault.thread, fault.page)?;
             let write = fault.access == Right::Write;
             if let Entry::Vacant(entry) = self.pending.entry(fault.page) {
                 entry.insert(Pending { since: Instant::now(), write });
@@ -225,6 +231,20 @@ impl Shard {
         }
         self.faults = faults;
         Ok(())
+    }
+
+    /// A thread faults on a page. So it has used the one that it waited for before, or waits for two at once, and then that one
+    /// would be held for nothing.
+    fn progressed(&mut self, thread: i32, page: u64) -> Result<(), NodeError> {
+        if self.last.len() >= THREADS {
+            self.last.clear();
+        }
+        match self.last.insert(thread, page) {
+            Some(before) if before != page && !is_pinned(&self.region, PageId(before)) => {
+                self.step(Event::Progress { page: PageId(before) })
+            }
+            _ => Ok(()),
+        }
     }
 
     fn take_frames(&mut self, places: &[usize]) -> Result<(), NodeError> {

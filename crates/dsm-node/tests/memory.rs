@@ -275,6 +275,29 @@ fn a_pinned_page_keeps_nobody_else_waiting() {
     stop(nodes);
 }
 
+/// A page is held for a thread until it has used it. That it faults on another page shows that it has.
+#[test]
+fn a_thread_that_goes_on_lets_go_of_its_page() {
+    let hold = |config: &mut Config| config.options.hold_ns = 10 * HANG.as_nanos() as u64;
+    let Some(nodes) = cluster(2, PAGES, Transport::Shm, hold) else { return };
+    // Pages of node 1, in one shard.
+    let [page, other] = [PAGES - 2, PAGES - 1];
+    let ours = Words::of(&nodes[0]);
+    ours.at(page, 0).store(1, SeqCst);
+    let theirs = Words::of(&nodes[1]);
+    let wants = thread::spawn(move || theirs.at(page, 0).fetch_add(1, SeqCst));
+    thread::sleep(std::time::Duration::from_millis(50));
+    assert!(!wants.is_finished(), "the page was not held");
+    ours.at(other, 0).store(1, SeqCst);
+    let begin = Instant::now();
+    while !wants.is_finished() {
+        assert!(begin.elapsed() < HANG, "the page is still held");
+        thread::sleep(std::time::Duration::from_millis(1));
+    }
+    assert_eq!(wants.join().expect("no panic"), 1);
+    stop(nodes);
+}
+
 /// What one shard excludes, because others agreed on that, the other shards do not go on with.
 #[test]
 fn a_node_that_one_shard_excludes_is_suspected_by_all() {
