@@ -9,7 +9,7 @@ use std::{
     thread,
     time::Instant,
 };
-use vnuma_abi_dsm_wire::{Access, Body, Contents, Grant, Membership, Message, Payload, View};
+use vnuma_abi_dsm_wire::{Access, Body, Contents, Cut, Grant, Membership, Message, Payload, View};
 use vnuma_dsm::{Options, StopReason};
 use vnuma_dsm_node::{Config, Happening, Node, Stats};
 use vnuma_dsm_transport::{Lanes, Limits};
@@ -296,6 +296,64 @@ fn a_thread_that_goes_on_lets_go_of_its_page() {
     }
     assert_eq!(wants.join().expect("no panic"), 1);
     stop(nodes);
+}
+
+/// A keeper keeps what a member sends in the membership in force, and nothing of another epoch or of a node that was excluded.
+#[test]
+fn second_copies_of_another_epoch_or_an_excluded_node_are_not_kept() {
+    let Some(mut parts) = connected(3, PAGES, Transport::Shm, patient()) else { return };
+    let ((_third, mut excluded), (_second, mut member)) =
+        (parts.pop().expect("three"), parts.pop().expect("three"));
+    let (region, ours) = parts.pop().expect("three");
+    let node = Node::start(&Config::new(0, 3, PAGES), region, ours, |_| {}).expect("starts");
+    let send = |lanes: &mut Lanes, message: Message, content: Option<&[u8; 4096]>, epoch| {
+        let contents = content.map_or(Contents::None, Contents::Page);
+        let lane = lanes[0].get_mut(&0).expect("a lane");
+        lane.send(&Body::Protocol(message, contents), epoch).expect("sent");
+    };
+    let copy = |page| Message::Cut(Cut::Page { number: 1, page, version: 2 });
+    let content = [5; 4096];
+    send(&mut member, copy(0), Some(&content), 0);
+    send(&mut member, copy(1), Some(&content), 65);
+    let view = View { epoch: 65, members: 0b011 };
+    for message in [
+        Membership::Accept { view, round: 1 },
+        Membership::Accept { view, round: 2 },
+        Membership::Holdings { epoch: 65, last: true, pages: Vec::new() },
+        Membership::Directory { epoch: 65, last: true, pages: Vec::new() },
+    ] {
+        send(&mut member, Message::Membership(message), None, 0);
+    }
+    // The answers show that what was sent before them was looked at.
+    let heard = |lanes: &mut Lanes, what: &dyn Fn(&Membership) -> bool| {
+        let (begin, mut heard) = (Instant::now(), false);
+        while !heard {
+            assert!(begin.elapsed() < HANG, "it hangs");
+            let take = |_: &_, body: Body<'_>| {
+                if let Body::Protocol(Message::Membership(message), _) = body {
+                    heard |= what(&message);
+                }
+            };
+            lanes[0].get_mut(&0).expect("a lane").receive(take).expect("frames");
+            thread::sleep(std::time::Duration::from_millis(1));
+        }
+    };
+    heard(&mut member, &|message| matches!(message, Membership::Directory { last: true, .. }));
+    let fenced = |message: &Membership| matches!(message, Membership::Fenced { .. });
+    heard(&mut excluded, &fenced);
+    send(&mut excluded, copy(2), Some(&content), 65);
+    send(&mut excluded, Message::Lost { page: 0 }, None, 65);
+    heard(&mut excluded, &fenced);
+    send(&mut member, copy(3), Some(&content), 0);
+    send(&mut member, copy(4), Some(&content), 65);
+    let (copies, begin, mut kept) = (node.copies(), Instant::now(), Vec::new());
+    while !kept.contains(&4) {
+        assert!(begin.elapsed() < HANG, "it hangs");
+        kept.clear();
+        copies.restore(1, &[0], |page, _| kept.push(page));
+    }
+    assert_eq!(kept, [0, 4]);
+    node.stop();
 }
 
 /// What one shard excludes, because others agreed on that, the other shards do not go on with.
