@@ -231,30 +231,48 @@ fn only_a_newer_membership_without_this_node_fences_it() {
     assert_eq!(node.membership(2, fenced), [Command::Stop { reason: StopReason::Fenced }]);
 }
 
-/// Goes through a change of membership to nodes 0, 1 and 2, as node 1.
-fn changed(node: &mut One) {
+/// Goes through a change of membership to nodes 0, 1 and 2, as node 1. Returns what the last message causes.
+fn changed(node: &mut One) -> Vec<Command> {
     let view = view(66, &[0, 1, 2]);
-    let epoch = view.epoch;
-    let messages = [
-        Membership::Accept { view, round: 1 },
-        Membership::Accept { view, round: 2 },
-        Membership::Holdings { epoch, pages: Vec::new(), last: true },
-        Membership::Directory { epoch, pages: Vec::new(), last: true },
-    ];
-    for message in messages {
+    let messages = |epoch| {
+        [
+            Membership::Accept { view, round: 1 },
+            Membership::Accept { view, round: 2 },
+            Membership::Holdings { epoch, pages: Vec::new(), last: true },
+            Membership::Directory { epoch, pages: Vec::new(), last: true },
+        ]
+    };
+    let mut last = Vec::new();
+    for (message, other) in messages(view.epoch).into_iter().zip(messages(Epoch(65))) {
+        // Lists of another view do not count.
+        if !matches!(other, Membership::Accept { .. }) {
+            assert_eq!(node.membership(0, other.clone()), []);
+            assert_eq!(node.membership(2, other), []);
+        }
         for from in [0, 2] {
             assert_ne!(node.0.view(), view, "it waits for all");
-            node.membership(from, message.clone());
+            last = node.membership(from, message.clone());
         }
     }
     assert_eq!(node.0.view(), view);
+    last
 }
 
 #[test]
 fn frames_of_another_epoch_or_an_excluded_node_change_nothing() {
     let mut node = One::new(1, Options::default());
     node.fault(false);
-    changed(&mut node);
+    let commands = changed(&mut node);
+    // Who is left out is told, and what a thread waits for is asked for anew.
+    let fenced = Membership::Fenced { view: view(66, &[0, 1, 2]) };
+    assert_eq!(said(&commands), [(3, fenced.clone()), (4, fenced)]);
+    let asks = |command: &Command| {
+        matches!(
+            command,
+            Command::Send { to: NodeId(0), frame: Frame { epoch: Epoch(66), message: Message::Request(_) } }
+        )
+    };
+    assert!(commands.iter().any(asks), "{commands:?}");
     let state = node.0.clone();
     assert_eq!(node.in_epoch(0, 0, Message::Grant(read_grant())), []);
     for message in
@@ -286,4 +304,114 @@ fn contents_are_taken_until_the_pages_are_counted() {
         let commands = node.receive(0, Message::Grant(read_grant()));
         assert_eq!(commands.contains(&Command::Wake { page: PAGE }), taken, "round {round}: {commands:?}");
     }
+}
+
+#[test]
+fn a_frame_of_the_next_membership_waits_for_it() {
+    let mut node = One::new(1, Options::default());
+    node.fault(false);
+    node.receive(0, Message::Grant(write_grant()));
+    let view = view(66, &[0, 1, 2]);
+    node.membership(0, Membership::Accept { view, round: 1 });
+    let request = Request { page: PAGE, requester: NodeId(2), kind: Kind::Read, have: 0 };
+    assert_eq!(node.in_epoch(66, 2, Message::Request(request)), []);
+    // Node 0 lets the page stay with the owner that it had.
+    node.membership(2, Membership::Accept { view, round: 1 });
+    let epoch = view.epoch;
+    for message in
+        [Membership::Accept { view, round: 2 }, Membership::Holdings { epoch, pages: Vec::new(), last: true }]
+    {
+        node.membership(0, message.clone());
+        node.membership(2, message);
+    }
+    let pages = vec![vnuma_dsm::Entry { page: PAGE, copyset: NodeSet::EMPTY }];
+    node.membership(0, Membership::Directory { epoch, pages, last: true });
+    let commands = node.membership(2, Membership::Directory { epoch, pages: Vec::new(), last: true });
+    let answers = |command: &Command| {
+        matches!(command, Command::SendPage { to: NodeId(2), frame: Frame { epoch: Epoch(66), .. }, .. })
+    };
+    assert!(commands.iter().any(answers), "{commands:?}");
+}
+
+/// A notice belongs to the epoch in which it was made.
+#[test]
+fn what_was_held_back_is_not_sent_in_the_next_epoch() {
+    let mut node = One::new(0, Options { hold_ns: 0, ..Options::default() });
+    let request = Request { page: PAGE, requester: NodeId(1), kind: Kind::Read, have: 0 };
+    node.receive(1, Message::Request(request));
+    node.fault(true);
+    assert!(node.0.needs_flush());
+    node.at(0, Event::Suspect { node: NodeId(4) });
+    assert!(!node.0.needs_flush());
+}
+
+#[test]
+fn what_two_memberships_have_in_common_may_win() {
+    let conflict = |other| {
+        let mut node = One::new(1, Options::default());
+        assert_eq!(node.membership(2, Membership::Conflict { view: other }), [], "nothing is proposed");
+        node.membership(2, Membership::Accept { view: view(66, &[0, 1, 2, 3]), round: 1 });
+        node.membership(2, Membership::Conflict { view: other })
+    };
+    assert_eq!(conflict(view(130, &[0, 2, 3, 4])), [Command::Stop { reason: StopReason::Fenced }]);
+    assert_eq!(conflict(view(130, &[0, 1, 4])), [Command::Stop { reason: StopReason::Minority }]);
+    // As many members, of an older epoch: this one's holds.
+    assert_eq!(conflict(view(65, &[0, 1, 2, 3])), []);
+    let proposed = |commands: Vec<Command>| {
+        said(&commands).into_iter().find_map(|(_, message)| match message {
+            Membership::Accept { view, round: 1 } => Some(view),
+            _ => None,
+        })
+    };
+    // Newer than both, and this node's.
+    assert_eq!(proposed(conflict(view(130, &[0, 1, 2, 3, 4]))), Some(view(193, &[0, 1, 2, 3])));
+    assert_eq!(proposed(conflict(view(65, &[0, 1, 2, 4]))), Some(view(129, &[0, 1, 2])));
+}
+
+/// Who hears of an owner that had an older content keeps the pointer that it has.
+#[test]
+fn an_old_owner_is_no_hint() {
+    let mut node = One::new(0, Options { hold_ns: 0, ..Options::default() });
+    let request = |requester| {
+        let kind = Kind::Write;
+        Message::Request(Request { page: PAGE, requester: NodeId(requester), kind, have: 1 })
+    };
+    node.receive(1, request(1));
+    let forwarded = |commands: Vec<Command>| commands.iter().find_map(|command| Some(command.sends()?.0));
+    for (version, to) in [(0, 1), (9, 2)] {
+        let mut node = One(node.0.clone());
+        assert_eq!(node.receive(2, Message::OwnerIs { page: PAGE, version }), []);
+        assert_eq!(forwarded(node.receive(3, request(3))), Some(NodeId(to)), "version {version}");
+    }
+}
+
+/// A page whose content is in a cut changes by a new version only.
+#[test]
+fn a_page_is_write_protected_for_a_cut() {
+    let mut node = One::new(0, Options { hold_ns: 0, ..Options::default() });
+    node.fault(true);
+    node.at(0, Event::Fault { page: PageId(1), write: false });
+    let mut commands = Vec::new();
+    assert_eq!(node.0.owned_for_cut(&mut commands), [(PAGE, 2)]);
+    assert_eq!(commands, [Command::SetAccess { page: PAGE, access: Access::Read, twin: false }]);
+    assert_eq!(node.0.state(PAGE), State::Shared);
+    // Again without a write: nothing is to be done, and the version is the same.
+    assert_eq!((node.0.owned_for_cut(&mut commands), commands.len()), (vec![(PAGE, 2)], 1));
+    node.fault(true);
+    assert_eq!(node.0.owned_for_cut(&mut commands), [(PAGE, 3)]);
+}
+
+/// A lost page is asked for once.
+#[test]
+fn a_page_that_is_lost_stays_lost() {
+    let mut node = One::new(1, Options::default());
+    node.fault(false);
+    assert_eq!(node.receive(0, Message::Lost { page: PAGE }), [Command::Poison { page: PAGE }]);
+    assert_eq!(node.fault(true), [Command::Poison { page: PAGE }]);
+    let request = Request { page: PAGE, requester: NodeId(2), kind: Kind::Read, have: 0 };
+    let answer = node.receive(2, Message::Request(request));
+    assert_eq!(
+        answer.iter().filter_map(Command::sends).collect::<Vec<_>>(),
+        [(NodeId(2), &Message::Lost { page: PAGE })]
+    );
 }
