@@ -198,8 +198,10 @@ impl Run<'_> {
         let complain = |error| say(&format!("node {number}: {error}"));
         let lanes = mesh(&listener, &others, &hello, limits, complain)?;
         let (sender, cuts) = (self.sender.clone(), arguments.cut_ms.is_some());
-        let told =
-            move |happening: &Happening| told(number, happening, cuts.then_some((generation, &sender)));
+        let over = AtomicBool::new(false);
+        let told = move |happening: &Happening| {
+            told(number, happening, cuts.then_some(Anew { generation, sender: &sender, over: &over }));
+        };
         Ok(Node::start(&config, region, lanes, told)?)
     }
 }
@@ -218,14 +220,25 @@ fn cut(node: &Node, number: u8) -> Result<bool, String> {
     }
 }
 
+/// What starts a program anew.
+struct Anew<'a> {
+    generation: u32,
+    sender: &'a Sender<Event>,
+    /// It was told that this generation is over.
+    over: &'a AtomicBool,
+}
+
 /// Without second copies the programs need all nodes, so what ends one node ends the run.
-fn told(number: u8, happening: &Happening, anew: Option<(u32, &Sender<Event>)>) {
-    if let Happening::PeerLeft { .. } = happening {
+fn told(number: u8, happening: &Happening, anew: Option<Anew<'_>>) {
+    // The others leave a generation that is over, some before this node does.
+    let over = anew.as_ref().is_some_and(|anew| anew.over.load(Relaxed));
+    if over || matches!(happening, Happening::PeerLeft { .. }) {
         return;
     }
     say(&format!("node {number}: {happening}"));
     match (happening, anew) {
-        (Happening::Members { members, .. }, Some((generation, sender))) => {
+        (Happening::Members { members, .. }, Some(Anew { generation, sender, over })) => {
+            over.store(true, Relaxed);
             let _ = sender.send(Event::Left(generation, members.clone()));
         }
         (Happening::PageLost { .. }, Some(_)) => {}

@@ -76,10 +76,11 @@ impl Copies {
         inside.wanted
     }
 
-    /// It is complete for one more shard.
+    /// It is complete for one more shard. When that comes too late, the cut before stays the newest: survivors may have looked
+    /// at it already, and its pages must not go.
     pub(crate) fn complete(&self, number: u64) {
         let mut inside = self.inside();
-        if inside.wanted == number {
+        if inside.wanted == number && inside.over.is_none() {
             inside.missing = inside.missing.saturating_sub(1);
             if inside.missing == 0 {
                 inside.kept.complete(number);
@@ -111,5 +112,72 @@ impl Copies {
             }
             inside = self.changed.wait_timeout(inside, left).unwrap_or_else(PoisonError::into_inner).0;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(1);
+
+    fn copies() -> Copies {
+        let managers = Managers::new(&[(4, NodeId(0)), (4, NodeId(1))]).expect("ranges");
+        Copies::new(NodeId(0), NodeSet::first(2), managers)
+    }
+
+    fn keep(copies: &Copies, number: u64) {
+        copies.keep(number, PageId(1), number + 1, Box::new([number as u8; 4096]));
+    }
+
+    fn restored(copies: &Copies, number: u64) -> Vec<(u64, u8)> {
+        let mut pages = Vec::new();
+        copies.restore(number, &[0], |page, content| pages.push((page, content[9])));
+        pages
+    }
+
+    #[test]
+    fn a_cut_is_complete_with_the_last_shard() {
+        let copies = copies();
+        assert_eq!((copies.wanted(), copies.newest()), (0, 0));
+        let number = copies.want(2);
+        keep(&copies, number);
+        copies.complete(number);
+        assert!((copies.wanted(), copies.newest()) == (1, 0) && copies.wait(1, Duration::ZERO).is_err());
+        copies.complete(number);
+        copies.wait(number, LIMIT).expect("complete");
+        assert_eq!(restored(&copies, 1), [(1, 1)]);
+        // The next one replaces it when it is complete, and not before.
+        let number = copies.want(2);
+        keep(&copies, number);
+        copies.complete(1);
+        copies.complete(number);
+        assert_eq!((copies.newest(), restored(&copies, 1)), (1, vec![(1, 1)]));
+        copies.complete(number);
+        assert_eq!((copies.newest(), restored(&copies, 1), restored(&copies, 2)), (2, vec![], vec![(1, 2)]));
+    }
+
+    /// Survivors have agreed on the cut before by then, and want its pages.
+    #[test]
+    fn a_cut_that_is_complete_after_a_loss_takes_nothing_away() {
+        let copies = copies();
+        for number in [copies.want(1), 2] {
+            keep(&copies, number);
+            if number == 1 {
+                copies.complete(1);
+            }
+        }
+        assert_eq!(copies.want(1), 2);
+        copies.over("a member was lost");
+        copies.complete(2);
+        assert_eq!(
+            (copies.newest(), restored(&copies, 1), restored(&copies, 2)),
+            (1, vec![(1, 1)], vec![(1, 2)])
+        );
+        let reason = copies.wait(2, LIMIT).expect_err("not complete").to_string();
+        assert_eq!(reason, "cut 2: a member was lost");
+        copies.over("this node has left");
+        assert_eq!(copies.wait(2, LIMIT).expect_err("not complete").to_string(), reason, "the first reason");
+        copies.wait(1, LIMIT).expect("it was complete before");
     }
 }

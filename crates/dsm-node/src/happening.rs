@@ -25,7 +25,7 @@ pub enum Happening {
         /// The field and what is wrong with it.
         field: String,
     },
-    /// A membership is in force.
+    /// A membership is in force in all shards of this node.
     Members {
         /// Who is in it.
         members: Vec<u8>,

@@ -24,6 +24,9 @@ pub(crate) struct Incoming {
     pub contents: Contents,
 }
 
+/// Frames to a peer share system calls up to so many bytes, a few pages: the first of many should not wait for the last.
+const TOGETHER: usize = 16 << 10;
+
 #[derive(Debug)]
 pub(crate) struct Peers {
     lanes: Vec<(NodeId, Lane)>,
@@ -131,9 +134,19 @@ impl Peers {
         self.lanes.retain(|(node, _)| members.contains(*node));
     }
 
+    /// Gives on what the events that were looked at had to send.
+    pub fn give_on(&mut self, shared: &Shared) {
+        let give = |(node, lane): &mut (NodeId, Lane)| Some((*node, lane.give_on(1).err()?));
+        let ended: Vec<_> = self.lanes.iter_mut().filter_map(give).collect();
+        for (node, error) in ended {
+            self.ended(node, &error, shared);
+        }
+    }
+
     /// Says goodbye to all.
     pub fn leave(&mut self, epoch: u64) {
         for (_, lane) in &mut self.lanes {
+            let _ = lane.give_on(1);
             lane.leave(epoch);
         }
         self.lanes.clear();
@@ -162,9 +175,10 @@ impl Peers {
             stats.bytes += bytes as u64;
             shared.count(bytes);
             if outcome.is_ok() {
-                outcome = lane.send(&Body::Protocol(message, contents), frame.epoch.0);
+                outcome = lane.post(&Body::Protocol(message, contents), frame.epoch.0);
             }
         });
+        let outcome = outcome.and_then(|()| lane.give_on(TOGETHER));
         if let Err(error) = outcome {
             self.ended(to, &error, shared);
         }

@@ -5,6 +5,13 @@
 //! protocol asks for, and shards share nothing but who is suspected. So there are no locks.
 //!
 //! The threads of a program use [`Region::guest`]. What happens besides is told as [`Happening`].
+//!
+//! # After a node was lost
+//!
+//! [`Happening::Members`] says that all shards of this node go on without it. Survivors that start anew
+//! ([`Config::members`], [`Copies::restore`]) keep the old node until all of them are connected to each other again, and then
+//! [`Node::leave`] it. From then on the old node of another survivor may find itself without a majority and say so
+//! ([`Happening::Stopped`]); that does not concern the new one.
 
 #![forbid(unsafe_code)]
 
@@ -175,7 +182,7 @@ impl Node {
         for peers in &lanes {
             expect("peers of a shard", peers.len() as u64, (config.members.len() as u64).saturating_sub(1))?;
         }
-        let shared = Arc::new(Shared::new(region.shards(), Box::new(tell))?);
+        let shared = Arc::new(Shared::new(region.shards(), config.members, Box::new(tell))?);
         let copies = Arc::new(Copies::new(NodeId(config.node), config.members, config.managers.clone()));
         let node = Self { region, shared, copies, threads: Mutex::default() };
         for (index, peers) in lanes.into_iter().enumerate() {

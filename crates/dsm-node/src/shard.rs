@@ -30,6 +30,8 @@ use vnuma_dsm_transport::Lane;
 const TICK: Duration = Duration::from_millis(100);
 /// Until a page that is pinned is looked at again.
 const LATER_NS: u64 = 200_000;
+/// Threads whose last page is remembered.
+const THREADS: usize = 4096;
 /// Frames of the next membership whose contents are kept until it is in force.
 const STASH: usize = 256;
 
@@ -58,6 +60,8 @@ pub(crate) struct Shard {
     suspected: u64,
     members: NodeSet,
     pending: HashMap<u64, Pending>,
+    /// The page that each thread waited for last.
+    last: HashMap<i32, u64>,
     managers: Managers,
     /// To whom this node sent its request for a page, and whether it wants to write.
     asked: HashMap<PageId, (NodeId, bool)>,
@@ -108,6 +112,7 @@ impl Shard {
             suspected: 0,
             members,
             pending: HashMap::new(),
+            last: HashMap::new(),
             managers: config.managers.clone(),
             asked: HashMap::new(),
             faults: Vec::new(),
@@ -172,6 +177,7 @@ impl Shard {
         }
         if ready.others.contains(&2) {
             self.take_faults()?;
+            self.peers.give_on(&self.shared);
         }
         if !ready.lanes.is_empty() {
             self.take_frames(&ready.lanes)?;
@@ -187,6 +193,7 @@ impl Shard {
             self.step(Event::Flush)?;
         }
         self.go_on_with_cut()?;
+        self.peers.give_on(&self.shared);
         if self.ticked.elapsed() >= TICK {
             self.ticked = Instant::now();
             self.peers.tick(self.protocol.view().epoch.0, &self.shared);
@@ -214,6 +221,7 @@ impl Shard {
                 continue;
             }
             self.place.saw(fault.thread);
+            self.progressed(fault.thread, fault.page)?;
             let write = fault.access == Right::Write;
             if let Entry::Vacant(entry) = self.pending.entry(fault.page) {
                 entry.insert(Pending { since: Instant::now(), write });
@@ -223,6 +231,20 @@ impl Shard {
         }
         self.faults = faults;
         Ok(())
+    }
+
+    /// A thread faults on a page. So it has used the one that it waited for before, or waits for two at once, and then that one
+    /// would be held for nothing.
+    fn progressed(&mut self, thread: i32, page: u64) -> Result<(), NodeError> {
+        if self.last.len() >= THREADS {
+            self.last.clear();
+        }
+        match self.last.insert(thread, page) {
+            Some(before) if before != page && !is_pinned(&self.region, PageId(before)) => {
+                self.step(Event::Progress { page: PageId(before) })
+            }
+            _ => Ok(()),
+        }
     }
 
     fn take_frames(&mut self, places: &[usize]) -> Result<(), NodeError> {
@@ -387,11 +409,10 @@ impl Shard {
             Command::Members { members } => {
                 let lost = NodeSet::from_bits(self.members.bits() & !members.bits());
                 self.members = members;
-                let list = |nodes: NodeSet| nodes.iter().map(|node| node.0).collect();
                 // Each shard agrees by itself. What one excludes, the others do not go on with.
                 lost.iter().for_each(|node| self.shared.suspect(node.0));
                 self.saving.end("a member was lost");
-                self.shared.tell(Happening::Members { members: list(members), lost: list(lost) });
+                self.shared.agreed(self.index, members);
             }
             Command::Protest { peer, reason } => {
                 let (field, page) = self.named.unwrap_or(("message", PageId(0)));

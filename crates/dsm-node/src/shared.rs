@@ -9,6 +9,7 @@ use std::{
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
+use vnuma_dsm::NodeSet;
 
 type Tell = Box<dyn Fn(&Happening) + Send + Sync>;
 
@@ -23,6 +24,8 @@ pub(crate) struct Shared {
     wakes: Vec<EventFd>,
     /// Messages and bytes of all shards.
     sent: [AtomicU64; 2],
+    /// The membership in force in each shard, and the one that was told last.
+    views: Mutex<(Vec<NodeSet>, NodeSet)>,
     told: Mutex<Vec<Happening>>,
     tell: Tell,
 }
@@ -37,7 +40,7 @@ impl fmt::Debug for Shared {
 const TOLD: usize = 1024;
 
 impl Shared {
-    pub fn new(shards: usize, tell: Tell) -> Result<Self, NodeError> {
+    pub fn new(shards: usize, members: NodeSet, tell: Tell) -> Result<Self, NodeError> {
         let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
         let wake = || EventFd::from_value_and_flags(0, flags).map_err(NodeError::system("eventfd"));
         Ok(Self {
@@ -46,6 +49,7 @@ impl Shared {
             leaving: AtomicBool::new(false),
             wakes: (0..shards).map(|_| wake()).collect::<Result<_, _>>()?,
             sent: Default::default(),
+            views: Mutex::new((vec![members; shards], members)),
             told: Mutex::default(),
             tell,
         })
@@ -73,6 +77,21 @@ impl Shared {
 
     pub fn suspects(&self) -> u64 {
         self.suspects.load(Ordering::Relaxed)
+    }
+
+    /// A membership is in force in a shard. It is told once it is in force in all of them: who acts on it may end this node, and
+    /// the other members would take that for a second loss while one of their shards still agrees on the first.
+    pub fn agreed(&self, shard: usize, members: NodeSet) {
+        let mut views = self.views.lock().unwrap_or_else(PoisonError::into_inner);
+        let (views, told) = &mut *views;
+        views[shard] = members;
+        if views.iter().any(|view| *view != members) || *told == members {
+            return;
+        }
+        let list = |nodes: NodeSet| nodes.iter().map(|node| node.0).collect();
+        let lost = NodeSet::from_bits(told.bits() & !members.bits());
+        *told = members;
+        self.tell(Happening::Members { members: list(members), lost: list(lost) });
     }
 
     pub fn count(&self, bytes: usize) {

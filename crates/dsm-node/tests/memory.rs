@@ -9,10 +9,10 @@ use std::{
     thread,
     time::Instant,
 };
-use vnuma_abi_dsm_wire::{Access, Body, Contents, Grant, Membership, Message, Payload, View};
+use vnuma_abi_dsm_wire::{Access, Body, Contents, Cut, Grant, Membership, Message, Payload, View};
 use vnuma_dsm::{Options, StopReason};
 use vnuma_dsm_node::{Config, Happening, Node, Stats};
-use vnuma_dsm_transport::Limits;
+use vnuma_dsm_transport::{Lanes, Limits};
 
 const PAGES: u64 = 64;
 
@@ -275,6 +275,87 @@ fn a_pinned_page_keeps_nobody_else_waiting() {
     stop(nodes);
 }
 
+/// A page is held for a thread until it has used it. That it faults on another page shows that it has.
+#[test]
+fn a_thread_that_goes_on_lets_go_of_its_page() {
+    let hold = |config: &mut Config| config.options.hold_ns = 10 * HANG.as_nanos() as u64;
+    let Some(nodes) = cluster(2, PAGES, Transport::Shm, hold) else { return };
+    // Pages of node 1, in one shard.
+    let [page, other] = [PAGES - 2, PAGES - 1];
+    let ours = Words::of(&nodes[0]);
+    ours.at(page, 0).store(1, SeqCst);
+    let theirs = Words::of(&nodes[1]);
+    let wants = thread::spawn(move || theirs.at(page, 0).fetch_add(1, SeqCst));
+    thread::sleep(std::time::Duration::from_millis(50));
+    assert!(!wants.is_finished(), "the page was not held");
+    ours.at(other, 0).store(1, SeqCst);
+    let begin = Instant::now();
+    while !wants.is_finished() {
+        assert!(begin.elapsed() < HANG, "the page is still held");
+        thread::sleep(std::time::Duration::from_millis(1));
+    }
+    assert_eq!(wants.join().expect("no panic"), 1);
+    stop(nodes);
+}
+
+/// A keeper keeps what a member sends in the membership in force, and nothing of another epoch or of a node that was excluded.
+#[test]
+fn second_copies_of_another_epoch_or_an_excluded_node_are_not_kept() {
+    let Some(mut parts) = connected(3, PAGES, Transport::Shm, patient()) else { return };
+    let ((_third, mut excluded), (_second, mut member)) =
+        (parts.pop().expect("three"), parts.pop().expect("three"));
+    let (region, ours) = parts.pop().expect("three");
+    let node = Node::start(&Config::new(0, 3, PAGES), region, ours, |_| {}).expect("starts");
+    let send = |lanes: &mut Lanes, message: Message, content: Option<&[u8; 4096]>, epoch| {
+        let contents = content.map_or(Contents::None, Contents::Page);
+        let lane = lanes[0].get_mut(&0).expect("a lane");
+        lane.send(&Body::Protocol(message, contents), epoch).expect("sent");
+    };
+    let copy = |page| Message::Cut(Cut::Page { number: 1, page, version: 2 });
+    let content = [5; 4096];
+    send(&mut member, copy(0), Some(&content), 0);
+    send(&mut member, copy(1), Some(&content), 65);
+    let view = View { epoch: 65, members: 0b011 };
+    for message in [
+        Membership::Accept { view, round: 1 },
+        Membership::Accept { view, round: 2 },
+        Membership::Holdings { epoch: 65, last: true, pages: Vec::new() },
+        Membership::Directory { epoch: 65, last: true, pages: Vec::new() },
+    ] {
+        send(&mut member, Message::Membership(message), None, 0);
+    }
+    // The answers show that what was sent before them was looked at.
+    let heard = |lanes: &mut Lanes, what: &dyn Fn(&Membership) -> bool| {
+        let (begin, mut heard) = (Instant::now(), false);
+        while !heard {
+            assert!(begin.elapsed() < HANG, "it hangs");
+            let take = |_: &_, body: Body<'_>| {
+                if let Body::Protocol(Message::Membership(message), _) = body {
+                    heard |= what(&message);
+                }
+            };
+            lanes[0].get_mut(&0).expect("a lane").receive(take).expect("frames");
+            thread::sleep(std::time::Duration::from_millis(1));
+        }
+    };
+    heard(&mut member, &|message| matches!(message, Membership::Directory { last: true, .. }));
+    let fenced = |message: &Membership| matches!(message, Membership::Fenced { .. });
+    heard(&mut excluded, &fenced);
+    send(&mut excluded, copy(2), Some(&content), 65);
+    send(&mut excluded, Message::Lost { page: 0 }, None, 65);
+    heard(&mut excluded, &fenced);
+    send(&mut member, copy(3), Some(&content), 0);
+    send(&mut member, copy(4), Some(&content), 65);
+    let (copies, begin, mut kept) = (node.copies(), Instant::now(), Vec::new());
+    while !kept.contains(&4) {
+        assert!(begin.elapsed() < HANG, "it hangs");
+        kept.clear();
+        copies.restore(1, &[0], |page, _| kept.push(page));
+    }
+    assert_eq!(kept, [0, 4]);
+    node.stop();
+}
+
 /// What one shard excludes, because others agreed on that, the other shards do not go on with.
 #[test]
 fn a_node_that_one_shard_excludes_is_suspected_by_all() {
@@ -290,11 +371,13 @@ fn a_node_that_one_shard_excludes_is_suspected_by_all() {
         Membership::Holdings { epoch: 65, last: true, pages: Vec::new() },
         Membership::Directory { epoch: 65, last: true, pages: Vec::new() },
     ];
-    let lane = lanes[0].get_mut(&0).expect("a lane");
-    for message in messages {
-        lane.send(&Body::Protocol(Message::Membership(message), Contents::None), 0).expect("sent");
-    }
-    told(&node, |happening| matches!(happening, Happening::Members { lost, .. } if lost == &[2]));
+    let agree = |lanes: &mut Lanes, shard: usize| {
+        let lane = lanes[shard].get_mut(&0).expect("a lane");
+        for message in messages.clone() {
+            lane.send(&Body::Protocol(Message::Membership(message), Contents::None), 0).expect("sent");
+        }
+    };
+    agree(&mut lanes, 0);
     let (begin, mut proposed) = (Instant::now(), false);
     while !proposed {
         assert!(begin.elapsed() < HANG, "the second shard goes on with node 2");
@@ -306,5 +389,10 @@ fn a_node_that_one_shard_excludes_is_suspected_by_all() {
         lanes[1].get_mut(&0).expect("a lane").receive(take).expect("frames");
         thread::sleep(std::time::Duration::from_millis(1));
     }
+    // Who is told may end this node, and its second shard has not agreed yet.
+    let members = |happening: &Happening| matches!(happening, Happening::Members { .. });
+    assert!(!node.happenings().iter().any(members), "{:?}", node.happenings());
+    agree(&mut lanes, 1);
+    assert_eq!(told(&node, members), Happening::Members { members: vec![0, 1], lost: vec![2] });
     node.stop();
 }

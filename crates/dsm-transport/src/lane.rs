@@ -207,6 +207,14 @@ impl Lane {
 
     /// Sends a frame, or has it wait in order behind those that wait already.
     pub fn send(&mut self, body: &Body<'_>, epoch: u64) -> Result<(), TransportError> {
+        let waiting = self.waiting();
+        self.post(body, epoch)?;
+        // Behind bytes that a pipe did not take there is no use in trying again before it says so.
+        if waiting == 0 { self.flush().map(drop) } else { Ok(()) }
+    }
+
+    /// Has a frame wait for [`Self::give_on`], so that several share a system call.
+    pub fn post(&mut self, body: &Body<'_>, epoch: u64) -> Result<(), TransportError> {
         self.alive()?;
         let waiting = self.waiting();
         if waiting >= self.limits.queue_bytes {
@@ -214,8 +222,13 @@ impl Lane {
         }
         encode(body, epoch, self.sent, &mut self.outbox.bytes);
         self.sent += 1;
-        // Behind bytes that a pipe did not take there is no use in trying again before it says so.
-        if waiting == 0 { self.flush().map(drop) } else { Ok(()) }
+        Ok(())
+    }
+
+    /// Gives on what was posted, once there are so many bytes of it. What a pipe did not take waits until it can.
+    pub fn give_on(&mut self, bytes: usize) -> Result<(), TransportError> {
+        let due = self.waiting() >= bytes.max(1) && self.stuck.is_none();
+        if due { self.flush().map(drop) } else { Ok(()) }
     }
 
     /// Bytes that wait to be sent.

@@ -120,6 +120,8 @@ fn frames_out_of_order_again_or_missing() {
     assert_eq!(told_by(&frame(&Body::Ping(1), 2)), text(2));
     let hello = Body::Hello(hello(1, 0));
     assert_eq!(told_by(&frame(&hello, 1)), "header.kind: Hello after the beginning");
+    let refusal = Body::Refusal(vnuma_abi_dsm_wire::Refusal::Peer);
+    assert_eq!(told_by(&frame(&refusal, 1)), "header.kind: Refusal after the beginning");
 }
 
 #[test]

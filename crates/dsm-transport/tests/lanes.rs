@@ -59,6 +59,38 @@ fn frames_arrive_in_order_and_whole() {
     }
 }
 
+/// Frames that are posted share system calls.
+#[test]
+fn posted_frames_wait_until_they_are_given_on() {
+    for transport in ALL {
+        let (mut zero, mut one) = pair(transport, Limits::default());
+        for number in 0..3 {
+            zero.post(&Body::Opaque(&[number]), 0).expect("posted");
+        }
+        let waiting = zero.waiting();
+        zero.give_on(waiting + 1).expect("nothing is due");
+        assert!(waiting > 0 && zero.waiting() == waiting, "{transport:?}");
+        let mut seen = Vec::new();
+        let mut look = |one: &mut vnuma_dsm_transport::Lane| {
+            one.receive(|_, body| {
+                if let Body::Opaque(bytes) = body {
+                    seen.extend_from_slice(bytes);
+                }
+            })
+            .expect("frames");
+            seen.clone()
+        };
+        assert_eq!(look(&mut one), [0_u8; 0], "{transport:?}");
+        zero.give_on(waiting).expect("given on");
+        zero.give_on(1).expect("nothing waits");
+        let begin = Instant::now();
+        while look(&mut one) != [0, 1, 2] {
+            assert!(begin.elapsed() < HANG, "it hangs");
+            wait(&mut [&mut one], &[], Duration::from_millis(5), Duration::ZERO).expect("poll");
+        }
+    }
+}
+
 /// The answer comes from a thread that sleeps, and goes to one that does: nobody misses being woken.
 #[test]
 fn who_sleeps_is_woken() {

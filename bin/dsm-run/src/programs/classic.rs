@@ -41,8 +41,9 @@ pub fn pagerank(shared: &Shared, count: usize) -> Result<(), String> {
     let first = shared.load(PROGRESS) as usize;
     if first == 0 {
         shared.part(count).for_each(|vertex| shared.store(start(0) + vertex, begin.to_bits()));
-        shared.barrier();
     }
+    // Before all have read where to begin, nobody may come to the next cut and change it.
+    shared.barrier();
     for iteration in first..ITERATIONS {
         let (from, to) = (start(iteration % 2), start((iteration + 1) % 2));
         for vertex in shared.part(count) {
@@ -83,4 +84,64 @@ pub fn matrix(shared: &Shared, side: usize) -> Result<(), String> {
         let (row, column) = (at / side, at % side);
         expect("a sum", shared.load(cell(2, row, column)), product(row, column, &value))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{
+        sync::{
+            Arc, Mutex,
+            atomic::{AtomicBool, AtomicU64},
+            mpsc,
+        },
+        thread,
+        time::Duration,
+    };
+
+    /// Two threads of one memory that go on from iteration 2, and the numbers of cuts that each has made.
+    fn resumed(count: usize) -> [Result<usize, String>; 2] {
+        let memory: Arc<Vec<AtomicU64>> = Arc::new((0..512 * WORDS).map(|_| AtomicU64::new(0)).collect());
+        let mut ranks = vec![1.0 / count as f64; count];
+        for _ in 0..2 {
+            ranks = (0..count).map(|vertex| rank(vertex, count, |other| ranks[other])).collect();
+        }
+        for (vertex, rank) in ranks.iter().enumerate() {
+            memory[WORDS + vertex].store(rank.to_bits(), std::sync::atomic::Ordering::SeqCst);
+        }
+        memory[PROGRESS].store(2, std::sync::atomic::Ordering::SeqCst);
+        let (sender, outcomes) = mpsc::channel();
+        for node in 0..2 {
+            let (memory, sender) = (Arc::clone(&memory), sender.clone());
+            thread::spawn(move || {
+                let abandoned = Arc::new(AtomicBool::new(false));
+                let shared = Shared::new(memory.as_ptr() as usize, 512, node, 2, abandoned);
+                let cuts = Arc::new(Mutex::new(0));
+                let counted = Arc::clone(&cuts);
+                let cut = move || {
+                    *counted.lock().expect("not poisoned") += 1;
+                    Ok(true)
+                };
+                let shared = shared.with_cuts(Duration::ZERO, Box::new(cut));
+                shared.barrier();
+                let outcome = pagerank(&shared, count);
+                let made = *cuts.lock().expect("not poisoned");
+                sender.send((node, outcome.map(|()| made))).expect("the test waits");
+            });
+        }
+        let mut both = [const { Err(String::new()) }; 2];
+        for _ in 0..2 {
+            let (node, outcome) = outcomes.recv_timeout(Duration::from_secs(60)).expect("it hangs");
+            both[node] = outcome;
+        }
+        both
+    }
+
+    /// A node that is late must not begin behind the cut that another one has come to.
+    #[test]
+    fn all_nodes_go_on_from_the_same_iteration() {
+        for _ in 0..300 {
+            assert_eq!(resumed(8), [Ok(8), Ok(8)]);
+        }
+    }
 }

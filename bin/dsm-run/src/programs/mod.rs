@@ -4,10 +4,12 @@
 //! |---|---|
 //! | `classic.rs` | lock counter, false sharing, PageRank, matrix product |
 //! | `data.rs` | producer and consumer, word count, Pi |
+//! | `guest.rs` | a guest of KVM whose vCPUs are on all nodes |
 //! | `system.rs` | metadata of a file system, sysbench's memory test |
 
 mod classic;
 mod data;
+mod guest;
 mod system;
 
 use clap::ValueEnum;
@@ -56,6 +58,8 @@ pub enum Program {
     FalseSharing,
     /// Inodes, an allocation map and directories under locks that share a page
     Metadata,
+    /// A small guest of KVM: each node runs one of its vCPUs, and they change places
+    Guest,
     /// Blocks read or written again and again, as sysbench's memory test does (see --block, --scope, --access)
     Memory,
 }
@@ -299,6 +303,7 @@ impl Task {
             Program::WordCount => data::word_count(shared, size(1024)),
             Program::Pi => data::pi(shared, size(2_000_000)),
             Program::Metadata => system::metadata(shared, size(200)),
+            Program::Guest => guest::guest(shared, size(2000)),
             Program::Memory => {
                 let rounds = if self.block == Block::Page { 500 } else { 4 };
                 system::memory(shared, self, size(rounds)).map(|bytes| moved = Some(bytes))
