@@ -3,7 +3,8 @@
 use crate::{expect_clear, expect_plain};
 use std::{ffi::OsStr, os::unix::ffi::OsStrExt, path::Path, time::Duration};
 use vnuma_daemon::Config;
-use vnumactl::Answer;
+use vnuma_placement::scheduling::Policy;
+use vnumactl::{Answer, replay};
 
 /// What was accepted is in its range; a refusal names the file and a line that it has.
 pub fn config(input: &[u8]) {
@@ -17,6 +18,7 @@ pub fn config(input: &[u8]) {
             assert!((millis(10)..=millis(10_000)).contains(&config.poll_interval), "{config:?}");
             assert!((millis(1000)..=millis(60_000)).contains(&config.resync_interval), "{config:?}");
             assert!((1..=1000).contains(&config.settle.max_per_second), "{config:?}");
+            assert!((millis(100)..=millis(10_000)).contains(&config.policy_period), "{config:?}");
             assert!(config.settle.dwell_ns <= 60_000_000_000, "{config:?}");
         }
         Err(error) => {
@@ -49,6 +51,16 @@ pub fn answer(input: &[u8]) {
         b"daemon" => Answer::Daemon,
         b"doctor" => Answer::Doctor,
         b"event" => Answer::Event,
+        b"policies" => Answer::Policies,
+        b"policy" => Answer::Policy,
+        b"recording" => {
+            // Of any content, for any policy; it is refused, or replayed.
+            let policy = Policy::ALL[input.len() % Policy::ALL.len()];
+            return match replay::read(body, policy) {
+                Ok(replayed) => replay::text(&replayed).split('\n').for_each(expect_plain),
+                Err(reason) => expect_plain(&reason.to_string()),
+            };
+        }
         _ => Answer::Error,
     };
     match kind.print(body) {

@@ -7,7 +7,7 @@ use std::{
     sync::{Mutex, OnceLock, PoisonError},
 };
 use vnuma_channel::{Channel, Identity};
-use vnuma_daemon::parse_record;
+use vnuma_daemon::{parse_masks, parse_record};
 
 /// A channel that this process holds, as a hypervisor does, and its identity.
 struct Held {
@@ -32,6 +32,10 @@ fn held() -> &'static Mutex<Held> {
 /// need not guess them. Only what names that channel is taken over.
 pub fn record(input: &[u8]) {
     let text = String::from_utf8_lossy(input);
+    // The record of masks is in a file beside it.
+    if let Err(reason) = parse_masks(&text) {
+        expect_plain(&reason);
+    }
     let identity = match parse_record(&text) {
         Ok(identity) => identity,
         Err(reason) => return expect_plain(&reason),

@@ -26,6 +26,8 @@ pub enum Chaos {
     AskDetach,
     /// An operator wants a vCPU replugged.
     AskReplug,
+    /// An operator sets a policy.
+    AskPolicy,
     /// Several operators want different things of one VM, or of one that is not there.
     AskAll,
     /// A thread finds no rest, and is carried on before its dwell is over.
@@ -64,7 +66,7 @@ pub enum Chaos {
 
 impl Chaos {
     /// All of it.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 25] = [
         Self::Migrate,
         Self::Confine,
         Self::SilentAffinity,
@@ -72,6 +74,7 @@ impl Chaos {
         Self::AskAttach,
         Self::AskDetach,
         Self::AskReplug,
+        Self::AskPolicy,
         Self::AskAll,
         Self::Wander,
         Self::Storm,
@@ -97,6 +100,7 @@ impl Chaos {
             Self::Migrate => MILLI,
             Self::AskMove => MILLI,
             Self::Confine | Self::AskAttach => 10 * MILLI,
+            Self::AskPolicy => 30 * MILLI,
             Self::SilentAffinity => 50 * MILLI,
             Self::AskDetach | Self::AskReplug | Self::AskAll => 60 * MILLI,
             Self::Hang | Self::Reboot | Self::Disconnect => 100 * MILLI,
@@ -123,6 +127,10 @@ impl Simulation {
             Chaos::Confine => self.confine(true),
             Chaos::SilentAffinity => self.confine(false),
             Chaos::AskMove | Chaos::AskAttach | Chaos::AskDetach | Chaos::AskReplug => self.ask_one(chaos),
+            Chaos::AskPolicy => {
+                let slot = self.a_slot();
+                slot.into_iter().for_each(|slot| self.ask_policy(slot));
+            }
             Chaos::AskAll => self.ask_all(),
             Chaos::Wander => self.wander(),
             Chaos::Storm => self.storm(),

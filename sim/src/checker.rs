@@ -11,13 +11,14 @@
 //! | `leak` | what is opened or watched is closed or unwatched, once |
 //! | `ask` | nothing is asked of a connection that is closed, and nothing beside what excludes it |
 //! | `move` | only threads of the process that was described, to the CPUs of that node, one move of a vCPU at a time |
+//! | `mask` | a policy's mask is within its operator's, which is given back as it was; one step of a vCPU at a time |
 //! | `acknowledgement` | an update is announced for the generation that was acknowledged, and for no other |
 //! | `deadline` | a deadline that has been served is not announced again |
 
 use crate::truth::{self, Homes};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use vnuma_api as api;
-use vnuma_daemon::core::event::{Ask, Command, Event, Report, Request};
+use vnuma_daemon::core::event::{Ask, Command, Event, MaskOrder, Report, Request};
 use vnuma_placement::{
     Publication, SettlePolicy,
     world::{ConnectionId, RequestId, VmId},
@@ -55,6 +56,8 @@ struct VcpuView {
     tid: i32,
     at: Option<VcpuLocation>,
     assigned: Option<HostNodeId>,
+    /// A policy did that.
+    by_policy: bool,
     diverged: Option<Diverged>,
     /// When it last stopped to differ after it had drifted.
     drift_ended_ns: Option<u64>,
@@ -116,6 +119,8 @@ pub struct Checker {
     owners: BTreeMap<i32, (VmId, ApicId)>,
     requests: BTreeMap<RequestId, (u64, Request)>,
     moving: BTreeSet<(VmId, i32, ApicId)>,
+    /// Masks that are being set, and the node that they are of.
+    confining: BTreeMap<(VmId, i32, ApicId), Option<HostNodeId>>,
     epochs: BTreeSet<u64>,
     /// What the present step is about.
     moved: Option<(VmId, ApicId, HostNodeId, bool)>,
@@ -147,6 +152,7 @@ impl Checker {
             owners: BTreeMap::new(),
             requests: BTreeMap::new(),
             moving: BTreeSet::new(),
+            confining: BTreeMap::new(),
             epochs: BTreeSet::new(),
             moved: None,
             acknowledged: None,
@@ -205,12 +211,13 @@ impl Checker {
                 self.moved = Some((*vm, *vcpu, *node, outcome.is_ok()));
                 let counts = self.move_counts;
                 if let (Ok(at), Some(view)) = (outcome, self.vcpu_mut(*vm, *vcpu).filter(|_| counts)) {
-                    view.assigned = Some(*node);
+                    (view.assigned, view.by_policy) = (Some(*node), false);
                     // An older reading than the last one still says that it was put there.
                     self.place(*vm, *vcpu, *at);
                     self.judge(*vm, *vcpu, now_ns);
                 }
             }
+            Event::Confined(vm, pid, outcomes) => self.confined(*vm, *pid, outcomes),
             Event::Acknowledged(_, generation) => self.acknowledged = Some(*generation),
             Event::HostChanged(host) => {
                 self.host = host.clone();
@@ -223,6 +230,43 @@ impl Checker {
             }
             _ => {}
         }
+    }
+
+    /// Masks have been set, or not.
+    fn confined(
+        &mut self,
+        vm: VmId,
+        pid: i32,
+        outcomes: &[(ApicId, Result<Option<VcpuLocation>, vnuma_process::ActError>)],
+    ) {
+        for (vcpu, outcome) in outcomes {
+            let Some(node) = self.confining.remove(&(vm, pid, *vcpu)) else { continue };
+            if self.vms.get(&vm).is_none_or(|view| view.pid != pid) {
+                continue;
+            }
+            match outcome {
+                Ok(at) => {
+                    let now_ns = self.now_ns;
+                    self.assign(vm, *vcpu, node);
+                    self.place(vm, *vcpu, *at);
+                    self.judge(vm, *vcpu, now_ns);
+                }
+                Err(vnuma_process::ActError::MaskChanged { .. }) => self.assign(vm, *vcpu, None),
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// A policy has put a vCPU on a node, or has nothing to say of it any more.
+    fn assign(&mut self, vm: VmId, vcpu: ApicId, node: Option<HostNodeId>) {
+        let now_ns = self.now_ns;
+        let Some(view) = self.vcpu_mut(vm, vcpu) else { return };
+        match node {
+            Some(node) => (view.assigned, view.by_policy) = (Some(node), true),
+            None if view.by_policy => (view.assigned, view.by_policy) = (None, false),
+            None => return,
+        }
+        self.judge(vm, vcpu, now_ns);
     }
 
     fn vcpu_mut(&mut self, vm: VmId, vcpu: ApicId) -> Option<&mut VcpuView> {
@@ -289,6 +333,7 @@ impl Checker {
     fn forget(&mut self, vm: VmId) {
         self.vms.remove(&vm);
         self.moving.retain(|(known, ..)| *known != vm);
+        self.confining.retain(|(known, ..), _| *known != vm);
     }
 
     fn described(&mut self, vm: VmId, description: &VmDescription) {
@@ -417,6 +462,17 @@ impl Checker {
             Command::Move { vm, pid, vcpu, tid, node, cpus } => {
                 self.moving(*vm, (*pid, *tid), *vcpu, *node, cpus);
             }
+            Command::Confine { vm, pid, masks } => {
+                for order in masks {
+                    self.confining_one(*vm, *pid, order);
+                }
+            }
+            Command::ForgetMask(_, tid) => {
+                if let Some(&(vm, vcpu)) = self.owners.get(tid) {
+                    self.assign(vm, vcpu, None);
+                }
+            }
+            Command::Count { .. } | Command::RestoreMasks(..) => {}
             Command::Reply(request, answer) => self.answered(*request, answer.is_ok()),
             Command::Announce(api::Event::Acknowledged {
                 vm, generation, changed_ns, published_ns, ..
@@ -462,6 +518,19 @@ impl Checker {
         self.expect(right, "move", || format!("VM {vm}: {cpus} are not the CPUs of node {node}"));
         let fresh = self.moving.insert((vm, pid, vcpu));
         self.expect(fresh, "move", || format!("VM {vm}: vCPU {vcpu} is moved twice at a time"));
+    }
+
+    fn confining_one(&mut self, vm: VmId, pid: i32, order: &MaskOrder) {
+        let MaskOrder { vcpu, tid, cpus, operator, .. } = order;
+        let described = self.vms.get(&vm).is_none_or(|view| {
+            view.pid == pid && view.vcpus.get(vcpu).is_some_and(|known| known.tid == *tid)
+        });
+        self.expect(described, "mask", || format!("VM {vm}: thread {tid} of {pid} is not vCPU {vcpu}"));
+        let within = cpus.as_ref().is_none_or(|cpus| !cpus.is_empty() && cpus.is_subset(operator));
+        self.expect(within, "mask", || format!("VM {vm}: vCPU {vcpu}: {cpus:?} are not within {operator}"));
+        let node = cpus.as_ref().and_then(|cpus| self.host.node_of_cpus(cpus));
+        let fresh = self.confining.insert((vm, pid, *vcpu), node).is_none();
+        self.expect(fresh, "mask", || format!("VM {vm}: two masks of vCPU {vcpu} are set at a time"));
     }
 
     /// The mover has made or refused a move.
@@ -554,7 +623,7 @@ impl Checker {
         match event {
             Event::Hypervisor(connection, _) => self.connections.get(connection).map(|known| known.vm),
             Event::Located(tid, _) => self.owners.get(tid).map(|(vm, _)| *vm),
-            Event::Moved(vm, ..) => Some(*vm),
+            Event::Moved(vm, ..) | Event::Confined(vm, ..) => Some(*vm),
             _ => None,
         }
     }

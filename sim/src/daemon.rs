@@ -4,9 +4,10 @@ use crate::world::{Serial, Slot};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use vnuma_daemon::core::{
     Core,
-    event::{Ask, Event, Report},
+    event::{Ask, Event, MaskOrder, Report},
 };
 use vnuma_placement::world::{ConnectionId, StopReason, VmId};
+use vnuma_process::ActError;
 use vnuma_topology::{ApicId, CpuSet, HostNodeId};
 
 /// What a connection's worker is doing.
@@ -71,6 +72,8 @@ pub enum Message {
     Report(ConnectionId, Report),
     /// A move has ended.
     Moved(VmId, i32, ApicId, HostNodeId, bool, i32),
+    /// Masks were set, or not.
+    Confined(VmId, i32, Vec<(ApicId, i32, Result<(), ActError>)>),
 }
 
 /// A move to be made.
@@ -90,6 +93,21 @@ pub struct MoveOrder {
     pub node: HostNodeId,
     /// The CPUs of that node, as the core knows it.
     pub cpus: CpuSet,
+}
+
+/// Masks to be set, or to be given back.
+#[derive(Clone, Debug)]
+pub struct ConfineOrder {
+    /// The VM.
+    pub vm: VmId,
+    /// Its process.
+    pub pid: i32,
+    /// The machine, if there was a pidfd.
+    pub machine: Option<(Slot, Serial)>,
+    /// The masks. `None`: all are given back by the record.
+    pub masks: Option<Vec<MaskOrder>>,
+    /// They are not set, and said to be.
+    pub lost: bool,
 }
 
 /// A daemon.
@@ -116,6 +134,10 @@ pub struct Daemon {
     pub lost: bool,
     /// When the mover is done with what it has.
     pub mover_ns: u64,
+    /// Threads that are counted: the process, vCPUs and threads of each VM.
+    pub counted: BTreeMap<VmId, (i32, Vec<(ApicId, i32)>)>,
+    /// When they were read last.
+    pub sampled_ns: u64,
 }
 
 impl Daemon {
@@ -133,6 +155,8 @@ impl Daemon {
             inbox: VecDeque::new(),
             lost: false,
             mover_ns: 0,
+            counted: BTreeMap::new(),
+            sampled_ns: 0,
         }
     }
 

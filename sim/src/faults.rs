@@ -55,6 +55,10 @@ pub enum Fault {
     MoveForeignThread,
     /// A vCPU is moved to the CPUs of another node.
     MoveElsewhere,
+    /// A policy confines a vCPU to CPUs that its operator does not allow.
+    MaskBeyondOperator,
+    /// A mask is not given back.
+    KeepMask,
     /// Something is asked while it is being done.
     AskTwice,
     /// Lost events are not healed.
@@ -68,7 +72,7 @@ pub enum Fault {
 pub struct Todo {
     /// What.
     pub command: Command,
-    /// The core is told that a move succeeded, and it failed.
+    /// The core is told that it succeeded, and it failed.
     pub lost: bool,
 }
 
@@ -173,6 +177,19 @@ impl Saboteur {
             (Fault::MoveElsewhere, Command::Move { vm, pid, vcpu, tid, node, cpus }) => {
                 let cpus = if self.strikes(50) { [1 + 8 * (node ^ 1)].into_iter().collect() } else { cpus };
                 push(Command::Move { vm, pid, vcpu, tid, node, cpus });
+            }
+            (Fault::MaskBeyondOperator, Command::Confine { vm, pid, mut masks }) => {
+                for cpus in masks.iter_mut().filter_map(|order| order.cpus.as_mut()) {
+                    if self.strikes(50) {
+                        (0..64).for_each(|cpu| cpus.insert(cpu));
+                    }
+                }
+                push(Command::Confine { vm, pid, masks });
+            }
+            (Fault::KeepMask, Command::Confine { vm, pid, masks }) => {
+                let back = masks.iter().any(|order| order.cpus.is_none());
+                let lost = back && self.strikes(500);
+                todo.push(Todo { command: Command::Confine { vm, pid, masks }, lost });
             }
             (Fault::AskTwice, Command::Ask(connection, ask)) => {
                 push(Command::Ask(connection, ask));

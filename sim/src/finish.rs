@@ -37,7 +37,10 @@ impl Simulation {
             self.drift(20, false);
             self.event(Event::Resync);
         }
+        // Nothing moves vCPUs any more.
+        self.switch_off();
         self.pass(12 * SECOND);
+        self.check_masks();
         self.check_all();
         for _ in 0..8 {
             // Nothing else happens that would wake the core.

@@ -3,9 +3,10 @@
 use crate::rng::Rng;
 use vnuma_topology::{CpuId, CpuSet, DistanceMatrix, HostNode, HostNodeId, HostTopology};
 
-/// Nodes with all of them there, and CPUs of a node with all of them online.
+/// Nodes with all of them there.
 pub const NODES: u32 = 8;
-const CPUS_PER_NODE: u32 = 8;
+/// The same of CPUs of a node.
+pub const CPUS_PER_NODE: u32 = 8;
 
 /// The host as it is.
 #[derive(Clone, Debug)]

@@ -19,6 +19,7 @@ pub mod daemon;
 pub mod faults;
 mod finish;
 pub mod host;
+mod policy;
 pub mod rng;
 mod shell;
 pub mod simulation;

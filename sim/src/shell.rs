@@ -60,6 +60,10 @@ impl Simulation {
                 let after_ns = self.daemon.mover_ns - self.now_ns;
                 self.ours(after_ns, Action::Move(MoveOrder { vm, pid, machine, vcpu, tid, node, cpus }));
             }
+            Command::Count { vm, pid, vcpus } => self.count_threads(vm, pid, vcpus),
+            Command::Confine { vm, pid, masks } => self.order_masks(vm, pid, Some(masks), lost),
+            Command::RestoreMasks(vm, pid) => self.order_masks(vm, pid, None, false),
+            Command::ForgetMask(_, tid) => self.forget_mask(tid),
             Command::WatchProcess(vm, pid) => {
                 let known = self.daemon.pidfds.get(&vm).filter(|(known, ..)| *known == pid);
                 let machine = known.map(|(_, slot, machine)| (*slot, *machine));
@@ -239,7 +243,8 @@ impl Simulation {
         let there = self.world.host.topology.node(order.node).is_some_and(|n| !n.cpus.is_empty());
         let done = is_it && there && !(self.chaotic && self.rng.chance(20));
         if done {
-            self.world.carry(order.tid, order.node, true, &mut self.rng, self.now_ns);
+            self.world.put(order.tid, order.node, &order.cpus, &mut self.rng, self.now_ns);
+            self.forget_mask(order.tid);
             self.thread_moved(order.tid);
         }
         self.count(if done { "moves made" } else { "moves refused" });

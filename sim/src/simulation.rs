@@ -3,7 +3,7 @@
 use crate::{
     chaos::Chaos,
     checker::{Checker, Violation},
-    daemon::{Daemon, Message, MoveOrder},
+    daemon::{ConfineOrder, Daemon, Message, MoveOrder},
     faults::{Fault, Saboteur},
     rng::Rng,
     world::{Serial, Slot, World},
@@ -19,6 +19,7 @@ use vnuma_daemon::core::{
 };
 use vnuma_placement::{
     Policies, SettlePolicy,
+    scheduling::Policy,
     world::{ConnectionId, RequestId, VmId},
 };
 
@@ -62,6 +63,10 @@ pub enum Action {
     LookAtThreads,
     /// The mover makes a move.
     Move(MoveOrder),
+    /// The mover sets masks, or gives them back.
+    Confine(ConfineOrder),
+    /// A period of the counted threads has ended.
+    Sample,
     /// A guest takes over what is published.
     Apply(Slot, Serial),
     /// A guest lets go of a device late.
@@ -313,6 +318,8 @@ impl Simulation {
             Action::LookAtProcess(vm) => self.look_at_process(vm),
             Action::LookAtThreads => self.look_at_threads(),
             Action::Move(order) => self.make_move(&order),
+            Action::Confine(order) => self.set_masks(order),
+            Action::Sample => self.sample(),
             Action::Apply(slot, machine) => self.apply(slot, machine),
             Action::LetGo(slot, machine, device) => self.let_go(slot, machine, device),
             Action::Recover(slot, machine) => self.recover(slot, machine),
@@ -384,6 +391,14 @@ impl Simulation {
                 let at = self.world.read(pid, tid, self.now_ns);
                 let failed = vnuma_process::ActError::Exited { pid };
                 self.step(Event::Moved(vm, vcpu, node, if done { Ok(at) } else { Err(failed) }));
+            }
+            Message::Confined(vm, pid, outcomes) => {
+                let now_ns = self.now_ns;
+                let located = |(vcpu, tid, outcome): (u32, i32, Result<(), vnuma_process::ActError>)| {
+                    (vcpu, outcome.map(|()| self.world.read(pid, tid, now_ns)))
+                };
+                let outcomes = outcomes.into_iter().map(located).collect();
+                self.step(Event::Confined(vm, pid, outcomes));
             }
         }
     }
@@ -473,6 +488,8 @@ impl Simulation {
 
 fn new_core(world: &World, saboteur: &Saboteur, incarnation: u64, seed: u64) -> Core {
     let replug_after_ns = (seed % 2 == 1).then_some(5 * SECOND);
-    let policies = Policies { settle: saboteur.policy(SettlePolicy::default()), replug_after_ns };
+    let schedule = if seed.is_multiple_of(3) { Policy::Vprobe } else { Policy::Off };
+    let settle = saboteur.policy(SettlePolicy::default());
+    let policies = Policies { settle, replug_after_ns, schedule, ..Policies::default() };
     Core::new(world.host.topology.clone(), policies, incarnation as u32 * 1_000_000)
 }

@@ -292,9 +292,11 @@ impl Simulation {
         }
         *slots -= 1;
         let (apic_id, tid) = self.world.plug(slot, &mut machine, node, &mut self.rng, now_ns);
-        let before = self.world.threads.get(&old.tid).map(|thread| thread.at);
-        if let (Some(thread), Some(before)) = (self.world.threads.get_mut(&tid), before) {
-            thread.at = before;
+        let before = self.world.threads.get(&old.tid).map(|thread| (thread.at, thread.mask.cpus.clone()));
+        if let (Some(thread), Some((at, cpus))) = (self.world.threads.get_mut(&tid), before) {
+            thread.at = at;
+            // It is given the affinity that the old one has, whoever set that.
+            thread.mask.set(cpus);
         }
         *machine.spare.entry(old.boot).or_default() += 1;
         let refuses = !machine.guest.cooperates;

@@ -1,10 +1,13 @@
 //! The simulated truth: machines, their threads and their guests. A daemon sees of it what the simulated shell shows it.
 
-use crate::{host::Host, rng::Rng};
+use crate::{
+    host::{CPUS_PER_NODE, Host, NODES},
+    rng::Rng,
+};
 use std::collections::{BTreeMap, VecDeque};
 use vnuma_placement::{Publication, world::StopReason};
 use vnuma_topology::{
-    ApicId, GuestNode, GuestNodeId, HostNodeId, MemoryBacking, Vcpu, VcpuLocation, VmDescription,
+    ApicId, CpuSet, GuestNode, GuestNodeId, HostNodeId, MemoryBacking, Vcpu, VcpuLocation, VmDescription,
 };
 
 /// A handle's place in the list of all handles.
@@ -168,7 +171,7 @@ pub struct Place {
 }
 
 /// A thread of a vCPU.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Thread {
     /// The machine.
     pub machine: Serial,
@@ -180,7 +183,37 @@ pub struct Thread {
     pub vcpu: ApicId,
     /// Where it is; the time is that of its last change.
     pub at: VcpuLocation,
+    /// Who set its mask, and how it is.
+    pub mask: Mask,
 }
+
+/// CPUs that a thread may run on: all of the host, or those of a node, or what a policy chose.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mask {
+    /// The mask.
+    pub cpus: CpuSet,
+    /// The last one that anybody but a policy has set.
+    pub operator: CpuSet,
+    /// A policy has set it.
+    pub by_policy: bool,
+    /// The kernel has broken it, as none of its CPUs was left: what a daemon makes of it is right.
+    pub broken: bool,
+}
+
+impl Mask {
+    /// Somebody sets it who is no policy.
+    pub fn set(&mut self, cpus: CpuSet) {
+        *self = Self { operator: cpus.clone(), cpus, by_policy: false, broken: false };
+    }
+}
+
+/// All CPUs that a host can have.
+pub fn all_cpus() -> CpuSet {
+    (0..NODES * CPUS_PER_NODE).collect()
+}
+
+/// What the record of a process says of a thread: its operator's mask, and those that a policy set or was about to set.
+pub type RecordedMask = (CpuSet, Vec<CpuSet>);
 
 /// Everything that is true.
 #[derive(Clone, Debug)]
@@ -191,6 +224,8 @@ pub struct World {
     pub places: Vec<Place>,
     /// Threads of vCPUs.
     pub threads: BTreeMap<i32, Thread>,
+    /// Records of masks, by the machine: they outlive a daemon.
+    pub records: BTreeMap<Serial, BTreeMap<i32, RecordedMask>>,
     last_serial: Serial,
     last_number: i32,
     /// Process and thread numbers that are free again.
@@ -211,6 +246,7 @@ impl World {
             host: Host::new(),
             places: (0..places).map(place).collect(),
             threads: BTreeMap::new(),
+            records: BTreeMap::new(),
             last_serial: 0,
             last_number: 1000,
             free: VecDeque::new(),
@@ -312,7 +348,9 @@ impl World {
         let node = self.some_node(rng).unwrap_or(0);
         let cpu = self.host.a_cpu(node, rng).unwrap_or(0);
         let at = VcpuLocation { cpu, node, pinned: None, time_ns: now_ns };
-        let thread = Thread { machine: machine.serial, slot, pid: machine.pid, vcpu, at };
+        let all = all_cpus();
+        let mask = Mask { cpus: all.clone(), operator: all, by_policy: false, broken: false };
+        let thread = Thread { machine: machine.serial, slot, pid: machine.pid, vcpu, at, mask };
         self.threads.insert(tid, thread);
         (vcpu, tid)
     }
@@ -336,6 +374,7 @@ impl World {
             self.free.push_back(*tid);
         }
         self.free.push_back(machine.pid);
+        self.records.remove(&machine.serial);
         Some((machine.pid, tids))
     }
 
@@ -345,12 +384,45 @@ impl World {
         Some(VcpuLocation { time_ns: now_ns, ..thread.at })
     }
 
-    /// A thread runs somewhere else, confined or not.
+    /// A thread runs somewhere else, confined or not. Where that is not as before, somebody has set its mask.
     pub fn carry(&mut self, tid: i32, node: HostNodeId, pinned: bool, rng: &mut Rng, now_ns: u64) {
         let Some(cpu) = self.host.a_cpu(node, rng) else { return };
         if let Some(thread) = self.threads.get_mut(&tid) {
-            thread.at = VcpuLocation { cpu, node, pinned: pinned.then_some(node), time_ns: now_ns };
+            let now = pinned.then_some(node);
+            if thread.at.pinned != now {
+                let of_node = node * CPUS_PER_NODE..(node + 1) * CPUS_PER_NODE;
+                thread.mask.set(if pinned { of_node.collect() } else { all_cpus() });
+            }
+            thread.at = VcpuLocation { cpu, node, pinned: now, time_ns: now_ns };
         }
+    }
+
+    /// An operator confines a thread to the CPUs of a node, as vnumad knows them.
+    pub fn put(&mut self, tid: i32, node: HostNodeId, cpus: &CpuSet, rng: &mut Rng, now_ns: u64) {
+        self.carry(tid, node, true, rng, now_ns);
+        if let Some(thread) = self.threads.get_mut(&tid) {
+            thread.mask.set(cpus.clone());
+        }
+    }
+
+    /// The CPUs of a thread that are online.
+    pub fn affinity(&self, tid: i32) -> Option<CpuSet> {
+        let thread = self.threads.get(&tid)?;
+        let online = |cpu: &u32| self.host.topology.node_of_cpu(*cpu).is_some();
+        Some(thread.mask.cpus.iter().filter(online).collect())
+    }
+
+    /// A policy sets a mask, or the operator's is given back.
+    pub fn confine(&mut self, tid: i32, cpus: &CpuSet, by_policy: bool, rng: &mut Rng, now_ns: u64) {
+        let pinned = self.host.topology.node_of_cpus(cpus);
+        let online: Vec<u32> =
+            cpus.iter().filter(|&cpu| self.host.topology.node_of_cpu(cpu).is_some()).collect();
+        let Some(thread) = self.threads.get_mut(&tid) else { return };
+        (thread.mask.cpus, thread.mask.by_policy) = (cpus.clone(), by_policy);
+        let stays = online.contains(&thread.at.cpu);
+        let cpu = if stays { thread.at.cpu } else { rng.pick(&online).unwrap_or(thread.at.cpu) };
+        let node = self.host.topology.node_of_cpu(cpu).unwrap_or(thread.at.node);
+        thread.at = VcpuLocation { cpu, node, pinned, time_ns: now_ns };
     }
 
     /// The kernel takes threads off CPUs that are gone, and breaks affinities that leave none.
@@ -364,6 +436,11 @@ impl World {
             let node = if same.is_some() { thread.at.node } else { 0 };
             let cpu = same.or_else(|| self.host.a_cpu(0, rng)).unwrap_or(0);
             let pinned = thread.at.pinned.filter(|_| same.is_some());
+            if thread.at.pinned.is_some() && pinned.is_none() {
+                // The kernel lets it run anywhere.
+                thread.mask.broken = true;
+                thread.mask.cpus = all_cpus();
+            }
             thread.at = VcpuLocation { cpu, node, pinned, time_ns: now_ns };
             moved.push(tid);
         }

@@ -1,8 +1,8 @@
 //! What is printed for an answer of vnumad.
 
-use crate::{client::ClientError, doctor, hardware, table::plain_lines, vms, watch};
+use crate::{client::ClientError, doctor, hardware, policy, table::plain_lines, vms, watch};
 use serde::de::DeserializeOwned;
-use vnuma_api::{ApiError, Daemon, HostTopology, Vm};
+use vnuma_api::{ApiError, Daemon, HostTopology, Scheduling, Vm};
 
 /// A kind of answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +15,10 @@ pub enum Answer {
     Show,
     /// To `daemon`.
     Daemon,
+    /// To `policy`, of all VMs.
+    Policies,
+    /// To `policy`, of one.
+    Policy,
     /// To the three questions of `doctor`, as an array.
     Doctor,
     /// A line of `watch`.
@@ -31,6 +35,8 @@ impl Answer {
             Self::List => read::<Vec<Vm>>(body).map(|vms| vms::list(&vms)),
             Self::Show => read::<Vm>(body).map(|vm| vms::show(&vm) + &vms::moved(&vm, 0)),
             Self::Daemon => read::<Daemon>(body).map(|daemon| vms::daemon(&daemon)),
+            Self::Policies => read::<Vec<Scheduling>>(body).map(|vms| policy::list(&vms)),
+            Self::Policy => read::<Scheduling>(body).map(|vm| policy::show(&vm)),
             Self::Doctor => read::<(Daemon, HostTopology, Vec<Vm>)>(body)
                 .map(|(daemon, host, vms)| doctor::text(&doctor::examine(&daemon, &host, &vms))),
             Self::Event => watch::line(body, false).map_err(|error| error.to_string()),

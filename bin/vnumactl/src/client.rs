@@ -36,6 +36,10 @@ pub enum ClientError {
     Unexpected { path: String, status: u16, reason: String },
     #[error("vnumad has ended, or dropped this watcher because it read too slowly")]
     WatchEnded,
+    #[error("{}: {source}", path.display())]
+    File { path: PathBuf, source: io::Error },
+    #[error("{}: {source}", path.display())]
+    Replay { path: PathBuf, source: crate::replay::ReplayError },
     #[error("writing the output: {0}")]
     Output(io::Error),
 }

@@ -56,7 +56,7 @@ impl Check {
 
 /// All checks: the host's first, then those of each VM.
 pub fn examine(daemon: &Daemon, host: &HostTopology, vms: &[Vm]) -> Vec<Check> {
-    let mut checks = vec![nodes(host), locations(daemon), affinity(daemon)];
+    let mut checks = vec![nodes(host), locations(daemon), affinity(daemon), counters(daemon)];
     for vm in vms {
         let mut of_vm = vec![connection(vm)];
         of_vm.extend(vm.run_state.as_deref().map(|state| guest(vm, state)));
@@ -111,6 +111,53 @@ fn affinity(daemon: &Daemon) -> Check {
         "a change of a thread's affinity alone makes no event here; it is noticed when the vCPU runs or with the next resync",
         "BPF locations, or a shorter observe.resync_interval_ms",
     )
+}
+
+/// What policies see of memory.
+fn counters(daemon: &Daemon) -> Check {
+    let counters = &daemon.counters;
+    let pmu = "use a host whose PMU is visible (in a VM: its hypervisor has to show it), run vnumad with CAP_PERFMON, and see \
+         that perf_event_open is allowed (kernel.perf_event_paranoid)";
+    if let Some(why) = counters.why_failed.as_ref().filter(|_| counters.failed > 0) {
+        let capability = format!(
+            "{}, {} of {} threads are not counted",
+            counters.source, counters.failed, counters.threads
+        );
+        return Check::lower(Level::Reduced, "counters", &capability, why.clone(), pmu);
+    }
+    let passed_over = match counters.passed_over.is_empty() {
+        true => "no reason is given".to_owned(),
+        false => counters.passed_over.join("; "),
+    };
+    let best = match counters.source.as_str() {
+        "per-node" | "local-remote" => Check::best("counters", counters.source.clone()),
+        "none" | "" => Check::lower(
+            Level::Reduced,
+            "counters",
+            "page-location",
+            format!(
+                "nothing can be counted, so that policies take the place of a VM's pages for that of its accesses: {passed_over}"
+            ),
+            pmu,
+        ),
+        source => Check::lower(
+            Level::Reduced,
+            "counters",
+            source,
+            passed_over,
+            "a PMU whose events tell local memory from remote memory",
+        ),
+    };
+    match &counters.why_no_idle_times {
+        Some(why) => Check::lower(
+            Level::Reduced,
+            "counters",
+            &best.capability,
+            format!("how long CPUs are idle is not known, so that nothing is moved to idle ones: {why}"),
+            "let vnumad read /proc/stat",
+        ),
+        None => best,
+    }
 }
 
 fn connection(vm: &Vm) -> Check {
@@ -306,6 +353,7 @@ pub fn text(checks: &[Check]) -> String {
 mod tests {
     use super::*;
     use std::collections::BTreeMap;
+    use vnuma_api::Counters;
     use vnuma_api::{Generation, GuestNode, Publication, RefusedGeneration};
     use vnuma_topology::DistanceMatrix;
 
@@ -319,9 +367,45 @@ mod tests {
             affinity_events: bpf,
             location_events_lost: 0,
             replug_after_s: None,
+            policy: "off".into(),
+            policy_period_ms: 1000,
+            counters: Counters { source: "per-node".into(), ..Counters::default() },
             watchers: 0,
             watchers_dropped: 0,
         }
+    }
+
+    #[test]
+    fn the_source_of_counters_is_named_with_why_it_is_not_better() {
+        let check = |counters: Counters| {
+            let checks = examine(&Daemon { counters, ..daemon("bpf") }, &HostTopology::default(), &[]);
+            (found(&checks, "counters"), text(&checks))
+        };
+        let counters = |source: &str, passed_over: &[&str]| Counters {
+            source: source.into(),
+            passed_over: passed_over.iter().map(|&why| why.to_owned()).collect(),
+            ..Counters::default()
+        };
+        assert_eq!(
+            check(counters("local-remote", &["per-node: no events"])).0,
+            ("local-remote".into(), Level::Best)
+        );
+        let (found, shown) = check(counters("generic", &["per-node: no such events"]));
+        assert_eq!(found, ("generic".into(), Level::Reduced));
+        assert!(shown.contains("per-node: no such events"), "{shown}");
+        let (found, shown) = check(counters("none", &["generic: not permitted"]));
+        assert_eq!(found, ("page-location".into(), Level::Reduced));
+        assert!(shown.contains("nothing can be counted") && shown.contains("not permitted"), "{shown}");
+        let why_failed = Some("too many open files".to_owned());
+        let (found, shown) =
+            check(Counters { threads: 9, failed: 2, why_failed, ..counters("generic", &[]) });
+        assert_eq!(found, ("generic, 2 of 9 threads are not counted".into(), Level::Reduced));
+        assert!(shown.contains("too many open files"), "{shown}");
+        let blind =
+            Counters { why_no_idle_times: Some("/proc/stat: missing".into()), ..counters("per-node", &[]) };
+        let (found, shown) = check(blind);
+        assert_eq!(found, ("per-node".into(), Level::Reduced));
+        assert!(shown.contains("/proc/stat: missing"), "{shown}");
     }
 
     fn vm(name: &str, homes: &[Option<u32>]) -> Vm {
@@ -360,7 +444,7 @@ mod tests {
     fn at_the_top_nothing_is_left_to_do() {
         let checks = examine(&daemon("bpf"), &HostTopology::default(), &[vm("web", &[Some(0), Some(1)])]);
         assert!(checks.iter().all(|check| check.level == Level::Best), "{checks:?}");
-        assert_eq!(checks.len(), 9);
+        assert_eq!(checks.len(), 10);
         assert!(!text(&checks).contains("remedy"));
     }
 

@@ -5,7 +5,11 @@ mod answer;
 mod client;
 mod doctor;
 mod hardware;
+mod policy;
+mod record;
+pub mod replay;
 mod table;
+mod top;
 mod vms;
 mod watch;
 
@@ -23,9 +27,10 @@ use std::{
     process::ExitCode,
 };
 use vnuma_api::{
-    ApiError, ErrorKind, EventKind, HARDWARE, HostTopology, MoveRequest, ReplugRequest, Replugged, VMS, Vm,
-    vm_path,
+    ApiError, ErrorKind, EventKind, HARDWARE, HostTopology, MoveRequest, POLICIES, PolicyRequest,
+    ReplugRequest, Replugged, Scheduling, VMS, Vm, vm_path,
 };
+use vnuma_placement::scheduling::Policy;
 
 /// Shows where the vCPUs of the VMs on this host are and what their guests are told, and moves them.
 ///
@@ -96,9 +101,41 @@ enum Command {
         #[arg(long, value_name = "N")]
         vcpu: u32,
     },
+    /// Show by which policies vCPUs are scheduled and what they did, or set the policy of a VM
+    Policy {
+        /// Name of the VM; all of them without it
+        #[arg(value_parser = name())]
+        vm: Option<String>,
+        /// The policy: off, observe, credit, vcpu-p, lb, brm, vprobe-paper, vprobe
+        #[arg(long, value_name = "P", requires = "vm")]
+        set: Option<String>,
+    },
+    /// Show all vCPUs with their policies, again and again, until interrupted
+    Top {
+        /// Once, as a table
+        #[arg(long)]
+        once: bool,
+    },
+    /// Record what policies see, once a period, until interrupted
+    Record {
+        /// File to make
+        file: PathBuf,
+        /// End after so many periods
+        #[arg(long, value_name = "N", value_parser = number(), allow_negative_numbers = true)]
+        periods: Option<u32>,
+    },
+    /// Give a recording to a policy, and show what it would have done
+    Replay {
+        /// A recording
+        file: PathBuf,
+        /// The policy, as with `policy --set`
+        #[arg(long, value_name = "P")]
+        policy: Policy,
+    },
     /// Print what happens, until interrupted
     Watch {
-        /// Only events of these kinds: appeared, gone, attached, detached, changed, published, acknowledged, replugged
+        /// Only events of these kinds: appeared, gone, attached, detached, changed, published, acknowledged, replugged,
+        /// confined, policy
         #[arg(long, value_name = "KIND,...", value_delimiter = ',')]
         events: Vec<EventKind>,
     },
@@ -187,6 +224,27 @@ async fn run(arguments: &Arguments) -> Result<(), ClientError> {
             let body = body.map_err(|error| ClientError::Output(error.into()))?;
             let done: Replugged = client.post(&vm_path(vm, Some("replug")), body).await?;
             print(json, &done, vms::replugged)
+        }
+        Command::Policy { vm: None, .. } => {
+            let vms: Vec<Scheduling> = client.get(POLICIES).await?;
+            print(json, &vms, |vms| policy::list(vms))
+        }
+        Command::Policy { vm: Some(vm), set: None } => {
+            let vm: Scheduling = client.get(&vm_path(vm, Some("policy"))).await?;
+            print(json, &vm, policy::show)
+        }
+        Command::Policy { vm: Some(vm), set: Some(policy) } => {
+            let body = serde_json::to_string(&PolicyRequest { policy: policy.clone() });
+            let body = body.map_err(|error| ClientError::Output(error.into()))?;
+            let vm: Scheduling = client.post(&vm_path(vm, Some("policy")), body).await?;
+            print(json, &vm, policy::show)
+        }
+        Command::Top { once } => top::run(&client, json, *once).await,
+        Command::Record { file, periods } => record::run(&client, file, periods.map(u64::from)).await,
+        Command::Replay { file, policy } => {
+            let replayed = replay::file(file, *policy);
+            let replayed = replayed.map_err(|source| ClientError::Replay { path: file.clone(), source })?;
+            print(json, &replayed, replay::text)
         }
         Command::Watch { events } => watch::run(&client, events, json).await,
         Command::Daemon => {

@@ -193,6 +193,13 @@ pub fn daemon(daemon: &Daemon) -> String {
     let seconds = |after: u64| format!("of itself, after {after} s");
     text +=
         &format!("vCPUs are replugged: {}\n", daemon.replug_after_s.map_or("when asked for".into(), seconds));
+    text += &format!(
+        "policy by default: {}, a period of {} ms; counters: {}, {} threads counted\n",
+        plain(&daemon.policy),
+        daemon.policy_period_ms,
+        plain(&daemon.counters.source),
+        daemon.counters.threads
+    );
     text + &format!("watchers: {}, dropped as too slow: {}\n", daemon.watchers, daemon.watchers_dropped)
 }
 

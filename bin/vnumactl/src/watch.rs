@@ -74,6 +74,12 @@ fn text(event: &Event) -> String {
             "{}  {vm}: vCPU {vcpu} replugged to guest node {guest_node}; it is vCPU {new_vcpu} now, with another CPU number in the guest",
             seconds(*time_ns)
         ),
+        Event::Confined { vcpu, step, .. } => {
+            format!("{}  {vm}: {}", seconds(step.time_ns), plain(&step.text(*vcpu)))
+        }
+        Event::Policy { policy, time_ns, .. } => {
+            format!("{}  {vm}: its policy is {}", seconds(*time_ns), plain(policy))
+        }
         Event::Published { generation, time_ns, changed_ns, .. } => {
             let after = millis(*changed_ns, *time_ns);
             format!(

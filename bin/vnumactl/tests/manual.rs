@@ -7,6 +7,7 @@ use errors::compare;
 use std::process::Command;
 use vnuma_daemon::core::Refusal;
 use vnuma_hypervisor::VmError;
+use vnumactl::replay::ReplayError;
 
 /// What vnumactl says where no vnumad is.
 fn unreachable() -> String {
@@ -41,6 +42,8 @@ fn the_manual_names_errors_by_their_text() {
     let mut made: Vec<String> = of_vm.iter().map(ToString::to_string).collect();
     made.extend(refusals.iter().map(ToString::to_string));
     made.push(unreachable());
+    let broken = ReplayError::Line { line: 3, reason: "expected value".into() };
+    made.extend([broken, ReplayError::Empty].map(|error| format!("web.rec: {error}")));
     // crates/daemon/tests/rights.rs has the same text from a running daemon.
     made.push("user 7 has 64 connections to vnumad, the most that one may have".into());
     compare(include_str!("../../../docs/vnumactl.md"), &made);

@@ -1,5 +1,6 @@
 //! What a watcher is sent.
 
+use crate::PolicyStep;
 use serde::{Deserialize, Serialize};
 use std::{fmt, num::ParseIntError, str::FromStr};
 
@@ -54,11 +55,15 @@ pub enum EventKind {
     Acknowledged,
     /// [`Event::Replugged`].
     Replugged,
+    /// [`Event::Confined`].
+    Confined,
+    /// [`Event::Policy`].
+    Policy,
 }
 
 impl EventKind {
     /// All of them.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 10] = [
         Self::Appeared,
         Self::Gone,
         Self::Attached,
@@ -67,6 +72,8 @@ impl EventKind {
         Self::Published,
         Self::Acknowledged,
         Self::Replugged,
+        Self::Confined,
+        Self::Policy,
     ];
 
     /// Value of the field `event`.
@@ -80,6 +87,8 @@ impl EventKind {
             Self::Published => "published",
             Self::Acknowledged => "acknowledged",
             Self::Replugged => "replugged",
+            Self::Confined => "confined",
+            Self::Policy => "policy",
         }
     }
 }
@@ -98,7 +107,7 @@ impl FromStr for EventKind {
 }
 
 /// Something that happened. Times are `CLOCK_MONOTONIC` of the host, nanoseconds.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "lowercase")]
 pub enum Event {
     /// A VM was found.
@@ -179,6 +188,25 @@ pub enum Event {
         /// When.
         time_ns: u64,
     },
+    /// A policy has confined a vCPU, or given it its operator's CPUs again.
+    Confined {
+        /// The VM.
+        vm: String,
+        /// APIC id of the vCPU.
+        vcpu: u32,
+        /// What was done, and why.
+        #[serde(flatten)]
+        step: PolicyStep,
+    },
+    /// A VM has another policy.
+    Policy {
+        /// The VM.
+        vm: String,
+        /// Its name.
+        policy: String,
+        /// When.
+        time_ns: u64,
+    },
 }
 
 impl Event {
@@ -193,6 +221,8 @@ impl Event {
             Self::Published { .. } => EventKind::Published,
             Self::Acknowledged { .. } => EventKind::Acknowledged,
             Self::Replugged { .. } => EventKind::Replugged,
+            Self::Confined { .. } => EventKind::Confined,
+            Self::Policy { .. } => EventKind::Policy,
         }
     }
 
@@ -206,6 +236,8 @@ impl Event {
             | Self::Changed { vm, .. }
             | Self::Published { vm, .. }
             | Self::Replugged { vm, .. }
+            | Self::Confined { vm, .. }
+            | Self::Policy { vm, .. }
             | Self::Acknowledged { vm, .. } => vm,
         }
     }
@@ -221,6 +253,7 @@ mod tests {
             let json = serde_json::json!({
                 "event": kind.name(), "vm": "a", "time_ns": 1, "vcpu": 0, "from": 0, "to": 1, "new_vcpu": 2, "guest_node": 0,
                 "generation": "0000000000000001", "changed_ns": 1, "published_ns": 2, "acknowledged_ns": 3,
+                "policy": "vprobe", "cause": "its memory is there",
             });
             let event: Event = serde_json::from_value(json).expect("an event");
             assert_eq!((event.kind(), kind.name().parse()), (kind, Ok(kind)));

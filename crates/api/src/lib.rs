@@ -10,6 +10,10 @@
 //! | `POST /v1/vms/NAME/detach` |                 | [`Vm`]                      | act   |
 //! | `POST /v1/vms/NAME/move`   | [`MoveRequest`] | [`Vm`]                      | act   |
 //! | `POST /v1/vms/NAME/replug` | [`ReplugRequest`] | [`Replugged`]             | act   |
+//! | `POST /v1/vms/NAME/policy` | [`PolicyRequest`] | [`Scheduling`]            | act   |
+//! | `GET /v1/vms/NAME/policy`  |                 | [`Scheduling`]              | read  |
+//! | `GET /v1/policies`         |                 | array of [`Scheduling`]     | read  |
+//! | `GET /v1/observations`     |                 | [`Observation`]s, one JSON a line, one a period | read |
 //! | `GET /v1/watch`            |                 | [`Event`]s, one JSON a line | read  |
 //!
 //! Everybody who may connect to the socket may read. Acting is for root, the daemon's own user, and a group if one is
@@ -21,11 +25,15 @@
 #![forbid(unsafe_code)]
 
 mod event;
+mod observation;
 mod path;
+mod scheduling;
 mod vm;
 
 pub use event::{Event, EventKind, Generation, UnknownEvent};
-pub use path::{DAEMON, HARDWARE, VMS, WATCH, vm_path};
+pub use observation::{Observation, ObservedCounts, ObservedVcpu, ObservedVm};
+pub use path::{DAEMON, HARDWARE, OBSERVATIONS, POLICIES, VMS, WATCH, vm_path};
+pub use scheduling::{Counters, PolicyRequest, PolicyStep, Scheduling, VcpuScheduling};
 pub use vm::{
     ChannelState, DriverMode, GuestNode, Hypervisor, Publication, RefusedGeneration, Vcpu, VcpuState, Vm,
 };
@@ -113,6 +121,15 @@ pub struct Daemon {
     pub location_events_lost: u64,
     /// Seconds after which it replugs a vCPU by itself where nothing can be published to the guest. `None`: never.
     pub replug_after_s: Option<u64>,
+    /// Policy of a VM until an operator sets another one.
+    #[serde(default)]
+    pub policy: String,
+    /// Length of a period of the policies, milliseconds.
+    #[serde(default)]
+    pub policy_period_ms: u64,
+    /// Where the counts of vCPUs come from.
+    #[serde(default)]
+    pub counters: Counters,
     /// Watchers that are connected.
     pub watchers: usize,
     /// Watchers that were dropped because they read too slowly.

@@ -6,6 +6,10 @@ pub const HARDWARE: &str = "/v1/hardware";
 pub const DAEMON: &str = "/v1/daemon";
 /// All VMs.
 pub const VMS: &str = "/v1/vms";
+/// How the vCPUs of all VMs are scheduled.
+pub const POLICIES: &str = "/v1/policies";
+/// What the policies are given, once a period.
+pub const OBSERVATIONS: &str = "/v1/observations";
 /// Events as they happen.
 pub const WATCH: &str = "/v1/watch";
 

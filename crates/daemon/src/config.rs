@@ -10,7 +10,7 @@ use std::{
 };
 use toml::Spanned;
 use vnuma_host::location::Prefer;
-use vnuma_placement::SettlePolicy;
+use vnuma_placement::{SettlePolicy, scheduling::Policy};
 
 /// The configuration file if none is named.
 pub const DEFAULT_PATH: &str = "/etc/vnuma/vnumad.toml";
@@ -49,6 +49,10 @@ pub struct Config {
     pub settle: SettlePolicy,
     /// How long a vCPU of a guest without a channel has to be away from its guest node before it is replugged. `None`: for ever.
     pub replug_after: Option<Duration>,
+    /// How the vCPUs of a VM are scheduled until an operator says otherwise.
+    pub policy: Policy,
+    /// Length of a period of the scheduling policies.
+    pub policy_period: Duration,
 }
 
 /// Why the configuration is refused.
@@ -96,6 +100,7 @@ struct File {
     observe: Observe,
     publish: Publish,
     replug: Replug,
+    policy: PolicySection,
 }
 
 #[derive(Default, Deserialize)]
@@ -165,6 +170,13 @@ struct Replug {
     after_s: Option<Spanned<i64>>,
 }
 
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct PolicySection {
+    default: Option<Spanned<String>>,
+    period_ms: Option<Spanned<i64>>,
+}
+
 impl Default for Config {
     fn default() -> Self {
         Self {
@@ -182,6 +194,8 @@ impl Default for Config {
             records: "/run/vnuma/channels".into(),
             settle: SettlePolicy::default(),
             replug_after: None,
+            policy: Policy::Off,
+            policy_period: Duration::from_secs(1),
         }
     }
 }
@@ -225,6 +239,9 @@ impl Config {
         )?;
         let settle = file.publish.settle(&source, default.settle)?;
         let replug_after = source.number("replug.after_s", &file.replug.after_s, 1..=86_400)?;
+        let policy_period =
+            millis("policy.period_ms", &file.policy.period_ms, 100..=10_000, default.policy_period)?;
+        let policy = source.policy("policy.default", file.policy.default.as_ref())?;
         let only_sockets = file.vms.sockets.is_some() && file.vms.directory.is_none();
         let directory = source.absolute("vms.directory", file.vms.directory.as_ref())?;
         Ok(Self {
@@ -258,6 +275,8 @@ impl Config {
                 .unwrap_or(default.records),
             settle,
             replug_after: replug_after.map(Duration::from_secs),
+            policy: policy.unwrap_or(default.policy),
+            policy_period,
         })
     }
 }
@@ -324,6 +343,20 @@ impl Source<'_> {
         })
     }
 
+    /// The name of a scheduling policy.
+    fn policy(
+        &self,
+        key: &'static str,
+        value: Option<&Spanned<String>>,
+    ) -> Result<Option<Policy>, ConfigError> {
+        let Some(value) = value else { return Ok(None) };
+        let name = value.get_ref();
+        name.parse().map(Some).map_err(|_| {
+            let expected = format!("one of {}", Policy::ALL.map(Policy::name).join(", "));
+            self.value_error(key, value, sanitize(&format!("{name:?}")), expected)
+        })
+    }
+
     /// A limit for each user.
     fn count(
         &self,
@@ -386,6 +419,9 @@ mod tests {
             records = "/a/r"
             [replug]
             after_s = 7
+            [policy]
+            default = "vprobe"
+            period_ms = 500
         "#;
         let expected = Config {
             socket: "/a/s".into(),
@@ -407,6 +443,8 @@ mod tests {
                 max_per_second: 3,
             },
             replug_after: Some(Duration::from_secs(7)),
+            policy: Policy::Vprobe,
+            policy_period: Duration::from_millis(500),
         };
         assert_eq!(parse(text), Ok(expected));
     }
@@ -438,6 +476,12 @@ mod tests {
             (
                 "[api]\nconnections_per_user = 0",
                 "/etc/x.toml: line 2: api.connections_per_user = 0: must be 1 to 4096",
+            ),
+            ("[policy]\nperiod_ms = 99", "/etc/x.toml: line 2: policy.period_ms = 99: must be 100 to 10000"),
+            (
+                "[policy]\n\ndefault = \"best\"",
+                "/etc/x.toml: line 3: policy.default = \"best\": must be one of off, observe, credit, vcpu-p, lb, brm, \
+                 vprobe-paper, vprobe",
             ),
             ("[replug]\nafter_s = 0", "/etc/x.toml: line 2: replug.after_s = 0: must be 1 to 86400"),
             ("[api]\nsocket = \"x\"", "/etc/x.toml: line 2: api.socket = \"x\": must be an absolute path"),

@@ -16,4 +16,4 @@ mod shell;
 pub use config::Config;
 pub use run::run;
 pub use server::SocketError;
-pub use shell::{BackendFactory, parse_record};
+pub use shell::{BackendFactory, MaskRecord, parse_masks, parse_record};

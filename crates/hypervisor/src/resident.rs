@@ -48,6 +48,34 @@ pub fn parse_numa_maps(text: &str, start: u64) -> Option<Vec<(HostNodeId, u64)>>
     Some(pages.into_iter().map(|(node, pages)| (node, pages.saturating_mul(page_kib))).collect())
 }
 
+/// Mappings with less than this part of the largest one's pages are no memory of a guest, but programs and their heaps.
+const PART: u64 = 16;
+
+/// Pages of a process by node, from `/proc/PID/numa_maps`, KiB: of its large mappings, which a VM's memory is in.
+pub fn parse_resident(text: &str) -> Vec<(HostNodeId, u64)> {
+    let pages = |line: &str| {
+        let start = line.split_once(' ').and_then(|(address, _)| u64::from_str_radix(address, 16).ok())?;
+        parse_numa_maps(line, start)
+    };
+    let mappings: Vec<_> = text.lines().filter_map(pages).collect();
+    let size =
+        |pages: &[(HostNodeId, u64)]| pages.iter().fold(0_u64, |sum, (_, kib)| sum.saturating_add(*kib));
+    let largest = mappings.iter().map(|pages| size(pages)).max().unwrap_or(0);
+    let mut all: BTreeMap<HostNodeId, u64> = BTreeMap::new();
+    for pages in mappings.iter().filter(|pages| size(pages) > 0 && size(pages) >= largest / PART) {
+        for &(node, kib) in pages {
+            let sum = all.entry(node).or_default();
+            *sum = sum.saturating_add(kib);
+        }
+    }
+    all.into_iter().collect()
+}
+
+/// Pages of a VM's process by node, KiB. Walks all page tables of the process, which takes long for a large VM.
+pub fn read_resident(pid: i32) -> Result<Vec<(HostNodeId, u64)>, ProcError> {
+    procfs::read_process(pid, "numa_maps", FILE_LIMIT).map(|text| parse_resident(&text))
+}
+
 /// Host virtual addresses of RAM blocks by name, from HMP `info ramblock`; none of a QEMU
 /// that does not show them. A backend's block has the name of the backend.
 pub fn parse_ramblocks(text: &str) -> BTreeMap<String, u64> {
@@ -101,6 +129,18 @@ mod tests {
     }
 
     #[test]
+    fn a_vms_memory_is_in_its_large_mappings() {
+        let text = "55550000 default file=/usr/bin/qemu mapped=300 N0=300 kernelpagesize_kB=4\n\
+            7f0000000000 default anon=9 N0=10000 N3=20000 kernelpagesize_kB=4\n\
+            7f1000000000 bind:1 huge anon=3 N1=30 kernelpagesize_kB=2048\nnonsense N2=9\n7f2 default\n";
+        assert_eq!(parse_resident(text), [(0, 40_000), (1, 61_440), (3, 80_000)]);
+        assert_eq!(parse_resident(""), []);
+        let own = read_resident(std::process::id().cast_signed());
+        assert!(own.is_ok_and(|pages| pages.iter().all(|(_, kib)| *kib > 0)));
+        assert!(read_resident(i32::MAX).is_err());
+    }
+
+    #[test]
     fn a_backend_is_found_by_address_or_by_a_size_of_its_own() {
         let mappings = [(0x1000, 64), (0x2000, 32), (0x3000, 64)];
         assert_eq!(find_mapping(&mappings, Some(0x3000), 64), Some(0x3000));
@@ -122,7 +162,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_text_is_survived(text in "(.|[0-9a-fN=x \n-]){0,200}", start in any::<u64>()) {
-            let _ = (parse_maps(&text), parse_numa_maps(&text, start), parse_ramblocks(&text));
+            let _ = (parse_maps(&text), parse_numa_maps(&text, start), parse_ramblocks(&text), parse_resident(&text));
         }
     }
 }

@@ -1,16 +1,21 @@
 //! What is to be done, and why.
 
-use crate::world::{ChannelState, ManagedVm, Move, Publisher, Replug, RequestId, Vm, VmId, World};
+use crate::scheduling::{Policy, Settings};
+use crate::world::{ChannelState, Confine, ManagedVm, Move, Publisher, Replug, RequestId, Vm, VmId, World};
 use crate::{Due, SettlePolicy};
 use vnuma_topology::ApicId;
 
 /// How an operator wants decisions to be made.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Policies {
     /// How patient publishing is.
     pub settle: SettlePolicy,
     /// How long a vCPU of a guest without a channel has to be astray to be replugged, nanoseconds. `None`: it is not.
     pub replug_after_ns: Option<u64>,
+    /// How the vCPUs of a VM are scheduled until an operator says otherwise.
+    pub schedule: Policy,
+    /// Settings of these policies.
+    pub settings: Settings,
 }
 
 /// Why a topology is published.
@@ -44,7 +49,7 @@ pub enum Reason {
 }
 
 /// One thing to do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Action {
     /// Publish what is true under this generation.
     Publish(u64, PublishReason),
@@ -52,10 +57,12 @@ pub enum Action {
     Move(Move, Reason),
     /// Plug a vCPU anew on another guest node.
     Replug(Replug, Reason),
+    /// Confine a vCPU to CPUs that a policy has chosen, or give it its operator's mask again. It has its reason with it.
+    Confine(Confine),
 }
 
 /// One thing to do about a VM.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Step {
     /// The VM.
     pub vm: VmId,
@@ -64,7 +71,7 @@ pub struct Step {
 }
 
 /// What is to be done for the host as a whole, in this order.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
     /// Steps.
     pub steps: Vec<Step>,
@@ -79,6 +86,7 @@ pub fn decide(world: &World, policies: &Policies, now_ns: u64) -> Plan {
         let Some(managed) = world.get(id) else { continue };
         let Some(vm) = &managed.vm else { continue };
         plan.moves(id, vm);
+        vm.steps().for_each(|step| plan.push(id, Action::Confine(step)));
         plan.replug(id, managed, vm, policies, now_ns);
         plan.publication(id, vm, &policies.settle, now_ns);
     }

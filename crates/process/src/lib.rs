@@ -116,6 +116,33 @@ pub fn pin_thread(pidfd: BorrowedFd<'_>, pid: i32, tid: i32, cpus: &CpuSet) -> R
     outcome.map_err(|source| ActError::System { pid, tid, act: "setting its affinity", source })
 }
 
+/// The same, if the thread's affinity is still what the caller believes it to be. Nobody else can be kept from setting it in
+/// the microseconds between the look and the act; who sets it before is noticed.
+pub fn pin_thread_if(
+    pidfd: BorrowedFd<'_>,
+    pid: i32,
+    tid: i32,
+    expected: impl FnOnce(&CpuSet) -> bool,
+    cpus: &CpuSet,
+) -> Result<(), ActError> {
+    let before = thread::start_time(pidfd, pid, tid)?;
+    let found = procfs::Affinity::of(tid).map(|affinity| affinity.cpus());
+    if thread::start_time(pidfd, pid, tid)? != before {
+        return Err(ActError::Raced { pid, tid });
+    }
+    let found = found.map_err(|error| match error {
+        ProcError::Gone { .. } => ActError::ForeignThread { pid, tid },
+        error => {
+            let (act, source) = ("reading its affinity", io::Error::other(error));
+            ActError::System { pid, tid, act, source }
+        }
+    })?;
+    if !expected(&found) {
+        return Err(ActError::MaskChanged { tid, found });
+    }
+    pin_thread(pidfd, pid, tid, cpus)
+}
+
 /// Does something to a thread of the process behind `pidfd` (whose number is `pid`) that can only name it by its number,
 /// and says whether it was that thread. `None`: it ended, or was never one of that process; what was done may be undone by
 /// dropping it.

@@ -7,7 +7,7 @@ use std::{
     sync::mpsc,
     thread,
 };
-use vnuma_process::{ActError, pin_thread};
+use vnuma_process::{ActError, pin_thread, pin_thread_if};
 use vnuma_topology::CpuSet;
 
 fn pidfd_of(pid: i32) -> OwnedFd {
@@ -141,4 +141,23 @@ fn cpus_that_do_not_exist_are_the_kernels_refusal() {
     assert_eq!(allowed(own_pid(), tid), before);
     drop(keep);
     handle.join().unwrap();
+}
+
+#[test]
+fn a_mask_that_somebody_else_has_set_stays() {
+    let pid = own_pid();
+    let pidfd = pidfd_of(pid);
+    let (tid, keep, handle) = idle_thread();
+    let all = allowed(pid, tid);
+    let [one, other]: [CpuSet; 2] = [0, 1].map(|at| all.iter().skip(at).take(1).collect());
+    assert!(!other.is_empty(), "this test needs two CPUs");
+    pin_thread_if(pidfd.as_fd(), pid, tid, |found| *found == all, &one).unwrap();
+    assert_eq!(allowed(pid, tid), one);
+    let error = pin_thread_if(pidfd.as_fd(), pid, tid, |found| *found == all, &other).unwrap_err();
+    assert!(matches!(&error, ActError::MaskChanged { found, .. } if *found == one), "{error}");
+    assert_eq!(allowed(pid, tid), one, "it stays");
+    drop(keep);
+    handle.join().unwrap();
+    let gone = pin_thread_if(pidfd.as_fd(), pid, tid, |_| true, &all).unwrap_err();
+    assert!(matches!(gone, ActError::ForeignThread { .. }), "{gone}");
 }

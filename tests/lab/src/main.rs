@@ -8,6 +8,7 @@ mod hotplug;
 mod kills;
 mod lifecycle;
 mod machine;
+mod policy;
 mod random;
 mod replug;
 mod shapes;
@@ -44,6 +45,8 @@ enum Scenario {
     Lifecycle,
     /// The demonstration on the machine itself, to its end and interrupted
     Machine,
+    /// A scheduling policy takes a vCPU to its memory, and gives its operator's CPUs back
+    Policy,
     /// QEMUs are stopped, used by somebody else, and killed in mid-attach
     Stopped,
     /// vnumad is killed again and again while vCPUs move
@@ -60,6 +63,7 @@ fn main() -> anyhow::Result<()> {
         Scenario::Kills(arguments) => kills::run(&arguments),
         Scenario::Replug => replug::run(),
         Scenario::Machine => machine::run(),
+        Scenario::Policy => policy::run(),
         Scenario::Stopped => stopped::run(),
         Scenario::Hotplug => hotplug::run(),
         Scenario::Lifecycle => lifecycle::run(),

@@ -19,13 +19,16 @@ impl Core {
                 vm.placement.note_deferred();
             }
         }
+        let mut confines = Vec::new();
         for step in plan.steps {
             match step.action {
                 Action::Publish(generation, reason) => self.publish(step.vm, generation, reason),
                 Action::Move(wanted, _) => self.begin_move(step.vm, wanted),
                 Action::Replug(replug, reason) => self.begin_replug(step.vm, replug, reason),
+                Action::Confine(confine) => confines.push((step.vm, confine)),
             }
         }
+        self.begin_confines(confines);
     }
 
     fn publish(&mut self, id: VmId, generation: u64, reason: PublishReason) {

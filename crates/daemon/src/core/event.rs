@@ -5,7 +5,8 @@ use vnuma_api as api;
 use vnuma_hypervisor::{Plugged, VmError};
 use vnuma_placement::{
     Publication,
-    world::{ConnectionId, DriverStatus, RequestId, StopReason, VmId},
+    scheduling::Policy,
+    world::{ConnectionId, DriverStatus, HostReading, RequestId, StopReason, VmId},
 };
 use vnuma_process::ActError;
 use vnuma_topology::{ApicId, CpuSet, HostNodeId, HostTopology, Vcpu, VcpuLocation, VmDescription};
@@ -40,6 +41,12 @@ pub enum Event {
     Published(VmId, Result<u64, Refusal>),
     /// A move was made, with the vCPU's location after it; or it failed.
     Moved(VmId, ApicId, HostNodeId, Result<Option<VcpuLocation>, ActError>),
+    /// A period of the counted threads has ended.
+    Sampled(Box<HostReading>),
+    /// vCPUs of this process were confined, or got their operator's masks again, each with its location after it; or it failed.
+    Confined(VmId, i32, Vec<(ApicId, Result<Option<VcpuLocation>, ActError>)>),
+    /// Masks that policies had set in this process were given back, or a part of them was not.
+    MasksRestored(VmId, i32, Result<usize, String>),
     /// A watched process runs, or is stopped.
     ProcessState(VmId, i32, Option<StopReason>),
     /// The main loop of a watched process is busy or stuck. Only a probe shows which.
@@ -111,6 +118,8 @@ pub enum Request {
     Move(String, ApicId, HostNodeId),
     /// Replug a vCPU to the guest node of where it runs.
     Replug(String, ApicId),
+    /// Schedule the vCPUs of a VM by another policy.
+    SetPolicy(String, Policy),
 }
 
 /// The answer to a request.
@@ -120,6 +129,23 @@ pub enum Answer {
     Vm(Box<api::Vm>),
     /// A vCPU that was replugged.
     Replugged(Box<api::Replugged>),
+    /// How the VM's vCPUs are scheduled now.
+    Scheduling(Box<api::Scheduling>),
+}
+
+/// A mask to be set.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MaskOrder {
+    /// The vCPU.
+    pub vcpu: ApicId,
+    /// Its thread.
+    pub tid: i32,
+    /// The mask that it has. If it has another one, somebody else has set that, and it stays.
+    pub expected: CpuSet,
+    /// Its operator's mask, to be recorded before another one is set.
+    pub operator: CpuSet,
+    /// A policy's mask. `None`: it gets its operator's.
+    pub cpus: Option<CpuSet>,
 }
 
 /// What is asked of a hypervisor. [`Report`]s answer.
@@ -186,6 +212,28 @@ pub enum Command {
         /// Its CPUs.
         cpus: CpuSet,
     },
+    /// Count what these threads of a VM do, instead of any others of it, and report it once a period; none: do not count.
+    Count {
+        /// The VM.
+        vm: VmId,
+        /// Its process.
+        pid: i32,
+        /// vCPUs and their threads.
+        vcpus: Vec<(ApicId, i32)>,
+    },
+    /// Set masks of vCPUs; [`Event::Confined`] answers.
+    Confine {
+        /// The VM.
+        vm: VmId,
+        /// Its process.
+        pid: i32,
+        /// The masks.
+        masks: Vec<MaskOrder>,
+    },
+    /// Give back all masks that policies have set in a process, by the record of them; [`Event::MasksRestored`] answers.
+    RestoreMasks(VmId, i32),
+    /// The operator has set the mask of this thread of a process: the record of it goes.
+    ForgetMask(i32, i32),
     /// Watch whether a VM's process runs, instead of any other process of this VM.
     WatchProcess(VmId, i32),
     /// Watch this process of a VM no longer.

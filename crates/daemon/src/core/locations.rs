@@ -18,7 +18,7 @@ impl Core {
         }
     }
 
-    fn locate(&mut self, id: VmId, vcpu: ApicId, location: Option<VcpuLocation>) {
+    pub(super) fn locate(&mut self, id: VmId, vcpu: ApicId, location: Option<VcpuLocation>) {
         if let Some((from, to)) = self.world.locate(id, vcpu, location) {
             let time_ns = location.map_or(0, |location| location.time_ns);
             let vm = self.vm(id).map(|vm| vm.name().to_owned()).unwrap_or_default();
@@ -32,6 +32,7 @@ impl Core {
         let Some((id, vcpu)) = self.threads.remove(&tid) else { return };
         self.commands.push(Command::Unwatch(tid));
         self.locate(id, vcpu, None);
+        self.recount(id);
         self.ask_if_connected(id, Ask::Describe);
     }
 
@@ -59,6 +60,7 @@ impl Core {
             }
         };
         vm.assign(host, vcpu, node, ended.mover);
+        self.moved_by_operator(id, vcpu);
         self.locate(id, vcpu, location);
         self.answer(ended.request, Reply::Vm(id));
     }

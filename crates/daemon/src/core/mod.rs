@@ -15,6 +15,7 @@
 //! | `locations` | where their vCPUs are |
 //! | `requests` | what operators want |
 //! | `act` | a plan becomes commands |
+//! | `scheduling` | policies of VMs, and the masks that they want |
 //! | `render` | VMs in the form of the API |
 
 mod act;
@@ -26,12 +27,13 @@ mod locations;
 mod refusal;
 mod render;
 mod requests;
+mod scheduling;
 mod vms;
 
 pub use refusal::{Refusal, sanitize};
 
 use event::{Answer, Command, Event, Level};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use vnuma_api as api;
 use vnuma_placement::{
     Policies, World, decide,
@@ -57,6 +59,14 @@ pub struct Core {
     watched: HashMap<VmId, Vec<i32>>,
     /// Attaches that are answered with the first publication.
     first_publication: HashMap<VmId, RequestId>,
+    /// VMs whose threads are counted, and how they were when that was ordered.
+    counted: HashMap<VmId, (i32, Vec<(ApicId, i32)>)>,
+    /// VMs whose threads may have changed since.
+    recount: BTreeSet<VmId>,
+    /// Threads are counted, as some VM has a policy.
+    counting: bool,
+    /// Changes of a policy that are answered when all masks are the operator's again.
+    policy_requests: Vec<(VmId, RequestId)>,
     /// Why VMs could not be listed, the last time.
     scan_problem: Option<String>,
     now_ns: u64,
@@ -69,6 +79,7 @@ pub struct Core {
 enum Reply {
     Refused(Refusal),
     Vm(VmId),
+    Scheduling(VmId),
     Replugged { vm: VmId, vcpu: ApicId, new_vcpu: ApicId, guest_node: u32 },
 }
 
@@ -86,6 +97,10 @@ impl Core {
             threads: BTreeMap::new(),
             watched: HashMap::new(),
             first_publication: HashMap::new(),
+            counted: HashMap::new(),
+            recount: BTreeSet::new(),
+            counting: false,
+            policy_requests: Vec::new(),
             scan_problem: None,
             now_ns: 0,
             commands: Vec::new(),
@@ -101,6 +116,7 @@ impl Core {
         self.world.refresh(&self.policies, now_ns);
         let plan = decide(&self.world, &self.policies, now_ns);
         self.act(plan);
+        self.count();
         self.world.commit(&self.policies, now_ns);
         self.give_answers();
         let mut commands = std::mem::take(&mut self.commands);
@@ -135,6 +151,9 @@ impl Core {
             Event::ProcessEnded(vm, pid) => self.process_ended(vm, pid),
             Event::HostChanged(host) => self.host_changed(host),
             Event::Requested(request, wanted) => self.requested(request, wanted),
+            Event::Sampled(reading) => self.sampled(*reading),
+            Event::Confined(vm, pid, outcomes) => self.confined(vm, pid, outcomes),
+            Event::MasksRestored(vm, pid, outcome) => self.masks_restored(vm, pid, outcome),
             Event::Resync => self.resync(),
             Event::Woken => {}
         }
@@ -147,6 +166,7 @@ impl Core {
     }
 
     fn give_answers(&mut self) {
+        self.answer_policies();
         for (request, reply) in std::mem::take(&mut self.replies) {
             let show = |id| {
                 let shown = self.world.get(id).and_then(render::managed);
@@ -154,6 +174,7 @@ impl Core {
             };
             let answer = match reply {
                 Reply::Refused(refusal) => Err(refusal),
+                Reply::Scheduling(id) => self.scheduling(id).map(|shown| Answer::Scheduling(Box::new(shown))),
                 Reply::Vm(id) => show(id).map(|vm| Answer::Vm(Box::new(vm))),
                 Reply::Replugged { vm, vcpu, new_vcpu, guest_node } => show(vm)
                     .map(|vm| Answer::Replugged(Box::new(api::Replugged { vcpu, new_vcpu, guest_node, vm }))),
@@ -174,6 +195,7 @@ impl Core {
     fn resync(&mut self) {
         self.look_at_all();
         self.describe_unbound();
+        self.restore_again();
     }
 
     fn look_at_all(&mut self) {

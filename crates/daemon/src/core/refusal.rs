@@ -66,6 +66,8 @@ pub enum Refusal {
     Ended { vm: String },
     #[error("{vm}: vCPU {vcpu} was not moved to node {node}: {source}")]
     Move { vm: String, vcpu: u32, node: u32, source: ActError },
+    #[error("{vm}: the CPUs of vCPU {vcpu} could not be set: {source}; this is tried again every period")]
+    Confine { vm: String, vcpu: u32, source: ActError },
     #[error("{0}")]
     Vm(#[from] VmError),
     #[error("{vm}: {source}")]
@@ -97,7 +99,8 @@ impl Refusal {
             | Self::Record { .. }
             | Self::Topology(_)
             | Self::ShuttingDown
-            | Self::Move { .. } => ErrorKind::Internal,
+            | Self::Move { .. }
+            | Self::Confine { .. } => ErrorKind::Internal,
             Self::NotConnected { .. } | Self::Unnumbered { .. } | Self::Unfinished { .. } => ErrorKind::Vm,
             Self::Vm(error) => match error {
                 VmError::NoFreePort { .. }

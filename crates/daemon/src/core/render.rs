@@ -4,9 +4,13 @@ use std::collections::BTreeMap;
 use vnuma_api as api;
 use vnuma_placement::{
     VcpuState,
-    world::{ChannelState, DescriptionSource, Link, ManagedVm, StopReason, Vm},
+    scheduling::{Standing, VcpuSample},
+    world::{
+        ChannelState, DescriptionSource, LastStep, Link, ManagedVm, Quality, Schedule, Shown, StopReason,
+        VcpuMask, Vm,
+    },
 };
-use vnuma_topology::DistanceMatrix;
+use vnuma_topology::{CpuSet, DistanceMatrix};
 
 /// Whether it is shown. A handle behind which nothing has answered yet is not.
 pub(super) fn is_shown(managed: &ManagedVm) -> bool {
@@ -157,4 +161,103 @@ fn vcpu(vm: &Vm, described: &vnuma_topology::Vcpu) -> Option<api::Vcpu> {
             VcpuState::Unknown => api::VcpuState::Unknown,
         },
     })
+}
+
+/// How the vCPUs of a VM are scheduled.
+pub(super) fn scheduling(vm: &Vm, schedule: &Schedule) -> api::Scheduling {
+    let none = VcpuMask::default();
+    let vcpu = |described: &vnuma_topology::Vcpu| {
+        let mask = vm.scheduling.masks.get(&described.apic_id).unwrap_or(&none);
+        let node = vm.placement.vcpu(described.apic_id).and_then(|status| status.host_node);
+        let shown = api::VcpuScheduling {
+            vcpu: described.apic_id,
+            node,
+            operator_cpus: mask.operator.clone(),
+            policy_cpus: mask.policy.as_ref().map(|mask| mask.cpus.clone()),
+            moves: mask.moves,
+            last: mask.last.as_ref().map(step),
+            ..api::VcpuScheduling::default()
+        };
+        mask.shown.as_ref().map_or(shown.clone(), |figures| with_figures(shown, figures, schedule))
+    };
+    api::Scheduling {
+        vm: vm.name().to_owned(),
+        policy: vm.scheduling.policy.to_string(),
+        vcpus: vm.description.vcpus.iter().map(vcpu).collect(),
+    }
+}
+
+fn with_figures(vcpu: api::VcpuScheduling, figures: &Shown, schedule: &Schedule) -> api::VcpuScheduling {
+    let standing = match figures.analysis.standing {
+        Standing::Free => "free",
+        Standing::Unmanaged => "unmanaged",
+        Standing::Pinned => "pinned",
+        Standing::Isolated => "isolated",
+        Standing::RealTime => "real-time",
+    };
+    let (quality, counted_permille) = match figures.quality {
+        Quality::Counted(permille) => ("counted", Some(permille)),
+        Quality::DidNotRun => ("did-not-run", None),
+        Quality::Crowded => ("crowded", None),
+        Quality::Lost => ("lost", None),
+        Quality::Assumed => ("assumed", None),
+    };
+    let nodes = &schedule.machine().nodes;
+    let seen = figures.analysis.node.and_then(|node| nodes.get(node)).map(|node| node.id);
+    api::VcpuScheduling {
+        node: vcpu.node.or(seen),
+        standing: Some(standing.to_owned()),
+        quality: Some(quality.to_owned()),
+        counted_permille,
+        pressure: figures.analysis.pressure.map(rounded),
+        kind: figures.analysis.kind.map(|kind| kind.name().to_owned()),
+        affinity: figures.affinity,
+        remote_share: figures.analysis.remote_share.map(rounded),
+        ran_share: Some(rounded(figures.ran)),
+        wait_share: Some(rounded(figures.waited)),
+        ..vcpu
+    }
+}
+
+/// A step that a policy has made.
+pub(super) fn step(made: &LastStep) -> api::PolicyStep {
+    let why = &made.why;
+    api::PolicyStep {
+        time_ns: made.time_ns,
+        policy: why.policy.to_string(),
+        cause: why.cause.text().to_owned(),
+        from: why.before.node,
+        to: why.expected.node.filter(|_| made.mask.is_some()),
+        cpus: made.mask.clone(),
+        pressure: why.pressure.map(rounded),
+        remote_share: why.before.remote_share.map(rounded),
+        expected_remote_share: why.expected.remote_share.filter(|_| made.mask.is_some()).map(rounded),
+        caused_by: made.caused_by.clone(),
+    }
+}
+
+/// What a policy is given of a vCPU.
+pub(super) fn observed(sample: &VcpuSample, assumed: bool, operator: CpuSet) -> api::ObservedVcpu {
+    let counts = sample.counts.as_ref().map(|counts| api::ObservedCounts {
+        assumed,
+        instructions: counts.instructions,
+        llc_references: counts.llc_references,
+        llc_misses: counts.llc_misses,
+        accesses: counts.accesses.clone(),
+    });
+    api::ObservedVcpu {
+        vcpu: sample.key.vcpu,
+        cpu: sample.cpu,
+        operator,
+        real_time: sample.real_time,
+        weight: sample.weight,
+        ran_ns: sample.ran_ns,
+        waited_ns: sample.waited_ns,
+        counts,
+    }
+}
+
+/// To thousandths: no figure here is better than that.
+fn rounded(figure: f64) -> f64 {
+    (figure * 1000.0).round() / 1000.0
 }

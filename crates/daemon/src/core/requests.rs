@@ -37,6 +37,7 @@ impl Core {
             Request::Detach(name) => self.detach(request, &name),
             Request::Move(name, vcpu, node) => self.want_move(request, &name, vcpu, node),
             Request::Replug(name, vcpu) => self.want_replug(request, &name, vcpu),
+            Request::SetPolicy(name, policy) => self.set_policy(request, &name, policy),
         };
         if let Err(refusal) = taken {
             self.answer(Some(request), Reply::Refused(refusal));
@@ -44,7 +45,7 @@ impl Core {
     }
 
     /// The VM of this name, or a handle of this name that has a problem.
-    fn find(&self, name: &str) -> Result<(VmId, &ManagedVm), Refusal> {
+    pub(super) fn find(&self, name: &str) -> Result<(VmId, &ManagedVm), Refusal> {
         let known = self.names.get(name).and_then(|id| Some((*id, self.world.get(*id)?)));
         let unknown = || self.world.iter().find(|(_, m)| m.vm.is_none() && m.fallback_name == name);
         known.or_else(unknown).ok_or_else(|| Refusal::NoVm(name.to_owned()))

@@ -167,10 +167,19 @@ impl Core {
         }
         // Moves that were asked for before are still answered.
         let before = self.world.get_mut(id).and_then(|managed| managed.vm.take());
-        let moves = before.map(|vm| vm.moves).unwrap_or_default();
+        let (moves, kept) = before.map(|vm| (vm.moves, vm.scheduling)).unzip();
         let (name, pid, count) = (description.name.clone(), description.pid, description.vcpus.len());
         let mut vm = Vm::new(&self.world.host, description, source, self.now_ns);
-        vm.moves = moves;
+        vm.moves = moves.unwrap_or_default();
+        match kept {
+            Some(scheduling) => vm.scheduling = scheduling,
+            None => {
+                vm.scheduling.policy = self.policies.schedule;
+                // An earlier vnumad may have confined its vCPUs, and been killed.
+                self.commands.push(Command::RestoreMasks(id, pid));
+            }
+        }
+        self.recount(id);
         self.names.insert(name.clone(), id);
         if let Some(managed) = self.world.get_mut(id) {
             managed.vm = Some(vm);
@@ -216,6 +225,7 @@ impl Core {
             }
         }
         self.drop_moves_of_missing(id);
+        self.recount(id);
     }
 
     /// A thread number that two processes claim belongs to one of them: the description that is not true any more may be
@@ -346,14 +356,20 @@ impl Core {
         }
         if ended {
             self.commands.push(Command::ForgetRecord(vm.description.pid));
+        } else if vm.scheduling.in_use() {
+            self.commands.push(Command::RestoreMasks(id, vm.description.pid));
         }
+        self.recount(id);
+        let policies = self.policy_requests.extract_if(.., |(vm, _)| *vm == id);
+        let policies: Vec<_> = policies.map(|(_, request)| Some(request)).collect();
         let waiting = [
             vm.channel.request(),
             self.first_publication.remove(&id),
             vm.replug_wanted.and_then(|replug| replug.request),
         ];
         let name = vm.description.name;
-        for request in waiting.into_iter().chain(vm.moves.iter().map(|wanted| wanted.request)) {
+        let moves = vm.moves.iter().map(|wanted| wanted.request);
+        for request in waiting.into_iter().chain(moves).chain(policies) {
             self.answer(request, Reply::Refused(Refusal::Ended { vm: name.clone() }));
         }
         self.log(Level::Info, format!("{name}: VM gone"));

@@ -26,7 +26,7 @@ use axum::{
     serve::IncomingStream,
 };
 use futures_core::Stream;
-use serde::de::DeserializeOwned;
+use serde::{Serialize, de::DeserializeOwned};
 use std::{
     path::PathBuf,
     pin::Pin,
@@ -35,10 +35,11 @@ use std::{
 };
 use tokio::sync::{mpsc, oneshot};
 use vnuma_api::{
-    ApiError, DAEMON, ErrorKind, Event, EventKind, HARDWARE, HostTopology, MoveRequest, ReplugRequest,
-    Replugged, UnknownEvent, VMS, Vm, WATCH,
+    ApiError, DAEMON, ErrorKind, EventKind, HARDWARE, HostTopology, MoveRequest, OBSERVATIONS, POLICIES,
+    PolicyRequest, ReplugRequest, Replugged, Scheduling, UnknownEvent, VMS, Vm, WATCH,
 };
 use vnuma_host::read_host_topology;
+use vnuma_placement::scheduling::UnknownPolicy;
 
 /// No request needs more.
 const BODY_LIMIT: usize = 4096;
@@ -127,6 +128,7 @@ impl FromRequestParts<Context> for MayAct {
             Some("detach") => "detach",
             Some("move") => "move",
             Some("replug") => "replug",
+            Some("policy") => "setting a policy",
             _ => "acting",
         };
         let who = match &context.act_group {
@@ -151,6 +153,9 @@ pub(crate) fn router(context: Context) -> Router {
         .route(&vm("/detach"), post(detach))
         .route(&vm("/move"), post(move_vcpu))
         .route(&vm("/replug"), post(replug))
+        .route(&vm("/policy"), get(show_policy).post(set_policy))
+        .route(POLICIES, get(policies))
+        .route(OBSERVATIONS, get(record))
         .route(WATCH, get(watch))
         .fallback(unknown)
         .method_not_allowed_fallback(wrong_method)
@@ -172,11 +177,12 @@ async fn act(context: &Context, wanted: Request) -> Result<CoreAnswer, Failure> 
     Ok(ask(context, |reply| ApiRequest::Act(wanted, reply)).await??)
 }
 
-/// The answer to everything but a replug.
+/// The answer to everything but a replug and a policy.
 async fn act_on_vm(context: &Context, wanted: Request) -> Answer<Vm> {
     match act(context, wanted).await? {
         CoreAnswer::Vm(vm) => Ok(Json(*vm)),
         CoreAnswer::Replugged(replugged) => Ok(Json(replugged.vm)),
+        CoreAnswer::Scheduling(_) => Err(Refusal::ShuttingDown.into()),
     }
 }
 
@@ -235,7 +241,38 @@ async fn replug(
     let ReplugRequest { vcpu } = understand(body, "replug")?;
     match act(&context, Request::Replug(vm, vcpu)).await? {
         CoreAnswer::Replugged(replugged) => Ok(Json(*replugged)),
-        CoreAnswer::Vm(_) => Err(Refusal::ShuttingDown.into()),
+        CoreAnswer::Vm(_) | CoreAnswer::Scheduling(_) => Err(Refusal::ShuttingDown.into()),
+    }
+}
+
+async fn policies(State(context): State<Context>) -> Answer<Vec<Scheduling>> {
+    let mut all = Vec::new();
+    for name in ask(&context, ApiRequest::Names).await? {
+        match ask(&context, |reply| ApiRequest::Scheduling(name, reply)).await? {
+            Ok(scheduling) => all.push(scheduling),
+            // The VM is gone meanwhile.
+            Err(Refusal::NoVm(_) | Refusal::Ended { .. }) => {}
+            Err(refusal) => return Err(refusal.into()),
+        }
+    }
+    Ok(Json(all))
+}
+
+async fn show_policy(State(context): State<Context>, VmName(vm): VmName) -> Answer<Scheduling> {
+    Ok(Json(ask(&context, |reply| ApiRequest::Scheduling(vm, reply)).await??))
+}
+
+async fn set_policy(
+    _: MayAct,
+    State(context): State<Context>,
+    VmName(vm): VmName,
+    body: Result<Bytes, BytesRejection>,
+) -> Answer<Scheduling> {
+    let PolicyRequest { policy } = understand(body, "policy")?;
+    let policy = policy.parse().map_err(|error: UnknownPolicy| Failure::bad_request(error.to_string()))?;
+    match act(&context, Request::SetPolicy(vm, policy)).await? {
+        CoreAnswer::Scheduling(scheduling) => Ok(Json(*scheduling)),
+        CoreAnswer::Vm(_) | CoreAnswer::Replugged(_) => Err(Refusal::ShuttingDown.into()),
     }
 }
 
@@ -262,11 +299,27 @@ async fn watch(
     RawQuery(query): RawQuery,
 ) -> Result<Response, Failure> {
     let kinds = kinds(query.as_deref())?;
-    let (uid, most) = (peer.uid, context.watchers.most());
-    let permit = context.watchers.take(uid).ok_or(Refusal::Watchers { uid, most })?;
-    let events = ask(&context, |reply| ApiRequest::Watch(kinds, reply)).await?;
-    let lines = Body::from_stream(Lines { events, _permit: permit });
-    Ok(([(CONTENT_TYPE, "application/x-ndjson")], lines).into_response())
+    let permit = permit(&context, peer)?;
+    Ok(lines(ask(&context, |reply| ApiRequest::Watch(kinds, reply)).await?, permit))
+}
+
+async fn record(
+    ConnectInfo(peer): ConnectInfo<Peer>,
+    State(context): State<Context>,
+) -> Result<Response, Failure> {
+    let permit = permit(&context, peer)?;
+    Ok(lines(ask(&context, ApiRequest::Record).await?, permit))
+}
+
+/// One more watcher of this user, if that is within the limit.
+fn permit(context: &Context, Peer { uid, .. }: Peer) -> Result<Permit, Refusal> {
+    let most = context.watchers.most();
+    context.watchers.take(uid).ok_or(Refusal::Watchers { uid, most })
+}
+
+fn lines<T: Serialize + Send + 'static>(items: mpsc::Receiver<T>, permit: Permit) -> Response {
+    let lines = Body::from_stream(Lines { items, _permit: permit });
+    ([(CONTENT_TYPE, "application/x-ndjson")], lines).into_response()
 }
 
 async fn unknown(request: axum::extract::Request) -> Failure {
@@ -278,18 +331,18 @@ async fn wrong_method(request: axum::extract::Request) -> Failure {
     Failure::bad_request(format!("{} is not possible on {}", request.method(), request.uri().path()))
 }
 
-/// Events as lines of JSON, until the watcher is dropped or the daemon ends.
-struct Lines {
-    events: mpsc::Receiver<Event>,
+/// Lines of JSON, until the watcher is dropped or the daemon ends.
+struct Lines<T> {
+    items: mpsc::Receiver<T>,
     _permit: Permit,
 }
 
-impl Stream for Lines {
+impl<T: Serialize> Stream for Lines<T> {
     type Item = serde_json::Result<Vec<u8>>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut task::Context<'_>) -> Poll<Option<Self::Item>> {
-        self.events.poll_recv(context).map(|event| {
-            let line = serde_json::to_vec(&event?);
+        self.items.poll_recv(context).map(|item| {
+            let line = serde_json::to_vec(&item?);
             Some(line.map(|mut line| {
                 line.push(b'\n');
                 line

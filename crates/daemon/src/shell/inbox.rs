@@ -41,10 +41,14 @@ pub(crate) enum ApiRequest {
     Names(oneshot::Sender<Vec<String>>),
     /// A VM.
     Show(String, oneshot::Sender<Result<api::Vm, Refusal>>),
+    /// How the vCPUs of a VM are scheduled.
+    Scheduling(String, oneshot::Sender<Result<api::Scheduling, Refusal>>),
     /// The daemon itself.
     Daemon(oneshot::Sender<api::Daemon>),
     /// Events of these kinds from now on; all, if none is named.
     Watch(Vec<api::EventKind>, oneshot::Sender<mpsc::Receiver<api::Event>>),
+    /// What the policies are given, from now on.
+    Record(oneshot::Sender<mpsc::Receiver<api::Observation>>),
     /// Something done.
     Act(Request, oneshot::Sender<Result<Answer, Refusal>>),
 }

@@ -17,7 +17,7 @@ use vnuma_host::location::{
     LocationError, LocationEvent, LocationKind, LocationWatcher, read_location, read_pinned,
 };
 use vnuma_process::spawn_worker;
-use vnuma_topology::{HostTopology, VcpuLocation};
+use vnuma_topology::{CpuSet, HostTopology, VcpuLocation};
 
 /// Threads that one pass over /proc reads, in case an event was lost: one small file each, some ten milliseconds in all.
 const AT_ONCE: usize = 1280;
@@ -124,6 +124,11 @@ impl Reader {
         // The pass over /proc reports it, if it can be read at all.
         self.0.note_sent(tid, None);
         self.0.read(pid, tid)
+    }
+
+    /// CPUs of the host that are online.
+    pub(crate) fn online(&self) -> CpuSet {
+        self.0.host().nodes.iter().flat_map(|node| node.cpus.iter()).collect()
     }
 }
 

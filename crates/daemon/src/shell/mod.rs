@@ -3,8 +3,9 @@
 //! ```text
 //!  scanner ─────┐                                ┌──▶ worker (a thread per hypervisor): QMP, channels made, records
 //!  workers ─────┤                                ├──▶ locator: watches threads, reads where they are
-//!  locator ─────┼─▶ Inbox ─▶ Shell ─▶ Core ─────┼──▶ mover: affinities
-//!  processes ───┤      ▲       │                 ├──▶ processes: do they run, stand still, hang
+//!  locator ─────┼─▶ Inbox ─▶ Shell ─▶ Core ─────┼──▶ mover: affinities, and the record of those that policies set
+//!  sampler ─────┤      ▲       │                 ├──▶ sampler: counts what threads do, once a period
+//!  processes ───┤      │       │                 ├──▶ processes: do they run, stand still, hang
 //!  host watch ──┤      │       └── outcomes ◀────┼──▶ channels: publishes, in place
 //!  doorbells ───┘      │                         └──▶ watchers: events for clients
 //!  API server ─────────┘ requests, one between two batches of events
@@ -16,14 +17,19 @@
 mod doorbells;
 pub(crate) mod inbox;
 mod locator;
+mod masks;
 mod mover;
+mod pages;
 mod processes;
+mod recorders;
 mod records;
 mod report;
+mod sampler;
 mod scanner;
 mod watchers;
 mod worker;
 
+pub use masks::{MaskRecord, parse_masks};
 pub use records::parse_record;
 
 use crate::{
@@ -37,9 +43,11 @@ use crate::{
 use doorbells::Doorbells;
 use inbox::{ApiRequest, Inbox, Message};
 use locator::Locator;
-use mover::{Mover, Order};
+use mover::{Move, Mover, Order};
 use processes::Processes;
+use recorders::Recorders;
 use records::Records;
+use sampler::{Sampler, Targets};
 use scanner::Scanner;
 use std::{
     collections::{HashMap, VecDeque},
@@ -56,6 +64,7 @@ use vnuma_host::{HostWatcher, location::monotonic_ns};
 use vnuma_hypervisor::{VmBackend, VmError, VmHandle};
 use vnuma_placement::{
     Policies, Publication,
+    scheduling::Settings,
     world::{ConnectionId, DriverStatus, RequestId, VmId},
 };
 use vnuma_topology::HostTopology;
@@ -98,9 +107,11 @@ pub(crate) struct Shell {
     waiting: HashMap<RequestId, oneshot::Sender<Result<Answer, Refusal>>>,
     last_request: RequestId,
     watchers: Watchers,
+    recorders: Recorders,
     doorbells: Doorbells,
     locator: Locator,
     mover: Mover,
+    sampler: Sampler,
     processes: Processes,
     scanner: Scanner,
     _host_watcher: HostWatcher,
@@ -119,11 +130,14 @@ impl Shell {
         let policies = Policies {
             settle: config.settle,
             replug_after_ns: config.replug_after.map(|after| after.as_nanos() as u64),
+            schedule: config.policy,
+            settings: Settings::default(),
         };
         let records = Records::new(config.records.clone());
         let locator = Locator::start(&host, &config, Arc::clone(&inbox))?;
         let shell = Self {
-            mover: Mover::start(locator.reader(), Arc::clone(&inbox))?,
+            mover: Mover::start(config.records.clone(), locator.reader(), Arc::clone(&inbox))?,
+            sampler: Sampler::start(config.root.clone(), config.policy_period, &host, Arc::clone(&inbox))?,
             processes: Processes::start(Arc::clone(&inbox))?,
             scanner: Scanner::start(factory(), records.clone(), config.resync_interval, Arc::clone(&inbox))?,
             _host_watcher: watch_host(&config, host.clone(), Arc::clone(&inbox))?,
@@ -139,6 +153,7 @@ impl Shell {
             waiting: HashMap::new(),
             last_request: 0,
             watchers: Watchers::default(),
+            recorders: Recorders::default(),
             resync_at: Instant::now() + config.resync_interval,
             config,
         };
@@ -189,7 +204,12 @@ impl Shell {
         match message {
             Message::Event(Event::HostChanged(host)) => {
                 self.locator.host_changed(&host);
+                self.sampler.host_changed(&host);
                 self.step(Event::HostChanged(host));
+            }
+            Message::Event(event @ Event::Sampled(_)) => {
+                self.step(event);
+                self.recorders.give(|| self.core.observation());
             }
             Message::Event(event) => self.step(event),
             Message::Doorbell(vm) => self.doorbell(vm),
@@ -268,8 +288,10 @@ impl Shell {
             // A client that is gone is no error, here and below.
             ApiRequest::Names(reply) => drop(reply.send(self.core.names())),
             ApiRequest::Show(name, reply) => drop(reply.send(self.core.show(&name))),
+            ApiRequest::Scheduling(name, reply) => drop(reply.send(self.core.show_scheduling(&name))),
             ApiRequest::Daemon(reply) => drop(reply.send(self.describe_self())),
             ApiRequest::Watch(kinds, reply) => drop(reply.send(self.watchers.add(kinds))),
+            ApiRequest::Record(reply) => drop(reply.send(self.recorders.add())),
             ApiRequest::Act(wanted, reply) => {
                 self.last_request += 1;
                 self.waiting.insert(self.last_request, reply);
@@ -288,8 +310,11 @@ impl Shell {
             affinity_events: locations.sees_affinity,
             location_events_lost: locations.lost,
             replug_after_s: self.config.replug_after.map(|after| after.as_secs()),
-            watchers: self.watchers.count(),
-            watchers_dropped: self.watchers.dropped(),
+            policy: self.config.policy.to_string(),
+            policy_period_ms: self.config.policy_period.as_millis() as u64,
+            counters: self.sampler.health(),
+            watchers: self.watchers.count() + self.recorders.count(),
+            watchers_dropped: self.watchers.dropped() + self.recorders.dropped(),
         }
     }
 
@@ -303,19 +328,31 @@ impl Shell {
                 return Some(Event::Published(vm, self.publish(vm, generation, publication)));
             }
             Command::CloseChannel(vm) => drop(self.channels.remove(&vm)),
-            Command::ForgetRecord(pid) => self.scanner.forget_record(pid),
+            Command::ForgetRecord(pid) => {
+                self.scanner.forget_record(pid);
+                self.mover.order(Order::ForgetProcess(pid));
+            }
             Command::Watch(pid, tid) => self.locator.watch(pid, tid),
             Command::Unwatch(tid) => self.locator.unwatch(tid),
             Command::Look(threads) => self.locator.look(threads),
             Command::Move { vm, pid, vcpu, tid, node, cpus } => {
-                let process = self.pidfds.get(&vm).filter(|(known, _)| *known == pid);
-                let pidfd = process.map(|(_, pidfd)| Arc::clone(pidfd));
-                self.mover.order(Order { vm, pid, pidfd, vcpu, tid, node, cpus });
+                let pidfd = self.pidfd(vm, pid);
+                self.mover.order(Order::Move(Move { vm, pid, pidfd, vcpu, tid, node, cpus }));
             }
-            Command::WatchProcess(vm, pid) => {
-                let process = self.pidfds.get(&vm).filter(|(known, _)| *known == pid);
-                self.processes.watch(vm, pid, process.map(|(_, pidfd)| Arc::clone(pidfd)));
+            Command::Confine { vm, pid, masks } => {
+                let pidfd = self.pidfd(vm, pid);
+                self.mover.order(Order::Confine { vm, pid, pidfd, masks });
             }
+            Command::RestoreMasks(vm, pid) => {
+                let pidfd = self.pidfd(vm, pid);
+                self.mover.order(Order::Restore { vm, pid, pidfd });
+            }
+            Command::ForgetMask(pid, tid) => self.mover.order(Order::Forget { pid, tid }),
+            Command::Count { vm, pid, vcpus } => {
+                let pidfd = self.pidfd(vm, pid);
+                self.sampler.count(Targets { vm, pid, pidfd, vcpus });
+            }
+            Command::WatchProcess(vm, pid) => self.processes.watch(vm, pid, self.pidfd(vm, pid)),
             Command::UnwatchProcess(vm, pid) => {
                 // Another channel may have taken its place.
                 if self.pidfds.get(&vm).is_some_and(|(known, _)| *known == pid) {
@@ -336,6 +373,12 @@ impl Shell {
             },
         }
         None
+    }
+
+    /// A process of a VM.
+    fn pidfd(&self, vm: VmId, pid: i32) -> Option<Arc<OwnedFd>> {
+        let process = self.pidfds.get(&vm).filter(|(known, _)| *known == pid);
+        process.map(|(_, pidfd)| Arc::clone(pidfd))
     }
 
     fn connect(&mut self, vm: VmId, connection: ConnectionId, handle: String) -> Option<Event> {

@@ -261,8 +261,8 @@ pub struct Decision {
     pub bounds: Bounds,
 }
 
-/// A policy and what it remembers from period to period. None of that has to survive: one that starts anew decides from
-/// what it sees.
+/// A policy and what it remembers from period to period, by positions in the machine: another machine needs another
+/// scheduler. None of that has to survive: one that starts anew decides from what it sees.
 #[derive(Clone, Debug)]
 pub struct Scheduler {
     policy: Policy,

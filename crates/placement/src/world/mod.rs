@@ -5,11 +5,17 @@
 
 mod channel;
 mod link;
+mod masks;
+mod reading;
 mod replug;
+mod schedule;
 
 pub use channel::{ChannelEvent, ChannelState, Publisher, Replug};
 pub use link::{FIRST_RETRY_NS, Link, LinkEvent};
+pub use masks::{Begun, Confine, LastStep, PolicyMask, Quality, Shown, VcpuMask, VmScheduling};
+pub use reading::{Accesses, Counted, HostReading, VcpuReading, VmReading};
 pub use replug::{ReplugEnd, ReplugHistory};
+pub use schedule::{LastPeriod, MaskChange, Schedule};
 
 use crate::{Observation, Policies, VcpuState, VmPlacement};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -56,6 +62,8 @@ pub enum DescriptionSource {
 pub enum Mover {
     /// An operator, through vnuma.
     Operator,
+    /// A scheduling policy.
+    Policy,
 }
 
 /// A move of a vCPU that is wanted.
@@ -120,6 +128,8 @@ pub struct Vm {
     pub replug_wanted: Option<Replug>,
     /// Replugs so far.
     pub replugs: ReplugHistory,
+    /// How its vCPUs are scheduled.
+    pub scheduling: VmScheduling,
     /// What was published.
     pub stats: PublicationStats,
     /// When it was found, and when it was described last.
@@ -146,6 +156,7 @@ impl Vm {
             moves: Vec::new(),
             replug_wanted: None,
             replugs: ReplugHistory::default(),
+            scheduling: VmScheduling::default(),
             stats: PublicationStats::default(),
             found_ns: now_ns,
             described_ns: now_ns,
@@ -164,6 +175,7 @@ impl Vm {
         let present: BTreeSet<_> = description.vcpus.iter().map(|vcpu| vcpu.apic_id).collect();
         self.locations.retain(|id, _| present.contains(id));
         self.assigned.retain(|id, _| present.contains(id));
+        self.keep_masks(&description);
         self.description = description;
     }
 
@@ -193,6 +205,28 @@ impl Vm {
             let now = self.observation(apic_id, *location);
             self.placement.observe(host, apic_id, Some(now));
         }
+    }
+
+    /// Records that vnumad does not say any more where a vCPU is, unless an operator said so.
+    pub fn unassign(&mut self, host: &HostTopology, apic_id: ApicId) {
+        if self.assigned.get(&apic_id).is_some_and(|(_, mover)| *mover == Mover::Policy) {
+            self.assigned.remove(&apic_id);
+            if let Some(location) = self.locations.get(&apic_id) {
+                let now = self.observation(apic_id, *location);
+                self.placement.observe(host, apic_id, Some(now));
+            }
+        }
+    }
+
+    /// Of a vCPU that is gone, or has another thread, no mask is known.
+    fn keep_masks(&mut self, description: &VmDescription) {
+        let same_process = self.description.pid == description.pid;
+        let threads: BTreeMap<ApicId, i32> =
+            description.vcpus.iter().map(|vcpu| (vcpu.apic_id, vcpu.tid)).collect();
+        let kept = |vcpu: &&vnuma_topology::Vcpu| threads.get(&vcpu.apic_id) == Some(&vcpu.tid);
+        let kept: BTreeSet<ApicId> =
+            self.description.vcpus.iter().filter(kept).map(|vcpu| vcpu.apic_id).collect();
+        self.scheduling.masks.retain(|id, _| same_process && kept.contains(id));
     }
 
     /// Classifies a location. A vCPU whose affinity confines it to a node was put there on purpose. So was a vCPU that
@@ -301,6 +335,7 @@ pub struct World {
     indexed: HashMap<VmId, u64>,
     /// Changed since [`commit`](Self::commit).
     touched: BTreeSet<VmId>,
+    schedule: Schedule,
 }
 
 impl World {
@@ -374,6 +409,7 @@ impl World {
     /// Replaces the host's topology.
     pub fn host_changed(&mut self, host: HostTopology, now_ns: u64) {
         self.host = host;
+        self.schedule.host_changed();
         for (id, managed) in &mut self.vms {
             if let Some(vm) = &mut managed.vm {
                 vm.placement.host_changed(&self.host, now_ns);

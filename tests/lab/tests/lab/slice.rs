@@ -61,6 +61,7 @@ fn guests_answer_and_survive_the_end_of_others() {
             essential(),
             job(&["vcpu-watch", "--self-test"]),
             job(&["lab-scenario", "lifecycle"]),
+            job(&["lab-scenario", "policy"]),
             job(&["lab-scenario", "kills", "--kills", kills]),
         ],
     );

@@ -1,0 +1,170 @@
+//! How the vCPUs of a VM are scheduled.
+
+use serde::{Deserialize, Serialize};
+use vnuma_topology::CpuSet;
+
+/// Body of a request for another policy.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PolicyRequest {
+    /// Its name.
+    pub policy: String,
+}
+
+/// How the vCPUs of a VM are scheduled.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Scheduling {
+    /// The VM.
+    pub vm: String,
+    /// Its policy.
+    pub policy: String,
+    /// vCPUs in rising order of APIC id. One that no period has shown yet has no figures.
+    pub vcpus: Vec<VcpuScheduling>,
+}
+
+/// How a vCPU is scheduled, and what the last period showed of it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct VcpuScheduling {
+    /// APIC id.
+    pub vcpu: u32,
+    /// Node that it is on.
+    pub node: Option<u32>,
+    /// Whether its policy may move it: `free`, `unmanaged`, `pinned`, `isolated`, `real-time`.
+    pub standing: Option<String>,
+    /// Where the figures come from: `counted`, `did-not-run`, `crowded` (others had the counters), `lost`, `assumed` (there are
+    /// no counters, and the place of the VM's pages stands in for them).
+    pub quality: Option<String>,
+    /// Per mille of its time on a CPU in which the counters were its own. Below 1000 the figures are scaled up.
+    pub counted_permille: Option<u32>,
+    /// References to the last-level cache in a thousand instructions.
+    pub pressure: Option<f64>,
+    /// `LLC-T`, `LLC-FI` or `LLC-FR`.
+    #[serde(rename = "type")]
+    pub kind: Option<String>,
+    /// Node that most of its memory accesses go to.
+    pub affinity: Option<u32>,
+    /// Share of its memory accesses that leave its node, 0 to 1.
+    pub remote_share: Option<f64>,
+    /// Share of the period on a CPU, 0 to 1.
+    pub ran_share: Option<f64>,
+    /// Share of the period in which it waited for a CPU, 0 to 1.
+    pub wait_share: Option<f64>,
+    /// CPUs that its operator lets it run on.
+    pub operator_cpus: Option<CpuSet>,
+    /// Of these, the CPUs that its policy has confined it to; none if it may run on all of them.
+    pub policy_cpus: Option<CpuSet>,
+    /// Steps that policies have made.
+    pub moves: u64,
+    /// The last one.
+    pub last: Option<PolicyStep>,
+}
+
+/// A step of a policy: a vCPU was confined to CPUs, or got its operator's mask again.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PolicyStep {
+    /// When, `CLOCK_MONOTONIC` of the host, nanoseconds.
+    pub time_ns: u64,
+    /// The policy.
+    pub policy: String,
+    /// What made it act.
+    pub cause: String,
+    /// Node that it was on.
+    pub from: Option<u32>,
+    /// Node that it is on from now on; none if it has its operator's mask again.
+    pub to: Option<u32>,
+    /// CPUs that it is confined to; none if it has its operator's mask again.
+    pub cpus: Option<CpuSet>,
+    /// References to the last-level cache in a thousand instructions, before; none where nothing is counted.
+    pub pressure: Option<f64>,
+    /// Share of its memory accesses that left its node before, 0 to 1.
+    pub remote_share: Option<f64>,
+    /// The share that is expected where it goes.
+    pub expected_remote_share: Option<f64>,
+    /// The other VM that is the reason.
+    pub caused_by: Option<String>,
+}
+
+impl PolicyStep {
+    /// For people: what was done and why, with the figures before and those that are expected.
+    pub fn text(&self, vcpu: u32) -> String {
+        let on = |node: Option<u32>| node.map_or_else(String::new, |node| format!(" on node {node}"));
+        let percent = |share: f64| format!("{:.0} %", share * 100.0);
+        let mut text = match &self.cpus {
+            Some(cpus) => {
+                let node = self.to.map_or_else(String::new, |node| format!(" of node {node}"));
+                format!("vCPU {vcpu} is confined to CPUs {cpus}{node}")
+            }
+            None => format!("vCPU {vcpu} has its operator's CPUs again"),
+        };
+        text += &format!(", by {}: {}", self.policy, self.cause);
+        if let Some(vm) = &self.caused_by {
+            text += &format!(" (because of {vm})");
+        }
+        if let Some(pressure) = self.pressure {
+            text += &format!("; pressure {pressure:.1}");
+        }
+        if let Some(before) = self.remote_share {
+            text += &format!("; remote share {}{}", percent(before), on(self.from));
+        }
+        if let Some(after) = self.expected_remote_share {
+            text += &format!(", {} expected{}", percent(after), on(self.to));
+        }
+        text
+    }
+}
+
+/// Where the counts of vCPUs come from.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counters {
+    /// `per-node`, `local-remote`, `generic`, `page-location` or `none`, best first.
+    pub source: String,
+    /// Sources that would be better, each with why it is not used.
+    pub passed_over: Vec<String>,
+    /// Threads that are counted now; none while no VM has a policy.
+    pub threads: usize,
+    /// Threads whose counters cannot be opened or read, and one reason.
+    pub failed: usize,
+    /// The reason.
+    pub why_failed: Option<String>,
+    /// How long CPUs are idle cannot be read: why.
+    pub why_no_idle_times: Option<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_says_why_with_the_figures() {
+        let cpus: CpuSet = "4-7".parse().expect("a list");
+        let step = PolicyStep {
+            time_ns: 1,
+            policy: "vprobe".into(),
+            cause: "its memory is there".into(),
+            from: Some(0),
+            to: Some(1),
+            cpus: Some(cpus),
+            pressure: Some(12.34),
+            remote_share: Some(0.954),
+            expected_remote_share: Some(0.046),
+            caused_by: None,
+        };
+        assert_eq!(
+            step.text(3),
+            "vCPU 3 is confined to CPUs 4-7 of node 1, by vprobe: its memory is there; pressure 12.3; \
+             remote share 95 % on node 0, 5 % expected on node 1"
+        );
+        let back = PolicyStep {
+            policy: "vprobe".into(),
+            cause: "its policy does not apply any more".into(),
+            from: Some(1),
+            ..PolicyStep::default()
+        };
+        assert_eq!(
+            back.text(3),
+            "vCPU 3 has its operator's CPUs again, by vprobe: its policy does not apply any more"
+        );
+        let other = PolicyStep { caused_by: Some("db".into()), ..step };
+        assert!(other.text(3).contains("there (because of db); pressure"), "{}", other.text(3));
+    }
+}

@@ -1,0 +1,67 @@
+//! Those who record what policies are given.
+
+use tokio::sync::mpsc;
+use tracing::warn;
+use vnuma_api::Observation;
+
+/// Periods that a recorder may be behind: they are long. One with more is dropped.
+const BACKLOG: usize = 16;
+
+/// All of them.
+#[derive(Debug, Default)]
+pub(crate) struct Recorders {
+    senders: Vec<mpsc::Sender<Observation>>,
+    dropped: u64,
+}
+
+impl Recorders {
+    /// Adds one. Its receiver ends if it is too slow.
+    pub(crate) fn add(&mut self) -> mpsc::Receiver<Observation> {
+        let (sender, receiver) = mpsc::channel(BACKLOG);
+        self.senders.push(sender);
+        receiver
+    }
+
+    /// Gives each of them a period, which is made only if there is any.
+    pub(crate) fn give(&mut self, observation: impl FnOnce() -> Option<Observation>) {
+        self.senders.retain(|sender| !sender.is_closed());
+        let Some(observation) = (!self.senders.is_empty()).then(observation).flatten() else { return };
+        let dropped = &mut self.dropped;
+        self.senders.retain(|sender| match sender.try_send(observation.clone()) {
+            Ok(()) => true,
+            Err(mpsc::error::TrySendError::Closed(_)) => false,
+            Err(mpsc::error::TrySendError::Full(_)) => {
+                *dropped += 1;
+                warn!(backlog = BACKLOG, "a recorder reads too slowly and was dropped");
+                false
+            }
+        });
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.senders.iter().filter(|sender| !sender.is_closed()).count()
+    }
+
+    pub(crate) fn dropped(&self) -> u64 {
+        self.dropped
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slow_one_is_dropped_and_one_that_went_away_is_forgotten() {
+        let mut recorders = Recorders::default();
+        recorders.give(|| panic!("nobody records"));
+        let (mut slow, mut fast) = (recorders.add(), recorders.add());
+        drop(recorders.add());
+        for _ in 0..BACKLOG + 1 {
+            recorders.give(|| Some(Observation::default()));
+            assert!(fast.try_recv().is_ok());
+        }
+        assert_eq!((recorders.count(), recorders.dropped()), (1, 1));
+        assert_eq!(std::iter::from_fn(|| slow.try_recv().ok()).count(), BACKLOG);
+    }
+}

@@ -1,0 +1,375 @@
+//! Reads what vCPU threads did, once a period, while some VM has a policy: counters, time on a CPU and without one, masks,
+//! and how long the host's CPUs were idle. It decides nothing.
+
+use super::{
+    inbox::{Inbox, Message},
+    pages::PageReader,
+};
+use crate::core::event::Event;
+use std::{
+    collections::BTreeMap,
+    io,
+    os::fd::{AsFd, OwnedFd},
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError, mpsc},
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+use vnuma_api as api;
+use vnuma_counters::{Accesses as CountedAccesses, Detected, Events, Period, Source, ThreadCounters, detect};
+use vnuma_host::{location::monotonic_ns, read_cpu_layout, read_idle_times};
+use vnuma_placement::{
+    scheduling::CpuSample,
+    world::{Accesses, Counted, HostReading, VcpuReading, VmId, VmReading},
+};
+use vnuma_process::{on_thread, procfs, read_allowed, spawn_worker};
+use vnuma_topology::{ApicId, CpuId, CpuLayout, CpuSet, HostTopology};
+
+/// Periods after which counters that could not be opened are tried again.
+const TRY_AGAIN: u32 = 10;
+
+/// The threads of a VM that are counted.
+#[derive(Debug)]
+pub(super) struct Targets {
+    pub(super) vm: VmId,
+    pub(super) pid: i32,
+    /// The process, as a pidfd. `None`: it has ended.
+    pub(super) pidfd: Option<Arc<OwnedFd>>,
+    pub(super) vcpus: Vec<(ApicId, i32)>,
+}
+
+enum Order {
+    Count(Targets),
+    Host(Arc<HostTopology>),
+}
+
+/// A thread that reads once a period.
+#[derive(Debug)]
+pub(super) struct Sampler {
+    orders: Option<mpsc::Sender<Order>>,
+    thread: Option<JoinHandle<()>>,
+    health: Arc<Mutex<api::Counters>>,
+}
+
+impl Sampler {
+    pub(super) fn start(
+        root: PathBuf,
+        period: Duration,
+        host: &HostTopology,
+        inbox: Arc<Inbox>,
+    ) -> io::Result<Self> {
+        let (orders, received) = mpsc::channel();
+        let health = Arc::new(Mutex::new(api::Counters::default()));
+        let mut task = Task {
+            host: Arc::new(host.clone()),
+            layout: None,
+            detected: Detected { events: None, passed_over: Vec::new() },
+            vms: BTreeMap::new(),
+            pages: None,
+            idle: BTreeMap::new(),
+            read_ns: 0,
+            why_no_idle_times: None,
+            health: Arc::clone(&health),
+            root,
+            inbox,
+        };
+        let thread = spawn_worker("sampler", move || {
+            task.detect();
+            task.run(period, &received);
+        })?;
+        Ok(Self { orders: Some(orders), thread: Some(thread), health })
+    }
+
+    /// Counts these threads of a VM from now on, and no others of it.
+    pub(super) fn count(&self, targets: Targets) {
+        self.order(Order::Count(targets));
+    }
+
+    /// The host's topology has changed.
+    pub(super) fn host_changed(&self, host: &HostTopology) {
+        self.order(Order::Host(Arc::new(host.clone())));
+    }
+
+    /// Where the counts come from.
+    pub(super) fn health(&self) -> api::Counters {
+        self.health.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn order(&self, order: Order) {
+        if let Some(orders) = &self.orders {
+            // Fails only while vnumad stops.
+            let _ = orders.send(order);
+        }
+    }
+}
+
+impl Drop for Sampler {
+    fn drop(&mut self) {
+        drop(self.orders.take());
+        if let Some(thread) = self.thread.take() {
+            // Fails only if the thread panicked, and the panic has been reported.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A thread that is counted.
+struct Thread {
+    vcpu: ApicId,
+    tid: i32,
+    counters: Option<ThreadCounters>,
+    /// Why it has none.
+    problem: Option<String>,
+    /// Periods since they were tried to be opened.
+    tried: u32,
+    /// Its times at the end of the last period.
+    times: Option<procfs::CpuTimes>,
+    /// Its mask, with offline CPUs, and those of it that are online: as long as these are the same, it is not read again.
+    mask: Option<(procfs::Affinity, CpuSet)>,
+}
+
+impl Thread {
+    /// CPUs that it may run on, online or not.
+    fn read_mask(&mut self, pid: i32) -> Option<CpuSet> {
+        let online = procfs::Affinity::of(self.tid).ok()?;
+        match &self.mask {
+            Some((known, mask)) if *known == online => Some(mask.clone()),
+            _ => {
+                let mask = read_allowed(pid, self.tid).ok()?;
+                self.mask = Some((online, mask.clone()));
+                Some(mask)
+            }
+        }
+    }
+}
+
+struct Vm {
+    pid: i32,
+    pidfd: Arc<OwnedFd>,
+    threads: Vec<Thread>,
+}
+
+struct Task {
+    root: PathBuf,
+    inbox: Arc<Inbox>,
+    host: Arc<HostTopology>,
+    layout: Option<Arc<CpuLayout>>,
+    detected: Detected,
+    vms: BTreeMap<VmId, Vm>,
+    /// Only while something is counted, and counters do not say which node an access goes to.
+    pages: Option<PageReader>,
+    /// How long each CPU had been idle at the end of the last period.
+    idle: BTreeMap<CpuId, u64>,
+    /// When the last period ended; 0 before the first.
+    read_ns: u64,
+    why_no_idle_times: Option<String>,
+    health: Arc<Mutex<api::Counters>>,
+}
+
+impl Task {
+    fn run(&mut self, period: Duration, orders: &mpsc::Receiver<Order>) {
+        let mut read_at = Instant::now();
+        loop {
+            let order = match self.vms.is_empty() {
+                // No policy, no cost.
+                true => orders.recv().map_err(|_| mpsc::RecvTimeoutError::Disconnected),
+                false => orders.recv_timeout(read_at.saturating_duration_since(Instant::now())),
+            };
+            match order {
+                Ok(Order::Count(targets)) => {
+                    if self.vms.is_empty() {
+                        read_at = Instant::now();
+                    }
+                    self.count(targets);
+                }
+                Ok(Order::Host(host)) => (self.host, self.layout) = (host, None),
+                Err(mpsc::RecvTimeoutError::Timeout) => {
+                    // One that is late is not made up for.
+                    read_at = (read_at + period).max(Instant::now() + period / 2);
+                    if !self.read() {
+                        return;
+                    }
+                }
+                Err(mpsc::RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
+
+    fn detect(&mut self) {
+        self.detected = detect(&self.root);
+        let why = |passed: &vnuma_counters::PassedOver| format!("{}: {}", passed.source, passed.why);
+        let passed_over = self.detected.passed_over.iter().map(why).collect();
+        let source = self.detected.source().name().to_owned();
+        let mut health = self.health.lock().unwrap_or_else(PoisonError::into_inner);
+        *health = api::Counters { source, passed_over, ..api::Counters::default() };
+    }
+
+    fn count(&mut self, targets: Targets) {
+        let Targets { vm, pid, pidfd, vcpus } = targets;
+        if self.vms.is_empty() && !vcpus.is_empty() {
+            self.begin();
+        }
+        let before = self.vms.remove(&vm).filter(|before| before.pid == pid);
+        let Some(pidfd) = pidfd.filter(|_| !vcpus.is_empty()) else {
+            self.pages.iter().for_each(|pages| pages.unwatch(vm));
+            return self.end_if_unused();
+        };
+        let mut before = before.map(|before| before.threads).unwrap_or_default();
+        let thread = |(vcpu, tid)| {
+            let known = before.iter().position(|thread| (thread.vcpu, thread.tid) == (vcpu, tid));
+            known.map(|at| before.swap_remove(at)).unwrap_or_else(|| {
+                let times = procfs::read_cpu_times(pid, tid).ok();
+                Thread { vcpu, tid, counters: None, problem: None, tried: TRY_AGAIN, times, mask: None }
+            })
+        };
+        let threads = vcpus.into_iter().map(thread).collect();
+        let mut vm_threads = Vm { pid, pidfd, threads };
+        open_counters(&mut vm_threads, self.detected.events.as_ref());
+        self.vms.insert(vm, vm_threads);
+        self.pages.iter().for_each(|pages| pages.watch(vm, pid));
+    }
+
+    /// The first VM is to be counted.
+    fn begin(&mut self) {
+        // The operator may have changed what is permitted.
+        self.detect();
+        (self.read_ns, self.layout) = (monotonic_ns(), None);
+        self.read_idle();
+        if self.detected.source() != Source::PerNode {
+            // Without it accesses are attributed to nodes less well, or not at all; the policies see that as a gap.
+            self.pages = PageReader::start().ok();
+        }
+    }
+
+    fn end_if_unused(&mut self) {
+        if self.vms.is_empty() {
+            self.pages = None;
+            self.idle.clear();
+            self.note_health();
+        }
+    }
+
+    /// A period has ended. False once nobody takes readings any more.
+    fn read(&mut self) -> bool {
+        let began_ns = monotonic_ns();
+        let period_ns = began_ns.saturating_sub(std::mem::replace(&mut self.read_ns, began_ns));
+        let cpus = self.read_idle();
+        let layout = match &self.layout {
+            Some(layout) => Arc::clone(layout),
+            // Of a host that does not say, all CPUs are taken as cores of their own that are not isolated.
+            None => Arc::new(read_cpu_layout(&self.root, &self.host).unwrap_or_default()),
+        };
+        self.layout = Some(Arc::clone(&layout));
+        let mut vms = Vec::with_capacity(self.vms.len());
+        for (&vm, counted) in &mut self.vms {
+            let pages = self.pages.as_ref().map(|pages| pages.of(vm)).unwrap_or_default();
+            open_counters(counted, self.detected.events.as_ref());
+            let none = self.detected.events.is_none();
+            let Vm { pid, threads, .. } = counted;
+            let vcpus = threads.iter_mut().filter_map(|thread| read_thread(*pid, thread, none)).collect();
+            vms.push(VmReading { vm, pid: *pid, pages, vcpus });
+        }
+        self.note_health();
+        let source = self.detected.source().name();
+        let reading = HostReading { began_ns, period_ns, source, layout, cpus, vms };
+        self.inbox.send(Message::Event(Event::Sampled(Box::new(reading))))
+    }
+
+    /// How long each CPU was idle since the last call.
+    fn read_idle(&mut self) -> Vec<CpuSample> {
+        let now: BTreeMap<CpuId, u64> = match read_idle_times(&self.root) {
+            Ok(times) => {
+                self.why_no_idle_times = None;
+                times.into_iter().collect()
+            }
+            Err(error) => {
+                self.why_no_idle_times = Some(error.to_string());
+                BTreeMap::new()
+            }
+        };
+        let before = std::mem::replace(&mut self.idle, now);
+        let since = |(&cpu, &idle_ns): (&CpuId, &u64)| {
+            let idle_ns = idle_ns.saturating_sub(*before.get(&cpu)?);
+            Some(CpuSample { cpu, idle_ns })
+        };
+        self.idle.iter().filter_map(since).collect()
+    }
+
+    fn note_health(&self) {
+        let threads = || self.vms.values().flat_map(|vm| &vm.threads);
+        let mut health = self.health.lock().unwrap_or_else(PoisonError::into_inner);
+        health.threads = threads().count();
+        health.failed = threads().filter(|thread| thread.problem.is_some()).count();
+        health.why_failed = threads().find_map(|thread| thread.problem.clone());
+        health.why_no_idle_times = self.why_no_idle_times.clone();
+    }
+}
+
+/// Opens the counters of threads that have none. What cannot be opened is tried again after some periods.
+fn open_counters(vm: &mut Vm, events: Option<&Events>) {
+    let Some(events) = events else { return };
+    for thread in vm.threads.iter_mut().filter(|thread| thread.counters.is_none()) {
+        thread.tried += 1;
+        if thread.tried < TRY_AGAIN {
+            continue;
+        }
+        thread.tried = 0;
+        let tid = thread.tid;
+        // Counters can be opened by the thread's number only: those of a thread that is not the VM's are closed at once.
+        match on_thread(vm.pidfd.as_fd(), vm.pid, tid, || ThreadCounters::open(tid, events)) {
+            Some(Ok(counters)) => (thread.counters, thread.problem) = (Some(counters), None),
+            Some(Err(error)) => thread.problem = Some(error.to_string()),
+            None => thread.problem = Some(format!("thread {tid} is no thread of process {}", vm.pid)),
+        }
+    }
+}
+
+/// A thread's period. `None`: it has ended, or its period before is not known yet.
+fn read_thread(pid: i32, thread: &mut Thread, no_counters: bool) -> Option<VcpuReading> {
+    let tid = thread.tid;
+    // The file names the process as well: if it can be read afterwards, this was its thread.
+    let allowed = thread.read_mask(pid);
+    let times = procfs::read_cpu_times(pid, tid).ok()?;
+    let (cpu, real_time) = procfs::read_cpu_and_class(pid, tid).ok()?;
+    let counted = match &mut thread.counters {
+        None if no_counters => Counted::NoCounters,
+        None => Counted::Lost,
+        Some(counters) => match counters.read() {
+            Ok(period) => in_the_form_of_the_core(period),
+            Err(error) => {
+                // They are opened anew.
+                (thread.counters, thread.problem) = (None, Some(error.to_string()));
+                Counted::Lost
+            }
+        },
+    };
+    let before = thread.times.replace(times)?;
+    Some(VcpuReading {
+        vcpu: thread.vcpu,
+        tid,
+        cpu: Some(cpu),
+        allowed,
+        real_time,
+        ran_ns: times.ran_ns.saturating_sub(before.ran_ns),
+        waited_ns: times.waited_ns.saturating_sub(before.waited_ns),
+        counted,
+    })
+}
+
+fn in_the_form_of_the_core(period: Period) -> Counted {
+    match period {
+        Period::Counted(counted) => Counted::Counted {
+            instructions: counted.instructions,
+            llc_references: counted.llc_references,
+            llc_misses: counted.llc_misses,
+            accesses: match counted.accesses {
+                CountedAccesses::PerNode(list) => Accesses::ByNode(list),
+                CountedAccesses::LocalRemote { local, remote } => Accesses::LocalRemote { local, remote },
+                CountedAccesses::Unknown => Accesses::Unknown,
+            },
+            permille: counted.counted_permille,
+        },
+        Period::DidNotRun => Counted::DidNotRun,
+        Period::Crowded => Counted::Crowded,
+    }
+}

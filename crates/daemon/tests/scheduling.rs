@@ -1,0 +1,513 @@
+//! Policies in the core by itself: periods in, masks out. The threads here do what they are told, or something else.
+
+use std::{collections::BTreeMap, sync::Arc};
+use vnuma_api as api;
+use vnuma_daemon::core::{
+    Core, Refusal,
+    event::{Answer, Candidate, Command, Event, MaskOrder, Report, Request},
+};
+use vnuma_placement::{
+    Policies,
+    scheduling::{CpuSample, Policy},
+    world::{Accesses, Counted, HostReading, RequestId, VcpuReading, VmId, VmReading},
+};
+use vnuma_process::ActError;
+use vnuma_topology::{
+    CpuLayout, CpuSet, DistanceMatrix, GuestNode, HostNode, HostTopology, MemoryBacking, Vcpu, VcpuLocation,
+    VmDescription,
+};
+
+const SECOND_NS: u64 = 1_000_000_000;
+const PID: i32 = 100;
+
+fn set(list: &str) -> CpuSet {
+    list.parse().expect("a list")
+}
+
+/// Two nodes of four CPUs each.
+fn host() -> HostTopology {
+    let node = |id: u32| HostNode { id, cpus: (id * 4..id * 4 + 4).collect(), ..HostNode::default() };
+    HostTopology {
+        nodes: vec![node(0), node(1)],
+        distances: DistanceMatrix::new(vec![vec![10, 21], vec![21, 10]]).expect("square"),
+        ..HostTopology::default()
+    }
+}
+
+/// A VM with two guest nodes at home on both host nodes, and two vCPUs.
+fn description(name: &str, pid: i32) -> VmDescription {
+    let memory = |id: u32| MemoryBacking {
+        id: format!("ram{id}"),
+        size_bytes: 1 << 30,
+        policy: "bind".into(),
+        host_nodes: vec![id],
+        resident_kib: Vec::new(),
+    };
+    let node = |id: u32| GuestNode { id, memory_bytes: 1 << 30, memory: Some(memory(id)) };
+    let vcpu =
+        |id: u32| Vcpu { index: id, apic_id: id, boot_node: Some(id), tid: pid + 1 + id.cast_signed() };
+    VmDescription {
+        name: name.into(),
+        pid,
+        run_state: "running".into(),
+        guest_nodes: vec![node(0), node(1)],
+        vcpus: vec![vcpu(0), vcpu(1)],
+        spare_slots: BTreeMap::new(),
+    }
+}
+
+/// A core, the masks that its threads have, and what came out of it.
+struct Run {
+    core: Core,
+    now_ns: u64,
+    connections: Vec<(VmId, u64)>,
+    masks: BTreeMap<i32, CpuSet>,
+    /// Orders are carried out at once.
+    obedient: bool,
+    /// Masks that an earlier vnumad left are given back at once.
+    restores: bool,
+    orders: Vec<(VmId, i32, Vec<MaskOrder>)>,
+    counts: Vec<(VmId, usize)>,
+    forgotten: Vec<i32>,
+    restored: Vec<i32>,
+    published: usize,
+    events: Vec<api::Event>,
+    answers: Vec<(RequestId, Result<Answer, Refusal>)>,
+    lines: Vec<String>,
+}
+
+impl Run {
+    fn new() -> Self {
+        Self {
+            core: Core::new(host(), Policies::default(), 7),
+            now_ns: SECOND_NS,
+            connections: Vec::new(),
+            masks: (PID..PID + 200).map(|tid| (tid, set("0-7"))).collect(),
+            obedient: true,
+            restores: true,
+            orders: Vec::new(),
+            counts: Vec::new(),
+            forgotten: Vec::new(),
+            restored: Vec::new(),
+            published: 0,
+            events: Vec::new(),
+            answers: Vec::new(),
+            lines: Vec::new(),
+        }
+    }
+
+    fn step(&mut self, event: Event) {
+        self.now_ns += 1000;
+        let mut more = Vec::new();
+        for command in self.core.step(self.now_ns, event) {
+            match command {
+                Command::Connect(vm, connection, _) => self.connections.push((vm, connection)),
+                Command::Publish(vm, generation, _) => {
+                    self.published += 1;
+                    more.push(Event::Published(vm, Ok(generation + 1)));
+                }
+                Command::Count { vm, vcpus, .. } => self.counts.push((vm, vcpus.len())),
+                Command::Confine { vm, pid, masks } => {
+                    if self.obedient {
+                        more.push(self.obey(vm, pid, &masks));
+                    }
+                    self.orders.push((vm, pid, masks));
+                }
+                Command::RestoreMasks(vm, pid) => {
+                    self.restored.push(pid);
+                    if self.restores {
+                        more.push(Event::MasksRestored(vm, pid, Ok(0)));
+                    }
+                }
+                Command::ForgetMask(_, tid) => self.forgotten.push(tid),
+                Command::Announce(event) => self.events.push(event),
+                Command::Reply(request, answer) => self.answers.push((request, answer)),
+                Command::Log(_, line) => self.lines.push(line),
+                _ => {}
+            }
+        }
+        more.into_iter().for_each(|event| self.step(event));
+    }
+
+    /// What the mover does.
+    fn obey(&mut self, vm: VmId, pid: i32, orders: &[MaskOrder]) -> Event {
+        let mut outcomes = Vec::new();
+        for order in orders {
+            let has = self.masks.get_mut(&order.tid).expect("a thread");
+            let outcome = if *has != order.expected {
+                Err(ActError::MaskChanged { tid: order.tid, found: has.clone() })
+            } else {
+                *has = order.cpus.clone().unwrap_or_else(|| order.operator.clone());
+                Ok(Some(location(has, self.now_ns)))
+            };
+            outcomes.push((order.vcpu, outcome));
+        }
+        Event::Confined(vm, pid, outcomes)
+    }
+
+    fn with_vms(names: &[&str]) -> Self {
+        let mut run = Self::new();
+        let candidate =
+            |name: &&str| Candidate { handle: format!("/{name}"), name: (*name).into(), instance: 1 };
+        run.step(Event::Scanned(Ok(names.iter().map(candidate).collect())));
+        for (at, name) in names.iter().enumerate() {
+            let connection = run.connections[at].1;
+            let pid = PID + 10 * at as i32;
+            run.step(Event::Hypervisor(connection, Report::Up(description(name, pid), false)));
+        }
+        run
+    }
+
+    fn id(&self, at: usize) -> VmId {
+        self.connections[at].0
+    }
+
+    fn ask(&mut self, request: RequestId, wanted: Request) {
+        self.step(Event::Requested(request, wanted));
+    }
+
+    fn set_policy(&mut self, request: RequestId, policy: Policy) {
+        self.ask(request, Request::SetPolicy("a".into(), policy));
+    }
+
+    fn answered(&self, request: RequestId) -> Option<bool> {
+        let answers: Vec<_> = self.answers.iter().filter(|(known, _)| *known == request).collect();
+        assert!(answers.len() <= 1, "answered once");
+        answers.first().map(|(_, answer)| answer.is_ok())
+    }
+
+    /// A reading of VM `a`, whose vCPUs are on `cpu` and use memory of `node`.
+    fn reading(&self, cpu: u32, node: u32) -> HostReading {
+        let vcpu = |vcpu: u32| VcpuReading {
+            vcpu,
+            tid: PID + 1 + vcpu.cast_signed(),
+            cpu: Some(cpu + vcpu),
+            allowed: self.masks.get(&(PID + 1 + vcpu.cast_signed())).cloned(),
+            real_time: false,
+            ran_ns: SECOND_NS,
+            waited_ns: 0,
+            counted: Counted::Counted {
+                instructions: 1_000_000_000,
+                llc_references: 30_000_000,
+                llc_misses: 20_000_000,
+                accesses: Accesses::ByNode(vec![(node, 20_000_000)]),
+                permille: 1000,
+            },
+        };
+        HostReading {
+            began_ns: self.now_ns,
+            period_ns: SECOND_NS,
+            source: "per-node",
+            layout: Arc::new(CpuLayout::default()),
+            cpus: (0..8).map(|cpu| CpuSample { cpu, idle_ns: 0 }).collect(),
+            vms: vec![VmReading {
+                vm: self.id(0),
+                pid: PID,
+                pages: Vec::new(),
+                vcpus: vec![vcpu(0), vcpu(1)],
+            }],
+        }
+    }
+
+    /// A period ends; nothing happened since it was read.
+    fn period(&mut self, cpu: u32, node: u32) {
+        let reading = self.reading(cpu, node);
+        self.step(Event::Sampled(Box::new(reading)));
+    }
+
+    fn scheduling(&self) -> api::Scheduling {
+        self.core.show_scheduling("a").expect("known")
+    }
+
+    fn mask(&self, vcpu: i32) -> String {
+        self.masks[&(PID + 1 + vcpu)].to_string()
+    }
+}
+
+fn location(mask: &CpuSet, time_ns: u64) -> VcpuLocation {
+    let cpu = mask.iter().next().expect("a CPU");
+    let pinned = host().node_of_cpus(mask);
+    VcpuLocation { cpu, node: cpu / 4, pinned, time_ns }
+}
+
+#[test]
+fn threads_are_counted_only_while_some_vm_has_a_policy() {
+    let mut run = Run::with_vms(&["a", "b"]);
+    assert_eq!(run.counts, []);
+    run.set_policy(1, Policy::Observe);
+    assert_eq!((&run.counts[..], run.answered(1)), (&[(run.id(0), 2), (run.id(1), 2)][..], Some(true)));
+    run.counts.clear();
+    run.set_policy(2, Policy::Off);
+    assert_eq!(run.counts, [(run.id(0), 0), (run.id(1), 0)]);
+    run.ask(3, Request::SetPolicy("none".into(), Policy::Vprobe));
+    assert_eq!(run.answered(3), Some(false));
+}
+
+#[test]
+fn a_vcpu_goes_to_its_memory_within_its_operators_mask_and_its_guest_is_told() {
+    let mut run = Run::with_vms(&["a"]);
+    for tid in [101, 102] {
+        run.masks.insert(tid, set("0-2,4-6"));
+        let at = location(&set("0-7"), run.now_ns);
+        run.step(Event::Located(tid, Some(at)));
+    }
+    run.ask(1000, Request::Attach("a".into()));
+    let connection = run.connections[0].1;
+    run.step(Event::Hypervisor(connection, Report::Attached(Ok(8 << 32 | 1))));
+    run.set_policy(1, Policy::Vprobe);
+    let published = run.published;
+    run.period(0, 1);
+    let expected = |vcpu: u32| MaskOrder {
+        vcpu,
+        tid: 101 + vcpu.cast_signed(),
+        expected: set("0-2,4-6"),
+        operator: set("0-2,4-6"),
+        cpus: Some(set("4-6")),
+    };
+    assert_eq!(run.orders, [(run.id(0), PID, vec![expected(0), expected(1)])]);
+    assert!(run.published > published, "the guest is told at once, without a dwell");
+    let shown = run.scheduling();
+    let vcpu = &shown.vcpus[0];
+    assert_eq!((shown.policy.as_str(), vcpu.moves, vcpu.kind.as_deref()), ("vprobe", 1, Some("LLC-T")));
+    assert_eq!((vcpu.pressure, vcpu.remote_share, vcpu.affinity), (Some(30.0), Some(1.0), Some(1)));
+    assert_eq!((&vcpu.operator_cpus, &vcpu.policy_cpus), (&Some(set("0-2,4-6")), &Some(set("4-6"))));
+    let steps: Vec<_> =
+        run.events.iter().filter(|event| matches!(event, api::Event::Confined { .. })).collect();
+    let [api::Event::Confined { vcpu: 0, step, .. }, _] = &steps[..] else { panic!("{steps:?}") };
+    assert_eq!(
+        (step.from, step.to, step.remote_share, step.expected_remote_share),
+        (Some(0), Some(1), Some(1.0), Some(0.0))
+    );
+    let line = "a: vCPU 0 is confined to CPUs 4-6 of node 1, by vprobe: its memory is there; pressure 30.0; \
+                remote share 100 % on node 0, 0 % expected on node 1";
+    assert!(run.lines.iter().any(|known| known == line), "{:?}", run.lines);
+    // There it stays.
+    run.period(4, 1);
+    assert_eq!(run.orders.len(), 1);
+}
+
+#[test]
+fn what_is_observed_is_not_acted_upon() {
+    let mut run = Run::with_vms(&["a"]);
+    run.set_policy(1, Policy::Observe);
+    run.period(0, 1);
+    assert_eq!((run.orders.len(), run.scheduling().vcpus[0].remote_share), (0, Some(1.0)));
+}
+
+#[test]
+fn switching_off_is_answered_when_the_operators_masks_are_back() {
+    let mut run = Run::with_vms(&["a"]);
+    run.set_policy(1, Policy::Vprobe);
+    run.period(0, 1);
+    assert_eq!((run.mask(0), run.mask(1)), ("4-7".into(), "4-7".into()));
+    run.obedient = false;
+    run.set_policy(2, Policy::Off);
+    assert_eq!(run.answered(2), None);
+    let (vm, pid, orders) = run.orders.last().cloned().expect("orders");
+    assert!(orders.iter().all(|order| order.cpus.is_none() && order.operator == set("0-7")), "{orders:?}");
+    run.counts.clear();
+    let outcome = run.obey(vm, pid, &orders);
+    run.step(outcome);
+    assert_eq!((run.answered(2), run.mask(0), run.mask(1)), (Some(true), "0-7".into(), "0-7".into()));
+    assert_eq!(run.counts, [(vm, 0)], "nothing is left to be looked at");
+    assert!(run.lines.iter().any(|line| line.contains("has its operator's CPUs again")), "{:?}", run.lines);
+}
+
+#[test]
+fn another_policy_begins_with_the_operators_masks() {
+    let mut run = Run::with_vms(&["a"]);
+    run.set_policy(1, Policy::Vprobe);
+    run.period(0, 1);
+    run.set_policy(2, Policy::VprobePaper);
+    assert_eq!((run.answered(2), run.mask(0)), (Some(true), "0-7".into()));
+    run.period(0, 1);
+    let masks = [run.mask(0), run.mask(1)];
+    assert!(masks.contains(&"4-7".to_owned()), "Algorithm 1 spreads them over both nodes: {masks:?}");
+}
+
+#[test]
+fn giving_back_is_tried_again_after_a_failure() {
+    let mut run = Run::with_vms(&["a"]);
+    run.set_policy(1, Policy::Vprobe);
+    run.period(0, 1);
+    run.obedient = false;
+    run.set_policy(2, Policy::Off);
+    let failed = |tid| {
+        let (act, source) = ("setting its affinity", std::io::Error::from_raw_os_error(22));
+        Err(ActError::System { pid: PID, tid, act, source })
+    };
+    let vm = run.id(0);
+    run.step(Event::Confined(vm, PID, vec![(0, failed(101)), (1, failed(102))]));
+    assert_eq!(run.answered(2), Some(false));
+    run.obedient = true;
+    run.period(4, 1);
+    assert_eq!((run.mask(0), run.mask(1)), ("0-7".into(), "0-7".into()));
+}
+
+#[test]
+fn a_mask_that_somebody_else_sets_is_the_operators() {
+    let mut run = Run::with_vms(&["a"]);
+    run.set_policy(1, Policy::Vprobe);
+    run.period(0, 1);
+    run.masks.insert(101, set("0-1,4"));
+    // It is noticed with the next period, and the policy goes on within it.
+    run.period(0, 1);
+    assert_eq!(run.forgotten, [101]);
+    assert_eq!(
+        (run.scheduling().vcpus[0].operator_cpus.clone(), run.mask(0)),
+        (Some(set("0-1,4")), "4".into())
+    );
+    // It is also noticed when a step finds it.
+    run.masks.insert(102, set("2-3"));
+    run.set_policy(2, Policy::Off);
+    assert_eq!((run.answered(2), run.mask(0), run.mask(1)), (Some(true), "0-1,4".into(), "2-3".into()));
+    assert!(run.lines.iter().any(|line| line.contains("its operator's mask now")), "{:?}", run.lines);
+}
+
+#[test]
+fn what_was_read_before_a_mask_was_set_says_nothing_of_it() {
+    let mut run = Run::with_vms(&["a"]);
+    run.set_policy(1, Policy::Vprobe);
+    let late = run.reading(0, 1);
+    run.period(0, 1);
+    run.step(Event::Sampled(Box::new(late)));
+    let shown = run.scheduling();
+    assert_eq!((&shown.vcpus[0].policy_cpus, &run.forgotten[..]), (&Some(set("4-7")), &[][..]));
+    run.set_policy(2, Policy::Off);
+    assert_eq!(run.mask(0), "0-7");
+}
+
+#[test]
+fn an_operators_move_ends_what_a_policy_wanted() {
+    let mut run = Run::with_vms(&["a"]);
+    run.set_policy(1, Policy::Vprobe);
+    run.period(0, 1);
+    run.ask(2, Request::Move("a".into(), 0, 0));
+    run.masks.insert(101, set("0-3"));
+    let vm = run.id(0);
+    let at = Some(location(&set("0-3"), run.now_ns));
+    run.step(Event::Moved(vm, 0, 0, Ok(at)));
+    run.period(0, 1);
+    assert_eq!(run.scheduling().vcpus[0].operator_cpus, Some(set("0-3")));
+    run.set_policy(3, Policy::Off);
+    assert_eq!((run.answered(3), run.mask(0), run.mask(1)), (Some(true), "0-3".into(), "0-7".into()));
+}
+
+#[test]
+fn nothing_is_confined_before_the_masks_of_an_earlier_vnumad_are_given_back() {
+    let mut run = Run::new();
+    run.restores = false;
+    let candidate = Candidate { handle: "/a".into(), name: "a".into(), instance: 1 };
+    run.step(Event::Scanned(Ok(vec![candidate])));
+    let connection = run.connections[0].1;
+    run.step(Event::Hypervisor(connection, Report::Up(description("a", PID), false)));
+    assert_eq!(run.restored, [PID]);
+    run.masks.insert(101, set("0-3"));
+    run.set_policy(1, Policy::Vprobe);
+    run.period(0, 1);
+    assert_eq!(run.orders.len(), 0);
+    // Read before, with a mask of the earlier vnumad in it.
+    let early = run.reading(0, 1);
+    let vm = run.id(0);
+    run.step(Event::MasksRestored(vm, PID, Ok(1)));
+    run.masks.insert(101, set("0-7"));
+    run.step(Event::Sampled(Box::new(early)));
+    assert_eq!((run.orders.len(), run.scheduling().vcpus[0].operator_cpus.clone()), (0, None));
+    run.period(0, 1);
+    assert_eq!(
+        (run.mask(0), run.scheduling().vcpus[0].operator_cpus.clone()),
+        ("4-7".into(), Some(set("0-7")))
+    );
+    assert!(run.lines.iter().any(|line| line.contains("an earlier vnumad had confined")), "{:?}", run.lines);
+}
+
+#[test]
+fn masks_that_could_not_be_given_back_are_tried_again() {
+    let mut run = Run::new();
+    run.restores = false;
+    let candidate = Candidate { handle: "/a".into(), name: "a".into(), instance: 1 };
+    run.step(Event::Scanned(Ok(vec![candidate])));
+    let (vm, connection) = run.connections[0];
+    run.step(Event::Hypervisor(connection, Report::Up(description("a", PID), false)));
+    for _ in 0..2 {
+        run.step(Event::MasksRestored(vm, PID, Err("no CPU is online".into())));
+        run.step(Event::Resync);
+    }
+    assert_eq!(run.restored, [PID, PID, PID]);
+    assert_eq!(run.lines.iter().filter(|line| line.contains("not undone yet")).count(), 1);
+    run.step(Event::MasksRestored(vm, PID, Ok(1)));
+    run.step(Event::Resync);
+    assert_eq!(run.restored.len(), 3);
+}
+
+#[test]
+fn masks_of_a_vm_that_is_not_followed_any_more_are_given_back_and_requests_answered() {
+    let mut run = Run::with_vms(&["a"]);
+    run.set_policy(1, Policy::Vprobe);
+    run.period(0, 1);
+    run.obedient = false;
+    run.set_policy(2, Policy::Off);
+    run.restored.clear();
+    let connection = run.connections[0].1;
+    // Another VM is behind the handle.
+    run.step(Event::Hypervisor(connection, Report::Up(description("b", PID + 10), false)));
+    assert_eq!((run.answered(2), &run.restored[..]), (Some(false), &[PID, PID + 10][..]));
+    let vm = run.id(0);
+    // The outcome of the old one's step comes late.
+    run.step(Event::Confined(vm, PID, vec![(0, Ok(None)), (1, Ok(None))]));
+    assert_eq!(run.core.show_scheduling("b").expect("known").vcpus[0].moves, 0);
+}
+
+#[test]
+fn cpus_that_the_host_loses_leave_no_mask_behind() {
+    let mut run = Run::with_vms(&["a"]);
+    run.set_policy(1, Policy::Vprobe);
+    run.period(0, 1);
+    let mut smaller = host();
+    smaller.nodes[1].cpus = CpuSet::new();
+    run.step(Event::HostChanged(smaller));
+    // The kernel lets threads run anywhere when all CPUs of their mask are gone.
+    run.masks.extend([(101, set("0-3")), (102, set("0-3"))]);
+    run.obedient = false;
+    run.period(0, 1);
+    // The policy finds another place for them.
+    let (vm, pid, orders) = run.orders.last().cloned().expect("orders");
+    let elsewhere = |order: &MaskOrder| order.cpus == Some(set("0-3")) && order.operator == set("0-7");
+    assert!(orders.iter().all(elsewhere), "{orders:?}");
+    let failed = |tid| Err(ActError::Raced { pid, tid });
+    run.step(Event::Confined(vm, pid, vec![(0, failed(101)), (1, failed(102))]));
+    // One that does nothing of itself gives them back.
+    run.set_policy(2, Policy::Observe);
+    let (_, _, orders) = run.orders.last().expect("orders");
+    assert!(orders.iter().all(|order| order.cpus.is_none() && order.operator == set("0-7")), "{orders:?}");
+}
+
+#[test]
+fn what_a_policy_remembers_of_a_node_that_is_gone_does_not_count() {
+    let mut run = Run::with_vms(&["a"]);
+    run.set_policy(1, Policy::Vprobe);
+    run.period(0, 1);
+    let mut smaller = host();
+    smaller.nodes.pop();
+    run.step(Event::HostChanged(smaller));
+    run.masks.extend([(101, set("0-3")), (102, set("0-3"))]);
+    run.period(0, 0);
+    run.period(0, 0);
+    assert_eq!(run.scheduling().vcpus[0].affinity, Some(0));
+    assert!(run.mask(0) == "0-3" || run.mask(0) == "0-7", "{}", run.mask(0));
+}
+
+#[test]
+fn without_counters_the_place_of_pages_decides_and_is_named() {
+    let mut run = Run::with_vms(&["a"]);
+    run.set_policy(1, Policy::Vprobe);
+    let mut reading = run.reading(0, 1);
+    reading.vms[0].pages = vec![(1, 1 << 20)];
+    reading.vms[0].vcpus.iter_mut().for_each(|vcpu| vcpu.counted = Counted::NoCounters);
+    run.step(Event::Sampled(Box::new(reading)));
+    assert_eq!((run.mask(0), run.mask(1)), ("4-7".into(), "4-7".into()));
+    let shown = run.scheduling();
+    let vcpu = &shown.vcpus[0];
+    assert_eq!((vcpu.quality.as_deref(), vcpu.pressure, &vcpu.kind), (Some("assumed"), None, &None));
+    assert_eq!((vcpu.remote_share, vcpu.last.as_ref().and_then(|step| step.pressure)), (Some(1.0), None));
+}

@@ -1,0 +1,260 @@
+//! What one period showed of the host's vCPUs, as it was read, and what the schedulers make of it.
+//!
+//! ```text
+//!   Accesses counted by node           ──▶ taken as they are
+//!   local and remote accesses          ──▶ remote ones are spread over the other nodes as the VM's pages are
+//!   LLC misses only                    ──▶ spread over all nodes as the VM's pages are
+//!   nothing, as there is no PMU        ──▶ an assumed rate, spread as the VM's pages are
+//! ```
+
+use super::VmId;
+use crate::scheduling::{Counts, CpuSample, Machine};
+use std::sync::Arc;
+use vnuma_topology::{ApicId, CpuId, CpuLayout, CpuSet, HostNodeId};
+
+/// Accesses to memory in a period.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Accesses {
+    /// By node.
+    ByNode(Vec<(HostNodeId, u64)>),
+    /// To the node that the vCPU was on, and to all others.
+    LocalRemote {
+        /// To its own.
+        local: u64,
+        /// To others.
+        remote: u64,
+    },
+    /// Not counted.
+    #[default]
+    Unknown,
+}
+
+/// What was counted of a vCPU, or why nothing was.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Counted {
+    /// Its counters were read.
+    Counted {
+        /// Retired instructions.
+        instructions: u64,
+        /// References to the last-level cache.
+        llc_references: u64,
+        /// Of these, misses.
+        llc_misses: u64,
+        /// Accesses to memory.
+        accesses: Accesses,
+        /// Per mille of its time on a CPU in which the counters were its own. Below 1000 the counts are scaled up.
+        permille: u32,
+    },
+    /// It was on no CPU.
+    DidNotRun,
+    /// It ran, and others had the counters all the time.
+    Crowded,
+    /// Its counters could not be opened or read, or are new.
+    #[default]
+    Lost,
+    /// The host has no counters.
+    NoCounters,
+}
+
+/// A vCPU's period.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct VcpuReading {
+    /// Its APIC id.
+    pub vcpu: ApicId,
+    /// Its thread.
+    pub tid: i32,
+    /// CPU that it was on last.
+    pub cpu: Option<CpuId>,
+    /// CPUs that it may run on, online or not. `None`: they could not be read.
+    pub allowed: Option<CpuSet>,
+    /// It has a real-time scheduling class.
+    pub real_time: bool,
+    /// Time on a CPU, nanoseconds.
+    pub ran_ns: u64,
+    /// Time that it was ready to run and had no CPU, nanoseconds.
+    pub waited_ns: u64,
+    /// What was counted.
+    pub counted: Counted,
+}
+
+/// A VM's period.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct VmReading {
+    /// The VM.
+    pub vm: VmId,
+    /// Its process.
+    pub pid: i32,
+    /// Where its pages lie, KiB by node. Empty: not known.
+    pub pages: Vec<(HostNodeId, u64)>,
+    /// Its vCPUs.
+    pub vcpus: Vec<VcpuReading>,
+}
+
+/// A period of the host.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HostReading {
+    /// When reading began, of the clock that the world has.
+    pub began_ns: u64,
+    /// Length of the period, nanoseconds.
+    pub period_ns: u64,
+    /// Where the counts come from, for operators.
+    pub source: &'static str,
+    /// Isolated CPUs, cores.
+    pub layout: Arc<CpuLayout>,
+    /// CPUs in rising order. Empty: how long they were idle could not be read.
+    pub cpus: Vec<CpuSample>,
+    /// VMs.
+    pub vms: Vec<VmReading>,
+}
+
+/// Without counters a vCPU is taken to retire so many instructions in a nanosecond on a CPU, with so many references to the
+/// last-level cache in a thousand of them, half of which miss: it counts as LLC-FI (3 to 20 references), so that the place
+/// of the VM's pages decides.
+const ASSUMED_INSTRUCTIONS_PER_NS: u64 = 1;
+const ASSUMED_REFERENCES_PER_THOUSAND: u64 = 10;
+const ASSUMED_MISSES_PER_THOUSAND: u64 = 5;
+
+impl VcpuReading {
+    /// Are its figures assumed, not counted?
+    pub fn is_assumed(&self) -> bool {
+        self.counted == Counted::NoCounters
+    }
+
+    /// In the form of the schedulers. `node` is the position of the node that it was on, `pages` are its VM's.
+    pub fn counts(
+        &self,
+        machine: &Machine,
+        node: Option<usize>,
+        pages: &[(HostNodeId, u64)],
+    ) -> Option<Counts> {
+        let pages = by_position(machine, pages);
+        match &self.counted {
+            Counted::Counted { instructions, llc_references, llc_misses, accesses, .. } => Some(Counts {
+                instructions: *instructions,
+                llc_references: *llc_references,
+                llc_misses: *llc_misses,
+                accesses: match accesses {
+                    Accesses::ByNode(list) => by_position(machine, list),
+                    Accesses::LocalRemote { local, remote } => {
+                        local_and_remote(machine, node, (*local, *remote), &pages)
+                    }
+                    Accesses::Unknown => spread(*llc_misses, &pages),
+                },
+            }),
+            // Nothing is new.
+            Counted::DidNotRun => Some(Counts::default()),
+            Counted::Crowded | Counted::Lost => None,
+            Counted::NoCounters => {
+                let instructions = self.ran_ns.saturating_mul(ASSUMED_INSTRUCTIONS_PER_NS);
+                let llc_misses = (instructions / 1000).saturating_mul(ASSUMED_MISSES_PER_THOUSAND);
+                let known = pages.iter().any(|&pages| pages > 0);
+                known.then(|| Counts {
+                    instructions,
+                    llc_references: (instructions / 1000).saturating_mul(ASSUMED_REFERENCES_PER_THOUSAND),
+                    llc_misses,
+                    accesses: spread(llc_misses, &pages),
+                })
+            }
+        }
+    }
+}
+
+/// Nodes that the host does not have any more are left out.
+fn by_position(machine: &Machine, list: &[(HostNodeId, u64)]) -> Vec<u64> {
+    let mut counts = vec![0_u64; machine.nodes.len()];
+    for &(node, count) in list {
+        if let Some(position) = machine.position(node) {
+            counts[position] = counts[position].saturating_add(count);
+        }
+    }
+    counts
+}
+
+/// Splits a count in the proportion of the pages. Empty where no page is known.
+fn spread(count: u64, pages: &[u64]) -> Vec<u64> {
+    let total: u128 = pages.iter().map(|&pages| u128::from(pages)).sum();
+    if total == 0 {
+        return Vec::new();
+    }
+    let share = |&pages: &u64| (u128::from(count) * u128::from(pages) / total) as u64;
+    pages.iter().map(share).collect()
+}
+
+/// Remote accesses go where the VM's pages are; to all other nodes alike where that is not known.
+fn local_and_remote(
+    machine: &Machine,
+    node: Option<usize>,
+    (local, remote): (u64, u64),
+    pages: &[u64],
+) -> Vec<u64> {
+    let Some(node) = node else { return Vec::new() };
+    let elsewhere = |known: bool| {
+        let weigh = |(at, &pages): (usize, &u64)| match (at == node, known) {
+            (true, _) => 0,
+            (false, true) => pages,
+            (false, false) => 1,
+        };
+        pages.iter().enumerate().map(weigh).collect::<Vec<u64>>()
+    };
+    let known = elsewhere(true).iter().any(|&pages| pages > 0);
+    let mut accesses = spread(remote, &elsewhere(known));
+    accesses.resize(machine.nodes.len(), 0);
+    accesses[node] = local;
+    accesses
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vnuma_topology::{HostNode, HostTopology};
+
+    /// Nodes 0, 2 and 8, with two CPUs each.
+    fn machine() -> Machine {
+        let node = |id: u32| HostNode { id, cpus: [id, id + 1].into_iter().collect(), ..HostNode::default() };
+        let host = HostTopology { nodes: vec![node(0), node(2), node(8)], ..HostTopology::default() };
+        Machine::new(&host, &CpuLayout::default())
+    }
+
+    fn counted(accesses: Accesses) -> VcpuReading {
+        let (instructions, llc_references, llc_misses) = (1000, 30, 20);
+        let counted = Counted::Counted { instructions, llc_references, llc_misses, accesses, permille: 1000 };
+        VcpuReading { ran_ns: 2_000_000, counted, ..VcpuReading::default() }
+    }
+
+    fn accesses(reading: &VcpuReading, node: Option<usize>, pages: &[(u32, u64)]) -> Vec<u64> {
+        reading.counts(&machine(), node, pages).expect("counted").accesses
+    }
+
+    #[test]
+    fn each_source_says_where_accesses_go() {
+        let by_node = counted(Accesses::ByNode(vec![(8, 5), (0, 1), (77, 3)]));
+        assert_eq!(accesses(&by_node, None, &[(2, 9)]), [1, 0, 5], "a node that is gone does not count");
+        let local_remote = counted(Accesses::LocalRemote { local: 4, remote: 12 });
+        assert_eq!(accesses(&local_remote, Some(0), &[(0, 9), (2, 10), (8, 30)]), [4, 3, 9]);
+        assert_eq!(accesses(&local_remote, Some(0), &[(0, 9)]), [4, 6, 6], "its pages are all local");
+        assert_eq!(accesses(&local_remote, None, &[(0, 9)]), [] as [u64; 0], "where it was is not known");
+        let misses = counted(Accesses::Unknown);
+        assert_eq!(accesses(&misses, Some(0), &[(0, 1), (8, 3)]), [5, 0, 15]);
+        assert_eq!(accesses(&misses, Some(0), &[]), [] as [u64; 0]);
+    }
+
+    #[test]
+    fn without_counters_the_place_of_pages_stands_in_for_them() {
+        let reading = VcpuReading { counted: Counted::NoCounters, ..counted(Accesses::Unknown) };
+        let counts = reading.counts(&machine(), Some(0), &[(2, 100)]).expect("assumed");
+        assert_eq!((counts.instructions, counts.llc_misses), (2_000_000, 10_000));
+        assert_eq!((counts.remote_share(0), counts.remote_share(1)), (Some(1.0), Some(0.0)));
+        assert!(reading.is_assumed() && !counted(Accesses::Unknown).is_assumed());
+        assert_eq!(reading.counts(&machine(), Some(0), &[]), None, "nothing is known of it");
+    }
+
+    #[test]
+    fn gaps_are_no_counts() {
+        for (gap, counts) in
+            [(Counted::DidNotRun, Some(Counts::default())), (Counted::Crowded, None), (Counted::Lost, None)]
+        {
+            let reading = VcpuReading { counted: gap, ..VcpuReading::default() };
+            assert_eq!(reading.counts(&machine(), Some(0), &[(0, 1)]), counts);
+        }
+    }
+}
