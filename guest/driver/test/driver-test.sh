@@ -109,6 +109,28 @@ all_on() {
 	map=${list#,}
 }
 
+# Waits until the guest has refused so many publications: a busy machine takes its time.
+await_refused() {
+	local try
+	for ((try = 0; try < 300; try++)); do
+		(($(refused) >= $1)) && return
+		sleep 0.2
+	done
+	fail "refused $(refused), not $1"
+	return 1
+}
+
+# The host can know that the guest refused generation $1, and why.
+host_sees_refusal() {
+	local try
+	for ((try = 0; try < 300; try++)); do
+		host refused
+		[[ $answer == "refused $1 -"* ]] && return
+		sleep 0.2
+	done
+	return 1
+}
+
 # The publication that is in the memory now must be refused, in one line.
 expect_refusal() {
 	local before after lines silent
@@ -119,11 +141,12 @@ expect_refusal() {
 	host ring-await
 	[[ $answer == silent* ]] || fail "$1: $answer"
 	silent=$answer
+	await_refused $((before + 1))
 	host ring-await
-	host "timeout 10000"
-	# The host can know, and why.
-	host refused
-	[[ $answer == "refused ${silent#silent } -"* ]] ||
+	[[ $answer == silent* ]] || fail "$1, again: $answer"
+	await_refused $((before + 2))
+	host "timeout 50000"
+	host_sees_refusal "${silent#silent }" ||
 		fail "$1: $silent, but the guest says: $answer"
 	after=$(refused)
 	((after == before + 2)) || fail "$1: refused $before, then $after"
@@ -241,10 +264,10 @@ checker() {
 	echo "checker: finds what is wrong and what is missing"
 }
 
-# Up to 20 s until the watching program in the guest has printed that line.
+# Up to a minute until the watching program in the guest has printed that line.
 await_line() {
 	local try
-	for ((try = 0; try < 100; try++)); do
+	for ((try = 0; try < 300; try++)); do
 		grep -q "^$1" "$directory/events" && return
 		sleep 0.2
 	done
@@ -271,7 +294,7 @@ events() {
 		host "write 0:0,0:1"
 		host ring-await
 		[[ $answer == silent* ]] || fail "an APIC id twice: $answer"
-		host "timeout 10000"
+		host "timeout 50000"
 	done
 	wait $watcher || fail "vnuma-check --events: status $?"
 	for kind in poll uevent; do
@@ -492,7 +515,7 @@ safe_v1_cpusets() {
 	host "publish $map"
 	[[ $answer == silent* ]] || fail "with cpusets of v1: $answer"
 	host "timeout 50000"
-	(($(refused) == before + 1)) || fail "not refused with cpusets of v1"
+	await_refused $((before + 1))
 	guest dmesg | grep 'refused: .*cpusets of cgroup v1 are mounted' >/dev/null ||
 		fail "no log line about cpusets of v1"
 	check_now "with cpusets of v1"
@@ -553,7 +576,7 @@ safe() {
 	present=$map
 	load auto
 	check_now "in fast mode after safe mode"
-	host "timeout 10000"
+	host "timeout 50000"
 	awk '{ v[NR] = $1 / 1000 }
 	END { printf "safe mode: %d publications, published to acknowledged ms: p50 %.0f max %.0f\n",
 		NR, v[int((NR + 1) / 2)], v[NR] }' "$times"
@@ -566,11 +589,11 @@ kernel_log() {
 }
 
 coproc FAKE { "$HOST" --qmp "$QMP" --bus "$BUS" --listen "$directory/channel"; }
-read -r -t 30 answer <&"${FAKE[0]}" || answer=
+read -r -t 60 answer <&"${FAKE[0]}" || answer=
 [[ $answer == attached ]] || { echo "FAIL: the fake host did not attach"; exit 1; }
 host "nodes $NODES"
 # The driver's probe comes some time after the hot-plug.
-for _ in {1..50}; do
+for _ in {1..300}; do
 	guest grep -q vnuma /proc/interrupts && break
 	sleep 0.2
 done

@@ -44,7 +44,7 @@
 
 #include <vnuma/topology_channel.h>
 
-#define ACK_TIMEOUT_MS	10000
+#define ACK_TIMEOUT_MS	50000
 
 static uint8_t *memory;
 static int memory_fd;
