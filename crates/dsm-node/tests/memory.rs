@@ -242,6 +242,18 @@ fn a_word_that_becomes_zero_again_is_seen() {
     assert!(stats.deltas > 0, "{stats:?}");
 }
 
+/// A writer that got the page keeps a twin of what came, too: no page goes as a whole from then on.
+#[test]
+fn writers_in_turn_send_differences_only() {
+    let Some(nodes) = cluster(2, PAGES, Transport::Shm, |_| {}) else { return };
+    for turn in 1..=8 {
+        Words::of(&nodes[turn as usize % 2]).at(0, 5).store(turn, SeqCst);
+    }
+    assert_eq!(Words::of(&nodes[1]).at(0, 5).load(SeqCst), 8);
+    let stats = stop(nodes);
+    assert!(stats.deltas >= 6 && stats.whole_pages == 0, "{stats:?}");
+}
+
 /// Who wants a page that device code has pinned waits. Pages of the same shard do not.
 #[test]
 fn a_pinned_page_keeps_nobody_else_waiting() {

@@ -333,12 +333,12 @@ fn a_frame_of_the_next_membership_waits_for_it() {
     assert!(commands.iter().any(answers), "{commands:?}");
 }
 
-/// A notice belongs to the epoch in which it was made.
+/// A notice belongs to the epoch in which it was made; here it is one for the node that is left out.
 #[test]
 fn what_was_held_back_is_not_sent_in_the_next_epoch() {
     let mut node = One::new(0, Options { hold_ns: 0, ..Options::default() });
-    let request = Request { page: PAGE, requester: NodeId(1), kind: Kind::Read, have: 0 };
-    node.receive(1, Message::Request(request));
+    let request = Request { page: PAGE, requester: NodeId(4), kind: Kind::Read, have: 0 };
+    node.receive(4, Message::Request(request));
     node.fault(true);
     assert!(node.0.needs_flush());
     node.at(0, Event::Suspect { node: NodeId(4) });
