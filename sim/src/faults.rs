@@ -57,6 +57,8 @@ pub enum Fault {
     MoveElsewhere,
     /// A policy confines a vCPU to CPUs that its operator does not allow.
     MaskBeyondOperator,
+    /// A mask that was read before another one was set is believed.
+    StaleMask,
     /// A mask is not given back.
     KeepMask,
     /// Something is asked while it is being done.
@@ -122,6 +124,11 @@ impl Saboteur {
             (Some(Fault::MisreadAcknowledgement), Event::Acknowledged(vm, generation)) => {
                 let off = u64::from(self.strikes(200));
                 Event::Acknowledged(vm, generation + off)
+            }
+            (Some(Fault::StaleMask), Event::Sampled(mut reading)) => {
+                self.strikes += 1;
+                reading.began_ns = u64::MAX;
+                Event::Sampled(reading)
             }
             (Some(Fault::IgnoreResync), Event::Resync) => Event::Woken,
             (Some(Fault::IgnoreEnd), Event::ProcessEnded(..)) => Event::Woken,

@@ -53,8 +53,12 @@ impl Simulation {
         let cpus = cpus.collect();
         let reading =
             HostReading { began_ns, period_ns, source: "simulated", layout: Arc::default(), cpus, vms };
-        // Reading takes time, and masks are set meanwhile.
-        self.soon(20 * MILLI, Event::Sampled(Box::new(reading)));
+        // Reading takes time, now and then more than a period, and masks are set meanwhile.
+        let most_ns = if self.chaotic && self.rng.chance(300) { 2 * PERIOD } else { 20 * MILLI };
+        let due_ns = (self.now_ns + self.rng.within(0..most_ns)).max(self.daemon.reading_due_ns);
+        self.daemon.reading_due_ns = due_ns;
+        let reading = Message::Event(Event::Sampled(Box::new(reading)));
+        self.ours(due_ns - began_ns, Action::Arrive(reading));
     }
 
     fn read_thread(&mut self, pid: i32, vcpu: ApicId, tid: i32, period_ns: u64) -> Option<VcpuReading> {

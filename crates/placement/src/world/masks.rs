@@ -139,7 +139,10 @@ impl VcpuMask {
             return false;
         }
         let Some(policy) = &self.policy else {
-            self.operator = Some(allowed.clone());
+            // A copy of a large mask costs more than a look.
+            if self.operator.as_ref() != Some(allowed) {
+                self.operator = Some(allowed.clone());
+            }
             return false;
         };
         // The kernel lets a thread run anywhere when none of its CPUs is left. Nobody has asked for that.
