@@ -138,6 +138,8 @@ void vnuma_hotplug_exit(void);
 struct dentry;
 #endif
 
+struct task_struct;
+
 /**
  * struct vnuma_symbols - what fast mode needs and the kernel does not export
  *
