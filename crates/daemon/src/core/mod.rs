@@ -63,6 +63,8 @@ pub struct Core {
     counted: HashMap<VmId, (i32, Vec<(ApicId, i32)>)>,
     /// VMs whose threads may have changed since.
     recount: BTreeSet<VmId>,
+    /// VMs because of which threads are counted.
+    scheduled: BTreeSet<VmId>,
     /// Threads are counted, as some VM has a policy.
     counting: bool,
     /// Changes of a policy that are answered when all masks are the operator's again.
@@ -99,6 +101,7 @@ impl Core {
             first_publication: HashMap::new(),
             counted: HashMap::new(),
             recount: BTreeSet::new(),
+            scheduled: BTreeSet::new(),
             counting: false,
             policy_requests: Vec::new(),
             scan_problem: None,

@@ -299,11 +299,15 @@ impl Core {
 
     /// Has threads counted while some VM needs it: those of all VMs, as all of them take CPU time and caches.
     pub(super) fn count(&mut self) {
-        let wanted = |vm: &Vm| vm.scheduling.wants_readings();
-        let counting = match self.recount.is_empty() {
-            true => self.counting,
-            false => self.world.iter().any(|(_, managed)| managed.vm.as_ref().is_some_and(wanted)),
-        };
+        for &id in &self.recount {
+            let vm = self.world.get(id).and_then(|managed| managed.vm.as_ref());
+            if vm.is_some_and(|vm| vm.scheduling.wants_readings()) {
+                self.scheduled.insert(id);
+            } else {
+                self.scheduled.remove(&id);
+            }
+        }
+        let counting = !self.scheduled.is_empty();
         if std::mem::replace(&mut self.counting, counting) != counting {
             self.recount.extend(self.world.iter().map(|(id, _)| id));
             self.recount.extend(self.counted.keys());
