@@ -178,13 +178,15 @@ fn survivors_of_a_killed_node_say_so_and_end() {
             let from = format!("dsm-run: {who}: ");
             seen.lines().any(|line| line.starts_with(&from) && line.contains(what))
         };
+        let no_majority = |who| says(who, "reaches no majority");
+        let lost =
+            |who| says(who, "nodes [1] are lost") || says(who, "its only copy was on a node that was lost");
         let said = match nodes {
-            "2" => says("node 0", "reaches no majority"),
-            // A node that needs a page of the lost one ends, and may do so before the other hears of the loss.
+            "2" => no_majority("node 0"),
+            // The survivor that is done first may end before the other hears of the loss, which then finds no majority.
             _ => {
-                says("node 2", "nodes [1] are lost")
-                    || says("node 0", "its only copy was on a node that was lost")
-                        && says("node 2", "reaches no majority")
+                lost("node 0") && (lost("node 2") || no_majority("node 2"))
+                    || no_majority("node 0") && lost("node 2")
             }
         };
         assert!(said, "{seen}");
