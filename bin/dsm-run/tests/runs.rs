@@ -106,9 +106,11 @@ fn the_report_says_where_time_and_faults_went() {
     let time = &json["time"];
     let parts = ["guest_s", "dsm_s", "idle_s"].map(|part| number(&time[part]));
     assert!(parts.iter().all(|part| *part >= 0.0) && number(&time["dsm_s"]) > 0.0, "{time}");
-    // Page 1 has all the locks.
-    let hottest = &json["hottest"].as_array().expect("a list")[..3];
+    // Page 1 has all the locks. How often it changes nodes depends on who runs when.
+    let hottest = json["hottest"].as_array().expect("a list");
     assert!(hottest.iter().any(|page| page["page"] == 1), "{hottest:?}");
+    let falls = |two: &[serde_json::Value]| number(&two[0]["faults"]) >= number(&two[1]["faults"]);
+    assert!(hottest.len() > 2 && hottest.windows(2).all(falls), "{hottest:?}");
     assert!(number(&hottest[2]["cumulative"]) > number(&hottest[0]["cumulative"]), "{hottest:?}");
     let found = &json["stats"]["found_by_writes"];
     assert!(
