@@ -274,15 +274,16 @@ mod tests {
         let pidfd = Arc::new(open_pidfd(pid).expect("a pidfd"));
         let threads = [thread(), thread(), thread()];
         let tids = threads.each_ref().map(|(tid, _)| *tid);
-        let all = read_allowed(pid, tids[0]).expect("a mask");
-        let [one, other]: [CpuSet; 2] = [0, 1].map(|at| all.iter().skip(at).take(1).collect());
-        assert!(!other.is_empty(), "this test needs two CPUs");
-        let mut masks = Masks::new(directory.path().join("channels"));
-        let orders = tids.map(|tid| order(tid, &all, &one));
-        masks.note(pid, &pidfd, &orders).expect("written");
         let set = |tid, cpus: &CpuSet| {
             pin_thread_if(pidfd.as_fd(), pid, tid, |_| true, cpus).expect("set");
         };
+        // The test itself may be confined to one of the two.
+        let [one, other, all]: [CpuSet; 3] =
+            [&[0][..], &[1], &[0, 1]].map(|cpus| cpus.iter().copied().collect());
+        tids.iter().for_each(|tid| set(*tid, &all));
+        let mut masks = Masks::new(directory.path().join("channels"));
+        let orders = tids.map(|tid| order(tid, &all, &one));
+        masks.note(pid, &pidfd, &orders).expect("written");
         // The first was set, the second was not yet, and the third has been set by somebody else since.
         set(tids[0], &one);
         set(tids[2], &other);
