@@ -167,12 +167,16 @@ fn holes_in_the_memory_hurt_only_who_punches_them() {
     let (mut channel, guest) = channel();
     let stop = Arc::new(AtomicBool::new(false));
     let (memory, stopped) = (guest.memory.try_clone().expect("a copy"), Arc::clone(&stop));
+    let (punched, first) = mpsc::sync_channel(1);
     let puncher = thread::spawn(move || {
         let holes = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
         while !stopped.load(Ordering::Relaxed) {
             fallocate(&memory, holes, 0, REGION_SIZE as i64).expect("punched");
+            let _ = punched.try_send(());
         }
     });
+    // On a busy machine it may not run before all is published.
+    first.recv_timeout(HANG_LIMIT).expect("a hole");
     channel = returns("publish() into holes", move || {
         for _ in 0..2000 {
             channel.publish(&content()).expect("published");
