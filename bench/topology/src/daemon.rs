@@ -1,6 +1,7 @@
 //! How often vnumad wakes up while eight attached VMs run and nothing changes.
 
 use anyhow::{Context, Result};
+use std::collections::BTreeMap;
 use std::fs;
 use std::time::{Duration, Instant};
 use vnuma_scenario::{Vm, vnumactl, vnumad};
@@ -35,8 +36,10 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let (before, start) = (switches(pid)?, Instant::now());
     std::thread::sleep(Duration::from_secs(arguments.seconds));
     let (after, elapsed) = (switches(pid)?, start.elapsed().as_secs_f64());
+    let by_thread = per_second(&before, &after, elapsed);
     let answer = serde_json::json!({
-        "daemon_wakeups_per_s": (after - before) as f64 / elapsed,
+        "daemon_wakeups_per_s": by_thread.values().sum::<f64>(),
+        "by_thread": by_thread,
         "vms": arguments.vms,
         "seconds": elapsed,
         "location_source": vnumactl(&["daemon"])?["location_source"],
@@ -45,18 +48,48 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// How often the threads of a process have gone to sleep: each had to be woken up before.
-fn switches(pid: u32) -> Result<u64> {
+/// How often each thread of a process has gone to sleep, by its name and number: each time it had to be woken up before.
+fn switches(pid: u32) -> Result<BTreeMap<(String, String), u64>> {
     let directory = format!("/proc/{pid}/task");
-    let mut sum = 0;
+    let mut all = BTreeMap::new();
     for entry in fs::read_dir(&directory).with_context(|| directory.clone())? {
-        let path = entry?.path().join("status");
+        let entry = entry?;
+        let path = entry.path().join("status");
         let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-        let line = text.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
-        sum += line
-            .with_context(|| format!("{}: no voluntary_ctxt_switches", path.display()))?
-            .trim()
-            .parse::<u64>()?;
+        let field = |name: &str| {
+            let value = text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+            value.with_context(|| format!("{}: no {name}", path.display()))
+        };
+        let thread = (field("Name:")?.to_owned(), entry.file_name().to_string_lossy().into_owned());
+        all.insert(thread, field("voluntary_ctxt_switches:")?.parse()?);
     }
-    Ok(sum)
+    Ok(all)
+}
+
+/// Wake-ups a second of the threads of each name. Those of a thread that began meanwhile count from its beginning.
+fn per_second(
+    before: &BTreeMap<(String, String), u64>,
+    after: &BTreeMap<(String, String), u64>,
+    seconds: f64,
+) -> BTreeMap<String, f64> {
+    let mut rates = BTreeMap::new();
+    for (thread, switches) in after {
+        let more = switches - before.get(thread).unwrap_or(&0);
+        *rates.entry(thread.0.clone()).or_default() += more as f64 / seconds;
+    }
+    rates
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wake_ups_are_added_up_by_name() {
+        let thread = |name: &str, tid: &str, switches| ((name.to_owned(), tid.to_owned()), switches);
+        let before = BTreeMap::from([thread("qmp", "1", 10), thread("core", "2", 5)]);
+        let after = BTreeMap::from([thread("qmp", "1", 14), thread("qmp", "3", 2), thread("core", "2", 5)]);
+        let rates = per_second(&before, &after, 2.0);
+        assert_eq!(rates, BTreeMap::from([("qmp".to_owned(), 3.0), ("core".to_owned(), 0.0)]));
+    }
 }
