@@ -45,6 +45,11 @@ pub fn parse_place(syscall: &str) -> Option<Place> {
     Some(Place { call, stack: u64::from_str_radix(stack, 16).ok()? })
 }
 
+/// Does its `syscall` file show that it was on a CPU or waited for one?
+pub fn runs(syscall: &str) -> bool {
+    syscall.trim_end() == "running"
+}
+
 /// The function of the kernel in which the main thread sleeps, if it does and that is no wait for something to do.
 pub fn stuck_in(pid: i32) -> Option<String> {
     if StopReason::of(pid).ok()?.is_some() || waits(pid).ok()? {
@@ -102,6 +107,14 @@ mod tests {
             ["0 0x3 0x7f 0x400 0x0 0x0 0x0 0x7ffe00 0x7f3c", "271 0x1", "running", "271 1 2 3 4 5 6 7 8"]
         {
             assert_eq!(place(none), None, "{none}");
+        }
+    }
+
+    #[test]
+    fn a_thread_on_a_cpu_is_told_from_one_that_sleeps() {
+        assert!(runs("running\n"));
+        for other in ["", "271 0x1 0x6 0x2 0x0 0x8 0x0 0x7ffe00 0x7f3c", "-1 0x7ffe2f0c39f0 0x7f3c5b1c5ad6"] {
+            assert!(!runs(other), "{other}");
         }
     }
 

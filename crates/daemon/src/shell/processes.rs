@@ -48,15 +48,47 @@ struct Watched {
     asked_at: Instant,
 }
 
-/// The last observation of a main loop.
+/// What a look at a main loop showed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum MainLoop {
+enum Look {
     /// The kernel does not show it.
     Hidden,
-    /// It ran, or was stuck.
-    Busy,
+    /// It was on a CPU or waited for one.
+    Runs,
+    /// It slept, and not for an event.
+    Sleeps,
     /// It waited for an event, at this address.
     Waits(Place),
+}
+
+/// What is known of a main loop.
+#[derive(Clone, Copy, Debug, Default)]
+struct MainLoop {
+    /// The last look. `None`: there was none.
+    last: Option<Look>,
+    /// Where it waited last.
+    place: Option<Place>,
+}
+
+impl MainLoop {
+    /// Takes in a look. Is there a reason to probe it?
+    ///
+    /// A main loop that waits where it waited before will answer as it did before, and so will one that had something to do
+    /// just then. One that runs at the next look as well may never come back.
+    fn look(&mut self, now: Look) -> bool {
+        let before = self.last.replace(now);
+        match now {
+            Look::Hidden => false,
+            Look::Runs => before == Some(Look::Runs),
+            Look::Sleeps => true,
+            Look::Waits(place) => self.place.replace(place).is_some_and(|known| known != place),
+        }
+    }
+
+    /// Does the kernel not show it?
+    fn is_hidden(&self) -> bool {
+        self.last.is_none_or(|last| last == Look::Hidden)
+    }
 }
 
 /// A thread that checks processes.
@@ -143,7 +175,7 @@ fn run(orders: &mpsc::Receiver<Order>, inbox: &Inbox) {
 fn ask_some(watched: &mut BTreeMap<VmId, Watched>, ask_at: &mut Instant, inbox: &Inbox) -> bool {
     let now = Instant::now();
     let due = |process: &Watched| process.stopped.is_none() && now >= process.asked_at + ASK_AFTER;
-    let seen = |process: &Watched| process.main_loop != MainLoop::Hidden;
+    let seen = |process: &Watched| !process.main_loop.is_hidden();
     let hidden = watched.iter().filter(|(_, process)| due(process) && !seen(process)).map(|(vm, _)| *vm);
     let mut asked: Vec<VmId> = hidden.collect();
     if now >= *ask_at {
@@ -165,7 +197,7 @@ impl Watched {
     fn new(pid: i32, pidfd: Option<Arc<OwnedFd>>) -> Self {
         let kept = |file| KeptFile::of_main_thread(pid, file).ok();
         let (stat, syscall) = (kept("stat"), kept("syscall"));
-        let (stopped, main_loop, asked_at) = (None, MainLoop::Hidden, Instant::now());
+        let (stopped, main_loop, asked_at) = (None, MainLoop::default(), Instant::now());
         Self { pid, pidfd, stat, syscall, stopped, main_loop, asked_at }
     }
 
@@ -192,21 +224,19 @@ impl Watched {
         send(Event::MainLoopBusy(vm, self.pid))
     }
 
-    /// Is there a reason to probe it? A main loop that waits where it waited before will answer as it did before.
+    /// Is there a reason to probe it?
     fn looks_busy(&mut self) -> bool {
-        let now = match self.syscall.as_ref().map(KeptFile::read) {
-            Some(Ok(text)) => main_loop::parse_place(&text).map_or(MainLoop::Busy, MainLoop::Waits),
-            Some(Err(_)) | None => MainLoop::Hidden,
-        };
-        is_suspicious(std::mem::replace(&mut self.main_loop, now), now)
+        let text = self.syscall.as_ref().and_then(|file| file.read().ok());
+        self.main_loop.look(text.as_deref().map_or(Look::Hidden, look_of))
     }
 }
 
-fn is_suspicious(before: MainLoop, now: MainLoop) -> bool {
-    match (before, now) {
-        (_, MainLoop::Busy) => true,
-        (MainLoop::Waits(before), MainLoop::Waits(now)) => before != now,
-        _ => false,
+/// What a `syscall` file shows.
+fn look_of(syscall: &str) -> Look {
+    match main_loop::parse_place(syscall) {
+        Some(place) => Look::Waits(place),
+        None if main_loop::runs(syscall) => Look::Runs,
+        None => Look::Sleeps,
     }
 }
 
@@ -219,14 +249,15 @@ fn has_ended(pidfd: &OwnedFd) -> bool {
 mod tests {
     use super::*;
 
-    fn waits_at(stack: &str) -> MainLoop {
-        let text = format!("271 0x1 0x6 0x2 0x0 0x8 0x0 {stack} 0x7f3c");
-        main_loop::parse_place(&text).map_or(MainLoop::Busy, MainLoop::Waits)
+    fn waits_at(stack: &str) -> Look {
+        look_of(&format!("271 0x1 0x6 0x2 0x0 0x8 0x0 {stack} 0x7f3c"))
     }
 
     /// VMs that are all due, the first one for longest.
-    fn due(main_loop: MainLoop, count: u64) -> BTreeMap<VmId, Watched> {
+    fn due(look: Look, count: u64) -> BTreeMap<VmId, Watched> {
         let long_ago = Instant::now() - 2 * ASK_AFTER;
+        let mut main_loop = MainLoop::default();
+        main_loop.look(look);
         let vm = |vm| {
             let asked_at = long_ago + Duration::from_millis(vm);
             (vm, Watched { main_loop, asked_at, ..Watched::new(i32::MAX, None) })
@@ -255,7 +286,7 @@ mod tests {
 
     #[test]
     fn those_that_cannot_be_seen_are_all_asked() {
-        let (mut watched, mut ask_at) = (due(MainLoop::Hidden, 30), Instant::now() + ASK_PAUSE);
+        let (mut watched, mut ask_at) = (due(Look::Hidden, 30), Instant::now() + ASK_PAUSE);
         assert_eq!(asked(&mut watched, &mut ask_at).len(), 30);
         assert_eq!(asked(&mut watched, &mut ask_at).len(), 0, "they were");
     }
@@ -263,17 +294,20 @@ mod tests {
     #[test]
     fn a_main_loop_that_waits_elsewhere_than_before_may_not_answer() {
         let (outer, nested) = (waits_at("0x20"), waits_at("0x10"));
-        for (before, now, suspicious) in [
-            (outer, outer, false),
-            (outer, nested, true),
-            (nested, outer, true),
-            (MainLoop::Hidden, outer, false),
-            (MainLoop::Busy, outer, false),
-            (outer, MainLoop::Busy, true),
-            (MainLoop::Busy, MainLoop::Busy, true),
-            (outer, MainLoop::Hidden, false),
+        let (runs, sleeps) =
+            (look_of("running\n"), look_of("17 0x3 0x7f 0x400 0x0 0x0 0x0 0x7ffe00 0x7f3c\n"));
+        for (looks, suspicious) in [
+            (&[outer, outer, outer][..], &[false, false, false][..]),
+            (&[outer, nested, nested, outer], &[false, true, false, true]),
+            (&[Look::Hidden, outer, Look::Hidden, nested], &[false, false, false, true]),
+            (&[runs, outer, runs, outer], &[false, false, false, false]),
+            (&[outer, runs, nested], &[false, false, true]),
+            (&[runs, runs, runs], &[false, true, true]),
+            (&[outer, sleeps, sleeps, runs, outer], &[false, true, true, false, false]),
         ] {
-            assert_eq!(is_suspicious(before, now), suspicious, "{before:?} {now:?}");
+            let mut main_loop = MainLoop::default();
+            let seen: Vec<bool> = looks.iter().map(|&look| main_loop.look(look)).collect();
+            assert_eq!(seen, suspicious, "{looks:?}");
         }
     }
 }
