@@ -97,6 +97,22 @@ impl Inbox {
 
     /// Adds a message, and waits for room. False once nobody takes messages any more.
     pub(crate) fn send(&self, message: Message) -> bool {
+        let Some(state) = self.add(message) else { return false };
+        self.wake(state);
+        true
+    }
+
+    /// The same for a message that may wait until the receiver wakes up for another reason.
+    pub(crate) fn send_lazily(&self, message: Message) -> bool {
+        let Some(state) = self.add(message) else { return false };
+        if state.messages.len() >= BATCH {
+            self.wake(state);
+        }
+        true
+    }
+
+    /// `None` once it is closed.
+    fn add(&self, message: Message) -> Option<MutexGuard<'_, State>> {
         let mut state = self.lock();
         while state.messages.len() >= CAPACITY && !state.closed {
             state.waiting += 1;
@@ -104,11 +120,10 @@ impl Inbox {
             state.waiting -= 1;
         }
         if state.closed {
-            return false;
+            return None;
         }
         state.messages.push_back(message);
-        self.wake(state);
-        true
+        Some(state)
     }
 
     /// Adds an event if there is room for it.
@@ -216,6 +231,30 @@ mod tests {
             assert!(arrive(&inbox));
             let count = taken.recv_timeout(Duration::from_secs(60));
             assert_eq!(count.expect("it woke up"), Some(1), "arrival {number}");
+        }
+    }
+
+    #[test]
+    fn what_may_wait_wakes_up_nobody_until_much_has_gathered() {
+        for lazy in [1, BATCH] {
+            let inbox = Arc::new(Inbox::default());
+            let (theirs, (done, taken)) = (Arc::clone(&inbox), std::sync::mpsc::channel());
+            thread::spawn(move || {
+                let turn = theirs.take(Instant::now() + Duration::from_secs(3600));
+                done.send(turn.map(|turn| turn.messages.len()))
+            });
+            while !inbox.lock().asleep {
+                thread::yield_now();
+            }
+            for number in 1..=lazy {
+                assert!(inbox.send_lazily(Message::Event(Event::Woken)));
+                assert_eq!(inbox.lock().asleep, number < BATCH, "after {number}");
+            }
+            if lazy < BATCH {
+                assert!(inbox.send(Message::Event(Event::Woken)));
+            }
+            let count = taken.recv_timeout(Duration::from_secs(60)).expect("it woke up");
+            assert_eq!(count, Some(if lazy < BATCH { lazy + 1 } else { BATCH }));
         }
     }
 

@@ -41,6 +41,11 @@ impl Thread {
     fn is_known(&self, location: VcpuLocation) -> bool {
         self.sent.is_some_and(|sent| sent == VcpuLocation { time_ns: sent.time_ns, ..location })
     }
+
+    /// Has at most its CPU changed, within the node? Nothing is published for that.
+    fn is_on_known_node(&self, location: VcpuLocation) -> bool {
+        self.sent.is_some_and(|sent| (sent.node, sent.pinned) == (location.node, location.pinned))
+    }
 }
 
 /// State that the threads of this file share.
@@ -313,12 +318,15 @@ impl Task {
     /// Reports a thread's location unless the core knows it. False once the inbox is closed.
     fn report(&self, pid: i32, tid: i32) -> bool {
         let location = self.shared.read(pid, tid);
-        if let (Some(thread), Some(location)) = (self.shared.thread(tid), location)
-            && thread.is_known(location)
-        {
+        let known = self.shared.thread(tid).zip(location);
+        if known.is_some_and(|(thread, location)| thread.is_known(location)) {
             return true;
         }
-        let goes_on = self.inbox.send(Message::Event(Event::Located(tid, location)));
+        let event = Message::Event(Event::Located(tid, location));
+        let goes_on = match known.is_some_and(|(thread, location)| thread.is_on_known_node(location)) {
+            true => self.inbox.send_lazily(event),
+            false => self.inbox.send(event),
+        };
         self.shared.note_sent(tid, location);
         goes_on
     }
@@ -398,5 +406,16 @@ mod tests {
         std::thread::sleep(PAUSE);
         locator.look(vec![(pid, tid)]);
         assert_eq!(located(&inbox), 1);
+    }
+
+    #[test]
+    fn another_cpu_of_the_same_node_is_nothing_to_wake_up_for() {
+        let sent = VcpuLocation { cpu: 3, node: 1, pinned: None, time_ns: 7 };
+        let thread = Thread { pid: 1, sent: Some(sent) };
+        assert!(thread.is_on_known_node(VcpuLocation { cpu: 2, time_ns: 9, ..sent }));
+        for other in [VcpuLocation { node: 0, ..sent }, VcpuLocation { pinned: Some(1), ..sent }] {
+            assert!(!thread.is_on_known_node(other), "{other:?}");
+        }
+        assert!(!Thread { pid: 1, sent: None }.is_on_known_node(sent));
     }
 }
