@@ -111,7 +111,7 @@ struct Size {
 }
 
 const REDUCED: Size =
-    Size { name: "reduced", idle: 40, loaded: 40, replug: 6, demo: 60, overhead: 3, abuse: 12 };
+    Size { name: "reduced", idle: 32, loaded: 32, replug: 6, demo: 60, overhead: 5, abuse: 12 };
 const FULL: Size =
     Size { name: "full", idle: 100, loaded: 60, replug: 12, demo: 300, overhead: 7, abuse: 40 };
 
