@@ -23,7 +23,7 @@ pub struct Place {
     /// When that began, `CLOCK_MONOTONIC`, nanoseconds.
     pub moved_ns: AtomicU64,
     /// When the guest had woken up and read it, likewise.
-    pub told_ns: AtomicU64,
+    pub seen_ns: AtomicU64,
 }
 
 /// Places of all vCPUs, in the order of the VMs. Mapped until the process ends.
@@ -105,8 +105,8 @@ mod tests {
         let path = directory.path().join("board");
         let board = Board::create(&path, 3).unwrap();
         let other = Board::open(&path).unwrap();
-        board.places()[2].told_ns.store(7, Ordering::Relaxed);
-        assert_eq!(other.places()[2].told_ns.load(Ordering::Relaxed), 7);
+        board.places()[2].seen_ns.store(7, Ordering::Relaxed);
+        assert_eq!(other.places()[2].seen_ns.load(Ordering::Relaxed), 7);
         assert_eq!(other.places().len(), 3);
         assert!(Board::create(&path, 3).is_err());
     }

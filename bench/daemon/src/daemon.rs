@@ -40,6 +40,15 @@ pub struct Usage {
     pub waited: BTreeMap<String, u64>,
 }
 
+/// vnumad's configuration.
+fn configured(socket: &Path, backend: &str, directory: &Path, sockets: &Path) -> String {
+    format!(
+        "[api]\nsocket = {socket:?}\nconnections_per_user = 128\n[vms]\ndirectory = {sockets:?}\n\
+         [observe]\nroot = {directory:?}\nlocation = {backend:?}\n[publish]\nrecords = {:?}\n",
+        directory.join("channels")
+    )
+}
+
 impl Daemon {
     /// Starts it for the VMs in `sockets`. `Err(reason)` in the inner result: its backend does not work here.
     pub fn start(
@@ -51,12 +60,7 @@ impl Daemon {
     ) -> anyhow::Result<Result<Self, String>> {
         let socket = directory.join("api.sock");
         let configuration = directory.join("vnumad.toml");
-        let text = format!(
-            "[api]\nsocket = {socket:?}\nconnections_per_user = 128\n[vms]\ndirectory = {sockets:?}\n\
-             [observe]\nroot = {directory:?}\nlocation = {backend:?}\n[tell]\nrecords = {:?}\n",
-            directory.join("channels")
-        );
-        fs::write(&configuration, text)?;
+        fs::write(&configuration, configured(&socket, backend, directory, sockets))?;
         let mut command = Command::new(program);
         command.arg("--config").arg(&configuration).stdin(Stdio::null()).stdout(Stdio::null());
         command.stderr(File::create(log).with_context(|| log.display().to_string())?);
@@ -84,7 +88,7 @@ impl Daemon {
         Client::connect(&self.socket)
     }
 
-    /// Waits until it has been told what so many VMs consist of.
+    /// Waits until it knows what so many VMs consist of.
     pub fn await_vms(&self, count: usize) -> anyhow::Result<Duration> {
         let (begin, mut client) = (Instant::now(), self.connect()?);
         loop {
@@ -176,6 +180,15 @@ fn parse_switches(text: &str) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn vnumad_takes_its_configuration() {
+        let [socket, directory, sockets] = ["/tmp/a.sock", "/tmp/a", "/tmp/a/qmp"].map(Path::new);
+        let text = configured(socket, "poll", directory, sockets);
+        let config =
+            vnuma_daemon::config::Config::parse(Path::new("vnumad.toml"), &text).expect("it is accepted");
+        assert_eq!((config.root.as_path(), config.records), (directory, directory.join("channels")));
+    }
 
     #[test]
     fn threads_that_do_the_same_are_one() {

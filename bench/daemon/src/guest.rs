@@ -50,12 +50,12 @@ pub fn run(end: &GuestEnd, board: &Board, first: usize) -> anyhow::Result<()> {
 
 /// Notes which vCPUs are on another node than before, and are where their last move put them.
 fn note(board: &Board, first: usize, known: &mut Vec<(u32, u32)>, topology: &Topology, now_ns: u64) {
-    let told: Vec<(u32, u32)> = topology.vcpus.iter().map(|vcpu| (vcpu.apic_id, vcpu.node)).collect();
-    for (apic_id, node) in told.iter().filter(|vcpu| !known.contains(vcpu)) {
+    let published: Vec<(u32, u32)> = topology.vcpus.iter().map(|vcpu| (vcpu.apic_id, vcpu.node)).collect();
+    for (apic_id, node) in published.iter().filter(|vcpu| !known.contains(vcpu)) {
         let Some(place) = board.places().get(first + *apic_id as usize) else { continue };
         if place.wanted.load(Ordering::Acquire) == *node {
-            place.told_ns.store(now_ns, Ordering::Release);
+            place.seen_ns.store(now_ns, Ordering::Release);
         }
     }
-    *known = told;
+    *known = published;
 }

@@ -55,7 +55,7 @@ impl Client {
     }
 }
 
-/// Status, and length if it is told.
+/// Status, and length if it is given.
 fn parse_head(head: &str) -> Option<(u16, usize)> {
     let status = head.split(' ').nth(1)?.parse().ok()?;
     let length = head.lines().find_map(|line| {

@@ -1,4 +1,4 @@
-//! Moves vCPUs behind vnumad's back, at a steady rate, and collects how long it took until their guests knew.
+//! Moves vCPUs without vnumad's knowledge, at a steady rate, and collects how long it took until their guests knew.
 
 use crate::{
     board::{Place, now_ns, wake},
@@ -23,7 +23,7 @@ pub struct Moves<'a> {
     made: usize,
     /// Milliseconds from the beginning of a move until its guest had read it.
     pub latencies_ms: Vec<f64>,
-    /// Moves that their guest was not told before the next one of the same vCPU.
+    /// Moves that were not published before the next one of the same vCPU.
     pub unpublished: usize,
 }
 
@@ -67,8 +67,8 @@ impl<'a> Moves<'a> {
 
     /// Takes the latency of the last move of a vCPU, if there was one.
     fn collect(&mut self, place: &Place) {
-        let (moved, told) = (place.moved_ns.swap(0, Ordering::AcqRel), place.told_ns.load(Ordering::Acquire));
-        match told.checked_sub(moved) {
+        let (moved, seen) = (place.moved_ns.swap(0, Ordering::AcqRel), place.seen_ns.load(Ordering::Acquire));
+        match seen.checked_sub(moved) {
             _ if moved == 0 => {}
             Some(latency) => self.latencies_ms.push(latency as f64 / 1e6),
             None => self.unpublished += 1,

@@ -60,7 +60,7 @@ pub fn measure(plan: &Plan) -> anyhow::Result<Row> {
     .0;
     progress(begin, "measured at rest");
     moves.run(plan.moves_per_s, WARM_UP)?;
-    let (alone, made) = moved(&daemon, &mut moves, plan)?;
+    let (alone, (made, took)) = moved(&daemon, &mut moves, plan)?;
     let latencies_alone_ms = std::mem::take(&mut moves.latencies_ms);
     let unpublished_alone = moves.unpublished;
     progress(begin, "measured with moves");
@@ -86,6 +86,7 @@ pub fn measure(plan: &Plan) -> anyhow::Result<Row> {
         publish_p99_ms: percentile(&moves.latencies_ms, 99),
         publish_max_ms: percentile(&moves.latencies_ms, 100),
         moves: made,
+        moves_per_s_made: Some(round(made as f64 / took.as_secs_f64())),
         unpublished: moves.unpublished + unpublished_alone,
         cpu_us_per_move: Some(since_rest(alone.cpu_ns, rest.cpu_ns)),
         cpu_us_per_move_by_thread: by_thread.filter(|(_, us)| *us >= 0.1).collect(),
@@ -108,13 +109,15 @@ pub fn measure(plan: &Plan) -> anyhow::Result<Row> {
 }
 
 /// Moves within a window, whose latencies are collected anew.
-fn moved(daemon: &Daemon, moves: &mut Moves, plan: &Plan) -> anyhow::Result<(Used, usize)> {
+fn moved(daemon: &Daemon, moves: &mut Moves, plan: &Plan) -> anyhow::Result<(Used, (usize, Duration))> {
     thread::sleep(DRAIN);
     moves.forget();
     let outcome = window(daemon, || {
+        let begin = Instant::now();
         let made = moves.run(plan.moves_per_s, plan.window)?;
+        let took = begin.elapsed();
         thread::sleep(DRAIN);
-        Ok(made)
+        Ok((made, took))
     })?;
     moves.collect_all();
     Ok(outcome)
@@ -128,7 +131,7 @@ fn round(number: f64) -> f64 {
     (number * 1e4).round() / 1e4
 }
 
-/// One after the other: each answer comes when the guest has been told everything.
+/// One after the other: each answer comes when everything is published to the guest.
 fn attach_all(daemon: &Daemon, count: usize) -> anyhow::Result<()> {
     let mut client = daemon.connect()?;
     for number in 0..count {
