@@ -61,6 +61,12 @@ impl Options {
     /// For one that has one form only.
     fn refuse(&self) -> Result<()> {
         ensure!(!self.full && !self.json, "this benchmark has neither --full nor --json");
+        self.refuse_kernels()
+    }
+
+    /// For one that has no guests of several kernels.
+    fn refuse_kernels(&self) -> Result<()> {
+        ensure!(self.kernel.is_empty(), "only topology has --kernel");
         Ok(())
     }
 }

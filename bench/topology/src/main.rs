@@ -46,6 +46,9 @@ enum Command {
     Work {
         /// Of which kind
         kind: work::Kind,
+        /// On this CPU only
+        #[arg(long)]
+        cpu: Option<usize>,
     },
     /// In a guest: how long its kernel takes to rebuild its scheduler domains
     Rebuild {
@@ -66,7 +69,8 @@ fn main() -> anyhow::Result<()> {
         Command::Overhead(arguments) => overhead::run(&arguments),
         Command::Follow => guest::follow(),
         Command::Abuse(arguments) => abuse::run(&arguments),
-        Command::Work { kind } => work::run(kind),
+        Command::Work { kind, cpu: None } => work::run(kind),
+        Command::Work { kind, cpu: Some(cpu) } => work::on_cpu(cpu, kind),
         Command::Rebuild { times } => floor::rebuild(times),
         Command::Cost => cost::run(),
     }

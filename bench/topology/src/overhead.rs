@@ -9,7 +9,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::thread::sleep;
 use std::time::Duration;
-use vnuma_scenario::{Vm, output, vnumactl, vnumad};
+use vnuma_scenario::{Process, Vm, output, vnumactl, vnumad};
 
 const PROGRAM: &str = "/root/bench-topology";
 /// Name, vCPUs, memory: a VM that fits on the server's CPUs, and one with twice as many vCPUs.
@@ -68,21 +68,36 @@ fn of_vm(name: &str, vcpus: &str, memory: &str, arguments: &Arguments) -> Result
     let mut add = |side: usize, cycles: BTreeMap<String, Vec<f64>>| {
         cycles.into_iter().for_each(|(kind, cycles)| runs.entry(kind).or_default()[side].extend(cycles));
     };
+    let mut attached = None;
     for round in 0..arguments.rounds {
-        sleep(SETTLE);
-        add(0, of_each_kind(&vm)?);
-        let daemon = vnumad(&[])?;
-        vm.exec(&["insmod", "/root/vnuma.ko"])?;
-        vm.attach()?;
-        vm.await_driver()?;
-        sleep(SETTLE);
-        add(1, of_each_kind(&vm)?);
-        vnumactl(&["detach", &vm.name])?;
-        vm.exec(&["rmmod", "vnuma"])?;
-        drop(daemon);
+        // Each side comes first in every other round, so that what drifts favours neither.
+        for side in if round % 2 == 0 { [0, 1] } else { [1, 0] } {
+            match (side, attached.take()) {
+                (0, Some(daemon)) => detach(&vm, daemon)?,
+                (1, None) => attached = Some(attach(&vm)?),
+                (_, as_before) => attached = as_before,
+            }
+            sleep(SETTLE);
+            add(side, of_each_kind(&vm)?);
+        }
         eprintln!("{name} VM: round {} of {}", round + 1, arguments.rounds);
     }
     Ok(runs.into_iter().map(|(kind, sides)| (kind, compare(sides))).collect())
+}
+
+fn attach(vm: &Vm) -> Result<Process> {
+    let daemon = vnumad(&[])?;
+    vm.exec(&["insmod", "/root/vnuma.ko"])?;
+    vm.attach()?;
+    vm.await_driver()?;
+    Ok(daemon)
+}
+
+fn detach(vm: &Vm, daemon: Process) -> Result<()> {
+    vnumactl(&["detach", &vm.name])?;
+    vm.exec(&["rmmod", "vnuma"])?;
+    drop(daemon);
+    Ok(())
 }
 
 /// Cycles of each run, by kind of work.

@@ -1,11 +1,12 @@
 //! Fixed amounts of a guest's own work, the same on every run: what XPV, section 5.2, compares a VM by.
 
 use anyhow::{Context, Result, ensure};
+use clap::ValueEnum;
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 use std::hint::black_box;
-use std::sync::{Arc, Barrier};
-use std::thread;
+use std::process::Command;
+use std::thread::available_parallelism;
 
 /// What is done.
 #[derive(Clone, Copy, clap::ValueEnum)]
@@ -26,7 +27,7 @@ const PASSES: usize = 2;
 const SKEW: usize = 21 * PAGE / size_of::<f64>();
 /// Of one allocation, in bytes.
 const BLOCK: usize = 1 << 18;
-const BLOCKS: usize = 200;
+const BLOCKS: usize = 400;
 /// Larger blocks are mapped and unmapped one by one. Unless it is set, malloc raises it to the size of the first block
 /// that is freed, and the kernel has no more to do.
 const MMAP_THRESHOLD: i32 = 1 << 17;
@@ -34,35 +35,40 @@ const PAGE: usize = 4096;
 const CALLS: usize = 200_000;
 
 impl Kind {
-    /// Runs that make up for how much single ones vary: CPUs that wait for each other's acknowledgement of an unmapping
-    /// do so for as long as the host lets them.
+    /// Runs that make up for how much single ones vary.
     pub fn runs(self) -> usize {
         match self {
-            Self::Allocate => 4,
+            Self::Allocate => 2,
             Self::Stream | Self::Syscalls => 1,
         }
     }
 }
 
-/// Does it on each CPU at once.
+/// Does it on each CPU at once, in processes of their own: a thread that unmaps memory waits until the CPUs of all others have
+/// taken note, for as long as the host keeps these from running.
 pub fn run(kind: Kind) -> Result<()> {
-    // SAFETY: no other thread runs yet.
-    ensure!(unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, MMAP_THRESHOLD) } == 1, "mallopt");
-    let cpus = thread::available_parallelism().context("number of CPUs")?.get();
-    // All at the same time: an unmapping interrupts CPUs only if they run a thread of the process.
-    let start = Arc::new(Barrier::new(cpus));
-    let thread = |cpu| {
-        let start = Arc::clone(&start);
-        thread::spawn(move || on_cpu(cpu, kind, &start))
+    let cpus = available_parallelism().context("number of CPUs")?.get();
+    let name = kind.to_possible_value().context("a kind of work without a name")?;
+    let program = std::env::current_exe().context("the path of this program")?;
+    let start = |cpu: usize| {
+        let mut command = Command::new(&program);
+        command.args(["work", name.get_name(), "--cpu", &cpu.to_string()]);
+        command.spawn().with_context(|| format!("CPU {cpu}"))
     };
-    let threads: Vec<_> = (0..cpus).map(thread).collect();
-    threads.into_iter().try_for_each(|thread| thread.join().expect("no panic"))
+    let children: Vec<_> = (0..cpus).map(start).collect::<Result<_>>()?;
+    for (cpu, mut child) in children.into_iter().enumerate() {
+        let status = child.wait().with_context(|| format!("CPU {cpu}"))?;
+        ensure!(status.success(), "CPU {cpu}: {status}");
+    }
+    Ok(())
 }
 
-fn on_cpu(cpu: usize, kind: Kind, start: &Barrier) -> Result<()> {
+/// Does it on one CPU.
+pub fn on_cpu(cpu: usize, kind: Kind) -> Result<()> {
+    // SAFETY: no other thread runs.
+    ensure!(unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, MMAP_THRESHOLD) } == 1, "mallopt");
     let mut set = CpuSet::new();
     let pinned = set.set(cpu).and_then(|()| sched_setaffinity(Pid::from_raw(0), &set));
-    start.wait();
     pinned.with_context(|| format!("CPU {cpu}"))?;
     match kind {
         Kind::Stream => stream(),
