@@ -70,7 +70,7 @@ pub struct Arguments {
 const ATTACH_ATTEMPTS: u32 = 5;
 const ATTACH_PAUSE: Duration = Duration::from_secs(3);
 
-/// Names of the VMs: the one that vnumad publishes its topology to, and the equal one.
+/// Names of the VMs: the one that vnumad publishes its topology to, and the one that is otherwise identical.
 pub const VMS: [&str; 2] = ["vnuma-demo-dynamic", "vnuma-demo-static"];
 /// Guest nodes, as many as lab-vm can make.
 const MOST_NODES: usize = 16;
@@ -117,7 +117,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
 fn play(arguments: &Arguments) -> Result<()> {
     let nodes = Nodes::read()?;
     let shape = Shape::new(arguments, home_nodes(Path::new("/"))?.len());
-    say("starting vnumad and two equal VMs");
+    say("starting vnumad and two identical VMs");
     let (daemon, vms) = std::thread::scope(|scope| {
         let daemon = scope.spawn(|| vnumad_logging_to(&arguments.log, &[]));
         let vms = Vm::start_all(&VMS.map(|name| (name, shape.arguments.as_slice())));

@@ -1,6 +1,6 @@
 //! The demonstration and its checker.
 //!
-//! `make demo` runs `vnuma-demo host` on the lab server. It starts two equal VMs, attaches one of them to
+//! `make demo` runs `vnuma-demo host` on the lab server. It starts two identical VMs, attaches one of them to
 //! vnumad, lets `vnuma-demo move` (a process that vnumad knows nothing of) move
 //! their vCPUs between host nodes, and runs `vnuma-demo touch` in both guests,
 //! which allocates on what the guest kernel calls the local node. The host then

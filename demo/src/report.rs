@@ -15,7 +15,7 @@ pub struct Report {
     pub configuration: Configuration,
     /// The VM that vnumad publishes its topology to.
     pub dynamic: VmReport,
-    /// The equal VM that keeps the topology of its boot.
+    /// The otherwise identical VM that keeps the topology of its boot.
     #[serde(rename = "static")]
     pub static_: VmReport,
     /// Times that a vCPU of the dynamic VM came to another host node.

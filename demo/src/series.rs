@@ -47,7 +47,7 @@ pub struct Series {
     pub window_seconds: f64,
     /// The VM that vnumad publishes its topology to.
     pub dynamic: VmSeries,
-    /// The equal VM that keeps the topology of its boot.
+    /// The otherwise identical VM that keeps the topology of its boot.
     #[serde(rename = "static")]
     pub static_: VmSeries,
 }

@@ -7,7 +7,7 @@ use crate::steps::workspace;
 use std::{collections::BTreeSet, fs, process::Command};
 
 /// Longer lines are hard to review: a change of one word shows as a change of a paragraph.
-const MAX_LINE: usize = 200;
+const MAX_LINE: usize = 160;
 /// Lines of the demonstration that a run of programs and an image that are built already, without a retried boot, does not
 /// print.
 const NOT_PRINTED: [&str; 3] = ["lab boot retried", "still building", "trying again"];

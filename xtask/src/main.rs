@@ -33,7 +33,7 @@ enum Command {
     Lab(lab::LabCommand),
     /// Install what building and testing need
     Setup,
-    /// A running VM follows its NUMA topology, an equal one does not
+    /// A running VM follows its NUMA topology, an otherwise identical one does not
     Demo(demo::Arguments),
     /// One benchmark; without NAME: which there are
     Bench(bench::Arguments),

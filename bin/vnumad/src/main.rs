@@ -18,11 +18,11 @@ use vnuma_daemon::{BackendFactory, Config};
 use vnuma_host::read_host_topology;
 use vnuma_hypervisor::{QmpBackend, VmBackend};
 
-/// Keeps the guests of this host informed of their true NUMA topology.
+/// Keeps the NUMA topology of running guests correct.
 ///
-/// vnumad finds VMs by their QMP sockets, watches on which host node each vCPU runs, and tells
-/// guests that are attached (`vnumactl attach VM`) which guest node each of their vCPUs is on now. It runs in the foreground
-/// until SIGTERM or SIGINT; VMs run on without it and keep what they were told last.
+/// vnumad finds VMs by their QMP sockets, watches on which host node each vCPU runs, and publishes
+/// to attached guests (`vnumactl attach VM`) which guest node each of their vCPUs is on now. It runs in the foreground
+/// until SIGTERM or SIGINT; VMs run on without it and keep what was published last.
 ///
 /// For a VM to be found, start QEMU with
 ///   -qmp unix:/run/vnuma/qmp/NAME.sock,server=on,wait=off

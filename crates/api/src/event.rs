@@ -175,7 +175,7 @@ pub enum Event {
         /// When the acknowledgement came.
         acknowledged_ns: u64,
     },
-    /// A vCPU was plugged anew on another guest node.
+    /// A vCPU was re-plugged on another guest node.
     Replugged {
         /// The VM.
         vm: String,

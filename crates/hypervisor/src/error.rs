@@ -198,7 +198,7 @@ pub enum VmError {
         source: Box<VmError>,
     },
     /// The guest does not give the vCPU back.
-    #[error("{vm}: the guest refuses to let go of vCPU {vcpu} (_OST status {status:#x})")]
+    #[error("{vm}: the guest refuses to release vCPU {vcpu} (_OST status {status:#x})")]
     UnplugRefused {
         /// The VM.
         vm: String,
@@ -209,7 +209,7 @@ pub enum VmError {
     },
     /// The guest has been asked to let go of a vCPU, and has neither done so nor refused.
     #[error(
-        "{vm}: the guest has not let go of vCPU {vcpu} within {limit_ms} ms: the old vCPU and the new one are both plugged until it does"
+        "{vm}: the guest has not released vCPU {vcpu} within {limit_ms} ms: the old vCPU and the new one are both plugged until it does"
     )]
     UnplugPending {
         /// The VM.
@@ -220,7 +220,7 @@ pub enum VmError {
         limit_ms: u64,
     },
     /// A failure that could not be undone.
-    #[error("{cause}; and the new vCPU could not be taken away again, so both may be plugged: {error}")]
+    #[error("{cause}; and the new vCPU could not be unplugged, so both may be plugged: {error}")]
     NotUndone {
         /// The failure.
         cause: Box<VmError>,

@@ -79,7 +79,7 @@ fn expect(vm: &Vm, places: &[u32]) -> Result<()> {
     check(vm, &places.iter().map(|&node| u64::from(node)).collect::<Vec<_>>())
 }
 
-/// Moves of one round: (vCPU, host node, by vnumactl or behind vnumad's back).
+/// Moves of one round: (vCPU, host node, by vnumactl or without vnumad's knowledge).
 fn plan(round: usize, hosts: &[u32], random: &mut Random) -> Vec<(usize, u32, bool)> {
     let node = hosts[random.below(hosts.len())];
     let by_vnumactl = random.below(2) == 0;

@@ -110,7 +110,7 @@ pub fn detach(vm: &Vm) -> Result<()> {
     }
 }
 
-/// Puts a vCPU on a node behind vnumad's back.
+/// Puts a vCPU on a node without vnumad's knowledge.
 pub fn taskset(vm: &Vm, vcpu: usize, node: u32, nodes: &Nodes) -> Result<()> {
     let cpus = nodes.cpus(node).with_context(|| format!("the host has no node {node}"))?;
     output("taskset", &["-p", "-c", &cpus.to_string(), &vm.threads[vcpu].to_string()]).map(drop)

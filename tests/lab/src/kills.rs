@@ -82,7 +82,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Puts a vCPU somewhere, behind vnumad's back.
+/// Puts a vCPU somewhere, without vnumad's knowledge.
 fn place(vm: &Vm, places: &mut [u32], hosts: &[u32], nodes: &Nodes, random: &mut Random) -> Result<()> {
     let (vcpu, node) = (random.below(VCPUS), hosts[random.below(hosts.len())]);
     taskset(vm, vcpu, node, nodes)?;

@@ -192,7 +192,7 @@ fn kept(vm: &Vm, vcpu: u64, home: u64, nodes: &Nodes) -> Result<()> {
         Ok(done) => bail!("a guest that gives none back gave one: {done}"),
         Err(error) => format!("{error:#}"),
     };
-    for part in ["the guest refuses to let go of vCPU", "so both may be plugged"] {
+    for part in ["the guest refuses to release vCPU", "so both may be plugged"] {
         ensure!(error.contains(part), "no {part:?} in {error}");
     }
     wait_for("four vCPUs", HANG_LIMIT, || Ok(apic_ids(vm)?.len() == 4))?;

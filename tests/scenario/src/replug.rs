@@ -1,4 +1,4 @@
-//! vCPUs of a guest without the driver, plugged anew by vnumad.
+//! vCPUs of a guest without the driver, re-plugged by vnumad.
 
 use crate::{HANG_LIMIT, Process, Vm, vnumactl};
 use anyhow::{Context, Result};

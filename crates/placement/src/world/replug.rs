@@ -1,4 +1,4 @@
-//! Which vCPU of a guest without a channel is plugged anew on the right guest node, and when.
+//! Which vCPU of a guest without a channel is re-plugged on the right guest node, and when.
 //!
 //! A replug costs more than a publication: a second of the guest's time, another CPU number, tasks that lose their affinity.
 //! So vCPUs are replugged late, one at a time, and only to a spare slot. After each failure of a guest the pause is longer.
