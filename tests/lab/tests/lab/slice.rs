@@ -11,7 +11,12 @@ const GUEST_KERNELS: [&str; 3] = ["6.1", "6.12", "7.3"];
 
 /// Files that a scenario needs on the server: here, there.
 static FILES: LazyLock<Vec<(PathBuf, String)>> = LazyLock::new(|| {
-    let programs = [("vnumad", "vnumad"), ("vnumactl", "vnumactl"), ("vnuma-lab-tests", "lab-scenario")];
+    let programs = [
+        ("vnumad", "vnumad"),
+        ("vnumactl", "vnumactl"),
+        ("scx_vnuma", "scx_vnuma"),
+        ("vnuma-lab-tests", "lab-scenario"),
+    ];
     let built = build_binaries(&programs).expect("the programs build");
     let there = programs.iter().map(|(_, name)| format!("/usr/local/bin/{name}"));
     let mut files: Vec<_> = built.into_iter().zip(there).collect();
@@ -61,6 +66,7 @@ fn guests_answer_and_survive_the_end_of_others() {
             essential(),
             job(&["vcpu-watch", "--self-test"]),
             job(&["lab-scenario", "lifecycle"]),
+            job(&["lab-scenario", "scheduler"]),
             job(&["lab-scenario", "policy"]),
             job(&["lab-scenario", "kills", "--kills", kills]),
         ],
