@@ -66,11 +66,16 @@ fn guests_answer_and_survive_the_end_of_others() {
             essential(),
             job(&["vcpu-watch", "--self-test"]),
             job(&["lab-scenario", "lifecycle"]),
-            job(&["lab-scenario", "scheduler"]),
             job(&["lab-scenario", "policy"]),
             job(&["lab-scenario", "kills", "--kills", kills]),
         ],
     );
+}
+
+#[test]
+#[ignore = "takes minutes: make soak"]
+fn threads_follow_their_places_in_the_kernel() {
+    run("2n4c", &[job(&["lab-scenario", "scheduler"])]);
 }
 
 #[test]
