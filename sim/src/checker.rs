@@ -18,7 +18,7 @@
 use crate::truth::{self, Homes};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use vnuma_api as api;
-use vnuma_daemon::core::event::{Ask, Command, Event, MaskOrder, Report, Request};
+use vnuma_daemon::core::event::{Ask, Command, Event, Made, MaskOrder, Report, Request};
 use vnuma_placement::{
     Publication, SettlePolicy,
     world::{ConnectionId, RequestId, VmId},
@@ -233,12 +233,7 @@ impl Checker {
     }
 
     /// Masks have been set, or not.
-    fn confined(
-        &mut self,
-        vm: VmId,
-        pid: i32,
-        outcomes: &[(ApicId, Result<Option<VcpuLocation>, vnuma_process::ActError>)],
-    ) {
+    fn confined(&mut self, vm: VmId, pid: i32, outcomes: &[(ApicId, Result<Made, vnuma_process::ActError>)]) {
         for (vcpu, outcome) in outcomes {
             let Some(node) = self.confining.remove(&(vm, pid, *vcpu)) else { continue };
             if self.vms.get(&vm).is_none_or(|view| view.pid != pid) {
@@ -248,7 +243,7 @@ impl Checker {
                 Ok(at) => {
                     let now_ns = self.now_ns;
                     self.assign(vm, *vcpu, node);
-                    self.place(vm, *vcpu, *at);
+                    self.place(vm, *vcpu, at.location);
                     self.judge(vm, *vcpu, now_ns);
                 }
                 Err(vnuma_process::ActError::MaskChanged { .. }) => self.assign(vm, *vcpu, None),
@@ -472,7 +467,10 @@ impl Checker {
                     self.assign(vm, vcpu, None);
                 }
             }
-            Command::Count { .. } | Command::RestoreMasks(..) => {}
+            Command::Count { .. }
+            | Command::RestoreMasks(..)
+            | Command::Rank { .. }
+            | Command::LookForScheduler => {}
             Command::Reply(request, answer) => self.answered(*request, answer.is_ok()),
             Command::Announce(api::Event::Acknowledged {
                 vm, generation, changed_ns, published_ns, ..

@@ -74,6 +74,8 @@ impl Simulation {
                 self.daemon.pidfds.remove(&vm);
                 self.daemon.processes.remove(&vm);
             }
+            // Its hosts have no scheduler of vnuma's.
+            Command::Rank { .. } | Command::LookForScheduler => {}
             Command::Reply(..) | Command::Announce(_) | Command::Log(..) => {}
         }
         None

@@ -395,7 +395,7 @@ impl Simulation {
             Message::Confined(vm, pid, outcomes) => {
                 let now_ns = self.now_ns;
                 let located = |(vcpu, tid, outcome): (u32, i32, Result<(), vnuma_process::ActError>)| {
-                    (vcpu, outcome.map(|()| self.world.read(pid, tid, now_ns)))
+                    (vcpu, outcome.map(|()| self.world.read(pid, tid, now_ns).into()))
                 };
                 let outcomes = outcomes.into_iter().map(located).collect();
                 self.step(Event::Confined(vm, pid, outcomes));

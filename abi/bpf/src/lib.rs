@@ -1,8 +1,10 @@
-//! Rust mirror of `include/vnuma/vcpu_event.h`, the record that the monitor's BPF
-//! program puts into its ring buffer.
+//! Rust mirrors of what BPF programs and user space share: `include/vnuma/vcpu_event.h`, the record that the monitor's
+//! program puts into its ring buffer, and, in [`sched`], `include/vnuma/sched.h`.
 
 #![forbid(unsafe_code)]
 #![no_std]
+
+pub mod sched;
 
 /// [`VcpuEvent::kind`]: the thread is put on another CPU.
 pub const MIGRATED: u32 = 1;

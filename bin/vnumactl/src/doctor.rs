@@ -6,7 +6,7 @@ use crate::{
     vms::error_text,
 };
 use serde::Serialize;
-use vnuma_api::{ChannelState, Daemon, DriverMode, HostTopology, Hypervisor, Vm};
+use vnuma_api::{ChannelState, Daemon, DriverMode, HostTopology, Hypervisor, PlaceSetting, Vm};
 
 /// How good a capability is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -56,7 +56,7 @@ impl Check {
 
 /// All checks: the host's first, then those of each VM.
 pub fn examine(daemon: &Daemon, host: &HostTopology, vms: &[Vm]) -> Vec<Check> {
-    let mut checks = vec![nodes(host), locations(daemon), affinity(daemon), counters(daemon)];
+    let mut checks = vec![nodes(host), locations(daemon), affinity(daemon), counters(daemon), places(daemon)];
     for vm in vms {
         let mut of_vm = vec![connection(vm)];
         of_vm.extend(vm.run_state.as_deref().map(|state| guest(vm, state)));
@@ -158,6 +158,33 @@ fn counters(daemon: &Daemon) -> Check {
         ),
         None => best,
     }
+}
+
+/// How policies set the places of vCPUs.
+fn places(daemon: &Daemon) -> Check {
+    let places = &daemon.places;
+    let why = places.why_not.clone();
+    if places.mechanism == PlaceSetting::SCHEDULER {
+        let mode = if places.full { "full" } else { "partial" };
+        let capability = format!("{}, {mode}", places.mechanism);
+        return match why {
+            None => Check::best("places", capability),
+            Some(why) => Check::lower(
+                Level::Reduced,
+                "places",
+                &format!("{capability}; affinity for some vCPUs"),
+                why,
+                "leave the vCPUs of VMs with a policy in class SCHED_OTHER (chrt --other --pid 0 THREAD)",
+            ),
+        };
+    }
+    Check::lower(
+        Level::Reduced,
+        "places",
+        PlaceSetting::AFFINITY,
+        why.unwrap_or_else(|| "no reason is given".to_owned()),
+        "run scx_vnuma, on Linux 7.0 or newer with sched_ext: then idle CPUs take vCPUs that wait at once, not once a period",
+    )
 }
 
 fn connection(vm: &Vm) -> Check {
@@ -370,9 +397,35 @@ mod tests {
             policy: "off".into(),
             policy_period_ms: 1000,
             counters: Counters { source: "per-node".into(), ..Counters::default() },
+            places: scheduler(None),
             watchers: 0,
             watchers_dropped: 0,
         }
+    }
+
+    fn scheduler(why_not: Option<&str>) -> PlaceSetting {
+        let mechanism = PlaceSetting::SCHEDULER.to_owned();
+        PlaceSetting { mechanism, why_not: why_not.map(str::to_owned), ..PlaceSetting::default() }
+    }
+
+    #[test]
+    fn how_places_are_set_is_named_with_why_it_is_not_better() {
+        let check = |places: PlaceSetting| {
+            let checks = examine(&Daemon { places, ..daemon("bpf") }, &HostTopology::default(), &[]);
+            (found(&checks, "places"), text(&checks))
+        };
+        assert_eq!(check(scheduler(None)).0, ("sched_ext, partial".into(), Level::Best));
+        let full = PlaceSetting { full: true, ..scheduler(None) };
+        assert_eq!(check(full).0, ("sched_ext, full".into(), Level::Best));
+        let (found, shown) = check(scheduler(Some("thread 7 has scheduling class 3")));
+        assert_eq!(found, ("sched_ext, partial; affinity for some vCPUs".into(), Level::Reduced));
+        assert!(shown.contains("thread 7 has scheduling class 3"), "{shown}");
+        let (found, shown) = check(PlaceSetting::affinity("no sched_ext scheduler is loaded".into()));
+        assert_eq!(found, ("affinity".into(), Level::Reduced));
+        assert!(
+            shown.contains("no sched_ext scheduler is loaded") && shown.contains("run scx_vnuma"),
+            "{shown}"
+        );
     }
 
     #[test]
@@ -444,7 +497,7 @@ mod tests {
     fn at_the_top_nothing_is_left_to_do() {
         let checks = examine(&daemon("bpf"), &HostTopology::default(), &[vm("web", &[Some(0), Some(1)])]);
         assert!(checks.iter().all(|check| check.level == Level::Best), "{checks:?}");
-        assert_eq!(checks.len(), 10);
+        assert_eq!(checks.len(), 11);
         assert!(!text(&checks).contains("remedy"));
     }
 

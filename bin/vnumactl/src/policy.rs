@@ -32,7 +32,14 @@ fn mean(vm: &Scheduling, of: impl Fn(&VcpuScheduling) -> Option<f64>) -> Option<
 
 /// All of a VM.
 pub fn show(vm: &Scheduling) -> String {
-    let mut text = format!("{}: policy {}\n", plain(&vm.vm), plain(&vm.policy));
+    let mut text = format!("{}: policy {}", plain(&vm.vm), plain(&vm.policy));
+    let mut set_by: Vec<&str> = vm.vcpus.iter().filter_map(|vcpu| vcpu.set_by.as_deref()).collect();
+    set_by.sort_unstable();
+    set_by.dedup();
+    if !set_by.is_empty() {
+        text += &format!(", by {}", plain(&set_by.join(" and ")));
+    }
+    text += "\n";
     if vm.vcpus.is_empty() {
         return text;
     }
@@ -125,6 +132,7 @@ mod tests {
             wait_share: Some(0.02),
             operator_cpus: cpus("0-7"),
             policy_cpus: cpus("4-7"),
+            set_by: Some("sched_ext".into()),
             moves: 1,
             last: Some(step),
         };
@@ -135,7 +143,7 @@ mod tests {
     #[test]
     fn a_vm_is_shown_with_its_last_steps() {
         let expected = "\
-web\u{fffd}: policy vprobe
+web\u{fffd}: policy vprobe, by sched_ext
 
   VCPU  NODE  STANDING  CPUS  OPERATOR'S  PRESSURE  TYPE   MEMORY  REMOTE   RAN  WAITED  FIGURES       MOVES
      0     1  free      4-7   0-7             21.2  LLC-T       1     4 %  98 %     2 %  counted 50 %      1

@@ -1,7 +1,7 @@
 //! VMs, for people.
 
 use crate::table::{Table, or_dash, plain};
-use vnuma_api::{Daemon, Publication, Replugged, Vcpu, VcpuState, Vm};
+use vnuma_api::{Daemon, PlaceSetting, Publication, Replugged, Vcpu, VcpuState, Vm};
 
 /// One line a VM.
 pub fn list(vms: &[Vm]) -> String {
@@ -200,6 +200,19 @@ pub fn daemon(daemon: &Daemon) -> String {
         plain(&daemon.counters.source),
         daemon.counters.threads
     );
+    text += &format!("places of vCPUs by {}", plain(&daemon.places.mechanism));
+    if daemon.places.mechanism == PlaceSetting::SCHEDULER {
+        let PlaceSetting { vcpus, placed, stolen_local, stolen_remote, starved, .. } = daemon.places;
+        let mode = if daemon.places.full { "full" } else { "partial" };
+        text += &format!(
+            ", {mode}: {vcpus} vCPUs, {placed} times taken there, {stolen_local} times stolen within a node and {stolen_remote} \
+             times from another one, {starved} times after a long wait"
+        );
+    }
+    if let Some(why) = &daemon.places.why_not {
+        text += &format!(" ({})", plain(why));
+    }
+    text += "\n";
     text + &format!("watchers: {}, dropped as too slow: {}\n", daemon.watchers, daemon.watchers_dropped)
 }
 

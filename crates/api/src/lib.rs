@@ -104,6 +104,39 @@ pub struct ApiError {
     pub message: String,
 }
 
+/// How policies set the places of vCPUs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlaceSetting {
+    /// [`PlaceSetting::AFFINITY`] or [`PlaceSetting::SCHEDULER`].
+    pub mechanism: String,
+    /// Why it is not the scheduler, or why some vCPU is not scheduled by it.
+    pub why_not: Option<String>,
+    /// The scheduler has all threads of the host, not only vCPUs.
+    pub full: bool,
+    /// vCPUs that it schedules.
+    pub vcpus: usize,
+    /// vCPUs that it has taken to their place.
+    pub placed: u64,
+    /// vCPUs that idle CPUs have stolen within their node.
+    pub stolen_local: u64,
+    /// The same from another node.
+    pub stolen_remote: u64,
+    /// Of both, because they had waited too long.
+    pub starved: u64,
+}
+
+impl PlaceSetting {
+    /// Affinities of the threads.
+    pub const AFFINITY: &'static str = "affinity";
+    /// scx_vnuma, a sched_ext scheduler.
+    pub const SCHEDULER: &'static str = "sched_ext";
+
+    /// By affinities, as the scheduler cannot be used.
+    pub fn affinity(why_not: String) -> Self {
+        Self { mechanism: Self::AFFINITY.to_owned(), why_not: Some(why_not), ..Self::default() }
+    }
+}
+
 /// The daemon itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Daemon {
@@ -130,6 +163,9 @@ pub struct Daemon {
     /// Where the counts of vCPUs come from.
     #[serde(default)]
     pub counters: Counters,
+    /// How policies set the places of vCPUs.
+    #[serde(default)]
+    pub places: PlaceSetting,
     /// Watchers that are connected.
     pub watchers: usize,
     /// Watchers that were dropped because they read too slowly.

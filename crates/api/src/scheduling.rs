@@ -53,6 +53,10 @@ pub struct VcpuScheduling {
     pub operator_cpus: Option<CpuSet>,
     /// Of these, the CPUs that its policy has confined it to; none if it may run on all of them.
     pub policy_cpus: Option<CpuSet>,
+    /// How that is set: [`PlaceSetting::AFFINITY`](crate::PlaceSetting::AFFINITY) or
+    /// [`PlaceSetting::SCHEDULER`](crate::PlaceSetting::SCHEDULER); none if it is not confined.
+    #[serde(default)]
+    pub set_by: Option<String>,
     /// Steps that policies have made.
     pub moves: u64,
     /// The last one.

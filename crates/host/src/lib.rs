@@ -5,6 +5,7 @@
 //! | [`sysfs`] | `/sys`, `/proc` below a root | [`HostTopology`](vnuma_topology::HostTopology), once |
 //! | [`watch`] | the kernel's messages about devices, then the same | each one that is another one |
 //! | [`location`] | BPF events or `/proc` | changes of a thread's node and limits, as they happen |
+//! | [`scheduler`] | `/sys/kernel/sched_ext`, pinned maps | whether scx_vnuma is loaded, and its maps to write to |
 //!
 //! It ends where something is decided or changed: what the observations mean is
 //! `vnuma-placement`'s, moving a thread is `vnuma-process`'s.
@@ -14,6 +15,7 @@
 //! [`sysfs::parse`], [`location::parse_record`], [`parse_uevent`].
 
 pub mod location;
+pub mod scheduler;
 pub mod sysfs;
 pub mod watch;
 

@@ -22,6 +22,7 @@
 //!
 //! It ends there: no page is moved and no plan is made here.
 
+mod class;
 pub mod main_loop;
 pub mod procfs;
 mod stop;
@@ -35,6 +36,7 @@ use std::{
 };
 use vnuma_topology::CpuSet;
 
+pub use class::{Class, change_class, read_class};
 pub use procfs::{ProcError, read_allowed, thread_exists};
 pub use stop::StopReason;
 pub use worker::spawn_worker;

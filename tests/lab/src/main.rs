@@ -8,9 +8,11 @@ mod hotplug;
 mod kills;
 mod lifecycle;
 mod machine;
+mod places;
 mod policy;
 mod random;
 mod replug;
+mod scheduler;
 mod shapes;
 mod states;
 mod stopped;
@@ -47,6 +49,8 @@ enum Scenario {
     Machine,
     /// A scheduling policy takes a vCPU to its memory, and gives its operator's CPUs back
     Policy,
+    /// The scheduler of vCPU threads, with threads that are no vCPUs
+    Scheduler,
     /// QEMUs are stopped, used by somebody else, and killed in mid-attach
     Stopped,
     /// vnumad is killed again and again while vCPUs move
@@ -64,6 +68,7 @@ fn main() -> anyhow::Result<()> {
         Scenario::Replug => replug::run(),
         Scenario::Machine => machine::run(),
         Scenario::Policy => policy::run(),
+        Scenario::Scheduler => scheduler::run(),
         Scenario::Stopped => stopped::run(),
         Scenario::Hotplug => hotplug::run(),
         Scenario::Lifecycle => lifecycle::run(),

@@ -3,6 +3,7 @@
 //! what a PMU would count.
 
 use crate::guest::{expect_check, listed, wait_until_listed};
+use crate::places;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 use std::fs;
@@ -14,14 +15,14 @@ use vnuma_scenario::{HANG_LIMIT, Nodes, Process, Vm, output, vnumactl, vnumad, w
 const CONFIGURATION: &str = "/root/policy.toml";
 const RECORDS: &str = "/run/vnuma/channels";
 const BALANCING: &str = "/proc/sys/kernel/numa_balancing";
-const NAME: &str = "hungry";
+pub const NAME: &str = "hungry";
 /// CPUs that the operator allows: of both nodes of the server `2n4c`. VMs do not run on CPU 0.
-const OPERATORS: &str = "1-3";
+pub const OPERATORS: &str = "1-3";
 /// The node of its memory, and its CPUs.
-const MEMORY: u64 = 1;
-const NEAR: &str = "2-3";
+pub const MEMORY: u64 = 1;
+pub const NEAR: &str = "2-3";
 /// A CPU of the other node.
-const FAR: &str = "1";
+pub const FAR: &str = "1";
 /// The kernel's load balancer may take the vCPU to its memory before the policy does.
 const ATTEMPTS: usize = 5;
 
@@ -66,6 +67,7 @@ pub fn run() -> Result<()> {
     stop(daemon)?;
     expect_mask(&vm, OPERATORS).context("after SIGTERM")?;
     println!("stopped: vnumad has given the operator's CPUs back");
+    places::run(vm)?;
     drop(busy);
     Ok(())
 }
@@ -79,7 +81,7 @@ fn start_on_its_node() -> Result<Vm> {
     vm
 }
 
-fn start() -> Result<Process> {
+pub fn start() -> Result<Process> {
     vnumad(&["--config", CONFIGURATION])
 }
 
@@ -128,12 +130,12 @@ fn wait_until_near(vm: &Vm) -> Result<()> {
     wait_for("the vCPU to be seen there", HANG_LIMIT, node)
 }
 
-fn first_vcpu() -> Result<Value> {
+pub fn first_vcpu() -> Result<Value> {
     Ok(vnumactl(&["policy", NAME])?["vcpus"][0].take())
 }
 
 /// Somebody who is not vnumad sets the CPUs of the vCPU.
-fn set_mask(vm: &Vm, cpus: &str) -> Result<()> {
+pub fn set_mask(vm: &Vm, cpus: &str) -> Result<()> {
     output("taskset", &["-p", "-c", cpus, &vm.threads[0].to_string()]).map(drop)
 }
 
@@ -145,17 +147,17 @@ fn mask(vm: &Vm) -> Result<String> {
     Ok(list.with_context(|| format!("{path}: no Cpus_allowed_list"))?.trim().to_owned())
 }
 
-fn expect_mask(vm: &Vm, expected: &str) -> Result<()> {
+pub fn expect_mask(vm: &Vm, expected: &str) -> Result<()> {
     let found = mask(vm)?;
     ensure!(found == expected, "the vCPU may run on {found}, expected {expected}");
     Ok(())
 }
 
-fn wait_for_mask(vm: &Vm, expected: &str) -> Result<()> {
+pub fn wait_for_mask(vm: &Vm, expected: &str) -> Result<()> {
     wait_for(&format!("the vCPU to have the CPUs {expected}"), HANG_LIMIT, || Ok(mask(vm)? == expected))
 }
 
-fn record(vm: &Vm) -> std::path::PathBuf {
+pub fn record(vm: &Vm) -> std::path::PathBuf {
     Path::new(RECORDS).join(format!("{}.masks", vm.pid))
 }
 

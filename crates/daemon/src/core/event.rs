@@ -6,7 +6,7 @@ use vnuma_hypervisor::{Plugged, VmError};
 use vnuma_placement::{
     Publication,
     scheduling::Policy,
-    world::{ConnectionId, DriverStatus, HostReading, RequestId, StopReason, VmId},
+    world::{ConnectionId, DriverStatus, HostReading, Mechanism, RequestId, StopReason, VmId},
 };
 use vnuma_process::ActError;
 use vnuma_topology::{ApicId, CpuSet, HostNodeId, HostTopology, Vcpu, VcpuLocation, VmDescription};
@@ -44,7 +44,9 @@ pub enum Event {
     /// A period of the counted threads has ended.
     Sampled(Box<HostReading>),
     /// vCPUs of this process were confined, or got their operator's masks again, each with its location after it; or it failed.
-    Confined(VmId, i32, Vec<(ApicId, Result<Option<VcpuLocation>, ActError>)>),
+    Confined(VmId, i32, Vec<(ApicId, Result<Made, ActError>)>),
+    /// scx_vnuma was loaded, or has ended.
+    Switched(Switch),
     /// Masks that policies had set in this process were given back, or a part of them was not.
     MasksRestored(VmId, i32, Result<usize, String>),
     /// A watched process runs, or is stopped.
@@ -61,6 +63,42 @@ pub enum Event {
     Resync,
     /// Time has passed.
     Woken,
+}
+
+/// A step that was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Made {
+    /// Where the vCPU is after it, if that could be read.
+    pub location: Option<VcpuLocation>,
+    /// How it was made.
+    pub by: Mechanism,
+}
+
+impl From<Option<VcpuLocation>> for Made {
+    /// By an affinity.
+    fn from(location: Option<VcpuLocation>) -> Self {
+        Self { location, by: Mechanism::Affinity }
+    }
+}
+
+/// Places of policies are set in another way now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Switch {
+    /// From now on.
+    pub to: Mechanism,
+    /// What there is to say about it.
+    pub why: String,
+    /// Threads that had a place, and whether that is set in the new way. If not, they have their operator's mask.
+    pub threads: Vec<(i32, bool)>,
+}
+
+/// A vCPU that a policy schedules, for scx_vnuma.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ranked {
+    /// Its thread.
+    pub tid: i32,
+    /// LLC references in a million instructions; 0 if not known.
+    pub pressure: u32,
 }
 
 /// What a connection reports.
@@ -230,6 +268,17 @@ pub enum Command {
         /// The masks.
         masks: Vec<MaskOrder>,
     },
+    /// These threads of a VM are scheduled by a policy, and no others of it. Given once a period.
+    Rank {
+        /// The VM.
+        vm: VmId,
+        /// Its process.
+        pid: i32,
+        /// Its vCPUs; none: its policy does not act any more.
+        vcpus: Vec<Ranked>,
+    },
+    /// See whether scx_vnuma is loaded; [`Event::Switched`] follows if that has changed.
+    LookForScheduler,
     /// Give back all masks that policies have set in a process, by the record of them; [`Event::MasksRestored`] answers.
     RestoreMasks(VmId, i32),
     /// The operator has set the mask of this thread of a process: the record of it goes.

@@ -67,6 +67,8 @@ pub struct Core {
     scheduled: BTreeSet<VmId>,
     /// Threads are counted, as some VM has a policy.
     counting: bool,
+    /// VMs whose threads scx_vnuma was told of, if it is loaded.
+    ranked: BTreeMap<VmId, i32>,
     /// Changes of a policy that are answered when all masks are the operator's again.
     policy_requests: Vec<(VmId, RequestId)>,
     /// Why VMs could not be listed, the last time.
@@ -103,6 +105,7 @@ impl Core {
             recount: BTreeSet::new(),
             scheduled: BTreeSet::new(),
             counting: false,
+            ranked: BTreeMap::new(),
             policy_requests: Vec::new(),
             scan_problem: None,
             now_ns: 0,
@@ -156,6 +159,7 @@ impl Core {
             Event::Requested(request, wanted) => self.requested(request, wanted),
             Event::Sampled(reading) => self.sampled(*reading),
             Event::Confined(vm, pid, outcomes) => self.confined(vm, pid, outcomes),
+            Event::Switched(switch) => self.switched(switch),
             Event::MasksRestored(vm, pid, outcome) => self.masks_restored(vm, pid, outcome),
             Event::Resync => self.resync(),
             Event::Woken => {}
@@ -199,6 +203,7 @@ impl Core {
         self.look_at_all();
         self.describe_unbound();
         self.restore_again();
+        self.commands.push(Command::LookForScheduler);
     }
 
     fn look_at_all(&mut self) {

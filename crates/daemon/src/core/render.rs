@@ -6,8 +6,8 @@ use vnuma_placement::{
     VcpuState,
     scheduling::{Standing, VcpuSample},
     world::{
-        ChannelState, DescriptionSource, LastStep, Link, ManagedVm, Quality, Schedule, Shown, StopReason,
-        VcpuMask, Vm,
+        ChannelState, DescriptionSource, LastStep, Link, ManagedVm, Mechanism, Quality, Schedule, Shown,
+        StopReason, VcpuMask, Vm,
     },
 };
 use vnuma_topology::{CpuSet, DistanceMatrix};
@@ -174,6 +174,10 @@ pub(super) fn scheduling(vm: &Vm, schedule: &Schedule) -> api::Scheduling {
             node,
             operator_cpus: mask.operator.clone(),
             policy_cpus: mask.policy.as_ref().map(|mask| mask.cpus.clone()),
+            set_by: mask.policy.as_ref().map(|mask| match mask.by {
+                Mechanism::Affinity => api::PlaceSetting::AFFINITY.to_owned(),
+                Mechanism::Scheduler => api::PlaceSetting::SCHEDULER.to_owned(),
+            }),
             moves: mask.moves,
             last: mask.last.as_ref().map(step),
             ..api::VcpuScheduling::default()

@@ -5,22 +5,23 @@
 //! | its operator's is remembered | `World::take_reading`, from what is read while no policy confines it |
 //! | a policy's is set | a step of the plan, [`Command::Confine`]; recorded on disk before |
 //! | its operator's is set again | a step of the plan when the policy changes, or [`Command::RestoreMasks`] by the record |
+//! | its place is told to scx_vnuma, if that is loaded | the same steps; the affinity stays the operator's |
 //! | somebody else's is its operator's from then on | the next period, an operator's move, or a step that finds it |
 
 use super::{
     Core, Reply,
-    event::{Command, Level, MaskOrder},
+    event::{Command, Level, Made, MaskOrder, Ranked, Switch},
     refusal::Refusal,
     render,
 };
 use std::collections::BTreeMap;
 use vnuma_api as api;
 use vnuma_placement::{
-    scheduling::Policy,
-    world::{Begun, Confine, HostReading, MaskChange, Mover, RequestId, Vm, VmId},
+    scheduling::{Policy, Standing},
+    world::{Begun, Confine, HostReading, MaskChange, Mechanism, Mover, RequestId, Vm, VmId},
 };
 use vnuma_process::ActError;
-use vnuma_topology::{ApicId, CpuSet, HostNode, HostTopology, VcpuLocation};
+use vnuma_topology::{ApicId, CpuSet, HostNode, HostTopology};
 
 impl Core {
     /// How the vCPUs of a VM are scheduled.
@@ -128,6 +129,68 @@ impl Core {
             self.recount(id);
             self.taken_over(id, vcpu, &mask);
         }
+        self.rank();
+    }
+
+    /// scx_vnuma is told of the vCPUs that policies schedule: it lets idle CPUs steal them between two periods.
+    fn rank(&mut self) {
+        let mut ranked = BTreeMap::new();
+        for (id, managed) in self.world.iter() {
+            let Some(vm) = managed.vm.as_ref().filter(|vm| vm.scheduling.policy.acts()) else { continue };
+            let mut vcpus = Vec::new();
+            for vcpu in &vm.description.vcpus {
+                let shown = vm.scheduling.masks.get(&vcpu.apic_id).and_then(|mask| mask.shown);
+                let Some(analysis) = shown.map(|shown| shown.analysis) else { continue };
+                if analysis.standing == Standing::Free {
+                    let pressure = (analysis.pressure.unwrap_or(0.0) * 1000.0) as u32;
+                    vcpus.push(Ranked { tid: vcpu.tid, pressure });
+                }
+            }
+            ranked.insert(id, vm.description.pid);
+            self.commands.push(Command::Rank { vm: id, pid: vm.description.pid, vcpus });
+        }
+        for (id, pid) in std::mem::replace(&mut self.ranked, ranked) {
+            if self.ranked.get(&id) != Some(&pid) {
+                self.commands.push(Command::Rank { vm: id, pid, vcpus: Vec::new() });
+            }
+        }
+    }
+
+    /// A VM's policy does not act any more.
+    fn release(&mut self, id: VmId) {
+        if let Some(pid) = self.ranked.remove(&id) {
+            self.commands.push(Command::Rank { vm: id, pid, vcpus: Vec::new() });
+        }
+    }
+
+    /// scx_vnuma was loaded, or has ended.
+    pub(super) fn switched(&mut self, switch: Switch) {
+        let now_ns = self.now_ns;
+        let mut lost = 0;
+        for (tid, done) in switch.threads {
+            let Some((id, vcpu)) = self.threads.get(&tid).copied() else { continue };
+            let Some(mask) = self.world.mask_mut(id, vcpu) else { continue };
+            // What was read of it before may be of either way.
+            mask.settled_ns = now_ns;
+            match &mut mask.policy {
+                Some(policy) if done => policy.by = switch.to,
+                Some(_) => {
+                    (mask.policy, lost) = (None, lost + 1);
+                    if let Some((host, vm)) = self.world.vm_mut(id) {
+                        vm.unassign(host, vcpu);
+                    }
+                }
+                None => {}
+            }
+        }
+        let mut line = match switch.to {
+            Mechanism::Scheduler => "scx_vnuma is loaded: policies set the places of vCPUs by it".to_owned(),
+            Mechanism::Affinity => format!("policies set the places of vCPUs by affinities: {}", switch.why),
+        };
+        if lost > 0 {
+            line += &format!("; {lost} vCPUs have lost theirs until the next period");
+        }
+        self.log(Level::Info, line);
     }
 
     /// A mask that somebody else has set.
@@ -174,12 +237,7 @@ impl Core {
     }
 
     /// Steps have been made, or not.
-    pub(super) fn confined(
-        &mut self,
-        id: VmId,
-        pid: i32,
-        outcomes: Vec<(ApicId, Result<Option<VcpuLocation>, ActError>)>,
-    ) {
+    pub(super) fn confined(&mut self, id: VmId, pid: i32, outcomes: Vec<(ApicId, Result<Made, ActError>)>) {
         if self.vm(id).is_none_or(|vm| vm.description.pid != pid) {
             return;
         }
@@ -187,7 +245,7 @@ impl Core {
         self.recount(id);
         for (vcpu, outcome) in outcomes {
             match outcome {
-                Ok(location) => self.step_made(id, vcpu, location),
+                Ok(made) => self.step_made(id, vcpu, made),
                 Err(ActError::MaskChanged { found, .. }) => {
                     self.world.step_ended(id, vcpu, false, None, self.now_ns);
                     if let Some(mask) = self.world.mask_mut(id, vcpu) {
@@ -204,7 +262,11 @@ impl Core {
         }
     }
 
-    fn step_made(&mut self, id: VmId, vcpu: ApicId, location: Option<VcpuLocation>) {
+    fn step_made(&mut self, id: VmId, vcpu: ApicId, Made { location, by }: Made) {
+        let begun = self.world.mask_mut(id, vcpu).and_then(|mask| mask.begun.as_mut()?.mask.as_mut());
+        if let Some(mask) = begun {
+            mask.by = by;
+        }
         let caused_by =
             self.vm(id).and_then(|vm| vm.scheduling.masks.get(&vcpu)?.begun.as_ref()?.why.caused_by);
         let caused_by = caused_by.map(|other| match self.vm(other) {
@@ -299,11 +361,13 @@ impl Core {
 
     /// Has threads counted while some VM needs it: those of all VMs, as all of them take CPU time and caches.
     pub(super) fn count(&mut self) {
-        for &id in &self.recount {
+        for id in self.recount.iter().copied().collect::<Vec<_>>() {
             let vm = self.world.get(id).and_then(|managed| managed.vm.as_ref());
             if vm.is_some_and(|vm| vm.scheduling.wants_readings()) {
                 self.scheduled.insert(id);
             } else {
+                // No period follows that would do it.
+                self.release(id);
                 self.scheduled.remove(&id);
             }
         }

@@ -34,14 +34,34 @@ pub struct MaskRecord {
     threads: BTreeMap<i32, Kept>,
 }
 
+/// Masks of a thread that are kept for one.
+const KEPT: usize = 3;
+
 /// Of a thread.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-struct Kept {
+pub(super) struct Kept {
     /// Its operator's mask.
     operator: CpuSet,
     /// Masks that a policy has set or was about to set. If the thread has another one, somebody else has set that.
     set: Vec<CpuSet>,
+}
+
+impl Kept {
+    /// Its operator's mask.
+    pub(super) fn operator(&self) -> &CpuSet {
+        &self.operator
+    }
+
+    /// The mask that a policy has set last.
+    pub(super) fn last(&self) -> Option<&CpuSet> {
+        self.set.get(1)
+    }
+
+    /// Is the mask that was found one that a policy has set?
+    pub(super) fn is_ours(&self, found: &CpuSet, online: &CpuSet) -> bool {
+        self.set.iter().any(|set| still(set, found, online))
+    }
 }
 
 /// Understands the text of a record, or says what is wrong with it.
@@ -109,7 +129,10 @@ impl Masks {
         let mut changed = false;
         for MaskOrder { tid, expected, operator, cpus, .. } in orders {
             let Some(cpus) = cpus else { continue };
-            let set = vec![expected.clone(), cpus.clone()];
+            let mut set = vec![expected.clone(), cpus.clone()];
+            let before = process.threads.remove(tid).map(|kept| kept.set).unwrap_or_default();
+            set.extend(before.into_iter().filter(|mask| mask != expected && mask != cpus));
+            set.truncate(KEPT);
             process.threads.insert(*tid, Kept { operator: operator.clone(), set });
             changed = true;
         }
@@ -118,6 +141,21 @@ impl Masks {
         } else {
             Ok(())
         }
+    }
+
+    /// What is recorded of a thread.
+    pub(super) fn kept(&self, pid: i32, tid: i32) -> Option<&Kept> {
+        self.known.get(&pid)?.threads.get(&tid)
+    }
+
+    /// All threads that policies have confined: process, thread, and what is recorded.
+    pub(super) fn confined(&self) -> Vec<(i32, Arc<OwnedFd>, i32, Kept)> {
+        let of = |(&pid, process): (&i32, &Process)| {
+            let pidfd = process.pidfd.clone()?;
+            let threads = process.threads.iter();
+            Some(threads.map(|(&tid, kept)| (pid, Arc::clone(&pidfd), tid, kept.clone())).collect::<Vec<_>>())
+        };
+        self.known.iter().filter_map(of).flatten().collect()
     }
 
     /// These threads have their operator's masks: nothing is recorded of them any more.
@@ -165,7 +203,7 @@ impl Masks {
         };
         let (mut count, mut done, mut failed) = (0, Vec::new(), None);
         for (&tid, kept) in &process.threads {
-            let set_by_us = |found: &CpuSet| kept.set.iter().any(|set| still(set, found, online));
+            let set_by_us = |found: &CpuSet| kept.is_ours(found, online);
             match pin_thread_if(pidfd.as_fd(), pid, tid, set_by_us, &kept.operator) {
                 Ok(()) => count += 1,
                 Err(

@@ -3,7 +3,7 @@
 //! ```text
 //!  scanner ─────┐                                ┌──▶ worker (a thread per hypervisor): QMP, channels made, records
 //!  workers ─────┤                                ├──▶ locator: watches threads, reads where they are
-//!  locator ─────┼─▶ Inbox ─▶ Shell ─▶ Core ─────┼──▶ mover: affinities, and the record of those that policies set
+//!  locator ─────┼─▶ Inbox ─▶ Shell ─▶ Core ─────┼──▶ mover: affinities, and the record of those that policies set; scx_vnuma
 //!  sampler ─────┤      ▲       │                 ├──▶ sampler: counts what threads do, once a period
 //!  processes ───┤      │       │                 ├──▶ processes: do they run, stand still, hang
 //!  host watch ──┤      │       └── outcomes ◀────┼──▶ channels: publishes, in place
@@ -26,6 +26,7 @@ mod records;
 mod report;
 mod sampler;
 mod scanner;
+mod scheduler;
 mod watchers;
 mod worker;
 
@@ -136,7 +137,12 @@ impl Shell {
         let records = Records::new(config.records.clone());
         let locator = Locator::start(&host, &config, Arc::clone(&inbox))?;
         let shell = Self {
-            mover: Mover::start(config.records.clone(), locator.reader(), Arc::clone(&inbox))?,
+            mover: Mover::start(
+                config.root.clone(),
+                config.records.clone(),
+                locator.reader(),
+                Arc::clone(&inbox),
+            )?,
             sampler: Sampler::start(config.root.clone(), config.policy_period, &host, Arc::clone(&inbox))?,
             processes: Processes::start(Arc::clone(&inbox))?,
             scanner: Scanner::start(factory(), records.clone(), config.resync_interval, Arc::clone(&inbox))?,
@@ -313,6 +319,7 @@ impl Shell {
             policy: self.config.policy.to_string(),
             policy_period_ms: self.config.policy_period.as_millis() as u64,
             counters: self.sampler.health(),
+            places: self.mover.health(),
             watchers: self.watchers.count() + self.recorders.count(),
             watchers_dropped: self.watchers.dropped() + self.recorders.dropped(),
         }
@@ -347,6 +354,11 @@ impl Shell {
                 let pidfd = self.pidfd(vm, pid);
                 self.mover.order(Order::Restore { vm, pid, pidfd });
             }
+            Command::Rank { vm, pid, vcpus } => {
+                let pidfd = self.pidfd(vm, pid);
+                self.mover.order(Order::Rank { pid, pidfd, vcpus });
+            }
+            Command::LookForScheduler => self.mover.order(Order::Look),
             Command::ForgetMask(pid, tid) => self.mover.order(Order::Forget { pid, tid }),
             Command::Count { vm, pid, vcpus } => {
                 let pidfd = self.pidfd(vm, pid);

@@ -1,19 +1,22 @@
-//! Sets the CPU affinity of vCPU threads, in a thread of its own because system calls and the record of masks can block.
+//! Sets the CPU affinity of vCPU threads, or tells scx_vnuma of their places, in a thread of its own because system calls and
+//! the record of masks can block.
 
 use super::{
     inbox::{Inbox, Message},
     locator::Reader,
-    masks::{Masks, still},
+    masks::{Kept, Masks, still},
+    scheduler::{Look, Places, Thread},
 };
-use crate::core::event::{Event, MaskOrder};
+use crate::core::event::{Event, Made, MaskOrder, Ranked, Switch};
 use std::{
     io,
     os::fd::{AsFd, OwnedFd},
     path::PathBuf,
-    sync::{Arc, mpsc},
+    sync::{Arc, Mutex, PoisonError, mpsc},
     thread::JoinHandle,
 };
-use vnuma_placement::world::VmId;
+use vnuma_api as api;
+use vnuma_placement::world::{Mechanism, VmId};
 use vnuma_process::{ActError, pin_thread, pin_thread_if, spawn_worker};
 use vnuma_topology::{ApicId, CpuSet, HostNodeId, VcpuLocation};
 
@@ -43,6 +46,10 @@ pub(super) enum Order {
     Forget { pid: i32, tid: i32 },
     /// A process has ended.
     ForgetProcess(i32),
+    /// Threads that a policy schedules, and no others of that process.
+    Rank { pid: i32, pidfd: Option<Arc<OwnedFd>>, vcpus: Vec<Ranked> },
+    /// Is scx_vnuma loaded? [`Event::Switched`] follows if that has changed.
+    Look,
 }
 
 /// A thread that sets masks, one after the other. When it is dropped, and all orders are carried out, it gives back all masks
@@ -51,23 +58,37 @@ pub(super) enum Order {
 pub(super) struct Mover {
     orders: Option<mpsc::Sender<Order>>,
     thread: Option<JoinHandle<()>>,
+    health: Arc<Mutex<api::PlaceSetting>>,
 }
 
 impl Mover {
-    pub(super) fn start(records: PathBuf, reader: Reader, inbox: Arc<Inbox>) -> io::Result<Self> {
+    pub(super) fn start(
+        root: PathBuf,
+        records: PathBuf,
+        reader: Reader,
+        inbox: Arc<Inbox>,
+    ) -> io::Result<Self> {
         let (orders, received) = mpsc::channel::<Order>();
-        let mut task = Task { masks: Masks::new(records), reader };
+        let health = Arc::new(Mutex::new(api::PlaceSetting::default()));
+        let places = Places::new(root, Arc::clone(&health));
+        let mut task = Task { masks: Masks::new(records), reader, places, inbox };
         let thread = spawn_worker("mover", move || {
             task.masks.tidy();
+            task.look();
             for order in received {
                 if let Some(outcome) = task.carry_out(order) {
-                    // Fails only while vnumad stops, and orders are carried out until then.
-                    let _ = inbox.send(Message::Event(outcome));
+                    task.report(outcome);
                 }
             }
+            task.places.release_all();
             task.masks.restore_all(&task.reader.online());
         })?;
-        Ok(Self { orders: Some(orders), thread: Some(thread) })
+        Ok(Self { orders: Some(orders), thread: Some(thread), health })
+    }
+
+    /// How places are set.
+    pub(super) fn health(&self) -> api::PlaceSetting {
+        self.health.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Queues something to do.
@@ -92,9 +113,16 @@ impl Drop for Mover {
 struct Task {
     masks: Masks,
     reader: Reader,
+    places: Places,
+    inbox: Arc<Inbox>,
 }
 
 impl Task {
+    fn report(&self, event: Event) {
+        // Fails only while vnumad stops, and orders are carried out until then.
+        let _ = self.inbox.send(Message::Event(event));
+    }
+
     fn carry_out(&mut self, order: Order) -> Option<Event> {
         match order {
             Order::Move(order) => {
@@ -105,18 +133,103 @@ impl Task {
                 Some(Event::Confined(vm, pid, self.confine(pid, pidfd, masks)))
             }
             Order::Restore { vm, pid, pidfd } => {
+                pidfd.iter().for_each(|pidfd| self.places.release_process(pid, pidfd));
                 let outcome = self.masks.restore(pid, pidfd.as_ref(), &self.reader.online());
                 Some(Event::MasksRestored(vm, pid, outcome))
             }
             Order::Forget { pid, tid } => {
                 self.masks.forget(pid, &[tid]);
+                self.places.release(pid, &[tid]);
                 None
             }
             Order::ForgetProcess(pid) => {
                 self.masks.forget_process(pid);
+                self.places.forget_process(pid);
+                None
+            }
+            Order::Rank { pid, pidfd, vcpus } => {
+                self.look();
+                self.rank(pid, pidfd, &vcpus);
+                None
+            }
+            Order::Look => {
+                self.look();
                 None
             }
         }
+    }
+
+    fn rank(&mut self, pid: i32, pidfd: Option<Arc<OwnedFd>>, vcpus: &[Ranked]) {
+        if !self.places.is_loaded() {
+            return;
+        }
+        self.places.beat();
+        let mut others = self.places.of(pid);
+        others.retain(|tid| !vcpus.iter().any(|ranked| ranked.tid == *tid));
+        self.places.release(pid, &others);
+        if vcpus.is_empty() {
+            self.places.clear_problems();
+        }
+        let Some(pidfd) = pidfd else { return };
+        for ranked in vcpus {
+            self.places.rank(pid, &pidfd, ranked.tid, ranked.pressure);
+        }
+    }
+
+    /// Sees whether scx_vnuma is loaded. If that has changed, places go from affinities to it, or back.
+    fn look(&mut self) {
+        let online = self.reader.online();
+        let switch = match self.places.look() {
+            Look::Same => return,
+            Look::Loaded => {
+                self.places.beat();
+                let mut threads = Vec::new();
+                for (pid, pidfd, tid, kept) in self.masks.confined() {
+                    let ours = |found: &CpuSet| kept.is_ours(found, &online);
+                    let freed = pin_thread_if(pidfd.as_fd(), pid, tid, ours, kept.operator());
+                    let place = kept.last().cloned();
+                    if freed.is_ok() {
+                        let told = self.places.place(pid, &pidfd, tid, place, kept.operator());
+                        let told = told.is_some_and(|told| told.is_ok());
+                        self.masks.forget(pid, &[tid]);
+                        threads.push((tid, told));
+                    }
+                }
+                Switch { to: Mechanism::Scheduler, why: String::new(), threads }
+            }
+            Look::Ended(why, threads) => {
+                let confine = |(tid, thread): &(i32, Thread)| {
+                    thread
+                        .place
+                        .as_ref()
+                        .map(|place| (*tid, self.confine_again(*tid, thread, place, &online)))
+                };
+                let threads = threads.iter().filter_map(confine).collect();
+                Switch { to: Mechanism::Affinity, why, threads }
+            }
+        };
+        self.report(Event::Switched(switch));
+    }
+
+    /// Sets as an affinity what scx_vnuma was told. True if that was done.
+    fn confine_again(&mut self, tid: i32, thread: &Thread, place: &CpuSet, online: &CpuSet) -> bool {
+        let Some(operator) = thread.operator.clone() else { return false };
+        let order = MaskOrder {
+            vcpu: 0,
+            tid,
+            expected: operator.clone(),
+            operator: operator.clone(),
+            cpus: Some(place.clone()),
+        };
+        if self.masks.note(thread.pid, &thread.pidfd, &[order]).is_err() {
+            return false;
+        }
+        let expected = |found: &CpuSet| still(&operator, found, online);
+        let confined = pin_thread_if(thread.pidfd.as_fd(), thread.pid, tid, expected, place).is_ok();
+        if !confined {
+            self.masks.forget(thread.pid, &[tid]);
+        }
+        confined
     }
 
     /// The thread's affinity is set in one system call, so the move is made or not made.
@@ -124,20 +237,68 @@ impl Task {
         let Some(pidfd) = &order.pidfd else { return Err(ActError::Exited { pid: order.pid }) };
         pin_thread(pidfd.as_fd(), order.pid, order.tid, &order.cpus)?;
         self.masks.forget(order.pid, &[order.tid]);
+        self.places.release(order.pid, &[order.tid]);
         Ok(self.reader.read(order.pid, order.tid))
     }
 
-    /// Records the masks, then sets them. Without a record none is set.
+    /// Confines threads, or gives back their operators' masks: by scx_vnuma if it is loaded and may have the thread, else by
+    /// affinities.
     fn confine(
         &mut self,
         pid: i32,
         pidfd: Option<Arc<OwnedFd>>,
         orders: Vec<MaskOrder>,
-    ) -> Vec<(ApicId, Result<Option<VcpuLocation>, ActError>)> {
+    ) -> Vec<(ApicId, Result<Made, ActError>)> {
         let Some(pidfd) = pidfd else {
             return orders.iter().map(|order| (order.vcpu, Err(ActError::Exited { pid }))).collect();
         };
-        if let Err(problem) = self.masks.note(pid, &pidfd, &orders) {
+        self.look();
+        let (mut outcomes, mut left) = (Vec::with_capacity(orders.len()), Vec::new());
+        for order in orders {
+            match self.tell(pid, &pidfd, &order) {
+                Some(outcome) => outcomes.push((order.vcpu, outcome)),
+                None => left.push(order),
+            }
+        }
+        outcomes.extend(self.set_affinities(pid, &pidfd, left));
+        outcomes
+    }
+
+    /// Tells scx_vnuma of a place. The thread has its operator's mask then. `None`: this is for an affinity to do.
+    fn tell(&mut self, pid: i32, pidfd: &Arc<OwnedFd>, order: &MaskOrder) -> Option<Result<Made, ActError>> {
+        let has = self.places.has(pid, order.tid);
+        if !self.places.is_loaded() || (order.cpus.is_none() && !has) {
+            return None;
+        }
+        let online = self.reader.online();
+        let kept = self.masks.kept(pid, order.tid);
+        let ours = |found: &CpuSet| {
+            let by_us = kept.is_some_and(|kept| kept.is_ours(found, &online));
+            by_us || [&order.expected, &order.operator].iter().any(|mask| still(mask, found, &online))
+        };
+        let told = self.places.place(pid, pidfd, order.tid, order.cpus.clone(), &order.operator)?;
+        let freed = told.and_then(|()| pin_thread_if(pidfd.as_fd(), pid, order.tid, ours, &order.operator));
+        // What somebody else has set is the operator's from then on.
+        if matches!(freed, Ok(()) | Err(ActError::MaskChanged { .. })) {
+            self.masks.forget(pid, &[order.tid]);
+        }
+        if freed.is_err() {
+            self.places.release(pid, &[order.tid]);
+        }
+        let made = || Made { location: self.reader.read(pid, order.tid), by: Mechanism::Scheduler };
+        Some(freed.map(|()| made()))
+    }
+
+    /// Records the masks, then sets them. Without a record none is set.
+    fn set_affinities(
+        &mut self,
+        pid: i32,
+        pidfd: &Arc<OwnedFd>,
+        orders: Vec<MaskOrder>,
+    ) -> Vec<(ApicId, Result<Made, ActError>)> {
+        let before = |order: &MaskOrder| self.masks.kept(pid, order.tid).cloned();
+        let before: Vec<Option<Kept>> = orders.iter().map(before).collect();
+        if let Err(problem) = self.masks.note(pid, pidfd, &orders) {
             let failed = |order: &MaskOrder| {
                 let (act, source) = ("recording its operator's mask", io::Error::other(problem.clone()));
                 (order.vcpu, Err(ActError::System { pid, tid: order.tid, act, source }))
@@ -146,8 +307,12 @@ impl Task {
         }
         let online = self.reader.online();
         let (mut outcomes, mut given_back) = (Vec::with_capacity(orders.len()), Vec::new());
-        for order in orders {
-            let expected = |found: &CpuSet| still(&order.expected, found, &online);
+        for (order, before) in orders.into_iter().zip(before) {
+            // The core may not know yet that a place has become an affinity, as scx_vnuma has ended.
+            let expected = |found: &CpuSet| {
+                let by_us = before.as_ref().is_some_and(|kept| kept.is_ours(found, &online));
+                by_us || still(&order.expected, found, &online)
+            };
             let cpus = order.cpus.as_ref().unwrap_or(&order.operator);
             let outcome = pin_thread_if(pidfd.as_fd(), pid, order.tid, expected, cpus);
             let operators = match &outcome {
@@ -157,7 +322,7 @@ impl Task {
             if operators {
                 given_back.push(order.tid);
             }
-            outcomes.push((order.vcpu, outcome.map(|()| self.reader.read(pid, order.tid))));
+            outcomes.push((order.vcpu, outcome.map(|()| self.reader.read(pid, order.tid).into())));
         }
         self.masks.forget(pid, &given_back);
         outcomes

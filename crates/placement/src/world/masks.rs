@@ -9,11 +9,24 @@
 //!
 //! A policy's mask is a subset of the operator's. The operator's is remembered while a policy's is set, and is set again when
 //! the policy has no more to say. A mask that somebody else sets meanwhile is the operator's from then on.
+//!
+//! [`Mechanism`] says how a policy's mask is set. As an affinity it takes the place of the operator's. scx_vnuma is told of it
+//! instead, and the affinity stays the operator's.
 
 use super::Vm;
 use crate::scheduling::{Analysis, Machine, Place, Policy, Why};
 use std::collections::BTreeMap;
 use vnuma_topology::{ApicId, CpuSet, HostNodeId};
+
+/// How a policy's mask is set.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mechanism {
+    /// The thread's affinity.
+    #[default]
+    Affinity,
+    /// scx_vnuma, the sched_ext scheduler, is told of it.
+    Scheduler,
+}
 
 /// CPUs that a policy has confined a vCPU to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,6 +35,8 @@ pub struct PolicyMask {
     pub cpus: CpuSet,
     /// They are those of a last-level cache, not of a node.
     pub of_cache: bool,
+    /// How it is set.
+    pub by: Mechanism,
 }
 
 impl PolicyMask {
@@ -117,9 +132,10 @@ pub struct VcpuMask {
 }
 
 impl VcpuMask {
-    /// The mask that it is believed to have.
+    /// The affinity that it is believed to have.
     pub fn expected(&self) -> Option<&CpuSet> {
-        self.policy.as_ref().map(|mask| &mask.cpus).or(self.operator.as_ref())
+        let affinity = self.policy.as_ref().filter(|mask| mask.by == Mechanism::Affinity);
+        affinity.map(|mask| &mask.cpus).or(self.operator.as_ref())
     }
 
     /// Does a policy confine it, or is that being changed?
@@ -138,11 +154,16 @@ impl VcpuMask {
         if self.begun.is_some() || read_ns < self.settled_ns {
             return false;
         }
-        let Some(policy) = &self.policy else {
+        let Some(policy) = self.policy.as_ref().filter(|mask| mask.by == Mechanism::Affinity) else {
             // A copy of a large mask costs more than a look.
-            if self.operator.as_ref() != Some(allowed) {
-                self.operator = Some(allowed.clone());
+            if self.operator.as_ref() == Some(allowed) {
+                return false;
             }
+            if self.policy.is_some() {
+                self.set_by_operator(Some(allowed.clone()), read_ns);
+                return true;
+            }
+            self.operator = Some(allowed.clone());
             return false;
         };
         // The kernel lets a thread run anywhere when none of its CPUs is left. Nobody has asked for that.
@@ -201,7 +222,7 @@ mod tests {
 
     /// Who is believed to have set the mask, and what the operator's is then.
     fn seen(allowed: &str, online: &str, read_ns: u64) -> (bool, bool, String) {
-        let policy = PolicyMask { cpus: set("4-7"), of_cache: true };
+        let policy = PolicyMask { cpus: set("4-7"), of_cache: true, by: Mechanism::Affinity };
         let operator = Some(set("0-15"));
         let mut mask = VcpuMask { operator, policy: Some(policy), settled_ns: 5, ..VcpuMask::default() };
         let changed = mask.seen(&set(allowed), &set(online), read_ns);
@@ -219,6 +240,18 @@ mod tests {
             "none is left: the kernel's doing"
         );
         assert_eq!(seen("0-15", "0-15", 4), (false, true, "0-15".into()), "read before it was set");
+    }
+
+    #[test]
+    fn what_the_scheduler_is_told_leaves_the_affinity_to_the_operator() {
+        let policy = PolicyMask { cpus: set("4-7"), of_cache: true, by: Mechanism::Scheduler };
+        let operator = Some(set("0-15"));
+        let mut mask = VcpuMask { operator, policy: Some(policy), settled_ns: 5, ..VcpuMask::default() };
+        assert_eq!(mask.expected(), Some(&set("0-15")));
+        assert!(!mask.seen(&set("0-15"), &set("0-15"), 6) && mask.policy.is_some(), "nobody has changed it");
+        assert!(!mask.seen(&set("0-3"), &set("0-15"), 4) && mask.policy.is_some(), "read before");
+        assert!(mask.seen(&set("0-5"), &set("0-15"), 7), "the operator has");
+        assert_eq!((mask.policy, mask.operator), (None, Some(set("0-5"))));
     }
 
     #[test]

@@ -12,7 +12,7 @@ mod schedule;
 
 pub use channel::{ChannelEvent, ChannelState, Publisher, Replug};
 pub use link::{FIRST_RETRY_NS, Link, LinkEvent};
-pub use masks::{Begun, Confine, LastStep, PolicyMask, Quality, Shown, VcpuMask, VmScheduling};
+pub use masks::{Begun, Confine, LastStep, Mechanism, PolicyMask, Quality, Shown, VcpuMask, VmScheduling};
 pub use reading::{Accesses, Counted, HostReading, VcpuReading, VmReading};
 pub use replug::{ReplugEnd, ReplugHistory};
 pub use schedule::{LastPeriod, MaskChange, Schedule};

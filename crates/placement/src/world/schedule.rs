@@ -3,7 +3,7 @@
 
 use super::{
     DescriptionSource, Vm, VmId, World,
-    masks::{Confine, LastStep, PolicyMask, Quality, Shown, VcpuMask},
+    masks::{Confine, LastStep, Mechanism, PolicyMask, Quality, Shown, VcpuMask},
     reading::{Counted, HostReading, VcpuReading, VmReading},
 };
 use crate::scheduling::{
@@ -327,7 +327,7 @@ impl World {
         let operator = mask.operator.as_ref().filter(|_| exists)?;
         let cpus = machine.cpus(place, operator);
         let of_cache = matches!(place, Place::Cache(_));
-        (!cpus.is_empty()).then_some(PolicyMask { cpus, of_cache })
+        (!cpus.is_empty()).then_some(PolicyMask { cpus, of_cache, by: Mechanism::default() })
     }
 
     /// A step has been made, or somebody else has set another mask. Returns what was made.

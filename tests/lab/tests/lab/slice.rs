@@ -11,7 +11,12 @@ const GUEST_KERNELS: [&str; 3] = ["6.1", "6.12", "7.3"];
 
 /// Files that a scenario needs on the server: here, there.
 static FILES: LazyLock<Vec<(PathBuf, String)>> = LazyLock::new(|| {
-    let programs = [("vnumad", "vnumad"), ("vnumactl", "vnumactl"), ("vnuma-lab-tests", "lab-scenario")];
+    let programs = [
+        ("vnumad", "vnumad"),
+        ("vnumactl", "vnumactl"),
+        ("scx_vnuma", "scx_vnuma"),
+        ("vnuma-lab-tests", "lab-scenario"),
+    ];
     let built = build_binaries(&programs).expect("the programs build");
     let there = programs.iter().map(|(_, name)| format!("/usr/local/bin/{name}"));
     let mut files: Vec<_> = built.into_iter().zip(there).collect();
@@ -65,6 +70,12 @@ fn guests_answer_and_survive_the_end_of_others() {
             job(&["lab-scenario", "kills", "--kills", kills]),
         ],
     );
+}
+
+#[test]
+#[ignore = "takes minutes: make soak"]
+fn threads_follow_their_places_in_the_kernel() {
+    run("2n4c", &[job(&["lab-scenario", "scheduler"])]);
 }
 
 #[test]

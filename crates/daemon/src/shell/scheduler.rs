@@ -1,0 +1,267 @@
+//! scx_vnuma as the mover uses it: threads that it schedules, and the places that it is told of.
+//!
+//! ```text
+//!                 place()                              release()
+//!   SCHED_OTHER ──────────▶ SCHED_EXT, in its map ──────────────▶ SCHED_OTHER
+//!       ▲                            │
+//!       └────────────────────────────┘ look(): it has ended, so that the kernel's scheduler has them anyway
+//! ```
+//!
+//! The maps are pinned, so that they outlive a vnumad that is killed. Its places do not hold for long without a heartbeat,
+//! and the next vnumad finds the threads by the map and by their class.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    os::fd::{AsFd, OwnedFd},
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError},
+};
+use tracing::warn;
+use vnuma_api as api;
+use vnuma_host::{
+    location::monotonic_ns,
+    scheduler::{Assigned, DIRECTORY, OPS, Scheduler, loaded_scheduler},
+};
+use vnuma_process::{ActError, Class, change_class, procfs, read_class};
+use vnuma_topology::CpuSet;
+
+/// What a look at the scheduler has shown.
+#[derive(Debug)]
+pub(super) enum Look {
+    Same,
+    Loaded,
+    /// It has ended, with these threads.
+    Ended(String, Vec<(i32, Thread)>),
+}
+
+/// A thread that it schedules.
+#[derive(Clone, Debug)]
+pub(super) struct Thread {
+    pub(super) pid: i32,
+    pub(super) pidfd: Arc<OwnedFd>,
+    pub(super) place: Option<CpuSet>,
+    /// Its operator's mask, if it had a place.
+    pub(super) operator: Option<CpuSet>,
+    pressure: u32,
+}
+
+/// The scheduler, if it is loaded.
+#[derive(Debug)]
+pub(super) struct Places {
+    root: PathBuf,
+    directory: PathBuf,
+    open: Option<Scheduler>,
+    threads: BTreeMap<i32, Thread>,
+    /// Why it does not schedule threads that it should.
+    problems: BTreeMap<i32, String>,
+    epoch: u64,
+    health: Arc<Mutex<api::PlaceSetting>>,
+}
+
+impl Places {
+    pub(super) fn new(root: PathBuf, health: Arc<Mutex<api::PlaceSetting>>) -> Self {
+        Self {
+            root,
+            directory: PathBuf::from(DIRECTORY),
+            open: None,
+            threads: BTreeMap::new(),
+            problems: BTreeMap::new(),
+            epoch: monotonic_ns(),
+            health,
+        }
+    }
+
+    pub(super) fn is_loaded(&self) -> bool {
+        self.open.is_some()
+    }
+
+    /// Is it loaded, and the one that it was?
+    pub(super) fn look(&mut self) -> Look {
+        let found = match &self.open {
+            Some(scheduler) => match scheduler.check() {
+                Ok(()) => Look::Same,
+                Err(error) => {
+                    self.open = None;
+                    self.problems.clear();
+                    let threads: Vec<_> = std::mem::take(&mut self.threads).into_iter().collect();
+                    threads.iter().for_each(|(tid, thread)| give_class_back(thread, *tid));
+                    Look::Ended(error.to_string(), threads)
+                }
+            },
+            None => match Scheduler::open(&self.root, &self.directory) {
+                Ok(scheduler) => {
+                    self.open = Some(scheduler);
+                    Look::Loaded
+                }
+                Err(error) => {
+                    self.note(|health| *health = api::PlaceSetting::affinity(error.to_string()));
+                    Look::Same
+                }
+            },
+        };
+        if let Some(scheduler) = &self.open {
+            let counts = scheduler.counts();
+            let setting = api::PlaceSetting {
+                mechanism: api::PlaceSetting::SCHEDULER.to_owned(),
+                why_not: self.problems.values().next().cloned(),
+                full: scheduler.is_full(),
+                vcpus: self.threads.len(),
+                placed: counts.placed,
+                stolen_local: counts.stolen_local,
+                stolen_remote: counts.stolen_remote,
+                starved: counts.starved,
+            };
+            self.note(|health| *health = setting);
+        } else if let Look::Ended(why, _) = &found {
+            self.note(|health| *health = api::PlaceSetting::affinity(why.clone()));
+        }
+        found
+    }
+
+    fn note(&self, change: impl FnOnce(&mut api::PlaceSetting)) {
+        change(&mut self.health.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// vnumad is alive.
+    pub(super) fn beat(&mut self) {
+        if let Some(Err(error)) = self.open.as_ref().map(|scheduler| scheduler.beat(monotonic_ns())) {
+            warn!(%error, "scx_vnuma cannot be told that vnumad is alive");
+        }
+    }
+
+    /// Gives a thread a place, or another one, or none. It is scheduled by scx_vnuma from then on. An error leaves it as it
+    /// was; `None`: it is of a kind that scx_vnuma must not have.
+    pub(super) fn place(
+        &mut self,
+        pid: i32,
+        pidfd: &Arc<OwnedFd>,
+        tid: i32,
+        place: Option<CpuSet>,
+        operator: &CpuSet,
+    ) -> Option<Result<(), ActError>> {
+        let known = self.threads.get(&tid).filter(|thread| thread.pid == pid);
+        let pressure = known.map_or(0, |known| known.pressure);
+        let (pidfd, operator) = (Arc::clone(pidfd), Some(operator.clone()));
+        let thread = Thread { pid, pidfd, place, operator, pressure };
+        self.tell(tid, thread)
+    }
+
+    /// What a period has shown of a thread. One with a place is taken there once more, if it was stolen.
+    pub(super) fn rank(&mut self, pid: i32, pidfd: &Arc<OwnedFd>, tid: i32, pressure: u32) {
+        let known = self.threads.get(&tid).filter(|thread| thread.pid == pid).cloned();
+        let fresh = || Thread { pid, pidfd: Arc::clone(pidfd), place: None, operator: None, pressure };
+        let thread = Thread { pressure, ..known.unwrap_or_else(fresh) };
+        if let Some(Err(error)) = self.tell(tid, thread) {
+            self.problems.insert(tid, error.to_string());
+        }
+    }
+
+    fn tell(&mut self, tid: i32, thread: Thread) -> Option<Result<(), ActError>> {
+        let scheduler = self.open.as_ref()?;
+        self.epoch += 1;
+        let assigned = Assigned {
+            pid: thread.pid,
+            epoch: self.epoch,
+            pressure: thread.pressure,
+            place: thread.place.clone(),
+        };
+        let pid = thread.pid;
+        if let Err(error) = scheduler.assign(tid, &assigned) {
+            let (act, source) = ("telling scx_vnuma of it", io::Error::other(error));
+            return Some(Err(ActError::System { pid, tid, act, source }));
+        }
+        // In full mode it has all threads that the kernel's own scheduler had.
+        let class = match scheduler.is_full() {
+            true => read_class(tid).map_err(|source| {
+                let act = "reading its scheduling class";
+                ActError::System { pid, tid, act, source }
+            }),
+            false => change_class(thread.pidfd.as_fd(), pid, tid, Class::Other, Class::Ext),
+        };
+        match class {
+            Ok(Class::Other | Class::Ext) => {
+                self.threads.insert(tid, thread);
+                self.problems.remove(&tid);
+                Some(Ok(()))
+            }
+            Ok(Class::Foreign(class)) => {
+                scheduler.forget(tid);
+                let why = format!("thread {tid} of process {pid} has scheduling class {class}");
+                self.problems.insert(tid, why);
+                None
+            }
+            Err(error) => {
+                scheduler.forget(tid);
+                Some(Err(error))
+            }
+        }
+    }
+
+    /// Does it schedule this thread?
+    pub(super) fn has(&self, pid: i32, tid: i32) -> bool {
+        self.threads.get(&tid).is_some_and(|thread| thread.pid == pid)
+    }
+
+    /// Threads of a process that it schedules.
+    pub(super) fn of(&self, pid: i32) -> Vec<i32> {
+        let threads = self.threads.iter().filter(|(_, thread)| thread.pid == pid);
+        threads.map(|(&tid, _)| tid).collect()
+    }
+
+    /// The kernel's own scheduler has these threads again.
+    pub(super) fn release(&mut self, pid: i32, tids: &[i32]) {
+        for tid in tids {
+            self.problems.remove(tid);
+            let Some(thread) = self.threads.get(tid).filter(|thread| thread.pid == pid) else { continue };
+            give_class_back(thread, *tid);
+            self.threads.remove(tid);
+            self.open.iter().for_each(|scheduler| scheduler.forget(*tid));
+        }
+    }
+
+    /// The same for all.
+    pub(super) fn release_all(&mut self) {
+        let known: Vec<(i32, i32)> = self.threads.iter().map(|(&tid, thread)| (thread.pid, tid)).collect();
+        known.into_iter().for_each(|(pid, tid)| self.release(pid, &[tid]));
+    }
+
+    /// The same for all threads of a process that an earlier vnumad has given to scx_vnuma. If another sched_ext scheduler is
+    /// loaded, threads of its class are its own.
+    pub(super) fn release_process(&mut self, pid: i32, pidfd: &Arc<OwnedFd>) {
+        let known = self.of(pid);
+        self.release(pid, &known);
+        if loaded_scheduler(&self.root).is_ok_and(|loaded| loaded.is_some_and(|ops| ops != OPS)) {
+            return;
+        }
+        for tid in procfs::threads(pid).unwrap_or_default() {
+            if read_class(tid).is_ok_and(|class| class == Class::Ext) {
+                // One that ends meanwhile needs nothing.
+                let _ = change_class(pidfd.as_fd(), pid, tid, Class::Ext, Class::Other);
+            }
+            self.open.iter().for_each(|scheduler| scheduler.forget(tid));
+        }
+    }
+
+    /// Threads have gone, and their problems with them. Those of others come again with the next period.
+    pub(super) fn clear_problems(&mut self) {
+        self.problems.clear();
+    }
+
+    /// The process has ended.
+    pub(super) fn forget_process(&mut self, pid: i32) {
+        self.clear_problems();
+        for tid in self.of(pid) {
+            self.threads.remove(&tid);
+            self.open.iter().for_each(|scheduler| scheduler.forget(tid));
+        }
+    }
+}
+
+/// A thread that has ended needs nothing, and one of another class has been given that by somebody else.
+fn give_class_back(thread: &Thread, tid: i32) {
+    let given = change_class(thread.pidfd.as_fd(), thread.pid, tid, Class::Ext, Class::Other);
+    if let Err(error @ ActError::System { .. }) = given {
+        warn!(%error, "a vCPU keeps the class SCHED_EXT");
+    }
+}

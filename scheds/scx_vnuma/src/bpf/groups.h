@@ -1,0 +1,167 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * Control groups: which share of a CPU a thread has, and how long it may run (cpu.weight,
+ * cpu.max). A group's numbers are changed by several CPUs; a small error does not last.
+ */
+#ifndef SCX_VNUMA_GROUPS_H
+#define SCX_VNUMA_GROUPS_H
+
+/* Share of a thread that has no other beside it. */
+#define WHOLE		BIT_ULL(20)
+/* Levels of control groups that are looked at. */
+#define MAX_LEVELS	16
+#define UNLIMITED	(~0ULL)
+
+struct group {
+	__u32 weight;
+	__u32 in_parent;	/* its weight while it has runnable threads, as its parent has it */
+	__u32 users;		/* its runnable threads, and its groups that have some */
+	__u32 reserved;
+	__u64 active;		/* weights of these */
+	__u64 quota_ns;		/* UNLIMITED: it has no cpu.max */
+	__u64 period_ns;
+	__u64 burst_ns;
+	__s64 left_ns;		/* of the quota */
+	__u64 refill_ns;	/* when it is filled up */
+};
+
+struct {
+	__uint(type, MAP_TYPE_CGRP_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct group);
+} groups SEC(".maps");
+
+static struct group *get_group(struct cgroup *cgrp)
+{
+	return bpf_cgrp_storage_get(&groups, cgrp, NULL, 0);
+}
+
+/* Tells its group, and those above, that a thread is runnable or is not any more. */
+static void join(struct task_struct *p, struct thread *t, bool in)
+{
+	__u32 weight = in ? p->scx.weight : t->in_group, i;
+	struct cgroup *own, *cgrp;
+	struct group *g;
+	bool more = false;
+	int level;
+
+	if (in == !!t->in_group)
+		return;
+	t->in_group = in ? weight : 0;
+	own = scx_bpf_task_cgroup(p);
+	if (!own)
+		return;
+	level = own->level;
+	bpf_for(i, 0, MAX_LEVELS) {
+		cgrp = bpf_cgroup_ancestor(own, level - i);
+		if (!cgrp)
+			break;
+		g = get_group(cgrp);
+		if (g && in) {
+			__sync_fetch_and_add(&g->active, weight);
+			more = !__sync_fetch_and_add(&g->users, 1);
+			if (more)
+				g->in_parent = g->weight;
+		} else if (g) {
+			__sync_fetch_and_add(&g->active, -(__u64)weight);
+			more = __sync_fetch_and_add(&g->users, -1) == 1;
+			if (more)
+				g->active = 0;
+		}
+		weight = g ? g->in_parent : 0;
+		bpf_cgroup_release(cgrp);
+		if (!g || !more)
+			break;
+	}
+	bpf_cgroup_release(own);
+}
+
+/* The share of a CPU that a thread has beside all others that are runnable. */
+static __u64 share_of(struct task_struct *p, struct thread *t)
+{
+	__u64 share = WHOLE, weight = t->in_group ?: p->scx.weight, active;
+	struct cgroup *own = scx_bpf_task_cgroup(p), *cgrp;
+	struct group *g;
+	__u32 i;
+	int level;
+
+	if (!own)
+		return WHOLE;
+	level = own->level;
+	bpf_for(i, 0, MAX_LEVELS) {
+		cgrp = bpf_cgroup_ancestor(own, level - i);
+		if (!cgrp)
+			break;
+		g = get_group(cgrp);
+		active = g ? g->active : 0;
+		if (active > weight)
+			share = share * weight / active;
+		weight = g ? g->weight : 0;
+		bpf_cgroup_release(cgrp);
+	}
+	bpf_cgroup_release(own);
+	return share ?: 1;
+}
+
+/* Takes time from a group's cpu.max. Returns until when it has none left; 0: it has some. */
+static __u64 take(struct group *g, __u64 ns, __u64 now)
+{
+	__u64 refill_ns = g->refill_ns, periods;
+	__s64 most, filled;
+
+	if (g->quota_ns == UNLIMITED || !g->period_ns)
+		return 0;
+	if (now >= refill_ns) {
+		periods = (now - refill_ns) / g->period_ns + 1;
+		if (__sync_val_compare_and_swap(&g->refill_ns, refill_ns,
+						refill_ns + periods * g->period_ns) == refill_ns) {
+			most = g->quota_ns + g->burst_ns;
+			/* After a long rest it is full: the product cannot overflow. */
+			filled = g->left_ns + (__s64)(periods * g->quota_ns);
+			if (periods > 1000)
+				filled = most;
+			g->left_ns = filled < most ? filled : most;
+		}
+	}
+	if (ns)
+		__sync_fetch_and_add(&g->left_ns, -(__s64)ns);
+	return g->left_ns > 0 ? 0 : g->refill_ns;
+}
+
+/* Takes time from the cpu.max of all groups of a thread, and notes until when it has to wait. */
+static void take_time(struct task_struct *p, struct thread *t, __u64 ns, __u64 now)
+{
+	struct cgroup *own = scx_bpf_task_cgroup(p), *cgrp;
+	__u64 latest = 0, until;
+	struct group *g;
+	__u32 i;
+	int level;
+
+	if (!own)
+		return;
+	level = own->level;
+	bpf_for(i, 0, MAX_LEVELS) {
+		cgrp = bpf_cgroup_ancestor(own, level - i);
+		if (!cgrp)
+			break;
+		g = get_group(cgrp);
+		until = g ? take(g, ns, now) : 0;
+		if (until > latest)
+			latest = until;
+		bpf_cgroup_release(cgrp);
+	}
+	bpf_cgroup_release(own);
+	t->until_ns = latest;
+}
+
+static void set_bandwidth(struct group *g, __u64 period_us, __u64 quota_us, __u64 burst_us)
+{
+	g->period_ns = period_us * 1000;
+	g->burst_ns = burst_us * 1000;
+	g->quota_ns = quota_us == UNLIMITED ? UNLIMITED : quota_us * 1000;
+	g->left_ns = quota_us == UNLIMITED ? 0 : g->quota_ns;
+	g->refill_ns = bpf_ktime_get_ns() + g->period_ns;
+}
+
+#endif

@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/* The maps: those of vnuma/sched.h, and what the scheduler keeps for itself. */
+#ifndef SCX_VNUMA_MAPS_H
+#define SCX_VNUMA_MAPS_H
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct vnuma_sched_header);
+} header SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, VNUMA_SCHED_MAX_THREADS);
+	__type(key, __u32);
+	__type(value, struct vnuma_sched_assignment);
+} assignments SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, VNUMA_SCHED_COUNTS);
+	__type(key, __u32);
+	__type(value, __u64);
+} counts SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct vnuma_sched_topology);
+} topology SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct vnuma_sched_exit);
+} ended SEC(".maps");
+
+/* What is known of a thread. */
+struct thread {
+	counted_cpumask *place;	/* its place, as far as the operator allows */
+	__u64 epoch;		/* of the assignment that `place` is of; 0: of none */
+	__u64 vtime;		/* in the time of the queue of `cpu` */
+	__u64 queued_ns;	/* when it became ready */
+	__u64 running_ns;	/* when it got a CPU */
+	__u32 cpu;		/* the one whose queue it was in last */
+	__u32 pressure;
+	__u32 in_group;		/* its weight, as its group has it; 0: it is not runnable */
+	__u64 share;		/* of a CPU, when it got one; WHOLE is all */
+	__u64 until_ns;		/* its control group has used up its cpu.max until then */
+	bool placed;		/* `place` counts */
+	bool apply;		/* it is to be taken there */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct thread);
+} threads SEC(".maps");
+
+/* Ends the wait of threads whose control group has used up its cpu.max. */
+struct alarm {
+	struct bpf_timer timer;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct alarm);
+} alarms SEC(".maps");
+
+/* Of each CPU. */
+struct queue {
+	__u64 vtime;		/* of the thread that runs, or ran last */
+	__u64 searched_ns;	/* when the CPU looked for threads that wait too long */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, VNUMA_SCHED_MAX_CPUS);
+	__type(key, __u32);
+	__type(value, struct queue);
+} queues SEC(".maps");
+
+#endif

@@ -1,0 +1,740 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * A scheduler of vCPU threads: the mechanism. Where each thread belongs is decided in user
+ * space (vnumad) and read from the map `assignments`; vnuma/sched.h has its layout.
+ *
+ * Each CPU has a queue, ordered by weighted virtual time. A thread that wakes takes an idle
+ * CPU of its place; if there is none, it waits in a queue of its place, and an idle CPU
+ * elsewhere is woken to steal. A CPU whose own queue is empty steals as Algorithm 2 of
+ * "vProbe: Scheduling Virtual Machines on NUMA Systems" (CLUSTER 2016) says: from its own
+ * node first, from the longest queue there, the thread with the least LLC access pressure;
+ * then from the other nodes, the nearest first. A thread that has waited too long is stolen
+ * before all others, and by CPUs that are not idle, too.
+ *
+ * A place says where a thread is taken when it is assigned and when it wakes. It is no
+ * limit: work is not left waiting while a CPU is idle, as in the paper. A thread that never
+ * sleeps does not pass select_cpu(), so enqueue() looks at the epoch of the assignment. Each
+ * epoch is applied once, and a later theft is not undone until the next epoch. The CPUs that
+ * an operator allows (cpus_ptr) are a limit everywhere.
+ *
+ * CPU time is shared as control groups say. A thread's share is its weight in its group times
+ * that of the group among the groups beside it, up to the root; only what is runnable counts.
+ * A group that has used up its cpu.max waits for its next period in a queue of its own.
+ *
+ * Places count while the heartbeat of whoever decides is fresh. Later all threads are
+ * treated as if they had no place.
+ */
+#include <linux/types.h>
+#include <linux/bpf.h>
+#include <linux/errno.h>
+#include <stdbool.h>
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_tracing.h>
+#include <bpf/bpf_core_read.h>
+#include <vnuma/sched.h>
+#include "kernel.h"
+#include "maps.h"
+#include "groups.h"
+
+#define MAX_CPUS	VNUMA_SCHED_MAX_CPUS
+#define MAX_NODES	VNUMA_SCHED_MAX_NODES
+
+/* Queues of a node that are tried for one theft, the longest ones. */
+#define TRIES		8
+/* A thread may be behind its queue by so many slices when it comes from another one. */
+#define MAX_BEHIND	10
+
+#define CLOCK_MONOTONIC	1
+
+/* A thread whose CPU another class has taken is left to CPUs of its place for so long. */
+#define RELEASE_NS	2000000ULL
+
+/* The queue of threads whose control group has used up its cpu.max, by the end of that. */
+#define THROTTLED	BIT_ULL(32)
+
+static __u32 nr_cpus;
+/* When the alarm goes off; 0: it does not. */
+static __u64 alarm_ns;
+
+static void count(__u32 which)
+{
+	__u64 *counter = bpf_map_lookup_elem(&counts, &which);
+
+	if (counter)
+		(*counter)++;
+}
+
+static struct vnuma_sched_header *get_header(void)
+{
+	__u32 first = 0;
+
+	return bpf_map_lookup_elem(&header, &first);
+}
+
+static struct thread *get_thread(struct task_struct *p)
+{
+	return bpf_task_storage_get(&threads, p, NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
+}
+
+/* Makes the mask of a new epoch. Without memory for it the next call tries again. */
+static void take_assignment(struct task_struct *p, struct thread *t,
+			    struct vnuma_sched_assignment *a)
+{
+	struct bpf_cpumask *mask = bpf_cpumask_create(), *before;
+
+	if (!mask)
+		return;
+	t->epoch = a->epoch;
+	t->placed = false;
+	if (bpf_cpumask_populate(mask, a->cpus, sizeof(a->cpus)) ||
+	    !bpf_cpumask_and(mask, (const struct cpumask *)mask, p->cpus_ptr)) {
+		/* The operator allows no CPU of this place. */
+		bpf_cpumask_release(mask);
+		return;
+	}
+	before = bpf_kptr_xchg(&t->place, mask);
+	if (before)
+		bpf_cpumask_release(before);
+	t->placed = true;
+	t->apply = true;
+}
+
+/* Reads what is decided of a thread. The place is NULL if it has none, or none that counts. */
+static const struct cpumask *place_of(struct task_struct *p, struct thread *t,
+				      struct vnuma_sched_header *h, __u64 now)
+{
+	struct vnuma_sched_assignment *a;
+	__u32 tid = p->pid;
+
+	a = bpf_map_lookup_elem(&assignments, &tid);
+	if (!a || a->pid != p->tgid) {
+		t->pressure = VNUMA_SCHED_NO_PRESSURE;
+		t->epoch = 0;
+		t->placed = false;
+		return NULL;
+	}
+	t->pressure = a->pressure;
+	if (!(a->flags & VNUMA_SCHED_PLACED) || h->heartbeat_ns + h->keep_ns < now)
+		return NULL;
+	if (t->epoch != a->epoch)
+		take_assignment(p, t, a);
+	return t->placed ? (const struct cpumask *)t->place : NULL;
+}
+
+/* Virtual time of a thread in the queue of a CPU that it comes to. */
+static void come_to(struct thread *t, __u32 cpu, __u64 slice)
+{
+	struct queue *to = bpf_map_lookup_elem(&queues, &cpu);
+	struct queue *from;
+	__u64 ahead = 0, most = slice * MAX_BEHIND;
+	__u32 last = t->cpu;
+
+	if (!to)
+		return;
+	if (last != cpu) {
+		from = bpf_map_lookup_elem(&queues, &last);
+		if (from && t->vtime > from->vtime)
+			ahead = t->vtime - from->vtime;
+		t->vtime = to->vtime + (ahead < most ? ahead : most);
+		t->cpu = cpu;
+	}
+	/* Who has slept is served soon, but not for all the time that it slept. */
+	if (t->vtime + slice < to->vtime)
+		t->vtime = to->vtime - slice;
+}
+
+/* Virtual time that a thread has used. */
+static __u64 used(struct thread *t, __u64 ns)
+{
+	return ns * WHOLE / (t->share ?: WHOLE);
+}
+
+/* Charges a thread that runs for the time since it was charged last. */
+static void charge(struct task_struct *p, struct thread *t, __u64 now)
+{
+	__u64 ns = now - t->running_ns;
+
+	t->running_ns = now;
+	t->vtime += used(t, ns);
+	take_time(p, t, ns, now);
+}
+
+static void set_alarm(__u64 until_ns, __u64 now)
+{
+	__u32 first = 0;
+	struct alarm *alarm = bpf_map_lookup_elem(&alarms, &first);
+
+	if (!alarm || (alarm_ns && alarm_ns <= until_ns))
+		return;
+	alarm_ns = until_ns;
+	bpf_timer_start(&alarm->timer, until_ns > now ? until_ns - now : 1, 0);
+}
+
+/* Wakes an idle CPU for each queue in which a thread waits for a CPU that others have. */
+static void wake_thieves(void)
+{
+	struct task_struct *p;
+	__s32 cpu, idle;
+
+	bpf_for(cpu, 0, nr_cpus) {
+		if (scx_bpf_dsq_nr_queued(cpu) <= 0)
+			continue;
+		idle = -1;
+		bpf_for_each(scx_dsq, p, cpu, 0) {
+			idle = scx_bpf_pick_idle_cpu(p->cpus_ptr, 0);
+			break;
+		}
+		if (idle >= 0)
+			scx_bpf_kick_cpu(idle, SCX_KICK_IDLE);
+	}
+}
+
+/* Control groups have CPU time again: their threads go to the queues of their CPUs. */
+static int end_waits(void *map, int *key, struct alarm *alarm)
+{
+	__u64 now = bpf_ktime_get_ns(), next = 0;
+	struct task_struct *p;
+	struct thread *t;
+	__s32 cpu;
+
+	alarm_ns = 0;
+	bpf_for_each(scx_dsq, p, THROTTLED, 0) {
+		t = bpf_task_storage_get(&threads, p, NULL, 0);
+		if (!t)
+			continue;
+		if (t->until_ns > now) {
+			next = t->until_ns;
+			break;
+		}
+		cpu = scx_bpf_task_cpu(p);
+		t->queued_ns = now;
+		scx_bpf_dsq_move_set_vtime(&___it, t->vtime);
+		if (scx_bpf_dsq_move_vtime(&___it, p, cpu, 0))
+			scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
+	}
+	wake_thieves();
+	if (next)
+		set_alarm(next, now);
+	return 0;
+}
+
+/* The CPU of a mask with the shortest queue; -1 if there is none. */
+static __s32 shortest_queue(const struct cpumask *mask)
+{
+	__s32 best = -1, least = 0x7fffffff, length, cpu;
+
+	bpf_for(cpu, 0, nr_cpus) {
+		if (!bpf_cpumask_test_cpu(cpu, mask))
+			continue;
+		length = scx_bpf_dsq_nr_queued(cpu);
+		if (length < least) {
+			least = length;
+			best = cpu;
+		}
+	}
+	return best;
+}
+
+/* An idle CPU of a mask, which is then not idle for others any more; negative if there is none. */
+static __s32 claim_idle(const struct cpumask *mask)
+{
+	__s32 cpu = scx_bpf_pick_idle_cpu(mask, SCX_PICK_IDLE_CORE);
+
+	return cpu >= 0 ? cpu : scx_bpf_pick_idle_cpu(mask, 0);
+}
+
+SEC("struct_ops/vnuma_select_cpu")
+__s32 BPF_PROG(vnuma_select_cpu, struct task_struct *p, __s32 prev_cpu, __u64 wake_flags)
+{
+	struct vnuma_sched_header *h = get_header();
+	struct thread *t = get_thread(p);
+	__u64 now = bpf_ktime_get_ns();
+	const struct cpumask *place;
+	bool idle = false, there;
+	__s32 cpu;
+
+	if (!h || !t)
+		return prev_cpu;
+	take_time(p, t, 0, now);
+	if (t->until_ns)
+		return prev_cpu;
+	place = place_of(p, t, h, now);
+	if (!place) {
+		cpu = scx_bpf_select_cpu_dfl(p, prev_cpu, wake_flags, &idle);
+	} else {
+		there = bpf_cpumask_test_cpu(prev_cpu, place);
+		if (there && scx_bpf_test_and_clear_cpu_idle(prev_cpu)) {
+			cpu = prev_cpu;
+			idle = true;
+		} else {
+			cpu = claim_idle(place);
+			idle = cpu >= 0;
+		}
+		if (!idle)
+			cpu = there ? prev_cpu : shortest_queue(place);
+		if (!there)
+			count(VNUMA_SCHED_COUNT_PLACED);
+		t->apply = false;
+	}
+	/* The operator may have changed the CPUs since the mask was made. */
+	if (cpu < 0 || !bpf_cpumask_test_cpu(cpu, p->cpus_ptr))
+		return prev_cpu;
+	if (idle) {
+		t->queued_ns = now;
+		come_to(t, cpu, h->slice_ns);
+		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, h->slice_ns, 0);
+	}
+	return cpu;
+}
+
+/* The CPU whose queue a thread joins that did not wake, or that found no idle CPU. */
+static __s32 queue_for(struct task_struct *p, struct thread *t, const struct cpumask *place)
+{
+	__s32 cpu = scx_bpf_task_cpu(p), to;
+
+	if (place && t->apply) {
+		t->apply = false;
+		if (!bpf_cpumask_test_cpu(cpu, place)) {
+			to = claim_idle(place);
+			if (to < 0)
+				to = shortest_queue(place);
+			if (to >= 0 && bpf_cpumask_test_cpu(to, p->cpus_ptr)) {
+				count(VNUMA_SCHED_COUNT_PLACED);
+				return to;
+			}
+		}
+	}
+	if (!bpf_cpumask_test_cpu(cpu, p->cpus_ptr))
+		return bpf_cpumask_first(p->cpus_ptr);
+	return cpu;
+}
+
+SEC("struct_ops/vnuma_enqueue")
+void BPF_PROG(vnuma_enqueue, struct task_struct *p, __u64 enq_flags)
+{
+	struct vnuma_sched_header *h = get_header();
+	struct thread *t = get_thread(p);
+	__u64 now = bpf_ktime_get_ns();
+	const struct cpumask *place;
+	__s32 cpu, idle;
+
+	if (!h || !t) {
+		scx_bpf_dsq_insert(p, SCX_DSQ_GLOBAL, 0, enq_flags);
+		return;
+	}
+	if ((p->flags & PF_KTHREAD) && p->nr_cpus_allowed == 1) {
+		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, h->slice_ns, enq_flags | SCX_ENQ_PREEMPT);
+		return;
+	}
+	take_time(p, t, 0, now);
+	if (t->until_ns) {
+		count(VNUMA_SCHED_COUNT_THROTTLED);
+		scx_bpf_dsq_insert_vtime(p, THROTTLED, h->slice_ns, t->until_ns, enq_flags);
+		set_alarm(t->until_ns, now);
+		return;
+	}
+	place = place_of(p, t, h, now);
+	cpu = queue_for(p, t, place);
+	t->queued_ns = now;
+	come_to(t, cpu, h->slice_ns);
+	if ((enq_flags & SCX_ENQ_LAST) && cpu == scx_bpf_task_cpu(p)) {
+		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, h->slice_ns, enq_flags);
+		return;
+	}
+	scx_bpf_dsq_insert_vtime(p, cpu, h->slice_ns, t->vtime, enq_flags);
+	if (cpu != scx_bpf_task_cpu(p) || scx_bpf_test_and_clear_cpu_idle(cpu)) {
+		scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
+		return;
+	}
+	/* Somebody who has nothing to do may steal it, of its own place if possible. */
+	idle = place ? scx_bpf_pick_idle_cpu(place, 0) : -1;
+	if (idle < 0 && place && (enq_flags & SCX_ENQ_REENQ))
+		set_alarm(now + RELEASE_NS, now);
+	else if (idle < 0)
+		idle = scx_bpf_pick_idle_cpu(p->cpus_ptr, 0);
+	if (idle >= 0)
+		scx_bpf_kick_cpu(idle, SCX_KICK_IDLE);
+}
+
+/* Is the thread that runs behind the first one of the queue? Then it runs on. */
+static bool runs_on(struct task_struct *prev, __s32 cpu, __u64 now)
+{
+	struct thread *t = bpf_task_storage_get(&threads, prev, NULL, 0), *first;
+	struct task_struct *p;
+	__u64 vtime;
+
+	if (!t || t->until_ns)
+		return false;
+	vtime = t->vtime + used(t, now - t->running_ns);
+	bpf_for_each(scx_dsq, p, cpu, 0) {
+		first = bpf_task_storage_get(&threads, p, NULL, 0);
+		return first && vtime < first->vtime;
+	}
+	return false;
+}
+
+/*
+ * The thread of a queue that a CPU may run and is to steal; 0 if there is none. Lower ranks
+ * come first: those that have waited too long, the longest one first, then by pressure.
+ */
+static __u32 choose(__s32 victim, __s32 cpu, __u64 starve_ns, __u64 now, __u64 *rank)
+{
+	struct task_struct *p;
+	struct thread *t;
+	__u64 this, waited;
+	__u32 best = 0;
+
+	*rank = ~0ULL;
+	bpf_for_each(scx_dsq, p, victim, 0) {
+		if (!bpf_cpumask_test_cpu(cpu, p->cpus_ptr))
+			continue;
+		t = bpf_task_storage_get(&threads, p, NULL, 0);
+		if (!t)
+			continue;
+		waited = now - t->queued_ns;
+		if (waited >= starve_ns)
+			this = BIT_ULL(62) - (waited & (BIT_ULL(61) - 1));
+		else
+			this = BIT_ULL(63) | t->pressure;
+		if (this < *rank) {
+			*rank = this;
+			best = p->pid;
+		}
+	}
+	return best;
+}
+
+static bool steal_from(__s32 victim, __s32 cpu, __u64 starve_ns, __u64 now)
+{
+	struct task_struct *p;
+	__u64 rank;
+	__u32 tid = choose(victim, cpu, starve_ns, now, &rank);
+	bool moved = false;
+
+	if (!tid)
+		return false;
+	bpf_for_each(scx_dsq, p, victim, 0) {
+		if (p->pid != tid)
+			continue;
+		moved = scx_bpf_dsq_move(&___it, p, SCX_DSQ_LOCAL, 0);
+		break;
+	}
+	if (moved && !(rank >> 63))
+		count(VNUMA_SCHED_COUNT_STARVED);
+	return moved;
+}
+
+/* Steals from the longest queues of a node. */
+static bool steal_on(struct vnuma_sched_topology *host, __u32 node, __s32 cpu, __u64 starve_ns,
+		     __u64 now)
+{
+	__u32 begin, end, i, try, rank, best, limit = ~0U;
+	__s32 victim, length;
+
+	if (node >= MAX_NODES)
+		return false;
+	begin = host->first[node];
+	end = host->first[node + 1];
+	bpf_for(try, 0, TRIES) {
+		best = 0;
+		bpf_for(i, begin, end) {
+			if (i >= MAX_CPUS)
+				break;
+			victim = host->cpus[i];
+			length = scx_bpf_dsq_nr_queued(victim);
+			if (victim == cpu || length <= 0)
+				continue;
+			/* Of two that are as long the lower number comes first. */
+			rank = ((__u32)(length > 0xffff ? 0xffff : length) << 16) |
+			       (0xffff - victim);
+			if (rank < limit && rank > best)
+				best = rank;
+		}
+		if (!best)
+			return false;
+		if (steal_from(0xffff - (best & 0xffff), cpu, starve_ns, now))
+			return true;
+		limit = best;
+	}
+	return false;
+}
+
+/*
+ * Steals the thread of the whole host that has waited longest, if that is too long. A CPU
+ * may be taken by other classes for a long time, and nobody else may be idle.
+ */
+static bool rescue(__s32 cpu, __u64 starve_ns, __u64 now)
+{
+	__u64 rank, least = BIT_ULL(63);
+	__s32 victim, best = -1;
+	__u32 key = cpu;
+	struct queue *own = bpf_map_lookup_elem(&queues, &key);
+
+	/* The search passes over all queues, so it is not made each time. */
+	if (!own || now - own->searched_ns < starve_ns / 4)
+		return false;
+	own->searched_ns = now;
+	bpf_for(victim, 0, nr_cpus) {
+		if (victim == cpu || scx_bpf_dsq_nr_queued(victim) <= 0)
+			continue;
+		if (choose(victim, cpu, starve_ns, now, &rank) && rank < least) {
+			least = rank;
+			best = victim;
+		}
+	}
+	return best >= 0 && steal_from(best, cpu, starve_ns, now);
+}
+
+static void steal(__s32 cpu, struct vnuma_sched_header *h, __u64 now)
+{
+	struct vnuma_sched_topology *host;
+	__u32 first = 0, node, other, i;
+
+	host = bpf_map_lookup_elem(&topology, &first);
+	if (!host || cpu < 0 || cpu >= MAX_CPUS)
+		return;
+	node = host->node_of[cpu];
+	if (node >= host->nr_nodes || node >= MAX_NODES)
+		return;
+	if (steal_on(host, node, cpu, h->starve_ns, now)) {
+		count(VNUMA_SCHED_COUNT_LOCAL);
+		return;
+	}
+	bpf_for(i, 0, host->nr_nodes) {
+		if (i >= MAX_NODES)
+			break;
+		other = host->nearest[(node * MAX_NODES + i) & (MAX_NODES * MAX_NODES - 1)];
+		if (other == node)
+			continue;
+		if (steal_on(host, other, cpu, h->starve_ns, now)) {
+			count(VNUMA_SCHED_COUNT_REMOTE);
+			return;
+		}
+	}
+}
+
+SEC("struct_ops/vnuma_dispatch")
+void BPF_PROG(vnuma_dispatch, __s32 cpu, struct task_struct *prev)
+{
+	struct vnuma_sched_header *h = get_header();
+	__u64 now = bpf_ktime_get_ns();
+	bool ready;
+
+	if (!h || rescue(cpu, h->starve_ns, now))
+		return;
+	ready = prev && (prev->scx.flags & SCX_TASK_QUEUED);
+	if (ready && runs_on(prev, cpu, now) && scx_bpf_task_set_slice(prev, h->slice_ns)) {
+		count(VNUMA_SCHED_COUNT_KEPT);
+		return;
+	}
+	/* With a thread that is ready the CPU is not idle: enqueue() gets it as the last one. */
+	if (scx_bpf_dsq_move_to_local(cpu) || ready)
+		return;
+	steal(cpu, h, now);
+}
+
+/* Another class takes the CPU: what waits here may run elsewhere, if that takes long. */
+SEC("struct_ops/vnuma_cpu_release")
+void BPF_PROG(vnuma_cpu_release, __s32 cpu, struct scx_cpu_release_args *args)
+{
+	scx_bpf_reenqueue_local();
+}
+
+SEC("struct_ops/vnuma_running")
+void BPF_PROG(vnuma_running, struct task_struct *p)
+{
+	struct vnuma_sched_header *h = get_header();
+	struct thread *t = get_thread(p);
+	__u32 cpu = scx_bpf_task_cpu(p);
+	struct queue *queue = bpf_map_lookup_elem(&queues, &cpu);
+
+	if (!h || !t || !queue)
+		return;
+	/* It may have been stolen. */
+	come_to(t, cpu, h->slice_ns);
+	if (queue->vtime < t->vtime)
+		queue->vtime = t->vtime;
+	t->running_ns = bpf_ktime_get_ns();
+	t->share = share_of(p, t);
+}
+
+SEC("struct_ops/vnuma_tick")
+void BPF_PROG(vnuma_tick, struct task_struct *p)
+{
+	struct thread *t = bpf_task_storage_get(&threads, p, NULL, 0);
+
+	if (!t)
+		return;
+	charge(p, t, bpf_ktime_get_ns());
+	/* Its control group has used up its cpu.max: enqueue() has it wait. */
+	if (t->until_ns)
+		scx_bpf_task_set_slice(p, 0);
+}
+
+SEC("struct_ops/vnuma_runnable")
+void BPF_PROG(vnuma_runnable, struct task_struct *p, __u64 enq_flags)
+{
+	struct thread *t = get_thread(p);
+
+	if (t)
+		join(p, t, true);
+}
+
+SEC("struct_ops/vnuma_quiescent")
+void BPF_PROG(vnuma_quiescent, struct task_struct *p, __u64 deq_flags)
+{
+	struct thread *t = bpf_task_storage_get(&threads, p, NULL, 0);
+
+	if (t)
+		join(p, t, false);
+}
+
+SEC("struct_ops/vnuma_stopping")
+void BPF_PROG(vnuma_stopping, struct task_struct *p, bool runnable)
+{
+	struct thread *t = bpf_task_storage_get(&threads, p, NULL, 0);
+
+	if (t)
+		charge(p, t, bpf_ktime_get_ns());
+}
+
+SEC("struct_ops/vnuma_set_cpumask")
+void BPF_PROG(vnuma_set_cpumask, struct task_struct *p, const struct cpumask *cpumask)
+{
+	struct thread *t = bpf_task_storage_get(&threads, p, NULL, 0);
+
+	/* What is left of its place is found anew. */
+	if (t)
+		t->epoch = 0;
+}
+
+SEC("struct_ops/vnuma_enable")
+void BPF_PROG(vnuma_enable, struct task_struct *p)
+{
+	struct thread *t = get_thread(p);
+	__u32 cpu = scx_bpf_task_cpu(p);
+	struct queue *queue = bpf_map_lookup_elem(&queues, &cpu);
+
+	if (!t || !queue)
+		return;
+	t->cpu = cpu;
+	t->vtime = queue->vtime;
+	t->queued_ns = bpf_ktime_get_ns();
+	t->running_ns = t->queued_ns;
+}
+
+SEC("struct_ops/vnuma_exit_task")
+void BPF_PROG(vnuma_exit_task, struct task_struct *p, struct scx_exit_task_args *args)
+{
+	__u32 tid = p->pid;
+
+	/* All threads come here when the scheduler is unloaded. */
+	if (p->flags & PF_EXITING)
+		bpf_map_delete_elem(&assignments, &tid);
+}
+
+SEC("struct_ops.s/vnuma_cgroup_init")
+__s32 BPF_PROG(vnuma_cgroup_init, struct cgroup *cgrp, struct scx_cgroup_init_args *args)
+{
+	struct group *g;
+
+	g = bpf_cgrp_storage_get(&groups, cgrp, NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	if (!g)
+		return -ENOMEM;
+	g->weight = args->weight;
+	set_bandwidth(g, args->bw_period_us, args->bw_quota_us, args->bw_burst_us);
+	return 0;
+}
+
+SEC("struct_ops/vnuma_cgroup_set_weight")
+void BPF_PROG(vnuma_cgroup_set_weight, struct cgroup *cgrp, __u32 weight)
+{
+	struct group *g = get_group(cgrp);
+
+	if (g)
+		g->weight = weight;
+}
+
+SEC("struct_ops/vnuma_cgroup_set_bandwidth")
+void BPF_PROG(vnuma_cgroup_set_bandwidth, struct cgroup *cgrp, __u64 period_us, __u64 quota_us,
+	      __u64 burst_us)
+{
+	struct group *g = get_group(cgrp);
+
+	if (g)
+		set_bandwidth(g, period_us, quota_us, burst_us);
+}
+
+SEC("struct_ops.s/vnuma_init")
+__s32 BPF_PROG(vnuma_init)
+{
+	__u32 first = 0;
+	struct alarm *alarm = bpf_map_lookup_elem(&alarms, &first);
+	__s32 cpu, error;
+
+	if (!alarm)
+		return -ENOENT;
+	error = bpf_timer_init(&alarm->timer, &alarms, CLOCK_MONOTONIC);
+	if (!error)
+		error = bpf_timer_set_callback(&alarm->timer, end_waits);
+	if (!error)
+		error = scx_bpf_create_dsq(THROTTLED, -1);
+	if (error)
+		return error;
+
+	nr_cpus = scx_bpf_nr_cpu_ids();
+	if (nr_cpus > MAX_CPUS)
+		return -E2BIG;
+	bpf_for(cpu, 0, nr_cpus) {
+		error = scx_bpf_create_dsq(cpu, -1);
+		if (error)
+			return error;
+	}
+	return 0;
+}
+
+SEC("struct_ops/vnuma_exit")
+void BPF_PROG(vnuma_exit, struct scx_exit_info *info)
+{
+	__u32 first = 0;
+	struct vnuma_sched_exit *e = bpf_map_lookup_elem(&ended, &first);
+
+	if (!e)
+		return;
+	e->code = info->exit_code;
+	bpf_probe_read_kernel_str(e->reason, sizeof(e->reason), info->reason);
+	bpf_probe_read_kernel_str(e->message, sizeof(e->message), info->msg);
+	/* Last, as user space waits for it. */
+	e->kind = info->kind;
+}
+
+#define VNUMA_OPS(mode, mode_flags)						\
+SEC(".struct_ops.link")								\
+struct sched_ext_ops mode = {							\
+	.select_cpu = (void *)vnuma_select_cpu,					\
+	.enqueue = (void *)vnuma_enqueue,					\
+	.dispatch = (void *)vnuma_dispatch,					\
+	.tick = (void *)vnuma_tick,						\
+	.runnable = (void *)vnuma_runnable,					\
+	.quiescent = (void *)vnuma_quiescent,					\
+	.running = (void *)vnuma_running,					\
+	.stopping = (void *)vnuma_stopping,					\
+	.set_cpumask = (void *)vnuma_set_cpumask,				\
+	.exit_task = (void *)vnuma_exit_task,					\
+	.enable = (void *)vnuma_enable,						\
+	.cgroup_init = (void *)vnuma_cgroup_init,				\
+	.cgroup_set_weight = (void *)vnuma_cgroup_set_weight,			\
+	.cgroup_set_bandwidth = (void *)vnuma_cgroup_set_bandwidth,		\
+	.cpu_release = (void *)vnuma_cpu_release,				\
+	.init = (void *)vnuma_init,						\
+	.exit = (void *)vnuma_exit,						\
+	.flags = SCX_OPS_ENQ_LAST | (mode_flags),				\
+	.timeout_ms = 30000,							\
+	.name = "vnuma",							\
+}
+
+/* The loader makes one of the two. */
+VNUMA_OPS(vnuma_partial, SCX_OPS_SWITCH_PARTIAL);
+VNUMA_OPS(vnuma_full, 0);
+
+char LICENSE[] SEC("license") = "GPL";
