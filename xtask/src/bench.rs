@@ -5,6 +5,7 @@ mod decide;
 mod dsm;
 mod lab;
 mod topology;
+mod vprobe;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
@@ -14,7 +15,7 @@ use crate::steps::workspace;
 /// A benchmark: its name, what it measures, and the function that does.
 type Bench = (&'static str, &'static str, fn(&Options) -> Result<()>);
 
-const BENCHES: [Bench; 5] = [
+const BENCHES: [Bench; 6] = [
     (
         "daemon",
         "what vnumad costs with hundreds of VMs, and how fast it publishes, on this machine",
@@ -33,6 +34,11 @@ const BENCHES: [Bench; 5] = [
         lab::run()
     }),
     ("topology", "how fast guests of each kernel follow their topology, and what that costs", topology::run),
+    (
+        "vprobe",
+        "what policies of vCPUs do for VMs on a NUMA server: vnuma's beside Linux, numad and the paper's",
+        vprobe::run,
+    ),
 ];
 
 #[derive(clap::Args)]
@@ -55,6 +61,12 @@ pub struct Options {
     /// topology: only these guest kernels, and nothing that needs no kernel of its own
     #[arg(long, value_name = "KERNEL")]
     kernel: Vec<String>,
+    /// vprobe: only these workloads
+    #[arg(long, value_name = "WORKLOAD")]
+    workload: Vec<String>,
+    /// vprobe: only these policies
+    #[arg(long, value_name = "POLICY")]
+    policy: Vec<String>,
 }
 
 impl Options {
