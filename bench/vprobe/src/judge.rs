@@ -17,6 +17,8 @@ use vnuma_lab_pricing::{CounterProfile, Counts, by_name, names, price};
 const FINAL: usize = 3;
 /// From when on all periods are within this of the final state, a policy has converged.
 const CONVERGED: f64 = 0.05;
+/// A period that took so much longer than another one was interrupted.
+const LATE: f64 = 1.5;
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -306,6 +308,12 @@ impl Cell {
             does_not_count: None,
         };
         row.does_not_count = why_not(&row, linux);
+        let longest = self.periods.iter().map(|period| period.elapsed_s).fold(0.0, f64::max);
+        let shortest = self.periods.iter().map(|period| period.elapsed_s).fold(f64::MAX, f64::min);
+        if longest > shortest * LATE {
+            row.does_not_count =
+                Some(format!("the machine stopped it: a period took {longest:.1} s, others {shortest:.1} s"));
+        }
         row
     }
 }
