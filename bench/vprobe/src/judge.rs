@@ -493,7 +493,7 @@ fn overhead(rows: &[Row]) -> Option<Goal> {
 /// Rows for people.
 fn table(rows: &[Row]) -> String {
     let mut text = format!(
-        "{:<18}{:<9}{:<16}{:>10}{:>10}{:>8}{:>11}{:>7}{:>7}{:>7}{:>9}{:>10}\n",
+        "{:<18}{:<9}{:<16}{:>10}{:>10}{:>8}{:>13}{:>7}{:>7}{:>7}{:>10}{:>10}\n",
         "profile",
         "workload",
         "policy",
@@ -515,7 +515,7 @@ fn table(rows: &[Row]) -> String {
         let why =
             row.does_not_count.as_ref().map_or_else(String::new, |why| format!("  does not count: {why}"));
         text += &format!(
-            "{:<18}{:<9}{:<16}{:>10.3}{:>10.3}{:>8}{:>11.1}{:>7}{:>7}{:>7}{:>9}{:>10}{placement}{why}\n",
+            "{:<18}{:<9}{:<16}{:>10.3}{:>10.3}{:>8}{:>13.1}{:>7}{:>7}{:>7}{:>10}{:>10}{placement}{why}\n",
             row.profile,
             row.workload,
             row.policy,
