@@ -5,6 +5,7 @@ mod decide;
 mod dsm;
 mod lab;
 mod topology;
+mod vprobe;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
@@ -14,7 +15,7 @@ use crate::steps::workspace;
 /// A benchmark: its name, what it measures, and the function that does.
 type Bench = (&'static str, &'static str, fn(&Options) -> Result<()>);
 
-const BENCHES: [Bench; 5] = [
+const BENCHES: [Bench; 6] = [
     (
         "daemon",
         "what vnumad costs with hundreds of VMs, and how fast it publishes, on this machine",
@@ -33,6 +34,11 @@ const BENCHES: [Bench; 5] = [
         lab::run()
     }),
     ("topology", "how fast guests of each kernel follow their topology, and what that costs", topology::run),
+    (
+        "vprobe",
+        "what policies of vCPUs do for VMs on a NUMA server: vnuma's beside Linux, numad and the paper's",
+        vprobe::run,
+    ),
 ];
 
 #[derive(clap::Args)]
@@ -55,19 +61,32 @@ pub struct Options {
     /// topology: only these guest kernels, and nothing that needs no kernel of its own
     #[arg(long, value_name = "KERNEL")]
     kernel: Vec<String>,
+    /// vprobe: only these workloads
+    #[arg(long, value_name = "WORKLOAD")]
+    workload: Vec<String>,
+    /// vprobe: only these policies
+    #[arg(long, value_name = "POLICY")]
+    policy: Vec<String>,
 }
 
 impl Options {
     /// For one that has one form only.
     fn refuse(&self) -> Result<()> {
         ensure!(!self.full && !self.json, "this benchmark has neither --full nor --json");
-        self.refuse_kernels()
+        Ok(())
     }
 
-    /// For one that has no guests of several kernels.
-    fn refuse_kernels(&self) -> Result<()> {
-        ensure!(self.kernel.is_empty(), "only topology has --kernel");
-        Ok(())
+    /// What only one benchmark has.
+    fn refuse_parts(&self, name: &str) -> Result<()> {
+        let parts = [
+            ("topology", "--kernel", &self.kernel),
+            ("vprobe", "--workload", &self.workload),
+            ("vprobe", "--policy", &self.policy),
+        ];
+        match parts.iter().find(|(of, _, chosen)| *of != name && !chosen.is_empty()) {
+            Some((of, option, _)) => bail!("only {of} has {option}"),
+            None => Ok(()),
+        }
     }
 }
 
@@ -80,7 +99,10 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         return Ok(());
     };
     match BENCHES.iter().find(|(known, _, _)| known == name) {
-        Some((_, _, bench)) => bench(&arguments.options),
+        Some((_, _, bench)) => {
+            arguments.options.refuse_parts(name)?;
+            bench(&arguments.options)
+        }
         None => {
             let known = BENCHES.map(|(name, _, _)| name).join(", ");
             bail!("benchmark {name:?} is unknown; there are: {known}")

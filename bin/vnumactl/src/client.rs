@@ -40,6 +40,10 @@ pub enum ClientError {
     File { path: PathBuf, source: io::Error },
     #[error("{}: {source}", path.display())]
     Replay { path: PathBuf, source: crate::replay::ReplayError },
+    #[error("{0}")]
+    Calibrate(crate::calibrate::CalibrateError),
+    #[error("no bounds separate these loads: {0}")]
+    NoBounds(String),
     #[error("writing the output: {0}")]
     Output(io::Error),
 }

@@ -2,6 +2,7 @@
 //! parsers, open to fuzzing.
 
 mod answer;
+mod calibrate;
 mod client;
 mod doctor;
 mod hardware;
@@ -132,6 +133,8 @@ enum Command {
         #[arg(long, value_name = "P")]
         policy: Policy,
     },
+    /// Find this host's bounds between the types of vCPUs, by loads that run alone and beside others
+    Calibrate(calibrate::Arguments),
     /// Print what happens, until interrupted
     Watch {
         /// Only events of these kinds: appeared, gone, attached, detached, changed, published, acknowledged, replugged,
@@ -245,6 +248,11 @@ async fn run(arguments: &Arguments) -> Result<(), ClientError> {
             let replayed = replay::file(file, *policy);
             let replayed = replayed.map_err(|source| ClientError::Replay { path: file.clone(), source })?;
             print(json, &replayed, replay::text)
+        }
+        Command::Calibrate(arguments) => {
+            let found = calibrate::run(arguments).map_err(ClientError::Calibrate)?;
+            print(json, &found, calibrate::text)?;
+            found.problem.map_or(Ok(()), |problem| Err(ClientError::NoBounds(problem)))
         }
         Command::Watch { events } => watch::run(&client, events, json).await,
         Command::Daemon => {

@@ -10,7 +10,10 @@ use std::{
 };
 use toml::Spanned;
 use vnuma_host::location::Prefer;
-use vnuma_placement::{SettlePolicy, scheduling::Policy};
+use vnuma_placement::{
+    SettlePolicy,
+    scheduling::{Policy, analyzer::Bounds},
+};
 
 /// The configuration file if none is named.
 pub const DEFAULT_PATH: &str = "/etc/vnuma/vnumad.toml";
@@ -19,7 +22,7 @@ pub const DEFAULT_PATH: &str = "/etc/vnuma/vnumad.toml";
 const SIZE_LIMIT: u64 = 1 << 20;
 
 /// The configuration.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     /// Socket of the API.
     pub socket: PathBuf,
@@ -53,6 +56,8 @@ pub struct Config {
     pub policy: Policy,
     /// Length of a period of the scheduling policies.
     pub policy_period: Duration,
+    /// Bounds between the types of vCPUs.
+    pub policy_bounds: Bounds,
 }
 
 /// Why the configuration is refused.
@@ -175,6 +180,32 @@ struct Replug {
 struct PolicySection {
     default: Option<Spanned<String>>,
     period_ms: Option<Spanned<i64>>,
+    bound_low: Option<Spanned<f64>>,
+    bound_high: Option<Spanned<f64>>,
+}
+
+impl PolicySection {
+    fn bounds(&self, source: &Source<'_>, default: Bounds) -> Result<Bounds, ConfigError> {
+        let (low_key, high_key) = ("policy.bound_low", "policy.bound_high");
+        let low = source.bound(low_key, self.bound_low.as_ref())?.unwrap_or(default.low);
+        let high = source.bound(high_key, self.bound_high.as_ref())?.unwrap_or(default.high);
+        match (&self.bound_high, &self.bound_low) {
+            _ if low < high => Ok(Bounds { low, high }),
+            (Some(value), _) => Err(source.value_error(
+                high_key,
+                value,
+                high.to_string(),
+                format!("more than {low_key}, {low}"),
+            )),
+            (None, Some(value)) => Err(source.value_error(
+                low_key,
+                value,
+                low.to_string(),
+                format!("less than {high_key}, {high}"),
+            )),
+            (None, None) => Ok(default),
+        }
+    }
 }
 
 impl Default for Config {
@@ -196,6 +227,7 @@ impl Default for Config {
             replug_after: None,
             policy: Policy::Off,
             policy_period: Duration::from_secs(1),
+            policy_bounds: Bounds::default(),
         }
     }
 }
@@ -242,6 +274,7 @@ impl Config {
         let policy_period =
             millis("policy.period_ms", &file.policy.period_ms, 100..=10_000, default.policy_period)?;
         let policy = source.policy("policy.default", file.policy.default.as_ref())?;
+        let policy_bounds = file.policy.bounds(&source, default.policy_bounds)?;
         let only_sockets = file.vms.sockets.is_some() && file.vms.directory.is_none();
         let directory = source.absolute("vms.directory", file.vms.directory.as_ref())?;
         Ok(Self {
@@ -277,6 +310,7 @@ impl Config {
             replug_after: replug_after.map(Duration::from_secs),
             policy: policy.unwrap_or(default.policy),
             policy_period,
+            policy_bounds,
         })
     }
 }
@@ -341,6 +375,16 @@ impl Source<'_> {
             let expected = format!("{} to {}", range.start(), range.end());
             self.value_error(key, value, value.get_ref().to_string(), expected)
         })
+    }
+
+    /// A bound between types, in references per thousand instructions.
+    fn bound(&self, key: &'static str, value: Option<&Spanned<f64>>) -> Result<Option<f64>, ConfigError> {
+        let Some(value) = value else { return Ok(None) };
+        let bound = *value.get_ref();
+        if (0.01..=1000.0).contains(&bound) {
+            return Ok(Some(bound));
+        }
+        Err(self.value_error(key, value, bound.to_string(), "0.01 to 1000".to_owned()))
     }
 
     /// The name of a scheduling policy.
@@ -422,6 +466,8 @@ mod tests {
             [policy]
             default = "vprobe"
             period_ms = 500
+            bound_low = 2.5
+            bound_high = 18.0
         "#;
         let expected = Config {
             socket: "/a/s".into(),
@@ -445,6 +491,7 @@ mod tests {
             replug_after: Some(Duration::from_secs(7)),
             policy: Policy::Vprobe,
             policy_period: Duration::from_millis(500),
+            policy_bounds: Bounds { low: 2.5, high: 18.0 },
         };
         assert_eq!(parse(text), Ok(expected));
     }
@@ -476,6 +523,18 @@ mod tests {
             (
                 "[api]\nconnections_per_user = 0",
                 "/etc/x.toml: line 2: api.connections_per_user = 0: must be 1 to 4096",
+            ),
+            (
+                "[policy]\nbound_low = nan",
+                "/etc/x.toml: line 2: policy.bound_low = NaN: must be 0.01 to 1000",
+            ),
+            (
+                "[policy]\nbound_low = 20.0",
+                "/etc/x.toml: line 2: policy.bound_low = 20: must be less than policy.bound_high, 20",
+            ),
+            (
+                "[policy]\nbound_low = 5.0\nbound_high = 4.0",
+                "/etc/x.toml: line 3: policy.bound_high = 4: must be more than policy.bound_low, 5",
             ),
             ("[policy]\nperiod_ms = 99", "/etc/x.toml: line 2: policy.period_ms = 99: must be 100 to 10000"),
             (

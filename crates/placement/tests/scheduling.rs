@@ -304,6 +304,27 @@ fn stealing_policies_take_from_where_they_say() {
 }
 
 #[test]
+fn nobody_is_stolen_for_an_idle_cpu_that_the_operator_does_not_allow() {
+    let policies = [Policy::Credit, Policy::VcpuP, Policy::Lb, Policy::VprobePaper, Policy::Vprobe];
+    for policy in policies {
+        // CPU 2 of node 1 is idle.
+        let stolen = |mask: &str| {
+            let mut world = World::plain(2, 1, 2, policy);
+            let reach = world.mask(mask.parse().expect("a list"));
+            for vcpu in 0..3 {
+                let at = world.add(1, vcpu, 0, friendly(2));
+                (world.vcpus[at].reach, world.vcpus[at].assigned) = (reach, Some(Place::Cache(0)));
+                (world.vcpus[at].ran_ns, world.vcpus[at].waited_ns) = (PERIOD_NS / 3, PERIOD_NS * 2 / 3);
+            }
+            world.cpus[2].idle_ns = PERIOD_NS;
+            let decision = world.decide();
+            shown(&world, &decision).iter().filter(|step| step.3 == Cause::Stolen).count()
+        };
+        assert_eq!((stolen("0-3"), stolen("0-1,3")), (1, 0), "{policy}");
+    }
+}
+
+#[test]
 fn off_and_observe_do_nothing_and_observe_shows_everything() {
     for policy in [Policy::Off, Policy::Observe] {
         let mut world = World::plain(2, 1, 2, policy);

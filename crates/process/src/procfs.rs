@@ -92,7 +92,12 @@ pub struct KeptFile {
 impl KeptFile {
     /// Opens a file of the main thread of a process.
     pub fn of_main_thread(pid: i32, file: &str) -> Result<Self, ProcError> {
-        let path = format!("/proc/{pid}/task/{pid}/{file}");
+        Self::of_thread(pid, pid, file)
+    }
+
+    /// Opens a file of a thread of a process. It stays bound to that thread.
+    pub fn of_thread(pid: i32, tid: i32, file: &str) -> Result<Self, ProcError> {
+        let path = format!("/proc/{pid}/task/{tid}/{file}");
         match File::open(&path) {
             Ok(file) => Ok(Self { file, path }),
             Err(error) if is_gone(&error) => Err(ProcError::Gone { path }),

@@ -7,6 +7,8 @@ use std::{io, ptr};
 const LINE: usize = 64;
 const PAGE: usize = 4096;
 const MPOL_BIND: libc::c_long = 2;
+/// A block of a matrix, and so the length of its vector in bytes.
+const BLOCK: usize = 64 << 10;
 
 /// Memory on one node.
 #[derive(Debug)]
@@ -63,7 +65,13 @@ impl Memory {
         self.bytes
     }
 
-    fn words(&mut self) -> &mut [usize] {
+    /// Where it begins.
+    pub fn address(&self) -> usize {
+        self.address as usize
+    }
+
+    /// Its content.
+    pub fn words(&mut self) -> &mut [usize] {
         // SAFETY: the mapping belongs to this value, is aligned to a page, and zero-filled.
         unsafe { std::slice::from_raw_parts_mut(self.address.cast(), self.bytes / size_of::<usize>()) }
     }
@@ -132,6 +140,11 @@ impl Chain {
         Self { next: base + first, memory, places }
     }
 
+    /// The memory that it goes through.
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
     /// How many places it has.
     pub fn places(&self) -> usize {
         self.places
@@ -180,6 +193,73 @@ pub fn stream(memory: &mut Memory) {
             options(nostack, readonly)
         );
     }
+}
+
+/// A matrix in blocks of as many words as the vector has.
+#[derive(Debug)]
+pub struct Matrix {
+    memory: Memory,
+    vector: Vec<usize>,
+    order: Vec<usize>,
+    next: usize,
+}
+
+impl Matrix {
+    /// Of this memory, whose blocks are visited in random order.
+    pub fn new(memory: Memory, seed: u64) -> Self {
+        let blocks = memory.bytes() / BLOCK;
+        let mut order: Vec<usize> = (0..blocks).collect();
+        let mut random = Random(seed | 1);
+        for last in (1..blocks).rev() {
+            order.swap(last, random.below(last + 1));
+        }
+        Self { memory, vector: vec![1; BLOCK / size_of::<usize>()], order, next: 0 }
+    }
+
+    /// Bytes of a block.
+    pub fn block_bytes(&self) -> usize {
+        BLOCK
+    }
+
+    /// How many blocks it has.
+    pub fn blocks(&self) -> usize {
+        self.order.len()
+    }
+
+    /// The next block by the vector: seven instructions and two loads per 8 bytes.
+    pub fn multiply(&mut self) {
+        let words = BLOCK / size_of::<usize>();
+        let from = self.order[self.next] * words;
+        self.next = (self.next + 1) % self.order.len();
+        std::hint::black_box(dot(&self.memory.words()[from..from + words], &self.vector));
+    }
+}
+
+/// Sum of products, in assembly so that no compiler changes its instructions: seven for each eight bytes.
+fn dot(row: &[usize], vector: &[usize]) -> usize {
+    let (at, with, end) = (row.as_ptr(), vector.as_ptr(), row.as_ptr_range().end);
+    let mut sum = 0_usize;
+    assert!(row.len() == vector.len() && !row.is_empty(), "a row is as long as the vector");
+    // SAFETY: reads the words of two slices of one length, which is not 0.
+    unsafe {
+        asm!(
+            "2:",
+            "mov {word}, [{at}]",
+            "imul {word}, [{with}]",
+            "add {sum}, {word}",
+            "add {at}, 8",
+            "add {with}, 8",
+            "cmp {at}, {end}",
+            "jb 2b",
+            at = inout(reg) at => _,
+            with = inout(reg) with => _,
+            end = in(reg) end,
+            sum = inout(reg) sum,
+            word = out(reg) _,
+            options(nostack, readonly)
+        );
+    }
+    sum
 }
 
 /// Writes every line of the memory, so that it is there.
@@ -274,5 +354,20 @@ mod tests {
         assert!(memory.words().iter().all(|&word| word == 0));
         stream(&mut memory);
         compute(10);
+    }
+
+    #[test]
+    fn products_are_summed() {
+        assert_eq!(dot(&[1, 2, 3], &[4, 5, 6]), 32);
+    }
+
+    #[test]
+    fn a_matrix_is_multiplied_block_by_block() {
+        let mut memory = Memory::map(4 * BLOCK, None, false).expect("memory");
+        touch(&mut memory);
+        let mut matrix = Matrix::new(memory, 3);
+        let mut seen: Vec<usize> = (0..4).map(|_| (matrix.order[matrix.next], matrix.multiply()).0).collect();
+        seen.sort_unstable();
+        assert_eq!((seen, matrix.next), (vec![0, 1, 2, 3], 0));
     }
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde_json::Value;
-use vnuma_lab_runner::{Exec, Input, Lab};
+use vnuma_lab_runner::{Exec, Input, Lab, build_binaries};
 
 /// Only ends a hang on a loaded machine.
 const HANG: Duration = Duration::from_secs(900);
@@ -261,7 +261,7 @@ fn counts_of_a_vm() {
     let server = Server::boot("broadwell-2s");
     let mut checks = Checks::default();
     server.sh(
-        "lab-vm start a --nodes 2 --vcpus 2 --memory 1G && lab-vm put a /run/lab/bin/lab-load /root/lab-load",
+        "lab-vm start a --nodes 2 --vcpus 4 --memory 1G && lab-vm put a /run/lab/bin/lab-load /root/lab-load",
     );
     let chase = |times: u64| {
         let work = format!("/root/lab-load chase --uncounted --mib {MIB} --node 1 --times {times}");
@@ -281,7 +281,91 @@ fn counts_of_a_vm() {
         part["counts"]["dram_by_node"][1].as_f64().unwrap()
     };
     checks.near("vCPU 0: DRAM of node 1", vcpu(&long) - vcpu(&short), 8.0 * TIMES, 1.0);
+    vnumad_counts_vcpus(&server, &mut checks);
+    server.sh("lab-vm stop a");
+    vnumactl_finds_bounds(&server, &mut checks);
     checks.done();
+}
+
+/// vnumad finds the PMU's events by node, and shows each vCPU as what its load is: vCPU 0 chases through memory of the other
+/// node, vCPU 1 computes, and vCPU 2 streams through memory of its own node.
+fn vnumad_counts_vcpus(server: &Server, checks: &mut Checks) {
+    let built = build_binaries(&[("vnumad", "vnumad"), ("vnumactl", "vnumactl")]).unwrap();
+    for (here, there) in built.iter().zip(["vnumad", "vnumactl"]) {
+        server.0.put(here, &format!("/usr/local/bin/{there}"), HANG).unwrap();
+    }
+    let running = format!(
+        "cd /root; printf '[policy]\\ndefault = \"observe\"\\nperiod_ms = 500\\n' > vnumad.toml
+         vnumad --config vnumad.toml 2> vnumad.log & all=$!
+         run() {{ lab-vm exec a -- taskset -c $1 /root/lab-load --uncounted $2 --times 1000000000000 & all=\"$all $!\"; }}
+         run 0 'chase --node 1 --mib {MIB}'; run 1 compute; run 2 'stream --node 1 --mib {MIB}'
+         until test -e stop; do sleep 0.2; done; kill $all; wait; cat vnumad.log >&2"
+    );
+    let shown = std::thread::scope(|scope| {
+        scope.spawn(|| server.sh(&running));
+        let shown = await_types(server, ["LLC-T", "LLC-FR", "LLC-T"]);
+        server.sh("touch /root/stop");
+        shown
+    });
+    assert_eq!(shown.daemon["counters"]["source"], "per-node", "{}", shown.daemon);
+    assert_eq!(shown.daemon["counters"]["failed"], 0, "{}", shown.daemon);
+    let of = |vcpu: usize, field: &str| shown.vcpus[vcpu][field].as_f64().unwrap();
+    // One reference in four instructions; a tenth for what kernels do meanwhile, which counts as well.
+    checks.near("vnumad: pressure of a chase", of(0, "pressure"), 250.0, 10.0);
+    checks.near("vnumad: remote share of a chase", of(0, "remote_share"), 1.0, 2.0);
+    checks.near("vnumad: the node of its memory", of(0, "affinity"), 1.0, 0.0);
+    checks.below("vnumad: pressure of a loop", of(1, "pressure"), 3.0);
+    // One reference in 32 instructions.
+    checks.near("vnumad: pressure of a stream", of(2, "pressure"), 31.25, 10.0);
+    checks.below("vnumad: remote share of a stream", of(2, "remote_share"), 0.02);
+}
+
+/// vnumactl separates loads by their miss rates: a loop, a matrix that fits the cache while it is alone, and two loads with more
+/// memory than that. The server's kernel shows another size of the cache than the one that is modelled.
+fn vnumactl_finds_bounds(server: &Server, checks: &mut Checks) {
+    let load = |what: &str| format!("--load 'lab-load --uncounted {what} --times 1000000000000'");
+    let loads = [
+        load("compute"),
+        load("matrix --mib 24 --huge"),
+        load(&format!("stream --mib {MIB}")),
+        load(&format!("chase --mib {MIB}")),
+    ];
+    let options = "--json --cpu 2 --cache 55 --warm-up 3 --seconds 2";
+    let text = server.sh(&format!("vnumactl calibrate {options} {}", loads.join(" ")));
+    let found: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
+    let types: Vec<_> =
+        (0..loads.len()).map(|at| found["loads"][at]["type"].as_str().unwrap_or("-")).collect();
+    assert_eq!(types, ["LLC-FR", "LLC-FI", "LLC-T", "LLC-T"], "{text}");
+    let bound = |name: &str| found[name].as_f64().unwrap_or_else(|| panic!("no {name}: {text}"));
+    let pressure = |at: usize| found["loads"][at]["pressure"].as_f64().unwrap();
+    checks.near("pressure of a matrix", pressure(1), 1000.0 / 56.0, 10.0);
+    checks.below("the low bound, below the matrix", bound("bound_low"), pressure(1));
+    checks.below("the matrix, below the high bound", pressure(1), bound("bound_high"));
+    checks.below("the high bound, below the stream", bound("bound_high"), pressure(2));
+}
+
+/// What vnumactl shows.
+struct Shown {
+    vcpus: Vec<Value>,
+    daemon: Value,
+}
+
+/// Waits until the vCPUs have been of these types for a while, as the loads have to set their memory up first.
+fn await_types(server: &Server, types: [&str; 3]) -> Shown {
+    let (mut vcpus, mut times) = (Vec::new(), 0);
+    for _ in 0..200 {
+        let text = server.sh("sleep 0.5; vnumactl top --once --json || echo []");
+        let vms: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
+        vcpus = vms[0]["vcpus"].as_array().cloned().unwrap_or_default();
+        let is = |(vcpu, kind): (&Value, &str)| vcpu["quality"] == "counted" && vcpu["type"] == kind;
+        let all = vcpus.len() > types.len() && vcpus.iter().zip(types).all(is);
+        times = if all { times + 1 } else { 0 };
+        if times == 4 {
+            let daemon = serde_json::from_str(&server.sh("vnumactl daemon --json")).unwrap();
+            return Shown { vcpus, daemon };
+        }
+    }
+    panic!("the vCPUs never were {types:?}: {vcpus:?}")
 }
 
 /// One set in 16 shows the same as all sets, also where only a model of the cache knows the answer.

@@ -132,7 +132,7 @@ impl Shell {
             settle: config.settle,
             replug_after_ns: config.replug_after.map(|after| after.as_nanos() as u64),
             schedule: config.policy,
-            settings: Settings::default(),
+            settings: Settings { bounds: config.policy_bounds, ..Settings::default() },
         };
         let records = Records::new(config.records.clone());
         let locator = Locator::start(&host, &config, Arc::clone(&inbox))?;

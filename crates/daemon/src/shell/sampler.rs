@@ -124,11 +124,37 @@ struct Thread {
     tried: u32,
     /// Its times at the end of the last period.
     times: Option<procfs::CpuTimes>,
+    /// Its files `schedstat` and `stat`: opening them costs more than reading them.
+    files: Option<[procfs::KeptFile; 2]>,
     /// Its mask, with offline CPUs, and those of it that are online: as long as these are the same, it is not read again.
     mask: Option<(procfs::Affinity, CpuSet)>,
 }
 
 impl Thread {
+    /// Its times, the CPU that it was on last, and whether it has a real-time class. `None`: it has ended.
+    fn read_files(&mut self, pid: i32) -> Option<(procfs::CpuTimes, CpuId, bool)> {
+        if self.files.is_none() {
+            let open = |file| procfs::KeptFile::of_thread(pid, self.tid, file).ok();
+            self.files = open("schedstat").zip(open("stat")).map(|(times, stat)| [times, stat]);
+        }
+        let Some([times, stat]) = &self.files else {
+            // There are too many open files.
+            let times = procfs::read_cpu_times(pid, self.tid).ok()?;
+            let (cpu, real_time) = procfs::read_cpu_and_class(pid, self.tid).ok()?;
+            return Some((times, cpu, real_time));
+        };
+        let read = || {
+            let (times, stat) = (times.read().ok()?, stat.read().ok()?);
+            Some((procfs::cpu_times(&times)?, procfs::last_cpu(&stat)?, procfs::real_time(&stat)?))
+        };
+        let read = read();
+        if read.is_none() {
+            // Another thread of the process may get its number.
+            self.files = None;
+        }
+        read
+    }
+
     /// CPUs that it may run on, online or not.
     fn read_mask(&mut self, pid: i32) -> Option<CpuSet> {
         let online = procfs::Affinity::of(self.tid).ok()?;
@@ -220,7 +246,8 @@ impl Task {
             let known = before.iter().position(|thread| (thread.vcpu, thread.tid) == (vcpu, tid));
             known.map(|at| before.swap_remove(at)).unwrap_or_else(|| {
                 let times = procfs::read_cpu_times(pid, tid).ok();
-                Thread { vcpu, tid, counters: None, problem: None, tried: TRY_AGAIN, times, mask: None }
+                let (counters, problem, mask, files) = (None, None, None, None);
+                Thread { vcpu, tid, counters, problem, tried: TRY_AGAIN, times, files, mask }
             })
         };
         let threads = vcpus.into_iter().map(thread).collect();
@@ -328,10 +355,9 @@ fn open_counters(vm: &mut Vm, events: Option<&Events>) {
 /// A thread's period. `None`: it has ended, or its period before is not known yet.
 fn read_thread(pid: i32, thread: &mut Thread, no_counters: bool) -> Option<VcpuReading> {
     let tid = thread.tid;
-    // The file names the process as well: if it can be read afterwards, this was its thread.
+    // The files are of that thread of that process: if they can be read afterwards, this was its thread.
     let allowed = thread.read_mask(pid);
-    let times = procfs::read_cpu_times(pid, tid).ok()?;
-    let (cpu, real_time) = procfs::read_cpu_and_class(pid, tid).ok()?;
+    let (times, cpu, real_time) = thread.read_files(pid)?;
     let counted = match &mut thread.counters {
         None if no_counters => Counted::NoCounters,
         None => Counted::Lost,

@@ -180,12 +180,15 @@ pub struct Reach {
     total: u32,
     /// Of these, how many are not isolated.
     shared: u32,
+    /// The mask.
+    allowed: CpuSet,
 }
 
 impl Reach {
     /// Of this mask on this machine. CPUs that are offline count for nothing.
     pub fn new(machine: &Machine, mask: &CpuSet) -> Self {
-        let mut reach = Self { cpus: vec![0; machine.domains.len()], ..Self::default() };
+        let cpus = vec![0; machine.domains.len()];
+        let mut reach = Self { cpus, allowed: mask.clone(), ..Self::default() };
         for cpu in mask.iter() {
             if let Some(domain) = machine.domain_of(cpu) {
                 reach.cpus[domain] += 1;
@@ -201,6 +204,11 @@ impl Reach {
     /// May a vCPU with this mask be on this domain?
     pub fn domain(&self, domain: usize) -> bool {
         self.cpus.get(domain).is_some_and(|&cpus| cpus > 0)
+    }
+
+    /// May it be on this CPU?
+    pub fn cpu(&self, cpu: CpuId) -> bool {
+        self.allowed.contains(cpu)
     }
 
     /// May it be on this node?
@@ -280,6 +288,7 @@ mod tests {
         let reach = |mask| Reach::new(&machine, &set(mask));
         assert!(reach("3,9").domain(1) && !reach("3,9").domain(0) && reach("3,9").node(&machine, 2));
         assert!(!reach("3,9").node(&machine, 1));
+        assert!(reach("3,9").cpu(3) && !reach("3,9").cpu(2), "CPU 2 is of the same domain as CPU 3");
         assert!(reach("11").is_isolated() && reach("11").is_one_cpu() && reach("").is_isolated());
         assert!(reach("3").is_one_cpu() && !reach("3,11").is_one_cpu() && !reach("3,11").is_isolated());
         assert!(reach("3,100").is_one_cpu(), "a CPU that is offline counts for nothing");

@@ -58,7 +58,8 @@ fn load_balance(
         }
         let Some(domain) = input.machine.domain_of(cpu) else { continue };
         let node = input.machine.domains[domain].node;
-        let may = |at: usize| input.reaches[input.vcpus[at].reach].domain(domain);
+        // A CPU that its operator does not allow is of no use to it, even if others of the node are.
+        let may = |at: usize| input.reaches[input.vcpus[at].reach].cpu(cpu);
         let stolen = match policy {
             Policy::Credit | Policy::VcpuP => queues.steal_blindly(cpu, may),
             _ => queues.steal(node, input.machine.nearest(node), may),

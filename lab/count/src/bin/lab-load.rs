@@ -5,7 +5,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use clap::{Parser, ValueEnum};
 use lab_count::counters::{CounterSet, Measured, difference};
-use lab_count::load::{Chain, Memory, compute, fill, read_device, stream, touch};
+use lab_count::load::{Chain, Matrix, Memory, compute, fill, read_device, stream, touch};
 use lab_count::perf::{Mode, Target};
 use lab_count::server;
 
@@ -46,6 +46,8 @@ enum Load {
     Pages,
     /// Read memory in order, after one pass to warm up
     Stream,
+    /// Multiply a matrix by a vector, block by block in random order, after one pass to warm up
+    Matrix,
     /// Fill memory by a string instruction, after one pass to warm up
     Fill,
     /// Count down in a register
@@ -87,6 +89,15 @@ fn main() -> Result<()> {
         Load::Chase => chase(Chain::random(map()?, 1))?,
         Load::Pages => chase(Chain::by_page(map()?))?,
         Load::Stream => passes(stream)?,
+        Load::Matrix => {
+            let mut memory = map()?;
+            touch(&mut memory);
+            let places = (memory.bytes() / 64) as u64;
+            let mut matrix = Matrix::new(memory, 1);
+            let mut pass = || (0..matrix.blocks()).for_each(|_| matrix.multiply());
+            pass();
+            measure(&arguments, places, || (0..times).for_each(|_| pass()))?
+        }
         Load::Fill => passes(fill)?,
         Load::Compute => measure(&arguments, 0, || compute(times))?,
         Load::Mmio => {

@@ -291,7 +291,7 @@ impl Round<'_> {
             let node = self.input.machine.domains[domain].node;
             let may = |at: usize| {
                 let elsewhere = self.domains.of(at) != Some(domain);
-                elsewhere && self.input.reaches[self.input.vcpus[at].reach].domain(domain)
+                elsewhere && self.input.reaches[self.input.vcpus[at].reach].cpu(cpu)
             };
             let nearest = self.input.machine.nearest(node);
             if let Some(at) = queues.steal_fairly(node, nearest, u64::from(starve), may) {

@@ -1,0 +1,159 @@
+//! Where the pages of a VM are on the server, and taking them elsewhere: guest physical addresses to addresses of QEMU, and
+//! `move_pages(2)`.
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::json;
+use std::{fs::File, io, os::unix::fs::FileExt};
+use vnuma_scenario::{Monitor, Vm};
+
+const PAGE: u64 = 4096;
+/// Memory is placed in pieces of this size, which the server may have as huge pages.
+const PIECE: u64 = 2 << 20;
+const PAGES: usize = (PIECE / PAGE) as usize;
+/// An address that is memory in every guest.
+const SOME_ADDRESS: u64 = 1 << 20;
+/// Pages of a call.
+const BATCH: usize = 4096;
+/// Times that pages are moved until enough are in their place.
+const ATTEMPTS: usize = 8;
+/// Share of a program's pages that has to be in its place.
+const ENOUGH: f64 = 0.995;
+const MOVE_ALL: libc::c_int = 4;
+
+/// The memory of a VM.
+pub struct GuestMemory {
+    pid: i32,
+    /// Where QEMU has guest physical address 0.
+    base: u64,
+    pieces: usize,
+    process: File,
+}
+
+/// The node of each piece, and whether a program uses it.
+pub type Pieces = Vec<(usize, bool)>;
+
+impl GuestMemory {
+    /// Of a VM with so many bytes, all below 2 GiB, so that they are in one range.
+    pub fn of(vm: &Vm, bytes: u64) -> Result<Self> {
+        let mut monitor = Monitor::connect(&vm.monitor())?;
+        let line = format!("gpa2hva {SOME_ADDRESS:#x}");
+        let command = json!({"execute": "human-monitor-command", "arguments": {"command-line": line}});
+        let answer = monitor.execute(&command)?;
+        let text = answer.as_str().unwrap_or_default();
+        let address = text.trim().rsplit_once("is 0x").and_then(|(_, hex)| u64::from_str_radix(hex, 16).ok());
+        let address = address.with_context(|| format!("QEMU answered {text:?} to {line}"))?;
+        let path = format!("/proc/{}/mem", vm.pid);
+        let process = File::open(&path).context(path)?;
+        Ok(Self { pid: vm.pid, base: address - SOME_ADDRESS, pieces: (bytes / PIECE) as usize, process })
+    }
+
+    /// Reads a word of the guest.
+    pub fn word(&self, guest: u64) -> Result<u64> {
+        let mut bytes = [0; 8];
+        self.process.read_exact_at(&mut bytes, self.base + guest).context("reading the guest's memory")?;
+        Ok(u64::from_le_bytes(bytes))
+    }
+
+    /// The node of each piece, when the memory of each program (ranges of guest physical memory) belongs on a node. The rest
+    /// lies on both nodes in turn.
+    pub fn pieces(&self, programs: &[(&[(u64, u64)], usize)]) -> Pieces {
+        let mut used = vec![[0_u64; 2]; self.pieces];
+        for (ranges, node) in programs {
+            for page in
+                ranges.iter().flat_map(|(start, length)| (*start..start + length).step_by(PAGE as usize))
+            {
+                if let Some(piece) = used.get_mut((page / PIECE) as usize) {
+                    piece[*node] += 1;
+                }
+            }
+        }
+        let node = |(at, used): (usize, &[u64; 2])| match used {
+            [0, 0] => (at % 2, false),
+            [first, second] => (usize::from(second > first), true),
+        };
+        used.iter().enumerate().map(node).collect()
+    }
+
+    /// Takes all pages to their nodes. Pages that the guest has never touched are nowhere.
+    pub fn place(&self, pieces: &Pieces) -> Result<()> {
+        let mut share = 0.0;
+        for attempt in 0..ATTEMPTS {
+            if attempt == 0 {
+                // A huge page goes as one, by its first address.
+                let heads: Vec<(u64, usize)> =
+                    self.addresses(pieces).step_by(PAGES).map(|(at, node, _)| (at, node)).collect();
+                self.move_to(&heads)?;
+            }
+            let (wrong, found) = self.wrong(pieces)?;
+            share = found;
+            if share >= ENOUGH && attempt > 0 || wrong.is_empty() {
+                return Ok(());
+            }
+            self.move_to(&wrong)?;
+        }
+        bail!("only {:.2} % of the programs' pages could be moved to their nodes", share * 100.0)
+    }
+
+    fn addresses<'a>(&'a self, pieces: &'a Pieces) -> impl Iterator<Item = (u64, usize, bool)> + 'a {
+        let all = pieces.iter().enumerate().flat_map(|(piece, &(node, used))| {
+            let start = self.base + piece as u64 * PIECE;
+            (0..PAGES as u64).map(move |page| (start + page * PAGE, node, used))
+        });
+        all.into_iter()
+    }
+
+    /// Pages that are elsewhere, and the share of the programs' pages that are right.
+    fn wrong(&self, pieces: &Pieces) -> Result<(Vec<(u64, usize)>, f64)> {
+        let all: Vec<(u64, usize, bool)> = self.addresses(pieces).collect();
+        let (mut wrong, mut right_used, mut used_pages) = (Vec::new(), 0_u64, 0_u64);
+        for batch in all.chunks(BATCH) {
+            let addresses: Vec<u64> = batch.iter().map(|(address, _, _)| *address).collect();
+            let status = self.call(&addresses, None)?;
+            for (&(address, node, used), status) in batch.iter().zip(status) {
+                // Below 0: no page is there.
+                let right = status < 0 || status as usize == node;
+                used_pages += u64::from(used);
+                right_used += u64::from(used && right);
+                if !right {
+                    wrong.push((address, node));
+                }
+            }
+        }
+        Ok((wrong, right_used as f64 / used_pages.max(1) as f64))
+    }
+
+    fn move_to(&self, pages: &[(u64, usize)]) -> Result<()> {
+        for batch in pages.chunks(BATCH) {
+            let addresses: Vec<u64> = batch.iter().map(|(address, _)| *address).collect();
+            let nodes: Vec<libc::c_int> = batch.iter().map(|(_, node)| *node as libc::c_int).collect();
+            self.call(&addresses, Some(&nodes))?;
+        }
+        Ok(())
+    }
+
+    /// `move_pages(2)`. Without nodes it tells where each page is.
+    fn call(&self, addresses: &[u64], nodes: Option<&[libc::c_int]>) -> Result<Vec<libc::c_int>> {
+        ensure!(nodes.is_none_or(|nodes| nodes.len() == addresses.len()), "as many nodes as addresses");
+        let mut status: Vec<libc::c_int> = vec![-1; addresses.len()];
+        let nodes = nodes.map_or(std::ptr::null(), <[libc::c_int]>::as_ptr);
+        // SAFETY: three arrays of this length that live through the call, the second one possibly none; addresses are of the
+        // other process and only looked up there.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_move_pages,
+                self.pid,
+                addresses.len(),
+                addresses.as_ptr(),
+                nodes,
+                status.as_mut_ptr(),
+                MOVE_ALL,
+            )
+        };
+        // A positive number is how many pages were not moved.
+        if result < 0 {
+            return Err(io::Error::last_os_error())
+                .with_context(|| format!("move_pages of process {}", self.pid));
+        }
+        Ok(status)
+    }
+}

@@ -1,0 +1,700 @@
+//! From what was measured to rows, and from rows to goals. Everything is *modelled*: cycles of a named profile.
+
+use crate::{
+    committed::{WORKLOADS, Workload, goals},
+    raw::{self, Cell, Line, Period, Vcpu},
+};
+use anyhow::{Context, Result, bail, ensure};
+use serde::Serialize;
+use std::{
+    fs,
+    io::{BufRead, BufReader},
+    path::{Path, PathBuf},
+};
+use vnuma_lab_pricing::{CounterProfile, Counts, by_name, names, price};
+
+/// Periods at the end that a policy's final state is taken from.
+const FINAL: usize = 3;
+/// From when on all periods are within this of the final state, a policy has converged.
+const CONVERGED: f64 = 0.05;
+/// A period that took so much longer than another one was interrupted.
+const LATE: f64 = 1.5;
+
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// What the server printed
+    #[arg(long)]
+    raw: PathBuf,
+    /// Folder for report.json and report.svg
+    #[arg(long)]
+    directory: PathBuf,
+    /// What was measured
+    #[arg(long)]
+    commit: String,
+}
+
+/// A workload under a policy, as a profile prices it. Figures are vm1's.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Row {
+    /// Whose prices.
+    pub profile: String,
+    /// Which load.
+    pub workload: String,
+    /// Does it use memory?
+    pub memory_intensive: bool,
+    /// Which policy.
+    pub policy: String,
+    /// Of `oracle`: the placement that was best.
+    pub placement: Option<String>,
+    /// Modelled cycles of an operation, mean of the vCPUs; of `mix` the mean of what each takes by what it takes under `linux`.
+    pub cycles_per_op: f64,
+    /// The same of vm2.
+    pub vm2_cycles_per_op: f64,
+    /// Share of the accesses to memory that leave the node.
+    pub remote_share: Option<f64>,
+    /// Accesses that leave the node, of a thousand operations.
+    pub remote_accesses: f64,
+    /// Misses of the last-level cache, of a thousand operations.
+    pub llc_misses: f64,
+    /// Times that a vCPU went to another CPU, warm-up included.
+    pub migrations: u64,
+    /// CPU time of a vCPU, by the time that passed.
+    pub cpu_share: f64,
+    /// The same of vm2.
+    pub vm2_cpu_share: f64,
+    /// Time that a vCPU waited, by the time that passed.
+    pub wait_share: f64,
+    /// Periods, warm-up included, until the costs stay within 5 % of those of the last three.
+    pub converge_periods: usize,
+    /// Modelled cycles of vnumad by those of all vCPUs; none if it does not run.
+    pub overhead_share: Option<f64>,
+    /// Periods that are not judged.
+    pub warm_up_periods: usize,
+    /// Periods that are.
+    pub measured_periods: usize,
+    /// Length of a measured period in modelled time, seconds: its mean.
+    pub modelled_period_s: f64,
+    /// Share of the time that CPUs of VMs were idle.
+    pub idle_share: f64,
+    /// Pages that the kernel's balancing moved.
+    pub pages_moved: u64,
+    /// Steps of vnumad's policy.
+    pub steps: u64,
+    /// Times that it was repeated.
+    pub repeated: u32,
+    /// Why it does not count.
+    pub does_not_count: Option<String>,
+}
+
+/// A goal and what was found.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Goal {
+    /// What is wanted.
+    pub goal: String,
+    /// What was found.
+    pub found: String,
+    /// Is it met?
+    pub met: bool,
+}
+
+#[derive(Serialize)]
+struct Report<'a> {
+    source: &'static str,
+    commit: &'a str,
+    server: &'a raw::Server,
+    machine: &'static str,
+    modelled_period_s: f64,
+    workloads: &'a [raw::Workload],
+    not_measured: [&'static str; 2],
+    goals: &'a [Goal],
+    rows: &'a [Row],
+}
+
+/// Everything that was read.
+pub struct Run {
+    server: raw::Server,
+    workloads: Vec<raw::Workload>,
+    cells: Vec<Cell>,
+}
+
+/// Writes report and picture, prints the table. An error if goals are missed.
+pub fn run(arguments: &Arguments) -> Result<()> {
+    let run = read(&arguments.raw)?;
+    let mut rows = Vec::new();
+    for profile in profiles(&run.server.profile)? {
+        rows.extend(run.rows(&profile));
+    }
+    ensure!(!rows.is_empty(), "{}: no cell was measured", arguments.raw.display());
+    let goals = judge(&rows);
+    let report = Report {
+        source: "modelled: the lab's counters, priced under the profile of each row",
+        commit: &arguments.commit,
+        server: &run.server,
+        machine: crate::committed::SERVER,
+        modelled_period_s: crate::committed::PERIOD_S,
+        workloads: &run.workloads,
+        not_measured: ["p99 wake-up latency of a vCPU", "observe against linux"],
+        goals: &goals,
+        rows: &rows,
+    };
+    let path = arguments.directory.join("report.json");
+    let text = serde_json::to_string_pretty(&report)? + "\n";
+    fs::write(&path, text).with_context(|| path.display().to_string())?;
+    let picture = arguments.directory.join("report.svg");
+    crate::picture::draw(&rows, &picture)?;
+    print!("{}", table(&rows));
+    println!("report: {}\npicture: {}", path.display(), picture.display());
+    let missed: Vec<String> = goals
+        .iter()
+        .inspect(|goal| {
+            println!("{}: {}: {}", if goal.met { "met" } else { "MISSED" }, goal.goal, goal.found)
+        })
+        .filter(|goal| !goal.met)
+        .map(|goal| format!("{}: {}", goal.goal, goal.found))
+        .collect();
+    ensure!(missed.is_empty(), "goals that are missed:\n  {}", missed.join("\n  "));
+    Ok(())
+}
+
+/// The lines of a run. The last one may be cut off.
+fn read(path: &Path) -> Result<Run> {
+    let file = fs::File::open(path).with_context(|| path.display().to_string())?;
+    let (mut server, mut workloads, mut cells) = (None, Vec::new(), Vec::new());
+    for (number, line) in BufReader::new(file).lines().enumerate() {
+        let line = line.with_context(|| path.display().to_string())?;
+        match serde_json::from_str(&line) {
+            Ok(Line::Server(found)) => server = Some(found),
+            Ok(Line::Workload(workload)) => workloads.push(workload),
+            Ok(Line::Cell(cell)) => cells.push(cell),
+            Err(error) if error.is_eof() => break,
+            Err(error) => bail!("{}: line {}: {error}", path.display(), number + 1),
+        }
+    }
+    let server = server.with_context(|| format!("{}: the server said nothing", path.display()))?;
+    Ok(Run { server, workloads, cells })
+}
+
+/// The server's profile, and those that can price its counts.
+fn profiles(own: &str) -> Result<Vec<CounterProfile>> {
+    let own = by_name(own)?;
+    let mut profiles = vec![own.clone()];
+    for name in names().filter(|name| *name != own.name) {
+        profiles.extend(Some(by_name(name)?).filter(|other| other.shape() == own.shape()));
+    }
+    Ok(profiles)
+}
+
+fn add(to: &mut Counts, from: &Counts) {
+    let sum = |to: &mut Vec<u64>, from: &[u64]| {
+        to.resize(to.len().max(from.len()), 0);
+        to.iter_mut().zip(from).for_each(|(to, from)| *to += from);
+    };
+    to.instructions += from.instructions;
+    to.base_cycles += from.base_cycles;
+    to.llc_references += from.llc_references;
+    to.llc_streamed += from.llc_streamed;
+    to.llc_misses += from.llc_misses;
+    to.llc_misses_streamed += from.llc_misses_streamed;
+    sum(&mut to.dram_by_class, &from.dram_by_class);
+    sum(&mut to.streamed_by_class, &from.streamed_by_class);
+}
+
+fn ratio(a: f64, b: f64) -> f64 {
+    if b > 0.0 { a / b } else { f64::NAN }
+}
+
+fn mean(values: impl Iterator<Item = f64>) -> f64 {
+    let values: Vec<f64> = values.collect();
+    ratio(values.iter().sum(), values.len() as f64)
+}
+
+/// vCPUs of a VM in some periods.
+fn vcpus(periods: &[Period], vm: usize, position: usize) -> impl Iterator<Item = &Vcpu> {
+    periods.iter().filter_map(move |period| period.vms.get(vm)?.get(position))
+}
+
+fn counts(periods: &[Period], vm: usize, position: usize) -> Counts {
+    let mut sum = Counts::default();
+    vcpus(periods, vm, position).for_each(|vcpu| add(&mut sum, &vcpu.values.user));
+    sum
+}
+
+/// Modelled cycles per operation of each vCPU of a VM.
+fn costs(profile: &CounterProfile, periods: &[Period], vm: usize) -> Vec<f64> {
+    let count = periods.first().and_then(|period| period.vms.get(vm)).map_or(0, Vec::len);
+    let cost = |position| {
+        let operations: u64 = vcpus(periods, vm, position).map(|vcpu| vcpu.operations).sum();
+        ratio(price(&counts(periods, vm, position), &profile.prices()).total, operations as f64)
+    };
+    (0..count).map(cost).collect()
+}
+
+impl Cell {
+    fn measured(&self) -> &[Period] {
+        self.periods.get(self.warm_up..).unwrap_or_default()
+    }
+
+    fn cpu_share(&self, vm: usize, time: impl Fn(&Vcpu) -> u64) -> f64 {
+        let elapsed: f64 = self.measured().iter().map(|period| period.elapsed_s).sum();
+        let vcpus = || self.measured().iter().filter_map(|period| period.vms.get(vm)).flatten();
+        let count = self.measured().first().and_then(|period| period.vms.get(vm)).map_or(0, Vec::len);
+        ratio(vcpus().map(time).sum::<u64>() as f64 / 1e9 / count as f64, elapsed)
+    }
+
+    /// After how many periods the costs are those of the end.
+    fn converge_periods(&self, profile: &CounterProfile) -> usize {
+        let last = self.periods.len().saturating_sub(FINAL);
+        let end = costs(profile, &self.periods[last..], 0);
+        let of = |period: &Period| {
+            mean(costs(profile, std::slice::from_ref(period), 0).iter().zip(&end).map(|(a, b)| a / b))
+        };
+        let differs = |period: &Period| (of(period) - 1.0).abs() > CONVERGED;
+        self.periods.iter().rposition(differs).map_or(0, |at| at + 1)
+    }
+
+    fn row(&self, profile: &CounterProfile, linux: Option<&Cell>) -> Row {
+        let periods = self.measured();
+        let workload = WORKLOADS.iter().find(|workload| workload.name == self.workload);
+        let (vm, all) = (|vm| score(profile, self, linux, workload, vm), vec![0, 1, 2, 3]);
+        let mut sum = Counts::default();
+        all.iter().for_each(|&position| add(&mut sum, &counts(periods, 0, position)));
+        let operations: u64 =
+            all.iter().flat_map(|&position| vcpus(periods, 0, position)).map(|vcpu| vcpu.operations).sum();
+        let by_class = |class: usize| {
+            let of = |list: &[u64]| list.get(class).copied().unwrap_or(0);
+            (of(&sum.dram_by_class) + of(&sum.streamed_by_class)) as f64
+        };
+        let (local, remote) = (by_class(0), by_class(1));
+        let everybody =
+            |period: &Period| period.vms.iter().flatten().map(|vcpu| vcpu.values.cycles).sum::<u64>();
+        let cycles: u64 = periods.iter().map(everybody).sum();
+        let of_daemon = |period: &Period| Some(period.daemon.as_ref()?.values().sum::<u64>());
+        let daemon: Option<u64> = periods.iter().map(of_daemon).sum();
+        let elapsed: f64 = periods.iter().map(|period| period.elapsed_s).sum();
+        let ran: u64 = periods
+            .iter()
+            .flat_map(|period| period.vms.iter().flatten())
+            .map(|vcpu| vcpu.values.ran_ns)
+            .sum();
+        let migrations = self.periods.iter().filter_map(|period| period.vms.first()).flatten();
+        let mut row = Row {
+            profile: profile.name.clone(),
+            workload: self.workload.clone(),
+            memory_intensive: workload.is_some_and(|workload| workload.memory_intensive),
+            policy: self.policy.split(':').next().unwrap_or_default().to_owned(),
+            placement: self.policy.split_once(':').map(|(_, placement)| placement.to_owned()),
+            cycles_per_op: vm(0),
+            vm2_cycles_per_op: vm(1),
+            remote_share: (local + remote > 0.0).then(|| remote / (local + remote)),
+            remote_accesses: ratio(remote * 1000.0, operations as f64),
+            llc_misses: ratio(sum.llc_misses as f64 * 1000.0, operations as f64),
+            migrations: migrations.map(|vcpu| vcpu.values.migrations).sum(),
+            cpu_share: self.cpu_share(0, |vcpu| vcpu.values.ran_ns),
+            vm2_cpu_share: self.cpu_share(1, |vcpu| vcpu.values.ran_ns),
+            wait_share: self.cpu_share(0, |vcpu| vcpu.values.waited_ns),
+            converge_periods: self.converge_periods(profile),
+            overhead_share: daemon.map(|daemon| ratio(daemon as f64, cycles as f64)),
+            warm_up_periods: self.warm_up,
+            measured_periods: periods.len(),
+            // Modelled time goes on as fast as vCPUs make it: their cycles by the CPUs that they had.
+            modelled_period_s: ratio(
+                cycles as f64 / profile_clock(profile) * elapsed / (ran as f64 / 1e9),
+                periods.len() as f64,
+            ),
+            idle_share: mean(periods.iter().map(|period| period.idle_share)),
+            pages_moved: self.pages_moved,
+            steps: self.steps,
+            repeated: self.repeated,
+            does_not_count: None,
+        };
+        row.does_not_count = why_not(&row, linux);
+        let longest = self.periods.iter().map(|period| period.elapsed_s).fold(0.0, f64::max);
+        let shortest = self.periods.iter().map(|period| period.elapsed_s).fold(f64::MAX, f64::min);
+        if longest > shortest * LATE {
+            row.does_not_count =
+                Some(format!("the machine stopped it: a period took {longest:.1} s, others {shortest:.1} s"));
+        }
+        row
+    }
+}
+
+/// Cycles of a second.
+fn profile_clock(profile: &CounterProfile) -> f64 {
+    profile.clock_ghz * 1e9
+}
+
+/// What is compared: cycles per operation, or for several kinds of programs the mean of what each takes by what it takes
+/// under `linux`.
+fn score(
+    profile: &CounterProfile,
+    cell: &Cell,
+    linux: Option<&Cell>,
+    workload: Option<&Workload>,
+    vm: usize,
+) -> f64 {
+    let own = costs(profile, cell.measured(), vm);
+    let same =
+        workload.is_none_or(|workload| workload.programs.iter().all(|kind| *kind == workload.programs[0]));
+    match linux.filter(|_| !same) {
+        Some(linux) => mean(own.iter().zip(costs(profile, linux.measured(), vm)).map(|(own, of)| own / of)),
+        None => mean(own.into_iter()),
+    }
+}
+
+fn why_not(row: &Row, linux: Option<&Cell>) -> Option<String> {
+    let Some(linux) = linux else {
+        return Some("there is no linux row to compare its CPU time with".to_owned());
+    };
+    for (vm, found) in [row.cpu_share, row.vm2_cpu_share].into_iter().enumerate() {
+        let share = ratio(found, linux.cpu_share(vm, |vcpu| vcpu.values.ran_ns));
+        if share.is_nan() || share < goals::CPU_SHARE {
+            return Some(format!(
+                "vm{} had {:.1} % of the CPU time that it has under linux",
+                vm + 1,
+                share * 100.0
+            ));
+        }
+    }
+    let idle = row.idle_share > goals::IDLE && row.wait_share > goals::IDLE;
+    idle.then(|| format!("CPUs were idle for {:.1} % of the time while vCPUs waited", row.idle_share * 100.0))
+}
+
+impl Run {
+    /// All rows of a profile; of the candidates of `oracle` the best.
+    fn rows(&self, profile: &CounterProfile) -> Vec<Row> {
+        let mut rows: Vec<Row> = Vec::new();
+        for cell in &self.cells {
+            let linux =
+                self.cells.iter().find(|other| other.workload == cell.workload && other.policy == "linux");
+            let row = cell.row(profile, linux);
+            let before =
+                rows.iter_mut().find(|known| known.workload == row.workload && known.policy == row.policy);
+            match before {
+                Some(known) if row.cycles_per_op < known.cycles_per_op => *known = row,
+                Some(_) => {}
+                None => rows.push(row),
+            }
+        }
+        rows
+    }
+}
+
+/// Rows of a profile and workload.
+struct Group<'a>(Vec<&'a Row>);
+
+impl Group<'_> {
+    fn row(&self, policy: &str) -> Option<&Row> {
+        self.0.iter().find(|row| row.policy == policy).copied()
+    }
+
+    /// Only if it counts.
+    fn cost(&self, policy: &str) -> Option<f64> {
+        self.row(policy).filter(|row| row.does_not_count.is_none()).map(|row| row.cycles_per_op)
+    }
+
+    fn name(&self) -> String {
+        self.0.first().map_or_else(String::new, |row| format!("{} under {}", row.workload, row.profile))
+    }
+
+    /// `vprobe` beside every peer.
+    fn peers(&self, vprobe: f64) -> Goal {
+        let peers = self.0.iter().filter(|row| !["vprobe", "oracle"].contains(&row.policy.as_str()));
+        let behind = peers.filter_map(|row| Some((row, vprobe / self.cost(&row.policy)? - 1.0)));
+        let worst = behind.max_by(|a, b| a.1.total_cmp(&b.1));
+        Goal {
+            goal: format!("{}: at most {:.0} % behind any peer", self.name(), goals::BEHIND_A_PEER * 100.0),
+            found: worst.map_or_else(
+                || "no peer counts".to_owned(),
+                |(row, behind)| match behind > 0.0 {
+                    true => format!("{:.2} % behind {}", behind * 100.0, row.policy),
+                    false => format!("{:.2} % ahead of {}, the best", -behind * 100.0, row.policy),
+                },
+            ),
+            met: worst.is_some_and(|(_, behind)| behind <= goals::BEHIND_A_PEER),
+        }
+    }
+
+    /// The gap to `oracle`, where there is one.
+    fn gap(&self, vprobe: f64) -> Option<Goal> {
+        let linux =
+            [self.cost("linux"), self.cost("linux-nobalance")].into_iter().flatten().reduce(f64::min)?;
+        let oracle = self.cost("oracle")?;
+        let recovered = (linux - vprobe) / (linux - oracle);
+        (linux / oracle - 1.0 > goals::GAP).then(|| Goal {
+            goal: format!(
+                "{}: at least {:.0} % of the gap between Linux and the oracle is recovered",
+                self.name(),
+                goals::RECOVERED * 100.0
+            ),
+            found: format!("{:.1} % of {:.1} %", recovered * 100.0, (linux / oracle - 1.0) * 100.0),
+            met: recovered >= goals::RECOVERED,
+        })
+    }
+
+    fn without_memory(&self, vprobe: f64) -> Option<Goal> {
+        let linux = self.cost("linux").filter(|_| self.0.iter().any(|row| !row.memory_intensive))?;
+        Some(Goal {
+            goal: format!("{}: at most {:.0} % behind Linux", self.name(), goals::BEHIND_LINUX * 100.0),
+            found: format!("{:+.2} %", (vprobe / linux - 1.0) * 100.0),
+            met: vprobe / linux - 1.0 <= goals::BEHIND_LINUX,
+        })
+    }
+}
+
+/// All goals.
+pub fn judge(rows: &[Row]) -> Vec<Goal> {
+    let mut keys: Vec<(&str, &str)> = Vec::new();
+    for row in rows {
+        let key = (row.profile.as_str(), row.workload.as_str());
+        if !keys.contains(&key) {
+            keys.push(key);
+        }
+    }
+    let (mut all, mut ahead) = (Vec::new(), None::<(f64, String)>);
+    for (profile, workload) in keys {
+        let group =
+            Group(rows.iter().filter(|row| row.profile == profile && row.workload == workload).collect());
+        let Some(vprobe) = group.cost("vprobe") else {
+            let why = group.row("vprobe").and_then(|row| row.does_not_count.clone());
+            let found = why.unwrap_or_else(|| "it is missing".to_owned());
+            all.push(Goal { goal: format!("{}: the row of vprobe counts", group.name()), found, met: false });
+            continue;
+        };
+        all.push(group.peers(vprobe));
+        all.extend(group.gap(vprobe));
+        all.extend(group.without_memory(vprobe));
+        if let Some(credit) = group.cost("credit") {
+            let found = credit / vprobe - 1.0;
+            if ahead.as_ref().is_none_or(|(best, _)| found > *best) {
+                ahead = Some((found, group.name()));
+            }
+        }
+    }
+    let (best, where_) = ahead.unwrap_or((f64::NAN, "no row of credit counts".to_owned()));
+    all.push(Goal {
+        goal: format!("at best at least {:.1} % ahead of credit", goals::AHEAD_OF_CREDIT * 100.0),
+        found: format!("{:.1} %, {where_}", best * 100.0),
+        met: best >= goals::AHEAD_OF_CREDIT,
+    });
+    all.extend(overhead(rows));
+    all
+}
+
+fn overhead(rows: &[Row]) -> Option<Goal> {
+    let shares = rows.iter().filter(|row| row.policy == "vprobe").filter_map(|row| row.overhead_share);
+    let most = shares.reduce(f64::max)?;
+    Some(Goal {
+        goal: format!("vnumad takes at most {:.2} % of the VMs' cycles", goals::OVERHEAD * 100.0),
+        found: format!("{:.4} %", most * 100.0),
+        met: most <= goals::OVERHEAD,
+    })
+}
+
+/// Rows for people.
+fn table(rows: &[Row]) -> String {
+    let mut text = format!(
+        "{:<18}{:<9}{:<16}{:>10}{:>10}{:>8}{:>13}{:>7}{:>7}{:>7}{:>10}{:>10}\n",
+        "profile",
+        "workload",
+        "policy",
+        "cycles/op",
+        "vm2",
+        "remote",
+        "misses/1000",
+        "migr",
+        "cpu",
+        "wait",
+        "converge",
+        "overhead"
+    );
+    let percent = |value: Option<f64>, digits: usize| {
+        value.map_or_else(|| "-".to_owned(), |value| format!("{:.digits$} %", value * 100.0))
+    };
+    for row in rows {
+        let placement = row.placement.as_ref().map_or_else(String::new, |name| format!(" {name}"));
+        let why =
+            row.does_not_count.as_ref().map_or_else(String::new, |why| format!("  does not count: {why}"));
+        text += &format!(
+            "{:<18}{:<9}{:<16}{:>10.3}{:>10.3}{:>8}{:>13.1}{:>7}{:>7}{:>7}{:>10}{:>10}{placement}{why}\n",
+            row.profile,
+            row.workload,
+            row.policy,
+            row.cycles_per_op,
+            row.vm2_cycles_per_op,
+            percent(row.remote_share, 1),
+            row.llc_misses,
+            row.migrations,
+            percent(Some(row.cpu_share), 0),
+            percent(Some(row.wait_share), 0),
+            row.converge_periods,
+            percent(row.overhead_share, 4),
+        );
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(workload: &str, policy: &str, cycles_per_op: f64) -> Row {
+        Row {
+            profile: "p".into(),
+            workload: workload.into(),
+            policy: policy.into(),
+            memory_intensive: workload != "compute",
+            cycles_per_op,
+            overhead_share: Some(0.0001),
+            ..Row::default()
+        }
+    }
+
+    fn missed(rows: &[Row]) -> Vec<String> {
+        judge(rows)
+            .into_iter()
+            .filter(|goal| !goal.met)
+            .map(|goal| format!("{}: {}", goal.goal, goal.found))
+            .collect()
+    }
+
+    fn good() -> Vec<Row> {
+        let chase = [
+            ("linux", 140.0),
+            ("linux-nobalance", 150.0),
+            ("credit", 150.0),
+            ("vprobe", 100.0),
+            ("oracle", 99.0),
+        ];
+        let compute = [("linux", 10.0), ("credit", 10.0), ("vprobe", 10.05)];
+        let rows = |name: &'static str, list: &[(&str, f64)]| {
+            list.iter().map(|(policy, cost)| row(name, policy, *cost)).collect::<Vec<_>>()
+        };
+        [rows("chase", &chase), rows("compute", &compute)].concat()
+    }
+
+    #[test]
+    fn a_run_that_meets_all_goals_misses_none() {
+        assert_eq!(missed(&good()), Vec::<String>::new());
+        let goals = judge(&good());
+        assert_eq!(goals.len(), 6, "{goals:?}");
+        assert!(goals.iter().any(|goal| goal.found == "97.6 % of 41.4 %"), "{goals:?}");
+    }
+
+    #[test]
+    fn each_goal_can_be_missed() {
+        let with = |workload: &str, policy: &str, cost: f64| {
+            let mut rows = good();
+            let row = rows.iter_mut().find(|row| row.workload == workload && row.policy == policy);
+            row.expect("a row").cycles_per_op = cost;
+            missed(&rows)
+        };
+        assert_eq!(with("chase", "vprobe", 104.0).len(), 2, "the gap, and credit");
+        assert_eq!(
+            with("chase", "linux", 98.0),
+            ["chase under p: at most 1 % behind any peer: 2.04 % behind linux"]
+        );
+        assert_eq!(with("compute", "vprobe", 10.3).len(), 2, "a peer, and Linux");
+        let mut rows = good();
+        rows[3].overhead_share = Some(0.001);
+        assert_eq!(missed(&rows), ["vnumad takes at most 0.02 % of the VMs' cycles: 0.1000 %"]);
+    }
+
+    #[test]
+    fn a_row_that_does_not_count_is_no_peer_and_proves_nothing() {
+        let mut rows = good();
+        rows[0].does_not_count = Some("vm1 had 80.0 % of ...".into());
+        rows[0].cycles_per_op = 1.0;
+        assert_eq!(missed(&rows), Vec::<String>::new());
+        rows[3].does_not_count = Some("CPUs were idle".into());
+        let missed = missed(&rows);
+        assert!(missed[0].contains("the row of vprobe counts: CPUs were idle"), "{missed:?}");
+    }
+
+    fn period(accesses: [u64; 2], operations: u64, ran_ns: u64, idle_share: f64) -> Period {
+        let misses = accesses.iter().sum();
+        let user = Counts {
+            instructions: 4 * operations,
+            base_cycles: 4 * operations,
+            llc_references: misses,
+            llc_misses: misses,
+            dram_by_class: accesses.to_vec(),
+            streamed_by_class: vec![0, 0],
+            ..Counts::default()
+        };
+        let values = crate::threads::Values { user, cycles: 1000, ran_ns, waited_ns: ran_ns, migrations: 1 };
+        let vcpu = || Vcpu { values: values.clone(), operations, cpu: 1 };
+        let vm = || (0..4).map(|_| vcpu()).collect::<Vec<_>>();
+        Period {
+            elapsed_s: 1.0,
+            vms: vec![vm(), vm(), vm()],
+            idle_share,
+            daemon: Some([("sampler".to_owned(), 6)].into()),
+        }
+    }
+
+    fn cell(policy: &str, periods: Vec<Period>) -> Cell {
+        Cell {
+            workload: "chase".into(),
+            policy: policy.into(),
+            warm_up: 1,
+            periods,
+            pages_moved: 0,
+            steps: 2,
+            repeated: 0,
+        }
+    }
+
+    fn run_of(cells: Vec<Cell>) -> Run {
+        let server =
+            raw::Server { profile: "broadwell-2s".into(), kernel: String::new(), numad: String::new() };
+        Run { server, workloads: Vec::new(), cells }
+    }
+
+    #[test]
+    fn rows_are_priced_and_the_warm_up_is_left_out() {
+        let remote = || period([0, 1000], 1000, 300_000_000, 0.0);
+        let local = || period([1000, 0], 1000, 300_000_000, 0.0);
+        let moved = vec![remote(), local(), local(), local(), local()];
+        let stayed = vec![remote(), remote(), remote(), remote(), remote()];
+        let run = run_of(vec![cell("linux", stayed), cell("vprobe", moved)]);
+        let rows = run.rows(&by_name("broadwell-2s").expect("it is there"));
+        // 4 + 133.4 ns and 75.8 ns at 2.2 GHz.
+        assert!((rows[0].cycles_per_op - (4.0 + 293.48)).abs() < 0.01, "{:?}", rows[0]);
+        assert!((rows[1].cycles_per_op - (4.0 + 166.76)).abs() < 0.01, "{:?}", rows[1]);
+        assert_eq!((rows[0].remote_share, rows[1].remote_share), (Some(1.0), Some(0.0)));
+        assert_eq!((rows[0].converge_periods, rows[1].converge_periods), (0, 1));
+        assert_eq!((rows[1].migrations, rows[1].llc_misses), (20, 1000.0));
+        assert!((rows[1].cpu_share - 0.3).abs() < 1e-9 && rows[1].does_not_count.is_none(), "{:?}", rows[1]);
+        assert!((rows[1].overhead_share.expect("vnumad ran") - 6.0 / 12_000.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn less_cpu_time_and_idle_cpus_are_named() {
+        let full = || period([1000, 0], 1000, 300_000_000, 0.0);
+        let less = period([1000, 0], 900, 270_000_000, 0.0);
+        let idle = period([1000, 0], 1000, 300_000_000, 0.1);
+        let run = run_of(vec![
+            cell("linux", vec![full(), full()]),
+            cell("lb", vec![full(), less]),
+            cell("brm", vec![full(), idle]),
+        ]);
+        let rows = run.rows(&by_name("broadwell-2s").expect("it is there"));
+        let why = |at: usize| rows[at].does_not_count.clone().unwrap_or_default();
+        assert_eq!(why(0), "");
+        assert_eq!(why(1), "vm1 had 90.0 % of the CPU time that it has under linux");
+        assert_eq!(why(2), "CPUs were idle for 10.0 % of the time while vCPUs waited");
+    }
+
+    #[test]
+    fn the_oracle_is_its_best_candidate() {
+        let at = |accesses| vec![period(accesses, 1000, 1, 0.0), period(accesses, 1000, 1, 0.0)];
+        let run = run_of(vec![
+            cell("linux", at([0, 1000])),
+            cell("oracle:a", at([500, 500])),
+            cell("oracle:b", at([900, 100])),
+            cell("oracle:c", at([0, 1000])),
+        ]);
+        let rows = run.rows(&by_name("broadwell-2s").expect("it is there"));
+        assert_eq!((rows.len(), rows[1].placement.as_deref()), (2, Some("b")));
+    }
+}

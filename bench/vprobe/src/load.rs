@@ -1,0 +1,155 @@
+//! In a guest: a program that runs on one vCPU for ever. Before it begins it prints where its memory lies in the guest's
+//! physical memory, so that the host can place it, and where it counts what it has done, so that the host can read that
+//! without asking the guest.
+
+use crate::committed::{Kind, seed};
+use anyhow::{Context, Result, ensure};
+use lab_count::load::{Chain, Matrix, Memory, compute, stream, touch};
+use nix::{
+    sched::{CpuSet, sched_setaffinity},
+    unistd::Pid,
+};
+use serde::{Deserialize, Serialize};
+use std::{fs::File, io::Write, os::unix::fs::FileExt};
+
+const PAGE: usize = 4096;
+const LINE: usize = 64;
+const HUGE: usize = 2 << 20;
+/// Of `/proc/self/pagemap` (Documentation/admin-guide/mm/pagemap.rst).
+const PRESENT: u64 = 1 << 63;
+const FRAME: u64 = (1 << 55) - 1;
+/// Operations between two counts.
+const BATCH: u64 = 4096;
+/// Rounds of computing after each access of [`Kind::Walk`].
+const ROUNDS: u64 = 16;
+/// Rounds that are one operation of [`Kind::Compute`].
+const COMPUTE: u64 = 500;
+
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// What to do
+    kind: Kind,
+    /// CPU to run on
+    #[arg(long)]
+    cpu: usize,
+}
+
+/// What it prints.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ready {
+    /// Physical memory of the guest, first byte and length of each range.
+    pub memory: Vec<(u64, u64)>,
+    /// Physical address of the count of operations, 8 bytes.
+    pub count: u64,
+}
+
+/// The number of operations, for the host.
+struct Count(Memory);
+
+impl Count {
+    fn add(&mut self, operations: u64) {
+        let word = &raw mut self.0.words()[0];
+        // SAFETY: an aligned word of a slice that is borrowed for writing; volatile, as the host reads it.
+        unsafe { word.write_volatile(word.read_volatile() + operations as usize) };
+    }
+}
+
+/// Runs until it is killed.
+pub fn run(arguments: &Arguments) -> Result<()> {
+    let mut set = CpuSet::new();
+    set.set(arguments.cpu)?;
+    sched_setaffinity(Pid::from_raw(0), &set).context("sched_setaffinity")?;
+    let mut count = Count(Memory::map(HUGE, None, true).context("memory of the count")?);
+    touch(&mut count.0);
+    let kind = arguments.kind;
+    let memory = Memory::map(kind.mib() << 20, None, true).with_context(|| format!("{} MiB", kind.mib()))?;
+    match kind {
+        Kind::Chase => {
+            let mut chain = Chain::random(memory, seed(arguments.cpu));
+            ready(chain.memory(), &count)?;
+            forever(&mut count, || chain.follow(BATCH), BATCH)
+        }
+        Kind::Walk => {
+            let mut chain = Chain::random(memory, seed(arguments.cpu));
+            ready(chain.memory(), &count)?;
+            let mut step = || {
+                chain.follow(1);
+                compute(ROUNDS);
+            };
+            forever(&mut count, || (0..BATCH).for_each(|_| step()), BATCH)
+        }
+        Kind::Stream => {
+            let mut memory = memory;
+            touch(&mut memory);
+            ready(&memory, &count)?;
+            let lines = (memory.bytes() / LINE) as u64;
+            forever(&mut count, || stream(&mut memory), lines)
+        }
+        Kind::Matrix => {
+            let mut memory = memory;
+            touch(&mut memory);
+            ready(&memory, &count)?;
+            let mut matrix = Matrix::new(memory, seed(arguments.cpu));
+            let lines = (matrix.block_bytes() / LINE) as u64;
+            forever(&mut count, || matrix.multiply(), lines)
+        }
+        Kind::Compute => {
+            ready(&memory, &count)?;
+            forever(&mut count, || compute(COMPUTE * 100), 100)
+        }
+    }
+}
+
+fn forever(count: &mut Count, mut work: impl FnMut(), operations: u64) -> ! {
+    loop {
+        work();
+        count.add(operations);
+    }
+}
+
+/// Says where everything is.
+fn ready(memory: &Memory, count: &Count) -> Result<()> {
+    let frames = |memory: &Memory| frames(memory.address(), memory.bytes());
+    let first = *frames(&count.0)?.first().context("no memory of the count")?;
+    let line = Ready { memory: ranges(&frames(memory)?), count: first * PAGE as u64 };
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{}", serde_json::to_string(&line)?)?;
+    Ok(out.flush()?)
+}
+
+/// Page frames of a part of this process's memory.
+fn frames(address: usize, bytes: usize) -> Result<Vec<u64>> {
+    let path = "/proc/self/pagemap";
+    let mut entries = vec![0_u8; bytes / PAGE * 8];
+    File::open(path)
+        .and_then(|file| file.read_exact_at(&mut entries, (address / PAGE * 8) as u64))
+        .context(path)?;
+    let entry = |bytes: &[u8]| u64::from_ne_bytes(bytes.try_into().unwrap_or_default());
+    let frames: Vec<u64> = entries.chunks(8).map(entry).collect();
+    let present = |entry: &u64| entry & PRESENT != 0 && entry & FRAME != 0;
+    ensure!(frames.iter().all(present), "{path}: pages are not present, or this is not root");
+    Ok(frames.into_iter().map(|entry| entry & FRAME).collect())
+}
+
+/// Frames as ranges of bytes.
+fn ranges(frames: &[u64]) -> Vec<(u64, u64)> {
+    let mut ranges: Vec<(u64, u64)> = Vec::new();
+    for &frame in frames {
+        let start = frame * PAGE as u64;
+        match ranges.last_mut() {
+            Some((first, length)) if *first + *length == start => *length += PAGE as u64,
+            _ => ranges.push((start, PAGE as u64)),
+        }
+    }
+    ranges
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_become_ranges() {
+        assert_eq!(ranges(&[5, 6, 7, 9, 3]), [(0x5000, 0x3000), (0x9000, 0x1000), (0x3000, 0x1000)]);
+    }
+}

@@ -1,0 +1,40 @@
+//! What policies of vCPUs do for VMs on a NUMA server: `make bench NAME=vprobe`. One program, three places: on the machine it
+//! judges (`judge`), on the lab server it measures (`server`), in guests it is the load (`load`).
+
+mod committed;
+mod guest_memory;
+mod host;
+mod judge;
+mod load;
+mod picture;
+mod raw;
+mod server;
+mod threads;
+mod vms;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(name = "bench-vprobe", about = "What policies of vCPUs do for VMs on a NUMA server")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// On a server with counters: measures, and prints a line of JSON for each cell
+    Server(server::Arguments),
+    /// On the machine: rows, goals and a picture from what was measured
+    Judge(judge::Arguments),
+    /// In a guest: a program that runs for ever
+    Load(load::Arguments),
+}
+
+fn main() -> anyhow::Result<()> {
+    match Arguments::parse().command {
+        Command::Server(arguments) => server::run(&arguments),
+        Command::Judge(arguments) => judge::run(&arguments),
+        Command::Load(arguments) => load::run(&arguments),
+    }
+}

@@ -1,0 +1,84 @@
+//! What was measured, before anything is concluded: a line of JSON each, so that a run that is cut off leaves what it has.
+
+use crate::threads::Values;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// A line of what the server prints.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Line {
+    /// First.
+    Server(Server),
+    /// Before the cells of a workload.
+    Workload(Workload),
+    /// A workload under a policy.
+    Cell(Cell),
+}
+
+/// The server.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Server {
+    /// The profile that it counts with.
+    pub profile: String,
+    /// Its kernel.
+    pub kernel: String,
+    /// Version of numad, or why it is not there.
+    pub numad: String,
+}
+
+/// What holds for all cells of a workload.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Workload {
+    /// Its name.
+    pub name: String,
+    /// Nanoseconds of the server by modelled ones, measured under this load.
+    pub dilation: f64,
+    /// Length of a period, seconds of the server.
+    pub period_s: f64,
+    /// By which timers of others are multiplied.
+    pub factor: f64,
+}
+
+/// A workload under a policy.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Cell {
+    /// Which.
+    pub workload: String,
+    /// Under which policy; candidates of `oracle` have their name after a colon.
+    pub policy: String,
+    /// Periods that are not judged, at the beginning.
+    pub warm_up: usize,
+    /// All periods.
+    pub periods: Vec<Period>,
+    /// Pages that the kernel's balancing has moved.
+    pub pages_moved: u64,
+    /// Steps of vnumad's policy in all VMs.
+    pub steps: u64,
+    /// Times that it was repeated as the machine had stopped the server in between.
+    pub repeated: u32,
+}
+
+/// A period.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Period {
+    /// Its length, seconds of the server.
+    pub elapsed_s: f64,
+    /// vCPUs of each VM.
+    pub vms: Vec<Vec<Vcpu>>,
+    /// Share of the time that CPUs of VMs were idle.
+    pub idle_share: f64,
+    /// Modelled cycles of vnumad's threads by name; none if it does not run.
+    pub daemon: Option<BTreeMap<String, u64>>,
+}
+
+/// A vCPU's period.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Vcpu {
+    /// What its thread did.
+    pub values: Values,
+    /// Operations that its program finished.
+    pub operations: u64,
+    /// CPU that it was on at the end.
+    pub cpu: u32,
+}

@@ -1,0 +1,236 @@
+//! On the lab server: every workload under every policy, on one boot and from one placement.
+
+use crate::{
+    committed::{
+        DEFAULT_PERIOD_S, HOST_CPUS, MEASURED, MEASURED_STATIC, PERIOD_S, POLICIES, Placement, START, VMS,
+        WARM_UP, WORKLOADS, Workload,
+    },
+    host::{self, Numad, Timers},
+    raw::{self, Cell, Line, Period},
+    threads::Thread,
+    vms::{Programs, Vms, threads_of},
+};
+use anyhow::{Context, Result, ensure};
+use std::{
+    fs,
+    io::Write,
+    thread,
+    time::{Duration, Instant},
+};
+use vnuma_lab_pricing::by_name;
+use vnuma_scenario::{Process, vnumactl};
+
+/// How long the dilation is measured, seconds of the server, and how often.
+const DILATION_S: f64 = 3.0;
+const DILATIONS: usize = 3;
+/// Shortest and longest period that vnumad takes, seconds.
+const PERIODS_S: (f64, f64) = (0.1, 10.0);
+/// A period that took so much longer was interrupted by the machine.
+const LATE: f64 = 1.25;
+/// Times that such a cell is repeated.
+const REPEATS: u32 = 3;
+
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// Only these workloads
+    #[arg(long)]
+    workload: Vec<String>,
+    /// Only these policies
+    #[arg(long)]
+    policy: Vec<String>,
+    /// So many measured periods
+    #[arg(long, default_value_t = MEASURED)]
+    periods: usize,
+}
+
+/// Prints a line of JSON for each cell.
+pub fn run(arguments: &Arguments) -> Result<()> {
+    for name in &arguments.policy {
+        ensure!(POLICIES.contains(&name.as_str()), "--policy {name}: there are {POLICIES:?}");
+    }
+    for name in &arguments.workload {
+        ensure!(WORKLOADS.iter().any(|workload| workload.name == name), "--workload {name} is unknown");
+    }
+    let header = lab_count::server::header()?;
+    let profile = by_name(header.profile_name())?;
+    let timers = Timers::read()?;
+    eprintln!("starting three VMs");
+    let vms = Vms::start()?;
+    host::divide()?;
+    print(&Line::Server(raw::Server {
+        profile: profile.name.clone(),
+        kernel: fs::read_to_string("/proc/sys/kernel/osrelease")?.trim().to_owned(),
+        numad: Numad::version(),
+    }))?;
+    let chosen = |names: &[String], name: &str| names.is_empty() || names.iter().any(|chosen| chosen == name);
+    let mut failed = Vec::new();
+    for workload in WORKLOADS.iter().filter(|workload| chosen(&arguments.workload, workload.name)) {
+        eprintln!("{}: starting its programs", workload.name);
+        host::balance(false)?;
+        let programs = vms.load(workload)?;
+        vms.place(&programs, &START)?;
+        vms.release(None)?;
+        let dilation = dilation(&vms, &programs, profile.clock_ghz)?;
+        let period_s = (PERIOD_S * dilation).clamp(PERIODS_S.0, PERIODS_S.1);
+        let factor = period_s / DEFAULT_PERIOD_S;
+        timers.stretch(factor, dilation)?;
+        eprintln!("{}: dilation {dilation:.1}, periods of {period_s:.1} s", workload.name);
+        print(&Line::Workload(raw::Workload { name: workload.name.into(), dilation, period_s, factor }))?;
+        let bench = Bench { vms: &vms, programs, workload, period_s, factor, periods: arguments.periods };
+        for policy in POLICIES.iter().filter(|policy| chosen(&arguments.policy, policy)) {
+            // The others are worth having all the same.
+            if let Err(error) = bench.policy(policy) {
+                eprintln!("{error:#}");
+                failed.push(format!("{}, {policy}", workload.name));
+            }
+        }
+    }
+    ensure!(failed.is_empty(), "cells that failed: {}", failed.join("; "));
+    Ok(())
+}
+
+fn print(line: &Line) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{}", serde_json::to_string(line)?)?;
+    Ok(out.flush()?)
+}
+
+/// Time of the server by modelled time, of all vCPUs together, under this load: the median, as the machine may stop the server
+/// in between.
+fn dilation(vms: &Vms, programs: &Programs, clock_ghz: f64) -> Result<f64> {
+    let mut found = Vec::new();
+    for _ in 0..DILATIONS {
+        let before = vms.read(programs, &[])?;
+        thread::sleep(Duration::from_secs_f64(DILATION_S));
+        let period = vms.read(programs, &[])?.since(&before);
+        let vcpus = || period.vms.iter().flatten();
+        let ran_ns: u64 = vcpus().map(|vcpu| vcpu.values.ran_ns).sum();
+        let cycles: u64 = vcpus().map(|vcpu| vcpu.values.cycles).sum();
+        ensure!(cycles > 0, "the vCPUs did nothing in {DILATION_S} s");
+        found.push(ran_ns as f64 / (cycles as f64 / clock_ghz));
+    }
+    found.sort_by(f64::total_cmp);
+    Ok(found[DILATIONS / 2])
+}
+
+/// A workload that runs.
+struct Bench<'a> {
+    vms: &'a Vms,
+    programs: Programs,
+    workload: &'a Workload,
+    period_s: f64,
+    factor: f64,
+    periods: usize,
+}
+
+impl Bench<'_> {
+    /// All cells of a policy: one, or the candidates of `oracle`.
+    fn policy(&self, policy: &str) -> Result<()> {
+        if policy == "oracle" {
+            for placement in self.workload.oracles {
+                let name = format!("oracle:{}", placement.name);
+                self.cell(&name, Some(placement))
+                    .with_context(|| format!("{}, {name}", self.workload.name))?;
+            }
+            return Ok(());
+        }
+        self.cell(policy, None).with_context(|| format!("{}, {policy}", self.workload.name))
+    }
+
+    /// Measures a cell, again if the machine stopped the server in between: then periods are too long, and limits are reached.
+    fn cell(&self, policy: &str, fixed: Option<&Placement>) -> Result<()> {
+        let mut repeated = 0;
+        loop {
+            let began = Instant::now();
+            let cell = self.once(policy, fixed);
+            let late =
+                |cell: &Cell| cell.periods.iter().any(|period| period.elapsed_s > self.period_s * LATE);
+            let problem = match &cell {
+                Ok(cell) if late(cell) => Some("interrupted by the machine".to_owned()),
+                Ok(_) => None,
+                Err(error) => Some(format!("{error:#}")),
+            };
+            let shown = problem.as_ref().map(|problem| format!(", {problem}")).unwrap_or_default();
+            eprintln!("{}: {policy}: {} s{shown}", self.workload.name, began.elapsed().as_secs());
+            if problem.is_none() || repeated == REPEATS {
+                return print(&Line::Cell(Cell { repeated, ..cell? }));
+            }
+            repeated += 1;
+        }
+    }
+
+    fn once(&self, policy: &str, fixed: Option<&Placement>) -> Result<Cell> {
+        host::balance(false)?;
+        self.vms.place(&self.programs, fixed.unwrap_or(&START))?;
+        let daemon = match policy {
+            "linux" | "linux-nobalance" | "numad" => None,
+            _ if fixed.is_some() => None,
+            _ => Some(host::start_vnumad(self.period_s, self.factor)?),
+        };
+        let counted = match &daemon {
+            Some(Process(child)) => {
+                let pid = child.id() as i32;
+                let threads = threads_of(pid)?;
+                threads.iter().try_for_each(|(_, thread)| host::affine(thread.tid, &HOST_CPUS))?;
+                threads
+            }
+            None => Vec::new(),
+        };
+        self.vms.release(fixed)?;
+        let moved = host::pages_moved()?;
+        let mut numad = None;
+        match policy {
+            "linux" => host::balance(true)?,
+            "numad" => numad = Some(Numad::start(self.factor)?),
+            _ if daemon.is_some() => set_policy(policy)?,
+            _ => {}
+        }
+        let measured = if fixed.is_some() { MEASURED_STATIC.min(self.periods) } else { self.periods };
+        let periods = self.measure(WARM_UP + measured, &counted)?;
+        let steps = if daemon.is_some() { steps()? } else { 0 };
+        host::balance(false)?;
+        drop(numad);
+        if daemon.is_some() {
+            set_policy("off")?;
+        }
+        drop(daemon);
+        Ok(Cell {
+            workload: self.workload.name.into(),
+            policy: policy.into(),
+            warm_up: WARM_UP,
+            periods,
+            pages_moved: host::pages_moved()? - moved,
+            steps,
+            repeated: 0,
+        })
+    }
+
+    fn measure(&self, count: usize, daemon: &[(String, Thread)]) -> Result<Vec<Period>> {
+        let began = Instant::now();
+        let mut before = self.vms.read(&self.programs, daemon)?;
+        let mut periods = Vec::new();
+        for number in 1..=count {
+            let end = began + Duration::from_secs_f64(self.period_s * number as f64);
+            thread::sleep(end.saturating_duration_since(Instant::now()));
+            let now = self.vms.read(&self.programs, daemon)?;
+            periods.push(now.since(&before));
+            before = now;
+        }
+        Ok(periods)
+    }
+}
+
+fn set_policy(policy: &str) -> Result<()> {
+    VMS.iter().try_for_each(|(name, _)| vnumactl(&["policy", name, "--set", policy]).map(drop))
+}
+
+/// Steps that policies have made.
+fn steps() -> Result<u64> {
+    let mut sum = 0;
+    for (name, _) in VMS {
+        let shown = vnumactl(&["policy", name])?;
+        let vcpus = shown["vcpus"].as_array().context("vnumactl policy: no vcpus")?;
+        sum += vcpus.iter().filter_map(|vcpu| vcpu["moves"].as_u64()).sum::<u64>();
+    }
+    Ok(sum)
+}

@@ -1,0 +1,142 @@
+//! What a thread did since it was begun to be counted: the lab's counters, and the kernel's account of its time.
+
+use anyhow::{Context, Result};
+use lab_count::perf::{Counter, Event, Mode, Target};
+use serde::{Deserialize, Serialize};
+use std::{fs, mem::offset_of};
+use vnuma_abi_lab_counters::{Cpu, EVENT_CYCLES, EVENT_DRAM, EVENT_STREAMED};
+use vnuma_lab_pricing::Counts;
+
+/// Classes of distance that the server has: its own node, and the other one.
+const CLASSES: u64 = 2;
+
+const fn word(offset: usize) -> Event {
+    Event::Raw((offset / 8) as u64)
+}
+
+/// What programs do, without the kernels' work, in the order of [`Thread::read`].
+const USER: [Event; 6] = [
+    word(offset_of!(Cpu, instructions)),
+    word(offset_of!(Cpu, base_cycles)),
+    word(offset_of!(Cpu, llc_references)),
+    word(offset_of!(Cpu, llc_streamed)),
+    word(offset_of!(Cpu, llc_misses)),
+    word(offset_of!(Cpu, llc_misses_streamed)),
+];
+
+/// Values that only grow.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Values {
+    /// What programs did: the guest's, and QEMU's on this thread.
+    pub user: Counts,
+    /// Modelled cycles of programs and kernels, under the server's profile.
+    pub cycles: u64,
+    /// On a CPU, nanoseconds.
+    pub ran_ns: u64,
+    /// Waiting for one, nanoseconds.
+    pub waited_ns: u64,
+    /// Times that it went to another CPU.
+    pub migrations: u64,
+}
+
+/// A thread that is counted.
+pub struct Thread {
+    pid: i32,
+    /// Its number.
+    pub tid: i32,
+    user: Vec<Counter>,
+    cycles: Counter,
+}
+
+impl Thread {
+    /// Counts from now on: everything, or its cycles only.
+    pub fn count(pid: i32, tid: i32, everything: bool) -> Result<Self> {
+        let open = |event, mode| {
+            Counter::open(event, Target::Thread(tid), mode)
+                .with_context(|| format!("perf_event_open, thread {tid}"))
+        };
+        let classes = [EVENT_DRAM, EVENT_STREAMED]
+            .into_iter()
+            .flat_map(|first| (0..CLASSES).map(move |class| first + class));
+        let events = USER.into_iter().chain(classes.map(Event::Raw)).filter(|_| everything);
+        let user = events.map(|event| open(event, Mode::User)).collect::<Result<_>>()?;
+        Ok(Self { pid, tid, user, cycles: open(Event::Raw(EVENT_CYCLES), Mode::All)? })
+    }
+
+    /// Modelled cycles of programs and kernels up to now.
+    pub fn cycles(&self) -> Result<u64> {
+        self.cycles.read().with_context(|| format!("the counter of thread {}", self.tid))
+    }
+
+    /// Up to now.
+    pub fn read(&self) -> Result<Values> {
+        let user = self.user.iter().map(Counter::read).collect::<Result<Vec<_>, _>>()?;
+        let at = |index: usize| user.get(index).copied().unwrap_or(0);
+        let (ran_ns, waited_ns) = self.times()?;
+        Ok(Values {
+            user: Counts {
+                instructions: at(0),
+                base_cycles: at(1),
+                llc_references: at(2),
+                llc_streamed: at(3),
+                llc_misses: at(4),
+                llc_misses_streamed: at(5),
+                dram_by_class: vec![at(6), at(7)],
+                streamed_by_class: vec![at(8), at(9)],
+                ..Counts::default()
+            },
+            cycles: self.cycles()?,
+            ran_ns,
+            waited_ns,
+            migrations: self.migrations()?,
+        })
+    }
+
+    fn file(&self, name: &str) -> Result<String> {
+        let path = format!("/proc/{}/task/{}/{name}", self.pid, self.tid);
+        fs::read_to_string(&path).context(path)
+    }
+
+    /// Documentation/scheduler/sched-stats.rst: time on a CPU, time waiting, slices.
+    fn times(&self) -> Result<(u64, u64)> {
+        let text = self.file("schedstat")?;
+        let mut numbers = text.split_whitespace().map(str::parse::<u64>);
+        match (numbers.next(), numbers.next()) {
+            (Some(Ok(ran_ns)), Some(Ok(waited_ns))) => Ok((ran_ns, waited_ns)),
+            _ => anyhow::bail!("schedstat of thread {}: {text:?}", self.tid),
+        }
+    }
+
+    fn migrations(&self) -> Result<u64> {
+        let text = self.file("sched")?;
+        let line = text.lines().find_map(|line| line.strip_prefix("se.nr_migrations"));
+        let number = line.and_then(|line| line.rsplit(':').next()?.trim().parse().ok());
+        number.with_context(|| format!("sched of thread {}: no se.nr_migrations", self.tid))
+    }
+}
+
+impl Values {
+    /// What happened since `before`.
+    pub fn since(&self, before: &Self) -> Self {
+        let minus =
+            |now: &[u64], before: &[u64]| now.iter().zip(before).map(|(a, b)| a.saturating_sub(*b)).collect();
+        let (a, b) = (&self.user, &before.user);
+        Self {
+            user: Counts {
+                instructions: a.instructions.saturating_sub(b.instructions),
+                base_cycles: a.base_cycles.saturating_sub(b.base_cycles),
+                llc_references: a.llc_references.saturating_sub(b.llc_references),
+                llc_streamed: a.llc_streamed.saturating_sub(b.llc_streamed),
+                llc_misses: a.llc_misses.saturating_sub(b.llc_misses),
+                llc_misses_streamed: a.llc_misses_streamed.saturating_sub(b.llc_misses_streamed),
+                dram_by_class: minus(&a.dram_by_class, &b.dram_by_class),
+                streamed_by_class: minus(&a.streamed_by_class, &b.streamed_by_class),
+                ..Counts::default()
+            },
+            cycles: self.cycles.saturating_sub(before.cycles),
+            ran_ns: self.ran_ns.saturating_sub(before.ran_ns),
+            waited_ns: self.waited_ns.saturating_sub(before.waited_ns),
+            migrations: self.migrations.saturating_sub(before.migrations),
+        }
+    }
+}

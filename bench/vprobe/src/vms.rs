@@ -1,0 +1,190 @@
+//! The three VMs, their programs, and the counters of their vCPUs.
+
+use crate::{
+    committed::{Kind, LOADED, Placement, VCPUS, VM_CPUS, VMS, Workload},
+    guest_memory::GuestMemory,
+    host,
+    load::Ready,
+    raw::{Period, Vcpu},
+    threads::{Thread, Values},
+};
+use anyhow::{Context, Result, ensure};
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::{BufRead, BufReader},
+    time::Instant,
+};
+use vnuma_scenario::{Process, Vm};
+
+const PROGRAM: &str = "/root/bench-vprobe";
+
+/// A running VM.
+struct One {
+    vm: Vm,
+    memory: GuestMemory,
+    threads: Vec<Thread>,
+}
+
+/// All VMs of the benchmark.
+pub struct Vms(Vec<One>);
+
+/// Programs that run in them.
+pub struct Programs {
+    /// By VM and vCPU.
+    ready: Vec<Vec<Ready>>,
+    _running: Vec<Process>,
+}
+
+/// Everything that grows, at one moment.
+pub struct Reading {
+    at: Instant,
+    /// By VM and vCPU: values, operations, CPU.
+    vcpus: Vec<Vec<(Values, u64, u32)>>,
+    idle_ns: u64,
+    /// By thread.
+    daemon: Vec<(String, u64)>,
+}
+
+impl Vms {
+    /// Boots them.
+    pub fn start() -> Result<Self> {
+        let shape =
+            |memory: &str| ["--uma", "--vcpus", &VCPUS.to_string(), "--memory", memory].map(str::to_owned);
+        let shapes = VMS.map(|(name, memory)| (name, shape(memory)));
+        let arguments = shapes.each_ref().map(|(name, shape)| (*name, shape.as_slice()));
+        let mut vms = Vec::new();
+        for (vm, (_, memory)) in Vm::start_all(&arguments)?.into_iter().zip(VMS) {
+            ensure!(vm.threads.len() == VCPUS, "{}: {} vCPU threads", vm.name, vm.threads.len());
+            let mib: u64 = memory.trim_end_matches('M').parse().context("memory of a VM")?;
+            vm.put(&std::env::current_exe()?.to_string_lossy(), PROGRAM)?;
+            let everything = vms.len() < LOADED;
+            let count = |&tid: &i32| Thread::count(vm.pid, tid, everything);
+            let threads = vm.threads.iter().map(count).collect::<Result<_>>()?;
+            vms.push(One { memory: GuestMemory::of(&vm, mib << 20)?, threads, vm });
+        }
+        Ok(Self(vms))
+    }
+
+    /// Starts the programs of a workload and waits until they work.
+    pub fn load(&self, workload: &Workload) -> Result<Programs> {
+        let (mut running, mut ready) = (Vec::new(), Vec::new());
+        for (position, one) in self.0.iter().enumerate() {
+            let mut started = Vec::new();
+            for vcpu in 0..VCPUS {
+                let kind = if position < LOADED { workload.programs[vcpu] } else { Kind::Compute };
+                started.push(one.vm.spawn(&[PROGRAM, "load", kind.name(), "--cpu", &vcpu.to_string()])?);
+            }
+            let mut lines = Vec::new();
+            for mut process in started {
+                let mut line = String::new();
+                let out = process.0.stdout.take().context("the program's output")?;
+                BufReader::new(out).read_line(&mut line)?;
+                let parsed = serde_json::from_str(&line);
+                lines.push(parsed.with_context(|| format!("a program in {} said {line:?}", one.vm.name))?);
+                running.push(process);
+            }
+            ready.push(lines);
+        }
+        Ok(Programs { ready, _running: running })
+    }
+
+    /// Puts every vCPU and every page where the placement says. Each vCPU gets one CPU; three share one.
+    pub fn place(&self, programs: &Programs, placement: &Placement) -> Result<()> {
+        let mut taken = [0_usize; 2];
+        for (one, nodes) in self.0.iter().zip(&placement.vcpus) {
+            for (thread, &node) in one.threads.iter().zip(nodes) {
+                let cpus = VM_CPUS[node];
+                host::affine(thread.tid, &[cpus[taken[node] % cpus.len()]])?;
+                taken[node] += 1;
+            }
+        }
+        for ((one, ready), nodes) in self.0.iter().zip(&programs.ready).zip(&placement.memory) {
+            let of: Vec<_> =
+                ready.iter().map(|ready| ready.memory.as_slice()).zip(nodes.iter().copied()).collect();
+            one.memory.place(&one.memory.pieces(&of)).with_context(|| one.vm.name.clone())?;
+        }
+        Ok(())
+    }
+
+    /// Lets all vCPUs run where VMs may, or only on the nodes of a placement.
+    pub fn release(&self, within: Option<&Placement>) -> Result<()> {
+        for (position, one) in self.0.iter().enumerate() {
+            for (vcpu, thread) in one.threads.iter().enumerate() {
+                let cpus = match within {
+                    Some(placement) => &VM_CPUS[placement.vcpus[position][vcpu]][..],
+                    None => VM_CPUS.as_flattened(),
+                };
+                host::affine(thread.tid, cpus)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads everything.
+    pub fn read(&self, programs: &Programs, daemon: &[(String, Thread)]) -> Result<Reading> {
+        let at = Instant::now();
+        let mut vcpus = Vec::new();
+        for (one, ready) in self.0.iter().zip(&programs.ready) {
+            let of = |(thread, ready): (&Thread, &Ready)| -> Result<_> {
+                Ok((thread.read()?, one.memory.word(ready.count)?, last_cpu(one.vm.pid, thread.tid)?))
+            };
+            vcpus.push(one.threads.iter().zip(ready).map(of).collect::<Result<_>>()?);
+        }
+        let cycles = |(name, thread): &(String, Thread)| Ok((name.clone(), thread.cycles()?));
+        let daemon = daemon.iter().map(cycles).collect::<Result<_>>()?;
+        Ok(Reading { at, vcpus, idle_ns: host::idle_ns()?, daemon })
+    }
+}
+
+impl Reading {
+    /// What happened since `before`.
+    pub fn since(&self, before: &Self) -> Period {
+        let elapsed_s = self.at.duration_since(before.at).as_secs_f64();
+        let vcpu = |(now, before): (&(Values, u64, u32), &(Values, u64, u32))| Vcpu {
+            values: now.0.since(&before.0),
+            operations: now.1.saturating_sub(before.1),
+            cpu: now.2,
+        };
+        let vm = |(now, before): (&Vec<_>, &Vec<_>)| now.iter().zip(before).map(vcpu).collect();
+        let idle_ns = self.idle_ns.saturating_sub(before.idle_ns) as f64;
+        Period {
+            elapsed_s,
+            vms: self.vcpus.iter().zip(&before.vcpus).map(vm).collect(),
+            idle_share: idle_ns / 1e9 / elapsed_s / VM_CPUS.as_flattened().len() as f64,
+            daemon: (!self.daemon.is_empty()).then(|| self.daemon_since(before)),
+        }
+    }
+}
+
+impl Reading {
+    /// Cycles of vnumad's threads, by their name.
+    fn daemon_since(&self, before: &Self) -> BTreeMap<String, u64> {
+        let mut by_name = BTreeMap::new();
+        for ((name, now), (_, before)) in self.daemon.iter().zip(&before.daemon) {
+            *by_name.entry(name.clone()).or_default() += now.saturating_sub(*before);
+        }
+        by_name
+    }
+}
+
+/// The CPU that a thread was on last (proc(5), field 39 of `stat`).
+fn last_cpu(pid: i32, tid: i32) -> Result<u32> {
+    let path = format!("/proc/{pid}/task/{tid}/stat");
+    let text = fs::read_to_string(&path).with_context(|| path.clone())?;
+    let field = text.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(36)?.parse().ok());
+    field.with_context(|| format!("{path}: {text:?}"))
+}
+
+/// Counts all threads of a process, with their names.
+pub fn threads_of(pid: i32) -> Result<Vec<(String, Thread)>> {
+    let path = format!("/proc/{pid}/task");
+    let mut threads = Vec::new();
+    for entry in fs::read_dir(&path).with_context(|| path.clone())? {
+        let entry = entry?;
+        let tid = entry.file_name().to_string_lossy().parse().with_context(|| path.clone())?;
+        let name = fs::read_to_string(entry.path().join("comm")).with_context(|| path.clone())?;
+        threads.push((name.trim().to_owned(), Thread::count(pid, tid, false)?));
+    }
+    Ok(threads)
+}

@@ -1,0 +1,67 @@
+//! What policies of vCPUs do for VMs on a NUMA server. bench/vprobe measures on a lab server with counters, and judges here.
+
+use crate::steps::{run as run_command, workspace};
+use anyhow::{Context, Result, ensure};
+use std::{
+    fs::{self, File},
+    path::Path,
+    process::Command,
+    time::Duration,
+};
+use vnuma_lab_runner::{Counters, Exec, Input, Lab, build_release_binaries, end_on_signals};
+
+const SERVER: &str = "2n8c";
+const COUNTERS: &str = "broadwell-2s";
+/// Only ends a hang.
+const HANG: Duration = Duration::from_secs(3 * 3600);
+const PROGRAMS: [(&str, &str); 3] =
+    [("vnumad", "vnumad"), ("vnumactl", "vnumactl"), ("vnuma-bench-vprobe", "bench-vprobe")];
+
+/// Runs it and judges it. What the server measured before it failed is kept and can be judged by itself.
+pub fn run(options: &super::Options) -> Result<()> {
+    ensure!(!options.full && !options.json, "this benchmark has neither --full nor --json yet");
+    end_on_signals().context("signal handlers")?;
+    let programs = build_release_binaries(&PROGRAMS)?;
+    let directory = workspace().join("target/bench/vprobe");
+    fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;
+    let raw = directory.join("raw.jsonl");
+    let measured = measure(&programs, options, &raw);
+    let bench = programs.last().context("bench-vprobe")?;
+    let mut judge = Command::new(bench);
+    judge
+        .arg("judge")
+        .arg("--raw")
+        .arg(&raw)
+        .arg("--directory")
+        .arg(&directory)
+        .args(["--commit", &commit()]);
+    let judged = run_command(&mut judge);
+    measured.and(judged)
+}
+
+fn measure(programs: &[std::path::PathBuf], options: &super::Options, raw: &Path) -> Result<()> {
+    let mut file = File::create(raw).with_context(|| raw.display().to_string())?;
+    let counters: Counters = COUNTERS.parse()?;
+    let lab = Lab::boot_with(SERVER, Some(&counters))?;
+    for (here, (_, name)) in programs.iter().zip(PROGRAMS) {
+        lab.put(here, &format!("/usr/local/bin/{name}"), HANG)?;
+    }
+    let mut argv = vec!["bench-vprobe".to_owned(), "server".to_owned()];
+    argv.extend(options.workload.iter().flat_map(|name| ["--workload".to_owned(), name.clone()]));
+    argv.extend(options.policy.iter().flat_map(|name| ["--policy".to_owned(), name.clone()]));
+    let exec = Exec { argv, ..Exec::default() };
+    let status = lab.exec(&exec, Input::Null, &mut file, &mut std::io::stderr(), HANG)?;
+    ensure!(status == 0, "bench-vprobe on the server: status {status}");
+    Ok(())
+}
+
+/// The commit that is measured, if this is a checkout.
+fn commit() -> String {
+    let git = |arguments: &[&str]| {
+        let output = Command::new("git").args(arguments).current_dir(workspace()).output().ok()?;
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    };
+    let Some(commit) = git(&["rev-parse", "--short=12", "HEAD"]) else { return "unknown".to_owned() };
+    let clean = git(&["status", "--porcelain", "--untracked-files=no"]).is_some_and(|text| text.is_empty());
+    if clean { commit } else { commit + " with changes" }
+}
