@@ -22,7 +22,8 @@ fn no_rule_is_broken() {
 
 #[test]
 fn every_fault_that_is_put_in_is_found() {
-    let missed = |fault: &&Fault| run(1, Some(**fault), 250_000).broken.is_none();
+    // Some need what few runs have: a reading that began before a mask was set and ended after it, say.
+    let missed = |fault: &&Fault| (1..=8).all(|seed| run(seed, Some(**fault), 250_000).broken.is_none());
     let missed: Vec<_> = Fault::value_variants().iter().filter(missed).collect();
     assert!(missed.is_empty(), "{missed:?}");
 }

@@ -42,8 +42,6 @@ pub enum ClientError {
     Replay { path: PathBuf, source: crate::replay::ReplayError },
     #[error("{0}")]
     Calibrate(crate::calibrate::CalibrateError),
-    #[error("no bounds separate these loads: {0}")]
-    NoBounds(String),
     #[error("writing the output: {0}")]
     Output(io::Error),
 }

@@ -2,7 +2,7 @@
 //! parsers, open to fuzzing.
 
 mod answer;
-mod calibrate;
+pub mod calibrate;
 mod client;
 mod doctor;
 mod hardware;
@@ -252,7 +252,9 @@ async fn run(arguments: &Arguments) -> Result<(), ClientError> {
         Command::Calibrate(arguments) => {
             let found = calibrate::run(arguments).map_err(ClientError::Calibrate)?;
             print(json, &found, calibrate::text)?;
-            found.problem.map_or(Ok(()), |problem| Err(ClientError::NoBounds(problem)))
+            found.problem.map_or(Ok(()), |problem| {
+                Err(ClientError::Calibrate(calibrate::CalibrateError::NoBounds(problem)))
+            })
         }
         Command::Watch { events } => watch::run(&client, events, json).await,
         Command::Daemon => {

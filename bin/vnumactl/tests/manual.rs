@@ -7,6 +7,7 @@ use errors::compare;
 use std::process::Command;
 use vnuma_daemon::core::Refusal;
 use vnuma_hypervisor::VmError;
+use vnumactl::calibrate::{CalibrateError, ENDED};
 use vnumactl::replay::ReplayError;
 
 /// What vnumactl says where no vnumad is.
@@ -44,6 +45,13 @@ fn the_manual_names_errors_by_their_text() {
     made.push(unreachable());
     let broken = ReplayError::Line { line: 3, reason: "expected value".into() };
     made.extend([broken, ReplayError::Empty].map(|error| format!("web.rec: {error}")));
+    let calibration = [
+        CalibrateError::NoCounters("no PMU".into()),
+        CalibrateError::Alone(3),
+        CalibrateError::Load { load: "./mg.sh".into(), reason: ENDED.into() },
+        CalibrateError::NoBounds("no load is LLC-T".into()),
+    ];
+    made.extend(calibration.iter().map(ToString::to_string));
     // crates/daemon/tests/rights.rs has the same text from a running daemon.
     made.push("user 7 has 64 connections to vnumad, the most that one may have".into());
     compare(include_str!("../../../docs/vnumactl.md"), &made);

@@ -81,7 +81,8 @@ fn a_vcpu_is_confined_to_the_node_of_its_memory_and_given_back() {
     let near = pages.iter().max_by_key(|(_, kib)| *kib).expect("pages").0;
     let (all, near): (CpuSet, CpuSet) = (thread.allowed(), [near].into_iter().collect());
     daemon.add("a", describe("a", own_pid(), &[0, 1], &[thread.tid]));
-    wait_for("the VM", || policy(&daemon)["policy"] == "off");
+    wait_for("the VM", || ask(&daemon.socket, "GET", "/v1/vms/a", "").1["described"] == true);
+    assert_eq!(policy(&daemon)["policy"], "off");
     let record = daemon.config.records.join(format!("{}.masks", own_pid()));
 
     let (status, refused) = set_policy(&daemon, "best");

@@ -16,6 +16,9 @@ use vnuma_counters::{Counted, Events, Period, ThreadCounters};
 use vnuma_process::procfs;
 use vnuma_topology::CpuId;
 
+/// A load is counted for as long as is wanted.
+pub const ENDED: &str = "it has ended; a load has to run until it is killed";
+
 /// A command that runs. It and all of its process group are killed when it is dropped.
 pub struct Load(Child);
 
@@ -41,7 +44,7 @@ impl Load {
 
     /// What its threads do in this time.
     pub fn count(&self, events: &Events, time: Duration) -> Result<Counted, String> {
-        let ended = || "it has ended; a load has to run until it is killed".to_owned();
+        let ended = || ENDED.to_owned();
         let threads = procfs::threads(self.pid()).map_err(|_| ended())?;
         // A process that has ended keeps its number until its parent has asked.
         if procfs::read_process(self.pid(), "cmdline", 1).map_err(|error| error.to_string())?.is_empty() {

@@ -5,6 +5,8 @@
 mod fill;
 mod measure;
 
+pub use measure::ENDED;
+
 use crate::table::{Table, plain};
 use serde::Serialize;
 use std::{path::Path, time::Duration};
@@ -62,6 +64,9 @@ pub enum CalibrateError {
         /// What went wrong.
         reason: String,
     },
+    /// No bounds separate the types.
+    #[error("no bounds separate these loads: {0}")]
+    NoBounds(String),
     /// A thread that fills the cache.
     #[error("filling the cache: {0}")]
     Fill(std::io::Error),

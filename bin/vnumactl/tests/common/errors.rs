@@ -1,7 +1,7 @@
 //! Errors that programs make, beside the list of errors in their manual.
 
 /// What stands for something else in a manual's error.
-const PLACEHOLDERS: [&str; 7] = ["NAME", "N", "M", "PATH", "FILE", "SOCKET", "..."];
+const PLACEHOLDERS: [&str; 8] = ["COMMAND", "NAME", "N", "M", "PATH", "FILE", "SOCKET", "..."];
 
 /// The errors that a manual describes: each term below its heading `Errors`.
 fn described(manual: &str) -> Vec<&str> {
