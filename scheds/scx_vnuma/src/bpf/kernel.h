@@ -33,6 +33,7 @@ enum scx_enq_flags___vnuma {
 
 #define SCX_DSQ_GLOBAL	0x8000000000000001ULL
 #define SCX_DSQ_LOCAL	0x8000000000000002ULL
+#define SCX_DSQ_LOCAL_ON 0xc000000000000000ULL
 #define SCX_KICK_IDLE	1
 #define SCX_PICK_IDLE_CORE 1
 
@@ -151,6 +152,7 @@ extern struct cgroup *scx_bpf_task_cgroup(struct task_struct *p) __ksym;
 extern struct cgroup *bpf_cgroup_ancestor(struct cgroup *cgrp, int level) __ksym;
 extern void bpf_cgroup_release(struct cgroup *cgrp) __ksym;
 extern __u32 scx_bpf_reenqueue_local(void) __ksym;
+extern void scx_bpf_dsq_reenq(__u64 dsq_id, __u64 reenq_flags) __ksym;
 extern bool scx_bpf_task_set_slice(struct task_struct *p, __u64 slice) __ksym;
 extern struct bpf_cpumask *bpf_cpumask_create(void) __ksym;
 extern void bpf_cpumask_release(struct bpf_cpumask *cpumask) __ksym;

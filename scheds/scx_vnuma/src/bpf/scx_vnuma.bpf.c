@@ -49,6 +49,9 @@
 /* A thread whose CPU another class has taken is left to CPUs of its place for so long. */
 #define RELEASE_NS	2000000ULL
 
+/* Time between two looks at all queues, at most. */
+#define LOOK_NS		100000000ULL
+
 /* The queue of threads whose control group has used up its cpu.max, by the end of that. */
 #define THROTTLED	BIT_ULL(32)
 
@@ -170,13 +173,18 @@ static void set_alarm(__u64 until_ns, __u64 now)
 	bpf_timer_start(&alarm->timer, until_ns > now ? until_ns - now : 1, 0);
 }
 
-/* Wakes an idle CPU for each queue in which a thread waits for a CPU that others have. */
-static void wake_thieves(void)
+/*
+ * Wakes an idle CPU for each queue in which a thread waits for a CPU that others have, and
+ * has threads queued anew that their CPU had already when another class took it.
+ */
+static void look_around(void)
 {
 	struct task_struct *p;
 	__s32 cpu, idle;
 
 	bpf_for(cpu, 0, nr_cpus) {
+		if (scx_bpf_dsq_nr_queued(SCX_DSQ_LOCAL_ON | cpu) > 0)
+			scx_bpf_dsq_reenq(SCX_DSQ_LOCAL_ON | cpu, 0);
 		if (scx_bpf_dsq_nr_queued(cpu) <= 0)
 			continue;
 		idle = -1;
@@ -212,9 +220,10 @@ static int end_waits(void *map, int *key, struct alarm *alarm)
 		if (scx_bpf_dsq_move_vtime(&___it, p, cpu, 0))
 			scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
 	}
-	wake_thieves();
-	if (next)
-		set_alarm(next, now);
+	look_around();
+	if (!next || next > now + LOOK_NS)
+		next = now + LOOK_NS;
+	set_alarm(next, now);
 	return 0;
 }
 
@@ -682,6 +691,7 @@ __s32 BPF_PROG(vnuma_init)
 	if (error)
 		return error;
 
+	set_alarm(bpf_ktime_get_ns() + LOOK_NS, bpf_ktime_get_ns());
 	nr_cpus = scx_bpf_nr_cpu_ids();
 	if (nr_cpus > MAX_CPUS)
 		return -E2BIG;
