@@ -350,6 +350,9 @@ struct Shown {
     daemon: Value,
 }
 
+/// Pressure that a chase has, and none of the loads has while it sets its memory up.
+const CHASES: f64 = 200.0;
+
 /// Waits until the vCPUs have been of these types for a while, as the loads have to set their memory up first.
 fn await_types(server: &Server, types: [&str; 3]) -> Shown {
     let (mut vcpus, mut times) = (Vec::new(), 0);
@@ -358,7 +361,8 @@ fn await_types(server: &Server, types: [&str; 3]) -> Shown {
         let vms: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
         vcpus = vms[0]["vcpus"].as_array().cloned().unwrap_or_default();
         let is = |(vcpu, kind): (&Value, &str)| vcpu["quality"] == "counted" && vcpu["type"] == kind;
-        let all = vcpus.len() > types.len() && vcpus.iter().zip(types).all(is);
+        let chases = |vcpu: &Value| vcpu["pressure"].as_f64() > Some(CHASES);
+        let all = vcpus.len() > types.len() && vcpus.iter().zip(types).all(is) && chases(&vcpus[0]);
         times = if all { times + 1 } else { 0 };
         if times == 4 {
             let daemon = serde_json::from_str(&server.sh("vnumactl daemon --json")).unwrap();
