@@ -466,11 +466,14 @@ fn a_channel_of_an_earlier_daemon_is_shown_and_can_be_detached() {
     if get(&daemon, "/v1/vms/old").1["channel"] != "lost" {
         // It was found before the test had changed it: let it be found again.
         daemon.backend.event("old", VmEvent::Disconnected);
-        wait_for("the channel", || get(&daemon, "/v1/vms/old").1["channel"] == "lost");
     }
+    wait_for("the channel, by a VM that is connected", || {
+        let (_, vm) = get(&daemon, "/v1/vms/old");
+        vm["channel"] == "lost" && vm["hypervisor"] == "answers"
+    });
     wait_for_states(&daemon, "old", &[(0, 0, "unknown")]);
     let (status, answer) = post(&daemon, "/v1/vms/old/attach", "");
-    assert_eq!(status, 409);
+    assert_eq!(status, 409, "{answer}");
     assert!(answer["message"].as_str().is_some_and(|m| m.contains("earlier vnumad is attached")), "{answer}");
     assert_eq!(post(&daemon, "/v1/vms/old/detach", "").0, 200);
     assert_eq!(post(&daemon, "/v1/vms/old/attach", "").0, 200);
