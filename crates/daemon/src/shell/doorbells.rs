@@ -112,7 +112,7 @@ mod tests {
     fn reported(inbox: &Inbox, at_least: usize) -> Vec<VmId> {
         let (mut all, hang) = (Vec::new(), Instant::now() + Duration::from_secs(60));
         loop {
-            let turn = inbox.take(Instant::now() + 10 * REST).expect("open");
+            let turn = inbox.take(Instant::now() + 10 * REST, None).expect("open");
             let enough = all.len() >= at_least || Instant::now() > hang;
             if turn.messages.is_empty() && enough || all.len() as u64 > 2 * VMS {
                 all.sort_unstable();
@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn guests_that_ring_together_are_each_reported_once() {
-        let inbox = Arc::new(Inbox::default());
+        let inbox = Arc::new(Inbox::new().expect("an inbox"));
         let doorbells = Doorbells::start(Arc::clone(&inbox)).expect("started");
         let mut channels: Vec<_> = (1..=VMS).map(|vm| (vm, channel())).collect();
         for (vm, (channel, _)) in &channels {

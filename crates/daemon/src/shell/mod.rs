@@ -42,7 +42,7 @@ use crate::{
     },
 };
 use doorbells::Doorbells;
-use inbox::{ApiRequest, Inbox, Message};
+use inbox::{ApiRequest, Inbox, Message, Turn};
 use locator::Locator;
 use mover::{Move, Mover, Order};
 use processes::Processes;
@@ -61,7 +61,10 @@ use tokio::sync::oneshot;
 use tracing::{debug, info, warn};
 use vnuma_api as api;
 use vnuma_channel::{Channel, DriverMode, DriverVersion, GuestStatus};
-use vnuma_host::{HostWatcher, location::monotonic_ns};
+use vnuma_host::{
+    HostWatcher,
+    location::{KernelEvents, monotonic_ns},
+};
 use vnuma_hypervisor::{VmBackend, VmError, VmHandle};
 use vnuma_placement::{
     Policies, Publication,
@@ -111,6 +114,10 @@ pub(crate) struct Shell {
     recorders: Recorders,
     doorbells: Doorbells,
     locator: Locator,
+    /// Where vCPUs go, as the kernel tells it: taken here, as a thread of its own would only pass it on.
+    kernel: Option<KernelEvents>,
+    /// Until then it is not looked for more of them.
+    rests_until: Instant,
     mover: Mover,
     sampler: Sampler,
     processes: Processes,
@@ -135,7 +142,7 @@ impl Shell {
             settings: Settings { bounds: config.policy_bounds, ..Settings::default() },
         };
         let records = Records::new(config.records.clone());
-        let locator = Locator::start(&host, &config, Arc::clone(&inbox))?;
+        let (locator, kernel) = Locator::start(&host, &config, Arc::clone(&inbox))?;
         let shell = Self {
             mover: Mover::start(
                 config.root.clone(),
@@ -150,6 +157,8 @@ impl Shell {
             doorbells: Doorbells::start(Arc::clone(&inbox))?,
             core: Core::new(host, policies, first_epoch),
             locator,
+            kernel,
+            rests_until: Instant::now(),
             records,
             factory,
             inbox,
@@ -170,7 +179,7 @@ impl Shell {
     pub(crate) fn run(mut self) {
         // However this ends, a panic included, senders and clients that wait are released.
         let _closed = ClosedAtEnd(Arc::clone(&self.inbox));
-        while let Some(turn) = self.inbox.take(self.wake_at()) {
+        while let Some(turn) = self.wait() {
             for message in turn.messages {
                 self.take_in(message);
             }
@@ -184,6 +193,22 @@ impl Shell {
             if self.core.next_deadline_ns().is_some_and(|deadline_ns| deadline_ns <= monotonic_ns()) {
                 self.step(Event::Woken);
             }
+        }
+    }
+
+    /// What there is to do next. `None` once the inbox is closed.
+    fn wait(&mut self) -> Option<Turn> {
+        let (now, wake_at) = (Instant::now(), self.wake_at());
+        if let Some(kernel) = self.kernel.as_mut().filter(|_| self.rests_until <= now) {
+            match kernel.take() {
+                Some(rest) => self.rests_until = now + rest,
+                // Polling has taken over.
+                None => self.kernel = None,
+            }
+        }
+        match &self.kernel {
+            Some(_) if self.rests_until > now => self.inbox.take(wake_at.min(self.rests_until), None),
+            kernel => self.inbox.take(wake_at, kernel.as_ref().map(KernelEvents::fd)),
         }
     }
 
