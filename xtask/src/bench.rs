@@ -67,6 +67,9 @@ pub struct Options {
     /// vprobe: only these policies
     #[arg(long, value_name = "POLICY")]
     policy: Vec<String>,
+    /// vprobe: set the places of vnumad's policies by scx_vnuma, not by affinities
+    #[arg(long)]
+    sched_ext: bool,
 }
 
 impl Options {
@@ -85,6 +88,7 @@ impl Options {
         ];
         match parts.iter().find(|(of, _, chosen)| *of != name && !chosen.is_empty()) {
             Some((of, option, _)) => bail!("only {of} has {option}"),
+            None if self.sched_ext && name != "vprobe" => bail!("only vprobe has --sched-ext"),
             None => Ok(()),
         }
     }

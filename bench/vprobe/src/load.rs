@@ -10,7 +10,7 @@ use nix::{
     unistd::Pid,
 };
 use serde::{Deserialize, Serialize};
-use std::{fs::File, io::Write, os::unix::fs::FileExt};
+use std::{fs::File, io::Write, os::unix::fs::FileExt, thread, time::Duration};
 
 const PAGE: usize = 4096;
 const LINE: usize = 64;
@@ -32,6 +32,9 @@ pub struct Arguments {
     /// CPU to run on
     #[arg(long)]
     cpu: usize,
+    /// Of `sleep`: how long at a time, in microseconds of the guest
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
+    sleep_us: u64,
 }
 
 /// What it prints.
@@ -96,6 +99,11 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         Kind::Compute => {
             ready(&memory, &count)?;
             forever(&mut count, || compute(COMPUTE * 100), 100)
+        }
+        Kind::Sleep => {
+            ready(&memory, &count)?;
+            let time = Duration::from_micros(arguments.sleep_us);
+            forever(&mut count, || thread::sleep(time), 1)
         }
     }
 }

@@ -11,6 +11,7 @@ mod raw;
 mod server;
 mod threads;
 mod vms;
+mod wakes;
 
 use clap::{Parser, Subcommand};
 

@@ -2,13 +2,14 @@
 
 use crate::{
     committed::{
-        DEFAULT_PERIOD_S, HOST_CPUS, MEASURED, MEASURED_STATIC, PERIOD_S, POLICIES, Placement, START, VMS,
-        WARM_UP, WORKLOADS, Workload,
+        DEFAULT_PERIOD_S, HOST_CPUS, MEASURED, MEASURED_STATIC, PERIOD_S, POLICIES, Placement, SLEEP_S,
+        START, VMS, WARM_UP, WORKLOADS, Workload,
     },
     host::{self, Numad, Timers},
     raw::{self, Cell, Line, Period},
-    threads::Thread,
+    threads::{Counted, Thread},
     vms::{Programs, Vms, threads_of},
+    wakes::Wakes,
 };
 use anyhow::{Context, Result, ensure};
 use std::{
@@ -41,6 +42,9 @@ pub struct Arguments {
     /// So many measured periods
     #[arg(long, default_value_t = MEASURED)]
     periods: usize,
+    /// Set the places of vnumad's policies by scx_vnuma
+    #[arg(long)]
+    sched_ext: bool,
 }
 
 /// Prints a line of JSON for each cell.
@@ -53,12 +57,15 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     }
     let header = lab_count::server::header()?;
     let profile = by_name(header.profile_name())?;
-    let timers = Timers::read()?;
-    eprintln!("starting three VMs");
-    let vms = Vms::start()?;
+    eprintln!("starting {} VMs", VMS.len());
+    let second = (header.second_sets > 0).then_some((header.second_sets, header.second_ways));
+    let vms = Vms::start(if second.is_some() { Counted::SecondLlc } else { Counted::Programs })?;
+    let wakes = Wakes::watch(vms.tids())?;
     host::divide()?;
+    let timers = Timers::read()?;
     print(&Line::Server(raw::Server {
         profile: profile.name.clone(),
+        second_llc: second,
         kernel: fs::read_to_string("/proc/sys/kernel/osrelease")?.trim().to_owned(),
         numad: Numad::version(),
     }))?;
@@ -67,16 +74,20 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     for workload in WORKLOADS.iter().filter(|workload| chosen(&arguments.workload, workload.name)) {
         eprintln!("{}: starting its programs", workload.name);
         host::balance(false)?;
-        let programs = vms.load(workload)?;
+        let mut programs = vms.load(workload)?;
         vms.place(&programs, &START)?;
         vms.release(None)?;
         let dilation = dilation(&vms, &programs, profile.clock_ghz)?;
         let period_s = (PERIOD_S * dilation).clamp(PERIODS_S.0, PERIODS_S.1);
         let factor = period_s / DEFAULT_PERIOD_S;
-        timers.stretch(factor, dilation)?;
+        let mut stretched = timers.stretch(factor, dilation)?;
+        stretched.append(&mut host::stretched(period_s, factor));
+        vms.load_sleepers(&mut programs, SLEEP_S * dilation)?;
         eprintln!("{}: dilation {dilation:.1}, periods of {period_s:.1} s", workload.name);
-        print(&Line::Workload(raw::Workload { name: workload.name.into(), dilation, period_s, factor }))?;
-        let bench = Bench { vms: &vms, programs, workload, period_s, factor, periods: arguments.periods };
+        let name = workload.name.into();
+        print(&Line::Workload(raw::Workload { name, dilation, period_s, factor, stretched }))?;
+        let (vms, wakes) = (&vms, &wakes);
+        let bench = Bench { vms, wakes, programs, workload, period_s, factor, dilation, arguments };
         for policy in POLICIES.iter().filter(|policy| chosen(&arguments.policy, policy)) {
             // The others are worth having all the same.
             if let Err(error) = bench.policy(policy) {
@@ -116,11 +127,13 @@ fn dilation(vms: &Vms, programs: &Programs, clock_ghz: f64) -> Result<f64> {
 /// A workload that runs.
 struct Bench<'a> {
     vms: &'a Vms,
+    wakes: &'a Wakes,
     programs: Programs,
     workload: &'a Workload,
     period_s: f64,
     factor: f64,
-    periods: usize,
+    dilation: f64,
+    arguments: &'a Arguments,
 }
 
 impl Bench<'_> {
@@ -162,38 +175,42 @@ impl Bench<'_> {
     fn once(&self, policy: &str, fixed: Option<&Placement>) -> Result<Cell> {
         host::balance(false)?;
         self.vms.place(&self.programs, fixed.unwrap_or(&START))?;
-        let daemon = match policy {
-            "linux" | "linux-nobalance" | "numad" => None,
-            _ if fixed.is_some() => None,
-            _ => Some(host::start_vnumad(self.period_s, self.factor)?),
-        };
-        let counted = match &daemon {
-            Some(Process(child)) => {
-                let pid = child.id() as i32;
-                let threads = threads_of(pid)?;
-                threads.iter().try_for_each(|(_, thread)| host::affine(thread.tid, &HOST_CPUS))?;
-                threads
-            }
-            None => Vec::new(),
-        };
+        let by_vnumad = fixed.is_none() && !["linux", "linux-nobalance", "numad"].contains(&policy);
+        let sched_ext = by_vnumad && self.arguments.sched_ext;
+        // Dropped after vnumad, which gives the vCPUs back.
+        let scheduler = sched_ext.then(|| host::start_scheduler(self.dilation)).transpose()?;
+        let daemon = by_vnumad.then(|| host::start_vnumad(self.period_s, self.factor)).transpose()?;
+        let mut counted = Vec::new();
+        for Process(child) in scheduler.iter().chain(&daemon) {
+            let threads = threads_of(child.id() as i32)?;
+            threads.iter().try_for_each(|(_, thread)| host::affine(thread.tid, &HOST_CPUS))?;
+            counted.extend(threads);
+        }
         self.vms.release(fixed)?;
         let moved = host::pages_moved()?;
         let mut numad = None;
         match policy {
             "linux" => host::balance(true)?,
             "numad" => numad = Some(Numad::start(self.factor)?),
-            _ if daemon.is_some() => set_policy(policy)?,
+            _ if by_vnumad => set_policy(policy)?,
             _ => {}
         }
-        let measured = if fixed.is_some() { MEASURED_STATIC.min(self.periods) } else { self.periods };
+        let measured = if fixed.is_some() {
+            MEASURED_STATIC.min(self.arguments.periods)
+        } else {
+            self.arguments.periods
+        };
         let periods = self.measure(WARM_UP + measured, &counted)?;
-        let steps = if daemon.is_some() { steps()? } else { 0 };
+        let (steps, means) = if by_vnumad { (steps()?, Some(means()?)) } else { (0, None) };
+        let expected = if sched_ext { "sched_ext" } else { "affinity" };
+        ensure!(means.as_ref().is_none_or(|means| means == expected), "places were set by {means:?}");
         host::balance(false)?;
         drop(numad);
-        if daemon.is_some() {
+        if by_vnumad {
             set_policy("off")?;
         }
         drop(daemon);
+        drop(scheduler);
         Ok(Cell {
             workload: self.workload.name.into(),
             policy: policy.into(),
@@ -201,19 +218,21 @@ impl Bench<'_> {
             periods,
             pages_moved: host::pages_moved()? - moved,
             steps,
+            means,
             repeated: 0,
         })
     }
 
     fn measure(&self, count: usize, daemon: &[(String, Thread)]) -> Result<Vec<Period>> {
         let began = Instant::now();
+        self.wakes.take()?;
         let mut before = self.vms.read(&self.programs, daemon)?;
         let mut periods = Vec::new();
         for number in 1..=count {
             let end = began + Duration::from_secs_f64(self.period_s * number as f64);
             thread::sleep(end.saturating_duration_since(Instant::now()));
             let now = self.vms.read(&self.programs, daemon)?;
-            periods.push(now.since(&before));
+            periods.push(Period { wakes_us: self.wakes.take()?, ..now.since(&before) });
             before = now;
         }
         Ok(periods)
@@ -233,4 +252,11 @@ fn steps() -> Result<u64> {
         sum += vcpus.iter().filter_map(|vcpu| vcpu["moves"].as_u64()).sum::<u64>();
     }
     Ok(sum)
+}
+
+/// By what vnumad sets places.
+fn means() -> Result<String> {
+    let shown = vnumactl(&["daemon"])?;
+    let mechanism = shown["places"]["mechanism"].as_str();
+    Ok(mechanism.context("vnumactl daemon: no places.mechanism")?.to_owned())
 }

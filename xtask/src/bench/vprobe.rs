@@ -11,18 +11,25 @@ use std::{
 use vnuma_lab_runner::{Counters, Exec, Input, Lab, build_release_binaries, end_on_signals};
 
 const SERVER: &str = "2n8c";
-const COUNTERS: &str = "broadwell-2s";
+/// Priced by profiles of both caches.
+const COUNTERS: &str = "broadwell-2s+vprobe-e5620";
 /// Only ends a hang.
 const HANG: Duration = Duration::from_secs(3 * 3600);
-const PROGRAMS: [(&str, &str); 3] =
-    [("vnumad", "vnumad"), ("vnumactl", "vnumactl"), ("vnuma-bench-vprobe", "bench-vprobe")];
+/// The last one judges, too.
+const PROGRAMS: [(&str, &str); 4] = [
+    ("vnumad", "vnumad"),
+    ("vnumactl", "vnumactl"),
+    ("scx_vnuma", "scx_vnuma"),
+    ("vnuma-bench-vprobe", "bench-vprobe"),
+];
 
 /// Runs it and judges it. What the server measured before it failed is kept and can be judged by itself.
 pub fn run(options: &super::Options) -> Result<()> {
     ensure!(!options.full && !options.json, "this benchmark has neither --full nor --json yet");
     end_on_signals().context("signal handlers")?;
     let programs = build_release_binaries(&PROGRAMS)?;
-    let directory = workspace().join("target/bench/vprobe");
+    let name = if options.sched_ext { "vprobe-sched-ext" } else { "vprobe" };
+    let directory = workspace().join("target/bench").join(name);
     fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;
     let raw = directory.join("raw.jsonl");
     let measured = measure(&programs, options, &raw);
@@ -49,6 +56,7 @@ fn measure(programs: &[std::path::PathBuf], options: &super::Options, raw: &Path
     let mut argv = vec!["bench-vprobe".to_owned(), "server".to_owned()];
     argv.extend(options.workload.iter().flat_map(|name| ["--workload".to_owned(), name.clone()]));
     argv.extend(options.policy.iter().flat_map(|name| ["--policy".to_owned(), name.clone()]));
+    argv.extend(options.sched_ext.then(|| "--sched-ext".to_owned()));
     let exec = Exec { argv, ..Exec::default() };
     let status = lab.exec(&exec, Input::Null, &mut file, &mut std::io::stderr(), HANG)?;
     ensure!(status == 0, "bench-vprobe on the server: status {status}");
