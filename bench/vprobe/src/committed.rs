@@ -44,6 +44,16 @@ pub enum Kind {
     Walk,
     /// Counts down in a register
     Compute,
+    /// Threads: conjugate gradients
+    CgLike,
+    /// Threads: multigrid
+    MgLike,
+    /// Threads: pipelined relaxation
+    LuLike,
+    /// Threads: pentadiagonal systems, direction by direction
+    SpLike,
+    /// Threads: tridiagonal systems in blocks, direction by direction
+    BtLike,
 }
 
 impl Kind {
@@ -53,7 +63,13 @@ impl Kind {
             Self::Chase | Self::Stream | Self::Walk => 48,
             Self::Matrix => 24,
             Self::Compute => 2,
+            _ => crate::team::bytes(self, VCPUS).map_or(0, |bytes| bytes >> 20),
         }
+    }
+
+    /// Is it one program with a thread on each vCPU?
+    pub fn is_team(self) -> bool {
+        matches!(self, Self::CgLike | Self::MgLike | Self::LuLike | Self::SpLike | Self::BtLike)
     }
 
     /// Its name on a command line.
@@ -64,6 +80,11 @@ impl Kind {
             Self::Matrix => "matrix",
             Self::Walk => "walk",
             Self::Compute => "compute",
+            Self::CgLike => "cg-like",
+            Self::MgLike => "mg-like",
+            Self::LuLike => "lu-like",
+            Self::SpLike => "sp-like",
+            Self::BtLike => "bt-like",
         }
     }
 }

@@ -9,6 +9,7 @@ mod load;
 mod picture;
 mod raw;
 mod server;
+mod team;
 mod threads;
 mod vms;
 

@@ -71,17 +71,24 @@ impl Vms {
         let (mut running, mut ready) = (Vec::new(), Vec::new());
         for (position, one) in self.0.iter().enumerate() {
             let mut started = Vec::new();
-            for vcpu in 0..VCPUS {
-                let kind = if position < LOADED { workload.programs[vcpu] } else { Kind::Compute };
-                started.push(one.vm.spawn(&[PROGRAM, "load", kind.name(), "--cpu", &vcpu.to_string()])?);
+            let kind = |vcpu| if position < LOADED { workload.programs[vcpu] } else { Kind::Compute };
+            let programs = if kind(0).is_team() { 1 } else { VCPUS };
+            for vcpu in 0..programs {
+                let name = kind(vcpu).name();
+                started.push(one.vm.spawn(&[PROGRAM, "load", name, "--cpu", &vcpu.to_string()])?);
             }
             let mut lines = Vec::new();
             for mut process in started {
-                let mut line = String::new();
                 let out = process.0.stdout.take().context("the program's output")?;
-                BufReader::new(out).read_line(&mut line)?;
-                let parsed = serde_json::from_str(&line);
-                lines.push(parsed.with_context(|| format!("a program in {} said {line:?}", one.vm.name))?);
+                let mut out = BufReader::new(out);
+                // One for each vCPU.
+                for _ in 0..VCPUS / programs {
+                    let mut line = String::new();
+                    out.read_line(&mut line)?;
+                    let parsed = serde_json::from_str(&line);
+                    lines
+                        .push(parsed.with_context(|| format!("a program in {} said {line:?}", one.vm.name))?);
+                }
                 running.push(process);
             }
             ready.push(lines);
