@@ -123,25 +123,25 @@ pub const START: Placement = Placement {
 };
 
 /// Every vCPU with its memory.
-const AT_HOME: Placement = Placement {
+pub const AT_HOME: Placement = Placement {
     name: "at-home",
     vcpus: [[0, 0, 1, 1], [0, 0, 1, 1], [0, 0, 1, 1]],
     memory: [[0, 0, 1, 1], [0, 0, 1, 1]],
 };
 /// Every VM on one node, with its memory.
-const BY_VM: Placement = Placement {
+pub const BY_VM: Placement = Placement {
     name: "by-vm",
     vcpus: [[0, 0, 0, 0], [1, 1, 1, 1], [0, 0, 1, 1]],
     memory: [[0, 0, 0, 0], [1, 1, 1, 1]],
 };
 /// The matrices away from what thrashes the cache.
-const BY_CACHE: Placement = Placement {
+pub const BY_CACHE: Placement = Placement {
     name: "by-cache",
     vcpus: [[0, 0, 1, 0], [0, 0, 1, 0], [1, 1, 1, 1]],
     memory: [[0, 0, 1, 0], [0, 0, 1, 0]],
 };
 /// One matrix on each node, with as few streams as possible.
-const PAIRED: Placement = Placement {
+pub const PAIRED: Placement = Placement {
     name: "paired",
     vcpus: [[0, 1, 0, 1], [0, 1, 1, 0], [0, 0, 1, 1]],
     memory: [[0, 1, 0, 1], [0, 1, 1, 0]],
@@ -168,6 +168,11 @@ pub const WORKLOADS: [Workload; 3] = [
         oracles: &[AT_HOME],
     },
 ];
+
+/// The workload of a name.
+pub fn workload(name: &str) -> Option<&'static Workload> {
+    WORKLOADS.iter().chain(&crate::full::committed::WORKLOADS).find(|workload| workload.name == name)
+}
 
 /// Seed of a program's random order.
 pub fn seed(program: usize) -> u64 {

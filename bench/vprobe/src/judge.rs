@@ -1,7 +1,7 @@
 //! From what was measured to rows, and from rows to goals. Everything is *modelled*: cycles of a named profile.
 
 use crate::{
-    committed::{WORKLOADS, Workload, goals},
+    committed::{self, Workload, goals},
     raw::{self, Cell, Line, Period, Vcpu},
 };
 use anyhow::{Context, Result, bail, ensure};
@@ -175,7 +175,7 @@ fn read(path: &Path) -> Result<Run> {
 }
 
 /// The server's profile, and those that can price its counts.
-fn profiles(own: &str) -> Result<Vec<CounterProfile>> {
+pub fn profiles(own: &str) -> Result<Vec<CounterProfile>> {
     let own = by_name(own)?;
     let mut profiles = vec![own.clone()];
     for name in names().filter(|name| *name != own.name) {
@@ -252,10 +252,11 @@ impl Cell {
         self.periods.iter().rposition(differs).map_or(0, |at| at + 1)
     }
 
-    fn row(&self, profile: &CounterProfile, linux: Option<&Cell>) -> Row {
+    /// As a profile prices it, beside the cell of `linux`.
+    pub fn row(&self, profile: &CounterProfile, linux: Option<&Cell>) -> Row {
         let periods = self.measured();
-        let workload = WORKLOADS.iter().find(|workload| workload.name == self.workload);
-        let (vm, all) = (|vm| score(profile, self, linux, workload, vm), vec![0, 1, 2, 3]);
+        let workload = committed::workload(&self.workload);
+        let (vm, all) = (|vm| score(profile, periods, linux, workload, vm), vec![0, 1, 2, 3]);
         let mut sum = Counts::default();
         all.iter().for_each(|&position| add(&mut sum, &counts(periods, 0, position)));
         let operations: u64 =
@@ -325,14 +326,14 @@ fn profile_clock(profile: &CounterProfile) -> f64 {
 
 /// What is compared: cycles per operation, or for several kinds of programs the mean of what each takes by what it takes
 /// under `linux`.
-fn score(
+pub fn score(
     profile: &CounterProfile,
-    cell: &Cell,
+    periods: &[Period],
     linux: Option<&Cell>,
     workload: Option<&Workload>,
     vm: usize,
 ) -> f64 {
-    let own = costs(profile, cell.measured(), vm);
+    let own = costs(profile, periods, vm);
     let same =
         workload.is_none_or(|workload| workload.programs.iter().all(|kind| *kind == workload.programs[0]));
     match linux.filter(|_| !same) {
@@ -491,7 +492,7 @@ fn overhead(rows: &[Row]) -> Option<Goal> {
 }
 
 /// Rows for people.
-fn table(rows: &[Row]) -> String {
+pub fn table(rows: &[Row]) -> String {
     let mut text = format!(
         "{:<18}{:<9}{:<16}{:>10}{:>10}{:>8}{:>13}{:>7}{:>7}{:>7}{:>10}{:>10}\n",
         "profile",

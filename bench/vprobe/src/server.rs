@@ -5,6 +5,7 @@ use crate::{
         DEFAULT_PERIOD_S, HOST_CPUS, MEASURED, MEASURED_STATIC, PERIOD_S, POLICIES, Placement, START, VMS,
         WARM_UP, WORKLOADS, Workload,
     },
+    full,
     host::{self, Numad, Timers},
     raw::{self, Cell, Line, Period},
     threads::Thread,
@@ -17,7 +18,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-use vnuma_lab_pricing::by_name;
+use vnuma_lab_pricing::{CounterProfile, by_name};
 use vnuma_scenario::{Process, vnumactl};
 
 /// How long the dilation is measured, seconds of the server, and how often.
@@ -65,18 +66,8 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let chosen = |names: &[String], name: &str| names.is_empty() || names.iter().any(|chosen| chosen == name);
     let mut failed = Vec::new();
     for workload in WORKLOADS.iter().filter(|workload| chosen(&arguments.workload, workload.name)) {
-        eprintln!("{}: starting its programs", workload.name);
-        host::balance(false)?;
-        let programs = vms.load(workload)?;
-        vms.place(&programs, &START)?;
-        vms.release(None)?;
-        let dilation = dilation(&vms, &programs, profile.clock_ghz)?;
-        let period_s = (PERIOD_S * dilation).clamp(PERIODS_S.0, PERIODS_S.1);
-        let factor = period_s / DEFAULT_PERIOD_S;
-        timers.stretch(factor, dilation)?;
-        eprintln!("{}: dilation {dilation:.1}, periods of {period_s:.1} s", workload.name);
-        print(&Line::Workload(raw::Workload { name: workload.name.into(), dilation, period_s, factor }))?;
-        let bench = Bench { vms: &vms, programs, workload, period_s, factor, periods: arguments.periods };
+        let (bench, line) = Bench::load(&vms, workload, &timers, &profile, arguments.periods)?;
+        print(&Line::Workload(line))?;
         for policy in POLICIES.iter().filter(|policy| chosen(&arguments.policy, policy)) {
             // The others are worth having all the same.
             if let Err(error) = bench.policy(policy) {
@@ -114,31 +105,73 @@ fn dilation(vms: &Vms, programs: &Programs, clock_ghz: f64) -> Result<f64> {
 }
 
 /// A workload that runs.
-struct Bench<'a> {
+pub struct Bench<'a> {
     vms: &'a Vms,
     programs: Programs,
     workload: &'a Workload,
+    dilation: f64,
     period_s: f64,
     factor: f64,
     periods: usize,
 }
 
-impl Bench<'_> {
+impl<'a> Bench<'a> {
+    /// Starts a workload, measures the dilation under it and stretches all timers by it.
+    pub fn load(
+        vms: &'a Vms,
+        workload: &'a Workload,
+        timers: &Timers,
+        profile: &CounterProfile,
+        periods: usize,
+    ) -> Result<(Self, raw::Workload)> {
+        eprintln!("{}: starting its programs", workload.name);
+        host::balance(false)?;
+        let programs = vms.load(workload)?;
+        vms.place(&programs, &START)?;
+        vms.release(None)?;
+        let dilation = dilation(vms, &programs, profile.clock_ghz)?;
+        let period_s = (PERIOD_S * dilation).clamp(PERIODS_S.0, PERIODS_S.1);
+        let factor = period_s / DEFAULT_PERIOD_S;
+        timers.stretch(factor, dilation)?;
+        eprintln!("{}: dilation {dilation:.1}, periods of {period_s:.1} s", workload.name);
+        let line = raw::Workload { name: workload.name.into(), dilation, period_s, factor };
+        Ok((Self { vms, programs, workload, dilation, period_s, factor, periods }, line))
+    }
+
     /// All cells of a policy: one, or the candidates of `oracle`.
     fn policy(&self, policy: &str) -> Result<()> {
         if policy == "oracle" {
             for placement in self.workload.oracles {
                 let name = format!("oracle:{}", placement.name);
-                self.cell(&name, Some(placement))
-                    .with_context(|| format!("{}, {name}", self.workload.name))?;
+                let cell = self.cell(&name, Some(placement));
+                print(&Line::Cell(cell.with_context(|| format!("{}, {name}", self.workload.name))?))?;
             }
             return Ok(());
         }
-        self.cell(policy, None).with_context(|| format!("{}, {policy}", self.workload.name))
+        let cell = self.cell(policy, None);
+        print(&Line::Cell(cell.with_context(|| format!("{}, {policy}", self.workload.name))?))
+    }
+
+    /// A cell by the name of its policy, such as `oracle:at-home`.
+    pub fn variant(&self, policy: &str) -> Result<Cell> {
+        let Some(name) = policy.strip_prefix("oracle:") else { return self.cell(policy, None) };
+        let placement = self.workload.oracles.iter().find(|placement| placement.name == name);
+        self.cell(policy, Some(placement.with_context(|| format!("there is no placement {name}"))?))
+    }
+
+    /// The policy of a variant, and its period on this server.
+    fn period<'p>(&self, name: &'p str) -> Result<(&'p str, f64)> {
+        let Some((policy, modelled_s)) = full::committed::with_period(name) else {
+            return Ok((name, self.period_s));
+        };
+        let period_s = modelled_s * self.dilation;
+        let (least, most) = PERIODS_S;
+        ensure!((least..=most).contains(&period_s), "{name}: {period_s} s is not within {least} to {most} s");
+        Ok((policy, period_s))
     }
 
     /// Measures a cell, again if the machine stopped the server in between: then periods are too long, and limits are reached.
-    fn cell(&self, policy: &str, fixed: Option<&Placement>) -> Result<()> {
+    pub fn cell(&self, policy: &str, fixed: Option<&Placement>) -> Result<Cell> {
         let mut repeated = 0;
         loop {
             let began = Instant::now();
@@ -153,19 +186,20 @@ impl Bench<'_> {
             let shown = problem.as_ref().map(|problem| format!(", {problem}")).unwrap_or_default();
             eprintln!("{}: {policy}: {} s{shown}", self.workload.name, began.elapsed().as_secs());
             if problem.is_none() || repeated == REPEATS {
-                return print(&Line::Cell(Cell { repeated, ..cell? }));
+                return Ok(Cell { repeated, ..cell? });
             }
             repeated += 1;
         }
     }
 
-    fn once(&self, policy: &str, fixed: Option<&Placement>) -> Result<Cell> {
+    fn once(&self, name: &str, fixed: Option<&Placement>) -> Result<Cell> {
+        let (policy, period_s) = self.period(name)?;
         host::balance(false)?;
         self.vms.place(&self.programs, fixed.unwrap_or(&START))?;
         let daemon = match policy {
             "linux" | "linux-nobalance" | "numad" => None,
             _ if fixed.is_some() => None,
-            _ => Some(host::start_vnumad(self.period_s, self.factor)?),
+            _ => Some(host::start_vnumad(period_s, self.factor)?),
         };
         let counted = match &daemon {
             Some(Process(child)) => {
@@ -196,7 +230,7 @@ impl Bench<'_> {
         drop(daemon);
         Ok(Cell {
             workload: self.workload.name.into(),
-            policy: policy.into(),
+            policy: name.into(),
             warm_up: WARM_UP,
             periods,
             pages_moved: host::pages_moved()? - moved,
