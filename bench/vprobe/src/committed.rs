@@ -55,6 +55,16 @@ pub enum Kind {
     Compute,
     /// Sleeps, and wakes up for a moment
     Sleep,
+    /// Threads: conjugate gradients
+    CgLike,
+    /// Threads: multigrid
+    MgLike,
+    /// Threads: pipelined relaxation
+    LuLike,
+    /// Threads: pentadiagonal systems, direction by direction
+    SpLike,
+    /// Threads: tridiagonal systems in blocks, direction by direction
+    BtLike,
 }
 
 impl Kind {
@@ -64,7 +74,13 @@ impl Kind {
             Self::Chase | Self::Stream | Self::Walk => 48,
             Self::Matrix => 24,
             Self::Compute | Self::Sleep => 2,
+            _ => crate::team::bytes(self, VCPUS).map_or(0, |bytes| bytes >> 20),
         }
+    }
+
+    /// Is it one program with a thread on each vCPU?
+    pub fn is_team(self) -> bool {
+        matches!(self, Self::CgLike | Self::MgLike | Self::LuLike | Self::SpLike | Self::BtLike)
     }
 
     /// Its name on a command line.
@@ -76,6 +92,11 @@ impl Kind {
             Self::Walk => "walk",
             Self::Compute => "compute",
             Self::Sleep => "sleep",
+            Self::CgLike => "cg-like",
+            Self::MgLike => "mg-like",
+            Self::LuLike => "lu-like",
+            Self::SpLike => "sp-like",
+            Self::BtLike => "bt-like",
         }
     }
 }
@@ -122,25 +143,25 @@ pub const START: Placement = Placement {
 };
 
 /// Every vCPU with its memory.
-const AT_HOME: Placement = Placement {
+pub const AT_HOME: Placement = Placement {
     name: "at-home",
     vcpus: [[0, 0, 1, 1], [0, 0, 1, 1], [0, 0, 1, 1]],
     memory: [[0, 0, 1, 1], [0, 0, 1, 1]],
 };
 /// Every VM on one node, with its memory.
-const BY_VM: Placement = Placement {
+pub const BY_VM: Placement = Placement {
     name: "by-vm",
     vcpus: [[0, 0, 0, 0], [1, 1, 1, 1], [0, 0, 1, 1]],
     memory: [[0, 0, 0, 0], [1, 1, 1, 1]],
 };
 /// The matrices away from what thrashes the cache.
-const BY_CACHE: Placement = Placement {
+pub const BY_CACHE: Placement = Placement {
     name: "by-cache",
     vcpus: [[0, 0, 1, 0], [0, 0, 1, 0], [1, 1, 1, 1]],
     memory: [[0, 0, 1, 0], [0, 0, 1, 0]],
 };
 /// One matrix on each node, with as few streams as possible.
-const PAIRED: Placement = Placement {
+pub const PAIRED: Placement = Placement {
     name: "paired",
     vcpus: [[0, 1, 0, 1], [0, 1, 1, 0], [0, 0, 1, 1]],
     memory: [[0, 1, 0, 1], [0, 1, 1, 0]],
@@ -167,6 +188,11 @@ pub const WORKLOADS: [Workload; 3] = [
         oracles: &[AT_HOME],
     },
 ];
+
+/// The workload of a name.
+pub fn workload(name: &str) -> Option<&'static Workload> {
+    WORKLOADS.iter().chain(&crate::full::committed::WORKLOADS).find(|workload| workload.name == name)
+}
 
 /// Seed of a program's random order.
 pub fn seed(program: usize) -> u64 {

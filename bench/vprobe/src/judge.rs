@@ -1,7 +1,7 @@
 //! From what was measured to rows, and from rows to goals. Everything is *modelled*: cycles of a named profile.
 
 use crate::{
-    committed::{LEAST_WAKE_UPS, LOADED, WORKLOADS, Workload, goals},
+    committed::{self, LEAST_WAKE_UPS, LOADED, Workload, goals},
     raw::{self, Cell, Line, Period, Vcpu},
 };
 use anyhow::{Context, Result, bail, ensure};
@@ -158,15 +158,15 @@ pub struct Run {
 pub fn run(arguments: &Arguments) -> Result<()> {
     let run = read(&arguments.raw)?;
     let mut rows = Vec::new();
-    let [by_first, by_second] = profiles(&run.server)?;
-    let own = &by_first[0];
+    let by_first = profiles(&run.server.profile)?;
     by_first.iter().for_each(|profile| rows.extend(run.rows(profile)));
+    let by_second = second_profiles(&run.server)?;
     if !by_second.is_empty() {
         let seen = run.by_second();
         by_second.iter().for_each(|profile| rows.extend(seen.rows(profile)));
     }
     ensure!(!rows.is_empty(), "{}: no cell was measured", arguments.raw.display());
-    let (goals, observing) = (judge(&rows), run.observing(own));
+    let (goals, observing) = (judge(&rows), run.observing(&by_first[0]));
     let report = Report {
         source: "modelled: the lab's counters, priced under the profile of each row",
         commit: &arguments.commit,
@@ -216,21 +216,25 @@ fn read(path: &Path) -> Result<Run> {
     Ok(Run { server, workloads, cells })
 }
 
-/// Profiles that can price the counts of a server: by its own last-level cache, its own profile first, and by the second.
-fn profiles(server: &raw::Server) -> Result<[Vec<CounterProfile>; 2]> {
-    let own = by_name(&server.profile)?;
-    let shape = own.shape();
-    let second = server.second_llc.map(|(sets, ways)| shape.with_llc(sets, ways));
-    let mut found = [vec![own.clone()], Vec::new()];
+/// The profile of counters, and those that can price the same counts.
+pub fn profiles(own: &str) -> Result<Vec<CounterProfile>> {
+    let own = by_name(own)?;
+    let mut profiles = vec![own.clone()];
     for name in names().filter(|name| *name != own.name) {
-        let other = by_name(name)?;
-        if other.shape() == shape {
-            found[0].push(other);
-        } else if Some(other.shape()) == second {
-            found[1].push(other);
-        }
+        profiles.extend(Some(by_name(name)?).filter(|other| other.shape() == own.shape()));
     }
-    Ok(found)
+    Ok(profiles)
+}
+
+/// Profiles that can price the counts of a server's second last-level cache.
+fn second_profiles(server: &raw::Server) -> Result<Vec<CounterProfile>> {
+    let Some((sets, ways)) = server.second_llc else { return Ok(Vec::new()) };
+    let shape = by_name(&server.profile)?.shape().with_llc(sets, ways);
+    let mut profiles = Vec::new();
+    for name in names() {
+        profiles.extend(Some(by_name(name)?).filter(|other| other.shape() == shape));
+    }
+    Ok(profiles)
 }
 
 fn add(to: &mut Counts, from: &Counts) {
@@ -330,11 +334,12 @@ impl Cell {
         self.periods.iter().rposition(differs).map_or(0, |at| at + 1)
     }
 
-    fn row(&self, profile: &CounterProfile, linux: Option<&Cell>) -> Row {
+    /// As a profile prices it, beside the cell of `linux`.
+    pub fn row(&self, profile: &CounterProfile, linux: Option<&Cell>) -> Row {
         let wake_p99 = self.wake_p99(linux);
         let periods = self.measured();
-        let workload = WORKLOADS.iter().find(|workload| workload.name == self.workload);
-        let (vm, all) = (|vm| score(profile, self, linux, workload, vm), vec![0, 1, 2, 3]);
+        let workload = committed::workload(&self.workload);
+        let (vm, all) = (|vm| score(profile, periods, linux, workload, vm), vec![0, 1, 2, 3]);
         let mut sum = Counts::default();
         all.iter().for_each(|&position| add(&mut sum, &counts(periods, 0, position)));
         let operations: u64 =
@@ -409,14 +414,14 @@ fn profile_clock(profile: &CounterProfile) -> f64 {
 
 /// What is compared: cycles per operation, or for several kinds of programs the mean of what each takes by what it takes
 /// under `linux`.
-fn score(
+pub fn score(
     profile: &CounterProfile,
-    cell: &Cell,
+    periods: &[Period],
     linux: Option<&Cell>,
     workload: Option<&Workload>,
     vm: usize,
 ) -> f64 {
-    let own = costs(profile, cell.measured(), vm);
+    let own = costs(profile, periods, vm);
     let same =
         workload.is_none_or(|workload| workload.programs.iter().all(|kind| *kind == workload.programs[0]));
     match linux.filter(|_| !same) {
@@ -611,7 +616,7 @@ fn overhead(rows: &[Row]) -> Option<Goal> {
 }
 
 /// Rows for people.
-fn table(rows: &[Row]) -> String {
+pub fn table(rows: &[Row]) -> String {
     let mut text = format!(
         "{:<18}{:<9}{:<16}{:>10}{:>10}{:>8}{:>13}{:>7}{:>7}{:>7}{:>10}{:>9}{:>10}\n",
         "profile",
@@ -894,7 +899,8 @@ mod tests {
             });
         }
         let run = run_of(vec![cell("linux", vec![local; 2])]);
-        let [first, second] = profiles(&run.server).expect("known");
+        let first = profiles(&run.server.profile).expect("known");
+        let second = second_profiles(&run.server).expect("known");
         let name = |profile: &CounterProfile| profile.name.clone();
         assert_eq!(first.iter().map(name).collect::<Vec<_>>(), ["broadwell-2s", "broadwell-2s-high"]);
         assert_eq!(second.iter().map(name).collect::<Vec<_>>(), ["vprobe-e5620"]);
@@ -903,6 +909,6 @@ mod tests {
         assert!((row.cycles_per_op - (4.0 + 25.2 + 60.264 + 29.208)).abs() < 0.01, "{row:?}");
         assert_eq!((row.remote_share, row.llc_misses), (Some(0.25), 400.0));
         let without = raw::Server { second_llc: None, ..run.server.clone() };
-        assert!(profiles(&without).expect("known")[1].is_empty());
+        assert!(second_profiles(&without).expect("known").is_empty());
     }
 }

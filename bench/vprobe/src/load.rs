@@ -2,9 +2,12 @@
 //! physical memory, so that the host can place it, and where it counts what it has done, so that the host can read that
 //! without asking the guest.
 
-use crate::committed::{Kind, seed};
-use anyhow::{Context, Result, ensure};
-use lab_count::load::{Chain, Matrix, Memory, compute, stream, touch};
+use crate::{
+    committed::{Kind, VCPUS, seed},
+    team,
+};
+use anyhow::{Context, Result, bail, ensure};
+use lab_count::load::{Chain, Matrix, Memory, compute, touch};
 use nix::{
     sched::{CpuSet, sched_setaffinity},
     unistd::Pid,
@@ -20,6 +23,9 @@ const PRESENT: u64 = 1 << 63;
 const FRAME: u64 = (1 << 55) - 1;
 /// Operations between two counts.
 const BATCH: u64 = 4096;
+/// Bytes that [`Kind::Stream`] reads between two counts.
+const STREAM: usize = 1 << 20;
+const WORDS: usize = STREAM / size_of::<usize>();
 /// Rounds of computing after each access of [`Kind::Walk`].
 const ROUNDS: u64 = 16;
 /// Rounds that are one operation of [`Kind::Compute`].
@@ -35,6 +41,9 @@ pub struct Arguments {
     /// Of `sleep`: how long at a time, in microseconds of the guest
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
     sleep_us: u64,
+    /// Threads of a program that has several, on CPU 0 and on
+    #[arg(long, default_value_t = VCPUS)]
+    threads: usize,
 }
 
 /// What it prints.
@@ -47,9 +56,17 @@ pub struct Ready {
 }
 
 /// The number of operations, for the host.
-struct Count(Memory);
+pub struct Count(pub Memory);
 
 impl Count {
+    /// None yet.
+    pub fn new() -> Result<Self> {
+        let mut count = Self(Memory::map(HUGE, None, true).context("memory of the count")?);
+        touch(&mut count.0);
+        count.0.words()[0] = 0;
+        Ok(count)
+    }
+
     fn add(&mut self, operations: u64) {
         let word = &raw mut self.0.words()[0];
         // SAFETY: an aligned word of a slice that is borrowed for writing; volatile, as the host reads it.
@@ -59,12 +76,14 @@ impl Count {
 
 /// Runs until it is killed.
 pub fn run(arguments: &Arguments) -> Result<()> {
+    let kind = arguments.kind;
+    if kind.is_team() {
+        return team::run(kind, arguments.threads);
+    }
     let mut set = CpuSet::new();
     set.set(arguments.cpu)?;
     sched_setaffinity(Pid::from_raw(0), &set).context("sched_setaffinity")?;
-    let mut count = Count(Memory::map(HUGE, None, true).context("memory of the count")?);
-    touch(&mut count.0);
-    let kind = arguments.kind;
+    let mut count = Count::new()?;
     let memory = Memory::map(kind.mib() << 20, None, true).with_context(|| format!("{} MiB", kind.mib()))?;
     match kind {
         Kind::Chase => {
@@ -85,8 +104,14 @@ pub fn run(arguments: &Arguments) -> Result<()> {
             let mut memory = memory;
             touch(&mut memory);
             ready(&memory, &count)?;
-            let lines = (memory.bytes() / LINE) as u64;
-            forever(&mut count, || stream(&mut memory), lines)
+            // In pieces: a whole pass is a large part of a period.
+            let pieces = memory.bytes() / STREAM;
+            let mut next = 0;
+            let mut piece = || {
+                lab_count::load::read(&memory.words()[next * WORDS..(next + 1) * WORDS]);
+                next = (next + 1) % pieces;
+            };
+            forever(&mut count, &mut piece, (STREAM / LINE) as u64)
         }
         Kind::Matrix => {
             let mut memory = memory;
@@ -105,6 +130,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
             let time = Duration::from_micros(arguments.sleep_us);
             forever(&mut count, || thread::sleep(time), 1)
         }
+        _ => bail!("{} has threads", kind.name()),
     }
 }
 
@@ -117,11 +143,20 @@ fn forever(count: &mut Count, mut work: impl FnMut(), operations: u64) -> ! {
 
 /// Says where everything is.
 fn ready(memory: &Memory, count: &Count) -> Result<()> {
+    print(&line(memory, count)?)
+}
+
+/// Where a program's memory and its count are.
+pub fn line(memory: &Memory, count: &Count) -> Result<Ready> {
     let frames = |memory: &Memory| frames(memory.address(), memory.bytes());
     let first = *frames(&count.0)?.first().context("no memory of the count")?;
-    let line = Ready { memory: ranges(&frames(memory)?), count: first * PAGE as u64 };
+    Ok(Ready { memory: ranges(&frames(memory)?), count: first * PAGE as u64 })
+}
+
+/// Tells the host.
+pub fn print(line: &Ready) -> Result<()> {
     let mut out = std::io::stdout().lock();
-    writeln!(out, "{}", serde_json::to_string(&line)?)?;
+    writeln!(out, "{}", serde_json::to_string(line)?)?;
     Ok(out.flush()?)
 }
 

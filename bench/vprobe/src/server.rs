@@ -5,6 +5,7 @@ use crate::{
         DEFAULT_PERIOD_S, HOST_CPUS, MEASURED, MEASURED_STATIC, PERIOD_S, POLICIES, Placement, SLEEP_S,
         START, VMS, WARM_UP, WORKLOADS, Workload,
     },
+    full,
     host::{self, Numad, Timers},
     raw::{self, Cell, Line, Period},
     threads::{Counted, Thread},
@@ -18,7 +19,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-use vnuma_lab_pricing::by_name;
+use vnuma_lab_pricing::{CounterProfile, by_name};
 use vnuma_scenario::{Process, vnumactl};
 
 /// How long the dilation is measured, seconds of the server, and how often.
@@ -39,12 +40,19 @@ pub struct Arguments {
     /// Only these policies
     #[arg(long)]
     policy: Vec<String>,
+    #[command(flatten)]
+    options: Options,
+}
+
+/// How cells are measured.
+#[derive(clap::Args, Clone, Copy, Debug)]
+pub struct Options {
     /// So many measured periods
     #[arg(long, default_value_t = MEASURED)]
-    periods: usize,
+    pub periods: usize,
     /// Set the places of vnumad's policies by scx_vnuma
     #[arg(long)]
-    sched_ext: bool,
+    pub sched_ext: bool,
 }
 
 /// Prints a line of JSON for each cell.
@@ -72,22 +80,9 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let chosen = |names: &[String], name: &str| names.is_empty() || names.iter().any(|chosen| chosen == name);
     let mut failed = Vec::new();
     for workload in WORKLOADS.iter().filter(|workload| chosen(&arguments.workload, workload.name)) {
-        eprintln!("{}: starting its programs", workload.name);
-        host::balance(false)?;
-        let mut programs = vms.load(workload)?;
-        vms.place(&programs, &START)?;
-        vms.release(None)?;
-        let dilation = dilation(&vms, &programs, profile.clock_ghz)?;
-        let period_s = (PERIOD_S * dilation).clamp(PERIODS_S.0, PERIODS_S.1);
-        let factor = period_s / DEFAULT_PERIOD_S;
-        let mut stretched = timers.stretch(factor, dilation)?;
-        stretched.append(&mut host::stretched(period_s, factor));
-        vms.load_sleepers(&mut programs, SLEEP_S * dilation)?;
-        eprintln!("{}: dilation {dilation:.1}, periods of {period_s:.1} s", workload.name);
-        let name = workload.name.into();
-        print(&Line::Workload(raw::Workload { name, dilation, period_s, factor, stretched }))?;
-        let (vms, wakes) = (&vms, &wakes);
-        let bench = Bench { vms, wakes, programs, workload, period_s, factor, dilation, arguments };
+        let bench = Bench::load((&vms, &wakes), workload, &timers, &profile, arguments.options);
+        let (bench, line) = bench?;
+        print(&Line::Workload(line))?;
         for policy in POLICIES.iter().filter(|policy| chosen(&arguments.policy, policy)) {
             // The others are worth having all the same.
             if let Err(error) = bench.policy(policy) {
@@ -125,33 +120,77 @@ fn dilation(vms: &Vms, programs: &Programs, clock_ghz: f64) -> Result<f64> {
 }
 
 /// A workload that runs.
-struct Bench<'a> {
+pub struct Bench<'a> {
     vms: &'a Vms,
     wakes: &'a Wakes,
     programs: Programs,
     workload: &'a Workload,
+    dilation: f64,
     period_s: f64,
     factor: f64,
-    dilation: f64,
-    arguments: &'a Arguments,
+    options: Options,
 }
 
-impl Bench<'_> {
+impl<'a> Bench<'a> {
+    /// Starts a workload, measures the dilation under it and stretches all timers by it.
+    pub fn load(
+        (vms, wakes): (&'a Vms, &'a Wakes),
+        workload: &'a Workload,
+        timers: &Timers,
+        profile: &CounterProfile,
+        options: Options,
+    ) -> Result<(Self, raw::Workload)> {
+        eprintln!("{}: starting its programs", workload.name);
+        host::balance(false)?;
+        let mut programs = vms.load(workload)?;
+        vms.place(&programs, &START)?;
+        vms.release(None)?;
+        let dilation = dilation(vms, &programs, profile.clock_ghz)?;
+        let period_s = (PERIOD_S * dilation).clamp(PERIODS_S.0, PERIODS_S.1);
+        let factor = period_s / DEFAULT_PERIOD_S;
+        let mut stretched = timers.stretch(factor, dilation)?;
+        stretched.append(&mut host::stretched(period_s, factor));
+        vms.load_sleepers(&mut programs, SLEEP_S * dilation)?;
+        eprintln!("{}: dilation {dilation:.1}, periods of {period_s:.1} s", workload.name);
+        let name = workload.name.into();
+        let line = raw::Workload { name, dilation, period_s, factor, stretched };
+        Ok((Self { vms, wakes, programs, workload, dilation, period_s, factor, options }, line))
+    }
+
     /// All cells of a policy: one, or the candidates of `oracle`.
     fn policy(&self, policy: &str) -> Result<()> {
         if policy == "oracle" {
             for placement in self.workload.oracles {
                 let name = format!("oracle:{}", placement.name);
-                self.cell(&name, Some(placement))
-                    .with_context(|| format!("{}, {name}", self.workload.name))?;
+                let cell = self.cell(&name, Some(placement));
+                print(&Line::Cell(cell.with_context(|| format!("{}, {name}", self.workload.name))?))?;
             }
             return Ok(());
         }
-        self.cell(policy, None).with_context(|| format!("{}, {policy}", self.workload.name))
+        let cell = self.cell(policy, None);
+        print(&Line::Cell(cell.with_context(|| format!("{}, {policy}", self.workload.name))?))
+    }
+
+    /// A cell by the name of its policy, such as `oracle:at-home`.
+    pub fn variant(&self, policy: &str) -> Result<Cell> {
+        let Some(name) = policy.strip_prefix("oracle:") else { return self.cell(policy, None) };
+        let placement = self.workload.oracles.iter().find(|placement| placement.name == name);
+        self.cell(policy, Some(placement.with_context(|| format!("there is no placement {name}"))?))
+    }
+
+    /// The policy of a variant, and its period on this server.
+    fn period<'p>(&self, name: &'p str) -> Result<(&'p str, f64)> {
+        let Some((policy, modelled_s)) = full::committed::with_period(name) else {
+            return Ok((name, self.period_s));
+        };
+        let period_s = modelled_s * self.dilation;
+        let (least, most) = PERIODS_S;
+        ensure!((least..=most).contains(&period_s), "{name}: {period_s} s is not within {least} to {most} s");
+        Ok((policy, period_s))
     }
 
     /// Measures a cell, again if the machine stopped the server in between: then periods are too long, and limits are reached.
-    fn cell(&self, policy: &str, fixed: Option<&Placement>) -> Result<()> {
+    pub fn cell(&self, policy: &str, fixed: Option<&Placement>) -> Result<Cell> {
         let mut repeated = 0;
         loop {
             let began = Instant::now();
@@ -166,20 +205,21 @@ impl Bench<'_> {
             let shown = problem.as_ref().map(|problem| format!(", {problem}")).unwrap_or_default();
             eprintln!("{}: {policy}: {} s{shown}", self.workload.name, began.elapsed().as_secs());
             if problem.is_none() || repeated == REPEATS {
-                return print(&Line::Cell(Cell { repeated, ..cell? }));
+                return Ok(Cell { repeated, ..cell? });
             }
             repeated += 1;
         }
     }
 
-    fn once(&self, policy: &str, fixed: Option<&Placement>) -> Result<Cell> {
+    fn once(&self, name: &str, fixed: Option<&Placement>) -> Result<Cell> {
+        let (policy, period_s) = self.period(name)?;
         host::balance(false)?;
         self.vms.place(&self.programs, fixed.unwrap_or(&START))?;
         let by_vnumad = fixed.is_none() && !["linux", "linux-nobalance", "numad"].contains(&policy);
-        let sched_ext = by_vnumad && self.arguments.sched_ext;
+        let sched_ext = by_vnumad && self.options.sched_ext;
         // Dropped after vnumad, which gives the vCPUs back.
         let scheduler = sched_ext.then(|| host::start_scheduler(self.dilation)).transpose()?;
-        let daemon = by_vnumad.then(|| host::start_vnumad(self.period_s, self.factor)).transpose()?;
+        let daemon = by_vnumad.then(|| host::start_vnumad(period_s, self.factor)).transpose()?;
         let mut counted = Vec::new();
         for Process(child) in scheduler.iter().chain(&daemon) {
             let threads = threads_of(child.id() as i32)?;
@@ -195,11 +235,8 @@ impl Bench<'_> {
             _ if by_vnumad => set_policy(policy)?,
             _ => {}
         }
-        let measured = if fixed.is_some() {
-            MEASURED_STATIC.min(self.arguments.periods)
-        } else {
-            self.arguments.periods
-        };
+        let measured =
+            if fixed.is_some() { MEASURED_STATIC.min(self.options.periods) } else { self.options.periods };
         let periods = self.measure(WARM_UP + measured, &counted)?;
         let (steps, means) = if by_vnumad { (steps()?, Some(means()?)) } else { (0, None) };
         let expected = if sched_ext { "sched_ext" } else { "affinity" };
@@ -213,7 +250,7 @@ impl Bench<'_> {
         drop(scheduler);
         Ok(Cell {
             workload: self.workload.name.into(),
-            policy: policy.into(),
+            policy: name.into(),
             warm_up: WARM_UP,
             periods,
             pages_moved: host::pages_moved()? - moved,

@@ -71,7 +71,8 @@ impl Vms {
         let mut programs = Programs { ready: Vec::new(), running: Vec::new() };
         for position in 0..BUSY {
             let kind = |vcpu: usize| if position < LOADED { workload.programs[vcpu] } else { Kind::Compute };
-            self.start_programs(&mut programs, |vcpu| vec![kind(vcpu).name().to_owned()])?;
+            let count = if kind(0).is_team() { 1 } else { VCPUS };
+            self.start_programs(&mut programs, count, |vcpu| vec![kind(vcpu).name().to_owned()])?;
         }
         Ok(programs)
     }
@@ -79,16 +80,21 @@ impl Vms {
     /// Starts those that sleep, for so many seconds of the server at a time.
     pub fn load_sleepers(&self, programs: &mut Programs, sleep_s: f64) -> Result<()> {
         let sleep_us = format!("{:.0}", sleep_s * 1e6);
-        self.start_programs(programs, |_| {
+        self.start_programs(programs, VCPUS, |_| {
             vec![Kind::Sleep.name().into(), "--sleep-us".into(), sleep_us.clone()]
         })
     }
 
-    /// Starts a program on each vCPU of the first VM that has none.
-    fn start_programs(&self, programs: &mut Programs, of: impl Fn(usize) -> Vec<String>) -> Result<()> {
+    /// Starts so many programs in the first VM that has none: one on each vCPU, or one with a thread on each.
+    fn start_programs(
+        &self,
+        programs: &mut Programs,
+        count: usize,
+        of: impl Fn(usize) -> Vec<String>,
+    ) -> Result<()> {
         let one = self.0.get(programs.ready.len()).context("a VM without programs")?;
         let mut started = Vec::new();
-        for vcpu in 0..VCPUS {
+        for vcpu in 0..count {
             let (program, cpu) = (of(vcpu), vcpu.to_string());
             let mut command = vec![PROGRAM, "load", "--cpu", &cpu];
             command.extend(program.iter().map(String::as_str));
@@ -96,11 +102,15 @@ impl Vms {
         }
         let mut lines = Vec::new();
         for mut process in started {
-            let mut line = String::new();
             let out = process.0.stdout.take().context("the program's output")?;
-            BufReader::new(out).read_line(&mut line)?;
-            let parsed = serde_json::from_str(&line);
-            lines.push(parsed.with_context(|| format!("a program in {} said {line:?}", one.vm.name))?);
+            let mut out = BufReader::new(out);
+            // One for each vCPU.
+            for _ in 0..VCPUS / count {
+                let mut line = String::new();
+                out.read_line(&mut line)?;
+                let parsed = serde_json::from_str(&line);
+                lines.push(parsed.with_context(|| format!("a program in {} said {line:?}", one.vm.name))?);
+            }
             programs.running.push(process);
         }
         programs.ready.push(lines);

@@ -1,5 +1,7 @@
 //! What policies of vCPUs do for VMs on a NUMA server. bench/vprobe measures on a lab server with counters, and judges here.
 
+mod full;
+
 use crate::steps::{run as run_command, workspace};
 use anyhow::{Context, Result, ensure};
 use std::{
@@ -25,12 +27,17 @@ const PROGRAMS: [(&str, &str); 4] = [
 
 /// Runs it and judges it. What the server measured before it failed is kept and can be judged by itself.
 pub fn run(options: &super::Options) -> Result<()> {
-    ensure!(!options.full && !options.json, "this benchmark has neither --full nor --json yet");
+    ensure!(!options.json, "this benchmark has no --json; its report is a file");
+    let pieces = options.cells.is_some() || options.minutes.is_some() || !options.part.is_empty();
+    ensure!(options.full || !pieces, "--part, --cells and --minutes are for --full");
     end_on_signals().context("signal handlers")?;
     let programs = build_release_binaries(&PROGRAMS)?;
     let name = if options.sched_ext { "vprobe-sched-ext" } else { "vprobe" };
     let directory = workspace().join("target/bench").join(name);
     fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;
+    if options.full {
+        return full::run(options, &programs, &directory);
+    }
     let raw = directory.join("raw.jsonl");
     let measured = measure(&programs, options, &raw);
     let bench = programs.last().context("bench-vprobe")?;
@@ -50,9 +57,7 @@ fn measure(programs: &[std::path::PathBuf], options: &super::Options, raw: &Path
     let mut file = File::create(raw).with_context(|| raw.display().to_string())?;
     let counters: Counters = COUNTERS.parse()?;
     let lab = Lab::boot_with(SERVER, Some(&counters))?;
-    for (here, (_, name)) in programs.iter().zip(PROGRAMS) {
-        lab.put(here, &format!("/usr/local/bin/{name}"), HANG)?;
-    }
+    put(&lab, programs)?;
     let mut argv = vec!["bench-vprobe".to_owned(), "server".to_owned()];
     argv.extend(options.workload.iter().flat_map(|name| ["--workload".to_owned(), name.clone()]));
     argv.extend(options.policy.iter().flat_map(|name| ["--policy".to_owned(), name.clone()]));
@@ -60,6 +65,13 @@ fn measure(programs: &[std::path::PathBuf], options: &super::Options, raw: &Path
     let exec = Exec { argv, ..Exec::default() };
     let status = lab.exec(&exec, Input::Null, &mut file, &mut std::io::stderr(), HANG)?;
     ensure!(status == 0, "bench-vprobe on the server: status {status}");
+    Ok(())
+}
+
+fn put(lab: &Lab, programs: &[std::path::PathBuf]) -> Result<()> {
+    for (here, (_, name)) in programs.iter().zip(PROGRAMS) {
+        lab.put(here, &format!("/usr/local/bin/{name}"), HANG)?;
+    }
     Ok(())
 }
 
