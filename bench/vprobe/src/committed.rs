@@ -55,6 +55,8 @@ pub enum Kind {
     Compute,
     /// Sleeps, and wakes up for a moment
     Sleep,
+    /// Follows a chain in one half of its memory, then one in the other half, which lies on another node
+    Abuse,
     /// Threads: conjugate gradients
     CgLike,
     /// Threads: multigrid
@@ -74,6 +76,8 @@ impl Kind {
             Self::Chase | Self::Stream | Self::Walk => 48,
             Self::Matrix => 24,
             Self::Compute | Self::Sleep => 2,
+            // Each half.
+            Self::Abuse => 24,
             _ => crate::team::bytes(self, VCPUS).map_or(0, |bytes| bytes >> 20),
         }
     }
@@ -92,6 +96,7 @@ impl Kind {
             Self::Walk => "walk",
             Self::Compute => "compute",
             Self::Sleep => "sleep",
+            Self::Abuse => "abuse",
             Self::CgLike => "cg-like",
             Self::MgLike => "mg-like",
             Self::LuLike => "lu-like",
@@ -127,6 +132,8 @@ pub struct Workload {
     pub name: &'static str,
     /// The programs.
     pub programs: [Kind; VCPUS],
+    /// Those of vm2, if they differ.
+    pub vm2: Option<[Kind; VCPUS]>,
     /// Does it use memory?
     pub memory_intensive: bool,
     /// Candidates for `oracle`, at most six.
@@ -172,18 +179,21 @@ pub const WORKLOADS: [Workload; 3] = [
     Workload {
         name: "chase",
         programs: [Kind::Chase; VCPUS],
+        vm2: None,
         memory_intensive: true,
         oracles: &[AT_HOME, BY_VM],
     },
     Workload {
         name: "mix",
         programs: [Kind::Chase, Kind::Stream, Kind::Matrix, Kind::Walk],
+        vm2: None,
         memory_intensive: true,
         oracles: &[AT_HOME, BY_VM, BY_CACHE, PAIRED],
     },
     Workload {
         name: "compute",
         programs: [Kind::Compute; VCPUS],
+        vm2: None,
         memory_intensive: false,
         oracles: &[AT_HOME],
     },

@@ -182,13 +182,13 @@ fn configuration(period_s: f64, factor: f64) -> String {
     text
 }
 
-/// vnumad with periods of this length, on the host's CPUs.
-pub fn start_vnumad(period_s: f64, factor: f64) -> Result<Process> {
+/// vnumad with periods of this length, once it knows these VMs.
+pub fn start_vnumad(vms: &[&str], period_s: f64, factor: f64) -> Result<Process> {
     write(CONFIGURATION, &configuration(period_s, factor))?;
     let daemon = vnumad_logging_to(Path::new(LOG), &["--config", CONFIGURATION])?;
-    for vm in crate::committed::VMS {
+    for vm in vms {
         wait_for("vnumad to find the VMs", HANG, || {
-            Ok(vnumactl(&["show", vm.0]).is_ok_and(|shown| shown["described"] == true))
+            Ok(vnumactl(&["show", vm]).is_ok_and(|shown| shown["described"] == true))
         })?;
     }
     Ok(daemon)
@@ -207,6 +207,22 @@ pub fn start_scheduler(dilation: f64) -> Result<Process> {
         Ok(fs::read_to_string(LOADED).is_ok_and(|name| name.trim() == "vnuma"))
     })?;
     Ok(scheduler)
+}
+
+/// Steps that vnumad's log has another VM as the reason for, by that VM.
+pub fn because_of() -> Result<BTreeMap<String, u64>> {
+    Ok(reasons(&fs::read_to_string(LOG).context(LOG)?))
+}
+
+fn reasons(log: &str) -> BTreeMap<String, u64> {
+    let mut found = BTreeMap::new();
+    for line in log.lines().filter(|line| line.contains(" is confined to CPUs ")) {
+        let name = line.split_once("(because of ").and_then(|(_, rest)| rest.split_once(')'));
+        if let Some((name, _)) = name {
+            *found.entry(name.to_owned()).or_default() += 1;
+        }
+    }
+    found
 }
 
 /// numad, while it lives. It does nothing in the first minutes after a boot, so it gets a clock that is ahead.
@@ -280,5 +296,14 @@ mod tests {
             (7, 0.5, 0.5)
         );
         assert_eq!(stretched["vnumad: observe.host_interval_ms"], 0.5);
+    }
+
+    #[test]
+    fn steps_are_counted_by_the_vm_that_is_their_reason() {
+        let log = "INFO vm1: vCPU 3 is confined to CPUs 4-5 of node 1, by vprobe: it makes room for another vCPU (because of vm2); pressure 1.0\n\
+                   INFO vm1: vCPU 2 is confined to CPUs 4-5 of node 1, by vprobe: its memory is there; pressure 1.0\n\
+                   INFO vm3: vCPU 0 is confined to CPUs 1-2 of node 0, by vprobe: others take its last-level cache (because of vm2)\n\
+                   INFO (because of vm9)\n";
+        assert_eq!(reasons(log), BTreeMap::from([("vm2".to_owned(), 2)]));
     }
 }

@@ -434,7 +434,9 @@ fn why_not(row: &Row, linux: Option<&Cell>) -> Option<String> {
     let Some(linux) = linux else {
         return Some("there is no linux row to compare its CPU time with".to_owned());
     };
-    for (vm, found) in [row.cpu_share, row.vm2_cpu_share].into_iter().enumerate() {
+    // A small setup may have one VM only.
+    let vms = linux.periods.first().map_or(0, |period| period.vms.len()).max(1);
+    for (vm, found) in [row.cpu_share, row.vm2_cpu_share].into_iter().enumerate().take(vms) {
         let share = ratio(found, linux.cpu_share(vm, |vcpu| vcpu.values.ran_ns));
         if share.is_nan() || share < goals::CPU_SHARE {
             return Some(format!(
@@ -776,6 +778,8 @@ mod tests {
             pages_moved: 0,
             steps: 2,
             means: None,
+            vm_steps: Vec::new(),
+            because_of: Default::default(),
             repeated: 0,
         }
     }

@@ -4,6 +4,7 @@
 
 use crate::{
     committed::{Kind, VCPUS, seed},
+    full::committed::ABUSE_TURN,
     team,
 };
 use anyhow::{Context, Result, bail, ensure};
@@ -51,6 +52,9 @@ pub struct Arguments {
 pub struct Ready {
     /// Physical memory of the guest, first byte and length of each range.
     pub memory: Vec<(u64, u64)>,
+    /// Memory that belongs on another node than that.
+    #[serde(default)]
+    pub other: Vec<(u64, u64)>,
     /// Physical address of the count of operations, 8 bytes.
     pub count: u64,
 }
@@ -67,10 +71,23 @@ impl Count {
         Ok(count)
     }
 
-    fn add(&mut self, operations: u64) {
+    /// Operations that are finished.
+    pub fn add(&mut self, operations: u64) {
+        let before = self.0.words()[0] as u64;
+        self.set(before + operations);
+    }
+
+    /// All of them until now.
+    pub fn set(&mut self, operations: u64) {
         let word = &raw mut self.0.words()[0];
         // SAFETY: an aligned word of a slice that is borrowed for writing; volatile, as the host reads it.
-        unsafe { word.write_volatile(word.read_volatile() + operations as usize) };
+        unsafe { word.write_volatile(operations as usize) };
+    }
+
+    /// Where it is.
+    pub fn address(&self) -> Result<u64> {
+        let first = *frames(self.0.address(), self.0.bytes())?.first().context("no memory of the count")?;
+        Ok(first * PAGE as u64)
     }
 }
 
@@ -130,6 +147,20 @@ pub fn run(arguments: &Arguments) -> Result<()> {
             let time = Duration::from_micros(arguments.sleep_us);
             forever(&mut count, || thread::sleep(time), 1)
         }
+        Kind::Abuse => {
+            let other = Memory::map(kind.mib() << 20, None, true).context("the other half")?;
+            let chain = |memory, number| Chain::random(memory, seed(arguments.cpu + number * VCPUS));
+            let mut chains = [chain(memory, 0), chain(other, 1)];
+            let there = chains[1].memory();
+            let there = ranges(&frames(there.address(), there.bytes())?);
+            print(&Ready { other: there, ..line(chains[0].memory(), &count)? })?;
+            let mut done = 0;
+            let mut step = || {
+                chains[(done / ABUSE_TURN % 2) as usize].follow(BATCH);
+                done += BATCH;
+            };
+            forever(&mut count, &mut step, BATCH)
+        }
         _ => bail!("{} has threads", kind.name()),
     }
 }
@@ -148,9 +179,8 @@ fn ready(memory: &Memory, count: &Count) -> Result<()> {
 
 /// Where a program's memory and its count are.
 pub fn line(memory: &Memory, count: &Count) -> Result<Ready> {
-    let frames = |memory: &Memory| frames(memory.address(), memory.bytes());
-    let first = *frames(&count.0)?.first().context("no memory of the count")?;
-    Ok(Ready { memory: ranges(&frames(memory)?), count: first * PAGE as u64 })
+    let memory = ranges(&frames(memory.address(), memory.bytes())?);
+    Ok(Ready { memory, other: Vec::new(), count: count.address()? })
 }
 
 /// Tells the host.
@@ -160,22 +190,27 @@ pub fn print(line: &Ready) -> Result<()> {
     Ok(out.flush()?)
 }
 
-/// Page frames of a part of this process's memory.
+/// Page frames of a part of this process's memory, all of which is there.
 fn frames(address: usize, bytes: usize) -> Result<Vec<u64>> {
-    let path = "/proc/self/pagemap";
+    let frames = frames_of("self", address, bytes)?;
+    ensure!(frames.len() == bytes / PAGE, "/proc/self/pagemap: pages are not present, or this is not root");
+    Ok(frames)
+}
+
+/// Page frames of a part of a process's memory, as far as it is there.
+pub fn frames_of(process: &str, address: usize, bytes: usize) -> Result<Vec<u64>> {
+    let path = format!("/proc/{process}/pagemap");
     let mut entries = vec![0_u8; bytes / PAGE * 8];
-    File::open(path)
+    File::open(&path)
         .and_then(|file| file.read_exact_at(&mut entries, (address / PAGE * 8) as u64))
         .context(path)?;
     let entry = |bytes: &[u8]| u64::from_ne_bytes(bytes.try_into().unwrap_or_default());
-    let frames: Vec<u64> = entries.chunks(8).map(entry).collect();
     let present = |entry: &u64| entry & PRESENT != 0 && entry & FRAME != 0;
-    ensure!(frames.iter().all(present), "{path}: pages are not present, or this is not root");
-    Ok(frames.into_iter().map(|entry| entry & FRAME).collect())
+    Ok(entries.chunks(8).map(entry).filter(present).map(|entry| entry & FRAME).collect())
 }
 
 /// Frames as ranges of bytes.
-fn ranges(frames: &[u64]) -> Vec<(u64, u64)> {
+pub fn ranges(frames: &[u64]) -> Vec<(u64, u64)> {
     let mut ranges: Vec<(u64, u64)> = Vec::new();
     for &frame in frames {
         let start = frame * PAGE as u64;

@@ -64,6 +64,12 @@ pub struct Cell {
     /// By what vnumad set places: `affinity` or `sched_ext`; none if it does not run.
     #[serde(default)]
     pub means: Option<String>,
+    /// The same in each VM.
+    #[serde(default)]
+    pub vm_steps: Vec<u64>,
+    /// By VM: steps in others that it was the reason for, as vnumad's log says.
+    #[serde(default)]
+    pub because_of: BTreeMap<String, u64>,
     /// Times that it was repeated as the machine had stopped the server in between.
     pub repeated: u32,
 }

@@ -2,7 +2,7 @@
 
 use crate::{
     committed::{
-        DEFAULT_PERIOD_S, HOST_CPUS, MEASURED, MEASURED_STATIC, PERIOD_S, POLICIES, Placement, SLEEP_S,
+        self, DEFAULT_PERIOD_S, HOST_CPUS, MEASURED, MEASURED_STATIC, PERIOD_S, POLICIES, Placement, SLEEP_S,
         START, VMS, WARM_UP, WORKLOADS, Workload,
     },
     full,
@@ -26,7 +26,7 @@ use vnuma_scenario::{Process, vnumactl};
 const DILATION_S: f64 = 3.0;
 const DILATIONS: usize = 3;
 /// Shortest and longest period that vnumad takes, seconds.
-const PERIODS_S: (f64, f64) = (0.1, 10.0);
+pub const PERIODS_S: (f64, f64) = (0.1, 10.0);
 /// A period that took so much longer was interrupted by the machine.
 const LATE: f64 = 1.25;
 /// Times that such a cell is repeated.
@@ -60,9 +60,12 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     for name in &arguments.policy {
         ensure!(POLICIES.contains(&name.as_str()), "--policy {name}: there are {POLICIES:?}");
     }
-    for name in &arguments.workload {
-        ensure!(WORKLOADS.iter().any(|workload| workload.name == name), "--workload {name} is unknown");
-    }
+    let of =
+        |name: &String| committed::workload(name).with_context(|| format!("--workload {name} is unknown"));
+    let workloads = match arguments.workload.is_empty() {
+        true => WORKLOADS.iter().collect(),
+        false => arguments.workload.iter().map(of).collect::<Result<Vec<_>>>()?,
+    };
     let header = lab_count::server::header()?;
     let profile = by_name(header.profile_name())?;
     eprintln!("starting {} VMs", VMS.len());
@@ -79,7 +82,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     }))?;
     let chosen = |names: &[String], name: &str| names.is_empty() || names.iter().any(|chosen| chosen == name);
     let mut failed = Vec::new();
-    for workload in WORKLOADS.iter().filter(|workload| chosen(&arguments.workload, workload.name)) {
+    for workload in workloads {
         let bench = Bench::load((&vms, &wakes), workload, &timers, &profile, arguments.options);
         let (bench, line) = bench?;
         print(&Line::Workload(line))?;
@@ -219,7 +222,8 @@ impl<'a> Bench<'a> {
         let sched_ext = by_vnumad && self.options.sched_ext;
         // Dropped after vnumad, which gives the vCPUs back.
         let scheduler = sched_ext.then(|| host::start_scheduler(self.dilation)).transpose()?;
-        let daemon = by_vnumad.then(|| host::start_vnumad(period_s, self.factor)).transpose()?;
+        let daemon = by_vnumad.then(|| host::start_vnumad(&VMS.map(|(name, _)| name), period_s, self.factor));
+        let daemon = daemon.transpose()?;
         let mut counted = Vec::new();
         for Process(child) in scheduler.iter().chain(&daemon) {
             let threads = threads_of(child.id() as i32)?;
@@ -238,7 +242,9 @@ impl<'a> Bench<'a> {
         let measured =
             if fixed.is_some() { MEASURED_STATIC.min(self.options.periods) } else { self.options.periods };
         let periods = self.measure(WARM_UP + measured, &counted)?;
-        let (steps, means) = if by_vnumad { (steps()?, Some(means()?)) } else { (0, None) };
+        let (vm_steps, because_of) =
+            if by_vnumad { (steps()?, host::because_of()?) } else { Default::default() };
+        let means = by_vnumad.then(means).transpose()?;
         let expected = if sched_ext { "sched_ext" } else { "affinity" };
         ensure!(means.as_ref().is_none_or(|means| means == expected), "places were set by {means:?}");
         host::balance(false)?;
@@ -254,7 +260,9 @@ impl<'a> Bench<'a> {
             warm_up: WARM_UP,
             periods,
             pages_moved: host::pages_moved()? - moved,
-            steps,
+            steps: vm_steps.iter().sum(),
+            vm_steps,
+            because_of,
             means,
             repeated: 0,
         })
@@ -280,15 +288,14 @@ fn set_policy(policy: &str) -> Result<()> {
     VMS.iter().try_for_each(|(name, _)| vnumactl(&["policy", name, "--set", policy]).map(drop))
 }
 
-/// Steps that policies have made.
-fn steps() -> Result<u64> {
-    let mut sum = 0;
-    for (name, _) in VMS {
+/// Steps that policies have made in each VM.
+fn steps() -> Result<Vec<u64>> {
+    let of = |name| {
         let shown = vnumactl(&["policy", name])?;
         let vcpus = shown["vcpus"].as_array().context("vnumactl policy: no vcpus")?;
-        sum += vcpus.iter().filter_map(|vcpu| vcpu["moves"].as_u64()).sum::<u64>();
-    }
-    Ok(sum)
+        Ok(vcpus.iter().filter_map(|vcpu| vcpu["moves"].as_u64()).sum())
+    };
+    VMS.iter().map(|(name, _)| of(name)).collect()
 }
 
 /// By what vnumad sets places.

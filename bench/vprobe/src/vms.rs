@@ -17,7 +17,8 @@ use std::{
 };
 use vnuma_scenario::{Process, Vm};
 
-const PROGRAM: &str = "/root/bench-vprobe";
+/// Where this program is in a guest.
+pub const PROGRAM: &str = "/root/bench-vprobe";
 
 /// A running VM.
 struct One {
@@ -70,9 +71,15 @@ impl Vms {
     pub fn load(&self, workload: &Workload) -> Result<Programs> {
         let mut programs = Programs { ready: Vec::new(), running: Vec::new() };
         for position in 0..BUSY {
-            let kind = |vcpu: usize| if position < LOADED { workload.programs[vcpu] } else { Kind::Compute };
+            let kind = |vcpu: usize| match position {
+                1 => workload.vm2.unwrap_or(workload.programs)[vcpu],
+                _ if position < LOADED => workload.programs[vcpu],
+                _ => Kind::Compute,
+            };
             let count = if kind(0).is_team() { 1 } else { VCPUS };
-            self.start_programs(&mut programs, count, |vcpu| vec![kind(vcpu).name().to_owned()])?;
+            self.start_programs(&mut programs, count, |vcpu| {
+                ["load", kind(vcpu).name(), "--cpu", &vcpu.to_string()].map(str::to_owned).into()
+            })?;
         }
         Ok(programs)
     }
@@ -80,12 +87,13 @@ impl Vms {
     /// Starts those that sleep, for so many seconds of the server at a time.
     pub fn load_sleepers(&self, programs: &mut Programs, sleep_s: f64) -> Result<()> {
         let sleep_us = format!("{:.0}", sleep_s * 1e6);
-        self.start_programs(programs, VCPUS, |_| {
-            vec![Kind::Sleep.name().into(), "--sleep-us".into(), sleep_us.clone()]
+        self.start_programs(programs, VCPUS, |vcpu| {
+            let cpu = vcpu.to_string();
+            ["load", Kind::Sleep.name(), "--cpu", &cpu, "--sleep-us", &sleep_us].map(str::to_owned).into()
         })
     }
 
-    /// Starts so many programs in the first VM that has none: one on each vCPU, or one with a thread on each.
+    /// Starts so many programs in the first VM that has none, with these arguments: one on each vCPU, or one for all.
     fn start_programs(
         &self,
         programs: &mut Programs,
@@ -95,9 +103,9 @@ impl Vms {
         let one = self.0.get(programs.ready.len()).context("a VM without programs")?;
         let mut started = Vec::new();
         for vcpu in 0..count {
-            let (program, cpu) = (of(vcpu), vcpu.to_string());
-            let mut command = vec![PROGRAM, "load", "--cpu", &cpu];
-            command.extend(program.iter().map(String::as_str));
+            let arguments = of(vcpu);
+            let mut command = vec![PROGRAM];
+            command.extend(arguments.iter().map(String::as_str));
             started.push(one.vm.spawn(&command)?);
         }
         let mut lines = Vec::new();
@@ -133,8 +141,11 @@ impl Vms {
             }
         }
         for ((one, ready), nodes) in self.0.iter().zip(&programs.ready).zip(&placement.memory) {
-            let of: Vec<_> =
-                ready.iter().map(|ready| ready.memory.as_slice()).zip(nodes.iter().copied()).collect();
+            let both = |(ready, &node): (&'_ Ready, &usize)| {
+                [(ready.memory.clone(), node), (ready.other.clone(), 1 - node)]
+            };
+            let both: Vec<_> = ready.iter().zip(nodes).flat_map(both).collect();
+            let of: Vec<_> = both.iter().map(|(memory, node)| (memory.as_slice(), *node)).collect();
             one.memory.place(&one.memory.pieces(&of)).with_context(|| one.vm.name.clone())?;
         }
         Ok(())

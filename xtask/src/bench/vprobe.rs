@@ -30,6 +30,7 @@ pub fn run(options: &super::Options) -> Result<()> {
     ensure!(!options.json, "this benchmark has no --json; its report is a file");
     let pieces = options.cells.is_some() || options.minutes.is_some() || !options.part.is_empty();
     ensure!(options.full || !pieces, "--part, --cells and --minutes are for --full");
+    ensure!(!(options.full && options.sched_ext), "--full sets places by affinities and has no --sched-ext");
     end_on_signals().context("signal handlers")?;
     let programs = build_release_binaries(&PROGRAMS)?;
     let name = if options.sched_ext { "vprobe-sched-ext" } else { "vprobe" };

@@ -1,6 +1,6 @@
 //! What the full run has beyond the reduced form, fixed before its first figure: setups, workloads, parts.
 
-use crate::committed::{self, AT_HOME, BY_VM, Kind, VCPUS, Workload};
+use crate::committed::{self, AT_HOME, BY_VM, Kind, VCPUS, VMS, Workload};
 use crate::full::plan::Id;
 
 /// Times that each cell is measured; the report has the median.
@@ -15,6 +15,15 @@ pub struct Setup {
     pub server: &'static str,
     /// Profile of lab/pricing/profiles.
     pub counters: &'static str,
+    /// So many VMs with one vCPU each, in place of the three.
+    pub small: usize,
+}
+
+impl Setup {
+    /// VMs, and vCPUs of each.
+    pub fn shape(&self) -> (usize, usize) {
+        if self.small > 0 { (self.small, 1) } else { (VMS.len(), VCPUS) }
+    }
 }
 
 /// Cells of one setup: each of these workloads under each of these policies.
@@ -37,6 +46,10 @@ pub enum Table {
     RemoteShares,
     /// Costs by the period of the policy.
     Periods,
+    /// What the policy costs, by the number of VMs.
+    Overhead,
+    /// What the guest of vm2 does to the others, beside `chase`.
+    Abuse,
 }
 
 /// A part of the full run, which has a table of its own. Parts may want the same cells.
@@ -53,22 +66,32 @@ pub struct Part {
 }
 
 /// All setups.
-pub const SETUPS: [Setup; 2] = [
-    Setup { name: "half", server: committed::SERVER, counters: "broadwell-2s" },
-    Setup { name: "half-e5620", server: committed::SERVER, counters: "vprobe-e5620" },
+pub const SETUPS: [Setup; 6] = [
+    Setup { name: "half", server: committed::SERVER, counters: "broadwell-2s", small: 0 },
+    Setup { name: "half-e5620", server: committed::SERVER, counters: "vprobe-e5620", small: 0 },
+    small("small-1", 1),
+    small("small-2", 2),
+    small("small-3", 3),
+    small("small-4", 4),
 ];
 
+const fn small(name: &'static str, small: usize) -> Setup {
+    Setup { name, server: committed::SERVER, counters: "broadwell-2s", small }
+}
+
 /// Workloads that the reduced form does not have.
-pub const WORKLOADS: [Workload; 7] = [
+pub const WORKLOADS: [Workload; 9] = [
     Workload {
         name: "stream",
         programs: [Kind::Stream; VCPUS],
+        vm2: None,
         memory_intensive: true,
         oracles: &[AT_HOME, BY_VM],
     },
     Workload {
         name: "matrix",
         programs: [Kind::Matrix; VCPUS],
+        vm2: None,
         memory_intensive: true,
         oracles: &[AT_HOME, BY_VM],
     },
@@ -77,18 +100,35 @@ pub const WORKLOADS: [Workload; 7] = [
     team("lu-like", Kind::LuLike),
     team("mg-like", Kind::MgLike),
     team("sp-like", Kind::SpLike),
+    Workload {
+        name: "abuse",
+        programs: [Kind::Chase; VCPUS],
+        vm2: Some([Kind::Abuse; VCPUS]),
+        memory_intensive: true,
+        oracles: &[],
+    },
+    // Of small VMs: one program each.
+    Workload { oracles: &[], ..team("small", Kind::Chase) },
 ];
 
+/// Accesses of the abusive guest in one half of its memory, before it goes to the other one: about a period.
+pub const ABUSE_TURN: u64 = 800_000;
+/// Moves of other VMs that one VM may cause at once, and periods until it may cause another one (docs/policies.md, vprobe).
+pub const BUDGET: (u64, usize) = (4, 15);
+
 const fn team(name: &'static str, kind: Kind) -> Workload {
-    Workload { name, programs: [kind; VCPUS], memory_intensive: true, oracles: &[AT_HOME, BY_VM] }
+    Workload { name, programs: [kind; VCPUS], vm2: None, memory_intensive: true, oracles: &[AT_HOME, BY_VM] }
 }
 
 /// Workloads that use memory.
 const MEMORY: [&str; 9] =
     ["chase", "mix", "stream", "matrix", "bt-like", "cg-like", "lu-like", "mg-like", "sp-like"];
 
+/// What the paper found, of one to four VMs (table III, shares of the time).
+pub const TABLE_3: [f64; 4] = [0.000_084_7, 0.000_120_6, 0.000_161_9, 0.000_106_2];
+
 /// All parts, in the order in which they run.
-pub const PARTS: [Part; 3] = [
+pub const PARTS: [Part; 5] = [
     Part {
         name: "policies",
         about: "every workload under every policy",
@@ -121,6 +161,27 @@ pub const PARTS: [Part; 3] = [
             setup: "half",
             workloads: &["mix", "chase"],
             policies: &["linux", "vprobe@periods"],
+        }],
+    },
+    Part {
+        name: "table-3",
+        about: "table III of vProbe: what the policy costs with one to four VMs",
+        table: Table::Overhead,
+        blocks: &[
+            Block { setup: "small-1", workloads: &["small"], policies: &["linux", "vprobe"] },
+            Block { setup: "small-2", workloads: &["small"], policies: &["linux", "vprobe"] },
+            Block { setup: "small-3", workloads: &["small"], policies: &["linux", "vprobe"] },
+            Block { setup: "small-4", workloads: &["small"], policies: &["linux", "vprobe"] },
+        ],
+    },
+    Part {
+        name: "abuse",
+        about: "the abusive guest of XPV, section 5.5: vm2 wants its vCPUs moved again and again",
+        table: Table::Abuse,
+        blocks: &[Block {
+            setup: "half",
+            workloads: &["chase", "abuse"],
+            policies: &["linux", "linux-nobalance", "credit", "vprobe-paper", "vprobe"],
         }],
     },
 ];

@@ -1,8 +1,8 @@
 //! On the lab server: the cells of one boot, one after the other.
 
 use crate::{
-    committed::{self, MEASURED, VMS},
-    full::{plan::Id, store::Measured},
+    committed::{MEASURED, VMS},
+    full::{committed, plan::Id, small::SmallVms, store::Measured},
     host::{self, Numad, Timers},
     raw,
     server::{Bench, Options},
@@ -46,50 +46,89 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let path = &arguments.cells;
     let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
     let ids: Vec<Id> = serde_json::from_str(&text).with_context(|| path.display().to_string())?;
-    let limit = arguments.seconds.map(Duration::from_secs);
     let header = lab_count::server::header()?;
     let profile = by_name(header.profile_name())?;
-    eprintln!("starting {} VMs", VMS.len());
-    let vms = Vms::start(Counted::Programs)?;
-    let wakes = Wakes::watch(vms.tids())?;
-    host::divide()?;
-    let timers = Timers::read()?;
-    let options = Options { periods: MEASURED, sched_ext: false };
-    let (kernel, boot) = (proc_line("osrelease")?, proc_line("random/boot_id")?);
-    let numad = Numad::version();
+    let setup = ids.first().and_then(|id| committed::setup(&id.setup)).context("no cell of a known setup")?;
+    let limit = arguments.seconds.map(Duration::from_secs);
+    let boot = Boot {
+        late: Box::new(move || limit.is_some_and(|limit| began.elapsed() > limit)),
+        server: raw::Server {
+            profile: profile.name.clone(),
+            second_llc: None,
+            kernel: proc_line("osrelease")?,
+            numad: Numad::version(),
+        },
+        id: proc_line("random/boot_id")?,
+    };
     let mut failed = Vec::new();
-    for group in ids.chunk_by(|one, next| one.workload == next.workload) {
-        if limit.is_some_and(|limit| began.elapsed() > limit) {
-            break;
-        }
-        let name = &group[0].workload;
-        let workload = committed::workload(name).with_context(|| format!("workload {name} is unknown"))?;
-        let (bench, line) = Bench::load((&vms, &wakes), workload, &timers, &profile, options)?;
-        for id in group {
-            if limit.is_some_and(|limit| began.elapsed() > limit) {
+    if setup.small > 0 {
+        eprintln!("starting {} small VMs", setup.small);
+        let (vms, line) = SmallVms::start(setup.small, profile.clock_ghz)?;
+        boot.cells(&ids, &line, |policy| vms.cell(policy), &mut failed)?;
+    } else {
+        eprintln!("starting {} VMs", VMS.len());
+        let vms = Vms::start(Counted::Programs)?;
+        let wakes = Wakes::watch(vms.tids())?;
+        host::divide()?;
+        let timers = Timers::read()?;
+        let options = Options { periods: MEASURED, sched_ext: false };
+        for group in ids.chunk_by(|one, next| one.workload == next.workload) {
+            if (boot.late)() {
                 break;
             }
-            let started = Instant::now();
-            let cell = match bench.variant(&id.policy) {
-                Ok(cell) => cell,
-                // The others are worth having all the same.
-                Err(error) => {
-                    eprintln!("{id}: {error:#}");
-                    failed.push(id.to_string());
-                    continue;
-                }
-            };
-            let (profile, second_llc) = (profile.name.clone(), None);
-            let server = raw::Server { profile, second_llc, kernel: kernel.clone(), numad: numad.clone() };
-            let took_s = started.elapsed().as_secs_f64();
-            print(&Line {
-                id: id.clone(),
-                measured: Measured { server, boot: boot.clone(), took_s, workload: line.clone(), cell },
-            })?;
+            let name = &group[0].workload;
+            let workload = crate::committed::workload(name);
+            let workload = workload.with_context(|| format!("workload {name} is unknown"))?;
+            let (bench, line) = Bench::load((&vms, &wakes), workload, &timers, &profile, options)?;
+            boot.cells(group, &line, |policy| bench.variant(policy), &mut failed)?;
         }
     }
     ensure!(failed.is_empty(), "cells that failed: {}", failed.join("; "));
     Ok(())
+}
+
+/// What is the same for all cells.
+struct Boot {
+    /// Is there no time for another cell?
+    late: Box<dyn Fn() -> bool>,
+    server: raw::Server,
+    id: String,
+}
+
+impl Boot {
+    /// Measures and prints cells while programs run.
+    fn cells(
+        &self,
+        ids: &[Id],
+        workload: &raw::Workload,
+        cell: impl Fn(&str) -> Result<raw::Cell>,
+        failed: &mut Vec<String>,
+    ) -> Result<()> {
+        for id in ids {
+            if (self.late)() {
+                break;
+            }
+            let started = Instant::now();
+            match cell(&id.policy) {
+                Ok(cell) => print(&Line {
+                    id: id.clone(),
+                    measured: Measured {
+                        server: self.server.clone(),
+                        boot: self.id.clone(),
+                        took_s: started.elapsed().as_secs_f64(),
+                        workload: workload.clone(),
+                        cell,
+                    },
+                })?,
+                // The others are worth having all the same.
+                Err(error) => {
+                    eprintln!("{id}: {error:#}");
+                    failed.push(id.to_string());
+                }
+            }
+        }
+        Ok(())
+    }
 }
 
 fn print(line: &Line) -> Result<()> {

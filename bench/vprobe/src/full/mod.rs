@@ -6,6 +6,7 @@ mod configuration;
 pub mod measure;
 pub mod plan;
 mod report;
+mod small;
 mod store;
 
 use anyhow::{Context, Result, bail, ensure};

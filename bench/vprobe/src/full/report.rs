@@ -1,6 +1,7 @@
 //! From stored cells to medians, tables and goals.
 
 use crate::{
+    committed::{START, VCPUS, VM_CPUS},
     full::{
         committed::{self, Part, SETUPS, Table},
         configuration::Configuration,
@@ -8,6 +9,7 @@ use crate::{
         store::Measured,
     },
     judge::{Goal, Row, judge, profiles, score, table},
+    raw::Period,
 };
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
@@ -31,6 +33,12 @@ pub struct Median {
     pub repetitions: usize,
     /// Of these, those that count.
     pub counted: usize,
+    /// By VM: how often its vCPUs were on another node than at the end of the period before.
+    pub node_changes: Vec<usize>,
+    /// By VM: steps of vnumad's policy.
+    pub vm_steps: Vec<u64>,
+    /// By VM: steps in others that it was the reason for.
+    pub because_of: BTreeMap<String, u64>,
     /// The least of them.
     pub cycles_per_op_low: f64,
     /// And the most.
@@ -69,18 +77,28 @@ struct Dilation {
     factor: f64,
 }
 
+/// A repetition as a profile prices it.
+#[derive(Clone)]
+struct Repetition {
+    row: Row,
+    from_start: f64,
+    node_changes: Vec<usize>,
+    vm_steps: Vec<u64>,
+    because_of: BTreeMap<String, u64>,
+}
+
 /// The repetition in the middle by its costs, by the nearest rank. Those that do not count are left out, unless half of them or more
-/// do not. Each row has its costs from the start beside it.
-fn median(setup: &str, rows: Vec<(Row, f64)>) -> Option<Median> {
-    let repetitions = rows.len();
+/// do not.
+fn median(setup: &str, all: Vec<Repetition>) -> Option<Median> {
+    let repetitions = all.len();
     let (mut good, mut bad): (Vec<_>, Vec<_>) =
-        rows.into_iter().partition(|(row, _)| row.does_not_count.is_none());
+        all.into_iter().partition(|repetition| repetition.row.does_not_count.is_none());
     let counted = good.len();
     let kept = if 2 * counted > repetitions { &mut good } else { &mut bad };
-    kept.sort_by(|(a, _), (b, _)| a.cycles_per_op.total_cmp(&b.cycles_per_op));
-    let (low, high) = (kept.first()?.0.cycles_per_op, kept.last()?.0.cycles_per_op);
-    let (mut row, from_start) = kept[(kept.len() - 1) / 2].clone();
-    if let Some(why) = &mut row.does_not_count {
+    kept.sort_by(|a, b| a.row.cycles_per_op.total_cmp(&b.row.cycles_per_op));
+    let (low, high) = (kept.first()?.row.cycles_per_op, kept.last()?.row.cycles_per_op);
+    let mut middle = kept[(kept.len() - 1) / 2].clone();
+    if let Some(why) = &mut middle.row.does_not_count {
         *why = format!("{why} ({} of {repetitions} repetitions do not count)", repetitions - counted);
     }
     Some(Median {
@@ -88,23 +106,45 @@ fn median(setup: &str, rows: Vec<(Row, f64)>) -> Option<Median> {
         variant: None,
         repetitions,
         counted,
+        node_changes: middle.node_changes,
+        vm_steps: middle.vm_steps,
+        because_of: middle.because_of,
         cycles_per_op_low: low,
         cycles_per_op_high: high,
-        cycles_per_op_from_start: from_start,
-        row,
+        cycles_per_op_from_start: middle.from_start,
+        row: middle.row,
     })
 }
 
-/// A repetition as a profile prices it, and its costs from the start.
 fn priced(
     profile: &CounterProfile,
     cells: &BTreeMap<Id, Measured>,
     (id, measured): (&Id, &Measured),
-) -> (Row, f64) {
+) -> Repetition {
     let linux = cells.get(&Id { policy: "linux".into(), ..id.clone() }).map(|linux| &linux.cell);
     let workload = crate::committed::workload(&id.workload);
-    let from_start = score(profile, &measured.cell.periods, linux, workload, 0);
-    (measured.cell.row(profile, linux), from_start)
+    let cell = &measured.cell;
+    Repetition {
+        from_start: score(profile, &cell.periods, linux, workload, 0),
+        row: cell.row(profile, linux),
+        node_changes: node_changes(&cell.periods),
+        vm_steps: cell.vm_steps.clone(),
+        because_of: cell.because_of.clone(),
+    }
+}
+
+/// By VM, from the placement that every cell starts from.
+fn node_changes(periods: &[Period]) -> Vec<usize> {
+    let node = |cpu: u32| VM_CPUS.iter().position(|cpus| cpus.contains(&cpu));
+    let of = |(vm, start): (usize, &[usize; VCPUS])| {
+        let changes = |vcpu: usize| {
+            let at = periods.iter().filter_map(|period| node(period.vms.get(vm)?.get(vcpu)?.cpu));
+            let nodes: Vec<usize> = std::iter::once(start[vcpu]).chain(at).collect();
+            nodes.windows(2).filter(|pair| pair[0] != pair[1]).count()
+        };
+        (0..VCPUS).map(changes).sum()
+    };
+    START.vcpus.iter().enumerate().map(of).collect()
 }
 
 /// Medians of all cells of a setup; of the placements of `oracle` the best.
@@ -153,12 +193,14 @@ fn conclude(cells: &BTreeMap<Id, Measured>, plan: &[Id]) -> Result<(Vec<Median>,
     for setup in &SETUPS {
         let found = medians(cells, plan, setup)?;
         let rows = rows_of(&found, setup.name);
-        if !rows.is_empty() {
+        // Small VMs are no comparison of policies.
+        if setup.small == 0 && !rows.is_empty() {
             let of_setup = |goal: Goal| Goal { goal: format!("{}: {}", setup.name, goal.goal), ..goal };
             goals.extend(judge(&rows).into_iter().map(of_setup));
         }
         all.extend(found);
     }
+    goals.extend(abuse_goal(&all));
     Ok((all, goals))
 }
 
@@ -256,6 +298,8 @@ fn part_table(part: &Part, medians: &[Median]) -> String {
             Table::Rows => table(&rows_of(medians, setup.name)),
             Table::RemoteShares => remote_shares(part, setup, &of_setup),
             Table::Periods => periods(part, setup, &of_setup),
+            Table::Overhead => overhead(setup, &of_setup),
+            Table::Abuse => abuse(part, setup, &of_setup),
         };
     }
     text
@@ -310,6 +354,75 @@ fn periods(part: &Part, setup: &committed::Setup, medians: &[&Median]) -> String
     text
 }
 
+/// What the policy costs with these VMs, beside the paper.
+fn overhead(setup: &committed::Setup, medians: &[&Median]) -> String {
+    let found = find(medians, setup, "small", "vprobe", None);
+    let share = found.and_then(|median| median.row.overhead_share);
+    let paper = committed::TABLE_3.get(setup.small.wrapping_sub(1)).copied();
+    format!("{} VMs: {} (the paper: {})\n", setup.small, percent(share, 4), percent(paper, 4))
+}
+
+/// Moves that one VM may cause in others, in so many periods.
+fn budget(periods: usize) -> u64 {
+    let (at_once, rest) = committed::BUDGET;
+    at_once + (periods / rest) as u64
+}
+
+/// What vm2 does to the others, beside the same without abuse.
+fn abuse(part: &Part, setup: &committed::Setup, medians: &[&Median]) -> String {
+    let mut text = format!(
+        "{:<18}{:>12}{:>12}{:>14}{:>14}{:>12}{:>10}\n",
+        "policy", "cycles/op", "abused", "node changes", "abused", "because", "budget"
+    );
+    for policy in
+        part.blocks.iter().filter(|block| block.setup == setup.name).flat_map(|block| block.policies)
+    {
+        let of = |workload| find(medians, setup, workload, policy, None);
+        let (Some(quiet), Some(abused)) = (of("chase"), of("abuse")) else { continue };
+        let others = |median: &Median| {
+            median
+                .node_changes
+                .iter()
+                .enumerate()
+                .filter(|(vm, _)| *vm != 1)
+                .map(|(_, count)| count)
+                .sum::<usize>()
+        };
+        let because = abused.because_of.get("vm2").copied().unwrap_or(0);
+        let limit = budget(abused.row.warm_up_periods + abused.row.measured_periods);
+        let (because, limit) = match policy.starts_with("vprobe") && !policy.ends_with("paper") {
+            true => (because.to_string(), limit.to_string()),
+            false => ("-".to_owned(), "-".to_owned()),
+        };
+        text += &format!(
+            "{policy:<18}{:>12.3}{:>12.3}{:>14}{:>14}{because:>12}{limit:>10}\n",
+            quiet.row.cycles_per_op,
+            abused.row.cycles_per_op,
+            others(quiet),
+            others(abused)
+        );
+    }
+    text
+}
+
+/// The goal of the abusive guest, once it is measured.
+fn abuse_goal(medians: &[Median]) -> Option<Goal> {
+    let found = medians.iter().find(|median| {
+        (median.row.workload.as_str(), median.row.policy.as_str()) == ("abuse", "vprobe")
+            && median.variant.is_none()
+    })?;
+    let because = found.because_of.get("vm2").copied().unwrap_or(0);
+    let periods = found.row.warm_up_periods + found.row.measured_periods;
+    Some(Goal {
+        goal: format!(
+            "abuse: vm2 is the reason for at most {} moves of others in {periods} periods",
+            budget(periods)
+        ),
+        found: because.to_string(),
+        met: because <= budget(periods),
+    })
+}
+
 fn percent(value: Option<f64>, digits: usize) -> String {
     value.map_or_else(|| "-".to_owned(), |value| format!("{:.digits$} %", value * 100.0))
 }
@@ -340,13 +453,20 @@ mod tests {
         store::tests::{id, measured},
     };
 
-    fn row(cycles_per_op: f64, why: Option<&str>) -> Row {
-        Row { cycles_per_op, does_not_count: why.map(str::to_owned), ..Row::default() }
+    fn repetition((cycles_per_op, why): &(f64, Option<&str>)) -> Repetition {
+        let row =
+            Row { cycles_per_op: *cycles_per_op, does_not_count: why.map(str::to_owned), ..Row::default() };
+        Repetition {
+            row,
+            from_start: 2.0 * cycles_per_op,
+            node_changes: Vec::new(),
+            vm_steps: Vec::new(),
+            because_of: BTreeMap::new(),
+        }
     }
 
     fn middle(rows: &[(f64, Option<&str>)]) -> (f64, usize, f64, f64, Option<String>) {
-        let found = median("half", rows.iter().map(|(cost, why)| (row(*cost, *why), 2.0 * cost)).collect())
-            .expect("rows");
+        let found = median("half", rows.iter().map(repetition).collect()).expect("rows");
         assert_eq!(found.cycles_per_op_from_start, 2.0 * found.row.cycles_per_op);
         let Median { counted, cycles_per_op_low: low, cycles_per_op_high: high, row, .. } = found;
         (row.cycles_per_op, counted, low, high, row.does_not_count)
@@ -423,6 +543,50 @@ mod tests {
         // A variant is neither judged nor a row of the policies.
         assert!(goals.iter().any(|goal| goal.found == "it is missing"), "{goals:?}");
         assert!(!part_table(committed::part("policies").expect("a part"), &medians).contains("vprobe "));
+    }
+
+    #[test]
+    fn what_an_abusive_guest_does_to_others_is_shown_and_judged() {
+        let mut cells = cells(&[("linux", 0, [0, 10]), ("vprobe", 0, [10, 0])]);
+        for policy in ["linux", "vprobe"] {
+            let id = Id { workload: "abuse".into(), ..id(policy, 0) };
+            let mut abused = measured(&id, [10, 0]);
+            // vCPU 0 of vm1 starts on node 1; then it is on nodes 0, 1 and 0.
+            [1, 4, 1]
+                .into_iter()
+                .zip(&mut abused.cell.periods)
+                .for_each(|(cpu, period)| period.vms[0][0].cpu = cpu);
+            abused.cell.because_of = BTreeMap::from([("vm2".to_owned(), 5), ("vm1".to_owned(), 9)]);
+            cells.insert(id, abused);
+        }
+        let (medians, goals) = conclude(&cells, &plan(cells.keys().cloned())).expect("priced");
+        let text = part_table(committed::part("abuse").expect("a part"), &medians);
+        let line = |policy: &str| {
+            let line = text.lines().find(|line| line.starts_with(&format!("{policy} "))).expect("a line");
+            line.split_whitespace().skip(3).map(str::to_owned).collect::<Vec<_>>()
+        };
+        // All vCPUs of the others are on node 0 otherwise: three of vm1 and one of vm3 started elsewhere.
+        assert_eq!(line("vprobe"), ["4", "6", "5", "4"], "{text}");
+        assert_eq!(line("linux"), ["4", "6", "-", "-"], "{text}");
+        let goal = goals.iter().find(|goal| goal.goal.starts_with("abuse: vm2")).expect("a goal");
+        assert_eq!((goal.goal.ends_with("at most 4 moves of others in 10 periods"), goal.met), (true, false));
+        assert_eq!([budget(10), budget(15), budget(31)], [4, 5, 6]);
+    }
+
+    #[test]
+    fn small_vms_show_what_the_policy_costs_and_are_not_judged() {
+        let mut cells = BTreeMap::new();
+        for policy in ["linux", "vprobe"] {
+            let id = Id { setup: "small-1".into(), workload: "small".into(), ..id(policy, 0) };
+            let mut one = measured(&id, [1, 0]);
+            let daemon = BTreeMap::from([("sampler".to_owned(), 2)]);
+            one.cell.periods.iter_mut().for_each(|period| period.daemon = Some(daemon.clone()));
+            cells.insert(id, one);
+        }
+        let (medians, goals) = conclude(&cells, &plan(cells.keys().cloned())).expect("priced");
+        let text = part_table(committed::part("table-3").expect("a part"), &medians);
+        assert!(text.contains("1 VMs: 0.2000 % (the paper: 0.0085 %)"), "{text}");
+        assert_eq!((goals.len(), medians[0].row.does_not_count.as_deref()), (0, None));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! does not fit is refused by file and field, and never judged.
 
 use crate::{
-    committed::{MEASURED, MEASURED_STATIC, VCPUS, VMS, WARM_UP},
+    committed::{MEASURED, MEASURED_STATIC, VMS, WARM_UP},
     full::{committed, configuration::hex, plan::Id},
     raw::{self, Period},
 };
@@ -188,8 +188,13 @@ fn check(id: &Id, measured: &Measured) -> Result<()> {
     ensure!(cell.warm_up == WARM_UP, "cell.warm_up: {}, expected {WARM_UP}", cell.warm_up);
     let count = WARM_UP + if id.policy.starts_with("oracle:") { MEASURED_STATIC } else { MEASURED };
     ensure!(cell.periods.len() == count, "cell.periods: {}, expected {count}", cell.periods.len());
+    let counts =
+        [0, VMS.len()].contains(&cell.vm_steps.len()) && cell.vm_steps.iter().all(|&steps| steps < MOST);
+    ensure!(counts, "cell.vm_steps: {:?}", cell.vm_steps);
+    let known = |(name, &steps): (&String, &u64)| steps < MOST && VMS.iter().any(|(vm, _)| vm == name);
+    ensure!(cell.because_of.iter().all(known), "cell.because_of: {:?}", cell.because_of);
     for (at, period) in cell.periods.iter().enumerate() {
-        check_period(period).with_context(|| format!("cell.periods[{at}]"))?;
+        check_period(period, setup.shape()).with_context(|| format!("cell.periods[{at}]"))?;
     }
     Ok(())
 }
@@ -199,19 +204,20 @@ fn within(field: &str, value: f64, low: f64, high: f64) -> Result<()> {
     Ok(())
 }
 
-fn check_period(period: &Period) -> Result<()> {
+fn check_period(period: &Period, (vms, vcpus): (usize, usize)) -> Result<()> {
     within("elapsed_s", period.elapsed_s, 0.001, LONGEST_S)?;
     // The kernel counts idle time in steps.
     within("idle_share", period.idle_share, 0.0, 1.1)?;
-    ensure!(period.vms.len() == VMS.len(), "vms: {}, expected {}", period.vms.len(), VMS.len());
+    ensure!(period.vms.len() == vms, "vms: {}, expected {vms}", period.vms.len());
     for (at, vm) in period.vms.iter().enumerate() {
-        ensure!(vm.len() == VCPUS, "vms[{at}]: {} vCPUs, expected {VCPUS}", vm.len());
+        ensure!(vm.len() == vcpus, "vms[{at}]: {} vCPUs, expected {vcpus}", vm.len());
         for (vcpu, found) in vm.iter().enumerate() {
             let values = &found.values;
             let user = &values.user;
             let single = [
                 ("operations", found.operations),
                 ("values.cycles", values.cycles),
+                ("values.program_cycles", values.program_cycles.unwrap_or(0)),
                 ("values.program_cycles", values.program_cycles.unwrap_or(0)),
                 ("values.ran_ns", values.ran_ns),
                 ("values.waited_ns", values.waited_ns),
@@ -273,10 +279,11 @@ pub mod tests {
             operations: 1000,
             cpu: 1,
         };
-        let vm = || (0..VCPUS).map(|_| vcpu()).collect();
+        let (vms, vcpus) = committed::setup(&id.setup).expect("a setup").shape();
+        let vm = || (0..vcpus).map(|_| vcpu()).collect();
         let period = || Period {
             elapsed_s: 1.0,
-            vms: VMS.iter().map(|_| vm()).collect(),
+            vms: (0..vms).map(|_| vm()).collect(),
             idle_share: 0.0,
             daemon: None,
             wakes_us: Vec::new(),
@@ -306,6 +313,8 @@ pub mod tests {
                 pages_moved: 0,
                 steps: 0,
                 means: None,
+                vm_steps: Vec::new(),
+                because_of: Default::default(),
                 repeated: 0,
             },
         }
@@ -422,12 +431,25 @@ pub mod tests {
                 r#""ran_ns":1000000000000000"#,
                 "cell.periods[0]: vms[0][0].values.ran_ns: 1000000000000000, expected less",
             ),
+            (r#""because_of":{}"#, r#""because_of":{"vm7":1}"#, "cell.because_of: {\"vm7\": 1}"),
+            (r#""vm_steps":[]"#, r#""vm_steps":[1]"#, "cell.vm_steps: [1]"),
             (r#""took_s":60.0"#, r#""took":60.0"#, "unknown field `took`"),
         ];
         for (from, to, expected) in cases {
             let error = forge(&store, &path, from, to);
             assert!(error.contains(expected) && error.contains("vprobe.1.json"), "{expected}: {error}");
         }
+    }
+
+    #[test]
+    fn a_cell_has_the_vms_of_its_setup() {
+        let (_directory, store, _) = stored();
+        let small = Id { setup: "small-1".into(), workload: "small".into(), ..id("vprobe", 0) };
+        store.put(&small, &measured(&small, [1, 0])).expect("one VM with one vCPU");
+        let mut other = measured(&id("linux", 0), [1, 0]);
+        other.cell.periods[3].vms.truncate(1);
+        let error = format!("{:#}", store.put(&id("linux", 0), &other).expect_err("one VM only"));
+        assert!(error.contains("cell.periods[3]: vms: 1, expected 4"), "{error}");
     }
 
     #[test]
