@@ -83,7 +83,7 @@ pub fn counter_profile(input: &[u8]) {
     let distances = [vec![10, far], vec![far, 10]];
     let machine =
         Machine { profile: "m", nodes: 2, cpus_per_node: 2, memory_mib_per_node: 512, distances: &distances };
-    match region(&profile, &machine, Sampling::Sampled) {
+    match region(&profile, None, &machine, Sampling::Sampled) {
         Ok(region) => {
             let header = Header::from_bytes(&region).expect("a header that its readers accept");
             assert_eq!(header.nr_classes as usize, classes);

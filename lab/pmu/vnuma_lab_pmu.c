@@ -81,6 +81,11 @@ static u64 counter_of_mode(const struct vnuma_lc_cpu *page, u64 event)
 		return READ_ONCE(((const u64 *)page)[event]);
 	if (event == VNUMA_LC_EVENT_CYCLES)
 		return modelled_cost(page);
+	if (event >= VNUMA_LC_EVENT_SECOND_STREAMED)
+		return sum_of_class(page->second_dram_streamed,
+				    event - VNUMA_LC_EVENT_SECOND_STREAMED);
+	if (event >= VNUMA_LC_EVENT_SECOND_DRAM)
+		return sum_of_class(page->second_dram, event - VNUMA_LC_EVENT_SECOND_DRAM);
 	if (event >= VNUMA_LC_EVENT_STREAMED)
 		return sum_of_class(page->dram_streamed, event - VNUMA_LC_EVENT_STREAMED);
 	return sum_of_class(page->dram, event - VNUMA_LC_EVENT_DRAM);
@@ -98,13 +103,18 @@ static u64 counter(const struct perf_event *event)
 	return which == VNUMA_LC_EVENT_CYCLES ? sum / VNUMA_LC_COST_ONE : sum;
 }
 
+static bool of_class(u64 event, u64 first)
+{
+	return event >= first && event < first + VNUMA_LC_MAX_CLASSES;
+}
+
 static bool event_exists(u64 event)
 {
 	return event < WORDS || event == VNUMA_LC_EVENT_CYCLES ||
-	       (event >= VNUMA_LC_EVENT_DRAM &&
-		event < VNUMA_LC_EVENT_DRAM + VNUMA_LC_MAX_CLASSES) ||
-	       (event >= VNUMA_LC_EVENT_STREAMED &&
-		event < VNUMA_LC_EVENT_STREAMED + VNUMA_LC_MAX_CLASSES);
+	       of_class(event, VNUMA_LC_EVENT_DRAM) ||
+	       of_class(event, VNUMA_LC_EVENT_STREAMED) ||
+	       of_class(event, VNUMA_LC_EVENT_SECOND_DRAM) ||
+	       of_class(event, VNUMA_LC_EVENT_SECOND_STREAMED);
 }
 
 static int generic_event(u64 generic, u64 *event)
@@ -200,8 +210,8 @@ static const struct attribute_group format_group = {
 	.attrs = format_attrs,
 };
 
-/* The events that sysfs shows: nine, three per node and two per class of distance. */
-#define MAX_EVENTS	(9 + 3 * VNUMA_LC_MAX_NODES + 2 * VNUMA_LC_MAX_CLASSES)
+/* The events that sysfs shows: eleven, three per node and four per class of distance. */
+#define MAX_EVENTS	(11 + 3 * VNUMA_LC_MAX_NODES + 4 * VNUMA_LC_MAX_CLASSES)
 
 struct lab_event {
 	struct device_attribute attr;
@@ -236,7 +246,7 @@ static __printf(2, 3) void show_event(u64 number, const char *format, ...)
 	event_attrs[nr_events] = NULL;
 }
 
-/* Only the nodes and classes that the server has are shown. */
+/* Only the nodes, classes and caches that the server has are shown. */
 static void show_events(void)
 {
 	u32 i;
@@ -259,6 +269,14 @@ static void show_events(void)
 	for (i = 0; i < config.nr_classes; i++) {
 		show_event(VNUMA_LC_EVENT_DRAM + i, "dram-class%u", i);
 		show_event(VNUMA_LC_EVENT_STREAMED + i, "dram-streamed-class%u", i);
+	}
+	if (!config.second_sets)
+		return;
+	show_event(WORD(second_misses), "second-llc-misses");
+	show_event(WORD(second_misses_streamed), "second-llc-misses-streamed");
+	for (i = 0; i < config.nr_classes; i++) {
+		show_event(VNUMA_LC_EVENT_SECOND_DRAM + i, "second-dram-class%u", i);
+		show_event(VNUMA_LC_EVENT_SECOND_STREAMED + i, "second-dram-streamed-class%u", i);
 	}
 }
 

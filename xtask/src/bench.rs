@@ -67,6 +67,18 @@ pub struct Options {
     /// vprobe: only these policies
     #[arg(long, value_name = "POLICY")]
     policy: Vec<String>,
+    /// vprobe: set the places of vnumad's policies by scx_vnuma, not by affinities
+    #[arg(long)]
+    sched_ext: bool,
+    /// vprobe --full: only these parts
+    #[arg(long, value_name = "PART")]
+    part: Vec<String>,
+    /// vprobe --full: at most so many cells now; the next run goes on
+    #[arg(long, value_name = "N")]
+    cells: Option<usize>,
+    /// vprobe --full: begin no cell after so many minutes; the next run goes on
+    #[arg(long, value_name = "MINUTES")]
+    minutes: Option<u64>,
 }
 
 impl Options {
@@ -82,9 +94,15 @@ impl Options {
             ("topology", "--kernel", &self.kernel),
             ("vprobe", "--workload", &self.workload),
             ("vprobe", "--policy", &self.policy),
+            ("vprobe", "--part", &self.part),
         ];
+        let pieces = [("--cells", self.cells.is_some()), ("--minutes", self.minutes.is_some())];
+        if let Some((option, _)) = pieces.iter().find(|(_, given)| *given && name != "vprobe") {
+            bail!("only vprobe has {option}");
+        }
         match parts.iter().find(|(of, _, chosen)| *of != name && !chosen.is_empty()) {
             Some((of, option, _)) => bail!("only {of} has {option}"),
+            None if self.sched_ext && name != "vprobe" => bail!("only vprobe has --sched-ext"),
             None => Ok(()),
         }
     }

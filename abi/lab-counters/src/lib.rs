@@ -7,7 +7,7 @@
 /// `"VNUMALC1"`, little-endian.
 pub const MAGIC: u64 = 0x3143_4c41_4d55_4e56;
 /// A reader refuses any other major version.
-pub const VERSION_MAJOR: u16 = 2;
+pub const VERSION_MAJOR: u16 = 3;
 /// Raised when reserved space gets a meaning.
 pub const VERSION_MINOR: u16 = 0;
 /// The region consists of pages.
@@ -56,6 +56,10 @@ pub const EVENT_CYCLES: u64 = 0x1000;
 pub const EVENT_DRAM: u64 = 0x1100;
 /// Raw event, plus a class of distance: DRAM accesses that were streamed.
 pub const EVENT_STREAMED: u64 = 0x1200;
+/// As [`EVENT_DRAM`], were the second LLC the first.
+pub const EVENT_SECOND_DRAM: u64 = 0x1300;
+/// As [`EVENT_STREAMED`], were the second LLC the first.
+pub const EVENT_SECOND_STREAMED: u64 = 0x1400;
 
 /// `struct vnuma_lc_range`.
 #[repr(C)]
@@ -101,6 +105,10 @@ pub struct Header {
     pub llc_sets: u32,
     /// Ways of each node's LLC.
     pub llc_ways: u32,
+    /// Sets of each node's second LLC, which only counts; 0: there is none.
+    pub second_sets: u32,
+    /// Ways of each node's second LLC.
+    pub second_ways: u32,
     /// Cost of a hit in the LLC that is not streamed.
     pub llc_hit_cost: u32,
     /// `STATUS_*`.
@@ -159,14 +167,22 @@ pub struct Cpu {
     pub llc_misses_streamed: u64,
     /// MMIO to no known device.
     pub mmio_other: u64,
+    /// [`Cpu::llc_misses`], were the second LLC the first.
+    pub second_misses: u64,
+    /// [`Cpu::llc_misses_streamed`], likewise.
+    pub second_misses_streamed: u64,
     /// Zero.
-    pub reserved: [u64; 7],
+    pub reserved: [u64; 5],
     /// Misses that were not streamed, by the memory's node.
     pub dram: [u64; MAX_NODES],
     /// Misses that were streamed, by the memory's node.
     pub dram_streamed: [u64; MAX_NODES],
     /// MMIO by the device's node.
     pub mmio: [u64; MAX_NODES],
+    /// [`Cpu::dram`], were the second LLC the first.
+    pub second_dram: [u64; MAX_NODES],
+    /// [`Cpu::dram_streamed`], likewise.
+    pub second_dram_streamed: [u64; MAX_NODES],
 }
 
 /// `struct vnuma_lc_page`.
@@ -256,6 +272,8 @@ impl Header {
             self.l2_ways,
             self.llc_sets,
             self.llc_ways,
+            self.second_sets,
+            self.second_ways,
             self.llc_hit_cost,
             self.status,
             self.api_version,
@@ -296,6 +314,8 @@ impl Header {
             l2_ways: from.u32(),
             llc_sets: from.u32(),
             llc_ways: from.u32(),
+            second_sets: from.u32(),
+            second_ways: from.u32(),
             llc_hit_cost: from.u32(),
             status: from.u32(),
             api_version: from.u32(),

@@ -40,6 +40,8 @@ fn constants() -> Vec<(String, u64)> {
         ("VNUMA_LC_EVENT_CYCLES", lc::EVENT_CYCLES),
         ("VNUMA_LC_EVENT_DRAM", lc::EVENT_DRAM),
         ("VNUMA_LC_EVENT_STREAMED", lc::EVENT_STREAMED),
+        ("VNUMA_LC_EVENT_SECOND_DRAM", lc::EVENT_SECOND_DRAM),
+        ("VNUMA_LC_EVENT_SECOND_STREAMED", lc::EVENT_SECOND_STREAMED),
     ]
     .map(|(name, value)| (name.to_owned(), value))
     .to_vec()
@@ -56,13 +58,14 @@ fn the_structs_agree() {
     let mut expected = layout!(Range, "vnuma_lc_range", { start, end, node, reserved });
     expected.extend(layout!(Header, "vnuma_lc_header", {
         magic, version_major, version_minor, region_size, nr_cpus, nr_nodes, nr_classes, nr_ranges,
-        sample_shift, l2_sets, l2_ways, llc_sets, llc_ways, llc_hit_cost, status, api_version, compared,
-        mismatched, profile, dram_cost, streamed_cost, class_of, cpu_node, ranges,
+        sample_shift, l2_sets, l2_ways, llc_sets, llc_ways, second_sets, second_ways, llc_hit_cost, status,
+        api_version, compared, mismatched, profile, dram_cost, streamed_cost, class_of, cpu_node, ranges,
     }));
     expected.extend(layout!(Devices, "vnuma_lc_devices", { count, reserved, ranges }));
     expected.extend(layout!(Cpu, "vnuma_lc_cpu", {
         instructions, base_cycles, loads, stores, llc_references, llc_streamed, llc_misses,
-        llc_misses_streamed, mmio_other, reserved, dram, dram_streamed, mmio,
+        llc_misses_streamed, mmio_other, second_misses, second_misses_streamed, reserved, dram, dram_streamed, mmio,
+        second_dram, second_dram_streamed,
     }));
     expected.extend(layout!(Page, "vnuma_lc_page", { mode }));
     layout_check::compare(&include(), HEADER, &expected);
@@ -94,6 +97,8 @@ fn header() -> Header {
         l2_ways: 0x2122_2324,
         llc_sets: 0x3132_3334,
         llc_ways: 0x4142_4344,
+        second_sets: 0x4546_4748,
+        second_ways: 0x494a_4b4c,
         llc_hit_cost: 0x5152_5354,
         status: 0x6162_6364,
         api_version: 0x7172_7374,
@@ -115,6 +120,7 @@ fn bytes_are_the_struct_in_memory_and_back() {
     assert_eq!(Header::from_bytes(&bytes), Ok(header));
     assert_eq!(header.profile_name(), "a-profile");
     let at = |offset: usize, size: usize| &bytes[offset..offset + size];
+    assert_eq!(at(offset_of!(Header, second_ways), 4), 0x494a_4b4c_u32.to_le_bytes());
     assert_eq!(at(offset_of!(Header, llc_hit_cost), 4), 0x5152_5354_u32.to_le_bytes());
     assert_eq!(at(offset_of!(Header, mismatched), 8), 0x9192_9394_9596_9798_u64.to_le_bytes());
     assert_eq!(at(offset_of!(Header, streamed_cost) + 28, 4), 0xb007_u32.to_le_bytes());
@@ -134,7 +140,7 @@ fn a_header_that_cannot_be_is_refused_with_field_and_value() {
         change(&mut header);
         error(&header.to_bytes())
     };
-    assert_eq!(refused(|h| h.version_major = 1), "version_major: 1, expected 2");
+    assert_eq!(refused(|h| h.version_major = 1), "version_major: 1, expected 3");
     assert_eq!(refused(|h| h.nr_cpus = 255), "nr_cpus: 255, at most 254 are possible");
     assert_eq!(refused(|h| h.nr_nodes = 17), "nr_nodes: 17, at most 16 are possible");
     assert_eq!(refused(|h| h.nr_classes = 9), "nr_classes: 9, at most 8 are possible");

@@ -14,8 +14,11 @@ pub const VM_CPUS: [[u32; 2]; 2] = [[1, 2], [4, 5]];
 pub const HOST_CPUS: [u32; 4] = [0, 3, 6, 7];
 /// vCPUs of each VM.
 pub const VCPUS: usize = 4;
-/// Name and memory. vm1 is judged, vm2 has the same load, vm3 has hungry loops. All are UMA and unbound.
-pub const VMS: [(&str, &str); 3] = [("vm1", "512M"), ("vm2", "512M"), ("vm3", "256M")];
+/// Name and memory. vm1 is judged, vm2 has the same load, vm3 has hungry loops. The vCPUs of vm4 sleep nearly all of the time:
+/// no other vCPU ever sleeps, so that there would be no wake-ups to judge. All are UMA and unbound.
+pub const VMS: [(&str, &str); 4] = [("vm1", "512M"), ("vm2", "512M"), ("vm3", "256M"), ("vm4", "256M")];
+/// Those that never sleep: the first ones.
+pub const BUSY: usize = 3;
 /// VMs whose loads may use memory: the first ones.
 pub const LOADED: usize = 2;
 
@@ -27,6 +30,12 @@ pub const WARM_UP: usize = 2;
 pub const MEASURED: usize = 8;
 /// The same of a static placement, in which nothing changes.
 pub const MEASURED_STATIC: usize = 4;
+/// How long each vCPU of vm4 sleeps at a time, modelled time, seconds.
+pub const SLEEP_S: f64 = 0.005;
+/// Node of each of them in every placement: one starts on each CPU.
+pub const SLEEPERS: [usize; VCPUS] = [0, 0, 1, 1];
+/// Fewer wake-ups in a row say nothing of their 99th percentile.
+pub const LEAST_WAKE_UPS: usize = 100;
 /// Period that vnumad and others have by default, seconds: their timers are multiplied by what the period is here by this.
 pub const DEFAULT_PERIOD_S: f64 = 1.0;
 
@@ -44,6 +53,20 @@ pub enum Kind {
     Walk,
     /// Counts down in a register
     Compute,
+    /// Sleeps, and wakes up for a moment
+    Sleep,
+    /// Follows a chain in one half of its memory, then one in the other half, which lies on another node
+    Abuse,
+    /// Threads: conjugate gradients
+    CgLike,
+    /// Threads: multigrid
+    MgLike,
+    /// Threads: pipelined relaxation
+    LuLike,
+    /// Threads: pentadiagonal systems, direction by direction
+    SpLike,
+    /// Threads: tridiagonal systems in blocks, direction by direction
+    BtLike,
 }
 
 impl Kind {
@@ -52,8 +75,16 @@ impl Kind {
         match self {
             Self::Chase | Self::Stream | Self::Walk => 48,
             Self::Matrix => 24,
-            Self::Compute => 2,
+            Self::Compute | Self::Sleep => 2,
+            // Each half.
+            Self::Abuse => 24,
+            _ => crate::team::bytes(self, VCPUS).map_or(0, |bytes| bytes >> 20),
         }
+    }
+
+    /// Is it one program with a thread on each vCPU?
+    pub fn is_team(self) -> bool {
+        matches!(self, Self::CgLike | Self::MgLike | Self::LuLike | Self::SpLike | Self::BtLike)
     }
 
     /// Its name on a command line.
@@ -64,19 +95,34 @@ impl Kind {
             Self::Matrix => "matrix",
             Self::Walk => "walk",
             Self::Compute => "compute",
+            Self::Sleep => "sleep",
+            Self::Abuse => "abuse",
+            Self::CgLike => "cg-like",
+            Self::MgLike => "mg-like",
+            Self::LuLike => "lu-like",
+            Self::SpLike => "sp-like",
+            Self::BtLike => "bt-like",
         }
     }
 }
 
-/// Where everything is: of vm1 and vm2 the node of each vCPU and of its memory, of vm3 the node of each vCPU.
+/// Where everything is: of vm1 and vm2 the node of each vCPU and of its memory, of vm3 the node of each vCPU. Those of vm4 are
+/// always the [`SLEEPERS`].
 #[derive(Clone, Copy, Debug)]
 pub struct Placement {
     /// Its name.
     pub name: &'static str,
     /// Node of each vCPU.
-    pub vcpus: [[usize; VCPUS]; 3],
+    pub vcpus: [[usize; VCPUS]; BUSY],
     /// Node of the memory that the vCPU's program uses.
     pub memory: [[usize; VCPUS]; LOADED],
+}
+
+impl Placement {
+    /// Node of each vCPU of every VM.
+    pub fn nodes(&self) -> impl Iterator<Item = &[usize; VCPUS]> {
+        self.vcpus.iter().chain([&SLEEPERS])
+    }
 }
 
 /// A workload: the same programs in vm1 and vm2, each on the vCPU of its position.
@@ -86,6 +132,8 @@ pub struct Workload {
     pub name: &'static str,
     /// The programs.
     pub programs: [Kind; VCPUS],
+    /// Those of vm2, if they differ.
+    pub vm2: Option<[Kind; VCPUS]>,
     /// Does it use memory?
     pub memory_intensive: bool,
     /// Candidates for `oracle`, at most six.
@@ -102,25 +150,25 @@ pub const START: Placement = Placement {
 };
 
 /// Every vCPU with its memory.
-const AT_HOME: Placement = Placement {
+pub const AT_HOME: Placement = Placement {
     name: "at-home",
     vcpus: [[0, 0, 1, 1], [0, 0, 1, 1], [0, 0, 1, 1]],
     memory: [[0, 0, 1, 1], [0, 0, 1, 1]],
 };
 /// Every VM on one node, with its memory.
-const BY_VM: Placement = Placement {
+pub const BY_VM: Placement = Placement {
     name: "by-vm",
     vcpus: [[0, 0, 0, 0], [1, 1, 1, 1], [0, 0, 1, 1]],
     memory: [[0, 0, 0, 0], [1, 1, 1, 1]],
 };
 /// The matrices away from what thrashes the cache.
-const BY_CACHE: Placement = Placement {
+pub const BY_CACHE: Placement = Placement {
     name: "by-cache",
     vcpus: [[0, 0, 1, 0], [0, 0, 1, 0], [1, 1, 1, 1]],
     memory: [[0, 0, 1, 0], [0, 0, 1, 0]],
 };
 /// One matrix on each node, with as few streams as possible.
-const PAIRED: Placement = Placement {
+pub const PAIRED: Placement = Placement {
     name: "paired",
     vcpus: [[0, 1, 0, 1], [0, 1, 1, 0], [0, 0, 1, 1]],
     memory: [[0, 1, 0, 1], [0, 1, 1, 0]],
@@ -131,22 +179,30 @@ pub const WORKLOADS: [Workload; 3] = [
     Workload {
         name: "chase",
         programs: [Kind::Chase; VCPUS],
+        vm2: None,
         memory_intensive: true,
         oracles: &[AT_HOME, BY_VM],
     },
     Workload {
         name: "mix",
         programs: [Kind::Chase, Kind::Stream, Kind::Matrix, Kind::Walk],
+        vm2: None,
         memory_intensive: true,
         oracles: &[AT_HOME, BY_VM, BY_CACHE, PAIRED],
     },
     Workload {
         name: "compute",
         programs: [Kind::Compute; VCPUS],
+        vm2: None,
         memory_intensive: false,
         oracles: &[AT_HOME],
     },
 ];
+
+/// The workload of a name.
+pub fn workload(name: &str) -> Option<&'static Workload> {
+    WORKLOADS.iter().chain(&crate::full::committed::WORKLOADS).find(|workload| workload.name == name)
+}
 
 /// Seed of a program's random order.
 pub fn seed(program: usize) -> u64 {
@@ -154,9 +210,10 @@ pub fn seed(program: usize) -> u64 {
 }
 
 /// Under which policy.
-pub const POLICIES: [&str; 10] = [
+pub const POLICIES: [&str; 11] = [
     "linux",
     "linux-nobalance",
+    "observe",
     "numad",
     "credit",
     "vcpu-p",
@@ -192,11 +249,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_cpu_has_three_vcpus_wherever_they_are_placed() {
+    fn each_cpu_has_three_busy_vcpus_and_one_that_sleeps_wherever_they_are_placed() {
         let all = WORKLOADS.iter().flat_map(|workload| workload.oracles).chain([&START]);
         for placement in all {
-            let on_first = placement.vcpus.iter().flatten().filter(|&&node| node == 0).count();
-            assert_eq!(on_first, 6, "{}", placement.name);
+            let on_first =
+                |nodes: &[[usize; VCPUS]]| nodes.iter().flatten().filter(|&&node| node == 0).count();
+            assert_eq!(on_first(&placement.vcpus), 6, "{}", placement.name);
+            let all: Vec<_> = placement.nodes().copied().collect();
+            assert_eq!((all.len(), on_first(&all)), (VMS.len(), 8), "{}", placement.name);
         }
     }
 

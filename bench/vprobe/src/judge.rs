@@ -1,13 +1,13 @@
 //! From what was measured to rows, and from rows to goals. Everything is *modelled*: cycles of a named profile.
 
 use crate::{
-    committed::{WORKLOADS, Workload, goals},
+    committed::{self, LEAST_WAKE_UPS, LOADED, Workload, goals},
     raw::{self, Cell, Line, Period, Vcpu},
 };
 use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
 use std::{
-    fs,
+    fmt, fs,
     io::{BufRead, BufReader},
     path::{Path, PathBuf},
 };
@@ -68,6 +68,17 @@ pub struct Row {
     pub converge_periods: usize,
     /// Modelled cycles of vnumad by those of all vCPUs; none if it does not run.
     pub overhead_share: Option<f64>,
+    /// Modelled cycles of kernels, the guests' and the server's, on threads of vm1's and vm2's vCPUs, in a second of their CPU
+    /// time, under the server's profile. What kernels do regularly goes by the server's clock, and so it is not by cycles.
+    pub kernel_cycles_per_s: Option<f64>,
+    /// Times that a vCPU of any VM was woken.
+    pub wake_ups: usize,
+    /// What such a vCPU waits for a CPU, 99th percentile, by the same under `linux`.
+    pub wake_p99_by_linux: Option<f64>,
+    /// Why there is none.
+    pub no_wake_p99: Option<String>,
+    /// By what vnumad set places, `affinity` or `sched_ext`; none if it does not run.
+    pub means: Option<String>,
     /// Periods that are not judged.
     pub warm_up_periods: usize,
     /// Periods that are.
@@ -97,6 +108,31 @@ pub struct Goal {
     pub met: bool,
 }
 
+/// What it costs that vnumad observes, and does nothing else.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Observing {
+    /// Under which load.
+    pub workload: String,
+    /// Compared with which policy.
+    pub against: &'static str,
+    /// Modelled cycles of vnumad's threads by those of all vCPUs.
+    pub vnumad: f64,
+    /// What kernels take more of vm1's and vm2's cycles, as [`Row::kernel_cycles_per_s`].
+    pub kernels: f64,
+    /// What their programs take more for an operation.
+    pub programs: f64,
+}
+
+impl fmt::Display for Observing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { workload, against, .. } = self;
+        let [vnumad, kernels, programs] =
+            [self.vnumad, self.kernels, self.programs].map(|share| share * 100.0);
+        write!(f, "{workload}: observe beside {against}: vnumad {vnumad:.4} %, kernels {kernels:+.3} %, ")?;
+        write!(f, "programs {programs:+.2} %")
+    }
+}
+
 #[derive(Serialize)]
 struct Report<'a> {
     source: &'static str,
@@ -105,12 +141,13 @@ struct Report<'a> {
     machine: &'static str,
     modelled_period_s: f64,
     workloads: &'a [raw::Workload],
-    not_measured: [&'static str; 2],
+    observing: &'a [Observing],
     goals: &'a [Goal],
     rows: &'a [Row],
 }
 
 /// Everything that was read.
+#[derive(Clone)]
 pub struct Run {
     server: raw::Server,
     workloads: Vec<raw::Workload>,
@@ -121,11 +158,15 @@ pub struct Run {
 pub fn run(arguments: &Arguments) -> Result<()> {
     let run = read(&arguments.raw)?;
     let mut rows = Vec::new();
-    for profile in profiles(&run.server.profile)? {
-        rows.extend(run.rows(&profile));
+    let by_first = profiles(&run.server.profile)?;
+    by_first.iter().for_each(|profile| rows.extend(run.rows(profile)));
+    let by_second = second_profiles(&run.server)?;
+    if !by_second.is_empty() {
+        let seen = run.by_second();
+        by_second.iter().for_each(|profile| rows.extend(seen.rows(profile)));
     }
     ensure!(!rows.is_empty(), "{}: no cell was measured", arguments.raw.display());
-    let goals = judge(&rows);
+    let (goals, observing) = (judge(&rows), run.observing(&by_first[0]));
     let report = Report {
         source: "modelled: the lab's counters, priced under the profile of each row",
         commit: &arguments.commit,
@@ -133,7 +174,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         machine: crate::committed::SERVER,
         modelled_period_s: crate::committed::PERIOD_S,
         workloads: &run.workloads,
-        not_measured: ["p99 wake-up latency of a vCPU", "observe against linux"],
+        observing: &observing,
         goals: &goals,
         rows: &rows,
     };
@@ -143,6 +184,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let picture = arguments.directory.join("report.svg");
     crate::picture::draw(&rows, &picture)?;
     print!("{}", table(&rows));
+    observing.iter().for_each(|found| println!("{found}"));
     println!("report: {}\npicture: {}", path.display(), picture.display());
     let missed: Vec<String> = goals
         .iter()
@@ -174,12 +216,23 @@ fn read(path: &Path) -> Result<Run> {
     Ok(Run { server, workloads, cells })
 }
 
-/// The server's profile, and those that can price its counts.
-fn profiles(own: &str) -> Result<Vec<CounterProfile>> {
+/// The profile of counters, and those that can price the same counts.
+pub fn profiles(own: &str) -> Result<Vec<CounterProfile>> {
     let own = by_name(own)?;
     let mut profiles = vec![own.clone()];
     for name in names().filter(|name| *name != own.name) {
         profiles.extend(Some(by_name(name)?).filter(|other| other.shape() == own.shape()));
+    }
+    Ok(profiles)
+}
+
+/// Profiles that can price the counts of a server's second last-level cache.
+fn second_profiles(server: &raw::Server) -> Result<Vec<CounterProfile>> {
+    let Some((sets, ways)) = server.second_llc else { return Ok(Vec::new()) };
+    let shape = by_name(&server.profile)?.shape().with_llc(sets, ways);
+    let mut profiles = Vec::new();
+    for name in names() {
+        profiles.extend(Some(by_name(name)?).filter(|other| other.shape() == shape));
     }
     Ok(profiles)
 }
@@ -241,6 +294,35 @@ impl Cell {
         ratio(vcpus().map(time).sum::<u64>() as f64 / 1e9 / count as f64, elapsed)
     }
 
+    /// What vCPUs waited when they were woken, microseconds, in order.
+    fn wakes(&self) -> Vec<u32> {
+        let mut all: Vec<u32> = self.measured().iter().flat_map(|period| period.wakes_us.clone()).collect();
+        all.sort_unstable();
+        all
+    }
+
+    /// The 99th percentile of that by the one under `linux`, or why there is none.
+    fn wake_p99(&self, linux: Option<&Cell>) -> Result<f64, String> {
+        let p99 = |cell: &Cell| {
+            let wakes = cell.wakes();
+            let (count, policy) = (wakes.len(), &cell.policy);
+            match wakes.get((count * 99).div_ceil(100).saturating_sub(1)) {
+                Some(&p99) if count >= LEAST_WAKE_UPS => Ok(f64::from(p99)),
+                _ => Err(format!("{count} wake-ups under {policy}, fewer than {LEAST_WAKE_UPS}")),
+            }
+        };
+        Ok(ratio(p99(self)?, p99(linux.ok_or("there is no linux row")?)?))
+    }
+
+    /// Modelled cycles of kernels and of all on the vCPU threads whose programs are counted, by their CPU time in seconds.
+    fn cycles_per_s(&self) -> Option<(f64, f64)> {
+        let vcpus = || self.measured().iter().flat_map(|period| period.vms.iter().take(LOADED)).flatten();
+        let ran_s = vcpus().map(|vcpu| vcpu.values.ran_ns).sum::<u64>() as f64 / 1e9;
+        let all: u64 = vcpus().map(|vcpu| vcpu.values.cycles).sum();
+        let programs: Option<u64> = vcpus().map(|vcpu| vcpu.values.program_cycles).sum();
+        programs.map(|programs| (ratio(all.saturating_sub(programs) as f64, ran_s), ratio(all as f64, ran_s)))
+    }
+
     /// After how many periods the costs are those of the end.
     fn converge_periods(&self, profile: &CounterProfile) -> usize {
         let last = self.periods.len().saturating_sub(FINAL);
@@ -252,10 +334,12 @@ impl Cell {
         self.periods.iter().rposition(differs).map_or(0, |at| at + 1)
     }
 
-    fn row(&self, profile: &CounterProfile, linux: Option<&Cell>) -> Row {
+    /// As a profile prices it, beside the cell of `linux`.
+    pub fn row(&self, profile: &CounterProfile, linux: Option<&Cell>) -> Row {
+        let wake_p99 = self.wake_p99(linux);
         let periods = self.measured();
-        let workload = WORKLOADS.iter().find(|workload| workload.name == self.workload);
-        let (vm, all) = (|vm| score(profile, self, linux, workload, vm), vec![0, 1, 2, 3]);
+        let workload = committed::workload(&self.workload);
+        let (vm, all) = (|vm| score(profile, periods, linux, workload, vm), vec![0, 1, 2, 3]);
         let mut sum = Counts::default();
         all.iter().for_each(|&position| add(&mut sum, &counts(periods, 0, position)));
         let operations: u64 =
@@ -294,6 +378,11 @@ impl Cell {
             wait_share: self.cpu_share(0, |vcpu| vcpu.values.waited_ns),
             converge_periods: self.converge_periods(profile),
             overhead_share: daemon.map(|daemon| ratio(daemon as f64, cycles as f64)),
+            kernel_cycles_per_s: self.cycles_per_s().map(|(kernels, _)| kernels),
+            wake_ups: self.wakes().len(),
+            no_wake_p99: wake_p99.as_ref().err().cloned(),
+            wake_p99_by_linux: wake_p99.ok(),
+            means: self.means.clone(),
             warm_up_periods: self.warm_up,
             measured_periods: periods.len(),
             // Modelled time goes on as fast as vCPUs make it: their cycles by the CPUs that they had.
@@ -325,14 +414,14 @@ fn profile_clock(profile: &CounterProfile) -> f64 {
 
 /// What is compared: cycles per operation, or for several kinds of programs the mean of what each takes by what it takes
 /// under `linux`.
-fn score(
+pub fn score(
     profile: &CounterProfile,
-    cell: &Cell,
+    periods: &[Period],
     linux: Option<&Cell>,
     workload: Option<&Workload>,
     vm: usize,
 ) -> f64 {
-    let own = costs(profile, cell.measured(), vm);
+    let own = costs(profile, periods, vm);
     let same =
         workload.is_none_or(|workload| workload.programs.iter().all(|kind| *kind == workload.programs[0]));
     match linux.filter(|_| !same) {
@@ -345,7 +434,9 @@ fn why_not(row: &Row, linux: Option<&Cell>) -> Option<String> {
     let Some(linux) = linux else {
         return Some("there is no linux row to compare its CPU time with".to_owned());
     };
-    for (vm, found) in [row.cpu_share, row.vm2_cpu_share].into_iter().enumerate() {
+    // A small setup may have one VM only.
+    let vms = linux.periods.first().map_or(0, |period| period.vms.len()).max(1);
+    for (vm, found) in [row.cpu_share, row.vm2_cpu_share].into_iter().enumerate().take(vms) {
         let share = ratio(found, linux.cpu_share(vm, |vcpu| vcpu.values.ran_ns));
         if share.is_nan() || share < goals::CPU_SHARE {
             return Some(format!(
@@ -360,13 +451,49 @@ fn why_not(row: &Row, linux: Option<&Cell>) -> Option<String> {
 }
 
 impl Run {
+    fn cell(&self, workload: &str, policy: &str) -> Option<&Cell> {
+        self.cells.iter().find(|cell| cell.workload == workload && cell.policy == policy)
+    }
+
+    /// The same run with the second last-level cache in place of the first.
+    fn by_second(&self) -> Self {
+        let mut seen = self.clone();
+        let periods = seen.cells.iter_mut().flat_map(|cell| &mut cell.periods);
+        for vcpu in periods.flat_map(|period| &mut period.vms).flatten() {
+            // Only vCPUs with loads are counted.
+            if let Some(counts) = vcpu.values.user.by_second() {
+                vcpu.values.user = counts;
+            }
+        }
+        seen
+    }
+
+    /// `observe` beside both of Linux's.
+    fn observing(&self, own: &CounterProfile) -> Vec<Observing> {
+        let mut all = Vec::new();
+        for observe in self.cells.iter().filter(|cell| cell.policy == "observe") {
+            for against in ["linux", "linux-nobalance"] {
+                let Some(other) = self.cell(&observe.workload, against) else { continue };
+                let linux = self.cell(&observe.workload, "linux");
+                let (row, beside) = (observe.row(own, linux), other.row(own, linux));
+                let kernels = observe.cycles_per_s().zip(other.cycles_per_s());
+                all.push(Observing {
+                    workload: observe.workload.clone(),
+                    against,
+                    vnumad: row.overhead_share.unwrap_or(f64::NAN),
+                    kernels: kernels.map_or(f64::NAN, |((now, _), (before, all))| (now - before) / all),
+                    programs: row.cycles_per_op / beside.cycles_per_op - 1.0,
+                });
+            }
+        }
+        all
+    }
+
     /// All rows of a profile; of the candidates of `oracle` the best.
     fn rows(&self, profile: &CounterProfile) -> Vec<Row> {
         let mut rows: Vec<Row> = Vec::new();
         for cell in &self.cells {
-            let linux =
-                self.cells.iter().find(|other| other.workload == cell.workload && other.policy == "linux");
-            let row = cell.row(profile, linux);
+            let row = cell.row(profile, self.cell(&cell.workload, "linux"));
             let before =
                 rows.iter_mut().find(|known| known.workload == row.workload && known.policy == row.policy);
             match before {
@@ -491,9 +618,9 @@ fn overhead(rows: &[Row]) -> Option<Goal> {
 }
 
 /// Rows for people.
-fn table(rows: &[Row]) -> String {
+pub fn table(rows: &[Row]) -> String {
     let mut text = format!(
-        "{:<18}{:<9}{:<16}{:>10}{:>10}{:>8}{:>13}{:>7}{:>7}{:>7}{:>10}{:>10}\n",
+        "{:<18}{:<9}{:<16}{:>10}{:>10}{:>8}{:>13}{:>7}{:>7}{:>7}{:>10}{:>9}{:>10}\n",
         "profile",
         "workload",
         "policy",
@@ -505,6 +632,7 @@ fn table(rows: &[Row]) -> String {
         "cpu",
         "wait",
         "converge",
+        "wake p99",
         "overhead"
     );
     let percent = |value: Option<f64>, digits: usize| {
@@ -515,10 +643,14 @@ fn table(rows: &[Row]) -> String {
         let why =
             row.does_not_count.as_ref().map_or_else(String::new, |why| format!("  does not count: {why}"));
         text += &format!(
-            "{:<18}{:<9}{:<16}{:>10.3}{:>10.3}{:>8}{:>13.1}{:>7}{:>7}{:>7}{:>10}{:>10}{placement}{why}\n",
+            "{:<18}{:<9}{:<16}{:>10.3}{:>10.3}{:>8}{:>13.1}{:>7}{:>7}{:>7}{:>10}{:>9}{:>10}{placement}{why}\n",
             row.profile,
             row.workload,
-            row.policy,
+            if row.means.as_deref() == Some("sched_ext") {
+                format!("{}, scx", row.policy)
+            } else {
+                row.policy.clone()
+            },
             row.cycles_per_op,
             row.vm2_cycles_per_op,
             percent(row.remote_share, 1),
@@ -527,6 +659,7 @@ fn table(rows: &[Row]) -> String {
             percent(Some(row.cpu_share), 0),
             percent(Some(row.wait_share), 0),
             row.converge_periods,
+            row.wake_p99_by_linux.map_or_else(|| "-".to_owned(), |by| format!("{by:.2}")),
             percent(row.overhead_share, 4),
         );
     }
@@ -536,6 +669,7 @@ fn table(rows: &[Row]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use vnuma_lab_pricing::SecondLlc;
 
     fn row(workload: &str, policy: &str, cycles_per_op: f64) -> Row {
         Row {
@@ -621,7 +755,9 @@ mod tests {
             streamed_by_class: vec![0, 0],
             ..Counts::default()
         };
-        let values = crate::threads::Values { user, cycles: 1000, ran_ns, waited_ns: ran_ns, migrations: 1 };
+        let (program_cycles, waited_ns) = (None, ran_ns);
+        let values =
+            crate::threads::Values { user, cycles: 1000, program_cycles, ran_ns, waited_ns, migrations: 1 };
         let vcpu = || Vcpu { values: values.clone(), operations, cpu: 1 };
         let vm = || (0..4).map(|_| vcpu()).collect::<Vec<_>>();
         Period {
@@ -629,6 +765,7 @@ mod tests {
             vms: vec![vm(), vm(), vm()],
             idle_share,
             daemon: Some([("sampler".to_owned(), 6)].into()),
+            wakes_us: Vec::new(),
         }
     }
 
@@ -640,13 +777,21 @@ mod tests {
             periods,
             pages_moved: 0,
             steps: 2,
+            means: None,
+            vm_steps: Vec::new(),
+            because_of: Default::default(),
             repeated: 0,
         }
     }
 
+    fn rows_of(cells: Vec<Cell>) -> Vec<Row> {
+        let profile = by_name("broadwell-2s").expect("it is there");
+        run_of(cells).rows(&profile)
+    }
+
     fn run_of(cells: Vec<Cell>) -> Run {
-        let server =
-            raw::Server { profile: "broadwell-2s".into(), kernel: String::new(), numad: String::new() };
+        let (profile, second_llc) = ("broadwell-2s".into(), Some((12288, 16)));
+        let server = raw::Server { profile, second_llc, kernel: String::new(), numad: String::new() };
         Run { server, workloads: Vec::new(), cells }
     }
 
@@ -656,8 +801,7 @@ mod tests {
         let local = || period([1000, 0], 1000, 300_000_000, 0.0);
         let moved = vec![remote(), local(), local(), local(), local()];
         let stayed = vec![remote(), remote(), remote(), remote(), remote()];
-        let run = run_of(vec![cell("linux", stayed), cell("vprobe", moved)]);
-        let rows = run.rows(&by_name("broadwell-2s").expect("it is there"));
+        let rows = rows_of(vec![cell("linux", stayed), cell("vprobe", moved)]);
         // 4 + 133.4 ns and 75.8 ns at 2.2 GHz.
         assert!((rows[0].cycles_per_op - (4.0 + 293.48)).abs() < 0.01, "{:?}", rows[0]);
         assert!((rows[1].cycles_per_op - (4.0 + 166.76)).abs() < 0.01, "{:?}", rows[1]);
@@ -673,12 +817,11 @@ mod tests {
         let full = || period([1000, 0], 1000, 300_000_000, 0.0);
         let less = period([1000, 0], 900, 270_000_000, 0.0);
         let idle = period([1000, 0], 1000, 300_000_000, 0.1);
-        let run = run_of(vec![
+        let rows = rows_of(vec![
             cell("linux", vec![full(), full()]),
             cell("lb", vec![full(), less]),
             cell("brm", vec![full(), idle]),
         ]);
-        let rows = run.rows(&by_name("broadwell-2s").expect("it is there"));
         let why = |at: usize| rows[at].does_not_count.clone().unwrap_or_default();
         assert_eq!(why(0), "");
         assert_eq!(why(1), "vm1 had 90.0 % of the CPU time that it has under linux");
@@ -688,13 +831,88 @@ mod tests {
     #[test]
     fn the_oracle_is_its_best_candidate() {
         let at = |accesses| vec![period(accesses, 1000, 1, 0.0), period(accesses, 1000, 1, 0.0)];
-        let run = run_of(vec![
+        let rows = rows_of(vec![
             cell("linux", at([0, 1000])),
             cell("oracle:a", at([500, 500])),
             cell("oracle:b", at([900, 100])),
             cell("oracle:c", at([0, 1000])),
         ]);
-        let rows = run.rows(&by_name("broadwell-2s").expect("it is there"));
         assert_eq!((rows.len(), rows[1].placement.as_deref()), (2, Some("b")));
+    }
+
+    /// A cell whose warm-up has no wake-ups that count, and then those of these lengths.
+    fn waking(policy: &str, wakes_us: Vec<u32>) -> Cell {
+        let quiet = || period([1000, 0], 1000, 300_000_000, 0.0);
+        let warm_up = Period { wakes_us: vec![u32::MAX; 1000], ..quiet() };
+        cell(policy, vec![warm_up, Period { wakes_us, ..quiet() }, quiet()])
+    }
+
+    #[test]
+    fn the_p99_of_wake_ups_is_by_that_of_linux() {
+        // Nearest rank: of 200 the 198th.
+        let linux: Vec<u32> = (1..=200).rev().collect();
+        let slow: Vec<u32> = (1..=200).map(|us| us * 3).chain([7; 200]).collect();
+        let rows = rows_of(vec![waking("linux", linux), waking("lb", slow), waking("brm", vec![5; 99])]);
+        assert_eq!((rows[0].wake_ups, rows[0].wake_p99_by_linux), (200, Some(1.0)));
+        assert_eq!((rows[1].wake_ups, rows[1].wake_p99_by_linux), (400, Some(3.0 * 196.0 / 198.0)));
+        assert_eq!((rows[2].wake_ups, rows[2].wake_p99_by_linux), (99, None));
+        assert_eq!(rows[2].no_wake_p99.as_deref(), Some("99 wake-ups under brm, fewer than 100"));
+        let rows = rows_of(vec![waking("linux", vec![5; 3]), waking("lb", vec![5; 100])]);
+        assert_eq!(rows[1].no_wake_p99.as_deref(), Some("3 wake-ups under linux, fewer than 100"));
+        let rows = rows_of(vec![waking("lb", vec![5; 100])]);
+        assert_eq!(rows[0].no_wake_p99.as_deref(), Some("there is no linux row"));
+    }
+
+    #[test]
+    fn what_observing_costs_is_told_beside_linux() {
+        // 1000 local accesses: 4000 + 1000 * 166.76 modelled cycles of the program on each of 8 vCPUs, which run for 0.3 s.
+        let program = 4000 + 166_760;
+        let with = |policy: &str, kernel: u64| {
+            let mut period = period([1000, 0], 1000, 300_000_000, 0.0);
+            for vcpu in period.vms.iter_mut().flatten() {
+                (vcpu.values.cycles, vcpu.values.program_cycles) = (program + kernel, Some(program));
+            }
+            cell(policy, vec![period; 3])
+        };
+        let profile = by_name("broadwell-2s").expect("it is there");
+        let run = run_of(vec![with("linux", 9_240), with("linux-nobalance", 9_000), with("observe", 9_420)]);
+        let rows = run.rows(&profile);
+        assert!(
+            (rows[2].kernel_cycles_per_s.expect("counted") - 9_420.0 / 0.3).abs() < 1e-6,
+            "{:?}",
+            rows[2]
+        );
+        let found = run.observing(&profile);
+        assert_eq!(found.iter().map(|found| found.against).collect::<Vec<_>>(), ["linux", "linux-nobalance"]);
+        assert!((found[0].kernels - 0.001).abs() < 1e-6, "{found:?}");
+        assert!((found[1].kernels - 420.0 / 179_760.0).abs() < 1e-6, "{found:?}");
+        assert_eq!((found[0].programs, found[0].workload.as_str()), (0.0, "chase"));
+        assert!((found[0].vnumad - 6.0 / (12.0 * (program + 9_420) as f64)).abs() < 1e-12, "{found:?}");
+    }
+
+    #[test]
+    fn one_run_is_priced_by_both_caches() {
+        let mut local = period([1000, 0], 1000, 300_000_000, 0.0);
+        for vcpu in local.vms.iter_mut().take(LOADED).flatten() {
+            // Of 1000 references the second cache would miss 400.
+            vcpu.values.user.second = Some(SecondLlc {
+                llc_misses: 400,
+                llc_misses_streamed: 0,
+                dram_by_class: vec![300, 100],
+                streamed_by_class: vec![0, 0],
+            });
+        }
+        let run = run_of(vec![cell("linux", vec![local; 2])]);
+        let first = profiles(&run.server.profile).expect("known");
+        let second = second_profiles(&run.server).expect("known");
+        let name = |profile: &CounterProfile| profile.name.clone();
+        assert_eq!(first.iter().map(name).collect::<Vec<_>>(), ["broadwell-2s", "broadwell-2s-high"]);
+        assert_eq!(second.iter().map(name).collect::<Vec<_>>(), ["vprobe-e5620"]);
+        let row = &run.by_second().rows(&second[0])[0];
+        // 4 + 0.6 hits of 42 cycles, 0.3 * 83.7 ns and 0.1 * 121.7 ns at 2.4 GHz.
+        assert!((row.cycles_per_op - (4.0 + 25.2 + 60.264 + 29.208)).abs() < 0.01, "{row:?}");
+        assert_eq!((row.remote_share, row.llc_misses), (Some(0.25), 400.0));
+        let without = raw::Server { second_llc: None, ..run.server.clone() };
+        assert!(second_profiles(&without).expect("known").is_empty());
     }
 }

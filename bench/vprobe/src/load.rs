@@ -2,15 +2,19 @@
 //! physical memory, so that the host can place it, and where it counts what it has done, so that the host can read that
 //! without asking the guest.
 
-use crate::committed::{Kind, seed};
-use anyhow::{Context, Result, ensure};
-use lab_count::load::{Chain, Matrix, Memory, compute, stream, touch};
+use crate::{
+    committed::{Kind, VCPUS, seed},
+    full::committed::ABUSE_TURN,
+    team,
+};
+use anyhow::{Context, Result, bail, ensure};
+use lab_count::load::{Chain, Matrix, Memory, compute, touch};
 use nix::{
     sched::{CpuSet, sched_setaffinity},
     unistd::Pid,
 };
 use serde::{Deserialize, Serialize};
-use std::{fs::File, io::Write, os::unix::fs::FileExt};
+use std::{fs::File, io::Write, os::unix::fs::FileExt, thread, time::Duration};
 
 const PAGE: usize = 4096;
 const LINE: usize = 64;
@@ -20,6 +24,9 @@ const PRESENT: u64 = 1 << 63;
 const FRAME: u64 = (1 << 55) - 1;
 /// Operations between two counts.
 const BATCH: u64 = 4096;
+/// Bytes that [`Kind::Stream`] reads between two counts.
+const STREAM: usize = 1 << 20;
+const WORDS: usize = STREAM / size_of::<usize>();
 /// Rounds of computing after each access of [`Kind::Walk`].
 const ROUNDS: u64 = 16;
 /// Rounds that are one operation of [`Kind::Compute`].
@@ -32,6 +39,12 @@ pub struct Arguments {
     /// CPU to run on
     #[arg(long)]
     cpu: usize,
+    /// Of `sleep`: how long at a time, in microseconds of the guest
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
+    sleep_us: u64,
+    /// Threads of a program that has several, on CPU 0 and on
+    #[arg(long, default_value_t = VCPUS)]
+    threads: usize,
 }
 
 /// What it prints.
@@ -39,29 +52,55 @@ pub struct Arguments {
 pub struct Ready {
     /// Physical memory of the guest, first byte and length of each range.
     pub memory: Vec<(u64, u64)>,
+    /// Memory that belongs on another node than that.
+    #[serde(default)]
+    pub other: Vec<(u64, u64)>,
     /// Physical address of the count of operations, 8 bytes.
     pub count: u64,
 }
 
 /// The number of operations, for the host.
-struct Count(Memory);
+pub struct Count(pub Memory);
 
 impl Count {
-    fn add(&mut self, operations: u64) {
+    /// None yet.
+    pub fn new() -> Result<Self> {
+        let mut count = Self(Memory::map(HUGE, None, true).context("memory of the count")?);
+        touch(&mut count.0);
+        count.0.words()[0] = 0;
+        Ok(count)
+    }
+
+    /// Operations that are finished.
+    pub fn add(&mut self, operations: u64) {
+        let before = self.0.words()[0] as u64;
+        self.set(before + operations);
+    }
+
+    /// All of them until now.
+    pub fn set(&mut self, operations: u64) {
         let word = &raw mut self.0.words()[0];
         // SAFETY: an aligned word of a slice that is borrowed for writing; volatile, as the host reads it.
-        unsafe { word.write_volatile(word.read_volatile() + operations as usize) };
+        unsafe { word.write_volatile(operations as usize) };
+    }
+
+    /// Where it is.
+    pub fn address(&self) -> Result<u64> {
+        let first = *frames(self.0.address(), self.0.bytes())?.first().context("no memory of the count")?;
+        Ok(first * PAGE as u64)
     }
 }
 
 /// Runs until it is killed.
 pub fn run(arguments: &Arguments) -> Result<()> {
+    let kind = arguments.kind;
+    if kind.is_team() {
+        return team::run(kind, arguments.threads);
+    }
     let mut set = CpuSet::new();
     set.set(arguments.cpu)?;
     sched_setaffinity(Pid::from_raw(0), &set).context("sched_setaffinity")?;
-    let mut count = Count(Memory::map(HUGE, None, true).context("memory of the count")?);
-    touch(&mut count.0);
-    let kind = arguments.kind;
+    let mut count = Count::new()?;
     let memory = Memory::map(kind.mib() << 20, None, true).with_context(|| format!("{} MiB", kind.mib()))?;
     match kind {
         Kind::Chase => {
@@ -82,8 +121,14 @@ pub fn run(arguments: &Arguments) -> Result<()> {
             let mut memory = memory;
             touch(&mut memory);
             ready(&memory, &count)?;
-            let lines = (memory.bytes() / LINE) as u64;
-            forever(&mut count, || stream(&mut memory), lines)
+            // In pieces: a whole pass is a large part of a period.
+            let pieces = memory.bytes() / STREAM;
+            let mut next = 0;
+            let mut piece = || {
+                lab_count::load::read(&memory.words()[next * WORDS..(next + 1) * WORDS]);
+                next = (next + 1) % pieces;
+            };
+            forever(&mut count, &mut piece, (STREAM / LINE) as u64)
         }
         Kind::Matrix => {
             let mut memory = memory;
@@ -97,6 +142,26 @@ pub fn run(arguments: &Arguments) -> Result<()> {
             ready(&memory, &count)?;
             forever(&mut count, || compute(COMPUTE * 100), 100)
         }
+        Kind::Sleep => {
+            ready(&memory, &count)?;
+            let time = Duration::from_micros(arguments.sleep_us);
+            forever(&mut count, || thread::sleep(time), 1)
+        }
+        Kind::Abuse => {
+            let other = Memory::map(kind.mib() << 20, None, true).context("the other half")?;
+            let chain = |memory, number| Chain::random(memory, seed(arguments.cpu + number * VCPUS));
+            let mut chains = [chain(memory, 0), chain(other, 1)];
+            let there = chains[1].memory();
+            let there = ranges(&frames(there.address(), there.bytes())?);
+            print(&Ready { other: there, ..line(chains[0].memory(), &count)? })?;
+            let mut done = 0;
+            let mut step = || {
+                chains[(done / ABUSE_TURN % 2) as usize].follow(BATCH);
+                done += BATCH;
+            };
+            forever(&mut count, &mut step, BATCH)
+        }
+        _ => bail!("{} has threads", kind.name()),
     }
 }
 
@@ -109,30 +174,43 @@ fn forever(count: &mut Count, mut work: impl FnMut(), operations: u64) -> ! {
 
 /// Says where everything is.
 fn ready(memory: &Memory, count: &Count) -> Result<()> {
-    let frames = |memory: &Memory| frames(memory.address(), memory.bytes());
-    let first = *frames(&count.0)?.first().context("no memory of the count")?;
-    let line = Ready { memory: ranges(&frames(memory)?), count: first * PAGE as u64 };
+    print(&line(memory, count)?)
+}
+
+/// Where a program's memory and its count are.
+pub fn line(memory: &Memory, count: &Count) -> Result<Ready> {
+    let memory = ranges(&frames(memory.address(), memory.bytes())?);
+    Ok(Ready { memory, other: Vec::new(), count: count.address()? })
+}
+
+/// Tells the host.
+pub fn print(line: &Ready) -> Result<()> {
     let mut out = std::io::stdout().lock();
-    writeln!(out, "{}", serde_json::to_string(&line)?)?;
+    writeln!(out, "{}", serde_json::to_string(line)?)?;
     Ok(out.flush()?)
 }
 
-/// Page frames of a part of this process's memory.
+/// Page frames of a part of this process's memory, all of which is there.
 fn frames(address: usize, bytes: usize) -> Result<Vec<u64>> {
-    let path = "/proc/self/pagemap";
+    let frames = frames_of("self", address, bytes)?;
+    ensure!(frames.len() == bytes / PAGE, "/proc/self/pagemap: pages are not present, or this is not root");
+    Ok(frames)
+}
+
+/// Page frames of a part of a process's memory, as far as it is there.
+pub fn frames_of(process: &str, address: usize, bytes: usize) -> Result<Vec<u64>> {
+    let path = format!("/proc/{process}/pagemap");
     let mut entries = vec![0_u8; bytes / PAGE * 8];
-    File::open(path)
+    File::open(&path)
         .and_then(|file| file.read_exact_at(&mut entries, (address / PAGE * 8) as u64))
         .context(path)?;
     let entry = |bytes: &[u8]| u64::from_ne_bytes(bytes.try_into().unwrap_or_default());
-    let frames: Vec<u64> = entries.chunks(8).map(entry).collect();
     let present = |entry: &u64| entry & PRESENT != 0 && entry & FRAME != 0;
-    ensure!(frames.iter().all(present), "{path}: pages are not present, or this is not root");
-    Ok(frames.into_iter().map(|entry| entry & FRAME).collect())
+    Ok(entries.chunks(8).map(entry).filter(present).map(|entry| entry & FRAME).collect())
 }
 
 /// Frames as ranges of bytes.
-fn ranges(frames: &[u64]) -> Vec<(u64, u64)> {
+pub fn ranges(frames: &[u64]) -> Vec<(u64, u64)> {
     let mut ranges: Vec<(u64, u64)> = Vec::new();
     for &frame in frames {
         let start = frame * PAGE as u64;

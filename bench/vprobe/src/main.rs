@@ -1,7 +1,8 @@
 //! What policies of vCPUs do for VMs on a NUMA server: `make bench NAME=vprobe`. One program, three places: on the machine it
-//! judges (`judge`), on the lab server it measures (`server`), in guests it is the load (`load`).
+//! judges (`judge`, `full`), on the lab server it measures (`server`, `measure`), in guests it is the load (`load`).
 
 mod committed;
+mod full;
 mod guest_memory;
 mod host;
 mod judge;
@@ -9,8 +10,10 @@ mod load;
 mod picture;
 mod raw;
 mod server;
+mod team;
 mod threads;
 mod vms;
+mod wakes;
 
 use clap::{Parser, Subcommand};
 
@@ -27,6 +30,10 @@ enum Command {
     Server(server::Arguments),
     /// On the machine: rows, goals and a picture from what was measured
     Judge(judge::Arguments),
+    /// On a server with counters: measures cells of the full run, and prints a line of JSON for each
+    Measure(full::measure::Arguments),
+    /// On the machine: what the full run has, and what it needs
+    Full(full::Arguments),
     /// In a guest: a program that runs for ever
     Load(load::Arguments),
 }
@@ -35,6 +42,8 @@ fn main() -> anyhow::Result<()> {
     match Arguments::parse().command {
         Command::Server(arguments) => server::run(&arguments),
         Command::Judge(arguments) => judge::run(&arguments),
+        Command::Measure(arguments) => full::measure::run(&arguments),
+        Command::Full(arguments) => full::run(&arguments),
         Command::Load(arguments) => load::run(&arguments),
     }
 }

@@ -17,10 +17,13 @@ pub enum Line {
 }
 
 /// The server.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Server {
     /// The profile that it counts with.
     pub profile: String,
+    /// Sets and ways of the second last-level cache, if one is modelled.
+    #[serde(default)]
+    pub second_llc: Option<(u32, u32)>,
     /// Its kernel.
     pub kernel: String,
     /// Version of numad, or why it is not there.
@@ -38,10 +41,13 @@ pub struct Workload {
     pub period_s: f64,
     /// By which timers of others are multiplied.
     pub factor: f64,
+    /// By which each timer was, limits of whose it is included.
+    #[serde(default)]
+    pub stretched: BTreeMap<String, f64>,
 }
 
 /// A workload under a policy.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Cell {
     /// Which.
     pub workload: String,
@@ -55,12 +61,21 @@ pub struct Cell {
     pub pages_moved: u64,
     /// Steps of vnumad's policy in all VMs.
     pub steps: u64,
+    /// By what vnumad set places: `affinity` or `sched_ext`; none if it does not run.
+    #[serde(default)]
+    pub means: Option<String>,
+    /// The same in each VM.
+    #[serde(default)]
+    pub vm_steps: Vec<u64>,
+    /// By VM: steps in others that it was the reason for, as vnumad's log says.
+    #[serde(default)]
+    pub because_of: BTreeMap<String, u64>,
     /// Times that it was repeated as the machine had stopped the server in between.
     pub repeated: u32,
 }
 
 /// A period.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Period {
     /// Its length, seconds of the server.
     pub elapsed_s: f64,
@@ -70,10 +85,13 @@ pub struct Period {
     pub idle_share: f64,
     /// Modelled cycles of vnumad's threads by name; none if it does not run.
     pub daemon: Option<BTreeMap<String, u64>>,
+    /// How long a vCPU waited for a CPU, each time that one was woken, microseconds of the server.
+    #[serde(default)]
+    pub wakes_us: Vec<u32>,
 }
 
 /// A vCPU's period.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Vcpu {
     /// What its thread did.
     pub values: Values,

@@ -2,13 +2,15 @@
 
 use crate::{
     committed::{
-        DEFAULT_PERIOD_S, HOST_CPUS, MEASURED, MEASURED_STATIC, PERIOD_S, POLICIES, Placement, START, VMS,
-        WARM_UP, WORKLOADS, Workload,
+        self, DEFAULT_PERIOD_S, HOST_CPUS, MEASURED, MEASURED_STATIC, PERIOD_S, POLICIES, Placement, SLEEP_S,
+        START, VMS, WARM_UP, WORKLOADS, Workload,
     },
+    full,
     host::{self, Numad, Timers},
     raw::{self, Cell, Line, Period},
-    threads::Thread,
+    threads::{Counted, Thread},
     vms::{Programs, Vms, threads_of},
+    wakes::Wakes,
 };
 use anyhow::{Context, Result, ensure};
 use std::{
@@ -17,14 +19,14 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-use vnuma_lab_pricing::by_name;
+use vnuma_lab_pricing::{CounterProfile, by_name};
 use vnuma_scenario::{Process, vnumactl};
 
 /// How long the dilation is measured, seconds of the server, and how often.
 const DILATION_S: f64 = 3.0;
 const DILATIONS: usize = 3;
 /// Shortest and longest period that vnumad takes, seconds.
-const PERIODS_S: (f64, f64) = (0.1, 10.0);
+pub const PERIODS_S: (f64, f64) = (0.1, 10.0);
 /// A period that took so much longer was interrupted by the machine.
 const LATE: f64 = 1.25;
 /// Times that such a cell is repeated.
@@ -38,9 +40,19 @@ pub struct Arguments {
     /// Only these policies
     #[arg(long)]
     policy: Vec<String>,
+    #[command(flatten)]
+    options: Options,
+}
+
+/// How cells are measured.
+#[derive(clap::Args, Clone, Copy, Debug)]
+pub struct Options {
     /// So many measured periods
     #[arg(long, default_value_t = MEASURED)]
-    periods: usize,
+    pub periods: usize,
+    /// Set the places of vnumad's policies by scx_vnuma
+    #[arg(long)]
+    pub sched_ext: bool,
 }
 
 /// Prints a line of JSON for each cell.
@@ -48,35 +60,32 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     for name in &arguments.policy {
         ensure!(POLICIES.contains(&name.as_str()), "--policy {name}: there are {POLICIES:?}");
     }
-    for name in &arguments.workload {
-        ensure!(WORKLOADS.iter().any(|workload| workload.name == name), "--workload {name} is unknown");
-    }
+    let of =
+        |name: &String| committed::workload(name).with_context(|| format!("--workload {name} is unknown"));
+    let workloads = match arguments.workload.is_empty() {
+        true => WORKLOADS.iter().collect(),
+        false => arguments.workload.iter().map(of).collect::<Result<Vec<_>>>()?,
+    };
     let header = lab_count::server::header()?;
     let profile = by_name(header.profile_name())?;
-    let timers = Timers::read()?;
-    eprintln!("starting three VMs");
-    let vms = Vms::start()?;
+    eprintln!("starting {} VMs", VMS.len());
+    let second = (header.second_sets > 0).then_some((header.second_sets, header.second_ways));
+    let vms = Vms::start(if second.is_some() { Counted::SecondLlc } else { Counted::Programs })?;
+    let wakes = Wakes::watch(vms.tids())?;
     host::divide()?;
+    let timers = Timers::read()?;
     print(&Line::Server(raw::Server {
         profile: profile.name.clone(),
+        second_llc: second,
         kernel: fs::read_to_string("/proc/sys/kernel/osrelease")?.trim().to_owned(),
         numad: Numad::version(),
     }))?;
     let chosen = |names: &[String], name: &str| names.is_empty() || names.iter().any(|chosen| chosen == name);
     let mut failed = Vec::new();
-    for workload in WORKLOADS.iter().filter(|workload| chosen(&arguments.workload, workload.name)) {
-        eprintln!("{}: starting its programs", workload.name);
-        host::balance(false)?;
-        let programs = vms.load(workload)?;
-        vms.place(&programs, &START)?;
-        vms.release(None)?;
-        let dilation = dilation(&vms, &programs, profile.clock_ghz)?;
-        let period_s = (PERIOD_S * dilation).clamp(PERIODS_S.0, PERIODS_S.1);
-        let factor = period_s / DEFAULT_PERIOD_S;
-        timers.stretch(factor, dilation)?;
-        eprintln!("{}: dilation {dilation:.1}, periods of {period_s:.1} s", workload.name);
-        print(&Line::Workload(raw::Workload { name: workload.name.into(), dilation, period_s, factor }))?;
-        let bench = Bench { vms: &vms, programs, workload, period_s, factor, periods: arguments.periods };
+    for workload in workloads {
+        let bench = Bench::load((&vms, &wakes), workload, &timers, &profile, arguments.options);
+        let (bench, line) = bench?;
+        print(&Line::Workload(line))?;
         for policy in POLICIES.iter().filter(|policy| chosen(&arguments.policy, policy)) {
             // The others are worth having all the same.
             if let Err(error) = bench.policy(policy) {
@@ -114,31 +123,77 @@ fn dilation(vms: &Vms, programs: &Programs, clock_ghz: f64) -> Result<f64> {
 }
 
 /// A workload that runs.
-struct Bench<'a> {
+pub struct Bench<'a> {
     vms: &'a Vms,
+    wakes: &'a Wakes,
     programs: Programs,
     workload: &'a Workload,
+    dilation: f64,
     period_s: f64,
     factor: f64,
-    periods: usize,
+    options: Options,
 }
 
-impl Bench<'_> {
+impl<'a> Bench<'a> {
+    /// Starts a workload, measures the dilation under it and stretches all timers by it.
+    pub fn load(
+        (vms, wakes): (&'a Vms, &'a Wakes),
+        workload: &'a Workload,
+        timers: &Timers,
+        profile: &CounterProfile,
+        options: Options,
+    ) -> Result<(Self, raw::Workload)> {
+        eprintln!("{}: starting its programs", workload.name);
+        host::balance(false)?;
+        let mut programs = vms.load(workload)?;
+        vms.place(&programs, &START)?;
+        vms.release(None)?;
+        let dilation = dilation(vms, &programs, profile.clock_ghz)?;
+        let period_s = (PERIOD_S * dilation).clamp(PERIODS_S.0, PERIODS_S.1);
+        let factor = period_s / DEFAULT_PERIOD_S;
+        let mut stretched = timers.stretch(factor, dilation)?;
+        stretched.append(&mut host::stretched(period_s, factor));
+        vms.load_sleepers(&mut programs, SLEEP_S * dilation)?;
+        eprintln!("{}: dilation {dilation:.1}, periods of {period_s:.1} s", workload.name);
+        let name = workload.name.into();
+        let line = raw::Workload { name, dilation, period_s, factor, stretched };
+        Ok((Self { vms, wakes, programs, workload, dilation, period_s, factor, options }, line))
+    }
+
     /// All cells of a policy: one, or the candidates of `oracle`.
     fn policy(&self, policy: &str) -> Result<()> {
         if policy == "oracle" {
             for placement in self.workload.oracles {
                 let name = format!("oracle:{}", placement.name);
-                self.cell(&name, Some(placement))
-                    .with_context(|| format!("{}, {name}", self.workload.name))?;
+                let cell = self.cell(&name, Some(placement));
+                print(&Line::Cell(cell.with_context(|| format!("{}, {name}", self.workload.name))?))?;
             }
             return Ok(());
         }
-        self.cell(policy, None).with_context(|| format!("{}, {policy}", self.workload.name))
+        let cell = self.cell(policy, None);
+        print(&Line::Cell(cell.with_context(|| format!("{}, {policy}", self.workload.name))?))
+    }
+
+    /// A cell by the name of its policy, such as `oracle:at-home`.
+    pub fn variant(&self, policy: &str) -> Result<Cell> {
+        let Some(name) = policy.strip_prefix("oracle:") else { return self.cell(policy, None) };
+        let placement = self.workload.oracles.iter().find(|placement| placement.name == name);
+        self.cell(policy, Some(placement.with_context(|| format!("there is no placement {name}"))?))
+    }
+
+    /// The policy of a variant, and its period on this server.
+    fn period<'p>(&self, name: &'p str) -> Result<(&'p str, f64)> {
+        let Some((policy, modelled_s)) = full::committed::with_period(name) else {
+            return Ok((name, self.period_s));
+        };
+        let period_s = modelled_s * self.dilation;
+        let (least, most) = PERIODS_S;
+        ensure!((least..=most).contains(&period_s), "{name}: {period_s} s is not within {least} to {most} s");
+        Ok((policy, period_s))
     }
 
     /// Measures a cell, again if the machine stopped the server in between: then periods are too long, and limits are reached.
-    fn cell(&self, policy: &str, fixed: Option<&Placement>) -> Result<()> {
+    pub fn cell(&self, policy: &str, fixed: Option<&Placement>) -> Result<Cell> {
         let mut repeated = 0;
         loop {
             let began = Instant::now();
@@ -153,67 +208,76 @@ impl Bench<'_> {
             let shown = problem.as_ref().map(|problem| format!(", {problem}")).unwrap_or_default();
             eprintln!("{}: {policy}: {} s{shown}", self.workload.name, began.elapsed().as_secs());
             if problem.is_none() || repeated == REPEATS {
-                return print(&Line::Cell(Cell { repeated, ..cell? }));
+                return Ok(Cell { repeated, ..cell? });
             }
             repeated += 1;
         }
     }
 
-    fn once(&self, policy: &str, fixed: Option<&Placement>) -> Result<Cell> {
+    fn once(&self, name: &str, fixed: Option<&Placement>) -> Result<Cell> {
+        let (policy, period_s) = self.period(name)?;
         host::balance(false)?;
         self.vms.place(&self.programs, fixed.unwrap_or(&START))?;
-        let daemon = match policy {
-            "linux" | "linux-nobalance" | "numad" => None,
-            _ if fixed.is_some() => None,
-            _ => Some(host::start_vnumad(self.period_s, self.factor)?),
-        };
-        let counted = match &daemon {
-            Some(Process(child)) => {
-                let pid = child.id() as i32;
-                let threads = threads_of(pid)?;
-                threads.iter().try_for_each(|(_, thread)| host::affine(thread.tid, &HOST_CPUS))?;
-                threads
-            }
-            None => Vec::new(),
-        };
+        let by_vnumad = fixed.is_none() && !["linux", "linux-nobalance", "numad"].contains(&policy);
+        let sched_ext = by_vnumad && self.options.sched_ext;
+        // Dropped after vnumad, which gives the vCPUs back.
+        let scheduler = sched_ext.then(|| host::start_scheduler(self.dilation)).transpose()?;
+        let daemon = by_vnumad.then(|| host::start_vnumad(&VMS.map(|(name, _)| name), period_s, self.factor));
+        let daemon = daemon.transpose()?;
+        let mut counted = Vec::new();
+        for Process(child) in scheduler.iter().chain(&daemon) {
+            let threads = threads_of(child.id() as i32)?;
+            threads.iter().try_for_each(|(_, thread)| host::affine(thread.tid, &HOST_CPUS))?;
+            counted.extend(threads);
+        }
         self.vms.release(fixed)?;
         let moved = host::pages_moved()?;
         let mut numad = None;
         match policy {
             "linux" => host::balance(true)?,
             "numad" => numad = Some(Numad::start(self.factor)?),
-            _ if daemon.is_some() => set_policy(policy)?,
+            _ if by_vnumad => set_policy(policy)?,
             _ => {}
         }
-        let measured = if fixed.is_some() { MEASURED_STATIC.min(self.periods) } else { self.periods };
+        let measured =
+            if fixed.is_some() { MEASURED_STATIC.min(self.options.periods) } else { self.options.periods };
         let periods = self.measure(WARM_UP + measured, &counted)?;
-        let steps = if daemon.is_some() { steps()? } else { 0 };
+        let (vm_steps, because_of) =
+            if by_vnumad { (steps()?, host::because_of()?) } else { Default::default() };
+        let means = by_vnumad.then(means).transpose()?;
+        let expected = if sched_ext { "sched_ext" } else { "affinity" };
+        ensure!(means.as_ref().is_none_or(|means| means == expected), "places were set by {means:?}");
         host::balance(false)?;
         drop(numad);
-        if daemon.is_some() {
+        if by_vnumad {
             set_policy("off")?;
         }
         drop(daemon);
+        drop(scheduler);
         Ok(Cell {
             workload: self.workload.name.into(),
-            policy: policy.into(),
+            policy: name.into(),
             warm_up: WARM_UP,
             periods,
             pages_moved: host::pages_moved()? - moved,
-            steps,
+            steps: vm_steps.iter().sum(),
+            vm_steps,
+            because_of,
+            means,
             repeated: 0,
         })
     }
 
     fn measure(&self, count: usize, daemon: &[(String, Thread)]) -> Result<Vec<Period>> {
         let began = Instant::now();
+        self.wakes.take()?;
         let mut before = self.vms.read(&self.programs, daemon)?;
         let mut periods = Vec::new();
         for number in 1..=count {
             let end = began + Duration::from_secs_f64(self.period_s * number as f64);
             thread::sleep(end.saturating_duration_since(Instant::now()));
             let now = self.vms.read(&self.programs, daemon)?;
-            periods.push(now.since(&before));
+            periods.push(Period { wakes_us: self.wakes.take()?, ..now.since(&before) });
             before = now;
         }
         Ok(periods)
@@ -224,13 +288,19 @@ fn set_policy(policy: &str) -> Result<()> {
     VMS.iter().try_for_each(|(name, _)| vnumactl(&["policy", name, "--set", policy]).map(drop))
 }
 
-/// Steps that policies have made.
-fn steps() -> Result<u64> {
-    let mut sum = 0;
-    for (name, _) in VMS {
+/// Steps that policies have made in each VM.
+fn steps() -> Result<Vec<u64>> {
+    let of = |name| {
         let shown = vnumactl(&["policy", name])?;
         let vcpus = shown["vcpus"].as_array().context("vnumactl policy: no vcpus")?;
-        sum += vcpus.iter().filter_map(|vcpu| vcpu["moves"].as_u64()).sum::<u64>();
-    }
-    Ok(sum)
+        Ok(vcpus.iter().filter_map(|vcpu| vcpu["moves"].as_u64()).sum())
+    };
+    VMS.iter().map(|(name, _)| of(name)).collect()
+}
+
+/// By what vnumad sets places.
+fn means() -> Result<String> {
+    let shown = vnumactl(&["daemon"])?;
+    let mechanism = shown["places"]["mechanism"].as_str();
+    Ok(mechanism.context("vnumactl daemon: no places.mechanism")?.to_owned())
 }

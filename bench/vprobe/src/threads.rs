@@ -4,8 +4,10 @@ use anyhow::{Context, Result};
 use lab_count::perf::{Counter, Event, Mode, Target};
 use serde::{Deserialize, Serialize};
 use std::{fs, mem::offset_of};
-use vnuma_abi_lab_counters::{Cpu, EVENT_CYCLES, EVENT_DRAM, EVENT_STREAMED};
-use vnuma_lab_pricing::Counts;
+use vnuma_abi_lab_counters::{
+    Cpu, EVENT_CYCLES, EVENT_DRAM, EVENT_SECOND_DRAM, EVENT_SECOND_STREAMED, EVENT_STREAMED,
+};
+use vnuma_lab_pricing::{Counts, SecondLlc};
 
 /// Classes of distance that the server has: its own node, and the other one.
 const CLASSES: u64 = 2;
@@ -24,6 +26,21 @@ const USER: [Event; 6] = [
     word(offset_of!(Cpu, llc_misses_streamed)),
 ];
 
+/// Of the second last-level cache, likewise.
+const SECOND: [Event; 2] =
+    [word(offset_of!(Cpu, second_misses)), word(offset_of!(Cpu, second_misses_streamed))];
+
+/// What of a thread is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Counted {
+    /// Its cycles only.
+    Cycles,
+    /// What its programs do as well.
+    Programs,
+    /// And what a second last-level cache would miss of that.
+    SecondLlc,
+}
+
 /// Values that only grow.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Values {
@@ -31,6 +48,9 @@ pub struct Values {
     pub user: Counts,
     /// Modelled cycles of programs and kernels, under the server's profile.
     pub cycles: u64,
+    /// Of these, those of programs; none if programs are not counted.
+    #[serde(default)]
+    pub program_cycles: Option<u64>,
     /// On a CPU, nanoseconds.
     pub ran_ns: u64,
     /// Waiting for one, nanoseconds.
@@ -46,21 +66,30 @@ pub struct Thread {
     pub tid: i32,
     user: Vec<Counter>,
     cycles: Counter,
+    program_cycles: Option<Counter>,
 }
 
 impl Thread {
-    /// Counts from now on: everything, or its cycles only.
-    pub fn count(pid: i32, tid: i32, everything: bool) -> Result<Self> {
+    /// Counts from now on.
+    pub fn count(pid: i32, tid: i32, counted: Counted) -> Result<Self> {
         let open = |event, mode| {
             Counter::open(event, Target::Thread(tid), mode)
                 .with_context(|| format!("perf_event_open, thread {tid}"))
         };
-        let classes = [EVENT_DRAM, EVENT_STREAMED]
-            .into_iter()
-            .flat_map(|first| (0..CLASSES).map(move |class| first + class));
-        let events = USER.into_iter().chain(classes.map(Event::Raw)).filter(|_| everything);
-        let user = events.map(|event| open(event, Mode::User)).collect::<Result<_>>()?;
-        Ok(Self { pid, tid, user, cycles: open(Event::Raw(EVENT_CYCLES), Mode::All)? })
+        let of = |first: u64| (0..CLASSES).map(move |class| Event::Raw(first + class));
+        let first = USER.into_iter().chain(of(EVENT_DRAM)).chain(of(EVENT_STREAMED));
+        let second = SECOND.into_iter().chain(of(EVENT_SECOND_DRAM)).chain(of(EVENT_SECOND_STREAMED));
+        let mut events = Vec::new();
+        if counted != Counted::Cycles {
+            events.extend(first);
+        }
+        if counted == Counted::SecondLlc {
+            events.extend(second);
+        }
+        let user = events.into_iter().map(|event| open(event, Mode::User)).collect::<Result<_>>()?;
+        let cycles = |mode| open(Event::Raw(EVENT_CYCLES), mode);
+        let program_cycles = (counted != Counted::Cycles).then(|| cycles(Mode::User)).transpose()?;
+        Ok(Self { pid, tid, user, cycles: cycles(Mode::All)?, program_cycles })
     }
 
     /// Modelled cycles of programs and kernels up to now.
@@ -83,9 +112,16 @@ impl Thread {
                 llc_misses_streamed: at(5),
                 dram_by_class: vec![at(6), at(7)],
                 streamed_by_class: vec![at(8), at(9)],
+                second: (user.len() > 10).then(|| SecondLlc {
+                    llc_misses: at(10),
+                    llc_misses_streamed: at(11),
+                    dram_by_class: vec![at(12), at(13)],
+                    streamed_by_class: vec![at(14), at(15)],
+                }),
                 ..Counts::default()
             },
             cycles: self.cycles()?,
+            program_cycles: self.program_cycles.as_ref().map(Counter::read).transpose()?,
             ran_ns,
             waited_ns,
             migrations: self.migrations()?,
@@ -131,9 +167,14 @@ impl Values {
                 llc_misses_streamed: a.llc_misses_streamed.saturating_sub(b.llc_misses_streamed),
                 dram_by_class: minus(&a.dram_by_class, &b.dram_by_class),
                 streamed_by_class: minus(&a.streamed_by_class, &b.streamed_by_class),
+                second: a.second.as_ref().zip(b.second.as_ref()).map(|(a, b)| a.since(b)),
                 ..Counts::default()
             },
             cycles: self.cycles.saturating_sub(before.cycles),
+            program_cycles: self
+                .program_cycles
+                .zip(before.program_cycles)
+                .map(|(now, before)| now.saturating_sub(before)),
             ran_ns: self.ran_ns.saturating_sub(before.ran_ns),
             waited_ns: self.waited_ns.saturating_sub(before.waited_ns),
             migrations: self.migrations.saturating_sub(before.migrations),

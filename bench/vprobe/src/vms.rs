@@ -1,12 +1,12 @@
 //! The three VMs, their programs, and the counters of their vCPUs.
 
 use crate::{
-    committed::{Kind, LOADED, Placement, VCPUS, VM_CPUS, VMS, Workload},
+    committed::{BUSY, Kind, LOADED, Placement, VCPUS, VM_CPUS, VMS, Workload},
     guest_memory::GuestMemory,
     host,
     load::Ready,
     raw::{Period, Vcpu},
-    threads::{Thread, Values},
+    threads::{Counted, Thread, Values},
 };
 use anyhow::{Context, Result, ensure};
 use std::{
@@ -17,7 +17,8 @@ use std::{
 };
 use vnuma_scenario::{Process, Vm};
 
-const PROGRAM: &str = "/root/bench-vprobe";
+/// Where this program is in a guest.
+pub const PROGRAM: &str = "/root/bench-vprobe";
 
 /// A running VM.
 struct One {
@@ -33,7 +34,7 @@ pub struct Vms(Vec<One>);
 pub struct Programs {
     /// By VM and vCPU.
     ready: Vec<Vec<Ready>>,
-    _running: Vec<Process>,
+    running: Vec<Process>,
 }
 
 /// Everything that grows, at one moment.
@@ -47,8 +48,8 @@ pub struct Reading {
 }
 
 impl Vms {
-    /// Boots them.
-    pub fn start() -> Result<Self> {
+    /// Boots them. Of the loaded ones this is counted.
+    pub fn start(loaded: Counted) -> Result<Self> {
         let shape =
             |memory: &str| ["--uma", "--vcpus", &VCPUS.to_string(), "--memory", memory].map(str::to_owned);
         let shapes = VMS.map(|(name, memory)| (name, shape(memory)));
@@ -58,41 +59,81 @@ impl Vms {
             ensure!(vm.threads.len() == VCPUS, "{}: {} vCPU threads", vm.name, vm.threads.len());
             let mib: u64 = memory.trim_end_matches('M').parse().context("memory of a VM")?;
             vm.put(&std::env::current_exe()?.to_string_lossy(), PROGRAM)?;
-            let everything = vms.len() < LOADED;
-            let count = |&tid: &i32| Thread::count(vm.pid, tid, everything);
+            let counted = if vms.len() < LOADED { loaded } else { Counted::Cycles };
+            let count = |&tid: &i32| Thread::count(vm.pid, tid, counted);
             let threads = vm.threads.iter().map(count).collect::<Result<_>>()?;
             vms.push(One { memory: GuestMemory::of(&vm, mib << 20)?, threads, vm });
         }
         Ok(Self(vms))
     }
 
-    /// Starts the programs of a workload and waits until they work.
+    /// Starts the programs of a workload and waits until they work. The vCPUs that sleep have none yet.
     pub fn load(&self, workload: &Workload) -> Result<Programs> {
-        let (mut running, mut ready) = (Vec::new(), Vec::new());
-        for (position, one) in self.0.iter().enumerate() {
-            let mut started = Vec::new();
-            for vcpu in 0..VCPUS {
-                let kind = if position < LOADED { workload.programs[vcpu] } else { Kind::Compute };
-                started.push(one.vm.spawn(&[PROGRAM, "load", kind.name(), "--cpu", &vcpu.to_string()])?);
-            }
-            let mut lines = Vec::new();
-            for mut process in started {
+        let mut programs = Programs { ready: Vec::new(), running: Vec::new() };
+        for position in 0..BUSY {
+            let kind = |vcpu: usize| match position {
+                1 => workload.vm2.unwrap_or(workload.programs)[vcpu],
+                _ if position < LOADED => workload.programs[vcpu],
+                _ => Kind::Compute,
+            };
+            let count = if kind(0).is_team() { 1 } else { VCPUS };
+            self.start_programs(&mut programs, count, |vcpu| {
+                ["load", kind(vcpu).name(), "--cpu", &vcpu.to_string()].map(str::to_owned).into()
+            })?;
+        }
+        Ok(programs)
+    }
+
+    /// Starts those that sleep, for so many seconds of the server at a time.
+    pub fn load_sleepers(&self, programs: &mut Programs, sleep_s: f64) -> Result<()> {
+        let sleep_us = format!("{:.0}", sleep_s * 1e6);
+        self.start_programs(programs, VCPUS, |vcpu| {
+            let cpu = vcpu.to_string();
+            ["load", Kind::Sleep.name(), "--cpu", &cpu, "--sleep-us", &sleep_us].map(str::to_owned).into()
+        })
+    }
+
+    /// Starts so many programs in the first VM that has none, with these arguments: one on each vCPU, or one for all.
+    fn start_programs(
+        &self,
+        programs: &mut Programs,
+        count: usize,
+        of: impl Fn(usize) -> Vec<String>,
+    ) -> Result<()> {
+        let one = self.0.get(programs.ready.len()).context("a VM without programs")?;
+        let mut started = Vec::new();
+        for vcpu in 0..count {
+            let arguments = of(vcpu);
+            let mut command = vec![PROGRAM];
+            command.extend(arguments.iter().map(String::as_str));
+            started.push(one.vm.spawn(&command)?);
+        }
+        let mut lines = Vec::new();
+        for mut process in started {
+            let out = process.0.stdout.take().context("the program's output")?;
+            let mut out = BufReader::new(out);
+            // One for each vCPU.
+            for _ in 0..VCPUS / count {
                 let mut line = String::new();
-                let out = process.0.stdout.take().context("the program's output")?;
-                BufReader::new(out).read_line(&mut line)?;
+                out.read_line(&mut line)?;
                 let parsed = serde_json::from_str(&line);
                 lines.push(parsed.with_context(|| format!("a program in {} said {line:?}", one.vm.name))?);
-                running.push(process);
             }
-            ready.push(lines);
+            programs.running.push(process);
         }
-        Ok(Programs { ready, _running: running })
+        programs.ready.push(lines);
+        Ok(())
+    }
+
+    /// Threads of all vCPUs.
+    pub fn tids(&self) -> impl Iterator<Item = i32> {
+        self.0.iter().flat_map(|one| &one.threads).map(|thread| thread.tid)
     }
 
     /// Puts every vCPU and every page where the placement says. Each vCPU gets one CPU; three share one.
     pub fn place(&self, programs: &Programs, placement: &Placement) -> Result<()> {
         let mut taken = [0_usize; 2];
-        for (one, nodes) in self.0.iter().zip(&placement.vcpus) {
+        for (one, nodes) in self.0.iter().zip(placement.nodes()) {
             for (thread, &node) in one.threads.iter().zip(nodes) {
                 let cpus = VM_CPUS[node];
                 host::affine(thread.tid, &[cpus[taken[node] % cpus.len()]])?;
@@ -100,8 +141,11 @@ impl Vms {
             }
         }
         for ((one, ready), nodes) in self.0.iter().zip(&programs.ready).zip(&placement.memory) {
-            let of: Vec<_> =
-                ready.iter().map(|ready| ready.memory.as_slice()).zip(nodes.iter().copied()).collect();
+            let both = |(ready, &node): (&'_ Ready, &usize)| {
+                [(ready.memory.clone(), node), (ready.other.clone(), 1 - node)]
+            };
+            let both: Vec<_> = ready.iter().zip(nodes).flat_map(both).collect();
+            let of: Vec<_> = both.iter().map(|(memory, node)| (memory.as_slice(), *node)).collect();
             one.memory.place(&one.memory.pieces(&of)).with_context(|| one.vm.name.clone())?;
         }
         Ok(())
@@ -109,12 +153,11 @@ impl Vms {
 
     /// Lets all vCPUs run where VMs may, or only on the nodes of a placement.
     pub fn release(&self, within: Option<&Placement>) -> Result<()> {
-        for (position, one) in self.0.iter().enumerate() {
+        let mut nodes = within.map(|placement| placement.nodes());
+        for one in &self.0 {
+            let nodes = nodes.as_mut().and_then(Iterator::next);
             for (vcpu, thread) in one.threads.iter().enumerate() {
-                let cpus = match within {
-                    Some(placement) => &VM_CPUS[placement.vcpus[position][vcpu]][..],
-                    None => VM_CPUS.as_flattened(),
-                };
+                let cpus = nodes.map_or(VM_CPUS.as_flattened(), |nodes| &VM_CPUS[nodes[vcpu]][..]);
                 host::affine(thread.tid, cpus)?;
             }
         }
@@ -153,6 +196,7 @@ impl Reading {
             vms: self.vcpus.iter().zip(&before.vcpus).map(vm).collect(),
             idle_share: idle_ns / 1e9 / elapsed_s / VM_CPUS.as_flattened().len() as f64,
             daemon: (!self.daemon.is_empty()).then(|| self.daemon_since(before)),
+            wakes_us: Vec::new(),
         }
     }
 }
@@ -184,7 +228,7 @@ pub fn threads_of(pid: i32) -> Result<Vec<(String, Thread)>> {
         let entry = entry?;
         let tid = entry.file_name().to_string_lossy().parse().with_context(|| path.clone())?;
         let name = fs::read_to_string(entry.path().join("comm")).with_context(|| path.clone())?;
-        threads.push((name.trim().to_owned(), Thread::count(pid, tid, false)?));
+        threads.push((name.trim().to_owned(), Thread::count(pid, tid, Counted::Cycles)?));
     }
     Ok(threads)
 }

@@ -46,6 +46,8 @@ pub struct Config {
     pub poll_interval: Duration,
     /// Time between two readings of everything, in case an event was lost.
     pub resync_interval: Duration,
+    /// How often the rest is looked at.
+    pub intervals: Intervals,
     /// Directory of the records of channels, from which the next vnumad recovers them.
     pub records: PathBuf,
     /// When changes are published.
@@ -58,6 +60,30 @@ pub struct Config {
     pub policy_period: Duration,
     /// Bounds between the types of vCPUs.
     pub policy_bounds: Bounds,
+}
+
+/// How often vnumad looks at what may change without an event, but for a resync.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Intervals {
+    /// Between two looks at VMs' processes and at the main loops of their hypervisors.
+    pub process: Duration,
+    /// After which a hypervisor is asked for a sign of life although its main loop looks idle.
+    pub probe: Duration,
+    /// Most between two descriptions of a VM whose memory is not bound.
+    pub describe: Duration,
+    /// Between two readings of the host's topology.
+    pub host: Duration,
+}
+
+impl Default for Intervals {
+    fn default() -> Self {
+        Self {
+            process: Duration::from_millis(500),
+            probe: Duration::from_secs(20),
+            describe: Duration::from_secs(30),
+            host: Duration::from_secs(30),
+        }
+    }
 }
 
 /// Why the configuration is refused.
@@ -132,6 +158,29 @@ struct Observe {
     location: Option<Location>,
     poll_interval_ms: Option<Spanned<i64>>,
     resync_interval_ms: Option<Spanned<i64>>,
+    process_interval_ms: Option<Spanned<i64>>,
+    probe_interval_ms: Option<Spanned<i64>>,
+    describe_interval_ms: Option<Spanned<i64>>,
+    host_interval_ms: Option<Spanned<i64>>,
+}
+
+/// Longest of [`Intervals`], in milliseconds.
+const LONGEST_MS: u64 = 3_600_000;
+
+impl Observe {
+    fn intervals(&self, source: &Source<'_>) -> Result<Intervals, ConfigError> {
+        let of = |key, value: &Option<Spanned<i64>>, least, default| {
+            let ms = source.number(key, value, least..=LONGEST_MS)?;
+            Ok(ms.map_or(default, Duration::from_millis))
+        };
+        let default = Intervals::default();
+        Ok(Intervals {
+            process: of("observe.process_interval_ms", &self.process_interval_ms, 100, default.process)?,
+            probe: of("observe.probe_interval_ms", &self.probe_interval_ms, 1000, default.probe)?,
+            describe: of("observe.describe_interval_ms", &self.describe_interval_ms, 2000, default.describe)?,
+            host: of("observe.host_interval_ms", &self.host_interval_ms, 1000, default.host)?,
+        })
+    }
 }
 
 #[derive(Clone, Copy, Deserialize)]
@@ -222,6 +271,7 @@ impl Default for Config {
             location: Prefer::Auto,
             poll_interval: Duration::from_millis(100),
             resync_interval: Duration::from_secs(2),
+            intervals: Intervals::default(),
             records: "/run/vnuma/channels".into(),
             settle: SettlePolicy::default(),
             replug_after: None,
@@ -269,6 +319,7 @@ impl Config {
             1000..=60_000,
             default.resync_interval,
         )?;
+        let intervals = file.observe.intervals(&source)?;
         let settle = file.publish.settle(&source, default.settle)?;
         let replug_after = source.number("replug.after_s", &file.replug.after_s, 1..=86_400)?;
         let policy_period =
@@ -303,6 +354,7 @@ impl Config {
             location: file.observe.location.map_or(default.location, Into::into),
             poll_interval,
             resync_interval,
+            intervals,
             records: source
                 .absolute("publish.records", file.publish.records.as_ref())?
                 .unwrap_or(default.records),
@@ -455,6 +507,10 @@ mod tests {
             location = "poll"
             poll_interval_ms = 50
             resync_interval_ms = 3000
+            process_interval_ms = 100
+            probe_interval_ms = 3600000
+            describe_interval_ms = 2000
+            host_interval_ms = 1000
             [publish]
             dwell_ms = 500
             calm_dwell_ms = 0
@@ -481,6 +537,12 @@ mod tests {
             location: Prefer::Poll,
             poll_interval: Duration::from_millis(50),
             resync_interval: Duration::from_secs(3),
+            intervals: Intervals {
+                process: Duration::from_millis(100),
+                probe: Duration::from_secs(3600),
+                describe: Duration::from_secs(2),
+                host: Duration::from_secs(1),
+            },
             records: "/a/r".into(),
             settle: SettlePolicy {
                 dwell_ns: 500_000_000,
@@ -519,6 +581,22 @@ mod tests {
             (
                 "[observe]\nresync_interval_ms = 10",
                 "/etc/x.toml: line 2: observe.resync_interval_ms = 10: must be 1000 to 60000",
+            ),
+            (
+                "[observe]\nprocess_interval_ms = 99",
+                "/etc/x.toml: line 2: observe.process_interval_ms = 99: must be 100 to 3600000",
+            ),
+            (
+                "[observe]\nprobe_interval_ms = 3600001",
+                "/etc/x.toml: line 2: observe.probe_interval_ms = 3600001: must be 1000 to 3600000",
+            ),
+            (
+                "[observe]\n\ndescribe_interval_ms = 1999",
+                "/etc/x.toml: line 3: observe.describe_interval_ms = 1999: must be 2000 to 3600000",
+            ),
+            (
+                "[observe]\nhost_interval_ms = -1",
+                "/etc/x.toml: line 2: observe.host_interval_ms = -1: must be 1000 to 3600000",
             ),
             (
                 "[api]\nconnections_per_user = 0",

@@ -1,5 +1,6 @@
 //! The core by itself: events in, commands out. What the simulation found is kept here.
 
+use std::time::Duration;
 use vnuma_daemon::core::{
     Core, Refusal,
     event::{Answer, Ask, Candidate, Command, Event, Report, Request},
@@ -191,6 +192,28 @@ fn a_vm_that_loses_a_thread_to_another_process_is_described_again() {
     run.step(Event::Located(101, at(2, run.now_ns)));
     let node = |name: &str| run.core.show(name).map(|vm| vm.vcpus[0].host_node).ok().flatten();
     assert_eq!((node("a"), node("b")), (Some(2), None));
+}
+
+#[test]
+fn unbound_memory_is_looked_at_as_often_as_is_configured() {
+    let mut run = Run::new();
+    run.core = Core::new(host(3), Policies::default(), 7).describing_every(Duration::from_secs(150));
+    let mut unbound = description("a", 100);
+    unbound.guest_nodes[0].memory = None;
+    run.list(&["a"]);
+    run.report(Report::Up(unbound.clone(), false));
+    let (found_ns, mut seconds) = (run.now_ns, Vec::new());
+    for second in 1..=320 {
+        run.now_ns = found_ns + second * SECOND_NS;
+        run.asked.clear();
+        run.step(Event::Resync);
+        if run.asked.iter().any(|(_, ask)| *ask == Ask::Describe) {
+            seconds.push(second);
+            run.report(Report::Described(unbound.clone()));
+        }
+    }
+    // A young one after a fifteenth of that. Reports come some microseconds after the second begins.
+    assert_eq!(seconds, [10, 161, 312]);
 }
 
 #[test]

@@ -3,8 +3,10 @@
 use std::io;
 use std::mem::offset_of;
 
-use vnuma_abi_lab_counters::{Cpu, EVENT_CYCLES, EVENT_DRAM, EVENT_STREAMED, Header};
-use vnuma_lab_pricing::Counts;
+use vnuma_abi_lab_counters::{
+    Cpu, EVENT_CYCLES, EVENT_DRAM, EVENT_SECOND_DRAM, EVENT_SECOND_STREAMED, EVENT_STREAMED, Header,
+};
+use vnuma_lab_pricing::{Counts, SecondLlc};
 
 use crate::perf::{Counter, Event, Mode, Target};
 
@@ -23,6 +25,8 @@ pub struct Measured {
 #[derive(Debug)]
 pub struct CounterSet {
     plain: Vec<Counter>,
+    /// Of the second LLC, if there is one: misses, accesses to memory that are not streamed, and those that are.
+    second: Option<[Vec<Counter>; 3]>,
     by_class: [Vec<Counter>; 2],
     by_node: [Vec<Counter>; 3],
 }
@@ -52,9 +56,16 @@ impl CounterSet {
     pub fn open(header: &Header, target: Target, mode: Mode) -> io::Result<Self> {
         let (classes, nodes) = (u64::from(header.nr_classes), header.nr_nodes as usize);
         let open = |event| Counter::open(event, target, mode);
-        let classes = |first: u64| (0..classes).map(|class| open(Event::Raw(first + class))).collect();
+        let classes =
+            |first: u64| (0..classes).map(|class| open(Event::Raw(first + class))).collect::<io::Result<_>>();
         let nodes = |offset: usize| (0..nodes).map(|node| open(word(offset + node * 8))).collect();
+        let misses = [offset_of!(Cpu, second_misses), offset_of!(Cpu, second_misses_streamed)];
+        let second = || {
+            let misses = misses.into_iter().map(|offset| open(word(offset))).collect::<io::Result<_>>()?;
+            Ok::<_, io::Error>([misses, classes(EVENT_SECOND_DRAM)?, classes(EVENT_SECOND_STREAMED)?])
+        };
         Ok(Self {
+            second: (header.second_sets > 0).then(second).transpose()?,
             by_class: [classes(EVENT_DRAM), classes(EVENT_STREAMED)]
                 .into_iter()
                 .collect::<io::Result<Vec<_>>>()?
@@ -78,6 +89,15 @@ impl CounterSet {
         let plain = values(&self.plain)?;
         let [dram_by_class, streamed_by_class] = [values(&self.by_class[0])?, values(&self.by_class[1])?];
         let [dram_by_node, streamed_by_node] = [values(&self.by_node[0])?, values(&self.by_node[1])?];
+        let second = |[misses, dram, streamed]: &[Vec<Counter>; 3]| {
+            let misses = values(misses)?;
+            Ok::<_, io::Error>(SecondLlc {
+                llc_misses: misses[0],
+                llc_misses_streamed: misses[1],
+                dram_by_class: values(dram)?,
+                streamed_by_class: values(streamed)?,
+            })
+        };
         Ok(Measured {
             counts: Counts {
                 instructions: plain[0],
@@ -94,6 +114,7 @@ impl CounterSet {
                 dram_by_node,
                 streamed_by_node,
                 mmio_by_node: values(&self.by_node[2])?,
+                second: self.second.as_ref().map(second).transpose()?,
             },
             kernel_cycles: plain[9],
             task_clock_ns: plain[10],
@@ -124,6 +145,9 @@ pub fn sum(parts: &[Measured]) -> Measured {
         add(&mut to.dram_by_node, &counts.dram_by_node);
         add(&mut to.streamed_by_node, &counts.streamed_by_node);
         add(&mut to.mmio_by_node, &counts.mmio_by_node);
+        if let Some(second) = &counts.second {
+            to.second = Some(to.second.as_ref().map_or_else(|| second.clone(), |sum| sum.sum(second)));
+        }
         total.kernel_cycles += kernel_cycles;
         total.task_clock_ns += task_clock_ns;
     }
@@ -150,6 +174,7 @@ pub fn difference(before: &Measured, after: &Measured) -> Measured {
             dram_by_node: minus(&a.dram_by_node, &b.dram_by_node),
             streamed_by_node: minus(&a.streamed_by_node, &b.streamed_by_node),
             mmio_by_node: minus(&a.mmio_by_node, &b.mmio_by_node),
+            second: a.second.as_ref().zip(b.second.as_ref()).map(|(a, b)| a.since(b)),
         },
         kernel_cycles: after.kernel_cycles.saturating_sub(before.kernel_cycles),
         task_clock_ns: after.task_clock_ns.saturating_sub(before.task_clock_ns),
@@ -167,6 +192,12 @@ mod tests {
                 llc_misses: 3 * factor,
                 dram_by_class: vec![factor, 2 * factor],
                 dram_by_node: vec![3 * factor],
+                second: Some(SecondLlc {
+                    llc_misses: 4 * factor,
+                    llc_misses_streamed: factor,
+                    dram_by_class: vec![factor, 2 * factor],
+                    streamed_by_class: vec![factor, 0],
+                }),
                 ..Counts::default()
             },
             kernel_cycles: 7 * factor,

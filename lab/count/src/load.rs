@@ -174,7 +174,11 @@ impl Chain {
 
 /// Reads all of the memory in order, word by word: one load and three instructions per 8 bytes.
 pub fn stream(memory: &mut Memory) {
-    let words = memory.words();
+    read(memory.words());
+}
+
+/// Reads a part of memory in order, as [`stream`] does.
+pub fn read(words: &[usize]) {
     let (at, end) = (words.as_ptr(), words.as_ptr_range().end);
     if words.is_empty() {
         return;

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use vnuma_abi_lab_counters::{FULL, Header};
-use vnuma_lab_pricing::{CounterProfile, Cycles, ProfileError, by_name, names, price};
+use vnuma_lab_pricing::{CounterProfile, Counts, Cycles, ProfileError, by_name, names, price};
 
 use crate::counters::Measured;
 
@@ -62,14 +62,18 @@ impl Report {
         parts: Vec<Part>,
     ) -> Result<Self, ProfileError> {
         let own = by_name(header.profile_name())?;
-        let mut profiles = vec![own.clone()];
+        let shape = own.shape();
+        let beside = shape.with_llc(header.second_sets, header.second_ways);
+        let mut all = vec![modelled(&own, &measured, &measured.counts)];
         for name in names().filter(|name| *name != own.name) {
             let other = by_name(name)?;
-            if other.shape() == own.shape() {
-                profiles.push(other);
+            if other.shape() == shape {
+                all.push(modelled(&other, &measured, &measured.counts));
+            } else if let Some(counts) = measured.counts.by_second().filter(|_| other.shape() == beside) {
+                all.push(modelled(&other, &measured, &counts));
             }
         }
-        let modelled = profiles.iter().map(|profile| modelled(profile, &measured)).collect();
+        let modelled = all;
         let sampled = header.sample_shift != FULL;
         Ok(Self { profile: own.name, sampled, measured, elapsed_ns, modelled, parts })
     }
@@ -87,6 +91,10 @@ impl Report {
         line("LLC references", counts.llc_references);
         line("LLC misses", counts.llc_misses);
         line("  of them streamed", counts.llc_misses_streamed);
+        if let Some(second) = &counts.second {
+            line("misses of the second LLC", second.llc_misses);
+            line("  of them streamed", second.llc_misses_streamed);
+        }
         for (node, value) in counts.memory_by_node().into_iter().enumerate() {
             line(&format!("DRAM accesses, node {node}"), value);
         }
@@ -118,8 +126,8 @@ impl Report {
     }
 }
 
-fn modelled(profile: &CounterProfile, measured: &Measured) -> Modelled {
-    let cycles = price(&measured.counts, &profile.prices());
+fn modelled(profile: &CounterProfile, measured: &Measured, counts: &Counts) -> Modelled {
+    let cycles = price(counts, &profile.prices());
     let ratio = |a: f64, b: f64| if b > 0.0 { a / b } else { 0.0 };
     Modelled {
         profile: profile.name.clone(),
@@ -133,7 +141,7 @@ fn modelled(profile: &CounterProfile, measured: &Measured) -> Modelled {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vnuma_lab_pricing::Counts;
+    use vnuma_lab_pricing::SecondLlc;
 
     fn header(profile: &str) -> Header {
         let mut bytes = vec![0; size_of::<Header>()];
@@ -171,6 +179,30 @@ mod tests {
         let table = report.table();
         assert!(table.contains("100  DRAM accesses, node 1"), "{table}");
         assert!(table.contains("broadwell-2s-high"), "{table}");
+    }
+
+    #[test]
+    fn the_second_cache_is_priced_under_the_profiles_that_have_it() {
+        let second = SecondLlc {
+            llc_misses: 50,
+            llc_misses_streamed: 0,
+            dram_by_class: vec![50, 0],
+            streamed_by_class: vec![0, 0],
+        };
+        let mut measured = measured();
+        measured.counts.second = Some(second);
+        let e5620 = by_name("vprobe-e5620").unwrap().shape();
+        let mut header = header("broadwell-2s");
+        (header.second_sets, header.second_ways) = (e5620.llc_sets, e5620.llc_ways);
+        let report = Report::new(&header, measured.clone(), 1, Vec::new()).unwrap();
+        let names: Vec<_> = report.modelled.iter().map(|modelled| modelled.profile.as_str()).collect();
+        assert_eq!(names, ["broadwell-2s", "broadwell-2s-high", "vprobe-e5620"]);
+        // 1000 + 50 hits of 42 cycles + 50 * 83.7 ns * 2.4 GHz.
+        assert!((report.modelled[2].cycles.total - 13_144.0).abs() < 1.0, "{:?}", report.modelled[2]);
+        assert!(report.table().contains("50  misses of the second LLC"), "{}", report.table());
+        // Of another cache than the profile's.
+        header.second_ways = 8;
+        assert_eq!(Report::new(&header, measured, 1, Vec::new()).unwrap().modelled.len(), 2);
     }
 
     #[test]

@@ -337,6 +337,38 @@ fn vnumactl_finds_bounds(server: &Server, checks: &mut Checks) {
     checks.below("the high bound, below the stream", bound("bound_high"), pressure(2));
 }
 
+/// A second cache beside the first misses what it would miss as a server's own.
+#[test]
+fn a_second_cache_counts_as_if_it_were_the_only_one() {
+    let loads = [
+        format!("chase --mib {MIB} --node 1 --times 1000000"),
+        format!("stream --mib {MIB} --node 0 --times 1"),
+        // Fits both, and the first only: of the second, each set of 16 ways gets some 32 lines in turn.
+        "chase --mib 8 --huge --node 1 --times 1000000".to_owned(),
+        "chase --mib 24 --huge --node 1 --times 1000000".to_owned(),
+    ];
+    let run = |counters: &str| -> Vec<Counted> {
+        let server = Server::boot(counters);
+        loads.iter().map(|load| server.load(load)).collect()
+    };
+    let (beside, alone) = (run("broadwell-2s+vprobe-e5620"), run("vprobe-e5620"));
+    let mut checks = Checks::default();
+    for ((load, beside), alone) in loads.iter().zip(&beside).zip(&alone) {
+        let cycles = |counted: &Counted, index: usize| {
+            counted.0["modelled"][index]["cycles"]["total"].as_f64().unwrap_or(f64::NAN)
+        };
+        assert_eq!(beside.0["modelled"][2]["profile"], "vprobe-e5620", "{load}");
+        checks.near(&format!("{load}: modelled cycles"), cycles(beside, 2), cycles(alone, 0), 1.0);
+        let second = beside.0["counts"]["second"]["llc_misses"].as_f64().unwrap_or(f64::NAN);
+        let apart = (second - alone.count("llc_misses")).abs();
+        checks.below(&format!("{load}: LLC misses apart"), apart, alone.count("llc_references") * 0.01);
+    }
+    let [first, second] = [beside[3].count("llc_misses"), alone[3].count("llc_misses")];
+    checks.below("24 MiB: misses of 55 MiB", first, TIMES * 0.01);
+    checks.near("24 MiB: misses of 12 MiB", second, TIMES, 5.0);
+    checks.done();
+}
+
 /// What vnumactl shows.
 struct Shown {
     vcpus: Vec<Value>,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
 /*
- * The model: an L2 per CPU, an LLC per node, a stream detector per CPU.
+ * The model: an L2 per CPU, an LLC per node, a stream detector per CPU; and a
+ * second LLC per node, if one is asked for, that sees what the first sees.
  *
  * Both caches replace the least recently used line and are filled by each
  * miss; they neither include nor exclude one another, and a write does not take
@@ -29,8 +30,17 @@
 #define SAMPLED_FOLD	5
 #define PAGE_LINES	64
 
-static struct llc llcs[VNUMA_LC_MAX_NODES];
-static __u32 l2_groups, llc_groups;
+static struct llc llcs[VNUMA_LC_MAX_NODES], seconds[VNUMA_LC_MAX_NODES];
+static __u32 l2_groups, llc_groups, second_groups;
+
+static bool make_llc(struct llc *llc, __u32 sets, __u32 ways)
+{
+	sets >>= config.sample_shift;
+	llc->ways = ways;
+	llc->tags = calloc(sets, ways * sizeof(__u32));
+	llc->locks = calloc(sets, 1);
+	return llc->tags && llc->locks;
+}
 
 int cache_init(void)
 {
@@ -39,15 +49,16 @@ int cache_init(void)
 
 	l2_groups = config.l2_sets / 16;
 	llc_groups = config.llc_sets / 16;
+	second_groups = config.second_sets / 16;
 	for (i = 0; i < config.nr_cpus; i++) {
 		cpus[i].l2 = calloc(config.l2_sets >> shift, config.l2_ways * sizeof(__u32));
 		if (!cpus[i].l2)
 			goto no_memory;
 	}
 	for (i = 0; i < config.nr_nodes; i++) {
-		llcs[i].tags = calloc(config.llc_sets >> shift, config.llc_ways * sizeof(__u32));
-		llcs[i].locks = calloc(config.llc_sets >> shift, 1);
-		if (!llcs[i].tags || !llcs[i].locks)
+		if (!make_llc(&llcs[i], config.llc_sets, config.llc_ways))
+			goto no_memory;
+		if (second_groups && !make_llc(&seconds[i], config.second_sets, config.second_ways))
 			goto no_memory;
 	}
 	return 0;
@@ -98,7 +109,7 @@ static bool touch_llc(struct llc *llc, __u32 set, __u32 tag)
 
 	while (__atomic_exchange_n(&llc->locks[set], 1, __ATOMIC_ACQUIRE))
 		sched_yield();
-	hit = touch(llc->tags + (size_t)set * config.llc_ways, config.llc_ways, tag);
+	hit = touch(llc->tags + (size_t)set * llc->ways, llc->ways, tag);
 	__atomic_store_n(&llc->locks[set], 0, __ATOMIC_RELEASE);
 	return hit;
 }
@@ -127,6 +138,24 @@ static inline bool follow_stream(struct cpu *cpu, __u64 line)
 	return foreseen;
 }
 
+static void touch_second(struct cpu *cpu, __u64 line, __u32 residue,
+			 __u8 node, bool foreseen)
+{
+	struct vnuma_lc_cpu *count = cpu->count;
+	__u64 step = 1ULL << config.sample_shift;
+	__u32 tag = (__u32)(line >> 4) + 1;
+
+	if (touch_llc(&seconds[cpu->node], set_of(line, second_groups, residue), tag))
+		return;
+	add(&count->second_misses, step);
+	if (foreseen) {
+		add(&count->second_misses_streamed, step);
+		add(&count->second_dram_streamed[node], step);
+	} else {
+		add(&count->second_dram[node], step);
+	}
+}
+
 static void miss_l2(struct cpu *cpu, __u64 line, __u32 residue,
 		    __u8 node, bool foreseen)
 {
@@ -137,6 +166,8 @@ static void miss_l2(struct cpu *cpu, __u64 line, __u32 residue,
 	add(&count->llc_references, step);
 	if (foreseen)
 		add(&count->llc_streamed, step);
+	if (second_groups)
+		touch_second(cpu, line, residue, node, foreseen);
 	if (touch_llc(&llcs[cpu->node], set_of(line, llc_groups, residue), tag))
 		return;
 	add(&count->llc_misses, step);

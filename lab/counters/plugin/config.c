@@ -29,20 +29,33 @@ static int refuse(const char *path, const char *field, __u64 value)
 	return -1;
 }
 
+static bool bad_sets(__u32 sets)
+{
+	return !sets || sets > MAX_SETS || sets % 16;
+}
+
+static bool bad_ways(__u32 ways)
+{
+	return !ways || ways > MAX_WAYS;
+}
+
 static int check_caches(const char *path)
 {
 	if (config.sample_shift != VNUMA_LC_SAMPLED &&
 	    config.sample_shift != VNUMA_LC_FULL)
 		return refuse(path, "sample_shift", config.sample_shift);
-	if (!config.l2_sets || config.l2_sets > MAX_SETS || config.l2_sets % 16)
+	if (bad_sets(config.l2_sets))
 		return refuse(path, "l2_sets", config.l2_sets);
-	if (!config.llc_sets || config.llc_sets > MAX_SETS ||
-	    config.llc_sets % 16)
+	if (bad_sets(config.llc_sets))
 		return refuse(path, "llc_sets", config.llc_sets);
-	if (!config.l2_ways || config.l2_ways > MAX_WAYS)
+	if (bad_ways(config.l2_ways))
 		return refuse(path, "l2_ways", config.l2_ways);
-	if (!config.llc_ways || config.llc_ways > MAX_WAYS)
+	if (bad_ways(config.llc_ways))
 		return refuse(path, "llc_ways", config.llc_ways);
+	if (config.second_sets && bad_sets(config.second_sets))
+		return refuse(path, "second_sets", config.second_sets);
+	if (config.second_sets && bad_ways(config.second_ways))
+		return refuse(path, "second_ways", config.second_ways);
 	return 0;
 }
 

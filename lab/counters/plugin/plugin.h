@@ -5,7 +5,7 @@
  *   main.c     starts, instruments what is translated, counts
  *   config.c   maps the region and checks the header
  *   address.c  the physical address and the node of an access
- *   cache.c    L2, LLC and the stream detector
+ *   cache.c    L2, LLCs and the stream detector
  */
 #ifndef VNUMA_PLUGIN_H
 #define VNUMA_PLUGIN_H
@@ -55,6 +55,7 @@ struct cpu {
 struct llc {
 	__u32 *tags;		/* [sets][ways], most recently used first */
 	__u8 *locks;		/* [sets] */
+	__u32 ways;
 };
 
 struct access {

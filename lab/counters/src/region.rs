@@ -55,6 +55,17 @@ pub enum RegionError {
         /// Its distance.
         distance: u8,
     },
+    /// A cache that cannot be modelled beside the first.
+    #[error(
+        "counter profile {second} cannot be a second one beside {profile}: its L2 or its distances differ, or its \
+         LLC does not"
+    )]
+    Second {
+        /// The counter profile.
+        profile: String,
+        /// The one beside it.
+        second: String,
+    },
     /// Too much of something.
     #[error("profile {machine}: {count} {what}, the counters can have {limit}")]
     TooMany {
@@ -77,9 +88,10 @@ pub enum RegionError {
     },
 }
 
-/// The content of a server's region, of a size that a PCI BAR can have.
+/// The content of a server's region, of a size that a PCI BAR can have. With `second` that one's LLC is modelled as well.
 pub fn region(
     profile: &CounterProfile,
+    second: Option<&CounterProfile>,
     machine: &Machine<'_>,
     sampling: Sampling,
 ) -> Result<Vec<u8>, RegionError> {
@@ -98,7 +110,14 @@ pub fn region(
     let ranges = ranges(machine.nodes, machine.memory_mib_per_node as u64 * MIB);
     too_many(ranges.len(), "ranges of memory", MAX_RANGES)?;
     let size = (CPUS_OFFSET + cpus * PAGE_SIZE).next_power_of_two().max(MIN_SIZE);
-    let header = header(profile, machine, sampling, &ranges, size)?;
+    let mut header = header(profile, machine, sampling, &ranges, size)?;
+    if let Some(second) = second {
+        let (shape, beside) = (profile.shape(), second.shape());
+        if !shape.takes_second(&beside) || shape == beside {
+            return Err(RegionError::Second { profile: profile.name.clone(), second: second.name.clone() });
+        }
+        (header.second_sets, header.second_ways) = (beside.llc_sets, beside.llc_ways);
+    }
     let mut region = vec![0; size];
     let bytes = header.to_bytes();
     region[..bytes.len()].copy_from_slice(&bytes);
@@ -134,6 +153,8 @@ fn header(
         l2_ways: shape.l2_ways,
         llc_sets: shape.llc_sets,
         llc_ways: shape.llc_ways,
+        second_sets: 0,
+        second_ways: 0,
         llc_hit_cost: prices.llc_hit,
         status: STATUS_OFF,
         api_version: 0,
@@ -189,7 +210,7 @@ mod tests {
     fn the_header_says_what_the_server_is() {
         let distances = [vec![10, 21], vec![21, 10]];
         let profile = by_name("broadwell-2s").unwrap();
-        let bytes = region(&profile, &machine(&distances), Sampling::Sampled).unwrap();
+        let bytes = region(&profile, None, &machine(&distances), Sampling::Sampled).unwrap();
         assert_eq!(bytes.len(), 1 << 16);
         let header = Header::from_bytes(&bytes).unwrap();
         assert_eq!((header.nr_cpus, header.nr_nodes, header.nr_classes), (4, 2, 2));
@@ -200,16 +221,35 @@ mod tests {
         assert_eq!(header.sample_shift, SAMPLED);
         let node = |start, end, node| Range { start, end, node, reserved: 0 };
         assert_eq!(header.ranges[..2], [node(0, 2 << 30, 0), node(4 << 30, 6 << 30, 1)]);
-        let full = region(&profile, &machine(&distances), Sampling::Full).unwrap();
+        assert_eq!((header.second_sets, header.second_ways), (0, 0));
+        let full = region(&profile, None, &machine(&distances), Sampling::Full).unwrap();
         assert_eq!(Header::from_bytes(&full).unwrap().sample_shift, FULL);
+    }
+
+    #[test]
+    fn a_second_cache_is_that_of_a_profile_with_the_same_l2_and_distances() {
+        let distances = [vec![10, 21], vec![21, 10]];
+        let with = |first: &str, second: &str| {
+            let (first, second) = (by_name(first).unwrap(), by_name(second).unwrap());
+            region(&first, Some(&second), &machine(&distances), Sampling::Sampled)
+        };
+        let header = Header::from_bytes(&with("broadwell-2s", "vprobe-e5620").unwrap()).unwrap();
+        assert_eq!((header.llc_sets, header.llc_ways), (45056, 20));
+        // 12 MiB in 16 ways.
+        assert_eq!((header.second_sets, header.second_ways), (12288, 16));
+        for second in ["epyc-nps4", "broadwell-2s-high", "broadwell-2s"] {
+            let text = with("broadwell-2s", second).unwrap_err().to_string();
+            assert!(text.starts_with(&format!("counter profile {second} cannot be a second one")), "{text}");
+        }
     }
 
     #[test]
     fn what_does_not_fit_is_refused() {
         let distances = [vec![10, 31], vec![31, 10]];
         let profile = by_name("broadwell-2s").unwrap();
-        let error =
-            |machine: &Machine<'_>| region(&profile, machine, Sampling::Sampled).unwrap_err().to_string();
+        let error = |machine: &Machine<'_>| {
+            region(&profile, None, machine, Sampling::Sampled).unwrap_err().to_string()
+        };
         let text = error(&machine(&distances));
         assert!(text.contains("machines like 2n4c") && text.contains("distance 31 of profile m"), "{text}");
         let text = error(&Machine { cpus_per_node: 128, ..machine(&distances) });

@@ -52,12 +52,70 @@ pub struct Counts {
     pub mmio_by_node: Vec<u64>,
     /// MMIO accesses to devices of no node.
     pub mmio_other: u64,
+    /// What a second LLC would have missed, if one was modelled beside the first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub second: Option<SecondLlc>,
+}
+
+/// What an LLC of another size would have missed of the same accesses.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct SecondLlc {
+    /// As [`Counts::llc_misses`].
+    pub llc_misses: u64,
+    /// As [`Counts::llc_misses_streamed`].
+    pub llc_misses_streamed: u64,
+    /// As [`Counts::dram_by_class`].
+    pub dram_by_class: Vec<u64>,
+    /// As [`Counts::streamed_by_class`].
+    pub streamed_by_class: Vec<u64>,
+}
+
+/// Each of one list with the one in its place of the other.
+fn each(a: &[u64], b: &[u64], of: fn(u64, u64) -> u64) -> Vec<u64> {
+    let at = |list: &[u64], index: usize| list.get(index).copied().unwrap_or(0);
+    (0..a.len().max(b.len())).map(|index| of(at(a, index), at(b, index))).collect()
+}
+
+impl SecondLlc {
+    fn with(&self, other: &Self, of: fn(u64, u64) -> u64) -> Self {
+        Self {
+            llc_misses: of(self.llc_misses, other.llc_misses),
+            llc_misses_streamed: of(self.llc_misses_streamed, other.llc_misses_streamed),
+            dram_by_class: each(&self.dram_by_class, &other.dram_by_class, of),
+            streamed_by_class: each(&self.streamed_by_class, &other.streamed_by_class, of),
+        }
+    }
+
+    /// What both missed.
+    pub fn sum(&self, other: &Self) -> Self {
+        self.with(other, |a, b| a + b)
+    }
+
+    /// What was missed since `before`.
+    pub fn since(&self, before: &Self) -> Self {
+        self.with(before, u64::saturating_sub)
+    }
 }
 
 impl Counts {
     /// DRAM accesses of all kinds to each node.
     pub fn memory_by_node(&self) -> Vec<u64> {
         self.dram_by_node.iter().zip(&self.streamed_by_node).map(|(dram, streamed)| dram + streamed).collect()
+    }
+
+    /// The same work with the second LLC in place of the first; `None` if none was modelled. Accesses are not known by node.
+    pub fn by_second(&self) -> Option<Self> {
+        let second = self.second.clone()?;
+        Some(Self {
+            llc_misses: second.llc_misses,
+            llc_misses_streamed: second.llc_misses_streamed,
+            dram_by_class: second.dram_by_class,
+            streamed_by_class: second.streamed_by_class,
+            dram_by_node: Vec::new(),
+            streamed_by_node: Vec::new(),
+            second: None,
+            ..self.clone()
+        })
     }
 }
 
@@ -141,6 +199,38 @@ mod tests {
         // 60 hits, 20 of them foreseen.
         let expected = Cycles { base: 1000.0, llc: 1600.0, local: 4060.0, remote: 3080.0, total: 9740.0 };
         assert_eq!(cycles, expected);
+    }
+
+    #[test]
+    fn the_second_cache_is_priced_like_the_first() {
+        let second = SecondLlc {
+            llc_misses: 60,
+            llc_misses_streamed: 10,
+            dram_by_class: vec![30, 20],
+            streamed_by_class: vec![10],
+        };
+        let first = Counts {
+            base_cycles: 1000,
+            llc_references: 100,
+            llc_misses: 40,
+            dram_by_class: vec![40, 0],
+            ..Counts::default()
+        };
+        assert_eq!(first.by_second(), None);
+        let counts = Counts { second: Some(second.clone()), ..first.clone() };
+        let cycles = |counts: &Counts| price(counts, &prices()).total;
+        // 60 hits and 40 local misses; 40 hits and 60 misses.
+        assert_eq!(cycles(&counts), 1000.0 + 60.0 * 40.0 + 40.0 * 200.0);
+        let by_second = counts.by_second().expect("it is there");
+        assert_eq!(cycles(&by_second), 1000.0 + 40.0 * 40.0 + 30.0 * 200.0 + 20.0 * 300.0 + 10.0 * 10.0);
+        assert_eq!((by_second.instructions, by_second.second.is_none()), (counts.instructions, true));
+        let twice = second.sum(&second);
+        assert_eq!(
+            (twice.llc_misses, &twice.dram_by_class[..], &twice.streamed_by_class[..]),
+            (120, &[60, 40][..], &[20][..])
+        );
+        assert_eq!(twice.since(&second), second);
+        assert_eq!(SecondLlc::default().sum(&second), second);
     }
 
     fn counts() -> impl Strategy<Value = Counts> {

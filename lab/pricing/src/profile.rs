@@ -90,6 +90,16 @@ impl Shape {
         Ok(classes)
     }
 
+    /// Can a cache of `other` be modelled beside this one? It sees what the same L2 misses, and has the same classes.
+    pub fn takes_second(&self, other: &Self) -> bool {
+        other.with_llc(self.llc_sets, self.llc_ways) == *self
+    }
+
+    /// The same with another last-level cache.
+    pub fn with_llc(self, llc_sets: u32, llc_ways: u32) -> Self {
+        Self { llc_sets, llc_ways, ..self }
+    }
+
     /// How many classes there are.
     pub fn nr_classes(&self) -> usize {
         self.distances.iter().filter(|&&distance| distance != 0).count()
@@ -270,6 +280,16 @@ mod tests {
         let sharing = |name: &str| names().filter(|other| shapes(other) == shapes(name)).count();
         assert!(names().any(|name| sharing(name) > 1), "no two profiles share a shape");
         assert!(names().any(|name| sharing(name) == 1));
+    }
+
+    #[test]
+    fn a_cache_beside_another_differs_in_nothing_else() {
+        let shape = |name: &str| by_name(name).unwrap().shape();
+        assert!(shape("broadwell-2s").takes_second(&shape("vprobe-e5620")));
+        assert_ne!(shape("broadwell-2s"), shape("vprobe-e5620"));
+        // Other distances, and another L2 as well.
+        assert!(!shape("broadwell-2s").takes_second(&shape("epyc-nps4")));
+        assert!(!shape("broadwell-2s").takes_second(&Shape { l2_ways: 16, ..shape("vprobe-e5620") }));
     }
 
     #[test]

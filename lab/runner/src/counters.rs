@@ -21,11 +21,14 @@ const MODULE: &str = "/run/lab/vnuma_lab_pmu.ko";
 pub(crate) const LOAD_PMU: &str = "insmod /run/lab/vnuma_lab_pmu.ko 2>&1 && \
     test -e /sys/devices/cpu/vnuma/header || { dmesg | tail -3; false; }";
 
-/// Counters for a server: `PROFILE`, or `PROFILE:full` to model every set of the caches.
+/// Counters for a server: `PROFILE`; `PROFILE+SECOND` to model the last-level cache of another profile beside it; either with
+/// `:full` to model every set of the caches.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Counters {
     /// What is modelled and what it costs.
     pub profile: CounterProfile,
+    /// Whose last-level cache is modelled as well.
+    pub second: Option<CounterProfile>,
     /// How much of it.
     pub sampling: Sampling,
 }
@@ -38,7 +41,9 @@ impl FromStr for Counters {
             Some(name) => (name, Sampling::Full),
             None => (text, Sampling::Sampled),
         };
-        Ok(Self { profile: by_name(name)?, sampling })
+        let (first, second) =
+            name.split_once('+').map_or((name, None), |(first, second)| (first, Some(second)));
+        Ok(Self { profile: by_name(first)?, second: second.map(by_name).transpose()?, sampling })
     }
 }
 
@@ -105,7 +110,7 @@ impl Ready {
             memory_mib_per_node,
             distances: &profile.distances,
         };
-        let region = region(&counters.profile, &machine, counters.sampling)?;
+        let region = region(&counters.profile, counters.second.as_ref(), &machine, counters.sampling)?;
         let programs = binaries::build(&[("lab-count", "lab-count"), ("lab-count", "lab-load")])?;
         let plugin = vnuma_lab_counters::build(&cache_dir())?;
         Ok(Self { region, plugin, module: pmu::build(image)?, programs })
@@ -139,6 +144,10 @@ mod tests {
         let counters: Counters = "vprobe-e5620".parse().unwrap();
         assert_eq!((counters.profile.name.as_str(), counters.sampling), ("vprobe-e5620", Sampling::Sampled));
         assert_eq!("vprobe-e5620:full".parse::<Counters>().unwrap().sampling, Sampling::Full);
+        let both: Counters = "broadwell-2s+vprobe-e5620:full".parse().unwrap();
+        assert_eq!((both.profile.name.as_str(), both.sampling), ("broadwell-2s", Sampling::Full));
+        assert_eq!(both.second.map(|second| second.name).as_deref(), Some("vprobe-e5620"));
+        assert!("broadwell-2s+".parse::<Counters>().unwrap_err().to_string().contains("\"\" is unknown"));
         assert!("vprobe".parse::<Counters>().unwrap_err().to_string().contains("epyc-nps4"));
     }
 
@@ -160,7 +169,8 @@ mod tests {
             memory_mib_per_node: 512,
             distances: &distances,
         };
-        let content = region(&by_name("broadwell-2s").unwrap(), &machine, Sampling::Sampled).unwrap();
+        let (first, second) = (by_name("broadwell-2s").unwrap(), by_name("vprobe-e5620").unwrap());
+        let content = region(&first, Some(&second), &machine, Sampling::Sampled).unwrap();
         let plugin = vnuma_lab_counters::build(&cache_dir()).unwrap();
         let command = || {
             // A boot that was cut short has counted.
@@ -220,6 +230,12 @@ mod tests {
             let node = |node: usize| counts[16 + node] + counts[32 + node];
             assert_eq!(node(0) + node(1), counts[6], "every miss is some node's");
             let least = node(0).min(node(1)) as f64 / counts[6] as f64;
+            assert!(
+                counts[9] > counts[6] && counts[9] <= counts[4],
+                "a smaller cache misses more: {counts:?}"
+            );
+            let second: u64 = counts[64..96].iter().sum();
+            assert_eq!(second, counts[9], "and each of its misses is some node's");
             assert!(least > 0.001, "one node has next to nothing: {} and {}", node(0), node(1));
         }
     }
@@ -237,7 +253,7 @@ mod tests {
                 memory_mib_per_node,
                 distances: &profile.distances,
             };
-            let region = region(&counters.profile, &machine, Sampling::Sampled).unwrap();
+            let region = region(&counters.profile, None, &machine, Sampling::Sampled).unwrap();
             assert!(region.len().is_power_of_two());
             let used: std::collections::HashSet<u8> = profile.distances.iter().flatten().copied().collect();
             assert_eq!(

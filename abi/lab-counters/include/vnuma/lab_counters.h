@@ -17,6 +17,9 @@
  * writer, the thread of its CPU: it is read with one load and never goes back.
  * `cpu` is QEMU's index of the CPU, which is Linux's number of it.
  *
+ * A second last-level cache may be modelled beside the first: of the same
+ * accesses, with another size. It serves nobody; it is counted what it would miss.
+ *
  * Counters of accesses that only the sampled sets see are raised in steps of
  * 1 << sample_shift. Costs are in 1/256 cycle (VNUMA_LC_COST_ONE).
  *
@@ -31,7 +34,7 @@
 #include <linux/types.h>
 
 #define VNUMA_LC_MAGIC		0x31434c414d554e56ULL	/* "VNUMALC1" */
-#define VNUMA_LC_VERSION_MAJOR	2
+#define VNUMA_LC_VERSION_MAJOR	3
 #define VNUMA_LC_VERSION_MINOR	0
 
 #define VNUMA_LC_PAGE_SIZE	0x1000
@@ -68,6 +71,8 @@
 #define VNUMA_LC_EVENT_CYCLES	0x1000	/* modelled, with the header's costs */
 #define VNUMA_LC_EVENT_DRAM	0x1100	/* + class: not streamed */
 #define VNUMA_LC_EVENT_STREAMED	0x1200	/* + class: streamed */
+#define VNUMA_LC_EVENT_SECOND_DRAM 0x1300	/* + class: the same two, */
+#define VNUMA_LC_EVENT_SECOND_STREAMED 0x1400	/* were the second LLC the first */
 
 /* Memory of a node, [start, end) in the server's physical addresses, 2 MiB aligned */
 struct vnuma_lc_range {
@@ -91,6 +96,8 @@ struct vnuma_lc_header {
 	__u32 l2_ways;
 	__u32 llc_sets;		/* multiple of 16; one LLC per node */
 	__u32 llc_ways;
+	__u32 second_sets;	/* of a second LLC per node; 0: there is none */
+	__u32 second_ways;
 	__u32 llc_hit_cost;	/* added to the base cycles, like all costs */
 	__u32 status;		/* VNUMA_LC_STATUS_*, written by the plugin */
 	__u32 api_version;	/* QEMU's plugin API, written by the plugin */
@@ -121,10 +128,14 @@ struct vnuma_lc_cpu {
 	__u64 llc_misses;
 	__u64 llc_misses_streamed;
 	__u64 mmio_other;	/* to no range of struct vnuma_lc_devices */
-	__u64 reserved[7];
+	__u64 second_misses;	/* llc_misses, were the second LLC the first */
+	__u64 second_misses_streamed;
+	__u64 reserved[5];
 	__u64 dram[VNUMA_LC_MAX_NODES];		/* misses not streamed, by the memory's node */
 	__u64 dram_streamed[VNUMA_LC_MAX_NODES];
 	__u64 mmio[VNUMA_LC_MAX_NODES];		/* by the device's node */
+	__u64 second_dram[VNUMA_LC_MAX_NODES];	/* dram, were the second LLC the first */
+	__u64 second_dram_streamed[VNUMA_LC_MAX_NODES];
 };
 
 /*

@@ -32,8 +32,12 @@ mod vms;
 
 pub use refusal::{Refusal, sanitize};
 
+use crate::config::Intervals;
 use event::{Answer, Command, Event, Level};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    time::Duration,
+};
 use vnuma_api as api;
 use vnuma_placement::{
     Policies, World, decide,
@@ -75,6 +79,8 @@ pub struct Core {
     look_for_scheduler_ns: u64,
     /// Why VMs could not be listed, the last time.
     scan_problem: Option<String>,
+    /// Most between two descriptions of a VM whose memory is not bound.
+    describe_ns: u64,
     now_ns: u64,
     commands: Vec<Command>,
     /// Answers of this step. They are given last, so that they show the state after it.
@@ -114,10 +120,16 @@ impl Core {
             policy_requests: Vec::new(),
             look_for_scheduler_ns: 0,
             scan_problem: None,
+            describe_ns: Intervals::default().describe.as_nanos() as u64,
             now_ns: 0,
             commands: Vec::new(),
             replies: Vec::new(),
         }
+    }
+
+    /// Has VMs whose memory is not bound described at the latest after so long.
+    pub fn describing_every(self, interval: Duration) -> Self {
+        Self { describe_ns: interval.as_nanos() as u64, ..self }
     }
 
     /// The body of the loop: takes in an event, decides, and returns commands in the order in which they are to be

@@ -15,10 +15,10 @@ use vnuma_placement::world::{
 };
 use vnuma_topology::{ApicId, Vcpu, VmDescription};
 
-/// How often a VM is described again whose memory can move without an event. Its hypervisor and the kernel pay for that. A
-/// young VM is described more often, as most of its memory is touched for the first time then.
-const UNBOUND_MOST_NS: u64 = 30_000_000_000;
-const UNBOUND_LEAST_NS: u64 = 2_000_000_000;
+/// How often a VM is described again whose memory can move without an event: its hypervisor and the kernel pay for that. A
+/// young VM is described more often, as most of its memory is touched for the first time then: at first after this part of
+/// the longest interval.
+const YOUNG_PART: u64 = 15;
 
 impl Core {
     /// The backends listed what there is.
@@ -450,10 +450,10 @@ impl Core {
 
     /// Unbound memory changes its home without an event.
     pub(super) fn describe_unbound(&mut self) {
-        let now_ns = self.now_ns;
+        let (now_ns, most_ns) = (self.now_ns, self.describe_ns);
         let is_due = |managed: &ManagedVm| {
             let Some(vm) = &managed.vm else { return false };
-            let wait_ns = now_ns.saturating_sub(vm.found_ns).clamp(UNBOUND_LEAST_NS, UNBOUND_MOST_NS);
+            let wait_ns = now_ns.saturating_sub(vm.found_ns).clamp(most_ns / YOUNG_PART, most_ns);
             vm.has_unbound_memory() && now_ns.saturating_sub(vm.described_ns) >= wait_ns
         };
         let due: Vec<_> = self.world.iter().filter(|(_, m)| is_due(m)).map(|(id, _)| id).collect();

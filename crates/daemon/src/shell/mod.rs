@@ -90,11 +90,8 @@ impl Drop for ClosedAtEnd {
     }
 }
 
-/// Time between two readings of the host's topology, in case an event was lost.
-const REREAD: Duration = Duration::from_secs(30);
-
 fn watch_host(config: &Config, host: HostTopology, inbox: Arc<Inbox>) -> io::Result<HostWatcher> {
-    HostWatcher::start(&config.root, host, REREAD, move |host| {
+    HostWatcher::start(&config.root, host, config.intervals.host, move |host| {
         // Fails only while vnumad stops.
         let _ = inbox.send(Message::Event(Event::HostChanged(host)));
     })
@@ -154,11 +151,11 @@ impl Shell {
                 Arc::clone(&inbox),
             )?,
             sampler: Sampler::start(config.root.clone(), config.policy_period, &host, Arc::clone(&inbox))?,
-            processes: Processes::start(Arc::clone(&inbox))?,
+            processes: Processes::start(config.intervals, Arc::clone(&inbox))?,
             scanner: Scanner::start(factory(), records.clone(), config.resync_interval, Arc::clone(&inbox))?,
             _host_watcher: watch_host(&config, host.clone(), Arc::clone(&inbox))?,
             doorbells: Doorbells::new()?,
-            core: Core::new(host, policies, first_epoch),
+            core: Core::new(host, policies, first_epoch).describing_every(config.intervals.describe),
             locator,
             kernel,
             rests_until: [Instant::now(); 2],

@@ -1,7 +1,7 @@
 //! Checks regularly whether the processes of VMs run: a process that is stopped, hangs or has ended does not report it.
 
 use super::inbox::{Inbox, Message};
-use crate::core::event::Event;
+use crate::{config::Intervals, core::event::Event};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::{
     collections::BTreeMap,
@@ -19,16 +19,10 @@ use vnuma_process::{
     spawn_worker,
 };
 
-/// Time between two checks, so that an operator is told within a second.
-const INTERVAL: Duration = Duration::from_millis(500);
-
-/// Each VM is probed after this time even if its main loop looks idle.
-const ASK_AFTER: Duration = Duration::from_secs(20);
-
-/// Least time between two such probes on a host, as each wakes several threads: with more VMs than five the interval of
-/// each one grows. A VM whose main loop is not at rest is probed without this limit, and so is every VM if the kernel does
-/// not show main loops.
-const ASK_PAUSE: Duration = Duration::from_secs(4);
+/// Least time between two probes of VMs whose main loops look idle, as a part of the time after which one is due: each wakes
+/// several threads of the host. With more VMs than this the interval of each one grows. A VM whose main loop is not at rest
+/// is probed without this limit, and so is every VM if the kernel does not show main loops.
+const PROBES: u32 = 5;
 
 enum Order {
     Watch(VmId, i32, Option<Arc<OwnedFd>>),
@@ -39,7 +33,7 @@ enum Order {
 struct Watched {
     pid: i32,
     pidfd: Option<Arc<OwnedFd>>,
-    /// Kept open, as they are read twice a second. `None` if they cannot be opened.
+    /// Kept open, as they are read at every look. `None` if they cannot be opened.
     stat: Option<KeptFile>,
     syscall: Option<KeptFile>,
     stopped: Option<StopReason>,
@@ -99,9 +93,9 @@ pub(super) struct Processes {
 }
 
 impl Processes {
-    pub(super) fn start(inbox: Arc<Inbox>) -> io::Result<Self> {
+    pub(super) fn start(intervals: Intervals, inbox: Arc<Inbox>) -> io::Result<Self> {
         let (orders, received) = mpsc::channel();
-        let thread = spawn_worker("processes", move || run(&received, &inbox))?;
+        let thread = spawn_worker("processes", move || run(&received, intervals, &inbox))?;
         Ok(Self { orders: Some(orders), thread: Some(thread) })
     }
 
@@ -133,9 +127,9 @@ impl Drop for Processes {
     }
 }
 
-fn run(orders: &mpsc::Receiver<Order>, inbox: &Inbox) {
+fn run(orders: &mpsc::Receiver<Order>, intervals: Intervals, inbox: &Inbox) {
     let mut watched: BTreeMap<VmId, Watched> = BTreeMap::new();
-    let mut look_at = Instant::now() + INTERVAL;
+    let mut look_at = Instant::now() + intervals.process;
     let mut ask_at = Instant::now();
     loop {
         let order = if watched.is_empty() {
@@ -160,11 +154,11 @@ fn run(orders: &mpsc::Receiver<Order>, inbox: &Inbox) {
             Err(mpsc::RecvTimeoutError::Timeout) => {}
         }
         if look_at <= Instant::now() {
-            look_at = Instant::now() + INTERVAL;
+            look_at = Instant::now() + intervals.process;
             if !watched.iter_mut().all(|(vm, process)| process.look(*vm, inbox, true)) {
                 return;
             }
-            if !ask_some(&mut watched, &mut ask_at, inbox) {
+            if !ask_some(&mut watched, &mut ask_at, intervals.probe, inbox) {
                 return;
             }
         }
@@ -172,9 +166,14 @@ fn run(orders: &mpsc::Receiver<Order>, inbox: &Inbox) {
 }
 
 /// Has the VMs probed that are due. False once the inbox is closed.
-fn ask_some(watched: &mut BTreeMap<VmId, Watched>, ask_at: &mut Instant, inbox: &Inbox) -> bool {
+fn ask_some(
+    watched: &mut BTreeMap<VmId, Watched>,
+    ask_at: &mut Instant,
+    probe: Duration,
+    inbox: &Inbox,
+) -> bool {
     let now = Instant::now();
-    let due = |process: &Watched| process.stopped.is_none() && now >= process.asked_at + ASK_AFTER;
+    let due = |process: &Watched| process.stopped.is_none() && now >= process.asked_at + probe;
     let seen = |process: &Watched| !process.main_loop.is_hidden();
     let hidden = watched.iter().filter(|(_, process)| due(process) && !seen(process)).map(|(vm, _)| *vm);
     let mut asked: Vec<VmId> = hidden.collect();
@@ -182,7 +181,7 @@ fn ask_some(watched: &mut BTreeMap<VmId, Watched>, ask_at: &mut Instant, inbox: 
         // The VM that was not probed for longest.
         let seen = watched.iter().filter(|(_, process)| due(process) && seen(process));
         if let Some((&vm, _)) = seen.min_by_key(|(_, process)| process.asked_at) {
-            *ask_at = now + ASK_PAUSE;
+            *ask_at = now + probe / PROBES;
             asked.push(vm);
         }
     }
@@ -249,13 +248,15 @@ fn has_ended(pidfd: &OwnedFd) -> bool {
 mod tests {
     use super::*;
 
+    const PROBE: Duration = Duration::from_secs(20);
+
     fn waits_at(stack: &str) -> Look {
         look_of(&format!("271 0x1 0x6 0x2 0x0 0x8 0x0 {stack} 0x7f3c"))
     }
 
     /// VMs that are all due, the first one for longest.
     fn due(look: Look, count: u64) -> BTreeMap<VmId, Watched> {
-        let long_ago = Instant::now() - 2 * ASK_AFTER;
+        let long_ago = Instant::now() - 2 * PROBE;
         let mut main_loop = MainLoop::default();
         main_loop.look(look);
         let vm = |vm| {
@@ -267,7 +268,7 @@ mod tests {
 
     fn asked(watched: &mut BTreeMap<VmId, Watched>, ask_at: &mut Instant) -> Vec<VmId> {
         let inbox = Inbox::new().expect("an inbox");
-        assert!(ask_some(watched, ask_at, &inbox));
+        assert!(ask_some(watched, ask_at, PROBE, &inbox));
         let turn = inbox.take(Instant::now(), &[]).expect("open");
         let vm = |message| match message {
             Message::Event(Event::MainLoopBusy(vm, _)) => vm,
@@ -281,12 +282,14 @@ mod tests {
         let (mut watched, mut ask_at) = (due(waits_at("0x10"), 500), Instant::now());
         assert_eq!(asked(&mut watched, &mut ask_at), [1]);
         assert_eq!(asked(&mut watched, &mut ask_at).len(), 0, "not within the pause");
+        let pause = ask_at.saturating_duration_since(Instant::now());
+        assert!(pause <= PROBE / 5 && pause > PROBE / 10, "{pause:?}");
         assert_eq!(asked(&mut watched, &mut Instant::now()), [2]);
     }
 
     #[test]
     fn those_that_cannot_be_seen_are_all_asked() {
-        let (mut watched, mut ask_at) = (due(Look::Hidden, 30), Instant::now() + ASK_PAUSE);
+        let (mut watched, mut ask_at) = (due(Look::Hidden, 30), Instant::now() + PROBE);
         assert_eq!(asked(&mut watched, &mut ask_at).len(), 30);
         assert_eq!(asked(&mut watched, &mut ask_at).len(), 0, "they were");
     }

@@ -1,0 +1,286 @@
+//! What the full run has beyond the reduced form, fixed before its first figure: setups, workloads, parts.
+
+use crate::committed::{self, AT_HOME, BY_VM, Kind, VCPUS, VMS, Workload};
+use crate::full::plan::Id;
+
+/// Times that each cell is measured; the report has the median.
+pub const REPETITIONS: u32 = 3;
+
+/// A server, and what it counts with. A boot has one setup.
+#[derive(Debug)]
+pub struct Setup {
+    /// Its name.
+    pub name: &'static str,
+    /// Profile of lab/profiles.
+    pub server: &'static str,
+    /// Profile of lab/pricing/profiles.
+    pub counters: &'static str,
+    /// So many VMs with one vCPU each, in place of the three.
+    pub small: usize,
+}
+
+impl Setup {
+    /// VMs, and vCPUs of each.
+    pub fn shape(&self) -> (usize, usize) {
+        if self.small > 0 { (self.small, 1) } else { (VMS.len(), VCPUS) }
+    }
+}
+
+/// Cells of one setup: each of these workloads under each of these policies.
+#[derive(Debug)]
+pub struct Block {
+    /// Name of the setup.
+    pub setup: &'static str,
+    /// Names of the workloads.
+    pub workloads: &'static [&'static str],
+    /// The policies.
+    pub policies: &'static [&'static str],
+}
+
+/// What the table of a part shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Table {
+    /// The rows, as in the reduced form.
+    Rows,
+    /// Remote shares, a column for each policy.
+    RemoteShares,
+    /// Costs by the period of the policy.
+    Periods,
+    /// What the policy costs, by the number of VMs.
+    Overhead,
+    /// What the guest of vm2 does to the others, beside `chase`.
+    Abuse,
+}
+
+/// A part of the full run, which has a table of its own. Parts may want the same cells.
+#[derive(Debug)]
+pub struct Part {
+    /// Its name.
+    pub name: &'static str,
+    /// What it is.
+    pub about: &'static str,
+    /// What its table shows.
+    pub table: Table,
+    /// Its cells.
+    pub blocks: &'static [Block],
+}
+
+/// All setups.
+pub const SETUPS: [Setup; 6] = [
+    Setup { name: "half", server: committed::SERVER, counters: "broadwell-2s", small: 0 },
+    Setup { name: "half-e5620", server: committed::SERVER, counters: "vprobe-e5620", small: 0 },
+    small("small-1", 1),
+    small("small-2", 2),
+    small("small-3", 3),
+    small("small-4", 4),
+];
+
+const fn small(name: &'static str, small: usize) -> Setup {
+    Setup { name, server: committed::SERVER, counters: "broadwell-2s", small }
+}
+
+/// Workloads that the reduced form does not have.
+pub const WORKLOADS: [Workload; 9] = [
+    Workload {
+        name: "stream",
+        programs: [Kind::Stream; VCPUS],
+        vm2: None,
+        memory_intensive: true,
+        oracles: &[AT_HOME, BY_VM],
+    },
+    Workload {
+        name: "matrix",
+        programs: [Kind::Matrix; VCPUS],
+        vm2: None,
+        memory_intensive: true,
+        oracles: &[AT_HOME, BY_VM],
+    },
+    team("bt-like", Kind::BtLike),
+    team("cg-like", Kind::CgLike),
+    team("lu-like", Kind::LuLike),
+    team("mg-like", Kind::MgLike),
+    team("sp-like", Kind::SpLike),
+    Workload {
+        name: "abuse",
+        programs: [Kind::Chase; VCPUS],
+        vm2: Some([Kind::Abuse; VCPUS]),
+        memory_intensive: true,
+        oracles: &[],
+    },
+    // Of small VMs: one program each.
+    Workload { oracles: &[], ..team("small", Kind::Chase) },
+];
+
+/// Accesses of the abusive guest in one half of its memory, before it goes to the other one: about a period.
+pub const ABUSE_TURN: u64 = 800_000;
+/// Moves of other VMs that one VM may cause at once, and periods until it may cause another one (docs/policies.md, vprobe).
+pub const BUDGET: (u64, usize) = (4, 15);
+
+const fn team(name: &'static str, kind: Kind) -> Workload {
+    Workload { name, programs: [kind; VCPUS], vm2: None, memory_intensive: true, oracles: &[AT_HOME, BY_VM] }
+}
+
+/// Workloads that use memory.
+const MEMORY: [&str; 9] =
+    ["chase", "mix", "stream", "matrix", "bt-like", "cg-like", "lu-like", "mg-like", "sp-like"];
+
+/// What the paper found, of one to four VMs (table III, shares of the time).
+pub const TABLE_3: [f64; 4] = [0.000_084_7, 0.000_120_6, 0.000_161_9, 0.000_106_2];
+
+/// All parts, in the order in which they run.
+pub const PARTS: [Part; 5] = [
+    Part {
+        name: "policies",
+        about: "every workload under every policy",
+        table: Table::Rows,
+        blocks: &[
+            Block { setup: "half", workloads: &MEMORY, policies: &committed::POLICIES },
+            Block { setup: "half", workloads: &["compute"], policies: &committed::POLICIES },
+            Block {
+                setup: "half-e5620",
+                workloads: &["chase", "mix", "compute", "cg-like", "mg-like"],
+                policies: &committed::POLICIES,
+            },
+        ],
+    },
+    Part {
+        name: "figure-1",
+        about: "figure 1 of vProbe: the share of remote accesses under what hosts have by default",
+        table: Table::RemoteShares,
+        blocks: &[Block {
+            setup: "half",
+            workloads: &MEMORY,
+            policies: &["linux", "linux-nobalance", "credit"],
+        }],
+    },
+    Part {
+        name: "figure-8",
+        about: "figure 8 of vProbe: the period of the policy",
+        table: Table::Periods,
+        blocks: &[Block {
+            setup: "half",
+            workloads: &["mix", "chase"],
+            policies: &["linux", "vprobe@periods"],
+        }],
+    },
+    Part {
+        name: "table-3",
+        about: "table III of vProbe: what the policy costs with one to four VMs",
+        table: Table::Overhead,
+        blocks: &[
+            Block { setup: "small-1", workloads: &["small"], policies: &["linux", "vprobe"] },
+            Block { setup: "small-2", workloads: &["small"], policies: &["linux", "vprobe"] },
+            Block { setup: "small-3", workloads: &["small"], policies: &["linux", "vprobe"] },
+            Block { setup: "small-4", workloads: &["small"], policies: &["linux", "vprobe"] },
+        ],
+    },
+    Part {
+        name: "abuse",
+        about: "the abusive guest of XPV, section 5.5: vm2 wants its vCPUs moved again and again",
+        table: Table::Abuse,
+        blocks: &[Block {
+            setup: "half",
+            workloads: &["chase", "abuse"],
+            policies: &["linux", "linux-nobalance", "credit", "vprobe-paper", "vprobe"],
+        }],
+    },
+];
+
+/// Periods of figure 8, modelled seconds.
+pub const PERIODS_S: [f64; 7] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.3];
+
+/// The setup of a name.
+pub fn setup(name: &str) -> Option<&'static Setup> {
+    SETUPS.iter().find(|setup| setup.name == name)
+}
+
+/// The part of a name.
+pub fn part(name: &str) -> Option<&'static Part> {
+    PARTS.iter().find(|part| part.name == name)
+}
+
+impl Part {
+    /// Its cells; of `oracle` one for each placement.
+    pub fn cells(&self) -> Vec<Id> {
+        let mut cells = Vec::new();
+        for repetition in 0..REPETITIONS {
+            for block in self.blocks {
+                for workload in block.workloads.iter().filter_map(|name| committed::workload(name)) {
+                    let names = block.policies.iter().flat_map(|policy| variants(workload, policy));
+                    cells.extend(names.map(|policy| Id {
+                        setup: block.setup.into(),
+                        workload: workload.name.into(),
+                        policy,
+                        repetition,
+                    }));
+                }
+            }
+        }
+        cells
+    }
+}
+
+/// The policy and its period in modelled seconds of a variant such as `vprobe:period-0.05`.
+pub fn with_period(variant: &str) -> Option<(&str, f64)> {
+    let (policy, period) = variant.split_once(":period-")?;
+    Some((policy, period.parse().ok().filter(|period| PERIODS_S.contains(period))?))
+}
+
+/// What is measured for a policy.
+fn variants(workload: &Workload, policy: &str) -> Vec<String> {
+    match policy {
+        "vprobe@periods" => PERIODS_S.map(|period| format!("vprobe:period-{period}")).into(),
+        "oracle" => workload.oracles.iter().map(|placement| format!("{policy}:{}", placement.name)).collect(),
+        _ => vec![policy.to_owned()],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_name_only_what_there_is() {
+        for block in PARTS.iter().flat_map(|part| part.blocks) {
+            assert!(setup(block.setup).is_some(), "{}", block.setup);
+            for name in block.workloads {
+                assert!(committed::workload(name).is_some(), "{name}");
+            }
+            for policy in block.policies {
+                let (name, _) = policy.split_once('@').unwrap_or((policy, ""));
+                assert!(committed::POLICIES.contains(&name), "{policy}");
+            }
+        }
+    }
+
+    #[test]
+    fn each_setup_has_counters_that_can_be_priced() {
+        for setup in &SETUPS {
+            let own = crate::judge::profiles(setup.counters).expect("the profile is there");
+            assert_eq!(own[0].name, setup.counters);
+        }
+    }
+
+    #[test]
+    fn the_oracle_is_one_cell_for_each_placement() {
+        let cells = PARTS[0].cells();
+        let of = |policy: &str| {
+            let cell = |id: &&Id| id.setup == "half" && id.workload == "chase" && id.policy == policy;
+            cells.iter().filter(cell).count()
+        };
+        assert_eq!([of("linux"), of("oracle"), of("oracle:at-home"), of("oracle:by-vm")], [3, 0, 3, 3]);
+    }
+
+    #[test]
+    fn each_period_is_a_variant_of_its_own() {
+        let cells = part("figure-8").expect("a part").cells();
+        let periods: Vec<f64> = cells
+            .iter()
+            .filter(|id| id.repetition == 0 && id.workload == "mix")
+            .filter_map(|id| Some(with_period(&id.policy)?.1))
+            .collect();
+        assert_eq!(periods, PERIODS_S);
+        assert_eq!(with_period("vprobe:period-0.05"), Some(("vprobe", 0.05)));
+        assert_eq!([with_period("vprobe"), with_period("vprobe:period-7")], [None, None]);
+    }
+}

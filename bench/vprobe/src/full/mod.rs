@@ -1,0 +1,221 @@
+//! The full run: hours, in pieces. Its cells are stored by commit and configuration, and a run that was cut off goes on with what is
+//! missing.
+
+pub mod committed;
+mod configuration;
+pub mod measure;
+pub mod plan;
+mod report;
+mod small;
+mod store;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Subcommand;
+use configuration::{Configuration, Input};
+use plan::Id;
+use serde::Serialize;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io::BufRead,
+    path::PathBuf,
+};
+use store::{Measured, Store};
+
+/// Folder of the store, in that of the benchmark.
+const CELLS: &str = "cells";
+
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// Folder of the benchmark
+    #[arg(long)]
+    directory: PathBuf,
+    /// What is measured
+    #[arg(long)]
+    commit: String,
+    /// A file or folder that decides the figures, and its name
+    #[arg(long, value_name = "NAME=PATH")]
+    input: Vec<Input>,
+    /// Only these parts
+    #[arg(long)]
+    part: Vec<String>,
+    /// Only these workloads
+    #[arg(long)]
+    workload: Vec<String>,
+    /// Only these policies
+    #[arg(long)]
+    policy: Vec<String>,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Prints the cells of the next boot, as JSON
+    Next {
+        /// At most so many
+        #[arg(long, default_value_t = usize::MAX)]
+        cells: usize,
+    },
+    /// Stores the cells that it reads
+    Store,
+    /// Writes the report
+    Judge,
+}
+
+/// The next boot.
+#[derive(Debug, Serialize)]
+struct Next {
+    server: &'static str,
+    counters: &'static str,
+    cells: Vec<Id>,
+}
+
+/// What is there of the selected parts.
+struct Run {
+    parts: Vec<&'static committed::Part>,
+    configuration: Configuration,
+    store: Store,
+    plan: Vec<Id>,
+    cells: BTreeMap<Id, Measured>,
+}
+
+impl Run {
+    fn open(arguments: &Arguments) -> Result<Self> {
+        let parts = parts(&arguments.part)?;
+        let configuration = configuration::of(&arguments.input)?;
+        let root = arguments.directory.join(CELLS);
+        let store = Store::open(&root, &arguments.commit, &configuration.hash)?;
+        let plan = select(&parts, &arguments.workload, &arguments.policy)?;
+        let cells = store.all()?;
+        Ok(Self { parts, configuration, store, plan, cells })
+    }
+
+    fn missing(&self) -> Vec<Id> {
+        plan::missing(&self.plan, &self.cells.keys().cloned().collect::<BTreeSet<_>>())
+    }
+
+    /// How far it is, for people.
+    fn progress(&self) {
+        let missing = self.missing().len();
+        let took: Vec<f64> = self.cells.values().map(|measured| measured.took_s).collect();
+        let left = match took.len() {
+            0 => String::new(),
+            count => {
+                let each = took.iter().sum::<f64>() / count as f64;
+                format!(", about {} of measuring", hours(each * missing as f64))
+            }
+        };
+        eprintln!(
+            "{} of {} cells are stored, {missing} are left{left}",
+            self.plan.len() - missing,
+            self.plan.len()
+        );
+    }
+}
+
+fn hours(seconds: f64) -> String {
+    let minutes = (seconds / 60.0).ceil() as u64;
+    if minutes < 60 { format!("{minutes} min") } else { format!("{} h {} min", minutes / 60, minutes % 60) }
+}
+
+fn parts(names: &[String]) -> Result<Vec<&'static committed::Part>> {
+    if names.is_empty() {
+        return Ok(committed::PARTS.iter().collect());
+    }
+    let part = |name: &String| {
+        committed::part(name).with_context(|| {
+            let known = committed::PARTS.each_ref().map(|part| part.name).join(", ");
+            format!("--part {name}: there are {known}")
+        })
+    };
+    names.iter().map(part).collect()
+}
+
+/// The plan of these parts, or of some of their workloads and policies.
+fn select(parts: &[&committed::Part], workloads: &[String], policies: &[String]) -> Result<Vec<Id>> {
+    let wanted: Vec<Id> = parts.iter().flat_map(|part| part.cells()).collect();
+    let base = |id: &Id| id.policy.split(':').next().unwrap_or_default().to_owned();
+    for name in workloads {
+        ensure!(wanted.iter().any(|id| id.workload == *name), "--workload {name}: no selected part has it");
+    }
+    for name in policies {
+        ensure!(wanted.iter().any(|id| base(id) == *name), "--policy {name}: no selected part has it");
+    }
+    let chosen = |names: &[String], name: &str| names.is_empty() || names.iter().any(|chosen| chosen == name);
+    let cells =
+        wanted.into_iter().filter(|id| chosen(workloads, &id.workload) && chosen(policies, &base(id)));
+    Ok(plan::plan(cells))
+}
+
+/// Carries out a step.
+pub fn run(arguments: &Arguments) -> Result<()> {
+    let mut run = Run::open(arguments)?;
+    match &arguments.command {
+        Command::Next { cells } => {
+            run.progress();
+            let cells = plan::batch(&run.missing(), *cells);
+            let setup =
+                cells.first().and_then(|id| committed::setup(&id.setup)).unwrap_or(&committed::SETUPS[0]);
+            let next = Next { server: setup.server, counters: setup.counters, cells };
+            println!("{}", serde_json::to_string(&next)?);
+            Ok(())
+        }
+        Command::Store => {
+            for line in std::io::stdin().lock().lines() {
+                let line = line.context("what the server prints")?;
+                let measure::Line { id, measured } = match serde_json::from_str(&line) {
+                    Ok(line) => line,
+                    // The server ended in the middle of a line.
+                    Err(error) if error.is_eof() => break,
+                    Err(error) => bail!("the server printed {:.200}: {error}", line),
+                };
+                ensure!(run.plan.contains(&id), "the server measured {id}, which was not asked for");
+                run.store.put(&id, &measured)?;
+                run.cells.insert(id, measured);
+                run.progress();
+            }
+            Ok(())
+        }
+        Command::Judge => {
+            eprintln!("cells: {}", run.store.directory().display());
+            let Run { parts, configuration, plan, cells, .. } = &run;
+            let wanted: BTreeSet<&Id> = plan.iter().collect();
+            let count = cells.keys().filter(|id| wanted.contains(id)).count();
+            ensure!(count > 0, "no cell is stored yet");
+            report::write(&arguments.directory, &arguments.commit, configuration, parts, plan, cells)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_selection_is_a_part_of_the_plan_in_its_order() {
+        let parts = parts(&[]).expect("all");
+        let all = select(&parts, &[], &[]).expect("a plan");
+        let some = select(&parts, &["chase".into()], &["oracle".into(), "vprobe".into()]).expect("a plan");
+        assert!(some.len() < all.len() && some.iter().all(|id| id.workload == "chase"), "{some:?}");
+        let mut rest = all.iter();
+        assert!(some.iter().all(|id| rest.any(|other| other == id)), "{some:?}");
+        assert!(some.iter().any(|id| id.policy == "oracle:at-home"), "{some:?}");
+    }
+
+    #[test]
+    fn what_is_unknown_is_refused_with_what_there_is() {
+        let text = |error: anyhow::Error| error.to_string();
+        let error = text(super::parts(&["figure".into()]).expect_err("unknown"));
+        assert!(error.starts_with("--part figure: there are policies"), "{error}");
+        let parts = super::parts(&[]).expect("all");
+        let error = text(select(&parts, &["nothing".into()], &[]).expect_err("unknown"));
+        assert_eq!(error, "--workload nothing: no selected part has it");
+        let error = text(select(&parts, &[], &["oracle:at-home".into()]).expect_err("unknown"));
+        assert_eq!(error, "--policy oracle:at-home: no selected part has it");
+    }
+
+    #[test]
+    fn time_is_shown_in_hours_and_minutes() {
+        assert_eq!([hours(1.0), hours(3599.0), hours(3601.0)], ["1 min", "1 h 0 min", "1 h 1 min"]);
+    }
+}
