@@ -8,7 +8,7 @@ use crate::{
 use std::sync::Arc;
 use vnuma_daemon::core::event::{Event, MaskOrder, Request};
 use vnuma_placement::{
-    scheduling::{CpuSample, Policy},
+    scheduling::{CpuSample, Policy, entitlement::CpuGroup},
     world::{Accesses, Counted, HostReading, VcpuReading, VmReading},
 };
 use vnuma_process::ActError;
@@ -42,17 +42,33 @@ impl Simulation {
         let period_ns = began_ns - std::mem::replace(&mut self.daemon.sampled_ns, began_ns);
         let counted = self.daemon.counted.clone();
         let mut vms = Vec::with_capacity(counted.len());
-        for (vm, (pid, vcpus)) in counted {
-            let read =
-                |sim: &mut Self, (vcpu, tid): (ApicId, i32)| sim.read_thread(pid, vcpu, tid, period_ns);
+        // VMs of an operator who gives half of them twice the weight, and a third of them a CPU and a half at most.
+        let group = |&vm: &u64| CpuGroup {
+            parent: None,
+            weight: 100 << (vm % 2),
+            limit_permille: vm.is_multiple_of(3).then_some(1500),
+        };
+        let groups = Arc::new(counted.keys().map(group).collect::<Vec<_>>());
+        for (group, (vm, (pid, vcpus))) in counted.into_iter().enumerate() {
+            let read = |sim: &mut Self, (vcpu, tid): (ApicId, i32)| {
+                let reading = sim.read_thread(pid, vcpu, tid, period_ns)?;
+                Some(VcpuReading { group: Some(group), ..reading })
+            };
             let vcpus = vcpus.into_iter().filter_map(|vcpu| read(self, vcpu)).collect();
             vms.push(VmReading { vm, pid, pages: vec![((vm % 8) as u32, 1 << 20)], vcpus });
         }
         let all: Vec<u32> = self.world.host.topology.nodes.iter().flat_map(|node| node.cpus.iter()).collect();
         let cpus = all.into_iter().map(|cpu| CpuSample { cpu, idle_ns: self.rng.within(0..period_ns + 1) });
         let cpus = cpus.collect();
-        let reading =
-            HostReading { began_ns, period_ns, source: "simulated", layout: Arc::default(), cpus, vms };
+        let reading = HostReading {
+            began_ns,
+            period_ns,
+            source: "simulated",
+            layout: Arc::default(),
+            cpus,
+            groups,
+            vms,
+        };
         // Reading takes time, now and then more than a period, and masks are set meanwhile.
         let most_ns = if self.chaotic && self.rng.chance(300) { 2 * PERIOD } else { 20 * MILLI };
         let due_ns = (self.now_ns + self.rng.within(0..most_ns)).max(self.daemon.reading_due_ns);
@@ -83,7 +99,8 @@ impl Simulation {
         let waited_ns = self.rng.within(0..period_ns / 2 + 1);
         let ran_ns = period_ns - waited_ns;
         let cpu = Some(cpu);
-        Some(VcpuReading { vcpu, tid, cpu, allowed, real_time: false, ran_ns, waited_ns, counted })
+        let (real_time, group) = (false, None);
+        Some(VcpuReading { vcpu, tid, cpu, allowed, real_time, ran_ns, waited_ns, group, counted })
     }
 
     /// The mover has masks to set, or to give back: after what it has already.

@@ -56,6 +56,7 @@ pub fn show(vm: &Scheduling) -> String {
         ">REMOTE",
         ">RAN",
         ">WAITED",
+        ">THROTTLED",
         "FIGURES",
         ">MOVES",
     ];
@@ -74,6 +75,7 @@ pub fn show(vm: &Scheduling) -> String {
             percent(vcpu.remote_share),
             percent(vcpu.ran_share),
             percent(vcpu.wait_share),
+            percent(vcpu.throttled_share),
             quality(vcpu),
             vcpu.moves.to_string(),
         ]);
@@ -130,6 +132,9 @@ mod tests {
             remote_share: Some(0.041),
             ran_share: Some(0.98),
             wait_share: Some(0.02),
+            throttled_share: Some(0.25),
+            entitled_share: Some(1.0),
+            weight: Some(100),
             operator_cpus: cpus("0-7"),
             policy_cpus: cpus("4-7"),
             set_by: Some("sched_ext".into()),
@@ -145,9 +150,9 @@ mod tests {
         let expected = "\
 web\u{fffd}: policy vprobe, by sched_ext
 
-  VCPU  NODE  STANDING  CPUS  OPERATOR'S  PRESSURE  TYPE   MEMORY  REMOTE   RAN  WAITED  FIGURES       MOVES
-     0     1  free      4-7   0-7             21.2  LLC-T       1     4 %  98 %     2 %  counted 50 %      1
-     1     -  -         -     -                  -  -           -       -     -       -  none yet          0
+  VCPU  NODE  STANDING  CPUS  OPERATOR'S  PRESSURE  TYPE   MEMORY  REMOTE   RAN  WAITED  THROTTLED  FIGURES       MOVES
+     0     1  free      4-7   0-7             21.2  LLC-T       1     4 %  98 %     2 %       25 %  counted 50 %      1
+     1     -  -         -     -                  -  -           -       -     -       -          -  none yet          0
 
 Last steps
   vCPU 0 is confined to CPUs 4-7 of node 1, by vprobe: its memory is there; remote share 100 % on node 0, 0 % expected on node 1

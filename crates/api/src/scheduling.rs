@@ -49,6 +49,15 @@ pub struct VcpuScheduling {
     pub ran_share: Option<f64>,
     /// Share of the period in which it waited for a CPU, 0 to 1.
     pub wait_share: Option<f64>,
+    /// Share of the period in which it had no quota (`cpu.max`), 0 to 1.
+    #[serde(default)]
+    pub throttled_share: Option<f64>,
+    /// Share of the period for which it is entitled to a CPU, of what it wanted, 0 to 1.
+    #[serde(default)]
+    pub entitled_share: Option<f64>,
+    /// `cpu.weight` of its control group.
+    #[serde(default)]
+    pub weight: Option<u32>,
     /// CPUs that its operator lets it run on.
     pub operator_cpus: Option<CpuSet>,
     /// Of these, the CPUs that its policy has confined it to; none if it may run on all of them.
@@ -132,6 +141,9 @@ pub struct Counters {
     pub why_failed: Option<String>,
     /// How long CPUs are idle cannot be read: why.
     pub why_no_idle_times: Option<String>,
+    /// Weights or limits of control groups cannot be read: why.
+    #[serde(default)]
+    pub why_no_groups: Option<String>,
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use vnuma_daemon::core::{
 };
 use vnuma_placement::{
     Policies,
-    scheduling::{CpuSample, Policy},
+    scheduling::{CpuSample, Policy, entitlement::CpuGroup},
     world::{Accesses, Counted, HostReading, Mechanism, RequestId, VcpuReading, VmId, VmReading},
 };
 use vnuma_process::ActError;
@@ -200,6 +200,7 @@ impl Run {
             real_time: false,
             ran_ns: SECOND_NS,
             waited_ns: 0,
+            group: None,
             counted: Counted::Counted {
                 instructions: 1_000_000_000,
                 llc_references: 30_000_000,
@@ -214,6 +215,7 @@ impl Run {
             source: "per-node",
             layout: Arc::new(CpuLayout::default()),
             cpus: (0..8).map(|cpu| CpuSample { cpu, idle_ns: 0 }).collect(),
+            groups: Arc::default(),
             vms: vec![VmReading {
                 vm: self.id(0),
                 pid: PID,
@@ -255,6 +257,34 @@ fn threads_are_counted_only_while_some_vm_has_a_policy() {
     assert_eq!(run.counts, [(run.id(0), 0), (run.id(1), 0)]);
     run.ask(3, Request::SetPolicy("none".into(), Policy::Vprobe));
     assert_eq!(run.answered(3), Some(false));
+}
+
+#[test]
+fn what_control_groups_allow_is_shown_and_recorded() {
+    let mut run = Run::with_vms(&["a"]);
+    run.set_policy(1, Policy::Observe);
+    let mut reading = run.reading(0, 0);
+    let group = |weight, limit_permille| CpuGroup { parent: None, weight, limit_permille };
+    reading.groups = Arc::new(vec![group(300, Some(600)), group(100, None)]);
+    for (group, vcpu) in reading.vms[0].vcpus.iter_mut().enumerate() {
+        vcpu.group = Some(group);
+        (vcpu.ran_ns, vcpu.waited_ns) = (SECOND_NS / 2, SECOND_NS / 2);
+    }
+    run.step(Event::Sampled(Box::new(reading)));
+    let shown = run.scheduling().vcpus;
+    let of = |at: usize| {
+        let vcpu = &shown[at];
+        (vcpu.weight, vcpu.wait_share, vcpu.throttled_share, vcpu.entitled_share)
+    };
+    assert_eq!(of(0), (Some(300), Some(0.1), Some(0.4), Some(0.6)));
+    assert_eq!(of(1), (Some(100), Some(0.5), Some(0.0), Some(1.0)));
+    let recorded = run.core.observation().expect("a period").vms.remove(0).vcpus;
+    let of = |at: usize| {
+        let vcpu = &recorded[at];
+        (vcpu.weight, vcpu.waited_ns, vcpu.throttled_ns, vcpu.entitled_ns)
+    };
+    assert_eq!(of(0), (300, SECOND_NS / 10, SECOND_NS * 4 / 10, Some(SECOND_NS * 6 / 10)));
+    assert_eq!(of(1), (100, SECOND_NS / 2, 0, Some(SECOND_NS)));
 }
 
 #[test]

@@ -219,6 +219,9 @@ fn with_figures(vcpu: api::VcpuScheduling, figures: &Shown, schedule: &Schedule)
         remote_share: figures.analysis.remote_share.map(rounded),
         ran_share: Some(rounded(figures.ran)),
         wait_share: Some(rounded(figures.waited)),
+        throttled_share: Some(rounded(figures.throttled)),
+        entitled_share: Some(rounded(figures.entitled)),
+        weight: Some(figures.weight),
         ..vcpu
     }
 }
@@ -257,6 +260,8 @@ pub(super) fn observed(sample: &VcpuSample, assumed: bool, operator: CpuSet) -> 
         weight: sample.weight,
         ran_ns: sample.ran_ns,
         waited_ns: sample.waited_ns,
+        throttled_ns: sample.throttled_ns,
+        entitled_ns: Some(sample.entitled_ns),
         counts,
     }
 }

@@ -18,6 +18,7 @@
 //! So neither a hypervisor that hangs nor a disk or a reader that is slow delays a publication.
 
 mod doorbells;
+mod groups;
 pub(crate) mod inbox;
 mod locator;
 mod masks;

@@ -89,6 +89,12 @@ pub struct Shown {
     pub ran: f64,
     /// Share of the period that it waited for one.
     pub waited: f64,
+    /// Share of the period that it had no quota.
+    pub throttled: f64,
+    /// Share of the period that it is entitled to a CPU, of what it wanted.
+    pub entitled: f64,
+    /// `cpu.weight` of its control group.
+    pub weight: u32,
     /// Node that most accesses go to, by the kernel's number.
     pub affinity: Option<HostNodeId>,
     /// How good the figures are.

@@ -7,17 +7,16 @@ use super::{
     reading::{Counted, HostReading, VcpuReading, VmReading},
 };
 use crate::scheduling::{
-    Analysis, Cause, CpuSample, Figures, Input, Machine, Place, Policy, Reach, Scheduler, Settings, VcpuKey,
-    VcpuSample, Why, analyzer::Bounds,
+    Analysis, Cause, CpuSample, Figures, Input, Machine, Place, Policy, Reach, Scheduler, Settings, Standing,
+    VcpuKey, VcpuSample, Why,
+    analyzer::Bounds,
+    entitlement::{DEFAULT_WEIGHT, Want, entitle},
 };
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
 };
 use vnuma_topology::{ApicId, CpuLayout, CpuSet, HostTopology};
-
-/// `cpu.weight` of all vCPUs: the kernel's default.
-const WEIGHT: u32 = 100;
 
 /// A vCPU's mask that somebody else has set.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -162,6 +161,7 @@ impl World {
         self.schedule.schedulers.retain(|policy, _| policies.contains(policy));
         self.schedule.bounds.retain(|policy, _| policies.contains(policy));
         let Prepared { mut vcpus, policies: of, readings, reaches } = prepared;
+        self.divide_time(&reading, &readings, &reaches, &mut vcpus);
         for policy in policies {
             for (sample, own) in vcpus.iter_mut().zip(&of) {
                 sample.managed = *own == policy;
@@ -247,9 +247,14 @@ impl World {
                     reach,
                     real_time: seen.real_time,
                     managed: false,
-                    weight: WEIGHT,
+                    weight: seen
+                        .group
+                        .and_then(|at| reading.groups.get(at))
+                        .map_or(DEFAULT_WEIGHT, |g| g.weight),
                     ran_ns: seen.ran_ns,
                     waited_ns: seen.waited_ns,
+                    throttled_ns: 0,
+                    entitled_ns: seen.ran_ns.saturating_add(seen.waited_ns),
                     counts: seen.counts(machine, node, pages),
                 });
                 prepared.policies.push(effective_policy(vm));
@@ -257,6 +262,33 @@ impl World {
             }
         }
         prepared
+    }
+
+    /// Tells vCPUs that waited for a CPU from those that had no quota, and says how much time each is entitled to.
+    fn divide_time(
+        &self,
+        reading: &HostReading,
+        readings: &[&VcpuReading],
+        reaches: &[Reach],
+        vcpus: &mut [VcpuSample],
+    ) {
+        let (machine, period_ns) = (&self.schedule.machine, reading.period_ns);
+        let input = Input { machine, reaches, cpus: &reading.cpus, vcpus, period_ns };
+        let want = |(vcpu, seen): (&VcpuSample, &&VcpuReading)| {
+            // The kernel adds a wait when it ends, so that one of several periods is in the last of them.
+            let ran_ns = seen.ran_ns.min(period_ns);
+            let waited_ns = seen.waited_ns.min(period_ns - ran_ns);
+            let apart = matches!(vcpu.standing(&input), Standing::Isolated | Standing::RealTime);
+            Want { group: seen.group, ran_ns, waited_ns, apart }
+        };
+        let wants: Vec<Want> = vcpus.iter().zip(readings).map(want).collect();
+        let cpus: usize = machine.domains.iter().map(|domain| domain.cpus.len()).sum();
+        let shares = entitle(&reading.groups, &wants, period_ns.saturating_mul(cpus as u64), period_ns);
+        for ((vcpu, want), share) in vcpus.iter_mut().zip(&wants).zip(shares) {
+            vcpu.waited_ns = share.waited_ns;
+            vcpu.throttled_ns = want.waited_ns.saturating_sub(share.waited_ns);
+            vcpu.entitled_ns = share.entitled_ns;
+        }
     }
 
     /// Notes what a period showed of a vCPU.
@@ -277,7 +309,9 @@ impl World {
         };
         let share = |ns: u64| ns as f64 / period_ns.max(1) as f64;
         let (ran, waited) = (share(sample.ran_ns), share(sample.waited_ns));
-        let shown = Shown { analysis, ran, waited, affinity, quality };
+        let (throttled, entitled) = (share(sample.throttled_ns), share(sample.entitled_ns));
+        let weight = sample.weight;
+        let shown = Shown { analysis, ran, waited, throttled, entitled, weight, affinity, quality };
         if let Some(mask) = self.mask_mut(sample.key.vm, sample.key.vcpu) {
             mask.shown = Some(shown);
         }
