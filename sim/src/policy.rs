@@ -6,7 +6,7 @@ use crate::{
     world::Slot,
 };
 use std::sync::Arc;
-use vnuma_daemon::core::event::{Event, MaskOrder, Request};
+use vnuma_daemon::core::event::{Event, Followed, MaskOrder, Request};
 use vnuma_placement::{
     scheduling::{CpuSample, Policy, entitlement::CpuGroup},
     world::{Accesses, Counted, HostReading, VcpuReading, VmReading},
@@ -113,6 +113,32 @@ impl Simulation {
         self.ours(after_ns, Action::Confine(ConfineOrder { vm, pid, machine, masks, lost }));
     }
 
+    /// The mover keeps the threads of a process that run no vCPU to CPUs, or gives their masks back.
+    pub(crate) fn order_others(&mut self, vm: u64, pid: i32, cpus: Option<CpuSet>, lost: bool) {
+        let machine =
+            self.daemon.pidfds.get(&vm).filter(|(known, ..)| *known == pid).map(|(.., serial)| *serial);
+        let refused = self.chaotic && self.rng.chance(10);
+        let outcome = match machine {
+            None => Err(format!("process {pid} has ended")),
+            Some(_) if refused => Err("the kernel refuses a mask".to_owned()),
+            Some(serial) => {
+                let threads = usize::from(cpus.is_some());
+                self.count(if cpus.is_some() {
+                    "other threads that follow"
+                } else {
+                    "other threads given back"
+                });
+                match cpus {
+                    _ if lost => {}
+                    Some(cpus) => drop(self.world.others.insert(serial, cpus)),
+                    None => drop(self.world.others.remove(&serial)),
+                }
+                Ok(Followed { threads, inherited: None })
+            }
+        };
+        self.soon(MILLI, Event::Followed(vm, pid, outcome));
+    }
+
     /// The mover sets masks, or gives them back.
     pub(crate) fn set_masks(&mut self, order: ConfineOrder) {
         let ConfineOrder { vm, pid, machine, masks, lost } = order;
@@ -209,6 +235,7 @@ impl Simulation {
     /// Gives back what the record of a machine has. Returns how many there were.
     fn restore_masks(&mut self, machine: Option<u64>) -> Result<usize, String> {
         let Some(serial) = machine else { return Ok(0) };
+        self.world.others.remove(&serial);
         let Some(record) = self.world.records.remove(&serial) else { return Ok(0) };
         self.count("records of masks read");
         let (mut count, online, now_ns) = (0, self.online(), self.now_ns);
@@ -273,6 +300,11 @@ impl Simulation {
             self.world.threads.iter().find(|(_, thread)| thread.mask.by_policy && !thread.mask.broken);
         let confined = confined.map(|(tid, thread)| format!("thread {tid} still has {:?}", thread.mask));
         self.checker.expect(confined.is_none(), "mask", || confined.unwrap_or_default());
+        let machines = self.world.places.iter().filter_map(|place| place.machine.as_ref());
+        let kept = machines.filter(|machine| self.world.others.contains_key(&machine.serial));
+        let kept =
+            kept.map(|machine| format!("other threads of process {} are still kept", machine.pid)).next();
+        self.checker.expect(kept.is_none(), "mask", || kept.unwrap_or_default());
         let counted = self.daemon.counted.len();
         self.checker.expect(counted == 0, "leak", || format!("threads of {counted} VMs are counted"));
     }

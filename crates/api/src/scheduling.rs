@@ -20,6 +20,21 @@ pub struct Scheduling {
     pub policy: String,
     /// vCPUs in rising order of APIC id. One that no period has shown yet has no figures.
     pub vcpus: Vec<VcpuScheduling>,
+    /// Its threads that run no vCPU, while they follow its vCPUs.
+    #[serde(default)]
+    pub others: Option<OtherThreads>,
+}
+
+/// Threads of a VM that run no vCPU: main loop, I/O threads, workers, vhost.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OtherThreads {
+    /// How many are kept to the CPUs.
+    pub threads: usize,
+    /// CPUs of the nodes that policies have confined vCPUs to. Each thread is kept to those of them that its operator allows.
+    /// None: the threads have their operators' masks.
+    pub cpus: Option<CpuSet>,
+    /// Why some of them do not follow.
+    pub problem: Option<String>,
 }
 
 /// How a vCPU is scheduled, and what the last period showed of it.

@@ -23,6 +23,7 @@ pub(crate) mod inbox;
 mod locator;
 mod masks;
 mod mover;
+mod others;
 mod pages;
 mod processes;
 mod recorders;
@@ -400,6 +401,10 @@ impl Shell {
             Command::Confine { vm, pid, masks } => {
                 let pidfd = self.pidfd(vm, pid);
                 self.mover.order(Order::Confine { vm, pid, pidfd, masks });
+            }
+            Command::Follow { vm, pid, vcpus, cpus } => {
+                let pidfd = self.pidfd(vm, pid);
+                self.mover.order(Order::Follow { vm, pid, pidfd, vcpus, cpus });
             }
             Command::RestoreMasks(vm, pid) => {
                 let pidfd = self.pidfd(vm, pid);

@@ -2,7 +2,7 @@
 //! decide becomes steps that the next plan has.
 
 use super::{
-    DescriptionSource, Vm, VmId, World,
+    DescriptionSource, ManagedVm, Vm, VmId, World,
     masks::{Confine, LastStep, Mechanism, PolicyMask, Quality, Shown, VcpuMask},
     reading::{Counted, HostReading, VcpuReading, VmReading},
 };
@@ -102,14 +102,17 @@ impl Schedule {
         self.bounds.get(&policy).copied()
     }
 
-    fn prepare(&mut self, host: &HostTopology, layout: &Arc<CpuLayout>) {
+    /// Takes in the host. True if it is another one.
+    fn prepare(&mut self, host: &HostTopology, layout: &Arc<CpuLayout>) -> bool {
         if self.stale || self.machine.nodes.is_empty() || *self.layout != **layout {
             self.layout = Arc::clone(layout);
             self.machine = Machine::new(host, layout);
             self.stale = false;
             // What they remember is of places that are others now.
             self.schedulers.clear();
+            return true;
         }
+        false
     }
 }
 
@@ -140,12 +143,18 @@ impl World {
             mask.wanted = mask.is_in_use().then(|| give_back(machine, vcpu, policy, mask));
             mask.shown = None;
         }
+        vm.scheduling.others.look = true;
         self.touched.insert(id);
     }
 
     /// A period has ended: each policy that is in use decides. Returns the masks that somebody else has set meanwhile.
     pub fn take_reading(&mut self, settings: &Settings, mut reading: HostReading) -> Vec<MaskChange> {
-        self.schedule.prepare(&self.host, &reading.layout);
+        if self.schedule.prepare(&self.host, &reading.layout) {
+            let used =
+                |(&id, vm): (&VmId, &ManagedVm)| vm.vm.as_ref()?.scheduling.others.in_use().then_some(id);
+            let ids: Vec<VmId> = self.vms.iter().filter_map(used).collect();
+            ids.into_iter().for_each(|id| self.others_look(id));
+        }
         (self.schedule.source, self.schedule.period_ns) = (Some(reading.source), reading.period_ns);
         self.schedule.blind = reading.cpus.is_empty();
         reading.vms.sort_by_key(|vm| vm.vm);
@@ -208,10 +217,12 @@ impl World {
                 let Some(allowed) = seen.allowed.as_ref().filter(|allowed| !allowed.is_empty()) else {
                     continue;
                 };
-                let mask = vm.scheduling.masks.entry(seen.vcpu).or_default();
+                let inherited = &vm.scheduling.others.inherited;
+                let mask = vm.scheduling.masks.entry(seen.vcpu).or_insert_with(|| begin(inherited, allowed));
                 if mask.seen(allowed, &online, reading.began_ns) {
                     let (vcpu, tid) = (seen.vcpu, seen.tid);
                     changes.push(MaskChange { vm: *id, vcpu, tid, mask: allowed.clone() });
+                    vm.scheduling.others.look = true;
                 }
             }
         }
@@ -376,7 +387,7 @@ impl World {
         let mask = self.mask_mut(id, vcpu)?;
         let begun = mask.begun.take()?;
         mask.settled_ns = now_ns;
-        self.touched.insert(id);
+        self.others_look(id);
         let mask = self.mask_mut(id, vcpu)?;
         if !made {
             return None;
@@ -388,8 +399,20 @@ impl World {
     }
 }
 
+/// The mask of a vCPU that is seen for the first time. A new one has that of the thread which made it.
+fn begin(inherited: &Option<(CpuSet, CpuSet)>, allowed: &CpuSet) -> VcpuMask {
+    match inherited.as_ref().filter(|(mask, _)| mask == allowed) {
+        Some((mask, operator)) => VcpuMask {
+            operator: Some(operator.clone()),
+            policy: Some(PolicyMask { cpus: mask.clone(), of_cache: false, by: Mechanism::Affinity }),
+            ..VcpuMask::default()
+        },
+        None => VcpuMask::default(),
+    }
+}
+
 /// The policy that decides for a VM. One whose APIC ids are not certain is left alone.
-fn effective_policy(vm: &Vm) -> Policy {
+pub(super) fn effective_policy(vm: &Vm) -> Policy {
     let certain = vm.source != DescriptionSource::ThreadNames && vm.scheduling.clean_ns.is_some();
     if certain { vm.scheduling.policy } else { Policy::Off }
 }
