@@ -54,6 +54,10 @@ pub fn sysfs_value(input: &[u8]) {
     reads_back(|text| parse::hex(text, 0xff_ffff), |value| format!("{value:#x}\n"), &text);
     reads_back(parse::numa_node, |node| node.map_or("-1".to_owned(), |node| node.to_string()), &text);
     reads_back(parse::number, |number| format!("{number}\n"), &text);
+    reads_back(parse::cpu_weight, |weight| format!("{weight}\n"), &text);
+    let limit =
+        |limit: &Option<u64>| limit.map_or("max 1000\n".to_owned(), |limit| format!("{limit} 1000\n"));
+    reads_back(parse::cpu_max, limit, &text);
     if parse::is_pci_address(&text) {
         assert!(text.bytes().all(|b| b.is_ascii_hexdigit() || b == b':' || b == b'.'), "{text:?}");
         assert!(!text.contains("..") && text.len() <= 16, "{text:?}");

@@ -467,6 +467,7 @@ impl Checker {
                     self.assign(vm, vcpu, None);
                 }
             }
+            Command::Follow { vm, pid, vcpus, cpus } => self.following(*vm, *pid, vcpus, cpus.as_ref()),
             Command::Count { .. }
             | Command::RestoreMasks(..)
             | Command::Rank { .. }
@@ -529,6 +530,16 @@ impl Checker {
         let node = cpus.as_ref().and_then(|cpus| self.host.node_of_cpus(cpus));
         let fresh = self.confining.insert((vm, pid, *vcpu), node).is_none();
         self.expect(fresh, "mask", || format!("VM {vm}: two masks of vCPU {vcpu} are set at a time"));
+    }
+
+    fn following(&mut self, vm: VmId, pid: i32, vcpus: &[i32], cpus: Option<&vnuma_topology::CpuSet>) {
+        let described = self.vms.get(&vm).is_none_or(|view| {
+            let known = view.vcpus.values().map(|vcpu| vcpu.tid);
+            view.pid == pid && known.filter(|tid| !vcpus.contains(tid)).count() == 0
+        });
+        self.expect(described, "mask", || format!("VM {vm}: vCPUs of {pid} are taken for other threads"));
+        let some = cpus.is_none_or(|cpus| !cpus.is_empty());
+        self.expect(some, "mask", || format!("VM {vm}: other threads are kept to no CPU"));
     }
 
     /// The mover has made or refused a move.

@@ -61,6 +61,8 @@ pub enum Fault {
     StaleMask,
     /// A mask is not given back.
     KeepMask,
+    /// Threads that run no vCPU do not get their masks again.
+    KeepOthers,
     /// Something is asked while it is being done.
     AskTwice,
     /// Lost events are not healed.
@@ -197,6 +199,10 @@ impl Saboteur {
                 let back = masks.iter().any(|order| order.cpus.is_none());
                 let lost = back && self.strikes(500);
                 todo.push(Todo { command: Command::Confine { vm, pid, masks }, lost });
+            }
+            (Fault::KeepOthers, Command::Follow { vm, pid, vcpus, cpus }) => {
+                let lost = cpus.is_none() && self.strikes(500);
+                todo.push(Todo { command: Command::Follow { vm, pid, vcpus, cpus }, lost });
             }
             (Fault::AskTwice, Command::Ask(connection, ask)) => {
                 push(Command::Ask(connection, ask));

@@ -6,9 +6,9 @@ use crate::{
     world::Slot,
 };
 use std::sync::Arc;
-use vnuma_daemon::core::event::{Event, MaskOrder, Request};
+use vnuma_daemon::core::event::{Event, Followed, MaskOrder, Request};
 use vnuma_placement::{
-    scheduling::{CpuSample, Policy},
+    scheduling::{CpuSample, Policy, entitlement::CpuGroup},
     world::{Accesses, Counted, HostReading, VcpuReading, VmReading},
 };
 use vnuma_process::ActError;
@@ -42,17 +42,33 @@ impl Simulation {
         let period_ns = began_ns - std::mem::replace(&mut self.daemon.sampled_ns, began_ns);
         let counted = self.daemon.counted.clone();
         let mut vms = Vec::with_capacity(counted.len());
-        for (vm, (pid, vcpus)) in counted {
-            let read =
-                |sim: &mut Self, (vcpu, tid): (ApicId, i32)| sim.read_thread(pid, vcpu, tid, period_ns);
+        // VMs of an operator who gives half of them twice the weight, and a third of them a CPU and a half at most.
+        let group = |&vm: &u64| CpuGroup {
+            parent: None,
+            weight: 100 << (vm % 2),
+            limit_permille: vm.is_multiple_of(3).then_some(1500),
+        };
+        let groups = Arc::new(counted.keys().map(group).collect::<Vec<_>>());
+        for (group, (vm, (pid, vcpus))) in counted.into_iter().enumerate() {
+            let read = |sim: &mut Self, (vcpu, tid): (ApicId, i32)| {
+                let reading = sim.read_thread(pid, vcpu, tid, period_ns)?;
+                Some(VcpuReading { group: Some(group), ..reading })
+            };
             let vcpus = vcpus.into_iter().filter_map(|vcpu| read(self, vcpu)).collect();
             vms.push(VmReading { vm, pid, pages: vec![((vm % 8) as u32, 1 << 20)], vcpus });
         }
         let all: Vec<u32> = self.world.host.topology.nodes.iter().flat_map(|node| node.cpus.iter()).collect();
         let cpus = all.into_iter().map(|cpu| CpuSample { cpu, idle_ns: self.rng.within(0..period_ns + 1) });
         let cpus = cpus.collect();
-        let reading =
-            HostReading { began_ns, period_ns, source: "simulated", layout: Arc::default(), cpus, vms };
+        let reading = HostReading {
+            began_ns,
+            period_ns,
+            source: "simulated",
+            layout: Arc::default(),
+            cpus,
+            groups,
+            vms,
+        };
         // Reading takes time, now and then more than a period, and masks are set meanwhile.
         let most_ns = if self.chaotic && self.rng.chance(300) { 2 * PERIOD } else { 20 * MILLI };
         let due_ns = (self.now_ns + self.rng.within(0..most_ns)).max(self.daemon.reading_due_ns);
@@ -83,7 +99,8 @@ impl Simulation {
         let waited_ns = self.rng.within(0..period_ns / 2 + 1);
         let ran_ns = period_ns - waited_ns;
         let cpu = Some(cpu);
-        Some(VcpuReading { vcpu, tid, cpu, allowed, real_time: false, ran_ns, waited_ns, counted })
+        let (real_time, group) = (false, None);
+        Some(VcpuReading { vcpu, tid, cpu, allowed, real_time, ran_ns, waited_ns, group, counted })
     }
 
     /// The mover has masks to set, or to give back: after what it has already.
@@ -94,6 +111,32 @@ impl Simulation {
         self.daemon.mover_ns = self.daemon.mover_ns.max(self.now_ns) + takes_ns;
         let after_ns = self.daemon.mover_ns - self.now_ns;
         self.ours(after_ns, Action::Confine(ConfineOrder { vm, pid, machine, masks, lost }));
+    }
+
+    /// The mover keeps the threads of a process that run no vCPU to CPUs, or gives their masks back.
+    pub(crate) fn order_others(&mut self, vm: u64, pid: i32, cpus: Option<CpuSet>, lost: bool) {
+        let machine =
+            self.daemon.pidfds.get(&vm).filter(|(known, ..)| *known == pid).map(|(.., serial)| *serial);
+        let refused = self.chaotic && self.rng.chance(10);
+        let outcome = match machine {
+            None => Err(format!("process {pid} has ended")),
+            Some(_) if refused => Err("the kernel refuses a mask".to_owned()),
+            Some(serial) => {
+                let threads = usize::from(cpus.is_some());
+                self.count(if cpus.is_some() {
+                    "other threads that follow"
+                } else {
+                    "other threads given back"
+                });
+                match cpus {
+                    _ if lost => {}
+                    Some(cpus) => drop(self.world.others.insert(serial, cpus)),
+                    None => drop(self.world.others.remove(&serial)),
+                }
+                Ok(Followed { threads, inherited: None })
+            }
+        };
+        self.soon(MILLI, Event::Followed(vm, pid, outcome));
     }
 
     /// The mover sets masks, or gives them back.
@@ -192,6 +235,7 @@ impl Simulation {
     /// Gives back what the record of a machine has. Returns how many there were.
     fn restore_masks(&mut self, machine: Option<u64>) -> Result<usize, String> {
         let Some(serial) = machine else { return Ok(0) };
+        self.world.others.remove(&serial);
         let Some(record) = self.world.records.remove(&serial) else { return Ok(0) };
         self.count("records of masks read");
         let (mut count, online, now_ns) = (0, self.online(), self.now_ns);
@@ -256,6 +300,11 @@ impl Simulation {
             self.world.threads.iter().find(|(_, thread)| thread.mask.by_policy && !thread.mask.broken);
         let confined = confined.map(|(tid, thread)| format!("thread {tid} still has {:?}", thread.mask));
         self.checker.expect(confined.is_none(), "mask", || confined.unwrap_or_default());
+        let machines = self.world.places.iter().filter_map(|place| place.machine.as_ref());
+        let kept = machines.filter(|machine| self.world.others.contains_key(&machine.serial));
+        let kept =
+            kept.map(|machine| format!("other threads of process {} are still kept", machine.pid)).next();
+        self.checker.expect(kept.is_none(), "mask", || kept.unwrap_or_default());
         let counted = self.daemon.counted.len();
         self.checker.expect(counted == 0, "leak", || format!("threads of {counted} VMs are counted"));
     }

@@ -62,6 +62,7 @@ impl Simulation {
             }
             Command::Count { vm, pid, vcpus } => self.count_threads(vm, pid, vcpus),
             Command::Confine { vm, pid, masks } => self.order_masks(vm, pid, Some(masks), lost),
+            Command::Follow { vm, pid, cpus, .. } => self.order_others(vm, pid, cpus, lost),
             Command::RestoreMasks(vm, pid) => self.order_masks(vm, pid, None, false),
             Command::ForgetMask(_, tid) => self.forget_mask(tid),
             Command::WatchProcess(vm, pid) => {

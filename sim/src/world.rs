@@ -226,6 +226,8 @@ pub struct World {
     pub threads: BTreeMap<i32, Thread>,
     /// Records of masks, by the machine: they outlive a daemon.
     pub records: BTreeMap<Serial, BTreeMap<i32, RecordedMask>>,
+    /// CPUs that threads which run no vCPU are kept to.
+    pub others: BTreeMap<Serial, CpuSet>,
     last_serial: Serial,
     last_number: i32,
     /// Process and thread numbers that are free again.
@@ -247,6 +249,7 @@ impl World {
             places: (0..places).map(place).collect(),
             threads: BTreeMap::new(),
             records: BTreeMap::new(),
+            others: BTreeMap::new(),
             last_serial: 0,
             last_number: 1000,
             free: VecDeque::new(),
@@ -375,6 +378,7 @@ impl World {
         }
         self.free.push_back(machine.pid);
         self.records.remove(&machine.serial);
+        self.others.remove(&machine.serial);
         Some((machine.pid, tids))
     }
 

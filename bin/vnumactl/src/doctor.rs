@@ -156,7 +156,16 @@ fn counters(daemon: &Daemon) -> Check {
             format!("how long CPUs are idle is not known, so that nothing is moved to idle ones: {why}"),
             "let vnumad read /proc/stat",
         ),
-        None => best,
+        None => match &counters.why_no_groups {
+            Some(why) => Check::lower(
+                Level::Reduced,
+                "counters",
+                &best.capability,
+                format!("cpu.weight and cpu.max of some VMs are taken to be the kernel's defaults: {why}"),
+                "correct what is wrong with that control group",
+            ),
+            None => best,
+        },
     }
 }
 
@@ -459,6 +468,13 @@ mod tests {
         let (found, shown) = check(blind);
         assert_eq!(found, ("per-node".into(), Level::Reduced));
         assert!(shown.contains("/proc/stat: missing"), "{shown}");
+        let why = Some("/sys/fs/cgroup/a/cpu.weight: `x`: not a number".into());
+        let (found, shown) = check(Counters { why_no_groups: why, ..counters("per-node", &[]) });
+        assert_eq!(found, ("per-node".into(), Level::Reduced));
+        assert!(
+            shown.contains("taken to be the kernel's defaults: /sys/fs/cgroup/a/cpu.weight: `x`"),
+            "{shown}"
+        );
     }
 
     fn vm(name: &str, homes: &[Option<u32>]) -> Vm {

@@ -1,7 +1,7 @@
 //! Policies, for people.
 
 use crate::table::{Table, or_dash, plain};
-use vnuma_api::{Scheduling, VcpuScheduling};
+use vnuma_api::{OtherThreads, Scheduling, VcpuScheduling};
 
 /// One line a VM.
 pub fn list(vms: &[Scheduling]) -> String {
@@ -56,6 +56,7 @@ pub fn show(vm: &Scheduling) -> String {
         ">REMOTE",
         ">RAN",
         ">WAITED",
+        ">THROTTLED",
         "FIGURES",
         ">MOVES",
     ];
@@ -74,15 +75,30 @@ pub fn show(vm: &Scheduling) -> String {
             percent(vcpu.remote_share),
             percent(vcpu.ran_share),
             percent(vcpu.wait_share),
+            percent(vcpu.throttled_share),
             quality(vcpu),
             vcpu.moves.to_string(),
         ]);
     }
     text += &table.text(2);
+    if let Some(others) = &vm.others {
+        text += &others_text(others);
+    }
     let last: Vec<_> = vm.vcpus.iter().filter_map(|vcpu| Some(vcpu.last.as_ref()?.text(vcpu.vcpu))).collect();
     if !last.is_empty() {
         text += "\nLast steps\n";
         last.iter().for_each(|step| text += &format!("  {}\n", plain(step)));
+    }
+    text
+}
+
+fn others_text(others: &OtherThreads) -> String {
+    let mut text = String::new();
+    if let Some(cpus) = &others.cpus {
+        text += &format!("\nThreads that run no vCPU: {} follow to CPUs {cpus}\n", others.threads);
+    }
+    if let Some(problem) = &others.problem {
+        text += &format!("\nThreads that run no vCPU cannot follow: {}\n", plain(problem));
     }
     text
 }
@@ -130,6 +146,9 @@ mod tests {
             remote_share: Some(0.041),
             ran_share: Some(0.98),
             wait_share: Some(0.02),
+            throttled_share: Some(0.25),
+            entitled_share: Some(1.0),
+            weight: Some(100),
             operator_cpus: cpus("0-7"),
             policy_cpus: cpus("4-7"),
             set_by: Some("sched_ext".into()),
@@ -137,7 +156,9 @@ mod tests {
             last: Some(step),
         };
         let new = VcpuScheduling { vcpu: 1, ..VcpuScheduling::default() };
-        Scheduling { vm: "web\u{1b}".into(), policy: "vprobe".into(), vcpus: vec![counted, new] }
+        let others = OtherThreads { threads: 5, cpus: cpus("4-7"), problem: None };
+        let (vcpus, others) = (vec![counted, new], Some(others));
+        Scheduling { vm: "web\u{1b}".into(), policy: "vprobe".into(), vcpus, others }
     }
 
     #[test]
@@ -145,9 +166,11 @@ mod tests {
         let expected = "\
 web\u{fffd}: policy vprobe, by sched_ext
 
-  VCPU  NODE  STANDING  CPUS  OPERATOR'S  PRESSURE  TYPE   MEMORY  REMOTE   RAN  WAITED  FIGURES       MOVES
-     0     1  free      4-7   0-7             21.2  LLC-T       1     4 %  98 %     2 %  counted 50 %      1
-     1     -  -         -     -                  -  -           -       -     -       -  none yet          0
+  VCPU  NODE  STANDING  CPUS  OPERATOR'S  PRESSURE  TYPE   MEMORY  REMOTE   RAN  WAITED  THROTTLED  FIGURES       MOVES
+     0     1  free      4-7   0-7             21.2  LLC-T       1     4 %  98 %     2 %       25 %  counted 50 %      1
+     1     -  -         -     -                  -  -           -       -     -       -          -  none yet          0
+
+Threads that run no vCPU: 5 follow to CPUs 4-7
 
 Last steps
   vCPU 0 is confined to CPUs 4-7 of node 1, by vprobe: its memory is there; remote share 100 % on node 0, 0 % expected on node 1
@@ -157,7 +180,7 @@ Last steps
 
     #[test]
     fn a_list_sums_up() {
-        let off = Scheduling { vm: "db".into(), policy: "off".into(), vcpus: Vec::new() };
+        let off = Scheduling { vm: "db".into(), policy: "off".into(), ..Scheduling::default() };
         let expected = "\
 NAME  POLICY  VCPUS  CONFINED  MOVES  REMOTE  WAITING
 web\u{fffd}  vprobe      2         1      1     4 %      2 %

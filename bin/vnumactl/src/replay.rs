@@ -200,6 +200,11 @@ fn check_vcpu(vcpu: &ObservedVcpu, nodes: usize) -> Result<(), String> {
     };
     below("ran_ns", vcpu.ran_ns)?;
     below("waited_ns", vcpu.waited_ns)?;
+    below("throttled_ns", vcpu.throttled_ns)?;
+    let wanted_ns = vcpu.ran_ns + vcpu.waited_ns;
+    if let Some(entitled_ns) = vcpu.entitled_ns.filter(|entitled_ns| *entitled_ns > wanted_ns) {
+        return Err(format!("entitled_ns = {entitled_ns}: expected {wanted_ns} at most, which it wanted"));
+    }
     if !(1..=10_000).contains(&vcpu.weight) {
         return Err(format!("weight = {}: expected 1 to 10000", vcpu.weight));
     }
@@ -336,6 +341,8 @@ impl Player {
                     weight: vcpu.weight,
                     ran_ns: vcpu.ran_ns,
                     waited_ns: vcpu.waited_ns,
+                    throttled_ns: vcpu.throttled_ns,
+                    entitled_ns: vcpu.entitled_ns.unwrap_or(vcpu.ran_ns + vcpu.waited_ns),
                     counts,
                 });
             }
@@ -454,6 +461,8 @@ mod tests {
             weight: 100,
             ran_ns: 1_000_000_000,
             waited_ns: 0,
+            throttled_ns: 0,
+            entitled_ns: Some(1_000_000_000),
             counts: Some(counts.clone()),
         };
         Observation {
@@ -503,6 +512,53 @@ SECOND  VM   VCPU  FROM  TO  CPUS  REMOTE  EXPECTED  WHY
         assert_eq!((off.step_count, off.vms[0].remote_replayed), (0, off.vms[0].remote_recorded));
     }
 
+    /// A line of a vnumad that knew no control groups.
+    #[test]
+    fn older_recordings_are_replayed() {
+        let new = recording(&[observation(5), observation(6)]);
+        let old = new.replace(",\"throttled_ns\":0,\"entitled_ns\":1000000000", "");
+        assert!(!old.contains("throttled") && !old.contains("entitled"));
+        let replay = |text: &str| read(text.as_bytes(), Policy::Vprobe).expect("a recording");
+        assert_eq!(replay(&old), replay(&new));
+    }
+
+    /// Two VMs on two nodes of four CPUs, eight vCPUs each. One has three times the weight of the other, and all of it is on
+    /// node 0: by vCPUs both nodes have as much.
+    #[test]
+    fn a_replay_balances_what_vcpus_are_entitled_to() {
+        let mut period = observation(5);
+        let vcpu = |vm: usize, vcpu: u32, entitled_ns: Option<u64>| ObservedVcpu {
+            vcpu,
+            cpu: Some(vm as u32 * 4 + vcpu % 4),
+            operator: "0-7".parse().expect("a list"),
+            ran_ns: 500_000_000,
+            waited_ns: 500_000_000,
+            entitled_ns,
+            counts: Some(ObservedCounts {
+                accesses: vec![10_000_000, 10_000_000],
+                ..period.vms[0].vcpus[0].counts.clone().expect("counted")
+            }),
+            ..period.vms[0].vcpus[0].clone()
+        };
+        let vms = |entitled_ns: [Option<u64>; 2]| -> Vec<ObservedVm> {
+            let vm = |at: usize, name: &str| ObservedVm {
+                vm: name.into(),
+                policy: "observe".into(),
+                vcpus: (0..8).map(|number| vcpu(at, number, entitled_ns[at])).collect(),
+            };
+            vec![vm(0, "heavy"), vm(1, "light")]
+        };
+        let by_count = vms([None, None]);
+        let by_weight = vms([Some(750_000_000), Some(250_000_000)]);
+        let mut moved = |vms: Vec<ObservedVm>| {
+            period.vms = vms;
+            let replay = read(recording(&[period.clone()]).as_bytes(), Policy::Vprobe).expect("a recording");
+            replay.steps.iter().filter(|step| step.step.from != step.step.to).count()
+        };
+        assert_eq!(moved(by_count), 0);
+        assert!(moved(by_weight) > 0);
+    }
+
     #[test]
     fn a_host_that_loses_a_node_is_replayed() {
         let mut smaller = observation(6);
@@ -548,6 +604,10 @@ SECOND  VM   VCPU  FROM  TO  CPUS  REMOTE  EXPECTED  WHY
             ),
             (broken(&|bad| bad.vms[0].vcpus.reverse()), "line 3: vms: web: vCPUs are not in rising order"),
             (vcpu(&|bad| bad.weight = 0), "line 3: vms: web: vCPU 1: weight = 0: expected 1 to 10000"),
+            (
+                vcpu(&|bad| bad.entitled_ns = Some(1_000_000_001)),
+                "line 3: vms: web: vCPU 1: entitled_ns = 1000000001: expected 1000000000 at most",
+            ),
             (
                 vcpu(&|bad| bad.ran_ns = MOST),
                 "line 3: vms: web: vCPU 1: ran_ns = 281474976710656: expected less",

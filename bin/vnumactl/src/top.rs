@@ -210,7 +210,12 @@ mod tests {
             ..PolicyStep::default()
         };
         let moved = VcpuScheduling { moves: 3, last: Some(step), ..vcpu(1, 0.5) };
-        let vm = |name: &str, vcpus| Scheduling { vm: name.into(), policy: "vprobe".into(), vcpus };
+        let vm = |name: &str, vcpus| Scheduling {
+            vm: name.into(),
+            policy: "vprobe".into(),
+            vcpus,
+            ..Scheduling::default()
+        };
         vec![vm("a\u{1b}", vec![vcpu(0, 0.1), moved]), vm("b", vec![VcpuScheduling::default()])]
     }
 

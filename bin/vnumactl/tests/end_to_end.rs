@@ -171,6 +171,7 @@ impl Host {
             directory: Some(qmp.clone()),
             resync_interval: Duration::from_secs(1),
             poll_interval: Duration::from_millis(20),
+            policy_period: Duration::from_millis(100),
             location: Prefer::Poll,
             ..Config::default()
         };
@@ -402,6 +403,141 @@ fn watching_prints_the_kinds_that_are_asked_for() {
     assert_eq!(kinds.take(2).collect::<Vec<_>>(), ["attached", "gone"]);
     watch.kill().expect("killed");
     watch.wait().expect("ended");
+}
+
+#[test]
+fn a_recording_is_replayed_by_another_policy() {
+    let host = Host::start();
+    let _qemu = Qemu::start(&host.qmp("web"), true);
+    host.wait_until_listed(1);
+    let path = host.directory.path().join("periods.jsonl");
+    let file = path.to_str().expect("UTF-8");
+    host.text(&["policy", "web", "--set", "observe"]);
+    assert_eq!(host.text(&["record", file, "--periods", "3"]), format!("{file}: 3 periods\n"));
+    let recorded = std::fs::read_to_string(&path).expect("a recording");
+    assert_eq!((recorded.lines().next(), recorded.lines().count()), (Some("{\"vnuma_recording\":1}"), 4));
+    host.fails(&["record", file], 1, &format!("{file}: File exists"));
+    // Nobody needs vnumad for a replay.
+    let replay = |policy: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_vnumactl"));
+        let arguments = ["--socket", "/nonexistent/v.sock", "--json", "replay", file, "--policy", policy];
+        let output = command.args(arguments).output().expect("runs");
+        assert!(output.status.success(), "{output:?}");
+        serde_json::from_slice::<Value>(&output.stdout).expect("JSON")
+    };
+    let replayed = replay("vprobe");
+    let vm = &replayed["vms"][0];
+    assert_eq!((&replayed["policy"], &replayed["periods"]), (&"vprobe".into(), &3.into()));
+    assert_eq!(
+        (&vm["vm"], &vm["recorded_policy"], &vm["vcpus"]),
+        (&"web".into(), &"observe".into(), &4.into())
+    );
+    // The machine is stopped: there is nothing that a policy would do for it.
+    assert_eq!((&vm["steps"], &replayed["step_count"]), (&0.into(), &0.into()));
+    let shown = host.text(&["replay", file, "--policy", "lb"]);
+    assert!(
+        shown.starts_with("3 periods through lb: 0 steps\n") && shown.contains("web  observe"),
+        "{shown}"
+    );
+    host.fails(&["replay", file, "--policy", "fast"], 2, "there is no policy `fast`");
+    std::fs::write(&path, recorded.replace("\"weight\":100", "\"weight\":0")).expect("written");
+    let problem = format!("{file}: line 2: vms: web: vCPU 0: weight = 0: expected 1 to 10000");
+    host.fails(&["replay", file, "--policy", "lb"], 1, &problem);
+}
+
+#[test]
+fn a_recording_that_is_interrupted_is_whole() {
+    let host = Host::start();
+    let _qemu = Qemu::start(&host.qmp("web"), true);
+    host.wait_until_listed(1);
+    let path = host.directory.path().join("periods.jsonl");
+    let mut record = host.vnumactl(&["record", path.to_str().expect("UTF-8")]);
+    let record = record.stdout(Stdio::piped()).spawn().expect("runs");
+    // No VM has a policy: nothing is read, and there is nothing to record.
+    wait_for("the file", || path.exists());
+    host.text(&["policy", "web", "--set", "observe"]);
+    let lines = || std::fs::read_to_string(&path).expect("a recording").lines().count();
+    wait_for("periods", || lines() > 3);
+    let status = Command::new("kill").args(["-INT", &record.id().to_string()]).status();
+    assert!(status.expect("kill").success());
+    let output = record.wait_with_output().expect("ended");
+    let periods = lines() - 1;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success() && text.ends_with(&format!(": {periods} periods\n")), "{text}");
+    let replayed = host.json(&["replay", path.to_str().expect("UTF-8"), "--policy", "vprobe"]);
+    assert_eq!(replayed["periods"], periods);
+}
+
+/// `vnumactl top` on a terminal of its own.
+struct Terminal {
+    script: Child,
+    output: std::process::ChildStdout,
+    shown: String,
+}
+
+impl Terminal {
+    fn start(host: &Host) -> Self {
+        let socket = host.directory.path().join("api.sock");
+        let top = format!(
+            "trap : INT; stty cols 120 rows 12; timeout --foreground {} {} --socket {} top; echo ended $?",
+            HANG_LIMIT.as_secs(),
+            env!("CARGO_BIN_EXE_vnumactl"),
+            socket.display()
+        );
+        let mut script = Command::new("script");
+        script.args(["--quiet", "--flush", "--command", &top, "/dev/null"]);
+        let script = script.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+        let mut script = script.expect("script (package bsdutils) is needed for this test");
+        let output = script.stdout.take().expect("piped");
+        Self { script, output, shown: String::new() }
+    }
+
+    /// Reads on until what was shown since the last picture began says this.
+    fn wait_for(&mut self, text: &str) {
+        use std::io::Read;
+        while !self.picture().contains(text) {
+            let mut bytes = [0; 4096];
+            let length = self.output.read(&mut bytes).expect("it runs");
+            assert!(length > 0, "it ended without {text:?}: {:?}", self.shown);
+            self.shown += &String::from_utf8_lossy(&bytes[..length]);
+        }
+    }
+
+    fn picture(&self) -> &str {
+        self.shown.rsplit("\x1b[H").next().unwrap_or_default()
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        // Gone already is as good.
+        let _ = self.script.kill();
+        let _ = self.script.wait();
+    }
+}
+
+#[test]
+fn top_is_shown_anew_until_it_is_interrupted() {
+    use std::io::Write;
+    let host = Host::start();
+    let _qemu = Qemu::start(&host.qmp("web"), true);
+    host.wait_until_listed(1);
+    host.text(&["policy", "web", "--set", "observe"]);
+    wait_for("figures", || host.json(&["policy", "web"])["vcpus"][0]["quality"].is_string());
+    let once = host.text(&["top", "--once"]);
+    assert!(once.starts_with("VM   VCPU  NODE  CPUS"), "{once}");
+    assert_eq!(once.lines().filter(|line| line.starts_with("web")).count(), 4, "{once}");
+    assert_eq!(host.json(&["top"])[0]["vm"], "web");
+
+    let mut terminal = Terminal::start(&host);
+    terminal.wait_for("1 VMs, 4 vCPUs, 0 confined by policies; a period of 100 ms; counters:");
+    terminal.wait_for("LAST STEP");
+    assert!(terminal.shown.contains("\x1b[?1049h\x1b[?25l"), "{:?}", terminal.shown);
+    let _other = Qemu::start(&host.qmp("db"), false);
+    terminal.wait_for("2 VMs, 8 vCPUs, 0 confined");
+    terminal.script.stdin.as_mut().expect("piped").write_all(b"\x03").expect("a key");
+    terminal.wait_for("ended 0");
+    assert!(terminal.picture().contains("\x1b[?25h\x1b[?1049l"), "{:?}", terminal.picture());
 }
 
 #[test]

@@ -47,12 +47,18 @@ pub struct ObservedVcpu {
     pub operator: CpuSet,
     /// It has a real-time scheduling class.
     pub real_time: bool,
-    /// `cpu.weight`.
+    /// `cpu.weight` of its control group.
     pub weight: u32,
     /// Time on a CPU, nanoseconds.
     pub ran_ns: u64,
     /// Time that it waited for one, nanoseconds.
     pub waited_ns: u64,
+    /// Time that it had no quota (`cpu.max`), nanoseconds. Older recordings do not have it: there it is in `waited_ns`.
+    #[serde(default)]
+    pub throttled_ns: u64,
+    /// CPU time that it is entitled to of what it wanted, nanoseconds; none in older recordings, for all of that.
+    #[serde(default)]
+    pub entitled_ns: Option<u64>,
     /// What was counted; none if nothing was.
     pub counts: Option<ObservedCounts>,
 }

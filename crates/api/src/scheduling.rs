@@ -20,6 +20,21 @@ pub struct Scheduling {
     pub policy: String,
     /// vCPUs in rising order of APIC id. One that no period has shown yet has no figures.
     pub vcpus: Vec<VcpuScheduling>,
+    /// Its threads that run no vCPU, while they follow its vCPUs.
+    #[serde(default)]
+    pub others: Option<OtherThreads>,
+}
+
+/// Threads of a VM that run no vCPU: main loop, I/O threads, workers, vhost.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OtherThreads {
+    /// How many are kept to the CPUs.
+    pub threads: usize,
+    /// CPUs of the nodes that policies have confined vCPUs to. Each thread is kept to those of them that its operator allows.
+    /// None: the threads have their operators' masks.
+    pub cpus: Option<CpuSet>,
+    /// Why some of them do not follow.
+    pub problem: Option<String>,
 }
 
 /// How a vCPU is scheduled, and what the last period showed of it.
@@ -49,6 +64,15 @@ pub struct VcpuScheduling {
     pub ran_share: Option<f64>,
     /// Share of the period in which it waited for a CPU, 0 to 1.
     pub wait_share: Option<f64>,
+    /// Share of the period in which it had no quota (`cpu.max`), 0 to 1.
+    #[serde(default)]
+    pub throttled_share: Option<f64>,
+    /// Share of the period for which it is entitled to a CPU, of what it wanted, 0 to 1.
+    #[serde(default)]
+    pub entitled_share: Option<f64>,
+    /// `cpu.weight` of its control group.
+    #[serde(default)]
+    pub weight: Option<u32>,
     /// CPUs that its operator lets it run on.
     pub operator_cpus: Option<CpuSet>,
     /// Of these, the CPUs that its policy has confined it to; none if it may run on all of them.
@@ -132,6 +156,9 @@ pub struct Counters {
     pub why_failed: Option<String>,
     /// How long CPUs are idle cannot be read: why.
     pub why_no_idle_times: Option<String>,
+    /// Weights or limits of control groups cannot be read: why.
+    #[serde(default)]
+    pub why_no_groups: Option<String>,
 }
 
 #[cfg(test)]

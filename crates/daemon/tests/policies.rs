@@ -16,7 +16,7 @@ use std::{
     time::Duration,
 };
 use vnuma_hypervisor::resident::read_resident;
-use vnuma_process::read_allowed;
+use vnuma_process::{procfs::read_cgroup, read_allowed};
 use vnuma_topology::CpuSet;
 
 /// More than a last-level cache.
@@ -83,6 +83,12 @@ fn a_vcpu_is_confined_to_the_node_of_its_memory_and_given_back() {
     daemon.add("a", describe("a", own_pid(), &[0, 1], &[thread.tid]));
     wait_for("the VM", || ask(&daemon.socket, "GET", "/v1/vms/a", "").1["described"] == true);
     assert_eq!(policy(&daemon)["policy"], "off");
+    let group = read_cgroup(own_pid(), own_pid()).expect("readable");
+    if let Some(group) = &group {
+        let directory = daemon.config.root.join("sys/fs/cgroup").join(group.trim_start_matches('/'));
+        std::fs::create_dir_all(&directory).expect("created");
+        std::fs::write(directory.join("cpu.weight"), "250\n").expect("written");
+    }
     let record = daemon.config.records.join(format!("{}.masks", own_pid()));
 
     let (status, refused) = set_policy(&daemon, "best");
@@ -95,6 +101,7 @@ fn a_vcpu_is_confined_to_the_node_of_its_memory_and_given_back() {
     wait_for("that to be shown", || policy(&daemon)["vcpus"][0]["policy_cpus"] == json!(near));
     let vcpu = policy(&daemon)["vcpus"][0].clone();
     assert_eq!(vcpu["operator_cpus"], json!(all), "{vcpu}");
+    assert_eq!(vcpu["weight"], if group.is_some() { 250 } else { 100 }, "{vcpu}");
     assert!(vcpu["last"]["cause"].is_string() && vcpu["moves"] == 1, "{vcpu}");
     let (_, about) = ask(&daemon.socket, "GET", "/v1/daemon", "");
     let quality = if about["counters"]["source"] == "none" { "assumed" } else { "counted" };

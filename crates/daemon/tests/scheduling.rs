@@ -4,11 +4,11 @@ use std::{collections::BTreeMap, sync::Arc};
 use vnuma_api as api;
 use vnuma_daemon::core::{
     Core, Refusal,
-    event::{Answer, Candidate, Command, Event, Made, MaskOrder, Ranked, Report, Request, Switch},
+    event::{Answer, Candidate, Command, Event, Followed, Made, MaskOrder, Ranked, Report, Request, Switch},
 };
 use vnuma_placement::{
     Policies,
-    scheduling::{CpuSample, Policy},
+    scheduling::{CpuSample, Policy, entitlement::CpuGroup},
     world::{Accesses, Counted, HostReading, Mechanism, RequestId, VcpuReading, VmId, VmReading},
 };
 use vnuma_process::ActError;
@@ -72,6 +72,12 @@ struct Run {
     /// Times that it was looked for scx_vnuma.
     looks: usize,
     orders: Vec<(VmId, i32, Vec<MaskOrder>)>,
+    /// Orders for threads that run no vCPU: those of vCPUs, and the CPUs.
+    followed: Vec<(Vec<i32>, Option<CpuSet>)>,
+    /// Why these are not carried out.
+    refuses: Option<String>,
+    /// They take their time.
+    slow: bool,
     counts: Vec<(VmId, usize)>,
     forgotten: Vec<i32>,
     restored: Vec<i32>,
@@ -94,6 +100,9 @@ impl Run {
             ranked: Vec::new(),
             looks: 0,
             orders: Vec::new(),
+            followed: Vec::new(),
+            refuses: None,
+            slow: false,
             counts: Vec::new(),
             forgotten: Vec::new(),
             restored: Vec::new(),
@@ -120,6 +129,15 @@ impl Run {
                         more.push(self.obey(vm, pid, &masks));
                     }
                     self.orders.push((vm, pid, masks));
+                }
+                Command::Follow { vm, pid, vcpus, cpus } => {
+                    let inherited = cpus.clone().map(|cpus| (cpus, set("0-7")));
+                    let followed = Followed { threads: 3, inherited };
+                    let outcome = self.refuses.clone().map_or(Ok(followed), Err);
+                    if !self.slow {
+                        more.push(Event::Followed(vm, pid, outcome));
+                    }
+                    self.followed.push((vcpus, cpus));
                 }
                 Command::RestoreMasks(vm, pid) => {
                     self.restored.push(pid);
@@ -200,6 +218,7 @@ impl Run {
             real_time: false,
             ran_ns: SECOND_NS,
             waited_ns: 0,
+            group: None,
             counted: Counted::Counted {
                 instructions: 1_000_000_000,
                 llc_references: 30_000_000,
@@ -214,6 +233,7 @@ impl Run {
             source: "per-node",
             layout: Arc::new(CpuLayout::default()),
             cpus: (0..8).map(|cpu| CpuSample { cpu, idle_ns: 0 }).collect(),
+            groups: Arc::default(),
             vms: vec![VmReading {
                 vm: self.id(0),
                 pid: PID,
@@ -258,6 +278,34 @@ fn threads_are_counted_only_while_some_vm_has_a_policy() {
 }
 
 #[test]
+fn what_control_groups_allow_is_shown_and_recorded() {
+    let mut run = Run::with_vms(&["a"]);
+    run.set_policy(1, Policy::Observe);
+    let mut reading = run.reading(0, 0);
+    let group = |weight, limit_permille| CpuGroup { parent: None, weight, limit_permille };
+    reading.groups = Arc::new(vec![group(300, Some(600)), group(100, None)]);
+    for (group, vcpu) in reading.vms[0].vcpus.iter_mut().enumerate() {
+        vcpu.group = Some(group);
+        (vcpu.ran_ns, vcpu.waited_ns) = (SECOND_NS / 2, SECOND_NS / 2);
+    }
+    run.step(Event::Sampled(Box::new(reading)));
+    let shown = run.scheduling().vcpus;
+    let of = |at: usize| {
+        let vcpu = &shown[at];
+        (vcpu.weight, vcpu.wait_share, vcpu.throttled_share, vcpu.entitled_share)
+    };
+    assert_eq!(of(0), (Some(300), Some(0.1), Some(0.4), Some(0.6)));
+    assert_eq!(of(1), (Some(100), Some(0.5), Some(0.0), Some(1.0)));
+    let recorded = run.core.observation().expect("a period").vms.remove(0).vcpus;
+    let of = |at: usize| {
+        let vcpu = &recorded[at];
+        (vcpu.weight, vcpu.waited_ns, vcpu.throttled_ns, vcpu.entitled_ns)
+    };
+    assert_eq!(of(0), (300, SECOND_NS / 10, SECOND_NS * 4 / 10, Some(SECOND_NS * 6 / 10)));
+    assert_eq!(of(1), (100, SECOND_NS / 2, 0, Some(SECOND_NS)));
+}
+
+#[test]
 fn a_vcpu_goes_to_its_memory_within_its_operators_mask_and_its_guest_is_told() {
     let mut run = Run::with_vms(&["a"]);
     for tid in [101, 102] {
@@ -298,6 +346,78 @@ fn a_vcpu_goes_to_its_memory_within_its_operators_mask_and_its_guest_is_told() {
     // There it stays.
     run.period(4, 1);
     assert_eq!(run.orders.len(), 1);
+}
+
+#[test]
+fn threads_that_run_no_vcpu_follow_to_the_nodes_of_the_vcpus() {
+    let mut run = Run::with_vms(&["a"]);
+    run.set_policy(1, Policy::Vprobe);
+    assert_eq!(run.followed, [], "no vCPU is confined");
+    run.period(0, 1);
+    let kept = (vec![101, 102], Some(set("4-7")));
+    assert_eq!(run.followed, std::slice::from_ref(&kept), "once, after the steps of both vCPUs");
+    let shown = api::OtherThreads { threads: 3, cpus: Some(set("4-7")), problem: None };
+    assert_eq!(run.scheduling().others, Some(shown));
+    let line = "a: 3 threads that run no vCPU follow its vCPUs to CPUs 4-7";
+    assert!(run.lines.iter().any(|known| known == line), "{:?}", run.lines);
+    // New ones are looked for now and then.
+    for _ in 0..4 {
+        run.now_ns += 3 * SECOND_NS;
+        run.step(Event::Resync);
+    }
+    assert_eq!(run.followed, [kept.clone(), kept.clone()]);
+    run.slow = true;
+    run.set_policy(2, Policy::Off);
+    assert_eq!((run.followed.last(), run.answered(2)), (Some(&(vec![101, 102], None)), None));
+    run.step(Event::Followed(run.id(0), PID, Ok(Followed::default())));
+    assert_eq!((run.scheduling().others, run.followed.len(), run.answered(2)), (None, 3, Some(true)));
+    run.slow = false;
+    run.now_ns += 60 * SECOND_NS;
+    run.step(Event::Resync);
+    assert_eq!(run.followed.len(), 3, "nothing is left to be looked at");
+}
+
+#[test]
+fn other_threads_that_cannot_follow_are_tried_again() {
+    let mut run = Run::with_vms(&["a"]);
+    run.refuses = Some("no".into());
+    run.set_policy(1, Policy::Vprobe);
+    run.period(0, 1);
+    let others = run.scheduling().others.expect("a problem");
+    assert_eq!((others.cpus, others.problem.as_deref(), run.followed.len()), (None, Some("no"), 1));
+    run.period(4, 1);
+    assert_eq!(run.followed.len(), 1, "not each period");
+    run.refuses = None;
+    run.now_ns += 11 * SECOND_NS;
+    run.step(Event::Resync);
+    assert_eq!(
+        run.scheduling().others.map(|others| (others.cpus, others.problem)),
+        Some((Some(set("4-7")), None))
+    );
+    // A failure does not keep the operator waiting.
+    run.refuses = Some("no".into());
+    run.set_policy(2, Policy::Off);
+    assert_eq!(run.answered(2), Some(true));
+}
+
+/// A thread has the mask of the one that made it: a vCPU that is plugged has that of the main loop, which is no operator's.
+#[test]
+fn a_vcpu_that_is_plugged_meanwhile_gets_the_operators_mask_in_the_end() {
+    let mut run = Run::with_vms(&["a"]);
+    run.set_policy(1, Policy::Vprobe);
+    run.period(0, 1);
+    let mut more = description("a", PID);
+    more.vcpus.push(Vcpu { index: 2, apic_id: 2, boot_node: Some(0), tid: 103 });
+    run.masks.insert(103, set("4-7"));
+    let connection = run.connections[0].1;
+    run.step(Event::Hypervisor(connection, Report::Described(more)));
+    let mut reading = run.reading(4, 1);
+    let new = VcpuReading { vcpu: 2, tid: 103, allowed: Some(set("4-7")), ..reading.vms[0].vcpus[1].clone() };
+    reading.vms[0].vcpus.push(new);
+    run.step(Event::Sampled(Box::new(reading)));
+    assert_eq!(run.scheduling().vcpus[2].operator_cpus, Some(set("0-7")));
+    run.set_policy(2, Policy::Off);
+    assert_eq!((run.mask(2), run.answered(2)), ("0-7".into(), Some(true)));
 }
 
 #[test]

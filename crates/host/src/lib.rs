@@ -19,5 +19,8 @@ pub mod scheduler;
 pub mod sysfs;
 pub mod watch;
 
-pub use sysfs::{SysfsError, read_cpu_layout, read_host_topology, read_idle_times};
+pub use sysfs::{
+    CpuControl, SysfsError, may_be_threaded, read_cpu_control, read_cpu_layout, read_host_topology,
+    read_idle_times,
+};
 pub use watch::{HostWatcher, parse_uevent};

@@ -60,6 +60,8 @@ fn vcpus(memory_at: impl Fn(u32) -> u32) -> Vec<VcpuSample> {
                 weight: 100,
                 ran_ns: PERIOD_NS * 4 / 10,
                 waited_ns: if at % 7 == 0 { PERIOD_NS / 5 } else { 0 },
+                throttled_ns: 0,
+                entitled_ns: PERIOD_NS * 4 / 10,
                 counts: Some(Counts {
                     instructions: 1_000_000_000,
                     llc_references: references * 1_000_000,

@@ -59,6 +59,9 @@ pub enum Action {
     Replug(Replug, Reason),
     /// Confine a vCPU to CPUs that a policy has chosen, or give it its operator's mask again. It has its reason with it.
     Confine(Confine),
+    /// Keep the threads of a VM that run no vCPU on the nodes that a policy has confined its vCPUs to, or give them their
+    /// operators' masks again. The reason is where the vCPUs are.
+    Follow,
 }
 
 /// One thing to do about a VM.
@@ -87,6 +90,9 @@ pub fn decide(world: &World, policies: &Policies, now_ns: u64) -> Plan {
         let Some(vm) = &managed.vm else { continue };
         plan.moves(id, vm);
         vm.steps().for_each(|step| plan.push(id, Action::Confine(step)));
+        if vm.others_may_follow() {
+            plan.push(id, Action::Follow);
+        }
         plan.replug(id, managed, vm, policies, now_ns);
         plan.publication(id, vm, &policies.settle, now_ns);
     }

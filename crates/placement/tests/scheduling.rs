@@ -3,8 +3,9 @@
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use vnuma_placement::scheduling::{
-    Cause, Counts, CpuSample, Decision, Input, Machine, Place, Policy, Reach, Scheduler, Settings, Standing,
-    VcpuKey, VcpuSample,
+    Cause, Counts, CpuSample, Decision, Input, Machine, Place, Placed, Policy, Reach, Scheduler, Settings,
+    Standing, VcpuKey, VcpuSample,
+    entitlement::{CpuGroup, Want, entitle},
 };
 use vnuma_topology::{CacheGroup, CpuLayout, CpuSet, DistanceMatrix, HostNode, HostTopology};
 
@@ -101,6 +102,8 @@ impl World {
             weight: 100,
             ran_ns: PERIOD_NS,
             waited_ns: 0,
+            throttled_ns: 0,
+            entitled_ns: PERIOD_NS,
             counts: Some(counts),
         });
         self.vcpus.sort_by_key(|vcpu| vcpu.key);
@@ -128,6 +131,28 @@ impl World {
             }
         }
         decision
+    }
+
+    /// All vCPUs are in a group of their VM, with this weight and limit.
+    fn divide(&mut self, groups: &BTreeMap<u64, (u32, Option<u64>)>) {
+        let group = |(weight, limit_permille): &(u32, Option<u64>)| CpuGroup {
+            parent: None,
+            weight: *weight,
+            limit_permille: *limit_permille,
+        };
+        let known: Vec<CpuGroup> = groups.values().map(group).collect();
+        let want = |vcpu: &VcpuSample| Want {
+            group: groups.keys().position(|vm| *vm == vcpu.key.vm),
+            ran_ns: vcpu.ran_ns,
+            waited_ns: vcpu.waited_ns,
+            apart: vcpu.real_time,
+        };
+        let wants: Vec<Want> = self.vcpus.iter().map(want).collect();
+        let shares = entitle(&known, &wants, self.cpus.len() as u64 * PERIOD_NS, PERIOD_NS);
+        for (vcpu, share) in self.vcpus.iter_mut().zip(shares) {
+            vcpu.throttled_ns = vcpu.waited_ns - share.waited_ns;
+            (vcpu.waited_ns, vcpu.entitled_ns) = (share.waited_ns, share.entitled_ns);
+        }
     }
 
     fn node(&self, at: usize) -> Option<usize> {
@@ -258,6 +283,91 @@ fn vprobe_steals_for_an_idle_cpu_and_first_who_waits_too_long() {
     let decision = world.period();
     let stolen: Vec<_> = shown(&world, &decision).into_iter().filter(|step| step.2 == Some(1)).collect();
     assert_eq!(stolen.len(), 1, "{decision:?}");
+}
+
+/// Eight vCPUs want four CPUs. By their number both nodes have as much; by what they are entitled to one has three times as
+/// much as the other.
+#[test]
+fn vprobe_balances_what_vcpus_are_entitled_to_and_not_their_number() {
+    let due = |weights: [u32; 2]| {
+        let mut world = World::plain(2, 1, 2, Policy::Vprobe);
+        for vcpu in 0..4 {
+            world.add(1, vcpu, vcpu % 2, thrashing(&[500_000, 500_000]));
+            world.add(2, vcpu, 2 + vcpu % 2, thrashing(&[500_000, 500_000]));
+        }
+        let groups = (1..3).map(|vm| (vm, (weights[vm as usize - 1], None))).collect();
+        let mut moved = 0;
+        for _ in 0..20 {
+            for vcpu in &mut world.vcpus {
+                (vcpu.ran_ns, vcpu.waited_ns) = (PERIOD_NS / 2, PERIOD_NS / 2);
+            }
+            world.divide(&groups);
+            let before: Vec<_> = (0..8).map(|at| world.node(at)).collect();
+            world.period();
+            moved += (0..8).filter(|&at| world.node(at) != before[at]).count();
+        }
+        let on = |node: usize| {
+            let there = (0..8).filter(|&at| world.node(at) == Some(node));
+            there.map(|at| world.vcpus[at].demand(PERIOD_NS)).sum::<f64>()
+        };
+        (on(0), on(1), moved)
+    };
+    assert_eq!(due([100, 100]), (2.0, 2.0, 0));
+    let (a, b, moved) = due([300, 100]);
+    // 3.0 and 1.0 before.
+    assert!((1.75..=2.25).contains(&a) && (1.75..=2.25).contains(&b) && moved > 0, "{a} {b} {moved}");
+    assert!(moved <= 4, "{moved} moves");
+}
+
+/// Three vCPUs wait for one CPU and two for another. Where more time is due is where one is stolen from.
+#[test]
+fn vprobe_steals_where_most_time_is_due() {
+    let stolen = |due_permille: [u64; 2]| {
+        let mut world = World::plain(2, 1, 2, Policy::Vprobe);
+        for (vcpu, cpu) in [(0, 0), (1, 0), (2, 0), (3, 1), (4, 1)] {
+            let at = world.add(1, vcpu, cpu, thrashing(&[1_000_000, 0]));
+            let vcpu = &mut world.vcpus[at];
+            (vcpu.ran_ns, vcpu.waited_ns) = (PERIOD_NS / 3, PERIOD_NS * 2 / 3);
+            vcpu.entitled_ns = PERIOD_NS / 1000 * due_permille[cpu as usize];
+            vcpu.assigned = Some(Place::Cache(0));
+        }
+        world.cpus[2].idle_ns = PERIOD_NS;
+        let decision = world.period();
+        let stolen = decision.steps.iter().find(|step| step.why.cause == Cause::Stolen);
+        stolen.map(|step| step.key.vcpu)
+    };
+    assert_eq!(stolen([300, 300]).map(|vcpu| vcpu < 3), Some(true));
+    assert_eq!(stolen([100, 500]).map(|vcpu| vcpu < 3), Some(false));
+}
+
+#[test]
+fn who_has_no_quota_is_not_taken_to_an_idle_cpu() {
+    for policy in [Policy::Credit, Policy::VcpuP, Policy::Lb, Policy::VprobePaper, Policy::Vprobe] {
+        let steps = |limit_permille: Option<u64>| {
+            let mut world = World::plain(2, 1, 2, policy);
+            for vcpu in 0..2 {
+                let at = world.add(1, vcpu, 0, thrashing(&[1_000_000, 0]));
+                world.vcpus[at].assigned = Some(Place::Cache(0));
+            }
+            let groups = [(1, (100, limit_permille))].into();
+            let mut taken = 0;
+            for _ in 0..10 {
+                for vcpu in &mut world.vcpus {
+                    (vcpu.ran_ns, vcpu.waited_ns) = (PERIOD_NS / 2, PERIOD_NS / 2);
+                }
+                world.divide(&groups);
+                // CPUs 1 to 3 have nothing to do.
+                (1..4).for_each(|cpu| world.cpus[cpu].idle_ns = PERIOD_NS);
+                let decision = world.period();
+                let stolen = |step: &&Placed| matches!(step.why.cause, Cause::Stolen | Cause::Starved);
+                taken += decision.steps.iter().filter(stolen).count();
+            }
+            taken
+        };
+        // Together they ran for one CPU.
+        assert_eq!(steps(Some(1000)), 0, "{policy}");
+        assert!(steps(None) > 0 && steps(Some(2000)) > 0, "{policy}");
+    }
 }
 
 #[test]
@@ -415,6 +525,7 @@ fn build(shape: &Shape, vcpus: &[Vcpu], policy: Policy, settings: Settings) -> W
     world
 }
 
+/// With groups of all VMs, of which every other one has a limit.
 fn feed(world: &mut World, period: &[Period], nodes: usize) {
     for (vcpu, &(pressure, missing, node, waiting, lost)) in world.vcpus.iter_mut().zip(period) {
         let instructions = 10_000_000;
@@ -426,6 +537,11 @@ fn feed(world: &mut World, period: &[Period], nodes: usize) {
         vcpu.waited_ns = PERIOD_NS * waiting / 1000;
         vcpu.ran_ns = PERIOD_NS - vcpu.waited_ns;
     }
+    let group = |vcpu: &VcpuSample| {
+        (vcpu.key.vm, (vcpu.weight, vcpu.key.vm.is_multiple_of(2).then_some(u64::from(vcpu.weight) * 10)))
+    };
+    let groups = world.vcpus.iter().map(group).collect();
+    world.divide(&groups);
     for (at, cpu) in world.cpus.iter_mut().enumerate() {
         cpu.idle_ns = period.get(at).map_or(0, |one| PERIOD_NS * (one.1 % 1000) / 1000);
     }

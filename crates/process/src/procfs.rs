@@ -21,6 +21,9 @@ const USUAL_SIZE: u64 = 4096;
 /// `status` has some 60 lines; the longest are a mask and a list of 8192 CPUs, 40 KiB at worst.
 pub const STATUS_LIMIT: u64 = 64 * 1024;
 
+/// `cgroup` has a line for each hierarchy, some 15 with cgroup v1, each with a path of at most 4096 bytes.
+const CGROUP_LIMIT: u64 = 64 * 1024;
+
 /// CPUs that a kernel of today can have (`NR_CPUS`).
 const CPUS: usize = 8192;
 
@@ -231,6 +234,17 @@ pub fn read_cpu_and_class(pid: i32, tid: i32) -> Result<(CpuId, bool), ProcError
     })
 }
 
+/// The control group of a thread in the hierarchy of cgroup v2, as a path from its root. `None`: that is not in use.
+pub fn read_cgroup(pid: i32, tid: i32) -> Result<Option<String>, ProcError> {
+    let text = read_thread(pid, tid, "cgroup", CGROUP_LIMIT)?;
+    let Some(path) = cgroup_path(&text) else { return Ok(None) };
+    if !path.starts_with('/') {
+        let file = format!("/proc/{pid}/task/{tid}/cgroup");
+        return Err(value(file, "path of cgroup v2", path, "must begin with /".to_owned()));
+    }
+    Ok(Some(path.to_owned()))
+}
+
 fn value(path: String, field: &'static str, value: &str, reason: String) -> ProcError {
     ProcError::Value { path, field, value: sanitize_short(value), reason }
 }
@@ -267,6 +281,11 @@ pub fn cpu_times(schedstat: &str) -> Option<CpuTimes> {
     let mut fields = schedstat.split_ascii_whitespace().map(str::parse);
     let mut next = || fields.next()?.ok();
     Some(CpuTimes { ran_ns: next()?, waited_ns: next()? })
+}
+
+/// The path of cgroup v2 in a `cgroup` file.
+pub fn cgroup_path(cgroup: &str) -> Option<&str> {
+    cgroup.lines().find_map(|line| line.strip_prefix("0::"))
 }
 
 /// A field of a `status` file; empty if there is none. The name, in the first line, has its line breaks escaped by the
@@ -307,6 +326,20 @@ mod tests {
         assert_eq!(allowed_list(status), "0-1,4");
         assert_eq!(namespace_numbers(status), [4711, 12, 1]);
         assert_eq!((allowed_list("Name: x"), namespace_numbers("NSpid:\t7 x 8")), ("", vec![7]));
+    }
+
+    #[test]
+    fn the_control_group_is_that_of_cgroup_v2() {
+        let mixed = "12:cpu,cpuacct:/a\n1:name=systemd:/0::/b\n0::/machine.slice/vm 1.scope\n";
+        assert_eq!(cgroup_path(mixed), Some("/machine.slice/vm 1.scope"));
+        assert_eq!(
+            (cgroup_path("0::/"), cgroup_path("4:cpu:/x\n"), cgroup_path("")),
+            (Some("/"), None, None)
+        );
+        let (pid, tid) = (std::process::id().cast_signed(), nix::unistd::gettid().as_raw());
+        let own = read_cgroup(pid, tid).unwrap();
+        assert!(own.is_none_or(|path| path.starts_with('/')));
+        assert!(matches!(read_cgroup(1, i32::MAX), Err(ProcError::Gone { .. })));
     }
 
     #[test]
@@ -376,7 +409,7 @@ mod tests {
         #[test]
         fn any_text_is_survived(text in "(.|[0-9() \\n:\\t]|NSpid:){0,200}") {
             let _ = (state(&text), start_time(&text), last_cpu(&text), allowed_list(&text));
-            let _ = (namespace_numbers(&text), real_time(&text), cpu_times(&text));
+            let _ = (namespace_numbers(&text), real_time(&text), cpu_times(&text), cgroup_path(&text));
         }
     }
 }

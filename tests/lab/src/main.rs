@@ -8,6 +8,7 @@ mod hotplug;
 mod kills;
 mod lifecycle;
 mod machine;
+mod others;
 mod places;
 mod policy;
 mod random;

@@ -4,7 +4,8 @@
 use crate::{
     guest::expect_check,
     policy::{
-        FAR, MEMORY, NAME, NEAR, OPERATORS, expect_mask, first_vcpu, record, set_mask, start, wait_for_mask,
+        FAR, MEMORY, NAME, NEAR, OPERATORS, expect_mask, first_vcpu, is_recorded, set_mask, start,
+        wait_for_mask,
     },
 };
 use anyhow::{Context, Result, ensure};
@@ -81,7 +82,7 @@ fn expect_affinity(vm: &Vm) -> Result<()> {
     wait_for_setting("affinity")?;
     expect_mask(vm, NEAR)?;
     ensure!(class(vm)? == Class::Other, "its class is {:?}", class(vm)?);
-    ensure!(record(vm).exists(), "its operator's CPUs are not recorded");
+    ensure!(is_recorded(vm), "its operator's CPUs are not recorded");
     Ok(())
 }
 
@@ -90,7 +91,7 @@ fn expect_scheduler(vm: &Vm) -> Result<()> {
     wait_for_setting("sched_ext")?;
     expect_mask(vm, OPERATORS)?;
     ensure!(class(vm)? == Class::Ext, "its class is {:?}", class(vm)?);
-    ensure!(!record(vm).exists(), "a record of masks stays");
+    ensure!(!is_recorded(vm), "a record of masks stays");
     ensure!(maps()?.threads() == [(vm.threads[0], vm.pid)], "it has {:?}", maps()?.threads());
     wait_until_seen_near()
 }

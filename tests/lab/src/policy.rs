@@ -3,7 +3,7 @@
 //! what a PMU would count.
 
 use crate::guest::{expect_check, listed, wait_until_listed};
-use crate::places;
+use crate::{others::Others, places};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 use std::fs;
@@ -33,6 +33,7 @@ pub fn run() -> Result<()> {
     fs::write(BALANCING, "0").context(BALANCING)?;
     fs::write(CONFIGURATION, "[policy]\nperiod_ms = 300\n").context(CONFIGURATION)?;
     let vm = start_on_its_node()?;
+    let others = Others::new(&vm)?;
     let busy = vm.spawn(&["sh", "-c", "dd if=/dev/zero of=/dev/null bs=8M"])?;
     let mut daemon = start()?;
     wait_until_listed(NAME)?;
@@ -40,18 +41,23 @@ pub fn run() -> Result<()> {
     ensure!(vnumactl(&["policy", NAME])?["policy"] == "off", "the policy is not off by default");
 
     goes_to_its_memory(&vm)?;
+    others.wait_until_near()?;
+    println!("main loop, workers and vhost have followed it");
     vnumactl(&["policy", NAME, "--set", "off"])?;
     expect_mask(&vm, OPERATORS).context("switched off")?;
+    others.expect_free().context("switched off")?;
     ensure!(!record(&vm).exists(), "a record of masks stays: {}", record(&vm).display());
     println!("switched off: the operator's CPUs are back");
 
     set_and_wait(&vm)?;
+    others.wait_until_near()?;
     drop(daemon);
     expect_mask(&vm, NEAR).context("after SIGKILL")?;
     ensure!(record(&vm).exists(), "no record of masks: {}", record(&vm).display());
     daemon = start()?;
     wait_until_listed(NAME)?;
     wait_for_mask(&vm, OPERATORS).context("the next vnumad")?;
+    others.wait_until_free().context("the next vnumad")?;
     println!("killed: the next vnumad has given the operator's CPUs back");
 
     set_and_wait(&vm)?;
@@ -64,8 +70,10 @@ pub fn run() -> Result<()> {
 
     set_mask(&vm, OPERATORS)?;
     set_and_wait(&vm)?;
+    others.wait_until_near()?;
     stop(daemon)?;
     expect_mask(&vm, OPERATORS).context("after SIGTERM")?;
+    others.expect_free().context("after SIGTERM")?;
     println!("stopped: vnumad has given the operator's CPUs back");
     places::run(vm)?;
     drop(busy);
@@ -157,8 +165,13 @@ pub fn wait_for_mask(vm: &Vm, expected: &str) -> Result<()> {
     wait_for(&format!("the vCPU to have the CPUs {expected}"), HANG_LIMIT, || Ok(mask(vm)? == expected))
 }
 
-pub fn record(vm: &Vm) -> std::path::PathBuf {
+fn record(vm: &Vm) -> std::path::PathBuf {
     Path::new(RECORDS).join(format!("{}.masks", vm.pid))
+}
+
+/// Is the operator's mask of the vCPU recorded? Those of other threads are in the same file.
+pub fn is_recorded(vm: &Vm) -> bool {
+    fs::read_to_string(record(vm)).is_ok_and(|text| text.contains(&format!("\"{}\":", vm.threads[0])))
 }
 
 /// Stops vnumad in order.

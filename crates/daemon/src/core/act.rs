@@ -26,6 +26,7 @@ impl Core {
                 Action::Move(wanted, _) => self.begin_move(step.vm, wanted),
                 Action::Replug(replug, reason) => self.begin_replug(step.vm, replug, reason),
                 Action::Confine(confine) => confines.push((step.vm, confine)),
+                Action::Follow => self.begin_follow(step.vm),
             }
         }
         self.begin_confines(confines);

@@ -45,6 +45,9 @@ pub enum Event {
     Sampled(Box<HostReading>),
     /// vCPUs of this process were confined, or got their operator's masks again, each with its location after it; or it failed.
     Confined(VmId, i32, Vec<(ApicId, Result<Made, ActError>)>),
+    /// The threads of this process that run no vCPU were kept to CPUs, or got their operators' masks again; or a part of them
+    /// was not.
+    Followed(VmId, i32, Result<Followed, String>),
     /// scx_vnuma was loaded, or has ended.
     Switched(Switch),
     /// Masks that policies had set in this process were given back, or a part of them was not.
@@ -79,6 +82,15 @@ impl From<Option<VcpuLocation>> for Made {
     fn from(location: Option<VcpuLocation>) -> Self {
         Self { location, by: Mechanism::Affinity }
     }
+}
+
+/// Threads that run no vCPU, after they were kept to CPUs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Followed {
+    /// How many are kept.
+    pub threads: usize,
+    /// The mask of the main thread, if it is kept, and its operator's.
+    pub inherited: Option<(CpuSet, CpuSet)>,
 }
 
 /// Places of policies are set in another way now.
@@ -267,6 +279,17 @@ pub enum Command {
         pid: i32,
         /// The masks.
         masks: Vec<MaskOrder>,
+    },
+    /// Keep all threads of a process but its vCPUs to CPUs, each within its operator's mask; [`Event::Followed`] answers.
+    Follow {
+        /// The VM.
+        vm: VmId,
+        /// Its process.
+        pid: i32,
+        /// Threads of its vCPUs.
+        vcpus: Vec<i32>,
+        /// The CPUs. `None`: they get their operators' masks.
+        cpus: Option<CpuSet>,
     },
     /// These threads of a VM are scheduled by a policy, and no others of it. Given once a period.
     Rank {

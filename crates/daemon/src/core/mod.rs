@@ -16,6 +16,7 @@
 //! | `requests` | what operators want |
 //! | `act` | a plan becomes commands |
 //! | `scheduling` | policies of VMs, and the masks that they want |
+//! | `others` | threads of VMs that run no vCPU |
 //! | `render` | VMs in the form of the API |
 
 mod act;
@@ -24,6 +25,7 @@ pub(crate) mod content;
 mod epochs;
 pub mod event;
 mod locations;
+mod others;
 mod refusal;
 mod render;
 mod requests;
@@ -177,6 +179,7 @@ impl Core {
             Event::Requested(request, wanted) => self.requested(request, wanted),
             Event::Sampled(reading) => self.sampled(*reading),
             Event::Confined(vm, pid, outcomes) => self.confined(vm, pid, outcomes),
+            Event::Followed(vm, pid, outcome) => self.followed(vm, pid, outcome),
             Event::Switched(switch) => self.switched(switch),
             Event::MasksRestored(vm, pid, outcome) => self.masks_restored(vm, pid, outcome),
             Event::Resync => self.resync(),
@@ -221,6 +224,7 @@ impl Core {
         self.look_at_all();
         self.describe_unbound();
         self.restore_again();
+        self.world.look_at_others(self.now_ns);
         // No policy needs it: then only those who ask how places are set.
         if !self.scheduled.is_empty() || self.now_ns >= self.look_for_scheduler_ns {
             self.look_for_scheduler_ns = self.now_ns.saturating_add(LOOK_FOR_SCHEDULER_NS);

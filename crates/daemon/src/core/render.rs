@@ -6,8 +6,8 @@ use vnuma_placement::{
     VcpuState,
     scheduling::{Standing, VcpuSample},
     world::{
-        ChannelState, DescriptionSource, LastStep, Link, ManagedVm, Mechanism, Quality, Schedule, Shown,
-        StopReason, VcpuMask, Vm,
+        ChannelState, DescriptionSource, LastStep, Link, ManagedVm, Mechanism, Others, Quality, Schedule,
+        Shown, StopReason, VcpuMask, Vm,
     },
 };
 use vnuma_topology::{CpuSet, DistanceMatrix};
@@ -188,7 +188,17 @@ pub(super) fn scheduling(vm: &Vm, schedule: &Schedule) -> api::Scheduling {
         vm: vm.name().to_owned(),
         policy: vm.scheduling.policy.to_string(),
         vcpus: vm.description.vcpus.iter().map(vcpu).collect(),
+        others: others(&vm.scheduling.others),
     }
+}
+
+fn others(others: &Others) -> Option<api::OtherThreads> {
+    let shown = others.kept.is_some() || others.problem.is_some();
+    shown.then(|| api::OtherThreads {
+        threads: others.threads,
+        cpus: others.kept.clone(),
+        problem: others.problem.clone(),
+    })
 }
 
 fn with_figures(vcpu: api::VcpuScheduling, figures: &Shown, schedule: &Schedule) -> api::VcpuScheduling {
@@ -219,6 +229,9 @@ fn with_figures(vcpu: api::VcpuScheduling, figures: &Shown, schedule: &Schedule)
         remote_share: figures.analysis.remote_share.map(rounded),
         ran_share: Some(rounded(figures.ran)),
         wait_share: Some(rounded(figures.waited)),
+        throttled_share: Some(rounded(figures.throttled)),
+        entitled_share: Some(rounded(figures.entitled)),
+        weight: Some(figures.weight),
         ..vcpu
     }
 }
@@ -257,6 +270,8 @@ pub(super) fn observed(sample: &VcpuSample, assumed: bool, operator: CpuSet) -> 
         weight: sample.weight,
         ran_ns: sample.ran_ns,
         waited_ns: sample.waited_ns,
+        throttled_ns: sample.throttled_ns,
+        entitled_ns: Some(sample.entitled_ns),
         counts,
     }
 }

@@ -6,6 +6,7 @@
 //! | a policy's is set | a step of the plan, [`Command::Confine`]; recorded on disk before |
 //! | its operator's is set again | a step of the plan when the policy changes, or [`Command::RestoreMasks`] by the record |
 //! | its place is told to scx_vnuma, if that is loaded | the same steps; the affinity stays the operator's |
+//! | those of threads that run no vCPU | [`Command::Follow`], after the steps of the vCPUs (`others`) |
 //! | somebody else's is its operator's from then on | the next period, an operator's move, or a step that finds it |
 
 use super::{
@@ -35,7 +36,8 @@ impl Core {
         let managed = self.world.get(id).ok_or_else(ended)?;
         let Some(vm) = &managed.vm else {
             let policy = self.policies.schedule.to_string();
-            return Ok(api::Scheduling { vm: managed.name().to_owned(), policy, vcpus: Vec::new() });
+            let vm = managed.name().to_owned();
+            return Ok(api::Scheduling { vm, policy, ..api::Scheduling::default() });
         };
         Ok(render::scheduling(vm, self.world.schedule()))
     }
@@ -110,7 +112,12 @@ impl Core {
                         && mask.wanted.is_none_or(|wanted| wanted.to.is_some())
                 })
             };
-            vm.is_some_and(|vm| !given_back(vm))
+            let others = |vm: &Vm| {
+                let others = &vm.scheduling.others;
+                let kept = others.kept.is_some() || others.begun.is_some();
+                !vm.scheduling.policy.acts() && kept && others.problem.is_none()
+            };
+            vm.is_some_and(|vm| !given_back(vm) || others(vm))
         };
         let done: Vec<_> = self.policy_requests.extract_if(.., |(id, _)| !waits(*id)).collect();
         for (id, request) in done {
@@ -178,6 +185,7 @@ impl Core {
                     (mask.policy, lost) = (None, lost + 1);
                     if let Some((host, vm)) = self.world.vm_mut(id) {
                         vm.unassign(host, vcpu);
+                        vm.scheduling.others.look = true;
                     }
                 }
                 None => {}
@@ -316,7 +324,7 @@ impl Core {
                 (vm.scheduling.clean_ns, vm.scheduling.restore_problem) = (Some(now_ns), None);
                 if count > 0 {
                     let line = format!(
-                        "{name}: {count} vCPUs have their operator's CPUs again, which an earlier vnumad had confined"
+                        "{name}: {count} threads have their operator's CPUs again, which an earlier vnumad had confined"
                     );
                     self.log(Level::Info, line);
                 }

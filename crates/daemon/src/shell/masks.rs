@@ -1,6 +1,7 @@
 //! The record of masks that policies have set: for each process a file beside the records of channels, written before a mask
 //! is set, so that the operators' masks can be given back whatever becomes of vnumad.
 
+use super::others::give_back_inherited;
 use crate::core::{event::MaskOrder, sanitize};
 use serde::{Deserialize, Serialize};
 use std::{
@@ -45,6 +46,9 @@ pub(super) struct Kept {
     operator: CpuSet,
     /// Masks that a policy has set or was about to set. If the thread has another one, somebody else has set that.
     set: Vec<CpuSet>,
+    /// It runs no vCPU.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    other: bool,
 }
 
 impl Kept {
@@ -56,6 +60,11 @@ impl Kept {
     /// The mask that a policy has set last.
     pub(super) fn last(&self) -> Option<&CpuSet> {
         self.set.get(1)
+    }
+
+    /// Does it run no vCPU?
+    pub(super) fn is_other(&self) -> bool {
+        self.other
     }
 
     /// Is the mask that was found one that a policy has set?
@@ -112,12 +121,13 @@ impl Masks {
         }
     }
 
-    /// Records that these masks are about to be set.
+    /// Records that these masks are about to be set. `other`: the threads run no vCPUs.
     pub(super) fn note(
         &mut self,
         pid: i32,
         pidfd: &Arc<OwnedFd>,
         orders: &[MaskOrder],
+        other: bool,
     ) -> Result<(), String> {
         let started = procfs::read_start_time(pid, pid).map_err(|error| error.to_string())?;
         let fresh = || Process { pidfd: None, started, threads: BTreeMap::new() };
@@ -133,7 +143,7 @@ impl Masks {
             let before = process.threads.remove(tid).map(|kept| kept.set).unwrap_or_default();
             set.extend(before.into_iter().filter(|mask| mask != expected && mask != cpus));
             set.truncate(KEPT);
-            process.threads.insert(*tid, Kept { operator: operator.clone(), set });
+            process.threads.insert(*tid, Kept { operator: operator.clone(), set, other });
             changed = true;
         }
         if changed {
@@ -148,11 +158,17 @@ impl Masks {
         self.known.get(&pid)?.threads.get(&tid)
     }
 
-    /// All threads that policies have confined: process, thread, and what is recorded.
+    /// All threads of a process of which something is recorded.
+    pub(super) fn recorded(&self, pid: i32) -> impl Iterator<Item = (i32, &Kept)> {
+        let threads = self.known.get(&pid).map(|process| &process.threads);
+        threads.into_iter().flatten().map(|(tid, kept)| (*tid, kept))
+    }
+
+    /// All vCPUs that policies have confined: process, thread, and what is recorded.
     pub(super) fn confined(&self) -> Vec<(i32, Arc<OwnedFd>, i32, Kept)> {
         let of = |(&pid, process): (&i32, &Process)| {
             let pidfd = process.pidfd.clone()?;
-            let threads = process.threads.iter();
+            let threads = process.threads.iter().filter(|(_, kept)| !kept.other);
             Some(threads.map(|(&tid, kept)| (pid, Arc::clone(&pidfd), tid, kept.clone())).collect::<Vec<_>>())
         };
         self.known.iter().filter_map(of).flatten().collect()
@@ -202,6 +218,8 @@ impl Masks {
             return Err(format!("process {pid} has ended"));
         };
         let (mut count, mut done, mut failed) = (0, Vec::new(), None);
+        let made: Vec<(CpuSet, CpuSet)> = process.threads.values().filter_map(Kept::inherited).collect();
+        let known: Vec<i32> = process.threads.keys().copied().collect();
         for (&tid, kept) in &process.threads {
             let set_by_us = |found: &CpuSet| kept.is_ours(found, online);
             match pin_thread_if(pidfd.as_fd(), pid, tid, set_by_us, &kept.operator) {
@@ -220,6 +238,7 @@ impl Masks {
             }
             done.push(tid);
         }
+        count += give_back_inherited(pid, &pidfd, &made, &known, online);
         self.forget(pid, &done);
         failed.map_or(Ok(count), |error| Err(error.to_string()))
     }
@@ -321,7 +340,7 @@ mod tests {
         tids.iter().for_each(|tid| set(*tid, &all));
         let mut masks = Masks::new(directory.path().join("channels"));
         let orders = tids.map(|tid| order(tid, &all, &one));
-        masks.note(pid, &pidfd, &orders).expect("written");
+        masks.note(pid, &pidfd, &orders, false).expect("written");
         // The first was set, the second was not yet, and the third has been set by somebody else since.
         set(tids[0], &one);
         set(tids[2], &other);

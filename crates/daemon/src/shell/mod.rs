@@ -18,10 +18,12 @@
 //! So neither a hypervisor that hangs nor a disk or a reader that is slow delays a publication.
 
 mod doorbells;
+mod groups;
 pub(crate) mod inbox;
 mod locator;
 mod masks;
 mod mover;
+mod others;
 mod pages;
 mod processes;
 mod recorders;
@@ -396,6 +398,10 @@ impl Shell {
             Command::Confine { vm, pid, masks } => {
                 let pidfd = self.pidfd(vm, pid);
                 self.mover.order(Order::Confine { vm, pid, pidfd, masks });
+            }
+            Command::Follow { vm, pid, vcpus, cpus } => {
+                let pidfd = self.pidfd(vm, pid);
+                self.mover.order(Order::Follow { vm, pid, pidfd, vcpus, cpus });
             }
             Command::RestoreMasks(vm, pid) => {
                 let pidfd = self.pidfd(vm, pid);

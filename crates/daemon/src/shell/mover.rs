@@ -40,6 +40,8 @@ pub(super) enum Order {
     Move(Move),
     /// Masks of policies; [`Event::Confined`] follows.
     Confine { vm: VmId, pid: i32, pidfd: Option<Arc<OwnedFd>>, masks: Vec<MaskOrder> },
+    /// All threads of a process but its vCPUs are kept to CPUs, or get their operators' masks; [`Event::Followed`] follows.
+    Follow { vm: VmId, pid: i32, pidfd: Option<Arc<OwnedFd>>, vcpus: Vec<i32>, cpus: Option<CpuSet> },
     /// Masks of policies are given back; [`Event::MasksRestored`] follows.
     Restore { vm: VmId, pid: i32, pidfd: Option<Arc<OwnedFd>> },
     /// A thread has its operator's mask.
@@ -132,6 +134,15 @@ impl Task {
             Order::Confine { vm, pid, pidfd, masks } => {
                 Some(Event::Confined(vm, pid, self.confine(pid, pidfd, masks)))
             }
+            Order::Follow { vm, pid, pidfd, vcpus, cpus } => {
+                let outcome = match pidfd {
+                    Some(pidfd) => {
+                        self.masks.follow((pid, &pidfd), &vcpus, cpus.as_ref(), &self.reader.online())
+                    }
+                    None => Err(format!("process {pid} has ended")),
+                };
+                Some(Event::Followed(vm, pid, outcome))
+            }
             Order::Restore { vm, pid, pidfd } => {
                 pidfd.iter().for_each(|pidfd| self.places.release_process(pid, pidfd));
                 let outcome = self.masks.restore(pid, pidfd.as_ref(), &self.reader.online());
@@ -221,7 +232,7 @@ impl Task {
             operator: operator.clone(),
             cpus: Some(place.clone()),
         };
-        if self.masks.note(thread.pid, &thread.pidfd, &[order]).is_err() {
+        if self.masks.note(thread.pid, &thread.pidfd, &[order], false).is_err() {
             return false;
         }
         let expected = |found: &CpuSet| still(&operator, found, online);
@@ -298,7 +309,7 @@ impl Task {
     ) -> Vec<(ApicId, Result<Made, ActError>)> {
         let before = |order: &MaskOrder| self.masks.kept(pid, order.tid).cloned();
         let before: Vec<Option<Kept>> = orders.iter().map(before).collect();
-        if let Err(problem) = self.masks.note(pid, pidfd, &orders) {
+        if let Err(problem) = self.masks.note(pid, pidfd, &orders, false) {
             let failed = |order: &MaskOrder| {
                 let (act, source) = ("recording its operator's mask", io::Error::other(problem.clone()));
                 (order.vcpu, Err(ActError::System { pid, tid: order.tid, act, source }))

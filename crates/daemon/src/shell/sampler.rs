@@ -2,6 +2,7 @@
 //! and how long the host's CPUs were idle. It decides nothing.
 
 use super::{
+    groups::Groups,
     inbox::{Inbox, Message},
     pages::PageReader,
 };
@@ -70,6 +71,7 @@ impl Sampler {
             read_ns: 0,
             why_no_idle_times: None,
             health: Arc::clone(&health),
+            groups: Groups::new(root.clone()),
             root,
             inbox,
         };
@@ -117,6 +119,8 @@ impl Drop for Sampler {
 struct Thread {
     vcpu: ApicId,
     tid: i32,
+    /// Position of its control group.
+    group: Option<usize>,
     counters: Option<ThreadCounters>,
     /// Why it has none.
     problem: Option<String>,
@@ -175,6 +179,15 @@ struct Vm {
     threads: Vec<Thread>,
 }
 
+impl Vm {
+    fn read_groups(&mut self, groups: &mut Groups) {
+        let tids: Vec<i32> = self.threads.iter().map(|thread| thread.tid).collect();
+        for (thread, group) in self.threads.iter_mut().zip(groups.read(self.pid, &tids)) {
+            thread.group = group;
+        }
+    }
+}
+
 struct Task {
     root: PathBuf,
     inbox: Arc<Inbox>,
@@ -189,6 +202,7 @@ struct Task {
     /// When the last period ended; 0 before the first.
     read_ns: u64,
     why_no_idle_times: Option<String>,
+    groups: Groups,
     health: Arc<Mutex<api::Counters>>,
 }
 
@@ -246,12 +260,13 @@ impl Task {
             let known = before.iter().position(|thread| (thread.vcpu, thread.tid) == (vcpu, tid));
             known.map(|at| before.swap_remove(at)).unwrap_or_else(|| {
                 let times = procfs::read_cpu_times(pid, tid).ok();
-                let (counters, problem, mask, files) = (None, None, None, None);
-                Thread { vcpu, tid, counters, problem, tried: TRY_AGAIN, times, files, mask }
+                let (group, counters, problem, mask, files) = (None, None, None, None, None);
+                Thread { vcpu, tid, group, counters, problem, tried: TRY_AGAIN, times, files, mask }
             })
         };
         let threads = vcpus.into_iter().map(thread).collect();
         let mut vm_threads = Vm { pid, pidfd, threads };
+        vm_threads.read_groups(&mut self.groups);
         open_counters(&mut vm_threads, self.detected.events.as_ref());
         self.vms.insert(vm, vm_threads);
         self.pages.iter().for_each(|pages| pages.watch(vm, pid));
@@ -288,6 +303,9 @@ impl Task {
             None => Arc::new(read_cpu_layout(&self.root, &self.host).unwrap_or_default()),
         };
         self.layout = Some(Arc::clone(&layout));
+        if self.groups.forget_if_old() {
+            self.vms.values_mut().for_each(|vm| vm.read_groups(&mut self.groups));
+        }
         let mut vms = Vec::with_capacity(self.vms.len());
         for (&vm, counted) in &mut self.vms {
             let pages = self.pages.as_ref().map(|pages| pages.of(vm)).unwrap_or_default();
@@ -299,7 +317,8 @@ impl Task {
         }
         self.note_health();
         let source = self.detected.source().name();
-        let reading = HostReading { began_ns, period_ns, source, layout, cpus, vms };
+        let groups = self.groups.known();
+        let reading = HostReading { began_ns, period_ns, source, layout, cpus, groups, vms };
         self.inbox.send(Message::Event(Event::Sampled(Box::new(reading))))
     }
 
@@ -330,6 +349,7 @@ impl Task {
         health.failed = threads().filter(|thread| thread.problem.is_some()).count();
         health.why_failed = threads().find_map(|thread| thread.problem.clone());
         health.why_no_idle_times = self.why_no_idle_times.clone();
+        health.why_no_groups = self.groups.problem().map(str::to_owned);
     }
 }
 
@@ -379,6 +399,7 @@ fn read_thread(pid: i32, thread: &mut Thread, no_counters: bool) -> Option<VcpuR
         real_time,
         ran_ns: times.ran_ns.saturating_sub(before.ran_ns),
         waited_ns: times.waited_ns.saturating_sub(before.waited_ns),
+        group: thread.group,
         counted,
     })
 }

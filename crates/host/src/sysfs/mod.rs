@@ -10,12 +10,14 @@
 
 mod caches;
 mod cpus;
+mod groups;
 mod nodes;
 pub mod parse;
 mod pci;
 mod tree;
 
 pub use cpus::{read_cpu_layout, read_idle_times};
+pub use groups::{CpuControl, may_be_threaded, read_cpu_control};
 use std::path::{Path, PathBuf};
 use tree::Tree;
 use vnuma_process::text::{sanitize_reason, sanitize_short};

@@ -121,6 +121,36 @@ pub fn number(text: &str) -> Result<u64, String> {
     text.trim().parse().map_err(|_| "not a number".to_owned())
 }
 
+/// `cpu.weight` of a control group, 1 to 10000. The kernel shows 0 for one that may only run when nothing else does
+/// (`cpu.idle`): that has the least.
+pub fn cpu_weight(text: &str) -> Result<u32, String> {
+    match number(text)? {
+        weight @ 0..=10_000 => Ok((weight as u32).max(1)),
+        _ => Err("must be 1 to 10000".to_owned()),
+    }
+}
+
+/// `cpu.max` of a control group: quota and period, microseconds. Thousandths of a CPU, at least one; none without a quota.
+pub fn cpu_max(text: &str) -> Result<Option<u64>, String> {
+    const MOST_QUOTA_US: u64 = 1 << 44;
+    const PERIODS_US: std::ops::RangeInclusive<u64> = 1000..=1_000_000;
+    let mut fields = text.split_ascii_whitespace();
+    let (Some(quota), Some(period), None) = (fields.next(), fields.next(), fields.next()) else {
+        return Err("must be a quota, or `max`, and a period".to_owned());
+    };
+    let period = number(period)?;
+    if !PERIODS_US.contains(&period) {
+        return Err("its period must be 1000 to 1000000 us".to_owned());
+    }
+    if quota == "max" {
+        return Ok(None);
+    }
+    match number(quota)? {
+        quota @ 1..=MOST_QUOTA_US => Ok(Some((quota * 1000 / period).max(1))),
+        _ => Err(format!("its quota must be 1 to {MOST_QUOTA_US} us")),
+    }
+}
+
 /// Is it the address of a PCI function, `domain:bus:device.function` in hexadecimal?
 pub fn is_pci_address(name: &str) -> bool {
     let hex = |part: &str, lengths: std::ops::RangeInclusive<usize>| {
@@ -171,6 +201,21 @@ mod tests {
     }
 
     #[test]
+    fn weights_and_limits_of_control_groups() {
+        assert_eq!(
+            (cpu_weight("100\n"), cpu_weight("0\n"), cpu_weight("10000")),
+            (Ok(100), Ok(1), Ok(10_000))
+        );
+        assert!(cpu_weight("10001").is_err() && cpu_weight("-1").is_err() && cpu_weight("").is_err());
+        assert_eq!((cpu_max("max 100000\n"), cpu_max("250000 100000\n")), (Ok(None), Ok(Some(2500))));
+        assert_eq!(cpu_max("1 1000000"), Ok(Some(1)), "some time, however short");
+        for wrong in ["", "max", "100000", "max 999", "max 1000001", "0 100000", "x 100000", "1 2000 3"] {
+            assert!(cpu_max(wrong).is_err(), "{wrong}");
+        }
+        assert!(cpu_max("18446744073709551615 1000").is_err());
+    }
+
+    #[test]
     fn masks() {
         assert_eq!(cpu_map("00000001,80000003\n").unwrap().to_string(), "0-1,31-32");
         assert_eq!(cpu_map("ff").unwrap().to_string(), "0-7");
@@ -192,6 +237,7 @@ mod tests {
         fn any_text_is_survived(text in "(.|[0-9a-fx, \\n:KMk-]){0,80}") {
             let _ = (meminfo(&text), distances(&text), cache_size_kib(&text), cpu_map(&text));
             let _ = (hex(&text, 0xffff), numa_node(&text), number(&text), is_pci_address(&text), online(&text));
+            let _ = (cpu_weight(&text), cpu_max(&text));
         }
 
         #[test]

@@ -20,6 +20,7 @@
 pub mod analyzer;
 pub mod balance;
 mod brm;
+pub mod entitlement;
 mod machine;
 mod paper;
 pub mod partition;
@@ -377,9 +378,14 @@ fn idle_cpus<'a>(input: &Input<'a>) -> impl Iterator<Item = u32> + use<'a> {
     idle.map(|cpu| cpu.cpu).filter(move |&cpu| machine.domain_of(cpu).is_some())
 }
 
-/// Run queues of the CPUs as the period showed them. `wait` gives how long a vCPU has been waiting, in the unit of the
-/// stealing that follows, and nothing for one that may not be stolen.
-fn run_queues(input: &Input<'_>, analysis: &[Analysis], wait: impl Fn(usize) -> Option<u64>) -> RunQueues {
+/// Run queues of the CPUs as the period showed them. `load` says how much a vCPU adds to the load of its queue. `wait` gives
+/// how long it has been waiting, in the unit of the stealing that follows, and nothing for one that may not be stolen.
+fn run_queues(
+    input: &Input<'_>,
+    analysis: &[Analysis],
+    load: impl Fn(&VcpuSample) -> u32,
+    wait: impl Fn(usize) -> Option<u64>,
+) -> RunQueues {
     let mut queues: Vec<RunQueue> = Vec::new();
     let mut by_cpu: Vec<usize> = Vec::new();
     for (at, vcpu) in input.vcpus.iter().enumerate().filter(|(_, vcpu)| vcpu.ran_ns + vcpu.waited_ns > 0) {
@@ -394,7 +400,7 @@ fn run_queues(input: &Input<'_>, analysis: &[Analysis], wait: impl Fn(usize) -> 
             queues.push(RunQueue { cpu, node, workload: 0, runnable: Vec::new() });
         }
         let queue = &mut queues[by_cpu[cpu as usize]];
-        queue.workload += 1;
+        queue.workload = queue.workload.saturating_add(load(vcpu));
         let waits = vcpu.wait_share(input.period_ns) >= WAITS && analysis[at].standing == Standing::Free;
         if let Some(waited) = waits.then(|| wait(at)).flatten() {
             let pressure = analysis[at].pressure.unwrap_or(0.0);

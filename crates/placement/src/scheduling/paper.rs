@@ -51,7 +51,7 @@ fn load_balance(
     analysis: &[Analysis],
     wanted: &mut [Option<(Option<Place>, Cause)>],
 ) {
-    let mut queues = run_queues(input, analysis, |_| Some(0));
+    let mut queues = run_queues(input, analysis, |_| 1, |_| Some(0));
     for cpu in idle_cpus(input) {
         if queues.is_empty() {
             return;

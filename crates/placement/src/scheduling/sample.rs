@@ -41,12 +41,16 @@ pub struct VcpuSample {
     pub real_time: bool,
     /// The policy that decides is the one of its VM.
     pub managed: bool,
-    /// `cpu.weight` of its cgroup; 100 is the kernel's default.
+    /// `cpu.weight` of its control group; 100 is the kernel's default. What follows from it is in `entitled_ns`.
     pub weight: u32,
     /// Time on a CPU, nanoseconds.
     pub ran_ns: u64,
-    /// Time that it was ready to run and had no CPU, nanoseconds. Time without quota (`cpu.max`) is in neither.
+    /// Time that it was ready to run and had no CPU, nanoseconds.
     pub waited_ns: u64,
+    /// Time that it was ready to run and had no quota (`cpu.max`), nanoseconds.
+    pub throttled_ns: u64,
+    /// CPU time that it is entitled to of what it wanted, nanoseconds.
+    pub entitled_ns: u64,
     /// What was counted. `None`: there are no counters, or they were lost.
     pub counts: Option<Counts>,
 }
@@ -113,10 +117,9 @@ impl VcpuSample {
         assigned.or_else(|| machine.node_of(self.cpu?))
     }
 
-    /// CPU time that it wanted, in CPUs, by its weight.
+    /// CPU time that is due to it, in CPUs: what it is entitled to of what it wanted.
     pub fn demand(&self, period_ns: u64) -> f64 {
-        let wanted = (self.ran_ns + self.waited_ns) as f64 / period_ns.max(1) as f64;
-        wanted.min(1.0) * f64::from(self.weight) / 100.0
+        (self.entitled_ns as f64 / period_ns.max(1) as f64).min(1.0)
     }
 
     /// Share of the period in which it waited for a CPU.

@@ -13,7 +13,7 @@
 //! [`Mechanism`] says how a policy's mask is set. As an affinity it takes the place of the operator's. scx_vnuma is told of it
 //! instead, and the affinity stays the operator's.
 
-use super::Vm;
+use super::{Others, Vm};
 use crate::scheduling::{Analysis, Machine, Place, Policy, Why};
 use std::collections::BTreeMap;
 use vnuma_topology::{ApicId, CpuSet, HostNodeId};
@@ -89,6 +89,12 @@ pub struct Shown {
     pub ran: f64,
     /// Share of the period that it waited for one.
     pub waited: f64,
+    /// Share of the period that it had no quota.
+    pub throttled: f64,
+    /// Share of the period that it is entitled to a CPU, of what it wanted.
+    pub entitled: f64,
+    /// `cpu.weight` of its control group.
+    pub weight: u32,
     /// Node that most accesses go to, by the kernel's number.
     pub affinity: Option<HostNodeId>,
     /// How good the figures are.
@@ -187,12 +193,14 @@ pub struct VmScheduling {
     pub restore_problem: Option<String>,
     /// By APIC id.
     pub masks: BTreeMap<ApicId, VcpuMask>,
+    /// Its threads that run no vCPU.
+    pub others: Others,
 }
 
 impl VmScheduling {
-    /// Does a policy confine any of its vCPUs?
+    /// Does a policy confine any of its threads?
     pub fn in_use(&self) -> bool {
-        self.masks.values().any(VcpuMask::is_in_use)
+        self.masks.values().any(VcpuMask::is_in_use) || self.others.in_use()
     }
 
     /// Is it worth a look every period?

@@ -8,7 +8,7 @@
 //! ```
 
 use super::VmId;
-use crate::scheduling::{Counts, CpuSample, Machine};
+use crate::scheduling::{Counts, CpuSample, Machine, entitlement::CpuGroup};
 use std::sync::Arc;
 use vnuma_topology::{ApicId, CpuId, CpuLayout, CpuSet, HostNodeId};
 
@@ -71,8 +71,10 @@ pub struct VcpuReading {
     pub real_time: bool,
     /// Time on a CPU, nanoseconds.
     pub ran_ns: u64,
-    /// Time that it was ready to run and had no CPU, nanoseconds.
+    /// Time that it was ready to run and had no CPU or no quota, nanoseconds.
     pub waited_ns: u64,
+    /// Position of its control group among those of the host. `None`: it is in none, or that is not known.
+    pub group: Option<usize>,
     /// What was counted.
     pub counted: Counted,
 }
@@ -103,6 +105,8 @@ pub struct HostReading {
     pub layout: Arc<CpuLayout>,
     /// CPUs in rising order. Empty: how long they were idle could not be read.
     pub cpus: Vec<CpuSample>,
+    /// Control groups that vCPUs are in, and those that these are in, which come before them.
+    pub groups: Arc<Vec<CpuGroup>>,
     /// VMs.
     pub vms: Vec<VmReading>,
 }

@@ -2,22 +2,21 @@
 //! decide becomes steps that the next plan has.
 
 use super::{
-    DescriptionSource, Vm, VmId, World,
+    DescriptionSource, ManagedVm, Vm, VmId, World,
     masks::{Confine, LastStep, Mechanism, PolicyMask, Quality, Shown, VcpuMask},
     reading::{Counted, HostReading, VcpuReading, VmReading},
 };
 use crate::scheduling::{
-    Analysis, Cause, CpuSample, Figures, Input, Machine, Place, Policy, Reach, Scheduler, Settings, VcpuKey,
-    VcpuSample, Why, analyzer::Bounds,
+    Analysis, Cause, CpuSample, Figures, Input, Machine, Place, Policy, Reach, Scheduler, Settings, Standing,
+    VcpuKey, VcpuSample, Why,
+    analyzer::Bounds,
+    entitlement::{DEFAULT_WEIGHT, Want, entitle},
 };
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
 };
 use vnuma_topology::{ApicId, CpuLayout, CpuSet, HostTopology};
-
-/// `cpu.weight` of all vCPUs: the kernel's default.
-const WEIGHT: u32 = 100;
 
 /// A vCPU's mask that somebody else has set.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -103,14 +102,17 @@ impl Schedule {
         self.bounds.get(&policy).copied()
     }
 
-    fn prepare(&mut self, host: &HostTopology, layout: &Arc<CpuLayout>) {
+    /// Takes in the host. True if it is another one.
+    fn prepare(&mut self, host: &HostTopology, layout: &Arc<CpuLayout>) -> bool {
         if self.stale || self.machine.nodes.is_empty() || *self.layout != **layout {
             self.layout = Arc::clone(layout);
             self.machine = Machine::new(host, layout);
             self.stale = false;
             // What they remember is of places that are others now.
             self.schedulers.clear();
+            return true;
         }
+        false
     }
 }
 
@@ -141,12 +143,18 @@ impl World {
             mask.wanted = mask.is_in_use().then(|| give_back(machine, vcpu, policy, mask));
             mask.shown = None;
         }
+        vm.scheduling.others.look = true;
         self.touched.insert(id);
     }
 
     /// A period has ended: each policy that is in use decides. Returns the masks that somebody else has set meanwhile.
     pub fn take_reading(&mut self, settings: &Settings, mut reading: HostReading) -> Vec<MaskChange> {
-        self.schedule.prepare(&self.host, &reading.layout);
+        if self.schedule.prepare(&self.host, &reading.layout) {
+            let used =
+                |(&id, vm): (&VmId, &ManagedVm)| vm.vm.as_ref()?.scheduling.others.in_use().then_some(id);
+            let ids: Vec<VmId> = self.vms.iter().filter_map(used).collect();
+            ids.into_iter().for_each(|id| self.others_look(id));
+        }
         (self.schedule.source, self.schedule.period_ns) = (Some(reading.source), reading.period_ns);
         self.schedule.blind = reading.cpus.is_empty();
         reading.vms.sort_by_key(|vm| vm.vm);
@@ -162,6 +170,7 @@ impl World {
         self.schedule.schedulers.retain(|policy, _| policies.contains(policy));
         self.schedule.bounds.retain(|policy, _| policies.contains(policy));
         let Prepared { mut vcpus, policies: of, readings, reaches } = prepared;
+        self.divide_time(&reading, &readings, &reaches, &mut vcpus);
         for policy in policies {
             for (sample, own) in vcpus.iter_mut().zip(&of) {
                 sample.managed = *own == policy;
@@ -208,10 +217,12 @@ impl World {
                 let Some(allowed) = seen.allowed.as_ref().filter(|allowed| !allowed.is_empty()) else {
                     continue;
                 };
-                let mask = vm.scheduling.masks.entry(seen.vcpu).or_default();
+                let inherited = &vm.scheduling.others.inherited;
+                let mask = vm.scheduling.masks.entry(seen.vcpu).or_insert_with(|| begin(inherited, allowed));
                 if mask.seen(allowed, &online, reading.began_ns) {
                     let (vcpu, tid) = (seen.vcpu, seen.tid);
                     changes.push(MaskChange { vm: *id, vcpu, tid, mask: allowed.clone() });
+                    vm.scheduling.others.look = true;
                 }
             }
         }
@@ -247,9 +258,14 @@ impl World {
                     reach,
                     real_time: seen.real_time,
                     managed: false,
-                    weight: WEIGHT,
+                    weight: seen
+                        .group
+                        .and_then(|at| reading.groups.get(at))
+                        .map_or(DEFAULT_WEIGHT, |g| g.weight),
                     ran_ns: seen.ran_ns,
                     waited_ns: seen.waited_ns,
+                    throttled_ns: 0,
+                    entitled_ns: seen.ran_ns.saturating_add(seen.waited_ns),
                     counts: seen.counts(machine, node, pages),
                 });
                 prepared.policies.push(effective_policy(vm));
@@ -257,6 +273,33 @@ impl World {
             }
         }
         prepared
+    }
+
+    /// Tells vCPUs that waited for a CPU from those that had no quota, and says how much time each is entitled to.
+    fn divide_time(
+        &self,
+        reading: &HostReading,
+        readings: &[&VcpuReading],
+        reaches: &[Reach],
+        vcpus: &mut [VcpuSample],
+    ) {
+        let (machine, period_ns) = (&self.schedule.machine, reading.period_ns);
+        let input = Input { machine, reaches, cpus: &reading.cpus, vcpus, period_ns };
+        let want = |(vcpu, seen): (&VcpuSample, &&VcpuReading)| {
+            // The kernel adds a wait when it ends, so that one of several periods is in the last of them.
+            let ran_ns = seen.ran_ns.min(period_ns);
+            let waited_ns = seen.waited_ns.min(period_ns - ran_ns);
+            let apart = matches!(vcpu.standing(&input), Standing::Isolated | Standing::RealTime);
+            Want { group: seen.group, ran_ns, waited_ns, apart }
+        };
+        let wants: Vec<Want> = vcpus.iter().zip(readings).map(want).collect();
+        let cpus: usize = machine.domains.iter().map(|domain| domain.cpus.len()).sum();
+        let shares = entitle(&reading.groups, &wants, period_ns.saturating_mul(cpus as u64), period_ns);
+        for ((vcpu, want), share) in vcpus.iter_mut().zip(&wants).zip(shares) {
+            vcpu.waited_ns = share.waited_ns;
+            vcpu.throttled_ns = want.waited_ns.saturating_sub(share.waited_ns);
+            vcpu.entitled_ns = share.entitled_ns;
+        }
     }
 
     /// Notes what a period showed of a vCPU.
@@ -277,7 +320,9 @@ impl World {
         };
         let share = |ns: u64| ns as f64 / period_ns.max(1) as f64;
         let (ran, waited) = (share(sample.ran_ns), share(sample.waited_ns));
-        let shown = Shown { analysis, ran, waited, affinity, quality };
+        let (throttled, entitled) = (share(sample.throttled_ns), share(sample.entitled_ns));
+        let weight = sample.weight;
+        let shown = Shown { analysis, ran, waited, throttled, entitled, weight, affinity, quality };
         if let Some(mask) = self.mask_mut(sample.key.vm, sample.key.vcpu) {
             mask.shown = Some(shown);
         }
@@ -342,7 +387,7 @@ impl World {
         let mask = self.mask_mut(id, vcpu)?;
         let begun = mask.begun.take()?;
         mask.settled_ns = now_ns;
-        self.touched.insert(id);
+        self.others_look(id);
         let mask = self.mask_mut(id, vcpu)?;
         if !made {
             return None;
@@ -354,8 +399,20 @@ impl World {
     }
 }
 
+/// The mask of a vCPU that is seen for the first time. A new one has that of the thread which made it.
+fn begin(inherited: &Option<(CpuSet, CpuSet)>, allowed: &CpuSet) -> VcpuMask {
+    match inherited.as_ref().filter(|(mask, _)| mask == allowed) {
+        Some((mask, operator)) => VcpuMask {
+            operator: Some(operator.clone()),
+            policy: Some(PolicyMask { cpus: mask.clone(), of_cache: false, by: Mechanism::Affinity }),
+            ..VcpuMask::default()
+        },
+        None => VcpuMask::default(),
+    }
+}
+
 /// The policy that decides for a VM. One whose APIC ids are not certain is left alone.
-fn effective_policy(vm: &Vm) -> Policy {
+pub(super) fn effective_policy(vm: &Vm) -> Policy {
     let certain = vm.source != DescriptionSource::ThreadNames && vm.scheduling.clean_ns.is_some();
     if certain { vm.scheduling.policy } else { Policy::Off }
 }

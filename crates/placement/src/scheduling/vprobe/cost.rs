@@ -36,7 +36,7 @@ pub(super) struct Costs {
 /// What runs on a domain.
 #[derive(Clone, Debug, Default)]
 struct Load {
-    /// CPU time that is wanted by vCPUs that are confined to it, in CPUs.
+    /// CPU time that is due to vCPUs that are confined to it, in CPUs.
     demand: f64,
     /// How much may be.
     limit: f64,
@@ -169,7 +169,7 @@ impl<'a> Domains<'a> {
         f64::from(lost * PUSHED_OUT * LOCAL)
     }
 
-    /// By how much more CPU time is wanted on a domain than there is.
+    /// By how much more CPU time is due on a domain than there is.
     fn overload_at(&self, at: usize, to: usize) -> f64 {
         let load = &self.loads[to];
         let arriving = self.of[at] != Some(to);

@@ -7,8 +7,13 @@
 //!   time = (instructions + memory + contention) * overload
 //!   memory      accesses of each node * distance to it, smoothed over periods
 //!   contention  reuse of the vCPU * lines that others bring into the cache, and the reverse: what it costs them
-//!   overload    CPU time wanted on the domain / cores there, if that is above 1 and above the host's mean
+//!   overload    CPU time due on the domain / cores there, if that is above 1 and above the host's mean
 //! ```
+//!
+//! The time that is due to a vCPU is what it wants; if all want more than there is, what it is [entitled] to by the weights of
+//! its control groups. Many vCPUs of a VM with a small weight therefore count for little.
+//!
+//! [entitled]: super::entitlement
 //!
 //! | promise | by |
 //! |---|---|
@@ -28,8 +33,8 @@ mod cost;
 mod history;
 
 use super::{
-    Analysis, Cause, Input, Place, Placed, Policy, Settings, Standing, analyzer::Bounds, idle_cpus, placed,
-    run_queues,
+    Analysis, Cause, Input, Place, Placed, Policy, Settings, Standing, VcpuSample, analyzer::Bounds,
+    idle_cpus, placed, run_queues,
 };
 use crate::world::VmId;
 use cost::{Costs, Domains};
@@ -282,7 +287,9 @@ impl Round<'_> {
             let may = may || (hungry >= starve && self.wanted[at].is_none());
             (may && self.input.vcpus[at].assigned.is_some()).then_some(u64::from(hungry))
         };
-        let mut queues = run_queues(self.input, self.analysis, wait);
+        // By what they are entitled to: many vCPUs of a small weight are no load.
+        let load = |vcpu: &VcpuSample| (vcpu.demand(self.input.period_ns) * 1000.0) as u32;
+        let mut queues = run_queues(self.input, self.analysis, load, wait);
         for cpu in idle_cpus(self.input) {
             if queues.is_empty() {
                 return;
