@@ -378,6 +378,21 @@ fn threads_that_run_no_vcpu_follow_to_the_nodes_of_the_vcpus() {
 }
 
 #[test]
+fn other_threads_follow_when_all_vcpus_are_where_they_should_be() {
+    let mut run = Run::with_vms(&["a"]);
+    run.set_policy(1, Policy::Vprobe);
+    run.obedient = false;
+    run.period(0, 1);
+    let (vm, pid, orders) = run.orders.last().cloned().expect("orders");
+    let first = run.obey(vm, pid, &orders[..1]);
+    run.step(first);
+    assert_eq!((run.followed.len(), orders.len()), (0, 2), "the second vCPU is being moved");
+    let second = run.obey(vm, pid, &orders[1..]);
+    run.step(second);
+    assert_eq!(run.followed.len(), 1);
+}
+
+#[test]
 fn other_threads_that_cannot_follow_are_tried_again() {
     let mut run = Run::with_vms(&["a"]);
     run.refuses = Some("no".into());

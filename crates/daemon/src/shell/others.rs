@@ -288,6 +288,7 @@ mod tests {
         let shown =
             |process: &Process| (process.mask(process.pid()), process.mask(vcpu), process.mask(pinned));
         assert_eq!(shown(&process), ("0".into(), "0-1".into(), "1".into()));
+        assert!(masks.confined().is_empty(), "scx_vnuma is told of vCPUs only");
         // It has the mask of the one that made it, and is kept from the next look on.
         let new = process.thread();
         assert_eq!(
