@@ -69,6 +69,8 @@ struct Run {
     /// How places are set.
     by: Mechanism,
     ranked: Vec<(VmId, i32, Vec<Ranked>)>,
+    /// Times that it was looked for scx_vnuma.
+    looks: usize,
     orders: Vec<(VmId, i32, Vec<MaskOrder>)>,
     counts: Vec<(VmId, usize)>,
     forgotten: Vec<i32>,
@@ -90,6 +92,7 @@ impl Run {
             restores: true,
             by: Mechanism::Affinity,
             ranked: Vec::new(),
+            looks: 0,
             orders: Vec::new(),
             counts: Vec::new(),
             forgotten: Vec::new(),
@@ -124,6 +127,7 @@ impl Run {
                         more.push(Event::MasksRestored(vm, pid, Ok(0)));
                     }
                 }
+                Command::LookForScheduler => self.looks += 1,
                 Command::Rank { vm, pid, vcpus } => self.ranked.push((vm, pid, vcpus)),
                 Command::ForgetMask(_, tid) => self.forgotten.push(tid),
                 Command::Announce(event) => self.events.push(event),
@@ -448,6 +452,24 @@ fn masks_that_could_not_be_given_back_are_tried_again() {
     run.step(Event::MasksRestored(vm, PID, Ok(1)));
     run.step(Event::Resync);
     assert_eq!(run.restored.len(), 3);
+}
+
+#[test]
+fn the_scheduler_is_looked_for_often_only_while_a_policy_needs_it() {
+    let mut run = Run::with_vms(&["a"]);
+    let looks = |run: &mut Run| {
+        let before = run.looks;
+        for _ in 0..30 {
+            run.now_ns += 2 * SECOND_NS;
+            run.step(Event::Resync);
+        }
+        run.looks - before
+    };
+    assert_eq!(looks(&mut run), 2);
+    run.set_policy(1, Policy::Vprobe);
+    assert_eq!(looks(&mut run), 30);
+    run.set_policy(2, Policy::Off);
+    assert_eq!(looks(&mut run), 2);
 }
 
 #[test]

@@ -21,7 +21,7 @@ use std::{
 };
 use tokio::sync::{mpsc, oneshot};
 use vnuma_api as api;
-use vnuma_placement::world::{ConnectionId, VmId};
+use vnuma_placement::world::ConnectionId;
 
 /// Capacity of the message queue. When it is full, a sender waits or counts its message as lost.
 const CAPACITY: usize = 4096;
@@ -37,8 +37,6 @@ const BATCH: usize = 256;
 pub(crate) enum Message {
     /// An event for the core.
     Event(Event),
-    /// A guest's doorbell.
-    Doorbell(VmId),
     /// A worker reports.
     Worker(ConnectionId, report::Report),
 }
@@ -115,18 +113,20 @@ impl Inbox {
         let _ = self.arrived.write(1);
     }
 
-    /// Until something arrives, `events` is readable, or the time is over. True if `events` is readable.
-    fn wait(&self, left: Duration, events: Option<BorrowedFd<'_>>) -> bool {
-        let mut fds = vec![PollFd::new(self.arrived.as_fd(), PollFlags::POLLIN)];
-        fds.extend(events.map(|events| PollFd::new(events, PollFlags::POLLIN)));
+    /// Until something arrives, one of these is readable, or the time is over. True if one of them is.
+    fn wait(&self, left: Duration, others: &[BorrowedFd<'_>]) -> bool {
+        let mut fds: Vec<_> = others.iter().map(|fd| PollFd::new(*fd, PollFlags::POLLIN)).collect();
+        fds.push(PollFd::new(self.arrived.as_fd(), PollFlags::POLLIN));
         // It fails by a signal only, and then nothing is readable.
-        let count = ppoll(&mut fds, Some(TimeSpec::from_duration(left)), None).unwrap_or(0);
-        let readable = |at: usize| count > 0 && fds.get(at).is_some_and(|fd| fd.any().unwrap_or(true));
-        if readable(0) {
+        if ppoll(&mut fds, Some(TimeSpec::from_duration(left)), None).unwrap_or(0) == 0 {
+            return false;
+        }
+        let readable = |fd: &PollFd<'_>| fd.any().unwrap_or(true);
+        if fds.last().is_some_and(readable) {
             // Nothing to read: it was a late one, for what has been taken already.
             let _ = self.arrived.read();
         }
-        readable(1)
+        fds[..others.len()].iter().any(readable)
     }
 
     /// Adds a message, and waits for room. False once nobody takes messages any more.
@@ -185,8 +185,8 @@ impl Inbox {
         Ok(())
     }
 
-    /// Waits until there is something, until `events` is readable, or until `until`. `None` once it is closed.
-    pub(crate) fn take(&self, until: Instant, events: Option<BorrowedFd<'_>>) -> Option<Turn> {
+    /// Waits until there is something, until one of these descriptors is readable, or until `until`. `None` once it is closed.
+    pub(crate) fn take(&self, until: Instant, others: &[BorrowedFd<'_>]) -> Option<Turn> {
         let mut state = self.lock();
         while state.messages.is_empty() && state.requests.is_empty() && !state.closed {
             let left = until.saturating_duration_since(Instant::now());
@@ -195,7 +195,7 @@ impl Inbox {
             }
             state.asleep = true;
             drop(state);
-            let readable = self.wait(left, events);
+            let readable = self.wait(left, others);
             state = self.lock();
             state.asleep = false;
             if readable {
@@ -244,10 +244,10 @@ mod tests {
             assert!(inbox.send(Message::Event(Event::Woken)));
         }
         let sizes: Vec<_> = (0..3)
-            .map(|_| inbox.take(soon(), None).map(|turn| (turn.messages.len(), turn.request.is_some())))
+            .map(|_| inbox.take(soon(), &[]).map(|turn| (turn.messages.len(), turn.request.is_some())))
             .collect();
         assert_eq!(sizes, [Some((BATCH, true)), Some((1, true)), Some((0, true))]);
-        assert!(inbox.take(Instant::now(), None).is_some_and(|turn| turn.messages.is_empty()));
+        assert!(inbox.take(Instant::now(), &[]).is_some_and(|turn| turn.messages.is_empty()));
     }
 
     #[test]
@@ -261,7 +261,7 @@ mod tests {
         for (number, arrive) in arrivals.into_iter().enumerate() {
             let (theirs, (done, taken)) = (Arc::clone(&inbox), std::sync::mpsc::channel());
             thread::spawn(move || {
-                let turn = theirs.take(Instant::now() + Duration::from_secs(3600), None);
+                let turn = theirs.take(Instant::now() + Duration::from_secs(3600), &[]);
                 done.send(turn.map(|turn| turn.messages.len() + usize::from(turn.request.is_some())))
             });
             while !inbox.lock().asleep {
@@ -279,7 +279,7 @@ mod tests {
         let events = EventFd::new().expect("an eventfd");
         let taken = |until, events: &EventFd| {
             let began = Instant::now();
-            let turn = inbox.take(until, Some(events.as_fd())).expect("open");
+            let turn = inbox.take(until, &[events.as_fd()]).expect("open");
             (turn.messages.len(), began.elapsed() < Duration::from_secs(30))
         };
         assert_eq!(taken(Instant::now() + Duration::from_millis(5), &events), (0, true), "there are none");
@@ -296,7 +296,7 @@ mod tests {
             let inbox = Arc::new(Inbox::new().expect("an inbox"));
             let (theirs, (done, taken)) = (Arc::clone(&inbox), std::sync::mpsc::channel());
             thread::spawn(move || {
-                let turn = theirs.take(Instant::now() + Duration::from_secs(3600), None);
+                let turn = theirs.take(Instant::now() + Duration::from_secs(3600), &[]);
                 done.send(turn.map(|turn| turn.messages.len()))
             });
             while !inbox.lock().asleep {
@@ -335,13 +335,13 @@ mod tests {
         assert!(!inbox.try_send(Event::Woken));
         let theirs = Arc::clone(&inbox);
         let waiting = thread::spawn(move || theirs.send(Message::Event(Event::Resync)));
-        assert!(inbox.take(soon(), None).is_some());
+        assert!(inbox.take(soon(), &[]).is_some());
         assert!(waiting.join().expect("no panic"), "there is room now");
         while inbox.try_send(Event::Woken) {}
         let theirs = Arc::clone(&inbox);
         let waiting = thread::spawn(move || theirs.send(Message::Event(Event::Resync)));
         inbox.close();
         assert!(!waiting.join().expect("no panic"), "nobody takes it any more");
-        assert!(inbox.take(soon(), None).is_none());
+        assert!(inbox.take(soon(), &[]).is_none());
     }
 }

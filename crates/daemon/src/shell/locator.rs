@@ -383,7 +383,7 @@ mod tests {
     }
 
     fn located(inbox: &Inbox) -> usize {
-        let turn = inbox.take(Instant::now() + Duration::from_millis(300), None).expect("open");
+        let turn = inbox.take(Instant::now() + Duration::from_millis(300), &[]).expect("open");
         turn.messages.iter().filter(|message| matches!(message, Message::Event(Event::Located(..)))).count()
     }
 
