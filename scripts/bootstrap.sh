@@ -29,6 +29,7 @@ if ! rust_is_recent; then
 	install ca-certificates cargo-web rustc-web rustfmt-web rust-web-clippy
 	rust_is_recent || {
 		echo "bootstrap: rustc 1.$rust_minor_wanted or newer is needed, found: $(rustc --version)" >&2
+		echo "bootstrap: on Debian 12 it is in bookworm-security: is that among apt's sources?" >&2
 		exit 1
 	}
 fi
