@@ -167,10 +167,12 @@ static void set_alarm(__u64 until_ns, __u64 now)
 	__u32 first = 0;
 	struct alarm *alarm = bpf_map_lookup_elem(&alarms, &first);
 
-	if (!alarm || (alarm_ns && alarm_ns <= until_ns))
+	if (!alarm || (alarm_ns && alarm_ns <= until_ns && now < alarm_ns + LOOK_NS))
 		return;
+	/* If it cannot be set now, the next one who needs it tries again. */
 	alarm_ns = until_ns;
-	bpf_timer_start(&alarm->timer, until_ns > now ? until_ns - now : 1, 0);
+	if (bpf_timer_start(&alarm->timer, until_ns > now ? until_ns - now : 1, 0))
+		alarm_ns = 0;
 }
 
 /*
@@ -571,10 +573,16 @@ SEC("struct_ops/vnuma_tick")
 void BPF_PROG(vnuma_tick, struct task_struct *p)
 {
 	struct thread *t = bpf_task_storage_get(&threads, p, NULL, 0);
+	__u64 now = bpf_ktime_get_ns();
 
+	/* It is late if it could not be set when it went off last. */
+	if (now > alarm_ns + 2 * LOOK_NS)
+		set_alarm(now, now);
 	if (!t)
 		return;
-	charge(p, t, bpf_ktime_get_ns());
+	charge(p, t, now);
+	/* Others may have come or gone since it got the CPU. */
+	t->share = share_of(p, t);
 	/* Its control group has used up its cpu.max: enqueue() has it wait. */
 	if (t->until_ns)
 		scx_bpf_task_set_slice(p, 0);
@@ -661,7 +669,7 @@ void BPF_PROG(vnuma_cgroup_set_weight, struct cgroup *cgrp, __u32 weight)
 	struct group *g = get_group(cgrp);
 
 	if (g)
-		g->weight = weight;
+		set_weight(cgrp, g, weight);
 }
 
 SEC("struct_ops/vnuma_cgroup_set_bandwidth")
