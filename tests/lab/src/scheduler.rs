@@ -12,7 +12,7 @@ use std::{
 };
 use vnuma_host::{
     location::monotonic_ns,
-    scheduler::{Assigned, DIRECTORY, OPS, Scheduler, loaded_scheduler},
+    scheduler::{Assigned, DIRECTORY, OPS, Scheduler, Steal, loaded_scheduler},
 };
 use vnuma_process::{
     Class, change_class, open_pidfd,
@@ -92,7 +92,7 @@ fn start(options: &[&str]) -> Result<(Process, Scheduler)> {
         Ok(opened.is_some())
     })?;
     let scheduler = opened.context("it was open")?;
-    scheduler.beat(monotonic_ns())?;
+    scheduler.beat(monotonic_ns(), Steal::default())?;
     Ok((process, scheduler))
 }
 
@@ -154,7 +154,7 @@ impl Loop {
 
     /// Another period: the same is decided again.
     fn again(&self, scheduler: &Scheduler) -> Result<()> {
-        scheduler.beat(monotonic_ns())?;
+        scheduler.beat(monotonic_ns(), Steal::default())?;
         if let Some(assigned) = self.assigned.borrow_mut().as_mut() {
             assigned.epoch = monotonic_ns();
             scheduler.assign(self.pid, assigned)?;
@@ -261,7 +261,7 @@ fn steals_by_pressure(scheduler: &Scheduler) -> Result<()> {
         drop(thief);
         let mut stolen = None;
         wait_for("a loop to be stolen", Duration::from_secs(20), || {
-            scheduler.beat(monotonic_ns())?;
+            scheduler.beat(monotonic_ns(), Steal::default())?;
             for (thread, pressure) in &loops {
                 if thread.cpu()? == 3 {
                     stolen = Some(*pressure);
@@ -330,7 +330,7 @@ fn shares(scheduler: &Scheduler) -> Result<()> {
     }
     let single = Loop::start("2")?;
     limited.write("cgroup.procs", &single.pid.to_string())?;
-    scheduler.beat(monotonic_ns())?;
+    scheduler.beat(monotonic_ns(), Steal::default())?;
     let all = || loops.iter().chain([&single]).map(Loop::ran_ns).collect::<Result<Vec<u64>>>();
     std::thread::sleep(Duration::from_millis(500));
     let (before, began) = (all()?, Instant::now());
