@@ -131,11 +131,29 @@ fn play(arguments: &Arguments) -> Result<()> {
         let puts = vms.each_ref().map(|vm| scope.spawn(move || vm.put(program, GUEST_PROGRAM)));
         puts.into_iter().try_for_each(|put| put.join().expect("the thread does not panic"))
     })?;
+    let played = play_with(arguments, &vms, &nodes, shape.vcpus);
+    match vms.iter().find(|vm| played.is_err() && vm.has_panicked()) {
+        Some(vm) => played.context(GuestPanic(vm.name.clone())),
+        None => played,
+    }
+}
+
+/// The kernel of this VM has panicked.
+#[derive(Debug)]
+pub struct GuestPanic(String);
+
+impl std::fmt::Display for GuestPanic {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "the kernel of {} has panicked", self.0)
+    }
+}
+
+fn play_with(arguments: &Arguments, vms: &[Vm; 2], nodes: &Nodes, vcpus: usize) -> Result<()> {
     attach(&vms[0], &arguments.driver)?;
     let guest_kernel = vms[0].exec(&["uname", "-r"])?.trim().to_owned();
 
-    let observed = Observed::new(arguments, &vms, &nodes)?;
-    let report = observed.report(configuration(arguments, &nodes, shape.vcpus, guest_kernel)?, &vms)?;
+    let observed = Observed::new(arguments, vms, nodes)?;
+    let report = observed.report(configuration(arguments, nodes, vcpus, guest_kernel)?, vms)?;
     write(&arguments.report, &(serde_json::to_string_pretty(&report)? + "\n"))?;
     write(&arguments.picture, &svg(&report)?)?;
     println!("\n{}\n\n{report}", picture::text(&report.series));

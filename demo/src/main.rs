@@ -26,6 +26,7 @@ mod svg;
 mod updates;
 
 use clap::{Parser, Subcommand};
+use std::process::ExitCode;
 
 #[derive(Parser)]
 #[command(
@@ -49,11 +50,20 @@ enum Command {
     Touch(guest::Arguments),
 }
 
-fn main() -> anyhow::Result<()> {
-    match Arguments::parse().command {
+/// Status of a run in which the kernel of a VM has panicked; `make demo` runs that again.
+const GUEST_PANIC: u8 = 3;
+
+fn main() -> ExitCode {
+    let done = match Arguments::parse().command {
         Command::Host(arguments) => host::run(&arguments),
         Command::Here(arguments) => here::run(&arguments),
         Command::Move(arguments) => mover::run(&arguments),
         Command::Touch(arguments) => guest::run(&arguments),
+    };
+    let Err(error) = done else { return ExitCode::SUCCESS };
+    eprintln!("Error: {error:?}");
+    match error.downcast_ref::<host::GuestPanic>() {
+        Some(_) => GUEST_PANIC.into(),
+        None => ExitCode::FAILURE,
     }
 }

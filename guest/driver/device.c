@@ -104,7 +104,11 @@ void vnuma_device_report(const struct vnuma_report *report)
 	cpus_read_unlock();
 
 	if (topology) {
-		wake_up_interruptible(&changed);
+		/*
+		 * This thread sleeps soon: a program that wakes up on its CPU waits
+		 * for that, and not for an idle vCPU to come back on the host.
+		 */
+		wake_up_interruptible_sync(&changed);
 		send_uevent(topology->generation);
 	}
 }

@@ -34,7 +34,7 @@ pub async fn run(
     let rights = Rights { uid, group: act_group.map(Gid::as_raw) };
     let host = read_host_topology(&config.root).context("reading the host's topology")?;
     info!(nodes = host.nodes.len(), root = %config.root.display(), "host topology read");
-    let inbox = Arc::new(Inbox::default());
+    let inbox = Arc::new(Inbox::new().context("an eventfd")?);
     let context = Context {
         inbox: Arc::clone(&inbox),
         root: config.root.clone(),

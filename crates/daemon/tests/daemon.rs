@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use std::{io::Write, mem::offset_of, os::unix::fs::PermissionsExt, process, time::Duration};
 use vnuma_abi_topology_channel::{Guest, MODE_SAFE};
 use vnuma_channel_model::GuestEnd;
+use vnuma_host::location::Prefer;
 use vnuma_hypervisor::{Plugged, VmEvent};
 
 fn own_pid() -> i32 {
@@ -172,6 +173,21 @@ fn vms_and_moves_are_noticed_without_looking_at_everything() {
     wait_for("the VM", || get(&daemon, "/v1/vms/short").0 == 200);
     process.kill();
     wait_for("it to be gone", || get(&daemon, "/v1/vms/short").0 == 404);
+}
+
+/// By BPF, if this machine lets us: its events reach the core without a thread in between.
+#[test]
+fn moves_are_noticed_while_nobody_asks() {
+    let daemon = Daemon::start_with(None, |config| {
+        (config.resync_interval, config.location) = (Duration::from_secs(3600), Prefer::Auto);
+    });
+    let threads = two_nodes(&daemon, "web");
+    let mut watch = Watch::start(&daemon.socket);
+    for cpu in [1, 0, 1] {
+        threads[0].pin(cpu);
+        let changed = watch.next("changed");
+        assert_eq!((&changed["vcpu"], &changed["to"]), (&json!(0), &json!(cpu)));
+    }
 }
 
 #[test]

@@ -71,6 +71,8 @@ struct Run {
     ranked: Vec<(VmId, i32, Vec<Ranked>)>,
     /// What scx_vnuma was told last.
     stealing: Option<Stealing>,
+    /// Times that it was looked for scx_vnuma.
+    looks: usize,
     orders: Vec<(VmId, i32, Vec<MaskOrder>)>,
     counts: Vec<(VmId, usize)>,
     forgotten: Vec<i32>,
@@ -93,6 +95,7 @@ impl Run {
             by: Mechanism::Affinity,
             ranked: Vec::new(),
             stealing: None,
+            looks: 0,
             orders: Vec::new(),
             counts: Vec::new(),
             forgotten: Vec::new(),
@@ -131,6 +134,7 @@ impl Run {
                     self.ranked.push((vm, pid, vcpus));
                     self.stealing = Some(stealing);
                 }
+                Command::LookForScheduler => self.looks += 1,
                 Command::ForgetMask(_, tid) => self.forgotten.push(tid),
                 Command::Announce(event) => self.events.push(event),
                 Command::Reply(request, answer) => self.answers.push((request, answer)),
@@ -454,6 +458,24 @@ fn masks_that_could_not_be_given_back_are_tried_again() {
     run.step(Event::MasksRestored(vm, PID, Ok(1)));
     run.step(Event::Resync);
     assert_eq!(run.restored.len(), 3);
+}
+
+#[test]
+fn the_scheduler_is_looked_for_often_only_while_a_policy_needs_it() {
+    let mut run = Run::with_vms(&["a"]);
+    let looks = |run: &mut Run| {
+        let before = run.looks;
+        for _ in 0..30 {
+            run.now_ns += 2 * SECOND_NS;
+            run.step(Event::Resync);
+        }
+        run.looks - before
+    };
+    assert_eq!(looks(&mut run), 2);
+    run.set_policy(1, Policy::Vprobe);
+    assert_eq!(looks(&mut run), 30);
+    run.set_policy(2, Policy::Off);
+    assert_eq!(looks(&mut run), 2);
 }
 
 #[test]

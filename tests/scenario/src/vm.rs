@@ -105,6 +105,11 @@ impl Vm {
         })
     }
 
+    /// Whether its kernel has panicked, by its console.
+    pub fn has_panicked(&self) -> bool {
+        output("lab-vm", &["log", &self.name]).is_ok_and(|console| console.contains("Kernel panic"))
+    }
+
     /// Socket of a QEMU monitor that vnumad does not use.
     pub fn monitor(&self) -> PathBuf {
         self.directory.join("ctl.sock")

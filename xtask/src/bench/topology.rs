@@ -2,6 +2,7 @@
 //! re-plug of a vCPU, which needs no driver) in the same run.
 
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -54,6 +55,7 @@ pub fn run(arguments: &super::Options) -> Result<()> {
         report.insert((*kernel).into(), figures);
     }
     if !arguments.kernel.is_empty() {
+        report.insert("retried".into(), RETRIED.load(Ordering::Relaxed).into());
         let report = Value::Object(report);
         // The whole report stays what it is.
         super::write_report("topology-kernels", &report)?;
@@ -76,6 +78,7 @@ pub fn run(arguments: &super::Options) -> Result<()> {
     println!("what a VM that is moved for ever, and a guest that rings for ever, cost another VM");
     let abuse = done("abuse", of_abuse(&programs, size));
     report.insert("abuse".into(), abuse);
+    report.insert("retried".into(), RETRIED.load(Ordering::Relaxed).into());
     let report = Value::Object(report);
     for kernel in KERNELS {
         wrong.extend(check_kernel(kernel, &report[kernel]));
@@ -154,9 +157,22 @@ impl Programs {
     }
 }
 
+/// Commands that were run again.
+static RETRIED: AtomicUsize = AtomicUsize::new(0);
+
+/// Does something, once more if it fails: the emulated CPU now and then delivers an interrupt to a guest that has masked it, and
+/// the guest panics. That is printed and counted.
+fn retried<T>(what: &str, mut once: impl FnMut() -> Result<T>) -> Result<T> {
+    once().or_else(|error| {
+        eprintln!("{what}: trying once more: {error:#}");
+        RETRIED.fetch_add(1, Ordering::Relaxed);
+        once()
+    })
+}
+
 /// Runs a command on the server; its messages are shown, its last line is JSON.
 fn json_of(lab: &Lab, command: &str) -> Result<Value> {
-    let text = sh(lab, command)?;
+    let text = retried(command, || sh(lab, command))?;
     let line = text.trim_end().lines().last().with_context(|| format!("{command}: no output"))?;
     serde_json::from_str(line).with_context(|| format!("{command}: {line}"))
 }
@@ -221,7 +237,8 @@ fn demonstration(lab: &Lab, kernel: &str, changes: u64, size: &Size) -> Result<V
     let period = 60_000 / changes;
     let driver = format!("--kernel {kernel} --driver /root/vnuma-{kernel}.ko");
     let times = format!("--seconds {} --period-ms {period}", size.demo);
-    sh(lab, &format!("vnuma-demo host {driver} --report {DEMO_REPORT} {times} >&2"))?;
+    let command = format!("vnuma-demo host {driver} --report {DEMO_REPORT} {times} >&2");
+    retried(&command, || sh(lab, &command))?;
     serde_json::from_str(&sh(lab, &format!("cat {DEMO_REPORT}"))?).context(DEMO_REPORT)
 }
 
@@ -359,6 +376,20 @@ mod tests {
             "generation_read_ns": 2.5, "sched_getcpu_ns": 20.0, "daemon_wakeups_per_s": 4.5, "overhead_no_change": 0.004,
             "abuse": {"quiet": part(8.0), "moved": part(9.0), "busy": part(12.0), "ringing": part(14.0)},
         })
+    }
+
+    #[test]
+    fn what_fails_is_tried_once_more() {
+        let fails = |times: usize| {
+            let mut tries = 0;
+            let done = retried("a command", || {
+                tries += 1;
+                ensure!(tries > times, "try {tries}");
+                Ok(())
+            });
+            (done.is_ok(), tries)
+        };
+        assert_eq!([0, 1, 2].map(fails), [(true, 1), (true, 2), (false, 2)]);
     }
 
     #[test]

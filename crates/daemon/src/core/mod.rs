@@ -71,6 +71,8 @@ pub struct Core {
     ranked: BTreeMap<VmId, i32>,
     /// Changes of a policy that are answered when all masks are the operator's again.
     policy_requests: Vec<(VmId, RequestId)>,
+    /// When to look for scx_vnuma next, if no VM is scheduled.
+    look_for_scheduler_ns: u64,
     /// Why VMs could not be listed, the last time.
     scan_problem: Option<String>,
     now_ns: u64,
@@ -78,6 +80,9 @@ pub struct Core {
     /// Answers of this step. They are given last, so that they show the state after it.
     replies: Vec<(RequestId, Reply)>,
 }
+
+/// Between two looks for scx_vnuma while no VM has a policy: each wakes a thread up.
+const LOOK_FOR_SCHEDULER_NS: u64 = 30_000_000_000;
 
 /// An answer that shows things as they are when it is given.
 enum Reply {
@@ -107,6 +112,7 @@ impl Core {
             counting: false,
             ranked: BTreeMap::new(),
             policy_requests: Vec::new(),
+            look_for_scheduler_ns: 0,
             scan_problem: None,
             now_ns: 0,
             commands: Vec::new(),
@@ -203,7 +209,11 @@ impl Core {
         self.look_at_all();
         self.describe_unbound();
         self.restore_again();
-        self.commands.push(Command::LookForScheduler);
+        // No policy needs it: then only those who ask how places are set.
+        if !self.scheduled.is_empty() || self.now_ns >= self.look_for_scheduler_ns {
+            self.look_for_scheduler_ns = self.now_ns.saturating_add(LOOK_FOR_SCHEDULER_NS);
+            self.commands.push(Command::LookForScheduler);
+        }
     }
 
     fn look_at_all(&mut self) {

@@ -5,14 +5,23 @@ use crate::core::{
     Refusal,
     event::{Answer, Event, Request},
 };
+use nix::{
+    poll::{PollFd, PollFlags, ppoll},
+    sys::{
+        eventfd::{EfdFlags, EventFd},
+        time::TimeSpec,
+    },
+};
 use std::{
     collections::VecDeque,
+    io,
+    os::fd::{AsFd, BorrowedFd},
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
-    time::Instant,
+    time::{Duration, Instant},
 };
 use tokio::sync::{mpsc, oneshot};
 use vnuma_api as api;
-use vnuma_placement::world::{ConnectionId, VmId};
+use vnuma_placement::world::ConnectionId;
 
 /// Capacity of the message queue. When it is full, a sender waits or counts its message as lost.
 const CAPACITY: usize = 4096;
@@ -28,8 +37,6 @@ const BATCH: usize = 256;
 pub(crate) enum Message {
     /// An event for the core.
     Event(Event),
-    /// A guest's doorbell.
-    Doorbell(VmId),
     /// A worker reports.
     Worker(ConnectionId, report::Report),
 }
@@ -72,14 +79,20 @@ struct State {
 }
 
 /// Messages and requests, in two queues, so that requests never delay messages.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Inbox {
     state: Mutex<State>,
-    arrived: Condvar,
+    /// Wakes up the receiver, which can wait for the kernel's events as well.
+    arrived: EventFd,
     taken: Condvar,
 }
 
 impl Inbox {
+    pub(crate) fn new() -> io::Result<Self> {
+        let arrived = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
+        Ok(Self { state: Mutex::default(), arrived, taken: Condvar::new() })
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         // Nothing that is done under the lock panics half-way.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -91,8 +104,29 @@ impl Inbox {
         let asleep = std::mem::take(&mut state.asleep);
         drop(state);
         if asleep {
-            self.arrived.notify_one();
+            self.ring();
         }
+    }
+
+    fn ring(&self) {
+        // It fails only if nobody has taken 2^64 of them.
+        let _ = self.arrived.write(1);
+    }
+
+    /// Until something arrives, one of these is readable, or the time is over. True if one of them is.
+    fn wait(&self, left: Duration, others: &[BorrowedFd<'_>]) -> bool {
+        let mut fds: Vec<_> = others.iter().map(|fd| PollFd::new(*fd, PollFlags::POLLIN)).collect();
+        fds.push(PollFd::new(self.arrived.as_fd(), PollFlags::POLLIN));
+        // It fails by a signal only, and then nothing is readable.
+        if ppoll(&mut fds, Some(TimeSpec::from_duration(left)), None).unwrap_or(0) == 0 {
+            return false;
+        }
+        let readable = |fd: &PollFd<'_>| fd.any().unwrap_or(true);
+        if fds.last().is_some_and(readable) {
+            // Nothing to read: it was a late one, for what has been taken already.
+            let _ = self.arrived.read();
+        }
+        fds[..others.len()].iter().any(readable)
     }
 
     /// Adds a message, and waits for room. False once nobody takes messages any more.
@@ -151,8 +185,8 @@ impl Inbox {
         Ok(())
     }
 
-    /// Waits until there is something, or until `until`. `None` once it is closed.
-    pub(crate) fn take(&self, until: Instant) -> Option<Turn> {
+    /// Waits until there is something, until one of these descriptors is readable, or until `until`. `None` once it is closed.
+    pub(crate) fn take(&self, until: Instant, others: &[BorrowedFd<'_>]) -> Option<Turn> {
         let mut state = self.lock();
         while state.messages.is_empty() && state.requests.is_empty() && !state.closed {
             let left = until.saturating_duration_since(Instant::now());
@@ -160,8 +194,13 @@ impl Inbox {
                 break;
             }
             state.asleep = true;
-            (state, _) = self.arrived.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner);
+            drop(state);
+            let readable = self.wait(left, others);
+            state = self.lock();
             state.asleep = false;
+            if readable {
+                break;
+            }
         }
         if state.closed {
             return None;
@@ -181,7 +220,7 @@ impl Inbox {
         state.closed = true;
         // Clients that wait for an answer get an error.
         state.requests.clear();
-        self.arrived.notify_all();
+        self.ring();
         self.taken.notify_all();
     }
 }
@@ -189,7 +228,7 @@ impl Inbox {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::{sync::Arc, thread, time::Duration};
+    use std::{sync::Arc, thread};
 
     fn soon() -> Instant {
         Instant::now() + Duration::from_secs(60)
@@ -197,7 +236,7 @@ mod tests {
 
     #[test]
     fn messages_come_before_requests_and_requests_one_at_a_time() {
-        let inbox = Inbox::default();
+        let inbox = Inbox::new().expect("an inbox");
         for _ in 0..3 {
             assert!(inbox.request(ApiRequest::Names(oneshot::channel().0)).is_ok());
         }
@@ -205,15 +244,15 @@ mod tests {
             assert!(inbox.send(Message::Event(Event::Woken)));
         }
         let sizes: Vec<_> = (0..3)
-            .map(|_| inbox.take(soon()).map(|turn| (turn.messages.len(), turn.request.is_some())))
+            .map(|_| inbox.take(soon(), &[]).map(|turn| (turn.messages.len(), turn.request.is_some())))
             .collect();
         assert_eq!(sizes, [Some((BATCH, true)), Some((1, true)), Some((0, true))]);
-        assert!(inbox.take(Instant::now()).is_some_and(|turn| turn.messages.is_empty()));
+        assert!(inbox.take(Instant::now(), &[]).is_some_and(|turn| turn.messages.is_empty()));
     }
 
     #[test]
     fn whatever_arrives_wakes_up_a_receiver_that_sleeps() {
-        let inbox = Arc::new(Inbox::default());
+        let inbox = Arc::new(Inbox::new().expect("an inbox"));
         let arrivals: [fn(&Inbox) -> bool; 3] = [
             |inbox| inbox.send(Message::Event(Event::Woken)),
             |inbox| inbox.try_send(Event::Woken),
@@ -222,7 +261,7 @@ mod tests {
         for (number, arrive) in arrivals.into_iter().enumerate() {
             let (theirs, (done, taken)) = (Arc::clone(&inbox), std::sync::mpsc::channel());
             thread::spawn(move || {
-                let turn = theirs.take(Instant::now() + Duration::from_secs(3600));
+                let turn = theirs.take(Instant::now() + Duration::from_secs(3600), &[]);
                 done.send(turn.map(|turn| turn.messages.len() + usize::from(turn.request.is_some())))
             });
             while !inbox.lock().asleep {
@@ -235,12 +274,29 @@ mod tests {
     }
 
     #[test]
+    fn events_of_the_kernel_wake_up_a_receiver_that_has_no_messages() {
+        let inbox = Inbox::new().expect("an inbox");
+        let events = EventFd::new().expect("an eventfd");
+        let taken = |until, events: &EventFd| {
+            let began = Instant::now();
+            let turn = inbox.take(until, &[events.as_fd()]).expect("open");
+            (turn.messages.len(), began.elapsed() < Duration::from_secs(30))
+        };
+        assert_eq!(taken(Instant::now() + Duration::from_millis(5), &events), (0, true), "there are none");
+        events.write(1).expect("written");
+        assert_eq!(taken(soon(), &events), (0, true));
+        // Messages are taken at once, whether or not there are events.
+        assert!(inbox.send(Message::Event(Event::Woken)));
+        assert_eq!(taken(soon(), &events), (1, true));
+    }
+
+    #[test]
     fn what_may_wait_wakes_up_nobody_until_much_has_gathered() {
         for lazy in [1, BATCH] {
-            let inbox = Arc::new(Inbox::default());
+            let inbox = Arc::new(Inbox::new().expect("an inbox"));
             let (theirs, (done, taken)) = (Arc::clone(&inbox), std::sync::mpsc::channel());
             thread::spawn(move || {
-                let turn = theirs.take(Instant::now() + Duration::from_secs(3600));
+                let turn = theirs.take(Instant::now() + Duration::from_secs(3600), &[]);
                 done.send(turn.map(|turn| turn.messages.len()))
             });
             while !inbox.lock().asleep {
@@ -260,7 +316,7 @@ mod tests {
 
     #[test]
     fn one_request_too_many_and_one_too_late_are_distinct() {
-        let inbox = Inbox::default();
+        let inbox = Inbox::new().expect("an inbox");
         let ask = || inbox.request(ApiRequest::Names(oneshot::channel().0));
         for _ in 0..REQUESTS {
             assert!(ask().is_ok());
@@ -272,20 +328,20 @@ mod tests {
 
     #[test]
     fn send_waits_for_room_and_try_send_does_not() {
-        let inbox = Arc::new(Inbox::default());
+        let inbox = Arc::new(Inbox::new().expect("an inbox"));
         for _ in 0..CAPACITY {
             assert!(inbox.try_send(Event::Woken));
         }
         assert!(!inbox.try_send(Event::Woken));
         let theirs = Arc::clone(&inbox);
         let waiting = thread::spawn(move || theirs.send(Message::Event(Event::Resync)));
-        assert!(inbox.take(soon()).is_some());
+        assert!(inbox.take(soon(), &[]).is_some());
         assert!(waiting.join().expect("no panic"), "there is room now");
         while inbox.try_send(Event::Woken) {}
         let theirs = Arc::clone(&inbox);
         let waiting = thread::spawn(move || theirs.send(Message::Event(Event::Resync)));
         inbox.close();
         assert!(!waiting.join().expect("no panic"), "nobody takes it any more");
-        assert!(inbox.take(soon()).is_none());
+        assert!(inbox.take(soon(), &[]).is_none());
     }
 }

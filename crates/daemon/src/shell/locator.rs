@@ -1,4 +1,4 @@
-//! Finds where vCPU threads run, from kernel events and from /proc. Each source is read in a thread of its own.
+//! Finds where vCPU threads run, from kernel events, which the core's thread takes, and from /proc, in a thread of its own.
 
 use super::inbox::{Inbox, Message};
 use crate::{config::Config, core::event::Event};
@@ -14,7 +14,7 @@ use std::{
 };
 use tracing::{info, warn};
 use vnuma_host::location::{
-    LocationError, LocationEvent, LocationKind, LocationWatcher, read_location, read_pinned,
+    KernelEvents, LocationError, LocationEvent, LocationKind, LocationWatcher, read_location, read_pinned,
 };
 use vnuma_process::spawn_worker;
 use vnuma_topology::{CpuSet, HostTopology, VcpuLocation};
@@ -153,13 +153,14 @@ pub(super) struct Locator {
 }
 
 impl Locator {
+    /// Also returns events of the kernel, which the caller takes: they become messages of the inbox.
     pub(super) fn start(
         host: &HostTopology,
         config: &Config,
         inbox: Arc<Inbox>,
-    ) -> Result<Self, LocationError> {
+    ) -> Result<(Self, Option<KernelEvents>), LocationError> {
         let shared = Arc::new(Shared { host: RwLock::new(Arc::new(host.clone())), ..Shared::default() });
-        let (theirs, events) = (Arc::clone(&shared), Arc::clone(&inbox));
+        let (theirs, messages) = (Arc::clone(&shared), Arc::clone(&inbox));
         let on_event = move |event: LocationEvent| {
             let sees_affinity = theirs.health.lock().unwrap_or_else(PoisonError::into_inner).sees_affinity;
             let tid = event.tid;
@@ -170,14 +171,15 @@ impl Locator {
                     (Event::Located(tid, location), location)
                 }
             };
-            if events.try_send(event) {
+            if messages.try_send(event) {
                 theirs.note_sent(tid, location);
             } else {
                 theirs.note_sent(tid, None);
                 theirs.overflowed.fetch_add(1, Ordering::Relaxed);
             }
         };
-        let watcher = LocationWatcher::start(host, config.location, config.poll_interval, on_event)?;
+        let (watcher, events) =
+            LocationWatcher::start_taken(host, config.location, config.poll_interval, on_event)?;
         match watcher.why_not_bpf() {
             None => info!(source = watcher.source(), "watching vCPU locations"),
             Some(why) => info!(source = watcher.source(), why_not_bpf = why, "watching vCPU locations"),
@@ -189,7 +191,7 @@ impl Locator {
         task.note_health();
         let thread = spawn_worker("locator", move || task.run(&received));
         let thread = thread.map_err(|source| LocationError::Watch { act: "starting a thread", source })?;
-        Ok(Self { shared, orders: Some(orders), thread: Some(thread) })
+        Ok((Self { shared, orders: Some(orders), thread: Some(thread) }, events))
     }
 
     pub(super) fn reader(&self) -> Reader {
@@ -381,17 +383,18 @@ mod tests {
     }
 
     fn located(inbox: &Inbox) -> usize {
-        let turn = inbox.take(Instant::now() + Duration::from_millis(300)).expect("open");
+        let turn = inbox.take(Instant::now() + Duration::from_millis(300), &[]).expect("open");
         turn.messages.iter().filter(|message| matches!(message, Message::Event(Event::Located(..)))).count()
     }
 
     #[test]
     fn a_look_that_finds_nothing_new_tells_nothing() {
-        let inbox = Arc::new(Inbox::default());
+        let inbox = Arc::new(Inbox::new().expect("an inbox"));
         // No event source, only /proc, and a thread that cannot move because it may run on one CPU only.
         let config =
             Config { location: Prefer::Poll, poll_interval: Duration::from_secs(1000), ..Config::default() };
-        let locator = Locator::start(&host(), &config, Arc::clone(&inbox)).expect("started");
+        let (locator, events) = Locator::start(&host(), &config, Arc::clone(&inbox)).expect("started");
+        assert!(events.is_none(), "polling");
         let (pid, tid) = (std::process::id().cast_signed(), nix::unistd::gettid().as_raw());
         let only = vnuma_process::read_allowed(pid, tid).expect("allowed").iter().next().expect("a CPU");
         let mut set = nix::sched::CpuSet::new();

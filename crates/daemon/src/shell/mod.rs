@@ -6,10 +6,13 @@
 //!  locator ─────┼─▶ Inbox ─▶ Shell ─▶ Core ─────┼──▶ mover: affinities, and the record of those that policies set; scx_vnuma
 //!  sampler ─────┤      ▲       │                 ├──▶ sampler: counts what threads do, once a period
 //!  processes ───┤      │       │                 ├──▶ processes: do they run, stand still, hang
-//!  host watch ──┤      │       └── outcomes ◀────┼──▶ channels: publishes, in place
-//!  doorbells ───┘      │                         └──▶ watchers: events for clients
+//!  host watch ──┘      │       └── outcomes ◀────┼──▶ channels: publishes, in place
+//!                      │                         └──▶ watchers: events for clients
 //!  API server ─────────┘ requests, one between two batches of events
 //! ```
+//!
+//! Two sources are waited for beside the inbox, as a thread of theirs would only pass on what they say: where vCPUs go, by BPF,
+//! and doorbells of guests.
 //!
 //! The shell's own thread does nothing that can wait: no file, no socket, no system call that another process can delay.
 //! So neither a hypervisor that hangs nor a disk or a reader that is slow delays a publication.
@@ -42,7 +45,7 @@ use crate::{
     },
 };
 use doorbells::Doorbells;
-use inbox::{ApiRequest, Inbox, Message};
+use inbox::{ApiRequest, Inbox, Message, Turn};
 use locator::Locator;
 use mover::{Move, Mover, Order};
 use processes::Processes;
@@ -61,7 +64,10 @@ use tokio::sync::oneshot;
 use tracing::{debug, info, warn};
 use vnuma_api as api;
 use vnuma_channel::{Channel, DriverMode, DriverVersion, GuestStatus};
-use vnuma_host::{HostWatcher, location::monotonic_ns};
+use vnuma_host::{
+    HostWatcher,
+    location::{KernelEvents, monotonic_ns},
+};
 use vnuma_hypervisor::{VmBackend, VmError, VmHandle};
 use vnuma_placement::{
     Policies, Publication,
@@ -111,6 +117,10 @@ pub(crate) struct Shell {
     recorders: Recorders,
     doorbells: Doorbells,
     locator: Locator,
+    /// Where vCPUs go, as the kernel tells it: taken here, as a thread of its own would only pass it on.
+    kernel: Option<KernelEvents>,
+    /// Until then it is not looked for more of them, nor for doorbells.
+    rests_until: [Instant; 2],
     mover: Mover,
     sampler: Sampler,
     processes: Processes,
@@ -135,7 +145,7 @@ impl Shell {
             settings: Settings { bounds: config.policy_bounds, ..Settings::default() },
         };
         let records = Records::new(config.records.clone());
-        let locator = Locator::start(&host, &config, Arc::clone(&inbox))?;
+        let (locator, kernel) = Locator::start(&host, &config, Arc::clone(&inbox))?;
         let shell = Self {
             mover: Mover::start(
                 config.root.clone(),
@@ -147,9 +157,11 @@ impl Shell {
             processes: Processes::start(Arc::clone(&inbox))?,
             scanner: Scanner::start(factory(), records.clone(), config.resync_interval, Arc::clone(&inbox))?,
             _host_watcher: watch_host(&config, host.clone(), Arc::clone(&inbox))?,
-            doorbells: Doorbells::start(Arc::clone(&inbox))?,
+            doorbells: Doorbells::new()?,
             core: Core::new(host, policies, first_epoch),
             locator,
+            kernel,
+            rests_until: [Instant::now(); 2],
             records,
             factory,
             inbox,
@@ -170,7 +182,7 @@ impl Shell {
     pub(crate) fn run(mut self) {
         // However this ends, a panic included, senders and clients that wait are released.
         let _closed = ClosedAtEnd(Arc::clone(&self.inbox));
-        while let Some(turn) = self.inbox.take(self.wake_at()) {
+        while let Some(turn) = self.wait() {
             for message in turn.messages {
                 self.take_in(message);
             }
@@ -184,6 +196,45 @@ impl Shell {
             if self.core.next_deadline_ns().is_some_and(|deadline_ns| deadline_ns <= monotonic_ns()) {
                 self.step(Event::Woken);
             }
+        }
+    }
+
+    /// What there is to do next. `None` once the inbox is closed.
+    fn wait(&mut self) -> Option<Turn> {
+        self.look();
+        let (now, mut until, mut readable) = (Instant::now(), self.wake_at(), Vec::with_capacity(2));
+        let [kernel_rests, doorbells_rest] = self.rests_until;
+        let sources = [
+            (self.kernel.as_ref().map(KernelEvents::fd), kernel_rests),
+            (Some(self.doorbells.fd()), doorbells_rest),
+        ];
+        for (fd, rests_until) in sources {
+            match fd {
+                Some(fd) if rests_until <= now => readable.push(fd),
+                Some(_) => until = until.min(rests_until),
+                None => {}
+            }
+        }
+        self.inbox.take(until, &readable)
+    }
+
+    /// Takes what the kernel and guests have to say, unless it rests from that.
+    fn look(&mut self) {
+        let now = Instant::now();
+        let [kernel_rests, doorbells_rest] = &mut self.rests_until;
+        if let Some(kernel) = self.kernel.as_mut().filter(|_| *kernel_rests <= now) {
+            match kernel.take() {
+                Some(rest) => *kernel_rests = now + rest,
+                // Polling has taken over.
+                None => self.kernel = None,
+            }
+        }
+        if *doorbells_rest <= now {
+            let rung = self.doorbells.take();
+            if !rung.is_empty() {
+                *doorbells_rest = now + doorbells::REST;
+            }
+            rung.into_iter().for_each(|vm| self.doorbell(vm));
         }
     }
 
@@ -218,7 +269,6 @@ impl Shell {
                 self.recorders.give(|| self.core.observation());
             }
             Message::Event(event) => self.step(event),
-            Message::Doorbell(vm) => self.doorbell(vm),
             Message::Worker(connection, report) => self.reported(connection, report),
         }
     }

@@ -266,9 +266,9 @@ mod tests {
     }
 
     fn asked(watched: &mut BTreeMap<VmId, Watched>, ask_at: &mut Instant) -> Vec<VmId> {
-        let inbox = Inbox::default();
+        let inbox = Inbox::new().expect("an inbox");
         assert!(ask_some(watched, ask_at, &inbox));
-        let turn = inbox.take(Instant::now()).expect("open");
+        let turn = inbox.take(Instant::now(), &[]).expect("open");
         let vm = |message| match message {
             Message::Event(Event::MainLoopBusy(vm, _)) => vm,
             other => panic!("{other:?}"),

@@ -2,7 +2,8 @@
 
 use super::{LocationError, LocationEvent, MAX_WATCHED, record::parse_record};
 use libbpf_rs::{
-    ErrorKind, Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, PrintLevel, RingBufferBuilder,
+    ErrorKind, Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, PrintLevel, RingBuffer,
+    RingBufferBuilder,
 };
 use nix::{
     errno::Errno,
@@ -18,7 +19,7 @@ use std::{
         unix::fs::MetadataExt,
     },
     path::Path,
-    sync::{Arc, Mutex, PoisonError, mpsc},
+    sync::{Arc, Mutex, PoisonError},
     thread::{self, JoinHandle},
     time::Duration,
 };
@@ -43,7 +44,7 @@ const AFFINITY: &str = "vnuma_affinity";
 /// Failures to take events, one after the other, until it is given up.
 const FAILURES: u32 = 8;
 
-/// After events were taken the thread rests, so that those that come meanwhile are taken together: one that comes alone is
+/// After events were taken whoever takes them rests, so that those that come meanwhile are taken together: one that comes alone is
 /// taken at once, and thousands in a second make hundreds of wake-ups, here and of whoever is told.
 const REST: Duration = Duration::from_millis(2);
 
@@ -97,40 +98,124 @@ impl Programs {
         Ok(Self { links, nodes, watched, events, counts, sees_affinity })
     }
 
-    /// Starts the thread that reads the records of the programs. If that fails for good, `on_failure` is called from that
-    /// thread, as the last thing that it does, with the reason and with `on_event`.
-    pub(super) fn start<F: Fn(LocationEvent) + Send + 'static>(
+    /// What they report from now on goes to `on_event`, whenever it is taken. `on_failure` is called once it cannot be taken
+    /// any more, with the reason.
+    pub(super) fn start(
         self,
-        on_event: F,
-        on_failure: impl FnOnce(String, F) + Send + 'static,
-    ) -> Result<BpfSource, LocationError> {
-        let failed = |act| move |source| LocationError::Watch { act, source };
-        let stop = EventFd::from_flags(EfdFlags::EFD_CLOEXEC)
-            .map_err(|errno| failed("making an eventfd")(errno.into()))?;
-        let stop = Arc::new(stop);
-        let (theirs, events) = (Arc::clone(&stop), self.events);
-        let (ready, started) = mpsc::channel();
-        let work = move || {
-            if let Some(reason) = run(&events, theirs.as_fd(), &ready, &on_event) {
-                on_failure(reason, on_event);
+        on_event: impl Fn(LocationEvent) + Send + 'static,
+        on_failure: impl FnOnce(String) + Send + 'static,
+    ) -> Result<(BpfSource, KernelEvents), LocationError> {
+        let take = move |record: &[u8]| {
+            match parse_record(record) {
+                Some(event) => on_event(event),
+                None => tracing::error!(?record, "cannot parse a record of the BPF program"),
             }
+            0
         };
-        let thread = spawn_worker("vnuma-bpf", work).map_err(failed("starting a thread"))?;
-        // A thread that ended without a result has panicked, and the panic has been reported.
-        started
-            .recv()
-            .unwrap_or_else(|_| Err(io::Error::other("its thread has failed")))
-            .map_err(failed("mapping the ring buffer"))?;
-        Ok(BpfSource {
+        let mut builder = RingBufferBuilder::new();
+        let ring = builder.add(&self.events, take).map(drop).and_then(|()| builder.build());
+        let ring = ring.map_err(|error| LocationError::Watch {
+            act: "mapping the ring buffer",
+            source: io::Error::other(error.to_string()),
+        })?;
+        let events =
+            KernelEvents { ring, _map: self.events, failures: 0, on_failure: Some(Box::new(on_failure)) };
+        let source = BpfSource {
             _links: self.links,
             nodes: Mutex::new(self.nodes),
             watched: self.watched,
             counts: self.counts,
             sees_affinity: self.sees_affinity,
-            stop,
-            thread: Some(thread),
-        })
+            thread: None,
+        };
+        Ok((source, events))
     }
+}
+
+/// What the BPF programs have reported and nobody has taken yet.
+pub struct KernelEvents {
+    ring: RingBuffer<'static>,
+    /// What the ring was made of.
+    _map: MapHandle,
+    /// One after the other.
+    failures: u32,
+    on_failure: Option<Box<dyn FnOnce(String) + Send>>,
+}
+
+impl std::fmt::Debug for KernelEvents {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("KernelEvents").field("failures", &self.failures).finish_non_exhaustive()
+    }
+}
+
+impl KernelEvents {
+    /// Readable while there is something to take.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: `ring` owns the descriptor and outlives the borrow.
+        unsafe { BorrowedFd::borrow_raw(self.ring.epoll_fd()) }
+    }
+
+    /// Takes what there is: each event makes a call of `on_event`. Returns how long to rest until the next call, so that events
+    /// of a busy time are taken together. `None`: they cannot be taken any more, and polling has taken over.
+    pub fn take(&mut self) -> Option<Duration> {
+        self.on_failure.as_ref()?;
+        #[cfg(test)]
+        if FAILING.with(std::cell::Cell::get) {
+            return self.failed("a test wants it so".to_owned());
+        }
+        match self.ring.consume_raw() {
+            0 => Some(Duration::ZERO),
+            1.. => {
+                self.failures = 0;
+                Some(REST)
+            }
+            error => self.failed(format!("the ring buffer: {}", Errno::from_raw(-error))),
+        }
+    }
+
+    fn failed(&mut self, reason: String) -> Option<Duration> {
+        self.failures += 1;
+        tracing::error!(reason, failures = self.failures, "cannot read vCPU events");
+        if self.failures < FAILURES {
+            return Some(FAILURE_PAUSE);
+        }
+        self.on_failure.take()?(reason);
+        None
+    }
+}
+
+/// The thread that takes events where nobody else does.
+#[derive(Debug)]
+struct Taker {
+    stop: Arc<EventFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Taker {
+    fn start(mut events: KernelEvents) -> Result<Self, LocationError> {
+        let failed = |act| move |source| LocationError::Watch { act, source };
+        let stop = EventFd::from_flags(EfdFlags::EFD_CLOEXEC)
+            .map_err(|errno| failed("making an eventfd")(errno.into()))?;
+        let stop = Arc::new(stop);
+        let theirs = Arc::clone(&stop);
+        let thread = spawn_worker("vnuma-bpf", move || {
+            while wait_until_readable(events.fd(), theirs.as_fd()) {
+                let Some(rest) = events.take() else { return };
+                // Ended early by `stop` only, which is seen above.
+                let rest = PollTimeout::try_from(rest).unwrap_or(PollTimeout::ZERO);
+                let _ = poll(&mut [PollFd::new(theirs.as_fd(), PollFlags::POLLIN)], rest);
+            }
+        });
+        Ok(Self { stop, thread: Some(thread.map_err(failed("starting a thread"))?) })
+    }
+}
+
+/// Without a time limit. False once `stop` is readable.
+fn wait_until_readable(events: BorrowedFd<'_>, stop: BorrowedFd<'_>) -> bool {
+    let mut fds = [PollFd::new(events, PollFlags::POLLIN), PollFd::new(stop, PollFlags::POLLIN)];
+    // It fails by a signal only; then there is nothing to take.
+    let _ = poll(&mut fds, PollTimeout::NONE);
+    !fds[1].any().unwrap_or(true)
 }
 
 /// The node of each CPU, as the programs know it.
@@ -160,7 +245,7 @@ impl CpuNodes {
     }
 }
 
-/// The BPF programs and the thread that reads their records.
+/// The BPF programs.
 #[derive(Debug)]
 pub(super) struct BpfSource {
     /// The programs run as long as these exist.
@@ -169,11 +254,16 @@ pub(super) struct BpfSource {
     watched: MapHandle,
     counts: MapHandle,
     sees_affinity: bool,
-    stop: Arc<EventFd>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<Taker>,
 }
 
 impl BpfSource {
+    /// Takes its events in a thread of its own.
+    pub(super) fn take_in_thread(&mut self, events: KernelEvents) -> Result<(), LocationError> {
+        self.thread = Some(Taker::start(events)?);
+        Ok(())
+    }
+
     pub(super) fn watch(&self, pid: i32, tid: i32) -> Result<(), LocationError> {
         if !vnuma_process::thread_exists(pid, tid) {
             return Err(LocationError::NoThread { pid, tid });
@@ -233,15 +323,16 @@ impl BpfSource {
     }
 }
 
-impl Drop for BpfSource {
+impl Drop for Taker {
     fn drop(&mut self) {
         if let Err(error) = self.stop.write(1) {
             tracing::error!(%error, "cannot stop the watcher's thread");
             return;
         }
         // After a failure it is that thread itself which takes this apart.
-        let own = |thread: &JoinHandle<()>| thread.thread().id() == thread::current().id();
-        if let Some(thread) = self.thread.take().filter(|thread| !own(thread)) {
+        if let Some(thread) =
+            self.thread.take().filter(|thread| thread.thread().id() != thread::current().id())
+        {
             // It only fails if a callback panicked, which has been reported then.
             let _ = thread.join();
         }
@@ -275,91 +366,9 @@ fn attach(wanted: impl Fn(&str) -> bool) -> libbpf_rs::Result<(Object, Vec<Link>
     Ok((object, links))
 }
 
-/// What became of one attempt to take events.
-enum Turn {
-    Taken,
-    Failed(String),
-    Stop,
-}
-
-/// Reads records until the end. `Some` is the reason why reading cannot be repeated.
-fn pump(mut turn: impl FnMut() -> Turn) -> Option<String> {
-    let mut failures = 0;
-    loop {
-        match turn() {
-            Turn::Stop => return None,
-            Turn::Taken => failures = 0,
-            Turn::Failed(reason) => {
-                failures += 1;
-                tracing::error!(reason, failures, "cannot read vCPU events");
-                if failures == FAILURES {
-                    return Some(reason);
-                }
-                thread::sleep(FAILURE_PAUSE);
-            }
-        }
-    }
-}
-
-/// Takes records until `stop` is readable, and blocks between them without a time limit. Returns why it had to end, if
-/// it had to.
-fn run(
-    events: &MapHandle,
-    stop: BorrowedFd<'_>,
-    ready: &mpsc::Sender<io::Result<()>>,
-    on_event: &impl Fn(LocationEvent),
-) -> Option<String> {
-    let mut builder = RingBufferBuilder::new();
-    let take = |record: &[u8]| {
-        match parse_record(record) {
-            Some(event) => on_event(event),
-            None => tracing::error!(?record, "cannot parse a record of the BPF program"),
-        }
-        0
-    };
-    let added = builder.add(events, take).map(drop);
-    let ring = match added.and_then(|()| builder.build()) {
-        Ok(ring) => ring,
-        Err(error) => {
-            let _ = ready.send(Err(io::Error::other(error.to_string())));
-            return None;
-        }
-    };
-    let _ = ready.send(Ok(()));
-    // SAFETY: `ring` owns the descriptor and outlives the borrow.
-    let ring_fd = unsafe { BorrowedFd::borrow_raw(ring.epoll_fd()) };
-    let mut rest = PollTimeout::ZERO;
-    pump(|| {
-        if rest != PollTimeout::ZERO {
-            // Ended early by `stop` only, which is seen below.
-            let _ = poll(&mut [PollFd::new(stop, PollFlags::POLLIN)], rest);
-            rest = PollTimeout::ZERO;
-        }
-        let mut fds = [PollFd::new(ring_fd, PollFlags::POLLIN), PollFd::new(stop, PollFlags::POLLIN)];
-        match poll(&mut fds, PollTimeout::NONE) {
-            Ok(_) | Err(Errno::EINTR) => {}
-            Err(error) => return Turn::Failed(format!("waiting: {error}")),
-        }
-        if fds[1].any().unwrap_or(true) {
-            return Turn::Stop;
-        }
-        #[cfg(test)]
-        if FAILING.with(std::cell::Cell::get) {
-            return Turn::Failed("a test wants it so".to_owned());
-        }
-        match ring.consume() {
-            Ok(()) => {
-                rest = PollTimeout::try_from(REST).unwrap_or(PollTimeout::ZERO);
-                Turn::Taken
-            }
-            Err(error) => Turn::Failed(format!("the ring buffer: {error}")),
-        }
-    })
-}
-
 #[cfg(test)]
 thread_local! {
-    /// The BPF thread that sets it, in its callback, takes no more events.
+    /// The thread that sets it takes no more events.
     pub(super) static FAILING: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 

@@ -3,7 +3,7 @@
 //! ```text
 //!            kernel                        this process
 //!  sched_migrate_task ─┐ watched?
-//!  __set_cpus_allowed ─┼─ other node? ─▶ ring buffer ─▶ thread ─▶ on_event
+//!  __set_cpus_allowed ─┼─ other node? ─▶ ring buffer ─▶ KernelEvents::take ─▶ on_event
 //!  sched_process_exit ─┘                (blocks; no event, no wake-up)
 //!
 //!  /proc/PID/task/TID/{stat,status} ◀── thread, every interval ─▶ on_event
@@ -27,6 +27,7 @@ mod proc;
 mod record;
 
 use bpf::BpfSource;
+pub use bpf::KernelEvents;
 use poll::PollSource;
 pub use proc::{read_location, read_pinned};
 pub use record::parse_record;
@@ -175,6 +176,9 @@ enum Source {
     Poll(PollSource),
 }
 
+/// Is called for each event.
+type OnEvent = dyn Fn(LocationEvent) + Send + Sync;
+
 impl Shared {
     /// No code that holds the lock can panic half-way through a change.
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -182,12 +186,13 @@ impl Shared {
     }
 
     /// Polling takes over what BPF was watching.
-    fn fall_back(&self, reason: String, on_event: impl Fn(LocationEvent) + Send + 'static) {
+    fn fall_back(&self, reason: String, on_event: Arc<OnEvent>) {
         let mut state = self.lock();
         // The receiver was dropped.
         let Some(Source::Bpf(bpf)) = &state.source else { return };
         tracing::error!(reason, "cannot read BPF events; vCPU locations are polled from now on");
         let dropped = bpf.dropped();
+        let on_event = move |event| on_event(event);
         let poll = PollSource::start(state.topology.clone(), self.poll_interval, &state.threads, on_event);
         let failed = match poll {
             Ok(poll) => state.source.replace(Source::Poll(poll)),
@@ -211,8 +216,25 @@ impl LocationWatcher {
         topology: &HostTopology,
         prefer: Prefer,
         poll_interval: Duration,
-        on_event: impl Fn(LocationEvent) + Send + 'static,
+        on_event: impl Fn(LocationEvent) + Send + Sync + 'static,
     ) -> Result<Self, LocationError> {
+        let (watcher, events) = Self::start_taken(topology, prefer, poll_interval, on_event)?;
+        let mut state = watcher.shared.lock();
+        if let (Some(Source::Bpf(bpf)), Some(events)) = (&mut state.source, events) {
+            bpf.take_in_thread(events)?;
+        }
+        drop(state);
+        Ok(watcher)
+    }
+
+    /// The same for a caller that takes the events of BPF itself, and spares the change to another thread: `on_event` is called
+    /// by [`KernelEvents::take`]. Where polling is used there are none to take.
+    pub fn start_taken(
+        topology: &HostTopology,
+        prefer: Prefer,
+        poll_interval: Duration,
+        on_event: impl Fn(LocationEvent) + Send + Sync + 'static,
+    ) -> Result<(Self, Option<KernelEvents>), LocationError> {
         let state = State {
             source: None,
             why_not_bpf: None,
@@ -223,38 +245,41 @@ impl LocationWatcher {
         };
         let shared = Arc::new(Shared { state: Mutex::new(state), poll_interval });
         let weak = Arc::downgrade(&shared);
-        let on_event = move |event: LocationEvent| {
+        let on_event: Arc<OnEvent> = Arc::new(move |event: LocationEvent| {
             if event.kind == LocationKind::Exited
                 && let Some(shared) = weak.upgrade()
             {
                 shared.lock().forget(event.tid);
             }
             on_event(event);
-        };
+        });
         let programs = match prefer {
             Prefer::Poll => Err("polling was asked for".to_owned()),
             Prefer::Auto | Prefer::Bpf => bpf::Programs::load(topology),
         };
-        // Held until the source is in its place, so that one that fails at once finds it there.
         let mut state = shared.lock();
-        match programs {
+        let events = match programs {
             Ok(programs) => {
-                let weak = Arc::downgrade(&shared);
-                let on_failure = move |reason, on_event| {
+                let (weak, theirs) = (Arc::downgrade(&shared), Arc::clone(&on_event));
+                let on_failure = move |reason| {
                     if let Some(shared) = weak.upgrade() {
-                        shared.fall_back(reason, on_event);
+                        shared.fall_back(reason, theirs);
                     }
                 };
-                state.source = Some(Source::Bpf(Box::new(programs.start(on_event, on_failure)?)));
+                let (source, events) = programs.start(move |event| on_event(event), on_failure)?;
+                state.source = Some(Source::Bpf(Box::new(source)));
+                Some(events)
             }
             Err(reason) if prefer == Prefer::Bpf => return Err(LocationError::NoBpf { reason }),
             Err(reason) => {
+                let on_event = move |event| on_event(event);
                 let poll = PollSource::start(topology.clone(), poll_interval, &HashMap::new(), on_event)?;
                 (state.source, state.why_not_bpf) = (Some(Source::Poll(poll)), Some(reason));
+                None
             }
-        }
+        };
         drop(state);
-        Ok(Self { shared })
+        Ok((Self { shared }, events))
     }
 
     /// Watches a thread of a process. Read its location after this call, not before, or a
@@ -343,7 +368,7 @@ impl LocationWatcher {
         self.health().sees_affinity
     }
 
-    /// Records that the BPF programs have made; none when polling. Each wakes the watcher's thread at most once.
+    /// Records that the BPF programs have made; none when polling. Each wakes whoever takes them at most once.
     pub fn reported(&self) -> u64 {
         match &self.shared.lock().source {
             Some(Source::Bpf(bpf)) => bpf.reported(),
