@@ -4,7 +4,7 @@
 /// [`Header::magic`].
 pub const MAGIC: u32 = 0x764e_756d;
 /// [`Header::version`].
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// CPUs that the layouts have room for.
 pub const MAX_CPUS: usize = 8192;
 /// Nodes that the layouts have room for.
@@ -17,6 +17,12 @@ pub const MASK_WORDS: usize = 128;
 pub const PLACED: u32 = 1;
 /// [`Assignment::pressure`]: not counted.
 pub const NO_PRESSURE: u32 = 0;
+/// [`Header::steal`]: of the own node first, of the longest queue there, the thread with the least pressure.
+pub const STEAL_PRESSURE: u32 = 0;
+/// [`Header::steal`]: the first thread of the next CPU that has any, whatever its node.
+pub const STEAL_BLIND: u32 = 1;
+/// [`Header::steal`]: the same, but a thread with a place only by CPUs of that.
+pub const STEAL_PLACE: u32 = 2;
 /// Index of a count: threads taken to their place.
 pub const COUNT_PLACED: u32 = 0;
 /// Index of a count: stolen within a node.
@@ -46,8 +52,8 @@ pub struct Header {
     pub assignment_size: u32,
     /// 1: all threads of the host are scheduled.
     pub full: u32,
-    /// 0.
-    pub reserved: u32,
+    /// Which thread is stolen: [`STEAL_PRESSURE`], [`STEAL_BLIND`] or [`STEAL_PLACE`].
+    pub steal: u32,
     /// Differs with each start of the scheduler.
     pub instance: u64,
     /// When whoever decides was alive last, of `CLOCK_MONOTONIC`; 0: never.
@@ -154,8 +160,7 @@ impl Header {
     /// As the map has it.
     pub fn to_bytes(&self) -> [u8; size_of::<Self>()] {
         let mut writer = Writer::new();
-        let words =
-            [self.magic, self.version, self.header_size, self.assignment_size, self.full, self.reserved];
+        let words = [self.magic, self.version, self.header_size, self.assignment_size, self.full, self.steal];
         words.iter().for_each(|word| writer.put(&word.to_ne_bytes()));
         let words = [self.instance, self.heartbeat_ns, self.keep_ns, self.starve_ns, self.slice_ns];
         words.iter().for_each(|word| writer.put(&word.to_ne_bytes()));
@@ -171,7 +176,7 @@ impl Header {
             header_size: reader.u32(),
             assignment_size: reader.u32(),
             full: reader.u32(),
-            reserved: reader.u32(),
+            steal: reader.u32(),
             instance: reader.u64(),
             heartbeat_ns: reader.u64(),
             keep_ns: reader.u64(),
@@ -244,7 +249,7 @@ mod tests {
             header_size: 1,
             assignment_size: 2,
             full: 3,
-            reserved: 4,
+            steal: 4,
             instance: 5,
             heartbeat_ns: 6,
             keep_ns: 7,

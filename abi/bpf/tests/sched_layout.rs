@@ -22,6 +22,9 @@ fn constants() -> Vec<(String, u64)> {
         ("VNUMA_SCHED_MASK_WORDS", s::MASK_WORDS as u32),
         ("VNUMA_SCHED_PLACED", s::PLACED),
         ("VNUMA_SCHED_NO_PRESSURE", s::NO_PRESSURE),
+        ("VNUMA_SCHED_STEAL_PRESSURE", s::STEAL_PRESSURE),
+        ("VNUMA_SCHED_STEAL_BLIND", s::STEAL_BLIND),
+        ("VNUMA_SCHED_STEAL_PLACE", s::STEAL_PLACE),
         ("VNUMA_SCHED_COUNT_PLACED", s::COUNT_PLACED),
         ("VNUMA_SCHED_COUNT_LOCAL", s::COUNT_LOCAL),
         ("VNUMA_SCHED_COUNT_REMOTE", s::COUNT_REMOTE),
@@ -44,7 +47,7 @@ fn constants_agree() {
 fn layouts_agree() {
     let layouts = [
         layout!(Header, "vnuma_sched_header", {
-            magic, version, header_size, assignment_size, full, reserved, instance, heartbeat_ns, keep_ns, starve_ns,
+            magic, version, header_size, assignment_size, full, steal, instance, heartbeat_ns, keep_ns, starve_ns,
             slice_ns,
         }),
         layout!(Assignment, "vnuma_sched_assignment", { epoch, pid, flags, pressure, reserved, cpus }),

@@ -8,7 +8,7 @@ use vnuma_daemon::core::{
 };
 use vnuma_placement::{
     Policies,
-    scheduling::{CpuSample, Policy, entitlement::CpuGroup},
+    scheduling::{CpuSample, Policy, Stealing, entitlement::CpuGroup},
     world::{Accesses, Counted, HostReading, Mechanism, RequestId, VcpuReading, VmId, VmReading},
 };
 use vnuma_process::ActError;
@@ -69,6 +69,8 @@ struct Run {
     /// How places are set.
     by: Mechanism,
     ranked: Vec<(VmId, i32, Vec<Ranked>)>,
+    /// What scx_vnuma was told last.
+    stealing: Option<Stealing>,
     /// Times that it was looked for scx_vnuma.
     looks: usize,
     orders: Vec<(VmId, i32, Vec<MaskOrder>)>,
@@ -98,6 +100,7 @@ impl Run {
             restores: true,
             by: Mechanism::Affinity,
             ranked: Vec::new(),
+            stealing: None,
             looks: 0,
             orders: Vec::new(),
             followed: Vec::new(),
@@ -145,8 +148,11 @@ impl Run {
                         more.push(Event::MasksRestored(vm, pid, Ok(0)));
                     }
                 }
+                Command::Rank { vm, pid, vcpus, stealing } => {
+                    self.ranked.push((vm, pid, vcpus));
+                    self.stealing = Some(stealing);
+                }
                 Command::LookForScheduler => self.looks += 1,
-                Command::Rank { vm, pid, vcpus } => self.ranked.push((vm, pid, vcpus)),
                 Command::ForgetMask(_, tid) => self.forgotten.push(tid),
                 Command::Announce(event) => self.events.push(event),
                 Command::Reply(request, answer) => self.answers.push((request, answer)),
@@ -710,6 +716,39 @@ fn the_scheduler_is_told_of_places_and_ranks_while_the_operators_masks_stay() {
     run.set_policy(2, Policy::Off);
     assert_eq!((run.answered(2), run.mask(1)), (Some(true), "0-7".into()));
     assert_eq!(run.ranked, [(run.id(0), PID, vec![])], "it has none of them any more");
+}
+
+#[test]
+fn the_scheduler_is_told_how_the_policies_of_the_host_steal() {
+    let mut run = Run::with_vms(&["a", "b"]);
+    run.by = Mechanism::Scheduler;
+    let expected = [
+        (Policy::Credit, Stealing::Blindly),
+        (Policy::Vprobe, Stealing::ByPressure),
+        (Policy::VcpuP, Stealing::Blindly),
+        (Policy::Lb, Stealing::ByPressure),
+        (Policy::Brm, Stealing::WithinPlaces),
+        (Policy::VprobePaper, Stealing::ByPressure),
+    ];
+    for (request, (policy, stealing)) in (1..).zip(expected) {
+        run.set_policy(request, policy);
+        run.period(0, 1);
+        assert_eq!(run.stealing, Some(stealing), "{policy}");
+    }
+    // One that does not act has no say, and of two that disagree neither has.
+    run.set_policy(10, Policy::Credit);
+    let other = |run: &mut Run, request, policy| {
+        run.ask(request, Request::SetPolicy("b".into(), policy));
+        run.period(0, 1);
+        run.stealing
+    };
+    assert_eq!(other(&mut run, 11, Policy::Observe), Some(Stealing::Blindly));
+    assert_eq!(other(&mut run, 12, Policy::Brm), Some(Stealing::ByPressure));
+    assert_eq!(other(&mut run, 13, Policy::VcpuP), Some(Stealing::Blindly));
+    run.set_policy(14, Policy::Off);
+    run.ask(15, Request::SetPolicy("b".into(), Policy::Brm));
+    run.period(0, 1);
+    assert_eq!(run.stealing, Some(Stealing::WithinPlaces), "the one that is left decides");
 }
 
 #[test]

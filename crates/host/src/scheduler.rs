@@ -10,7 +10,7 @@ use std::{
 };
 use vnuma_abi_bpf::sched::{
     Assignment, COUNT_KEPT, COUNT_LOCAL, COUNT_PLACED, COUNT_REMOTE, COUNT_STARVED, COUNT_THROTTLED, Header,
-    MAGIC, MASK_WORDS, PLACED, VERSION,
+    MAGIC, MASK_WORDS, PLACED, STEAL_BLIND, STEAL_PLACE, STEAL_PRESSURE, VERSION,
 };
 use vnuma_topology::CpuSet;
 
@@ -97,6 +97,37 @@ pub struct Assigned {
     pub place: Option<CpuSet>,
 }
 
+/// Which vCPU that waits is taken by a CPU that has none. One that has waited too long comes first in all cases.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Steal {
+    /// Of the CPU's own node first, of the longest queue there, the one with the least pressure.
+    #[default]
+    ByPressure,
+    /// The first one of the next CPU that has any, whatever its node.
+    Blindly,
+    /// The same, but one with a place only by CPUs of that.
+    WithinPlaces,
+}
+
+impl Steal {
+    fn to_abi(self) -> u32 {
+        match self {
+            Self::ByPressure => STEAL_PRESSURE,
+            Self::Blindly => STEAL_BLIND,
+            Self::WithinPlaces => STEAL_PLACE,
+        }
+    }
+
+    /// What the scheduler does with this value.
+    fn from_abi(value: u32) -> Self {
+        match value {
+            STEAL_BLIND => Self::Blindly,
+            STEAL_PLACE => Self::WithinPlaces,
+            _ => Self::ByPressure,
+        }
+    }
+}
+
 /// What the scheduler has done since it was loaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
@@ -159,10 +190,16 @@ impl Scheduler {
         }
     }
 
-    /// Whoever decides is alive at this time, of `CLOCK_MONOTONIC`.
-    pub fn beat(&self, now_ns: u64) -> Result<(), SchedulerError> {
-        // Only the heartbeat changes after the map was pinned.
-        let header = Header { heartbeat_ns: now_ns, ..read_header(&self.header, &self.directory)? };
+    /// Which vCPUs it steals now.
+    pub fn steals(&self) -> Result<Steal, SchedulerError> {
+        Ok(Steal::from_abi(read_header(&self.header, &self.directory)?.steal))
+    }
+
+    /// Whoever decides is alive at this time, of `CLOCK_MONOTONIC`, and wants vCPUs to be stolen like this.
+    pub fn beat(&self, now_ns: u64, steal: Steal) -> Result<(), SchedulerError> {
+        // The scheduler itself does not write to the header after the map was pinned.
+        let header = read_header(&self.header, &self.directory)?;
+        let header = Header { heartbeat_ns: now_ns, steal: steal.to_abi(), ..header };
         self.update(&self.header, HEADER, &0u32.to_ne_bytes(), &header.to_bytes())
     }
 
@@ -313,9 +350,17 @@ mod tests {
         };
         assert_eq!(check_header(&header), Ok(header));
         let refused = |header: Header| check_header(&header).unwrap_err();
-        assert_eq!(refused(Header { version: 2, ..header }), "version: 2, expected 1");
+        assert_eq!(refused(Header { version: 1, ..header }), "version: 1, expected 2");
         assert_eq!(refused(Header { assignment_size: 8, ..header }), "assignment_size: 8, expected 1048");
         assert!(refused(Header::default()).starts_with("magic: 0,"));
+    }
+
+    #[test]
+    fn each_way_to_steal_has_its_own_number() {
+        let all = [Steal::ByPressure, Steal::Blindly, Steal::WithinPlaces];
+        assert_eq!(all.map(Steal::to_abi), [STEAL_PRESSURE, STEAL_BLIND, STEAL_PLACE]);
+        assert_eq!(all.map(|steal| Steal::from_abi(steal.to_abi())), all);
+        assert_eq!(Steal::from_abi(99), Steal::ByPressure, "as the scheduler does");
     }
 
     #[test]

@@ -14,7 +14,7 @@ use std::{
     os::unix::fs::DirBuilderExt,
     path::Path,
 };
-use vnuma_abi_bpf::sched::{Assignment, Exit, Header, MAGIC, VERSION};
+use vnuma_abi_bpf::sched::{Assignment, Exit, Header, MAGIC, STEAL_PRESSURE, VERSION};
 use vnuma_host::{
     read_host_topology,
     scheduler::{ASSIGNMENTS, COUNTS, DIRECTORY, HEADER, loaded_scheduler},
@@ -157,7 +157,7 @@ fn header(arguments: &Arguments) -> Header {
         header_size: size_of::<Header>() as u32,
         assignment_size: size_of::<Assignment>() as u32,
         full: arguments.full.into(),
-        reserved: 0,
+        steal: STEAL_PRESSURE,
         // Nobody starts two in the same nanosecond.
         instance: now.as_nanos() as u64,
         heartbeat_ns: 0,

@@ -15,7 +15,7 @@ use nix::{
     },
 };
 use std::{os::fd::AsFd, path::Path, process::ExitCode};
-use vnuma_host::scheduler::{Counts, DIRECTORY, Scheduler};
+use vnuma_host::scheduler::{Counts, DIRECTORY, Scheduler, Steal};
 
 /// A sched_ext scheduler for the vCPU threads of VMs. vnumad tells it where they belong.
 ///
@@ -59,6 +59,12 @@ fn show_status() -> Result<()> {
     let scheduler = Scheduler::open(Path::new("/"), Path::new(DIRECTORY))?;
     let Counts { placed, stolen_local, stolen_remote, starved, kept, throttled } = scheduler.counts();
     println!("mode          {}", if scheduler.is_full() { "full" } else { "partial" });
+    let stealing = match scheduler.steals()? {
+        Steal::ByPressure => "by pressure",
+        Steal::Blindly => "blindly",
+        Steal::WithinPlaces => "within places",
+    };
+    println!("stealing      {stealing}");
     println!("vCPUs         {}", scheduler.threads().len());
     println!("placed        {placed}");
     println!("stolen local  {stolen_local}");

@@ -17,6 +17,8 @@ mod scheduler;
 mod shapes;
 mod states;
 mod stopped;
+mod threads;
+mod vcpus;
 
 use clap::{Parser, Subcommand};
 
@@ -50,8 +52,8 @@ enum Scenario {
     Machine,
     /// A scheduling policy takes a vCPU to its memory, and gives its operator's CPUs back
     Policy,
-    /// The scheduler of vCPU threads, with threads that are no vCPUs
-    Scheduler,
+    /// The scheduler of vCPU threads, with threads that are no vCPUs and with those of VMs
+    Scheduler(scheduler::Arguments),
     /// QEMUs are stopped, used by somebody else, and killed in mid-attach
     Stopped,
     /// vnumad is killed again and again while vCPUs move
@@ -69,7 +71,7 @@ fn main() -> anyhow::Result<()> {
         Scenario::Replug => replug::run(),
         Scenario::Machine => machine::run(),
         Scenario::Policy => policy::run(),
-        Scenario::Scheduler => scheduler::run(),
+        Scenario::Scheduler(arguments) => scheduler::run(&arguments),
         Scenario::Stopped => stopped::run(),
         Scenario::Hotplug => hotplug::run(),
         Scenario::Lifecycle => lifecycle::run(),

@@ -1,5 +1,5 @@
 //! The VM of `policy` while scx_vnuma comes and goes: its vCPU has the class SCHED_EXT, its affinity stays its operator's, and
-//! whoever dies, the other one goes on.
+//! whoever dies, the other one goes on. In full mode CPU time is shared as control groups say.
 
 use crate::{
     guest::expect_check,
@@ -7,13 +7,14 @@ use crate::{
         FAR, MEMORY, NAME, NEAR, OPERATORS, expect_mask, first_vcpu, is_recorded, set_mask, start,
         wait_for_mask,
     },
+    threads::{Group, Loop, expect_share},
 };
 use anyhow::{Context, Result, ensure};
 use std::{
     path::Path,
     process::{Command, Stdio},
 };
-use vnuma_host::scheduler::{DIRECTORY, Scheduler};
+use vnuma_host::scheduler::{DIRECTORY, Scheduler, Steal};
 use vnuma_process::{Class, read_class};
 use vnuma_scenario::{HANG_LIMIT, Process, Vm, output, vnumactl, wait_for};
 
@@ -22,7 +23,7 @@ pub fn run(vm: Vm) -> Result<()> {
     crate::guest::wait_until_listed(NAME)?;
     vnumactl(&["policy", NAME, "--set", "vprobe"])?;
     expect_affinity(&vm).context("without scx_vnuma")?;
-    let mut scheduler = load()?;
+    let mut scheduler = load(&[])?;
     expect_scheduler(&vm).context("scx_vnuma was loaded while the policy acts")?;
     expect_check(None, "places", "sched_ext, partial", "best")?;
     println!("loaded: the place of an affinity was told to scx_vnuma, and the operator's CPUs are back");
@@ -51,8 +52,12 @@ pub fn run(vm: Vm) -> Result<()> {
     expect_check(None, "places", "affinity", "reduced")?;
     println!("scx_vnuma was killed: the policy goes on with the same place as an affinity");
 
-    scheduler = load()?;
-    expect_scheduler(&vm).context("the next scx_vnuma")?;
+    scheduler = load(&["--full"])?;
+    expect_scheduled(&vm, Class::Other).context("the next scx_vnuma, in full mode")?;
+    expect_check(None, "places", "sched_ext, full", "best")?;
+    shares(&vm)?;
+    vnumactl(&["policy", NAME, "--set", "credit"])?;
+    wait_for("the policy's way to steal to be told", HANG_LIMIT, || Ok(maps()?.steals()? == Steal::Blindly))?;
     drop(vm);
     wait_for("the vCPU of a VM that has ended to be forgotten", HANG_LIMIT, || {
         Ok(maps()?.threads().is_empty())
@@ -65,8 +70,8 @@ pub fn run(vm: Vm) -> Result<()> {
     Ok(())
 }
 
-fn load() -> Result<Process> {
-    Ok(Process(Command::new("scx_vnuma").stdin(Stdio::null()).spawn().context("scx_vnuma")?))
+fn load(options: &[&str]) -> Result<Process> {
+    Ok(Process(Command::new("scx_vnuma").args(options).stdin(Stdio::null()).spawn().context("scx_vnuma")?))
 }
 
 fn maps() -> Result<Scheduler> {
@@ -86,11 +91,15 @@ fn expect_affinity(vm: &Vm) -> Result<()> {
     Ok(())
 }
 
-/// scx_vnuma was told of the place.
+/// scx_vnuma was told of the place, in partial mode.
 fn expect_scheduler(vm: &Vm) -> Result<()> {
+    expect_scheduled(vm, Class::Ext)
+}
+
+fn expect_scheduled(vm: &Vm, expected: Class) -> Result<()> {
     wait_for_setting("sched_ext")?;
     expect_mask(vm, OPERATORS)?;
-    ensure!(class(vm)? == Class::Ext, "its class is {:?}", class(vm)?);
+    ensure!(class(vm)? == expected, "its class is {:?}", class(vm)?);
     ensure!(!is_recorded(vm), "a record of masks stays");
     ensure!(maps()?.threads() == [(vm.threads[0], vm.pid)], "it has {:?}", maps()?.threads());
     wait_until_seen_near()
@@ -122,6 +131,20 @@ fn follows(vm: &Vm) -> Result<()> {
     expect_scheduler(vm).context("the operator has let it go")?;
     println!("pinned by its operator: left alone; let go: taken to its memory by scx_vnuma, and seen there");
     Ok(())
+}
+
+/// In full mode its vCPU and a thread of the host share a CPU as their control groups say.
+fn shares(vm: &Vm) -> Result<()> {
+    set_mask(vm, FAR)?;
+    Group::of_vm(vm).write("cpu.weight", "300")?;
+    let group = Group::new("machine.slice/rival.scope", "cpu.weight", "100")?;
+    let rival = Loop::start_fair(FAR)?;
+    group.take(&rival)?;
+    let vcpu = Loop::of_vcpu(vm);
+    expect_share("a vCPU of weight 300 beside 100", None, &[&vcpu, &rival], (0.75, 0.08))?;
+    drop(rival);
+    set_mask(vm, OPERATORS)?;
+    expect_scheduled(vm, Class::Other).context("the operator has let it go")
 }
 
 fn expect_released(vm: &Vm) -> Result<()> {

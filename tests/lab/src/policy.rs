@@ -12,9 +12,9 @@ use std::process::Command;
 use std::time::Duration;
 use vnuma_scenario::{HANG_LIMIT, Nodes, Process, Vm, output, vnumactl, vnumad, wait_for};
 
-const CONFIGURATION: &str = "/root/policy.toml";
+pub const CONFIGURATION: &str = "/root/policy.toml";
 const RECORDS: &str = "/run/vnuma/channels";
-const BALANCING: &str = "/proc/sys/kernel/numa_balancing";
+pub const BALANCING: &str = "/proc/sys/kernel/numa_balancing";
 pub const NAME: &str = "hungry";
 /// CPUs that the operator allows: of both nodes of the server `2n4c`. VMs do not run on CPU 0.
 pub const OPERATORS: &str = "1-3";
@@ -32,7 +32,7 @@ pub fn run() -> Result<()> {
     // It would move the pages to the vCPU.
     fs::write(BALANCING, "0").context(BALANCING)?;
     fs::write(CONFIGURATION, "[policy]\nperiod_ms = 300\n").context(CONFIGURATION)?;
-    let vm = start_on_its_node()?;
+    let vm = start_near(NAME)?;
     let others = Others::new(&vm)?;
     let busy = vm.spawn(&["sh", "-c", "dd if=/dev/zero of=/dev/null bs=8M"])?;
     let mut daemon = start()?;
@@ -81,10 +81,10 @@ pub fn run() -> Result<()> {
 }
 
 /// A VM whose memory is on one node, as the threads that touch it first run there.
-fn start_on_its_node() -> Result<Vm> {
+pub fn start_near(name: &str) -> Result<Vm> {
     let own = std::process::id().to_string();
     output("taskset", &["-p", "-c", NEAR, &own])?;
-    let vm = Vm::start(NAME, &["--uma", "--vcpus", "1", "--memory", "256M"].map(str::to_owned));
+    let vm = Vm::start(name, &["--uma", "--vcpus", "1", "--memory", "256M"].map(str::to_owned));
     output("taskset", &["-p", "-c", "0-3", &own])?;
     vm
 }

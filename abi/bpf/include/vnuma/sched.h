@@ -10,16 +10,17 @@
  *	assignments	hash, thread id to struct vnuma_sched_assignment
  *	counts		per-CPU array of __u64, by VNUMA_SCHED_COUNT_*
  *
- * The scheduler writes the header but for its heartbeat before it pins the maps. Whoever
- * opens them checks magic, version and sizes first. A change of any layout here needs
- * another VNUMA_SCHED_VERSION: both sides are built from one tree, so that neither reads
- * another version.
+ * The scheduler writes the header before it pins the maps. From then on whoever decides
+ * writes heartbeat_ns and steal, and nothing else of it. Whoever opens the maps checks
+ * magic, version and sizes first. A change of any layout here needs another
+ * VNUMA_SCHED_VERSION: both sides are built from one tree, so that neither reads another
+ * version.
  */
 
 #include <linux/types.h>
 
 #define VNUMA_SCHED_MAGIC	0x764e756d	/* "vNum" */
-#define VNUMA_SCHED_VERSION	1
+#define VNUMA_SCHED_VERSION	2
 
 /* CPUs and nodes that the layouts have room for. */
 #define VNUMA_SCHED_MAX_CPUS	8192
@@ -35,13 +36,27 @@
 /* vnuma_sched_assignment.pressure: not counted. */
 #define VNUMA_SCHED_NO_PRESSURE	0
 
+/*
+ * vnuma_sched_header.steal: which thread that waits is taken by a CPU without one. In all
+ * cases one that has waited for starve_ns comes first.
+ *
+ *	PRESSURE	of the CPU's own node first, then of the nearest; there of the
+ *			longest queue; there the one with the least pressure
+ *	BLIND		the first one of the next CPU by number that has any, whatever
+ *			its node
+ *	PLACE		the same, but a thread with a place only by CPUs of that
+ */
+#define VNUMA_SCHED_STEAL_PRESSURE	0
+#define VNUMA_SCHED_STEAL_BLIND		1
+#define VNUMA_SCHED_STEAL_PLACE		2
+
 struct vnuma_sched_header {
 	__u32 magic;
 	__u32 version;
 	__u32 header_size;	/* of this struct */
 	__u32 assignment_size;	/* of struct vnuma_sched_assignment */
 	__u32 full;		/* 1: all threads are scheduled, not only SCHED_EXT */
-	__u32 reserved;		/* 0 */
+	__u32 steal;		/* VNUMA_SCHED_STEAL_*; others count as PRESSURE */
 	__u64 instance;		/* differs with each start of the scheduler */
 	__u64 heartbeat_ns;	/* CLOCK_MONOTONIC of the last sign of life; 0: none */
 	__u64 keep_ns;		/* places hold so long after the heartbeat */

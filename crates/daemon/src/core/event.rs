@@ -5,7 +5,7 @@ use vnuma_api as api;
 use vnuma_hypervisor::{Plugged, VmError};
 use vnuma_placement::{
     Publication,
-    scheduling::Policy,
+    scheduling::{Policy, Stealing},
     world::{ConnectionId, DriverStatus, HostReading, Mechanism, RequestId, StopReason, VmId},
 };
 use vnuma_process::ActError;
@@ -299,6 +299,8 @@ pub enum Command {
         pid: i32,
         /// Its vCPUs; none: its policy does not act any more.
         vcpus: Vec<Ranked>,
+        /// Which vCPUs of the host idle CPUs take.
+        stealing: Stealing,
     },
     /// See whether scx_vnuma is loaded; [`Event::Switched`] follows if that has changed.
     LookForScheduler,

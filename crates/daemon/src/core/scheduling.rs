@@ -18,7 +18,7 @@ use super::{
 use std::collections::BTreeMap;
 use vnuma_api as api;
 use vnuma_placement::{
-    scheduling::{Policy, Standing},
+    scheduling::{Policy, Standing, Stealing},
     world::{Begun, Confine, HostReading, MaskChange, Mechanism, Mover, RequestId, Vm, VmId},
 };
 use vnuma_process::ActError;
@@ -141,7 +141,7 @@ impl Core {
 
     /// scx_vnuma is told of the vCPUs that policies schedule: it lets idle CPUs steal them between two periods.
     fn rank(&mut self) {
-        let mut ranked = BTreeMap::new();
+        let (mut ranked, stealing) = (BTreeMap::new(), self.stealing());
         for (id, managed) in self.world.iter() {
             let Some(vm) = managed.vm.as_ref().filter(|vm| vm.scheduling.policy.acts()) else { continue };
             let mut vcpus = Vec::new();
@@ -154,19 +154,26 @@ impl Core {
                 }
             }
             ranked.insert(id, vm.description.pid);
-            self.commands.push(Command::Rank { vm: id, pid: vm.description.pid, vcpus });
+            self.commands.push(Command::Rank { vm: id, pid: vm.description.pid, vcpus, stealing });
         }
         for (id, pid) in std::mem::replace(&mut self.ranked, ranked) {
             if self.ranked.get(&id) != Some(&pid) {
-                self.commands.push(Command::Rank { vm: id, pid, vcpus: Vec::new() });
+                self.commands.push(Command::Rank { vm: id, pid, vcpus: Vec::new(), stealing });
             }
         }
+    }
+
+    /// Which vCPUs of the host idle CPUs take.
+    fn stealing(&self) -> Stealing {
+        let vms = self.world.iter().filter_map(|(_, managed)| managed.vm.as_ref());
+        Stealing::of_host(vms.map(|vm| vm.scheduling.policy))
     }
 
     /// A VM's policy does not act any more.
     fn release(&mut self, id: VmId) {
         if let Some(pid) = self.ranked.remove(&id) {
-            self.commands.push(Command::Rank { vm: id, pid, vcpus: Vec::new() });
+            let stealing = self.stealing();
+            self.commands.push(Command::Rank { vm: id, pid, vcpus: Vec::new(), stealing });
         }
     }
 

@@ -407,9 +407,9 @@ impl Shell {
                 let pidfd = self.pidfd(vm, pid);
                 self.mover.order(Order::Restore { vm, pid, pidfd });
             }
-            Command::Rank { vm, pid, vcpus } => {
+            Command::Rank { vm, pid, vcpus, stealing } => {
                 let pidfd = self.pidfd(vm, pid);
-                self.mover.order(Order::Rank { pid, pidfd, vcpus });
+                self.mover.order(Order::Rank { pid, pidfd, vcpus, stealing });
             }
             Command::LookForScheduler => self.mover.order(Order::Look),
             Command::ForgetMask(pid, tid) => self.mover.order(Order::Forget { pid, tid }),

@@ -16,7 +16,10 @@ use std::{
     thread::JoinHandle,
 };
 use vnuma_api as api;
-use vnuma_placement::world::{Mechanism, VmId};
+use vnuma_placement::{
+    scheduling::Stealing,
+    world::{Mechanism, VmId},
+};
 use vnuma_process::{ActError, pin_thread, pin_thread_if, spawn_worker};
 use vnuma_topology::{ApicId, CpuSet, HostNodeId, VcpuLocation};
 
@@ -48,8 +51,8 @@ pub(super) enum Order {
     Forget { pid: i32, tid: i32 },
     /// A process has ended.
     ForgetProcess(i32),
-    /// Threads that a policy schedules, and no others of that process.
-    Rank { pid: i32, pidfd: Option<Arc<OwnedFd>>, vcpus: Vec<Ranked> },
+    /// Threads that a policy schedules, and no others of that process; and which of all idle CPUs take.
+    Rank { pid: i32, pidfd: Option<Arc<OwnedFd>>, vcpus: Vec<Ranked>, stealing: Stealing },
     /// Is scx_vnuma loaded? [`Event::Switched`] follows if that has changed.
     Look,
 }
@@ -158,7 +161,8 @@ impl Task {
                 self.places.forget_process(pid);
                 None
             }
-            Order::Rank { pid, pidfd, vcpus } => {
+            Order::Rank { pid, pidfd, vcpus, stealing } => {
+                self.places.set_stealing(stealing);
                 self.look();
                 self.rank(pid, pidfd, &vcpus);
                 None

@@ -21,8 +21,9 @@ use tracing::warn;
 use vnuma_api as api;
 use vnuma_host::{
     location::monotonic_ns,
-    scheduler::{Assigned, DIRECTORY, OPS, Scheduler, loaded_scheduler},
+    scheduler::{Assigned, DIRECTORY, OPS, Scheduler, Steal, loaded_scheduler},
 };
+use vnuma_placement::scheduling::Stealing;
 use vnuma_process::{ActError, Class, change_class, procfs, read_class};
 use vnuma_topology::CpuSet;
 
@@ -56,6 +57,7 @@ pub(super) struct Places {
     /// Why it does not schedule threads that it should.
     problems: BTreeMap<i32, String>,
     epoch: u64,
+    steal: Steal,
     health: Arc<Mutex<api::PlaceSetting>>,
 }
 
@@ -68,6 +70,7 @@ impl Places {
             threads: BTreeMap::new(),
             problems: BTreeMap::new(),
             epoch: monotonic_ns(),
+            steal: Steal::default(),
             health,
         }
     }
@@ -123,9 +126,19 @@ impl Places {
         change(&mut self.health.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
+    /// Which threads idle CPUs take. It is told with the next beat.
+    pub(super) fn set_stealing(&mut self, stealing: Stealing) {
+        self.steal = match stealing {
+            Stealing::ByPressure => Steal::ByPressure,
+            Stealing::Blindly => Steal::Blindly,
+            Stealing::WithinPlaces => Steal::WithinPlaces,
+        };
+    }
+
     /// vnumad is alive.
     pub(super) fn beat(&mut self) {
-        if let Some(Err(error)) = self.open.as_ref().map(|scheduler| scheduler.beat(monotonic_ns())) {
+        let beat = |scheduler: &Scheduler| scheduler.beat(monotonic_ns(), self.steal);
+        if let Some(Err(error)) = self.open.as_ref().map(beat) {
             warn!(%error, "scx_vnuma cannot be told that vnumad is alive");
         }
     }

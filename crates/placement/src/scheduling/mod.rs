@@ -87,7 +87,38 @@ impl Policy {
 
     /// Does it move vCPUs?
     pub fn acts(self) -> bool {
-        !matches!(self, Self::Off | Self::Observe)
+        self.stealing().is_some()
+    }
+
+    /// Which vCPUs idle CPUs take between two periods, if a scheduler in the kernel has them. `None`: it does not act.
+    pub fn stealing(self) -> Option<Stealing> {
+        match self {
+            Self::Off | Self::Observe => None,
+            Self::Credit | Self::VcpuP => Some(Stealing::Blindly),
+            Self::Brm => Some(Stealing::WithinPlaces),
+            Self::Lb | Self::VprobePaper | Self::Vprobe => Some(Stealing::ByPressure),
+        }
+    }
+}
+
+/// Which vCPU that waits is taken by a CPU that has none, where that does not have to wait for the end of a period.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Stealing {
+    /// Algorithm 2: [`RunQueues::steal`](balance::RunQueues::steal).
+    #[default]
+    ByPressure,
+    /// As the Credit scheduler: [`RunQueues::steal_blindly`](balance::RunQueues::steal_blindly).
+    Blindly,
+    /// The policy steals nothing: a vCPU stays at its place, as with an affinity.
+    WithinPlaces,
+}
+
+impl Stealing {
+    /// A host has one way to steal: that of the policies which act, if they agree, else by pressure.
+    pub fn of_host(policies: impl IntoIterator<Item = Policy>) -> Self {
+        let mut all = policies.into_iter().filter_map(Policy::stealing);
+        let first = all.next().unwrap_or_default();
+        if all.all(|other| other == first) { first } else { Self::ByPressure }
     }
 }
 

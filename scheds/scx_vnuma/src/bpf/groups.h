@@ -10,6 +10,8 @@
 #define WHOLE		BIT_ULL(20)
 /* Levels of control groups that are looked at. */
 #define MAX_LEVELS	16
+/* A thread does not wait longer than this at once: the kernel's watchdog watches all. */
+#define MAX_WAIT_NS	10000000000ULL
 #define UNLIMITED	(~0ULL)
 
 struct group {
@@ -107,8 +109,8 @@ static __u64 share_of(struct task_struct *p, struct thread *t)
 /* Takes time from a group's cpu.max. Returns until when it has none left; 0: it has some. */
 static __u64 take(struct group *g, __u64 ns, __u64 now)
 {
-	__u64 refill_ns = g->refill_ns, periods;
-	__s64 most, filled;
+	__u64 refill_ns = g->refill_ns, periods, until;
+	__s64 most, filled, left;
 
 	if (g->quota_ns == UNLIMITED || !g->period_ns)
 		return 0;
@@ -126,7 +128,14 @@ static __u64 take(struct group *g, __u64 ns, __u64 now)
 	}
 	if (ns)
 		__sync_fetch_and_add(&g->left_ns, -(__s64)ns);
-	return g->left_ns > 0 ? 0 : g->refill_ns;
+	left = g->left_ns;
+	if (left > 0)
+		return 0;
+	/* What it has taken too much it lacks in the next periods. */
+	until = g->refill_ns;
+	if (g->quota_ns)
+		until += (__u64)-left / g->quota_ns * g->period_ns;
+	return until < now + MAX_WAIT_NS ? until : now + MAX_WAIT_NS;
 }
 
 /* Takes time from the cpu.max of all groups of a thread, and notes until when it has to wait. */
@@ -153,6 +162,26 @@ static void take_time(struct task_struct *p, struct thread *t, __u64 ns, __u64 n
 	}
 	bpf_cgroup_release(own);
 	t->until_ns = latest;
+}
+
+/* Another weight: groups beside it that are busy feel it at once. */
+static void set_weight(struct cgroup *cgrp, struct group *g, __u32 weight)
+{
+	__u32 before = g->in_parent;
+	struct cgroup *above;
+	struct group *parent;
+
+	g->weight = weight;
+	if (!g->users)
+		return;
+	g->in_parent = weight;
+	above = bpf_cgroup_ancestor(cgrp, cgrp->level - 1);
+	if (!above)
+		return;
+	parent = get_group(above);
+	if (parent)
+		__sync_fetch_and_add(&parent->active, (__u64)weight - before);
+	bpf_cgroup_release(above);
 }
 
 static void set_bandwidth(struct group *g, __u64 period_us, __u64 quota_us, __u64 burst_us)

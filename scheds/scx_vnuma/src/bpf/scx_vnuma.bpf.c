@@ -8,8 +8,9 @@
  * elsewhere is woken to steal. A CPU whose own queue is empty steals as Algorithm 2 of
  * "vProbe: Scheduling Virtual Machines on NUMA Systems" (CLUSTER 2016) says: from its own
  * node first, from the longest queue there, the thread with the least LLC access pressure;
- * then from the other nodes, the nearest first. A thread that has waited too long is stolen
- * before all others, and by CPUs that are not idle, too.
+ * then from the other nodes, the nearest first. Whoever decides may want another way
+ * (VNUMA_SCHED_STEAL_*). A thread that has waited too long is stolen before all others, and
+ * by CPUs that are not idle, too.
  *
  * A place says where a thread is taken when it is assigned and when it wakes. It is no
  * limit: work is not left waiting while a CPU is idle, as in the paper. A thread that never
@@ -167,10 +168,12 @@ static void set_alarm(__u64 until_ns, __u64 now)
 	__u32 first = 0;
 	struct alarm *alarm = bpf_map_lookup_elem(&alarms, &first);
 
-	if (!alarm || (alarm_ns && alarm_ns <= until_ns))
+	if (!alarm || (alarm_ns && alarm_ns <= until_ns && now < alarm_ns + LOOK_NS))
 		return;
+	/* If it cannot be set now, the next one who needs it tries again. */
 	alarm_ns = until_ns;
-	bpf_timer_start(&alarm->timer, until_ns > now ? until_ns - now : 1, 0);
+	if (bpf_timer_start(&alarm->timer, until_ns > now ? until_ns - now : 1, 0))
+		alarm_ns = 0;
 }
 
 /*
@@ -369,24 +372,47 @@ void BPF_PROG(vnuma_enqueue, struct task_struct *p, __u64 enq_flags)
 static bool runs_on(struct task_struct *prev, __s32 cpu, __u64 now)
 {
 	struct thread *t = bpf_task_storage_get(&threads, prev, NULL, 0), *first;
+	struct queue *queue = bpf_map_lookup_elem(&queues, &cpu);
 	struct task_struct *p;
+	bool behind = false;
 	__u64 vtime;
 
-	if (!t || t->until_ns)
+	if (!t || !queue || t->until_ns)
 		return false;
 	vtime = t->vtime + used(t, now - t->running_ns);
 	bpf_for_each(scx_dsq, p, cpu, 0) {
 		first = bpf_task_storage_get(&threads, p, NULL, 0);
-		return first && vtime < first->vtime;
+		behind = first && vtime < first->vtime;
+		break;
 	}
-	return false;
+	/* As when it begins to run. */
+	if (behind && queue->vtime < vtime)
+		queue->vtime = vtime;
+	return behind;
+}
+
+/* Does a CPU take threads without regard to nodes and pressure? */
+static bool is_blind(struct vnuma_sched_header *h)
+{
+	return h->steal == VNUMA_SCHED_STEAL_BLIND || h->steal == VNUMA_SCHED_STEAL_PLACE;
+}
+
+/* Is a CPU of the place of a thread? All are if it has none, or none that counts. */
+static bool within_place(struct thread *t, __s32 cpu, struct vnuma_sched_header *h, __u64 now)
+{
+	counted_cpumask *place = t->place;
+
+	if (!t->placed || !place || h->heartbeat_ns + h->keep_ns < now)
+		return true;
+	return bpf_cpumask_test_cpu(cpu, (const struct cpumask *)place);
 }
 
 /*
  * The thread of a queue that a CPU may run and is to steal; 0 if there is none. Lower ranks
- * come first: those that have waited too long, the longest one first, then by pressure.
+ * come first: those that have waited too long, the longest one first, then by pressure or as
+ * they are queued.
  */
-static __u32 choose(__s32 victim, __s32 cpu, __u64 starve_ns, __u64 now, __u64 *rank)
+static __u32 choose(__s32 victim, __s32 cpu, struct vnuma_sched_header *h, __u64 now, __u64 *rank)
 {
 	struct task_struct *p;
 	struct thread *t;
@@ -401,10 +427,12 @@ static __u32 choose(__s32 victim, __s32 cpu, __u64 starve_ns, __u64 now, __u64 *
 		if (!t)
 			continue;
 		waited = now - t->queued_ns;
-		if (waited >= starve_ns)
+		if (waited >= h->starve_ns)
 			this = BIT_ULL(62) - (waited & (BIT_ULL(61) - 1));
+		else if (h->steal == VNUMA_SCHED_STEAL_PLACE && !within_place(t, cpu, h, now))
+			continue;
 		else
-			this = BIT_ULL(63) | t->pressure;
+			this = BIT_ULL(63) | (is_blind(h) ? 0 : t->pressure);
 		if (this < *rank) {
 			*rank = this;
 			best = p->pid;
@@ -413,11 +441,11 @@ static __u32 choose(__s32 victim, __s32 cpu, __u64 starve_ns, __u64 now, __u64 *
 	return best;
 }
 
-static bool steal_from(__s32 victim, __s32 cpu, __u64 starve_ns, __u64 now)
+static bool steal_from(__s32 victim, __s32 cpu, struct vnuma_sched_header *h, __u64 now)
 {
 	struct task_struct *p;
 	__u64 rank;
-	__u32 tid = choose(victim, cpu, starve_ns, now, &rank);
+	__u32 tid = choose(victim, cpu, h, now, &rank);
 	bool moved = false;
 
 	if (!tid)
@@ -434,8 +462,8 @@ static bool steal_from(__s32 victim, __s32 cpu, __u64 starve_ns, __u64 now)
 }
 
 /* Steals from the longest queues of a node. */
-static bool steal_on(struct vnuma_sched_topology *host, __u32 node, __s32 cpu, __u64 starve_ns,
-		     __u64 now)
+static bool steal_on(struct vnuma_sched_topology *host, __u32 node, __s32 cpu,
+		     struct vnuma_sched_header *h, __u64 now)
 {
 	__u32 begin, end, i, try, rank, best, limit = ~0U;
 	__s32 victim, length;
@@ -461,7 +489,7 @@ static bool steal_on(struct vnuma_sched_topology *host, __u32 node, __s32 cpu, _
 		}
 		if (!best)
 			return false;
-		if (steal_from(0xffff - (best & 0xffff), cpu, starve_ns, now))
+		if (steal_from(0xffff - (best & 0xffff), cpu, h, now))
 			return true;
 		limit = best;
 	}
@@ -472,7 +500,7 @@ static bool steal_on(struct vnuma_sched_topology *host, __u32 node, __s32 cpu, _
  * Steals the thread of the whole host that has waited longest, if that is too long. A CPU
  * may be taken by other classes for a long time, and nobody else may be idle.
  */
-static bool rescue(__s32 cpu, __u64 starve_ns, __u64 now)
+static bool rescue(__s32 cpu, struct vnuma_sched_header *h, __u64 now)
 {
 	__u64 rank, least = BIT_ULL(63);
 	__s32 victim, best = -1;
@@ -480,18 +508,41 @@ static bool rescue(__s32 cpu, __u64 starve_ns, __u64 now)
 	struct queue *own = bpf_map_lookup_elem(&queues, &key);
 
 	/* The search passes over all queues, so it is not made each time. */
-	if (!own || now - own->searched_ns < starve_ns / 4)
+	if (!own || now - own->searched_ns < h->starve_ns / 4)
 		return false;
 	own->searched_ns = now;
 	bpf_for(victim, 0, nr_cpus) {
 		if (victim == cpu || scx_bpf_dsq_nr_queued(victim) <= 0)
 			continue;
-		if (choose(victim, cpu, starve_ns, now, &rank) && rank < least) {
+		if (choose(victim, cpu, h, now, &rank) && rank < least) {
 			least = rank;
 			best = victim;
 		}
 	}
-	return best >= 0 && steal_from(best, cpu, starve_ns, now);
+	return best >= 0 && steal_from(best, cpu, h, now);
+}
+
+static __noinline __u32 node_of(struct vnuma_sched_topology *host, __u32 cpu)
+{
+	return cpu < MAX_CPUS ? host->node_of[cpu] : MAX_NODES;
+}
+
+/* As Xen's Credit scheduler does: the CPUs after this one by number, whatever their node. */
+static void steal_blindly(struct vnuma_sched_topology *host, __s32 cpu,
+			  struct vnuma_sched_header *h, __u64 now)
+{
+	__s32 i, victim;
+
+	bpf_for(i, 1, nr_cpus) {
+		victim = cpu + i < nr_cpus ? cpu + i : cpu + i - nr_cpus;
+		if (scx_bpf_dsq_nr_queued(victim) <= 0)
+			continue;
+		if (!steal_from(victim, cpu, h, now))
+			continue;
+		count(node_of(host, victim) == node_of(host, cpu) ? VNUMA_SCHED_COUNT_LOCAL :
+								   VNUMA_SCHED_COUNT_REMOTE);
+		return;
+	}
 }
 
 static void steal(__s32 cpu, struct vnuma_sched_header *h, __u64 now)
@@ -505,7 +556,11 @@ static void steal(__s32 cpu, struct vnuma_sched_header *h, __u64 now)
 	node = host->node_of[cpu];
 	if (node >= host->nr_nodes || node >= MAX_NODES)
 		return;
-	if (steal_on(host, node, cpu, h->starve_ns, now)) {
+	if (is_blind(h)) {
+		steal_blindly(host, cpu, h, now);
+		return;
+	}
+	if (steal_on(host, node, cpu, h, now)) {
 		count(VNUMA_SCHED_COUNT_LOCAL);
 		return;
 	}
@@ -515,7 +570,7 @@ static void steal(__s32 cpu, struct vnuma_sched_header *h, __u64 now)
 		other = host->nearest[(node * MAX_NODES + i) & (MAX_NODES * MAX_NODES - 1)];
 		if (other == node)
 			continue;
-		if (steal_on(host, other, cpu, h->starve_ns, now)) {
+		if (steal_on(host, other, cpu, h, now)) {
 			count(VNUMA_SCHED_COUNT_REMOTE);
 			return;
 		}
@@ -529,7 +584,7 @@ void BPF_PROG(vnuma_dispatch, __s32 cpu, struct task_struct *prev)
 	__u64 now = bpf_ktime_get_ns();
 	bool ready;
 
-	if (!h || rescue(cpu, h->starve_ns, now))
+	if (!h || rescue(cpu, h, now))
 		return;
 	ready = prev && (prev->scx.flags & SCX_TASK_QUEUED);
 	if (ready && runs_on(prev, cpu, now) && scx_bpf_task_set_slice(prev, h->slice_ns)) {
@@ -571,10 +626,16 @@ SEC("struct_ops/vnuma_tick")
 void BPF_PROG(vnuma_tick, struct task_struct *p)
 {
 	struct thread *t = bpf_task_storage_get(&threads, p, NULL, 0);
+	__u64 now = bpf_ktime_get_ns();
 
+	/* It is late if it could not be set when it went off last. */
+	if (now > alarm_ns + 2 * LOOK_NS)
+		set_alarm(now, now);
 	if (!t)
 		return;
-	charge(p, t, bpf_ktime_get_ns());
+	charge(p, t, now);
+	/* Others may have come or gone since it got the CPU. */
+	t->share = share_of(p, t);
 	/* Its control group has used up its cpu.max: enqueue() has it wait. */
 	if (t->until_ns)
 		scx_bpf_task_set_slice(p, 0);
@@ -661,7 +722,7 @@ void BPF_PROG(vnuma_cgroup_set_weight, struct cgroup *cgrp, __u32 weight)
 	struct group *g = get_group(cgrp);
 
 	if (g)
-		g->weight = weight;
+		set_weight(cgrp, g, weight);
 }
 
 SEC("struct_ops/vnuma_cgroup_set_bandwidth")
