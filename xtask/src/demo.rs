@@ -12,7 +12,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
-use vnuma_lab_runner::{LabRun, boot_retries, build_binaries, driver, end_on_signals, guest_files};
+use vnuma_lab_runner::{
+    Image, LabRun, boot_retries, build_binaries, build_binaries_behind, driver, end_on_signals, guest_files,
+};
 
 const GUEST_KERNEL: &str = "6.12";
 const SERVER_LOG: &str = "/root/vnumad.log";
@@ -144,8 +146,9 @@ impl Built {
             ("lab-vm", "lab-vm"),
             ("vnuma-lab-agent", "lab-agent"),
         ];
+        let build = if Image::is_built()? { build_binaries } else { build_binaries_behind };
         let (files, driver) = thread::scope(|scope| {
-            let files = scope.spawn(|| build_binaries(&programs));
+            let files = scope.spawn(|| build(&programs));
             let driver = scope.spawn(|| driver::build(GUEST_KERNEL));
             let mut next = start + PROGRESS_PERIOD;
             while !(files.is_finished() && driver.is_finished()) {
