@@ -81,12 +81,12 @@ pub struct Arguments {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Transport {
+    /// Rings in shared memory
+    Shm,
     /// TCP without encryption
     Tcp,
     /// TLS 1.3 on TCP, with keys made for this run
     TcpTls,
-    /// Rings in shared memory
-    Shm,
 }
 
 /// Whether each node has a network namespace of its own.
