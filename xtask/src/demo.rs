@@ -6,6 +6,7 @@ use crate::setup;
 use crate::steps::workspace;
 use anyhow::{Context, Result, ensure};
 use machine::Choice;
+use nix::unistd::geteuid;
 use std::io::{IsTerminal, stdin, stdout};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -176,7 +177,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         _ => Choice::Ask,
     };
     let terminal = stdin().is_terminal() && stdout().is_terminal();
-    let unsuited = machine::unsuited(Path::new("/"));
+    let unsuited = machine::unsuited(Path::new("/"), geteuid());
     if machine::decide(choice, unsuited, terminal, &mut stdin().lock(), &mut stdout())? {
         return run_here(arguments);
     }
