@@ -131,10 +131,17 @@ fn play(arguments: &Arguments) -> Result<()> {
         let puts = vms.each_ref().map(|vm| scope.spawn(move || vm.put(program, GUEST_PROGRAM)));
         puts.into_iter().try_for_each(|put| put.join().expect("the thread does not panic"))
     })?;
-    let played = play_with(arguments, &vms, &nodes, shape.vcpus);
-    match vms.iter().find(|vm| played.is_err() && vm.has_panicked()) {
-        Some(vm) => played.context(GuestPanic(vm.name.clone())),
-        None => played,
+    play_with(arguments, &vms, &nodes, shape.vcpus).map_err(|error| {
+        let panicked = vms.iter().find(|vm| vm.has_panicked());
+        named(error, panicked.map(|vm| vm.name.as_str()))
+    })
+}
+
+/// An error of a run with the VM whose kernel has panicked, if there is one.
+pub fn named(error: anyhow::Error, panicked: Option<&str>) -> anyhow::Error {
+    match panicked {
+        Some(vm) => error.context(GuestPanic(vm.to_owned())),
+        None => error,
     }
 }
 

@@ -62,8 +62,29 @@ fn main() -> ExitCode {
     };
     let Err(error) = done else { return ExitCode::SUCCESS };
     eprintln!("Error: {error:?}");
+    status(&error).into()
+}
+
+/// The exit status of a run that failed.
+fn status(error: &anyhow::Error) -> u8 {
     match error.downcast_ref::<host::GuestPanic>() {
-        Some(_) => GUEST_PANIC.into(),
-        None => ExitCode::FAILURE,
+        Some(_) => GUEST_PANIC,
+        None => 1,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::anyhow;
+
+    #[test]
+    fn a_panic_of_a_guest_has_a_status_of_its_own() {
+        let error = || anyhow!("the program in a failed").context("looking up the pages of a");
+        assert_eq!(status(&host::named(error(), None)), 1);
+        let panicked = host::named(error(), Some("a"));
+        assert_eq!(format!("{panicked}"), "the kernel of a has panicked");
+        assert_eq!(status(&panicked), GUEST_PANIC);
+        assert_eq!(status(&panicked.context("vnumad's log is /x")), GUEST_PANIC);
     }
 }

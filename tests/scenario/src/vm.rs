@@ -30,6 +30,11 @@ pub fn vcpu_threads(pid: i32) -> Result<Vec<i32>> {
     Ok(threads.into_iter().map(|(_, tid)| tid).collect())
 }
 
+/// Whether a kernel with this console has panicked.
+fn shows_panic(console: &str) -> bool {
+    console.contains("Kernel panic - not syncing")
+}
+
 /// A VM of the lab server.
 pub struct Vm {
     /// Its name.
@@ -107,7 +112,7 @@ impl Vm {
 
     /// Whether its kernel has panicked, by its console.
     pub fn has_panicked(&self) -> bool {
-        output("lab-vm", &["log", &self.name]).is_ok_and(|console| console.contains("Kernel panic"))
+        output("lab-vm", &["log", &self.name]).is_ok_and(|console| shows_panic(&console))
     }
 
     /// Socket of a QEMU monitor that vnumad does not use.
@@ -142,4 +147,23 @@ pub fn tsc_offset(vm: &Vm) -> Result<u64> {
     let first = *offsets.first().with_context(|| format!("no VM of process {} in {kvm}", vm.pid))?;
     ensure!(offsets.iter().all(|offset| *offset == first), "vCPUs with different TSC offsets: {offsets:?}");
     Ok(first.cast_unsigned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_console_shows_a_panic_by_the_kernel_s_own_line() {
+        let panic = "[   31.52] BUG: unable to handle page fault\n\
+                     [   31.60] Kernel panic - not syncing: Fatal exception in interrupt\n";
+        assert!(shows_panic(panic));
+        for other in [
+            "",
+            "[    0.00] Kernel command line: console=ttyS0 quiet panic=-1\n",
+            "[   9.1] Oops: 0002 [#1] SMP\n",
+        ] {
+            assert!(!shows_panic(other), "{other}");
+        }
+    }
 }

@@ -367,7 +367,7 @@ fn open_counters(vm: &mut Vm, events: Option<&Events>) {
         match on_thread(vm.pidfd.as_fd(), vm.pid, tid, || ThreadCounters::open(tid, events)) {
             Some(Ok(counters)) => (thread.counters, thread.problem) = (Some(counters), None),
             Some(Err(error)) => thread.problem = Some(error.to_string()),
-            None => thread.problem = Some(format!("thread {tid} is no thread of process {}", vm.pid)),
+            None => thread.problem = Some(format!("thread {tid} does not belong to process {}", vm.pid)),
         }
     }
 }
