@@ -30,6 +30,9 @@ pub fn vcpu_threads(pid: i32) -> Result<Vec<i32>> {
     Ok(threads.into_iter().map(|(_, tid)| tid).collect())
 }
 
+/// Lines of a console that an error shows: a report of a stalled CPU has some forty.
+const CONSOLE_LINES: usize = 60;
+
 /// Whether a kernel with this console has panicked.
 fn shows_panic(console: &str) -> bool {
     console.contains("Kernel panic - not syncing")
@@ -113,6 +116,14 @@ impl Vm {
     /// Whether its kernel has panicked, by its console.
     pub fn has_panicked(&self) -> bool {
         output("lab-vm", &["log", &self.name]).is_ok_and(|console| shows_panic(&console))
+    }
+
+    /// The end of its console with its name before each line: what its kernel said last.
+    pub fn end_of_console(&self) -> String {
+        let console = output("lab-vm", &["log", &self.name]).unwrap_or_else(|error| format!("{error:#}"));
+        let lines: Vec<_> = console.lines().collect();
+        let end = lines[lines.len().saturating_sub(CONSOLE_LINES)..].iter();
+        end.map(|line| format!("{}: {}", self.name, line.trim_end())).collect::<Vec<_>>().join("\n")
     }
 
     /// Socket of a QEMU monitor that vnumad does not use.
