@@ -76,6 +76,8 @@ pub(super) struct Domains<'a> {
     of: Vec<Option<usize>>,
     /// Domains with the least wanted of them, to be tried by all.
     least: Vec<usize>,
+    /// No domain has fewer lines brought in, nor less reuse. Domains that get fuller meanwhile do not raise it.
+    floor: (f32, f32),
 }
 
 impl<'a> Domains<'a> {
@@ -91,6 +93,7 @@ impl<'a> Domains<'a> {
             demands,
             of: vec![None; input.vcpus.len()],
             least: Vec::new(),
+            floor: (0.0, 0.0),
         };
         for (at, vcpu) in input.vcpus.iter().enumerate() {
             let reach = &input.reaches[vcpu.reach];
@@ -105,6 +108,7 @@ impl<'a> Domains<'a> {
             let counts = histories[at].uses_memory || stays || reach.only_domain().is_some();
             domains.place(at, there.filter(|_| counts), &histories[at]);
         }
+        domains.floor = domains.loads.iter().fold((f32::MAX, f32::MAX), lower);
         let full = |load: &Load| load.demand / load.limit.max(f64::MIN_POSITIVE);
         let mut order: Vec<(f64, usize)> = domains.loads.iter().map(full).zip(0..).collect();
         order.sort_unstable_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
@@ -132,6 +136,7 @@ impl<'a> Domains<'a> {
                 load.inserted -= history.misses;
                 load.reuse -= history.reuse;
                 load.members.retain(|&member| member != at);
+                self.floor = lower(self.floor, load);
             }
         }
         if let Some(to) = to {
@@ -188,10 +193,11 @@ impl<'a> Domains<'a> {
         let mut best = Best { roomy: stay, any: stay };
         let better = |gain: f64, than: Option<Saving>| than.is_none_or(|than| gain > than.gain);
         let (here_at, demand) = (self.of[at], self.demands[at]);
+        let least = contention(history, self.floor.0, self.floor.1);
         self.candidates(at, history, |node, domains| {
             let alone = self.alone_at(history, node);
-            // With others there it takes no less time, so that there is nothing better on this node.
-            if !better(here - alone, best.roomy) {
+            // Most nodes end here: with the least contention, and with room, there is still nothing better.
+            if !better(here - (alone + least), best.roomy) {
                 return;
             }
             for to in domains.filter(|&to| here_at != Some(to) && reach.domain(to)) {
@@ -294,6 +300,11 @@ impl<'a> Domains<'a> {
         }
         (own, largest)
     }
+}
+
+/// The lower one of each.
+fn lower(floor: (f32, f32), load: &Load) -> (f32, f32) {
+    (floor.0.min(load.inserted), floor.1.min(load.reuse))
 }
 
 /// Time that a vCPU and the others lose to each other in a cache with such others.
