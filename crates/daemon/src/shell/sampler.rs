@@ -71,7 +71,7 @@ impl Sampler {
             read_ns: 0,
             why_no_idle_times: None,
             health: Arc::clone(&health),
-            groups: Groups::new(root.clone()),
+            groups: Groups::new(root.clone(), period),
             root,
             inbox,
         };

@@ -37,7 +37,7 @@ use super::{
     idle_cpus, placed, run_queues,
 };
 use crate::world::VmId;
-use cost::{Costs, Domains};
+use cost::{Best, Costs, Domains, Saving};
 use history::{Bucket, Histories, History};
 use std::collections::BTreeMap;
 
@@ -69,7 +69,7 @@ impl Memory {
             settings,
             input,
             analysis,
-            domains: Domains::new(input, self.histories.all()),
+            domains: Domains::new(input, analysis, self.histories.all()),
             histories: self.histories.all_mut(),
             budgets: &mut self.budgets,
             budget: (full, rest),
@@ -122,25 +122,6 @@ impl Round<'_> {
         history.uses_memory && history.known && self.input.vcpus[at].ran_ns > 0
     }
 
-    /// The best place for a vCPU: among those with room, and among all.
-    fn best(&self, at: usize, costs: &Costs) -> (Option<Proposal>, Option<Proposal>) {
-        let (mut roomy, mut any) = (None::<Proposal>, None::<Proposal>);
-        let reach = &self.input.reaches[self.input.vcpus[at].reach];
-        let here = self.domains.of(at);
-        for &to in self.domains.candidates(at, &self.histories[at]).iter().filter(|&&to| reach.domain(to)) {
-            let gain = costs.here - self.domains.time_at(at, &self.histories[at], to);
-            let better = |than: Option<Proposal>| than.is_none_or(|than| gain > than.gain);
-            let proposal = Proposal { gain, vcpu: at, to };
-            if (Some(to) == here || self.domains.has_room(to, at, here)) && better(roomy) {
-                roomy = Some(proposal);
-            }
-            if better(any) {
-                any = Some(proposal);
-            }
-        }
-        (roomy, any)
-    }
-
     fn costs(&self, at: usize) -> Costs {
         self.domains.costs(at, &self.histories[at])
     }
@@ -154,11 +135,12 @@ impl Round<'_> {
             }
             let costs = self.costs(at);
             let enough = costs.here * self.settings.min_gain;
-            let (roomy, any) = self.best(at, &costs);
-            proposals.extend(roomy.filter(|best| best.gain > enough));
+            let Best { roomy, any } = self.domains.best(at, &self.histories[at], costs.here);
+            let proposal = |Saving { gain, to }| Proposal { gain, vcpu: at, to };
+            proposals.extend(roomy.filter(|best| best.gain > enough).map(proposal));
             let missed =
                 any.filter(|best| best.gain > enough + roomy.map_or(0.0, |roomy| roomy.gain.max(0.0)));
-            blocked.extend(missed);
+            blocked.extend(missed.map(proposal));
         }
         let order = |a: &Proposal, b: &Proposal| b.gain.total_cmp(&a.gain).then(a.vcpu.cmp(&b.vcpu));
         proposals.extend(&blocked);
@@ -180,11 +162,11 @@ impl Round<'_> {
     /// Looks again, as others have moved meanwhile, and moves it if that still saves time.
     fn carry_out(&mut self, at: usize) -> bool {
         let costs = self.costs(at);
-        let (Some(best), _) = self.best(at, &costs) else { return false };
+        let Some(best) = self.domains.best(at, &self.histories[at], costs.here).roomy else { return false };
         if best.gain <= costs.here * self.settings.min_gain || self.domains.of(at) == Some(best.to) {
             return false;
         }
-        let Some((cause, caused_by)) = self.reason(at, &costs, best) else { return false };
+        let Some((cause, caused_by)) = self.reason(at, &costs, best.to) else { return false };
         if let Some(vm) = caused_by {
             self.charge(vm);
         }
@@ -206,8 +188,9 @@ impl Round<'_> {
     }
 
     /// Why a vCPU is moved, and on whose budget. `None`: that budget is used up.
-    fn reason(&self, at: usize, costs: &Costs, best: Proposal) -> Option<(Cause, Option<VmId>)> {
-        let memory = costs.memory - self.domains.memory_at(&self.histories[at], best.to);
+    fn reason(&self, at: usize, costs: &Costs, to: usize) -> Option<(Cause, Option<VmId>)> {
+        let there = self.input.machine.domains[to].node;
+        let memory = costs.memory - self.domains.memory_at(&self.histories[at], there);
         if memory > costs.alone * self.settings.min_gain {
             return Some((Cause::Memory, None));
         }
@@ -246,8 +229,9 @@ impl Round<'_> {
             };
             let vm = self.input.vcpus[at].key.vm;
             let may_cause = self.may_cause(vm);
-            let gain = self.costs(at).here - self.domains.time_at(at, &self.histories[at], to);
-            let enough = self.costs(at).here * self.settings.min_gain;
+            let costs = self.costs(at);
+            let gain = costs.here - self.domains.time_at(at, &self.histories[at], to);
+            let enough = costs.here * self.settings.min_gain;
             let mut partner = None::<(f64, usize)>;
             for &other in self.domains.members(to) {
                 let sample = &self.input.vcpus[other];
@@ -324,6 +308,8 @@ impl Round<'_> {
             let why = (Policy::Vprobe, cause, caused_by);
             (self.input.vcpus[at].assigned != to).then(|| placed(self.input, at, &self.analysis[at], to, why))
         };
-        self.wanted.iter().enumerate().filter_map(step).collect()
+        let mut steps = Vec::with_capacity(self.wanted.iter().flatten().count());
+        steps.extend(self.wanted.iter().enumerate().filter_map(step));
+        steps
     }
 }
