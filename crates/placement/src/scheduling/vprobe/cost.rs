@@ -161,27 +161,28 @@ impl<'a> Domains<'a> {
     /// and where there is room.
     fn candidates(&self, at: usize, history: &History, mut look: impl FnMut(usize, Range<usize>)) {
         let machine = self.input.machine;
-        let mut left = CANDIDATES;
-        let mut add = |domains: Range<usize>| {
+        let here = self.of[at].map(|domain| machine.domains[domain].node);
+        // Where it is counts as one, and its node's domains count again if its memory is there.
+        let mut left = CANDIDATES - usize::from(here.is_some());
+        let mut add = |domains: Range<usize>, seen: bool| {
             let count = domains.len().min(left);
-            if count > 0 {
-                left -= count;
+            left -= count;
+            if count > 0 && !seen {
                 look(machine.domains[domains.start].node, domains.start..domains.start + count);
             }
         };
-        if let Some(here) = self.of[at] {
-            add(here..here + 1);
-        }
+        let mut seen = false;
         for &(node, _) in history.hot.iter().filter(|(_, count)| *count > 0.0) {
             if let Some(&nearest) = machine.nearest(node as usize).first() {
-                add(machine.nodes[nearest].domains.clone());
+                seen |= here == Some(nearest);
+                add(machine.nodes[nearest].domains.clone(), false);
             }
         }
-        if let Some(here) = self.of[at] {
-            add(machine.nodes[machine.domains[here].node].domains.clone());
+        if let Some(here) = here {
+            add(machine.nodes[here].domains.clone(), seen);
         }
         for &least in &self.least {
-            add(least..least + 1);
+            add(least..least + 1, false);
         }
     }
 
@@ -219,9 +220,11 @@ impl<'a> Domains<'a> {
     pub(super) fn memory_at(&self, history: &History, node: usize) -> f64 {
         let machine = self.input.machine;
         let distances = machine.distances_from(node);
-        let priced = history.hot.map(|(memory, count)| count * f32::from(distances[memory as usize]));
-        let elsewhere = history.elsewhere * f32::from(machine.mean_distance(node));
-        f64::from(priced.iter().sum::<f32>() + elsewhere)
+        let mut time = 0.0;
+        for (memory, count) in history.hot {
+            time += count * f32::from(distances[memory as usize]);
+        }
+        f64::from(time + history.elsewhere * f32::from(machine.mean_distance(node)))
     }
 
     /// Time of a vCPU on a node that it has for itself.
