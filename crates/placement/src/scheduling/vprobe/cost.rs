@@ -203,8 +203,11 @@ impl<'a> Domains<'a> {
             }
             for to in domains.filter(|&to| here_at != Some(to) && reach.domain(to)) {
                 let load = &self.loads[to];
-                let contention = contention(history, load.inserted, load.reuse);
-                let gain = here - (alone + contention) * overload(load.demand + demand, load);
+                let time = alone + contention(history, load.inserted, load.reuse);
+                if !better(here - time, best.roomy) {
+                    continue;
+                }
+                let gain = here - time * overload(load.demand + demand, load);
                 if better(gain, best.roomy) && self.has_room(load, at) {
                     best.roomy = Some(Saving { gain, to });
                 }
@@ -217,6 +220,7 @@ impl<'a> Domains<'a> {
     }
 
     /// Time of a vCPU for memory on a node.
+    #[inline]
     pub(super) fn memory_at(&self, history: &History, node: usize) -> f64 {
         let machine = self.input.machine;
         let distances = machine.distances_from(node);
