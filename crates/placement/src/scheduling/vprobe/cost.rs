@@ -64,6 +64,8 @@ struct Load {
     reuse: f32,
     /// vCPUs that use memory.
     members: Vec<usize>,
+    /// All others that count here: they take CPU time.
+    others: Vec<usize>,
 }
 
 /// All domains, and where the vCPUs are.
@@ -137,6 +139,8 @@ impl<'a> Domains<'a> {
                 load.reuse -= history.reuse;
                 load.members.retain(|&member| member != at);
                 self.floor = lower(self.floor, load);
+            } else {
+                load.others.retain(|&other| other != at);
             }
         }
         if let Some(to) = to {
@@ -146,6 +150,8 @@ impl<'a> Domains<'a> {
                 load.inserted += history.misses;
                 load.reuse += history.reuse;
                 load.members.push(at);
+            } else {
+                load.others.push(at);
             }
         }
     }
@@ -292,7 +298,8 @@ impl<'a> Domains<'a> {
             let share = if by_demand { self.demands[member] } else { f64::from(histories[member].misses) };
             (self.input.vcpus[member].key.vm, share)
         };
-        let mut shares: Vec<(VmId, f64)> = self.members(here).iter().map(share).collect();
+        let others = if by_demand { &self.loads[here].others[..] } else { &[] };
+        let mut shares: Vec<(VmId, f64)> = self.members(here).iter().chain(others).map(share).collect();
         // Most are in order already, as they were when the domain was filled.
         shares.sort_by_key(|(vm, _)| *vm);
         let own_vm = self.input.vcpus[at].key.vm;
