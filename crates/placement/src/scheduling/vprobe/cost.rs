@@ -64,6 +64,8 @@ struct Load {
     reuse: f32,
     /// vCPUs that use memory.
     members: Vec<usize>,
+    /// All others that count here: they take CPU time.
+    others: Vec<usize>,
 }
 
 /// All domains, and where the vCPUs are.
@@ -137,6 +139,8 @@ impl<'a> Domains<'a> {
                 load.reuse -= history.reuse;
                 load.members.retain(|&member| member != at);
                 self.floor = lower(self.floor, load);
+            } else {
+                load.others.retain(|&other| other != at);
             }
         }
         if let Some(to) = to {
@@ -146,6 +150,8 @@ impl<'a> Domains<'a> {
                 load.inserted += history.misses;
                 load.reuse += history.reuse;
                 load.members.push(at);
+            } else {
+                load.others.push(at);
             }
         }
     }
@@ -161,27 +167,28 @@ impl<'a> Domains<'a> {
     /// and where there is room.
     fn candidates(&self, at: usize, history: &History, mut look: impl FnMut(usize, Range<usize>)) {
         let machine = self.input.machine;
-        let mut left = CANDIDATES;
-        let mut add = |domains: Range<usize>| {
+        let here = self.of[at].map(|domain| machine.domains[domain].node);
+        // Where it is counts as one, and its node's domains count again if its memory is there.
+        let mut left = CANDIDATES - usize::from(here.is_some());
+        let mut add = |domains: Range<usize>, seen: bool| {
             let count = domains.len().min(left);
-            if count > 0 {
-                left -= count;
+            left -= count;
+            if count > 0 && !seen {
                 look(machine.domains[domains.start].node, domains.start..domains.start + count);
             }
         };
-        if let Some(here) = self.of[at] {
-            add(here..here + 1);
-        }
+        let mut seen = false;
         for &(node, _) in history.hot.iter().filter(|(_, count)| *count > 0.0) {
             if let Some(&nearest) = machine.nearest(node as usize).first() {
-                add(machine.nodes[nearest].domains.clone());
+                seen |= here == Some(nearest);
+                add(machine.nodes[nearest].domains.clone(), false);
             }
         }
-        if let Some(here) = self.of[at] {
-            add(machine.nodes[machine.domains[here].node].domains.clone());
+        if let Some(here) = here {
+            add(machine.nodes[here].domains.clone(), seen);
         }
         for &least in &self.least {
-            add(least..least + 1);
+            add(least..least + 1, false);
         }
     }
 
@@ -202,8 +209,11 @@ impl<'a> Domains<'a> {
             }
             for to in domains.filter(|&to| here_at != Some(to) && reach.domain(to)) {
                 let load = &self.loads[to];
-                let contention = contention(history, load.inserted, load.reuse);
-                let gain = here - (alone + contention) * overload(load.demand + demand, load);
+                let time = alone + contention(history, load.inserted, load.reuse);
+                if !better(here - time, best.roomy) {
+                    continue;
+                }
+                let gain = here - time * overload(load.demand + demand, load);
                 if better(gain, best.roomy) && self.has_room(load, at) {
                     best.roomy = Some(Saving { gain, to });
                 }
@@ -216,12 +226,15 @@ impl<'a> Domains<'a> {
     }
 
     /// Time of a vCPU for memory on a node.
+    #[inline]
     pub(super) fn memory_at(&self, history: &History, node: usize) -> f64 {
         let machine = self.input.machine;
         let distances = machine.distances_from(node);
-        let priced = history.hot.map(|(memory, count)| count * f32::from(distances[memory as usize]));
-        let elsewhere = history.elsewhere * f32::from(machine.mean_distance(node));
-        f64::from(priced.iter().sum::<f32>() + elsewhere)
+        let mut time = 0.0;
+        for (memory, count) in history.hot {
+            time += count * f32::from(distances[memory as usize]);
+        }
+        f64::from(time + history.elsewhere * f32::from(machine.mean_distance(node)))
     }
 
     /// Time of a vCPU on a node that it has for itself.
@@ -285,7 +298,8 @@ impl<'a> Domains<'a> {
             let share = if by_demand { self.demands[member] } else { f64::from(histories[member].misses) };
             (self.input.vcpus[member].key.vm, share)
         };
-        let mut shares: Vec<(VmId, f64)> = self.members(here).iter().map(share).collect();
+        let others = if by_demand { &self.loads[here].others[..] } else { &[] };
+        let mut shares: Vec<(VmId, f64)> = self.members(here).iter().chain(others).map(share).collect();
         // Most are in order already, as they were when the domain was filled.
         shares.sort_by_key(|(vm, _)| *vm);
         let own_vm = self.input.vcpus[at].key.vm;

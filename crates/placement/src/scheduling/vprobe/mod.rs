@@ -166,11 +166,8 @@ impl Round<'_> {
         if best.gain <= costs.here * self.settings.min_gain || self.domains.of(at) == Some(best.to) {
             return false;
         }
-        let Some((cause, caused_by)) = self.reason(at, &costs, best.to) else { return false };
-        if let Some(vm) = caused_by {
-            self.charge(vm);
-        }
-        self.set(at, Some(best.to), cause, caused_by);
+        let Some(reason) = self.reason(at, &costs, best.to) else { return false };
+        self.take_to(at, best.to, reason);
         true
     }
 
@@ -189,9 +186,7 @@ impl Round<'_> {
 
     /// Why a vCPU is moved, and on whose budget. `None`: that budget is used up.
     fn reason(&self, at: usize, costs: &Costs, to: usize) -> Option<(Cause, Option<VmId>)> {
-        let there = self.input.machine.domains[to].node;
-        let memory = costs.memory - self.domains.memory_at(&self.histories[at], there);
-        if memory > costs.alone * self.settings.min_gain {
+        if self.nears_memory(at, costs, to) {
             return Some((Cause::Memory, None));
         }
         let cause = if costs.overload > 1.0 { Cause::Overload } else { Cause::Contention };
@@ -202,14 +197,24 @@ impl Round<'_> {
         }
     }
 
+    /// Does its memory alone make it worth to go there?
+    fn nears_memory(&self, at: usize, costs: &Costs, to: usize) -> bool {
+        let there = self.domains.memory_at(&self.histories[at], self.input.machine.domains[to].node);
+        costs.memory - there > costs.alone * self.settings.min_gain
+    }
+
     fn may_cause(&self, vm: VmId) -> bool {
         let (full, rest) = self.budget;
         self.budgets.get(&vm).map_or(full >= rest && rest > 0, |bucket| bucket.holds(rest))
     }
 
-    fn charge(&mut self, vm: VmId) {
+    /// Takes a vCPU to a domain, on the budget of the VM that is the reason.
+    fn take_to(&mut self, at: usize, to: usize, (cause, caused_by): (Cause, Option<VmId>)) {
         let (full, rest) = self.budget;
-        self.budgets.entry(vm).or_insert(Bucket::new(full)).take(rest);
+        if let Some(vm) = caused_by {
+            self.budgets.entry(vm).or_insert(Bucket::new(full)).take(rest);
+        }
+        self.set(at, Some(to), cause, caused_by);
     }
 
     fn set(&mut self, at: usize, to: Option<usize>, cause: Cause, caused_by: Option<VmId>) {
@@ -232,6 +237,8 @@ impl Round<'_> {
             let costs = self.costs(at);
             let gain = costs.here - self.domains.time_at(at, &self.histories[at], to);
             let enough = costs.here * self.settings.min_gain;
+            // It may have been left out because a budget is used up.
+            let Some(reason) = self.reason(at, &costs, to) else { continue };
             let mut partner = None::<(f64, usize)>;
             for &other in self.domains.members(to) {
                 let sample = &self.input.vcpus[other];
@@ -249,16 +256,13 @@ impl Round<'_> {
                     partner = Some((loss, other));
                 }
             }
-            let Some((loss, other)) = partner else { continue };
+            let Some((_, other)) = partner else { continue };
             let foreign = self.input.vcpus[other].key.vm != vm;
-            // Who gains by it is its own reason.
-            let gains = -loss > self.costs(other).here * self.settings.min_gain;
-            if foreign && !gains {
-                self.charge(vm);
-            }
-            let caused_by = (foreign && !gains).then_some(vm);
-            self.set(other, Some(here), if gains { Cause::Memory } else { Cause::Swapped }, caused_by);
-            self.set(at, Some(to), Cause::Memory, None);
+            // Who comes nearer to its memory is its own reason. Who only gets away from others is not.
+            let nearer = self.nears_memory(other, &self.costs(other), here);
+            let caused_by = (foreign && !nearer).then_some(vm);
+            self.take_to(other, here, (if nearer { Cause::Memory } else { Cause::Swapped }, caused_by));
+            self.take_to(at, to, reason);
         }
     }
 
