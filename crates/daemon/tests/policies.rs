@@ -2,7 +2,12 @@
 
 mod common;
 
-use common::{Daemon, http::ask, vms::describe, wait_for};
+use common::{
+    Daemon,
+    http::ask,
+    vms::{describe, pin},
+    wait_for,
+};
 use serde_json::{Value, json};
 use std::{
     hint::black_box,
@@ -119,4 +124,41 @@ fn a_vcpu_is_confined_to_the_node_of_its_memory_and_given_back() {
     daemon.stop();
     assert_eq!(thread.allowed(), all, "vnumad has given back what it had set");
     assert!(!record.exists());
+}
+
+/// The host of these tests has a second node that the machine may not have: then the kernel refuses, and that is shown.
+#[test]
+fn memory_goes_to_a_pinned_vcpu_or_it_is_said_why_not() {
+    let daemon = Daemon::start_with(None, |config| {
+        config.policy_period = Duration::from_millis(100);
+        config.policy_memory = 1 << 30;
+    });
+    let thread = Hungry::start();
+    let lies = |node: u32| {
+        let pages = read_resident(own_pid()).expect("numa_maps");
+        pages.iter().find(|(known, _)| *known == node).map_or(0, |(_, kib)| *kib)
+    };
+    let (from, to) = if lies(0) > lies(1) { (0, 1) } else { (1, 0) };
+    pin(thread.tid, to as usize);
+    daemon.add("a", describe("a", own_pid(), &[0, 1], &[thread.tid]));
+    wait_for("the VM", || ask(&daemon.socket, "GET", "/v1/vms/a", "").1["described"] == true);
+    assert_eq!(set_policy(&daemon, "vprobe").0, 200);
+    let memory = || policy(&daemon)["memory"].clone();
+    wait_for("a move to end", || memory()["last"]["ended"] == true);
+    let shown = memory();
+    let last = &shown["last"];
+    assert_eq!((&last["from"], &last["to"]), (&json!(from), &json!(to)), "{shown}");
+    assert_eq!(
+        (&last["cause"], &shown["moves"]),
+        (&json!("its vCPUs may not run there"), &json!(1)),
+        "{shown}"
+    );
+    if std::path::Path::new("/sys/devices/system/node/node1").exists() {
+        assert!(last["moved_bytes"].as_u64() >= Some(MEMORY as u64 / 2), "{shown}");
+        assert!(lies(to) > lies(from));
+    } else {
+        eprintln!("not moved: this machine has one node");
+        let problem = last["problem"].as_str().expect("a problem");
+        assert!(problem.starts_with("move_pages: "), "{shown}");
+    }
 }

@@ -239,12 +239,14 @@ fn a_node_keeps_its_reserve() {
 fn a_vm_whose_pages_cannot_be_moved_rests() {
     let mut world = strayed();
     let (_, step) = world.first(20).expect("tried");
-    world.mover.ended(1, step.bytes, step.bytes / 2 - 1, world.now_ns);
+    world.mover.ended(1, step.bytes / 2 - 1, step.bytes / 2, world.now_ns);
     let (periods, _) = world.first(2000).expect("tried again");
     assert_eq!(u64::from(periods), REST_NS / PERIOD_NS);
+    world.mover.ended(1, 0, 0, world.now_ns);
+    assert_eq!(world.first(599), None, "nothing was moved");
     let mut world = strayed();
     let (_, step) = world.first(20).expect("tried");
-    world.mover.ended(1, step.bytes, step.bytes / 2, world.now_ns);
+    world.mover.ended(1, step.bytes / 2, step.bytes / 2, world.now_ns);
     assert!(world.first(20).is_some(), "half of them were moved");
 }
 

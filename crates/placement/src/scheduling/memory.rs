@@ -30,7 +30,7 @@ use vnuma_topology::{ApicId, HostNodeId};
 /// Multithreaded Applications on Linux*, MTAAP 2009); the rest is for what the guest pays: faults and TLB flushes.
 pub const PAGE_PRICE: f64 = 1000.0;
 /// A page.
-const PAGE: u64 = 4096;
+pub(crate) const PAGE: u64 = 4096;
 /// A tenth of a local memory access, nanoseconds.
 const TENTH_NS: f64 = 10.0;
 /// Time in which a move has to pay, nanoseconds.
@@ -248,9 +248,10 @@ impl MemoryMover {
         moves
     }
 
-    /// A move has ended. A VM of whose pages less than half could be moved rests for a while: they are pinned or shared.
-    pub fn ended(&mut self, vm: VmId, wanted: u64, moved: u64, now_ns: u64) {
-        if let Some(known) = self.vms.get_mut(&vm).filter(|_| moved < wanted / 2) {
+    /// A move has ended, after which so many bytes had moved, and so many had not: they are pinned or shared. A VM most of whose
+    /// pages could not be moved rests for a while.
+    pub fn ended(&mut self, vm: VmId, moved: u64, stayed: u64, now_ns: u64) {
+        if let Some(known) = self.vms.get_mut(&vm).filter(|_| moved == 0 || stayed > moved) {
             known.rests_until_ns = now_ns.saturating_add(REST_NS);
         }
     }
