@@ -91,8 +91,8 @@ fn parse_policy(line: &str) -> MappingPolicy {
     match mode.split('=').next().unwrap_or_default() {
         "default" | "local" => MappingPolicy::Any,
         "bind" | "prefer" => match nodes.parse::<CpuSet>() {
-            Ok(nodes) => MappingPolicy::Nodes(nodes.iter().collect()),
-            Err(_) => MappingPolicy::Fixed,
+            Ok(nodes) if !nodes.is_empty() => MappingPolicy::Nodes(nodes.iter().collect()),
+            _ => MappingPolicy::Fixed,
         },
         _ => MappingPolicy::Fixed,
     }
