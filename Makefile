@@ -8,7 +8,7 @@ XTASK = $(or $(CARGO_TARGET_DIR),target)/debug/xtask
 help:
 	@echo 'make demo             a running VM follows its NUMA topology, an otherwise identical one does not'
 	@echo 'make test             format, lints, unit, property and lab tests'
-	@echo 'make bench NAME=...   one benchmark (without NAME: which there are); FULL=1 for its reference form'
+	@echo 'make bench NAME=...   one benchmark (without NAME: list them); FULL=1 for its full form'
 	@echo 'make soak             long runs of the property tests, fuzz targets and lab tests'
 	@echo 'make lab-shell        a prompt on the emulated NUMA server'
 

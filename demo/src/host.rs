@@ -131,21 +131,29 @@ fn play(arguments: &Arguments) -> Result<()> {
         let puts = vms.each_ref().map(|vm| scope.spawn(move || vm.put(program, GUEST_PROGRAM)));
         puts.into_iter().try_for_each(|put| put.join().expect("the thread does not panic"))
     })?;
-    let played = play_with(arguments, &vms, &nodes, shape.vcpus);
-    match vms.iter().find(|vm| played.is_err() && vm.has_panicked()) {
-        Some(vm) => played.context(GuestPanic(vm.name.clone())),
-        None => played,
+    play_with(arguments, &vms, &nodes, shape.vcpus).map_err(|error| {
+        for vm in &vms {
+            eprintln!("{}", vm.end_of_console());
+        }
+        let panicked = vms.iter().find(|vm| vm.has_panicked());
+        named(error, panicked.map(|vm| vm.name.as_str()))
+    })
+}
+
+/// An error of a run with the VM whose kernel has panicked, if there is one.
+pub fn named(error: anyhow::Error, panicked: Option<&str>) -> anyhow::Error {
+    match panicked {
+        Some(vm) => error.context(GuestStopped { vm: vm.to_owned(), how: "its kernel has panicked" }),
+        None => error,
     }
 }
 
-/// The kernel of this VM has panicked.
-#[derive(Debug)]
-pub struct GuestPanic(String);
-
-impl std::fmt::Display for GuestPanic {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(formatter, "the kernel of {} has panicked", self.0)
-    }
+/// This VM's guest does not work any more.
+#[derive(Debug, thiserror::Error)]
+#[error("the guest of {vm} has stopped: {how}")]
+pub struct GuestStopped {
+    vm: String,
+    how: &'static str,
 }
 
 fn play_with(arguments: &Arguments, vms: &[Vm; 2], nodes: &Nodes, vcpus: usize) -> Result<()> {
@@ -297,7 +305,8 @@ fn start_mover(arguments: &Arguments, pids: &[i32]) -> Result<Process> {
     Ok(Process(child))
 }
 
-/// Shows progress until both programs in the guests have ended: how many of the pages since the last line were local.
+/// Shows progress until both programs in the guests have ended: how many of the pages since the last line were local. They do
+/// not end where a kernel of a guest has stopped.
 fn follow(
     checkers: &[Checker; 2],
     updates: &Updates,
@@ -307,8 +316,14 @@ fn follow(
 ) -> Result<()> {
     let start = Instant::now();
     let period = Duration::from_secs((seconds / PROGRESS_LINES).max(PROGRESS_PERIOD_S));
+    let limit = Duration::from_secs(seconds) + HANG_LIMIT;
     let (mut next, mut judged) = (start + period, [0; 2]);
     while !checkers.iter().all(Checker::is_finished) {
+        if start.elapsed() > limit {
+            let hung = VMS.iter().zip(checkers).find(|(_, checker)| !checker.is_finished());
+            let vm = hung.map_or_else(String::new, |(name, _)| (*name).to_owned());
+            return Err(GuestStopped { vm, how: "its program has not ended long after its time" }.into());
+        }
         std::thread::sleep(Duration::from_millis(200));
         if Instant::now() >= next {
             // What is touched later is left to the next line: the trace may not say yet where its vCPU was.

@@ -50,8 +50,8 @@ enum Command {
     Touch(guest::Arguments),
 }
 
-/// Status of a run in which the kernel of a VM has panicked; `make demo` runs that again.
-const GUEST_PANIC: u8 = 3;
+/// Status of a run in which a guest has stopped; `make demo` runs that again.
+const GUEST_STOPPED: u8 = 3;
 
 fn main() -> ExitCode {
     let done = match Arguments::parse().command {
@@ -62,8 +62,29 @@ fn main() -> ExitCode {
     };
     let Err(error) = done else { return ExitCode::SUCCESS };
     eprintln!("Error: {error:?}");
-    match error.downcast_ref::<host::GuestPanic>() {
-        Some(_) => GUEST_PANIC.into(),
-        None => ExitCode::FAILURE,
+    status(&error).into()
+}
+
+/// The exit status of a run that failed.
+fn status(error: &anyhow::Error) -> u8 {
+    match error.downcast_ref::<host::GuestStopped>() {
+        Some(_) => GUEST_STOPPED,
+        None => 1,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::anyhow;
+
+    #[test]
+    fn a_guest_that_has_stopped_has_a_status_of_its_own() {
+        let error = || anyhow!("the program in a failed").context("looking up the pages of a");
+        assert_eq!(status(&host::named(error(), None)), 1);
+        let panicked = host::named(error(), Some("a"));
+        assert_eq!(format!("{panicked}"), "the guest of a has stopped: its kernel has panicked");
+        assert_eq!(status(&panicked), GUEST_STOPPED);
+        assert_eq!(status(&panicked.context("vnumad's log is /x")), GUEST_STOPPED);
     }
 }

@@ -7,7 +7,7 @@ use std::{
     sync::{Mutex, OnceLock, PoisonError},
 };
 use vnuma_abi_topology_channel::{
-    GUEST_OFFSET, GUEST_SIZE, MAX_KNOWN, MAX_NODES, MAX_VCPUS, REGION_SIZE, Vcpu,
+    GUEST_OFFSET, GUEST_SIZE, MAX_NODES, MAX_SUPPORTED, MAX_VCPUS, REGION_SIZE, Vcpu,
 };
 use vnuma_channel::{
     Channel, Content, ContentError, Generations, Step,
@@ -165,7 +165,9 @@ pub fn status(input: &[u8]) {
     let generation = channel.publish(&sample(1)).expect("published");
     guest.memory.write_all_at(&area, GUEST_OFFSET as u64).expect("written");
     let status = channel.guest_status();
-    assert!(status.known.len() <= MAX_KNOWN && status.known.iter().all(|known| known.kind != 0));
+    assert!(
+        status.supported.len() <= MAX_SUPPORTED && status.supported.iter().all(|section| section.kind != 0)
+    );
     assert!(status.refused.is_none_or(|(generation, errno)| generation != 0 && (0..=4095).contains(&errno)));
     assert!(status.driver_version.is_some() || status == vnuma_channel::GuestStatus::default());
     let acknowledged = channel.take_acknowledgement().expect("taken");

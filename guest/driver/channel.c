@@ -218,7 +218,7 @@ static int copy_vcpus(const struct section *section,
 
 /* The sections that this driver understands. */
 static const struct {
-	struct vnuma_tc_known known;
+	struct vnuma_tc_supported_section section;
 	int (*copy)(const struct section *section,
 		    struct vnuma_topology *topology, struct vnuma_reason *why);
 } readers[] = {
@@ -234,12 +234,12 @@ static int copy_section(const struct section *section,
 	unsigned int i;
 
 	for (i = 0; i < ARRAY_SIZE(readers); i++)
-		if (readers[i].known.kind == head->kind &&
-		    readers[i].known.version >= head->compatible)
+		if (readers[i].section.kind == head->kind &&
+		    readers[i].section.version >= head->compatible)
 			return readers[i].copy(section, topology, why);
 	if (head->flags & VNUMA_TC_SECTION_REQUIRED)
 		return vnuma_fail(why, -EPROTONOSUPPORT,
-				  "section of kind %u, version %u (compatible with %u) is required and not known",
+				  "section of kind %u, version %u (compatible with %u) is required and not supported",
 				  head->kind, head->version, head->compatible);
 	return 0;
 }
@@ -440,7 +440,7 @@ static void store_guest(const struct vnuma_channel *channel, size_t field,
 bool vnuma_channel_announce(const struct vnuma_channel *channel, u32 mode)
 {
 	struct vnuma_tc_guest guest = {
-		.nr_known = ARRAY_SIZE(readers),
+		.nr_supported = ARRAY_SIZE(readers),
 		.mode = mode,
 		.driver_version = VNUMA_DRIVER_VERSION,
 	};
@@ -450,7 +450,7 @@ bool vnuma_channel_announce(const struct vnuma_channel *channel, u32 mode)
 	if (!channel->guest_offset)
 		return false;
 	for (i = 0; i < ARRAY_SIZE(readers); i++)
-		guest.known[i] = readers[i].known;
+		guest.supported[i] = readers[i].section;
 	store_guest(channel, offsetof(struct vnuma_tc_guest, magic), 0);
 	smp_wmb(); /* no magic while the rest changes */
 	memcpy(channel->base + channel->guest_offset + rest,

@@ -67,6 +67,7 @@ impl Simulation {
             layout: Arc::default(),
             cpus,
             groups,
+            memory: Vec::new(),
             vms,
         };
         // Reading takes time, now and then more than a period, and masks are set meanwhile.

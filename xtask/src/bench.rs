@@ -21,7 +21,7 @@ const BENCHES: [Bench; 6] = [
         "what vnumad costs with hundreds of VMs, and how fast it publishes, on this machine",
         daemon::run,
     ),
-    ("decide", "what a decision of each policy of vCPUs costs, with 4096 vCPUs on 64 nodes", |options| {
+    ("decide", "what a decision of each scheduling policy costs, with 4096 vCPUs on 64 nodes", |options| {
         options.refuse()?;
         decide::run()
     }),
@@ -33,10 +33,10 @@ const BENCHES: [Bench; 6] = [
         options.refuse()?;
         lab::run()
     }),
-    ("topology", "how fast guests of each kernel follow their topology, and what that costs", topology::run),
+    ("topology", "how fast guests of each kernel are updated, and what that costs", topology::run),
     (
         "vprobe",
-        "what policies of vCPUs do for VMs on a NUMA server: vnuma's beside Linux, numad and the paper's",
+        "what scheduling policies do for VMs on a NUMA server, compared with Linux, numad and the paper's",
         vprobe::run,
     ),
 ];
@@ -52,10 +52,10 @@ pub struct Arguments {
 /// How a benchmark is run that has more than one form.
 #[derive(clap::Args)]
 pub struct Options {
-    /// The reference, which takes longer
+    /// The full form, which takes longer
     #[arg(long)]
     full: bool,
-    /// The report on standard output, in place of a table
+    /// Print the report instead of a table
     #[arg(long)]
     json: bool,
     /// topology: only these guest kernels, and nothing that needs no kernel of its own

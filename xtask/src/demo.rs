@@ -6,13 +6,16 @@ use crate::setup;
 use crate::steps::workspace;
 use anyhow::{Context, Result, ensure};
 use machine::Choice;
+use nix::unistd::geteuid;
 use std::io::{IsTerminal, stdin, stdout};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
-use vnuma_lab_runner::{LabRun, boot_retries, build_binaries, driver, end_on_signals, guest_files};
+use vnuma_lab_runner::{
+    Image, LabRun, boot_retries, build_binaries, build_binaries_behind, driver, end_on_signals, guest_files,
+};
 
 const GUEST_KERNEL: &str = "6.12";
 const SERVER_LOG: &str = "/root/vnumad.log";
@@ -23,8 +26,8 @@ const DEFAULT_PERIOD_MS: u64 = 3000;
 const DEFAULT_PROFILE: &str = "4n8c";
 /// Between two lines while something is built.
 const PROGRESS_PERIOD: Duration = Duration::from_secs(10);
-/// Status of `vnuma-demo host` if the kernel of a VM has panicked.
-const GUEST_PANIC: i32 = 3;
+/// Status of `vnuma-demo host` if the guest of a VM has stopped: its kernel has panicked, or does not go on.
+const GUEST_STOPPED: i32 = 3;
 /// Only a limit for tests that hang, beyond the time that the demonstration is asked to take.
 const HANG_LIMIT: Duration = Duration::from_secs(600);
 
@@ -144,8 +147,9 @@ impl Built {
             ("lab-vm", "lab-vm"),
             ("vnuma-lab-agent", "lab-agent"),
         ];
+        let build = if Image::is_built()? { build_binaries } else { build_binaries_behind };
         let (files, driver) = thread::scope(|scope| {
-            let files = scope.spawn(|| build_binaries(&programs));
+            let files = scope.spawn(|| build(&programs));
             let driver = scope.spawn(|| driver::build(GUEST_KERNEL));
             let mut next = start + PROGRESS_PERIOD;
             while !(files.is_finished() && driver.is_finished()) {
@@ -176,7 +180,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         _ => Choice::Ask,
     };
     let terminal = stdin().is_terminal() && stdout().is_terminal();
-    let unsuited = machine::unsuited(Path::new("/"));
+    let unsuited = machine::unsuited(Path::new("/"), geteuid());
     if machine::decide(choice, unsuited, terminal, &mut stdin().lock(), &mut stdout())? {
         return run_here(arguments);
     }
@@ -209,18 +213,25 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         ..LabRun::default()
     };
     let named = || format!("vnumad's log is {}", results.log.display());
-    let mut output = run.run().with_context(named)?;
-    if output.status == GUEST_PANIC {
-        // The emulated CPU now and then delivers an interrupt to a guest that has masked it.
-        println!("demo: the kernel of a VM has panicked; trying once more");
-        output = run.run().with_context(named)?;
-    }
+    let status = unless_stopped(|| Ok(run.run().with_context(named)?.status))?;
     if boot_retries() > 0 {
         println!("demo: {} lab boot retried", boot_retries());
     }
-    ensure!(output.status == 0, "the demonstration failed with status {}; {}", output.status, named());
+    ensure!(status == 0, "the demonstration failed with status {status}; {}", named());
     results.name();
     Ok(())
+}
+
+/// The status of a run, or of a second one if a guest has stopped in the first.
+fn unless_stopped(mut run: impl FnMut() -> Result<i32>) -> Result<i32> {
+    let status = run()?;
+    if status != GUEST_STOPPED {
+        return Ok(status);
+    }
+    // The emulated CPU now and then delivers an interrupt to a guest that has masked it. One guest in some hundred was seen
+    // not to go on, for a reason that is not known yet.
+    println!("demo: a guest has stopped; trying once more");
+    run()
 }
 
 /// The same on this machine. Ends by becoming `vnuma-demo here`, which cleans up when it is interrupted.
@@ -254,4 +265,31 @@ fn files_for_here() -> Result<PathBuf> {
         std::fs::copy(from, &to).with_context(|| to.display().to_string())?;
     }
     Ok(folder)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_guest_that_has_stopped_makes_a_second_run() {
+        for (statuses, expected, runs) in [
+            (vec![0], 0, 1),
+            (vec![1], 1, 1),
+            (vec![GUEST_STOPPED, 0], 0, 2),
+            (vec![GUEST_STOPPED, 1], 1, 2),
+            (vec![GUEST_STOPPED, GUEST_STOPPED], GUEST_STOPPED, 2),
+        ] {
+            let mut made = statuses.iter();
+            let status = unless_stopped(|| made.next().copied().context("a third run"));
+            assert_eq!(status.unwrap(), expected, "{statuses:?}");
+            assert_eq!(statuses.len() - made.len(), runs, "{statuses:?}");
+        }
+        let mut runs = 0;
+        let failed = unless_stopped(|| {
+            runs += 1;
+            anyhow::bail!("no boot")
+        });
+        assert!(failed.is_err() && runs == 1);
+    }
 }

@@ -1,5 +1,8 @@
 //! `cargo xtask lab`: the emulated NUMA server.
 
+#[cfg(test)]
+mod manual;
+
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -49,7 +52,7 @@ pub struct ShellArguments {
 #[derive(Args)]
 struct Server {
     /// A name in lab/profiles, or the path of a .toml file [default: 4n8c, or the one of the counter profile]
-    #[arg(long)]
+    #[arg(long, value_name = "NAME")]
     profile: Option<String>,
     /// Give the server hardware counters and modelled costs of this machine of lab/pricing/profiles; with :full after
     /// the name every set of its caches is modelled, not one in 16

@@ -30,7 +30,7 @@ struct Arguments {
 enum Command {
     /// The emulated NUMA server
     #[command(subcommand)]
-    Lab(lab::LabCommand),
+    Lab(Box<lab::LabCommand>),
     /// Install what building and testing need
     Setup,
     /// A running VM follows its NUMA topology, an otherwise identical one does not
@@ -61,7 +61,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
-        Command::Lab(command) => lab::main(command),
+        Command::Lab(command) => lab::main(*command),
         Command::Setup => setup::packages().map(|()| ExitCode::SUCCESS),
         Command::Demo(arguments) => demo::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Bench(arguments) => bench::run(&arguments).map(|()| ExitCode::SUCCESS),

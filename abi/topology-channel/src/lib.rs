@@ -17,8 +17,8 @@ pub const MAX_NODES: usize = 64;
 pub const MAX_VCPUS: usize = 4096;
 /// Sections of one publication.
 pub const MAX_SECTIONS: usize = 64;
-/// Entries of a list of known sections.
-pub const MAX_KNOWN: usize = 16;
+/// Entries of a list of supported sections.
+pub const MAX_SUPPORTED: usize = 16;
 /// Times a reader tries before it keeps the topology that it has.
 pub const READ_RETRIES: usize = 8;
 /// Bytes of the whole region; a power of two because it is a PCI BAR.
@@ -76,13 +76,13 @@ pub mod ivshmem {
     pub const REG_DOORBELL: u32 = 0x0c;
 }
 
-/// `struct vnuma_tc_known`: a section that one side knows.
+/// `struct vnuma_tc_supported_section`: a section that one side supports.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Known {
+pub struct SupportedSection {
     /// `SECTION_*`; 0 is no entry.
     pub kind: u16,
-    /// The newest version that is known.
+    /// The newest version that is supported.
     pub version: u16,
 }
 
@@ -94,8 +94,8 @@ pub struct Header {
     pub magic: u64,
     /// [`LAYOUT`].
     pub layout: u16,
-    /// Entries of `known`.
-    pub nr_known: u16,
+    /// Entries of `supported`.
+    pub nr_supported: u16,
     /// Bytes of the writer's struct.
     pub header_size: u32,
     /// [`REGION_SIZE`].
@@ -113,7 +113,7 @@ pub struct Header {
     /// Zero.
     pub reserved0: u32,
     /// Sections that the host can send.
-    pub known: [Known; MAX_KNOWN],
+    pub supported: [SupportedSection; MAX_SUPPORTED],
     /// Zero.
     pub reserved1: [u64; 2],
     /// Generation of the current slot, 0 for none. The last store of a publication.
@@ -128,8 +128,8 @@ pub struct Header {
 pub struct Guest {
     /// [`GUEST_MAGIC`] while a driver is there.
     pub magic: u64,
-    /// Entries of `known`.
-    pub nr_known: u16,
+    /// Entries of `supported`.
+    pub nr_supported: u16,
     /// Zero.
     pub reserved0: u16,
     /// `MODE_*`.
@@ -139,7 +139,7 @@ pub struct Guest {
     /// Zero.
     pub reserved1: u32,
     /// Sections that the driver understands.
-    pub known: [Known; MAX_KNOWN],
+    pub supported: [SupportedSection; MAX_SUPPORTED],
     /// Zero.
     pub reserved2: [u64; 5],
     /// Last generation that all maps agree with.

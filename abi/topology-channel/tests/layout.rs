@@ -5,7 +5,7 @@ mod layout_check;
 
 use std::{mem::offset_of, path::Path};
 use vnuma_abi_topology_channel::{
-    self as tc, Guest, Header, Known, Nodes, Section, Slot, Vcpu, Vcpus, ivshmem,
+    self as tc, Guest, Header, Nodes, Section, Slot, SupportedSection, Vcpu, Vcpus, ivshmem,
 };
 
 const HEADER: &str = "topology_channel.h";
@@ -22,7 +22,7 @@ fn constants() -> Vec<(String, u64)> {
         ("VNUMA_TC_MAX_NODES", tc::MAX_NODES as u64),
         ("VNUMA_TC_MAX_VCPUS", tc::MAX_VCPUS as u64),
         ("VNUMA_TC_MAX_SECTIONS", tc::MAX_SECTIONS as u64),
-        ("VNUMA_TC_MAX_KNOWN", tc::MAX_KNOWN as u64),
+        ("VNUMA_TC_MAX_SUPPORTED", tc::MAX_SUPPORTED as u64),
         ("VNUMA_TC_READ_RETRIES", tc::READ_RETRIES as u64),
         ("VNUMA_TC_REGION_SIZE", tc::REGION_SIZE as u64),
         ("VNUMA_TC_MAX_REGION_SIZE", tc::MAX_REGION_SIZE as u64),
@@ -63,13 +63,13 @@ fn constants_agree_and_none_is_missing() {
 
 #[test]
 fn structs_agree() {
-    let mut expected = layout!(Known, "vnuma_tc_known", { kind, version });
+    let mut expected = layout!(SupportedSection, "vnuma_tc_supported_section", { kind, version });
     expected.extend(layout!(Header, "vnuma_tc_header", {
-        magic, layout, nr_known, header_size, region_size, slot_size, slot_offset, guest_offset,
-        guest_size, host_version, reserved0, known, reserved1, published, reserved2,
+        magic, layout, nr_supported, header_size, region_size, slot_size, slot_offset, guest_offset,
+        guest_size, host_version, reserved0, supported, reserved1, published, reserved2,
     }));
     expected.extend(layout!(Guest, "vnuma_tc_guest", {
-        magic, nr_known, reserved0, mode, driver_version, reserved1, known, reserved2, acknowledged,
+        magic, nr_supported, reserved0, mode, driver_version, reserved1, supported, reserved2, acknowledged,
         refused, refused_error, reserved3,
     }));
     expected.extend(layout!(Slot, "vnuma_tc_slot", { generation, length, nr_sections }));

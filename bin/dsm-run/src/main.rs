@@ -1,6 +1,8 @@
 //! Runs a program on several nodes of a user-space DSM.
 
 mod keys;
+#[cfg(test)]
+mod manual;
 mod network;
 mod node;
 mod options;

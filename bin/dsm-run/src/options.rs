@@ -9,7 +9,7 @@ use vnuma_dsm::Options;
 /// Runs a program on several nodes that share one memory.
 ///
 /// Each node is a process of its own on this machine, in a network namespace of its own where that is permitted. Its threads
-/// read and write the shared memory as any other; page faults fetch what is elsewhere. Every program compares its result
+/// read and write the shared memory like any other; page faults fetch what is elsewhere. Every program compares its result
 /// with that of a sequential one, and fails if they differ.
 ///
 /// Examples:
@@ -36,7 +36,7 @@ pub struct Arguments {
     /// Leave out a part of the default protocol; may be given several times
     #[arg(long, value_enum, value_name = "OPTION")]
     pub without: Vec<Part>,
-    /// Say what the nodes did: faults, messages, bytes, where the time went, pages with most faults
+    /// Also print what the nodes did: faults, messages, bytes, where the time went, pages with most faults
     #[arg(long)]
     pub stats: bool,
     /// Print the outcome as JSON
@@ -45,7 +45,7 @@ pub struct Arguments {
     /// How much the program does; each program has a default
     #[arg(long, value_name = "COUNT")]
     pub size: Option<usize>,
-    /// pagerank: make second copies at the first barrier after so many milliseconds, and go on from them when a node is lost
+    /// pagerank: make second copies at the first barrier after so many milliseconds, and continue from them when a node is lost
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=3_600_000))]
     pub cut_ms: Option<u64>,
     /// memory: the size of a block [default: 4KiB]
@@ -81,12 +81,12 @@ pub struct Arguments {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Transport {
+    /// Rings in shared memory
+    Shm,
     /// TCP without encryption
     Tcp,
     /// TLS 1.3 on TCP, with keys made for this run
     TcpTls,
-    /// Rings in shared memory
-    Shm,
 }
 
 /// Whether each node has a network namespace of its own.

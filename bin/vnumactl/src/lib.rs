@@ -33,7 +33,7 @@ use vnuma_api::{
 };
 use vnuma_placement::scheduling::Policy;
 
-/// Shows where the vCPUs of the VMs on this host are and what their guests are told, and moves them.
+/// Shows where the vCPUs of the VMs on this host are and what is published to their guests, and moves them.
 ///
 /// Exit status: 0 done; 1 vnumad refused or failed; 2 wrong usage; 3 vnumad cannot be reached;
 /// 4 not permitted.
@@ -62,19 +62,19 @@ enum Command {
     Hardware,
     /// List the VMs of this host with the states of their vCPUs
     List,
-    /// Show one VM: guest nodes and their homes, each vCPU, what was told
+    /// Show one VM: guest nodes and their homes, each vCPU, what was published
     Show {
         /// Name of the VM
         #[arg(value_parser = name())]
         vm: String,
     },
-    /// Plug a topology channel into a running VM; from now on its guest is told
+    /// Plug a topology channel into a running VM and publish its topology, now and after each change
     Attach {
         /// Name of the VM
         #[arg(value_parser = name())]
         vm: String,
     },
-    /// Unplug the topology channel; the guest keeps what it was told last
+    /// Unplug the topology channel; the guest keeps the topology that was published last
     Detach {
         /// Name of the VM
         #[arg(value_parser = name())]
@@ -92,7 +92,7 @@ enum Command {
         #[arg(long, value_name = "H", value_parser = number(), allow_negative_numbers = true)]
         node: u32,
     },
-    /// Where no guest driver is: let the guest see a vCPU on its present node, by CPU hot-plug into a spare slot
+    /// For a guest without the driver: plug a vCPU again, into a spare slot of the guest node that is right for it
     ///
     /// The vCPU gets another APIC id, and another CPU number in the guest. vCPU 0 cannot be replugged.
     Replug {
@@ -102,7 +102,7 @@ enum Command {
         #[arg(long, value_name = "N")]
         vcpu: u32,
     },
-    /// Show by which policies vCPUs are scheduled and what they did, or set the policy of a VM
+    /// Show which policies schedule vCPUs and what they did, or set the policy of a VM
     Policy {
         /// Name of the VM; all of them without it
         #[arg(value_parser = name())]
@@ -111,21 +111,21 @@ enum Command {
         #[arg(long, value_name = "P", requires = "vm")]
         set: Option<String>,
     },
-    /// Show all vCPUs with their policies, again and again, until interrupted
+    /// Show all vCPUs with their policies, updated each period, until interrupted
     Top {
         /// Once, as a table
         #[arg(long)]
         once: bool,
     },
-    /// Record what policies see, once a period, until interrupted
+    /// Record the input of the policies, once a period, until interrupted
     Record {
-        /// File to make
+        /// File to create
         file: PathBuf,
         /// End after so many periods
         #[arg(long, value_name = "N", value_parser = number(), allow_negative_numbers = true)]
         periods: Option<u32>,
     },
-    /// Give a recording to a policy, and show what it would have done
+    /// Run a policy on a recording, and show what it would have done
     Replay {
         /// A recording
         file: PathBuf,
@@ -133,9 +133,9 @@ enum Command {
         #[arg(long, value_name = "P")]
         policy: Policy,
     },
-    /// Find this host's bounds between the types of vCPUs, by loads that run alone and beside others
+    /// Find this host's bounds between the types of vCPUs, by running loads alone and beside others
     Calibrate(calibrate::Arguments),
-    /// Print what happens, until interrupted
+    /// Print events until interrupted
     Watch {
         /// Only events of these kinds: appeared, gone, attached, detached, changed, published, acknowledged, replugged,
         /// confined, policy

@@ -3,18 +3,18 @@
 use crate::Content;
 use std::mem::offset_of;
 use vnuma_abi_topology_channel::{
-    DISTANCE_UNREACHABLE, GUEST_OFFSET, GUEST_SIZE, Header, Known, LAYOUT, MAGIC, MAX_KNOWN, MAX_SECTIONS,
+    DISTANCE_UNREACHABLE, GUEST_OFFSET, GUEST_SIZE, Header, LAYOUT, MAGIC, MAX_SECTIONS, MAX_SUPPORTED,
     NODES_VERSION, Nodes, REGION_SIZE, SECTION_NODES, SECTION_VCPUS, SLOT_OFFSET, SLOT_SIZE, Section, Slot,
-    VCPUS_VERSION, Vcpu, Vcpus,
+    SupportedSection, VCPUS_VERSION, Vcpu, Vcpus,
 };
 
 /// Bytes of a store; the layout has no field that straddles such a word.
 pub const WORD: usize = 8;
 
 /// The sections that are published, in this order.
-const SECTIONS: [Known; 2] = [
-    Known { kind: SECTION_NODES, version: NODES_VERSION },
-    Known { kind: SECTION_VCPUS, version: VCPUS_VERSION },
+const SECTIONS: [SupportedSection; 2] = [
+    SupportedSection { kind: SECTION_NODES, version: NODES_VERSION },
+    SupportedSection { kind: SECTION_VCPUS, version: VCPUS_VERSION },
 ];
 
 /// One step of a publication.
@@ -70,7 +70,7 @@ impl Generations {
 /// Stores that make an empty region one without a publication. They leave the guest's area alone.
 pub fn header() -> Vec<Step> {
     const _: () = assert!(offset_of!(Header, header_size) == 12 && offset_of!(Header, slot_offset) == 24);
-    const _: () = assert!(offset_of!(Header, host_version) == 40 && SECTIONS.len() <= MAX_KNOWN);
+    const _: () = assert!(offset_of!(Header, host_version) == 40 && SECTIONS.len() <= MAX_SUPPORTED);
     let mut words = vec![
         MAGIC,
         pair(u32::from(LAYOUT) | (SECTIONS.len() as u32) << 16, size_of::<Header>() as u32),
@@ -79,8 +79,8 @@ pub fn header() -> Vec<Step> {
         pair(GUEST_OFFSET as u32, GUEST_SIZE as u32),
         pair(host_version(), 0),
     ];
-    let known = |known: &Known| u32::from(known.kind) | u32::from(known.version) << 16;
-    words.extend(SECTIONS.chunks(2).map(|two| pair(known(&two[0]), two.get(1).map_or(0, known))));
+    let word = |section: &SupportedSection| u32::from(section.kind) | u32::from(section.version) << 16;
+    words.extend(SECTIONS.chunks(2).map(|two| pair(word(&two[0]), two.get(1).map_or(0, word))));
     words.resize(offset_of!(Header, published) / WORD, 0);
     // The magic last: a reader that finds it finds the rest.
     let rest = stores(0, &words).skip(1);

@@ -3,7 +3,7 @@
 use crate::{Region, publish::WORD};
 use std::{fmt, mem::offset_of};
 use vnuma_abi_topology_channel::{
-    GUEST_MAGIC, GUEST_OFFSET, Guest, Known, MAX_KNOWN, MODE_FAST, MODE_NONE, MODE_SAFE,
+    GUEST_MAGIC, GUEST_OFFSET, Guest, MAX_SUPPORTED, MODE_FAST, MODE_NONE, MODE_SAFE, SupportedSection,
 };
 
 /// Highest error number of Linux.
@@ -50,7 +50,7 @@ pub struct GuestStatus {
     /// `None` without a driver.
     pub driver_version: Option<DriverVersion>,
     /// Sections that the driver understands.
-    pub known: Vec<Known>,
+    pub supported: Vec<SupportedSection>,
 }
 
 impl GuestStatus {
@@ -60,7 +60,7 @@ impl GuestStatus {
         if load(offset_of!(Guest, magic)) != GUEST_MAGIC {
             return Self::default();
         }
-        let counts = load(offset_of!(Guest, nr_known));
+        let counts = load(offset_of!(Guest, nr_supported));
         let mode = match (counts >> 32) as u32 {
             MODE_NONE => Some(DriverMode::None),
             MODE_FAST => Some(DriverMode::Fast),
@@ -77,16 +77,16 @@ impl GuestStatus {
             refused: (refused != 0 && same).then_some((refused, errno)),
             mode,
             driver_version: Some(DriverVersion(load(offset_of!(Guest, driver_version)) as u32)),
-            known: Self::known(usize::from(counts as u16).min(MAX_KNOWN), load),
+            supported: Self::supported(usize::from(counts as u16).min(MAX_SUPPORTED), load),
         }
     }
 
-    fn known(count: usize, load: impl Fn(usize) -> u64) -> Vec<Known> {
+    fn supported(count: usize, load: impl Fn(usize) -> u64) -> Vec<SupportedSection> {
         let entry = |index: usize| {
-            let word = load(offset_of!(Guest, known) + index / 2 * WORD);
+            let word = load(offset_of!(Guest, supported) + index / 2 * WORD);
             let half = (word >> (index % 2 * 32)) as u32;
-            Known { kind: half as u16, version: (half >> 16) as u16 }
+            SupportedSection { kind: half as u16, version: (half >> 16) as u16 }
         };
-        (0..count).map(entry).filter(|known| known.kind != 0).collect()
+        (0..count).map(entry).filter(|section| section.kind != 0).collect()
     }
 }

@@ -7,7 +7,7 @@ use nix::{
 use std::mem::offset_of;
 use vnuma_abi_topology_channel::{GUEST_MAGIC, Guest, MODE_NONE, MODE_SAFE, Vcpu};
 use vnuma_channel::{Channel, Content, DriverMode, GuestStatus, MAX_OUTSTANDING};
-use vnuma_channel_model::{GuestEnd, KNOWN, ReadError};
+use vnuma_channel_model::{GuestEnd, ReadError, SUPPORTED};
 use vnuma_topology::DistanceMatrix;
 
 fn content(node: u32) -> Content {
@@ -94,7 +94,7 @@ fn the_guest_says_what_it_is_and_what_it_refused() {
     let status = channel.guest_status();
     assert_eq!((status.mode, status.refused), (Some(DriverMode::Safe), Some((generation, 95))));
     assert_eq!(status.driver_version.expect("announced").to_string(), "1.2.3");
-    assert_eq!(status.known, KNOWN);
+    assert_eq!(status.supported, SUPPORTED);
     guest.announce(MODE_NONE).expect("written");
     assert_eq!(channel.guest_status().mode, Some(DriverMode::None));
     guest.store(offset_of!(Guest, magic), 0).expect("written");
@@ -116,5 +116,5 @@ fn nonsense_in_the_guests_area_is_shown_as_unknown() {
     }
     guest.store(offset_of!(Guest, magic), GUEST_MAGIC).expect("written");
     let status = channel.guest_status();
-    assert_eq!((status.mode, status.acknowledged, status.known.len()), (None, u64::MAX, 16));
+    assert_eq!((status.mode, status.acknowledged, status.supported.len()), (None, u64::MAX, 16));
 }

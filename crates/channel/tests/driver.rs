@@ -12,7 +12,7 @@ use vnuma_channel::{
     Channel, Content, DriverMode, Generations, GuestStatus, Region,
     publish::{publication, publication_of, section, sections},
 };
-use vnuma_channel_model::{GuestEnd, KNOWN};
+use vnuma_channel_model::{GuestEnd, SUPPORTED};
 use vnuma_topology::DistanceMatrix;
 
 /// `channel-read` on a region.
@@ -147,7 +147,7 @@ fn the_host_reads_the_drivers_answers() {
     driver.execute("announce 2");
     let status = channel.guest_status();
     assert_eq!((status.mode, status.acknowledged), (Some(DriverMode::Safe), 0));
-    assert_eq!(status.known, KNOWN);
+    assert_eq!(status.supported, SUPPORTED);
     assert_eq!(status.driver_version.expect("announced").to_string(), env!("CARGO_PKG_VERSION"));
     driver.execute("acknowledge");
     assert_eq!(channel.take_acknowledgement().expect("taken"), Some(generation));

@@ -6,13 +6,13 @@ use std::{
     sync::atomic::{AtomicBool, AtomicU64, Ordering, fence},
 };
 use vnuma_abi_topology_channel::{
-    Known, MAX_VCPUS, REGION_SIZE, SECTION_NODES, SECTION_REQUIRED, SECTION_VCPUS, Vcpu,
+    MAX_VCPUS, REGION_SIZE, SECTION_NODES, SECTION_REQUIRED, SECTION_VCPUS, SupportedSection, Vcpu,
 };
 use vnuma_channel::{
     Content, Generations, Step,
     publish::{WORD, header, publication, publication_of, section, sections},
 };
-use vnuma_channel_model::{KNOWN, Other, ReadError, Topology, read, read_as};
+use vnuma_channel_model::{Other, ReadError, SUPPORTED, Topology, read, read_as};
 use vnuma_topology::DistanceMatrix;
 
 /// Contents that differ in every word: a mixture of two is none of them.
@@ -91,28 +91,28 @@ fn an_older_reader_skips_what_a_newer_host_adds() {
     assert_eq!(required.read(), Err(ReadError::Unsupported(LATER)));
     // The same by a reader that knows it, also in an older version.
     for version in [1, 3] {
-        let known = [&KNOWN[..], &[Known { kind: LATER, version }]].concat();
-        let read = read_as(&known, |offset| required.0[offset / WORD]);
+        let supported = [&SUPPORTED[..], &[SupportedSection { kind: LATER, version }]].concat();
+        let read = read_as(&supported, |offset| required.0[offset / WORD]);
         let others = vec![Other { kind: LATER, version: 3, words: vec![1, 2, 3] }];
         assert_eq!(read, Ok(Topology { others, ..first.clone() }));
     }
     // One that only knows a version before `compatible`.
     let changed = with(section(LATER, 3, 2, SECTION_REQUIRED, &[1, 2, 3]));
-    let known = [&KNOWN[..], &[Known { kind: LATER, version: 1 }]].concat();
-    let read = read_as(&known, |offset| changed.0[offset / WORD]);
+    let supported = [&SUPPORTED[..], &[SupportedSection { kind: LATER, version: 1 }]].concat();
+    let read = read_as(&supported, |offset| changed.0[offset / WORD]);
     assert_eq!(read, Err(ReadError::Unsupported(LATER)));
 }
 
 #[test]
 fn a_newer_reader_reads_an_older_host() {
     let content = content(1, 2, 3);
-    let known = [
-        Known { kind: SECTION_NODES, version: 5 },
-        Known { kind: SECTION_VCPUS, version: 5 },
-        Known { kind: LATER, version: 1 },
+    let supported = [
+        SupportedSection { kind: SECTION_NODES, version: 5 },
+        SupportedSection { kind: SECTION_VCPUS, version: 5 },
+        SupportedSection { kind: LATER, version: 1 },
     ];
     let memory = publish_sections(&sections(&content));
-    let read = read_as(&known, |offset| memory.0[offset / WORD]);
+    let read = read_as(&supported, |offset| memory.0[offset / WORD]);
     assert_eq!(read, Ok(expected((99 << 32) | 1, &content)));
 }
 

@@ -1,6 +1,9 @@
 //! The configuration file. Every key has a default; a key that is not known, or a value out of
 //! range, is refused with its file, line and name.
 
+#[cfg(test)]
+mod manual;
+
 use crate::core::sanitize;
 use serde::Deserialize;
 use std::{

@@ -105,7 +105,7 @@ impl Config {
 #[derive(Debug, thiserror::Error)]
 pub enum NodeError {
     /// The configuration does not fit.
-    #[error("{field}: {value}, and {expected} are needed")]
+    #[error("{field}: {value}, expected {expected}")]
     Config {
         /// The field.
         field: &'static str,

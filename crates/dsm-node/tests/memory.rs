@@ -224,9 +224,9 @@ fn what_does_not_fit_is_refused_by_name() {
     };
     let none = || (0..2).map(|_| BTreeMap::new()).collect::<Vec<_>>();
     let config = Config::new(0, 2, PAGES);
-    assert_eq!(refusal(&config, Vec::new()), "shards with lanes: 0, and 2 are needed");
-    assert_eq!(refusal(&config, none()), "peers of a shard: 0, and 1 are needed");
-    assert_eq!(refusal(&Config::new(0, 1, PAGES + 1), none()), "managed pages: 65, and 64 are needed");
+    assert_eq!(refusal(&config, Vec::new()), "shards with lanes: 0, expected 2");
+    assert_eq!(refusal(&config, none()), "peers of a shard: 0, expected 1");
+    assert_eq!(refusal(&Config::new(0, 1, PAGES + 1), none()), "managed pages: 65, expected 64");
     let _ = Limits::default();
 }
 

@@ -39,7 +39,7 @@ pub enum PagerError {
         limit: usize,
     },
     /// The system's pages have another size than the pages of the region.
-    #[error("pages of this machine have {size} bytes, and only {PAGE_SIZE} will do")]
+    #[error("the page size of this machine is {size} bytes, expected {PAGE_SIZE}")]
     PageSize {
         /// Its page size in bytes.
         size: i64,

@@ -41,7 +41,7 @@ pub enum Fault {
     #[error(transparent)]
     Wire(#[from] WireError),
     /// A frame that is not the next one.
-    #[error("header.sequence: {found} came, and {expected} was next")]
+    #[error("header.sequence: {found}, expected {expected}")]
     Sequence {
         /// What came.
         found: u64,
@@ -72,7 +72,7 @@ pub enum Fault {
     #[error("the peer has left")]
     Bye,
     /// Nothing of what waits to be sent was taken for too long.
-    #[error("stalled: {bytes} bytes wait to be sent, and none was taken for {limit:?}")]
+    #[error("stalled: {bytes} bytes wait to be sent, none was accepted for {limit:?}")]
     Stalled {
         /// What waits.
         bytes: usize,
@@ -88,13 +88,13 @@ pub enum Fault {
         limit: Duration,
     },
     /// Nothing came, not even the answer to a question.
-    #[error("silent: nothing came for {limit:?}")]
+    #[error("silent: nothing received for {limit:?}")]
     Silent {
         /// For how long nothing may come.
         limit: Duration,
     },
     /// More than may wait is waiting to be sent. The frame was not taken; the connection goes on.
-    #[error("full: {bytes} bytes wait to be sent, and at most {limit} may")]
+    #[error("full: {bytes} bytes wait to be sent, at most {limit} are allowed")]
     Full {
         /// What waits.
         bytes: usize,

@@ -115,7 +115,7 @@ fn a_length_beyond_the_limit() {
 
 #[test]
 fn frames_out_of_order_again_or_missing() {
-    let text = |found: u64| format!("header.sequence: {found} came, and 1 was next");
+    let text = |found: u64| format!("header.sequence: {found}, expected 1");
     assert_eq!(told_by(&frame(&Body::Ping(1), 0)), text(0));
     assert_eq!(told_by(&frame(&Body::Ping(1), 2)), text(2));
     let hello = Body::Hello(hello(1, 0));
@@ -166,7 +166,7 @@ fn a_connection_that_breaks_off() {
 fn a_half_open_connection() {
     let (mut lane, _stream) = connected();
     let error = ending(&mut lane);
-    assert!(error.to_string().ends_with("silent: nothing came for 1.2s"), "{error}");
+    assert!(error.to_string().ends_with("silent: nothing received for 1.2s"), "{error}");
 }
 
 /// Questions whose answers are never read do not make memory grow.

@@ -174,14 +174,14 @@ fn a_peer_that_has_not_answered_yet_has_the_time_of_a_connection() {
     let later = Instant::now() + Duration::from_secs(20);
     zero.tick(later, 0).expect("it may still come");
     let error = zero.tick(later + Duration::from_secs(20), 0).expect_err("silent");
-    assert!(error.to_string().ends_with("silent: nothing came for 30s"), "{error}");
+    assert!(error.to_string().ends_with("silent: nothing received for 30s"), "{error}");
     // Zero's question is the first that one hears.
     let begin = Instant::now();
     while one.receive(|_, _| {}).expect("a question") == 0 {
         assert!(begin.elapsed() < HANG, "nothing comes");
     }
     let error = one.tick(Instant::now() + Duration::from_millis(200), 0).expect_err("silent");
-    assert!(error.to_string().ends_with("silent: nothing came for 100ms"), "{error}");
+    assert!(error.to_string().ends_with("silent: nothing received for 100ms"), "{error}");
 }
 
 /// What TLS kept while the socket was full goes on when it is read, too. That is no stall.

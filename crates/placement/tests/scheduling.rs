@@ -630,6 +630,47 @@ proptest! {
         }
     }
 
+    /// One VM does what it likes to the caches and the CPUs of others that never change and hardly disturb each other. So
+    /// every move of theirs is its doing, whatever the policy says of it, and all of them are within its budget.
+    #[test]
+    fn vprobe_lets_no_vm_move_others_beyond_its_budget(
+        (caches, cpus) in (2_u32..5, 2_u32..7), victims in 1_u64..12,
+        abuse in proptest::collection::vec(proptest::collection::vec((0_u64..4, 0_u64..=1000, any::<bool>()), 6), 10..80),
+        pinned in proptest::option::of(0_u32..2), budget in 0_u32..5, budget_rest in 1_u32..20, rest in 1_u32..4,
+    ) {
+        let settings = Settings {
+            budget, budget_rest_periods: budget_rest, burst: 4, rest_periods: rest, ..Settings::default()
+        };
+        let mut world = World::new(&host(1, caches, cpus), CpuSet::new(), Policy::Vprobe, settings);
+        let narrow = world.mask((0..cpus).collect());
+        for vcpu in 0..6 {
+            let at = world.add(0, vcpu, vcpu % (caches * cpus), friendly(1));
+            world.vcpus[at].reach = if pinned == Some(vcpu % 2) { narrow } else { 0 };
+        }
+        for vm in 1..=victims {
+            let cpu = vm as u32 % (caches * cpus);
+            let at = world.add(vm, 0, cpu, Counts { llc_misses: 100, accesses: vec![100], ..fitting(&[1_000_000]) });
+            world.vcpus[at].entitled_ns = PERIOD_NS / 20;
+        }
+        (0..60).for_each(|_| drop(world.period()));
+        let mut moves = Vec::new();
+        for (now, period) in abuse.iter().enumerate() {
+            for (vcpu, &(shape, amount, idle)) in world.vcpus.iter_mut().zip(period) {
+                let misses = [0, 1_000, 50_000, 1_000_000][shape as usize] * amount;
+                vcpu.counts = Some(if misses > 0 { thrashing(&[misses]) } else { friendly(1) });
+                vcpu.entitled_ns = if idle { 0 } else { PERIOD_NS / 1000 * amount };
+            }
+            let steps = world.period().steps;
+            moves.extend(steps.iter().filter(|step| step.key.vm != 0).map(|_| now as u32));
+        }
+        for (first, from) in moves.iter().enumerate() {
+            for (last, to) in moves.iter().enumerate().skip(first) {
+                let bound = budget + (to - from + 1) / budget_rest;
+                prop_assert!(((last - first) as u32) < bound, "others were moved at {:?}", moves);
+            }
+        }
+    }
+
     /// However many wait and whatever the others do: who is confined and waits while a CPU that it may use is idle is taken
     /// after `starve_periods` and one period for each that waits as long.
     #[test]

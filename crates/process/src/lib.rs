@@ -47,7 +47,7 @@ pub use worker::spawn_worker;
 #[derive(Debug, thiserror::Error)]
 pub enum ActError {
     /// The thread belongs to another process, or has ended.
-    #[error("thread {tid} is no thread of process {pid}; not touched")]
+    #[error("thread {tid} does not belong to process {pid}; it is left alone")]
     ForeignThread {
         /// The process.
         pid: i32,

@@ -130,7 +130,7 @@ static void test_newer_host(void)
 	p->nodes.section.flags = 0x8000;
 	expect(read_channel() == 0);
 
-	/* Version 2 of a section that is known: with a field more, then with larger elements. */
+	/* Version 2 of a section that is supported: with a field more, then with larger elements. */
 	reset();
 	publish(1);
 	p->nodes.section.version = 2;
@@ -202,9 +202,9 @@ static void test_answers(void)
 	expect(read_channel() == 0);
 	expect(vnuma_channel_announce(&channel, VNUMA_TC_MODE_SAFE));
 	expect(g->magic == VNUMA_TC_GUEST_MAGIC && g->mode == VNUMA_TC_MODE_SAFE);
-	expect(g->driver_version == VNUMA_DRIVER_VERSION && g->nr_known == 2);
-	expect(g->known[0].kind == VNUMA_TC_SECTION_NODES && g->known[0].version == 1);
-	expect(g->known[1].kind == VNUMA_TC_SECTION_VCPUS && g->known[2].kind == 0);
+	expect(g->driver_version == VNUMA_DRIVER_VERSION && g->nr_supported == 2);
+	expect(g->supported[0].kind == VNUMA_TC_SECTION_NODES && g->supported[0].version == 1);
+	expect(g->supported[1].kind == VNUMA_TC_SECTION_VCPUS && g->supported[2].kind == 0);
 	vnuma_channel_acknowledge(&channel, topology.generation);
 	vnuma_channel_refuse(&channel, EPOCH << 32 | 2, -EOPNOTSUPP);
 	expect(g->acknowledged == (EPOCH << 32 | 1));

@@ -98,11 +98,11 @@ static void init_memory(void)
 	header->slot_offset[1] = VNUMA_TC_SLOT1_OFFSET;
 	header->guest_offset = VNUMA_TC_GUEST_OFFSET;
 	header->guest_size = VNUMA_TC_GUEST_SIZE;
-	header->nr_known = 2;
-	header->known[0].kind = VNUMA_TC_SECTION_NODES;
-	header->known[0].version = VNUMA_TC_NODES_VERSION;
-	header->known[1].kind = VNUMA_TC_SECTION_VCPUS;
-	header->known[1].version = VNUMA_TC_VCPUS_VERSION;
+	header->nr_supported = 2;
+	header->supported[0].kind = VNUMA_TC_SECTION_NODES;
+	header->supported[0].version = VNUMA_TC_NODES_VERSION;
+	header->supported[1].kind = VNUMA_TC_SECTION_VCPUS;
+	header->supported[1].version = VNUMA_TC_VCPUS_VERSION;
 	header->magic = VNUMA_TC_MAGIC;
 	for (from = 0; from < VNUMA_TC_MAX_NODES; from++)
 		for (to = 0; to < VNUMA_TC_MAX_NODES; to++)

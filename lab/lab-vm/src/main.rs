@@ -3,6 +3,8 @@
 
 mod cgroup;
 mod host;
+#[cfg(test)]
+mod manual;
 mod network;
 mod place;
 mod plan;
@@ -53,8 +55,10 @@ enum Command {
         /// Its name
         name: String,
         /// File in the server
+        #[arg(value_name = "SRC")]
         source: PathBuf,
         /// Absolute path in the VM
+        #[arg(value_name = "DST")]
         destination: String,
     },
     /// Copy the VM's file SRC to DST in the server
@@ -62,8 +66,10 @@ enum Command {
         /// Its name
         name: String,
         /// Absolute path in the VM
+        #[arg(value_name = "SRC")]
         source: String,
         /// File in the server
+        #[arg(value_name = "DST")]
         destination: PathBuf,
     },
     /// Reset the VM and wait until its agent answers again
@@ -96,13 +102,13 @@ struct StartArguments {
     #[arg(long, default_value = "6.12")]
     kernel: String,
     /// Guest nodes; node i is bound to the i-th node of the server, beginning again after the last
-    #[arg(long, conflicts_with = "uma")]
+    #[arg(long, value_name = "N", conflicts_with = "uma")]
     nodes: Option<usize>,
     /// vCPUs, each a socket, dealt to the nodes in order
-    #[arg(long)]
+    #[arg(long, value_name = "N")]
     vcpus: Option<usize>,
     /// Memory of all nodes together, such as 768M or 1G
-    #[arg(long, default_value = "512M")]
+    #[arg(long, value_name = "SIZE", default_value = "512M")]
     memory: Memory,
     /// Neither bind memory nor pin vCPU threads
     #[arg(long)]

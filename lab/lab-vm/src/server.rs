@@ -40,6 +40,7 @@ pub enum Command {
         /// Node of the server
         node: usize,
         /// How much, such as 512M; the kernel takes multiples of 128M
+        #[arg(value_name = "SIZE")]
         memory: Memory,
         /// For programs only, not for the kernel itself, so that it can be unplugged again
         #[arg(long)]

@@ -106,9 +106,18 @@ pub struct Image {
 }
 
 impl Image {
+    /// Whether the image of the present recipe is in the cache.
+    pub fn is_built() -> Result<bool, ImageError> {
+        Ok(cache_dir().join("lab").join(Recipe::read(&Self::recipe())?.hash).exists())
+    }
+
+    fn recipe() -> PathBuf {
+        crate::lab_dir().join("image/recipe.toml")
+    }
+
     /// Finds the image of the present recipe in the cache or builds it, and prunes images of older recipes.
     pub fn ensure(progress: Progress) -> Result<Self, ImageError> {
-        let recipe = Recipe::read(&crate::lab_dir().join("image/recipe.toml"))?;
+        let recipe = Recipe::read(&Self::recipe())?;
         let images = cache_dir().join("lab");
         let directory = images.join(&recipe.hash);
         let file_error = |source| ImageError::File { path: directory.clone(), source };

@@ -36,7 +36,10 @@ mod retries;
 mod run;
 mod run_directory;
 
-pub use binaries::{Binaries, BuildError, build as build_binaries, build_release as build_release_binaries};
+pub use binaries::{
+    Binaries, BuildError, build as build_binaries, build_behind as build_binaries_behind,
+    build_release as build_release_binaries,
+};
 pub use cache::cache_dir;
 pub use children::end_on_signals;
 pub use counters::{Counters, CountersError};

@@ -17,16 +17,16 @@ use nix::{
 use std::{os::fd::AsFd, path::Path, process::ExitCode};
 use vnuma_host::scheduler::{Counts, DIRECTORY, Scheduler, Steal};
 
-/// A sched_ext scheduler for the vCPU threads of VMs. vnumad tells it where they belong.
+/// A sched_ext scheduler for the vCPU threads of VMs. vnumad decides where they belong.
 ///
-/// It runs in the foreground until SIGTERM or SIGINT; then, or if it is killed, the kernel's own scheduler goes on.
+/// It runs in the foreground until SIGTERM or SIGINT; then, or if it is killed, the kernel's own scheduler takes over.
 #[derive(Parser)]
 #[command(version, verbatim_doc_comment)]
 pub struct Arguments {
     /// Schedule all threads of the host, not only vCPUs: for hosts that run nothing but VMs
     #[arg(long)]
     full: bool,
-    /// Time that vCPUs keep their places after vnumad was seen last, in seconds
+    /// Time that vCPUs keep their places after vnumad's last heartbeat, in seconds
     #[arg(long, value_name = "S", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600))]
     keep_s: u64,
     /// A vCPU that waits longer than this is stolen first, in milliseconds
@@ -35,7 +35,7 @@ pub struct Arguments {
     /// Time that a vCPU runs before others have their turn, in microseconds
     #[arg(long, value_name = "US", default_value_t = 5000, value_parser = clap::value_parser!(u64).range(100..=100_000))]
     slice_us: u64,
-    /// Print what the one that runs has done, and exit
+    /// Print what the loaded scheduler has done, and exit
     #[arg(long, exclusive = true)]
     status: bool,
     /// Print what libbpf and the kernel's verifier say

@@ -1,4 +1,4 @@
-use crate::{KNOWN, ReadError, Topology, WORD, read};
+use crate::{ReadError, SUPPORTED, Topology, WORD, read};
 use nix::{
     cmsg_space,
     sys::{
@@ -65,14 +65,14 @@ impl GuestEnd {
     /// Writes the guest's area, as a driver does that starts.
     pub fn announce(&self, mode: u32) -> io::Result<()> {
         self.store(offset_of!(Guest, magic), 0)?;
-        let counts = KNOWN.len() as u64 | u64::from(mode) << 32;
-        self.store(offset_of!(Guest, nr_known), counts)?;
+        let counts = SUPPORTED.len() as u64 | u64::from(mode) << 32;
+        self.store(offset_of!(Guest, nr_supported), counts)?;
         self.store(offset_of!(Guest, driver_version), DRIVER_VERSION.into())?;
-        let known = |known: &vnuma_abi_topology_channel::Known| {
-            u64::from(known.kind) | u64::from(known.version) << 16
+        let entry = |section: &vnuma_abi_topology_channel::SupportedSection| {
+            u64::from(section.kind) | u64::from(section.version) << 16
         };
-        let pair = KNOWN.iter().rev().fold(0, |word, entry| word << 32 | known(entry));
-        self.store(offset_of!(Guest, known), pair)?;
+        let pair = SUPPORTED.iter().rev().fold(0, |word, section| word << 32 | entry(section));
+        self.store(offset_of!(Guest, supported), pair)?;
         self.store(offset_of!(Guest, acknowledged), 0)?;
         self.store(offset_of!(Guest, refused), 0)?;
         self.store(offset_of!(Guest, magic), GUEST_MAGIC)

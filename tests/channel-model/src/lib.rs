@@ -8,7 +8,7 @@ mod guest;
 mod reader;
 
 pub use guest::GuestEnd;
-pub use reader::{KNOWN, Other, ReadError, Topology, read, read_as};
+pub use reader::{Other, ReadError, SUPPORTED, Topology, read, read_as};
 
 /// Bytes of a load.
 pub const WORD: usize = 8;

@@ -1,9 +1,9 @@
 use crate::WORD;
 use std::mem::offset_of;
 use vnuma_abi_topology_channel::{
-    DISTANCE_LOCAL, Header, Known, LAYOUT, MAGIC, MAX_NODES, MAX_REGION_SIZE, MAX_SECTIONS, MAX_VCPUS,
+    DISTANCE_LOCAL, Header, LAYOUT, MAGIC, MAX_NODES, MAX_REGION_SIZE, MAX_SECTIONS, MAX_VCPUS,
     NODES_VERSION, Nodes, READ_RETRIES, SECTION_NODES, SECTION_REQUIRED, SECTION_VCPUS, Section, Slot,
-    VCPUS_VERSION, Vcpu, Vcpus,
+    SupportedSection, VCPUS_VERSION, Vcpu, Vcpus,
 };
 
 /// What was read.
@@ -46,18 +46,21 @@ pub enum ReadError {
 }
 
 /// What a reader of today knows.
-pub const KNOWN: [Known; 2] = [
-    Known { kind: SECTION_NODES, version: NODES_VERSION },
-    Known { kind: SECTION_VCPUS, version: VCPUS_VERSION },
+pub const SUPPORTED: [SupportedSection; 2] = [
+    SupportedSection { kind: SECTION_NODES, version: NODES_VERSION },
+    SupportedSection { kind: SECTION_VCPUS, version: VCPUS_VERSION },
 ];
 
 /// Reads the current topology. `load` returns the word at an offset; each call is one load, in program order.
 pub fn read(load: impl FnMut(usize) -> u64) -> Result<Topology, ReadError> {
-    read_as(&KNOWN, load)
+    read_as(&SUPPORTED, load)
 }
 
 /// The same by a reader that knows these sections.
-pub fn read_as(known: &[Known], mut load: impl FnMut(usize) -> u64) -> Result<Topology, ReadError> {
+pub fn read_as(
+    supported: &[SupportedSection],
+    mut load: impl FnMut(usize) -> u64,
+) -> Result<Topology, ReadError> {
     if load(0) != MAGIC || load(offset_of!(Header, layout)) as u16 != LAYOUT {
         return Err(ReadError::Header);
     }
@@ -93,7 +96,7 @@ pub fn read_as(known: &[Known], mut load: impl FnMut(usize) -> u64) -> Result<To
         if length > slot_size || length < size_of::<Slot>() || sections > MAX_SECTIONS {
             return Err(ReadError::Malformed);
         }
-        return decode(known, generation, sections, &words);
+        return decode(supported, generation, sections, &words);
     }
     Err(ReadError::Torn)
 }
@@ -106,7 +109,12 @@ fn high(word: u64) -> usize {
     (word >> 32) as usize
 }
 
-fn decode(known: &[Known], generation: u64, sections: usize, words: &[u64]) -> Result<Topology, ReadError> {
+fn decode(
+    supported: &[SupportedSection],
+    generation: u64,
+    sections: usize,
+    words: &[u64],
+) -> Result<Topology, ReadError> {
     let (mut distances, mut vcpus, mut others, mut rest) = (None, None, Vec::new(), words);
     for _ in 0..sections {
         let [first, second, ..] = *rest else { return Err(ReadError::Malformed) };
@@ -124,8 +132,9 @@ fn decode(known: &[Known], generation: u64, sections: usize, words: &[u64]) -> R
         }
         let (this, after) = rest.split_at(length / WORD);
         rest = after;
-        let understood = |known: &&Known| known.kind == section.kind && section.compatible <= known.version;
-        if !known.iter().any(|known| understood(&known)) {
+        let understood =
+            |entry: &&SupportedSection| entry.kind == section.kind && section.compatible <= entry.version;
+        if !supported.iter().any(|entry| understood(&entry)) {
             if section.flags & SECTION_REQUIRED != 0 {
                 return Err(ReadError::Unsupported(section.kind));
             }

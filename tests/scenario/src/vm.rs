@@ -30,6 +30,14 @@ pub fn vcpu_threads(pid: i32) -> Result<Vec<i32>> {
     Ok(threads.into_iter().map(|(_, tid)| tid).collect())
 }
 
+/// Lines of a console that an error shows: a report of a stalled CPU has some forty.
+const CONSOLE_LINES: usize = 60;
+
+/// Whether a kernel with this console has panicked.
+fn shows_panic(console: &str) -> bool {
+    console.contains("Kernel panic - not syncing")
+}
+
 /// A VM of the lab server.
 pub struct Vm {
     /// Its name.
@@ -107,7 +115,15 @@ impl Vm {
 
     /// Whether its kernel has panicked, by its console.
     pub fn has_panicked(&self) -> bool {
-        output("lab-vm", &["log", &self.name]).is_ok_and(|console| console.contains("Kernel panic"))
+        output("lab-vm", &["log", &self.name]).is_ok_and(|console| shows_panic(&console))
+    }
+
+    /// The end of its console with its name before each line: what its kernel said last.
+    pub fn end_of_console(&self) -> String {
+        let console = output("lab-vm", &["log", &self.name]).unwrap_or_else(|error| format!("{error:#}"));
+        let lines: Vec<_> = console.lines().collect();
+        let end = lines[lines.len().saturating_sub(CONSOLE_LINES)..].iter();
+        end.map(|line| format!("{}: {}", self.name, line.trim_end())).collect::<Vec<_>>().join("\n")
     }
 
     /// Socket of a QEMU monitor that vnumad does not use.
@@ -142,4 +158,23 @@ pub fn tsc_offset(vm: &Vm) -> Result<u64> {
     let first = *offsets.first().with_context(|| format!("no VM of process {} in {kvm}", vm.pid))?;
     ensure!(offsets.iter().all(|offset| *offset == first), "vCPUs with different TSC offsets: {offsets:?}");
     Ok(first.cast_unsigned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_console_shows_a_panic_by_the_kernel_s_own_line() {
+        let panic = "[   31.52] BUG: unable to handle page fault\n\
+                     [   31.60] Kernel panic - not syncing: Fatal exception in interrupt\n";
+        assert!(shows_panic(panic));
+        for other in [
+            "",
+            "[    0.00] Kernel command line: console=ttyS0 quiet panic=-1\n",
+            "[   9.1] Oops: 0002 [#1] SMP\n",
+        ] {
+            assert!(!shows_panic(other), "{other}");
+        }
+    }
 }

@@ -1,6 +1,7 @@
 //! Whether the machine itself can take the place of the emulated server, and whether it shall.
 
 use anyhow::{Result, bail};
+use nix::unistd::Uid;
 use std::fs::{self, File};
 use std::io::{BufRead, Write};
 use std::path::Path;
@@ -17,8 +18,12 @@ pub enum Choice {
     Lab,
 }
 
-/// Why the machine cannot run it, by the files below `root`: it takes a KVM that works and two nodes with CPUs and memory.
-pub fn unsuited(root: &Path) -> Option<String> {
+/// Why this user cannot run it on the machine, by the files below `root`: it takes root, a KVM that works, and two nodes
+/// with CPUs and memory.
+pub fn unsuited(root: &Path, user: Uid) -> Option<String> {
+    if !user.is_root() {
+        return Some(format!("it needs root, and this is user {user}"));
+    }
     let flags = fs::read_to_string(root.join("proc/cpuinfo")).unwrap_or_default();
     let mut flags = flags.lines().filter(|line| line.starts_with("flags")).flat_map(str::split_whitespace);
     // There are kinds of /dev/kvm without either that hang with a stock kernel.
@@ -90,7 +95,8 @@ mod tests {
 
     #[test]
     fn it_takes_kvm_and_two_nodes() {
-        let unsuited = |flags, kvm, cpus: &[&str]| unsuited(machine(flags, kvm, cpus).path());
+        let root = Uid::from_raw(0);
+        let unsuited = |flags, kvm, cpus: &[&str]| unsuited(machine(flags, kvm, cpus).path(), root);
         assert_eq!(unsuited("fpu svm", true, &["0-1", "2-3"]), None);
         assert_eq!(unsuited("fpu vmx", true, &["0-1", "", "2-3"]), None);
         let lacking = [
@@ -103,6 +109,13 @@ mod tests {
         for (why, part) in lacking {
             assert!(why.as_ref().is_some_and(|why| why.contains(part)), "{why:?}, expected {part}");
         }
+    }
+
+    #[test]
+    fn it_takes_root() {
+        let machine = machine("svm", true, &["0-1", "2-3"]);
+        let why = unsuited(machine.path(), Uid::from_raw(1000));
+        assert_eq!(why.as_deref(), Some("it needs root, and this is user 1000"));
     }
 
     fn decided(choice: Choice, suited: bool, terminal: bool, answer: &str) -> (Option<bool>, String) {

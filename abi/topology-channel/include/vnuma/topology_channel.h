@@ -49,8 +49,8 @@
  * counts only if it equals a publication that the guest has not answered yet.
  *
  * Growing. Either side may be older than the other:
- *   - A reader skips a section of a kind that it does not know, and one whose
- *     `compatible` is above the version that it knows. If such a section has
+ *   - A reader skips a section of a kind that it does not support, and one whose
+ *     `compatible` is above the version that it supports. If such a section has
  *     VNUMA_TC_SECTION_REQUIRED, the reader refuses the publication.
  *   - A section of another version is read otherwise: a newer one as far as the
  *     reader knows its fields, an older one with zero for what it lacks.
@@ -59,7 +59,7 @@
  *     size is in the section. A change of meaning raises `compatible`.
  *   - struct vnuma_tc_header and struct vnuma_tc_guest grow by their reserved
  *     fields and at their ends. Their sizes and offsets are in the header.
- *     Each lists the sections that its writer knows and their versions.
+ *     Each lists the sections that its writer supports and their versions.
  *   - What cannot be done so needs another `layout`, which a reader refuses.
  */
 #ifndef VNUMA_TOPOLOGY_CHANNEL_H
@@ -74,7 +74,7 @@
 #define VNUMA_TC_MAX_NODES	64
 #define VNUMA_TC_MAX_VCPUS	4096
 #define VNUMA_TC_MAX_SECTIONS	64	/* of a slot */
-#define VNUMA_TC_MAX_KNOWN	16	/* of a list of known sections */
+#define VNUMA_TC_MAX_SUPPORTED	16	/* of a list of supported sections */
 #define VNUMA_TC_READ_RETRIES	8
 
 /* What this version of the host uses. Readers take sizes and offsets from the header. */
@@ -108,8 +108,8 @@
 /* vnuma_tc_section.flags: a reader that must skip the section refuses the publication */
 #define VNUMA_TC_SECTION_REQUIRED	0x1
 
-/* A section that one side knows, and the newest version of it; kind 0 is no entry. */
-struct vnuma_tc_known {
+/* A section that one side supports, and the newest version of it; kind 0 is no entry. */
+struct vnuma_tc_supported_section {
 	__u16 kind;
 	__u16 version;
 };
@@ -117,7 +117,7 @@ struct vnuma_tc_known {
 struct vnuma_tc_header {
 	__u64 magic;
 	__u16 layout;		/* VNUMA_TC_LAYOUT */
-	__u16 nr_known;		/* entries of `known` */
+	__u16 nr_supported;	/* entries of `supported` */
 	__u32 header_size;	/* of the writer's struct, at least this one's */
 	__u32 region_size;
 	__u32 slot_size;
@@ -126,7 +126,7 @@ struct vnuma_tc_header {
 	__u32 guest_size;	/* room for struct vnuma_tc_guest */
 	__u32 host_version;	/* of vnumad: major << 16 | minor << 8 | patch */
 	__u32 reserved0;
-	struct vnuma_tc_known known[VNUMA_TC_MAX_KNOWN];
+	struct vnuma_tc_supported_section supported[VNUMA_TC_MAX_SUPPORTED];
 	__u64 reserved1[2];
 	/* On a cache line of its own: it is all that a polling reader loads. */
 	__u64 published;	/* generation of the current slot, 0: none */
@@ -135,12 +135,12 @@ struct vnuma_tc_header {
 
 struct vnuma_tc_guest {
 	__u64 magic;		/* VNUMA_TC_GUEST_MAGIC while a driver is there */
-	__u16 nr_known;		/* entries of `known` */
+	__u16 nr_supported;	/* entries of `supported` */
 	__u16 reserved0;
 	__u32 mode;		/* VNUMA_TC_MODE_* */
 	__u32 driver_version;	/* major << 16 | minor << 8 | patch */
 	__u32 reserved1;
-	struct vnuma_tc_known known[VNUMA_TC_MAX_KNOWN];
+	struct vnuma_tc_supported_section supported[VNUMA_TC_MAX_SUPPORTED];
 	__u64 reserved2[5];
 	__u64 acknowledged;	/* last generation that all maps agree with, 0: none */
 	__u64 refused;		/* last one refused or applied in part only, 0: none */

@@ -64,6 +64,23 @@ pub enum Program {
     Memory,
 }
 
+impl Program {
+    /// How much it does unless `--size` says otherwise.
+    pub fn default_size(self, block: Block) -> usize {
+        match self {
+            Self::LockCounter | Self::Metadata => 200,
+            Self::ProducerConsumer => 1000,
+            Self::Matrix => 96,
+            Self::PageRank => 4000,
+            Self::WordCount => 1024,
+            Self::Pi => 2_000_000,
+            Self::FalseSharing | Self::Guest => 2000,
+            Self::Memory if block == Block::Large => 4,
+            Self::Memory => 500,
+        }
+    }
+}
+
 /// The block of `memory`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Block {
@@ -292,22 +309,19 @@ impl Task {
         shared.barrier();
         shared.idle.set(Duration::ZERO);
         let begin = Instant::now();
-        let size = |default| self.size.unwrap_or(default);
+        let size = self.size.unwrap_or(self.program.default_size(self.block));
         let mut moved = None;
         let outcome = match self.program {
-            Program::LockCounter => classic::lock_counter(shared, size(200)),
-            Program::FalseSharing => classic::false_sharing(shared, size(2000)),
-            Program::PageRank => classic::pagerank(shared, size(4000)),
-            Program::Matrix => classic::matrix(shared, size(96)),
-            Program::ProducerConsumer => data::producer_consumer(shared, size(1000)),
-            Program::WordCount => data::word_count(shared, size(1024)),
-            Program::Pi => data::pi(shared, size(2_000_000)),
-            Program::Metadata => system::metadata(shared, size(200)),
-            Program::Guest => guest::guest(shared, size(2000)),
-            Program::Memory => {
-                let rounds = if self.block == Block::Page { 500 } else { 4 };
-                system::memory(shared, self, size(rounds)).map(|bytes| moved = Some(bytes))
-            }
+            Program::LockCounter => classic::lock_counter(shared, size),
+            Program::FalseSharing => classic::false_sharing(shared, size),
+            Program::PageRank => classic::pagerank(shared, size),
+            Program::Matrix => classic::matrix(shared, size),
+            Program::ProducerConsumer => data::producer_consumer(shared, size),
+            Program::WordCount => data::word_count(shared, size),
+            Program::Pi => data::pi(shared, size),
+            Program::Metadata => system::metadata(shared, size),
+            Program::Guest => guest::guest(shared, size),
+            Program::Memory => system::memory(shared, self, size).map(|bytes| moved = Some(bytes)),
         };
         shared.barrier();
         outcome.map(|()| Done { moved_bytes: moved, taken: begin.elapsed(), idle: shared.idle.get() })

@@ -26,7 +26,7 @@ pub enum SocketError {
         owner: String,
     },
     /// Something else is in its place.
-    #[error("{}: exists and is no socket; it is not touched", socket.display())]
+    #[error("{}: exists and is not a socket; it is left alone", socket.display())]
     NoSocket {
         /// The path.
         socket: PathBuf,
@@ -176,7 +176,7 @@ mod tests {
         let path = directory.path().join("precious");
         std::fs::write(&path, "text").expect("written");
         let error = ApiSocket::listen(&path, None).expect_err("refused").to_string();
-        assert!(error.contains("is no socket"), "{error}");
+        assert!(error.contains("is not a socket"), "{error}");
         assert_eq!(std::fs::read_to_string(&path).expect("still there"), "text");
     }
 

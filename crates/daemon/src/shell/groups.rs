@@ -12,8 +12,9 @@ use vnuma_host::{may_be_threaded, read_cpu_control};
 use vnuma_placement::scheduling::entitlement::CpuGroup;
 use vnuma_process::{ProcError, procfs};
 
-/// Time between two readings of all of them.
+/// Least time between two readings of all of them, and least number of periods.
 const REREAD: Duration = Duration::from_secs(10);
+const REREAD_PERIODS: u32 = 10;
 /// Groups in groups.
 const DEPTH: usize = 64;
 
@@ -25,13 +26,20 @@ pub(super) struct Groups {
     /// By path: the group, or the one around it if it is none to the scheduler.
     positions: BTreeMap<String, Option<usize>>,
     read_at: Instant,
+    /// How long what was read is taken as true.
+    valid: Duration,
     problem: Option<String>,
 }
 
 impl Groups {
-    pub(super) fn new(root: PathBuf) -> Self {
+    /// For periods of this length.
+    pub(super) fn new(root: PathBuf, period: Duration) -> Self {
+        Self::valid_for(root, REREAD.max(REREAD_PERIODS * period))
+    }
+
+    fn valid_for(root: PathBuf, valid: Duration) -> Self {
         let (known, positions) = (Arc::default(), BTreeMap::new());
-        Self { root, known, positions, read_at: Instant::now(), problem: None }
+        Self { root, known, positions, read_at: Instant::now(), valid, problem: None }
     }
 
     /// Those that are known.
@@ -46,9 +54,9 @@ impl Groups {
 
     /// If it is time to read all of them again, forgets what is known.
     pub(super) fn forget_if_old(&mut self) -> bool {
-        let old = self.read_at.elapsed() >= REREAD;
+        let old = self.read_at.elapsed() >= self.valid;
         if old {
-            *self = Self::new(std::mem::take(&mut self.root));
+            *self = Self::valid_for(std::mem::take(&mut self.root), self.valid);
         }
         old
     }
@@ -122,6 +130,18 @@ mod tests {
     use super::*;
     use std::fs;
 
+    const PERIOD: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn groups_are_read_again_after_ten_periods_but_seldom() {
+        let after = |period| Groups::new(PathBuf::new(), period).valid;
+        assert_eq!(after(Duration::from_millis(100)), Duration::from_secs(10));
+        assert_eq!(after(Duration::from_secs(5)), Duration::from_secs(50));
+        let mut groups = Groups::valid_for(PathBuf::new(), Duration::ZERO);
+        assert!(groups.forget_if_old() && groups.forget_if_old(), "it keeps what it was made for");
+        assert!(!Groups::new(PathBuf::new(), PERIOD).forget_if_old());
+    }
+
     /// A tree in which this process' groups have these weights and limits, outermost last.
     struct Fixture {
         tree: tempfile::TempDir,
@@ -150,7 +170,7 @@ mod tests {
 
         fn read(&self) -> (Groups, Vec<Option<usize>>) {
             let (pid, tid) = (std::process::id().cast_signed(), nix::unistd::gettid().as_raw());
-            let mut groups = Groups::new(self.tree.path().into());
+            let mut groups = Groups::new(self.tree.path().into(), PERIOD);
             let positions = groups.read(pid, &[tid, tid]);
             (groups, positions)
         }
@@ -211,7 +231,7 @@ mod tests {
         write("a/b/c/cpu.max", "max 100000\n");
         write("a/b/d/cpu.weight", "0\n");
         write("a/b/d/cpu.max", "50000 100000\n");
-        let mut groups = Groups::new(tree.path().into());
+        let mut groups = Groups::new(tree.path().into(), PERIOD);
         let found = ["/a/b/c", "/a/b/d", "/a/b", "/a", "/e"].map(|path| groups.position(path));
         assert_eq!(found, [Ok(Some(1)), Ok(Some(2)), Ok(Some(0)), Ok(Some(0)), Ok(None)]);
         let shown = groups.known().iter().map(|g| (g.parent, g.weight, g.limit_permille)).collect::<Vec<_>>();
@@ -221,7 +241,7 @@ mod tests {
     #[test]
     fn groups_outside_and_endless_ones_are_refused() {
         let tree = tempfile::tempdir().expect("a directory");
-        let mut groups = Groups::new(tree.path().into());
+        let mut groups = Groups::new(tree.path().into(), PERIOD);
         assert!(
             groups.position("/a/../../b").expect_err("outside").contains("`/a/..`: a control group outside")
         );

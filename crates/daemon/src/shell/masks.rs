@@ -247,7 +247,7 @@ impl Masks {
     pub(super) fn restore_all(&mut self, online: &CpuSet) {
         for pid in self.known.keys().copied().collect::<Vec<_>>() {
             if let Err(error) = self.restore(pid, None, online) {
-                warn!(%pid, %error, "masks of vCPUs could not be given back; the next vnumad tries again");
+                warn!(%pid, %error, "cannot restore the masks of vCPUs; the next vnumad tries again");
             }
         }
     }

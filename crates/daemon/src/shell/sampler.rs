@@ -72,7 +72,7 @@ impl Sampler {
             read_ns: 0,
             why_no_idle_times: None,
             health: Arc::clone(&health),
-            groups: Groups::new(root.clone()),
+            groups: Groups::new(root.clone(), period),
             root,
             inbox,
         };
@@ -371,7 +371,7 @@ fn open_counters(vm: &mut Vm, events: Option<&Events>) {
         match on_thread(vm.pidfd.as_fd(), vm.pid, tid, || ThreadCounters::open(tid, events)) {
             Some(Ok(counters)) => (thread.counters, thread.problem) = (Some(counters), None),
             Some(Err(error)) => thread.problem = Some(error.to_string()),
-            None => thread.problem = Some(format!("thread {tid} is no thread of process {}", vm.pid)),
+            None => thread.problem = Some(format!("thread {tid} does not belong to process {}", vm.pid)),
         }
     }
 }

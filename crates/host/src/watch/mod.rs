@@ -149,7 +149,7 @@ impl<F: FnMut(HostTopology)> Follower<F> {
                     thread::sleep(RETRY);
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "uevents end; the host's topology is polled");
+                    tracing::warn!(%error, "cannot receive uevents any more; polling the host's topology");
                     let why = format!("uevents ended: {error}");
                     *self.shared.why_polling.lock().unwrap_or_else(PoisonError::into_inner) = Some(why);
                     uevents = None;

@@ -113,6 +113,11 @@ impl Machine {
         self.distances[from * self.nodes.len() + to]
     }
 
+    /// Distances from a node to all, by position.
+    pub fn distances_from(&self, from: usize) -> &[u16] {
+        &self.distances[from * self.nodes.len()..][..self.nodes.len()]
+    }
+
     /// Nodes with CPUs that may be used, the nearest to `from` first: itself, if it is one.
     pub fn nearest(&self, from: usize) -> &[usize] {
         &self.nearest[from]

@@ -3,11 +3,11 @@
 //! Times are in units of a tenth of a local memory access, so that a distance of the SLIT is a time.
 
 use super::{
-    super::{Domain, Input, Place, Standing},
-    history::{HOT, History},
+    super::{Analysis, Domain, Input, Place, Standing},
+    history::History,
 };
 use crate::world::VmId;
-use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// An instruction, in tenths of a local memory access of some 200 cycles.
 const INSTRUCTION: f32 = 0.05;
@@ -19,6 +19,8 @@ const PUSHED_OUT: f32 = 0.25;
 const SLACK: f64 = 1.05;
 /// Domains that are considered for a vCPU, at most.
 const CANDIDATES: usize = 48;
+/// Of these, how many are considered because the least is wanted of them.
+const LEAST: usize = 2;
 
 /// Time of a vCPU where it is.
 #[derive(Clone, Copy, Debug)]
@@ -31,6 +33,22 @@ pub(super) struct Costs {
     pub(super) memory: f64,
     /// Factor by which the domain is overloaded, at least 1.
     pub(super) overload: f64,
+}
+
+/// What a vCPU would save on a domain.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Saving {
+    pub(super) gain: f64,
+    pub(super) to: usize,
+}
+
+/// Where a vCPU would save most.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Best {
+    /// Of the domains with room for it, and of that where it is.
+    pub(super) roomy: Option<Saving>,
+    /// Of all.
+    pub(super) any: Option<Saving>,
 }
 
 /// What runs on a domain.
@@ -46,34 +64,42 @@ struct Load {
     reuse: f32,
     /// vCPUs that use memory.
     members: Vec<usize>,
+    /// All others that count here: they take CPU time.
+    others: Vec<usize>,
 }
 
 /// All domains, and where the vCPUs are.
 pub(super) struct Domains<'a> {
     input: &'a Input<'a>,
     loads: Vec<Load>,
+    /// CPU time that is due to each vCPU, in CPUs.
+    demands: Vec<f64>,
     /// Domain of each vCPU that counts there.
     of: Vec<Option<usize>>,
     /// Domains with the least wanted of them, to be tried by all.
     least: Vec<usize>,
+    /// No domain has fewer lines brought in, nor less reuse. Domains that get fuller meanwhile do not raise it.
+    floor: (f32, f32),
 }
 
 impl<'a> Domains<'a> {
-    pub(super) fn new(input: &'a Input<'a>, histories: &[History]) -> Self {
+    pub(super) fn new(input: &'a Input<'a>, analysis: &[Analysis], histories: &[History]) -> Self {
         let machine = input.machine;
         let cores: u32 = machine.domains.iter().map(|domain| domain.cores).sum();
-        let demand: f64 = input.vcpus.iter().map(|vcpu| vcpu.demand(input.period_ns)).sum();
-        let crowded = (demand / f64::from(cores.max(1))).max(1.0) * SLACK;
+        let demands: Vec<f64> = input.vcpus.iter().map(|vcpu| vcpu.demand(input.period_ns)).collect();
+        let crowded = (demands.iter().sum::<f64>() / f64::from(cores.max(1))).max(1.0) * SLACK;
         let load = |domain: &Domain| Load { limit: f64::from(domain.cores) * crowded, ..Load::default() };
         let mut domains = Self {
             input,
             loads: machine.domains.iter().map(load).collect(),
+            demands,
             of: vec![None; input.vcpus.len()],
             least: Vec::new(),
+            floor: (0.0, 0.0),
         };
         for (at, vcpu) in input.vcpus.iter().enumerate() {
             let reach = &input.reaches[vcpu.reach];
-            let stays = vcpu.standing(input) != Standing::Free;
+            let stays = analysis[at].standing != Standing::Free;
             let there = match vcpu.assigned {
                 Some(Place::Cache(domain)) => Some(domain),
                 _ => vcpu.cpu.and_then(|cpu| machine.domain_of(cpu)),
@@ -84,11 +110,11 @@ impl<'a> Domains<'a> {
             let counts = histories[at].uses_memory || stays || reach.only_domain().is_some();
             domains.place(at, there.filter(|_| counts), &histories[at]);
         }
-        let mut order: Vec<usize> = (0..domains.loads.len()).collect();
-        let full = |at: usize| domains.loads[at].demand / domains.loads[at].limit.max(f64::MIN_POSITIVE);
-        order.sort_by(|&a, &b| full(a).total_cmp(&full(b)).then(a.cmp(&b)));
-        order.truncate(2);
-        domains.least = order;
+        domains.floor = domains.loads.iter().fold((f32::MAX, f32::MAX), lower);
+        let full = |load: &Load| load.demand / load.limit.max(f64::MIN_POSITIVE);
+        let mut order: Vec<(f64, usize)> = domains.loads.iter().map(full).zip(0..).collect();
+        order.sort_unstable_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+        domains.least = order.into_iter().take(LEAST).map(|(_, domain)| domain).collect();
         domains
     }
 
@@ -104,7 +130,7 @@ impl<'a> Domains<'a> {
 
     /// Puts a vCPU on another domain, or on none.
     pub(super) fn place(&mut self, at: usize, to: Option<usize>, history: &History) {
-        let demand = self.input.vcpus[at].demand(self.input.period_ns);
+        let demand = self.demands[at];
         if let Some(from) = std::mem::replace(&mut self.of[at], to) {
             let load = &mut self.loads[from];
             load.demand -= demand;
@@ -112,6 +138,9 @@ impl<'a> Domains<'a> {
                 load.inserted -= history.misses;
                 load.reuse -= history.reuse;
                 load.members.retain(|&member| member != at);
+                self.floor = lower(self.floor, load);
+            } else {
+                load.others.retain(|&other| other != at);
             }
         }
         if let Some(to) = to {
@@ -121,80 +150,140 @@ impl<'a> Domains<'a> {
                 load.inserted += history.misses;
                 load.reuse += history.reuse;
                 load.members.push(at);
+            } else {
+                load.others.push(at);
             }
         }
     }
 
     /// Is there room for it? Where there is none anywhere, a domain with less load than its own has.
-    pub(super) fn has_room(&self, to: usize, at: usize, here: Option<usize>) -> bool {
-        let demand = self.input.vcpus[at].demand(self.input.period_ns);
-        let after = (self.loads[to].demand + demand) / self.loads[to].limit;
-        after <= 1.0 || here.is_some_and(|here| after < self.loads[here].demand / self.loads[here].limit)
+    fn has_room(&self, load: &Load, at: usize) -> bool {
+        let after = (load.demand + self.demands[at]) / load.limit;
+        after <= 1.0
+            || self.of[at].is_some_and(|here| after < self.loads[here].demand / self.loads[here].limit)
     }
 
-    /// Domains worth a look for a vCPU: where its memory is or near it, where it is, and where there is room.
-    pub(super) fn candidates(&self, at: usize, history: &History) -> Vec<usize> {
+    /// Calls `look` with the domains worth a look for a vCPU, and their node: where its memory is or near it, where it is,
+    /// and where there is room.
+    fn candidates(&self, at: usize, history: &History, mut look: impl FnMut(usize, Range<usize>)) {
         let machine = self.input.machine;
-        let mut candidates: Vec<usize> = self.of[at].into_iter().collect();
-        for &(node, _) in history.hot.iter().take(HOT).filter(|(_, count)| *count > 0.0) {
+        let here = self.of[at].map(|domain| machine.domains[domain].node);
+        // Where it is counts as one, and its node's domains count again if its memory is there.
+        let mut left = CANDIDATES - usize::from(here.is_some());
+        let mut add = |domains: Range<usize>, seen: bool| {
+            let count = domains.len().min(left);
+            left -= count;
+            if count > 0 && !seen {
+                look(machine.domains[domains.start].node, domains.start..domains.start + count);
+            }
+        };
+        let mut seen = false;
+        for &(node, _) in history.hot.iter().filter(|(_, count)| *count > 0.0) {
             if let Some(&nearest) = machine.nearest(node as usize).first() {
-                candidates.extend(machine.nodes[nearest].domains.clone());
+                seen |= here == Some(nearest);
+                add(machine.nodes[nearest].domains.clone(), false);
             }
         }
-        if let Some(here) = self.of[at] {
-            candidates.extend(machine.nodes[machine.domains[here].node].domains.clone());
+        if let Some(here) = here {
+            add(machine.nodes[here].domains.clone(), seen);
         }
-        candidates.extend(&self.least);
-        candidates.truncate(CANDIDATES);
-        candidates
+        for &least in &self.least {
+            add(least..least + 1, false);
+        }
     }
 
-    /// Time for memory on a domain.
-    pub(super) fn memory_at(&self, history: &History, to: usize) -> f64 {
+    /// The best domains for a vCPU whose time is `here` where it is.
+    pub(super) fn best(&self, at: usize, history: &History, here: f64) -> Best {
+        let reach = &self.input.reaches[self.input.vcpus[at].reach];
+        // To stay saves nothing.
+        let stay = self.of[at].map(|to| Saving { gain: 0.0, to });
+        let mut best = Best { roomy: stay, any: stay };
+        let better = |gain: f64, than: Option<Saving>| than.is_none_or(|than| gain > than.gain);
+        let (here_at, demand) = (self.of[at], self.demands[at]);
+        let least = contention(history, self.floor.0, self.floor.1);
+        self.candidates(at, history, |node, domains| {
+            let alone = self.alone_at(history, node);
+            // Most nodes end here: with the least contention, and with room, there is still nothing better.
+            if !better(here - (alone + least), best.roomy) {
+                return;
+            }
+            for to in domains.filter(|&to| here_at != Some(to) && reach.domain(to)) {
+                let load = &self.loads[to];
+                let time = alone + contention(history, load.inserted, load.reuse);
+                if !better(here - time, best.roomy) {
+                    continue;
+                }
+                let gain = here - time * overload(load.demand + demand, load);
+                if better(gain, best.roomy) && self.has_room(load, at) {
+                    best.roomy = Some(Saving { gain, to });
+                }
+                if better(gain, best.any) {
+                    best.any = Some(Saving { gain, to });
+                }
+            }
+        });
+        best
+    }
+
+    /// Time of a vCPU for memory on a node.
+    #[inline]
+    pub(super) fn memory_at(&self, history: &History, node: usize) -> f64 {
         let machine = self.input.machine;
-        let node = machine.domains[to].node;
-        let hot = history.hot.iter().filter(|(_, count)| *count > 0.0);
-        let priced = hot.map(|&(memory, count)| count * f32::from(machine.distance(node, memory as usize)));
-        f64::from(priced.sum::<f32>() + history.elsewhere * f32::from(machine.mean_distance(node)))
-    }
-
-    /// Time that sharing a cache takes, of the vCPU and of the others.
-    fn contention_at(&self, at: usize, history: &History, to: usize) -> f64 {
-        let load = &self.loads[to];
-        let (mut inserted, mut reuse) = (load.inserted, load.reuse);
-        if self.of[at] == Some(to) && history.uses_memory {
-            (inserted, reuse) = (inserted - history.misses, reuse - history.reuse);
+        let distances = machine.distances_from(node);
+        let mut time = 0.0;
+        for (memory, count) in history.hot {
+            time += count * f32::from(distances[memory as usize]);
         }
-        let lost = history.reuse * inserted.max(0.0) + history.misses * reuse.max(0.0);
-        f64::from(lost * PUSHED_OUT * LOCAL)
+        f64::from(time + history.elsewhere * f32::from(machine.mean_distance(node)))
     }
 
-    /// By how much more CPU time is due on a domain than there is.
-    fn overload_at(&self, at: usize, to: usize) -> f64 {
+    /// Time of a vCPU on a node that it has for itself.
+    fn alone_at(&self, history: &History, node: usize) -> f64 {
+        f64::from(history.instructions * INSTRUCTION) + self.memory_at(history, node)
+    }
+
+    /// Time of a vCPU on a domain, of which it takes so much on the node alone, and the factor of the overload in it.
+    fn beside_others(&self, at: usize, history: &History, to: usize, alone: f64) -> (f64, f64) {
         let load = &self.loads[to];
-        let arriving = self.of[at] != Some(to);
-        let demand =
-            load.demand + if arriving { self.input.vcpus[at].demand(self.input.period_ns) } else { 0.0 };
-        (demand / load.limit).max(1.0)
+        let (demand, inserted, reuse) = match self.of[at] == Some(to) {
+            true if history.uses_memory => {
+                (load.demand, load.inserted - history.misses, load.reuse - history.reuse)
+            }
+            true => (load.demand, load.inserted, load.reuse),
+            false => (load.demand + self.demands[at], load.inserted, load.reuse),
+        };
+        let overload = overload(demand, load);
+        ((alone + contention(history, inserted, reuse)) * overload, overload)
     }
 
     /// Time of a vCPU on a domain.
     pub(super) fn time_at(&self, at: usize, history: &History, to: usize) -> f64 {
-        let alone = f64::from(history.instructions * INSTRUCTION) + self.memory_at(history, to);
-        (alone + self.contention_at(at, history, to)) * self.overload_at(at, to)
+        let alone = self.alone_at(history, self.input.machine.domains[to].node);
+        self.beside_others(at, history, to, alone).0
     }
 
     /// Time of a vCPU where it is. One that is nowhere yet counts as being on the worst of its candidates.
     pub(super) fn costs(&self, at: usize, history: &History) -> Costs {
-        let worst = |a: usize, b: usize| {
-            if self.time_at(at, history, b) > self.time_at(at, history, a) { b } else { a }
-        };
-        let here = self.of[at].or_else(|| self.candidates(at, history).into_iter().reduce(worst));
+        let here = self.of[at].or_else(|| self.worst(at, history));
         let Some(here) = here else { return Costs { here: 0.0, alone: 0.0, memory: 0.0, overload: 1.0 } };
-        let memory = self.memory_at(history, here);
+        let memory = self.memory_at(history, self.input.machine.domains[here].node);
         let alone = f64::from(history.instructions * INSTRUCTION) + memory;
-        let overload = self.overload_at(at, here);
-        Costs { here: self.time_at(at, history, here), alone, memory, overload }
+        let (here, overload) = self.beside_others(at, history, here, alone);
+        Costs { here, alone, memory, overload }
+    }
+
+    /// The candidate where a vCPU takes the most time.
+    fn worst(&self, at: usize, history: &History) -> Option<usize> {
+        let mut worst = None::<(f64, usize)>;
+        self.candidates(at, history, |_, domains| {
+            for to in domains {
+                let time = self.time_at(at, history, to);
+                if worst.is_none_or(|(most, _)| time > most) {
+                    worst = Some((time, to));
+                }
+            }
+        });
+        worst.map(|(_, to)| to)
     }
 
     /// Of what makes a vCPU's domain crowded: the share of its own VM, and the VM with the largest share of all others.
@@ -205,17 +294,40 @@ impl<'a> Domains<'a> {
         histories: &[History],
     ) -> (f64, Option<(VmId, f64)>) {
         let Some(here) = self.of[at] else { return (0.0, None) };
-        let mut shares: BTreeMap<VmId, f64> = BTreeMap::new();
-        for &member in self.members(here) {
-            let vcpu = &self.input.vcpus[member];
-            let share = match by_demand {
-                true => vcpu.demand(self.input.period_ns),
-                false => f64::from(histories[member].misses),
-            };
-            *shares.entry(vcpu.key.vm).or_default() += share;
+        let share = |&member: &usize| {
+            let share = if by_demand { self.demands[member] } else { f64::from(histories[member].misses) };
+            (self.input.vcpus[member].key.vm, share)
+        };
+        let others = if by_demand { &self.loads[here].others[..] } else { &[] };
+        let mut shares: Vec<(VmId, f64)> = self.members(here).iter().chain(others).map(share).collect();
+        // Most are in order already, as they were when the domain was filled.
+        shares.sort_by_key(|(vm, _)| *vm);
+        let own_vm = self.input.vcpus[at].key.vm;
+        let (mut own, mut largest) = (0.0, None::<(VmId, f64)>);
+        for vm in shares.chunk_by(|a, b| a.0 == b.0) {
+            let sum = vm.iter().map(|(_, share)| share).sum();
+            if vm[0].0 == own_vm {
+                own = sum;
+            } else if largest.is_none_or(|(_, most)| sum > most) {
+                largest = Some((vm[0].0, sum));
+            }
         }
-        let own = shares.remove(&self.input.vcpus[at].key.vm).unwrap_or(0.0);
-        let largest = shares.into_iter().reduce(|a, b| if b.1 > a.1 { b } else { a });
         (own, largest)
     }
+}
+
+/// The lower one of each.
+fn lower(floor: (f32, f32), load: &Load) -> (f32, f32) {
+    (floor.0.min(load.inserted), floor.1.min(load.reuse))
+}
+
+/// Time that a vCPU and the others lose to each other in a cache with such others.
+fn contention(history: &History, inserted: f32, reuse: f32) -> f64 {
+    let lost = history.reuse * inserted.max(0.0) + history.misses * reuse.max(0.0);
+    f64::from(lost * PUSHED_OUT * LOCAL)
+}
+
+/// By how much more CPU time than there is would be due on a domain, at least 1.
+fn overload(demand: f64, load: &Load) -> f64 {
+    (demand / load.limit).max(1.0)
 }

@@ -20,6 +20,8 @@ const MISSES: f64 = 0.5;
 const HUNGRY: f64 = 0.25;
 /// Nodes whose accesses are priced one by one.
 pub(super) const HOT: usize = 4;
+/// Nodes whose accesses are looked at together.
+const BLOCK: usize = 8;
 
 /// Periods that are saved up, to be spent on moves: a token bucket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,7 +48,7 @@ impl Bucket {
 }
 
 /// A vCPU.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct History {
     key: VcpuKey,
     /// Moves that it may still have.
@@ -60,15 +62,14 @@ pub(super) struct History {
     calm: u32,
     /// Periods since it was counted last.
     age: u32,
-    /// Per period, smoothed: instructions, misses, accesses by node.
+    /// Per period, smoothed: instructions and misses.
     pub(super) instructions: f32,
     pub(super) misses: f32,
-    accesses: Vec<f32>,
     /// Share of its references that hit.
     pub(super) reuse: f32,
-    /// Nodes that most of its accesses go to, and how many.
+    /// Nodes that most of its accesses go to, and how many. Kept up to date while it uses memory.
     pub(super) hot: [(u16, f32); HOT],
-    /// Accesses to all other nodes.
+    /// Accesses to all other nodes. Kept up to date while it uses memory.
     pub(super) elsewhere: f32,
 }
 
@@ -84,7 +85,6 @@ impl History {
             age: 0,
             instructions: 0.0,
             misses: 0.0,
-            accesses: Vec::new(),
             reuse: 0.0,
             hot: [(0, 0.0); HOT],
             elsewhere: 0.0,
@@ -95,12 +95,18 @@ impl History {
         self.known && self.calm >= CALM
     }
 
-    /// A period has ended.
-    fn observe(&mut self, settings: &Settings, bounds: Bounds, sample: &VcpuSample, wait_share: f64) {
+    /// A period has ended. `accesses` are its own, by node, per period, smoothed.
+    fn observe(
+        &mut self,
+        settings: &Settings,
+        bounds: Bounds,
+        (sample, wait_share): (&VcpuSample, f64),
+        accesses: &mut [f32],
+    ) {
         self.credit.refill(settings.burst * settings.rest_periods);
         self.hungry = if wait_share >= HUNGRY { self.hungry.saturating_add(1) } else { 0 };
         match &sample.counts {
-            Some(counts) if counts.instructions > 0 => self.count(bounds, counts),
+            Some(counts) if counts.instructions > 0 => self.count(bounds, counts, accesses),
             // It did not run: nothing is new.
             Some(_) => {}
             None => {
@@ -110,7 +116,7 @@ impl History {
         }
     }
 
-    fn count(&mut self, bounds: Bounds, counts: &Counts) {
+    fn count(&mut self, bounds: Bounds, counts: &Counts, accesses: &mut [f32]) {
         let weight = if self.known { NEW } else { 1.0 };
         (self.known, self.age) = (true, 0);
         let smooth = |old: &mut f32, new: f32| *old += weight * (new - *old);
@@ -120,11 +126,11 @@ impl History {
         let hits =
             if references > 0.0 { 1.0 - (counts.llc_misses as f32 / references).min(1.0) } else { 0.0 };
         smooth(&mut self.reuse, hits);
-        self.accesses.resize(counts.accesses.len(), 0.0);
-        for (old, &new) in self.accesses.iter_mut().zip(&counts.accesses) {
-            smooth(old, new as f32);
+        let (counted, unknown) = accesses.split_at_mut(counts.accesses.len().min(accesses.len()));
+        for (old, &new) in counted.iter_mut().zip(&counts.accesses) {
+            smooth(old, float(new));
         }
-        self.find_hot();
+        unknown.fill(0.0);
         let per_thousand = |count: f64| count / counts.instructions as f64 * 1000.0;
         let pressure = per_thousand(counts.llc_references as f64);
         let lower = if self.uses_memory { RELEASE } else { 1.0 };
@@ -133,20 +139,27 @@ impl History {
             || per_thousand(counts.llc_misses as f64) >= MISSES * lower;
         self.calm = if intensive { 0 } else { self.calm.saturating_add(1) };
         self.uses_memory = intensive || (self.uses_memory && self.calm < CALM);
+        if self.uses_memory {
+            self.find_hot(accesses);
+        }
     }
 
     /// The nodes that most accesses go to.
-    fn find_hot(&mut self) {
+    fn find_hot(&mut self, accesses: &[f32]) {
         let mut hot = [(0_u16, 0.0_f32); HOT];
         let mut total = 0.0;
-        for (node, &count) in self.accesses.iter().enumerate() {
-            total += count;
-            if count > hot[HOT - 1].1 {
-                hot[HOT - 1] = (node as u16, count);
-                let mut at = HOT - 1;
-                while at > 0 && hot[at].1 > hot[at - 1].1 {
-                    hot.swap(at, at - 1);
-                    at -= 1;
+        for (block, counts) in accesses.as_chunks::<BLOCK>().0.iter().enumerate() {
+            total = counts.iter().fold(total, |total, count| total + count);
+            // Most blocks have none that counts, which is seen without a branch for each.
+            let least = hot[HOT - 1].1;
+            if !counts.iter().fold(false, |any, &count| any | (count > least)) {
+                continue;
+            }
+            for (node, &count) in (block * BLOCK..).zip(counts) {
+                if count > hot[HOT - 1].1 {
+                    let at = hot.iter().take_while(|(_, more)| count <= *more).count();
+                    hot[at..].rotate_right(1);
+                    hot[at] = (node as u16, count);
                 }
             }
         }
@@ -155,9 +168,24 @@ impl History {
     }
 }
 
+/// A count below 2^52 as a float; of a larger one, which no period has, the lower bits. It is what `as f32` gives, for
+/// which x86-64 has no instruction and needs a branch each, while these are done for several counts at once.
+fn float(count: u64) -> f32 {
+    const LIMIT: f64 = (1_u64 << 52) as f64;
+    // The lower bits of a number from 2^52 to 2^53 are those of the integer.
+    let bits = (count & ((1 << 52) - 1)) | LIMIT.to_bits();
+    (f64::from_bits(bits) - LIMIT) as f32
+}
+
 /// Of all vCPUs, in the order of the last input.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Histories(Vec<History>);
+pub(super) struct Histories {
+    vcpus: Vec<History>,
+    /// Accesses by node, per period, smoothed: a row for each vCPU. It is one vector, as a large host has many.
+    accesses: Vec<f32>,
+    /// Length of a row: nodes, filled up to a whole block.
+    row: usize,
+}
 
 impl Histories {
     /// A period has ended. vCPUs that are gone are forgotten, new ones begin.
@@ -168,29 +196,46 @@ impl Histories {
         input: &Input<'_>,
         analysis: &[Analysis],
     ) {
-        let same = self.0.len() == input.vcpus.len()
-            && self.0.iter().zip(input.vcpus).all(|(known, vcpu)| known.key == vcpu.key);
+        let same = self.row == Self::row(input)
+            && self.vcpus.len() == input.vcpus.len()
+            && self.vcpus.iter().zip(input.vcpus).all(|(known, vcpu)| known.key == vcpu.key);
         if !same {
-            let mut before = std::mem::take(&mut self.0).into_iter().peekable();
-            for vcpu in input.vcpus {
-                while before.next_if(|known| known.key < vcpu.key).is_some() {}
-                let known = before.next_if(|known| known.key == vcpu.key);
-                self.0.push(known.unwrap_or_else(|| History::new(vcpu.key, settings)));
-            }
+            self.follow(settings, input);
         }
-        for ((history, vcpu), analysis) in self.0.iter_mut().zip(input.vcpus).zip(analysis) {
-            history.observe(settings, bounds, vcpu, vcpu.wait_share(input.period_ns));
-            if analysis.standing != Standing::Free {
+        for (at, (history, vcpu)) in self.vcpus.iter_mut().zip(input.vcpus).enumerate() {
+            let accesses = &mut self.accesses[at * self.row..][..self.row];
+            history.observe(settings, bounds, (vcpu, vcpu.wait_share(input.period_ns)), accesses);
+            if analysis[at].standing != Standing::Free {
                 history.hungry = 0;
             }
         }
     }
 
+    /// Other vCPUs than before. What is known of those that stay is kept.
+    fn follow(&mut self, settings: &Settings, input: &Input<'_>) {
+        let before = std::mem::take(self);
+        self.row = Self::row(input);
+        let mut rest = before.vcpus.iter().enumerate().peekable();
+        for vcpu in input.vcpus {
+            while rest.next_if(|(_, known)| known.key < vcpu.key).is_some() {}
+            let known = rest.next_if(|(_, known)| known.key == vcpu.key);
+            self.vcpus.push(known.map_or_else(|| History::new(vcpu.key, settings), |(_, known)| *known));
+            if let Some((at, _)) = known {
+                self.accesses.extend(&before.accesses[at * before.row..][..before.row]);
+            }
+            self.accesses.resize(self.vcpus.len() * self.row, 0.0);
+        }
+    }
+
+    fn row(input: &Input<'_>) -> usize {
+        input.machine.nodes.len().next_multiple_of(BLOCK)
+    }
+
     pub(super) fn all(&self) -> &[History] {
-        &self.0
+        &self.vcpus
     }
 
     pub(super) fn all_mut(&mut self) -> &mut [History] {
-        &mut self.0
+        &mut self.vcpus
     }
 }

@@ -37,7 +37,7 @@ use super::{
     idle_cpus, placed, run_queues,
 };
 use crate::world::VmId;
-use cost::{Costs, Domains};
+use cost::{Best, Costs, Domains, Saving};
 use history::{Bucket, Histories, History};
 use std::collections::BTreeMap;
 
@@ -69,7 +69,7 @@ impl Memory {
             settings,
             input,
             analysis,
-            domains: Domains::new(input, self.histories.all()),
+            domains: Domains::new(input, analysis, self.histories.all()),
             histories: self.histories.all_mut(),
             budgets: &mut self.budgets,
             budget: (full, rest),
@@ -122,25 +122,6 @@ impl Round<'_> {
         history.uses_memory && history.known && self.input.vcpus[at].ran_ns > 0
     }
 
-    /// The best place for a vCPU: among those with room, and among all.
-    fn best(&self, at: usize, costs: &Costs) -> (Option<Proposal>, Option<Proposal>) {
-        let (mut roomy, mut any) = (None::<Proposal>, None::<Proposal>);
-        let reach = &self.input.reaches[self.input.vcpus[at].reach];
-        let here = self.domains.of(at);
-        for &to in self.domains.candidates(at, &self.histories[at]).iter().filter(|&&to| reach.domain(to)) {
-            let gain = costs.here - self.domains.time_at(at, &self.histories[at], to);
-            let better = |than: Option<Proposal>| than.is_none_or(|than| gain > than.gain);
-            let proposal = Proposal { gain, vcpu: at, to };
-            if (Some(to) == here || self.domains.has_room(to, at, here)) && better(roomy) {
-                roomy = Some(proposal);
-            }
-            if better(any) {
-                any = Some(proposal);
-            }
-        }
-        (roomy, any)
-    }
-
     fn costs(&self, at: usize) -> Costs {
         self.domains.costs(at, &self.histories[at])
     }
@@ -154,11 +135,12 @@ impl Round<'_> {
             }
             let costs = self.costs(at);
             let enough = costs.here * self.settings.min_gain;
-            let (roomy, any) = self.best(at, &costs);
-            proposals.extend(roomy.filter(|best| best.gain > enough));
+            let Best { roomy, any } = self.domains.best(at, &self.histories[at], costs.here);
+            let proposal = |Saving { gain, to }| Proposal { gain, vcpu: at, to };
+            proposals.extend(roomy.filter(|best| best.gain > enough).map(proposal));
             let missed =
                 any.filter(|best| best.gain > enough + roomy.map_or(0.0, |roomy| roomy.gain.max(0.0)));
-            blocked.extend(missed);
+            blocked.extend(missed.map(proposal));
         }
         let order = |a: &Proposal, b: &Proposal| b.gain.total_cmp(&a.gain).then(a.vcpu.cmp(&b.vcpu));
         proposals.extend(&blocked);
@@ -180,15 +162,12 @@ impl Round<'_> {
     /// Looks again, as others have moved meanwhile, and moves it if that still saves time.
     fn carry_out(&mut self, at: usize) -> bool {
         let costs = self.costs(at);
-        let (Some(best), _) = self.best(at, &costs) else { return false };
+        let Some(best) = self.domains.best(at, &self.histories[at], costs.here).roomy else { return false };
         if best.gain <= costs.here * self.settings.min_gain || self.domains.of(at) == Some(best.to) {
             return false;
         }
-        let Some((cause, caused_by)) = self.reason(at, &costs, best) else { return false };
-        if let Some(vm) = caused_by {
-            self.charge(vm);
-        }
-        self.set(at, Some(best.to), cause, caused_by);
+        let Some(reason) = self.reason(at, &costs, best.to) else { return false };
+        self.take_to(at, best.to, reason);
         true
     }
 
@@ -206,9 +185,8 @@ impl Round<'_> {
     }
 
     /// Why a vCPU is moved, and on whose budget. `None`: that budget is used up.
-    fn reason(&self, at: usize, costs: &Costs, best: Proposal) -> Option<(Cause, Option<VmId>)> {
-        let memory = costs.memory - self.domains.memory_at(&self.histories[at], best.to);
-        if memory > costs.alone * self.settings.min_gain {
+    fn reason(&self, at: usize, costs: &Costs, to: usize) -> Option<(Cause, Option<VmId>)> {
+        if self.nears_memory(at, costs, to) {
             return Some((Cause::Memory, None));
         }
         let cause = if costs.overload > 1.0 { Cause::Overload } else { Cause::Contention };
@@ -219,14 +197,24 @@ impl Round<'_> {
         }
     }
 
+    /// Does its memory alone make it worth to go there?
+    fn nears_memory(&self, at: usize, costs: &Costs, to: usize) -> bool {
+        let there = self.domains.memory_at(&self.histories[at], self.input.machine.domains[to].node);
+        costs.memory - there > costs.alone * self.settings.min_gain
+    }
+
     fn may_cause(&self, vm: VmId) -> bool {
         let (full, rest) = self.budget;
         self.budgets.get(&vm).map_or(full >= rest && rest > 0, |bucket| bucket.holds(rest))
     }
 
-    fn charge(&mut self, vm: VmId) {
+    /// Takes a vCPU to a domain, on the budget of the VM that is the reason.
+    fn take_to(&mut self, at: usize, to: usize, (cause, caused_by): (Cause, Option<VmId>)) {
         let (full, rest) = self.budget;
-        self.budgets.entry(vm).or_insert(Bucket::new(full)).take(rest);
+        if let Some(vm) = caused_by {
+            self.budgets.entry(vm).or_insert(Bucket::new(full)).take(rest);
+        }
+        self.set(at, Some(to), cause, caused_by);
     }
 
     fn set(&mut self, at: usize, to: Option<usize>, cause: Cause, caused_by: Option<VmId>) {
@@ -246,8 +234,11 @@ impl Round<'_> {
             };
             let vm = self.input.vcpus[at].key.vm;
             let may_cause = self.may_cause(vm);
-            let gain = self.costs(at).here - self.domains.time_at(at, &self.histories[at], to);
-            let enough = self.costs(at).here * self.settings.min_gain;
+            let costs = self.costs(at);
+            let gain = costs.here - self.domains.time_at(at, &self.histories[at], to);
+            let enough = costs.here * self.settings.min_gain;
+            // It may have been left out because a budget is used up.
+            let Some(reason) = self.reason(at, &costs, to) else { continue };
             let mut partner = None::<(f64, usize)>;
             for &other in self.domains.members(to) {
                 let sample = &self.input.vcpus[other];
@@ -265,16 +256,13 @@ impl Round<'_> {
                     partner = Some((loss, other));
                 }
             }
-            let Some((loss, other)) = partner else { continue };
+            let Some((_, other)) = partner else { continue };
             let foreign = self.input.vcpus[other].key.vm != vm;
-            // Who gains by it is its own reason.
-            let gains = -loss > self.costs(other).here * self.settings.min_gain;
-            if foreign && !gains {
-                self.charge(vm);
-            }
-            let caused_by = (foreign && !gains).then_some(vm);
-            self.set(other, Some(here), if gains { Cause::Memory } else { Cause::Swapped }, caused_by);
-            self.set(at, Some(to), Cause::Memory, None);
+            // Who comes nearer to its memory is its own reason. Who only gets away from others is not.
+            let nearer = self.nears_memory(other, &self.costs(other), here);
+            let caused_by = (foreign && !nearer).then_some(vm);
+            self.take_to(other, here, (if nearer { Cause::Memory } else { Cause::Swapped }, caused_by));
+            self.take_to(at, to, reason);
         }
     }
 
@@ -324,6 +312,8 @@ impl Round<'_> {
             let why = (Policy::Vprobe, cause, caused_by);
             (self.input.vcpus[at].assigned != to).then(|| placed(self.input, at, &self.analysis[at], to, why))
         };
-        self.wanted.iter().enumerate().filter_map(step).collect()
+        let mut steps = Vec::with_capacity(self.wanted.iter().flatten().count());
+        steps.extend(self.wanted.iter().enumerate().filter_map(step));
+        steps
     }
 }
