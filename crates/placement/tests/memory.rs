@@ -250,6 +250,29 @@ fn a_vm_whose_pages_cannot_be_moved_rests() {
     assert!(world.first(20).is_some(), "half of them were moved");
 }
 
+#[test]
+fn numbers_that_no_host_has_move_no_more_than_the_rate() {
+    let mut world = strayed();
+    world.nodes = vec![NodeMemory { total_kib: u64::MAX, free_kib: u64::MAX }; NODES];
+    let memory = &mut world.vms[0];
+    memory.parts = vec![MemoryPart { targets: None, kib: vec![u64::MAX; NODES] }; 2];
+    memory.fixed = vec![u64::MAX; NODES];
+    memory.allowed = vec![0, 1, usize::MAX];
+    assert_eq!(world.first(50), None, "so much memory would not pay");
+    world.vcpus[0].counts = Some(Counts { accesses: vec![0, u64::MAX, 0], ..counts(&[1]) });
+    let bytes = world.first(50).map(|(_, step)| step.bytes);
+    assert_eq!(bytes, Some(SAVED_S * 64 * MIB), "what was saved up");
+    // What is fixed and what is free may be as large as they like.
+    world.vms[0].parts = vec![MemoryPart { targets: None, kib: vec![0, 256 << 10, 0] }];
+    world.vms[0].fixed = Vec::new();
+    world.settings.memory_bytes_per_s = 1;
+    assert_eq!(world.first(50).map(|(_, step)| step.bytes), None, "a byte a second");
+    world.settings.memory_bytes_per_s = u64::MAX;
+    assert_eq!(world.first(50).map(|(_, step)| step.bytes), Some(256 * MIB));
+    world.mover.ended(1, u64::MAX, u64::MAX, u64::MAX);
+    assert_eq!(world.first(2), None);
+}
+
 #[derive(Clone, Debug)]
 struct RandomVm {
     mask: Vec<u32>,

@@ -1,6 +1,6 @@
 //! Memory goes to its VM's vCPUs where these stay away from it.
 //!
-//! `vprobe` takes vCPUs to their memory. Where that cannot be, as masks of operators exclude the node or others have the room
+//! `vprobe` moves vCPUs to their memory. Where that cannot be, as masks of operators exclude the node or others have the room
 //! there, the memory may come to the vCPUs instead. Pages are moved once and accesses are saved from then on, so that
 //!
 //! ```text
@@ -25,9 +25,11 @@ use crate::world::VmId;
 use std::collections::BTreeMap;
 use vnuma_topology::{ApicId, HostNodeId};
 
-/// What moving a page takes, in tenths of a local memory access: 100 accesses, or 10 us at 100 ns each. `move_pages` of 4 KiB
-/// pages was measured at about 600 MB/s, 6.8 us a page (Goglin and Furmento, *Enabling High-Performance Memory Migration for
-/// Multithreaded Applications on Linux*, MTAAP 2009); the rest is for what the guest pays: faults and TLB flushes.
+/// What moving a page of 4 KiB takes, in tenths of a local memory access: 100 accesses, or 10 us at 100 ns each. It is an
+/// assumption, on the high side. `move_pages` between the nodes of a Zen 3 server with two sockets was measured at 3.31 GB/s, or
+/// 1.2 us a page, with Linux 7.1 (S. Garg, "Re: [PATCH 0/7] Accelerate page migration with batch copying and hardware offload",
+/// linux-mm, 8 May 2026). Before Linux 6.3 it was about four times as slow (commit "migrate_pages: batch flushing TLB"). The rest
+/// is for the guest, whose vCPUs fault on these pages and flush their TLBs.
 pub const PAGE_PRICE: f64 = 1000.0;
 /// A page.
 pub(crate) const PAGE: u64 = 4096;
@@ -51,6 +53,15 @@ pub const REST_NS: u64 = 600_000_000_000;
 const RESERVE_PART: u64 = 16;
 const RESERVE_KIB: u64 = 128 << 10;
 
+/// Whatever a file says.
+fn bytes_of(kib: u64) -> u64 {
+    kib.saturating_mul(1024)
+}
+
+fn sum(counts: impl Iterator<Item = u64>) -> u64 {
+    counts.fold(0, u64::saturating_add)
+}
+
 /// A node's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NodeMemory {
@@ -64,6 +75,11 @@ impl NodeMemory {
     /// What stays free, KiB.
     pub fn reserve_kib(&self) -> u64 {
         (self.total_kib / RESERVE_PART).max(RESERVE_KIB)
+    }
+
+    /// What may come to it, bytes.
+    fn available(&self) -> u64 {
+        bytes_of(self.free_kib.saturating_sub(self.reserve_kib()))
     }
 }
 
@@ -196,8 +212,7 @@ impl MemoryMover {
         if settings.memory_bytes_per_s == 0 || all.nodes.len() != all.input.machine.nodes.len() {
             return Vec::new();
         }
-        let mut free: Vec<u64> =
-            all.nodes.iter().map(|node| node.free_kib.saturating_sub(node.reserve_kib()) << 10).collect();
+        let mut free: Vec<u64> = all.nodes.iter().map(NodeMemory::available).collect();
         let earned = u128::from(rate) * u128::from(all.input.period_ns) / 1_000_000_000;
         let full = rate.saturating_mul(SAVED_S).max(LEAST);
         let mut moves = Vec::new();
@@ -225,7 +240,7 @@ impl MemoryMover {
                 continue;
             }
             let (from, to) = best.pair;
-            let bytes = known.saved.min(best.movable_kib << 10).min(free[to]) / PAGE * PAGE;
+            let bytes = known.saved.min(bytes_of(best.movable_kib)).min(free[to]) / PAGE * PAGE;
             if bytes < LEAST {
                 continue;
             }
@@ -310,9 +325,9 @@ impl<'a> Flows<'a> {
             for &to in targets.iter().filter(|&&to| to != from) {
                 let Some(proposal) = self.proposal(memory, (from, to)) else { continue };
                 let periods = HORIZON_NS as f64 / self.input.period_ns.max(1) as f64;
-                let price = (proposal.movable_kib << 10) as f64 / PAGE as f64 * PAGE_PRICE;
+                let price = bytes_of(proposal.movable_kib) as f64 / PAGE as f64 * PAGE_PRICE;
                 let pays = proposal.saving * periods > MARGIN * price && proposal.saving >= enough;
-                let room = all.nodes[to].free_kib.saturating_sub(all.nodes[to].reserve_kib()) << 10 >= LEAST;
+                let room = all.nodes[to].available() >= LEAST;
                 if pays && room && best.is_none_or(|best| proposal.saving > best.saving) {
                     best = Some(proposal);
                 }
@@ -327,9 +342,9 @@ impl<'a> Flows<'a> {
         let machine = self.input.machine;
         let on = |kib: &[u64]| kib.get(from).copied().unwrap_or(0);
         let may = |part: &&MemoryPart| part.targets.as_ref().is_none_or(|targets| targets.contains(&to));
-        let movable_kib: u64 = memory.parts.iter().filter(may).map(|part| on(&part.kib)).sum();
-        let there = memory.parts.iter().map(|part| on(&part.kib)).sum::<u64>() + on(&memory.fixed);
-        if movable_kib << 10 < LEAST {
+        let movable_kib = sum(memory.parts.iter().filter(may).map(|part| on(&part.kib)));
+        let there = sum(memory.parts.iter().map(|part| on(&part.kib)).chain([on(&memory.fixed)]));
+        if bytes_of(movable_kib) < LEAST {
             return None;
         }
         let part = movable_kib as f64 / there as f64;
@@ -350,7 +365,7 @@ impl<'a> Flows<'a> {
     }
 
     fn why(&self, best: &Proposal, bytes: u64, cannot: bool, period_ns: u64) -> MemoryWhy {
-        let part = bytes as f64 / (best.movable_kib << 10) as f64;
+        let part = bytes as f64 / bytes_of(best.movable_kib) as f64;
         let nodes = self.input.machine.nodes.len();
         let total: f64 =
             self.flows.iter().map(|flow| (0..nodes).map(|at| flow.accesses(at)).sum::<f64>()).sum();
