@@ -6,47 +6,38 @@
 //!               └──────── not at its end ◀─────────┘
 //! ```
 //!
-//! A job walks through the mappings that may go there and have pages where they are to leave. It asks where the pages of a
-//! batch are, moves those that it is about, and asks again: what counts is where they are then. Nothing has to be undone:
-//! wherever this ends, each page is whole and on one node.
+//! A [job](job::Job) walks through the mappings that may go there and have pages where they are to leave. Nothing has to be
+//! undone: wherever this ends, each page is whole and on one node.
 //!
 //! The thread works for at most a quarter of the time, as a batch holds locks of the VM's process. Jobs take turns, so that
 //! none waits for the end of another one.
 
+mod job;
+
 use super::inbox::{Inbox, Message};
 use crate::core::event::Event;
+use job::{Job, Process};
 use std::{
     collections::{HashMap, VecDeque},
     io,
-    os::fd::{AsFd, OwnedFd},
-    path::{Path, PathBuf},
+    os::fd::OwnedFd,
+    path::PathBuf,
     sync::{Arc, mpsc},
     thread::JoinHandle,
     time::{Duration, Instant},
 };
-use vnuma_host::read_node_memory;
-use vnuma_hypervisor::resident::{MappingPolicy, read_guest_mappings, read_mappings};
 use vnuma_placement::{
     scheduling::memory::MoveMemory,
     world::{MemoryMoved, VmId},
 };
-use vnuma_process::{PAGES_AT_ONCE, PageState, find_pages, move_pages, spawn_worker};
+use vnuma_process::spawn_worker;
 
 /// After a batch, a pause of so many times as long.
 const PAUSE: u32 = 3;
-/// Longest pause: a batch that took longer was kept waiting itself.
+/// Longest pause: a batch that took longer was kept waiting itself, and jobs of other VMs are not to wait for that.
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
-/// Time of work after which a job ends, whatever is left of it.
-const WORK: Duration = Duration::from_secs(10);
 /// Between two reports of a job.
 const REPORT: Duration = Duration::from_secs(1);
-/// Between two looks at what is free where pages go.
-const LOOK: Duration = Duration::from_millis(100);
-/// Pages that did not move, beyond those that did, after which a job ends: they are held.
-const STUCK: u64 = 2048;
-const PAGE: u64 = 4096;
-/// Batches of a job's turn at most that are only looked at.
-const LOOKS: usize = 64;
 /// VMs whose places are remembered.
 const PLACES: usize = 4096;
 
@@ -101,7 +92,7 @@ impl Drop for MemoryMover {
 struct Task {
     root: PathBuf,
     inbox: Arc<Inbox>,
-    jobs: VecDeque<Job>,
+    jobs: VecDeque<Job<Process>>,
     /// Where the last job of a VM's process ended: the next one goes on there.
     places: HashMap<VmId, (i32, u64)>,
 }
@@ -122,7 +113,7 @@ impl Task {
                 Err(mpsc::RecvTimeoutError::Timeout) => {
                     let begun = Instant::now();
                     self.turn();
-                    pause = (begun.elapsed() * PAUSE).min(LONGEST_PAUSE);
+                    pause = pause_after(begun.elapsed());
                 }
             }
         }
@@ -132,7 +123,9 @@ impl Task {
         match order {
             Order::Move { vm, pid, pidfd, order } => {
                 let from = self.places.get(&vm).filter(|(known, _)| *known == pid).map_or(0, |(_, at)| *at);
-                match Job::new((vm, pid, pidfd), order, from) {
+                let job = Process::new(pid, pidfd, self.root.clone())
+                    .and_then(|process| Job::new((vm, pid), process, order, from));
+                match job {
                     Ok(job) => self.jobs.push_back(job),
                     Err(problem) => {
                         let moved = MemoryMoved { problem: Some(problem), ..MemoryMoved::default() };
@@ -155,9 +148,8 @@ impl Task {
     fn turn(&mut self) {
         let Some(mut job) = self.jobs.pop_front() else { return };
         let begun = Instant::now();
-        let over = job.turn(&self.root);
-        job.worked += begun.elapsed();
-        if over || job.worked >= WORK {
+        let over = job.turn();
+        if job.has_worked(begun.elapsed()) || over {
             return self.end(job);
         }
         if job.reported.elapsed() >= REPORT {
@@ -168,7 +160,7 @@ impl Task {
         self.jobs.push_back(job);
     }
 
-    fn end(&mut self, job: Job) {
+    fn end(&mut self, job: Job<Process>) {
         if self.places.len() >= PLACES {
             // Most of them are of VMs that are gone.
             self.places.clear();
@@ -183,142 +175,15 @@ impl Task {
     }
 }
 
-/// Memory of a process that goes to another node.
-struct Job {
-    vm: VmId,
-    pid: i32,
-    pidfd: Arc<OwnedFd>,
-    order: MoveMemory,
-    /// Ranges that are left: (start, end).
-    ranges: VecDeque<(u64, u64)>,
-    /// Where it is.
-    at: u64,
-    moved: MemoryMoved,
-    worked: Duration,
-    reported: Instant,
-    looked: Option<Instant>,
-}
-
-impl Job {
-    fn new(
-        (vm, pid, pidfd): (VmId, i32, Option<Arc<OwnedFd>>),
-        order: MoveMemory,
-        from: u64,
-    ) -> Result<Self, String> {
-        let pidfd = pidfd.ok_or_else(|| format!("process {pid} has ended"))?;
-        let ranges = ranges(pid, &order, from)?;
-        let (moved, worked, reported) = (MemoryMoved::default(), Duration::ZERO, Instant::now());
-        Ok(Self { vm, pid, pidfd, order, ranges, at: from, moved, worked, reported, looked: None })
-    }
-
-    /// A batch. True at the end of the job.
-    fn turn(&mut self, root: &Path) -> bool {
-        for _ in 0..LOOKS {
-            let Some(addresses) = self.next_batch() else { return true };
-            match self.batch(&addresses, root) {
-                Ok(None) => {}
-                Ok(Some(over)) => return over,
-                Err(problem) => {
-                    self.moved.problem = Some(problem);
-                    return true;
-                }
-            }
-        }
-        false
-    }
-
-    fn next_batch(&mut self) -> Option<Vec<u64>> {
-        let (start, end) = self.ranges.front_mut()?;
-        let next = (*end).min(*start + PAGES_AT_ONCE as u64 * PAGE);
-        let addresses = (*start..next).step_by(PAGE as usize).collect();
-        (*start, self.at) = (next, next);
-        if next >= *end {
-            self.ranges.pop_front();
-        }
-        Some(addresses)
-    }
-
-    /// `None`: nothing of it was where it is to leave. Else whether the job is at its end.
-    fn batch(&mut self, addresses: &[u64], root: &Path) -> Result<Option<bool>, String> {
-        let (pidfd, pid) = (Arc::clone(&self.pidfd), self.pid);
-        let failed = |error: io::Error| format!("move_pages: {error}");
-        let find = |addresses: &[u64]| find_pages(pidfd.as_fd(), pid, addresses).map_err(failed);
-        let states = find(addresses)?;
-        let from = PageState::On(self.order.from);
-        let left = ((self.order.bytes - self.moved.bytes) / PAGE) as usize;
-        let there = addresses.iter().zip(states).filter(|(_, state)| *state == from);
-        let pages: Vec<u64> = there.map(|(address, _)| *address).take(left).collect();
-        if pages.is_empty() {
-            return Ok((left == 0).then_some(true));
-        }
-        self.see_room(root)?;
-        let states = move_pages(pidfd.as_fd(), pid, &pages, self.order.to).map_err(failed)?;
-        let mut full = false;
-        for (state, now) in states.into_iter().zip(find(&pages)?) {
-            match (now, state) {
-                (PageState::On(node), _) if node == self.order.to => self.moved.bytes += PAGE,
-                (now, _) if now != from => {}
-                (_, PageState::Shared) => self.moved.shared += 1,
-                (_, PageState::NoMemory) => full = true,
-                (_, PageState::Failed(_)) => self.moved.failed += 1,
-                _ => self.moved.busy += 1,
-            }
-        }
-        if full {
-            return Err(format!("there was no memory for a page on node {}", self.order.to));
-        }
-        let stayed = self.moved.shared + self.moved.busy + self.moved.failed;
-        if stayed > self.moved.bytes / PAGE + STUCK {
-            return Err("most pages are held, or shared with other processes".to_owned());
-        }
-        Ok(Some(self.moved.bytes + PAGE > self.order.bytes))
-    }
-
-    /// Others take memory meanwhile.
-    fn see_room(&mut self, root: &Path) -> Result<(), String> {
-        if self.looked.is_some_and(|looked| looked.elapsed() < LOOK) {
-            return Ok(());
-        }
-        self.looked = Some(Instant::now());
-        let (node, reserve) = (self.order.to, self.order.reserve_kib);
-        let memory = read_node_memory(root).map_err(|error| error.to_string())?;
-        match memory.iter().find(|(known, ..)| *known == node) {
-            Some((_, _, free)) if *free >= reserve => Ok(()),
-            Some((_, _, free)) => Err(format!("node {node} has {free} KiB free, and keeps {reserve}")),
-            None => Err(format!("node {node} is offline")),
-        }
-    }
-}
-
-/// The mappings that may go there and have pages that are to leave, those from `from` on first.
-fn ranges(pid: i32, order: &MoveMemory, from: u64) -> Result<VecDeque<(u64, u64)>, String> {
-    let mappings = read_guest_mappings(pid).map_err(|error| error.to_string())?;
-    let lengths: HashMap<u64, u64> =
-        read_mappings(pid).map_err(|error| error.to_string())?.into_iter().collect();
-    let may = |policy: &MappingPolicy| match policy {
-        MappingPolicy::Any => true,
-        MappingPolicy::Nodes(nodes) => nodes.contains(&order.to),
-        MappingPolicy::Fixed => false,
-    };
-    let (mut before, mut after) = (Vec::new(), VecDeque::new());
-    for mapping in mappings.iter().filter(|mapping| may(&mapping.policy)) {
-        let start = mapping.start;
-        let has = mapping.pages.iter().any(|(node, kib)| *node == order.from && *kib > 0);
-        let Some(end) = lengths.get(&start).map(|length| start.saturating_add(*length)).filter(|_| has)
-        else {
-            continue;
-        };
-        let middle = (from / PAGE * PAGE).clamp(start, end);
-        before.extend((start < middle).then_some((start, middle)));
-        after.extend((middle < end).then_some((middle, end)));
-    }
-    after.extend(before);
-    Ok(after)
+fn pause_after(worked: Duration) -> Duration {
+    worked.saturating_mul(PAUSE).min(LONGEST_PAUSE)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::Path;
+    use vnuma_host::read_node_memory;
     use vnuma_hypervisor::resident::parse_guest_mappings;
     use vnuma_placement::scheduling::memory::{MemoryCause, MemoryWhy};
     use vnuma_process::open_pidfd;
@@ -352,8 +217,14 @@ mod tests {
         (1, pid, Some(Arc::new(open_pidfd(pid).expect("a pidfd"))))
     }
 
-    fn finish(job: &mut Job) -> usize {
-        (1..10_000).find(|_| job.turn(Path::new("/"))).expect("an end")
+    fn begin(order: MoveMemory, from: u64) -> Job<Process> {
+        let (vm, pid, pidfd) = own();
+        let process = Process::new(pid, pidfd, PathBuf::from("/")).expect("it has not ended");
+        Job::new((vm, pid), process, order, from).expect("begun")
+    }
+
+    fn finish(job: &mut Job<Process>) -> usize {
+        (1..10_000).find(|_| job.turn()).expect("an end")
     }
 
     #[test]
@@ -367,15 +238,16 @@ mod tests {
         let (from, to) = if lies(pid, nodes[0].0) > lies(pid, nodes[1].0) { (0, 1) } else { (1, 0) };
         let (from, to) = (nodes[from].0, nodes[to].0);
         let before = lies(pid, to);
-        let mut job = Job::new(own(), order(from, to, 16 * MIB as u64), 0).expect("begun");
+        let mut job = begin(order(from, to, 16 * MIB as u64), 0);
         assert!(finish(&mut job) > 4, "a few pages at a time");
         assert_eq!((job.moved.bytes, job.moved.problem.as_deref()), (16 * MIB as u64, None));
         let moved = (lies(pid, to) - before) << 10;
         assert!((14 * MIB as u64..=18 * MIB as u64).contains(&moved), "{moved} bytes are there");
         // The next one goes on where this one ended.
-        let mut next = Job::new(own(), order(from, to, 16 * MIB as u64), job.at).expect("begun");
-        assert!(next.ranges[0].0 >= job.at, "{:?}", next.ranges);
+        let begun_at = job.at;
+        let mut next = begin(order(from, to, 16 * MIB as u64), job.at);
         finish(&mut next);
+        assert_ne!(next.at, begun_at);
         assert_eq!(next.moved.bytes, 16 * MIB as u64);
         assert!(memory.iter().all(|byte| *byte == 1), "its content has come along");
     }
@@ -388,19 +260,19 @@ mod tests {
             eprintln!("skipped: this kernel has no NUMA");
             return;
         };
-        let mut job = Job::new(own(), order(from, 1000, MIB as u64), 0).expect("begun");
+        let mut job = begin(order(from, 1000, MIB as u64), 0);
         finish(&mut job);
         assert_eq!(job.moved.problem.as_deref(), Some("node 1000 is offline"));
-        let mut full = Job::new(own(), order(1000, from, MIB as u64), 0).expect("begun");
+        let mut full = begin(order(1000, from, MIB as u64), 0);
         finish(&mut full);
         assert_eq!((full.moved.bytes, full.moved.problem), (0, None), "nothing was there");
         let mut held = order(from, from, MIB as u64);
         held.reserve_kib = u64::MAX;
-        let mut held = Job::new(own(), held, 0).expect("begun");
+        let mut held = begin(held, 0);
         finish(&mut held);
         assert!(held.moved.problem.expect("a problem").contains("KiB free, and keeps"), "the reserve");
         assert_eq!(held.moved.bytes, 0);
-        assert!(Job::new((1, pid, None), order(0, 1, 1), 0).is_err(), "the process has ended");
+        assert!(Process::new(pid, None, PathBuf::from("/")).is_err(), "the process has ended");
     }
 
     #[test]
@@ -425,5 +297,39 @@ mod tests {
             }
         }
         assert_eq!(ended, [(1, true), (2, false)]);
+    }
+
+    #[test]
+    fn a_job_that_is_stopped_ends_at_once_and_others_go_on() {
+        let inbox = Arc::new(Inbox::new().expect("an inbox"));
+        let (_memory, (_, pid, pidfd)) = (memory(), own());
+        let mut task = Task {
+            root: PathBuf::from("/"),
+            inbox: Arc::clone(&inbox),
+            jobs: VecDeque::new(),
+            places: HashMap::new(),
+        };
+        for vm in [1, 2] {
+            let order = order(0, 1000, MIB as u64);
+            task.take(Order::Move { vm, pid, pidfd: pidfd.clone(), order });
+        }
+        if task.jobs.len() < 2 {
+            eprintln!("skipped: this kernel has no NUMA");
+            return;
+        }
+        task.take(Order::Stop(1));
+        let left: Vec<_> = task.jobs.iter().map(|job| job.vm).collect();
+        assert_eq!(left, [2]);
+        let turn = inbox.take(Instant::now() + Duration::from_secs(60), &[]).expect("open");
+        let [Message::Event(Event::MemoryMoved(1, _, moved, true))] = &turn.messages[..] else {
+            panic!("one report of one job that has ended");
+        };
+        assert_eq!(moved.problem.as_deref(), Some("it was stopped"));
+    }
+
+    #[test]
+    fn the_thread_rests_three_times_as_long_as_it_worked() {
+        assert_eq!(pause_after(Duration::from_millis(20)), Duration::from_millis(60));
+        assert_eq!(pause_after(Duration::MAX), LONGEST_PAUSE, "others have their turn");
     }
 }
