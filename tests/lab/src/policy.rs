@@ -3,7 +3,7 @@
 //! what a PMU would count.
 
 use crate::guest::{expect_check, listed, wait_until_listed};
-use crate::{others::Others, places};
+use crate::{memory, others::Others, places};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 use std::fs;
@@ -75,6 +75,7 @@ pub fn run() -> Result<()> {
     expect_mask(&vm, OPERATORS).context("after SIGTERM")?;
     others.expect_free().context("after SIGTERM")?;
     println!("stopped: vnumad has given the operator's CPUs back");
+    memory::run(&vm)?;
     places::run(vm)?;
     drop(busy);
     Ok(())
