@@ -30,8 +30,9 @@ pub const WARM_UP: usize = 2;
 pub const MEASURED: usize = 8;
 /// The same of a static placement, in which nothing changes.
 pub const MEASURED_STATIC: usize = 4;
-/// How long each vCPU of vm4 sleeps at a time, modelled time, seconds.
-pub const SLEEP_S: f64 = 0.005;
+/// How long each vCPU of vm4 sleeps at a time, modelled time, seconds. With 5 ms it had a tenth of a CPU, so that the share of
+/// other vCPUs was mostly a matter of how many of vm4's they shared a CPU with.
+pub const SLEEP_S: f64 = 0.02;
 /// Node of each of them in every placement: one starts on each CPU.
 pub const SLEEPERS: [usize; VCPUS] = [0, 0, 1, 1];
 /// Fewer wake-ups in a row say nothing of their 99th percentile.

@@ -21,12 +21,12 @@ const SCHEDULER_NS: [(&str, f64); 2] = [("base_slice_ns", 1e8), ("migration_cost
 const BALANCER_MS: [&str; 2] = ["min_interval", "max_interval"];
 /// What vnumad does by the clock beside its policies: the key of its configuration, its default and the least that is taken,
 /// in milliseconds (docs/vnumad.md, "Periodic work").
-const VNUMAD_MS: [(&str, f64, f64); 5] = [
-    ("resync_interval_ms", 2000.0, 1000.0),
-    ("process_interval_ms", 500.0, 100.0),
-    ("probe_interval_ms", 20_000.0, 1000.0),
-    ("describe_interval_ms", 30_000.0, 2000.0),
-    ("host_interval_ms", 30_000.0, 1000.0),
+const VNUMAD_MS: [(&str, f64, f64, f64); 5] = [
+    ("resync_interval_ms", 2000.0, 1000.0, 60_000.0),
+    ("process_interval_ms", 500.0, 100.0, 3_600_000.0),
+    ("probe_interval_ms", 20_000.0, 1000.0, 3_600_000.0),
+    ("describe_interval_ms", 30_000.0, 2000.0, 3_600_000.0),
+    ("host_interval_ms", 30_000.0, 1000.0, 3_600_000.0),
 ];
 /// numad's shortest and longest interval, seconds (numad(8), `-i`).
 const NUMAD_S: [f64; 2] = [5.0, 15.0];
@@ -163,28 +163,28 @@ pub fn idle_ns() -> Result<u64> {
 }
 
 /// By how much the timers of vnumad and numad are stretched.
-pub fn stretched(period_s: f64, factor: f64) -> BTreeMap<String, f64> {
+pub fn stretched(period_s: f64, factor: f64, dilation: f64) -> BTreeMap<String, f64> {
     let mut stretched =
         BTreeMap::from([("vnumad: policy.period_ms".to_owned(), period_s / DEFAULT_PERIOD_S)]);
-    for (key, ms, least) in VNUMAD_MS {
-        stretched.insert(format!("vnumad: observe.{key}"), (ms * factor).max(least) / ms);
+    for (key, ms, least, most) in VNUMAD_MS {
+        stretched.insert(format!("vnumad: observe.{key}"), (ms * dilation).clamp(least, most) / ms);
     }
     stretched.insert("numad: -i".to_owned(), factor);
     stretched
 }
 
-/// vnumad's configuration: everything that it does by the clock is stretched by one factor.
-fn configuration(period_s: f64, factor: f64) -> String {
+/// vnumad's configuration: but for its period everything that it does by the clock is as by default, in modelled time.
+fn configuration(period_s: f64, dilation: f64) -> String {
     let mut text = format!("[policy]\nperiod_ms = {:.0}\n\n[observe]\n", period_s * 1000.0);
-    for (key, ms, least) in VNUMAD_MS {
-        text += &format!("{key} = {:.0}\n", (ms * factor).max(least));
+    for (key, ms, least, most) in VNUMAD_MS {
+        text += &format!("{key} = {:.0}\n", (ms * dilation).clamp(least, most));
     }
     text
 }
 
 /// vnumad with periods of this length, once it knows these VMs.
-pub fn start_vnumad(vms: &[&str], period_s: f64, factor: f64) -> Result<Process> {
-    write(CONFIGURATION, &configuration(period_s, factor))?;
+pub fn start_vnumad(vms: &[&str], period_s: f64, dilation: f64) -> Result<Process> {
+    write(CONFIGURATION, &configuration(period_s, dilation))?;
     let daemon = vnumad_logging_to(Path::new(LOG), &["--config", CONFIGURATION])?;
     for vm in vms {
         wait_for("vnumad to find the VMs", HANG, || {
@@ -266,19 +266,23 @@ mod tests {
 
     #[test]
     fn all_that_vnumad_does_by_the_clock_is_stretched() {
-        let text = configuration(5.7, 5.7);
+        let text = configuration(5.7, 22.8);
         assert!(
-            text.starts_with("[policy]\nperiod_ms = 5700\n\n[observe]\nresync_interval_ms = 11400\n"),
+            text.starts_with("[policy]\nperiod_ms = 5700\n\n[observe]\nresync_interval_ms = 45600\n"),
             "{text}"
         );
         assert!(
-            text.contains("process_interval_ms = 2850\n") && text.ends_with("host_interval_ms = 171000\n"),
+            text.contains("process_interval_ms = 11400\n") && text.ends_with("host_interval_ms = 684000\n"),
             "{text}"
         );
         // A server that is nearly as fast as the modelled machine.
         let text = configuration(0.1, 0.1);
         assert!(
             text.contains("resync_interval_ms = 1000\nprocess_interval_ms = 100\nprobe_interval_ms = 2000\n")
+        );
+        assert!(
+            configuration(10.0, 40.0).contains("resync_interval_ms = 60000\n"),
+            "no more than vnumad takes"
         );
     }
 
@@ -290,12 +294,12 @@ mod tests {
 
     #[test]
     fn what_was_stretched_is_told() {
-        let stretched = stretched(0.5, 0.5);
+        let stretched = stretched(0.5, 0.5, 2.0);
         assert_eq!(
             (stretched.len(), stretched["vnumad: policy.period_ms"], stretched["numad: -i"]),
             (7, 0.5, 0.5)
         );
-        assert_eq!(stretched["vnumad: observe.host_interval_ms"], 0.5);
+        assert_eq!(stretched["vnumad: observe.host_interval_ms"], 2.0);
     }
 
     #[test]

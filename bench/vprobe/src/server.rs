@@ -152,7 +152,7 @@ impl<'a> Bench<'a> {
         let period_s = (PERIOD_S * dilation).clamp(PERIODS_S.0, PERIODS_S.1);
         let factor = period_s / DEFAULT_PERIOD_S;
         let mut stretched = timers.stretch(factor, dilation)?;
-        stretched.append(&mut host::stretched(period_s, factor));
+        stretched.append(&mut host::stretched(period_s, factor, dilation));
         vms.load_sleepers(&mut programs, SLEEP_S * dilation)?;
         eprintln!("{}: dilation {dilation:.1}, periods of {period_s:.1} s", workload.name);
         let name = workload.name.into();
@@ -222,7 +222,8 @@ impl<'a> Bench<'a> {
         let sched_ext = by_vnumad && self.options.sched_ext;
         // Dropped after vnumad, which gives the vCPUs back.
         let scheduler = sched_ext.then(|| host::start_scheduler(self.dilation)).transpose()?;
-        let daemon = by_vnumad.then(|| host::start_vnumad(&VMS.map(|(name, _)| name), period_s, self.factor));
+        let daemon =
+            by_vnumad.then(|| host::start_vnumad(&VMS.map(|(name, _)| name), period_s, self.dilation));
         let daemon = daemon.transpose()?;
         let mut counted = Vec::new();
         for Process(child) in scheduler.iter().chain(&daemon) {

@@ -60,7 +60,7 @@ impl SmallVms {
         vms.period_s = (PERIOD_S * vms.dilation).clamp(PERIODS_S.0, PERIODS_S.1);
         vms.factor = vms.period_s / DEFAULT_PERIOD_S;
         let mut stretched = timers.stretch(vms.factor, vms.dilation)?;
-        stretched.append(&mut host::stretched(vms.period_s, vms.factor));
+        stretched.append(&mut host::stretched(vms.period_s, vms.factor, vms.dilation));
         let Self { dilation, period_s, factor, .. } = vms;
         eprintln!("{count} small VMs: dilation {dilation:.1}, periods of {period_s:.1} s");
         Ok((vms, raw::Workload { name: "small".into(), dilation, period_s, factor, stretched }))
@@ -106,7 +106,7 @@ impl SmallVms {
         };
         let daemon = match policy {
             "linux" => None,
-            "vprobe" => Some(host::start_vnumad(&names, self.period_s, self.factor)?),
+            "vprobe" => Some(host::start_vnumad(&names, self.period_s, self.dilation)?),
             _ => bail!("{policy}: expected linux or vprobe"),
         };
         let mut counted = Vec::new();
