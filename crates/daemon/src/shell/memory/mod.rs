@@ -186,6 +186,7 @@ fn pause_after(worked: Duration) -> Duration {
 mod tests {
     use super::*;
     use std::path::Path;
+    use std::sync::{Mutex, MutexGuard, PoisonError};
     use vnuma_host::read_node_memory;
     use vnuma_hypervisor::resident::parse_guest_mappings;
     use vnuma_placement::scheduling::memory::{MemoryCause, MemoryWhy};
@@ -204,9 +205,16 @@ mod tests {
         MoveMemory { from, to, bytes, reserve_kib: 0, why }
     }
 
-    /// Memory of this process that is larger than any other, touched from the node that it is to be on.
-    fn memory() -> Vec<u8> {
-        vec![1; 64 * MIB]
+    /// Memory of this process that is larger than any other, also than that of other tests: these wait.
+    struct Memory {
+        bytes: Vec<u8>,
+        _alone: MutexGuard<'static, ()>,
+    }
+
+    fn memory() -> Memory {
+        static ALONE: Mutex<()> = Mutex::new(());
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        Memory { bytes: vec![1; 64 * MIB], _alone: alone }
     }
 
     fn lies(pid: i32, node: u32) -> u64 {
@@ -252,7 +260,7 @@ mod tests {
         finish(&mut next);
         assert_ne!(next.at, begun_at);
         assert_eq!(next.moved.bytes, 16 * MIB as u64);
-        assert!(memory.iter().all(|byte| *byte == 1), "its content has come along");
+        assert!(memory.bytes.iter().all(|byte| *byte == 1), "its content has come along");
     }
 
     #[test]
