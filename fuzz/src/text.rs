@@ -114,6 +114,10 @@ pub fn proc(input: &[u8]) {
         let nodes = resident::parse_numa_maps(&text, address).unwrap_or_default();
         assert!(nodes.windows(2).all(|pair| pair[0].0 < pair[1].0), "{nodes:?}");
     }
+    for mapping in resident::parse_guest_mappings(&text) {
+        assert!(mapping.pages.iter().any(|(_, kib)| *kib > 0), "{mapping:?}");
+        assert_ne!(mapping.policy, resident::MappingPolicy::Nodes(Vec::new()));
+    }
 }
 
 /// `info numa` with backends that fit it or not, and `info ramblock`.

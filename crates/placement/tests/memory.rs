@@ -180,6 +180,19 @@ fn nothing_is_moved_while_vcpus_are_being_placed() {
         world.vcpus[0].assigned = Some(Place::Node(if period / 5 % 2 == 0 { 0 } else { 2 }));
         assert_eq!(world.period(), [], "period {period}");
     }
+    // One of them stays, and the memory would always go to it.
+    let mut world = World::new(64);
+    world.vm(1, "0-5", [0, 256, 0], [0, 5_000_000, 0]);
+    world.vcpus[0].assigned = Some(Place::Node(0));
+    let mut other = world.vcpus[0].clone();
+    other.key.vcpu = 1;
+    other.counts = Some(counts(&[0, 1_000_000, 0]));
+    world.vcpus.push(other);
+    for period in 0..100 {
+        world.vcpus[1].assigned = Some(Place::Node(if period / 5 % 2 == 0 { 0 } else { 2 }));
+        assert_eq!(world.period(), [], "period {period}");
+    }
+    assert_eq!(world.first(50).map(|(_, step)| (step.from, step.to)), Some((1, 0)), "when both stay");
 }
 
 #[test]
@@ -217,6 +230,9 @@ fn policies_of_memory_and_cpusets_are_kept() {
     world.vms[0].fixed = std::mem::take(&mut world.vms[0].parts[0].kib);
     assert_eq!(world.first(50), None, "huge pages stay");
     let mut world = strayed();
+    world.vms[0].fixed = vec![0, 256 << 20, 0];
+    assert_eq!(world.first(50), None, "one access in a thousand is to what may be moved");
+    let mut world = strayed();
     world.vms[0].ready = false;
     assert_eq!(world.first(50), None, "one is under way");
     let mut world = strayed();
@@ -229,6 +245,12 @@ fn a_node_keeps_its_reserve() {
     let mut world = strayed();
     world.nodes[0].free_kib = world.nodes[0].reserve_kib() + (100 << 10);
     assert_eq!(world.first(20).map(|(_, step)| step.bytes), Some(100 * MIB));
+    let mut world = World::new(256);
+    (1..=2).for_each(|vm| world.vm(vm, "0-1", [0, 256, 0], [0, 5_000_000, 0]));
+    world.nodes[0].free_kib = world.nodes[0].reserve_kib() + (300 << 10);
+    let moves = (0..20).map(|_| world.period()).find(|moves| !moves.is_empty()).expect("moved");
+    let bytes: Vec<_> = moves.iter().map(|(_, step)| step.bytes / MIB).collect();
+    assert_eq!(bytes, [256, 44], "two VMs at once");
     let mut world = strayed();
     world.nodes[0].free_kib = world.nodes[0].reserve_kib() + 4095;
     assert_eq!(world.first(50), None);

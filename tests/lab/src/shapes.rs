@@ -4,16 +4,22 @@
 use crate::guest::{
     check, check_kernel_log, equip, listed, seen, taskset, wait_until_listed, wait_until_seen,
 };
+use crate::policy::BALANCING;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
+use std::fs;
 use vnuma_scenario::{HANG_LIMIT, Monitor, Nodes, Vm, output, vcpu_threads, vnumactl, vnumad, wait_for};
 
+const CONFIGURATION: &str = "/root/shapes.toml";
 /// What the plugged one is called.
 const NEW_VCPU: &str = "more";
 
 pub fn run() -> Result<()> {
     let nodes = Nodes::read()?;
-    let _daemon = vnumad(&[])?;
+    // The kernel would move unbound memory itself.
+    fs::write(BALANCING, "0").context(BALANCING)?;
+    fs::write(CONFIGURATION, "[policy]\nperiod_ms = 300\nmemory_mib_per_s = 512\n").context(CONFIGURATION)?;
+    let _daemon = vnumad(&["--config", CONFIGURATION])?;
     uma(&nodes)?;
     unbound(&nodes)?;
     shared_home(&nodes)?;
@@ -68,8 +74,32 @@ fn unbound(nodes: &Nodes) -> Result<()> {
     taskset(&vm, 1, 2, nodes)?;
     wait_until_seen(&vm.name, &[(2, 0, "true"), (2, 0, "true")]).context("after the memory moved")?;
     check(&vm, &[0, 0])?;
-    check_kernel_log(&vm)?;
     println!("unbound: homes are where the memory lies, and follow it");
+    memory_follows(&vm, nodes)?;
+    check_kernel_log(&vm)
+}
+
+/// Its policy moves the memory to vCPUs that may not go to it, and the guest is told of the new homes.
+fn memory_follows(vm: &Vm, nodes: &Nodes) -> Result<()> {
+    let busy =
+        vm.spawn(&["sh", "-c", "for cpu in 0 1; do dd if=/dev/zero of=/dev/null bs=8M & done; wait"])?;
+    taskset(vm, 0, 3, nodes)?;
+    taskset(vm, 1, 3, nodes)?;
+    vnumactl(&["policy", &vm.name, "--set", "vprobe"])?;
+    await_homes(vm, &[3, 3]).with_context(|| format!("{:?}", vnumactl(&["policy", &vm.name])))?;
+    // The guest node whose memory came first has got them.
+    let mut last = Vec::new();
+    wait_for("the guest to know of the new homes", HANG_LIMIT, || {
+        last = seen(&vm.name)?;
+        Ok(last.iter().all(|vcpu| vcpu.host_node == Some(3) && vcpu.state == "true"))
+    })
+    .with_context(|| format!("vnumactl shows {last:?}"))?;
+    check(vm, &last.iter().filter_map(|vcpu| vcpu.guest_node).collect::<Vec<_>>())?;
+    let memory = vnumactl(&["policy", &vm.name])?["memory"].take();
+    ensure!(memory["last"]["from"] == 2 && memory["last"]["to"] == 3, "moved by somebody else: {memory}");
+    vnumactl(&["policy", &vm.name, "--set", "off"])?;
+    drop(busy);
+    println!("unbound: its policy has moved the memory, and the guest knows");
     Ok(())
 }
 

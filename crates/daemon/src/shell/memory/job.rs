@@ -5,7 +5,7 @@
 
 use super::{MoveMemory, VmId};
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{BTreeMap, VecDeque},
     io,
     os::fd::{AsFd, OwnedFd},
     path::PathBuf,
@@ -59,13 +59,8 @@ impl Process {
 impl Pages for Process {
     fn mappings(&self) -> Result<Vec<(GuestMapping, u64)>, String> {
         let mappings = read_guest_mappings(self.pid).map_err(|error| error.to_string())?;
-        let lengths: HashMap<u64, u64> =
-            read_mappings(self.pid).map_err(|error| error.to_string())?.into_iter().collect();
-        let with_end = |mapping: GuestMapping| {
-            let end = mapping.start.checked_add(*lengths.get(&mapping.start)?)?;
-            Some((mapping, end))
-        };
-        Ok(mappings.into_iter().filter_map(with_end).collect())
+        let lengths = read_mappings(self.pid).map_err(|error| error.to_string())?;
+        Ok(with_ends(mappings, lengths))
     }
 
     fn find(&self, addresses: &[u64]) -> io::Result<Vec<PageState>> {
@@ -80,6 +75,17 @@ impl Pages for Process {
         let memory = read_node_memory(&self.root).map_err(|error| error.to_string())?;
         Ok(memory.iter().find(|(known, ..)| *known == node).map(|(.., free)| *free))
     }
+}
+
+/// The end of each mapping, by all mappings: (start, length). The kernel may have merged one with another since.
+fn with_ends(mappings: Vec<GuestMapping>, lengths: Vec<(u64, u64)>) -> Vec<(GuestMapping, u64)> {
+    let lengths: BTreeMap<u64, u64> = lengths.into_iter().collect();
+    let with_end = |mapping: GuestMapping| {
+        let (start, length) = lengths.range(..=mapping.start).next_back()?;
+        let end = start.checked_add(*length).filter(|end| *end > mapping.start)?;
+        Some((mapping, end))
+    };
+    mappings.into_iter().filter_map(with_end).collect()
 }
 
 /// Memory of a process that goes to another node.
@@ -218,7 +224,6 @@ fn ranges(mappings: Vec<(GuestMapping, u64)>, order: &MoveMemory, from: u64) -> 
 mod tests {
     use super::*;
     use std::cell::{Cell, RefCell};
-    use std::collections::BTreeMap;
     use vnuma_placement::scheduling::memory::{MemoryCause, MemoryWhy};
 
     const START: u64 = 0x7f00_0000_0000;
@@ -385,6 +390,11 @@ mod tests {
         let job = finish(&fake, 10_000);
         assert!(job.moved.problem.as_deref().expect("a problem").contains("move_pages: No such process"));
         assert_eq!(job.moved.bytes, 2 * BATCH, "what is known to have moved");
+        // Between two batches.
+        fake.lives.set(0);
+        assert!(begin(&fake, 10_000, 0).turn());
+        let job = finish(&fake, 10_000);
+        assert!(job.moved.problem.as_deref().expect("a problem").contains("move_pages: No such process"));
     }
 
     #[test]
@@ -427,6 +437,16 @@ mod tests {
         job.looked = None;
         assert!(job.turn());
         assert_eq!(moved(&fake), 512);
+    }
+
+    #[test]
+    fn a_mapping_that_was_merged_with_another_ends_where_both_do() {
+        let mapping = |start| GuestMapping { start, policy: MappingPolicy::Any, pages: vec![(HERE, 4)] };
+        let lengths = vec![(0x1000, 0x1000), (0x4000, 0x4000), (u64::MAX, 2)];
+        let of = |start| with_ends(vec![mapping(start)], lengths.clone()).first().map(|(_, end)| *end);
+        assert_eq!(of(0x1000), Some(0x2000));
+        assert_eq!(of(0x5000), Some(0x8000));
+        assert_eq!((of(0x2000), of(0x8000), of(0), of(u64::MAX)), (None, None, None, None), "unmapped since");
     }
 
     #[test]

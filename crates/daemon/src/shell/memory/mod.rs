@@ -16,7 +16,7 @@ mod job;
 
 use super::inbox::{Inbox, Message};
 use crate::core::event::Event;
-use job::{Job, Process};
+use job::{Job, Process, WORK};
 use std::{
     collections::{HashMap, VecDeque},
     io,
@@ -150,6 +150,9 @@ impl Task {
         let begun = Instant::now();
         let over = job.turn();
         if job.has_worked(begun.elapsed()) || over {
+            if !over {
+                job.moved.problem = Some(format!("it has worked for {} s", WORK.as_secs()));
+            }
             return self.end(job);
         }
         if job.reported.elapsed() >= REPORT {
@@ -183,6 +186,7 @@ fn pause_after(worked: Duration) -> Duration {
 mod tests {
     use super::*;
     use std::path::Path;
+    use std::sync::{Mutex, MutexGuard, PoisonError};
     use vnuma_host::read_node_memory;
     use vnuma_hypervisor::resident::parse_guest_mappings;
     use vnuma_placement::scheduling::memory::{MemoryCause, MemoryWhy};
@@ -201,9 +205,16 @@ mod tests {
         MoveMemory { from, to, bytes, reserve_kib: 0, why }
     }
 
-    /// Memory of this process that is larger than any other, touched from the node that it is to be on.
-    fn memory() -> Vec<u8> {
-        vec![1; 64 * MIB]
+    /// Memory of this process that is larger than any other, also than that of other tests: these wait.
+    struct Memory {
+        bytes: Vec<u8>,
+        _alone: MutexGuard<'static, ()>,
+    }
+
+    fn memory() -> Memory {
+        static ALONE: Mutex<()> = Mutex::new(());
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        Memory { bytes: vec![1; 64 * MIB], _alone: alone }
     }
 
     fn lies(pid: i32, node: u32) -> u64 {
@@ -249,7 +260,7 @@ mod tests {
         finish(&mut next);
         assert_ne!(next.at, begun_at);
         assert_eq!(next.moved.bytes, 16 * MIB as u64);
-        assert!(memory.iter().all(|byte| *byte == 1), "its content has come along");
+        assert!(memory.bytes.iter().all(|byte| *byte == 1), "its content has come along");
     }
 
     #[test]
@@ -301,14 +312,8 @@ mod tests {
 
     #[test]
     fn a_job_that_is_stopped_ends_at_once_and_others_go_on() {
-        let inbox = Arc::new(Inbox::new().expect("an inbox"));
         let (_memory, (_, pid, pidfd)) = (memory(), own());
-        let mut task = Task {
-            root: PathBuf::from("/"),
-            inbox: Arc::clone(&inbox),
-            jobs: VecDeque::new(),
-            places: HashMap::new(),
-        };
+        let (mut task, inbox) = task();
         for vm in [1, 2] {
             let order = order(0, 1000, MIB as u64);
             task.take(Order::Move { vm, pid, pidfd: pidfd.clone(), order });
@@ -320,11 +325,41 @@ mod tests {
         task.take(Order::Stop(1));
         let left: Vec<_> = task.jobs.iter().map(|job| job.vm).collect();
         assert_eq!(left, [2]);
+        assert_eq!(ended(&inbox).problem.as_deref(), Some("it was stopped"));
+    }
+
+    #[test]
+    fn a_job_whose_time_is_over_says_so() {
+        let (_memory, (_, pid, pidfd)) = (memory(), own());
+        let nodes = read_node_memory(Path::new("/")).unwrap_or_default();
+        let Some((node, ..)) = nodes.iter().max_by_key(|(node, ..)| lies(pid, *node)).copied() else {
+            eprintln!("skipped: this kernel has no NUMA");
+            return;
+        };
+        let (mut task, inbox) = task();
+        // Its pages are there already: no machine is too small for that.
+        task.take(Order::Move { vm: 1, pid, pidfd, order: order(node, node, 32 * MIB as u64) });
+        assert!(task.jobs[0].has_worked(WORK));
+        task.turn();
+        let moved = ended(&inbox);
+        assert_eq!(moved.problem.as_deref(), Some("it has worked for 10 s"));
+        assert!((1..=2 * MIB as u64).contains(&moved.bytes), "after its batch: {moved:?}");
+        assert!(task.jobs.is_empty());
+    }
+
+    fn task() -> (Task, Arc<Inbox>) {
+        let (root, inbox) = (PathBuf::from("/"), Arc::new(Inbox::new().expect("an inbox")));
+        let task = Task { root, inbox: Arc::clone(&inbox), jobs: VecDeque::new(), places: HashMap::new() };
+        (task, inbox)
+    }
+
+    /// The one report of a job of VM 1 that has ended.
+    fn ended(inbox: &Inbox) -> MemoryMoved {
         let turn = inbox.take(Instant::now() + Duration::from_secs(60), &[]).expect("open");
         let [Message::Event(Event::MemoryMoved(1, _, moved, true))] = &turn.messages[..] else {
             panic!("one report of one job that has ended");
         };
-        assert_eq!(moved.problem.as_deref(), Some("it was stopped"));
+        moved.clone()
     }
 
     #[test]
