@@ -3,7 +3,7 @@
 //! The bounds of equation 3 are the paper's by default. They can be found for a host ([`calibrate`]) as section IV-A does,
 //! and [`Adaptive`] follows the loads that run (the paper's section VI leaves that to future work).
 
-use super::sample::Counts;
+use super::sample::{Counts, Sums};
 
 /// The factor of equation 2: pressure is in references per thousand instructions.
 pub const ALPHA: f64 = 1000.0;
@@ -54,8 +54,12 @@ impl Default for Bounds {
 /// Equation 1: the node, by position, that most of the accesses of a period went to. Of equal ones it is the first.
 /// `None` when there were no accesses.
 pub fn memory_node_affinity(accesses: &[u64]) -> Option<usize> {
-    let largest = accesses.iter().max().filter(|&&most| most > 0)?;
-    accesses.iter().position(|count| count == largest)
+    affinity(Sums::of(accesses))
+}
+
+/// The same, if the sums are known already.
+pub(super) fn affinity(sums: Sums) -> Option<usize> {
+    (sums.largest > 0).then_some(sums.node)
 }
 
 /// Equation 2: LLC access pressure. `None` when no instruction was retired.

@@ -6,7 +6,7 @@
 //! low. The lock that made it slow in the paper's evaluation is not part of it.
 
 use super::{Analysis, Cause, Input, Place, Placed, Policy, Standing, VcpuKey, VcpuSample, placed};
-use std::collections::BTreeMap;
+use std::mem;
 
 /// Chance that a memory-intensive vCPU is considered for a move in a period.
 const CONSIDERED: f64 = 0.25;
@@ -19,13 +19,13 @@ const NEW: f64 = 0.5;
 #[derive(Clone, Debug)]
 pub(super) struct Memory {
     random: u64,
-    /// Uncore penalty of each vCPU at each node that it was on, by position.
-    penalties: BTreeMap<VcpuKey, Vec<Option<f64>>>,
+    /// Uncore penalty of each vCPU of the last input at each node that it was on, by position. Empty: of none yet.
+    penalties: Vec<(VcpuKey, Vec<Option<f64>>)>,
 }
 
 impl Memory {
     pub(super) fn new(seed: u64) -> Self {
-        Self { random: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1, penalties: BTreeMap::new() }
+        Self { random: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1, penalties: Vec::new() }
     }
 
     /// A number from 0 to 1, by xorshift.
@@ -37,12 +37,7 @@ impl Memory {
     }
 
     pub(super) fn decide(&mut self, input: &Input<'_>, analysis: &[Analysis]) -> Vec<Placed> {
-        // Both are in the order of the keys.
-        let mut known = input.vcpus.iter().map(|vcpu| vcpu.key).peekable();
-        self.penalties.retain(|key, _| {
-            while known.next_if(|present| present < key).is_some() {}
-            known.peek() == Some(key)
-        });
+        self.follow(input);
         let mut steps = Vec::new();
         for (at, vcpu) in input.vcpus.iter().enumerate() {
             let memory_intensive = analysis[at].kind.is_some_and(|kind| kind.is_memory_intensive());
@@ -50,13 +45,13 @@ impl Memory {
                 continue;
             };
             let nodes = input.machine.nodes.len();
-            let seen = self.penalties.entry(vcpu.key).or_default();
+            let seen = &mut self.penalties[at].1;
             seen.resize(nodes, None);
             seen[node] = Some(seen[node].map_or(penalty, |before| before + NEW * (penalty - before)));
             if analysis[at].standing != Standing::Free || !memory_intensive || self.chance() >= CONSIDERED {
                 continue;
             }
-            let Some(to) = self.choose(input, vcpu) else { continue };
+            let Some(to) = self.choose(input, at) else { continue };
             if vcpu.assigned != Some(Place::Node(to)) {
                 let why = (Policy::Brm, Cause::Random, None);
                 steps.push(placed(input, at, &analysis[at], Some(Place::Node(to)), why));
@@ -65,13 +60,26 @@ impl Memory {
         steps
     }
 
+    /// Forgets vCPUs that are gone. Both are in the order of the keys.
+    fn follow(&mut self, input: &Input<'_>) {
+        let keys = input.vcpus.iter().map(|vcpu| vcpu.key);
+        if self.penalties.iter().map(|(key, _)| *key).eq(keys.clone()) {
+            return;
+        }
+        let mut before = mem::take(&mut self.penalties).into_iter().peekable();
+        self.penalties.extend(keys.map(|key| {
+            while before.next_if(|(known, _)| *known < key).is_some() {}
+            before.next_if(|(known, _)| *known == key).unwrap_or((key, Vec::new()))
+        }));
+    }
+
     /// A node, each with a chance that is the higher the lower the penalty there. A node where it never was counts as good as
     /// the best one.
-    fn choose(&mut self, input: &Input<'_>, vcpu: &VcpuSample) -> Option<usize> {
+    fn choose(&mut self, input: &Input<'_>, at: usize) -> Option<usize> {
         let draw = self.chance();
-        let seen = self.penalties.get(&vcpu.key)?;
+        let seen = &self.penalties[at].1;
         let best = seen.iter().copied().flatten().reduce(f64::min)?.max(f64::MIN_POSITIVE);
-        let reach = &input.reaches[vcpu.reach];
+        let reach = &input.reaches[input.vcpus[at].reach];
         let nodes = input.machine.with_cpus.iter().filter(|&&node| reach.node(input.machine, node));
         // By the square, or a penalty of twice the best would still be chosen every third time.
         let weigh = |node: usize| (best / seen[node].unwrap_or(best).max(best)).powi(2);
@@ -94,7 +102,9 @@ fn uncore_penalty(input: &Input<'_>, vcpu: &VcpuSample) -> Option<f64> {
         return None;
     }
     let hits = counts.llc_references.saturating_sub(counts.llc_misses) as f64 * HIT;
-    let priced = |(to, &count): (usize, &u64)| count as f64 * f64::from(input.machine.distance(node, to));
-    let accesses: f64 = counts.accesses.iter().enumerate().map(priced).sum();
+    // Of integers, which a CPU adds up faster, and exactly.
+    let priced = |(count, &distance): (&u64, &u16)| count.saturating_mul(distance.into());
+    let distances = input.machine.distances_from(node);
+    let accesses = counts.accesses.iter().zip(distances).map(priced).fold(0_u64, u64::saturating_add) as f64;
     Some((hits + accesses) / counts.instructions as f64 * 1000.0)
 }

@@ -34,6 +34,7 @@ pub use sample::{Counts, CpuSample, Input, Standing, VcpuKey, VcpuSample};
 use crate::world::VmId;
 use analyzer::{Adaptive, Bounds, VcpuType};
 use balance::{RunQueue, RunQueues, Waiting};
+use sample::{Sums, remote_share};
 use std::{fmt, str::FromStr};
 use vnuma_topology::HostNodeId;
 
@@ -339,7 +340,18 @@ impl Scheduler {
             true => self.adaptive.bounds(),
             false => self.settings.bounds,
         };
-        let analysis: Vec<Analysis> = input.vcpus.iter().map(|vcpu| analyze(input, vcpu, bounds)).collect();
+        let mut analysis = Vec::with_capacity(input.vcpus.len());
+        let mut vprobe =
+            (self.policy == Policy::Vprobe).then(|| self.vprobe.begin(&self.settings, bounds, input));
+        for (at, vcpu) in input.vcpus.iter().enumerate() {
+            let sums = vcpu.counts.as_ref().map(|counts| Sums::of(&counts.accesses)).unwrap_or_default();
+            let one = analyze(input, vcpu, bounds, sums);
+            if let Some(vprobe) = &mut vprobe {
+                // Now, as the counts of a large host do not stay in the CPU's cache until all are analyzed.
+                vprobe.observe(at, vcpu, &one, sums);
+            }
+            analysis.push(one);
+        }
         if self.settings.adaptive_bounds {
             self.adaptive.learn(input.vcpus.iter().filter_map(|vcpu| miss_rate(vcpu.counts.as_ref()?)));
         }
@@ -349,7 +361,7 @@ impl Scheduler {
                 paper::decide(self.policy, input, &analysis)
             }
             Policy::Brm => self.brm.decide(input, &analysis),
-            Policy::Vprobe => self.vprobe.decide(&self.settings, bounds, input, &analysis),
+            Policy::Vprobe => self.vprobe.decide(&self.settings, input, &analysis),
         };
         Decision { analysis, steps, bounds }
     }
@@ -361,7 +373,7 @@ fn miss_rate(counts: &Counts) -> Option<(f64, f64)> {
     (counts.llc_references > 0).then(|| (pressure, counts.llc_misses as f64 / counts.llc_references as f64))
 }
 
-fn analyze(input: &Input<'_>, vcpu: &VcpuSample, bounds: Bounds) -> Analysis {
+fn analyze(input: &Input<'_>, vcpu: &VcpuSample, bounds: Bounds, sums: Sums) -> Analysis {
     let counts = vcpu.counts.as_ref();
     let pressure = counts.and_then(analyzer::llc_access_pressure);
     let node = vcpu.node(input.machine);
@@ -371,8 +383,8 @@ fn analyze(input: &Input<'_>, vcpu: &VcpuSample, bounds: Bounds) -> Analysis {
         node,
         pressure,
         kind: pressure.map(|pressure| analyzer::vcpu_type(pressure, bounds)),
-        affinity: counts.and_then(|counts| analyzer::memory_node_affinity(&counts.accesses)),
-        remote_share: counts.zip(node).and_then(|(counts, node)| counts.remote_share(node)),
+        affinity: analyzer::affinity(sums),
+        remote_share: counts.zip(node).and_then(|(counts, node)| remote_share(sums.total, counts.at(node))),
     }
 }
 
@@ -382,12 +394,23 @@ fn placed(
     at: usize,
     analysis: &Analysis,
     to: Option<Place>,
-    (policy, cause, caused_by): (Policy, Cause, Option<VmId>),
+    why: (Policy, Cause, Option<VmId>),
 ) -> Placed {
-    let machine = input.machine;
-    let vcpu = &input.vcpus[at];
+    let node = to.map(|place| input.machine.node_at(place));
+    let remote_share =
+        node.zip(input.vcpus[at].counts.as_ref()).and_then(|(node, counts)| counts.remote_share(node));
+    placed_with(input.machine, analysis, to, why, remote_share)
+}
+
+/// The same, if the share of its accesses that will be remote is known already.
+fn placed_with(
+    machine: &Machine,
+    analysis: &Analysis,
+    to: Option<Place>,
+    (policy, cause, caused_by): (Policy, Cause, Option<VmId>),
+    remote_share: Option<f64>,
+) -> Placed {
     let node = to.map(|place| machine.node_at(place));
-    let share = |node: usize| vcpu.counts.as_ref().and_then(|counts| counts.remote_share(node));
     let why = Why {
         policy,
         cause,
@@ -396,13 +419,10 @@ fn placed(
             node: analysis.node.map(|node| machine.nodes[node].id),
             remote_share: analysis.remote_share,
         },
-        expected: Figures {
-            node: node.map(|node| machine.nodes[node].id),
-            remote_share: node.and_then(share),
-        },
+        expected: Figures { node: node.map(|node| machine.nodes[node].id), remote_share },
         caused_by,
     };
-    Placed { key: vcpu.key, to, why }
+    Placed { key: analysis.key, to, why }
 }
 
 /// CPUs that had nothing to do for most of the period, and may be used.

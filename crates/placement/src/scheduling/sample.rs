@@ -2,6 +2,7 @@
 
 use super::machine::{Machine, Place, Reach};
 use crate::world::VmId;
+use std::hint::select_unpredictable;
 use vnuma_topology::{ApicId, CpuId};
 
 /// A vCPU of the host.
@@ -128,11 +129,89 @@ impl VcpuSample {
     }
 }
 
+/// What the accesses of a vCPU come to. A large host has many nodes, so that they are gone through once in a decision.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Sums {
+    /// Accesses to the memory of all nodes.
+    pub(super) total: u64,
+    /// Those to the node with the most.
+    pub(super) largest: u64,
+    /// That node, by position; the first one of equal ones.
+    pub(super) node: usize,
+}
+
+/// Nodes whose accesses are summed up at once.
+const BLOCK: usize = 8;
+
+impl Sums {
+    #[inline]
+    pub(super) fn of(accesses: &[u64]) -> Self {
+        let (blocks, rest) = accesses.as_chunks::<BLOCK>();
+        let (mut total, mut most) = (0, (0, 0));
+        for (at, block) in blocks.iter().enumerate() {
+            let mut bits = 0;
+            for count in block {
+                total += count;
+                bits |= count;
+            }
+            // None is larger than all their bits. Most blocks end here.
+            if bits > most.0 {
+                most = larger(most, at * BLOCK, block);
+            }
+        }
+        if !rest.is_empty() {
+            most = larger(most, blocks.len() * BLOCK, rest);
+            total += rest.iter().sum::<u64>();
+        }
+        Self { total, largest: most.0, node: most.1 }
+    }
+}
+
+/// The largest count and its node, if there is a larger one than this among those of nodes that begin at `begin`.
+#[inline(never)]
+fn larger(mut most: (u64, usize), begin: usize, accesses: &[u64]) -> (u64, usize) {
+    for (node, &count) in (begin..).zip(accesses) {
+        // No pattern that a CPU could learn.
+        let more = count > most.0;
+        most = (select_unpredictable(more, count, most.0), select_unpredictable(more, node, most.1));
+    }
+    most
+}
+
 impl Counts {
     /// Share of its memory accesses that go to other nodes than this one, 0 to 1. `None`: there were none.
     pub fn remote_share(&self, node: usize) -> Option<f64> {
-        let total: u64 = self.accesses.iter().sum();
-        let local = self.accesses.get(node).copied().unwrap_or(0);
-        (total > 0).then(|| (total - local) as f64 / total as f64)
+        remote_share(self.accesses.iter().sum(), self.at(node))
+    }
+
+    /// Its accesses to the memory of a node.
+    pub(super) fn at(&self, node: usize) -> u64 {
+        self.accesses.get(node).copied().unwrap_or(0)
+    }
+}
+
+/// The share of accesses that are not local.
+pub(super) fn remote_share(total: u64, local: u64) -> Option<f64> {
+    (total > 0).then(|| (total - local) as f64 / total as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Sums;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Also of counts that no period has.
+        #[test]
+        fn sums_are_those_of_the_accesses(
+            accesses in proptest::collection::vec((0_u64..1 << 57, 0_u32..64), 0..40),
+        ) {
+            let accesses: Vec<u64> = accesses.into_iter().map(|(count, shift)| count >> shift).collect();
+            let sums = Sums::of(&accesses);
+            prop_assert_eq!(sums.total, accesses.iter().sum::<u64>());
+            prop_assert_eq!(sums.largest, accesses.iter().copied().max().unwrap_or(0));
+            let first = accesses.iter().position(|&count| count == sums.largest && count > 0);
+            prop_assert_eq!(sums.node, first.unwrap_or(0));
+        }
     }
 }

@@ -25,6 +25,14 @@ struct {
 	__type(value, __u64);
 } counts SEC(".maps");
 
+static void count(__u32 which)
+{
+	__u64 *counter = bpf_map_lookup_elem(&counts, &which);
+
+	if (counter)
+		(*counter)++;
+}
+
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);

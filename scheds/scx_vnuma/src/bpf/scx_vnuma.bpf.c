@@ -5,12 +5,7 @@
  *
  * Each CPU has a queue, ordered by weighted virtual time. A thread that wakes takes an idle
  * CPU of its place; if there is none, it waits in a queue of its place, and an idle CPU
- * elsewhere is woken to steal. A CPU whose own queue is empty steals as Algorithm 2 of
- * "vProbe: Scheduling Virtual Machines on NUMA Systems" (CLUSTER 2016) says: from its own
- * node first, from the longest queue there, the thread with the least LLC access pressure;
- * then from the other nodes, the nearest first. Whoever decides may want another way
- * (VNUMA_SCHED_STEAL_*). A thread that has waited too long is stolen before all others, and
- * by CPUs that are not idle, too.
+ * elsewhere is woken to steal. A CPU whose own queue is empty steals (steal.h).
  *
  * A place says where a thread is taken when it is assigned and when it wakes. It is no
  * limit: work is not left waiting while a CPU is idle, as in the paper. A thread that never
@@ -36,12 +31,8 @@
 #include "kernel.h"
 #include "maps.h"
 #include "groups.h"
+#include "steal.h"
 
-#define MAX_CPUS	VNUMA_SCHED_MAX_CPUS
-#define MAX_NODES	VNUMA_SCHED_MAX_NODES
-
-/* Queues of a node that are tried for one theft, the longest ones. */
-#define TRIES		8
 /* A thread may be behind its queue by so many slices when it comes from another one. */
 #define MAX_BEHIND	10
 
@@ -56,17 +47,8 @@
 /* The queue of threads whose control group has used up its cpu.max, by the end of that. */
 #define THROTTLED	BIT_ULL(32)
 
-static __u32 nr_cpus;
 /* When the alarm goes off; 0: it does not. */
 static __u64 alarm_ns;
-
-static void count(__u32 which)
-{
-	__u64 *counter = bpf_map_lookup_elem(&counts, &which);
-
-	if (counter)
-		(*counter)++;
-}
 
 static struct vnuma_sched_header *get_header(void)
 {
@@ -389,192 +371,6 @@ static bool runs_on(struct task_struct *prev, __s32 cpu, __u64 now)
 	if (behind && queue->vtime < vtime)
 		queue->vtime = vtime;
 	return behind;
-}
-
-/* Does a CPU take threads without regard to nodes and pressure? */
-static bool is_blind(struct vnuma_sched_header *h)
-{
-	return h->steal == VNUMA_SCHED_STEAL_BLIND || h->steal == VNUMA_SCHED_STEAL_PLACE;
-}
-
-/* Is a CPU of the place of a thread? All are if it has none, or none that counts. */
-static bool within_place(struct thread *t, __s32 cpu, struct vnuma_sched_header *h, __u64 now)
-{
-	counted_cpumask *place = t->place;
-
-	if (!t->placed || !place || h->heartbeat_ns + h->keep_ns < now)
-		return true;
-	return bpf_cpumask_test_cpu(cpu, (const struct cpumask *)place);
-}
-
-/*
- * The thread of a queue that a CPU may run and is to steal; 0 if there is none. Lower ranks
- * come first: those that have waited too long, the longest one first, then by pressure or as
- * they are queued.
- */
-static __u32 choose(__s32 victim, __s32 cpu, struct vnuma_sched_header *h, __u64 now, __u64 *rank)
-{
-	struct task_struct *p;
-	struct thread *t;
-	__u64 this, waited;
-	__u32 best = 0;
-
-	*rank = ~0ULL;
-	bpf_for_each(scx_dsq, p, victim, 0) {
-		if (!bpf_cpumask_test_cpu(cpu, p->cpus_ptr))
-			continue;
-		t = bpf_task_storage_get(&threads, p, NULL, 0);
-		if (!t)
-			continue;
-		waited = now - t->queued_ns;
-		if (waited >= h->starve_ns)
-			this = BIT_ULL(62) - (waited & (BIT_ULL(61) - 1));
-		else if (h->steal == VNUMA_SCHED_STEAL_PLACE && !within_place(t, cpu, h, now))
-			continue;
-		else
-			this = BIT_ULL(63) | (is_blind(h) ? 0 : t->pressure);
-		if (this < *rank) {
-			*rank = this;
-			best = p->pid;
-		}
-	}
-	return best;
-}
-
-static bool steal_from(__s32 victim, __s32 cpu, struct vnuma_sched_header *h, __u64 now)
-{
-	struct task_struct *p;
-	__u64 rank;
-	__u32 tid = choose(victim, cpu, h, now, &rank);
-	bool moved = false;
-
-	if (!tid)
-		return false;
-	bpf_for_each(scx_dsq, p, victim, 0) {
-		if (p->pid != tid)
-			continue;
-		moved = scx_bpf_dsq_move(&___it, p, SCX_DSQ_LOCAL, 0);
-		break;
-	}
-	if (moved && !(rank >> 63))
-		count(VNUMA_SCHED_COUNT_STARVED);
-	return moved;
-}
-
-/* Steals from the longest queues of a node. */
-static bool steal_on(struct vnuma_sched_topology *host, __u32 node, __s32 cpu,
-		     struct vnuma_sched_header *h, __u64 now)
-{
-	__u32 begin, end, i, try, rank, best, limit = ~0U;
-	__s32 victim, length;
-
-	if (node >= MAX_NODES)
-		return false;
-	begin = host->first[node];
-	end = host->first[node + 1];
-	bpf_for(try, 0, TRIES) {
-		best = 0;
-		bpf_for(i, begin, end) {
-			if (i >= MAX_CPUS)
-				break;
-			victim = host->cpus[i];
-			length = scx_bpf_dsq_nr_queued(victim);
-			if (victim == cpu || length <= 0)
-				continue;
-			/* Of two that are as long the lower number comes first. */
-			rank = ((__u32)(length > 0xffff ? 0xffff : length) << 16) |
-			       (0xffff - victim);
-			if (rank < limit && rank > best)
-				best = rank;
-		}
-		if (!best)
-			return false;
-		if (steal_from(0xffff - (best & 0xffff), cpu, h, now))
-			return true;
-		limit = best;
-	}
-	return false;
-}
-
-/*
- * Steals the thread of the whole host that has waited longest, if that is too long. A CPU
- * may be taken by other classes for a long time, and nobody else may be idle.
- */
-static bool rescue(__s32 cpu, struct vnuma_sched_header *h, __u64 now)
-{
-	__u64 rank, least = BIT_ULL(63);
-	__s32 victim, best = -1;
-	__u32 key = cpu;
-	struct queue *own = bpf_map_lookup_elem(&queues, &key);
-
-	/* The search passes over all queues, so it is not made each time. */
-	if (!own || now - own->searched_ns < h->starve_ns / 4)
-		return false;
-	own->searched_ns = now;
-	bpf_for(victim, 0, nr_cpus) {
-		if (victim == cpu || scx_bpf_dsq_nr_queued(victim) <= 0)
-			continue;
-		if (choose(victim, cpu, h, now, &rank) && rank < least) {
-			least = rank;
-			best = victim;
-		}
-	}
-	return best >= 0 && steal_from(best, cpu, h, now);
-}
-
-static __noinline __u32 node_of(struct vnuma_sched_topology *host, __u32 cpu)
-{
-	return cpu < MAX_CPUS ? host->node_of[cpu] : MAX_NODES;
-}
-
-/* As Xen's Credit scheduler does: the CPUs after this one by number, whatever their node. */
-static void steal_blindly(struct vnuma_sched_topology *host, __s32 cpu,
-			  struct vnuma_sched_header *h, __u64 now)
-{
-	__s32 i, victim;
-
-	bpf_for(i, 1, nr_cpus) {
-		victim = cpu + i < nr_cpus ? cpu + i : cpu + i - nr_cpus;
-		if (scx_bpf_dsq_nr_queued(victim) <= 0)
-			continue;
-		if (!steal_from(victim, cpu, h, now))
-			continue;
-		count(node_of(host, victim) == node_of(host, cpu) ? VNUMA_SCHED_COUNT_LOCAL :
-								   VNUMA_SCHED_COUNT_REMOTE);
-		return;
-	}
-}
-
-static void steal(__s32 cpu, struct vnuma_sched_header *h, __u64 now)
-{
-	struct vnuma_sched_topology *host;
-	__u32 first = 0, node, other, i;
-
-	host = bpf_map_lookup_elem(&topology, &first);
-	if (!host || cpu < 0 || cpu >= MAX_CPUS)
-		return;
-	node = host->node_of[cpu];
-	if (node >= host->nr_nodes || node >= MAX_NODES)
-		return;
-	if (is_blind(h)) {
-		steal_blindly(host, cpu, h, now);
-		return;
-	}
-	if (steal_on(host, node, cpu, h, now)) {
-		count(VNUMA_SCHED_COUNT_LOCAL);
-		return;
-	}
-	bpf_for(i, 0, host->nr_nodes) {
-		if (i >= MAX_NODES)
-			break;
-		other = host->nearest[(node * MAX_NODES + i) & (MAX_NODES * MAX_NODES - 1)];
-		if (other == node)
-			continue;
-		if (steal_on(host, other, cpu, h, now)) {
-			count(VNUMA_SCHED_COUNT_REMOTE);
-			return;
-		}
-	}
 }
 
 SEC("struct_ops/vnuma_dispatch")

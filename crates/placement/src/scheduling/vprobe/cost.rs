@@ -3,11 +3,10 @@
 //! Times are in units of a tenth of a local memory access, so that a distance of the SLIT is a time.
 
 use super::{
-    super::{Analysis, Domain, Input, Place, Standing},
-    history::History,
+    super::{Domain, Input, Machine},
+    history::{HOT, History},
 };
 use crate::world::VmId;
-use std::ops::Range;
 
 /// An instruction, in tenths of a local memory access of some 200 cycles.
 const INSTRUCTION: f32 = 0.05;
@@ -63,58 +62,142 @@ struct Load {
     /// Sum of the vCPUs' reuse.
     reuse: f32,
     /// vCPUs that use memory.
-    members: Vec<usize>,
+    members: Vec<u32>,
     /// All others that count here: they take CPU time.
-    others: Vec<usize>,
+    others: Vec<u32>,
+}
+
+/// Domains of one node.
+#[derive(Clone, Copy, Debug, Default)]
+struct Group {
+    node: u32,
+    begin: u32,
+    end: u32,
+}
+
+/// Domains that are worth a look for a vCPU: those of the nodes that its memory is on, of its own, and with the least
+/// wanted of them. Some may be empty.
+type Groups = [Group; HOT + 1 + LEAST];
+
+/// What a decision asks of the machine for every vCPU, prepared for that.
+struct Prices {
+    /// Of an access to the memory of each node, from each node: a row for each memory.
+    access: Vec<f32>,
+    /// Of an access to the memory of all nodes alike, from each node.
+    mean: Vec<f32>,
+    /// The node nearest to each with domains, and these; none if no node has any.
+    nearest: Vec<Group>,
+    /// Each node and its domains.
+    groups: Vec<Group>,
+    /// The node of each domain.
+    node_of: Vec<u32>,
+}
+
+/// Prices of the accesses of one vCPU.
+struct Bill<'a> {
+    /// To each of the hot nodes, from each node.
+    hot: [&'a [f32]; HOT],
+    /// To all others.
+    mean: &'a [f32],
 }
 
 /// All domains, and where the vCPUs are.
 pub(super) struct Domains<'a> {
     input: &'a Input<'a>,
+    prices: Prices,
     loads: Vec<Load>,
-    /// CPU time that is due to each vCPU, in CPUs.
-    demands: Vec<f64>,
     /// Domain of each vCPU that counts there.
     of: Vec<Option<usize>>,
     /// Domains with the least wanted of them, to be tried by all.
-    least: Vec<usize>,
+    least: Vec<Group>,
     /// No domain has fewer lines brought in, nor less reuse. Domains that get fuller meanwhile do not raise it.
     floor: (f32, f32),
 }
 
+impl Prices {
+    fn new(machine: &Machine) -> Self {
+        let nodes = 0..machine.nodes.len();
+        let group = |node: usize| {
+            let domains = &machine.nodes[node].domains;
+            Group { node: node as u32, begin: domains.start as u32, end: domains.end as u32 }
+        };
+        let nearest = |node: usize| machine.nearest(node).first().copied().map(group).unwrap_or_default();
+        let access = nodes.clone().flat_map(|to| nodes.clone().map(move |from| machine.distance(from, to)));
+        Self {
+            access: access.map(f32::from).collect(),
+            mean: nodes.clone().map(|node| f32::from(machine.mean_distance(node))).collect(),
+            nearest: nodes.clone().map(nearest).collect(),
+            groups: nodes.map(group).collect(),
+            node_of: machine.domains.iter().map(|domain| domain.node as u32).collect(),
+        }
+    }
+
+    #[inline]
+    fn bill(&self, history: &History) -> Bill<'_> {
+        let nodes = self.mean.len();
+        let row = |(memory, _): (u16, f32)| &self.access[usize::from(memory) * nodes..][..nodes];
+        Bill { hot: history.hot.map(row), mean: &self.mean }
+    }
+}
+
+impl Bill<'_> {
+    /// Time of a vCPU for memory on a node: not less than this.
+    #[inline]
+    fn at_least(&self, history: &History, node: usize) -> f64 {
+        f64::from(history.hot[0].1 * self.hot[0][node])
+    }
+
+    /// Time of a vCPU for memory on a node.
+    #[inline]
+    fn at(&self, history: &History, node: usize) -> f64 {
+        let mut time = 0.0;
+        for (prices, (_, count)) in self.hot.iter().zip(history.hot) {
+            time += count * prices[node];
+        }
+        f64::from(time + history.elsewhere * self.mean[node])
+    }
+}
+
 impl<'a> Domains<'a> {
-    pub(super) fn new(input: &'a Input<'a>, analysis: &[Analysis], histories: &[History]) -> Self {
+    pub(super) fn new(input: &'a Input<'a>, histories: &[History]) -> Self {
         let machine = input.machine;
         let cores: u32 = machine.domains.iter().map(|domain| domain.cores).sum();
-        let demands: Vec<f64> = input.vcpus.iter().map(|vcpu| vcpu.demand(input.period_ns)).collect();
-        let crowded = (demands.iter().sum::<f64>() / f64::from(cores.max(1))).max(1.0) * SLACK;
+        let demand: f64 = histories.iter().map(|history| history.demand).sum();
+        let crowded = (demand / f64::from(cores.max(1))).max(1.0) * SLACK;
         let load = |domain: &Domain| Load { limit: f64::from(domain.cores) * crowded, ..Load::default() };
         let mut domains = Self {
             input,
+            prices: Prices::new(machine),
             loads: machine.domains.iter().map(load).collect(),
-            demands,
             of: vec![None; input.vcpus.len()],
             least: Vec::new(),
             floor: (0.0, 0.0),
         };
-        for (at, vcpu) in input.vcpus.iter().enumerate() {
-            let reach = &input.reaches[vcpu.reach];
-            let stays = analysis[at].standing != Standing::Free;
-            let there = match vcpu.assigned {
-                Some(Place::Cache(domain)) => Some(domain),
-                _ => vcpu.cpu.and_then(|cpu| machine.domain_of(cpu)),
-            };
-            // It may still be on a CPU that its mask does not have any more.
-            let there = there.filter(|&domain| stays || reach.domain(domain)).or_else(|| reach.only_domain());
-            // One that uses no memory and may go elsewhere makes room by itself.
-            let counts = histories[at].uses_memory || stays || reach.only_domain().is_some();
-            domains.place(at, there.filter(|_| counts), &histories[at]);
+        let mut counts = vec![(0, 0); machine.domains.len()];
+        for (history, domain) in histories.iter().filter_map(|history| Some((history, history.domain?))) {
+            let (members, others) = &mut counts[domain as usize];
+            *(if history.uses_memory { members } else { others }) += 1;
+        }
+        for (load, (members, others)) in domains.loads.iter_mut().zip(counts) {
+            // Room for some that come.
+            load.members.reserve(members * 3 / 2);
+            load.others.reserve(others);
+        }
+        for (at, history) in histories.iter().enumerate() {
+            if let Some(domain) = history.domain {
+                domains.place(at, Some(domain as usize), history);
+            }
         }
         domains.floor = domains.loads.iter().fold((f32::MAX, f32::MAX), lower);
         let full = |load: &Load| load.demand / load.limit.max(f64::MIN_POSITIVE);
         let mut order: Vec<(f64, usize)> = domains.loads.iter().map(full).zip(0..).collect();
         order.sort_unstable_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
-        domains.least = order.into_iter().take(LEAST).map(|(_, domain)| domain).collect();
+        let one = |(_, domain): (f64, usize)| Group {
+            node: domains.prices.node_of[domain],
+            begin: domain as u32,
+            end: domain as u32 + 1,
+        };
+        domains.least = order.into_iter().take(LEAST).map(one).collect();
         domains
     }
 
@@ -124,23 +207,23 @@ impl<'a> Domains<'a> {
     }
 
     /// vCPUs that use memory on a domain.
-    pub(super) fn members(&self, domain: usize) -> &[usize] {
+    pub(super) fn members(&self, domain: usize) -> &[u32] {
         &self.loads[domain].members
     }
 
     /// Puts a vCPU on another domain, or on none.
     pub(super) fn place(&mut self, at: usize, to: Option<usize>, history: &History) {
-        let demand = self.demands[at];
+        let demand = history.demand;
         if let Some(from) = std::mem::replace(&mut self.of[at], to) {
             let load = &mut self.loads[from];
             load.demand -= demand;
             if history.uses_memory {
                 load.inserted -= history.misses;
                 load.reuse -= history.reuse;
-                load.members.retain(|&member| member != at);
+                remove(&mut load.members, at);
                 self.floor = lower(self.floor, load);
             } else {
-                load.others.retain(|&other| other != at);
+                remove(&mut load.others, at);
             }
         }
         if let Some(to) = to {
@@ -149,92 +232,99 @@ impl<'a> Domains<'a> {
             if history.uses_memory {
                 load.inserted += history.misses;
                 load.reuse += history.reuse;
-                load.members.push(at);
+                load.members.push(at as u32);
             } else {
-                load.others.push(at);
+                load.others.push(at as u32);
             }
         }
     }
 
     /// Is there room for it? Where there is none anywhere, a domain with less load than its own has.
-    fn has_room(&self, load: &Load, at: usize) -> bool {
-        let after = (load.demand + self.demands[at]) / load.limit;
+    fn has_room(&self, load: &Load, at: usize, history: &History) -> bool {
+        let after = (load.demand + history.demand) / load.limit;
         after <= 1.0
             || self.of[at].is_some_and(|here| after < self.loads[here].demand / self.loads[here].limit)
     }
 
-    /// Calls `look` with the domains worth a look for a vCPU, and their node: where its memory is or near it, where it is,
-    /// and where there is room.
-    fn candidates(&self, at: usize, history: &History, mut look: impl FnMut(usize, Range<usize>)) {
-        let machine = self.input.machine;
-        let here = self.of[at].map(|domain| machine.domains[domain].node);
+    /// The domains worth a look for a vCPU: where its memory is or near it, where it is, and where there is room.
+    #[inline]
+    fn candidates(&self, at: usize, history: &History, groups: &mut Groups) {
+        let here = self.of[at].map(|domain| self.prices.node_of[domain]);
         // Where it is counts as one, and its node's domains count again if its memory is there.
-        let mut left = CANDIDATES - usize::from(here.is_some());
-        let mut add = |domains: Range<usize>, seen: bool| {
-            let count = domains.len().min(left);
-            left -= count;
-            if count > 0 && !seen {
-                look(machine.domains[domains.start].node, domains.start..domains.start + count);
-            }
-        };
+        let mut left = CANDIDATES as u32 - u32::from(here.is_some());
         let mut seen = false;
-        for &(node, _) in history.hot.iter().filter(|(_, count)| *count > 0.0) {
-            if let Some(&nearest) = machine.nearest(node as usize).first() {
-                seen |= here == Some(nearest);
-                add(machine.nodes[nearest].domains.clone(), false);
-            }
+        // No branches: which ones are needed follows no pattern that a CPU could learn.
+        let mut add = |to: &mut Group, group: Group, counts: bool, seen: bool| {
+            let count = u32::from(counts) * (group.end - group.begin).min(left);
+            left -= count;
+            *to = Group { end: group.begin + u32::from(!seen) * count, ..group };
+        };
+        let (hot, others) = groups.split_at_mut(HOT);
+        for (to, (node, count)) in hot.iter_mut().zip(history.hot) {
+            let group = self.prices.nearest[usize::from(node)];
+            let counts = count > 0.0;
+            seen |= counts & (here == Some(group.node));
+            add(to, group, counts, false);
         }
-        if let Some(here) = here {
-            add(machine.nodes[here].domains.clone(), seen);
-        }
-        for &least in &self.least {
-            add(least..least + 1, false);
+        let group = here.map_or(Group::default(), |here| self.prices.groups[here as usize]);
+        add(&mut others[0], group, true, seen);
+        for (to, &least) in others[1..].iter_mut().zip(&self.least) {
+            add(to, least, true, false);
         }
     }
 
     /// The best domains for a vCPU whose time is `here` where it is.
     pub(super) fn best(&self, at: usize, history: &History, here: f64) -> Best {
-        let reach = &self.input.reaches[self.input.vcpus[at].reach];
+        let reach = &self.input.reaches[history.reach as usize];
         // To stay saves nothing.
-        let stay = self.of[at].map(|to| Saving { gain: 0.0, to });
-        let mut best = Best { roomy: stay, any: stay };
-        let better = |gain: f64, than: Option<Saving>| than.is_none_or(|than| gain > than.gain);
-        let (here_at, demand) = (self.of[at], self.demands[at]);
+        let stays = self.of[at];
+        let least = if stays.is_some() { 0.0 } else { f64::NEG_INFINITY };
+        let (mut roomy, mut any) = (least, least);
+        let (mut roomy_to, mut any_to) = (stays, stays);
+        let demand = history.demand;
         let least = contention(history, self.floor.0, self.floor.1);
-        self.candidates(at, history, |node, domains| {
-            let alone = self.alone_at(history, node);
-            // Most nodes end here: with the least contention, and with room, there is still nothing better.
-            if !better(here - (alone + least), best.roomy) {
-                return;
+        let instructions = f64::from(history.instructions * INSTRUCTION);
+        let bill = self.prices.bill(history);
+        let mut groups = Groups::default();
+        self.candidates(at, history, &mut groups);
+        for group in &groups {
+            // Most nodes end here: with the least contention, and with room, there is still nothing better. The accesses to
+            // one node are often enough to see that, as rounding keeps the order of sums.
+            let node = group.node as usize;
+            if here - (instructions + bill.at_least(history, node) + least) <= roomy {
+                continue;
             }
-            for to in domains.filter(|&to| here_at != Some(to) && reach.domain(to)) {
+            let alone = instructions + bill.at(history, node);
+            if here - (alone + least) <= roomy {
+                continue;
+            }
+            for to in group.begin as usize..group.end as usize {
                 let load = &self.loads[to];
                 let time = alone + contention(history, load.inserted, load.reuse);
-                if !better(here - time, best.roomy) {
+                if here - time <= roomy || stays == Some(to) || !reach.domain(to) {
                     continue;
                 }
                 let gain = here - time * overload(load.demand + demand, load);
-                if better(gain, best.roomy) && self.has_room(load, at) {
-                    best.roomy = Some(Saving { gain, to });
+                if gain > roomy && self.has_room(load, at, history) {
+                    (roomy, roomy_to) = (gain, Some(to));
                 }
-                if better(gain, best.any) {
-                    best.any = Some(Saving { gain, to });
+                if gain > any {
+                    (any, any_to) = (gain, Some(to));
                 }
             }
-        });
-        best
+        }
+        let saving = |gain, to: Option<usize>| to.map(|to| Saving { gain, to });
+        Best { roomy: saving(roomy, roomy_to), any: saving(any, any_to) }
     }
 
     /// Time of a vCPU for memory on a node.
-    #[inline]
     pub(super) fn memory_at(&self, history: &History, node: usize) -> f64 {
-        let machine = self.input.machine;
-        let distances = machine.distances_from(node);
+        let (prices, nodes) = (&self.prices, self.prices.mean.len());
         let mut time = 0.0;
         for (memory, count) in history.hot {
-            time += count * f32::from(distances[memory as usize]);
+            time += count * prices.access[usize::from(memory) * nodes + node];
         }
-        f64::from(time + history.elsewhere * f32::from(machine.mean_distance(node)))
+        f64::from(time + history.elsewhere * prices.mean[node])
     }
 
     /// Time of a vCPU on a node that it has for itself.
@@ -250,7 +340,7 @@ impl<'a> Domains<'a> {
                 (load.demand, load.inserted - history.misses, load.reuse - history.reuse)
             }
             true => (load.demand, load.inserted, load.reuse),
-            false => (load.demand + self.demands[at], load.inserted, load.reuse),
+            false => (load.demand + history.demand, load.inserted, load.reuse),
         };
         let overload = overload(demand, load);
         ((alone + contention(history, inserted, reuse)) * overload, overload)
@@ -275,14 +365,15 @@ impl<'a> Domains<'a> {
     /// The candidate where a vCPU takes the most time.
     fn worst(&self, at: usize, history: &History) -> Option<usize> {
         let mut worst = None::<(f64, usize)>;
-        self.candidates(at, history, |_, domains| {
-            for to in domains {
-                let time = self.time_at(at, history, to);
-                if worst.is_none_or(|(most, _)| time > most) {
-                    worst = Some((time, to));
-                }
+        let mut groups = Groups::default();
+        self.candidates(at, history, &mut groups);
+        for to in groups.iter().flat_map(|group| group.begin..group.end) {
+            let to = to as usize;
+            let time = self.time_at(at, history, to);
+            if worst.is_none_or(|(most, _)| time > most) {
+                worst = Some((time, to));
             }
-        });
+        }
         worst.map(|(_, to)| to)
     }
 
@@ -294,15 +385,15 @@ impl<'a> Domains<'a> {
         histories: &[History],
     ) -> (f64, Option<(VmId, f64)>) {
         let Some(here) = self.of[at] else { return (0.0, None) };
-        let share = |&member: &usize| {
-            let share = if by_demand { self.demands[member] } else { f64::from(histories[member].misses) };
-            (self.input.vcpus[member].key.vm, share)
+        let share = |&member: &u32| {
+            let history = &histories[member as usize];
+            (history.vm(), if by_demand { history.demand } else { f64::from(history.misses) })
         };
         let others = if by_demand { &self.loads[here].others[..] } else { &[] };
         let mut shares: Vec<(VmId, f64)> = self.members(here).iter().chain(others).map(share).collect();
         // Most are in order already, as they were when the domain was filled.
         shares.sort_by_key(|(vm, _)| *vm);
-        let own_vm = self.input.vcpus[at].key.vm;
+        let own_vm = histories[at].vm();
         let (mut own, mut largest) = (0.0, None::<(VmId, f64)>);
         for vm in shares.chunk_by(|a, b| a.0 == b.0) {
             let sum = vm.iter().map(|(_, share)| share).sum();
@@ -316,18 +407,32 @@ impl<'a> Domains<'a> {
     }
 }
 
+/// Takes a vCPU out of a list. The others keep their order.
+fn remove(list: &mut Vec<u32>, at: usize) {
+    if let Some(position) = list.iter().position(|&one| one as usize == at) {
+        list.remove(position);
+    }
+}
+
 /// The lower one of each.
 fn lower(floor: (f32, f32), load: &Load) -> (f32, f32) {
-    (floor.0.min(load.inserted), floor.1.min(load.reuse))
+    let less = |a: f32, b: f32| if a < b { a } else { b };
+    (less(floor.0, load.inserted), less(floor.1, load.reuse))
 }
 
 /// Time that a vCPU and the others lose to each other in a cache with such others.
+#[inline]
 fn contention(history: &History, inserted: f32, reuse: f32) -> f64 {
-    let lost = history.reuse * inserted.max(0.0) + history.misses * reuse.max(0.0);
-    f64::from(lost * PUSHED_OUT * LOCAL)
+    // Not `max()`, which has to mind what is not a number.
+    let (inserted, reuse) =
+        (if inserted > 0.0 { inserted } else { 0.0 }, if reuse > 0.0 { reuse } else { 0.0 });
+    let lost = history.reuse * inserted + history.misses * reuse;
+    f64::from(lost * (PUSHED_OUT * LOCAL))
 }
 
 /// By how much more CPU time than there is would be due on a domain, at least 1.
+#[inline]
 fn overload(demand: f64, load: &Load) -> f64 {
-    (demand / load.limit).max(1.0)
+    let used = demand / load.limit;
+    if used > 1.0 { used } else { 1.0 }
 }

@@ -1,10 +1,13 @@
 //! What `vprobe` remembers of each vCPU: smoothed figures, and what it may still be moved.
 
 use super::{
-    super::{Counts, Input, VcpuKey, VcpuSample},
-    Analysis, Bounds, Settings, Standing,
+    super::{Counts, Input, Place, Reach, Standing, VcpuKey, VcpuSample, WAITS, sample::Sums},
+    Analysis, Bounds, Settings,
 };
-use crate::scheduling::analyzer::{VcpuType, vcpu_type};
+use crate::{
+    scheduling::analyzer::{ALPHA, VcpuType, vcpu_type},
+    world::VmId,
+};
 
 /// Share of the new period in a smoothed figure.
 const NEW: f32 = 0.5;
@@ -59,6 +62,20 @@ pub(super) struct History {
     pub(super) known: bool,
     /// It is LLC-T or LLC-FI, or misses a lot for what it refers to.
     pub(super) uses_memory: bool,
+    /// In the last period: a policy might move it.
+    pub(super) free: bool,
+    /// It ran.
+    ran: bool,
+    /// It waited for a CPU.
+    pub(super) waits: bool,
+    /// It was confined to a place.
+    pub(super) confined: bool,
+    /// Position of its operator's mask.
+    pub(super) reach: u32,
+    /// The domain where it was, if it counts there.
+    pub(super) domain: Option<u32>,
+    /// CPU time that was due to it, in CPUs.
+    pub(super) demand: f64,
     calm: u32,
     /// Periods since it was counted last.
     age: u32,
@@ -71,6 +88,8 @@ pub(super) struct History {
     pub(super) hot: [(u16, f32); HOT],
     /// Accesses to all other nodes. Kept up to date while it uses memory.
     pub(super) elsewhere: f32,
+    /// Accesses to all nodes in the last period, as counted.
+    pub(super) total: u64,
 }
 
 impl History {
@@ -81,6 +100,13 @@ impl History {
             hungry: 0,
             known: false,
             uses_memory: false,
+            free: false,
+            ran: false,
+            waits: false,
+            confined: false,
+            reach: 0,
+            domain: None,
+            demand: 0.0,
             calm: 0,
             age: 0,
             instructions: 0.0,
@@ -88,25 +114,47 @@ impl History {
             reuse: 0.0,
             hot: [(0, 0.0); HOT],
             elsewhere: 0.0,
+            total: 0,
         }
+    }
+
+    /// Is it one that is worth a place of its own?
+    pub(super) fn is_worth(&self) -> bool {
+        self.uses_memory && self.known && self.ran
     }
 
     pub(super) fn is_calm(&self) -> bool {
         self.known && self.calm >= CALM
     }
 
+    /// Its VM.
+    pub(super) fn vm(&self) -> VmId {
+        self.key.vm
+    }
+
     /// A period has ended. `accesses` are its own, by node, per period, smoothed.
     fn observe(
         &mut self,
-        settings: &Settings,
-        bounds: Bounds,
-        (sample, wait_share): (&VcpuSample, f64),
+        of: &Period<'_>,
+        (sample, seen): (&VcpuSample, &Analysis),
+        sums: Sums,
         accesses: &mut [f32],
     ) {
+        let Period { settings, bounds, input, .. } = *of;
         self.credit.refill(settings.burst * settings.rest_periods);
-        self.hungry = if wait_share >= HUNGRY { self.hungry.saturating_add(1) } else { 0 };
+        self.free = seen.standing == Standing::Free;
+        let wait_share = sample.wait_share(input.period_ns);
+        self.waits = wait_share >= WAITS;
+        self.hungry = if self.free && wait_share >= HUNGRY { self.hungry.saturating_add(1) } else { 0 };
+        self.ran = sample.ran_ns > 0;
+        self.confined = sample.assigned.is_some();
+        self.reach = sample.reach as u32;
+        self.demand = sample.demand(input.period_ns);
+        self.total = sums.total;
         match &sample.counts {
-            Some(counts) if counts.instructions > 0 => self.count(bounds, counts, accesses),
+            Some(counts) if counts.instructions > 0 => {
+                self.count(bounds, counts, (seen.pressure.unwrap_or(0.0), sums), accesses);
+            }
             // It did not run: nothing is new.
             Some(_) => {}
             None => {
@@ -114,9 +162,16 @@ impl History {
                 self.known &= self.age < FORGOTTEN;
             }
         }
+        self.domain = of.domain(sample, self);
     }
 
-    fn count(&mut self, bounds: Bounds, counts: &Counts, accesses: &mut [f32]) {
+    fn count(
+        &mut self,
+        bounds: Bounds,
+        counts: &Counts,
+        (pressure, sums): (f64, Sums),
+        accesses: &mut [f32],
+    ) {
         let weight = if self.known { NEW } else { 1.0 };
         (self.known, self.age) = (true, 0);
         let smooth = |old: &mut f32, new: f32| *old += weight * (new - *old);
@@ -127,16 +182,17 @@ impl History {
             if references > 0.0 { 1.0 - (counts.llc_misses as f32 / references).min(1.0) } else { 0.0 };
         smooth(&mut self.reuse, hits);
         let (counted, unknown) = accesses.split_at_mut(counts.accesses.len().min(accesses.len()));
-        for (old, &new) in counted.iter_mut().zip(&counts.accesses) {
-            smooth(old, float(new));
+        let counted = counted.iter_mut().zip(&counts.accesses);
+        // x86-64 makes floats of several integers at once if they are small, as those of nearly all periods are.
+        match sums.largest <= i32::MAX as u64 {
+            true => counted.for_each(|(old, &new)| smooth(old, new as i32 as f32)),
+            false => counted.for_each(|(old, &new)| smooth(old, new as f32)),
         }
         unknown.fill(0.0);
-        let per_thousand = |count: f64| count / counts.instructions as f64 * 1000.0;
-        let pressure = per_thousand(counts.llc_references as f64);
         let lower = if self.uses_memory { RELEASE } else { 1.0 };
         let bounds = Bounds { low: bounds.low * lower, high: bounds.high };
         let intensive = vcpu_type(pressure, bounds) != VcpuType::Friendly
-            || per_thousand(counts.llc_misses as f64) >= MISSES * lower;
+            || counts.llc_misses as f64 / counts.instructions as f64 * ALPHA >= MISSES * lower;
         self.calm = if intensive { 0 } else { self.calm.saturating_add(1) };
         self.uses_memory = intensive || (self.uses_memory && self.calm < CALM);
         if self.uses_memory {
@@ -147,34 +203,33 @@ impl History {
     /// The nodes that most accesses go to.
     fn find_hot(&mut self, accesses: &[f32]) {
         let mut hot = [(0_u16, 0.0_f32); HOT];
-        let mut total = 0.0;
+        let mut totals = [0.0; BLOCK];
         for (block, counts) in accesses.as_chunks::<BLOCK>().0.iter().enumerate() {
-            total = counts.iter().fold(total, |total, count| total + count);
-            // Most blocks have none that counts, which is seen without a branch for each.
             let least = hot[HOT - 1].1;
-            if !counts.iter().fold(false, |any, &count| any | (count > least)) {
+            let mut any = false;
+            for (total, &count) in totals.iter_mut().zip(counts) {
+                *total += count;
+                // Most blocks have none that counts, which is seen without a branch for each.
+                any |= count > least;
+            }
+            if !any {
                 continue;
             }
             for (node, &count) in (block * BLOCK..).zip(counts) {
                 if count > hot[HOT - 1].1 {
-                    let at = hot.iter().take_while(|(_, more)| count <= *more).count();
-                    hot[at..].rotate_right(1);
+                    let mut at = HOT - 1;
+                    while at > 0 && count > hot[at - 1].1 {
+                        hot[at] = hot[at - 1];
+                        at -= 1;
+                    }
                     hot[at] = (node as u16, count);
                 }
             }
         }
         self.hot = hot;
+        let total: f32 = totals.iter().sum();
         self.elsewhere = (total - hot.iter().map(|(_, count)| count).sum::<f32>()).max(0.0);
     }
-}
-
-/// A count below 2^52 as a float; of a larger one, which no period has, the lower bits. It is what `as f32` gives, for
-/// which x86-64 has no instruction and needs a branch each, while these are done for several counts at once.
-fn float(count: u64) -> f32 {
-    const LIMIT: f64 = (1_u64 << 52) as f64;
-    // The lower bits of a number from 2^52 to 2^53 are those of the integer.
-    let bits = (count & ((1 << 52) - 1)) | LIMIT.to_bits();
-    (f64::from_bits(bits) - LIMIT) as f32
 }
 
 /// Of all vCPUs, in the order of the last input.
@@ -187,28 +242,70 @@ pub(super) struct Histories {
     row: usize,
 }
 
+/// What is the same for all vCPUs in a period.
+struct Period<'a> {
+    settings: &'a Settings,
+    bounds: Bounds,
+    input: &'a Input<'a>,
+    /// The only domain that each mask reaches, if it is one.
+    only: Vec<Option<usize>>,
+}
+
+impl Period<'_> {
+    /// The domain where a vCPU is, if it counts there.
+    fn domain(&self, sample: &VcpuSample, history: &History) -> Option<u32> {
+        let (reach, only) = (&self.input.reaches[sample.reach], self.only[sample.reach]);
+        // One that uses no memory and may go elsewhere makes room by itself.
+        if !history.uses_memory && history.free && only.is_none() {
+            return None;
+        }
+        let there = match sample.assigned {
+            Some(Place::Cache(domain)) => Some(domain),
+            _ => sample.cpu.and_then(|cpu| self.input.machine.domain_of(cpu)),
+        };
+        // It may still be on a CPU that its mask does not have any more.
+        let there = there.filter(|&domain| !history.free || reach.domain(domain)).or(only);
+        there.map(|domain| domain as u32)
+    }
+}
+
+/// Takes in a period.
+pub(in crate::scheduling) struct Observer<'a> {
+    histories: &'a mut Histories,
+    period: Period<'a>,
+}
+
+impl Observer<'_> {
+    /// What a vCPU did. Each of the input has its turn, in their order.
+    pub(in crate::scheduling) fn observe(
+        &mut self,
+        at: usize,
+        sample: &VcpuSample,
+        seen: &Analysis,
+        sums: Sums,
+    ) {
+        let Self { histories, period } = self;
+        if histories.vcpus[at].key != sample.key {
+            histories.follow(period.settings, period.input);
+        }
+        let accesses = &mut histories.accesses[at * histories.row..][..histories.row];
+        histories.vcpus[at].observe(period, (sample, seen), sums, accesses);
+    }
+}
+
 impl Histories {
     /// A period has ended. vCPUs that are gone are forgotten, new ones begin.
-    pub(super) fn observe(
-        &mut self,
-        settings: &Settings,
+    pub(super) fn begin<'a>(
+        &'a mut self,
+        settings: &'a Settings,
         bounds: Bounds,
-        input: &Input<'_>,
-        analysis: &[Analysis],
-    ) {
-        let same = self.row == Self::row(input)
-            && self.vcpus.len() == input.vcpus.len()
-            && self.vcpus.iter().zip(input.vcpus).all(|(known, vcpu)| known.key == vcpu.key);
-        if !same {
+        input: &'a Input<'a>,
+    ) -> Observer<'a> {
+        if self.row != Self::row(input) || self.vcpus.len() != input.vcpus.len() {
             self.follow(settings, input);
         }
-        for (at, (history, vcpu)) in self.vcpus.iter_mut().zip(input.vcpus).enumerate() {
-            let accesses = &mut self.accesses[at * self.row..][..self.row];
-            history.observe(settings, bounds, (vcpu, vcpu.wait_share(input.period_ns)), accesses);
-            if analysis[at].standing != Standing::Free {
-                history.hungry = 0;
-            }
-        }
+        let only = input.reaches.iter().map(Reach::only_domain).collect();
+        Observer { histories: self, period: Period { settings, bounds, input, only } }
     }
 
     /// Other vCPUs than before. What is known of those that stay is kept.

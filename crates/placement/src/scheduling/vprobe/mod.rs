@@ -33,12 +33,12 @@ mod cost;
 mod history;
 
 use super::{
-    Analysis, Cause, Input, Place, Placed, Policy, Settings, Standing, VcpuSample, analyzer::Bounds,
-    idle_cpus, placed, run_queues,
+    Analysis, Cause, Counts, Input, Place, Placed, Policy, Settings, VcpuSample, analyzer::Bounds, idle_cpus,
+    placed_with, run_queues, sample::remote_share,
 };
 use crate::world::VmId;
 use cost::{Best, Costs, Domains, Saving};
-use history::{Bucket, Histories, History};
+use history::{Bucket, Histories, History, Observer};
 use std::collections::BTreeMap;
 
 /// Times that moves are tried in one decision.
@@ -55,25 +55,34 @@ pub(super) struct Memory {
 }
 
 impl Memory {
+    /// A period has ended. What each vCPU did has to be told before anything is decided.
+    pub(super) fn begin<'a>(
+        &'a mut self,
+        settings: &'a Settings,
+        bounds: Bounds,
+        input: &'a Input<'a>,
+    ) -> Observer<'a> {
+        self.histories.begin(settings, bounds, input)
+    }
+
     pub(super) fn decide(
         &mut self,
         settings: &Settings,
-        bounds: Bounds,
         input: &Input<'_>,
         analysis: &[Analysis],
     ) -> Vec<Placed> {
         let (full, rest) = (settings.budget * settings.budget_rest_periods, settings.budget_rest_periods);
         self.budgets.retain(|_, bucket| bucket.refill(full) < full);
-        self.histories.observe(settings, bounds, input, analysis);
         let mut round = Round {
             settings,
             input,
             analysis,
-            domains: Domains::new(input, analysis, self.histories.all()),
+            domains: Domains::new(input, self.histories.all()),
             histories: self.histories.all_mut(),
             budgets: &mut self.budgets,
             budget: (full, rest),
-            wanted: vec![None; input.vcpus.len()],
+            wanted: vec![0; input.vcpus.len()],
+            moves: Vec::new(),
         };
         let blocked = round.improve();
         round.exchange(&blocked);
@@ -97,29 +106,43 @@ struct Round<'a> {
     histories: &'a mut [History],
     budgets: &'a mut BTreeMap<VmId, Bucket>,
     budget: (u32, u32),
-    wanted: Vec<Option<Wanted>>,
+    /// For each vCPU the position of what is wanted of it in `moves`, counted from 1. 0: nothing is.
+    wanted: Vec<u32>,
+    moves: Vec<Wanted>,
 }
 
-/// A move that would save time.
-#[derive(Clone, Copy, Debug)]
-struct Proposal {
-    gain: f64,
-    vcpu: usize,
-    to: usize,
+/// A move that would save time. The largest saving is the least, as a number that is compared at once: what is saved, the
+/// vCPU, where it goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Proposal(u128);
+
+impl Proposal {
+    fn new(vcpu: usize, Saving { gain, to }: Saving) -> Self {
+        // As `f64::total_cmp` does.
+        let bits = gain.to_bits();
+        let rising = if gain.is_sign_negative() { !bits } else { bits | (1 << 63) };
+        Self((u128::from(!rising) << 64) | (u128::from(vcpu as u32) << 32) | u128::from(to as u32))
+    }
+
+    fn vcpu(self) -> usize {
+        (self.0 >> 32) as u32 as usize
+    }
+
+    fn to(self) -> usize {
+        self.0 as u32 as usize
+    }
 }
 
 impl Round<'_> {
     /// May this vCPU be moved by choice now?
     fn may_move(&self, at: usize) -> bool {
-        self.analysis[at].standing == Standing::Free
-            && self.wanted[at].is_none()
-            && self.histories[at].credit.holds(self.settings.rest_periods)
+        let history = &self.histories[at];
+        history.free && self.is_unplanned(at) && history.credit.holds(self.settings.rest_periods)
     }
 
-    /// Is it one that is worth a place of its own?
-    fn worth(&self, at: usize) -> bool {
-        let history = &self.histories[at];
-        history.uses_memory && history.known && self.input.vcpus[at].ran_ns > 0
+    /// Is nothing wanted of it yet?
+    fn is_unplanned(&self, at: usize) -> bool {
+        self.wanted[at] == 0
     }
 
     fn costs(&self, at: usize) -> Costs {
@@ -130,32 +153,31 @@ impl Round<'_> {
     fn improve(&mut self) -> Vec<Proposal> {
         let (mut proposals, mut blocked) = (Vec::new(), Vec::new());
         for at in 0..self.input.vcpus.len() {
-            if !self.may_move(at) || !self.worth(at) {
+            if !self.histories[at].is_worth() || !self.may_move(at) {
                 continue;
             }
             let costs = self.costs(at);
             let enough = costs.here * self.settings.min_gain;
             let Best { roomy, any } = self.domains.best(at, &self.histories[at], costs.here);
-            let proposal = |Saving { gain, to }| Proposal { gain, vcpu: at, to };
+            let proposal = |saving| Proposal::new(at, saving);
             proposals.extend(roomy.filter(|best| best.gain > enough).map(proposal));
             let missed =
                 any.filter(|best| best.gain > enough + roomy.map_or(0.0, |roomy| roomy.gain.max(0.0)));
             blocked.extend(missed.map(proposal));
         }
-        let order = |a: &Proposal, b: &Proposal| b.gain.total_cmp(&a.gain).then(a.vcpu.cmp(&b.vcpu));
         proposals.extend(&blocked);
-        proposals.sort_unstable_by(order);
+        proposals.sort_unstable();
         // Who moves away makes room for others.
         for _ in 0..PASSES {
             let before = proposals.len();
             proposals
-                .retain(|proposal| self.wanted[proposal.vcpu].is_none() && !self.carry_out(proposal.vcpu));
+                .retain(|proposal| self.is_unplanned(proposal.vcpu()) && !self.carry_out(proposal.vcpu()));
             if proposals.len() == before {
                 break;
             }
         }
-        blocked.retain(|proposal| self.wanted[proposal.vcpu].is_none());
-        blocked.sort_unstable_by(order);
+        blocked.retain(|proposal| self.is_unplanned(proposal.vcpu()));
+        blocked.sort_unstable();
         blocked
     }
 
@@ -174,8 +196,8 @@ impl Round<'_> {
     /// Who uses memory and stays is confined from now on, so that the kernel does not take it elsewhere.
     fn keep(&mut self) {
         for at in 0..self.input.vcpus.len() {
-            let confined = self.input.vcpus[at].assigned.is_some();
-            if confined || !self.may_move(at) || !self.worth(at) {
+            let history = &self.histories[at];
+            if history.confined || !history.is_worth() || !self.may_move(at) {
                 continue;
             }
             if let Some(here) = self.domains.of(at) {
@@ -221,18 +243,19 @@ impl Round<'_> {
         self.domains.place(at, to, &self.histories[at]);
         self.histories[at].credit.take(self.settings.rest_periods);
         self.histories[at].hungry = 0;
-        self.wanted[at] = Some((to, cause, caused_by));
+        self.moves.push((to, cause, caused_by));
+        self.wanted[at] = self.moves.len() as u32;
     }
 
     /// A vCPU for which there is no room changes places with one that loses less than it gains: one of its own VM, or one
     /// of another VM that loses next to nothing.
     fn exchange(&mut self, blocked: &[Proposal]) {
         for proposal in blocked.iter().take(EXCHANGES) {
-            let (at, to) = (proposal.vcpu, proposal.to);
+            let (at, to) = (proposal.vcpu(), proposal.to());
             let Some(here) = self.domains.of(at).filter(|here| *here != to && self.may_move(at)) else {
                 continue;
             };
-            let vm = self.input.vcpus[at].key.vm;
+            let vm = self.histories[at].vm();
             let may_cause = self.may_cause(vm);
             let costs = self.costs(at);
             let gain = costs.here - self.domains.time_at(at, &self.histories[at], to);
@@ -240,24 +263,24 @@ impl Round<'_> {
             // It may have been left out because a budget is used up.
             let Some(reason) = self.reason(at, &costs, to) else { continue };
             let mut partner = None::<(f64, usize)>;
-            for &other in self.domains.members(to) {
-                let sample = &self.input.vcpus[other];
-                let foreign = sample.key.vm != vm;
+            for other in self.domains.members(to).iter().map(|&other| other as usize) {
+                let history = &self.histories[other];
+                let foreign = history.vm() != vm;
                 if !self.may_move(other)
                     || (foreign && !may_cause)
-                    || !self.input.reaches[sample.reach].domain(here)
+                    || !self.input.reaches[history.reach as usize].domain(here)
                 {
                     continue;
                 }
                 let costs = self.costs(other);
-                let loss = self.domains.time_at(other, &self.histories[other], here) - costs.here;
+                let loss = self.domains.time_at(other, history, here) - costs.here;
                 let bearable = !foreign || loss <= costs.here * self.settings.min_gain;
                 if bearable && gain - loss > enough && partner.is_none_or(|(least, _)| loss < least) {
                     partner = Some((loss, other));
                 }
             }
             let Some((_, other)) = partner else { continue };
-            let foreign = self.input.vcpus[other].key.vm != vm;
+            let foreign = self.histories[other].vm() != vm;
             // Who comes nearer to its memory is its own reason. Who only gets away from others is not.
             let nearer = self.nears_memory(other, &self.costs(other), here);
             let caused_by = (foreign && !nearer).then_some(vm);
@@ -272,9 +295,13 @@ impl Round<'_> {
         let wait = |at: usize| {
             let history: &History = &self.histories[at];
             let (hungry, may) = (history.hungry, self.may_move(at));
-            let may = may || (hungry >= starve && self.wanted[at].is_none());
-            (may && self.input.vcpus[at].assigned.is_some()).then_some(u64::from(hungry))
+            let may = may || (hungry >= starve && self.is_unplanned(at));
+            (may && history.confined).then_some(u64::from(hungry))
         };
+        // Nobody to be stolen is the usual case.
+        if !self.histories.iter().any(|history| history.waits && history.confined && history.free) {
+            return;
+        }
         // By what they are entitled to: many vCPUs of a small weight are no load.
         let load = |vcpu: &VcpuSample| (vcpu.demand(self.input.period_ns) * 1000.0) as u32;
         let mut queues = run_queues(self.input, self.analysis, load, wait);
@@ -299,21 +326,33 @@ impl Round<'_> {
     /// A vCPU that has not used memory for a while needs no place.
     fn release(&mut self) {
         for at in 0..self.input.vcpus.len() {
-            if self.input.vcpus[at].assigned.is_some() && self.may_move(at) && self.histories[at].is_calm() {
+            let history = &self.histories[at];
+            if history.confined && history.is_calm() && self.may_move(at) {
                 self.set(at, None, Cause::Calm, None);
             }
         }
     }
 
     fn steps(&self) -> Vec<Placed> {
-        let step = |(at, wanted): (usize, &Option<Wanted>)| {
-            let (to, cause, caused_by) = (*wanted)?;
-            let to = to.map(Place::Cache);
+        let machine = self.input.machine;
+        let mut moved = Vec::with_capacity(self.moves.len());
+        for (at, &wanted) in self.wanted.iter().enumerate().filter(|(_, wanted)| **wanted > 0) {
+            let to = self.moves[wanted as usize - 1].0;
+            let vcpu = &self.input.vcpus[at];
+            if vcpu.assigned != to.map(Place::Cache) {
+                // Each is in another part of memory. A CPU fetches several at once if little else is done meanwhile.
+                let at_node = |counts: &Counts| to.map(|to| counts.at(machine.domains[to].node));
+                moved.push((at, vcpu.counts.as_ref().and_then(at_node)));
+            }
+        }
+        let mut steps = Vec::with_capacity(moved.len());
+        for (at, local) in moved {
+            let (to, cause, caused_by) = self.moves[self.wanted[at] as usize - 1];
             let why = (Policy::Vprobe, cause, caused_by);
-            (self.input.vcpus[at].assigned != to).then(|| placed(self.input, at, &self.analysis[at], to, why))
-        };
-        let mut steps = Vec::with_capacity(self.wanted.iter().flatten().count());
-        steps.extend(self.wanted.iter().enumerate().filter_map(step));
+            let remote_share = local.and_then(|local| remote_share(self.histories[at].total, local));
+            let to = to.map(Place::Cache);
+            steps.push(placed_with(machine, &self.analysis[at], to, why, remote_share));
+        }
         steps
     }
 }
