@@ -32,6 +32,7 @@ mod report;
 mod sampler;
 mod scanner;
 mod scheduler;
+mod threads;
 mod watchers;
 mod worker;
 
@@ -152,7 +153,13 @@ impl Shell {
                 locator.reader(),
                 Arc::clone(&inbox),
             )?,
-            sampler: Sampler::start(config.root.clone(), config.policy_period, &host, Arc::clone(&inbox))?,
+            sampler: Sampler::start(
+                config.root.clone(),
+                config.location,
+                config.policy_period,
+                &host,
+                Arc::clone(&inbox),
+            )?,
             processes: Processes::start(config.intervals, Arc::clone(&inbox))?,
             scanner: Scanner::start(factory(), records.clone(), config.resync_interval, Arc::clone(&inbox))?,
             _host_watcher: watch_host(&config, host.clone(), Arc::clone(&inbox))?,
