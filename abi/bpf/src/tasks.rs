@@ -2,6 +2,8 @@
 
 /// Threads that one run of the program reads.
 pub const MAX_TASKS: usize = 128;
+/// Counters of a thread that there is room for.
+pub const MAX_EVENTS: usize = 16;
 /// CPUs that there is room for.
 pub const MAX_CPUS: usize = 8192;
 /// Words of a mask of CPUs.
@@ -27,6 +29,18 @@ pub struct Task {
     pub cpu: u32,
     /// `SCHED_*`.
     pub policy: u32,
+    /// Asked for: counters of a group, the leader first.
+    pub nr_events: u32,
+    /// The same number, or 0: they could not be read.
+    pub nr_counts: u32,
+    /// Of the group: time that its thread was on a CPU, nanoseconds.
+    pub enabled_ns: u64,
+    /// Time that it was counting, nanoseconds.
+    pub running_ns: u64,
+    /// Asked for: their ids (`PERF_EVENT_IOC_ID`).
+    pub events: [u64; MAX_EVENTS],
+    /// When the thread last left its CPU, or later.
+    pub counts: [u64; MAX_EVENTS],
     /// CPUs that it may run on, online or not.
     pub cpus: [u64; MASK_WORDS],
 }

@@ -6,7 +6,7 @@ use std::{
     path::Path,
     process::Command,
 };
-use vnuma_abi_bpf::tasks::{MASK_WORDS, MAX_CPUS, MAX_TASKS, OFFLINE, Task, Tasks};
+use vnuma_abi_bpf::tasks::{MASK_WORDS, MAX_CPUS, MAX_EVENTS, MAX_TASKS, OFFLINE, Task, Tasks};
 
 /// Prints `name value` for everything that both sides must agree on.
 const PROGRAM: &str = r#"
@@ -26,6 +26,12 @@ int main(void)
 	MEMBER(vnuma_task, waited_ns);
 	MEMBER(vnuma_task, cpu);
 	MEMBER(vnuma_task, policy);
+	MEMBER(vnuma_task, nr_events);
+	MEMBER(vnuma_task, nr_counts);
+	MEMBER(vnuma_task, enabled_ns);
+	MEMBER(vnuma_task, running_ns);
+	MEMBER(vnuma_task, events);
+	MEMBER(vnuma_task, counts);
 	MEMBER(vnuma_task, cpus);
 	MEMBER(vnuma_tasks, nr_tasks);
 	MEMBER(vnuma_tasks, nr_cpus);
@@ -34,7 +40,7 @@ int main(void)
 	MEMBER(vnuma_tasks, idle_ns);
 	MEMBER(vnuma_tasks, tasks);
 	printf("sizes %zu %zu\n", sizeof(struct vnuma_task), sizeof(struct vnuma_tasks));
-	printf("constants %d %d %d %llu\n", VNUMA_TASKS_MAX, VNUMA_TASKS_CPUS, VNUMA_TASKS_MASK_WORDS,
+	printf("constants %d %d %d %d %llu\n", VNUMA_TASKS_MAX, VNUMA_TASKS_EVENTS, VNUMA_TASKS_CPUS, VNUMA_TASKS_MASK_WORDS,
 	       VNUMA_TASKS_OFFLINE);
 	return 0;
 }
@@ -71,6 +77,12 @@ fn rust_side() -> String {
     member!(Task, waited_ns, u64);
     member!(Task, cpu, u32);
     member!(Task, policy, u32);
+    member!(Task, nr_events, u32);
+    member!(Task, nr_counts, u32);
+    member!(Task, enabled_ns, u64);
+    member!(Task, running_ns, u64);
+    member!(Task, events, [u64; MAX_EVENTS]);
+    member!(Task, counts, [u64; MAX_EVENTS]);
     member!(Task, cpus, [u64; MASK_WORDS]);
     member!(Tasks, nr_tasks, u32);
     member!(Tasks, nr_cpus, u32);
@@ -79,7 +91,7 @@ fn rust_side() -> String {
     member!(Tasks, idle_ns, [u64; MAX_CPUS]);
     member!(Tasks, tasks, [Task; MAX_TASKS]);
     lines += &format!("sizes {} {}\n", size_of::<Task>(), size_of::<Tasks>());
-    lines += &format!("constants {MAX_TASKS} {MAX_CPUS} {MASK_WORDS} {OFFLINE}\n");
+    lines += &format!("constants {MAX_TASKS} {MAX_EVENTS} {MAX_CPUS} {MASK_WORDS} {OFFLINE}\n");
     lines
 }
 

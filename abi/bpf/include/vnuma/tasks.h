@@ -8,6 +8,7 @@
 #define VNUMA_TASKS_H
 
 #define VNUMA_TASKS_MAX		128	/* threads that one run of the program reads */
+#define VNUMA_TASKS_EVENTS	16	/* counters of a thread that there is room for */
 #define VNUMA_TASKS_CPUS	8192	/* CPUs that there is room for */
 #define VNUMA_TASKS_MASK_WORDS	128	/* words of a mask of CPUs */
 
@@ -22,6 +23,12 @@ struct vnuma_task {
 	__u64 waited_ns;	/* time ready to run, without a CPU */
 	__u32 cpu;		/* that it is on, or was on last */
 	__u32 policy;		/* SCHED_* */
+	__u32 nr_events;	/* asked for: counters of a group, the leader first */
+	__u32 nr_counts;	/* the same number, or 0: they could not be read */
+	__u64 enabled_ns;	/* of the group: time that its thread was on a CPU */
+	__u64 running_ns;	/* time that it was counting */
+	__u64 events[VNUMA_TASKS_EVENTS];	/* asked for: their ids (PERF_EVENT_IOC_ID) */
+	__u64 counts[VNUMA_TASKS_EVENTS];	/* when the thread last left its CPU, or later */
 	__u64 cpus[VNUMA_TASKS_MASK_WORDS];	/* that it may run on, online or not */
 };
 

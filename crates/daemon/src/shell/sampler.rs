@@ -335,7 +335,10 @@ fn open_counters(vm: &mut Vm, events: Option<&Events>) {
         let tid = thread.read.tid;
         // Counters can be opened by the thread's number only: those of a thread that is not the VM's are closed at once.
         match on_thread(vm.pidfd.as_fd(), vm.pid, tid, || ThreadCounters::open(tid, events)) {
-            Some(Ok(counters)) => (thread.counters, thread.problem) = (Some(counters), None),
+            Some(Ok(counters)) => {
+                thread.read.set_events(counters.ids());
+                (thread.counters, thread.problem) = (Some(counters), None);
+            }
             Some(Err(error)) => thread.problem = Some(error.to_string()),
             None => thread.problem = Some(format!("thread {tid} does not belong to process {}", vm.pid)),
         }
@@ -344,31 +347,38 @@ fn open_counters(vm: &mut Vm, events: Option<&Events>) {
 
 /// A thread's period. `None`: it has ended, or its period before is not known yet.
 fn period_of(thread: &mut Thread, no_counters: bool) -> Option<VcpuReading> {
-    let Some(Known { times, cpu, real_time, allowed }) = thread.read.take() else {
+    let Some(Known { times, cpu, real_time, allowed, counts }) = thread.read.take() else {
         // Another thread may get its number.
         thread.times = None;
         return None;
     };
+    let before = thread.times.replace(times);
+    let ran_ns = before.map_or(0, |before| times.ran_ns.saturating_sub(before.ran_ns));
     let counted = match &mut thread.counters {
         None if no_counters => Counted::NoCounters,
         None => Counted::Lost,
-        Some(counters) => match counters.read() {
-            Ok(period) => in_the_form_of_the_core(period),
-            Err(error) => {
-                // They are opened anew.
-                (thread.counters, thread.problem) = (None, Some(error.to_string()));
-                Counted::Lost
-            }
+        Some(counters) => match counts.and_then(|counts| counters.take(counts, ran_ns)) {
+            Some(period) => in_the_form_of_the_core(period),
+            // It has been on its CPU for long.
+            None => match counters.read() {
+                Ok(period) => in_the_form_of_the_core(period),
+                Err(error) => {
+                    // They are opened anew.
+                    (thread.counters, thread.problem) = (None, Some(error.to_string()));
+                    thread.read.set_events(Vec::new());
+                    Counted::Lost
+                }
+            },
         },
     };
-    let before = thread.times.replace(times)?;
+    let before = before?;
     Some(VcpuReading {
         vcpu: thread.vcpu,
         tid: thread.read.tid,
         cpu: Some(cpu),
         allowed,
         real_time,
-        ran_ns: times.ran_ns.saturating_sub(before.ran_ns),
+        ran_ns,
         waited_ns: times.waited_ns.saturating_sub(before.waited_ns),
         group: thread.group,
         counted,

@@ -1,16 +1,17 @@
 //! What the scheduler of the host knows of threads and CPUs, as the sampler reads it once a period.
 //!
-//! | by | threads | CPUs |
-//! |---|---|---|
-//! | `bpf` | one call for all of them | the same call, or `/proc/stat` where the kernel does not list its variables |
-//! | `files` | `schedstat`, `stat` and the affinity of each, `status` if that has changed | `/proc/stat` |
+//! | by | threads | counters | CPUs |
+//! |---|---|---|---|
+//! | `bpf` | one call for all of them | the same call, as of their last turn | the same call, or `/proc/stat` where the kernel does not list its variables |
+//! | `files` | `schedstat`, `stat` and the affinity of each, `status` if that has changed | not here | `/proc/stat` |
 
 use std::path::{Path, PathBuf};
 use tracing::{info, warn};
+use vnuma_counters::Reading;
 use vnuma_host::{
     location::Prefer,
     read_idle_times,
-    tasks::{TaskReader, TaskReading, cpus_of},
+    tasks::{Asked, TaskReader, TaskReading, cpus_of},
 };
 use vnuma_process::{procfs, read_allowed};
 use vnuma_topology::{CpuId, CpuSet};
@@ -25,6 +26,8 @@ pub(super) struct Known {
     pub(super) real_time: bool,
     /// CPUs that it may run on, online or not. `None`: they could not be read.
     pub(super) allowed: Option<CpuSet>,
+    /// Its counters, if they were read as well.
+    pub(super) counts: Option<Reading>,
 }
 
 /// A thread that is read, and what is kept of it so that the next time is cheaper.
@@ -37,6 +40,8 @@ pub(super) struct Thread {
     /// Its files `schedstat` and `stat`: opening them costs more than reading them.
     files: Option<[procfs::KeptFile; 2]>,
     mask: Option<Mask>,
+    /// Ids of its counters, if it has any.
+    events: Vec<u64>,
     /// As it was read last. `None`: it had ended then.
     known: Option<Known>,
 }
@@ -51,7 +56,12 @@ enum Mask {
 
 impl Thread {
     pub(super) fn new(pid: i32, tid: i32) -> Self {
-        Self { pid, tid, start_ns: None, files: None, mask: None, known: None }
+        Self { pid, tid, start_ns: None, files: None, mask: None, events: Vec::new(), known: None }
+    }
+
+    /// Its counters have these ids from now on, or it has none.
+    pub(super) fn set_events(&mut self, events: Vec<u64>) {
+        self.events = events;
     }
 
     /// As it was read last. `None`: it has ended.
@@ -63,7 +73,7 @@ impl Thread {
         // The files are of that thread of that process: if they can be read afterwards, this was its thread.
         let allowed = self.read_mask();
         let (times, cpu, real_time) = self.read_times()?;
-        Some(Known { times, cpu, real_time, allowed })
+        Some(Known { times, cpu, real_time, allowed, counts: None })
     }
 
     fn read_times(&mut self) -> Option<(procfs::CpuTimes, CpuId, bool)> {
@@ -102,8 +112,8 @@ impl Thread {
     }
 
     /// BPF has found a thread with its number.
-    fn found(&mut self, reading: TaskReading, mask: &[u64]) {
-        let TaskReading { pid, start_ns, ran_ns, waited_ns, cpu, policy } = reading;
+    fn found(&mut self, reading: TaskReading<'_>) {
+        let TaskReading { pid, start_ns, ran_ns, waited_ns, cpu, policy, mask, counts } = reading;
         if pid != self.pid {
             return;
         }
@@ -124,6 +134,11 @@ impl Thread {
             cpu,
             real_time: procfs::is_real_time(policy),
             allowed: Some(allowed),
+            counts: counts.map(|counts| Reading {
+                values: counts.values.to_vec(),
+                enabled_ns: counts.enabled_ns,
+                running_ns: counts.running_ns,
+            }),
         });
     }
 }
@@ -189,8 +204,13 @@ impl Reader {
     pub(super) fn read(&mut self, mut threads: Vec<&mut Thread>) {
         threads.iter_mut().for_each(|thread| thread.known = None);
         if let Some(bpf) = &mut self.bpf {
-            let tids: Vec<i32> = threads.iter().map(|thread| thread.tid).collect();
-            match bpf.read(&tids, |at, reading, mask| threads[at].found(reading, mask)) {
+            // Their ids are asked for while what is found is noted.
+            let events: Vec<_> =
+                threads.iter_mut().map(|thread| std::mem::take(&mut thread.events)).collect();
+            let asked = threads.iter().zip(&events).map(|(thread, events)| Asked { tid: thread.tid, events });
+            let read = bpf.read(&asked.collect::<Vec<_>>(), |at, reading| threads[at].found(reading));
+            threads.iter_mut().zip(events).for_each(|(thread, events)| thread.events = events);
+            match read {
                 Ok(()) => return,
                 Err(error) => {
                     warn!(%error, "threads cannot be read by BPF any more: their files are read");
@@ -224,7 +244,13 @@ impl Reader {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::mpsc;
+    use std::{
+        sync::mpsc,
+        time::{Duration, Instant},
+    };
+
+    /// Nothing here takes so long.
+    const HANG: Duration = Duration::from_secs(60);
 
     fn reader(prefer: Prefer) -> Reader {
         let mut reader = Reader::new("/".into(), prefer);
@@ -241,8 +267,9 @@ mod tests {
         std::process::id().cast_signed()
     }
 
-    fn reading(start_ns: u64) -> TaskReading {
-        TaskReading { pid: own_pid(), start_ns, ran_ns: 5, waited_ns: 6, cpu: 7, policy: 1 }
+    fn reading(start_ns: u64, mask: &[u64]) -> TaskReading<'_> {
+        let (pid, counts) = (own_pid(), None);
+        TaskReading { pid, start_ns, ran_ns: 5, waited_ns: 6, cpu: 7, policy: 1, mask, counts }
     }
 
     #[test]
@@ -257,19 +284,25 @@ mod tests {
             let _ = ended.recv();
         });
         let tid = told.recv().expect("it runs");
-        let asleep = || procfs::read_thread(own_pid(), tid, "stat", procfs::STAT_LIMIT).expect("it runs");
-        while procfs::state(&asleep()) != Some("S") {
-            std::thread::yield_now();
-        }
         let mut threads = [Thread::new(own_pid(), tid), Thread::new(own_pid(), tid)];
-        for _ in 0..2 {
-            let known = [0, 1].map(|way| read(&mut ways[way], &mut threads[way]));
-            assert!(known[0].is_some());
-            assert_eq!(known[0], known[1], "by {} and by files", ways[0].source());
+        let limit = Instant::now() + HANG;
+        let mut compared = 0;
+        while compared < 2 {
+            // It may run for a moment more.
+            let [before, known, after] = [1, 0, 1].map(|way| read(&mut ways[way], &mut threads[way]));
+            if before == after {
+                assert!(known.is_some());
+                assert_eq!(known, after, "by {} and by files", ways[0].source());
+                compared += 1;
+            }
+            assert!(Instant::now() < limit, "it never rests");
         }
         drop(end);
         waiting.join().expect("it ends");
-        assert_eq!([0, 1].map(|way| read(&mut ways[way], &mut threads[way])), [None, None]);
+        // Who waits for its end is told a little before it is gone.
+        while [0, 1].map(|way| read(&mut ways[way], &mut threads[way])) != [None, None] {
+            assert!(Instant::now() < limit, "it is always there");
+        }
         let idle =
             ways.each_mut().map(|way| way.idle_times().iter().map(|(cpu, _)| *cpu).collect::<Vec<_>>());
         assert!(idle[0] == idle[1] && !idle[0].is_empty(), "{idle:?}");
@@ -278,15 +311,15 @@ mod tests {
     #[test]
     fn another_thread_with_the_number_is_as_new() {
         let mut thread = Thread::new(own_pid(), 77);
-        thread.found(reading(1), &[0b110]);
+        thread.found(reading(1, &[0b110]));
         let known = thread.take().expect("read");
         assert_eq!((known.times.ran_ns, known.times.waited_ns, known.cpu, known.real_time), (5, 6, 7, true));
         assert_eq!(known.allowed.map(|cpus| cpus.to_string()), Some("1-2".to_owned()));
-        thread.found(reading(2), &[0b110]);
+        thread.found(reading(2, &[0b110]));
         assert_eq!(thread.take(), None, "it began later");
-        thread.found(reading(2), &[0b111]);
+        thread.found(reading(2, &[0b111]));
         assert_eq!(thread.take().and_then(|known| known.allowed).map(|cpus| cpus.len()), Some(3));
-        thread.found(TaskReading { pid: 1, ..reading(2) }, &[0b111]);
+        thread.found(TaskReading { pid: 1, ..reading(2, &[0b111]) });
         assert_eq!(thread.take(), None, "it belongs to another process");
     }
 

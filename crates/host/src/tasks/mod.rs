@@ -4,11 +4,13 @@
 //!   numbers of threads ──▶ mapped memory ◀── BPF program, run by that call: task_struct, kernel_cpustat
 //!                               │
 //!                               ▼
-//!   times, CPU, class, allowed CPUs, start of each; idle time of each CPU
+//!   times, CPU, class, allowed CPUs, start and counters of each; idle time of each CPU
 //! ```
 //!
 //! The same stands in `/proc/PID/task/TID/{schedstat,stat,status}` and `/proc/stat`. There the kernel makes text of it, file by
 //! file, and the caller takes it apart again.
+//!
+//! Counters stand in `struct perf_event`. To read a group by its descriptor interrupts the CPU that the thread runs on.
 //!
 //! It needs Linux 6.10 with BTF, `CAP_BPF` and `CAP_PERFMON`, and thread numbers of the initial PID namespace. Elsewhere
 //! [`TaskReader::load`] says why not, and the files have to be read. Idle times need symbols of the kernel's variables as well
@@ -23,7 +25,7 @@ use std::{
     num::NonZero,
     ptr::{NonNull, addr_of, addr_of_mut},
 };
-use vnuma_abi_bpf::tasks::{MASK_WORDS, MAX_CPUS, MAX_TASKS, OFFLINE, Task, Tasks};
+use vnuma_abi_bpf::tasks::{MASK_WORDS, MAX_CPUS, MAX_EVENTS, MAX_TASKS, OFFLINE, Task, Tasks};
 use vnuma_topology::{CpuId, CpuSet, CpuSetError};
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/tasks.bpf.o"));
@@ -41,9 +43,18 @@ const _: () = assert!((CpuSet::MAX_CPU as usize) < MAX_CPUS);
 /// CPUs of a word of a mask.
 const WORD: usize = u64::BITS as usize;
 
+/// A thread that is asked for.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Asked<'a> {
+    /// Its number.
+    pub tid: i32,
+    /// Ids of a group of counters that were opened for it (`PERF_EVENT_IOC_ID`), the leader first. Empty: none are wanted.
+    pub events: &'a [u64],
+}
+
 /// What the scheduler knows of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TaskReading {
+pub struct TaskReading<'a> {
     /// Its process.
     pub pid: i32,
     /// When it began, `CLOCK_BOOTTIME`, nanoseconds. Number and start are unique.
@@ -56,6 +67,22 @@ pub struct TaskReading {
     pub cpu: CpuId,
     /// `SCHED_*`.
     pub policy: u32,
+    /// CPUs that it may run on, online or not: bits of words ([`cpus_of`]).
+    pub mask: &'a [u64],
+    /// Its counters, if they were asked for and can be read.
+    pub counts: Option<GroupCounts<'a>>,
+}
+
+/// Counters of a group since they were opened, as they were when the thread last left its CPU, or when somebody last read them.
+/// They are as old as its turn on the CPU: no CPU is interrupted for newer ones, as a read of the group does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GroupCounts<'a> {
+    /// How long the thread was on a CPU, nanoseconds.
+    pub enabled_ns: u64,
+    /// Of that, how long the group was counting, nanoseconds.
+    pub running_ns: u64,
+    /// In the order of the ids.
+    pub values: &'a [u64],
 }
 
 /// A BPF program in the kernel that reads threads and CPUs. It costs nothing until it is asked.
@@ -68,6 +95,7 @@ pub struct TaskReader {
     /// CPUs that the host can have.
     cpus: usize,
     mask: Vec<u64>,
+    counts: Vec<u64>,
 }
 
 impl TaskReader {
@@ -81,30 +109,35 @@ impl TaskReader {
         };
         let map = object.maps().next().ok_or("the program has no map")?;
         let shared = Shared::of(&map).map_err(|error| format!("mapping the program's memory: {error}"))?;
-        let mut reader = Self { object, shared, why_no_idle_times, cpus, mask: vec![0; cpus.div_ceil(WORD)] };
+        let mut reader = Self {
+            object,
+            shared,
+            why_no_idle_times,
+            cpus,
+            mask: vec![0; cpus.div_ceil(WORD)],
+            counts: Vec::new(),
+        };
         // A kernel may load what it then refuses to run.
         reader.run(0, true).map_err(|error| format!("running the program: {error}"))?;
         Ok(reader)
     }
 
-    /// Reads threads. `visit` is given the position of each one that exists, and the words of its mask: the CPUs that it may run
-    /// on, online or not. How long CPUs were idle is read at the same time.
+    /// Reads threads. `visit` is given each one that exists, with its position. How long CPUs were idle is read at the same time.
     pub fn read(
         &mut self,
-        tids: &[i32],
-        mut visit: impl FnMut(usize, TaskReading, &[u64]),
+        asked: &[Asked<'_>],
+        mut visit: impl FnMut(usize, TaskReading<'_>),
     ) -> io::Result<()> {
         let mut position = 0;
         let mut with_cpus = true;
         // Without threads it is the CPUs alone.
-        for part in tids.chunks(MAX_TASKS).chain(tids.is_empty().then_some(tids)) {
+        for part in asked.chunks(MAX_TASKS).chain(asked.is_empty().then_some(asked)) {
             self.shared.ask(part);
             self.run(part.len(), with_cpus)?;
             with_cpus = false;
             for at in 0..part.len() {
-                if let Some(reading) = self.shared.task(at, &mut self.mask) {
-                    self.mask.last_mut().into_iter().for_each(|last| *last &= last_word(self.cpus));
-                    visit(position + at, reading, &self.mask);
+                if let Some(reading) = self.shared.task(at, self.cpus, &mut self.mask, &mut self.counts) {
+                    visit(position + at, reading);
                 }
             }
             position += part.len();
@@ -209,15 +242,30 @@ impl Shared {
     }
 
     /// Asks for these threads, at most [`MAX_TASKS`].
-    fn ask(&mut self, tids: &[i32]) {
-        for (at, &tid) in tids.iter().enumerate().take(MAX_TASKS) {
-            // SAFETY: as above, and `at` is one of the array.
-            unsafe { addr_of_mut!((*self.0.as_ptr()).tasks[at].tid).write_volatile(tid.cast_unsigned()) };
+    fn ask(&mut self, asked: &[Asked<'_>]) {
+        for (at, Asked { tid, events }) in asked.iter().enumerate().take(MAX_TASKS) {
+            // Some of the counters of a group are of no use.
+            let events = if events.len() <= MAX_EVENTS { *events } else { &[] };
+            // SAFETY: as above; `at` and `event` are positions of the arrays.
+            unsafe {
+                let task = addr_of_mut!((*self.0.as_ptr()).tasks[at]);
+                addr_of_mut!((*task).tid).write_volatile(tid.cast_unsigned());
+                addr_of_mut!((*task).nr_events).write_volatile(events.len() as u32);
+                for (event, id) in events.iter().enumerate() {
+                    addr_of_mut!((*task).events[event]).write_volatile(*id);
+                }
+            }
         }
     }
 
     /// The answer for the thread at this position, below [`MAX_TASKS`]. `None`: there is none.
-    fn task(&self, at: usize, mask: &mut [u64]) -> Option<TaskReading> {
+    fn task<'a>(
+        &self,
+        at: usize,
+        cpus: usize,
+        mask: &'a mut [u64],
+        counts: &'a mut Vec<u64>,
+    ) -> Option<TaskReading<'a>> {
         assert!(at < MAX_TASKS && mask.len() <= MASK_WORDS);
         // SAFETY: inside the mapping, as asserted.
         let task: *const Task = unsafe { addr_of!((*self.0.as_ptr()).tasks[at]) };
@@ -235,8 +283,23 @@ impl Shared {
             // SAFETY: as above; a mask has more words than are asked for.
             *to = unsafe { addr_of!((*task).cpus[word]).read_volatile() };
         }
-        let (start_ns, ran_ns, waited_ns) = (value!(start_ns), value!(ran_ns), value!(waited_ns));
-        Some(TaskReading { pid, start_ns, ran_ns, waited_ns, cpu: value!(cpu), policy: value!(policy) })
+        mask.last_mut().into_iter().for_each(|last| *last &= last_word(cpus));
+        let number = (value!(nr_counts) as usize).min(MAX_EVENTS);
+        // SAFETY: as above; `number` is at most the length of the array.
+        let read = |event: usize| unsafe { addr_of!((*task).counts[event]).read_volatile() };
+        counts.clear();
+        counts.extend((0..number).map(read));
+        let (enabled_ns, running_ns) = (value!(enabled_ns), value!(running_ns));
+        Some(TaskReading {
+            pid,
+            start_ns: value!(start_ns),
+            ran_ns: value!(ran_ns),
+            waited_ns: value!(waited_ns),
+            cpu: value!(cpu),
+            policy: value!(policy),
+            mask,
+            counts: (number > 0).then_some(GroupCounts { enabled_ns, running_ns, values: counts }),
+        })
     }
 
     /// Of a CPU below [`MAX_CPUS`].

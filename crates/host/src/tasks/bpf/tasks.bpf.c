@@ -26,6 +26,9 @@
 /* Looks at times of a CPU that is becoming idle, or ends being so, at that moment. */
 #define TRIES		4
 
+/* Counters of a thread that are looked at for the leader of the group. */
+#define LOOKED_AT	64
+
 #define READ_ONCE(x)	(*(volatile typeof(x) *)&(x))
 
 struct cpumask {
@@ -44,7 +47,30 @@ struct sched_info {
 	unsigned long long run_delay;
 } __attribute__((preserve_access_index));
 
+struct list_head {
+	struct list_head *next;
+} __attribute__((preserve_access_index));
+
+/* local64_t */
+struct count {
+	__u64 value;
+};
+
+struct perf_event {
+	struct list_head event_entry;	/* of all of the thread */
+	struct list_head sibling_list;	/* of the group: its head is the leader's */
+	struct count count;
+	__u64 total_time_enabled;
+	__u64 total_time_running;
+	__u64 id;
+} __attribute__((preserve_access_index));
+
+struct perf_event_context {
+	struct list_head event_list;
+} __attribute__((preserve_access_index));
+
 struct task_struct {
+	struct perf_event_context *perf_event_ctxp;
 	struct thread_info thread_info;
 	struct sched_entity se;
 	struct sched_info sched_info;
@@ -99,6 +125,73 @@ static __always_inline struct vnuma_tasks *shared(void)
 	return bpf_map_lookup_elem(&tasks, &only);
 }
 
+#define EVENT_OF(entry, member) \
+	((struct perf_event *)((void *)(entry) - bpf_core_field_offset(struct perf_event, member)))
+
+#define READ(to, from) bpf_core_read(&(to), sizeof(to), from)
+
+static __always_inline struct perf_event *find_event(struct task_struct *task, __u64 wanted)
+{
+	struct perf_event_context *context = task->perf_event_ctxp;
+	struct list_head *entry = NULL, *end;
+	int i;
+
+	if (!context)
+		return NULL;
+	end = __builtin_preserve_access_index(&context->event_list);
+	READ(entry, &context->event_list.next);
+	for (i = 0; i < LOOKED_AT && entry && entry != end; i++) {
+		struct perf_event *event = EVENT_OF(entry, event_entry);
+		__u64 id = 0;
+
+		READ(id, &event->id);
+		if (id == wanted)
+			return event;
+		READ(entry, &event->event_entry.next);
+	}
+	return NULL;
+}
+
+/*
+ * The counts of a group as they were when the thread last left its CPU, or were read last:
+ * the CPU is not interrupted for newer ones. If the thread is leaving it right now, some
+ * may be newer than others, by one turn on the CPU. No lock is held: what is freed
+ * meanwhile has no id that is asked for, and is read without faults.
+ */
+static __always_inline void read_events(struct vnuma_task *to, struct task_struct *task)
+{
+	__u32 events = READ_ONCE(to->nr_events), k;
+	struct perf_event *leader, *event;
+	struct list_head *entry = NULL;
+	__u64 enabled = 0;
+
+	to->nr_counts = 0;
+	if (!bpf_core_field_exists(task->perf_event_ctxp) || !events || events > VNUMA_TASKS_EVENTS)
+		return;
+	event = leader = find_event(task, to->events[0]);
+	if (!leader)
+		return;
+	READ(to->enabled_ns, &leader->total_time_enabled);
+	READ(to->running_ns, &leader->total_time_running);
+	READ(entry, &leader->sibling_list.next);
+	for (k = 0; k < VNUMA_TASKS_EVENTS && k < events; k++) {
+		__u64 id = 0;
+
+		READ(id, &event->id);
+		if (id != to->events[k])
+			return;
+		READ(to->counts[k], &event->count);
+		if (k)
+			READ(entry, &event->sibling_list.next);
+		if (!entry)
+			return;
+		event = EVENT_OF(entry, sibling_list);
+	}
+	READ(enabled, &leader->total_time_enabled);
+	if (enabled == to->enabled_ns)
+		to->nr_counts = events;
+}
+
 static long read_task(__u32 at, void *unused)
 {
 	struct vnuma_tasks *all = shared();
@@ -118,6 +211,7 @@ static long read_task(__u32 at, void *unused)
 	to->waited_ns = task->sched_info.run_delay;
 	to->cpu = task->thread_info.cpu;
 	to->policy = task->policy;
+	read_events(to, task);
 	size = READ_ONCE(all->mask_words) * 8;
 	if (size > bpf_core_field_size(task->cpus_mask))
 		size = bpf_core_field_size(task->cpus_mask);
