@@ -458,9 +458,7 @@ impl Checker {
                 self.moving(*vm, (*pid, *tid), *vcpu, *node, cpus);
             }
             Command::Confine { vm, pid, masks } => {
-                for order in masks {
-                    self.confining_one(*vm, *pid, order);
-                }
+                masks.iter().for_each(|order| self.confining_one(*vm, *pid, order));
             }
             Command::ForgetMask(_, tid) => {
                 if let Some(&(vm, vcpu)) = self.owners.get(tid) {
@@ -471,7 +469,9 @@ impl Checker {
             Command::Count { .. }
             | Command::RestoreMasks(..)
             | Command::Rank { .. }
+            | Command::StopMemory(_)
             | Command::LookForScheduler => {}
+            Command::MoveMemory { vm, .. } => self.memory(*vm),
             Command::Reply(request, answer) => self.answered(*request, answer.is_ok()),
             Command::Announce(api::Event::Acknowledged {
                 vm, generation, changed_ns, published_ns, ..
@@ -487,6 +487,11 @@ impl Checker {
             }
             Command::Announce(_) | Command::Look(_) | Command::ForgetRecord(_) | Command::Log(..) => {}
         }
+    }
+
+    /// No operator of this host lets memory be moved.
+    fn memory(&mut self, vm: VmId) {
+        self.expect(false, "move", || format!("memory of VM {vm} is to be moved, which nobody has allowed"));
     }
 
     fn asked(&mut self, connection: ConnectionId, ask: Ask) {

@@ -55,7 +55,7 @@ impl Simulation {
                 Some(VcpuReading { group: Some(group), ..reading })
             };
             let vcpus = vcpus.into_iter().filter_map(|vcpu| read(self, vcpu)).collect();
-            vms.push(VmReading { vm, pid, pages: vec![((vm % 8) as u32, 1 << 20)], vcpus });
+            vms.push(VmReading { vm, pid, pages: vec![((vm % 8) as u32, 1 << 20)], memory: None, vcpus });
         }
         let all: Vec<u32> = self.world.host.topology.nodes.iter().flat_map(|node| node.cpus.iter()).collect();
         let cpus = all.into_iter().map(|cpu| CpuSample { cpu, idle_ns: self.rng.within(0..period_ns + 1) });
@@ -67,6 +67,7 @@ impl Simulation {
             layout: Arc::default(),
             cpus,
             groups,
+            memory: Vec::new(),
             vms,
         };
         // Reading takes time, now and then more than a period, and masks are set meanwhile.

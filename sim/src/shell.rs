@@ -77,6 +77,8 @@ impl Simulation {
             }
             // Its hosts have no scheduler of vnuma's.
             Command::Rank { .. } | Command::LookForScheduler => {}
+            // Its policies move no memory.
+            Command::MoveMemory { .. } | Command::StopMemory(_) => {}
             Command::Reply(..) | Command::Announce(_) | Command::Log(..) => {}
         }
         None

@@ -126,7 +126,8 @@ impl Daemon {
         Ok(Usage { at, cpu_ns: self.cpu_ns()?, wakeups, threads, woken, waited })
     }
 
-    fn cpu_ns(&self) -> anyhow::Result<u64> {
+    /// CPU time of all its threads so far, those that have ended included.
+    pub fn cpu_ns(&self) -> anyhow::Result<u64> {
         let mut clock = 0;
         // SAFETY: the clock's number is written to a place of that type.
         let error = unsafe { libc::clock_getcpuclockid(self.child.id().cast_signed(), &raw mut clock) };

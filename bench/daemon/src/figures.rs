@@ -1,6 +1,6 @@
 //! The report's rows, and what is expected of them.
 
-use crate::{row::Plan, vms::VCPUS};
+use crate::{growth::Growth, row::Plan, vms::VCPUS};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -90,7 +90,7 @@ pub struct Goal {
 }
 
 /// Goals of the rows with the BPF backend that were asked for. One whose row was skipped is not met.
-pub fn goals(rows: &[Row]) -> Vec<Goal> {
+pub fn goals(rows: &[Row], growth: Option<&Growth>) -> Vec<Goal> {
     let of = |vms: usize, moves: u64| {
         rows.iter().find(|row| row.backend == "bpf" && row.vms == vms && row.moves_per_s == moves)
     };
@@ -107,9 +107,9 @@ pub fn goals(rows: &[Row]) -> Vec<Goal> {
         goal("rss_mb", row.rss_mb, 200.0);
         goal("unpublished", row.publish_p99_ms.map(|_| row.unpublished as f64), 0.0);
     }
-    if let (Some(few), Some(many)) = (of(100, 500), of(1000, 500)) {
-        let growth = few.cpu_us_per_move.zip(many.cpu_us_per_move).map(|(few, many)| many / few);
-        goal("growth of cpu_us_per_move from 100 to 1000 VMs", growth, 1.2);
+    if let Some(growth) = growth {
+        let name = format!("growth of cpu_us_per_move from {} to {} VMs", growth.vms[0], growth.vms[1]);
+        goal(&name, growth.ratio, 1.2);
     }
     goals
 }
@@ -141,14 +141,15 @@ mod tests {
 
     #[test]
     fn goals_are_of_the_rows_that_there_are() {
-        assert_eq!(goals(&[row(100, 1000, 1.0)]), []);
+        assert_eq!(goals(&[row(100, 1000, 1.0)], None), []);
         let skipped = Row { publish_p99_ms: None, cpu_us_per_move: None, ..row(500, 1000, 1.0) };
-        let skipped = goals(&[Row { skipped: Some("no BTF".to_owned()), ..skipped }]);
+        let skipped = goals(&[Row { skipped: Some("no BTF".to_owned()), ..skipped }], None);
         assert!(
             skipped.len() == 6 && skipped.iter().all(|goal| goal.value.is_none() && !goal.met),
             "{skipped:?}"
         );
-        let goals = goals(&[row(100, 500, 40.0), row(500, 1000, 50.0), row(1000, 500, 50.0)]);
+        let growth = Growth::of([100, 1000], 500, vec![[40.0, 50.0], [50.0, 40.0], [40.0, 52.0]]);
+        let goals = goals(&[row(500, 1000, 50.0)], Some(&growth));
         let found: Vec<_> = goals.iter().map(|goal| (goal.name.as_str(), goal.value, goal.met)).collect();
         let growth = "growth of cpu_us_per_move from 100 to 1000 VMs";
         assert_eq!(

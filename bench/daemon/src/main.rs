@@ -14,6 +14,7 @@
 mod board;
 mod daemon;
 mod figures;
+mod growth;
 mod guest;
 mod host;
 mod http;
@@ -26,6 +27,7 @@ mod vms;
 use anyhow::Context;
 use clap::{Parser, Subcommand};
 use figures::{Goal, Row, goals};
+use growth::Growth;
 use row::Plan;
 use serde::Serialize;
 use std::{path::PathBuf, time::Duration};
@@ -50,6 +52,9 @@ enum Command {
         /// One row only: BACKEND,VMS,MOVES_PER_S
         #[arg(long, value_name = "ROW")]
         only: Option<String>,
+        /// How the cost of a move grows with the number of VMs, and no row
+        #[arg(long, conflicts_with_all = ["full", "only"])]
+        growth: bool,
         /// Seconds of each window
         #[arg(long)]
         seconds: Option<u64>,
@@ -68,6 +73,8 @@ struct Report {
     source: &'static str,
     configuration: Configuration,
     rows: Vec<Row>,
+    /// `None`: not asked for.
+    growth: Option<Growth>,
     goals: Vec<Goal>,
 }
 
@@ -84,7 +91,7 @@ struct Configuration {
     load_average_after: f64,
 }
 
-/// Of the reduced form: the row that has the goals, those that show how the cost grows, and the other backend.
+/// Of the reduced form: the row that has the goals, a small and a large host, and the other backend.
 const REDUCED: [(&str, usize, u64); 4] =
     [("bpf", 100, 500), ("bpf", 500, 1000), ("bpf", 1000, 500), ("poll", 500, 1000)];
 
@@ -102,10 +109,12 @@ const FULL: [(&str, usize, u64); 7] = [
 fn main() -> anyhow::Result<()> {
     match Arguments::parse().command {
         Command::Qemu(arguments) => qemu::run(&arguments),
-        Command::Run { vnumad, full, only, seconds, log } => {
+        Command::Run { vnumad, full, only, growth, seconds, log } => {
             let seconds = seconds.unwrap_or(if full { 60 } else { 20 });
+            let (only_growth, growth) = (growth, growth || only.is_none());
             let rows = match only {
                 Some(row) => vec![parse_row(&row)?],
+                None if only_growth => Vec::new(),
                 None if full => FULL.map(|(backend, vms, rate)| (backend.to_owned(), vms, rate)).into(),
                 None => REDUCED.map(|(backend, vms, rate)| (backend.to_owned(), vms, rate)).into(),
             };
@@ -130,6 +139,7 @@ fn main() -> anyhow::Result<()> {
                 eprintln!("{}\n{}", figures::HEADING, row.line());
                 measured.push(row);
             }
+            let growth = growth.then(|| growth::measure(&vnumad, log.as_deref())).transpose()?;
             let report = Report {
                 source: "measured",
                 configuration: Configuration {
@@ -143,8 +153,9 @@ fn main() -> anyhow::Result<()> {
                     load_average_before,
                     load_average_after: load_average(),
                 },
-                goals: goals(&measured),
+                goals: goals(&measured, growth.as_ref()),
                 rows: measured,
+                growth,
             };
             println!("{}", serde_json::to_string(&report)?);
             Ok(())

@@ -14,6 +14,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
+use tempfile::TempDir;
 
 /// After everything is attached, until it is at rest.
 const SETTLE: Duration = Duration::from_secs(6);
@@ -32,41 +33,62 @@ pub struct Plan<'a> {
     pub log: Option<&'a Path>,
 }
 
+/// A host with its VMs and a vnumad to which all are attached.
+pub struct Host {
+    pub daemon: Daemon,
+    pub vms: Vms,
+    /// How long the attaching took.
+    attached: Duration,
+    _directory: TempDir,
+}
+
+impl Host {
+    /// Brings it up. `Err(reason)` in the inner result: the backend does not work here.
+    pub fn up(plan: &Plan) -> anyhow::Result<Result<Self, String>> {
+        let directory = tempfile::tempdir()?;
+        let root = directory.path();
+        host::write(root)?;
+        let begin = Instant::now();
+        let vms = Vms::start(plan.vms, root)?;
+        progress(begin, &format!("{} VMs with {} vCPUs run", vms.count(), vms.places().len()));
+        let default_log = root.join("vnumad.log");
+        let log = plan.log.unwrap_or(&default_log);
+        let daemon = match Daemon::start(plan.vnumad, plan.backend, root, &vms.directory, log)? {
+            Ok(daemon) => daemon,
+            Err(reason) => return Ok(Err(reason)),
+        };
+        let described = daemon.await_vms(plan.vms)?.as_secs_f64();
+        progress(begin, &format!("all are known, {described:.1} s after vnumad began to serve"));
+        let attach = Instant::now();
+        attach_all(&daemon, plan.vms)?;
+        let attached = attach.elapsed();
+        progress(begin, &format!("all are attached, within {:.1} s", attached.as_secs_f64()));
+        thread::sleep(SETTLE);
+        Ok(Ok(Self { daemon, vms, attached, _directory: directory }))
+    }
+}
+
 pub fn measure(plan: &Plan) -> anyhow::Result<Row> {
-    let directory = tempfile::tempdir()?;
-    let root = directory.path();
-    host::write(root)?;
     let (begin, load_average) = (Instant::now(), crate::load_average());
-    let vms = Vms::start(plan.vms, root)?;
-    progress(begin, &format!("{} VMs with {} vCPUs run", vms.count(), vms.places().len()));
-    let mut moves = Moves::new(&vms);
-    let default_log = root.join("vnumad.log");
-    let log = plan.log.unwrap_or(&default_log);
-    let daemon = match Daemon::start(plan.vnumad, plan.backend, root, &vms.directory, log)? {
-        Ok(daemon) => daemon,
+    let host = match Host::up(plan)? {
+        Ok(host) => host,
         Err(reason) => return Ok(Row::skipped(plan, reason)),
     };
-    let described = daemon.await_vms(plan.vms)?;
-    progress(begin, &format!("all are known, {:.1} s after vnumad began to serve", described.as_secs_f64()));
-    let attach = Instant::now();
-    attach_all(&daemon, plan.vms)?;
-    let attached = attach.elapsed();
-    progress(begin, &format!("all are attached, within {:.1} s", attached.as_secs_f64()));
-    thread::sleep(SETTLE);
-    let rest = window(&daemon, || {
+    let (daemon, mut moves) = (&host.daemon, Moves::new(&host.vms));
+    let rest = window(daemon, || {
         thread::sleep(plan.window);
         Ok(())
     })?
     .0;
     progress(begin, "measured at rest");
     moves.run(plan.moves_per_s, WARM_UP)?;
-    let (alone, (made, took)) = moved(&daemon, &mut moves, plan)?;
+    let (alone, (made, took)) = moved(daemon, &mut moves, plan)?;
     let latencies_alone_ms = std::mem::take(&mut moves.latencies_ms);
     let unpublished_alone = moves.unpublished;
     progress(begin, "measured with moves");
-    let readers = Readers::start(&daemon, plan.vms)?;
+    let readers = Readers::start(daemon, plan.vms)?;
     thread::sleep(Duration::from_secs(1));
-    let (together, _) = moved(&daemon, &mut moves, plan)?;
+    let (together, _) = moved(daemon, &mut moves, plan)?;
     let answers = readers.stop()?;
     progress(begin, "measured with moves and readers");
     let (descriptors, threads) = daemon.counts()?;
@@ -99,7 +121,7 @@ pub fn measure(plan: &Plan) -> anyhow::Result<Row> {
         rss_mb: Some(round(daemon.rss_mb()?)),
         descriptors,
         threads,
-        attach_s: Some(round(attached.as_secs_f64())),
+        attach_s: Some(round(host.attached.as_secs_f64())),
         load_average,
         core_waited_share: Some(round(
             together.waited.get("core").copied().unwrap_or(0.0) / 1e9 / together.seconds,
@@ -123,7 +145,7 @@ fn moved(daemon: &Daemon, moves: &mut Moves, plan: &Plan) -> anyhow::Result<(Use
     Ok(outcome)
 }
 
-fn progress(begin: Instant, what: &str) {
+pub fn progress(begin: Instant, what: &str) {
     eprintln!("  {:5.1} s: {what}", begin.elapsed().as_secs_f64());
 }
 

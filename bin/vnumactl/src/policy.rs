@@ -1,7 +1,7 @@
 //! Policies, for people.
 
 use crate::table::{Table, or_dash, plain};
-use vnuma_api::{OtherThreads, Scheduling, VcpuScheduling};
+use vnuma_api::{MemoryMoves, OtherThreads, Scheduling, VcpuScheduling};
 
 /// One line a VM.
 pub fn list(vms: &[Scheduling]) -> String {
@@ -84,6 +84,9 @@ pub fn show(vm: &Scheduling) -> String {
     if let Some(others) = &vm.others {
         text += &others_text(others);
     }
+    if let Some(memory) = &vm.memory {
+        text += &memory_text(memory);
+    }
     let last: Vec<_> = vm.vcpus.iter().filter_map(|vcpu| Some(vcpu.last.as_ref()?.text(vcpu.vcpu))).collect();
     if !last.is_empty() {
         text += "\nLast steps\n";
@@ -103,6 +106,15 @@ fn others_text(others: &OtherThreads) -> String {
     text
 }
 
+fn memory_text(memory: &MemoryMoves) -> String {
+    let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
+    let mut text = format!("\nMemory: {} moved, in {} moves", mib(memory.bytes), memory.moves);
+    if !memory.last.ended {
+        text += &format!("; under way: {}", mib(memory.last.moved_bytes));
+    }
+    text + &format!("\n  {}\n", plain(&memory.last.text()))
+}
+
 /// Where the figures of a vCPU come from.
 pub fn quality(vcpu: &VcpuScheduling) -> String {
     let quality = vcpu.quality.as_deref().map_or_else(|| "none yet".to_owned(), plain);
@@ -120,7 +132,7 @@ pub fn percent(share: Option<f64>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vnuma_api::PolicyStep;
+    use vnuma_api::{MemoryStep, PolicyStep};
 
     fn vm() -> Scheduling {
         let cpus = |list: &str| Some(list.parse().expect("a list"));
@@ -158,7 +170,7 @@ mod tests {
         let new = VcpuScheduling { vcpu: 1, ..VcpuScheduling::default() };
         let others = OtherThreads { threads: 5, cpus: cpus("4-7"), problem: None };
         let (vcpus, others) = (vec![counted, new], Some(others));
-        Scheduling { vm: "web\u{1b}".into(), policy: "vprobe".into(), vcpus, others }
+        Scheduling { vm: "web\u{1b}".into(), policy: "vprobe".into(), vcpus, others, memory: None }
     }
 
     #[test]
@@ -176,6 +188,32 @@ Last steps
   vCPU 0 is confined to CPUs 4-7 of node 1, by vprobe: its memory is there; remote share 100 % on node 0, 0 % expected on node 1
 ";
         assert_eq!(show(&vm()), expected);
+    }
+
+    #[test]
+    fn what_was_moved_of_its_memory_is_shown() {
+        let step = MemoryStep {
+            policy: "vprobe".into(),
+            cause: "its vCPUs may not run there".into(),
+            from: 1,
+            to: 0,
+            bytes: 64 << 20,
+            moved_bytes: 16 << 20,
+            shared_pages: 3,
+            problem: Some("it was\u{1b} stopped".into()),
+            ..MemoryStep::default()
+        };
+        let shown = |ended| {
+            let last = MemoryStep { ended, ..step.clone() };
+            let vm = Scheduling { memory: Some(MemoryMoves { moves: 2, bytes: 80 << 20, last }), ..vm() };
+            show(&vm).split("\n\n").find(|part| part.starts_with("Memory")).map(str::to_owned)
+        };
+        let ended = "Memory: 80.0 MiB moved, in 2 moves\n  16.0 MiB of 64.0 MiB were moved from node 1 to 0; \
+                     3 pages are shared with other processes; it was\u{fffd} stopped";
+        assert_eq!(shown(true).as_deref(), Some(ended));
+        let begun = "Memory: 80.0 MiB moved, in 2 moves; under way: 16.0 MiB\n  64.0 MiB go from node 1 to 0, by vprobe: \
+                     its vCPUs may not run there; remote share 0 %, 0 % expected; 0 ms of work, 0 ms a second saved";
+        assert_eq!(shown(false).as_deref(), Some(begun));
     }
 
     #[test]

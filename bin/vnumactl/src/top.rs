@@ -101,6 +101,10 @@ fn sorted(vms: &[Scheduling]) -> Vec<(&Scheduling, &VcpuScheduling)> {
 }
 
 fn cells(vm: &Scheduling, vcpu: &VcpuScheduling) -> [String; 11] {
+    // The later one of what was done to it and to the memory of its VM.
+    let memory = vm.memory.as_ref().map(|memory| &memory.last);
+    let memory = memory.filter(|memory| vcpu.last.as_ref().is_none_or(|step| step.time_ns < memory.time_ns));
+    let memory = memory.map(|step| plain(&format!("memory {} to {}, {}", step.from, step.to, step.cause)));
     let last = vcpu.last.as_ref().map(|step| {
         let nodes = match (step.from, step.to) {
             (Some(from), Some(to)) if from != to => format!("{from} to {to}, "),
@@ -119,7 +123,7 @@ fn cells(vm: &Scheduling, vcpu: &VcpuScheduling) -> [String; 11] {
         percent(vcpu.wait_share),
         quality(vcpu),
         vcpu.moves.to_string(),
-        last.unwrap_or_else(|| "-".to_owned()),
+        memory.or(last).unwrap_or_else(|| "-".to_owned()),
     ]
 }
 
@@ -187,7 +191,7 @@ fn draw(daemon: &Daemon, vms: &[Scheduling], area: Rect) -> Buffer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vnuma_api::PolicyStep;
+    use vnuma_api::{MemoryMoves, MemoryStep, PolicyStep};
 
     fn vms() -> Vec<Scheduling> {
         let vcpu = |vcpu: u32, remote_share: f64| VcpuScheduling {
@@ -229,6 +233,16 @@ b   0     -     -     -         -      -       -       none yet  0      -
     #[test]
     fn the_most_remote_ones_come_first() {
         assert_eq!(text(&vms()), TABLE);
+    }
+
+    #[test]
+    fn a_later_move_of_memory_is_the_last_step() {
+        let mut vms = vms();
+        let last = MemoryStep { time_ns: 5, from: 1, cause: "why".into(), ..MemoryStep::default() };
+        vms[0].memory = Some(MemoryMoves { last, ..MemoryMoves::default() });
+        vms[0].vcpus[1].last.as_mut().expect("a step").time_ns = 9;
+        let shown: Vec<String> = vms[0].vcpus.iter().map(|vcpu| cells(&vms[0], vcpu)[10].clone()).collect();
+        assert_eq!(shown, ["memory 1 to 0, why", "0 to 1, its memory is there"]);
     }
 
     #[test]

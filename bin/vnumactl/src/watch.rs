@@ -77,6 +77,9 @@ fn text(event: &Event) -> String {
         Event::Confined { vcpu, step, .. } => {
             format!("{}  {vm}: {}", seconds(step.time_ns), plain(&step.text(*vcpu)))
         }
+        Event::Memory { step, .. } => {
+            format!("{}  {vm}: {}", seconds(step.time_ns), plain(&step.text()))
+        }
         Event::Policy { policy, time_ns, .. } => {
             format!("{}  {vm}: its policy is {}", seconds(*time_ns), plain(policy))
         }

@@ -1,6 +1,6 @@
 //! What a watcher is sent.
 
-use crate::PolicyStep;
+use crate::{MemoryStep, PolicyStep};
 use serde::{Deserialize, Serialize};
 use std::{fmt, num::ParseIntError, str::FromStr};
 
@@ -57,13 +57,15 @@ pub enum EventKind {
     Replugged,
     /// [`Event::Confined`].
     Confined,
+    /// [`Event::Memory`].
+    Memory,
     /// [`Event::Policy`].
     Policy,
 }
 
 impl EventKind {
     /// All of them.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Appeared,
         Self::Gone,
         Self::Attached,
@@ -73,6 +75,7 @@ impl EventKind {
         Self::Acknowledged,
         Self::Replugged,
         Self::Confined,
+        Self::Memory,
         Self::Policy,
     ];
 
@@ -88,6 +91,7 @@ impl EventKind {
             Self::Acknowledged => "acknowledged",
             Self::Replugged => "replugged",
             Self::Confined => "confined",
+            Self::Memory => "memory",
             Self::Policy => "policy",
         }
     }
@@ -198,6 +202,14 @@ pub enum Event {
         #[serde(flatten)]
         step: PolicyStep,
     },
+    /// Memory of a VM goes to a node of its vCPUs: a policy has begun to move it, or that has ended.
+    Memory {
+        /// The VM.
+        vm: String,
+        /// What is done, and why.
+        #[serde(flatten)]
+        step: MemoryStep,
+    },
     /// A VM has another policy.
     Policy {
         /// The VM.
@@ -222,6 +234,7 @@ impl Event {
             Self::Acknowledged { .. } => EventKind::Acknowledged,
             Self::Replugged { .. } => EventKind::Replugged,
             Self::Confined { .. } => EventKind::Confined,
+            Self::Memory { .. } => EventKind::Memory,
             Self::Policy { .. } => EventKind::Policy,
         }
     }
@@ -237,6 +250,7 @@ impl Event {
             | Self::Published { vm, .. }
             | Self::Replugged { vm, .. }
             | Self::Confined { vm, .. }
+            | Self::Memory { vm, .. }
             | Self::Policy { vm, .. }
             | Self::Acknowledged { vm, .. } => vm,
         }

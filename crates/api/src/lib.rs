@@ -33,7 +33,9 @@ mod vm;
 pub use event::{Event, EventKind, Generation, UnknownEvent};
 pub use observation::{Observation, ObservedCounts, ObservedVcpu, ObservedVm};
 pub use path::{DAEMON, HARDWARE, OBSERVATIONS, POLICIES, VMS, WATCH, vm_path};
-pub use scheduling::{Counters, OtherThreads, PolicyRequest, PolicyStep, Scheduling, VcpuScheduling};
+pub use scheduling::{
+    Counters, MemoryMoves, MemoryStep, OtherThreads, PolicyRequest, PolicyStep, Scheduling, VcpuScheduling,
+};
 pub use vm::{
     ChannelState, DriverMode, GuestNode, Hypervisor, Publication, RefusedGeneration, Vcpu, VcpuState, Vm,
 };

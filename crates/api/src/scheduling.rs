@@ -23,6 +23,99 @@ pub struct Scheduling {
     /// Its threads that run no vCPU, while they follow its vCPUs.
     #[serde(default)]
     pub others: Option<OtherThreads>,
+    /// Its memory, if a policy has moved some of it.
+    #[serde(default)]
+    pub memory: Option<MemoryMoves>,
+}
+
+/// Memory of a VM that policies have moved to its vCPUs.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct MemoryMoves {
+    /// Moves that have ended.
+    pub moves: u64,
+    /// Bytes that these have moved.
+    pub bytes: u64,
+    /// The last one, or the one that is under way.
+    pub last: MemoryStep,
+}
+
+/// Memory of a VM that a policy moves from one node to another.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct MemoryStep {
+    /// When it began or, if it has ended, ended: `CLOCK_MONOTONIC` of the host, nanoseconds.
+    pub time_ns: u64,
+    /// The policy.
+    pub policy: String,
+    /// What made it act.
+    pub cause: String,
+    /// Node that the memory leaves.
+    pub from: u32,
+    /// Node that it goes to.
+    pub to: u32,
+    /// How much is to be moved, at most, bytes.
+    pub bytes: u64,
+    /// It has ended.
+    pub ended: bool,
+    /// How much was moved so far, bytes.
+    pub moved_bytes: u64,
+    /// Pages that somebody held (VFIO, direct I/O), and that stayed.
+    pub busy_pages: u64,
+    /// Pages that other processes have mapped as well, and that stayed.
+    pub shared_pages: u64,
+    /// Pages that stayed for another reason.
+    pub failed_pages: u64,
+    /// Why it ended early.
+    pub problem: Option<String>,
+    /// Share of the VM's memory accesses that left the nodes of its vCPUs before, 0 to 1.
+    pub remote_share: f64,
+    /// The share that is expected if all of it is moved.
+    pub expected_remote_share: f64,
+    /// CPU time that the move is taken to cost, milliseconds.
+    pub price_ms: f64,
+    /// Time that the vCPUs are expected to save in a second, milliseconds.
+    pub saving_ms_per_s: f64,
+    /// Accesses are assumed, as nothing is counted on this host.
+    pub assumed: bool,
+}
+
+impl MemoryStep {
+    /// For people: what is done and why, with the figures before and those that are expected.
+    pub fn text(&self) -> String {
+        let Self { from, to, .. } = self;
+        let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
+        if self.ended {
+            let mut text = format!(
+                "{} of {} were moved from node {from} to {to}",
+                mib(self.moved_bytes),
+                mib(self.bytes)
+            );
+            for (pages, what) in [
+                (self.busy_pages, "were held"),
+                (self.shared_pages, "are shared with other processes"),
+                (self.failed_pages, "could not be moved"),
+            ] {
+                if pages > 0 {
+                    text += &format!("; {pages} pages {what}");
+                }
+            }
+            if let Some(problem) = &self.problem {
+                text += &format!("; {problem}");
+            }
+            return text;
+        }
+        let percent = |share: f64| format!("{:.0} %", share * 100.0);
+        let (before, after) = (percent(self.remote_share), percent(self.expected_remote_share));
+        let (price, saving) = (self.price_ms, self.saving_ms_per_s);
+        let assumed = if self.assumed { "; accesses are assumed" } else { "" };
+        format!(
+            "{} go from node {from} to {to}, by {}: {}; remote share {before}, {after} expected; \
+             {price} ms of work, {saving} ms a second saved{assumed}",
+            mib(self.bytes),
+            self.policy,
+            self.cause
+        )
+    }
 }
 
 /// Threads of a VM that run no vCPU: main loop, I/O threads, workers, vhost.

@@ -63,6 +63,8 @@ pub struct Config {
     pub policy_period: Duration,
     /// Bounds between the types of vCPUs.
     pub policy_bounds: Bounds,
+    /// Bytes of memory that policies may move in a second; 0: none.
+    pub policy_memory: u64,
 }
 
 /// How often vnumad looks at what may change without an event, but for a resync.
@@ -234,6 +236,7 @@ struct PolicySection {
     period_ms: Option<Spanned<i64>>,
     bound_low: Option<Spanned<f64>>,
     bound_high: Option<Spanned<f64>>,
+    memory_mib_per_s: Option<Spanned<i64>>,
 }
 
 impl PolicySection {
@@ -281,6 +284,7 @@ impl Default for Config {
             policy: Policy::Off,
             policy_period: Duration::from_secs(1),
             policy_bounds: Bounds::default(),
+            policy_memory: 0,
         }
     }
 }
@@ -329,6 +333,8 @@ impl Config {
             millis("policy.period_ms", &file.policy.period_ms, 100..=10_000, default.policy_period)?;
         let policy = source.policy("policy.default", file.policy.default.as_ref())?;
         let policy_bounds = file.policy.bounds(&source, default.policy_bounds)?;
+        let policy_memory =
+            source.number("policy.memory_mib_per_s", &file.policy.memory_mib_per_s, 0..=65_536)?;
         let only_sockets = file.vms.sockets.is_some() && file.vms.directory.is_none();
         let directory = source.absolute("vms.directory", file.vms.directory.as_ref())?;
         Ok(Self {
@@ -366,6 +372,7 @@ impl Config {
             policy: policy.unwrap_or(default.policy),
             policy_period,
             policy_bounds,
+            policy_memory: policy_memory.unwrap_or(0) << 20,
         })
     }
 }
@@ -527,6 +534,7 @@ mod tests {
             period_ms = 500
             bound_low = 2.5
             bound_high = 18.0
+            memory_mib_per_s = 3
         "#;
         let expected = Config {
             socket: "/a/s".into(),
@@ -557,6 +565,7 @@ mod tests {
             policy: Policy::Vprobe,
             policy_period: Duration::from_millis(500),
             policy_bounds: Bounds { low: 2.5, high: 18.0 },
+            policy_memory: 3 << 20,
         };
         assert_eq!(parse(text), Ok(expected));
     }

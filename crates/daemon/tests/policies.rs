@@ -2,7 +2,12 @@
 
 mod common;
 
-use common::{Daemon, http::ask, vms::describe, wait_for};
+use common::{
+    Daemon,
+    http::ask,
+    vms::{describe, pin},
+    wait_for,
+};
 use serde_json::{Value, json};
 use std::{
     hint::black_box,
@@ -16,7 +21,10 @@ use std::{
     time::Duration,
 };
 use vnuma_hypervisor::resident::read_resident;
-use vnuma_process::{procfs::read_cgroup, read_allowed};
+use vnuma_process::{
+    procfs::{read_allowed_nodes, read_cgroup},
+    read_allowed,
+};
 use vnuma_topology::CpuSet;
 
 /// More than a last-level cache.
@@ -119,4 +127,39 @@ fn a_vcpu_is_confined_to_the_node_of_its_memory_and_given_back() {
     daemon.stop();
     assert_eq!(thread.allowed(), all, "vnumad has given back what it had set");
     assert!(!record.exists());
+}
+
+#[test]
+fn memory_goes_to_a_pinned_vcpu() {
+    let nodes = read_allowed_nodes(own_pid()).expect("readable");
+    if ![0, 1].iter().all(|node| nodes.contains(*node)) {
+        eprintln!("skipped: this needs memory on the nodes 0 and 1, and there is some on {nodes}");
+        return;
+    }
+    let daemon = Daemon::start_with(None, |config| {
+        config.policy_period = Duration::from_millis(100);
+        config.policy_memory = 1 << 30;
+    });
+    let thread = Hungry::start();
+    let lies = |node: u32| {
+        let pages = read_resident(own_pid()).expect("numa_maps");
+        pages.iter().find(|(known, _)| *known == node).map_or(0, |(_, kib)| *kib)
+    };
+    let (from, to) = if lies(0) > lies(1) { (0, 1) } else { (1, 0) };
+    pin(thread.tid, to as usize);
+    daemon.add("a", describe("a", own_pid(), &[0, 1], &[thread.tid]));
+    wait_for("the VM", || ask(&daemon.socket, "GET", "/v1/vms/a", "").1["described"] == true);
+    assert_eq!(set_policy(&daemon, "vprobe").0, 200);
+    let memory = || policy(&daemon)["memory"].clone();
+    wait_for("a move to end", || memory()["last"]["ended"] == true);
+    let shown = memory();
+    let last = &shown["last"];
+    assert_eq!((&last["from"], &last["to"]), (&json!(from), &json!(to)), "{shown}");
+    assert_eq!(
+        (&last["cause"], &shown["moves"]),
+        (&json!("its vCPUs may not run there"), &json!(1)),
+        "{shown}"
+    );
+    assert!(last["moved_bytes"].as_u64() >= Some(MEMORY as u64 / 2), "{shown}");
+    assert!(lies(to) > lies(from), "{shown}");
 }

@@ -240,10 +240,12 @@ impl Run {
             layout: Arc::new(CpuLayout::default()),
             cpus: (0..8).map(|cpu| CpuSample { cpu, idle_ns: 0 }).collect(),
             groups: Arc::default(),
+            memory: Vec::new(),
             vms: vec![VmReading {
                 vm: self.id(0),
                 pid: PID,
                 pages: Vec::new(),
+                memory: None,
                 vcpus: vec![vcpu(0), vcpu(1)],
             }],
         }

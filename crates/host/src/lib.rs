@@ -24,6 +24,6 @@ pub mod watch;
 
 pub use sysfs::{
     CpuControl, SysfsError, may_be_threaded, read_cpu_control, read_cpu_layout, read_host_topology,
-    read_idle_times,
+    read_idle_times, read_node_memory,
 };
 pub use watch::{HostWatcher, parse_uevent};

@@ -9,7 +9,7 @@
 
 use std::collections::BTreeMap;
 use vnuma_process::procfs::{self, ProcError};
-use vnuma_topology::HostNodeId;
+use vnuma_topology::{CpuSet, HostNodeId};
 
 /// Longest file. A QEMU has some hundred mappings; one with 65530 of them, the kernel's
 /// default limit, has about 8 MiB.
@@ -51,29 +51,95 @@ pub fn parse_numa_maps(text: &str, start: u64) -> Option<Vec<(HostNodeId, u64)>>
 /// Mappings with less than this part of the largest one's pages are no memory of a guest, but programs and their heaps.
 const PART: u64 = 16;
 
-/// Pages of a process by node, from `/proc/PID/numa_maps`, KiB: of its large mappings, which a VM's memory is in.
-pub fn parse_resident(text: &str) -> Vec<(HostNodeId, u64)> {
-    let pages = |line: &str| {
+/// Where the kernel may put pages of a mapping.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum MappingPolicy {
+    /// Anywhere.
+    Any,
+    /// On these nodes (`bind`, `prefer`).
+    Nodes(Vec<HostNodeId>),
+    /// Where they are: huge pages of a pool, pages that are spread over nodes on purpose, and what is not known.
+    Fixed,
+}
+
+/// A mapping that a VM's memory may be in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GuestMapping {
+    /// Its address.
+    pub start: u64,
+    /// Where its pages may be.
+    pub policy: MappingPolicy,
+    /// Pages on each node, KiB.
+    pub pages: Vec<(HostNodeId, u64)>,
+}
+
+impl GuestMapping {
+    fn kib(&self) -> u64 {
+        self.pages.iter().fold(0_u64, |sum, (_, kib)| sum.saturating_add(*kib))
+    }
+}
+
+/// The policy of a line of `/proc/PID/numa_maps`, which has it after the address.
+fn parse_policy(line: &str) -> MappingPolicy {
+    let mut words = line.split(' ').skip(1);
+    let policy = words.next().unwrap_or_default();
+    if words.any(|word| word == "huge") {
+        return MappingPolicy::Fixed;
+    }
+    // `bind=static:0-1`: flags of the policy come before its nodes.
+    let (mode, nodes) = policy.split_once(':').unwrap_or((policy, ""));
+    match mode.split('=').next().unwrap_or_default() {
+        "default" | "local" => MappingPolicy::Any,
+        "bind" | "prefer" => match nodes.parse::<CpuSet>() {
+            Ok(nodes) if !nodes.is_empty() => MappingPolicy::Nodes(nodes.iter().collect()),
+            _ => MappingPolicy::Fixed,
+        },
+        _ => MappingPolicy::Fixed,
+    }
+}
+
+/// Large mappings of a process, which a VM's memory is in, from `/proc/PID/numa_maps`.
+pub fn parse_guest_mappings(text: &str) -> Vec<GuestMapping> {
+    let mapping = |line: &str| {
         let start = line.split_once(' ').and_then(|(address, _)| u64::from_str_radix(address, 16).ok())?;
-        parse_numa_maps(line, start)
+        let pages = parse_numa_maps(line, start)?;
+        Some(GuestMapping { start, policy: parse_policy(line), pages })
     };
-    let mappings: Vec<_> = text.lines().filter_map(pages).collect();
-    let size =
-        |pages: &[(HostNodeId, u64)]| pages.iter().fold(0_u64, |sum, (_, kib)| sum.saturating_add(*kib));
-    let largest = mappings.iter().map(|pages| size(pages)).max().unwrap_or(0);
+    let mut mappings: Vec<_> = text.lines().filter_map(mapping).collect();
+    let largest = mappings.iter().map(GuestMapping::kib).max().unwrap_or(0);
+    mappings.retain(|mapping| mapping.kib() > 0 && mapping.kib() >= largest / PART);
+    mappings
+}
+
+/// Pages of these mappings by node, KiB.
+pub fn sum_pages<'a>(mappings: impl IntoIterator<Item = &'a GuestMapping>) -> Vec<(HostNodeId, u64)> {
     let mut all: BTreeMap<HostNodeId, u64> = BTreeMap::new();
-    for pages in mappings.iter().filter(|pages| size(pages) > 0 && size(pages) >= largest / PART) {
-        for &(node, kib) in pages {
-            let sum = all.entry(node).or_default();
-            *sum = sum.saturating_add(kib);
-        }
+    for &(node, kib) in mappings.into_iter().flat_map(|mapping| &mapping.pages) {
+        let sum = all.entry(node).or_default();
+        *sum = sum.saturating_add(kib);
     }
     all.into_iter().collect()
 }
 
+/// Pages of a process by node, from `/proc/PID/numa_maps`, KiB: of its large mappings.
+pub fn parse_resident(text: &str) -> Vec<(HostNodeId, u64)> {
+    sum_pages(&parse_guest_mappings(text))
+}
+
+/// The mappings of a VM's process that its memory is in. Walks all page tables of the process, which takes long for a large
+/// VM.
+pub fn read_guest_mappings(pid: i32) -> Result<Vec<GuestMapping>, ProcError> {
+    procfs::read_process(pid, "numa_maps", FILE_LIMIT).map(|text| parse_guest_mappings(&text))
+}
+
+/// All mappings of a process: (start, length), in bytes.
+pub fn read_mappings(pid: i32) -> Result<Vec<Mapping>, ProcError> {
+    procfs::read_process(pid, "maps", FILE_LIMIT).map(|text| parse_maps(&text))
+}
+
 /// Pages of a VM's process by node, KiB. Walks all page tables of the process, which takes long for a large VM.
 pub fn read_resident(pid: i32) -> Result<Vec<(HostNodeId, u64)>, ProcError> {
-    procfs::read_process(pid, "numa_maps", FILE_LIMIT).map(|text| parse_resident(&text))
+    read_guest_mappings(pid).map(|mappings| sum_pages(&mappings))
 }
 
 /// Host virtual addresses of RAM blocks by name, from HMP `info ramblock`; none of a QEMU
@@ -138,6 +204,29 @@ mod tests {
         let own = read_resident(std::process::id().cast_signed());
         assert!(own.is_ok_and(|pages| pages.iter().all(|(_, kib)| *kib > 0)));
         assert!(read_resident(i32::MAX).is_err());
+    }
+
+    #[test]
+    fn the_policy_of_a_mapping_says_where_its_pages_may_be() {
+        for (words, policy) in [
+            ("default anon=3", MappingPolicy::Any),
+            ("local anon=3", MappingPolicy::Any),
+            ("bind:1 anon=3", MappingPolicy::Nodes(vec![1])),
+            ("bind=static:0,2-3 file=/memfd:a", MappingPolicy::Nodes(vec![0, 2, 3])),
+            ("prefer:2", MappingPolicy::Nodes(vec![2])),
+            ("interleave:0-1", MappingPolicy::Fixed),
+            ("prefer (many):0-1", MappingPolicy::Fixed),
+            ("default file=/dev/hugepages/a huge dirty=3", MappingPolicy::Fixed),
+            ("bind:x", MappingPolicy::Fixed),
+            ("bind", MappingPolicy::Fixed),
+            ("", MappingPolicy::Fixed),
+        ] {
+            assert_eq!(parse_policy(&format!("7f0000000000 {words} N0=3")), policy, "{words}");
+        }
+        let text = "7f0000000000 bind:1 anon=9 N0=10000 N3=20000 kernelpagesize_kB=4\n7f1 default N0=1 kernelpagesize_kB=4\n";
+        let pages = vec![(0, 40_000), (3, 80_000)];
+        let mapping = GuestMapping { start: 0x7f00_0000_0000, policy: MappingPolicy::Nodes(vec![1]), pages };
+        assert_eq!(parse_guest_mappings(text), [mapping]);
     }
 
     #[test]

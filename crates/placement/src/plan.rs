@@ -1,6 +1,6 @@
 //! What is to be done, and why.
 
-use crate::scheduling::{Policy, Settings};
+use crate::scheduling::{Policy, Settings, memory::MoveMemory};
 use crate::world::{ChannelState, Confine, ManagedVm, Move, Publisher, Replug, RequestId, Vm, VmId, World};
 use crate::{Due, SettlePolicy};
 use vnuma_topology::ApicId;
@@ -62,6 +62,8 @@ pub enum Action {
     /// Keep the threads of a VM that run no vCPU on the nodes that a policy has confined its vCPUs to, or give them their
     /// operators' masks again. The reason is where the vCPUs are.
     Follow,
+    /// Move memory of a VM to a node of its vCPUs. It has its reason with it.
+    MoveMemory(MoveMemory),
 }
 
 /// One thing to do about a VM.
@@ -93,6 +95,7 @@ pub fn decide(world: &World, policies: &Policies, now_ns: u64) -> Plan {
         if vm.others_may_follow() {
             plan.push(id, Action::Follow);
         }
+        vm.memory_step().into_iter().for_each(|step| plan.push(id, Action::MoveMemory(step)));
         plan.replug(id, managed, vm, policies, now_ns);
         plan.publication(id, vm, &policies.settle, now_ns);
     }

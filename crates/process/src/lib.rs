@@ -20,10 +20,11 @@
 //! the kernel must have given all other thread numbers to somebody and come round to this
 //! one in the microseconds between 1 and 2. [`ActError::Raced`] reports it either way.
 //!
-//! It ends there: no page is moved and no plan is made here.
+//! [`move_pages`] takes pages of such a process to another node, with the same care. It ends there: no plan is made here.
 
 mod class;
 pub mod main_loop;
+mod pages;
 pub mod procfs;
 mod stop;
 pub mod text;
@@ -37,6 +38,7 @@ use std::{
 use vnuma_topology::CpuSet;
 
 pub use class::{Class, change_class, read_class};
+pub use pages::{PAGES_AT_ONCE, PageState, find_pages, move_pages};
 pub use procfs::{ProcError, read_allowed, thread_exists};
 pub use stop::StopReason;
 pub use worker::spawn_worker;

@@ -151,6 +151,14 @@ pub fn read_allowed(pid: i32, tid: i32) -> Result<CpuSet, ProcError> {
     })
 }
 
+/// Nodes that a process may have memory of, as its cpuset says.
+pub fn read_allowed_nodes(pid: i32) -> Result<CpuSet, ProcError> {
+    let status = read_process(pid, "status", STATUS_LIMIT)?;
+    let list = status_field(&status, "Mems_allowed_list");
+    list.parse::<CpuSet>()
+        .map_err(|reason| value(format!("/proc/{pid}/status"), "Mems_allowed_list", list, reason.to_string()))
+}
+
 /// CPUs that a thread may run on and that are online, as the kernel gives them: cheap to read and to compare.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Affinity(Vec<libc::c_ulong>);

@@ -8,6 +8,7 @@ mod hotplug;
 mod kills;
 mod lifecycle;
 mod machine;
+mod memory;
 mod others;
 mod places;
 mod policy;

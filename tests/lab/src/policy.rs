@@ -3,7 +3,7 @@
 //! what a PMU would count.
 
 use crate::guest::{expect_check, listed, wait_until_listed};
-use crate::{others::Others, places, readings};
+use crate::{memory, others::Others, places, readings};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 use std::fs;
@@ -61,6 +61,7 @@ pub fn run() -> Result<()> {
     fs::write(CONFIGURATION, format!("{PERIOD}[observe]\nlocation = \"poll\"\n")).context(CONFIGURATION)?;
     daemon = start()?;
     wait_until_listed(NAME)?;
+    fs::write(CONFIGURATION, PERIOD).context(CONFIGURATION)?;
     wait_for_mask(&vm, OPERATORS).context("the next vnumad")?;
     others.wait_until_free().context("the next vnumad")?;
     println!("killed: the next vnumad has given the operator's CPUs back");
@@ -81,6 +82,7 @@ pub fn run() -> Result<()> {
     expect_mask(&vm, OPERATORS).context("after SIGTERM")?;
     others.expect_free().context("after SIGTERM")?;
     println!("stopped: vnumad has given the operator's CPUs back");
+    memory::run(&vm)?;
     places::run(vm)?;
     drop(busy);
     Ok(())

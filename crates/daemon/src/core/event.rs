@@ -5,8 +5,8 @@ use vnuma_api as api;
 use vnuma_hypervisor::{Plugged, VmError};
 use vnuma_placement::{
     Publication,
-    scheduling::{Policy, Stealing},
-    world::{ConnectionId, DriverStatus, HostReading, Mechanism, RequestId, StopReason, VmId},
+    scheduling::{Policy, Stealing, memory::MoveMemory},
+    world::{ConnectionId, DriverStatus, HostReading, Mechanism, MemoryMoved, RequestId, StopReason, VmId},
 };
 use vnuma_process::ActError;
 use vnuma_topology::{ApicId, CpuSet, HostNodeId, HostTopology, Vcpu, VcpuLocation, VmDescription};
@@ -48,6 +48,8 @@ pub enum Event {
     /// The threads of this process that run no vCPU were kept to CPUs, or got their operators' masks again; or a part of them
     /// was not.
     Followed(VmId, i32, Result<Followed, String>),
+    /// Memory of this process was moved: how far it has got, and whether that is all.
+    MemoryMoved(VmId, i32, MemoryMoved, bool),
     /// scx_vnuma was loaded, or has ended.
     Switched(Switch),
     /// Masks that policies had set in this process were given back, or a part of them was not.
@@ -304,6 +306,17 @@ pub enum Command {
     },
     /// See whether scx_vnuma is loaded; [`Event::Switched`] follows if that has changed.
     LookForScheduler,
+    /// Move memory of a process to another node; [`Event::MemoryMoved`] answers, several times.
+    MoveMemory {
+        /// The VM.
+        vm: VmId,
+        /// Its process.
+        pid: i32,
+        /// What goes where.
+        order: MoveMemory,
+    },
+    /// End the move of this VM's memory that is under way.
+    StopMemory(VmId),
     /// Give back all masks that policies have set in a process, by the record of them; [`Event::MasksRestored`] answers.
     RestoreMasks(VmId, i32),
     /// The operator has set the mask of this thread of a process: the record of it goes.

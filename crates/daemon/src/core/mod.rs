@@ -17,6 +17,7 @@
 //! | `act` | a plan becomes commands |
 //! | `scheduling` | policies of VMs, and the masks that they want |
 //! | `others` | threads of VMs that run no vCPU |
+//! | `memory` | memory that goes to its vCPUs |
 //! | `render` | VMs in the form of the API |
 
 mod act;
@@ -25,6 +26,7 @@ pub(crate) mod content;
 mod epochs;
 pub mod event;
 mod locations;
+mod memory;
 mod others;
 mod refusal;
 mod render;
@@ -180,6 +182,7 @@ impl Core {
             Event::Sampled(reading) => self.sampled(*reading),
             Event::Confined(vm, pid, outcomes) => self.confined(vm, pid, outcomes),
             Event::Followed(vm, pid, outcome) => self.followed(vm, pid, outcome),
+            Event::MemoryMoved(vm, pid, moved, ended) => self.memory_moved(vm, pid, moved, ended),
             Event::Switched(switch) => self.switched(switch),
             Event::MasksRestored(vm, pid, outcome) => self.masks_restored(vm, pid, outcome),
             Event::Resync => self.resync(),

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use vnuma_api as api;
 use vnuma_placement::{
     VcpuState,
-    scheduling::{Standing, VcpuSample},
+    scheduling::{Policy, Standing, VcpuSample},
     world::{
-        ChannelState, DescriptionSource, LastStep, Link, ManagedVm, Mechanism, Others, Quality, Schedule,
-        Shown, StopReason, VcpuMask, Vm,
+        ChannelState, DescriptionSource, LastMemoryMove, LastStep, Link, ManagedVm, Mechanism, Others,
+        Quality, Schedule, Shown, StopReason, VcpuMask, Vm,
     },
 };
 use vnuma_topology::{CpuSet, DistanceMatrix};
@@ -189,6 +189,7 @@ pub(super) fn scheduling(vm: &Vm, schedule: &Schedule) -> api::Scheduling {
         policy: vm.scheduling.policy.to_string(),
         vcpus: vm.description.vcpus.iter().map(vcpu).collect(),
         others: others(&vm.scheduling.others),
+        memory: memory(vm),
     }
 }
 
@@ -199,6 +200,37 @@ fn others(others: &Others) -> Option<api::OtherThreads> {
         cpus: others.kept.clone(),
         problem: others.problem.clone(),
     })
+}
+
+fn memory(vm: &Vm) -> Option<api::MemoryMoves> {
+    let memory = &vm.scheduling.memory;
+    let last = memory.last.as_ref().map(memory_step)?;
+    Some(api::MemoryMoves { moves: memory.count, bytes: memory.bytes, last })
+}
+
+/// Memory that a policy has moved, or moves.
+pub(super) fn memory_step(last: &LastMemoryMove) -> api::MemoryStep {
+    let (order, moved) = (&last.order, &last.moved);
+    let millis = |ns: f64| (ns / 1e6).round();
+    api::MemoryStep {
+        time_ns: last.ended_ns.unwrap_or(last.began_ns),
+        policy: Policy::Vprobe.to_string(),
+        cause: order.why.cause.text().to_owned(),
+        from: order.from,
+        to: order.to,
+        bytes: order.bytes,
+        ended: last.ended_ns.is_some(),
+        moved_bytes: moved.bytes,
+        busy_pages: moved.busy,
+        shared_pages: moved.shared,
+        failed_pages: moved.failed,
+        problem: moved.problem.clone(),
+        remote_share: rounded(order.why.remote_share),
+        expected_remote_share: rounded(order.why.expected_remote_share),
+        price_ms: millis(order.why.price_ns),
+        saving_ms_per_s: millis(order.why.saving_ns_per_s),
+        assumed: last.assumed,
+    }
 }
 
 fn with_figures(vcpu: api::VcpuScheduling, figures: &Shown, schedule: &Schedule) -> api::VcpuScheduling {

@@ -359,6 +359,9 @@ impl Core {
         } else if vm.scheduling.in_use() {
             self.commands.push(Command::RestoreMasks(id, vm.description.pid));
         }
+        if vm.scheduling.memory.is_under_way() {
+            self.commands.push(Command::StopMemory(id));
+        }
         self.recount(id);
         let policies = self.policy_requests.extract_if(.., |(vm, _)| *vm == id);
         let policies: Vec<_> = policies.map(|(_, request)| Some(request)).collect();

@@ -5,6 +5,7 @@
 //!  workers ─────┤                                ├──▶ locator: watches threads, reads where they are
 //!  locator ─────┼─▶ Inbox ─▶ Shell ─▶ Core ─────┼──▶ mover: affinities, and the record of those that policies set; scx_vnuma
 //!  sampler ─────┤      ▲       │                 ├──▶ sampler: counts what threads do, once a period
+//!  memory ──────┤      │       │                 ├──▶ memory: moves pages to other nodes, a few at a time
 //!  processes ───┤      │       │                 ├──▶ processes: do they run, stand still, hang
 //!  host watch ──┘      │       └── outcomes ◀────┼──▶ channels: publishes, in place
 //!                      │                         └──▶ watchers: events for clients
@@ -22,6 +23,7 @@ mod groups;
 pub(crate) mod inbox;
 mod locator;
 mod masks;
+mod memory;
 mod mover;
 mod others;
 mod pages;
@@ -50,6 +52,7 @@ use crate::{
 use doorbells::Doorbells;
 use inbox::{ApiRequest, Inbox, Message, Turn};
 use locator::Locator;
+use memory::MemoryMover;
 use mover::{Move, Mover, Order};
 use processes::Processes;
 use recorders::Recorders;
@@ -122,6 +125,7 @@ pub(crate) struct Shell {
     /// Until then it is not looked for more of them, nor for doorbells.
     rests_until: [Instant; 2],
     mover: Mover,
+    memory: MemoryMover,
     sampler: Sampler,
     processes: Processes,
     scanner: Scanner,
@@ -144,7 +148,11 @@ impl Shell {
             settle: config.settle,
             replug_after_ns: config.replug_after.map(|after| after.as_nanos() as u64),
             schedule: config.policy,
-            settings: Settings { bounds: config.policy_bounds, ..Settings::default() },
+            settings: Settings {
+                bounds: config.policy_bounds,
+                memory_bytes_per_s: config.policy_memory,
+                ..Settings::default()
+            },
         };
         let records = Records::new(config.records.clone());
         let (locator, kernel) = Locator::start(&host, &config, Arc::clone(&inbox))?;
@@ -155,10 +163,10 @@ impl Shell {
                 locator.reader(),
                 Arc::clone(&inbox),
             )?,
+            memory: MemoryMover::start(config.root.clone(), Arc::clone(&inbox))?,
             sampler: Sampler::start(
-                config.root.clone(),
-                config.location,
-                config.policy_period,
+                (config.root.clone(), config.location),
+                (config.policy_period, config.policy_memory > 0),
                 &host,
                 Arc::clone(&inbox),
             )?,
@@ -417,6 +425,10 @@ impl Shell {
                 let pidfd = self.pidfd(vm, pid);
                 self.mover.order(Order::Follow { vm, pid, pidfd, vcpus, cpus });
             }
+            Command::MoveMemory { vm, pid, order } => {
+                self.memory.move_memory(vm, pid, self.pidfd(vm, pid), order);
+            }
+            Command::StopMemory(vm) => self.memory.stop(vm),
             Command::RestoreMasks(vm, pid) => {
                 let pidfd = self.pidfd(vm, pid);
                 self.mover.order(Order::Restore { vm, pid, pidfd });

@@ -58,9 +58,8 @@ pub(super) struct Sampler {
 
 impl Sampler {
     pub(super) fn start(
-        root: PathBuf,
-        prefer: Prefer,
-        period: Duration,
+        (root, prefer): (PathBuf, Prefer),
+        (period, moves_memory): (Duration, bool),
         host: &HostTopology,
         inbox: Arc<Inbox>,
     ) -> io::Result<Self> {
@@ -72,6 +71,7 @@ impl Sampler {
             detected: Detected { events: None, passed_over: Vec::new() },
             vms: BTreeMap::new(),
             pages: None,
+            moves_memory,
             idle: Vec::new(),
             read_ns: 0,
             reader: threads::Reader::new(root.clone(), prefer),
@@ -157,8 +157,10 @@ struct Task {
     layout: Option<Arc<CpuLayout>>,
     detected: Detected,
     vms: BTreeMap<VmId, Vm>,
-    /// Only while something is counted, and counters do not say which node an access goes to.
+    /// Only while something is counted, and counters do not say which node an access goes to or memory may be moved.
     pages: Option<PageReader>,
+    /// Policies may move memory.
+    moves_memory: bool,
     /// How long each CPU had been idle at the end of the last period.
     idle: Vec<(CpuId, u64)>,
     /// When the last period ended; 0 before the first.
@@ -252,9 +254,9 @@ impl Task {
         (self.read_ns, self.layout) = (monotonic_ns(), None);
         self.reader.read(Vec::new());
         self.read_idle();
-        if self.detected.source() != Source::PerNode {
+        if self.moves_memory || self.detected.source() != Source::PerNode {
             // Without it accesses are attributed to nodes less well, or not at all; the policies see that as a gap.
-            self.pages = PageReader::start().ok();
+            self.pages = PageReader::start(self.root.clone(), self.moves_memory).ok();
         }
     }
 
@@ -285,16 +287,17 @@ impl Task {
         }
         let mut vms = Vec::with_capacity(self.vms.len());
         for (&vm, counted) in &mut self.vms {
-            let pages = self.pages.as_ref().map(|pages| pages.of(vm)).unwrap_or_default();
+            let (pages, memory) = self.pages.as_ref().map(|pages| pages.of(vm)).unwrap_or_default();
             open_counters(counted, self.detected.events.as_ref());
             let none = self.detected.events.is_none();
             let vcpus = counted.threads.iter_mut().filter_map(|thread| period_of(thread, none)).collect();
-            vms.push(VmReading { vm, pid: counted.pid, pages, vcpus });
+            vms.push(VmReading { vm, pid: counted.pid, pages, memory, vcpus });
         }
         self.note_health();
         let source = self.detected.source().name();
         let groups = self.groups.known();
-        let reading = HostReading { began_ns, period_ns, source, layout, cpus, groups, vms };
+        let memory = self.pages.as_ref().map(PageReader::nodes).unwrap_or_default();
+        let reading = HostReading { began_ns, period_ns, source, layout, cpus, groups, memory, vms };
         self.inbox.send(Message::Event(Event::Sampled(Box::new(reading))))
     }
 

@@ -21,7 +21,7 @@ pub use groups::{CpuControl, may_be_threaded, read_cpu_control};
 use std::path::{Path, PathBuf};
 use tree::Tree;
 use vnuma_process::text::{sanitize_reason, sanitize_short};
-use vnuma_topology::HostTopology;
+use vnuma_topology::{HostNodeId, HostTopology};
 
 /// Why a tree is no host topology.
 #[derive(Debug, thiserror::Error)]
@@ -91,4 +91,9 @@ pub fn read_host_topology(root: &Path) -> Result<HostTopology, SysfsError> {
     let caches = caches::read(&tree, &nodes)?;
     let pci_devices = pci::read(&tree, &nodes)?;
     Ok(HostTopology { nodes, distances, caches, pci_devices })
+}
+
+/// All and free memory of each online node of the host whose `/sys` is below `root`: (node, KiB, KiB).
+pub fn read_node_memory(root: &Path) -> Result<Vec<(HostNodeId, u64, u64)>, SysfsError> {
+    nodes::read_memory(&Tree::new(root))
 }

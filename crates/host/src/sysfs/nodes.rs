@@ -83,6 +83,16 @@ fn read_node(tree: &Tree, id: u32, online: Option<&CpuSet>) -> Result<HostNode, 
     })
 }
 
+/// All and free memory of each online node, KiB; nothing on a kernel without NUMA.
+pub(super) fn read_memory(tree: &Tree) -> Result<Vec<(u32, u64, u64)>, SysfsError> {
+    let read = |id: u32| {
+        let path = tree.path(&format!("{NODES}/node{id}/meminfo"));
+        let memory = tree.parsed(&path, parse::meminfo)?.unwrap_or_default();
+        Ok((id, memory.total_kib, memory.free_kib))
+    };
+    online_nodes(tree)?.into_iter().map(read).collect()
+}
+
 /// Of a CPU that several nodes list (`numa=fake` and faulty firmware do that), the kernel links its own directory to the
 /// one that it takes it for. Without a link it is taken to be on the first.
 fn one_node_for_each_cpu(tree: &Tree, nodes: &mut [HostNode]) -> Result<(), SysfsError> {

@@ -22,6 +22,7 @@ pub mod balance;
 mod brm;
 pub mod entitlement;
 mod machine;
+pub mod memory;
 mod paper;
 pub mod partition;
 mod sample;
@@ -162,6 +163,8 @@ pub struct Settings {
     pub min_gain: f64,
     /// Of the random choices of `brm`.
     pub seed: u64,
+    /// Memory that `vprobe` may move in a second, of all VMs together; 0: none.
+    pub memory_bytes_per_s: u64,
 }
 
 impl Default for Settings {
@@ -176,6 +179,7 @@ impl Default for Settings {
             budget_rest_periods: 15,
             min_gain: 0.02,
             seed: 1,
+            memory_bytes_per_s: 0,
         }
     }
 }

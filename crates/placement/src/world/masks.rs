@@ -13,7 +13,7 @@
 //! [`Mechanism`] says how a policy's mask is set. As an affinity it takes the place of the operator's. scx_vnuma is told of it
 //! instead, and the affinity stays the operator's.
 
-use super::{Others, Vm};
+use super::{MemoryMoves, Others, Vm};
 use crate::scheduling::{Analysis, Machine, Place, Policy, Why};
 use std::collections::BTreeMap;
 use vnuma_topology::{ApicId, CpuSet, HostNodeId};
@@ -195,6 +195,8 @@ pub struct VmScheduling {
     pub masks: BTreeMap<ApicId, VcpuMask>,
     /// Its threads that run no vCPU.
     pub others: Others,
+    /// Its memory.
+    pub memory: MemoryMoves,
 }
 
 impl VmScheduling {

@@ -6,6 +6,7 @@
 mod channel;
 mod link;
 mod masks;
+mod memory;
 mod others;
 mod reading;
 mod replug;
@@ -14,8 +15,9 @@ mod schedule;
 pub use channel::{ChannelEvent, ChannelState, Publisher, Replug};
 pub use link::{FIRST_RETRY_NS, Link, LinkEvent};
 pub use masks::{Begun, Confine, LastStep, Mechanism, PolicyMask, Quality, Shown, VcpuMask, VmScheduling};
+pub use memory::{LastMemoryMove, MemoryMoved, MemoryMoves};
 pub use others::Others;
-pub use reading::{Accesses, Counted, HostReading, VcpuReading, VmReading};
+pub use reading::{Accesses, Counted, HostReading, MemoryRange, MemoryReading, VcpuReading, VmReading};
 pub use replug::{ReplugEnd, ReplugHistory};
 pub use schedule::{LastPeriod, MaskChange, Schedule};
 

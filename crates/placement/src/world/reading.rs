@@ -88,8 +88,32 @@ pub struct VmReading {
     pub pid: i32,
     /// Where its pages lie, KiB by node. Empty: not known.
     pub pages: Vec<(HostNodeId, u64)>,
+    /// Where its memory may go. `None`: not known, or nobody may move it.
+    pub memory: Option<Arc<MemoryReading>>,
     /// Its vCPUs.
     pub vcpus: Vec<VcpuReading>,
+}
+
+/// The memory of a VM.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MemoryReading {
+    /// When it was looked at, of the clock that the world has.
+    pub read_ns: u64,
+    /// What may be moved: the nodes that its policy names (`None`: it may go anywhere), and where it lies, KiB.
+    pub parts: Vec<MemoryRange>,
+    /// What stays where it is, KiB.
+    pub fixed: Vec<(HostNodeId, u64)>,
+    /// Nodes that its cpuset lets it have memory of.
+    pub allowed: Vec<HostNodeId>,
+}
+
+/// Memory of a VM that may go to the same nodes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MemoryRange {
+    /// Nodes that its policy names. `None`: it has none, and may go anywhere.
+    pub targets: Option<Vec<HostNodeId>>,
+    /// Where it lies, KiB.
+    pub kib: Vec<(HostNodeId, u64)>,
 }
 
 /// A period of the host.
@@ -107,6 +131,8 @@ pub struct HostReading {
     pub cpus: Vec<CpuSample>,
     /// Control groups that vCPUs are in, and those that these are in, which come before them.
     pub groups: Arc<Vec<CpuGroup>>,
+    /// All and free memory of each node, KiB. Empty: not known, or nothing may be moved.
+    pub memory: Vec<(HostNodeId, u64, u64)>,
     /// VMs.
     pub vms: Vec<VmReading>,
 }
@@ -164,7 +190,7 @@ impl VcpuReading {
 }
 
 /// Nodes that the host does not have any more are left out.
-fn by_position(machine: &Machine, list: &[(HostNodeId, u64)]) -> Vec<u64> {
+pub(super) fn by_position(machine: &Machine, list: &[(HostNodeId, u64)]) -> Vec<u64> {
     let mut counts = vec![0_u64; machine.nodes.len()];
     for &(node, count) in list {
         if let Some(position) = machine.position(node) {

@@ -2,7 +2,7 @@
 //! decide becomes steps that the next plan has.
 
 use super::{
-    DescriptionSource, ManagedVm, Vm, VmId, World,
+    DescriptionSource, ManagedVm, MemoryMoved, Vm, VmId, World,
     masks::{Confine, LastStep, Mechanism, PolicyMask, Quality, Shown, VcpuMask},
     reading::{Counted, HostReading, VcpuReading, VmReading},
 };
@@ -11,6 +11,7 @@ use crate::scheduling::{
     VcpuKey, VcpuSample, Why,
     analyzer::Bounds,
     entitlement::{DEFAULT_WEIGHT, Want, entitle},
+    memory::{MemoryInput, MemoryMover, PAGE},
 };
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -40,6 +41,8 @@ pub struct Schedule {
     stale: bool,
     /// Of each policy that is in use.
     schedulers: BTreeMap<Policy, Scheduler>,
+    /// Of `vprobe`: which memory goes to its vCPUs.
+    mover: MemoryMover,
     /// Bounds of the last decisions.
     bounds: BTreeMap<Policy, Bounds>,
     /// Where the last counts came from.
@@ -102,6 +105,17 @@ impl Schedule {
         self.bounds.get(&policy).copied()
     }
 
+    /// Are accesses assumed, as nothing is counted?
+    pub(super) fn assumes(&self) -> bool {
+        self.last.as_ref().is_some_and(|last| last.vcpus.iter().any(|(_, assumed)| *assumed))
+    }
+
+    /// A move of a VM's memory has ended.
+    pub(super) fn memory_ended(&mut self, vm: VmId, moved: &MemoryMoved, now_ns: u64) {
+        let stayed = moved.busy.saturating_add(moved.shared).saturating_add(moved.failed);
+        self.mover.ended(vm, moved.bytes, stayed.saturating_mul(PAGE), now_ns);
+    }
+
     /// Takes in the host. True if it is another one.
     fn prepare(&mut self, host: &HostTopology, layout: &Arc<CpuLayout>) -> bool {
         if self.stale || self.machine.nodes.is_empty() || *self.layout != **layout {
@@ -110,6 +124,7 @@ impl Schedule {
             self.stale = false;
             // What they remember is of places that are others now.
             self.schedulers.clear();
+            self.mover = MemoryMover::default();
             return true;
         }
         false
@@ -144,6 +159,7 @@ impl World {
             mask.shown = None;
         }
         vm.scheduling.others.look = true;
+        vm.scheduling.memory.wanted = None;
         self.touched.insert(id);
     }
 
@@ -170,6 +186,7 @@ impl World {
         self.schedule.schedulers.retain(|policy, _| policies.contains(policy));
         self.schedule.bounds.retain(|policy, _| policies.contains(policy));
         let Prepared { mut vcpus, policies: of, readings, reaches } = prepared;
+        let (nodes, mut memory) = self.memory_of_vms(&reading);
         self.divide_time(&reading, &readings, &reaches, &mut vcpus);
         for policy in policies {
             for (sample, own) in vcpus.iter_mut().zip(&of) {
@@ -185,6 +202,16 @@ impl World {
                 period_ns: reading.period_ns,
             };
             let decision = scheduler.decide(&input);
+            let mut moves = Vec::new();
+            if policy == Policy::Vprobe {
+                // First its vCPUs go where they should be.
+                memory
+                    .iter_mut()
+                    .for_each(|vm| vm.ready &= !decision.steps.iter().any(|s| s.key.vm == vm.vm));
+                let now_ns = reading.began_ns;
+                let all = MemoryInput { input: &input, nodes: &nodes, vms: &memory, now_ns };
+                moves = self.schedule.mover.decide(settings, &all);
+            }
             self.schedule.bounds.insert(policy, decision.bounds);
             for (at, analysis) in decision.analysis.iter().enumerate().filter(|(at, _)| of[*at] == policy) {
                 self.show(analysis, &vcpus[at], readings[at], reading.period_ns);
@@ -192,6 +219,7 @@ impl World {
             for step in decision.steps {
                 self.want(Confine { vcpu: step.key.vcpu, to: step.to, why: step.why }, step.key.vm);
             }
+            moves.into_iter().for_each(|(id, step)| self.want_memory(id, step));
         }
         self.give_back_unused();
         let assumed = readings.iter().map(|reading| reading.is_assumed());
@@ -235,7 +263,7 @@ impl World {
         let mut known: HashMap<&CpuSet, usize> = HashMap::new();
         let mut prepared =
             Prepared { vcpus: Vec::new(), policies: Vec::new(), readings: Vec::new(), reaches: Vec::new() };
-        for VmReading { vm: id, pid, pages, vcpus } in &reading.vms {
+        for VmReading { vm: id, pid, pages, vcpus, .. } in &reading.vms {
             let Some(vm) = self.get(*id).and_then(|managed| managed.vm.as_ref()) else { continue };
             if vm.description.pid != *pid {
                 continue;

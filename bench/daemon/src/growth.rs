@@ -1,0 +1,133 @@
+//! How the cost of a move grows with the number of VMs. What a move costs differs by a quarter from minute to minute on a
+//! machine that is shared; so a small and a large host exist at the same time, and are moved in turn.
+
+use crate::{
+    moves::Moves,
+    row::{Host, Plan, progress},
+};
+use serde::Serialize;
+use std::{
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
+
+/// VMs of the small host and of the large one.
+const VMS: [usize; 2] = [100, 1000];
+const MOVES_PER_S: u64 = 500;
+/// How often each is moved.
+const TURNS: usize = 9;
+/// Moves before those of a turn that count: the first ones after a pause find what they need in no cache.
+const WARM_UP: Duration = Duration::from_secs(1);
+/// Moves of a turn, and the time until the last of them has been published.
+const WINDOW: Duration = Duration::from_secs(4);
+const DRAIN: Duration = Duration::from_millis(500);
+
+/// What bench/README.md explains.
+#[derive(Clone, Debug, Serialize)]
+pub struct Growth {
+    pub vms: [usize; 2],
+    pub moves_per_s: u64,
+    /// Of each turn.
+    pub turns_cpu_us_per_move: Vec<[f64; 2]>,
+    /// Median of the turns.
+    pub cpu_us_per_move: [Option<f64>; 2],
+    /// Median of each turn's large by small; `None`: skipped.
+    pub ratio: Option<f64>,
+    pub skipped: Option<String>,
+}
+
+impl Growth {
+    /// From the cost of a move in each turn.
+    pub fn of(vms: [usize; 2], moves_per_s: u64, turns: Vec<[f64; 2]>) -> Self {
+        let each = |host: usize| median(turns.iter().map(|turn| turn[host]).collect());
+        let ratio = median(turns.iter().map(|[few, many]| many / few).collect());
+        let cpu_us_per_move = [each(0), each(1)];
+        Self { vms, moves_per_s, turns_cpu_us_per_move: turns, cpu_us_per_move, ratio, skipped: None }
+    }
+
+    fn skipped(reason: String) -> Self {
+        Self { skipped: Some(reason), ..Self::of(VMS, MOVES_PER_S, Vec::new()) }
+    }
+}
+
+fn median(mut samples: Vec<f64>) -> Option<f64> {
+    samples.sort_by(f64::total_cmp);
+    samples.get(samples.len().checked_sub(1)? / 2).copied()
+}
+
+pub fn measure(vnumad: &Path, log: Option<&Path>) -> anyhow::Result<Growth> {
+    eprintln!("growth: {} and {} VMs at the same time, moved in turn", VMS[0], VMS[1]);
+    let begin = Instant::now();
+    let up =
+        |vms| Host::up(&Plan { vnumad, backend: "bpf", vms, moves_per_s: MOVES_PER_S, window: WINDOW, log });
+    let (few, many) = match (up(VMS[0])?, up(VMS[1])?) {
+        (Ok(few), Ok(many)) => (few, many),
+        (Err(reason), _) | (_, Err(reason)) => return Ok(Growth::skipped(reason)),
+    };
+    let hosts = [&few, &many];
+    let mut moves = hosts.map(|host| Moves::new(&host.vms));
+    let mut turns = Vec::new();
+    for turn in 0..TURNS {
+        // Which one is first alternates, so that what a turn leaves behind is shared.
+        let first = turn % 2;
+        let mut spans = [Span::default(); 2];
+        for host in [first, 1 - first] {
+            spans[host] = Span::of(&hosts, &mut moves[host])?;
+        }
+        turns.push([spans[0].cost(0, &spans[1]), spans[1].cost(1, &spans[0])]);
+        progress(begin, &format!("turn {} of {TURNS}", turn + 1));
+    }
+    Ok(Growth::of(VMS, MOVES_PER_S, turns))
+}
+
+/// What both vnumads used while the VMs of one were moved.
+#[derive(Clone, Copy, Default)]
+struct Span {
+    seconds: f64,
+    moves: usize,
+    cpu_ns: [f64; 2],
+}
+
+impl Span {
+    fn of(hosts: &[&Host; 2], moves: &mut Moves) -> anyhow::Result<Self> {
+        moves.run(MOVES_PER_S, WARM_UP)?;
+        thread::sleep(DRAIN);
+        let (begin, before) = (Instant::now(), cpu_ns(hosts)?);
+        let made = moves.run(MOVES_PER_S, WINDOW)?;
+        thread::sleep(DRAIN);
+        let after = cpu_ns(hosts)?;
+        let cpu_ns = [0, 1].map(|host| after[host].saturating_sub(before[host]) as f64);
+        Ok(Self { seconds: begin.elapsed().as_secs_f64(), moves: made, cpu_ns })
+    }
+
+    /// Microseconds of a move of `host` in its own span, less what its vnumad used in the other's, at rest.
+    fn cost(&self, host: usize, other: &Self) -> f64 {
+        let rest = other.cpu_ns[host] * self.seconds / other.seconds;
+        (self.cpu_ns[host] - rest) / 1e3 / self.moves as f64
+    }
+}
+
+fn cpu_ns(hosts: &[&Host; 2]) -> anyhow::Result<[u64; 2]> {
+    Ok([hosts[0].daemon.cpu_ns()?, hosts[1].daemon.cpu_ns()?])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_turn_that_was_disturbed_does_not_decide() {
+        let growth = Growth::of([1, 2], 3, vec![[50.0, 55.0], [50.0, 500.0], [100.0, 110.0]]);
+        assert_eq!(growth.cpu_us_per_move, [Some(50.0), Some(110.0)]);
+        assert_eq!(growth.ratio, Some(1.1));
+        assert_eq!(Growth::skipped("no BTF".to_owned()).ratio, None);
+    }
+
+    #[test]
+    fn what_is_used_at_rest_is_no_cost_of_moves() {
+        let few = Span { seconds: 2.0, moves: 10, cpu_ns: [600e3, 70e3] };
+        let many = Span { seconds: 1.0, moves: 10, cpu_ns: [50e3, 300e3] };
+        assert_eq!((few.cost(0, &many), many.cost(1, &few)), (50.0, 26.5));
+    }
+}

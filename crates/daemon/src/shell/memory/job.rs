@@ -1,0 +1,459 @@
+//! A move of a VM's memory: which pages, in which order, and when it ends.
+//!
+//! It asks where the pages of a batch are, moves those that are to leave, and asks again: what counts is where they are then.
+//! The process and the host are behind [`Pages`], so that tests can be what no test machine is.
+
+use super::{MoveMemory, VmId};
+use std::{
+    collections::{HashMap, VecDeque},
+    io,
+    os::fd::{AsFd, OwnedFd},
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use vnuma_host::read_node_memory;
+use vnuma_hypervisor::resident::{GuestMapping, MappingPolicy, read_guest_mappings, read_mappings};
+use vnuma_placement::world::MemoryMoved;
+use vnuma_process::{PAGES_AT_ONCE, PageState, find_pages, move_pages};
+use vnuma_topology::HostNodeId;
+
+/// Time of work after which a job ends, whatever is left of it.
+pub(super) const WORK: Duration = Duration::from_secs(10);
+/// Between two looks at what is free where pages go.
+const LOOK: Duration = Duration::from_millis(100);
+/// Pages that did not move, beyond those that did, after which a job ends: they are held.
+const STUCK: u64 = 2048;
+const PAGE: u64 = 4096;
+/// Bytes of a batch. One ends where a huge page does: else half of each would have moved with the batch before, uncounted.
+const BATCH: u64 = PAGES_AT_ONCE as u64 * PAGE;
+/// Batches of a job's turn at most that are only looked at.
+const LOOKS: usize = 64;
+
+/// Pages of a process, and the nodes that they may be on.
+pub(super) trait Pages {
+    /// Mappings that a VM's memory may be in, each with its end.
+    fn mappings(&self) -> Result<Vec<(GuestMapping, u64)>, String>;
+    /// Where these pages are.
+    fn find(&self, addresses: &[u64]) -> io::Result<Vec<PageState>>;
+    /// Moves these pages to a node.
+    fn move_to(&self, node: HostNodeId, addresses: &[u64]) -> io::Result<Vec<PageState>>;
+    /// Free memory of a node, KiB; `None`: it is offline.
+    fn free_kib(&self, node: HostNodeId) -> Result<Option<u64>, String>;
+}
+
+/// A process of this machine.
+pub(super) struct Process {
+    pid: i32,
+    pidfd: Arc<OwnedFd>,
+    root: PathBuf,
+}
+
+impl Process {
+    pub(super) fn new(pid: i32, pidfd: Option<Arc<OwnedFd>>, root: PathBuf) -> Result<Self, String> {
+        let pidfd = pidfd.ok_or_else(|| format!("process {pid} has ended"))?;
+        Ok(Self { pid, pidfd, root })
+    }
+}
+
+impl Pages for Process {
+    fn mappings(&self) -> Result<Vec<(GuestMapping, u64)>, String> {
+        let mappings = read_guest_mappings(self.pid).map_err(|error| error.to_string())?;
+        let lengths: HashMap<u64, u64> =
+            read_mappings(self.pid).map_err(|error| error.to_string())?.into_iter().collect();
+        let with_end = |mapping: GuestMapping| {
+            let end = mapping.start.checked_add(*lengths.get(&mapping.start)?)?;
+            Some((mapping, end))
+        };
+        Ok(mappings.into_iter().filter_map(with_end).collect())
+    }
+
+    fn find(&self, addresses: &[u64]) -> io::Result<Vec<PageState>> {
+        find_pages(self.pidfd.as_fd(), self.pid, addresses)
+    }
+
+    fn move_to(&self, node: HostNodeId, addresses: &[u64]) -> io::Result<Vec<PageState>> {
+        move_pages(self.pidfd.as_fd(), self.pid, addresses, node)
+    }
+
+    fn free_kib(&self, node: HostNodeId) -> Result<Option<u64>, String> {
+        let memory = read_node_memory(&self.root).map_err(|error| error.to_string())?;
+        Ok(memory.iter().find(|(known, ..)| *known == node).map(|(.., free)| *free))
+    }
+}
+
+/// Memory of a process that goes to another node.
+pub(super) struct Job<P> {
+    pub(super) vm: VmId,
+    pub(super) pid: i32,
+    pages: P,
+    order: MoveMemory,
+    /// Ranges that are left: (start, end).
+    ranges: VecDeque<(u64, u64)>,
+    /// Where it is.
+    pub(super) at: u64,
+    pub(super) moved: MemoryMoved,
+    /// How long it has worked.
+    worked: Duration,
+    pub(super) reported: Instant,
+    looked: Option<Instant>,
+}
+
+impl<P: Pages> Job<P> {
+    pub(super) fn new(
+        (vm, pid): (VmId, i32),
+        pages: P,
+        order: MoveMemory,
+        from: u64,
+    ) -> Result<Self, String> {
+        let ranges = ranges(pages.mappings()?, &order, from);
+        let (moved, worked, reported) = (MemoryMoved::default(), Duration::ZERO, Instant::now());
+        Ok(Self { vm, pid, pages, order, ranges, at: from, moved, worked, reported, looked: None })
+    }
+
+    /// A batch that took `took` is done. True at the end of the job.
+    pub(super) fn has_worked(&mut self, took: Duration) -> bool {
+        self.worked = self.worked.saturating_add(took);
+        self.worked >= WORK
+    }
+
+    /// A batch. True at the end of the job.
+    pub(super) fn turn(&mut self) -> bool {
+        for _ in 0..LOOKS {
+            let Some(addresses) = self.next_batch() else { return true };
+            match self.batch(&addresses) {
+                Ok(None) => {}
+                Ok(Some(over)) => return over,
+                Err(problem) => {
+                    self.moved.problem = Some(problem);
+                    return true;
+                }
+            }
+        }
+        false
+    }
+
+    fn next_batch(&mut self) -> Option<Vec<u64>> {
+        let (start, end) = self.ranges.front_mut()?;
+        let next = (*end).min((*start / BATCH + 1).saturating_mul(BATCH));
+        let addresses = (*start..next).step_by(PAGE as usize).collect();
+        (*start, self.at) = (next, next);
+        if next >= *end {
+            self.ranges.pop_front();
+        }
+        Some(addresses)
+    }
+
+    /// `None`: nothing of it was where it is to leave. Else whether the job is at its end.
+    fn batch(&mut self, addresses: &[u64]) -> Result<Option<bool>, String> {
+        let failed = |error: io::Error| format!("move_pages: {error}");
+        let states = self.pages.find(addresses).map_err(failed)?;
+        let from = PageState::On(self.order.from);
+        let left = (self.order.bytes.saturating_sub(self.moved.bytes) / PAGE) as usize;
+        let there = addresses.iter().zip(states).filter(|(_, state)| *state == from);
+        let pages: Vec<u64> = there.map(|(address, _)| *address).take(left).collect();
+        if pages.is_empty() {
+            return Ok((left == 0).then_some(true));
+        }
+        self.see_room()?;
+        let states = self.pages.move_to(self.order.to, &pages).map_err(failed)?;
+        let mut full = false;
+        for (state, now) in states.into_iter().zip(self.pages.find(&pages).map_err(failed)?) {
+            match (now, state) {
+                (PageState::On(node), _) if node == self.order.to => self.moved.bytes += PAGE,
+                (now, _) if now != from => {}
+                (_, PageState::Shared) => self.moved.shared += 1,
+                (_, PageState::NoMemory) => full = true,
+                (_, PageState::Failed(_)) => self.moved.failed += 1,
+                _ => self.moved.busy += 1,
+            }
+        }
+        if full {
+            return Err(format!("there was no memory for a page on node {}", self.order.to));
+        }
+        let stayed = self.moved.shared + self.moved.busy + self.moved.failed;
+        if stayed > self.moved.bytes / PAGE + STUCK {
+            return Err("most pages are held, or shared with other processes".to_owned());
+        }
+        Ok(Some(self.order.bytes.saturating_sub(self.moved.bytes) < PAGE))
+    }
+
+    /// Others take memory meanwhile.
+    fn see_room(&mut self) -> Result<(), String> {
+        if self.looked.is_some_and(|looked| looked.elapsed() < LOOK) {
+            return Ok(());
+        }
+        self.looked = Some(Instant::now());
+        let (node, reserve) = (self.order.to, self.order.reserve_kib);
+        match self.pages.free_kib(node)? {
+            Some(free) if free >= reserve => Ok(()),
+            Some(free) => Err(format!("node {node} has {free} KiB free, and keeps {reserve}")),
+            None => Err(format!("node {node} is offline")),
+        }
+    }
+}
+
+/// The mappings that may go there and have pages that are to leave, those from `from` on first.
+fn ranges(mappings: Vec<(GuestMapping, u64)>, order: &MoveMemory, from: u64) -> VecDeque<(u64, u64)> {
+    let may = |policy: &MappingPolicy| match policy {
+        MappingPolicy::Any => true,
+        MappingPolicy::Nodes(nodes) => nodes.contains(&order.to),
+        MappingPolicy::Fixed => false,
+    };
+    let (mut before, mut after) = (Vec::new(), VecDeque::new());
+    for (GuestMapping { start, policy, pages }, end) in mappings {
+        let has = pages.iter().any(|(node, kib)| *node == order.from && *kib > 0);
+        if !has || !may(&policy) || start >= end {
+            continue;
+        }
+        let middle = (from / PAGE * PAGE).clamp(start, end);
+        before.extend((start < middle).then_some((start, middle)));
+        after.extend((middle < end).then_some((middle, end)));
+    }
+    after.extend(before);
+    after
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::{Cell, RefCell};
+    use std::collections::BTreeMap;
+    use vnuma_placement::scheduling::memory::{MemoryCause, MemoryWhy};
+
+    const START: u64 = 0x7f00_0000_0000;
+    const HERE: HostNodeId = 0;
+    const THERE: HostNodeId = 1;
+
+    /// A process with pages of these states, which move if they can.
+    struct Fake {
+        mappings: Vec<(GuestMapping, u64)>,
+        pages: RefCell<BTreeMap<u64, PageState>>,
+        /// What keeps a page where it is.
+        stays: BTreeMap<u64, PageState>,
+        /// It ends after so many moves.
+        lives: Cell<usize>,
+        free_kib: Cell<Option<u64>>,
+        /// Pages of each move.
+        moves: RefCell<Vec<Vec<u64>>>,
+        /// Pages move as huge pages of this size.
+        folio: u64,
+    }
+
+    impl Fake {
+        /// Mappings of so many pages each, one after the other, all on the node that they are to leave.
+        fn new(mappings: &[(MappingPolicy, u64)]) -> Self {
+            let mut fake = Self {
+                mappings: Vec::new(),
+                pages: RefCell::default(),
+                stays: BTreeMap::new(),
+                lives: Cell::new(usize::MAX),
+                free_kib: Cell::new(Some(1 << 20)),
+                moves: RefCell::default(),
+                folio: PAGE,
+            };
+            let mut start = START;
+            for (policy, count) in mappings {
+                let end = start + count * PAGE;
+                let (policy, pages) = (policy.clone(), vec![(HERE, count * PAGE / 1024)]);
+                fake.mappings.push((GuestMapping { start, policy, pages }, end));
+                let on = |address| (address, PageState::On(HERE));
+                fake.pages.get_mut().extend((start..end).step_by(PAGE as usize).map(on));
+                start = end;
+            }
+            fake
+        }
+
+        fn any(pages: u64) -> Self {
+            Self::new(&[(MappingPolicy::Any, pages)])
+        }
+    }
+
+    impl Pages for &Fake {
+        fn mappings(&self) -> Result<Vec<(GuestMapping, u64)>, String> {
+            Ok(self.mappings.clone())
+        }
+
+        fn find(&self, addresses: &[u64]) -> io::Result<Vec<PageState>> {
+            if self.lives.get() == 0 {
+                return Err(io::Error::from_raw_os_error(3));
+            }
+            let pages = self.pages.borrow();
+            Ok(addresses
+                .iter()
+                .map(|address| pages.get(address).copied().unwrap_or(PageState::Absent))
+                .collect())
+        }
+
+        fn move_to(&self, node: HostNodeId, addresses: &[u64]) -> io::Result<Vec<PageState>> {
+            self.lives.set(self.lives.get() - 1);
+            self.moves.borrow_mut().push(addresses.to_vec());
+            let mut pages = self.pages.borrow_mut();
+            let mut take = |address: &u64| {
+                if let Some(&state) = self.stays.get(address) {
+                    return state;
+                }
+                let folio = address / self.folio * self.folio;
+                for (_, state) in pages.range_mut(folio..folio + self.folio) {
+                    *state = PageState::On(node);
+                }
+                PageState::On(node)
+            };
+            Ok(addresses.iter().map(&mut take).collect())
+        }
+
+        fn free_kib(&self, _: HostNodeId) -> Result<Option<u64>, String> {
+            Ok(self.free_kib.get())
+        }
+    }
+
+    fn order(pages: u64) -> MoveMemory {
+        let why = MemoryWhy {
+            cause: MemoryCause::CannotRun,
+            remote_share: 1.0,
+            expected_remote_share: 0.0,
+            price_ns: 0.0,
+            saving_ns_per_s: 0.0,
+        };
+        MoveMemory { from: HERE, to: THERE, bytes: pages * PAGE, reserve_kib: 1024, why }
+    }
+
+    fn begin(fake: &Fake, pages: u64, from: u64) -> Job<&Fake> {
+        Job::new((1, 2), fake, order(pages), from).expect("begun")
+    }
+
+    fn finish(fake: &Fake, pages: u64) -> Job<&Fake> {
+        let mut job = begin(fake, pages, 0);
+        assert!((0..10_000).any(|_| job.turn()), "an end");
+        job
+    }
+
+    fn moved(fake: &Fake) -> u64 {
+        fake.pages.borrow().values().filter(|state| **state == PageState::On(THERE)).count() as u64
+    }
+
+    #[test]
+    fn exactly_what_was_ordered_moves_in_batches_and_the_next_job_goes_on_there() {
+        let fake = Fake::any(10_000);
+        let job = finish(&fake, 1500);
+        assert_eq!((job.moved.bytes, moved(&fake), &job.moved.problem), (1500 * PAGE, 1500, &None));
+        assert!(fake.moves.borrow().iter().all(|batch| batch.len() <= PAGES_AT_ONCE));
+        fake.moves.borrow_mut().clear();
+        let mut next = begin(&fake, 1000, job.at);
+        assert!((0..100).any(|_| next.turn()));
+        assert_eq!((next.moved.bytes, moved(&fake)), (1000 * PAGE, 2500));
+        assert_eq!(fake.moves.borrow()[0][0], job.at, "not from the beginning");
+        // Those before that place come last.
+        let mut rest = begin(&fake, 10_000, next.at);
+        assert!((0..100).any(|_| rest.turn()));
+        assert_eq!((rest.moved.bytes, moved(&fake)), (7500 * PAGE, 10_000));
+    }
+
+    #[test]
+    fn memory_whose_policy_does_not_name_the_node_stays() {
+        let only = |node| MappingPolicy::Nodes(vec![node]);
+        let all =
+            [(only(HERE), 600), (MappingPolicy::Fixed, 600), (only(THERE), 600), (MappingPolicy::Any, 600)];
+        let fake = Fake::new(&all);
+        let job = finish(&fake, 5000);
+        assert_eq!((job.moved.bytes, moved(&fake), &job.moved.problem), (1200 * PAGE, 1200, &None));
+        let first = START + 1200 * PAGE;
+        assert!(fake.moves.borrow().iter().flatten().all(|address| *address >= first), "they were not tried");
+    }
+
+    #[test]
+    fn a_batch_ends_where_a_huge_page_does_so_that_all_of_it_counts() {
+        let mut fake = Fake::any(4096);
+        // The mapping begins in the middle of a huge page.
+        let (mapping, _) = &mut fake.mappings[0];
+        mapping.start += BATCH / 2;
+        let begin = mapping.start;
+        fake.pages.get_mut().retain(|at, _| *at >= begin);
+        fake.folio = BATCH;
+        let job = finish(&fake, 5000);
+        assert_eq!((job.moved.bytes, moved(&fake)), ((4096 - 256) * PAGE, 4096 - 256));
+        assert_eq!(
+            fake.moves.borrow().iter().map(Vec::len).collect::<Vec<_>>(),
+            [256, 512, 512, 512, 512, 512, 512, 512]
+        );
+    }
+
+    #[test]
+    fn a_vm_that_ends_in_the_middle_ends_its_job() {
+        let fake = Fake::any(10_000);
+        fake.lives.set(3);
+        let job = finish(&fake, 10_000);
+        assert!(job.moved.problem.as_deref().expect("a problem").contains("move_pages: No such process"));
+        assert_eq!(job.moved.bytes, 2 * BATCH, "what is known to have moved");
+    }
+
+    #[test]
+    fn pages_that_are_held_are_counted_and_many_of_them_end_the_job() {
+        let mut fake = Fake::any(1000);
+        let states = [PageState::Busy, PageState::Shared, PageState::Failed(5), PageState::On(HERE)];
+        fake.stays =
+            states.into_iter().enumerate().map(|(at, state)| (START + at as u64 * PAGE, state)).collect();
+        let job = finish(&fake, 1000);
+        let MemoryMoved { bytes, busy, shared, failed, problem } = &job.moved;
+        assert_eq!((*bytes, *busy, *shared, *failed, problem), (996 * PAGE, 2, 1, 1, &None));
+
+        let mut fake = Fake::any(10_000);
+        fake.stays = fake.pages.borrow().keys().map(|at| (*at, PageState::Busy)).collect();
+        let job = finish(&fake, 10_000);
+        assert_eq!(job.moved.problem.as_deref(), Some("most pages are held, or shared with other processes"));
+        assert!((STUCK..STUCK + 1024).contains(&job.moved.busy), "{}", job.moved.busy);
+    }
+
+    #[test]
+    fn a_node_that_is_full_or_gone_ends_the_job() {
+        for (free, problem) in
+            [(Some(1023), "node 1 has 1023 KiB free, and keeps 1024"), (None, "node 1 is offline")]
+        {
+            let fake = Fake::any(1000);
+            fake.free_kib.set(free);
+            let job = finish(&fake, 1000);
+            assert_eq!((job.moved.problem.as_deref(), moved(&fake)), (Some(problem), 0));
+        }
+        let mut fake = Fake::any(2000);
+        fake.stays = BTreeMap::from([(START + 600 * PAGE, PageState::NoMemory)]);
+        let job = finish(&fake, 2000);
+        assert_eq!(job.moved.problem.as_deref(), Some("there was no memory for a page on node 1"));
+        assert_eq!(moved(&fake), 1023, "the rest was not tried");
+        // Others take the node's memory while the job runs.
+        let fake = Fake::any(100_000);
+        let mut job = begin(&fake, 100_000, 0);
+        assert!(!job.turn());
+        fake.free_kib.set(Some(0));
+        job.looked = None;
+        assert!(job.turn());
+        assert_eq!(moved(&fake), 512);
+    }
+
+    #[test]
+    fn a_job_ends_when_its_time_is_over() {
+        let fake = Fake::any(1000);
+        let mut job = begin(&fake, 1000, 0);
+        assert!(!job.has_worked(WORK / 2));
+        assert!(job.has_worked(WORK / 2));
+        assert!(job.has_worked(Duration::MAX));
+    }
+
+    #[test]
+    fn a_mapping_without_pages_is_looked_at_a_few_batches_at_a_time() {
+        let mut fake = Fake::any(100);
+        fake.mappings[0].1 = START + 1000 * BATCH;
+        let mut job = begin(&fake, 1000, 0);
+        assert!(!job.turn());
+        assert_eq!(moved(&fake), 100);
+        assert!(!job.turn(), "others have their turn");
+        assert_eq!(job.at, START + (1 + LOOKS as u64) * BATCH);
+        assert!((0..100).any(|_| job.turn()));
+        // Numbers that no kernel has.
+        let mut fake = Fake::any(1);
+        fake.mappings[0].0.start = u64::MAX - 5;
+        fake.mappings[0].1 = u64::MAX;
+        finish(&fake, u64::MAX / PAGE);
+        fake.mappings[0] = (fake.mappings[0].0.clone(), 0);
+        assert_eq!(finish(&fake, 1).moved.bytes, 0, "it ends before it begins");
+    }
+}
