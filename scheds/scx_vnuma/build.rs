@@ -1,33 +1,11 @@
 //! Compiles the BPF program; the object becomes part of the program.
 
-use libbpf_cargo::SkeletonBuilder;
-use std::{env, error::Error, path::PathBuf};
+use std::error::Error;
 
 const SOURCE: &str = "src/bpf/scx_vnuma.bpf.c";
-const SOURCES: &str = "src/bpf";
 const HEADERS: &str = "../../abi/bpf/include";
 
 fn main() -> Result<(), Box<dyn Error>> {
-    println!("cargo::rerun-if-changed={SOURCES}");
-    println!("cargo::rerun-if-changed={HEADERS}");
-    println!("cargo::rerun-if-env-changed=CLANG");
-    let object = PathBuf::from(env::var("OUT_DIR")?).join("scx_vnuma.bpf.o");
-    // As in crates/host: clang 14 makes objects that libbpf's linker refuses, and <asm/types.h> is in a directory that clang
-    // does not search.
-    let clang = env::var("CLANG").unwrap_or_else(|_| "clang-19".to_owned());
-    let arch = env::var("CARGO_CFG_TARGET_ARCH")?;
-    SkeletonBuilder::new()
-        .source(SOURCE)
-        .obj(object)
-        .clang(&clang)
-        .clang_args([
-            format!("-I{HEADERS}"),
-            format!("-I/usr/include/{arch}-linux-gnu"),
-            // Atomic operations that return a value.
-            "-mcpu=v3".to_owned(),
-            "-Wall".to_owned(),
-            "-Werror".to_owned(),
-        ])
-        .build()
-        .map_err(|error| format!("compiling {SOURCE} with {clang}: {error:#}").into())
+    // For atomic operations that return a value.
+    vnuma_bpf_build::compile(SOURCE, &[HEADERS], &["-mcpu=v3"])
 }

@@ -1,10 +1,11 @@
 //! Rust mirrors of what BPF programs and user space share: `include/vnuma/vcpu_event.h`, the record that the monitor's
-//! program puts into its ring buffer, and, in [`sched`], `include/vnuma/sched.h`.
+//! program puts into its ring buffer; in [`sched`], `include/vnuma/sched.h`; in [`tasks`], `include/vnuma/tasks.h`.
 
 #![forbid(unsafe_code)]
 #![no_std]
 
 pub mod sched;
+pub mod tasks;
 
 /// [`VcpuEvent::kind`]: the thread is put on another CPU.
 pub const MIGRATED: u32 = 1;

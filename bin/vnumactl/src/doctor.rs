@@ -56,7 +56,9 @@ impl Check {
 
 /// All checks: the host's first, then those of each VM.
 pub fn examine(daemon: &Daemon, host: &HostTopology, vms: &[Vm]) -> Vec<Check> {
-    let mut checks = vec![nodes(host), locations(daemon), affinity(daemon), counters(daemon), places(daemon)];
+    let mut checks = vec![nodes(host), locations(daemon), affinity(daemon), counters(daemon)];
+    checks.extend(readings(daemon));
+    checks.push(places(daemon));
     for vm in vms {
         let mut of_vm = vec![connection(vm)];
         of_vm.extend(vm.run_state.as_deref().map(|state| guest(vm, state)));
@@ -167,6 +169,26 @@ fn counters(daemon: &Daemon) -> Check {
             None => best,
         },
     }
+}
+
+/// How threads are read for policies, if any VM has one.
+fn readings(daemon: &Daemon) -> Option<Check> {
+    let counters = &daemon.counters;
+    let capability = match (counters.read_by.as_str(), &counters.why_files) {
+        ("", _) => return None,
+        ("bpf", None) => return Some(Check::best("readings", "bpf")),
+        ("bpf", Some(_)) => "bpf, /proc/stat for CPUs",
+        (other, _) => other,
+    };
+    let why = counters.why_files.as_deref().unwrap_or("no reason is given");
+    Some(Check::lower(
+        Level::Reduced,
+        "readings",
+        capability,
+        format!("each period of the policies costs more CPU time: {why}"),
+        "run vnumad as root, with observe.location = \"auto\", on Linux 6.10 or newer with CONFIG_DEBUG_INFO_BTF and \
+         CONFIG_KALLSYMS_ALL",
+    ))
 }
 
 /// How policies set the places of vCPUs.
@@ -435,6 +457,25 @@ mod tests {
             shown.contains("no sched_ext scheduler is loaded") && shown.contains("run scx_vnuma"),
             "{shown}"
         );
+    }
+
+    #[test]
+    fn how_threads_are_read_is_named_while_they_are_read() {
+        let check = |read_by: &str, why_files: Option<&str>| {
+            let (read_by, why_files) = (read_by.to_owned(), why_files.map(str::to_owned));
+            let counters = Counters { read_by, why_files, ..Counters::default() };
+            let checks = examine(&Daemon { counters, ..daemon("bpf") }, &HostTopology::default(), &[]);
+            let shown = text(&checks);
+            checks.iter().any(|check| check.check == "readings").then(|| (found(&checks, "readings"), shown))
+        };
+        assert!(check("", None).is_none());
+        assert_eq!(check("bpf", None).expect("shown").0, ("bpf".into(), Level::Best));
+        let (found, shown) = check("bpf", Some("no symbols")).expect("shown");
+        assert_eq!(found, ("bpf, /proc/stat for CPUs".into(), Level::Reduced));
+        assert!(shown.contains("no symbols"), "{shown}");
+        let (found, shown) = check("files", Some("the kernel has no BTF")).expect("shown");
+        assert_eq!(found, ("files".into(), Level::Reduced));
+        assert!(shown.contains("the kernel has no BTF") && shown.contains("6.10"), "{shown}");
     }
 
     #[test]

@@ -247,6 +247,12 @@ pub struct Counters {
     pub failed: usize,
     /// The reason.
     pub why_failed: Option<String>,
+    /// How times, CPUs and masks of threads are read: `bpf` or `files`. Empty while no VM has a policy.
+    #[serde(default)]
+    pub read_by: String,
+    /// Why it is files; with `bpf`, why it is a file for how long CPUs are idle.
+    #[serde(default)]
+    pub why_files: Option<String>,
     /// How long CPUs are idle cannot be read: why.
     pub why_no_idle_times: Option<String>,
     /// Weights or limits of control groups cannot be read: why.

@@ -2,7 +2,7 @@
 
 use crate::{
     events::{Code, Events},
-    period::{Meaning, Period, Reading, period},
+    period::{Meaning, Period, Reading, is_recent, period},
 };
 use perf_event::{Counter, ReadFormat};
 use std::io;
@@ -130,6 +130,24 @@ impl ThreadCounters {
         Ok(Self { tid, leader, others, meanings, before: Reading::default() })
     }
 
+    /// Their ids (`PERF_EVENT_IOC_ID`), in the order of a [`Reading`].
+    pub fn ids(&self) -> Vec<u64> {
+        std::iter::once(&self.leader).chain(&self.others).map(Counter::id).collect()
+    }
+
+    /// The same as [`Self::read`], from a reading that somebody else has made. `None`: that is too old, as it has less than half
+    /// of the time that the thread was on a CPU since the last call.
+    pub fn take(&mut self, now: Reading, ran_ns: u64) -> Option<Period> {
+        let fits = now.values.len() == self.meanings.len() && is_recent(&self.before, &now, ran_ns);
+        fits.then(|| self.since(now))
+    }
+
+    fn since(&mut self, now: Reading) -> Period {
+        let period = period(&self.meanings, &self.before, &now);
+        self.before = now;
+        period
+    }
+
     /// What happened since the last call, or since they were opened.
     pub fn read(&mut self) -> Result<Period, CounterError> {
         let lost = |source| CounterError::Lost { tid: self.tid, source };
@@ -147,9 +165,7 @@ impl ThreadCounters {
             enabled_ns: nanoseconds(data.time_enabled()),
             running_ns: nanoseconds(data.time_running()),
         };
-        let period = period(&self.meanings, &self.before, &now);
-        self.before = now;
-        Ok(period)
+        Ok(self.since(now))
     }
 }
 

@@ -73,6 +73,12 @@ pub(crate) enum Meaning {
 /// No counter counts more in a period; sums of these do not overflow.
 const MOST: u64 = 1 << 48;
 
+/// Has a reading most of what a thread did since the one before, in which it was on a CPU for `ran_ns`? One that was made without
+/// interrupting the thread ends with its last turn on a CPU.
+pub(crate) fn is_recent(before: &Reading, now: &Reading, ran_ns: u64) -> bool {
+    now.enabled_ns.saturating_sub(before.enabled_ns) >= ran_ns / 2
+}
+
 /// What happened between two readings. A counter that went back (its group was opened anew) counts from zero.
 pub(crate) fn period(meanings: &[Meaning], before: &Reading, now: &Reading) -> Period {
     let enabled = now.enabled_ns.saturating_sub(before.enabled_ns);
@@ -160,6 +166,14 @@ mod tests {
         let before = reading(&[7], 100, 100);
         assert_eq!(period(&[Instructions], &before, &reading(&[7], 100, 100)), Period::DidNotRun);
         assert_eq!(period(&[Instructions], &before, &reading(&[7], 900, 100)), Period::Crowded);
+    }
+
+    #[test]
+    fn a_reading_is_recent_with_half_of_the_time_that_the_thread_ran() {
+        let before = reading(&[], 100, 100);
+        let recent = |enabled_ns, ran_ns| is_recent(&before, &reading(&[], enabled_ns, 0), ran_ns);
+        assert!(recent(100, 0) && recent(100, 1) && recent(150, 100) && recent(900, 100));
+        assert!(!recent(149, 100) && !recent(100, 2) && !recent(0, 2));
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! | [`sysfs`] | `/sys`, `/proc` below a root | [`HostTopology`](vnuma_topology::HostTopology), once |
 //! | [`watch`] | the kernel's messages about devices, then the same | each one that is another one |
 //! | [`location`] | BPF events or `/proc` | changes of a thread's node and limits, as they happen |
+//! | [`tasks`] | a BPF program | times, CPUs and masks of many threads, and how long CPUs were idle, at once |
 //! | [`scheduler`] | `/sys/kernel/sched_ext`, pinned maps | whether scx_vnuma is loaded, and its maps to write to |
 //!
 //! It ends where something is decided or changed: what the observations mean is
@@ -14,9 +15,11 @@
 //! every error names its source. What takes text apart is plain functions over `&str` or `&[u8]`, open to fuzzing:
 //! [`sysfs::parse`], [`location::parse_record`], [`parse_uevent`].
 
+mod bpf;
 pub mod location;
 pub mod scheduler;
 pub mod sysfs;
+pub mod tasks;
 pub mod watch;
 
 pub use sysfs::{

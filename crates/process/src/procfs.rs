@@ -280,8 +280,12 @@ pub fn last_cpu(stat: &str) -> Option<CpuId> {
 
 /// Field 41 of a `stat` file: is it SCHED_FIFO, SCHED_RR or SCHED_DEADLINE?
 pub fn real_time(stat: &str) -> Option<bool> {
-    let policy: u32 = stat_field(stat, 41)?.parse().ok()?;
-    Some(matches!(policy, 1 | 2 | 6))
+    Some(is_real_time(stat_field(stat, 41)?.parse().ok()?))
+}
+
+/// Is this policy of the scheduler SCHED_FIFO, SCHED_RR or SCHED_DEADLINE?
+pub fn is_real_time(policy: u32) -> bool {
+    matches!(policy, 1 | 2 | 6)
 }
 
 /// A `schedstat` file: time on a CPU, time ready to run, number of times that it was put on a CPU.

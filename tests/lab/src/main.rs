@@ -13,6 +13,7 @@ mod others;
 mod places;
 mod policy;
 mod random;
+mod readings;
 mod replug;
 mod scheduler;
 mod shapes;

@@ -3,7 +3,7 @@
 //! what a PMU would count.
 
 use crate::guest::{expect_check, listed, wait_until_listed};
-use crate::{memory, others::Others, places};
+use crate::{memory, others::Others, places, readings};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 use std::fs;
@@ -13,6 +13,7 @@ use std::time::Duration;
 use vnuma_scenario::{HANG_LIMIT, Nodes, Process, Vm, output, vnumactl, vnumad, wait_for};
 
 pub const CONFIGURATION: &str = "/root/policy.toml";
+const PERIOD: &str = "[policy]\nperiod_ms = 300\n";
 const RECORDS: &str = "/run/vnuma/channels";
 pub const BALANCING: &str = "/proc/sys/kernel/numa_balancing";
 pub const NAME: &str = "hungry";
@@ -31,7 +32,7 @@ pub fn run() -> Result<()> {
     ensure!(nodes.cpus(1).is_some_and(|cpus| cpus.to_string() == NEAR), "the server is not a 2n4c");
     // It would move the pages to the vCPU.
     fs::write(BALANCING, "0").context(BALANCING)?;
-    fs::write(CONFIGURATION, "[policy]\nperiod_ms = 300\n").context(CONFIGURATION)?;
+    fs::write(CONFIGURATION, PERIOD).context(CONFIGURATION)?;
     let vm = start_near(NAME)?;
     let others = Others::new(&vm)?;
     let busy = vm.spawn(&["sh", "-c", "dd if=/dev/zero of=/dev/null bs=8M"])?;
@@ -40,7 +41,9 @@ pub fn run() -> Result<()> {
     expect_check(None, "counters", "page-location", "reduced")?;
     ensure!(vnumactl(&["policy", NAME])?["policy"] == "off", "the policy is not off by default");
 
+    readings::compare(vm.pid, vm.threads[0])?;
     goes_to_its_memory(&vm)?;
+    expect_check(None, "readings", "bpf", "best")?;
     others.wait_until_near()?;
     println!("main loop, workers and vhost have followed it");
     vnumactl(&["policy", NAME, "--set", "off"])?;
@@ -54,8 +57,11 @@ pub fn run() -> Result<()> {
     drop(daemon);
     expect_mask(&vm, NEAR).context("after SIGKILL")?;
     ensure!(record(&vm).exists(), "no record of masks: {}", record(&vm).display());
+    // This one reads files.
+    fs::write(CONFIGURATION, format!("{PERIOD}[observe]\nlocation = \"poll\"\n")).context(CONFIGURATION)?;
     daemon = start()?;
     wait_until_listed(NAME)?;
+    fs::write(CONFIGURATION, PERIOD).context(CONFIGURATION)?;
     wait_for_mask(&vm, OPERATORS).context("the next vnumad")?;
     others.wait_until_free().context("the next vnumad")?;
     println!("killed: the next vnumad has given the operator's CPUs back");
@@ -64,6 +70,7 @@ pub fn run() -> Result<()> {
     set_mask(&vm, "1-2")?;
     let operators = |shown: &Value| shown["operator_cpus"] == "1-2" && shown["policy_cpus"] == "2";
     wait_for("the operator's new CPUs to be taken over", HANG_LIMIT, || Ok(operators(&first_vcpu()?)))?;
+    expect_check(None, "readings", "files", "reduced")?;
     vnumactl(&["policy", NAME, "--set", "off"])?;
     expect_mask(&vm, "1-2").context("set by the operator")?;
     println!("set by the operator meanwhile: taken as the operator's, and kept");

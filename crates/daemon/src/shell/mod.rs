@@ -34,6 +34,7 @@ mod report;
 mod sampler;
 mod scanner;
 mod scheduler;
+mod threads;
 mod watchers;
 mod worker;
 
@@ -77,7 +78,7 @@ use vnuma_hypervisor::{VmBackend, VmError, VmHandle};
 use vnuma_placement::{
     Policies, Publication,
     scheduling::Settings,
-    world::{ConnectionId, DriverStatus, RequestId, VmId},
+    world::{ConnectionId, DriverStatus, Mechanism, RequestId, VmId},
 };
 use vnuma_topology::HostTopology;
 use watchers::Watchers;
@@ -130,6 +131,8 @@ pub(crate) struct Shell {
     scanner: Scanner,
     _host_watcher: HostWatcher,
     resync_at: Instant,
+    /// scx_vnuma is loaded.
+    by_scheduler: bool,
 }
 
 impl Shell {
@@ -162,7 +165,7 @@ impl Shell {
             )?,
             memory: MemoryMover::start(config.root.clone(), Arc::clone(&inbox))?,
             sampler: Sampler::start(
-                config.root.clone(),
+                (config.root.clone(), config.location),
                 (config.policy_period, config.policy_memory > 0),
                 &host,
                 Arc::clone(&inbox),
@@ -186,6 +189,7 @@ impl Shell {
             watchers: Watchers::default(),
             recorders: Recorders::default(),
             resync_at: Instant::now() + config.resync_interval,
+            by_scheduler: false,
             config,
         };
         Ok(shell)
@@ -276,6 +280,10 @@ impl Shell {
                 self.locator.host_changed(&host);
                 self.sampler.host_changed(&host);
                 self.step(Event::HostChanged(host));
+            }
+            Message::Event(Event::Switched(switch)) => {
+                self.by_scheduler = switch.to == Mechanism::Scheduler;
+                self.step(Event::Switched(switch));
             }
             Message::Event(event @ Event::Sampled(_)) => {
                 self.step(event);
@@ -425,6 +433,8 @@ impl Shell {
                 let pidfd = self.pidfd(vm, pid);
                 self.mover.order(Order::Restore { vm, pid, pidfd });
             }
+            // Without scx_vnuma nobody needs it. A look for that is ordered with each resync.
+            Command::Rank { .. } if !self.by_scheduler => {}
             Command::Rank { vm, pid, vcpus, stealing } => {
                 let pidfd = self.pidfd(vm, pid);
                 self.mover.order(Order::Rank { pid, pidfd, vcpus, stealing });

@@ -5,6 +5,7 @@ use super::{
     groups::Groups,
     inbox::{Inbox, Message},
     pages::PageReader,
+    threads::{self, Known},
 };
 use crate::core::event::Event;
 use std::{
@@ -18,13 +19,16 @@ use std::{
 };
 use vnuma_api as api;
 use vnuma_counters::{Accesses as CountedAccesses, Detected, Events, Period, Source, ThreadCounters, detect};
-use vnuma_host::{location::monotonic_ns, read_cpu_layout, read_idle_times};
+use vnuma_host::{
+    location::{Prefer, monotonic_ns},
+    read_cpu_layout,
+};
 use vnuma_placement::{
     scheduling::CpuSample,
     world::{Accesses, Counted, HostReading, VcpuReading, VmId, VmReading},
 };
-use vnuma_process::{on_thread, procfs, read_allowed, spawn_worker};
-use vnuma_topology::{ApicId, CpuId, CpuLayout, CpuSet, HostTopology};
+use vnuma_process::{on_thread, procfs, spawn_worker};
+use vnuma_topology::{ApicId, CpuId, CpuLayout, HostTopology};
 
 /// Periods after which counters that could not be opened are tried again.
 const TRY_AGAIN: u32 = 10;
@@ -54,7 +58,7 @@ pub(super) struct Sampler {
 
 impl Sampler {
     pub(super) fn start(
-        root: PathBuf,
+        (root, prefer): (PathBuf, Prefer),
         (period, moves_memory): (Duration, bool),
         host: &HostTopology,
         inbox: Arc<Inbox>,
@@ -68,9 +72,9 @@ impl Sampler {
             vms: BTreeMap::new(),
             pages: None,
             moves_memory,
-            idle: BTreeMap::new(),
+            idle: Vec::new(),
             read_ns: 0,
-            why_no_idle_times: None,
+            reader: threads::Reader::new(root.clone(), prefer),
             health: Arc::clone(&health),
             groups: Groups::new(root.clone(), period),
             root,
@@ -119,7 +123,7 @@ impl Drop for Sampler {
 /// A thread that is counted.
 struct Thread {
     vcpu: ApicId,
-    tid: i32,
+    read: threads::Thread,
     /// Position of its control group.
     group: Option<usize>,
     counters: Option<ThreadCounters>,
@@ -129,49 +133,6 @@ struct Thread {
     tried: u32,
     /// Its times at the end of the last period.
     times: Option<procfs::CpuTimes>,
-    /// Its files `schedstat` and `stat`: opening them costs more than reading them.
-    files: Option<[procfs::KeptFile; 2]>,
-    /// Its mask, with offline CPUs, and those of it that are online: as long as these are the same, it is not read again.
-    mask: Option<(procfs::Affinity, CpuSet)>,
-}
-
-impl Thread {
-    /// Its times, the CPU that it was on last, and whether it has a real-time class. `None`: it has ended.
-    fn read_files(&mut self, pid: i32) -> Option<(procfs::CpuTimes, CpuId, bool)> {
-        if self.files.is_none() {
-            let open = |file| procfs::KeptFile::of_thread(pid, self.tid, file).ok();
-            self.files = open("schedstat").zip(open("stat")).map(|(times, stat)| [times, stat]);
-        }
-        let Some([times, stat]) = &self.files else {
-            // There are too many open files.
-            let times = procfs::read_cpu_times(pid, self.tid).ok()?;
-            let (cpu, real_time) = procfs::read_cpu_and_class(pid, self.tid).ok()?;
-            return Some((times, cpu, real_time));
-        };
-        let read = || {
-            let (times, stat) = (times.read().ok()?, stat.read().ok()?);
-            Some((procfs::cpu_times(&times)?, procfs::last_cpu(&stat)?, procfs::real_time(&stat)?))
-        };
-        let read = read();
-        if read.is_none() {
-            // Another thread of the process may get its number.
-            self.files = None;
-        }
-        read
-    }
-
-    /// CPUs that it may run on, online or not.
-    fn read_mask(&mut self, pid: i32) -> Option<CpuSet> {
-        let online = procfs::Affinity::of(self.tid).ok()?;
-        match &self.mask {
-            Some((known, mask)) if *known == online => Some(mask.clone()),
-            _ => {
-                let mask = read_allowed(pid, self.tid).ok()?;
-                self.mask = Some((online, mask.clone()));
-                Some(mask)
-            }
-        }
-    }
 }
 
 struct Vm {
@@ -182,7 +143,7 @@ struct Vm {
 
 impl Vm {
     fn read_groups(&mut self, groups: &mut Groups) {
-        let tids: Vec<i32> = self.threads.iter().map(|thread| thread.tid).collect();
+        let tids: Vec<i32> = self.threads.iter().map(|thread| thread.read.tid).collect();
         for (thread, group) in self.threads.iter_mut().zip(groups.read(self.pid, &tids)) {
             thread.group = group;
         }
@@ -201,10 +162,10 @@ struct Task {
     /// Policies may move memory.
     moves_memory: bool,
     /// How long each CPU had been idle at the end of the last period.
-    idle: BTreeMap<CpuId, u64>,
+    idle: Vec<(CpuId, u64)>,
     /// When the last period ended; 0 before the first.
     read_ns: u64,
-    why_no_idle_times: Option<String>,
+    reader: threads::Reader,
     groups: Groups,
     health: Arc<Mutex<api::Counters>>,
 }
@@ -260,26 +221,38 @@ impl Task {
         };
         let mut before = before.map(|before| before.threads).unwrap_or_default();
         let thread = |(vcpu, tid)| {
-            let known = before.iter().position(|thread| (thread.vcpu, thread.tid) == (vcpu, tid));
+            let known = before.iter().position(|thread| (thread.vcpu, thread.read.tid) == (vcpu, tid));
             known.map(|at| before.swap_remove(at)).unwrap_or_else(|| {
-                let times = procfs::read_cpu_times(pid, tid).ok();
-                let (group, counters, problem, mask, files) = (None, None, None, None, None);
-                Thread { vcpu, tid, group, counters, problem, tried: TRY_AGAIN, times, files, mask }
+                let (group, counters, problem, times) = (None, None, None, None);
+                let read = threads::Thread::new(pid, tid);
+                Thread { vcpu, read, group, counters, problem, tried: TRY_AGAIN, times }
             })
         };
         let threads = vcpus.into_iter().map(thread).collect();
         let mut vm_threads = Vm { pid, pidfd, threads };
+        self.begin_threads(&mut vm_threads.threads);
         vm_threads.read_groups(&mut self.groups);
         open_counters(&mut vm_threads, self.detected.events.as_ref());
         self.vms.insert(vm, vm_threads);
         self.pages.iter().for_each(|pages| pages.watch(vm, pid));
     }
 
+    /// Reads the times of new threads, from which their first period goes.
+    fn begin_threads(&mut self, threads: &mut [Thread]) {
+        let is_new = |thread: &&mut Thread| thread.times.is_none();
+        self.reader.read(threads.iter_mut().filter(is_new).map(|thread| &mut thread.read).collect());
+        for thread in threads.iter_mut().filter(is_new) {
+            thread.times = thread.read.take().map(|known| known.times);
+        }
+    }
+
     /// The first VM is to be counted.
     fn begin(&mut self) {
+        self.reader.begin();
         // The operator may have changed what is permitted.
         self.detect();
         (self.read_ns, self.layout) = (monotonic_ns(), None);
+        self.reader.read(Vec::new());
         self.read_idle();
         if self.moves_memory || self.detected.source() != Source::PerNode {
             // Without it accesses are attributed to nodes less well, or not at all; the policies see that as a gap.
@@ -291,6 +264,7 @@ impl Task {
         if self.vms.is_empty() {
             self.pages = None;
             self.idle.clear();
+            self.reader.end();
             self.note_health();
         }
     }
@@ -299,6 +273,8 @@ impl Task {
     fn read(&mut self) -> bool {
         let began_ns = monotonic_ns();
         let period_ns = began_ns.saturating_sub(std::mem::replace(&mut self.read_ns, began_ns));
+        let threads = self.vms.values_mut().flat_map(|vm| &mut vm.threads);
+        self.reader.read(threads.map(|thread| &mut thread.read).collect());
         let cpus = self.read_idle();
         let layout = match &self.layout {
             Some(layout) => Arc::clone(layout),
@@ -314,9 +290,8 @@ impl Task {
             let (pages, memory) = self.pages.as_ref().map(|pages| pages.of(vm)).unwrap_or_default();
             open_counters(counted, self.detected.events.as_ref());
             let none = self.detected.events.is_none();
-            let Vm { pid, threads, .. } = counted;
-            let vcpus = threads.iter_mut().filter_map(|thread| read_thread(*pid, thread, none)).collect();
-            vms.push(VmReading { vm, pid: *pid, pages, memory, vcpus });
+            let vcpus = counted.threads.iter_mut().filter_map(|thread| period_of(thread, none)).collect();
+            vms.push(VmReading { vm, pid: counted.pid, pages, memory, vcpus });
         }
         self.note_health();
         let source = self.detected.source().name();
@@ -328,20 +303,11 @@ impl Task {
 
     /// How long each CPU was idle since the last call.
     fn read_idle(&mut self) -> Vec<CpuSample> {
-        let now: BTreeMap<CpuId, u64> = match read_idle_times(&self.root) {
-            Ok(times) => {
-                self.why_no_idle_times = None;
-                times.into_iter().collect()
-            }
-            Err(error) => {
-                self.why_no_idle_times = Some(error.to_string());
-                BTreeMap::new()
-            }
-        };
+        let now = self.reader.idle_times();
         let before = std::mem::replace(&mut self.idle, now);
-        let since = |(&cpu, &idle_ns): (&CpuId, &u64)| {
-            let idle_ns = idle_ns.saturating_sub(*before.get(&cpu)?);
-            Some(CpuSample { cpu, idle_ns })
+        let since = |&(cpu, idle_ns): &(CpuId, u64)| {
+            let at = before.binary_search_by_key(&cpu, |(cpu, _)| *cpu).ok()?;
+            Some(CpuSample { cpu, idle_ns: idle_ns.saturating_sub(before[at].1) })
         };
         self.idle.iter().filter_map(since).collect()
     }
@@ -352,7 +318,10 @@ impl Task {
         health.threads = threads().count();
         health.failed = threads().filter(|thread| thread.problem.is_some()).count();
         health.why_failed = threads().find_map(|thread| thread.problem.clone());
-        health.why_no_idle_times = self.why_no_idle_times.clone();
+        let read_by = if self.vms.is_empty() { "" } else { self.reader.source() };
+        health.read_by = read_by.to_owned();
+        health.why_files = self.reader.why_files().map(str::to_owned);
+        health.why_no_idle_times = self.reader.why_no_idle_times().map(str::to_owned);
         health.why_no_groups = self.groups.problem().map(str::to_owned);
     }
 }
@@ -366,10 +335,13 @@ fn open_counters(vm: &mut Vm, events: Option<&Events>) {
             continue;
         }
         thread.tried = 0;
-        let tid = thread.tid;
+        let tid = thread.read.tid;
         // Counters can be opened by the thread's number only: those of a thread that is not the VM's are closed at once.
         match on_thread(vm.pidfd.as_fd(), vm.pid, tid, || ThreadCounters::open(tid, events)) {
-            Some(Ok(counters)) => (thread.counters, thread.problem) = (Some(counters), None),
+            Some(Ok(counters)) => {
+                thread.read.set_events(counters.ids());
+                (thread.counters, thread.problem) = (Some(counters), None);
+            }
             Some(Err(error)) => thread.problem = Some(error.to_string()),
             None => thread.problem = Some(format!("thread {tid} does not belong to process {}", vm.pid)),
         }
@@ -377,31 +349,39 @@ fn open_counters(vm: &mut Vm, events: Option<&Events>) {
 }
 
 /// A thread's period. `None`: it has ended, or its period before is not known yet.
-fn read_thread(pid: i32, thread: &mut Thread, no_counters: bool) -> Option<VcpuReading> {
-    let tid = thread.tid;
-    // The files are of that thread of that process: if they can be read afterwards, this was its thread.
-    let allowed = thread.read_mask(pid);
-    let (times, cpu, real_time) = thread.read_files(pid)?;
+fn period_of(thread: &mut Thread, no_counters: bool) -> Option<VcpuReading> {
+    let Some(Known { times, cpu, real_time, allowed, counts }) = thread.read.take() else {
+        // Another thread may get its number.
+        thread.times = None;
+        return None;
+    };
+    let before = thread.times.replace(times);
+    let ran_ns = before.map_or(0, |before| times.ran_ns.saturating_sub(before.ran_ns));
     let counted = match &mut thread.counters {
         None if no_counters => Counted::NoCounters,
         None => Counted::Lost,
-        Some(counters) => match counters.read() {
-            Ok(period) => in_the_form_of_the_core(period),
-            Err(error) => {
-                // They are opened anew.
-                (thread.counters, thread.problem) = (None, Some(error.to_string()));
-                Counted::Lost
-            }
+        Some(counters) => match counts.and_then(|counts| counters.take(counts, ran_ns)) {
+            Some(period) => in_the_form_of_the_core(period),
+            // It has been on its CPU for long.
+            None => match counters.read() {
+                Ok(period) => in_the_form_of_the_core(period),
+                Err(error) => {
+                    // They are opened anew.
+                    (thread.counters, thread.problem) = (None, Some(error.to_string()));
+                    thread.read.set_events(Vec::new());
+                    Counted::Lost
+                }
+            },
         },
     };
-    let before = thread.times.replace(times)?;
+    let before = before?;
     Some(VcpuReading {
         vcpu: thread.vcpu,
-        tid,
+        tid: thread.read.tid,
         cpu: Some(cpu),
         allowed,
         real_time,
-        ran_ns: times.ran_ns.saturating_sub(before.ran_ns),
+        ran_ns,
         waited_ns: times.waited_ns.saturating_sub(before.waited_ns),
         group: thread.group,
         counted,

@@ -1,9 +1,9 @@
 //! The BPF programs of `bpf/vcpu_watch.bpf.c`: loading, and taking what they report.
 
 use super::{LocationError, LocationEvent, MAX_WATCHED, record::parse_record};
+use crate::bpf::{prepare, words};
 use libbpf_rs::{
-    ErrorKind, Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, PrintLevel, RingBuffer,
-    RingBufferBuilder,
+    ErrorKind, Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, RingBuffer, RingBufferBuilder,
 };
 use nix::{
     errno::Errno,
@@ -13,12 +13,8 @@ use nix::{
 use std::{
     collections::BTreeMap,
     ffi::OsStr,
-    fs, io,
-    os::{
-        fd::{AsFd, BorrowedFd},
-        unix::fs::MetadataExt,
-    },
-    path::Path,
+    io,
+    os::fd::{AsFd, BorrowedFd},
     sync::{Arc, Mutex, PoisonError},
     thread::{self, JoinHandle},
     time::Duration,
@@ -28,12 +24,6 @@ use vnuma_process::spawn_worker;
 use vnuma_topology::{CpuId, HostNodeId, HostTopology};
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/vcpu_watch.bpf.o"));
-
-/// Types of the running kernel; the programs are fitted to them when they are loaded.
-const KERNEL_BTF: &str = "/sys/kernel/btf/vmlinux";
-
-/// Inode of the initial PID namespace (`PROC_PID_INIT_INO` in include/linux/proc_ns.h).
-const INITIAL_PID_NAMESPACE: u64 = 0xefff_fffc;
 
 /// Programs that a kernel may have no place for.
 const OPTIONAL: [&str; 3] = [AFFINITY, "vnuma_fallback", "vnuma_force"];
@@ -64,16 +54,7 @@ pub(super) struct Programs {
 impl Programs {
     /// Loads and attaches. The error explains why that is not possible here.
     pub(super) fn load(topology: &HostTopology) -> Result<Self, String> {
-        if !Path::new(KERNEL_BTF).exists() {
-            return Err(format!("the kernel has no BTF ({KERNEL_BTF} is missing)"));
-        }
-        // The programs see thread numbers of the initial namespace, /proc those of ours.
-        match fs::metadata("/proc/self/ns/pid") {
-            Ok(namespace) if namespace.ino() == INITIAL_PID_NAMESPACE => {}
-            Ok(_) => return Err("this process runs in a PID namespace of its own".to_owned()),
-            Err(error) => return Err(format!("/proc/self/ns/pid: {error}")),
-        }
-        libbpf_rs::set_print(Some((PrintLevel::Debug, log)));
+        prepare()?;
         let fitting: Vec<&str> = OPTIONAL.into_iter().filter(|program| fits(program)).collect();
         let (object, links) = attach(|name| !OPTIONAL.contains(&name) || fitting.contains(&name))
             .map_err(|error| words(&error))?;
@@ -370,22 +351,4 @@ fn attach(wanted: impl Fn(&str) -> bool) -> libbpf_rs::Result<(Object, Vec<Link>
 thread_local! {
     /// The thread that sets it takes no more events.
     pub(super) static FAILING: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
-}
-
-/// What an error means for an operator.
-fn words(error: &libbpf_rs::Error) -> String {
-    match error.kind() {
-        ErrorKind::PermissionDenied => {
-            format!("not permitted: CAP_BPF and CAP_PERFMON are needed ({error})")
-        }
-        _ => format!("{error:#}"),
-    }
-}
-
-fn log(level: PrintLevel, text: String) {
-    let text = text.trim_end();
-    match level {
-        PrintLevel::Debug => tracing::trace!("libbpf: {text}"),
-        PrintLevel::Info | PrintLevel::Warn => tracing::debug!("libbpf: {text}"),
-    }
 }

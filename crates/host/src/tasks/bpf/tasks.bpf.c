@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Reads what the scheduler knows of many threads, and how long CPUs were idle, in one call:
+ * what /proc/PID/task/TID/{schedstat,stat,status} and /proc/stat say, without making and
+ * parsing the text of these files.
+ *
+ * One of the two programs is run by user space (BPF_PROG_TEST_RUN), attached to nothing.
+ * They need the kfunc bpf_task_from_pid() in programs of this type, which kernels have from
+ * 6.10 on. The one that reads CPUs as well needs symbols of the kernel's variables, too
+ * (CONFIG_KALLSYMS_ALL). The members of the kernel's structures are relocated against the running kernel (CO-RE).
+ */
+#include <linux/types.h>
+#include <linux/bpf.h>
+#include <stdbool.h>
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_core_read.h>
+#include <vnuma/tasks.h>
+
+/* Indexes of kernel_cpustat.cpustat (enum cpu_usage_stat). */
+#define CPUTIME_IDLE	5
+#define CPUTIME_IOWAIT	6
+
+/* tick_sched.flags: the CPU is idle now (TS_FLAG_IDLE_ACTIVE in kernel/time/tick-sched.h). */
+#define IDLE_ACTIVE	(1 << 2)
+
+/* Looks at times of a CPU that is becoming idle, or ends being so, at that moment. */
+#define TRIES		4
+
+/* Counters of a thread that are looked at for the leader of the group. */
+#define LOOKED_AT	64
+
+#define READ_ONCE(x)	(*(volatile typeof(x) *)&(x))
+
+struct cpumask {
+	unsigned long bits[1];
+} __attribute__((preserve_access_index));
+
+struct thread_info {
+	__u32 cpu;
+} __attribute__((preserve_access_index));
+
+struct sched_entity {
+	__u64 sum_exec_runtime;
+} __attribute__((preserve_access_index));
+
+struct sched_info {
+	unsigned long long run_delay;
+} __attribute__((preserve_access_index));
+
+struct list_head {
+	struct list_head *next;
+} __attribute__((preserve_access_index));
+
+/* local64_t */
+struct count {
+	__u64 value;
+};
+
+struct perf_event {
+	struct list_head event_entry;	/* of all of the thread */
+	struct list_head sibling_list;	/* of the group: its head is the leader's */
+	struct count count;
+	__u64 total_time_enabled;
+	__u64 total_time_running;
+	__u64 id;
+} __attribute__((preserve_access_index));
+
+struct perf_event_context {
+	struct list_head event_list;
+} __attribute__((preserve_access_index));
+
+struct task_struct {
+	struct perf_event_context *perf_event_ctxp;
+	struct thread_info thread_info;
+	struct sched_entity se;
+	struct sched_info sched_info;
+	unsigned int policy;
+	struct cpumask cpus_mask;
+	int tgid;
+	__u64 start_boottime;
+} __attribute__((preserve_access_index));
+
+struct rq {
+	int online;
+} __attribute__((preserve_access_index));
+
+struct seqcount {
+	unsigned int sequence;
+} __attribute__((preserve_access_index));
+
+/* Times of idle CPUs up to 7.0, and of newer kernels. */
+struct tick_sched {
+	unsigned long flags;
+	struct seqcount idle_sleeptime_seq;
+	__u64 idle_entrytime;
+	__u64 idle_sleeptime;
+	__u64 iowait_sleeptime;
+} __attribute__((preserve_access_index));
+
+struct kernel_cpustat {
+	bool idle_elapse;
+	struct seqcount idle_sleeptime_seq;
+	__u64 idle_entrytime;
+	__u64 cpustat[10];
+} __attribute__((preserve_access_index));
+
+extern struct task_struct *bpf_task_from_pid(__s32 pid) __ksym;
+extern void bpf_task_release(struct task_struct *task) __ksym;
+extern struct rq runqueues __ksym;
+extern struct kernel_cpustat kernel_cpustat __ksym;
+extern struct tick_sched tick_cpu_sched __ksym __weak;
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct vnuma_tasks);
+} tasks SEC(".maps");
+
+static __always_inline struct vnuma_tasks *shared(void)
+{
+	__u32 only = 0;
+
+	return bpf_map_lookup_elem(&tasks, &only);
+}
+
+#define EVENT_OF(entry, member) \
+	((struct perf_event *)((void *)(entry) - bpf_core_field_offset(struct perf_event, member)))
+
+#define READ(to, from) bpf_core_read(&(to), sizeof(to), from)
+
+static __always_inline struct perf_event *find_event(struct task_struct *task, __u64 wanted)
+{
+	struct perf_event_context *context = task->perf_event_ctxp;
+	struct list_head *entry = NULL, *end;
+	int i;
+
+	if (!context)
+		return NULL;
+	end = __builtin_preserve_access_index(&context->event_list);
+	READ(entry, &context->event_list.next);
+	for (i = 0; i < LOOKED_AT && entry && entry != end; i++) {
+		struct perf_event *event = EVENT_OF(entry, event_entry);
+		__u64 id = 0;
+
+		READ(id, &event->id);
+		if (id == wanted)
+			return event;
+		READ(entry, &event->event_entry.next);
+	}
+	return NULL;
+}
+
+/*
+ * The counts of a group as they were when the thread last left its CPU, or were read last:
+ * the CPU is not interrupted for newer ones. If the thread is leaving it right now, some
+ * may be newer than others, by one turn on the CPU. No lock is held: what is freed
+ * meanwhile has no id that is asked for, and is read without faults.
+ */
+static __always_inline void read_events(struct vnuma_task *to, struct task_struct *task)
+{
+	__u32 events = READ_ONCE(to->nr_events), k;
+	struct perf_event *leader, *event;
+	struct list_head *entry = NULL;
+	__u64 enabled = 0;
+
+	to->nr_counts = 0;
+	if (!bpf_core_field_exists(task->perf_event_ctxp) || !events || events > VNUMA_TASKS_EVENTS)
+		return;
+	event = leader = find_event(task, to->events[0]);
+	if (!leader)
+		return;
+	READ(to->enabled_ns, &leader->total_time_enabled);
+	READ(to->running_ns, &leader->total_time_running);
+	READ(entry, &leader->sibling_list.next);
+	for (k = 0; k < VNUMA_TASKS_EVENTS && k < events; k++) {
+		__u64 id = 0;
+
+		READ(id, &event->id);
+		if (id != to->events[k])
+			return;
+		READ(to->counts[k], &event->count);
+		if (k)
+			READ(entry, &event->sibling_list.next);
+		if (!entry)
+			return;
+		event = EVENT_OF(entry, sibling_list);
+	}
+	READ(enabled, &leader->total_time_enabled);
+	if (enabled == to->enabled_ns)
+		to->nr_counts = events;
+}
+
+static long read_task(__u32 at, void *unused)
+{
+	struct vnuma_tasks *all = shared();
+	struct vnuma_task *to;
+	struct task_struct *task;
+	__u32 size;
+
+	if (!all || at >= VNUMA_TASKS_MAX)
+		return 1;
+	to = &all->tasks[at];
+	to->pid = 0;
+	task = bpf_task_from_pid(to->tid);
+	if (!task)
+		return 0;
+	to->start_ns = task->start_boottime;
+	to->ran_ns = task->se.sum_exec_runtime;
+	to->waited_ns = task->sched_info.run_delay;
+	to->cpu = task->thread_info.cpu;
+	to->policy = task->policy;
+	read_events(to, task);
+	size = READ_ONCE(all->mask_words) * 8;
+	if (size > bpf_core_field_size(task->cpus_mask))
+		size = bpf_core_field_size(task->cpus_mask);
+	if (size <= sizeof(to->cpus) &&
+	    !bpf_probe_read_kernel(to->cpus, size, &task->cpus_mask))
+		to->pid = task->tgid;
+	bpf_task_release(task);
+	return 0;
+}
+
+/* The kernel shows idle time and time waiting for I/O apart; their sum is wanted here. */
+static __always_inline __u64 idle_of(struct kernel_cpustat *times)
+{
+	return times->cpustat[CPUTIME_IDLE] + times->cpustat[CPUTIME_IOWAIT];
+}
+
+static __always_inline __u64 with_now(__u64 idle, __u64 since)
+{
+	__u64 now = bpf_ktime_get_ns();
+
+	return now > since ? idle + now - since : idle;
+}
+
+/* Kernels that keep it all in kernel_cpustat. */
+static __always_inline __u64 idle_ns_new(struct kernel_cpustat *times)
+{
+	__u64 idle = 0;
+	int try;
+
+	for (try = 0; try < TRIES; try++) {
+		unsigned int seq = READ_ONCE(times->idle_sleeptime_seq.sequence);
+
+		idle = idle_of(times);
+		if (READ_ONCE(times->idle_elapse))
+			idle = with_now(idle, times->idle_entrytime);
+		if (!(seq & 1) && READ_ONCE(times->idle_sleeptime_seq.sequence) == seq)
+			break;
+	}
+	return idle;
+}
+
+/* Older kernels, while they stop the tick of idle CPUs. */
+static __always_inline __u64 idle_ns_tick(struct tick_sched *tick)
+{
+	__u64 idle = 0;
+	int try;
+
+	for (try = 0; try < TRIES; try++) {
+		unsigned int seq = READ_ONCE(tick->idle_sleeptime_seq.sequence);
+
+		idle = tick->idle_sleeptime + tick->iowait_sleeptime;
+		if (READ_ONCE(tick->flags) & IDLE_ACTIVE)
+			idle = with_now(idle, tick->idle_entrytime);
+		if (!(seq & 1) && READ_ONCE(tick->idle_sleeptime_seq.sequence) == seq)
+			break;
+	}
+	return idle;
+}
+
+static long read_cpu(__u32 cpu, void *unused)
+{
+	struct kernel_cpustat *times;
+	struct vnuma_tasks *all = shared();
+	struct rq *rq;
+	__u64 idle = 0, *to;
+
+	if (!all || cpu >= VNUMA_TASKS_CPUS)
+		return 1;
+	to = &all->idle_ns[cpu];
+	rq = bpf_per_cpu_ptr(&runqueues, cpu);
+	times = bpf_per_cpu_ptr(&kernel_cpustat, cpu);
+	if (!rq || !times || !rq->online) {
+		*to = VNUMA_TASKS_OFFLINE;
+		return 0;
+	}
+	if (bpf_core_field_exists(times->idle_elapse)) {
+		idle = idle_ns_new(times);
+	} else if (bpf_core_field_exists(((struct tick_sched *)0)->idle_sleeptime) &&
+		   &tick_cpu_sched) {
+		struct tick_sched *tick = bpf_per_cpu_ptr(&tick_cpu_sched, cpu);
+
+		if (tick)
+			idle = idle_ns_tick(tick);
+	}
+	/* The tick counts it if it is never stopped. */
+	*to = idle ? idle : idle_of(times);
+	return 0;
+}
+
+SEC("syscall")
+int vnuma_tasks(void *unused)
+{
+	struct vnuma_tasks *all = shared();
+
+	if (!all)
+		return 1;
+	bpf_loop(READ_ONCE(all->nr_tasks), read_task, NULL, 0);
+	return 0;
+}
+
+SEC("syscall")
+int vnuma_tasks_and_cpus(void *unused)
+{
+	struct vnuma_tasks *all = shared();
+
+	if (!all)
+		return 1;
+	bpf_loop(READ_ONCE(all->nr_tasks), read_task, NULL, 0);
+	bpf_loop(READ_ONCE(all->nr_cpus), read_cpu, NULL, 0);
+	return 0;
+}
+
+char LICENSE[] SEC("license") = "GPL";
