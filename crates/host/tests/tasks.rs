@@ -120,6 +120,11 @@ impl Drop for Waiting {
     }
 }
 
+fn is_asleep(tid: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{}/task/{tid}/stat", pid())).unwrap();
+    stat.rsplit_once(") ").unwrap().1.starts_with('S')
+}
+
 fn only_on_cpu_0() {
     let mut mask = Mask::new();
     mask.set(0).unwrap();
@@ -143,19 +148,19 @@ fn threads_are_as_their_files_say() {
     let mut tids: Vec<i32> = threads.iter().map(|thread| thread.tid).collect();
     tids.insert(1, i32::MAX);
     tids.push(-1);
-    // Until none of them runs any more.
+    // One that has told its number still has to come to where it sleeps.
+    until(|| threads.iter().all(|thread| is_asleep(thread.tid)).then_some(()));
     let times = || tids.iter().map(|&tid| procfs::read_cpu_times(pid(), tid).ok()).collect::<Vec<_>>();
-    let readings = until(|| {
+    let (readings, times) = until(|| {
         let before = times();
         let readings = read(&mut reader, &tids);
-        (before == times()).then_some(readings)
+        (before == times()).then_some((readings, before))
     });
     assert_eq!((&readings[1], readings.last().unwrap()), (&None, &None), "there are no such threads");
     let mut ran = 0;
-    for (&tid, reading) in tids.iter().zip(&readings) {
+    for ((&tid, reading), times) in tids.iter().zip(&readings).zip(times) {
         let Some(reading) = reading else { continue };
-        let times = procfs::read_cpu_times(pid(), tid).unwrap();
-        assert_eq!((reading.times, &reading.counts), (times, &None), "thread {tid}");
+        assert_eq!((Some(reading.times), &reading.counts), (times, &None), "thread {tid}");
         let (cpu, is_real_time) = procfs::read_cpu_and_class(pid(), tid).unwrap();
         assert_eq!((reading.pid, reading.cpu), (pid(), cpu), "thread {tid}");
         assert_eq!(matches!(reading.policy, 1 | 2 | 6), is_real_time, "thread {tid}");
