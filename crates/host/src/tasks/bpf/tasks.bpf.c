@@ -7,7 +7,7 @@
  * One of the two programs is run by user space (BPF_PROG_TEST_RUN), attached to nothing.
  * They need the kfunc bpf_task_from_pid() in programs of this type, which kernels have from
  * 6.10 on. The one that reads CPUs as well needs symbols of the kernel's variables, too
- * (CONFIG_KALLSYMS_ALL). The members of the kernel's structures are relocated against the running kernel (CO-RE).
+ * (CONFIG_KALLSYMS_ALL).
  */
 #include <linux/types.h>
 #include <linux/bpf.h>
@@ -15,13 +15,14 @@
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_core_read.h>
 #include <vnuma/tasks.h>
+#include "kernel.h"
 
 /* Indexes of kernel_cpustat.cpustat (enum cpu_usage_stat). */
 #define CPUTIME_IDLE	5
 #define CPUTIME_IOWAIT	6
 
 /* tick_sched.flags: the CPU is idle now (TS_FLAG_IDLE_ACTIVE in kernel/time/tick-sched.h). */
-#define IDLE_ACTIVE	(1 << 2)
+#define IDLE_ACTIVE	0x4
 
 /* Looks at times of a CPU that is becoming idle, or ends being so, at that moment. */
 #define TRIES		4
@@ -29,86 +30,7 @@
 /* Counters of a thread that are looked at for the leader of the group. */
 #define LOOKED_AT	64
 
-#define READ_ONCE(x)	(*(volatile typeof(x) *)&(x))
-
-struct cpumask {
-	unsigned long bits[1];
-} __attribute__((preserve_access_index));
-
-struct thread_info {
-	__u32 cpu;
-} __attribute__((preserve_access_index));
-
-struct sched_entity {
-	__u64 sum_exec_runtime;
-} __attribute__((preserve_access_index));
-
-struct sched_info {
-	unsigned long long run_delay;
-} __attribute__((preserve_access_index));
-
-struct list_head {
-	struct list_head *next;
-} __attribute__((preserve_access_index));
-
-/* local64_t */
-struct count {
-	__u64 value;
-};
-
-struct perf_event {
-	struct list_head event_entry;	/* of all of the thread */
-	struct list_head sibling_list;	/* of the group: its head is the leader's */
-	struct count count;
-	__u64 total_time_enabled;
-	__u64 total_time_running;
-	__u64 id;
-} __attribute__((preserve_access_index));
-
-struct perf_event_context {
-	struct list_head event_list;
-} __attribute__((preserve_access_index));
-
-struct task_struct {
-	struct perf_event_context *perf_event_ctxp;
-	struct thread_info thread_info;
-	struct sched_entity se;
-	struct sched_info sched_info;
-	unsigned int policy;
-	struct cpumask cpus_mask;
-	int tgid;
-	__u64 start_boottime;
-} __attribute__((preserve_access_index));
-
-struct rq {
-	int online;
-} __attribute__((preserve_access_index));
-
-struct seqcount {
-	unsigned int sequence;
-} __attribute__((preserve_access_index));
-
-/* Times of idle CPUs up to 7.0, and of newer kernels. */
-struct tick_sched {
-	unsigned long flags;
-	struct seqcount idle_sleeptime_seq;
-	__u64 idle_entrytime;
-	__u64 idle_sleeptime;
-	__u64 iowait_sleeptime;
-} __attribute__((preserve_access_index));
-
-struct kernel_cpustat {
-	bool idle_elapse;
-	struct seqcount idle_sleeptime_seq;
-	__u64 idle_entrytime;
-	__u64 cpustat[10];
-} __attribute__((preserve_access_index));
-
-extern struct task_struct *bpf_task_from_pid(__s32 pid) __ksym;
-extern void bpf_task_release(struct task_struct *task) __ksym;
-extern struct rq runqueues __ksym;
-extern struct kernel_cpustat kernel_cpustat __ksym;
-extern struct tick_sched tick_cpu_sched __ksym __weak;
+#define READ_ONCE(x)	(*(__volatile__ typeof(x) *)&(x))
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -168,7 +90,8 @@ static __always_inline void read_events(struct vnuma_task *to, struct task_struc
 	to->nr_counts = 0;
 	if (!bpf_core_field_exists(task->perf_event_ctxp) || !events || events > VNUMA_TASKS_EVENTS)
 		return;
-	event = leader = find_event(task, to->events[0]);
+	leader = find_event(task, to->events[0]);
+	event = leader;
 	if (!leader)
 		return;
 	READ(to->enabled_ns, &leader->total_time_enabled);
