@@ -247,7 +247,7 @@ impl<'a> Domains<'a> {
     }
 
     /// The domains worth a look for a vCPU: where its memory is or near it, where it is, and where there is room.
-    #[inline]
+    #[inline(always)]
     fn candidates(&self, at: usize, history: &History, groups: &mut Groups) {
         let here = self.of[at].map(|domain| self.prices.node_of[domain]);
         // Where it is counts as one, and its node's domains count again if its memory is there.

@@ -82,7 +82,7 @@ impl Memory {
             budgets: &mut self.budgets,
             budget: (full, rest),
             wanted: vec![0; input.vcpus.len()],
-            moves: Vec::new(),
+            moves: Vec::with_capacity(input.vcpus.len()),
         };
         let blocked = round.improve();
         round.exchange(&blocked);
@@ -151,7 +151,7 @@ impl Round<'_> {
 
     /// Moves that save time, the largest saving first. Returns those for which there was no room.
     fn improve(&mut self) -> Vec<Proposal> {
-        let (mut proposals, mut blocked) = (Vec::new(), Vec::new());
+        let (mut proposals, mut blocked) = (Vec::with_capacity(self.input.vcpus.len()), Vec::new());
         for at in 0..self.input.vcpus.len() {
             if !self.histories[at].is_worth() || !self.may_move(at) {
                 continue;
