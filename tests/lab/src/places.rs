@@ -141,6 +141,11 @@ fn shares(vm: &Vm) -> Result<()> {
     let rival = Loop::start_fair(FAR)?;
     group.take(&rival)?;
     let vcpu = Loop::of_vcpu(vm);
+    // Until it is there each has a CPU of its own, which the shares must not count.
+    wait_for("the vCPU to be on the rival's CPU", HANG_LIMIT, || {
+        let listed = crate::guest::listed(NAME)?.context("not listed")?;
+        Ok(listed["vcpus"][0]["host_cpu"].as_u64() == FAR.parse().ok())
+    })?;
     expect_share("a vCPU of weight 300 beside 100", None, &[&vcpu, &rival], (0.75, 0.08))?;
     drop(rival);
     set_mask(vm, OPERATORS)?;
