@@ -184,14 +184,21 @@ impl Run {
     }
 
     fn with_vms(names: &[&str]) -> Self {
+        let all = names.iter().zip((PID..).step_by(10)).map(|(name, pid)| description(name, pid));
+        Self::with(all.collect())
+    }
+
+    fn with(vms: Vec<VmDescription>) -> Self {
         let mut run = Self::new();
-        let candidate =
-            |name: &&str| Candidate { handle: format!("/{name}"), name: (*name).into(), instance: 1 };
-        run.step(Event::Scanned(Ok(names.iter().map(candidate).collect())));
-        for (at, name) in names.iter().enumerate() {
+        let candidate = |vm: &VmDescription| Candidate {
+            handle: format!("/{}", vm.name),
+            name: vm.name.clone(),
+            instance: 1,
+        };
+        run.step(Event::Scanned(Ok(vms.iter().map(candidate).collect())));
+        for (at, vm) in vms.into_iter().enumerate() {
             let connection = run.connections[at].1;
-            let pid = PID + 10 * at as i32;
-            run.step(Event::Hypervisor(connection, Report::Up(description(name, pid), false)));
+            run.step(Event::Hypervisor(connection, Report::Up(vm, false)));
         }
         run
     }
@@ -673,8 +680,26 @@ fn what_a_policy_remembers_of_a_node_that_is_gone_does_not_count() {
 }
 
 #[test]
-fn without_counters_the_place_of_pages_decides_and_is_named() {
+fn without_counters_the_vcpus_of_guest_nodes_go_to_the_memory_of_these() {
     let mut run = Run::with_vms(&["a"]);
+    run.set_policy(1, Policy::Vprobe);
+    let mut reading = run.reading(2, 1);
+    reading.vms[0].pages = vec![(0, 1 << 20), (1, 1 << 20)];
+    reading.vms[0].vcpus[0].cpu = Some(5);
+    reading.vms[0].vcpus.iter_mut().for_each(|vcpu| vcpu.counted = Counted::NoCounters);
+    run.step(Event::Sampled(Box::new(reading)));
+    assert_eq!((run.mask(0), run.mask(1)), ("0-3".into(), "4-7".into()));
+    let shown = run.scheduling();
+    let homes: Vec<_> = shown.vcpus.iter().map(|vcpu| (vcpu.affinity, vcpu.remote_share)).collect();
+    assert_eq!(homes, [(Some(0), Some(1.0)), (Some(1), Some(1.0))]);
+}
+
+#[test]
+fn without_counters_the_place_of_pages_decides_and_is_named() {
+    let nodes = Vec::new();
+    let mut uma = VmDescription { guest_nodes: nodes, ..description("a", PID) };
+    uma.vcpus.iter_mut().for_each(|vcpu| vcpu.boot_node = None);
+    let mut run = Run::with(vec![uma]);
     run.set_policy(1, Policy::Vprobe);
     let mut reading = run.reading(0, 1);
     reading.vms[0].pages = vec![(1, 1 << 20)];

@@ -257,6 +257,13 @@ impl Vm {
         vcpus.filter_map(|vcpu| Some((vcpu.apic_id, self.astray(vcpu.apic_id)?))).collect()
     }
 
+    /// Host node of the memory that a vCPU's guest kernel allocates for it, if the VM has several guest nodes.
+    pub(crate) fn home_of(&self, apic_id: ApicId) -> Option<HostNodeId> {
+        let several = self.placement.guest_nodes().len() > 1;
+        let node = self.placement.vcpu(apic_id).filter(|_| several)?.published_node?;
+        self.placement.homes().get(&node).copied()
+    }
+
     /// Host nodes of its guest nodes can change without an event.
     pub fn has_unbound_memory(&self) -> bool {
         let bound = |memory: &vnuma_topology::MemoryBacking| memory.bound_node().is_some();

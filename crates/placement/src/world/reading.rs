@@ -2,10 +2,12 @@
 //!
 //! ```text
 //!   Accesses counted by node           ──▶ taken as they are
-//!   local and remote accesses          ──▶ remote ones are spread over the other nodes as the VM's pages are
-//!   LLC misses only                    ──▶ spread over all nodes as the VM's pages are
-//!   nothing, as there is no PMU        ──▶ an assumed rate, spread as the VM's pages are
+//!   local and remote accesses          ──▶ remote ones are spread over the other nodes as its pages are
+//!   LLC misses only                    ──▶ spread over all nodes as its pages are
+//!   nothing, as there is no PMU        ──▶ an assumed rate, spread as its pages are
 //! ```
+//!
+//! Pages of a vCPU are those of its guest node, from which its guest's kernel allocates, and in a UMA VM those of the VM.
 
 use super::VmId;
 use crate::scheduling::{Counts, CpuSample, Machine, entitlement::CpuGroup};
@@ -150,14 +152,18 @@ impl VcpuReading {
         self.counted == Counted::NoCounters
     }
 
-    /// In the form of the schedulers. `node` is the position of the node that it was on, `pages` are its VM's.
+    /// In the form of the schedulers. `node` is the position of the node that it was on, `home` the node of its guest node's
+    /// memory, if its VM has several guest nodes, and `pages` are its VM's.
     pub fn counts(
         &self,
         machine: &Machine,
         node: Option<usize>,
+        home: Option<HostNodeId>,
         pages: &[(HostNodeId, u64)],
     ) -> Option<Counts> {
-        let pages = by_position(machine, pages);
+        let of_vm = by_position(machine, pages);
+        let home = home.filter(|home| machine.position(*home).is_some());
+        let pages = home.map_or_else(|| of_vm.clone(), |home| by_position(machine, &[(home, 1)]));
         match &self.counted {
             Counted::Counted { instructions, llc_references, llc_misses, accesses, .. } => Some(Counts {
                 instructions: *instructions,
@@ -166,7 +172,7 @@ impl VcpuReading {
                 accesses: match accesses {
                     Accesses::ByNode(list) => by_position(machine, list),
                     Accesses::LocalRemote { local, remote } => {
-                        local_and_remote(machine, node, (*local, *remote), &pages)
+                        local_and_remote(machine, node, (*local, *remote), [&pages, &of_vm])
                     }
                     Accesses::Unknown => spread(*llc_misses, &pages),
                 },
@@ -210,24 +216,22 @@ fn spread(count: u64, pages: &[u64]) -> Vec<u64> {
     pages.iter().map(share).collect()
 }
 
-/// Remote accesses go where the VM's pages are; to all other nodes alike where that is not known.
+/// Remote accesses go where its pages are; if these are all local, where its VM's are; to all other nodes alike where that is
+/// not known.
 fn local_and_remote(
     machine: &Machine,
     node: Option<usize>,
     (local, remote): (u64, u64),
-    pages: &[u64],
+    pages: [&[u64]; 2],
 ) -> Vec<u64> {
     let Some(node) = node else { return Vec::new() };
-    let elsewhere = |known: bool| {
-        let weigh = |(at, &pages): (usize, &u64)| match (at == node, known) {
-            (true, _) => 0,
-            (false, true) => pages,
-            (false, false) => 1,
-        };
+    let elsewhere = |pages: &[u64]| {
+        let weigh = |(at, &pages)| if at == node { 0 } else { pages };
         pages.iter().enumerate().map(weigh).collect::<Vec<u64>>()
     };
-    let known = elsewhere(true).iter().any(|&pages| pages > 0);
-    let mut accesses = spread(remote, &elsewhere(known));
+    let known = pages.map(elsewhere).into_iter().find(|pages| pages.iter().any(|&pages| pages > 0));
+    let alike = || elsewhere(&vec![1; machine.nodes.len()]);
+    let mut accesses = spread(remote, &known.unwrap_or_else(alike));
     accesses.resize(machine.nodes.len(), 0);
     accesses[node] = local;
     accesses
@@ -252,7 +256,7 @@ mod tests {
     }
 
     fn accesses(reading: &VcpuReading, node: Option<usize>, pages: &[(u32, u64)]) -> Vec<u64> {
-        reading.counts(&machine(), node, pages).expect("counted").accesses
+        reading.counts(&machine(), node, None, pages).expect("counted").accesses
     }
 
     #[test]
@@ -269,13 +273,35 @@ mod tests {
     }
 
     #[test]
+    fn a_vcpu_of_a_guest_node_uses_the_memory_of_that_node() {
+        let accesses = |counts: Accesses, node, home| {
+            let pages = [(0, 50), (2, 30), (8, 20)];
+            counted(counts).counts(&machine(), Some(node), Some(home), &pages).expect("counted").accesses
+        };
+        assert_eq!(accesses(Accesses::Unknown, 0, 8), [0, 0, 20]);
+        assert_eq!(accesses(Accesses::Unknown, 0, 77), [10, 6, 4], "a home that is gone is none");
+        let local_remote = || Accesses::LocalRemote { local: 4, remote: 10 };
+        assert_eq!(accesses(local_remote(), 0, 8), [4, 0, 10]);
+        assert_eq!(
+            accesses(local_remote(), 0, 0),
+            [4, 6, 4],
+            "at home it uses other guest nodes' memory, too"
+        );
+        let by_node = Accesses::ByNode(vec![(0, 3)]);
+        assert_eq!(accesses(by_node, 0, 8), [3, 0, 0], "what is counted is not assumed");
+        let assumed = VcpuReading { counted: Counted::NoCounters, ..counted(Accesses::Unknown) };
+        let counts = assumed.counts(&machine(), Some(0), Some(8), &[(0, 1)]).expect("assumed");
+        assert_eq!((counts.remote_share(0), counts.remote_share(2)), (Some(1.0), Some(0.0)));
+    }
+
+    #[test]
     fn without_counters_the_place_of_pages_stands_in_for_them() {
         let reading = VcpuReading { counted: Counted::NoCounters, ..counted(Accesses::Unknown) };
-        let counts = reading.counts(&machine(), Some(0), &[(2, 100)]).expect("assumed");
+        let counts = reading.counts(&machine(), Some(0), None, &[(2, 100)]).expect("assumed");
         assert_eq!((counts.instructions, counts.llc_misses), (2_000_000, 10_000));
         assert_eq!((counts.remote_share(0), counts.remote_share(1)), (Some(1.0), Some(0.0)));
         assert!(reading.is_assumed() && !counted(Accesses::Unknown).is_assumed());
-        assert_eq!(reading.counts(&machine(), Some(0), &[]), None, "nothing is known of it");
+        assert_eq!(reading.counts(&machine(), Some(0), None, &[]), None, "nothing is known of it");
     }
 
     #[test]
@@ -284,7 +310,7 @@ mod tests {
             [(Counted::DidNotRun, Some(Counts::default())), (Counted::Crowded, None), (Counted::Lost, None)]
         {
             let reading = VcpuReading { counted: gap, ..VcpuReading::default() };
-            assert_eq!(reading.counts(&machine(), Some(0), &[(0, 1)]), counts);
+            assert_eq!(reading.counts(&machine(), Some(0), None, &[(0, 1)]), counts);
         }
     }
 }

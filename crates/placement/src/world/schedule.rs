@@ -294,7 +294,7 @@ impl World {
                     waited_ns: seen.waited_ns,
                     throttled_ns: 0,
                     entitled_ns: seen.ran_ns.saturating_add(seen.waited_ns),
-                    counts: seen.counts(machine, node, pages),
+                    counts: seen.counts(machine, node, vm.home_of(seen.vcpu), pages),
                 });
                 prepared.policies.push(effective_policy(vm));
                 prepared.readings.push(seen);
