@@ -4,6 +4,7 @@ use crate::checker::{Checker, GUEST_PROGRAM, Sample};
 use crate::judge::{is_local, judge, moves, touches};
 use crate::locations::{Clock, Locations, Trace, tsc};
 use crate::picture;
+use crate::placed::{self, BeforeAfter, Placed};
 use crate::record::Kind;
 use crate::report::{Configuration, Percentiles, Report, VmReport};
 use crate::series::{Move, Series, Touch};
@@ -27,7 +28,7 @@ const PROGRESS_STEP: usize = 16;
 #[derive(clap::Args)]
 pub struct Arguments {
     /// Seconds of moves and allocation
-    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(5..=3600))]
+    #[arg(long, default_value_t = 18, value_parser = clap::value_parser!(u64).range(5..=3600))]
     seconds: u64,
     /// Milliseconds between two moves
     #[arg(long, default_value_t = 3000, value_parser = clap::value_parser!(u64).range(10..=60_000))]
@@ -164,7 +165,7 @@ fn play_with(arguments: &Arguments, vms: &[Vm; 2], nodes: &Nodes, vcpus: usize) 
     let report = observed.report(configuration(arguments, nodes, vcpus, guest_kernel)?, vms)?;
     write(&arguments.report, &(serde_json::to_string_pretty(&report)? + "\n"))?;
     write(&arguments.picture, &svg(&report)?)?;
-    println!("\n{}\n\n{report}", picture::text(&report.series));
+    println!("\n{}\n\n{report}", picture::text(&report));
     if arguments.on_this_machine {
         println!("\nreport:       {}", arguments.report.display());
         println!("picture:      {}", arguments.picture.display());
@@ -181,6 +182,9 @@ struct Observed {
     autonuma: [BTreeMap<String, u64>; 2],
     updates: Vec<Update>,
     locations: Locations,
+    placed: Placed,
+    /// Why the policy moved a vCPU.
+    cause: Option<String>,
     clock: Clock,
 }
 
@@ -190,22 +194,31 @@ impl Observed {
         let mut trace = Trace::start(&[vms[0].threads.clone(), vms[1].threads.clone()].concat())?;
         let before = [autonuma(&vms[0])?, autonuma(&vms[1])?];
         say(&format!("moving vCPUs for {} s while both guests allocate", arguments.seconds));
-        let start = |vm| Checker::start(vm, arguments.seconds);
-        let checkers = [start(&vms[0])?, start(&vms[1])?];
+        let checkers = [
+            Checker::start(&vms[0], arguments.seconds)?,
+            Checker::start(&vms[1], arguments.seconds + placed::SECONDS)?,
+        ];
         let clock = Clock::start();
         let mut mover = start_mover(arguments, &[vms[0].pid, vms[1].pid])?;
-        follow(&checkers, &updates, &mut trace, nodes, arguments.seconds)?;
-        let [dynamic, static_] = checkers.map(Checker::finish);
+        let mut progress = Progress::new(&checkers, &updates, nodes, arguments.seconds);
+        progress.until_finished(0, &mut trace)?;
         let status = mover.0.wait()?;
         ensure!(status.success(), "the mover failed: {status}");
-        let locations = trace.stop(nodes)?;
         let after = [autonuma(&vms[0])?, autonuma(&vms[1])?];
+        say(&format!("the moves are over, {} places the vCPUs of the static VM", placed::POLICY));
+        let placed = placed::place(&vms[1], nodes)?;
+        progress.until_finished(1, &mut trace)?;
+        let cause = placed::cause(&vms[1])?;
+        let [dynamic, static_] = checkers.map(Checker::finish);
+        let locations = trace.stop(nodes)?;
         Ok(Self {
             source: if arguments.on_this_machine { HERE } else { LAB },
             samples: [dynamic?, static_?],
             autonuma: [0, 1].map(|vm: usize| rise(&before[vm], &after[vm])),
             updates: updates.finish(&vms[0].name)?,
             locations,
+            placed,
+            cause,
             clock,
         })
     }
@@ -213,7 +226,7 @@ impl Observed {
     /// One VM: its part of the report, its fresh pages and its moves.
     fn of_vm(&self, number: usize, vm: &Vm) -> Result<(VmReport, Vec<Touch>, Vec<Move>)> {
         let (samples, seconds) = (&self.samples[number], self.clock.seconds());
-        let report = judge(vm, samples, &self.locations)?;
+        let report = judge(vm, samples, &self.locations, self.placed.tsc)?;
         let report = VmReport { autonuma: self.autonuma[number].clone(), ..report };
         let touches = touches(samples, &self.locations, &seconds);
         Ok((report, touches, moves(&vm.threads, &self.locations, &seconds)))
@@ -222,11 +235,13 @@ impl Observed {
     fn report(&self, configuration: Configuration, vms: &[Vm; 2]) -> Result<Report> {
         let (dynamic, dynamic_touches, dynamic_moves) = self.of_vm(0, &vms[0])?;
         let (static_, static_touches, static_moves) = self.of_vm(1, &vms[1])?;
+        let (threads, seconds) = (&vms[1].threads, self.clock.seconds());
+        let placed = BeforeAfter::of(&self.placed, threads, &self.samples[1], &self.locations, seconds)?;
         let latency = |of: fn(&Update) -> f64| Percentiles::of(self.updates.iter().map(of).collect());
         Ok(Report {
             source: self.source,
             series: Series::new(
-                configuration.seconds as f64,
+                (configuration.seconds + placed::SECONDS) as f64,
                 (&dynamic_touches, dynamic_moves),
                 (&static_touches, static_moves),
             ),
@@ -237,6 +252,7 @@ impl Observed {
             published_to_acknowledged_ms: latency(|update| update.since_publication_ms),
             dynamic,
             static_,
+            placed: BeforeAfter { cause: self.cause.clone(), ..placed },
         })
     }
 }
@@ -305,41 +321,58 @@ fn start_mover(arguments: &Arguments, pids: &[i32]) -> Result<Process> {
     Ok(Process(child))
 }
 
-/// Shows progress until both programs in the guests have ended: how many of the pages since the last line were local. They do
-/// not end where a kernel of a guest has stopped.
-fn follow(
-    checkers: &[Checker; 2],
-    updates: &Updates,
-    trace: &mut Trace,
-    nodes: &Nodes,
-    seconds: u64,
-) -> Result<()> {
-    let start = Instant::now();
-    let period = Duration::from_secs((seconds / PROGRESS_LINES).max(PROGRESS_PERIOD_S));
-    let limit = Duration::from_secs(seconds) + HANG_LIMIT;
-    let (mut next, mut judged) = (start + period, [0; 2]);
-    while !checkers.iter().all(Checker::is_finished) {
-        if start.elapsed() > limit {
-            let hung = VMS.iter().zip(checkers).find(|(_, checker)| !checker.is_finished());
-            let vm = hung.map_or_else(String::new, |(name, _)| (*name).to_owned());
-            return Err(GuestStopped { vm, how: "its program has not ended long after its time" }.into());
-        }
-        std::thread::sleep(Duration::from_millis(200));
-        if Instant::now() >= next {
-            // What is touched later is left to the next line: the trace may not say yet where its vCPU was.
-            let until = tsc();
-            let locations = trace.so_far(nodes)?;
-            let [dynamic, static_] = [0, 1].map(|vm: usize| {
-                let (samples, count) = checkers[vm].some(judged[vm], PROGRESS_STEP);
-                judged[vm] = count;
-                picture::bar(share(&samples, until, &locations))
-            });
-            let (elapsed, updates) = (start.elapsed().as_secs(), updates.count());
-            say(&format!("{elapsed:3} s: vnuma {dynamic} static {static_} {updates} updates"));
-            next += period;
-        }
+/// Shows how many of the pages since the last line were local.
+struct Progress<'a> {
+    checkers: &'a [Checker; 2],
+    updates: &'a Updates,
+    nodes: &'a Nodes,
+    start: Instant,
+    /// Between two lines.
+    period: Duration,
+    next: Instant,
+    /// Samples of each VM that lines have shown.
+    judged: [usize; 2],
+    /// The programs end before.
+    limit: Duration,
+}
+
+impl<'a> Progress<'a> {
+    fn new(checkers: &'a [Checker; 2], updates: &'a Updates, nodes: &'a Nodes, seconds: u64) -> Self {
+        let (start, period) =
+            (Instant::now(), Duration::from_secs((seconds / PROGRESS_LINES).max(PROGRESS_PERIOD_S)));
+        let limit = Duration::from_secs(seconds + placed::SECONDS) + HANG_LIMIT;
+        Self { checkers, updates, nodes, start, period, next: start + period, judged: [0; 2], limit }
     }
-    Ok(())
+
+    /// Until the program in a guest has ended. It does not where the guest's kernel has stopped.
+    fn until_finished(&mut self, vm: usize, trace: &mut Trace) -> Result<()> {
+        while !self.checkers[vm].is_finished() {
+            if self.start.elapsed() > self.limit {
+                let how = "its program has not ended long after its time";
+                return Err(GuestStopped { vm: VMS[vm].to_owned(), how }.into());
+            }
+            std::thread::sleep(Duration::from_millis(200));
+            if Instant::now() >= self.next {
+                self.show(trace)?;
+                self.next += self.period;
+            }
+        }
+        Ok(())
+    }
+
+    fn show(&mut self, trace: &mut Trace) -> Result<()> {
+        // What is touched later is left to the next line: the trace may not say yet where its vCPU was.
+        let until = tsc();
+        let locations = trace.so_far(self.nodes)?;
+        let [dynamic, static_] = [0, 1].map(|vm: usize| {
+            let (samples, count) = self.checkers[vm].some(self.judged[vm], PROGRESS_STEP);
+            self.judged[vm] = count;
+            picture::bar(share(&samples, until, &locations))
+        });
+        let (elapsed, updates) = (self.start.elapsed().as_secs(), self.updates.count());
+        say(&format!("{elapsed:3} s: vnuma {dynamic} static {static_} {updates} updates"));
+        Ok(())
+    }
 }
 
 /// Share of local pages among those fresh ones that were touched until a time; none without pages.

@@ -19,11 +19,13 @@ pub fn is_local(sample: &Sample, locations: &Locations) -> bool {
     sample.node.is_some() && [sample.before_tsc, sample.after_tsc].map(node_at) == [sample.node; 2]
 }
 
-/// Compares each page's node with that of the vCPU that touched it.
-pub fn judge(vm: &Vm, samples: &[Sample], locations: &Locations) -> Result<VmReport> {
+/// Compares the node of each page that was touched before a time with that of the vCPU that touched it.
+pub fn judge(vm: &Vm, samples: &[Sample], locations: &Locations, until_tsc: u64) -> Result<VmReport> {
     let mut report = VmReport::default();
     let (mut local, mut resident_local) = (0usize, 0usize);
-    for sample in samples {
+    let samples: Vec<Sample> =
+        samples.iter().filter(|sample| sample.before_tsc < until_tsc).copied().collect();
+    for sample in &samples {
         let node_at = |tsc| locations.node(sample.tid, tsc);
         let (before, after) = (node_at(sample.before_tsc), node_at(sample.after_tsc));
         ensure!(before.is_some() && after.is_some(), "no location of thread {} in the trace", sample.tid);
@@ -44,11 +46,11 @@ pub fn judge(vm: &Vm, samples: &[Sample], locations: &Locations) -> Result<VmRep
     if report.pages == 0 || report.resident_pages == 0 {
         bail!("the guest of {} reported no pages", vm.name);
     }
-    (report.stays, report.stays_followed) = stays(vm, samples, locations);
+    (report.stays, report.stays_followed) = stays(vm, &samples, locations);
     report.local_share = local as f64 / report.pages as f64;
     report.resident_local_share = resident_local as f64 / report.resident_pages as f64;
-    report.vcpu_node_changes =
-        vm.threads.iter().map(|&tid| locations.stays(tid).len().saturating_sub(1)).sum();
+    let stays = |&tid: &i32| locations.stays(tid).iter().filter(|stay| stay.since_tsc < until_tsc).count();
+    report.vcpu_node_changes = vm.threads.iter().map(|tid| stays(tid).saturating_sub(1)).sum();
     Ok(report)
 }
 

@@ -19,6 +19,7 @@ mod locations;
 mod mover;
 mod pages;
 mod picture;
+mod placed;
 mod record;
 mod report;
 mod series;

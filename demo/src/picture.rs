@@ -1,7 +1,8 @@
 //! The shares over time as text of at most 80 columns. It has no control characters, so that a pipe or a file can have it,
 //! too; the two lines differ in what they are drawn with, not in colour.
 
-use crate::series::{Move, Series};
+use crate::report::Report;
+use crate::series::{Series, VmSeries};
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::symbols::Marker;
@@ -17,17 +18,25 @@ const AXIS: &str = "│";
 const BAR: usize = 12;
 
 /// The picture of a run.
-pub fn text(series: &Series) -> String {
+pub fn text(report: &Report) -> String {
+    let (series, placed) = (&report.series, &report.placed);
     let rows = chart(series);
     let axis = rows.iter().find_map(|row| row.split(AXIS).next().filter(|start| start.len() < row.len()));
     let axis = axis.map_or(0, |start| start.chars().count());
     let mut lines = vec!["  share of fresh pages on the vCPU's node, over time:".to_owned()];
     lines.extend(rows.iter().map(|row| format!("{:INDENT$}{}", "", row.trim_end())));
-    for (name, vm) in [("vnuma", &series.dynamic), ("static", &series.static_)] {
-        let marks = marks(series.seconds, &vm.moves, usize::from(WIDTH) - axis - 1);
+    let moves = |vm: &VmSeries| vm.moves.iter().map(|moved| moved.seconds).collect();
+    let rows = [
+        ("vnuma", moves(&series.dynamic)),
+        ("static", moves(&series.static_)),
+        (placed.policy, vec![placed.seconds]),
+    ];
+    for (name, times) in rows {
+        let marks = marks(series.seconds, &times, usize::from(WIDTH) - axis - 1);
         lines.push(format!("{name:>width$} {marks}", width = INDENT + axis).trim_end().to_owned());
     }
     lines.push("  ⣀⠤ with vnuma   • static vNUMA   ^ a vCPU came to another node".to_owned());
+    lines.push(format!("  {}: set for the static VM, whose guest is told nothing", placed.policy));
     lines.join("\n")
 }
 
@@ -54,11 +63,11 @@ fn set(points: &[(f64, f64)], marker: Marker) -> Dataset<'_> {
     Dataset::default().marker(marker).graph_type(GraphType::Line).data(points)
 }
 
-/// A mark in each column in whose time a vCPU moved.
-fn marks(seconds: f64, moves: &[Move], width: usize) -> String {
+/// A mark in the column of each time.
+fn marks(seconds: f64, times: &[f64], width: usize) -> String {
     let mut marks = vec![' '; width];
-    for moved in moves {
-        let column = (moved.seconds / seconds * width as f64) as usize;
+    for time in times {
+        let column = (time / seconds * width as f64) as usize;
         marks[column.min(width - 1)] = '^';
     }
     marks.into_iter().collect()
@@ -74,7 +83,8 @@ pub fn bar(share: Option<f64>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::series::VmSeries;
+    use crate::placed::BeforeAfter;
+    use crate::series::Move;
 
     const EXPECTED: &str = "  share of fresh pages on the vCPU's node, over time:
   100 %│ ⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉⠉
@@ -93,31 +103,34 @@ mod tests {
      0 s                                  10 s                              20 s
   vnuma ^                                   ^                                  ^
  static                   ^
-  ⣀⠤ with vnuma   • static vNUMA   ^ a vCPU came to another node";
+ vprobe                                                       ^
+  ⣀⠤ with vnuma   • static vNUMA   ^ a vCPU came to another node
+  vprobe: set for the static VM, whose guest is told nothing";
 
-    fn series() -> Series {
+    fn report() -> Report {
         let moved = |seconds| Move { seconds, vcpu: 1, from_node: Some(0), to_node: Some(1) };
         let vm = |share: f64, gap: usize, moves: &[f64]| VmSeries {
             local_share: (0..40).map(|window| (window / 5 != gap).then_some(share)).collect(),
             moves: moves.iter().copied().map(moved).collect(),
         };
         let (dynamic, static_) = (vm(1.0, 9, &[0.0, 10.0, 19.9]), vm(0.25, 3, &[5.0]));
-        Series { seconds: 20.0, window_seconds: 0.5, dynamic, static_ }
+        let placed = BeforeAfter { policy: "vprobe", seconds: 15.0, ..BeforeAfter::default() };
+        let series = Series { seconds: 20.0, window_seconds: 0.5, dynamic, static_ };
+        Report { series, placed, ..Report::default() }
     }
 
     #[test]
     fn a_known_series_looks_as_expected() {
-        assert_eq!(text(&series()), EXPECTED);
+        assert_eq!(text(&report()), EXPECTED);
     }
 
     #[test]
     fn the_picture_fits_a_terminal_and_has_no_control_characters() {
-        let text = text(&series());
+        let text = text(&report());
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
         assert!(text.chars().all(|c| c == '\n' || !c.is_control()), "{text}");
-        assert!(
-            super::text(&Series { seconds: 5.0, window_seconds: 0.5, ..Series::default() }).contains("5 s")
-        );
+        let series = Series { seconds: 5.0, window_seconds: 0.5, ..Series::default() };
+        assert!(super::text(&Report { series, ..Report::default() }).contains("5 s"));
     }
 
     #[test]

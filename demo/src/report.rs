@@ -1,5 +1,6 @@
 //! What the demonstration found: a table for people, a file for programs.
 
+use crate::placed::BeforeAfter;
 use crate::series::Series;
 use anyhow::{Result, ensure};
 use serde::Serialize;
@@ -27,6 +28,8 @@ pub struct Report {
     pub update_latency_ms: Percentiles,
     /// The part of it after the publication.
     pub published_to_acknowledged_ms: Percentiles,
+    /// The static VM, after a policy has placed its vCPUs.
+    pub placed: BeforeAfter,
     /// Both VMs over time.
     pub series: Series,
 }
@@ -48,7 +51,7 @@ impl Report {
             dynamic * 100.0,
             static_ * 100.0
         );
-        Ok(())
+        self.placed.check()
     }
 
     /// What was run, where.
@@ -187,6 +190,7 @@ impl fmt::Display for Report {
             row(&format!("{name}, p50"), milliseconds(latency.p50), "never".into())?;
             row(&format!("{name}, p99"), milliseconds(latency.p99), "never".into())?;
         }
+        self.placed.fmt(f)?;
         let configuration = &self.configuration;
         write!(
             f,
@@ -219,7 +223,8 @@ mod tests {
     fn the_claim_is_relative_to_the_guest_without_a_channel() {
         let report = |dynamic: (usize, usize), static_: (usize, usize)| {
             let vm = |(stays_followed, stays)| VmReport { stays, stays_followed, ..VmReport::default() };
-            Report { dynamic: vm(dynamic), static_: vm(static_), ..Report::default() }
+            let placed = BeforeAfter { local_share_after: 1.0, ..BeforeAfter::default() };
+            Report { dynamic: vm(dynamic), static_: vm(static_), placed, ..Report::default() }
         };
         assert!(report((20, 20), (8, 20)).check_claim().is_ok());
         assert!(report((14, 20), (8, 20)).check_claim().is_ok());
@@ -228,5 +233,7 @@ mod tests {
         {
             assert!(report(dynamic, static_).check_claim().is_err(), "{dynamic:?} {static_:?}");
         }
+        let unmoved = Report { placed: BeforeAfter::default(), ..report((20, 20), (8, 20)) };
+        assert!(unmoved.check_claim().is_err(), "a policy that does not help");
     }
 }

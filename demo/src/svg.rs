@@ -57,6 +57,12 @@ fn draw(report: &Report, text: &mut String) -> Result<(), Box<dyn std::error::Er
         let mark = |moved: &Move| TriangleMarker::new((moved.seconds, level), 5, colour.filled());
         chart.draw_series(vm.moves.iter().map(mark))?;
     }
+    let placed = &report.placed;
+    let line = [(placed.seconds, 0.0), (placed.seconds, 100.0)];
+    let upwards = (FONT, 15).into_font().color(&BLACK).transform(FontTransform::Rotate270);
+    let label = format!("{} places the static VM", placed.policy);
+    chart.draw_series([PathElement::new(line, BLACK)])?;
+    chart.draw_series([Text::new(label, (placed.seconds, 8.0), upwards)])?;
     chart
         .configure_series_labels()
         .position(SeriesLabelPosition::MiddleRight)

@@ -10,7 +10,13 @@ use std::{collections::BTreeSet, fs, process::Command};
 const MAX_LINE: usize = 160;
 /// Lines of the demonstration that a run of programs and an image that are built already, without a retried boot, does not
 /// print.
-const NOT_PRINTED: [&str; 4] = ["lab boot retried", "still building", "trying again", "trying once more"];
+const NOT_PRINTED: [&str; 5] = [
+    "lab boot retried",
+    "still building",
+    "trying again",
+    "trying once more",
+    "no vCPU came to another node",
+];
 
 fn read(path: &str) -> String {
     fs::read_to_string(workspace().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
@@ -216,13 +222,24 @@ fn fixed_parts(format: &str) -> Vec<&str> {
 /// Format strings of the lines that each run prints.
 fn printed() -> Vec<String> {
     let [host, report, xtask] = ["demo/src/host.rs", "demo/src/report.rs", "xtask/src/demo.rs"].map(read);
+    let [placed, policies] = ["demo/src/placed.rs", "crates/placement/src/scheduling/mod.rs"].map(read);
     let picture = read("demo/src/picture.rs");
     let picture = picture.split("#[cfg(test)]").next().expect("the picture's lines");
-    let table = report.split("impl fmt::Display for Report").nth(1).expect("the table of the report");
-    let table = table.split("\n}\n").next().expect("its end");
-    let calls = [(&host, "say("), (&host, "println!("), (&host, "const LAB: "), (&xtask, "println!(")];
+    let tables = [(&report, "impl fmt::Display for Report"), (&placed, "impl fmt::Display for BeforeAfter")];
+    let tables = tables.into_iter().flat_map(|(code, begin)| {
+        let table = code.split(begin).nth(1).unwrap_or_else(|| panic!("no {begin}"));
+        literals(table.split("\n}\n").next().unwrap_or_default())
+    });
+    let calls = [
+        (&host, "say("),
+        (&host, "println!("),
+        (&host, "const LAB: "),
+        (&placed, "const POLICY: "),
+        (&policies, "Self::Memory => "),
+        (&xtask, "println!("),
+    ];
     let lines = calls.into_iter().flat_map(|(code, call)| literals_of_calls(code, call));
-    let lines = lines.chain(literals(table)).chain(literals(picture));
+    let lines = lines.chain(tables).chain(literals(picture));
     lines.filter(|line| !NOT_PRINTED.iter().any(|part| line.contains(part))).collect()
 }
 
