@@ -9,13 +9,18 @@ help:
 	@echo 'make demo             a running VM follows its NUMA topology, an otherwise identical one does not'
 	@echo 'make test             format, lints, unit, property and lab tests'
 	@echo 'make bench NAME=...   one benchmark (without NAME: list them); FULL=1 for its full form'
-	@echo 'make soak             long runs of the property tests, fuzz targets and lab tests'
+	@echo 'make soak             long runs of the property tests, fuzz targets and lab tests; NAME=scheduler: that part of them'
 	@echo 'make lab-shell        a prompt on the emulated NUMA server'
 
-demo test soak:
+demo test:
 	@scripts/bootstrap.sh
 	@$(BUILD_XTASK)
 	@$(XTASK) $@
+
+soak:
+	@scripts/bootstrap.sh
+	@$(BUILD_XTASK)
+	@$(XTASK) soak $(NAME)
 
 bench:
 	@scripts/bootstrap.sh

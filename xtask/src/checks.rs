@@ -47,6 +47,8 @@ const SERVER_TESTS: &[&str] = &[
 /// Three minutes, which `make test` does not have; that the plugin counts at all is tested with the lab itself.
 const COUNTER_TESTS: &[&str] =
     &["--package", "lab-count", "--features", "lab", "--test", "exact", "--", "--test-threads", "1"];
+/// Of [`SLICE_TESTS`] the one that is a part of the soak by itself.
+const SCHEDULER_TEST: &str = "slice::nothing_is_lost_while_everything_around_vms_changes";
 /// Of a soak: cases of each property, rounds of moves, seconds of the demonstration.
 const SOAK_CASES: &str = "20000";
 const SOAK_ROUNDS: &str = "500";
@@ -130,10 +132,42 @@ fn recorded_servers(counts: &mut Counts) -> Result<()> {
     cargo_test(SERVER_TESTS, &[("VNUMA_RECORDED_SERVERS", archives)], counts)
 }
 
+/// What of the long runs, and how.
+#[derive(clap::Args)]
+pub struct SoakArguments {
+    /// Only this part
+    part: Option<SoakPart>,
+    /// How long that part lasts, minutes
+    #[arg(long, requires = "part", default_value_t = 40, value_parser = clap::value_parser!(u64).range(1..=160))]
+    minutes: u64,
+    /// Seed of that part
+    #[arg(long, requires = "part", default_value_t = 1)]
+    seed: u64,
+}
+
+/// A part of the long runs that can run by itself.
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum SoakPart {
+    /// Policies, masks, schedulers, vnumad and VMs come, go and change at random, on one lab server
+    Scheduler,
+}
+
 /// The long runs.
-pub fn soak() -> Result<()> {
+pub fn soak(arguments: &SoakArguments) -> Result<()> {
     setup::packages()?;
     let mut steps = Steps::default();
+    if let Some(SoakPart::Scheduler) = arguments.part {
+        let (seconds, seed) = ((arguments.minutes * 60).to_string(), arguments.seed.to_string());
+        let env = [("VNUMA_SOAK_SECONDS", seconds.as_str()), ("VNUMA_SOAK_SEED", &seed)];
+        steps.step("lab: everything around VMs changes", |counts| {
+            cargo_test(
+                &[SLICE_TESTS, &["--include-ignored", "--exact", SCHEDULER_TEST]].concat(),
+                &env,
+                counts,
+            )
+        });
+        return steps.finish();
+    }
     steps.step("property tests", |counts| {
         let arguments = ["--quiet", "--workspace", "--locked", "--no-fail-fast"];
         cargo_test(&arguments, &[("PROPTEST_CASES", SOAK_CASES)], counts)

@@ -56,7 +56,7 @@ enum Command {
     /// The host topology reader on recorded servers, beside lstopo
     Servers,
     /// The long runs: property tests with many cases, fuzz targets, hundreds of moves, a long demonstration
-    Soak,
+    Soak(checks::SoakArguments),
 }
 
 fn main() -> ExitCode {
@@ -67,7 +67,7 @@ fn main() -> ExitCode {
         Command::Bench(arguments) => bench::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Servers => checks::servers().map(|()| ExitCode::SUCCESS),
         Command::Fuzz(arguments) => fuzz::main(&arguments).map(|()| ExitCode::SUCCESS),
-        Command::Soak => checks::soak().map(|()| ExitCode::SUCCESS),
+        Command::Soak(arguments) => checks::soak(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Test => checks::test().map(|()| ExitCode::SUCCESS),
     };
     match result {

@@ -17,6 +17,7 @@ mod readings;
 mod replug;
 mod scheduler;
 mod shapes;
+mod soak;
 mod states;
 mod stopped;
 mod threads;
@@ -56,6 +57,8 @@ enum Scenario {
     Policy,
     /// The scheduler of vCPU threads, with threads that are no vCPUs and with those of VMs
     Scheduler(scheduler::Arguments),
+    /// Policies, masks, schedulers, vnumad and VMs come, go and change at random, for long
+    Soak(soak::Arguments),
     /// QEMUs are stopped, used by somebody else, and killed in mid-attach
     Stopped,
     /// vnumad is killed again and again while vCPUs move
@@ -74,6 +77,7 @@ fn main() -> anyhow::Result<()> {
         Scenario::Machine => machine::run(),
         Scenario::Policy => policy::run(),
         Scenario::Scheduler(arguments) => scheduler::run(&arguments),
+        Scenario::Soak(arguments) => soak::run(&arguments),
         Scenario::Stopped => stopped::run(),
         Scenario::Hotplug => hotplug::run(),
         Scenario::Lifecycle => lifecycle::run(),

@@ -123,17 +123,22 @@ impl Loop {
 
     /// The first vCPU of a VM.
     pub fn of_vcpu(vm: &Vm) -> Self {
-        Self { _process: None, pid: vm.pid, tid: vm.threads[0], assigned: RefCell::default() }
+        Self::of_thread_of(vm.pid, vm.threads[0])
     }
 
     /// QEMU's main thread.
     pub fn of_main_thread(vm: &Vm) -> Self {
-        Self { _process: None, pid: vm.pid, tid: vm.pid, assigned: RefCell::default() }
+        Self::of_thread_of(vm.pid, vm.pid)
     }
 
     /// A thread of this process.
     pub fn of_thread(tid: i32) -> Self {
-        Self { _process: None, pid: std::process::id().cast_signed(), tid, assigned: RefCell::default() }
+        Self::of_thread_of(std::process::id().cast_signed(), tid)
+    }
+
+    /// A thread of a process.
+    pub fn of_thread_of(pid: i32, tid: i32) -> Self {
+        Self { _process: None, pid, tid, assigned: RefCell::default() }
     }
 
     pub fn make_ext(&self) -> Result<()> {

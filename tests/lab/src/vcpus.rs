@@ -20,7 +20,7 @@ use vnuma_scenario::{HANG_LIMIT, Process, Vm, vnumactl, vnumad, wait_for};
 
 /// Of a share of CPU time: a tick of the kernel is 4 ms, a slice 5 ms, and QEMU's other threads run, too.
 const TOLERANCE: f64 = 0.07;
-const PROGRAM: &str = "/usr/local/bin/scx_vnuma";
+pub const PROGRAM: &str = "/usr/local/bin/scx_vnuma";
 /// Its name in the kernel is another one.
 const FOREIGN: &str = "/root/scx_other";
 
@@ -121,11 +121,11 @@ fn rescues(scheduler: &Scheduler, [waiting, busy]: [&Loop; 2], full: bool) -> Re
     beat(scheduler)
 }
 
-fn load(options: &[&str]) -> Result<Process> {
+pub fn load(options: &[&str]) -> Result<Process> {
     Ok(Process(Command::new(PROGRAM).args(options).stdin(Stdio::null()).spawn().context(PROGRAM)?))
 }
 
-fn maps() -> Result<Scheduler> {
+pub fn maps() -> Result<Scheduler> {
     Ok(Scheduler::open(Path::new("/"), Path::new(DIRECTORY))?)
 }
 
@@ -235,7 +235,7 @@ fn emulator_stays(guest: &Guest) -> Result<()> {
 }
 
 /// A scheduler that the kernel knows by another name: a copy of scx_vnuma in which that is changed.
-fn load_foreign() -> Result<Process> {
+pub fn load_foreign() -> Result<Process> {
     fs::copy(PROGRAM, FOREIGN).context(FOREIGN)?;
     // The name fills 128 bytes of each variant, `partial` and `full`.
     let found = Command::new("grep")

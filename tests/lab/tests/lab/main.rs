@@ -17,6 +17,11 @@ fn soak_rounds() -> Option<String> {
     std::env::var("VNUMA_SOAK_ROUNDS").ok()
 }
 
+/// Seconds that a soak of what changes at random takes; none if that is as long as by default.
+fn soak_seconds() -> Option<String> {
+    std::env::var("VNUMA_SOAK_SECONDS").ok()
+}
+
 /// A command for the server.
 #[derive(Clone, Default)]
 struct Job {
@@ -37,7 +42,7 @@ fn run(profile: &str, jobs: &[Job]) {
             puts: job.files.iter().filter(|(_, path)| there.insert(path.clone())).cloned().collect(),
             command: job.command.clone(),
             env: job.env.clone(),
-            timeout: if soak_rounds().is_some() { SOAK_TIMEOUT } else { TIMEOUT },
+            timeout: if soak_rounds().or(soak_seconds()).is_some() { SOAK_TIMEOUT } else { TIMEOUT },
             ..LabRun::default()
         };
         match run.run_in(&server) {

@@ -1,7 +1,7 @@
 //! The first slice on real KVM: scenarios of `lab-scenario`, and what else runs on the server. What takes long and is not
 //! at the heart of it belongs to `make soak`.
 
-use crate::{Job, driver::essential, run, soak_rounds};
+use crate::{Job, driver::essential, run, soak_rounds, soak_seconds};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
@@ -76,6 +76,16 @@ fn guests_answer_and_survive_the_end_of_others() {
 #[ignore = "takes minutes: make soak"]
 fn threads_follow_their_places_in_the_kernel() {
     run("2n4c", &[job(&["lab-scenario", "scheduler"])]);
+}
+
+/// `make soak NAME=scheduler`
+#[test]
+#[ignore = "takes long: make soak"]
+fn nothing_is_lost_while_everything_around_vms_changes() {
+    let by_default = if soak_rounds().is_some() { "2400" } else { "600" };
+    let seconds = soak_seconds().unwrap_or_else(|| by_default.to_owned());
+    let seed = std::env::var("VNUMA_SOAK_SEED").unwrap_or_else(|_| "1".to_owned());
+    run("4n8c", &[job(&["lab-scenario", "soak", "--seconds", &seconds, "--seed", &seed])]);
 }
 
 #[test]
