@@ -58,6 +58,7 @@ impl Check {
 pub fn examine(daemon: &Daemon, host: &HostTopology, vms: &[Vm]) -> Vec<Check> {
     let mut checks = vec![nodes(host), locations(daemon), affinity(daemon), counters(daemon)];
     checks.extend(readings(daemon));
+    checks.extend(samples(daemon));
     checks.push(places(daemon));
     for vm in vms {
         let mut of_vm = vec![connection(vm)];
@@ -169,6 +170,21 @@ fn counters(daemon: &Daemon) -> Check {
             None => best,
         },
     }
+}
+
+/// Samples of memory accesses, if the operator wants them and a VM has a policy.
+fn samples(daemon: &Daemon) -> Option<Check> {
+    let counters = &daemon.counters;
+    let why = match (&counters.why_no_samples, counters.samples) {
+        (Some(why), _) => why,
+        (None, true) => {
+            return Some(Check::best("samples", "ibs, which vnuma's developers could not run"));
+        }
+        (None, false) => return None,
+    };
+    let remedy =
+        "set policy.samples to \"off\", or run vnumad on a host with an AMD CPU and Linux 6.2 or newer";
+    Some(Check::lower(Level::Reduced, "samples", "none", why.clone(), remedy))
 }
 
 /// How threads are read for policies, if any VM has one.
@@ -516,6 +532,20 @@ mod tests {
             shown.contains("taken to be the kernel's defaults: /sys/fs/cgroup/a/cpu.weight: `x`"),
             "{shown}"
         );
+    }
+
+    #[test]
+    fn samples_are_shown_if_they_are_wanted() {
+        let check = |counters: Counters| {
+            let checks = examine(&Daemon { counters, ..daemon("bpf") }, &HostTopology::default(), &[]);
+            (checks.iter().any(|check| check.check == "samples"), text(&checks))
+        };
+        assert!(!check(Counters::default()).0);
+        let (shown, text) = check(Counters { samples: true, ..Counters::default() });
+        assert!(shown && text.contains("could not run"), "{text}");
+        let why = Some("no IBS: /sys/x".to_owned());
+        let (shown, text) = check(Counters { why_no_samples: why, ..Counters::default() });
+        assert!(shown && text.contains("no IBS: /sys/x") && text.contains("policy.samples"), "{text}");
     }
 
     fn vm(name: &str, homes: &[Option<u32>]) -> Vm {

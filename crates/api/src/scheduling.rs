@@ -247,6 +247,12 @@ pub struct Counters {
     pub failed: usize,
     /// The reason.
     pub why_failed: Option<String>,
+    /// Memory accesses are sampled.
+    #[serde(default)]
+    pub samples: bool,
+    /// The operator wants them sampled, and they cannot be: why.
+    #[serde(default)]
+    pub why_no_samples: Option<String>,
     /// How times, CPUs and masks of threads are read: `bpf` or `files`. Empty while no VM has a policy.
     #[serde(default)]
     pub read_by: String,

@@ -206,7 +206,7 @@ fn parse_event(text: &str) -> Option<u64> {
     }
 }
 
-fn read(path: &Path, limit: u64) -> Option<String> {
+pub(crate) fn read(path: &Path, limit: u64) -> Option<String> {
     let mut bytes = Vec::new();
     fs::File::open(path).ok()?.take(limit).read_to_end(&mut bytes).ok()?;
     Some(String::from_utf8_lossy(&bytes).into_owned())

@@ -62,6 +62,10 @@ impl CounterError {
             Code::NodeLoadMisses => "node-load-misses",
             Code::Raw(_) => "an event of the PMU",
         };
+        Self::of(event, source)
+    }
+
+    pub(crate) fn of(event: &'static str, source: io::Error) -> Self {
         match source.raw_os_error() {
             // EPERM, EACCES
             Some(1 | 13) => Self::NotPermitted { event },

@@ -14,13 +14,15 @@
 //! The counters go on with their thread from CPU to CPU and count what it does in the guest as well as what the host's
 //! kernel does for it: a guest's kernel is not told apart from its programs.
 //!
-//! Memory sampling with physical addresses (PEBS of Intel, IBS of AMD) is no source here: it would say which page each vCPU
-//! uses, at the cost of an interrupt for each sample. It is left out until it can be run and measured.
+//! Beside that, [samples](ThreadSamples) of accesses with their physical addresses say where a thread's memory is. They are off
+//! unless an operator asks for them, as each costs an interrupt.
 
 mod events;
 mod group;
 mod period;
+mod samples;
 
 pub use events::{Code, Detected, Events, PassedOver, Source, detect};
 pub use group::{CounterError, ThreadCounters};
 pub use period::{Accesses, Counted, Period, Reading};
+pub use samples::{Ibs, MemoryMap, Sampled, Shares, ThreadSamples};

@@ -65,6 +65,8 @@ pub struct Config {
     pub policy_bounds: Bounds,
     /// Bytes of memory that policies may move in a second; 0: none.
     pub policy_memory: u64,
+    /// Memory accesses of vCPUs are sampled.
+    pub policy_samples: bool,
 }
 
 /// How often vnumad looks at what may change without an event, but for a resync.
@@ -237,6 +239,7 @@ struct PolicySection {
     bound_low: Option<Spanned<f64>>,
     bound_high: Option<Spanned<f64>>,
     memory_mib_per_s: Option<Spanned<i64>>,
+    samples: Option<Samples>,
 }
 
 impl PolicySection {
@@ -285,6 +288,7 @@ impl Default for Config {
             policy_period: Duration::from_secs(1),
             policy_bounds: Bounds::default(),
             policy_memory: 0,
+            policy_samples: false,
         }
     }
 }
@@ -373,8 +377,17 @@ impl Config {
             policy_period,
             policy_bounds,
             policy_memory: policy_memory.unwrap_or(0) << 20,
+            policy_samples: file.policy.samples == Some(Samples::Ibs),
         })
     }
+}
+
+/// What samples memory accesses.
+#[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Samples {
+    Off,
+    Ibs,
 }
 
 impl From<Location> for Prefer {
@@ -535,6 +548,7 @@ mod tests {
             bound_low = 2.5
             bound_high = 18.0
             memory_mib_per_s = 3
+            samples = "ibs"
         "#;
         let expected = Config {
             socket: "/a/s".into(),
@@ -566,6 +580,7 @@ mod tests {
             policy_period: Duration::from_millis(500),
             policy_bounds: Bounds { low: 2.5, high: 18.0 },
             policy_memory: 3 << 20,
+            policy_samples: true,
         };
         assert_eq!(parse(text), Ok(expected));
     }

@@ -102,8 +102,10 @@ fn wrong(row: &Row) -> Vec<String> {
     let values: BTreeSet<&str> = quoted(range).into_iter().collect();
     if !values.is_empty() {
         let error = with(key, &toml(NONSENSE)).expect_err("no value");
-        let (_, known) = error.rsplit_once("one of ").expect("a list");
-        let known: BTreeSet<&str> = known.split([',', ' ', '`']).filter(|word| !word.is_empty()).collect();
+        // Two values are `a` or `b`.
+        let list = error.rsplit_once("one of ").or_else(|| error.rsplit_once("expected "));
+        let words = list.expect("a list").1.split([',', ' ', '`']);
+        let known: BTreeSet<&str> = words.filter(|word| !matches!(*word, "" | "or")).collect();
         if known != values {
             wrong.push(format!("{key}: {values:?}, but {error}"));
         }

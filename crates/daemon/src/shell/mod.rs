@@ -32,6 +32,7 @@ mod recorders;
 mod records;
 mod report;
 mod sampler;
+mod samples;
 mod scanner;
 mod scheduler;
 mod threads;
@@ -57,7 +58,7 @@ use mover::{Move, Mover, Order};
 use processes::Processes;
 use recorders::Recorders;
 use records::Records;
-use sampler::{Sampler, Targets};
+use sampler::{Sampler, Targets, Wanted};
 use scanner::Scanner;
 use std::{
     collections::{HashMap, VecDeque},
@@ -166,7 +167,11 @@ impl Shell {
             memory: MemoryMover::start(config.root.clone(), Arc::clone(&inbox))?,
             sampler: Sampler::start(
                 (config.root.clone(), config.location),
-                (config.policy_period, config.policy_memory > 0),
+                Wanted {
+                    period: config.policy_period,
+                    memory: config.policy_memory > 0,
+                    samples: config.policy_samples,
+                },
                 &host,
                 Arc::clone(&inbox),
             )?,

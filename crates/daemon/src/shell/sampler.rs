@@ -5,6 +5,7 @@ use super::{
     groups::Groups,
     inbox::{Inbox, Message},
     pages::PageReader,
+    samples::{Sampled, Sampling},
     threads::{self, Known},
 };
 use crate::core::event::Event;
@@ -48,6 +49,16 @@ enum Order {
     Host(Arc<HostTopology>),
 }
 
+/// What is read.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wanted {
+    pub(super) period: Duration,
+    /// Where memory may go.
+    pub(super) memory: bool,
+    /// Samples of memory accesses.
+    pub(super) samples: bool,
+}
+
 /// A thread that reads once a period.
 #[derive(Debug)]
 pub(super) struct Sampler {
@@ -59,7 +70,7 @@ pub(super) struct Sampler {
 impl Sampler {
     pub(super) fn start(
         (root, prefer): (PathBuf, Prefer),
-        (period, moves_memory): (Duration, bool),
+        wanted: Wanted,
         host: &HostTopology,
         inbox: Arc<Inbox>,
     ) -> io::Result<Self> {
@@ -71,18 +82,19 @@ impl Sampler {
             detected: Detected { events: None, passed_over: Vec::new() },
             vms: BTreeMap::new(),
             pages: None,
-            moves_memory,
+            wanted,
+            sampling: None,
             idle: Vec::new(),
             read_ns: 0,
             reader: threads::Reader::new(root.clone(), prefer),
             health: Arc::clone(&health),
-            groups: Groups::new(root.clone(), period),
+            groups: Groups::new(root.clone(), wanted.period),
             root,
             inbox,
         };
         let thread = spawn_worker("sampler", move || {
             task.detect();
-            task.run(period, &received);
+            task.run(wanted.period, &received);
         })?;
         Ok(Self { orders: Some(orders), thread: Some(thread), health })
     }
@@ -127,7 +139,8 @@ struct Thread {
     /// Position of its control group.
     group: Option<usize>,
     counters: Option<ThreadCounters>,
-    /// Why it has none.
+    samples: Option<Sampled>,
+    /// Why it has no counters, or no samples.
     problem: Option<String>,
     /// Periods since they were tried to be opened.
     tried: u32,
@@ -159,8 +172,9 @@ struct Task {
     vms: BTreeMap<VmId, Vm>,
     /// Only while something is counted, and counters do not say which node an access goes to or memory may be moved.
     pages: Option<PageReader>,
-    /// Policies may move memory.
-    moves_memory: bool,
+    wanted: Wanted,
+    /// Only while something is counted, and the operator wants samples.
+    sampling: Option<Sampling>,
     /// How long each CPU had been idle at the end of the last period.
     idle: Vec<(CpuId, u64)>,
     /// When the last period ended; 0 before the first.
@@ -223,16 +237,16 @@ impl Task {
         let thread = |(vcpu, tid)| {
             let known = before.iter().position(|thread| (thread.vcpu, thread.read.tid) == (vcpu, tid));
             known.map(|at| before.swap_remove(at)).unwrap_or_else(|| {
-                let (group, counters, problem, times) = (None, None, None, None);
+                let (group, counters, samples, problem, times) = (None, None, None, None, None);
                 let read = threads::Thread::new(pid, tid);
-                Thread { vcpu, read, group, counters, problem, tried: TRY_AGAIN, times }
+                Thread { vcpu, read, group, counters, samples, problem, tried: TRY_AGAIN, times }
             })
         };
         let threads = vcpus.into_iter().map(thread).collect();
         let mut vm_threads = Vm { pid, pidfd, threads };
         self.begin_threads(&mut vm_threads.threads);
         vm_threads.read_groups(&mut self.groups);
-        open_counters(&mut vm_threads, self.detected.events.as_ref());
+        open_counters(&mut vm_threads, self.detected.events.as_ref(), self.sampling.as_ref());
         self.vms.insert(vm, vm_threads);
         self.pages.iter().for_each(|pages| pages.watch(vm, pid));
     }
@@ -254,9 +268,10 @@ impl Task {
         (self.read_ns, self.layout) = (monotonic_ns(), None);
         self.reader.read(Vec::new());
         self.read_idle();
-        if self.moves_memory || self.detected.source() != Source::PerNode {
+        self.sampling = self.wanted.samples.then(|| Sampling::find(&self.root));
+        if self.wanted.memory || self.detected.source() != Source::PerNode {
             // Without it accesses are attributed to nodes less well, or not at all; the policies see that as a gap.
-            self.pages = PageReader::start(self.root.clone(), self.moves_memory).ok();
+            self.pages = PageReader::start(self.root.clone(), self.wanted.memory).ok();
         }
     }
 
@@ -288,9 +303,11 @@ impl Task {
         let mut vms = Vec::with_capacity(self.vms.len());
         for (&vm, counted) in &mut self.vms {
             let (pages, memory) = self.pages.as_ref().map(|pages| pages.of(vm)).unwrap_or_default();
-            open_counters(counted, self.detected.events.as_ref());
+            let sampling = self.sampling.as_ref();
+            open_counters(counted, self.detected.events.as_ref(), sampling);
             let none = self.detected.events.is_none();
-            let vcpus = counted.threads.iter_mut().filter_map(|thread| period_of(thread, none)).collect();
+            let vcpus =
+                counted.threads.iter_mut().filter_map(|thread| period_of(thread, none, sampling)).collect();
             vms.push(VmReading { vm, pid: counted.pid, pages, memory, vcpus });
         }
         self.note_health();
@@ -322,12 +339,14 @@ impl Task {
         health.read_by = read_by.to_owned();
         health.why_files = self.reader.why_files().map(str::to_owned);
         health.why_no_idle_times = self.reader.why_no_idle_times().map(str::to_owned);
+        let problem = self.sampling.as_ref().map(|sampling| sampling.problem().map(str::to_owned));
+        (health.samples, health.why_no_samples) = (matches!(problem, Some(None)), problem.flatten());
         health.why_no_groups = self.groups.problem().map(str::to_owned);
     }
 }
 
 /// Opens the counters of threads that have none. What cannot be opened is tried again after some periods.
-fn open_counters(vm: &mut Vm, events: Option<&Events>) {
+fn open_counters(vm: &mut Vm, events: Option<&Events>, sampling: Option<&Sampling>) {
     let Some(events) = events else { return };
     for thread in vm.threads.iter_mut().filter(|thread| thread.counters.is_none()) {
         thread.tried += 1;
@@ -341,6 +360,11 @@ fn open_counters(vm: &mut Vm, events: Option<&Events>) {
             Some(Ok(counters)) => {
                 thread.read.set_events(counters.ids());
                 (thread.counters, thread.problem) = (Some(counters), None);
+                let opened = sampling.and_then(|sampling| sampling.open(&vm.pidfd, vm.pid, tid));
+                match opened.transpose() {
+                    Ok(samples) => thread.samples = samples,
+                    Err(why) => thread.problem = Some(why),
+                }
             }
             Some(Err(error)) => thread.problem = Some(error.to_string()),
             None => thread.problem = Some(format!("thread {tid} does not belong to process {}", vm.pid)),
@@ -349,7 +373,7 @@ fn open_counters(vm: &mut Vm, events: Option<&Events>) {
 }
 
 /// A thread's period. `None`: it has ended, or its period before is not known yet.
-fn period_of(thread: &mut Thread, no_counters: bool) -> Option<VcpuReading> {
+fn period_of(thread: &mut Thread, no_counters: bool, sampling: Option<&Sampling>) -> Option<VcpuReading> {
     let Some(Known { times, cpu, real_time, allowed, counts }) = thread.read.take() else {
         // Another thread may get its number.
         thread.times = None;
@@ -373,6 +397,10 @@ fn period_of(thread: &mut Thread, no_counters: bool) -> Option<VcpuReading> {
                 }
             },
         },
+    };
+    let counted = match (sampling, &mut thread.samples) {
+        (Some(sampling), Some(samples)) => sampling.refine(samples, counted),
+        _ => counted,
     };
     let before = before?;
     Some(VcpuReading {
