@@ -1,10 +1,12 @@
 //! Reads what the program in a guest reports, and looks up on which node of the host each page lies.
 
+use crate::guest::STOP;
 use crate::pages::Pages;
 use crate::record::{Kind, Record};
 use anyhow::{Context, Result, ensure};
 use std::io::{BufReader, Write};
 use std::process::{ChildStdin, ChildStdout};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use vnuma_scenario::{Monitor, Vm, tsc_offset};
@@ -37,6 +39,7 @@ fn locked(samples: &Samples) -> MutexGuard<'_, Vec<Sample>> {
 pub struct Checker {
     thread: JoinHandle<Result<()>>,
     samples: Samples,
+    stop: Arc<AtomicBool>,
 }
 
 impl Checker {
@@ -48,16 +51,21 @@ impl Checker {
         let answers = program.0.stdin.take().context("no standard input")?;
         let records = BufReader::new(program.0.stdout.take().context("no standard output")?);
         let (threads, name) = (vm.threads.clone(), vm.name.clone());
-        let samples = Samples::default();
-        let found = Arc::clone(&samples);
+        let (samples, stop) = (Samples::default(), Arc::<AtomicBool>::default());
+        let (found, stops) = (Arc::clone(&samples), Arc::clone(&stop));
         let thread = std::thread::spawn(move || {
-            check_records(records, answers, &threads, offset, &mut lookup, &found)
+            check_records(records, (answers, &stops), &threads, offset, &mut lookup, &found)
                 .with_context(|| format!("looking up the pages of {name}"))?;
             let status = program.0.wait()?;
             ensure!(status.success(), "the program in {name} failed: {status}");
             Ok(())
         });
-        Ok(Self { thread, samples })
+        Ok(Self { thread, samples, stop })
+    }
+
+    /// Lets the program in the guest end before its time.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
     }
 
     /// Whether the program in the guest has ended.
@@ -80,7 +88,7 @@ impl Checker {
 
 fn check_records(
     mut records: BufReader<ChildStdout>,
-    mut answers: ChildStdin,
+    (mut answers, stop): (ChildStdin, &AtomicBool),
     threads: &[i32],
     tsc_offset: u64,
     lookup: &mut Pages,
@@ -102,6 +110,9 @@ fn check_records(
         }));
         if record.kind == Kind::Fresh {
             due.extend(record.apic_id.to_le_bytes());
+        }
+        if stop.swap(false, Ordering::Relaxed) {
+            due.extend(STOP.to_le_bytes());
         }
         // Answers go together, as each write to a guest is dear; none waits for a record that is not there yet.
         if records.buffer().is_empty() {

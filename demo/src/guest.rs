@@ -34,6 +34,8 @@ const RESIDENT_PAGES: usize = 256;
 const RESIDENT_PERIOD: Duration = Duration::from_secs(1);
 /// The host answers within milliseconds; this only ends a process whose host is gone.
 const ANSWER_LIMIT_MS: u16 = 60_000;
+/// Not an answer: the host has seen enough.
+pub const STOP: u32 = u32::MAX;
 const PAGEMAP_PRESENT: u64 = 1 << 63;
 const PAGEMAP_FRAME: u64 = (1 << 55) - 1;
 
@@ -78,11 +80,15 @@ fn run_all(seconds: u64) -> Result<()> {
     Ok(())
 }
 
-/// The host answers each fresh record with the APIC id of its vCPU.
+/// The host answers each fresh record with the APIC id of its vCPU. At its [`STOP`] the processes lose their input, and end.
 fn forward_answers(mut inputs: HashMap<u32, ChildStdin>) {
-    let mut apic_id = [0u8; 4];
-    while stdin().read_exact(&mut apic_id).is_ok() {
-        if let Some(input) = inputs.get_mut(&u32::from_le_bytes(apic_id)) {
+    let mut bytes = [0u8; 4];
+    while stdin().read_exact(&mut bytes).is_ok() {
+        let answer = u32::from_le_bytes(bytes);
+        if answer == STOP {
+            break;
+        }
+        if let Some(input) = inputs.get_mut(&answer) {
             // A process that has ended needs no answer.
             let _ = input.write_all(&[1]);
         }
@@ -97,19 +103,18 @@ fn bind(cpu: usize) -> Result<u32> {
     Ok(__cpuid_count(0xb, 0).edx)
 }
 
-/// Answers that have come; waits for one when `wait` says so.
-fn answers(wait: bool) -> Result<usize> {
+/// Answers that have come; waits for one when `wait` says so. `None`: there will be none any more.
+fn answers(wait: bool) -> Result<Option<usize>> {
     let input = stdin();
     let mut polled = [PollFd::new(input.as_fd(), PollFlags::POLLIN)];
     let limit = if wait { PollTimeout::from(ANSWER_LIMIT_MS) } else { PollTimeout::ZERO };
     if poll(&mut polled, limit)? == 0 {
         ensure!(!wait, "the host has not answered for {ANSWER_LIMIT_MS} ms");
-        return Ok(0);
+        return Ok(Some(0));
     }
     let mut bytes = [0u8; BATCHES];
     let count = nix::unistd::read(input.as_fd(), &mut bytes)?;
-    ensure!(count > 0, "the host is gone");
-    Ok(count)
+    Ok((count > 0).then_some(count))
 }
 
 fn allocate(cpu: usize, deadline: Instant) -> Result<()> {
@@ -127,7 +132,8 @@ fn allocate(cpu: usize, deadline: Instant) -> Result<()> {
         if Instant::now() >= deadline {
             return Ok(());
         }
-        waiting -= answers(waiting == BATCHES)?;
+        let Some(answers) = answers(waiting == BATCHES)? else { return Ok(()) };
+        waiting -= answers;
         let first = batch * BATCH_PAGES;
         fresh.discard(first, BATCH_PAGES)?;
         let times = fresh.touch(first, BATCH_PAGES);

@@ -28,7 +28,7 @@ const PROGRESS_STEP: usize = 16;
 #[derive(clap::Args)]
 pub struct Arguments {
     /// Seconds of moves and allocation
-    #[arg(long, default_value_t = 18, value_parser = clap::value_parser!(u64).range(5..=3600))]
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u64).range(5..=3600))]
     seconds: u64,
     /// Milliseconds between two moves
     #[arg(long, default_value_t = 3000, value_parser = clap::value_parser!(u64).range(10..=60_000))]
@@ -68,6 +68,8 @@ pub struct Arguments {
     on_this_machine: bool,
 }
 
+/// How long the program in the static guest may wait for the end of the moves.
+const PATIENCE_S: u64 = 60;
 const ATTACH_ATTEMPTS: u32 = 5;
 const ATTACH_PAUSE: Duration = Duration::from_secs(3);
 
@@ -171,7 +173,7 @@ fn play_with(arguments: &Arguments, vms: &[Vm; 2], nodes: &Nodes, vcpus: usize) 
         println!("picture:      {}", arguments.picture.display());
         println!("vnumad's log: {}", arguments.log.display());
     }
-    if arguments.claim { report.check_claim() } else { Ok(()) }
+    if arguments.claim { report.check_claim(arguments.on_this_machine) } else { Ok(()) }
 }
 
 /// What was seen of both VMs while their vCPUs were moved.
@@ -186,6 +188,8 @@ struct Observed {
     /// Why the policy moved a vCPU.
     cause: Option<String>,
     clock: Clock,
+    /// Length of the run.
+    seconds: f64,
 }
 
 impl Observed {
@@ -196,19 +200,21 @@ impl Observed {
         say(&format!("moving vCPUs for {} s while both guests allocate", arguments.seconds));
         let checkers = [
             Checker::start(&vms[0], arguments.seconds)?,
-            Checker::start(&vms[1], arguments.seconds + placed::SECONDS)?,
+            Checker::start(&vms[1], arguments.seconds + placed::LIMIT_S + PATIENCE_S)?,
         ];
         let clock = Clock::start();
         let mut mover = start_mover(arguments, &[vms[0].pid, vms[1].pid])?;
         let mut progress = Progress::new(&checkers, &updates, nodes, arguments.seconds);
-        progress.until_finished(0, &mut trace)?;
+        progress.until(0, &mut trace, || Ok(checkers[0].is_finished()))?;
         let status = mover.0.wait()?;
         ensure!(status.success(), "the mover failed: {status}");
         let after = [autonuma(&vms[0])?, autonuma(&vms[1])?];
         say(&format!("the moves are over, {} places the vCPUs of the static VM", placed::POLICY));
-        let placed = placed::place(&vms[1], nodes)?;
-        progress.until_finished(1, &mut trace)?;
+        let mut placed = placed::place(&vms[1], nodes)?;
+        progress.until(1, &mut trace, || Ok(checkers[1].is_finished() || placed.seen_enough(&vms[1])?))?;
         let cause = placed::cause(&vms[1])?;
+        checkers[1].stop();
+        progress.until(1, &mut trace, || Ok(checkers[1].is_finished()))?;
         let [dynamic, static_] = checkers.map(Checker::finish);
         let locations = trace.stop(nodes)?;
         Ok(Self {
@@ -219,6 +225,7 @@ impl Observed {
             locations,
             placed,
             cause,
+            seconds: clock.elapsed(),
             clock,
         })
     }
@@ -241,7 +248,7 @@ impl Observed {
         Ok(Report {
             source: self.source,
             series: Series::new(
-                (configuration.seconds + placed::SECONDS) as f64,
+                self.seconds,
                 (&dynamic_touches, dynamic_moves),
                 (&static_touches, static_moves),
             ),
@@ -340,13 +347,13 @@ impl<'a> Progress<'a> {
     fn new(checkers: &'a [Checker; 2], updates: &'a Updates, nodes: &'a Nodes, seconds: u64) -> Self {
         let (start, period) =
             (Instant::now(), Duration::from_secs((seconds / PROGRESS_LINES).max(PROGRESS_PERIOD_S)));
-        let limit = Duration::from_secs(seconds + placed::SECONDS) + HANG_LIMIT;
+        let limit = Duration::from_secs(seconds + placed::LIMIT_S) + HANG_LIMIT;
         Self { checkers, updates, nodes, start, period, next: start + period, judged: [0; 2], limit }
     }
 
-    /// Until the program in a guest has ended. It does not where the guest's kernel has stopped.
-    fn until_finished(&mut self, vm: usize, trace: &mut Trace) -> Result<()> {
-        while !self.checkers[vm].is_finished() {
+    /// Until something is done, for which the program in a VM's guest has to run. It does not where the guest's kernel has stopped.
+    fn until(&mut self, vm: usize, trace: &mut Trace, mut done: impl FnMut() -> Result<bool>) -> Result<()> {
+        while !done()? {
             if self.start.elapsed() > self.limit {
                 let how = "its program has not ended long after its time";
                 return Err(GuestStopped { vm: VMS[vm].to_owned(), how }.into());

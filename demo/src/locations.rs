@@ -33,6 +33,11 @@ impl Clock {
         Self { start: Instant::now(), start_tsc: tsc() }
     }
 
+    /// Seconds since the start.
+    pub fn elapsed(&self) -> f64 {
+        self.start.elapsed().as_secs_f64()
+    }
+
     /// Seconds of each value that the counter had between the start and now, or a little outside.
     pub fn seconds(&self) -> impl Fn(u64) -> f64 + use<> {
         let (elapsed, ticks) = (self.start.elapsed().as_secs_f64(), tsc().wrapping_sub(self.start_tsc));

@@ -4,22 +4,29 @@ use crate::checker::Sample;
 use crate::judge::is_local;
 use crate::locations::{Locations, tsc};
 use crate::record::Kind;
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 use serde::Serialize;
+use serde_json::Value;
 use std::fmt;
+use std::time::{Duration, Instant};
 use vnuma_scenario::{Nodes, Vm, vnumactl};
 
 /// The policy.
 pub const POLICY: &str = "vprobe";
-/// How long the VM goes on with it, seconds.
-pub const SECONDS: u64 = 4;
+/// How long it may take until all vCPUs have a place, seconds. On a quiet lab server it takes one or two.
+pub const LIMIT_S: u64 = 40;
+/// How long the VM goes on then.
+pub const THEN: Duration = Duration::from_millis(1500);
 
 /// The policy has been set.
 pub struct Placed {
     /// When.
     pub tsc: u64,
+    since: Instant,
+    /// When all vCPUs had a place.
+    done: Option<Instant>,
 }
 
 /// Ends the pinning that the moves have left, and sets the policy.
@@ -33,13 +40,37 @@ pub fn place(vm: &Vm, nodes: &Nodes) -> Result<Placed> {
     }
     let tsc = tsc();
     vnumactl(&["policy", &vm.name, "--set", POLICY])?;
-    Ok(Placed { tsc })
+    Ok(Placed { tsc, since: Instant::now(), done: None })
+}
+
+impl Placed {
+    /// All vCPUs have had their place for a while, or it took too long.
+    pub fn seen_enough(&mut self, vm: &Vm) -> Result<bool> {
+        if self.done.is_none() && all_placed(&vcpus(vm)?) {
+            self.done = Some(Instant::now());
+        }
+        Ok(self.done.is_some_and(|done| done.elapsed() >= THEN) || self.since.elapsed().as_secs() >= LIMIT_S)
+    }
+}
+
+fn vcpus(vm: &Vm) -> Result<Vec<Value>> {
+    let mut shown = vnumactl(&["policy", &vm.name])?;
+    match shown["vcpus"].take() {
+        Value::Array(vcpus) => Ok(vcpus),
+        _ => bail!("vnumactl policy {}: no vcpus", vm.name),
+    }
+}
+
+/// The policy has made a step for each vCPU, and each was on the node of its memory in the last period.
+fn all_placed(vcpus: &[Value]) -> bool {
+    let placed =
+        |vcpu: &Value| vcpu["last"]["policy"] == POLICY && vcpu["remote_share"].as_f64() == Some(0.0);
+    !vcpus.is_empty() && vcpus.iter().all(placed)
 }
 
 /// Why the policy took a vCPU to another node, in its own words; none if it took none.
 pub fn cause(vm: &Vm) -> Result<Option<String>> {
-    let shown = vnumactl(&["policy", &vm.name])?;
-    let vcpus = shown["vcpus"].as_array().context("vnumactl policy: no vcpus")?;
+    let vcpus = vcpus(vm)?;
     let steps = vcpus.iter().map(|vcpu| &vcpu["last"]);
     let mut causes =
         steps.filter(|step| step["from"] != step["to"]).filter_map(|step| step["cause"].as_str());
@@ -142,6 +173,7 @@ impl fmt::Display for BeforeAfter {
 mod tests {
     use super::*;
     use crate::locations::Stay;
+    use serde_json::json;
 
     fn sample(kind: Kind, at: u64, node: u32) -> Sample {
         Sample { kind, tid: 7, before_tsc: at, after_tsc: at + 1, node: Some(node) }
@@ -159,7 +191,8 @@ mod tests {
     }
 
     fn of(samples: &[Sample], locations: &Locations) -> Result<BeforeAfter> {
-        BeforeAfter::of(&Placed { tsc: 300 }, &[7], samples, locations, |tsc| tsc as f64 / 100.0)
+        let placed = Placed { tsc: 300, since: Instant::now(), done: None };
+        BeforeAfter::of(&placed, &[7], samples, locations, |tsc| tsc as f64 / 100.0)
     }
 
     #[test]
@@ -175,6 +208,17 @@ mod tests {
         let text = BeforeAfter { cause: Some("its memory is there".into()), ..found }.to_string();
         assert!(text.contains(" 25.00 %        66.67 %\n"), "{text}");
         assert!(text.contains("placed within 1.0 s: its memory is there"), "{text}");
+    }
+
+    #[test]
+    fn all_are_placed_once_each_has_a_step_and_is_at_its_memory() {
+        let vcpu = |policy: Option<&str>, remote_share: Option<f64>| json!({ "remote_share": remote_share, "last": policy.map(|policy| json!({ "policy": policy })) });
+        let done = || vcpu(Some(POLICY), Some(0.0));
+        assert!(all_placed(&[done(), done()]));
+        for other in [vcpu(Some(POLICY), Some(1.0)), vcpu(None, Some(0.0)), vcpu(Some(POLICY), None)] {
+            assert!(!all_placed(&[done(), other]));
+        }
+        assert!(!all_placed(&[]));
     }
 
     #[test]

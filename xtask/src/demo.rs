@@ -21,7 +21,7 @@ const GUEST_KERNEL: &str = "6.12";
 const SERVER_LOG: &str = "/root/vnumad.log";
 const SERVER_REPORT: &str = "/root/report.json";
 const SERVER_PICTURE: &str = "/root/shares.svg";
-const DEFAULT_SECONDS: u64 = 18;
+const DEFAULT_SECONDS: u64 = 16;
 const DEFAULT_PERIOD_MS: u64 = 3000;
 const DEFAULT_PROFILE: &str = "4n8c";
 /// Between two lines while something is built.
