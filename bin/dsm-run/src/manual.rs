@@ -96,6 +96,10 @@ fn differences(manual: &str) -> Vec<String> {
             wrong.push(format!("{term}: there is no {name}"));
         }
     }
+    let guest = Arguments::parse_from(["dsm-run", "guest"]).task().expect("a task");
+    if !section(manual, "Options").contains(&format!("Default: {} vCPUs.", guest.vcpus)) {
+        wrong.push(format!("--vcpus: the default is {}", guest.vcpus));
+    }
     let memory = Arguments::parse_from(["dsm-run", "memory"]).task().expect("a task");
     let defaults = [name(memory.block), name(memory.scope), name(memory.access)];
     let defaults = defaults.map(|name| format!("`{name}`")).join(", ");
@@ -135,7 +139,8 @@ fn a_manual_that_differs_is_found() {
         ("shm|tcp|tcp-tls", "shm|tcp"),
         ("Default: `shm`", "Default: `tcp`"),
         ("Default: 2.", "Default: 3."),
-        ("1 to 16", "1 to 8"),
+        ("1 to 16", "1 to 32"),
+        ("Default: 2 vCPUs.", "Default: 3 vCPUs."),
         ("`hold`, ", ""),
         ("`local`, `write`", "`global`, `write`"),
     ] {

@@ -109,12 +109,13 @@ impl Run<'_> {
                 Event::Done(..) | Event::Left(..) => {}
             }
         }
-        let Some(Done { moved_bytes, taken, idle }) = done else {
+        let Some(Done { moved_bytes, taken, idle, threads, guest }) = done else {
             bail!("the run has ended before the program")
         };
         self.stop(running);
         let (seconds, idle_s) = (taken.as_secs_f64(), idle.as_secs_f64());
-        Ok(Part { seconds, idle_s, moved_bytes, resumed_from, stats: std::mem::take(&mut self.stats) })
+        let stats = std::mem::take(&mut self.stats);
+        Ok(Part { seconds, threads, idle_s, moved_bytes, resumed_from, guest, stats })
     }
 
     /// Starts a node among these members, and its program.
@@ -123,14 +124,17 @@ impl Run<'_> {
         let memory = Memory { shards: SHARDS, ..Memory::default() };
         let region = Region::create(pages as usize * PAGE_SIZE, memory).context("the shared memory")?;
         let node = Arc::new(self.join(members, Arc::new(region))?);
-        let address = node.region().guest().as_ptr() as usize;
+        let region = Arc::clone(node.region());
         let (task, sender, generation) = (self.task, self.sender.clone(), self.generation);
         let (number, members, cut_ms) = (self.number, members.to_vec(), self.arguments.cut_ms);
         let (abandoned, cuts) = (Arc::new(AtomicBool::new(false)), Arc::clone(&node));
         let running = Running { node, abandoned: Arc::clone(&abandoned) };
         thread::spawn(move || {
             let place = members.iter().position(|member| *member == number).unwrap_or(0);
-            let mut shared = Shared::new(address, pages, place, members.len(), abandoned);
+            let address = region.guest().as_ptr() as usize;
+            let mut shared = Shared::new(address, pages, place, members.len(), abandoned).with_region(&region);
+            // The node keeps it. A region that nobody needs any more lets go of a thread that waits for one of its pages.
+            drop(region);
             if let Some((copies, told)) = copies {
                 let cut = shared.highest(copies.newest());
                 copies.restore(cut, &members, |page, content| shared.put_back(page, content));

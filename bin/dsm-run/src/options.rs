@@ -1,6 +1,6 @@
 //! The command line.
 
-use crate::programs::{Access, Block, Program, Scope, Task};
+use crate::programs::{Access, Block, Program, Scope, Task, VCPUS};
 use clap::{Parser, ValueEnum};
 use serde::Serialize;
 use std::{net::Ipv4Addr, path::PathBuf};
@@ -18,6 +18,7 @@ use vnuma_dsm::Options;
 ///   dsm-run --nodes 2 --without deltas --stats false-sharing
 ///   dsm-run --nodes 3 --cut-ms 100 --size 50000 pagerank
 ///   dsm-run --nodes 4 --block 4MiB --scope global --access write memory
+///   dsm-run --nodes 2 --vcpus 4 guest
 #[derive(Parser, Clone, Debug)]
 #[command(version, verbatim_doc_comment)]
 pub struct Arguments {
@@ -57,6 +58,9 @@ pub struct Arguments {
     /// memory: what is done with it [default: write]
     #[arg(long, value_enum)]
     pub access: Option<Access>,
+    /// guest: vCPUs on each node [default: 2]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=i64::from(VCPUS)))]
+    pub vcpus: Option<u8>,
     /// What to run
     #[arg(value_enum)]
     pub program: Program,
@@ -143,12 +147,17 @@ impl Arguments {
             self.program == Program::PageRank || self.cut_ms.is_none(),
             "--cut-ms: only with the program pagerank"
         );
+        anyhow::ensure!(
+            self.program == Program::Guest || self.vcpus.is_none(),
+            "--vcpus: only with the program guest"
+        );
         Ok(Task {
             program: self.program,
             size: self.size,
             block: self.block.unwrap_or(Block::Page),
             scope: self.scope.unwrap_or(Scope::Local),
             access: self.access.unwrap_or(Access::Write),
+            vcpus: self.vcpus.unwrap_or(2),
         })
     }
 

@@ -2,7 +2,7 @@
 
 use crate::{
     options::{Arguments, Mode, Transport},
-    programs::Program,
+    programs::{Program, Seen},
 };
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
@@ -17,12 +17,15 @@ const PRINTED: usize = 10;
 pub struct Part {
     /// From the first barrier to the last.
     pub seconds: f64,
-    /// Of these, waiting for other nodes with nothing to do.
+    /// Threads of the program.
+    pub threads: u8,
+    /// Of their time, waiting for other nodes with nothing to do.
     pub idle_s: f64,
     /// Bytes that the program has read or written, of a program that measures that.
     pub moved_bytes: Option<u64>,
     /// The cut that it went on from when a node was lost.
     pub resumed_from: Option<u64>,
+    pub guest: Option<Seen>,
     pub stats: Stats,
 }
 
@@ -60,6 +63,7 @@ pub struct Outcome {
     /// Nodes that were lost, and the cut that the others went on from last.
     pub lost_nodes: Vec<u8>,
     pub resumed_from: Option<u64>,
+    pub guest: Option<Seen>,
     pub time: Time,
     pub hottest: Vec<Page>,
     pub stats: Stats,
@@ -70,7 +74,7 @@ impl Outcome {
         let mut stats = Stats::default();
         parts.iter().for_each(|part| stats.merge(&part.stats));
         let seconds = parts.iter().map(|part| part.seconds).fold(0.0, f64::max);
-        let total: f64 = parts.iter().map(|part| part.seconds).sum();
+        let total: f64 = parts.iter().map(|part| part.seconds * f64::from(part.threads)).sum();
         let idle_s: f64 = parts.iter().map(|part| part.idle_s).sum();
         let dsm_s = (stats.reads.waited_ns + stats.writes.waited_ns) as f64 / 1e9;
         let moved: Option<u64> = parts.iter().map(|part| part.moved_bytes).sum();
@@ -84,6 +88,7 @@ impl Outcome {
             mib_per_s: moved.map(|bytes| bytes as f64 / f64::from(1 << 20) / seconds),
             lost_nodes,
             resumed_from: parts.iter().filter_map(|part| part.resumed_from).max(),
+            guest: seen(parts),
             time: Time { guest_s: (total - idle_s - dsm_s).max(0.0), dsm_s, idle_s },
             hottest: hottest(&stats),
             stats,
@@ -103,6 +108,9 @@ impl Outcome {
         }
         if let Some(rate) = self.mib_per_s {
             println!("{rate:.1} MiB/s");
+        }
+        if let Some(Seen { vcpus, moves, dirty_logs, pins }) = self.guest {
+            println!("{vcpus} vCPUs, {moves} moves to another node; {dirty_logs} logs of dirty pages were right; {pins} pins");
         }
         if arguments.stats {
             self.print_stats();
@@ -147,6 +155,12 @@ impl Outcome {
             println!("page {page}: {faults} faults, {:.1} % with those before", cumulative * 100.0);
         }
     }
+}
+
+fn seen(parts: &[Part]) -> Option<Seen> {
+    let mut all = Seen::default();
+    parts.iter().map(|part| part.guest).collect::<Option<Vec<_>>>()?.iter().for_each(|one| all.merge(one));
+    Some(all)
 }
 
 fn hottest(stats: &Stats) -> Vec<Page> {

@@ -202,6 +202,7 @@ fn survivors_of_a_killed_node_say_so_and_end() {
 fn a_guest_spans_the_nodes_where_there_is_kvm() {
     for (transport, nodes) in [("shm", "2"), ("tcp-tls", "3")] {
         let arguments = ["--nodes", nodes, "--transport", transport, "--json", "--size", "200", "guest"];
+        let arguments = [&["--vcpus", "2"], &arguments[..]].concat();
         let Some(output) = outcome(&arguments) else { return };
         let errors = text(&output.stderr);
         if !output.status.success()
@@ -214,6 +215,11 @@ fn a_guest_spans_the_nodes_where_there_is_kvm() {
         let faults = json["stats"]["writes"]["count"].as_u64().expect("a number");
         // The lock, the page of own words, and the registers go from node to node.
         assert!(faults > 10, "{json}");
+        // All vCPUs move each 32 rounds, and each node looks at its log then.
+        let nodes: u64 = nodes.parse().expect("a number");
+        let seen = |what: &str| json["guest"][what].as_u64().expect("a number");
+        assert_eq!(["vcpus", "moves", "dirty_logs"].map(seen), [2 * nodes, 2 * nodes * 7, nodes * 7], "{json}");
+        assert!(seen("pins") >= 16 * nodes, "{json}");
     }
 }
 
@@ -286,5 +292,6 @@ fn errors_name_the_option() {
         error(&["--block", "4MiB", "pi"])
             .contains("--block, --scope, --access: only with the program memory")
     );
+    assert!(error(&["--vcpus", "2", "pi"]).contains("--vcpus: only with the program guest"));
     assert!(error(&["nothing"]).contains("lock-counter"));
 }

@@ -1,28 +1,57 @@
-//! A guest of KVM that spans the nodes: its memory is the shared one, and each node runs one of its vCPUs.
+//! A guest of KVM that spans the nodes: its memory is the shared one, and each node runs some of its vCPUs.
 //!
-//! The vCPUs count under a lock, and each in a word of its own of a page that all of them write. After every 32 rounds they
-//! change places: node `n` goes on with the vCPU of the node behind it, whose registers come through the shared memory, too.
+//! The vCPUs count under a lock, and each in a word of its own of a page that all of them write. After every 32 rounds all of
+//! them move: a node goes on with the vCPUs of the node before it, whose registers come through the shared memory, too.
+//! What KVM's log of dirty pages says of these rounds is then compared with what the guest has written.
+//!
+//! Meanwhile each node plays a device: it pins the page of the own words for a moment, and counts in it without page faults.
+//! Were the page taken away from under the pin, what the device has counted would be lost.
 //!
 //! The guest is a few instructions of real mode, so it needs neither a kernel nor devices. KVM's faults on its memory are served
 //! as those of threads are, and what takes a page from this node takes it from the second-level page tables of KVM as well.
 
-use super::{Shared, WORDS, expect, fits};
-use kvm_bindings::{KVM_MEM_LOG_DIRTY_PAGES, kvm_regs, kvm_userspace_memory_region};
-use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
-use nix::errno::Errno;
+use super::{
+    Shared, WORDS, expect, fits,
+    machine::{Machine, REGISTERS, Vcpu},
+};
+use kvm_bindings::kvm_regs;
+use serde::{Deserialize, Serialize};
+use std::{
+    sync::{
+        Arc, Barrier,
+        atomic::{
+            AtomicBool, AtomicU64,
+            Ordering::{Relaxed, SeqCst},
+        },
+        mpsc::{Sender, channel},
+    },
+    thread,
+    time::Duration,
+};
+use vnuma_dsm_pager::{Access, PageError, Region};
 
 /// Pages of the guest; the first one belongs to the barrier of the nodes.
 const CODE: usize = 2;
 const LOCK: usize = 3;
 const OWN: usize = 4;
-/// Registers of vCPUs that change places.
+/// Registers of vCPUs that move.
 const STATE: usize = 5;
-/// Words of a vCPU's registers.
-const REGISTERS: usize = 18;
+/// How much the device of each node has counted.
+const COUNTED: usize = 16;
+/// Words of the devices, behind those of the vCPUs.
+const DEVICES: usize = 256;
 /// A vCPU that writes here has done 32 rounds.
 const PORT: u16 = 0x10;
 /// Rounds between two of these.
 const TURN: usize = 32;
+/// Most vCPUs of a node.
+pub const VCPUS: u8 = 8;
+/// Pins of a device at least, and what it adds during one.
+const PINS: u64 = 16;
+const ADDS: u64 = 8;
+/// Between two of these, and between two pins: a page is pinned for most of the time in which others want it.
+const WORK: Duration = Duration::from_micros(50);
+const PAUSE: Duration = Duration::from_micros(200);
 
 /// ECX: rounds that are left. BX: address of the vCPU's own word.
 const INSTRUCTIONS: [u8; 40] = [
@@ -42,123 +71,34 @@ const INSTRUCTIONS: [u8; 40] = [
     0xf4, // hlt
 ];
 
-/// A VM with the shared memory from address 0 on, and a vCPU in real mode.
-struct Machine {
-    // Closed first.
-    vcpu: VcpuFd,
-    _vm: VmFd,
+/// What a guest was seen to do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Seen {
+    /// vCPUs of all nodes.
+    pub vcpus: u64,
+    /// How often a vCPU went on on another node.
+    pub moves: u64,
+    /// How often KVM's log of dirty pages was compared with what was written.
+    pub dirty_logs: u64,
+    /// How often device code pinned a page.
+    pub pins: u64,
 }
 
-fn failed(call: &'static str) -> impl Fn(kvm_ioctls::Error) -> String {
-    move |error| format!("{call}: {error}")
-}
-
-/// A KVM without these flags exists, and does not run such a guest.
-fn expect_hardware() -> Result<(), String> {
-    let flags =
-        std::fs::read_to_string("/proc/cpuinfo").map_err(|error| format!("/proc/cpuinfo: {error}"))?;
-    let has = |flag: &str| flags.split_ascii_whitespace().any(|word| word == flag);
-    if has("vmx") || has("svm") {
-        Ok(())
-    } else {
-        Err("/proc/cpuinfo: no flag vmx or svm: KVM cannot run the guest".to_owned())
-    }
-}
-
-impl Machine {
-    fn new(shared: &Shared) -> Result<Self, String> {
-        expect_hardware()?;
-        let kvm = Kvm::new().map_err(failed("/dev/kvm"))?;
-        let vm = kvm.create_vm().map_err(failed("KVM_CREATE_VM"))?;
-        // For Intel's CPUs, which emulate real mode with it: three pages that are no memory.
-        vm.set_tss_address(0xfffb_d000).map_err(failed("KVM_SET_TSS_ADDR"))?;
-        let memory = kvm_userspace_memory_region {
-            slot: 0,
-            flags: KVM_MEM_LOG_DIRTY_PAGES,
-            guest_phys_addr: 0,
-            memory_size: (shared.words * 8) as u64,
-            userspace_addr: shared.address as u64,
-        };
-        // SAFETY: the region stays mapped at its address until the process ends. The guest accesses it as other threads do,
-        // which use atomics only.
-        unsafe { vm.set_user_memory_region(memory) }.map_err(failed("KVM_SET_USER_MEMORY_REGION"))?;
-        let vcpu = vm.create_vcpu(0).map_err(failed("KVM_CREATE_VCPU"))?;
-        let mut special = vcpu.get_sregs().map_err(failed("KVM_GET_SREGS"))?;
-        // It starts at the top of its memory otherwise, as after a reset.
-        (special.cs.base, special.cs.selector) = (0, 0);
-        vcpu.set_sregs(&special).map_err(failed("KVM_SET_SREGS"))?;
-        Ok(Self { vcpu, _vm: vm })
-    }
-
-    /// Runs until the next turn. False when the vCPU has halted.
-    fn turn(&mut self) -> Result<bool, String> {
-        loop {
-            match self.vcpu.run() {
-                Ok(VcpuExit::IoOut(PORT, _)) => return Ok(true),
-                Ok(VcpuExit::Hlt) => return Ok(false),
-                Ok(other) => return Err(format!("the guest has stopped: {other:?}")),
-                Err(error) if error.errno() == Errno::EINTR as i32 => {}
-                Err(error) => return Err(failed("KVM_RUN")(error)),
-            }
-        }
-    }
-
-    /// Ends the instruction that the vCPU has left KVM with: its registers are those behind it.
-    fn settle(&mut self) -> Result<(), String> {
-        self.vcpu.set_kvm_immediate_exit(1);
-        let outcome = match self.vcpu.run() {
-            Err(error) if error.errno() == Errno::EINTR as i32 => Ok(()),
-            Err(error) => Err(failed("KVM_RUN")(error)),
-            Ok(other) => Err(format!("the guest has gone on: {other:?}")),
-        };
-        self.vcpu.set_kvm_immediate_exit(0);
-        outcome
-    }
-
-    /// Writes the registers of a vCPU for the node that goes on with it.
-    fn give(&mut self, shared: &Shared, vcpu: usize) -> Result<(), String> {
-        self.settle()?;
-        let registers = self.vcpu.get_regs().map_err(failed("KVM_GET_REGS"))?;
-        for (index, word) in words(&registers).into_iter().enumerate() {
-            shared.store(STATE * WORDS + vcpu * REGISTERS + index, word);
-        }
-        Ok(())
-    }
-
-    /// Goes on with a vCPU.
-    fn take(&mut self, shared: &Shared, vcpu: usize) -> Result<(), String> {
-        let words = std::array::from_fn(|index| shared.load(STATE * WORDS + vcpu * REGISTERS + index));
-        self.vcpu.set_regs(&registers(words)).map_err(failed("KVM_SET_REGS"))
+impl Seen {
+    pub fn merge(&mut self, other: &Self) {
+        self.vcpus += other.vcpus;
+        self.moves += other.moves;
+        self.dirty_logs += other.dirty_logs;
+        self.pins += other.pins;
     }
 }
 
-fn words(from: &kvm_regs) -> [u64; REGISTERS] {
-    let kvm_regs {
-        rax,
-        rbx,
-        rcx,
-        rdx,
-        rsi,
-        rdi,
-        rsp,
-        rbp,
-        r8,
-        r9,
-        r10,
-        r11,
-        r12,
-        r13,
-        r14,
-        r15,
-        rip,
-        rflags,
-    } = *from;
-    [rax, rbx, rcx, rdx, rsi, rdi, rsp, rbp, r8, r9, r10, r11, r12, r13, r14, r15, rip, rflags]
-}
-
-fn registers(from: [u64; REGISTERS]) -> kvm_regs {
-    let [rax, rbx, rcx, rdx, rsi, rdi, rsp, rbp, r8, r9, r10, r11, r12, r13, r14, r15, rip, rflags] = from;
-    kvm_regs { rax, rbx, rcx, rdx, rsi, rdi, rsp, rbp, r8, r9, r10, r11, r12, r13, r14, r15, rip, rflags }
+/// What a thread of this node has done.
+enum Ended {
+    /// A vCPU, its turns and its idle time.
+    Vcpu(u64, Duration),
+    /// The device, and its pins.
+    Device(u64),
 }
 
 /// Address of a page.
@@ -166,51 +106,177 @@ fn address(page: usize) -> usize {
     page * WORDS * 8
 }
 
-pub fn guest(shared: &Shared, rounds: usize) -> Result<(), String> {
+/// A vCPU of this node's, among those of all nodes.
+struct Seat {
+    shared: Shared,
+    /// vCPUs of a node.
+    vcpus: usize,
+    machine: Arc<Machine>,
+    /// The vCPUs of this node.
+    beside: Arc<Barrier>,
+    rounds: usize,
+}
+
+impl Seat {
+    /// Runs one vCPU after the other until they have halted, and says how many turns that were.
+    fn run(&self, vcpu: &mut Vcpu) -> Result<u64, String> {
+        let Shared { node: place, nodes: all, .. } = self.shared;
+        let mut number = place;
+        vcpu.begin(&kvm_regs {
+            rip: address(CODE) as u64,
+            rbx: (address(OWN) + number * 8) as u64,
+            rcx: self.rounds as u64,
+            // The bit that is always set.
+            rflags: 2,
+            ..kvm_regs::default()
+        })?;
+        self.shared.barrier();
+        // All vCPUs have as many turns.
+        let mut turns = 0;
+        while vcpu.turn(PORT)? {
+            turns += 1;
+            self.put(number, vcpu.give()?);
+            // No vCPU of any node runs from here on.
+            self.shared.barrier();
+            if place.is_multiple_of(self.vcpus) {
+                self.compare_dirty(turns)?;
+            }
+            self.beside.wait();
+            number = (number + self.vcpus) % all;
+            vcpu.take(self.get(number))?;
+        }
+        self.shared.barrier();
+        Ok(turns)
+    }
+
+    fn put(&self, vcpu: usize, registers: [u64; REGISTERS]) {
+        for (index, word) in registers.into_iter().enumerate() {
+            self.shared.store(STATE * WORDS + vcpu * REGISTERS + index, word);
+        }
+    }
+
+    fn get(&self, vcpu: usize) -> [u64; REGISTERS] {
+        std::array::from_fn(|index| self.shared.load(STATE * WORDS + vcpu * REGISTERS + index))
+    }
+
+    /// KVM has logged what the vCPUs of this node have written since the last turn, wherever the pages are now, and nothing
+    /// else.
+    fn compare_dirty(&self, turn: u64) -> Result<(), String> {
+        let dirty = self.machine.take_dirty()?;
+        // KVM maps a page for writing, and logs it, if this node may write it. Nobody writes the instructions, and once another
+        // node has read them this one may not.
+        let shared = self.shared.nodes > self.vcpus;
+        let right = match dirty.as_slice() {
+            [LOCK, OWN] => true,
+            [CODE, LOCK, OWN] => !shared || turn == 1,
+            _ => false,
+        };
+        if right {
+            Ok(())
+        } else {
+            let expected = [LOCK, OWN];
+            Err(format!("turn {turn}: KVM_GET_DIRTY_LOG has pages {dirty:?}, and {expected:?} were written"))
+        }
+    }
+}
+
+/// Counts in a word of the page that all vCPUs write while it is pinned, until `stop`. Returns the number of pins.
+fn device(shared: &Shared, region: &Region, stop: &AtomicBool) -> Result<u64, String> {
+    let word = OWN * WORDS + DEVICES + shared.node;
+    let mut pins = 0;
+    while pins < PINS || !stop.load(Relaxed) {
+        // Who wants to pin a page fetches it first.
+        shared.word(word).fetch_add(0, SeqCst);
+        match region.pin(OWN as u64, Access::Write) {
+            Ok(pin) => {
+                let offset = (word % WORDS) * size_of::<u64>();
+                // SAFETY: an aligned word of the pinned page; all accesses are atomic.
+                let counter = unsafe { AtomicU64::from_ptr(pin.address().add(offset).cast().as_ptr()) };
+                for _ in 0..ADDS {
+                    let count = counter.load(SeqCst);
+                    thread::sleep(WORK);
+                    counter.store(count + 1, SeqCst);
+                }
+                pins += 1;
+            }
+            // It has moved on already.
+            Err(PageError::State { .. }) => {}
+            Err(error) => return Err(error.to_string()),
+        }
+        thread::sleep(PAUSE);
+    }
+    Ok(pins)
+}
+
+/// Starts a thread that tells how it has ended. A thread that fails leaves others waiting at a barrier, so nobody joins them.
+fn start(ended: &Sender<Result<Ended, String>>, work: impl FnOnce() -> Result<Ended, String> + Send + 'static) {
+    let ended = ended.clone();
+    thread::spawn(move || drop(ended.send(work())));
+}
+
+pub fn guest(shared: &Shared, vcpus: usize, rounds: usize) -> Result<Seen, String> {
     fits(rounds, 1 << 24, "rounds")?;
     if shared.node == 0 {
         for (index, bytes) in INSTRUCTIONS.as_chunks::<8>().0.iter().enumerate() {
             shared.store(CODE * WORDS + index, u64::from_le_bytes(*bytes));
         }
     }
-    let mut machine = Machine::new(shared)?;
-    let mut vcpu = shared.node;
-    let first = kvm_regs {
-        rip: address(CODE) as u64,
-        rbx: (address(OWN) + vcpu * 8) as u64,
-        rcx: rounds as u64,
-        // The bit that is always set.
-        rflags: 2,
-        ..kvm_regs::default()
-    };
-    machine.vcpu.set_regs(&first).map_err(failed("KVM_SET_REGS"))?;
+    let machine = Arc::new(Machine::new(shared)?);
     shared.barrier();
-    // All vCPUs have as many turns.
-    let mut turns = 0;
-    while machine.turn()? {
-        turns += 1;
-        machine.give(shared, vcpu)?;
-        shared.barrier();
-        vcpu = (vcpu + 1) % shared.nodes;
-        machine.take(shared, vcpu)?;
+    let (sender, ended) = channel();
+    let beside = Arc::new(Barrier::new(vcpus));
+    for index in 0..vcpus {
+        let (machine, beside) = (Arc::clone(&machine), Arc::clone(&beside));
+        let mut vcpu = machine.vcpu(index)?;
+        let seat = Seat { shared: shared.thread(index, vcpus), vcpus, machine, beside, rounds };
+        start(&sender, move || {
+            let turns = seat.run(&mut vcpu)?;
+            Ok(Ended::Vcpu(turns, seat.shared.idle.get()))
+        });
     }
+    let stop = Arc::new(AtomicBool::new(false));
+    let (own, told) = (shared.thread(0, 1), Arc::clone(&stop));
+    let region = shared.region.upgrade().ok_or("the region is gone")?;
+    start(&sender, move || device(&own, &region, &told).map(Ended::Device));
+    let (mut left, mut seen, mut idle) = (vcpus, Seen { vcpus: vcpus as u64, ..Seen::default() }, Duration::ZERO);
+    for _ in 0..=vcpus {
+        match ended.recv().map_err(|_| "a thread has panicked")?? {
+            Ended::Device(pins) => seen.pins = pins,
+            Ended::Vcpu(turns, waited) => {
+                expect("the number of turns", turns, rounds.div_ceil(TURN) as u64)?;
+                seen.dirty_logs = turns;
+                seen.moves += if shared.nodes > 1 { turns } else { 0 };
+                idle += waited;
+                left -= 1;
+                stop.store(left == 0, Relaxed);
+            }
+        }
+    }
+    shared.idle.set(shared.idle.get() + idle);
+    check(shared, vcpus, rounds, seen.pins)?;
+    Ok(seen)
+}
+
+/// What all nodes have counted is there on each of them.
+fn check(shared: &Shared, vcpus: usize, rounds: usize, pins: u64) -> Result<(), String> {
+    shared.store(COUNTED * WORDS + shared.node, pins * ADDS);
     shared.barrier();
-    expect("the number of turns", turns, (rounds.div_ceil(TURN)) as u64)?;
+    let all = shared.nodes * vcpus;
     expect("the lock", shared.load(LOCK * WORDS) & 0xffff, 0)?;
-    expect("the counter", shared.load(LOCK * WORDS + 1), (rounds * shared.nodes) as u64)?;
-    (0..shared.nodes)
-        .try_for_each(|vcpu| expect("a vCPU's own word", shared.load(OWN * WORDS + vcpu), rounds as u64))
+    expect("the counter", shared.load(LOCK * WORDS + 1), (rounds * all) as u64)?;
+    for vcpu in 0..all {
+        expect("a vCPU's own word", shared.load(OWN * WORDS + vcpu), rounds as u64)?;
+    }
+    for node in 0..shared.nodes {
+        let counted = shared.load(COUNTED * WORDS + node);
+        expect("a device's word", shared.load(OWN * WORDS + DEVICES + node), counted)?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn registers_go_there_and_back() {
-        let numbers = std::array::from_fn(|index| index as u64 + 1);
-        assert_eq!(words(&registers(numbers)), numbers);
-    }
 
     #[test]
     fn the_guest_uses_the_addresses_that_are_checked() {
@@ -219,5 +285,12 @@ mod tests {
         assert!(has(&[0x87, 0x06, lock[0], lock[1]]) && has(&[0xff, 0x06, counter[0], counter[1]]));
         assert!(has(&[0xc7, 0x06, lock[0], lock[1], 0, 0]) && has(&[0xe6, PORT as u8]));
         assert_eq!((TURN, INSTRUCTIONS.len() % 8), (usize::from(INSTRUCTIONS[29]) + 1, 0));
+    }
+
+    #[test]
+    fn the_most_vcpus_have_words_of_their_own() {
+        let vcpus = 16 * usize::from(VCPUS);
+        assert!(vcpus <= DEVICES && DEVICES + 16 <= WORDS);
+        assert!(STATE * WORDS + vcpus * REGISTERS <= COUNTED * WORDS);
     }
 }

@@ -4,20 +4,23 @@
 //! |---|---|
 //! | `classic.rs` | lock counter, false sharing, PageRank, matrix product |
 //! | `data.rs` | producer and consumer, word count, Pi |
-//! | `guest.rs` | a guest of KVM whose vCPUs are on all nodes |
+//! | `guest.rs`, `machine.rs` | a guest of KVM whose vCPUs are on all nodes |
 //! | `system.rs` | metadata of a file system, sysbench's memory test |
 
 mod classic;
 mod data;
 mod guest;
+mod machine;
 mod system;
+
+pub use guest::{Seen, VCPUS};
 
 use clap::ValueEnum;
 use serde::Serialize;
 use std::{
     cell::Cell,
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{
             AtomicBool, AtomicU64,
             Ordering::{Relaxed, SeqCst},
@@ -26,6 +29,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
+use vnuma_dsm_pager::Region;
 
 /// Words of a page.
 const WORDS: usize = 512;
@@ -58,7 +62,7 @@ pub enum Program {
     FalseSharing,
     /// Inodes, an allocation map and directories under locks that share a page
     Metadata,
-    /// A small guest of KVM: each node runs one of its vCPUs, and they change places
+    /// A small guest of KVM: each node runs some of its vCPUs, and they move from node to node (see --vcpus)
     Guest,
     /// Blocks read or written again and again, as sysbench's memory test does (see --block, --scope, --access)
     Memory,
@@ -127,6 +131,8 @@ pub struct Task {
     pub block: Block,
     pub scope: Scope,
     pub access: Access,
+    /// vCPUs of a guest on each node.
+    pub vcpus: u8,
 }
 
 /// Makes second copies while no thread uses the memory. False if that cannot be, because a node was lost.
@@ -138,14 +144,20 @@ pub struct Done {
     pub moved_bytes: Option<u64>,
     /// From the first barrier to the last.
     pub taken: Duration,
-    /// How long it had nothing to do.
+    /// How long it had nothing to do, summed up over its threads.
     pub idle: Duration,
+    /// Threads of the program.
+    pub threads: u8,
+    /// What a guest was seen to do.
+    pub guest: Option<Seen>,
 }
 
-/// The memory as words, and this node among the others.
+/// The memory as words, and this node, or one thread of it, among the others.
 pub struct Shared {
     address: usize,
     words: usize,
+    /// What the memory is a region of; of a test, nothing.
+    region: Weak<Region>,
     pub node: usize,
     pub nodes: usize,
     idle: Cell<Duration>,
@@ -160,7 +172,23 @@ impl Shared {
     pub fn new(address: usize, pages: u64, node: usize, nodes: usize, abandoned: Arc<AtomicBool>) -> Self {
         let words = pages as usize * WORDS;
         let (idle, last_cut) = (Cell::default(), Cell::new(Instant::now()));
-        Self { address, words, node, nodes, idle, abandoned, cuts: None, last_cut }
+        let region = Weak::new();
+        Self { address, words, region, node, nodes, idle, abandoned, cuts: None, last_cut }
+    }
+
+    /// The memory is that of a region.
+    pub fn with_region(mut self, region: &Arc<Region>) -> Self {
+        self.region = Arc::downgrade(region);
+        self
+    }
+
+    /// A thread of this node, of which each node has so many. They are numbered over all nodes and meet at barriers of their own,
+    /// at which no other thread may be.
+    fn thread(&self, index: usize, threads: usize) -> Self {
+        let pages = (self.words / WORDS) as u64;
+        let (node, nodes) = (self.node * threads + index, self.nodes * threads);
+        let shared = Self::new(self.address, pages, node, nodes, Arc::clone(&self.abandoned));
+        Self { region: Weak::clone(&self.region), ..shared }
     }
 
     /// Second copies are made at intervals.
@@ -310,7 +338,7 @@ impl Task {
         shared.idle.set(Duration::ZERO);
         let begin = Instant::now();
         let size = self.size.unwrap_or(self.program.default_size(self.block));
-        let mut moved = None;
+        let (mut moved, mut seen) = (None, None);
         let outcome = match self.program {
             Program::LockCounter => classic::lock_counter(shared, size),
             Program::FalseSharing => classic::false_sharing(shared, size),
@@ -320,10 +348,12 @@ impl Task {
             Program::WordCount => data::word_count(shared, size),
             Program::Pi => data::pi(shared, size),
             Program::Metadata => system::metadata(shared, size),
-            Program::Guest => guest::guest(shared, size),
+            Program::Guest => guest::guest(shared, self.vcpus.into(), size).map(|guest| seen = Some(guest)),
             Program::Memory => system::memory(shared, self, size).map(|bytes| moved = Some(bytes)),
         };
         shared.barrier();
-        outcome.map(|()| Done { moved_bytes: moved, taken: begin.elapsed(), idle: shared.idle.get() })
+        let (taken, idle) = (begin.elapsed(), shared.idle.get());
+        let threads = if self.program == Program::Guest { self.vcpus } else { 1 };
+        outcome.map(|()| Done { moved_bytes: moved, taken, idle, threads, guest: seen })
     }
 }

@@ -135,7 +135,7 @@ fn a_host_that_grows_and_shrinks_is_followed() {
     run("3n4c-hotplug", &[job(&["lab-scenario", "hotplug"])]);
 }
 
-/// Each node of the DSM runs one vCPU of the guest, on the same pages.
+/// Each node of the DSM runs some vCPUs of the guest, on the same pages: many, two and one.
 #[test]
 fn a_guest_of_kvm_spans_the_nodes_of_a_dsm() {
     let dsm_run = build_binaries(&[("dsm-run", "dsm-run")]).expect("the program builds");
@@ -153,9 +153,9 @@ fn a_guest_of_kvm_spans_the_nodes_of_a_dsm() {
     run(
         "2n4c",
         &[
-            job(&["--nodes", "2", "--transport", "shm", "--stats", "guest"]),
+            job(&["--nodes", "2", "--vcpus", "4", "--size", "500", "--stats", "guest"]),
             job(&["--nodes", "3", "--transport", "tcp-tls", "--size", "500", "guest"]),
-            job(&["--nodes", "2", "--mode", "ivy", "--size", "500", "guest"]),
+            job(&["--nodes", "2", "--mode", "ivy", "--vcpus", "1", "--size", "500", "guest"]),
         ],
     );
 }
