@@ -6,6 +6,7 @@ use crate::{
     peer::{Kind, patient},
     place,
     protocol::{self, PAGES, word},
+    spent::Spent,
 };
 use anyhow::{Context, Result, anyhow, ensure};
 use clap::Args;
@@ -99,15 +100,13 @@ impl Cluster {
         Ok(())
     }
 
-    /// Messages and bytes that all nodes have sent.
-    pub fn sent(&mut self) -> Result<[u64; 2]> {
-        let mut sum = self.own.sent();
+    /// What node 0 has spent, and what all others have.
+    pub fn spent(&mut self) -> Result<[Spent; 2]> {
+        let mut elsewhere = Spent::default();
         for other in &mut self.others {
-            let answer = other.ask("sent")?;
-            let (messages, bytes) = answer.split_once(' ').context("two numbers")?;
-            sum = [sum[0] + messages.parse::<u64>()?, sum[1] + bytes.parse::<u64>()?];
+            elsewhere = elsewhere + other.ask("spent")?.parse()?;
         }
-        Ok(sum)
+        Ok([Spent::now(&self.own)?, elsewhere])
     }
 }
 
@@ -154,8 +153,7 @@ impl Seat {
                 }
                 println!("done");
             } else {
-                let [messages, bytes] = node.sent();
-                println!("{messages} {bytes}");
+                println!("{}", Spent::now(&node)?);
             }
         }
         Ok(true)

@@ -3,6 +3,7 @@
 use crate::{
     peer::{Ask, Kind, connect},
     report::{Quantiles, Row},
+    spent::{cpu_ns, sleeps},
     transport::exchange,
 };
 use anyhow::{Result, anyhow};
@@ -67,7 +68,10 @@ pub fn remote(kind: Kind, rounds: usize, spin: Duration) -> Result<Row> {
     let stop = Arc::new(AtomicBool::new(false));
     let (told, served) = (Arc::clone(&stop), Arc::clone(&region));
     let node = thread::spawn(move || node(&served, lane, &told));
+    let (cpu, slept) = (cpu_ns()?, sleeps()?);
     let (mut samples, taken) = faults(&region, rounds)?;
+    let each = |before, after| (after - before) as f64 / (rounds + PAGES) as f64;
+    let (cpu_us, sleeps) = (each(cpu, cpu_ns()?) / 1000.0, each(slept, sleeps()?));
     stop.store(true, Ordering::Relaxed);
     node.join().map_err(|_| anyhow!("the node panicked"))??;
     let Quantiles { p50, p90, p99, samples } = Quantiles::of(&mut samples);
@@ -82,6 +86,9 @@ pub fn remote(kind: Kind, rounds: usize, spin: Duration) -> Result<Row> {
         faults_per_s: (samples + PAGES) as f64 / taken.as_secs_f64(),
         messages: 2.0,
         bytes: (2 * HEADER + REQUEST + PAGE_SIZE) as f64,
+        cpu_us,
+        cpu_measured_us: None,
+        sleeps,
         spin_us: spin.as_micros() as u64,
         exchange_us: Some(exchange_us),
     })

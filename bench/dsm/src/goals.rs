@@ -94,6 +94,9 @@ mod tests {
             faults_per_s: 1000.0 * threads as f64,
             messages: 2.0,
             bytes: 100.0,
+            cpu_us: 10.0,
+            cpu_measured_us: None,
+            sleeps: 3.0,
             spin_us: 0,
             exchange_us: None,
         }

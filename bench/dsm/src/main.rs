@@ -13,6 +13,7 @@ mod place;
 mod programs;
 mod protocol;
 mod report;
+mod spent;
 mod transport;
 
 use anyhow::{Context, Result, ensure};

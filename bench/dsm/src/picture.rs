@@ -184,6 +184,9 @@ mod tests {
                         faults_per_s,
                         messages,
                         bytes,
+                        cpu_us: 30.0,
+                        cpu_measured_us: None,
+                        sleeps: 4.0,
                         spin_us,
                         exchange_us,
                     });

@@ -7,10 +7,14 @@ use crate::{
     cluster::Cluster,
     peer::Kind,
     report::{Mix, Quantiles, Row},
+    spent::Spent,
 };
 use anyhow::{Context, Result};
 use std::{
-    sync::atomic::{AtomicU64, Ordering::SeqCst},
+    sync::{
+        Barrier,
+        atomic::{AtomicU64, Ordering::SeqCst},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -76,32 +80,26 @@ fn row(
     threads: usize,
     passes: usize,
 ) -> Result<Row> {
-    let (mut samples, mut taken, mut sent) = (Vec::new(), Duration::ZERO, [0; 2]);
+    let (mut samples, mut taken, mut spent) = (Vec::new(), Duration::ZERO, [Spent::default(); 2]);
     for pass in 0..passes + 1 {
         for writer in writers {
             cluster.write(*writer, 0..PAGES)?;
         }
         // The time that an owner keeps a page is over.
         thread::sleep(Duration::from_millis(1));
-        let (before, begin) = (cluster.sent()?, Instant::now());
-        let own = cluster.own();
-        let part = |thread: usize| touch(own, thread, threads, write);
-        let times: Vec<Vec<Duration>> = thread::scope(|scope| {
-            let handles: Vec<_> = (0..threads).map(|thread| scope.spawn(move || part(thread))).collect();
-            handles.into_iter().map(|handle| handle.join().ok()).collect::<Option<_>>()
-        })
-        .context("a thread panicked")?;
-        let end = Instant::now();
+        let before = cluster.spent()?;
+        let (times, lasted) = touch_all(cluster.own(), threads, write)?;
         // The first pass meets pages that nobody has touched.
         if pass > 0 {
-            taken += end - begin;
-            let after = cluster.sent()?;
-            sent = [sent[0] + after[0] - before[0], sent[1] + after[1] - before[1]];
-            samples.extend(times.into_iter().flatten());
+            taken += lasted;
+            let after = cluster.spent()?;
+            spent = [0, 1].map(|side: usize| spent[side] + (after[side] - before[side]));
+            samples.extend(times);
         }
     }
     let count = samples.len() as f64;
     let Quantiles { p50, p90, p99, .. } = Quantiles::of(&mut samples);
+    let each = |figure: fn(&Spent) -> u64| figure(&(spent[0] + spent[1])) as f64 / count;
     Ok(Row {
         transport: kind.name(),
         mode,
@@ -111,8 +109,11 @@ fn row(
         p90_us: p90,
         p99_us: p99,
         faults_per_s: count / taken.as_secs_f64(),
-        messages: sent[0] as f64 / count,
-        bytes: sent[1] as f64 / count,
+        messages: each(|spent| spent.messages),
+        bytes: each(|spent| spent.bytes),
+        cpu_us: each(|spent| spent.cpu_ns) / 1000.0,
+        cpu_measured_us: Some(spent[0].cpu_ns as f64 / count / 1000.0),
+        sleeps: each(|spent| spent.sleeps),
         spin_us: 0,
         exchange_us: None,
     })
@@ -152,6 +153,25 @@ pub fn mix(kind: Kind, hint_rate: f64, passes: usize) -> Result<Vec<Mix>> {
         Mix { transport: kind.name(), mode, hint_rate, hint_us, miss_us, typical_us }
     };
     Ok(modes.into_iter().zip(samples).map(figures).collect())
+}
+
+/// What each touch took, and all of them from when the threads were ready: to start many of them takes longer than to start one.
+fn touch_all(node: &Node, threads: usize, write: bool) -> Result<(Vec<Duration>, Duration)> {
+    let ready = Barrier::new(threads);
+    let part = |thread: usize| {
+        ready.wait();
+        let begin = Instant::now();
+        (touch(node, thread, threads, write), begin, Instant::now())
+    };
+    let parts: Vec<_> = thread::scope(|scope| {
+        let part = &part;
+        let handles: Vec<_> = (0..threads).map(|thread| scope.spawn(move || part(thread))).collect();
+        handles.into_iter().map(|handle| handle.join().ok()).collect::<Option<_>>()
+    })
+    .context("a thread panicked")?;
+    let begin = parts.iter().map(|(_, begin, _)| *begin).min().context("no threads")?;
+    let end = parts.iter().map(|(_, _, end)| *end).max().context("no threads")?;
+    Ok((parts.into_iter().flat_map(|(times, ..)| times).collect(), end - begin))
 }
 
 /// A thread's pages, not in their order: what is measured are faults, not the prefetch.

@@ -140,6 +140,11 @@ pub struct Row {
     /// Messages and bytes of a fault, frames' headers included.
     pub messages: f64,
     pub bytes: f64,
+    /// CPU time of a fault on all hosts, and that on the host that is measured (of the floor, whose peer is a thread: not known).
+    pub cpu_us: f64,
+    pub cpu_measured_us: Option<f64>,
+    /// How often threads of the nodes went to sleep, by faults.
+    pub sleeps: f64,
     /// How long the network side polls before it sleeps.
     pub spin_us: u64,
     /// A request and a page on the same transport, without a fault: of the floor only.
@@ -234,10 +239,13 @@ impl Report {
         }
         for row in &self.rows {
             let Row { transport, mode, threads, spin_us, p50_us, p90_us, p99_us, messages, bytes, .. } = row;
+            let Row { cpu_us, sleeps, .. } = row;
             let access = row.access.unwrap_or("-");
+            let here = row.cpu_measured_us.map_or("-".to_owned(), |here| format!("{here:.1}"));
             println!(
                 "{transport:<8} {mode:<36} {access:<20} threads {threads:>2} spin {spin_us:>2} p50 {p50_us:7.1}  \
-                 p90 {p90_us:7.1}  p99 {p99_us:8.1} us, {:6.0} faults/s, {messages:.1} messages, {bytes:.0} bytes",
+                 p90 {p90_us:7.1}  p99 {p99_us:8.1} us, {:6.0} faults/s, {messages:.1} messages, {bytes:.0} bytes, \
+                 CPU {cpu_us:.1} us, here {here}, {sleeps:.1} sleeps",
                 row.faults_per_s
             );
         }
