@@ -110,7 +110,9 @@ impl Outcome {
             println!("{rate:.1} MiB/s");
         }
         if let Some(Seen { vcpus, moves, dirty_logs, pins }) = self.guest {
-            println!("{vcpus} vCPUs, {moves} moves to another node; {dirty_logs} logs of dirty pages were right; {pins} pins");
+            println!(
+                "{vcpus} vCPUs, {moves} moves to another node; {dirty_logs} logs of dirty pages were right; {pins} pins"
+            );
         }
         if arguments.stats {
             self.print_stats();

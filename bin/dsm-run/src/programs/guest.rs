@@ -4,6 +4,9 @@
 //! them move: a node goes on with the vCPUs of the node before it, whose registers come through the shared memory, too.
 //! What KVM's log of dirty pages says of these rounds is then compared with what the guest has written.
 //!
+//! Every other vCPU has its data at a second guest address of the same memory: what is shared are pages of the host, wherever the
+//! guest sees them.
+//!
 //! Meanwhile each node plays a device: it pins the page of the own words for a moment, and counts in it without page faults.
 //! Were the page taken away from under the pin, what the device has counted would be lost.
 //!
@@ -162,21 +165,26 @@ impl Seat {
     /// KVM has logged what the vCPUs of this node have written since the last turn, wherever the pages are now, and nothing
     /// else.
     fn compare_dirty(&self, turn: u64) -> Result<(), String> {
-        let dirty = self.machine.take_dirty()?;
         // KVM maps a page for writing, and logs it, if this node may write it. Nobody writes the instructions, and once another
         // node has read them this one may not.
-        let shared = self.shared.nodes > self.vcpus;
-        let right = match dirty.as_slice() {
-            [LOCK, OWN] => true,
-            [CODE, LOCK, OWN] => !shared || turn == 1,
-            _ => false,
-        };
-        if right {
-            Ok(())
-        } else {
-            let expected = [LOCK, OWN];
-            Err(format!("turn {turn}: KVM_GET_DIRTY_LOG has pages {dirty:?}, and {expected:?} were written"))
+        let alone = self.shared.nodes == self.vcpus;
+        for (address, dirty) in self.machine.take_dirty()?.iter().enumerate() {
+            // The vCPUs take turns in having their data at one address or the other.
+            let used = self.vcpus > address;
+            let right = match dirty.as_slice() {
+                [LOCK, OWN] => used,
+                [CODE, LOCK, OWN] => address == 0 && (alone || turn == 1),
+                [] => !used,
+                _ => false,
+            };
+            if !right {
+                let expected: &[usize] = if used { &[LOCK, OWN] } else { &[] };
+                return Err(format!(
+                    "turn {turn}: KVM_GET_DIRTY_LOG of slot {address} has pages {dirty:?}, and {expected:?} were written"
+                ));
+            }
         }
+        Ok(())
     }
 }
 
@@ -209,7 +217,10 @@ fn device(shared: &Shared, region: &Region, stop: &AtomicBool) -> Result<u64, St
 }
 
 /// Starts a thread that tells how it has ended. A thread that fails leaves others waiting at a barrier, so nobody joins them.
-fn start(ended: &Sender<Result<Ended, String>>, work: impl FnOnce() -> Result<Ended, String> + Send + 'static) {
+fn start(
+    ended: &Sender<Result<Ended, String>>,
+    work: impl FnOnce() -> Result<Ended, String> + Send + 'static,
+) {
     let ended = ended.clone();
     thread::spawn(move || drop(ended.send(work())));
 }
@@ -238,7 +249,8 @@ pub fn guest(shared: &Shared, vcpus: usize, rounds: usize) -> Result<Seen, Strin
     let (own, told) = (shared.thread(0, 1), Arc::clone(&stop));
     let region = shared.region.upgrade().ok_or("the region is gone")?;
     start(&sender, move || device(&own, &region, &told).map(Ended::Device));
-    let (mut left, mut seen, mut idle) = (vcpus, Seen { vcpus: vcpus as u64, ..Seen::default() }, Duration::ZERO);
+    let (mut left, mut seen, mut idle) =
+        (vcpus, Seen { vcpus: vcpus as u64, ..Seen::default() }, Duration::ZERO);
     for _ in 0..=vcpus {
         match ended.recv().map_err(|_| "a thread has panicked")?? {
             Ended::Device(pins) => seen.pins = pins,

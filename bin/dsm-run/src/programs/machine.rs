@@ -1,4 +1,6 @@
 //! A VM of KVM on this node: the shared memory is its memory, and some of the guest's vCPUs run here.
+//!
+//! The memory is there twice, at two guest addresses.
 
 use super::Shared;
 use kvm_bindings::{KVM_MEM_LOG_DIRTY_PAGES, kvm_regs, kvm_userspace_memory_region};
@@ -7,11 +9,11 @@ use nix::errno::Errno;
 
 /// Numbers that are a vCPU's registers.
 pub const REGISTERS: usize = 18;
-/// The guest's memory is one slot.
-const SLOT: u32 = 0;
+/// Where the guest finds its memory: both are the same pages of the host.
+const ADDRESSES: [u64; 2] = [0, 1 << 30];
 const PAGE_BYTES: usize = 4096;
 
-/// A VM with the shared memory from address 0 on.
+/// A VM with the shared memory.
 pub struct Machine {
     vm: VmFd,
     bytes: usize,
@@ -45,34 +47,41 @@ impl Machine {
         // For Intel's CPUs, which emulate real mode with it: three pages that are no memory.
         vm.set_tss_address(0xfffb_d000).map_err(failed("KVM_SET_TSS_ADDR"))?;
         let bytes = shared.words * 8;
-        let memory = kvm_userspace_memory_region {
-            slot: SLOT,
-            flags: KVM_MEM_LOG_DIRTY_PAGES,
-            guest_phys_addr: 0,
-            memory_size: bytes as u64,
-            userspace_addr: shared.address as u64,
-        };
-        // SAFETY: the region stays mapped at its address until the process ends. The guest accesses it as other threads do,
-        // which use atomics only.
-        unsafe { vm.set_user_memory_region(memory) }.map_err(failed("KVM_SET_USER_MEMORY_REGION"))?;
+        for (slot, guest_phys_addr) in (0..).zip(ADDRESSES) {
+            let memory = kvm_userspace_memory_region {
+                slot,
+                flags: KVM_MEM_LOG_DIRTY_PAGES,
+                guest_phys_addr,
+                memory_size: bytes as u64,
+                userspace_addr: shared.address as u64,
+            };
+            // SAFETY: the region stays mapped at its address until the process ends. The guest accesses it as other threads do,
+            // which use atomics only.
+            unsafe { vm.set_user_memory_region(memory) }.map_err(failed("KVM_SET_USER_MEMORY_REGION"))?;
+        }
         Ok(Self { vm, bytes })
     }
 
-    /// Adds a vCPU. `number` is its place among those of this node.
+    /// Adds a vCPU. `number` is its place among those of this node; every other one has its data at the second address.
     pub fn vcpu(&self, number: usize) -> Result<Vcpu, String> {
         let vcpu = self.vm.create_vcpu(number as u64).map_err(failed("KVM_CREATE_VCPU"))?;
         let mut special = vcpu.get_sregs().map_err(failed("KVM_GET_SREGS"))?;
         // It starts at the top of its memory otherwise, as after a reset.
         (special.cs.base, special.cs.selector) = (0, 0);
+        special.ds.base = ADDRESSES[number % ADDRESSES.len()];
         vcpu.set_sregs(&special).map_err(failed("KVM_SET_SREGS"))?;
         Ok(Vcpu(vcpu))
     }
 
-    /// Pages that the vCPUs of this node have written since the last call, as KVM's log of dirty pages has them. The log is
-    /// empty afterwards.
-    pub fn take_dirty(&self) -> Result<Vec<usize>, String> {
-        let log = self.vm.get_dirty_log(SLOT, self.bytes).map_err(failed("KVM_GET_DIRTY_LOG"))?;
-        Ok(pages(&log).filter(|page| *page < self.bytes / PAGE_BYTES).collect())
+    /// Pages that the vCPUs of this node have written since the last call, at each of the two addresses, as KVM's log of dirty
+    /// pages has them. The log is empty afterwards.
+    pub fn take_dirty(&self) -> Result<[Vec<usize>; 2], String> {
+        let mut dirty = [const { Vec::new() }; ADDRESSES.len()];
+        for (slot, dirty) in (0..).zip(&mut dirty) {
+            let log = self.vm.get_dirty_log(slot, self.bytes).map_err(failed("KVM_GET_DIRTY_LOG"))?;
+            dirty.extend(pages(&log).filter(|page| *page < self.bytes / PAGE_BYTES));
+        }
+        Ok(dirty)
     }
 }
 
