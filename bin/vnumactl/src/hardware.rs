@@ -84,6 +84,7 @@ mod tests {
                 vendor: 0x8086,
                 device: 0x2922,
                 node: None,
+                iommu_group: None,
             }],
         };
         let expected = "\

@@ -239,6 +239,10 @@ fn pci_functions_and_their_nodes() {
         fs::create_dir_all(fixture.path().join(PCI)).unwrap();
         symlink(format!("../../../../{target}"), fixture.path().join(PCI).join(address)).unwrap();
     }
+    // Of a second one it is a folder, as in a copy that followed links.
+    let group = |address: &str| fixture.path().join(format!("sys/devices/pci/{address}/iommu_group"));
+    symlink("../../../kernel/iommu_groups/17", group("0000:81:00.1")).unwrap();
+    fs::create_dir(group("0000:00:1f.2")).unwrap();
     // Gone while it was read.
     symlink("../../../../sys/devices/pci/nowhere", fixture.path().join(PCI).join("0000:02:00.0")).unwrap();
     let devices = fixture.read().unwrap().pci_devices;
@@ -252,6 +256,11 @@ fn pci_functions_and_their_nodes() {
             ("10000:01:00.0", 0x010802, 0x8086, 0xf1a5, Some(5)),
         ]
     );
+    assert_eq!(devices.iter().map(|device| device.iommu_group).collect::<Vec<_>>(), [None, Some(17), None]);
+    fs::remove_file(group("0000:81:00.1")).unwrap();
+    symlink("../iommu_groups/x", group("0000:81:00.1")).unwrap();
+    let error = fixture.read().unwrap_err().to_string();
+    assert!(error.ends_with("0000:81:00.1/iommu_group: `x`: not the number of an IOMMU group"), "{error}");
 }
 
 #[test]

@@ -76,6 +76,9 @@ pub struct PciDevice {
     pub device: u16,
     /// Node that it is attached to, when the firmware says so.
     pub node: Option<HostNodeId>,
+    /// Its IOMMU group: what is in one group can only be given to one VM. None without an IOMMU.
+    #[serde(default)]
+    pub iommu_group: Option<u32>,
 }
 
 impl HostTopology {

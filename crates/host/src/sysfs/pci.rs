@@ -29,9 +29,18 @@ pub(super) fn read(tree: &Tree, nodes: &[HostNode]) -> Result<Vec<PciDevice>, Sy
             device: id as u16,
             // Firmware may name a node that has neither CPUs nor memory and is not online.
             node: node.filter(|&id| nodes.iter().any(|node| node.id == id)),
+            iommu_group: iommu_group(tree, &device)?,
         });
     }
     Ok(devices)
+}
+
+/// The number of a device's IOMMU group, which the kernel links; none without an IOMMU.
+fn iommu_group(tree: &Tree, device: &Path) -> Result<Option<u32>, SysfsError> {
+    let path = device.join("iommu_group");
+    let Some(name) = tree.link_name(&path) else { return Ok(None) };
+    let number = parse::number(&name).ok().and_then(|number| u32::try_from(number).ok());
+    number.map(Some).ok_or_else(|| SysfsError::value(&path, &name, "not the number of an IOMMU group"))
 }
 
 /// The node whose CPUs the kernel calls local to a device: old kernels show nothing else.

@@ -113,6 +113,11 @@ impl Tree {
         Ok(names)
     }
 
+    /// The last part of where a link leads; `None` if there is none, or something else in its place.
+    pub(super) fn link_name(&self, path: &Path) -> Option<String> {
+        Some(fs::read_link(path).ok()?.file_name()?.to_str()?.to_owned())
+    }
+
     /// Numbers of the entries called `PREFIX<number>`, rising.
     pub(super) fn numbered(&self, path: &Path, prefix: &str) -> Result<Vec<u32>, SysfsError> {
         let number = |name: &String| {
