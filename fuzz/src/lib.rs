@@ -12,7 +12,7 @@
 //! | local users | `api`, `arguments` |
 //! | vnumad, as vnumactl and a guest see it | `answer`, `channel-*`, `ivshmem` |
 //! | another host of a distributed shared memory | `dsm-wire` |
-//! | the operator's files, and those of an earlier vnumad | `config`, `record` |
+//! | the operator's files, and those of an earlier vnumad | `config`, `record`, `reservations` |
 //! | files and machines of the lab | `lab-*`, `counter-*` |
 
 mod api;
@@ -40,7 +40,7 @@ pub struct Target {
 }
 
 /// All of them, in the order in which they are run.
-pub const TARGETS: [Target; 24] = [
+pub const TARGETS: [Target; 25] = [
     target("answer", "vnumad's answers as vnumactl reads and prints them", operator::answer),
     target("api", "requests to vnumad", api::run),
     target("arguments", "vnumactl's command line", operator::arguments),
@@ -62,6 +62,7 @@ pub const TARGETS: [Target; 24] = [
     target("proc", "files of /proc/PID", text::proc),
     target("qmp", "a whole conversation with a QEMU", qmp::run),
     target("record", "what an earlier vnumad left, and taking its channel over", takeover::record),
+    target("reservations", "the file of reservations", takeover::reservations),
     target("sysfs", "trees of sysfs and procfs", sysfs::run),
     target("sysfs-value", "single values of sysfs, names of VMs", text::sysfs_value),
     target("uevent", "the kernel's messages about devices", bytes::uevent),

@@ -1,11 +1,12 @@
 //! What an earlier vnumad left.
 
-use crate::expect_plain;
+use crate::{expect_clear, expect_plain};
 use std::{
     os::fd::{AsFd, OwnedFd},
     path::Path,
     sync::{Mutex, OnceLock, PoisonError},
 };
+use vnuma_allocation::reservation::file;
 use vnuma_channel::{Channel, Identity};
 use vnuma_daemon::{parse_masks, parse_record};
 
@@ -68,4 +69,28 @@ pub fn record(input: &[u8]) {
     assert!(taken.is_ok() || !right, "{:?}", taken.err());
     // Another eventfd of this process may be named as well, and is as good; the memory may not.
     assert!(taken.is_err() || memory(&named) == memory(own), "{named:?}");
+}
+
+/// A file of reservations. What is accepted promises nothing twice and reads back as itself; a refusal names file and field.
+pub fn reservations(input: &[u8]) {
+    const NOW_NS: u64 = 1_000_000_000;
+    let text = String::from_utf8_lossy(input);
+    let path = Path::new("/run/x.json");
+    match file::parse(path, &text, "boot", NOW_NS) {
+        Ok(book) => {
+            let mut cpus: Vec<u32> =
+                book.all().flat_map(|one| one.placement.pins().map(|pin| pin.cpu)).collect();
+            let count = cpus.len();
+            cpus.sort_unstable();
+            cpus.dedup();
+            assert_eq!(cpus.len(), count, "a CPU is reserved twice");
+            assert_eq!(book.claims(|_, _| u64::MAX).len(), book.all().count());
+            assert_eq!(file::parse(path, &file::print(&book, "boot"), "boot", NOW_NS), Ok(book));
+        }
+        Err(error) => {
+            let message = error.to_string();
+            expect_clear(&message);
+            assert!(message.starts_with("/run/x.json: ") && !error.field.is_empty(), "{message}");
+        }
+    }
 }

@@ -21,6 +21,7 @@ mod place;
 mod placement;
 mod refusal;
 mod request;
+pub mod reservation;
 mod rule;
 mod size;
 mod spread;
