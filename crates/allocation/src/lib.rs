@@ -19,6 +19,7 @@ mod cpus;
 mod explain;
 mod place;
 mod placement;
+pub mod print;
 mod refusal;
 mod request;
 pub mod reservation;
