@@ -3,6 +3,7 @@
 mod daemon;
 mod decide;
 mod dsm;
+mod fleet;
 mod lab;
 mod topology;
 mod vprobe;
@@ -15,20 +16,29 @@ use crate::steps::workspace;
 /// A benchmark: its name, what it measures, and the function that does.
 type Bench = (&'static str, &'static str, fn(&Options) -> Result<()>);
 
-const BENCHES: [Bench; 6] = [
+const BENCHES: [Bench; 7] = [
     (
         "daemon",
         "what vnumad costs with hundreds of VMs, and how fast it publishes, on this machine",
         daemon::run,
     ),
-    ("decide", "what a decision of each scheduling policy costs, with 4096 vCPUs on 64 nodes", |options| {
-        options.refuse()?;
-        decide::run()
-    }),
+    (
+        "decide",
+        "what a decision of each scheduling policy costs, with 4096 vCPUs on 64 nodes, and placing a VM",
+        |options| {
+            options.refuse()?;
+            decide::run()
+        },
+    ),
     ("dsm", "how fast pages move between nodes: each protocol, its parts, and the floor", |options| {
         options.refuse()?;
         dsm::run()
     }),
+    (
+        "fleet",
+        "what placements do for a fleet of servers, compared with the rules of others, simulated",
+        fleet::run,
+    ),
     ("lab", "what the lab's counters cost: boot and loops, with and without, interleaved", |options| {
         options.refuse()?;
         lab::run()

@@ -1,4 +1,5 @@
-//! `make bench NAME=decide`: what a decision of each policy costs, with 4096 vCPUs on 64 nodes.
+//! `make bench NAME=decide`: what a decision of each policy costs, with 4096 vCPUs on 64 nodes, and what placing a VM costs beside
+//! 1000 others on 64 nodes.
 
 use crate::steps::workspace;
 use anyhow::{Context, Result, ensure};
@@ -7,6 +8,8 @@ use std::{collections::BTreeMap, fs, path::Path, process::Command};
 
 /// A decision may take so long.
 const GOAL_MS: f64 = 1.0;
+/// Cases of placing a VM. A refusal also looks for what would fit, and is not judged.
+const PLACED: [&str; 4] = ["one-node", "spans", "small-device", "equations"];
 /// Policies that the goal is for: those of the paper and of vnuma.
 const JUDGED: [&str; 2] = ["vprobe", "vprobe-paper"];
 
@@ -20,7 +23,20 @@ struct Report {
     load_average: [f64; 2],
     goal_ms: f64,
     rows: Vec<Row>,
+    /// VMs with reservations while one more is placed.
+    vms: u32,
+    placements: Vec<Placement>,
     within_goal: bool,
+}
+
+#[derive(Serialize)]
+struct Placement {
+    /// `one-node`, `spans`: without devices; `small-device`, `equations`: with one; `refused`: more than there is.
+    case: String,
+    placement_ms: f64,
+    /// Bounds of criterion's 95 % confidence interval.
+    placement_ms_low: f64,
+    placement_ms_high: f64,
 }
 
 #[derive(Serialize)]
@@ -36,19 +52,26 @@ struct Row {
 
 /// Runs it; an error when a decision takes longer than it may.
 pub fn run() -> Result<()> {
-    let target = workspace().join("target/bench/decide");
+    let target = workspace().join("target/bench/decide/criterion");
     let before = load_average()?;
-    let status = Command::new(env!("CARGO"))
-        .args(["bench", "--locked", "-p", "vnuma-placement", "--bench", "decide"])
-        .env("CRITERION_HOME", target.join("criterion"))
-        .current_dir(workspace())
-        .status()
-        .context("cargo bench")?;
-    ensure!(status.success(), "the benchmark failed: {status}");
-    let rows = rows(&target.join("criterion"))?;
+    for (package, bench) in [("vnuma-placement", "decide"), ("vnuma-allocation", "place")] {
+        let status = Command::new(env!("CARGO"))
+            .args(["bench", "--locked", "-p", package, "--bench", bench])
+            .env("CRITERION_HOME", &target)
+            .current_dir(workspace())
+            .status()
+            .context("cargo bench")?;
+        ensure!(status.success(), "the benchmark failed: {status}");
+    }
+    let (rows, placements) = rows(&target)?;
     let judged = |row: &&Row| JUDGED.contains(&row.policy.as_str());
-    let worst = rows.iter().filter(judged).map(|row| row.decision_ms).fold(0.0, f64::max);
-    ensure!(rows.iter().filter(judged).count() == 3 * JUDGED.len(), "criterion left {} rows", rows.len());
+    let placed = |row: &&Placement| PLACED.contains(&row.case.as_str());
+    let decisions = rows.iter().filter(judged).map(|row| row.decision_ms);
+    let worst =
+        decisions.chain(placements.iter().filter(placed).map(|row| row.placement_ms)).fold(0.0, f64::max);
+    let complete = rows.iter().filter(judged).count() == 3 * JUDGED.len()
+        && placements.iter().filter(placed).count() == PLACED.len();
+    ensure!(complete, "criterion left {} and {} rows", rows.len(), placements.len());
     let report = Report {
         kind: "measured: wall clock on this machine",
         vcpus: 4096,
@@ -57,10 +80,15 @@ pub fn run() -> Result<()> {
         goal_ms: GOAL_MS,
         within_goal: worst <= GOAL_MS,
         rows,
+        vms: 1000,
+        placements,
     };
-    println!("{:<14} {:<10} {:>12}", "policy", "case", "ms/decision");
+    println!("{:<14} {:<12} {:>12}", "policy", "case", "ms/decision");
     for row in &report.rows {
-        println!("{:<14} {:<10} {:>12.3}", row.policy, row.case, row.decision_ms);
+        println!("{:<14} {:<12} {:>12.3}", row.policy, row.case, row.decision_ms);
+    }
+    for row in &report.placements {
+        println!("{:<14} {:<12} {:>12.3}", "place", row.case, row.placement_ms);
     }
     super::write_report("decide", &report)?;
     ensure!(report.within_goal, "a decision takes {worst:.3} ms, more than {GOAL_MS} ms");
@@ -72,36 +100,46 @@ fn load_average() -> Result<f64> {
     text.split(' ').next().and_then(|load| load.parse().ok()).context("/proc/loadavg")
 }
 
-/// Criterion's estimates: a folder for each benchmark, `decide_POLICY_CASE`.
-fn rows(directory: &Path) -> Result<Vec<Row>> {
+/// Criterion's estimates: a folder for each benchmark, `decide_POLICY_CASE` or `place_CASE`.
+fn rows(directory: &Path) -> Result<(Vec<Row>, Vec<Placement>)> {
     let mut rows = BTreeMap::new();
+    let mut placements = BTreeMap::new();
     for entry in fs::read_dir(directory).with_context(|| directory.display().to_string())? {
         let path = entry?.path();
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
-        let Some((policy, case)) = name.strip_prefix("decide_").and_then(|name| name.split_once('_')) else {
+        let decision = name.strip_prefix("decide_").and_then(|name| name.split_once('_'));
+        let case = name.strip_prefix("place_");
+        if decision.is_none() && case.is_none() {
             continue;
-        };
+        }
         let estimates = path.join("new/estimates.json");
         let text = fs::read_to_string(&estimates).with_context(|| estimates.display().to_string())?;
-        let row = parse(policy, case, &text).with_context(|| estimates.display().to_string())?;
-        rows.insert(name.clone(), row);
+        let [mean, low, high] = parse(&text).with_context(|| estimates.display().to_string())?;
+        if let Some((policy, case)) = decision {
+            let (policy, case) = (policy.to_owned(), case.to_owned());
+            let row = Row { policy, case, decision_ms: mean, decision_ms_low: low, decision_ms_high: high };
+            rows.insert(name.clone(), row);
+        } else if let Some(case) = case {
+            let case = case.to_owned();
+            let row = Placement { case, placement_ms: mean, placement_ms_low: low, placement_ms_high: high };
+            placements.insert(name.clone(), row);
+        }
     }
-    Ok(rows.into_values().collect())
+    Ok((rows.into_values().collect(), placements.into_values().collect()))
 }
 
-fn parse(policy: &str, case: &str, text: &str) -> Result<Row> {
+/// Milliseconds: the mean, and its bounds.
+fn parse(text: &str) -> Result<[f64; 3]> {
     let estimates: serde_json::Value = serde_json::from_str(text)?;
     let milliseconds = |pointer: &str| {
         let nanoseconds = estimates.pointer(pointer).and_then(serde_json::Value::as_f64);
         nanoseconds.map(|ns| ns / 1e6).with_context(|| format!("no {pointer}"))
     };
-    Ok(Row {
-        policy: policy.to_owned(),
-        case: case.to_owned(),
-        decision_ms: milliseconds("/mean/point_estimate")?,
-        decision_ms_low: milliseconds("/mean/confidence_interval/lower_bound")?,
-        decision_ms_high: milliseconds("/mean/confidence_interval/upper_bound")?,
-    })
+    Ok([
+        milliseconds("/mean/point_estimate")?,
+        milliseconds("/mean/confidence_interval/lower_bound")?,
+        milliseconds("/mean/confidence_interval/upper_bound")?,
+    ])
 }
 
 #[cfg(test)]
@@ -112,9 +150,8 @@ mod tests {
     fn estimates_are_read_in_milliseconds() {
         let text =
             r#"{"mean":{"confidence_interval":{"lower_bound":1e6,"upper_bound":3e6},"point_estimate":2e6}}"#;
-        let row = parse("vprobe", "steady", text).expect("understood");
-        assert_eq!((row.decision_ms, row.decision_ms_low, row.decision_ms_high), (2.0, 1.0, 3.0));
-        let error = parse("vprobe", "steady", "{}").map(drop).expect_err("empty");
+        assert_eq!(parse(text).expect("understood"), [2.0, 1.0, 3.0]);
+        let error = parse("{}").map(drop).expect_err("empty");
         assert_eq!(error.to_string(), "no /mean/point_estimate");
     }
 }
