@@ -21,7 +21,7 @@ use vnuma_api as api;
 use vnuma_daemon::core::event::{Ask, Command, Event, Made, MaskOrder, Report, Request};
 use vnuma_placement::{
     Publication, SettlePolicy,
-    world::{ConnectionId, RequestId, VmId},
+    world::{ConnectionId, HostReading, RequestId, VmId},
 };
 use vnuma_topology::{ApicId, GuestNodeId, HostNodeId, HostTopology, Vcpu, VcpuLocation, VmDescription};
 
@@ -202,6 +202,7 @@ impl Checker {
         match event {
             Event::Hypervisor(connection, report) => self.reported(*connection, report),
             Event::Located(tid, at) => self.located(*tid, *at),
+            Event::Sampled(reading) => self.sampled(reading),
             Event::ThreadEnded(tid) => {
                 if let Some(vcpu) = self.vcpu_of(*tid) {
                     (vcpu.at, vcpu.diverged) = (None, None);
@@ -352,6 +353,16 @@ impl Checker {
             && let Some(&(vm, vcpu)) = self.owners.get(&tid)
         {
             self.place(vm, vcpu, at);
+        }
+    }
+
+    /// A period shows where threads were when it began, or later.
+    fn sampled(&mut self, reading: &HostReading) {
+        for seen in reading.vms.iter().flat_map(|vm| &vm.vcpus) {
+            let (Some(cpu), Some(allowed)) = (seen.cpu, &seen.allowed) else { continue };
+            let Some(node) = self.host.node_of_cpu(cpu) else { continue };
+            let pinned = self.host.node_of_cpus(allowed);
+            self.located(seen.tid, Some(VcpuLocation { cpu, node, pinned, time_ns: reading.began_ns }));
         }
     }
 

@@ -8,7 +8,7 @@ use vnuma_daemon::core::{
 use vnuma_hypervisor::VmError;
 use vnuma_placement::{
     Policies, Publication,
-    world::{ConnectionId, RequestId, VmId},
+    world::{ConnectionId, HostReading, RequestId, VcpuReading, VmId, VmReading},
 };
 use vnuma_process::ActError;
 use vnuma_topology::{
@@ -67,6 +67,8 @@ struct Run {
     published: Vec<(VmId, u64, Publication)>,
     watched: Vec<(VmId, i32)>,
     moves: usize,
+    /// Threads of the last look.
+    looked: Vec<i32>,
     lines: Vec<String>,
 }
 
@@ -81,6 +83,7 @@ impl Run {
             published: Vec::new(),
             watched: Vec::new(),
             moves: 0,
+            looked: Vec::new(),
             lines: Vec::new(),
         }
     }
@@ -100,6 +103,7 @@ impl Run {
                 Command::WatchProcess(vm, pid) => self.watched.push((vm, pid)),
                 Command::UnwatchProcess(vm, pid) => self.watched.retain(|known| *known != (vm, pid)),
                 Command::Move { .. } => self.moves += 1,
+                Command::Look(threads) => self.looked = threads.into_iter().map(|(_, tid)| tid).collect(),
                 Command::Reply(request, answer) => self.answers.push((request, answer)),
                 _ => {}
             }
@@ -214,6 +218,60 @@ fn unbound_memory_is_looked_at_as_often_as_is_configured() {
     }
     // A young one after a fifteenth of that. Reports come some microseconds after the second begins.
     assert_eq!(seconds, [10, 161, 312]);
+}
+
+/// A period of the VM `a`, in which these vCPUs were on these CPUs.
+fn period(began_ns: u64, vm: VmId, vcpus: &[(u32, u32)]) -> Event {
+    let vcpu = |&(vcpu, cpu): &(u32, u32)| VcpuReading {
+        vcpu,
+        tid: 101 + vcpu.cast_signed(),
+        cpu: Some(cpu),
+        allowed: Some(if vcpu == 0 { (0..3).collect() } else { [cpu].into_iter().collect() }),
+        ..VcpuReading::default()
+    };
+    let vms =
+        vec![VmReading { vm, pid: 100, vcpus: vcpus.iter().map(vcpu).collect(), ..VmReading::default() }];
+    Event::Sampled(Box::new(HostReading { began_ns, period_ns: SECOND_NS, vms, ..HostReading::default() }))
+}
+
+#[test]
+fn a_period_shows_where_vcpus_are_and_is_as_good_as_a_look() {
+    let mut run = Run::with_vm();
+    let vm = run.watched[0].0;
+    let nodes = |run: &Run| {
+        let shown = run.core.show("a").expect("known");
+        shown.vcpus.iter().map(|vcpu| vcpu.host_node).collect::<Vec<_>>()
+    };
+    let looked = |run: &mut Run, seconds: u64| {
+        run.now_ns += seconds * SECOND_NS;
+        run.looked.clear();
+        run.step(Event::Resync);
+        std::mem::take(&mut run.looked)
+    };
+    assert_eq!(looked(&mut run, 40), [101, 102], "nothing was read");
+    run.step(period(run.now_ns, vm, &[(0, 2), (1, 1)]));
+    assert_eq!(nodes(&run), [Some(2), Some(1)]);
+    let known = run.core.world().get(vm).and_then(|managed| managed.vm.as_ref()).expect("known");
+    assert_eq!([0, 1].map(|vcpu| known.locations[&vcpu].pinned), [None, Some(1)]);
+    assert_eq!(looked(&mut run, 2), [0; 0], "all were read");
+    assert_eq!(looked(&mut run, 2), [101, 102], "not since the last time");
+    // An event is newer than what was read before it, and a CPU of no node says nothing.
+    let before_ns = run.now_ns;
+    run.step(Event::Located(101, at(1, run.now_ns + 500)));
+    run.step(period(before_ns, vm, &[(0, 0), (1, 7)]));
+    assert_eq!(nodes(&run), [Some(1), Some(1)]);
+    assert_eq!(looked(&mut run, 2), [102], "it was not seen");
+    // It has ended, or another VM has its number.
+    run.step(period(run.now_ns, vm + 1, &[(0, 0), (1, 0)]));
+    run.step(period(run.now_ns, vm, &[(0, 0)]));
+    assert_eq!(nodes(&run), [Some(0), Some(1)]);
+    assert_eq!(looked(&mut run, 2), [102]);
+    for _ in 0..11 {
+        run.step(period(run.now_ns, vm, &[(0, 0), (1, 1)]));
+        assert_eq!(looked(&mut run, 2), [0; 0]);
+    }
+    run.step(period(run.now_ns, vm, &[(0, 0), (1, 1)]));
+    assert_eq!(looked(&mut run, 8), [101, 102], "all of them now and then");
 }
 
 #[test]

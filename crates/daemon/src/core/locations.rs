@@ -6,11 +6,81 @@ use super::{
     refusal::Refusal,
 };
 use vnuma_api as api;
-use vnuma_placement::world::VmId;
+use vnuma_placement::world::{HostReading, VcpuReading, VmId};
 use vnuma_process::ActError;
-use vnuma_topology::{ApicId, HostNodeId, VcpuLocation};
+use vnuma_topology::{ApicId, HostNodeId, HostTopology, VcpuLocation};
+
+/// Most between two looks at threads that are read once a period: they also try again to watch what could not be watched.
+const LOOK_AT_ALL_NS: u64 = 30_000_000_000;
+
+/// When threads were looked at.
+#[derive(Debug, Default)]
+pub(super) struct Looked {
+    /// All of them, by a command.
+    all_ns: u64,
+    /// By the last period, and these by it, in rising order.
+    read_ns: u64,
+    read: Vec<i32>,
+    /// The last resync.
+    resync_ns: u64,
+}
+
+/// Where a period shows a vCPU. It began before that was read, so that any event from then on counts as newer.
+fn location(host: &HostTopology, seen: &VcpuReading, began_ns: u64) -> Option<VcpuLocation> {
+    let (cpu, allowed) = (seen.cpu?, seen.allowed.as_ref()?);
+    let (node, pinned) = (host.node_of_cpu(cpu)?, host.node_of_cpus(allowed));
+    Some(VcpuLocation { cpu, node, pinned, time_ns: began_ns })
+}
 
 impl Core {
+    /// Has all threads looked at.
+    pub(super) fn look_at_all(&mut self) {
+        self.looked.all_ns = self.now_ns;
+        self.look(|_| true);
+    }
+
+    /// The same, but for those that a period has shown since the last resync.
+    pub(super) fn look_at_unread(&mut self) {
+        let resync_ns = std::mem::replace(&mut self.looked.resync_ns, self.now_ns);
+        let Looked { all_ns, read_ns, .. } = self.looked;
+        if read_ns < resync_ns || self.now_ns.saturating_sub(all_ns) >= LOOK_AT_ALL_NS {
+            return self.look_at_all();
+        }
+        let read = std::mem::take(&mut self.looked.read);
+        self.look(|tid| read.binary_search(&tid).is_err());
+        self.looked.read = read;
+    }
+
+    fn look(&mut self, wanted: impl Fn(i32) -> bool) {
+        let mut threads = Vec::new();
+        for (&tid, &(vm, _)) in self.threads.iter().filter(|(tid, _)| wanted(**tid)) {
+            if let Some(vm) = self.vm(vm) {
+                threads.push((vm.description.pid, tid));
+            }
+        }
+        if !threads.is_empty() {
+            self.commands.push(Command::Look(threads));
+        }
+    }
+
+    /// A period shows where threads are.
+    pub(super) fn read_locations(&mut self, reading: &HostReading) {
+        let mut read = std::mem::take(&mut self.looked.read);
+        read.clear();
+        for vm in &reading.vms {
+            for seen in &vm.vcpus {
+                let location = location(&self.world.host, seen, reading.began_ns);
+                let its = (vm.vm, seen.vcpu);
+                if location.is_some() && self.threads.get(&seen.tid) == Some(&its) {
+                    self.locate(vm.vm, seen.vcpu, location);
+                    read.push(seen.tid);
+                }
+            }
+        }
+        read.sort_unstable();
+        (self.looked.read_ns, self.looked.read) = (reading.began_ns, read);
+    }
+
     /// A thread was seen somewhere, or could not be looked at.
     pub(super) fn located(&mut self, tid: i32, location: Option<VcpuLocation>) {
         if let Some(&(id, vcpu)) = self.threads.get(&tid) {

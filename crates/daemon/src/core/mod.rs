@@ -63,6 +63,8 @@ pub struct Core {
     connections: HashMap<ConnectionId, VmId>,
     /// Which vCPU a thread runs.
     threads: BTreeMap<i32, (VmId, ApicId)>,
+    /// When they were looked at.
+    looked: locations::Looked,
     /// Threads of each VM that are watched.
     watched: HashMap<VmId, Vec<i32>>,
     /// Attaches that are answered with the first publication.
@@ -79,8 +81,8 @@ pub struct Core {
     ranked: BTreeMap<VmId, i32>,
     /// Changes of a policy that are answered when all masks are the operator's again.
     policy_requests: Vec<(VmId, RequestId)>,
-    /// When to look for scx_vnuma next, if no VM is scheduled.
-    look_for_scheduler_ns: u64,
+    /// When it was looked for scx_vnuma by the last resync that did. `None`: there was none.
+    scheduler_ns: Option<u64>,
     /// Why VMs could not be listed, the last time.
     scan_problem: Option<String>,
     /// Most between two descriptions of a VM whose memory is not bound.
@@ -91,8 +93,9 @@ pub struct Core {
     replies: Vec<(RequestId, Reply)>,
 }
 
-/// Between two looks for scx_vnuma while no VM has a policy: each wakes a thread up.
-const LOOK_FOR_SCHEDULER_NS: u64 = 30_000_000_000;
+/// Least time between two looks for scx_vnuma, each of which wakes a thread up: while a VM has a policy, and while none has.
+/// Before each step of a policy it is looked for as well.
+const LOOK_FOR_SCHEDULER_NS: [u64; 2] = [10_000_000_000, 30_000_000_000];
 
 /// An answer that shows things as they are when it is given.
 enum Reply {
@@ -114,6 +117,7 @@ impl Core {
             names: HashMap::new(),
             connections: HashMap::new(),
             threads: BTreeMap::new(),
+            looked: locations::Looked::default(),
             watched: HashMap::new(),
             first_publication: HashMap::new(),
             counted: HashMap::new(),
@@ -122,7 +126,7 @@ impl Core {
             counting: false,
             ranked: BTreeMap::new(),
             policy_requests: Vec::new(),
-            look_for_scheduler_ns: 0,
+            scheduler_ns: None,
             scan_problem: None,
             describe_ns: Intervals::default().describe.as_nanos() as u64,
             now_ns: 0,
@@ -224,25 +228,16 @@ impl Core {
 
     /// Repairs what a lost event left wrong.
     fn resync(&mut self) {
-        self.look_at_all();
+        self.look_at_unread();
         self.describe_unbound();
         self.restore_again();
         self.world.look_at_others(self.now_ns);
-        // No policy needs it: then only those who ask how places are set.
-        if !self.scheduled.is_empty() || self.now_ns >= self.look_for_scheduler_ns {
-            self.look_for_scheduler_ns = self.now_ns.saturating_add(LOOK_FOR_SCHEDULER_NS);
+        let [needed, otherwise] = LOOK_FOR_SCHEDULER_NS;
+        let least_ns = if self.scheduled.is_empty() { otherwise } else { needed };
+        if self.scheduler_ns.is_none_or(|looked_ns| self.now_ns.saturating_sub(looked_ns) >= least_ns) {
+            self.scheduler_ns = Some(self.now_ns);
             self.commands.push(Command::LookForScheduler);
         }
-    }
-
-    fn look_at_all(&mut self) {
-        let mut threads = Vec::with_capacity(self.threads.len());
-        for (&tid, &(vm, _)) in &self.threads {
-            if let Some(vm) = self.vm(vm) {
-                threads.push((vm.description.pid, tid));
-            }
-        }
-        self.commands.push(Command::Look(threads));
     }
 
     fn vm(&self, id: VmId) -> Option<&Vm> {

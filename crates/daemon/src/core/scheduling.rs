@@ -129,6 +129,7 @@ impl Core {
     /// A period has ended.
     pub(super) fn sampled(&mut self, reading: HostReading) {
         let settings = self.policies.settings;
+        self.read_locations(&reading);
         for MaskChange { vm: id, vcpu, tid, mask } in self.world.take_reading(&settings, reading) {
             let Some((host, vm)) = self.world.vm_mut(id) else { continue };
             vm.unassign(host, vcpu);
