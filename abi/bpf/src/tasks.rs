@@ -1,4 +1,4 @@
-//! Mirror of `include/vnuma/tasks.h`: what the sampler asks of threads and CPUs, and the answer of its BPF program.
+//! Mirror of `include/vnuma/tasks.h`: what vnumad asks of threads and CPUs, and the answer of a BPF program.
 
 /// Threads that one run of the program reads.
 pub const MAX_TASKS: usize = 128;
@@ -8,6 +8,20 @@ pub const MAX_EVENTS: usize = 16;
 pub const MAX_CPUS: usize = 8192;
 /// Words of a mask of CPUs.
 pub const MASK_WORDS: usize = 128;
+/// [`Tasks::flags`]: all of a thread is wanted but what [`CALLS`] asks for.
+pub const TIMES: u32 = 1;
+/// [`Tasks::flags`]: state, call, stack and sleeps are wanted.
+pub const CALLS: u32 = 2;
+/// [`Task::state`]: it is on a CPU, or waits for one.
+pub const RUNS: u32 = 0;
+/// [`Task::state`]: it sleeps.
+pub const SLEEPS: u32 = 1;
+/// [`Task::state`]: a signal has stopped it.
+pub const STOPPED: u32 = 2;
+/// [`Task::state`]: a debugger holds it.
+pub const TRACED: u32 = 3;
+/// [`Task::state`]: it has ended.
+pub const ENDED: u32 = 4;
 /// [`Tasks::idle_ns`]: the CPU is offline.
 pub const OFFLINE: u64 = u64::MAX;
 
@@ -29,6 +43,14 @@ pub struct Task {
     pub cpu: u32,
     /// `SCHED_*`.
     pub policy: u32,
+    /// [`RUNS`] and the like.
+    pub state: u32,
+    /// System call in which it sleeps; negative: none.
+    pub call: i32,
+    /// Its stack in user space then.
+    pub stack: u64,
+    /// Times that it has begun to sleep.
+    pub sleeps: u64,
     /// Asked for: counters of a group, the leader first.
     pub nr_events: u32,
     /// The same number, or 0: they could not be read.
@@ -55,8 +77,8 @@ pub struct Tasks {
     pub nr_cpus: u32,
     /// Of each mask that are wanted; the others stay as they are.
     pub mask_words: u32,
-    /// 0.
-    pub reserved: u32,
+    /// [`TIMES`], [`CALLS`]. What is not wanted stays as it is.
+    pub flags: u32,
     /// Of each CPU since the boot, nanoseconds, or [`OFFLINE`].
     pub idle_ns: [u64; MAX_CPUS],
     /// Threads.

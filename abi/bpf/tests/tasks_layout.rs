@@ -6,7 +6,10 @@ use std::{
     path::Path,
     process::Command,
 };
-use vnuma_abi_bpf::tasks::{MASK_WORDS, MAX_CPUS, MAX_EVENTS, MAX_TASKS, OFFLINE, Task, Tasks};
+use vnuma_abi_bpf::tasks::{
+    CALLS, ENDED, MASK_WORDS, MAX_CPUS, MAX_EVENTS, MAX_TASKS, OFFLINE, RUNS, SLEEPS, STOPPED, TIMES, TRACED,
+    Task, Tasks,
+};
 
 /// Prints `name value` for everything that both sides must agree on.
 const PROGRAM: &str = r#"
@@ -26,6 +29,10 @@ int main(void)
 	MEMBER(vnuma_task, waited_ns);
 	MEMBER(vnuma_task, cpu);
 	MEMBER(vnuma_task, policy);
+	MEMBER(vnuma_task, state);
+	MEMBER(vnuma_task, call);
+	MEMBER(vnuma_task, stack);
+	MEMBER(vnuma_task, sleeps);
 	MEMBER(vnuma_task, nr_events);
 	MEMBER(vnuma_task, nr_counts);
 	MEMBER(vnuma_task, enabled_ns);
@@ -36,12 +43,14 @@ int main(void)
 	MEMBER(vnuma_tasks, nr_tasks);
 	MEMBER(vnuma_tasks, nr_cpus);
 	MEMBER(vnuma_tasks, mask_words);
-	MEMBER(vnuma_tasks, reserved);
+	MEMBER(vnuma_tasks, flags);
 	MEMBER(vnuma_tasks, idle_ns);
 	MEMBER(vnuma_tasks, tasks);
 	printf("sizes %zu %zu\n", sizeof(struct vnuma_task), sizeof(struct vnuma_tasks));
 	printf("constants %d %d %d %d %llu\n", VNUMA_TASKS_MAX, VNUMA_TASKS_EVENTS, VNUMA_TASKS_CPUS, VNUMA_TASKS_MASK_WORDS,
 	       VNUMA_TASKS_OFFLINE);
+	printf("flags %d %d states %d %d %d %d %d\n", VNUMA_TASKS_TIMES, VNUMA_TASKS_CALLS, VNUMA_TASK_RUNS, VNUMA_TASK_SLEEPS,
+	       VNUMA_TASK_STOPPED, VNUMA_TASK_TRACED, VNUMA_TASK_ENDED);
 	return 0;
 }
 "#;
@@ -77,6 +86,10 @@ fn rust_side() -> String {
     member!(Task, waited_ns, u64);
     member!(Task, cpu, u32);
     member!(Task, policy, u32);
+    member!(Task, state, u32);
+    member!(Task, call, i32);
+    member!(Task, stack, u64);
+    member!(Task, sleeps, u64);
     member!(Task, nr_events, u32);
     member!(Task, nr_counts, u32);
     member!(Task, enabled_ns, u64);
@@ -87,11 +100,12 @@ fn rust_side() -> String {
     member!(Tasks, nr_tasks, u32);
     member!(Tasks, nr_cpus, u32);
     member!(Tasks, mask_words, u32);
-    member!(Tasks, reserved, u32);
+    member!(Tasks, flags, u32);
     member!(Tasks, idle_ns, [u64; MAX_CPUS]);
     member!(Tasks, tasks, [Task; MAX_TASKS]);
     lines += &format!("sizes {} {}\n", size_of::<Task>(), size_of::<Tasks>());
     lines += &format!("constants {MAX_TASKS} {MAX_EVENTS} {MAX_CPUS} {MASK_WORDS} {OFFLINE}\n");
+    lines += &format!("flags {TIMES} {CALLS} states {RUNS} {SLEEPS} {STOPPED} {TRACED} {ENDED}\n");
     lines
 }
 

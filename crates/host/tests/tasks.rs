@@ -14,7 +14,7 @@ use std::{
 };
 use vnuma_host::{
     read_idle_times,
-    tasks::{Asked, TaskReader, TaskReading, cpus_of},
+    tasks::{Asked, Call, Doing, TaskLook, TaskReader, TaskReading, cpus_of},
 };
 use vnuma_process::{procfs, read_allowed};
 use vnuma_topology::CpuSet;
@@ -175,6 +175,66 @@ fn threads_are_as_their_files_say() {
     let ended = threads.remove(0).tid;
     // Who waits for its end is told a little before it is gone.
     until(|| (read(&mut reader, &[ended]) == [None]).then_some(()));
+}
+
+/// The number of a thread's system call and its stack, as its file says. `None`: it runs.
+fn call(pid: i32, tid: i32) -> Option<Call> {
+    let text = fs::read_to_string(format!("/proc/{pid}/task/{tid}/syscall")).unwrap();
+    let words: Vec<&str> = text.split_ascii_whitespace().collect();
+    let number = words[0].parse().ok()?;
+    Some(Call { number, stack: u64::from_str_radix(words[7].strip_prefix("0x")?, 16).unwrap() })
+}
+
+/// Times that a thread has begun to sleep.
+fn sleeps(tid: i32) -> u64 {
+    let text = fs::read_to_string(format!("/proc/{}/task/{tid}/status", pid())).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+    line.unwrap().trim().parse().unwrap()
+}
+
+#[test]
+#[cfg_attr(not(root), ignore = "BPF needs root")]
+fn threads_do_what_their_files_say() {
+    let Some(mut reader) = reader() else { return };
+    let mut for_threads = TaskReader::load_for_threads().unwrap();
+    assert!(for_threads.idle_times().is_err());
+    let threads: Vec<Waiting> = (0..130).map(|_| Waiting::start(|| {})).collect();
+    let mut tids: Vec<i32> = threads.iter().map(|thread| thread.tid).collect();
+    tids.insert(1, i32::MAX);
+    until(|| threads.iter().all(|thread| is_asleep(thread.tid)).then_some(()));
+    let looks = |reader: &mut TaskReader, tids: &[i32]| {
+        let mut looks = vec![None; tids.len()];
+        reader.look(tids, |at, look: TaskLook| looks[at] = Some(look)).unwrap();
+        looks
+    };
+    for reader in [&mut reader, &mut for_threads] {
+        let looks = looks(reader, &tids);
+        assert_eq!(looks[1], None, "there is no such thread");
+        for (&tid, look) in tids.iter().zip(&looks).filter(|(_, look)| look.is_some()) {
+            let look = look.unwrap();
+            assert_eq!((look.pid, look.doing), (pid(), Doing::Sleeps(call(pid(), tid))), "thread {tid}");
+            assert_eq!(look.start_ns / 10_000_000, procfs::read_start_time(pid(), tid).unwrap());
+            assert_eq!(look.sleeps, sleeps(tid), "thread {tid}");
+        }
+        assert_eq!(looks.iter().flatten().count(), threads.len());
+    }
+    // What was asked for before is not taken for an answer.
+    let own = gettid().as_raw();
+    assert_eq!(looks(&mut reader, &[own])[0].map(|look| look.doing), Some(Doing::Runs));
+    assert!(read(&mut reader, &[own])[0].is_some());
+    let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+    let child_pid = child.id().cast_signed();
+    let mut is = |doing: &dyn Fn(Doing) -> bool| {
+        until(|| looks(&mut reader, &[child_pid])[0].is_some_and(|look| doing(look.doing)).then_some(()));
+    };
+    is(&|doing| matches!(doing, Doing::Sleeps(Some(_))));
+    let signal = |signal| nix::sys::signal::kill(Pid::from_raw(child_pid), signal).unwrap();
+    signal(nix::sys::signal::Signal::SIGSTOP);
+    is(&|doing| doing == Doing::Stopped);
+    signal(nix::sys::signal::Signal::SIGKILL);
+    is(&|doing| doing == Doing::Ended);
+    child.wait().unwrap();
+    assert_eq!(looks(&mut reader, &[child_pid]), [None]);
 }
 
 /// Counts page faults and time, which need no PMU, and something else of the same thread that is not asked for.

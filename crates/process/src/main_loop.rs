@@ -37,12 +37,19 @@ pub fn waits(pid: i32) -> Result<bool, ProcError> {
     Ok(parse_place(&read(pid, "syscall")?).is_some())
 }
 
+impl Place {
+    /// A main thread sleeps in this system call. `None` if it does not wait for something to do.
+    pub fn of(call: libc::c_long, stack: u64) -> Option<Self> {
+        WAITS.contains(&call).then_some(Self { call, stack })
+    }
+}
+
 /// The place where it waits, from its `syscall` file. `None` if it does not wait for something to do.
 pub fn parse_place(syscall: &str) -> Option<Place> {
-    let call = parse_syscall(syscall).filter(|number| WAITS.contains(number))?;
+    let call = parse_syscall(syscall)?;
     // Number, six arguments, stack pointer, program counter.
     let stack = syscall.split_ascii_whitespace().nth(7)?.strip_prefix("0x")?;
-    Some(Place { call, stack: u64::from_str_radix(stack, 16).ok()? })
+    Place::of(call, u64::from_str_radix(stack, 16).ok()?)
 }
 
 /// Does its `syscall` file show that it was on a CPU or waited for one?

@@ -1,10 +1,10 @@
 //! What the BPF program reads of threads and CPUs, compared with what `/proc` says, on the server's kernel.
 
 use anyhow::{Context, Result, anyhow, ensure};
-use std::{path::Path, thread, time::Duration};
+use std::{fs, path::Path, thread, time::Duration};
 use vnuma_host::{
     read_idle_times,
-    tasks::{Asked, TaskReader, cpus_of},
+    tasks::{Asked, Call, Doing, TaskReader, cpus_of},
 };
 use vnuma_process::{procfs, read_allowed};
 
@@ -42,5 +42,35 @@ pub fn compare(pid: i32, tid: i32) -> Result<()> {
         }
     }
     println!("threads and CPUs read by BPF are as their files say, {ROUNDS} times");
+    compare_looks(&mut reader, pid)
+}
+
+/// What the main thread of the process does, if it does the same before and after.
+fn compare_looks(reader: &mut TaskReader, pid: i32) -> Result<()> {
+    let path = format!("/proc/{pid}/task/{pid}/syscall");
+    let text = || fs::read_to_string(&path).context("the call of its main thread");
+    let mut compared = 0;
+    for _ in 0..ROUNDS {
+        thread::sleep(Duration::from_millis(20));
+        let (before, mut found) = (text()?, None);
+        reader.look(&[pid], |_, look| found = Some(look))?;
+        let words: Vec<&str> = before.split_ascii_whitespace().collect();
+        let Some(Ok(number)) = words.first().map(|word| word.parse()) else { continue };
+        if before != text()? {
+            continue;
+        }
+        let stack =
+            words.iter().nth_back(1).and_then(|word| u64::from_str_radix(word.strip_prefix("0x")?, 16).ok());
+        let stack = stack.with_context(|| format!("{path}: {before:?}"))?;
+        let look = found.context("BPF does not find the main thread")?;
+        let expected = Doing::Sleeps((number >= 0).then_some(Call { number, stack }));
+        ensure!(
+            (look.pid, look.doing) == (pid, expected),
+            "main thread {pid}: {look:?}, by its file {before:?}"
+        );
+        compared += 1;
+    }
+    ensure!(compared > 0, "the main thread of process {pid} never sleeps");
+    println!("the main thread does what its file says, {compared} times");
     Ok(())
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
 /*
- * What the sampler asks of threads and CPUs, and the answer of its BPF program: the one
+ * What vnumad asks of threads and CPUs, and the answer of a BPF program: the one
  * value of the map `tasks`, which user space has mapped. Both ends are built together, so
  * it carries no version; tests/tasks_layout.rs compares it with the Rust mirror.
  */
@@ -11,6 +11,17 @@
 #define VNUMA_TASKS_EVENTS	16	/* counters of a thread that there is room for */
 #define VNUMA_TASKS_CPUS	8192	/* CPUs that there is room for */
 #define VNUMA_TASKS_MASK_WORDS	128	/* words of a mask of CPUs */
+
+/* vnuma_tasks.flags: what is wanted of the threads. */
+#define VNUMA_TASKS_TIMES	1	/* all but what the next one asks for */
+#define VNUMA_TASKS_CALLS	2	/* state, call, stack and sleeps */
+
+/* vnuma_task.state */
+#define VNUMA_TASK_RUNS		0	/* it is on a CPU, or waits for one */
+#define VNUMA_TASK_SLEEPS	1
+#define VNUMA_TASK_STOPPED	2	/* by a signal */
+#define VNUMA_TASK_TRACED	3	/* held by a debugger */
+#define VNUMA_TASK_ENDED	4
 
 /* vnuma_tasks.idle_ns: the CPU is offline. */
 #define VNUMA_TASKS_OFFLINE	(~0ULL)
@@ -23,6 +34,10 @@ struct vnuma_task {
 	__u64 waited_ns;	/* time ready to run, without a CPU */
 	__u32 cpu;		/* that it is on, or was on last */
 	__u32 policy;		/* SCHED_* */
+	__u32 state;		/* VNUMA_TASK_* */
+	__s32 call;		/* system call in which it sleeps; negative: none */
+	__u64 stack;		/* its stack in user space then */
+	__u64 sleeps;		/* times that it has begun to sleep */
 	__u32 nr_events;	/* asked for: counters of a group, the leader first */
 	__u32 nr_counts;	/* the same number, or 0: they could not be read */
 	__u64 enabled_ns;	/* of the group: time that its thread was on a CPU */
@@ -36,7 +51,7 @@ struct vnuma_tasks {
 	__u32 nr_tasks;		/* threads asked for */
 	__u32 nr_cpus;		/* CPUs asked for, from 0 on */
 	__u32 mask_words;	/* of each mask that are wanted; the others stay as they are */
-	__u32 reserved;		/* 0 */
+	__u32 flags;		/* VNUMA_TASKS_*; what is not wanted stays as it is */
 	__u64 idle_ns[VNUMA_TASKS_CPUS];	/* since the boot, or VNUMA_TASKS_OFFLINE */
 	struct vnuma_task tasks[VNUMA_TASKS_MAX];
 };

@@ -175,7 +175,7 @@ impl Shell {
                 &host,
                 Arc::clone(&inbox),
             )?,
-            processes: Processes::start(config.intervals, Arc::clone(&inbox))?,
+            processes: Processes::start(&config, Arc::clone(&inbox))?,
             scanner: Scanner::start(factory(), records.clone(), config.resync_interval, Arc::clone(&inbox))?,
             _host_watcher: watch_host(&config, host.clone(), Arc::clone(&inbox))?,
             doorbells: Doorbells::new()?,

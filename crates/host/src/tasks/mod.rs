@@ -4,10 +4,10 @@
 //!   numbers of threads ──▶ mapped memory ◀── BPF program, run by that call: task_struct, kernel_cpustat
 //!                               │
 //!                               ▼
-//!   times, CPU, class, allowed CPUs, start and counters of each; idle time of each CPU
+//!   times, CPU, class, allowed CPUs, start and counters of each, or what it does; idle time of each CPU
 //! ```
 //!
-//! The same stands in `/proc/PID/task/TID/{schedstat,stat,status}` and `/proc/stat`. There the kernel makes text of it, file by
+//! The same stands in `/proc/PID/task/TID/{schedstat,stat,status,syscall}` and `/proc/stat`. There the kernel makes text of it, file by
 //! file, and the caller takes it apart again.
 //!
 //! Counters stand in `struct perf_event`. To read a group by its descriptor interrupts the CPU that the thread runs on.
@@ -25,7 +25,10 @@ use std::{
     num::NonZero,
     ptr::{NonNull, addr_of, addr_of_mut},
 };
-use vnuma_abi_bpf::tasks::{MASK_WORDS, MAX_CPUS, MAX_EVENTS, MAX_TASKS, OFFLINE, Task, Tasks};
+use vnuma_abi_bpf::tasks::{
+    CALLS, ENDED, MASK_WORDS, MAX_CPUS, MAX_EVENTS, MAX_TASKS, OFFLINE, RUNS, STOPPED, TIMES, TRACED, Task,
+    Tasks,
+};
 use vnuma_topology::{CpuId, CpuSet, CpuSetError};
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/tasks.bpf.o"));
@@ -85,6 +88,43 @@ pub struct GroupCounts<'a> {
     pub values: &'a [u64],
 }
 
+/// What a thread does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Doing {
+    /// It is on a CPU, or waits for one.
+    Runs,
+    /// It sleeps, in a system call or not.
+    Sleeps(Option<Call>),
+    /// A signal has stopped it.
+    Stopped,
+    /// A debugger holds it.
+    Traced,
+    /// It has ended. Its process may not have.
+    Ended,
+}
+
+/// A system call in which a thread sleeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Call {
+    /// Its number.
+    pub number: i32,
+    /// Where the thread's stack was.
+    pub stack: u64,
+}
+
+/// What a look at a thread has shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TaskLook {
+    /// Its process.
+    pub pid: i32,
+    /// When it began, `CLOCK_BOOTTIME`, nanoseconds. Number and start are unique.
+    pub start_ns: u64,
+    /// What it does.
+    pub doing: Doing,
+    /// Times that it has begun to sleep, or to wait otherwise.
+    pub sleeps: u64,
+}
+
 /// A BPF program in the kernel that reads threads and CPUs. It costs nothing until it is asked.
 #[derive(Debug)]
 pub struct TaskReader {
@@ -102,11 +142,20 @@ impl TaskReader {
     /// Loads the program. The error explains why that is not possible here.
     pub fn load() -> Result<Self, String> {
         prepare()?;
+        match load(WITH_CPUS) {
+            Ok(object) => Self::of(object, None),
+            Err(why) => Self::of(load_threads_only()?, Some(not_fitting(&why))),
+        }
+    }
+
+    /// The same for a reader whose idle times nobody wants.
+    pub fn load_for_threads() -> Result<Self, String> {
+        prepare()?;
+        Self::of(load_threads_only()?, Some("they are not read".to_owned()))
+    }
+
+    fn of(object: Object, why_no_idle_times: Option<String>) -> Result<Self, String> {
         let cpus = possible_cpus()?;
-        let (object, why_no_idle_times) = match load(WITH_CPUS) {
-            Ok(object) => (object, None),
-            Err(why) => (load(THREADS_ONLY).map_err(|error| not_fitting(&error))?, Some(not_fitting(&why))),
-        };
         let map = object.maps().next().ok_or("the program has no map")?;
         let shared = Shared::of(&map).map_err(|error| format!("mapping the program's memory: {error}"))?;
         let mut reader = Self {
@@ -118,7 +167,7 @@ impl TaskReader {
             counts: Vec::new(),
         };
         // A kernel may load what it then refuses to run.
-        reader.run(0, true).map_err(|error| format!("running the program: {error}"))?;
+        reader.run(0, reader.cpus, TIMES).map_err(|error| format!("running the program: {error}"))?;
         Ok(reader)
     }
 
@@ -132,8 +181,8 @@ impl TaskReader {
         let mut with_cpus = true;
         // Without threads it is the CPUs alone.
         for part in asked.chunks(MAX_TASKS).chain(asked.is_empty().then_some(asked)) {
-            self.shared.ask(part);
-            self.run(part.len(), with_cpus)?;
+            self.shared.ask(part.iter().copied());
+            self.run(part.len(), if with_cpus { self.cpus } else { 0 }, TIMES)?;
             with_cpus = false;
             for at in 0..part.len() {
                 if let Some(reading) = self.shared.task(at, self.cpus, &mut self.mask, &mut self.counts) {
@@ -141,6 +190,21 @@ impl TaskReader {
                 }
             }
             position += part.len();
+        }
+        Ok(())
+    }
+
+    /// Looks what threads do, as `/proc/PID/syscall` says it. `visit` is given each one that exists, with its position.
+    pub fn look(&mut self, tids: &[i32], mut visit: impl FnMut(usize, TaskLook)) -> io::Result<()> {
+        for (number, part) in tids.chunks(MAX_TASKS).enumerate() {
+            let asked = part.iter().map(|&tid| Asked { tid, events: &[] });
+            self.shared.ask(asked);
+            self.run(part.len(), 0, CALLS)?;
+            for at in 0..part.len() {
+                if let Some(look) = self.shared.look(at) {
+                    visit(number * MAX_TASKS + at, look);
+                }
+            }
         }
         Ok(())
     }
@@ -155,9 +219,8 @@ impl TaskReader {
         Ok(idle.filter(|(_, idle_ns)| *idle_ns != OFFLINE))
     }
 
-    fn run(&mut self, tasks: usize, with_cpus: bool) -> io::Result<()> {
-        let cpus = if with_cpus { self.cpus } else { 0 };
-        self.shared.size([tasks, cpus, self.mask.len()]);
+    fn run(&mut self, tasks: usize, cpus: usize, flags: u32) -> io::Result<()> {
+        self.shared.size([tasks, cpus, self.mask.len()], flags);
         let wanted = if self.why_no_idle_times.is_none() { WITH_CPUS } else { THREADS_ONLY };
         let program = self.object.progs_mut().find(|program| program.name() == wanted);
         let program = program.ok_or_else(|| io::Error::other("the object has no program"))?;
@@ -175,6 +238,10 @@ fn load(wanted: &str) -> libbpf_rs::Result<Object> {
     let others = open.progs_mut().filter(|program| program.name() != wanted);
     others.for_each(|mut program| program.set_autoload(false));
     open.load()
+}
+
+fn load_threads_only() -> Result<Object, String> {
+    load(THREADS_ONLY).map_err(|error| not_fitting(&error))
 }
 
 fn not_fitting(error: &libbpf_rs::Error) -> String {
@@ -230,22 +297,23 @@ impl Shared {
         Ok(Self(at.cast()))
     }
 
-    /// Asks for the next run: number of threads and CPUs, and words of a mask.
-    fn size(&mut self, [tasks, cpus, words]: [usize; 3]) {
+    /// Asks for the next run: number of threads and CPUs, words of a mask, and what is wanted of threads.
+    fn size(&mut self, [tasks, cpus, words]: [usize; 3], flags: u32) {
         let all = self.0.as_ptr();
         // SAFETY: inside the mapping, which is writable and aligned to a page. Nobody has a reference to it.
         unsafe {
             addr_of_mut!((*all).nr_tasks).write_volatile(tasks as u32);
             addr_of_mut!((*all).nr_cpus).write_volatile(cpus as u32);
             addr_of_mut!((*all).mask_words).write_volatile(words as u32);
+            addr_of_mut!((*all).flags).write_volatile(flags);
         }
     }
 
     /// Asks for these threads, at most [`MAX_TASKS`].
-    fn ask(&mut self, asked: &[Asked<'_>]) {
-        for (at, Asked { tid, events }) in asked.iter().enumerate().take(MAX_TASKS) {
+    fn ask<'a>(&mut self, asked: impl Iterator<Item = Asked<'a>>) {
+        for (at, Asked { tid, events }) in asked.enumerate().take(MAX_TASKS) {
             // Some of the counters of a group are of no use.
-            let events = if events.len() <= MAX_EVENTS { *events } else { &[] };
+            let events = if events.len() <= MAX_EVENTS { events } else { &[] };
             // SAFETY: as above; `at` and `event` are positions of the arrays.
             unsafe {
                 let task = addr_of_mut!((*self.0.as_ptr()).tasks[at]);
@@ -256,6 +324,33 @@ impl Shared {
                 }
             }
         }
+    }
+
+    /// What the thread at this position, below [`MAX_TASKS`], does. `None`: there is none.
+    fn look(&self, at: usize) -> Option<TaskLook> {
+        assert!(at < MAX_TASKS);
+        // SAFETY: inside the mapping, as asserted.
+        let task: *const Task = unsafe { addr_of!((*self.0.as_ptr()).tasks[at]) };
+        macro_rules! value {
+            ($member:ident) => {
+                // SAFETY: any bytes are a valid integer; the rest as above.
+                unsafe { addr_of!((*task).$member).read_volatile() }
+            };
+        }
+        let pid = value!(pid).cast_signed();
+        let call = || {
+            let number = value!(call);
+            (number >= 0).then(|| Call { number, stack: value!(stack) })
+        };
+        let doing = match value!(state) {
+            RUNS => Doing::Runs,
+            STOPPED => Doing::Stopped,
+            TRACED => Doing::Traced,
+            ENDED => Doing::Ended,
+            _ => Doing::Sleeps(call()),
+        };
+        let (start_ns, sleeps) = (value!(start_ns), value!(sleeps));
+        (pid > 0).then_some(TaskLook { pid, start_ns, doing, sleeps })
     }
 
     /// The answer for the thread at this position, below [`MAX_TASKS`]. `None`: there is none.

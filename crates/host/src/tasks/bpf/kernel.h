@@ -30,14 +30,23 @@ struct list_head {
 	struct list_head *next;
 } __attribute__((preserve_access_index));
 
-/* local64_t */
+/* local64_t where longs have 64 bits */
+struct atomic_long {
+	__s64 counter;
+};
+
+struct local {
+	struct atomic_long a;
+};
+
 struct count {
-	__u64 value;
+	struct local a;
 };
 
 struct perf_event {
 	struct list_head event_entry;	/* of all of the thread */
 	struct list_head sibling_list;	/* of the group: its head is the leader's */
+	struct perf_event *group_leader;
 	struct count count;
 	__u64 total_time_enabled;
 	__u64 total_time_running;
@@ -48,7 +57,16 @@ struct perf_event_context {
 	struct list_head event_list;
 } __attribute__((preserve_access_index));
 
+/* Registers of a thread in user space: those of x86 and arm64. */
+struct pt_regs {
+	unsigned long sp;
+	unsigned long orig_ax;
+	int syscallno;
+} __attribute__((preserve_access_index));
+
 struct task_struct {
+	unsigned int __state;
+	int exit_state;
 	struct perf_event_context *perf_event_ctxp;
 	struct thread_info thread_info;
 	struct sched_entity se;
@@ -56,6 +74,7 @@ struct task_struct {
 	unsigned int policy;
 	struct cpumask cpus_mask;
 	int tgid;
+	unsigned long nvcsw;
 	__u64 start_boottime;
 } __attribute__((preserve_access_index));
 

@@ -24,6 +24,10 @@
 /* tick_sched.flags: the CPU is idle now (TS_FLAG_IDLE_ACTIVE in kernel/time/tick-sched.h). */
 #define IDLE_ACTIVE	0x4
 
+/* task_struct.__state (include/linux/sched.h) */
+#define TASK_STOPPED	0x4	/* __TASK_STOPPED */
+#define TASK_TRACED	0x8	/* __TASK_TRACED */
+
 /* Looks at times of a CPU that is becoming idle, or ends being so, at that moment. */
 #define TRIES		4
 
@@ -47,29 +51,31 @@ static __always_inline struct vnuma_tasks *shared(void)
 	return bpf_map_lookup_elem(&tasks, &only);
 }
 
-#define EVENT_OF(entry, member) \
-	((struct perf_event *)((void *)(entry) - bpf_core_field_offset(struct perf_event, member)))
+/*
+ * The verifier takes what these return for a pointer to the kernel's type: it is read by plain
+ * loads, which give 0 where nothing is mapped, and not by a call for each member.
+ */
+#define EVENT(pointer)	bpf_core_cast(pointer, struct perf_event)
+#define SIBLING(entry)	EVENT((void *)(entry) - bpf_core_field_offset(struct perf_event, sibling_list))
+#define IN_LIST(entry)	EVENT((void *)(entry) - bpf_core_field_offset(struct perf_event, event_entry))
 
-#define READ(to, from) bpf_core_read(&(to), sizeof(to), from)
-
-static __always_inline struct perf_event *find_event(struct task_struct *task, __u64 wanted)
+/* The leader with this id. New events come first in the list: the first one is of its group, mostly. */
+static __always_inline struct perf_event *find_leader(struct task_struct *task, __u64 wanted)
 {
 	struct perf_event_context *context = task->perf_event_ctxp;
-	struct list_head *entry = NULL, *end;
+	struct list_head *entry;
 	int i;
 
 	if (!context)
 		return NULL;
-	end = __builtin_preserve_access_index(&context->event_list);
-	READ(entry, &context->event_list.next);
-	for (i = 0; i < LOOKED_AT && entry && entry != end; i++) {
-		struct perf_event *event = EVENT_OF(entry, event_entry);
-		__u64 id = 0;
+	entry = context->event_list.next;
+	for (i = 0; i < LOOKED_AT && entry; i++) {
+		struct perf_event *event = IN_LIST(entry), *leader = EVENT(event->group_leader);
 
-		READ(id, &event->id);
-		if (id == wanted)
-			return event;
-		READ(entry, &event->event_entry.next);
+		/* The head of the list is no event; what is read there has no such id. */
+		if (leader->id == wanted)
+			return leader;
+		entry = event->event_entry.next;
 	}
 	return NULL;
 }
@@ -84,35 +90,66 @@ static __always_inline void read_events(struct vnuma_task *to, struct task_struc
 {
 	__u32 events = READ_ONCE(to->nr_events), k;
 	struct perf_event *leader, *event;
-	struct list_head *entry = NULL;
-	__u64 enabled = 0;
+	struct list_head *entry;
 
 	to->nr_counts = 0;
 	if (!bpf_core_field_exists(task->perf_event_ctxp) || !events || events > VNUMA_TASKS_EVENTS)
 		return;
-	leader = find_event(task, to->events[0]);
-	event = leader;
+	leader = find_leader(task, to->events[0]);
 	if (!leader)
 		return;
-	READ(to->enabled_ns, &leader->total_time_enabled);
-	READ(to->running_ns, &leader->total_time_running);
-	READ(entry, &leader->sibling_list.next);
+	event = leader;
+	to->enabled_ns = leader->total_time_enabled;
+	to->running_ns = leader->total_time_running;
+	entry = leader->sibling_list.next;
 	for (k = 0; k < VNUMA_TASKS_EVENTS && k < events; k++) {
-		__u64 id = 0;
-
-		READ(id, &event->id);
-		if (id != to->events[k])
+		if (event->id != to->events[k])
 			return;
-		READ(to->counts[k], &event->count);
+		to->counts[k] = event->count.a.a.counter;
 		if (k)
-			READ(entry, &event->sibling_list.next);
+			entry = event->sibling_list.next;
 		if (!entry)
 			return;
-		event = EVENT_OF(entry, sibling_list);
+		event = SIBLING(entry);
 	}
-	READ(enabled, &leader->total_time_enabled);
-	if (enabled == to->enabled_ns)
+	if (READ_ONCE(leader->total_time_enabled) == to->enabled_ns)
 		to->nr_counts = events;
+}
+
+static __always_inline __u32 state_of(struct task_struct *task)
+{
+	__u32 state = READ_ONCE(task->__state);
+
+	if (READ_ONCE(task->exit_state))
+		return VNUMA_TASK_ENDED;
+	if (state & TASK_STOPPED)
+		return VNUMA_TASK_STOPPED;
+	if (state & TASK_TRACED)
+		return VNUMA_TASK_TRACED;
+	return state ? VNUMA_TASK_SLEEPS : VNUMA_TASK_RUNS;
+}
+
+/*
+ * As /proc/PID/syscall. Registers of a thread that runs say nothing; one that was woken up
+ * meanwhile counts as running.
+ */
+static __always_inline void read_call(struct vnuma_task *to, struct task_struct *task)
+{
+	struct pt_regs *regs;
+
+	to->call = -1;
+	to->stack = 0;
+	to->sleeps = task->nvcsw;
+	to->state = state_of(task);
+	if (to->state != VNUMA_TASK_SLEEPS)
+		return;
+	regs = (struct pt_regs *)bpf_task_pt_regs(task);
+	if (bpf_core_field_exists(regs->orig_ax))
+		to->call = (__s64)regs->orig_ax;
+	else if (bpf_core_field_exists(regs->syscallno))
+		to->call = regs->syscallno;
+	to->stack = regs->sp;
+	to->state = state_of(task);
 }
 
 static long read_task(__u32 at, void *unused)
@@ -120,16 +157,23 @@ static long read_task(__u32 at, void *unused)
 	struct vnuma_tasks *all = shared();
 	struct vnuma_task *to;
 	struct task_struct *task;
-	__u32 size;
+	__u32 size, flags;
 
 	if (!all || at >= VNUMA_TASKS_MAX)
 		return 1;
 	to = &all->tasks[at];
+	flags = READ_ONCE(all->flags);
 	to->pid = 0;
 	task = bpf_task_from_pid(to->tid);
 	if (!task)
 		return 0;
 	to->start_ns = task->start_boottime;
+	if (flags & VNUMA_TASKS_CALLS)
+		read_call(to, task);
+	if (!(flags & VNUMA_TASKS_TIMES)) {
+		to->pid = task->tgid;
+		goto out;
+	}
 	to->ran_ns = task->se.sum_exec_runtime;
 	to->waited_ns = task->sched_info.run_delay;
 	to->cpu = task->thread_info.cpu;
@@ -141,6 +185,7 @@ static long read_task(__u32 at, void *unused)
 	if (size <= sizeof(to->cpus) &&
 	    !bpf_probe_read_kernel(to->cpus, size, &task->cpus_mask))
 		to->pid = task->tgid;
+out:
 	bpf_task_release(task);
 	return 0;
 }
