@@ -14,7 +14,7 @@ use std::{
 };
 use vnuma_host::{
     read_idle_times,
-    tasks::{Asked, Call, Doing, TaskLook, TaskReader, TaskReading, cpus_of},
+    tasks::{Asked, Call, Doing, TaskLook, TaskReader, TaskReading},
 };
 use vnuma_process::{procfs, read_allowed};
 use vnuma_topology::CpuSet;
@@ -76,7 +76,7 @@ fn ask(reader: &mut TaskReader, asked: &[Asked<'_>]) -> Vec<Option<Reading>> {
             times: procfs::CpuTimes { ran_ns: reading.ran_ns, waited_ns: reading.waited_ns },
             cpu: reading.cpu,
             policy: reading.policy,
-            allowed: cpus_of(reading.mask),
+            allowed: CpuSet::from_words(reading.mask),
             counts: reading
                 .counts
                 .map(|counts| (counts.values.to_vec(), counts.enabled_ns, counts.running_ns)),

@@ -1,16 +1,36 @@
 //! A set of CPU numbers in the kernel's list format (`0-3,8`).
 
 use serde::{Deserialize, Serialize};
-use std::{collections::BTreeSet, fmt, str::FromStr};
+use std::{cmp::Ordering, fmt, str::FromStr};
 
 /// Numbers that a list may spell out. Lists of the kernel name each CPU once; a list that
 /// repeats itself is accepted, but not without end.
 const MAX_SPELLED: usize = 8 * (CpuSet::MAX_CPU as usize + 1);
 
-/// CPU numbers, ordered.
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+/// CPUs of a word.
+const WORD: u32 = u64::BITS;
+/// Words that need no memory of their own: those of most hosts.
+const FEW: usize = 4;
+
+/// CPU numbers, ordered. Masks are compared and copied for every thread in every period of the policies, so this is a bit for
+/// each.
+#[derive(Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct CpuSet(BTreeSet<u32>);
+pub struct CpuSet(Words);
+
+/// Bits of CPUs, the lowest first. A set has one form only.
+#[derive(Clone, PartialEq, Eq, Hash)]
+enum Words {
+    Few([u64; FEW]),
+    /// More than [`FEW`], and the last one is not 0.
+    Many(Vec<u64>),
+}
+
+impl Default for Words {
+    fn default() -> Self {
+        Self::Few([0; FEW])
+    }
+}
 
 /// Why a text is no CPU list.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -45,42 +65,138 @@ impl CpuSet {
     pub fn new() -> Self {
         Self::default()
     }
-    /// Adds `cpu`.
+    /// The set of a mask: bits of words, the lowest first.
+    pub fn from_words(mask: &[u64]) -> Self {
+        let used = mask.iter().rposition(|word| *word != 0).map_or(0, |last| last + 1);
+        let mut few = [0; FEW];
+        match few.get_mut(..used) {
+            Some(to) => to.copy_from_slice(&mask[..used]),
+            None => return Self(Words::Many(mask[..used].to_vec())),
+        }
+        Self(Words::Few(few))
+    }
+
+    fn words(&self) -> &[u64] {
+        match &self.0 {
+            Words::Few(words) => words,
+            Words::Many(words) => words,
+        }
+    }
+
+    /// Its words and those of another set, as many as the longer one has.
+    fn with<'a>(&'a self, other: &'a CpuSet) -> impl Iterator<Item = (u64, u64)> + 'a {
+        let (own, its) = (self.words(), other.words());
+        let word = |words: &[u64], at: usize| words.get(at).copied().unwrap_or(0);
+        (0..own.len().max(its.len())).map(move |at| (word(own, at), word(its, at)))
+    }
+
+    /// Adds `cpu`, which is at most [`Self::MAX_CPU`]. A larger one is none that there can be, and is left out.
     pub fn insert(&mut self, cpu: u32) {
-        self.0.insert(cpu);
+        if cpu > Self::MAX_CPU {
+            return;
+        }
+        let (at, bit) = ((cpu / WORD) as usize, 1 << (cpu % WORD));
+        match &mut self.0 {
+            Words::Few(words) if at < FEW => words[at] |= bit,
+            Words::Few(words) => {
+                let mut many = words.to_vec();
+                many.resize(at + 1, 0);
+                many[at] = bit;
+                self.0 = Words::Many(many);
+            }
+            Words::Many(words) => {
+                words.resize(words.len().max(at + 1), 0);
+                words[at] |= bit;
+            }
+        }
     }
     /// Is `cpu` in it?
     pub fn contains(&self, cpu: u32) -> bool {
-        self.0.contains(&cpu)
+        self.words().get((cpu / WORD) as usize).is_some_and(|word| word >> (cpu % WORD) & 1 == 1)
     }
     /// Are all of its members in `other`?
     pub fn is_subset(&self, other: &CpuSet) -> bool {
-        self.0.is_subset(&other.0)
+        self.with(other).all(|(own, its)| own & !its == 0)
+    }
+    /// Has it a member that is in `other` as well?
+    pub fn intersects(&self, other: &CpuSet) -> bool {
+        self.with(other).any(|(own, its)| own & its != 0)
+    }
+    /// Are those of its members that are in `among` the same as those of `other`?
+    pub fn agrees(&self, other: &CpuSet, among: &CpuSet) -> bool {
+        let differing = self.with(other).zip(among.words());
+        differing.into_iter().all(|((own, its), among)| (own ^ its) & among == 0)
     }
     /// Has it no member?
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.words().iter().all(|word| *word == 0)
     }
     /// Number of members.
     pub fn len(&self) -> usize {
-        self.0.len()
+        self.words().iter().map(|word| word.count_ones() as usize).sum()
     }
     /// Members in rising order.
-    pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
-        self.0.iter().copied()
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = u32> + '_ {
+        let bits = |(at, word): (usize, &u64)| Bits { left: *word, first: at as u32 * WORD };
+        self.words().iter().enumerate().flat_map(bits)
+    }
+}
+
+/// CPUs of a word that have not been taken yet.
+#[derive(Clone, Copy, Debug)]
+struct Bits {
+    left: u64,
+    first: u32,
+}
+
+impl Iterator for Bits {
+    type Item = u32;
+    fn next(&mut self) -> Option<u32> {
+        let cpu = (self.left != 0).then(|| self.left.trailing_zeros())?;
+        self.left &= self.left - 1;
+        Some(self.first + cpu)
+    }
+}
+
+impl DoubleEndedIterator for Bits {
+    fn next_back(&mut self) -> Option<u32> {
+        let cpu = (self.left != 0).then(|| self.left.ilog2())?;
+        self.left &= !(1 << cpu);
+        Some(self.first + cpu)
+    }
+}
+
+/// As lists of numbers.
+impl Ord for CpuSet {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.iter().cmp(other.iter())
+    }
+}
+
+impl PartialOrd for CpuSet {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl fmt::Debug for CpuSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CpuSet({self})")
     }
 }
 
 impl FromIterator<u32> for CpuSet {
     fn from_iter<I: IntoIterator<Item = u32>>(iter: I) -> Self {
-        Self(iter.into_iter().collect())
+        let mut set = Self::new();
+        iter.into_iter().for_each(|cpu| set.insert(cpu));
+        set
     }
 }
 
 impl FromStr for CpuSet {
     type Err = CpuSetError;
     fn from_str(text: &str) -> Result<Self, CpuSetError> {
-        let mut set = BTreeSet::new();
+        let mut set = Self::new();
         let mut spelled = 0;
         for part in text.trim().split(',').filter(|part| !part.is_empty()) {
             let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -103,16 +219,16 @@ impl FromStr for CpuSet {
             if spelled > MAX_SPELLED {
                 return Err(CpuSetError::TooMany);
             }
-            set.extend(first..=last);
+            (first..=last).for_each(|cpu| set.insert(cpu));
         }
-        Ok(Self(set))
+        Ok(set)
     }
 }
 
 impl fmt::Display for CpuSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut separator = "";
-        let mut rest = self.0.iter().copied().peekable();
+        let mut rest = self.iter().peekable();
         while let Some(first) = rest.next() {
             let mut last = first;
             while let Some(next) = rest.next_if(|&cpu| cpu - last == 1) {
@@ -146,6 +262,7 @@ impl From<CpuSet> for String {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use std::collections::BTreeSet;
 
     #[test]
     fn kernel_lists() {
@@ -190,9 +307,10 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_number_of_all_is_printed() {
-        let set: CpuSet = [u32::MAX - 1, u32::MAX].into_iter().collect();
-        assert_eq!(set.to_string(), "4294967294-4294967295");
+    fn a_number_that_no_cpu_has_is_left_out() {
+        let set: CpuSet = [u32::MAX, CpuSet::MAX_CPU, CpuSet::MAX_CPU + 1, 3].into_iter().collect();
+        assert_eq!(set.to_string(), "3,8191");
+        assert_eq!(format!("{set:?}"), "CpuSet(3,8191)");
     }
 
     #[test]
@@ -216,6 +334,31 @@ mod tests {
             let set: CpuSet = members.iter().copied().collect();
             prop_assert_eq!(set.len(), members.len());
             prop_assert_eq!(set.to_string().parse::<CpuSet>(), Ok(set));
+        }
+
+        /// Of hosts with few and with many CPUs.
+        #[test]
+        fn sets_are_those_of_their_numbers(
+            [one, other, among] in (0..2_usize).prop_flat_map(|large| {
+                let members = proptest::collection::btree_set(0..[80_u32, 700][large], 0..60);
+                [members.clone(), members.clone(), members]
+            }),
+        ) {
+            let set = |members: &BTreeSet<u32>| members.iter().rev().copied().collect::<CpuSet>();
+            let (a, b, m) = (set(&one), set(&other), set(&among));
+            prop_assert!(a.iter().eq(one.iter().copied()) && a.iter().rev().eq(one.iter().rev().copied()));
+            prop_assert_eq!((a.len(), a.is_empty()), (one.len(), one.is_empty()));
+            prop_assert!((0..800).all(|cpu| a.contains(cpu) == one.contains(&cpu)));
+            prop_assert_eq!((a == b, a.cmp(&b)), (one == other, one.cmp(&other)));
+            prop_assert_eq!(a.is_subset(&b), one.is_subset(&other));
+            prop_assert_eq!(a.intersects(&b), !one.is_disjoint(&other));
+            let same = among.iter().all(|cpu| one.contains(cpu) == other.contains(cpu));
+            prop_assert_eq!(a.agrees(&b, &m), same);
+            let both: CpuSet = one.intersection(&other).copied().collect();
+            prop_assert!(both.is_subset(&a) && both.is_subset(&b));
+            let mut words = vec![0_u64; 13];
+            one.iter().for_each(|&cpu| words[cpu as usize / 64] |= 1 << (cpu % 64));
+            prop_assert_eq!(CpuSet::from_words(&words), a);
         }
 
         #[test]

@@ -92,9 +92,9 @@ impl HostTopology {
     }
     /// The one node that all of `cpus` belong to, if there is one. Offline CPUs count for nothing.
     pub fn node_of_cpus(&self, cpus: &CpuSet) -> Option<HostNodeId> {
-        let mut nodes = cpus.iter().filter_map(|cpu| self.node_of_cpu(cpu));
+        let mut nodes = self.nodes.iter().filter(|node| node.cpus.intersects(cpus));
         let first = nodes.next()?;
-        nodes.all(|node| node == first).then_some(first)
+        nodes.next().is_none().then_some(first.id)
     }
     /// SLIT distance between two nodes, by number.
     pub fn distance(&self, from: HostNodeId, to: HostNodeId) -> Option<u8> {

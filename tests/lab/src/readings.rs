@@ -4,9 +4,10 @@ use anyhow::{Context, Result, anyhow, ensure};
 use std::{fs, path::Path, thread, time::Duration};
 use vnuma_host::{
     read_idle_times,
-    tasks::{Asked, Call, Doing, TaskReader, cpus_of},
+    tasks::{Asked, Call, Doing, TaskReader},
 };
 use vnuma_process::{procfs, read_allowed};
+use vnuma_topology::CpuSet;
 
 const ROUNDS: usize = 20;
 /// The file has idle time and that of waiting for I/O, each in ticks of 10 ms that are rounded down.
@@ -22,7 +23,7 @@ pub fn compare(pid: i32, tid: i32) -> Result<()> {
         let mut found = None;
         let note = |_, reading: vnuma_host::tasks::TaskReading<'_>| {
             let times = procfs::CpuTimes { ran_ns: reading.ran_ns, waited_ns: reading.waited_ns };
-            found = Some((reading.pid, times, cpus_of(reading.mask)));
+            found = Some((reading.pid, times, CpuSet::from_words(reading.mask)));
         };
         reader.read(&[Asked { tid, events: &[] }], note)?;
         let after = (read_idle_times(Path::new("/"))?, times()?);

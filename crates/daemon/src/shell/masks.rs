@@ -293,8 +293,8 @@ impl Masks {
 /// Is the mask that was found the one that was set, as far as the CPUs are online? If none of them is left, the kernel lets
 /// the thread run anywhere, and nobody has asked for that.
 pub(super) fn still(set: &CpuSet, found: &CpuSet, online: &CpuSet) -> bool {
-    let lost = !online.iter().any(|cpu| set.contains(cpu));
-    lost || online.iter().all(|cpu| set.contains(cpu) == found.contains(cpu))
+    let lost = !online.intersects(set);
+    lost || set.agrees(found, online)
 }
 
 #[cfg(test)]

@@ -133,7 +133,7 @@ impl Masks {
 
 /// Is the mask that was found this one? Of CPUs that are all offline nobody can say.
 fn has(given: &CpuSet, found: &CpuSet, online: &CpuSet) -> bool {
-    online.iter().any(|cpu| given.contains(cpu)) && still(given, found, online)
+    online.intersects(given) && still(given, found, online)
 }
 
 /// Threads that were made by others while these were kept have their masks, and nothing is recorded of them. Returns how many

@@ -11,7 +11,7 @@ use vnuma_counters::Reading;
 use vnuma_host::{
     location::Prefer,
     read_idle_times,
-    tasks::{Asked, TaskReader, TaskReading, cpus_of},
+    tasks::{Asked, TaskReader, TaskReading},
 };
 use vnuma_process::{procfs, read_allowed};
 use vnuma_topology::{CpuId, CpuSet};
@@ -39,19 +39,13 @@ pub(super) struct Thread {
     start_ns: Option<u64>,
     /// Its files `schedstat` and `stat`: opening them costs more than reading them.
     files: Option<[procfs::KeptFile; 2]>,
-    mask: Option<Mask>,
+    /// Its mask of CPUs that are online as its file showed it, and all of its CPUs: as long as the first is the same, so is the
+    /// second.
+    mask: Option<(procfs::Affinity, CpuSet)>,
     /// Ids of its counters, if it has any.
     events: Vec<u64>,
     /// As it was read last. `None`: it had ended then.
     known: Option<Known>,
-}
-
-/// A mask as the kernel gives it, and its CPUs: as long as the first is the same, so is the second.
-#[derive(Debug)]
-enum Mask {
-    /// Of CPUs that are online: all others are read from a file.
-    Online(procfs::Affinity, CpuSet),
-    All(Vec<u64>, CpuSet),
 }
 
 impl Thread {
@@ -102,10 +96,10 @@ impl Thread {
     fn read_mask(&mut self) -> Option<CpuSet> {
         let online = procfs::Affinity::of(self.tid).ok()?;
         match &self.mask {
-            Some(Mask::Online(known, mask)) if *known == online => Some(mask.clone()),
+            Some((known, mask)) if *known == online => Some(mask.clone()),
             _ => {
                 let mask = read_allowed(self.pid, self.tid).ok()?;
-                self.mask = Some(Mask::Online(online, mask.clone()));
+                self.mask = Some((online, mask.clone()));
                 Some(mask)
             }
         }
@@ -121,19 +115,11 @@ impl Thread {
             // Another one: it is as new with the next period.
             return;
         }
-        let allowed = match &self.mask {
-            Some(Mask::All(known, cpus)) if known == mask => cpus.clone(),
-            _ => {
-                let cpus = cpus_of(mask);
-                self.mask = Some(Mask::All(mask.to_vec(), cpus.clone()));
-                cpus
-            }
-        };
         self.known = Some(Known {
             times: procfs::CpuTimes { ran_ns, waited_ns },
             cpu,
             real_time: procfs::is_real_time(policy),
-            allowed: Some(allowed),
+            allowed: Some(CpuSet::from_words(mask)),
             counts: counts.map(|counts| Reading {
                 values: counts.values.to_vec(),
                 enabled_ns: counts.enabled_ns,

@@ -70,7 +70,7 @@ pub struct TaskReading<'a> {
     pub cpu: CpuId,
     /// `SCHED_*`.
     pub policy: u32,
-    /// CPUs that it may run on, online or not: bits of words ([`cpus_of`]).
+    /// CPUs that it may run on, online or not: bits of words ([`CpuSet::from_words`]).
     pub mask: &'a [u64],
     /// Its counters, if they were asked for and can be read.
     pub counts: Option<GroupCounts<'a>>,
@@ -268,15 +268,6 @@ fn last_word(cpus: usize) -> u64 {
     u64::MAX >> (cpus.next_multiple_of(WORD) - cpus)
 }
 
-/// The CPUs of a mask.
-pub fn cpus_of(mask: &[u64]) -> CpuSet {
-    let bits = |(at, word): (usize, &u64)| {
-        let word = *word;
-        (0..WORD).filter(move |bit| word >> bit & 1 == 1).map(move |bit| (at * WORD + bit) as CpuId)
-    };
-    mask.iter().enumerate().filter(|(_, word)| **word != 0).flat_map(bits).collect()
-}
-
 /// The memory of the program's map. The program writes to it while it runs, and that is while somebody waits in
 /// [`TaskReader::run`]. Every access is a volatile one, as whoever else may open the map could write to it at any time.
 #[derive(Debug)]
@@ -421,7 +412,7 @@ mod tests {
 
     #[test]
     fn masks_have_the_cpus_that_the_host_can_have() {
-        assert_eq!(cpus_of(&[0b1001, 0, 1 << 63]).to_string(), "0,3,191");
+        assert_eq!(CpuSet::from_words(&[0b1001, 0, 1 << 63]).to_string(), "0,3,191");
         assert_eq!((last_word(64), last_word(128), last_word(65), last_word(2)), (u64::MAX, u64::MAX, 1, 3));
         assert!(possible_cpus().unwrap() >= std::thread::available_parallelism().unwrap().get());
     }

@@ -173,8 +173,8 @@ impl VcpuMask {
             return false;
         };
         // The kernel lets a thread run anywhere when none of its CPUs is left. Nobody has asked for that.
-        let lost = !policy.cpus.iter().any(|cpu| online.contains(cpu));
-        if lost || online.iter().all(|cpu| policy.cpus.contains(cpu) == allowed.contains(cpu)) {
+        let lost = !policy.cpus.intersects(online);
+        if lost || policy.cpus.agrees(allowed, online) {
             return false;
         }
         self.set_by_operator(Some(allowed.clone()), read_ns);
