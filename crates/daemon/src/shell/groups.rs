@@ -25,6 +25,8 @@ pub(super) struct Groups {
     known: Arc<Vec<CpuGroup>>,
     /// By path: the group, or the one around it if it is none to the scheduler.
     positions: BTreeMap<String, Option<usize>>,
+    /// By path: may threads of a process that is in it be in others?
+    threaded: BTreeMap<String, bool>,
     read_at: Instant,
     /// How long what was read is taken as true.
     valid: Duration,
@@ -38,8 +40,8 @@ impl Groups {
     }
 
     fn valid_for(root: PathBuf, valid: Duration) -> Self {
-        let (known, positions) = (Arc::default(), BTreeMap::new());
-        Self { root, known, positions, read_at: Instant::now(), valid, problem: None }
+        let (known, positions, threaded) = (Arc::default(), BTreeMap::new(), BTreeMap::new());
+        Self { root, known, positions, threaded, read_at: Instant::now(), valid, problem: None }
     }
 
     /// Those that are known.
@@ -74,7 +76,7 @@ impl Groups {
 
     fn try_read(&mut self, pid: i32, tids: &[i32]) -> Result<Vec<Option<usize>>, String> {
         let Some(path) = path_of(pid, pid)? else { return Ok(vec![None; tids.len()]) };
-        if !may_be_threaded(&self.root, &path).map_err(|error| error.to_string())? {
+        if !self.may_be_threaded(&path)? {
             let position = self.position(&path)?;
             return Ok(vec![position; tids.len()]);
         }
@@ -83,6 +85,15 @@ impl Groups {
             None => Ok(None),
         };
         tids.iter().map(one).collect()
+    }
+
+    fn may_be_threaded(&mut self, path: &str) -> Result<bool, String> {
+        if let Some(known) = self.threaded.get(path) {
+            return Ok(*known);
+        }
+        let found = may_be_threaded(&self.root, path).map_err(|error| error.to_string())?;
+        self.threaded.insert(path.to_owned(), found);
+        Ok(found)
     }
 
     fn position(&mut self, path: &str) -> Result<Option<usize>, String> {

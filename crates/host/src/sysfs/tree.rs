@@ -13,6 +13,9 @@ use vnuma_topology::CpuSet;
 /// numbers 40 KiB, a node's meminfo 2 KiB.
 const FILE_LIMIT: usize = 64 * 1024;
 
+/// Most files are shorter: with room for it at once, one is read in one piece.
+const USUAL_SIZE: usize = 4096;
+
 /// Most entries of one directory.
 const ENTRY_LIMIT: usize = 65_536;
 
@@ -43,7 +46,7 @@ impl Tree {
         if !file.metadata().map_err(failed)?.is_file() {
             return Err(SysfsError::NotAFile { path: path.to_owned() });
         }
-        let mut bytes = Vec::new();
+        let mut bytes = Vec::with_capacity(USUAL_SIZE);
         if let Err(error) = file.take(FILE_LIMIT as u64 + 1).read_to_end(&mut bytes) {
             // A CPU or device that goes away between open and read.
             return if absent(&error) { Ok(None) } else { Err(failed(error)) };

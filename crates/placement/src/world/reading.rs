@@ -161,9 +161,9 @@ impl VcpuReading {
         home: Option<HostNodeId>,
         pages: &[(HostNodeId, u64)],
     ) -> Option<Counts> {
-        let of_vm = by_position(machine, pages);
+        let of_vm = || by_position(machine, pages);
         let home = home.filter(|home| machine.position(*home).is_some());
-        let pages = home.map_or_else(|| of_vm.clone(), |home| by_position(machine, &[(home, 1)]));
+        let pages = || home.map_or_else(of_vm, |home| by_position(machine, &[(home, 1)]));
         match &self.counted {
             Counted::Counted { instructions, llc_references, llc_misses, accesses, .. } => Some(Counts {
                 instructions: *instructions,
@@ -172,9 +172,9 @@ impl VcpuReading {
                 accesses: match accesses {
                     Accesses::ByNode(list) => by_position(machine, list),
                     Accesses::LocalRemote { local, remote } => {
-                        local_and_remote(machine, node, (*local, *remote), [&pages, &of_vm])
+                        local_and_remote(machine, node, (*local, *remote), [&pages(), &of_vm()])
                     }
-                    Accesses::Unknown => spread(*llc_misses, &pages),
+                    Accesses::Unknown => spread(*llc_misses, &pages()),
                 },
             }),
             // Nothing is new.
@@ -183,6 +183,7 @@ impl VcpuReading {
             Counted::NoCounters => {
                 let instructions = self.ran_ns.saturating_mul(ASSUMED_INSTRUCTIONS_PER_NS);
                 let llc_misses = (instructions / 1000).saturating_mul(ASSUMED_MISSES_PER_THOUSAND);
+                let pages = pages();
                 let known = pages.iter().any(|&pages| pages > 0);
                 known.then(|| Counts {
                     instructions,

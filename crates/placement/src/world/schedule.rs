@@ -17,7 +17,7 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
 };
-use vnuma_topology::{ApicId, CpuLayout, CpuSet, HostTopology};
+use vnuma_topology::{ApicId, CpuLayout, CpuSet, HostTopology, Vcpu};
 
 /// A vCPU's mask that somebody else has set.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,6 +37,8 @@ pub struct MaskChange {
 pub struct Schedule {
     machine: Machine,
     layout: Arc<CpuLayout>,
+    /// CPUs of the host.
+    online: CpuSet,
     /// The machine is not that of the host and the layout any more.
     stale: bool,
     /// Of each policy that is in use.
@@ -118,9 +120,11 @@ impl Schedule {
 
     /// Takes in the host. True if it is another one.
     fn prepare(&mut self, host: &HostTopology, layout: &Arc<CpuLayout>) -> bool {
-        if self.stale || self.machine.nodes.is_empty() || *self.layout != **layout {
+        let same = Arc::ptr_eq(&self.layout, layout) || self.layout == *layout;
+        if self.stale || self.machine.nodes.is_empty() || !same {
             self.layout = Arc::clone(layout);
             self.machine = Machine::new(host, layout);
+            self.online = host.nodes.iter().flat_map(|node| node.cpus.iter()).collect();
             self.stale = false;
             // What they remember is of places that are others now.
             self.schedulers.clear();
@@ -231,7 +235,7 @@ impl World {
 
     /// Takes in the masks that were read.
     fn see_masks(&mut self, reading: &HostReading) -> Vec<MaskChange> {
-        let online: CpuSet = self.host.nodes.iter().flat_map(|node| node.cpus.iter()).collect();
+        let online = &self.schedule.online;
         let mut changes = Vec::new();
         for VmReading { vm: id, pid, vcpus, .. } in &reading.vms {
             let Some(vm) = self.vms.get_mut(id).and_then(|managed| managed.vm.as_mut()) else { continue };
@@ -239,15 +243,14 @@ impl World {
             if vm.description.pid != *pid || !clean {
                 continue;
             }
-            let threads: HashMap<ApicId, i32> =
-                vm.description.vcpus.iter().map(|vcpu| (vcpu.apic_id, vcpu.tid)).collect();
-            for seen in vcpus.iter().filter(|seen| threads.get(&seen.vcpu) == Some(&seen.tid)) {
+            let mut threads = Threads { vcpus: &vm.description.vcpus, next: 0 };
+            for seen in vcpus.iter().filter(|seen| threads.of(seen.vcpu) == Some(seen.tid)) {
                 let Some(allowed) = seen.allowed.as_ref().filter(|allowed| !allowed.is_empty()) else {
                     continue;
                 };
                 let inherited = &vm.scheduling.others.inherited;
                 let mask = vm.scheduling.masks.entry(seen.vcpu).or_insert_with(|| begin(inherited, allowed));
-                if mask.seen(allowed, &online, reading.began_ns) {
+                if mask.seen(allowed, online, reading.began_ns) {
                     let (vcpu, tid) = (seen.vcpu, seen.tid);
                     changes.push(MaskChange { vm: *id, vcpu, tid, mask: allowed.clone() });
                     vm.scheduling.others.look = true;
@@ -261,6 +264,8 @@ impl World {
     fn prepare_input<'a>(&self, reading: &'a HostReading) -> Prepared<'a> {
         let machine = &self.schedule.machine;
         let mut known: HashMap<&CpuSet, usize> = HashMap::new();
+        // Most have the mask of the one before.
+        let mut last: Option<(&CpuSet, usize)> = None;
         let mut prepared =
             Prepared { vcpus: Vec::new(), policies: Vec::new(), readings: Vec::new(), reaches: Vec::new() };
         for VmReading { vm: id, pid, pages, vcpus, .. } in &reading.vms {
@@ -271,10 +276,14 @@ impl World {
             for seen in vcpus {
                 let Some(mask) = vm.scheduling.masks.get(&seen.vcpu) else { continue };
                 let Some(operator) = &mask.operator else { continue };
-                let reach = *known.entry(operator).or_insert_with(|| {
-                    prepared.reaches.push(Reach::new(machine, operator));
-                    prepared.reaches.len() - 1
-                });
+                let mut find = || {
+                    *known.entry(operator).or_insert_with(|| {
+                        prepared.reaches.push(Reach::new(machine, operator));
+                        prepared.reaches.len() - 1
+                    })
+                };
+                let reach = last.filter(|(mask, _)| *mask == operator).map_or_else(&mut find, |(_, at)| at);
+                last = Some((operator, reach));
                 let begun = mask.begun.as_ref().map(|begun| begun.mask.as_ref());
                 let assigned = begun.unwrap_or(mask.policy.as_ref()).and_then(|mask| mask.place(machine));
                 let node = assigned.map(|place| machine.node_at(place));
@@ -424,6 +433,24 @@ impl World {
         let last = LastStep { time_ns: now_ns, mask: cpus, why: begun.why, caused_by };
         (mask.policy, mask.moves, mask.last) = (begun.mask, mask.moves + 1, Some(last.clone()));
         Some(last)
+    }
+}
+
+/// The threads of a VM's vCPUs. None is searched for as long as they are asked for in the order of the VM's description.
+struct Threads<'a> {
+    vcpus: &'a [Vcpu],
+    next: usize,
+}
+
+impl Threads<'_> {
+    fn of(&mut self, vcpu: ApicId) -> Option<i32> {
+        let is_it = |known: &Vcpu| known.apic_id == vcpu;
+        let at = match self.vcpus.get(self.next).is_some_and(is_it) {
+            true => self.next,
+            false => self.vcpus.iter().position(is_it)?,
+        };
+        self.next = at + 1;
+        Some(self.vcpus[at].tid)
     }
 }
 
