@@ -1,10 +1,13 @@
 //! From what was measured to rows, and from rows to goals. Everything is *modelled*: cycles of a named profile.
 
+mod overhead;
+
 use crate::{
     committed::{self, LEAST_WAKE_UPS, LOADED, Workload, goals},
     raw::{self, Cell, Line, Period, Vcpu},
 };
 use anyhow::{Context, Result, bail, ensure};
+use overhead::Overhead;
 use serde::Serialize;
 use std::{
     fmt, fs,
@@ -142,6 +145,7 @@ struct Report<'a> {
     modelled_period_s: f64,
     workloads: &'a [raw::Workload],
     observing: &'a [Observing],
+    overhead: &'a [Overhead],
     goals: &'a [Goal],
     rows: &'a [Row],
 }
@@ -165,8 +169,11 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         let seen = run.by_second();
         by_second.iter().for_each(|profile| rows.extend(seen.rows(profile)));
     }
-    ensure!(!rows.is_empty(), "{}: no cell was measured", arguments.raw.display());
-    let (goals, observing) = (judge(&rows), run.observing(&by_first[0]));
+    let (observing, overhead) = (run.observing(&by_first[0]), run.overhead(&by_first[0]));
+    let measured = !rows.is_empty() || !overhead.is_empty();
+    ensure!(measured, "{}: no cell was measured", arguments.raw.display());
+    let mut goals = judge(&rows);
+    goals.extend(overhead::goal(&overhead, &rows));
     let report = Report {
         source: "modelled: the lab's counters, priced under the profile of each row",
         commit: &arguments.commit,
@@ -175,6 +182,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         modelled_period_s: crate::committed::PERIOD_S,
         workloads: &run.workloads,
         observing: &observing,
+        overhead: &overhead,
         goals: &goals,
         rows: &rows,
     };
@@ -185,6 +193,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     crate::picture::draw(&rows, &picture)?;
     print!("{}", table(&rows));
     observing.iter().for_each(|found| println!("{found}"));
+    overhead.iter().for_each(|found| println!("{found}"));
     println!("report: {}\npicture: {}", path.display(), picture.display());
     let missed: Vec<String> = goals
         .iter()
@@ -494,7 +503,7 @@ impl Run {
     /// All rows of a profile; of the candidates of `oracle` the best.
     fn rows(&self, profile: &CounterProfile) -> Vec<Row> {
         let mut rows: Vec<Row> = Vec::new();
-        for cell in &self.cells {
+        for cell in self.cells.iter().filter(|cell| cell.policy != committed::overhead::CELL) {
             let row = cell.row(profile, self.cell(&cell.workload, "linux"));
             let before =
                 rows.iter_mut().find(|known| known.workload == row.workload && known.policy == row.policy);
@@ -570,7 +579,7 @@ impl Group<'_> {
     }
 }
 
-/// All goals.
+/// All goals but that of [`overhead`].
 pub fn judge(rows: &[Row]) -> Vec<Goal> {
     let mut keys: Vec<(&str, &str)> = Vec::new();
     for row in rows {
@@ -605,18 +614,7 @@ pub fn judge(rows: &[Row]) -> Vec<Goal> {
         found: format!("{:.1} %, {where_}", best * 100.0),
         met: best >= goals::AHEAD_OF_CREDIT,
     });
-    all.extend(overhead(rows));
     all
-}
-
-fn overhead(rows: &[Row]) -> Option<Goal> {
-    let shares = rows.iter().filter(|row| row.policy == "vprobe").filter_map(|row| row.overhead_share);
-    let most = shares.reduce(f64::max)?;
-    Some(Goal {
-        goal: format!("vnumad takes at most {:.2} % of the VMs' cycles", goals::OVERHEAD * 100.0),
-        found: format!("{:.4} %", most * 100.0),
-        met: most <= goals::OVERHEAD,
-    })
 }
 
 /// Rows for people.

@@ -3,7 +3,7 @@
 use crate::{
     committed::{
         self, DEFAULT_PERIOD_S, HOST_CPUS, MEASURED, MEASURED_STATIC, PERIOD_S, POLICIES, Placement, SLEEP_S,
-        START, VMS, WARM_UP, WORKLOADS, Workload,
+        START, VMS, WARM_UP, WORKLOADS, Workload, overhead,
     },
     full,
     host::{self, Numad, Timers},
@@ -26,7 +26,7 @@ use vnuma_scenario::{Process, vnumactl};
 const DILATION_S: f64 = 3.0;
 const DILATIONS: usize = 3;
 /// Shortest and longest period that vnumad takes, seconds.
-pub const PERIODS_S: (f64, f64) = (0.1, 10.0);
+pub const PERIODS_S: (f64, f64) = (0.1, 60.0);
 /// A period that took so much longer was interrupted by the machine.
 const LATE: f64 = 1.25;
 /// Times that such a cell is repeated.
@@ -58,7 +58,8 @@ pub struct Options {
 /// Prints a line of JSON for each cell.
 pub fn run(arguments: &Arguments) -> Result<()> {
     for name in &arguments.policy {
-        ensure!(POLICIES.contains(&name.as_str()), "--policy {name}: there are {POLICIES:?}");
+        let known = POLICIES.contains(&name.as_str()) || name == overhead::CELL;
+        ensure!(known, "--policy {name}: there are {POLICIES:?} and {:?}", overhead::CELL);
     }
     let of =
         |name: &String| committed::workload(name).with_context(|| format!("--workload {name} is unknown"));
@@ -86,7 +87,8 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         let bench = Bench::load((&vms, &wakes), workload, &timers, &profile, arguments.options);
         let (bench, line) = bench?;
         print(&Line::Workload(line))?;
-        for policy in POLICIES.iter().filter(|policy| chosen(&arguments.policy, policy)) {
+        let last = (workload.name == overhead::WORKLOAD).then_some(overhead::CELL);
+        for policy in POLICIES.into_iter().chain(last).filter(|policy| chosen(&arguments.policy, policy)) {
             // The others are worth having all the same.
             if let Err(error) = bench.policy(policy) {
                 eprintln!("{error:#}");
@@ -120,6 +122,17 @@ fn dilation(vms: &Vms, programs: &Programs, clock_ghz: f64) -> Result<f64> {
     }
     found.sort_by(f64::total_cmp);
     Ok(found[DILATIONS / 2])
+}
+
+/// The periods of a cell, seconds of the server.
+#[derive(Clone, Copy)]
+struct Periods {
+    /// Of vnumad's policy.
+    policy_s: f64,
+    /// That are measured.
+    length_s: f64,
+    warm_up: usize,
+    measured: usize,
 }
 
 /// A workload that runs.
@@ -181,25 +194,36 @@ impl<'a> Bench<'a> {
         self.cell(policy, Some(placement.with_context(|| format!("there is no placement {name}"))?))
     }
 
-    /// The policy of a variant, and its period on this server.
-    fn period<'p>(&self, name: &'p str) -> Result<(&'p str, f64)> {
-        let Some((policy, modelled_s)) = full::committed::with_period(name) else {
-            return Ok((name, self.period_s));
+    /// The policy of a variant, and the periods of its cell on this server.
+    fn periods<'p>(&self, name: &'p str, fixed: bool) -> Result<(&'p str, Periods)> {
+        let all = self.options.periods;
+        let measured = if fixed { MEASURED_STATIC.min(all) } else { all };
+        let usual = Periods { policy_s: self.period_s, length_s: self.period_s, warm_up: WARM_UP, measured };
+        let of = |modelled_s: f64| {
+            let (period_s, (least, most)) = (modelled_s * self.dilation, PERIODS_S);
+            let within = (least..=most).contains(&period_s);
+            ensure!(within, "{name}: {period_s} s is not within {least} to {most} s");
+            Ok(period_s)
         };
-        let period_s = modelled_s * self.dilation;
-        let (least, most) = PERIODS_S;
-        ensure!((least..=most).contains(&period_s), "{name}: {period_s} s is not within {least} to {most} s");
-        Ok((policy, period_s))
+        if name == overhead::CELL {
+            let (policy, modelled_s) = overhead::PERIOD;
+            let (length_s, warm_up, measured) = (of(modelled_s)?, overhead::WARM_UP, overhead::MEASURED);
+            return Ok((policy, Periods { policy_s: length_s, length_s, warm_up, measured }));
+        }
+        match full::committed::with_period(name) {
+            Some((policy, modelled_s)) => Ok((policy, Periods { policy_s: of(modelled_s)?, ..usual })),
+            None => Ok((name, usual)),
+        }
     }
 
     /// Measures a cell, again if the machine stopped the server in between: then periods are too long, and limits are reached.
     pub fn cell(&self, policy: &str, fixed: Option<&Placement>) -> Result<Cell> {
+        let (_, Periods { length_s, .. }) = self.periods(policy, fixed.is_some())?;
         let mut repeated = 0;
         loop {
             let began = Instant::now();
             let cell = self.once(policy, fixed);
-            let late =
-                |cell: &Cell| cell.periods.iter().any(|period| period.elapsed_s > self.period_s * LATE);
+            let late = |cell: &Cell| cell.periods.iter().any(|period| period.elapsed_s > length_s * LATE);
             let problem = match &cell {
                 Ok(cell) if late(cell) => Some("interrupted by the machine".to_owned()),
                 Ok(_) => None,
@@ -215,15 +239,15 @@ impl<'a> Bench<'a> {
     }
 
     fn once(&self, name: &str, fixed: Option<&Placement>) -> Result<Cell> {
-        let (policy, period_s) = self.period(name)?;
+        let (policy, lengths) = self.periods(name, fixed.is_some())?;
         host::balance(false)?;
         self.vms.place(&self.programs, fixed.unwrap_or(&START))?;
         let by_vnumad = fixed.is_none() && !["linux", "linux-nobalance", "numad"].contains(&policy);
         let sched_ext = by_vnumad && self.options.sched_ext;
         // Dropped after vnumad, which gives the vCPUs back.
         let scheduler = sched_ext.then(|| host::start_scheduler(self.dilation)).transpose()?;
-        let daemon =
-            by_vnumad.then(|| host::start_vnumad(&VMS.map(|(name, _)| name), period_s, self.dilation));
+        let daemon = by_vnumad
+            .then(|| host::start_vnumad(&VMS.map(|(name, _)| name), lengths.policy_s, self.dilation));
         let daemon = daemon.transpose()?;
         let mut counted = Vec::new();
         for Process(child) in scheduler.iter().chain(&daemon) {
@@ -240,9 +264,7 @@ impl<'a> Bench<'a> {
             _ if by_vnumad => set_policy(policy)?,
             _ => {}
         }
-        let measured =
-            if fixed.is_some() { MEASURED_STATIC.min(self.options.periods) } else { self.options.periods };
-        let periods = self.measure(WARM_UP + measured, &counted)?;
+        let periods = self.measure(lengths, &counted)?;
         let (vm_steps, because_of) =
             if by_vnumad { (steps()?, host::because_of()?) } else { Default::default() };
         let means = by_vnumad.then(means).transpose()?;
@@ -258,7 +280,7 @@ impl<'a> Bench<'a> {
         Ok(Cell {
             workload: self.workload.name.into(),
             policy: name.into(),
-            warm_up: WARM_UP,
+            warm_up: lengths.warm_up,
             periods,
             pages_moved: host::pages_moved()? - moved,
             steps: vm_steps.iter().sum(),
@@ -269,13 +291,13 @@ impl<'a> Bench<'a> {
         })
     }
 
-    fn measure(&self, count: usize, daemon: &[(String, Thread)]) -> Result<Vec<Period>> {
+    fn measure(&self, lengths: Periods, daemon: &[(String, Thread)]) -> Result<Vec<Period>> {
         let began = Instant::now();
         self.wakes.take()?;
         let mut before = self.vms.read(&self.programs, daemon)?;
         let mut periods = Vec::new();
-        for number in 1..=count {
-            let end = began + Duration::from_secs_f64(self.period_s * number as f64);
+        for number in 1..=lengths.warm_up + lengths.measured {
+            let end = began + Duration::from_secs_f64(lengths.length_s * number as f64);
             thread::sleep(end.saturating_duration_since(Instant::now()));
             let now = self.vms.read(&self.programs, daemon)?;
             periods.push(Period { wakes_us: self.wakes.take()?, ..now.since(&before) });

@@ -334,7 +334,7 @@ impl Config {
         let settle = file.publish.settle(&source, default.settle)?;
         let replug_after = source.number("replug.after_s", &file.replug.after_s, 1..=86_400)?;
         let policy_period =
-            millis("policy.period_ms", &file.policy.period_ms, 100..=10_000, default.policy_period)?;
+            millis("policy.period_ms", &file.policy.period_ms, 100..=60_000, default.policy_period)?;
         let policy = source.policy("policy.default", file.policy.default.as_ref())?;
         let policy_bounds = file.policy.bounds(&source, default.policy_bounds)?;
         let policy_memory =
@@ -641,7 +641,7 @@ mod tests {
                 "[policy]\nbound_low = 5.0\nbound_high = 4.0",
                 "/etc/x.toml: line 3: policy.bound_high = 4: must be more than policy.bound_low, 5",
             ),
-            ("[policy]\nperiod_ms = 99", "/etc/x.toml: line 2: policy.period_ms = 99: must be 100 to 10000"),
+            ("[policy]\nperiod_ms = 99", "/etc/x.toml: line 2: policy.period_ms = 99: must be 100 to 60000"),
             (
                 "[policy]\n\ndefault = \"best\"",
                 "/etc/x.toml: line 3: policy.default = \"best\": must be one of off, observe, credit, vcpu-p, lb, brm, \

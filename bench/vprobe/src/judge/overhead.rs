@@ -1,0 +1,96 @@
+//! What vnumad takes, with its default period.
+
+use super::{Goal, Row, Run};
+use crate::committed::{goals, overhead};
+use serde::Serialize;
+use std::{collections::BTreeMap, fmt};
+use vnuma_lab_pricing::CounterProfile;
+
+/// A cell of [`overhead`], under the server's profile.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Overhead {
+    /// Under which load.
+    pub workload: String,
+    /// Under which policy.
+    pub policy: &'static str,
+    /// Length of a measured period in modelled time, seconds: its mean.
+    pub modelled_period_s: f64,
+    /// Periods that are not judged.
+    pub warm_up_periods: usize,
+    /// Periods that are.
+    pub measured_periods: usize,
+    /// Steps of the policy, warm-up included.
+    pub steps: u64,
+    /// Modelled cycles of vnumad by those of all vCPUs.
+    pub share: f64,
+    /// The same in each period.
+    pub shares: Vec<f64>,
+    /// Modelled cycles of each of its threads in a measured period, mean.
+    pub threads: BTreeMap<String, u64>,
+}
+
+impl fmt::Display for Overhead {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { workload, policy, modelled_period_s, .. } = self;
+        write!(
+            f,
+            "{workload}: {policy} with periods of {modelled_period_s:.2} s: vnumad {:.4} %",
+            self.share * 100.0
+        )?;
+        let mut threads: Vec<_> = self.threads.iter().filter(|(_, cycles)| **cycles >= 1000).collect();
+        threads.sort_by_key(|(_, cycles)| std::cmp::Reverse(**cycles));
+        let shown = threads.iter().map(|(name, cycles)| format!("{name} {}", *cycles / 1000));
+        write!(f, "; thousand cycles a period: {}", shown.collect::<Vec<_>>().join(", "))
+    }
+}
+
+impl Run {
+    /// The cells of it.
+    pub(super) fn overhead(&self, own: &CounterProfile) -> Vec<Overhead> {
+        let of = |cell: &super::Cell| {
+            let row = cell.row(own, None);
+            let periods = cell.measured();
+            let all = |period: &super::Period| {
+                let vcpus = period.vms.iter().flatten();
+                let daemon = period.daemon.as_ref().map_or(0, |threads| threads.values().sum::<u64>());
+                super::ratio(daemon as f64, vcpus.map(|vcpu| vcpu.values.cycles).sum::<u64>() as f64)
+            };
+            let mut threads: BTreeMap<String, u64> = BTreeMap::new();
+            for (name, cycles) in periods.iter().filter_map(|period| period.daemon.as_ref()).flatten() {
+                *threads.entry(name.clone()).or_default() += cycles;
+            }
+            threads.values_mut().for_each(|cycles| *cycles /= periods.len().max(1) as u64);
+            Overhead {
+                workload: cell.workload.clone(),
+                policy: overhead::PERIOD.0,
+                modelled_period_s: row.modelled_period_s,
+                warm_up_periods: row.warm_up_periods,
+                measured_periods: row.measured_periods,
+                steps: row.steps,
+                share: row.overhead_share.unwrap_or(f64::NAN),
+                shares: periods.iter().map(all).collect(),
+                threads,
+            }
+        };
+        self.cells.iter().filter(|cell| cell.policy == overhead::CELL).map(of).collect()
+    }
+}
+
+/// The goal, if `vprobe` was measured under that load, or this was.
+pub(super) fn goal(found: &[Overhead], rows: &[Row]) -> Option<Goal> {
+    let most = found.iter().map(|found| found.share).reduce(f64::max);
+    let (policy, period_s) = overhead::PERIOD;
+    let wanted = |row: &&Row| (row.workload.as_str(), row.policy.as_str()) == (overhead::WORKLOAD, policy);
+    if most.is_none() && !rows.iter().any(|row| wanted(&row)) {
+        return None;
+    }
+    Some(Goal {
+        goal: format!(
+            "{} under {policy}: with periods of {period_s} s vnumad takes at most {:.2} % of the VMs' cycles",
+            overhead::WORKLOAD,
+            goals::OVERHEAD * 100.0
+        ),
+        found: most.map_or_else(|| "it was not measured".to_owned(), |most| format!("{:.4} %", most * 100.0)),
+        met: most.is_some_and(|most| most <= goals::OVERHEAD),
+    })
+}
