@@ -376,8 +376,8 @@ fn threads_that_run_no_vcpu_follow_to_the_nodes_of_the_vcpus() {
     let line = "a: 3 threads that run no vCPU follow its vCPUs to CPUs 4-7";
     assert!(run.lines.iter().any(|known| known == line), "{:?}", run.lines);
     // New ones are looked for now and then.
-    for _ in 0..4 {
-        run.now_ns += 3 * SECOND_NS;
+    for _ in 0..9 {
+        run.now_ns += 2 * SECOND_NS;
         run.step(Event::Resync);
     }
     assert_eq!(run.followed, [kept.clone(), kept.clone()]);
@@ -418,8 +418,9 @@ fn other_threads_that_cannot_follow_are_tried_again() {
     run.period(4, 1);
     assert_eq!(run.followed.len(), 1, "not each period");
     run.refuses = None;
-    run.now_ns += 11 * SECOND_NS;
-    run.step(Event::Resync);
+    for _ in 0..5 {
+        run.step(Event::Resync);
+    }
     assert_eq!(
         run.scheduling().others.map(|others| (others.cpus, others.problem)),
         Some((Some(set("4-7")), None))

@@ -10,14 +10,15 @@ use vnuma_placement::world::{HostReading, VcpuReading, VmId};
 use vnuma_process::ActError;
 use vnuma_topology::{ApicId, HostNodeId, HostTopology, VcpuLocation};
 
-/// Most between two looks at threads that are read once a period: they also try again to watch what could not be watched.
-const LOOK_AT_ALL_NS: u64 = 30_000_000_000;
+/// With each of so many resyncs (every 30 s by default) threads are looked at that are read once a period as well: to try again to
+/// watch what could not be watched.
+const LOOK_AT_ALL: u32 = 15;
 
 /// When threads were looked at.
 #[derive(Debug, Default)]
 pub(super) struct Looked {
-    /// All of them, by a command.
-    all_ns: u64,
+    /// Resyncs since all of them were, by a command.
+    resyncs: u32,
     /// By the last period, and these by it, in rising order.
     read_ns: u64,
     read: Vec<i32>,
@@ -35,15 +36,15 @@ fn location(host: &HostTopology, seen: &VcpuReading, began_ns: u64) -> Option<Vc
 impl Core {
     /// Has all threads looked at.
     pub(super) fn look_at_all(&mut self) {
-        self.looked.all_ns = self.now_ns;
+        self.looked.resyncs = 0;
         self.look(|_| true);
     }
 
     /// The same, but for those that a period has shown since the last resync.
     pub(super) fn look_at_unread(&mut self) {
         let resync_ns = std::mem::replace(&mut self.looked.resync_ns, self.now_ns);
-        let Looked { all_ns, read_ns, .. } = self.looked;
-        if read_ns < resync_ns || self.now_ns.saturating_sub(all_ns) >= LOOK_AT_ALL_NS {
+        self.looked.resyncs += 1;
+        if self.looked.read_ns < resync_ns || self.looked.resyncs >= LOOK_AT_ALL {
             return self.look_at_all();
         }
         let read = std::mem::take(&mut self.looked.read);

@@ -81,8 +81,8 @@ pub struct Core {
     ranked: BTreeMap<VmId, i32>,
     /// Changes of a policy that are answered when all masks are the operator's again.
     policy_requests: Vec<(VmId, RequestId)>,
-    /// When it was looked for scx_vnuma by the last resync that did. `None`: there was none.
-    scheduler_ns: Option<u64>,
+    /// Resyncs since it was looked for scx_vnuma.
+    unlooked: u32,
     /// Why VMs could not be listed, the last time.
     scan_problem: Option<String>,
     /// Most between two descriptions of a VM whose memory is not bound.
@@ -93,9 +93,9 @@ pub struct Core {
     replies: Vec<(RequestId, Reply)>,
 }
 
-/// Least time between two looks for scx_vnuma, each of which wakes a thread up: while a VM has a policy, and while none has.
-/// Before each step of a policy it is looked for as well.
-const LOOK_FOR_SCHEDULER_NS: [u64; 2] = [10_000_000_000, 30_000_000_000];
+/// With each of so many resyncs it is looked for scx_vnuma, which wakes a thread up: while a VM has a policy, and while none has
+/// (every 10 and 30 s by default). Before each step of a policy it is looked for as well.
+const LOOK_FOR_SCHEDULER: [u32; 2] = [5, 15];
 
 /// An answer that shows things as they are when it is given.
 enum Reply {
@@ -126,7 +126,7 @@ impl Core {
             counting: false,
             ranked: BTreeMap::new(),
             policy_requests: Vec::new(),
-            scheduler_ns: None,
+            unlooked: u32::MAX,
             scan_problem: None,
             describe_ns: Intervals::default().describe.as_nanos() as u64,
             now_ns: 0,
@@ -231,11 +231,11 @@ impl Core {
         self.look_at_unread();
         self.describe_unbound();
         self.restore_again();
-        self.world.look_at_others(self.now_ns);
-        let [needed, otherwise] = LOOK_FOR_SCHEDULER_NS;
-        let least_ns = if self.scheduled.is_empty() { otherwise } else { needed };
-        if self.scheduler_ns.is_none_or(|looked_ns| self.now_ns.saturating_sub(looked_ns) >= least_ns) {
-            self.scheduler_ns = Some(self.now_ns);
+        self.world.look_at_others();
+        let [needed, otherwise] = LOOK_FOR_SCHEDULER;
+        self.unlooked = self.unlooked.saturating_add(1);
+        if self.unlooked >= if self.scheduled.is_empty() { otherwise } else { needed } {
+            self.unlooked = 0;
             self.commands.push(Command::LookForScheduler);
         }
     }

@@ -24,12 +24,11 @@ impl Core {
 
     /// They are kept there, or not.
     pub(super) fn followed(&mut self, id: VmId, pid: i32, outcome: Result<Followed, String>) {
-        let now_ns = self.now_ns;
         let Some((_, vm)) = self.world.vm_mut(id).filter(|(_, vm)| vm.description.pid == pid) else { return };
         let name = vm.name().to_owned();
         let others = &mut vm.scheduling.others;
         let Some(begun) = others.begun.take() else { return };
-        others.looked_ns = now_ns;
+        others.resyncs = 0;
         let line = match outcome {
             Ok(Followed { threads, inherited }) => {
                 let before = std::mem::replace(&mut others.kept, begun);

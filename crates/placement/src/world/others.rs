@@ -16,8 +16,9 @@ use super::{Vm, VmId, World, schedule::effective_policy};
 use std::collections::BTreeSet;
 use vnuma_topology::CpuSet;
 
-/// Time between two looks at threads that follow, nanoseconds: for threads that are new, and masks that others have set.
-const LOOK_NS: u64 = 10_000_000_000;
+/// With each of so many resyncs (every 10 s by default) threads that follow are looked at: for threads that are new, and masks that
+/// others have set.
+const LOOK: u32 = 5;
 
 /// How the other threads of a VM are kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -34,8 +35,8 @@ pub struct Others {
     pub inherited: Option<(CpuSet, CpuSet)>,
     /// Why they could not be kept, the last time.
     pub problem: Option<String>,
-    /// When they were looked at last.
-    pub looked_ns: u64,
+    /// Resyncs since they were looked at.
+    pub resyncs: u32,
 }
 
 impl Others {
@@ -79,11 +80,15 @@ impl World {
         }
     }
 
-    /// Time has passed.
-    pub fn look_at_others(&mut self, now_ns: u64) {
+    /// A resync.
+    pub fn look_at_others(&mut self) {
         for (&id, managed) in &mut self.vms {
             let Some(others) = managed.vm.as_mut().map(|vm| &mut vm.scheduling.others) else { continue };
-            if others.in_use() && now_ns.saturating_sub(others.looked_ns) >= LOOK_NS {
+            if !others.in_use() {
+                continue;
+            }
+            others.resyncs = others.resyncs.saturating_add(1);
+            if others.resyncs >= LOOK {
                 others.look = true;
                 self.touched.insert(id);
             }
