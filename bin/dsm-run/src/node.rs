@@ -132,7 +132,8 @@ impl Run<'_> {
         thread::spawn(move || {
             let place = members.iter().position(|member| *member == number).unwrap_or(0);
             let address = region.guest().as_ptr() as usize;
-            let mut shared = Shared::new(address, pages, place, members.len(), abandoned).with_region(&region);
+            let mut shared =
+                Shared::new(address, pages, place, members.len(), abandoned).with_region(&region);
             // The node keeps it. A region that nobody needs any more lets go of a thread that waits for one of its pages.
             drop(region);
             if let Some((copies, told)) = copies {

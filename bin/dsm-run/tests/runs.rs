@@ -218,7 +218,11 @@ fn a_guest_spans_the_nodes_where_there_is_kvm() {
         // All vCPUs move each 32 rounds, and each node looks at its log then.
         let nodes: u64 = nodes.parse().expect("a number");
         let seen = |what: &str| json["guest"][what].as_u64().expect("a number");
-        assert_eq!(["vcpus", "moves", "dirty_logs"].map(seen), [2 * nodes, 2 * nodes * 7, nodes * 7], "{json}");
+        assert_eq!(
+            ["vcpus", "moves", "dirty_logs"].map(seen),
+            [2 * nodes, 2 * nodes * 7, nodes * 7],
+            "{json}"
+        );
         assert!(seen("pins") >= 16 * nodes, "{json}");
     }
 }

@@ -2,8 +2,14 @@
 
 use crate::guest::{check, check_kernel_log, equip, listed, taskset, wait_until_listed, wait_until_seen};
 use anyhow::{Context, Result, anyhow};
-use std::fs;
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
 use vnuma_scenario::{HANG_LIMIT, Nodes, Vm, output, vnumactl, vnumad, wait_for};
+
+/// No file was opened or closed for so long.
+const SETTLED: Duration = Duration::from_secs(3);
 
 pub fn run() -> Result<()> {
     let nodes = Nodes::read()?;
@@ -11,7 +17,7 @@ pub fn run() -> Result<()> {
     let early = Vm::start("early", &shape)?;
     let daemon = vnumad(&[])?;
     wait_until_listed(&early.name)?;
-    let descriptors = open_files(daemon.0.id())?;
+    let descriptors = settled_open_files(daemon.0.id())?;
     println!("a VM that was there first is found");
 
     std::thread::scope(|scope| {
@@ -70,6 +76,19 @@ fn reboot(early: &Vm, shape: &[String], nodes: &Nodes) -> Result<()> {
     wait_until_gone(&vm.name, early)?;
     println!("killed: gone, the other VM undisturbed");
     Ok(())
+}
+
+/// The same once it has not changed for a while: BPF programs are loaded when the first VM is there.
+fn settled_open_files(pid: u32) -> Result<usize> {
+    let (mut files, mut since) = (open_files(pid)?, Instant::now());
+    wait_for("vnumad to open no more files", HANG_LIMIT, || {
+        let now = open_files(pid)?;
+        if std::mem::replace(&mut files, now) != now {
+            since = Instant::now();
+        }
+        Ok(since.elapsed() >= SETTLED)
+    })?;
+    Ok(files)
 }
 
 /// But for the one that all channels share, which is there from the first attach on.

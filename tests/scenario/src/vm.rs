@@ -7,6 +7,7 @@ use anyhow::{Context, Result, bail, ensure};
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Threads that run the vCPUs of a QEMU process, in order of the vCPU's index. One
 /// socket per vCPU makes the index the APIC id.
@@ -49,12 +50,28 @@ pub struct Vm {
     directory: PathBuf,
 }
 
+/// Guests that were booted once more.
+static BOOT_RETRIES: AtomicUsize = AtomicUsize::new(0);
+
+/// Did the kernel of a guest panic before the guest was up? It does now and then under emulation, when a CPU runs code that
+/// another one patches. Nothing of vnuma is in the guest by then.
+fn panicked_at_boot(error: &str) -> bool {
+    error.contains("did not start") && shows_panic(error)
+}
+
 impl Vm {
     /// Boots it.
     pub fn start(name: &str, shape: &[String]) -> Result<Self> {
         let mut arguments = vec!["start", name];
         arguments.extend(shape.iter().map(String::as_str));
-        output("lab-vm", &arguments)?;
+        match output("lab-vm", &arguments) {
+            Err(error) if panicked_at_boot(&format!("{error:#}")) => {
+                let count = BOOT_RETRIES.fetch_add(1, Ordering::Relaxed) + 1;
+                println!("guest boot retried ({count} so far): {error:#}");
+                output("lab-vm", &arguments)?;
+            }
+            started => drop(started?),
+        }
         let directory = place::vm(name);
         let pid = fs::read_to_string(directory.join("pid")).context("pid of the VM")?.trim().parse()?;
         Ok(Self { name: name.to_owned(), pid, threads: vcpu_threads(pid)?, directory })
@@ -163,6 +180,15 @@ pub fn tsc_offset(vm: &Vm) -> Result<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_panic_before_a_guest_is_up_is_tried_again() {
+        let panic = "Kernel panic - not syncing: Fatal exception in interrupt";
+        let start = "lab-vm start a: exit status: 125\nlab-vm: VM \"a\" did not start: ";
+        assert!(panicked_at_boot(&format!("{start}QEMU has ended\n[ 7.6] {panic}\n")));
+        assert!(!panicked_at_boot(&format!("{start}QEMU has ended\n(the console is empty)\n")));
+        assert!(!panicked_at_boot(&format!("lab-vm exec a: {panic}")));
+    }
 
     #[test]
     fn a_console_shows_a_panic_by_the_kernel_s_own_line() {

@@ -56,10 +56,12 @@ static __always_inline struct vnuma_tasks *shared(void)
  * loads, which give 0 where nothing is mapped, and not by a call for each member.
  */
 #define EVENT(pointer)	bpf_core_cast(pointer, struct perf_event)
-#define SIBLING(entry)	EVENT((void *)(entry) - bpf_core_field_offset(struct perf_event, sibling_list))
-#define IN_LIST(entry)	EVENT((void *)(entry) - bpf_core_field_offset(struct perf_event, event_entry))
+#define HOLDER(entry, member) \
+	EVENT((void *)(entry) - bpf_core_field_offset(struct perf_event, member))
+#define SIBLING(entry)	HOLDER(entry, sibling_list)
+#define IN_LIST(entry)	HOLDER(entry, event_entry)
 
-/* The leader with this id. New events come first in the list: the first one is of its group, mostly. */
+/* The leader with this id. New events come first: the first one is of its group, mostly. */
 static __always_inline struct perf_event *find_leader(struct task_struct *task, __u64 wanted)
 {
 	struct perf_event_context *context = task->perf_event_ctxp;
