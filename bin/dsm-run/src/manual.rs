@@ -136,7 +136,7 @@ fn the_manual_has_every_program_with_its_default() {
 fn a_manual_that_differs_is_found() {
     for (from, to) in [
         ("`--stats`\n", "`--statistics`\n"),
-        ("shm|tcp|tcp-tls", "shm|tcp"),
+        ("shm|tcp|tcp-tls|rdma", "shm|tcp"),
         ("Default: `shm`", "Default: `tcp`"),
         ("Default: 2.", "Default: 3."),
         ("1 to 16", "1 to 32"),

@@ -27,6 +27,9 @@ use vnuma_dsm_transport::{Limits, Listener, Place, mesh};
 /// Shards of a node, each with a thread.
 const SHARDS: usize = 2;
 
+/// How long a node that is alone on its host serves the others after its program has ended, as nobody tells it when theirs have.
+const LINGER: Duration = Duration::from_secs(2);
+
 /// What the main thread waits for.
 enum Event {
     /// The program of this generation has ended.
@@ -62,6 +65,13 @@ pub fn run(arguments: &Arguments, number: u8) -> Result<()> {
     Ok(())
 }
 
+/// Runs a node whose others are on other hosts.
+pub fn run_alone(arguments: &Arguments, number: u8) -> Result<Part> {
+    let (sender, events) = channel();
+    let stats = Stats::default();
+    Run { arguments, number, task: arguments.task()?, sender, generation: 0, stats }.complete(&events)
+}
+
 struct Run<'a> {
     arguments: &'a Arguments,
     number: u8,
@@ -94,7 +104,7 @@ impl Run<'_> {
                         part.taken = begin.elapsed();
                     }
                     done = Some(part);
-                    println!("done");
+                    self.tell_done();
                 }
                 Event::Left(generation, members) if generation == self.generation => {
                     if done.take().is_some() {
@@ -116,6 +126,18 @@ impl Run<'_> {
         let (seconds, idle_s) = (taken.as_secs_f64(), idle.as_secs_f64());
         let stats = std::mem::take(&mut self.stats);
         Ok(Part { seconds, threads, idle_s, moved_bytes, resumed_from, guest, stats })
+    }
+
+    /// The parent says when all others are done, too.
+    fn tell_done(&self) {
+        if self.arguments.hosts.is_empty() {
+            return println!("done");
+        }
+        let sender = self.sender.clone();
+        thread::spawn(move || {
+            thread::sleep(LINGER);
+            let _ = sender.send(Event::End);
+        });
     }
 
     /// Starts a node among these members, and its program.
@@ -190,6 +212,7 @@ impl Run<'_> {
             Ok(match arguments.transport {
                 Transport::Shm => Place::Shm(arguments.directory.join(format!("{generation}-{node}"))),
                 Transport::Tcp => Place::Tcp(address()?),
+                Transport::Rdma => Place::Rdma(address()?),
                 Transport::TcpTls => Place::Tls(address()?, keys::read(&arguments.directory, number)?),
             })
         };

@@ -6,6 +6,9 @@ use serde::Serialize;
 use std::{net::Ipv4Addr, path::PathBuf};
 use vnuma_dsm::Options;
 
+/// Where nodes with a network of their own listen.
+pub const PORT: u16 = 8300;
+
 /// Runs a program on several nodes that share one memory.
 ///
 /// Each node is a process of its own on this machine, in a network namespace of its own where that is permitted. Its threads
@@ -19,12 +22,25 @@ use vnuma_dsm::Options;
 ///   dsm-run --nodes 3 --cut-ms 100 --size 50000 pagerank
 ///   dsm-run --nodes 4 --block 4MiB --scope global --access write memory
 ///   dsm-run --nodes 2 --vcpus 4 guest
+///   dsm-run --hosts 192.0.2.1,192.0.2.2 --host 0 --transport rdma pagerank
 #[derive(Parser, Clone, Debug)]
 #[command(version, verbatim_doc_comment)]
 pub struct Arguments {
     /// Number of nodes
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=16))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 2,
+        value_parser = clap::value_parser!(u8).range(1..=16),
+        conflicts_with = "hosts"
+    )]
     pub nodes: u8,
+    /// Run one node here, and know where the others are: the IPv4 address of each, in their order
+    #[arg(long, value_name = "ADDRESS,...", value_delimiter = ',', requires = "host")]
+    pub hosts: Vec<Ipv4Addr>,
+    /// Which of --hosts this is, from 0
+    #[arg(long, value_name = "N", requires = "hosts")]
+    pub host: Option<u8>,
     /// How the nodes are connected
     #[arg(long, value_enum, default_value_t = Transport::Shm)]
     pub transport: Transport,
@@ -91,6 +107,8 @@ pub enum Transport {
     Tcp,
     /// TLS 1.3 on TCP, with keys made for this run
     TcpTls,
+    /// RDMA, between hosts
+    Rdma,
 }
 
 /// Whether each node has a network namespace of its own.
@@ -161,9 +179,29 @@ impl Arguments {
         })
     }
 
-    /// The address of a node, where they are connected by TCP.
+    /// The address of a node, where they are connected by TCP or RDMA.
     pub fn address(&self, node: u8) -> Ipv4Addr {
-        if self.apart { crate::network::address(node) } else { Ipv4Addr::LOCALHOST }
+        match self.hosts.get(usize::from(node)) {
+            Some(address) => *address,
+            None if self.apart => crate::network::address(node),
+            None => Ipv4Addr::LOCALHOST,
+        }
+    }
+
+    /// The arguments of the node that runs here, if others run on other hosts, and its number.
+    pub fn alone(&self) -> anyhow::Result<Option<(Self, u8)>> {
+        let among_hosts = matches!(self.transport, Transport::Tcp | Transport::Rdma);
+        let Some(host) = self.host else {
+            anyhow::ensure!(self.transport != Transport::Rdma, "--transport rdma: only with --hosts");
+            return Ok(None);
+        };
+        anyhow::ensure!(among_hosts, "--hosts: only with --transport tcp or rdma");
+        anyhow::ensure!(self.cut_ms.is_none(), "--cut-ms: not with --hosts");
+        let nodes = u8::try_from(self.hosts.len()).unwrap_or(u8::MAX);
+        anyhow::ensure!(nodes <= 16, "--hosts: {nodes} addresses, at most 16");
+        anyhow::ensure!(host < nodes, "--host {host}: --hosts has {nodes} addresses, and the first is 0");
+        let ports = vec![PORT; nodes.into()];
+        Ok(Some((Self { nodes, ports, ..self.clone() }, host)))
     }
 
     /// The switches of the protocol.

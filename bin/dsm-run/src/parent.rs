@@ -1,8 +1,8 @@
 //! Starts the nodes, waits for them, and sums up.
 
 use crate::{
-    keys, network,
-    options::{Arguments, Namespaces, Transport},
+    keys, network, node,
+    options::{Arguments, Namespaces, PORT, Transport},
     outcome::{Outcome, Part},
 };
 use anyhow::{Context, Result, bail};
@@ -21,8 +21,6 @@ use std::{
 const GRACE: Duration = Duration::from_secs(20);
 /// And so long to do the work of a node that was lost.
 const GRACE_ANEW: Duration = Duration::from_secs(300);
-/// Where nodes with a network of their own listen.
-const PORT: u16 = 8300;
 
 enum Said {
     Line(u8, String),
@@ -43,10 +41,14 @@ impl Drop for Nodes {
 pub fn run(arguments: &Arguments) -> Result<()> {
     arguments.protocol()?;
     arguments.task()?;
+    if let Some((arguments, host)) = arguments.alone()? {
+        let part = node::run_alone(&arguments, host).with_context(|| format!("node {host}"))?;
+        return Outcome::new(&arguments, false, Vec::new(), &[part]).print(&arguments);
+    }
     let directory = tempfile::tempdir().context("a directory")?;
     let apart = separate(arguments.namespaces)?;
     let ports = match arguments.transport {
-        Transport::Shm => Vec::new(),
+        Transport::Shm | Transport::Rdma => Vec::new(),
         Transport::Tcp | Transport::TcpTls if apart => vec![PORT; arguments.nodes.into()],
         Transport::Tcp | Transport::TcpTls => free_ports(arguments.nodes)?,
     };

@@ -297,5 +297,11 @@ fn errors_name_the_option() {
             .contains("--block, --scope, --access: only with the program memory")
     );
     assert!(error(&["--vcpus", "2", "pi"]).contains("--vcpus: only with the program guest"));
+    assert!(error(&["--transport", "rdma", "pi"]).contains("--transport rdma: only with --hosts"));
+    let hosts = ["--hosts", "192.0.2.1,192.0.2.2", "--host"];
+    let among = |rest: &[&str]| error(&[&hosts, rest].concat());
+    assert!(among(&["2", "--transport", "tcp", "pi"]).contains("--host 2: --hosts has 2 addresses"));
+    assert!(among(&["0", "pi"]).contains("--hosts: only with --transport tcp or rdma"));
+    assert!(among(&["0", "--nodes", "2", "pi"]).contains("--nodes"));
     assert!(error(&["nothing"]).contains("lock-counter"));
 }

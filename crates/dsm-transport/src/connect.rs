@@ -7,6 +7,7 @@ use crate::{
     error::{Fault, Peer, TransportError},
     lane::{Lane, Limits},
     pipe::{Pipe, TcpPipe},
+    rds::{RdsListener, RdsPipe},
     shm::ShmPipe,
     tls::{Identity, TlsPipe},
     wait::receive_one,
@@ -30,6 +31,8 @@ pub enum Place {
     Tcp(SocketAddr),
     /// TLS on TCP.
     Tls(SocketAddr, Identity),
+    /// RDMA: an IPv4 address that an RDMA device has. Only for networks that nobody else is on.
+    Rdma(SocketAddr),
     /// Shared memory within a host: the path of a socket. Its directory decides who may connect.
     Shm(PathBuf),
 }
@@ -39,6 +42,8 @@ pub enum Place {
 pub enum Listener {
     /// TCP, with TLS or without.
     Tcp(TcpListener, Option<Identity>),
+    /// RDMA.
+    Rdma(RdsListener),
     /// Shared memory.
     Shm(UnixListener, PathBuf),
 }
@@ -46,6 +51,7 @@ pub enum Listener {
 /// A caller that has not said who it is.
 enum Caller {
     Tcp(TcpStream, Option<Identity>),
+    Rdma(RdsPipe),
     Shm(UnixStream),
 }
 
@@ -64,19 +70,23 @@ impl Listener {
         let listener = match place {
             Place::Tcp(address) => Self::Tcp(TcpListener::bind(address)?, None),
             Place::Tls(address, identity) => Self::Tcp(TcpListener::bind(address)?, Some(identity.clone())),
+            Place::Rdma(address) => Self::Rdma(RdsListener::bind(*address)?),
             Place::Shm(path) => Self::Shm(UnixListener::bind(path)?, path.clone()),
         };
         match &listener {
             Self::Tcp(socket, _) => socket.set_nonblocking(true)?,
+            // It never waits.
+            Self::Rdma(_) => {}
             Self::Shm(socket, _) => socket.set_nonblocking(true)?,
         }
         Ok(listener)
     }
 
-    /// The address of TCP, with the port that the system chose.
+    /// The address of TCP or RDMA, with the port that the system chose.
     pub fn address(&self) -> Option<SocketAddr> {
         match self {
             Self::Tcp(socket, _) => socket.local_addr().ok(),
+            Self::Rdma(listener) => Some(listener.address()),
             Self::Shm(..) => None,
         }
     }
@@ -87,6 +97,10 @@ impl Listener {
                 let (stream, address) = socket.accept()?;
                 let kind = if identity.is_some() { "tls" } else { "tcp" };
                 Ok((Caller::Tcp(stream, identity.clone()), format!("{kind} {address}")))
+            }
+            Self::Rdma(listener) => {
+                let (pipe, address) = listener.next()?;
+                Ok((Caller::Rdma(pipe), format!("rdma {address}")))
             }
             Self::Shm(socket, path) => Ok((Caller::Shm(socket.accept()?.0), local(path))),
         }
@@ -106,6 +120,7 @@ impl Caller {
         Ok(match self {
             Self::Tcp(stream, None) => Box::new(TcpPipe::new(stream)?),
             Self::Tcp(stream, Some(identity)) => Box::new(TlsPipe::accepted(stream, &identity)?),
+            Self::Rdma(pipe) => Box::new(pipe),
             Self::Shm(socket) => loop {
                 match ShmPipe::accepted(socket.try_clone()?) {
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < deadline => {
@@ -130,6 +145,10 @@ pub fn dial(place: &Place, hello: &Hello, limits: Limits) -> Result<Lane, Transp
             let stream = TcpStream::connect_timeout(address, limits.connect);
             let pipe = stream.and_then(|stream| TlsPipe::dialled(stream, identity, hello.peer));
             (pipe.map(|pipe| Box::new(pipe) as _), format!("tls {address}"))
+        }
+        Place::Rdma(address) => {
+            let pipe = RdsPipe::dialled(*address, hello.lane, deadline);
+            (pipe.map(|pipe| Box::new(pipe) as _), format!("rdma {address}"))
         }
         Place::Shm(path) => {
             let pipe = UnixStream::connect(path).and_then(ShmPipe::dialled);

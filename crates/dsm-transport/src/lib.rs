@@ -4,7 +4,7 @@
 //! meant to be owned by one thread, the one that serves the faults of its pages; nothing here waits but [`wait`] and what
 //! makes connections.
 //!
-//! A [`Pipe`] moves bytes: [`TcpPipe`], [`TlsPipe`], [`ShmPipe`]. A [`Lane`] makes frames of them, and ends the connection
+//! A [`Pipe`] moves bytes: [`TcpPipe`], [`TlsPipe`], [`RdsPipe`], [`ShmPipe`]. A [`Lane`] makes frames of them, and ends the connection
 //! when the peer breaks a rule: garbage, lengths beyond limits, frames out of order, frames that are never finished, nothing
 //! taken, nothing said. The error names the peer and the field. Other lanes go on.
 
@@ -12,6 +12,7 @@ mod connect;
 mod error;
 mod lane;
 mod pipe;
+mod rds;
 mod shm;
 mod tls;
 mod wait;
@@ -20,6 +21,7 @@ pub use connect::{Lanes, Listener, Place, accept, dial, mesh};
 pub use error::{Fault, Peer, TransportError};
 pub use lane::{Lane, Limits};
 pub use pipe::{Pipe, TcpPipe};
+pub use rds::{RdsListener, RdsPipe};
 pub use shm::{RING, ShmPipe};
 pub use tls::{Identity, TlsPipe, node_name};
 pub use wait::{Ready, Waiter, wait};

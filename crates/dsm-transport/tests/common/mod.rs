@@ -64,9 +64,23 @@ pub enum Transport {
     Tcp,
     Tls,
     Shm,
+    Rdma,
 }
 
-pub const ALL: [Transport; 3] = [Transport::Tcp, Transport::Tls, Transport::Shm];
+/// An address of this machine that an RDMA device has; without it RDMA is left out.
+const RDMA: &str = "VNUMA_RDMA_ADDRESS";
+
+fn rdma() -> Option<SocketAddr> {
+    let address = std::env::var(RDMA).ok()?;
+    Some((address.parse::<Ipv4Addr>().expect(RDMA), 0).into())
+}
+
+/// All that this machine has.
+pub fn all() -> Vec<Transport> {
+    let mut all = vec![Transport::Tcp, Transport::Tls, Transport::Shm];
+    all.extend(rdma().map(|_| Transport::Rdma));
+    all
+}
 
 impl Meeting {
     pub fn new(transport: Transport) -> Self {
@@ -77,12 +91,14 @@ impl Meeting {
             Transport::Tcp => Place::Tcp(anywhere()),
             Transport::Tls => Place::Tls(anywhere(), authority.identity(0)),
             Transport::Shm => Place::Shm(path.clone()),
+            Transport::Rdma => Place::Rdma(rdma().expect(RDMA)),
         };
         let listener = Listener::bind(&place).expect("a listener");
         let place = match transport {
             Transport::Tcp => Place::Tcp(listener.address().expect("an address")),
             Transport::Tls => Place::Tls(listener.address().expect("an address"), authority.identity(1)),
             Transport::Shm => Place::Shm(path),
+            Transport::Rdma => Place::Rdma(listener.address().expect("an address")),
         };
         Self { listener, place, _directory: directory }
     }

@@ -1,6 +1,7 @@
 //! What boots the lab. One server at a time: two cores carry one well, more would only wait for each other.
 
 mod driver;
+mod dsm;
 mod slice;
 
 use std::collections::HashSet;

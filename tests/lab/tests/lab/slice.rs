@@ -134,28 +134,3 @@ fn a_hypervisor_that_stands_still_is_named_and_its_vm_observed() {
 fn a_host_that_grows_and_shrinks_is_followed() {
     run("3n4c-hotplug", &[job(&["lab-scenario", "hotplug"])]);
 }
-
-/// Each node of the DSM runs some vCPUs of the guest, on the same pages: many, two and one.
-#[test]
-fn a_guest_of_kvm_spans_the_nodes_of_a_dsm() {
-    let dsm_run = build_binaries(&[("dsm-run", "dsm-run")]).expect("the program builds");
-    let there = "/usr/local/bin/dsm-run";
-    let job = |words: &[&str]| Job {
-        // KVM loses its nested page tables on CPU 0 of an emulated server now and then.
-        command: ["taskset", "--cpu-list", "1-3", "dsm-run"]
-            .iter()
-            .chain(words)
-            .map(|word| (*word).to_owned())
-            .collect(),
-        files: dsm_run.iter().map(|here| (here.clone(), there.to_owned())).collect(),
-        ..Job::default()
-    };
-    run(
-        "2n4c",
-        &[
-            job(&["--nodes", "2", "--vcpus", "4", "--size", "500", "--stats", "guest"]),
-            job(&["--nodes", "3", "--transport", "tcp-tls", "--size", "500", "guest"]),
-            job(&["--nodes", "2", "--mode", "ivy", "--vcpus", "1", "--size", "500", "guest"]),
-        ],
-    );
-}
