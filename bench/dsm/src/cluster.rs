@@ -3,7 +3,7 @@
 //! threads of the others run.
 
 use crate::{
-    peer::{Kind, patient},
+    peer::{Kind, local_address, patient},
     place,
     protocol::{self, PAGES, word},
     spent::Spent,
@@ -16,7 +16,7 @@ use std::{
     collections::BTreeMap,
     fs,
     io::{BufRead, BufReader, Write, stdin},
-    net::{Ipv4Addr, SocketAddr, TcpListener},
+    net::{SocketAddr, TcpListener},
     path::{Path, PathBuf},
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
     sync::{Arc, atomic::Ordering::SeqCst},
@@ -73,7 +73,7 @@ impl Cluster {
         let directory = tempfile::tempdir()?;
         keys(directory.path())?;
         let sockets: Vec<_> =
-            (0..NODES).map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0))).collect::<Result<_, _>>()?;
+            (0..NODES).map(|_| TcpListener::bind((local_address(kind), 0))).collect::<Result<_, _>>()?;
         let addresses: Vec<_> = sockets.iter().map(TcpListener::local_addr).collect::<Result<_, _>>()?;
         drop(sockets);
         let seat = |node| Seat {
@@ -169,6 +169,7 @@ impl Seat {
                 Kind::Tcp => Place::Tcp(address?),
                 Kind::Tls => Place::Tls(address?, identity.clone()),
                 Kind::Shm => Place::Shm(self.directory.join(node.to_string())),
+                Kind::Rdma => Place::Rdma(address?),
             })
         };
         let others = (0..NODES).filter(|node| *node != number);

@@ -18,7 +18,7 @@ mod transport;
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use std::{fs, path::PathBuf, time::Duration};
+use std::{fs, net::Ipv4Addr, path::PathBuf, time::Duration};
 
 #[derive(Parser)]
 #[command(
@@ -56,6 +56,15 @@ struct Arguments {
     /// Only the rows of these transports
     #[arg(long, value_name = "TRANSPORT", value_delimiter = ',')]
     only: Vec<String>,
+    /// Only messages and bytes of RDMA, on a machine whose times mean nothing: at this address, which an RDMA device has
+    #[arg(long, value_name = "ADDRESS")]
+    rdma: Option<Ipv4Addr>,
+    /// Also report the rows of this report
+    #[arg(long, value_name = "REPORT")]
+    rows: Option<PathBuf>,
+    /// Why there are no --rows
+    #[arg(long)]
+    rows_skipped: Option<String>,
     /// Only the rows of these modes, and the floor
     #[arg(long, value_name = "MODE", value_delimiter = ',')]
     modes: Vec<String>,
@@ -70,6 +79,10 @@ fn main() -> Result<()> {
     }
     let mut report = report::Report::new();
     place::measured()?;
+    if let Some(address) = arguments.rdma {
+        return rdma(&arguments, address);
+    }
+    report.rdma_skipped.clone_from(&arguments.rows_skipped);
     report.local_fault_us = Some(floor::local(arguments.rounds)?);
     report.wake_up_us = Some(parts::wake_up(arguments.rounds)?);
     let wanted = |kind: &peer::Kind| {
@@ -109,6 +122,20 @@ fn main() -> Result<()> {
     Ok(())
 }
 
+/// Rows of RDMA without times.
+fn rdma(arguments: &Arguments, address: Ipv4Addr) -> Result<()> {
+    peer::set_rdma_address(address);
+    let wanted = |mode: &str| arguments.modes.is_empty() || arguments.modes.iter().any(|only| only == mode);
+    let mut report = report::Report::new();
+    for (mode, _) in protocol::modes().into_iter().filter(|(mode, _)| wanted(mode)) {
+        let rows = protocol::measure(peer::Kind::Rdma, mode, arguments.passes).context("rdma")?;
+        report.rows.extend(rows.into_iter().map(report::Row::without_times));
+    }
+    report.print();
+    let text = serde_json::to_string_pretty(&report)?;
+    fs::write(&arguments.report, text).with_context(|| arguments.report.display().to_string())
+}
+
 /// The rows of a transport, and what belongs to them.
 fn faults(arguments: &Arguments, kind: peer::Kind, report: &mut report::Report) -> Result<()> {
     eprintln!("bench-dsm: {}", kind.name());
@@ -144,7 +171,16 @@ fn write(arguments: &Arguments, report: &report::Report) -> Result<()> {
     if let Some(directory) = arguments.report.parent() {
         fs::create_dir_all(directory).with_context(|| directory.display().to_string())?;
     }
-    let text = serde_json::to_string_pretty(report)?;
+    let mut value = serde_json::to_value(report)?;
+    if let (Some(path), Some(rows)) = (&arguments.rows, value["rows"].as_array_mut()) {
+        let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
+        let mut more: serde_json::Value =
+            serde_json::from_str(&text).with_context(|| path.display().to_string())?;
+        rows.append(
+            more["rows"].as_array_mut().with_context(|| format!("{}: rows: no list", path.display()))?,
+        );
+    }
+    let text = serde_json::to_string_pretty(&value)?;
     fs::write(&arguments.report, text).with_context(|| arguments.report.display().to_string())?;
     picture::draw(report, &arguments.report.with_extension("svg"))
 }

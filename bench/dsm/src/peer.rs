@@ -5,6 +5,7 @@ use anyhow::{Result, anyhow};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use std::{
     net::{Ipv4Addr, SocketAddr},
+    sync::OnceLock,
     thread,
     time::Duration,
 };
@@ -18,15 +19,30 @@ pub enum Kind {
     Tcp,
     Tls,
     Shm,
+    /// At the address of [`set_rdma_address`].
+    Rdma,
 }
 
+/// What every machine has.
 pub const ALL: [Kind; 3] = [Kind::Tcp, Kind::Tls, Kind::Shm];
+
+/// An address of this machine that an RDMA device has.
+static RDMA: OnceLock<Ipv4Addr> = OnceLock::new();
+
+pub fn set_rdma_address(address: Ipv4Addr) {
+    RDMA.get_or_init(|| address);
+}
+
+/// Where nodes of this machine listen.
+pub fn local_address(kind: Kind) -> Ipv4Addr {
+    let rdma = RDMA.get().copied().filter(|_| kind == Kind::Rdma);
+    rdma.unwrap_or(Ipv4Addr::LOCALHOST)
+}
 
 impl Kind {
     pub fn named(name: &str) -> Result<Self> {
-        ALL.into_iter()
-            .find(|kind| kind.name() == name)
-            .ok_or_else(|| anyhow!("there is no transport {name:?}"))
+        let mut all = ALL.into_iter().chain([Self::Rdma]);
+        all.find(|kind| kind.name() == name).ok_or_else(|| anyhow!("there is no transport {name:?}"))
     }
 
     pub fn name(self) -> &'static str {
@@ -34,6 +50,7 @@ impl Kind {
             Self::Tcp => "tcp",
             Self::Tls => "tcp-tls",
             Self::Shm => "shm",
+            Self::Rdma => "rdma",
         }
     }
 }
@@ -69,13 +86,14 @@ pub fn patient() -> Limits {
 /// Both ends of a lane.
 pub fn pair(kind: Kind) -> Result<(Lane, Lane)> {
     let directory = tempfile::tempdir()?;
-    let anywhere: SocketAddr = (Ipv4Addr::LOCALHOST, 0).into();
+    let anywhere: SocketAddr = (local_address(kind), 0).into();
     let path = directory.path().join("socket");
     let [zero, one] = identities()?;
     let place = match kind {
         Kind::Tcp => Place::Tcp(anywhere),
         Kind::Tls => Place::Tls(anywhere, zero),
         Kind::Shm => Place::Shm(path.clone()),
+        Kind::Rdma => Place::Rdma(anywhere),
     };
     let listener = Listener::bind(&place)?;
     let address = listener.address().unwrap_or(anywhere);
@@ -83,6 +101,7 @@ pub fn pair(kind: Kind) -> Result<(Lane, Lane)> {
         Kind::Tcp => Place::Tcp(address),
         Kind::Tls => Place::Tls(address, one),
         Kind::Shm => Place::Shm(path),
+        Kind::Rdma => Place::Rdma(address),
     };
     let accepted = thread::spawn(move || accept(&listener, &Hello::new(0, 0), patient()));
     let ours = dial(&place, &Hello::new(1, 0), patient())?;

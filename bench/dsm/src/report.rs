@@ -17,6 +17,8 @@ pub struct Report {
     pub programs: Vec<Program>,
     /// Why MPI was not measured.
     pub mpi_skipped: Option<String>,
+    /// Why RDMA has no rows.
+    pub rdma_skipped: Option<String>,
     pub transports: Vec<Transfer>,
     pub faulty_peers: Vec<Answer>,
     /// Programs that did not end with the right result.
@@ -151,6 +153,22 @@ pub struct Row {
     pub exchange_us: Option<Quantiles>,
 }
 
+impl Row {
+    /// On an emulated machine times mean nothing: they are null.
+    pub fn without_times(self) -> Self {
+        let none = f64::NAN;
+        Self {
+            p50_us: none,
+            p90_us: none,
+            p99_us: none,
+            faults_per_s: none,
+            cpu_us: none,
+            cpu_measured_us: None,
+            ..self
+        }
+    }
+}
+
 /// A transport by itself.
 #[derive(Serialize)]
 pub struct Transfer {
@@ -197,6 +215,7 @@ impl Report {
             mix: Vec::new(),
             programs: Vec::new(),
             mpi_skipped: None,
+            rdma_skipped: None,
             transports: Vec::new(),
             faulty_peers: Vec::new(),
             failures: Vec::new(),
@@ -283,12 +302,41 @@ impl Report {
         if let Some(reason) = &self.mpi_skipped {
             println!("MPI: skipped: {reason}");
         }
+        if let Some(reason) = &self.rdma_skipped {
+            println!("RDMA: skipped: {reason}");
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rows_of_an_emulated_machine_have_messages_and_no_times() {
+        let row = Row {
+            transport: "rdma",
+            mode: "ivy",
+            access: None,
+            threads: 1,
+            p50_us: 1.0,
+            p90_us: 2.0,
+            p99_us: 3.0,
+            faults_per_s: 4.0,
+            messages: 5.0,
+            bytes: 6.0,
+            cpu_us: 7.0,
+            cpu_measured_us: Some(8.0),
+            sleeps: 9.0,
+            spin_us: 0,
+            exchange_us: None,
+        };
+        let value = serde_json::to_value(row.without_times()).expect("JSON");
+        for field in ["p50_us", "p90_us", "p99_us", "faults_per_s", "cpu_us", "cpu_measured_us"] {
+            assert!(value[field].is_null(), "{field}: {value}");
+        }
+        assert_eq!((value["messages"].as_f64(), value["bytes"].as_f64()), (Some(5.0), Some(6.0)));
+    }
 
     #[test]
     fn quantiles_are_samples_by_their_rank() {

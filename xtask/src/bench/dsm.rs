@@ -1,5 +1,5 @@
 //! `make bench NAME=dsm`: the user-space DSM beside what its transports and page faults cost by themselves, and programs
-//! beside MPI.
+//! beside MPI. What it sends by RDMA is counted on a lab server.
 
 use crate::{
     setup,
@@ -10,7 +10,9 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::Command,
+    time::Duration,
 };
+use vnuma_lab_runner::LabRun;
 
 const PACKAGES: &str = "bench/dsm/host-packages.txt";
 
@@ -29,10 +31,41 @@ pub fn run() -> Result<()> {
         Ok(programs) => bench.arg("--mpi").arg(programs),
         Err(error) => bench.arg("--mpi-skipped").arg(format!("{error:#}")),
     };
+    match rdma(&built("bench-dsm"), &directory) {
+        Ok(rows) => bench.arg("--rows").arg(rows),
+        Err(error) => bench.arg("--rows-skipped").arg(format!("{error:#}")),
+    };
     let status = bench.current_dir(workspace()).status().context("bench-dsm")?;
     ensure!(status.success(), "bench-dsm: {status}");
     println!("report: {}\npicture: {}", report.display(), report.with_extension("svg").display());
     Ok(())
+}
+
+/// A lab server with RoCE in software, on a card that nobody else is on.
+const SERVER: &str = "2n4c";
+const RDMA: &str = "modprobe -a rdma_rxe rds_rdma
+    ip link add rdma type dummy
+    ip address add 10.99.0.1/24 dev rdma
+    ip link set rdma up
+    rdma link add rxe0 type rxe netdev rdma
+    exec taskset --cpu-list 1-3 /root/bench-dsm --rdma 10.99.0.1 --modes ivy,default --passes 1 --report /root/report.json";
+/// Only ends a hang.
+const HANG: Duration = Duration::from_secs(600);
+
+/// Counts what nodes send by RDMA.
+fn rdma(bench: &Path, directory: &Path) -> Result<PathBuf> {
+    let report = directory.join("rdma.json");
+    let run = LabRun {
+        profile: SERVER.to_owned(),
+        puts: vec![(bench.to_owned(), "/root/bench-dsm".to_owned())],
+        gets: vec![("/root/report.json".to_owned(), report.clone())],
+        command: ["sh", "-ec", RDMA].map(str::to_owned).to_vec(),
+        timeout: HANG,
+        ..LabRun::default()
+    };
+    let status = run.run()?.status;
+    ensure!(status == 0, "bench-dsm on a lab server: status {status}");
+    Ok(report)
 }
 
 /// Builds the programs that are written for MPI.
