@@ -68,12 +68,18 @@ struct Arguments {
     /// Only the rows of these modes, and the floor
     #[arg(long, value_name = "MODE", value_delimiter = ',')]
     modes: Vec<String>,
+    /// This process keeps its CPU from sleeping
+    #[arg(long, hide = true)]
+    keep_awake: bool,
     #[command(flatten)]
     seat: cluster::Seat,
 }
 
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
+    if arguments.keep_awake {
+        return place::stay_awake();
+    }
     if arguments.seat.serve()? {
         return Ok(());
     }
@@ -83,6 +89,8 @@ fn main() -> Result<()> {
         return rdma(&arguments, address);
     }
     report.rdma_skipped.clone_from(&arguments.rows_skipped);
+    report.wake_up_asleep_us = Some(parts::wake_up(arguments.rounds)?);
+    let awake = place::Awake::begin()?;
     report.local_fault_us = Some(floor::local(arguments.rounds)?);
     report.wake_up_us = Some(parts::wake_up(arguments.rounds)?);
     let wanted = |kind: &peer::Kind| {
@@ -91,6 +99,7 @@ fn main() -> Result<()> {
     for kind in peer::ALL.into_iter().filter(wanted) {
         faults(&arguments, kind, &mut report).with_context(|| kind.name())?;
     }
+    drop(awake);
     place::anywhere()?;
     report.faulty_peers = faulty::all().context("faulty peers")?;
     if let Some(dsm_run) = &arguments.dsm_run {
@@ -99,6 +108,7 @@ fn main() -> Result<()> {
         for kind in peer::ALL.into_iter().filter(wanted) {
             if let Some(rate) = programs::hint_rate(&report.programs, kind.name()) {
                 place::measured()?;
+                let _awake = place::Awake::begin()?;
                 report.mix.extend(protocol::mix(kind, rate, arguments.passes)?);
                 place::anywhere()?;
             }

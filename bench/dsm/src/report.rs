@@ -11,6 +11,8 @@ pub struct Report {
     pub local_fault_us: Option<Quantiles>,
     /// Half of two threads that wake each other.
     pub wake_up_us: Option<Quantiles>,
+    /// The same where CPUs sleep that have nothing to do. Here they are kept awake for all other figures.
+    pub wake_up_asleep_us: Option<Quantiles>,
     pub rows: Vec<Row>,
     pub floor_parts: Vec<Parts>,
     pub mix: Vec<Mix>,
@@ -210,6 +212,7 @@ impl Report {
             machine: Machine { cpus, kernel, load_average: vec![read("/proc/loadavg")] },
             local_fault_us: None,
             wake_up_us: None,
+            wake_up_asleep_us: None,
             rows: Vec::new(),
             floor_parts: Vec::new(),
             mix: Vec::new(),
@@ -254,6 +257,12 @@ impl Report {
             println!(
                 "local fault            p50 {:8.1}  p90 {:8.1}  p99 {:8.1} us",
                 fault.p50, fault.p90, fault.p99
+            );
+        }
+        if let Some(wake_up) = &self.wake_up_asleep_us {
+            println!(
+                "wake-up of a CPU that sleeps p50 {:.1} p90 {:.1} us; CPUs are kept awake",
+                wake_up.p50, wake_up.p90
             );
         }
         for row in &self.rows {
