@@ -476,13 +476,7 @@ fn a_channel_of_an_earlier_daemon_is_shown_and_can_be_detached() {
     let thread = VcpuThread::start();
     thread.pin(0);
     let description = describe("old", own_pid(), &[0], &[thread.tid]);
-    daemon.add("old", description);
-    daemon.change("old", |vm| vm.foreign_channel = true);
-    wait_for("the VM", || get(&daemon, "/v1/vms/old").0 == 200);
-    if get(&daemon, "/v1/vms/old").1["channel"] != "lost" {
-        // It was found before the test had changed it: let it be found again.
-        daemon.backend.event("old", VmEvent::Disconnected);
-    }
+    daemon.add_as("old", description, |vm| vm.foreign_channel = true);
     wait_for("the channel, by a VM that is connected", || {
         let (_, vm) = get(&daemon, "/v1/vms/old");
         vm["channel"] == "lost" && vm["hypervisor"] == "answers"

@@ -94,7 +94,14 @@ impl Daemon {
 
     /// A VM appears, whose process and threads are real.
     pub fn add(&self, name: &str, description: VmDescription) {
-        self.backend.add(name, MemoryVm::of_process(description).expect("made"));
+        self.add_as(name, description, |_| ());
+    }
+
+    /// The same, of a VM that is changed before it can be found.
+    pub fn add_as(&self, name: &str, description: VmDescription, change: impl FnOnce(&mut MemoryVm)) {
+        let mut vm = MemoryVm::of_process(description).expect("made");
+        change(&mut vm);
+        self.backend.add(name, vm);
     }
 
     /// Changes a VM, or looks at it.
