@@ -63,6 +63,7 @@ struct World {
     masks: Vec<CpuSet>,
     vcpus: Vec<VcpuSample>,
     cpus: Vec<CpuSample>,
+    period_ns: u64,
     scheduler: Scheduler,
 }
 
@@ -76,6 +77,7 @@ impl World {
             masks: vec![all],
             vcpus: Vec::new(),
             cpus,
+            period_ns: PERIOD_NS,
             scheduler: Scheduler::new(policy, settings),
         }
     }
@@ -113,7 +115,8 @@ impl World {
     fn decide(&mut self) -> Decision {
         let reaches: Vec<Reach> = self.masks.iter().map(|mask| Reach::new(&self.machine, mask)).collect();
         let (machine, vcpus) = (&self.machine, &self.vcpus);
-        let input = Input { machine, reaches: &reaches, cpus: &self.cpus, vcpus, period_ns: PERIOD_NS };
+        let (cpus, period_ns) = (&self.cpus, self.period_ns);
+        let input = Input { machine, reaches: &reaches, cpus, vcpus, period_ns };
         self.scheduler.decide(&input)
     }
 
@@ -199,6 +202,31 @@ fn vprobe_confines_who_is_on_the_right_node_and_releases_who_stops_using_memory(
     let released: Vec<_> = (0..4).map(|_| world.period().steps.len()).collect();
     assert_eq!(released, [0, 0, 1, 0], "after three quiet periods");
     assert_eq!(world.vcpus[at].assigned, None);
+}
+
+#[test]
+fn vprobe_leaves_alone_who_hardly_runs_whatever_it_misses() {
+    let steps = |misses: u64, seconds: u64| {
+        let mut world = World::plain(2, 1, 4, Policy::Vprobe);
+        world.add(1, 0, 0, thrashing(&[0, misses]));
+        world.period_ns = seconds * PERIOD_NS;
+        let steps = world.period().steps;
+        steps.iter().map(|step| step.why.cause).collect::<Vec<_>>()
+    };
+    // 10,000 references per second make it one that uses memory. Nine of ten references miss here.
+    assert_eq!((steps(8_990, 1), steps(9_010, 1)), (vec![], vec![Cause::Memory]));
+    assert_eq!((steps(35_990, 4), steps(36_010, 4)), (vec![], vec![Cause::Memory]));
+    // One that uses memory does not stop and begin again with each little change.
+    let mut world = World::plain(2, 1, 4, Policy::Vprobe);
+    let at = world.add(1, 0, 5, thrashing(&[0, 9_500]));
+    assert_eq!(world.period().steps.len(), 1);
+    for period in 0..10 {
+        world.vcpus[at].counts = Some(thrashing(&[0, if period % 2 == 0 { 8_500 } else { 7_500 }]));
+        assert_eq!(world.period().steps, [], "period {period}");
+    }
+    world.vcpus[at].counts = Some(thrashing(&[0, 7_000]));
+    let released: Vec<_> = (0..4).map(|_| world.period().steps.len()).collect();
+    assert_eq!(released, [0, 0, 1, 0]);
 }
 
 #[test]

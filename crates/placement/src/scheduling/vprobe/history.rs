@@ -19,6 +19,9 @@ const CALM: u32 = 3;
 const RELEASE: f64 = 0.8;
 /// Misses per thousand instructions from which on the place of memory matters, whatever the pressure.
 const MISSES: f64 = 0.5;
+/// References to the cache per second below which no place matters, whatever the pressure: at 100 ns each they are 0.1 % of a
+/// CPU. A vCPU that sleeps nearly all the time misses whenever it runs, and a move would cost more than it saves.
+const REFERENCES: f64 = 10_000.0;
 /// A vCPU that waits for this share of a period is hungry.
 const HUNGRY: f64 = 0.25;
 /// Nodes whose accesses are priced one by one.
@@ -140,7 +143,7 @@ impl History {
         sums: Sums,
         accesses: &mut [f32],
     ) {
-        let Period { settings, bounds, input, .. } = *of;
+        let Period { settings, input, .. } = *of;
         self.credit.refill(settings.burst * settings.rest_periods);
         self.free = seen.standing == Standing::Free;
         let wait_share = sample.wait_share(input.period_ns);
@@ -153,7 +156,7 @@ impl History {
         self.total = sums.total;
         match &sample.counts {
             Some(counts) if counts.instructions > 0 => {
-                self.count(bounds, counts, (seen.pressure.unwrap_or(0.0), sums), accesses);
+                self.count(of, counts, (seen.pressure.unwrap_or(0.0), sums), accesses);
             }
             // It did not run: nothing is new.
             Some(_) => {}
@@ -167,7 +170,7 @@ impl History {
 
     fn count(
         &mut self,
-        bounds: Bounds,
+        Period { bounds, least, .. }: &Period<'_>,
         counts: &Counts,
         (pressure, sums): (f64, Sums),
         accesses: &mut [f32],
@@ -191,8 +194,9 @@ impl History {
         unknown.fill(0.0);
         let lower = if self.uses_memory { RELEASE } else { 1.0 };
         let bounds = Bounds { low: bounds.low * lower, high: bounds.high };
-        let intensive = vcpu_type(pressure, bounds) != VcpuType::Friendly
+        let often = vcpu_type(pressure, bounds) != VcpuType::Friendly
             || counts.llc_misses as f64 / counts.instructions as f64 * ALPHA >= MISSES * lower;
+        let intensive = often && f64::from(references) >= least * lower;
         self.calm = if intensive { 0 } else { self.calm.saturating_add(1) };
         self.uses_memory = intensive || (self.uses_memory && self.calm < CALM);
         if self.uses_memory {
@@ -246,6 +250,8 @@ pub(super) struct Histories {
 struct Period<'a> {
     settings: &'a Settings,
     bounds: Bounds,
+    /// [`REFERENCES`] of a period.
+    least: f64,
     input: &'a Input<'a>,
     /// The only domain that each mask reaches, if it is one.
     only: Vec<Option<usize>>,
@@ -305,7 +311,8 @@ impl Histories {
             self.follow(settings, input);
         }
         let only = input.reaches.iter().map(Reach::only_domain).collect();
-        Observer { histories: self, period: Period { settings, bounds, input, only } }
+        let least = REFERENCES * input.period_ns as f64 / 1e9;
+        Observer { histories: self, period: Period { settings, bounds, least, input, only } }
     }
 
     /// Other vCPUs than before. What is known of those that stay is kept.
