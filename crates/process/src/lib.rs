@@ -109,9 +109,19 @@ pub enum ActError {
 /// The kernel leaves out CPUs that are offline or outside the thread's cpuset, and refuses
 /// with `EINVAL` when none is left.
 pub fn pin_thread(pidfd: BorrowedFd<'_>, pid: i32, tid: i32, cpus: &CpuSet) -> Result<(), ActError> {
-    let mask = mask_of(tid, cpus)?;
     let before = thread::start_time(pidfd, pid, tid)?;
-    let outcome = set_affinity(tid, &mask);
+    pin_started(pidfd, pid, tid, cpus, before)
+}
+
+/// Steps 2 and 3, for a thread that started at this time.
+fn pin_started(
+    pidfd: BorrowedFd<'_>,
+    pid: i32,
+    tid: i32,
+    cpus: &CpuSet,
+    before: u64,
+) -> Result<(), ActError> {
+    let outcome = set_affinity(tid, &mask_of(tid, cpus)?);
     match thread::start_time(pidfd, pid, tid) {
         Ok(after) if after == before => {}
         Ok(_) | Err(ActError::ForeignThread { .. }) => return Err(ActError::Raced { pid, tid }),
@@ -129,11 +139,10 @@ pub fn pin_thread_if(
     expected: impl FnOnce(&CpuSet) -> bool,
     cpus: &CpuSet,
 ) -> Result<(), ActError> {
-    let before = thread::start_time(pidfd, pid, tid)?;
     let found = procfs::Affinity::of(tid).map(|affinity| affinity.cpus());
-    if thread::start_time(pidfd, pid, tid)? != before {
-        return Err(ActError::Raced { pid, tid });
-    }
+    // After that, as it ends only once: what was found is this thread's, and step 1 is done. A look at `stat` costs more than
+    // the act.
+    let before = thread::start_time(pidfd, pid, tid)?;
     let found = found.map_err(|error| match error {
         ProcError::Gone { .. } => ActError::ForeignThread { pid, tid },
         error => {
@@ -144,7 +153,7 @@ pub fn pin_thread_if(
     if !expected(&found) {
         return Err(ActError::MaskChanged { tid, found });
     }
-    pin_thread(pidfd, pid, tid, cpus)
+    pin_started(pidfd, pid, tid, cpus, before)
 }
 
 /// Does something to a thread of the process behind `pidfd` (whose number is `pid`) that can only name it by its number,
