@@ -52,7 +52,7 @@ pub mod overhead {
     /// Periods that are not judged.
     pub const WARM_UP: usize = super::WARM_UP;
     /// Periods that are.
-    pub const MEASURED: usize = 3;
+    pub const MEASURED: usize = super::MEASURED;
 }
 
 /// A program that runs on one vCPU for ever.
