@@ -2,8 +2,8 @@
 
 use crate::{
     committed::{
-        self, DEFAULT_PERIOD_S, HOST_CPUS, MEASURED, MEASURED_STATIC, PERIOD_S, POLICIES, Placement, SLEEP_S,
-        START, VMS, WARM_UP, WORKLOADS, Workload, overhead,
+        self, AT_HOME, DEFAULT_PERIOD_S, HOST_CPUS, MEASURED, MEASURED_STATIC, PERIOD_S, POLICIES, Placement,
+        SLEEP_S, START, VMS, WARM_UP, WORKLOADS, Workload, overhead,
     },
     full,
     host::{self, Numad, Timers},
@@ -133,6 +133,8 @@ struct Periods {
     length_s: f64,
     warm_up: usize,
     measured: usize,
+    /// By which vnumad's other periodic work is stretched.
+    dilation: f64,
 }
 
 /// A workload that runs.
@@ -144,6 +146,7 @@ pub struct Bench<'a> {
     dilation: f64,
     period_s: f64,
     factor: f64,
+    clock_ghz: f64,
     options: Options,
 }
 
@@ -170,7 +173,8 @@ impl<'a> Bench<'a> {
         eprintln!("{}: dilation {dilation:.1}, periods of {period_s:.1} s", workload.name);
         let name = workload.name.into();
         let line = raw::Workload { name, dilation, period_s, factor, stretched };
-        Ok((Self { vms, wakes, programs, workload, dilation, period_s, factor, options }, line))
+        let clock_ghz = profile.clock_ghz;
+        Ok((Self { vms, wakes, programs, workload, dilation, period_s, factor, clock_ghz, options }, line))
     }
 
     /// All cells of a policy: one, or the candidates of `oracle`.
@@ -194,43 +198,60 @@ impl<'a> Bench<'a> {
         self.cell(policy, Some(placement.with_context(|| format!("there is no placement {name}"))?))
     }
 
+    /// The dilation where `vprobe` leaves the vCPUs: an access to local memory takes less modelled time, and as much of the
+    /// server's.
+    fn dilation_at_home(&self) -> Result<f64> {
+        host::balance(false)?;
+        self.vms.place(&self.programs, &AT_HOME)?;
+        self.vms.release(Some(&AT_HOME))?;
+        dilation(self.vms, &self.programs, self.clock_ghz)
+    }
+
     /// The policy of a variant, and the periods of its cell on this server.
     fn periods<'p>(&self, name: &'p str, fixed: bool) -> Result<(&'p str, Periods)> {
         let all = self.options.periods;
         let measured = if fixed { MEASURED_STATIC.min(all) } else { all };
-        let usual = Periods { policy_s: self.period_s, length_s: self.period_s, warm_up: WARM_UP, measured };
-        let of = |modelled_s: f64| {
-            let (period_s, (least, most)) = (modelled_s * self.dilation, PERIODS_S);
+        let (length_s, dilation) = (self.period_s, self.dilation);
+        let usual = Periods { policy_s: length_s, length_s, warm_up: WARM_UP, measured, dilation };
+        let of = |modelled_s: f64, dilation: f64| {
+            let (period_s, (least, most)) = (modelled_s * dilation, PERIODS_S);
             let within = (least..=most).contains(&period_s);
             ensure!(within, "{name}: {period_s} s is not within {least} to {most} s");
             Ok(period_s)
         };
         if name == overhead::CELL {
             let (policy, modelled_s) = overhead::PERIOD;
-            let (length_s, warm_up, measured) = (of(modelled_s)?, overhead::WARM_UP, overhead::MEASURED);
-            return Ok((policy, Periods { policy_s: length_s, length_s, warm_up, measured }));
+            let dilation = self.dilation_at_home()?;
+            let (length_s, warm_up, measured) =
+                (of(modelled_s, dilation)?, overhead::WARM_UP, overhead::MEASURED);
+            eprintln!("{name}: dilation {dilation:.1} at home, periods of {length_s:.1} s");
+            return Ok((policy, Periods { policy_s: length_s, length_s, warm_up, measured, dilation }));
         }
         match full::committed::with_period(name) {
-            Some((policy, modelled_s)) => Ok((policy, Periods { policy_s: of(modelled_s)?, ..usual })),
+            Some((policy, modelled_s)) => {
+                Ok((policy, Periods { policy_s: of(modelled_s, dilation)?, ..usual }))
+            }
             None => Ok((name, usual)),
         }
     }
 
     /// Measures a cell, again if the machine stopped the server in between: then periods are too long, and limits are reached.
     pub fn cell(&self, policy: &str, fixed: Option<&Placement>) -> Result<Cell> {
-        let (_, Periods { length_s, .. }) = self.periods(policy, fixed.is_some())?;
+        let name = policy;
+        let (policy, lengths) = self.periods(name, fixed.is_some())?;
         let mut repeated = 0;
         loop {
             let began = Instant::now();
-            let cell = self.once(policy, fixed);
-            let late = |cell: &Cell| cell.periods.iter().any(|period| period.elapsed_s > length_s * LATE);
+            let cell = self.once((name, policy), lengths, fixed);
+            let most = lengths.length_s * LATE;
+            let late = |cell: &Cell| cell.periods.iter().any(|period| period.elapsed_s > most);
             let problem = match &cell {
                 Ok(cell) if late(cell) => Some("interrupted by the machine".to_owned()),
                 Ok(_) => None,
                 Err(error) => Some(format!("{error:#}")),
             };
             let shown = problem.as_ref().map(|problem| format!(", {problem}")).unwrap_or_default();
-            eprintln!("{}: {policy}: {} s{shown}", self.workload.name, began.elapsed().as_secs());
+            eprintln!("{}: {name}: {} s{shown}", self.workload.name, began.elapsed().as_secs());
             if problem.is_none() || repeated == REPEATS {
                 return Ok(Cell { repeated, ..cell? });
             }
@@ -238,16 +259,20 @@ impl<'a> Bench<'a> {
         }
     }
 
-    fn once(&self, name: &str, fixed: Option<&Placement>) -> Result<Cell> {
-        let (policy, lengths) = self.periods(name, fixed.is_some())?;
+    fn once(
+        &self,
+        (name, policy): (&str, &str),
+        lengths: Periods,
+        fixed: Option<&Placement>,
+    ) -> Result<Cell> {
         host::balance(false)?;
         self.vms.place(&self.programs, fixed.unwrap_or(&START))?;
         let by_vnumad = fixed.is_none() && !["linux", "linux-nobalance", "numad"].contains(&policy);
         let sched_ext = by_vnumad && self.options.sched_ext;
         // Dropped after vnumad, which gives the vCPUs back.
-        let scheduler = sched_ext.then(|| host::start_scheduler(self.dilation)).transpose()?;
+        let scheduler = sched_ext.then(|| host::start_scheduler(lengths.dilation)).transpose()?;
         let daemon = by_vnumad
-            .then(|| host::start_vnumad(&VMS.map(|(name, _)| name), lengths.policy_s, self.dilation));
+            .then(|| host::start_vnumad(&VMS.map(|(name, _)| name), lengths.policy_s, lengths.dilation));
         let daemon = daemon.transpose()?;
         let mut counted = Vec::new();
         for Process(child) in scheduler.iter().chain(&daemon) {
