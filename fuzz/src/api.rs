@@ -133,16 +133,25 @@ fn wait_until_it_serves(socket: &PathBuf) {
 /// Two nodes with the first two CPUs of this machine.
 fn write_host(root: &std::path::Path) -> std::io::Result<()> {
     let write = |path: &str, text: &str| {
-        let path = root.join("sys/devices/system").join(path);
+        let path = root.join(path);
         path.parent().map_or(Ok(()), fs::create_dir_all)?;
         fs::write(path, text)
     };
-    write("cpu/online", "0-1\n")?;
-    write("node/online", "0-1\n")?;
-    write("node/node0/cpulist", "0\n")?;
-    write("node/node1/cpulist", "1\n")?;
-    write("node/node0/distance", "10 21\n")?;
-    write("node/node1/distance", "21 10\n")
+    let system = |path: &str, text: &str| write(&format!("sys/devices/system/{path}"), text);
+    system("cpu/online", "0-1\n")?;
+    system("node/online", "0-1\n")?;
+    for (node, distances) in [(0, "10 21\n"), (1, "21 10\n")] {
+        system(&format!("node/node{node}/cpulist"), &format!("{node}\n"))?;
+        system(&format!("node/node{node}/distance"), distances)?;
+        let memory = format!("Node {node} MemTotal: 1048576 kB\nNode {node} MemFree: 1048576 kB\n");
+        system(&format!("node/node{node}/meminfo"), &memory)?;
+    }
+    for (file, text) in
+        [("class", "0x020000"), ("vendor", "0x8086"), ("device", "0x10c9"), ("numa_node", "1")]
+    {
+        write(&format!("sys/bus/pci/devices/0000:81:00.0/{file}"), text)?;
+    }
+    write("proc/sys/kernel/random/boot_id", "boot\n")
 }
 
 /// A thread that stands for a vCPU's.

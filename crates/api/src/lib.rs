@@ -13,6 +13,9 @@
 //! | `POST /v1/vms/NAME/policy` | [`PolicyRequest`] | [`Scheduling`]            | act   |
 //! | `GET /v1/vms/NAME/policy`  |                 | [`Scheduling`]              | read  |
 //! | `GET /v1/policies`         |                 | array of [`Scheduling`]     | read  |
+//! | `POST /v1/placements`      | [`PlaceRequest`] | [`Placed`]                 | act   |
+//! | `GET /v1/placements`       |                 | array of [`Reserved`]       | read  |
+//! | `POST /v1/placements/NAME/release` |         | [`Reserved`]                | act   |
 //! | `GET /v1/observations`     |                 | [`Observation`]s, one JSON a line, one a period | read |
 //! | `GET /v1/watch`            |                 | [`Event`]s, one JSON a line | read  |
 //!
@@ -27,12 +30,14 @@
 mod event;
 mod observation;
 mod path;
+mod placement;
 mod scheduling;
 mod vm;
 
 pub use event::{Event, EventKind, Generation, UnknownEvent};
 pub use observation::{Observation, ObservedCounts, ObservedVcpu, ObservedVm};
-pub use path::{DAEMON, HARDWARE, OBSERVATIONS, POLICIES, VMS, WATCH, vm_path};
+pub use path::{DAEMON, HARDWARE, OBSERVATIONS, PLACEMENTS, POLICIES, VMS, WATCH, release_path, vm_path};
+pub use placement::{PlaceRequest, Placed, Reserved};
 pub use scheduling::{
     Counters, MemoryMoves, MemoryStep, OtherThreads, PolicyRequest, PolicyStep, Scheduling, VcpuScheduling,
 };

@@ -8,6 +8,8 @@ pub const DAEMON: &str = "/v1/daemon";
 pub const VMS: &str = "/v1/vms";
 /// How the vCPUs of all VMs are scheduled.
 pub const POLICIES: &str = "/v1/policies";
+/// Reservations, and placements of VMs that are to be started.
+pub const PLACEMENTS: &str = "/v1/placements";
 /// What the policies are given, once a period.
 pub const OBSERVATIONS: &str = "/v1/observations";
 /// Events as they happen.
@@ -15,7 +17,16 @@ pub const WATCH: &str = "/v1/watch";
 
 /// Path of a VM, or of an `action` on it. Bytes of the name that a path cannot hold are escaped.
 pub fn vm_path(name: &str, action: Option<&str>) -> String {
-    let mut path = format!("{VMS}/");
+    path_of(VMS, name, action)
+}
+
+/// Path by which the reservation of a VM is given up.
+pub fn release_path(name: &str) -> String {
+    path_of(PLACEMENTS, name, Some("release"))
+}
+
+fn path_of(all: &str, name: &str, action: Option<&str>) -> String {
+    let mut path = format!("{all}/");
     for byte in name.bytes() {
         if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'~') {
             path.push(byte.into());
@@ -38,6 +49,7 @@ mod tests {
     fn names_cannot_leave_their_place_in_the_path() {
         assert_eq!(vm_path("web-1", None), "/v1/vms/web-1");
         assert_eq!(vm_path("web-1", Some("move")), "/v1/vms/web-1/move");
+        assert_eq!(release_path("a/b"), "/v1/placements/a%2Fb/release");
         assert_eq!(vm_path("../a b?c#d/é", Some("move")), "/v1/vms/%2E%2E%2Fa%20b%3Fc%23d%2F%C3%A9/move");
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::{
     config::Config,
-    server::{ApiListener, ApiSocket, Context, Peer, PerUser, Rights, group_id, router},
+    server::{ApiListener, ApiSocket, Context, Peer, PerUser, Placements, Rights, group_id, router},
     shell::{BackendFactory, Shell, inbox::Inbox},
 };
 use anyhow::Context as _;
@@ -40,6 +40,7 @@ pub async fn run(
         root: config.root.clone(),
         act_group: config.act_group.clone(),
         watchers: PerUser::new(config.watchers_per_user),
+        placements: Arc::new(Placements::new(config.root.clone(), &config.records)),
     };
     let (path, connections) = (config.socket.clone(), config.connections_per_user);
     let shell = Shell::start(config, host, factory, first_epoch(), Arc::clone(&inbox));

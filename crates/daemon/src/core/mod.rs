@@ -19,6 +19,7 @@
 //! | `others` | threads of VMs that run no vCPU |
 //! | `memory` | memory that goes to its vCPUs |
 //! | `render` | VMs in the form of the API |
+//! | `uses` | what VMs have of the host, for those who place another one |
 
 mod act;
 mod channels;
@@ -32,6 +33,7 @@ mod refusal;
 mod render;
 mod requests;
 mod scheduling;
+pub(crate) mod uses;
 mod vms;
 
 pub use refusal::{Refusal, sanitize};

@@ -3,6 +3,7 @@
 use super::{
     limits::{PerUser, Permit},
     listener::ApiListener,
+    placements::{PlacementError, Placements},
     rights::Peer,
 };
 use crate::{
@@ -10,6 +11,7 @@ use crate::{
         Refusal,
         event::{Answer as CoreAnswer, Request},
         sanitize,
+        uses::VmUse,
     },
     shell::inbox::{ApiRequest, Inbox},
 };
@@ -35,10 +37,11 @@ use std::{
 };
 use tokio::sync::{mpsc, oneshot};
 use vnuma_api::{
-    ApiError, DAEMON, ErrorKind, EventKind, HARDWARE, HostTopology, MoveRequest, OBSERVATIONS, POLICIES,
-    PolicyRequest, ReplugRequest, Replugged, Scheduling, UnknownEvent, VMS, Vm, WATCH,
+    ApiError, DAEMON, ErrorKind, EventKind, HARDWARE, HostTopology, MoveRequest, OBSERVATIONS, PLACEMENTS,
+    POLICIES, PlaceRequest, Placed, PolicyRequest, ReplugRequest, Replugged, Reserved, Scheduling,
+    UnknownEvent, VMS, Vm, WATCH,
 };
-use vnuma_host::read_host_topology;
+use vnuma_host::{location::monotonic_ns, read_host_topology};
 use vnuma_placement::scheduling::UnknownPolicy;
 
 /// No request needs more.
@@ -58,6 +61,7 @@ pub(crate) struct Context {
     /// Name of the group that may act, if there is one.
     pub(crate) act_group: Option<String>,
     pub(crate) watchers: PerUser,
+    pub(crate) placements: Arc<Placements>,
 }
 
 type Answer<T> = Result<Json<T>, Failure>;
@@ -68,6 +72,12 @@ pub(crate) struct Failure(ApiError);
 impl From<Refusal> for Failure {
     fn from(refusal: Refusal) -> Self {
         Self(refusal.into())
+    }
+}
+
+impl From<PlacementError> for Failure {
+    fn from(error: PlacementError) -> Self {
+        Self(ApiError { error: error.kind(), message: error.to_string() })
     }
 }
 
@@ -129,6 +139,8 @@ impl FromRequestParts<Context> for MayAct {
             Some("move") => "move",
             Some("replug") => "replug",
             Some("policy") => "setting a policy",
+            Some("placements") => "placing a VM",
+            Some("release") => "releasing a reservation",
             _ => "acting",
         };
         let who = match &context.act_group {
@@ -155,6 +167,8 @@ pub(crate) fn router(context: Context) -> Router {
         .route(&vm("/replug"), post(replug))
         .route(&vm("/policy"), get(show_policy).post(set_policy))
         .route(POLICIES, get(policies))
+        .route(PLACEMENTS, get(placements).post(place))
+        .route(&format!("{PLACEMENTS}/{{name}}/release"), post(release))
         .route(OBSERVATIONS, get(record))
         .route(WATCH, get(watch))
         .fallback(unknown)
@@ -274,6 +288,34 @@ async fn set_policy(
         CoreAnswer::Scheduling(scheduling) => Ok(Json(*scheduling)),
         CoreAnswer::Vm(_) | CoreAnswer::Replugged(_) => Err(Refusal::ShuttingDown.into()),
     }
+}
+
+/// What has to do with reservations: it knows which VMs there are, and may wait for files.
+async fn with_placements<T: Send + 'static>(
+    context: &Context,
+    run: impl FnOnce(&Placements, &[VmUse], u64) -> Result<T, PlacementError> + Send + 'static,
+) -> Answer<T> {
+    let uses = ask(context, ApiRequest::Uses).await?;
+    let placements = Arc::clone(&context.placements);
+    let done = tokio::task::spawn_blocking(move || run(&placements, &uses, monotonic_ns())).await;
+    Ok(Json(done.map_err(|_| Refusal::ShuttingDown)??))
+}
+
+async fn place(
+    _: MayAct,
+    State(context): State<Context>,
+    body: Result<Bytes, BytesRejection>,
+) -> Answer<Placed> {
+    let wanted: PlaceRequest = understand(body, "placement")?;
+    with_placements(&context, move |placements, uses, now_ns| placements.place(uses, &wanted, now_ns)).await
+}
+
+async fn placements(State(context): State<Context>) -> Answer<Vec<Reserved>> {
+    with_placements(&context, |placements, uses, now_ns| placements.list(uses, now_ns)).await
+}
+
+async fn release(_: MayAct, State(context): State<Context>, VmName(vm): VmName) -> Answer<Reserved> {
+    with_placements(&context, move |placements, uses, now_ns| placements.release(uses, &vm, now_ns)).await
 }
 
 fn understand<T: DeserializeOwned>(body: Result<Bytes, BytesRejection>, what: &str) -> Result<T, Failure> {

@@ -3,12 +3,14 @@
 mod api;
 mod limits;
 mod listener;
+mod placements;
 mod rights;
 mod socket;
 
 pub(crate) use api::{Context, router};
 pub(crate) use limits::PerUser;
 pub(crate) use listener::ApiListener;
+pub(crate) use placements::Placements;
 pub(crate) use rights::{Peer, Rights};
 pub use socket::SocketError;
 pub(crate) use socket::{ApiSocket, group_id};

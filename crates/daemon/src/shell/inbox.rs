@@ -4,6 +4,7 @@ use super::report;
 use crate::core::{
     Refusal,
     event::{Answer, Event, Request},
+    uses::VmUse,
 };
 use nix::{
     poll::{PollFd, PollFlags, ppoll},
@@ -50,6 +51,8 @@ pub(crate) enum ApiRequest {
     Show(String, oneshot::Sender<Result<api::Vm, Refusal>>),
     /// How the vCPUs of a VM are scheduled.
     Scheduling(String, oneshot::Sender<Result<api::Scheduling, Refusal>>),
+    /// What VMs have of the host.
+    Uses(oneshot::Sender<Vec<VmUse>>),
     /// The daemon itself.
     Daemon(oneshot::Sender<api::Daemon>),
     /// Events of these kinds from now on; all, if none is named.

@@ -371,6 +371,7 @@ impl Shell {
             ApiRequest::Names(reply) => drop(reply.send(self.core.names())),
             ApiRequest::Show(name, reply) => drop(reply.send(self.core.show(&name))),
             ApiRequest::Scheduling(name, reply) => drop(reply.send(self.core.show_scheduling(&name))),
+            ApiRequest::Uses(reply) => drop(reply.send(self.core.uses())),
             ApiRequest::Daemon(reply) => drop(reply.send(self.describe_self())),
             ApiRequest::Watch(kinds, reply) => drop(reply.send(self.watchers.add(kinds))),
             ApiRequest::Record(reply) => drop(reply.send(self.recorders.add())),

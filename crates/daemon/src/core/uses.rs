@@ -1,0 +1,67 @@
+//! What VMs have of the host, for those who place another one.
+
+use super::Core;
+use std::collections::{BTreeMap, BTreeSet};
+use vnuma_allocation::{BASE_PAGE_BYTES, Claim, Promise};
+use vnuma_placement::world::Vm;
+use vnuma_topology::{CpuId, HostNodeId};
+
+/// What a VM has of the host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct VmUse {
+    /// Process of its hypervisor.
+    pub pid: i32,
+    /// When it was found, nanoseconds.
+    pub found_ns: u64,
+    /// Memory that it has taken on each node, bytes.
+    pub resident: BTreeMap<HostNodeId, u64>,
+    /// What it has, its name included.
+    pub claim: Claim,
+}
+
+impl Core {
+    /// What each VM has that is known.
+    pub(crate) fn uses(&self) -> Vec<VmUse> {
+        self.world.iter().filter_map(|(_, managed)| managed.vm.as_ref()).map(of).collect()
+    }
+}
+
+/// Of a vCPU it is known which CPU it runs on now. Each counts as one CPU: that one or, if several run on one, any of its node.
+fn of(vm: &Vm) -> VmUse {
+    let mut cpus = BTreeSet::<CpuId>::new();
+    let mut floating = BTreeMap::<HostNodeId, u32>::new();
+    for location in vm.locations.values() {
+        if !cpus.insert(location.cpu) {
+            *floating.entry(location.pinned.unwrap_or(location.node)).or_default() += 1;
+        }
+    }
+    let mut resident = BTreeMap::<HostNodeId, u64>::new();
+    let mut memory = Vec::new();
+    for node in &vm.description.guest_nodes {
+        let pages = node.memory.iter().flat_map(|memory| &memory.resident_kib);
+        let mut taken = 0_u64;
+        for &(host_node, kib) in pages {
+            let bytes = kib.saturating_mul(1024);
+            taken = taken.saturating_add(bytes);
+            let sum = resident.entry(host_node).or_default();
+            *sum = sum.saturating_add(bytes);
+        }
+        let left = node.memory_bytes.saturating_sub(taken);
+        // What it will take is taken where its home is, if it has one.
+        if let Some(&node) = vm.placement.homes().get(&node.id).filter(|_| left > 0) {
+            memory.push(Promise { node, page_bytes: BASE_PAGE_BYTES, bytes: left });
+        }
+    }
+    VmUse {
+        pid: vm.description.pid,
+        found_ns: vm.found_ns,
+        resident,
+        claim: Claim {
+            owner: vm.name().to_owned(),
+            cpus: cpus.into_iter().collect(),
+            floating: floating.into_iter().collect(),
+            memory,
+            devices: Vec::new(),
+        },
+    }
+}

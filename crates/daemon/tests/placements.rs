@@ -1,0 +1,179 @@
+//! Placements and reservations over the API: requests at once, VMs that come and go, a restart, a file that is broken.
+
+mod common;
+
+use common::{
+    Daemon,
+    http::ask,
+    vms::{Process, describe},
+    wait_for,
+};
+use serde_json::{Value, json};
+use std::{fs, path::Path, thread};
+
+/// Two nodes with 16 CPUs and 16 GiB each, and a device on each. CPUs 0 and 1 are those of the machine.
+fn large_host(root: &Path) {
+    let write = |path: &str, text: &str| {
+        let path = root.join(path);
+        fs::create_dir_all(path.parent().expect("a parent")).expect("created");
+        fs::write(path, text).expect("written");
+    };
+    write("proc/sys/kernel/random/boot_id", "9f2c1d4e-boot\n");
+    write("sys/devices/system/cpu/online", "0-31\n");
+    for (node, cpus) in [(0, "0,2-16\n"), (1, "1,17-31\n")] {
+        write(&format!("sys/devices/system/node/node{node}/cpulist"), cpus);
+        let meminfo = format!("Node {node} MemTotal: 16777216 kB\nNode {node} MemFree: 16777216 kB\n");
+        write(&format!("sys/devices/system/node/node{node}/meminfo"), &meminfo);
+        let device = format!("sys/bus/pci/devices/0000:8{node}:00.0");
+        for (file, text) in [("class", "0x020000\n"), ("vendor", "0x8086\n"), ("device", "0x10c9\n")] {
+            write(&format!("{device}/{file}"), text);
+        }
+        write(&format!("{device}/numa_node"), &format!("{node}\n"));
+    }
+}
+
+fn start() -> Daemon {
+    Daemon::start_with(None, |config| {
+        large_host(&config.root);
+        config.connections_per_user = 100;
+    })
+}
+
+fn place(daemon: &Daemon, name: &str, vcpus: u32, devices: &[&str]) -> (u16, Value) {
+    let body = json!({ "name": name, "vcpus": vcpus, "memory_bytes": 512 << 20, "devices": devices });
+    ask(&daemon.socket, "POST", "/v1/placements", &body.to_string())
+}
+
+fn reservations(daemon: &Daemon) -> Vec<Value> {
+    let (status, answer) = ask(&daemon.socket, "GET", "/v1/placements", "");
+    assert_eq!(status, 200, "{answer}");
+    answer.as_array().expect("an array").clone()
+}
+
+fn cpus(placement: &Value) -> Vec<u64> {
+    let nodes = placement["guest_nodes"].as_array().expect("guest nodes").iter();
+    let pins = nodes.flat_map(|node| node["vcpus"].as_array().expect("vCPUs"));
+    pins.map(|pin| pin["cpu"].as_u64().expect("a CPU")).collect()
+}
+
+#[test]
+fn fifty_requests_at_once_share_nothing() {
+    let daemon = start();
+    let answers: Vec<(u16, Value)> = thread::scope(|scope| {
+        let ask = |number: u32| {
+            let daemon = &daemon;
+            scope.spawn(move || place(daemon, &format!("vm{number}"), 2, &[]))
+        };
+        let threads: Vec<_> = (0..50).map(ask).collect();
+        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+    });
+    let placed: Vec<&Value> =
+        answers.iter().filter(|answer| answer.0 == 200).map(|answer| &answer.1["reservation"]).collect();
+    let mut taken: Vec<u64> = placed.iter().flat_map(|one| cpus(&one["placement"])).collect();
+    taken.sort_unstable();
+    assert_eq!((placed.len(), taken), (16, (0..32).collect()), "each CPU once");
+    for (status, answer) in answers.iter().filter(|answer| answer.0 != 200) {
+        let message = answer["message"].as_str().expect("a message");
+        assert_eq!((*status, &answer["error"]), (409, &json!("conflict")));
+        assert!(message.starts_with("the host lacks 2 CPUs: 2 are needed, 0 are free"), "{message}");
+    }
+    assert_eq!(reservations(&daemon).len(), 16);
+}
+
+#[test]
+fn a_reservation_becomes_its_vms_and_outlives_vnumad() {
+    let mut daemon = start();
+    let (status, answer) = place(&daemon, "a", 4, &["0000:80:00.0"]);
+    assert_eq!(status, 200, "{answer}");
+    let homes = |placement: &Value| {
+        let nodes = placement["guest_nodes"].as_array().expect("guest nodes").iter();
+        nodes.map(|node| node["home"].as_u64().expect("a home")).collect::<Vec<_>>()
+    };
+    let placement = &answer["reservation"]["placement"];
+    assert_eq!((homes(placement), answer["explanation"]["rule"].as_str()), (vec![0, 1], Some("equations")));
+    let waits = answer["reservation"]["waits_ms"].as_u64().expect("a time");
+    assert_eq!(waits, 60_000);
+
+    daemon.restart();
+    let all = reservations(&daemon);
+    assert_eq!((all.len(), &all[0]["placement"], &all[0]["pid"]), (1, placement, &Value::Null));
+
+    let mut process = Process::start();
+    daemon.add("a", describe("a", process.pid(), &[0, 1], &[process.pid()]));
+    wait_for("its reservation to be held", || !reservations(&daemon)[0]["pid"].is_null());
+    let (status, answer) = ask(&daemon.socket, "POST", "/v1/placements/a/release", "");
+    assert_eq!(status, 409);
+    let message = answer["message"].as_str().expect("a message");
+    assert!(message.starts_with("reservation 0 is held by the VM a, PID "), "{message}");
+    let (status, answer) = place(&daemon, "a", 1, &[]);
+    assert_eq!((status, &answer["message"]), (409, &json!("name a: a VM of this name runs")));
+
+    process.kill();
+    daemon.backend.end("a");
+    wait_for("its reservation to end with it", || reservations(&daemon).is_empty());
+}
+
+#[test]
+fn what_is_wrong_is_named_and_nothing_is_reserved() {
+    let daemon = start();
+    let ask = |body: &str| {
+        let (status, answer) = ask(&daemon.socket, "POST", "/v1/placements", body);
+        (status, answer["message"].as_str().expect("a message").to_owned())
+    };
+    for (body, status, message) in [
+        ("{}", 400, "the body is no placement request: missing field `name`"),
+        (
+            r#"{"name":"a","vcpus":1,"memory_bytes":2097152,"x":1}"#,
+            400,
+            "the body is no placement request: unknown fiel",
+        ),
+        (r#"{"name":"a b","vcpus":1,"memory_bytes":2097152}"#, 400, "name \"a b\": expected 1 to 64 letters"),
+        (r#"{"name":"a","vcpus":0,"memory_bytes":2097152}"#, 400, "vcpus 0: expected 1 to 4096"),
+        (
+            r#"{"name":"a","vcpus":1,"memory_bytes":4096}"#,
+            400,
+            "memory 4 KiB: not a multiple of 2 MiB, so that",
+        ),
+        (
+            r#"{"name":"a","vcpus":1,"memory_bytes":2097152,"lifetime_ms":10}"#,
+            400,
+            "lifetime 10 ms: expected 1000 to 3600000",
+        ),
+        (
+            r#"{"name":"a","vcpus":1,"memory_bytes":2097152,"devices":["0000:90:00.0"]}"#,
+            404,
+            "device \"0000:90:00.0\": the host has no such PCI function",
+        ),
+    ] {
+        let (got, text) = ask(body);
+        assert_eq!(got, status, "{text}");
+        assert!(text.starts_with(message), "{text}");
+    }
+    assert!(reservations(&daemon).is_empty());
+    assert_eq!(place(&daemon, "b", 1, &["0000:81:00.0"]).0, 200);
+    let (status, answer) = place(&daemon, "c", 1, &["0000:81:00.0"]);
+    assert_eq!((status, &answer["message"]), (409, &json!("device 0000:81:00.0: in use by b")));
+    let release =
+        |name: &str| common::http::ask(&daemon.socket, "POST", &format!("/v1/placements/{name}/release"), "");
+    assert_eq!(release("b").0, 200);
+    let (status, answer) = release("b");
+    assert_eq!((status, &answer["message"]), (404, &json!("there is no reservation of the name \"b\"")));
+}
+
+#[test]
+fn a_file_that_makes_no_sense_is_named_and_stays() {
+    let daemon = start();
+    let file = daemon.config.records.join("reservations.json");
+    fs::create_dir_all(&daemon.config.records).expect("created");
+    fs::write(&file, "{\"version\":7,\"boot_id\":\"x\"}").expect("written");
+    let (status, answer) = place(&daemon, "a", 1, &[]);
+    let expected = format!(
+        "{}: version: 7: expected 1; remove the file when no VM that was placed is being started",
+        file.display()
+    );
+    assert_eq!((status, answer["message"].as_str()), (500, Some(expected.as_str())));
+    assert!(fs::read_to_string(&file).expect("there").contains("7"));
+    fs::remove_file(&file).expect("removed");
+    assert_eq!(place(&daemon, "a", 1, &[]).0, 200);
+    assert!(fs::read_to_string(&file).expect("there").contains("9f2c1d4e-boot"));
+}
