@@ -51,6 +51,8 @@ pub fn answer(input: &[u8]) {
         b"daemon" => Answer::Daemon,
         b"doctor" => Answer::Doctor,
         b"event" => Answer::Event,
+        b"placed" => Answer::Placed,
+        b"reservations" => Answer::Reservations,
         b"policies" => Answer::Policies,
         b"policy" => Answer::Policy,
         b"recording" => {

@@ -1,8 +1,9 @@
 //! What is printed for an answer of vnumad.
 
-use crate::{client::ClientError, doctor, hardware, policy, table::plain_lines, vms, watch};
+use crate::{client::ClientError, doctor, hardware, place, policy, table::plain_lines, vms, watch};
 use serde::de::DeserializeOwned;
-use vnuma_api::{ApiError, Daemon, HostTopology, Scheduling, Vm};
+use vnuma_allocation::print::Format;
+use vnuma_api::{ApiError, Daemon, HostTopology, Placed, Reserved, Scheduling, Vm};
 
 /// A kind of answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +22,10 @@ pub enum Answer {
     Policy,
     /// To the three questions of `doctor`, as an array.
     Doctor,
+    /// To `place`.
+    Placed,
+    /// To `reservations`.
+    Reservations,
     /// A line of `watch`.
     Event,
     /// To a request that failed.
@@ -39,6 +44,11 @@ impl Answer {
             Self::Policy => read::<Scheduling>(body).map(|vm| policy::show(&vm)),
             Self::Doctor => read::<(Daemon, HostTopology, Vec<Vm>)>(body)
                 .map(|(daemon, host, vms)| doctor::text(&doctor::examine(&daemon, &host, &vms))),
+            Self::Placed => read::<Placed>(body).map(|placed| {
+                let formats = [Format::Qemu, Format::Libvirt].map(|format| place::text(&placed, format));
+                formats.concat() + &place::told(&placed, true)
+            }),
+            Self::Reservations => read::<Vec<Reserved>>(body).map(|all| place::list(&all)),
             Self::Event => watch::line(body, false).map_err(|error| error.to_string()),
             Self::Error => read::<ApiError>(body)
                 .map(|refusal| plain_lines(&ClientError::Refused(refusal).to_string()) + "\n"),

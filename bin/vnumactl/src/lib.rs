@@ -6,6 +6,7 @@ pub mod calibrate;
 mod client;
 mod doctor;
 mod hardware;
+mod place;
 mod policy;
 mod record;
 pub mod replay;
@@ -28,8 +29,8 @@ use std::{
     process::ExitCode,
 };
 use vnuma_api::{
-    ApiError, ErrorKind, EventKind, HARDWARE, HostTopology, MoveRequest, POLICIES, PolicyRequest,
-    ReplugRequest, Replugged, Scheduling, VMS, Vm, vm_path,
+    ApiError, ErrorKind, EventKind, HARDWARE, HostTopology, MoveRequest, PLACEMENTS, POLICIES, PolicyRequest,
+    ReplugRequest, Replugged, Reserved, Scheduling, VMS, Vm, release_path, vm_path,
 };
 use vnuma_placement::scheduling::Policy;
 
@@ -101,6 +102,16 @@ enum Command {
         /// APIC id of the vCPU, as `show` prints it
         #[arg(long, value_name = "N")]
         vcpu: u32,
+    },
+    /// Decide where a VM goes that is to be started, reserve that, and print it for QEMU, libvirt or a program
+    Place(place::Arguments),
+    /// List the reservations of VMs
+    Reservations,
+    /// Give up the reservation of a VM that is not there
+    Release {
+        /// Name of the VM
+        #[arg(value_parser = name())]
+        vm: String,
     },
     /// Show which policies schedule vCPUs and what they did, or set the policy of a VM
     Policy {
@@ -227,6 +238,15 @@ async fn run(arguments: &Arguments) -> Result<(), ClientError> {
             let body = body.map_err(|error| ClientError::Output(error.into()))?;
             let done: Replugged = client.post(&vm_path(vm, Some("replug")), body).await?;
             print(json, &done, vms::replugged)
+        }
+        Command::Place(arguments) => place::run(&client, arguments, json).await,
+        Command::Reservations => {
+            let all: Vec<Reserved> = client.get(PLACEMENTS).await?;
+            print(json, &all, |all| place::list(all))
+        }
+        Command::Release { vm } => {
+            let released: Reserved = client.post(&release_path(vm), String::new()).await?;
+            print(json, &released, place::released)
         }
         Command::Policy { vm: None, .. } => {
             let vms: Vec<Scheduling> = client.get(POLICIES).await?;
