@@ -324,6 +324,26 @@ fn what_control_groups_allow_is_shown_and_recorded() {
 }
 
 #[test]
+fn time_is_divided_of_cpus_that_vms_may_use() {
+    let mut run = Run::with_vms(&["a"]);
+    for tid in [101, 102] {
+        run.masks.insert(tid, set("1"));
+        run.step(Event::Located(tid, Some(location(&set("1"), run.now_ns))));
+    }
+    run.set_policy(1, Policy::Observe);
+    let mut reading = run.reading(0, 0);
+    let group = |weight| CpuGroup { parent: None, weight, limit_permille: None };
+    reading.groups = Arc::new(vec![group(300), group(100)]);
+    for (group, vcpu) in reading.vms[0].vcpus.iter_mut().enumerate() {
+        vcpu.group = Some(group);
+        (vcpu.ran_ns, vcpu.waited_ns) = (SECOND_NS / 2, SECOND_NS / 2);
+    }
+    run.step(Event::Sampled(Box::new(reading)));
+    let shares: Vec<_> = run.scheduling().vcpus.iter().map(|vcpu| vcpu.entitled_share).collect();
+    assert_eq!(shares, [Some(0.75), Some(0.25)], "of one CPU, and not of the host's eight");
+}
+
+#[test]
 fn a_vcpu_goes_to_its_memory_within_its_operators_mask_and_its_guest_is_told() {
     let mut run = Run::with_vms(&["a"]);
     for tid in [101, 102] {

@@ -276,6 +276,27 @@ fn vprobe_does_not_overload_a_node_and_changes_places_where_both_gain() {
     assert_eq!(there, 2);
 }
 
+/// Half of the nodes, and half of the CPUs there, are kept for the host. What they could do is no room for VMs, and what VMs
+/// want of the rest is not too much for it: three vCPUs for each CPU everywhere.
+#[test]
+fn vprobe_counts_only_cpus_that_vms_may_use() {
+    let mut world = World::plain(8, 1, 2, Policy::Vprobe);
+    world.masks[0] = [1, 3, 5, 7].into_iter().collect();
+    for vcpu in 0..4 {
+        let memory = |node: u32| (0..8).map(|at| if at == node { 1_000_000 } else { 0 }).collect::<Vec<_>>();
+        world.add(1, vcpu, (vcpu + 1) % 4 * 2 + 1, thrashing(&memory(vcpu)));
+        world.add(2, vcpu, (vcpu + 2) % 4 * 2 + 1, thrashing(&memory(vcpu)));
+        world.add(3, vcpu, vcpu * 2 + 1, friendly(8));
+    }
+    for vcpu in &mut world.vcpus {
+        (vcpu.ran_ns, vcpu.waited_ns) = (PERIOD_NS / 3, PERIOD_NS * 2 / 3);
+    }
+    world.period();
+    let nodes: Vec<_> = (0..8).map(|at| world.node(at)).collect();
+    let home = [0, 1, 2, 3, 0, 1, 2, 3].map(Some);
+    assert_eq!(nodes, home);
+}
+
 #[test]
 fn vprobe_lets_one_vm_cause_no_more_moves_than_its_budget() {
     let crowded = |budget| {

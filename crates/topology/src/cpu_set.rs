@@ -127,6 +127,18 @@ impl CpuSet {
         let differing = self.with(other).zip(among.words());
         differing.into_iter().all(|((own, its), among)| (own ^ its) & among == 0)
     }
+    /// Adds all members of `other`.
+    pub fn add_all(&mut self, other: &CpuSet) {
+        if !other.is_subset(self) {
+            *self = Self::from_words(&self.with(other).map(|(own, its)| own | its).collect::<Vec<_>>());
+        }
+    }
+
+    /// Number of its members that are in `other` as well.
+    pub fn count_in(&self, other: &CpuSet) -> usize {
+        self.with(other).map(|(own, its)| (own & its).count_ones() as usize).sum()
+    }
+
     /// Has it no member?
     pub fn is_empty(&self) -> bool {
         self.words().iter().all(|word| *word == 0)
@@ -352,6 +364,10 @@ mod tests {
             prop_assert_eq!((a == b, a.cmp(&b)), (one == other, one.cmp(&other)));
             prop_assert_eq!(a.is_subset(&b), one.is_subset(&other));
             prop_assert_eq!(a.intersects(&b), !one.is_disjoint(&other));
+            prop_assert_eq!(a.count_in(&b), one.intersection(&other).count());
+            let mut both = a.clone();
+            both.add_all(&b);
+            prop_assert_eq!(both, one.union(&other).copied().collect::<CpuSet>());
             let same = among.iter().all(|cpu| one.contains(cpu) == other.contains(cpu));
             prop_assert_eq!(a.agrees(&b, &m), same);
             let both: CpuSet = one.intersection(&other).copied().collect();

@@ -6,7 +6,7 @@
 //!                of them does not want goes to the others
 //! ```
 //!
-//! The kernel does the same, CPU by CPU. Here the host counts as one large CPU, which is what it would be with a perfect
+//! The kernel does the same, CPU by CPU. Here all CPUs that vCPUs may use count as one, which they would be with a perfect
 //! balance.
 
 /// `cpu.weight` of a thread that is in no group of its own, beside groups.

@@ -18,6 +18,14 @@ pub struct Domain {
     pub cores: u32,
 }
 
+impl Domain {
+    /// Cores as far as their CPUs are among these: one of two siblings is half a core.
+    pub fn cores_in(&self, usable: &CpuSet) -> f64 {
+        let part = self.cpus.count_in(usable) as f64 / self.cpus.len().max(1) as f64;
+        f64::from(self.cores) * part
+    }
+}
+
 /// A host node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
@@ -227,6 +235,11 @@ impl Reach {
             Place::Node(node) => self.node(machine, node),
             Place::Cache(domain) => self.domain(domain),
         }
+    }
+
+    /// The mask.
+    pub fn mask(&self) -> &CpuSet {
+        &self.allowed
     }
 
     /// One CPU only: somebody placed it there on purpose.

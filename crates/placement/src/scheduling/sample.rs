@@ -3,7 +3,7 @@
 use super::machine::{Machine, Place, Reach};
 use crate::world::VmId;
 use std::hint::select_unpredictable;
-use vnuma_topology::{ApicId, CpuId};
+use vnuma_topology::{ApicId, CpuId, CpuSet};
 
 /// A vCPU of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -78,6 +78,15 @@ pub struct Input<'a> {
     pub vcpus: &'a [VcpuSample],
     /// Length of the period, nanoseconds.
     pub period_ns: u64,
+}
+
+impl Input<'_> {
+    /// CPUs that some vCPU may use. Hosts keep CPUs for themselves, which are no room for VMs.
+    pub fn usable(&self) -> CpuSet {
+        let mut usable = CpuSet::new();
+        self.reaches.iter().for_each(|reach| usable.add_all(reach.mask()));
+        usable
+    }
 }
 
 /// Whether a policy may move a vCPU.

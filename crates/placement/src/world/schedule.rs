@@ -330,7 +330,8 @@ impl World {
             Want { group: seen.group, ran_ns, waited_ns, apart }
         };
         let wants: Vec<Want> = vcpus.iter().zip(readings).map(want).collect();
-        let cpus: usize = machine.domains.iter().map(|domain| domain.cpus.len()).sum();
+        let usable = input.usable();
+        let cpus: usize = machine.domains.iter().map(|domain| domain.cpus.count_in(&usable)).sum();
         let shares = entitle(&reading.groups, &wants, period_ns.saturating_mul(cpus as u64), period_ns);
         for ((vcpu, want), share) in vcpus.iter_mut().zip(&wants).zip(shares) {
             vcpu.waited_ns = share.waited_ns;

@@ -161,10 +161,16 @@ impl Bill<'_> {
 impl<'a> Domains<'a> {
     pub(super) fn new(input: &'a Input<'a>, histories: &[History]) -> Self {
         let machine = input.machine;
-        let cores: u32 = machine.domains.iter().map(|domain| domain.cores).sum();
+        let usable = input.usable();
+        let cores: f64 = machine.domains.iter().map(|domain| domain.cores_in(&usable)).sum();
         let demand: f64 = histories.iter().map(|history| history.demand).sum();
-        let crowded = (demand / f64::from(cores.max(1))).max(1.0) * SLACK;
-        let load = |domain: &Domain| Load { limit: f64::from(domain.cores) * crowded, ..Load::default() };
+        let crowded = (demand / cores.max(1.0)).max(1.0) * SLACK;
+        let limit = |domain: &Domain| match domain.cores_in(&usable) {
+            // Nobody goes there. What may be there, as masks have changed, is not divided by nothing.
+            0.0 => f64::from(domain.cores),
+            cores => cores,
+        };
+        let load = |domain: &Domain| Load { limit: limit(domain) * crowded, ..Load::default() };
         let mut domains = Self {
             input,
             prices: Prices::new(machine),
