@@ -73,6 +73,12 @@ pub enum Kind {
     Sleep,
     /// Follows a chain in one half of its memory, then one in the other half, which lies on another node
     Abuse,
+    /// Debian's Redis, asked for values at random over many connections
+    Redis,
+    /// Debian's memcached, likewise
+    Memcached,
+    /// Debian's sysbench, which reads its memory at random
+    Sysbench,
     /// Threads: conjugate gradients
     CgLike,
     /// Threads: multigrid
@@ -94,6 +100,9 @@ impl Kind {
             Self::Compute | Self::Sleep => 2,
             // Each half.
             Self::Abuse => 24,
+            // Without what connections take.
+            Self::Redis | Self::Memcached => 28,
+            Self::Sysbench => crate::database::SYSBENCH_MIB,
             _ => crate::team::bytes(self, VCPUS).map_or(0, |bytes| bytes >> 20),
         }
     }
@@ -101,6 +110,11 @@ impl Kind {
     /// Is it one program with a thread on each vCPU?
     pub fn is_team(self) -> bool {
         matches!(self, Self::CgLike | Self::MgLike | Self::LuLike | Self::SpLike | Self::BtLike)
+    }
+
+    /// Is it a program of Debian?
+    pub fn is_of_debian(self) -> bool {
+        matches!(self, Self::Redis | Self::Memcached | Self::Sysbench)
     }
 
     /// Its name on a command line.
@@ -113,6 +127,9 @@ impl Kind {
             Self::Compute => "compute",
             Self::Sleep => "sleep",
             Self::Abuse => "abuse",
+            Self::Redis => "redis",
+            Self::Memcached => "memcached",
+            Self::Sysbench => "sysbench",
             Self::CgLike => "cg-like",
             Self::MgLike => "mg-like",
             Self::LuLike => "lu-like",
@@ -150,6 +167,8 @@ pub struct Workload {
     pub programs: [Kind; VCPUS],
     /// Those of vm2, if they differ.
     pub vm2: Option<[Kind; VCPUS]>,
+    /// Connections to the programs of each VM, all together.
+    pub connections: usize,
     /// Does it use memory?
     pub memory_intensive: bool,
     /// Candidates for `oracle`, at most six.
@@ -196,6 +215,7 @@ pub const WORKLOADS: [Workload; 3] = [
         name: "chase",
         programs: [Kind::Chase; VCPUS],
         vm2: None,
+        connections: 0,
         memory_intensive: true,
         oracles: &[AT_HOME, BY_VM],
     },
@@ -203,6 +223,7 @@ pub const WORKLOADS: [Workload; 3] = [
         name: "mix",
         programs: [Kind::Chase, Kind::Stream, Kind::Matrix, Kind::Walk],
         vm2: None,
+        connections: 0,
         memory_intensive: true,
         oracles: &[AT_HOME, BY_VM, BY_CACHE, PAIRED],
     },
@@ -210,6 +231,7 @@ pub const WORKLOADS: [Workload; 3] = [
         name: "compute",
         programs: [Kind::Compute; VCPUS],
         vm2: None,
+        connections: 0,
         memory_intensive: false,
         oracles: &[AT_HOME],
     },

@@ -4,6 +4,7 @@
 
 use crate::{
     committed::{Kind, VCPUS, seed},
+    database,
     full::committed::ABUSE_TURN,
     team,
 };
@@ -42,6 +43,9 @@ pub struct Arguments {
     /// Of `sleep`: how long at a time, in microseconds of the guest
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
     sleep_us: u64,
+    /// Of `redis` and `memcached`: connections
+    #[arg(long, default_value_t = 0)]
+    connections: usize,
     /// Threads of a program that has several, on CPU 0 and on
     #[arg(long, default_value_t = VCPUS)]
     threads: usize,
@@ -55,8 +59,9 @@ pub struct Ready {
     /// Memory that belongs on another node than that.
     #[serde(default)]
     pub other: Vec<(u64, u64)>,
-    /// Physical address of the count of operations, 8 bytes.
-    pub count: u64,
+    /// Physical address of the count of operations, 8 bytes. None: a thousand instructions count as one.
+    #[serde(default)]
+    pub count: Option<u64>,
 }
 
 /// The number of operations, for the host.
@@ -100,6 +105,9 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let mut set = CpuSet::new();
     set.set(arguments.cpu)?;
     sched_setaffinity(Pid::from_raw(0), &set).context("sched_setaffinity")?;
+    if kind.is_of_debian() {
+        return database::run(kind, arguments.cpu, arguments.connections);
+    }
     let mut count = Count::new()?;
     let memory = Memory::map(kind.mib() << 20, None, true).with_context(|| format!("{} MiB", kind.mib()))?;
     match kind {
@@ -180,7 +188,7 @@ fn ready(memory: &Memory, count: &Count) -> Result<()> {
 /// Where a program's memory and its count are.
 pub fn line(memory: &Memory, count: &Count) -> Result<Ready> {
     let memory = ranges(&frames(memory.address(), memory.bytes())?);
-    Ok(Ready { memory, other: Vec::new(), count: count.address()? })
+    Ok(Ready { memory, other: Vec::new(), count: Some(count.address()?) })
 }
 
 /// Tells the host.

@@ -2,6 +2,7 @@
 //! judges (`judge`, `full`), on the lab server it measures (`server`, `measure`), in guests it is the load (`load`).
 
 mod committed;
+mod database;
 mod full;
 mod guest_memory;
 mod host;

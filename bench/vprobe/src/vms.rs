@@ -20,6 +20,11 @@ use vnuma_scenario::{Process, Vm};
 /// Where this program is in a guest.
 pub const PROGRAM: &str = "/root/bench-vprobe";
 
+/// That are one operation of a program which does not count its own.
+const INSTRUCTIONS: u64 = 1000;
+/// Files that a program of many connections has open, in `prlimit`'s words.
+const FILES: &str = "--nofile=16384:16384";
+
 /// A running VM.
 struct One {
     vm: Vm,
@@ -77,8 +82,11 @@ impl Vms {
                 _ => Kind::Compute,
             };
             let count = if kind(0).is_team() { 1 } else { VCPUS };
+            let connections = (workload.connections / VCPUS).to_string();
             self.start_programs(&mut programs, count, |vcpu| {
-                ["load", kind(vcpu).name(), "--cpu", &vcpu.to_string()].map(str::to_owned).into()
+                let cpu = vcpu.to_string();
+                let words = ["load", kind(vcpu).name(), "--cpu", &cpu, "--connections", &connections];
+                words.map(str::to_owned).into()
             })?;
         }
         Ok(programs)
@@ -104,7 +112,7 @@ impl Vms {
         let mut started = Vec::new();
         for vcpu in 0..count {
             let arguments = of(vcpu);
-            let mut command = vec![PROGRAM];
+            let mut command = vec!["prlimit", FILES, PROGRAM];
             command.extend(arguments.iter().map(String::as_str));
             started.push(one.vm.spawn(&command)?);
         }
@@ -170,7 +178,10 @@ impl Vms {
         let mut vcpus = Vec::new();
         for (one, ready) in self.0.iter().zip(&programs.ready) {
             let of = |(thread, ready): (&Thread, &Ready)| -> Result<_> {
-                Ok((thread.read()?, one.memory.word(ready.count)?, last_cpu(one.vm.pid, thread.tid)?))
+                let values = thread.read()?;
+                let by_instructions = || Ok(values.user.instructions / INSTRUCTIONS);
+                let operations = ready.count.map_or_else(by_instructions, |at| one.memory.word(at))?;
+                Ok((values, operations, last_cpu(one.vm.pid, thread.tid)?))
             };
             vcpus.push(one.threads.iter().zip(ready).map(of).collect::<Result<_>>()?);
         }

@@ -44,6 +44,8 @@ pub enum Table {
     Rows,
     /// Remote shares, a column for each policy.
     RemoteShares,
+    /// Costs by those of `credit`, a column for each policy.
+    Costs,
     /// Costs by the period of the policy.
     Periods,
     /// What the policy costs, by the number of VMs.
@@ -80,11 +82,12 @@ const fn small(name: &'static str, small: usize) -> Setup {
 }
 
 /// Workloads that the reduced form does not have.
-pub const WORKLOADS: [Workload; 9] = [
+pub const WORKLOADS: [Workload; 22] = [
     Workload {
         name: "stream",
         programs: [Kind::Stream; VCPUS],
         vm2: None,
+        connections: 0,
         memory_intensive: true,
         oracles: &[AT_HOME, BY_VM],
     },
@@ -92,6 +95,7 @@ pub const WORKLOADS: [Workload; 9] = [
         name: "matrix",
         programs: [Kind::Matrix; VCPUS],
         vm2: None,
+        connections: 0,
         memory_intensive: true,
         oracles: &[AT_HOME, BY_VM],
     },
@@ -100,10 +104,24 @@ pub const WORKLOADS: [Workload; 9] = [
     team("lu-like", Kind::LuLike),
     team("mg-like", Kind::MgLike),
     team("sp-like", Kind::SpLike),
+    team("sysbench", Kind::Sysbench),
+    served("memcached-16", Kind::Memcached, 16),
+    served("memcached-32", Kind::Memcached, 32),
+    served("memcached-48", Kind::Memcached, 48),
+    served("memcached-64", Kind::Memcached, 64),
+    served("memcached-80", Kind::Memcached, 80),
+    served("memcached-96", Kind::Memcached, 96),
+    served("memcached-112", Kind::Memcached, 112),
+    served("redis-2000", Kind::Redis, 2000),
+    served("redis-4000", Kind::Redis, 4000),
+    served("redis-6000", Kind::Redis, 6000),
+    served("redis-8000", Kind::Redis, 8000),
+    served("redis-10000", Kind::Redis, 10_000),
     Workload {
         name: "abuse",
         programs: [Kind::Chase; VCPUS],
         vm2: Some([Kind::Abuse; VCPUS]),
+        connections: 0,
         memory_intensive: true,
         oracles: &[],
     },
@@ -117,18 +135,38 @@ pub const ABUSE_TURN: u64 = 800_000;
 pub const BUDGET: (u64, usize) = (4, 15);
 
 const fn team(name: &'static str, kind: Kind) -> Workload {
-    Workload { name, programs: [kind; VCPUS], vm2: None, memory_intensive: true, oracles: &[AT_HOME, BY_VM] }
+    served(name, kind, 0)
+}
+
+/// With so many connections to the servers of each VM.
+const fn served(name: &'static str, kind: Kind, connections: usize) -> Workload {
+    let oracles = &[AT_HOME, BY_VM];
+    Workload { name, programs: [kind; VCPUS], vm2: None, connections, memory_intensive: true, oracles }
 }
 
 /// Workloads that use memory.
-const MEMORY: [&str; 9] =
-    ["chase", "mix", "stream", "matrix", "bt-like", "cg-like", "lu-like", "mg-like", "sp-like"];
+const MEMORY: [&str; 12] = [
+    "chase",
+    "mix",
+    "stream",
+    "matrix",
+    "bt-like",
+    "cg-like",
+    "lu-like",
+    "mg-like",
+    "sp-like",
+    "sysbench",
+    "memcached-80",
+    "redis-2000",
+];
+/// What the paper compares in figures 6 and 7, and Linux.
+const FIGURES_6_7: [&str; 7] = ["linux", "credit", "vcpu-p", "lb", "brm", "vprobe-paper", "vprobe"];
 
 /// What the paper found, of one to four VMs (table III, shares of the time).
 pub const TABLE_3: [f64; 4] = [0.000_084_7, 0.000_120_6, 0.000_161_9, 0.000_106_2];
 
 /// All parts, in the order in which they run.
-pub const PARTS: [Part; 5] = [
+pub const PARTS: [Part; 7] = [
     Part {
         name: "policies",
         about: "every workload under every policy",
@@ -151,6 +189,34 @@ pub const PARTS: [Part; 5] = [
             setup: "half",
             workloads: &MEMORY,
             policies: &["linux", "linux-nobalance", "credit"],
+        }],
+    },
+    Part {
+        name: "figure-6",
+        about: "figure 6 of vProbe: memcached with 16 to 112 concurrent calls",
+        table: Table::Costs,
+        blocks: &[Block {
+            setup: "half",
+            workloads: &[
+                "memcached-16",
+                "memcached-32",
+                "memcached-48",
+                "memcached-64",
+                "memcached-80",
+                "memcached-96",
+                "memcached-112",
+            ],
+            policies: &FIGURES_6_7,
+        }],
+    },
+    Part {
+        name: "figure-7",
+        about: "figure 7 of vProbe: Redis with 2000 to 10000 connections",
+        table: Table::Costs,
+        blocks: &[Block {
+            setup: "half",
+            workloads: &["redis-2000", "redis-4000", "redis-6000", "redis-8000", "redis-10000"],
+            policies: &FIGURES_6_7,
         }],
     },
     Part {
@@ -250,6 +316,17 @@ mod tests {
                 let (name, _) = policy.split_once('@').unwrap_or((policy, ""));
                 assert!(committed::POLICIES.contains(&name), "{policy}");
             }
+        }
+    }
+
+    #[test]
+    fn connections_are_those_of_the_name_and_each_server_has_as_many() {
+        for workload in &WORKLOADS {
+            let (name, count) = workload.name.split_once('-').unwrap_or_default();
+            let served = ["redis", "memcached"].contains(&name);
+            let expected = if served { count.parse().expect("a number") } else { 0 };
+            assert_eq!((workload.connections, expected % VCPUS), (expected, 0), "{}", workload.name);
+            assert_eq!(workload.programs.iter().all(|kind| kind.name() == name), served, "{}", workload.name);
         }
     }
 

@@ -296,7 +296,8 @@ fn part_table(part: &Part, medians: &[Median]) -> String {
         text += &format!("{} ({}, counters {})\n", setup.name, setup.server, setup.counters);
         text += &match part.table {
             Table::Rows => table(&rows_of(medians, setup.name)),
-            Table::RemoteShares => remote_shares(part, setup, &of_setup),
+            Table::RemoteShares => by_policy(part, setup, &of_setup, |row, _| percent(row.remote_share, 1)),
+            Table::Costs => by_policy(part, setup, &of_setup, by_credit),
             Table::Periods => periods(part, setup, &of_setup),
             Table::Overhead => overhead(setup, &of_setup),
             Table::Abuse => abuse(part, setup, &of_setup),
@@ -305,23 +306,35 @@ fn part_table(part: &Part, medians: &[Median]) -> String {
     text
 }
 
-/// Shares of remote accesses do not depend on prices: under the server's own profile.
-fn remote_shares(part: &Part, setup: &committed::Setup, medians: &[&Median]) -> String {
+/// A line for each workload and a column for each policy, under the server's own profile. `show` gets the row of `credit` too.
+fn by_policy(
+    part: &Part,
+    setup: &committed::Setup,
+    medians: &[&Median],
+    show: impl Fn(&Row, Option<&Row>) -> String,
+) -> String {
     let mut text = String::new();
     for block in part.blocks.iter().filter(|block| block.setup == setup.name) {
-        text += &format!("{:<12}", "workload");
+        text += &format!("{:<14}", "workload");
         block.policies.iter().for_each(|policy| text += &format!("{policy:>18}"));
         for workload in block.workloads {
-            text += &format!("\n{workload:<12}");
+            text += &format!("\n{workload:<14}");
+            let of = |policy| find(medians, setup, workload, policy, None).map(|median| &median.row);
             for policy in block.policies {
-                let found = find(medians, setup, workload, policy, None);
-                let share = found.and_then(|median| median.row.remote_share);
-                text += &format!("{:>18}", percent(share, 1));
+                let shown = of(policy).map_or_else(|| "-".to_owned(), |row| show(row, of("credit")));
+                text += &format!("{shown:>18}");
             }
         }
         text += "\n";
     }
     text
+}
+
+/// What an operation costs by what it costs under `credit`. A star: the row does not count.
+fn by_credit(row: &Row, credit: Option<&Row>) -> String {
+    let star = if row.does_not_count.is_some() { " *" } else { "" };
+    let by = |credit: &Row| format!("{:.4}{star}", row.cycles_per_op / credit.cycles_per_op);
+    credit.map_or_else(|| "-".to_owned(), by)
 }
 
 /// Costs by the period, beside those of `linux`.
@@ -543,6 +556,29 @@ mod tests {
         // A variant is neither judged nor a row of the policies.
         assert!(goals.iter().any(|goal| goal.found == "it is missing"), "{goals:?}");
         assert!(!part_table(committed::part("policies").expect("a part"), &medians).contains("vprobe "));
+    }
+
+    #[test]
+    fn costs_are_shown_by_those_of_credit() {
+        let mut cells = BTreeMap::new();
+        for (policy, accesses) in [("linux", [0, 10]), ("credit", [0, 10]), ("vprobe", [10, 0])] {
+            let id = Id { workload: "redis-4000".into(), ..id(policy, 0) };
+            let mut cell = measured(&id, accesses);
+            // It has less of the CPU than under linux.
+            if policy == "vprobe" {
+                let vcpus = cell.cell.periods.iter_mut().flat_map(|period| &mut period.vms).flatten();
+                vcpus.for_each(|vcpu| vcpu.values.ran_ns /= 2);
+            }
+            cells.insert(id, cell);
+        }
+        let (medians, _) = conclude(&cells, &plan(cells.keys().cloned())).expect("priced");
+        let text = part_table(committed::part("figure-7").expect("a part"), &medians);
+        let line = text.lines().find(|line| line.starts_with("redis-4000")).expect("a line");
+        let shown: Vec<&str> = line.split_whitespace().collect();
+        // 1671.6 by 2938.8 cycles.
+        assert_eq!(shown, ["redis-4000", "1.0000", "1.0000", "-", "-", "-", "-", "0.5688", "*"], "{text}");
+        let other = text.lines().find(|line| line.starts_with("redis-2000")).expect("a line");
+        assert!(other.split_whitespace().skip(1).all(|shown| shown == "-"), "{other}");
     }
 
     #[test]

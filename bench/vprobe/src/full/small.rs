@@ -78,7 +78,10 @@ impl SmallVms {
 
     fn read(&self, daemon: &[(String, Thread)]) -> Result<Moment> {
         let at = Instant::now();
-        let of = |one: &Small| Ok((one.thread.read()?, one.memory.word(one.ready.count)?));
+        let of = |one: &Small| {
+            let at = one.ready.count.context("the program counts nothing")?;
+            Ok((one.thread.read()?, one.memory.word(at)?))
+        };
         let vms = self.all.iter().map(of).collect::<Result<_>>()?;
         let cycles = daemon.iter().map(|(_, thread)| thread.cycles()).collect::<Result<_>>()?;
         Ok((at, vms, cycles, host::idle_ns()?))

@@ -21,6 +21,7 @@ use nix::{
     sched::{CpuSet, sched_setaffinity},
     unistd::Pid,
 };
+pub use shared::Random;
 use shared::{Kernel, Shared};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
