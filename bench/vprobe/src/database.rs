@@ -197,7 +197,7 @@ fn serve(protocol: Protocol, cpu: usize, connections: usize) -> Result<()> {
         Ok(Connection { stream, key: 0 })
     };
     let mut all = (0..connections).map(&mut open).collect::<Result<Vec<_>>>()?;
-    let (mut random, mut buffer, mut count) = (Random(seed(cpu)), Vec::new(), Count::new()?);
+    let (mut random, mut buffer, mut count) = (Random(seed(cpu)), Vec::new(), Count::new(None)?);
     for connection in &mut all {
         connection.ask(protocol, key(&mut random))?;
     }

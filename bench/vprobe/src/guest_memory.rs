@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::json;
-use std::{fs::File, io, os::unix::fs::FileExt};
+use std::{fs::File, io, ops::Range, os::unix::fs::FileExt};
 use vnuma_scenario::{Monitor, Vm};
 
 const PAGE: u64 = 4096;
@@ -23,9 +23,10 @@ const MOVE_ALL: libc::c_int = 4;
 /// The memory of a VM.
 pub struct GuestMemory {
     pid: i32,
-    /// Where QEMU has guest physical address 0.
-    base: u64,
-    pieces: usize,
+    /// Where QEMU has the first byte of each guest node; a UMA VM has one.
+    bases: Vec<u64>,
+    /// Of each guest node.
+    bytes: u64,
     process: File,
 }
 
@@ -33,31 +34,54 @@ pub struct GuestMemory {
 pub type Pieces = Vec<(usize, bool)>;
 
 impl GuestMemory {
-    /// Of a VM with so many bytes, all below 2 GiB, so that they are in one range.
-    pub fn of(vm: &Vm, bytes: u64) -> Result<Self> {
+    /// Of a VM with so many bytes, all below 2 GiB, so that they are in one range of the guest, an equal part for each node.
+    pub fn of(vm: &Vm, bytes: u64, nodes: usize) -> Result<Self> {
+        let bytes = bytes / nodes as u64;
         let mut monitor = Monitor::connect(&vm.monitor())?;
-        let line = format!("gpa2hva {SOME_ADDRESS:#x}");
-        let command = json!({"execute": "human-monitor-command", "arguments": {"command-line": line}});
-        let answer = monitor.execute(&command)?;
-        let text = answer.as_str().unwrap_or_default();
-        let address = text.trim().rsplit_once("is 0x").and_then(|(_, hex)| u64::from_str_radix(hex, 16).ok());
-        let address = address.with_context(|| format!("QEMU answered {text:?} to {line}"))?;
+        let mut bases = Vec::new();
+        for node in 0..nodes as u64 {
+            let line = format!("gpa2hva {:#x}", node * bytes + SOME_ADDRESS);
+            let command = json!({"execute": "human-monitor-command", "arguments": {"command-line": line}});
+            let answer = monitor.execute(&command)?;
+            let text = answer.as_str().unwrap_or_default();
+            let address =
+                text.trim().rsplit_once("is 0x").and_then(|(_, hex)| u64::from_str_radix(hex, 16).ok());
+            bases.push(address.with_context(|| format!("QEMU answered {text:?} to {line}"))? - SOME_ADDRESS);
+        }
         let path = format!("/proc/{}/mem", vm.pid);
         let process = File::open(&path).context(path)?;
-        Ok(Self { pid: vm.pid, base: address - SOME_ADDRESS, pieces: (bytes / PIECE) as usize, process })
+        Ok(Self { pid: vm.pid, bases, bytes, process })
+    }
+
+    fn pieces_of_node(&self) -> usize {
+        (self.bytes / PIECE) as usize
+    }
+
+    /// Guest physical memory of a guest node.
+    pub fn of_node(&self, node: usize) -> Range<u64> {
+        node as u64 * self.bytes..(node as u64 + 1) * self.bytes
     }
 
     /// Reads a word of the guest.
     pub fn word(&self, guest: u64) -> Result<u64> {
+        let base = self.bases.get((guest / self.bytes) as usize);
+        let base = base.with_context(|| format!("the guest has no memory at {guest:#x}"))?;
         let mut bytes = [0; 8];
-        self.process.read_exact_at(&mut bytes, self.base + guest).context("reading the guest's memory")?;
+        self.process
+            .read_exact_at(&mut bytes, base + guest % self.bytes)
+            .context("reading the guest's memory")?;
         Ok(u64::from_le_bytes(bytes))
+    }
+
+    /// The node of each piece, when each guest node is on the server's node of the same number.
+    pub fn at_home(&self) -> Pieces {
+        (0..self.bases.len()).flat_map(|node| vec![(node, true); self.pieces_of_node()]).collect()
     }
 
     /// The node of each piece, when the memory of each program (ranges of guest physical memory) belongs on a node. The rest
     /// lies on both nodes in turn.
     pub fn pieces(&self, programs: &[(&[(u64, u64)], usize)]) -> Pieces {
-        let mut used = vec![[0_u64; 2]; self.pieces];
+        let mut used = vec![[0_u64; 2]; self.bases.len() * self.pieces_of_node()];
         for (ranges, node) in programs {
             for page in
                 ranges.iter().flat_map(|(start, length)| (*start..start + length).step_by(PAGE as usize))
@@ -96,7 +120,8 @@ impl GuestMemory {
 
     fn addresses<'a>(&'a self, pieces: &'a Pieces) -> impl Iterator<Item = (u64, usize, bool)> + 'a {
         let all = pieces.iter().enumerate().flat_map(|(piece, &(node, used))| {
-            let start = self.base + piece as u64 * PIECE;
+            let (node_of, at) = (piece / self.pieces_of_node(), piece % self.pieces_of_node());
+            let start = self.bases.get(node_of).copied().unwrap_or_default() + at as u64 * PIECE;
             (0..PAGES as u64).map(move |page| (start + page * PAGE, node, used))
         });
         all.into_iter()

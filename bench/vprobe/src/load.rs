@@ -9,7 +9,7 @@ use crate::{
     team,
 };
 use anyhow::{Context, Result, bail, ensure};
-use lab_count::load::{Chain, Matrix, Memory, compute, touch};
+use lab_count::load::{Chain, Matrix, Memory, bring_home, compute, touch};
 use nix::{
     sched::{CpuSet, sched_setaffinity},
     unistd::Pid,
@@ -46,6 +46,9 @@ pub struct Arguments {
     /// Of `redis` and `memcached`: connections
     #[arg(long, default_value_t = 0)]
     connections: usize,
+    /// Guest node of the count, which stays there
+    #[arg(long)]
+    count_on: Option<usize>,
     /// Threads of a program that has several, on CPU 0 and on
     #[arg(long, default_value_t = VCPUS)]
     threads: usize,
@@ -68,9 +71,9 @@ pub struct Ready {
 pub struct Count(pub Memory);
 
 impl Count {
-    /// None yet.
-    pub fn new() -> Result<Self> {
-        let mut count = Self(Memory::map(HUGE, None, true).context("memory of the count")?);
+    /// None yet. On a node the guest's kernel leaves it where it is.
+    pub fn new(node: Option<usize>) -> Result<Self> {
+        let mut count = Self(Memory::map(HUGE, node, true).context("memory of the count")?);
         touch(&mut count.0);
         count.0.words()[0] = 0;
         Ok(count)
@@ -108,7 +111,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     if kind.is_of_debian() {
         return database::run(kind, arguments.cpu, arguments.connections);
     }
-    let mut count = Count::new()?;
+    let mut count = Count::new(arguments.count_on)?;
     let memory = Memory::map(kind.mib() << 20, None, true).with_context(|| format!("{} MiB", kind.mib()))?;
     match kind {
         Kind::Chase => {
@@ -180,9 +183,24 @@ fn forever(count: &mut Count, mut work: impl FnMut(), operations: u64) -> ! {
     }
 }
 
-/// Says where everything is.
+/// Says where everything is, and again whenever it is told to take its memory to a node of the guest: a line with the number.
 fn ready(memory: &Memory, count: &Count) -> Result<()> {
-    print(&line(memory, count)?)
+    let first = line(memory, count)?;
+    let (address, bytes, count) = (memory.address(), memory.bytes(), first.count);
+    thread::spawn(move || {
+        for told in std::io::stdin().lines() {
+            let done = told.context("standard input").and_then(|node| {
+                bring_home(address, bytes, node.trim().parse()?).context("mbind")?;
+                print(&Ready { memory: ranges(&frames(address, bytes)?), other: Vec::new(), count })
+            });
+            if let Err(error) = done {
+                // Whoever told it waits for a line.
+                eprintln!("{error:#}");
+                std::process::exit(1);
+            }
+        }
+    });
+    print(&first)
 }
 
 /// Where a program's memory and its count are.

@@ -71,7 +71,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let profile = by_name(header.profile_name())?;
     eprintln!("starting {} VMs", VMS.len());
     let second = (header.second_sets > 0).then_some((header.second_sets, header.second_ways));
-    let vms = Vms::start(if second.is_some() { Counted::SecondLlc } else { Counted::Programs })?;
+    let vms = Vms::start(if second.is_some() { Counted::SecondLlc } else { Counted::Programs }, false)?;
     let wakes = Wakes::watch(vms.tids())?;
     host::divide()?;
     let timers = Timers::read()?;
@@ -169,6 +169,9 @@ impl<'a> Bench<'a> {
         let factor = period_s / DEFAULT_PERIOD_S;
         let mut stretched = timers.stretch(factor, dilation)?;
         stretched.append(&mut host::stretched(period_s, factor, dilation));
+        if let Some((told, vm)) = vms.told() {
+            told.stretch(vm, factor)?;
+        }
         vms.load_sleepers(&mut programs, SLEEP_S * dilation)?;
         eprintln!("{}: dilation {dilation:.1}, periods of {period_s:.1} s", workload.name);
         let name = workload.name.into();
@@ -266,14 +269,19 @@ impl<'a> Bench<'a> {
         fixed: Option<&Placement>,
     ) -> Result<Cell> {
         host::balance(false)?;
-        self.vms.place(&self.programs, fixed.unwrap_or(&START))?;
+        let placement = fixed.unwrap_or(&START);
+        self.vms.place(&self.programs, placement)?;
         let by_vnumad = fixed.is_none() && !["linux", "linux-nobalance", "numad"].contains(&policy);
         let sched_ext = by_vnumad && self.options.sched_ext;
         // Dropped after vnumad, which gives the vCPUs back.
         let scheduler = sched_ext.then(|| host::start_scheduler(lengths.dilation)).transpose()?;
-        let daemon = by_vnumad
-            .then(|| host::start_vnumad(&VMS.map(|(name, _)| name), lengths.policy_s, lengths.dilation));
-        let daemon = daemon.transpose()?;
+        let told = self.vms.told().is_some();
+        let start = || host::start_vnumad(&VMS.map(|(name, _)| name), lengths.policy_s, lengths.dilation);
+        let daemon = (by_vnumad || told).then(start).transpose()?;
+        if told {
+            self.vms.tell(&self.programs, placement)?;
+        }
+        let daemon = daemon.filter(|_| by_vnumad);
         let mut counted = Vec::new();
         for Process(child) in scheduler.iter().chain(&daemon) {
             let threads = threads_of(child.id() as i32)?;

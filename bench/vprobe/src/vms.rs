@@ -2,6 +2,7 @@
 
 use crate::{
     committed::{BUSY, Kind, LOADED, Placement, VCPUS, VM_CPUS, VMS, Workload},
+    full::told::{self, Talk, Told},
     guest_memory::GuestMemory,
     host,
     load::Ready,
@@ -10,6 +11,7 @@ use crate::{
 };
 use anyhow::{Context, Result, ensure};
 use std::{
+    cell::RefCell,
     collections::BTreeMap,
     fs,
     io::{BufRead, BufReader},
@@ -33,13 +35,19 @@ struct One {
 }
 
 /// All VMs of the benchmark.
-pub struct Vms(Vec<One>);
+pub struct Vms {
+    all: Vec<One>,
+    /// If vm1 has guest nodes.
+    told: Option<Told>,
+}
 
 /// Programs that run in them.
 pub struct Programs {
     /// By VM and vCPU.
     ready: Vec<Vec<Ready>>,
     running: Vec<Process>,
+    /// With those of vm1, if it has guest nodes.
+    talks: RefCell<Vec<Talk>>,
 }
 
 /// Everything that grows, at one moment.
@@ -53,11 +61,14 @@ pub struct Reading {
 }
 
 impl Vms {
-    /// Boots them. Of the loaded ones this is counted.
-    pub fn start(loaded: Counted) -> Result<Self> {
-        let shape =
-            |memory: &str| ["--uma", "--vcpus", &VCPUS.to_string(), "--memory", memory].map(str::to_owned);
-        let shapes = VMS.map(|(name, memory)| (name, shape(memory)));
+    /// Boots them. Of the loaded ones this is counted. `told`: vm1 has guest nodes and the driver.
+    pub fn start(loaded: Counted, told: bool) -> Result<Self> {
+        let shape = |name: &str, memory: &str| {
+            let nodes = if told && name == VMS[0].0 { &told::NODES[..] } else { &["--uma"] };
+            let rest = ["--vcpus", &VCPUS.to_string(), "--memory", memory].map(str::to_owned);
+            nodes.iter().map(|&word| word.to_owned()).chain(rest).collect::<Vec<_>>()
+        };
+        let shapes = VMS.map(|(name, memory)| (name, shape(name, memory)));
         let arguments = shapes.each_ref().map(|(name, shape)| (*name, shape.as_slice()));
         let mut vms = Vec::new();
         for (vm, (_, memory)) in Vm::start_all(&arguments)?.into_iter().zip(VMS) {
@@ -67,14 +78,31 @@ impl Vms {
             let counted = if vms.len() < LOADED { loaded } else { Counted::Cycles };
             let count = |&tid: &i32| Thread::count(vm.pid, tid, counted);
             let threads = vm.threads.iter().map(count).collect::<Result<_>>()?;
-            vms.push(One { memory: GuestMemory::of(&vm, mib << 20)?, threads, vm });
+            let nodes = if told && vms.is_empty() { VM_CPUS.len() } else { 1 };
+            vms.push(One { memory: GuestMemory::of(&vm, mib << 20, nodes)?, threads, vm });
         }
-        Ok(Self(vms))
+        let told = told.then(|| Told::equip(&vms[0].vm)).transpose()?;
+        Ok(Self { all: vms, told })
+    }
+
+    /// vm1, if it has guest nodes.
+    pub fn told(&self) -> Option<(&Told, &Vm)> {
+        Some((self.told.as_ref()?, &self.all.first()?.vm))
+    }
+
+    /// Waits until the guest of vm1 knows where its vCPUs are, and takes its programs' memory to the nodes of the placement.
+    pub fn tell(&self, programs: &Programs, placement: &Placement) -> Result<()> {
+        let Some(One { vm, memory, .. }) = self.all.first() else { return Ok(()) };
+        told::wait_until_told(vm, &placement.vcpus[0])?;
+        for (talk, node) in programs.talks.borrow_mut().iter_mut().zip(placement.memory[0]) {
+            talk.bring_home(memory, node).with_context(|| vm.name.clone())?;
+        }
+        Ok(())
     }
 
     /// Starts the programs of a workload and waits until they work. The vCPUs that sleep have none yet.
     pub fn load(&self, workload: &Workload) -> Result<Programs> {
-        let mut programs = Programs { ready: Vec::new(), running: Vec::new() };
+        let mut programs = Programs { ready: Vec::new(), running: Vec::new(), talks: RefCell::default() };
         for position in 0..BUSY {
             let kind = |vcpu: usize| match position {
                 1 => workload.vm2.unwrap_or(workload.programs)[vcpu],
@@ -86,7 +114,11 @@ impl Vms {
             self.start_programs(&mut programs, count, |vcpu| {
                 let cpu = vcpu.to_string();
                 let words = ["load", kind(vcpu).name(), "--cpu", &cpu, "--connections", &connections];
-                words.map(str::to_owned).into()
+                let mut words: Vec<_> = words.map(str::to_owned).into();
+                if position == 0 && self.told.is_some() {
+                    words.push("--count-on=0".to_owned());
+                }
+                words
             })?;
         }
         Ok(programs)
@@ -108,7 +140,7 @@ impl Vms {
         count: usize,
         of: impl Fn(usize) -> Vec<String>,
     ) -> Result<()> {
-        let one = self.0.get(programs.ready.len()).context("a VM without programs")?;
+        let one = self.all.get(programs.ready.len()).context("a VM without programs")?;
         let mut started = Vec::new();
         for vcpu in 0..count {
             let arguments = of(vcpu);
@@ -127,6 +159,12 @@ impl Vms {
                 let parsed = serde_json::from_str(&line);
                 lines.push(parsed.with_context(|| format!("a program in {} said {line:?}", one.vm.name))?);
             }
+            if self.told.is_some()
+                && programs.ready.is_empty()
+                && let Some(input) = process.0.stdin.take()
+            {
+                programs.talks.borrow_mut().push(Talk { input, out });
+            }
             programs.running.push(process);
         }
         programs.ready.push(lines);
@@ -135,20 +173,27 @@ impl Vms {
 
     /// Threads of all vCPUs.
     pub fn tids(&self) -> impl Iterator<Item = i32> {
-        self.0.iter().flat_map(|one| &one.threads).map(|thread| thread.tid)
+        self.all.iter().flat_map(|one| &one.threads).map(|thread| thread.tid)
     }
 
     /// Puts every vCPU and every page where the placement says. Each vCPU gets one CPU; three share one.
     pub fn place(&self, programs: &Programs, placement: &Placement) -> Result<()> {
         let mut taken = [0_usize; 2];
-        for (one, nodes) in self.0.iter().zip(placement.nodes()) {
+        for (one, nodes) in self.all.iter().zip(placement.nodes()) {
             for (thread, &node) in one.threads.iter().zip(nodes) {
                 let cpus = VM_CPUS[node];
                 host::affine(thread.tid, &[cpus[taken[node] % cpus.len()]])?;
                 taken[node] += 1;
             }
         }
-        for ((one, ready), nodes) in self.0.iter().zip(&programs.ready).zip(&placement.memory) {
+        for (at, ((one, ready), nodes)) in
+            self.all.iter().zip(&programs.ready).zip(&placement.memory).enumerate()
+        {
+            if at == 0 && self.told.is_some() {
+                // Its programs go to their guest nodes, which are at home on the server's.
+                one.memory.place(&one.memory.at_home()).with_context(|| one.vm.name.clone())?;
+                continue;
+            }
             let both = |(ready, &node): (&'_ Ready, &usize)| {
                 [(ready.memory.clone(), node), (ready.other.clone(), 1 - node)]
             };
@@ -162,7 +207,7 @@ impl Vms {
     /// Lets all vCPUs run where VMs may, or only on the nodes of a placement.
     pub fn release(&self, within: Option<&Placement>) -> Result<()> {
         let mut nodes = within.map(|placement| placement.nodes());
-        for one in &self.0 {
+        for one in &self.all {
             let nodes = nodes.as_mut().and_then(Iterator::next);
             for (vcpu, thread) in one.threads.iter().enumerate() {
                 let cpus = nodes.map_or(VM_CPUS.as_flattened(), |nodes| &VM_CPUS[nodes[vcpu]][..]);
@@ -176,7 +221,7 @@ impl Vms {
     pub fn read(&self, programs: &Programs, daemon: &[(String, Thread)]) -> Result<Reading> {
         let at = Instant::now();
         let mut vcpus = Vec::new();
-        for (one, ready) in self.0.iter().zip(&programs.ready) {
+        for (one, ready) in self.all.iter().zip(&programs.ready) {
             let of = |(thread, ready): (&Thread, &Ready)| -> Result<_> {
                 let values = thread.read()?;
                 let by_instructions = || Ok(values.user.instructions / INSTRUCTIONS);

@@ -6,7 +6,9 @@ use std::{io, ptr};
 
 const LINE: usize = 64;
 const PAGE: usize = 4096;
+const MPOL_DEFAULT: libc::c_long = 0;
 const MPOL_BIND: libc::c_long = 2;
+const MPOL_MF_MOVE: libc::c_long = 2;
 /// A block of a matrix, and so the length of its vector in bytes.
 const BLOCK: usize = 64 << 10;
 
@@ -75,6 +77,22 @@ impl Memory {
         // SAFETY: the mapping belongs to this value, is aligned to a page, and zero-filled.
         unsafe { std::slice::from_raw_parts_mut(self.address.cast(), self.bytes / size_of::<usize>()) }
     }
+}
+
+/// Takes memory of this process to a node of its kernel, from where the kernel's balancing may take it elsewhere later.
+pub fn bring_home(address: usize, bytes: usize, node: usize) -> io::Result<()> {
+    let mask: u64 = 1_u64.checked_shl(node as u32).unwrap_or_default();
+    let anywhere: *const u64 = ptr::null();
+    for (policy, nodes, bits, flags) in
+        [(MPOL_BIND, &raw const mask, 64_usize, MPOL_MF_MOVE), (MPOL_DEFAULT, anywhere, 0, 0)]
+    {
+        // SAFETY: neither policy nor place of pages changes their content; the kernel refuses what is no mapping. The mask of
+        // 64 bits lives through the call.
+        if unsafe { libc::syscall(libc::SYS_mbind, address, bytes, policy, nodes, bits, flags) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
 }
 
 impl Drop for Memory {

@@ -67,7 +67,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         boot.cells(&ids, &line, |policy| vms.cell(policy), &mut failed)?;
     } else {
         eprintln!("starting {} VMs", VMS.len());
-        let vms = Vms::start(Counted::Programs)?;
+        let vms = Vms::start(Counted::Programs, setup.told)?;
         let wakes = Wakes::watch(vms.tids())?;
         host::divide()?;
         let timers = Timers::read()?;

@@ -8,9 +8,11 @@ pub mod plan;
 mod report;
 mod small;
 mod store;
+pub mod told;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Subcommand;
+use committed::Setup;
 use configuration::{Configuration, Input};
 use plan::Id;
 use serde::Serialize;
@@ -67,6 +69,8 @@ enum Command {
 struct Next {
     server: &'static str,
     counters: &'static str,
+    /// It needs the guest driver.
+    driver: bool,
     cells: Vec<Id>,
 }
 
@@ -156,7 +160,8 @@ pub fn run(arguments: &Arguments) -> Result<()> {
             let cells = plan::batch(&run.missing(), *cells);
             let setup =
                 cells.first().and_then(|id| committed::setup(&id.setup)).unwrap_or(&committed::SETUPS[0]);
-            let next = Next { server: setup.server, counters: setup.counters, cells };
+            let Setup { server, counters, told, .. } = *setup;
+            let next = Next { server, counters, driver: told, cells };
             println!("{}", serde_json::to_string(&next)?);
             Ok(())
         }

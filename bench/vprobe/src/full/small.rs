@@ -188,7 +188,7 @@ impl Small {
         let parsed = serde_json::from_str(&line);
         let ready = parsed.with_context(|| format!("the program in {} said {line:?}", vm.name))?;
         let (memory, thread) =
-            (GuestMemory::of(&vm, MIB << 20)?, Thread::count(vm.pid, tid, Counted::Programs)?);
+            (GuestMemory::of(&vm, MIB << 20, 1)?, Thread::count(vm.pid, tid, Counted::Programs)?);
         Ok(Self { vm, memory, thread, ready, _program: program })
     }
 }

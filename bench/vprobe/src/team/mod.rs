@@ -67,7 +67,7 @@ pub fn run(kind: Kind, threads: usize) -> Result<()> {
         // Where the guest has nodes, a part lies on that of its thread.
         run_on(cpu)?;
         memories.push(Memory::map(size, None, true).with_context(|| format!("{size} bytes"))?);
-        counts.push(Count::new()?);
+        counts.push(Count::new(None)?);
     }
     let lines = memories.iter().zip(&counts).map(|(memory, count)| line(memory, count));
     let lines = lines.collect::<Result<Vec<_>>>()?;

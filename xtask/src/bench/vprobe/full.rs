@@ -11,10 +11,13 @@ use std::{
     process::{Command, Stdio},
     time::{Duration, Instant},
 };
-use vnuma_lab_runner::{Counters, Exec, Image, Input, Lab, Progress};
+use vnuma_lab_runner::{Counters, Exec, Image, Input, Lab, Progress, driver};
 
 /// Where the server finds its cells.
 const CELLS: &str = "/root/cells.json";
+/// Where it finds the guest driver, and for which kernel: lab-vm's default.
+const DRIVER: &str = "/root/vnuma.ko";
+const GUEST_KERNEL: &str = "6.12";
 /// A boot has hundreds of cells at most; only ends a hang.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
 /// What decides the figures beside the programs, in the checkout.
@@ -25,6 +28,8 @@ const FOLDERS: [&str; 2] = ["lab", "abi/lab-counters"];
 struct Next {
     server: String,
     counters: String,
+    /// It needs the guest driver.
+    driver: bool,
     cells: Vec<Value>,
 }
 
@@ -43,6 +48,7 @@ impl Bench {
         inputs.extend(kernels.enumerate().map(|(number, path)| (format!("kernel-{number}"), path)));
         let built = PROGRAMS.iter().zip(programs);
         inputs.extend(built.map(|((_, name), path)| ((*name).to_owned(), path.clone())));
+        inputs.push(("driver".to_owned(), driver::build(GUEST_KERNEL)?));
         inputs.extend(FOLDERS.map(|folder| (folder.to_owned(), workspace().join(folder))));
         let mut arguments =
             vec!["full".to_owned(), "--directory".to_owned(), directory.display().to_string()];
@@ -116,6 +122,9 @@ fn boot(
     let counters: Counters = next.counters.parse()?;
     let lab = Lab::boot_with(&next.server, Some(&counters))?;
     put(&lab, programs)?;
+    if next.driver {
+        lab.put(&driver::build(GUEST_KERNEL)?, DRIVER, HANG)?;
+    }
     let list = directory.join("cells.json");
     fs::write(&list, serde_json::to_string(&next.cells)?).with_context(|| list.display().to_string())?;
     lab.put(&list, CELLS, HANG)?;
