@@ -8,10 +8,53 @@ use serde::{Deserialize, Serialize};
 
 /// The server, of lab/profiles.
 pub const SERVER: &str = "2n8c";
-/// CPUs of each node that VMs run on.
-pub const VM_CPUS: [[u32; 2]; 2] = [[1, 2], [4, 5]];
-/// The others: vnumad, numad and the benchmark itself.
-pub const HOST_CPUS: [u32; 4] = [0, 3, 6, 7];
+
+/// What of a server VMs use, and where everything is at first. Placements number the nodes of a layout from 0.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// The server's number of each node.
+    pub nodes: &'static [usize],
+    /// CPUs of each node that VMs run on.
+    pub vm_cpus: &'static [&'static [u32]],
+    /// The others: vnumad, numad and the benchmark itself.
+    pub host_cpus: &'static [u32],
+    /// Classes of distance that the server has, the node itself included.
+    pub classes: u64,
+    /// What every cell starts from.
+    pub start: Placement,
+    /// Node of each vCPU of vm4 in every placement: one starts on each CPU.
+    pub sleepers: [usize; VCPUS],
+    /// Candidates for `oracle`, of all workloads; none if each workload has its own.
+    pub oracles: Option<&'static [Placement]>,
+}
+
+impl Layout {
+    /// All CPUs of VMs.
+    pub fn all_vm_cpus(&self) -> Vec<u32> {
+        self.vm_cpus.concat()
+    }
+
+    /// Node of each vCPU of every VM.
+    pub fn nodes_of<'a>(&'a self, placement: &'a Placement) -> impl Iterator<Item = &'a [usize; VCPUS]> {
+        placement.vcpus.iter().chain([&self.sleepers])
+    }
+
+    /// Candidates for `oracle`, at most six.
+    pub fn oracles(&self, workload: &Workload) -> &'static [Placement] {
+        self.oracles.unwrap_or(workload.oracles)
+    }
+}
+
+/// The server that is half of the paper's.
+pub const HALF: Layout = Layout {
+    nodes: &[0, 1],
+    vm_cpus: &[&[1, 2], &[4, 5]],
+    host_cpus: &[0, 3, 6, 7],
+    classes: 2,
+    start: START,
+    sleepers: [0, 0, 1, 1],
+    oracles: None,
+};
 /// vCPUs of each VM.
 pub const VCPUS: usize = 4;
 /// Name and memory. vm1 is judged, vm2 has the same load, vm3 has hungry loops. The vCPUs of vm4 sleep nearly all of the time:
@@ -33,8 +76,6 @@ pub const MEASURED_STATIC: usize = 4;
 /// How long each vCPU of vm4 sleeps at a time, modelled time, seconds. With 5 ms it had a tenth of a CPU, so that the share of
 /// other vCPUs was mostly a matter of how many of vm4's they shared a CPU with.
 pub const SLEEP_S: f64 = 0.02;
-/// Node of each of them in every placement: one starts on each CPU.
-pub const SLEEPERS: [usize; VCPUS] = [0, 0, 1, 1];
 /// Fewer wake-ups in a row say nothing of their 99th percentile.
 pub const LEAST_WAKE_UPS: usize = 100;
 /// Period that vnumad and others have by default, seconds: their timers are multiplied by what the period is here by this.
@@ -140,8 +181,8 @@ impl Kind {
 }
 
 /// Where everything is: of vm1 and vm2 the node of each vCPU and of its memory, of vm3 the node of each vCPU. Those of vm4 are
-/// always the [`SLEEPERS`].
-#[derive(Clone, Copy, Debug)]
+/// always where the layout has them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placement {
     /// Its name.
     pub name: &'static str,
@@ -149,13 +190,6 @@ pub struct Placement {
     pub vcpus: [[usize; VCPUS]; BUSY],
     /// Node of the memory that the vCPU's program uses.
     pub memory: [[usize; VCPUS]; LOADED],
-}
-
-impl Placement {
-    /// Node of each vCPU of every VM.
-    pub fn nodes(&self) -> impl Iterator<Item = &[usize; VCPUS]> {
-        self.vcpus.iter().chain([&SLEEPERS])
-    }
 }
 
 /// A workload: the same programs in vm1 and vm2, each on the vCPU of its position.
@@ -300,7 +334,7 @@ mod tests {
             let on_first =
                 |nodes: &[[usize; VCPUS]]| nodes.iter().flatten().filter(|&&node| node == 0).count();
             assert_eq!(on_first(&placement.vcpus), 6, "{}", placement.name);
-            let all: Vec<_> = placement.nodes().copied().collect();
+            let all: Vec<_> = HALF.nodes_of(placement).copied().collect();
             assert_eq!((all.len(), on_first(&all)), (VMS.len(), 8), "{}", placement.name);
         }
     }

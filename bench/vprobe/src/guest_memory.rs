@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::json;
-use std::{fs::File, io, ops::Range, os::unix::fs::FileExt};
+use std::{cmp::Reverse, fs::File, io, ops::Range, os::unix::fs::FileExt};
 use vnuma_scenario::{Monitor, Vm};
 
 const PAGE: u64 = 4096;
@@ -78,10 +78,10 @@ impl GuestMemory {
         (0..self.bases.len()).flat_map(|node| vec![(node, true); self.pieces_of_node()]).collect()
     }
 
-    /// The node of each piece, when the memory of each program (ranges of guest physical memory) belongs on a node. The rest
-    /// lies on both nodes in turn.
-    pub fn pieces(&self, programs: &[(&[(u64, u64)], usize)]) -> Pieces {
-        let mut used = vec![[0_u64; 2]; self.bases.len() * self.pieces_of_node()];
+    /// The node of each piece, when the memory of each program (ranges of guest physical memory) belongs on one of these nodes, by
+    /// position. The rest lies on all of them in turn.
+    pub fn pieces(&self, programs: &[(&[(u64, u64)], usize)], nodes: &[usize]) -> Pieces {
+        let mut used = vec![vec![0_u64; nodes.len()]; self.bases.len() * self.pieces_of_node()];
         for (ranges, node) in programs {
             for page in
                 ranges.iter().flat_map(|(start, length)| (*start..start + length).step_by(PAGE as usize))
@@ -91,9 +91,13 @@ impl GuestMemory {
                 }
             }
         }
-        let node = |(at, used): (usize, &[u64; 2])| match used {
-            [0, 0] => (at % 2, false),
-            [first, second] => (usize::from(second > first), true),
+        let node = |(at, used): (usize, &Vec<u64>)| {
+            // Of nodes with as many pages, the first.
+            let most = used.iter().enumerate().max_by_key(|(position, pages)| (**pages, Reverse(*position)));
+            match most {
+                Some((position, &pages)) if pages > 0 => (nodes[position], true),
+                _ => (nodes[at % nodes.len()], false),
+            }
         };
         used.iter().enumerate().map(node).collect()
     }
@@ -180,5 +184,44 @@ impl GuestMemory {
                 .with_context(|| format!("move_pages of process {}", self.pid));
         }
         Ok(status)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn memory(nodes: usize) -> GuestMemory {
+        let process = File::open("/proc/self/mem").expect("own memory");
+        GuestMemory {
+            pid: 0,
+            bases: vec![0x1000_0000, 0x4000_0000][..nodes].into(),
+            bytes: 4 * PIECE,
+            process,
+        }
+    }
+
+    #[test]
+    fn a_piece_is_on_the_node_that_most_of_its_used_pages_are_for() {
+        let page = |number: u64, count: u64| (number * PAGE, count * PAGE);
+        let [first, second] = [[page(0, 4), page(1024, 1)], [page(4, 3), page(1025, 1)]];
+        let third = [page(1536, 512)];
+        let programs: [(&[(u64, u64)], usize); 3] = [(&first, 0), (&second, 1), (&third, 3)];
+        // The second piece is not used, and the third one by two as much.
+        let expected = [(0, true), (1, false), (0, true), (5, true)];
+        assert_eq!(memory(1).pieces(&programs, &[0, 1, 4, 5]), expected);
+    }
+
+    #[test]
+    fn addresses_of_each_guest_node_are_where_qemu_has_it() {
+        let memory = memory(2);
+        let pieces = memory.at_home();
+        assert_eq!(pieces.iter().map(|(node, _)| *node).collect::<Vec<_>>(), [0, 0, 0, 0, 1, 1, 1, 1]);
+        let first: Vec<(u64, usize)> =
+            memory.addresses(&pieces).step_by(PAGES).map(|(at, node, _)| (at, node)).collect();
+        assert_eq!((first[0], first[3]), ((0x1000_0000, 0), (0x1000_0000 + 3 * PIECE, 0)));
+        assert_eq!((first[4], first[7]), ((0x4000_0000, 1), (0x4000_0000 + 3 * PIECE, 1)));
+        assert_eq!((memory.of_node(0), memory.of_node(1)), (0..4 * PIECE, 4 * PIECE..8 * PIECE));
+        assert!(memory.word(8 * PIECE).is_err(), "the guest ends before that");
     }
 }

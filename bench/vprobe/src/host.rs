@@ -1,6 +1,6 @@
 //! The server's kernel and its daemons: what is set for all cells, and for one policy.
 
-use crate::committed::{DEFAULT_PERIOD_S, HOST_CPUS, VM_CPUS};
+use crate::committed::{DEFAULT_PERIOD_S, Layout};
 use anyhow::{Context, Result, ensure};
 use nix::{
     sched::{CpuSet, sched_setaffinity},
@@ -46,20 +46,15 @@ fn list(cpus: &[u32]) -> String {
     cpus.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
 }
 
-/// CPUs of VMs, as the kernel's lists are written.
-pub fn vm_cpus() -> String {
-    list(VM_CPUS.as_flattened())
-}
-
 /// Lets VMs run on their CPUs only, and the benchmark on the others. The kernel balances both by themselves: with one domain
 /// for all, it would leave VMs on one node as long as that has an idle CPU, which they may not use.
-pub fn divide() -> Result<()> {
-    write(&format!("{GROUP}/cpuset.cpus"), &vm_cpus())?;
+pub fn divide(layout: &Layout) -> Result<()> {
+    write(&format!("{GROUP}/cpuset.cpus"), &list(&layout.all_vm_cpus()))?;
     let path = format!("{GROUP}/cpuset.cpus.partition");
     write(&path, "root")?;
     let found = fs::read_to_string(&path).with_context(|| path.clone())?;
     ensure!(found.trim() == "root", "{path}: {}", found.trim());
-    affine(0, &HOST_CPUS)
+    affine(0, layout.host_cpus)
 }
 
 /// CPUs that a thread may run on; 0 is the caller.
@@ -92,7 +87,7 @@ pub struct Timers(Vec<Timer>);
 
 impl Timers {
     /// Reads them: those of AutoNUMA, of the scheduler, and of its load balancer. To be called when CPUs are divided.
-    pub fn read() -> Result<Self> {
+    pub fn read(layout: &Layout) -> Result<Self> {
         let mut paths = Vec::new();
         for name in ["scan_delay_ms", "scan_period_min_ms", "scan_period_max_ms"] {
             paths.push((format!("{SCAN}/{name}"), f64::MAX, false));
@@ -102,7 +97,7 @@ impl Timers {
         }
         // Only then are the domains shown.
         write(&format!("{SCHEDULER}/verbose"), "Y")?;
-        for cpu in VM_CPUS.as_flattened() {
+        for cpu in layout.all_vm_cpus() {
             let directory = format!("{SCHEDULER}/domains/cpu{cpu}");
             for domain in fs::read_dir(&directory).with_context(|| directory.clone())? {
                 let domain = domain?.path();
@@ -142,11 +137,11 @@ pub fn pages_moved() -> Result<u64> {
 }
 
 /// How long the CPUs of VMs were idle, nanoseconds. The kernel counts it in steps of 10 ms.
-pub fn idle_ns() -> Result<u64> {
+pub fn idle_ns(layout: &Layout) -> Result<u64> {
     let path = "/proc/stat";
     let text = fs::read_to_string(path).context(path)?;
     let mut sum = 0;
-    for cpu in VM_CPUS.as_flattened() {
+    for cpu in layout.all_vm_cpus() {
         let name = format!("cpu{cpu} ");
         let line = text.lines().find(|line| line.starts_with(&name));
         // user nice system idle iowait

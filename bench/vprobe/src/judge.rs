@@ -353,11 +353,10 @@ impl Cell {
         all.iter().for_each(|&position| add(&mut sum, &counts(periods, 0, position)));
         let operations: u64 =
             all.iter().flat_map(|&position| vcpus(periods, 0, position)).map(|vcpu| vcpu.operations).sum();
-        let by_class = |class: usize| {
-            let of = |list: &[u64]| list.get(class).copied().unwrap_or(0);
-            (of(&sum.dram_by_class) + of(&sum.streamed_by_class)) as f64
-        };
-        let (local, remote) = (by_class(0), by_class(1));
+        // The first class is the node itself.
+        let lists = [&sum.dram_by_class, &sum.streamed_by_class];
+        let local = lists.iter().filter_map(|list| list.first()).sum::<u64>() as f64;
+        let remote = lists.iter().flat_map(|list| list.iter().skip(1)).sum::<u64>() as f64;
         let everybody =
             |period: &Period| period.vms.iter().flatten().map(|vcpu| vcpu.values.cycles).sum::<u64>();
         let cycles: u64 = periods.iter().map(everybody).sum();

@@ -2,8 +2,8 @@
 
 use crate::{
     committed::{
-        self, AT_HOME, DEFAULT_PERIOD_S, HOST_CPUS, MEASURED, MEASURED_STATIC, PERIOD_S, POLICIES, Placement,
-        SLEEP_S, START, VMS, WARM_UP, WORKLOADS, Workload, overhead,
+        self, AT_HOME, DEFAULT_PERIOD_S, HALF, MEASURED, MEASURED_STATIC, PERIOD_S, POLICIES, Placement,
+        SLEEP_S, VMS, WARM_UP, WORKLOADS, Workload, overhead,
     },
     full,
     host::{self, Numad, Timers},
@@ -71,10 +71,11 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let profile = by_name(header.profile_name())?;
     eprintln!("starting {} VMs", VMS.len());
     let second = (header.second_sets > 0).then_some((header.second_sets, header.second_ways));
-    let vms = Vms::start(if second.is_some() { Counted::SecondLlc } else { Counted::Programs }, false)?;
+    let counted = if second.is_some() { Counted::SecondLlc } else { Counted::Programs };
+    let vms = Vms::start(&HALF, counted(HALF.classes), false)?;
     let wakes = Wakes::watch(vms.tids())?;
-    host::divide()?;
-    let timers = Timers::read()?;
+    host::divide(&HALF)?;
+    let timers = Timers::read(&HALF)?;
     print(&Line::Server(raw::Server {
         profile: profile.name.clone(),
         second_llc: second,
@@ -162,7 +163,7 @@ impl<'a> Bench<'a> {
         eprintln!("{}: starting its programs", workload.name);
         host::balance(false)?;
         let mut programs = vms.load(workload)?;
-        vms.place(&programs, &START)?;
+        vms.place(&programs, &vms.layout.start)?;
         vms.release(None)?;
         let dilation = dilation(vms, &programs, profile.clock_ghz)?;
         let period_s = (PERIOD_S * dilation).clamp(PERIODS_S.0, PERIODS_S.1);
@@ -183,7 +184,7 @@ impl<'a> Bench<'a> {
     /// All cells of a policy: one, or the candidates of `oracle`.
     fn policy(&self, policy: &str) -> Result<()> {
         if policy == "oracle" {
-            for placement in self.workload.oracles {
+            for placement in self.vms.layout.oracles(self.workload) {
                 let name = format!("oracle:{}", placement.name);
                 let cell = self.cell(&name, Some(placement));
                 print(&Line::Cell(cell.with_context(|| format!("{}, {name}", self.workload.name))?))?;
@@ -197,7 +198,8 @@ impl<'a> Bench<'a> {
     /// A cell by the name of its policy, such as `oracle:at-home`.
     pub fn variant(&self, policy: &str) -> Result<Cell> {
         let Some(name) = policy.strip_prefix("oracle:") else { return self.cell(policy, None) };
-        let placement = self.workload.oracles.iter().find(|placement| placement.name == name);
+        let mut placements = self.vms.layout.oracles(self.workload).iter();
+        let placement = placements.find(|placement| placement.name == name);
         self.cell(policy, Some(placement.with_context(|| format!("there is no placement {name}"))?))
     }
 
@@ -269,7 +271,7 @@ impl<'a> Bench<'a> {
         fixed: Option<&Placement>,
     ) -> Result<Cell> {
         host::balance(false)?;
-        let placement = fixed.unwrap_or(&START);
+        let placement = fixed.unwrap_or(&self.vms.layout.start);
         self.vms.place(&self.programs, placement)?;
         let by_vnumad = fixed.is_none() && !["linux", "linux-nobalance", "numad"].contains(&policy);
         let sched_ext = by_vnumad && self.options.sched_ext;
@@ -285,7 +287,7 @@ impl<'a> Bench<'a> {
         let mut counted = Vec::new();
         for Process(child) in scheduler.iter().chain(&daemon) {
             let threads = threads_of(child.id() as i32)?;
-            threads.iter().try_for_each(|(_, thread)| host::affine(thread.tid, &HOST_CPUS))?;
+            threads.iter().try_for_each(|(_, thread)| host::affine(thread.tid, self.vms.layout.host_cpus))?;
             counted.extend(threads);
         }
         self.vms.release(fixed)?;

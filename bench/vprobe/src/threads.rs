@@ -9,9 +9,6 @@ use vnuma_abi_lab_counters::{
 };
 use vnuma_lab_pricing::{Counts, SecondLlc};
 
-/// Classes of distance that the server has: its own node, and the other one.
-const CLASSES: u64 = 2;
-
 const fn word(offset: usize) -> Event {
     Event::Raw((offset / 8) as u64)
 }
@@ -35,10 +32,19 @@ const SECOND: [Event; 2] =
 pub enum Counted {
     /// Its cycles only.
     Cycles,
-    /// What its programs do as well.
-    Programs,
+    /// What its programs do as well, with accesses of so many classes of distance.
+    Programs(u64),
     /// And what a second last-level cache would miss of that.
-    SecondLlc,
+    SecondLlc(u64),
+}
+
+impl Counted {
+    fn classes(self) -> u64 {
+        match self {
+            Self::Cycles => 0,
+            Self::Programs(classes) | Self::SecondLlc(classes) => classes,
+        }
+    }
 }
 
 /// Values that only grow.
@@ -64,6 +70,7 @@ pub struct Thread {
     pid: i32,
     /// Its number.
     pub tid: i32,
+    classes: usize,
     user: Vec<Counter>,
     cycles: Counter,
     program_cycles: Option<Counter>,
@@ -76,20 +83,21 @@ impl Thread {
             Counter::open(event, Target::Thread(tid), mode)
                 .with_context(|| format!("perf_event_open, thread {tid}"))
         };
-        let of = |first: u64| (0..CLASSES).map(move |class| Event::Raw(first + class));
+        let classes = counted.classes();
+        let of = |first: u64| (0..classes).map(move |class| Event::Raw(first + class));
         let first = USER.into_iter().chain(of(EVENT_DRAM)).chain(of(EVENT_STREAMED));
         let second = SECOND.into_iter().chain(of(EVENT_SECOND_DRAM)).chain(of(EVENT_SECOND_STREAMED));
         let mut events = Vec::new();
         if counted != Counted::Cycles {
             events.extend(first);
         }
-        if counted == Counted::SecondLlc {
+        if matches!(counted, Counted::SecondLlc(_)) {
             events.extend(second);
         }
         let user = events.into_iter().map(|event| open(event, Mode::User)).collect::<Result<_>>()?;
         let cycles = |mode| open(Event::Raw(EVENT_CYCLES), mode);
         let program_cycles = (counted != Counted::Cycles).then(|| cycles(Mode::User)).transpose()?;
-        Ok(Self { pid, tid, user, cycles: cycles(Mode::All)?, program_cycles })
+        Ok(Self { pid, tid, classes: classes as usize, user, cycles: cycles(Mode::All)?, program_cycles })
     }
 
     /// Modelled cycles of programs and kernels up to now.
@@ -101,6 +109,10 @@ impl Thread {
     pub fn read(&self) -> Result<Values> {
         let user = self.user.iter().map(Counter::read).collect::<Result<Vec<_>, _>>()?;
         let at = |index: usize| user.get(index).copied().unwrap_or(0);
+        let list = |first: usize| (first..first + self.classes).map(at).collect::<Vec<u64>>();
+        let (first, classes) = (USER.len(), self.classes);
+        let second = first + 2 * classes;
+        let second_lists = second + SECOND.len();
         let (ran_ns, waited_ns) = self.times()?;
         Ok(Values {
             user: Counts {
@@ -110,13 +122,13 @@ impl Thread {
                 llc_streamed: at(3),
                 llc_misses: at(4),
                 llc_misses_streamed: at(5),
-                dram_by_class: vec![at(6), at(7)],
-                streamed_by_class: vec![at(8), at(9)],
-                second: (user.len() > 10).then(|| SecondLlc {
-                    llc_misses: at(10),
-                    llc_misses_streamed: at(11),
-                    dram_by_class: vec![at(12), at(13)],
-                    streamed_by_class: vec![at(14), at(15)],
+                dram_by_class: list(first),
+                streamed_by_class: list(first + classes),
+                second: (user.len() > second).then(|| SecondLlc {
+                    llc_misses: at(second),
+                    llc_misses_streamed: at(second + 1),
+                    dram_by_class: list(second_lists),
+                    streamed_by_class: list(second_lists + classes),
                 }),
                 ..Counts::default()
             },

@@ -1,7 +1,7 @@
 //! The three VMs, their programs, and the counters of their vCPUs.
 
 use crate::{
-    committed::{BUSY, Kind, LOADED, Placement, VCPUS, VM_CPUS, VMS, Workload},
+    committed::{BUSY, Kind, LOADED, Layout, Placement, VCPUS, VMS, Workload},
     full::told::{self, Talk, Told},
     guest_memory::GuestMemory,
     host,
@@ -36,6 +36,8 @@ struct One {
 
 /// All VMs of the benchmark.
 pub struct Vms {
+    /// Of the server.
+    pub layout: &'static Layout,
     all: Vec<One>,
     /// If vm1 has guest nodes.
     told: Option<Told>,
@@ -55,6 +57,8 @@ pub struct Reading {
     at: Instant,
     /// By VM and vCPU: values, operations, CPU.
     vcpus: Vec<Vec<(Values, u64, u32)>>,
+    /// CPUs of VMs, and how long these were idle, all together.
+    cpus: usize,
     idle_ns: u64,
     /// By thread.
     daemon: Vec<(String, u64)>,
@@ -62,7 +66,7 @@ pub struct Reading {
 
 impl Vms {
     /// Boots them. Of the loaded ones this is counted. `told`: vm1 has guest nodes and the driver.
-    pub fn start(loaded: Counted, told: bool) -> Result<Self> {
+    pub fn start(layout: &'static Layout, loaded: Counted, told: bool) -> Result<Self> {
         let shape = |name: &str, memory: &str| {
             let nodes = if told && name == VMS[0].0 { &told::NODES[..] } else { &["--uma"] };
             let rest = ["--vcpus", &VCPUS.to_string(), "--memory", memory].map(str::to_owned);
@@ -78,11 +82,11 @@ impl Vms {
             let counted = if vms.len() < LOADED { loaded } else { Counted::Cycles };
             let count = |&tid: &i32| Thread::count(vm.pid, tid, counted);
             let threads = vm.threads.iter().map(count).collect::<Result<_>>()?;
-            let nodes = if told && vms.is_empty() { VM_CPUS.len() } else { 1 };
+            let nodes = if told && vms.is_empty() { layout.nodes.len() } else { 1 };
             vms.push(One { memory: GuestMemory::of(&vm, mib << 20, nodes)?, threads, vm });
         }
         let told = told.then(|| Told::equip(&vms[0].vm)).transpose()?;
-        Ok(Self { all: vms, told })
+        Ok(Self { layout, all: vms, told })
     }
 
     /// vm1, if it has guest nodes.
@@ -178,10 +182,10 @@ impl Vms {
 
     /// Puts every vCPU and every page where the placement says. Each vCPU gets one CPU; three share one.
     pub fn place(&self, programs: &Programs, placement: &Placement) -> Result<()> {
-        let mut taken = [0_usize; 2];
-        for (one, nodes) in self.all.iter().zip(placement.nodes()) {
+        let mut taken = vec![0_usize; self.layout.nodes.len()];
+        for (one, nodes) in self.all.iter().zip(self.layout.nodes_of(placement)) {
             for (thread, &node) in one.threads.iter().zip(nodes) {
-                let cpus = VM_CPUS[node];
+                let cpus = self.layout.vm_cpus[node];
                 host::affine(thread.tid, &[cpus[taken[node] % cpus.len()]])?;
                 taken[node] += 1;
             }
@@ -195,22 +199,26 @@ impl Vms {
                 continue;
             }
             let both = |(ready, &node): (&'_ Ready, &usize)| {
-                [(ready.memory.clone(), node), (ready.other.clone(), 1 - node)]
+                let next = (node + 1) % self.layout.nodes.len();
+                [(ready.memory.clone(), node), (ready.other.clone(), next)]
             };
             let both: Vec<_> = ready.iter().zip(nodes).flat_map(both).collect();
             let of: Vec<_> = both.iter().map(|(memory, node)| (memory.as_slice(), *node)).collect();
-            one.memory.place(&one.memory.pieces(&of)).with_context(|| one.vm.name.clone())?;
+            one.memory
+                .place(&one.memory.pieces(&of, self.layout.nodes))
+                .with_context(|| one.vm.name.clone())?;
         }
         Ok(())
     }
 
     /// Lets all vCPUs run where VMs may, or only on the nodes of a placement.
     pub fn release(&self, within: Option<&Placement>) -> Result<()> {
-        let mut nodes = within.map(|placement| placement.nodes());
+        let mut nodes = within.map(|placement| self.layout.nodes_of(placement));
+        let all = self.layout.all_vm_cpus();
         for one in &self.all {
             let nodes = nodes.as_mut().and_then(Iterator::next);
             for (vcpu, thread) in one.threads.iter().enumerate() {
-                let cpus = nodes.map_or(VM_CPUS.as_flattened(), |nodes| &VM_CPUS[nodes[vcpu]][..]);
+                let cpus = nodes.map_or(&all[..], |nodes| self.layout.vm_cpus[nodes[vcpu]]);
                 host::affine(thread.tid, cpus)?;
             }
         }
@@ -232,7 +240,8 @@ impl Vms {
         }
         let cycles = |(name, thread): &(String, Thread)| Ok((name.clone(), thread.cycles()?));
         let daemon = daemon.iter().map(cycles).collect::<Result<_>>()?;
-        Ok(Reading { at, vcpus, idle_ns: host::idle_ns()?, daemon })
+        let cpus = self.layout.all_vm_cpus().len();
+        Ok(Reading { at, vcpus, cpus, idle_ns: host::idle_ns(self.layout)?, daemon })
     }
 }
 
@@ -250,7 +259,7 @@ impl Reading {
         Period {
             elapsed_s,
             vms: self.vcpus.iter().zip(&before.vcpus).map(vm).collect(),
-            idle_share: idle_ns / 1e9 / elapsed_s / VM_CPUS.as_flattened().len() as f64,
+            idle_share: idle_ns / 1e9 / elapsed_s / self.cpus as f64,
             daemon: (!self.daemon.is_empty()).then(|| self.daemon_since(before)),
             wakes_us: Vec::new(),
         }

@@ -1,6 +1,6 @@
 //! What the full run has beyond the reduced form, fixed before its first figure: setups, workloads, parts.
 
-use crate::committed::{self, AT_HOME, BY_VM, Kind, VCPUS, VMS, Workload};
+use crate::committed::{self, AT_HOME, BY_VM, HALF, Kind, Layout, Placement, VCPUS, VMS, Workload};
 use crate::full::plan::Id;
 
 /// Times that each cell is measured; the report has the median.
@@ -19,6 +19,8 @@ pub struct Setup {
     pub small: usize,
     /// vm1 has guest nodes and the driver.
     pub told: bool,
+    /// What of it VMs use.
+    pub layout: &'static Layout,
 }
 
 impl Setup {
@@ -70,19 +72,48 @@ pub struct Part {
 }
 
 /// All setups.
-pub const SETUPS: [Setup; 7] = [
-    Setup { name: "half", server: committed::SERVER, counters: "broadwell-2s", small: 0, told: false },
-    Setup { name: "half-e5620", server: committed::SERVER, counters: "vprobe-e5620", small: 0, told: false },
-    Setup { name: "told", server: committed::SERVER, counters: "broadwell-2s", small: 0, told: true },
-    small("small-1", 1),
-    small("small-2", 2),
-    small("small-3", 3),
-    small("small-4", 4),
+pub const SETUPS: [Setup; 9] = [
+    half("half", "broadwell-2s"),
+    half("half-e5620", "vprobe-e5620"),
+    Setup { told: true, ..half("told", "broadwell-2s") },
+    Setup { server: "8n16c", layout: &EIGHT, ..half("eight-epyc", "epyc-nps4") },
+    Setup { server: "8n16c-opteron", layout: &EIGHT, ..half("eight-opteron", "xpv-opteron-6344") },
+    Setup { small: 1, ..half("small-1", "broadwell-2s") },
+    Setup { small: 2, ..half("small-2", "broadwell-2s") },
+    Setup { small: 3, ..half("small-3", "broadwell-2s") },
+    Setup { small: 4, ..half("small-4", "broadwell-2s") },
 ];
 
-const fn small(name: &'static str, small: usize) -> Setup {
-    Setup { name, server: committed::SERVER, counters: "broadwell-2s", small, told: false }
+const fn half(name: &'static str, counters: &'static str) -> Setup {
+    Setup { name, server: committed::SERVER, counters, small: 0, told: false, layout: &HALF }
 }
+
+/// A server with eight nodes, of which VMs use a CPU of four each, in two neighbourhoods: the load of the reduced form, so that three vCPUs
+/// share a CPU here as well. 7 of the 8 vCPUs that use memory are on another node than that; of vm1 two are far, and two are near.
+const EIGHT: Layout = Layout {
+    nodes: &[0, 1, 4, 5],
+    vm_cpus: &[&[1], &[3], &[9], &[11]],
+    host_cpus: &[0, 2, 4, 5, 6, 7, 8, 10, 12, 13, 14, 15],
+    classes: 3,
+    start: Placement {
+        name: "start",
+        vcpus: [[1, 2, 3, 0], [1, 2, 0, 3], [0, 1, 2, 3]],
+        memory: [[0, 1, 2, 3], [0, 1, 2, 3]],
+    },
+    sleepers: [0, 1, 2, 3],
+    oracles: Some(&[
+        Placement {
+            name: "at-home",
+            vcpus: [[0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 2, 3]],
+            memory: [[0, 1, 2, 3], [0, 1, 2, 3]],
+        },
+        Placement {
+            name: "by-vm",
+            vcpus: [[0, 0, 1, 1], [2, 2, 3, 3], [0, 1, 2, 3]],
+            memory: [[0, 0, 1, 1], [2, 2, 3, 3]],
+        },
+    ]),
+};
 
 /// Workloads that the reduced form does not have.
 pub const WORKLOADS: [Workload; 22] = [
@@ -165,6 +196,7 @@ const MEMORY: [&str; 12] = [
 /// What the paper compares in figures 6 and 7, and Linux.
 const FIGURES_6_7: [&str; 7] = ["linux", "credit", "vcpu-p", "lb", "brm", "vprobe-paper", "vprobe"];
 
+const EIGHT_WORKLOADS: [&str; 4] = ["chase", "mix", "cg-like", "compute"];
 /// With a guest that has nodes. There is no `oracle`, as a program's memory is on its guest node.
 const TOLD: [&str; 7] = ["linux", "linux-nobalance", "observe", "numad", "credit", "vprobe-paper", "vprobe"];
 
@@ -172,7 +204,7 @@ const TOLD: [&str; 7] = ["linux", "linux-nobalance", "observe", "numad", "credit
 pub const TABLE_3: [f64; 4] = [0.000_084_7, 0.000_120_6, 0.000_161_9, 0.000_106_2];
 
 /// All parts, in the order in which they run.
-pub const PARTS: [Part; 8] = [
+pub const PARTS: [Part; 9] = [
     Part {
         name: "policies",
         about: "every workload under every policy",
@@ -185,6 +217,15 @@ pub const PARTS: [Part; 8] = [
                 workloads: &["chase", "mix", "compute", "cg-like", "mg-like"],
                 policies: &committed::POLICIES,
             },
+        ],
+    },
+    Part {
+        name: "eight-nodes",
+        about: "servers with eight nodes and several distances",
+        table: Table::Rows,
+        blocks: &[
+            Block { setup: "eight-epyc", workloads: &EIGHT_WORKLOADS, policies: &committed::POLICIES },
+            Block { setup: "eight-opteron", workloads: &EIGHT_WORKLOADS, policies: &committed::POLICIES },
         ],
     },
     Part {
@@ -283,8 +324,10 @@ impl Part {
         let mut cells = Vec::new();
         for repetition in 0..REPETITIONS {
             for block in self.blocks {
+                let layout = setup(block.setup).map_or(&HALF, |setup| setup.layout);
                 for workload in block.workloads.iter().filter_map(|name| committed::workload(name)) {
-                    let names = block.policies.iter().flat_map(|policy| variants(workload, policy));
+                    let oracles = layout.oracles(workload);
+                    let names = block.policies.iter().flat_map(|policy| variants(oracles, policy));
                     cells.extend(names.map(|policy| Id {
                         setup: block.setup.into(),
                         workload: workload.name.into(),
@@ -305,10 +348,10 @@ pub fn with_period(variant: &str) -> Option<(&str, f64)> {
 }
 
 /// What is measured for a policy.
-fn variants(workload: &Workload, policy: &str) -> Vec<String> {
+fn variants(oracles: &[Placement], policy: &str) -> Vec<String> {
     match policy {
         "vprobe@periods" => PERIODS_S.map(|period| format!("vprobe:period-{period}")).into(),
-        "oracle" => workload.oracles.iter().map(|placement| format!("{policy}:{}", placement.name)).collect(),
+        "oracle" => oracles.iter().map(|placement| format!("{policy}:{}", placement.name)).collect(),
         _ => vec![policy.to_owned()],
     }
 }
@@ -340,6 +383,36 @@ mod tests {
             assert_eq!((workload.connections, expected % VCPUS), (expected, 0), "{}", workload.name);
             assert_eq!(workload.programs.iter().all(|kind| kind.name() == name), served, "{}", workload.name);
         }
+    }
+
+    #[test]
+    fn layouts_give_each_cpu_three_busy_vcpus_and_one_that_sleeps_wherever_they_are_placed() {
+        for layout in SETUPS.iter().map(|setup| setup.layout) {
+            assert_eq!(layout.nodes.len(), layout.vm_cpus.len());
+            let (vms, others) = (layout.all_vm_cpus(), layout.host_cpus);
+            let all: std::collections::BTreeSet<&u32> = vms.iter().chain(others).collect();
+            assert_eq!((all.len(), all.last()), (vms.len() + others.len(), Some(&&(all.len() as u32 - 1))));
+            for placement in layout.oracles.unwrap_or_default().iter().chain([&layout.start]) {
+                for (node, cpus) in layout.vm_cpus.iter().enumerate() {
+                    let on = |nodes: &[usize; VCPUS]| nodes.iter().filter(|at| **at == node).count();
+                    let busy: usize = placement.vcpus.iter().map(on).sum();
+                    assert_eq!((busy, on(&layout.sleepers)), (cpus.len() * 3, cpus.len()), "{placement:?}");
+                }
+            }
+            let start = &layout.start;
+            let apart =
+                |vm: usize| start.vcpus[vm].iter().zip(&start.memory[vm]).filter(|(at, of)| at != of).count();
+            assert_eq!(apart(0) + apart(1), 7);
+        }
+    }
+
+    #[test]
+    fn an_oracle_of_a_layout_takes_the_place_of_those_of_workloads() {
+        let cells = part("eight-nodes").expect("a part").cells();
+        let of = |id: &&Id| id.repetition == 0 && id.setup == "eight-epyc" && id.workload == "mix";
+        let oracles: Vec<_> =
+            cells.iter().filter(of).filter_map(|id| id.policy.strip_prefix("oracle:")).collect();
+        assert_eq!(oracles, ["at-home", "by-vm"]);
     }
 
     #[test]

@@ -67,10 +67,10 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         boot.cells(&ids, &line, |policy| vms.cell(policy), &mut failed)?;
     } else {
         eprintln!("starting {} VMs", VMS.len());
-        let vms = Vms::start(Counted::Programs, setup.told)?;
+        let vms = Vms::start(setup.layout, Counted::Programs(setup.layout.classes), setup.told)?;
         let wakes = Wakes::watch(vms.tids())?;
-        host::divide()?;
-        let timers = Timers::read()?;
+        host::divide(setup.layout)?;
+        let timers = Timers::read(setup.layout)?;
         let options = Options { periods: MEASURED, sched_ext: false };
         for group in ids.chunk_by(|one, next| one.workload == next.workload) {
             if (boot.late)() {

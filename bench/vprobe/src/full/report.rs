@@ -1,7 +1,7 @@
 //! From stored cells to medians, tables and goals.
 
 use crate::{
-    committed::{START, VCPUS, VM_CPUS},
+    committed::{HALF, Layout, VCPUS},
     full::{
         committed::{self, Part, SETUPS, Table},
         configuration::Configuration,
@@ -127,15 +127,18 @@ fn priced(
     Repetition {
         from_start: score(profile, &cell.periods, linux, workload, 0),
         row: cell.row(profile, linux),
-        node_changes: node_changes(&cell.periods),
+        node_changes: node_changes(
+            committed::setup(&id.setup).map_or(&HALF, |setup| setup.layout),
+            &cell.periods,
+        ),
         vm_steps: cell.vm_steps.clone(),
         because_of: cell.because_of.clone(),
     }
 }
 
 /// By VM, from the placement that every cell starts from.
-fn node_changes(periods: &[Period]) -> Vec<usize> {
-    let node = |cpu: u32| VM_CPUS.iter().position(|cpus| cpus.contains(&cpu));
+fn node_changes(layout: &Layout, periods: &[Period]) -> Vec<usize> {
+    let node = |cpu: u32| layout.vm_cpus.iter().position(|cpus| cpus.contains(&cpu));
     let of = |(vm, start): (usize, &[usize; VCPUS])| {
         let changes = |vcpu: usize| {
             let at = periods.iter().filter_map(|period| node(period.vms.get(vm)?.get(vcpu)?.cpu));
@@ -144,7 +147,7 @@ fn node_changes(periods: &[Period]) -> Vec<usize> {
         };
         (0..VCPUS).map(changes).sum()
     };
-    START.vcpus.iter().enumerate().map(of).collect()
+    layout.start.vcpus.iter().enumerate().map(of).collect()
 }
 
 /// Medians of all cells of a setup; of the placements of `oracle` the best.

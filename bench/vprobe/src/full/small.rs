@@ -2,7 +2,7 @@
 //! that with four VMs every CPU has one vCPU, as in the paper.
 
 use crate::{
-    committed::{DEFAULT_PERIOD_S, HOST_CPUS, Kind, MEASURED, PERIOD_S, VM_CPUS, WARM_UP},
+    committed::{DEFAULT_PERIOD_S, HALF, Kind, MEASURED, PERIOD_S, WARM_UP},
     guest_memory::GuestMemory,
     host::{self, Timers},
     load::Ready,
@@ -51,8 +51,8 @@ impl SmallVms {
         let shape = ["--uma", "--vcpus", "1", "--memory", "256M"].map(str::to_owned);
         let names: Vec<_> = NAMES.iter().take(count).map(|name| (*name, shape.as_slice())).collect();
         let all = Vm::start_all(&names)?.into_iter().map(Small::load).collect::<Result<Vec<_>>>()?;
-        host::divide()?;
-        let timers = Timers::read()?;
+        host::divide(&HALF)?;
+        let timers = Timers::read(&HALF)?;
         host::balance(false)?;
         let mut vms = Self { all, dilation: 0.0, period_s: 0.0, factor: 0.0 };
         vms.place()?;
@@ -69,8 +69,8 @@ impl SmallVms {
     /// Each vCPU on a CPU of its own, on nodes in turn, and its memory on the other node.
     fn place(&self) -> Result<()> {
         for (at, one) in self.all.iter().enumerate() {
-            host::affine(one.thread.tid, &[VM_CPUS[at % 2][at / 2]])?;
-            let pieces = one.memory.pieces(&[(&one.ready.memory, 1 - at % 2)]);
+            host::affine(one.thread.tid, &[HALF.vm_cpus[at % 2][at / 2]])?;
+            let pieces = one.memory.pieces(&[(&one.ready.memory, 1 - at % 2)], HALF.nodes);
             one.memory.place(&pieces).with_context(|| one.vm.name.clone())?;
         }
         Ok(())
@@ -84,7 +84,7 @@ impl SmallVms {
         };
         let vms = self.all.iter().map(of).collect::<Result<_>>()?;
         let cycles = daemon.iter().map(|(_, thread)| thread.cycles()).collect::<Result<_>>()?;
-        Ok((at, vms, cycles, host::idle_ns()?))
+        Ok((at, vms, cycles, host::idle_ns(&HALF)?))
     }
 
     fn dilation(&self, clock_ghz: f64) -> Result<f64> {
@@ -115,9 +115,9 @@ impl SmallVms {
         let mut counted = Vec::new();
         if let Some(Process(child)) = &daemon {
             counted = threads_of(child.id() as i32)?;
-            counted.iter().try_for_each(|(_, thread)| host::affine(thread.tid, &HOST_CPUS))?;
+            counted.iter().try_for_each(|(_, thread)| host::affine(thread.tid, HALF.host_cpus))?;
         }
-        self.all.iter().try_for_each(|one| host::affine(one.thread.tid, VM_CPUS.as_flattened()))?;
+        self.all.iter().try_for_each(|one| host::affine(one.thread.tid, &HALF.all_vm_cpus()))?;
         let moved = host::pages_moved()?;
         if daemon.is_some() {
             set(policy)?
@@ -172,7 +172,7 @@ fn since(now: &Moment, before: &Moment, daemon: &[(String, Thread)]) -> Period {
     Period {
         elapsed_s,
         vms: now.1.iter().zip(&before.1).map(vcpu).collect(),
-        idle_share: idle_s / elapsed_s / VM_CPUS.as_flattened().len() as f64,
+        idle_share: idle_s / elapsed_s / HALF.all_vm_cpus().len() as f64,
         daemon: (!daemon.is_empty()).then_some(by_name),
         wakes_us: Vec::new(),
     }
@@ -187,8 +187,10 @@ impl Small {
         BufReader::new(program.0.stdout.take().context("the program's output")?).read_line(&mut line)?;
         let parsed = serde_json::from_str(&line);
         let ready = parsed.with_context(|| format!("the program in {} said {line:?}", vm.name))?;
-        let (memory, thread) =
-            (GuestMemory::of(&vm, MIB << 20, 1)?, Thread::count(vm.pid, tid, Counted::Programs)?);
+        let (memory, thread) = (
+            GuestMemory::of(&vm, MIB << 20, 1)?,
+            Thread::count(vm.pid, tid, Counted::Programs(HALF.classes))?,
+        );
         Ok(Self { vm, memory, thread, ready, _program: program })
     }
 }
