@@ -15,6 +15,8 @@ pub enum Rule {
     Small,
     /// Devices, and what the equations leave for other nodes does not fit there: as much as fits is on their nodes.
     RestDoesNotFit,
+    /// Devices, locality is preferred, and the VM does not fit with a part on each of their nodes: it is where it fits.
+    HomesGivenUp,
     /// No devices whose node is known: the node with most free cores.
     OneNode,
     /// The same, larger than what any node has: as few nodes as suffice, near to each other.
@@ -32,6 +34,9 @@ impl Rule {
             }
             Self::RestDoesNotFit => {
                 "what the equations leave for other nodes does not fit there: as much as fits is on the nodes of its devices"
+            }
+            Self::HomesGivenUp => {
+                "the VM does not fit with a part on each node of its devices: it is where it fits, if possible near to them"
             }
             Self::OneNode => {
                 "no device with a known node: the node with most free cores that holds all of it"

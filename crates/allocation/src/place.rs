@@ -38,7 +38,8 @@ fn attempt(capacity: &Capacity, request: &Request) -> Result<Placed, Vec<Lack>> 
     let unit_bytes = unit_bytes(request.page_bytes);
     let task = Task::new(capacity, request, unit_bytes);
     let homes = task.homes(request);
-    let division = if homes.is_empty() { task.without_devices() } else { task.with_devices(&homes) };
+    let division =
+        if homes.is_empty() { task.without_devices() } else { task.with_devices(&homes, request.locality) };
     let division = division.ok_or_else(|| lacks(&task, request, &homes, unit_bytes))?;
     if division.parts.len() > MAX_GUEST_NODES {
         let (needed, there) = (division.parts.len() as u64, MAX_GUEST_NODES as u64);
@@ -126,7 +127,7 @@ fn explanation(task: &Task<'_>, division: &Division, placement: &Placement, unit
         let at = device.host_node.and_then(|id| task.capacity.position(id))?;
         let home = division.shares.iter().find(|share| share.devices.contains(&device.address))?;
         let served = placement.guest_nodes.iter().any(|node| node.home == home.node);
-        Some(task.remote(&device.address, at, served))
+        Some(task.remote(&device.address, at, home.node, served, division.rule))
     });
     Explanation {
         rule: division.rule,

@@ -22,6 +22,8 @@
 //! - *A node without CPUs* is no home: the nearest node that has some takes its place.
 //! - *A node with nothing left* is an error, unless locality is only preferred: then the nearest node that has both a free CPU
 //!   and a free unit takes its place, and the device is not local.
+//! - *A VM that does not fit with a part on each home node*, for example because the only unit that is left must go where more CPUs
+//!   are, is an error, unless locality is only preferred: then it is where it fits, home nodes and near ones first.
 //!
 //! # VMs without devices
 //!
@@ -40,6 +42,7 @@ use std::{
     cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
 };
+use vnuma_topology::HostNodeId;
 
 /// A home node of devices.
 #[derive(Clone, Debug)]
@@ -122,7 +125,7 @@ impl<'a> Task<'a> {
     }
 
     /// Divides a VM with devices.
-    pub fn with_devices(&self, homes: &[Home]) -> Option<Division> {
+    pub fn with_devices(&self, homes: &[Home], locality: Locality) -> Option<Division> {
         let (free, memory_of_all) = self.free();
         let shares: Vec<HomeShare> = homes.iter().map(|home| self.share(home, free)).collect();
         // Devices of one node can be listed in several homes: in its own right, and in the place of others.
@@ -133,8 +136,14 @@ impl<'a> Task<'a> {
         if !small && let Some(parts) = self.by_equations(&positions, free) {
             return Some(division(Rule::Equations, parts));
         }
-        let rule = if small { Rule::Small } else { Rule::RestDoesNotFit };
-        Some(division(rule, self.at_home(homes)?))
+        if let Some(parts) = self.at_home(homes) {
+            let rule = if small { Rule::Small } else { Rule::RestDoesNotFit };
+            return Some(division(rule, parts));
+        }
+        match locality {
+            Locality::Required => None,
+            Locality::Preferred => Some(division(Rule::HomesGivenUp, self.without_homes(homes)?)),
+        }
     }
 
     /// Free CPUs and units of the server, and whether the units are those of all nodes.
@@ -212,6 +221,13 @@ impl<'a> Task<'a> {
         spread(&self.rooms, &order, served, self.vcpus, self.units)
     }
 
+    /// Near to the home nodes, but on any of them only if it fits so.
+    fn without_homes(&self, homes: &[Home]) -> Option<Vec<Part>> {
+        let mut order = self.served(homes);
+        order.extend(self.by_distance(&order));
+        spread(&self.rooms, &order, 0, self.vcpus, self.units)
+    }
+
     /// All nodes but these, the nearest to any of them first.
     fn by_distance(&self, from: &[usize]) -> Vec<usize> {
         let mut others: Vec<usize> = self.nodes().filter(|at| !from.contains(at)).collect();
@@ -253,11 +269,12 @@ impl<'a> Task<'a> {
     }
 
     /// Why a device is not local, in words.
-    pub fn remote(&self, device: &str, node: usize, served: bool) -> Remote {
+    pub fn remote(&self, device: &str, node: usize, home: HostNodeId, served: bool, rule: Rule) -> Remote {
         let id = self.capacity.nodes[node].id;
-        let reason = match served {
-            true => format!("host node {id} has no free CPU or no free memory"),
-            false => format!(
+        let reason = match rule {
+            _ if served => format!("host node {id} has no free CPU or no free memory"),
+            Rule::HomesGivenUp => format!("the VM fits only if none of it is on host node {home}"),
+            _ => format!(
                 "the VM has fewer vCPUs or units of memory than nodes with devices, and host node {id} was left out"
             ),
         };

@@ -96,6 +96,24 @@ fn devices_on_several_nodes_have_a_share_on_each() {
 }
 
 #[test]
+fn a_vm_that_fits_only_without_its_home_node_is_placed_if_locality_is_only_preferred() {
+    // Two units of 2 MiB are free beside the device's node, and all CPUs of the other two nodes are needed.
+    let devices = [device(1, Some(0))];
+    let mut host = host(&[Node("0", 1, 0), Node("1-7", 1, 0), Node("8-9", 1, 0)], &devices);
+    host.nodes.iter_mut().for_each(|node| node.memory_free_kib = 2048);
+    let capacity = free(&host, &[]);
+    let mut asked = vm(9, 4 << 20, &[1]);
+    assert!(matches!(place(&capacity, &asked), Err(PlaceError::Refused(_))));
+    asked.locality = Locality::Preferred;
+    let placed = place(&capacity, &asked).expect("placed");
+    assert_eq!(shown(&placed), nodes(&[(1, "1-7", 2), (2, "8-9", 2)]));
+    assert_eq!(placed.explanation.rule, Rule::HomesGivenUp);
+    assert!(!placed.placement.devices[0].local);
+    let line = "device 0000:01:00.0: not local: the VM fits only if none of it is on host node 0\n";
+    assert!(placed.explanation.to_string().contains(line), "{}", placed.explanation);
+}
+
+#[test]
 fn a_node_without_cpus_is_no_home() {
     let devices = [device(1, Some(1)), device(2, None)];
     let mut host = host(&[Node("0-7", 8192, 0), Node("", 8192, 0), Node("8-15", 8192, 0)], &devices);
