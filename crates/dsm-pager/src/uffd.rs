@@ -1,7 +1,7 @@
 //! One userfaultfd descriptor and its ioctls.
 //!
-//! The layouts are those of `linux/userfaultfd.h`; a test compares the sizes and the numbers with what that
-//! header computes. The crate `userfaultfd` stops at older kernels, which lack what the pager needs.
+//! The layouts are those of `linux/userfaultfd.h`; a test compares the sizes and the numbers that follow from them with those
+//! that a C compiler makes of that header. The crate `userfaultfd` stops at older kernels, which lack what the pager needs.
 
 use crate::error::PagerError;
 use nix::errno::Errno;
@@ -263,4 +263,53 @@ fn open_device(flags: i32) -> Result<OwnedFd, PagerError> {
 /// `USERFAULTFD_IOC_NEW`, whose argument is a value and not a pointer.
 const fn ioctl_new() -> libc::c_ulong {
     nix::request_code_none!(0xaa, 0x00)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_and_numbers_are_those_of_the_header() {
+        let sizes = [size_of::<Api>(), size_of::<Range>(), size_of::<Register>(), size_of::<WriteProtect>()];
+        assert_eq!((sizes, size_of::<Resolve>()), ([24, 16, 32, 24], 32));
+        let numbers = [
+            nix::request_code_readwrite!(0xaa, 0x3f, size_of::<Api>()),
+            nix::request_code_readwrite!(0xaa, 0x00, size_of::<Register>()),
+            nix::request_code_read!(0xaa, 0x02, size_of::<Range>()),
+            nix::request_code_readwrite!(0xaa, 0x06, size_of::<WriteProtect>()),
+            nix::request_code_readwrite!(0xaa, 0x07, size_of::<Resolve>()),
+        ];
+        assert_eq!(numbers, [0xc018_aa3f, 0xc020_aa00, 0x8010_aa02, 0xc018_aa06, 0xc020_aa07]);
+    }
+
+    /// Why the pager does not use `UFFDIO_RWPROTECT`. A kernel on which this fails has a use for it: an invalid page could stay
+    /// mapped, and would need no `MADV_DONTNEED` and `UFFDIO_CONTINUE`.
+    #[test]
+    fn no_mapping_has_both_write_protection_and_rwprotect() {
+        const REGISTER_RWP: u64 = 1 << 3;
+        let open = |features| {
+            let descriptor = open_descriptor()?;
+            Userfault::handshake(&descriptor, features).map(|supported| (descriptor, supported))
+        };
+        let (_, supported) = match open(0) {
+            Ok(opened) => opened,
+            Err(error) => return eprintln!("skipped: {error}"),
+        };
+        if supported & feature::RWP == 0 {
+            return eprintln!("skipped: this kernel has no UFFD_FEATURE_RWP");
+        }
+        let wanted = NEEDED.iter().fold(feature::RWP, |bits, (bit, ..)| bits | bit);
+        let (descriptor, _) = open(wanted).expect("what the kernel offers");
+        let page = std::num::NonZeroUsize::new(crate::PAGE_SIZE).expect("a page");
+        let memory = crate::memory::Memory::new(page, false).expect("memory");
+        let register = |mode| {
+            let range = range(memory.guest.start(), crate::PAGE_SIZE);
+            let mut argument = Register { range, mode, ioctls: 0 };
+            // SAFETY: the kernel reads and writes one `Register`, which lives through the call, and the memory is this test's.
+            unsafe { ioctls::register(descriptor.as_raw_fd(), &raw mut argument) }.map(drop)
+        };
+        assert_eq!(register(REGISTER_WP | REGISTER_RWP), Err(Errno::EINVAL));
+        assert_eq!(register(REGISTER_MINOR | REGISTER_RWP), Ok(()));
+    }
 }
