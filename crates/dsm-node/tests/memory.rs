@@ -287,6 +287,56 @@ fn a_pinned_page_keeps_nobody_else_waiting() {
     stop(nodes);
 }
 
+/// Pins `page` again and again, and adds to its first word while it is pinned. Returns what was added.
+fn count_pinned(node: &Node, page: u64, pins: u64) -> u64 {
+    let begin = Instant::now();
+    let mut left = pins;
+    while left > 0 {
+        assert!(begin.elapsed() < HANG, "{left} of {pins} pins are left");
+        Words::of(node).at(page, 0).fetch_add(0, SeqCst);
+        // It may have moved on already.
+        let Ok(pin) = node.region().pin(page, vnuma_dsm_pager::Access::Write) else { continue };
+        // SAFETY: the first word of the page, aligned; all accesses are atomic, and the pin keeps it here.
+        let word = unsafe { pin.address().cast::<std::sync::atomic::AtomicU64>().as_ref() };
+        for _ in 0..4 {
+            // No other node has the page, so this need not be one step.
+            let count = word.load(SeqCst);
+            thread::sleep(std::time::Duration::from_micros(50));
+            word.store(count + 1, SeqCst);
+        }
+        drop(pin);
+        left -= 1;
+        thread::sleep(std::time::Duration::from_micros(100));
+    }
+    pins * 4
+}
+
+/// Device code of all nodes counts in one word, while threads of all nodes write the page. It would lose counts if the page were
+/// taken away from under a pin.
+#[test]
+fn what_device_code_counts_in_a_pinned_page_is_not_lost() {
+    let Some(nodes) = cluster(3, PAGES, Transport::Shm, |_| {}) else { return };
+    let counted: u64 = thread::scope(|scope| {
+        for (index, node) in nodes.iter().enumerate() {
+            scope.spawn(move || {
+                for _ in 0..300 {
+                    Words::of(node).at(0, 8 + index).fetch_add(1, SeqCst);
+                    thread::sleep(std::time::Duration::from_micros(20));
+                }
+            });
+        }
+        let devices: Vec<_> =
+            nodes.iter().map(|node| scope.spawn(move || count_pinned(node, 0, 50))).collect();
+        devices.into_iter().map(|device| device.join().expect("no panic")).sum()
+    });
+    for node in &nodes {
+        let words = Words::of(node);
+        assert_eq!(words.at(0, 0).load(SeqCst), counted, "what devices have counted");
+        assert_eq!([8, 9, 10].map(|word: usize| words.at(0, word).load(SeqCst)), [300; 3]);
+    }
+    stop(nodes);
+}
+
 /// A page is held for a thread until it has used it. That it faults on another page shows that it has.
 #[test]
 fn a_thread_that_goes_on_lets_go_of_its_page() {
