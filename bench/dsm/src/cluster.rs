@@ -1,11 +1,12 @@
-//! Three nodes of the protocol: node 0 in this process, the others in processes of their own, as on other hosts. In one process
+//! Nodes of the protocol: node 0 in this process, the others in processes of their own, as on other hosts. In one process
 //! they would share what they do not share elsewhere: a page that one takes from its threads is flushed from all CPUs on which
 //! threads of the others run.
 
 use crate::{
     peer::{Kind, local_address, patient},
     place,
-    protocol::{self, PAGES, word},
+    protocol::{self, word},
+    replay::{self, Step},
     spent::Spent,
 };
 use anyhow::{Context, Result, anyhow, ensure};
@@ -20,13 +21,13 @@ use std::{
     path::{Path, PathBuf},
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
     sync::{Arc, atomic::Ordering::SeqCst},
+    time::Duration,
 };
 use vnuma_dsm::{Managers, NodeId, Options};
-use vnuma_dsm_node::{Config, Node};
+use vnuma_dsm_node::{Config, Found, Node};
 use vnuma_dsm_pager::{Options as Memory, PAGE_SIZE, Region};
 use vnuma_dsm_transport::{Identity, Listener, Place, mesh, node_name};
 
-const NODES: u8 = 3;
 /// Shards of a node.
 const SHARDS: usize = 2;
 
@@ -45,6 +46,34 @@ pub struct Seat {
     directory: PathBuf,
     #[arg(long, hide = true, value_delimiter = ',')]
     addresses: Vec<SocketAddr>,
+    /// How many pages which node manages, NODE:PAGES
+    #[arg(long, hide = true, value_delimiter = ',')]
+    managed: Vec<String>,
+    /// What the nodes do in turn
+    #[arg(long, hide = true)]
+    steps: Option<PathBuf>,
+}
+
+/// What the nodes of a cluster are.
+#[derive(Clone, Debug)]
+pub struct Shape {
+    /// Who manages the next so many pages. Nodes are those that manage some, and those below them.
+    pub managed: Vec<(u8, usize)>,
+    /// The node on the CPU of node 0, if there is one. All others are on the other CPU.
+    pub beside: Option<u8>,
+    /// What the nodes do in turn, in a file.
+    pub steps: Option<PathBuf>,
+}
+
+impl Shape {
+    /// Three nodes, of which node 1 manages all pages.
+    pub fn three() -> Self {
+        Self { managed: vec![(1, protocol::PAGES), (2, 0)], beside: None, steps: None }
+    }
+
+    fn nodes(&self) -> u8 {
+        self.managed.iter().map(|(node, _)| node + 1).max().unwrap_or(0)
+    }
 }
 
 /// Another node.
@@ -64,16 +93,19 @@ impl Drop for Other {
 /// Node 0, and the others.
 pub struct Cluster {
     own: Node,
+    /// What node 0 does in turn with the others.
+    steps: Vec<Step>,
     others: Vec<Other>,
 }
 
 impl Cluster {
     /// With one of the protocols of [`protocol::modes`].
-    pub fn new(kind: Kind, mode: &str) -> Result<Self> {
+    pub fn new(kind: Kind, mode: &str, shape: &Shape) -> Result<Self> {
+        let nodes = shape.nodes();
         let directory = tempfile::tempdir()?;
-        keys(directory.path())?;
+        keys(directory.path(), nodes)?;
         let sockets: Vec<_> =
-            (0..NODES).map(|_| TcpListener::bind((local_address(kind), 0))).collect::<Result<_, _>>()?;
+            (0..nodes).map(|_| TcpListener::bind((local_address(kind), 0))).collect::<Result<_, _>>()?;
         let addresses: Vec<_> = sockets.iter().map(TcpListener::local_addr).collect::<Result<_, _>>()?;
         drop(sockets);
         let seat = |node| Seat {
@@ -82,9 +114,12 @@ impl Cluster {
             protocol: mode.to_owned(),
             directory: directory.path().to_owned(),
             addresses: addresses.clone(),
+            managed: shape.managed.iter().map(|(node, pages)| format!("{node}:{pages}")).collect(),
+            steps: shape.steps.clone(),
         };
-        let others = (1..NODES).map(|node| Other::start(&seat(node))).collect::<Result<_>>()?;
-        Ok(Self { own: seat(0).join()?, others })
+        let start = |node| Other::start(&seat(node), shape.beside == Some(node));
+        let others = (1..nodes).map(start).collect::<Result<_>>()?;
+        Ok(Self { steps: seat(0).read_steps()?, own: seat(0).join()?, others })
     }
 
     /// The node whose threads are measured.
@@ -100,6 +135,32 @@ impl Cluster {
         Ok(())
     }
 
+    /// A node takes these steps, which are all its own, and says how long each has taken.
+    pub fn take(&mut self, node: u8, steps: std::ops::Range<usize>) -> Result<Vec<Duration>> {
+        match node.checked_sub(1) {
+            None => Ok(replay::take(&self.own, &self.steps[steps])),
+            Some(other) => {
+                let answer =
+                    self.others[usize::from(other)].ask(&format!("take {} {}", steps.start, steps.end))?;
+                answer.split(' ').map(|ns| Ok(Duration::from_nanos(ns.parse()?))).collect()
+            }
+        }
+    }
+
+    /// Where requests of all nodes for ownership have found the owner. The nodes leave.
+    pub fn found(mut self) -> Result<Found> {
+        let mut found = self.own.leave().found_by_writes;
+        for other in &mut self.others {
+            let answer = other.ask("found")?;
+            let numbers: Vec<u64> = answer.split(' ').map(str::parse).collect::<Result<_, _>>()?;
+            let [manager, hint, elsewhere] = numbers[..] else { anyhow::bail!("{answer:?}") };
+            found.manager += manager;
+            found.hint += hint;
+            found.elsewhere += elsewhere;
+        }
+        Ok(found)
+    }
+
     /// What node 0 has spent, and what all others have.
     pub fn spent(&mut self) -> Result<[Spent; 2]> {
         let mut elsewhere = Spent::default();
@@ -111,17 +172,21 @@ impl Cluster {
 }
 
 impl Other {
-    fn start(seat: &Seat) -> Result<Self> {
+    fn start(seat: &Seat, measured: bool) -> Result<Self> {
         let addresses: Vec<_> = seat.addresses.iter().map(ToString::to_string).collect();
         let mut child = Command::new(std::env::current_exe()?);
         child
             .args(["--node", &seat.node.unwrap_or(0).to_string(), "--kind", &seat.kind])
             .args(["--protocol", &seat.protocol, "--addresses", &addresses.join(","), "--directory"])
             .arg(&seat.directory)
+            .args(["--managed", &seat.managed.join(",")])
+            .args(seat.steps.iter().flat_map(|path| ["--steps".as_ref(), path.as_os_str()]))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
         // A process inherits the CPUs of the thread that starts it.
-        place::elsewhere()?;
+        if !measured {
+            place::elsewhere()?;
+        }
         let child = child.spawn();
         place::measured()?;
         let mut child = child.context("a node's process")?;
@@ -144,19 +209,43 @@ impl Seat {
         if self.node.is_none() {
             return Ok(false);
         }
-        let node = self.join()?;
+        let (node, steps) = (self.join()?, self.read_steps()?);
         for line in stdin().lock().lines() {
             let line = line?;
-            if let Some(pages) = line.strip_prefix("write") {
-                for page in pages.split_whitespace() {
-                    word(&node, page.parse()?).fetch_add(1, SeqCst);
+            let words: Vec<_> = line.split_whitespace().collect();
+            match words[..] {
+                ["write", ref pages @ ..] => {
+                    for page in pages {
+                        word(&node, page.parse()?, 0).fetch_add(1, SeqCst);
+                    }
+                    println!("done");
                 }
-                println!("done");
-            } else {
-                println!("{}", Spent::now(&node)?);
+                ["take", begin, end] => {
+                    let taken = replay::take(&node, &steps[begin.parse()?..end.parse()?]);
+                    let taken: Vec<_> = taken.iter().map(|taken| taken.as_nanos().to_string()).collect();
+                    println!("{}", taken.join(" "));
+                }
+                ["found"] => {
+                    let Found { manager, hint, elsewhere } = node.leave().found_by_writes;
+                    println!("{manager} {hint} {elsewhere}");
+                }
+                _ => println!("{}", Spent::now(&node)?),
             }
         }
         Ok(true)
+    }
+
+    fn read_steps(&self) -> Result<Vec<Step>> {
+        self.steps.as_ref().map_or_else(|| Ok(Vec::new()), |path| replay::read(path))
+    }
+
+    fn managers(&self) -> Result<Managers> {
+        let range = |text: &String| -> Result<(u64, NodeId)> {
+            let (node, pages) = text.split_once(':').context("--managed: NODE:PAGES")?;
+            Ok((pages.parse()?, NodeId(node.parse()?)))
+        };
+        let ranges = self.managed.iter().map(range).collect::<Result<Vec<_>>>()?;
+        Ok(Managers::new(&ranges.into_iter().filter(|(pages, _)| *pages > 0).collect::<Vec<_>>())?)
     }
 
     fn join(&self) -> Result<Node> {
@@ -172,13 +261,16 @@ impl Seat {
                 Kind::Rdma => Place::Rdma(address?),
             })
         };
-        let others = (0..NODES).filter(|node| *node != number);
+        let nodes = u8::try_from(self.addresses.len())?;
+        let others = (0..nodes).filter(|node| *node != number);
         let others = others.map(|node| Ok((node, place(node)?))).collect::<Result<BTreeMap<_, _>>>()?;
         let memory = Memory { shards: SHARDS, ..Memory::default() };
-        let region = Arc::new(Region::create(PAGES * PAGE_SIZE, memory)?);
-        let mut config = Config::new(number, NODES, PAGES as u64);
+        let managers = self.managers()?;
+        let pages = managers.pages();
+        let region = Arc::new(Region::create(usize::try_from(pages)? * PAGE_SIZE, memory)?);
+        let mut config = Config::new(number, nodes, pages);
         config.options = options(&self.protocol)?;
-        config.managers = Managers::new(&[(PAGES as u64, NodeId(1))])?;
+        config.managers = managers;
         let listener = Listener::bind(&place(number)?)?;
         let complain = |error| eprintln!("{error}");
         let lanes = mesh(&listener, &others, &config.hello(&region), patient(), complain)?;
@@ -192,12 +284,12 @@ fn options(mode: &str) -> Result<Options> {
 }
 
 /// Writes keys of nodes that believe each other.
-fn keys(directory: &Path) -> Result<()> {
+fn keys(directory: &Path, nodes: u8) -> Result<()> {
     let mut params = CertificateParams::new(Vec::new())?;
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate()?)?;
     fs::write(directory.join("authority"), issuer.der())?;
-    for node in 0..NODES {
+    for node in 0..nodes {
         let key = KeyPair::generate()?;
         let certificate = CertificateParams::new(vec![node_name(node)])?.signed_by(&key, &issuer)?;
         fs::write(directory.join(format!("certificate-{node}")), certificate.der())?;

@@ -12,6 +12,7 @@ mod picture;
 mod place;
 mod programs;
 mod protocol;
+mod replay;
 mod report;
 mod spent;
 mod transport;
@@ -112,6 +113,13 @@ fn main() -> Result<()> {
                 report.mix.extend(protocol::mix(kind, rate, arguments.passes)?);
                 place::anywhere()?;
             }
+        }
+        for kind in peer::ALL.into_iter().filter(wanted) {
+            let recordings = replay::record(dsm_run, kind).context("recording programs")?;
+            place::measured()?;
+            let _awake = place::Awake::begin()?;
+            report.replays.extend(replay::measure(kind, &recordings).context("replaying programs")?);
+            place::anywhere()?;
         }
     }
     match &arguments.mpi {

@@ -38,6 +38,20 @@ fn name(program: &str, arguments: &[&str]) -> String {
     [&[program][..], &values[..]].concat().join(" ")
 }
 
+/// A run of a program, to which options can be added.
+pub fn command(dsm_run: &Path, program: &str, arguments: &[&str], size: u32) -> Command {
+    let mut command = Command::new(dsm_run);
+    command.args(["--nodes", &NODES.to_string(), "--size", &size.to_string()]).args(arguments).arg(program);
+    command
+}
+
+/// Programs that anybody would run for their results: their names, further arguments and sizes. All nodes of the memory test
+/// write all its pages as fast as they can.
+pub fn realistic() -> impl Iterator<Item = (&'static str, &'static [&'static str], u32)> {
+    let all = PROGRAMS.into_iter().map(|(name, arguments, size, _)| (name, arguments, size));
+    all.filter(|(name, ..)| *name != "memory")
+}
+
 /// All programs on all transports by both protocols, `repeats` times; the median by time counts.
 pub fn dsm(dsm_run: &Path, repeats: usize, failures: &mut Vec<String>) -> Vec<Program> {
     let mut programs = Vec::new();
@@ -45,10 +59,8 @@ pub fn dsm(dsm_run: &Path, repeats: usize, failures: &mut Vec<String>) -> Vec<Pr
         for transport in ["tcp", "tcp-tls", "shm"] {
             for mode in ["ivy", "default"] {
                 let run = || -> Result<Program> {
-                    let nodes = NODES.to_string();
-                    let mut command = Command::new(dsm_run);
-                    command.args(["--json", "--nodes", &nodes, "--transport", transport, "--mode", mode]);
-                    command.args(arguments).args(["--size", &size.to_string(), program]);
+                    let mut command = command(dsm_run, program, arguments, size);
+                    command.args(["--json", "--transport", transport, "--mode", mode]);
                     let output = limited(&mut command)?;
                     let value = serde_json::from_slice(&output.stdout).context("the report of dsm-run")?;
                     read(&name(program, arguments), transport, mode, &value)
@@ -147,7 +159,7 @@ pub fn mpi(program: &Path, repeats: usize, failures: &mut Vec<String>) -> Vec<Pr
 }
 
 /// The output of a command that must succeed, and end.
-fn limited(command: &mut Command) -> Result<Output> {
+pub fn limited(command: &mut Command) -> Result<Output> {
     let shown = format!("{command:?}");
     let child =
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().with_context(|| shown.clone())?;

@@ -4,7 +4,7 @@
 //! the access says; then threads of node 0 touch them.
 
 use crate::{
-    cluster::Cluster,
+    cluster::{Cluster, Shape},
     peer::Kind,
     report::{Mix, Quantiles, Row},
     spent::Spent,
@@ -53,10 +53,10 @@ pub fn modes() -> Vec<(&'static str, Options)> {
 }
 
 /// A word of a page, as threads of a node see it.
-pub fn word(node: &Node, page: usize) -> &AtomicU64 {
-    assert!(page < PAGES);
+pub fn word(node: &Node, page: usize, word: usize) -> &AtomicU64 {
+    assert!((page as u64) < node.region().pages() && word < PAGE_SIZE / size_of::<u64>());
     // SAFETY: aligned and inside the region, which lives as long as the node; all accesses are atomic.
-    unsafe { &*node.region().guest().as_ptr().add(page * PAGE_SIZE).cast::<AtomicU64>() }
+    unsafe { &*node.region().guest().as_ptr().add(page * PAGE_SIZE).cast::<AtomicU64>().add(word) }
 }
 
 /// All accesses, with each number of threads.
@@ -64,7 +64,7 @@ pub fn measure(kind: Kind, mode: &'static str, passes: usize) -> Result<Vec<Row>
     let mut rows = Vec::new();
     let counts: &[usize] = if matches!(mode, "ivy" | "default") { &[1, 2, 16] } else { &[1] };
     for (access, writers, write) in ACCESSES {
-        let mut cluster = Cluster::new(kind, mode)?;
+        let mut cluster = Cluster::new(kind, mode, &Shape::three())?;
         for &threads in counts {
             rows.push(row(&mut cluster, kind, (mode, access), (writers, write), threads, passes)?);
         }
@@ -119,10 +119,29 @@ fn row(
     })
 }
 
-/// Non-owner writes by `ivy` and by the default protocol in turn, of which hints find this share.
+/// Non-owner writes by `ivy` and by the default protocol in turn, of which hints find this share. Each two of the three nodes
+/// share a CPU in one of three placements, so that none is nearer to another; medians of each, and the mean of the three.
 pub fn mix(kind: Kind, hint_rate: f64, passes: usize) -> Result<Vec<Mix>> {
-    let modes = ["ivy", "default"];
-    let clusters = modes.map(|mode| Cluster::new(kind, mode));
+    let places = [None, Some(1), Some(2)];
+    let medians = places.map(|beside| medians(kind, hint_rate, passes, beside));
+    let medians = medians.into_iter().collect::<Result<Vec<_>>>()?;
+    let figures = |(index, mode): (usize, &'static str)| {
+        let mean =
+            |which: usize| medians.iter().map(|of| of[index][which]).sum::<f64>() / places.len() as f64;
+        let (hint_us, miss_us) = (mean(0), mean(1));
+        let typical_us = hint_rate * hint_us + (1.0 - hint_rate) * miss_us;
+        Mix { transport: kind.name(), mode, hint_rate, hint_us, miss_us, typical_us }
+    };
+    Ok(MIXED.into_iter().enumerate().map(figures).collect())
+}
+
+/// The protocols of a mix.
+const MIXED: [&str; 2] = ["ivy", "default"];
+
+/// Of both protocols: what a write takes that a hint finds, and another one. This node is on the CPU of node 0.
+fn medians(kind: Kind, hint_rate: f64, passes: usize, beside: Option<u8>) -> Result<Vec<[f64; 2]>> {
+    let shape = Shape { beside, ..Shape::three() };
+    let clusters = MIXED.map(|mode| Cluster::new(kind, mode, &shape));
     let mut clusters = clusters.into_iter().collect::<Result<Vec<_>>>()?;
     // Spread over the pages: whether the hint is right is the remainder that has come to 1.
     let hit = |page: usize| ((page + 1) as f64 * hint_rate).floor() > (page as f64 * hint_rate).floor();
@@ -136,7 +155,7 @@ pub fn mix(kind: Kind, hint_rate: f64, passes: usize) -> Result<Vec<Mix>> {
             thread::sleep(Duration::from_millis(1));
             for page in (0..PAGES).map(|index| index * 37 % PAGES) {
                 let begin = Instant::now();
-                word(cluster.own(), page).store(7, SeqCst);
+                word(cluster.own(), page, 0).store(7, SeqCst);
                 // The first pass meets pages that nobody has touched.
                 if pass > 0 {
                     samples[usize::from(!hit(page))].push(begin.elapsed());
@@ -144,15 +163,11 @@ pub fn mix(kind: Kind, hint_rate: f64, passes: usize) -> Result<Vec<Mix>> {
             }
         }
     }
-    let figures = |(mode, mut samples): (&'static str, [Vec<Duration>; 2])| {
-        let [hint_us, miss_us] = [0, 1].map(|which: usize| match samples[which].as_mut_slice() {
-            [] => 0.0,
-            some => Quantiles::of(some).p50,
-        });
-        let typical_us = hint_rate * hint_us + (1.0 - hint_rate) * miss_us;
-        Mix { transport: kind.name(), mode, hint_rate, hint_us, miss_us, typical_us }
+    let median = |samples: &mut Vec<Duration>| match samples.as_mut_slice() {
+        [] => 0.0,
+        some => Quantiles::of(some).p50,
     };
-    Ok(modes.into_iter().zip(samples).map(figures).collect())
+    Ok(samples.iter_mut().map(|samples| samples.each_mut().map(median)).collect())
 }
 
 /// What each touch took, and all of them from when the threads were ready: to start many of them takes longer than to start one.
@@ -181,9 +196,9 @@ fn touch(node: &Node, thread: usize, threads: usize, write: bool) -> Vec<Duratio
         .map(|page| {
             let begin = Instant::now();
             if write {
-                word(node, page).store(7, SeqCst);
+                word(node, page, 0).store(7, SeqCst);
             } else {
-                word(node, page).load(SeqCst);
+                word(node, page, 0).load(SeqCst);
             }
             begin.elapsed()
         })

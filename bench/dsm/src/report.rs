@@ -16,6 +16,7 @@ pub struct Report {
     pub rows: Vec<Row>,
     pub floor_parts: Vec<Parts>,
     pub mix: Vec<Mix>,
+    pub replays: Vec<Replay>,
     pub programs: Vec<Program>,
     /// Why MPI was not measured.
     pub mpi_skipped: Option<String>,
@@ -60,6 +61,48 @@ pub struct Mix {
     pub miss_us: f64,
     /// The two, weighted by the rate.
     pub typical_us: f64,
+}
+
+/// What a program touched, by a protocol: see `replay.rs`.
+#[derive(Default, Serialize)]
+pub struct Replay {
+    pub transport: &'static str,
+    pub mode: &'static str,
+    pub program: String,
+    /// Touches of pages, and what they took together.
+    pub steps: usize,
+    pub steps_us: f64,
+    /// Those that were writes of a page that neither the writer nor its manager owned, and what they took with the reads before
+    /// them.
+    pub writes: usize,
+    pub writes_us: f64,
+    /// Of these: the writer had read the page; others had; the writer manages it.
+    pub read_before: usize,
+    pub with_copies: usize,
+    pub by_manager: usize,
+    /// Of all programs: how many requests for ownership went straight to an owner that is not the manager, of those that did not
+    /// find the owner at the manager.
+    pub hint_rate: Option<f64>,
+    /// Of all programs: messages of a pass.
+    pub messages: Option<f64>,
+}
+
+impl Replay {
+    /// Adds what another program did.
+    pub fn add(&mut self, other: &Self) {
+        self.steps += other.steps;
+        self.steps_us += other.steps_us;
+        self.writes += other.writes;
+        self.writes_us += other.writes_us;
+        self.read_before += other.read_before;
+        self.with_copies += other.with_copies;
+        self.by_manager += other.by_manager;
+    }
+
+    /// Microseconds of a non-owner write.
+    pub fn write_us(&self) -> f64 {
+        self.writes_us / self.writes as f64
+    }
 }
 
 /// A program, the median of some runs.
@@ -216,6 +259,7 @@ impl Report {
             rows: Vec::new(),
             floor_parts: Vec::new(),
             mix: Vec::new(),
+            replays: Vec::new(),
             programs: Vec::new(),
             mpi_skipped: None,
             rdma_skipped: None,
@@ -294,6 +338,22 @@ impl Report {
                  weighted {typical_us:.1} us",
                 hint_rate * 100.0
             );
+        }
+        for replay in &self.replays {
+            let Replay { transport, mode, program, steps, steps_us, writes, .. } = replay;
+            let Replay { read_before, with_copies, by_manager, .. } = replay;
+            println!(
+                "replay of {program}, {transport} {mode}: {writes} non-owner writes ({read_before} after a read of the same \
+                 node, {with_copies} with copies elsewhere, {by_manager} by the manager) of {:.1} us; {steps} touches of {:.1} us",
+                replay.write_us(),
+                steps_us / *steps as f64
+            );
+            if let (Some(rate), Some(messages)) = (replay.hint_rate, replay.messages) {
+                println!(
+                    "replay of {program}, {transport} {mode}: hints find {:.1} %, {messages:.0} messages",
+                    rate * 100.0
+                );
+            }
         }
     }
 

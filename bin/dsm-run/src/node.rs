@@ -164,6 +164,10 @@ impl Run<'_> {
                 shared.barrier();
                 let _ = told.send(cut);
             }
+            if generation == 0 {
+                let node = Arc::clone(&cuts);
+                shared = shared.with_begin(Box::new(move || node.begin()));
+            }
             if let Some(cut_ms) = cut_ms {
                 let cut = Box::new(move || cut(&cuts, number));
                 shared = shared.with_cuts(Duration::from_millis(cut_ms), cut);
@@ -203,6 +207,7 @@ impl Run<'_> {
         let Self { arguments, number, generation, .. } = *self;
         let mut config = Config::new(number, arguments.nodes, region.pages());
         config.options = arguments.protocol()?;
+        config.list_touches = arguments.touches;
         config.members = members.iter().map(|member| NodeId(*member)).collect();
         let place = |node: u8| -> Result<Place> {
             let address = || {

@@ -59,6 +59,9 @@ pub struct Arguments {
     /// Print the outcome as JSON
     #[arg(long)]
     pub json: bool,
+    /// With --json: also list each page that a thread waited for
+    #[arg(long, requires = "json")]
+    pub touches: bool,
     /// How much the program does; each program has a default
     #[arg(long, value_name = "COUNT")]
     pub size: Option<usize>,

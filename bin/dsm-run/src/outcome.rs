@@ -73,6 +73,7 @@ impl Outcome {
     pub fn new(arguments: &Arguments, network_namespaces: bool, lost_nodes: Vec<u8>, parts: &[Part]) -> Self {
         let mut stats = Stats::default();
         parts.iter().for_each(|part| stats.merge(&part.stats));
+        stats.touches.sort_by_key(|touch| touch.at_ns);
         let seconds = parts.iter().map(|part| part.seconds).fold(0.0, f64::max);
         let total: f64 = parts.iter().map(|part| part.seconds * f64::from(part.threads)).sum();
         let idle_s: f64 = parts.iter().map(|part| part.idle_s).sum();

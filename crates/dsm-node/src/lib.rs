@@ -26,11 +26,13 @@ mod shard;
 mod shared;
 mod stats;
 mod timers;
+mod touches;
 
 pub use copies::Copies;
 pub use happening::Happening;
 pub use pages::Sabotage;
 pub use stats::{Faults, Found, Phases, Stats};
+pub use touches::Touch;
 
 use shard::Shard;
 use shared::Shared;
@@ -62,6 +64,8 @@ pub struct Config {
     pub spin: Duration,
     /// Where the threads run.
     pub placement: Placement,
+    /// Whether [`Stats::touches`] lists each page that a thread waited for. That costs time and memory for each of them.
+    pub list_touches: bool,
     /// A mistake on purpose: tests must find it.
     pub sabotage: Sabotage,
 }
@@ -86,6 +90,7 @@ impl Config {
             options: Options::default(),
             spin: Duration::ZERO,
             placement: Placement::Float,
+            list_touches: false,
             sabotage: Sabotage::None,
         }
     }
@@ -225,6 +230,11 @@ impl Node {
     /// Messages of the protocol that were sent until now, and their bytes.
     pub fn sent(&self) -> [u64; 2] {
         self.shared.sent()
+    }
+
+    /// What was done until now is not told by [`Self::stop`], as what a program does before it begins. Once only.
+    pub fn begin(&self) {
+        self.shared.forget();
     }
 
     /// What was told until now.

@@ -176,6 +176,15 @@ impl Pages {
         Ok(if short { payload } else { Payload::Page })
     }
 
+    /// Words that differ from the twin, of a page that threads cannot write; 0 without a twin.
+    pub fn changed(&self, page: u64) -> Result<u16, NodeError> {
+        let Some(twin) = self.twins.get(&page) else { return Ok(0) };
+        let words = |bytes: &Page| bytes.as_chunks::<8>().0.to_vec();
+        let differ =
+            |now: &Page| words(now).iter().zip(words(twin)).filter(|(now, then)| *now != then).count();
+        Ok(self.region.peek(page, differ)? as u16)
+    }
+
     /// Accesses fail from now on.
     pub fn poison(&mut self, page: u64) -> Result<(), NodeError> {
         self.settle(page)?;

@@ -12,6 +12,7 @@ use crate::{
     shared::Shared,
     stats::{Phase, Stats, Watch},
     timers::Timers,
+    touches::Touches,
 };
 use std::{
     collections::{BTreeMap, HashMap, hash_map::Entry},
@@ -52,6 +53,7 @@ pub(crate) struct Shard {
     timers: Timers,
     shared: Arc<Shared>,
     stats: Stats,
+    touches: Touches,
     watch: Watch,
     begin: Instant,
     spin: Duration,
@@ -81,6 +83,8 @@ pub(crate) struct Shard {
     woken: Option<PageId>,
     ticked: Instant,
     halted: bool,
+    /// What was done before is forgotten.
+    forgot: bool,
 }
 
 impl Shard {
@@ -105,6 +109,7 @@ impl Shard {
             timers: Timers::new()?,
             shared,
             stats: Stats::default(),
+            touches: Touches::new(config.node, config.list_touches),
             watch: Watch::new(),
             begin: now,
             spin: config.spin,
@@ -131,6 +136,7 @@ impl Shard {
             woken: None,
             ticked: now,
             halted: false,
+            forgot: false,
         })
     }
 
@@ -149,6 +155,7 @@ impl Shard {
         }
         self.watch.turn(Phase::Wait, &mut self.stats.phases);
         self.peers.leave(self.protocol.view().epoch.0);
+        self.stats.touches = self.touches.list;
         self.stats
     }
 
@@ -171,6 +178,10 @@ impl Shard {
         let timeout = if late || !self.held.is_empty() { Duration::from_millis(1) } else { TICK };
         let poll = |source| NodeError::System { call: "poll", source };
         let ready = self.peers.wait(&others, timeout, self.spin).map_err(poll)?;
+        if self.shared.is_forgotten() && !std::mem::replace(&mut self.forgot, true) {
+            self.stats = Stats::default();
+            self.touches.forget();
+        }
         if ready.others.contains(&0) {
             let _ = wake.read();
             self.suspect()?;
@@ -296,7 +307,7 @@ impl Shard {
             && let Some((asked, write)) = self.asked.remove(&grant.page)
         {
             let manager = self.managers.manager(grant.page, self.members);
-            self.stats.found(write, manager, asked, grant.from);
+            self.stats.found(write || grant.owner, manager, asked, grant.from);
         }
         let early = frame.epoch > self.protocol.view().epoch;
         if let (Message::Grant(grant), false) = (&frame.message, matches!(contents, Contents::None)) {
@@ -438,6 +449,8 @@ impl Shard {
         let (owner, payload) = (grant.owner, grant.payload);
         self.phase(Phase::Pages);
         let payload = self.pages.read(page.0, access, payload, &mut self.outgoing)?;
+        let pages = &self.pages;
+        self.touches.gave(page.0, || pages.changed(page.0))?;
         if owner {
             self.pages.forget_twin(page.0);
         }
@@ -473,6 +486,7 @@ impl Shard {
         {
             let faults = if write { &mut self.stats.writes } else { &mut self.stats.reads };
             faults.add(since.elapsed());
+            self.touches.served(page.0, write, since)?;
         }
         Ok(())
     }

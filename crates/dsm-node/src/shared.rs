@@ -20,6 +20,8 @@ pub(crate) struct Shared {
     halted: AtomicBool,
     /// The threads end.
     leaving: AtomicBool,
+    /// What was done before is not to be told.
+    forgotten: AtomicBool,
     /// Wakes each thread.
     wakes: Vec<EventFd>,
     /// Messages and bytes of all shards.
@@ -47,6 +49,7 @@ impl Shared {
             suspects: AtomicU64::new(0),
             halted: AtomicBool::new(false),
             leaving: AtomicBool::new(false),
+            forgotten: AtomicBool::new(false),
             wakes: (0..shards).map(|_| wake()).collect::<Result<_, _>>()?,
             sent: Default::default(),
             views: Mutex::new((vec![members; shards], members)),
@@ -111,6 +114,15 @@ impl Shared {
 
     pub fn is_halted(&self) -> bool {
         self.halted.load(Ordering::Relaxed)
+    }
+
+    /// The threads forget what they have done, before they do anything else.
+    pub fn forget(&self) {
+        self.forgotten.store(true, Ordering::Relaxed);
+    }
+
+    pub fn is_forgotten(&self) -> bool {
+        self.forgotten.load(Ordering::Relaxed)
     }
 
     pub fn leave(&self) {

@@ -1,5 +1,6 @@
 //! What a node has done, and how long it took.
 
+use crate::touches::Touch;
 use serde::{Deserialize, Serialize};
 use std::{
     collections::HashMap,
@@ -62,9 +63,9 @@ pub struct Stats {
     pub reads: Faults,
     /// Faults of threads that write.
     pub writes: Faults,
-    /// Requests for a copy; those for prefetch are not counted.
+    /// Requests that a copy came for; those for prefetch are not counted.
     pub found_by_reads: Found,
-    /// Requests for ownership.
+    /// Requests that ownership came for, those of readers of migratory pages too.
     pub found_by_writes: Found,
     /// Messages of the protocol that were sent.
     pub messages: u64,
@@ -80,6 +81,9 @@ pub struct Stats {
     pub phases: Phases,
     /// Faults by page.
     pub pages: HashMap<u64, u64>,
+    /// Each page that a thread waited for, if [`Config::list_touches`](crate::Config::list_touches) asks for it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub touches: Vec<Touch>,
 }
 
 impl Faults {
@@ -131,6 +135,7 @@ impl Stats {
         self.phases.protocol_ns += other.phases.protocol_ns;
         self.phases.pages_ns += other.phases.pages_ns;
         self.phases.network_ns += other.phases.network_ns;
+        self.touches.extend(&other.touches);
         for (page, count) in &other.pages {
             *self.pages.entry(*page).or_default() += count;
         }

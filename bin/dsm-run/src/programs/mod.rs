@@ -164,6 +164,8 @@ pub struct Shared {
     /// The program is started anew elsewhere: this thread must not go on.
     abandoned: Arc<AtomicBool>,
     cuts: Option<(Duration, Box<Cut>)>,
+    /// To be called when all nodes have come together.
+    begun: Box<dyn Fn() + Send>,
     last_cut: Cell<Instant>,
 }
 
@@ -173,7 +175,8 @@ impl Shared {
         let words = pages as usize * WORDS;
         let (idle, last_cut) = (Cell::default(), Cell::new(Instant::now()));
         let region = Weak::new();
-        Self { address, words, region, node, nodes, idle, abandoned, cuts: None, last_cut }
+        let begun = Box::new(|| {});
+        Self { address, words, region, node, nodes, idle, abandoned, cuts: None, begun, last_cut }
     }
 
     /// The memory is that of a region.
@@ -189,6 +192,12 @@ impl Shared {
         let (node, nodes) = (self.node * threads + index, self.nodes * threads);
         let shared = Self::new(self.address, pages, node, nodes, Arc::clone(&self.abandoned));
         Self { region: Weak::clone(&self.region), ..shared }
+    }
+
+    /// `begun` is called when all nodes have come together.
+    pub fn with_begin(mut self, begun: Box<dyn Fn() + Send>) -> Self {
+        self.begun = begun;
+        self
     }
 
     /// Second copies are made at intervals.
@@ -335,6 +344,7 @@ impl Task {
     /// Runs this node's part. All nodes begin and end together.
     pub fn run(&self, shared: &Shared) -> Result<Done, String> {
         shared.barrier();
+        (shared.begun)();
         shared.idle.set(Duration::ZERO);
         let begin = Instant::now();
         let size = self.size.unwrap_or(self.program.default_size(self.block));
