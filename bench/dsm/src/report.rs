@@ -72,14 +72,16 @@ pub struct Replay {
     /// Touches of pages, and what they took together.
     pub steps: usize,
     pub steps_us: f64,
-    /// Those that were writes of a page that neither the writer nor its manager owned, and what they took with the reads before
+    /// Those that were writes by one node of a page that a second owned and a third manages, and what they took with the reads before
     /// them.
     pub writes: usize,
     pub writes_us: f64,
-    /// Of these: the writer had read the page; others had; the writer manages it.
+    /// Of these: the writer had read the page; others had.
     pub read_before: usize,
     pub with_copies: usize,
+    /// Writes by the manager of a page that another node owned, and what they took.
     pub by_manager: usize,
+    pub by_manager_us: f64,
     /// Of all programs: how many requests for ownership went straight to an owner that is not the manager, of those that did not
     /// find the owner at the manager.
     pub hint_rate: Option<f64>,
@@ -97,6 +99,7 @@ impl Replay {
         self.read_before += other.read_before;
         self.with_copies += other.with_copies;
         self.by_manager += other.by_manager;
+        self.by_manager_us += other.by_manager_us;
     }
 
     /// Microseconds of a non-owner write.
@@ -341,11 +344,13 @@ impl Report {
         }
         for replay in &self.replays {
             let Replay { transport, mode, program, steps, steps_us, writes, .. } = replay;
-            let Replay { read_before, with_copies, by_manager, .. } = replay;
+            let Replay { read_before, with_copies, by_manager, by_manager_us, .. } = replay;
             println!(
                 "replay of {program}, {transport} {mode}: {writes} non-owner writes ({read_before} after a read of the same \
-                 node, {with_copies} with copies elsewhere, {by_manager} by the manager) of {:.1} us; {steps} touches of {:.1} us",
+                 node, {with_copies} with copies elsewhere) of {:.1} us; {by_manager} by the manager of {:.1} us; {steps} touches \
+                 of {:.1} us",
                 replay.write_us(),
+                by_manager_us / *by_manager as f64,
                 steps_us / *steps as f64
             );
             if let (Some(rate), Some(messages)) = (replay.hint_rate, replay.messages) {
