@@ -91,6 +91,8 @@ pub struct Grant {
     pub owner: bool,
     /// How sure the owners are that the page migrates.
     pub migratory: u8,
+    /// The owner before the one that answers, below 64.
+    pub before: Option<u8>,
     /// The version of the content.
     pub version: u64,
     /// What stands behind it.
@@ -128,10 +130,12 @@ pub enum Message {
     },
     /// Invalidations and acknowledgements: 1 to [`NOTICE_LIMIT`].
     Notices(Vec<Notice>),
-    /// The sender owns the page.
+    /// A node owns the page.
     OwnerIs {
         /// The page.
         page: u64,
+        /// The node, below 64.
+        owner: u8,
         /// The version that it got.
         version: u64,
     },
@@ -190,6 +194,8 @@ const LOST: u8 = 6;
 const CUT_PAGE: u8 = 13;
 const CUT_END: u8 = 14;
 const CUT_KEPT: u8 = 15;
+/// In place of a node: there is none.
+const NO_NODE: u8 = 0xff;
 
 impl Message {
     /// Appends the message and the contents.
@@ -218,8 +224,9 @@ impl Message {
             Self::Grant(grant) => encode_grant(grant, out),
             Self::Refuse { page } => page_only(REFUSE, *page, out),
             Self::Notices(notices) => encode_notices(notices, out),
-            Self::OwnerIs { page, version } => {
+            Self::OwnerIs { page, owner, version } => {
                 page_only(OWNER_IS, *page, out);
+                out.push(*owner);
                 out.extend(version.to_le_bytes());
             }
             Self::Lost { page } => page_only(LOST, *page, out),
@@ -257,9 +264,11 @@ impl Message {
             CUT_KEPT => Self::Cut(Cut::Kept { number: reader.u64("cut.number")? }),
             REFUSE => Self::Refuse { page: reader.u64("refuse.page")? },
             NOTICES => Self::Notices(decode_notices(&mut reader)?),
-            OWNER_IS => {
-                Self::OwnerIs { page: reader.u64("owner-is.page")?, version: reader.u64("owner-is.version")? }
-            }
+            OWNER_IS => Self::OwnerIs {
+                page: reader.u64("owner-is.page")?,
+                owner: node("owner-is.owner", &mut reader)?,
+                version: reader.u64("owner-is.version")?,
+            },
             LOST => Self::Lost { page: reader.u64("lost.page")? },
             number @ membership::FIRST..=membership::LAST => {
                 Self::Membership(Membership::decode(number, &mut reader)?)
@@ -291,6 +300,7 @@ fn encode_grant(grant: &Grant, out: &mut Vec<u8>) {
     };
     page_only(GRANT, grant.page, out);
     out.extend([grant.to, grant.from, grant.access as u8, u8::from(grant.owner), grant.migratory]);
+    out.push(grant.before.unwrap_or(NO_NODE));
     out.extend(grant.version.to_le_bytes());
     out.push(payload);
     out.extend(base.to_le_bytes());
@@ -307,6 +317,10 @@ fn decode_grant(mut reader: Reader<'_>) -> Result<(Message, Contents<'_>), WireE
     };
     let owner = flag("grant.owner", reader.u8("grant.owner")?)?;
     let migratory = reader.u8("grant.migratory")?;
+    let before = match reader.u8("grant.before")? {
+        NO_NODE => None,
+        value => Some(below("grant.before", value, NODE_LIMIT, "below 64, or 255")?),
+    };
     let version = reader.u64("grant.version")?;
     let kind = below("grant.payload", reader.u8("grant.payload")?, 3, "0 to 2")?;
     let base = reader.u64("grant.base")?;
@@ -319,7 +333,7 @@ fn decode_grant(mut reader: Reader<'_>) -> Result<(Message, Contents<'_>), WireE
         _ => (Payload::Delta { base }, Contents::Delta(Delta::decode(reader.rest())?)),
     };
     reader.end("grant")?;
-    let grant = Grant { page, to, from, access, owner, migratory, version, payload };
+    let grant = Grant { page, to, from, access, owner, migratory, before, version, payload };
     Ok((Message::Grant(grant), contents))
 }
 

@@ -66,28 +66,35 @@ fn messages() {
         access: Access::Write,
         owner: true,
         migratory: 4,
+        before: Some(6),
         version: 5,
         payload: Payload::None,
     };
-    let text = "02 0100000000000000 02 03 02 01 04 0500000000000000 00 0000000000000000";
-    expect(&protocol(Message::Grant(grant)), "1f00000006000000", text);
+    let text = "02 0100000000000000 02 03 02 01 04 06 0500000000000000 00 0000000000000000";
+    expect(&protocol(Message::Grant(grant)), "2000000006000000", text);
     let delta = [1, 0, 2, 0, 0xaa, 0xbb, 0xff, 0x0f, 1, 0, 0xcc];
     let contents = Contents::Delta(Delta::decode(&delta).expect("a difference"));
-    let grant = Grant { payload: Payload::Delta { base: 4 }, owner: false, access: Access::Read, ..grant };
+    let grant = Grant {
+        payload: Payload::Delta { base: 4 },
+        owner: false,
+        access: Access::Read,
+        before: None,
+        ..grant
+    };
     let text =
-        "02 0100000000000000 02 03 01 00 04 0500000000000000 02 0400000000000000 01000200aabbff0f0100cc";
-    expect(&Body::Protocol(Message::Grant(grant), contents), "2a00000006000000", text);
+        "02 0100000000000000 02 03 01 00 04 ff 0500000000000000 02 0400000000000000 01000200aabbff0f0100cc";
+    expect(&Body::Protocol(Message::Grant(grant), contents), "2b00000006000000", text);
     let grant = Grant { payload: Payload::Page, ..grant };
-    let text = "02 0100000000000000 02 03 01 00 04 0500000000000000 01 0000000000000000".to_owned();
+    let text = "02 0100000000000000 02 03 01 00 04 ff 0500000000000000 01 0000000000000000".to_owned();
     let page = [0x5a; PAGE_SIZE];
     let whole = Body::Protocol(Message::Grant(grant), Contents::Page(&page));
-    expect(&whole, "1f10000006000000", &(text + &"5a".repeat(PAGE_SIZE)));
+    expect(&whole, "2010000006000000", &(text + &"5a".repeat(PAGE_SIZE)));
     expect(&protocol(Message::Refuse { page: 7 }), "0900000006000000", "03 0700000000000000");
     let notices = vec![Notice::Invalidate { page: 1, owner: 2 }, Notice::Invalidated { page: 3 }];
     let text = "04 0200 01 0100000000000000 02 02 0300000000000000";
     expect(&protocol(Message::Notices(notices)), "1600000006000000", text);
-    let text = "05 0700000000000000 0800000000000000";
-    expect(&protocol(Message::OwnerIs { page: 7, version: 8 }), "1100000006000000", text);
+    let text = "05 0700000000000000 09 0800000000000000";
+    expect(&protocol(Message::OwnerIs { page: 7, owner: 9, version: 8 }), "1200000006000000", text);
     expect(&protocol(Message::Lost { page: 7 }), "0900000006000000", "06 0700000000000000");
 }
 

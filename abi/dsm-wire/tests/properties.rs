@@ -52,7 +52,11 @@ fn plain() -> impl Strategy<Value = Message> {
             Message::Request(Request { page, requester, purpose, have })
         });
     let notices = proptest::collection::vec(notice(), 1..40).prop_map(Message::Notices);
-    let owner = any::<(u64, u64)>().prop_map(|(page, version)| Message::OwnerIs { page, version });
+    let owner = (any::<(u64, u64)>(), 0..64_u8).prop_map(|((page, version), owner)| Message::OwnerIs {
+        page,
+        owner,
+        version,
+    });
     let refuse = any::<u64>().prop_map(|page| Message::Refuse { page });
     let lost = any::<u64>().prop_map(|page| Message::Lost { page });
     let cut = any::<(u64, bool)>()
@@ -61,14 +65,16 @@ fn plain() -> impl Strategy<Value = Message> {
 }
 
 fn grant() -> impl Strategy<Value = Grant> {
-    (any::<u64>(), 0..64_u8, 0..64_u8, access(), any::<bool>(), any::<u8>(), any::<u64>()).prop_map(
-        |(page, to, from, access, owner, migratory, version)| Grant {
+    let before = proptest::option::of(0..64_u8);
+    (any::<u64>(), 0..64_u8, 0..64_u8, access(), any::<bool>(), any::<u8>(), before, any::<u64>()).prop_map(
+        |(page, to, from, access, owner, migratory, before, version)| Grant {
             page,
             to,
             from,
             access,
             owner,
             migratory,
+            before,
             version,
             payload: Payload::None,
         },

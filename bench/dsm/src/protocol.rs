@@ -45,6 +45,7 @@ pub fn modes() -> Vec<(&'static str, Options)> {
         ("default-without-owner-hints", Options { owner_hints: false, ..all }),
         ("default-without-upgrade-without-data", Options { upgrade_without_data: false, ..all }),
         ("default-without-migratory", Options { migratory: false, ..all }),
+        ("default-without-tell-owners", Options { tell_owners: false, ..all }),
         ("default-without-deltas", Options { deltas: false, ..all }),
         ("default-without-prefetch", Options { prefetch_pages: 0, ..all }),
         ("default-without-hold", Options { hold_ns: 0, ..all }),

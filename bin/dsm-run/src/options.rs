@@ -146,6 +146,8 @@ pub enum Part {
     UpgradeWithoutData,
     /// A page that is read and then written in turn is handed over at the read
     Migratory,
+    /// Nodes that had a page are told who gets it next
+    TellOwners,
     /// Differences instead of pages
     Deltas,
     /// Pages ahead of a sequential reader
@@ -220,6 +222,7 @@ impl Arguments {
                 Part::OwnerHints => options.owner_hints = false,
                 Part::UpgradeWithoutData => options.upgrade_without_data = false,
                 Part::Migratory => options.migratory = false,
+                Part::TellOwners => options.tell_owners = false,
                 Part::Deltas => options.deltas = false,
                 Part::Prefetch => options.prefetch_pages = 0,
                 Part::Hold => options.hold_ns = 0,

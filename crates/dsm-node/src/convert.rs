@@ -18,8 +18,8 @@ pub fn to_wire(message: &Message, mut send: impl FnMut(wire::Message)) {
                 send(wire::Message::Notices(part.iter().map(|notice| notice_out(*notice)).collect()));
             }
         }
-        Message::OwnerIs { page, version } => {
-            send(wire::Message::OwnerIs { page: page.0, version: *version });
+        Message::OwnerIs { page, owner, version } => {
+            send(wire::Message::OwnerIs { page: page.0, owner: owner.0, version: *version });
         }
         Message::Lost { page } => send(wire::Message::Lost { page: page.0 }),
         Message::Membership(message) => {
@@ -48,7 +48,9 @@ pub fn from_wire(message: wire::Message) -> Message {
             [notice] => Message::Notice(notice_in(*notice)),
             notices => Message::Notices(notices.iter().map(|notice| notice_in(*notice)).collect()),
         },
-        wire::Message::OwnerIs { page, version } => Message::OwnerIs { page: PageId(page), version },
+        wire::Message::OwnerIs { page, owner, version } => {
+            Message::OwnerIs { page: PageId(page), owner: NodeId(owner), version }
+        }
         wire::Message::Lost { page } => Message::Lost { page: PageId(page) },
         wire::Message::Membership(message) => Message::Membership(membership_in(message)),
         wire::Message::Cut(message) => Message::Cut(cut_in(message)),
@@ -96,6 +98,7 @@ fn grant_out(grant: Grant) -> wire::Grant {
         },
         owner: grant.owner,
         migratory: grant.migratory,
+        before: grant.before.map(|node| node.0),
         version: grant.version,
         payload: match grant.payload {
             Payload::None => wire::Payload::None,
@@ -117,6 +120,7 @@ fn grant_in(grant: wire::Grant) -> Grant {
         },
         owner: grant.owner,
         migratory: grant.migratory,
+        before: grant.before.map(NodeId),
         version: grant.version,
         payload: match grant.payload {
             wire::Payload::None => Payload::None,
@@ -214,10 +218,10 @@ pub fn length(message: &wire::Message, contents: &wire::Contents<'_>) -> usize {
     };
     let body = match message {
         wire::Message::Request(_) => 19,
-        wire::Message::Grant(_) => 31,
+        wire::Message::Grant(_) => 32,
         wire::Message::Refuse { .. } | wire::Message::Lost { .. } => 9,
         wire::Message::Notices(notices) => 3 + notices.iter().map(of_notice).sum::<usize>(),
-        wire::Message::OwnerIs { .. } => 17,
+        wire::Message::OwnerIs { .. } => 18,
         wire::Message::Membership(message) => match message {
             wire::Membership::Suspect { .. } => 2,
             wire::Membership::Accept { .. } => 18,
@@ -293,9 +297,10 @@ mod tests {
             Just(Payload::Page),
             any::<u64>().prop_map(|base| Payload::Delta { base })
         ];
-        let rest = (any::<bool>(), any::<u8>(), any::<u64>());
+        let before = proptest::option::of(node());
+        let rest = (any::<bool>(), any::<u8>(), any::<u64>(), before);
         (page(), node(), node(), access, payload, rest).prop_map(
-            |(page, to, from, access, payload, (owner, migratory, version))| Grant {
+            |(page, to, from, access, payload, (owner, migratory, version, before))| Grant {
                 page,
                 to,
                 access,
@@ -304,6 +309,7 @@ mod tests {
                 version,
                 payload,
                 migratory,
+                before,
             },
         )
     }
@@ -338,7 +344,11 @@ mod tests {
             page().prop_map(|page| Message::Refuse { page }),
             notice().prop_map(Message::Notice),
             proptest::collection::vec(notice(), 2..100).prop_map(Message::Notices),
-            (page(), any::<u64>()).prop_map(|(page, version)| Message::OwnerIs { page, version }),
+            (page(), node(), any::<u64>()).prop_map(|(page, owner, version)| Message::OwnerIs {
+                page,
+                owner,
+                version
+            }),
             page().prop_map(|page| Message::Lost { page }),
             any::<u64>().prop_map(|number| Message::Cut(CutMessage::End { number })),
             any::<u64>().prop_map(|number| Message::Cut(CutMessage::Kept { number })),

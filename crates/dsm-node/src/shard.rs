@@ -73,6 +73,8 @@ pub(crate) struct Shard {
     saving: Saving,
     commands: Vec<Command>,
     outgoing: Outgoing,
+    /// What nobody waits for: it is sent after everything else.
+    late: Vec<(NodeId, Frame)>,
     /// The grant that is being looked at, until its contents were used.
     current: Option<(PageId, Contents)>,
     /// Field and page of the message that is being looked at.
@@ -130,6 +132,7 @@ impl Shard {
             ),
             commands: Vec::new(),
             outgoing: Outgoing::new(),
+            late: Vec::new(),
             current: None,
             named: None,
             stash: Vec::new(),
@@ -205,6 +208,7 @@ impl Shard {
         }
         self.go_on_with_cut()?;
         self.peers.give_on(&self.shared);
+        self.send_late();
         if self.ticked.elapsed() >= TICK {
             self.ticked = Instant::now();
             self.peers.tick(self.protocol.view().epoch.0, &self.shared);
@@ -213,6 +217,18 @@ impl Shard {
             }
         }
         Ok(())
+    }
+
+    /// Another node looks for the owner elsewhere without it, which takes longer and is right as well.
+    fn send_late(&mut self) {
+        if self.late.is_empty() {
+            return;
+        }
+        self.phase(Phase::Network);
+        for (to, frame) in self.late.drain(..) {
+            self.peers.send(to, &frame, wire::Contents::None, &mut self.stats, &self.shared);
+        }
+        self.peers.give_on(&self.shared);
     }
 
     /// Tells the protocol whom this or another shard suspects.
@@ -380,6 +396,9 @@ impl Shard {
 
     fn carry_out(&mut self, command: Command) -> Result<(), NodeError> {
         match command {
+            Command::Send { to, frame } if matches!(frame.message, Message::OwnerIs { .. }) => {
+                self.late.push((to, frame));
+            }
             Command::Send { to, frame } => {
                 self.phase(Phase::Network);
                 self.peers.send(to, &frame, wire::Contents::None, &mut self.stats, &self.shared);

@@ -83,6 +83,7 @@ fn increments_of_all_nodes_count_with_any_switches() {
         Options { owner_hints: false, ..base },
         Options { upgrade_without_data: false, ..base },
         Options { migratory: false, ..base },
+        Options { tell_owners: false, ..base },
         Options { deltas: false, ..base },
         Options { prefetch_pages: 0, ..base },
         Options { hold_ns: 0, ..base },
@@ -181,7 +182,7 @@ fn against_a_hand_made_peer(test: impl FnOnce(&Node, &mut vnuma_dsm_transport::L
 
 fn grant(page: u64) -> Grant {
     let (access, payload) = (Access::Write, Payload::None);
-    Grant { page, to: 0, from: 1, access, owner: true, migratory: 0, version: 5, payload }
+    Grant { page, to: 0, from: 1, access, owner: true, migratory: 0, before: None, version: 5, payload }
 }
 
 #[test]

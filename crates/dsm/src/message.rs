@@ -55,6 +55,8 @@ pub struct Grant {
     pub payload: Payload,
     /// How sure the owners are that the page is migratory.
     pub migratory: u8,
+    /// For a new owner: the owner before the one that sent it, unless the page goes back and forth between two nodes.
+    pub before: Option<NodeId>,
 }
 
 /// One invalidation or its acknowledgement, in [`Message::Notices`].
@@ -90,10 +92,13 @@ pub enum Message {
     Notice(Notice),
     /// Several of them.
     Notices(Vec<Notice>),
-    /// A migratory page was handed over at a read: told to the manager by the new owner.
+    /// A page has a new owner. Of a migratory page that was handed over at a read, the new owner tells the manager. The old
+    /// owner tells those before it.
     OwnerIs {
         /// The page.
         page: PageId,
+        /// The owner.
+        owner: NodeId,
         /// The content that the owner got.
         version: Version,
     },

@@ -13,6 +13,9 @@ pub struct Options {
     /// A page that nodes read and then write, one after the other, is handed over with the right to write
     /// at the read. Only with owner hints.
     pub migratory: bool,
+    /// An owner that gives a page away tells the two nodes that had it before: their next request finds the new owner, though they
+    /// are not on the way of the page. Only with owner hints.
+    pub tell_owners: bool,
     /// The owner sends the difference to the copy that the requester had before, if it has kept that content.
     pub deltas: bool,
     /// Most pages that are requested ahead of a sequential reader; 0 is never. GiantVM has no prefetch.
@@ -35,6 +38,7 @@ impl Options {
             owner_hints: false,
             upgrade_without_data: false,
             migratory: false,
+            tell_owners: false,
             deltas: false,
             prefetch_pages: 0,
             prefetch_within: 0,
@@ -51,6 +55,7 @@ impl Default for Options {
             owner_hints: true,
             upgrade_without_data: true,
             migratory: true,
+            tell_owners: true,
             deltas: true,
             prefetch_pages: 16,
             prefetch_within: 0,

@@ -86,6 +86,8 @@ pub(crate) struct Page {
     pub hold_until: u64,
     /// How sure the owners are that the page is migratory: 0 to [`MIGRATORY_MOST`].
     pub migratory: u8,
+    /// Of the owner: those before it that are told of the next one, the last of them first.
+    pub before: [Option<NodeId>; 2],
     /// The contents are lost.
     pub poisoned: bool,
     waiting: Option<Box<Waiting>>,
@@ -110,6 +112,7 @@ impl Page {
             fault: Access::None,
             hold_until: 0,
             migratory: 0,
+            before: [None; 2],
             poisoned: false,
             waiting: None,
         }
@@ -155,6 +158,7 @@ impl Page {
         self.hint = manager;
         self.wanted = None;
         self.hold_until = 0;
+        self.before = [None; 2];
         self.waiting = None;
     }
 

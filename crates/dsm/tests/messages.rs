@@ -78,6 +78,26 @@ fn a_hint_takes_two_messages_and_a_wrong_one_three() {
 }
 
 #[test]
+fn nodes_that_had_a_page_know_who_gets_it() {
+    let news = |message: &&Message| matches!(message, Message::OwnerIs { .. });
+    let run = |tell_owners, nodes: [usize; 3]| {
+        let options = Options { direct_reply: true, owner_hints: true, tell_owners, ..Options::ivy() };
+        let mut cluster = Cluster::new(4, &Managers::new(&[(1, NodeId(0))]).unwrap(), options);
+        let turn = |turn: usize| {
+            let messages = cluster.settle(nodes[turn % 3], 0, true);
+            (count(&messages).0, messages.iter().filter(news).count())
+        };
+        let turns: Vec<_> = (0..10).map(turn).collect();
+        assert_eq!(cluster.wrong, Vec::<String>::new());
+        turns[4..].to_vec()
+    };
+    assert_eq!(run(true, [1, 2, 3]), [(2, 1); 6], "each finds the owner at once");
+    assert_eq!(run(false, [1, 2, 3]), [(3, 0); 6]);
+    // Nobody else wants it: nobody is told.
+    assert_eq!(run(true, [1, 2, 1])[..1], [(2, 0)]);
+}
+
+#[test]
 fn an_upgrade_takes_no_data() {
     let mut cluster = three(Options { upgrade_without_data: true, ..Options::ivy() });
     cluster.settle(2, 0, true);
@@ -221,6 +241,7 @@ fn a_reader_that_may_become_the_owner_keeps_requests() {
                 version: 5,
                 payload: Payload::Page,
                 migratory: 2,
+                before: None,
             };
             let answers = sent(&step(receive(NodeId(0), Message::Grant(grant))));
             let answered = |(to, message): &(NodeId, Message)| {
@@ -269,6 +290,7 @@ fn what_no_peer_may_send_is_refused() {
         version: 9,
         payload: Payload::Page,
         migratory: 0,
+        before: None,
     };
     let cases = [
         (1, Message::Request(Request { page: PageId(1), ..request }), Protest::NoSuchPage),

@@ -67,6 +67,7 @@ fn read_grant() -> Grant {
         version: 7,
         payload: Payload::Page,
         migratory: 0,
+        before: None,
     }
 }
 
@@ -87,6 +88,8 @@ fn a_grant_that_does_not_fit_the_request_is_refused() {
         (false, Grant { payload: Payload::None, ..read }, "this node has content 1, and not 7"),
         (false, Grant { payload: Payload::Delta { base: 2 }, ..read }, "a difference to what is not here"),
         (false, Grant { from: NodeId(9), ..read }, "from no member"),
+        (true, Grant { before: Some(NodeId(9)), ..write }, "an owner before it that is no member"),
+        (true, Grant { before: Some(NodeId(1)), ..write }, "this node itself as the owner before"),
     ];
     for (wants, grant, why) in cases {
         let mut node = One::new(1, Options::default());
@@ -380,7 +383,7 @@ fn an_old_owner_is_no_hint() {
     let forwarded = |commands: Vec<Command>| commands.iter().find_map(|command| Some(command.sends()?.0));
     for (version, to) in [(0, 1), (9, 2)] {
         let mut node = One(node.0.clone());
-        assert_eq!(node.receive(2, Message::OwnerIs { page: PAGE, version }), []);
+        assert_eq!(node.receive(2, Message::OwnerIs { page: PAGE, owner: NodeId(2), version }), []);
         assert_eq!(forwarded(node.receive(3, request(3))), Some(NodeId(to)), "version {version}");
     }
 }

@@ -4,6 +4,7 @@ use super::{Node, protest};
 use crate::command::{Command, Payload, Protest};
 use crate::ids::{Access, NodeId, NodeSet, PageId};
 use crate::message::{Grant, Kind, Message, Request};
+use crate::options::Options;
 use crate::page::{Invalidating, Then};
 
 impl Node {
@@ -113,7 +114,7 @@ impl Node {
             return protest(from, Protest::UnexpectedGrant, out);
         }
         let manager = self.manager(page);
-        let hints = self.options.owner_hints;
+        let Options { owner_hints: hints, tell_owners: tells, .. } = self.options;
         let entry = self.page(page);
         let asked = entry.wanted.take();
         if hints {
@@ -123,13 +124,14 @@ impl Node {
         entry.copyset = NodeSet::EMPTY;
         entry.version = grant.version;
         entry.migratory = grant.migratory;
+        entry.before = if tells && grant.owner { [Some(grant.from), grant.before] } else { [None; 2] };
         let payload = (grant.payload != Payload::None).then_some(grant.payload);
         self.map(page, grant.access, payload, out);
         // A request to write passed the manager or left its trace on the way; this one did not.
         let frozen = self.change.is_some();
         if grant.owner && asked == Some(Kind::Read) && !frozen && manager != self.own && manager != grant.from
         {
-            self.send(manager, Message::OwnerIs { page, version: grant.version }, out);
+            self.send(manager, Message::OwnerIs { page, owner: self.own, version: grant.version }, out);
         }
         let fault = self.page(page).fault;
         if fault != Access::None && fault <= grant.access {
@@ -156,7 +158,7 @@ impl Node {
             Payload::Delta { base } => entry.version == base,
             Payload::Page => true,
         };
-        asked && base
+        asked && base && grant.before.is_none_or(|node| self.members.contains(node) && node != self.own)
     }
 
     /// The manager passes a grant on (Message-2-*-non-owner).

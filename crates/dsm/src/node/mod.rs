@@ -63,7 +63,9 @@ impl Node {
     /// all nodes is equal. `own` is a member.
     pub fn new(own: NodeId, members: NodeSet, managers: Managers, options: Options) -> Self {
         let table = Table::new(managers.pages());
-        let options = Options { migratory: options.migratory && options.owner_hints, ..options };
+        let hints = options.owner_hints;
+        let (migratory, tell_owners) = (options.migratory && hints, options.tell_owners && hints);
+        let options = Options { migratory, tell_owners, ..options };
         Self {
             own,
             configured: members,
@@ -215,10 +217,11 @@ impl Node {
             Message::Refuse { page } if self.accepts(from, page, from, out) => {
                 self.on_refuse(now, from, page, out)
             }
-            Message::OwnerIs { page, version } if self.accepts(from, page, from, out) => {
+            Message::OwnerIs { page, owner, version } if self.accepts(from, page, owner, out) => {
+                let own = self.own;
                 let page = self.page(page);
-                if !page.is_root() && version >= page.version {
-                    page.hint = from;
+                if !page.is_root() && version >= page.version && owner != own {
+                    page.hint = owner;
                 }
             }
             Message::Lost { page } if self.accepts(from, page, from, out) => {

@@ -151,7 +151,13 @@ impl Node {
         entry.hint = request.requester;
         let access = if probe { Access::Read } else { Access::Write };
         self.grant(page, request.requester, (access, true), payload, before, out);
-        self.page(page).twin = 0;
+        let entry = self.page(page);
+        entry.twin = 0;
+        let version = entry.version;
+        let told = std::mem::take(&mut entry.before).into_iter().flatten();
+        for node in told.filter(|node| *node != request.requester) {
+            self.send(node, Message::OwnerIs { page, owner: request.requester, version }, out);
+        }
     }
 
     /// What must travel so that a node that has the content `have` gets the present one.
@@ -180,8 +186,11 @@ impl Node {
         let (own, manager) = (self.own, self.manager(page));
         let direct = self.options.direct_reply || manager == own;
         let entry = self.page(page);
+        // Two nodes between which a page goes back and forth know each other.
+        let before_this = entry.before[0].filter(|last| owner && *last != to);
         let (keeps, version, migratory) = (entry.access, entry.version, entry.migratory);
-        let grant = Grant { page, to, access, owner, from: own, version, payload, migratory };
+        let grant =
+            Grant { page, to, access, owner, from: own, version, payload, migratory, before: before_this };
         let via = if direct { to } else { manager };
         let frame = self.frame(via, Message::Grant(grant), out);
         if payload != Payload::None {
