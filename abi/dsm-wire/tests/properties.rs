@@ -241,19 +241,22 @@ fn fields_outside_of_their_range_are_named() {
         bytes
     };
     let request = [&[1][..], &[0; 18]].concat();
-    let grant = [&[2][..], &[0; 30]].concat();
+    let grant = [&[2][..], &[0; 31]].concat();
     assert_eq!(refusal(&with(request.clone(), 9, 64)), "request.requester: 0x40 is not below 64");
     assert_eq!(refusal(&with(request, 10, 3)), "request.purpose: 0x3 is not 0 to 2");
     assert_eq!(refusal(&with(grant.clone(), 9, 64)), "grant.to: 0x40 is not below 64");
     assert_eq!(refusal(&with(grant.clone(), 10, 64)), "grant.from: 0x40 is not below 64");
     assert_eq!(refusal(&with(grant.clone(), 11, 3)), "grant.access: 0x3 is not 0 to 2");
     assert_eq!(refusal(&with(grant.clone(), 12, 2)), "grant.owner: 0x2 is not 0 or 1");
-    assert_eq!(refusal(&with(grant.clone(), 22, 3)), "grant.payload: 0x3 is not 0 to 2");
-    assert_eq!(refusal(&with(grant.clone(), 23, 1)), "grant.base: 0x1 is not 0 without a delta");
+    assert_eq!(refusal(&with(grant.clone(), 14, 64)), "grant.before: 0x40 is not below 64, or 255");
+    assert_eq!(refusal(&with(grant.clone(), 23, 3)), "grant.payload: 0x3 is not 0 to 2");
+    assert_eq!(refusal(&with(grant.clone(), 24, 1)), "grant.base: 0x1 is not 0 without a delta");
     let short = "grant.contents: 0 bytes are left, and 4096 are needed";
-    assert_eq!(refusal(&with(grant, 22, 1)), short);
+    assert_eq!(refusal(&with(grant, 23, 1)), short);
     assert_eq!(refusal(&[0]), "message: 0x0 is not a message (1 to 15)");
     assert_eq!(refusal(&[16]), "message: 0x10 is not a message (1 to 15)");
+    let owner_is = [&[5][..], &[0; 8], &[64], &[0; 8]].concat();
+    assert_eq!(refusal(&owner_is), "owner-is.owner: 0x40 is not below 64");
     assert_eq!(refusal(&[7, 64]), "suspect.node: 0x40 is not below 64");
     assert_eq!(refusal(&[&[8][..], &[0; 16], &[3]].concat()), "accept.round: 0x3 is not 1 or 2");
     assert_eq!(refusal(&[&[10][..], &[0; 8], &[2]].concat()), "holdings.last: 0x2 is not 0 or 1");

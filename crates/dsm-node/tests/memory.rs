@@ -290,13 +290,8 @@ fn a_pinned_page_keeps_nobody_else_waiting() {
 
 /// Pins `page` again and again, and adds to its first word while it is pinned. Returns what was added.
 fn count_pinned(node: &Node, page: u64, pins: u64) -> u64 {
-    let begin = Instant::now();
-    let mut left = pins;
-    while left > 0 {
-        assert!(begin.elapsed() < HANG, "{left} of {pins} pins are left");
-        Words::of(node).at(page, 0).fetch_add(0, SeqCst);
-        // It may have moved on already.
-        let Ok(pin) = node.region().pin(page, vnuma_dsm_pager::Access::Write) else { continue };
+    for _ in 0..pins {
+        let pin = node.region().fetch_and_pin(page, vnuma_dsm_pager::Access::Write).expect("pinned");
         // SAFETY: the first word of the page, aligned; all accesses are atomic, and the pin keeps it here.
         let word = unsafe { pin.address().cast::<std::sync::atomic::AtomicU64>().as_ref() };
         for _ in 0..4 {
@@ -306,7 +301,6 @@ fn count_pinned(node: &Node, page: u64, pins: u64) -> u64 {
             word.store(count + 1, SeqCst);
         }
         drop(pin);
-        left -= 1;
         thread::sleep(std::time::Duration::from_micros(100));
     }
     pins * 4

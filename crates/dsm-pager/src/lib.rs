@@ -9,6 +9,7 @@
 //!
 //! It ends there: who owns a page, and where its content comes from, is the protocol's business.
 
+mod awaited;
 mod error;
 mod fault;
 mod memory;

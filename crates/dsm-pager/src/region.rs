@@ -14,6 +14,7 @@
 
 use crate::{
     Access, Fault, PAGE_SIZE, PageState,
+    awaited::Awaited,
     error::{PageError, PagerError},
     fault::{self, MESSAGE},
     memory::Memory,
@@ -25,6 +26,7 @@ use std::{
     num::NonZeroUsize,
     os::fd::{AsFd, BorrowedFd},
     ptr::NonNull,
+    sync::atomic::{AtomicU8, Ordering},
 };
 
 /// The bytes of a page.
@@ -74,6 +76,7 @@ pub struct Region {
     // Closed first: a thread that still waits is let go and finds ordinary memory.
     shards: Vec<Userfault>,
     states: States,
+    awaited: Awaited,
     stripe_pages: usize,
     memory: Memory,
 }
@@ -97,7 +100,8 @@ impl Region {
         let memory = Memory::new(bytes, options.lock)?;
         let smallest = STRIPE_PAGES.max(pages.div_ceil(STRIPE_LIMIT));
         let stripe_pages = smallest.min(pages.div_ceil(options.shards));
-        let region = Self { shards, states: States::new(pages), stripe_pages, memory };
+        let region =
+            Self { shards, states: States::new(pages), awaited: Awaited::default(), stripe_pages, memory };
         for first in (0..pages).step_by(region.stripe_pages) {
             let bytes = region.stripe_pages.min(pages - first) * PAGE_SIZE;
             let shard = region.shard_of(first as u64);
@@ -263,6 +267,7 @@ impl Region {
             Access::Read => PageState::ReadOnly,
             Access::Write => PageState::ReadWrite,
         };
+        self.awaited.take(&locked);
         Ok(())
     }
 
@@ -274,6 +279,7 @@ impl Region {
         }
         self.protect(page, false, false)?;
         locked.state = PageState::ReadWrite;
+        self.awaited.take(&locked);
         Ok(())
     }
 
@@ -354,7 +360,7 @@ impl Region {
     }
 
     /// Keeps a page where it is while device code works on its memory: until the pin is dropped, whatever takes rights from
-    /// the guest is refused. The page must already allow the access; touch it through [`Self::guest`] first.
+    /// the guest is refused. The page must already allow the access.
     ///
     /// The kernel does not tell the pager who pins memory (VFIO, io_uring, O_DIRECT). Writes through such a pin of its own
     /// are lost when the page moves meanwhile. Device code has to ask here.
@@ -365,6 +371,43 @@ impl Region {
         }
         locked.pin()?;
         Ok(Pin { region: self, page })
+    }
+
+    /// As [`Self::pin`], and first touches the page through [`Self::guest`], which waits for a handler if the page does not allow
+    /// the access. The page stays from the moment in which it does, however many hosts want it.
+    ///
+    /// Who pins several pages takes them in rising order: two hosts that each hold what the other waits for would wait until one
+    /// of them fails. Touching a poisoned page is SIGBUS, here as in any thread.
+    pub fn fetch_and_pin(&self, page: u64, access: Access) -> Result<Pin<'_>, PageError> {
+        let asked = {
+            let locked = self.states.lock(page)?;
+            if locked.state.allows(access) {
+                locked.pin()?;
+                return Ok(Pin { region: self, page });
+            }
+            self.awaited.ask(&locked, access)
+        };
+        loop {
+            self.touch(page, access);
+            // The touch may be over before the change that allowed it.
+            drop(self.states.lock(page)?);
+            if let Some(answer) = asked.get() {
+                (*answer)?;
+                return Ok(Pin { region: self, page });
+            }
+        }
+    }
+
+    /// Does what faults if the guest may not have this access.
+    fn touch(&self, page: u64, access: Access) {
+        let start = self.memory.guest.at(offset(page));
+        // SAFETY: a byte inside the guest's mapping. Putting what it holds in its place changes nothing, whoever else uses it.
+        let byte = unsafe { AtomicU8::from_ptr(start.as_ptr()) };
+        let value = byte.load(Ordering::SeqCst);
+        if access == Access::Write {
+            // Not `fetch_add(0)`: compilers make a load of it, which needs no right to write.
+            let _ = byte.compare_exchange(value, value, Ordering::SeqCst, Ordering::SeqCst);
+        }
     }
 
     /// Does device code hold the page at this moment? What takes rights from the guest would be refused.

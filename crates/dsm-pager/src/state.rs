@@ -138,11 +138,23 @@ impl States {
     }
 }
 
+/// A page has as many pins as can be.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TooMany {
+    page: u64,
+}
+
+impl From<TooMany> for PageError {
+    fn from(error: TooMany) -> Self {
+        Self::Pinned { page: error.page, act: "pinned once more", pins: PIN_LIMIT }
+    }
+}
+
 /// A page that no other thread changes, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Locked<'a> {
     word: &'a AtomicU16,
-    page: u64,
+    pub(crate) page: u64,
     pub(crate) state: PageState,
     pins: u16,
 }
@@ -160,9 +172,9 @@ impl Locked<'_> {
         Err(PageError::State { page: self.page, act, state: self.state })
     }
 
-    pub(crate) fn pin(&self) -> Result<(), PageError> {
-        if self.pins >= PIN_LIMIT {
-            return Err(PageError::Pinned { page: self.page, act: "pinned once more", pins: self.pins });
+    pub(crate) fn pin(&self) -> Result<(), TooMany> {
+        if self.word.load(Ordering::Acquire) / PIN >= PIN_LIMIT {
+            return Err(TooMany { page: self.page });
         }
         self.word.fetch_add(PIN, Ordering::AcqRel);
         Ok(())

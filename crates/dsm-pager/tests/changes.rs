@@ -283,6 +283,37 @@ fn a_page_that_device_code_holds_stays() {
     assert_eq!(error.to_string(), "page 1 cannot be pinned: it is invalid");
 }
 
+/// A page that is taken away as soon as it was given: who asks for it and pins it then would always be late.
+#[test]
+fn a_page_that_is_fetched_to_be_pinned_stays() {
+    let Some(region) = prepared(PageState::ReadOnly) else { return };
+    let pin = region.fetch_and_pin(1, Access::Read).expect("pinned");
+    let (release, released) = mpsc::channel();
+    let region = &*region;
+    thread::scope(|scope| {
+        let device = scope.spawn(move || {
+            let second = region.fetch_and_pin(1, Access::Write).expect("pinned");
+            released.recv().expect("the other end is there");
+            drop(second);
+        });
+        drop(pin);
+        // It reads only, which is not enough for the second pin.
+        region.invalidate(1, |_| ()).expect("nobody has pinned it");
+        let give = |access| {
+            region.install(1, &content(1), access).expect("installed");
+            region.invalidate(1, |_| ())
+        };
+        give(Access::Read).expect("nobody has pinned it");
+        let begin = Instant::now();
+        while give(Access::Write).is_ok() {
+            assert!(begin.elapsed() < HANG, "it asks for no pin");
+        }
+        release.send(()).expect("it waits");
+        device.join().expect("no panic");
+    });
+    region.invalidate(1, |_| ()).expect("released");
+}
+
 #[test]
 fn what_a_state_does_not_allow_is_refused_and_changes_nothing() {
     use PageState::{Invalid, Poisoned, ReadOnly, ReadWrite};

@@ -31,7 +31,7 @@ use std::{
     thread,
     time::Duration,
 };
-use vnuma_dsm_pager::{Access, PageError, Region};
+use vnuma_dsm_pager::{Access, Region};
 
 /// Pages of the guest; the first one belongs to the barrier of the nodes.
 const CODE: usize = 2;
@@ -189,28 +189,20 @@ impl Seat {
 }
 
 /// Counts in a word of the page that all vCPUs write while it is pinned, until `stop`. Returns the number of pins.
-fn device(shared: &Shared, region: &Region, stop: &AtomicBool) -> Result<u64, String> {
-    let word = OWN * WORDS + DEVICES;
+fn device(region: &Region, stop: &AtomicBool) -> Result<u64, String> {
+    let offset = DEVICES * size_of::<u64>();
     let mut pins = 0;
     while pins < PINS || !stop.load(Relaxed) {
-        // Who wants to pin a page fetches it first.
-        shared.word(word).fetch_add(0, SeqCst);
-        match region.pin(OWN as u64, Access::Write) {
-            Ok(pin) => {
-                let offset = (word % WORDS) * size_of::<u64>();
-                // SAFETY: an aligned word of the pinned page; all accesses are atomic.
-                let counter = unsafe { AtomicU64::from_ptr(pin.address().add(offset).cast().as_ptr()) };
-                for _ in 0..ADDS {
-                    let count = counter.load(SeqCst);
-                    thread::sleep(WORK);
-                    counter.store(count + 1, SeqCst);
-                }
-                pins += 1;
-            }
-            // It has moved on already.
-            Err(PageError::State { .. }) => {}
-            Err(error) => return Err(error.to_string()),
+        let pin = region.fetch_and_pin(OWN as u64, Access::Write).map_err(|error| error.to_string())?;
+        // SAFETY: an aligned word of the pinned page; all accesses are atomic.
+        let counter = unsafe { AtomicU64::from_ptr(pin.address().add(offset).cast().as_ptr()) };
+        for _ in 0..ADDS {
+            let count = counter.load(SeqCst);
+            thread::sleep(WORK);
+            counter.store(count + 1, SeqCst);
         }
+        drop(pin);
+        pins += 1;
         thread::sleep(PAUSE);
     }
     Ok(pins)
@@ -246,9 +238,9 @@ pub fn guest(shared: &Shared, vcpus: usize, rounds: usize) -> Result<Seen, Strin
         });
     }
     let stop = Arc::new(AtomicBool::new(false));
-    let (own, told) = (shared.thread(0, 1), Arc::clone(&stop));
+    let told = Arc::clone(&stop);
     let region = shared.region.upgrade().ok_or("the region is gone")?;
-    start(&sender, move || device(&own, &region, &told).map(Ended::Device));
+    start(&sender, move || device(&region, &told).map(Ended::Device));
     let (mut left, mut seen, mut idle) =
         (vcpus, Seen { vcpus: vcpus as u64, ..Seen::default() }, Duration::ZERO);
     for _ in 0..=vcpus {
