@@ -23,6 +23,7 @@ fn grant(page: u64) -> Message {
         access: vnuma_abi_dsm_wire::Access::Read,
         owner: false,
         migratory: 0,
+        before: None,
         version: page,
         payload: Payload::Page,
     })
