@@ -310,6 +310,8 @@ pub mod goals {
     pub const BEHIND_LINUX: f64 = 0.02;
     /// Cycles of vnumad by those of the VMs, at most, with periods of [`overhead`](super::overhead).
     pub const OVERHEAD: f64 = 0.0002;
+    /// AutoNUMA looks at so many pages at least: those of `vm1`, once.
+    pub const SCANNED: u64 = 131_072;
     /// A row counts only with this share of the CPU time that `linux` gives.
     pub const CPU_SHARE: f64 = 0.95;
     /// A CPU counts as idle from this share of the time on.

@@ -127,13 +127,38 @@ impl Timers {
     }
 }
 
-/// Pages that AutoNUMA has moved.
-pub fn pages_moved() -> Result<u64> {
+/// What AutoNUMA has done since the kernel started.
+#[derive(Clone, Copy)]
+pub struct Balanced {
+    /// Pages that it has unmapped to see who uses them next.
+    pub scanned: u64,
+    /// Accesses to these that it has seen.
+    pub seen: u64,
+    /// Pages that it has moved.
+    pub moved: u64,
+}
+
+impl Balanced {
+    /// Since `before`.
+    pub fn since(self, before: Self) -> Self {
+        Self {
+            scanned: self.scanned - before.scanned,
+            seen: self.seen - before.seen,
+            moved: self.moved - before.moved,
+        }
+    }
+}
+
+/// What AutoNUMA has done.
+pub fn balanced() -> Result<Balanced> {
     let path = "/proc/vmstat";
     let text = fs::read_to_string(path).context(path)?;
-    let line = text.lines().find_map(|line| line.strip_prefix("numa_pages_migrated "));
-    line.and_then(|number| number.trim().parse().ok())
-        .with_context(|| format!("{path}: no numa_pages_migrated"))
+    let value = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.and_then(|number| number.trim().parse().ok()).with_context(|| format!("{path}: no {name}"))
+    };
+    let (scanned, seen) = (value("numa_pte_updates")?, value("numa_hint_faults")?);
+    Ok(Balanced { scanned, seen, moved: value("numa_pages_migrated")? })
 }
 
 /// How long the CPUs of VMs were idle, nanoseconds. The kernel counts it in steps of 10 ms.

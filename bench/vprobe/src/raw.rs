@@ -57,6 +57,9 @@ pub struct Cell {
     pub warm_up: usize,
     /// All periods.
     pub periods: Vec<Period>,
+    /// Pages of which AutoNUMA has looked for the next user, each time.
+    #[serde(default)]
+    pub pages_scanned: u64,
     /// Pages that the kernel's balancing has moved.
     pub pages_moved: u64,
     /// Steps of vnumad's policy in all VMs.

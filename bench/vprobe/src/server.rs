@@ -2,8 +2,8 @@
 
 use crate::{
     committed::{
-        self, AT_HOME, DEFAULT_PERIOD_S, HALF, MEASURED, MEASURED_STATIC, PERIOD_S, POLICIES, Placement,
-        SLEEP_S, VMS, WARM_UP, WORKLOADS, Workload, overhead,
+        self, AT_HOME, DEFAULT_PERIOD_S, HALF, Layout, MEASURED, MEASURED_STATIC, PERIOD_S, POLICIES,
+        Placement, SLEEP_S, VMS, WARM_UP, WORKLOADS, Workload, overhead,
     },
     full,
     host::{self, Numad, Timers},
@@ -69,13 +69,9 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     };
     let header = lab_count::server::header()?;
     let profile = by_name(header.profile_name())?;
-    eprintln!("starting {} VMs", VMS.len());
     let second = (header.second_sets > 0).then_some((header.second_sets, header.second_ways));
     let counted = if second.is_some() { Counted::SecondLlc } else { Counted::Programs };
-    let vms = Vms::start(&HALF, counted(HALF.classes), false)?;
-    let wakes = Wakes::watch(vms.tids())?;
-    host::divide(&HALF)?;
-    let timers = Timers::read(&HALF)?;
+    let counted = counted(HALF.classes);
     print(&Line::Server(raw::Server {
         profile: profile.name.clone(),
         second_llc: second,
@@ -83,10 +79,10 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         numad: Numad::version(),
     }))?;
     let chosen = |names: &[String], name: &str| names.is_empty() || names.iter().any(|chosen| chosen == name);
-    let mut failed = Vec::new();
+    let (mut failed, mut timers) = (Vec::new(), None);
     for workload in workloads {
-        let bench = Bench::load((&vms, &wakes), workload, &timers, &profile, arguments.options);
-        let (bench, line) = bench?;
+        let fresh = Fresh::start(&HALF, counted, false, &mut timers)?;
+        let (bench, line) = fresh.load(workload, &profile, arguments.options)?;
         print(&Line::Workload(line))?;
         let last = (workload.name == overhead::WORKLOAD).then_some(overhead::CELL);
         for policy in POLICIES.into_iter().chain(last).filter(|policy| chosen(&arguments.policy, policy)) {
@@ -138,6 +134,49 @@ struct Periods {
     dilation: f64,
 }
 
+/// VMs that were just started.
+///
+/// Each workload has its own. AutoNUMA looks at the memory of a process less often the longer it has found nothing, and at
+/// mappings that seem unused hardly at all. In VMs of which another workload's cells are over it moves nothing.
+pub struct Fresh<'t> {
+    vms: Vms,
+    wakes: Wakes,
+    timers: &'t Timers,
+}
+
+impl<'t> Fresh<'t> {
+    /// Boots them. `timers` are those of the kernel as they were before the first time.
+    pub fn start(
+        layout: &'static Layout,
+        counted: Counted,
+        told: bool,
+        timers: &'t mut Option<Timers>,
+    ) -> Result<Self> {
+        if let Some(timers) = timers {
+            timers.stretch(1.0, 1.0)?;
+        }
+        eprintln!("starting {} VMs", VMS.len());
+        let vms = Vms::start(layout, counted, told)?;
+        let wakes = Wakes::watch(vms.tids())?;
+        host::divide(layout)?;
+        let timers = match timers {
+            Some(timers) => timers,
+            None => timers.insert(Timers::read(layout)?),
+        };
+        Ok(Self { vms, wakes, timers })
+    }
+
+    /// Starts a workload in them.
+    pub fn load(
+        &self,
+        workload: &'static Workload,
+        profile: &CounterProfile,
+        options: Options,
+    ) -> Result<(Bench<'_>, raw::Workload)> {
+        Bench::load((&self.vms, &self.wakes), workload, self.timers, profile, options)
+    }
+}
+
 /// A workload that runs.
 pub struct Bench<'a> {
     vms: &'a Vms,
@@ -153,7 +192,7 @@ pub struct Bench<'a> {
 
 impl<'a> Bench<'a> {
     /// Starts a workload, measures the dilation under it and stretches all timers by it.
-    pub fn load(
+    fn load(
         (vms, wakes): (&'a Vms, &'a Wakes),
         workload: &'a Workload,
         timers: &Timers,
@@ -291,7 +330,7 @@ impl<'a> Bench<'a> {
             counted.extend(threads);
         }
         self.vms.release(fixed)?;
-        let moved = host::pages_moved()?;
+        let before = host::balanced()?;
         let mut numad = None;
         match policy {
             "linux" => host::balance(true)?,
@@ -300,6 +339,14 @@ impl<'a> Bench<'a> {
             _ => {}
         }
         let periods = self.measure(lengths, &counted)?;
+        let balanced = host::balanced()?.since(before);
+        if policy == "linux" {
+            let host::Balanced { scanned, seen, moved } = balanced;
+            let name = self.workload.name;
+            eprintln!(
+                "{name}: AutoNUMA: {scanned} pages unmapped, {seen} accesses seen, {moved} pages moved"
+            );
+        }
         let (vm_steps, because_of) =
             if by_vnumad { (steps()?, host::because_of()?) } else { Default::default() };
         let means = by_vnumad.then(means).transpose()?;
@@ -317,7 +364,8 @@ impl<'a> Bench<'a> {
             policy: name.into(),
             warm_up: lengths.warm_up,
             periods,
-            pages_moved: host::pages_moved()? - moved,
+            pages_scanned: balanced.scanned,
+            pages_moved: balanced.moved,
             steps: vm_steps.iter().sum(),
             vm_steps,
             because_of,

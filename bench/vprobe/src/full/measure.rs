@@ -1,14 +1,12 @@
 //! On the lab server: the cells of one boot, one after the other.
 
 use crate::{
-    committed::{MEASURED, VMS},
+    committed::MEASURED,
     full::{committed, plan::Id, small::SmallVms, store::Measured},
-    host::{self, Numad, Timers},
+    host::Numad,
     raw,
-    server::{Bench, Options},
+    server::{Fresh, Options},
     threads::Counted,
-    vms::Vms,
-    wakes::Wakes,
 };
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
@@ -66,12 +64,9 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         let (vms, line) = SmallVms::start(setup.small, profile.clock_ghz)?;
         boot.cells(&ids, &line, |policy| vms.cell(policy), &mut failed)?;
     } else {
-        eprintln!("starting {} VMs", VMS.len());
-        let vms = Vms::start(setup.layout, Counted::Programs(setup.layout.classes), setup.told)?;
-        let wakes = Wakes::watch(vms.tids())?;
-        host::divide(setup.layout)?;
-        let timers = Timers::read(setup.layout)?;
+        let counted = Counted::Programs(setup.layout.classes);
         let options = Options { periods: MEASURED, sched_ext: false };
+        let mut timers = None;
         for group in ids.chunk_by(|one, next| one.workload == next.workload) {
             if (boot.late)() {
                 break;
@@ -79,7 +74,8 @@ pub fn run(arguments: &Arguments) -> Result<()> {
             let name = &group[0].workload;
             let workload = crate::committed::workload(name);
             let workload = workload.with_context(|| format!("workload {name} is unknown"))?;
-            let (bench, line) = Bench::load((&vms, &wakes), workload, &timers, &profile, options)?;
+            let fresh = Fresh::start(setup.layout, counted, setup.told, &mut timers)?;
+            let (bench, line) = fresh.load(workload, &profile, options)?;
             boot.cells(group, &line, |policy| bench.variant(policy), &mut failed)?;
         }
     }

@@ -48,12 +48,12 @@ type Moment = (Instant, Vec<(Values, u64)>, Vec<u64>, u64);
 impl SmallVms {
     /// Boots so many and starts their programs; stretches all timers.
     pub fn start(count: usize, clock_ghz: f64) -> Result<(Self, raw::Workload)> {
+        host::balance(false)?;
         let shape = ["--uma", "--vcpus", "1", "--memory", "256M"].map(str::to_owned);
         let names: Vec<_> = NAMES.iter().take(count).map(|name| (*name, shape.as_slice())).collect();
         let all = Vm::start_all(&names)?.into_iter().map(Small::load).collect::<Result<Vec<_>>>()?;
         host::divide(&HALF)?;
         let timers = Timers::read(&HALF)?;
-        host::balance(false)?;
         let mut vms = Self { all, dilation: 0.0, period_s: 0.0, factor: 0.0 };
         vms.place()?;
         vms.dilation = vms.dilation(clock_ghz)?;
@@ -118,13 +118,14 @@ impl SmallVms {
             counted.iter().try_for_each(|(_, thread)| host::affine(thread.tid, HALF.host_cpus))?;
         }
         self.all.iter().try_for_each(|one| host::affine(one.thread.tid, &HALF.all_vm_cpus()))?;
-        let moved = host::pages_moved()?;
+        let before = host::balanced()?;
         if daemon.is_some() {
             set(policy)?
         } else {
             host::balance(true)?
         }
         let periods = self.measure(&counted)?;
+        let balanced = host::balanced()?.since(before);
         host::balance(false)?;
         if daemon.is_some() {
             set("off")?;
@@ -135,7 +136,8 @@ impl SmallVms {
             policy: policy.into(),
             warm_up: WARM_UP,
             periods,
-            pages_moved: host::pages_moved()? - moved,
+            pages_scanned: balanced.scanned,
+            pages_moved: balanced.moved,
             steps: 0,
             vm_steps: Vec::new(),
             because_of: BTreeMap::new(),

@@ -310,6 +310,7 @@ pub mod tests {
                 policy: id.policy.clone(),
                 warm_up: WARM_UP,
                 periods: (0..WARM_UP + count).map(|_| period()).collect(),
+                pages_scanned: 1 << 20,
                 pages_moved: 0,
                 steps: 0,
                 means: None,

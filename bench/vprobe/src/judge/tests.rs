@@ -66,6 +66,16 @@ fn a_row_that_does_not_count_is_no_peer_and_proves_nothing() {
     rows[0].does_not_count = Some("vm1 had 80.0 % of ...".into());
     rows[0].cycles_per_op = 1.0;
     assert_eq!(missed(&rows), Vec::<String>::new());
+    for at in [1, 5] {
+        rows[at].does_not_count = Some("vm1 had 80.0 % of ...".into());
+    }
+    assert_eq!(
+        missed(&rows),
+        [
+            "chase under p: the gap between Linux and the oracle is judged: neither row of Linux counts, or that of the oracle does not",
+            "compute under p: the cost beside Linux is judged: neither row of Linux counts, or that of the oracle does not",
+        ]
+    );
     rows[3].does_not_count = Some("CPUs were idle".into());
     let missed = missed(&rows);
     assert!(missed[0].contains("the row of vprobe counts: CPUs were idle"), "{missed:?}");
@@ -102,6 +112,7 @@ fn cell(policy: &str, periods: Vec<Period>) -> Cell {
         policy: policy.into(),
         warm_up: 1,
         periods,
+        pages_scanned: 1 << 20,
         pages_moved: 0,
         steps: 2,
         means: None,
@@ -109,6 +120,27 @@ fn cell(policy: &str, periods: Vec<Period>) -> Cell {
         because_of: Default::default(),
         repeated: 0,
     }
+}
+
+#[test]
+fn a_linux_row_in_which_balancing_slept_does_not_count() {
+    let counted = || vec![period([1000, 1000], 1000, 300_000_000, 0.0); 4];
+    let slept = Cell { pages_scanned: 131_071, ..cell("linux", counted()) };
+    let found = rows_of(vec![slept])[0].does_not_count.clone().expect("it does not count");
+    assert_eq!(found, "AutoNUMA looked at 131071 pages, less than the 131072 that vm1 has");
+    assert_eq!(rows_of(vec![cell("linux", counted())])[0].does_not_count, None);
+}
+
+#[test]
+fn a_candidate_of_the_oracle_that_does_not_count_is_not_the_best() {
+    let cells = |idle_share| {
+        let linux = cell("linux", vec![period([0, 1000], 1000, 300_000_000, 0.0); 4]);
+        let remote = cell("oracle:by-vm", vec![period([0, 1000], 1000, 300_000_000, 0.0); 4]);
+        let local = cell("oracle:at-home", vec![period([1000, 0], 1000, 300_000_000, idle_share); 4]);
+        rows_of(vec![linux, local, remote])[1].placement.clone()
+    };
+    assert_eq!(cells(0.0).as_deref(), Some("at-home"));
+    assert_eq!(cells(0.5).as_deref(), Some("by-vm"));
 }
 
 fn rows_of(cells: Vec<Cell>) -> Vec<Row> {
