@@ -27,6 +27,8 @@ pub struct Profile {
     pub devices: Vec<Device>,
     /// What can be plugged while the server runs.
     pub hotplug: Option<Hotplug>,
+    /// Has it an IOMMU, so that devices can be passed through to guests?
+    pub iommu: bool,
 }
 
 /// The text of a profile.
@@ -40,6 +42,8 @@ struct Text {
     #[serde(default)]
     devices: Vec<Device>,
     hotplug: Option<Hotplug>,
+    #[serde(default)]
+    iommu: bool,
 }
 
 /// Room for CPUs and memory that are plugged while the server runs.
@@ -215,11 +219,11 @@ impl Profile {
     }
 
     fn build(text: Text) -> Result<Self, Fault> {
-        let Text { nodes, cpus_per_node, memory_mib_per_node, distances, devices, hotplug } = text;
+        let Text { nodes, cpus_per_node, memory_mib_per_node, distances, devices, hotplug, iommu } = text;
         range("nodes", nodes, 1, 16)?;
         let cpus_per_node = cpus_per_node.resolve("cpus_per_node", nodes, 1, 16)?;
         let memory_mib_per_node = memory_mib_per_node.resolve("memory_mib_per_node", nodes, 256, 65536)?;
-        let profile = Self { nodes, cpus_per_node, memory_mib_per_node, distances, devices, hotplug };
+        let profile = Self { nodes, cpus_per_node, memory_mib_per_node, distances, devices, hotplug, iommu };
         profile.check()?;
         Ok(profile)
     }
@@ -330,6 +334,7 @@ mod tests {
         let names = [
             ("2n4c", 2, 4),
             ("2n5c", 2, 5),
+            ("2n5c-iommu", 2, 5),
             ("3n4c-hotplug", 3, 4),
             ("4n8c", 4, 8),
             ("4n9c", 4, 9),
@@ -341,7 +346,7 @@ mod tests {
             assert!(!profile.devices.is_empty(), "{name}");
         }
         // What is left without CPU 0 is the same on every node.
-        for name in ["2n5c", "4n9c"] {
+        for name in ["2n5c", "2n5c-iommu", "4n9c"] {
             let mut cpus = Profile::load(name).unwrap().cpus_per_node;
             cpus[0] -= 1;
             assert!(cpus.iter().all(|&count| count == cpus[0]), "{name}: {cpus:?}");
@@ -353,7 +358,8 @@ mod tests {
     fn an_unknown_name_is_answered_with_the_known_ones() {
         let error = Profile::load("3n5c").unwrap_err().to_string();
         assert!(
-            error.contains("\"3n5c\"") && error.contains("2n4c, 2n5c, 2n8c, 3n4c-hotplug, 4n8c, 4n9c, 8n16c"),
+            error.contains("\"3n5c\"")
+                && error.contains("2n4c, 2n5c, 2n5c-iommu, 2n8c, 3n4c-hotplug, 4n8c, 4n9c, 8n16c"),
             "{error}"
         );
     }

@@ -72,7 +72,14 @@ pub(crate) fn server(
         let most = profile.memory_mib() + hotplug.memory_mib;
         memory.push_str(&format!(",slots={},maxmem={most}M", hotplug.memory_slots));
     }
-    command.args(["-machine", "q35", "-m", &memory]);
+    // The kernel's own interrupt controller cannot remap interrupts.
+    let split = if profile.iommu && accel == Accel::Kvm { ",kernel-irqchip=split" } else { "" };
+    command.args(["-machine", &format!("q35{split}"), "-m", &memory]);
+    if profile.iommu {
+        // Before all other devices, which are behind it. Linux takes it on a CPU of AMD, too; DMA of devices behind the PCI host
+        // bridge of a node is lost with QEMU's amd-iommu.
+        command.args(["-device", "intel-iommu,intremap=on"]);
+    }
     command.args(cpus(profile, accel));
     command.args(numa(profile));
     command.args(devices(profile));
@@ -280,6 +287,14 @@ mod tests {
         ] {
             assert!(line.contains(part), "{part} is not in {line}");
         }
+        assert!(!line.contains("iommu"), "{line}");
+    }
+
+    #[test]
+    fn an_iommu_is_before_the_devices_that_are_behind_it() {
+        let line = line("2n5c-iommu");
+        let devices: Vec<_> = line.match_indices("-device ").map(|(at, _)| &line[at..]).collect();
+        assert!(devices[0].starts_with("-device intel-iommu,intremap=on "), "{line}");
     }
 
     #[test]
