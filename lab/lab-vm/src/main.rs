@@ -7,6 +7,7 @@ mod host;
 mod manual;
 mod network;
 mod place;
+mod placement;
 mod plan;
 mod qemu;
 mod qmp;
@@ -119,6 +120,9 @@ struct StartArguments {
     /// Give every node as many sockets without a vCPU as it has vCPUs, for CPU hot-plug
     #[arg(long, conflicts_with = "uma")]
     spare_slots: bool,
+    /// Take the machine, its nodes, memory and devices from FILE, as `vnumactl place` prints it for QEMU
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["nodes", "vcpus", "memory", "unbound", "uma", "spare_slots"])]
+    placement: Option<PathBuf>,
     /// Connect it to the network of the lab's servers
     #[arg(long)]
     network: bool,
@@ -141,9 +145,9 @@ fn run(command: Command) -> Result<ExitCode> {
     match command {
         Command::Start(arguments) => {
             let StartArguments { name, kernel, nodes, vcpus, memory, unbound, uma, .. } = arguments;
-            let StartArguments { spare_slots, network, verbose, .. } = arguments;
+            let StartArguments { spare_slots, placement, network, verbose, .. } = arguments;
             let request = Request { name, kernel, nodes, vcpus, memory, unbound, uma, spare_slots, network };
-            vm::start(&request, verbose)?;
+            vm::start(&request, placement.as_deref(), verbose)?;
         }
         Command::Exec { name, command } => return session::exec(&name, command),
         Command::Shell { name } => return session::shell(&name),

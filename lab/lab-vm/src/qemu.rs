@@ -25,17 +25,14 @@ pub struct Files<'a> {
     pub directory: &'a Path,
 }
 
-/// The options, in groups that make readable lines.
-pub fn options(name: &str, plan: &Plan, cid: u32, files: &Files<'_>, nic: Option<&Nic>) -> Vec<Vec<String>> {
-    let Files { kernel, initrd, root, directory } = files;
-    let path = |file: &str| directory.join(file).display().to_string();
+/// The options of the machine itself, in groups that make readable lines.
+pub fn machine(name: &str, plan: &Plan) -> Vec<Vec<String>> {
     let vcpus = plan.nodes.last().map_or(1, |node| node.vcpus.end);
     let sockets = plan.nodes.iter().map(|node| node.vcpus.len() + node.spare.len()).sum::<usize>();
     let memory: usize = plan.nodes.iter().map(|node| node.memory_mib).sum();
     let machine = if plan.numa { "q35" } else { "q35,memory-backend=ram0" };
     let mut lines: Vec<String> = vec![
         format!("-name {name},debug-threads=on"),
-        "-nodefaults -no-user-config -display none -no-reboot".into(),
         format!("-machine {machine} -accel kvm -cpu host"),
         // One socket per vCPU: siblings and caches then never contradict a vCPU's node, whichever it is.
         format!("-smp {vcpus},maxcpus={sockets},sockets={sockets},cores=1,threads=1 -m {memory}M"),
@@ -55,7 +52,15 @@ pub fn options(name: &str, plan: &Plan, cid: u32, files: &Files<'_>, nic: Option
             port + 1
         ));
     }
-    lines.extend([
+    words(&lines)
+}
+
+/// The options of what every VM of the lab has: disk, console, agent, monitors.
+pub fn surroundings(cid: u32, files: &Files<'_>, nic: Option<&Nic>) -> Vec<Vec<String>> {
+    let Files { kernel, initrd, root, directory } = files;
+    let path = |file: &str| directory.join(file).display().to_string();
+    let mut lines = vec![
+        "-nodefaults -no-user-config -display none -no-reboot".into(),
         format!("-drive if=none,id=root,file={},format=raw,readonly=on,file.locking=off", root.display()),
         // Queues are notified by an I/O port: after memory was plugged in, KVM has to emulate a notification by
         // MMIO, and gave the VM up instead when the last event in the guest was an exception, such as the page
@@ -69,7 +74,7 @@ pub fn options(name: &str, plan: &Plan, cid: u32, files: &Files<'_>, nic: Option
         // -S: the vCPU threads are pinned before they run.
         format!("-pidfile {} -S", path("pid")),
         format!("-kernel {} -initrd {}", kernel.display(), initrd.display()),
-    ]);
+    ];
     let mut address = String::new();
     if let Some(nic) = nic {
         let Nic { tap, mac, .. } = nic;
@@ -79,14 +84,17 @@ pub fn options(name: &str, plan: &Plan, cid: u32, files: &Files<'_>, nic: Option
         lines.push(format!("-device {device},mac={mac}"));
         address = format!(" vnuma.address={}", nic.address);
     }
-    // No path of the lab has a blank.
-    let mut groups: Vec<Vec<String>> =
-        lines.iter().map(|line| line.split(' ').map(str::to_owned).collect()).collect();
+    let mut groups = words(&lines);
     groups.push(vec![
         "-append".into(),
         format!("console=ttyS0 quiet panic=-1 {KERNEL_ECONOMY} vnuma.role=guest{address}"),
     ]);
     groups
+}
+
+/// No path of the lab has a blank.
+fn words(lines: &[String]) -> Vec<Vec<String>> {
+    lines.iter().map(|line| line.split(' ').map(str::to_owned).collect()).collect()
 }
 
 fn numa(plan: &Plan) -> Vec<String> {
@@ -127,7 +135,8 @@ mod tests {
             directory: path("/run/lab-vm/a"),
         };
         let nic = Nic { tap: "vm7".into(), mac: "52:54:00:77:01:07".into(), address: "10.77.1.7/16".into() };
-        options("a", &plan, 7, &files, homes.then_some(&nic)).concat().join(" ")
+        let groups = [machine("a", &plan), surroundings(7, &files, homes.then_some(&nic))].concat();
+        groups.concat().join(" ")
     }
 
     #[test]

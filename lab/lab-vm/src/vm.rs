@@ -33,8 +33,9 @@ use crate::cgroup;
 use crate::host::read_nodes;
 use crate::network::{self, Nic};
 use crate::place;
-use crate::plan::{Plan, Request, plan};
-use crate::qemu::{Files, options};
+use crate::placement::{self, Placement};
+use crate::plan::{Plan, Request, check_name, plan};
+use crate::qemu::{self, Files};
 use crate::qmp::Qmp;
 use crate::session;
 use crate::state::{
@@ -50,9 +51,47 @@ fn link(name: &str) -> PathBuf {
     place::qmp_links().join(format!("{name}.sock"))
 }
 
-/// Starts a VM and waits until its agent answers.
-pub fn start(request: &Request, verbose: bool) -> Result<()> {
-    let plan = plan(request, &read_nodes(Path::new("/"))?)?;
+/// Where it is said what the machine of a VM is.
+enum Machine {
+    /// By options of lab-vm.
+    Planned(Plan),
+    /// In a file.
+    Placed(Placement),
+}
+
+impl Machine {
+    fn of(request: &Request, file: Option<&Path>) -> Result<Self> {
+        let Some(file) = file else { return Ok(Self::Planned(plan(request, &read_nodes(Path::new("/"))?)?)) };
+        check_name(&request.name)?;
+        placement::read(file, &request.name).map(Self::Placed)
+    }
+
+    fn options(&self, name: &str) -> Vec<Vec<String>> {
+        match self {
+            Self::Planned(plan) => qemu::machine(name, plan),
+            Self::Placed(placement) => placement.options.clone(),
+        }
+    }
+
+    /// Pins the threads of its QEMU, before the guest runs.
+    fn pin(&self, name: &str, qmp: &mut Qmp) -> Result<()> {
+        let plan = match self {
+            Self::Planned(plan) => plan,
+            Self::Placed(placement) => return placement.pin(pid(name).context("QEMU has written no PID")?),
+        };
+        for thread in qmp.vcpu_threads()? {
+            let node = plan.nodes.iter().find(|node| node.vcpus.contains(&thread.index));
+            if let Some(home) = node.and_then(|node| node.home.as_ref()) {
+                pin(thread.tid, &home.cpus).with_context(|| format!("vCPU {}", thread.index))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Starts a VM, if there is a file as that says, and waits until its agent answers.
+pub fn start(request: &Request, file: Option<&Path>, verbose: bool) -> Result<()> {
+    let machine = Machine::of(request, file)?;
     let kernel = place::kernels().join(&request.kernel);
     ensure!(
         kernel.join("vmlinux").exists(),
@@ -62,7 +101,7 @@ pub fn start(request: &Request, verbose: bool) -> Result<()> {
     );
     let name = request.name.as_str();
     let cid = reserve(name)?;
-    let result = launch(request, &plan, cid, &kernel, verbose).and_then(|()| await_agent(name, cid));
+    let result = launch(request, &machine, cid, &kernel, verbose).and_then(|()| await_agent(name, cid));
     if let Err(error) = result {
         let text = format!("{error:#}\n{}", tail(name));
         // The first error is reported.
@@ -101,14 +140,14 @@ fn lock() -> Result<Flock<File>> {
 }
 
 /// Starts QEMU, pins its vCPU threads and lets it go.
-fn launch(request: &Request, plan: &Plan, cid: u32, kernel: &Path, verbose: bool) -> Result<()> {
+fn launch(request: &Request, machine: &Machine, cid: u32, kernel: &Path, verbose: bool) -> Result<()> {
     let Request { name, network, .. } = request;
     let directory = directory(name);
     let (vmlinux, initrd) = (kernel.join("vmlinux"), kernel.join("initrd"));
     let nic = if *network { Some(Nic::new(cid)?) } else { None };
     let root = place::root_disk();
     let files = Files { kernel: &vmlinux, initrd: &initrd, root: &root, directory: &directory };
-    let groups = options(name, plan, cid, &files, nic.as_ref());
+    let groups = [machine.options(name), qemu::surroundings(cid, &files, nic.as_ref())].concat();
     if verbose {
         println!("{}", readable(&groups));
     }
@@ -117,12 +156,7 @@ fn launch(request: &Request, plan: &Plan, cid: u32, kernel: &Path, verbose: bool
         fs::write(directory.join("address"), format!("{}\n", nic.address))?;
     }
     let mut qmp = spawn(cgroup::enter(name)?, &directory, &groups.concat())?;
-    for thread in qmp.vcpu_threads()? {
-        let node = plan.nodes.iter().find(|node| node.vcpus.contains(&thread.index));
-        if let Some(home) = node.and_then(|node| node.home.as_ref()) {
-            pin(thread.tid, &home.cpus).with_context(|| format!("vCPU {}", thread.index))?;
-        }
-    }
+    machine.pin(name, &mut qmp)?;
     qmp.run("cont").map(drop)
 }
 
