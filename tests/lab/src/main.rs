@@ -10,6 +10,7 @@ mod lifecycle;
 mod machine;
 mod memory;
 mod others;
+mod placed;
 mod places;
 mod policy;
 mod random;
@@ -53,6 +54,8 @@ enum Scenario {
     Lifecycle,
     /// The demonstration on the machine itself, to its end and interrupted
     Machine,
+    /// VMs are started as `vnumactl place` prints them
+    Placed,
     /// A scheduling policy takes a vCPU to its memory, and gives its operator's CPUs back
     Policy,
     /// The scheduler of vCPU threads, with threads that are no vCPUs and with those of VMs
@@ -75,6 +78,7 @@ fn main() -> anyhow::Result<()> {
         Scenario::Kills(arguments) => kills::run(&arguments),
         Scenario::Replug => replug::run(),
         Scenario::Machine => machine::run(),
+        Scenario::Placed => placed::run(),
         Scenario::Policy => policy::run(),
         Scenario::Scheduler(arguments) => scheduler::run(&arguments),
         Scenario::Soak(arguments) => soak::run(&arguments),

@@ -73,6 +73,11 @@ fn guests_answer_and_survive_the_end_of_others() {
 }
 
 #[test]
+fn vms_are_where_they_were_placed() {
+    run("2n5c-iommu", &[job(&["lab-scenario", "placed"])]);
+}
+
+#[test]
 #[ignore = "takes minutes: make soak"]
 fn threads_follow_their_places_in_the_kernel() {
     run("2n4c", &[job(&["lab-scenario", "scheduler"])]);

@@ -1,0 +1,206 @@
+//! What `vnumactl place` prints is started as it is: the VM's vCPUs, memory, nodes and device are where the placement says, by
+//! `/proc` and by the guest, and the reservation is the VM's while it is there.
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use vnuma_scenario::{HANG_LIMIT, Vm, output, vcpu_threads, vnumactl, vnumad, wait_for};
+
+const NAME: &str = "placed";
+/// VMs do not run on CPU 0 of the lab's server.
+const GUARD: &str = "server";
+const FILE: &str = "/root/placed.vm";
+const DEVICES: &str = "/sys/bus/pci/devices";
+/// Of an NVMe disk.
+const CLASS: &str = "0x010802";
+const PAGE_BYTES: u64 = 2 << 20;
+/// Huge pages of each node.
+const PAGES: u64 = 200;
+const SHAPE: [&str; 6] = ["--vcpus", "3", "--memory", "512M", "--hugepages", "2M"];
+
+pub fn run() -> Result<()> {
+    let device = disk()?;
+    pass_through(&device)?;
+    for node in 0..2 {
+        let pool = format!("/sys/devices/system/node/node{node}/hugepages/hugepages-2048kB/nr_hugepages");
+        fs::write(&pool, PAGES.to_string()).context(pool)?;
+    }
+    let _daemon = vnumad(&[])?;
+    let guard = vnumactl(&["place", GUARD, "--vcpus", "1", "--memory", "2M", "--lifetime", "3600"])?;
+    ensure!(pins(&guard["reservation"]["placement"])? == [(0, 0)], "not on CPU 0: {guard}");
+
+    let vm = start(&device)?;
+    let placement = reservation()?["placement"].clone();
+    expect_reservation_of(vm.pid)?;
+    expect_threads(&vm, &placement)?;
+    expect_memory(vm.pid, &placement)?;
+    expect_guest(&vm, &placement)?;
+    println!("vCPUs, memory, guest nodes and the device are where the placement says");
+
+    let taken = [&["place", "other", "--device", device.as_str()][..], &SHAPE].concat();
+    expect_error(&taken, &format!("device {device}: in use by {NAME}"))?;
+    expect_error(&["release", NAME], &format!("is held by the VM {NAME}, PID {}", vm.pid))?;
+    drop(vm);
+    let gone = || Ok(reservations()?.iter().all(|one| one["placement"]["name"] != NAME));
+    wait_for("the reservation to end with its VM", HANG_LIMIT, gone)?;
+    vnumactl(&taken)?;
+    vnumactl(&["release", "other"])?;
+    println!("the reservation was the VM's, and has ended with it");
+    Ok(())
+}
+
+/// The server's disk for guests.
+fn disk() -> Result<String> {
+    for entry in fs::read_dir(DEVICES).context(DEVICES)? {
+        let entry = entry?;
+        if fs::read_to_string(entry.path().join("class"))?.trim() == CLASS {
+            return Ok(entry.file_name().to_string_lossy().into_owned());
+        }
+    }
+    anyhow::bail!("{DEVICES}: no device of class {CLASS}")
+}
+
+/// Gives a device to VFIO.
+fn pass_through(address: &str) -> Result<()> {
+    output("modprobe", &["-a", "vfio-pci", "vfio_iommu_type1"])?;
+    let device = Path::new(DEVICES).join(address);
+    let write =
+        |path: PathBuf, text: &str| fs::write(&path, text).with_context(|| path.display().to_string());
+    write(device.join("driver_override"), "vfio-pci")?;
+    if device.join("driver").exists() {
+        write(device.join("driver/unbind"), address)?;
+    }
+    write("/sys/bus/pci/drivers_probe".into(), address)?;
+    let driver = fs::read_link(device.join("driver")).context("driver of the device")?;
+    ensure!(driver.ends_with("vfio-pci"), "{address} has the driver {}", driver.display());
+    ensure!(device.join("iommu_group").exists(), "{address} has no IOMMU group");
+    Ok(())
+}
+
+/// Places the VM, and starts what was printed.
+fn start(device: &str) -> Result<Vm> {
+    let command = [&["place", NAME, "--device", device][..], &SHAPE, &["--format", "qemu"]].concat();
+    let text = output("vnumactl", &command)?;
+    print!("{text}");
+    fs::write(FILE, text).context(FILE)?;
+    let waits = reservation()?;
+    ensure!(waits["waits_ms"].is_u64() && waits["pid"].is_null(), "it does not wait for its VM: {waits}");
+    // Its home is the node of the device, and two vCPUs do not fit there beside the others' share.
+    let homes: Vec<_> = nodes(&waits["placement"])?.iter().map(|node| node["home"].clone()).collect();
+    ensure!(homes == [1, 0], "the homes of its guest nodes: {homes:?}");
+    Vm::start(NAME, &["--placement", FILE].map(str::to_owned))
+}
+
+fn reservations() -> Result<Vec<Value>> {
+    let all = vnumactl(&["reservations"])?;
+    Ok(all.as_array().context("vnumactl reservations: not an array")?.clone())
+}
+
+fn reservation() -> Result<Value> {
+    let all = reservations()?;
+    let own = all.iter().find(|one| one["placement"]["name"] == NAME);
+    own.cloned().with_context(|| format!("no reservation of {NAME}: {all:?}"))
+}
+
+fn expect_reservation_of(pid: i32) -> Result<()> {
+    wait_for("the reservation to be the VM's", HANG_LIMIT, || Ok(reservation()?["pid"] == pid))
+}
+
+fn nodes(placement: &Value) -> Result<&Vec<Value>> {
+    placement["guest_nodes"].as_array().with_context(|| format!("no guest nodes: {placement}"))
+}
+
+fn number(value: &Value) -> Result<u64> {
+    value.as_u64().with_context(|| format!("no number: {value}"))
+}
+
+/// (vCPU, CPU) of a guest node.
+fn pins_of(node: &Value) -> Result<Vec<(u64, u64)>> {
+    let pins = node["vcpus"].as_array().with_context(|| format!("no vCPUs: {node}"))?;
+    pins.iter().map(|pin| Ok((number(&pin["vcpu"])?, number(&pin["cpu"])?))).collect()
+}
+
+fn pins(placement: &Value) -> Result<Vec<(u64, u64)>> {
+    let pins: Result<Vec<_>> = nodes(placement)?.iter().map(pins_of).collect();
+    Ok(pins?.concat())
+}
+
+fn list(mut numbers: Vec<u64>) -> String {
+    numbers.sort_unstable();
+    let words: String = numbers.iter().map(|number| format!("{number},")).collect();
+    words.trim_end_matches(',').parse::<vnuma_topology::CpuSet>().map(|set| set.to_string()).unwrap_or(words)
+}
+
+/// Each vCPU thread may run on its CPU only, the others on the VM's.
+fn expect_threads(vm: &Vm, placement: &Value) -> Result<()> {
+    let threads = vcpu_threads(vm.pid)?;
+    let pins = pins(placement)?;
+    ensure!(threads.len() == pins.len(), "{} vCPU threads, {} pins", threads.len(), pins.len());
+    let mut expected: BTreeMap<i32, String> =
+        pins.iter().map(|&(vcpu, cpu)| (threads[vcpu as usize], cpu.to_string())).collect();
+    expected.insert(vm.pid, list(pins.iter().map(|&(_, cpu)| cpu).collect()));
+    for (tid, cpus) in expected {
+        let path = format!("/proc/{}/task/{tid}/status", vm.pid);
+        let status = fs::read_to_string(&path).with_context(|| path.clone())?;
+        let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+        ensure!(allowed.map(str::trim) == Some(&cpus), "{path}: {allowed:?}, expected {cpus}");
+    }
+    Ok(())
+}
+
+/// The huge pages of each guest node are bound to its home, and all there.
+fn expect_memory(pid: i32, placement: &Value) -> Result<()> {
+    let path = format!("/proc/{pid}/numa_maps");
+    let maps = fs::read_to_string(&path).with_context(|| path.clone())?;
+    let mut found = BTreeMap::<String, BTreeMap<String, u64>>::new();
+    for line in maps.lines().filter(|line| line.split(' ').any(|word| word == "huge")) {
+        let policy = line.split(' ').nth(1).unwrap_or_default();
+        for word in line.split(' ') {
+            let pages = word.strip_prefix('N').and_then(|word| word.split_once('='));
+            if let Some((node, count)) = pages {
+                *found.entry(policy.to_owned()).or_default().entry(node.to_owned()).or_default() +=
+                    count.parse::<u64>().with_context(|| line.to_owned())?;
+            }
+        }
+    }
+    let mut expected = BTreeMap::new();
+    for node in nodes(placement)? {
+        let pages = number(&node["memory_bytes"])? / PAGE_BYTES;
+        let home = node["home"].to_string();
+        expected.insert(format!("bind:{home}"), BTreeMap::from([(home, pages)]));
+    }
+    ensure!(found == expected, "{path}: huge pages by policy and node: {found:?}, expected {expected:?}");
+    Ok(())
+}
+
+/// The guest's kernel knows its nodes, their distances, and the node of its device.
+fn expect_guest(vm: &Vm, placement: &Value) -> Result<()> {
+    let read = |path: String| -> Result<String> { Ok(vm.exec(&["cat", &path])?.trim().to_owned()) };
+    let distances = placement["distances"].as_array().context("no distances")?;
+    for (at, node) in nodes(placement)?.iter().enumerate() {
+        let directory = format!("/sys/devices/system/node/node{at}");
+        let cpus = read(format!("{directory}/cpulist"))?;
+        let expected = list(pins_of(node)?.iter().map(|&(vcpu, _)| vcpu).collect());
+        ensure!(cpus == expected, "guest node {at} has the CPUs {cpus}, expected {expected}");
+        let row: Vec<_> = distances[at].as_array().context("no row")?.iter().map(Value::to_string).collect();
+        let seen = read(format!("{directory}/distance"))?;
+        ensure!(seen == row.join(" "), "guest node {at} has the distances {seen}, expected {row:?}");
+    }
+    let devices = placement["devices"].as_array().context("no devices")?;
+    ensure!(devices.len() == 1 && devices[0]["local"] == true, "not local: {devices:?}");
+    let script = format!(
+        "cd {DEVICES} && for d in *; do test $(cat $d/class) = {CLASS} && cat $d/numa_node; done; true"
+    );
+    let node = vm.exec(&["sh", "-c", &script])?;
+    let expected = devices[0]["guest_node"].to_string();
+    ensure!(node.trim() == expected, "the guest's disk is on node {node:?}, expected {expected}");
+    Ok(())
+}
+
+fn expect_error(command: &[&str], part: &str) -> Result<()> {
+    let error = vnumactl(command).err().map(|error| format!("{error:#}")).unwrap_or_default();
+    ensure!(error.contains(part), "vnumactl {}: no {part:?} in {error:?}", command.join(" "));
+    Ok(())
+}
