@@ -59,9 +59,8 @@ fn placement(
     unit_bytes: u64,
 ) -> Placement {
     let mut next = 0;
-    let mut parts = division.parts.clone();
-    // vCPU 0 boots, and is on guest node 0.
-    parts.sort_by_key(|part| part.vcpus == 0);
+    // Parts of memory only are last: vCPU 0 boots, and is on guest node 0.
+    let parts = &division.parts;
     let mut guest_nodes = Vec::new();
     for (id, part) in parts.iter().enumerate() {
         let node = &task.capacity.nodes[part.node];

@@ -211,6 +211,19 @@ fn vms_without_devices_are_neither_all_on_node_0_nor_on_siblings() {
 }
 
 #[test]
+fn a_core_that_a_floating_vcpu_runs_on_is_not_whole() {
+    let host = host(&[Node("0-7", 8192, 0)], &[]);
+    // CPU n and n + 4 share a core.
+    let core = |cpu: u32| [cpu, cpu + 4].into_iter().collect::<CpuSet>();
+    let layout = CpuLayout { cores: [0, 1, 2, 3].map(core).to_vec(), ..CpuLayout::default() };
+    let floating = Claim { owner: "other".into(), floating: vec![(0, 1)], ..Claim::default() };
+    let capacity = Capacity::new(&host, &layout, &[floating]);
+    assert_eq!((capacity.nodes[0].free_cpus, capacity.nodes[0].free_cores), (7, 3));
+    let placed = place(&capacity, &vm(4, GIB, &[])).expect("placed");
+    assert_eq!(shown(&placed), nodes(&[(0, "1-3,5", 1024)]), "a sibling of its own, before the other VM's");
+}
+
+#[test]
 fn a_vm_larger_than_any_node_is_on_few_near_ones() {
     let mut host: HostTopology = host(
         &[Node("0-7", 8192, 0), Node("8-15", 8192, 0), Node("16-23", 8192, 0), Node("24-31", 8192, 0)],
