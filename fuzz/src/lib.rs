@@ -40,7 +40,7 @@ pub struct Target {
 }
 
 /// All of them, in the order in which they are run.
-pub const TARGETS: [Target; 25] = [
+pub const TARGETS: [Target; 26] = [
     target("answer", "vnumad's answers as vnumactl reads and prints them", operator::answer),
     target("api", "requests to vnumad", api::run),
     target("arguments", "vnumactl's command line", operator::arguments),
@@ -59,6 +59,7 @@ pub const TARGETS: [Target; 25] = [
     target("lab-profile", "servers of lab/profiles", lab::profile),
     target("lab-protocol", "frames between the lab's agent and its clients", lab::protocol),
     target("lab-recipe", "the recipe of the lab's image", lab::recipe),
+    target("pci-ids", "names of PCI devices", text::pci_ids),
     target("proc", "files of /proc/PID", text::proc),
     target("qmp", "a whole conversation with a QEMU", qmp::run),
     target("record", "what an earlier vnumad left, and taking its channel over", takeover::record),

@@ -3,7 +3,10 @@
 use crate::{expect_clear, scratch};
 use nix::{sys::stat::Mode, unistd::mkfifo};
 use std::{collections::BTreeSet, fs, io, os::unix::fs::symlink, path::Path, sync::Mutex};
-use vnuma_host::read_host_topology;
+use vnuma_host::{
+    SysfsError, read_host_topology, read_pci_functions,
+    sysfs::{nics_behind, read_interfaces},
+};
 use vnuma_topology::{CpuSet, HostTopology};
 
 /// Most files of an input.
@@ -31,13 +34,23 @@ pub fn run(input: &[u8]) {
             check(&host);
             let json = serde_json::to_string(&host).expect("JSON");
             assert_eq!(serde_json::from_str::<HostTopology>(&json).expect("read back"), host);
+            match read_pci_functions(&root, &host.nodes) {
+                Ok(functions) => assert!(functions.iter().map(|one| &one.device).eq(&host.pci_devices)),
+                Err(error) => check_error(&root, &error),
+            }
         }
-        Err(error) => {
-            let message = error.to_string();
-            expect_clear(&message);
-            assert!(message.starts_with(&root.display().to_string()), "names no file: {message}");
-        }
+        Err(error) => check_error(&root, &error),
     }
+    match read_interfaces(&root) {
+        Ok(interfaces) => interfaces.keys().for_each(|name| drop(nics_behind(&interfaces, name))),
+        Err(error) => check_error(&root, &error),
+    }
+}
+
+fn check_error(root: &Path, error: &SysfsError) {
+    let message = error.to_string();
+    expect_clear(&message);
+    assert!(message.starts_with(&root.display().to_string()), "names no file: {message}");
 }
 
 /// Path and content of each file.

@@ -1,8 +1,11 @@
 //! Files and answers that are plain text.
 
 use crate::{expect_clear, expect_plain};
-use std::fmt::Debug;
-use vnuma_host::sysfs::parse;
+use std::{collections::BTreeSet, fmt::Debug};
+use vnuma_host::{
+    devices::{DeviceFile, device_file},
+    sysfs::{parse, pci_ids},
+};
 use vnuma_hypervisor::{check_name, numa, resident};
 use vnuma_process::procfs;
 use vnuma_topology::{CpuSet, MemoryBacking};
@@ -53,6 +56,11 @@ pub fn sysfs_value(input: &[u8]) {
     assert!(parse::hex(&text, 0xffff).map_or(true, |value| value <= 0xffff), "{text:?}");
     reads_back(|text| parse::hex(text, 0xff_ffff), |value| format!("{value:#x}\n"), &text);
     reads_back(parse::numa_node, |node| node.map_or("-1".to_owned(), |node| node.to_string()), &text);
+    let speed = |speed: &Option<u32>| {
+        speed.map_or("Unknown".to_owned(), |mts| format!("{}.{} GT/s PCIe\n", mts / 1000, mts % 1000 / 100))
+    };
+    reads_back(parse::link_speed, speed, &text);
+    reads_back(parse::link_width, |width| format!("{}\n", width.unwrap_or_default()), &text);
     reads_back(parse::number, |number| format!("{number}\n"), &text);
     reads_back(parse::cpu_weight, |weight| format!("{weight}\n"), &text);
     let limit =
@@ -69,6 +77,22 @@ fn mask(set: &CpuSet) -> String {
     let mut words = [0_u32; CpuSet::MAX_CPU as usize / 32 + 1];
     set.iter().for_each(|cpu| words[cpu as usize / 32] |= 1 << (cpu % 32));
     words.iter().rev().map(|word| format!("{word:08x}")).collect::<Vec<_>>().join(",")
+}
+
+/// The file of names of PCI devices: a name is one short line, and only what was asked for has one.
+pub fn pci_ids(input: &[u8]) {
+    let text = String::from_utf8_lossy(input);
+    let wanted = BTreeSet::from([(0x8086, 0x10c9), (0x1b36, 0x0010)]);
+    let names = pci_ids::parse(&text, &wanted);
+    for (vendor, device) in [(0x8086, 0x10c9), (0x1b36, 0x0010), (0x8086, 0x0010), (0x1234, 0x0001)] {
+        let found = names.device(vendor, device);
+        assert!(found.is_none() || wanted.contains(&(vendor, device)), "{found:?}");
+        let shown = [found, names.vendor(vendor), names.class(u32::from(vendor) << 8)];
+        for name in shown.into_iter().flatten() {
+            expect_plain(name);
+            assert!(!name.is_empty() && name.chars().count() <= 120, "{name:?}");
+        }
+    }
 }
 
 /// A name that was accepted is one harmless component of a path.
@@ -94,6 +118,14 @@ pub fn proc(input: &[u8]) {
         let fields = || text.rsplit_once(')').map(|(_, rest)| rest.split_ascii_whitespace());
         assert_eq!(cpu, fields().and_then(|mut fields| fields.nth(36)?.parse().ok()));
         assert_eq!(start, fields().and_then(|mut fields| fields.nth(19)?.parse().ok()));
+    }
+    for path in ["/dev/net/tun", "anon_inode:[vfio-device]"].into_iter().chain(text.lines()) {
+        let file = procfs::OpenFile { fd: 3, path: path.to_owned(), number: None };
+        match device_file(&file, || text.to_string()) {
+            Some(DeviceFile::VfioAddress(address)) => assert!(parse::is_pci_address(&address), "{address:?}"),
+            Some(DeviceFile::Tap(name)) => assert!(!name.contains('\n') && text.contains(&name), "{name:?}"),
+            _ => {}
+        }
     }
     let numbers = procfs::namespace_numbers(&text);
     assert!(numbers.is_empty() || text.contains("NSpid:"));

@@ -3,6 +3,7 @@
 //! | module | reads | gives |
 //! |---|---|---|
 //! | [`sysfs`] | `/sys`, `/proc` below a root | [`HostTopology`](vnuma_topology::HostTopology), once |
+//! | [`devices`] | `/proc/PID/fd` below a root | devices that a process has |
 //! | [`watch`] | the kernel's messages about devices, then the same | each one that is another one |
 //! | [`location`] | BPF events or `/proc` | changes of a thread's node and limits, as they happen |
 //! | [`tasks`] | a BPF program | times, CPUs and masks of many threads, and how long CPUs were idle, at once |
@@ -16,6 +17,7 @@
 //! [`sysfs::parse`], [`location::parse_record`], [`parse_uevent`].
 
 mod bpf;
+pub mod devices;
 pub mod location;
 pub mod scheduler;
 pub mod sysfs;
@@ -24,6 +26,6 @@ pub mod watch;
 
 pub use sysfs::{
     CpuControl, SysfsError, may_be_threaded, read_cpu_control, read_cpu_layout, read_host_topology,
-    read_idle_times, read_node_memory,
+    read_idle_times, read_node_memory, read_pci_functions,
 };
 pub use watch::{HostWatcher, parse_uevent};

@@ -8,7 +8,8 @@ use crate::text::sanitize_short;
 use std::{
     fs::{self, File},
     io::{self, Read},
-    os::unix::fs::FileExt,
+    os::unix::fs::{FileExt, FileTypeExt, MetadataExt},
+    path::Path,
 };
 use vnuma_topology::{CpuId, CpuSet};
 
@@ -23,6 +24,9 @@ pub const STATUS_LIMIT: u64 = 64 * 1024;
 
 /// `cgroup` has a line for each hierarchy, some 15 with cgroup v1, each with a path of at most 4096 bytes.
 const CGROUP_LIMIT: u64 = 64 * 1024;
+
+/// `fdinfo` has a few lines; that of an eventpoll has one for each file, which nobody here asks for.
+const FILE_INFO_LIMIT: u64 = 4096;
 
 /// CPUs that a kernel of today can have (`NR_CPUS`).
 const CPUS: usize = 8192;
@@ -140,6 +144,83 @@ pub fn threads(pid: i32) -> Result<Vec<i32>, ProcError> {
         Err(error) if is_gone(&error) => Err(ProcError::Gone { path }),
         Err(source) => Err(ProcError::Read { path, source }),
     }
+}
+
+/// A file of `/dev` that a process has open, or one without a name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpenFile {
+    /// Its descriptor.
+    pub fd: i32,
+    /// Its path in the mount namespace of the process, so that it is the process's to choose. Names without a path begin with
+    /// `anon_inode:`.
+    pub path: String,
+    /// `major:minor` of the device that it is, whatever its path.
+    pub number: Option<String>,
+}
+
+/// Most descriptors of a process, `fs.nr_open` by default.
+const FD_LIMIT: usize = 1 << 20;
+
+/// Files of `/dev` and files without a name that a process has open. `proc` is a directory as `/proc`.
+pub fn read_open_files(proc: &Path, pid: i32) -> Result<Vec<OpenFile>, ProcError> {
+    let directory = proc.join(pid.to_string()).join("fd");
+    let path = directory.display().to_string();
+    let entries = match fs::read_dir(&directory) {
+        Ok(entries) => entries,
+        Err(error) if is_gone(&error) => return Err(ProcError::Gone { path }),
+        Err(source) => return Err(ProcError::Read { path, source }),
+    };
+    let mut files = Vec::new();
+    for entry in entries.take(FD_LIMIT) {
+        // It ended, or closed that file.
+        let Some(fd) = entry.ok().and_then(|entry| entry.file_name().to_str()?.parse().ok()) else {
+            continue;
+        };
+        let link = directory.join(format!("{fd}"));
+        let Some(target) =
+            fs::read_link(&link).ok().and_then(|target| target.into_os_string().into_string().ok())
+        else {
+            continue;
+        };
+        let known = target.starts_with("/dev/") || target.starts_with("anon_inode:");
+        if known {
+            let metadata = fs::metadata(&link).ok().filter(|found| found.file_type().is_char_device());
+            let number =
+                metadata.map(|found| format!("{}:{}", libc::major(found.rdev()), libc::minor(found.rdev())));
+            let path = target.strip_suffix(" (deleted)").unwrap_or(&target).to_owned();
+            files.push(OpenFile { fd, path, number });
+        }
+    }
+    files.sort_by_key(|file| file.fd);
+    Ok(files)
+}
+
+/// What the kernel tells of an open file of a process.
+pub fn read_file_info(proc: &Path, pid: i32, fd: i32) -> Result<String, ProcError> {
+    let path = proc.join(pid.to_string()).join("fdinfo").join(fd.to_string());
+    read(path.display().to_string(), pid > 0 && fd >= 0, FILE_INFO_LIMIT)
+}
+
+/// The value of a field of `fdinfo`; empty if there is none.
+pub fn file_info<'a>(info: &'a str, field: &str) -> &'a str {
+    let line = info.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+    line.unwrap_or_default().trim()
+}
+
+/// Numbers of all processes, rising.
+pub fn read_processes(proc: &Path) -> Result<Vec<i32>, ProcError> {
+    let entries =
+        fs::read_dir(proc).map_err(|source| ProcError::Read { path: proc.display().to_string(), source })?;
+    let number = |entry: io::Result<fs::DirEntry>| entry.ok()?.file_name().to_str()?.parse().ok();
+    let mut pids: Vec<i32> = entries.filter_map(number).filter(|pid| *pid > 0).collect();
+    pids.sort_unstable();
+    Ok(pids)
+}
+
+/// The name of a process, sanitized: it is the process's to choose.
+pub fn read_name(proc: &Path, pid: i32) -> Result<String, ProcError> {
+    let path = proc.join(pid.to_string()).join("comm");
+    Ok(sanitize_short(&read(path.display().to_string(), pid > 0, STAT_LIMIT)?))
 }
 
 /// CPUs that a thread may run on.

@@ -11,11 +11,13 @@
 mod cpu_set;
 mod distance;
 mod host;
+mod pci;
 mod vm;
 
 pub use cpu_set::{CpuSet, CpuSetError};
 pub use distance::{DistanceError, DistanceMatrix, LOCAL_DISTANCE};
 pub use host::{CacheGroup, CpuLayout, HostNode, HostTopology, HugePages, PciDevice};
+pub use pci::{PciFunction, PciLink};
 pub use vm::{GuestNode, MemoryBacking, Vcpu, VcpuLocation, VmDescription};
 
 /// A node of the host, by the kernel's number.

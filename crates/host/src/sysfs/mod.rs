@@ -11,17 +11,20 @@
 mod caches;
 mod cpus;
 mod groups;
+mod interfaces;
 mod nodes;
 pub mod parse;
 mod pci;
+pub mod pci_ids;
 mod tree;
 
 pub use cpus::{read_cpu_layout, read_idle_times};
 pub use groups::{CpuControl, may_be_threaded, read_cpu_control};
+pub use interfaces::{Interface, nics_behind, read_interfaces};
 use std::path::{Path, PathBuf};
 use tree::Tree;
 use vnuma_process::text::{sanitize_reason, sanitize_short};
-use vnuma_topology::{HostNodeId, HostTopology};
+use vnuma_topology::{HostNode, HostNodeId, HostTopology, PciFunction};
 
 /// Why a tree is no host topology.
 #[derive(Debug, thiserror::Error)]
@@ -96,4 +99,16 @@ pub fn read_host_topology(root: &Path) -> Result<HostTopology, SysfsError> {
 /// All and free memory of each online node of the host whose `/sys` is below `root`: (node, KiB, KiB).
 pub fn read_node_memory(root: &Path) -> Result<Vec<(HostNodeId, u64, u64)>, SysfsError> {
     nodes::read_memory(&Tree::new(root))
+}
+
+/// Reads the PCI functions of the host whose `/sys` is below `root`, and of which these are the nodes.
+pub fn read_pci_functions(root: &Path, nodes: &[HostNode]) -> Result<Vec<PciFunction>, SysfsError> {
+    pci::read_functions(&Tree::new(root), nodes)
+}
+
+/// The device number of an IOMMU group's file, `major:minor`; none if VFIO does not know the group.
+pub fn read_vfio_group_number(root: &Path, group: u32) -> Result<Option<String>, SysfsError> {
+    let tree = Tree::new(root);
+    let text = tree.text(&tree.path(&format!("sys/class/vfio/{group}/dev")))?;
+    Ok(text.map(|text| text.trim().to_owned()))
 }

@@ -107,6 +107,36 @@ pub fn numa_node(text: &str) -> Result<Option<u32>, String> {
     }
 }
 
+/// `current_link_speed` of a PCIe function, such as `8.0 GT/s PCIe`: megatransfers per second. None: it has no link.
+pub fn link_speed(text: &str) -> Result<Option<u32>, String> {
+    const MOST_MTS: u32 = 1_000_000;
+    let text = text.trim();
+    if text.starts_with("Unknown") {
+        return Ok(None);
+    }
+    let expected = || "not a speed such as `8.0 GT/s PCIe`".to_owned();
+    let number = text.strip_suffix(" PCIe").unwrap_or(text).strip_suffix(" GT/s").ok_or_else(expected)?;
+    let (whole, tenths) = number.split_once('.').unwrap_or((number, "0"));
+    let plain = |digits: &str, most: usize| {
+        (1..=most).contains(&digits.len()) && digits.bytes().all(|byte| byte.is_ascii_digit())
+    };
+    if !plain(whole, 4) || !plain(tenths, 1) {
+        return Err(expected());
+    }
+    let digit = |digits: &str| digits.parse::<u32>().map_err(|_| expected());
+    let speed = digit(whole)? * 1000 + digit(tenths)? * 100;
+    if (1..=MOST_MTS).contains(&speed) { Ok(Some(speed)) } else { Err(expected()) }
+}
+
+/// `current_link_width` of a PCIe function, in lanes. None: it has no link (0), or the kernel does not know (255).
+pub fn link_width(text: &str) -> Result<Option<u32>, String> {
+    match number(text)? {
+        0 | 255 => Ok(None),
+        width @ 1..=64 => Ok(Some(width as u32)),
+        _ => Err("not a number of lanes".to_owned()),
+    }
+}
+
 /// Is a CPU online, by its own file? Copies of old kernels' files can be empty, which does not mean offline.
 pub fn online(text: &str) -> Result<bool, String> {
     match text.trim() {
@@ -169,6 +199,22 @@ pub fn is_pci_address(name: &str) -> bool {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn speeds_and_widths_of_links() {
+        assert_eq!(link_speed("2.5 GT/s PCIe\n"), Ok(Some(2500)));
+        assert_eq!((link_speed("64.0 GT/s PCIe"), link_speed("8 GT/s")), (Ok(Some(64_000)), Ok(Some(8000))));
+        assert_eq!((link_speed("Unknown\n"), link_speed("Unknown speed")), (Ok(None), Ok(None)));
+        for wrong in ["", "8", "8.0", "8.00 GT/s", "-8 GT/s", ".5 GT/s", "8. GT/s", "0 GT/s", "9999.9 GT/s x"]
+        {
+            assert_eq!(link_speed(wrong), Err("not a speed such as `8.0 GT/s PCIe`".to_owned()), "{wrong}");
+        }
+        assert_eq!(
+            (link_width("16\n"), link_width("0\n"), link_width("255\n")),
+            (Ok(Some(16)), Ok(None), Ok(None))
+        );
+        assert_eq!(link_width("65"), Err("not a number of lanes".to_owned()));
+    }
 
     #[test]
     fn meminfo_of_node_and_host() {

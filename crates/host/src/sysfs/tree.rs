@@ -121,6 +121,11 @@ impl Tree {
         Some(fs::read_link(path).ok()?.file_name()?.to_str()?.to_owned())
     }
 
+    /// Where a link leads; `None` if there is none.
+    pub(super) fn link(&self, path: &Path) -> Option<PathBuf> {
+        fs::read_link(path).ok()
+    }
+
     /// Numbers of the entries called `PREFIX<number>`, rising.
     pub(super) fn numbered(&self, path: &Path, prefix: &str) -> Result<Vec<u32>, SysfsError> {
         let number = |name: &String| {
