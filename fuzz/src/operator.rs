@@ -46,6 +46,8 @@ pub fn answer(input: &[u8]) {
     let (kind, body) = (&input[..end], input.get(end + 1..).unwrap_or_default());
     let kind = match kind {
         b"hardware" => Answer::Hardware,
+        b"devices" => Answer::Devices,
+        b"capacity" => Answer::Capacity,
         b"list" => Answer::List,
         b"show" => Answer::Show,
         b"daemon" => Answer::Daemon,

@@ -1,15 +1,19 @@
 //! What is printed for an answer of vnumad.
 
-use crate::{client::ClientError, doctor, hardware, place, policy, table::plain_lines, vms, watch};
+use crate::{client::ClientError, devices, doctor, hardware, place, policy, table::plain_lines, vms, watch};
 use serde::de::DeserializeOwned;
 use vnuma_allocation::print::Format;
-use vnuma_api::{ApiError, Daemon, HostTopology, Placed, Reserved, Scheduling, Vm};
+use vnuma_api::{ApiError, Daemon, Devices, HostTopology, NodeFree, Placed, Reserved, Scheduling, Vm};
 
 /// A kind of answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// To `hardware`.
     Hardware,
+    /// To `devices`.
+    Devices,
+    /// To `capacity`.
+    Capacity,
     /// To `list`.
     List,
     /// To `show`.
@@ -37,6 +41,8 @@ impl Answer {
     pub fn print(self, body: &[u8]) -> Result<String, String> {
         match self {
             Self::Hardware => read::<HostTopology>(body).map(|host| hardware::text(&host)),
+            Self::Devices => read::<Devices>(body).map(|found| devices::text(&found)),
+            Self::Capacity => read::<Vec<NodeFree>>(body).map(|nodes| devices::capacity(&nodes)),
             Self::List => read::<Vec<Vm>>(body).map(|vms| vms::list(&vms)),
             Self::Show => read::<Vm>(body).map(|vm| vms::show(&vm) + &vms::moved(&vm, 0)),
             Self::Daemon => read::<Daemon>(body).map(|daemon| vms::daemon(&daemon)),

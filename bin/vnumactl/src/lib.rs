@@ -4,6 +4,7 @@
 mod answer;
 pub mod calibrate;
 mod client;
+mod devices;
 mod doctor;
 mod hardware;
 mod place;
@@ -29,8 +30,9 @@ use std::{
     process::ExitCode,
 };
 use vnuma_api::{
-    ApiError, ErrorKind, EventKind, HARDWARE, HostTopology, MoveRequest, PLACEMENTS, POLICIES, PolicyRequest,
-    ReplugRequest, Replugged, Reserved, Scheduling, VMS, Vm, release_path, vm_path,
+    ApiError, CAPACITY, DEVICES, Devices, ErrorKind, EventKind, HARDWARE, HostTopology, MoveRequest,
+    NodeFree, PLACEMENTS, POLICIES, PolicyRequest, ReplugRequest, Replugged, Reserved, Scheduling, VMS, Vm,
+    release_path, vm_path,
 };
 use vnuma_placement::scheduling::Policy;
 
@@ -61,6 +63,10 @@ struct Common {
 enum Command {
     /// Show the host: nodes, CPUs, caches, memory, huge pages, distances, PCI devices
     Hardware,
+    /// Show PCI devices with their nodes, links and names, and which VM has which device
+    Devices,
+    /// Show what is free on each node for VMs that are to be started
+    Capacity,
     /// List the VMs of this host with the states of their vCPUs
     List,
     /// Show one VM: guest nodes and their homes, each vCPU, what was published
@@ -216,6 +222,14 @@ async fn run(arguments: &Arguments) -> Result<(), ClientError> {
         Command::Hardware => {
             let host: HostTopology = client.get(HARDWARE).await?;
             print(json, &host, hardware::text)
+        }
+        Command::Devices => {
+            let devices: Devices = client.get(DEVICES).await?;
+            print(json, &devices, devices::text)
+        }
+        Command::Capacity => {
+            let nodes: Vec<NodeFree> = client.get(CAPACITY).await?;
+            print(json, &nodes, |nodes| devices::capacity(nodes))
         }
         Command::List => {
             let vms: Vec<Vm> = client.get(VMS).await?;

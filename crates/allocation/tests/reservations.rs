@@ -2,11 +2,11 @@
 
 mod common;
 
-use common::{GIB, MIB2, Node, address, device, free, host, paper, vm};
+use common::{GIB, MIB2, Node, address, claim, device, free, host, paper, vm};
 use proptest::prelude::*;
 use std::path::Path;
 use vnuma_allocation::{
-    PlaceError, Request, RequestError,
+    Claim, PlaceError, Request, RequestError,
     reservation::{Book, Ground, LIFETIME_NS, ReleaseError, ReserveError, State, file},
 };
 use vnuma_topology::{CpuLayout, HostTopology};
@@ -120,6 +120,21 @@ fn fifty_at_once_share_nothing_and_the_first_ones_fit() {
     // What a reservation had is free when it is over, also for one that comes in the same moment.
     assert_eq!(reserve(&mut book, &host, &named("late", vm(32, 32 * GIB, &[1])), 10 * SECOND), Ok(16));
     assert_eq!(book.all().count(), 1);
+}
+
+#[test]
+fn what_others_have_is_reserved_for_nobody() {
+    let (mut book, host) = (Book::default(), paper());
+    let others = [Claim { devices: vec![address(3)], ..claim("0-7") }];
+    let ground = Ground { host: &host, layout: &CpuLayout::default(), others: &others };
+    let mut reserve = |request: &Request| book.reserve(ground, |_, _| 0, request, 0, 10 * SECOND);
+    let (_, placed) = reserve(&vm(2, GIB, &[])).expect("there is room");
+    assert_eq!(placed.placement.cpus().to_string(), "8-9");
+    let error = reserve(&named("b", vm(1, GIB, &[3]))).expect_err("in use").to_string();
+    assert_eq!(error, "device 0000:03:00.0: in use by other");
+    // What is free is net of both.
+    let free: Vec<u32> = book.capacity(ground, |_, _| 0).nodes.iter().map(|node| node.free_cpus).collect();
+    assert_eq!(free, [0, 6]);
 }
 
 #[test]

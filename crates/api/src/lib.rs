@@ -3,6 +3,8 @@
 //! | request                    | body            | answer                      | right |
 //! |----------------------------|-----------------|-----------------------------|-------|
 //! | `GET /v1/hardware`         |                 | [`HostTopology`]            | read  |
+//! | `GET /v1/devices`          |                 | [`Devices`]                 | read  |
+//! | `GET /v1/capacity`         |                 | array of [`NodeFree`]       | read  |
 //! | `GET /v1/daemon`           |                 | [`Daemon`]                  | read  |
 //! | `GET /v1/vms`              |                 | array of [`Vm`]             | read  |
 //! | `GET /v1/vms/NAME`         |                 | [`Vm`]                      | read  |
@@ -27,6 +29,7 @@
 
 #![forbid(unsafe_code)]
 
+mod device;
 mod event;
 mod observation;
 mod path;
@@ -34,9 +37,13 @@ mod placement;
 mod scheduling;
 mod vm;
 
+pub use device::{Device, DeviceUser, DeviceUserKind, Devices, FreeMemory, NodeFree, VmInterface, VmVhost};
 pub use event::{Event, EventKind, Generation, UnknownEvent};
 pub use observation::{Observation, ObservedCounts, ObservedVcpu, ObservedVm};
-pub use path::{DAEMON, HARDWARE, OBSERVATIONS, PLACEMENTS, POLICIES, VMS, WATCH, release_path, vm_path};
+pub use path::{
+    CAPACITY, DAEMON, DEVICES, HARDWARE, OBSERVATIONS, PLACEMENTS, POLICIES, VMS, WATCH, release_path,
+    vm_path,
+};
 pub use placement::{PlaceRequest, Placed, Reserved};
 pub use scheduling::{
     Counters, MemoryMoves, MemoryStep, OtherThreads, PolicyRequest, PolicyStep, Scheduling, VcpuScheduling,
@@ -46,7 +53,7 @@ pub use vm::{
 };
 
 use serde::{Deserialize, Serialize};
-pub use vnuma_topology::HostTopology;
+pub use vnuma_topology::{HostTopology, PciLink};
 
 /// vnumad's socket by default.
 pub const DEFAULT_SOCKET: &str = "/run/vnuma/vnumad.sock";

@@ -2,6 +2,10 @@
 
 /// The host.
 pub const HARDWARE: &str = "/v1/hardware";
+/// PCI functions and who has them.
+pub const DEVICES: &str = "/v1/devices";
+/// What is free on each node.
+pub const CAPACITY: &str = "/v1/capacity";
 /// The daemon itself.
 pub const DAEMON: &str = "/v1/daemon";
 /// All VMs.

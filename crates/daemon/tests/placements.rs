@@ -9,7 +9,7 @@ use common::{
     wait_for,
 };
 use serde_json::{Value, json};
-use std::{fs, path::Path, thread};
+use std::{fs, os::unix::fs::symlink, path::Path, thread};
 
 /// Two nodes with 16 CPUs and 16 GiB each, and a device on each. CPUs 0 and 1 are those of the machine.
 fn large_host(root: &Path) {
@@ -24,6 +24,9 @@ fn large_host(root: &Path) {
         write(&format!("sys/devices/system/node/node{node}/cpulist"), cpus);
         let meminfo = format!("Node {node} MemTotal: 16777216 kB\nNode {node} MemFree: 16777216 kB\n");
         write(&format!("sys/devices/system/node/node{node}/meminfo"), &meminfo);
+        for (file, pages) in [("nr_hugepages", "4\n"), ("free_hugepages", "4\n")] {
+            write(&format!("sys/devices/system/node/node{node}/hugepages/hugepages-1048576kB/{file}"), pages);
+        }
         let device = format!("sys/bus/pci/devices/0000:8{node}:00.0");
         for (file, text) in [("class", "0x020000\n"), ("vendor", "0x8086\n"), ("device", "0x10c9\n")] {
             write(&format!("{device}/{file}"), text);
@@ -135,6 +138,16 @@ fn what_is_wrong_is_named_and_nothing_is_reserved() {
             "memory 4 KiB: not a multiple of 2 MiB, so that",
         ),
         (
+            r#"{"name":"a","vcpus":1,"memory_bytes":536870912,"page_bytes":1073741824}"#,
+            400,
+            "memory 512 MiB: not a multiple of 1 GiB, the size of its pages",
+        ),
+        (
+            r#"{"name":"a","vcpus":1,"memory_bytes":2097152,"page_bytes":2097152}"#,
+            400,
+            "page size 2 MiB: the host has pages of 4 KiB, 1 GiB",
+        ),
+        (
             r#"{"name":"a","vcpus":1,"memory_bytes":2097152,"lifetime_ms":10}"#,
             400,
             "lifetime 10 ms: expected 1000 to 3600000",
@@ -150,6 +163,7 @@ fn what_is_wrong_is_named_and_nothing_is_reserved() {
         assert!(text.starts_with(message), "{text}");
     }
     assert!(reservations(&daemon).is_empty());
+    assert!(!daemon.config.records.join("reservations.json").exists(), "nothing was written");
     assert_eq!(place(&daemon, "b", 1, &["0000:81:00.0"]).0, 200);
     let (status, answer) = place(&daemon, "c", 1, &["0000:81:00.0"]);
     assert_eq!((status, &answer["message"]), (409, &json!("device 0000:81:00.0: in use by b")));
@@ -158,6 +172,120 @@ fn what_is_wrong_is_named_and_nothing_is_reserved() {
     assert_eq!(release("b").0, 200);
     let (status, answer) = release("b");
     assert_eq!((status, &answer["message"]), (404, &json!("there is no reservation of the name \"b\"")));
+}
+
+/// Gives the device on each node a group of its own and a driver, and another function to the group of that on node 0.
+fn with_groups(root: &Path) {
+    let device = |address: &str| root.join("sys/bus/pci/devices").join(address);
+    fs::create_dir_all(device("0000:80:00.1")).expect("created");
+    for (file, text) in
+        [("class", "0x020000"), ("vendor", "0x8086"), ("device", "0x10c9"), ("numa_node", "0")]
+    {
+        fs::write(device("0000:80:00.1").join(file), text).expect("written");
+    }
+    for (address, group) in [("0000:80:00.0", 17), ("0000:80:00.1", 17), ("0000:81:00.0", 18)] {
+        let link = |name: &str, target: &str| symlink(target, device(address).join(name)).expect("linked");
+        link("iommu_group", &format!("../../../kernel/iommu_groups/{group}"));
+        link("driver", if address.ends_with('1') { "../drivers/igb" } else { "../drivers/vfio-pci" });
+    }
+}
+
+/// Has a process open a file, as `/proc` shows it.
+fn open(root: &Path, pid: i32, fd: u32, target: &str, info: &str) {
+    let process = root.join("proc").join(pid.to_string());
+    for directory in ["fd", "fdinfo"] {
+        fs::create_dir_all(process.join(directory)).expect("created");
+    }
+    symlink(target, process.join(format!("fd/{fd}"))).expect("linked");
+    fs::write(process.join(format!("fdinfo/{fd}")), info).expect("written");
+}
+
+#[test]
+fn a_device_that_somebody_has_without_a_reservation_is_in_use() {
+    let daemon = start();
+    let root = &daemon.config.root;
+    with_groups(root);
+    let process = Process::start();
+    let pid = process.pid();
+    open(root, pid, 3, "/dev/vfio/17", "pos: 0\n");
+    open(root, pid, 4, "/dev/net/tun", "iff:\ttap0\n");
+    open(root, pid, 5, "/dev/vhost-net", "");
+    // Some program that is no VM. On this root, no other number can be one of a VM.
+    open(root, 999_999, 3, "/dev/vfio/18", "pos: 0\n");
+    fs::write(root.join("proc/999999/comm"), "testpmd\n").expect("written");
+    daemon.add("old", describe("old", pid, &[0, 1], &[pid]));
+    let devices = || {
+        let (status, answer) = ask(&daemon.socket, "GET", "/v1/devices", "");
+        assert_eq!(status, 200, "{answer}");
+        answer
+    };
+    wait_for("the VM to be known", || !devices()["vhost"].as_array().expect("an array").is_empty());
+    for (device, message) in [
+        ("0000:80:00.0", "device 0000:80:00.0: in use by old"),
+        (
+            "0000:80:00.1",
+            "device 0000:80:00.1: shares IOMMU group 17 with 0000:80:00.0, which is in use by old",
+        ),
+        ("0000:81:00.0", "device 0000:81:00.0: in use by process 999999 (testpmd)"),
+    ] {
+        let (status, answer) = place(&daemon, "new", 1, &[device]);
+        assert_eq!((status, &answer["message"]), (409, &json!(message)));
+    }
+    assert!(reservations(&daemon).is_empty(), "nothing is half reserved");
+
+    let shown = devices();
+    let user = |at: usize| &shown["functions"][at]["user"];
+    assert_eq!(user(0), &json!({ "kind": "vm", "name": "old", "pid": pid }));
+    assert_eq!(user(1), &Value::Null, "it is not bound to VFIO");
+    assert_eq!(user(2), &json!({ "kind": "process", "name": "testpmd", "pid": 999_999 }));
+    assert_eq!(shown["interfaces"], json!([{ "vm": "old", "pid": pid, "interface": "tap0", "devices": [] }]));
+    assert_eq!(shown["vhost"], json!([{ "vm": "old", "pid": pid, "device": "vhost-net", "files": 1 }]));
+
+    // Freed by both, it can be had, and is shown as reserved.
+    fs::remove_file(root.join(format!("proc/{pid}/fd/3"))).expect("removed");
+    assert_eq!(place(&daemon, "new", 1, &["0000:80:00.0"]).0, 200);
+    assert_eq!(
+        devices()["functions"][0]["user"],
+        json!({ "kind": "reservation", "name": "new", "pid": null })
+    );
+
+    // It is not known what a VM has: no device can be given away, but VMs without devices can be placed.
+    fs::rename(root.join(format!("proc/{pid}/fd")), root.join("proc/fd")).expect("renamed");
+    fs::write(root.join(format!("proc/{pid}/fd")), "").expect("written");
+    let (status, answer) = place(&daemon, "newer", 1, &["0000:80:00.0"]);
+    let message = answer["message"].as_str().expect("a message");
+    assert!(
+        message.starts_with("it is not known which devices are in use: devices of the VM old: "),
+        "{message}"
+    );
+    assert!(message.contains(&format!("proc/{pid}/fd: ")) && status == 500, "{status} {message}");
+    assert_eq!(place(&daemon, "newer", 1, &[]).0, 200);
+    assert_eq!(devices()["problems"].as_array().map(Vec::len), Some(1));
+}
+
+#[test]
+fn what_is_free_is_net_of_vms_and_reservations() {
+    let daemon = start();
+    let free = || {
+        let (status, answer) = ask(&daemon.socket, "GET", "/v1/capacity", "");
+        assert_eq!(status, 200, "{answer}");
+        let node = |node: &Value| {
+            let memory = &node["memory"][0];
+            assert_eq!((&node["usable_cpus"], &memory["total_bytes"]), (&json!(16), &json!(16_u64 << 30)));
+            (node["free_cpus"].as_u64().expect("CPUs"), memory["free_bytes"].as_u64().expect("bytes") >> 20)
+        };
+        answer.as_array().expect("an array").iter().map(node).collect::<Vec<_>>()
+    };
+    assert_eq!(free(), [(16, 16_384), (16, 16_384)]);
+    // Half of it is on each node: the device is on node 1, and the equations give it a half.
+    assert_eq!(place(&daemon, "a", 4, &["0000:81:00.0"]).0, 200);
+    assert_eq!(free(), [(14, 16_128), (14, 16_128)]);
+    let (status, _) = ask(&daemon.socket, "POST", "/v1/placements/a/release", "");
+    assert_eq!((status, free()), (200, vec![(16, 16_384), (16, 16_384)]));
+    // A VM without a reservation has the CPU that it runs on.
+    let process = Process::start();
+    daemon.add("b", describe("b", process.pid(), &[0], &[process.pid()]));
+    wait_for("a CPU to be used", || free().iter().map(|node| node.0).sum::<u64>() == 31);
 }
 
 #[test]

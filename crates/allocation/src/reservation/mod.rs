@@ -172,6 +172,13 @@ impl Book {
         self.all().map(claim).collect()
     }
 
+    /// What VMs, reservations and others leave of the host.
+    pub fn capacity(&self, ground: Ground<'_>, resident: impl Fn(&str, HostNodeId) -> u64) -> Capacity {
+        let mut claims = self.claims(resident);
+        claims.extend_from_slice(ground.others);
+        Capacity::new(ground.host, ground.layout, &claims)
+    }
+
     /// Decides where a VM goes and takes it, for so long. Reservations whose time is over end first: who wants to hear of
     /// them calls [`expire`](Self::expire) before.
     pub fn reserve(
@@ -192,9 +199,7 @@ impl Book {
         if self.reservations.len() >= MAX_RESERVATIONS {
             return Err(ReserveError::TooMany);
         }
-        let mut claims = self.claims(resident);
-        claims.extend_from_slice(ground.others);
-        let placed = place(&Capacity::new(ground.host, ground.layout, &claims), request)?;
+        let placed = place(&self.capacity(ground, resident), request)?;
         let id = self.next_id;
         self.next_id += 1;
         let state = State::Waiting { until_ns: now_ns.saturating_add(lifetime_ns) };

@@ -37,9 +37,9 @@ use std::{
 };
 use tokio::sync::{mpsc, oneshot};
 use vnuma_api::{
-    ApiError, DAEMON, ErrorKind, EventKind, HARDWARE, HostTopology, MoveRequest, OBSERVATIONS, PLACEMENTS,
-    POLICIES, PlaceRequest, Placed, PolicyRequest, ReplugRequest, Replugged, Reserved, Scheduling,
-    UnknownEvent, VMS, Vm, WATCH,
+    ApiError, CAPACITY, DAEMON, DEVICES, Devices, ErrorKind, EventKind, HARDWARE, HostTopology, MoveRequest,
+    NodeFree, OBSERVATIONS, PLACEMENTS, POLICIES, PlaceRequest, Placed, PolicyRequest, ReplugRequest,
+    Replugged, Reserved, Scheduling, UnknownEvent, VMS, Vm, WATCH,
 };
 use vnuma_host::{location::monotonic_ns, read_host_topology};
 use vnuma_placement::scheduling::UnknownPolicy;
@@ -158,6 +158,8 @@ pub(crate) fn router(context: Context) -> Router {
     let vm = |action: &str| format!("{VMS}/{{name}}{action}");
     Router::new()
         .route(HARDWARE, get(hardware))
+        .route(DEVICES, get(devices))
+        .route(CAPACITY, get(capacity))
         .route(DAEMON, get(daemon))
         .route(VMS, get(list))
         .route(&vm(""), get(show))
@@ -312,6 +314,14 @@ async fn place(
 
 async fn placements(State(context): State<Context>) -> Answer<Vec<Reserved>> {
     with_placements(&context, |placements, uses, now_ns| placements.list(uses, now_ns)).await
+}
+
+async fn devices(State(context): State<Context>) -> Answer<Devices> {
+    with_placements(&context, |placements, uses, now_ns| placements.devices(uses, now_ns)).await
+}
+
+async fn capacity(State(context): State<Context>) -> Answer<Vec<NodeFree>> {
+    with_placements(&context, |placements, uses, now_ns| placements.capacity(uses, now_ns)).await
 }
 
 async fn release(_: MayAct, State(context): State<Context>, VmName(vm): VmName) -> Answer<Reserved> {

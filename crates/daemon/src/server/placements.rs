@@ -4,6 +4,7 @@
 //! it has the book for itself: it takes notice of VMs that came and went, decides, and writes the file. What is not written is
 //! not reserved.
 
+use super::devices::Observed;
 use crate::core::uses::VmUse;
 use std::{
     fs::{self, DirBuilder, OpenOptions},
@@ -13,12 +14,12 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 use vnuma_allocation::{
-    Claim, PlaceError, Request, RequestError,
-    reservation::{Book, Ground, ReleaseError, ReserveError, file},
+    Claim, NodeCapacity, PlaceError, Pool, Request, RequestError,
+    reservation::{Book, Ground, ReleaseError, Reservation, ReserveError, file},
 };
-use vnuma_api::{PlaceRequest, Placed, Reserved};
+use vnuma_api::{Devices, FreeMemory, NodeFree, PlaceRequest, Placed, Reserved};
 use vnuma_host::{SysfsError, read_cpu_layout, read_host_topology};
-use vnuma_topology::HostNodeId;
+use vnuma_topology::{CpuLayout, HostNode, HostNodeId, HostTopology};
 
 /// Why a VM is not placed, or a reservation not given up.
 #[derive(Debug, thiserror::Error)]
@@ -35,6 +36,9 @@ pub(crate) enum PlacementError {
     /// The host cannot be read.
     #[error("reading the host's topology: {0}")]
     Host(#[from] SysfsError),
+    /// It is not known which devices are in use.
+    #[error("it is not known which devices are in use: {0}")]
+    Devices(String),
     /// The file of an earlier vnumad cannot be understood.
     #[error("{0}; remove the file when no VM that was placed is being started")]
     File(#[from] file::FileError),
@@ -61,7 +65,7 @@ impl PlacementError {
             Self::Reserve(ReserveError::Lifetime(_)) => Kind::BadRequest,
             Self::Reserve(_) | Self::Runs(_) | Self::Release(ReleaseError::Held { .. }) => Kind::Conflict,
             Self::Release(ReleaseError::None(_)) => Kind::NotFound,
-            Self::Host(_) | Self::File(_) | Self::Io { .. } => Kind::Internal,
+            Self::Host(_) | Self::Devices(_) | Self::File(_) | Self::Io { .. } => Kind::Internal,
         }
     }
 }
@@ -102,23 +106,61 @@ impl Placements {
         if uses.iter().any(|vm| vm.claim.owner == request.name) {
             return Err(PlacementError::Runs(request.name));
         }
+        let held = self.held(&host, uses, &request)?;
         self.change(uses, now_ns, |book| {
-            let others: Vec<Claim> = uses
-                .iter()
-                .filter(|vm| book.of(&vm.claim.owner).is_none())
-                .map(|vm| vm.claim.clone())
-                .collect();
-            let resident = |name: &str, node: HostNodeId| {
-                let vm = uses.iter().find(|vm| vm.claim.owner == name);
-                vm.and_then(|vm| vm.resident.get(&node)).copied().unwrap_or_default()
-            };
+            let others = [others(book, uses), held].concat();
             let ground = Ground { host: &host, layout: &layout, others: &others };
             let lifetime_ns = wanted.lifetime_ms.saturating_mul(1_000_000);
-            let (id, placed) = book.reserve(ground, resident, &request, now_ns, lifetime_ns)?;
+            let (id, placed) = book.reserve(ground, resident(uses), &request, now_ns, lifetime_ns)?;
             let reservation =
                 Reserved { id, waits_ms: Some(wanted.lifetime_ms), pid: None, placement: placed.placement };
             Ok(Placed { reservation, explanation: placed.explanation })
         })
+    }
+
+    /// Devices that somebody has, if the request is for some.
+    fn held(
+        &self,
+        host: &HostTopology,
+        uses: &[VmUse],
+        request: &Request,
+    ) -> Result<Vec<Claim>, PlacementError> {
+        if request.devices.is_empty() {
+            return Ok(Vec::new());
+        }
+        let observed = Observed::read(&self.root, host, uses)?;
+        match observed.problem() {
+            Some(problem) => Err(PlacementError::Devices(problem.to_owned())),
+            None => Ok(observed.claims()),
+        }
+    }
+
+    /// The host's devices, and who has them.
+    pub(crate) fn devices(&self, uses: &[VmUse], now_ns: u64) -> Result<Devices, PlacementError> {
+        let host = read_host_topology(&self.root)?;
+        let observed = Observed::read(&self.root, &host, uses)?;
+        let reservations: Vec<Reservation> =
+            self.change(uses, now_ns, |book| Ok(book.all().cloned().collect()))?;
+        Ok(observed.shown(&self.root, &reservations)?)
+    }
+
+    /// What is free on each node.
+    pub(crate) fn capacity(&self, uses: &[VmUse], now_ns: u64) -> Result<Vec<NodeFree>, PlacementError> {
+        let host = read_host_topology(&self.root)?;
+        let layout: CpuLayout = read_cpu_layout(&self.root, &host)?;
+        let capacity = self.change(uses, now_ns, |book| {
+            let others = others(book, uses);
+            let ground = Ground { host: &host, layout: &layout, others: &others };
+            Ok(book.capacity(ground, resident(uses)))
+        })?;
+        let node = |(node, free): (&HostNode, &NodeCapacity)| NodeFree {
+            node: node.id,
+            usable_cpus: free.usable_cpus,
+            free_cpus: free.free_cpus,
+            free_cores: free.free_cores,
+            memory: free.pools.iter().map(|pool| free_memory(node, *pool)).collect(),
+        };
+        Ok(host.nodes.iter().zip(&capacity.nodes).map(node).collect())
     }
 
     /// All reservations.
@@ -218,4 +260,27 @@ impl Placements {
         };
         write().map_err(failed)
     }
+}
+
+/// What VMs have that have no reservation.
+fn others(book: &Book, uses: &[VmUse]) -> Vec<Claim> {
+    let others = uses.iter().filter(|vm| book.of(&vm.claim.owner).is_none());
+    others.map(|vm| vm.claim.clone()).collect()
+}
+
+/// Memory that a VM has taken on a node, bytes.
+fn resident(uses: &[VmUse]) -> impl Fn(&str, HostNodeId) -> u64 {
+    |name, node| {
+        let vm = uses.iter().find(|vm| vm.claim.owner == name);
+        vm.and_then(|vm| vm.resident.get(&node)).copied().unwrap_or_default()
+    }
+}
+
+fn free_memory(node: &HostNode, Pool { page_bytes, free_bytes }: Pool) -> FreeMemory {
+    let huge = node.huge_pages.iter().find(|pool| pool.size_kib.saturating_mul(1024) == page_bytes);
+    let total_bytes = match huge {
+        Some(pool) => pool.total.saturating_mul(page_bytes),
+        None => node.memory_total_kib.saturating_mul(1024),
+    };
+    FreeMemory { page_bytes, total_bytes, free_bytes }
 }

@@ -1,0 +1,144 @@
+//! Which VM, or other process, has which device.
+
+use crate::core::uses::VmUse;
+use std::{collections::BTreeMap, path::Path};
+use vnuma_allocation::{Claim, reservation::Reservation};
+use vnuma_api::{Device, DeviceUser, DeviceUserKind, Devices, VmInterface, VmVhost};
+use vnuma_host::{
+    SysfsError,
+    devices::{DeviceFile, DevicesError, held_functions, read_device_files, used_interfaces},
+    read_pci_functions,
+    sysfs::{Interface, nics_behind, pci_ids, read_interfaces},
+};
+use vnuma_process::procfs;
+use vnuma_topology::{HostTopology, PciFunction};
+
+/// A process, and the device files that it has.
+struct User {
+    kind: DeviceUserKind,
+    name: String,
+    pid: i32,
+    files: Vec<DeviceFile>,
+}
+
+/// The devices of a host, and the processes that have some.
+pub(super) struct Observed {
+    functions: Vec<PciFunction>,
+    users: Vec<User>,
+    /// VMs of which it is not known what they have.
+    problems: Vec<String>,
+}
+
+impl Observed {
+    /// Looks at the files of VMs and, where a function is bound to VFIO, of all other processes. One of these that cannot be
+    /// looked at, or ends meanwhile, is left out.
+    pub(super) fn read(root: &Path, host: &HostTopology, uses: &[VmUse]) -> Result<Self, SysfsError> {
+        let functions = read_pci_functions(root, &host.nodes)?;
+        let (mut users, mut problems) = (Vec::new(), Vec::new());
+        for vm in uses {
+            let name = vm.claim.owner.clone();
+            match read_device_files(root, vm.pid) {
+                Ok(files) => users.push(User { kind: DeviceUserKind::Vm, name, pid: vm.pid, files }),
+                // With what it had.
+                Err(DevicesError::Process(procfs::ProcError::Gone { .. })) => {}
+                Err(error) => problems.push(format!("devices of the VM {name}: {error}")),
+            }
+        }
+        if functions.iter().any(PciFunction::is_passed_through) {
+            let proc = root.join("proc");
+            let others = procfs::read_processes(&proc).unwrap_or_default();
+            for pid in others.into_iter().filter(|pid| uses.iter().all(|vm| vm.pid != *pid)) {
+                let Ok(files) = read_device_files(root, pid) else { continue };
+                if !held_functions(&functions, &files).is_empty() {
+                    let name = procfs::read_name(&proc, pid).unwrap_or_default();
+                    users.push(User { kind: DeviceUserKind::Process, name, pid, files });
+                }
+            }
+        }
+        Ok(Self { functions, users, problems })
+    }
+
+    /// What is wrong, if it is not known what a VM has.
+    pub(super) fn problem(&self) -> Option<&str> {
+        self.problems.first().map(String::as_str)
+    }
+
+    /// Devices that somebody has.
+    pub(super) fn claims(&self) -> Vec<Claim> {
+        let claim = |user: &User| Claim {
+            owner: match user.kind {
+                DeviceUserKind::Process => format!("process {} ({})", user.pid, user.name),
+                DeviceUserKind::Vm | DeviceUserKind::Reservation => user.name.clone(),
+            },
+            devices: held_functions(&self.functions, &user.files).into_iter().collect(),
+            ..Claim::default()
+        };
+        self.users.iter().map(claim).collect()
+    }
+
+    /// All of it, with names. Whoever has a device comes before whom it is reserved for.
+    pub(super) fn shown(&self, root: &Path, reservations: &[Reservation]) -> Result<Devices, SysfsError> {
+        let interfaces = read_interfaces(root)?;
+        let mut users = BTreeMap::<String, DeviceUser>::new();
+        for Reservation { placement, .. } in reservations {
+            let user =
+                DeviceUser { kind: DeviceUserKind::Reservation, name: placement.name.clone(), pid: None };
+            let devices = placement.devices.iter().map(|device| (device.address.clone(), user.clone()));
+            users.extend(devices);
+        }
+        for User { kind, name, pid, files } in &self.users {
+            let user = DeviceUser { kind: *kind, name: name.clone(), pid: Some(*pid) };
+            users.extend(held_functions(&self.functions, files).into_iter().map(|held| (held, user.clone())));
+        }
+        let wanted = self.functions.iter().map(|one| (one.device.vendor, one.device.device)).collect();
+        let names = pci_ids::read(root, &wanted);
+        let function = |function: &PciFunction| {
+            let (class, vendor, device) =
+                (function.device.class, function.device.vendor, function.device.device);
+            Device {
+                class_name: names.class(class).map(str::to_owned),
+                vendor_name: names.vendor(vendor).map(str::to_owned),
+                device_name: names.device(vendor, device).map(str::to_owned),
+                user: users.remove(&function.device.address),
+                ..Device::new(function)
+            }
+        };
+        let functions = self.functions.iter().map(function).collect();
+        let vms = || self.users.iter().filter(|user| user.kind == DeviceUserKind::Vm);
+        Ok(Devices {
+            functions,
+            interfaces: vms().flat_map(|user| vm_interfaces(root, user, &interfaces)).collect(),
+            vhost: vms().flat_map(vm_vhost).collect(),
+            problems: self.problems.clone(),
+        })
+    }
+}
+
+fn vm_interfaces(root: &Path, user: &User, interfaces: &BTreeMap<String, Interface>) -> Vec<VmInterface> {
+    let namespace = |process: &str| std::fs::read_link(root.join("proc").join(process).join("ns/net")).ok();
+    let same = namespace(&user.pid.to_string()) == namespace("self");
+    let used = used_interfaces(interfaces, &user.files).into_iter();
+    used.map(|interface| VmInterface {
+        vm: user.name.clone(),
+        pid: user.pid,
+        devices: if same { nics_behind(interfaces, &interface) } else { Vec::new() },
+        interface,
+    })
+    .collect()
+}
+
+fn vm_vhost(user: &User) -> Vec<VmVhost> {
+    let mut counts = BTreeMap::<&str, u32>::new();
+    for file in &user.files {
+        if let DeviceFile::Vhost(device) = file {
+            *counts.entry(device).or_default() += 1;
+        }
+    }
+    let vhost = |(device, files): (&str, u32)| VmVhost {
+        vm: user.name.clone(),
+        pid: user.pid,
+        device: device.to_owned(),
+        files,
+    };
+    counts.into_iter().map(vhost).collect()
+}
