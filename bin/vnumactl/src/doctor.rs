@@ -3,7 +3,7 @@
 
 use crate::{
     table::{Table, plain},
-    vms::error_text,
+    vms::{displaced, error_text},
 };
 use serde::Serialize;
 use vnuma_api::{ChannelState, Daemon, DriverMode, HostTopology, Hypervisor, PlaceSetting, Vm};
@@ -66,7 +66,9 @@ pub fn examine(daemon: &Daemon, host: &HostTopology, vms: &[Vm]) -> Vec<Check> {
         if vm.described {
             of_vm.push(guest_nodes(vm));
             if !vm.nodes.is_empty() {
-                of_vm.extend([homes(vm), channel(vm, daemon.replug_after_s)]);
+                of_vm.push(homes(vm));
+                of_vm.extend(memory(vm));
+                of_vm.push(channel(vm, daemon.replug_after_s));
             }
             if vm.channel == ChannelState::Attached {
                 of_vm.push(driver(vm));
@@ -318,6 +320,26 @@ fn homes(vm: &Vm) -> Check {
     Check::best("homes", "one each")
 }
 
+/// Is its memory on the homes of its guest nodes? None while that is not known.
+fn memory(vm: &Vm) -> Option<Check> {
+    match displaced(vm) {
+        Some(why) => Some(Check::lower(
+            Level::Reduced,
+            "memory",
+            "displaced",
+            why,
+            format!(
+                "move it before a device is plugged: migratepages {} FROM HOME",
+                vm.pid.unwrap_or_default()
+            ),
+        )),
+        None => {
+            let known = vm.nodes.iter().all(|node| node.displaced_bytes.is_some());
+            known.then(|| Check::best("memory", "at home"))
+        }
+    }
+}
+
 fn channel(vm: &Vm, replug_after_s: Option<u64>) -> Check {
     let attach = format!("vnumactl attach {}", vm.name);
     match vm.channel {
@@ -549,8 +571,12 @@ mod tests {
     }
 
     fn vm(name: &str, homes: &[Option<u32>]) -> Vm {
-        let node =
-            |(id, home): (usize, &Option<u32>)| GuestNode { id: id as u32, home: *home, memory_bytes: 1 };
+        let node = |(id, home): (usize, &Option<u32>)| GuestNode {
+            id: id as u32,
+            home: *home,
+            memory_bytes: 1 << 30,
+            displaced_bytes: None,
+        };
         Vm {
             name: name.into(),
             pid: Some(7),
@@ -586,6 +612,21 @@ mod tests {
         assert!(checks.iter().all(|check| check.level == Level::Best), "{checks:?}");
         assert_eq!(checks.len(), 11);
         assert!(!text(&checks).contains("remedy"));
+    }
+
+    #[test]
+    fn displaced_memory_is_named_before_a_device_pins_it() {
+        let mut vm = vm("web", &[Some(0), Some(1)]);
+        let of = |vm: &Vm| examine(&daemon("bpf"), &HostTopology::default(), std::slice::from_ref(vm));
+        vm.nodes[0].displaced_bytes = Some(0);
+        assert!(of(&vm).iter().all(|check| check.check != "memory"), "of node 1 it is not known");
+        vm.nodes[1].displaced_bytes = Some(0);
+        assert_eq!(found(&of(&vm), "memory"), ("at home".into(), Level::Best));
+        vm.nodes[1].displaced_bytes = Some(300 << 20);
+        assert_eq!(found(&of(&vm), "memory"), ("displaced".into(), Level::Reduced));
+        let text = text(&of(&vm));
+        let why = "VM web, memory: 300 MiB of guest node 1 are not on its home, of 2048 MiB in all; the first passthrough device pins";
+        assert!(text.contains(why) && text.contains("migratepages 7 FROM HOME"), "{text}");
     }
 
     #[test]

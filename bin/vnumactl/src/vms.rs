@@ -1,7 +1,7 @@
 //! VMs, for people.
 
-use crate::table::{Table, or_dash, plain};
-use vnuma_api::{Daemon, PlaceSetting, Publication, Replugged, Vcpu, VcpuState, Vm};
+use crate::table::{Table, or_dash, plain, size};
+use vnuma_api::{Daemon, GuestNode, PlaceSetting, Publication, Replugged, Vcpu, VcpuState, Vm};
 
 /// One line a VM.
 pub fn list(vms: &[Vm]) -> String {
@@ -151,10 +151,28 @@ fn vcpus(vcpus: &[Vcpu]) -> String {
 
 /// After `attach`.
 pub fn attached(vm: &Vm) -> String {
-    format!(
-        "{}: topology channel attached; changes are published to its guest from now on\n",
-        plain(&vm.name)
-    )
+    let name = plain(&vm.name);
+    let attached =
+        format!("{name}: topology channel attached; changes are published to its guest from now on\n");
+    match displaced(vm) {
+        Some(displaced) => format!("{attached}{name}: {displaced}\n"),
+        None => attached,
+    }
+}
+
+/// How much of its memory is not on the homes of its guest nodes, and what becomes of that, if any is.
+pub fn displaced(vm: &Vm) -> Option<String> {
+    let node = |node: &GuestNode| {
+        let bytes = node.displaced_bytes.filter(|bytes| *bytes > 0)?;
+        Some(format!("{} of guest node {}", size(bytes.div_ceil(1024)), node.id))
+    };
+    let nodes: Vec<String> = vm.nodes.iter().filter_map(node).collect();
+    let whole: u64 = vm.nodes.iter().map(|node| node.memory_bytes).fold(0, u64::saturating_add);
+    let of = size(whole >> 10);
+    (!nodes.is_empty()).then(|| {
+        let nodes = nodes.join(", ");
+        format!("{nodes} are not on its home, of {of} in all; the first passthrough device pins memory where it is, for good")
+    })
 }
 
 /// After `detach`.
@@ -219,7 +237,7 @@ pub fn daemon(daemon: &Daemon) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vnuma_api::{ChannelState, DriverMode, Generation, GuestNode, Hypervisor, RefusedGeneration};
+    use vnuma_api::{ChannelState, DriverMode, Generation, Hypervisor, RefusedGeneration};
     use vnuma_topology::DistanceMatrix;
 
     fn vcpu(apic_id: u32, host_node: u32, guest_node: u32, state: VcpuState) -> Vcpu {
@@ -237,7 +255,12 @@ mod tests {
     }
 
     fn vm() -> Vm {
-        let node = |id| GuestNode { id, home: (id == 0).then_some(0), memory_bytes: 512 << 20 };
+        let node = |id| GuestNode {
+            id,
+            home: (id == 0).then_some(0),
+            memory_bytes: 512 << 20,
+            displaced_bytes: None,
+        };
         Vm {
             name: "web".into(),
             pid: Some(99),
@@ -272,6 +295,18 @@ web    99  attached      2      0     0            0      0        0  no\u{fffd}
 ";
         assert_eq!(list(&[vm(), broken]), expected);
         assert!(list(&[]).starts_with("no VMs"));
+    }
+
+    #[test]
+    fn attach_says_how_much_memory_is_displaced() {
+        let mut vm = vm();
+        vm.nodes[1].displaced_bytes = Some(0);
+        assert_eq!(attached(&vm).lines().count(), 1);
+        vm.nodes[0].displaced_bytes = Some(100 << 20);
+        vm.nodes[1].displaced_bytes = Some(1);
+        let expected = "web: 100 MiB of guest node 0, 1 KiB of guest node 1 are not on its home, of 1024 MiB in all; the first \
+                        passthrough device pins memory where it is, for good";
+        assert_eq!(attached(&vm).lines().nth(1), Some(expected));
     }
 
     #[test]

@@ -79,6 +79,9 @@ pub struct GuestNode {
     pub home: Option<u32>,
     /// Its memory, bytes.
     pub memory_bytes: u64,
+    /// What of it is resident on other host nodes than its home, bytes, if that is known.
+    #[serde(default)]
+    pub displaced_bytes: Option<u64>,
 }
 
 /// A vCPU.

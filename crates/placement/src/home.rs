@@ -46,6 +46,15 @@ fn home_of_memory(memory: &MemoryBacking, present: Option<HostNodeId>) -> Option
     present.filter(holds_some).or(memory.bound_node().filter(holds_some)).or(Some(largest.0))
 }
 
+/// Resident memory of a guest node that is not on its home, bytes. None while the node has no home, or its pages were not
+/// counted.
+pub fn displaced_bytes(node: &GuestNode, home: Option<HostNodeId>) -> Option<u64> {
+    let (home, memory) = (home?, node.memory.as_ref()?);
+    let elsewhere = memory.resident_kib.iter().filter(|(node, _)| *node != home);
+    let kib = elsewhere.fold(0_u64, |sum, (_, kib)| sum.saturating_add(*kib));
+    (!memory.resident_kib.is_empty()).then(|| kib.saturating_mul(1024))
+}
+
 /// Distances between guest nodes, by position: those between their homes. Different guest
 /// nodes are never as near as 10, also when they share a home; 20 stands in where a home is
 /// not known.
@@ -115,6 +124,17 @@ mod tests {
         assert_eq!(home(node(0, "default", &[], &[]), Some(1)), None);
         assert_eq!(home(node(0, "default", &[], &[(0, 0), (1, 0)]), None), None);
         assert!(homes(&[GuestNode { id: 0, memory_bytes: 0, memory: None }], &Homes::new()).is_empty());
+    }
+
+    #[test]
+    fn what_is_resident_elsewhere_is_displaced() {
+        let displaced =
+            |resident: &[(u32, u64)], home| displaced_bytes(&node(0, "default", &[], resident), home);
+        assert_eq!(displaced(&[(0, 30), (1, 60), (2, 10)], Some(1)), Some(40 << 10));
+        assert_eq!(displaced(&[(1, 60)], Some(1)), Some(0));
+        assert_eq!(displaced(&[(0, u64::MAX), (2, 1)], Some(1)), Some(u64::MAX));
+        assert_eq!((displaced(&[(1, 60)], None), displaced(&[], Some(1))), (None, None));
+        assert_eq!(displaced_bytes(&GuestNode { id: 0, memory_bytes: 1, memory: None }, Some(1)), None);
     }
 
     #[test]

@@ -62,6 +62,7 @@ fn vm(vm: &Vm, hypervisor: api::Hypervisor, problem: Option<String>) -> api::Vm 
         id: node.id,
         home: homes.get(&node.id).copied(),
         memory_bytes: node.memory_bytes,
+        displaced_bytes: vnuma_placement::displaced_bytes(node, homes.get(&node.id).copied()),
     };
     let suppressed = vm.placement.suppressed();
     let described = vm.source == DescriptionSource::Hypervisor;
