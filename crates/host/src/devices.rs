@@ -46,8 +46,8 @@ pub fn read_device_files(root: &Path, pid: i32) -> Result<Vec<DeviceFile>, Devic
     for file in procfs::read_open_files(&proc, pid)? {
         let info = || procfs::read_file_info(&proc, pid, file.fd).unwrap_or_default();
         let Some(found) = device_file(&file, info) else { continue };
-        if let DeviceFile::VfioGroup(group) = found {
-            let number = read_vfio_group_number(root, group)?;
+        if let (DeviceFile::VfioGroup(_), Some((_, name))) = (&found, file.path.rsplit_once('/')) {
+            let number = read_vfio_group_number(root, name)?;
             if number.is_some() && number != file.number {
                 continue;
             }
@@ -72,7 +72,10 @@ pub fn device_file(file: &OpenFile, info: impl Fn() -> String) -> Option<DeviceF
         return Some(DeviceFile::VfioDevice(device.to_owned()));
     }
     if let Some(group) = name.strip_prefix("vfio/") {
-        return number(group).and_then(|group| u32::try_from(group).ok()).map(DeviceFile::VfioGroup);
+        // Without an IOMMU, if the kernel was told to do that.
+        return number(group.strip_prefix("noiommu-").unwrap_or(group))
+            .and_then(|group| u32::try_from(group).ok())
+            .map(DeviceFile::VfioGroup);
     }
     if name == "net/tun" {
         let info = info();

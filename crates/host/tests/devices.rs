@@ -113,10 +113,12 @@ fn the_files_of_a_process_show_what_it_has() {
     open(12, "anon_inode:[eventfd]", "");
     open(13, "/dev/vfio/99999999999", "");
     open(14, "anon_inode:[vfio-device]", "pos:\t0\n");
+    open(15, "/dev/vfio/noiommu-18", "pos:\t0\n");
     let files = read_device_files(root, PID).expect("files");
     let vhost = || DeviceFile::Vhost("vhost-net".into());
-    let expected =
-        [DeviceFile::VfioGroup(17), DeviceFile::Tap("tap0".into()), DeviceFile::Macvtap(9), vhost(), vhost()];
+    let (group, tap, macvtap) =
+        (DeviceFile::VfioGroup, DeviceFile::Tap("tap0".into()), DeviceFile::Macvtap(9));
+    let expected = [group(17), tap, macvtap, vhost(), vhost(), group(18)];
     assert_eq!(files, expected);
     let held = |files: &[DeviceFile]| held_functions(&functions(root), files).into_iter().collect::<Vec<_>>();
     // The disk of the group is not bound to VFIO.
