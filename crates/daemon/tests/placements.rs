@@ -264,6 +264,35 @@ fn a_device_that_somebody_has_without_a_reservation_is_in_use() {
 }
 
 #[test]
+fn a_physical_function_is_in_use_while_a_virtual_one_is() {
+    let daemon = start();
+    let root = &daemon.config.root;
+    with_groups(root);
+    let physical = root.join("sys/bus/pci/devices/0000:82:00.0");
+    fs::create_dir_all(&physical).expect("created");
+    for (file, text) in
+        [("class", "0x020000"), ("vendor", "0x8086"), ("device", "0x10c9"), ("numa_node", "0")]
+    {
+        fs::write(physical.join(file), text).expect("written");
+    }
+    symlink("../0000:82:00.0", root.join("sys/bus/pci/devices/0000:81:00.0/physfn")).expect("linked");
+    let refused = |holder: &str| {
+        let (status, answer) = place(&daemon, "new", 1, &["0000:82:00.0"]);
+        let message =
+            format!("device 0000:82:00.0: in use by {holder}, which has its virtual function 0000:81:00.0");
+        assert_eq!((status, &answer["message"]), (409, &json!(message)));
+    };
+    open(root, 999_999, 3, "/dev/vfio/18", "pos: 0\n");
+    fs::write(root.join("proc/999999/comm"), "testpmd\n").expect("written");
+    refused("process 999999 (testpmd)");
+    fs::remove_file(root.join("proc/999999/fd/3")).expect("removed");
+    assert_eq!(place(&daemon, "first", 1, &["0000:81:00.0"]).0, 200);
+    refused("first");
+    assert_eq!(ask(&daemon.socket, "POST", "/v1/placements/first/release", "").0, 200);
+    assert_eq!(place(&daemon, "new", 1, &["0000:82:00.0"]).0, 200);
+}
+
+#[test]
 fn what_is_free_is_net_of_vms_and_reservations() {
     let daemon = start();
     let free = || {

@@ -1,8 +1,14 @@
 //! Which VM, or other process, has which device.
 
 use crate::core::uses::VmUse;
-use std::{collections::BTreeMap, path::Path};
-use vnuma_allocation::{Claim, reservation::Reservation};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+};
+use vnuma_allocation::{
+    Claim,
+    reservation::{Book, Reservation},
+};
 use vnuma_api::{Device, DeviceUser, DeviceUserKind, Devices, VmInterface, VmVhost};
 use vnuma_host::{
     SysfsError,
@@ -63,17 +69,35 @@ impl Observed {
         self.problems.first().map(String::as_str)
     }
 
-    /// Devices that somebody has.
-    pub(super) fn claims(&self) -> Vec<Claim> {
-        let claim = |user: &User| Claim {
-            owner: match user.kind {
-                DeviceUserKind::Process => format!("process {} ({})", user.pid, user.name),
-                DeviceUserKind::Vm | DeviceUserKind::Reservation => user.name.clone(),
-            },
-            devices: held_functions(&self.functions, &user.files).into_iter().collect(),
-            ..Claim::default()
+    /// Devices that somebody has, and physical functions of which somebody has a virtual one, or waits for it: these would
+    /// lose it with the driver of the physical one.
+    pub(super) fn claims(&self, book: &Book) -> Vec<Claim> {
+        let owner = |user: &User| match user.kind {
+            DeviceUserKind::Process => format!("process {} ({})", user.pid, user.name),
+            DeviceUserKind::Vm | DeviceUserKind::Reservation => user.name.clone(),
         };
-        self.users.iter().map(claim).collect()
+        let of_process = |user: &User| (owner(user), held_functions(&self.functions, &user.files));
+        let mut had: Vec<(String, BTreeSet<String>)> = book
+            .all()
+            .map(|Reservation { placement, .. }| {
+                let devices = placement.devices.iter().map(|device| device.address.clone());
+                (placement.name.clone(), devices.collect())
+            })
+            .collect();
+        had.extend(self.users.iter().map(of_process));
+        let claim = |owner, devices| Claim { owner, devices, ..Claim::default() };
+        let mut claims = Vec::new();
+        for (owner, devices) in had {
+            for function in self.functions.iter().filter(|one| devices.contains(&one.device.address)) {
+                if let Some(physical) = &function.physical_function {
+                    let owner =
+                        format!("{owner}, which has its virtual function {}", function.device.address);
+                    claims.push(claim(owner, vec![physical.clone()]));
+                }
+            }
+            claims.push(claim(owner, devices.into_iter().collect()));
+        }
+        claims
     }
 
     /// All of it, with names. Whoever has a device comes before whom it is reserved for.

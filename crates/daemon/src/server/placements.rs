@@ -106,9 +106,10 @@ impl Placements {
         if uses.iter().any(|vm| vm.claim.owner == request.name) {
             return Err(PlacementError::Runs(request.name));
         }
-        let held = self.held(&host, uses, &request)?;
+        let observed = self.observed(&host, uses, &request)?;
         self.change(uses, now_ns, |book| {
-            let others = [others(book, uses), held].concat();
+            let mut others = others(book, uses);
+            others.extend(observed.iter().flat_map(|observed| observed.claims(book)));
             let ground = Ground { host: &host, layout: &layout, others: &others };
             let lifetime_ns = wanted.lifetime_ms.saturating_mul(1_000_000);
             let (id, placed) = book.reserve(ground, resident(uses), &request, now_ns, lifetime_ns)?;
@@ -118,20 +119,20 @@ impl Placements {
         })
     }
 
-    /// Devices that somebody has, if the request is for some.
-    fn held(
+    /// The devices that somebody has, if the request is for some.
+    fn observed(
         &self,
         host: &HostTopology,
         uses: &[VmUse],
         request: &Request,
-    ) -> Result<Vec<Claim>, PlacementError> {
+    ) -> Result<Option<Observed>, PlacementError> {
         if request.devices.is_empty() {
-            return Ok(Vec::new());
+            return Ok(None);
         }
         let observed = Observed::read(&self.root, host, uses)?;
         match observed.problem() {
             Some(problem) => Err(PlacementError::Devices(problem.to_owned())),
-            None => Ok(observed.claims()),
+            None => Ok(Some(observed)),
         }
     }
 
