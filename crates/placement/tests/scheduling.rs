@@ -720,6 +720,52 @@ proptest! {
         }
     }
 
+    /// One VM takes the CPUs of others now and then, so that these wait while a CPU of the other node is idle. They are stolen,
+    /// which it pays for, and go back to their memory.
+    #[test]
+    fn vprobe_lets_no_vm_have_others_stolen_beyond_its_budget(
+        victims in 1_u64..6, abuse in proptest::collection::vec((any::<bool>(), any::<bool>()), 10..80),
+        budget in 0_u32..5, budget_rest in 1_u32..20, rest in 1_u32..4,
+    ) {
+        let settings = Settings {
+            budget, budget_rest_periods: budget_rest, burst: 4, rest_periods: rest, starve_periods: 1000,
+            ..Settings::default()
+        };
+        let mut world = World::new(&host(2, 1, 8), CpuSet::new(), Policy::Vprobe, settings);
+        let narrow = world.mask((0..8).collect());
+        for vcpu in 0..8 {
+            let at = world.add(0, vcpu, vcpu, friendly(2));
+            world.vcpus[at].reach = narrow;
+            world.vcpus[at].entitled_ns = 0;
+        }
+        for vm in 1..=victims {
+            let at = world.add(vm, 0, vm as u32, fitting(&[1_000_000, 0]));
+            world.vcpus[at].entitled_ns = PERIOD_NS / 20;
+        }
+        (0..20).for_each(|_| drop(world.period()));
+        let mut stolen = Vec::new();
+        for (now, &(busy, idle)) in abuse.iter().enumerate() {
+            for vcpu in &mut world.vcpus {
+                if vcpu.key.vm == 0 {
+                    vcpu.entitled_ns = if busy { PERIOD_NS } else { 0 };
+                } else {
+                    let waits = busy && vcpu.assigned == Some(Place::Cache(0));
+                    vcpu.waited_ns = if waits { PERIOD_NS / 2 } else { 0 };
+                }
+            }
+            world.cpus[8].idle_ns = if idle { PERIOD_NS } else { 0 };
+            let steps = world.period().steps;
+            let foreign = steps.iter().filter(|step| step.key.vm != 0 && step.to == Some(Place::Cache(1)));
+            stolen.extend(foreign.map(|step| (now as u32, step.why)));
+        }
+        for (first, (from, _)) in stolen.iter().enumerate() {
+            for (last, (to, _)) in stolen.iter().enumerate().skip(first) {
+                let bound = budget + (to - from + 1) / budget_rest;
+                prop_assert!(((last - first) as u32) < bound, "others were moved away: {:?}", stolen);
+            }
+        }
+    }
+
     /// However many wait and whatever the others do: who is confined and waits while a CPU that it may use is idle is taken
     /// after `starve_periods` and one period for each that waits as long.
     #[test]

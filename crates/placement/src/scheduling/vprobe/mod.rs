@@ -23,8 +23,8 @@
 //! | masks are kept; pinned, real-time and isolated vCPUs stay | [`Standing`], [`Reach`] |
 //!
 //! A move belongs to the budget of another VM when that one is the reason for it: it takes the cache or the CPU time, or it
-//! gets the room in exchange. A vCPU that goes to its own memory or to an idle CPU is its own reason. When the budget of a
-//! VM is used up, its own vCPUs still move, and the others stay.
+//! gets the room in exchange, or others wait for the CPUs that it uses and are stolen. A vCPU that goes to its own memory is its own
+//! reason, and so is one that starves. When the budget of a VM is used up, its own vCPUs still move, and the others stay.
 //!
 //! [`RunQueues::steal_fairly`]: super::balance::RunQueues::steal_fairly
 //! [`Reach`]: super::Reach
@@ -212,11 +212,16 @@ impl Round<'_> {
             return Some((Cause::Memory, None));
         }
         let cause = if costs.overload > 1.0 { Cause::Overload } else { Cause::Contention };
-        let (own, other) = self.domains.largest(at, cause == Cause::Overload, self.histories);
-        match other.filter(|(_, share)| *share > own) {
-            Some((vm, _)) => self.may_cause(vm).then_some((cause, Some(vm))),
+        match self.crowded_by(at, cause == Cause::Overload) {
+            Some(vm) => self.may_cause(vm).then_some((cause, Some(vm))),
             None => Some((cause, None)),
         }
+    }
+
+    /// The VM that takes most of the CPU time or of the cache where a vCPU is, if it takes more than the vCPU's own.
+    fn crowded_by(&self, at: usize, by_demand: bool) -> Option<VmId> {
+        let (own, other) = self.domains.largest(at, by_demand, self.histories);
+        other.filter(|(_, share)| *share > own).map(|(vm, _)| vm)
     }
 
     /// Does its memory alone make it worth to go there?
@@ -313,12 +318,19 @@ impl Round<'_> {
             let node = self.input.machine.domains[domain].node;
             let may = |at: usize| {
                 let elsewhere = self.domains.of(at) != Some(domain);
-                elsewhere && self.input.reaches[self.input.vcpus[at].reach].cpu(cpu)
+                let starved = self.histories[at].hungry >= starve;
+                let on_budget = || self.crowded_by(at, true).is_none_or(|vm| self.may_cause(vm));
+                elsewhere && self.input.reaches[self.input.vcpus[at].reach].cpu(cpu) && (starved || on_budget())
             };
             let nearest = self.input.machine.nearest(node);
             if let Some(at) = queues.steal_fairly(node, nearest, u64::from(starve), may) {
+                // Nobody starves because a budget is used up.
                 let starved = self.histories[at].hungry >= starve;
-                self.set(at, Some(domain), if starved { Cause::Starved } else { Cause::Stolen }, None);
+                let reason = match starved {
+                    true => (Cause::Starved, None),
+                    false => (Cause::Stolen, self.crowded_by(at, true)),
+                };
+                self.take_to(at, domain, reason);
             }
         }
     }
