@@ -63,6 +63,8 @@ pub struct Config {
     pub policy_period: Duration,
     /// Bounds between the types of vCPUs.
     pub policy_bounds: Bounds,
+    /// They follow the loads that run.
+    pub policy_adaptive_bounds: bool,
     /// Bytes of memory that policies may move in a second; 0: none.
     pub policy_memory: u64,
     /// Memory accesses of vCPUs are sampled.
@@ -238,6 +240,7 @@ struct PolicySection {
     period_ms: Option<Spanned<i64>>,
     bound_low: Option<Spanned<f64>>,
     bound_high: Option<Spanned<f64>>,
+    bounds: Option<BoundsMode>,
     memory_mib_per_s: Option<Spanned<i64>>,
     samples: Option<Samples>,
 }
@@ -287,6 +290,7 @@ impl Default for Config {
             policy: Policy::Off,
             policy_period: Duration::from_secs(1),
             policy_bounds: Bounds::default(),
+            policy_adaptive_bounds: false,
             policy_memory: 0,
             policy_samples: false,
         }
@@ -376,10 +380,19 @@ impl Config {
             policy: policy.unwrap_or(default.policy),
             policy_period,
             policy_bounds,
+            policy_adaptive_bounds: file.policy.bounds == Some(BoundsMode::Adaptive),
             policy_memory: policy_memory.unwrap_or(0) << 20,
             policy_samples: file.policy.samples == Some(Samples::Ibs),
         })
     }
+}
+
+/// Whether the bounds between the types stay.
+#[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum BoundsMode {
+    Fixed,
+    Adaptive,
 }
 
 /// What samples memory accesses.
@@ -547,6 +560,7 @@ mod tests {
             period_ms = 500
             bound_low = 2.5
             bound_high = 18.0
+            bounds = "adaptive"
             memory_mib_per_s = 3
             samples = "ibs"
         "#;
@@ -579,6 +593,7 @@ mod tests {
             policy: Policy::Vprobe,
             policy_period: Duration::from_millis(500),
             policy_bounds: Bounds { low: 2.5, high: 18.0 },
+            policy_adaptive_bounds: true,
             policy_memory: 3 << 20,
             policy_samples: true,
         };

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use vnuma_placement::scheduling::{
     Cause, Counts, CpuSample, Decision, Input, Machine, Place, Placed, Policy, Reach, Scheduler, Settings,
     Standing, VcpuKey, VcpuSample,
+    analyzer::VcpuType,
     entitlement::{CpuGroup, Want, entitle},
 };
 use vnuma_topology::{CacheGroup, CpuLayout, CpuSet, DistanceMatrix, HostNode, HostTopology};
@@ -594,6 +595,29 @@ fn feed(world: &mut World, period: &[Period], nodes: usize) {
     for (at, cpu) in world.cpus.iter_mut().enumerate() {
         cpu.idle_ns = period.get(at).map_or(0, |one| PERIOD_NS * (one.1 % 1000) / 1000);
     }
+}
+
+#[test]
+fn adaptive_bounds_change_what_a_vcpu_is() {
+    let kind_after = |adaptive_bounds, periods: usize| {
+        let settings = Settings { adaptive_bounds, ..Settings::default() };
+        let mut world = World::new(&host(1, 1, 4), CpuSet::new(), Policy::Observe, settings);
+        world.add(0, 0, 0, friendly(1));
+        // 2.5 references in a thousand instructions, of which 45 % miss: not much for the paper's server.
+        let counts = Counts {
+            instructions: 10_000_000,
+            llc_references: 25_000,
+            llc_misses: 11_250,
+            accesses: vec![11_250],
+        };
+        let at = world.add(0, 1, 1, counts);
+        (1..periods).for_each(|_| drop(world.decide()));
+        let decision = world.decide();
+        (decision.analysis[at].kind, decision.bounds.low < 2.5)
+    };
+    assert_eq!(kind_after(true, 1), (Some(VcpuType::Friendly), false));
+    assert_eq!(kind_after(true, 20), (Some(VcpuType::Fitting), true));
+    assert_eq!(kind_after(false, 20), (Some(VcpuType::Friendly), false));
 }
 
 proptest! {

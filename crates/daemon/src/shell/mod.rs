@@ -151,6 +151,7 @@ impl Shell {
             schedule: config.policy,
             settings: Settings {
                 bounds: config.policy_bounds,
+                adaptive_bounds: config.policy_adaptive_bounds,
                 memory_bytes_per_s: config.policy_memory,
                 ..Settings::default()
             },

@@ -320,7 +320,9 @@ impl Round<'_> {
                 let elsewhere = self.domains.of(at) != Some(domain);
                 let starved = self.histories[at].hungry >= starve;
                 let on_budget = || self.crowded_by(at, true).is_none_or(|vm| self.may_cause(vm));
-                elsewhere && self.input.reaches[self.input.vcpus[at].reach].cpu(cpu) && (starved || on_budget())
+                elsewhere
+                    && self.input.reaches[self.input.vcpus[at].reach].cpu(cpu)
+                    && (starved || on_budget())
             };
             let nearest = self.input.machine.nearest(node);
             if let Some(at) = queues.steal_fairly(node, nearest, u64::from(starve), may) {
