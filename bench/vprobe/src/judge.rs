@@ -298,6 +298,11 @@ impl Cell {
         self.periods.get(self.warm_up..).unwrap_or_default()
     }
 
+    /// Share of the time that a vCPU of a VM runs, mean.
+    pub fn running_share(&self, vm: usize) -> f64 {
+        self.cpu_share(vm, |vcpu| vcpu.values.ran_ns)
+    }
+
     fn cpu_share(&self, vm: usize, time: impl Fn(&Vcpu) -> u64) -> f64 {
         let elapsed: f64 = self.measured().iter().map(|period| period.elapsed_s).sum();
         let vcpus = || self.measured().iter().filter_map(|period| period.vms.get(vm)).flatten();
@@ -383,8 +388,8 @@ impl Cell {
             remote_accesses: ratio(remote * 1000.0, operations as f64),
             llc_misses: ratio(sum.llc_misses as f64 * 1000.0, operations as f64),
             migrations: migrations.map(|vcpu| vcpu.values.migrations).sum(),
-            cpu_share: self.cpu_share(0, |vcpu| vcpu.values.ran_ns),
-            vm2_cpu_share: self.cpu_share(1, |vcpu| vcpu.values.ran_ns),
+            cpu_share: self.running_share(0),
+            vm2_cpu_share: self.running_share(1),
             wait_share: self.cpu_share(0, |vcpu| vcpu.values.waited_ns),
             converge_periods: self.converge_periods(profile),
             overhead_share: daemon.map(|daemon| ratio(daemon as f64, cycles as f64)),
@@ -456,7 +461,7 @@ fn why_not(row: &Row, linux: Option<&Cell>) -> Option<String> {
         });
     }
     // Both have the same load, and which of them has more under linux is chance.
-    let under_linux = mean((0..vms).map(|vm| linux.cpu_share(vm, |vcpu| vcpu.values.ran_ns)));
+    let under_linux = mean((0..vms).map(|vm| linux.running_share(vm)));
     for (vm, found) in [row.cpu_share, row.vm2_cpu_share].into_iter().enumerate().take(vms) {
         let share = ratio(found, under_linux);
         if share.is_nan() || share < goals::CPU_SHARE {

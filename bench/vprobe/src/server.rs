@@ -3,7 +3,7 @@
 use crate::{
     committed::{
         self, AT_HOME, DEFAULT_PERIOD_S, HALF, Layout, MEASURED, MEASURED_STATIC, PERIOD_S, POLICIES,
-        Placement, SLEEP_S, VMS, WARM_UP, WORKLOADS, Workload, overhead,
+        Placement, SLEEP_S, VMS, WARM_UP, WORKLOADS, Workload, goals, overhead,
     },
     full,
     host::{self, Numad, Timers},
@@ -14,6 +14,7 @@ use crate::{
 };
 use anyhow::{Context, Result, ensure};
 use std::{
+    cell::OnceCell,
     fs,
     io::Write,
     thread,
@@ -188,6 +189,8 @@ pub struct Bench<'a> {
     factor: f64,
     clock_ghz: f64,
     options: Options,
+    /// Share of the time that a vCPU of vm1 and vm2 runs under `linux`, mean.
+    under_linux: OnceCell<f64>,
 }
 
 impl<'a> Bench<'a> {
@@ -217,7 +220,20 @@ impl<'a> Bench<'a> {
         let name = workload.name.into();
         let line = raw::Workload { name, dilation, period_s, factor, stretched };
         let clock_ghz = profile.clock_ghz;
-        Ok((Self { vms, wakes, programs, workload, dilation, period_s, factor, clock_ghz, options }, line))
+        let under_linux = OnceCell::new();
+        let bench = Self {
+            vms,
+            wakes,
+            programs,
+            workload,
+            dilation,
+            period_s,
+            factor,
+            clock_ghz,
+            options,
+            under_linux,
+        };
+        Ok((bench, line))
     }
 
     /// All cells of a policy: one, or the candidates of `oracle`.
@@ -280,6 +296,7 @@ impl<'a> Bench<'a> {
     }
 
     /// Measures a cell, again if the machine stopped the server in between: then periods are too long, and limits are reached.
+    /// Once again, too, if vCPUs had so little CPU time that it would not count: that may be chance.
     pub fn cell(&self, policy: &str, fixed: Option<&Placement>) -> Result<Cell> {
         let name = policy;
         let (policy, lengths) = self.periods(name, fixed.is_some())?;
@@ -291,6 +308,7 @@ impl<'a> Bench<'a> {
             let late = |cell: &Cell| cell.periods.iter().any(|period| period.elapsed_s > most);
             let problem = match &cell {
                 Ok(cell) if late(cell) => Some("interrupted by the machine".to_owned()),
+                Ok(cell) if repeated == 0 => self.lacks_cpu_time(name, cell),
                 Ok(_) => None,
                 Err(error) => Some(format!("{error:#}")),
             };
@@ -301,6 +319,19 @@ impl<'a> Bench<'a> {
             }
             repeated += 1;
         }
+    }
+
+    /// What is wrong with the CPU time of `vm1` or `vm2`, if anything.
+    fn lacks_cpu_time(&self, name: &str, cell: &Cell) -> Option<String> {
+        let shares = [0, 1].map(|vm| cell.running_share(vm));
+        let mean = shares.iter().sum::<f64>() / 2.0;
+        let under_linux = match name {
+            "linux" => self.under_linux.get_or_init(|| mean),
+            _ => self.under_linux.get()?,
+        };
+        let least = shares.into_iter().reduce(f64::min)? / under_linux;
+        (name != "linux" && least < goals::CPU_SHARE)
+            .then(|| format!("{:.1} % of the CPU time under linux", least * 100.0))
     }
 
     fn once(
