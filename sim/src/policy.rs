@@ -204,8 +204,9 @@ impl Simulation {
             let source = std::io::Error::from_raw_os_error(22);
             return Err(ActError::System { pid, tid, act: "setting its affinity", source });
         }
-        // Somebody may have set what a policy had set, by chance: nobody can tell.
-        let certain = !mask.broken && (mask.by_policy || order.expected == order.operator);
+        // Somebody may have set by chance what a policy had set, or what differs in CPUs only that are offline. Nobody can tell.
+        let by_chance = !mask.by_policy && mask.operator != order.operator;
+        let certain = !mask.broken && !by_chance;
         let cpus = order.cpus.as_ref().unwrap_or(&order.operator);
         if !self.online().iter().any(|cpu| cpus.contains(cpu)) {
             let source = std::io::Error::from_raw_os_error(22);
@@ -219,6 +220,9 @@ impl Simulation {
         self.checker.expect(back || !certain, "mask", || {
             format!("thread {tid}: its operator's {} are given back as {cpus}", mask.operator)
         });
+        if let Some(thread) = self.world.threads.get_mut(&tid).filter(|_| by_chance) {
+            thread.mask.operator.clone_from(&order.operator);
+        }
         let (now_ns, by_policy) = (self.now_ns, order.cpus.is_some());
         self.world.confine(tid, cpus, by_policy, &mut self.rng, now_ns);
         if let Some(thread) = self.world.threads.get_mut(&tid).filter(|_| !by_policy) {
