@@ -2,6 +2,7 @@
 
 use crate::committed::{DEFAULT_PERIOD_S, Layout};
 use anyhow::{Context, Result, ensure};
+use libbpf_rs::{ProgramType, query::ProgInfoIter};
 use nix::{
     sched::{CpuSet, sched_setaffinity},
     unistd::Pid,
@@ -12,6 +13,9 @@ use vnuma_scenario::{Process, output, vnumactl, vnumad_logging_to, wait_for};
 const BALANCING: &str = "/proc/sys/kernel/numa_balancing";
 const SCAN: &str = "/sys/kernel/debug/sched/numa_balancing";
 const SCHEDULER: &str = "/sys/kernel/debug/sched";
+const PROGRAMS_TIMED: &str = "/proc/sys/kernel/bpf_stats_enabled";
+/// What the names of vnumad's and scx_vnuma's BPF programs begin with.
+const PROGRAMS: &str = "vnuma_";
 const GROUP: &str = "/sys/fs/cgroup/machine.slice";
 const CONFIGURATION: &str = "/root/vnumad.toml";
 const LOG: &str = "/root/vnumad.log";
@@ -159,6 +163,19 @@ pub fn balanced() -> Result<Balanced> {
     };
     let (scanned, seen) = (value("numa_pte_updates")?, value("numa_hint_faults")?);
     Ok(Balanced { scanned, seen, moved: value("numa_pages_migrated")? })
+}
+
+/// Has the kernel take the time of BPF programs, which costs them some more.
+pub fn time_programs(on: bool) -> Result<()> {
+    write(PROGRAMS_TIMED, if on { "1" } else { "0" })
+}
+
+/// Time that vnumad's BPF programs took in whatever thread they found, nanoseconds. Those that it calls itself are its own threads'.
+pub fn programs_ns() -> u64 {
+    let programs = ProgInfoIter::default().filter(|program| {
+        program.ty != ProgramType::Syscall && program.name.to_string_lossy().starts_with(PROGRAMS)
+    });
+    programs.map(|program| program.run_time_ns).sum()
 }
 
 /// How long the CPUs of VMs were idle, nanoseconds. The kernel counts it in steps of 10 ms.

@@ -88,6 +88,9 @@ pub struct Period {
     pub idle_share: f64,
     /// Modelled cycles of vnumad's threads by name; none if it does not run.
     pub daemon: Option<BTreeMap<String, u64>>,
+    /// Time that vnumad's BPF programs took in other threads than its own, nanoseconds of the server, if that was taken.
+    #[serde(default)]
+    pub programs_ns: Option<u64>,
     /// How long a vCPU waited for a CPU, each time that one was woken, microseconds of the server.
     #[serde(default)]
     pub wakes_us: Vec<u32>,

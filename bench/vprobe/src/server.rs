@@ -369,7 +369,10 @@ impl<'a> Bench<'a> {
             _ if by_vnumad => set_policy(policy)?,
             _ => {}
         }
-        let periods = self.measure(lengths, &counted)?;
+        let timed = name == overhead::CELL;
+        host::time_programs(timed)?;
+        let periods = self.measure(lengths, &counted, timed)?;
+        host::time_programs(false)?;
         let balanced = host::balanced()?.since(before);
         if policy == "linux" {
             let host::Balanced { scanned, seen, moved } = balanced;
@@ -405,16 +408,20 @@ impl<'a> Bench<'a> {
         })
     }
 
-    fn measure(&self, lengths: Periods, daemon: &[(String, Thread)]) -> Result<Vec<Period>> {
+    /// `timed`: BPF programs are.
+    fn measure(&self, lengths: Periods, daemon: &[(String, Thread)], timed: bool) -> Result<Vec<Period>> {
         let began = Instant::now();
         self.wakes.take()?;
-        let mut before = self.vms.read(&self.programs, daemon)?;
+        let programs = || timed.then(host::programs_ns);
+        let mut before = (self.vms.read(&self.programs, daemon)?, programs());
         let mut periods = Vec::new();
         for number in 1..=lengths.warm_up + lengths.measured {
             let end = began + Duration::from_secs_f64(lengths.length_s * number as f64);
             thread::sleep(end.saturating_duration_since(Instant::now()));
-            let now = self.vms.read(&self.programs, daemon)?;
-            periods.push(Period { wakes_us: self.wakes.take()?, ..now.since(&before) });
+            let now = (self.vms.read(&self.programs, daemon)?, programs());
+            // Programs that are loaded anew begin at 0.
+            let programs_ns = now.1.zip(before.1).map(|(now, before)| now.saturating_sub(before));
+            periods.push(Period { wakes_us: self.wakes.take()?, programs_ns, ..now.0.since(&before.0) });
             before = now;
         }
         Ok(periods)

@@ -263,6 +263,7 @@ impl Reading {
             vms: self.vcpus.iter().zip(&before.vcpus).map(vm).collect(),
             idle_share: idle_ns / 1e9 / elapsed_s / self.cpus as f64,
             daemon: (!self.daemon.is_empty()).then(|| self.daemon_since(before)),
+            programs_ns: None,
             wakes_us: Vec::new(),
         }
     }

@@ -286,6 +286,7 @@ pub mod tests {
             vms: (0..vms).map(|_| vm()).collect(),
             idle_share: 0.0,
             daemon: None,
+            programs_ns: None,
             wakes_us: Vec::new(),
         };
         let count = if id.policy.starts_with("oracle:") { MEASURED_STATIC } else { MEASURED };

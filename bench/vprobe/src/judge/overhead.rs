@@ -21,8 +21,10 @@ pub struct Overhead {
     pub measured_periods: usize,
     /// Steps of the policy, warm-up included.
     pub steps: u64,
-    /// Modelled cycles of vnumad by those of all vCPUs.
+    /// Modelled cycles of vnumad and of its BPF programs by those of all vCPUs.
     pub share: f64,
+    /// The part of the BPF programs that run in other threads: their time by that of all vCPUs.
+    pub programs_share: f64,
     /// The same in each period.
     pub shares: Vec<f64>,
     /// Modelled cycles of each of its threads in a measured period, mean.
@@ -34,8 +36,9 @@ impl fmt::Display for Overhead {
         let Self { workload, policy, modelled_period_s, .. } = self;
         write!(
             f,
-            "{workload}: {policy} with periods of {modelled_period_s:.2} s: vnumad {:.4} %",
-            self.share * 100.0
+            "{workload}: {policy} with periods of {modelled_period_s:.2} s: vnumad {:.4} %, of which BPF programs {:.4} %",
+            self.share * 100.0,
+            self.programs_share * 100.0
         )?;
         let mut threads: Vec<_> = self.threads.iter().filter(|(_, cycles)| **cycles >= 1000).collect();
         threads.sort_by_key(|(_, cycles)| std::cmp::Reverse(**cycles));
@@ -53,8 +56,11 @@ impl Run {
             let all = |period: &super::Period| {
                 let vcpus = period.vms.iter().flatten();
                 let daemon = period.daemon.as_ref().map_or(0, |threads| threads.values().sum::<u64>());
-                super::ratio(daemon as f64, vcpus.map(|vcpu| vcpu.values.cycles).sum::<u64>() as f64)
+                let own =
+                    super::ratio(daemon as f64, vcpus.map(|vcpu| vcpu.values.cycles).sum::<u64>() as f64);
+                own + programs(std::slice::from_ref(period))
             };
+            let programs_share = programs(periods);
             let mut threads: BTreeMap<String, u64> = BTreeMap::new();
             for (name, cycles) in periods.iter().filter_map(|period| period.daemon.as_ref()).flatten() {
                 *threads.entry(name.clone()).or_default() += cycles;
@@ -67,13 +73,23 @@ impl Run {
                 warm_up_periods: row.warm_up_periods,
                 measured_periods: row.measured_periods,
                 steps: row.steps,
-                share: row.overhead_share.unwrap_or(f64::NAN),
+                share: row.overhead_share.unwrap_or(f64::NAN) + programs_share,
+                programs_share,
                 shares: periods.iter().map(all).collect(),
                 threads,
             }
         };
         self.cells.iter().filter(|cell| cell.policy == overhead::CELL).map(of).collect()
     }
+}
+
+/// Time of BPF programs by that of all vCPUs; no number if it was not taken.
+fn programs(periods: &[super::Period]) -> f64 {
+    let ran_ns =
+        |period: &super::Period| period.vms.iter().flatten().map(|vcpu| vcpu.values.ran_ns).sum::<u64>();
+    let programs_ns = periods.iter().map(|period| period.programs_ns).sum::<Option<u64>>();
+    let all_ns = periods.iter().map(ran_ns).sum::<u64>();
+    programs_ns.map_or(f64::NAN, |programs_ns| super::ratio(programs_ns as f64, all_ns as f64))
 }
 
 /// The goal, if `vprobe` was measured under that load, or this was.
