@@ -46,6 +46,41 @@ fn a_page_whose_only_copy_is_lost_is_said_to_be_lost() {
     }
 }
 
+/// Pages that nobody has touched are there as long as their manager is, also those beside pages of a lost manager.
+#[test]
+fn an_untouched_page_of_a_living_manager_is_not_lost() {
+    let managers = Managers::new(&[(2, NodeId(0)), (2, NodeId(2)), (2, NodeId(1))]).unwrap();
+    for options in [Options::ivy(), Options { hold_ns: 0, ..Options::default() }] {
+        let mut cluster = Cluster::new(3, &managers, options);
+        lose_node_2(&mut cluster);
+        for page in [0, 1, 4, 5] {
+            cluster.settle(0, page, page % 2 == 0);
+            cluster.settle(1, page, true);
+        }
+        assert!(common::lost_for_nothing(&cluster).is_none());
+        // The first touch comes while the members agree, at any moment.
+        for moment in 0..20 {
+            let mut cluster = Cluster::new(3, &managers, options);
+            cluster.kill(2);
+            suspect(&mut cluster, 1, 2);
+            for _ in 0..moment {
+                let next = next(&cluster, |_| true);
+                next.map(|(from, to)| cluster.deliver(from, to, 0));
+            }
+            for node in [0, 1] {
+                for page in [0, 4] {
+                    cluster.event(node, 0, Event::Fault { page: PageId(page), write: false });
+                }
+            }
+            cluster.drain(&mut Vec::new());
+            for (node, page) in [(0, 0), (1, 0), (0, 4), (1, 4)] {
+                cluster.settle(node, page, true);
+            }
+            assert_eq!(common::lost_for_nothing(&cluster), None, "after {moment} messages");
+        }
+    }
+}
+
 #[test]
 fn a_page_with_another_copy_survives_its_owner() {
     let managers = Managers::new(&[(1, NodeId(2)), (1, NodeId(2))]).unwrap();

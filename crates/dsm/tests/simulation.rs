@@ -6,7 +6,7 @@
 
 mod common;
 
-use common::{Broken, Cluster, check, managers};
+use common::{Broken, Cluster, check, lost_for_nothing, managers};
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 use vnuma_dsm::{Command, Event, NodeId, NodeSet, Options, PageId};
@@ -157,6 +157,9 @@ impl Simulation {
     fn check(&self) -> Result<(), String> {
         if let Some(wrong) = self.cluster.wrong.first() {
             return Err(wrong.clone());
+        }
+        if let Some(lost) = lost_for_nothing(&self.cluster) {
+            return Err(lost);
         }
         let counts = self.cluster.counts();
         check(&self.cluster.memory, &self.writes, |node| counts.contains(NodeId(node as u8)))
@@ -363,6 +366,7 @@ fn faults_that_are_put_in_are_found() {
     for (broken, rule) in [
         (Broken::KeepCopy, "data value|single writer"),
         (Broken::CopyThenDrop, "data value|single writer"),
+        (Broken::StaleTwin, "data value"),
         (Broken::LoseGrants, "progress"),
         (Broken::LoseWakes, "progress"),
     ] {
@@ -371,4 +375,9 @@ fn faults_that_are_put_in_are_found() {
         assert!(rule.split('|').any(|rule| error.contains(rule)), "{broken:?}: {error}");
         println!("{broken:?}: {error}");
     }
+    // In most runs no node is lost.
+    let lose = Setup { broken: Broken::LoseAll, ..setup(5, Options::default(), true) };
+    let errors: Vec<_> = (1..20).filter_map(|seed| Simulation::new(seed, lose).run().err()).collect();
+    println!("{:?}: {errors:?}", lose.broken);
+    assert!(!errors.is_empty() && errors.iter().all(|error| error.contains("lost for nothing")));
 }

@@ -99,12 +99,16 @@ impl Node {
         self.take_over(view.members);
         let (own, managers) = (self.own, &self.managers);
         for (page, entry) in self.table.iter_mut() {
+            // This node reports what it owns. What it owns and has not reported was made after the report: until then nobody had
+            // touched the page, or another one of its chunk.
+            let untouched = entry.owner && !change.holders.contains_key(&page);
             entry.reset(managers.manager(page, view.members));
             if entry.hint == own {
                 match change.holders.get(&page) {
                     Some((owner, holders)) => {
                         entry.hint = owner.or_else(|| holders.iter().next()).unwrap_or(own)
                     }
+                    None if untouched => entry.owner = true,
                     None => entry.poisoned = true,
                 }
             }

@@ -50,10 +50,14 @@ pub enum Broken {
     CopyThenDrop,
     /// A message is lost.
     LoseGrants,
-    /// A difference is applied to whatever is there.
+    /// A difference starts from whatever the sender has, not from what the receiver has.
     StaleTwin,
     /// Threads are not woken.
     LoseWakes,
+    /// The hold time never ends, neither by the clock nor because a thread goes on.
+    StopClock,
+    /// All pages are said to be lost when a node is.
+    LoseAll,
 }
 
 /// All nodes.
@@ -71,6 +75,12 @@ pub struct Cluster {
     pub late: Vec<(usize, usize, Access)>,
     /// Nodes that were killed.
     pub dead: Vec<bool>,
+    /// Nodes that were killed, have stopped or were ever suspected: what only they have may get lost.
+    pub doubtful: NodeSet,
+    /// Pages that a node had when it was killed or stopped. Others may still drop their copies because of what it has sent.
+    pub taken_along: Vec<bool>,
+    /// Pages that may get lost: for a moment nobody had them but doubtful nodes.
+    pub excused: Vec<bool>,
     pub sent: u64,
     pub sent_data: u64,
 }
@@ -102,6 +112,9 @@ impl Cluster {
             broken: Broken::No,
             late: Vec::new(),
             dead: vec![false; count],
+            doubtful: NodeSet::EMPTY,
+            taken_along: vec![false; managers.pages() as usize],
+            excused: vec![false; managers.pages() as usize],
             sent: 0,
             sent_data: 0,
         }
@@ -118,11 +131,63 @@ impl Cluster {
 
     fn event_with(&mut self, node: usize, now: u64, event: Event, data: Option<Data>) -> Vec<Command> {
         let mut commands = Vec::new();
+        if let Event::Suspect { node } = event {
+            self.doubt(node);
+        }
         self.nodes[node].step(now, event, &mut commands);
         for command in &commands {
             self.carry_out(node, command, data);
         }
+        self.excuse();
         commands
+    }
+
+    fn doubt(&mut self, node: NodeId) {
+        self.doubtful.insert(node);
+        self.excuse();
+    }
+
+    /// Finds pages that nobody has but doubtful nodes. It looks at the memory and at what is on its way.
+    fn excuse(&mut self) {
+        if self.doubtful.is_empty() {
+            return;
+        }
+        for page in 0..self.excused.len() {
+            let mapped = |node: &NodeId| self.memory[usize::from(node.0)][page].access != Access::None;
+            let all = NodeSet::first(self.count());
+            let safe = all.iter().any(|node| !self.doubtful.contains(node) && mapped(&node));
+            if !self.excused[page] && !safe {
+                let on_its_way = |node: &NodeId| self.carries(usize::from(node.0), page);
+                let theirs = self.doubtful.iter().any(|node| self.has(node, page) || on_its_way(&node));
+                self.excused[page] = theirs || self.taken_along[page];
+            }
+        }
+    }
+
+    /// A node is gone, with what it has.
+    fn leaves(&mut self, node: usize) {
+        let node = NodeId(node as u8);
+        self.doubt(node);
+        for page in 0..self.taken_along.len() {
+            self.taken_along[page] |= !self.dead[usize::from(node.0)] && self.has(node, page);
+        }
+    }
+
+    /// True if a node has the page. The manager of a page that it has not touched itself has it, and has not mapped it.
+    fn has(&self, node: NodeId, page: usize) -> bool {
+        let (memory, protocol) = (&self.memory[usize::from(node.0)], &self.nodes[usize::from(node.0)]);
+        memory[page].access != Access::None || protocol.is_owner(PageId(page as u64))
+    }
+
+    /// True if the page is on its way from or to the node.
+    fn carries(&self, node: usize, page: usize) -> bool {
+        let count = self.count();
+        let pairs = (0..count).flat_map(|other| [other * count + node, node * count + other]);
+        let grants = |packet: &Packet| match &packet.frame.message {
+            Message::Grant(grant) => grant.page.0 == page as u64,
+            _ => false,
+        };
+        pairs.into_iter().any(|pair| self.network[pair].iter().any(grants))
     }
 
     /// Delivers the oldest message of a pair.
@@ -149,6 +214,7 @@ impl Cluster {
 
     /// Kills a node. What it has sent may still arrive.
     pub fn kill(&mut self, node: usize) {
+        self.leaves(node);
         self.dead[node] = true;
         for from in 0..self.count() {
             let at = from * self.count() + node;
@@ -193,7 +259,13 @@ impl Cluster {
                 let cell = &mut self.memory[node][page.0 as usize];
                 (cell.poisoned, cell.woken, cell.access) = (true, true, Access::None);
             }
-            Command::Stop { .. } => self.memory[node].iter_mut().for_each(|cell| cell.access = Access::None),
+            Command::Stop { .. } => {
+                self.leaves(node);
+                self.memory[node].iter_mut().for_each(|cell| cell.access = Access::None);
+            }
+            Command::Members { .. } if self.broken == Broken::LoseAll => {
+                self.memory[node].iter_mut().for_each(|cell| (cell.poisoned, cell.woken) = (true, true));
+            }
             Command::Members { .. } => {}
             Command::Protest { peer, reason } => self.protest(node, *peer, *reason),
         }
@@ -224,6 +296,7 @@ impl Cluster {
         let data = match grant.payload {
             Payload::None => return self.wrong.push("SendPage without contents".to_owned()),
             Payload::Page => Data::Page(cell.value),
+            Payload::Delta { .. } if self.broken == Broken::StaleTwin => Data::Delta(cell.value, cell.value),
             Payload::Delta { .. } => Data::Delta(cell.twin.unwrap_or(u64::MAX), cell.value),
         };
         self.sent_data += 1;
@@ -235,13 +308,14 @@ impl Cluster {
         match (payload, data) {
             (Payload::Page, Some(Data::Page(value))) => cell.value = value,
             (Payload::Delta { .. }, Some(Data::Delta(base, value))) => {
-                if base != cell.value {
+                if base != cell.value && self.broken != Broken::StaleTwin {
                     self.wrong.push(format!(
                         "node {node} page {page}: difference to {base}, memory has {}",
                         cell.value
                     ));
                 }
-                cell.value = value;
+                // A difference changes what is there by what it says, whatever it was made from.
+                cell.value = cell.value.wrapping_add(value.wrapping_sub(base));
             }
             other => self.wrong.push(format!("node {node} page {page}: contents {other:?}")),
         }
@@ -261,6 +335,14 @@ impl Cluster {
             return;
         }
         if self.dead[usize::from(to.0)] || self.nodes[usize::from(to.0)].is_stopped() {
+            if let Message::Grant(grant) = &frame.message {
+                let page = grant.page.0 as usize;
+                let safe = |node: usize| {
+                    !self.doubtful.contains(NodeId(node as u8))
+                        && self.memory[node][page].access != Access::None
+                };
+                self.excused[page] |= !(0..count).any(safe);
+            }
             return;
         }
         self.sent += 1;
@@ -294,7 +376,7 @@ impl Cluster {
             collect(&commands, &mut messages);
             self.drain(&mut messages);
         }
-        panic!("node {node} page {page}: the fault is not served");
+        panic!("node {node} page {page}: the fault is not served: {:?}", self.memory[node][page]);
     }
 
     /// Delivers everything and flushes, in a fixed order.
@@ -340,4 +422,12 @@ pub fn check(memory: &[Vec<Cell>], last: &[u64], counts: impl Fn(usize) -> bool)
         }
     }
     Ok(())
+}
+
+/// Pages that are said to be lost, though somebody who was never in doubt had them all the time.
+pub fn lost_for_nothing(cluster: &Cluster) -> Option<String> {
+    cluster.memory.iter().enumerate().find_map(|(node, cells)| {
+        let page = (0..cells.len()).find(|page| cells[*page].poisoned && !cluster.excused[*page])?;
+        Some(format!("lost for nothing: page {page}, on node {node}"))
+    })
 }

@@ -3,7 +3,8 @@
 //! Each thread makes a number of accesses; page, and whether it reads or writes, are free.
 //! Messages of one pair of nodes keep their order; messages of different pairs come in any order.
 
-use crate::common::{Broken, Cluster, check};
+use crate::common::{Broken, Cluster, check, lost_for_nothing};
+use crate::parts::Part;
 use stateright::{Model, Property};
 use vnuma_dsm::{Event, Managers, NodeId, NodeSet, Options, PageId};
 
@@ -24,11 +25,13 @@ pub struct System {
     /// Nodes that may be killed, and suspicions of nodes that live.
     pub kills: u8,
     pub false_suspicions: u8,
+    /// What must be reached.
+    pub parts: Vec<Part>,
 }
 
 /// What a thread is about to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Access {
+pub struct Use {
     pub page: usize,
     pub write: bool,
 }
@@ -39,7 +42,7 @@ pub struct Thread {
     /// Pages that it lost before it used them.
     pub losses: u8,
     /// It faulted and waits.
-    pub waits: Option<Access>,
+    pub waits: Option<Use>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -57,7 +60,7 @@ pub struct World {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
     /// A thread begins an access.
-    Begin(usize, Access),
+    Begin(usize, Use),
     /// A woken thread tries again.
     Retry(usize),
     Deliver(usize, usize),
@@ -75,8 +78,8 @@ impl System {
         Managers::new(&ranges).unwrap()
     }
 
-    fn attempt(&self, world: &mut World, node: usize, access: Access) {
-        let Access { page, write } = access;
+    fn attempt(&self, world: &mut World, node: usize, access: Use) {
+        let Use { page, write } = access;
         let id = PageId(page as u64);
         world.cluster.memory[node][page].woken = false;
         if world.cluster.memory[node][page].poisoned {
@@ -97,7 +100,7 @@ impl System {
         if write && world.cluster.counts().contains(NodeId(node as u8)) {
             world.writes[page] += 1;
         }
-        if waited && self.options.hold_ns > 0 {
+        if waited && self.options.hold_ns > 0 && self.broken != Broken::StopClock {
             world.cluster.event(node, 0, Event::Progress { page: id });
         }
     }
@@ -114,7 +117,7 @@ impl System {
                 }
                 None if thread.left > 0 => {
                     let pages = 0..self.managers.len();
-                    let all = pages.flat_map(|page| [false, true].map(|write| Access { page, write }));
+                    let all = pages.flat_map(|page| [false, true].map(|write| Use { page, write }));
                     actions.extend(all.map(|access| Action::Begin(node, access)));
                 }
                 _ => {}
@@ -168,6 +171,7 @@ impl System {
             }
             Action::Timer(node, page) => {
                 let at = world.cluster.memory[node][page].timer.take().expect("it is set");
+                let at = if self.broken == Broken::StopClock { 0 } else { at };
                 world.cluster.event(node, at, Event::Timer { page: PageId(page as u64) });
             }
             Action::Kill(node) => {
@@ -189,6 +193,25 @@ impl System {
         if !self.timers {
             world.cluster.memory.iter_mut().flatten().for_each(|cell| cell.timer = None);
         }
+    }
+
+    /// True of what nobody may count on. That a node which is gone gets suspected is no failure.
+    pub fn is_failure(&self, after: &World, action: Action) -> bool {
+        match action {
+            Action::Kill(_) => true,
+            Action::Suspect(_, other) => self.runs(after, other),
+            _ => false,
+        }
+    }
+
+    /// A thread that got a page keeps it until it has used it, if there is a hold time and nobody is lost.
+    fn keeps(&self, world: &World) -> bool {
+        let held = self.options.hold_ns > 0 && !self.timers && self.kills + self.false_suspicions == 0;
+        !held || world.threads.iter().all(|thread| thread.losses == 0)
+    }
+
+    fn reached(&self, part: Part, world: &World) -> bool {
+        part.is_used(world, &self.managers)
     }
 
     pub fn done(world: &World) -> bool {
@@ -261,7 +284,7 @@ impl Model for System {
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
-        vec![
+        let mut properties = vec![
             Property::always("single writer, data value", |_, world: &World| {
                 let counts = world.cluster.counts();
                 check(&world.cluster.memory, &world.writes, |node| counts.contains(NodeId(node as u8)))
@@ -269,8 +292,31 @@ impl Model for System {
             }),
             Property::always("no protest", |_, world: &World| world.cluster.wrong.is_empty()),
             Property::always("progress", |system: &Self, world| !system.stuck(world)),
+            Property::always("who waited keeps it", |system: &Self, world| system.keeps(world)),
             Property::always("no lost update", |_, world| !Self::lost_update(world)),
+            Property::always("nothing is lost for nothing", |_, world: &World| {
+                lost_for_nothing(&world.cluster).is_none()
+            }),
             Property::sometimes("all accesses are made", |_, world| Self::done(world)),
-        ]
+        ];
+        properties.extend(self.parts.iter().map(|part| reached(*part)));
+        properties
     }
+}
+
+/// Of each part a property of its own, because a condition of stateright takes nothing along.
+fn reached(part: Part) -> Property<System> {
+    let condition: fn(&System, &World) -> bool = match part {
+        Part::Direct => |system, world| system.reached(Part::Direct, world),
+        Part::Hint => |system, world| system.reached(Part::Hint, world),
+        Part::Upgrade => |system, world| system.reached(Part::Upgrade, world),
+        Part::Migratory => |system, world| system.reached(Part::Migratory, world),
+        Part::Told => |system, world| system.reached(Part::Told, world),
+        Part::Delta => |system, world| system.reached(Part::Delta, world),
+        Part::Prefetch => |system, world| system.reached(Part::Prefetch, world),
+        Part::Refused => |system, world| system.reached(Part::Refused, world),
+        Part::Batch => |system, world| system.reached(Part::Batch, world),
+        Part::PrefetchInvalidated => |system, world| system.reached(Part::PrefetchInvalidated, world),
+    };
+    Property::sometimes(part.name(), condition)
 }
