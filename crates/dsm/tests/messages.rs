@@ -65,6 +65,19 @@ fn a_direct_reply_takes_three_messages() {
     assert_eq!(count(&cluster.settle(1, 0, true)).0, 3);
 }
 
+/// It may become the owner: what it forwarded until it knows could come back to it.
+#[test]
+fn who_waits_for_a_page_that_may_migrate_forwards_nothing() {
+    for (migratory, forwarded) in [(true, 0), (false, 1)] {
+        let mut cluster = three(Options { migratory, ..Options::default() });
+        cluster.event(1, 0, Event::Fault { page: PageId(0), write: false });
+        let request = Request { page: PageId(0), requester: NodeId(2), kind: Kind::Write, have: 0 };
+        let frame = Frame { epoch: Epoch(0), message: Message::Request(request) };
+        let commands = cluster.event(1, 0, Event::Receive { from: NodeId(2), frame });
+        assert_eq!(commands.iter().filter(|command| command.sends().is_some()).count(), forwarded);
+    }
+}
+
 #[test]
 fn a_hint_takes_two_messages_and_a_wrong_one_three() {
     let hints = Options { direct_reply: true, owner_hints: true, ..Options::ivy() };
