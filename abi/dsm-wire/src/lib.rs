@@ -42,8 +42,11 @@ pub use delta::{DELTA_LIMIT, Delta, RUN_LIMIT, diff};
 pub use error::WireError;
 pub use frame::{BODY_LIMIT, Body, HEADER, Header, Kind, OPAQUE_LIMIT, encode};
 pub use hello::{HELLO, Hello, MAGIC, NODE_LIMIT, Refusal};
-pub use membership::{Entry, Holding, Membership, PAGES_LIMIT, View};
-pub use message::{Access, Contents, Cut, Grant, Message, NOTICE_LIMIT, Notice, Payload, Purpose, Request};
+pub use membership::{EPOCH_MOST, Entry, Holding, Membership, PAGES_LIMIT, View};
+pub use message::{
+    Access, Contents, Cut, Grant, MIGRATORY_MOST, Message, NOTICE_LIMIT, Notice, Payload, Purpose, Request,
+    VERSION_MOST,
+};
 
 /// The oldest version that this crate speaks.
 pub const VERSION_MIN: u16 = 1;

@@ -13,16 +13,19 @@
 
 use crate::{
     error::WireError,
-    reader::{Reader, flag},
+    reader::{Reader, at_most, flag},
 };
 
 /// Most pages in [`Membership::Holdings`] and [`Membership::Directory`].
 pub const PAGES_LIMIT: usize = 512;
 
+/// The highest number of a membership: each has a number that is a little higher than the last.
+pub const EPOCH_MOST: u64 = 1 << 56;
+
 /// Who is a member from an epoch on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct View {
-    /// Its number.
+    /// Its number, at most [`EPOCH_MOST`], as everywhere in these messages.
     pub epoch: u64,
     /// One bit for each node.
     pub members: u64,
@@ -115,7 +118,11 @@ fn decode_view(
     members: &'static str,
     reader: &mut Reader<'_>,
 ) -> Result<View, WireError> {
-    Ok(View { epoch: reader.u64(epoch)?, members: reader.u64(members)? })
+    Ok(View { epoch: decode_epoch(epoch, reader)?, members: reader.u64(members)? })
+}
+
+fn decode_epoch(field: &'static str, reader: &mut Reader<'_>) -> Result<u64, WireError> {
+    at_most(field, reader.u64(field)?, EPOCH_MOST, "at most 2^56")
 }
 
 fn decode_count(field: &'static str, reader: &mut Reader<'_>) -> Result<usize, WireError> {
@@ -172,7 +179,7 @@ impl Membership {
             }
             9 => Self::Conflict { view: decode_view("conflict.epoch", "conflict.members", reader)? },
             10 => {
-                let epoch = reader.u64("holdings.epoch")?;
+                let epoch = decode_epoch("holdings.epoch", reader)?;
                 let last = flag("holdings.last", reader.u8("holdings.last")?)?;
                 let count = decode_count("holdings.count", reader)?;
                 let mut page = || {
@@ -182,7 +189,7 @@ impl Membership {
                 Self::Holdings { epoch, last, pages: (0..count).map(|_| page()).collect::<Result<_, _>>()? }
             }
             11 => {
-                let epoch = reader.u64("directory.epoch")?;
+                let epoch = decode_epoch("directory.epoch", reader)?;
                 let last = flag("directory.last", reader.u8("directory.last")?)?;
                 let count = decode_count("directory.count", reader)?;
                 let mut page = || {

@@ -19,11 +19,16 @@ use crate::{
     error::WireError,
     hello::NODE_LIMIT,
     membership::{self, Membership},
-    reader::{Reader, below, flag},
+    reader::{Reader, at_most, below, flag},
 };
 
 /// Most notices in a message.
 pub const NOTICE_LIMIT: usize = 1024;
+
+/// The highest version of a content: nobody gets there by writing.
+pub const VERSION_MOST: u64 = 1 << 62;
+/// The highest value of [`Grant::migratory`].
+pub const MIGRATORY_MOST: u8 = 3;
 
 /// What a request is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -72,7 +77,7 @@ pub struct Request {
     pub requester: u8,
     /// What for.
     pub purpose: Purpose,
-    /// The version that the requester's memory has, or 0.
+    /// The version that the requester's memory has, or 0; at most [`VERSION_MOST`], as all versions.
     pub have: u64,
 }
 
@@ -89,7 +94,7 @@ pub struct Grant {
     pub access: Access,
     /// The requester owns the page from now on.
     pub owner: bool,
-    /// How sure the owners are that the page migrates.
+    /// How sure the owners are that the page migrates: 0 to [`MIGRATORY_MOST`].
     pub migratory: u8,
     /// The owner before the one that answers, below 64.
     pub before: Option<u8>,
@@ -256,7 +261,7 @@ impl Message {
                     1 => Purpose::Write,
                     _ => Purpose::Prefetch,
                 },
-                have: reader.u64("request.have")?,
+                have: version("request.have", &mut reader)?,
             }),
             GRANT => return decode_grant(reader),
             CUT_PAGE => return decode_cut_page(reader),
@@ -267,7 +272,7 @@ impl Message {
             OWNER_IS => Self::OwnerIs {
                 page: reader.u64("owner-is.page")?,
                 owner: node("owner-is.owner", &mut reader)?,
-                version: reader.u64("owner-is.version")?,
+                version: version("owner-is.version", &mut reader)?,
             },
             LOST => Self::Lost { page: reader.u64("lost.page")? },
             number @ membership::FIRST..=membership::LAST => {
@@ -290,6 +295,10 @@ fn page_only(kind: u8, page: u64, out: &mut Vec<u8>) {
 
 pub(crate) fn node(field: &'static str, reader: &mut Reader<'_>) -> Result<u8, WireError> {
     below(field, reader.u8(field)?, NODE_LIMIT, "below 64")
+}
+
+fn version(field: &'static str, reader: &mut Reader<'_>) -> Result<u64, WireError> {
+    at_most(field, reader.u64(field)?, VERSION_MOST, "at most 2^62")
 }
 
 fn encode_grant(grant: &Grant, out: &mut Vec<u8>) {
@@ -317,13 +326,14 @@ fn decode_grant(mut reader: Reader<'_>) -> Result<(Message, Contents<'_>), WireE
     };
     let owner = flag("grant.owner", reader.u8("grant.owner")?)?;
     let migratory = reader.u8("grant.migratory")?;
+    let migratory = below("grant.migratory", migratory, MIGRATORY_MOST + 1, "0 to 3")?;
     let before = match reader.u8("grant.before")? {
         NO_NODE => None,
         value => Some(below("grant.before", value, NODE_LIMIT, "below 64, or 255")?),
     };
-    let version = reader.u64("grant.version")?;
+    let version = version("grant.version", &mut reader)?;
     let kind = below("grant.payload", reader.u8("grant.payload")?, 3, "0 to 2")?;
-    let base = reader.u64("grant.base")?;
+    let base = at_most("grant.base", reader.u64("grant.base")?, VERSION_MOST, "at most 2^62")?;
     if kind != 2 && base != 0 {
         return Err(WireError::Value { field: "grant.base", value: base, expected: "0 without a delta" });
     }
@@ -345,7 +355,7 @@ fn whole_page<'a>(field: &'static str, reader: &mut Reader<'a>) -> Result<&'a [u
 
 fn decode_cut_page(mut reader: Reader<'_>) -> Result<(Message, Contents<'_>), WireError> {
     let number = reader.u64("cut.number")?;
-    let (page, version) = (reader.u64("cut.page")?, reader.u64("cut.version")?);
+    let (page, version) = (reader.u64("cut.page")?, version("cut.version", &mut reader)?);
     let contents = Contents::Page(whole_page("cut.contents", &mut reader)?);
     reader.end("cut")?;
     Ok((Message::Cut(Cut::Page { number, page, version }), contents))

@@ -70,6 +70,16 @@ pub(crate) fn below(
     if value < limit { Ok(value) } else { Err(WireError::Value { field, value: value.into(), expected }) }
 }
 
+/// A number that is at most this.
+pub(crate) fn at_most(
+    field: &'static str,
+    value: u64,
+    most: u64,
+    expected: &'static str,
+) -> Result<u64, WireError> {
+    if value <= most { Ok(value) } else { Err(WireError::Value { field, value, expected }) }
+}
+
 /// A byte that says yes or no.
 pub(crate) fn flag(field: &'static str, value: u8) -> Result<bool, WireError> {
     below(field, value, 2, "0 or 1").map(|value| value == 1)

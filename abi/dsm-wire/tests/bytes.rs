@@ -65,12 +65,12 @@ fn messages() {
         from: 3,
         access: Access::Write,
         owner: true,
-        migratory: 4,
+        migratory: 3,
         before: Some(6),
         version: 5,
         payload: Payload::None,
     };
-    let text = "02 0100000000000000 02 03 02 01 04 06 0500000000000000 00 0000000000000000";
+    let text = "02 0100000000000000 02 03 02 01 03 06 0500000000000000 00 0000000000000000";
     expect(&protocol(Message::Grant(grant)), "2000000006000000", text);
     let delta = [1, 0, 2, 0, 0xaa, 0xbb, 0xff, 0x0f, 1, 0, 0xcc];
     let contents = Contents::Delta(Delta::decode(&delta).expect("a difference"));
@@ -82,10 +82,10 @@ fn messages() {
         ..grant
     };
     let text =
-        "02 0100000000000000 02 03 01 00 04 ff 0500000000000000 02 0400000000000000 01000200aabbff0f0100cc";
+        "02 0100000000000000 02 03 01 00 03 ff 0500000000000000 02 0400000000000000 01000200aabbff0f0100cc";
     expect(&Body::Protocol(Message::Grant(grant), contents), "2b00000006000000", text);
     let grant = Grant { payload: Payload::Page, ..grant };
-    let text = "02 0100000000000000 02 03 01 00 04 ff 0500000000000000 01 0000000000000000".to_owned();
+    let text = "02 0100000000000000 02 03 01 00 03 ff 0500000000000000 01 0000000000000000".to_owned();
     let page = [0x5a; PAGE_SIZE];
     let whole = Body::Protocol(Message::Grant(grant), Contents::Page(&page));
     expect(&whole, "2010000006000000", &(text + &"5a".repeat(PAGE_SIZE)));

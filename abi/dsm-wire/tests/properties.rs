@@ -2,9 +2,9 @@
 
 use proptest::prelude::*;
 use vnuma_abi_dsm_wire::{
-    Access, BODY_LIMIT, Body, Contents, Cut, DELTA_LIMIT, Delta, Entry, Grant, HEADER, Header, Hello,
-    Holding, Kind, Membership, Message, NOTICE_LIMIT, Notice, PAGE_SIZE, PAGES_LIMIT, Payload, Purpose,
-    RUN_LIMIT, Refusal, Request, VERSION_MAX, View, WireError, diff, encode,
+    Access, BODY_LIMIT, Body, Contents, Cut, DELTA_LIMIT, Delta, EPOCH_MOST, Entry, Grant, HEADER, Header,
+    Hello, Holding, Kind, MIGRATORY_MOST, Membership, Message, NOTICE_LIMIT, Notice, PAGE_SIZE, PAGES_LIMIT,
+    Payload, Purpose, RUN_LIMIT, Refusal, Request, VERSION_MAX, VERSION_MOST, View, WireError, diff, encode,
 };
 
 fn round_trip(body: &Body<'_>) {
@@ -29,13 +29,21 @@ fn notice() -> impl Strategy<Value = Notice> {
     prop_oneof![invalidate, any::<u64>().prop_map(|page| Notice::Invalidated { page })]
 }
 
+fn epoch() -> impl Strategy<Value = u64> {
+    prop_oneof![0..=EPOCH_MOST, Just(EPOCH_MOST)]
+}
+
+fn version() -> impl Strategy<Value = u64> {
+    prop_oneof![0..=VERSION_MOST, Just(VERSION_MOST)]
+}
+
 fn membership() -> impl Strategy<Value = Membership> {
-    let view = || any::<(u64, u64)>().prop_map(|(epoch, members)| View { epoch, members });
+    let view = || (epoch(), any::<u64>()).prop_map(|(epoch, members)| View { epoch, members });
     let holding = any::<(u64, bool)>().prop_map(|(page, owner)| Holding { page, owner });
     let entry = any::<(u64, u64)>().prop_map(|(page, copyset)| Entry { page, copyset });
     let list = |most| 0..=most;
-    let holdings = (any::<(u64, bool)>(), proptest::collection::vec(holding, list(PAGES_LIMIT)));
-    let directory = (any::<(u64, bool)>(), proptest::collection::vec(entry, list(PAGES_LIMIT)));
+    let holdings = ((epoch(), any::<bool>()), proptest::collection::vec(holding, list(PAGES_LIMIT)));
+    let directory = ((epoch(), any::<bool>()), proptest::collection::vec(entry, list(PAGES_LIMIT)));
     prop_oneof![
         (0..64_u8).prop_map(|node| Membership::Suspect { node }),
         (view(), 1..3_u8).prop_map(|(view, round)| Membership::Accept { view, round }),
@@ -48,11 +56,11 @@ fn membership() -> impl Strategy<Value = Membership> {
 
 fn plain() -> impl Strategy<Value = Message> {
     let request =
-        (any::<u64>(), 0..64_u8, purpose(), any::<u64>()).prop_map(|(page, requester, purpose, have)| {
+        (any::<u64>(), 0..64_u8, purpose(), version()).prop_map(|(page, requester, purpose, have)| {
             Message::Request(Request { page, requester, purpose, have })
         });
     let notices = proptest::collection::vec(notice(), 1..40).prop_map(Message::Notices);
-    let owner = (any::<(u64, u64)>(), 0..64_u8).prop_map(|((page, version), owner)| Message::OwnerIs {
+    let owner = (any::<u64>(), version(), 0..64_u8).prop_map(|(page, version, owner)| Message::OwnerIs {
         page,
         owner,
         version,
@@ -66,8 +74,8 @@ fn plain() -> impl Strategy<Value = Message> {
 
 fn grant() -> impl Strategy<Value = Grant> {
     let before = proptest::option::of(0..64_u8);
-    (any::<u64>(), 0..64_u8, 0..64_u8, access(), any::<bool>(), any::<u8>(), before, any::<u64>()).prop_map(
-        |(page, to, from, access, owner, migratory, before, version)| Grant {
+    (any::<u64>(), 0..64_u8, 0..64_u8, access(), any::<bool>(), 0..=MIGRATORY_MOST, before, version())
+        .prop_map(|(page, to, from, access, owner, migratory, before, version)| Grant {
             page,
             to,
             from,
@@ -77,8 +85,7 @@ fn grant() -> impl Strategy<Value = Grant> {
             before,
             version,
             payload: Payload::None,
-        },
-    )
+        })
 }
 
 /// A page, and another one that differs here and there.
@@ -97,7 +104,7 @@ fn pair() -> impl Strategy<Value = ([u8; PAGE_SIZE], [u8; PAGE_SIZE])> {
 
 proptest! {
     #[test]
-    fn pages_of_a_cut_come_back(number: u64, page: u64, version: u64, (_, content) in pair()) {
+    fn pages_of_a_cut_come_back(number: u64, page: u64, version in version(), (_, content) in pair()) {
         let message = Message::Cut(Cut::Page { number, page, version });
         round_trip(&Body::Protocol(message, Contents::Page(&content)));
     }
@@ -108,7 +115,7 @@ proptest! {
     }
 
     #[test]
-    fn grants_come_back_with_their_contents(grant in grant(), (old, new) in pair(), base: u64) {
+    fn grants_come_back_with_their_contents(grant in grant(), (old, new) in pair(), base in version()) {
         round_trip(&Body::Protocol(Message::Grant(grant), Contents::None));
         let whole = Grant { payload: Payload::Page, ..grant };
         round_trip(&Body::Protocol(Message::Grant(whole), Contents::Page(&new)));
@@ -248,6 +255,7 @@ fn fields_outside_of_their_range_are_named() {
     assert_eq!(refusal(&with(grant.clone(), 10, 64)), "grant.from: 0x40 is not below 64");
     assert_eq!(refusal(&with(grant.clone(), 11, 3)), "grant.access: 0x3 is not 0 to 2");
     assert_eq!(refusal(&with(grant.clone(), 12, 2)), "grant.owner: 0x2 is not 0 or 1");
+    assert_eq!(refusal(&with(grant.clone(), 13, 4)), "grant.migratory: 0x4 is not 0 to 3");
     assert_eq!(refusal(&with(grant.clone(), 14, 64)), "grant.before: 0x40 is not below 64, or 255");
     assert_eq!(refusal(&with(grant.clone(), 23, 3)), "grant.payload: 0x3 is not 0 to 2");
     assert_eq!(refusal(&with(grant.clone(), 24, 1)), "grant.base: 0x1 is not 0 without a delta");
@@ -257,6 +265,25 @@ fn fields_outside_of_their_range_are_named() {
     assert_eq!(refusal(&[16]), "message: 0x10 is not a message (1 to 15)");
     let owner_is = [&[5][..], &[0; 8], &[64], &[0; 8]].concat();
     assert_eq!(refusal(&owner_is), "owner-is.owner: 0x40 is not below 64");
+    // One above the limit.
+    let far = [&[1][..], &[0; 6], &[0x40]].concat();
+    let above = |start: &[u8], rest: usize| refusal(&[start, &far, &vec![0; rest]].concat());
+    let versions = [
+        (above(&[&[1][..], &[0; 10]].concat(), 0), "request.have"),
+        (above(&[&[2][..], &[0; 14]].concat(), 9), "grant.version"),
+        (above(&[&[2][..], &[0; 22], &[2]].concat(), 0), "grant.base"),
+        (above(&[&[5][..], &[0; 9]].concat(), 0), "owner-is.version"),
+        (above(&[&[13][..], &[0; 16]].concat(), PAGE_SIZE), "cut.version"),
+    ];
+    for (text, field) in versions {
+        assert_eq!(text, format!("{field}: 0x4000000000000001 is not at most 2^62"));
+    }
+    let epochs =
+        [(8, 9, "accept"), (9, 8, "conflict"), (10, 3, "holdings"), (11, 3, "directory"), (12, 8, "fenced")];
+    for (number, rest, name) in epochs {
+        let text = refusal(&[&[number][..], &[1, 0, 0, 0, 0, 0, 0, 1], &vec![0; rest]].concat());
+        assert_eq!(text, format!("{name}.epoch: 0x100000000000001 is not at most 2^56"));
+    }
     assert_eq!(refusal(&[7, 64]), "suspect.node: 0x40 is not below 64");
     assert_eq!(refusal(&[&[8][..], &[0; 16], &[3]].concat()), "accept.round: 0x3 is not 1 or 2");
     assert_eq!(refusal(&[&[10][..], &[0; 8], &[2]].concat()), "holdings.last: 0x2 is not 0 or 1");
