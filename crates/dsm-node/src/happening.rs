@@ -93,5 +93,9 @@ pub(crate) fn protest(reason: Protest) -> &'static str {
         Protest::UnexpectedInvalidation => "an invalidation by a node that does not own the page",
         Protest::UnexpectedAcknowledgement => "an acknowledgement of an invalidation that was not sent",
         Protest::UnexpectedAnswer => "an answer to a request that was not made",
+        Protest::UnexpectedRequest => "a second request before the first was answered",
+        Protest::FarEpoch => "a membership whose number is far ahead",
+        Protest::UnexpectedPage => "a list of pages with one that does not belong there",
+        Protest::TooMuch => "more than a member can have to say before the next membership",
     }
 }

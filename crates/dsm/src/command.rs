@@ -166,6 +166,14 @@ pub enum Protest {
     UnexpectedAcknowledgement,
     /// An answer to a request that was not made.
     UnexpectedAnswer,
+    /// A second request for a page before the first was answered.
+    UnexpectedRequest,
+    /// A membership whose number is far ahead of all others.
+    FarEpoch,
+    /// A page in a list of pages that does not belong there.
+    UnexpectedPage,
+    /// More frames of the next membership than a correct peer can have sent.
+    TooMuch,
 }
 
 impl Command {

@@ -20,6 +20,10 @@ use crate::managers::Managers;
 use crate::message::CutMessage;
 use std::collections::BTreeMap;
 
+/// Another node may have begun so many cuts more than this one: one, or some more where cuts failed. What it says about later ones
+/// is ignored, so that nobody has to remember any number of them.
+pub const CUTS_AHEAD: u64 = 4;
+
 /// Who keeps the second copies of a page: its manager and the member behind that. One node if there is no other.
 pub fn keepers(managers: &Managers, members: NodeSet, page: PageId) -> [NodeId; 2] {
     let first = managers.manager(page, members);
@@ -69,6 +73,8 @@ pub struct Cuts {
     saved: BTreeMap<PageId, Version>,
     /// The cut that has begun here and is not complete.
     current: Option<u64>,
+    /// The cut that has begun here last.
+    begun: u64,
     /// Who has sent the end of a cut, and who has kept it. Others may be ahead.
     ended: BTreeMap<u64, NodeSet>,
     kept: BTreeMap<u64, NodeSet>,
@@ -78,7 +84,7 @@ impl Cuts {
     /// Of a node of these members.
     pub fn new(own: NodeId, members: NodeSet, managers: Managers) -> Self {
         let (ended, kept) = (BTreeMap::new(), BTreeMap::new());
-        Self { own, members, managers, saved: BTreeMap::new(), current: None, ended, kept }
+        Self { own, members, managers, saved: BTreeMap::new(), current: None, begun: 0, ended, kept }
     }
 
     /// Begins a cut, with the pages that this node owns and that were ever written. The numbers of cuts rise.
@@ -89,6 +95,7 @@ impl Cuts {
         out: &mut Vec<CutCommand>,
     ) {
         self.current = Some(number);
+        self.begun = number;
         for (page, version) in owned {
             if self.saved.insert(page, version) == Some(version) {
                 continue;
@@ -106,6 +113,12 @@ impl Cuts {
 
     /// A member has said this. Its pages have come before.
     pub fn receive(&mut self, from: NodeId, message: CutMessage, out: &mut Vec<CutCommand>) {
+        if let CutMessage::End { number } | CutMessage::Kept { number } = message
+            && !(self.current.unwrap_or(self.begun + 1)..=self.begun.saturating_add(CUTS_AHEAD))
+                .contains(&number)
+        {
+            return;
+        }
         match message {
             CutMessage::End { number } => self.ended.entry(number).or_default().insert(from),
             CutMessage::Kept { number } => self.kept.entry(number).or_default().insert(from),

@@ -19,9 +19,23 @@ pub struct PageId(pub u64);
 /// It rises whenever a node becomes able to write. 0 means no content.
 pub type Version = u64;
 
+/// No content has a higher one: a page that is written a billion times a second gets there in 146 years. A peer that names a higher
+/// one is refused.
+pub const VERSION_MOST: Version = 1 << 62;
+
 /// Numbers the memberships. A frame of an older epoch is refused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Epoch(pub u64);
+
+impl Epoch {
+    /// A membership that is further ahead of the last one is refused: a peer cannot use the numbers up.
+    pub const AHEAD: u64 = 1 << 22;
+
+    /// True if a membership may have this number after `last`.
+    pub fn may_follow(self, last: Self) -> bool {
+        self.0 <= last.0.saturating_add(Self::AHEAD) && self.0 <= u64::MAX - Self::AHEAD
+    }
+}
 
 /// What local threads may do with a page without a fault.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -20,8 +20,8 @@ mod page;
 mod table;
 
 pub use command::{Command, Event, Payload, Protest, StopReason};
-pub use cut::{CutCommand, Cuts, Kept, keepers, restorer};
-pub use ids::{Access, Epoch, NodeId, NodeSet, PageId, Version};
+pub use cut::{CUTS_AHEAD, CutCommand, Cuts, Kept, keepers, restorer};
+pub use ids::{Access, Epoch, NodeId, NodeSet, PageId, VERSION_MOST, Version};
 pub use managers::{Managers, ManagersError};
 pub use message::{
     CutMessage, Entry, Frame, Grant, Holding, Kind, Membership, Message, Notice, Request, View,

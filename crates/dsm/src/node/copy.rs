@@ -16,8 +16,9 @@ impl Node {
         owner: NodeId,
         out: &mut Vec<Command>,
     ) {
+        let own = self.own;
         let entry = self.page(page);
-        if entry.owner || entry.deferred().is_some() {
+        if entry.owner || entry.deferred().is_some() || owner == own {
             return protest(from, Protest::UnexpectedInvalidation, out);
         }
         // Without a copy it concerns one that is on its way: an owner invalidates only what it granted.

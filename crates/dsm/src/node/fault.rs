@@ -2,10 +2,10 @@
 
 use super::{Node, protest};
 use crate::command::{Command, Payload, Protest};
-use crate::ids::{Access, NodeId, NodeSet, PageId};
+use crate::ids::{Access, NodeId, NodeSet, PageId, VERSION_MOST};
 use crate::message::{Grant, Kind, Message, Request};
 use crate::options::Options;
-use crate::page::{Invalidating, Then};
+use crate::page::{Invalidating, MIGRATORY_MOST, Then};
 
 impl Node {
     pub(super) fn on_fault(&mut self, now: u64, page: PageId, write: bool, out: &mut Vec<Command>) {
@@ -85,7 +85,7 @@ impl Node {
             entry.twin = entry.version;
         }
         if access == Access::Write {
-            entry.version += 1;
+            entry.version = (entry.version + 1).min(VERSION_MOST);
         }
         entry.access = access;
         out.push(match payload {
@@ -110,7 +110,7 @@ impl Node {
         if grant.to != self.own {
             return self.relay(from, grant, out);
         }
-        if !self.expects(&grant) || !self.members.contains(grant.from) {
+        if !self.expects(&grant) || !self.may_come_from(from, &grant) {
             return protest(from, Protest::UnexpectedGrant, out);
         }
         let manager = self.manager(page);
@@ -158,7 +158,17 @@ impl Node {
             Payload::Delta { base } => entry.version == base,
             Payload::Page => true,
         };
-        asked && base && grant.before.is_none_or(|node| self.members.contains(node) && node != self.own)
+        let inside = grant.version <= VERSION_MOST && grant.migratory <= MIGRATORY_MOST;
+        asked
+            && base
+            && inside
+            && grant.before.is_none_or(|node| self.members.contains(node) && node != self.own)
+    }
+
+    /// True if the owner that the grant names has sent it, or the manager has passed it on.
+    fn may_come_from(&self, from: NodeId, grant: &Grant) -> bool {
+        let relayed = !self.options.direct_reply && from == self.manager(grant.page);
+        grant.from != self.own && self.members.contains(grant.from) && (grant.from == from || relayed)
     }
 
     /// The manager passes a grant on (Message-2-*-non-owner).

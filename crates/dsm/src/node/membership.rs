@@ -16,10 +16,10 @@
 //! A channel keeps its order, so after round 1 each relay has all that it must pass on, and after round 2 all contents
 //! have arrived.
 
-use super::Node;
-use crate::command::{Command, StopReason};
+use super::{Node, protest};
+use crate::command::{Command, Protest, StopReason};
 use crate::ids::{Epoch, NodeId, NodeSet, PageId};
-use crate::message::{Entry, Frame, Membership, Message, View};
+use crate::message::{Frame, Membership, Message, View};
 use std::collections::BTreeMap;
 
 /// How far a change is.
@@ -41,10 +41,15 @@ pub(crate) struct Change {
     /// Who has which page, of those that this node will manage: owner and holders.
     pub holders: BTreeMap<PageId, (Option<NodeId>, NodeSet)>,
     /// What this node will own.
-    pub owned: Vec<Entry>,
+    pub owned: BTreeMap<PageId, NodeSet>,
     /// Frames of the next epoch that came early.
     pub early: Vec<(NodeId, Frame)>,
+    /// Their messages and notices, by sender.
+    pub early_of: BTreeMap<NodeId, usize>,
 }
+
+/// What one member can have sent in an epoch before all others are in it: requests of its threads, and invalidations of what it owns.
+const EARLY: usize = 1 << 16;
 
 impl Change {
     fn new(view: View) -> Self {
@@ -53,9 +58,21 @@ impl Change {
             phase: Phase::Round1,
             came: [NodeSet::EMPTY; 4],
             holders: BTreeMap::new(),
-            owned: Vec::new(),
+            owned: BTreeMap::new(),
             early: Vec::new(),
+            early_of: BTreeMap::new(),
         }
+    }
+
+    /// Counts a frame of the next epoch. False if its sender has sent too much.
+    pub fn has_room_for(&mut self, from: NodeId, frame: &Frame) -> bool {
+        let messages = match &frame.message {
+            Message::Notices(notices) => notices.len(),
+            _ => 1,
+        };
+        let count = self.early_of.entry(from).or_insert(0);
+        *count += messages;
+        *count <= EARLY
     }
 
     /// Keeps a frame of the next epoch, and gives one of the present epoch back if its sender may still send such.
@@ -146,13 +163,19 @@ impl Node {
         out: &mut Vec<Command>,
     ) {
         if let Membership::Fenced { view } = message {
-            if view.epoch > self.epoch && !view.members.contains(self.own) {
+            // A node that is none any more has no newer membership.
+            if self.members.contains(from) && view.epoch > self.epoch && !view.members.contains(self.own) {
                 self.stop(StopReason::Fenced, out);
             }
             return;
         }
         if !self.members.contains(from) {
             return self.fence(from, out);
+        }
+        if let Membership::Accept { view, .. } | Membership::Conflict { view } = &message
+            && !view.epoch.may_follow(self.accepted().epoch)
+        {
+            return protest(from, Protest::FarEpoch, out);
         }
         match message {
             // What an excluded node suspects does not count.
@@ -161,11 +184,27 @@ impl Node {
             }
             Membership::Accept { view, round } => self.on_accept(from, view, round, out),
             Membership::Conflict { view } => self.on_conflict(view, out),
-            Membership::Holdings { epoch, pages, last } => self.on_holdings(from, epoch, &pages, last),
-            Membership::Directory { epoch, pages, last } => self.on_directory(from, epoch, &pages, last),
+            Membership::Holdings { epoch, pages, last } if self.agrees_with(from, epoch) => {
+                if !self.on_holdings(from, &pages, last) {
+                    protest(from, Protest::UnexpectedPage, out);
+                }
+            }
+            Membership::Directory { epoch, pages, last } if self.agrees_with(from, epoch) => {
+                if !self.on_directory(from, &pages, last) {
+                    protest(from, Protest::UnexpectedPage, out);
+                }
+            }
+            Membership::Holdings { .. } | Membership::Directory { .. } => {}
             Membership::Suspect { .. } | Membership::Fenced { .. } => {}
         }
         self.go_on(now, out);
+    }
+
+    /// True if this is about the change that is under way, from one who will be a member.
+    fn agrees_with(&self, from: NodeId, epoch: Epoch) -> bool {
+        self.change
+            .as_ref()
+            .is_some_and(|change| change.view.epoch == epoch && change.view.members.contains(from))
     }
 
     fn on_accept(&mut self, from: NodeId, view: View, round: u8, out: &mut Vec<Command>) {

@@ -167,6 +167,9 @@ impl Node {
             return self.fence(from, out);
         }
         if let Some(change) = &mut self.change {
+            if frame.epoch == change.view.epoch && !change.has_room_for(from, &frame) {
+                return protest(from, Protest::TooMuch, out);
+            }
             return match change.takes(from, self.epoch, frame) {
                 // What carries contents still arrives, so that no page is lost on its way.
                 Some(Frame { message: Message::Grant(grant), .. })
@@ -209,7 +212,7 @@ impl Node {
                 if request.requester == self.own {
                     return protest(from, Protest::UnexpectedAnswer, out);
                 }
-                self.on_request(now, request, out);
+                self.on_request(now, from, request, out);
             }
             Message::Grant(grant) if self.accepts(from, grant.page, grant.to, out) => {
                 self.on_grant(now, from, grant, out);

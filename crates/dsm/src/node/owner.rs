@@ -1,7 +1,7 @@
 //! Requests of others: forwarded, queued, answered.
 
-use super::Node;
-use crate::command::{Command, Payload};
+use super::{Node, protest};
+use crate::command::{Command, Payload, Protest};
 use crate::ids::{Access, NodeId, NodeSet, PageId, Version};
 use crate::message::{Grant, Kind, Message, Request};
 use crate::page::{MIGRATORY, MIGRATORY_MOST, Page, Then};
@@ -21,9 +21,18 @@ enum Turn {
 }
 
 impl Node {
-    pub(super) fn on_request(&mut self, now: u64, request: Request, out: &mut Vec<Command>) {
+    pub(super) fn on_request(&mut self, now: u64, from: NodeId, request: Request, out: &mut Vec<Command>) {
         let page = request.page;
-        let idle = self.page(page).waiting().is_none_or(|waiting| waiting.queue.is_empty());
+        let requester = request.requester;
+        let queue = self.page(page).waiting().map(|waiting| &waiting.queue);
+        let idle = queue.is_none_or(|queue| queue.is_empty());
+        if queue.is_some_and(|queue| queue.iter().any(|other| other.requester == requester)) {
+            // Who only forwards it cannot know. Either way it does not wait, so that nobody fills the queue.
+            if from == requester {
+                protest(from, Protest::UnexpectedRequest, out);
+            }
+            return;
+        }
         match self.turn(now, page) {
             Turn::Now if idle => self.on_ready(page, request, out),
             // Nobody waits for a prefetch, so it does not wait either.

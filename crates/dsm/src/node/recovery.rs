@@ -5,7 +5,7 @@
 
 use super::Node;
 use crate::command::Command;
-use crate::ids::{Access, Epoch, NodeId, NodeSet, PageId};
+use crate::ids::{Access, NodeId, NodeSet, PageId};
 use crate::message::{Entry, Holding, Membership, Message, View};
 
 /// Pages in one message.
@@ -25,7 +25,7 @@ impl Node {
         for node in members.iter() {
             let pages = std::mem::take(&mut lists[usize::from(node.0)]);
             if node == self.own {
-                self.on_holdings(node, epoch, &pages, true);
+                self.on_holdings(node, &pages, true);
                 continue;
             }
             for part in pages.chunks(PAGES) {
@@ -37,12 +37,18 @@ impl Node {
         }
     }
 
-    pub(super) fn on_holdings(&mut self, from: NodeId, epoch: Epoch, pages: &[Holding], last: bool) {
-        let limit = self.table.pages();
-        let Some(change) = self.change.as_mut().filter(|change| change.view.epoch == epoch) else {
-            return;
+    /// Notes what a member has. False if this node will not manage one of the pages, or that one has said that these were all.
+    pub(super) fn on_holdings(&mut self, from: NodeId, pages: &[Holding], last: bool) -> bool {
+        let (own, limit, managers) = (self.own, self.table.pages(), &self.managers);
+        let Some(change) = self.change.as_mut() else {
+            return true;
         };
-        for holding in pages.iter().filter(|holding| holding.page.0 < limit) {
+        let members = change.view.members;
+        let mine = |page: PageId| page.0 < limit && managers.manager(page, members) == own;
+        if change.came[2].contains(from) || !pages.iter().all(|holding| mine(holding.page)) {
+            return false;
+        }
+        for holding in pages {
             let (owner, holders) = change.holders.entry(holding.page).or_insert((None, NodeSet::EMPTY));
             holders.insert(from);
             if holding.owner {
@@ -52,6 +58,7 @@ impl Node {
         if last {
             change.came[2].insert(from);
         }
+        true
     }
 
     /// Decides who owns the pages that this node manages, and tells the owners.
@@ -69,7 +76,7 @@ impl Node {
         for node in members.iter() {
             let pages = std::mem::take(&mut lists[usize::from(node.0)]);
             if node == self.own {
-                self.on_directory(node, epoch, &pages, true);
+                self.on_directory(node, &pages, true);
                 continue;
             }
             for part in pages.chunks(PAGES) {
@@ -81,14 +88,24 @@ impl Node {
         }
     }
 
-    pub(super) fn on_directory(&mut self, from: NodeId, epoch: Epoch, pages: &[Entry], last: bool) {
-        let Some(change) = self.change.as_mut().filter(|change| change.view.epoch == epoch) else {
-            return;
+    /// Notes what this node will own. False if the sender will not manage one of the pages, names a copy of this node or of one
+    /// that will be no member, or has said that these were all.
+    pub(super) fn on_directory(&mut self, from: NodeId, pages: &[Entry], last: bool) -> bool {
+        let (own, limit, managers) = (self.own, self.table.pages(), &self.managers);
+        let Some(change) = self.change.as_mut() else {
+            return true;
         };
-        change.owned.extend_from_slice(pages);
+        let members = change.view.members;
+        let theirs = |page: PageId| page.0 < limit && managers.manager(page, members) == from;
+        let fits = |entry: &Entry| theirs(entry.page) && entry.copyset.is_subset(members.without(own));
+        if change.came[3].contains(from) || !pages.iter().all(fits) {
+            return false;
+        }
+        change.owned.extend(pages.iter().map(|entry| (entry.page, entry.copyset)));
         if last {
             change.came[3].insert(from);
         }
+        true
     }
 
     /// The view is in force.
@@ -115,12 +132,10 @@ impl Node {
         }
         let left = NodeSet::from_bits(self.members.bits() & !view.members.bits());
         (self.members, self.epoch) = (view.members, view.epoch);
-        for Entry { page, copyset } in change.owned {
-            if page.0 < self.table.pages() {
-                let entry = self.page(page);
-                entry.owner = true;
-                entry.copyset = copyset;
-            }
+        for (page, copyset) in change.owned {
+            let entry = self.page(page);
+            entry.owner = true;
+            entry.copyset = copyset;
         }
         out.push(Command::Members { members: view.members });
         for node in left.iter() {
