@@ -6,7 +6,7 @@ use std::{
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
-use vnuma_dsm::{Kept, Managers, NodeId, NodeSet, PageId, restorer};
+use vnuma_dsm::{CUTS_AHEAD, Kept, Managers, NodeId, NodeSet, PageId, restorer};
 use vnuma_dsm_pager::Page;
 
 /// The second copies that a node keeps. They outlive the node, so that survivors can start anew with them.
@@ -59,8 +59,12 @@ impl Copies {
         }
     }
 
+    /// Keeps a page of a cut, unless the cut is over or further ahead than a member can be: each takes memory.
     pub(crate) fn keep(&self, number: u64, page: PageId, version: u64, content: Box<Page>) {
-        self.inside().kept.keep(number, page, version, content);
+        let mut inside = self.inside();
+        if number > inside.kept.newest() && number <= inside.wanted.saturating_add(CUTS_AHEAD) {
+            inside.kept.keep(number, page, version, content);
+        }
     }
 
     /// The cut that shards should begin, if they have not.
@@ -155,6 +159,21 @@ mod tests {
         assert_eq!((copies.newest(), restored(&copies, 1)), (1, vec![(1, 1)]));
         copies.complete(number);
         assert_eq!((copies.newest(), restored(&copies, 1), restored(&copies, 2)), (2, vec![], vec![(1, 2)]));
+    }
+
+    #[test]
+    fn pages_of_cuts_that_are_over_or_far_ahead_are_not_kept() {
+        let copies = copies();
+        let number = copies.want(1);
+        keep(&copies, number);
+        copies.complete(number);
+        for number in (0..=number).chain(number + CUTS_AHEAD + 1..20).chain([u64::MAX]) {
+            copies.keep(number, PageId(1), 99, Box::new([99; 4096]));
+            copies.keep(number, PageId(2), 99, Box::new([99; 4096]));
+        }
+        assert_eq!(restored(&copies, u64::MAX), [(1, 1)]);
+        keep(&copies, number + CUTS_AHEAD);
+        assert_eq!(restored(&copies, u64::MAX), [(1, (number + CUTS_AHEAD) as u8)]);
     }
 
     /// Survivors have agreed on the cut before by then, and want its pages.

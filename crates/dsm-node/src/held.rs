@@ -5,13 +5,16 @@
 
 use crate::{convert::pages_of, lanes::Incoming, pages::PINNED};
 use std::time::Instant;
-use vnuma_dsm::{Message, PageId};
+use vnuma_dsm::{Message, NodeId, PageId};
 
 #[derive(Debug, Default)]
 pub(crate) struct Held {
     /// Each with when it came.
     frames: Vec<(Instant, Incoming)>,
 }
+
+/// Most frames of one peer. A node that says all its pages to a new manager, 512 in each frame, stays far below it.
+const MOST: usize = 1 << 14;
 
 fn is_membership(incoming: &Incoming) -> bool {
     matches!(incoming.frame.message, Message::Membership(_))
@@ -20,6 +23,11 @@ fn is_membership(incoming: &Incoming) -> bool {
 impl Held {
     pub fn is_empty(&self) -> bool {
         self.frames.is_empty()
+    }
+
+    /// True if no more of this peer can wait.
+    pub fn is_full_of(&self, from: NodeId) -> bool {
+        self.frames.len() >= MOST && self.frames.iter().filter(|(_, held)| held.from == from).count() >= MOST
     }
 
     /// Gives a frame back if it need not wait.
@@ -60,7 +68,7 @@ impl Held {
 mod tests {
     use super::*;
     use crate::pages::Contents;
-    use vnuma_dsm::{Epoch, Frame, Membership, NodeId};
+    use vnuma_dsm::{Epoch, Frame, Membership};
 
     fn incoming(from: u8, message: Message) -> Incoming {
         Incoming { from: NodeId(from), frame: Frame { epoch: Epoch(0), message }, contents: Contents::None }
@@ -85,6 +93,19 @@ mod tests {
         assert!(held.ready(pinned).is_empty() && !held.is_empty());
         let order: Vec<u8> = held.ready(|_| false).iter().map(|incoming| incoming.from.0).collect();
         assert!(order == [1, 2] && held.is_empty());
+    }
+
+    #[test]
+    fn a_peer_cannot_make_a_node_keep_any_number_of_frames() {
+        let mut held = Held::default();
+        let fill = |held: &mut Held, count| {
+            let frames = (0..count).map(|_| (Instant::now(), about(1, 5)));
+            held.frames.extend(frames);
+        };
+        fill(&mut held, MOST - 1);
+        assert!(!held.is_full_of(NodeId(1)));
+        fill(&mut held, 1);
+        assert!(held.is_full_of(NodeId(1)) && !held.is_full_of(NodeId(2)));
     }
 
     #[test]

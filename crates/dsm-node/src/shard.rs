@@ -279,6 +279,10 @@ impl Shard {
         let mut inbox = std::mem::take(&mut self.inbox);
         self.peers.receive(places, &mut inbox, &self.shared);
         for incoming in inbox.drain(..) {
+            if self.held.is_full_of(incoming.from) {
+                self.protest(incoming.from, "more frames than can wait for a pinned page".to_owned());
+                continue;
+            }
             let region = &self.region;
             if let Some(incoming) = self.held.pass(incoming, |page| is_pinned(region, page)) {
                 self.take_frame(incoming)?;
