@@ -19,6 +19,8 @@ pub enum Sabotage {
     None,
     /// An invalidation is acknowledged, and the copy is dropped some time later.
     LateInvalidation,
+    /// The threads of the node panic at their first fault.
+    Panic,
 }
 
 /// How long a copy outlives its invalidation.

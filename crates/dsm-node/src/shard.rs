@@ -16,6 +16,7 @@ use crate::{
 };
 use std::{
     collections::{BTreeMap, HashMap, hash_map::Entry},
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -144,11 +145,29 @@ impl Shard {
     }
 
     pub fn run(mut self) -> Stats {
+        if catch_unwind(AssertUnwindSafe(|| self.serve())).is_err() {
+            // The message of the panic was printed by then.
+            let error = format!("the thread of shard {} panicked", self.index);
+            self.shared.tell(Happening::Failed { error });
+            self.shared.halt();
+        }
+        // Whoever waits for a page of this shard gets an error, whatever went wrong.
+        if !self.shared.is_leaving() && catch_unwind(AssertUnwindSafe(|| self.refuse())).is_err() {
+            eprintln!("the thread of shard {} panicked twice: threads would wait for ever", self.index);
+            std::process::abort();
+        }
+        self.watch.turn(Phase::Wait, &mut self.stats.phases);
+        self.peers.leave(self.protocol.view().epoch.0);
+        self.stats.touches = self.touches.list;
+        self.stats
+    }
+
+    fn serve(&mut self) {
         while !self.shared.is_leaving() {
             if let Err(error) = self.turn() {
                 self.shared.tell(Happening::Failed { error: error.to_string() });
                 if self.halted {
-                    break;
+                    return;
                 }
                 self.shared.halt();
             }
@@ -156,10 +175,22 @@ impl Shard {
                 self.halt();
             }
         }
-        self.watch.turn(Phase::Wait, &mut self.stats.phases);
-        self.peers.leave(self.protocol.view().epoch.0);
-        self.stats.touches = self.touches.list;
-        self.stats
+    }
+
+    /// Does nothing but answer faults with errors, after this shard has failed.
+    fn refuse(&mut self) {
+        self.halt();
+        let (region, shared) = (Arc::clone(&self.region), Arc::clone(&self.shared));
+        let wake = shared.wake_of(self.index);
+        let others = [std::os::fd::AsFd::as_fd(wake), region.shard_fd(self.index)];
+        while !shared.is_leaving() {
+            let outcome = self.peers.wait(&others, TICK, Duration::ZERO).map(|_| wake.read());
+            let refused = self.take_faults();
+            if let (Err(_), _) | (_, Err(_)) = (outcome, refused) {
+                // Again and again, without a pause: somebody may still wait.
+                std::thread::sleep(TICK);
+            }
+        }
     }
 
     fn now(&self) -> u64 {
@@ -240,23 +271,24 @@ impl Shard {
 
     fn take_faults(&mut self) -> Result<(), NodeError> {
         self.watch.turn(Phase::Pages, &mut self.stats.phases);
-        let mut faults = std::mem::take(&mut self.faults);
-        self.region.read_faults(self.index, &mut faults)?;
-        for fault in faults.drain(..) {
+        // If this fails or panics in the middle, those that are left are answered later.
+        self.region.read_faults(self.index, &mut self.faults)?;
+        self.faults.reverse();
+        while let Some(fault) = self.faults.pop() {
             if self.halted {
                 self.pages.poison(fault.page)?;
                 continue;
             }
-            self.place.saw(fault.thread);
-            self.progressed(fault.thread, fault.page)?;
             let write = fault.access == Right::Write;
             if let Entry::Vacant(entry) = self.pending.entry(fault.page) {
                 entry.insert(Pending { since: Instant::now(), write });
                 *self.stats.pages.entry(fault.page).or_default() += 1;
             }
+            assert!(self.pages.sabotage != Sabotage::Panic, "a panic on purpose");
+            self.place.saw(fault.thread);
+            self.progressed(fault.thread, fault.page)?;
             self.step(Event::Fault { page: PageId(fault.page), write })?;
         }
-        self.faults = faults;
         Ok(())
     }
 

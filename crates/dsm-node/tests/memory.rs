@@ -11,7 +11,7 @@ use std::{
 };
 use vnuma_abi_dsm_wire::{Access, Body, Contents, Cut, Grant, Membership, Message, Payload, View};
 use vnuma_dsm::{Options, StopReason};
-use vnuma_dsm_node::{Config, Happening, Node, Stats};
+use vnuma_dsm_node::{Config, Happening, Node, Sabotage, Stats};
 use vnuma_dsm_transport::{Lanes, Limits};
 
 const PAGES: u64 = 64;
@@ -147,6 +147,40 @@ fn a_lost_page_is_an_error_and_not_a_wait() {
         assert!(matches!(error, nix::Error::EFAULT | nix::Error::EIO | nix::Error::EHWPOISON), "{error}");
         told(node, |happening| *happening == Happening::PageLost { page: 0 });
     }
+    stop(nodes);
+}
+
+/// Threads that wait for a page, or touch one later, get an error though the thread that would serve them is gone.
+#[test]
+fn a_panic_of_a_shard_is_an_error_and_not_a_wait() {
+    let change = |config: &mut Config| {
+        if config.node == 0 {
+            config.sabotage = Sabotage::Panic;
+        }
+    };
+    let Some(nodes) = cluster(3, PAGES, Transport::Shm, change) else { return };
+    let words = Words::of(&nodes[0]);
+    // Several at once, so that faults are left when the thread panics.
+    let threads: Vec<_> = [0, 1, 2, 3].map(|page| thread::spawn(move || words.read_by_kernel(page))).into();
+    let begin = Instant::now();
+    while !threads.iter().all(thread::JoinHandle::is_finished) {
+        assert!(begin.elapsed() < HANG, "a thread waits for a shard that is gone");
+        thread::sleep(std::time::Duration::from_millis(1));
+    }
+    for outcome in threads.into_iter().map(|thread| thread.join().expect("no panic")) {
+        let error = outcome.expect_err("refused");
+        assert!(matches!(error, nix::Error::EFAULT | nix::Error::EIO | nix::Error::EHWPOISON), "{error}");
+    }
+    let failed = told(&nodes[0], |happening| matches!(happening, Happening::Failed { .. }));
+    assert_eq!(failed.to_string(), "failed: the thread of shard 0 panicked");
+    for page in [4, PAGES - 1] {
+        words.read_by_kernel(page).expect_err("refused");
+    }
+    // The others go on without it.
+    told(
+        &nodes[1],
+        |happening| matches!(happening, Happening::Members { members, .. } if members == &[1, 2]),
+    );
     stop(nodes);
 }
 
