@@ -11,7 +11,7 @@
 //! | a guest | `channel-status`; `channel-*` for the reader as a model; the driver's own is `guest/driver/test/channel-fuzz.c` |
 //! | local users | `api`, `arguments` |
 //! | vnumad, as vnumactl and a guest see it | `answer`, `channel-*`, `ivshmem` |
-//! | another host of a distributed shared memory | `dsm-wire` |
+//! | another host of a distributed shared memory | `dsm-wire`, `dsm-node` |
 //! | the operator's files, and those of an earlier vnumad | `config`, `record`, `reservations` |
 //! | files and machines of the lab | `lab-*`, `counter-*` |
 
@@ -40,7 +40,7 @@ pub struct Target {
 }
 
 /// All of them, in the order in which they are run.
-pub const TARGETS: [Target; 26] = [
+pub const TARGETS: [Target; 27] = [
     target("answer", "vnumad's answers as vnumactl reads and prints them", operator::answer),
     target("api", "requests to vnumad", api::run),
     target("arguments", "vnumactl's command line", operator::arguments),
@@ -53,6 +53,7 @@ pub const TARGETS: [Target; 26] = [
     target("counter-page", "the header of the lab's counters", lab::counter_page),
     target("counter-profile", "machines of lab/pricing/profiles", lab::counter_profile),
     target("cpu-list", "the kernel's lists of CPUs", text::cpu_list),
+    target("dsm-node", "what members of a distributed shared memory say to one of them", dsm::node),
     target("dsm-wire", "frames of another host of a distributed shared memory", dsm::wire),
     target("hmp", "info numa and info ramblock of QEMU's human monitor", text::hmp),
     target("ivshmem", "messages of an ivshmem server", bytes::ivshmem),

@@ -29,7 +29,7 @@ pub fn to_wire(message: &Message, mut send: impl FnMut(wire::Message)) {
     }
 }
 
-/// What came.
+/// What came, as the protocol takes it.
 pub fn from_wire(message: wire::Message) -> Message {
     match message {
         wire::Message::Request(request) => Message::Request(Request {

@@ -28,6 +28,7 @@ mod stats;
 mod timers;
 mod touches;
 
+pub use convert::from_wire;
 pub use copies::Copies;
 pub use happening::Happening;
 pub use pages::Sabotage;
