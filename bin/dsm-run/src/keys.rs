@@ -1,12 +1,12 @@
-//! Keys of a run: an authority of its own, and a certificate for each node.
+//! Keys of a run, or of nodes on several hosts: an authority of its own, and a certificate for each node.
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, ensure};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
 use std::{
     fs::{self, OpenOptions},
     io::Write,
-    os::unix::fs::OpenOptionsExt,
+    os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
 };
 use vnuma_dsm_transport::{Identity, node_name};
@@ -42,6 +42,8 @@ fn write(path: &Path, bytes: &[u8]) -> Result<()> {
 pub fn read(directory: &Path, node: u8) -> Result<Identity> {
     let bytes = |path: &Path| fs::read(path).with_context(|| path.display().to_string());
     let [certificate, key] = files(directory, node);
+    let mode = fs::metadata(&key).with_context(|| key.display().to_string())?.mode();
+    ensure!(mode & 0o077 == 0, "{}: mode {:o}: others may use it; chmod 600", key.display(), mode & 0o777);
     let authority = CertificateDer::from(bytes(&directory.join(AUTHORITY))?);
     let certificate = CertificateDer::from(bytes(&certificate)?);
     let key = PrivatePkcs8KeyDer::from(bytes(&key)?).into();

@@ -96,6 +96,13 @@ fn differences(manual: &str) -> Vec<String> {
             wrong.push(format!("{term}: there is no {name}"));
         }
     }
+    let hosts = ["dsm-run", "--hosts", "192.0.2.1,192.0.2.2", "--host", "0", "pi"];
+    let transports =
+        [&["dsm-run", "pi"][..], &hosts].map(|line| name(Arguments::parse_from(line).transport()));
+    let [alone, among] = transports;
+    if !section(manual, "Options").contains(&format!("Default: `{alone}`; with `--hosts` `{among}`.")) {
+        wrong.push(format!("--transport: the default is {alone}, with --hosts {among}"));
+    }
     let guest = Arguments::parse_from(["dsm-run", "guest"]).task().expect("a task");
     if !section(manual, "Options").contains(&format!("Default: {} vCPUs.", guest.vcpus)) {
         wrong.push(format!("--vcpus: the default is {}", guest.vcpus));
@@ -138,6 +145,7 @@ fn a_manual_that_differs_is_found() {
         ("`--stats`\n", "`--statistics`\n"),
         ("shm|tcp|tcp-tls|rdma", "shm|tcp"),
         ("Default: `shm`", "Default: `tcp`"),
+        ("with `--hosts` `tcp-tls`", "with `--hosts` `tcp`"),
         ("Default: 2.", "Default: 3."),
         ("1 to 16", "1 to 32"),
         ("Default: 2 vCPUs.", "Default: 3 vCPUs."),

@@ -214,7 +214,7 @@ impl Run<'_> {
                 let port = arguments.ports.get(usize::from(node)).context("--ports: too few")?;
                 anyhow::Ok((arguments.address(node), *port).into())
             };
-            Ok(match arguments.transport {
+            Ok(match arguments.transport() {
                 Transport::Shm => Place::Shm(arguments.directory.join(format!("{generation}-{node}"))),
                 Transport::Tcp => Place::Tcp(address()?),
                 Transport::Rdma => Place::Rdma(address()?),

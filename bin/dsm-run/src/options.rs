@@ -22,7 +22,8 @@ pub const PORT: u16 = 8300;
 ///   dsm-run --nodes 3 --cut-ms 100 --size 50000 pagerank
 ///   dsm-run --nodes 4 --block 4MiB --scope global --access write memory
 ///   dsm-run --nodes 2 --vcpus 4 guest
-///   dsm-run --hosts 192.0.2.1,192.0.2.2 --host 0 --transport rdma pagerank
+///   dsm-run --nodes 2 --make-keys keys
+///   dsm-run --hosts 192.0.2.1,192.0.2.2 --host 0 --keys keys pagerank
 #[derive(Parser, Clone, Debug)]
 #[command(version, verbatim_doc_comment)]
 pub struct Arguments {
@@ -42,8 +43,16 @@ pub struct Arguments {
     #[arg(long, value_name = "N", requires = "hosts")]
     pub host: Option<u8>,
     /// How the nodes are connected
-    #[arg(long, value_enum, default_value_t = Transport::Shm)]
-    pub transport: Transport,
+    ///
+    /// Default: shm; tcp-tls with --hosts.
+    #[arg(long, value_enum)]
+    transport: Option<Transport>,
+    /// With --hosts: a directory with the authority's certificate, and this node's with its key
+    #[arg(long, value_name = "DIR", requires = "hosts")]
+    pub keys: Option<PathBuf>,
+    /// Run nothing: write an authority's certificate, and those of --nodes nodes with their keys, into a new directory
+    #[arg(long, value_name = "DIR", conflicts_with = "hosts")]
+    pub make_keys: Option<PathBuf>,
     /// Whether each node has a network namespace of its own
     #[arg(long, value_enum, default_value_t = Namespaces::Auto)]
     pub namespaces: Namespaces,
@@ -81,12 +90,17 @@ pub struct Arguments {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=i64::from(VCPUS)))]
     pub vcpus: Option<u8>,
     /// What to run
-    #[arg(value_enum)]
+    #[arg(
+        value_enum,
+        required = false,
+        required_unless_present = "make_keys",
+        default_value_if("make_keys", clap::builder::ArgPredicate::IsPresent, "pi")
+    )]
     pub program: Program,
     /// This process is a node
     #[arg(long, hide = true)]
     pub node: Option<u8>,
-    /// Where the nodes meet
+    /// Where the nodes meet, and their keys are
     #[arg(long, hide = true, default_value = ".")]
     pub directory: PathBuf,
     /// Ports of the nodes
@@ -108,7 +122,7 @@ pub enum Transport {
     Shm,
     /// TCP without encryption
     Tcp,
-    /// TLS 1.3 on TCP, with keys made for this run
+    /// TLS 1.3 on TCP, with keys made for this run or those of --keys
     TcpTls,
     /// RDMA, between hosts
     Rdma,
@@ -184,6 +198,12 @@ impl Arguments {
         })
     }
 
+    /// How the nodes are connected: what leaves the host is encrypted, unless it is asked for otherwise.
+    pub fn transport(&self) -> Transport {
+        let default = if self.hosts.is_empty() { Transport::Shm } else { Transport::TcpTls };
+        self.transport.unwrap_or(default)
+    }
+
     /// The address of a node, where they are connected by TCP or RDMA.
     pub fn address(&self, node: u8) -> Ipv4Addr {
         match self.hosts.get(usize::from(node)) {
@@ -195,18 +215,28 @@ impl Arguments {
 
     /// The arguments of the node that runs here, if others run on other hosts, and its number.
     pub fn alone(&self) -> anyhow::Result<Option<(Self, u8)>> {
-        let among_hosts = matches!(self.transport, Transport::Tcp | Transport::Rdma);
+        let transport = self.transport();
         let Some(host) = self.host else {
-            anyhow::ensure!(self.transport != Transport::Rdma, "--transport rdma: only with --hosts");
+            anyhow::ensure!(transport != Transport::Rdma, "--transport rdma: only with --hosts");
             return Ok(None);
         };
-        anyhow::ensure!(among_hosts, "--hosts: only with --transport tcp or rdma");
+        anyhow::ensure!(transport != Transport::Shm, "--transport shm: not with --hosts");
+        if transport == Transport::TcpTls {
+            anyhow::ensure!(
+                self.keys.is_some(),
+                "--hosts: --keys DIR is needed (dsm-run --make-keys DIR makes them), or --transport tcp, \
+                 which anybody on the network can read and write"
+            );
+        } else {
+            anyhow::ensure!(self.keys.is_none(), "--keys: only with --transport tcp-tls");
+        }
         anyhow::ensure!(self.cut_ms.is_none(), "--cut-ms: not with --hosts");
         let nodes = u8::try_from(self.hosts.len()).unwrap_or(u8::MAX);
         anyhow::ensure!(nodes <= 16, "--hosts: {nodes} addresses, at most 16");
         anyhow::ensure!(host < nodes, "--host {host}: --hosts has {nodes} addresses, and the first is 0");
         let ports = vec![PORT; nodes.into()];
-        Ok(Some((Self { nodes, ports, ..self.clone() }, host)))
+        let directory = self.keys.clone().unwrap_or_else(|| self.directory.clone());
+        Ok(Some((Self { nodes, ports, directory, ..self.clone() }, host)))
     }
 
     /// The switches of the protocol.

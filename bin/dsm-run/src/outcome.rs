@@ -82,7 +82,7 @@ impl Outcome {
         Self {
             program: arguments.program,
             nodes: arguments.nodes,
-            transport: arguments.transport,
+            transport: arguments.transport(),
             mode: arguments.mode,
             network_namespaces,
             seconds,

@@ -8,8 +8,10 @@ use crate::{
 use anyhow::{Context, Result, bail};
 use std::{
     collections::BTreeSet,
+    fs::DirBuilder,
     io::{BufRead, BufReader, Write},
     net::{Ipv4Addr, TcpListener},
+    os::unix::fs::DirBuilderExt,
     path::Path,
     process::{Child, Command, Stdio},
     sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel},
@@ -39,20 +41,27 @@ impl Drop for Nodes {
 }
 
 pub fn run(arguments: &Arguments) -> Result<()> {
+    if let Some(directory) = &arguments.make_keys {
+        return make_keys(directory, arguments.nodes);
+    }
     arguments.protocol()?;
     arguments.task()?;
     if let Some((arguments, host)) = arguments.alone()? {
+        if arguments.transport() == Transport::TcpTls {
+            // Before it waits for the others.
+            keys::read(&arguments.directory, host)?;
+        }
         let part = node::run_alone(&arguments, host).with_context(|| format!("node {host}"))?;
         return Outcome::new(&arguments, false, Vec::new(), &[part]).print(&arguments);
     }
     let directory = tempfile::tempdir().context("a directory")?;
     let apart = separate(arguments.namespaces)?;
-    let ports = match arguments.transport {
+    let ports = match arguments.transport() {
         Transport::Shm | Transport::Rdma => Vec::new(),
         Transport::Tcp | Transport::TcpTls if apart => vec![PORT; arguments.nodes.into()],
         Transport::Tcp | Transport::TcpTls => free_ports(arguments.nodes)?,
     };
-    if arguments.transport == Transport::TcpTls {
+    if arguments.transport() == Transport::TcpTls {
         keys::make(directory.path(), arguments.nodes).context("keys")?;
     }
     let (sender, receiver) = channel();
@@ -62,6 +71,15 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     }
     let (parts, lost) = listen(&mut nodes, &receiver, arguments.cut_ms.is_some())?;
     Outcome::new(arguments, apart, lost, &parts).print(arguments)
+}
+
+/// Makes keys for nodes on several hosts.
+fn make_keys(directory: &Path, nodes: u8) -> Result<()> {
+    // A directory that is there may belong to somebody else, or have other keys.
+    DirBuilder::new().mode(0o700).create(directory).with_context(|| format!("{}", directory.display()))?;
+    keys::make(directory, nodes)?;
+    println!("keys of {nodes} nodes: {}", directory.display());
+    Ok(())
 }
 
 /// True if each node gets a network namespace of its own.

@@ -2,10 +2,10 @@
 
 use std::{
     io::{BufRead, BufReader, Read},
-    process::{Command, Output, Stdio},
+    process::{Child, Command, Output, Stdio},
     sync::mpsc,
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// Nothing here takes longer unless it hangs.
@@ -281,6 +281,94 @@ fn pagerank_goes_on_from_its_second_copies_when_a_node_is_killed() {
     }
 }
 
+/// A node of two, each of which knows the other as on another host, with an address of its own for each test.
+fn node_of_two(test: u8, host: u8, further: &[&str]) -> Child {
+    let hosts = format!("127.83.{test}.1,127.83.{test}.2");
+    let host = host.to_string();
+    let arguments =
+        [&["--hosts", &hosts, "--host", &host, "--size", "20"], further, &["lock-counter"]].concat();
+    dsm_run(&arguments).spawn().expect("started")
+}
+
+/// What a node has said, if it has ended by itself.
+fn ended(mut node: Child) -> (bool, String) {
+    let begin = Instant::now();
+    while node.try_wait().expect("a child").is_none() {
+        if begin.elapsed() > HANG {
+            let _ = (node.kill(), node.wait());
+            panic!("it hangs");
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    let output = node.wait_with_output().expect("output");
+    (output.status.success(), text(&output.stdout) + &text(&output.stderr))
+}
+
+fn keys_in(directory: &std::path::Path) -> String {
+    let directory = directory.join("keys").display().to_string();
+    let output = outcome(&["--nodes", "2", "--make-keys", &directory]).expect("no memory is needed");
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    directory
+}
+
+fn is_skipped(said: &str) -> bool {
+    said.contains("userfaultfd is not permitted") || said.contains("the kernel lacks")
+}
+
+#[test]
+fn nodes_on_several_hosts_use_tls() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let keys = keys_in(directory.path());
+    let node = |host| node_of_two(1, host, &["--keys", &keys, "--json"]);
+    for (success, said) in [node(0), node(1)].map(ended) {
+        if is_skipped(&said) {
+            return eprintln!("skipped: {said}");
+        }
+        assert!(success && said.contains("\"transport\": \"tcp-tls\""), "{said}");
+    }
+    // Somebody else's key.
+    let key = directory.path().join("keys/node-1.key.der");
+    std::fs::set_permissions(&key, std::os::unix::fs::PermissionsExt::from_mode(0o640)).expect("changed");
+    let (success, said) = ended(node(1));
+    assert!(!success && said.contains("node-1.key.der: mode 640: others may use it"), "{said}");
+}
+
+/// Keys of another authority, and none at all.
+#[test]
+fn a_stranger_on_another_host_is_refused() {
+    let ours = tempfile::tempdir().expect("a directory");
+    let theirs = tempfile::tempdir().expect("a directory");
+    let (keys, others) = (keys_in(ours.path()), keys_in(theirs.path()));
+    for (test, stranger) in [(2, &["--keys", &others][..]), (3, &["--transport", "tcp"])] {
+        let mut nodes = [node_of_two(test, 0, &["--keys", &keys]), node_of_two(test, 1, stranger)];
+        let (sender, lines) = mpsc::channel();
+        for node in &mut nodes {
+            let (errors, sender) = (node.stderr.take().expect("standard error"), sender.clone());
+            thread::spawn(move || {
+                BufReader::new(errors).lines().map_while(Result::ok).for_each(|line| drop(sender.send(line)));
+            });
+        }
+        drop(sender);
+        let mut said = String::new();
+        let refused = loop {
+            let Ok(line) = lines.recv_timeout(HANG) else { break false };
+            said = said + &line + "\n";
+            // What TLS says of another authority, or of bytes that are not TLS.
+            if ["invalid peer certificate", "DecryptError", "InvalidContentType"]
+                .iter()
+                .any(|what| line.contains(what))
+            {
+                break true;
+            }
+        };
+        nodes.iter_mut().for_each(|node| drop((node.kill(), node.wait())));
+        if is_skipped(&said) {
+            return eprintln!("skipped: {said}");
+        }
+        assert!(refused, "{stranger:?}: {said}");
+    }
+}
+
 #[test]
 fn errors_name_the_option() {
     let error = |arguments: &[&str]| {
@@ -301,7 +389,14 @@ fn errors_name_the_option() {
     let hosts = ["--hosts", "192.0.2.1,192.0.2.2", "--host"];
     let among = |rest: &[&str]| error(&[&hosts, rest].concat());
     assert!(among(&["2", "--transport", "tcp", "pi"]).contains("--host 2: --hosts has 2 addresses"));
-    assert!(among(&["0", "pi"]).contains("--hosts: only with --transport tcp or rdma"));
+    assert!(among(&["0", "--transport", "shm", "pi"]).contains("--transport shm: not with --hosts"));
+    assert!(among(&["0", "pi"]).contains("--hosts: --keys DIR is needed"));
+    assert!(among(&["0", "--transport", "tcp", "--keys", ".", "pi"]).contains("--keys: only with"));
+    assert!(error(&["--keys", ".", "pi"]).contains("--hosts"));
+    let none = among(&["0", "--keys", "/nowhere", "pi"]);
+    assert!(none.contains("/nowhere/node-0.key.der: No such file"), "{none}");
+    assert!(error(&["--make-keys", "/"]).contains("/: File exists"));
+    assert!(error(&[]).contains("<PROGRAM>"));
     assert!(among(&["0", "--nodes", "2", "pi"]).contains("--nodes"));
     assert!(error(&["nothing"]).contains("lock-counter"));
 }
