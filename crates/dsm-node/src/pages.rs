@@ -19,6 +19,8 @@ pub enum Sabotage {
     None,
     /// An invalidation is acknowledged, and the copy is dropped some time later.
     LateInvalidation,
+    /// An invalidation is not sent, and its acknowledgement is made up: the protocol is broken, not the pages.
+    SkipInvalidation,
     /// The threads of the node panic at their first fault.
     Panic,
 }

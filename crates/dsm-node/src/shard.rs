@@ -22,8 +22,8 @@ use std::{
 };
 use vnuma_abi_dsm_wire::{self as wire, Delta};
 use vnuma_dsm::{
-    Access, Command, CutMessage, Cuts, Event, Frame, Kind, Managers, Message, Node as Protocol, NodeId,
-    NodeSet, Options, PageId, Protest,
+    Access, Command, CutMessage, Cuts, Epoch, Event, Frame, Kind, Managers, Message, Node as Protocol,
+    NodeId, NodeSet, Notice, Options, PageId, Protest,
 };
 use vnuma_dsm_pager::{Access as Right, Fault, Follower, PageState, Region};
 use vnuma_dsm_transport::Lane;
@@ -421,9 +421,14 @@ impl Shard {
         let mut commands = std::mem::take(&mut self.commands);
         self.protocol.step(self.now(), event, &mut commands);
         self.woken = None;
+        let made_up = match self.pages.sabotage {
+            Sabotage::SkipInvalidation => skip_invalidations(&mut commands),
+            _ => Vec::new(),
+        };
         let outcome = commands.drain(..).try_for_each(|command| self.carry_out(command));
         self.commands = commands;
-        outcome
+        outcome?;
+        made_up.into_iter().try_for_each(|(from, frame)| self.step(Event::Receive { from, frame }))
     }
 
     fn phase(&mut self, phase: Phase) {
@@ -562,6 +567,29 @@ impl Shard {
             }
         }
     }
+}
+
+/// Takes invalidations out, and makes their acknowledgements up ([`Sabotage::SkipInvalidation`]).
+fn skip_invalidations(commands: &mut Vec<Command>) -> Vec<(NodeId, Frame)> {
+    let mut made_up = Vec::new();
+    let mut skip = |to: NodeId, epoch: Epoch, notice: &Notice| match *notice {
+        Notice::Invalidate { page, .. } => {
+            made_up.push((to, Frame { epoch, message: Message::Notice(Notice::Invalidated { page }) }));
+            false
+        }
+        Notice::Invalidated { .. } => true,
+    };
+    commands.retain_mut(|command| match command {
+        Command::Send { to, frame: Frame { epoch, message: Message::Notice(notice) } } => {
+            skip(*to, *epoch, notice)
+        }
+        Command::Send { to, frame: Frame { epoch, message: Message::Notices(notices) } } => {
+            notices.retain(|notice| skip(*to, *epoch, notice));
+            !notices.is_empty()
+        }
+        _ => true,
+    });
+    made_up
 }
 
 /// A page that does not exist is not pinned.
