@@ -20,7 +20,7 @@ use std::{
     time::{Duration, Instant},
 };
 use vnuma_dsm_chaos::{History, Kind, PAGES, Record, value};
-use vnuma_dsm_node::{Config, Happening, Node};
+use vnuma_dsm_node::{Config, Happening, Node, Sabotage};
 use vnuma_dsm_pager::{Options as Memory, PAGE_SIZE, Region};
 use vnuma_dsm_transport::{Limits, Listener, Place, mesh};
 
@@ -38,6 +38,9 @@ struct Arguments {
     millis: u64,
     #[arg(long)]
     history: PathBuf,
+    /// Make acknowledgements of invalidations up in place of sending them: the checker must object
+    #[arg(long)]
+    skip_invalidations: bool,
 }
 
 fn main() -> ExitCode {
@@ -66,7 +69,10 @@ fn run(arguments: &Arguments) -> Result<()> {
     let listener = Listener::bind(&place(arguments.ports[usize::from(number)])).context("listening")?;
     let others = arguments.ports.iter().enumerate().map(|(node, port)| (node as u8, place(*port)));
     let others: BTreeMap<_, _> = others.filter(|(node, _)| *node != number).collect();
-    let config = Config::new(number, nodes, PAGES);
+    let mut config = Config::new(number, nodes, PAGES);
+    if arguments.skip_invalidations {
+        config.sabotage = Sabotage::SkipInvalidation;
+    }
     let complain = |error| eprintln!("node {number}: {error}");
     let lanes = mesh(&listener, &others, &config.hello(&region), limits(), complain)?;
     let node = Node::start(&config, region, lanes, move |happening| told(number, happening))?;

@@ -22,7 +22,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-use vnuma_dsm_chaos::{Conduct, History, Proxy, check};
+use vnuma_dsm_chaos::{Conduct, History, Proxy, Record, check};
 
 /// Nothing here takes longer unless it hangs.
 const HANG: Duration = Duration::from_secs(60);
@@ -40,6 +40,8 @@ enum Failure {
     Slowed,
     CutOff,
     Garbage,
+    /// Nobody fails, but all nodes forget to invalidate copies: a test of the checker.
+    Forgetful,
 }
 
 const FAILURES: [Failure; 5] =
@@ -87,7 +89,9 @@ impl Process {
         said: &Sender<(usize, String)>,
     ) -> Self {
         let ports: Vec<_> = ports.iter().map(u16::to_string).collect();
+        let forgetful = plan.failure == Failure::Forgetful;
         let mut child = Command::new(env!("CARGO_BIN_EXE_dsm-chaos-node"))
+            .args(forgetful.then_some("--skip-invalidations"))
             .args(["--node", &node.to_string(), "--ports", &ports.join(",")])
             .args(["--seed", &plan.seed.to_string(), "--millis", &MILLIS.to_string()])
             .arg("--history")
@@ -176,8 +180,15 @@ struct Sums {
     survived: AtomicU64,
 }
 
-/// False where userfaultfd is not permitted.
-fn run(plan: &Plan, sums: &Sums) -> bool {
+/// How a run ended, by node.
+struct End {
+    told: Vec<String>,
+    survived: Vec<bool>,
+    histories: Vec<Vec<Record>>,
+}
+
+/// None where userfaultfd is not permitted.
+fn run(plan: &Plan) -> Option<End> {
     let directory = tempfile::tempdir().expect("a directory");
     let sockets: Vec<_> =
         (0..plan.nodes).map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port")).collect();
@@ -204,7 +215,7 @@ fn run(plan: &Plan, sums: &Sums) -> bool {
         let told = processes[*node].told();
         if told.contains("userfaultfd is not permitted") || told.contains("the kernel lacks") {
             eprintln!("skipped: {told}");
-            return false;
+            return None;
         }
         panic!("node {node} did not start: {told}");
     }
@@ -221,27 +232,23 @@ fn run(plan: &Plan, sums: &Sums) -> bool {
         Failure::Slowed => conduct(Conduct::Slow { bytes: 1, pause: Duration::from_millis(50) }),
         Failure::CutOff => conduct(Conduct::Cut),
         Failure::Garbage => conduct(Conduct::Garbage { seed: plan.seed }),
+        Failure::Forgetful => {}
     }
     hear(&said, 0..plan.nodes, "done", &mut ended);
     // They serve each other until all are done.
     processes.iter_mut().for_each(|process| drop(process.child.stdin.take()));
-    let survived: Vec<bool> = processes.iter_mut().map(|process| process.end().success()).collect();
-    judge(plan, &processes, &survived, &history, sums);
-    true
+    let survived = processes.iter_mut().map(|process| process.end().success()).collect();
+    let histories = (0..plan.nodes).map(|node| History::read(&history(node)).expect("a history")).collect();
+    Some(End { told: processes.iter().map(Process::told).collect(), survived, histories })
 }
 
-fn judge(
-    plan: &Plan,
-    processes: &[Process],
-    survived: &[bool],
-    history: &impl Fn(usize) -> std::path::PathBuf,
-    sums: &Sums,
-) {
+fn judge(plan: &Plan, end: &End, sums: &Sums) {
+    let End { told, survived, histories } = end;
     let Plan { seed, nodes, victim, failure, .. } = *plan;
     let name = format!("VNUMA_DSM_SEED={seed} VNUMA_SOAK_ROUNDS=1, node {victim} of {nodes} is {failure:?}");
-    assert!(!survived[victim], "{name}: it goes on: {}", processes[victim].told());
+    assert!(!survived[victim], "{name}: it goes on: {}", told[victim]);
     for node in (0..nodes).filter(|node| *node != victim) {
-        let told = processes[node].told();
+        let told = &told[node];
         // On a busy machine one may be suspected that did nothing wrong. It says so, too.
         let clear = match survived[node] {
             true => told.contains(" are lost; the members are ") && told.contains(&format!("{victim}")),
@@ -255,9 +262,7 @@ fn judge(
     if survived.iter().filter(|survived| **survived).count() == nodes - 1 {
         sums.survived.fetch_add(1, SeqCst);
     }
-    let histories: Vec<_> =
-        (0..nodes).map(|node| History::read(&history(node)).expect("a history")).collect();
-    let verdict = check(&histories, survived);
+    let verdict = check(histories, survived);
     assert!(verdict.wrong.is_empty(), "{name}: {verdict}");
     sums.reads.fetch_add(verdict.reads as u64, SeqCst);
     sums.writes.fetch_add(verdict.writes as u64, SeqCst);
@@ -275,9 +280,12 @@ fn nothing_wrong_is_read_whatever_a_peer_does() {
             scope.spawn(|| {
                 loop {
                     let seed = next.fetch_add(1, SeqCst);
-                    if seed >= first + count || !run(&plan(seed), &sums) {
+                    if seed >= first + count {
                         return;
                     }
+                    let plan = plan(seed);
+                    let Some(end) = run(&plan) else { return };
+                    judge(&plan, &end, &sums);
                 }
             });
         }
@@ -291,4 +299,12 @@ fn nothing_wrong_is_read_whatever_a_peer_does() {
     if reads > 0 && count >= 10 {
         assert!(writes > 100 && refused > 0 && survived > count / 4, "the runs were no test");
     }
+}
+
+/// The checker is good for something: it objects if copies are not invalidated.
+#[test]
+fn what_copies_that_nobody_invalidates_lead_to_is_found() {
+    let Some(end) = run(&Plan { failure: Failure::Forgetful, ..plan(1) }) else { return };
+    let verdict = check(&end.histories, &end.survived);
+    assert!(verdict.wrong.iter().any(|wrong| wrong.contains("had been there")), "{verdict}: {:?}", end.told);
 }
