@@ -106,6 +106,8 @@ fn main() -> Result<()> {
     if let Some(dsm_run) = &arguments.dsm_run {
         eprintln!("bench-dsm: programs");
         report.programs = programs::dsm(dsm_run, arguments.repeats, &mut report.failures);
+        let without = programs::without_parts(dsm_run, arguments.repeats, &mut report.failures);
+        report.programs.extend(without);
         for kind in peer::ALL.into_iter().filter(wanted) {
             if let Some(rate) = programs::hint_rate(&report.programs, kind.name()) {
                 place::measured()?;

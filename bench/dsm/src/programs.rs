@@ -1,6 +1,6 @@
 //! Time, messages and bytes of programs: dsm-run beside MPI.
 
-use crate::report::Program;
+use crate::{protocol, report::Program};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use std::{
@@ -16,7 +16,7 @@ pub const NODES: u8 = 4;
 const HANG: Duration = Duration::from_secs(120);
 
 /// Name, further arguments, size, and whether it is written for MPI too.
-const PROGRAMS: [(&str, &[&str], u32, bool); 13] = [
+const PROGRAMS: [(&str, &[&str], u32, bool); 16] = [
     ("lock-counter", &[], 300, true),
     ("producer-consumer", &[], 1000, true),
     ("matrix", &[], 160, true),
@@ -25,12 +25,20 @@ const PROGRAMS: [(&str, &[&str], u32, bool); 13] = [
     ("pi", &[], 5_000_000, true),
     ("false-sharing", &[], 5000, true),
     ("metadata", &[], 200, false),
+    ("memory", &["--block", "4KiB", "--scope", "local", "--access", "read"], 2000, false),
     ("memory", &["--block", "4KiB", "--scope", "local", "--access", "write"], 2000, false),
     ("memory", &["--block", "4KiB", "--scope", "global", "--access", "read"], 2000, false),
     ("memory", &["--block", "4KiB", "--scope", "global", "--access", "write"], 200, false),
+    ("memory", &["--block", "4MiB", "--scope", "local", "--access", "read"], 2, false),
+    ("memory", &["--block", "4MiB", "--scope", "local", "--access", "write"], 2, false),
     ("memory", &["--block", "4MiB", "--scope", "global", "--access", "read"], 2, false),
     ("memory", &["--block", "4MiB", "--scope", "global", "--access", "write"], 1, false),
 ];
+
+/// Programs in which parts of the default matter that single faults do not show: streams of pages, pages that several nodes want
+/// at once, writes in turn.
+const WITHOUT_PARTS: [&str; 5] =
+    ["pagerank", "producer-consumer", "metadata", "memory 4MiB global read", "memory 4KiB global write"];
 
 /// The words that tell a run from others.
 fn name(program: &str, arguments: &[&str]) -> String {
@@ -58,18 +66,52 @@ pub fn dsm(dsm_run: &Path, repeats: usize, failures: &mut Vec<String>) -> Vec<Pr
     for (program, arguments, size, _) in PROGRAMS {
         for transport in ["tcp", "tcp-tls", "shm"] {
             for mode in ["ivy", "default"] {
-                let run = || -> Result<Program> {
-                    let mut command = command(dsm_run, program, arguments, size);
-                    command.args(["--json", "--transport", transport, "--mode", mode]);
-                    let output = limited(&mut command)?;
-                    let value = serde_json::from_slice(&output.stdout).context("the report of dsm-run")?;
-                    read(&name(program, arguments), transport, mode, &value)
-                };
+                let run = || run_by(dsm_run, (program, arguments, size), transport, mode);
                 programs.extend(repeated(repeats, run, failures));
             }
         }
     }
     programs
+}
+
+/// Some programs on TCP by the default without each of its parts, to be compared with those of [`dsm`].
+pub fn without_parts(dsm_run: &Path, repeats: usize, failures: &mut Vec<String>) -> Vec<Program> {
+    let mut programs = Vec::new();
+    for (program, arguments, size, _) in PROGRAMS {
+        if !WITHOUT_PARTS.contains(&name(program, arguments).as_str()) {
+            continue;
+        }
+        for (mode, _) in protocol::modes().into_iter().filter(|(mode, _)| mode.starts_with(WITHOUT)) {
+            let run = || run_by(dsm_run, (program, arguments, size), "tcp", mode);
+            programs.extend(repeated(repeats, run, failures));
+        }
+    }
+    programs
+}
+
+/// What begins the name of a mode that lacks a part of the default.
+const WITHOUT: &str = "default-without-";
+
+/// A run of a program by dsm-run.
+fn run_by(
+    dsm_run: &Path,
+    (program, arguments, size): (&str, &[&str], u32),
+    transport: &str,
+    mode: &str,
+) -> Result<Program> {
+    let mut command = command(dsm_run, program, arguments, size);
+    command.args(["--json", "--transport", transport]).args(options(mode));
+    let output = limited(&mut command)?;
+    let value = serde_json::from_slice(&output.stdout).context("the report of dsm-run")?;
+    read(&name(program, arguments), transport, mode, &value)
+}
+
+/// The options of dsm-run for a mode.
+fn options(mode: &str) -> Vec<&str> {
+    match mode.strip_prefix(WITHOUT) {
+        Some(part) => vec!["--mode", "default", "--without", part],
+        None => vec!["--mode", mode],
+    }
 }
 
 /// The median of some runs, of which none may fail.
@@ -107,6 +149,7 @@ fn read(name: &str, transport: &str, mode: &str, value: &Value) -> Result<Progra
         messages: Some(stats("messages")? as u64),
         bytes: Some(stats("bytes")? as u64),
         faults: Some((stats("reads/count")? + stats("writes/count")?) as u64),
+        mib_per_s: value.pointer("/mib_per_s").and_then(Value::as_f64),
         guest_s: Some(number("/time/guest_s")?),
         dsm_s: Some(number("/time/dsm_s")?),
         idle_s: Some(number("/time/idle_s")?),
@@ -195,6 +238,37 @@ pub fn hint_rate(programs: &[Program], transport: &str) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn programs_run_without_each_part_of_the_default() {
+        let names = PROGRAMS.map(|(program, arguments, ..)| name(program, arguments));
+        assert!(WITHOUT_PARTS.iter().all(|wanted| names.iter().any(|name| name == wanted)), "{names:?}");
+        assert_eq!(options("ivy"), ["--mode", "ivy"]);
+        assert_eq!(options("default-without-hold"), ["--mode", "default", "--without", "hold"]);
+        let without = protocol::modes().into_iter().filter(|(mode, _)| options(mode).len() == 4);
+        assert_eq!(without.count(), 9);
+    }
+
+    #[test]
+    fn what_dsm_run_reports_is_read() {
+        let faults = |count: u64| serde_json::json!({ "count": count });
+        let found = serde_json::json!({ "manager": 1, "hint": 2, "elsewhere": 3 });
+        let mut value = serde_json::json!({
+            "seconds": 0.5,
+            "mib_per_s": 64.0,
+            "time": { "guest_s": 0.1, "dsm_s": 0.2, "idle_s": 0.3 },
+            "stats": {
+                "messages": 4, "bytes": 5, "reads": faults(6), "writes": faults(7), "found_by_writes": found,
+            },
+        });
+        let run = read("memory", "tcp", "default", &value).expect("all is there");
+        assert_eq!((run.mib_per_s, run.faults, run.messages), (Some(64.0), Some(13), Some(4)));
+        value["mib_per_s"] = Value::Null;
+        assert_eq!(read("pi", "tcp", "default", &value).expect("it is no memory test").mib_per_s, None);
+        value["stats"]["bytes"] = Value::Null;
+        let error = read("pi", "tcp", "default", &value).err().expect("bytes are missing").to_string();
+        assert_eq!(error, "/stats/bytes: no number in the report of dsm-run");
+    }
 
     #[test]
     fn the_hit_rate_is_that_of_the_default_protocol_on_one_transport() {

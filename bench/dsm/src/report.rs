@@ -113,7 +113,7 @@ impl Replay {
 pub struct Program {
     pub program: String,
     pub transport: String,
-    /// `ivy`, `default` or `mpi`.
+    /// `ivy`, `default`, `default-without-PART` or `mpi`.
     pub mode: String,
     pub nodes: u8,
     pub seconds: f64,
@@ -121,6 +121,8 @@ pub struct Program {
     /// Of MPI: what the loopback carried, TCP's headers and mpirun's own traffic included.
     pub bytes: Option<u64>,
     pub faults: Option<u64>,
+    /// What the memory test read or wrote, on all nodes.
+    pub mib_per_s: Option<f64>,
     pub guest_s: Option<f64>,
     pub dsm_s: Option<f64>,
     pub idle_s: Option<f64>,
@@ -142,6 +144,7 @@ impl Program {
             messages: None,
             bytes: None,
             faults: None,
+            mib_per_s: None,
             guest_s: None,
             dsm_s: None,
             idle_s: None,
@@ -367,10 +370,12 @@ impl Report {
         for program in &self.programs {
             let Program { program: name, transport, mode, nodes, seconds, .. } = program;
             println!(
-                "{name:<26} {transport:<8} {mode:<8} {nodes} nodes {seconds:8.3} s, {:>8} messages, {:>10} bytes, {:>7} faults",
+                "{name:<26} {transport:<8} {mode:<36} {nodes} nodes {seconds:8.3} s, {:>8} messages, {:>10} bytes, \
+                 {:>7} faults{}",
                 count(program.messages),
                 count(program.bytes),
-                count(program.faults)
+                count(program.faults),
+                program.mib_per_s.map_or(String::new(), |rate| format!(", {rate:.1} MiB/s"))
             );
         }
         if let Some(reason) = &self.mpi_skipped {
