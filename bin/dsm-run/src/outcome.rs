@@ -29,8 +29,8 @@ pub struct Part {
     pub stats: Stats,
 }
 
-/// Where the time of all nodes' programs went, under the names of GiantVM's figure 7. Without a VM there are no `QEMU`, `KVM`
-/// and `Router`.
+/// Where the time of all nodes' programs went, under the names of GiantVM's figure 7. Its `QEMU`, `KVM` and `Router` belong to a VM:
+/// what KVM and this program do for the guest of `guest` counts as the guest's.
 #[derive(Serialize)]
 pub struct Time {
     /// The program ran.
