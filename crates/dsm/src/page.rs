@@ -99,11 +99,14 @@ pub(crate) const MIGRATORY: u8 = 2;
 pub(crate) const MIGRATORY_MOST: u8 = 3;
 
 impl Page {
-    /// A page that nobody has touched: content 1 everywhere, owned by its manager.
-    pub fn fresh(own: NodeId, manager: NodeId) -> Self {
+    /// A page that this node knows nothing of. If nobody has touched it, it has content 1 everywhere and its manager owns it.
+    ///
+    /// `first` was its manager when all nodes were members. If that was lost, its content is lost, too: a copy that a member has would
+    /// be known to the present manager.
+    pub fn fresh(own: NodeId, manager: NodeId, first: NodeId) -> Self {
         Self {
             access: Access::None,
-            owner: own == manager,
+            owner: own == manager && first == manager,
             copyset: NodeSet::EMPTY,
             hint: manager,
             version: 1,
@@ -113,7 +116,7 @@ impl Page {
             hold_until: 0,
             migratory: 0,
             before: [None; 2],
-            poisoned: false,
+            poisoned: own == manager && first != manager,
             waiting: None,
         }
     }

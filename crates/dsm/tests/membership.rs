@@ -3,7 +3,8 @@
 mod common;
 
 use common::{Cluster, check, managers};
-use vnuma_dsm::{Access, Command, Event, Managers, NodeId, NodeSet, Options, PageId, StopReason};
+use std::collections::VecDeque;
+use vnuma_dsm::{Access, Command, Event, Managers, Node, NodeId, NodeSet, Options, PageId, StopReason};
 
 fn suspect(cluster: &mut Cluster, node: usize, other: u8) -> Vec<Command> {
     cluster.event(node, 0, Event::Suspect { node: NodeId(other) })
@@ -78,6 +79,36 @@ fn an_untouched_page_of_a_living_manager_is_not_lost() {
             }
             assert_eq!(common::lost_for_nothing(&cluster), None, "after {moment} messages");
         }
+    }
+}
+
+/// Of a large region the next manager knows no more pages than before, and says all the same which are lost.
+#[test]
+fn a_lost_manager_of_many_pages_takes_the_next_one_no_memory() {
+    const PAGES: u64 = 1 << 18;
+    let managers = Managers::new(&[(PAGES, NodeId(0)), (PAGES, NodeId(2))]).unwrap();
+    let node = |own| Node::new(NodeId(own), set(&[0, 1, 2]), managers.clone(), Options::default());
+    let (mut nodes, mut commands) = ([node(0), node(1)], Vec::new());
+    nodes[0].step(0, Event::Suspect { node: NodeId(2) }, &mut commands);
+    let mut sent: VecDeque<_> = commands.drain(..).map(|command| (0, command)).collect();
+    while let Some((from, command)) = sent.pop_front() {
+        let Command::Send { to, frame } = command else { continue };
+        if let Some(node) = nodes.get_mut(usize::from(to.0)) {
+            node.step(0, Event::Receive { from: NodeId(from), frame }, &mut commands);
+            sent.extend(commands.drain(..).map(|command| (to.0, command)));
+        }
+    }
+    assert_eq!(nodes[0].view().members, set(&[0, 1]));
+    let size = format!("{:?}", nodes[0]).len();
+    assert!(size < 32 << 10, "{size} bytes as text");
+    for (page, lost) in [(0, false), (PAGES - 1, false), (PAGES, true), (2 * PAGES - 1, true)] {
+        let page = PageId(page);
+        // Whether somebody has asked for it or not.
+        assert_eq!(nodes[0].is_owner(page), !lost);
+        nodes[0].step(0, Event::Fault { page, write: true }, &mut commands);
+        assert_eq!(commands.contains(&Command::Poison { page }), lost, "{commands:?}");
+        assert_eq!(nodes[0].is_owner(page), !lost);
+        commands.clear();
     }
 }
 

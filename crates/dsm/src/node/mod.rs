@@ -109,7 +109,8 @@ impl Node {
 
     /// True if this node owns the page.
     pub fn is_owner(&self, page: PageId) -> bool {
-        self.table.get(page).map_or_else(|| self.manager(page) == self.own, |page| page.owner)
+        let untouched = || self.manager(page) == self.own && self.first_manager(page) == self.own;
+        self.table.get(page).map_or_else(untouched, |page| page.owner)
     }
 
     /// The nodes that have a copy of a page besides this one, if it is the owner.
@@ -251,10 +252,17 @@ impl Node {
         self.managers.manager(page, self.members)
     }
 
+    /// The manager when all nodes were members.
+    fn first_manager(&self, page: PageId) -> NodeId {
+        self.managers.manager(page, self.configured)
+    }
+
     /// The page, which is in the region.
     fn page(&mut self, page: PageId) -> &mut Page {
-        let (own, managers, members) = (self.own, &self.managers, self.members);
-        self.table.get_mut(page, |page| Page::fresh(own, managers.manager(page, members)))
+        let (own, managers, members, configured) = (self.own, &self.managers, self.members, self.configured);
+        self.table.get_mut(page, |page| {
+            Page::fresh(own, managers.manager(page, members), managers.manager(page, configured))
+        })
     }
 
     /// Sends a message, after what was held back for the same node.

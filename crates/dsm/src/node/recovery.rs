@@ -113,7 +113,10 @@ impl Node {
         let Some(change) = self.change.take() else {
             return;
         };
-        self.take_over(view.members);
+        // Pages that members have are known here from now on. All others whose manager was lost are lost: see `Page::fresh`.
+        for page in change.holders.keys() {
+            self.page(*page);
+        }
         let (own, managers) = (self.own, &self.managers);
         for (page, entry) in self.table.iter_mut() {
             // This node reports what it owns. What it owns and has not reported was made after the report: until then nobody had
@@ -144,16 +147,6 @@ impl Node {
         self.ask_again(now, out);
         for (from, frame) in change.early {
             self.on_frame(now, from, frame, out);
-        }
-    }
-
-    /// Touches the pages whose manager is another one now, so that none of them seems to be new.
-    fn take_over(&mut self, members: NodeSet) {
-        for page in (0..self.table.pages()).map(PageId) {
-            let (before, after) = (self.manager(page), self.managers.manager(page, members));
-            if after == self.own && before != after {
-                self.page(page);
-            }
         }
     }
 
