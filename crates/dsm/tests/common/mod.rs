@@ -138,7 +138,9 @@ impl Cluster {
         for command in &commands {
             self.carry_out(node, command, data);
         }
-        self.excuse();
+        if !self.doubtful.is_empty() {
+            commands.iter().filter_map(page_of).for_each(|page| self.excuse_page(page));
+        }
         commands
     }
 
@@ -147,20 +149,19 @@ impl Cluster {
         self.excuse();
     }
 
-    /// Finds pages that nobody has but doubtful nodes. It looks at the memory and at what is on its way.
     fn excuse(&mut self) {
-        if self.doubtful.is_empty() {
-            return;
-        }
-        for page in 0..self.excused.len() {
-            let mapped = |node: &NodeId| self.memory[usize::from(node.0)][page].access != Access::None;
-            let all = NodeSet::first(self.count());
-            let safe = all.iter().any(|node| !self.doubtful.contains(node) && mapped(&node));
-            if !self.excused[page] && !safe {
-                let on_its_way = |node: &NodeId| self.carries(usize::from(node.0), page);
-                let theirs = self.doubtful.iter().any(|node| self.has(node, page) || on_its_way(&node));
-                self.excused[page] = theirs || self.taken_along[page];
-            }
+        (0..self.excused.len()).for_each(|page| self.excuse_page(page));
+    }
+
+    /// Finds out if nobody has the page but doubtful nodes. It looks at the memory and at what is on its way.
+    fn excuse_page(&mut self, page: usize) {
+        let safe = |node: usize| {
+            self.memory[node][page].access != Access::None && !self.doubtful.contains(NodeId(node as u8))
+        };
+        if !self.excused[page] && !(0..self.count()).any(safe) {
+            let on_its_way = |node: &NodeId| self.carries(usize::from(node.0), page);
+            let theirs = self.doubtful.iter().any(|node| self.has(node, page) || on_its_way(&node));
+            self.excused[page] = theirs || self.taken_along[page];
         }
     }
 
@@ -395,6 +396,18 @@ impl Cluster {
             collect(&commands, messages);
         }
     }
+}
+
+/// The page that a command maps, unmaps or gives away.
+fn page_of(command: &Command) -> Option<usize> {
+    let page = match command {
+        Command::Install { page, .. } | Command::SetAccess { page, .. } | Command::Poison { page } => *page,
+        _ => match command.sends()?.1 {
+            Message::Grant(grant) => grant.page,
+            _ => return None,
+        },
+    };
+    Some(page.0 as usize)
 }
 
 fn collect(commands: &[Command], messages: &mut Vec<Message>) {
