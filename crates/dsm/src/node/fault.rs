@@ -186,6 +186,7 @@ impl Node {
             return protest(from, Protest::UnexpectedAnswer, out);
         }
         entry.wanted = None;
+        self.streams.refused(page);
         self.advance(now, page, out);
     }
 

@@ -2,6 +2,7 @@
 //!
 //! The use of a page that was prefetched causes no fault, so it cannot be seen.
 //! A reader that faults on the page just behind its window has used the window; then the window doubles.
+//! An owner that refuses is using the page. What lies ahead is wanted by others then, and the window halves.
 
 use crate::ids::PageId;
 
@@ -39,6 +40,15 @@ impl Streams {
         self.streams.insert(0, Stream { next: page.0.saturating_add(1 + u64::from(window)), window });
         window
     }
+
+    /// A page that was asked for ahead of a reader is not given. What is left of the window is the half behind it.
+    pub fn refused(&mut self, page: PageId) {
+        let ahead =
+            |stream: &&mut Stream| (1..=u64::from(stream.window)).contains(&stream.next.wrapping_sub(page.0));
+        if let Some(stream) = self.streams.iter_mut().find(ahead) {
+            stream.window /= 2;
+        }
+    }
 }
 
 #[cfg(test)]
@@ -57,6 +67,30 @@ mod tests {
             })
             .collect();
         assert_eq!(windows, [0, 2, 4, 8, 16, 16]);
+    }
+
+    #[test]
+    fn the_window_halves_when_owners_refuse() {
+        let mut streams = Streams::default();
+        let mut page = 100;
+        let mut go_on = |streams: &mut Streams| {
+            let window = streams.fault(PageId(page), 16);
+            page += 1 + u64::from(window);
+            (window, page)
+        };
+        assert_eq!([0; 4].map(|_: u32| go_on(&mut streams).0), [0, 2, 4, 8]);
+        let (window, next) = go_on(&mut streams);
+        assert_eq!(window, 16);
+        // Those of the last window only: not the page that the reader wants next, and not one that it has used.
+        streams.refused(PageId(next));
+        streams.refused(PageId(next - 17));
+        streams.refused(PageId(next - 1));
+        assert_eq!(go_on(&mut streams).0, 16, "halved and doubled");
+        let (_, next) = go_on(&mut streams);
+        for page in next - 16..next {
+            streams.refused(PageId(page));
+        }
+        assert_eq!(go_on(&mut streams).0, FIRST, "it begins anew");
     }
 
     #[test]
