@@ -96,6 +96,22 @@ fn increments_of_all_nodes_count_with_any_switches() {
     }
 }
 
+/// The thread of a shard goes where the faults are.
+#[test]
+fn increments_count_where_faults_are_handled_on_their_cpu() {
+    let follow = |config: &mut Config| config.placement = vnuma_dsm_pager::Placement::Follow;
+    let Some(nodes) = cluster(3, PAGES, Transport::Shm, follow) else { return };
+    on_all(&nodes, |_, words| {
+        for page in [0, PAGES - 1].into_iter().cycle().take(200) {
+            words.at(page, 0).fetch_add(1, SeqCst);
+        }
+    });
+    for page in [0, PAGES - 1] {
+        assert_eq!(Words::of(&nodes[1]).at(page, 0).load(SeqCst), 300);
+    }
+    stop(nodes);
+}
+
 #[test]
 fn a_difference_is_sent_instead_of_a_page() {
     let run = |deltas| {
