@@ -11,6 +11,10 @@ use crate::{
 };
 use anyhow::{Context, Result, anyhow, ensure};
 use clap::Args;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
 use std::{
@@ -26,7 +30,7 @@ use std::{
 use vnuma_dsm::{Managers, NodeId, Options};
 use vnuma_dsm_node::{Config, Found, Node};
 use vnuma_dsm_pager::{Options as Memory, PAGE_SIZE, Region};
-use vnuma_dsm_transport::{Identity, Listener, Place, mesh, node_name};
+use vnuma_dsm_transport::{Identity, Limits, Listener, Place, mesh, node_name};
 
 /// Shards of a node.
 const SHARDS: usize = 2;
@@ -52,6 +56,9 @@ pub struct Seat {
     /// What the nodes do in turn
     #[arg(long, hide = true)]
     steps: Option<PathBuf>,
+    /// The limits that nodes have by default, which a busy machine may reach
+    #[arg(long, hide = true)]
+    impatient: bool,
 }
 
 /// What the nodes of a cluster are.
@@ -63,12 +70,14 @@ pub struct Shape {
     pub beside: Option<u8>,
     /// What the nodes do in turn, in a file.
     pub steps: Option<PathBuf>,
+    /// The nodes suspect each other as soon as they do by default.
+    pub impatient: bool,
 }
 
 impl Shape {
     /// Three nodes, of which node 1 manages all pages.
     pub fn three() -> Self {
-        Self { managed: vec![(1, protocol::PAGES), (2, 0)], beside: None, steps: None }
+        Self { managed: vec![(1, protocol::PAGES), (2, 0)], beside: None, steps: None, impatient: false }
     }
 
     fn nodes(&self) -> u8 {
@@ -116,6 +125,7 @@ impl Cluster {
             addresses: addresses.clone(),
             managed: shape.managed.iter().map(|(node, pages)| format!("{node}:{pages}")).collect(),
             steps: shape.steps.clone(),
+            impatient: shape.impatient,
         };
         let start = |node| Other::start(&seat(node), shape.beside == Some(node));
         let others = (1..nodes).map(start).collect::<Result<_>>()?;
@@ -133,6 +143,12 @@ impl Cluster {
         let answer = self.others[node - 1].ask(&format!("write {}", pages.join(" ")))?;
         ensure!(answer == "done", "node {node} answers {answer:?}");
         Ok(())
+    }
+
+    /// Sends a signal to the process of node 1 or 2.
+    pub fn signal(&self, node: usize, signal: Signal) -> Result<()> {
+        let id = i32::try_from(self.others[node - 1].child.id())?;
+        kill(Pid::from_raw(id), signal).with_context(|| format!("node {node}: {signal}"))
     }
 
     /// A node takes these steps, which are all its own, and says how long each has taken.
@@ -181,6 +197,7 @@ impl Other {
             .arg(&seat.directory)
             .args(["--managed", &seat.managed.join(",")])
             .args(seat.steps.iter().flat_map(|path| ["--steps".as_ref(), path.as_os_str()]))
+            .args(seat.impatient.then_some("--impatient"))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
         // A process inherits the CPUs of the thread that starts it.
@@ -273,7 +290,8 @@ impl Seat {
         config.managers = managers;
         let listener = Listener::bind(&place(number)?)?;
         let complain = |error| eprintln!("{error}");
-        let lanes = mesh(&listener, &others, &config.hello(&region), patient(), complain)?;
+        let limits = if self.impatient { Limits::default() } else { patient() };
+        let lanes = mesh(&listener, &others, &config.hello(&region), limits, complain)?;
         Ok(Node::start(&config, region, lanes, |_| {})?)
     }
 }

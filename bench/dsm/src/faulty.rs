@@ -1,7 +1,13 @@
 //! How long it takes until a thread that waits for a page of a peer that fails has an answer.
 
-use crate::report::Answer;
+use crate::{
+    cluster::{Cluster, Shape},
+    peer::Kind,
+    place,
+    report::Answer,
+};
 use anyhow::{Context, Result, anyhow, ensure};
+use nix::sys::signal::Signal;
 use std::{
     collections::BTreeMap,
     io,
@@ -21,17 +27,50 @@ const NODES: u8 = 3;
 /// The node that fails.
 const VICTIM: u8 = 2;
 
-/// What happens to it. A process that is killed leaves what a cut leaves: connections that end.
+/// What happens to the process that it is.
+const SIGNALS: [(&str, Signal); 2] = [("killed", Signal::SIGKILL), ("stopped", Signal::SIGSTOP)];
+
+/// What happens to its connections.
 const CASES: [(&str, Conduct); 4] = [
-    ("killed or cut off", Conduct::Cut),
-    ("stopped", Conduct::Stop),
+    ("cut off", Conduct::Cut),
+    ("silent", Conduct::Stop),
     ("slowed", Conduct::Slow { bytes: 1, pause: Duration::from_millis(100) }),
     ("garbage", Conduct::Garbage { seed: 7 }),
 ];
 
 /// Each case with three nodes, the limits that nodes have by default, and a page that only the victim has.
 pub fn all() -> Result<Vec<Answer>> {
-    CASES.into_iter().map(|(case, conduct)| one(case, conduct).context(case)).collect()
+    let processes = SIGNALS.into_iter().map(|(case, signal)| process(case, signal).context(case));
+    processes.chain(CASES.into_iter().map(|(case, conduct)| one(case, conduct).context(case))).collect()
+}
+
+/// Nodes that are processes. The survivor that waits is the node of this one.
+fn process(case: &'static str, signal: Signal) -> Result<Answer> {
+    let shape = Shape { impatient: true, ..Shape::three() };
+    let mut cluster = Cluster::new(Kind::Tcp, "default", &shape)?;
+    place::anywhere()?;
+    // The victim is the only one to have this page.
+    cluster.write(usize::from(VICTIM), [0].into_iter())?;
+    let begin = Instant::now();
+    cluster.signal(usize::from(VICTIM), signal)?;
+    let error = load(cluster.own().region()).err();
+    let seconds = begin.elapsed().as_secs_f64();
+    let error = error.context("a page of the victim was read after it had failed")?.to_string();
+    Ok(Answer { case, seconds, error, reason: reason(cluster.own())? })
+}
+
+/// What the program of a survivor was told.
+fn reason(survivor: &Node) -> Result<String> {
+    let begin = Instant::now();
+    let mut told = survivor.happenings();
+    // It is told once all shards agree, and a thread has its answer when one of them does.
+    while !told.iter().any(|happening| matches!(happening, Happening::Members { .. })) {
+        ensure!(begin.elapsed() < Duration::from_secs(10), "{told:?}");
+        thread::sleep(Duration::from_millis(1));
+        told = survivor.happenings();
+    }
+    let reason = told.iter().find(|happening| matches!(happening, Happening::PeerEnded { peer: VICTIM, .. }));
+    Ok(reason.or_else(|| told.first()).map(ToString::to_string).unwrap_or_default())
 }
 
 fn one(case: &'static str, conduct: Conduct) -> Result<Answer> {
@@ -53,11 +92,12 @@ fn one(case: &'static str, conduct: Conduct) -> Result<Answer> {
         slowest = slowest.max(taken);
         errors.push(error.context("a page of the victim was read after it had failed")?.to_string());
     }
-    let told = nodes[0].happenings();
-    let reason = told.iter().find(|happening| matches!(happening, Happening::PeerEnded { peer: VICTIM, .. }));
-    let reason = reason.or_else(|| told.first()).map(ToString::to_string).unwrap_or_default();
-    ensure!(told.iter().any(|happening| matches!(happening, Happening::Members { .. })), "{told:?}");
-    Ok(Answer { case, seconds: slowest.as_secs_f64(), error: errors.swap_remove(0), reason })
+    Ok(Answer {
+        case,
+        seconds: slowest.as_secs_f64(),
+        error: errors.swap_remove(0),
+        reason: reason(&nodes[0])?,
+    })
 }
 
 /// Three nodes; the victim's connections pass by the proxies.

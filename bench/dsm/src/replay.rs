@@ -164,7 +164,8 @@ pub fn measure(kind: Kind, recordings: &[Recording]) -> Result<Vec<Replay>> {
     let mut passes = modes.map(|_| (1..NODES).map(|_| Vec::new()).collect::<Vec<Vec<Pass>>>());
     for _ in 0..PASSES {
         for beside in 1..NODES {
-            let shape = Shape { managed: managed.clone(), beside: Some(beside), steps: Some(path.clone()) };
+            let (managed, path) = (managed.clone(), Some(path.clone()));
+            let shape = Shape { managed, beside: Some(beside), steps: path, impatient: false };
             for (mode, passes) in modes.iter().zip(&mut passes) {
                 passes[usize::from(beside) - 1].push(pass(kind, mode, &shape, &steps, warm)?);
             }

@@ -159,7 +159,7 @@ impl Program {
 #[derive(Serialize)]
 pub struct Answer {
     pub case: &'static str,
-    /// The slower of two survivors.
+    /// Where nodes are in one process, the slower of two survivors; else the one that is in this process.
     pub seconds: f64,
     /// What the thread was told.
     pub error: String,
