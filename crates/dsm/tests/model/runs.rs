@@ -224,7 +224,7 @@ fn faults_are_found() {
     found(Broken::SkipInvalidation, Options::ivy(), safety);
     found(Broken::StaleTwin, Options { deltas: true, ..Options::ivy() }, safety);
     // What a thread waited for is taken away before it was used.
-    let steals = System { timers: true, accesses: vec![1, 1, 1], ..system(default()) };
+    let steals = System { timers: true, accesses: vec![1, 1, 0], ..system(default()) };
     let found = ends(&System { losses: 0, ..steals });
     assert!(found.inside < found.states, "who waits can lose the page when the hold time is too short");
 }
