@@ -129,6 +129,8 @@ pub struct VcpuMask {
     pub begun: Option<Begun>,
     /// Before this time the mask was another one: what was read earlier says nothing.
     pub settled_ns: u64,
+    /// The last reading showed the CPUs of its place as its affinity, though scx_vnuma had set the place.
+    pub own_seen: bool,
     /// Steps that were made.
     pub moves: u64,
     /// The last one.
@@ -163,9 +165,16 @@ impl VcpuMask {
         let Some(policy) = self.policy.as_ref().filter(|mask| mask.by == Mechanism::Affinity) else {
             // A copy of a large mask costs more than a look.
             if self.operator.as_ref() == Some(allowed) {
+                self.own_seen = false;
                 return false;
             }
-            if self.policy.is_some() {
+            if let Some(policy) = &self.policy {
+                // When scx_vnuma ends, places become affinities, and a reading may come before that is known here.
+                let own = policy.cpus.agrees(allowed, online);
+                if own && !std::mem::replace(&mut self.own_seen, true) {
+                    return false;
+                }
+                self.own_seen = false;
                 self.set_by_operator(Some(allowed.clone()), read_ns);
                 return true;
             }
@@ -260,6 +269,13 @@ mod tests {
         assert_eq!(mask.expected(), Some(&set("0-15")));
         assert!(!mask.seen(&set("0-15"), &set("0-15"), 6) && mask.policy.is_some(), "nobody has changed it");
         assert!(!mask.seen(&set("0-3"), &set("0-15"), 4) && mask.policy.is_some(), "read before");
+        let place = set("4-7");
+        assert!(!mask.seen(&place, &set("0-15"), 6) && mask.policy.is_some(), "scx_vnuma may have ended");
+        assert!(mask.clone().seen(&place, &set("0-15"), 7), "it has not: that is the operator's");
+        assert!(
+            !mask.seen(&set("0-15"), &set("0-15"), 6) && !mask.seen(&place, &set("0-15"), 6),
+            "not in a row"
+        );
         assert!(mask.seen(&set("0-5"), &set("0-15"), 7), "the operator has");
         assert_eq!((mask.policy, mask.operator), (None, Some(set("0-5"))));
     }
