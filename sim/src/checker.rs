@@ -3,7 +3,7 @@
 //!
 //! | rule | |
 //! |---|---|
-//! | `publication` | only through an open channel, generations one after the other, epochs never twice, and only what is true |
+//! | `publication` | only through an open channel, generations one after the other, epochs never twice, and only what is true; the first one when all vCPUs were looked at, or after a dwell |
 //! | `cap` | never more publications through a channel in one second than the policy allows |
 //! | `dwell` | a vCPU that drifted is published after its dwell, not before; the short dwell is for calm ones |
 //! | `late` | what is due goes out in the step that makes it due, or at the deadline that the core announced |
@@ -54,6 +54,8 @@ struct Connection {
 struct VcpuView {
     boot: GuestNodeId,
     tid: i32,
+    /// The core was told where it is, or that this is unknown.
+    looked_at: bool,
     at: Option<VcpuLocation>,
     assigned: Option<HostNodeId>,
     /// A policy did that.
@@ -89,6 +91,8 @@ struct Diverged {
 #[derive(Debug, Default)]
 struct Channel {
     next: u64,
+    /// When the core was told that it is open.
+    since_ns: u64,
     published: BTreeMap<ApicId, GuestNodeId>,
     distances: vnuma_topology::DistanceMatrix,
     times: VecDeque<u64>,
@@ -102,6 +106,13 @@ struct VmView {
     homes: Homes,
     vcpus: BTreeMap<ApicId, VcpuView>,
     channel: Option<Channel>,
+}
+
+impl VmView {
+    /// Is there a vCPU that nobody has looked at?
+    fn is_unseen(&self) -> bool {
+        self.vcpus.values().any(|vcpu| !vcpu.looked_at)
+    }
 }
 
 /// What is being checked.
@@ -287,6 +298,11 @@ impl Checker {
             Report::Up(..) | Report::Observed(..) => self.arrived = Some(vm),
             _ => {}
         }
+        if let Report::Attached(Ok(_)) | Report::Recovered(Ok(_)) = report
+            && let Some(channel) = self.vms.get_mut(&vm).and_then(|view| view.channel.as_mut())
+        {
+            channel.since_ns = self.now_ns;
+        }
         // The device is gone, so that a detach under way will find nothing.
         if matches!(report, Report::Released | Report::Up(_, false)) && known.busy == Some(Ask::Detach) {
             known.busy = None;
@@ -368,6 +384,7 @@ impl Checker {
 
     fn place(&mut self, vm: VmId, vcpu: ApicId, at: Option<VcpuLocation>) {
         let Some(view) = self.vcpu_mut(vm, vcpu) else { return };
+        view.looked_at = true;
         let older = |known: VcpuLocation| at.is_some_and(|at| known.time_ns > at.time_ns);
         if view.at.is_some_and(older) {
             return;
@@ -388,7 +405,9 @@ impl Checker {
         let Some(view) = self.vms.get_mut(&vm) else { return };
         let (Some(known), Some(channel)) = (view.vcpus.get_mut(&vcpu), &view.channel) else { return };
         let published = channel.published.get(&vcpu).copied().unwrap_or(known.boot);
-        let Some(at) = known.at.filter(|_| !view.homes.is_empty()) else {
+        // What is told first is no change.
+        let told = !channel.published.is_empty() && !view.homes.is_empty();
+        let Some(at) = known.at.filter(|_| told) else {
             known.diverged = None;
             return;
         };
@@ -585,12 +604,15 @@ impl Checker {
         channel.times.push_back(now_ns);
         let count = channel.times.len();
         let first = channel.published.is_empty();
+        let waited = now_ns >= channel.since_ns + policy.dwell_ns;
         let nodes: BTreeMap<_, _> = publication.vcpus.iter().copied().collect();
         let before = std::mem::replace(&mut channel.published, nodes);
         channel.distances = publication.distances.clone();
         self.expect(generation == expected, "publication", || {
             format!("VM {vm}: generation {generation:x} instead of {expected:x}")
         });
+        let early = first && !waited && self.vms.get(&vm).is_some_and(VmView::is_unseen);
+        self.expect(!early, "publication", || format!("VM {vm}: published before its vCPUs were looked at"));
         let cap = policy.max_per_second as usize;
         self.expect(count <= cap, "cap", || format!("VM {vm}: {count} publications in a second"));
         for (vcpu, node) in &publication.vcpus {
@@ -627,6 +649,10 @@ impl Checker {
         let (now_ns, policy) = (self.now_ns, self.policy);
         let Some(view) = self.vms.get(&vm) else { return };
         let Some(channel) = &view.channel else { return };
+        let begins = channel.times.is_empty() && now_ns < channel.since_ns + policy.dwell_ns;
+        if begins && view.is_unseen() {
+            return;
+        }
         let recent = channel.times.iter().filter(|then| now_ns - **then < SECOND_NS).count();
         if recent >= policy.max_per_second as usize {
             return;

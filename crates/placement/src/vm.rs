@@ -61,6 +61,8 @@ pub struct Publication {
 #[derive(Clone, Debug)]
 struct Vcpu {
     boot: Option<GuestNodeId>,
+    /// It was seen, or somebody tried to see it.
+    looked_at: bool,
     observed: Option<Observation>,
     /// What is true, if it can be said.
     target: Option<NodeAssignment>,
@@ -78,6 +80,8 @@ pub struct VmPlacement {
     settler: Settler,
     acked: AckedTopology,
     publishing: bool,
+    /// Nothing was published since the VM has a channel, which it has since this time.
+    first_since_ns: Option<u64>,
 }
 
 impl VmPlacement {
@@ -91,6 +95,7 @@ impl VmPlacement {
             settler: Settler::default(),
             acked: AckedTopology::default(),
             publishing: false,
+            first_since_ns: None,
         };
         placement.describe(host, vm, 0);
         placement
@@ -110,7 +115,13 @@ impl VmPlacement {
             if !self.guest_nodes.is_empty() {
                 self.acked.boot(vcpu.apic_id, node);
             }
-            let state = Vcpu { boot: vcpu.boot_node, observed: None, target: None, published: node };
+            let state = Vcpu {
+                boot: vcpu.boot_node,
+                looked_at: false,
+                observed: None,
+                target: None,
+                published: node,
+            };
             self.vcpus.insert(vcpu.apic_id, state);
         }
         let present: BTreeSet<_> = vm.vcpus.iter().map(|vcpu| vcpu.apic_id).collect();
@@ -158,6 +169,7 @@ impl VmPlacement {
     ) -> Option<HostNodeId> {
         let vcpu = self.vcpus.get_mut(&apic_id)?;
         let before = std::mem::replace(&mut vcpu.observed, observation);
+        vcpu.looked_at = true;
         let Some(now) = observation else {
             vcpu.target = None;
             self.settler.suspend(apic_id);
@@ -166,16 +178,22 @@ impl VmPlacement {
         vcpu.target = choose_node(host, &self.homes, now.node, Some(vcpu.published), vcpu.boot);
         match vcpu.target {
             Some(target) if self.publishing => {
-                self.settler.observe(apic_id, vcpu.published, target, now.deliberate, now.time_ns);
+                // Nothing was published yet, so that this is no drift.
+                let (deliberate, time_ns) =
+                    self.first_since_ns.map_or((now.deliberate, now.time_ns), |since_ns| (true, since_ns));
+                self.settler.observe(apic_id, vcpu.published, target, deliberate, time_ns);
             }
             _ => self.settler.suspend(apic_id),
         }
         before.map(|before| before.node).filter(|&node| node != now.node)
     }
 
-    /// The VM has a channel from now on: all that is true is to be published at once.
+    /// The VM has a channel from now on: all that is true is to be published at once. It waits until all vCPUs were looked
+    /// at, but no longer than drift has to last: a VM whose channel is taken over may have been found just before, and
+    /// would be told the nodes that it booted with.
     pub fn start_publishing(&mut self, now_ns: u64) {
         self.publishing = true;
+        self.first_since_ns = Some(now_ns);
         self.settler.clear();
         self.settler.publish_at_once(PublishReason::Attached, now_ns);
         for (&apic_id, vcpu) in &mut self.vcpus {
@@ -188,6 +206,7 @@ impl VmPlacement {
     /// The channel is gone. The guest keeps what it took over.
     pub fn stop_publishing(&mut self) {
         self.publishing = false;
+        self.first_since_ns = None;
         self.settler.clear();
         self.acked.stop_waiting();
     }
@@ -215,7 +234,15 @@ impl VmPlacement {
 
     /// Is a publication due?
     pub fn due(&self, policy: &SettlePolicy, now_ns: u64) -> Due {
-        if self.publishing { self.settler.due(policy, now_ns) } else { Due::Nothing }
+        let waits = self.first_waits_until_ns(policy).is_some_and(|until_ns| now_ns < until_ns);
+        if self.publishing && !waits { self.settler.due(policy, now_ns) } else { Due::Nothing }
+    }
+
+    /// How long the first publication waits at most for vCPUs that nobody has looked at.
+    fn first_waits_until_ns(&self, policy: &SettlePolicy) -> Option<u64> {
+        let since_ns = self.first_since_ns?;
+        let waits = self.vcpus.values().any(|vcpu| !vcpu.looked_at);
+        waits.then(|| since_ns.saturating_add(policy.dwell_ns))
     }
 
     /// A publication is due, and has to wait for the cap.
@@ -225,6 +252,7 @@ impl VmPlacement {
 
     /// What is to be published under `generation`. It counts as published from now on.
     pub fn publish(&mut self, policy: &SettlePolicy, generation: u64, now_ns: u64) -> Publication {
+        self.first_since_ns = None;
         let batch = self.settler.take_due(policy, now_ns);
         for (id, pending) in &batch.vcpus {
             if let Some(vcpu) = self.vcpus.get_mut(id) {
@@ -252,7 +280,8 @@ impl VmPlacement {
 
     /// When [`Self::due`] says something else, if nothing else happens.
     pub fn next_deadline_ns(&self, policy: &SettlePolicy) -> Option<u64> {
-        if self.publishing { self.settler.next_deadline_ns(policy) } else { None }
+        let deadline_ns = self.settler.next_deadline_ns(policy).filter(|_| self.publishing)?;
+        Some(deadline_ns.max(self.first_waits_until_ns(policy).unwrap_or(0)))
     }
 
     /// What was suppressed since the VM was first seen.

@@ -125,6 +125,8 @@ fn detaching_keeps_what_the_guest_took_over() {
 fn vcpus_come_and_go() {
     let host = host(DISTANCES);
     let mut placement = VmPlacement::new(&host, &vm(&[0, 2], 2));
+    placement.observe(&host, 0, None);
+    placement.observe(&host, 2, None);
     attach(&mut placement, 1, 1);
     placement.describe(&host, &vm(&[0, 2], 3), 5 * MS);
     let publication = publish(&mut placement, 2, 5).expect("another vCPU");
@@ -204,4 +206,34 @@ fn a_uma_vm_has_nothing_to_be_true_about() {
     vm.observe(&host, 0, seen(2, true, 1));
     let status = vm.vcpu(0).expect("plugged");
     assert_eq!((status.state, status.acked_node, status.published_node), (VcpuState::Unknown, None, None));
+}
+
+#[test]
+fn the_first_publication_waits_until_every_vcpu_was_looked_at() {
+    let host = host(DISTANCES);
+    let mut vm = VmPlacement::new(&host, &vm(&[0, 2], 2));
+    vm.start_publishing(10 * MS);
+    vm.observe(&host, 0, seen(2, false, 11));
+    assert_eq!(publish(&mut vm, 1, 12), None, "the other one would be told where it booted");
+    assert_eq!(vm.next_deadline_ns(&POLICY), Some(260 * MS));
+    vm.observe(&host, 2, seen(0, false, 13));
+    assert_eq!(vm.next_deadline_ns(&POLICY), Some(10 * MS));
+    assert_eq!(publish(&mut vm, 1, 13).expect("all were looked at").vcpus, [(0, 1), (2, 0)]);
+    vm.observe(&host, 2, seen(2, false, 14));
+    assert_eq!(vm.next_deadline_ns(&POLICY), Some(264 * MS), "drift again waits for its dwell");
+}
+
+#[test]
+fn the_first_publication_does_not_wait_for_vcpus_that_nobody_finds() {
+    let host = host(DISTANCES);
+    let mut placement = VmPlacement::new(&host, &vm(&[0, 2], 2));
+    placement.start_publishing(10 * MS);
+    placement.observe(&host, 0, seen(2, false, 11));
+    assert_eq!(publish(&mut placement, 1, 259), None);
+    assert_eq!(publish(&mut placement, 1, 260).expect("in time").vcpus, [(0, 1), (2, 1)]);
+    // One whose location cannot be read was looked at.
+    placement.stop_publishing();
+    placement.observe(&host, 2, None);
+    placement.start_publishing(300 * MS);
+    assert!(publish(&mut placement, 2, 300).is_some());
 }
