@@ -73,7 +73,7 @@ pub struct Cell {
     /// By VM: steps in others that it was the reason for, as vnumad's log says.
     #[serde(default)]
     pub because_of: BTreeMap<String, u64>,
-    /// Times that it was repeated: as the machine had stopped the server in between, or once as vCPUs had too little CPU time.
+    /// Times that it was repeated: as the machine had stopped the server in between, or up to twice as vCPUs had too little CPU time.
     pub repeated: u32,
 }
 

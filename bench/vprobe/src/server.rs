@@ -32,6 +32,9 @@ pub const PERIODS_S: (f64, f64) = (0.1, 60.0);
 const LATE: f64 = 1.25;
 /// Times that such a cell is repeated.
 const REPEATS: u32 = 3;
+/// Times that a cell is repeated as a VM had too little CPU time, if it had at least this part of what it has under linux: the kernel's
+/// balancer, whose timers are stretched, leaves CPUs unequally loaded for a good part of a cell.
+const REPEATS_FOR_TIME: (u32, f64) = (2, 0.9);
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -296,7 +299,7 @@ impl<'a> Bench<'a> {
     }
 
     /// Measures a cell, again if the machine stopped the server in between: then periods are too long, and limits are reached.
-    /// Once again, too, if vCPUs had so little CPU time that it would not count: that may be chance.
+    /// Also if vCPUs had so little CPU time that it would not count, and not much less: that may be chance.
     pub fn cell(&self, policy: &str, fixed: Option<&Placement>) -> Result<Cell> {
         let name = policy;
         let (policy, lengths) = self.periods(name, fixed.is_some())?;
@@ -308,7 +311,7 @@ impl<'a> Bench<'a> {
             let late = |cell: &Cell| cell.periods.iter().any(|period| period.elapsed_s > most);
             let problem = match &cell {
                 Ok(cell) if late(cell) => Some("interrupted by the machine".to_owned()),
-                Ok(cell) if repeated == 0 => self.lacks_cpu_time(name, cell),
+                Ok(cell) if repeated < REPEATS_FOR_TIME.0 => self.lacks_cpu_time(name, cell),
                 Ok(_) => None,
                 Err(error) => Some(format!("{error:#}")),
             };
@@ -330,8 +333,8 @@ impl<'a> Bench<'a> {
             _ => self.under_linux.get()?,
         };
         let least = shares.into_iter().reduce(f64::min)? / under_linux;
-        (name != "linux" && least < goals::CPU_SHARE)
-            .then(|| format!("{:.1} % of the CPU time under linux", least * 100.0))
+        let may_count = least >= REPEATS_FOR_TIME.1 && least < goals::CPU_SHARE;
+        (name != "linux" && may_count).then(|| format!("{:.1} % of the CPU time under linux", least * 100.0))
     }
 
     fn once(
