@@ -216,7 +216,7 @@ impl Checker {
             Event::Sampled(reading) => self.sampled(reading),
             Event::ThreadEnded(tid) => {
                 if let Some(vcpu) = self.vcpu_of(*tid) {
-                    (vcpu.at, vcpu.diverged) = (None, None);
+                    (vcpu.at, vcpu.diverged, vcpu.looked_at) = (None, None, true);
                 }
             }
             Event::Moved(vm, vcpu, node, outcome) => {
@@ -374,7 +374,11 @@ impl Checker {
 
     /// A period shows where threads were when it began, or later.
     fn sampled(&mut self, reading: &HostReading) {
-        for seen in reading.vms.iter().flat_map(|vm| &vm.vcpus) {
+        for (vm, seen) in reading.vms.iter().flat_map(|vm| vm.vcpus.iter().map(|seen| (vm.vm, seen))) {
+            // The number may be that of another VM's thread by now.
+            if self.owners.get(&seen.tid) != Some(&(vm, seen.vcpu)) {
+                continue;
+            }
             let (Some(cpu), Some(allowed)) = (seen.cpu, &seen.allowed) else { continue };
             let Some(node) = self.host.node_of_cpu(cpu) else { continue };
             let pinned = self.host.node_of_cpus(allowed);
@@ -552,6 +556,14 @@ impl Checker {
         self.expect(right, "move", || format!("VM {vm}: {cpus} are not the CPUs of node {node}"));
         let fresh = self.moving.insert((vm, pid, vcpu));
         self.expect(fresh, "move", || format!("VM {vm}: vCPU {vcpu} is moved twice at a time"));
+        self.apart(vm, pid, vcpu);
+    }
+
+    /// Which of both was last would not be known.
+    fn apart(&mut self, vm: VmId, pid: i32, vcpu: ApicId) {
+        let its = (vm, pid, vcpu);
+        let apart = !self.moving.contains(&its) || !self.confining.contains_key(&its);
+        self.expect(apart, "move", || format!("VM {vm}: vCPU {vcpu} is moved while its mask is set"));
     }
 
     fn confining_one(&mut self, vm: VmId, pid: i32, order: &MaskOrder) {
@@ -565,6 +577,7 @@ impl Checker {
         let node = cpus.as_ref().and_then(|cpus| self.host.node_of_cpus(cpus));
         let fresh = self.confining.insert((vm, pid, *vcpu), node).is_none();
         self.expect(fresh, "mask", || format!("VM {vm}: two masks of vCPU {vcpu} are set at a time"));
+        self.apart(vm, pid, *vcpu);
     }
 
     fn following(&mut self, vm: VmId, pid: i32, vcpus: &[i32], cpus: Option<&vnuma_topology::CpuSet>) {

@@ -87,6 +87,7 @@ struct Run {
     forgotten: Vec<i32>,
     restored: Vec<i32>,
     published: usize,
+    moves: usize,
     events: Vec<api::Event>,
     answers: Vec<(RequestId, Result<Answer, Refusal>)>,
     lines: Vec<String>,
@@ -113,6 +114,7 @@ impl Run {
             forgotten: Vec::new(),
             restored: Vec::new(),
             published: 0,
+            moves: 0,
             events: Vec::new(),
             answers: Vec::new(),
             lines: Vec::new(),
@@ -156,6 +158,7 @@ impl Run {
                     self.stealing = Some(stealing);
                 }
                 Command::LookForScheduler => self.looks += 1,
+                Command::Move { .. } => self.moves += 1,
                 Command::ForgetMask(_, tid) => self.forgotten.push(tid),
                 Command::Announce(event) => self.events.push(event),
                 Command::Reply(request, answer) => self.answers.push((request, answer)),
@@ -579,6 +582,27 @@ fn an_operators_move_ends_what_a_policy_wanted() {
     assert_eq!(run.scheduling().vcpus[0].operator_cpus, Some(set("0-3")));
     run.set_policy(3, Policy::Off);
     assert_eq!((run.answered(3), run.mask(0), run.mask(1)), (Some(true), "0-3".into(), "0-7".into()));
+}
+
+#[test]
+fn an_operators_move_waits_for_the_step_under_way() {
+    let mut run = Run::with_vms(&["a"]);
+    run.obedient = false;
+    run.set_policy(1, Policy::Vprobe);
+    run.period(0, 1);
+    run.ask(2, Request::Move("a".into(), 0, 0));
+    run.set_policy(3, Policy::Off);
+    assert_eq!(run.moves, 0, "which of both was last would not be known");
+    let (vm, pid, orders) = run.orders.pop().expect("orders");
+    let made = run.obey(vm, pid, &orders);
+    run.obedient = true;
+    run.step(made);
+    assert_eq!(run.moves, 1);
+    run.masks.insert(101, set("0-3"));
+    let at = Some(location(&set("0-3"), run.now_ns));
+    run.step(Event::Moved(vm, 0, 0, Ok(at)));
+    assert_eq!((run.answered(2), run.answered(3)), (Some(true), Some(true)));
+    assert_eq!((run.mask(0), run.mask(1), run.counts.last()), ("0-3".into(), "0-7".into(), Some(&(vm, 0))));
 }
 
 #[test]

@@ -107,11 +107,13 @@ impl Plan {
         self.steps.push(Step { vm, action });
     }
 
-    /// Moves of one vCPU are made one after the other.
+    /// Moves of one vCPU are made one after the other, and none while a policy's step is under way: which of both was last would
+    /// not be known.
     fn moves(&mut self, id: VmId, vm: &Vm) {
         for (position, wanted) in vm.moves.iter().enumerate() {
             let first = !vm.moves[..position].iter().any(|before| before.vcpu == wanted.vcpu);
-            if let (true, false, Some(request)) = (first, wanted.in_flight, wanted.request) {
+            let confined = vm.scheduling.masks.get(&wanted.vcpu).is_some_and(|mask| mask.begun.is_some());
+            if let (true, false, Some(request)) = (first && !confined, wanted.in_flight, wanted.request) {
                 self.push(id, Action::Move(*wanted, Reason::Requested(request)));
             }
         }
