@@ -57,23 +57,52 @@ pub fn local(rounds: usize) -> Result<Quantiles> {
     Ok(Quantiles::of(&mut samples))
 }
 
-/// The page comes from the peer. One thread serves the faults and the lane, as a node's thread for a shard does; it sleeps,
-/// and only the peer polls.
+/// Page faults of which the page comes from a peer. One thread serves the faults and the lane, as a node's thread for a shard
+/// does; it sleeps, and only the peer polls.
+pub struct Floor {
+    region: Arc<Region>,
+    stop: Arc<AtomicBool>,
+    node: thread::JoinHandle<Result<()>>,
+}
+
+impl Floor {
+    /// With a peer of its own.
+    pub fn begin(kind: Kind) -> Result<Self> {
+        Self::over(connect(kind, Duration::ZERO)?)
+    }
+
+    fn over(lane: Lane) -> Result<Self> {
+        let region = Arc::new(Region::create(PAGES * PAGE_SIZE, Options::default())?);
+        let stop = Arc::new(AtomicBool::new(false));
+        let (told, served) = (Arc::clone(&stop), Arc::clone(&region));
+        let node = thread::spawn(move || node(&served, lane, &told));
+        Ok(Self { region, stop, node })
+    }
+
+    /// A fault on each page.
+    pub fn pass(&self) -> Result<Vec<Duration>> {
+        Ok(faults(&self.region, PAGES)?.0)
+    }
+
+    /// Ends the threads.
+    pub fn end(self) -> Result<()> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.node.join().map_err(|_| anyhow!("the node panicked"))?
+    }
+}
+
+/// The floor by itself.
 pub fn remote(kind: Kind, rounds: usize, spin: Duration) -> Result<Row> {
     let mut lane = connect(kind, spin)?;
     let mut request = [0; REQUEST];
     request[0] = Ask::Page as u8;
     let exchange_us = exchange(&mut lane, &request, rounds, Duration::ZERO)?;
-    let region = Arc::new(Region::create(PAGES * PAGE_SIZE, Options::default())?);
-    let stop = Arc::new(AtomicBool::new(false));
-    let (told, served) = (Arc::clone(&stop), Arc::clone(&region));
-    let node = thread::spawn(move || node(&served, lane, &told));
+    let floor = Floor::over(lane)?;
     let (cpu, slept) = (cpu_ns()?, sleeps()?);
-    let (mut samples, taken) = faults(&region, rounds)?;
+    let (mut samples, taken) = faults(&floor.region, rounds)?;
     let each = |before, after| (after - before) as f64 / (rounds + PAGES) as f64;
     let (cpu_us, sleeps) = (each(cpu, cpu_ns()?) / 1000.0, each(slept, sleeps()?));
-    stop.store(true, Ordering::Relaxed);
-    node.join().map_err(|_| anyhow!("the node panicked"))??;
+    floor.end()?;
     let Quantiles { p50, p90, p99, samples } = Quantiles::of(&mut samples);
     Ok(Row {
         transport: kind.name(),
@@ -83,6 +112,7 @@ pub fn remote(kind: Kind, rounds: usize, spin: Duration) -> Result<Row> {
         p50_us: p50,
         p90_us: p90,
         p99_us: p99,
+        floor_us: None,
         faults_per_s: (samples + PAGES) as f64 / taken.as_secs_f64(),
         messages: 2.0,
         bytes: (2 * HEADER + REQUEST + PAGE_SIZE) as f64,

@@ -39,15 +39,14 @@ fn at_least(name: String, value: Option<f64>, limit: f64) -> Goal {
 /// All goals. A figure that is missing meets none.
 pub fn all(report: &Report) -> Vec<Goal> {
     let mut goals = Vec::new();
-    let floor = row(report, "floor", None, 1);
     for (access, limit) in [("write-nonowner-hint", HIT), ("write-nonowner-miss", MISS)] {
         let row = row(report, "default", Some(access), 1);
-        let both = row.zip(floor);
-        let value = both.map(|(row, floor)| row.p50_us / floor.p50_us);
+        let floor = row.and_then(|row| row.floor_us);
+        let value = row.zip(floor).map(|(row, floor)| row.p50_us / floor.p50);
         goals.push(at_most(format!("tcp {access}: p50 by the floor's"), value, limit));
-        let spread = |row: &Row| row.p90_us / row.p50_us;
-        let limit = floor.map_or(SPREAD, |floor| SPREAD.max(SPREAD_OF_FLOOR * spread(floor)));
-        goals.push(at_most(format!("tcp {access}: P90 by P50"), row.map(spread), limit));
+        let value = row.map(|row| row.p90_us / row.p50_us);
+        let limit = floor.map_or(SPREAD, |floor| SPREAD.max(SPREAD_OF_FLOOR * floor.p90 / floor.p50));
+        goals.push(at_most(format!("tcp {access}: P90 by P50"), value, limit));
     }
     let single = |mode: &str| {
         let found = report.mix.iter().find(|mix: &&Mix| mix.transport == "tcp" && mix.mode == mode);
@@ -91,6 +90,7 @@ pub fn all(report: &Report) -> Vec<Goal> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::Quantiles;
 
     fn row(mode: &'static str, access: Option<&'static str>, threads: usize, p50_us: f64) -> Row {
         Row {
@@ -101,6 +101,7 @@ mod tests {
             p50_us,
             p90_us: p50_us * 1.4,
             p99_us: p50_us * 2.0,
+            floor_us: Some(Quantiles { p50: 20.0, p90: 28.0, p99: 40.0, samples: 256 }),
             faults_per_s: 1000.0 * threads as f64,
             messages: 2.0,
             bytes: 100.0,
@@ -116,7 +117,6 @@ mod tests {
     fn goals_are_met_only_by_figures_that_are_there_and_good_enough() {
         let mut report = Report::new();
         assert!(all(&report).iter().all(|goal| !goal.met && goal.value.is_none()));
-        report.rows.push(row("floor", None, 1, 20.0));
         for access in
             ["read-owner", "read-nonowner", "write-owner", "write-nonowner-hint", "write-nonowner-miss"]
         {
@@ -143,7 +143,7 @@ mod tests {
         let missed: Vec<_> =
             all(&report).into_iter().filter(|goal| !goal.met).map(|goal| goal.name).collect();
         assert_eq!(missed, ["tcp pagerank: bytes by ivy's", "tcp false-sharing: bytes by ivy's"]);
-        report.rows[0].p50_us = 19.9;
+        report.rows.iter_mut().for_each(|row| row.p50_us += 0.1);
         report.mix[1].typical_us = 26.7;
         report.replays[1].writes_us = 267.0;
         report.faulty_peers[0].seconds = 2.1;

@@ -181,6 +181,7 @@ mod tests {
                         p50_us,
                         p90_us,
                         p99_us,
+                        floor_us: None,
                         faults_per_s,
                         messages,
                         bytes,

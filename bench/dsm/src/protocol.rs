@@ -5,6 +5,7 @@
 
 use crate::{
     cluster::{Cluster, Shape},
+    floor::Floor,
     peer::Kind,
     report::{Mix, Quantiles, Row},
     spent::Spent,
@@ -82,6 +83,10 @@ fn row(
     passes: usize,
 ) -> Result<Row> {
     let (mut samples, mut taken, mut spent) = (Vec::new(), Duration::ZERO, [Spent::default(); 2]);
+    // How fast the machine is changes within a run, so that what is compared takes turns.
+    let compared = threads == 1 && matches!(mode, "ivy" | "default") && kind != Kind::Rdma;
+    let floor = compared.then(|| Floor::begin(kind)).transpose()?;
+    let mut floors = Vec::new();
     for pass in 0..passes + 1 {
         for writer in writers {
             cluster.write(*writer, 0..PAGES)?;
@@ -96,8 +101,10 @@ fn row(
             let after = cluster.spent()?;
             spent = [0, 1].map(|side: usize| spent[side] + (after[side] - before[side]));
             samples.extend(times);
+            floors.extend(floor.as_ref().map_or_else(|| Ok(Vec::new()), Floor::pass)?);
         }
     }
+    floor.map_or(Ok(()), Floor::end)?;
     let count = samples.len() as f64;
     let Quantiles { p50, p90, p99, .. } = Quantiles::of(&mut samples);
     let each = |figure: fn(&Spent) -> u64| figure(&(spent[0] + spent[1])) as f64 / count;
@@ -109,6 +116,7 @@ fn row(
         p50_us: p50,
         p90_us: p90,
         p99_us: p99,
+        floor_us: compared.then(|| Quantiles::of(&mut floors)),
         faults_per_s: count / taken.as_secs_f64(),
         messages: each(|spent| spent.messages),
         bytes: each(|spent| spent.bytes),

@@ -189,6 +189,8 @@ pub struct Row {
     pub p50_us: f64,
     pub p90_us: f64,
     pub p99_us: f64,
+    /// The floor, measured in turn with this row.
+    pub floor_us: Option<Quantiles>,
     pub faults_per_s: f64,
     /// Messages and bytes of a fault, frames' headers included.
     pub messages: f64,
@@ -212,6 +214,7 @@ impl Row {
             p50_us: none,
             p90_us: none,
             p99_us: none,
+            floor_us: None,
             faults_per_s: none,
             cpu_us: none,
             cpu_measured_us: None,
@@ -328,6 +331,13 @@ impl Report {
             );
         }
         for row in &self.rows {
+            if let (Some(Quantiles { p50, p90, .. }), Some(access)) = (row.floor_us, row.access) {
+                let Row { transport, mode, p50_us, .. } = row;
+                let by = p50_us / p50;
+                println!(
+                    "floor of {transport} in turn with {mode} {access}: p50 {p50:.1} p90 {p90:.1} us; {by:.2} of it"
+                );
+            }
             if let Some(Quantiles { p50, p90, .. }) = row.exchange_us {
                 println!("exchange {} spin {}: p50 {p50:.1} p90 {p90:.1} us", row.transport, row.spin_us);
             }
@@ -401,6 +411,7 @@ mod tests {
             p50_us: 1.0,
             p90_us: 2.0,
             p99_us: 3.0,
+            floor_us: None,
             faults_per_s: 4.0,
             messages: 5.0,
             bytes: 6.0,
