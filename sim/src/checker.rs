@@ -500,8 +500,9 @@ impl Checker {
                 }
             }
             Command::Follow { vm, pid, vcpus, cpus } => self.following(*vm, *pid, vcpus, cpus.as_ref()),
+            // The VM is taken for a new one: what was begun before is of no account.
+            Command::RestoreMasks(vm, _) => self.confining.retain(|(known, ..), _| known != vm),
             Command::Count { .. }
-            | Command::RestoreMasks(..)
             | Command::Rank { .. }
             | Command::StopMemory(_)
             | Command::LookForScheduler => {}
