@@ -19,6 +19,10 @@ use crate::{STATUS_FAILED, state};
 /// Time between two checks whether the VM can still answer.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
+/// Times that a running guest is asked for a connection. The kernel waits 2 s each time (`VSOCK_DEFAULT_CONNECT_TIMEOUT`), in which
+/// a guest whose vCPUs share CPUs with many others may not get to answer.
+const CONNECT_TRIES: u32 = 30;
+
 /// A session with the agent of a VM.
 pub type GuestSession = Session<BufReader<File>, File>;
 
@@ -31,7 +35,21 @@ pub fn connect(cid: u32) -> Result<GuestSession> {
 
 fn connect_by_name(name: &str) -> Result<GuestSession> {
     let cid = state::running_cid(name)?;
-    connect(cid).with_context(|| format!("agent of VM \"{name}\""))
+    patiently(CONNECT_TRIES, || connect(cid)).with_context(|| format!("agent of VM \"{name}\""))
+}
+
+/// Tries again what took too long.
+fn patiently<T>(tries: u32, mut connect: impl FnMut() -> Result<T>) -> Result<T> {
+    let late = |error: &anyhow::Error| {
+        error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::TimedOut)
+    };
+    for _ in 1..tries {
+        match connect() {
+            Err(error) if late(&error) => {}
+            result => return result,
+        }
+    }
+    connect()
 }
 
 /// Runs a program; its streams and exit status pass through.
@@ -106,4 +124,24 @@ pub fn get(name: &str, source: &str, destination: &Path) -> Result<()> {
         return Err(error);
     }
     fs::rename(&temporary, destination).with_context(context)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guest_that_is_late_is_asked_again_and_one_that_refuses_is_not() {
+        let ask = |kind: io::ErrorKind, late: u32| {
+            let mut asked = 0;
+            let result = patiently(5, || {
+                asked += 1;
+                if asked <= late { Err(io::Error::from(kind).into()) } else { Ok(()) }
+            });
+            (result.is_ok(), asked)
+        };
+        assert_eq!(ask(io::ErrorKind::TimedOut, 4), (true, 5));
+        assert_eq!(ask(io::ErrorKind::TimedOut, 9), (false, 5));
+        assert_eq!(ask(io::ErrorKind::ConnectionReset, 1), (false, 1));
+    }
 }
