@@ -31,10 +31,10 @@ pub const PERIODS_S: (f64, f64) = (0.1, 60.0);
 /// A period that took so much longer was interrupted by the machine.
 const LATE: f64 = 1.25;
 /// Times that such a cell is repeated.
-const REPEATS: u32 = 3;
+const REPEATS: u32 = 4;
 /// Times that a cell is repeated as a VM had too little CPU time, if it had at least this part of what it has under linux: the kernel's
 /// balancer, whose timers are stretched, leaves CPUs unequally loaded for a good part of a cell.
-const REPEATS_FOR_TIME: (u32, f64) = (2, 0.9);
+const REPEATS_FOR_TIME: (u32, f64) = (4, 0.9);
 
 #[derive(clap::Args)]
 pub struct Arguments {
