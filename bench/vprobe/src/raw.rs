@@ -106,3 +106,32 @@ pub struct Vcpu {
     /// CPU that it was on at the end.
     pub cpu: u32,
 }
+
+impl Period {
+    /// Time that all vCPUs had on a CPU, by what so many CPUs have in the period.
+    pub fn used_share(&self, cpus: usize) -> f64 {
+        let ran_ns: u64 = self.vms.iter().flatten().map(|vcpu| vcpu.values.ran_ns).sum();
+        ran_ns as f64 / 1e9 / (self.elapsed_s * cpus as f64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_of_all_vcpus_is_compared_with_that_of_the_cpus() {
+        let vcpu = |ran_ns| Vcpu { values: Values { ran_ns, ..Values::default() }, operations: 0, cpu: 0 };
+        let period = |ran_ns: [u64; 3]| Period {
+            elapsed_s: 4.0,
+            vms: vec![vec![vcpu(ran_ns[0])], vec![vcpu(ran_ns[1]), vcpu(ran_ns[2])]],
+            idle_share: 0.0,
+            daemon: None,
+            programs_ns: None,
+            wakes_us: Vec::new(),
+        };
+        assert!((period([4_000_000_000, 3_000_000_000, 1_000_000_000]).used_share(2) - 1.0).abs() < 1e-9);
+        assert!((period([6_000_000_000, 6_000_000_000, 2_400_000_000]).used_share(2) - 1.8).abs() < 1e-9);
+        assert!((period([0, 0, 0]).used_share(2)).abs() < 1e-9);
+    }
+}

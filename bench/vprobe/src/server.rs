@@ -30,6 +30,9 @@ const DILATIONS: usize = 3;
 pub const PERIODS_S: (f64, f64) = (0.1, 60.0);
 /// A period that took so much longer was interrupted by the machine.
 const LATE: f64 = 1.25;
+/// vCPUs have no more of the time of all CPUs than this. Where they seem to, the machine stopped the server while a period's end was
+/// being read: some vCPUs were read later than others, and operations later than what they took.
+const USED: f64 = 1.1;
 /// Times that such a cell is repeated.
 const REPEATS: u32 = 4;
 /// Times that a cell is repeated as a VM had too little CPU time, if it had at least this part of what it has under linux: the kernel's
@@ -308,7 +311,9 @@ impl<'a> Bench<'a> {
             let began = Instant::now();
             let cell = self.once((name, policy), lengths, fixed);
             let most = lengths.length_s * LATE;
-            let late = |cell: &Cell| cell.periods.iter().any(|period| period.elapsed_s > most);
+            let cpus = self.vms.layout.all_vm_cpus().len();
+            let torn = |period: &Period| period.elapsed_s > most || period.used_share(cpus) > USED;
+            let late = |cell: &Cell| cell.periods.iter().any(torn);
             let problem = match &cell {
                 Ok(cell) if late(cell) => Some("interrupted by the machine".to_owned()),
                 Ok(cell) if repeated < REPEATS_FOR_TIME.0 => self.lacks_cpu_time(name, cell),
