@@ -170,6 +170,16 @@ fn hear(
     }
 }
 
+/// Waits until all nodes but the victim have said something: that others are lost, or why they have stopped.
+fn all_know(processes: &[Process], victim: usize) {
+    let begin = Instant::now();
+    let others = || processes.iter().enumerate().filter(|(node, _)| *node != victim);
+    while others().any(|(_, process)| process.told().is_empty()) {
+        assert!(begin.elapsed() < HANG, "nobody has noticed that node {victim} fails");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
 /// What all runs have seen.
 #[derive(Default)]
 struct Sums {
@@ -212,6 +222,12 @@ fn run(plan: &Plan) -> Option<End> {
     let mut ended = Vec::new();
     hear(&said, 0..plan.nodes, "ready", &mut ended);
     if let Some(node) = ended.first() {
+        // A port was free a moment ago. The other nodes end without that one.
+        processes.iter_mut().for_each(|process| drop(process.child.stdin.take()));
+        processes.iter_mut().for_each(|process| _ = process.end());
+        if processes.iter().any(|process| process.told().contains("Address already in use")) {
+            return run(plan);
+        }
         let told = processes[*node].told();
         if told.contains("userfaultfd is not permitted") || told.contains("the kernel lacks") {
             eprintln!("skipped: {told}");
@@ -226,7 +242,7 @@ fn run(plan: &Plan) -> Option<End> {
         Failure::Killed => processes[plan.victim].signal(Signal::SIGKILL),
         Failure::Stopped => {
             processes[plan.victim].signal(Signal::SIGSTOP);
-            thread::sleep(Duration::from_millis(700));
+            all_know(&processes, plan.victim);
             processes[plan.victim].signal(Signal::SIGCONT);
         }
         Failure::Slowed => conduct(Conduct::Slow { bytes: 1, pause: Duration::from_millis(50) }),
@@ -235,7 +251,10 @@ fn run(plan: &Plan) -> Option<End> {
         Failure::Forgetful => {}
     }
     hear(&said, 0..plan.nodes, "done", &mut ended);
-    // They serve each other until all are done.
+    // They serve each other until all are done, and know of the failure.
+    if plan.failure != Failure::Forgetful {
+        all_know(&processes, plan.victim);
+    }
     processes.iter_mut().for_each(|process| drop(process.child.stdin.take()));
     let survived = processes.iter_mut().map(|process| process.end().success()).collect();
     let histories = (0..plan.nodes).map(|node| History::read(&history(node)).expect("a history")).collect();
