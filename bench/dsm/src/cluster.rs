@@ -24,7 +24,10 @@ use std::{
     net::{SocketAddr, TcpListener},
     path::{Path, PathBuf},
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
-    sync::{Arc, atomic::Ordering::SeqCst},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
     time::Duration,
 };
 use vnuma_dsm::{Managers, NodeId, Options};
@@ -34,6 +37,8 @@ use vnuma_dsm_transport::{Identity, Limits, Listener, Place, mesh, node_name};
 
 /// Shards of a node.
 const SHARDS: usize = 2;
+/// What a process says that is connected to all others.
+const READY: &str = "ready";
 
 /// What a process is told that is one of the other nodes.
 #[derive(Args, Clone, Debug)]
@@ -107,9 +112,26 @@ pub struct Cluster {
     others: Vec<Other>,
 }
 
+/// How often nodes were started anew, in this process.
+static BEGUN_AGAIN: AtomicUsize = AtomicUsize::new(0);
+
+/// How often nodes did not find each other within 10 s, and were started anew.
+pub fn begun_again() -> usize {
+    BEGUN_AGAIN.load(SeqCst)
+}
+
 impl Cluster {
-    /// With one of the protocols of [`protocol::modes`].
+    /// With one of the protocols of [`protocol::modes`]. Of hundreds of clusters one may not come together: a port that was free
+    /// is taken, or a process does not get a CPU for seconds. That is told, and tried once more.
     pub fn new(kind: Kind, mode: &str, shape: &Shape) -> Result<Self> {
+        Self::begin(kind, mode, shape).or_else(|error| {
+            eprintln!("bench-dsm: {} {mode}: nodes are started anew: {error:#}", kind.name());
+            BEGUN_AGAIN.fetch_add(1, SeqCst);
+            Self::begin(kind, mode, shape)
+        })
+    }
+
+    fn begin(kind: Kind, mode: &str, shape: &Shape) -> Result<Self> {
         let nodes = shape.nodes();
         let directory = tempfile::tempdir()?;
         keys(directory.path(), nodes)?;
@@ -129,7 +151,12 @@ impl Cluster {
         };
         let start = |node| Other::start(&seat(node), shape.beside == Some(node));
         let others = (1..nodes).map(start).collect::<Result<_>>()?;
-        Ok(Self { steps: seat(0).read_steps()?, own: seat(0).join()?, others })
+        let mut cluster = Self { steps: seat(0).read_steps()?, own: seat(0).join()?, others };
+        for other in &mut cluster.others {
+            let answer = other.hear()?;
+            ensure!(answer == READY, "a node begins with {answer:?}");
+        }
+        Ok(cluster)
     }
 
     /// The node whose threads are measured.
@@ -214,6 +241,10 @@ impl Other {
 
     fn ask(&mut self, line: &str) -> Result<String> {
         writeln!(self.input, "{line}").context("a node's process")?;
+        self.hear()
+    }
+
+    fn hear(&mut self) -> Result<String> {
         let mut answer = String::new();
         ensure!(self.output.read_line(&mut answer)? > 0, "a node's process has ended");
         Ok(answer.trim().to_owned())
@@ -227,6 +258,7 @@ impl Seat {
             return Ok(false);
         }
         let (node, steps) = (self.join()?, self.read_steps()?);
+        println!("{READY}");
         for line in stdin().lock().lines() {
             let line = line?;
             let words: Vec<_> = line.split_whitespace().collect();

@@ -120,7 +120,10 @@ fn main() -> Result<()> {
             let recordings = replay::record(dsm_run, kind).context("recording programs")?;
             place::measured()?;
             let _awake = place::Awake::begin()?;
-            report.replays.extend(replay::measure(kind, &recordings).context("replaying programs")?);
+            match replay::measure(kind, &recordings) {
+                Ok(replays) => report.replays.extend(replays),
+                Err(error) => report.failures.push(format!("replaying programs, {}: {error:#}", kind.name())),
+            }
             place::anywhere()?;
         }
     }
@@ -135,6 +138,7 @@ fn main() -> Result<()> {
         .machine
         .load_average
         .push(fs::read_to_string("/proc/loadavg").unwrap_or_default().trim().to_owned());
+    report.machine.begun_again = cluster::begun_again();
     report.goals = goals::all(&report);
     report.print();
     write(&arguments, &report)?;

@@ -6,6 +6,37 @@
 //!
 //! The threads of a program use [`Region::guest`]. What happens besides is told as [`Happening`].
 //!
+//! # Example
+//!
+//! The second of three nodes, which share 16 MiB:
+//!
+//! ```no_run
+//! use std::{collections::BTreeMap, sync::Arc};
+//! use vnuma_dsm_node::{Config, Happening, Node};
+//! use vnuma_dsm_pager::{Options, Region};
+//! use vnuma_dsm_transport::{Limits, Listener, Place, mesh};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let place = |node: u8| Place::Tcp(([192, 0, 2, 1 + node], 8300).into()); // Place::Tls with keys, if others use the network
+//! let region = Arc::new(Region::create(16 << 20, Options::default())?);
+//! let config = Config::new(1, 3, region.pages());
+//! let listener = Listener::bind(&place(1))?;
+//! let others: BTreeMap<u8, Place> = [0, 2].map(|node| (node, place(node))).into();
+//! // Waits until all have met, or fails.
+//! let lanes = mesh(&listener, &others, &config.hello(&region), Limits::default(), |error| eprintln!("{error}"))?;
+//! let node = Node::start(&config, Arc::clone(&region), lanes, |happening| match happening {
+//!     Happening::Stopped { .. } | Happening::Failed { .. } => std::process::exit(1),
+//!     other => eprintln!("{other}"),
+//! })?;
+//! // From here on threads read and write at this address, and other nodes see it.
+//! let memory = region.guest().cast::<std::sync::atomic::AtomicU64>();
+//! // SAFETY: aligned, inside the region, and only accessed atomically.
+//! unsafe { memory.as_ref() }.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+//! println!("{} bytes were sent", node.stop().bytes);
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! # After a node was lost
 //!
 //! [`Happening::Members`] says that all shards of this node go on without it. Survivors that start anew
