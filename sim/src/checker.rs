@@ -125,6 +125,8 @@ pub struct Checker {
     vms: BTreeMap<VmId, VmView>,
     /// Watched threads and their processes.
     pub threads: BTreeMap<i32, i32>,
+    /// Those of them whose moves wake nobody.
+    deferred: BTreeSet<i32>,
     /// Watched processes.
     pub processes: BTreeMap<VmId, i32>,
     owners: BTreeMap<i32, (VmId, ApicId)>,
@@ -159,6 +161,7 @@ impl Checker {
             connections: BTreeMap::new(),
             vms: BTreeMap::new(),
             threads: BTreeMap::new(),
+            deferred: BTreeSet::new(),
             processes: BTreeMap::new(),
             owners: BTreeMap::new(),
             requests: BTreeMap::new(),
@@ -471,7 +474,19 @@ impl Checker {
                 let fresh = self.threads.insert(*tid, *pid).is_none();
                 self.expect(fresh, "leak", || format!("thread {tid} is watched twice"));
             }
+            Command::Defer(tids, waits) => {
+                for tid in tids {
+                    let known = self.threads.contains_key(tid);
+                    self.expect(known, "leak", || format!("thread {tid} is deferred, and not watched"));
+                    if *waits {
+                        self.deferred.insert(*tid)
+                    } else {
+                        self.deferred.remove(tid)
+                    };
+                }
+            }
             Command::Unwatch(tid) => {
+                self.deferred.remove(tid);
                 let known = self.threads.remove(tid).is_some();
                 self.expect(known, "leak", || format!("thread {tid} was not watched"));
             }
@@ -630,6 +645,11 @@ impl Checker {
         let cap = policy.max_per_second as usize;
         self.expect(count <= cap, "cap", || format!("VM {vm}: {count} publications in a second"));
         for (vcpu, node) in &publication.vcpus {
+            let tid = self.vms.get(&vm).and_then(|view| Some(view.vcpus.get(vcpu)?.tid));
+            let late = tid.is_some_and(|tid| self.deferred.contains(&tid));
+            self.expect(!late, "publication", || {
+                format!("VM {vm}: moves of vCPU {vcpu} are published, and wake nobody")
+            });
             self.told(vm, *vcpu, *node, before.get(vcpu).copied().filter(|_| !first));
         }
         self.judge_all(vm, now_ns);

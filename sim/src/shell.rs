@@ -51,6 +51,8 @@ impl Simulation {
                 self.report_location(pid, tid);
             }
             Command::Unwatch(tid) => drop(self.daemon.threads.remove(&tid)),
+            // Its kernel tells of all moves at once.
+            Command::Defer(..) => {}
             Command::Look(threads) => self.look(threads),
             Command::Move { vm, pid, vcpu, tid, node, cpus } => {
                 let known = self.daemon.pidfds.get(&vm).filter(|(known, ..)| *known == pid);

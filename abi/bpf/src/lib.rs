@@ -14,6 +14,11 @@ pub const AFFINITY: u32 = 2;
 /// [`VcpuEvent::kind`]: it has ended and is not watched any more.
 pub const EXITED: u32 = 3;
 
+/// Value in the map `watched`: a move to another node wakes who takes records.
+pub const WAKES: u8 = 1;
+/// Value in the map `watched`: the record of such a move waits until something else does.
+pub const WAITS: u8 = 2;
+
 /// Index in the map `counts`: records put into the ring buffer.
 pub const COUNT_REPORTED: u32 = 0;
 /// Index in the map `counts`: records that found the ring buffer full.

@@ -6,7 +6,7 @@ use std::{
     path::Path,
     process::Command,
 };
-use vnuma_abi_bpf::{AFFINITY, COUNT_DROPPED, COUNT_REPORTED, EXITED, MIGRATED, VcpuEvent};
+use vnuma_abi_bpf::{AFFINITY, COUNT_DROPPED, COUNT_REPORTED, EXITED, MIGRATED, VcpuEvent, WAITS, WAKES};
 
 /// Prints `name value` for everything that both sides must agree on.
 const PROGRAM: &str = r#"
@@ -30,6 +30,7 @@ int main(void)
 	       VNUMA_VCPU_MIGRATED, VNUMA_VCPU_AFFINITY, VNUMA_VCPU_EXITED);
 	printf("const COUNT_REPORTED %d\nconst COUNT_DROPPED %d\nconst COUNTS %d\n",
 	       VNUMA_VCPU_COUNT_REPORTED, VNUMA_VCPU_COUNT_DROPPED, VNUMA_VCPU_COUNTS);
+	printf("const WAKES %d\nconst WAITS %d\n", VNUMA_VCPU_WAKES, VNUMA_VCPU_WAITS);
 	return 0;
 }
 "#;
@@ -75,6 +76,7 @@ fn rust_side() -> String {
         "const COUNT_REPORTED {COUNT_REPORTED}\nconst COUNT_DROPPED {COUNT_DROPPED}\nconst COUNTS {}\n",
         COUNT_DROPPED + 1
     );
+    lines += &format!("const WAKES {WAKES}\nconst WAITS {WAITS}\n");
     lines
 }
 

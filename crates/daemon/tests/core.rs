@@ -182,6 +182,29 @@ fn a_guest_is_published_to_before_watchers_and_the_log_are_served() {
     assert!(place("Announce(") > Some(0) && place("Log(") > Some(0), "{:?}", run.lines);
 }
 
+/// Nobody is told of moves of a VM without a channel, so that these need not wake the core.
+#[test]
+fn moves_wake_the_core_while_they_are_published_and_not_else() {
+    let mut run = Run::with_vm();
+    let deferred = |run: &Run| {
+        let lines = run.lines.iter().filter(|line| line.starts_with("Defer(")).cloned();
+        lines.collect::<Vec<_>>()
+    };
+    assert_eq!(deferred(&run), ["Defer([101, 102], true)"]);
+    run.lines.clear();
+    run.attach();
+    assert_eq!(deferred(&run), ["Defer([101, 102], false)"]);
+    // A vCPU that is plugged into a VM with a channel.
+    run.lines.clear();
+    let mut more = description("a", 100);
+    more.vcpus.push(Vcpu { index: 2, apic_id: 2, boot_node: Some(1), tid: 103 });
+    run.report(Report::Described(more));
+    assert_eq!(deferred(&run), [""; 0]);
+    run.step(Event::Requested(1001, Request::Detach("a".into())));
+    run.report(Report::Detached(Ok(())));
+    assert_eq!(deferred(&run), ["Defer([101, 102, 103], true)"]);
+}
+
 #[test]
 fn a_vm_that_loses_a_thread_to_another_process_is_described_again() {
     let mut run = Run::with_vm();

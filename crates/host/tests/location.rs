@@ -230,3 +230,94 @@ fn root_gets_bpf() {
     let (auto, _events) = watcher(&host(&[&[0]]), Prefer::Auto);
     assert_eq!((auto.source(), auto.why_not_bpf()), ("bpf", None));
 }
+
+/// A thread that may run on both CPUs. It moves by being woken while its own CPU is taken, so that nothing else happens to it.
+struct Wanderer {
+    tid: i32,
+    wake: Option<mpsc::Sender<()>>,
+    cpu: mpsc::Receiver<u32>,
+    handle: Option<thread::JoinHandle<()>>,
+}
+
+impl Wanderer {
+    fn start(cpus: [u32; 2]) -> Self {
+        let (wake, orders) = mpsc::channel::<()>();
+        let (say, cpu) = mpsc::channel();
+        let (tell, told) = mpsc::channel();
+        let handle = thread::spawn(move || {
+            allow(&cpus);
+            tell.send(nix::unistd::gettid().as_raw()).unwrap();
+            while orders.recv().is_ok() {
+                say.send(nix::sched::sched_getcpu().unwrap() as u32).unwrap();
+            }
+        });
+        Self { tid: told.recv().unwrap(), wake: Some(wake), cpu, handle: Some(handle) }
+    }
+
+    fn wake(&self) -> u32 {
+        self.wake.as_ref().unwrap().send(()).unwrap();
+        self.cpu.recv_timeout(HANG).unwrap()
+    }
+
+    /// Until it is on another CPU.
+    fn moves(&self) {
+        let limit = monotonic_ns() + HANG.as_nanos() as u64;
+        let at = self.wake();
+        while self.wake() == at {
+            assert!(monotonic_ns() < limit, "it stays on CPU {at}");
+            allow(&[at]);
+            // Its CPU is this thread's now, which wakes it and does not sleep.
+            let began = monotonic_ns();
+            while monotonic_ns() < began + 1_000_000 {}
+        }
+    }
+}
+
+impl Drop for Wanderer {
+    fn drop(&mut self) {
+        self.wake = None;
+        let _ = self.handle.take().unwrap().join();
+    }
+}
+
+fn allow(cpus: &[u32]) {
+    let mut set = nix::sched::CpuSet::new();
+    cpus.iter().for_each(|&cpu| set.set(cpu as usize).unwrap());
+    nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), &set).unwrap();
+}
+
+#[test]
+#[cfg_attr(not(root), ignore = "BPF needs root")]
+fn moves_of_a_deferred_thread_wake_nobody_and_are_taken_all_the_same() {
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+    let (a, b) = two_cpus();
+    let (send, events) = mpsc::channel();
+    let on_event = move |event| {
+        let _ = send.send(event);
+    };
+    let started =
+        LocationWatcher::start_taken(&host(&[&[a], &[b]]), Prefer::Bpf, INTERVAL, on_event).unwrap();
+    let (watcher, mut kernel) = (started.0, started.1.expect("the kernel's events"));
+    let wanderer = Wanderer::start([a, b]);
+    watcher.watch(own_pid(), wanderer.tid).unwrap();
+    for waits in [true, false, true] {
+        watcher.defer(wanderer.tid, waits);
+        kernel.take();
+        while events.try_recv().is_ok() {}
+        wanderer.moves();
+        let mut fds = [PollFd::new(kernel.fd(), PollFlags::POLLIN)];
+        let timeout = if waits { 50_u16 } else { 30_000 };
+        let woken = poll(&mut fds, PollTimeout::from(timeout)).unwrap() == 1;
+        assert_eq!(woken, !waits, "deferred: {waits}");
+        kernel.take();
+        let event = events.try_recv().expect("an event");
+        assert_eq!((event.tid, event.kind), (wanderer.tid, LocationKind::Migrated), "deferred: {waits}");
+    }
+    // It is still deferred, and its end is known at once.
+    let tid = wanderer.tid;
+    drop(wanderer);
+    let mut fds = [PollFd::new(kernel.fd(), PollFlags::POLLIN)];
+    assert_eq!(poll(&mut fds, PollTimeout::from(30_000_u16)).unwrap(), 1);
+    kernel.take();
+    assert!(events.try_iter().any(|event| event.tid == tid && event.kind == LocationKind::Exited));
+}

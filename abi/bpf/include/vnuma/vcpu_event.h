@@ -19,6 +19,10 @@ struct vnuma_vcpu_event {
 	__u32 reserved;		/* 0 */
 };
 
+/* Values of the map `watched`: what a move of the thread to another node does. */
+#define VNUMA_VCPU_WAKES	1	/* its record wakes who takes records */
+#define VNUMA_VCPU_WAITS	2	/* its record waits until something else does */
+
 /* Indices of the array `counts`, which has a counter for each CPU. */
 #define VNUMA_VCPU_COUNT_REPORTED	0	/* records put into the ring buffer */
 #define VNUMA_VCPU_COUNT_DROPPED	1	/* records that found it full */

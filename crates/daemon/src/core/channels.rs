@@ -25,12 +25,26 @@ impl Core {
             vm.stats.driver = DriverStatus::default();
             self.commands.push(Command::CloseChannel(id));
         }
+        if serves != served {
+            self.defer(id, !serves);
+        }
         let Some((_, vm)) = self.world.vm_mut(id) else { return Some(before) };
         if !serves && vm.channel.is_plugged() && vm.channel != before {
             // Another process may have published anything through it.
             vm.placement.acked_unknown();
         }
         Some(before)
+    }
+
+    /// Moves of a VM's vCPUs that are published have to be known at once, others not.
+    fn defer(&mut self, id: VmId, waits: bool) {
+        let vcpus = self.vm(id).into_iter().flat_map(|vm| &vm.description.vcpus);
+        // Another VM may have it meanwhile, or it has ended.
+        let watched = vcpus.filter(|vcpu| self.threads.get(&vcpu.tid) == Some(&(id, vcpu.apic_id)));
+        let threads: Vec<i32> = watched.map(|vcpu| vcpu.tid).collect();
+        if !threads.is_empty() {
+            self.commands.push(Command::Defer(threads, waits));
+        }
     }
 
     fn name_of(&self, id: VmId) -> String {

@@ -247,6 +247,8 @@ pub enum Command {
     Watch(i32, i32),
     /// Watch a thread no longer.
     Unwatch(i32),
+    /// Moves of these threads need not be known at once, as nobody is told of them; or, with `false`, they need to be.
+    Defer(Vec<i32>, bool),
     /// Read the locations of all these threads, in case an event was lost: (process, thread).
     Look(Vec<(i32, i32)>),
     /// Confine a thread to CPUs of a node; [`Event::Moved`] answers.

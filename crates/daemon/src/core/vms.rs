@@ -212,7 +212,9 @@ impl Core {
         // A VM keeps its first name: a later one may belong to another VM.
         vm.name().clone_into(&mut description.name);
         vm.describe(host, description, now_ns);
+        let served = vm.channel.publisher().is_some();
         self.watch_only(id, &vcpus);
+        let mut new = Vec::new();
         for vcpu in vcpus {
             let mine = (id, vcpu.apic_id);
             if self.threads.get(&vcpu.tid) != Some(&mine) {
@@ -222,7 +224,11 @@ impl Core {
                     self.describe_if_doubtful(other, pid);
                 }
                 self.commands.push(Command::Watch(pid, vcpu.tid));
+                new.push(vcpu.tid);
             }
+        }
+        if !new.is_empty() && !served {
+            self.commands.push(Command::Defer(new, true));
         }
         self.drop_moves_of_missing(id);
         self.recount(id);

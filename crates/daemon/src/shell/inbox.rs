@@ -208,13 +208,23 @@ impl Inbox {
         if state.closed {
             return None;
         }
+        let messages = self.batch(&mut state);
+        let request = state.requests.pop_front();
+        Some(Turn { messages, request })
+    }
+
+    /// What has arrived by now, without waiting and without a request.
+    pub(crate) fn take_messages(&self) -> Vec<Message> {
+        self.batch(&mut self.lock())
+    }
+
+    fn batch(&self, state: &mut State) -> Vec<Message> {
         let count = state.messages.len().min(BATCH);
         let messages = state.messages.drain(..count).collect();
-        let request = state.requests.pop_front();
         if count > 0 && state.waiting > 0 {
             self.taken.notify_all();
         }
-        Some(Turn { messages, request })
+        messages
     }
 
     /// Closes it. Senders that wait for room return.
@@ -235,6 +245,16 @@ mod tests {
 
     fn soon() -> Instant {
         Instant::now() + Duration::from_secs(60)
+    }
+
+    #[test]
+    fn messages_can_be_taken_without_a_request() {
+        let inbox = Inbox::new().expect("an inbox");
+        assert_eq!(inbox.take_messages().len(), 0, "it does not wait");
+        assert!(inbox.request(ApiRequest::Names(oneshot::channel().0)).is_ok());
+        (0..BATCH + 1).for_each(|_| assert!(inbox.send_lazily(Message::Event(Event::Woken))));
+        assert_eq!([inbox.take_messages().len(), inbox.take_messages().len()], [BATCH, 1]);
+        assert!(inbox.take(soon(), &[]).expect("open").request.is_some(), "it is still there");
     }
 
     #[test]

@@ -140,6 +140,7 @@ impl Reader {
 enum Order {
     Watch(i32, i32),
     Unwatch(i32),
+    Defer(Vec<i32>, bool),
     Look(Vec<(i32, i32)>),
     Host(Arc<HostTopology>),
 }
@@ -209,6 +210,11 @@ impl Locator {
 
     pub(super) fn unwatch(&self, tid: i32) {
         self.order(Order::Unwatch(tid));
+    }
+
+    /// Moves of these threads need not be known at once, or need to be again.
+    pub(super) fn defer(&self, threads: Vec<i32>, waits: bool) {
+        self.order(Order::Defer(threads, waits));
     }
 
     /// Reads where these threads are: at once if events were lost, else a few at a time.
@@ -286,6 +292,9 @@ impl Task {
                 if self.shared.lock_threads(|threads| threads.remove(&tid)).is_some() {
                     self.watcher.unwatch(tid);
                 }
+            }
+            Order::Defer(threads, waits) => {
+                threads.into_iter().for_each(|tid| self.watcher.defer(tid, waits));
             }
             Order::Look(threads) => {
                 for (pid, tid) in threads {

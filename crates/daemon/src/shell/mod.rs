@@ -210,6 +210,11 @@ impl Shell {
                 self.take_in(message);
             }
             if let Some(request) = turn.request {
+                // Moves that wake nobody are known before it is answered.
+                self.look_at_kernel(Instant::now());
+                for message in self.inbox.take_messages() {
+                    self.take_in(message);
+                }
                 self.serve(request);
             }
             if self.resync_at <= Instant::now() {
@@ -244,20 +249,25 @@ impl Shell {
     /// Takes what the kernel and guests have to say, unless it rests from that.
     fn look(&mut self) {
         let now = Instant::now();
-        let [kernel_rests, doorbells_rest] = &mut self.rests_until;
-        if let Some(kernel) = self.kernel.as_mut().filter(|_| *kernel_rests <= now) {
-            match kernel.take() {
-                Some(rest) => *kernel_rests = now + rest,
-                // Polling has taken over.
-                None => self.kernel = None,
-            }
-        }
+        self.look_at_kernel(now);
+        let [_, doorbells_rest] = &mut self.rests_until;
         if *doorbells_rest <= now {
             let rung = self.doorbells.take();
             if !rung.is_empty() {
                 *doorbells_rest = now + doorbells::REST;
             }
             rung.into_iter().for_each(|vm| self.doorbell(vm));
+        }
+    }
+
+    fn look_at_kernel(&mut self, now: Instant) {
+        let [kernel_rests, _] = &mut self.rests_until;
+        if let Some(kernel) = self.kernel.as_mut().filter(|_| *kernel_rests <= now) {
+            match kernel.take() {
+                Some(rest) => *kernel_rests = now + rest,
+                // Polling has taken over.
+                None => self.kernel = None,
+            }
         }
     }
 
@@ -419,6 +429,7 @@ impl Shell {
             }
             Command::Watch(pid, tid) => self.locator.watch(pid, tid),
             Command::Unwatch(tid) => self.locator.unwatch(tid),
+            Command::Defer(threads, waits) => self.locator.defer(threads, waits),
             Command::Look(threads) => self.locator.look(threads),
             Command::Move { vm, pid, vcpu, tid, node, cpus } => {
                 let pidfd = self.pidfd(vm, pid);

@@ -19,7 +19,7 @@ use std::{
     thread::{self, JoinHandle},
     time::Duration,
 };
-use vnuma_abi_bpf::{COUNT_DROPPED, COUNT_REPORTED};
+use vnuma_abi_bpf::{COUNT_DROPPED, COUNT_REPORTED, WAITS, WAKES};
 use vnuma_process::spawn_worker;
 use vnuma_topology::{CpuId, HostNodeId, HostTopology};
 
@@ -47,6 +47,7 @@ pub(super) struct Programs {
     nodes: CpuNodes,
     watched: MapHandle,
     events: MapHandle,
+    waiting: MapHandle,
     counts: MapHandle,
     sees_affinity: bool,
 }
@@ -75,15 +76,16 @@ impl Programs {
         };
         let mut nodes = CpuNodes { map: map("cpu_node")?, known: BTreeMap::new() };
         nodes.set(topology)?;
-        let (watched, events, counts) = (map("watched")?, map("events")?, map("counts")?);
-        Ok(Self { links, nodes, watched, events, counts, sees_affinity })
+        let (watched, counts) = (map("watched")?, map("counts")?);
+        let (events, waiting) = (map("events")?, map("waiting")?);
+        Ok(Self { links, nodes, watched, events, waiting, counts, sees_affinity })
     }
 
     /// What they report from now on goes to `on_event`, whenever it is taken. `on_failure` is called once it cannot be taken
     /// any more, with the reason.
     pub(super) fn start(
         self,
-        on_event: impl Fn(LocationEvent) + Send + 'static,
+        on_event: impl Fn(LocationEvent) + Send + Sync + 'static,
         on_failure: impl FnOnce(String) + Send + 'static,
     ) -> Result<(BpfSource, KernelEvents), LocationError> {
         let take = move |record: &[u8]| {
@@ -93,14 +95,25 @@ impl Programs {
             }
             0
         };
+        let take = Arc::new(take);
+        let again = Arc::clone(&take);
         let mut builder = RingBufferBuilder::new();
-        let ring = builder.add(&self.events, take).map(drop).and_then(|()| builder.build());
+        // What waits is older, mostly.
+        let ring = builder
+            .add(&self.waiting, move |record: &[u8]| again(record))
+            .and_then(|builder| builder.add(&self.events, move |record: &[u8]| take(record)))
+            .map(drop)
+            .and_then(|()| builder.build());
         let ring = ring.map_err(|error| LocationError::Watch {
             act: "mapping the ring buffer",
             source: io::Error::other(error.to_string()),
         })?;
-        let events =
-            KernelEvents { ring, _map: self.events, failures: 0, on_failure: Some(Box::new(on_failure)) };
+        let events = KernelEvents {
+            ring,
+            _maps: [self.events, self.waiting],
+            failures: 0,
+            on_failure: Some(Box::new(on_failure)),
+        };
         let source = BpfSource {
             _links: self.links,
             nodes: Mutex::new(self.nodes),
@@ -116,8 +129,8 @@ impl Programs {
 /// What the BPF programs have reported and nobody has taken yet.
 pub struct KernelEvents {
     ring: RingBuffer<'static>,
-    /// What the ring was made of.
-    _map: MapHandle,
+    /// What the rings were made of.
+    _maps: [MapHandle; 2],
     /// One after the other.
     failures: u32,
     on_failure: Option<Box<dyn FnOnce(String) + Send>>,
@@ -130,7 +143,7 @@ impl std::fmt::Debug for KernelEvents {
 }
 
 impl KernelEvents {
-    /// Readable while there is something to take.
+    /// Readable while there is something to take at once. What may wait does not make it readable.
     pub fn fd(&self) -> BorrowedFd<'_> {
         // SAFETY: `ring` owns the descriptor and outlives the borrow.
         unsafe { BorrowedFd::borrow_raw(self.ring.epoll_fd()) }
@@ -245,11 +258,12 @@ impl BpfSource {
         Ok(())
     }
 
-    pub(super) fn watch(&self, pid: i32, tid: i32) -> Result<(), LocationError> {
+    /// With `waits`, its moves wake nobody.
+    pub(super) fn watch(&self, pid: i32, tid: i32, waits: bool) -> Result<(), LocationError> {
         if !vnuma_process::thread_exists(pid, tid) {
             return Err(LocationError::NoThread { pid, tid });
         }
-        match self.watched.update(&tid.to_ne_bytes(), &[1], MapFlags::ANY) {
+        match self.watched.update(&tid.to_ne_bytes(), &[how(waits)], MapFlags::ANY) {
             Ok(()) => {}
             Err(error) if error.kind() == ErrorKind::TooBig => {
                 return Err(LocationError::TooMany { tid, limit: MAX_WATCHED });
@@ -265,6 +279,12 @@ impl BpfSource {
             return Err(LocationError::NoThread { pid, tid });
         }
         Ok(())
+    }
+
+    /// Changes what the moves of a watched thread do. One that is not watched stays so.
+    pub(super) fn defer(&self, tid: i32, waits: bool) {
+        // It fails if the thread has ended.
+        let _ = self.watched.update(&tid.to_ne_bytes(), &[how(waits)], MapFlags::EXIST);
     }
 
     pub(super) fn set_topology(&self, topology: &HostTopology) -> Result<(), LocationError> {
@@ -302,6 +322,10 @@ impl BpfSource {
         };
         per_cpu.iter().filter_map(|bytes| Some(u64::from_ne_bytes(bytes.get(..8)?.try_into().ok()?))).sum()
     }
+}
+
+fn how(waits: bool) -> u8 {
+    if waits { WAITS } else { WAKES }
 }
 
 impl Drop for Taker {

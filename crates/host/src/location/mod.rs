@@ -32,7 +32,7 @@ use poll::PollSource;
 pub use proc::{read_location, read_pinned};
 pub use record::parse_record;
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -165,6 +165,8 @@ struct State {
     topology: HostTopology,
     /// Process of each watched thread.
     threads: HashMap<i32, i32>,
+    /// Those whose moves wake nobody.
+    deferred: HashSet<i32>,
     full: bool,
     /// Events that a source lost that is in use no more.
     dropped_before: u64,
@@ -240,6 +242,7 @@ impl LocationWatcher {
             why_not_bpf: None,
             topology: topology.clone(),
             threads: HashMap::new(),
+            deferred: HashSet::new(),
             full: false,
             dropped_before: 0,
         };
@@ -287,7 +290,7 @@ impl LocationWatcher {
     pub fn watch(&self, pid: i32, tid: i32) -> Result<(), LocationError> {
         let mut state = self.shared.lock();
         let outcome = match &state.source {
-            Some(Source::Bpf(bpf)) => bpf.watch(pid, tid),
+            Some(Source::Bpf(bpf)) => bpf.watch(pid, tid, state.deferred.contains(&tid)),
             Some(Source::Poll(poll)) => poll.watch(pid, tid),
             None => Err(LocationError::Ended),
         };
@@ -302,6 +305,20 @@ impl LocationWatcher {
             Err(_) => {}
         }
         outcome
+    }
+
+    /// From now on the moves of a watched thread to another node wake nobody who waits for [`KernelEvents::fd`]: they are taken with
+    /// what wakes it next, or when they are many. Or, without `waits`, they wake it again. All else that happens to the thread always
+    /// does. Polling finds all at the same interval.
+    pub fn defer(&self, tid: i32, waits: bool) {
+        let mut state = self.shared.lock();
+        if !state.threads.contains_key(&tid) {
+            return;
+        }
+        let changed = if waits { state.deferred.insert(tid) } else { state.deferred.remove(&tid) };
+        if let (true, Some(Source::Bpf(bpf))) = (changed, &state.source) {
+            bpf.defer(tid, waits);
+        }
     }
 
     /// Is this thread of the process watched?
@@ -389,6 +406,7 @@ impl LocationWatcher {
 
 impl State {
     fn forget(&mut self, tid: i32) {
+        self.deferred.remove(&tid);
         if self.threads.remove(&tid).is_some() {
             self.full = false;
         }

@@ -22,6 +22,8 @@
 #define MAX_WATCHED	65536
 #define MAX_CPUS	8192
 #define RING_BYTES	(256 * 1024)
+/* So many bytes of records that wait wake who takes them. */
+#define WAITING_BYTES	(RING_BYTES / 4)
 
 struct thread_info {
 	__u32 cpu;
@@ -32,7 +34,7 @@ struct task_struct {
 	int pid;
 } __attribute__((preserve_access_index));
 
-/* Thread ids that user space wants to hear of. The value is of no meaning. */
+/* Thread ids that user space wants to hear of, and how soon: VNUMA_VCPU_WAKES or _WAITS. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, MAX_WATCHED);
@@ -53,6 +55,16 @@ struct {
 	__uint(max_entries, RING_BYTES);
 } events SEC(".maps");
 
+/*
+ * Records that wake nobody have a ring of their own: a record that finds another one in
+ * front of it does not wake anybody, either. Nothing is published to the guest of such a
+ * thread, so that its moves need not be known at once.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, RING_BYTES);
+} waiting SEC(".maps");
+
 /* How many records there were, by VNUMA_VCPU_COUNT_*. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -69,6 +81,16 @@ static __always_inline void count(__u32 which)
 		(*counter)++;
 }
 
+static __always_inline void fill(struct vnuma_vcpu_event *event, __u32 tid, __u32 kind, __u32 cpu)
+{
+	count(VNUMA_VCPU_COUNT_REPORTED);
+	event->time_ns = bpf_ktime_get_ns();
+	event->tid = tid;
+	event->kind = kind;
+	event->cpu = cpu;
+	event->reserved = 0;
+}
+
 static __always_inline void report(__u32 tid, __u32 kind, __u32 cpu)
 {
 	struct vnuma_vcpu_event *event;
@@ -78,13 +100,23 @@ static __always_inline void report(__u32 tid, __u32 kind, __u32 cpu)
 		count(VNUMA_VCPU_COUNT_DROPPED);
 		return;
 	}
-	count(VNUMA_VCPU_COUNT_REPORTED);
-	event->time_ns = bpf_ktime_get_ns();
-	event->tid = tid;
-	event->kind = kind;
-	event->cpu = cpu;
-	event->reserved = 0;
+	fill(event, tid, kind, cpu);
 	bpf_ringbuf_submit(event, 0);
+}
+
+static __always_inline void report_later(__u32 tid, __u32 kind, __u32 cpu)
+{
+	struct vnuma_vcpu_event *event;
+	__u64 full;
+
+	event = bpf_ringbuf_reserve(&waiting, sizeof(*event), 0);
+	if (!event) {
+		count(VNUMA_VCPU_COUNT_DROPPED);
+		return;
+	}
+	fill(event, tid, kind, cpu);
+	full = bpf_ringbuf_query(&waiting, BPF_RB_AVAIL_DATA) >= WAITING_BYTES;
+	bpf_ringbuf_submit(event, full ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP);
 }
 
 static __always_inline __u32 node_plus_one(__u32 cpu)
@@ -98,15 +130,19 @@ SEC("tp_btf/sched_migrate_task")
 int BPF_PROG(vnuma_migrate, struct task_struct *task, int dest_cpu)
 {
 	__u32 tid = task->pid, from_node, to_node;
+	__u8 *how = bpf_map_lookup_elem(&watched, &tid);
 
-	if (!bpf_map_lookup_elem(&watched, &tid))
+	if (!how)
 		return 0;
 	from_node = node_plus_one(task->thread_info.cpu);
 	to_node = node_plus_one(dest_cpu);
 	/* Between two CPUs of unknown node anything may have happened: report it. */
 	if (from_node && from_node == to_node)
 		return 0;
-	report(tid, VNUMA_VCPU_MIGRATED, dest_cpu);
+	if (*how == VNUMA_VCPU_WAITS)
+		report_later(tid, VNUMA_VCPU_MIGRATED, dest_cpu);
+	else
+		report(tid, VNUMA_VCPU_MIGRATED, dest_cpu);
 	return 0;
 }
 
