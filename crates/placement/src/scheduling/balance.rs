@@ -18,6 +18,8 @@ pub struct Waiting {
     pub pressure: f64,
     /// How long it has been waiting, in any unit.
     pub waited: u64,
+    /// Its part of the queue's `workload`.
+    pub load: u32,
 }
 
 /// The run queue of a CPU.
@@ -120,8 +122,8 @@ impl RunQueues {
         let (vcpu, at) = found?;
         let queue = &mut self.queues[at];
         let position = queue.runnable.iter().position(|waiting| waiting.vcpu == vcpu)?;
-        let waited = queue.runnable.remove(position).waited;
-        queue.workload = queue.workload.saturating_sub(1);
+        let Waiting { waited, load, .. } = queue.runnable.remove(position);
+        queue.workload = queue.workload.saturating_sub(load);
         self.by_wait.remove(&(Reverse(waited), vcpu, at));
         let list = &mut self.load_lists[queue.node];
         list.retain(|&other| other != at);
@@ -147,7 +149,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn queue(cpu: CpuId, node: usize, workload: u32, runnable: &[(usize, f64)]) -> RunQueue {
-        let waiting = |&(vcpu, pressure)| Waiting { vcpu, pressure, waited: 0 };
+        let waiting = |&(vcpu, pressure)| Waiting { vcpu, pressure, waited: 0, load: 1 };
         RunQueue { cpu, node, workload, runnable: runnable.iter().map(waiting).collect() }
     }
 
@@ -208,11 +210,11 @@ mod tests {
         #[test]
         fn nobody_starves(pressures in proptest::collection::vec(1.0_f64..100.0, 1..20), limit in 1_u64..5) {
             let mut waiting: Vec<Waiting> = pressures.iter().enumerate()
-                .map(|(vcpu, &pressure)| Waiting { vcpu, pressure, waited: 0 }).collect();
+                .map(|(vcpu, &pressure)| Waiting { vcpu, pressure, waited: 0, load: 1 }).collect();
             let victim = waiting.iter().max_by(|a, b| a.pressure.total_cmp(&b.pressure)).unwrap().vcpu;
             for round in 0.. {
                 prop_assert!(round <= limit + pressures.len() as u64, "{} still waits", victim);
-                waiting.push(Waiting { vcpu: 1000 + round as usize, pressure: 0.0, waited: 0 });
+                waiting.push(Waiting { vcpu: 1000 + round as usize, pressure: 0.0, waited: 0, load: 1 });
                 let queue = RunQueue { cpu: 0, node: 0, workload: 1, runnable: waiting.clone() };
                 let stolen = RunQueues::new(1, vec![queue]).steal_fairly(0, &[], limit, |_| true).unwrap();
                 if stolen == victim {

@@ -455,11 +455,12 @@ fn run_queues(
             queues.push(RunQueue { cpu, node, workload: 0, runnable: Vec::new() });
         }
         let queue = &mut queues[by_cpu[cpu as usize]];
-        queue.workload = queue.workload.saturating_add(load(vcpu));
+        let load = load(vcpu);
+        queue.workload = queue.workload.saturating_add(load);
         let waits = vcpu.wait_share(input.period_ns) >= WAITS && analysis[at].standing == Standing::Free;
         if let Some(waited) = waits.then(|| wait(at)).flatten() {
             let pressure = analysis[at].pressure.unwrap_or(0.0);
-            queue.runnable.push(Waiting { vcpu: at, pressure, waited });
+            queue.runnable.push(Waiting { vcpu: at, pressure, waited, load });
         }
     }
     RunQueues::new(input.machine.nodes.len(), queues)

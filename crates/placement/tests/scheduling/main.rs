@@ -228,6 +228,26 @@ fn vprobe_steals_where_most_time_is_due() {
     assert_eq!(stolen([100, 500]).map(|vcpu| vcpu < 3), Some(false));
 }
 
+/// Two CPUs are idle. Three vCPUs wait for a CPU, of which 0.3 CPUs are due to each, and two for another one, with 0.4 each: when
+/// one of the three is gone, more is due where the two wait.
+#[test]
+fn vprobe_counts_what_it_has_stolen() {
+    let mut world = World::plain(2, 1, 2, Policy::Vprobe);
+    for (vcpu, cpu) in [(0, 0), (1, 0), (2, 0), (3, 1), (4, 1)] {
+        let at = world.add(1, vcpu, cpu, thrashing(&[1_000_000, 0]));
+        let vcpu = &mut world.vcpus[at];
+        (vcpu.ran_ns, vcpu.waited_ns) = (PERIOD_NS / 3, PERIOD_NS * 2 / 3);
+        vcpu.entitled_ns = PERIOD_NS / 1000 * [300, 400][cpu as usize];
+        vcpu.assigned = Some(Place::Cache(0));
+    }
+    (2..4).for_each(|cpu| world.cpus[cpu].idle_ns = PERIOD_NS);
+    let decision = world.period();
+    let stolen = decision.steps.iter().filter(|step| step.why.cause == Cause::Stolen);
+    let stolen: Vec<bool> = stolen.map(|step| step.key.vcpu < 3).collect();
+    assert_eq!(stolen.len(), 2);
+    assert!(stolen.contains(&true) && stolen.contains(&false), "{stolen:?}");
+}
+
 #[test]
 fn who_has_no_quota_is_not_taken_to_an_idle_cpu() {
     for policy in [Policy::Credit, Policy::VcpuP, Policy::Lb, Policy::VprobePaper, Policy::Vprobe] {
