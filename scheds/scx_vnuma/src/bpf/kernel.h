@@ -68,6 +68,7 @@ struct task_struct {
 	unsigned int flags;
 	int nr_cpus_allowed;
 	const struct cpumask *cpus_ptr;
+	unsigned short migration_disabled;
 	struct sched_ext_entity scx;
 } __attribute__((preserve_access_index));
 

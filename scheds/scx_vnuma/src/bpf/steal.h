@@ -35,6 +35,17 @@ static bool within_place(struct thread *t, __s32 cpu, struct vnuma_sched_header 
 }
 
 /*
+ * May a CPU take a thread? The kernel ends a scheduler that gives one to a CPU where it may
+ * not run (task_can_run_on_remote_rq() in kernel/sched/ext.c).
+ */
+static bool may_take(struct task_struct *p, __s32 cpu)
+{
+	if (!bpf_cpumask_test_cpu(cpu, p->cpus_ptr))
+		return false;
+	return !p->migration_disabled || scx_bpf_task_cpu(p) == cpu;
+}
+
+/*
  * The thread of a queue that a CPU may run and is to steal; 0 if there is none. Lower ranks
  * come first: those that have waited too long, the longest one first, then by pressure or as
  * they are queued.
@@ -48,7 +59,7 @@ static __u32 choose(__s32 victim, __s32 cpu, struct vnuma_sched_header *h, __u64
 
 	*rank = ~0ULL;
 	bpf_for_each(scx_dsq, p, victim, 0) {
-		if (!bpf_cpumask_test_cpu(cpu, p->cpus_ptr))
+		if (!may_take(p, cpu))
 			continue;
 		t = bpf_task_storage_get(&threads, p, NULL, 0);
 		if (!t)
@@ -80,7 +91,9 @@ static bool steal_from(__s32 victim, __s32 cpu, struct vnuma_sched_header *h, __
 	bpf_for_each(scx_dsq, p, victim, 0) {
 		if (p->pid != tid)
 			continue;
-		moved = scx_bpf_dsq_move(&___it, p, SCX_DSQ_LOCAL, 0);
+		/* Its CPUs may be others since it was chosen. */
+		if (may_take(p, cpu))
+			moved = scx_bpf_dsq_move(&___it, p, SCX_DSQ_LOCAL, 0);
 		break;
 	}
 	if (moved && !(rank >> 63))
