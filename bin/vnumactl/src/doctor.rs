@@ -139,7 +139,7 @@ fn counters(daemon: &Daemon) -> Check {
         "none" | "" => Check::lower(
             Level::Reduced,
             "counters",
-            "page-location",
+            "none",
             format!(
                 "nothing can be counted, so that policies take the place of a VM's pages for that of its accesses: {passed_over}"
             ),
@@ -535,7 +535,7 @@ mod tests {
         assert_eq!(found, ("generic".into(), Level::Reduced));
         assert!(shown.contains("per-node: no such events"), "{shown}");
         let (found, shown) = check(counters("none", &["generic: not permitted"]));
-        assert_eq!(found, ("page-location".into(), Level::Reduced));
+        assert_eq!(found, ("none".into(), Level::Reduced));
         assert!(shown.contains("nothing can be counted") && shown.contains("not permitted"), "{shown}");
         let why_failed = Some("too many open files".to_owned());
         let (found, shown) =

@@ -221,7 +221,7 @@ fn unsettled_checks(state: &State, checks: &Value) -> Vec<String> {
         (["", "nodes", &nodes, "best"], ""),
         (["", "locations", "bpf", "best"], ""),
         (["", "affinity", "event", "best"], ""),
-        (["", "counters", "page-location", "reduced"], "nothing can be counted"),
+        (["", "counters", "none", "reduced"], "nothing can be counted"),
         (["", "places", places, level], why),
     ];
     if state.vms.iter().any(|guest| guest.policy != "off") {
@@ -266,13 +266,7 @@ mod tests {
             check(Value::Null, "nodes", "2", "best", Value::Null),
             check(Value::Null, "locations", "bpf", "best", Value::Null),
             check(Value::Null, "affinity", "event", "best", Value::Null),
-            check(
-                Value::Null,
-                "counters",
-                "page-location",
-                "reduced",
-                json!("nothing can be counted, so that"),
-            ),
+            check(Value::Null, "counters", "none", "reduced", json!("nothing can be counted, so that")),
             places,
         ];
         all.extend(
