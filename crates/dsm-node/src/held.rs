@@ -95,6 +95,18 @@ mod tests {
         assert!(order == [1, 2] && held.is_empty());
     }
 
+    /// The node fails then, which it could not if the frame waited on.
+    #[test]
+    fn a_frame_waits_as_long_as_device_code_may_keep_a_page() {
+        let mut held = Held::default();
+        let since = |age| Instant::now().checked_sub(age).expect("the machine runs longer than that");
+        held.frames.push((since(PINNED), about(1, 5)));
+        held.frames.push((since(PINNED / 2), about(2, 6)));
+        let ready = held.ready(|_| true);
+        assert_eq!(ready.iter().map(|incoming| incoming.from.0).collect::<Vec<_>>(), [1]);
+        assert_eq!(held.frames.len(), 1);
+    }
+
     #[test]
     fn a_peer_cannot_make_a_node_keep_any_number_of_frames() {
         let mut held = Held::default();

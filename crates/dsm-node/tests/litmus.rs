@@ -254,8 +254,9 @@ const PAGES: u64 = 64;
 const PAGE: [u64; 3] = [0, 16, 32];
 /// Runs of a block, each on words of its own.
 const BLOCK: usize = 128;
-/// One of so many runs is to be a race at least, also on a busy machine, where one in eight was once; on a quiet one nine in ten are.
-const RACES: usize = 20;
+/// One of so many runs is to be a race at least, of a short test. Nine in ten are on a quiet machine, and one in eight was in a long run
+/// that got hardly any CPU.
+const RACES: usize = 4;
 
 /// What a run leaves.
 #[derive(Default)]
@@ -424,7 +425,8 @@ fn what_x86_forbids_is_not_seen() {
         none_is_seen(Transport::Tcp, options, blocks.div_ceil(10)).into_iter().for_each(|seen| all.add(seen));
     }
     eprintln!("{} runs, {} of them raced, {} forbidden", all.runs, all.raced, all.forbidden);
-    assert!(all.raced * RACES >= all.runs, "{} of {} runs raced", all.raced, all.runs);
+    let enough = soak_rounds().is_some() || all.raced * RACES >= all.runs;
+    assert!(enough, "{} of {} runs raced", all.raced, all.runs);
 }
 
 /// The shapes are good for something: they find a node that acknowledges an invalidation before it drops the copy, and one that

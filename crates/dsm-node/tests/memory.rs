@@ -259,25 +259,28 @@ fn a_peer_that_breaks_the_protocol_is_named_with_the_field() {
 /// Frames about a pinned page wait, but not any number of them.
 #[test]
 fn a_peer_that_floods_a_pinned_page_is_given_up() {
-    against_a_hand_made_peer(|node, lanes| {
-        Words::of(node).at(0, 0).store(1, SeqCst);
-        let pin = node.region().pin(0, vnuma_dsm_pager::Access::Write).expect("pinned");
-        let lane = lanes[0].get_mut(&0).expect("a lane");
-        let (begin, protested) =
-            (Instant::now(), |happening: &Happening| matches!(happening, Happening::Protested { .. }));
+    let Some(mut parts) = connected(2, PAGES, Transport::Shm, patient()) else { return };
+    let (_theirs, mut lanes) = parts.pop().expect("two");
+    let (region, ours) = parts.pop().expect("two");
+    let node = Node::start(&Config::new(0, 2, PAGES), region, ours, |_| {}).expect("starts");
+    Words::of(&node).at(0, 0).store(1, SeqCst);
+    let pin = node.region().pin(0, vnuma_dsm_pager::Access::Write).expect("pinned");
+    let lane = lanes[0].get_mut(&0).expect("a lane");
+    let protested = |happening: &Happening| matches!(happening, Happening::Protested { .. });
+    let begin = Instant::now();
+    while !node.happenings().iter().any(protested) {
+        assert!(begin.elapsed() < HANG, "any number of frames waits");
         // The last ones find a lane that has ended.
-        while !node.happenings().iter().any(protested) {
-            assert!(begin.elapsed() < HANG, "any number of frames waits");
-            for _ in 0..1 << 10 {
-                let _ = lane.send(&Body::Protocol(Message::Refuse { page: 0 }, Contents::None), 0);
-            }
-            let _ = lane.flush();
+        for _ in 0..1 << 10 {
+            let _ = lane.send(&Body::Protocol(Message::Refuse { page: 0 }, Contents::None), 0);
         }
-        let field = "more frames than can wait for a pinned page".to_owned();
-        assert_eq!(told(node, protested), Happening::Protested { peer: 1, field });
-        drop(pin);
-        told(node, |happening| matches!(happening, Happening::Stopped { .. }));
-    });
+        let _ = lane.flush();
+    }
+    let field = "more frames than can wait for a pinned page".to_owned();
+    assert_eq!(told(&node, protested), Happening::Protested { peer: 1, field });
+    drop(pin);
+    told(&node, |happening| matches!(happening, Happening::Stopped { .. }));
+    node.stop();
 }
 
 #[test]
