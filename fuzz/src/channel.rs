@@ -7,7 +7,7 @@ use std::{
     sync::{Mutex, OnceLock, PoisonError},
 };
 use vnuma_abi_topology_channel::{
-    GUEST_OFFSET, GUEST_SIZE, MAX_NODES, MAX_SUPPORTED, MAX_VCPUS, REGION_SIZE, Vcpu,
+    Device, GUEST_OFFSET, GUEST_SIZE, MAX_DEVICES, MAX_NODES, MAX_SUPPORTED, MAX_VCPUS, REGION_SIZE, Vcpu,
 };
 use vnuma_channel::{
     Channel, Content, ContentError, Generations, Step,
@@ -37,13 +37,16 @@ fn sample(seed: u32) -> Content {
     let distance = |from, to| if from == to { 10 } else { 11 + (seed % 200) as u8 };
     let rows = (0..3).map(|from| (0..3).map(|to| distance(from, to)).collect()).collect();
     let vcpu = |id: u32| Vcpu { apic_id: id * 1000 + seed % 1000, node: (id + seed) % 3 };
+    let device = |bus: u8| Device { bus, devfn: seed as u8, node: (u32::from(bus) + seed) % 3, segment: 0 };
     Content::new(DistanceMatrix::new(rows).expect("square"), (0..5).map(vcpu).collect())
+        .and_then(|content| content.with_devices((0..3).map(device).collect()))
         .expect("within limits")
 }
 
 fn topology(generation: u64, content: &Content) -> Topology {
     let (distances, vcpus) = (content.distances().rows().to_vec(), content.vcpus().to_vec());
-    Topology { generation, distances, vcpus, others: Vec::new() }
+    let devices = content.devices().to_vec();
+    Topology { generation, distances, vcpus, devices, others: Vec::new() }
 }
 
 /// Patches of eleven bytes, a word each: when, the word, its value. Somebody writes them into a region with two
@@ -76,6 +79,8 @@ pub fn reader(input: &[u8]) {
             assert!((1..=MAX_NODES).contains(&nodes) && (1..=MAX_VCPUS).contains(&found.vcpus.len()));
             assert!(found.generation != 0);
             assert!(found.vcpus.iter().all(|vcpu| (vcpu.node as usize) < nodes));
+            assert!(found.devices.len() <= MAX_DEVICES);
+            assert!(found.devices.iter().all(|device| (device.node as usize) < nodes));
             let rows = &found.distances;
             assert!(rows.iter().all(|row| row.len() == nodes && row.iter().all(|&distance| distance >= 10)));
         }
@@ -103,7 +108,13 @@ pub fn content(input: &[u8]) {
     let vcpus: Vec<Vcpu> = rest.chunks_exact(6).map(vcpu).collect();
     let names: BTreeSet<u32> = vcpus.iter().map(|vcpu| vcpu.apic_id).collect();
     let on = |node: usize| vcpus.iter().any(|vcpu| vcpu.node as usize == node);
-    match Content::new(distances, vcpus.clone()) {
+    // The same bytes as devices, four for the address and two for the node.
+    let device = |vcpu: &Vcpu| {
+        let [low, high, bus, devfn] = vcpu.apic_id.to_le_bytes();
+        Device { segment: u16::from_le_bytes([low, high]), bus, devfn, node: vcpu.node }
+    };
+    let devices: Vec<Device> = vcpus.iter().take(MAX_DEVICES).map(device).collect();
+    match Content::new(distances, vcpus.clone()).and_then(|content| content.with_devices(devices)) {
         Ok(content) => {
             assert!(names.iter().copied().eq(content.vcpus().iter().map(|vcpu| vcpu.apic_id)));
             let (mut words, generation) = (region(), Generations::new(1).take());
@@ -114,6 +125,7 @@ pub fn content(input: &[u8]) {
         Err(ContentError::Vcpus(count)) => assert!(count == vcpus.len() && !(1..=MAX_VCPUS).contains(&count)),
         Err(ContentError::Node { node, .. }) => assert!(on(node as usize) && node as usize >= nodes),
         Err(ContentError::Twice(_)) => assert!(names.len() < vcpus.len()),
+        Err(error) => panic!("the vCPUs were right: {error}"),
     }
 }
 

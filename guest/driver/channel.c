@@ -216,6 +216,42 @@ static int copy_vcpus(const struct section *section,
 	return 0;
 }
 
+static int copy_devices(const struct section *section,
+			struct vnuma_topology *topology,
+			struct vnuma_reason *why)
+{
+	struct vnuma_tc_devices devices;
+	u32 nr, size, i;
+
+	copy_struct(section, &devices, sizeof(devices));
+	nr = devices.nr_devices;
+	size = devices.device_size;
+	if (topology->has_devices)
+		return vnuma_fail(why, -EBADMSG,
+				  "section devices occurs twice");
+	if (nr > VNUMA_TC_MAX_DEVICES)
+		return vnuma_fail(why, -EBADMSG,
+				  "nr_devices is %u, more than %u", nr,
+				  VNUMA_TC_MAX_DEVICES);
+	if (size < sizeof(topology->device[0]) || size % 8)
+		return vnuma_fail(why, -EBADMSG,
+				  "device_size is %u, less than %zu or not a multiple of 8",
+				  size, sizeof(topology->device[0]));
+	if (devices.device_offset % 8 ||
+	    !is_inside(section, devices.device_offset, (u64)nr * size))
+		return vnuma_fail(why, -EBADMSG,
+				  "device_offset is %u, with %u of %u bytes outside of %u or not aligned",
+				  devices.device_offset, nr, size,
+				  section->head.length);
+	for (i = 0; i < nr; i++)
+		copy_in(section->channel, &topology->device[i],
+			section->at + devices.device_offset + (size_t)i * size,
+			sizeof(topology->device[i]));
+	topology->nr_devices = nr;
+	topology->has_devices = true;
+	return 0;
+}
+
 /* The sections that this driver understands. */
 static const struct {
 	struct vnuma_tc_supported_section section;
@@ -224,6 +260,7 @@ static const struct {
 } readers[] = {
 	{ { VNUMA_TC_SECTION_NODES, VNUMA_TC_NODES_VERSION }, copy_nodes },
 	{ { VNUMA_TC_SECTION_VCPUS, VNUMA_TC_VCPUS_VERSION }, copy_vcpus },
+	{ { VNUMA_TC_SECTION_DEVICES, VNUMA_TC_DEVICES_VERSION }, copy_devices },
 };
 
 static int copy_section(const struct section *section,
@@ -297,6 +334,8 @@ static int copy_slot(const struct vnuma_channel *channel,
 
 	topology->nr_nodes = 0;
 	topology->nr_vcpus = 0;
+	topology->nr_devices = 0;
+	topology->has_devices = false;
 	copy_in(channel, &slot, at, sizeof(slot));
 	if (slot.length < sizeof(slot) || slot.length > header->slot_size)
 		err = vnuma_fail(why, -EBADMSG,
@@ -367,6 +406,40 @@ static int check_vcpus(struct vnuma_topology *topology,
 	return 0;
 }
 
+static int compare_devices(const void *a, const void *b)
+{
+	u32 left = vnuma_device_address(a), right = vnuma_device_address(b);
+
+	return left < right ? -1 : left > right;
+}
+
+static int check_devices(struct vnuma_topology *topology,
+			 struct vnuma_reason *why)
+{
+	struct vnuma_tc_device *device = topology->device;
+	u32 i;
+
+	for (i = 0; i < topology->nr_devices; i++)
+		if (device[i].node >= topology->nr_nodes)
+			return vnuma_fail(why, -EBADMSG,
+					  "device[%u] (%04x:%02x:%02x.%u) is on node %u of %u",
+					  i, device[i].segment, device[i].bus,
+					  device[i].devfn >> 3,
+					  device[i].devfn & 7, device[i].node,
+					  topology->nr_nodes);
+
+	sort(device, topology->nr_devices, sizeof(*device), compare_devices,
+	     NULL);
+	for (i = 1; i < topology->nr_devices; i++)
+		if (!compare_devices(&device[i - 1], &device[i]))
+			return vnuma_fail(why, -EBADMSG,
+					  "device %04x:%02x:%02x.%u is named twice",
+					  device[i].segment, device[i].bus,
+					  device[i].devfn >> 3,
+					  device[i].devfn & 7);
+	return 0;
+}
+
 /*
  * Two guest nodes can have one home, so 10 is valid between different nodes. The
  * kernel has narrower needs, see obstacle() of distances.c.
@@ -417,6 +490,8 @@ int vnuma_channel_read(struct vnuma_channel *channel,
 	err = copy_published(channel, &header, topology, why);
 	if (!err)
 		err = check_vcpus(topology, why);
+	if (!err)
+		err = check_devices(topology, why);
 	if (!err)
 		err = check_distances(topology, why);
 	return err;
@@ -499,4 +574,18 @@ void vnuma_channel_refuse(const struct vnuma_channel *channel, u64 generation,
 		    (s64)error);
 	store_guest(channel, offsetof(struct vnuma_tc_guest, refused),
 		    generation);
+}
+
+/**
+ * vnuma_channel_count_devices - say that PCI devices came or went
+ * @channel: the shared memory
+ * @changes: how many did so far
+ */
+void vnuma_channel_count_devices(const struct vnuma_channel *channel,
+				 u64 changes)
+{
+	if (channel->guest_offset)
+		store_guest(channel,
+			    offsetof(struct vnuma_tc_guest, device_changes),
+			    changes);
 }

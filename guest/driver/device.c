@@ -226,6 +226,13 @@ static ssize_t cpus_unapplied_show(struct device *dev,
 }
 static DEVICE_ATTR_RO(cpus_unapplied);
 
+static ssize_t devices_show(struct device *dev, struct device_attribute *attr,
+			    char *buf)
+{
+	return sysfs_emit(buf, "%u\n", vnuma_pci_nodes_count());
+}
+static DEVICE_ATTR_RO(devices);
+
 static struct attribute *vnuma_attrs[] = {
 	&dev_attr_mode.attr,
 	&dev_attr_missing_symbols.attr,
@@ -233,6 +240,7 @@ static struct attribute *vnuma_attrs[] = {
 	&dev_attr_updates.attr,
 	&dev_attr_refused.attr,
 	&dev_attr_cpus_unapplied.attr,
+	&dev_attr_devices.attr,
 	NULL,
 };
 ATTRIBUTE_GROUPS(vnuma);

@@ -13,6 +13,7 @@
  * wins, those in between were never current. In safe mode a work does what the thread
  * does otherwise, as nobody may wait for it (apply_safe.c).
  */
+#include <linux/atomic.h>
 #include <linux/cpu.h>
 #include <linux/interrupt.h>
 #include <linux/io.h>
@@ -62,6 +63,8 @@ static u64 partial_generation;
 static u32 partial_cpus;
 /* What is read into; becomes current when it is accepted. One update at a time uses it. */
 static struct vnuma_topology *next;
+/* PCI devices that came or went since the module was loaded. */
+static atomic64_t device_changes;
 /* Safe mode only. */
 static struct workqueue_struct *safe_queue;
 
@@ -180,6 +183,7 @@ static void accept_in_part(struct vnuma *vnuma, struct vnuma_report *report)
 
 static void accept(struct vnuma *vnuma, struct vnuma_report *report)
 {
+	vnuma_pci_nodes_apply(report->topology);
 	if (!applied_generation && !partial_generation)
 		dev_info(&vnuma->pdev->dev,
 			 "following the host's topology, generation %016llx\n",
@@ -242,6 +246,27 @@ static void start_update(void)
 		update();
 }
 
+/* The host does not see when a device appears in the guest, or where. */
+static void report_devices(struct work_struct *work)
+{
+	mutex_lock(&update_mutex);
+	if (bound) {
+		vnuma_channel_count_devices(&bound->channel,
+					    atomic64_read(&device_changes));
+		ring(bound);
+	}
+	mutex_unlock(&update_mutex);
+}
+
+static DECLARE_WORK(devices_work, report_devices);
+
+/* Several that come together are reported together. */
+static void devices_changed(void)
+{
+	atomic64_inc(&device_changes);
+	schedule_work(&devices_work);
+}
+
 static irqreturn_t on_interrupt(int irq, void *data)
 {
 	struct vnuma *vnuma = data;
@@ -299,6 +324,8 @@ static void release(void *data)
 	struct vnuma *vnuma = data;
 
 	mutex_lock(&update_mutex);
+	/* Nobody says any more where they are. */
+	vnuma_pci_nodes_restore();
 	vnuma_channel_leave(&vnuma->channel);
 	ring(vnuma);
 	bound = NULL;
@@ -414,10 +441,16 @@ static int __init start(void)
 	err = vnuma_hotplug_init();
 	if (err)
 		goto device;
+	err = vnuma_pci_nodes_init(devices_changed);
+	if (err)
+		goto hotplug;
 	err = pci_register_driver(&vnuma_driver);
 	if (!err)
 		return 0;
 
+	vnuma_pci_nodes_exit();
+	cancel_work_sync(&devices_work);
+hotplug:
 	vnuma_hotplug_exit();
 device:
 	vnuma_device_exit();
@@ -465,6 +498,8 @@ static void __exit vnuma_exit(void)
 	struct vnuma_topology *last;
 
 	pci_unregister_driver(&vnuma_driver);
+	vnuma_pci_nodes_exit();
+	cancel_work_sync(&devices_work);
 	/* Nothing is bound any more, so no update comes after this. */
 	flush_workqueue(safe_queue);
 	vnuma_debug_files_finish();

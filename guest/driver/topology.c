@@ -104,6 +104,17 @@ static int check_online_cpu(const struct vnuma_topology *topology, int cpu,
 	return 0;
 }
 
+static int check_device(const struct vnuma_tc_device *device,
+			struct vnuma_reason *why)
+{
+	if (device->node < nr_node_ids && node_online(device->node))
+		return 0;
+	return vnuma_fail(why, -ENXIO,
+			  "device %04x:%02x:%02x.%u is published on node %u, which is not online in this guest",
+			  device->segment, device->bus, device->devfn >> 3,
+			  device->devfn & 7, device->node);
+}
+
 /**
  * vnuma_topology_check - can this guest apply a publication?
  * @topology: checked by itself already
@@ -116,7 +127,13 @@ int vnuma_topology_check(const struct vnuma_topology *topology,
 			 struct vnuma_reason *why)
 {
 	int cpu, err;
+	u32 i;
 
+	for (i = 0; i < topology->nr_devices; i++) {
+		err = check_device(&topology->device[i], why);
+		if (err)
+			return err;
+	}
 	for_each_possible_cpu(cpu) {
 		int node = vnuma_topology_node(topology, cpu);
 

@@ -7,6 +7,7 @@
  *	main.c		PCI device, interrupt, the update from reading to acknowledging
  *	hotplug.c	CPUs that come online later
  *	device.c	/dev/vnuma, uevents, attributes
+ *	pci_nodes.c	nodes of PCI devices
  *	apply_fast.c	kernel maps changed in place
  *	apply_safe.c	kernel maps changed by CPU hotplug
  *	debug_files.c	the kernel's files of scheduler domains, later
@@ -52,15 +53,27 @@ struct vnuma_reason {
  * @nr_nodes: 1 to VNUMA_TC_MAX_NODES
  * @nr_vcpus: 1 to VNUMA_TC_MAX_VCPUS
  * @distance: rows and columns below @nr_nodes are valid SLIT values
+ * @nr_devices: up to VNUMA_TC_MAX_DEVICES
+ * @has_devices: there was a section of devices
  * @vcpu: sorted by APIC id, which are unique; every node is below @nr_nodes
+ * @device: sorted by address, which are unique; every node is below @nr_nodes
  */
 struct vnuma_topology {
 	u64 generation;
 	u32 nr_nodes;
 	u32 nr_vcpus;
+	u32 nr_devices;
+	bool has_devices;
 	u8 distance[VNUMA_TC_MAX_NODES][VNUMA_TC_MAX_NODES];
 	struct vnuma_tc_vcpu vcpu[VNUMA_TC_MAX_VCPUS];
+	struct vnuma_tc_device device[VNUMA_TC_MAX_DEVICES];
 };
+
+/* A PCI function's address as one number, which they are sorted by. */
+static inline u32 vnuma_device_address(const struct vnuma_tc_device *device)
+{
+	return (u32)device->segment << 16 | device->bus << 8 | device->devfn;
+}
 
 /**
  * struct vnuma_channel - the shared memory
@@ -110,6 +123,8 @@ void vnuma_channel_acknowledge(const struct vnuma_channel *channel,
 			       u64 generation);
 void vnuma_channel_refuse(const struct vnuma_channel *channel, u64 generation,
 			  int error);
+void vnuma_channel_count_devices(const struct vnuma_channel *channel,
+				 u64 changes);
 
 /* topology.c */
 int vnuma_topology_node(const struct vnuma_topology *topology, int cpu);
@@ -253,6 +268,13 @@ void vnuma_rseq_mark(const struct cpumask *moved,
 void vnuma_rseq_finish(const struct cpumask *moved,
 		       struct vnuma_rseq_running *running);
 void vnuma_rseq_came_online(int cpu);
+
+/* pci_nodes.c */
+int vnuma_pci_nodes_init(void (*changed)(void));
+void vnuma_pci_nodes_exit(void);
+void vnuma_pci_nodes_apply(const struct vnuma_topology *topology);
+void vnuma_pci_nodes_restore(void);
+u32 vnuma_pci_nodes_count(void);
 
 /* device.c */
 

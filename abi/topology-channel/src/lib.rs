@@ -15,6 +15,8 @@ pub const LAYOUT: u16 = 2;
 pub const MAX_NODES: usize = 64;
 /// vCPUs that one publication can hold.
 pub const MAX_VCPUS: usize = 4096;
+/// PCI functions that one publication can hold.
+pub const MAX_DEVICES: usize = 256;
 /// Sections of one publication.
 pub const MAX_SECTIONS: usize = 64;
 /// Entries of a list of supported sections.
@@ -47,10 +49,14 @@ pub const MODE_SAFE: u32 = 2;
 pub const SECTION_NODES: u16 = 1;
 /// [`Section::kind`] of [`Vcpus`].
 pub const SECTION_VCPUS: u16 = 2;
+/// [`Section::kind`] of [`Devices`].
+pub const SECTION_DEVICES: u16 = 3;
 /// Version of [`Nodes`].
 pub const NODES_VERSION: u16 = 1;
 /// Version of [`Vcpus`].
 pub const VCPUS_VERSION: u16 = 1;
+/// Version of [`Devices`].
+pub const DEVICES_VERSION: u16 = 1;
 /// [`Section::flags`]: a reader that must skip the section refuses the publication.
 pub const SECTION_REQUIRED: u16 = 1;
 
@@ -140,8 +146,10 @@ pub struct Guest {
     pub reserved1: u32,
     /// Sections that the driver understands.
     pub supported: [SupportedSection; MAX_SUPPORTED],
+    /// PCI devices that came or went in the guest so far: a hint to look.
+    pub device_changes: u64,
     /// Zero.
-    pub reserved2: [u64; 5],
+    pub reserved2: [u64; 4],
     /// Last generation that all maps agree with.
     pub acknowledged: u64,
     /// Last generation refused or applied in part only.
@@ -216,6 +224,36 @@ pub struct Vcpus {
 pub struct Vcpu {
     /// x2APIC id, the guest's name for the vCPU.
     pub apic_id: u32,
+    /// Guest node, below [`Nodes::nr_nodes`].
+    pub node: u32,
+}
+
+/// `struct vnuma_tc_devices`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Devices {
+    /// Of kind [`SECTION_DEVICES`].
+    pub section: Section,
+    /// 0 to [`MAX_DEVICES`].
+    pub nr_devices: u32,
+    /// Where in the section the first [`Device`] lies.
+    pub device_offset: u32,
+    /// Bytes from one to the next, a multiple of 8.
+    pub device_size: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// `struct vnuma_tc_device`: a PCI function by the address that the guest uses.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Device {
+    /// PCI domain.
+    pub segment: u16,
+    /// Bus.
+    pub bus: u8,
+    /// `device << 3 | function`.
+    pub devfn: u8,
     /// Guest node, below [`Nodes::nr_nodes`].
     pub node: u32,
 }

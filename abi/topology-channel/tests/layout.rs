@@ -5,7 +5,7 @@ mod layout_check;
 
 use std::{mem::offset_of, path::Path};
 use vnuma_abi_topology_channel::{
-    self as tc, Guest, Header, Nodes, Section, Slot, SupportedSection, Vcpu, Vcpus, ivshmem,
+    self as tc, Device, Devices, Guest, Header, Nodes, Section, Slot, SupportedSection, Vcpu, Vcpus, ivshmem,
 };
 
 const HEADER: &str = "topology_channel.h";
@@ -21,6 +21,7 @@ fn constants() -> Vec<(String, u64)> {
         ("VNUMA_TC_LAYOUT", tc::LAYOUT.into()),
         ("VNUMA_TC_MAX_NODES", tc::MAX_NODES as u64),
         ("VNUMA_TC_MAX_VCPUS", tc::MAX_VCPUS as u64),
+        ("VNUMA_TC_MAX_DEVICES", tc::MAX_DEVICES as u64),
         ("VNUMA_TC_MAX_SECTIONS", tc::MAX_SECTIONS as u64),
         ("VNUMA_TC_MAX_SUPPORTED", tc::MAX_SUPPORTED as u64),
         ("VNUMA_TC_READ_RETRIES", tc::READ_RETRIES as u64),
@@ -38,8 +39,10 @@ fn constants() -> Vec<(String, u64)> {
         ("VNUMA_TC_MODE_SAFE", tc::MODE_SAFE.into()),
         ("VNUMA_TC_SECTION_NODES", tc::SECTION_NODES.into()),
         ("VNUMA_TC_SECTION_VCPUS", tc::SECTION_VCPUS.into()),
+        ("VNUMA_TC_SECTION_DEVICES", tc::SECTION_DEVICES.into()),
         ("VNUMA_TC_NODES_VERSION", tc::NODES_VERSION.into()),
         ("VNUMA_TC_VCPUS_VERSION", tc::VCPUS_VERSION.into()),
+        ("VNUMA_TC_DEVICES_VERSION", tc::DEVICES_VERSION.into()),
         ("VNUMA_TC_SECTION_REQUIRED", tc::SECTION_REQUIRED.into()),
         ("VNUMA_IVSHMEM_PCI_VENDOR", ivshmem::PCI_VENDOR.into()),
         ("VNUMA_IVSHMEM_PCI_DEVICE", ivshmem::PCI_DEVICE.into()),
@@ -69,8 +72,8 @@ fn structs_agree() {
         guest_size, host_version, reserved0, supported, reserved1, published, reserved2,
     }));
     expected.extend(layout!(Guest, "vnuma_tc_guest", {
-        magic, nr_supported, reserved0, mode, driver_version, reserved1, supported, reserved2, acknowledged,
-        refused, refused_error, reserved3,
+        magic, nr_supported, reserved0, mode, driver_version, reserved1, supported, device_changes, reserved2,
+        acknowledged, refused, refused_error, reserved3,
     }));
     expected.extend(layout!(Slot, "vnuma_tc_slot", { generation, length, nr_sections }));
     expected.extend(layout!(Section, "vnuma_tc_section", {
@@ -81,6 +84,10 @@ fn structs_agree() {
         section, nr_vcpus, vcpu_offset, vcpu_size, reserved,
     }));
     expected.extend(layout!(Vcpu, "vnuma_tc_vcpu", { apic_id, node }));
+    expected.extend(layout!(Devices, "vnuma_tc_devices", {
+        section, nr_devices, device_offset, device_size, reserved,
+    }));
+    expected.extend(layout!(Device, "vnuma_tc_device", { segment, bus, devfn, node }));
     layout_check::compare(&include(), HEADER, &expected);
 }
 
@@ -96,7 +103,9 @@ fn the_region_holds_everything_and_is_a_bar() {
         + size_of::<Nodes>()
         + tc::MAX_NODES * tc::MAX_NODES
         + size_of::<Vcpus>()
-        + tc::MAX_VCPUS * size_of::<Vcpu>();
+        + tc::MAX_VCPUS * size_of::<Vcpu>()
+        + size_of::<Devices>()
+        + tc::MAX_DEVICES * size_of::<Device>();
     assert!(largest <= tc::SLOT_SIZE / 4, "room for later sections");
     assert_eq!(offset_of!(Header, published) % 64, 0, "`published` begins a cache line");
     assert_eq!(offset_of!(Guest, acknowledged) % 64, 0, "`acknowledged` begins a cache line");

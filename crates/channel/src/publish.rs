@@ -3,18 +3,19 @@
 use crate::Content;
 use std::mem::offset_of;
 use vnuma_abi_topology_channel::{
-    DISTANCE_UNREACHABLE, GUEST_OFFSET, GUEST_SIZE, Header, LAYOUT, MAGIC, MAX_SECTIONS, MAX_SUPPORTED,
-    NODES_VERSION, Nodes, REGION_SIZE, SECTION_NODES, SECTION_VCPUS, SLOT_OFFSET, SLOT_SIZE, Section, Slot,
-    SupportedSection, VCPUS_VERSION, Vcpu, Vcpus,
+    DEVICES_VERSION, DISTANCE_UNREACHABLE, Device, Devices, GUEST_OFFSET, GUEST_SIZE, Header, LAYOUT, MAGIC,
+    MAX_SECTIONS, MAX_SUPPORTED, NODES_VERSION, Nodes, REGION_SIZE, SECTION_DEVICES, SECTION_NODES,
+    SECTION_VCPUS, SLOT_OFFSET, SLOT_SIZE, Section, Slot, SupportedSection, VCPUS_VERSION, Vcpu, Vcpus,
 };
 
 /// Bytes of a store; the layout has no field that straddles such a word.
 pub const WORD: usize = 8;
 
 /// The sections that are published, in this order.
-const SECTIONS: [SupportedSection; 2] = [
+const SECTIONS: [SupportedSection; 3] = [
     SupportedSection { kind: SECTION_NODES, version: NODES_VERSION },
     SupportedSection { kind: SECTION_VCPUS, version: VCPUS_VERSION },
+    SupportedSection { kind: SECTION_DEVICES, version: DEVICES_VERSION },
 ];
 
 /// One step of a publication.
@@ -118,7 +119,7 @@ pub fn publication_of(generation: u64, sections: &[Vec<u64>]) -> Vec<Step> {
 
 /// The sections of `content`, each as its words.
 pub fn sections(content: &Content) -> Vec<Vec<u64>> {
-    vec![nodes(content), vcpus(content)]
+    vec![nodes(content), vcpus(content), devices(content)]
 }
 
 /// A section of these words behind its header.
@@ -153,6 +154,19 @@ fn vcpus(content: &Content) -> Vec<u64> {
     let mut words = vec![pair(count, size_of::<Vcpus>() as u32), pair(size_of::<Vcpu>() as u32, 0)];
     words.extend(content.vcpus().iter().map(|vcpu| pair(vcpu.apic_id, vcpu.node)));
     section(SECTION_VCPUS, VCPUS_VERSION, 1, 0, &words)
+}
+
+fn devices(content: &Content) -> Vec<u64> {
+    const _: () =
+        assert!(offset_of!(Devices, nr_devices) == size_of::<Section>() && size_of::<Device>() == WORD);
+    const _: () = assert!(offset_of!(Device, bus) == 2 && offset_of!(Device, devfn) == 3);
+    let count = content.devices().len() as u32;
+    let mut words = vec![pair(count, size_of::<Devices>() as u32), pair(size_of::<Device>() as u32, 0)];
+    words.extend(content.devices().iter().map(|device| {
+        let place = u32::from(device.bus) | u32::from(device.devfn) << 8;
+        pair(u32::from(device.segment) | place << 16, device.node)
+    }));
+    section(SECTION_DEVICES, DEVICES_VERSION, 1, 0, &words)
 }
 
 fn pair(low: u32, high: u32) -> u64 {
@@ -203,7 +217,7 @@ mod tests {
                 Step::Fence => 0,
             });
             assert!(offsets.eq(inside), "the words behind the generation, without a gap");
-            assert_eq!(fill[0], Step::Store { offset: slot + WORD, value: pair(slot_bytes(fill), 2) });
+            assert_eq!(fill[0], Step::Store { offset: slot + WORD, value: pair(slot_bytes(fill), 3) });
             let published = Step::Store { offset: offset_of!(Header, published), value: generation };
             let whole = Step::Store { offset: slot, value: generation };
             assert_eq!(last, [Step::Fence, whole, Step::Fence, published]);

@@ -51,6 +51,8 @@ pub struct GuestStatus {
     pub driver_version: Option<DriverVersion>,
     /// Sections that the driver understands.
     pub supported: Vec<SupportedSection>,
+    /// PCI devices that came or went in the guest, as it counts them.
+    pub device_changes: u64,
 }
 
 impl GuestStatus {
@@ -78,6 +80,7 @@ impl GuestStatus {
             mode,
             driver_version: Some(DriverVersion(load(offset_of!(Guest, driver_version)) as u32)),
             supported: Self::supported(usize::from(counts as u16).min(MAX_SUPPORTED), load),
+            device_changes: load(offset_of!(Guest, device_changes)),
         }
     }
 

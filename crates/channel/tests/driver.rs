@@ -7,7 +7,7 @@ use std::{
     path::Path,
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
 };
-use vnuma_abi_topology_channel::{MAX_NODES, MAX_VCPUS, SECTION_REQUIRED, Vcpu};
+use vnuma_abi_topology_channel::{Device, MAX_DEVICES, MAX_NODES, MAX_VCPUS, SECTION_REQUIRED, Vcpu};
 use vnuma_channel::{
     Channel, Content, DriverMode, Generations, GuestStatus, Region,
     publish::{publication, publication_of, section, sections},
@@ -68,7 +68,15 @@ fn content(seed: u32, nodes: usize, vcpus: usize) -> Content {
     let distance = |from, to| if from == to { 10 } else { 11 + (seed % 200) as u8 };
     let rows = (0..nodes).map(|from| (0..nodes).map(|to| distance(from, to)).collect()).collect();
     let vcpu = |id: u32| Vcpu { apic_id: id * 1000 + seed, node: (id + seed) % nodes as u32 };
+    let device = |index: usize| Device {
+        segment: seed as u16,
+        bus: (index >> 5) as u8,
+        devfn: index as u8,
+        node: (index % nodes) as u32,
+    };
+    let devices = (vcpus * seed as usize).min(MAX_DEVICES);
     Content::new(DistanceMatrix::new(rows).expect("square"), (0..vcpus as u32).map(vcpu).collect())
+        .and_then(|content| content.with_devices((0..devices).map(device).collect()))
         .expect("within limits")
 }
 
@@ -77,7 +85,12 @@ fn printed(generation: u64, content: &Content) -> String {
     let distances: Vec<_> = content.distances().rows().iter().flatten().map(ToString::to_string).collect();
     let vcpus: Vec<_> =
         content.vcpus().iter().map(|vcpu| format!("{}:{}", vcpu.apic_id, vcpu.node)).collect();
-    format!("topology {generation} {} {}", distances.join(","), vcpus.join(","))
+    let device = |device: &Device| {
+        let Device { segment, bus, devfn, node } = device;
+        format!("{segment:04x}{bus:02x}{devfn:02x}:{node}")
+    };
+    let devices: Vec<_> = content.devices().iter().map(device).collect();
+    format!("topology {generation} {} {} {}", distances.join(","), vcpus.join(","), devices.join(","))
 }
 
 /// `-ENODATA`.
@@ -132,6 +145,17 @@ fn the_driver_skips_a_section_of_a_later_version() {
 }
 
 #[test]
+fn the_driver_reads_a_host_that_does_not_know_devices() {
+    let mut region = Region::new().expect("a region");
+    let mut driver = Driver::start(region.memory());
+    let content = content(1, 2, 3);
+    let without = &sections(&content)[..2];
+    region.apply_all(&publication_of(1, without));
+    let none = content.clone().with_devices(Vec::new()).expect("none");
+    assert_eq!(driver.execute("read"), printed(1, &none).trim_end());
+}
+
+#[test]
 fn the_host_reads_the_drivers_answers() {
     let (mut channel, socket) = Channel::new(5).expect("a channel");
     let guest = GuestEnd::connect(&socket).expect("all messages");
@@ -148,6 +172,8 @@ fn the_host_reads_the_drivers_answers() {
     let status = channel.guest_status();
     assert_eq!((status.mode, status.acknowledged), (Some(DriverMode::Safe), 0));
     assert_eq!(status.supported, SUPPORTED);
+    driver.execute("devices 7");
+    assert_eq!(channel.guest_status().device_changes, 7);
     assert_eq!(status.driver_version.expect("announced").to_string(), env!("CARGO_PKG_VERSION"));
     driver.execute("acknowledge");
     assert_eq!(channel.take_acknowledgement().expect("taken"), Some(generation));

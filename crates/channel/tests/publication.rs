@@ -6,7 +6,8 @@ use std::{
     sync::atomic::{AtomicBool, AtomicU64, Ordering, fence},
 };
 use vnuma_abi_topology_channel::{
-    MAX_VCPUS, REGION_SIZE, SECTION_NODES, SECTION_REQUIRED, SECTION_VCPUS, SupportedSection, Vcpu,
+    Device, MAX_DEVICES, MAX_VCPUS, REGION_SIZE, SECTION_DEVICES, SECTION_NODES, SECTION_REQUIRED,
+    SECTION_VCPUS, SupportedSection, Vcpu,
 };
 use vnuma_channel::{
     Content, Generations, Step,
@@ -20,13 +21,21 @@ fn content(seed: u32, nodes: usize, vcpus: usize) -> Content {
     let distance = |from, to| if from == to { 10 } else { 11 + (seed % 200) as u8 };
     let rows = (0..nodes).map(|from| (0..nodes).map(|to| distance(from, to)).collect()).collect();
     let vcpu = |id: u32| Vcpu { apic_id: id * 1000 + seed % 1000, node: (id + seed) % nodes as u32 };
+    let device = |index: usize| Device {
+        segment: seed as u16,
+        bus: (index >> 5) as u8,
+        devfn: index as u8,
+        node: ((index + seed as usize) % nodes) as u32,
+    };
+    let devices = (seed as usize * vcpus / 2).min(MAX_DEVICES);
     Content::new(DistanceMatrix::new(rows).expect("square"), (0..vcpus as u32).map(vcpu).collect())
+        .and_then(|content| content.with_devices((0..devices).map(device).collect()))
         .expect("within limits")
 }
 
 fn expected(generation: u64, content: &Content) -> Topology {
     let (distances, vcpus) = (content.distances().rows().to_vec(), content.vcpus().to_vec());
-    Topology { generation, distances, vcpus, others: Vec::new() }
+    Topology { generation, distances, vcpus, devices: content.devices().to_vec(), others: Vec::new() }
 }
 
 struct Memory(Vec<u64>);
@@ -109,6 +118,7 @@ fn a_newer_reader_reads_an_older_host() {
     let supported = [
         SupportedSection { kind: SECTION_NODES, version: 5 },
         SupportedSection { kind: SECTION_VCPUS, version: 5 },
+        SupportedSection { kind: SECTION_DEVICES, version: 5 },
         SupportedSection { kind: LATER, version: 1 },
     ];
     let memory = publish_sections(&sections(&content));
@@ -116,7 +126,18 @@ fn a_newer_reader_reads_an_older_host() {
     assert_eq!(read, Ok(expected((99 << 32) | 1, &content)));
 }
 
-/// Version 2 of both sections, in the tests alone: a field before the arrays, and vCPUs of two words.
+#[test]
+fn devices_are_skipped_by_a_reader_and_left_out_by_a_host_that_do_not_know_them() {
+    let content = content(3, 2, 3);
+    assert!(!content.devices().is_empty());
+    let without = Topology { devices: Vec::new(), ..expected((99 << 32) | 1, &content) };
+    let newer_host = publish_sections(&sections(&content));
+    assert_eq!(read_as(&SUPPORTED[..2], |offset| newer_host.0[offset / WORD]), Ok(without.clone()));
+    let older_host = publish_sections(&sections(&content)[..2]);
+    assert_eq!(older_host.read(), Ok(without));
+}
+
+/// Version 2 of all sections, in the tests alone: a field before the arrays, and vCPUs of two words.
 #[test]
 fn an_older_reader_reads_the_known_prefix_of_newer_sections() {
     let content = content(1, 2, 3);
@@ -125,8 +146,14 @@ fn an_older_reader_reads_the_known_prefix_of_newer_sections() {
     for vcpu in content.vcpus() {
         vcpus.extend([u64::from(vcpu.apic_id) | u64::from(vcpu.node) << 32, 0xdead]);
     }
+    let mut devices = vec![content.devices().len() as u64 | 40 << 32, 16, 0xdead];
+    for device in content.devices() {
+        let place = u64::from(device.segment) | u64::from(device.bus) << 16 | u64::from(device.devfn) << 24;
+        devices.extend([place | u64::from(device.node) << 32, 0xdead]);
+    }
     let newer = |compatible| {
         publish_sections(&[
+            section(SECTION_DEVICES, 2, compatible, 0, &devices),
             section(SECTION_NODES, 2, compatible, 0, &nodes),
             section(SECTION_VCPUS, 2, compatible, 0, &vcpus),
         ])

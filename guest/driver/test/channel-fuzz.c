@@ -87,6 +87,7 @@ int LLVMFuzzerTestOneInput(const u8 *data, size_t size)
 	vnuma_channel_announce(&channel, VNUMA_TC_MODE_FAST);
 	vnuma_channel_acknowledge(&channel, topology.generation);
 	vnuma_channel_refuse(&channel, topology.generation, err);
+	vnuma_channel_count_devices(&channel, 1);
 	vnuma_channel_leave(&channel);
 	return 0;
 }

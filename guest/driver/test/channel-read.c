@@ -7,11 +7,12 @@
  *
  * It executes lines of standard input and answers each with one line:
  *
- *	read		-> topology GENERATION DISTANCES APIC:NODE,...
+ *	read		-> topology GENERATION DISTANCES APIC:NODE,... [ADDRESS:NODE,...]
  *			   | error ERROR REASON
  *	announce MODE	-> ok
  *	acknowledge	the topology that was read last -> ok
  *	refuse ERROR	likewise -> ok
+ *	devices COUNT	that came or went -> ok
  *	leave		-> ok
  */
 #include <fcntl.h>
@@ -46,6 +47,10 @@ static void print_read(struct vnuma_channel *channel)
 	for (i = 0; i < topology.nr_vcpus; i++)
 		printf("%s%u:%u", i ? "," : " ", topology.vcpu[i].apic_id,
 		       topology.vcpu[i].node);
+	for (i = 0; i < topology.nr_devices; i++)
+		printf("%s%08x:%u", i ? "," : " ",
+		       vnuma_device_address(&topology.device[i]),
+		       topology.device[i].node);
 	printf("\n");
 }
 
@@ -76,6 +81,8 @@ int main(int argc, char **argv)
 		else if (!strncmp(line, "refuse ", 7))
 			vnuma_channel_refuse(&channel, topology.generation,
 					     atoi(line + 7));
+		else if (!strncmp(line, "devices ", 8))
+			vnuma_channel_count_devices(&channel, atoi(line + 8));
 		else if (!strncmp(line, "leave", 5))
 			vnuma_channel_leave(&channel);
 		else

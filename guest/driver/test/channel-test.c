@@ -51,6 +51,8 @@ static void test_good(void)
 	expect(topology.generation == (EPOCH << 32 | 1));
 	expect(topology.nr_vcpus == NR_VCPUS);
 	expect(topology.vcpu[0].apic_id == 2);
+	expect(topology.nr_devices == NR_DEVICES && topology.device[0].bus == 1);
+	expect(topology.device[0].devfn == 0x11 && topology.device[0].node == 1);
 	publish(2);
 	expect(read_channel() == 0);
 	expect(topology.vcpu[0].node == 2);
@@ -63,6 +65,8 @@ static void test_limits(void)
 	struct publication *p = publication(1);
 	struct vnuma_tc_vcpus *vcpus;
 	struct vnuma_tc_vcpu *vcpu;
+	struct vnuma_tc_devices *devices;
+	struct vnuma_tc_device *device;
 	u32 i;
 
 	reset();
@@ -85,9 +89,24 @@ static void test_limits(void)
 		vcpu[i].apic_id = 0xffffffff - i;
 		vcpu[i].node = i % VNUMA_TC_MAX_NODES;
 	}
-	p->slot.length = (u8 *)(vcpu + VNUMA_TC_MAX_VCPUS) - (u8 *)p;
+	devices = (void *)(vcpu + VNUMA_TC_MAX_VCPUS);
+	device = (void *)(devices + 1);
+	*devices = (struct vnuma_tc_devices){
+		.section = { .kind = VNUMA_TC_SECTION_DEVICES, .version = 1, .compatible = 1,
+			     .length = sizeof(*devices) + VNUMA_TC_MAX_DEVICES * sizeof(*device) },
+		.nr_devices = VNUMA_TC_MAX_DEVICES,
+		.device_offset = sizeof(*devices),
+		.device_size = sizeof(*device),
+	};
+	for (i = 0; i < VNUMA_TC_MAX_DEVICES; i++)
+		device[i] = (struct vnuma_tc_device){
+			.segment = 0xffff, .bus = 0xff - i, .devfn = i,
+			.node = VNUMA_TC_MAX_NODES - 1,
+		};
+	p->slot.length = (u8 *)(device + VNUMA_TC_MAX_DEVICES) - (u8 *)p;
 	expect(read_channel() == 0);
 	expect_valid(&topology);
+	expect(topology.nr_devices == VNUMA_TC_MAX_DEVICES);
 	expect(topology.nr_nodes == VNUMA_TC_MAX_NODES);
 	expect(topology.nr_vcpus == VNUMA_TC_MAX_VCPUS);
 }
@@ -153,6 +172,7 @@ static void test_newer_host(void)
 	p->vcpus.vcpu_size = sizeof(large[0]);
 	p->vcpus.section.length = sizeof(p->vcpus) + sizeof(large);
 	p->slot.length = offsetof(struct publication, vcpu) + sizeof(large);
+	p->slot.nr_sections = 2;
 	expect(read_channel() == 0);
 	expect_valid(&topology);
 	expect(topology.vcpu[0].apic_id == 2 && topology.vcpu[0].node == 1);
@@ -165,6 +185,25 @@ static void test_newer_host(void)
 	expect(read_channel() == -EBADMSG && strstr(why.text, "no section vcpus"));
 	p->vcpus.section.flags = VNUMA_TC_SECTION_REQUIRED;
 	expect(read_channel() == -EPROTONOSUPPORT && strstr(why.text, "kind 2"));
+}
+
+/* Such a host says nothing of devices. */
+static void test_host_without_devices(void)
+{
+	struct publication *p = publication(1);
+
+	reset();
+	publish(1);
+	p->slot.nr_sections = 2;
+	p->slot.length = offsetof(struct publication, devices);
+	expect(read_channel() == 0);
+	expect(!topology.has_devices && !topology.nr_devices);
+	/* A host that knows of none. */
+	reset();
+	publish(1);
+	p->devices.nr_devices = 0;
+	expect(read_channel() == 0);
+	expect(topology.has_devices && !topology.nr_devices);
 }
 
 /* What a later driver does with a section: its struct has a field that an older host lacks. */
@@ -202,9 +241,13 @@ static void test_answers(void)
 	expect(read_channel() == 0);
 	expect(vnuma_channel_announce(&channel, VNUMA_TC_MODE_SAFE));
 	expect(g->magic == VNUMA_TC_GUEST_MAGIC && g->mode == VNUMA_TC_MODE_SAFE);
-	expect(g->driver_version == VNUMA_DRIVER_VERSION && g->nr_supported == 2);
+	expect(g->driver_version == VNUMA_DRIVER_VERSION && g->nr_supported == 3);
 	expect(g->supported[0].kind == VNUMA_TC_SECTION_NODES && g->supported[0].version == 1);
-	expect(g->supported[1].kind == VNUMA_TC_SECTION_VCPUS && g->supported[2].kind == 0);
+	expect(g->supported[1].kind == VNUMA_TC_SECTION_VCPUS);
+	expect(g->supported[2].kind == VNUMA_TC_SECTION_DEVICES && g->supported[3].kind == 0);
+	expect(!g->device_changes);
+	vnuma_channel_count_devices(&channel, 5);
+	expect(g->device_changes == 5);
 	vnuma_channel_acknowledge(&channel, topology.generation);
 	vnuma_channel_refuse(&channel, EPOCH << 32 | 2, -EOPNOTSUPP);
 	expect(g->acknowledged == (EPOCH << 32 | 1));
@@ -260,10 +303,10 @@ static void test_refusals(void)
 	       "overlap");
 	refuse(&p->slot.length, 4, 15, -EBADMSG, "slot length is 15");
 	refuse(&p->slot.length, 4, VNUMA_TC_SLOT_SIZE + 8, -EBADMSG, "slot length");
-	refuse(&p->slot.length, 4, sizeof(*p) - 8, -EBADMSG, "section[1]");
-	refuse(&p->slot.length, 4, sizeof(p->slot), -EBADMSG, "section[0] of 2");
+	refuse(&p->slot.length, 4, sizeof(*p) - 8, -EBADMSG, "section[2]");
+	refuse(&p->slot.length, 4, sizeof(p->slot), -EBADMSG, "section[0] of 3");
 	refuse(&p->slot.nr_sections, 4, 65, -EBADMSG, "nr_sections is 65");
-	refuse(&p->slot.nr_sections, 4, 3, -EBADMSG, "section[2] of 3");
+	refuse(&p->slot.nr_sections, 4, 4, -EBADMSG, "section[3] of 4");
 	refuse(&p->slot.nr_sections, 4, 1, -EBADMSG, "no section vcpus");
 	refuse(&p->slot.nr_sections, 4, 0, -EBADMSG, "no section nodes");
 	refuse(&p->nodes.section.length, 4, 0, -EBADMSG, "has length 0");
@@ -293,6 +336,21 @@ static void test_refusals(void)
 	refuse(&p->vcpu[3].node, 4, NR_NODES, -EBADMSG, "vcpu[3]");
 	refuse(&p->vcpu[3].node, 4, 0x10000, -EBADMSG, "vcpu[3]");
 	refuse(&p->vcpu[3].apic_id, 4, p->vcpu[9].apic_id, -EBADMSG, "APIC id");
+	refuse(&p->vcpus.section.kind, 2, VNUMA_TC_SECTION_DEVICES, -EBADMSG, "devices occurs twice");
+	refuse(&p->devices.section.kind, 2, VNUMA_TC_SECTION_VCPUS, -EBADMSG, "vcpus occurs twice");
+	refuse(&p->devices.section.length, 4, 16, -EBADMSG, "device_size is 0");
+	refuse(&p->devices.nr_devices, 4, 257, -EBADMSG, "nr_devices is 257");
+	refuse(&p->devices.nr_devices, 4, ~0u, -EBADMSG, "nr_devices");
+	refuse(&p->devices.nr_devices, 4, NR_DEVICES + 1, -EBADMSG, "device_offset");
+	refuse(&p->devices.device_offset, 4, 8, -EBADMSG, "device_offset is 8");
+	refuse(&p->devices.device_offset, 4, 36, -EBADMSG, "device_offset is 36");
+	refuse(&p->devices.device_offset, 4, ~7u, -EBADMSG, "device_offset");
+	refuse(&p->devices.device_size, 4, 0, -EBADMSG, "device_size is 0");
+	refuse(&p->devices.device_size, 4, 12, -EBADMSG, "device_size is 12");
+	refuse(&p->devices.device_size, 4, 16, -EBADMSG, "3 of 16 bytes");
+	refuse(&p->devices.device_size, 4, ~7u, -EBADMSG, "device_offset");
+	refuse(&p->device[1].node, 4, NR_NODES, -EBADMSG, "device[1] (0000:02:02.1)");
+	refuse(&p->device[1].bus, 1, p->device[0].bus, -EBADMSG, "0000:03:02.1 is named twice");
 	refuse(&p->distance[1][1], 1, 11, -EBADMSG, "distance[1][1]");
 	refuse(&p->distance[2][0], 1, 9, -EBADMSG, "distance[2][0]");
 }
@@ -382,6 +440,8 @@ static void test_race(void)
 		expect(topology.distance[0][1] == 11 + counter % 200);
 		for (i = 0; i < topology.nr_vcpus; i++)
 			expect(topology.vcpu[i].node == counter % NR_NODES);
+		for (i = 0; i < topology.nr_devices; i++)
+			expect(topology.device[i].node == counter % NR_NODES);
 	}
 	__atomic_store_n(&stop, true, __ATOMIC_RELAXED);
 	pthread_join(writer, NULL);
@@ -403,6 +463,7 @@ int main(int argc, char **argv)
 	test_limits();
 	test_newer_host();
 	test_older_host();
+	test_host_without_devices();
 	test_answers();
 	test_refusals();
 	test_torn();

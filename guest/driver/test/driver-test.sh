@@ -13,7 +13,8 @@
 #   HOST    vnuma-fake-host on this side (beside this script)
 #   VCPUS, NODES   of the VM (4, 2)
 #   ROUNDS  random publications (200), SEED (1), LOAD seconds (0: idle)
-#   STAGES  which of checker, events, hostile, distances, hotplug, reload, safe, moves (all)
+#   PORT    id of another free root port (vnuma1)
+#   STAGES  which of checker, events, hostile, distances, devices, hotplug, reload, safe, moves (all)
 #   HOSTILE which malformed publications, a regular expression for their names (all)
 #   MODULE  vnuma.ko in the guest, to be unloaded and loaded again (empty: left out)
 #   AFFINITY  vnuma-affinity in the guest (/root/vnuma-affinity)
@@ -23,13 +24,14 @@ set -u
 GUEST=${GUEST:?}
 QMP=${QMP:?}
 BUS=${BUS:-vnuma0}
+PORT=${PORT:-vnuma1}
 CHECK=${CHECK:-/root/vnuma-check}
 HOST=${HOST:-$(dirname "$0")/vnuma-fake-host}
 VCPUS=${VCPUS:-4}
 NODES=${NODES:-2}
 ROUNDS=${ROUNDS:-200}
 LOAD=${LOAD:-0}
-STAGES=${STAGES:-checker events hostile distances hotplug reload safe moves}
+STAGES=${STAGES:-checker events hostile distances devices hotplug reload safe moves}
 HOSTILE=${HOSTILE:-.*}
 MODULE=${MODULE:-}
 AFFINITY=${AFFINITY:-/root/vnuma-affinity}
@@ -175,18 +177,21 @@ bad_header() {
 	publish "$present"
 }
 
-# Something in the slot is wrong: offset in it, or with a + in its section of vCPUs; bytes, value.
+# Something in the slot is wrong: offset in it, with a + in its section of vCPUs, or with a @
+# in its section of devices; bytes, value.
 bad_slot() {
-	local start
+	local start slot vcpus devices
 	wanted "$1" || return 0
 	single_move
 	host "write $map"
 	host slot
+	read -r slot vcpus devices <<<"$answer"
 	case $2 in
-	+*) start=${answer#* } ;;
-	*) start=${answer% *} ;;
+	+*) start=$vcpus ;;
+	@*) start=$devices ;;
+	*) start=$slot ;;
 	esac
-	host "poke $((start + ${2#+})) $3 $4"
+	host "poke $((start + ${2#[+@]})) $3 $4"
 	expect_refusal "$1"
 	publish "$present"
 }
@@ -195,6 +200,15 @@ bad_map() {
 	wanted "$1" || return 0
 	host "write $2"
 	expect_refusal "$1"
+	publish "$present"
+}
+
+bad_device() {
+	wanted "$1" || return 0
+	host "devices $2"
+	host "write $present"
+	expect_refusal "$1"
+	host devices
 	publish "$present"
 }
 
@@ -229,7 +243,16 @@ hostile() {
 	bad_slot 'node beyond nr_nodes' +36 4 "$NODES"
 	bad_slot 'node 65536' +36 4 65536
 	bad_map 'an APIC id twice' '0:0,0:1'
+	host "devices 0:0:1.0=0,0:0:2.0=1"
+	bad_slot 'too many devices' @16 4 257
+	bad_slot 'devices beyond the end' @20 4 0x7ffffff8
+	bad_slot 'devices of no size' @24 4 0
+	bad_slot 'device on a node beyond nr_nodes' @36 4 "$NODES"
+	bad_slot 'a device twice' @40 8 0x08000000
+	bad_slot 'devices twice' +0 2 3
+	host devices
 	host "nodes 64"
+	bad_device 'device on a node that the guest lacks' "0:0:1.0=$NODES"
 	bad_map 'a node that the guest lacks' "0:$NODES"
 	host "nodes $NODES"
 	((refusals > 0)) || fail "HOSTILE=$HOSTILE names no malformed publication"
@@ -401,6 +424,103 @@ distances() {
 	publish "$map"
 	check_now "with the old distances"
 	expect_distance "$before"
+}
+
+device_node() {
+	guest cat "/sys/bus/pci/devices/$1/numa_node" | tr -d '\r'
+}
+
+# Device $1 must be on node $2 for the kernel, with its interrupts; $3 says when.
+expect_device() {
+	local node cpus expected irqs
+	node=$(device_node "$1")
+	[[ $node == "$2" ]] || { fail "$3: $1 is on node $node, not $2"; return; }
+	((node < 0)) && return
+	cpus=$(guest cat "/sys/bus/pci/devices/$1/local_cpulist")
+	expected=$(guest cat "/sys/devices/system/node/node$2/cpulist")
+	[[ $cpus == "$expected" ]] || fail "$3: local CPUs of $1: $cpus, not $expected"
+	irqs=$(guest sh -c "cd /sys/bus/pci/devices/$1/msi_irqs && for i in *; do cat /proc/irq/\$i/node; done" |
+		tr -d '\r' | sort -u)
+	[[ $irqs == "$2" ]] || fail "$3: interrupts of $1 are on nodes $irqs"
+}
+
+# The device of class $1 that sorts last, or nothing.
+device_of_class() {
+	guest sh -c "cd /sys/bus/pci/devices && for d in *; do case \$(cat \$d/class) in $1) echo \$d ;; esac; done" |
+		tr -d '\r' | tail -1
+}
+
+# Up to a minute until device $1 is there (with its interrupts), or with $2 = ! until it is not.
+await_device() {
+	local try
+	for ((try = 0; try < 300; try++)); do
+		guest sh -c "${2:-} test -d /sys/bus/pci/devices/$1/msi_irqs" && return
+		sleep 0.2
+	done
+	fail "$1 is ${2:+still there}${2:-not there}"
+}
+
+# PCI devices get the node that is published for them, whenever they come, and theirs back.
+devices() {
+	local disk later bus before count found node
+	disk=$(device_of_class 0x010000)
+	found=$(device_node "$disk")
+	all_on 0
+	for node in 1 0 1; do
+		host "devices $disk=$node"
+		publish "$map"
+		expect_device "$disk" "$node" "published"
+	done
+	[[ $(attribute devices) == 1 ]] || fail "devices: $(attribute devices)"
+
+	# Published before it is there: its driver gets all that it allocates from that node. The free
+	# port has the highest bus of the two.
+	bus=$(guest sh -c 'ls /sys/class/pci_bus' | tr -d '\r' | sort | tail -1)
+	later=$bus:00.0
+	host "devices $disk=1,$later=1"
+	publish "$map"
+	host changes
+	before=${answer#changes }
+	guest modprobe virtio_net || fail "modprobe virtio_net"
+	host "qmp {\"execute\":\"device_add\",\"arguments\":{\"driver\":\"virtio-net-pci\",\"id\":\"later\",\"bus\":\"$PORT\"}}"
+	await_device "$later"
+	expect_device "$later" 1 "plugged"
+	[[ $(attribute devices) == 2 ]] || fail "devices: $(attribute devices)"
+	for ((count = 0; count < 50; count++)); do
+		host changes
+		((${answer#changes } > before)) && break
+		sleep 0.2
+	done
+	((${answer#changes } > before)) || fail "a device has come, and the host does not know"
+	host "devices $disk=1,$later=0"
+	publish "$map"
+	expect_device "$later" 0 "published anew"
+	host 'qmp {"execute":"device_del","arguments":{"id":"later"}}'
+	await_device "$later" !
+	[[ $(attribute devices) == 1 ]] || fail "unplugged, devices: $(attribute devices)"
+
+	# Not named any more; by a host that does not know devices; by nobody.
+	host "devices"
+	publish "$map"
+	expect_device "$disk" "$found" "not published any more"
+	host "devices $disk=1"
+	publish "$map"
+	expect_device "$disk" 1 "published once more"
+	host no-devices
+	publish "$map"
+	expect_device "$disk" "$found" "an older host"
+	host "devices $disk=1"
+	publish "$map"
+	if [[ $MODULE ]]; then
+		guest rmmod vnuma || fail rmmod
+		expect_device "$disk" "$found" "unloaded"
+		guest insmod "$MODULE" || fail insmod
+		host ring-await
+		expect_device "$disk" 1 "loaded again"
+	fi
+	host "devices"
+	publish "$map"
+	((failures)) || echo "devices: $disk and $later follow, and get theirs back"
 }
 
 # Unloading keeps the topology; loading takes over what is published meanwhile.
@@ -604,7 +724,7 @@ check_now first
 for stage in $STAGES; do
 	echo "stage $stage, $SECONDS s after the start"
 	case $stage in
-	checker | events | hostile | distances | hotplug) $stage ;;
+	checker | events | hostile | distances | devices | hotplug) $stage ;;
 	reload | safe) [[ -z $MODULE ]] || $stage ;;
 	moves)
 		: >"$latencies"

@@ -8,6 +8,7 @@
 
 #define NR_NODES	4
 #define NR_VCPUS	32
+#define NR_DEVICES	3
 #define EPOCH		7ULL
 
 #define expect(condition)						\
@@ -26,6 +27,8 @@ struct publication {
 	u8 distance[NR_NODES][NR_NODES];
 	struct vnuma_tc_vcpus vcpus;
 	struct vnuma_tc_vcpu vcpu[NR_VCPUS];
+	struct vnuma_tc_devices devices;
+	struct vnuma_tc_device device[NR_DEVICES];
 };
 
 static u8 *region;
@@ -72,7 +75,7 @@ static void publish(u32 counter)
 	__atomic_store_n(&p->slot.generation, 0, __ATOMIC_SEQ_CST);
 	__atomic_thread_fence(__ATOMIC_SEQ_CST);
 	p->slot.length = sizeof(*p);
-	p->slot.nr_sections = 2;
+	p->slot.nr_sections = 3;
 	p->nodes = (struct vnuma_tc_nodes){
 		.section = { .kind = VNUMA_TC_SECTION_NODES, .version = 1, .compatible = 1,
 			     .length = sizeof(p->nodes) + sizeof(p->distance) },
@@ -86,6 +89,19 @@ static void publish(u32 counter)
 		.vcpu_offset = sizeof(p->vcpus),
 		.vcpu_size = sizeof(p->vcpu[0]),
 	};
+	p->devices = (struct vnuma_tc_devices){
+		.section = { .kind = VNUMA_TC_SECTION_DEVICES, .version = 1, .compatible = 1,
+			     .length = sizeof(p->devices) + sizeof(p->device) },
+		.nr_devices = NR_DEVICES,
+		.device_offset = sizeof(p->devices),
+		.device_size = sizeof(p->device[0]),
+	};
+	for (i = 0; i < NR_DEVICES; i++)
+		p->device[i] = (struct vnuma_tc_device){
+			.bus = NR_DEVICES - i,
+			.devfn = 2 << 3 | 1,
+			.node = counter % NR_NODES,
+		};
 	for (i = 0; i < NR_NODES; i++)
 		for (j = 0; j < NR_NODES; j++)
 			p->distance[i][j] = i == j ? 10 : 11 + counter % 200;
@@ -112,6 +128,13 @@ static void expect_valid(const struct vnuma_topology *topology)
 		expect(topology->vcpu[i].node < topology->nr_nodes);
 		expect(!i || topology->vcpu[i - 1].apic_id <
 				     topology->vcpu[i].apic_id);
+	}
+	expect(topology->nr_devices <= VNUMA_TC_MAX_DEVICES);
+	expect(topology->has_devices || !topology->nr_devices);
+	for (i = 0; i < topology->nr_devices; i++) {
+		expect(topology->device[i].node < topology->nr_nodes);
+		expect(!i || vnuma_device_address(&topology->device[i - 1]) <
+				     vnuma_device_address(&topology->device[i]));
 	}
 	for (i = 0; i < topology->nr_nodes; i++)
 		for (j = 0; j < topology->nr_nodes; j++)

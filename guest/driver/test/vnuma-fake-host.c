@@ -14,6 +14,10 @@
  *	write APIC:NODE,...	publish without ringing -> written GENERATION
  *	nodes N			nr_nodes of later publications -> ok
  *	distance FROM TO D	of later publications -> ok
+ *	devices SEGMENT:BUS:DEVICE.FUNCTION=NODE,...
+ *				of later publications, or none; hexadecimal but NODE -> ok
+ *	no-devices		later publications are a host's that does not know devices -> ok
+ *	changes			how many devices came or went, as the guest counts -> changes COUNT
  *	ring			-> ok
  *	ring-await		ring, await any acknowledgement
  *				-> acknowledged ... | silent ...
@@ -21,8 +25,9 @@
  *				-> acknowledged ... | silent ...
  *	refused			what the guest refused last -> refused GENERATION ERRNO
  *	poke OFFSET BYTES VALUE	change the memory (header or slot) -> ok
- *	slot			offsets of the current slot and of its section of vCPUs
- *				-> OFFSET OFFSET
+ *	slot			offsets of the current slot, of its section of vCPUs and of
+ *				its section of devices -> OFFSET OFFSET OFFSET
+ *	qmp COMMAND		to that QEMU; it must succeed -> ok
  *	quit
  */
 #define _GNU_SOURCE
@@ -51,11 +56,15 @@ static int memory_fd;
 static int host_fds[VNUMA_IVSHMEM_VECTORS];
 static int guest_fds[VNUMA_IVSHMEM_VECTORS];
 static int peer = -1;
+static const char *qmp_path;
 
 static uint32_t epoch;
 static uint32_t counter;
 static uint32_t nr_nodes = 4;
 static uint8_t distance[VNUMA_TC_MAX_NODES][VNUMA_TC_MAX_NODES];
+static struct vnuma_tc_device devices[VNUMA_TC_MAX_DEVICES];
+static uint32_t nr_devices;
+static bool knows_devices = true;
 
 static void die(const char *format, ...)
 {
@@ -98,11 +107,13 @@ static void init_memory(void)
 	header->slot_offset[1] = VNUMA_TC_SLOT1_OFFSET;
 	header->guest_offset = VNUMA_TC_GUEST_OFFSET;
 	header->guest_size = VNUMA_TC_GUEST_SIZE;
-	header->nr_supported = 2;
+	header->nr_supported = 3;
 	header->supported[0].kind = VNUMA_TC_SECTION_NODES;
 	header->supported[0].version = VNUMA_TC_NODES_VERSION;
 	header->supported[1].kind = VNUMA_TC_SECTION_VCPUS;
 	header->supported[1].version = VNUMA_TC_VCPUS_VERSION;
+	header->supported[2].kind = VNUMA_TC_SECTION_DEVICES;
+	header->supported[2].version = VNUMA_TC_DEVICES_VERSION;
 	header->magic = VNUMA_TC_MAGIC;
 	for (from = 0; from < VNUMA_TC_MAX_NODES; from++)
 		for (to = 0; to < VNUMA_TC_MAX_NODES; to++)
@@ -184,7 +195,7 @@ static void qmp_await(FILE *qmp, const char *command)
 
 static void qmp_send(FILE *qmp, const char *format, ...)
 {
-	char command[1024];
+	char command[4096];
 	va_list args;
 
 	va_start(args, format);
@@ -195,19 +206,40 @@ static void qmp_send(FILE *qmp, const char *format, ...)
 	qmp_await(qmp, command);
 }
 
-static void plug_device(const char *path, const char *bus, const char *channel)
+static FILE *qmp_connect(void)
 {
 	struct sockaddr_un address;
-	int fd = unix_socket(path, &address);
+	int fd = unix_socket(qmp_path, &address);
 	char greeting[4096];
 	FILE *qmp;
 
 	if (connect(fd, (void *)&address, sizeof(address)))
-		die("%s", path);
+		die("%s", qmp_path);
 	qmp = fdopen(fd, "r");
 	if (!qmp || !fgets(greeting, sizeof(greeting), qmp))
 		die("QMP greeting");
 	qmp_send(qmp, "{\"execute\":\"qmp_capabilities\"}\n");
+	return qmp;
+}
+
+static void qmp_command(const char *command)
+{
+	FILE *qmp;
+
+	if (!qmp_path) {
+		printf("no --qmp\n");
+		return;
+	}
+	qmp = qmp_connect();
+	qmp_send(qmp, "%s", command);
+	fclose(qmp);
+	printf("ok\n");
+}
+
+static void plug_device(const char *bus, const char *channel)
+{
+	FILE *qmp = qmp_connect();
+
 	qmp_send(qmp,
 		 "{\"execute\":\"chardev-add\",\"arguments\":{\"id\":\"fakechar\",\"backend\":{\"type\":\"socket\",\"data\":{\"addr\":{\"type\":\"unix\",\"data\":{\"path\":\"%s\"}},\"server\":false}}}}\n",
 		 channel);
@@ -283,6 +315,30 @@ static uint32_t write_vcpus(struct vnuma_tc_vcpus *vcpus, char *pairs)
 	return vcpus->section.length;
 }
 
+static struct vnuma_tc_devices *devices_of(struct vnuma_tc_slot *slot)
+{
+	struct vnuma_tc_vcpus *vcpus = vcpus_of(slot);
+
+	return (void *)((uint8_t *)vcpus + sizeof(*vcpus) +
+			vcpus->nr_vcpus * sizeof(struct vnuma_tc_vcpu));
+}
+
+static uint32_t write_devices(struct vnuma_tc_devices *section)
+{
+	size_t size = nr_devices * sizeof(devices[0]);
+
+	*section = (struct vnuma_tc_devices){
+		.section = { .kind = VNUMA_TC_SECTION_DEVICES,
+			     .version = VNUMA_TC_DEVICES_VERSION,
+			     .compatible = 1, .length = sizeof(*section) + size },
+		.nr_devices = nr_devices,
+		.device_offset = sizeof(*section),
+		.device_size = sizeof(devices[0]),
+	};
+	memcpy(section + 1, devices, size);
+	return section->section.length;
+}
+
 static void write_slot(char *pairs)
 {
 	struct vnuma_tc_header *header = (void *)memory;
@@ -293,6 +349,10 @@ static void write_slot(char *pairs)
 	slot->length = sizeof(*slot) + nodes_length() +
 		       write_vcpus(vcpus_of(slot), pairs);
 	slot->nr_sections = 2;
+	if (knows_devices) {
+		slot->length += write_devices(devices_of(slot));
+		slot->nr_sections++;
+	}
 	__atomic_store_n(&slot->generation, generation(), __ATOMIC_SEQ_CST);
 	__atomic_store_n(&header->published, generation(), __ATOMIC_SEQ_CST);
 }
@@ -389,6 +449,29 @@ static void set_distance(const char *arguments)
 	printf("ok\n");
 }
 
+static void set_devices(char *list)
+{
+	char *one, *state = NULL;
+	uint32_t n = 0;
+
+	for (one = strtok_r(list, ",\n", &state); one;
+	     one = strtok_r(NULL, ",\n", &state)) {
+		unsigned int segment, bus, device, function, node;
+
+		if (n == VNUMA_TC_MAX_DEVICES ||
+		    sscanf(one, "%x:%x:%x.%x=%u", &segment, &bus, &device,
+			   &function, &node) != 5)
+			break;
+		devices[n++] = (struct vnuma_tc_device){
+			.segment = segment, .bus = bus,
+			.devfn = device << 3 | function, .node = node,
+		};
+	}
+	nr_devices = n;
+	knows_devices = true;
+	printf("%s\n", one ? "bad devices" : "ok");
+}
+
 static void execute(char *line)
 {
 	static int timeout_ms = ACK_TIMEOUT_MS;
@@ -407,6 +490,16 @@ static void execute(char *line)
 		printf("ok\n");
 	} else if (!strncmp(line, "distance ", 9)) {
 		set_distance(line + 9);
+	} else if (!strncmp(line, "devices", 7)) {
+		set_devices(line + 7 + (line[7] == ' '));
+	} else if (!strcmp(line, "no-devices\n")) {
+		knows_devices = false;
+		printf("ok\n");
+	} else if (!strncmp(line, "qmp ", 4)) {
+		qmp_command(line + 4);
+	} else if (!strcmp(line, "changes\n")) {
+		printf("changes %llu\n",
+		       (unsigned long long)load(&guest_area()->device_changes));
 	} else if (!strcmp(line, "ring\n")) {
 		ring();
 		printf("ok\n");
@@ -417,8 +510,10 @@ static void execute(char *line)
 	} else if (!strncmp(line, "poke ", 5)) {
 		poke(line + 5);
 	} else if (!strcmp(line, "slot\n")) {
-		printf("%#lx %#lx\n", (long)((uint8_t *)slot_of(counter) - memory),
-		       (long)((uint8_t *)vcpus_of(slot_of(counter)) - memory));
+		printf("%#lx %#lx %#lx\n",
+		       (long)((uint8_t *)slot_of(counter) - memory),
+		       (long)((uint8_t *)vcpus_of(slot_of(counter)) - memory),
+		       (long)((uint8_t *)devices_of(slot_of(counter)) - memory));
 	} else if (!strcmp(line, "refused\n")) {
 		printf("refused %016llx %lld\n",
 		       (unsigned long long)load(&guest_area()->refused),
@@ -430,7 +525,7 @@ static void execute(char *line)
 
 int main(int argc, char **argv)
 {
-	const char *listen_path = NULL, *qmp = NULL, *bus = NULL;
+	const char *listen_path = NULL, *bus = NULL;
 	static char line[1 << 17];
 	int i, listener, status;
 	pid_t plugger = 0;
@@ -439,11 +534,11 @@ int main(int argc, char **argv)
 		if (!strcmp(argv[i], "--listen"))
 			listen_path = argv[i + 1];
 		else if (!strcmp(argv[i], "--qmp"))
-			qmp = argv[i + 1];
+			qmp_path = argv[i + 1];
 		else if (!strcmp(argv[i], "--bus"))
 			bus = argv[i + 1];
 	}
-	if (!listen_path || !qmp != !bus) {
+	if (!listen_path || !qmp_path != !bus) {
 		fprintf(stderr,
 			"usage: vnuma-fake-host [--qmp SOCKET --bus ID] --listen SOCKET\n");
 		return 2;
@@ -457,10 +552,10 @@ int main(int argc, char **argv)
 	}
 	listener = listen_on(listen_path);
 	setvbuf(stdout, NULL, _IOLBF, 0);
-	if (qmp) {
+	if (qmp_path) {
 		plugger = fork();
 		if (!plugger) {
-			plug_device(qmp, bus, listen_path);
+			plug_device(bus, listen_path);
 			_exit(0);
 		}
 	}

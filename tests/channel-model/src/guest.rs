@@ -71,8 +71,10 @@ impl GuestEnd {
         let entry = |section: &vnuma_abi_topology_channel::SupportedSection| {
             u64::from(section.kind) | u64::from(section.version) << 16
         };
-        let pair = SUPPORTED.iter().rev().fold(0, |word, section| word << 32 | entry(section));
-        self.store(offset_of!(Guest, supported), pair)?;
+        for (index, two) in SUPPORTED.chunks(2).enumerate() {
+            let pair = two.iter().rev().fold(0, |word, section| word << 32 | entry(section));
+            self.store(offset_of!(Guest, supported) + index * WORD, pair)?;
+        }
         self.store(offset_of!(Guest, acknowledged), 0)?;
         self.store(offset_of!(Guest, refused), 0)?;
         self.store(offset_of!(Guest, magic), GUEST_MAGIC)
@@ -96,6 +98,12 @@ impl GuestEnd {
     pub fn refuse(&self, generation: u64, errno: i32) -> io::Result<()> {
         self.store(offset_of!(Guest, refused_error), (-i64::from(errno)).cast_unsigned())?;
         self.store(offset_of!(Guest, refused), generation)?;
+        self.ring()
+    }
+
+    /// Says how many PCI devices have come or gone.
+    pub fn count_devices(&self, changes: u64) -> io::Result<()> {
+        self.store(offset_of!(Guest, device_changes), changes)?;
         self.ring()
     }
 

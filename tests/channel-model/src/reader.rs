@@ -1,9 +1,10 @@
 use crate::WORD;
-use std::mem::offset_of;
+use std::{collections::BTreeSet, mem::offset_of, ops::RangeInclusive};
 use vnuma_abi_topology_channel::{
-    DISTANCE_LOCAL, Header, LAYOUT, MAGIC, MAX_NODES, MAX_REGION_SIZE, MAX_SECTIONS, MAX_VCPUS,
-    NODES_VERSION, Nodes, READ_RETRIES, SECTION_NODES, SECTION_REQUIRED, SECTION_VCPUS, Section, Slot,
-    SupportedSection, VCPUS_VERSION, Vcpu, Vcpus,
+    DEVICES_VERSION, DISTANCE_LOCAL, Device, Devices, Header, LAYOUT, MAGIC, MAX_DEVICES, MAX_NODES,
+    MAX_REGION_SIZE, MAX_SECTIONS, MAX_VCPUS, NODES_VERSION, Nodes, READ_RETRIES, SECTION_DEVICES,
+    SECTION_NODES, SECTION_REQUIRED, SECTION_VCPUS, Section, Slot, SupportedSection, VCPUS_VERSION, Vcpu,
+    Vcpus,
 };
 
 /// What was read.
@@ -15,11 +16,13 @@ pub struct Topology {
     pub distances: Vec<Vec<u8>>,
     /// vCPUs.
     pub vcpus: Vec<Vcpu>,
+    /// PCI functions; none from a host that does not know of them.
+    pub devices: Vec<Device>,
     /// Sections that a reader of a later version understands.
     pub others: Vec<Other>,
 }
 
-/// A section that is neither of nodes nor of vCPUs.
+/// A section that is none of these.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Other {
     /// Its kind.
@@ -46,9 +49,10 @@ pub enum ReadError {
 }
 
 /// What a reader of today knows.
-pub const SUPPORTED: [SupportedSection; 2] = [
+pub const SUPPORTED: [SupportedSection; 3] = [
     SupportedSection { kind: SECTION_NODES, version: NODES_VERSION },
     SupportedSection { kind: SECTION_VCPUS, version: VCPUS_VERSION },
+    SupportedSection { kind: SECTION_DEVICES, version: DEVICES_VERSION },
 ];
 
 /// Reads the current topology. `load` returns the word at an offset; each call is one load, in program order.
@@ -115,7 +119,8 @@ fn decode(
     sections: usize,
     words: &[u64],
 ) -> Result<Topology, ReadError> {
-    let (mut distances, mut vcpus, mut others, mut rest) = (None, None, Vec::new(), words);
+    let (mut distances, mut vcpus, mut devices) = (None, None, None);
+    let (mut others, mut rest) = (Vec::new(), words);
     for _ in 0..sections {
         let [first, second, ..] = *rest else { return Err(ReadError::Malformed) };
         let section = Section {
@@ -143,6 +148,7 @@ fn decode(
         let twice = match section.kind {
             SECTION_NODES => distances.replace(decode_nodes(this)?).is_some(),
             SECTION_VCPUS => vcpus.replace(decode_vcpus(this)?).is_some(),
+            SECTION_DEVICES => devices.replace(decode_devices(this)?).is_some(),
             kind => {
                 let words = this[size_of::<Section>() / WORD..].to_vec();
                 others.push(Other { kind, version: section.version, words });
@@ -154,10 +160,12 @@ fn decode(
         }
     }
     let (Some(distances), Some(vcpus)) = (distances, vcpus) else { return Err(ReadError::Malformed) };
-    if vcpus.iter().any(|vcpu| vcpu.node as usize >= distances.len()) {
+    let devices = devices.unwrap_or_default();
+    let mut nodes = vcpus.iter().map(|vcpu| vcpu.node).chain(devices.iter().map(|device| device.node));
+    if nodes.any(|node| node as usize >= distances.len()) {
         return Err(ReadError::Malformed);
     }
-    Ok(Topology { generation, distances, vcpus, others })
+    Ok(Topology { generation, distances, vcpus, devices, others })
 }
 
 fn decode_nodes(section: &[u64]) -> Result<Vec<Vec<u8>>, ReadError> {
@@ -178,20 +186,42 @@ fn decode_nodes(section: &[u64]) -> Result<Vec<Vec<u8>>, ReadError> {
 }
 
 fn decode_vcpus(section: &[u64]) -> Result<Vec<Vcpu>, ReadError> {
+    const _: () = assert!(size_of::<Vcpus>() == size_of::<Devices>() && size_of::<Vcpu>() == WORD);
+    let vcpu = |word: u64| Vcpu { apic_id: low(word) as u32, node: high(word) as u32 };
+    Ok(decode_array(section, 1..=MAX_VCPUS)?.into_iter().map(vcpu).collect())
+}
+
+fn decode_devices(section: &[u64]) -> Result<Vec<Device>, ReadError> {
+    const _: () = assert!(offset_of!(Devices, nr_devices) == offset_of!(Vcpus, nr_vcpus));
+    const _: () = assert!(offset_of!(Devices, device_size) == offset_of!(Vcpus, vcpu_size));
+    const _: () = assert!(size_of::<Device>() == WORD && offset_of!(Device, bus) == 2);
+    let device = |word: u64| Device {
+        segment: word as u16,
+        bus: (word >> 16) as u8,
+        devfn: (word >> 24) as u8,
+        node: high(word) as u32,
+    };
+    let devices: Vec<Device> = decode_array(section, 0..=MAX_DEVICES)?.into_iter().map(device).collect();
+    let addresses = devices.iter().map(|device| (device.segment, device.bus, device.devfn));
+    let unique = addresses.collect::<BTreeSet<_>>().len() == devices.len();
+    if unique { Ok(devices) } else { Err(ReadError::Malformed) }
+}
+
+/// The first word of each element. Sections of vCPUs and of devices have their counts at the same place.
+fn decode_array(section: &[u64], counts: RangeInclusive<usize>) -> Result<Vec<u64>, ReadError> {
     let word = |offset: usize| section.get(offset / WORD).copied().ok_or(ReadError::Malformed);
-    let counts = word(offset_of!(Vcpus, nr_vcpus))?;
-    let (count, offset) = (low(counts), high(counts));
+    let first = word(offset_of!(Vcpus, nr_vcpus))?;
+    let (count, offset) = (low(first), high(first));
     let size = low(word(offset_of!(Vcpus, vcpu_size))?);
     let end = || count.checked_mul(size)?.checked_add(offset);
-    if !(1..=MAX_VCPUS).contains(&count)
+    if !counts.contains(&count)
         || offset < size_of::<Vcpus>()
         || !offset.is_multiple_of(WORD)
-        || size < size_of::<Vcpu>()
+        || size < WORD
         || !size.is_multiple_of(WORD)
         || end().is_none_or(|end| end > section.len() * WORD)
     {
         return Err(ReadError::Malformed);
     }
-    let vcpu = |word: u64| Vcpu { apic_id: low(word) as u32, node: high(word) as u32 };
-    (0..count).map(|index| Ok(vcpu(word(offset + index * size)?))).collect()
+    (0..count).map(|index| word(offset + index * size)).collect()
 }

@@ -73,6 +73,7 @@
 
 #define VNUMA_TC_MAX_NODES	64
 #define VNUMA_TC_MAX_VCPUS	4096
+#define VNUMA_TC_MAX_DEVICES	256	/* PCI functions */
 #define VNUMA_TC_MAX_SECTIONS	64	/* of a slot */
 #define VNUMA_TC_MAX_SUPPORTED	16	/* of a list of supported sections */
 #define VNUMA_TC_READ_RETRIES	8
@@ -100,10 +101,12 @@
 /* vnuma_tc_section.kind */
 #define VNUMA_TC_SECTION_NODES	1	/* struct vnuma_tc_nodes */
 #define VNUMA_TC_SECTION_VCPUS	2	/* struct vnuma_tc_vcpus */
+#define VNUMA_TC_SECTION_DEVICES	3	/* struct vnuma_tc_devices */
 
 /* Versions that this header describes. */
 #define VNUMA_TC_NODES_VERSION	1
 #define VNUMA_TC_VCPUS_VERSION	1
+#define VNUMA_TC_DEVICES_VERSION	1
 
 /* vnuma_tc_section.flags: a reader that must skip the section refuses the publication */
 #define VNUMA_TC_SECTION_REQUIRED	0x1
@@ -141,7 +144,8 @@ struct vnuma_tc_guest {
 	__u32 driver_version;	/* major << 16 | minor << 8 | patch */
 	__u32 reserved1;
 	struct vnuma_tc_supported_section supported[VNUMA_TC_MAX_SUPPORTED];
-	__u64 reserved2[5];
+	__u64 device_changes;	/* PCI devices that came or went so far: a hint to look */
+	__u64 reserved2[4];
 	__u64 acknowledged;	/* last generation that all maps agree with, 0: none */
 	__u64 refused;		/* last one refused or applied in part only, 0: none */
 	__s64 refused_error;	/* why: -errno */
@@ -181,6 +185,28 @@ struct vnuma_tc_vcpus {
 
 struct vnuma_tc_vcpu {
 	__u32 apic_id;		/* x2APIC id, the guest's name for the vCPU */
+	__u32 node;		/* guest node, < nr_nodes */
+};
+
+/*
+ * The node of PCI functions that the host knows it of: those that are passed through. At
+ * most once in a publication. A reader leaves all other functions as it found them, and
+ * gives back what it found where a function is not named any more. A function may
+ * be named that is not there, or not there yet. The driver of the guest uses it.
+ */
+struct vnuma_tc_devices {
+	struct vnuma_tc_section section;
+	__u32 nr_devices;	/* 0 to VNUMA_TC_MAX_DEVICES */
+	__u32 device_offset;	/* in the section: struct vnuma_tc_device device[nr_devices] */
+	__u32 device_size;	/* bytes from one to the next, a multiple of 8 */
+	__u32 reserved;
+};
+
+/* The address is the one that the guest uses; each occurs once. */
+struct vnuma_tc_device {
+	__u16 segment;		/* PCI domain */
+	__u8 bus;
+	__u8 devfn;		/* device << 3 | function */
 	__u32 node;		/* guest node, < nr_nodes */
 };
 
