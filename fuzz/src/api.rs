@@ -221,6 +221,7 @@ impl VmConnection for Connection {
             guest_nodes,
             vcpus,
             spare_slots: BTreeMap::from([(0, 1)]),
+            devices: Vec::new(),
         })
     }
 

@@ -162,6 +162,8 @@ fn check(description: &VmDescription, peer: &Peer) {
     let tids: BTreeSet<i32> = description.vcpus.iter().map(|vcpu| vcpu.tid).collect();
     assert_eq!(tids.len(), description.vcpus.len(), "one thread runs two vCPUs");
     assert!(description.guest_nodes.windows(2).all(|pair| pair[0].id < pair[1].id));
+    assert!(description.devices.len() <= 256);
+    description.devices.iter().for_each(|device| crate::expect_plain(&device.host));
     for node in &description.guest_nodes {
         if let Some(memory) = &node.memory {
             assert!(memory.id.len() <= 1024 && node.memory_bytes >= memory.size_bytes, "{node:?}");

@@ -134,6 +134,7 @@ impl Machine {
             guest_nodes: self.nodes.iter().enumerate().map(node).collect(),
             vcpus: self.listed_vcpus(),
             spare_slots: self.spare.clone(),
+            devices: Vec::new(),
         }
     }
 

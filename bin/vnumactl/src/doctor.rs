@@ -328,10 +328,16 @@ fn memory(vm: &Vm) -> Option<Check> {
             "memory",
             "displaced",
             why,
-            format!(
-                "move it before a device is plugged: migratepages {} FROM HOME",
-                vm.pid.unwrap_or_default()
-            ),
+            match vm.devices.is_empty() {
+                true => format!(
+                    "move it before a device is plugged: migratepages {} FROM HOME",
+                    vm.pid.unwrap_or_default()
+                ),
+                false => {
+                    "unplug all passthrough devices and move it, or start the VM as `vnumactl place` says"
+                        .to_owned()
+                }
+            },
         )),
         None => {
             let known = vm.nodes.iter().all(|node| node.displaced_bytes.is_some());
@@ -596,6 +602,7 @@ mod tests {
                 driver_version: Some("1.2.3".into()),
                 ..Publication::default()
             },
+            devices: Vec::new(),
             spare_slots: BTreeMap::new(),
         }
     }
@@ -624,9 +631,21 @@ mod tests {
         assert_eq!(found(&of(&vm), "memory"), ("at home".into(), Level::Best));
         vm.nodes[1].displaced_bytes = Some(300 << 20);
         assert_eq!(found(&of(&vm), "memory"), ("displaced".into(), Level::Reduced));
-        let text = text(&of(&vm));
+        let text = self::text(&of(&vm));
         let why = "VM web, memory: 300 MiB of guest node 1 are not on its home, of 2048 MiB in all; the first passthrough device pins";
         assert!(text.contains(why) && text.contains("migratepages 7 FROM HOME"), "{text}");
+        vm.devices = vec![vnuma_api::VmDevice {
+            host: "0000:81:00.0".into(),
+            host_node: Some(1),
+            guest: None,
+            guest_node: None,
+            acked_node: None,
+            target_node: None,
+            state: vnuma_api::VcpuState::Unknown,
+        }];
+        let text = self::text(&of(&vm));
+        assert!(text.contains("its passthrough devices have pinned them there"), "{text}");
+        assert!(!text.contains("migratepages"), "{text}");
     }
 
     #[test]

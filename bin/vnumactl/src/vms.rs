@@ -1,7 +1,7 @@
 //! VMs, for people.
 
 use crate::table::{Table, or_dash, plain, size};
-use vnuma_api::{Daemon, GuestNode, PlaceSetting, Publication, Replugged, Vcpu, VcpuState, Vm};
+use vnuma_api::{Daemon, GuestNode, PlaceSetting, Publication, Replugged, Vcpu, VcpuState, Vm, VmDevice};
 
 /// One line a VM.
 pub fn list(vms: &[Vm]) -> String {
@@ -61,6 +61,10 @@ pub fn show(vm: &Vm) -> String {
     if !vm.vcpus.is_empty() {
         text += "\nvCPUs\n";
         text += &vcpus(&vm.vcpus);
+    }
+    if !vm.devices.is_empty() {
+        text += "\nPassthrough devices\n";
+        text += &devices(&vm.devices);
     }
     let publication = &vm.publication;
     if publication.publications > 0 {
@@ -149,6 +153,23 @@ fn vcpus(vcpus: &[Vcpu]) -> String {
     table.text(2)
 }
 
+fn devices(devices: &[VmDevice]) -> String {
+    let headings = ["DEVICE", ">HOST NODE", "IN THE GUEST", ">PUBLISHED", ">ACKED", ">TARGET", "STATE"];
+    let mut table = Table::new(&headings);
+    for device in devices {
+        table.row([
+            plain(&device.host),
+            or_dash(device.host_node),
+            device.guest.as_deref().map_or_else(|| "-".to_owned(), plain),
+            or_dash(device.guest_node),
+            or_dash(device.acked_node),
+            or_dash(device.target_node),
+            device.state.to_string(),
+        ]);
+    }
+    table.text(2)
+}
+
 /// After `attach`.
 pub fn attached(vm: &Vm) -> String {
     let name = plain(&vm.name);
@@ -171,7 +192,11 @@ pub fn displaced(vm: &Vm) -> Option<String> {
     let of = size(whole >> 10);
     (!nodes.is_empty()).then(|| {
         let nodes = nodes.join(", ");
-        format!("{nodes} are not on its home, of {of} in all; the first passthrough device pins memory where it is, for good")
+        let pins = match vm.devices.is_empty() {
+            true => "the first passthrough device pins memory where it is, for good",
+            false => "its passthrough devices have pinned them there",
+        };
+        format!("{nodes} are not on its home, of {of} in all; {pins}")
     })
 }
 
@@ -279,8 +304,39 @@ mod tests {
                 acknowledgements: 2,
                 ..Publication::default()
             },
+            devices: Vec::new(),
             spare_slots: std::collections::BTreeMap::new(),
         }
+    }
+
+    #[test]
+    fn passthrough_devices_are_shown_with_what_the_guest_was_told() {
+        let device = VmDevice {
+            host: "0000:81:00.0".into(),
+            host_node: Some(2),
+            guest: Some("0000:01:00.0".into()),
+            guest_node: Some(1),
+            acked_node: Some(0),
+            target_node: Some(1),
+            state: VcpuState::Stale,
+        };
+        let early = VmDevice {
+            host: "0000:82:00.0".into(),
+            host_node: None,
+            guest: None,
+            guest_node: None,
+            acked_node: None,
+            target_node: None,
+            state: VcpuState::Unknown,
+        };
+        let expected = "
+Passthrough devices
+  DEVICE        HOST NODE  IN THE GUEST  PUBLISHED  ACKED  TARGET  STATE
+  0000:81:00.0          2  0000:01:00.0          1      0       1  stale
+  0000:82:00.0          -  -                     -      -       -  unknown
+";
+        let text = show(&Vm { devices: vec![device, early], ..vm() });
+        assert!(text.contains(expected), "{text}");
     }
 
     #[test]

@@ -50,6 +50,7 @@ pub use scheduling::{
 };
 pub use vm::{
     ChannelState, DriverMode, GuestNode, Hypervisor, Publication, RefusedGeneration, Vcpu, VcpuState, Vm,
+    VmDevice,
 };
 
 use serde::{Deserialize, Serialize};

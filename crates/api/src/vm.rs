@@ -33,6 +33,9 @@ pub struct Vm {
     pub distances: DistanceMatrix,
     /// vCPUs in rising order of APIC id.
     pub vcpus: Vec<Vcpu>,
+    /// PCI functions of the host that it has, as its QEMU says.
+    #[serde(default)]
+    pub devices: Vec<VmDevice>,
     /// What was published to its guest.
     pub publication: Publication,
     /// Slots of guest nodes that vCPUs can be replugged to, where there are any.
@@ -104,6 +107,25 @@ pub struct Vcpu {
     /// Guest node that is right for where the vCPU runs now.
     pub target_node: Option<u32>,
     /// How true the guest's view is.
+    pub state: VcpuState,
+}
+
+/// A PCI function of the host that a VM has.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VmDevice {
+    /// Its address on the host.
+    pub host: String,
+    /// Host node that it is attached to, if that is known.
+    pub host_node: Option<u32>,
+    /// Its address in the guest, once the guest's firmware has given it one.
+    pub guest: Option<String>,
+    /// Guest node that was published for it last.
+    pub guest_node: Option<u32>,
+    /// Guest node that the guest's kernel has for it: the one that its driver acknowledged last.
+    pub acked_node: Option<u32>,
+    /// Guest node that is right for it now.
+    pub target_node: Option<u32>,
+    /// How true the guest's view is, as of a vCPU.
     pub state: VcpuState,
 }
 

@@ -8,7 +8,7 @@ use vnuma_daemon::core::{
 use vnuma_hypervisor::VmError;
 use vnuma_placement::{
     Policies, Publication,
-    world::{ConnectionId, HostReading, RequestId, VcpuReading, VmId, VmReading},
+    world::{ConnectionId, DriverStatus, HostReading, RequestId, VcpuReading, VmId, VmReading},
 };
 use vnuma_process::ActError;
 use vnuma_topology::{
@@ -50,6 +50,7 @@ fn description(name: &str, pid: i32) -> VmDescription {
             .map(|id| Vcpu { index: id, apic_id: id, boot_node: Some(id), tid: pid + 1 + id as i32 })
             .collect(),
         spare_slots: Default::default(),
+        devices: Vec::new(),
     }
 }
 
@@ -323,6 +324,51 @@ fn an_attach_that_timed_out_is_not_tried_again_before_it_is_undone() {
     run.report(Report::Silent("device_add".into(), 100));
     run.report(Report::Up(description("a", 100), true));
     assert_eq!(run.asked.last().map(|(_, ask)| *ask), Some(Ask::Detach), "it was carried out after all");
+}
+
+#[test]
+fn a_guest_that_sees_devices_come_and_go_is_looked_at_but_not_without_end() {
+    let mut run = Run::with_vm();
+    run.attach();
+    let describes = |run: &Run| run.asked.iter().filter(|(_, ask)| *ask == Ask::Describe).count();
+    let driver =
+        |device_changes| DriverStatus { knows_devices: true, device_changes, ..DriverStatus::default() };
+    run.now_ns += 10 * SECOND_NS;
+    run.step(Event::Driver(1, DriverStatus { device_changes: 5, ..DriverStatus::default() }));
+    assert_eq!(describes(&run), 0, "a driver that does nothing with them");
+    run.step(Event::Driver(1, driver(0)));
+    assert_eq!(describes(&run), 1, "it has started");
+    // A hundred a second for two seconds, each another one.
+    for changes in 1..200 {
+        run.now_ns += SECOND_NS / 100;
+        run.step(Event::Driver(1, driver(changes)));
+    }
+    assert_eq!(describes(&run), 1);
+    let due_ns = run.core.next_deadline_ns().expect("a look");
+    run.now_ns = run.now_ns.max(due_ns);
+    run.step(Event::Woken);
+    assert_eq!(describes(&run), 2, "the last one is not lost");
+    run.now_ns += 60 * SECOND_NS;
+    run.step(Event::Woken);
+    run.step(Event::Driver(1, driver(199)));
+    assert_eq!(describes(&run), 2, "nothing new");
+    // What is found is published.
+    let before = run.published.len();
+    let mut host = host(3);
+    host.pci_devices = vec![vnuma_topology::PciDevice {
+        address: "0000:81:00.0".into(),
+        class: 0x02_0000,
+        vendor: 1,
+        device: 2,
+        node: Some(1),
+        iommu_group: Some(3),
+    }];
+    run.step(Event::HostChanged(host));
+    let guest = vnuma_topology::PciAddress { segment: 0, bus: 2, devfn: 0 };
+    let device = vnuma_topology::VmDevice { host: "0000:81:00.0".into(), guest: Some(guest) };
+    run.report(Report::Described(VmDescription { devices: vec![device], ..description("a", 100) }));
+    let found = &run.published[before..];
+    assert_eq!(found.iter().map(|(.., one)| one.devices.clone()).collect::<Vec<_>>(), [[(guest, 1)]]);
 }
 
 #[test]

@@ -62,6 +62,7 @@ fn description(homes: [u32; 2]) -> VmDescription {
         guest_nodes: vec![node(0), node(1)],
         vcpus: vec![vcpu(0), vcpu(1)],
         spare_slots: BTreeMap::new(),
+        devices: Vec::new(),
     }
 }
 

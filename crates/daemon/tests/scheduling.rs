@@ -56,6 +56,7 @@ fn description(name: &str, pid: i32) -> VmDescription {
         guest_nodes: vec![node(0), node(1)],
         vcpus: vec![vcpu(0), vcpu(1)],
         spare_slots: BTreeMap::new(),
+        devices: Vec::new(),
     }
 }
 

@@ -127,6 +127,42 @@ pub(crate) struct Memdev {
     pub(crate) host_nodes: Vec<i64>,
 }
 
+#[derive(Serialize)]
+pub(crate) struct QueryPci {}
+command!(QueryPci, "query-pci", Vec<PciBus>);
+
+/// A root bus.
+#[derive(Debug, Deserialize)]
+pub(crate) struct PciBus {
+    pub(crate) devices: Vec<PciFunction>,
+}
+
+/// A PCI function, as the guest sees it now.
+#[derive(Debug, Deserialize)]
+pub(crate) struct PciFunction {
+    pub(crate) bus: i64,
+    pub(crate) slot: i64,
+    pub(crate) function: i64,
+    /// Empty for one that was given no id.
+    #[serde(default)]
+    pub(crate) qdev_id: String,
+    pub(crate) pci_bridge: Option<PciBridge>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct PciBridge {
+    pub(crate) bus: PciBridgeBus,
+    /// Absent if there are none.
+    #[serde(default)]
+    pub(crate) devices: Vec<PciFunction>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct PciBridgeBus {
+    /// Number of the bus behind it; 0 until the guest's firmware has given it one.
+    pub(crate) secondary: i64,
+}
+
 /// A property of an object, of whatever type.
 #[derive(Serialize)]
 pub(crate) struct QomGet<'a> {

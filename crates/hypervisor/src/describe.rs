@@ -5,6 +5,7 @@ use crate::{
     check::{check_length, value},
     client::Client,
     commands::{Memdev, QomGet, QueryMemdev, QueryStatus},
+    devices,
     name::check_name,
     numa::{self, NumaNode, PlacedBackend},
     process::Process,
@@ -37,6 +38,7 @@ pub(crate) fn describe(
         numa::match_backends(&nodes, placed_backends(client)?)
     };
     count_resident(client, process, &mut backends)?;
+    let devices = devices::devices(client)?;
     let guest_nodes = nodes
         .into_iter()
         .map(|(id, node)| {
@@ -49,7 +51,7 @@ pub(crate) fn describe(
             GuestNode { id, memory_bytes, memory }
         })
         .collect();
-    Ok(VmDescription { name, pid: process.pid(), run_state, guest_nodes, vcpus, spare_slots })
+    Ok(VmDescription { name, pid: process.pid(), run_state, guest_nodes, vcpus, spare_slots, devices })
 }
 
 fn name(client: &mut Client, fallback: &str) -> Result<String, VmError> {

@@ -29,6 +29,7 @@ mod check;
 mod client;
 mod commands;
 mod describe;
+pub mod devices;
 mod directories;
 mod error;
 mod handle;

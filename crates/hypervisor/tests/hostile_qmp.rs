@@ -99,7 +99,7 @@ fn vm_of(cpus: &[(Value, Value)]) -> Peer {
                 let cpu: usize = command["arguments"]["path"].as_str().unwrap().parse().unwrap();
                 cpus[cpu].1.clone()
             }
-            "query-hotpluggable-cpus" => json!([]),
+            "query-hotpluggable-cpus" | "qom-list" => json!([]),
             "human-monitor-command" => json!("0 nodes\r\n"),
             other => panic!("{other}"),
         };
@@ -115,6 +115,70 @@ fn an_honest_peer_is_believed() {
     assert_eq!((description.vcpus[0].apic_id, i64::from(description.vcpus[0].tid)), (3, own_pid()));
 }
 
+/// A VM of one vCPU and so many devices with an id, all behind the first of them, which is a bridge to bus 7, and another one without
+/// an id on the root bus.
+fn vm_with_devices(count: usize) -> Peer {
+    Peer::answering(move |name, command| {
+        let arguments = &command["arguments"];
+        let property = arguments["property"].as_str().unwrap_or_default();
+        let devices = || (0..count).map(|i| format!("device{i}"));
+        let passed = |name: &str| json!({"name": name, "type": "child<vfio-pci>"});
+        let answer = match name {
+            "query-name" => json!({}),
+            "query-status" => json!({"status": "running"}),
+            "query-cpus-fast" | "query-hotpluggable-cpus" => json!([]),
+            "human-monitor-command" => json!("0 nodes"),
+            "qom-list" if arguments["path"] == "/machine/peripheral" => {
+                devices().map(|name| passed(&name)).collect()
+            }
+            "qom-list" => {
+                json!([passed("device[0]"), {"name": "device[1]", "type": "child<virtio-net-pci>"}])
+            }
+            "query-pci" => {
+                let behind: Vec<_> = devices()
+                    .enumerate()
+                    .map(|(i, name)| json!({"bus": 7, "slot": i, "function": 0, "qdev_id": name}))
+                    .collect();
+                json!([{"bus": 0, "devices": [{"bus": 0, "slot": 1, "function": 0, "qdev_id": "rp",
+                    "pci_bridge": {"bus": {"secondary": 7}, "devices": behind}}]}])
+            }
+            "qom-get" => match property {
+                "host" if arguments["path"].as_str().unwrap().ends_with("[0]") => json!("../../0000:00:00.0"),
+                "host" => json!("0000:81:00.0"),
+                "sysfsdev" => json!("/sys/bus/pci/devices/0000:82:00.0"),
+                "addr" => json!(0x18),
+                "parent_bus" => json!("/machine/q35/pcihost/pcie.0"),
+                other => panic!("{other}"),
+            },
+            other => panic!("{other}"),
+        };
+        json!({"return": answer, "id": command["id"]}).to_string()
+    })
+}
+
+#[test]
+fn devices_that_are_passed_through_are_found_with_their_addresses_in_the_guest() {
+    let mut vm = vm_with_devices(2).connect().unwrap();
+    let devices = vm.describe().unwrap().devices;
+    let shown: Vec<_> =
+        devices.iter().map(|device| (device.host.as_str(), device.guest.unwrap().to_string())).collect();
+    let expected = [
+        ("0000:81:00.0", "0000:07:00.0"),
+        ("0000:81:00.0", "0000:07:01.0"),
+        ("0000:82:00.0", "0000:00:03.0"),
+    ];
+    assert_eq!(shown, expected.map(|(host, guest)| (host, guest.to_owned())));
+}
+
+#[test]
+fn devices_without_end_are_refused() {
+    let error = vm_with_devices(256).describe().unwrap_err().to_string();
+    assert!(
+        error.contains("qom-list") && error.contains("257") && error.contains("more than 256"),
+        "{error}"
+    );
+}
+
 #[test]
 fn a_state_that_is_none_is_refused() {
     for (state, good) in
@@ -125,7 +189,7 @@ fn a_state_that_is_none_is_refused() {
             let answer = match name {
                 "query-name" => json!({}),
                 "query-status" => json!({"status": state}),
-                "query-cpus-fast" | "query-hotpluggable-cpus" => json!([]),
+                "query-cpus-fast" | "query-hotpluggable-cpus" | "qom-list" => json!([]),
                 _ => json!("0 nodes"),
             };
             json!({"return": answer, "id": command["id"]}).to_string()
@@ -326,7 +390,7 @@ fn a_name_that_is_none_is_not_used() {
         let answer = match name {
             "query-name" => json!({"name": "../../etc\u{1b}[2J"}),
             "query-status" => json!({"status": "running"}),
-            "query-cpus-fast" | "query-hotpluggable-cpus" => json!([]),
+            "query-cpus-fast" | "query-hotpluggable-cpus" | "qom-list" => json!([]),
             _ => json!("0 nodes"),
         };
         json!({"return": answer, "id": command["id"]}).to_string()

@@ -29,6 +29,7 @@ fn vm(name: &str) -> MemoryVm {
         guest_nodes: vec![node(0), node(1)],
         vcpus: vec![vcpu(0), vcpu(1)],
         spare_slots: BTreeMap::from([(1, 1)]),
+        devices: Vec::new(),
     })
     .unwrap()
 }

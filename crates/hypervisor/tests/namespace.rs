@@ -112,6 +112,7 @@ fn the_peer() {
             "qom-get" => command["arguments"]["path"].as_str().unwrap().parse::<u32>().unwrap().into(),
             "query-hotpluggable-cpus" => json!([]),
             "human-monitor-command" => json!("0 nodes\r\n"),
+            "qom-list" => json!([]),
             _ => json!({}),
         };
         let line = json!({"return": answer, "id": command["id"]});

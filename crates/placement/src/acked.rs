@@ -1,7 +1,7 @@
 //! The topology that a guest's kernel is known to use, from its acknowledgements.
 
 use std::collections::{BTreeMap, VecDeque};
-use vnuma_topology::{ApicId, GuestNodeId};
+use vnuma_topology::GuestNodeId;
 
 /// Publications that can be outstanding at the same time. The oldest of more is merged into the one after it.
 const MAX_OUTSTANDING: usize = 8;
@@ -18,51 +18,62 @@ pub struct Update {
 }
 
 #[derive(Clone, Debug)]
-struct Outstanding {
+struct Outstanding<K> {
     update: Update,
-    /// vCPUs whose node differs from what was published before.
-    changes: BTreeMap<ApicId, GuestNodeId>,
+    /// Those whose node differs from what was published before.
+    changes: BTreeMap<K, GuestNodeId>,
 }
 
-/// The nodes that the guest's kernel uses. A guest can forge an acknowledgement, so this is shown and measured, and
+/// The nodes that the guest's kernel uses for vCPUs, or for devices: for what `K` names. A guest can forge an acknowledgement, so this is shown and measured, and
 /// nothing is decided by it.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct AckedTopology {
-    /// Of each vCPU that is plugged; `None` where it cannot be known.
-    nodes: BTreeMap<ApicId, Option<GuestNodeId>>,
+#[derive(Clone, Debug)]
+pub(crate) struct AckedTopology<K> {
+    /// Of each one that is plugged; `None` where it cannot be known.
+    nodes: BTreeMap<K, Option<GuestNodeId>>,
     /// What the guest uses once it has acknowledged everything.
-    published: BTreeMap<ApicId, GuestNodeId>,
-    outstanding: VecDeque<Outstanding>,
+    published: BTreeMap<K, GuestNodeId>,
+    outstanding: VecDeque<Outstanding<K>>,
 }
 
-impl AckedTopology {
-    pub(crate) fn node(&self, vcpu: ApicId) -> Option<GuestNodeId> {
-        self.nodes.get(&vcpu).copied().flatten()
+impl<K> Default for AckedTopology<K> {
+    fn default() -> Self {
+        Self { nodes: BTreeMap::new(), published: BTreeMap::new(), outstanding: VecDeque::new() }
+    }
+}
+
+impl<K: Copy + Ord> AckedTopology<K> {
+    pub(crate) fn node(&self, one: K) -> Option<GuestNodeId> {
+        self.nodes.get(&one).copied().flatten()
     }
 
-    /// The guest boots with `vcpu` on `node`.
-    pub(crate) fn boot(&mut self, vcpu: ApicId, node: GuestNodeId) {
-        self.nodes.insert(vcpu, Some(node));
-        self.published.remove(&vcpu);
+    /// The guest boots with it on `node`.
+    pub(crate) fn boot(&mut self, one: K, node: GuestNodeId) {
+        self.nodes.insert(one, Some(node));
+        self.published.remove(&one);
     }
 
-    pub(crate) fn forget(&mut self, vcpu: ApicId) {
-        self.nodes.remove(&vcpu);
-        self.published.remove(&vcpu);
+    /// It is there, and what the guest uses for it is not known.
+    pub(crate) fn expect(&mut self, one: K) {
+        self.nodes.entry(one).or_default();
+    }
+
+    pub(crate) fn forget(&mut self, one: K) {
+        self.nodes.remove(&one);
+        self.published.remove(&one);
     }
 
     /// A publication went out.
-    pub(crate) fn published(&mut self, update: Update, nodes: impl Iterator<Item = (ApicId, GuestNodeId)>) {
+    pub(crate) fn published(&mut self, update: Update, nodes: impl Iterator<Item = (K, GuestNodeId)>) {
         let published = &mut self.published;
-        let changes = nodes.filter(|&(vcpu, node)| published.insert(vcpu, node) != Some(node)).collect();
+        let changes = nodes.filter(|&(one, node)| published.insert(one, node) != Some(node)).collect();
         self.outstanding.push_back(Outstanding { update, changes });
         if self.outstanding.len() > MAX_OUTSTANDING
             && let Some(oldest) = self.outstanding.pop_front()
             && let Some(next) = self.outstanding.front_mut()
         {
             next.update.changed_ns = next.update.changed_ns.min(oldest.update.changed_ns);
-            for (vcpu, node) in oldest.changes {
-                next.changes.entry(vcpu).or_insert(node);
+            for (one, node) in oldest.changes {
+                next.changes.entry(one).or_insert(node);
             }
         }
     }
@@ -74,9 +85,9 @@ impl AckedTopology {
         let mut update = self.outstanding[found].update;
         for superseded in self.outstanding.drain(..=found) {
             update.changed_ns = update.changed_ns.min(superseded.update.changed_ns);
-            for (vcpu, node) in superseded.changes {
-                // vCPUs that were unplugged meanwhile stay forgotten.
-                self.nodes.entry(vcpu).and_modify(|acked| *acked = Some(node));
+            for (one, node) in superseded.changes {
+                // Those that were unplugged meanwhile stay forgotten.
+                self.nodes.entry(one).and_modify(|acked| *acked = Some(node));
             }
         }
         Some(update)
@@ -105,14 +116,14 @@ mod tests {
 
     const EPOCH: u64 = 77 << 32;
 
-    fn publish(acked: &mut AckedTopology, counter: u64, node: GuestNodeId) {
+    fn publish(acked: &mut AckedTopology<u32>, counter: u64, node: GuestNodeId) {
         let update = Update { generation: EPOCH | counter, changed_ns: counter, published_ns: counter };
         acked.published(update, [(1, node)].into_iter());
     }
 
     #[test]
     fn an_acknowledgement_takes_over_the_older_ones_with_their_wait() {
-        let mut acked = AckedTopology::default();
+        let mut acked = AckedTopology::<u32>::default();
         acked.boot(1, 0);
         publish(&mut acked, 1, 5);
         publish(&mut acked, 2, 6);
@@ -127,7 +138,7 @@ mod tests {
 
     #[test]
     fn a_late_or_forged_acknowledgement_is_credited_to_no_other_generation() {
-        let mut acked = AckedTopology::default();
+        let mut acked = AckedTopology::<u32>::default();
         acked.boot(1, 0);
         for counter in 1..=9 {
             publish(&mut acked, counter, 5);
@@ -142,7 +153,7 @@ mod tests {
 
     #[test]
     fn what_waits_is_bounded_and_loses_neither_node_nor_wait() {
-        let mut acked = AckedTopology::default();
+        let mut acked = AckedTopology::<u32>::default();
         acked.boot(1, 0);
         acked.boot(2, 0);
         let update = |counter| Update { generation: counter, changed_ns: counter, published_ns: counter };
@@ -157,7 +168,7 @@ mod tests {
 
     #[test]
     fn an_unplugged_vcpu_does_not_come_back() {
-        let mut acked = AckedTopology::default();
+        let mut acked = AckedTopology::<u32>::default();
         acked.boot(1, 0);
         publish(&mut acked, 1, 5);
         acked.forget(1);
@@ -167,7 +178,7 @@ mod tests {
 
     #[test]
     fn only_changes_are_kept() {
-        let mut acked = AckedTopology::default();
+        let mut acked = AckedTopology::<u32>::default();
         publish(&mut acked, 1, 5);
         publish(&mut acked, 2, 5);
         assert_eq!(acked.outstanding[1].changes, BTreeMap::new());

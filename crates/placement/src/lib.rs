@@ -17,6 +17,7 @@
 
 mod acked;
 mod assignment;
+mod devices;
 mod home;
 mod plan;
 pub mod scheduling;
@@ -26,6 +27,7 @@ pub mod world;
 
 pub use acked::Update;
 pub use assignment::{NodeAssignment, choose_node};
+pub use devices::DeviceStatus;
 pub use home::{Homes, displaced_bytes, distances, homes};
 pub use plan::{Action, Plan, Policies, PublishReason, Reason, Step, decide};
 pub use settle::{Due, SettlePolicy, Settler, Suppressed};

@@ -25,7 +25,7 @@ pub enum PublishReason {
     Attached,
     /// The guest boots again.
     Rebooted,
-    /// vCPUs came or went, or distances changed.
+    /// vCPUs or devices came or went, or distances or nodes of devices changed.
     Described,
     /// A vCPU was put on another node on purpose.
     Moved {

@@ -1,10 +1,13 @@
 //! What is true of a VM, what was published to its guest, and what the guest uses.
 
 use crate::acked::{AckedTopology, Update};
+use crate::devices::{DeviceStatus, Devices};
 use crate::plan::PublishReason;
 use crate::{Due, Homes, NodeAssignment, SettlePolicy, Settler, Suppressed, choose_node, distances, homes};
 use std::collections::{BTreeMap, BTreeSet};
-use vnuma_topology::{ApicId, DistanceMatrix, GuestNodeId, HostNodeId, HostTopology, VmDescription};
+use vnuma_topology::{
+    ApicId, DistanceMatrix, GuestNodeId, HostNodeId, HostTopology, PciAddress, VmDescription,
+};
 
 /// Where a vCPU is, as far as decisions go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +57,8 @@ pub struct Publication {
     pub distances: DistanceMatrix,
     /// In rising order of APIC id.
     pub vcpus: Vec<(ApicId, GuestNodeId)>,
+    /// PCI functions of the host that the VM has, in rising order of address.
+    pub devices: Vec<(PciAddress, GuestNodeId)>,
     /// Oldest change of the host in it.
     pub changed_ns: u64,
 }
@@ -78,7 +83,8 @@ pub struct VmPlacement {
     distances: DistanceMatrix,
     vcpus: BTreeMap<ApicId, Vcpu>,
     settler: Settler,
-    acked: AckedTopology,
+    acked: AckedTopology<ApicId>,
+    devices: Devices,
     publishing: bool,
     /// Nothing was published since the VM has a channel, which it has since this time.
     first_since_ns: Option<u64>,
@@ -94,6 +100,7 @@ impl VmPlacement {
             vcpus: BTreeMap::new(),
             settler: Settler::default(),
             acked: AckedTopology::default(),
+            devices: Devices::default(),
             publishing: false,
             first_since_ns: None,
         };
@@ -101,7 +108,7 @@ impl VmPlacement {
         placement
     }
 
-    /// The hypervisor's description was read again: vCPUs come and go, memory finds another home.
+    /// The hypervisor's description was read again: vCPUs and devices come and go, memory finds another home.
     pub fn describe(&mut self, host: &HostTopology, vm: &VmDescription, now_ns: u64) {
         self.guest_nodes = vm.guest_nodes.iter().map(|node| node.id).collect();
         self.homes = homes(&vm.guest_nodes, &self.homes);
@@ -135,6 +142,7 @@ impl VmPlacement {
             }
             stays
         });
+        self.devices.describe(&vm.devices);
         self.reassess(host, changed, now_ns);
     }
 
@@ -146,7 +154,8 @@ impl VmPlacement {
     /// Homes, distances or the host's nodes changed: all is worked out again.
     fn reassess(&mut self, host: &HostTopology, vcpus_changed: bool, now_ns: u64) {
         let distances = distances(host, &self.guest_nodes, &self.homes);
-        let changed = distances != self.distances || vcpus_changed;
+        let devices_changed = self.devices.reassess(host, &self.homes);
+        let changed = distances != self.distances || vcpus_changed || devices_changed;
         self.distances = distances;
         if changed && self.publishing {
             self.settler.publish_at_once(PublishReason::Described, now_ns);
@@ -209,18 +218,21 @@ impl VmPlacement {
         self.first_since_ns = None;
         self.settler.clear();
         self.acked.stop_waiting();
+        self.devices.stop_publishing();
     }
 
     /// Somebody else has the guest's channel: what the guest uses cannot be known until it acknowledges again, or boots
     /// without the channel.
     pub fn acked_unknown(&mut self) {
         self.acked.unknown();
+        self.devices.acked_unknown();
     }
 
     /// The guest boots again, and uses what it boots with. If it has a channel, everything is published anew, for its
     /// driver to acknowledge.
     pub fn rebooted(&mut self, now_ns: u64) {
         self.acked.stop_waiting();
+        self.devices.acked_unknown();
         let first = self.guest_nodes.first().copied();
         for (&id, vcpu) in &self.vcpus {
             if let Some(node) = vcpu.boot.or(first) {
@@ -264,12 +276,14 @@ impl VmPlacement {
         Publication {
             distances: self.distances.clone(),
             vcpus: self.vcpus.iter().map(|(&apic_id, vcpu)| (apic_id, vcpu.published)).collect(),
+            devices: self.devices.publish(update),
             changed_ns: batch.changed_ns,
         }
     }
 
     /// The guest has acknowledged a generation. Returns what it took over, if that was outstanding.
     pub fn acknowledged(&mut self, generation: u64) -> Option<Update> {
+        self.devices.acknowledged(generation);
         self.acked.acknowledged(generation)
     }
 
@@ -302,6 +316,11 @@ impl VmPlacement {
     /// Distances between guest nodes that follow from their homes, by position.
     pub fn distances(&self) -> &DistanceMatrix {
         &self.distances
+    }
+
+    /// What is known of a device, by the address that the guest has for it.
+    pub fn device(&self, address: PciAddress) -> Option<DeviceStatus> {
+        self.devices.status(address)
     }
 
     /// What is known of a vCPU.

@@ -1,6 +1,7 @@
 use super::*;
 use crate::assignment::tests::host;
-use vnuma_topology::{GuestNode, MemoryBacking, Vcpu as DescribedVcpu};
+use proptest::prelude::*;
+use vnuma_topology::{GuestNode, MemoryBacking, PciDevice, Vcpu as DescribedVcpu, VmDevice};
 
 const MS: u64 = 1_000_000;
 const DISTANCES: &[&[u8]] = &[&[10, 16, 32, 32], &[16, 10, 32, 32], &[32, 32, 10, 16], &[32, 32, 16, 10]];
@@ -30,6 +31,7 @@ fn vm(homes: &[u32], vcpus: u32) -> VmDescription {
         vcpus: (0..vcpus).map(vcpu).collect(),
         run_state: "running".into(),
         spare_slots: std::collections::BTreeMap::new(),
+        devices: Vec::new(),
     }
 }
 
@@ -236,4 +238,107 @@ fn the_first_publication_does_not_wait_for_vcpus_that_nobody_finds() {
     placement.observe(&host, 2, None);
     placement.start_publishing(300 * MS);
     assert!(publish(&mut placement, 2, 300).is_some());
+}
+
+const DISK: PciAddress = PciAddress { segment: 0, bus: 1, devfn: 0 };
+
+/// The host has a disk on node 2 and something on a node that the firmware does not say.
+fn host_with_devices() -> HostTopology {
+    let device = |address: &str, node| PciDevice {
+        address: address.into(),
+        class: 0x01_0802,
+        vendor: 1,
+        device: 2,
+        node,
+        iommu_group: Some(1),
+    };
+    let pci_devices = vec![device("0000:81:00.0", Some(2)), device("0000:00:01.0", None)];
+    HostTopology { pci_devices, ..host(DISTANCES) }
+}
+
+fn with_disk(vm: VmDescription, host: &str, guest: PciAddress) -> VmDescription {
+    let devices = vec![VmDevice { host: host.into(), guest: Some(guest) }];
+    VmDescription { devices, ..vm }
+}
+
+#[test]
+fn a_device_is_on_the_guest_node_of_its_home_and_follows_that() {
+    let host = host_with_devices();
+    let disk = |homes: &[u32]| with_disk(vm(homes, 1), "0000:81:00.0", DISK);
+    let mut placement = VmPlacement::new(&host, &disk(&[0, 2]));
+    placement.observe(&host, 0, seen(0, true, 1));
+    assert_eq!(attach(&mut placement, 1, 1000).devices, [(DISK, 1)]);
+    let status = placement.device(DISK).expect("described");
+    assert_eq!((status.host_node, status.published_node, status.acked_node), (Some(2), Some(1), None));
+    assert_eq!(status.state, VcpuState::Unknown);
+    placement.acknowledged(1);
+    assert_eq!(placement.device(DISK).expect("described").state, VcpuState::True);
+    // The memory of both guest nodes is moved.
+    placement.describe(&host, &disk(&[2, 0]), 2000 * MS);
+    assert_eq!(placement.device(DISK).expect("described").state, VcpuState::Stale);
+    let publication = publish(&mut placement, 2, 3000).expect("another node");
+    assert_eq!(publication.devices, [(DISK, 0)]);
+    placement.acknowledged(2);
+    assert_eq!(placement.device(DISK).expect("described").acked_node, Some(0));
+    // On node 3 there is none; node 2 is the nearest.
+    placement.describe(&host, &disk(&[3, 0]), 4000 * MS);
+    assert_eq!(placement.device(DISK).expect("described").state, VcpuState::Approximate);
+    placement.stop_publishing();
+    let status = placement.device(DISK).expect("described");
+    assert_eq!((status.published_node, status.acked_node), (None, None), "the guest has given it back");
+}
+
+#[test]
+fn devices_come_go_and_are_told_only_what_is_known() {
+    let host = host_with_devices();
+    let mut placement = VmPlacement::new(&host, &vm(&[0, 2], 1));
+    placement.observe(&host, 0, seen(0, true, 1));
+    assert_eq!(attach(&mut placement, 1, 1000).devices, []);
+    for (generation, (device, told)) in
+        (2..).zip([("0000:81:00.0", vec![(DISK, 1)]), ("0000:00:01.0", vec![]), ("0000:99:00.0", vec![])])
+    {
+        let ms = 1000 * generation;
+        placement.describe(&host, &with_disk(vm(&[0, 2], 1), device, DISK), ms * MS);
+        let published = publish(&mut placement, generation, ms).map(|publication| publication.devices);
+        // Of two that nothing is known of, the second is no news.
+        assert_eq!(published, (generation < 4).then_some(told), "{device}");
+        placement.acknowledged(generation);
+        let acked = placement.device(DISK).expect("described").acked_node;
+        assert_eq!(acked, (generation == 2).then_some(1), "{device}");
+    }
+    let moved = PciAddress { bus: 2, ..DISK };
+    placement.describe(&host, &with_disk(vm(&[0, 2], 1), "0000:81:00.0", moved), 9000 * MS);
+    assert_eq!(publish(&mut placement, 9, 9000).expect("it has come").devices, [(moved, 1)]);
+    assert_eq!(placement.device(DISK), None);
+    placement.describe(&host, &vm(&[0, 2], 1), 10_000 * MS);
+    assert_eq!(publish(&mut placement, 10, 10_000).expect("it has gone").devices, []);
+}
+
+#[test]
+fn a_device_of_a_guest_that_boots_again_is_told_anew() {
+    let host = host_with_devices();
+    let mut placement = VmPlacement::new(&host, &with_disk(vm(&[0, 2], 1), "0000:81:00.0", DISK));
+    placement.observe(&host, 0, seen(0, true, 1));
+    attach(&mut placement, 1, 1000);
+    placement.acknowledged(1);
+    placement.rebooted(2000 * MS);
+    assert_eq!(placement.device(DISK).expect("described").acked_node, None);
+    assert_eq!(publish(&mut placement, 2, 2000).expect("anew").devices, [(DISK, 1)]);
+    placement.acknowledged(2);
+    assert_eq!(placement.device(DISK).expect("described").acked_node, Some(1));
+}
+
+proptest! {
+    /// Whatever the homes are: the guest node at the device's host node if there is one, else one that is nearest.
+    #[test]
+    fn no_guest_node_is_nearer_to_a_device(homes in prop::collection::vec(0_u32..4, 1..5), node in 0_u32..4) {
+        let mut host = host_with_devices();
+        host.pci_devices[0].node = Some(node);
+        let mut placement = VmPlacement::new(&host, &with_disk(vm(&homes, 1), "0000:81:00.0", DISK));
+        placement.observe(&host, 0, seen(0, true, 1));
+        let told = attach(&mut placement, 1, 1000).devices[0].1;
+        let distance = |home: u32| host.distance(node, home).expect("a node");
+        let least = homes.iter().map(|&home| distance(home)).min();
+        prop_assert_eq!(Some(distance(homes[told as usize])), least);
+    }
 }

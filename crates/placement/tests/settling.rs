@@ -42,6 +42,7 @@ fn vm(homes: &[u32]) -> VmDescription {
         vcpus: (0..VCPUS).map(|id| Vcpu { index: id, apic_id: id, boot_node: boot(id), tid: 1 }).collect(),
         run_state: "running".into(),
         spare_slots: std::collections::BTreeMap::new(),
+        devices: Vec::new(),
     }
 }
 

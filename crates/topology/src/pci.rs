@@ -2,6 +2,26 @@
 
 use crate::host::PciDevice;
 use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// Address of a PCI function in a guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct PciAddress {
+    /// Its PCI domain.
+    pub segment: u16,
+    /// Its bus.
+    pub bus: u8,
+    /// `device << 3 | function`.
+    pub devfn: u8,
+}
+
+impl fmt::Display for PciAddress {
+    /// As Linux shows it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { segment, bus, devfn } = self;
+        write!(f, "{segment:04x}:{bus:02x}:{:02x}.{}", devfn >> 3, devfn & 7)
+    }
+}
 
 /// The link of a PCIe function, as it was negotiated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

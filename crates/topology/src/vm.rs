@@ -1,6 +1,6 @@
 //! A VM as its hypervisor describes it, and where its vCPUs are.
 
-use crate::{ApicId, CpuId, GuestNodeId, HostNodeId};
+use crate::{ApicId, CpuId, GuestNodeId, HostNodeId, PciAddress};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -20,6 +20,18 @@ pub struct VmDescription {
     pub vcpus: Vec<Vcpu>,
     /// Slots of guest nodes that vCPUs can be plugged into, where there are any.
     pub spare_slots: BTreeMap<GuestNodeId, u32>,
+    /// PCI functions of the host that it has.
+    #[serde(default)]
+    pub devices: Vec<VmDevice>,
+}
+
+/// A PCI function of the host that is passed through to a VM.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VmDevice {
+    /// Its address on the host, as [`PciDevice::address`](crate::PciDevice::address) has it.
+    pub host: String,
+    /// Its address in the guest, once that is known.
+    pub guest: Option<PciAddress>,
 }
 
 /// A node as the guest's firmware tables describe it.

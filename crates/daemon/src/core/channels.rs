@@ -200,10 +200,11 @@ impl Core {
     /// A guest has signalled its area. It may do so without end, so an unchanged report costs nothing.
     pub(super) fn driver_reported(&mut self, id: VmId, status: DriverStatus) {
         let news = |vm: &Vm| vm.channel.publisher().is_some() && vm.stats.driver != status;
+        let now_ns = self.now_ns;
         if self.vm(id).is_some_and(news)
             && let Some((_, vm)) = self.world.vm_mut(id)
         {
-            vm.stats.driver = status;
+            vm.driver_reported(status, now_ns);
         }
     }
 

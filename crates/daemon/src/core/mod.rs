@@ -195,6 +195,7 @@ impl Core {
             Event::Woken => {}
         }
         self.connect_due();
+        self.look_for_devices();
     }
 
     /// Answers a request, if there is one, at the end of the step.

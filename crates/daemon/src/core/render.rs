@@ -79,6 +79,7 @@ fn vm(vm: &Vm, hypervisor: api::Hypervisor, problem: Option<String>) -> api::Vm 
         nodes: vm.description.guest_nodes.iter().map(node).collect(),
         distances: vm.placement.distances().clone(),
         vcpus: vm.description.vcpus.iter().filter_map(|described| vcpu(vm, described)).collect(),
+        devices: vm.description.devices.iter().map(|described| device(vm, described)).collect(),
         publication: api::Publication {
             generation: vm.stats.published.map(api::Generation),
             acknowledged: vm.stats.acknowledged.map(api::Generation),
@@ -138,6 +139,7 @@ fn unreachable(managed: &ManagedVm, hypervisor: api::Hypervisor, problem: String
         nodes: Vec::new(),
         distances: DistanceMatrix::default(),
         vcpus: Vec::new(),
+        devices: Vec::new(),
         publication: api::Publication::default(),
         spare_slots: BTreeMap::new(),
     }
@@ -155,13 +157,32 @@ fn vcpu(vm: &Vm, described: &vnuma_topology::Vcpu) -> Option<api::Vcpu> {
         guest_node: status.published_node,
         acked_node: status.acked_node,
         target_node: status.target_node,
-        state: match status.state {
-            VcpuState::True => api::VcpuState::True,
-            VcpuState::Approximate => api::VcpuState::Approximate,
-            VcpuState::Stale => api::VcpuState::Stale,
-            VcpuState::Unknown => api::VcpuState::Unknown,
-        },
+        state: state(status.state),
     })
+}
+
+fn state(state: VcpuState) -> api::VcpuState {
+    match state {
+        VcpuState::True => api::VcpuState::True,
+        VcpuState::Approximate => api::VcpuState::Approximate,
+        VcpuState::Stale => api::VcpuState::Stale,
+        VcpuState::Unknown => api::VcpuState::Unknown,
+    }
+}
+
+/// A driver that does not know devices acknowledges the rest of a publication only.
+fn device(vm: &Vm, described: &vnuma_topology::VmDevice) -> api::VmDevice {
+    let status = described.guest.and_then(|address| vm.placement.device(address));
+    let known = vm.stats.driver.knows_devices;
+    api::VmDevice {
+        host: described.host.clone(),
+        host_node: status.and_then(|status| status.host_node),
+        guest: described.guest.map(|address| address.to_string()),
+        guest_node: status.and_then(|status| status.published_node),
+        acked_node: status.and_then(|status| status.acked_node).filter(|_| known),
+        target_node: status.and_then(|status| status.target_node),
+        state: status.filter(|_| known).map_or(api::VcpuState::Unknown, |status| state(status.state)),
+    }
 }
 
 /// How the vCPUs of a VM are scheduled.

@@ -170,7 +170,7 @@ pub(super) fn check_publishable(vm: &Vm) -> Result<(), Refusal> {
         return Err(Refusal::NodeNumbers { vm: name(), ids: ids.to_vec(), last });
     }
     let vcpus = vm.description.vcpus.iter().map(|vcpu| (vcpu.apic_id, vcpu.boot_node.unwrap_or(0)));
-    let content = content(vm.placement.distances().clone(), vcpus);
+    let content = content(vm.placement.distances().clone(), vcpus, std::iter::empty());
     content.map(drop).map_err(|source| Refusal::Content { vm: name(), source })
 }
 

@@ -302,6 +302,7 @@ impl Core {
             guest_nodes: Vec::new(),
             vcpus,
             spare_slots: Default::default(),
+            devices: Vec::new(),
         };
         match self.world.get_mut(id).and_then(|managed| managed.vm.as_mut()) {
             Some(vm) => vm.source = source,
@@ -454,6 +455,20 @@ impl Core {
     pub(super) fn ask_if_connected(&mut self, id: VmId, ask: Ask) {
         if let Some(connection) = self.world.get(id).and_then(|managed| managed.link.connection()) {
             self.commands.push(Command::Ask(connection, ask));
+        }
+    }
+
+    /// Describes VMs whose guests have seen devices come or go.
+    pub(super) fn look_for_devices(&mut self) {
+        let now_ns = self.now_ns;
+        let is_due = |vm: &Vm| vm.look_ns.is_some_and(|look_ns| look_ns <= now_ns);
+        for id in self.world.due(now_ns) {
+            if self.vm(id).is_some_and(is_due)
+                && let Some((_, vm)) = self.world.vm_mut(id)
+            {
+                (vm.look_ns, vm.described_ns) = (None, now_ns);
+                self.ask_if_connected(id, Ask::Describe);
+            }
         }
     }
 

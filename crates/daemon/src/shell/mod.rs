@@ -69,6 +69,7 @@ use std::{
 };
 use tokio::sync::oneshot;
 use tracing::{debug, info, warn};
+use vnuma_abi_topology_channel::SECTION_DEVICES;
 use vnuma_api as api;
 use vnuma_channel::{Channel, DriverMode, DriverVersion, GuestStatus};
 use vnuma_host::{
@@ -522,7 +523,8 @@ impl Shell {
             let known = self.core.world().get(vm);
             known.map(|managed| managed.name().to_owned()).unwrap_or_default()
         };
-        let content = content(publication.distances, publication.vcpus.into_iter());
+        let Publication { distances, vcpus, devices, .. } = publication;
+        let content = content(distances, vcpus.into_iter(), devices.into_iter());
         let content = content.map_err(|source| Refusal::Content { vm: name(), source })?;
         let vm_name = name();
         let Some(channel) = self.channels.get_mut(&vm) else {
@@ -547,5 +549,7 @@ fn driver_status(status: &GuestStatus) -> DriverStatus {
         },
         version: status.driver_version.map(DriverVersion::parts),
         refused: status.refused,
+        knows_devices: status.supported.iter().any(|section| section.kind == SECTION_DEVICES),
+        device_changes: status.device_changes,
     }
 }

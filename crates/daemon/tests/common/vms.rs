@@ -108,5 +108,6 @@ pub fn describe(name: &str, pid: i32, homes: &[u32], tids: &[i32]) -> VmDescript
         vcpus: tids.iter().enumerate().map(vcpu).collect(),
         run_state: "running".into(),
         spare_slots: std::collections::BTreeMap::new(),
+        devices: Vec::new(),
     }
 }

@@ -35,7 +35,9 @@ pub struct Uevent<'a> {
 impl Uevent<'_> {
     /// May the host's topology be another one after it?
     pub fn concerns_topology(&self) -> bool {
-        SUBSYSTEMS.contains(&self.subsystem)
+        // A driver that binds a PCI function changes nothing, and happens often.
+        let function = self.subsystem == "pci" && ["add", "remove"].contains(&self.action);
+        SUBSYSTEMS.contains(&self.subsystem) || function
     }
 }
 
@@ -120,6 +122,10 @@ mod tests {
         }
         let net = parse_uevent(b"add@/devices/x\0SUBSYSTEM=net\0").unwrap();
         assert!(!net.concerns_topology());
+        for (action, concerns) in [("add", true), ("remove", true), ("bind", false), ("change", false)] {
+            let message = format!("{action}@/devices/x\0SUBSYSTEM=pci\0");
+            assert_eq!(parse_uevent(message.as_bytes()).unwrap().concerns_topology(), concerns, "{action}");
+        }
         // A field that is not UTF-8 is no reason to miss the others.
         let odd = parse_uevent(b"change@/devices/x\0NAME=\xff\0SUBSYSTEM=memory").unwrap();
         assert!(odd.concerns_topology());

@@ -94,7 +94,15 @@ pub struct DriverStatus {
     pub version: Option<[u16; 3]>,
     /// The last generation that it refused or applied in part only, and the error number, 0 if that is none.
     pub refused: Option<(u64, i32)>,
+    /// It sets the nodes of PCI devices.
+    pub knows_devices: bool,
+    /// PCI devices that came or went in the guest, as it counts them. A change is a reason to look.
+    pub device_changes: u64,
 }
+
+/// Least time between a description of a VM and the next one because its guest has seen devices come or go: a guest must not
+/// cost more by saying so without end.
+const LOOK_PAUSE_NS: u64 = 2_000_000_000;
 
 /// What was published to a guest and what it acknowledged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -140,6 +148,8 @@ pub struct Vm {
     pub found_ns: u64,
     /// When it was described last, or asked to be.
     pub described_ns: u64,
+    /// When it is to be described because its guest has seen devices come or go.
+    pub look_ns: Option<u64>,
 }
 
 impl Vm {
@@ -164,6 +174,18 @@ impl Vm {
             stats: PublicationStats::default(),
             found_ns: now_ns,
             described_ns: now_ns,
+            look_ns: None,
+        }
+    }
+
+    /// Takes over what its guest's driver reports. Where a device is in the guest is known when the driver starts, and may be
+    /// another place when devices have come or gone.
+    pub fn driver_reported(&mut self, status: DriverStatus, now_ns: u64) {
+        let before = std::mem::replace(&mut self.stats.driver, status);
+        let news =
+            (status.knows_devices, status.device_changes) != (before.knows_devices, before.device_changes);
+        if status.knows_devices && news {
+            self.look_ns.get_or_insert(now_ns.max(self.described_ns.saturating_add(LOOK_PAUSE_NS)));
         }
     }
 
@@ -331,7 +353,8 @@ impl ManagedVm {
             vm.filter(|vm| vm.channel == ChannelState::Detached && self.responsive().is_some()).and_then(
                 |vm| vm.replugs.next_deadline_ns(&vm.description.spare_slots, policies.replug_after_ns?),
             );
-        [retry, publication, replug].into_iter().flatten().min()
+        let look = vm.and_then(|vm| vm.look_ns);
+        [retry, publication, replug, look].into_iter().flatten().min()
     }
 }
 
@@ -483,6 +506,7 @@ mod tests {
             guest_nodes: Vec::new(),
             vcpus: vec![Vcpu { index: 0, apic_id: 0, boot_node: None, tid: 2 }],
             spare_slots: BTreeMap::new(),
+            devices: Vec::new(),
         };
         let mut world = World::new(host);
         let mut managed = ManagedVm::new("qmp:a".into(), "a".into(), 0, 0);
