@@ -126,6 +126,10 @@ struct StartArguments {
     /// Connect it to the network of the lab's servers
     #[arg(long)]
     network: bool,
+    /// Pass a PCI function of the server through, behind a root port of its own. It is bound to vfio-pci already. May be given
+    /// more than once
+    #[arg(long = "device", value_name = "ADDRESS", conflicts_with = "placement")]
+    devices: Vec<String>,
     /// Print QEMU's command line
     #[arg(long)]
     verbose: bool,
@@ -145,8 +149,9 @@ fn run(command: Command) -> Result<ExitCode> {
     match command {
         Command::Start(arguments) => {
             let StartArguments { name, kernel, nodes, vcpus, memory, unbound, uma, .. } = arguments;
-            let StartArguments { spare_slots, placement, network, verbose, .. } = arguments;
-            let request = Request { name, kernel, nodes, vcpus, memory, unbound, uma, spare_slots, network };
+            let StartArguments { spare_slots, placement, network, devices, verbose, .. } = arguments;
+            let request =
+                Request { name, kernel, nodes, vcpus, memory, unbound, uma, spare_slots, network, devices };
             vm::start(&request, placement.as_deref(), verbose)?;
         }
         Command::Exec { name, command } => return session::exec(&name, command),

@@ -36,6 +36,8 @@ pub struct Request {
     pub spare_slots: bool,
     /// A card in the network of the servers.
     pub network: bool,
+    /// PCI functions of the server that it gets, by their addresses.
+    pub devices: Vec<String>,
 }
 
 /// What the VM will be.
@@ -202,6 +204,7 @@ mod tests {
             uma: false,
             spare_slots: false,
             network: false,
+            devices: Vec::new(),
         }
     }
 

@@ -55,6 +55,19 @@ pub fn machine(name: &str, plan: &Plan) -> Vec<Vec<String>> {
     words(&lines)
 }
 
+/// The options of devices that are passed through. Their ids are `device0` and on.
+pub fn passed_through(devices: &[String]) -> Vec<Vec<String>> {
+    let option = |(number, address): (usize, &String)| {
+        let slot = FREE_PORTS + number;
+        format!(
+            "-device pcie-root-port,id=passed{number},bus=pcie.0,chassis={},slot={slot} \
+             -device vfio-pci,host={address},id=device{number},bus=passed{number}",
+            slot + 1
+        )
+    };
+    words(&devices.iter().enumerate().map(option).collect::<Vec<_>>())
+}
+
 /// The options of what every VM of the lab has: disk, console, agent, monitors.
 pub fn surroundings(cid: u32, files: &Files<'_>, nic: Option<&Nic>) -> Vec<Vec<String>> {
     let Files { kernel, initrd, root, directory } = files;
@@ -157,6 +170,14 @@ mod tests {
         ] {
             assert!(line.contains(part), "{part} is not in {line}");
         }
+    }
+
+    #[test]
+    fn devices_have_ports_of_their_own() {
+        let devices = ["0000:81:00.0", "0000:82:00.1"].map(str::to_owned);
+        let line = passed_through(&devices).concat().join(" ");
+        assert!(line.contains("id=passed1,bus=pcie.0,chassis=4,slot=3"), "{line}");
+        assert!(line.contains("vfio-pci,host=0000:82:00.1,id=device1,bus=passed1"), "{line}");
     }
 
     #[test]

@@ -66,9 +66,11 @@ impl Machine {
         placement::read(file, &request.name).map(Self::Placed)
     }
 
-    fn options(&self, name: &str) -> Vec<Vec<String>> {
+    fn options(&self, request: &Request) -> Vec<Vec<String>> {
         match self {
-            Self::Planned(plan) => qemu::machine(name, plan),
+            Self::Planned(plan) => {
+                [qemu::machine(&request.name, plan), qemu::passed_through(&request.devices)].concat()
+            }
             Self::Placed(placement) => placement.options.clone(),
         }
     }
@@ -147,7 +149,7 @@ fn launch(request: &Request, machine: &Machine, cid: u32, kernel: &Path, verbose
     let nic = if *network { Some(Nic::new(cid)?) } else { None };
     let root = place::root_disk();
     let files = Files { kernel: &vmlinux, initrd: &initrd, root: &root, directory: &directory };
-    let groups = [machine.options(name), qemu::surroundings(cid, &files, nic.as_ref())].concat();
+    let groups = [machine.options(request), qemu::surroundings(cid, &files, nic.as_ref())].concat();
     if verbose {
         println!("{}", readable(&groups));
     }

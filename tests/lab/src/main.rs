@@ -22,6 +22,7 @@ mod soak;
 mod states;
 mod stopped;
 mod threads;
+mod told;
 mod vcpus;
 
 use clap::{Parser, Subcommand};
@@ -64,6 +65,8 @@ enum Scenario {
     Soak(soak::Arguments),
     /// QEMUs are stopped, used by somebody else, and killed in mid-attach
     Stopped,
+    /// A guest is told the nodes of devices that are passed through to it
+    Told,
     /// vnumad is killed again and again while vCPUs move
     Kills(kills::Arguments),
 }
@@ -83,6 +86,7 @@ fn main() -> anyhow::Result<()> {
         Scenario::Scheduler(arguments) => scheduler::run(&arguments),
         Scenario::Soak(arguments) => soak::run(&arguments),
         Scenario::Stopped => stopped::run(),
+        Scenario::Told => told::run(),
         Scenario::Hotplug => hotplug::run(),
         Scenario::Lifecycle => lifecycle::run(),
     }

@@ -12,16 +12,16 @@ const NAME: &str = "placed";
 /// VMs do not run on CPU 0 of the lab's server.
 const GUARD: &str = "server";
 const FILE: &str = "/root/placed.vm";
-const DEVICES: &str = "/sys/bus/pci/devices";
+pub const DEVICES: &str = "/sys/bus/pci/devices";
 /// Of an NVMe disk.
-const CLASS: &str = "0x010802";
+pub const CLASS: &str = "0x010802";
 const PAGE_BYTES: u64 = 2 << 20;
 /// Huge pages of each node.
 const PAGES: u64 = 200;
 const SHAPE: [&str; 6] = ["--vcpus", "3", "--memory", "512M", "--hugepages", "2M"];
 
 pub fn run() -> Result<()> {
-    let device = disk()?;
+    let device = device_of_class(CLASS)?;
     pass_through(&device)?;
     for node in 0..2 {
         let pool = format!("/sys/devices/system/node/node{node}/hugepages/hugepages-2048kB/nr_hugepages");
@@ -51,19 +51,19 @@ pub fn run() -> Result<()> {
     Ok(())
 }
 
-/// The server's disk for guests.
-fn disk() -> Result<String> {
+/// The server's device of a class for guests.
+pub fn device_of_class(class: &str) -> Result<String> {
     for entry in fs::read_dir(DEVICES).context(DEVICES)? {
         let entry = entry?;
-        if fs::read_to_string(entry.path().join("class"))?.trim() == CLASS {
+        if fs::read_to_string(entry.path().join("class"))?.trim() == class {
             return Ok(entry.file_name().to_string_lossy().into_owned());
         }
     }
-    anyhow::bail!("{DEVICES}: no device of class {CLASS}")
+    anyhow::bail!("{DEVICES}: no device of class {class}")
 }
 
 /// Gives a device to VFIO.
-fn pass_through(address: &str) -> Result<()> {
+pub fn pass_through(address: &str) -> Result<()> {
     output("modprobe", &["-a", "vfio-pci", "vfio_iommu_type1"])?;
     let device = Path::new(DEVICES).join(address);
     let write =

@@ -73,8 +73,8 @@ fn guests_answer_and_survive_the_end_of_others() {
 }
 
 #[test]
-fn vms_are_where_they_were_placed() {
-    run("2n5c-iommu", &[job(&["lab-scenario", "placed"])]);
+fn vms_are_where_they_were_placed_and_know_where_their_devices_are() {
+    run("2n5c-iommu", &[job(&["lab-scenario", "placed"]), job(&["lab-scenario", "told"])]);
 }
 
 #[test]

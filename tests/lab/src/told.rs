@@ -1,0 +1,128 @@
+//! A guest is told the nodes of the devices that are passed through to it: one that it boots with, and one that is plugged later.
+//! Both are behind root ports that name no node. Its kernel has the node for as long as the driver is there.
+
+use crate::guest::{check_kernel_log, detach, equip};
+use crate::placed::{CLASS as DISK_CLASS, DEVICES, device_of_class, pass_through};
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use vnuma_scenario::{HANG_LIMIT, Monitor, Process, Vm, output, vnumactl, vnumad, wait_for};
+
+const NAME: &str = "told";
+/// Of a network card.
+const CARD_CLASS: &str = "0x020000";
+/// Host nodes of the disk and of the card, by the server's profile.
+const DISK_NODE: u64 = 1;
+const CARD_NODE: u64 = 0;
+/// A device that nobody says anything of.
+const NO_NODE: i64 = -1;
+/// The port that the channel leaves free.
+const PORT: &str = "vnuma1";
+
+pub fn run() -> Result<()> {
+    let (disk, card) = (device_of_class(DISK_CLASS)?, device_of_class(CARD_CLASS)?);
+    pass_through(&disk)?;
+    pass_through(&card)?;
+    let daemon = vnumad(&[])?;
+    let shape = ["--nodes", "2", "--vcpus", "2", "--memory", "512M", "--device", &disk].map(str::to_owned);
+    let vm = Vm::start(NAME, &shape)?;
+    expect_node(&vm, DISK_CLASS, NO_NODE).context("before anybody has said a word")?;
+    equip(&vm)?;
+    vm.attach()?;
+    wait_for_node(&vm, DISK_CLASS, DISK_NODE)?;
+    wait_until_shown(&disk, DISK_NODE, DISK_NODE, "true")?;
+    println!("the disk that it booted with is on the guest node of its home");
+
+    plug(&vm, "card", &card, PORT)?;
+    wait_for_node(&vm, CARD_CLASS, CARD_NODE)?;
+    wait_until_shown(&card, CARD_NODE, CARD_NODE, "true")?;
+    expect_node(&vm, DISK_CLASS, DISK_NODE as i64)?;
+    println!("a card that was plugged later is on that of its own");
+
+    let _daemon = survives(&vm, &disk, daemon)?;
+    follows_home(&vm, &disk)?;
+    check_kernel_log(&vm)
+}
+
+/// Whoever ends: what the guest was told stays for as long as there is a driver and a channel, and no longer.
+fn survives(vm: &Vm, disk: &str, daemon: Process) -> Result<Process> {
+    let told = DISK_NODE as i64;
+    drop(daemon);
+    expect_node(vm, DISK_CLASS, told).context("without vnumad")?;
+    let daemon = vnumad(&[])?;
+    vm.await_found()?;
+    wait_until_shown(disk, DISK_NODE, DISK_NODE, "true").context("the next vnumad")?;
+    vm.exec(&["rmmod", "vnuma"])?;
+    expect_node(vm, DISK_CLASS, NO_NODE).context("without the driver")?;
+    vm.exec(&["insmod", "/root/vnuma.ko"])?;
+    wait_for_node(vm, DISK_CLASS, DISK_NODE)?;
+    detach(vm)?;
+    expect_node(vm, DISK_CLASS, NO_NODE).context("without the channel")?;
+    vm.attach()?;
+    wait_for_node(vm, DISK_CLASS, DISK_NODE)?;
+    println!("the guest gives back what it found when the driver or the channel goes");
+    Ok(daemon)
+}
+
+/// VFIO pins memory, so that the devices go before it is moved. All of it is on node 0 then, and the disk's node is no guest node's
+/// home. This comes last: the emulated processor can leave an event behind when a page of the guest is mapped anew, and KVM
+/// gives a VM up that accesses a register after that.
+fn follows_home(vm: &Vm, disk: &str) -> Result<()> {
+    for (id, class) in [("card", CARD_CLASS), ("device0", DISK_CLASS)] {
+        let mut monitor = Monitor::connect(&vm.monitor())?;
+        monitor.execute(&json!({"execute": "device_del", "arguments": {"id": id}}))?;
+        wait_for("the guest to release a device", HANG_LIMIT, || Ok(nodes(vm, class)?.is_empty()))?;
+    }
+    output("migratepages", &[&vm.pid.to_string(), "1", "0"])?;
+    plug(vm, "disk", disk, PORT)?;
+    wait_for_node(vm, DISK_CLASS, 0)?;
+    wait_until_shown(disk, DISK_NODE, 0, "approximate")?;
+    println!("its memory was moved: the disk is on the guest node that is nearest");
+    Ok(())
+}
+
+fn plug(vm: &Vm, id: &str, address: &str, bus: &str) -> Result<()> {
+    let arguments = json!({"driver": "vfio-pci", "id": id, "host": address, "bus": bus});
+    let mut monitor = Monitor::connect(&vm.monitor())?;
+    monitor.execute(&json!({"execute": "device_add", "arguments": arguments})).map(drop)
+}
+
+/// What the guest's kernel says of its devices of a class that are passed through.
+fn nodes(vm: &Vm, class: &str) -> Result<Vec<i64>> {
+    let script = format!(
+        "cd {DEVICES} && for d in *; do test $(cat $d/class) = {class} && cat $d/numa_node; done; true"
+    );
+    let text = vm.exec(&["sh", "-c", &script])?;
+    text.lines().map(|line| line.trim().parse().with_context(|| format!("numa_node is {line:?}"))).collect()
+}
+
+fn expect_node(vm: &Vm, class: &str, expected: i64) -> Result<()> {
+    let found = nodes(vm, class)?;
+    ensure!(found == [expected], "numa_node of the device of class {class}: {found:?}, expected {expected}");
+    Ok(())
+}
+
+fn wait_for_node(vm: &Vm, class: &str, expected: u64) -> Result<()> {
+    let mut last = Vec::new();
+    wait_for("the guest's device to have its node", HANG_LIMIT, || {
+        last = nodes(vm, class)?;
+        Ok(last == [expected as i64])
+    })
+    .with_context(|| format!("class {class}: expected {expected}, numa_node is {last:?}"))
+}
+
+/// What vnumactl says of a device of the VM.
+fn wait_until_shown(address: &str, host_node: u64, guest_node: u64, state: &str) -> Result<()> {
+    let mut last = Value::Null;
+    wait_for("vnumactl to show the device", HANG_LIMIT, || {
+        last = vnumactl(&["show", NAME])?["devices"].clone();
+        let devices = last.as_array().context("no devices")?;
+        Ok(devices.iter().any(|device| {
+            device["host"] == address
+                && device["host_node"] == host_node
+                && device["guest_node"] == guest_node
+                && device["acked_node"] == guest_node
+                && device["state"] == state
+        }))
+    })
+    .with_context(|| format!("{address}: expected {host_node}, {guest_node}, {state}; vnumactl shows {last}"))
+}
