@@ -5,10 +5,10 @@ use crate::{Job, run, soak_rounds};
 use std::path::Path;
 use vnuma_lab_runner::driver;
 
-const STAGES: &str = "checker events hostile distances hotplug reload safe";
+const STAGES: &str = "checker events hostile distances devices hotplug reload safe";
 /// One malformed publication for each way to refuse: the header, a torn slot, the slot's counts, its map, and a
 /// guest that lacks the node.
-const HOSTILE: &str = "slots that overlap|torn generation|unknown required section|too many vCPUs|an APIC id twice|a node that the guest lacks";
+const HOSTILE: &str = "slots that overlap|torn generation|unknown required section|too many vCPUs|too many devices|an APIC id twice|a node that the guest lacks";
 /// Of a soak: random publications, and seconds that processes are busy meanwhile.
 const ROUNDS: &str = "500";
 const LOAD_SECONDS: &str = "1800";
