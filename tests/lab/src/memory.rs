@@ -64,7 +64,7 @@ fn shown() -> Result<Value> {
 }
 
 /// Share of its pages that are on a node, as the kernel shows them.
-fn share(vm: &Vm, node: u64) -> Result<f64> {
+pub fn share(vm: &Vm, node: u64) -> Result<f64> {
     let path = format!("/proc/{}/numa_maps", vm.pid);
     let text = fs::read_to_string(&path).with_context(|| path.clone())?;
     let pages = |word: &str| {

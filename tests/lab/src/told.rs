@@ -2,6 +2,7 @@
 //! Both are behind root ports that name no node. Its kernel has the node for as long as the driver is there.
 
 use crate::guest::{check_kernel_log, detach, equip};
+use crate::memory::share;
 use crate::placed::{CLASS as DISK_CLASS, DEVICES, device_of_class, pass_through};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -15,6 +16,8 @@ const DISK_NODE: u64 = 1;
 const CARD_NODE: u64 = 0;
 /// A device that nobody says anything of.
 const NO_NODE: i64 = -1;
+/// Share of a VM's pages: the kernel does not move those that are in use at that moment.
+const MOST: f64 = 0.98;
 /// The port that the channel leaves free.
 const PORT: &str = "vnuma1";
 
@@ -72,7 +75,14 @@ fn follows_home(vm: &Vm, disk: &str) -> Result<()> {
         monitor.execute(&json!({"execute": "device_del", "arguments": {"id": id}}))?;
         wait_for("the guest to release a device", HANG_LIMIT, || Ok(nodes(vm, class)?.is_empty()))?;
     }
-    output("migratepages", &[&vm.pid.to_string(), "1", "0"])?;
+    // QEMU takes a device away some time after the guest has released it, and only then are its pages not pinned any more.
+    wait_for("QEMU to close the devices", HANG_LIMIT, || {
+        Ok(vnumactl(&["show", NAME])?["devices"] == json!([]))
+    })?;
+    wait_for("the VM's memory to be on node 0", HANG_LIMIT, || {
+        output("migratepages", &[&vm.pid.to_string(), "1", "0"])?;
+        Ok(share(vm, 0)? > MOST)
+    })?;
     plug(vm, "disk", disk, PORT)?;
     wait_for_node(vm, DISK_CLASS, 0)?;
     wait_until_shown(disk, DISK_NODE, 0, "approximate")?;
