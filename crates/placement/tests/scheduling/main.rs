@@ -3,8 +3,8 @@
 mod properties;
 mod world;
 
-use vnuma_placement::scheduling::{Cause, Place, Placed, Policy, Settings};
-use vnuma_topology::{CpuSet, DistanceMatrix};
+use vnuma_placement::scheduling::{Cause, Machine, Place, Placed, Policy, Settings};
+use vnuma_topology::{CpuLayout, CpuSet, DistanceMatrix};
 
 use world::*;
 
@@ -113,6 +113,57 @@ fn vprobe_does_not_overload_a_node_and_changes_places_where_both_gain() {
     world.period();
     let there = (0..4).filter(|&at| world.node(at) == Some(0)).count();
     assert_eq!(there, 2);
+}
+
+/// Three vCPUs have most of their memory on a node of four CPUs. On two cores that is one too many.
+#[test]
+fn vprobe_counts_cores_and_not_siblings() {
+    let left = |siblings: u32| {
+        let host = host(2, 1, 4);
+        let cores = (0..8).step_by(siblings as usize).map(|cpu| (cpu..cpu + siblings).collect()).collect();
+        let mut world = World::new(&host, CpuSet::new(), Policy::Vprobe, Settings::default());
+        world.machine = Machine::new(&host, &CpuLayout { cores, ..CpuLayout::default() });
+        for vcpu in 0..3 {
+            world.add(1, vcpu, vcpu, thrashing(&[600_000, 400_000]));
+        }
+        world.period();
+        (0..3).filter(|&at| world.node(at) == Some(1)).count()
+    };
+    assert_eq!((left(1), left(2)), (0, 1));
+}
+
+/// Its memory is on node 0, where its mask does not let it go. Node 2 is the nearest that it may go to, and there is least to do
+/// on others.
+#[test]
+fn vprobe_takes_a_vcpu_to_the_nearest_node_that_its_mask_has() {
+    let mut host = host(6, 1, 2);
+    let row = |from: usize| (0..6_usize).map(move |to| 10 + 10 * from.abs_diff(to) as u8);
+    host.distances = DistanceMatrix::new((0..6).map(|from| row(from).collect()).collect()).expect("square");
+    let mut world = World::new(&host, CpuSet::new(), Policy::Vprobe, Settings::default());
+    let far = world.mask((4..12).collect());
+    let at = world.add(1, 0, 10, thrashing(&[1_000_000, 0, 0, 0, 0, 0]));
+    world.vcpus[at].reach = far;
+    world.add(2, 0, 4, thrashing(&[0, 0, 90_000, 0, 0, 0]));
+    world.period();
+    assert_eq!(world.node(at), Some(2));
+}
+
+/// Two vCPUs want one CPU of the node that their memory is on. There is least to do on nodes that their mask does not have.
+#[test]
+fn vprobe_looks_for_room_where_a_mask_allows_it() {
+    let mut world = World::plain(8, 1, 1, Policy::Vprobe);
+    let allowed = world.mask((4..8).collect());
+    for vcpu in 0..2 {
+        let at = world.add(1, vcpu, 4, thrashing(&[0, 0, 0, 0, 1_000_000, 0, 0, 0]));
+        world.vcpus[at].reach = allowed;
+    }
+    let pinned = world.mask([5].into_iter().collect());
+    let at = world.add(2, 0, 5, friendly(8));
+    world.vcpus[at].reach = pinned;
+    world.period();
+    let mut nodes = [world.node(0), world.node(1)];
+    nodes.sort_unstable();
+    assert_eq!(nodes, [Some(4), Some(6)]);
 }
 
 /// Half of the nodes, and half of the CPUs there, are kept for the host. What they could do is no room for VMs, and what VMs

@@ -3,7 +3,7 @@
 //! Times are in units of a tenth of a local memory access, so that a distance of the SLIT is a time.
 
 use super::{
-    super::{Domain, Input, Machine},
+    super::{Domain, Input, Machine, Reach},
     history::{HOT, History},
 };
 use crate::world::VmId;
@@ -75,8 +75,8 @@ struct Group {
     end: u32,
 }
 
-/// Domains that are worth a look for a vCPU: those of the nodes that its memory is on, of its own, and with the least
-/// wanted of them. Some may be empty.
+/// Domains that are worth a look for a vCPU: those of the nodes that its memory is on or of the nearest that its mask reaches, of
+/// its own node, and with the least wanted of them. Some may be empty.
 type Groups = [Group; HOT + 1 + LEAST];
 
 /// What a decision asks of the machine for every vCPU, prepared for that.
@@ -85,12 +85,19 @@ struct Prices {
     access: Vec<f32>,
     /// Of an access to the memory of all nodes alike, from each node.
     mean: Vec<f32>,
-    /// The node nearest to each with domains, and these; none if no node has any.
-    nearest: Vec<Group>,
     /// Each node and its domains.
     groups: Vec<Group>,
     /// The node of each domain.
     node_of: Vec<u32>,
+}
+
+/// What vCPUs with one mask may choose from.
+#[derive(Clone, Debug, Default)]
+struct Choice {
+    /// The node nearest to each that the mask reaches, and its domains; none if it reaches no node.
+    nearest: Vec<Group>,
+    /// Domains that it reaches with the least wanted of them.
+    least: [Group; LEAST],
 }
 
 /// Prices of the accesses of one vCPU.
@@ -108,8 +115,10 @@ pub(super) struct Domains<'a> {
     loads: Vec<Load>,
     /// Domain of each vCPU that counts there.
     of: Vec<Option<usize>>,
-    /// Domains with the least wanted of them, to be tried by all.
-    least: Vec<Group>,
+    /// First for masks that reach all domains, then for others.
+    choices: Vec<Choice>,
+    /// The choice of each mask of the input.
+    choice_of: Vec<u32>,
     /// No domain has fewer lines brought in, nor less reuse. Domains that get fuller meanwhile do not raise it.
     floor: (f32, f32),
 }
@@ -121,15 +130,19 @@ impl Prices {
             let domains = &machine.nodes[node].domains;
             Group { node: node as u32, begin: domains.start as u32, end: domains.end as u32 }
         };
-        let nearest = |node: usize| machine.nearest(node).first().copied().map(group).unwrap_or_default();
         let access = nodes.clone().flat_map(|to| nodes.clone().map(move |from| machine.distance(from, to)));
         Self {
             access: access.map(f32::from).collect(),
             mean: nodes.clone().map(|node| f32::from(machine.mean_distance(node))).collect(),
-            nearest: nodes.clone().map(nearest).collect(),
             groups: nodes.map(group).collect(),
             node_of: machine.domains.iter().map(|domain| domain.node as u32).collect(),
         }
+    }
+
+    /// The first of these nodes that has domains which are reached.
+    fn first(&self, nodes: &[usize], reaches: impl Fn(u32) -> bool) -> Group {
+        let groups = nodes.iter().map(|&node| self.groups[node]);
+        groups.into_iter().find(|group| (group.begin..group.end).any(&reaches)).unwrap_or_default()
     }
 
     #[inline]
@@ -176,7 +189,8 @@ impl<'a> Domains<'a> {
             prices: Prices::new(machine),
             loads: machine.domains.iter().map(load).collect(),
             of: vec![None; input.vcpus.len()],
-            least: Vec::new(),
+            choices: Vec::new(),
+            choice_of: Vec::new(),
             floor: (0.0, 0.0),
         };
         let mut counts = vec![(0, 0); machine.domains.len()];
@@ -195,16 +209,51 @@ impl<'a> Domains<'a> {
             }
         }
         domains.floor = domains.loads.iter().fold((f32::MAX, f32::MAX), lower);
-        let full = |load: &Load| load.demand / load.limit.max(f64::MIN_POSITIVE);
-        let mut order: Vec<(f64, usize)> = domains.loads.iter().map(full).zip(0..).collect();
-        order.sort_unstable_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
-        let one = |(_, domain): (f64, usize)| Group {
-            node: domains.prices.node_of[domain],
-            begin: domain as u32,
-            end: domain as u32 + 1,
-        };
-        domains.least = order.into_iter().take(LEAST).map(one).collect();
+        domains.prepare_choices(histories);
         domains
+    }
+
+    /// Finds what may be chosen from by each mask. Hosts can have a mask for each VM and many nodes, so that only nodes with
+    /// memory of a vCPU with that mask are looked for.
+    fn prepare_choices(&mut self, histories: &[History]) {
+        let Input { machine, reaches, .. } = *self.input;
+        let full = |load: &Load| load.demand / load.limit.max(f64::MIN_POSITIVE);
+        let mut order: Vec<(f64, usize)> = self.loads.iter().map(full).zip(0..).collect();
+        order.sort_unstable_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+        let choice = |reach: Option<&Reach>| {
+            let mut choice =
+                Choice { nearest: vec![Group::default(); machine.nodes.len()], ..Choice::default() };
+            let reached = order.iter().map(|&(_, domain)| domain);
+            let reached = reached.filter(|&domain| reach.is_none_or(|reach| reach.domain(domain)));
+            for (least, domain) in choice.least.iter_mut().zip(reached) {
+                let node = self.prices.node_of[domain];
+                *least = Group { node, begin: domain as u32, end: domain as u32 + 1 };
+            }
+            choice
+        };
+        let mut choices = vec![choice(None)];
+        for (node, nearest) in choices[0].nearest.iter_mut().enumerate() {
+            *nearest = self.prices.first(machine.nearest(node), |_| true);
+        }
+        self.choice_of = vec![0; reaches.len()];
+        for (reach, of) in reaches.iter().zip(&mut self.choice_of) {
+            if !(0..machine.domains.len()).all(|domain| reach.domain(domain)) {
+                *of = choices.len() as u32;
+                choices.push(choice(Some(reach)));
+            }
+        }
+        for history in histories.iter().filter(|history| history.uses_memory) {
+            let reach = history.reach as usize;
+            let nearest = &mut choices[self.choice_of[reach] as usize].nearest;
+            for node in history.hot.iter().filter(|hot| hot.1 > 0.0).map(|hot| usize::from(hot.0)) {
+                if nearest[node].end == 0 {
+                    nearest[node] = self
+                        .prices
+                        .first(machine.nearest(node), |domain| reaches[reach].domain(domain as usize));
+                }
+            }
+        }
+        self.choices = choices;
     }
 
     /// Where a vCPU is, if it counts there.
@@ -266,15 +315,16 @@ impl<'a> Domains<'a> {
             *to = Group { end: group.begin + u32::from(!seen) * count, ..group };
         };
         let (hot, others) = groups.split_at_mut(HOT);
+        let choice = &self.choices[self.choice_of[history.reach as usize] as usize];
         for (to, (node, count)) in hot.iter_mut().zip(history.hot) {
-            let group = self.prices.nearest[usize::from(node)];
+            let group = choice.nearest[usize::from(node)];
             let counts = count > 0.0;
             seen |= counts & (here == Some(group.node));
             add(to, group, counts, false);
         }
         let group = here.map_or(Group::default(), |here| self.prices.groups[here as usize]);
         add(&mut others[0], group, true, seen);
-        for (to, &least) in others[1..].iter_mut().zip(&self.least) {
+        for (to, &least) in others[1..].iter_mut().zip(&choice.least) {
             add(to, least, true, false);
         }
     }
