@@ -166,6 +166,51 @@ fn vprobe_looks_for_room_where_a_mask_allows_it() {
     assert_eq!(nodes, [Some(4), Some(6)]);
 }
 
+/// VM 1 takes all CPUs of a node from two others whose memory is there. Its budget pays for one move. After that they are released
+/// when they starve, and stay so until the debt is paid.
+#[test]
+fn vprobe_releases_who_starves_beside_a_vm_whose_budget_is_used_up() {
+    let settings =
+        Settings { budget: 1, budget_rest_periods: 5, burst: 8, rest_periods: 1, ..Settings::default() };
+    let mut world = World::new(&host(2, 1, 4), CpuSet::new(), Policy::Vprobe, settings);
+    let narrow = world.mask((0..4).collect());
+    for vcpu in 0..4 {
+        let at = world.add(1, vcpu, vcpu, friendly(2));
+        world.vcpus[at].reach = narrow;
+    }
+    for vm in 2..4 {
+        let at = world.add(vm, 0, 0, fitting(&[1_000_000, 0]));
+        world.vcpus[at].entitled_ns = PERIOD_NS / 20;
+        world.vcpus[at].assigned = Some(Place::Cache(0));
+    }
+    world.cpus[4].idle_ns = PERIOD_NS;
+    let mut seen = Vec::new();
+    for now in 0..16 {
+        for vcpu in world.vcpus.iter_mut().filter(|vcpu| vcpu.key.vm > 1) {
+            let waits = vcpu.assigned == Some(Place::Cache(0));
+            (vcpu.ran_ns, vcpu.waited_ns) =
+                if waits { (PERIOD_NS / 2, PERIOD_NS / 2) } else { (PERIOD_NS, 0) };
+        }
+        let decision = world.period();
+        let steps = decision.steps.iter().filter(|step| step.key.vm > 1);
+        seen.extend(steps.map(|step| (now, step.key.vm, step.to, step.why.cause, step.why.caused_by)));
+    }
+    // VM 2 goes back to its memory at once, which is nobody's doing, and so starves as well. The budget holds nothing at 0, and -5
+    // + 2 and -5 + 4 for the two that are released: it takes eleven periods to have the price of a move again.
+    let there = Some(Place::Cache(0));
+    assert_eq!(
+        seen,
+        [
+            (0, 2, Some(Place::Cache(1)), Cause::Stolen, Some(1)),
+            (1, 2, there, Cause::Memory, None),
+            (2, 3, None, Cause::Starved, Some(1)),
+            (4, 2, None, Cause::Starved, Some(1)),
+            (15, 2, there, Cause::Kept, None),
+            (15, 3, there, Cause::Kept, None),
+        ]
+    );
+}
+
 /// Half of the nodes, and half of the CPUs there, are kept for the host. What they could do is no room for VMs, and what VMs
 /// want of the rest is not too much for it: three vCPUs for each CPU everywhere.
 #[test]

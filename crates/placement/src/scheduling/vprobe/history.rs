@@ -29,9 +29,9 @@ pub(super) const HOT: usize = 4;
 /// Nodes whose accesses are looked at together.
 const BLOCK: usize = 8;
 
-/// Periods that are saved up, to be spent on moves: a token bucket.
+/// Periods that are saved up, to be spent on moves: a token bucket. What could not be waited for is owed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Bucket(u32);
+pub(super) struct Bucket(i64);
 
 impl Bucket {
     pub(super) fn new(periods: u32) -> Self {
@@ -45,11 +45,17 @@ impl Bucket {
     }
 
     pub(super) fn holds(&self, price: u32) -> bool {
-        self.0 >= price
+        self.0 >= i64::from(price)
     }
 
+    /// Takes the price, or what there is.
     pub(super) fn take(&mut self, price: u32) {
-        self.0 = self.0.saturating_sub(price);
+        self.0 = self.0.min(0).max(self.0 - i64::from(price));
+    }
+
+    /// Takes the price, whatever there is.
+    pub(super) fn owe(&mut self, price: u32) {
+        self.0 -= i64::from(price);
     }
 }
 
@@ -61,6 +67,8 @@ pub(super) struct History {
     pub(super) credit: Bucket,
     /// Periods in a row that it has been waiting.
     pub(super) hungry: u32,
+    /// It has no place until this VM, beside which it starved, may cause moves again.
+    pub(super) gives_way: Option<VmId>,
     /// Its figures are known.
     pub(super) known: bool,
     /// It is LLC-T or LLC-FI, or misses a lot for what it refers to.
@@ -101,6 +109,7 @@ impl History {
             key,
             credit: Bucket::new(settings.burst * settings.rest_periods),
             hungry: 0,
+            gives_way: None,
             known: false,
             uses_memory: false,
             free: false,

@@ -18,13 +18,17 @@
 //! | promise | by |
 //! |---|---|
 //! | in any `n` periods a vCPU is moved at most `burst + n / rest_periods + n / starve_periods` times | [`Bucket`], `hungry` |
-//! | in any `n` periods one VM causes at most `budget + n / budget_rest_periods` moves of other VMs' vCPUs | [`Bucket`] |
+//! | in any `n` periods one VM causes at most `budget + n / budget_rest_periods` moves of others, and one of each vCPU that starves | [`Bucket`], `gives_way` |
 //! | a vCPU that waits for `starve_periods` while a CPU that it may use is idle is stolen next | [`RunQueues::steal_fairly`] |
 //! | masks are kept; pinned, real-time and isolated vCPUs stay | [`Standing`], [`Reach`] |
 //!
 //! A move belongs to the budget of another VM when that one is the reason for it: it takes the cache or the CPU time, or it
 //! gets the room in exchange, or others wait for the CPUs that it uses and are stolen. A vCPU that goes to its own memory is its own
-//! reason, and so is one that starves. When the budget of a VM is used up, its own vCPUs still move, and the others stay.
+//! reason. When the budget of a VM is used up, its own vCPUs still move, and the others stay.
+//!
+//! Nobody starves because a budget is used up. The VM then owes what it could not pay, and the vCPU is not taken to another place:
+//! it is released, so that the kernel finds it a CPU, and gets no place until the debt is paid. Otherwise it would go back to its
+//! memory, starve again, and be moved for as long as the other VM likes.
 //!
 //! [`RunQueues::steal_fairly`]: super::balance::RunQueues::steal_fairly
 //! [`Reach`]: super::Reach
@@ -72,7 +76,11 @@ impl Memory {
         analysis: &[Analysis],
     ) -> Vec<Placed> {
         let (full, rest) = (settings.budget * settings.budget_rest_periods, settings.budget_rest_periods);
-        self.budgets.retain(|_, bucket| bucket.refill(full) < full);
+        self.budgets.retain(|_, bucket| !bucket.refill(full));
+        for history in self.histories.all_mut() {
+            let owes = |vm: &VmId| self.budgets.get(vm).is_some_and(|bucket| !bucket.holds(rest));
+            history.gives_way = history.gives_way.filter(owes);
+        }
         let mut round = Round {
             settings,
             input,
@@ -137,7 +145,10 @@ impl Round<'_> {
     /// May this vCPU be moved by choice now?
     fn may_move(&self, at: usize) -> bool {
         let history = &self.histories[at];
-        history.free && self.is_unplanned(at) && history.credit.holds(self.settings.rest_periods)
+        history.free
+            && history.gives_way.is_none()
+            && self.is_unplanned(at)
+            && history.credit.holds(self.settings.rest_periods)
     }
 
     /// Is nothing wanted of it yet?
@@ -247,7 +258,8 @@ impl Round<'_> {
     fn set(&mut self, at: usize, to: Option<usize>, cause: Cause, caused_by: Option<VmId>) {
         self.domains.place(at, to, &self.histories[at]);
         self.histories[at].credit.take(self.settings.rest_periods);
-        self.histories[at].hungry = 0;
+        let history = &mut self.histories[at];
+        (history.hungry, history.gives_way) = (0, None);
         self.moves.push((to, cause, caused_by));
         self.wanted[at] = self.moves.len() as u32;
     }
@@ -326,15 +338,23 @@ impl Round<'_> {
             };
             let nearest = self.input.machine.nearest(node);
             if let Some(at) = queues.steal_fairly(node, nearest, u64::from(starve), may) {
-                // Nobody starves because a budget is used up.
+                let crowded_by = self.crowded_by(at, true);
                 let starved = self.histories[at].hungry >= starve;
-                let reason = match starved {
-                    true => (Cause::Starved, None),
-                    false => (Cause::Stolen, self.crowded_by(at, true)),
-                };
-                self.take_to(at, domain, reason);
+                let cause = if starved { Cause::Starved } else { Cause::Stolen };
+                match crowded_by.filter(|&vm| !self.may_cause(vm)) {
+                    Some(vm) => self.give_way(at, vm),
+                    None => self.take_to(at, domain, (cause, crowded_by)),
+                }
             }
         }
+    }
+
+    /// A vCPU that starves beside a VM whose budget is used up.
+    fn give_way(&mut self, at: usize, vm: VmId) {
+        let (full, rest) = self.budget;
+        self.budgets.entry(vm).or_insert(Bucket::new(full)).owe(rest);
+        self.set(at, None, Cause::Starved, Some(vm));
+        self.histories[at].gives_way = Some(vm);
     }
 
     /// A vCPU that has not used memory for a while needs no place.
