@@ -52,18 +52,18 @@ fn vprobe_leaves_alone_who_hardly_runs_whatever_it_misses() {
         let steps = world.period().steps;
         steps.iter().map(|step| step.why.cause).collect::<Vec<_>>()
     };
-    // 10,000 references per second make it one that uses memory. Nine of ten references miss here.
-    assert_eq!((steps(8_990, 1), steps(9_010, 1)), (vec![], vec![Cause::Memory]));
-    assert_eq!((steps(35_990, 4), steps(36_010, 4)), (vec![], vec![Cause::Memory]));
+    // 50,000 references per second make it one that uses memory. Nine of ten references miss here.
+    assert_eq!((steps(44_990, 1), steps(45_010, 1)), (vec![], vec![Cause::Memory]));
+    assert_eq!((steps(179_990, 4), steps(180_010, 4)), (vec![], vec![Cause::Memory]));
     // One that uses memory does not stop and begin again with each little change.
     let mut world = World::plain(2, 1, 4, Policy::Vprobe);
-    let at = world.add(1, 0, 5, thrashing(&[0, 9_500]));
+    let at = world.add(1, 0, 5, thrashing(&[0, 47_500]));
     assert_eq!(world.period().steps.len(), 1);
     for period in 0..10 {
-        world.vcpus[at].counts = Some(thrashing(&[0, if period % 2 == 0 { 8_500 } else { 7_500 }]));
+        world.vcpus[at].counts = Some(thrashing(&[0, if period % 2 == 0 { 42_500 } else { 37_500 }]));
         assert_eq!(world.period().steps, [], "period {period}");
     }
-    world.vcpus[at].counts = Some(thrashing(&[0, 7_000]));
+    world.vcpus[at].counts = Some(thrashing(&[0, 35_000]));
     let released: Vec<_> = (0..4).map(|_| world.period().steps.len()).collect();
     assert_eq!(released, [0, 0, 1, 0]);
 }

@@ -19,9 +19,10 @@ const CALM: u32 = 3;
 const RELEASE: f64 = 0.8;
 /// Misses per thousand instructions from which on the place of memory matters, whatever the pressure.
 const MISSES: f64 = 0.5;
-/// References to the cache per second below which no place matters, whatever the pressure: at 100 ns each they are 0.1 % of a
-/// CPU. A vCPU that sleeps nearly all the time misses whenever it runs, and a move would cost more than it saves.
-const REFERENCES: f64 = 10_000.0;
+/// References to the cache per second below which no place matters, whatever the pressure: at 100 ns each they are 0.5 % of a
+/// CPU, of which a place saves about half. A step takes vnumad half a millisecond. A vCPU that sleeps nearly all the time misses
+/// whenever it runs, and steps would cost a good part of what they save.
+const REFERENCES: f64 = 50_000.0;
 /// A vCPU that waits for this share of a period is hungry.
 const HUNGRY: f64 = 0.25;
 /// Nodes whose accesses are priced one by one.
@@ -35,13 +36,13 @@ pub(super) struct Bucket(i64);
 
 impl Bucket {
     pub(super) fn new(periods: u32) -> Self {
-        Self(periods)
+        Self(i64::from(periods))
     }
 
-    /// A period has passed. Returns what is saved now.
-    pub(super) fn refill(&mut self, full: u32) -> u32 {
-        self.0 = (self.0 + 1).min(full);
-        self.0
+    /// A period has passed. Is it full now?
+    pub(super) fn refill(&mut self, full: u32) -> bool {
+        self.0 = (self.0 + 1).min(i64::from(full));
+        self.0 == i64::from(full)
     }
 
     pub(super) fn holds(&self, price: u32) -> bool {
