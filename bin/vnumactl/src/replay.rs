@@ -17,7 +17,8 @@ use std::{
 };
 use vnuma_api::{Observation, ObservedVcpu, PolicyStep};
 use vnuma_placement::scheduling::{
-    Counts, CpuSample, Input, Machine, Place, Placed, Policy, Reach, Scheduler, Settings, VcpuKey, VcpuSample,
+    Counts, CpuSample, Input, Machine, Place, Placed, Policy, Reach, Scheduler, Settings, VcpuKey,
+    VcpuSample, analyzer::Bounds,
 };
 use vnuma_topology::{CpuLayout, CpuSet, HostTopology};
 
@@ -149,7 +150,10 @@ pub fn read(mut from: impl BufRead, policy: Policy) -> Result<Replay, ReplayErro
 
 /// What a replay relies on.
 fn check(observation: &Observation) -> Result<(), String> {
-    let Observation { period_ns, host, idle, vms, .. } = observation;
+    let Observation { period_ns, bounds, host, idle, vms, .. } = observation;
+    if let Some((low, high)) = bounds.filter(|(low, high)| !(*low > 0.0 && low <= high && high.is_finite())) {
+        return Err(format!("bounds = [{low}, {high}]: expected two numbers above 0, the lower one first"));
+    }
     if !(1..MOST).contains(period_ns) {
         return Err(format!("period_ns = {period_ns}: expected 1 to {}", MOST - 1));
     }
@@ -267,6 +271,9 @@ impl Player {
             self.assigned.clear();
             self.scheduler = Scheduler::new(self.scheduler.policy(), Settings::default());
             (self.host, self.layout) = (observation.host.clone(), observation.layout.clone());
+        }
+        if let Some((low, high)) = observation.bounds {
+            self.scheduler.set_bounds(Bounds { low, high });
         }
         self.replay.periods += 1;
         let (samples, reaches, names) = self.samples(&observation);
@@ -469,6 +476,7 @@ mod tests {
             time_ns: time_s * 1_000_000_000,
             period_ns: 1_000_000_000,
             source: "per-node".into(),
+            bounds: Some((3.0, 20.0)),
             host: HostTopology {
                 nodes: vec![node(0), node(1)],
                 distances: DistanceMatrix::new(vec![vec![10, 21], vec![21, 10]]).expect("square"),
@@ -517,9 +525,24 @@ SECOND  VM   VCPU  FROM  TO  CPUS  REMOTE  EXPECTED  WHY
     fn older_recordings_are_replayed() {
         let new = recording(&[observation(5), observation(6)]);
         let old = new.replace(",\"throttled_ns\":0,\"entitled_ns\":1000000000", "");
-        assert!(!old.contains("throttled") && !old.contains("entitled"));
+        let old = old.replace(",\"bounds\":[3.0,20.0]", "");
+        assert!(["throttled", "entitled", "bounds"].iter().all(|field| !old.contains(field)), "{old}");
         let replay = |text: &str| read(text.as_bytes(), Policy::Vprobe).expect("a recording");
         assert_eq!(replay(&old), replay(&new));
+    }
+
+    /// It refers to the cache 30 times per thousand instructions, and nearly none of that misses.
+    #[test]
+    fn a_replay_has_the_bounds_of_its_host() {
+        let steps = |bounds: Option<(f64, f64)>| {
+            let mut period = Observation { bounds, ..observation(5) };
+            for counts in period.vms[0].vcpus.iter_mut().flat_map(|vcpu| &mut vcpu.counts) {
+                counts.llc_misses = 400_000;
+                counts.accesses = vec![0, 400_000];
+            }
+            read(recording(&[period]).as_bytes(), Policy::VprobePaper).expect("a recording").step_count
+        };
+        assert_eq!([None, Some((3.0, 20.0)), Some((31.0, 50.0))].map(steps), [2, 2, 0]);
     }
 
     /// Two VMs on two nodes of four CPUs, eight vCPUs each. One has three times the weight of the other, and all of it is on
@@ -594,6 +617,8 @@ SECOND  VM   VCPU  FROM  TO  CPUS  REMOTE  EXPECTED  WHY
         let vcpu = |change: &dyn Fn(&mut ObservedVcpu)| broken(&|bad| change(&mut bad.vms[0].vcpus[1]));
         for (found, expected) in [
             (broken(&|bad| bad.period_ns = 0), "line 3: period_ns = 0: expected 1 to"),
+            (broken(&|bad| bad.bounds = Some((4.0, 3.5))), "line 3: bounds = [4, 3.5]: expected two numbers"),
+            (broken(&|bad| bad.bounds = Some((0.0, 3.5))), "line 3: bounds = [0, 3.5]: expected two numbers"),
             (broken(&|bad| bad.host.nodes.clear()), "line 3: host.nodes: expected 1 to 1024 nodes"),
             (broken(&|bad| bad.host.nodes[1].cpus.insert(0)), "line 3: host.nodes: CPU 0 is on two nodes"),
             (broken(&|bad| bad.idle.reverse()), "line 3: idle: CPUs are not in rising order"),

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use vnuma_topology::{CpuLayout, CpuSet, HostTopology};
 
 /// A period of the host.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Observation {
     /// When it ended, `CLOCK_MONOTONIC` of the host, nanoseconds.
@@ -13,6 +13,9 @@ pub struct Observation {
     pub period_ns: u64,
     /// Where the counts come from.
     pub source: String,
+    /// Bounds between the types that the policies used, references per thousand instructions. Older recordings have none.
+    #[serde(default)]
+    pub bounds: Option<(f64, f64)>,
     /// The host, without its PCI devices and huge pages.
     pub host: HostTopology,
     /// Isolated CPUs, cores.

@@ -68,6 +68,7 @@ impl Core {
             time_ns: last.time_ns,
             period_ns: schedule.period_ns(),
             source: schedule.source().unwrap_or_default().to_owned(),
+            bounds: schedule.last_bounds().map(|bounds| (bounds.low, bounds.high)),
             host: HostTopology { nodes: host.nodes.into_iter().map(bare).collect(), ..host },
             layout: schedule.layout().clone(),
             idle: last.cpus.iter().map(|cpu| (cpu.cpu, cpu.idle_ns)).collect(),

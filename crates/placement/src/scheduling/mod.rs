@@ -331,6 +331,11 @@ impl Scheduler {
         self.policy
     }
 
+    /// Other bounds from now on, which no load changes.
+    pub fn set_bounds(&mut self, bounds: Bounds) {
+        self.settings = Settings { bounds, adaptive_bounds: false, ..self.settings };
+    }
+
     /// A period has ended.
     pub fn decide(&mut self, input: &Input<'_>) -> Decision {
         if self.policy == Policy::Off {

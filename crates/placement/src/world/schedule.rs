@@ -107,6 +107,11 @@ impl Schedule {
         self.bounds.get(&policy).copied()
     }
 
+    /// Bounds that were used last. Policies whose VMs came at other times can have learned others: these are of one of them.
+    pub fn last_bounds(&self) -> Option<Bounds> {
+        self.bounds.values().next().copied()
+    }
+
     /// Are accesses assumed, as nothing is counted?
     pub(super) fn assumes(&self) -> bool {
         self.last.as_ref().is_some_and(|last| last.vcpus.iter().any(|(_, assumed)| *assumed))
