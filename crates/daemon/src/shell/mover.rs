@@ -178,7 +178,6 @@ impl Task {
         if !self.places.is_loaded() {
             return;
         }
-        self.places.beat();
         let mut others = self.places.of(pid);
         others.retain(|tid| !vcpus.iter().any(|ranked| ranked.tid == *tid));
         self.places.release(pid, &others);
@@ -197,7 +196,6 @@ impl Task {
         let switch = match self.places.look() {
             Look::Same => return,
             Look::Loaded => {
-                self.places.beat();
                 let mut threads = Vec::new();
                 for (pid, pidfd, tid, kept) in self.masks.confined() {
                     let ours = |found: &CpuSet| kept.is_ours(found, &online);

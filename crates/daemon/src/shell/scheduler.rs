@@ -79,7 +79,7 @@ impl Places {
         self.open.is_some()
     }
 
-    /// Is it loaded, and the one that it was?
+    /// Is it loaded, and the one that it was? If so, it is told that vnumad is alive.
     pub(super) fn look(&mut self) -> Look {
         let found = match &self.open {
             Some(scheduler) => match scheduler.check() {
@@ -103,6 +103,7 @@ impl Places {
                 }
             },
         };
+        self.beat();
         if let Some(scheduler) = &self.open {
             let counts = scheduler.counts();
             let setting = api::PlaceSetting {
@@ -136,7 +137,7 @@ impl Places {
     }
 
     /// vnumad is alive.
-    pub(super) fn beat(&mut self) {
+    fn beat(&self) {
         let beat = |scheduler: &Scheduler| scheduler.beat(monotonic_ns(), self.steal);
         if let Some(Err(error)) = self.open.as_ref().map(beat) {
             warn!(%error, "scx_vnuma cannot be told that vnumad is alive");
