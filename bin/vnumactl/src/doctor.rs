@@ -130,6 +130,18 @@ fn counters(daemon: &Daemon) -> Check {
         );
         return Check::lower(Level::Reduced, "counters", &capability, why.clone(), pmu);
     }
+    if let Some(permille) = counters.least_permille.filter(|_| counters.shared > 0) {
+        let capability = format!(
+            "{}, {} of {} threads share counters with others",
+            counters.source, counters.shared, counters.threads
+        );
+        let why = format!(
+            "one was counted for {:.1} % of its time on a CPU only; figures are scaled up, and there are none at 0 %",
+            f64::from(permille) / 10.0
+        );
+        let others = "end other users of the PMU (perf, other agents, the watchdog of kernel.nmi_watchdog)";
+        return Check::lower(Level::Reduced, "counters", &capability, why, others);
+    }
     let passed_over = match counters.passed_over.is_empty() {
         true => "no reason is given".to_owned(),
         false => counters.passed_over.join("; "),
@@ -548,6 +560,10 @@ mod tests {
             check(Counters { threads: 9, failed: 2, why_failed, ..counters("generic", &[]) });
         assert_eq!(found, ("generic, 2 of 9 threads are not counted".into(), Level::Reduced));
         assert!(shown.contains("too many open files"), "{shown}");
+        let (found, shown) =
+            check(Counters { threads: 9, shared: 3, least_permille: Some(125), ..counters("per-node", &[]) });
+        assert_eq!(found, ("per-node, 3 of 9 threads share counters with others".into(), Level::Reduced));
+        assert!(shown.contains("for 12.5 % of its time") && shown.contains("nmi_watchdog"), "{shown}");
         let blind =
             Counters { why_no_idle_times: Some("/proc/stat: missing".into()), ..counters("per-node", &[]) };
         let (found, shown) = check(blind);

@@ -247,6 +247,12 @@ pub struct Counters {
     pub failed: usize,
     /// The reason.
     pub why_failed: Option<String>,
+    /// Threads whose counters did not count all of the time, as others use the PMU too.
+    #[serde(default)]
+    pub shared: usize,
+    /// Of these, the least time that one was counted, per mille of its time on a CPU.
+    #[serde(default)]
+    pub least_permille: Option<u32>,
     /// Memory accesses are sampled.
     #[serde(default)]
     pub samples: bool,

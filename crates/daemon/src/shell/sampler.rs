@@ -34,6 +34,9 @@ use vnuma_topology::{ApicId, CpuId, CpuLayout, HostTopology};
 /// Periods after which counters that could not be opened are tried again.
 const TRY_AGAIN: u32 = 10;
 
+/// All of the time, per mille.
+const WHOLE: u32 = 1000;
+
 /// The threads of a VM that are counted.
 #[derive(Debug)]
 pub(super) struct Targets {
@@ -142,6 +145,8 @@ struct Thread {
     samples: Option<Sampled>,
     /// Why it has no counters, or no samples.
     problem: Option<String>,
+    /// Per mille of its time on a CPU in which its counters counted, when it ran last.
+    permille: u32,
     /// Periods since they were tried to be opened.
     tried: u32,
     /// Its times at the end of the last period.
@@ -238,8 +243,8 @@ impl Task {
             let known = before.iter().position(|thread| (thread.vcpu, thread.read.tid) == (vcpu, tid));
             known.map(|at| before.swap_remove(at)).unwrap_or_else(|| {
                 let (group, counters, samples, problem, times) = (None, None, None, None, None);
-                let read = threads::Thread::new(pid, tid);
-                Thread { vcpu, read, group, counters, samples, problem, tried: TRY_AGAIN, times }
+                let (read, tried, permille) = (threads::Thread::new(pid, tid), TRY_AGAIN, WHOLE);
+                Thread { vcpu, read, group, counters, samples, problem, permille, tried, times }
             })
         };
         let threads = vcpus.into_iter().map(thread).collect();
@@ -335,6 +340,8 @@ impl Task {
         health.threads = threads().count();
         health.failed = threads().filter(|thread| thread.problem.is_some()).count();
         health.why_failed = threads().find_map(|thread| thread.problem.clone());
+        let shared = threads().map(|thread| thread.permille).filter(|permille| *permille < WHOLE);
+        (health.shared, health.least_permille) = (shared.clone().count(), shared.min());
         let read_by = if self.vms.is_empty() { "" } else { self.reader.source() };
         health.read_by = read_by.to_owned();
         health.why_files = self.reader.why_files().map(str::to_owned);
@@ -398,6 +405,12 @@ fn period_of(thread: &mut Thread, no_counters: bool, sampling: Option<&Sampling>
             },
         },
     };
+    match &counted {
+        Counted::Counted { permille, .. } => thread.permille = *permille,
+        Counted::Crowded => thread.permille = 0,
+        Counted::NoCounters | Counted::Lost => thread.permille = WHOLE,
+        Counted::DidNotRun => {}
+    }
     let counted = match (sampling, &mut thread.samples) {
         (Some(sampling), Some(samples)) => sampling.refine(samples, counted),
         _ => counted,
