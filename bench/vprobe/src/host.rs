@@ -170,12 +170,13 @@ pub fn time_programs(on: bool) -> Result<()> {
     write(PROGRAMS_TIMED, if on { "1" } else { "0" })
 }
 
-/// Time that vnumad's BPF programs took in whatever thread they found, nanoseconds. Those that it calls itself are its own threads'.
-pub fn programs_ns() -> u64 {
+/// Time that vnumad's BPF programs took in whatever thread they found, nanoseconds, and how often they ran. Those that it calls
+/// itself are its own threads'.
+pub fn programs() -> (u64, u64) {
     let programs = ProgInfoIter::default().filter(|program| {
         program.ty != ProgramType::Syscall && program.name.to_string_lossy().starts_with(PROGRAMS)
     });
-    programs.map(|program| program.run_time_ns).sum()
+    programs.fold((0, 0), |(ns, runs), program| (ns + program.run_time_ns, runs + program.run_cnt))
 }
 
 /// How long the CPUs of VMs were idle, nanoseconds. The kernel counts it in steps of 10 ms.

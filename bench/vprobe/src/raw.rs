@@ -91,6 +91,9 @@ pub struct Period {
     /// Time that vnumad's BPF programs took in other threads than its own, nanoseconds of the server, if that was taken.
     #[serde(default)]
     pub programs_ns: Option<u64>,
+    /// How often they ran.
+    #[serde(default)]
+    pub program_runs: Option<u64>,
     /// How long a vCPU waited for a CPU, each time that one was woken, microseconds of the server.
     #[serde(default)]
     pub wakes_us: Vec<u32>,
@@ -128,6 +131,7 @@ mod tests {
             idle_share: 0.0,
             daemon: None,
             programs_ns: None,
+            program_runs: None,
             wakes_us: Vec::new(),
         };
         assert!((period([4_000_000_000, 3_000_000_000, 1_000_000_000]).used_share(2) - 1.0).abs() < 1e-9);

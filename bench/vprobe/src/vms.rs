@@ -264,6 +264,7 @@ impl Reading {
             idle_share: idle_ns / 1e9 / elapsed_s / self.cpus as f64,
             daemon: (!self.daemon.is_empty()).then(|| self.daemon_since(before)),
             programs_ns: None,
+            program_runs: None,
             wakes_us: Vec::new(),
         }
     }

@@ -177,6 +177,7 @@ fn since(now: &Moment, before: &Moment, daemon: &[(String, Thread)]) -> Period {
         idle_share: idle_s / elapsed_s / HALF.all_vm_cpus().len() as f64,
         daemon: (!daemon.is_empty()).then_some(by_name),
         programs_ns: None,
+        program_runs: None,
         wakes_us: Vec::new(),
     }
 }

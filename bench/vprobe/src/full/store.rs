@@ -287,6 +287,7 @@ pub mod tests {
             idle_share: 0.0,
             daemon: None,
             programs_ns: None,
+            program_runs: None,
             wakes_us: Vec::new(),
         };
         let count = if id.policy.starts_with("oracle:") { MEASURED_STATIC } else { MEASURED };

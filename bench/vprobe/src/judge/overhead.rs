@@ -25,7 +25,9 @@ pub struct Overhead {
     pub share: f64,
     /// The part of the BPF programs that run in other threads: their time by that of all vCPUs.
     pub programs_share: f64,
-    /// The same in each period.
+    /// How often these ran in a measured period, mean.
+    pub program_runs: u64,
+    /// The share in each period.
     pub shares: Vec<f64>,
     /// Modelled cycles of each of its threads in a measured period, mean.
     pub threads: BTreeMap<String, u64>,
@@ -36,9 +38,10 @@ impl fmt::Display for Overhead {
         let Self { workload, policy, modelled_period_s, .. } = self;
         write!(
             f,
-            "{workload}: {policy} with periods of {modelled_period_s:.2} s: vnumad {:.4} %, of which BPF programs {:.4} %",
+            "{workload}: {policy} with periods of {modelled_period_s:.2} s: vnumad {:.4} %, of which BPF programs {:.4} % ({} runs)",
             self.share * 100.0,
-            self.programs_share * 100.0
+            self.programs_share * 100.0,
+            self.program_runs
         )?;
         let mut threads: Vec<_> = self.threads.iter().filter(|(_, cycles)| **cycles >= 1000).collect();
         threads.sort_by_key(|(_, cycles)| std::cmp::Reverse(**cycles));
@@ -65,7 +68,8 @@ impl Run {
             for (name, cycles) in periods.iter().filter_map(|period| period.daemon.as_ref()).flatten() {
                 *threads.entry(name.clone()).or_default() += cycles;
             }
-            threads.values_mut().for_each(|cycles| *cycles /= periods.len().max(1) as u64);
+            let count = periods.len().max(1) as u64;
+            threads.values_mut().for_each(|cycles| *cycles /= count);
             Overhead {
                 workload: cell.workload.clone(),
                 policy: overhead::PERIOD.0,
@@ -75,6 +79,7 @@ impl Run {
                 steps: row.steps,
                 share: row.overhead_share.unwrap_or(f64::NAN) + programs_share,
                 programs_share,
+                program_runs: periods.iter().filter_map(|period| period.program_runs).sum::<u64>() / count,
                 shares: periods.iter().map(all).collect(),
                 threads,
             }
