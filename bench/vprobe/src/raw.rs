@@ -88,6 +88,9 @@ pub struct Period {
     pub idle_share: f64,
     /// Modelled cycles of vnumad's threads by name; none if it does not run.
     pub daemon: Option<BTreeMap<String, u64>>,
+    /// How long these were on CPUs, nanoseconds of the server.
+    #[serde(default)]
+    pub daemon_ns: Option<u64>,
     /// Time that vnumad's BPF programs took in other threads than its own, nanoseconds of the server, if that was taken.
     #[serde(default)]
     pub programs_ns: Option<u64>,
@@ -130,6 +133,7 @@ mod tests {
             vms: vec![vec![vcpu(ran_ns[0])], vec![vcpu(ran_ns[1]), vcpu(ran_ns[2])]],
             idle_share: 0.0,
             daemon: None,
+            daemon_ns: None,
             programs_ns: None,
             program_runs: None,
             wakes_us: Vec::new(),

@@ -145,6 +145,11 @@ impl Thread {
         fs::read_to_string(&path).context(path)
     }
 
+    /// Time on a CPU up to now, nanoseconds.
+    pub fn ran_ns(&self) -> Result<u64> {
+        Ok(self.times()?.0)
+    }
+
     /// Documentation/scheduler/sched-stats.rst: time on a CPU, time waiting, slices.
     fn times(&self) -> Result<(u64, u64)> {
         let text = self.file("schedstat")?;

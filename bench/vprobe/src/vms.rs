@@ -60,8 +60,8 @@ pub struct Reading {
     /// CPUs of VMs, and how long these were idle, all together.
     cpus: usize,
     idle_ns: u64,
-    /// By thread.
-    daemon: Vec<(String, u64)>,
+    /// Modelled cycles of each thread of vnumad, and its time on a CPU.
+    daemon: Vec<(String, u64, u64)>,
 }
 
 impl Vms {
@@ -240,8 +240,9 @@ impl Vms {
             };
             vcpus.push(one.threads.iter().zip(ready).map(of).collect::<Result<_>>()?);
         }
-        let cycles = |(name, thread): &(String, Thread)| Ok((name.clone(), thread.cycles()?));
-        let daemon = daemon.iter().map(cycles).collect::<Result<_>>()?;
+        let spent =
+            |(name, thread): &(String, Thread)| Ok((name.clone(), thread.cycles()?, thread.ran_ns()?));
+        let daemon = daemon.iter().map(spent).collect::<Result<_>>()?;
         let cpus = self.layout.all_vm_cpus().len();
         Ok(Reading { at, vcpus, cpus, idle_ns: host::idle_ns(self.layout)?, daemon })
     }
@@ -263,6 +264,7 @@ impl Reading {
             vms: self.vcpus.iter().zip(&before.vcpus).map(vm).collect(),
             idle_share: idle_ns / 1e9 / elapsed_s / self.cpus as f64,
             daemon: (!self.daemon.is_empty()).then(|| self.daemon_since(before)),
+            daemon_ns: (!self.daemon.is_empty()).then(|| self.daemon_ns_since(before)),
             programs_ns: None,
             program_runs: None,
             wakes_us: Vec::new(),
@@ -274,10 +276,16 @@ impl Reading {
     /// Cycles of vnumad's threads, by their name.
     fn daemon_since(&self, before: &Self) -> BTreeMap<String, u64> {
         let mut by_name = BTreeMap::new();
-        for ((name, now), (_, before)) in self.daemon.iter().zip(&before.daemon) {
+        for ((name, now, _), (_, before, _)) in self.daemon.iter().zip(&before.daemon) {
             *by_name.entry(name.clone()).or_default() += now.saturating_sub(*before);
         }
         by_name
+    }
+
+    /// Time of vnumad's threads on CPUs.
+    fn daemon_ns_since(&self, before: &Self) -> u64 {
+        let threads = self.daemon.iter().zip(&before.daemon);
+        threads.map(|((_, _, now), (_, _, before))| now.saturating_sub(*before)).sum()
     }
 }
 

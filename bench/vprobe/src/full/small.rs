@@ -176,6 +176,7 @@ fn since(now: &Moment, before: &Moment, daemon: &[(String, Thread)]) -> Period {
         vms: now.1.iter().zip(&before.1).map(vcpu).collect(),
         idle_share: idle_s / elapsed_s / HALF.all_vm_cpus().len() as f64,
         daemon: (!daemon.is_empty()).then_some(by_name),
+        daemon_ns: None,
         programs_ns: None,
         program_runs: None,
         wakes_us: Vec::new(),

@@ -286,6 +286,7 @@ pub mod tests {
             vms: (0..vms).map(|_| vm()).collect(),
             idle_share: 0.0,
             daemon: None,
+            daemon_ns: None,
             programs_ns: None,
             program_runs: None,
             wakes_us: Vec::new(),

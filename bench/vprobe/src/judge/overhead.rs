@@ -1,4 +1,9 @@
 //! What vnumad takes, with its default period.
+//!
+//! Its threads are counted in modelled cycles, as vCPUs are. Of BPF programs that run in other threads only the time is known. The
+//! emulator takes as long for an instruction that misses the cache as for any other one, so that a vCPU that waits for memory has
+//! more modelled cycles in a microsecond than code that does not. What the programs take is therefore converted: a microsecond of
+//! theirs is as many modelled cycles as one of vnumad's threads, which is such code, too. Their share by time is shown beside it.
 
 use super::{Goal, Row, Run};
 use crate::committed::{goals, overhead};
@@ -23,8 +28,10 @@ pub struct Overhead {
     pub steps: u64,
     /// Modelled cycles of vnumad and of its BPF programs by those of all vCPUs.
     pub share: f64,
-    /// The part of the BPF programs that run in other threads: their time by that of all vCPUs.
+    /// The part of the BPF programs that run in other threads.
     pub programs_share: f64,
+    /// Their time by that of all vCPUs.
+    pub programs_time_share: f64,
     /// How often these ran in a measured period, mean.
     pub program_runs: u64,
     /// The share in each period.
@@ -38,9 +45,11 @@ impl fmt::Display for Overhead {
         let Self { workload, policy, modelled_period_s, .. } = self;
         write!(
             f,
-            "{workload}: {policy} with periods of {modelled_period_s:.2} s: vnumad {:.4} %, of which BPF programs {:.4} % ({} runs)",
+            "{workload}: {policy} with periods of {modelled_period_s:.2} s: vnumad {:.4} %, of which BPF programs {:.4} % \
+             ({:.4} % of the time, {} runs a period)",
             self.share * 100.0,
             self.programs_share * 100.0,
+            self.programs_time_share * 100.0,
             self.program_runs
         )?;
         let mut threads: Vec<_> = self.threads.iter().filter(|(_, cycles)| **cycles >= 1000).collect();
@@ -56,14 +65,12 @@ impl Run {
         let of = |cell: &super::Cell| {
             let row = cell.row(own, None);
             let periods = cell.measured();
+            let spent = Spent::of(periods);
             let all = |period: &super::Period| {
-                let vcpus = period.vms.iter().flatten();
-                let daemon = period.daemon.as_ref().map_or(0, |threads| threads.values().sum::<u64>());
-                let own =
-                    super::ratio(daemon as f64, vcpus.map(|vcpu| vcpu.values.cycles).sum::<u64>() as f64);
-                own + programs(std::slice::from_ref(period))
+                let one = Spent::of(std::slice::from_ref(period));
+                one.daemon_share() + one.programs_share(spent.daemon_rate())
             };
-            let programs_share = programs(periods);
+            let programs_share = spent.programs_share(spent.daemon_rate());
             let mut threads: BTreeMap<String, u64> = BTreeMap::new();
             for (name, cycles) in periods.iter().filter_map(|period| period.daemon.as_ref()).flatten() {
                 *threads.entry(name.clone()).or_default() += cycles;
@@ -79,6 +86,7 @@ impl Run {
                 steps: row.steps,
                 share: row.overhead_share.unwrap_or(f64::NAN) + programs_share,
                 programs_share,
+                programs_time_share: spent.programs_time_share(),
                 program_runs: periods.iter().filter_map(|period| period.program_runs).sum::<u64>() / count,
                 shares: periods.iter().map(all).collect(),
                 threads,
@@ -88,13 +96,45 @@ impl Run {
     }
 }
 
-/// Time of BPF programs by that of all vCPUs; no number if it was not taken.
-fn programs(periods: &[super::Period]) -> f64 {
-    let ran_ns =
-        |period: &super::Period| period.vms.iter().flatten().map(|vcpu| vcpu.values.ran_ns).sum::<u64>();
-    let programs_ns = periods.iter().map(|period| period.programs_ns).sum::<Option<u64>>();
-    let all_ns = periods.iter().map(ran_ns).sum::<u64>();
-    programs_ns.map_or(f64::NAN, |programs_ns| super::ratio(programs_ns as f64, all_ns as f64))
+/// Cycles and times of some periods; no number if something was not taken.
+struct Spent {
+    vcpu_cycles: f64,
+    vcpu_ns: f64,
+    daemon_cycles: f64,
+    daemon_ns: f64,
+    programs_ns: f64,
+}
+
+impl Spent {
+    fn of(periods: &[super::Period]) -> Self {
+        let vcpus = || periods.iter().flat_map(|period| period.vms.iter().flatten());
+        let daemon = periods.iter().map(|period| period.daemon.as_ref());
+        let sum = |all: Option<u64>| all.map_or(f64::NAN, |sum| sum as f64);
+        Self {
+            vcpu_cycles: vcpus().map(|vcpu| vcpu.values.cycles).sum::<u64>() as f64,
+            vcpu_ns: vcpus().map(|vcpu| vcpu.values.ran_ns).sum::<u64>() as f64,
+            daemon_cycles: sum(daemon.map(|threads| Some(threads?.values().sum::<u64>())).sum()),
+            daemon_ns: sum(periods.iter().map(|period| period.daemon_ns).sum()),
+            programs_ns: sum(periods.iter().map(|period| period.programs_ns).sum()),
+        }
+    }
+
+    fn daemon_share(&self) -> f64 {
+        super::ratio(self.daemon_cycles, self.vcpu_cycles)
+    }
+
+    /// Modelled cycles of vnumad's threads in a nanosecond.
+    fn daemon_rate(&self) -> f64 {
+        super::ratio(self.daemon_cycles, self.daemon_ns)
+    }
+
+    fn programs_share(&self, cycles_per_ns: f64) -> f64 {
+        super::ratio(self.programs_ns * cycles_per_ns, self.vcpu_cycles)
+    }
+
+    fn programs_time_share(&self) -> f64 {
+        super::ratio(self.programs_ns, self.vcpu_ns)
+    }
 }
 
 /// The goal, if `vprobe` was measured under that load, or this was.

@@ -102,6 +102,7 @@ fn period(accesses: [u64; 2], operations: u64, ran_ns: u64, idle_share: f64) -> 
         vms: vec![vm(), vm(), vm()],
         idle_share,
         daemon: Some([("sampler".to_owned(), 6)].into()),
+        daemon_ns: None,
         programs_ns: None,
         program_runs: None,
         wakes_us: Vec::new(),
@@ -253,8 +254,10 @@ fn what_vnumad_takes_is_judged_by_periods_of_its_default_length() {
     let with = |policy: &str, cycles: [u64; 3]| {
         let period = |cycles: u64| Period {
             daemon: Some([("core".to_owned(), cycles), ("sampler".to_owned(), 0)].into()),
+            // At 2 cycles in a period programs take 0.12 cycles.
+            daemon_ns: Some(300_000),
             // Of the 3.6 s that all vCPUs ran.
-            programs_ns: Some(36_000),
+            programs_ns: Some(18_000),
             program_runs: Some(20),
             ..period([1000, 0], 1000, 300_000_000, 0.0)
         };
@@ -283,10 +286,17 @@ fn what_vnumad_takes_is_judged_by_periods_of_its_default_length() {
     let expected = [1.0 / 12_000.0, 3.0 / 12_000.0].map(|own| own + 1e-5);
     assert!(found[0].shares.iter().zip(expected).all(|(share, expected)| (share - expected).abs() < 1e-12));
     assert!((found[0].programs_share - 1e-5).abs() < 1e-12);
+    assert!((found[0].programs_time_share - 5e-6).abs() < 1e-12);
     assert_eq!(found[0].program_runs, 20);
     let mut untimed = with("vprobe:period-1", [900, 1, 3]);
     untimed.periods[1].programs_ns = None;
     assert!(judged(vec![untimed]).0.is_some_and(|goal| !goal.met), "it says nothing of the programs");
+    let mut untimed = with("vprobe:period-1", [900, 1, 3]);
+    untimed.periods[2].daemon_ns = None;
+    assert!(
+        judged(vec![untimed]).0.is_some_and(|goal| !goal.met),
+        "it says nothing of what their time is worth"
+    );
     assert!(judged(vec![with("vprobe:period-1", [0, 3, 3])]).0.is_some_and(|goal| !goal.met));
     let missing = judged(vec![with("vprobe", [0, 0, 0])]).0.expect("a goal");
     assert_eq!((missing.found.as_str(), missing.met), ("it was not measured", false));
