@@ -14,6 +14,10 @@ pub const AFFINITY: u32 = 2;
 /// [`VcpuEvent::kind`]: it has ended and is not watched any more.
 pub const EXITED: u32 = 3;
 
+/// Thread ids are below this (`PID_MAX_LIMIT` of 64-bit kernels).
+pub const PIDS: u32 = 1 << 22;
+/// Bits of each of them in the 64-bit words of the map `watched`.
+pub const WATCHED_BITS: u32 = 2;
 /// Value in the map `watched`: a move to another node wakes who takes records.
 pub const WAKES: u8 = 1;
 /// Value in the map `watched`: the record of such a move waits until something else does.

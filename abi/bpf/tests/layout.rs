@@ -6,7 +6,7 @@ use std::{
     path::Path,
     process::Command,
 };
-use vnuma_abi_bpf::{AFFINITY, COUNT_DROPPED, COUNT_REPORTED, EXITED, MIGRATED, VcpuEvent, WAITS, WAKES};
+use vnuma_abi_bpf::{AFFINITY, COUNT_DROPPED, COUNT_REPORTED, EXITED, MIGRATED, PIDS, VcpuEvent, WAITS, WAKES, WATCHED_BITS};
 
 /// Prints `name value` for everything that both sides must agree on.
 const PROGRAM: &str = r#"
@@ -31,6 +31,7 @@ int main(void)
 	printf("const COUNT_REPORTED %d\nconst COUNT_DROPPED %d\nconst COUNTS %d\n",
 	       VNUMA_VCPU_COUNT_REPORTED, VNUMA_VCPU_COUNT_DROPPED, VNUMA_VCPU_COUNTS);
 	printf("const WAKES %d\nconst WAITS %d\n", VNUMA_VCPU_WAKES, VNUMA_VCPU_WAITS);
+	printf("const PIDS %d\nconst WATCHED_BITS %d\n", VNUMA_VCPU_PIDS, VNUMA_VCPU_BITS);
 	return 0;
 }
 "#;
@@ -77,6 +78,7 @@ fn rust_side() -> String {
         COUNT_DROPPED + 1
     );
     lines += &format!("const WAKES {WAKES}\nconst WAITS {WAITS}\n");
+    lines += &format!("const PIDS {PIDS}\nconst WATCHED_BITS {WATCHED_BITS}\n");
     lines
 }
 

@@ -19,7 +19,13 @@ struct vnuma_vcpu_event {
 	__u32 reserved;		/* 0 */
 };
 
-/* Values of the map `watched`: what a move of the thread to another node does. */
+/*
+ * The array `watched` has bits for each thread id that there can be (PID_MAX_LIMIT of
+ * include/linux/threads.h), packed into 64-bit words: 0, or what a move of the thread to
+ * another node does.
+ */
+#define VNUMA_VCPU_PIDS		(1 << 22)
+#define VNUMA_VCPU_BITS		2
 #define VNUMA_VCPU_WAKES	1	/* its record wakes who takes records */
 #define VNUMA_VCPU_WAITS	2	/* its record waits until something else does */
 

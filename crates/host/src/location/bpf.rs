@@ -1,10 +1,8 @@
 //! The BPF programs of `bpf/vcpu_watch.bpf.c`: loading, and taking what they report.
 
-use super::{LocationError, LocationEvent, MAX_WATCHED, record::parse_record};
+use super::{LocationError, LocationEvent, record::parse_record, watched::Watched};
 use crate::bpf::{prepare, words};
-use libbpf_rs::{
-    ErrorKind, Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, RingBuffer, RingBufferBuilder,
-};
+use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, RingBuffer, RingBufferBuilder};
 use nix::{
     errno::Errno,
     poll::{PollFd, PollFlags, PollTimeout, poll},
@@ -45,7 +43,7 @@ const FAILURE_PAUSE: Duration = Duration::from_millis(10);
 pub(super) struct Programs {
     links: Vec<Link>,
     nodes: CpuNodes,
-    watched: MapHandle,
+    watched: Watched,
     events: MapHandle,
     waiting: MapHandle,
     counts: MapHandle,
@@ -76,7 +74,7 @@ impl Programs {
         };
         let mut nodes = CpuNodes { map: map("cpu_node")?, known: BTreeMap::new() };
         nodes.set(topology)?;
-        let (watched, counts) = (map("watched")?, map("counts")?);
+        let (watched, counts) = (Watched::of(&map("watched")?)?, map("counts")?);
         let (events, waiting) = (map("events")?, map("waiting")?);
         Ok(Self { links, nodes, watched, events, waiting, counts, sees_affinity })
     }
@@ -245,7 +243,7 @@ pub(super) struct BpfSource {
     /// The programs run as long as these exist.
     _links: Vec<Link>,
     nodes: Mutex<CpuNodes>,
-    watched: MapHandle,
+    watched: Watched,
     counts: MapHandle,
     sees_affinity: bool,
     thread: Option<Taker>,
@@ -263,16 +261,7 @@ impl BpfSource {
         if !vnuma_process::thread_exists(pid, tid) {
             return Err(LocationError::NoThread { pid, tid });
         }
-        match self.watched.update(&tid.to_ne_bytes(), &[how(waits)], MapFlags::ANY) {
-            Ok(()) => {}
-            Err(error) if error.kind() == ErrorKind::TooBig => {
-                return Err(LocationError::TooMany { tid, limit: MAX_WATCHED });
-            }
-            Err(error) => {
-                let source = io::Error::other(error.to_string());
-                return Err(LocationError::Watch { act: "watching a thread", source });
-            }
-        }
+        self.watched.set(tid, how(waits), false);
         // If it ended before it was watched, no event follows.
         if !vnuma_process::thread_exists(pid, tid) {
             self.unwatch(tid);
@@ -283,8 +272,7 @@ impl BpfSource {
 
     /// Changes what the moves of a watched thread do. One that is not watched stays so.
     pub(super) fn defer(&self, tid: i32, waits: bool) {
-        // It fails if the thread has ended.
-        let _ = self.watched.update(&tid.to_ne_bytes(), &[how(waits)], MapFlags::EXIST);
+        self.watched.set(tid, how(waits), true);
     }
 
     pub(super) fn set_topology(&self, topology: &HostTopology) -> Result<(), LocationError> {
@@ -296,8 +284,7 @@ impl BpfSource {
     }
 
     pub(super) fn unwatch(&self, tid: i32) {
-        // The only way to fail is that it is not there.
-        let _ = self.watched.delete(&tid.to_ne_bytes());
+        self.watched.set(tid, 0, false);
     }
 
     pub(super) fn sees_affinity(&self) -> bool {

@@ -25,6 +25,7 @@ mod bpf;
 mod poll;
 mod proc;
 mod record;
+mod watched;
 
 use bpf::BpfSource;
 pub use bpf::KernelEvents;
@@ -290,6 +291,9 @@ impl LocationWatcher {
     pub fn watch(&self, pid: i32, tid: i32) -> Result<(), LocationError> {
         let mut state = self.shared.lock();
         let outcome = match &state.source {
+            Some(Source::Bpf(_)) if state.has_no_room_for(tid) => {
+                Err(LocationError::TooMany { tid, limit: MAX_WATCHED })
+            }
             Some(Source::Bpf(bpf)) => bpf.watch(pid, tid, state.deferred.contains(&tid)),
             Some(Source::Poll(poll)) => poll.watch(pid, tid),
             None => Err(LocationError::Ended),
@@ -405,6 +409,10 @@ impl LocationWatcher {
 }
 
 impl State {
+    fn has_no_room_for(&self, tid: i32) -> bool {
+        self.threads.len() >= MAX_WATCHED && !self.threads.contains_key(&tid)
+    }
+
     fn forget(&mut self, tid: i32) {
         self.deferred.remove(&tid);
         if self.threads.remove(&tid).is_some() {

@@ -5,8 +5,8 @@
  *
  * The scheduler migrates threads many thousand times a second on a busy host and
  * nearly all of these moves are of no interest, so the filter sits in the kernel:
- * one hash lookup for a thread that is not watched, and no record for a move within
- * a node. A host whose vCPUs stay put causes no wake-up in user space at all.
+ * two bits of an array for a thread that is not watched, and no record for a move
+ * within a node. A host whose vCPUs stay put causes no wake-up in user space at all.
  *
  * Only three members of task_struct are used. They are declared here and relocated
  * against the running kernel (CO-RE), so that no dump of a kernel's types is needed
@@ -19,7 +19,9 @@
 #include <bpf/bpf_core_read.h>
 #include <vnuma/vcpu_event.h>
 
-#define MAX_WATCHED	65536
+/* Threads of a word of `watched`. */
+#define THREADS		(64 / VNUMA_VCPU_BITS)
+#define FIRST		((1ULL << VNUMA_VCPU_BITS) - 1)
 #define MAX_CPUS	8192
 #define RING_BYTES	(256 * 1024)
 /* So many bytes of records that wait wake who takes them. */
@@ -34,12 +36,17 @@ struct task_struct {
 	int pid;
 } __attribute__((preserve_access_index));
 
-/* Thread ids that user space wants to hear of, and how soon: VNUMA_VCPU_WAKES or _WAITS. */
+/*
+ * Thread ids that user space wants to hear of, and how soon: VNUMA_VCPU_WAKES or _WAITS.
+ * User space has it mapped. 1 MiB, less than a hash table for as many threads as large hosts
+ * have vCPUs.
+ */
 struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, MAX_WATCHED);
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, VNUMA_VCPU_PIDS / THREADS);
 	__type(key, __u32);
-	__type(value, __u8);
+	__type(value, __u64);
 } watched SEC(".maps");
 
 /* CPU to node number plus one; 0 where user space knows no node. */
@@ -119,6 +126,26 @@ static __always_inline void report_later(__u32 tid, __u32 kind, __u32 cpu)
 	bpf_ringbuf_submit(event, full ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP);
 }
 
+static __always_inline __u64 *word_of(__u32 tid)
+{
+	__u32 at = tid / THREADS;
+
+	return bpf_map_lookup_elem(&watched, &at);
+}
+
+static __always_inline __u32 shift_of(__u32 tid)
+{
+	return tid % THREADS * VNUMA_VCPU_BITS;
+}
+
+/* How a thread is watched; 0: it is not. */
+static __always_inline __u32 how_watched(__u32 tid)
+{
+	__u64 *word = word_of(tid);
+
+	return word ? *word >> shift_of(tid) & FIRST : 0;
+}
+
 static __always_inline __u32 node_plus_one(__u32 cpu)
 {
 	__u32 *node = bpf_map_lookup_elem(&cpu_node, &cpu);
@@ -129,8 +156,7 @@ static __always_inline __u32 node_plus_one(__u32 cpu)
 SEC("tp_btf/sched_migrate_task")
 int BPF_PROG(vnuma_migrate, struct task_struct *task, int dest_cpu)
 {
-	__u32 tid = task->pid, from_node, to_node;
-	__u8 *how = bpf_map_lookup_elem(&watched, &tid);
+	__u32 tid = task->pid, how = how_watched(tid), from_node, to_node;
 
 	if (!how)
 		return 0;
@@ -139,7 +165,7 @@ int BPF_PROG(vnuma_migrate, struct task_struct *task, int dest_cpu)
 	/* Between two CPUs of unknown node anything may have happened: report it. */
 	if (from_node && from_node == to_node)
 		return 0;
-	if (*how == VNUMA_VCPU_WAITS)
+	if (how == VNUMA_VCPU_WAITS)
 		report_later(tid, VNUMA_VCPU_MIGRATED, dest_cpu);
 	else
 		report(tid, VNUMA_VCPU_MIGRATED, dest_cpu);
@@ -154,7 +180,7 @@ static __always_inline int allowed_changed(struct task_struct *task)
 {
 	__u32 tid = task->pid;
 
-	if (bpf_map_lookup_elem(&watched, &tid))
+	if (how_watched(tid))
 		report(tid, VNUMA_VCPU_AFFINITY, task->thread_info.cpu);
 	return 0;
 }
@@ -190,10 +216,12 @@ SEC("tp_btf/sched_process_exit")
 int BPF_PROG(vnuma_exit, struct task_struct *task)
 {
 	__u32 tid = task->pid;
+	__u64 *word = word_of(tid), bits = FIRST << shift_of(tid);
 
-	/* The number may be reused: its next thread is not watched. */
-	if (bpf_map_delete_elem(&watched, &tid))
+	if (!word || !(*word & bits))
 		return 0;
+	/* The number may be reused: its next thread is not watched. */
+	__sync_fetch_and_and(word, ~bits);
 	report(tid, VNUMA_VCPU_EXITED, task->thread_info.cpu);
 	return 0;
 }
