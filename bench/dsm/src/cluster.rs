@@ -21,7 +21,7 @@ use std::{
     collections::BTreeMap,
     fs,
     io::{BufRead, BufReader, Write, stdin},
-    net::{SocketAddr, TcpListener},
+    net::SocketAddr,
     path::{Path, PathBuf},
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
     sync::{
@@ -33,7 +33,7 @@ use std::{
 use vnuma_dsm::{Managers, NodeId, Options};
 use vnuma_dsm_node::{Config, Found, Node};
 use vnuma_dsm_pager::{Options as Memory, PAGE_SIZE, Region};
-use vnuma_dsm_transport::{Identity, Limits, Listener, Place, mesh, node_name};
+use vnuma_dsm_transport::{Identity, Limits, Listener, Place, Reserved, mesh, node_name};
 
 /// Shards of a node.
 const SHARDS: usize = 2;
@@ -121,8 +121,8 @@ pub fn begun_again() -> usize {
 }
 
 impl Cluster {
-    /// With one of the protocols of [`protocol::modes`]. Of hundreds of clusters one may not come together: a port that was free
-    /// is taken, or a process does not get a CPU for seconds. That is told, and tried once more.
+    /// With one of the protocols of [`protocol::modes`]. Of hundreds of clusters one may not come together, as a process does not get
+    /// a CPU for seconds. That is told, and tried once more.
     pub fn new(kind: Kind, mode: &str, shape: &Shape) -> Result<Self> {
         Self::begin(kind, mode, shape).or_else(|error| {
             eprintln!("bench-dsm: {} {mode}: nodes are started anew: {error:#}", kind.name());
@@ -135,16 +135,14 @@ impl Cluster {
         let nodes = shape.nodes();
         let directory = tempfile::tempdir()?;
         keys(directory.path(), nodes)?;
-        let sockets: Vec<_> =
-            (0..nodes).map(|_| TcpListener::bind((local_address(kind), 0))).collect::<Result<_, _>>()?;
-        let addresses: Vec<_> = sockets.iter().map(TcpListener::local_addr).collect::<Result<_, _>>()?;
-        drop(sockets);
+        // Kept until all nodes listen.
+        let reserved = Reserved::new(local_address(kind).into(), nodes.into())?;
         let seat = |node| Seat {
             node: Some(node),
             kind: kind.name().to_owned(),
             protocol: mode.to_owned(),
             directory: directory.path().to_owned(),
-            addresses: addresses.clone(),
+            addresses: reserved.addresses().to_vec(),
             managed: shape.managed.iter().map(|(node, pages)| format!("{node}:{pages}")).collect(),
             steps: shape.steps.clone(),
             impatient: shape.impatient,

@@ -11,7 +11,7 @@ use nix::sys::signal::Signal;
 use std::{
     collections::BTreeMap,
     io,
-    net::{Ipv4Addr, SocketAddr, TcpListener},
+    net::Ipv4Addr,
     sync::Arc,
     thread,
     time::{Duration, Instant},
@@ -20,7 +20,7 @@ use vnuma_dsm::{Managers, NodeId};
 use vnuma_dsm_chaos::{Conduct, Proxy};
 use vnuma_dsm_node::{Config, Happening, Node};
 use vnuma_dsm_pager::{PAGE_SIZE, Region};
-use vnuma_dsm_transport::{Limits, Listener, Place, mesh};
+use vnuma_dsm_transport::{Limits, Listener, Place, Reserved, mesh};
 
 const PAGES: u64 = 8;
 const NODES: u8 = 3;
@@ -102,10 +102,9 @@ fn one(case: &'static str, conduct: Conduct) -> Result<Answer> {
 
 /// Three nodes; the victim's connections pass by the proxies.
 fn cluster() -> Result<(Vec<Node>, Vec<Proxy>)> {
-    let sockets: Vec<_> =
-        (0..NODES).map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0))).collect::<Result<_, _>>()?;
-    let addresses: Vec<SocketAddr> = sockets.iter().map(TcpListener::local_addr).collect::<Result<_, _>>()?;
-    drop(sockets);
+    // Kept until all nodes listen.
+    let reserved = Reserved::new(Ipv4Addr::LOCALHOST.into(), NODES.into())?;
+    let addresses = reserved.addresses();
     // The node with the higher number dials.
     let proxies: Vec<_> =
         addresses[..2].iter().map(|address| Proxy::new(*address)).collect::<Result<_, _>>()?;

@@ -10,7 +10,7 @@ use std::{
     collections::BTreeSet,
     fs::DirBuilder,
     io::{BufRead, BufReader, Write},
-    net::{Ipv4Addr, TcpListener},
+    net::{Ipv4Addr, SocketAddr},
     os::unix::fs::DirBuilderExt,
     path::Path,
     process::{Child, Command, Stdio},
@@ -18,6 +18,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
+use vnuma_dsm_transport::Reserved;
 
 /// Survivors of a node that fails have this long to find out.
 const GRACE: Duration = Duration::from_secs(20);
@@ -56,10 +57,15 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     }
     let directory = tempfile::tempdir().context("a directory")?;
     let apart = separate(arguments.namespaces)?;
-    let ports = match arguments.transport() {
-        Transport::Shm | Transport::Rdma => Vec::new(),
-        Transport::Tcp | Transport::TcpTls if apart => vec![PORT; arguments.nodes.into()],
-        Transport::Tcp | Transport::TcpTls => free_ports(arguments.nodes)?,
+    // Kept until the nodes have ended.
+    let (reserved, ports) = match arguments.transport() {
+        Transport::Shm | Transport::Rdma => (None, Vec::new()),
+        Transport::Tcp | Transport::TcpTls if apart => (None, vec![PORT; arguments.nodes.into()]),
+        Transport::Tcp | Transport::TcpTls => {
+            let reserved = Reserved::new(Ipv4Addr::LOCALHOST.into(), arguments.nodes.into())?;
+            let ports = reserved.addresses().iter().map(SocketAddr::port).collect();
+            (Some(reserved), ports)
+        }
     };
     if arguments.transport() == Transport::TcpTls {
         keys::make(directory.path(), arguments.nodes).context("keys")?;
@@ -70,6 +76,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         nodes.0.push(start(node, apart, &ports, directory.path(), &sender)?);
     }
     let (parts, lost) = listen(&mut nodes, &receiver, arguments.cut_ms.is_some())?;
+    drop(reserved);
     Outcome::new(arguments, apart, lost, &parts).print(arguments)
 }
 
@@ -123,13 +130,6 @@ fn start(node: u8, apart: bool, ports: &[u16], directory: &Path, said: &Sender<S
         let _ = said.send(Said::End(node));
     });
     Ok(child)
-}
-
-fn free_ports(count: u8) -> Result<Vec<u16>> {
-    // All at once, so that they differ; free again when the nodes listen.
-    let sockets: Vec<_> =
-        (0..count).map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0))).collect::<Result<_, _>>()?;
-    sockets.iter().map(|socket| Ok(socket.local_addr()?.port())).collect()
 }
 
 /// What the nodes have done, and which of them were lost while others went `on`.

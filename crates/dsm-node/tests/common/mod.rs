@@ -3,14 +3,14 @@
 
 use std::{
     collections::BTreeMap,
-    net::{Ipv4Addr, TcpListener},
+    net::Ipv4Addr,
     sync::Arc,
     thread,
     time::{Duration, Instant},
 };
 use vnuma_dsm_node::{Config, Happening, Node};
 use vnuma_dsm_pager::{Options as Memory, PAGE_SIZE, PagerError, Region};
-use vnuma_dsm_transport::{Lanes, Limits, Listener, Place, mesh};
+use vnuma_dsm_transport::{Lanes, Limits, Listener, Place, Reserved, mesh};
 
 /// Nothing here takes longer unless it hangs.
 pub const HANG: Duration = Duration::from_secs(60);
@@ -51,15 +51,13 @@ pub fn connected(
 ) -> Option<Vec<(Arc<Region>, Lanes)>> {
     let regions: Vec<_> = (0..nodes).map(|_| region(pages)).collect::<Option<_>>()?;
     let directory = tempfile::tempdir().expect("a directory");
+    // Kept until all nodes listen.
+    let reserved = Reserved::new(Ipv4Addr::LOCALHOST.into(), nodes.into()).expect("ports");
     let places: BTreeMap<u8, Place> = (0..nodes)
         .map(|node| {
             let place = match transport {
                 Transport::Shm => Place::Shm(directory.path().join(node.to_string())),
-                Transport::Tcp => {
-                    // Free a moment ago.
-                    let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
-                    Place::Tcp(free.local_addr().expect("an address"))
-                }
+                Transport::Tcp => Place::Tcp(reserved.addresses()[usize::from(node)]),
             };
             (node, place)
         })
