@@ -1,0 +1,95 @@
+//! Takes memory of a process to a node, a part at a time.
+
+use crate::{
+    core::{NodeId, ProcessId},
+    observe::maps::{self, Movable},
+};
+use std::{
+    collections::BTreeMap,
+    os::fd::AsFd,
+    path::Path,
+    time::{Duration, Instant},
+};
+use vnuma_process::{PAGES_AT_ONCE, PageState, find_pages, move_pages, open_pidfd};
+
+const PAGE: u64 = 4096;
+/// The program waits for its pages meanwhile, and so does the next look.
+const WORK: Duration = Duration::from_secs(2);
+
+/// What became of a move.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moved {
+    /// How much was moved, KiB.
+    pub kib: u64,
+    /// All was looked at: the rest cannot be moved.
+    pub settled: bool,
+    /// Where to go on.
+    pub cursor: u64,
+}
+
+/// Moves up to `kib` of what is on other nodes, from the address `from` on and then from the beginning.
+pub fn move_to(root: &Path, id: ProcessId, node: NodeId, kib: u64, from: u64) -> Result<Moved, String> {
+    let failed = |error: std::io::Error| error.to_string();
+    let pidfd = open_pidfd(id.pid).map_err(failed)?;
+    if !super::threads::is_alive(id) {
+        return Err("it has ended".to_owned());
+    }
+    let mappings = maps::read_movable(root, id.pid).map_err(failed)?;
+    let ends = maps::read_ranges(root, id.pid).map_err(failed)?;
+    let mut moved = Moved { cursor: from, ..Moved::default() };
+    let end = Instant::now() + WORK;
+    for (start, stop) in ranges(&mappings, &ends, node, from) {
+        for first in (start..stop).step_by(PAGES_AT_ONCE * PAGE as usize) {
+            if moved.kib >= kib || Instant::now() > end {
+                return Ok(moved);
+            }
+            let last = stop.min(first + PAGES_AT_ONCE as u64 * PAGE);
+            let left = ((kib - moved.kib) / 4) as usize;
+            let addresses: Vec<u64> = (first..last).step_by(PAGE as usize).collect();
+            let states = find_pages(pidfd.as_fd(), id.pid, &addresses).map_err(failed)?;
+            let away = |state: &PageState| matches!(state, PageState::On(on) if *on != node);
+            let there = addresses.iter().zip(states).filter(|(_, state)| away(state));
+            let pages: Vec<u64> = there.map(|(address, _)| *address).take(left).collect();
+            moved.cursor = last;
+            if pages.is_empty() {
+                continue;
+            }
+            let states = move_pages(pidfd.as_fd(), id.pid, &pages, node).map_err(failed)?;
+            moved.kib += 4 * states.iter().filter(|state| **state == PageState::On(node)).count() as u64;
+            if states.contains(&PageState::NoMemory) {
+                return Ok(moved);
+            }
+        }
+    }
+    Ok(Moved { settled: true, cursor: 0, ..moved })
+}
+
+/// Ranges that have pages on other nodes, those from `from` on first.
+fn ranges(mappings: &[Movable], ends: &BTreeMap<u64, u64>, node: NodeId, from: u64) -> Vec<(u64, u64)> {
+    let (mut after, mut before) = (Vec::new(), Vec::new());
+    for Movable { start, pages } in mappings {
+        let away = pages.iter().any(|(on, count)| *on != node && *count > 0);
+        let Some(end) = ends.get(start).filter(|_| away) else { continue };
+        let middle = (from / PAGE * PAGE).clamp(*start, *end);
+        before.extend((*start < middle).then_some((*start, middle)));
+        after.extend((middle < *end).then_some((middle, *end)));
+    }
+    after.extend(before);
+    after
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_move_goes_on_where_the_last_one_ended() {
+        let mapping = |start, node| Movable { start, pages: BTreeMap::from([(node, 4)]) };
+        let mappings = [mapping(0x1000, 0), mapping(0x9000, 1), mapping(0x20_000, 0), mapping(0x30_000, 0)];
+        let ends = BTreeMap::from([(0x1000, 0x5000), (0x9000, 0xa000), (0x20_000, 0x24_000)]);
+        assert_eq!(ranges(&mappings, &ends, 1, 0), [(0x1000, 0x5000), (0x20_000, 0x24_000)]);
+        let expected = [(0x21_000, 0x24_000), (0x1000, 0x5000), (0x20_000, 0x21_000)];
+        assert_eq!(ranges(&mappings, &ends, 1, 0x21_000), expected);
+        assert_eq!(ranges(&mappings, &ends, 0, 0), [(0x9000, 0xa000)]);
+    }
+}

@@ -1,0 +1,493 @@
+//! The operator's file. Every key has a default; a key that is not known, or a value out of range, is refused with its file,
+//! line and name.
+
+use crate::core::{Limits, NodeId, Process};
+use serde::Deserialize;
+use std::{
+    collections::BTreeSet,
+    io::{self, Read},
+    ops::RangeInclusive,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+use toml::Spanned;
+use vnuma_process::text::sanitize_short;
+
+/// The file if none is named.
+pub const DEFAULT_PATH: &str = "/etc/vnuma/vnuma-guest.toml";
+
+/// Longest file, in bytes.
+const SIZE_LIMIT: u64 = 1 << 20;
+/// Most rules of a file, and most libraries.
+const COUNT_LIMIT: usize = 1024;
+/// Longest name in it, in bytes.
+const NAME_LIMIT: usize = 255;
+
+/// Libraries that drive devices past the kernel: VMA, RDMA verbs, libfabric and DPDK.
+const LIBRARIES: [&str; 4] = ["libvma", "libibverbs", "libfabric", "librte_*"];
+
+/// What the operator says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rules {
+    /// Time between two looks.
+    pub interval: Duration,
+    /// Bounds of what is done.
+    pub limits: Limits,
+    /// What becomes of the memory of a process that is placed.
+    pub memory: Memory,
+    /// Which interrupts are kept on the nodes of their devices.
+    pub interrupts: KeepInterrupts,
+    /// Libraries whose users are heavy on I/O.
+    pub libraries: Libraries,
+    /// What is said of single programs. The first that names a process counts.
+    pub workloads: Vec<Workload>,
+}
+
+/// What becomes of the memory of a process that is placed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Memory {
+    /// It is moved to the node; new memory comes from the node while that has any, as the process runs there.
+    Move,
+    /// The same, and new memory comes from the node only, where a control group can say that.
+    Bind,
+    /// It stays where it is.
+    Leave,
+}
+
+/// Which interrupts are kept on the nodes of their devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KeepInterrupts {
+    /// Those of devices that placed processes use.
+    Used,
+    /// Those of all network controllers, disks and devices that do RDMA.
+    All,
+    /// None.
+    None,
+}
+
+/// Names of libraries. `NAME` stands for the files `NAME.so` and `NAME.so.VERSION`, `NAME*` for those whose names begin so.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Libraries(Vec<String>);
+
+impl Libraries {
+    /// Is this file name that of one of them?
+    pub fn has(&self, file: &str) -> bool {
+        self.0.iter().any(|name| match name.strip_suffix('*') {
+            Some(beginning) => file.starts_with(beginning) && file.contains(".so"),
+            None => file
+                .strip_prefix(name.as_str())
+                .and_then(|rest| rest.strip_prefix(".so"))
+                .is_some_and(|version| version.is_empty() || version.starts_with('.')),
+        })
+    }
+}
+
+/// What is said of a program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Workload {
+    /// File name of the program.
+    pub program: Option<String>,
+    /// A control group. Those in it count, too.
+    pub cgroup: Option<String>,
+    /// What to do with it.
+    pub choice: Choice,
+}
+
+/// What a rule says of the processes that it names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Choice {
+    /// They use this device: an address, an interface, an RDMA device.
+    Device(String),
+    /// They belong on this node.
+    Node(NodeId),
+    /// They are left alone.
+    Ignore,
+}
+
+impl Workload {
+    /// Does it name this process?
+    pub fn names(&self, process: &Process) -> bool {
+        let below = |group: &String| {
+            let rest = process.cgroup.strip_prefix(group.trim_end_matches('/'));
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
+        self.program.as_ref().is_none_or(|program| *program == process.program)
+            && self.cgroup.as_ref().is_none_or(below)
+    }
+}
+
+impl Default for Rules {
+    fn default() -> Self {
+        Self {
+            interval: Duration::from_secs(5),
+            limits: Limits {
+                place_after: 2,
+                release_after: 3,
+                rest: Duration::from_secs(60),
+                cpu_reserve_percent: 10,
+                memory_reserve_percent: 5,
+                placements_per_look: 4,
+                memory_kib_per_look: 256 << 10,
+            },
+            memory: Memory::Move,
+            interrupts: KeepInterrupts::Used,
+            libraries: Libraries(LIBRARIES.map(str::to_owned).to_vec()),
+            workloads: Vec::new(),
+        }
+    }
+}
+
+/// Why the rules are refused.
+#[derive(Debug, thiserror::Error)]
+pub enum RulesError {
+    /// The file cannot be read.
+    #[error("{}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// It is not TOML, or has an unknown key or a value of the wrong type.
+    #[error("{}: line {line}: {message}", path.display())]
+    Parse {
+        /// The file.
+        path: PathBuf,
+        /// Line, from 1.
+        line: usize,
+        /// What is wrong with it.
+        message: String,
+    },
+    /// A value cannot be.
+    #[error("{}: line {line}: {key} = {value}: must be {expected}", path.display())]
+    Value {
+        /// The file.
+        path: PathBuf,
+        /// Line, from 1.
+        line: usize,
+        /// The key.
+        key: &'static str,
+        /// What was found.
+        value: String,
+        /// What is accepted.
+        expected: String,
+    },
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct File {
+    interval_s: Option<Spanned<i64>>,
+    place_after: Option<Spanned<i64>>,
+    release_after: Option<Spanned<i64>>,
+    rest_s: Option<Spanned<i64>>,
+    cpu_reserve_percent: Option<Spanned<i64>>,
+    memory_reserve_percent: Option<Spanned<i64>>,
+    placements_per_look: Option<Spanned<i64>>,
+    memory_mib_per_look: Option<Spanned<i64>>,
+    memory: Option<Memory>,
+    interrupts: Option<KeepInterrupts>,
+    libraries: Option<Vec<Spanned<String>>>,
+    workload: Vec<Spanned<WorkloadTable>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct WorkloadTable {
+    program: Option<Spanned<String>>,
+    cgroup: Option<Spanned<String>>,
+    device: Option<Spanned<String>>,
+    node: Option<Spanned<i64>>,
+    ignore: Option<Spanned<bool>>,
+}
+
+impl Rules {
+    /// Reads `path`; without one, the default path if there is such a file, and the defaults if not.
+    pub fn load(path: Option<&Path>) -> Result<Self, RulesError> {
+        let (path, must_exist) = (path.unwrap_or(Path::new(DEFAULT_PATH)), path.is_some());
+        match read(path) {
+            Ok(bytes) => match str::from_utf8(&bytes) {
+                Ok(text) => Self::parse(path, text),
+                Err(error) => {
+                    let line = 1 + bytes[..error.valid_up_to()].iter().filter(|&&byte| byte == b'\n').count();
+                    Err(RulesError::Parse { path: path.into(), line, message: "not UTF-8".into() })
+                }
+            },
+            Err(error) if !must_exist && error.kind() == io::ErrorKind::NotFound => Ok(Self::default()),
+            Err(source) => Err(RulesError::Read { path: path.into(), source }),
+        }
+    }
+
+    /// Understands the text of `path`.
+    pub fn parse(path: &Path, text: &str) -> Result<Self, RulesError> {
+        let source = Source { path, text };
+        let file: File = toml::from_str(text).map_err(|error| source.parse_error(&error))?;
+        let default = Self::default();
+        let number = |key, value: &Option<Spanned<i64>>, range, default: u64| {
+            source.number(key, value, range).map(|number| number.unwrap_or(default))
+        };
+        let small = |key, value: &Option<Spanned<i64>>, range, default: u32| {
+            number(key, value, range, u64::from(default)).map(|number| number as u32)
+        };
+        let of = default.limits;
+        let limits = Limits {
+            place_after: small("place_after", &file.place_after, 2..=1000, of.place_after)?,
+            release_after: small("release_after", &file.release_after, 1..=1000, of.release_after)?,
+            rest: Duration::from_secs(number("rest_s", &file.rest_s, 1..=86_400, of.rest.as_secs())?),
+            cpu_reserve_percent: small(
+                "cpu_reserve_percent",
+                &file.cpu_reserve_percent,
+                0..=90,
+                of.cpu_reserve_percent,
+            )?,
+            memory_reserve_percent: small(
+                "memory_reserve_percent",
+                &file.memory_reserve_percent,
+                1..=90,
+                of.memory_reserve_percent,
+            )?,
+            placements_per_look: small(
+                "placements_per_look",
+                &file.placements_per_look,
+                1..=1000,
+                of.placements_per_look,
+            )?,
+            memory_kib_per_look: 1024
+                * number(
+                    "memory_mib_per_look",
+                    &file.memory_mib_per_look,
+                    1..=1 << 20,
+                    of.memory_kib_per_look / 1024,
+                )?,
+        };
+        let interval = number("interval_s", &file.interval_s, 1..=3600, default.interval.as_secs())?;
+        let libraries = match &file.libraries {
+            Some(names) => Libraries(source.libraries(names)?),
+            None => default.libraries,
+        };
+        if let Some(extra) = file.workload.get(COUNT_LIMIT) {
+            let expected = format!("given at most {COUNT_LIMIT} times");
+            return Err(source.value_error("workload", extra.span(), "[...]".to_owned(), expected));
+        }
+        Ok(Self {
+            interval: Duration::from_secs(interval),
+            limits,
+            memory: file.memory.unwrap_or(default.memory),
+            interrupts: file.interrupts.unwrap_or(default.interrupts),
+            libraries,
+            workloads: file.workload.iter().map(|table| source.workload(table)).collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let read = std::fs::File::open(path)?.take(SIZE_LIMIT + 1).read_to_end(&mut bytes)?;
+    if read as u64 > SIZE_LIMIT {
+        let reason = format!("longer than {SIZE_LIMIT} bytes");
+        return Err(io::Error::new(io::ErrorKind::InvalidData, reason));
+    }
+    Ok(bytes)
+}
+
+/// A file, to name lines of it in errors.
+struct Source<'a> {
+    path: &'a Path,
+    text: &'a str,
+}
+
+impl Source<'_> {
+    fn line(&self, offset: usize) -> usize {
+        1 + self.text.bytes().take(offset).filter(|&byte| byte == b'\n').count()
+    }
+
+    fn parse_error(&self, error: &toml::de::Error) -> RulesError {
+        let line = self.line(error.span().map_or(0, |span| span.start));
+        let message = vnuma_process::text::sanitize_reason(&error.message().replace('\n', " "));
+        RulesError::Parse { path: self.path.into(), line, message }
+    }
+
+    fn value_error(
+        &self,
+        key: &'static str,
+        span: std::ops::Range<usize>,
+        value: String,
+        expected: String,
+    ) -> RulesError {
+        RulesError::Value { path: self.path.into(), line: self.line(span.start), key, value, expected }
+    }
+
+    fn number(
+        &self,
+        key: &'static str,
+        value: &Option<Spanned<i64>>,
+        range: RangeInclusive<u64>,
+    ) -> Result<Option<u64>, RulesError> {
+        let Some(value) = value else { return Ok(None) };
+        let number = u64::try_from(*value.get_ref()).ok().filter(|number| range.contains(number));
+        number.map(Some).ok_or_else(|| {
+            let expected = format!("{} to {}", range.start(), range.end());
+            self.value_error(key, value.span(), value.get_ref().to_string(), expected)
+        })
+    }
+
+    /// A name: one line that is not empty, and in which `allowed` finds nothing wrong.
+    fn name(
+        &self,
+        key: &'static str,
+        value: Option<&Spanned<String>>,
+        allowed: fn(&str) -> bool,
+        expected: &str,
+    ) -> Result<Option<String>, RulesError> {
+        let Some(value) = value else { return Ok(None) };
+        let name = value.get_ref();
+        let plain = !name.is_empty() && name.len() <= NAME_LIMIT && !name.contains(char::is_control);
+        if plain && allowed(name) {
+            return Ok(Some(name.clone()));
+        }
+        let shown = format!("\"{}\"", sanitize_short(name));
+        Err(self.value_error(key, value.span(), shown, expected.to_owned()))
+    }
+
+    fn libraries(&self, names: &[Spanned<String>]) -> Result<Vec<String>, RulesError> {
+        let expected = "the name of a library without .so, such as libibverbs, or its beginning and *";
+        // What matches everything would make a workload of every process.
+        let allowed = |name: &str| {
+            let name = name.strip_suffix('*').unwrap_or(name);
+            name.len() > 3 && name.starts_with("lib") && !name.contains(['/', '*']) && !name.contains(".so")
+        };
+        if let Some(extra) = names.get(COUNT_LIMIT) {
+            let expected = format!("at most {COUNT_LIMIT} names");
+            return Err(self.value_error("libraries", extra.span(), "[...]".to_owned(), expected));
+        }
+        let name = |name| Ok(self.name("libraries", Some(name), allowed, expected)?.unwrap_or_default());
+        let mut seen = BTreeSet::new();
+        let names = names.iter().map(name).collect::<Result<Vec<_>, _>>()?;
+        Ok(names.into_iter().filter(|name| seen.insert(name.clone())).collect())
+    }
+
+    fn workload(&self, table: &Spanned<WorkloadTable>) -> Result<Workload, RulesError> {
+        let WorkloadTable { program, cgroup, device, node, ignore } = table.get_ref();
+        let wrong = |expected: &str| {
+            self.value_error("workload", table.span(), "[...]".to_owned(), expected.to_owned())
+        };
+        let file_name = |name: &str| !name.contains('/');
+        let program =
+            self.name("workload.program", program.as_ref(), file_name, "the file name of a program")?;
+        let absolute = |path: &str| path.starts_with('/') && !path.split('/').any(|part| part == "..");
+        let group = "the path of a control group, such as /system.slice/memcached.service";
+        let cgroup = self.name("workload.cgroup", cgroup.as_ref(), absolute, group)?;
+        if program.is_none() && cgroup.is_none() {
+            return Err(wrong("given a program or a cgroup, or both"));
+        }
+        let what = "an address such as 0000:81:00.0, a network interface or an RDMA device";
+        let device = self.name("workload.device", device.as_ref(), file_name, what)?;
+        let node = self.number("workload.node", node, 0..=1023)?;
+        if let Some(no) = ignore.as_ref().filter(|ignore| !*ignore.get_ref()) {
+            let expected = "true, or left out".to_owned();
+            return Err(self.value_error("workload.ignore", no.span(), "false".to_owned(), expected));
+        }
+        let choice = match (device, node, ignore) {
+            (Some(device), None, None) => Choice::Device(device),
+            (None, Some(node), None) => Choice::Node(node as NodeId),
+            (None, None, Some(_)) => Choice::Ignore,
+            _ => return Err(wrong("given one of device, node and ignore")),
+        };
+        Ok(Workload { program, cgroup, choice })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn parse(text: &str) -> Result<Rules, String> {
+        Rules::parse(Path::new("x.toml"), text).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn an_empty_file_is_the_default_and_every_key_can_be_set() {
+        assert_eq!(parse(""), Ok(Rules::default()));
+        let text = "interval_s = 1\nplace_after = 3\nrelease_after = 2\nrest_s = 3\ncpu_reserve_percent = 0\n\
+                    memory_reserve_percent = 7\nplacements_per_look = 8\nmemory_mib_per_look = 9\n\
+                    memory = \"bind\"\ninterrupts = \"all\"\nlibraries = [\"libx\"]\n\
+                    [[workload]]\nprogram = \"a\"\ncgroup = \"/b\"\ndevice = \"eth0\"\n\
+                    [[workload]]\nprogram = \"c\"\nnode = 1\n[[workload]]\ncgroup = \"/d\"\nignore = true\n";
+        let rules = parse(text).expect("rules");
+        assert_eq!((rules.interval, rules.limits.rest), (Duration::from_secs(1), Duration::from_secs(3)));
+        assert_eq!(rules.limits.memory_kib_per_look, 9 << 10);
+        let choices: Vec<_> = rules.workloads.iter().map(|rule| rule.choice.clone()).collect();
+        assert_eq!(choices, [Choice::Device("eth0".into()), Choice::Node(1), Choice::Ignore]);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_file_line_and_key() {
+        for (text, expected) in [
+            ("\nintervall_s = 5\n", "x.toml: line 2: unknown field `intervall_s`, expected"),
+            ("[[workload]]\nprogramme = \"a\"\n", "x.toml: line 2: unknown field `programme`, expected"),
+            ("interval_s = 0", "x.toml: line 1: interval_s = 0: must be 1 to 3600"),
+            ("interval_s = 1.5", "x.toml: line 1: invalid type"),
+            ("memory = \"pin\"", "x.toml: line 1: unknown variant `pin`"),
+            ("libraries = [\"*\"]", "line 1: libraries = \"*\": must be the name of a library"),
+            ("libraries = [\"libc.so\"]", "libraries = \"libc.so\": must be"),
+            ("[[workload]]\nnode = 1", "workload = [...]: must be given a program or a cgroup"),
+            ("[[workload]]\nprogram = \"a\"", "must be given one of device, node and ignore"),
+            ("[[workload]]\nprogram = \"a\"\nnode = 1\nignore = true", "must be given one of"),
+            (
+                "[[workload]]\nprogram = \"a\"\nignore = false",
+                "line 3: workload.ignore = false: must be true",
+            ),
+            ("[[workload]]\nprogram = \"/bin/a\"\nnode = 1", "must be the file name of a program"),
+            ("[[workload]]\ncgroup = \"/a/../b\"\nnode = 1", "must be the path of a control group"),
+            ("[[workload]]\nprogram = \"a\\u001b\"\nnode = 1", "workload.program = \"a\\u{1b}\""),
+            ("[[workload]]\nprogram = \"a\"\nnode = 1024", "workload.node = 1024: must be 0 to 1023"),
+            ("x", "x.toml: line 1: "),
+        ] {
+            let error = parse(text).expect_err(text);
+            assert!(error.contains(expected), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn libraries_are_known_by_their_file_names() {
+        let Rules { libraries, .. } = Rules::default();
+        for yes in
+            ["libibverbs.so", "libibverbs.so.1", "libibverbs.so.1.14.39.0", "librte_eal.so.24", "libvma.so"]
+        {
+            assert!(libraries.has(yes), "{yes}");
+        }
+        for no in [
+            "libibverbsx.so",
+            "libibverbs",
+            "xlibibverbs.so",
+            "librte_eal.a",
+            "libibverbs.sox",
+            "libvmalloc.so",
+            "",
+        ] {
+            assert!(!libraries.has(no), "{no}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_not_there_is_the_default_unless_it_was_named() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("none.toml");
+        assert!(Rules::load(Some(&path)).unwrap_err().to_string().contains("none.toml: No such file"));
+        std::fs::write(&path, b"memory = \"move\"\n#\xff").expect("written");
+        let error = Rules::load(Some(&path)).unwrap_err().to_string();
+        assert!(error.ends_with("none.toml: line 2: not UTF-8"), "{error}");
+        std::fs::write(&path, vec![b'#'; (SIZE_LIMIT + 1) as usize]).expect("written");
+        assert!(Rules::load(Some(&path)).unwrap_err().to_string().contains("longer than"));
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_survived(text in "(.|\\n|[\\[\\]=\"#]|workload|program|node|ignore){0,200}") {
+            let _ = parse(&text);
+        }
+    }
+}

@@ -1,0 +1,375 @@
+//! The loop, its guard, and the ends that it can have.
+//!
+//! | end | who undoes what was set |
+//! |---|---|
+//! | SIGTERM, SIGINT, SIGHUP, an error | the process itself |
+//! | SIGKILL, a crash | the guard, a process of its own that waits for that |
+//! | both are killed | `ExecStopPost=vnuma-guest undo` of the systemd unit; else the next start, or `vnuma-guest undo` |
+//! | the machine ends | nobody: nothing is left |
+
+use crate::{
+    act::{Actor, System},
+    core::{Action, InterruptAction, Plan, State, decide},
+    files,
+    journal::{self, Journal, JournalError},
+    observe::Observer,
+    rules::Rules,
+};
+use anyhow::{Context, bail, ensure};
+use nix::{
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::{
+        signal::{SigSet, Signal},
+        signalfd::{SfdFlags, SignalFd},
+    },
+};
+use std::{
+    collections::BTreeMap,
+    fs::{File, OpenOptions},
+    io::{self, Read, Write},
+    os::{
+        fd::AsFd,
+        unix::{fs::OpenOptionsExt, process::CommandExt},
+    },
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+/// The driver's device, which says when the topology has changed.
+const DEVICE: &str = "/dev/vnuma";
+/// From the first look, which measures nothing yet, to the second one.
+const FIRST: Duration = Duration::from_secs(1);
+/// Between two looks at least, whatever the host changes.
+const LEAST: Duration = Duration::from_millis(200);
+/// How long the end of another vnuma-guest is waited for.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How it runs.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// What the operator says.
+    pub rules: Rules,
+    /// Say what would be done, and do nothing.
+    pub dry_run: bool,
+    /// Where things are.
+    pub places: Places,
+}
+
+/// Where things are. Tests have other places.
+#[derive(Clone, Debug)]
+pub struct Places {
+    /// Where `proc`, `sys` and `run` are.
+    pub root: PathBuf,
+    /// Directory of the journal.
+    pub journal: PathBuf,
+}
+
+/// Nobody may be there to read it, which is no reason to end.
+fn say(line: &str) {
+    let _ = writeln!(io::stderr(), "vnuma-guest: {line}");
+}
+
+/// Signals that end it in order.
+fn ends() -> SigSet {
+    [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP].into_iter().collect()
+}
+
+/// Runs until it is told to end, and leaves nothing.
+pub fn run(options: &Options) -> anyhow::Result<()> {
+    let Places { root, .. } = &options.places;
+    ensure!(
+        options.dry_run || nix::unistd::geteuid().is_root(),
+        "run needs root, to set the CPUs of other users' processes; run --dry-run and list do not"
+    );
+    ends().thread_block().context("blocking signals")?;
+    let signals = SignalFd::with_flags(&ends(), SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC);
+    let signals = signals.context("signalfd")?;
+    if options.dry_run {
+        return Loop::new(options, root).until(&signals, &mut Dry::default());
+    }
+    let journal = take(&options.places)?;
+    let mut actor = Actor::new(System::new(root), journal);
+    if !actor.changes().is_empty() {
+        say("an earlier vnuma-guest has been killed: undoing what it has left");
+        undo(&mut actor)?;
+    }
+    let mut wet = Wet { actor, guard: Guard::start(&options.places)? };
+    let outcome = Loop::new(options, root).until(&signals, &mut wet);
+    let undone = undo(&mut wet.actor);
+    outcome.and(undone)
+}
+
+/// Undoes everything.
+fn undo(actor: &mut Actor) -> anyhow::Result<()> {
+    let (lines, result) = actor.undo_all();
+    lines.iter().for_each(|line| say(line));
+    result.map_err(|error| anyhow::anyhow!("cannot be undone, and stays in the journal: {error}"))
+}
+
+/// Takes the journal. A guard that undoes what was left has it for a moment.
+fn take(places: &Places) -> Result<Journal, JournalError> {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        match Journal::take(&places.journal, &places.root) {
+            Err(JournalError::Busy { .. }) if Instant::now() < end => {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            taken => return taken,
+        }
+    }
+}
+
+/// Undoes what an earlier vnuma-guest has left, once no other one is at work. Gives whether there was anything.
+pub fn undo_left(places: &Places) -> anyhow::Result<bool> {
+    let journal = take(places)?;
+    if journal.changes().is_empty() {
+        return Ok(false);
+    }
+    undo(&mut Actor::new(System::new(&places.root), journal)).map(|()| true)
+}
+
+/// What becomes of a plan.
+trait Hands {
+    fn before(&mut self, _: &mut State, _: &Rules, _: Duration) -> anyhow::Result<()> {
+        Ok(())
+    }
+    fn carry_out(&mut self, plan: &Plan, state: &mut State, rules: &Rules, now: Duration);
+}
+
+/// Does it.
+struct Wet {
+    actor: Actor,
+    guard: Guard,
+}
+
+impl Hands for Wet {
+    fn before(&mut self, state: &mut State, rules: &Rules, now: Duration) -> anyhow::Result<()> {
+        self.guard.see()?;
+        let lines = self.actor.tend(state, (&rules.limits, now));
+        lines.iter().for_each(|line| say(line));
+        Ok(())
+    }
+
+    fn carry_out(&mut self, plan: &Plan, state: &mut State, rules: &Rules, now: Duration) {
+        let lines = self.actor.apply(plan, state, rules.memory, (&rules.limits, now));
+        lines.iter().for_each(|line| say(line));
+    }
+}
+
+/// Says it.
+#[derive(Default)]
+struct Dry {
+    said: BTreeMap<i32, String>,
+}
+
+impl Hands for Dry {
+    fn carry_out(&mut self, plan: &Plan, _: &mut State, _: &Rules, _: Duration) {
+        for action in &plan.actions {
+            let pid = action.id().pid;
+            let line = match action {
+                Action::Place { node, cpus, reason, .. } => {
+                    format!("PID {pid}: would be placed on node {node}, CPUs {cpus}: {reason}")
+                }
+                Action::Release { reason, .. } => format!("PID {pid}: would be released: {reason}"),
+                Action::Keep { reason, .. } => format!("PID {pid}: {reason}"),
+                // There is no end of it, as nothing is moved.
+                Action::MoveMemory { .. } => continue,
+            };
+            if self.said.insert(pid, line.clone()).as_ref() != Some(&line) {
+                say(&line);
+            }
+        }
+        for action in &plan.interrupts {
+            if let InterruptAction::Set { irq, cpus, reason, .. } = action {
+                say(&format!("interrupt {irq}: would have CPUs {cpus}: {reason}"));
+            }
+        }
+    }
+}
+
+struct Loop<'a> {
+    options: &'a Options,
+    observer: Observer,
+    state: State,
+    start: Instant,
+    topology: Option<File>,
+    notices: Notices,
+}
+
+impl<'a> Loop<'a> {
+    fn new(options: &'a Options, root: &Path) -> Self {
+        let (observer, state) = (Observer::new(root), State::default());
+        let notices = Notices::default();
+        Self { options, observer, state, start: Instant::now(), topology: None, notices }
+    }
+
+    fn until(mut self, signals: &SignalFd, hands: &mut dyn Hands) -> anyhow::Result<()> {
+        let rules = &self.options.rules;
+        let mut wait = FIRST.min(rules.interval);
+        loop {
+            self.open_topology();
+            let now = self.start.elapsed();
+            hands.before(&mut self.state, rules, now)?;
+            let look = self.observer.look(rules, &self.state, now);
+            let (nodes, driver) = (look.snapshot.nodes.len(), self.topology.is_some());
+            self.notices.of(&self.options.places.root, nodes, look.hidden, driver, rules);
+            let plan = decide(rules, &look.snapshot, &mut self.state, now);
+            hands.carry_out(&plan, &mut self.state, rules, now);
+            if self.wait(signals, wait)? {
+                return Ok(());
+            }
+            wait = rules.interval;
+        }
+    }
+
+    /// The driver may be loaded later.
+    fn open_topology(&mut self) {
+        if self.topology.is_none() {
+            let flags = libc::O_NONBLOCK | libc::O_CLOEXEC;
+            self.topology = OpenOptions::new().read(true).custom_flags(flags).open(DEVICE).ok();
+            self.read_generation();
+        }
+    }
+
+    /// A change counts from this on.
+    fn read_generation(&mut self) {
+        let mut generation = [0; 8];
+        if self.topology.as_mut().is_some_and(|file| file.read_exact(&mut generation).is_err()) {
+            self.topology = None;
+        }
+    }
+
+    /// Waits for the next look. True: it is to end.
+    fn wait(&mut self, signals: &SignalFd, time: Duration) -> anyhow::Result<bool> {
+        let begin = Instant::now();
+        let (mut end, mut changed) = (begin + time, false);
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(false);
+            }
+            let mut polled = vec![PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
+            if let Some(file) = self.topology.as_ref().filter(|_| !changed) {
+                polled.push(PollFd::new(file.as_fd(), PollFlags::POLLIN));
+            }
+            let timeout = PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
+            match poll(&mut polled, timeout) {
+                Ok(_) | Err(nix::errno::Errno::EINTR) => {}
+                Err(errno) => return Err(io::Error::from(errno)).context("poll"),
+            }
+            let ready = |at: usize| polled.get(at).is_some_and(|one| one.any().unwrap_or(false));
+            let (ends, topology) = (ready(0), ready(1));
+            drop(polled);
+            if ends && signals.read_signal().context("signalfd")?.is_some() {
+                return Ok(true);
+            }
+            if topology {
+                self.read_generation();
+                (end, changed) = (begin + LEAST.min(time), true);
+            }
+        }
+    }
+}
+
+/// What is said once, as it is not wrong but worth knowing.
+#[derive(Default)]
+struct Notices {
+    one_node: bool,
+    hidden: bool,
+    driver: bool,
+    groups: bool,
+}
+
+impl Notices {
+    fn of(&mut self, root: &Path, nodes: usize, hidden: usize, driver: bool, rules: &Rules) {
+        let once = |said: &mut bool, is: bool, line: String| {
+            if is && !*said {
+                say(&line);
+            }
+            *said = is;
+        };
+        once(
+            &mut self.one_node,
+            nodes < 2,
+            format!("this machine has {nodes} NUMA nodes: with fewer than 2 there is nothing to place"),
+        );
+        once(
+            &mut self.hidden,
+            hidden > 0,
+            format!("{hidden} processes cannot be looked at, for lack of rights"),
+        );
+        let interval = rules.interval.as_secs();
+        once(
+            &mut self.driver,
+            !driver,
+            format!("no {DEVICE}: changes of the topology are noticed within {interval} s, by looking"),
+        );
+        let groups = files::text(&root.join("sys/fs/cgroup/cgroup.controllers")).is_some();
+        once(
+            &mut self.groups,
+            !groups,
+            "cgroup v2 is not at /sys/fs/cgroup: processes are confined by the affinity of their threads"
+                .to_owned(),
+        );
+    }
+}
+
+/// A process that undoes everything when this one is gone. It waits for the end of its input, of which this process has the
+/// other end.
+struct Guard {
+    places: Places,
+    child: Child,
+}
+
+impl Guard {
+    fn start(places: &Places) -> anyhow::Result<Self> {
+        // This very program, even if its file has been replaced.
+        let child = Command::new("/proc/self/exe")
+            .arg0("vnuma-guest")
+            .arg("guard")
+            .arg("--journal")
+            .arg(&places.journal)
+            .arg("--root")
+            .arg(&places.root)
+            .stdin(Stdio::piped())
+            // What is sent to this group from a terminal is not for it.
+            .process_group(0)
+            .spawn()
+            .context("starting the guard")?;
+        Ok(Self { places: places.clone(), child })
+    }
+
+    /// Starts another one if it has been killed.
+    fn see(&mut self) -> anyhow::Result<()> {
+        if let Some(status) = self.child.try_wait().context("the guard")? {
+            say(&format!("the guard has ended ({status}): starting another one"));
+            *self = Self::start(&self.places)?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        drop(self.child.stdin.take());
+        // Nothing is left for it to do.
+        let _ = self.child.wait();
+    }
+}
+
+/// The guard: waits for the end of its input, and undoes what is left.
+pub fn guard(places: &Places) -> anyhow::Result<()> {
+    ends().thread_block().context("blocking signals")?;
+    // For ps: the kernel has named it after the link that it was started by.
+    let _ = std::fs::write("/proc/self/comm", "vnuma-guard");
+    match io::copy(&mut io::stdin().lock(), &mut io::sink()) {
+        Ok(_) => {}
+        Err(error) => bail!("reading what never comes: {error}"),
+    }
+    if journal::read(&places.journal, &places.root)?.is_empty() {
+        return Ok(());
+    }
+    say("vnuma-guest has been killed: undoing what it has left");
+    undo_left(places).map(drop)
+}
