@@ -11,6 +11,7 @@
 //! | a guest | `channel-status`; `channel-*` for the reader as a model; the driver's own is `guest/driver/test/channel-fuzz.c` |
 //! | local users | `api`, `arguments` |
 //! | vnumad, as vnumactl and a guest see it | `answer`, `channel-*`, `ivshmem` |
+//! | programs of a guest, its kernel and its operator, as its agent sees them | `guest-lines`, `guest-rules`, `guest-journal` |
 //! | another host of a distributed shared memory | `dsm-wire`, `dsm-node` |
 //! | the operator's files, and those of an earlier vnumad | `config`, `record`, `reservations` |
 //! | files and machines of the lab | `lab-*`, `counter-*` |
@@ -19,6 +20,7 @@ mod api;
 mod bytes;
 mod channel;
 mod dsm;
+mod guest;
 mod lab;
 mod operator;
 mod qmp;
@@ -40,7 +42,7 @@ pub struct Target {
 }
 
 /// All of them, in the order in which they are run.
-pub const TARGETS: [Target; 27] = [
+pub const TARGETS: [Target; 30] = [
     target("answer", "vnumad's answers as vnumactl reads and prints them", operator::answer),
     target("api", "requests to vnumad", api::run),
     target("arguments", "vnumactl's command line", operator::arguments),
@@ -55,6 +57,9 @@ pub const TARGETS: [Target; 27] = [
     target("cpu-list", "the kernel's lists of CPUs", text::cpu_list),
     target("dsm-node", "what members of a distributed shared memory say to one of them", dsm::node),
     target("dsm-wire", "frames of another host of a distributed shared memory", dsm::wire),
+    target("guest-journal", "what an earlier agent of a guest left", guest::changes),
+    target("guest-lines", "lines of /proc that the agent of a guest reads", guest::lines),
+    target("guest-rules", "the rules of the agent of a guest", guest::rules),
     target("hmp", "info numa and info ramblock of QEMU's human monitor", text::hmp),
     target("ivshmem", "messages of an ivshmem server", bytes::ivshmem),
     target("lab-profile", "servers of lab/profiles", lab::profile),
