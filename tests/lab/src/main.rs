@@ -24,6 +24,7 @@ mod stopped;
 mod threads;
 mod told;
 mod vcpus;
+mod workload;
 
 use clap::{Parser, Subcommand};
 

@@ -1,5 +1,6 @@
 //! A guest is told the nodes of the devices that are passed through to it: one that it boots with, and one that is plugged later.
 //! Both are behind root ports that name no node. Its kernel has the node for as long as the driver is there.
+//! An agent in the guest acts on it.
 
 use crate::guest::{check_kernel_log, detach, equip};
 use crate::memory::share;
@@ -40,6 +41,7 @@ pub fn run() -> Result<()> {
     wait_until_shown(&card, CARD_NODE, CARD_NODE, "true")?;
     expect_node(&vm, DISK_CLASS, DISK_NODE as i64)?;
     println!("a card that was plugged later is on that of its own");
+    crate::workload::run(&vm, CARD_CLASS).context("the agent")?;
 
     let _daemon = survives(&vm, &disk, daemon)?;
     follows_home(&vm, &disk)?;

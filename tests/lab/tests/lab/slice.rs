@@ -16,6 +16,7 @@ static FILES: LazyLock<Vec<(PathBuf, String)>> = LazyLock::new(|| {
         ("vnumactl", "vnumactl"),
         ("scx_vnuma", "scx_vnuma"),
         ("vnuma-lab-tests", "lab-scenario"),
+        ("vnuma-guest", "vnuma-guest"),
     ];
     let built = build_binaries(&programs).expect("the programs build");
     let there = programs.iter().map(|(_, name)| format!("/usr/local/bin/{name}"));
