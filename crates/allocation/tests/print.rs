@@ -116,6 +116,8 @@ fn a_domain_of_libvirt() {
   </cpu>
   <devices>
     <controller type='pci' index='0' model='pcie-root'/>
+    <controller type='usb' model='none'/>
+    <memballoon model='none'/>
     <controller type='pci' index='1' model='pcie-root-port'/>
     <controller type='pci' index='2' model='pcie-expander-bus'>
       <target busNr='253'>

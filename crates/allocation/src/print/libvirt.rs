@@ -64,6 +64,8 @@ fn cell(node: &GuestNodePlan, distances: &[u8], xml: &mut String) -> std::fmt::R
 
 fn devices(placement: &Placement, xml: &mut String) -> std::fmt::Result {
     writeln!(xml, "    <controller type='pci' index='0' model='pcie-root'/>")?;
+    // Without these two libvirt adds devices of its own, into the first free port.
+    writeln!(xml, "    <controller type='usb' model='none'/>\n    <memballoon model='none'/>")?;
     // libvirt numbers controllers, and calls that the bus of what is plugged into them. One is for the topology channel.
     writeln!(xml, "    <controller type='pci' index='1' model='pcie-root-port'/>")?;
     let mut next = 2;
