@@ -6,12 +6,17 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use vnuma_scenario::{HANG_LIMIT, Vm, output, vcpu_threads, vnumactl, vnumad, wait_for};
+use std::process::Command;
+use vnuma_scenario::{HANG_LIMIT, Process, Vm, output, vcpu_threads, vnumactl, vnumad, wait_for};
 
 const NAME: &str = "placed";
 /// VMs do not run on CPU 0 of the lab's server.
 const GUARD: &str = "server";
 const FILE: &str = "/root/placed.vm";
+const DOMAIN: &str = "/root/placed.xml";
+/// QEMU has the rights and the files that it has in the lab.
+const QEMU_CONF: &str = "user = \"root\"\ngroup = \"root\"\nnamespaces = []\n";
+const HUGE_PAGES: &str = "/dev/hugepages";
 pub const DEVICES: &str = "/sys/bus/pci/devices";
 /// Of an NVMe disk.
 pub const CLASS: &str = "0x010802";
@@ -34,7 +39,7 @@ pub fn run() -> Result<()> {
     let vm = start(&device)?;
     let placement = reservation()?["placement"].clone();
     expect_reservation_of(vm.pid)?;
-    expect_threads(&vm, &placement)?;
+    expect_threads(vm.pid, &placement)?;
     expect_memory(vm.pid, &placement)?;
     expect_guest(&vm, &placement)?;
     println!("vCPUs, memory, guest nodes and the device are where the placement says");
@@ -48,7 +53,68 @@ pub fn run() -> Result<()> {
     vnumactl(&taken)?;
     vnumactl(&["release", "other"])?;
     println!("the reservation was the VM's, and has ended with it");
+    libvirt(&device)
+}
+
+/// The same placement as a domain of libvirt, which starts what was printed and says itself where it put it. The VM has no disk:
+/// its firmware runs.
+fn libvirt(device: &str) -> Result<()> {
+    let _daemons = start_libvirt()?;
+    let command = [&["place", NAME, "--device", device][..], &SHAPE, &["--format", "libvirt"]].concat();
+    fs::write(DOMAIN, output("vnumactl", &command)?).context(DOMAIN)?;
+    let placement = reservation()?["placement"].clone();
+    virsh(&["create", DOMAIN])?;
+    let pid_file = format!("/run/libvirt/qemu/{NAME}.pid");
+    let pid: i32 = fs::read_to_string(&pid_file).context(pid_file)?.trim().parse()?;
+    expect_threads(pid, &placement)?;
+    expect_memory(pid, &placement)?;
+    let nodes_of_guest = virsh(&["qemu-monitor-command", NAME, "--hmp", "info numa"])?;
+    for (at, node) in nodes(&placement)?.iter().enumerate() {
+        let cpus: Vec<_> = pins_of(node)?.iter().map(|(vcpu, _)| vcpu.to_string()).collect();
+        let line = format!("node {at} cpus: {}", cpus.join(" "));
+        ensure!(nodes_of_guest.contains(&line), "no {line:?} in {nodes_of_guest}");
+    }
+    expect_group_of(device, pid)?;
+    let started = virsh(&["dumpxml", NAME])?;
+    ensure!(!started.contains("bus='0x01'"), "the port for the channel is taken: {started}");
+    virsh(&["destroy", NAME])?;
+    println!(
+        "libvirt starts what was printed: vCPUs, memory, guest nodes and the device are where the placement says"
+    );
     Ok(())
+}
+
+/// A process has the IOMMU group of a device open.
+fn expect_group_of(device: &str, pid: i32) -> Result<()> {
+    let group = fs::read_link(Path::new(DEVICES).join(device).join("iommu_group")).context("IOMMU group")?;
+    let file = Path::new("/dev/vfio").join(group.file_name().context("no name")?);
+    let directory = format!("/proc/{pid}/fd");
+    let mut open = Vec::new();
+    for entry in fs::read_dir(&directory).context(directory)? {
+        open.extend(fs::read_link(entry?.path()));
+    }
+    ensure!(open.contains(&file), "process {pid} has not {} open: {open:?}", file.display());
+    Ok(())
+}
+
+fn virsh(command: &[&str]) -> Result<String> {
+    output("virsh", &[&["--connect", "qemu:///system"], command].concat())
+}
+
+/// libvirt's daemons, which end with the scenario.
+fn start_libvirt() -> Result<[Process; 2]> {
+    fs::write("/etc/libvirt/qemu.conf", QEMU_CONF).context("qemu.conf")?;
+    fs::create_dir_all(HUGE_PAGES).context(HUGE_PAGES)?;
+    output("mount", &["-t", "hugetlbfs", "hugetlbfs", HUGE_PAGES])?;
+    // VMs do not run on CPU 0 of the lab's server, and libvirt asks QEMU by starting it.
+    let start = |name: &str| -> Result<Process> {
+        Ok(Process(
+            Command::new("taskset").args(["--cpu-list", "1-4", name]).spawn().context(name.to_owned())?,
+        ))
+    };
+    let daemons = [start("virtlogd")?, start("libvirtd")?];
+    wait_for("libvirt to answer", HANG_LIMIT, || Ok(virsh(&["version"]).is_ok()))?;
+    Ok(daemons)
 }
 
 /// The server's device of a class for guests.
@@ -134,15 +200,15 @@ fn list(mut numbers: Vec<u64>) -> String {
 }
 
 /// Each vCPU thread may run on its CPU only, the others on the VM's.
-fn expect_threads(vm: &Vm, placement: &Value) -> Result<()> {
-    let threads = vcpu_threads(vm.pid)?;
+fn expect_threads(pid: i32, placement: &Value) -> Result<()> {
+    let threads = vcpu_threads(pid)?;
     let pins = pins(placement)?;
     ensure!(threads.len() == pins.len(), "{} vCPU threads, {} pins", threads.len(), pins.len());
     let mut expected: BTreeMap<i32, String> =
         pins.iter().map(|&(vcpu, cpu)| (threads[vcpu as usize], cpu.to_string())).collect();
-    expected.insert(vm.pid, list(pins.iter().map(|&(_, cpu)| cpu).collect()));
+    expected.insert(pid, list(pins.iter().map(|&(_, cpu)| cpu).collect()));
     for (tid, cpus) in expected {
-        let path = format!("/proc/{}/task/{tid}/status", vm.pid);
+        let path = format!("/proc/{pid}/task/{tid}/status");
         let status = fs::read_to_string(&path).with_context(|| path.clone())?;
         let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
         ensure!(allowed.map(str::trim) == Some(&cpus), "{path}: {allowed:?}, expected {cpus}");
