@@ -373,3 +373,30 @@ pub fn guard(places: &Places) -> anyhow::Result<()> {
     say("vnuma-guest has been killed: undoing what it has left");
     undo_left(places).map(drop)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::OwnedFd;
+
+    /// Far longer than a look that was caused takes to come, on any machine.
+    const LONG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn a_change_of_the_topology_causes_a_look_and_a_driver_that_goes_does_not_end_the_loop() {
+        let places = Places { root: "/nonexistent".into(), journal: "/nonexistent".into() };
+        let options = Options { rules: Rules::default(), dry_run: true, places };
+        let signals = SignalFd::with_flags(&SigSet::empty(), SfdFlags::SFD_NONBLOCK).expect("signalfd");
+        let mut looks = Loop::new(&options, Path::new("/nonexistent"));
+        let (driver, mut host) = io::pipe().expect("a pipe");
+        looks.topology = Some(File::from(OwnedFd::from(driver)));
+        host.write_all(&7_u64.to_le_bytes()).expect("a generation");
+        let start = Instant::now();
+        assert!(!looks.wait(&signals, LONG).expect("waits"), "it is not to end");
+        assert!(start.elapsed() >= LEAST && start.elapsed() < LONG / 2, "{:?}", start.elapsed());
+        assert!(looks.topology.is_some());
+        drop(host);
+        assert!(!looks.wait(&signals, LONG).expect("waits"));
+        assert!(looks.topology.is_none() && start.elapsed() < LONG / 2, "it is opened again later");
+    }
+}
