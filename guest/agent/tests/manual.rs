@@ -1,7 +1,10 @@
 //! docs/vnuma-guest.md against the program: commands, options, keys with their defaults and ranges, and the unit.
 
-use std::{collections::BTreeSet, path::Path, process::Command};
-use vnuma_guest::rules::Rules;
+#[path = "../../../bin/vnumactl/tests/common/errors.rs"]
+mod errors;
+
+use std::{collections::BTreeSet, fs, os::unix::process::CommandExt, path::Path, process::Command};
+use vnuma_guest::{journal::Journal, rules::Rules};
 
 const MANUAL: &str = include_str!("../../../docs/vnuma-guest.md");
 const UNIT: &str = include_str!("../systemd/vnuma-guest.service");
@@ -125,4 +128,51 @@ fn the_unit_undoes_what_is_left() {
     {
         assert!(UNIT.lines().any(|found| found == line), "{line}");
     }
+}
+
+/// What the program says when it fails.
+fn error(command: &mut Command) -> String {
+    let output = command.output().expect("runs");
+    let error = String::from_utf8(output.stderr).expect("UTF-8");
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    let last = error.lines().rev().find_map(|line| line.strip_prefix("vnuma-guest: "));
+    last.unwrap_or_else(|| panic!("no error: {error}")).to_owned()
+}
+
+#[test]
+fn the_manual_names_errors_by_their_text() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path();
+    let run = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_vnuma-guest"));
+        command.args(arguments).arg("--root").arg(path).arg("--journal").arg(path);
+        command
+    };
+    let mut made = Vec::new();
+    for text in ["intervall_s = 1", "interval_s = 0"] {
+        fs::write(path.join("rules.toml"), text).expect("written");
+        made.push(error(run(&["check-rules"]).arg(path.join("rules.toml"))));
+    }
+    let mut as_nobody = run(&["run"]);
+    if nix::unistd::geteuid().is_root() {
+        // Others may not even start what is below root's home.
+        let program = Path::new("/proc/self/fd/0");
+        let file = fs::File::open(env!("CARGO_BIN_EXE_vnuma-guest")).expect("the program");
+        as_nobody = Command::new(program);
+        as_nobody.arg("run").stdin(file).uid(65534).gid(65534);
+    }
+    made.push(error(&mut as_nobody));
+    let journal = Journal::take(path, path).expect("taken");
+    made.push(Journal::take(path, path).expect_err("taken").to_string());
+    drop(journal);
+    // A unit, and no systemd to be asked.
+    let cpus = r#"{"former":"0-7","set":"4-7"}"#;
+    let unit = format!(
+        r#"{{"unit":{{"pid":1,"started":1,"unit":"a.service","path":"/a.service","cpus":{cpus},"mems":null,"drop_ins":[]}}}}"#
+    );
+    let text = format!(r#"{{"version":1,"boot":"","changes":[{unit}]}}"#);
+    fs::write(path.join("journal.json"), &text).expect("written");
+    made.push(error(&mut run(&["undo"])));
+    assert_eq!(fs::read_to_string(path.join("journal.json")).expect("it stays"), text);
+    errors::compare(MANUAL, &made);
 }
