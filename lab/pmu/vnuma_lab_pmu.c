@@ -70,7 +70,9 @@ static u64 modelled_cost(const struct vnuma_lc_cpu *page)
 	for (class = 0; class < config.nr_classes; class++)
 		cost += sum_of_class(page->dram, class) * config.dram_cost[class] +
 			sum_of_class(page->dram_streamed, class) *
-			config.streamed_cost[class];
+			config.streamed_cost[class] +
+			sum_of_class(page->mmio_read, class) * config.mmio_read_cost[class] +
+			sum_of_class(page->mmio_write, class) * config.mmio_write_cost[class];
 	return cost;
 }
 
@@ -81,6 +83,10 @@ static u64 counter_of_mode(const struct vnuma_lc_cpu *page, u64 event)
 		return READ_ONCE(((const u64 *)page)[event]);
 	if (event == VNUMA_LC_EVENT_CYCLES)
 		return modelled_cost(page);
+	if (event >= VNUMA_LC_EVENT_MMIO_WRITE)
+		return sum_of_class(page->mmio_write, event - VNUMA_LC_EVENT_MMIO_WRITE);
+	if (event >= VNUMA_LC_EVENT_MMIO_READ)
+		return sum_of_class(page->mmio_read, event - VNUMA_LC_EVENT_MMIO_READ);
 	if (event >= VNUMA_LC_EVENT_SECOND_STREAMED)
 		return sum_of_class(page->second_dram_streamed,
 				    event - VNUMA_LC_EVENT_SECOND_STREAMED);
@@ -114,7 +120,9 @@ static bool event_exists(u64 event)
 	       of_class(event, VNUMA_LC_EVENT_DRAM) ||
 	       of_class(event, VNUMA_LC_EVENT_STREAMED) ||
 	       of_class(event, VNUMA_LC_EVENT_SECOND_DRAM) ||
-	       of_class(event, VNUMA_LC_EVENT_SECOND_STREAMED);
+	       of_class(event, VNUMA_LC_EVENT_SECOND_STREAMED) ||
+	       of_class(event, VNUMA_LC_EVENT_MMIO_READ) ||
+	       of_class(event, VNUMA_LC_EVENT_MMIO_WRITE);
 }
 
 static int generic_event(u64 generic, u64 *event)
@@ -210,8 +218,8 @@ static const struct attribute_group format_group = {
 	.attrs = format_attrs,
 };
 
-/* The events that sysfs shows: eleven, three per node and four per class of distance. */
-#define MAX_EVENTS	(11 + 3 * VNUMA_LC_MAX_NODES + 4 * VNUMA_LC_MAX_CLASSES)
+/* The events that sysfs shows: eleven, four per node and six per class of distance. */
+#define MAX_EVENTS	(11 + 4 * VNUMA_LC_MAX_NODES + 6 * VNUMA_LC_MAX_CLASSES)
 
 struct lab_event {
 	struct device_attribute attr;
@@ -264,11 +272,14 @@ static void show_events(void)
 	for (i = 0; i < config.nr_nodes; i++) {
 		show_event(WORD(dram) + i, "dram-node%u", i);
 		show_event(WORD(dram_streamed) + i, "dram-streamed-node%u", i);
-		show_event(WORD(mmio) + i, "mmio-node%u", i);
+		show_event(WORD(mmio_read) + i, "mmio-reads-node%u", i);
+		show_event(WORD(mmio_write) + i, "mmio-writes-node%u", i);
 	}
 	for (i = 0; i < config.nr_classes; i++) {
 		show_event(VNUMA_LC_EVENT_DRAM + i, "dram-class%u", i);
 		show_event(VNUMA_LC_EVENT_STREAMED + i, "dram-streamed-class%u", i);
+		show_event(VNUMA_LC_EVENT_MMIO_READ + i, "mmio-reads-class%u", i);
+		show_event(VNUMA_LC_EVENT_MMIO_WRITE + i, "mmio-writes-class%u", i);
 	}
 	if (!config.second_sets)
 		return;
@@ -354,7 +365,10 @@ static int check_header(struct device *dev, size_t size)
 	return 0;
 }
 
-/* Informs the plugin where the memory BARs of PCI devices are. */
+/*
+ * Informs the plugin where the memory BARs of PCI devices are. Virtual functions may
+ * come later: theirs are within a range of the physical function.
+ */
 static void tell_devices(void)
 {
 	struct vnuma_lc_devices *devices = (void *)(region + VNUMA_LC_DEVICES_OFFSET);
@@ -366,7 +380,7 @@ static void tell_devices(void)
 	for_each_pci_dev(pdev) {
 		int node = dev_to_node(&pdev->dev);
 
-		for (bar = 0; bar < PCI_STD_NUM_BARS; bar++) {
+		for (bar = 0; bar < PCI_BRIDGE_RESOURCES; bar++) {
 			if (node < 0 || count == VNUMA_LC_MAX_DEVICES ||
 			    !(pci_resource_flags(pdev, bar) & IORESOURCE_MEM) ||
 			    !pci_resource_start(pdev, bar))

@@ -7,7 +7,7 @@
 /// `"VNUMALC1"`, little-endian.
 pub const MAGIC: u64 = 0x3143_4c41_4d55_4e56;
 /// A reader refuses any other major version.
-pub const VERSION_MAJOR: u16 = 3;
+pub const VERSION_MAJOR: u16 = 4;
 /// Raised when reserved space gets a meaning.
 pub const VERSION_MINOR: u16 = 0;
 /// The region consists of pages.
@@ -60,6 +60,10 @@ pub const EVENT_STREAMED: u64 = 0x1200;
 pub const EVENT_SECOND_DRAM: u64 = 0x1300;
 /// As [`EVENT_STREAMED`], were the second LLC the first.
 pub const EVENT_SECOND_STREAMED: u64 = 0x1400;
+/// Raw event, plus a class of distance: reads of devices' registers.
+pub const EVENT_MMIO_READ: u64 = 0x1500;
+/// Raw event, plus a class of distance: writes to devices' registers.
+pub const EVENT_MMIO_WRITE: u64 = 0x1600;
 
 /// `struct vnuma_lc_range`.
 #[repr(C)]
@@ -125,7 +129,11 @@ pub struct Header {
     pub dram_cost: [u32; MAX_CLASSES],
     /// Cost of a streamed DRAM access, by class.
     pub streamed_cost: [u32; MAX_CLASSES],
-    /// Class of distance between a CPU's node and a memory's node.
+    /// Cost of a read of a device's register, by class.
+    pub mmio_read_cost: [u32; MAX_CLASSES],
+    /// Cost of a write to a device's register, by class.
+    pub mmio_write_cost: [u32; MAX_CLASSES],
+    /// Class of distance between a CPU's node and a memory's or a device's node.
     pub class_of: [[u8; MAX_NODES]; MAX_NODES],
     /// Node of each CPU.
     pub cpu_node: [u8; 256],
@@ -177,12 +185,14 @@ pub struct Cpu {
     pub dram: [u64; MAX_NODES],
     /// Misses that were streamed, by the memory's node.
     pub dram_streamed: [u64; MAX_NODES],
-    /// MMIO by the device's node.
-    pub mmio: [u64; MAX_NODES],
+    /// Reads of registers, by the device's node.
+    pub mmio_read: [u64; MAX_NODES],
     /// [`Cpu::dram`], were the second LLC the first.
     pub second_dram: [u64; MAX_NODES],
     /// [`Cpu::dram_streamed`], likewise.
     pub second_dram_streamed: [u64; MAX_NODES],
+    /// Writes to registers, by the device's node.
+    pub mmio_write: [u64; MAX_NODES],
 }
 
 /// `struct vnuma_lc_page`.
@@ -282,7 +292,9 @@ impl Header {
         to.put(&self.compared.to_le_bytes());
         to.put(&self.mismatched.to_le_bytes());
         to.put(&self.profile);
-        self.dram_cost.iter().chain(&self.streamed_cost).for_each(|cost| to.put(&cost.to_le_bytes()));
+        for costs in [&self.dram_cost, &self.streamed_cost, &self.mmio_read_cost, &self.mmio_write_cost] {
+            costs.iter().for_each(|cost| to.put(&cost.to_le_bytes()));
+        }
         self.class_of.iter().for_each(|row| to.put(row));
         to.put(&self.cpu_node);
         for range in &self.ranges {
@@ -324,6 +336,8 @@ impl Header {
             profile: from.take(),
             dram_cost: core::array::from_fn(|_| from.u32()),
             streamed_cost: core::array::from_fn(|_| from.u32()),
+            mmio_read_cost: core::array::from_fn(|_| from.u32()),
+            mmio_write_cost: core::array::from_fn(|_| from.u32()),
             class_of: core::array::from_fn(|_| from.take()),
             cpu_node: from.take(),
             ranges: core::array::from_fn(|_| Range {

@@ -42,6 +42,8 @@ fn constants() -> Vec<(String, u64)> {
         ("VNUMA_LC_EVENT_STREAMED", lc::EVENT_STREAMED),
         ("VNUMA_LC_EVENT_SECOND_DRAM", lc::EVENT_SECOND_DRAM),
         ("VNUMA_LC_EVENT_SECOND_STREAMED", lc::EVENT_SECOND_STREAMED),
+        ("VNUMA_LC_EVENT_MMIO_READ", lc::EVENT_MMIO_READ),
+        ("VNUMA_LC_EVENT_MMIO_WRITE", lc::EVENT_MMIO_WRITE),
     ]
     .map(|(name, value)| (name.to_owned(), value))
     .to_vec()
@@ -59,13 +61,14 @@ fn the_structs_agree() {
     expected.extend(layout!(Header, "vnuma_lc_header", {
         magic, version_major, version_minor, region_size, nr_cpus, nr_nodes, nr_classes, nr_ranges,
         sample_shift, l2_sets, l2_ways, llc_sets, llc_ways, second_sets, second_ways, llc_hit_cost, status,
-        api_version, compared, mismatched, profile, dram_cost, streamed_cost, class_of, cpu_node, ranges,
+        api_version, compared, mismatched, profile, dram_cost, streamed_cost, mmio_read_cost, mmio_write_cost,
+        class_of, cpu_node, ranges,
     }));
     expected.extend(layout!(Devices, "vnuma_lc_devices", { count, reserved, ranges }));
     expected.extend(layout!(Cpu, "vnuma_lc_cpu", {
         instructions, base_cycles, loads, stores, llc_references, llc_streamed, llc_misses,
-        llc_misses_streamed, mmio_other, second_misses, second_misses_streamed, reserved, dram, dram_streamed, mmio,
-        second_dram, second_dram_streamed,
+        llc_misses_streamed, mmio_other, second_misses, second_misses_streamed, reserved, dram, dram_streamed,
+        mmio_read, second_dram, second_dram_streamed, mmio_write,
     }));
     expected.extend(layout!(Page, "vnuma_lc_page", { mode }));
     layout_check::compare(&include(), HEADER, &expected);
@@ -107,6 +110,8 @@ fn header() -> Header {
         profile: *b"a-profile\0......................",
         dram_cost: std::array::from_fn(|i| 0xa0 + i as u32),
         streamed_cost: std::array::from_fn(|i| 0xb000 + i as u32),
+        mmio_read_cost: std::array::from_fn(|i| 0xc000 + i as u32),
+        mmio_write_cost: std::array::from_fn(|i| 0xd000 + i as u32),
         class_of: std::array::from_fn(|row| std::array::from_fn(|column| (row * 16 + column) as u8)),
         cpu_node: std::array::from_fn(|i| 255 - i as u8),
         ranges: std::array::from_fn(|i| Range { start: i as u64, end: 1 << 40, node: 9, reserved: 3 }),
@@ -124,6 +129,7 @@ fn bytes_are_the_struct_in_memory_and_back() {
     assert_eq!(at(offset_of!(Header, llc_hit_cost), 4), 0x5152_5354_u32.to_le_bytes());
     assert_eq!(at(offset_of!(Header, mismatched), 8), 0x9192_9394_9596_9798_u64.to_le_bytes());
     assert_eq!(at(offset_of!(Header, streamed_cost) + 28, 4), 0xb007_u32.to_le_bytes());
+    assert_eq!(at(offset_of!(Header, mmio_write_cost) + 4, 4), 0xd001_u32.to_le_bytes());
     assert_eq!(at(offset_of!(Header, class_of) + 0x37, 1), [0x37]);
     assert_eq!(at(offset_of!(Header, cpu_node) + 1, 1), [254]);
     assert_eq!(at(offset_of!(Header, ranges) + 31 * size_of::<Range>(), 8), 31_u64.to_le_bytes());
@@ -140,7 +146,7 @@ fn a_header_that_cannot_be_is_refused_with_field_and_value() {
         change(&mut header);
         error(&header.to_bytes())
     };
-    assert_eq!(refused(|h| h.version_major = 1), "version_major: 1, expected 3");
+    assert_eq!(refused(|h| h.version_major = 1), "version_major: 1, expected 4");
     assert_eq!(refused(|h| h.nr_cpus = 255), "nr_cpus: 255, at most 254 are possible");
     assert_eq!(refused(|h| h.nr_nodes = 17), "nr_nodes: 17, at most 16 are possible");
     assert_eq!(refused(|h| h.nr_classes = 9), "nr_classes: 9, at most 8 are possible");

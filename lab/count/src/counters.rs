@@ -4,7 +4,8 @@ use std::io;
 use std::mem::offset_of;
 
 use vnuma_abi_lab_counters::{
-    Cpu, EVENT_CYCLES, EVENT_DRAM, EVENT_SECOND_DRAM, EVENT_SECOND_STREAMED, EVENT_STREAMED, Header,
+    Cpu, EVENT_CYCLES, EVENT_DRAM, EVENT_MMIO_READ, EVENT_MMIO_WRITE, EVENT_SECOND_DRAM,
+    EVENT_SECOND_STREAMED, EVENT_STREAMED, Header,
 };
 use vnuma_lab_pricing::{Counts, SecondLlc};
 
@@ -27,8 +28,8 @@ pub struct CounterSet {
     plain: Vec<Counter>,
     /// Of the second LLC, if there is one: misses, accesses to memory that are not streamed, and those that are.
     second: Option<[Vec<Counter>; 3]>,
-    by_class: [Vec<Counter>; 2],
-    by_node: [Vec<Counter>; 3],
+    by_class: [Vec<Counter>; 4],
+    by_node: [Vec<Counter>; 4],
 }
 
 /// The raw event of a word of [`Cpu`], from its offset in bytes.
@@ -51,6 +52,15 @@ const PLAIN: [Event; 11] = [
     Event::TaskClock,
 ];
 
+/// The same of each.
+fn each<A, B, const N: usize>(of: [A; N], one: impl Fn(A) -> io::Result<Vec<B>>) -> io::Result<[Vec<B>; N]> {
+    let mut all = std::array::from_fn(|_| Vec::new());
+    for (to, from) in all.iter_mut().zip(of) {
+        *to = one(from)?;
+    }
+    Ok(all)
+}
+
 impl CounterSet {
     /// Starts all counters of the server with that header.
     pub fn open(header: &Header, target: Target, mode: Mode) -> io::Result<Self> {
@@ -66,17 +76,16 @@ impl CounterSet {
         };
         Ok(Self {
             second: (header.second_sets > 0).then(second).transpose()?,
-            by_class: [classes(EVENT_DRAM), classes(EVENT_STREAMED)]
-                .into_iter()
-                .collect::<io::Result<Vec<_>>>()?
-                .try_into()
-                .unwrap_or_default(),
-            by_node: [offset_of!(Cpu, dram), offset_of!(Cpu, dram_streamed), offset_of!(Cpu, mmio)]
-                .into_iter()
-                .map(nodes)
-                .collect::<io::Result<Vec<_>>>()?
-                .try_into()
-                .unwrap_or_default(),
+            by_class: each([EVENT_DRAM, EVENT_STREAMED, EVENT_MMIO_READ, EVENT_MMIO_WRITE], classes)?,
+            by_node: each(
+                [
+                    offset_of!(Cpu, dram),
+                    offset_of!(Cpu, dram_streamed),
+                    offset_of!(Cpu, mmio_read),
+                    offset_of!(Cpu, mmio_write),
+                ],
+                nodes,
+            )?,
             plain: PLAIN.into_iter().map(open).collect::<io::Result<_>>()?,
         })
     }
@@ -87,8 +96,10 @@ impl CounterSet {
             |counters: &[Counter]| counters.iter().map(Counter::read).collect::<io::Result<Vec<_>>>();
         // The plain ones were started last and are read first: reading costs accesses itself.
         let plain = values(&self.plain)?;
-        let [dram_by_class, streamed_by_class] = [values(&self.by_class[0])?, values(&self.by_class[1])?];
-        let [dram_by_node, streamed_by_node] = [values(&self.by_node[0])?, values(&self.by_node[1])?];
+        let lists = |of: &[Vec<Counter>; 4]| each([0, 1, 2, 3], |list: usize| values(&of[list]));
+        let [dram_by_class, streamed_by_class, mmio_reads_by_class, mmio_writes_by_class] =
+            lists(&self.by_class)?;
+        let [dram_by_node, streamed_by_node, mmio_reads_by_node, mmio_writes_by_node] = lists(&self.by_node)?;
         let second = |[misses, dram, streamed]: &[Vec<Counter>; 3]| {
             let misses = values(misses)?;
             Ok::<_, io::Error>(SecondLlc {
@@ -113,7 +124,10 @@ impl CounterSet {
                 streamed_by_class,
                 dram_by_node,
                 streamed_by_node,
-                mmio_by_node: values(&self.by_node[2])?,
+                mmio_reads_by_class,
+                mmio_writes_by_class,
+                mmio_reads_by_node,
+                mmio_writes_by_node,
                 second: self.second.as_ref().map(second).transpose()?,
             },
             kernel_cycles: plain[9],
@@ -144,7 +158,10 @@ pub fn sum(parts: &[Measured]) -> Measured {
         add(&mut to.streamed_by_class, &counts.streamed_by_class);
         add(&mut to.dram_by_node, &counts.dram_by_node);
         add(&mut to.streamed_by_node, &counts.streamed_by_node);
-        add(&mut to.mmio_by_node, &counts.mmio_by_node);
+        add(&mut to.mmio_reads_by_class, &counts.mmio_reads_by_class);
+        add(&mut to.mmio_writes_by_class, &counts.mmio_writes_by_class);
+        add(&mut to.mmio_reads_by_node, &counts.mmio_reads_by_node);
+        add(&mut to.mmio_writes_by_node, &counts.mmio_writes_by_node);
         if let Some(second) = &counts.second {
             to.second = Some(to.second.as_ref().map_or_else(|| second.clone(), |sum| sum.sum(second)));
         }
@@ -173,7 +190,10 @@ pub fn difference(before: &Measured, after: &Measured) -> Measured {
             streamed_by_class: minus(&a.streamed_by_class, &b.streamed_by_class),
             dram_by_node: minus(&a.dram_by_node, &b.dram_by_node),
             streamed_by_node: minus(&a.streamed_by_node, &b.streamed_by_node),
-            mmio_by_node: minus(&a.mmio_by_node, &b.mmio_by_node),
+            mmio_reads_by_class: minus(&a.mmio_reads_by_class, &b.mmio_reads_by_class),
+            mmio_writes_by_class: minus(&a.mmio_writes_by_class, &b.mmio_writes_by_class),
+            mmio_reads_by_node: minus(&a.mmio_reads_by_node, &b.mmio_reads_by_node),
+            mmio_writes_by_node: minus(&a.mmio_writes_by_node, &b.mmio_writes_by_node),
             second: a.second.as_ref().zip(b.second.as_ref()).map(|(a, b)| a.since(b)),
         },
         kernel_cycles: after.kernel_cycles.saturating_sub(before.kernel_cycles),
@@ -192,6 +212,10 @@ mod tests {
                 llc_misses: 3 * factor,
                 dram_by_class: vec![factor, 2 * factor],
                 dram_by_node: vec![3 * factor],
+                mmio_reads_by_class: vec![factor, 5 * factor],
+                mmio_writes_by_class: vec![2 * factor, 6 * factor],
+                mmio_reads_by_node: vec![6 * factor],
+                mmio_writes_by_node: vec![8 * factor],
                 second: Some(SecondLlc {
                     llc_misses: 4 * factor,
                     llc_misses_streamed: factor,

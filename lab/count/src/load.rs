@@ -292,19 +292,44 @@ pub fn touch(memory: &mut Memory) {
     }
 }
 
-/// Reads the first word of a device's memory BAR, `resource0` and the like in sysfs: one access to the device each.
-pub fn read_device(path: &std::path::Path, times: u64) -> io::Result<()> {
+/// What is done with a device's register.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// The first one is read.
+    Read,
+    /// 0 is written to the one at this offset, a multiple of 4 in the first page.
+    Write(usize),
+}
+
+/// Accesses a register in a device's memory BAR, `resource0` and the like in sysfs: one access to the device each time.
+pub fn access_device(path: &std::path::Path, access: Access, times: u64) -> io::Result<()> {
     use std::os::fd::AsRawFd;
-    let file = std::fs::File::open(path)?;
+    let offset = match access {
+        Access::Read => 0,
+        Access::Write(offset) => offset,
+    };
+    if offset >= PAGE || !offset.is_multiple_of(size_of::<u32>()) {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!("no register at offset {offset:#x}"),
+        ));
+    }
+    let file = std::fs::File::options().read(true).write(access != Access::Read).open(path)?;
+    let protection =
+        if access == Access::Read { libc::PROT_READ } else { libc::PROT_READ | libc::PROT_WRITE };
     // SAFETY: a new mapping, at an address that the kernel chooses.
-    let map =
-        unsafe { libc::mmap(ptr::null_mut(), PAGE, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0) };
+    let map = unsafe { libc::mmap(ptr::null_mut(), PAGE, protection, libc::MAP_SHARED, file.as_raw_fd(), 0) };
     if map == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }
+    let register = map.cast::<u32>().wrapping_add(offset / size_of::<u32>());
     for _ in 0..times {
-        // SAFETY: the first word of the mapping; volatile, as a device answers.
-        unsafe { map.cast::<u32>().read_volatile() };
+        match access {
+            // SAFETY: a word of the mapping, as was checked; volatile, as a device answers.
+            Access::Read => drop(unsafe { register.read_volatile() }),
+            // SAFETY: the same, and the mapping can be written.
+            Access::Write(_) => unsafe { register.write_volatile(0) },
+        }
     }
     // SAFETY: the mapping was made above and is not used any more.
     unsafe { libc::munmap(map, PAGE) };

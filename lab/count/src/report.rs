@@ -98,8 +98,12 @@ impl Report {
         for (node, value) in counts.memory_by_node().into_iter().enumerate() {
             line(&format!("DRAM accesses, node {node}"), value);
         }
-        for (node, &value) in counts.mmio_by_node.iter().enumerate().filter(|(_, value)| **value > 0) {
-            line(&format!("MMIO accesses, node {node}"), value);
+        for (what, by_node) in
+            [("reads", &counts.mmio_reads_by_node), ("writes", &counts.mmio_writes_by_node)]
+        {
+            for (node, &value) in by_node.iter().enumerate().filter(|(_, value)| **value > 0) {
+                line(&format!("MMIO {what}, node {node}"), value);
+            }
         }
         line("MMIO accesses, other", counts.mmio_other);
         for part in &self.parts {
@@ -108,18 +112,19 @@ impl Report {
         }
         let _ = writeln!(
             out,
-            "\n{:>18}  {:>9} {:>7} {:>7} {:>7} {:>9}  modelled under profile",
-            "modelled cycles", "per insn", "LLC", "local", "remote", "dilation"
+            "\n{:>18}  {:>9} {:>7} {:>7} {:>7} {:>7} {:>9}  modelled under profile",
+            "modelled cycles", "per insn", "LLC", "local", "remote", "MMIO", "dilation"
         );
         for Modelled { profile, title, cycles, cycles_per_instruction, dilation } in &self.modelled {
             let share = |part: f64| if cycles.total > 0.0 { part / cycles.total * 100.0 } else { 0.0 };
             let _ = writeln!(
                 out,
-                "{:>18.0}  {cycles_per_instruction:>9.2} {:>6.1}% {:>6.1}% {:>6.1}% {dilation:>9.1}  {profile} ({title})",
+                "{:>18.0}  {cycles_per_instruction:>9.2} {:>6.1}% {:>6.1}% {:>6.1}% {:>6.1}% {dilation:>9.1}  {profile} ({title})",
                 cycles.total,
                 share(cycles.llc),
                 share(cycles.local),
                 share(cycles.remote),
+                share(cycles.mmio_local + cycles.mmio_remote),
             );
         }
         out

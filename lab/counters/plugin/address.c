@@ -182,7 +182,7 @@ static bool compare(const struct qemu_plugin_hwaddr *hwaddr)
 	return same;
 }
 
-static void count_mmio(struct cpu *cpu, __u64 phys)
+static void count_mmio(struct cpu *cpu, __u64 phys, bool is_store)
 {
 	__u32 count = __atomic_load_n(&devices->count, __ATOMIC_ACQUIRE);
 	__u32 i;
@@ -195,7 +195,8 @@ static void count_mmio(struct cpu *cpu, __u64 phys)
 		__u32 node = devices->ranges[i].node;
 
 		if (phys >= start && phys < end && node < VNUMA_LC_MAX_NODES) {
-			add(&cpu->count->mmio[node], 1);
+			add(is_store ? &cpu->count->mmio_write[node] :
+				       &cpu->count->mmio_read[node], 1);
 			return;
 		}
 	}
@@ -254,7 +255,7 @@ static bool by_shortcut(const struct qemu_plugin_hwaddr *hwaddr,
 }
 
 bool address_of(struct cpu *cpu, qemu_plugin_meminfo_t info, __u64 vaddr,
-		struct access *access)
+		bool is_store, struct access *access)
 {
 	const struct qemu_plugin_hwaddr *hwaddr = qemu_plugin_get_hwaddr(info, vaddr);
 
@@ -265,7 +266,7 @@ bool address_of(struct cpu *cpu, qemu_plugin_meminfo_t info, __u64 vaddr,
 	if (mode == MODE_SHORTCUT && by_shortcut(hwaddr, access))
 		return true;
 	if (qemu_plugin_hwaddr_is_io(hwaddr)) {
-		count_mmio(cpu, qemu_plugin_hwaddr_phys_addr(hwaddr));
+		count_mmio(cpu, qemu_plugin_hwaddr_phys_addr(hwaddr), is_store);
 		return false;
 	}
 	if (mode == MODE_PHYSICAL)

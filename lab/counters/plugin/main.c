@@ -114,7 +114,7 @@ static inline bool filter_miss(struct cpu *cpu, __u64 vaddr)
 	return true;
 }
 
-static void missed(struct cpu *cpu, qemu_plugin_meminfo_t info, __u64 vaddr)
+static void missed(struct cpu *cpu, qemu_plugin_meminfo_t info, __u64 vaddr, bool is_store)
 {
 	const __u64 in_page = (1UL << PAGE_SHIFT) - 1;
 	__u64 page = vaddr >> PAGE_SHIFT;
@@ -124,7 +124,7 @@ static void missed(struct cpu *cpu, qemu_plugin_meminfo_t info, __u64 vaddr)
 	if (likely(cpu->pages[page % PAGES] == page)) {
 		access.phys = (*frame & ~in_page) | (vaddr & in_page);
 		access.node = *frame & in_page;
-	} else if (address_of(cpu, info, vaddr, &access)) {
+	} else if (address_of(cpu, info, vaddr, is_store, &access)) {
 		cpu->pages[page % PAGES] = page;
 		*frame = (access.phys & ~in_page) | access.node;
 	} else {
@@ -142,7 +142,7 @@ static void load(unsigned int index, qemu_plugin_meminfo_t info, __u64 vaddr,
 	(void)data;
 	add(&cpu->count->loads, 1);
 	if (filter_miss(cpu, vaddr))
-		missed(cpu, info, vaddr);
+		missed(cpu, info, vaddr, false);
 }
 
 static void store(unsigned int index, qemu_plugin_meminfo_t info,
@@ -153,7 +153,7 @@ static void store(unsigned int index, qemu_plugin_meminfo_t info,
 	(void)data;
 	add(&cpu->count->stores, 1);
 	if (filter_miss(cpu, vaddr))
-		missed(cpu, info, vaddr);
+		missed(cpu, info, vaddr, true);
 }
 
 static void string_load(unsigned int index, qemu_plugin_meminfo_t info,
@@ -166,7 +166,7 @@ static void string_load(unsigned int index, qemu_plugin_meminfo_t info,
 		return;
 	add(&cpu->count->loads, 1);
 	add(&cpu->count->base_cycles, 1);
-	missed(cpu, info, vaddr);
+	missed(cpu, info, vaddr, false);
 }
 
 static void string_store(unsigned int index, qemu_plugin_meminfo_t info,
@@ -179,7 +179,7 @@ static void string_store(unsigned int index, qemu_plugin_meminfo_t info,
 		return;
 	add(&cpu->count->stores, 1);
 	add(&cpu->count->base_cycles, 1);
-	missed(cpu, info, vaddr);
+	missed(cpu, info, vaddr, true);
 }
 
 /* The bytes of an instruction, at most INSN_MAX; how many. */

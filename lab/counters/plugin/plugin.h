@@ -81,7 +81,7 @@ int config_load(const char *path, int qemu_cpus);
 int address_init(int api_version, bool shortcut);
 /* True and *access for memory; false for MMIO, which has been counted. */
 bool address_of(struct cpu *cpu, qemu_plugin_meminfo_t info, __u64 vaddr,
-		struct access *access);
+		bool is_store, struct access *access);
 
 int cache_init(void);
 void cache_access(struct cpu *cpu, const struct access *access);

@@ -163,6 +163,8 @@ fn header(
         profile: [0; NAME_SIZE],
         dram_cost: prices.dram,
         streamed_cost: prices.streamed,
+        mmio_read_cost: prices.mmio_read,
+        mmio_write_cost: prices.mmio_write,
         class_of,
         cpu_node: [0; 256],
         ranges: [Range::default(); MAX_RANGES],
@@ -218,6 +220,8 @@ mod tests {
         assert_eq!(header.class_of[1][..2], [1, 0]);
         assert_eq!(header.profile_name(), "broadwell-2s");
         assert_eq!(header.dram_cost[0], profile.prices().dram[0]);
+        let mmio = (header.mmio_read_cost, header.mmio_write_cost);
+        assert_eq!(mmio, (profile.prices().mmio_read, profile.prices().mmio_write));
         assert_eq!(header.sample_shift, SAMPLED);
         let node = |start, end, node| Range { start, end, node, reserved: 0 };
         assert_eq!(header.ranges[..2], [node(0, 2 << 30, 0), node(4 << 30, 6 << 30, 1)]);

@@ -9,6 +9,8 @@
 //!        + LLC hits that no prefetcher foresaw   * LLC hit
 //!        + DRAM accesses not streamed, per class * DRAM of the class
 //!        + DRAM accesses streamed, per class     * streamed of the class
+//!        + reads of registers, per class         * MMIO read of the class
+//!        + writes to registers, per class        * MMIO write of the class
 //! ```
 //! A hit in L1 or L2 is in the base cycles, as is a foreseen hit in the LLC: out-of-order cores hide
 //! these. Prices are kept in 1/256 cycle, as the server's kernel has them, so both sides agree exactly.
@@ -48,9 +50,19 @@ pub struct Counts {
     pub dram_by_node: Vec<u64>,
     /// DRAM accesses that were streamed, by the memory's node.
     pub streamed_by_node: Vec<u64>,
-    /// MMIO accesses by the device's node.
-    pub mmio_by_node: Vec<u64>,
-    /// MMIO accesses to devices of no node.
+    /// Reads of devices' registers, by class of distance.
+    #[serde(default)]
+    pub mmio_reads_by_class: Vec<u64>,
+    /// Writes to devices' registers, by class of distance.
+    #[serde(default)]
+    pub mmio_writes_by_class: Vec<u64>,
+    /// Reads of devices' registers, by the device's node.
+    #[serde(default)]
+    pub mmio_reads_by_node: Vec<u64>,
+    /// Writes to devices' registers, by the device's node.
+    #[serde(default)]
+    pub mmio_writes_by_node: Vec<u64>,
+    /// MMIO accesses to devices of no node, interrupt controllers among them. They have no price.
     pub mmio_other: u64,
     /// What a second LLC would have missed, if one was modelled beside the first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -128,6 +140,10 @@ pub struct Prices {
     pub dram: [u32; MAX_CLASSES],
     /// A DRAM access that was, by class of distance.
     pub streamed: [u32; MAX_CLASSES],
+    /// A read of a device's register, by class of distance.
+    pub mmio_read: [u32; MAX_CLASSES],
+    /// A write to a device's register, by class of distance.
+    pub mmio_write: [u32; MAX_CLASSES],
 }
 
 /// Where modelled cycles went.
@@ -141,6 +157,10 @@ pub struct Cycles {
     pub local: f64,
     /// Memory of other nodes.
     pub remote: f64,
+    /// Registers of devices on the CPU's own node.
+    pub mmio_local: f64,
+    /// Registers of devices on other nodes.
+    pub mmio_remote: f64,
     /// All of it.
     pub total: f64,
 }
@@ -155,19 +175,22 @@ pub fn price(counts: &Counts, prices: &Prices) -> Cycles {
     };
     let dram = classes(&counts.dram_by_class, &prices.dram);
     let streamed = classes(&counts.streamed_by_class, &prices.streamed);
-    let sum = |from: usize, to: usize| -> f64 {
-        let part = |costs: &[f64]| costs.iter().skip(from).take(to - from).sum::<f64>();
-        part(&dram) + part(&streamed)
-    };
+    let reads = classes(&counts.mmio_reads_by_class, &prices.mmio_read);
+    let writes = classes(&counts.mmio_writes_by_class, &prices.mmio_write);
+    // Classes are sorted by distance, and nothing is as near as the node itself.
+    let near = |costs: &[f64]| costs.iter().take(1).sum::<f64>();
+    let far = |costs: &[f64]| costs.iter().skip(1).sum::<f64>();
     let mut cycles = Cycles {
         base: counts.base_cycles as f64,
         llc: hits.saturating_sub(foreseen) as f64 * f64::from(prices.llc_hit) / one,
-        // Classes are sorted by distance, and nothing is as near as the node itself.
-        local: sum(0, 1),
-        remote: sum(1, MAX_CLASSES),
+        local: near(&dram) + near(&streamed),
+        remote: far(&dram) + far(&streamed),
+        mmio_local: near(&reads) + near(&writes),
+        mmio_remote: far(&reads) + far(&writes),
         total: 0.0,
     };
-    cycles.total = cycles.base + cycles.llc + cycles.local + cycles.remote;
+    let memory = cycles.local + cycles.remote;
+    cycles.total = cycles.base + cycles.llc + memory + cycles.mmio_local + cycles.mmio_remote;
     cycles
 }
 
@@ -177,9 +200,17 @@ mod tests {
     use proptest::prelude::*;
 
     fn prices() -> Prices {
-        let mut prices = Prices { llc_hit: 40 * COST_ONE, dram: [0; 8], streamed: [0; 8] };
+        let mut prices = Prices {
+            llc_hit: 40 * COST_ONE,
+            dram: [0; 8],
+            streamed: [0; 8],
+            mmio_read: [0; 8],
+            mmio_write: [0; 8],
+        };
         prices.dram[..2].copy_from_slice(&[200 * COST_ONE, 300 * COST_ONE]);
         prices.streamed[..2].copy_from_slice(&[10 * COST_ONE, 20 * COST_ONE]);
+        prices.mmio_read[..2].copy_from_slice(&[1700 * COST_ONE, 1800 * COST_ONE]);
+        prices.mmio_write[..2].copy_from_slice(&[300 * COST_ONE, 400 * COST_ONE]);
         prices
     }
 
@@ -193,11 +224,23 @@ mod tests {
             llc_misses_streamed: 10,
             dram_by_class: vec![20, 10],
             streamed_by_class: vec![6, 4],
+            mmio_reads_by_class: vec![3, 2],
+            mmio_writes_by_class: vec![5, 7],
+            // Of which nothing is known but that they were.
+            mmio_other: 1000,
             ..Counts::default()
         };
         let cycles = price(&counts, &prices());
         // 60 hits, 20 of them foreseen.
-        let expected = Cycles { base: 1000.0, llc: 1600.0, local: 4060.0, remote: 3080.0, total: 9740.0 };
+        let expected = Cycles {
+            base: 1000.0,
+            llc: 1600.0,
+            local: 4060.0,
+            remote: 3080.0,
+            mmio_local: 3.0 * 1700.0 + 5.0 * 300.0,
+            mmio_remote: 2.0 * 1800.0 + 7.0 * 400.0,
+            total: 9740.0 + 13_000.0,
+        };
         assert_eq!(cycles, expected);
     }
 

@@ -36,6 +36,10 @@ pub struct CounterProfile {
     pub llc: Cache,
     /// An LLC hit, in cycles beyond the base.
     pub llc_hit_cycles: f64,
+    /// A read of a register of a device on the CPU's node, in nanoseconds.
+    pub mmio_read_ns: f64,
+    /// A write to a register of a device on the CPU's node, in nanoseconds.
+    pub mmio_write_ns: f64,
     /// Memory by distance, nearest first; the first is the node's own.
     pub memory: Vec<Memory>,
 }
@@ -171,6 +175,8 @@ impl CounterProfile {
         }
         within("clock_ghz", self.clock_ghz, 0.1, 10.0)?;
         within("llc_hit_cycles", self.llc_hit_cycles, 1.0, 10_000.0)?;
+        within("mmio_read_ns", self.mmio_read_ns, 1.0, 100_000.0)?;
+        within("mmio_write_ns", self.mmio_write_ns, 1.0, self.mmio_read_ns)?;
         check_cache("l2", self.l2)?;
         check_cache("llc", self.llc)?;
         if !(1..=MAX_CLASSES).contains(&self.memory.len()) {
@@ -211,11 +217,20 @@ impl CounterProfile {
     /// What it costs.
     pub fn prices(&self) -> Prices {
         let cost = |cycles: f64| (cycles * f64::from(COST_ONE)).round() as u32;
-        let mut prices =
-            Prices { llc_hit: cost(self.llc_hit_cycles), dram: [0; MAX_CLASSES], streamed: [0; MAX_CLASSES] };
+        let mut prices = Prices {
+            llc_hit: cost(self.llc_hit_cycles),
+            dram: [0; MAX_CLASSES],
+            streamed: [0; MAX_CLASSES],
+            mmio_read: [0; MAX_CLASSES],
+            mmio_write: [0; MAX_CLASSES],
+        };
         for (class, memory) in self.memory.iter().enumerate() {
+            // On the way to another node an access to a register takes the links that one to memory takes, there and back.
+            let way_ns = memory.latency_ns - self.memory[0].latency_ns;
             prices.dram[class] = cost(memory.latency_ns * self.clock_ghz);
             prices.streamed[class] = cost(memory.streamed_ns * self.clock_ghz);
+            prices.mmio_read[class] = cost((self.mmio_read_ns + way_ns) * self.clock_ghz);
+            prices.mmio_write[class] = cost((self.mmio_write_ns + way_ns) * self.clock_ghz);
         }
         prices
     }
@@ -251,7 +266,7 @@ mod tests {
     use super::*;
 
     const GOOD: &str = "title = 't'\nmachine = 'm'\nclock_ghz = 2.0\nl2 = { kib = 256, ways = 8 }\n\
-        llc = { kib = 12288, ways = 16 }\nllc_hit_cycles = 40\n\
+        llc = { kib = 12288, ways = 16 }\nllc_hit_cycles = 40\nmmio_read_ns = 800\nmmio_write_ns = 125\n\
         [[memory]]\ndistance = 10\nlatency_ns = 80\nstreamed_ns = 5\n\
         [[memory]]\ndistance = 21\nlatency_ns = 120.5\nstreamed_ns = 8\n";
 
@@ -260,7 +275,16 @@ mod tests {
         for (name, text) in PROFILES {
             let profile = by_name(name).unwrap();
             assert!(!profile.title.is_empty(), "{name}");
-            let keys = ["clock_ghz", "l2 =", "llc =", "llc_hit_cycles", "latency_ns", "streamed_ns"];
+            let keys = [
+                "clock_ghz",
+                "l2 =",
+                "llc =",
+                "llc_hit_cycles",
+                "mmio_read_ns",
+                "mmio_write_ns",
+                "latency_ns",
+                "streamed_ns",
+            ];
             let lines: Vec<_> = text.lines().collect();
             for (number, line) in lines.iter().enumerate() {
                 if keys.iter().any(|key| line.starts_with(key)) {
@@ -299,6 +323,9 @@ mod tests {
         assert_eq!(prices.llc_hit, 40 * 256);
         assert_eq!(prices.dram[..3], [160 * 256, 241 * 256, 0]);
         assert_eq!(prices.streamed[..3], [10 * 256, 16 * 256, 0]);
+        // What remote memory takes more, 40.5 ns, is 81 cycles.
+        assert_eq!(prices.mmio_read[..3], [1600 * 256, 1681 * 256, 0]);
+        assert_eq!(prices.mmio_write[..3], [250 * 256, 331 * 256, 0]);
         let shape = profile.shape();
         assert_eq!((shape.l2_sets, shape.llc_sets, shape.nr_classes()), (512, 12288, 2));
     }
@@ -322,6 +349,9 @@ mod tests {
             ("clock_ghz = 2.0", "clock_ghz = 0", "p: clock_ghz: 0 is not within 0.1 to 10"),
             ("kib = 256", "kib = 250", "p: l2: 250 KiB in 8 ways is no multiple of 16 sets"),
             ("ways = 16", "ways = 65", "p: llc.ways: 65 is not within 1 to 64"),
+            ("mmio_read_ns = 800", "mmio_read_ns = 0", "p: mmio_read_ns: 0 is not within 1 to 100000"),
+            ("mmio_write_ns = 125", "mmio_write_ns = 801", "p: mmio_write_ns: 801 is not within 1 to 800"),
+            ("mmio_write_ns = 125\n", "", "missing field `mmio_write_ns`"),
             ("distance = 21", "distance = 10", "p: memory[1].distance: 10, expected"),
             ("latency_ns = 120.5", "latency_ns = 79", "p: memory[1].latency_ns: 79 is not within 80 to"),
             (

@@ -34,7 +34,7 @@
 #include <linux/types.h>
 
 #define VNUMA_LC_MAGIC		0x31434c414d554e56ULL	/* "VNUMALC1" */
-#define VNUMA_LC_VERSION_MAJOR	3
+#define VNUMA_LC_VERSION_MAJOR	4
 #define VNUMA_LC_VERSION_MINOR	0
 
 #define VNUMA_LC_PAGE_SIZE	0x1000
@@ -73,6 +73,8 @@
 #define VNUMA_LC_EVENT_STREAMED	0x1200	/* + class: streamed */
 #define VNUMA_LC_EVENT_SECOND_DRAM 0x1300	/* + class: the same two, */
 #define VNUMA_LC_EVENT_SECOND_STREAMED 0x1400	/* were the second LLC the first */
+#define VNUMA_LC_EVENT_MMIO_READ 0x1500	/* + class: reads of registers */
+#define VNUMA_LC_EVENT_MMIO_WRITE 0x1600	/* + class: writes to registers */
 
 /* Memory of a node, [start, end) in the server's physical addresses, 2 MiB aligned */
 struct vnuma_lc_range {
@@ -106,7 +108,9 @@ struct vnuma_lc_header {
 	char profile[VNUMA_LC_NAME_SIZE];	/* NUL-terminated */
 	__u32 dram_cost[VNUMA_LC_MAX_CLASSES];
 	__u32 streamed_cost[VNUMA_LC_MAX_CLASSES];
-	__u8 class_of[VNUMA_LC_MAX_NODES][VNUMA_LC_MAX_NODES];	/* [CPU's][memory's] */
+	__u32 mmio_read_cost[VNUMA_LC_MAX_CLASSES];
+	__u32 mmio_write_cost[VNUMA_LC_MAX_CLASSES];
+	__u8 class_of[VNUMA_LC_MAX_NODES][VNUMA_LC_MAX_NODES];	/* [CPU's][other's] */
 	__u8 cpu_node[256];
 	struct vnuma_lc_range ranges[VNUMA_LC_MAX_RANGES];
 };
@@ -133,9 +137,10 @@ struct vnuma_lc_cpu {
 	__u64 reserved[5];
 	__u64 dram[VNUMA_LC_MAX_NODES];		/* misses not streamed, by the memory's node */
 	__u64 dram_streamed[VNUMA_LC_MAX_NODES];
-	__u64 mmio[VNUMA_LC_MAX_NODES];		/* by the device's node */
+	__u64 mmio_read[VNUMA_LC_MAX_NODES];	/* by the device's node */
 	__u64 second_dram[VNUMA_LC_MAX_NODES];	/* dram, were the second LLC the first */
 	__u64 second_dram_streamed[VNUMA_LC_MAX_NODES];
+	__u64 mmio_write[VNUMA_LC_MAX_NODES];	/* by the device's node */
 };
 
 /*

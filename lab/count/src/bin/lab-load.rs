@@ -5,7 +5,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use clap::{Parser, ValueEnum};
 use lab_count::counters::{CounterSet, Measured, difference};
-use lab_count::load::{Chain, Matrix, Memory, compute, fill, read_device, stream, touch};
+use lab_count::load::{Access, Chain, Matrix, Memory, access_device, compute, fill, stream, touch};
 use lab_count::perf::{Mode, Target};
 use lab_count::server;
 
@@ -30,6 +30,9 @@ struct Arguments {
     /// File of a device's BAR, such as /sys/bus/pci/devices/ADDRESS/resource0
     #[arg(long, required_if_eq("load", "mmio"))]
     device: Option<std::path::PathBuf>,
+    /// Write 0 to the device's register at OFFSET instead of reading the first one
+    #[arg(long, value_name = "OFFSET", requires = "device")]
+    write: Option<usize>,
     /// Count only what the load itself does, not the kernel's ticks meanwhile
     #[arg(long, conflicts_with = "uncounted")]
     user: bool,
@@ -52,7 +55,7 @@ enum Load {
     Fill,
     /// Count down in a register
     Compute,
-    /// Read a word of a device
+    /// Access a register of a device
     Mmio,
 }
 
@@ -103,7 +106,8 @@ fn main() -> Result<()> {
         Load::Mmio => {
             let device = arguments.device.as_deref().context("--device is missing")?;
             let mut result = Ok(());
-            let output = measure(&arguments, 0, || result = read_device(device, times))?;
+            let access = arguments.write.map_or(Access::Read, Access::Write);
+            let output = measure(&arguments, 0, || result = access_device(device, access, times))?;
             result.with_context(|| device.display().to_string())?;
             output
         }
