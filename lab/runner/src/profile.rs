@@ -148,6 +148,9 @@ pub enum DeviceModel {
     /// A network card.
     #[serde(rename = "e1000e")]
     E1000e,
+    /// A network card with virtual functions.
+    #[serde(rename = "igb")]
+    Igb,
     /// A disk with nothing on it.
     #[serde(rename = "nvme")]
     Nvme,
@@ -335,6 +338,7 @@ mod tests {
             ("2n4c", 2, 4),
             ("2n5c", 2, 5),
             ("2n5c-iommu", 2, 5),
+            ("2n6c-iommu", 2, 6),
             ("3n4c-hotplug", 3, 4),
             ("4n8c", 4, 8),
             ("4n9c", 4, 9),
@@ -359,7 +363,8 @@ mod tests {
         let error = Profile::load("3n5c").unwrap_err().to_string();
         assert!(
             error.contains("\"3n5c\"")
-                && error.contains("2n4c, 2n5c, 2n5c-iommu, 2n8c, 3n4c-hotplug, 4n8c, 4n9c, 8n16c"),
+                && error
+                    .contains("2n4c, 2n5c, 2n5c-iommu, 2n6c-iommu, 2n8c, 3n4c-hotplug, 4n8c, 4n9c, 8n16c"),
             "{error}"
         );
     }

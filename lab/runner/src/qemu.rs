@@ -28,6 +28,9 @@ const KERNEL_ECONOMY: &str = "mitigations=off cryptomgr.notests init_on_alloc=0 
 const FIRST_BUS: usize = 0x20;
 const BUSES_PER_NODE: usize = 8;
 
+/// The network of all cards with virtual functions. Others have one each.
+const IGB_HUB: usize = 100;
+
 /// What runs the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accel {
@@ -237,9 +240,14 @@ fn devices(profile: &Profile) -> Vec<String> {
         option("-device", format!("pcie-root-port,id={port},bus=pxb{node},chassis={},slot=0", index + 1));
         let id = format!("device{index}");
         match model {
-            DeviceModel::VirtioNet | DeviceModel::E1000e => {
-                option("-netdev", format!("hubport,id=net{index},hubid={index}"));
-                let name = if *model == DeviceModel::VirtioNet { "virtio-net-pci" } else { "e1000e" };
+            DeviceModel::VirtioNet | DeviceModel::E1000e | DeviceModel::Igb => {
+                // Cards with virtual functions are in one network.
+                let (name, hub) = match model {
+                    DeviceModel::VirtioNet => ("virtio-net-pci", index),
+                    DeviceModel::Igb => ("igb", IGB_HUB),
+                    _ => ("e1000e", index),
+                };
+                option("-netdev", format!("hubport,id=net{index},hubid={hub}"));
                 // No boot ROM: nothing boots from it.
                 option("-device", format!("{name},id={id},bus={port},netdev=net{index},romfile="));
             }
@@ -249,7 +257,11 @@ fn devices(profile: &Profile) -> Vec<String> {
                     "-blockdev",
                     format!("driver=null-co,node-name=disk{index},size={size},read-zeroes=on"),
                 );
-                option("-device", format!("nvme,id={id},bus={port},drive=disk{index},serial=lab{index}"));
+                // Doorbells are registers, as those of disks that are hardware.
+                option(
+                    "-device",
+                    format!("nvme,id={id},bus={port},drive=disk{index},serial=lab{index},dbcs=off"),
+                );
             }
         }
     }
@@ -295,6 +307,13 @@ mod tests {
         let line = line("2n5c-iommu");
         let devices: Vec<_> = line.match_indices("-device ").map(|(at, _)| &line[at..]).collect();
         assert!(devices[0].starts_with("-device intel-iommu,intremap=on "), "{line}");
+    }
+
+    #[test]
+    fn cards_with_virtual_functions_share_a_network() {
+        let line = line("2n6c-iommu");
+        assert_eq!(line.matches("hubid=100").count(), 3, "{line}");
+        assert_eq!(line.matches("-device igb,id=").count(), 3, "{line}");
     }
 
     #[test]
