@@ -5,18 +5,20 @@ mod decide;
 mod dsm;
 mod fleet;
 mod lab;
+mod nuioa;
 mod topology;
 mod vprobe;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
+use std::process::Command;
 
 use crate::steps::workspace;
 
 /// A benchmark: its name, what it measures, and the function that does.
 type Bench = (&'static str, &'static str, fn(&Options) -> Result<()>);
 
-const BENCHES: [Bench; 7] = [
+const BENCHES: [Bench; 8] = [
     (
         "daemon",
         "what vnumad costs with hundreds of VMs, and how fast it publishes, on this machine",
@@ -43,6 +45,7 @@ const BENCHES: [Bench; 7] = [
         options.refuse()?;
         lab::run()
     }),
+    ("nuioa", "what the place of a VM costs its workloads on passthrough devices", nuioa::run),
     ("topology", "how fast guests of each kernel are updated, and what that costs", topology::run),
     (
         "vprobe",
@@ -71,9 +74,12 @@ pub struct Options {
     /// topology: only these guest kernels, and nothing that needs no kernel of its own
     #[arg(long, value_name = "KERNEL")]
     kernel: Vec<String>,
-    /// vprobe: only these workloads
+    /// vprobe, nuioa: only these workloads
     #[arg(long, value_name = "WORKLOAD")]
     workload: Vec<String>,
+    /// nuioa: only these configurations
+    #[arg(long, value_name = "CONFIGURATION")]
+    configuration: Vec<String>,
     /// vprobe: only these policies
     #[arg(long, value_name = "POLICY")]
     policy: Vec<String>,
@@ -101,17 +107,18 @@ impl Options {
     /// What only one benchmark has.
     fn refuse_parts(&self, name: &str) -> Result<()> {
         let parts = [
-            ("topology", "--kernel", &self.kernel),
-            ("vprobe", "--workload", &self.workload),
-            ("vprobe", "--policy", &self.policy),
-            ("vprobe", "--part", &self.part),
+            (&["topology"][..], "--kernel", &self.kernel),
+            (&["vprobe", "nuioa"][..], "--workload", &self.workload),
+            (&["nuioa"], "--configuration", &self.configuration),
+            (&["vprobe"], "--policy", &self.policy),
+            (&["vprobe"], "--part", &self.part),
         ];
         let pieces = [("--cells", self.cells.is_some()), ("--minutes", self.minutes.is_some())];
         if let Some((option, _)) = pieces.iter().find(|(_, given)| *given && name != "vprobe") {
             bail!("only vprobe has {option}");
         }
-        match parts.iter().find(|(of, _, chosen)| *of != name && !chosen.is_empty()) {
-            Some((of, option, _)) => bail!("only {of} has {option}"),
+        match parts.iter().find(|(of, _, chosen)| !of.contains(&name) && !chosen.is_empty()) {
+            Some((of, option, _)) => bail!("only {} has {option}", of.join(" and ")),
             None if self.sched_ext && name != "vprobe" => bail!("only vprobe has --sched-ext"),
             None => Ok(()),
         }
@@ -136,6 +143,17 @@ pub fn run(arguments: &Arguments) -> Result<()> {
             bail!("benchmark {name:?} is unknown; there are: {known}")
         }
     }
+}
+
+/// The commit that is measured, if this is a checkout.
+fn commit() -> String {
+    let git = |arguments: &[&str]| {
+        let output = Command::new("git").args(arguments).current_dir(workspace()).output().ok()?;
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    };
+    let Some(commit) = git(&["rev-parse", "--short=12", "HEAD"]) else { return "unknown".to_owned() };
+    let clean = git(&["status", "--porcelain", "--untracked-files=no"]).is_some_and(|text| text.is_empty());
+    if clean { commit } else { commit + " with changes" }
 }
 
 /// Writes a report and says where.

@@ -2,6 +2,7 @@
 
 mod full;
 
+use super::commit;
 use crate::steps::{run as run_command, workspace};
 use anyhow::{Context, Result, ensure};
 use std::{
@@ -74,15 +75,4 @@ fn put(lab: &Lab, programs: &[std::path::PathBuf]) -> Result<()> {
         lab.put(here, &format!("/usr/local/bin/{name}"), HANG)?;
     }
     Ok(())
-}
-
-/// The commit that is measured, if this is a checkout.
-fn commit() -> String {
-    let git = |arguments: &[&str]| {
-        let output = Command::new("git").args(arguments).current_dir(workspace()).output().ok()?;
-        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
-    };
-    let Some(commit) = git(&["rev-parse", "--short=12", "HEAD"]) else { return "unknown".to_owned() };
-    let clean = git(&["status", "--porcelain", "--untracked-files=no"]).is_some_and(|text| text.is_empty());
-    if clean { commit } else { commit + " with changes" }
 }

@@ -1,6 +1,9 @@
 //! `--full`: a boot of the lab for each batch of cells that are missing, until none is, or as far as was asked for.
 
-use super::{super::Options, HANG, PROGRAMS, commit, put};
+use super::{
+    super::{Options, commit},
+    HANG, PROGRAMS, put,
+};
 use crate::steps::{run as run_command, workspace};
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;

@@ -1,0 +1,171 @@
+//! In a guest: sets a workload up, and lets it go and halt as lines on standard input say. What it did is asked for while it is
+//! halted, so that operations and cycles are of the same time. Ends with its standard input.
+
+mod disk;
+mod pci;
+mod tools;
+
+use crate::{
+    committed::{Kind, Spot, workload},
+    raw::Ready,
+};
+use anyhow::{Context, Result, bail, ensure};
+use std::{
+    fs,
+    io::{BufRead, Write},
+    str::FromStr,
+};
+use vnuma_topology::CpuSet;
+
+const NODES: &str = "/sys/devices/system/node";
+
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// Which workload
+    workload: String,
+    /// Where: `cpu:N`, `node:N`, or `device`
+    #[arg(long)]
+    spot: Spot,
+}
+
+impl FromStr for Spot {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let number = |text: &str| text.parse().map_err(|_| format!("\"{text}\" is no number"));
+        match text.split_once(':') {
+            Some(("cpu", cpu)) => Ok(Self::Cpu(number(cpu)?)),
+            Some(("node", node)) => Ok(Self::Node(number(node)?)),
+            None if text == "device" => Ok(Self::Device),
+            _ => Err(format!("\"{text}\": expected cpu:N, node:N or device")),
+        }
+    }
+}
+
+impl Spot {
+    /// As [`Arguments`] takes it.
+    pub fn argument(self) -> String {
+        match self {
+            Self::Cpu(cpu) => format!("cpu:{cpu}"),
+            Self::Node(node) => format!("node:{node}"),
+            Self::Device => "device".to_owned(),
+        }
+    }
+}
+
+/// Where it runs, and what else there is.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    pub cpu: usize,
+    /// Another CPU.
+    pub other: usize,
+    /// Guest node of `cpu`.
+    pub node: usize,
+    /// Its memory is bound to that.
+    pub bind: bool,
+}
+
+/// Something that goes and halts.
+pub trait Load {
+    /// Goes on.
+    fn go(&mut self) -> Result<()>;
+    /// Stops, and tells what it has done since it went; none if it does not know.
+    fn halt(&mut self) -> Result<Option<u64>>;
+}
+
+pub fn run(arguments: &Arguments) -> Result<()> {
+    let workload =
+        workload(&arguments.workload).with_context(|| format!("{}: unknown", arguments.workload))?;
+    let device = match workload.kind {
+        Kind::Transmit { .. } | Kind::BesideSysbench { .. } | Kind::Forward { .. } => pci::cards()?,
+        Kind::Disk | Kind::Fio { .. } => pci::disks()?,
+        Kind::Sysbench => Vec::new(),
+    };
+    let device_node = device.first().map(|device| pci::node(device)).transpose()?;
+    // A load without a device is anywhere; that is on the CPU that others leave.
+    let place = place(arguments.spot, device_node)?;
+    let mut load: Box<dyn Load> = match workload.kind {
+        Kind::Transmit { bytes, burst } => {
+            Box::new(tools::Testpmd::start("txonly", &device[..1], place, bytes, burst)?)
+        }
+        Kind::Forward { bytes, burst } => {
+            Box::new(tools::Testpmd::start("io", &device, place, bytes, burst)?)
+        }
+        Kind::Disk => Box::new(disk::Reader::start(&device[0], place)?),
+        Kind::Fio { depth } => Box::new(tools::Fio::start(&device[0], place, depth)?),
+        Kind::Sysbench => Box::new(tools::Sysbench::start(place.cpu, 1)?),
+        Kind::BesideSysbench { bytes, burst, instances } => {
+            let first = tools::Testpmd::start("txonly", &device[..1], place, bytes, burst)?;
+            Box::new(tools::Both(first, tools::Sysbench::start(place.other, instances)?))
+        }
+    };
+    say(&Ready { cpu: place.cpu, node: place.node, device_node })?;
+    for line in std::io::stdin().lock().lines() {
+        match line?.trim() {
+            "go" => {
+                load.go()?;
+                say(&"goes")?;
+            }
+            "halt" => say(&load.halt()?)?,
+            other => bail!("standard input: {other:?}, expected go or halt"),
+        }
+    }
+    Ok(())
+}
+
+fn say(value: &impl serde::Serialize) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{}", serde_json::to_string(value)?)?;
+    Ok(out.flush()?)
+}
+
+/// CPUs of each guest node; all on node 0 if the guest has none.
+fn nodes() -> Result<Vec<Vec<usize>>> {
+    let mut nodes = Vec::new();
+    for node in 0.. {
+        let path = format!("{NODES}/node{node}/cpulist");
+        let Ok(text) = fs::read_to_string(&path) else { break };
+        let cpus: CpuSet = text.trim().parse().with_context(|| format!("{path}: {text:?}"))?;
+        nodes.push(cpus.iter().map(|cpu| cpu as usize).collect());
+    }
+    ensure!(!nodes.is_empty(), "{NODES}: no node");
+    Ok(nodes)
+}
+
+fn place(spot: Spot, device_node: Option<i64>) -> Result<Place> {
+    let nodes = nodes()?;
+    let on = |node: usize| -> Result<(usize, usize)> {
+        let cpus = nodes.get(node).with_context(|| format!("there is no guest node {node}"))?;
+        Ok((*cpus.first().with_context(|| format!("guest node {node} has no CPU"))?, node))
+    };
+    let (cpu, node) = match (spot, device_node) {
+        (Spot::Cpu(cpu), _) => {
+            let node = nodes.iter().position(|cpus| cpus.contains(&cpu));
+            (cpu, node.with_context(|| format!("there is no CPU {cpu}"))?)
+        }
+        (Spot::Node(node), _) => on(node)?,
+        // A load without a device leaves the devices' node to others, if there is another one.
+        (Spot::Device, None) => on(nodes.len() - 1)?,
+        (Spot::Device, Some(node)) => {
+            let known = usize::try_from(node);
+            on(known
+                .with_context(|| format!("the guest was not told where its device is: numa_node {node}"))?)?
+        }
+    };
+    let other = nodes.iter().flatten().copied().find(|other| *other != cpu).context("only one CPU")?;
+    Ok(Place { cpu, other, node, bind: !matches!(spot, Spot::Cpu(_)) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_spot_is_what_it_is_written_as() {
+        for spot in [Spot::Cpu(3), Spot::Node(0), Spot::Device] {
+            assert_eq!(spot.argument().parse(), Ok(spot));
+        }
+        assert!("cpu:x".parse::<Spot>().unwrap_err().contains("\"x\""));
+        assert!("disk".parse::<Spot>().unwrap_err().contains("expected cpu:N"));
+    }
+}

@@ -1,0 +1,396 @@
+//! From what was measured to rows, and from rows to goals. Everything is *modelled*: cycles of a named profile.
+
+use crate::{
+    committed::{CONFIGURATIONS, Configuration, Cycles, Workload, goals, workload, workloads},
+    raw::{self, Cell, Line, Vcpu, Window},
+};
+use anyhow::{Context, Result, ensure};
+use serde::Serialize;
+use std::{
+    fs,
+    io::{BufRead, BufReader},
+    path::{Path, PathBuf},
+};
+use vnuma_lab_pricing::{CounterProfile, Counts, by_name, names, price};
+
+/// That are an operation where a workload does not count its own.
+const INSTRUCTIONS: u64 = 1000;
+
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// What the server printed
+    #[arg(long)]
+    raw: PathBuf,
+    /// Folder for report.json and report.svg
+    #[arg(long)]
+    directory: PathBuf,
+    /// What was measured
+    #[arg(long)]
+    commit: String,
+    /// It is to have the workloads of the full form, too
+    #[arg(long)]
+    full: bool,
+}
+
+/// A workload under a configuration, as a profile prices it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Row {
+    pub profile: String,
+    pub configuration: Configuration,
+    pub workload: String,
+    /// Modelled cycles of an operation: the median of the windows, and the mean of where the guest may start it.
+    pub cycles_per_op: f64,
+    /// The least and the most of a window by that median, the widest of where the guest may start it.
+    pub windows_low: f64,
+    pub windows_high: f64,
+    /// Share of the accesses to memory that leave the node.
+    pub remote_dram_share: Option<f64>,
+    /// Share of the accesses to devices' registers that do.
+    pub remote_mmio_share: Option<f64>,
+    /// Accesses to registers, of an operation.
+    pub mmio_reads_per_op: f64,
+    pub mmio_writes_per_op: f64,
+    /// CPU time of a vCPU, by the time that passed.
+    pub cpu_share: f64,
+}
+
+/// A goal and what was found.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Goal {
+    /// What is wanted.
+    pub goal: String,
+    /// What was found.
+    pub found: String,
+    /// Is it met?
+    pub met: bool,
+}
+
+#[derive(Serialize)]
+struct Report<'a> {
+    source: &'static str,
+    transfers: &'static str,
+    commit: &'a str,
+    server: &'a raw::Server,
+    machine: &'static str,
+    goals: &'a [Goal],
+    rows: &'a [Row],
+}
+
+/// Writes report and picture, prints the table. An error if goals are missed.
+pub fn run(arguments: &Arguments) -> Result<()> {
+    let (server, cells) = read(&arguments.raw)?;
+    let mut rows = Vec::new();
+    for profile in profiles(&server.profile)? {
+        rows.extend(rows_of(&cells, &profile));
+    }
+    ensure!(!rows.is_empty(), "{}: no cell was measured", arguments.raw.display());
+    let goals = judge(&rows, workloads(arguments.full).count());
+    let report = Report {
+        source: "modelled: the lab's counters, priced under the profile of each row",
+        transfers: "not in the figures: the emulator shows no transfers of devices",
+        commit: &arguments.commit,
+        server: &server,
+        machine: "2n6c-iommu",
+        goals: &goals,
+        rows: &rows,
+    };
+    let path = arguments.directory.join("report.json");
+    let text = serde_json::to_string_pretty(&report)? + "\n";
+    fs::write(&path, text).with_context(|| path.display().to_string())?;
+    let picture = arguments.directory.join("report.svg");
+    crate::picture::draw(&rows, &picture)?;
+    print!("{}", table(&rows));
+    println!("report: {}\npicture: {}", path.display(), picture.display());
+    for goal in &goals {
+        println!("{} {}: {}", if goal.met { "met   " } else { "MISSED" }, goal.goal, goal.found);
+    }
+    let missed = goals.iter().filter(|goal| !goal.met).count();
+    ensure!(missed == 0, "{missed} of {} goals are missed", goals.len());
+    Ok(())
+}
+
+fn read(path: &Path) -> Result<(raw::Server, Vec<Cell>)> {
+    let file = fs::File::open(path).with_context(|| path.display().to_string())?;
+    let (mut server, mut cells) = (None, Vec::new());
+    for (number, line) in BufReader::new(file).lines().enumerate() {
+        let place = || format!("{}:{}", path.display(), number + 1);
+        match serde_json::from_str(&line.with_context(place)?).with_context(place)? {
+            Line::Server(line) => server = Some(line),
+            Line::Cell(cell) => cells.push(cell),
+        }
+    }
+    Ok((server.with_context(|| format!("{}: no server", path.display()))?, cells))
+}
+
+/// The profile that was counted with, and those that can price its counts.
+fn profiles(name: &str) -> Result<Vec<CounterProfile>> {
+    let own = by_name(name)?;
+    let shape = own.shape();
+    let mut all = vec![own];
+    for other in names().filter(|other| *other != name) {
+        let other = by_name(other)?;
+        if other.shape() == shape {
+            all.push(other);
+        }
+    }
+    Ok(all)
+}
+
+fn rows_of(cells: &[Cell], profile: &CounterProfile) -> Vec<Row> {
+    let mut rows = Vec::new();
+    for workload in workloads(true) {
+        for configuration in CONFIGURATIONS {
+            let of = |cell: &&Cell| cell.configuration == configuration && cell.workload == workload.name;
+            let figures = |cell: &Cell| {
+                let regular = match workload.cycles {
+                    Cycles::Programs => 0.0,
+                    Cycles::All => regular(cells, cell)?,
+                };
+                Figures::of(cell, workload, profile, regular)
+            };
+            let spots: Vec<_> = cells.iter().filter(of).filter_map(figures).collect();
+            // A figure of half of the spots would be another one.
+            if !spots.is_empty() && spots.len() == configuration.spots().len() {
+                rows.push(row(profile, configuration, workload, &spots));
+            }
+        }
+    }
+    rows
+}
+
+/// Modelled cycles that kernels take in a second of a vCPU's CPU time while a program computes beside it: ticks, above all. They go by
+/// the server's clock, not by operations, and an operation has the more of them the slower the machine is. None if the load without
+/// I/O was not measured in the same VM.
+fn regular(cells: &[Cell], like: &Cell) -> Option<f64> {
+    let same = |cell: &&Cell| {
+        cell.configuration == like.configuration
+            && cell.spot == like.spot
+            && workload(&cell.workload).is_some_and(|workload| !workload.io)
+    };
+    let cell = cells.iter().find(same)?;
+    let rate = |window: &Window| {
+        let vcpu = window.vcpus.get(cell.guest.cpu)?;
+        Some(vcpu.kernel_cycles as f64 / vcpu.ran_ns as f64 * 1e9)
+    };
+    let mut rates = cell.windows.iter().map(rate).collect::<Option<Vec<_>>>()?;
+    rates.sort_by(f64::total_cmp);
+    rates.get(rates.len() / 2).copied()
+}
+
+/// What was found at one spot.
+#[derive(Clone, Debug)]
+struct Figures {
+    cycles_per_op: f64,
+    low: f64,
+    high: f64,
+    /// Accesses of an operation: to memory, and to registers; those that leave the node, and all.
+    dram: (f64, f64),
+    mmio: (f64, f64),
+    reads: f64,
+    writes: f64,
+    cpu_share: f64,
+}
+
+/// The vCPUs that count: without system calls a workload is on its own vCPU alone, and another one may be busy with something else.
+fn counted<'a>(cell: &Cell, workload: &Workload, window: &'a Window) -> Vec<&'a Vcpu> {
+    let own = |index: usize| workload.cycles == Cycles::All || index == cell.guest.cpu;
+    window.vcpus.iter().enumerate().filter(|(index, _)| own(*index)).map(|(_, vcpu)| vcpu).collect()
+}
+
+fn sum(lists: &[&[u64]]) -> (f64, f64) {
+    let of = |skip: usize| lists.iter().flat_map(|list| list.iter().skip(skip)).sum::<u64>() as f64;
+    (of(1), of(0))
+}
+
+impl Figures {
+    /// None if nothing was done. `regular`: see there.
+    fn of(cell: &Cell, workload: &Workload, profile: &CounterProfile, regular: f64) -> Option<Self> {
+        let prices = profile.prices();
+        let mut costs = Vec::new();
+        let mut whole = Vec::<(&Counts, u64)>::new();
+        let (mut operations, mut ran, mut elapsed) = (0_u64, 0_u64, 0_u64);
+        for window in &cell.windows {
+            let vcpus = counted(cell, workload, window);
+            let instructions: u64 = vcpus.iter().map(|vcpu| vcpu.counts.instructions).sum();
+            let done = window.operations.unwrap_or(instructions / INSTRUCTIONS);
+            if done == 0 {
+                return None;
+            }
+            let cycles =
+                |vcpu: &&Vcpu| price(&vcpu.counts, &prices).total - regular * vcpu.ran_ns as f64 / 1e9;
+            costs.push(vcpus.iter().map(cycles).sum::<f64>() / done as f64);
+            operations += done;
+            ran += vcpus.iter().map(|vcpu| vcpu.ran_ns).sum::<u64>();
+            elapsed += window.elapsed_ns * vcpus.len() as u64;
+            whole.extend(vcpus.iter().map(|vcpu| (&vcpu.counts, done)));
+        }
+        costs.sort_by(f64::total_cmp);
+        let median = *costs.get(costs.len() / 2)?;
+        let each = |of: fn(&Counts) -> [&[u64]; 2]| {
+            let sums = whole.iter().map(|(counts, _)| sum(&of(counts)));
+            let (far, all) = sums.fold((0.0, 0.0), |(far, all), one| (far + one.0, all + one.1));
+            (far / operations as f64, all / operations as f64)
+        };
+        let of = |by: fn(&Counts) -> &[u64]| {
+            whole.iter().flat_map(|(counts, _)| by(counts)).sum::<u64>() as f64 / operations as f64
+        };
+        Some(Self {
+            cycles_per_op: median,
+            low: costs[0] / median,
+            high: costs[costs.len() - 1] / median,
+            dram: each(|counts| [&counts.dram_by_class, &counts.streamed_by_class]),
+            mmio: each(|counts| [&counts.mmio_reads_by_class, &counts.mmio_writes_by_class]),
+            reads: of(|counts| &counts.mmio_reads_by_class),
+            writes: of(|counts| &counts.mmio_writes_by_class),
+            cpu_share: ran as f64 / elapsed as f64,
+        })
+    }
+}
+
+fn row(
+    profile: &CounterProfile,
+    configuration: Configuration,
+    workload: &Workload,
+    spots: &[Figures],
+) -> Row {
+    let mean = |of: fn(&Figures) -> f64| spots.iter().map(of).sum::<f64>() / spots.len() as f64;
+    let share = |far: f64, all: f64| (all > 0.0).then(|| far / all);
+    Row {
+        profile: profile.name.clone(),
+        configuration,
+        workload: workload.name.to_owned(),
+        cycles_per_op: mean(|spot| spot.cycles_per_op),
+        windows_low: spots.iter().map(|spot| spot.low).fold(f64::INFINITY, f64::min),
+        windows_high: spots.iter().map(|spot| spot.high).fold(0.0, f64::max),
+        remote_dram_share: share(mean(|spot| spot.dram.0), mean(|spot| spot.dram.1)),
+        remote_mmio_share: share(mean(|spot| spot.mmio.0), mean(|spot| spot.mmio.1)),
+        mmio_reads_per_op: mean(|spot| spot.reads),
+        mmio_writes_per_op: mean(|spot| spot.writes),
+        cpu_share: mean(|spot| spot.cpu_share),
+    }
+}
+
+/// What an operation takes more than under `home`.
+fn behind(rows: &[Row], row: &Row) -> Option<f64> {
+    let home = rows.iter().find(|home| {
+        home.configuration == Configuration::Home
+            && home.profile == row.profile
+            && home.workload == row.workload
+    })?;
+    Some(row.cycles_per_op / home.cycles_per_op - 1.0)
+}
+
+fn percent(share: f64) -> String {
+    format!("{:+.2} %", share * 100.0)
+}
+
+/// Goals, under each profile, of so many workloads.
+fn judge(rows: &[Row], wanted: usize) -> Vec<Goal> {
+    let mut goals = Vec::new();
+    let mut profiles: Vec<&str> = rows.iter().map(|row| row.profile.as_str()).collect();
+    profiles.dedup();
+    for profile in profiles {
+        let of: Vec<&Row> = rows.iter().filter(|row| row.profile == profile).collect();
+        let shows = shows(rows, &of, profile);
+        let shown = shows.met;
+        goals.push(shows);
+        goals.push(aware(rows, &of, profile, shown.then_some(wanted)));
+    }
+    goals
+}
+
+/// Does the place of a VM matter to enough workloads?
+fn shows(rows: &[Row], of: &[&Row], profile: &str) -> Goal {
+    let mut found = Vec::new();
+    for workload in workloads(true) {
+        let farthest = of
+            .iter()
+            .filter(|row| row.workload == workload.name)
+            .filter(|row| matches!(row.configuration, Configuration::Remote | Configuration::Vnuma))
+            .filter_map(|row| behind(rows, row))
+            .fold(f64::NEG_INFINITY, f64::max);
+        if farthest >= goals::SHOWS {
+            found.push(format!("{} {}", workload.name, percent(farthest)));
+        }
+    }
+    Goal {
+        goal: format!(
+            "{profile}: remote or vnuma is {:.0} % or more behind home on {} workloads, else the benchmark shows nothing",
+            goals::SHOWS * 100.0,
+            goals::SHOWING
+        ),
+        met: found.len() >= goals::SHOWING,
+        found: format!("on {}: {}", found.len(), found.join(", ")),
+    }
+}
+
+/// Is `nuioa-aware` near enough to `home` on so many rows? None: the benchmark shows nothing.
+fn aware(rows: &[Row], of: &[&Row], profile: &str, wanted: Option<usize>) -> Goal {
+    let (mut far, mut found) = (Vec::new(), 0);
+    let mut worst = f64::NEG_INFINITY;
+    for row in of.iter().filter(|row| row.configuration == Configuration::NuioaAware) {
+        let Some(behind) = behind(rows, row) else { continue };
+        let io = workload(&row.workload).is_none_or(|workload| workload.io);
+        let limit = if io { goals::AWARE } else { goals::WITHOUT_IO };
+        found += 1;
+        worst = worst.max(behind);
+        if behind > limit {
+            far.push(format!("{} {}", row.workload, percent(behind)));
+        }
+    }
+    let text = match wanted {
+        None => "nothing is claimed, as the benchmark shows nothing".to_owned(),
+        Some(wanted) if found < wanted => format!("{found} of {wanted} workloads were measured"),
+        Some(_) if far.is_empty() => format!("at most {}", percent(worst)),
+        Some(_) => far.join(", "),
+    };
+    Goal {
+        goal: format!(
+            "{profile}: nuioa-aware is within {:.0} % of home on every workload, and within {:.0} % without I/O",
+            goals::AWARE * 100.0,
+            goals::WITHOUT_IO * 100.0
+        ),
+        found: text,
+        met: wanted.is_some_and(|wanted| found >= wanted) && far.is_empty(),
+    }
+}
+
+fn table(rows: &[Row]) -> String {
+    let mut text = format!(
+        "{:<20} {:<22} {:<12} {:>12} {:>9} {:>8} {:>8} {:>8} {:>7} {:>7}  windows\n",
+        "profile",
+        "workload",
+        "config",
+        "cycles/op",
+        "to home",
+        "DRAM far",
+        "MMIO far",
+        "writes",
+        "reads",
+        "CPU"
+    );
+    for row in rows {
+        let share =
+            |share: Option<f64>| share.map_or("-".to_owned(), |share| format!("{:.1} %", share * 100.0));
+        text += &format!(
+            "{:<20} {:<22} {:<12} {:>12.1} {:>9} {:>8} {:>8} {:>8.3} {:>7.3} {:>7.3}  {:.3} to {:.3}\n",
+            row.profile,
+            row.workload,
+            row.configuration.name(),
+            row.cycles_per_op,
+            behind(rows, row).map_or("-".to_owned(), percent),
+            share(row.remote_dram_share),
+            share(row.remote_mmio_share),
+            row.mmio_writes_per_op,
+            row.mmio_reads_per_op,
+            row.cpu_share,
+            row.windows_low,
+            row.windows_high,
+        );
+    }
+    text
+}
+
+#[cfg(test)]
+#[path = "judge/tests.rs"]
+mod tests;

@@ -1,0 +1,129 @@
+use super::*;
+use crate::{
+    committed::{Spot, WORKLOADS},
+    raw::Ready,
+};
+
+fn counts(instructions: u64, near: u64, far: u64) -> Counts {
+    Counts {
+        instructions,
+        base_cycles: instructions,
+        mmio_writes_by_class: vec![near, far],
+        mmio_reads_by_class: vec![0, 0],
+        dram_by_class: vec![30, 10],
+        streamed_by_class: vec![0, 0],
+        ..Counts::default()
+    }
+}
+
+/// Operations of which each is 1000 instructions and a write to a register, on vCPU 1; vCPU 0 is busy with something else.
+fn cell(configuration: Configuration, workload: &str, spot: Spot, cycles: [u64; 3], far: bool) -> Cell {
+    let window = |instructions: u64| {
+        let (near, far) = if far { (0, 100) } else { (100, 0) };
+        // 100 cycles of kernels in 800 ns, or 1.25e8 in a second.
+        let vcpu = |counts| Vcpu { counts, kernel_cycles: 100, ran_ns: 800 };
+        Window {
+            elapsed_ns: 1000,
+            operations: Some(100),
+            vcpus: vec![vcpu(counts(1 << 40, 7, 7)), vcpu(counts(instructions, near, far))],
+        }
+    };
+    Cell {
+        configuration,
+        workload: workload.to_owned(),
+        spot,
+        guest: Ready { cpu: 1, node: 0, device_node: Some(-1) },
+        windows: cycles.map(window).into(),
+    }
+}
+
+fn profile() -> CounterProfile {
+    by_name("broadwell-2s").unwrap()
+}
+
+fn rows_with(aware: u64, remote_far: bool) -> Vec<Row> {
+    let mut cells = Vec::new();
+    for workload in &WORKLOADS {
+        for configuration in CONFIGURATIONS {
+            for &spot in configuration.spots() {
+                let cost = if configuration == Configuration::NuioaAware { aware } else { 100_000 };
+                let far = remote_far && configuration == Configuration::Remote;
+                cells.push(cell(configuration, workload.name, spot, [cost; 3], far));
+            }
+        }
+    }
+    rows_of(&cells, &profile())
+}
+
+#[test]
+fn a_row_is_the_median_of_the_windows_of_its_own_vcpu() {
+    let cells = [cell(Configuration::Home, "testpmd-tx-1", Spot::Cpu(1), [100_000, 500_000, 120_000], false)];
+    let rows = rows_of(&cells, &profile());
+    assert_eq!(rows.len(), 1);
+    let row = &rows[0];
+    let dram = 30.0 * 75.8 * 2.2 + 10.0 * 133.4 * 2.2;
+    // 1200 instructions, a write of 125 ns at 2.2 GHz, and 40 accesses to memory in a hundred operations.
+    assert!((row.cycles_per_op - (1200.0 + 275.0 + dram / 100.0)).abs() < 0.5, "{row:?}");
+    assert_eq!((row.remote_dram_share, row.remote_mmio_share), (Some(0.25), Some(0.0)));
+    assert_eq!((row.mmio_writes_per_op, row.mmio_reads_per_op, row.cpu_share), (1.0, 0.0, 0.8));
+    assert!(row.windows_low < 0.9 && row.windows_high > 3.0, "{row:?}");
+}
+
+#[test]
+fn a_guest_that_may_start_it_anywhere_has_the_mean_and_none_with_half() {
+    let near = cell(Configuration::Vnuma, "nvme-user", Spot::Node(1), [100_000; 3], false);
+    let far = cell(Configuration::Vnuma, "nvme-user", Spot::Node(0), [100_000; 3], true);
+    assert_eq!(rows_of(std::slice::from_ref(&near), &profile()), []);
+    let rows = rows_of(&[near, far], &profile());
+    assert_eq!(rows[0].remote_mmio_share, Some(0.5));
+    let remote = 57.6 * 2.2;
+    let home =
+        rows_of(&[cell(Configuration::Home, "nvme-user", Spot::Cpu(1), [100_000; 3], false)], &profile());
+    assert!((rows[0].cycles_per_op - home[0].cycles_per_op - remote / 2.0).abs() < 0.5);
+}
+
+#[test]
+fn where_all_vcpus_count_both_do_without_what_kernels_do_by_the_clock() {
+    let kernel = cell(Configuration::Home, "fio-randread", Spot::Cpu(1), [100_000; 3], false);
+    assert_eq!(rows_of(std::slice::from_ref(&kernel), &profile()), []);
+    let beside = cell(Configuration::Home, "sysbench", Spot::Cpu(1), [100_000; 3], false);
+    let rows = rows_of(&[kernel, beside.clone()], &profile());
+    let fio = rows.iter().find(|row| row.workload == "fio-randread").unwrap().cycles_per_op;
+    let sysbench = rows.iter().find(|row| row.workload == "sysbench").unwrap().cycles_per_op;
+    // vCPU 0 has so many instructions, 14 writes of which half are far, and 40 accesses to memory as vCPU 1 has.
+    let dram = 30.0 * 75.8 * 2.2 + 10.0 * 133.4 * 2.2;
+    let other = (1_u64 << 40) as f64 + 7.0 * 275.0 + 7.0 * (125.0 + 57.6) * 2.2 + dram;
+    assert!((fio - sysbench - other / 100.0 + 2.0 * 100.0 / 100.0).abs() < 0.5, "{fio} {sysbench}");
+}
+
+#[test]
+fn nothing_is_claimed_by_a_benchmark_that_shows_nothing() {
+    let goals = judge(&rows_with(100_000, false), WORKLOADS.len());
+    assert_eq!(goals.iter().map(|goal| goal.met).collect::<Vec<_>>(), [false, false]);
+    assert!(goals[1].found.starts_with("nothing is claimed"), "{goals:?}");
+    // A write that takes 57.6 ns more is 9.6 % of 1275 cycles and some.
+    let goals = judge(&rows_with(100_000, true), WORKLOADS.len());
+    assert_eq!(goals.iter().map(|goal| goal.met).collect::<Vec<_>>(), [true, true], "{goals:?}");
+}
+
+#[test]
+fn aware_has_to_be_near_home_and_nearer_without_io() {
+    // 40 cycles more of 1348.
+    let goals = judge(&rows_with(104_100, true), WORKLOADS.len());
+    assert!(!goals[1].met && goals[1].found.contains("testpmd-tx-1 +"), "{goals:?}");
+    // 1.5 % more is fine for I/O, and too much without.
+    let goals = judge(&rows_with(102_000, true), WORKLOADS.len());
+    assert!(!goals[1].met && goals[1].found.starts_with("sysbench +"), "{goals:?}");
+    // A workload that is missing is no workload that is good.
+    let mut rows = rows_with(100_000, true);
+    rows.retain(|row| row.workload != "sysbench");
+    let goals = judge(&rows, WORKLOADS.len());
+    assert!(goals[0].met && !goals[1].met && goals[1].found.starts_with("6 of 7"), "{goals:?}");
+}
+
+#[test]
+fn the_table_has_each_row() {
+    let text = table(&rows_with(100_000, true));
+    assert_eq!(text.lines().count(), 1 + WORKLOADS.len() * CONFIGURATIONS.len());
+    assert!(text.contains("nuioa-aware") && text.contains("100.0 %"), "{text}");
+}

@@ -1,0 +1,68 @@
+//! What was measured, before anything is concluded: a line of JSON each, so that a run that is cut off leaves what it has.
+
+use crate::committed::{Configuration, Spot};
+use serde::{Deserialize, Serialize};
+use vnuma_lab_pricing::Counts;
+
+/// A line of what the server prints.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Line {
+    /// First.
+    Server(Server),
+    /// A workload under a configuration, at one spot.
+    Cell(Cell),
+}
+
+/// The server.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Server {
+    /// The profile that it counts with.
+    pub profile: String,
+    /// Its kernel.
+    pub kernel: String,
+}
+
+/// A workload under a configuration, at one spot.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Cell {
+    pub configuration: Configuration,
+    pub workload: String,
+    pub spot: Spot,
+    /// What the guest's kernel says of it.
+    pub guest: Ready,
+    pub windows: Vec<Window>,
+}
+
+/// Where a workload runs in the guest, as it says itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ready {
+    /// CPU.
+    pub cpu: usize,
+    /// Guest node of that CPU; 0 if the guest has no nodes.
+    pub node: usize,
+    /// `numa_node` of its device, if it has one.
+    pub device_node: Option<i64>,
+}
+
+/// A part of a cell.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Window {
+    /// Its length, nanoseconds of the server.
+    pub elapsed_ns: u64,
+    /// Operations that were finished in it; none if 1000 instructions are one.
+    pub operations: Option<u64>,
+    /// What each vCPU did.
+    pub vcpus: Vec<Vcpu>,
+}
+
+/// What the thread of a vCPU did.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Vcpu {
+    /// Of programs or of all, as the workload is counted.
+    pub counts: Counts,
+    /// Modelled cycles of kernels, the guest's and the server's, under the server's profile.
+    pub kernel_cycles: u64,
+    /// On a CPU, nanoseconds of the server.
+    pub ran_ns: u64,
+}

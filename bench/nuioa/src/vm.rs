@@ -1,0 +1,197 @@
+//! The VM of each configuration, as a placement that lab-vm starts.
+
+use crate::committed::{CPUS, Configuration, HOME, MEMORY_MIB, REMOTE, VCPUS};
+use anyhow::{Context, Result, ensure};
+use std::{fs, path::Path};
+use vnuma_scenario::{Process, Vm, output, vnumactl, vnumad};
+
+/// Its name.
+const NAME: &str = "nuioa";
+/// Of the reservation of CPU 0, which VMs do not use.
+const GUARD: &str = "server";
+const FILE: &str = "/root/nuioa.vm";
+const DEVICES: &str = "/sys/bus/pci/devices";
+/// Where the guest driver is on the server and in the guest.
+const DRIVER: &str = "/root/vnuma.ko";
+/// This program in the guest.
+pub const PROGRAM: &str = "/root/bench-nuioa";
+/// Class of the devices for guests: network cards and NVMe disks.
+const CLASSES: [&str; 2] = ["0x020000", "0x010802"];
+
+/// A VM that runs, with what it needs.
+pub struct Machine {
+    /// Ends after the VM.
+    pub vm: Vm,
+    _daemon: Option<Process>,
+}
+
+/// Gives the devices of the home node to VFIO; their addresses.
+pub fn devices() -> Result<Vec<String>> {
+    output("modprobe", &["-a", "vfio-pci", "vfio_iommu_type1"])?;
+    let mut found = Vec::new();
+    for entry in fs::read_dir(DEVICES).context(DEVICES)? {
+        let entry = entry?;
+        let read = |name: &str| -> Result<String> {
+            let path = entry.path().join(name);
+            Ok(fs::read_to_string(&path).with_context(|| path.display().to_string())?.trim().to_owned())
+        };
+        if CLASSES.contains(&read("class")?.as_str()) && read("numa_node")? == HOME.to_string() {
+            let address = entry.file_name().to_string_lossy().into_owned();
+            pass_through(&entry.path(), &address)?;
+            found.push(address);
+        }
+    }
+    found.sort();
+    ensure!(found.len() == 3, "{DEVICES}: expected two cards and a disk on node {HOME}: {found:?}");
+    Ok(found)
+}
+
+fn pass_through(device: &Path, address: &str) -> Result<()> {
+    let write = |path: &Path, text: &str| fs::write(path, text).with_context(|| path.display().to_string());
+    write(&device.join("driver_override"), "vfio-pci")?;
+    if device.join("driver").exists() {
+        write(&device.join("driver/unbind"), address)?;
+    }
+    write(Path::new("/sys/bus/pci/drivers_probe"), address)?;
+    let driver = fs::read_link(device.join("driver")).with_context(|| format!("driver of {address}"))?;
+    ensure!(driver.ends_with("vfio-pci"), "{address} has the driver {}", driver.display());
+    Ok(())
+}
+
+impl Machine {
+    /// Boots it.
+    pub fn start(configuration: Configuration, devices: &[String]) -> Result<Self> {
+        let aware = configuration == Configuration::NuioaAware;
+        let daemon = aware.then(|| vnumad(&[])).transpose()?;
+        let text = if aware { placed(devices)? } else { placement(configuration, devices) };
+        fs::write(FILE, text).context(FILE)?;
+        let vm = Vm::start(NAME, &["--placement", FILE].map(str::to_owned))?;
+        vm.put(&std::env::current_exe()?.to_string_lossy(), PROGRAM)?;
+        if aware {
+            vm.put(DRIVER, DRIVER)?;
+            vm.exec(&["insmod", DRIVER])?;
+            vm.attach()?;
+            vm.await_driver()?;
+        }
+        Ok(Self { vm, _daemon: daemon })
+    }
+}
+
+/// Where vnumactl places it.
+fn placed(devices: &[String]) -> Result<String> {
+    let reservations = vnumactl(&["reservations"])?;
+    let reserved = reservations.as_array().context("vnumactl reservations: not an array")?;
+    if !reserved.iter().any(|one| one["placement"]["name"] == GUARD) {
+        vnumactl(&["place", GUARD, "--vcpus", "1", "--memory", "2M", "--lifetime", "3600"])?;
+    }
+    let (vcpus, memory) = (VCPUS.to_string(), format!("{MEMORY_MIB}M"));
+    let mut command = vec!["place", NAME, "--vcpus", &vcpus, "--memory", &memory];
+    command.extend(devices.iter().flat_map(|device| ["--device", device.as_str()]));
+    command.extend(["--format", "qemu"]);
+    output("vnumactl", &command)
+}
+
+/// A guest node: vCPUs on CPUs of the server, and the node of the server that has its memory.
+struct GuestNode {
+    home: usize,
+    pins: Vec<(usize, usize)>,
+}
+
+fn guest_nodes(configuration: Configuration) -> Vec<GuestNode> {
+    let whole = |home: usize| vec![GuestNode { home, pins: (0..VCPUS).zip(CPUS[home]).collect() }];
+    let half = |home: usize| {
+        let vcpus = home * VCPUS / 2..(home + 1) * VCPUS / 2;
+        GuestNode { home, pins: vcpus.zip(CPUS[home]).collect() }
+    };
+    match configuration {
+        Configuration::Home => whole(HOME),
+        Configuration::Remote => whole(REMOTE),
+        Configuration::Uma | Configuration::Vnuma | Configuration::NuioaAware => {
+            vec![half(REMOTE), half(HOME)]
+        }
+    }
+}
+
+/// The options of QEMU and the script that pins its threads, in the form that `vnumactl place` has. The devices are behind ports
+/// that name no node.
+fn placement(configuration: Configuration, devices: &[String]) -> String {
+    let nodes = guest_nodes(configuration);
+    let uma = configuration == Configuration::Uma;
+    let machine = if uma { "q35,memory-backend=ram0" } else { "q35" };
+    let mut lines = vec![
+        format!("-name {NAME},debug-threads=on"),
+        format!("-machine {machine} -accel kvm -cpu host"),
+        format!("-smp {VCPUS},maxcpus={VCPUS},sockets={VCPUS},cores=1,threads=1 -m {MEMORY_MIB}M"),
+    ];
+    if uma {
+        let policy = "host-nodes=0-1,policy=interleave";
+        lines.push(format!("-object memory-backend-ram,id=ram0,size={MEMORY_MIB}M,{policy}"));
+    } else {
+        lines.extend(numa(&nodes));
+    }
+    for (port, address) in devices.iter().enumerate() {
+        let id = format!("port{port}");
+        let chassis = 128 + port;
+        lines.push(format!(
+            "-device pcie-root-port,id={id},bus=pcie.0,chassis={chassis},slot=0 -device vfio-pci,host={address},bus={id}"
+        ));
+    }
+    lines.push("# for name in /proc/$1/task/*/comm; do case \"$(cat $name)\" in".to_owned());
+    for (vcpu, cpu) in nodes.iter().flat_map(|node| &node.pins) {
+        lines.push(format!(
+            "# \"CPU {vcpu}/KVM\") task=${{name%/comm}}; taskset -c -p {cpu} ${{task##*/}} > /dev/null || exit 1;;"
+        ));
+    }
+    lines.push("# esac; done".to_owned());
+    lines.join("\n") + "\n"
+}
+
+fn numa(nodes: &[GuestNode]) -> Vec<String> {
+    let mut lines = Vec::new();
+    let mib = MEMORY_MIB / nodes.len();
+    for (id, GuestNode { home, pins }) in nodes.iter().enumerate() {
+        lines
+            .push(format!("-object memory-backend-ram,id=ram{id},size={mib}M,host-nodes={home},policy=bind"));
+        let mut line = format!("-numa node,nodeid={id},memdev=ram{id}");
+        for (vcpu, _) in pins {
+            line.push_str(&format!(" -numa cpu,node-id={id},socket-id={vcpu}"));
+        }
+        lines.push(line);
+    }
+    if nodes.len() == 2 {
+        lines.push("-numa dist,src=0,dst=1,val=21 -numa dist,src=1,dst=0,val=21".to_owned());
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(configuration: Configuration) -> String {
+        placement(configuration, &["0000:29:00.0".to_owned()])
+    }
+
+    #[test]
+    fn each_configuration_is_where_its_name_says() {
+        let home = text(Configuration::Home);
+        assert!(home.contains("id=ram0,size=1024M,host-nodes=1,policy=bind"), "{home}");
+        assert!(home.contains("\"CPU 0/KVM\") task=${name%/comm}; taskset -c -p 3 "), "{home}");
+        let remote = text(Configuration::Remote);
+        assert!(remote.contains("host-nodes=0,policy=bind") && remote.contains("-c -p 2 "), "{remote}");
+        let uma = text(Configuration::Uma);
+        assert!(!uma.contains("-numa") && uma.contains("host-nodes=0-1,policy=interleave"), "{uma}");
+        assert!(uma.contains("\"CPU 0/KVM\") task=${name%/comm}; taskset -c -p 1 "), "{uma}");
+        let vnuma = text(Configuration::Vnuma);
+        for part in [
+            "id=ram0,size=512M,host-nodes=0,policy=bind",
+            "id=ram1,size=512M,host-nodes=1,policy=bind",
+            "nodeid=1,memdev=ram1 -numa cpu,node-id=1,socket-id=1",
+            "\"CPU 1/KVM\") task=${name%/comm}; taskset -c -p 3 ",
+        ] {
+            assert!(vnuma.contains(part), "{part}: {vnuma}");
+        }
+        // Nobody tells where the devices are.
+        assert!([home, remote, uma, vnuma].iter().all(|text| !text.contains("pxb")));
+    }
+}
