@@ -2,7 +2,7 @@
 
 use crate::{
     committed::{CONFIGURATIONS, Configuration, Cycles, Workload, goals, workload, workloads},
-    raw::{self, Cell, Line, Vcpu, Window},
+    raw::{self, Cell, Line, Window},
 };
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
@@ -50,7 +50,7 @@ pub struct Row {
     /// Accesses to registers, of an operation.
     pub mmio_reads_per_op: f64,
     pub mmio_writes_per_op: f64,
-    /// CPU time of a vCPU, by the time that passed.
+    /// CPU time of the workload's vCPU, by the time that passed.
     pub cpu_share: f64,
 }
 
@@ -146,7 +146,7 @@ fn rows_of(cells: &[Cell], profile: &CounterProfile) -> Vec<Row> {
                     Cycles::Programs => 0.0,
                     Cycles::All => regular(cells, cell)?,
                 };
-                Figures::of(cell, workload, profile, regular)
+                Figures::of(cell, profile, regular)
             };
             let spots: Vec<_> = cells.iter().filter(of).filter_map(figures).collect();
             // A figure of half of the spots would be another one.
@@ -191,12 +191,6 @@ struct Figures {
     cpu_share: f64,
 }
 
-/// The vCPUs that count: without system calls a workload is on its own vCPU alone, and another one may be busy with something else.
-fn counted<'a>(cell: &Cell, workload: &Workload, window: &'a Window) -> Vec<&'a Vcpu> {
-    let own = |index: usize| workload.cycles == Cycles::All || index == cell.guest.cpu;
-    window.vcpus.iter().enumerate().filter(|(index, _)| own(*index)).map(|(_, vcpu)| vcpu).collect()
-}
-
 fn sum(lists: &[&[u64]]) -> (f64, f64) {
     let of = |skip: usize| lists.iter().flat_map(|list| list.iter().skip(skip)).sum::<u64>() as f64;
     (of(1), of(0))
@@ -204,35 +198,34 @@ fn sum(lists: &[&[u64]]) -> (f64, f64) {
 
 impl Figures {
     /// None if nothing was done. `regular`: see there.
-    fn of(cell: &Cell, workload: &Workload, profile: &CounterProfile, regular: f64) -> Option<Self> {
+    fn of(cell: &Cell, profile: &CounterProfile, regular: f64) -> Option<Self> {
         let prices = profile.prices();
         let mut costs = Vec::new();
-        let mut whole = Vec::<(&Counts, u64)>::new();
+        let mut whole = Vec::<&Counts>::new();
         let (mut operations, mut ran, mut elapsed) = (0_u64, 0_u64, 0_u64);
         for window in &cell.windows {
-            let vcpus = counted(cell, workload, window);
-            let instructions: u64 = vcpus.iter().map(|vcpu| vcpu.counts.instructions).sum();
-            let done = window.operations.unwrap_or(instructions / INSTRUCTIONS);
+            // The others do regular work only, or something else. The disk has a queue and an interrupt for each vCPU.
+            let vcpu = window.vcpus.get(cell.guest.cpu)?;
+            let done = window.operations.unwrap_or(vcpu.counts.instructions / INSTRUCTIONS);
             if done == 0 {
                 return None;
             }
-            let cycles =
-                |vcpu: &&Vcpu| price(&vcpu.counts, &prices).total - regular * vcpu.ran_ns as f64 / 1e9;
-            costs.push(vcpus.iter().map(cycles).sum::<f64>() / done as f64);
+            let cycles = price(&vcpu.counts, &prices).total - regular * vcpu.ran_ns as f64 / 1e9;
+            costs.push(cycles / done as f64);
             operations += done;
-            ran += vcpus.iter().map(|vcpu| vcpu.ran_ns).sum::<u64>();
-            elapsed += window.elapsed_ns * vcpus.len() as u64;
-            whole.extend(vcpus.iter().map(|vcpu| (&vcpu.counts, done)));
+            ran += vcpu.ran_ns;
+            elapsed += window.elapsed_ns;
+            whole.push(&vcpu.counts);
         }
         costs.sort_by(f64::total_cmp);
         let median = *costs.get(costs.len() / 2)?;
         let each = |of: fn(&Counts) -> [&[u64]; 2]| {
-            let sums = whole.iter().map(|(counts, _)| sum(&of(counts)));
+            let sums = whole.iter().map(|counts| sum(&of(counts)));
             let (far, all) = sums.fold((0.0, 0.0), |(far, all), one| (far + one.0, all + one.1));
             (far / operations as f64, all / operations as f64)
         };
         let of = |by: fn(&Counts) -> &[u64]| {
-            whole.iter().flat_map(|(counts, _)| by(counts)).sum::<u64>() as f64 / operations as f64
+            whole.iter().flat_map(|counts| by(counts)).sum::<u64>() as f64 / operations as f64
         };
         Some(Self {
             cycles_per_op: median,
