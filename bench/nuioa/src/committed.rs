@@ -16,7 +16,9 @@ pub const MEMORY_MIB: usize = 1024;
 
 /// Windows of a cell, and how long each is, seconds of the server. The figure is the median.
 pub const WINDOWS: usize = 3;
-pub const WINDOW_S: f64 = 3.0;
+pub const WINDOW_S: f64 = 2.0;
+/// How long a program computes after each window of a workload of which all cycles count, seconds of the server.
+pub const REGULAR_S: f64 = 1.5;
 /// Before the first one.
 pub const WARM_UP_S: f64 = 1.0;
 /// Of a disk's blocks that are read.
@@ -101,7 +103,7 @@ pub enum Spot {
 pub enum Cycles {
     /// Those of programs: the workload makes no system calls for its I/O. The kernels' ticks are the more the slower the machine is.
     Programs,
-    /// All.
+    /// All, but what kernels do by the clock.
     All,
 }
 

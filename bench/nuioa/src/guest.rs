@@ -10,10 +10,19 @@ use crate::{
     raw::Ready,
 };
 use anyhow::{Context, Result, bail, ensure};
+use nix::{
+    sched::{CpuSet as Cpus, sched_setaffinity},
+    unistd::Pid,
+};
 use std::{
     fs,
     io::{BufRead, Write},
     str::FromStr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
 };
 use vnuma_topology::CpuSet;
 
@@ -100,6 +109,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         }
     };
     say(&Ready { cpu: place.cpu, node: place.node, device_node })?;
+    let mut spin = None;
     for line in std::io::stdin().lock().lines() {
         match line?.trim() {
             "go" => {
@@ -107,10 +117,57 @@ pub fn run(arguments: &Arguments) -> Result<()> {
                 say(&"goes")?;
             }
             "halt" => say(&load.halt()?)?,
-            other => bail!("standard input: {other:?}, expected go or halt"),
+            "spin" => {
+                spin = Some(Spin::start(place.cpu)?);
+                say(&"spins")?;
+            }
+            "rest" => {
+                drop(spin.take());
+                say(&"rests")?;
+            }
+            other => bail!("standard input: {other:?}, expected go, halt, spin or rest"),
         }
     }
     Ok(())
+}
+
+/// A thread that computes until this is dropped.
+struct Spin {
+    ends: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Spin {
+    fn start(cpu: usize) -> Result<Self> {
+        let ends = Arc::new(AtomicBool::new(false));
+        let seen = ends.clone();
+        let work = move || {
+            // Elsewhere it would be measured, and found to do nothing.
+            if pin(cpu).is_ok() {
+                while !seen.load(Ordering::Relaxed) {
+                    lab_count::load::compute(10_000);
+                }
+            }
+        };
+        Ok(Self { ends, thread: Some(thread::spawn(work)) })
+    }
+}
+
+impl Drop for Spin {
+    fn drop(&mut self) {
+        self.ends.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // It has nothing to say.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Keeps the calling thread on a CPU.
+fn pin(cpu: usize) -> Result<()> {
+    let mut cpus = Cpus::new();
+    cpus.set(cpu).with_context(|| format!("CPU {cpu}"))?;
+    sched_setaffinity(Pid::from_raw(0), &cpus).with_context(|| format!("CPU {cpu}"))
 }
 
 fn say(value: &impl serde::Serialize) -> Result<()> {

@@ -1,7 +1,7 @@
 //! From what was measured to rows, and from rows to goals. Everything is *modelled*: cycles of a named profile.
 
 use crate::{
-    committed::{CONFIGURATIONS, Configuration, Cycles, Workload, goals, workload, workloads},
+    committed::{CONFIGURATIONS, Configuration, Workload, goals, workload, workloads},
     raw::{self, Cell, Line, Window},
 };
 use anyhow::{Context, Result, ensure};
@@ -141,14 +141,8 @@ fn rows_of(cells: &[Cell], profile: &CounterProfile) -> Vec<Row> {
     for workload in workloads(true) {
         for configuration in CONFIGURATIONS {
             let of = |cell: &&Cell| cell.configuration == configuration && cell.workload == workload.name;
-            let figures = |cell: &Cell| {
-                let regular = match workload.cycles {
-                    Cycles::Programs => 0.0,
-                    Cycles::All => regular(cells, cell)?,
-                };
-                Figures::of(cell, profile, regular)
-            };
-            let spots: Vec<_> = cells.iter().filter(of).filter_map(figures).collect();
+            let spots: Vec<_> =
+                cells.iter().filter(of).filter_map(|cell| Figures::of(cell, profile)).collect();
             // A figure of half of the spots would be another one.
             if !spots.is_empty() && spots.len() == configuration.spots().len() {
                 rows.push(row(profile, configuration, workload, &spots));
@@ -156,25 +150,6 @@ fn rows_of(cells: &[Cell], profile: &CounterProfile) -> Vec<Row> {
         }
     }
     rows
-}
-
-/// Modelled cycles that kernels take in a second of a vCPU's CPU time while a program computes beside it: ticks, above all. They go by
-/// the server's clock, not by operations, and an operation has the more of them the slower the machine is. None if the load without
-/// I/O was not measured in the same VM.
-fn regular(cells: &[Cell], like: &Cell) -> Option<f64> {
-    let same = |cell: &&Cell| {
-        cell.configuration == like.configuration
-            && cell.spot == like.spot
-            && workload(&cell.workload).is_some_and(|workload| !workload.io)
-    };
-    let cell = cells.iter().find(same)?;
-    let rate = |window: &Window| {
-        let vcpu = window.vcpus.get(cell.guest.cpu)?;
-        Some(vcpu.kernel_cycles as f64 / vcpu.ran_ns as f64 * 1e9)
-    };
-    let mut rates = cell.windows.iter().map(rate).collect::<Option<Vec<_>>>()?;
-    rates.sort_by(f64::total_cmp);
-    rates.get(rates.len() / 2).copied()
 }
 
 /// What was found at one spot.
@@ -197,8 +172,8 @@ fn sum(lists: &[&[u64]]) -> (f64, f64) {
 }
 
 impl Figures {
-    /// None if nothing was done. `regular`: see there.
-    fn of(cell: &Cell, profile: &CounterProfile, regular: f64) -> Option<Self> {
+    /// None if nothing was done. What kernels do by the clock is no operation's: it has the more of that the slower the machine is.
+    fn of(cell: &Cell, profile: &CounterProfile) -> Option<Self> {
         let prices = profile.prices();
         let mut costs = Vec::new();
         let mut whole = Vec::<&Counts>::new();
@@ -210,7 +185,8 @@ impl Figures {
             if done == 0 {
                 return None;
             }
-            let cycles = price(&vcpu.counts, &prices).total - regular * vcpu.ran_ns as f64 / 1e9;
+            let regular = window.regular.unwrap_or(0.0) * vcpu.ran_ns as f64 / 1e9;
+            let cycles = price(&vcpu.counts, &prices).total - regular;
             costs.push(cycles / done as f64);
             operations += done;
             ran += vcpu.ran_ns;

@@ -54,6 +54,9 @@ pub struct Window {
     pub operations: Option<u64>,
     /// What each vCPU did.
     pub vcpus: Vec<Vcpu>,
+    /// Modelled cycles that kernels took in a second of the workload's vCPU while a program computed on it, after this window.
+    #[serde(default)]
+    pub regular: Option<f64>,
 }
 
 /// What the thread of a vCPU did.

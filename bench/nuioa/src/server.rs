@@ -2,8 +2,8 @@
 
 use crate::{
     committed::{
-        CONFIGURATIONS, Configuration, Cycles, Spot, VCPUS, WARM_UP_S, WINDOW_S, WINDOWS, Workload, workload,
-        workloads,
+        CONFIGURATIONS, Configuration, Cycles, REGULAR_S, Spot, VCPUS, WARM_UP_S, WINDOW_S, WINDOWS,
+        Workload, workload, workloads,
     },
     raw::{self, Cell, Line, Ready, Vcpu, Window},
     vm::{self, Machine},
@@ -104,9 +104,14 @@ impl Talk {
         serde_json::from_str(&line).with_context(|| format!("the workload said {line:?}"))
     }
 
-    fn go(&mut self) -> Result<()> {
-        writeln!(self.input, "go").and_then(|()| self.input.flush()).context("the workload")?;
+    /// Says something to which nothing is to be answered.
+    fn say(&mut self, word: &str) -> Result<()> {
+        writeln!(self.input, "{word}").and_then(|()| self.input.flush()).context("the workload")?;
         self.answer::<String>().map(drop)
+    }
+
+    fn go(&mut self) -> Result<()> {
+        self.say("go")
     }
 
     fn halt(&mut self) -> Result<Option<u64>> {
@@ -138,9 +143,25 @@ fn measure(
         let operations = talk.halt()?;
         let (after, elapsed_ns) = (read()?, start.elapsed().as_nanos() as u64);
         let vcpus = before.iter().zip(&after).map(|(before, after)| after.since(before)).collect();
-        windows.push(Window { elapsed_ns, operations, vcpus });
+        let regular = match workload.cycles {
+            Cycles::Programs => None,
+            Cycles::All => Some(regular(&mut talk, counted.get(ready.cpu).context("the guest's CPU")?)?),
+        };
+        windows.push(Window { elapsed_ns, operations, vcpus, regular });
     }
     Ok(Cell { configuration, workload: workload.name.to_owned(), spot, guest: ready, windows })
+}
+
+/// Modelled cycles of kernels in a second of a vCPU on which a program computes: ticks, above all.
+fn regular(talk: &mut Talk, vcpu: &Counted) -> Result<f64> {
+    talk.say("spin")?;
+    let before = vcpu.read()?;
+    thread::sleep(Duration::from_secs_f64(REGULAR_S));
+    let after = vcpu.read()?;
+    talk.say("rest")?;
+    let Vcpu { kernel_cycles, ran_ns, .. } = after.since(&before);
+    ensure!(ran_ns > 0, "a program that computes did not run");
+    Ok(kernel_cycles as f64 / ran_ns as f64 * 1e9)
 }
 
 /// The thread of a vCPU that is counted.

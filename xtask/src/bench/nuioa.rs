@@ -13,7 +13,8 @@ use std::{
 use vnuma_lab_runner::{Counters, Exec, Input, Lab, build_release_binaries, driver, end_on_signals};
 
 const SERVER: &str = "2n6c-iommu";
-const COUNTERS: &str = "broadwell-2s";
+/// All sets of the caches: what testpmd and drivers touch is too little for a sample of them.
+const COUNTERS: &str = "broadwell-2s:full";
 /// Where the server finds the guest driver, and for which kernel: lab-vm's default.
 const DRIVER: &str = "/root/vnuma.ko";
 const GUEST_KERNEL: &str = "6.12";

@@ -7,8 +7,6 @@
 use super::{Load, Place, pci};
 use crate::committed::SEED;
 use anyhow::{Context, Result, bail, ensure};
-use nix::sched::{CpuSet, sched_setaffinity};
-use nix::unistd::Pid;
 use std::{
     fs::{self, File, OpenOptions},
     os::{fd::AsRawFd, unix::fs::FileExt},
@@ -48,7 +46,8 @@ const CREATE_COMPLETION: u32 = 0x05;
 /// Of `/proc/self/pagemap` (Documentation/admin-guide/mm/pagemap.rst).
 const PRESENT: u64 = 1 << 63;
 const FRAME: u64 = (1 << 55) - 1;
-const PAUSE: Duration = Duration::from_micros(50);
+/// Longer than a command takes as a rule, so that each has one look.
+const PAUSE: Duration = Duration::from_micros(500);
 const HANG: Duration = Duration::from_secs(60);
 
 /// A mapping that is there as long as the process.
@@ -289,9 +288,7 @@ impl Reader {
 }
 
 fn work(device: &Path, place: Place, shared: &(Mutex<State>, Condvar)) -> Result<()> {
-    let mut cpus = CpuSet::new();
-    cpus.set(place.cpu).context("CPU")?;
-    sched_setaffinity(Pid::from_raw(0), &cpus).with_context(|| format!("CPU {}", place.cpu))?;
+    super::pin(place.cpu)?;
     let (mut disk, mut queues) = Disk::open(device, place)?;
     loop {
         let mut state = shared.0.lock().unwrap_or_else(PoisonError::into_inner);

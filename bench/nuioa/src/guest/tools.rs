@@ -153,7 +153,7 @@ impl Stopped {
         use std::os::unix::process::CommandExt;
         let child = command.process_group(0).stdin(Stdio::null()).stdout(Stdio::null()).spawn();
         let mut stopped = Self(child.with_context(|| format!("{command:?}"))?);
-        thread::sleep(Duration::from_secs(4));
+        thread::sleep(Duration::from_secs(3));
         ensure!(stopped.0.try_wait()?.is_none(), "{command:?} ended at once");
         stopped.signal(Signal::SIGSTOP)?;
         Ok(stopped)
