@@ -2,7 +2,7 @@
 
 use crate::{
     committed::{CONFIGURATIONS, Configuration, Workload, goals, workload, workloads},
-    raw::{self, Cell, Line, Window},
+    raw::{self, Cell, Line},
 };
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;

@@ -21,6 +21,8 @@ const HUGE_PAGES: &str = "64";
 const MBUFS: &str = "8192";
 /// Descriptors of each ring.
 const RING: &str = "256";
+/// Blocks after which fio has started.
+const READS: u64 = 2000;
 const HANG: Duration = Duration::from_secs(120);
 
 fn run(program: &str, arguments: &[&str]) -> Result<()> {
@@ -201,7 +203,16 @@ impl Fio {
         command.args(["--thread", "--time_based", "--runtime=1000000", "--randrepeat=1", "--gtod_reduce=1"]);
         command.args(["--norandommap", &format!("--iodepth={depth}"), &format!("--filename=/dev/{block}")]);
         let statistics = Path::new("/sys/class/block").join(&block).join("stat");
-        Ok(Self { process: Stopped::start(&mut command)?, statistics, before: 0 })
+        let mut fio = Self { process: Stopped::start(&mut command)?, statistics, before: 0 };
+        // Its own start takes longer the slower the machine is.
+        let end = Instant::now() + HANG;
+        while fio.completed()? < READS {
+            ensure!(Instant::now() < end, "fio has not begun to read");
+            fio.go()?;
+            thread::sleep(Duration::from_millis(500));
+            fio.halt()?;
+        }
+        Ok(fio)
     }
 
     /// Reads that were completed (Documentation/block/stat.rst).

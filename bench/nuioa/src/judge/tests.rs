@@ -1,7 +1,7 @@
 use super::*;
 use crate::{
     committed::{Spot, WORKLOADS},
-    raw::{Ready, Vcpu},
+    raw::{Ready, Vcpu, Window},
 };
 
 fn counts(instructions: u64, near: u64, far: u64) -> Counts {
