@@ -6,12 +6,18 @@ mod slice;
 
 use std::collections::HashSet;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 use vnuma_lab_runner::{Lab, LabRun, boot_retries};
 
 /// Only a limit for tests that hang; a soak takes an hour and more.
 const TIMEOUT: Duration = Duration::from_secs(900);
 const SOAK_TIMEOUT: Duration = Duration::from_secs(3 * 3600);
+
+/// Status of a job that the emulated processor has ended, and no fault of the project (`lab-scenario`).
+const EMULATOR_FAULT: i32 = 75;
+/// Jobs that were run once more for that reason.
+static RUN_AGAIN: AtomicUsize = AtomicUsize::new(0);
 
 /// How many rounds a soak has; none in `make test`.
 fn soak_rounds() -> Option<String> {
@@ -32,30 +38,44 @@ struct Job {
     files: Vec<(PathBuf, String)>,
 }
 
-/// Runs jobs on a server, one after the other; after one that fails the next gets a new server.
+/// Runs jobs on a server, one after the other; after one that fails the next gets a new server. A job that the emulated processor has
+/// ended is run once more.
 fn run(profile: &str, jobs: &[Job]) {
     let (mut lab, mut there, mut failed) = (None, HashSet::new(), Vec::new());
     for job in jobs {
         let name = job.command.join(" ");
-        println!("{name}, on a server {profile}");
-        let server = lab.take().map_or_else(|| Lab::boot(profile), Ok).expect("the lab boots");
-        let run = LabRun {
-            puts: job.files.iter().filter(|(_, path)| there.insert(path.clone())).cloned().collect(),
-            command: job.command.clone(),
-            env: job.env.clone(),
-            timeout: if soak_rounds().or(soak_seconds()).is_some() { SOAK_TIMEOUT } else { TIMEOUT },
-            ..LabRun::default()
-        };
-        match run.run_in(&server) {
-            Ok(output) if output.status == 0 => {
-                lab = Some(server);
+        let mut again = true;
+        loop {
+            println!("{name}, on a server {profile}");
+            let server = lab.take().map_or_else(|| Lab::boot(profile), Ok).expect("the lab boots");
+            let run = LabRun {
+                puts: job.files.iter().filter(|(_, path)| there.insert(path.clone())).cloned().collect(),
+                command: job.command.clone(),
+                env: job.env.clone(),
+                timeout: if soak_rounds().or(soak_seconds()).is_some() { SOAK_TIMEOUT } else { TIMEOUT },
+                ..LabRun::default()
+            };
+            let problem = match run.run_in(&server) {
+                Ok(output) if output.status == 0 => {
+                    lab = Some(server);
+                    break;
+                }
+                Ok(output) if output.status == EMULATOR_FAULT && again => None,
+                Ok(output) => Some(format!("{name}: status {}", output.status)),
+                Err(error) => Some(format!("{name}: {error}")),
+            };
+            there.clear();
+            let Some(problem) = problem else {
+                RUN_AGAIN.fetch_add(1, SeqCst);
+                println!("{name}: the emulated processor has lost an event of a VM; it is run once more");
+                again = false;
                 continue;
-            }
-            Ok(output) => failed.push(format!("{name}: status {}", output.status)),
-            Err(error) => failed.push(format!("{name}: {error}")),
+            };
+            failed.push(problem);
+            break;
         }
-        there.clear();
     }
+    println!("jobs run again so far: {}", RUN_AGAIN.load(SeqCst));
     println!("lab boots retried so far: {}", boot_retries());
     assert!(failed.is_empty(), "what failed, its output stands above:\n{}", failed.join("\n"));
 }
