@@ -6,7 +6,9 @@ use std::{
     path::Path,
     process::Command,
 };
-use vnuma_abi_bpf::{AFFINITY, COUNT_DROPPED, COUNT_REPORTED, EXITED, MIGRATED, PIDS, VcpuEvent, WAITS, WAKES, WATCHED_BITS};
+use vnuma_abi_bpf::{
+    AFFINITY, COUNT_DROPPED, COUNT_REPORTED, EXITED, MIGRATED, PIDS, VcpuEvent, WAITS, WAKES, WATCHED_BITS,
+};
 
 /// Prints `name value` for everything that both sides must agree on.
 const PROGRAM: &str = r#"

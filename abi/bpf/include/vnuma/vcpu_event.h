@@ -24,7 +24,7 @@ struct vnuma_vcpu_event {
  * include/linux/threads.h), packed into 64-bit words: 0, or what a move of the thread to
  * another node does.
  */
-#define VNUMA_VCPU_PIDS		(1 << 22)
+#define VNUMA_VCPU_PIDS		0x400000
 #define VNUMA_VCPU_BITS		2
 #define VNUMA_VCPU_WAKES	1	/* its record wakes who takes records */
 #define VNUMA_VCPU_WAITS	2	/* its record waits until something else does */
