@@ -350,8 +350,9 @@ impl Cell {
         self.periods.iter().rposition(differs).map_or(0, |at| at + 1)
     }
 
-    /// As a profile prices it, beside the cell of `linux`.
-    pub fn row(&self, profile: &CounterProfile, linux: Option<&Cell>) -> Row {
+    /// As a profile prices it, beside the cells of Linux.
+    pub fn row(&self, profile: &CounterProfile, by_linux: ByLinux<'_>) -> Row {
+        let linux = by_linux.balanced;
         let wake_p99 = self.wake_p99(linux);
         let periods = self.measured();
         let workload = committed::workload(&self.workload);
@@ -412,7 +413,7 @@ impl Cell {
             repeated: self.repeated,
             does_not_count: None,
         };
-        row.does_not_count = why_not(&row, linux);
+        row.does_not_count = why_not(&row, by_linux);
         let longest = self.periods.iter().map(|period| period.elapsed_s).fold(0.0, f64::max);
         let shortest = self.periods.iter().map(|period| period.elapsed_s).fold(f64::MAX, f64::min);
         if longest > shortest * LATE {
@@ -420,6 +421,25 @@ impl Cell {
                 Some(format!("the machine stopped it: a period took {longest:.1} s, others {shortest:.1} s"));
         }
         row
+    }
+}
+
+/// The cells of a workload that others are compared with.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ByLinux<'c> {
+    /// `linux`.
+    pub balanced: Option<&'c Cell>,
+    /// `linux-nobalance`.
+    pub unbalanced: Option<&'c Cell>,
+}
+
+impl ByLinux<'_> {
+    /// The CPU time that a policy has to give to the first VMs: the lower of both. AutoNUMA keeps vCPUs waiting for pages that it
+    /// moves, those of `vm3` as well, whose time others then have.
+    pub fn running_share(&self, vms: usize) -> f64 {
+        // All have the same load, and which of them has more is chance.
+        let share = |cell: &Cell| mean((0..vms).map(|vm| cell.running_share(vm)));
+        [self.balanced, self.unbalanced].into_iter().flatten().map(share).fold(f64::INFINITY, f64::min)
     }
 }
 
@@ -446,8 +466,8 @@ pub fn score(
     }
 }
 
-fn why_not(row: &Row, linux: Option<&Cell>) -> Option<String> {
-    let Some(linux) = linux else {
+fn why_not(row: &Row, by_linux: ByLinux<'_>) -> Option<String> {
+    let Some(linux) = by_linux.balanced else {
         return Some("there is no linux row to compare its CPU time with".to_owned());
     };
     // A small setup may have one VM only.
@@ -460,8 +480,7 @@ fn why_not(row: &Row, linux: Option<&Cell>) -> Option<String> {
             format!("AutoNUMA looked at {} pages, less than the {least} that vm1 has", row.pages_scanned)
         });
     }
-    // Both have the same load, and which of them has more under linux is chance.
-    let under_linux = mean((0..vms).map(|vm| linux.running_share(vm)));
+    let under_linux = by_linux.running_share(vms);
     for (vm, found) in [row.cpu_share, row.vm2_cpu_share].into_iter().enumerate().take(vms) {
         let share = ratio(found, under_linux);
         if share.is_nan() || share < goals::CPU_SHARE {
@@ -479,6 +498,10 @@ fn why_not(row: &Row, linux: Option<&Cell>) -> Option<String> {
 impl Run {
     fn cell(&self, workload: &str, policy: &str) -> Option<&Cell> {
         self.cells.iter().find(|cell| cell.workload == workload && cell.policy == policy)
+    }
+
+    fn by_linux(&self, workload: &str) -> ByLinux<'_> {
+        ByLinux { balanced: self.cell(workload, "linux"), unbalanced: self.cell(workload, "linux-nobalance") }
     }
 
     /// The same run with the second last-level cache in place of the first.
@@ -500,7 +523,7 @@ impl Run {
         for observe in self.cells.iter().filter(|cell| cell.policy == "observe") {
             for against in ["linux", "linux-nobalance"] {
                 let Some(other) = self.cell(&observe.workload, against) else { continue };
-                let linux = self.cell(&observe.workload, "linux");
+                let linux = self.by_linux(&observe.workload);
                 let (row, beside) = (observe.row(own, linux), other.row(own, linux));
                 let kernels = observe.cycles_per_s().zip(other.cycles_per_s());
                 all.push(Observing {
@@ -519,7 +542,7 @@ impl Run {
     fn rows(&self, profile: &CounterProfile) -> Vec<Row> {
         let mut rows: Vec<Row> = Vec::new();
         for cell in self.cells.iter().filter(|cell| cell.policy != committed::overhead::CELL) {
-            let row = cell.row(profile, self.cell(&cell.workload, "linux"));
+            let row = cell.row(profile, self.by_linux(&cell.workload));
             let before =
                 rows.iter_mut().find(|known| known.workload == row.workload && known.policy == row.policy);
             let key = |row: &Row| (row.does_not_count.is_some(), row.cycles_per_op);

@@ -8,7 +8,7 @@ use crate::{
         plan::Id,
         store::Measured,
     },
-    judge::{Goal, Row, judge, profiles, score, table},
+    judge::{ByLinux, Goal, Row, judge, profiles, score, table},
     raw::Period,
 };
 use anyhow::{Context, Result, ensure};
@@ -121,12 +121,13 @@ fn priced(
     cells: &BTreeMap<Id, Measured>,
     (id, measured): (&Id, &Measured),
 ) -> Repetition {
-    let linux = cells.get(&Id { policy: "linux".into(), ..id.clone() }).map(|linux| &linux.cell);
+    let of = |policy: &str| cells.get(&Id { policy: policy.into(), ..id.clone() }).map(|found| &found.cell);
+    let by_linux = ByLinux { balanced: of("linux"), unbalanced: of("linux-nobalance") };
     let workload = crate::committed::workload(&id.workload);
     let cell = &measured.cell;
     Repetition {
-        from_start: score(profile, &cell.periods, linux, workload, 0),
-        row: cell.row(profile, linux),
+        from_start: score(profile, &cell.periods, by_linux.balanced, workload, 0),
+        row: cell.row(profile, by_linux),
         node_changes: node_changes(
             committed::setup(&id.setup).map_or(&HALF, |setup| setup.layout),
             &cell.periods,

@@ -5,7 +5,7 @@
 //! more modelled cycles in a microsecond than code that does not. What the programs take is therefore converted: a microsecond of
 //! theirs is as many modelled cycles as one of vnumad's threads, which is such code, too. Their share by time is shown beside it.
 
-use super::{Goal, Row, Run};
+use super::{ByLinux, Goal, Row, Run};
 use crate::committed::{goals, overhead};
 use serde::Serialize;
 use std::{collections::BTreeMap, fmt};
@@ -63,7 +63,7 @@ impl Run {
     /// The cells of it.
     pub(super) fn overhead(&self, own: &CounterProfile) -> Vec<Overhead> {
         let of = |cell: &super::Cell| {
-            let row = cell.row(own, None);
+            let row = cell.row(own, ByLinux::default());
             let periods = cell.measured();
             let spent = Spent::of(periods);
             let all = |period: &super::Period| {

@@ -191,6 +191,22 @@ fn less_cpu_time_and_idle_cpus_are_named() {
 }
 
 #[test]
+fn cpu_time_is_compared_with_the_lower_of_both_rows_of_linux() {
+    let with = |policy: &str, ran_ns: u64| {
+        cell(policy, vec![period([1000, 0], 1000, 300_000_000, 0.0), period([1000, 0], 1000, ran_ns, 0.0)])
+    };
+    let rows = rows_of(vec![
+        with("linux", 300_000_000),
+        with("linux-nobalance", 270_000_000),
+        with("lb", 260_000_000),
+        with("brm", 250_000_000),
+    ]);
+    let why = |at: usize| rows[at].does_not_count.clone().unwrap_or_default();
+    assert_eq!([why(0), why(1), why(2)].concat(), "");
+    assert_eq!(why(3), "vm1 had 92.6 % of the CPU time that vm1 and vm2 have under linux");
+}
+
+#[test]
 fn the_oracle_is_its_best_candidate() {
     let at = |accesses| vec![period(accesses, 1000, 1, 0.0), period(accesses, 1000, 1, 0.0)];
     let rows = rows_of(vec![
