@@ -96,6 +96,8 @@ pub struct Row {
     pub pages_moved: u64,
     /// Steps of vnumad's policy.
     pub steps: u64,
+    /// Periods that were left out, as the machine had stopped the server.
+    pub left_out_periods: usize,
     /// Times that it was repeated.
     pub repeated: u32,
     /// Why it does not count.
@@ -294,7 +296,7 @@ fn costs(profile: &CounterProfile, periods: &[Period], vm: usize) -> Vec<f64> {
 }
 
 impl Cell {
-    fn measured(&self) -> &[Period] {
+    pub fn measured(&self) -> &[Period] {
         self.periods.get(self.warm_up..).unwrap_or_default()
     }
 
@@ -410,12 +412,13 @@ impl Cell {
             pages_scanned: self.pages_scanned,
             pages_moved: self.pages_moved,
             steps: self.steps,
+            left_out_periods: self.left_out,
             repeated: self.repeated,
             does_not_count: None,
         };
         row.does_not_count = why_not(&row, by_linux);
-        let longest = self.periods.iter().map(|period| period.elapsed_s).fold(0.0, f64::max);
-        let shortest = self.periods.iter().map(|period| period.elapsed_s).fold(f64::MAX, f64::min);
+        let longest = periods.iter().map(|period| period.elapsed_s).fold(0.0, f64::max);
+        let shortest = periods.iter().map(|period| period.elapsed_s).fold(f64::MAX, f64::min);
         if longest > shortest * LATE {
             row.does_not_count =
                 Some(format!("the machine stopped it: a period took {longest:.1} s, others {shortest:.1} s"));

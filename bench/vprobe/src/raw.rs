@@ -57,6 +57,9 @@ pub struct Cell {
     pub warm_up: usize,
     /// All periods.
     pub periods: Vec<Period>,
+    /// Further ones that are not among them, as the machine stopped the server.
+    #[serde(default)]
+    pub left_out: usize,
     /// Pages of which AutoNUMA has looked for the next user, each time.
     #[serde(default)]
     pub pages_scanned: u64,
@@ -73,7 +76,7 @@ pub struct Cell {
     /// By VM: steps in others that it was the reason for, as vnumad's log says.
     #[serde(default)]
     pub because_of: BTreeMap<String, u64>,
-    /// Times that it was repeated: as the machine had stopped the server in between, or up to twice as vCPUs had too little CPU time.
+    /// Times that it was repeated: as the machine had stopped the server too often, or as vCPUs had too little CPU time.
     pub repeated: u32,
 }
 

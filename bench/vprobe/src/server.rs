@@ -32,7 +32,9 @@ const LATE: f64 = 1.25;
 /// vCPUs have no more of the time of all CPUs than this. Where they seem to, the machine stopped the server while a period's end was
 /// being read: some vCPUs were read later than others, and operations later than what they took.
 const USED: f64 = 1.1;
-/// Times that such a cell is repeated.
+/// Periods that a cell may leave out and measure once more, as the machine stopped the server in them or just before.
+const LEFT_OUT: usize = 6;
+/// Times that a cell is repeated which would have to leave out more.
 const REPEATS: u32 = 4;
 /// Times that a cell is repeated as a VM had too little CPU time, if it had at least this part of what it has under linux: the kernel's
 /// balancer, whose timers are stretched, leaves CPUs unequally loaded for a good part of a cell.
@@ -300,8 +302,7 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// Measures a cell, again if the machine stopped the server in between: then periods are too long, and limits are reached.
-    /// Also if vCPUs had so little CPU time that it would not count, and not much less: that may be chance.
+    /// Measures a cell, again if the machine stopped the server too often: then periods are too long, and limits are reached. Also if vCPUs had so little CPU time that it would not count, and not much less: that may be chance.
     pub fn cell(&self, policy: &str, fixed: Option<&Placement>) -> Result<Cell> {
         let name = policy;
         let (policy, lengths) = self.periods(name, fixed.is_some())?;
@@ -309,10 +310,7 @@ impl<'a> Bench<'a> {
         loop {
             let began = Instant::now();
             let cell = self.once((name, policy), lengths, fixed);
-            let most = lengths.length_s * LATE;
-            let cpus = self.vms.layout.all_vm_cpus().len();
-            let torn = |period: &Period| period.elapsed_s > most || period.used_share(cpus) > USED;
-            let late = |cell: &Cell| cell.periods.iter().any(torn);
+            let late = |cell: &Cell| cell.measured().iter().any(|period| self.is_torn(period, lengths));
             let problem = match &cell {
                 Ok(cell) if late(cell) => Some("interrupted by the machine".to_owned()),
                 Ok(cell) if repeated < REPEATS_FOR_TIME.0 => self.lacks_cpu_time(name, cell),
@@ -326,6 +324,12 @@ impl<'a> Bench<'a> {
             }
             repeated += 1;
         }
+    }
+
+    /// The machine stopped the server in this period.
+    fn is_torn(&self, period: &Period, lengths: Periods) -> bool {
+        let cpus = self.vms.layout.all_vm_cpus().len();
+        period.elapsed_s > lengths.length_s * LATE || period.used_share(cpus) > USED
     }
 
     /// What is wrong with the CPU time of `vm1` or `vm2`, if anything.
@@ -378,7 +382,7 @@ impl<'a> Bench<'a> {
         }
         let timed = name == overhead::CELL;
         host::time_programs(timed)?;
-        let periods = self.measure(lengths, &counted, timed)?;
+        let (periods, left_out) = self.measure(lengths, &counted, timed)?;
         host::time_programs(false)?;
         let balanced = host::balanced()?.since(before);
         if policy == "linux" {
@@ -405,6 +409,7 @@ impl<'a> Bench<'a> {
             policy: name.into(),
             warm_up: lengths.warm_up,
             periods,
+            left_out,
             pages_scanned: balanced.scanned,
             pages_moved: balanced.moved,
             steps: vm_steps.iter().sum(),
@@ -415,15 +420,22 @@ impl<'a> Bench<'a> {
         })
     }
 
-    /// `timed`: BPF programs are.
-    fn measure(&self, lengths: Periods, daemon: &[(String, Thread)], timed: bool) -> Result<Vec<Period>> {
-        let began = Instant::now();
+    /// All periods of a cell, and how many were left out: those that are torn, and the one after each, as vCPUs may have been read
+    /// at different times where both meet. To measure a period once more takes less than the whole cell, and AutoNUMA scans in a
+    /// cell that is repeated as slowly as it did at the end of the first one. `timed`: BPF programs are.
+    fn measure(
+        &self,
+        lengths: Periods,
+        daemon: &[(String, Thread)],
+        timed: bool,
+    ) -> Result<(Vec<Period>, usize)> {
         self.wakes.take()?;
         let programs = || timed.then(host::programs);
         let mut before = (self.vms.read(&self.programs, daemon)?, programs());
-        let mut periods = Vec::new();
-        for number in 1..=lengths.warm_up + lengths.measured {
-            let end = began + Duration::from_secs_f64(lengths.length_s * number as f64);
+        let (mut periods, mut torn_ones) = (Vec::new(), Torn::default());
+        let mut end = Instant::now();
+        while periods.len() < lengths.warm_up + lengths.measured {
+            end += Duration::from_secs_f64(lengths.length_s);
             thread::sleep(end.saturating_duration_since(Instant::now()));
             let now = (self.vms.read(&self.programs, daemon)?, programs());
             // Programs that are loaded anew begin at 0.
@@ -432,10 +444,35 @@ impl<'a> Bench<'a> {
             let (programs_ns, program_runs) =
                 spent.map(|(now, before)| (since(now.0, before.0), since(now.1, before.1))).unzip();
             let wakes_us = self.wakes.take()?;
-            periods.push(Period { wakes_us, programs_ns, program_runs, ..now.0.since(&before.0) });
+            let period = Period { wakes_us, programs_ns, program_runs, ..now.0.since(&before.0) };
             before = now;
+            let torn = self.is_torn(&period, lengths);
+            if torn {
+                end = Instant::now();
+            }
+            if torn_ones.keeps(torn, periods.len() < lengths.warm_up) {
+                periods.push(period);
+            }
         }
-        Ok(periods)
+        Ok((periods, torn_ones.left_out))
+    }
+}
+
+/// Which periods of a cell are left out.
+#[derive(Default)]
+struct Torn {
+    left_out: usize,
+    /// The last one was torn.
+    last: bool,
+}
+
+impl Torn {
+    /// Is the next period one of the cell's?
+    fn keeps(&mut self, torn: bool, warm_up: bool) -> bool {
+        let suspect = std::mem::replace(&mut self.last, torn) || torn;
+        let leaves_out = suspect && !warm_up && self.left_out < LEFT_OUT;
+        self.left_out += usize::from(leaves_out);
+        !leaves_out
     }
 }
 
@@ -458,4 +495,23 @@ fn means() -> Result<String> {
     let shown = vnumactl(&["daemon"])?;
     let mechanism = shown["places"]["mechanism"].as_str();
     Ok(mechanism.context("vnumactl daemon: no places.mechanism")?.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_torn_period_and_the_next_one_are_left_out() {
+        let kept = |torn: &[usize], warm_up: usize| -> Vec<usize> {
+            let mut state = Torn::default();
+            (0..20).filter(|number| state.keeps(torn.contains(number), *number < warm_up)).collect()
+        };
+        let without = |left_out: &[usize]| (0..20).filter(|n| !left_out.contains(n)).collect::<Vec<_>>();
+        assert_eq!(kept(&[], 2), without(&[]));
+        assert_eq!(kept(&[5, 9, 10], 2), without(&[5, 6, 9, 10, 11]));
+        assert_eq!(kept(&[0], 2), without(&[]), "periods to warm up are not judged");
+        assert_eq!(kept(&[1], 2), without(&[2]), "the first that is measured comes after a torn one");
+        assert_eq!(kept(&[2, 4, 6, 8, 10], 2), without(&[2, 3, 4, 5, 6, 7]), "not more than {LEFT_OUT}");
+    }
 }

@@ -142,6 +142,7 @@ impl SmallVms {
             vm_steps: Vec::new(),
             because_of: BTreeMap::new(),
             means: None,
+            left_out: 0,
             repeated: 0,
         })
     }

@@ -319,6 +319,7 @@ pub mod tests {
                 means: None,
                 vm_steps: Vec::new(),
                 because_of: Default::default(),
+                left_out: 0,
                 repeated: 0,
             },
         }

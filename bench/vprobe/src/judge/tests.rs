@@ -121,6 +121,7 @@ fn cell(policy: &str, periods: Vec<Period>) -> Cell {
         means: None,
         vm_steps: Vec::new(),
         because_of: Default::default(),
+        left_out: 0,
         repeated: 0,
     }
 }
