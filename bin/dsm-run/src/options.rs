@@ -8,6 +8,8 @@ use vnuma_dsm::Options;
 
 /// Where nodes with a network of their own listen.
 pub const PORT: u16 = 8300;
+/// The largest `--size`. What is more than a program can do in a lifetime is a mistake.
+const MOST: u64 = 1_000_000_000_000;
 
 /// Runs a program on several nodes that share one memory.
 ///
@@ -72,7 +74,7 @@ pub struct Arguments {
     #[arg(long, requires = "json")]
     pub touches: bool,
     /// How much the program does; each program has a default
-    #[arg(long, value_name = "COUNT")]
+    #[arg(long, value_name = "COUNT", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(..=MOST))]
     pub size: Option<usize>,
     /// pagerank: make second copies at the first barrier after so many milliseconds, and continue from them when a node is lost
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=3_600_000))]

@@ -379,6 +379,7 @@ fn errors_name_the_option() {
     assert!(error(&["--nodes", "99", "matrix"]).contains("'--nodes <N>'"));
     assert!(error(&["--mode", "ivy", "--without", "deltas", "matrix"]).contains("--without: --mode ivy"));
     assert!(error(&["--size", "5000", "matrix"]).contains("--size 5000: 1 to 391 rows"));
+    assert!(error(&["--size", "18446744073709551615", "pi"]).contains("not in 0..=1000000000000"));
     assert!(error(&["--size", "0", "word-count"]).contains("--size 0: 1 to 4088 KiB"));
     assert!(
         error(&["--block", "4MiB", "pi"])

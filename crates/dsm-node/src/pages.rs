@@ -21,8 +21,11 @@ pub enum Sabotage {
     LateInvalidation,
     /// An invalidation is not sent, and its acknowledgement is made up: the protocol is broken, not the pages.
     SkipInvalidation,
-    /// The threads of the node panic at their first fault.
-    Panic,
+    /// The thread that is to handle a fault on this page panics.
+    Panic {
+        /// The page.
+        page: u64,
+    },
 }
 
 /// How long a copy outlives its invalidation.
@@ -194,6 +197,14 @@ impl Pages {
         self.settle(page)?;
         self.forget_twin(page);
         unpinned(|| self.region.poison(page))?;
+        Ok(())
+    }
+
+    /// As [`Self::poison`], but waits for nobody.
+    pub fn poison_unless_pinned(&mut self, page: u64) -> Result<(), NodeError> {
+        self.settle(page)?;
+        self.region.poison(page)?;
+        self.forget_twin(page);
         Ok(())
     }
 

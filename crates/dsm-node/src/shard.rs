@@ -25,7 +25,7 @@ use vnuma_dsm::{
     Access, Command, CutMessage, Cuts, Epoch, Event, Frame, Kind, Managers, Message, Node as Protocol,
     NodeId, NodeSet, Notice, Options, PageId, Protest,
 };
-use vnuma_dsm_pager::{Access as Right, Fault, Follower, PageState, Region};
+use vnuma_dsm_pager::{Access as Right, Fault, Follower, PageError, PageState, Region};
 use vnuma_dsm_transport::Lane;
 
 /// Between two looks at the limits of the lanes.
@@ -86,6 +86,8 @@ pub(crate) struct Shard {
     woken: Option<PageId>,
     ticked: Instant,
     halted: bool,
+    /// Pages of a halted shard that can still be accessed, because device code holds them.
+    held_back: Vec<u64>,
     /// What was done before is forgotten.
     forgot: bool,
 }
@@ -140,6 +142,7 @@ impl Shard {
             woken: None,
             ticked: now,
             halted: false,
+            held_back: Vec::new(),
             forgot: false,
         })
     }
@@ -174,6 +177,7 @@ impl Shard {
             if self.shared.is_halted() && !self.halted {
                 self.halt();
             }
+            self.poison_held_back();
         }
     }
 
@@ -184,6 +188,7 @@ impl Shard {
         let wake = shared.wake_of(self.index);
         let others = [std::os::fd::AsFd::as_fd(wake), region.shard_fd(self.index)];
         while !shared.is_leaving() {
+            self.poison_held_back();
             let outcome = self.peers.wait(&others, TICK, Duration::ZERO).map(|_| wake.read());
             let refused = self.take_faults();
             if let (Err(_), _) | (_, Err(_)) = (outcome, refused) {
@@ -209,7 +214,11 @@ impl Shard {
         }
         let late = self.pages.sabotage != Sabotage::None && self.pages.settle_late()?;
         // Nobody tells when device code lets go of a page.
-        let timeout = if late || !self.held.is_empty() { Duration::from_millis(1) } else { TICK };
+        let timeout = if late || !self.held.is_empty() || !self.held_back.is_empty() {
+            Duration::from_millis(1)
+        } else {
+            TICK
+        };
         let poll = |source| NodeError::System { call: "poll", source };
         let ready = self.peers.wait(&others, timeout, self.spin).map_err(poll)?;
         if self.shared.is_forgotten() && !std::mem::replace(&mut self.forgot, true) {
@@ -276,7 +285,7 @@ impl Shard {
         self.faults.reverse();
         while let Some(fault) = self.faults.pop() {
             if self.halted {
-                self.pages.poison(fault.page)?;
+                self.held_back.push(fault.page);
                 continue;
             }
             let write = fault.access == Right::Write;
@@ -284,7 +293,8 @@ impl Shard {
                 entry.insert(Pending { since: Instant::now(), write });
                 *self.stats.pages.entry(fault.page).or_default() += 1;
             }
-            assert!(self.pages.sabotage != Sabotage::Panic, "a panic on purpose");
+            let panics = matches!(self.pages.sabotage, Sabotage::Panic { page } if page == fault.page);
+            assert!(!panics, "a panic on purpose");
             self.place.saw(fault.thread);
             self.progressed(fault.thread, fault.page)?;
             self.step(Event::Fault { page: PageId(fault.page), write })?;
@@ -560,10 +570,17 @@ impl Shard {
         let mapped = |page: &u64| self.region.state(*page).is_ok_and(|state| state != PageState::Invalid);
         let mut pages: Vec<u64> = (0..self.region.pages()).filter(own).filter(mapped).collect();
         pages.extend(self.pending.drain().map(|(page, _)| page));
-        for page in pages {
-            if let Err(error) = self.pages.poison(page) {
-                self.shared.tell(Happening::Failed { error: error.to_string() });
-                return;
+        self.held_back = pages;
+        self.poison_held_back();
+    }
+
+    /// Takes from the guest what it can still access. A page that device code holds has to wait until that lets go of it.
+    fn poison_held_back(&mut self) {
+        for page in std::mem::take(&mut self.held_back) {
+            match self.pages.poison_unless_pinned(page) {
+                Ok(()) => {}
+                Err(NodeError::Page(PageError::Pinned { .. })) => self.held_back.push(page),
+                Err(error) => self.shared.tell(Happening::Failed { error: error.to_string() }),
             }
         }
     }

@@ -166,18 +166,33 @@ fn a_lost_page_is_an_error_and_not_a_wait() {
     stop(nodes);
 }
 
+/// Waits until a page can no longer be read.
+fn refused(words: Words, page: u64) {
+    let begin = Instant::now();
+    while words.read_by_kernel(page).is_ok() {
+        assert!(begin.elapsed() < HANG, "page {page} of a node that has stopped can be read");
+        thread::sleep(std::time::Duration::from_millis(5));
+    }
+}
+
 /// Threads that wait for a page, or touch one later, get an error though the thread that would serve them is gone.
 #[test]
 fn a_panic_of_a_shard_is_an_error_and_not_a_wait() {
     let change = |config: &mut Config| {
         if config.node == 0 {
-            config.sabotage = Sabotage::Panic;
+            config.sabotage = Sabotage::Panic { page: 0 };
         }
     };
     let Some(nodes) = cluster(3, PAGES, Transport::Shm, change) else { return };
     let words = Words::of(&nodes[0]);
+    let region = nodes[0].region();
+    // A page of the other shard, which goes on by itself.
+    let other = (0..PAGES).find(|page| region.shard_of(*page) != region.shard_of(0)).expect("two shards");
+    words.at(other, 0).store(1, SeqCst);
     // Several at once, so that faults are left when the thread panics.
-    let threads: Vec<_> = [0, 1, 2, 3].map(|page| thread::spawn(move || words.read_by_kernel(page))).into();
+    let of_shard: Vec<u64> =
+        (0..PAGES).filter(|page| region.shard_of(*page) == region.shard_of(0)).take(4).collect();
+    let threads: Vec<_> = (0..4).map(|_| thread::spawn(move || words.read_by_kernel(0))).collect();
     let begin = Instant::now();
     while !threads.iter().all(thread::JoinHandle::is_finished) {
         assert!(begin.elapsed() < HANG, "a thread waits for a shard that is gone");
@@ -188,15 +203,41 @@ fn a_panic_of_a_shard_is_an_error_and_not_a_wait() {
         assert!(matches!(error, nix::Error::EFAULT | nix::Error::EIO | nix::Error::EHWPOISON), "{error}");
     }
     let failed = told(&nodes[0], |happening| matches!(happening, Happening::Failed { .. }));
-    assert_eq!(failed.to_string(), "failed: the thread of shard 0 panicked");
-    for page in [4, PAGES - 1] {
+    assert_eq!(failed.to_string(), format!("failed: the thread of shard {} panicked", region.shard_of(0)));
+    for page in of_shard {
         words.read_by_kernel(page).expect_err("refused");
     }
+    refused(words, other);
     // The others go on without it.
     told(
         &nodes[1],
         |happening| matches!(happening, Happening::Members { members, .. } if members == &[1, 2]),
     );
+    stop(nodes);
+}
+
+/// A page that device code holds stays until that lets go of it. The others of a node that stops do not wait for that.
+#[test]
+fn a_node_that_stops_loses_a_pinned_page_last() {
+    let Some(mut nodes) = cluster(2, PAGES, Transport::Shm, |_| {}) else { return };
+    let words = Words::of(&nodes[0]);
+    let region = Arc::clone(nodes[0].region());
+    let of_shard: Vec<u64> =
+        (0..PAGES).filter(|page| region.shard_of(*page) == region.shard_of(0)).take(3).collect();
+    for page in &of_shard {
+        words.at(*page, 0).store(1, SeqCst);
+    }
+    let pin = region.pin(0, vnuma_dsm_pager::Access::Write).expect("pinned");
+    drop(nodes.pop());
+    nodes[0].suspect(1);
+    told(&nodes[0], |happening| *happening == Happening::Stopped { reason: StopReason::Minority });
+    for page in &of_shard[1..] {
+        refused(words, *page);
+    }
+    words.read_by_kernel(0).expect("device code holds it");
+    drop(pin);
+    refused(words, 0);
+    assert!(!nodes[0].happenings().iter().any(|happening| matches!(happening, Happening::Failed { .. })));
     stop(nodes);
 }
 
@@ -210,11 +251,7 @@ fn a_node_without_a_majority_stops_itself() {
     assert!(matches!(error, nix::Error::EFAULT | nix::Error::EIO | nix::Error::EHWPOISON), "{error}");
     told(&nodes[0], |happening| *happening == Happening::Stopped { reason: StopReason::Minority });
     // What it had is gone, too. Other threads of the node see to that, each for its pages.
-    let begin = Instant::now();
-    while Words::of(&nodes[0]).read_by_kernel(0).is_ok() {
-        assert!(begin.elapsed() < HANG, "a page of a node that has stopped can be read");
-        thread::sleep(std::time::Duration::from_millis(5));
-    }
+    refused(Words::of(&nodes[0]), 0);
     stop(nodes);
 }
 

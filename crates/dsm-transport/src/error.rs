@@ -29,8 +29,7 @@ impl fmt::Display for Peer {
 pub struct TransportError {
     /// The other end.
     pub peer: Peer,
-    /// What is wrong.
-    #[source]
+    /// What is wrong. It is part of this error's text, and so not a source of its own.
     pub fault: Fault,
 }
 
