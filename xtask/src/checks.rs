@@ -68,6 +68,10 @@ const DSM_TESTS: &[&str] = &[
     "--nocapture",
 ];
 
+/// The test that needs promtool.
+const METRICS_TEST: &[&str] =
+    &["--quiet", "--package", "vnuma-daemon", "--test", "metrics", "--locked", "--", "--ignored", "promtool"];
+
 /// Seeds of the core among simulated VMs: for most of a minute, and for an hour.
 /// The same seeds on every machine: half a minute here.
 const SIMULATION: &[&str] = &["--seeds", "10", "--events", "200000"];
@@ -95,6 +99,7 @@ pub fn test() -> Result<()> {
         });
         steps.step("simulation", |counts| simulation(SIMULATION, counts));
         steps.step("recorded servers", recorded_servers);
+        steps.step("metrics as promtool reads them", metrics);
         steps.step("the driver's reader of the channel, damaged and raced", |counts| {
             run(Command::new("make").args(["--silent", "-C", "guest/driver", "check"]))?;
             counts.add_passed();
@@ -130,6 +135,12 @@ fn recorded_servers(counts: &mut Counts) -> Result<()> {
     let archives = setup::recorded_servers()?;
     let archives = archives.to_str().context("the cache's path is not UTF-8")?;
     cargo_test(SERVER_TESTS, &[("VNUMA_RECORDED_SERVERS", archives)], counts)
+}
+
+fn metrics(counts: &mut Counts) -> Result<()> {
+    let promtool = setup::promtool()?;
+    let promtool = promtool.to_str().context("the cache's path is not UTF-8")?;
+    cargo_test(METRICS_TEST, &[("PROMTOOL", promtool)], counts)
 }
 
 /// What of the long runs, and how.

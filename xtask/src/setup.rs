@@ -1,5 +1,5 @@
 //! Installs what building and testing need: Debian packages and, for `make test`, cargo-deny,
-//! checkpatch.pl and hwloc's recorded servers. Does nothing when all is there.
+//! checkpatch.pl, promtool and hwloc's recorded servers. Does nothing when all is there.
 
 use crate::steps::{run, run_quiet, workspace};
 use anyhow::{Context, Result, bail};
@@ -95,6 +95,25 @@ pub fn checkpatch() -> Result<PathBuf> {
     {
         return Err(error).context(directory.display().to_string());
     }
+    Ok(program)
+}
+
+/// promtool of the package of Prometheus, which is not installed: it would run.
+pub fn promtool() -> Result<PathBuf> {
+    let tools = cache_dir().join("tools");
+    let program = tools.join("promtool");
+    if program.exists() {
+        return Ok(program);
+    }
+    println!("setup: fetching promtool (once)");
+    std::fs::create_dir_all(&tools)?;
+    let download = tempfile::tempdir_in(&tools)?;
+    run_quiet(Command::new("apt-get").args(["update", "-qq"]))?;
+    let script = "set -e; apt-get download -qq -o APT::Sandbox::User=root prometheus
+         dpkg --fsys-tarfile prometheus_*.deb | tar -x ./usr/bin/promtool";
+    run_quiet(Command::new("sh").args(["-c", script]).current_dir(download.path()))?;
+    std::fs::rename(download.path().join("usr/bin/promtool"), &program)
+        .with_context(|| program.display().to_string())?;
     Ok(program)
 }
 

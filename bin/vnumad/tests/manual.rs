@@ -33,6 +33,9 @@ fn the_manual_names_errors_by_their_text() {
     made.push(SocketError::InUse { socket: socket.clone(), owner: " (process 7)".into() }.to_string());
     fs::remove_file(&socket).expect("removed");
     made.push(error(path, &with("group = \"no-such-group\"\n")));
+    let taken = std::net::TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0)).expect("a port");
+    let address = taken.local_addr().expect("an address");
+    made.push(error(path, &with(&format!("[metrics]\nlisten = \"{address}\"\n"))));
     fs::remove_dir_all(path.join("sys")).expect("removed");
     made.push(error(path, &with("")));
     errors::compare(include_str!("../../../docs/vnumad.md"), &made);

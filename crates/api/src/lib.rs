@@ -20,6 +20,7 @@
 //! | `POST /v1/placements/NAME/release` |         | [`Reserved`]                | act   |
 //! | `GET /v1/observations`     |                 | [`Observation`]s, one JSON a line, one a period | read |
 //! | `GET /v1/watch`            |                 | [`Event`]s, one JSON a line | read  |
+//! | `GET /metrics`             |                 | metrics, in OpenMetrics or Prometheus' text format | read |
 //!
 //! Everybody who may connect to the socket may read. Acting is for root, the daemon's own user, and a group if one is
 //! configured. A request that fails is answered with an HTTP status of 400 or above and an [`ApiError`].
@@ -41,8 +42,8 @@ pub use device::{Device, DeviceUser, DeviceUserKind, Devices, FreeMemory, NodeFr
 pub use event::{Event, EventKind, Generation, UnknownEvent};
 pub use observation::{Observation, ObservedCounts, ObservedVcpu, ObservedVm};
 pub use path::{
-    CAPACITY, DAEMON, DEVICES, HARDWARE, OBSERVATIONS, PLACEMENTS, POLICIES, VMS, WATCH, release_path,
-    vm_path,
+    CAPACITY, DAEMON, DEVICES, HARDWARE, METRICS, OBSERVATIONS, PLACEMENTS, POLICIES, VMS, WATCH,
+    release_path, vm_path,
 };
 pub use placement::{PlaceRequest, Placed, Reserved};
 pub use scheduling::{

@@ -19,6 +19,9 @@ pub const OBSERVATIONS: &str = "/v1/observations";
 /// Events as they happen.
 pub const WATCH: &str = "/v1/watch";
 
+/// Metrics for Prometheus.
+pub const METRICS: &str = "/metrics";
+
 /// Path of a VM, or of an `action` on it. Bytes of the name that a path cannot hold are escaped.
 pub fn vm_path(name: &str, action: Option<&str>) -> String {
     path_of(VMS, name, action)

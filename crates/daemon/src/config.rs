@@ -7,6 +7,7 @@ mod manual;
 use crate::core::sanitize;
 use serde::Deserialize;
 use std::{
+    net::SocketAddr,
     ops::RangeInclusive,
     path::{Path, PathBuf},
     time::Duration,
@@ -37,6 +38,8 @@ pub struct Config {
     pub connections_per_user: usize,
     /// Watchers that one user may have at a time.
     pub watchers_per_user: usize,
+    /// Address and TCP port at which metrics are served to everybody who can reach it. `None`: on the socket only.
+    pub metrics: Option<SocketAddr>,
     /// Directory of QMP sockets.
     pub directory: Option<PathBuf>,
     /// QMP sockets elsewhere.
@@ -136,6 +139,7 @@ pub enum ConfigError {
 #[serde(default, deny_unknown_fields)]
 struct File {
     api: Api,
+    metrics: MetricsSection,
     vms: Vms,
     observe: Observe,
     publish: Publish,
@@ -151,6 +155,12 @@ struct Api {
     act_group: Option<String>,
     connections_per_user: Option<Spanned<i64>>,
     watchers_per_user: Option<Spanned<i64>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct MetricsSection {
+    listen: Option<Spanned<String>>,
 }
 
 #[derive(Default, Deserialize)]
@@ -277,6 +287,7 @@ impl Default for Config {
             act_group: None,
             connections_per_user: 64,
             watchers_per_user: 16,
+            metrics: None,
             directory: Some("/run/vnuma/qmp".into()),
             sockets: Vec::new(),
             root: "/".into(),
@@ -357,6 +368,7 @@ impl Config {
                 &file.api.watchers_per_user,
                 default.watchers_per_user,
             )?,
+            metrics: source.listen("metrics.listen", file.metrics.listen.as_ref())?,
             group: file.api.group,
             act_group: file.api.act_group,
             directory: if only_sockets { None } else { directory.or(default.directory) },
@@ -465,6 +477,20 @@ impl Source<'_> {
         })
     }
 
+    /// An address to listen at.
+    fn listen(
+        &self,
+        key: &'static str,
+        value: Option<&Spanned<String>>,
+    ) -> Result<Option<SocketAddr>, ConfigError> {
+        let Some(value) = value else { return Ok(None) };
+        let address = value.get_ref().parse().ok().filter(|address: &SocketAddr| address.port() != 0);
+        address.map(Some).ok_or_else(|| {
+            let expected = "an address and a port, such as 127.0.0.1:9743 or [::1]:9743".to_owned();
+            self.value_error(key, value, sanitize(value.get_ref()), expected)
+        })
+    }
+
     /// A bound between types, in references per thousand instructions.
     fn bound(&self, key: &'static str, value: Option<&Spanned<f64>>) -> Result<Option<f64>, ConfigError> {
         let Some(value) = value else { return Ok(None) };
@@ -535,6 +561,8 @@ mod tests {
             act_group = "adm"
             connections_per_user = 5
             watchers_per_user = 4
+            [metrics]
+            listen = "[::1]:9743"
             [vms]
             directory = "/a/d"
             sockets = ["/a/1", "/a/2"]
@@ -570,6 +598,7 @@ mod tests {
             act_group: Some("adm".into()),
             connections_per_user: 5,
             watchers_per_user: 4,
+            metrics: Some("[::1]:9743".parse().expect("an address")),
             directory: Some("/a/d".into()),
             sockets: vec!["/a/1".into(), "/a/2".into()],
             root: "/a/root".into(),
@@ -613,6 +642,14 @@ mod tests {
             (
                 "[publish]\n\ndwell_ms = \"1\"",
                 "/etc/x.toml: line 3: invalid type: string \"1\", expected i64",
+            ),
+            (
+                "[metrics]\nlisten = \"localhost:9743\"",
+                "/etc/x.toml: line 2: metrics.listen = localhost:9743: must be an address and a port, such as 127.0.0.1:9743 or [::1]:9743",
+            ),
+            (
+                "[metrics]\nlisten = \"127.0.0.1:0\"",
+                "/etc/x.toml: line 2: metrics.listen = 127.0.0.1:0: must be an address and a port, such as 127.0.0.1:9743 or [::1]:9743",
             ),
             ("[publish]\ndwell_ms = -1", "/etc/x.toml: line 2: publish.dwell_ms = -1: must be 0 to 60000"),
             ("[publish]\ncalm_s = 3601", "/etc/x.toml: line 2: publish.calm_s = 3601: must be 0 to 3600"),

@@ -2,7 +2,10 @@
 
 use crate::{
     config::Config,
-    server::{ApiListener, ApiSocket, Context, Peer, PerUser, Placements, Rights, group_id, router},
+    server::{
+        ApiListener, ApiSocket, Context, Metrics, MetricsListener, Peer, PerUser, Placements, Rights,
+        group_id, metrics_router, router,
+    },
     shell::{BackendFactory, Shell, inbox::Inbox},
 };
 use anyhow::Context as _;
@@ -12,7 +15,11 @@ use std::{
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
-use tokio::{net::UnixListener, sync::watch, time::timeout};
+use tokio::{
+    net::{TcpListener, UnixListener},
+    sync::watch,
+    time::timeout,
+};
 use tracing::{info, warn};
 use vnuma_host::read_host_topology;
 use vnuma_process::spawn_worker;
@@ -41,8 +48,16 @@ pub async fn run(
         act_group: config.act_group.clone(),
         watchers: PerUser::new(config.watchers_per_user),
         placements: Arc::new(Placements::new(config.root.clone(), &config.records)),
+        metrics: Arc::new(Metrics::default()),
     };
     let (path, connections) = (config.socket.clone(), config.connections_per_user);
+    let metrics = match config.metrics {
+        Some(address) => {
+            let listener = TcpListener::bind(address).await;
+            Some(MetricsListener::new(listener.with_context(|| format!("metrics.listen = {address}"))?))
+        }
+        None => None,
+    };
     let shell = Shell::start(config, host, factory, first_epoch(), Arc::clone(&inbox));
     let shell = shell.context("starting to watch")?;
     // The API server runs on this thread and the core on another, so readers cannot delay the core.
@@ -56,11 +71,15 @@ pub async fn run(
     let (stopping, stopped) = watch::channel(false);
     let listener = UnixListener::from_std(listener).context("listening")?;
     let listener = ApiListener::new(listener, rights, connections);
-    let service = router(context).into_make_service_with_connect_info::<Peer>();
+    let service = router(context.clone()).into_make_service_with_connect_info::<Peer>();
     let until_stopped = |mut stopped: watch::Receiver<bool>| async move {
         // An error says that the sender is gone, which is a stop as well.
         let _ = stopped.changed().await;
     };
+    let scraped = metrics.map(|listener| {
+        let serve = axum::serve(listener, metrics_router(context));
+        tokio::spawn(serve.with_graceful_shutdown(until_stopped(stopped.clone())).into_future())
+    });
     let serve = axum::serve(listener, service).with_graceful_shutdown(until_stopped(stopped));
     let mut serve = tokio::spawn(serve.into_future());
     info!(socket = %path.display(), "serving");
@@ -80,6 +99,8 @@ pub async fn run(
     if timeout(GRACE, serve).await.is_err() {
         warn!("requests in progress were cut off");
     }
+    // Who scrapes loses nothing but these figures.
+    scraped.inspect(tokio::task::JoinHandle::abort);
     drop(socket);
     Ok(())
 }

@@ -3,6 +3,7 @@
 use super::{
     limits::{PerUser, Permit},
     listener::ApiListener,
+    metrics::{Metrics, metrics},
     placements::{PlacementError, Placements},
     rights::Peer,
 };
@@ -37,9 +38,9 @@ use std::{
 };
 use tokio::sync::{mpsc, oneshot};
 use vnuma_api::{
-    ApiError, CAPACITY, DAEMON, DEVICES, Devices, ErrorKind, EventKind, HARDWARE, HostTopology, MoveRequest,
-    NodeFree, OBSERVATIONS, PLACEMENTS, POLICIES, PlaceRequest, Placed, PolicyRequest, ReplugRequest,
-    Replugged, Reserved, Scheduling, UnknownEvent, VMS, Vm, WATCH,
+    ApiError, CAPACITY, DAEMON, DEVICES, Devices, ErrorKind, EventKind, HARDWARE, HostTopology, METRICS,
+    MoveRequest, NodeFree, OBSERVATIONS, PLACEMENTS, POLICIES, PlaceRequest, Placed, PolicyRequest,
+    ReplugRequest, Replugged, Reserved, Scheduling, UnknownEvent, VMS, Vm, WATCH,
 };
 use vnuma_host::{location::monotonic_ns, read_host_topology};
 use vnuma_placement::scheduling::UnknownPolicy;
@@ -62,6 +63,7 @@ pub(crate) struct Context {
     pub(crate) act_group: Option<String>,
     pub(crate) watchers: PerUser,
     pub(crate) placements: Arc<Placements>,
+    pub(crate) metrics: Arc<Metrics>,
 }
 
 type Answer<T> = Result<Json<T>, Failure>;
@@ -173,6 +175,7 @@ pub(crate) fn router(context: Context) -> Router {
         .route(&format!("{PLACEMENTS}/{{name}}/release"), post(release))
         .route(OBSERVATIONS, get(record))
         .route(WATCH, get(watch))
+        .route(METRICS, get(metrics))
         .fallback(unknown)
         .method_not_allowed_fallback(wrong_method)
         .layer(DefaultBodyLimit::max(BODY_LIMIT))
@@ -180,7 +183,7 @@ pub(crate) fn router(context: Context) -> Router {
 }
 
 /// Asks the core's thread.
-async fn ask<T>(
+pub(super) async fn ask<T>(
     context: &Context,
     make: impl FnOnce(oneshot::Sender<T>) -> ApiRequest,
 ) -> Result<T, Failure> {

@@ -2,8 +2,10 @@
 
 mod api;
 mod devices;
+mod exposition;
 mod limits;
 mod listener;
+mod metrics;
 mod placements;
 mod rights;
 mod socket;
@@ -11,6 +13,7 @@ mod socket;
 pub(crate) use api::{Context, router};
 pub(crate) use limits::PerUser;
 pub(crate) use listener::ApiListener;
+pub(crate) use metrics::{Metrics, MetricsListener, metrics_router};
 pub(crate) use placements::Placements;
 pub(crate) use rights::{Peer, Rights};
 pub use socket::SocketError;

@@ -1,6 +1,6 @@
 //! The core's queue of messages and requests.
 
-use super::report;
+use super::{report, totals::Totals};
 use crate::core::{
     Refusal,
     event::{Answer, Event, Request},
@@ -55,6 +55,8 @@ pub(crate) enum ApiRequest {
     Uses(oneshot::Sender<Vec<VmUse>>),
     /// The daemon itself.
     Daemon(oneshot::Sender<api::Daemon>),
+    /// What has happened so far, summed up.
+    Totals(oneshot::Sender<Totals>),
     /// Events of these kinds from now on; all, if none is named.
     Watch(Vec<api::EventKind>, oneshot::Sender<mpsc::Receiver<api::Event>>),
     /// What the policies are given, from now on.

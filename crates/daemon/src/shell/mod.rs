@@ -36,6 +36,7 @@ mod samples;
 mod scanner;
 mod scheduler;
 mod threads;
+pub(crate) mod totals;
 mod watchers;
 mod worker;
 
@@ -68,6 +69,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tokio::sync::oneshot;
+use totals::Totals;
 use tracing::{debug, info, warn};
 use vnuma_abi_topology_channel::SECTION_DEVICES;
 use vnuma_api as api;
@@ -119,6 +121,7 @@ pub(crate) struct Shell {
     waiting: HashMap<RequestId, oneshot::Sender<Result<Answer, Refusal>>>,
     last_request: RequestId,
     watchers: Watchers,
+    totals: Totals,
     recorders: Recorders,
     doorbells: Doorbells,
     locator: Locator,
@@ -194,6 +197,7 @@ impl Shell {
             waiting: HashMap::new(),
             last_request: 0,
             watchers: Watchers::default(),
+            totals: Totals::default(),
             recorders: Recorders::default(),
             resync_at: Instant::now() + config.resync_interval,
             by_scheduler: false,
@@ -385,6 +389,7 @@ impl Shell {
             ApiRequest::Scheduling(name, reply) => drop(reply.send(self.core.show_scheduling(&name))),
             ApiRequest::Uses(reply) => drop(reply.send(self.core.uses())),
             ApiRequest::Daemon(reply) => drop(reply.send(self.describe_self())),
+            ApiRequest::Totals(reply) => drop(reply.send(self.totals.clone())),
             ApiRequest::Watch(kinds, reply) => drop(reply.send(self.watchers.add(kinds))),
             ApiRequest::Record(reply) => drop(reply.send(self.recorders.add())),
             ApiRequest::Act(wanted, reply) => {
@@ -477,7 +482,10 @@ impl Shell {
                     let _ = reply.send(answer);
                 }
             }
-            Command::Announce(event) => self.watchers.announce(&event),
+            Command::Announce(event) => {
+                self.totals.add(&event);
+                self.watchers.announce(&event);
+            }
             Command::Log(level, line) => match level {
                 Level::Debug => debug!("{line}"),
                 Level::Info => info!("{line}"),

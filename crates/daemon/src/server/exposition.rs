@@ -1,0 +1,445 @@
+//! Metrics as Prometheus reads them. docs/metrics.md lists them all, and a test compares.
+
+use crate::shell::totals::{BOUNDS_S, Latencies, Totals};
+use prometheus_client::{
+    encoding::{EncodeLabelSet, EncodeMetric, MetricEncoder, NoLabelSet, prometheus_text, text},
+    metrics::{MetricType, counter::Counter, family::Family, gauge::Gauge, info::Info},
+    registry::{Registry, Unit},
+};
+use std::{collections::BTreeMap, fmt, sync::atomic::AtomicU64};
+use vnuma_api::{Daemon, Scheduling, VcpuState, Vm};
+
+/// VMs that have series of their own; the rest is only counted. The names of VMs are their QEMUs' to choose.
+const MOST_VMS: usize = 4096;
+/// Guest nodes of a VM that have series of their own.
+const MOST_NODES: usize = 64;
+
+/// What there is to tell.
+#[derive(Debug)]
+pub(crate) struct Snapshot {
+    pub(crate) daemon: Daemon,
+    pub(crate) vms: Vec<Vm>,
+    pub(crate) scheduling: Vec<Scheduling>,
+    pub(crate) totals: Totals,
+}
+
+/// The same in both formats.
+#[derive(Debug)]
+pub(crate) struct Exposition {
+    /// OpenMetrics 1.0.
+    pub(crate) open: String,
+    /// Prometheus' text format 0.0.4.
+    pub(crate) plain: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct OfVm {
+    vm: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct OfNode {
+    vm: String,
+    guest_node: u32,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Home {
+    vm: String,
+    guest_node: u32,
+    host_node: u32,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct InState {
+    vm: String,
+    state: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Step {
+    vm: String,
+    policy: String,
+    cause: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct State {
+    vm: String,
+    hypervisor: String,
+    channel: String,
+    driver_mode: String,
+    policy: String,
+}
+
+type Bytes = Family<OfNode, Gauge<u64, AtomicU64>>;
+
+impl EncodeMetric for Latencies {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
+        let bounds = BOUNDS_S.into_iter().chain([f64::INFINITY]);
+        let buckets: Vec<(f64, u64)> = bounds.zip(self.counts).collect();
+        encoder.encode_histogram::<NoLabelSet>(self.sum_s, self.count(), &buckets, None)
+    }
+
+    fn metric_type(&self) -> MetricType {
+        MetricType::Histogram
+    }
+}
+
+impl Snapshot {
+    /// As text.
+    pub(crate) fn text(&self) -> Result<Exposition, fmt::Error> {
+        let mut registry = Registry::with_prefix("vnuma");
+        self.host(&mut registry);
+        self.guests(&mut registry);
+        self.memory(&mut registry);
+        self.publications(&mut registry);
+        self.policies(&mut registry);
+        let (mut open, mut plain) = (String::new(), String::new());
+        text::encode(&mut open, &registry)?;
+        prometheus_text::encode(&mut plain, &registry)?;
+        Ok(Exposition { open, plain })
+    }
+
+    fn shown(&self) -> impl Iterator<Item = &Vm> {
+        self.vms.iter().take(MOST_VMS)
+    }
+
+    fn host(&self, registry: &mut Registry) {
+        let Daemon { version, location_source, counters, places, .. } = &self.daemon;
+        let build = Info::new(vec![("version", version.clone())]);
+        registry.register("build", "The running vnumad", build);
+        let sources = vec![
+            ("location_source", location_source.clone()),
+            ("counter_source", counters.source.clone()),
+            ("places_by", places.mechanism.clone()),
+        ];
+        registry.register("sources", "How vnumad observes and acts on this host", Info::new(sources));
+        let gauges = [
+            ("vms", "VMs that vnumad knows", self.vms.len() as u64),
+            (
+                "vms_without_series",
+                "VMs beyond the first 4096, of which nothing else is told",
+                self.vms.len().saturating_sub(MOST_VMS) as u64,
+            ),
+            ("watchers", "Clients that watch events", self.daemon.watchers as u64),
+            ("counted_threads", "Threads whose hardware counters are read", counters.threads as u64),
+            (
+                "counted_threads_failed",
+                "Threads whose hardware counters cannot be opened or read",
+                counters.failed as u64,
+            ),
+        ];
+        for (name, help, value) in gauges {
+            let gauge = Gauge::<u64, AtomicU64>::default();
+            gauge.set(value);
+            registry.register(name, help, gauge);
+        }
+        let counters = [
+            (
+                "location_events_lost",
+                "Events of vCPUs' locations that came faster than they were taken",
+                self.daemon.location_events_lost,
+            ),
+            (
+                "watchers_dropped",
+                "Watchers that were dropped because they read too slowly",
+                self.daemon.watchers_dropped,
+            ),
+            ("stolen_local", "vCPUs that scx_vnuma stole within their node", places.stolen_local),
+            ("stolen_remote", "vCPUs that scx_vnuma stole from another node", places.stolen_remote),
+            ("stolen_starved", "Of both, those that had waited too long", places.starved),
+        ];
+        for (name, help, value) in counters {
+            let counter: Counter = Counter::default();
+            counter.inc_by(value);
+            registry.register(name, help, counter);
+        }
+    }
+
+    fn guests(&self, registry: &mut Registry) {
+        let states = Family::<State, Gauge>::default();
+        let vcpus = Family::<InState, Gauge>::default();
+        let devices = Family::<InState, Gauge>::default();
+        let policies: BTreeMap<&str, &str> =
+            self.scheduling.iter().map(|of| (of.vm.as_str(), of.policy.as_str())).collect();
+        for vm in self.shown() {
+            let driver = vm.publication.driver_mode.map(|mode| mode.to_string());
+            states
+                .get_or_create(&State {
+                    vm: vm.name.clone(),
+                    hypervisor: vm.hypervisor.to_string(),
+                    channel: vm.channel.to_string(),
+                    driver_mode: driver.unwrap_or_else(|| "none".to_owned()),
+                    policy: policies.get(vm.name.as_str()).copied().unwrap_or("unknown").to_owned(),
+                })
+                .set(1);
+            let in_state = |family: &Family<InState, Gauge>, states: &[VcpuState]| {
+                let all = [VcpuState::True, VcpuState::Approximate, VcpuState::Stale, VcpuState::Unknown];
+                for state in all {
+                    let labels = InState { vm: vm.name.clone(), state: state.to_string() };
+                    let count = states.iter().filter(|found| **found == state).count();
+                    family.get_or_create(&labels).set(count as i64);
+                }
+            };
+            in_state(&vcpus, &vm.vcpus.iter().map(|vcpu| vcpu.state).collect::<Vec<_>>());
+            if !vm.devices.is_empty() {
+                in_state(&devices, &vm.devices.iter().map(|device| device.state).collect::<Vec<_>>());
+            }
+        }
+        registry.register("vm_state", "1 for the states and the policy that a VM has now", states);
+        registry.register("vcpus", "vCPUs by how true the guest's view of them is", vcpus);
+        registry.register("devices", "Passed-through devices by how true the guest's view is", devices);
+    }
+
+    fn memory(&self, registry: &mut Registry) {
+        let (memory, displaced) = (Bytes::default(), Bytes::default());
+        let homes = Family::<Home, Gauge>::default();
+        for vm in self.shown() {
+            for node in vm.nodes.iter().take(MOST_NODES) {
+                let labels = OfNode { vm: vm.name.clone(), guest_node: node.id };
+                memory.get_or_create(&labels).set(node.memory_bytes);
+                if let Some(bytes) = node.displaced_bytes {
+                    displaced.get_or_create(&labels).set(bytes);
+                }
+                if let Some(host_node) = node.home {
+                    let OfNode { vm, guest_node } = labels;
+                    homes.get_or_create(&Home { vm, guest_node, host_node }).set(1);
+                }
+            }
+        }
+        let unit = || Unit::Bytes;
+        registry.register_with_unit("guest_node_memory", "Memory of a guest node", unit(), memory);
+        registry.register_with_unit(
+            "guest_node_displaced",
+            "Memory of a guest node that is resident on other host nodes than its home",
+            unit(),
+            displaced,
+        );
+        registry.register("guest_node_home", "1 for the host node that a guest node's memory is on", homes);
+    }
+
+    fn publications(&self, registry: &mut Registry) {
+        let Totals { update, acknowledge, .. } = &self.totals;
+        registry.register_with_unit(
+            "update_latency",
+            "From a change on the host until the guest's kernel uses it",
+            Unit::Seconds,
+            update.clone(),
+        );
+        registry.register_with_unit(
+            "acknowledge_latency",
+            "From the publication of a topology until the guest's kernel uses it",
+            Unit::Seconds,
+            acknowledge.clone(),
+        );
+        let of = |value: fn(&vnuma_api::Publication) -> u64| {
+            let family = Family::<OfVm, Counter>::default();
+            for vm in self.shown() {
+                let labels = OfVm { vm: vm.name.clone() };
+                family.get_or_create(&labels).inc_by(value(&vm.publication));
+            }
+            family
+        };
+        registry.register("publications", "Topologies published to a guest", of(|of| of.publications));
+        registry.register(
+            "acknowledgements",
+            "Topologies that the guest's kernel has acknowledged",
+            of(|of| of.acknowledgements),
+        );
+        registry.register(
+            "suppressed_changes",
+            "Changes that were gone before their dwell was over",
+            of(|of| of.suppressed_by_dwell),
+        );
+        registry.register(
+            "deferred_publications",
+            "Publications that had to wait for publish.max_per_second",
+            of(|of| of.deferred_by_cap),
+        );
+    }
+
+    fn policies(&self, registry: &mut Registry) {
+        let families = [(); 4].map(|()| Family::<OfVm, Counter>::default());
+        let steps = Family::<Step, Counter>::default();
+        // Each series is there from the start, so that the first of its events counts.
+        for vm in self.shown() {
+            let of = self.totals.vms.get(&vm.name).cloned().unwrap_or_default();
+            let labels = OfVm { vm: vm.name.clone() };
+            let values = [of.node_changes, of.replugs, of.memory_moves, of.memory_bytes];
+            for (family, value) in families.iter().zip(values) {
+                family.get_or_create(&labels).inc_by(value);
+            }
+            for ((policy, cause), count) in of.steps {
+                steps.get_or_create(&Step { vm: vm.name.clone(), policy, cause }).inc_by(count);
+            }
+        }
+        let [changes, replugs, moves, bytes] = families;
+        registry.register("vcpu_node_changes", "Times that a vCPU came to another host node", changes);
+        registry.register("replugs", "vCPUs that were replugged to another guest node", replugs);
+        registry.register("policy_steps", "vCPUs that a policy confined or gave back, and why", steps);
+        registry.register("memory_moves", "Moves of a VM's memory that have ended", moves);
+        registry.register_with_unit("memory_moved", "Memory that these moved", Unit::Bytes, bytes);
+        let remote = Family::<OfVm, Gauge<f64, AtomicU64>>::default();
+        let known: std::collections::BTreeSet<&str> = self.shown().map(|vm| vm.name.as_str()).collect();
+        for of in self.scheduling.iter().filter(|of| known.contains(of.vm.as_str())) {
+            let shares: Vec<f64> = of.vcpus.iter().filter_map(|vcpu| vcpu.remote_share).collect();
+            if !shares.is_empty() {
+                let mean = shares.iter().sum::<f64>() / shares.len() as f64;
+                remote.get_or_create(&OfVm { vm: of.vm.clone() }).set(mean);
+            }
+        }
+        registry.register_with_unit(
+            "remote_access",
+            "Share of a VM's memory accesses that left the nodes of its vCPUs in the last period, mean of the vCPUs",
+            Unit::Other("ratio".to_owned()),
+            remote,
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shell::totals::VmTotals;
+    use serde_json::{Value, json};
+    use std::collections::BTreeSet;
+
+    fn of<T: serde::de::DeserializeOwned>(value: Value) -> T {
+        serde_json::from_value(value).expect("as it is sent")
+    }
+
+    fn vm(name: &str) -> Vm {
+        let vcpu = json!({
+            "apic_id": 0, "tid": 1, "host_cpu": 0, "host_node": 0, "pinned": false, "guest_node": 0,
+            "acked_node": 0, "target_node": 0, "state": "stale",
+        });
+        let device = json!({
+            "host": "0000:01:00.0", "host_node": 0, "guest": null, "guest_node": null, "acked_node": null,
+            "target_node": 0, "state": "unknown",
+        });
+        of(json!({
+            "name": name, "pid": 1, "hypervisor": "answers", "channel": "attached", "described": true, "attached": true, "run_state": "running",
+            "problem": null, "distances": [[10]], "vcpus": [vcpu], "devices": [device],
+            "nodes": [{"id": 3, "home": 1, "memory_bytes": 4096, "displaced_bytes": 1024}],
+            "publication": {
+                "generation": null, "acknowledged": null, "driver_mode": "safe", "publications": 7,
+                "acknowledgements": 6, "suppressed_by_dwell": 5, "deferred_by_cap": 4,
+            },
+        }))
+    }
+
+    /// One of everything.
+    fn snapshot(vms: Vec<Vm>) -> Snapshot {
+        let daemon = of(json!({
+            "version": "1", "pid": 1, "location_source": "bpf", "why_not_bpf": null, "affinity_events": true,
+            "location_events_lost": 1, "replug_after_s": null, "watchers": 2, "watchers_dropped": 3,
+        }));
+        let share = |remote_share| json!({"vcpu": 0, "moves": 0, "remote_share": remote_share});
+        let scheduling = of(json!({"vm": "a", "policy": "vprobe", "vcpus": [share(0.25), share(0.75)]}));
+        let steps = [(("vprobe".to_owned(), "its memory is there".to_owned()), 2)].into();
+        let totals = VmTotals { node_changes: 9, replugs: 1, steps, memory_moves: 1, memory_bytes: 8192 };
+        let mut update = Latencies { sum_s: 1.5, ..Latencies::default() };
+        (update.counts[0], update.counts[13]) = (3, 1);
+        let totals = Totals { update, vms: [("a".to_owned(), totals)].into(), ..Totals::default() };
+        Snapshot { daemon, vms, scheduling: vec![scheduling], totals }
+    }
+
+    fn lines(snapshot: &Snapshot) -> Vec<String> {
+        snapshot.text().expect("text").plain.lines().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn values_are_those_of_the_api() {
+        let lines = lines(&snapshot(vec![vm("a")]));
+        for line in [
+            "vnuma_vcpus{vm=\"a\",state=\"stale\"} 1",
+            "vnuma_vcpus{vm=\"a\",state=\"true\"} 0",
+            "vnuma_devices{vm=\"a\",state=\"unknown\"} 1",
+            "vnuma_guest_node_displaced_bytes{vm=\"a\",guest_node=\"3\"} 1024",
+            "vnuma_publications_total{vm=\"a\"} 7",
+            "vnuma_suppressed_changes_total{vm=\"a\"} 5",
+            "vnuma_policy_steps_total{vm=\"a\",policy=\"vprobe\",cause=\"its memory is there\"} 2",
+            "vnuma_memory_moved_bytes_total{vm=\"a\"} 8192",
+            "vnuma_remote_access_ratio{vm=\"a\"} 0.5",
+            "vnuma_update_latency_seconds_bucket{le=\"0.001\"} 3",
+            "vnuma_update_latency_seconds_bucket{le=\"10\"} 3",
+            "vnuma_update_latency_seconds_bucket{le=\"+Inf\"} 4",
+            "vnuma_update_latency_seconds_count 4",
+        ] {
+            assert!(lines.iter().any(|found| found == line), "{line} is not in {lines:#?}");
+        }
+    }
+
+    #[test]
+    fn vms_and_guest_nodes_beyond_the_limits_are_only_counted() {
+        let mut many: Vec<Vm> = (0..MOST_VMS + 2).map(|number| vm(&number.to_string())).collect();
+        let node = many[0].nodes[0];
+        many[0].nodes = (0..1000).map(|id| vnuma_api::GuestNode { id, ..node }).collect();
+        let lines = lines(&snapshot(many));
+        let of = |begin: &str| lines.iter().filter(|line| line.starts_with(begin)).count();
+        assert_eq!(of("vnuma_publications_total{"), MOST_VMS);
+        assert_eq!(of("vnuma_guest_node_memory_bytes{vm=\"0\","), MOST_NODES);
+        assert!(lines.contains(&format!("vnuma_vms {}", MOST_VMS + 2)));
+        assert!(lines.contains(&"vnuma_vms_without_series 2".to_owned()));
+    }
+
+    /// Name, type and labels of each metric.
+    type Table = BTreeMap<String, (String, BTreeSet<String>)>;
+
+    fn told() -> Table {
+        let lines = lines(&snapshot(vec![vm("a")]));
+        let types: BTreeMap<&str, &str> =
+            lines.iter().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' ')).collect();
+        let mut table = Table::new();
+        for line in lines.iter().filter(|line| !line.starts_with('#')) {
+            let (series, _) = line.rsplit_once(' ').expect("a value");
+            let (name, labels) = series.split_once('{').unwrap_or((series, ""));
+            let of_histogram =
+                |end| name.strip_suffix(end).filter(|name| types.get(name) == Some(&"histogram"));
+            let name = ["_bucket", "_sum", "_count"].into_iter().find_map(of_histogram).unwrap_or(name);
+            let labels = labels.split("\",").filter_map(|label| Some(label.split_once('=')?.0.to_owned()));
+            let entry = table.entry(name.to_owned()).or_default();
+            entry.0 = types[name].to_owned();
+            entry.1.extend(labels.filter(|label| label != "le"));
+        }
+        table
+    }
+
+    fn listed(manual: &str) -> Table {
+        let rows = manual.lines().filter(|line| line.starts_with("| `vnuma_"));
+        rows.map(|line| {
+            let cells: Vec<_> = line.trim_matches('|').split('|').map(str::trim).collect();
+            let labels = cells[2].split('`').skip(1).step_by(2).map(str::to_owned).collect();
+            // Prometheus' older format has no type for them.
+            let kind = if cells[1] == "info" { "gauge" } else { cells[1] };
+            (cells[0].trim_matches('`').to_owned(), (kind.to_owned(), labels))
+        })
+        .collect()
+    }
+
+    const MANUAL: &str = include_str!("../../../../docs/metrics.md");
+    const DASHBOARD: &str = include_str!("../../../../packaging/grafana/vnuma-dashboard.json");
+
+    #[test]
+    fn the_manual_has_each_metric_with_its_type_and_labels() {
+        assert_eq!(listed(MANUAL), told());
+    }
+
+    #[test]
+    fn the_dashboard_shows_metrics_that_there_are() {
+        let dashboard: Value = serde_json::from_str(DASHBOARD).expect("JSON");
+        let panels = dashboard["panels"].as_array().expect("panels");
+        let targets = panels.iter().flat_map(|panel| panel["targets"].as_array().expect("targets"));
+        let mut queries = 0;
+        for query in targets.map(|target| target["expr"].as_str().expect("a query")) {
+            queries += 1;
+            let word = |c: char| c.is_ascii_alphanumeric() || c == '_';
+            for name in query.split(|c| !word(c)).filter(|name| name.starts_with("vnuma_")) {
+                let name = name.strip_suffix("_bucket").unwrap_or(name);
+                assert!(told().contains_key(name), "{name} in {query}");
+            }
+        }
+        assert!(queries >= 10, "{queries} queries");
+    }
+}

@@ -1,0 +1,198 @@
+//! Metrics, on the socket and, if the operator wants that, on a TCP port.
+
+use super::{
+    api::{Context, Failure, ask},
+    exposition::{Exposition, Snapshot},
+};
+use crate::{core::Refusal, shell::inbox::ApiRequest};
+use axum::{
+    Router,
+    extract::State,
+    http::{HeaderMap, HeaderName, header::ACCEPT, header::CONTENT_TYPE},
+    response::IntoResponse,
+    routing::get,
+    serve::Listener,
+};
+use prometheus_client::encoding::prometheus_text;
+use std::{
+    io,
+    net::SocketAddr,
+    pin::Pin,
+    sync::Arc,
+    task::{self, Poll},
+    time::{Duration, Instant},
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::{TcpListener, TcpStream},
+    sync::{Mutex, OwnedSemaphorePermit, Semaphore},
+    time::{Sleep, sleep},
+};
+use tracing::error;
+use vnuma_api::METRICS;
+
+/// What was gathered is answered for so long, so that those who ask often cost the core no more than one who asks once a second.
+const FRESH: Duration = Duration::from_secs(1);
+
+/// Connections to the port at a time. Further ones wait to be accepted.
+const CONNECTIONS: usize = 32;
+
+/// A connection to the port is closed after this time.
+const CONNECTION_LIMIT: Duration = Duration::from_secs(60);
+
+/// Pause after an error that is not of one connection, such as too many open files.
+const ERROR_PAUSE: Duration = Duration::from_secs(1);
+
+/// `Content-Type` of OpenMetrics.
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// What was gathered last.
+#[derive(Debug, Default)]
+pub(crate) struct Metrics(Mutex<Option<(Instant, Arc<Exposition>)>>);
+
+impl Metrics {
+    /// Who comes while another one gathers waits for that.
+    async fn get(&self, context: &Context) -> Result<Arc<Exposition>, Failure> {
+        let mut last = self.0.lock().await;
+        if let Some((at, exposition)) = &*last
+            && at.elapsed() < FRESH
+        {
+            return Ok(Arc::clone(exposition));
+        }
+        let snapshot = gather(context).await?;
+        // Hundreds of VMs are many lines: not on the thread that serves the others.
+        let text = tokio::task::spawn_blocking(move || snapshot.text()).await;
+        let exposition = text.map_err(|_| Refusal::ShuttingDown)?.map_err(|_| Refusal::ShuttingDown)?;
+        let exposition = Arc::new(exposition);
+        *last = Some((Instant::now(), Arc::clone(&exposition)));
+        Ok(exposition)
+    }
+}
+
+async fn gather(context: &Context) -> Result<Snapshot, Failure> {
+    let daemon = ask(context, ApiRequest::Daemon).await?;
+    let (mut vms, mut scheduling) = (Vec::new(), Vec::new());
+    // One request for each VM, so that the core can handle events in between.
+    for name in ask(context, ApiRequest::Names).await? {
+        // A VM that is gone meanwhile, or has none to schedule, is no error.
+        vms.extend(ask(context, |reply| ApiRequest::Show(name.clone(), reply)).await?.ok());
+        scheduling.extend(ask(context, |reply| ApiRequest::Scheduling(name, reply)).await?.ok());
+    }
+    let totals = ask(context, ApiRequest::Totals).await?;
+    Ok(Snapshot { daemon, vms, scheduling, totals })
+}
+
+/// Answers in OpenMetrics if the client understands that, as Prometheus does, and in Prometheus' older text format if not.
+pub(super) async fn metrics(
+    State(context): State<Context>,
+    headers: HeaderMap,
+) -> Result<impl IntoResponse, Failure> {
+    let exposition = context.metrics.get(&context).await?;
+    let accepts = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or("");
+    let answer = if accepts(ACCEPT).contains("application/openmetrics-text") {
+        ([(CONTENT_TYPE, OPEN_METRICS)], exposition.open.clone())
+    } else {
+        ([(CONTENT_TYPE, prometheus_text::CONTENT_TYPE)], exposition.plain.clone())
+    };
+    Ok(answer)
+}
+
+/// What the port serves: nothing but metrics.
+pub(crate) fn metrics_router(context: Context) -> Router {
+    Router::new().route(METRICS, get(metrics)).with_state(context)
+}
+
+/// Accepts connections to the port, a bounded number at a time and for a bounded time.
+pub(crate) struct MetricsListener {
+    listener: TcpListener,
+    connections: Arc<Semaphore>,
+}
+
+impl MetricsListener {
+    pub(crate) fn new(listener: TcpListener) -> Self {
+        Self { listener, connections: Arc::new(Semaphore::new(CONNECTIONS)) }
+    }
+}
+
+impl Listener for MetricsListener {
+    type Io = Scraper;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (Scraper, SocketAddr) {
+        loop {
+            // It fails only if the semaphore is closed, and nobody closes it.
+            let Ok(permit) = Arc::clone(&self.connections).acquire_owned().await else {
+                sleep(ERROR_PAUSE).await;
+                continue;
+            };
+            match self.listener.accept().await {
+                Ok((stream, address)) => {
+                    return (
+                        Scraper { stream, until: Box::pin(sleep(CONNECTION_LIMIT)), _permit: permit },
+                        address,
+                    );
+                }
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset
+                    ) => {}
+                Err(error) => {
+                    error!(%error, "no connection to the port of the metrics can be accepted");
+                    sleep(ERROR_PAUSE).await;
+                }
+            }
+        }
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+}
+
+/// A connection to the port.
+pub(crate) struct Scraper {
+    stream: TcpStream,
+    until: Pin<Box<Sleep>>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Scraper {
+    /// An error once its time is over.
+    fn in_time(&mut self, context: &mut task::Context<'_>) -> io::Result<()> {
+        match self.until.as_mut().poll(context) {
+            Poll::Ready(()) => Err(io::ErrorKind::TimedOut.into()),
+            Poll::Pending => Ok(()),
+        }
+    }
+}
+
+impl AsyncRead for Scraper {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut task::Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        self.in_time(context)?;
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for Scraper {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut task::Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.in_time(context)?;
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut task::Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut task::Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
