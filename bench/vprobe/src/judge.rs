@@ -668,6 +668,10 @@ pub fn judge(rows: &[Row]) -> Vec<Goal> {
             }
         }
     }
+    // Of a run without loads that use memory nothing can be said.
+    if !rows.iter().any(|row| row.memory_intensive) {
+        return all;
+    }
     let (best, where_) = ahead.unwrap_or((f64::NAN, "no row of credit counts".to_owned()));
     all.push(Goal {
         goal: format!("at best at least {:.1} % ahead of credit", goals::AHEAD_OF_CREDIT * 100.0),

@@ -45,6 +45,13 @@ fn a_run_that_meets_all_goals_misses_none() {
 }
 
 #[test]
+fn a_load_without_memory_says_nothing_of_credit() {
+    let compute: Vec<Row> = good().into_iter().filter(|row| !row.memory_intensive).collect();
+    assert_eq!(judge(&compute).len(), 2, "{:?}", judge(&compute));
+    assert_eq!(missed(&compute), Vec::<String>::new());
+}
+
+#[test]
 fn each_goal_can_be_missed() {
     let with = |workload: &str, policy: &str, cost: f64| {
         let mut rows = good();
