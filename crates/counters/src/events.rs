@@ -3,7 +3,7 @@
 //! | source | accesses to memory | where |
 //! |---|---|---|
 //! | [`Source::PerNode`] | counted for each node | a PMU "cpu" with events `dram-nodeN` (the lab's) |
-//! | [`Source::LocalRemote`] | local and remote ones | Intel servers since Haswell, AMD since Zen 2: *not run here* |
+//! | [`Source::LocalRemote`] | local and remote ones | Intel servers since Haswell, AMD since Zen 2, as published: *not run here* |
 //! | [`Source::Generic`] | the kernel's `node-loads` and `node-load-misses` | where the kernel has such events for its CPU |
 //! | [`Source::PageLocation`] | none; where the VM's pages lie stands in for it | any PMU with LLC references and misses |
 //! | [`Source::None`] | nothing is counted | no PMU, or no permission |
@@ -11,6 +11,7 @@
 use crate::{
     group::{CounterError, ThreadCounters},
     period::Meaning,
+    servers::local_and_remote,
 };
 use perf_event::{
     Builder,
@@ -169,8 +170,10 @@ fn choose(
 fn candidates(root: &Path) -> Vec<Result<Events, PassedOver>> {
     let missing = |source, why: &str| PassedOver { source, why: why.to_owned() };
     let per_node = per_node_events(&root.join("sys/bus/event_source/devices/cpu"));
+    let cpuinfo = read(&root.join("proc/cpuinfo"), CPUINFO_LIMIT);
+    let local_remote = cpuinfo.as_deref().and_then(local_and_remote);
     let local_remote =
-        read(&root.join("proc/cpuinfo"), CPUINFO_LIMIT).as_deref().and_then(local_remote_events);
+        local_remote.map(|[local, remote]| vec![(local, Meaning::Local), (remote, Meaning::Remote)]);
     vec![
         per_node
             .map(|list| Events::new(Source::PerNode, list))
@@ -210,28 +213,6 @@ pub(crate) fn read(path: &Path, limit: u64) -> Option<String> {
     let mut bytes = Vec::new();
     fs::File::open(path).ok()?.take(limit).read_to_end(&mut bytes).ok()?;
     Some(String::from_utf8_lossy(&bytes).into_owned())
-}
-
-/// Events of loads that were answered by memory of the own node and of another one, from the manufacturers' lists:
-/// Intel's perfmon (`MEM_LOAD_UOPS_L3_MISS_RETIRED`, `MEM_LOAD_L3_MISS_RETIRED`), AMD's processor programming references
-/// (`LS_DMND_FILLS_FROM_SYS`). *Not run here*: no machine of this project has such a PMU.
-fn local_remote_events(cpuinfo: &str) -> Option<Vec<(Code, Meaning)>> {
-    let field = |name: &str| {
-        let is_it = |line: &&str| line.split(':').next().is_some_and(|key| key.trim() == name);
-        cpuinfo.lines().find(is_it)?.split_once(':').map(|(_, value)| value.trim())
-    };
-    let number = |name| field(name)?.parse::<u32>().ok();
-    let raw = |event: u64, umask: u64| Code::Raw(umask << 8 | event);
-    let (local, remote) = match (field("vendor_id")?, number("cpu family")?, number("model")?) {
-        // Haswell-EP, Broadwell-EP and Broadwell-DE.
-        ("GenuineIntel", 6, 63 | 79 | 86) => (raw(0xd3, 0x01), raw(0xd3, 0x04)),
-        // Skylake-SP to Cooper Lake, Ice Lake-SP and -D, Sapphire Rapids, Emerald Rapids.
-        ("GenuineIntel", 6, 85 | 106 | 108 | 143 | 207) => (raw(0xd3, 0x01), raw(0xd3, 0x02)),
-        // Zen 2 to Zen 5.
-        ("AuthenticAMD", 0x17, 49..) | ("AuthenticAMD", 0x19 | 0x1a, _) => (raw(0x43, 0x08), raw(0x43, 0x40)),
-        _ => return None,
-    };
-    Some(vec![(local, Meaning::Local), (remote, Meaning::Remote)])
 }
 
 #[cfg(test)]
@@ -279,22 +260,6 @@ mod tests {
         assert_eq!((nothing.source(), nothing.events), (Source::None, None));
         let why = &nothing.passed_over.last().expect("one").why;
         assert!(why.contains("perf_event_paranoid"), "{why}");
-    }
-
-    #[test]
-    fn servers_have_their_makers_events() {
-        let cpu = |vendor: &str, family: u32, model: u32| {
-            let text = format!(
-                "processor\t: 0\nvendor_id\t: {vendor}\ncpu family\t: {family}\nmodel\t\t: {model}\n"
-            );
-            local_remote_events(&(text + "model name\t: x\n"))
-                .map(|list| list.into_iter().map(|(code, _)| code).collect::<Vec<_>>())
-        };
-        assert_eq!(cpu("GenuineIntel", 6, 79), Some(vec![Code::Raw(0x01d3), Code::Raw(0x04d3)]));
-        assert_eq!(cpu("GenuineIntel", 6, 143), Some(vec![Code::Raw(0x01d3), Code::Raw(0x02d3)]));
-        assert_eq!(cpu("AuthenticAMD", 25, 1), Some(vec![Code::Raw(0x0843), Code::Raw(0x4043)]));
-        assert_eq!((cpu("GenuineIntel", 6, 42), cpu("AuthenticAMD", 23, 1)), (None, None));
-        assert_eq!(local_remote_events("nonsense"), None);
     }
 
     #[test]

@@ -21,6 +21,7 @@ mod events;
 mod group;
 mod period;
 mod samples;
+mod servers;
 
 pub use events::{Code, Detected, Events, PassedOver, Source, detect};
 pub use group::{CounterError, ThreadCounters};
