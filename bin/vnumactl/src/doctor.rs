@@ -6,7 +6,7 @@ use crate::{
     vms::{displaced, error_text},
 };
 use serde::Serialize;
-use vnuma_api::{ChannelState, Daemon, DriverMode, HostTopology, Hypervisor, PlaceSetting, Vm};
+use vnuma_api::{ChannelState, Counters, Daemon, DriverMode, HostTopology, Hypervisor, PlaceSetting, Vm};
 
 /// How good a capability is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -130,6 +130,7 @@ fn counters(daemon: &Daemon) -> Check {
         );
         return Check::lower(Level::Reduced, "counters", &capability, why.clone(), pmu);
     }
+    let others = "end other users of the PMU (perf, other agents, the watchdog of kernel.nmi_watchdog)";
     if let Some(permille) = counters.least_permille.filter(|_| counters.shared > 0) {
         let capability = format!(
             "{}, {} of {} threads share counters with others",
@@ -139,32 +140,15 @@ fn counters(daemon: &Daemon) -> Check {
             "one was counted for {:.1} % of its time on a CPU only; figures are scaled up, and there are none at 0 %",
             f64::from(permille) / 10.0
         );
-        let others = "end other users of the PMU (perf, other agents, the watchdog of kernel.nmi_watchdog)";
         return Check::lower(Level::Reduced, "counters", &capability, why, others);
     }
-    let passed_over = match counters.passed_over.is_empty() {
-        true => "no reason is given".to_owned(),
-        false => counters.passed_over.join("; "),
-    };
-    let best = match counters.source.as_str() {
-        "per-node" | "local-remote" => Check::best("counters", counters.source.clone()),
-        "none" | "" => Check::lower(
-            Level::Reduced,
-            "counters",
-            "none",
-            format!(
-                "nothing can be counted, so that policies take the place of a VM's pages for that of its accesses: {passed_over}"
-            ),
-            pmu,
-        ),
-        source => Check::lower(
-            Level::Reduced,
-            "counters",
-            source,
-            passed_over,
-            "a PMU whose events tell local memory from remote memory",
-        ),
-    };
+    if !counters.given_up.is_empty() {
+        let capability = format!("{}, instead of {}", counters.source, counters.given_up.join(", "));
+        let why = counters.passed_over.join("; ");
+        let remedy = format!("{others}; in a VM, see that the PMU which its hypervisor shows counts");
+        return Check::lower(Level::Reduced, "counters", &capability, why, remedy);
+    }
+    let best = source(counters, pmu);
     match &counters.why_no_idle_times {
         Some(why) => Check::lower(
             Level::Reduced,
@@ -183,6 +167,33 @@ fn counters(daemon: &Daemon) -> Check {
             ),
             None => best,
         },
+    }
+}
+
+/// Where counts come from, if that works as it should.
+fn source(counters: &Counters, pmu: &str) -> Check {
+    let passed_over = match counters.passed_over.is_empty() {
+        true => "no reason is given".to_owned(),
+        false => counters.passed_over.join("; "),
+    };
+    match counters.source.as_str() {
+        "per-node" | "local-remote" => Check::best("counters", counters.source.clone()),
+        "none" | "" => Check::lower(
+            Level::Reduced,
+            "counters",
+            "none",
+            format!(
+                "nothing can be counted, so that policies take the place of a VM's pages for that of its accesses: {passed_over}"
+            ),
+            pmu,
+        ),
+        source => Check::lower(
+            Level::Reduced,
+            "counters",
+            source,
+            passed_over,
+            "a PMU whose events tell local memory from remote memory",
+        ),
     }
 }
 
@@ -467,7 +478,6 @@ pub fn text(checks: &[Check]) -> String {
 mod tests {
     use super::*;
     use std::collections::BTreeMap;
-    use vnuma_api::Counters;
     use vnuma_api::{Generation, GuestNode, Publication, RefusedGeneration};
     use vnuma_topology::DistanceMatrix;
 
@@ -564,6 +574,11 @@ mod tests {
             check(Counters { threads: 9, shared: 3, least_permille: Some(125), ..counters("per-node", &[]) });
         assert_eq!(found, ("per-node, 3 of 9 threads share counters with others".into(), Level::Reduced));
         assert!(shown.contains("for 12.5 % of its time") && shown.contains("nmi_watchdog"), "{shown}");
+        let given_up = vec!["per-node".to_owned()];
+        let (found, shown) =
+            check(Counters { given_up, ..counters("local-remote", &["per-node: it counted nothing"]) });
+        assert_eq!(found, ("local-remote, instead of per-node".into(), Level::Reduced));
+        assert!(shown.contains("it counted nothing") && shown.contains("nmi_watchdog"), "{shown}");
         let blind =
             Counters { why_no_idle_times: Some("/proc/stat: missing".into()), ..counters("per-node", &[]) };
         let (found, shown) = check(blind);

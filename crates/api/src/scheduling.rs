@@ -241,6 +241,9 @@ pub struct Counters {
     pub source: String,
     /// Sources that would be better, each with why it is not used.
     pub passed_over: Vec<String>,
+    /// Of these, the names of those that could be opened, and counted nothing.
+    #[serde(default)]
+    pub given_up: Vec<String>,
     /// Threads that are counted now; none while no VM has a policy.
     pub threads: usize,
     /// Threads whose counters cannot be opened or read, and one reason.

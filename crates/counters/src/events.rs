@@ -142,26 +142,31 @@ impl Detected {
     }
 }
 
-/// Finds the best source: each is tried on the calling thread, best first. `root` is where `sys` and `proc` are.
-pub fn detect(root: &Path) -> Detected {
-    choose(candidates(root), |events| ThreadCounters::open_caller(events).map(drop))
+/// Finds the best source but for those that are given up: each is tried on the calling thread, best first. `root` is where `sys`
+/// and `proc` are.
+pub fn detect(root: &Path, given_up: &[PassedOver]) -> Detected {
+    detect_by(root, given_up, |events| ThreadCounters::open_caller(events).map(drop))
 }
 
-/// The first that can be opened.
-fn choose(
-    candidates: Vec<Result<Events, PassedOver>>,
+/// The same, if somebody else tries to open them.
+pub fn detect_by(
+    root: &Path,
+    given_up: &[PassedOver],
     mut try_to_open: impl FnMut(&Events) -> Result<(), CounterError>,
 ) -> Detected {
+    let mut open = |events: Events| match given_up.iter().find(|passed| passed.source == events.source) {
+        Some(passed) => Err(passed.clone()),
+        None => match try_to_open(&events) {
+            Ok(()) => Ok(events),
+            Err(error) => Err(PassedOver { source: events.source, why: error.to_string() }),
+        },
+    };
     let mut passed_over = Vec::new();
-    for candidate in candidates {
-        let failed = match candidate {
-            Ok(events) => match try_to_open(&events) {
-                Ok(()) => return Detected { events: Some(events), passed_over },
-                Err(error) => PassedOver { source: events.source, why: error.to_string() },
-            },
-            Err(failed) => failed,
-        };
-        passed_over.push(failed);
+    for candidate in candidates(root) {
+        match candidate.and_then(&mut open) {
+            Ok(events) => return Detected { events: Some(events), passed_over },
+            Err(failed) => passed_over.push(failed),
+        }
     }
     Detected { events: None, passed_over }
 }
@@ -238,7 +243,7 @@ mod tests {
         ] {
             fs::write(events.join(name), text).expect("written");
         }
-        let detected = choose(candidates(root.path()), |_| Ok(()));
+        let detected = detect_by(root.path(), &[], |_| Ok(()));
         assert_eq!((detected.source(), detected.passed_over.len()), (Source::PerNode, 0));
         let list = detected.events.expect("events").list;
         let nodes: Vec<_> = list.into_iter().skip(3).collect();
@@ -249,17 +254,30 @@ mod tests {
     #[test]
     fn what_cannot_be_opened_is_passed_over_with_the_reason() {
         let root = tempfile::tempdir().expect("a directory");
-        let detected = choose(candidates(root.path()), |events| match events.source {
+        let detected = detect_by(root.path(), &[], |events| match events.source {
             Source::PageLocation => Ok(()),
             _ => Err(refused(2)),
         });
         assert_eq!(detected.source(), Source::PageLocation);
         let passed: Vec<_> = detected.passed_over.iter().map(|passed| passed.source).collect();
         assert_eq!(passed, [Source::PerNode, Source::LocalRemote, Source::Generic]);
-        let nothing = choose(candidates(root.path()), |_| Err(refused(13)));
+        let nothing = detect_by(root.path(), &[], |_| Err(refused(13)));
         assert_eq!((nothing.source(), nothing.events), (Source::None, None));
         let why = &nothing.passed_over.last().expect("one").why;
         assert!(why.contains("perf_event_paranoid"), "{why}");
+    }
+
+    #[test]
+    fn what_is_given_up_is_not_opened() {
+        let root = tempfile::tempdir().expect("a directory");
+        let given_up = PassedOver { source: Source::Generic, why: "it counted nothing".to_owned() };
+        let mut opened = Vec::new();
+        let detected = detect_by(root.path(), std::slice::from_ref(&given_up), |events| {
+            opened.push(events.source);
+            Ok(())
+        });
+        assert_eq!((detected.source(), opened), (Source::PageLocation, vec![Source::PageLocation]));
+        assert_eq!(detected.passed_over.last(), Some(&given_up));
     }
 
     #[test]

@@ -190,7 +190,7 @@ mod tests {
 
     #[test]
     fn a_host_without_a_pmu_says_so_and_one_with_a_pmu_counts() {
-        let detected @ Detected { .. } = detect(Path::new("/"));
+        let detected @ Detected { .. } = detect(Path::new("/"), &[]);
         let Some(events) = &detected.events else {
             let whys: Vec<_> = detected.passed_over.iter().map(|passed| passed.why.as_str()).collect();
             assert_eq!(whys.len(), 4, "{whys:?}");
@@ -208,7 +208,7 @@ mod tests {
 
     #[test]
     fn a_thread_that_is_gone_is_named() {
-        let events = detect(Path::new("/")).events;
+        let events = detect(Path::new("/"), &[]).events;
         let error = match events {
             Some(events) => ThreadCounters::open(i32::MAX, &events).expect_err("no such thread"),
             None => CounterError::Ended { tid: i32::MAX },

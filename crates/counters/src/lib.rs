@@ -7,6 +7,9 @@
 //!                 │ read, once a period
 //!                 ▼
 //!   Period: counts, scaled if the group shared the counters with others; or why there are none
+//!                 │ of all threads
+//!                 ▼
+//!   Silence: does this source count at all, or is it given up for the next best one?
 //! ```
 //!
 //! Nothing is opened, and nothing costs anything, until somebody opens the counters of a thread.
@@ -22,8 +25,10 @@ mod group;
 mod period;
 mod samples;
 mod servers;
+mod silence;
 
-pub use events::{Code, Detected, Events, PassedOver, Source, detect};
+pub use events::{Code, Detected, Events, PassedOver, Source, detect, detect_by};
 pub use group::{CounterError, ThreadCounters};
 pub use period::{Accesses, Counted, Period, Reading};
 pub use samples::{Ibs, MemoryMap, Sampled, Shares, ThreadSamples};
+pub use silence::{Change, Heard, PATIENCE, Silence};

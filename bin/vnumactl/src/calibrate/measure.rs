@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn a_load_that_ends_or_cannot_run_is_named() {
-        let Some(events) = detect(Path::new("/")).events else {
+        let Some(events) = detect(Path::new("/"), &[]).events else {
             eprintln!("skipped: this machine has no counters");
             return;
         };

@@ -107,7 +107,7 @@ pub struct Calibration {
 
 /// Runs all loads.
 pub fn run(arguments: &Arguments) -> Result<Calibration, CalibrateError> {
-    let detected = detect(Path::new("/"));
+    let detected = detect(Path::new("/"), &[]);
     let Some(events) = detected.events.as_ref().filter(|events| events.source != Source::None) else {
         let why = detected.passed_over.last().map(|passed| passed.why.clone());
         return Err(CalibrateError::NoCounters(why.unwrap_or_default()));

@@ -27,6 +27,7 @@ mod memory;
 mod mover;
 mod others;
 mod pages;
+mod pmu;
 mod processes;
 mod recorders;
 mod records;

@@ -5,6 +5,7 @@ use super::{
     groups::Groups,
     inbox::{Inbox, Message},
     pages::PageReader,
+    pmu::{Count, Perf, Pmu, hear, in_the_form_of_the_core},
     samples::{Sampled, Sampling},
     threads::{self, Known},
 };
@@ -18,15 +19,16 @@ use std::{
     thread::JoinHandle,
     time::{Duration, Instant},
 };
+use tracing::{info, warn};
 use vnuma_api as api;
-use vnuma_counters::{Accesses as CountedAccesses, Detected, Events, Period, Source, ThreadCounters, detect};
+use vnuma_counters::{Change, Detected, Events, Heard, PATIENCE, PassedOver, Silence, Source};
 use vnuma_host::{
     location::{Prefer, monotonic_ns},
     read_cpu_layout,
 };
 use vnuma_placement::{
     scheduling::CpuSample,
-    world::{Accesses, Counted, HostReading, VcpuReading, VmId, VmReading},
+    world::{Counted, HostReading, VcpuReading, VmId, VmReading},
 };
 use vnuma_process::{on_thread, procfs, spawn_worker};
 use vnuma_topology::{ApicId, CpuId, CpuLayout, HostTopology};
@@ -79,22 +81,8 @@ impl Sampler {
     ) -> io::Result<Self> {
         let (orders, received) = mpsc::channel();
         let health = Arc::new(Mutex::new(api::Counters::default()));
-        let mut task = Task {
-            host: Arc::new(host.clone()),
-            layout: None,
-            detected: Detected { events: None, passed_over: Vec::new() },
-            vms: BTreeMap::new(),
-            pages: None,
-            wanted,
-            sampling: None,
-            idle: Vec::new(),
-            read_ns: 0,
-            reader: threads::Reader::new(root.clone(), prefer),
-            health: Arc::clone(&health),
-            groups: Groups::new(root.clone(), wanted.period),
-            root,
-            inbox,
-        };
+        let pmu = Perf { root: root.clone() };
+        let mut task = Task::new(pmu, (root, prefer), wanted, host, (Arc::clone(&health), inbox));
         let thread = spawn_worker("sampler", move || {
             task.detect();
             task.run(wanted.period, &received);
@@ -136,12 +124,12 @@ impl Drop for Sampler {
 }
 
 /// A thread that is counted.
-struct Thread {
+struct Thread<C> {
     vcpu: ApicId,
     read: threads::Thread,
     /// Position of its control group.
     group: Option<usize>,
-    counters: Option<ThreadCounters>,
+    counters: Option<C>,
     samples: Option<Sampled>,
     /// Why it has no counters, or no samples.
     problem: Option<String>,
@@ -153,13 +141,21 @@ struct Thread {
     times: Option<procfs::CpuTimes>,
 }
 
-struct Vm {
-    pid: i32,
-    pidfd: Arc<OwnedFd>,
-    threads: Vec<Thread>,
+impl<C: Count> Thread<C> {
+    /// They are opened anew with the end of a period.
+    fn close(&mut self) {
+        (self.counters, self.samples) = (None, None);
+        self.read.set_events(Vec::new());
+    }
 }
 
-impl Vm {
+struct Vm<C> {
+    pid: i32,
+    pidfd: Arc<OwnedFd>,
+    threads: Vec<Thread<C>>,
+}
+
+impl<C> Vm<C> {
     fn read_groups(&mut self, groups: &mut Groups) {
         let tids: Vec<i32> = self.threads.iter().map(|thread| thread.read.tid).collect();
         for (thread, group) in self.threads.iter_mut().zip(groups.read(self.pid, &tids)) {
@@ -168,13 +164,16 @@ impl Vm {
     }
 }
 
-struct Task {
+struct Task<P: Pmu> {
+    pmu: P,
     root: PathBuf,
     inbox: Arc<Inbox>,
     host: Arc<HostTopology>,
     layout: Option<Arc<CpuLayout>>,
     detected: Detected,
-    vms: BTreeMap<VmId, Vm>,
+    /// Whether its source counts.
+    silence: Silence,
+    vms: BTreeMap<VmId, Vm<P::Counters>>,
     /// Only while something is counted, and counters do not say which node an access goes to or memory may be moved.
     pages: Option<PageReader>,
     wanted: Wanted,
@@ -189,7 +188,34 @@ struct Task {
     health: Arc<Mutex<api::Counters>>,
 }
 
-impl Task {
+impl<P: Pmu> Task<P> {
+    fn new(
+        pmu: P,
+        (root, prefer): (PathBuf, Prefer),
+        wanted: Wanted,
+        host: &HostTopology,
+        (health, inbox): (Arc<Mutex<api::Counters>>, Arc<Inbox>),
+    ) -> Self {
+        Self {
+            pmu,
+            host: Arc::new(host.clone()),
+            layout: None,
+            detected: Detected { events: None, passed_over: Vec::new() },
+            silence: Silence::default(),
+            vms: BTreeMap::new(),
+            pages: None,
+            wanted,
+            sampling: None,
+            idle: Vec::new(),
+            read_ns: 0,
+            reader: threads::Reader::new(root.clone(), prefer),
+            health,
+            groups: Groups::new(root.clone(), wanted.period),
+            root,
+            inbox,
+        }
+    }
+
     fn run(&mut self, period: Duration, orders: &mpsc::Receiver<Order>) {
         let mut read_at = Instant::now();
         loop {
@@ -220,12 +246,49 @@ impl Task {
     }
 
     fn detect(&mut self) {
-        self.detected = detect(&self.root);
-        let why = |passed: &vnuma_counters::PassedOver| format!("{}: {}", passed.source, passed.why);
+        let given_up = self.silence.given_up();
+        self.detected = self.pmu.detect(&given_up);
+        let why = |passed: &PassedOver| format!("{}: {}", passed.source, passed.why);
         let passed_over = self.detected.passed_over.iter().map(why).collect();
         let source = self.detected.source().name().to_owned();
+        let given_up = given_up.iter().map(|passed| passed.source.name().to_owned()).collect();
         let mut health = self.health.lock().unwrap_or_else(PoisonError::into_inner);
-        *health = api::Counters { source, passed_over, ..api::Counters::default() };
+        *health = api::Counters { source, passed_over, given_up, ..api::Counters::default() };
+    }
+
+    /// Gives the source up for the next best one if it counts nothing, and tries it again later.
+    fn doubt(&mut self, heard: &Heard) {
+        let Some(change) = self.silence.period(self.detected.source(), heard) else { return };
+        if let Change::Counts(source) = change {
+            info!(%source, "the source of counts that was tried again counts");
+            return;
+        }
+        self.detect();
+        let now = self.detected.source();
+        match change {
+            Change::GivenUp(source) => {
+                warn!(%source, %now, "a source of counts is given up: it counted nothing in {PATIENCE} periods");
+            }
+            _ => info!(%now, "a source of counts that was given up is tried again"),
+        }
+        for thread in self.vms.values_mut().flat_map(|vm| &mut vm.threads) {
+            thread.close();
+            (thread.problem, thread.permille, thread.tried) = (None, WHOLE, TRY_AGAIN);
+        }
+        self.look_at_pages();
+    }
+
+    /// Pages are looked at where counters do not say which node an access goes to, and where memory may be moved.
+    fn look_at_pages(&mut self) {
+        let wanted = self.wanted.memory || self.detected.source() != Source::PerNode;
+        if wanted == self.pages.is_some() {
+            return;
+        }
+        // Without it accesses are attributed to nodes less well, or not at all; the policies see that as a gap.
+        self.pages = wanted.then(|| PageReader::start(self.root.clone(), self.wanted.memory).ok()).flatten();
+        if let Some(pages) = &self.pages {
+            self.vms.iter().for_each(|(&vm, counted)| pages.watch(vm, counted.pid));
+        }
     }
 
     fn count(&mut self, targets: Targets) {
@@ -251,14 +314,14 @@ impl Task {
         let mut vm_threads = Vm { pid, pidfd, threads };
         self.begin_threads(&mut vm_threads.threads);
         vm_threads.read_groups(&mut self.groups);
-        open_counters(&mut vm_threads, self.detected.events.as_ref(), self.sampling.as_ref());
+        open_counters(&mut self.pmu, &mut vm_threads, self.detected.events.as_ref(), self.sampling.as_ref());
         self.vms.insert(vm, vm_threads);
         self.pages.iter().for_each(|pages| pages.watch(vm, pid));
     }
 
     /// Reads the times of new threads, from which their first period goes.
-    fn begin_threads(&mut self, threads: &mut [Thread]) {
-        let is_new = |thread: &&mut Thread| thread.times.is_none();
+    fn begin_threads(&mut self, threads: &mut [Thread<P::Counters>]) {
+        let is_new = |thread: &&mut Thread<P::Counters>| thread.times.is_none();
         self.reader.read(threads.iter_mut().filter(is_new).map(|thread| &mut thread.read).collect());
         for thread in threads.iter_mut().filter(is_new) {
             thread.times = thread.read.take().map(|known| known.times);
@@ -268,16 +331,14 @@ impl Task {
     /// The first VM is to be counted.
     fn begin(&mut self) {
         self.reader.begin();
-        // The operator may have changed what is permitted.
+        // The operator may have changed what is permitted, and ended who held the counters.
+        self.silence = Silence::default();
         self.detect();
         (self.read_ns, self.layout) = (monotonic_ns(), None);
         self.reader.read(Vec::new());
         self.read_idle();
         self.sampling = self.wanted.samples.then(|| Sampling::find(&self.root));
-        if self.wanted.memory || self.detected.source() != Source::PerNode {
-            // Without it accesses are attributed to nodes less well, or not at all; the policies see that as a gap.
-            self.pages = PageReader::start(self.root.clone(), self.wanted.memory).ok();
-        }
+        self.look_at_pages();
     }
 
     fn end_if_unused(&mut self) {
@@ -305,22 +366,33 @@ impl Task {
         if self.groups.forget_if_old() {
             self.vms.values_mut().for_each(|vm| vm.read_groups(&mut self.groups));
         }
-        let mut vms = Vec::with_capacity(self.vms.len());
-        for (&vm, counted) in &mut self.vms {
-            let (pages, memory) = self.pages.as_ref().map(|pages| pages.of(vm)).unwrap_or_default();
-            let sampling = self.sampling.as_ref();
-            open_counters(counted, self.detected.events.as_ref(), sampling);
-            let none = self.detected.events.is_none();
-            let vcpus =
-                counted.threads.iter_mut().filter_map(|thread| period_of(thread, none, sampling)).collect();
-            vms.push(VmReading { vm, pid: counted.pid, pages, memory, vcpus });
+        let source = self.detected.source().name();
+        let vms = self.read_vms();
+        let mut heard = Heard::default();
+        vms.iter().flat_map(|vm| &vm.vcpus).for_each(|vcpu| hear(&mut heard, vcpu));
+        self.doubt(&heard);
+        // Now, so that they count for the whole of the next period.
+        for vm in self.vms.values_mut() {
+            open_counters(&mut self.pmu, vm, self.detected.events.as_ref(), self.sampling.as_ref());
         }
         self.note_health();
-        let source = self.detected.source().name();
         let groups = self.groups.known();
         let memory = self.pages.as_ref().map(PageReader::nodes).unwrap_or_default();
         let reading = HostReading { began_ns, period_ns, source, layout, cpus, groups, memory, vms };
         self.inbox.send(Message::Event(Event::Sampled(Box::new(reading))))
+    }
+
+    /// What the threads of each VM did.
+    fn read_vms(&mut self) -> Vec<VmReading> {
+        let (none, sampling) = (self.detected.events.is_none(), self.sampling.as_ref());
+        let mut vms = Vec::with_capacity(self.vms.len());
+        for (&vm, counted) in &mut self.vms {
+            let (pages, memory) = self.pages.as_ref().map(|pages| pages.of(vm)).unwrap_or_default();
+            let threads = counted.threads.iter_mut();
+            let vcpus = threads.filter_map(|thread| period_of(thread, none, sampling)).collect();
+            vms.push(VmReading { vm, pid: counted.pid, pages, memory, vcpus });
+        }
+        vms
     }
 
     /// How long each CPU was idle since the last call.
@@ -353,7 +425,12 @@ impl Task {
 }
 
 /// Opens the counters of threads that have none. What cannot be opened is tried again after some periods.
-fn open_counters(vm: &mut Vm, events: Option<&Events>, sampling: Option<&Sampling>) {
+fn open_counters<P: Pmu>(
+    pmu: &mut P,
+    vm: &mut Vm<P::Counters>,
+    events: Option<&Events>,
+    sampling: Option<&Sampling>,
+) {
     let Some(events) = events else { return };
     for thread in vm.threads.iter_mut().filter(|thread| thread.counters.is_none()) {
         thread.tried += 1;
@@ -363,7 +440,7 @@ fn open_counters(vm: &mut Vm, events: Option<&Events>, sampling: Option<&Samplin
         thread.tried = 0;
         let tid = thread.read.tid;
         // Counters can be opened by the thread's number only: those of a thread that is not the VM's are closed at once.
-        match on_thread(vm.pidfd.as_fd(), vm.pid, tid, || ThreadCounters::open(tid, events)) {
+        match on_thread(vm.pidfd.as_fd(), vm.pid, tid, || pmu.open(tid, events)) {
             Some(Ok(counters)) => {
                 thread.read.set_events(counters.ids());
                 (thread.counters, thread.problem) = (Some(counters), None);
@@ -380,7 +457,11 @@ fn open_counters(vm: &mut Vm, events: Option<&Events>, sampling: Option<&Samplin
 }
 
 /// A thread's period. `None`: it has ended, or its period before is not known yet.
-fn period_of(thread: &mut Thread, no_counters: bool, sampling: Option<&Sampling>) -> Option<VcpuReading> {
+fn period_of<C: Count>(
+    thread: &mut Thread<C>,
+    no_counters: bool,
+    sampling: Option<&Sampling>,
+) -> Option<VcpuReading> {
     let Some(Known { times, cpu, real_time, allowed, counts }) = thread.read.take() else {
         // Another thread may get its number.
         thread.times = None;
@@ -397,9 +478,8 @@ fn period_of(thread: &mut Thread, no_counters: bool, sampling: Option<&Sampling>
             None => match counters.read() {
                 Ok(period) => in_the_form_of_the_core(period),
                 Err(error) => {
-                    // They are opened anew.
-                    (thread.counters, thread.problem) = (None, Some(error.to_string()));
-                    thread.read.set_events(Vec::new());
+                    thread.close();
+                    thread.problem = Some(error.to_string());
                     Counted::Lost
                 }
             },
@@ -429,20 +509,5 @@ fn period_of(thread: &mut Thread, no_counters: bool, sampling: Option<&Sampling>
     })
 }
 
-fn in_the_form_of_the_core(period: Period) -> Counted {
-    match period {
-        Period::Counted(counted) => Counted::Counted {
-            instructions: counted.instructions,
-            llc_references: counted.llc_references,
-            llc_misses: counted.llc_misses,
-            accesses: match counted.accesses {
-                CountedAccesses::PerNode(list) => Accesses::ByNode(list),
-                CountedAccesses::LocalRemote { local, remote } => Accesses::LocalRemote { local, remote },
-                CountedAccesses::Unknown => Accesses::Unknown,
-            },
-            permille: counted.counted_permille,
-        },
-        Period::DidNotRun => Counted::DidNotRun,
-        Period::Crowded => Counted::Crowded,
-    }
-}
+#[cfg(test)]
+mod tests;
