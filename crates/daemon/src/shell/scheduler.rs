@@ -279,3 +279,140 @@ fn give_class_back(thread: &Thread, tid: i32) {
         warn!(%error, "a vCPU keeps the class SCHED_EXT");
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType, libbpf_sys::bpf_map_create_opts};
+    use std::{fs, path::Path, process::Command};
+    use vnuma_abi_bpf::sched::{
+        Assignment, COUNTS as MANY_COUNTS, Header, MAGIC, STEAL_BLIND, STEAL_PRESSURE, VERSION,
+    };
+    use vnuma_host::scheduler::{ASSIGNMENTS, COUNTS, HEADER};
+
+    const FIRST: [u8; 4] = 0_u32.to_ne_bytes();
+
+    /// A BPF file system of the test.
+    struct Pins(tempfile::TempDir);
+
+    impl Drop for Pins {
+        fn drop(&mut self) {
+            // Fails only if it was not mounted.
+            let _ = Command::new("umount").arg(self.0.path()).status();
+        }
+    }
+
+    /// The maps of a scheduler, which are those of the kernel, and a kernel that says that it is loaded.
+    struct Loaded {
+        root: tempfile::TempDir,
+        pins: Pins,
+        header: MapHandle,
+    }
+
+    impl Loaded {
+        fn new() -> Result<Self, String> {
+            let pins = Pins(tempfile::tempdir().expect("a directory"));
+            let mounted = Command::new("mount").args(["-t", "bpf", "bpf"]).arg(pins.0.path()).output();
+            let mounted = mounted.map_err(|error| error.to_string())?;
+            if !mounted.status.success() {
+                return Err(String::from_utf8_lossy(&mounted.stderr).trim().to_owned());
+            }
+            let map = |name: &str, kind, value: usize, entries| {
+                let sz = size_of::<bpf_map_create_opts>() as u64;
+                let options = bpf_map_create_opts { sz, ..bpf_map_create_opts::default() };
+                let map = MapHandle::create(kind, Some(name), 4, value as u32, entries, &options);
+                let mut map = map.map_err(|error| error.to_string())?;
+                map.pin(pins.0.path().join(name)).map_err(|error| error.to_string())?;
+                Ok::<_, String>(map)
+            };
+            let header = map(HEADER, MapType::Array, size_of::<Header>(), 1)?;
+            map(ASSIGNMENTS, MapType::Hash, size_of::<Assignment>(), 8)?;
+            map(COUNTS, MapType::PercpuArray, 8, MANY_COUNTS)?;
+            let loaded = Self { root: tempfile::tempdir().expect("a directory"), pins, header };
+            loaded.say("enabled");
+            loaded.write(Header {
+                magic: MAGIC,
+                version: VERSION,
+                header_size: size_of::<Header>() as u32,
+                assignment_size: size_of::<Assignment>() as u32,
+                instance: 7,
+                ..Header::default()
+            });
+            Ok(loaded)
+        }
+
+        /// What the kernel says of sched_ext.
+        fn say(&self, state: &str) {
+            let sysfs = self.root.path().join("sys/kernel/sched_ext");
+            fs::create_dir_all(sysfs.join("root")).expect("made");
+            fs::write(sysfs.join("state"), state).expect("written");
+            fs::write(sysfs.join("root/ops"), OPS).expect("written");
+        }
+
+        fn read(&self) -> Header {
+            let bytes = self.header.lookup(&FIRST, MapFlags::ANY).expect("read").expect("one entry");
+            Header::from_bytes(&bytes)
+        }
+
+        fn write(&self, header: Header) {
+            self.header.update(&FIRST, &header.to_bytes(), MapFlags::ANY).expect("written");
+        }
+
+        /// The heartbeat that a look leaves, and what it saw.
+        fn look(&self, places: &mut Places) -> (u64, Look) {
+            self.write(Header { heartbeat_ns: 0, ..self.read() });
+            let before = monotonic_ns();
+            let look = places.look();
+            let beat = self.read().heartbeat_ns;
+            assert!(beat == 0 || (before..=monotonic_ns()).contains(&beat), "{beat}, not from {before} on");
+            (beat, look)
+        }
+    }
+
+    fn places(root: &Path, directory: &Path) -> Places {
+        let places = Places::new(root.to_owned(), Arc::default());
+        Places { directory: directory.to_owned(), ..places }
+    }
+
+    #[test]
+    fn each_look_is_a_heartbeat_and_says_how_to_steal() {
+        let loaded = match Loaded::new() {
+            Ok(loaded) => loaded,
+            Err(why) => return println!("skipped: BPF maps cannot be made here: {why}"),
+        };
+        let mut places = places(loaded.root.path(), loaded.pins.0.path());
+        loaded.say("disabled");
+        let (beat, look) = loaded.look(&mut places);
+        assert!(matches!(look, Look::Same) && beat == 0, "nobody is told: {look:?}, {beat}");
+        loaded.say("enabled");
+        let (beat, look) = loaded.look(&mut places);
+        assert!(matches!(look, Look::Loaded) && beat > 0, "{look:?}, {beat}");
+        // Nothing else is told it: no thread has a place, and nothing is ranked.
+        for _ in 0..3 {
+            let (beat, look) = loaded.look(&mut places);
+            assert!(matches!(look, Look::Same) && beat > 0, "{look:?}, {beat}");
+        }
+        assert_eq!(loaded.read().steal, STEAL_PRESSURE);
+        places.set_stealing(Stealing::Blindly);
+        loaded.look(&mut places);
+        let header = loaded.read();
+        assert_eq!((header.steal, header.instance, header.magic), (STEAL_BLIND, 7, MAGIC), "the rest stays");
+        loaded.say("disabled");
+        let (beat, look) = loaded.look(&mut places);
+        assert!(matches!(look, Look::Ended(..)) && beat == 0, "{look:?}, {beat}");
+    }
+
+    #[test]
+    fn another_scheduler_of_the_same_name_is_another_one() {
+        let loaded = match Loaded::new() {
+            Ok(loaded) => loaded,
+            Err(why) => return println!("skipped: BPF maps cannot be made here: {why}"),
+        };
+        let mut places = places(loaded.root.path(), loaded.pins.0.path());
+        assert!(matches!(places.look(), Look::Loaded));
+        loaded.write(Header { instance: 8, ..loaded.read() });
+        let (beat, look) = loaded.look(&mut places);
+        assert!(matches!(look, Look::Ended(..)) && beat == 0, "{look:?}, {beat}");
+        assert!(matches!(loaded.look(&mut places), (1.., Look::Loaded)));
+    }
+}
