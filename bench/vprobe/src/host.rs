@@ -179,6 +179,12 @@ pub fn programs() -> (u64, u64) {
     programs.fold((0, 0), |(ns, runs), program| (ns + program.run_time_ns, runs + program.run_cnt))
 }
 
+/// What they took between two moments. Programs that are loaded anew begin at 0.
+pub fn programs_since(now: Option<(u64, u64)>, before: Option<(u64, u64)>) -> Option<(u64, u64)> {
+    let (now, before) = now.zip(before)?;
+    Some((now.0.saturating_sub(before.0), now.1.saturating_sub(before.1)))
+}
+
 /// How long the CPUs of VMs were idle, nanoseconds. The kernel counts it in steps of 10 ms.
 pub fn idle_ns(layout: &Layout) -> Result<u64> {
     let path = "/proc/stat";

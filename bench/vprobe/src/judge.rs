@@ -8,6 +8,7 @@ use crate::{
 };
 use anyhow::{Context, Result, bail, ensure};
 use overhead::Overhead;
+pub use overhead::programs_share;
 use serde::Serialize;
 use std::{
     fmt, fs,

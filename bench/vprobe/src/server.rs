@@ -438,11 +438,7 @@ impl<'a> Bench<'a> {
             end += Duration::from_secs_f64(lengths.length_s);
             thread::sleep(end.saturating_duration_since(Instant::now()));
             let now = (self.vms.read(&self.programs, daemon)?, programs());
-            // Programs that are loaded anew begin at 0.
-            let since = |now: u64, before: u64| now.saturating_sub(before);
-            let spent = now.1.zip(before.1);
-            let (programs_ns, program_runs) =
-                spent.map(|(now, before)| (since(now.0, before.0), since(now.1, before.1))).unzip();
+            let (programs_ns, program_runs) = host::programs_since(now.1, before.1).unzip();
             let wakes_us = self.wakes.take()?;
             let period = Period { wakes_us, programs_ns, program_runs, ..now.0.since(&before.0) };
             before = now;

@@ -43,7 +43,16 @@ pub struct SmallVms {
     factor: f64,
 }
 
-type Moment = (Instant, Vec<(Values, u64)>, Vec<u64>, u64);
+/// What is read at the end of a period.
+struct Moment {
+    at: Instant,
+    vcpus: Vec<(Values, u64)>,
+    /// Cycles and time of each thread of vnumad.
+    daemon: Vec<(u64, u64)>,
+    /// Time and runs of its BPF programs in other threads, if it runs.
+    programs: Option<(u64, u64)>,
+    idle_ns: u64,
+}
 
 impl SmallVms {
     /// Boots so many and starts their programs; stretches all timers.
@@ -82,9 +91,15 @@ impl SmallVms {
             let at = one.ready.count.context("the program counts nothing")?;
             Ok((one.thread.read()?, one.memory.word(at)?))
         };
-        let vms = self.all.iter().map(of).collect::<Result<_>>()?;
-        let cycles = daemon.iter().map(|(_, thread)| thread.cycles()).collect::<Result<_>>()?;
-        Ok((at, vms, cycles, host::idle_ns(&HALF)?))
+        let vcpus = self.all.iter().map(of).collect::<Result<_>>()?;
+        let spent = |(_, thread): &(String, Thread)| Ok((thread.cycles()?, thread.ran_ns()?));
+        Ok(Moment {
+            at,
+            vcpus,
+            daemon: daemon.iter().map(spent).collect::<Result<_>>()?,
+            programs: (!daemon.is_empty()).then(host::programs),
+            idle_ns: host::idle_ns(&HALF)?,
+        })
     }
 
     fn dilation(&self, clock_ghz: f64) -> Result<f64> {
@@ -92,7 +107,12 @@ impl SmallVms {
         thread::sleep(Duration::from_secs_f64(DILATION_S));
         let after = self.read(&[])?;
         let sum = |of: fn(&Values) -> u64| {
-            after.1.iter().zip(&before.1).map(|(now, before)| of(&now.0.since(&before.0))).sum::<u64>() as f64
+            after
+                .vcpus
+                .iter()
+                .zip(&before.vcpus)
+                .map(|(now, before)| of(&now.0.since(&before.0)))
+                .sum::<u64>() as f64
         };
         let cycles = sum(|values| values.cycles);
         ensure!(cycles > 0.0, "the vCPUs did nothing in {DILATION_S} s");
@@ -124,7 +144,9 @@ impl SmallVms {
         } else {
             host::balance(true)?
         }
+        host::time_programs(daemon.is_some())?;
         let periods = self.measure(&counted)?;
+        host::time_programs(false)?;
         let balanced = host::balanced()?.since(before);
         host::balance(false)?;
         if daemon.is_some() {
@@ -163,23 +185,26 @@ impl SmallVms {
 }
 
 fn since(now: &Moment, before: &Moment, daemon: &[(String, Thread)]) -> Period {
-    let elapsed_s = now.0.duration_since(before.0).as_secs_f64();
+    let elapsed_s = now.at.duration_since(before.at).as_secs_f64();
     let vcpu = |(now, before): (&(Values, u64), &(Values, u64))| {
         vec![Vcpu { values: now.0.since(&before.0), operations: now.1.saturating_sub(before.1), cpu: 0 }]
     };
-    let mut by_name: BTreeMap<String, u64> = BTreeMap::new();
-    for ((name, _), (now, before)) in daemon.iter().zip(now.2.iter().zip(&before.2)) {
-        *by_name.entry(name.clone()).or_default() += now.saturating_sub(*before);
+    let (mut by_name, mut daemon_ns) = (BTreeMap::<String, u64>::new(), 0);
+    for ((name, _), (now, before)) in daemon.iter().zip(now.daemon.iter().zip(&before.daemon)) {
+        *by_name.entry(name.clone()).or_default() += now.0.saturating_sub(before.0);
+        daemon_ns += now.1.saturating_sub(before.1);
     }
-    let idle_s = now.3.saturating_sub(before.3) as f64 / 1e9;
+    let idle_s = now.idle_ns.saturating_sub(before.idle_ns) as f64 / 1e9;
+    let is_counted = !daemon.is_empty();
+    let (programs_ns, program_runs) = host::programs_since(now.programs, before.programs).unzip();
     Period {
         elapsed_s,
-        vms: now.1.iter().zip(&before.1).map(vcpu).collect(),
+        vms: now.vcpus.iter().zip(&before.vcpus).map(vcpu).collect(),
         idle_share: idle_s / elapsed_s / HALF.all_vm_cpus().len() as f64,
-        daemon: (!daemon.is_empty()).then_some(by_name),
-        daemon_ns: None,
-        programs_ns: None,
-        program_runs: None,
+        daemon: is_counted.then_some(by_name),
+        daemon_ns: is_counted.then_some(daemon_ns),
+        programs_ns,
+        program_runs,
         wakes_us: Vec::new(),
     }
 }

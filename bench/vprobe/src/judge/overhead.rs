@@ -70,7 +70,7 @@ impl Run {
                 let one = Spent::of(std::slice::from_ref(period));
                 one.daemon_share() + one.programs_share(spent.daemon_rate())
             };
-            let programs_share = spent.programs_share(spent.daemon_rate());
+            let programs_share = programs_share(periods).unwrap_or(f64::NAN);
             let mut threads: BTreeMap<String, u64> = BTreeMap::new();
             for (name, cycles) in periods.iter().filter_map(|period| period.daemon.as_ref()).flatten() {
                 *threads.entry(name.clone()).or_default() += cycles;
@@ -94,6 +94,14 @@ impl Run {
         };
         self.cells.iter().filter(|cell| cell.policy == overhead::CELL).map(of).collect()
     }
+}
+
+/// The part of the BPF programs that run in other threads than vnumad's, in modelled cycles, of what these vCPUs took. `None`: it was
+/// not taken.
+pub fn programs_share(periods: &[super::Period]) -> Option<f64> {
+    let spent = Spent::of(periods);
+    let share = spent.programs_share(spent.daemon_rate());
+    share.is_finite().then_some(share)
 }
 
 /// Cycles and times of some periods; no number if something was not taken.
