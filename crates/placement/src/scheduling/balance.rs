@@ -204,6 +204,15 @@ mod tests {
         assert_eq!(queues(3).steal_fairly(1, &[0, 1], 3, |vcpu| vcpu != 1), Some(2));
     }
 
+    #[test]
+    fn who_was_stolen_waits_no_more() {
+        let mut all = queue(0, 0, 3, &[(1, 9.0), (2, 5.0), (3, 7.0)]);
+        all.runnable.iter_mut().zip([7, 9, 8]).for_each(|(one, waited)| one.waited = waited);
+        let mut queues = RunQueues::new(1, vec![all]);
+        let order: Vec<_> = (0..4).map(|_| queues.steal_fairly(0, &[], 3, |_| true)).collect();
+        assert_eq!(order, [Some(2), Some(3), Some(1), None]);
+    }
+
     proptest! {
         /// One idle CPU, and a newcomer without any pressure every round: a vCPU that they overtake has its turn after at
         /// most `limit` rounds and one for each that has been waiting as long.

@@ -1,6 +1,7 @@
 //! What every policy of vCPUs promises, whatever the host, the masks and the counters are.
 
 mod properties;
+mod remembered;
 mod world;
 
 use vnuma_placement::scheduling::{Cause, Machine, Place, Placed, Policy, Settings};
