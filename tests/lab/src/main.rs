@@ -1,6 +1,7 @@
 //! Scenarios that run on the lab server. Each ends with an error that says what was
 //! expected and what was seen.
 
+mod flips;
 mod follow;
 mod guest;
 mod hostile;

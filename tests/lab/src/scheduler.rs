@@ -2,6 +2,7 @@
 //! them, and ends as it should, however it ends. The threads are loops, which never sleep: it sees them when their time is up.
 
 use crate::{
+    flips,
     threads::{Group, KEEP_S, LOOKS, Loop, beat, expect_share, loaded, shares, start, stop},
     vcpus,
 };
@@ -44,6 +45,9 @@ pub struct Arguments {
     /// Play this part only; may be repeated
     #[arg(long = "part", value_name = "NAME")]
     parts: Vec<String>,
+    /// Thefts of a thread whose CPUs change meanwhile
+    #[arg(long, default_value_t = 300)]
+    thefts: u64,
 }
 
 type Part = (&'static str, fn(&Scheduler) -> Result<()>);
@@ -66,11 +70,14 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     ensure!(nodes.cpus(1).is_some_and(|cpus| cpus.to_string() == "2-3"), "the server is not a 2n4c");
     ensure!(loaded()?.is_none(), "a scheduler is loaded already");
     let wanted = |name: &str| arguments.parts.is_empty() || arguments.parts.iter().any(|part| part == name);
-    if PARTS.iter().any(|(name, _)| wanted(name)) {
+    if PARTS.iter().any(|(name, _)| wanted(name)) || wanted("flips") {
         // On a machine that stands still for a moment nobody is to count as starving.
         let (process, scheduler) = start(&["--starve-ms", "10000"])?;
         for (name, part) in PARTS.iter().filter(|(name, _)| wanted(name)) {
             part(&scheduler).with_context(|| format!("part {name}"))?;
+        }
+        if wanted("flips") {
+            flips::run(&scheduler, arguments.thefts).context("part flips")?;
         }
         stop(process)?;
     }

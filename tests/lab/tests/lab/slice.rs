@@ -68,6 +68,7 @@ fn guests_answer_and_survive_the_end_of_others() {
             job(&["vcpu-watch", "--self-test"]),
             job(&["lab-scenario", "lifecycle"]),
             job(&["lab-scenario", "policy"]),
+            job(&["lab-scenario", "scheduler", "--part", "flips"]),
             job(&["lab-scenario", "kills", "--kills", kills]),
         ],
     );
@@ -81,7 +82,8 @@ fn vms_are_where_they_were_placed_and_know_where_their_devices_are() {
 #[test]
 #[ignore = "takes minutes: make soak"]
 fn threads_follow_their_places_in_the_kernel() {
-    run("2n4c", &[job(&["lab-scenario", "scheduler"])]);
+    let thefts = if soak_rounds().is_some() { "5000" } else { "1000" };
+    run("2n4c", &[job(&["lab-scenario", "scheduler", "--thefts", thefts])]);
 }
 
 /// `make soak NAME=scheduler`
