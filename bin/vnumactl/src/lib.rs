@@ -126,7 +126,7 @@ enum Command {
         vm: Option<String>,
         /// The policy: off, observe, credit, vcpu-p, lb, brm, vprobe-paper, vprobe
         #[arg(long, value_name = "P", requires = "vm")]
-        set: Option<String>,
+        set: Option<Policy>,
     },
     /// Show all vCPUs with their policies, updated each period, until interrupted
     Top {
@@ -139,7 +139,7 @@ enum Command {
         /// File to create
         file: PathBuf,
         /// End after so many periods
-        #[arg(long, value_name = "N", value_parser = number(), allow_negative_numbers = true)]
+        #[arg(long, value_name = "N", value_parser = number_from(1), allow_negative_numbers = true)]
         periods: Option<u32>,
     },
     /// Run a policy on a recording, and show what it would have done
@@ -155,7 +155,7 @@ enum Command {
     /// Print events until interrupted
     Watch {
         /// Only events of these kinds: appeared, gone, attached, detached, changed, published, acknowledged, replugged,
-        /// confined, policy
+        /// confined, memory, policy
         #[arg(long, value_name = "KIND,...", value_delimiter = ',')]
         events: Vec<EventKind>,
     },
@@ -175,9 +175,13 @@ fn name() -> impl TypedValueParser<Value = String> {
 
 /// Of a number, likewise.
 fn number() -> impl TypedValueParser<Value = u32> {
-    let expected = || format!("not a number from 0 to {}", u32::MAX);
-    OsStringValueParser::new()
-        .try_map(move |value| value.to_str().and_then(|digits| digits.parse().ok()).ok_or_else(expected))
+    number_from(0)
+}
+
+fn number_from(least: u32) -> impl TypedValueParser<Value = u32> {
+    let expected = move || format!("not a number from {least} to {}", u32::MAX);
+    let read = move |digits: &str| digits.parse().ok().filter(|&number| number >= least);
+    OsStringValueParser::new().try_map(move |value| value.to_str().and_then(read).ok_or_else(expected))
 }
 
 /// Understands a command line, the program's name included, and does nothing.
@@ -271,7 +275,7 @@ async fn run(arguments: &Arguments) -> Result<(), ClientError> {
             print(json, &vm, policy::show)
         }
         Command::Policy { vm: Some(vm), set: Some(policy) } => {
-            let body = serde_json::to_string(&PolicyRequest { policy: policy.clone() });
+            let body = serde_json::to_string(&PolicyRequest { policy: policy.to_string() });
             let body = body.map_err(|error| ClientError::Output(error.into()))?;
             let vm: Scheduling = client.post(&vm_path(vm, Some("policy")), body).await?;
             print(json, &vm, policy::show)

@@ -7,6 +7,7 @@ use std::{
     fs::{File, OpenOptions},
     io::{BufWriter, Write},
     path::Path,
+    time::Duration,
 };
 use vnuma_api::{OBSERVATIONS, Observation};
 
@@ -15,6 +16,9 @@ pub const HEADER: &str = "{\"vnuma_recording\":1}";
 /// Longest line: a period of a host with 65536 vCPUs and 64 nodes is shorter.
 pub const LINE_LIMIT: usize = 256 << 20;
 
+/// Without a period for so long the operator is told why there may be none.
+const PATIENCE: Duration = Duration::from_secs(5);
+
 /// Records until it is interrupted, or for so many periods.
 pub async fn run(client: &Client, path: &Path, periods: Option<u64>) -> Result<(), ClientError> {
     let mut body = client.open(Method::GET, OBSERVATIONS, String::new()).await?.into_body();
@@ -22,9 +26,16 @@ pub async fn run(client: &Client, path: &Path, periods: Option<u64>) -> Result<(
     let mut pending = Vec::new();
     let mut count = 0;
     let wanted = periods.unwrap_or(u64::MAX);
+    let (hint, mut hinted) = (tokio::time::sleep(PATIENCE), false);
+    tokio::pin!(hint);
     while count < wanted {
         let frame = tokio::select! {
             frame = body.frame() => frame,
+            () = &mut hint, if count == 0 && !hinted => {
+                eprintln!("vnumactl: no period yet: does any VM have a policy other than off? `observe` is enough");
+                hinted = true;
+                continue;
+            }
             interrupted = tokio::signal::ctrl_c() => {
                 interrupted.map_err(ClientError::Output)?;
                 break;

@@ -114,7 +114,13 @@ pub fn read(mut from: impl BufRead, policy: Policy) -> Result<Replay, ReplayErro
     let mut line = String::new();
     let mut next = |number: usize, line: &mut String| -> Result<bool, ReplayError> {
         line.clear();
-        let read = from.by_ref().take(LINE_LIMIT as u64 + 1).read_line(line)?;
+        let read = match from.by_ref().take(LINE_LIMIT as u64 + 1).read_line(line) {
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                let reason = "not text in UTF-8".to_owned();
+                return Err(ReplayError::Line { line: number, reason });
+            }
+            read => read?,
+        };
         if read > LINE_LIMIT {
             let reason = format!("longer than {LINE_LIMIT} bytes");
             return Err(ReplayError::Line { line: number, reason });
@@ -138,7 +144,7 @@ pub fn read(mut from: impl BufRead, policy: Policy) -> Result<Replay, ReplayErro
         }
         let wrong = |reason: String| ReplayError::Line { line: number, reason: plain(&reason) };
         let observation: Observation =
-            serde_json::from_str(&line).map_err(|error| wrong(error.to_string()))?;
+            serde_json::from_str(&line).map_err(|error| wrong(with_column(&error)))?;
         check(&observation).map_err(wrong)?;
         player.period(observation);
     }
@@ -146,6 +152,16 @@ pub fn read(mut from: impl BufRead, policy: Policy) -> Result<Replay, ReplayErro
         return Err(ReplayError::Empty);
     }
     Ok(player.end())
+}
+
+/// What is wrong with a line. Its number is the file's, not the parser's.
+fn with_column(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    let at = format!(" at line {} column {}", error.line(), error.column());
+    match text.strip_suffix(&at) {
+        Some(reason) => format!("column {}: {reason}", error.column()),
+        None => text,
+    }
 }
 
 /// What a replay relies on.
@@ -608,7 +624,11 @@ SECOND  VM   VCPU  FROM  TO  CPUS  REMOTE  EXPECTED  WHY
         assert!(error("").starts_with("line 1: not a recording"));
         assert!(error("{}\n").starts_with("line 1: not a recording"));
         assert!(error(&recording(&[])).starts_with("no period was recorded"));
-        assert!(error(&format!("{HEADER}\nnonsense\n")).starts_with("line 2: expected"));
+        assert_eq!(error(&format!("{HEADER}\nnonsense\n")), "line 2: column 2: expected ident");
+        assert_eq!(error(&format!("{HEADER}\n{{}}\n")), "line 2: column 2: missing field `time_ns`");
+        let binary = [HEADER.as_bytes(), b"\n\xff\xfe\n"].concat();
+        let of_binary = read(&binary[..], Policy::Vprobe).expect_err("not text").to_string();
+        assert_eq!(of_binary, "line 2: not text in UTF-8");
         let broken = |change: &dyn Fn(&mut Observation)| {
             let mut bad = observation(6);
             change(&mut bad);

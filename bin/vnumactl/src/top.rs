@@ -129,6 +129,9 @@ fn cells(vm: &Scheduling, vcpu: &VcpuScheduling) -> [String; 11] {
 
 /// All vCPUs, for a pipe.
 pub fn text(vms: &[Scheduling]) -> String {
+    if vms.is_empty() {
+        return "no VMs\n".to_owned();
+    }
     let mut table = Table::new(&HEADINGS);
     for (vm, vcpu) in sorted(vms) {
         table.row(cells(vm, vcpu));
@@ -233,6 +236,7 @@ b   0     -     -     -         -      -       -       none yet  0      -
     #[test]
     fn the_most_remote_ones_come_first() {
         assert_eq!(text(&vms()), TABLE);
+        assert_eq!(text(&[]), "no VMs\n");
     }
 
     #[test]

@@ -440,6 +440,8 @@ fn a_recording_is_replayed_by_another_policy() {
         "{shown}"
     );
     host.fails(&["replay", file, "--policy", "fast"], 2, "there is no policy `fast`");
+    host.fails(&["policy", "web", "--set", "fast"], 2, "there is no policy `fast`");
+    host.fails(&["record", "other", "--periods", "0"], 2, "not a number from 1 to 4294967295");
     std::fs::write(&path, recorded.replace("\"weight\":100", "\"weight\":0")).expect("written");
     let problem = format!("{file}: line 2: vms: web: vCPU 0: weight = 0: expected 1 to 10000");
     host.fails(&["replay", file, "--policy", "lb"], 1, &problem);
@@ -452,9 +454,13 @@ fn a_recording_that_is_interrupted_is_whole() {
     host.wait_until_listed(1);
     let path = host.directory.path().join("periods.jsonl");
     let mut record = host.vnumactl(&["record", path.to_str().expect("UTF-8")]);
-    let record = record.stdout(Stdio::piped()).spawn().expect("runs");
+    let said = host.directory.path().join("said");
+    let record = record.stdout(Stdio::piped()).stderr(std::fs::File::create(&said).expect("made"));
+    let record = record.spawn().expect("runs");
     // No VM has a policy: nothing is read, and there is nothing to record.
     wait_for("the file", || path.exists());
+    let hint = "no period yet: does any VM have a policy other than off?";
+    wait_for("a hint", || std::fs::read_to_string(&said).is_ok_and(|said| said.contains(hint)));
     host.text(&["policy", "web", "--set", "observe"]);
     let lines = || std::fs::read_to_string(&path).expect("a recording").lines().count();
     wait_for("periods", || lines() > 3);
