@@ -109,12 +109,18 @@ fn affinity(daemon: &Daemon) -> Check {
     if daemon.affinity_events {
         return Check::best("affinity", "event");
     }
+    let remedy = match daemon.location_source.as_str() {
+        "bpf" => {
+            "a kernel in which BPF can trace __set_cpus_allowed_ptr(), or a shorter observe.resync_interval_ms"
+        }
+        _ => "BPF locations, or a shorter observe.resync_interval_ms",
+    };
     Check::lower(
         Level::Reduced,
         "affinity",
         "resync",
         "a change of a thread's affinity alone makes no event here; it is noticed when the vCPU runs or with the next resync",
-        "BPF locations, or a shorter observe.resync_interval_ms",
+        remedy,
     )
 }
 
@@ -684,6 +690,14 @@ mod tests {
         let checks = examine(&daemon("poll"), &HostTopology::default(), &[]);
         assert_eq!(found(&checks, "locations"), ("poll".into(), Level::Reduced));
         assert_eq!(found(&checks, "affinity"), ("resync".into(), Level::Reduced));
+        let remedy = |daemon: Daemon| {
+            let checks = examine(&daemon, &HostTopology::default(), &[]);
+            let check = checks.into_iter().find(|check| check.check == "affinity");
+            check.and_then(|check| check.remedy).expect("a remedy")
+        };
+        assert!(remedy(daemon("poll")).starts_with("BPF locations"));
+        let blind = Daemon { affinity_events: false, ..daemon("bpf") };
+        assert!(remedy(blind).starts_with("a kernel in which BPF can trace"), "BPF is in use already");
         let of = |vm: Vm| examine(&daemon("bpf"), &HostTopology::default(), &[vm]);
         assert_eq!(found(&of(vm("a", &[])), "guest nodes"), ("none".into(), Level::Missing));
         assert_eq!(found(&of(vm("a", &[Some(1)])), "guest nodes"), ("one".into(), Level::Reduced));
