@@ -7,8 +7,8 @@ use std::{
 };
 use vnuma_fuzz::{TARGETS, corpora};
 
-/// The target in C, whose corpus `make -C guest/driver check` feeds to it.
-const DRIVER: &str = "driver-channel";
+/// The targets in C, whose corpora `make check` of guest/driver and of guest/runtime feeds to them.
+const IN_C: [&str; 2] = ["driver-channel", "runtime-page"];
 
 /// Larger corpora belong to target/fuzz.
 const SIZE_LIMIT: u64 = 300 << 10;
@@ -22,7 +22,7 @@ fn entries(directory: &Path) -> Vec<PathBuf> {
 fn every_target_has_a_corpus_and_every_corpus_a_target() {
     let name = |path: PathBuf| path.file_name().and_then(|name| name.to_str()).expect("UTF-8").to_owned();
     let folders: BTreeSet<String> = entries(&corpora()).into_iter().map(name).collect();
-    let targets = TARGETS.iter().map(|target| target.name).chain([DRIVER]);
+    let targets = TARGETS.iter().map(|target| target.name).chain(IN_C);
     assert_eq!(folders, targets.map(str::to_owned).collect());
     let files = |folder: &String| entries(&corpora().join(folder));
     assert!(folders.iter().all(|folder| !files(folder).is_empty()), "an empty corpus");

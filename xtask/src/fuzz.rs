@@ -7,7 +7,7 @@
 //! ```
 //!
 //! The targets in Rust are one program, built with the counters of LLVM's coverage, which a stable compiler has behind
-//! `-C` options. The environment says which target it is. The driver's target is C.
+//! `-C` options. The environment says which target it is. What the guest has in C has targets in C.
 
 use crate::steps::{Counts, run, workspace};
 use anyhow::{Context, Result, bail, ensure};
@@ -24,9 +24,38 @@ const SECONDS: u64 = 60;
 /// The variable that says otherwise, for `make soak` as well.
 const SECONDS_VARIABLE: &str = "VNUMA_FUZZ_SECONDS";
 
-/// The target in C.
-const DRIVER: &str = "driver-channel";
-const ABOUT_DRIVER: &str = "the topology channel, as the guest's driver reads it";
+/// A target in C, which `make fuzz` builds in its folder.
+struct CTarget {
+    name: &'static str,
+    about: &'static str,
+    folder: &'static str,
+    program: &'static str,
+}
+
+const C_TARGETS: [CTarget; 2] = [
+    CTarget {
+        name: "driver-channel",
+        about: "the topology channel, as the guest's driver reads it",
+        folder: "guest/driver",
+        program: "test/channel-fuzz",
+    },
+    CTarget {
+        name: "runtime-page",
+        about: "the page of /dev/vnuma and files of sysfs, as libvnuma reads them",
+        folder: "guest/runtime",
+        program: "build/vnuma-fuzz",
+    },
+];
+
+impl CTarget {
+    fn named(name: &str) -> Option<&'static Self> {
+        C_TARGETS.iter().find(|target| target.name == name)
+    }
+
+    fn path(&self) -> PathBuf {
+        Path::new(self.folder).join(self.program)
+    }
+}
 
 /// What `-Zsanitizer` would add, and what a stable compiler takes as well: counters at the edges of the program's
 /// control flow, and calls at its comparisons.
@@ -102,7 +131,9 @@ pub fn main(arguments: &Arguments) -> Result<()> {
             "--",
             "--list",
         ]))?;
-        println!("{DRIVER:<16} {ABOUT_DRIVER}");
+        for CTarget { name, about, .. } in C_TARGETS {
+            println!("{name:<16} {about}");
+        }
         return Ok(());
     }
     let names = if arguments.targets.is_empty() { all()? } else { arguments.targets.clone() };
@@ -151,18 +182,16 @@ fn fuzz(names: &[String], seconds: u64, counts: &mut Counts) -> Result<()> {
 /// What is built, each only if it is needed.
 struct Programs {
     rust: PathBuf,
-    driver: PathBuf,
 }
 
 impl Programs {
     fn build(names: &[String]) -> Result<Self> {
         let directory = workspace().join("target/fuzz/build");
-        let driver = workspace().join("guest/driver/test/channel-fuzz");
-        let programs = Self { rust: directory.join(TRIPLE).join("fuzz/vnuma-fuzz"), driver };
-        if names.iter().any(|name| name == DRIVER) {
-            run(Command::new("make").args(["--silent", "-C", "guest/driver", "fuzz"]))?;
+        let programs = Self { rust: directory.join(TRIPLE).join("fuzz/vnuma-fuzz") };
+        for target in names.iter().filter_map(|name| CTarget::named(name)) {
+            run(Command::new("make").args(["--silent", "-C", target.folder, "fuzz"]))?;
         }
-        if names.iter().any(|name| name != DRIVER) {
+        if names.iter().any(|name| CTarget::named(name).is_none()) {
             println!("fuzz: building the targets with coverage (once, some minutes)");
             let mut command = Command::new("cargo");
             command.args(["build", "--quiet", "--locked", "--package", "vnuma-fuzz", "--profile", "fuzz"]);
@@ -175,7 +204,9 @@ impl Programs {
     }
 
     fn command(&self, name: &str) -> Command {
-        let mut command = Command::new(if name == DRIVER { &self.driver } else { &self.rust });
+        let program =
+            CTarget::named(name).map_or_else(|| self.rust.clone(), |target| workspace().join(target.path()));
+        let mut command = Command::new(program);
         command.env("VNUMA_FUZZ_TARGET", name).env("RUST_BACKTRACE", "1").current_dir(workspace());
         // What a libFuzzer of its own would be told by these is told by arguments here.
         command.env_remove("ASAN_OPTIONS").env_remove("UBSAN_OPTIONS");
@@ -295,11 +326,11 @@ fn explain(name: &str, log: &Path) -> Result<String> {
     let shown = lines[panic..].iter().take(SHOWN_LINES).copied().collect::<Vec<_>>().join("\n");
     let input =
         lines.iter().find_map(|line| line.split_once("Test unit written to ")).map(|(_, path)| path.trim());
-    Ok(match (input, name) {
-        (Some(input), DRIVER) => {
-            format!("{shown}\n\nthe input: {input}\nto feed it again: guest/driver/test/channel-fuzz {input}")
+    Ok(match (input, CTarget::named(name)) {
+        (Some(input), Some(target)) => {
+            format!("{shown}\n\nthe input: {input}\nto feed it again: {} {input}", target.path().display())
         }
-        (Some(input), _) => {
+        (Some(input), None) => {
             format!(
                 "{shown}\n\nthe input: {input}\nto feed it again: cargo run -p vnuma-fuzz -- {name} {input}"
             )
