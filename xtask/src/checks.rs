@@ -105,7 +105,7 @@ pub fn test() -> Result<()> {
             counts.add_passed();
             Ok(())
         });
-        steps.step("libvnuma on machines that are made up", |counts| {
+        steps.step("libvnuma and the overlay of libnuma, on machines that are made up", |counts| {
             run(Command::new("make").args(["--silent", "-C", "guest/runtime", "check"]))?;
             counts.add_passed();
             Ok(())

@@ -1,0 +1,356 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * libnuma.so.1 of a program that vnuma-run starts. It stands before the real libnuma, which
+ * reads the CPUs of a node once and keeps them, and the distances too.
+ *
+ *	program ──▶ this library ──▶ the real libnuma, by the path in REAL_LIBNUMA
+ *	   └──────── everything else ────────▶┘
+ *
+ * It has the real one's SONAME and versions and few of its symbols: the queries whose answers
+ * change. The dynamic linker finds the others, and all variables, in the real library, on which
+ * this one depends by its path. A query has the real library forget what it knows and then calls it, so that
+ * masks, warnings and errors are the real one's.
+ *
+ * The real library refreshes one node per numa_node_to_cpu_update(), hence once for each node.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <vnuma/vnuma.h>
+
+/* The binary interface of libnuma on x86-64. */
+struct bitmask {
+	unsigned long size;		/* bits */
+	unsigned long *maskp;
+};
+
+struct nodemask {
+	unsigned long n[2];
+};
+
+#define LONG_BITS	(8 * sizeof(unsigned long))
+
+/* What is called of the real library. Versions matter: v1 and v2 have the same names. */
+static struct {
+	int (*max_node)(void);
+	void (*update)(void);
+	struct bitmask *(*allocate_cpumask)(void);
+	void (*free_mask)(struct bitmask *mask);
+	int (*node_to_cpus_v1)(int node, unsigned long *buffer, int length);
+	int (*node_to_cpus_v2)(int node, struct bitmask *mask);
+	int (*node_of_cpu)(int cpu);
+	int (*distance)(int from, int to);
+	int (*run_on_node)(int node);
+	int (*run_on_node_mask_v1)(const struct nodemask *mask);
+	int (*run_on_node_mask_v2)(struct bitmask *mask);
+	int (*run_on_node_mask_all)(struct bitmask *mask);
+	struct nodemask (*get_run_node_mask_v1)(void);
+	struct bitmask *(*get_run_node_mask_v2)(void);
+	void (*bind_v1)(const struct nodemask *mask);
+	void (*bind_v2)(struct bitmask *mask);
+} real;
+
+static const struct {
+	void *pointer;
+	const char *name;
+	const char *version;
+} symbols[] = {
+	{ &real.max_node, "numa_max_node", "libnuma_1.1" },
+	{ &real.update, "numa_node_to_cpu_update", "libnuma_1.1" },
+	{ &real.allocate_cpumask, "numa_allocate_cpumask", "libnuma_1.2" },
+	{ &real.free_mask, "numa_bitmask_free", "libnuma_1.2" },
+	{ &real.node_to_cpus_v1, "numa_node_to_cpus", "libnuma_1.1" },
+	{ &real.node_to_cpus_v2, "numa_node_to_cpus", "libnuma_1.2" },
+	{ &real.node_of_cpu, "numa_node_of_cpu", "libnuma_1.2" },
+	{ &real.distance, "numa_distance", "libnuma_1.1" },
+	{ &real.run_on_node, "numa_run_on_node", "libnuma_1.1" },
+	{ &real.run_on_node_mask_v1, "numa_run_on_node_mask", "libnuma_1.1" },
+	{ &real.run_on_node_mask_v2, "numa_run_on_node_mask", "libnuma_1.2" },
+	{ &real.run_on_node_mask_all, "numa_run_on_node_mask_all", "libnuma_1.4" },
+	{ &real.get_run_node_mask_v1, "numa_get_run_node_mask", "libnuma_1.1" },
+	{ &real.get_run_node_mask_v2, "numa_get_run_node_mask", "libnuma_1.2" },
+	{ &real.bind_v1, "numa_bind", "libnuma_1.1" },
+	{ &real.bind_v2, "numa_bind", "libnuma_1.2" },
+};
+
+static struct vnuma *topology;		/* NULL: not to be had, the real library answers alone */
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+/* The real library's tables: nobody reads them while they are read anew. */
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+
+static void lock(void)
+{
+	pthread_mutex_lock(&mutex);
+}
+
+static void unlock(void)
+{
+	pthread_mutex_unlock(&mutex);
+}
+
+static void prepare(void)
+{
+	void *handle = dlopen(REAL_LIBNUMA, RTLD_LAZY | RTLD_LOCAL);
+	size_t i;
+
+	for (i = 0; handle && i < sizeof(symbols) / sizeof(*symbols); i++) {
+		void *symbol = dlvsym(handle, symbols[i].name, symbols[i].version);
+
+		memcpy(symbols[i].pointer, &symbol, sizeof(symbol));
+	}
+	if (vnuma_open(&topology))
+		topology = NULL;
+	pthread_atfork(lock, unlock, unlock);
+}
+
+/* Before the program's own code where the linker can see to it, and at the first call otherwise. */
+static __attribute__((constructor)) void start(void)
+{
+	int saved = errno;
+
+	pthread_once(&once, prepare);
+	errno = saved;
+}
+
+/* Is there a function of the real library? An old one may lack it. */
+#define has(function) (start(), real.function ? 1 : (errno = ENOSYS, 0))
+
+/* With the lock: the real library reads a node anew when it is asked for it next. */
+static void forget(void)
+{
+	if (real.update)
+		real.update();
+}
+
+static int can_refresh(void)
+{
+	return real.update && real.max_node && real.allocate_cpumask && real.free_mask &&
+	       real.node_to_cpus_v1 && real.node_to_cpus_v2;
+}
+
+/* With the lock: all nodes are read anew, for the second version or for the first. */
+static void refresh_all(int version)
+{
+	int saved = errno, node, last;
+	struct bitmask *mask;
+
+	if (!can_refresh())
+		return;
+	mask = real.allocate_cpumask();
+	last = real.max_node();
+	for (node = 0; mask && node <= last; node++) {
+		size_t bytes = (mask->size + LONG_BITS - 1) / LONG_BITS * sizeof(unsigned long);
+
+		/* A node that is not there is none of a caller's business. */
+		real.update();
+		if (version == 1)
+			real.node_to_cpus_v1(node, mask->maskp, (int)bytes);
+		else
+			real.node_to_cpus_v2(node, mask);
+	}
+	if (mask)
+		real.free_mask(mask);
+	errno = saved;
+}
+
+/* Their names with versions are below. */
+int numa_node_to_cpus_v1(int node, unsigned long *buffer, int length);
+int numa_node_to_cpus_v2(int node, struct bitmask *mask);
+int numa_node_of_cpu_v2(int cpu);
+int numa_distance_v1(int from, int to);
+int numa_run_on_node_v1(int node);
+int numa_run_on_node_mask_v1(const struct nodemask *mask);
+int numa_run_on_node_mask_v2(struct bitmask *mask);
+int numa_run_on_node_mask_all_v2(struct bitmask *mask);
+struct nodemask numa_get_run_node_mask_v1(void);
+struct bitmask *numa_get_run_node_mask_v2(void);
+void numa_bind_v1(const struct nodemask *mask);
+void numa_bind_v2(struct bitmask *mask);
+
+/* The version of a name that a program gets: "@@" is the one that it is linked to today. */
+#define version(function, symbol) __asm__(".symver " #function ", " symbol)
+
+version(numa_node_to_cpus_v1, "numa_node_to_cpus@libnuma_1.1");
+int numa_node_to_cpus_v1(int node, unsigned long *buffer, int length)
+{
+	int result;
+
+	if (!has(node_to_cpus_v1))
+		return -1;
+	lock();
+	forget();
+	result = real.node_to_cpus_v1(node, buffer, length);
+	unlock();
+	return result;
+}
+
+version(numa_node_to_cpus_v2, "numa_node_to_cpus@@libnuma_1.2");
+int numa_node_to_cpus_v2(int node, struct bitmask *mask)
+{
+	int result;
+
+	if (!has(node_to_cpus_v2))
+		return -1;
+	/* The real one looks for it before its table. */
+	if (node < 0) {
+		errno = ERANGE;
+		return -1;
+	}
+	lock();
+	forget();
+	result = real.node_to_cpus_v2(node, mask);
+	unlock();
+	return result;
+}
+
+version(numa_node_of_cpu_v2, "numa_node_of_cpu@@libnuma_1.2");
+int numa_node_of_cpu_v2(int cpu)
+{
+	int node;
+
+	start();
+	if (topology && cpu >= 0 && cpu < VNUMA_MAX_CPUS) {
+		int is_copy = vnuma_source(topology) == VNUMA_SOURCE_SYSFS;
+
+		/* A refresh that another thread has begun may be older than this call. */
+		if (is_copy) {
+			lock();
+			vnuma_refresh(topology);
+		}
+		node = vnuma_cpu_node(topology, (unsigned int)cpu);
+		if (is_copy)
+			unlock();
+		if (node == VNUMA_NO_NODE)
+			errno = EINVAL;
+		return node;
+	}
+	if (!has(node_of_cpu))
+		return -1;
+	lock();
+	refresh_all(2);
+	node = real.node_of_cpu(cpu);
+	unlock();
+	return node;
+}
+
+version(numa_distance_v1, "numa_distance@@libnuma_1.1");
+int numa_distance_v1(int from, int to)
+{
+	start();
+	if (topology) {
+		int value = vnuma_distance(topology, from, to);
+
+		/* 0 is libnuma's word for unknown. */
+		return value < 0 ? 0 : value;
+	}
+	return has(distance) ? real.distance(from, to) : 0;
+}
+
+version(numa_run_on_node_v1, "numa_run_on_node@@libnuma_1.1");
+int numa_run_on_node_v1(int node)
+{
+	int result;
+
+	if (!has(run_on_node))
+		return -1;
+	lock();
+	forget();
+	result = real.run_on_node(node);
+	unlock();
+	return result;
+}
+
+version(numa_run_on_node_mask_v1, "numa_run_on_node_mask@libnuma_1.1");
+int numa_run_on_node_mask_v1(const struct nodemask *mask)
+{
+	int result;
+
+	if (!has(run_on_node_mask_v1))
+		return -1;
+	lock();
+	refresh_all(1);
+	result = real.run_on_node_mask_v1(mask);
+	unlock();
+	return result;
+}
+
+version(numa_run_on_node_mask_v2, "numa_run_on_node_mask@@libnuma_1.2");
+int numa_run_on_node_mask_v2(struct bitmask *mask)
+{
+	int result;
+
+	if (!has(run_on_node_mask_v2))
+		return -1;
+	lock();
+	refresh_all(2);
+	result = real.run_on_node_mask_v2(mask);
+	unlock();
+	return result;
+}
+
+version(numa_run_on_node_mask_all_v2, "numa_run_on_node_mask_all@@libnuma_1.4");
+int numa_run_on_node_mask_all_v2(struct bitmask *mask)
+{
+	int result;
+
+	if (!has(run_on_node_mask_all))
+		return -1;
+	lock();
+	refresh_all(2);
+	result = real.run_on_node_mask_all(mask);
+	unlock();
+	return result;
+}
+
+version(numa_get_run_node_mask_v1, "numa_get_run_node_mask@libnuma_1.1");
+struct nodemask numa_get_run_node_mask_v1(void)
+{
+	struct nodemask result = { { 0 } };
+
+	if (!has(get_run_node_mask_v1))
+		return result;
+	lock();
+	refresh_all(2);
+	result = real.get_run_node_mask_v1();
+	unlock();
+	return result;
+}
+
+version(numa_get_run_node_mask_v2, "numa_get_run_node_mask@@libnuma_1.2");
+struct bitmask *numa_get_run_node_mask_v2(void)
+{
+	struct bitmask *result;
+
+	if (!has(get_run_node_mask_v2))
+		return NULL;
+	lock();
+	refresh_all(2);
+	result = real.get_run_node_mask_v2();
+	unlock();
+	return result;
+}
+
+version(numa_bind_v1, "numa_bind@libnuma_1.1");
+void numa_bind_v1(const struct nodemask *mask)
+{
+	if (!has(bind_v1))
+		return;
+	lock();
+	refresh_all(2);
+	real.bind_v1(mask);
+	unlock();
+}
+
+version(numa_bind_v2, "numa_bind@@libnuma_1.2");
+void numa_bind_v2(struct bitmask *mask)
+{
+	if (!has(bind_v2))
+		return;
+	lock();
+	refresh_all(2);
+	real.bind_v2(mask);
+	unlock();
+}

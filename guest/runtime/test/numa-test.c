@@ -1,0 +1,308 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The overlay before the real libnuma, whose files of sysfs are made up: a mount namespace puts a
+ * folder where /sys/devices/system/node is. Without the right to do so it is skipped.
+ *
+ *	numa-test OVERLAY REAL_LIBNUMA
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <pthread.h>
+#include <sched.h>
+#include <sys/mount.h>
+#include <sys/wait.h>
+
+#include "tree.h"
+
+struct bitmask {
+	unsigned long size;
+	unsigned long *maskp;
+};
+
+struct nodemask {
+	unsigned long n[2];
+};
+
+/* Of a program that is linked to libnuma as programs are. */
+extern struct bitmask *numa_all_nodes_ptr, *numa_no_nodes_ptr;
+/* Of the versions that came later, so that the program needs these. */
+int numa_num_possible_cpus(void);
+void numa_set_membind_balancing(struct bitmask *mask);
+int numa_has_preferred_many(void);
+int numa_available(void);
+int numa_max_node(void);
+struct bitmask *numa_allocate_cpumask(void);
+struct bitmask *numa_allocate_nodemask(void);
+struct bitmask *numa_bitmask_setbit(struct bitmask *mask, unsigned int bit);
+struct bitmask *numa_bitmask_clearall(struct bitmask *mask);
+int numa_bitmask_isbitset(const struct bitmask *mask, unsigned int bit);
+int numa_node_to_cpus(int node, struct bitmask *mask);
+int numa_node_of_cpu(int cpu);
+int numa_distance(int from, int to);
+int numa_run_on_node(int node);
+int numa_run_on_node_mask(struct bitmask *mask);
+int numa_run_on_node_mask_all(struct bitmask *mask);
+struct bitmask *numa_get_run_node_mask(void);
+void numa_bind(struct bitmask *mask);
+
+static int with_overlay;
+
+/* What is true now, and what the real library says that has been asked before. */
+#define expect_now(seen, now, before)	expect_equal(seen, with_overlay ? (now) : (before))
+
+/* A bit for each CPU that the thread may run on. */
+static unsigned long affinity(void)
+{
+	unsigned long bits = 0;
+	cpu_set_t set;
+	int cpu;
+
+	expect_equal(sched_getaffinity(0, sizeof(set), &set), 0);
+	for (cpu = 0; cpu < 64; cpu++)
+		bits |= CPU_ISSET(cpu, &set) ? 1UL << cpu : 0;
+	return bits;
+}
+
+static void everywhere(void)
+{
+	expect_equal(numa_run_on_node(-1), 0);
+}
+
+/* Node 0 has CPU 0, node 1 has CPU 1; or the other way round. */
+static void swap(int swapped)
+{
+	put(NODES "/node0/cpulist", swapped ? "1\n" : "0\n");
+	put(NODES "/node1/cpulist", swapped ? "0\n" : "1\n");
+	put(NODES "/node0/cpumap", swapped ? "00000002\n" : "00000001\n");
+	put(NODES "/node1/cpumap", swapped ? "00000001\n" : "00000002\n");
+	put(NODES "/node0/distance", swapped ? "10 31\n" : "10 21\n");
+}
+
+static unsigned long cpus_of(int node)
+{
+	struct bitmask *mask = numa_allocate_cpumask();
+
+	expect_equal(numa_node_to_cpus(node, mask), 0);
+	return mask->maskp[0];
+}
+
+static void *old_version(const char *name)
+{
+	void *symbol = dlvsym(RTLD_DEFAULT, name, "libnuma_1.1");
+
+	expect(symbol != NULL);
+	return symbol;
+}
+
+/* Each function by itself after a change: none may live on what another one has refreshed. */
+static void queries_are_true_after_a_change(void)
+{
+	int (*node_to_cpus_v1)(int node, unsigned long *buffer, int length) =
+		old_version("numa_node_to_cpus");
+	int (*run_on_node_mask_v1)(const struct nodemask *mask) = old_version("numa_run_on_node_mask");
+	struct nodemask (*get_run_node_mask_v1)(void) = old_version("numa_get_run_node_mask");
+	void (*bind_v1)(const struct nodemask *mask) = old_version("numa_bind");
+	struct bitmask *first = numa_bitmask_setbit(numa_allocate_nodemask(), 0);
+	struct nodemask first_v1 = { { 1 } };
+	unsigned long buffer[128] = { 0 };
+
+	/* All is asked once, so that the real library has it. */
+	expect_equal(cpus_of(0), 1);
+	expect_equal(cpus_of(1), 2);
+	expect_equal(numa_node_of_cpu(0), 0);
+	expect_equal(numa_distance(0, 1), 21);
+	expect_equal(node_to_cpus_v1(0, buffer, sizeof(buffer)), 0);
+	expect_equal(buffer[0], 1);
+	/* Each twice, so that none lives on what the one before has had read anew. */
+#define twice(call, seen)					\
+	do {							\
+		swap(0);					\
+		call;						\
+		expect_equal(seen, 1);				\
+		swap(1);					\
+		call;						\
+		expect_now(seen, 2, 1);				\
+	} while (0)
+	twice(, cpus_of(0));
+	twice(, numa_node_of_cpu(0) + 1);
+	twice(, numa_distance(0, 1) == 21 ? 1 : 2);
+	twice(node_to_cpus_v1(0, buffer, sizeof(buffer)), buffer[0]);
+	twice(numa_run_on_node(0), affinity());
+	twice(numa_run_on_node_mask(first), affinity());
+	twice(numa_run_on_node_mask_all(first), affinity());
+	twice(run_on_node_mask_v1(&first_v1), affinity());
+	twice(numa_bind(first), affinity());
+	twice(bind_v1(&first_v1), affinity());
+	swap(0);
+	/* Of the nodes that the kernel allows, those that the thread's CPUs are on. */
+	expect_equal(numa_run_on_node(0), 0);
+	expect(numa_bitmask_isbitset(numa_get_run_node_mask(), 0));
+	swap(1);
+	expect_now(numa_bitmask_isbitset(numa_get_run_node_mask(), 0), 0, 1);
+	swap(0);
+	expect_equal(get_run_node_mask_v1().n[0] & 1, 1);
+	swap(1);
+	expect_now(get_run_node_mask_v1().n[0] & 1, 0, 1);
+	everywhere();
+	swap(0);
+}
+
+static void errors_are_those_of_the_real_library(void)
+{
+	struct bitmask *mask = numa_allocate_cpumask();
+
+	errno = 0;
+	expect_equal(numa_node_to_cpus(numa_max_node() + 1, mask), -1);
+	expect_equal(errno, ERANGE);
+	errno = 0;
+	expect_equal(numa_node_of_cpu(1 << 20), -1);
+	expect_equal(errno, EINVAL);
+	expect_equal(numa_distance(0, 99), 0);
+	expect_equal(numa_distance(0, -1), 0);
+	errno = 0;
+	expect_equal(numa_run_on_node(1 << 20), -1);
+	expect_equal(errno, EINVAL);
+	if (!with_overlay)
+		return;
+	expect_equal(numa_node_to_cpus(-1, mask), -1);
+	expect_equal(errno, ERANGE);
+}
+
+/* Every symbol of the real library, with its version, as a program that opens libnuma looks it up. */
+static void all_symbols_are_found(const char *real)
+{
+	void *handle = dlopen("libnuma.so.1", RTLD_LAZY);
+	void *direct = dlopen(real, RTLD_LAZY);
+	char command[PATH_MAX + 64], name[256], symbol_version[64];
+	int count = 0, other = 0;
+	FILE *list;
+
+	expect(handle && direct);
+	snprintf(command, sizeof(command),
+		 "nm -D --defined-only '%s' | sed -n 's/.* [BDTV] \\(.*[^@]\\)@@*\\(.*\\)/\\1 \\2/p'", real);
+	list = popen(command, "r");
+	expect(list != NULL);
+	while (fscanf(list, "%255s %63s", name, symbol_version) == 2) {
+		void *found = dlvsym(handle, name, symbol_version);
+
+		if (!found) {
+			fprintf(stderr, "not found: %s of %s\n", name, symbol_version);
+			exit(1);
+		}
+		other += found != dlvsym(direct, name, symbol_version);
+		count++;
+	}
+	pclose(list);
+	expect(count > 90);
+	/* Twelve functions, those with two versions counted twice. */
+	expect_equal(other, with_overlay ? 12 : 0);
+	/* The program's copy of a variable is the one that the real library fills. */
+	expect(numa_bitmask_isbitset(numa_all_nodes_ptr, 0));
+}
+
+static void *ask_on(void *stop)
+{
+	while (!__atomic_load_n((int *)stop, __ATOMIC_RELAXED))
+		numa_run_on_node(0);
+	return NULL;
+}
+
+static void a_child_does_not_wait_for_its_parents_threads(void)
+{
+	int stop = 0, status, round;
+	pthread_t thread;
+
+	expect_equal(pthread_create(&thread, NULL, ask_on, &stop), 0);
+	for (round = 0; round < 50; round++) {
+		pid_t pid = fork();
+
+		expect(pid >= 0);
+		if (pid == 0) {
+			alarm(60);
+			expect_equal(numa_run_on_node(0), 0);
+			_exit(0);
+		}
+		expect_equal(waitpid(pid, &status, 0), pid);
+		expect_equal(status, 0);
+	}
+	__atomic_store_n(&stop, 1, __ATOMIC_RELAXED);
+	pthread_join(thread, NULL);
+}
+
+static int check(const char *real)
+{
+	void (*volatile balancing)(struct bitmask *mask) = numa_set_membind_balancing;
+
+	alarm(120);
+	expect(balancing && numa_num_possible_cpus() > 0 && numa_has_preferred_many() >= 0);
+	if (numa_available() < 0) {
+		printf("libnuma overlay: skipped, the kernel has no NUMA\n");
+		return 0;
+	}
+	if (sysconf(_SC_NPROCESSORS_ONLN) < 2) {
+		printf("libnuma overlay: skipped, it needs two CPUs\n");
+		return 0;
+	}
+	queries_are_true_after_a_change();
+	errors_are_those_of_the_real_library();
+	all_symbols_are_found(real);
+	a_child_does_not_wait_for_its_parents_threads();
+	printf("libnuma overlay: %s ok\n",
+	       with_overlay ? "answers what is true now ..." : "the real one does not ...");
+	return 0;
+}
+
+static void make_two_nodes(void)
+{
+	make_tree();
+	put(NODES "/online", "0-1\n");
+	put(NODES "/possible", "0-1\n");
+	put(NODES "/has_cpu", "0-1\n");
+	put(NODES "/has_memory", "0\n");
+	put(NODES "/node0/meminfo", "Node 0 MemTotal: 1000000 kB\nNode 0 MemFree: 500000 kB\n");
+	put(NODES "/node1/meminfo", "Node 1 MemTotal: 0 kB\nNode 1 MemFree: 0 kB\n");
+	put(NODES "/node1/distance", "21 10\n");
+	removed(NODES "/node3/cpulist");
+	removed(NODES "/node3/distance");
+	expect_equal(rmdir(in_tree(NODES "/node3")), 0);
+	swap(0);
+}
+
+static int run(const char *self, const char *overlay, const char *real)
+{
+	int status;
+	pid_t pid = fork();
+
+	expect(pid >= 0);
+	if (pid == 0) {
+		if (overlay)
+			setenv("LD_PRELOAD", overlay, 1);
+		execl(self, self, overlay ? "now" : "before", real, NULL);
+		_exit(127);
+	}
+	expect_equal(waitpid(pid, &status, 0), pid);
+	return status;
+}
+
+int main(int argc, char **argv)
+{
+	int failed;
+
+	expect_equal(argc, 3);
+	with_overlay = !strcmp(argv[1], "now");
+	if (with_overlay || !strcmp(argv[1], "before")) {
+		snprintf(tree, sizeof(tree), "%s", getenv("TREE"));
+		return check(argv[2]);
+	}
+	make_two_nodes();
+	setenv("TREE", tree, 1);
+	if (unshare(CLONE_NEWNS) || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
+	    mount(in_tree(NODES), NODES, NULL, MS_BIND, NULL)) {
+		printf("libnuma overlay: skipped, nothing can be mounted here: %s\n", strerror(errno));
+		remove_tree();
+		return 0;
+	}
+	failed = run(argv[0], argv[1], argv[2]) || run(argv[0], NULL, argv[2]);
+	remove_tree();
+	return failed;
+}
