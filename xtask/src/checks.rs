@@ -105,7 +105,7 @@ pub fn test() -> Result<()> {
             counts.add_passed();
             Ok(())
         });
-        steps.step("libvnuma and the overlay of libnuma, on machines that are made up", |counts| {
+        steps.step("libvnuma, the overlay of libnuma, vnuma-run", |counts| {
             run(Command::new("make").args(["--silent", "-C", "guest/runtime", "check"]))?;
             counts.add_passed();
             Ok(())

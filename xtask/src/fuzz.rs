@@ -41,7 +41,7 @@ const C_TARGETS: [CTarget; 2] = [
     },
     CTarget {
         name: "runtime-page",
-        about: "the page of /dev/vnuma and files of sysfs, as libvnuma reads them",
+        about: "what libvnuma and vnuma-run read: the page of /dev/vnuma, sysfs, programs",
         folder: "guest/runtime",
         program: "build/vnuma-fuzz",
     },

@@ -12,6 +12,8 @@
  * masks, warnings and errors are the real one's.
  *
  * The real library refreshes one node per numa_node_to_cpu_update(), hence once for each node.
+ *
+ * With HOTSPOT it is for ParallelGC, whose table of CPUs is read once: see hotspot.h.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -76,6 +78,10 @@ static const struct {
 	{ &real.bind_v2, "numa_bind", "libnuma_1.2" },
 };
 
+#ifdef HOTSPOT
+#include "hotspot.h"
+#endif
+
 static struct vnuma *topology;		/* NULL: not to be had, the real library answers alone */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 /* The real library's tables: nobody reads them while they are read anew. */
@@ -103,6 +109,9 @@ static void prepare(void)
 	}
 	if (vnuma_open(&topology))
 		topology = NULL;
+#ifdef HOTSPOT
+	make_map(topology);
+#endif
 	pthread_atfork(lock, unlock, unlock);
 }
 
@@ -169,6 +178,9 @@ struct nodemask numa_get_run_node_mask_v1(void);
 struct bitmask *numa_get_run_node_mask_v2(void);
 void numa_bind_v1(const struct nodemask *mask);
 void numa_bind_v2(struct bitmask *mask);
+#ifdef HOTSPOT
+int representative_cpu(void);
+#endif
 
 /* The version of a name that a program gets: "@@" is the one that it is linked to today. */
 #define version(function, symbol) __asm__(".symver " #function ", " symbol)
@@ -180,6 +192,10 @@ int numa_node_to_cpus_v1(int node, unsigned long *buffer, int length)
 
 	if (!has(node_to_cpus_v1))
 		return -1;
+#ifdef HOTSPOT
+	if (buffer && length > 0 && mapped_cpus(node, buffer, (size_t)length * 8))
+		return 0;
+#endif
 	lock();
 	forget();
 	result = real.node_to_cpus_v1(node, buffer, length);
@@ -199,6 +215,10 @@ int numa_node_to_cpus_v2(int node, struct bitmask *mask)
 		errno = ERANGE;
 		return -1;
 	}
+#ifdef HOTSPOT
+	if (mask && mapped_cpus(node, mask->maskp, mask->size))
+		return 0;
+#endif
 	lock();
 	forget();
 	result = real.node_to_cpus_v2(node, mask);
@@ -354,3 +374,12 @@ void numa_bind_v2(struct bitmask *mask)
 	real.bind_v2(mask);
 	unlock();
 }
+
+#ifdef HOTSPOT
+version(representative_cpu, "sched_getcpu@@libvnuma_hotspot");
+int representative_cpu(void)
+{
+	start();
+	return mapped_cpu();
+}
+#endif

@@ -3,7 +3,7 @@
  * The overlay before the real libnuma, whose files of sysfs are made up: a mount namespace puts a
  * folder where /sys/devices/system/node is. Without the right to do so it is skipped.
  *
- *	numa-test OVERLAY REAL_LIBNUMA
+ *	numa-test OVERLAY HOTSPOT_OVERLAY REAL_LIBNUMA
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -229,6 +229,39 @@ static void a_child_does_not_wait_for_its_parents_threads(void)
 	pthread_join(thread, NULL);
 }
 
+/* With the overlay for ParallelGC: a map that stays, and a CPU of it for the node of the thread. */
+static int check_hotspot(void)
+{
+	long nr_cpus = sysconf(_SC_NPROCESSORS_CONF);
+	int (*get_cpu)(void) = (int (*)(void))dlsym(RTLD_DEFAULT, "sched_getcpu");
+	int (*node_to_cpus_v1)(int node, unsigned long *buffer, int length) =
+		old_version("numa_node_to_cpus");
+	unsigned long even = 0, odd = 0, buffer[128];
+	int cpu, swapped;
+	cpu_set_t one;
+
+	for (cpu = 0; cpu < nr_cpus && cpu < 64; cpu++)
+		*(cpu % 2 ? &odd : &even) |= 1UL << cpu;
+	for (swapped = 0; swapped < 2; swapped++) {
+		swap(swapped);
+		expect_equal(cpus_of(0), even);
+		expect_equal(cpus_of(1), odd);
+		memset(buffer, 0xff, sizeof(buffer));
+		expect_equal(node_to_cpus_v1(1, buffer, sizeof(buffer)), 0);
+		expect_equal(buffer[0], odd);
+		expect_equal(buffer[127], 0);
+	}
+	/* All CPUs are on node 0 of the kernel, whatever the files say. */
+	for (cpu = 0; cpu < 2; cpu++) {
+		CPU_ZERO(&one);
+		CPU_SET(cpu, &one);
+		expect_equal(sched_setaffinity(0, sizeof(one), &one), 0);
+		expect_equal(get_cpu(), 0);
+	}
+	printf("libnuma overlay: a map that stays for ParallelGC ... ok\n");
+	return 0;
+}
+
 static int check(const char *real)
 {
 	void (*volatile balancing)(struct bitmask *mask) = numa_set_membind_balancing;
@@ -243,6 +276,8 @@ static int check(const char *real)
 		printf("libnuma overlay: skipped, it needs two CPUs\n");
 		return 0;
 	}
+	if (with_overlay && getenv("HOTSPOT"))
+		return check_hotspot();
 	queries_are_true_after_a_change();
 	errors_are_those_of_the_real_library();
 	all_symbols_are_found(real);
@@ -288,7 +323,7 @@ int main(int argc, char **argv)
 {
 	int failed;
 
-	expect_equal(argc, 3);
+	expect(argc >= 3);
 	with_overlay = !strcmp(argv[1], "now");
 	if (with_overlay || !strcmp(argv[1], "before")) {
 		snprintf(tree, sizeof(tree), "%s", getenv("TREE"));
@@ -302,7 +337,10 @@ int main(int argc, char **argv)
 		remove_tree();
 		return 0;
 	}
-	failed = run(argv[0], argv[1], argv[2]) || run(argv[0], NULL, argv[2]);
+	expect_equal(argc, 4);
+	failed = run(argv[0], argv[1], argv[3]) || run(argv[0], NULL, argv[3]);
+	setenv("HOTSPOT", "1", 1);
+	failed = failed || run(argv[0], argv[2], argv[3]);
 	remove_tree();
 	return failed;
 }

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What libvnuma parses, fed by libFuzzer. `make fuzz` builds it, `cargo xtask fuzz runtime-page`
+ * What libvnuma and vnuma-run parse, fed by libFuzzer. `make fuzz` builds it, `cargo xtask fuzz runtime-page`
  * runs it, and `make check` feeds it what is in fuzz/corpus/runtime-page.
  *
- * The first byte says what the rest is: a page, a list or distances.
+ * The first byte says what the rest is: a page, a list, distances or a program.
  */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
 
+#include "../run/program.h"
 #include "../src/internal.h"
 
 #define LIMIT	4096
@@ -50,6 +51,35 @@ static void page(const uint8_t *data, size_t size)
 		require(page.nr_cpus > 0 && page.nr_cpus <= VNUMA_GD_MAX_CPUS);
 }
 
+struct input {
+	const char *bytes;
+	size_t size;
+};
+
+static ssize_t read_input(void *context, void *buffer, size_t size, uint64_t offset)
+{
+	const struct input *input = context;
+	size_t count;
+
+	if (offset >= input->size)
+		return 0;
+	count = size < input->size - offset ? size : input->size - offset;
+	memcpy(buffer, input->bytes + offset, count);
+	return (ssize_t)count;
+}
+
+static void program(const char *bytes, size_t size)
+{
+	struct input input = { bytes, size };
+	struct vnuma_program found;
+
+	vnuma_examine(&found, read_input, &input);
+	require(memchr(found.interpreter, 0, sizeof(found.interpreter)) != NULL);
+	require(memchr(found.reason, 0, sizeof(found.reason)) != NULL);
+	require((found.interpreter[0] != 0) == (found.kind == VNUMA_PROGRAM_SCRIPT));
+	require((found.reason[0] != 0) == (found.kind == VNUMA_PROGRAM_OTHER));
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	uint32_t count = 0;
@@ -61,7 +91,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	/* Its own allocation, so that a read behind its end is caught. */
 	text = malloc(size);
 	memcpy(text, data + 1, size - 1);
-	switch (data[0] % 3) {
+	switch (data[0] % 4) {
 	case 0:
 		page(data + 1, size - 1);
 		break;
@@ -70,10 +100,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		value = vnuma_parse_list(text, size - 1, LIMIT, check_range, &count);
 		require(value <= 0);
 		break;
-	default:
+	case 2:
 		text = realloc(text, size - 1 ? size - 1 : 1);
 		value = vnuma_parse_distance(text, size - 1, 3);
 		require(value < 256);
+		break;
+	default:
+		program(text, size - 1);
 		break;
 	}
 	free(text);

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Any file can be named as a program: what it holds is looked at and never trusted. */
+#define _GNU_SOURCE
+#include <elf.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "program.h"
+
+/* The kernel takes as many as fit into 64 KiB. */
+#define MAX_HEADERS	(65536 / sizeof(Elf64_Phdr))
+
+static void other(struct vnuma_program *out, const char *format, ...)
+{
+	va_list arguments;
+
+	out->kind = VNUMA_PROGRAM_OTHER;
+	va_start(arguments, format);
+	vsnprintf(out->reason, sizeof(out->reason), format, arguments);
+	va_end(arguments);
+}
+
+/* "#! /bin/sh -e\n", as the kernel reads it. */
+static void examine_script(struct vnuma_program *out, const char *line, size_t length)
+{
+	size_t from = 2, to;
+
+	while (from < length && (line[from] == ' ' || line[from] == '\t'))
+		from++;
+	to = from;
+	while (to < length && !strchr(" \t\n", line[to]))
+		to++;
+	/* strchr() finds the end of its string, too. */
+	if (to == from || to == length || line[to] == '\0') {
+		other(out, "a script without an interpreter");
+		return;
+	}
+	out->kind = VNUMA_PROGRAM_SCRIPT;
+	memcpy(out->interpreter, line + from, to - from);
+	out->interpreter[to - from] = '\0';
+}
+
+static void examine_elf(struct vnuma_program *out, const Elf64_Ehdr *header, vnuma_read_fn read_at,
+			void *context)
+{
+	unsigned int i;
+
+	if (header->e_ident[EI_CLASS] != ELFCLASS64 || header->e_machine != EM_X86_64) {
+		other(out, "not an x86-64 program (class %u, machine %u)",
+		      header->e_ident[EI_CLASS], header->e_machine);
+		return;
+	}
+	if (header->e_type != ET_EXEC && header->e_type != ET_DYN) {
+		other(out, "not a program (e_type is %u)", header->e_type);
+		return;
+	}
+	if (header->e_phentsize != sizeof(Elf64_Phdr) || header->e_phnum > MAX_HEADERS) {
+		other(out, "not a program (e_phentsize is %u, e_phnum %u)", header->e_phentsize,
+		      header->e_phnum);
+		return;
+	}
+	for (i = 0; i < header->e_phnum; i++) {
+		Elf64_Phdr part;
+
+		if (read_at(context, &part, sizeof(part), header->e_phoff + i * sizeof(part)) !=
+		    sizeof(part)) {
+			other(out, "its program headers are cut off");
+			return;
+		}
+		if (part.p_type == PT_INTERP) {
+			out->kind = VNUMA_PROGRAM_DYNAMIC;
+			return;
+		}
+	}
+	other(out, "statically linked");
+}
+
+void vnuma_examine(struct vnuma_program *out, vnuma_read_fn read_at, void *context)
+{
+	union {
+		char text[256];
+		Elf64_Ehdr header;
+	} start;
+	ssize_t length;
+
+	memset(out, 0, sizeof(*out));
+	memset(&start, 0, sizeof(start));
+	length = read_at(context, &start, sizeof(start), 0);
+	if (length < 0)
+		other(out, "cannot be read");
+	else if (length >= 2 && !memcmp(start.text, "#!", 2))
+		examine_script(out, start.text, (size_t)length);
+	else if (length >= (ssize_t)sizeof(start.header) &&
+		 !memcmp(start.header.e_ident, ELFMAG, SELFMAG))
+		examine_elf(out, &start.header, read_at, context);
+	else
+		other(out, "neither an ELF file nor a script");
+}

@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the file of a program says of how it is started. */
+#ifndef VNUMA_RUN_PROGRAM_H
+#define VNUMA_RUN_PROGRAM_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+/* Reads at an offset as pread() does: a file, or the input of a test. */
+typedef ssize_t (*vnuma_read_fn)(void *context, void *buffer, size_t size, uint64_t offset);
+
+enum vnuma_kind {
+	VNUMA_PROGRAM_DYNAMIC = 1,	/* the dynamic linker starts it and loads what LD_PRELOAD names */
+	VNUMA_PROGRAM_SCRIPT,		/* `interpreter` is started instead */
+	VNUMA_PROGRAM_OTHER,		/* nothing can be preloaded, `reason` says why */
+};
+
+struct vnuma_program {
+	enum vnuma_kind kind;
+	char interpreter[256];
+	char reason[128];
+};
+
+void vnuma_examine(struct vnuma_program *out, vnuma_read_fn read_at, void *context);
+
+#endif /* VNUMA_RUN_PROGRAM_H */

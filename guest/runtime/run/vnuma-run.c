@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * vnuma-run: starts a program with what it needs to follow the topology, in its environment.
+ * See docs/vnuma-run.md. It becomes the program: nothing of it stays.
+ *
+ *	look at the options, the program and the libraries ──▶ plan ──▶ print it, or exec
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <getopt.h>
+#include <limits.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/xattr.h>
+#include <unistd.h>
+#include <vnuma/vnuma.h>
+
+#include "program.h"
+
+/* As those of env(1) and nice(1). */
+#define STATUS_OWN	125
+#define STATUS_REFUSED	126
+#define STATUS_MISSING	127
+
+#define PARALLEL_FLAGS	"-XX:+UseParallelGC -XX:+UseNUMA"
+/* Of scripts that are interpreters of scripts: the kernel takes five. */
+#define MAX_SCRIPTS	5
+#define MAX_NOTES	8
+
+struct plan {
+	const char *libraries;		/* folder of the overlays */
+	bool parallel;
+	bool dry_run;
+	char preload[PATH_MAX + 32];	/* "": nothing is preloaded */
+	char notes[MAX_NOTES][2 * PATH_MAX];
+	int nr_notes;
+};
+
+static const char usage[] =
+	"Usage: vnuma-run [--gc parallel] [--libraries DIR] [--dry-run] PROGRAM [ARGUMENT...]\n"
+	"\n"
+	"Starts a program so that it follows the NUMA topology as it is now.\n"
+	"\n"
+	"      --gc parallel    the program is a Java VM; use ParallelGC with its NUMA support\n"
+	"      --libraries DIR  where numa/libnuma.so.1 and hotspot/libnuma.so.1 are\n"
+	"                       [default: " VNUMA_LIBRARIES "]\n"
+	"      --dry-run        print what would be set, and start nothing\n"
+	"  -h, --help           print this\n"
+	"  -V, --version        print the version\n";
+
+/* What could not be done. The program runs all the same, as it would have without vnuma-run. */
+static void note(struct plan *plan, const char *format, ...)
+	__attribute__((format(printf, 2, 3)));
+
+
+static void note(struct plan *plan, const char *format, ...)
+{
+	va_list arguments;
+
+	if (plan->nr_notes == MAX_NOTES)
+		return;
+	va_start(arguments, format);
+	vsnprintf(plan->notes[plan->nr_notes++], sizeof(plan->notes[0]), format, arguments);
+	va_end(arguments);
+}
+
+static int fail(int status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+static int fail(int status, const char *format, ...)
+{
+	va_list arguments;
+
+	fputs("vnuma-run: ", stderr);
+	va_start(arguments, format);
+	vfprintf(stderr, format, arguments);
+	va_end(arguments);
+	fputc('\n', stderr);
+	return status;
+}
+
+/* Where execvp() would find it. 0, or the errno of the best candidate. */
+static int find_program(const char *name, char *path)
+{
+	const char *list = getenv("PATH"), *end;
+	int problem = ENOENT;
+	struct stat status;
+
+	if (strchr(name, '/')) {
+		snprintf(path, PATH_MAX, "%s", name);
+		if (access(path, X_OK))
+			return errno;
+		return stat(path, &status) ? errno : S_ISREG(status.st_mode) ? 0 : EACCES;
+	}
+	for (list = list ? list : "/bin:/usr/bin"; list; list = *end ? end + 1 : NULL) {
+		end = strchrnul(list, ':');
+		if (snprintf(path, PATH_MAX, "%.*s%s%s", (int)(end - list), list,
+			     end == list ? "" : "/", name) >= PATH_MAX)
+			continue;
+		if (!stat(path, &status) && S_ISREG(status.st_mode)) {
+			if (!access(path, X_OK))
+				return 0;
+			problem = EACCES;
+		}
+	}
+	return problem;
+}
+
+static ssize_t read_file(void *context, void *buffer, size_t size, uint64_t offset)
+{
+	if (offset > INT64_MAX)
+		return -1;
+	return pread(*(int *)context, buffer, size, (off_t)offset);
+}
+
+/* Would the dynamic linker distrust the environment (AT_SECURE)? */
+static const char *privileges(int fd)
+{
+	struct stat status;
+
+	if (fstat(fd, &status))
+		return NULL;
+	if (status.st_mode & S_ISUID && status.st_uid != geteuid())
+		return "set-user-ID";
+	if (status.st_mode & S_ISGID && status.st_mode & S_IXGRP && status.st_gid != getegid())
+		return "set-group-ID";
+	if (geteuid() != 0 && fgetxattr(fd, "security.capability", NULL, 0) > 0)
+		return "it has file capabilities";
+	return NULL;
+}
+
+/* Can anything be preloaded into it? Scripts are their interpreter. */
+static bool can_preload(struct plan *plan, const char *path)
+{
+	struct vnuma_program program;
+	char name[PATH_MAX];
+	int depth;
+
+	snprintf(name, sizeof(name), "%s", path);
+	for (depth = 0; depth <= MAX_SCRIPTS; depth++) {
+		int fd = open(name, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+		const char *why;
+
+		if (fd < 0) {
+			/* It may be executable without being readable. */
+			note(plan, "%s: %s: whether it is dynamically linked is not known", name,
+			     strerror(errno));
+			return false;
+		}
+		vnuma_examine(&program, read_file, &fd);
+		why = program.kind == VNUMA_PROGRAM_SCRIPT ? NULL : privileges(fd);
+		close(fd);
+		if (program.kind == VNUMA_PROGRAM_OTHER)
+			why = program.reason;
+		if (why) {
+			note(plan, "%s: %s: no library can be preloaded", name, why);
+			return false;
+		}
+		if (program.kind == VNUMA_PROGRAM_DYNAMIC)
+			return true;
+		snprintf(name, sizeof(name), "%s", program.interpreter);
+	}
+	note(plan, "%s: too many scripts that interpret scripts", path);
+	return false;
+}
+
+/* The overlay, if it and what it needs are there. */
+static bool find_overlay(struct plan *plan)
+{
+	const char *folder = plan->parallel ? "hotspot" : "numa";
+	int length = snprintf(plan->preload, sizeof(plan->preload), "%s/%s/libnuma.so.1",
+			      plan->libraries, folder);
+	const char *missing = NULL;
+
+	if (length >= (int)sizeof(plan->preload))
+		plan->preload[0] = '\0';
+	else if (access(plan->preload, R_OK))
+		missing = plan->preload;
+	else if (access(VNUMA_REAL_LIBNUMA, R_OK))
+		missing = VNUMA_REAL_LIBNUMA;
+	/* LD_PRELOAD has no way to quote them. */
+	else if (strpbrk(plan->preload, ": "))
+		note(plan, "%s: a path with a colon or a space cannot be preloaded", plan->preload);
+	else
+		return true;
+	if (missing)
+		note(plan, "%s: %s: libnuma answers as it always does", missing, strerror(errno));
+	return false;
+}
+
+static void make_plan(struct plan *plan, const char *path)
+{
+	struct vnuma *topology;
+	int err;
+
+	if (!can_preload(plan, path) || !find_overlay(plan))
+		plan->preload[0] = '\0';
+	err = vnuma_open(&topology);
+	if (err) {
+		note(plan, "the topology cannot be read: %s", strerror(-err));
+		return;
+	}
+	if (vnuma_source(topology) == VNUMA_SOURCE_SYSFS)
+		note(plan, "%s: the topology is read from sysfs", vnuma_device_problem(topology));
+	vnuma_close(topology);
+}
+
+/* NAME=FIRST, then what NAME has already. Printed, or set. */
+static int put_before(const struct plan *plan, const char *name, const char *first, char separator)
+{
+	const char *old = getenv(name);
+	char *value;
+
+	if (asprintf(&value, old && *old ? "%s%c%s" : "%s", first, separator, old) < 0)
+		return -1;
+	if (plan->dry_run)
+		printf("%s=%s\n", name, value);
+	else if (setenv(name, value, 1))
+		return -1;
+	free(value);
+	return 0;
+}
+
+static int apply(const struct plan *plan)
+{
+	if (plan->preload[0] && put_before(plan, "LD_PRELOAD", plan->preload, ':'))
+		return -1;
+	/* The flags are worth nothing to a Java VM that does not follow. */
+	if (plan->parallel && plan->preload[0] &&
+	    put_before(plan, "JAVA_TOOL_OPTIONS", PARALLEL_FLAGS, ' '))
+		return -1;
+	return 0;
+}
+
+static int start(struct plan *plan, char **command)
+{
+	char path[PATH_MAX];
+	int problem = find_program(command[0], path), i;
+
+	if (problem)
+		return fail(problem == ENOENT || problem == ENOTDIR ? STATUS_MISSING : STATUS_REFUSED,
+			    "%s: %s", command[0], strerror(problem));
+	make_plan(plan, path);
+	for (i = 0; i < plan->nr_notes; i++)
+		fail(0, "%s", plan->notes[i]);
+	if (apply(plan))
+		return fail(STATUS_OWN, "the environment: %s", strerror(errno));
+	if (plan->dry_run) {
+		for (i = 0; command[i]; i++)
+			printf("%s%s", i ? " " : "", command[i]);
+		putchar('\n');
+		return 0;
+	}
+	execvp(command[0], command);
+	return fail(STATUS_REFUSED, "%s: %s", command[0], strerror(errno));
+}
+
+int main(int argc, char **argv)
+{
+	static const struct option options[] = {
+		{ "gc", required_argument, NULL, 'g' },
+		{ "libraries", required_argument, NULL, 'l' },
+		{ "dry-run", no_argument, NULL, 'n' },
+		{ "help", no_argument, NULL, 'h' },
+		{ "version", no_argument, NULL, 'V' },
+		{ NULL, 0, NULL, 0 },
+	};
+	static struct plan plan = { .libraries = VNUMA_LIBRARIES };
+	int option;
+
+	/* "+": options of the program are its own. */
+	while ((option = getopt_long(argc, argv, "+hV", options, NULL)) != -1) {
+		switch (option) {
+		case 'g':
+			if (strcmp(optarg, "parallel"))
+				return fail(STATUS_OWN, "--gc %s: only parallel is known", optarg);
+			plan.parallel = true;
+			break;
+		case 'l':
+			plan.libraries = optarg;
+			break;
+		case 'n':
+			plan.dry_run = true;
+			break;
+		case 'h':
+			fputs(usage, stdout);
+			return 0;
+		case 'V':
+			puts("vnuma-run " VNUMA_VERSION);
+			return 0;
+		default:
+			fputs(usage, stderr);
+			return STATUS_OWN;
+		}
+	}
+	if (optind == argc) {
+		fputs(usage, stderr);
+		return STATUS_OWN;
+	}
+	return start(&plan, argv + optind);
+}

@@ -1,0 +1,137 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# vnuma-run on programs of all kinds: run-test.sh BUILD, with vnuma-run and the overlays in BUILD.
+set -eu
+build=$(realpath "$1")
+real=$2
+run=$build/vnuma-run
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+unset LD_PRELOAD JAVA_TOOL_OPTIONS
+
+fail() {
+	echo "vnuma-run: $1" >&2
+	cat "$dir/out" "$dir/err" >&2
+	exit 1
+}
+
+# try STATUS ARGUMENT...: output in out and err
+try() {
+	expected=$1
+	shift
+	status=0
+	"$run" --libraries "$build" "$@" >"$dir/out" 2>"$dir/err" || status=$?
+	[ "$status" = "$expected" ] || fail "status $status, not $expected: $*"
+}
+
+says() {
+	grep -qF -- "$2" "$dir/$1" || fail "$1 does not say: $2"
+}
+
+is_silent_on() {
+	! grep -qF -- "$2" "$dir/$1" || fail "$1 says: $2"
+}
+
+preload="LD_PRELOAD=$build/numa/libnuma.so.1"
+
+# What is planned is printed, and it is what happens.
+try 0 --dry-run sh -c true
+says out "$preload"
+says out 'sh -c true'
+# shellcheck disable=SC2016 # of the shell that is started
+try 0 sh -c 'echo "LD_PRELOAD=$LD_PRELOAD"; cat /proc/self/maps'
+says out "$preload"
+says out "r-xp"
+grep -q "$build/numa/libnuma.so.1" "$dir/out" || fail "it is not loaded"
+grep -q "$(realpath "$real")" "$dir/out" || fail "the real libnuma is not loaded"
+try 42 sh -c 'exit 42'
+
+# What is there stays, behind it.
+LD_PRELOAD=/nonexistent.so try 0 --dry-run true
+says out "$preload:/nonexistent.so"
+
+# Java.
+JAVA_TOOL_OPTIONS=-Xmx1g try 0 --gc parallel --dry-run true
+says out "LD_PRELOAD=$build/hotspot/libnuma.so.1"
+says out 'JAVA_TOOL_OPTIONS=-XX:+UseParallelGC -XX:+UseNUMA -Xmx1g'
+try 125 --gc g1 true
+says err '--gc g1: only parallel is known'
+try 125 --nonsense true
+says err 'Usage: vnuma-run'
+try 125
+try 0 --help
+says out '--dry-run'
+
+# The manual has the options that there are, and no other.
+manual=$(dirname "$0")/../../../docs/vnuma-run.md
+"$run" --help | grep -o -- '--[a-z][a-z-]*' | sort -u >"$dir/options"
+sed -n '/^## Options/,/^## What/p' "$manual" | grep '^|' | cut -d'|' -f2 |
+	grep -o -- '--[a-z][a-z-]*' | sort -u >"$dir/documented"
+diff "$dir/options" "$dir/documented" >"$dir/out" || fail "--help and docs/vnuma-run.md have other options"
+
+# Nothing to start.
+try 127 "$dir/none"
+says err 'No such file'
+try 127 vnuma-no-such-program
+: >"$dir/plain"
+try 126 "$dir/plain"
+try 126 --dry-run "$dir"
+
+# Without libraries, or the real one: as it would have run without vnuma-run.
+"$run" --libraries "$dir/none" --dry-run true >"$dir/out" 2>"$dir/err"
+is_silent_on out LD_PRELOAD
+says err "$dir/none/numa/libnuma.so.1: No such file or directory"
+mkdir -p "$dir/a b/numa"
+cp "$build/numa/libnuma.so.1" "$dir/a b/numa"
+"$run" --libraries "$dir/a b" --gc parallel --dry-run true >"$dir/out" 2>"$dir/err"
+is_silent_on out LD_PRELOAD
+is_silent_on out JAVA_TOOL_OPTIONS
+"$run" --libraries "$dir/a b" --dry-run true >"$dir/out" 2>"$dir/err"
+is_silent_on out LD_PRELOAD
+says err 'a colon or a space'
+
+# The device.
+if [ ! -e /dev/vnuma ]; then
+	try 0 true
+	says err '/dev/vnuma: No such file or directory: the topology is read from sysfs'
+fi
+
+# Scripts are their interpreter.
+printf '#! /bin/sh\n' >"$dir/script"
+printf '#!%s\n' "$dir/script" >"$dir/script2"
+printf '#!%s\n' "$dir/loop" >"$dir/loop"
+printf '#!\n' >"$dir/empty"
+chmod +x "$dir/script" "$dir/script2" "$dir/loop" "$dir/empty"
+try 0 --dry-run "$dir/script2"
+says out "$preload"
+try 0 --dry-run "$dir/loop"
+says err 'too many scripts'
+is_silent_on out LD_PRELOAD
+try 0 --dry-run "$dir/empty"
+says err 'a script without an interpreter'
+
+# Programs that nothing can be preloaded into run without it.
+cat >"$dir/static.c" <<'C'
+#include <stdlib.h>
+int main(void) { return getenv("LD_PRELOAD") ? 1 : 0; }
+C
+${CC:-cc} -static -o "$dir/static" "$dir/static.c"
+try 0 "$dir/static"
+says err 'static: statically linked: no library can be preloaded'
+head -c 100 "$dir/static" >"$dir/cut"
+printf 'text\n' >"$dir/text"
+chmod +x "$dir/cut" "$dir/text"
+try 0 --dry-run "$dir/cut"
+says err 'its program headers are cut off'
+try 0 --dry-run "$dir/text"
+says err 'neither an ELF file nor a script'
+cp /bin/true "$dir/setuid"
+if [ "$(id -u)" = 0 ]; then
+	chown nobody "$dir/setuid"
+	chmod 4755 "$dir/setuid"
+	try 0 "$dir/setuid"
+	says err 'setuid: set-user-ID: no library can be preloaded'
+else
+	echo "vnuma-run: skipped without root: a set-user-ID program"
+fi
+echo "vnuma-run: programs of all kinds ... ok"
