@@ -6,6 +6,7 @@ mod follow;
 mod guest;
 mod hostile;
 mod hotplug;
+mod hotspot;
 mod kills;
 mod lifecycle;
 mod machine;
@@ -17,6 +18,7 @@ mod policy;
 mod random;
 mod readings;
 mod replug;
+mod runtimes;
 mod scheduler;
 mod shapes;
 mod soak;
@@ -65,6 +67,10 @@ enum Scenario {
     Lifecycle,
     /// The demonstration on the machine itself, to its end and interrupted
     Machine,
+    /// Programs of a guest follow its topology by libvnuma and by libnuma
+    Runtimes,
+    /// Eden of a Java VM in a guest follows its topology
+    Hotspot,
     /// VMs are started as `vnumactl place` prints them
     Placed,
     /// A scheduling policy takes a vCPU to its memory, and gives its operator's CPUs back
@@ -98,6 +104,8 @@ fn play(scenario: Scenario) -> anyhow::Result<()> {
         Scenario::Kills(arguments) => kills::run(&arguments),
         Scenario::Replug => replug::run(),
         Scenario::Machine => machine::run(),
+        Scenario::Hotspot => hotspot::run(),
+        Scenario::Runtimes => runtimes::run(),
         Scenario::Placed => placed::run(),
         Scenario::Policy => policy::run(),
         Scenario::Scheduler(arguments) => scheduler::run(&arguments),

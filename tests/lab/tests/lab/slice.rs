@@ -31,6 +31,22 @@ static FILES: LazyLock<Vec<(PathBuf, String)>> = LazyLock::new(|| {
     files
 });
 
+/// What `guest/runtime` builds, on the server.
+const RUNTIME: &str = "/root/runtime";
+const RUNTIME_FILES: [&str; 4] = ["vnuma-run", "vnuma-follow", "numa/libnuma.so.1", "hotspot/libnuma.so.1"];
+
+/// In a folder of its own: what `make check` builds is built beside these tests.
+fn runtime() -> Vec<(PathBuf, String)> {
+    let build = Path::new(env!("CARGO_TARGET_TMPDIR")).join("runtime");
+    let status = Command::new("make")
+        .args(["--silent", "check-tools", "-C", concat!(env!("CARGO_MANIFEST_DIR"), "/../../guest/runtime")])
+        .arg(format!("BUILD={}", build.display()))
+        .status()
+        .expect("make starts");
+    assert!(status.success(), "guest/runtime does not build");
+    RUNTIME_FILES.map(|file| (build.join(file), format!("{RUNTIME}/{file}"))).into()
+}
+
 /// An example that checks itself: migrations between nodes are reported by the kernel, and found by polling.
 fn vcpu_watch() -> PathBuf {
     let status = Command::new(env!("CARGO"))
@@ -60,6 +76,8 @@ fn guests_follow_every_move_and_are_shown_as_they_are() {
 
 #[test]
 fn guests_answer_and_survive_the_end_of_others() {
+    let mut runtimes = job(&["lab-scenario", "runtimes"]);
+    runtimes.files.extend(runtime());
     let kills = if soak_rounds().is_some() { "200" } else { "10" };
     run(
         "2n4c",
@@ -69,6 +87,7 @@ fn guests_answer_and_survive_the_end_of_others() {
             job(&["lab-scenario", "lifecycle"]),
             job(&["lab-scenario", "policy"]),
             job(&["lab-scenario", "scheduler", "--part", "flips"]),
+            runtimes,
             job(&["lab-scenario", "kills", "--kills", kills]),
         ],
     );
@@ -94,6 +113,37 @@ fn nothing_is_lost_while_everything_around_vms_changes() {
     let seconds = soak_seconds().unwrap_or_else(|| by_default.to_owned());
     let seed = std::env::var("VNUMA_SOAK_SEED").unwrap_or_else(|_| "1".to_owned());
     run("4n8c", &[job(&["lab-scenario", "soak", "--seconds", &seconds, "--seed", &seed])]);
+}
+
+/// A small Java with HotSpot, and the program for it. `None`: the machine has no JDK 17.
+fn java() -> Option<PathBuf> {
+    const JDK: &str = "/usr/lib/jvm/java-17-openjdk-amd64";
+    const BUILD: &str = r#"
+        rm -rf "$2" && mkdir -p "$2"
+        "$1/bin/jlink" --add-modules java.base --strip-debug --no-header-files --no-man-pages --output "$2/jre"
+        "$1/bin/javac" -d "$2" "$3/Churn.java"
+        tar -C "$2" -cf "$2/java.tar" jre Churn.class
+    "#;
+    if !Path::new(JDK).join("jmods").is_dir() {
+        println!("skipped: there is no {JDK}/jmods (package openjdk-17-jdk-headless)");
+        return None;
+    }
+    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("java");
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../guest/runtime/test");
+    let mut build = Command::new("sh");
+    build.args(["-euc", BUILD, "sh", JDK]).args([&directory, &sources]);
+    assert!(build.status().expect("sh starts").success(), "no Java for the guest");
+    Some(directory.join("java.tar"))
+}
+
+#[test]
+#[ignore = "takes minutes: make soak"]
+fn eden_of_a_moved_thread_is_local_again() {
+    let Some(java) = java() else { return };
+    let mut job = job(&["lab-scenario", "hotspot"]);
+    job.files.extend(runtime());
+    job.files.push((java, format!("{RUNTIME}/java.tar")));
+    run("2n4c", &[job]);
 }
 
 #[test]

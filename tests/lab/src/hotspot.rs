@@ -1,0 +1,114 @@
+//! The eden of a thread whose vCPU was moved is local again within two collections: HotSpot's ParallelGC under `vnuma-run`, beside a JVM
+//! that has the same flags only. Both have one thread that allocates, on CPU 1 of a guest with a CPU on each of two nodes.
+
+use crate::guest::{DEFAULT_KERNEL, check_kernel_log, equip_with, show_guest, wait_until_seen};
+use crate::runtimes::{DIRECTORY, install};
+use anyhow::{Context, Result, ensure};
+use vnuma_scenario::{HANG_LIMIT, Process, Vm, vnumactl, vnumad, wait_for};
+
+const NAME: &str = "hotspot";
+/// On the server: a Java of HotSpot, `jre/bin/java`, and `Churn.class`, which allocates for ever.
+const ARCHIVE: &str = "java.tar";
+/// Eden has most of it. Small, as the lab is slow: some seconds pass between two collections.
+const FLAGS: [&str; 2] = ["-Xmx96m", "-Xmn32m"];
+/// What shares of the eden of a node count as used and as left alone, percent.
+const USED: u32 = 70;
+const LEFT: u32 = 30;
+
+pub fn run() -> Result<()> {
+    let _daemon = vnumad(&[])?;
+    let shape = ["--nodes", "2", "--vcpus", "2", "--memory", "1G", "--kernel", DEFAULT_KERNEL];
+    let vm = Vm::start(NAME, &shape.map(str::to_owned))?;
+    collect(&vm).inspect_err(|_| show_guest(&vm))?;
+    check_kernel_log(&vm)
+}
+
+fn collect(vm: &Vm) -> Result<()> {
+    install(vm)?;
+    let archive = format!("{DIRECTORY}/{ARCHIVE}");
+    vm.put(&archive, &archive)?;
+    vm.exec(&["tar", "-xf", &archive, "-C", DIRECTORY])?;
+    equip_with(vm, DEFAULT_KERNEL)?;
+    vm.attach()?;
+    vm.await_driver()?;
+    go_to(vm, 1)?;
+    let run = format!("{DIRECTORY}/vnuma-run");
+    let with = Jvm::start(vm, "with", &[&run, "--libraries", DIRECTORY, "--gc", "parallel"])?;
+    let without = Jvm::start(vm, "without", &["env", "JAVA_TOOL_OPTIONS=-XX:+UseParallelGC -XX:+UseNUMA"])?;
+    for jvm in [&with, &without] {
+        jvm.wait_for_collections(3)?;
+        jvm.expect_used(2, 1).context("before the move")?;
+    }
+    for node in [0, 1] {
+        go_to(vm, node)?;
+        let counts = [with.collections()?.len(), without.collections()?.len()];
+        // The second one of those that come now: what was used when the first one came may be older than the move.
+        with.wait_for_collections(counts[0] + 2)?;
+        with.expect_used(counts[0] + 1, node as usize)
+            .with_context(|| format!("vCPU 1 is on node {node}"))?;
+        // Its table of CPUs is that of its start.
+        without.wait_for_collections(counts[1] + 2)?;
+        without.expect_used(counts[1] + 1, 1).context("the JVM without vnuma-run")?;
+        println!(
+            "vCPU 1 is on node {node}: eden of that node is used, without vnuma-run it is that of node 1"
+        );
+    }
+    Ok(())
+}
+
+/// The vCPU that allocates goes to a node, and the guest knows.
+fn go_to(vm: &Vm, node: u64) -> Result<()> {
+    vnumactl(&["move", &vm.name, "--vcpu", "0", "--node", "0"])?;
+    vnumactl(&["move", &vm.name, "--vcpu", "1", "--node", &node.to_string()])?;
+    wait_until_seen(&vm.name, &[(0, 0, "true"), (node, node, "true")])
+}
+
+/// A JVM in the guest, with a log of its collections there.
+struct Jvm<'a> {
+    vm: &'a Vm,
+    log: String,
+    _process: Process,
+}
+
+impl<'a> Jvm<'a> {
+    fn start(vm: &'a Vm, name: &str, prefix: &[&str]) -> Result<Self> {
+        let log = format!("/root/{name}.log");
+        let logging = format!("-Xlog:gc+heap=debug:file={log}");
+        let java = format!("{DIRECTORY}/jre/bin/java");
+        let java = ["taskset", "-c", "1", &java, &logging, "-cp", DIRECTORY];
+        let command = [prefix, &java, &FLAGS, &["Churn"]].concat();
+        Ok(Self { vm, log, _process: vm.spawn(&command)? })
+    }
+
+    /// Of each collection: how much of eden was used before it, by node.
+    fn collections(&self) -> Result<Vec<Vec<u32>>> {
+        // A JVM that does not start has none.
+        let log = self.vm.exec(&["sh", "-c", &format!("cat {} || true", self.log)])?;
+        let mut found = Vec::new();
+        for before in log.split("Heap before GC").skip(1) {
+            let before = before.split("Heap after GC").next().unwrap_or_default();
+            let nodes = before.lines().filter(|line| line.contains("lgrp "));
+            let used = |line: &str| line.split_once("% used")?.0.rsplit(' ').next()?.parse().ok();
+            found.push(nodes.filter_map(used).collect());
+        }
+        // The last one may be half written.
+        found.pop();
+        Ok(found)
+    }
+
+    fn wait_for_collections(&self, count: usize) -> Result<()> {
+        let what = format!("{count} collections in {}", self.log);
+        wait_for(&what, HANG_LIMIT, || Ok(self.collections()?.len() >= count))
+    }
+
+    /// Before that collection the eden of that node was full, and the other one was left alone.
+    fn expect_used(&self, collection: usize, node: usize) -> Result<()> {
+        let all = self.collections()?;
+        let used = &all[collection];
+        println!("  {}: collection {collection}: eden used by node: {used:?} %", self.log);
+        ensure!(used.len() == 2, "{}: not two nodes: {used:?}", self.log);
+        let around = &all[collection.saturating_sub(4)..];
+        ensure!(used[node] >= USED && used[1 - node] <= LEFT, "{}: not on node {node}: {around:?}", self.log);
+        Ok(())
+    }
+}

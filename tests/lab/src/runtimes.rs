@@ -1,0 +1,125 @@
+//! A program in a guest follows the guest's topology while it changes: by libvnuma, and by a libnuma that does not keep what it read
+//! once. It runs under `vnuma-run`, beside one that runs without it.
+
+use crate::guest::{DEFAULT_KERNEL, check_kernel_log, detach, equip_with, show_guest};
+use anyhow::{Context, Result, ensure};
+use std::io::{BufRead, BufReader, Lines};
+use std::process::ChildStdout;
+use vnuma_scenario::{Process, Vm, vnumactl, vnumad};
+
+const NAME: &str = "runtimes";
+/// On the server, and in the guest.
+pub const DIRECTORY: &str = "/root/runtime";
+/// What of `guest/runtime/build` is there.
+const FILES: [&str; 4] = ["vnuma-run", "vnuma-follow", "numa/libnuma.so.1", "hotspot/libnuma.so.1"];
+/// vCPUs 0 and 1 are on node 0 at first, the others on node 1.
+const AT_FIRST: &str = "0,0,1,1";
+
+/// A `vnuma-follow` that runs in the guest.
+struct Follower {
+    lines: Lines<BufReader<ChildStdout>>,
+    /// Its input is open as long as this is there.
+    process: Process,
+}
+
+impl Follower {
+    fn start(vm: &Vm, command: &[&str]) -> Result<Self> {
+        let mut process = vm.spawn(command)?;
+        let output = process.0.stdout.take().context("no output")?;
+        Ok(Self { lines: BufReader::new(output).lines(), process })
+    }
+
+    /// Reads on until a line says all of `state`. A change of several vCPUs can come in several parts, and the kernel's lists of
+    /// nodes are ahead of the driver's page: `once` is what any line has said by then.
+    fn expect(&mut self, state: &[&str], once: &[&str]) -> Result<()> {
+        let says = |line: &str, word: &&str| line.split(' ').any(|seen| seen == *word);
+        let mut seen = Vec::new();
+        for line in self.lines.by_ref() {
+            let line = line?;
+            println!("  {line}");
+            ensure!(line.contains("current="), "not a line of vnuma-follow: {line}");
+            let done = state.iter().all(|word| says(&line, word));
+            seen.push(line);
+            if done {
+                let missing = once.iter().find(|word| !seen.iter().any(|line| says(line, word)));
+                ensure!(missing.is_none(), "no line with {missing:?}:\n{}", seen.join("\n"));
+                return Ok(());
+            }
+        }
+        anyhow::bail!("it ended without a line with {state:?}:\n{}", seen.join("\n"))
+    }
+
+    /// Ends it by the end of its input.
+    fn end(mut self) -> Result<()> {
+        drop(self.process.0.stdin.take());
+        let status = self.process.0.wait()?;
+        ensure!(status.success(), "vnuma-follow: {status}");
+        Ok(())
+    }
+}
+
+pub fn run() -> Result<()> {
+    let _daemon = vnumad(&[])?;
+    let shape = ["--nodes", "2", "--vcpus", "4", "--memory", "512M", "--kernel", DEFAULT_KERNEL];
+    let vm = Vm::start(NAME, &shape.map(str::to_owned))?;
+    follow(&vm).inspect_err(|_| show_guest(&vm))?;
+    check_kernel_log(&vm)
+}
+
+/// Puts what `guest/runtime` builds into a guest.
+pub fn install(vm: &Vm) -> Result<()> {
+    vm.exec(&["mkdir", "-p", &in_guest("numa"), &in_guest("hotspot")])?;
+    FILES.iter().try_for_each(|file| vm.put(&in_guest(file), &in_guest(file)))
+}
+
+fn follow(vm: &Vm) -> Result<()> {
+    install(vm)?;
+    let (run, follow) = (in_guest("vnuma-run"), in_guest("vnuma-follow"));
+    let command = [&run, "--libraries", DIRECTORY, &follow];
+
+    let mut without_driver = Follower::start(vm, &command)?;
+    without_driver.expect(&["source=sysfs", "with-cpus=0,1", "current=ok"], &[])?;
+    without_driver.end()?;
+
+    equip_with(vm, DEFAULT_KERNEL)?;
+    vm.attach()?;
+    vm.await_driver()?;
+    for vcpu in ["0", "1", "2", "3"] {
+        let node = if vcpu < "2" { "0" } else { "1" };
+        vnumactl(&["move", NAME, "--vcpu", vcpu, "--node", node])?;
+    }
+    let mut followers = [Follower::start(vm, &command)?, Follower::start(vm, &[&follow])?];
+    for follower in &mut followers {
+        let state = ["source=device", &format!("cpus={AT_FIRST}"), &format!("libnuma={AT_FIRST}")];
+        follower.expect(&state, &[])?;
+    }
+    move_and_back(&mut followers)?;
+    unload(vm, followers)
+}
+
+/// A node loses all its CPUs and gets them back. The one that runs without `vnuma-run` keeps the libnuma of its start.
+fn move_and_back(followers: &mut [Follower; 2]) -> Result<()> {
+    let [with, without] = followers;
+    for vcpu in ["2", "3"] {
+        vnumactl(&["move", NAME, "--vcpu", vcpu, "--node", "0"])?;
+    }
+    let (stays, lost, gained) = (format!("libnuma={AT_FIRST}"), ["lost=1"], ["gained=1"]);
+    with.expect(&["cpus=0,0,0,0", "libnuma=0,0,0,0", "with-cpus=0", "current=ok"], &lost)?;
+    without.expect(&["cpus=0,0,0,0", &stays, "with-cpus=0", "current=ok"], &lost)?;
+    println!("libvnuma and the overlay follow, libnuma by itself does not");
+    vnumactl(&["move", NAME, "--vcpu", "0", "--node", "1"])?;
+    with.expect(&["cpus=1,0,0,0", "libnuma=1,0,0,0", "with-cpus=0,1", "current=ok"], &gained)?;
+    without.expect(&["cpus=1,0,0,0", &stays, "current=ok"], &gained)
+}
+
+/// The driver stays as long as a program has its page, with or without a channel.
+fn unload(vm: &Vm, followers: [Follower; 2]) -> Result<()> {
+    detach(vm)?;
+    ensure!(vm.exec(&["rmmod", "vnuma"]).is_err(), "the driver goes while programs use its page");
+    followers.into_iter().try_for_each(Follower::end)?;
+    vm.exec(&["rmmod", "vnuma"]).map(drop).context("nobody uses it any more")
+}
+
+fn in_guest(file: &str) -> String {
+    format!("{DIRECTORY}/{file}")
+}
