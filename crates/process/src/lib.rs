@@ -20,12 +20,14 @@
 //! the kernel must have given all other thread numbers to somebody and come round to this
 //! one in the microseconds between 1 and 2. [`ActError::Raced`] reports it either way.
 //!
-//! [`move_pages`] takes pages of such a process to another node, with the same care. It ends there: no plan is made here.
+//! [`move_pages`] takes pages of such a process to another node, with the same care, and [`sample_pages`] looks at some.
+//! It ends there: no plan is made here.
 
 mod class;
 pub mod main_loop;
 mod pages;
 pub mod procfs;
+mod sample;
 mod stop;
 pub mod text;
 mod thread;
@@ -40,6 +42,7 @@ use vnuma_topology::CpuSet;
 pub use class::{Class, change_class, read_class};
 pub use pages::{PAGES_AT_ONCE, PageState, find_pages, move_pages};
 pub use procfs::{ProcError, read_allowed, thread_exists};
+pub use sample::{BASE_PAGE, PageSize, Sampled, SampledPage, choose_addresses, sample_pages};
 pub use stop::StopReason;
 pub use worker::spawn_worker;
 
