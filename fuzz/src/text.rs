@@ -143,7 +143,7 @@ pub fn proc(input: &[u8]) {
     for line in text.lines() {
         let address = line.split(' ').next().and_then(|word| u64::from_str_radix(word, 16).ok());
         let Some(address) = address else { continue };
-        let nodes = resident::parse_numa_maps(&text, address).unwrap_or_default();
+        let nodes = resident::parse_numa_maps(&text, address).map(|found| found.pages).unwrap_or_default();
         assert!(nodes.windows(2).all(|pair| pair[0].0 < pair[1].0), "{nodes:?}");
     }
     for mapping in resident::parse_guest_mappings(&text) {
@@ -169,6 +169,7 @@ pub fn hmp(input: &[u8]) {
                     policy: String::new(),
                     host_nodes: Vec::new(),
                     resident_kib: Vec::new(),
+                    mapping: None,
                 },
                 offset: position as u64,
             };

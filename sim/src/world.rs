@@ -125,6 +125,7 @@ impl Machine {
                 } else {
                     vec![(home, 900_000), (home ^ 1, 100_000)]
                 },
+                mapping: None,
             }),
         };
         VmDescription {

@@ -39,6 +39,7 @@ fn description(name: &str, pid: i32) -> VmDescription {
             policy: "bind".into(),
             host_nodes: vec![id],
             resident_kib: Vec::new(),
+            mapping: None,
         }),
     };
     VmDescription {

@@ -50,6 +50,7 @@ fn description(homes: [u32; 2]) -> VmDescription {
             policy: "default".into(),
             host_nodes: Vec::new(),
             resident_kib: vec![(homes[id as usize], 256 << 10)],
+            mapping: None,
         };
         GuestNode { id, memory_bytes: 256 * MIB, memory: Some(memory) }
     };

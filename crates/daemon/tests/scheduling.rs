@@ -45,6 +45,7 @@ fn description(name: &str, pid: i32) -> VmDescription {
         policy: "bind".into(),
         host_nodes: vec![id],
         resident_kib: Vec::new(),
+        mapping: None,
     };
     let node = |id: u32| GuestNode { id, memory_bytes: 1 << 30, memory: Some(memory(id)) };
     let vcpu =

@@ -14,7 +14,7 @@ use crate::{
 use qapi::qmp;
 use std::collections::BTreeMap;
 use vnuma_process::text::sanitize_short;
-use vnuma_topology::{GuestNode, MemoryBacking, Vcpu, VmDescription};
+use vnuma_topology::{BackingMapping, GuestNode, MemoryBacking, Vcpu, VmDescription};
 
 /// Most memory backends read.
 const MAX_BACKENDS: usize = 1024;
@@ -119,6 +119,7 @@ fn backing(client: &Client, id: String, memdev: &Memdev) -> Result<MemoryBacking
         policy: sanitize_short(&memdev.policy),
         host_nodes: host_nodes.collect::<Result<_, _>>()?,
         resident_kib: Vec::new(),
+        mapping: None,
     })
 }
 
@@ -166,9 +167,11 @@ fn count_resident(
     let mappings = resident::parse_maps(&maps);
     for backing in backends.values_mut() {
         let address = addresses.get(&backing.id).copied();
-        let start = resident::find_mapping(&mappings, address, backing.size_bytes);
-        backing.resident_kib =
-            start.and_then(|start| resident::parse_numa_maps(&numa_maps, start)).unwrap_or_default();
+        let Some(start) = resident::find_mapping(&mappings, address, backing.size_bytes) else { continue };
+        if let Some(found) = resident::parse_numa_maps(&numa_maps, start) {
+            backing.mapping = Some(BackingMapping { start, page_kib: found.page_kib.max(4) });
+            backing.resident_kib = found.pages;
+        }
     }
     Ok(())
 }

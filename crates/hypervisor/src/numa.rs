@@ -105,6 +105,7 @@ mod tests {
             policy: "default".to_owned(),
             host_nodes: Vec::new(),
             resident_kib: Vec::new(),
+            mapping: None,
         };
         PlacedBackend { backing, offset: offset_mib << 20 }
     }

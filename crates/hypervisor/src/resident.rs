@@ -29,8 +29,17 @@ pub fn parse_maps(text: &str) -> Vec<Mapping> {
     text.lines().filter_map(mapping).collect()
 }
 
-/// Pages on each node of the mapping that begins at `start`, from `/proc/PID/numa_maps`; KiB.
-pub fn parse_numa_maps(text: &str, start: u64) -> Option<Vec<(HostNodeId, u64)>> {
+/// What a mapping has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MappedPages {
+    /// Size of its pages, KiB: those of a pool, or the smallest. A mapping without pages may not say so.
+    pub page_kib: u64,
+    /// Pages on each node, KiB.
+    pub pages: Vec<(HostNodeId, u64)>,
+}
+
+/// Pages of the mapping that begins at `start`, from `/proc/PID/numa_maps`.
+pub fn parse_numa_maps(text: &str, start: u64) -> Option<MappedPages> {
     let line = text.lines().find(|line| {
         line.split_once(' ').and_then(|(address, _)| u64::from_str_radix(address, 16).ok()) == Some(start)
     })?;
@@ -45,7 +54,8 @@ pub fn parse_numa_maps(text: &str, start: u64) -> Option<Vec<(HostNodeId, u64)>>
             pages.insert(node, value);
         }
     }
-    Some(pages.into_iter().map(|(node, pages)| (node, pages.saturating_mul(page_kib))).collect())
+    let pages = pages.into_iter().map(|(node, pages)| (node, pages.saturating_mul(page_kib))).collect();
+    Some(MappedPages { page_kib, pages })
 }
 
 /// Mappings with less than this part of the largest one's pages are no memory of a guest, but programs and their heaps.
@@ -102,7 +112,7 @@ fn parse_policy(line: &str) -> MappingPolicy {
 pub fn parse_guest_mappings(text: &str) -> Vec<GuestMapping> {
     let mapping = |line: &str| {
         let start = line.split_once(' ').and_then(|(address, _)| u64::from_str_radix(address, 16).ok())?;
-        let pages = parse_numa_maps(line, start)?;
+        let pages = parse_numa_maps(line, start)?.pages;
         Some(GuestMapping { start, policy: parse_policy(line), pages })
     };
     let mut mappings: Vec<_> = text.lines().filter_map(mapping).collect();
@@ -189,8 +199,9 @@ mod tests {
         assert_eq!(mappings, [(0x7f00_0000_0000, 256 << 20), (0x7f00_1000_0000, 4096)]);
         let numa_maps = "7f0000000000 default anon=3 dirty=3 N0=1 N3=2 kernelpagesize_kB=2048\n\
             7f0010000000 default\n";
-        assert_eq!(parse_numa_maps(numa_maps, mappings[0].0), Some(vec![(0, 2048), (3, 4096)]));
-        assert_eq!(parse_numa_maps(numa_maps, mappings[1].0), Some(vec![]));
+        let has = |page_kib, pages| Some(MappedPages { page_kib, pages });
+        assert_eq!(parse_numa_maps(numa_maps, mappings[0].0), has(2048, vec![(0, 2048), (3, 4096)]));
+        assert_eq!(parse_numa_maps(numa_maps, mappings[1].0), has(4, vec![]));
         assert_eq!(parse_numa_maps(numa_maps, 1), None);
     }
 

@@ -84,6 +84,7 @@ mod tests {
             policy: policy.into(),
             host_nodes: host_nodes.to_vec(),
             resident_kib: resident_kib.to_vec(),
+            mapping: None,
         };
         GuestNode { id, memory_bytes: 1 << 30, memory: Some(memory) }
     }

@@ -16,6 +16,7 @@ fn vm(homes: &[u32], vcpus: u32) -> VmDescription {
             policy: "bind".into(),
             host_nodes: vec![home],
             resident_kib: Vec::new(),
+            mapping: None,
         }),
     };
     let vcpu = |index: u32| DescribedVcpu {

@@ -28,6 +28,7 @@ fn vm(homes: &[u32]) -> VmDescription {
         policy: "bind".into(),
         host_nodes: vec![home],
         resident_kib: Vec::new(),
+        mapping: None,
     };
     let node = |(id, home): (usize, &u32)| GuestNode {
         id: id as u32,

@@ -18,7 +18,7 @@ pub use cpu_set::{CpuSet, CpuSetError};
 pub use distance::{DistanceError, DistanceMatrix, LOCAL_DISTANCE};
 pub use host::{CacheGroup, CpuLayout, HostNode, HostTopology, HugePages, PciDevice};
 pub use pci::{PciAddress, PciFunction, PciLink};
-pub use vm::{GuestNode, MemoryBacking, Vcpu, VcpuLocation, VmDescription, VmDevice};
+pub use vm::{BackingMapping, GuestNode, MemoryBacking, Vcpu, VcpuLocation, VmDescription, VmDevice};
 
 /// A node of the host, by the kernel's number.
 pub type HostNodeId = u32;

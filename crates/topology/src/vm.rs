@@ -58,6 +58,18 @@ pub struct MemoryBacking {
     pub host_nodes: Vec<HostNodeId>,
     /// Pages of it found on each host node, when they were counted: (node, KiB).
     pub resident_kib: Vec<(HostNodeId, u64)>,
+    /// Where the hypervisor's process has it, if that was found.
+    #[serde(default)]
+    pub mapping: Option<BackingMapping>,
+}
+
+/// The place of a memory backend in its process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BackingMapping {
+    /// Address of its first byte.
+    pub start: u64,
+    /// Size of the pages that it is made of, KiB: those of a pool, or the smallest.
+    pub page_kib: u64,
 }
 
 impl MemoryBacking {
@@ -110,6 +122,7 @@ mod memory_tests {
             policy: policy.into(),
             host_nodes: host_nodes.to_vec(),
             resident_kib: vec![(3, 1024)],
+            mapping: None,
         };
         assert_eq!(memory("bind", &[1]).bound_node(), Some(1));
         for (policy, nodes) in [

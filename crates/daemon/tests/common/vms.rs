@@ -89,6 +89,7 @@ pub fn describe(name: &str, pid: i32, homes: &[u32], tids: &[i32]) -> VmDescript
         policy: "bind".into(),
         host_nodes: vec![home],
         resident_kib: Vec::new(),
+        mapping: None,
     };
     let node = |(id, home): (usize, &u32)| GuestNode {
         id: id as u32,
