@@ -520,6 +520,7 @@ impl Checker {
             Command::Count { .. }
             | Command::Rank { .. }
             | Command::StopMemory(_)
+            | Command::ObserveMemory { .. }
             | Command::LookForScheduler => {}
             Command::MoveMemory { vm, .. } => self.memory(*vm),
             Command::Reply(request, answer) => self.answered(*request, answer.is_ok()),

@@ -80,7 +80,7 @@ impl Simulation {
             // Its hosts have no scheduler of vnuma's.
             Command::Rank { .. } | Command::LookForScheduler => {}
             // Its policies move no memory.
-            Command::MoveMemory { .. } | Command::StopMemory(_) => {}
+            Command::MoveMemory { .. } | Command::StopMemory(_) | Command::ObserveMemory { .. } => {}
             Command::Reply(..) | Command::Announce(_) | Command::Log(..) => {}
         }
         None

@@ -1,9 +1,13 @@
 //! What is printed for an answer of vnumad.
 
-use crate::{client::ClientError, devices, doctor, hardware, place, policy, table::plain_lines, vms, watch};
+use crate::{
+    client::ClientError, devices, doctor, hardware, memory, place, policy, table::plain_lines, vms, watch,
+};
 use serde::de::DeserializeOwned;
 use vnuma_allocation::print::Format;
-use vnuma_api::{ApiError, Daemon, Devices, HostTopology, NodeFree, Placed, Reserved, Scheduling, Vm};
+use vnuma_api::{
+    ApiError, Daemon, Devices, HostTopology, NodeFree, Placed, Reserved, Scheduling, Vm, VmMemory,
+};
 
 /// A kind of answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +28,8 @@ pub enum Answer {
     Policies,
     /// To `policy`, of one.
     Policy,
+    /// To `memory`.
+    Memory,
     /// To the three questions of `doctor`, as an array.
     Doctor,
     /// To `place`.
@@ -48,6 +54,7 @@ impl Answer {
             Self::Daemon => read::<Daemon>(body).map(|daemon| vms::daemon(&daemon)),
             Self::Policies => read::<Vec<Scheduling>>(body).map(|vms| policy::list(&vms)),
             Self::Policy => read::<Scheduling>(body).map(|vm| policy::show(&vm)),
+            Self::Memory => read::<VmMemory>(body).map(|vm| memory::show(&vm)),
             Self::Doctor => read::<(Daemon, HostTopology, Vec<Vm>)>(body)
                 .map(|(daemon, host, vms)| doctor::text(&doctor::examine(&daemon, &host, &vms))),
             Self::Placed => read::<Placed>(body).map(|placed| {

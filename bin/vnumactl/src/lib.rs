@@ -7,6 +7,7 @@ mod client;
 mod devices;
 mod doctor;
 mod hardware;
+mod memory;
 mod place;
 mod policy;
 mod record;
@@ -30,9 +31,9 @@ use std::{
     process::ExitCode,
 };
 use vnuma_api::{
-    ApiError, CAPACITY, DEVICES, Devices, ErrorKind, EventKind, HARDWARE, HostTopology, MoveRequest,
-    NodeFree, PLACEMENTS, POLICIES, PolicyRequest, ReplugRequest, Replugged, Reserved, Scheduling, VMS, Vm,
-    release_path, vm_path,
+    ApiError, CAPACITY, DEVICES, Devices, ErrorKind, EventKind, HARDWARE, HostTopology, MemoryPolicyRequest,
+    MoveRequest, NodeFree, PLACEMENTS, POLICIES, PolicyRequest, ReplugRequest, Replugged, Reserved,
+    Scheduling, VMS, Vm, VmMemory, release_path, vm_path,
 };
 use vnuma_placement::scheduling::Policy;
 
@@ -127,6 +128,15 @@ enum Command {
         /// The policy: off, observe, credit, vcpu-p, lb, brm, vprobe-paper, vprobe
         #[arg(long, value_name = "P", requires = "vm")]
         set: Option<Policy>,
+    },
+    /// Show where the memory of a VM is and what of it is displaced, or set when that comes home
+    Memory {
+        /// Name of the VM
+        #[arg(value_parser = name())]
+        vm: String,
+        /// The memory policy: none, periodic, amount, both, adaptive
+        #[arg(long, value_name = "P")]
+        set: Option<String>,
     },
     /// Show all vCPUs with their policies, updated each period, until interrupted
     Top {
@@ -279,6 +289,16 @@ async fn run(arguments: &Arguments) -> Result<(), ClientError> {
             let body = body.map_err(|error| ClientError::Output(error.into()))?;
             let vm: Scheduling = client.post(&vm_path(vm, Some("policy")), body).await?;
             print(json, &vm, policy::show)
+        }
+        Command::Memory { vm, set: None } => {
+            let vm: VmMemory = client.get(&vm_path(vm, Some("memory"))).await?;
+            print(json, &vm, memory::show)
+        }
+        Command::Memory { vm, set: Some(policy) } => {
+            let body = serde_json::to_string(&MemoryPolicyRequest { policy: policy.clone() });
+            let body = body.map_err(|error| ClientError::Output(error.into()))?;
+            let vm: VmMemory = client.post(&vm_path(vm, Some("memory")), body).await?;
+            print(json, &vm, memory::show)
         }
         Command::Top { once } => top::run(&client, json, *once).await,
         Command::Record { file, periods } => record::run(&client, file, periods.map(u64::from)).await,

@@ -7,6 +7,7 @@ use errors::compare;
 use std::process::Command;
 use vnuma_daemon::core::Refusal;
 use vnuma_hypervisor::VmError;
+use vnuma_placement::repatriation::MemoryPolicy;
 use vnumactl::calibrate::{CalibrateError, ENDED};
 use vnumactl::replay::ReplayError;
 
@@ -34,6 +35,8 @@ fn the_manual_names_errors_by_their_text() {
     ];
     let refusals = [
         Refusal::Uma { vm: vm() },
+        Refusal::NoGuestNodes { vm: vm() },
+        Refusal::Memory { vm: vm(), problem: "the process has ended".into() },
         Refusal::Attached { vm: vm() },
         Refusal::Lost { vm: vm() },
         Refusal::NotConnected { vm: vm(), problem: "gone".into() },
@@ -43,6 +46,7 @@ fn the_manual_names_errors_by_their_text() {
     let mut made: Vec<String> = of_vm.iter().map(ToString::to_string).collect();
     made.extend(refusals.iter().map(ToString::to_string));
     made.push(unreachable());
+    made.extend("all".parse::<MemoryPolicy>().err().map(|error| error.to_string()));
     let broken = ReplayError::Line { line: 3, reason: "expected value".into() };
     made.extend([broken, ReplayError::Empty].map(|error| format!("web.rec: {error}")));
     let calibration = [

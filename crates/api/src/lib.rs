@@ -14,6 +14,8 @@
 //! | `POST /v1/vms/NAME/replug` | [`ReplugRequest`] | [`Replugged`]             | act   |
 //! | `POST /v1/vms/NAME/policy` | [`PolicyRequest`] | [`Scheduling`]            | act   |
 //! | `GET /v1/vms/NAME/policy`  |                 | [`Scheduling`]              | read  |
+//! | `POST /v1/vms/NAME/memory` | [`MemoryPolicyRequest`] | [`VmMemory`]        | act   |
+//! | `GET /v1/vms/NAME/memory`  |                 | [`VmMemory`]                | read  |
 //! | `GET /v1/policies`         |                 | array of [`Scheduling`]     | read  |
 //! | `POST /v1/placements`      | [`PlaceRequest`] | [`Placed`]                 | act   |
 //! | `GET /v1/placements`       |                 | array of [`Reserved`]       | read  |
@@ -32,6 +34,7 @@
 
 mod device;
 mod event;
+mod memory;
 mod observation;
 mod path;
 mod placement;
@@ -40,6 +43,7 @@ mod vm;
 
 pub use device::{Device, DeviceUser, DeviceUserKind, Devices, FreeMemory, NodeFree, VmInterface, VmVhost};
 pub use event::{Event, EventKind, Generation, UnknownEvent};
+pub use memory::{Bytes, GuestNodeMemory, MemoryPlace, MemoryPolicyRequest, Unmovable, VmMemory};
 pub use observation::{Observation, ObservedCounts, ObservedVcpu, ObservedVm};
 pub use path::{
     CAPACITY, DAEMON, DEVICES, HARDWARE, METRICS, OBSERVATIONS, PLACEMENTS, POLICIES, VMS, WATCH,

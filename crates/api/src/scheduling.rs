@@ -67,6 +67,12 @@ pub struct MemoryStep {
     pub failed_pages: u64,
     /// Why it ended early.
     pub problem: Option<String>,
+    /// Guest node whose memory comes home; none if memory goes to its vCPUs.
+    pub guest_node: Option<u32>,
+    /// What of the VM was displaced and could be moved before, bytes, if it comes home.
+    pub displaced_bytes: Option<u64>,
+    /// The longest that pages were held while they moved, microseconds: a vCPU that touched one waited for as long.
+    pub longest_hold_us: u64,
     /// Share of the VM's memory accesses that left the nodes of its vCPUs before, 0 to 1.
     pub remote_share: f64,
     /// The share that is expected if all of it is moved.
@@ -99,10 +105,16 @@ impl MemoryStep {
                     text += &format!("; {pages} pages {what}");
                 }
             }
+            if self.longest_hold_us > 0 {
+                text += &format!("; held for {} us at most", self.longest_hold_us);
+            }
             if let Some(problem) = &self.problem {
                 text += &format!("; {problem}");
             }
             return text;
+        }
+        if let Some(guest_node) = self.guest_node {
+            return self.home_text(guest_node);
         }
         let percent = |share: f64| format!("{:.0} %", share * 100.0);
         let (before, after) = (percent(self.remote_share), percent(self.expected_remote_share));
@@ -114,6 +126,17 @@ impl MemoryStep {
             mib(self.bytes),
             self.policy,
             self.cause
+        )
+    }
+
+    fn home_text(&self, guest_node: u32) -> String {
+        let Self { from, to, policy, cause, price_ms, saving_ms_per_s, .. } = self;
+        let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
+        let (most, displaced) = (mib(self.bytes), mib(self.displaced_bytes.unwrap_or(0)));
+        let assumed = if self.assumed { "; accesses are assumed" } else { "" };
+        format!(
+            "guest node {guest_node}: up to {most} come home from node {from} to {to}, by {policy}: {cause}; {displaced} displaced; \
+             {price_ms} ms of work, {saving_ms_per_s} ms a second saved{assumed}"
         )
     }
 }

@@ -16,6 +16,7 @@ use toml::Spanned;
 use vnuma_host::location::Prefer;
 use vnuma_placement::{
     SettlePolicy,
+    repatriation::{MemoryPolicy, MemorySettings},
     scheduling::{Policy, analyzer::Bounds},
 };
 
@@ -72,6 +73,8 @@ pub struct Config {
     pub policy_memory: u64,
     /// Memory accesses of vCPUs are sampled.
     pub policy_samples: bool,
+    /// How displaced memory comes home.
+    pub memory: MemorySettings,
 }
 
 /// How often vnumad looks at what may change without an event, but for a resync.
@@ -145,6 +148,7 @@ struct File {
     publish: Publish,
     replug: Replug,
     policy: PolicySection,
+    memory: MemorySection,
 }
 
 #[derive(Default, Deserialize)]
@@ -279,6 +283,49 @@ impl PolicySection {
     }
 }
 
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct MemorySection {
+    policy: Option<Spanned<String>>,
+    period_s: Option<Spanned<i64>>,
+    amount_permille: Option<Spanned<i64>>,
+    mib_per_s: Option<Spanned<i64>>,
+    observe_s: Option<Spanned<i64>>,
+    observe_permille: Option<Spanned<i64>>,
+}
+
+impl MemorySection {
+    fn settings(&self, source: &Source<'_>) -> Result<MemorySettings, ConfigError> {
+        let default = MemorySettings::default();
+        let seconds = |key, value| {
+            let s = source.number(key, value, 1..=86_400)?;
+            Ok(s.map(|s| s * 1_000_000_000))
+        };
+        let given = seconds("memory.period_s", &self.period_s)?;
+        let observe = seconds("memory.observe_s", &self.observe_s)?;
+        if let (Some(period_ns), Some(observe_ns), Some(value)) = (given, observe, &self.observe_s)
+            && observe_ns > period_ns
+        {
+            let expected = format!("at most memory.period_s, {}", period_ns / 1_000_000_000);
+            return Err(source.value_error("memory.observe_s", value, value.get_ref().to_string(), expected));
+        }
+        // The one that is not given follows the other one.
+        let period_ns = given.unwrap_or(default.period_ns.max(observe.unwrap_or(0)));
+        let observe_ns = observe.unwrap_or(default.observe_ns.min(period_ns));
+        let amount = source.number("memory.amount_permille", &self.amount_permille, 1..=1000)?;
+        let mib_per_s = source.number("memory.mib_per_s", &self.mib_per_s, 1..=65_536)?;
+        let cost = source.number("memory.observe_permille", &self.observe_permille, 1..=1000)?;
+        Ok(MemorySettings {
+            policy: source.memory_policy("memory.policy", self.policy.as_ref())?.unwrap_or(default.policy),
+            period_ns,
+            amount_permille: amount.unwrap_or(default.amount_permille),
+            bytes_per_s: mib_per_s.map_or(default.bytes_per_s, |mib| mib << 20),
+            observe_ns,
+            cost_permille: cost.unwrap_or(default.cost_permille),
+        })
+    }
+}
+
 impl Default for Config {
     fn default() -> Self {
         Self {
@@ -304,6 +351,7 @@ impl Default for Config {
             policy_adaptive_bounds: false,
             policy_memory: 0,
             policy_samples: false,
+            memory: MemorySettings::default(),
         }
     }
 }
@@ -395,6 +443,7 @@ impl Config {
             policy_adaptive_bounds: file.policy.bounds == Some(BoundsMode::Adaptive),
             policy_memory: policy_memory.unwrap_or(0) << 20,
             policy_samples: file.policy.samples == Some(Samples::Ibs),
+            memory: file.memory.settings(&source)?,
         })
     }
 }
@@ -515,6 +564,20 @@ impl Source<'_> {
         })
     }
 
+    /// The name of a memory policy.
+    fn memory_policy(
+        &self,
+        key: &'static str,
+        value: Option<&Spanned<String>>,
+    ) -> Result<Option<MemoryPolicy>, ConfigError> {
+        let Some(value) = value else { return Ok(None) };
+        let name = value.get_ref();
+        name.parse().map(Some).map_err(|_| {
+            let expected = format!("one of {}", MemoryPolicy::ALL.map(MemoryPolicy::name).join(", "));
+            self.value_error(key, value, sanitize(&format!("{name:?}")), expected)
+        })
+    }
+
     /// A limit for each user.
     fn count(
         &self,
@@ -591,6 +654,13 @@ mod tests {
             bounds = "adaptive"
             memory_mib_per_s = 3
             samples = "ibs"
+            [memory]
+            policy = "adaptive"
+            period_s = 100
+            amount_permille = 50
+            mib_per_s = 10
+            observe_s = 20
+            observe_permille = 2
         "#;
         let expected = Config {
             socket: "/a/s".into(),
@@ -625,8 +695,37 @@ mod tests {
             policy_adaptive_bounds: true,
             policy_memory: 3 << 20,
             policy_samples: true,
+            memory: MemorySettings {
+                policy: MemoryPolicy::Adaptive,
+                period_ns: 100_000_000_000,
+                amount_permille: 50,
+                bytes_per_s: 10 << 20,
+                observe_ns: 20_000_000_000,
+                cost_permille: 2,
+            },
         };
         assert_eq!(parse(text), Ok(expected));
+    }
+
+    #[test]
+    fn limits_of_memory_agree_or_are_refused() {
+        let memory = |text: &str| parse(&format!("[memory]\n{text}\n")).map(|config| config.memory);
+        let of = |text: &str| {
+            let found = memory(text).expect("accepted");
+            (found.period_ns / 1_000_000_000, found.observe_ns / 1_000_000_000)
+        };
+        assert_eq!(
+            (of("policy = \"both\""), of("period_s = 30"), of("observe_s = 1000")),
+            ((900, 60), (30, 30), (1000, 1000))
+        );
+        let refused = |text: &str| memory(text).expect_err("refused");
+        assert_eq!(
+            refused("period_s = 30\nobserve_s = 31"),
+            "/etc/x.toml: line 3: memory.observe_s = 31: must be at most memory.period_s, 30"
+        );
+        assert!(
+            refused("policy = \"all\"").ends_with("must be one of none, periodic, amount, both, adaptive")
+        );
     }
 
     #[test]

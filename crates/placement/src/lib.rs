@@ -20,6 +20,8 @@ mod assignment;
 mod devices;
 mod home;
 mod plan;
+pub mod repatriation;
+pub mod residency;
 pub mod scheduling;
 mod settle;
 mod vm;

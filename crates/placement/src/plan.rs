@@ -1,5 +1,6 @@
 //! What is to be done, and why.
 
+use crate::repatriation::MemorySettings;
 use crate::scheduling::{Policy, Settings, memory::MoveMemory};
 use crate::world::{ChannelState, Confine, ManagedVm, Move, Publisher, Replug, RequestId, Vm, VmId, World};
 use crate::{Due, SettlePolicy};
@@ -16,6 +17,8 @@ pub struct Policies {
     pub schedule: Policy,
     /// Settings of these policies.
     pub settings: Settings,
+    /// How displaced memory comes home.
+    pub memory: MemorySettings,
 }
 
 /// Why a topology is published.
@@ -62,7 +65,9 @@ pub enum Action {
     /// Keep the threads of a VM that run no vCPU on the nodes that a policy has confined its vCPUs to, or give them their
     /// operators' masks again. The reason is where the vCPUs are.
     Follow,
-    /// Move memory of a VM to a node of its vCPUs. It has its reason with it.
+    /// See where the memory of a VM is.
+    ObserveMemory,
+    /// Move memory of a VM to another node. It has its reason with it.
     MoveMemory(MoveMemory),
 }
 
@@ -94,6 +99,9 @@ pub fn decide(world: &World, policies: &Policies, now_ns: u64) -> Plan {
         vm.steps().for_each(|step| plan.push(id, Action::Confine(step)));
         if vm.others_may_follow() {
             plan.push(id, Action::Follow);
+        }
+        if vm.observation_due(now_ns) {
+            plan.push(id, Action::ObserveMemory);
         }
         vm.memory_step().into_iter().for_each(|step| plan.push(id, Action::MoveMemory(step)));
         plan.replug(id, managed, vm, policies, now_ns);

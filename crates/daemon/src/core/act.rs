@@ -27,6 +27,7 @@ impl Core {
                 Action::Replug(replug, reason) => self.begin_replug(step.vm, replug, reason),
                 Action::Confine(confine) => confines.push((step.vm, confine)),
                 Action::Follow => self.begin_follow(step.vm),
+                Action::ObserveMemory => self.begin_observation(step.vm),
                 Action::MoveMemory(order) => self.begin_memory(step.vm, order),
             }
         }

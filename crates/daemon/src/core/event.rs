@@ -5,6 +5,8 @@ use vnuma_api as api;
 use vnuma_hypervisor::{Plugged, VmError};
 use vnuma_placement::{
     Publication,
+    repatriation::MemoryPolicy,
+    residency::{MemoryArea, MemoryObservation},
     scheduling::{Policy, Stealing, memory::MoveMemory},
     world::{ConnectionId, DriverStatus, HostReading, Mechanism, MemoryMoved, RequestId, StopReason, VmId},
 };
@@ -48,6 +50,8 @@ pub enum Event {
     /// The threads of this process that run no vCPU were kept to CPUs, or got their operators' masks again; or a part of them
     /// was not.
     Followed(VmId, i32, Result<Followed, String>),
+    /// Memory of this process was looked at, or could not be.
+    MemoryObserved(VmId, i32, Result<MemoryObservation, String>),
     /// Memory of this process was moved: how far it has got, and whether that is all.
     MemoryMoved(VmId, i32, MemoryMoved, bool),
     /// scx_vnuma was loaded, or has ended.
@@ -172,6 +176,10 @@ pub enum Request {
     Replug(String, ApicId),
     /// Schedule the vCPUs of a VM by another policy.
     SetPolicy(String, Policy),
+    /// Show where the memory of a VM is.
+    ShowMemory(String),
+    /// Bring displaced memory of a VM home by another policy.
+    SetMemoryPolicy(String, MemoryPolicy),
 }
 
 /// The answer to a request.
@@ -183,6 +191,8 @@ pub enum Answer {
     Replugged(Box<api::Replugged>),
     /// How the VM's vCPUs are scheduled now.
     Scheduling(Box<api::Scheduling>),
+    /// Where the VM's memory is.
+    Memory(Box<api::VmMemory>),
 }
 
 /// A mask to be set.
@@ -308,6 +318,15 @@ pub enum Command {
     },
     /// See whether scx_vnuma is loaded; [`Event::Switched`] follows if that has changed.
     LookForScheduler,
+    /// Look at pages of a process; [`Event::MemoryObserved`] answers.
+    ObserveMemory {
+        /// The VM.
+        vm: VmId,
+        /// Its process.
+        pid: i32,
+        /// Memory of its guest nodes.
+        areas: Vec<MemoryArea>,
+    },
     /// Move memory of a process to another node; [`Event::MemoryMoved`] answers, several times.
     MoveMemory {
         /// The VM.

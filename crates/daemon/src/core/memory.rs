@@ -1,4 +1,4 @@
-//! Memory of VMs that policies move to their vCPUs.
+//! Memory of VMs that policies move.
 
 use super::{
     Core,
@@ -7,7 +7,7 @@ use super::{
 };
 use vnuma_api as api;
 use vnuma_placement::{
-    scheduling::memory::MoveMemory,
+    scheduling::memory::{MemoryReason, MoveMemory},
     world::{LastMemoryMove, MemoryMoved, VmId},
 };
 
@@ -41,9 +41,10 @@ impl Core {
         }
     }
 
-    /// A policy has no more to say.
-    pub(super) fn stop_memory(&mut self, id: VmId) {
-        if self.vm(id).is_some_and(|vm| vm.scheduling.memory.is_under_way()) {
+    /// A policy has no more to say: the move that is under way ends, if it has such a reason.
+    pub(super) fn stop_memory(&mut self, id: VmId, is_its: impl FnOnce(&MemoryReason) -> bool) {
+        let last = self.vm(id).and_then(|vm| vm.scheduling.memory.last.as_ref());
+        if last.is_some_and(|last| last.ended_ns.is_none() && is_its(&last.order.why)) {
             self.commands.push(Command::StopMemory(id));
         }
     }

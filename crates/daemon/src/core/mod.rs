@@ -17,7 +17,8 @@
 //! | `act` | a plan becomes commands |
 //! | `scheduling` | policies of VMs, and the masks that they want |
 //! | `others` | threads of VMs that run no vCPU |
-//! | `memory` | memory that goes to its vCPUs |
+//! | `memory` | memory that is moved |
+//! | `homing` | where memory is, and what is displaced |
 //! | `render` | VMs in the form of the API |
 //! | `uses` | what VMs have of the host, for those who place another one |
 
@@ -26,6 +27,7 @@ mod channels;
 pub(crate) mod content;
 mod epochs;
 pub mod event;
+mod homing;
 mod locations;
 mod memory;
 mod others;
@@ -83,6 +85,8 @@ pub struct Core {
     ranked: BTreeMap<VmId, i32>,
     /// Changes of a policy that are answered when all masks are the operator's again.
     policy_requests: Vec<(VmId, RequestId)>,
+    /// Requests that are answered when the VM's memory was looked at.
+    memory_requests: Vec<(VmId, RequestId)>,
     /// Resyncs since it was looked for scx_vnuma.
     unlooked: u32,
     /// Why VMs could not be listed, the last time.
@@ -104,6 +108,7 @@ enum Reply {
     Refused(Refusal),
     Vm(VmId),
     Scheduling(VmId),
+    Memory(VmId),
     Replugged { vm: VmId, vcpu: ApicId, new_vcpu: ApicId, guest_node: u32 },
 }
 
@@ -128,6 +133,7 @@ impl Core {
             counting: false,
             ranked: BTreeMap::new(),
             policy_requests: Vec::new(),
+            memory_requests: Vec::new(),
             unlooked: u32::MAX,
             scan_problem: None,
             describe_ns: Intervals::default().describe.as_nanos() as u64,
@@ -188,6 +194,7 @@ impl Core {
             Event::Sampled(reading) => self.sampled(*reading),
             Event::Confined(vm, pid, outcomes) => self.confined(vm, pid, outcomes),
             Event::Followed(vm, pid, outcome) => self.followed(vm, pid, outcome),
+            Event::MemoryObserved(vm, pid, outcome) => self.memory_observed(vm, pid, outcome),
             Event::MemoryMoved(vm, pid, moved, ended) => self.memory_moved(vm, pid, moved, ended),
             Event::Switched(switch) => self.switched(switch),
             Event::MasksRestored(vm, pid, outcome) => self.masks_restored(vm, pid, outcome),
@@ -212,6 +219,7 @@ impl Core {
             };
             let answer = match reply {
                 Reply::Refused(refusal) => Err(refusal),
+                Reply::Memory(id) => self.memory_of(id).map(|shown| Answer::Memory(Box::new(shown))),
                 Reply::Scheduling(id) => self.scheduling(id).map(|shown| Answer::Scheduling(Box::new(shown))),
                 Reply::Vm(id) => show(id).map(|vm| Answer::Vm(Box::new(vm))),
                 Reply::Replugged { vm, vcpu, new_vcpu, guest_node } => show(vm)

@@ -24,6 +24,10 @@ pub enum Refusal {
     NotConnected { vm: String, problem: String },
     #[error("{vm}: a UMA VM: it has no guest nodes (no -numa), so there is nothing to publish")]
     Uma { vm: String },
+    #[error("{vm}: a UMA VM: it has no guest nodes (no -numa), so no memory of it has a home")]
+    NoGuestNodes { vm: String },
+    #[error("{vm}: where its memory is cannot be seen: {problem}")]
+    Memory { vm: String, problem: String },
     #[error("{vm}: its guest nodes are numbered {ids:?}, not 0 to {last}; the channel takes no others")]
     NodeNumbers { vm: String, ids: Vec<u32>, last: usize },
     #[error("{vm}: {source}")]
@@ -99,6 +103,7 @@ impl Refusal {
             | Self::Record { .. }
             | Self::Topology(_)
             | Self::ShuttingDown
+            | Self::Memory { .. }
             | Self::Move { .. }
             | Self::Confine { .. } => ErrorKind::Internal,
             Self::NotConnected { .. } | Self::Unnumbered { .. } | Self::Unfinished { .. } => ErrorKind::Vm,

@@ -1,10 +1,14 @@
 //! VMs in the form of the API.
 
+mod memory_map;
+
+pub(super) use memory_map::vm_memory;
+
 use std::collections::BTreeMap;
 use vnuma_api as api;
 use vnuma_placement::{
     VcpuState,
-    scheduling::{Policy, Standing, VcpuSample},
+    scheduling::{Policy, Standing, VcpuSample, memory::MemoryReason},
     world::{
         ChannelState, DescriptionSource, LastMemoryMove, LastStep, Link, ManagedVm, Mechanism, Others,
         Quality, Schedule, Shown, StopReason, VcpuMask, Vm,
@@ -224,7 +228,7 @@ fn others(others: &Others) -> Option<api::OtherThreads> {
     })
 }
 
-fn memory(vm: &Vm) -> Option<api::MemoryMoves> {
+pub(super) fn memory(vm: &Vm) -> Option<api::MemoryMoves> {
     let memory = &vm.scheduling.memory;
     let last = memory.last.as_ref().map(memory_step)?;
     Some(api::MemoryMoves { moves: memory.count, bytes: memory.bytes, last })
@@ -233,11 +237,8 @@ fn memory(vm: &Vm) -> Option<api::MemoryMoves> {
 /// Memory that a policy has moved, or moves.
 pub(super) fn memory_step(last: &LastMemoryMove) -> api::MemoryStep {
     let (order, moved) = (&last.order, &last.moved);
-    let millis = |ns: f64| (ns / 1e6).round();
-    api::MemoryStep {
+    let step = api::MemoryStep {
         time_ns: last.ended_ns.unwrap_or(last.began_ns),
-        policy: Policy::Vprobe.to_string(),
-        cause: order.why.cause.text().to_owned(),
         from: order.from,
         to: order.to,
         bytes: order.bytes,
@@ -247,11 +248,30 @@ pub(super) fn memory_step(last: &LastMemoryMove) -> api::MemoryStep {
         shared_pages: moved.shared,
         failed_pages: moved.failed,
         problem: moved.problem.clone(),
-        remote_share: rounded(order.why.remote_share),
-        expected_remote_share: rounded(order.why.expected_remote_share),
-        price_ms: millis(order.why.price_ns),
-        saving_ms_per_s: millis(order.why.saving_ns_per_s),
+        longest_hold_us: moved.longest_hold_ns / 1000,
         assumed: last.assumed,
+        ..api::MemoryStep::default()
+    };
+    let millis = |ns: f64| (ns / 1e6).round();
+    match &order.why {
+        MemoryReason::Nearer(why) => api::MemoryStep {
+            policy: Policy::Vprobe.to_string(),
+            cause: why.cause.text().to_owned(),
+            remote_share: rounded(why.remote_share),
+            expected_remote_share: rounded(why.expected_remote_share),
+            price_ms: millis(why.price_ns),
+            saving_ms_per_s: millis(why.saving_ns_per_s),
+            ..step
+        },
+        MemoryReason::Home(why) => api::MemoryStep {
+            policy: why.policy.to_string(),
+            cause: why.cause.text().to_owned(),
+            guest_node: Some(why.guest_node),
+            displaced_bytes: Some(why.displaced_bytes),
+            price_ms: millis(why.price_ns),
+            saving_ms_per_s: millis(why.saving_ns_per_s),
+            ..step
+        },
     }
 }
 

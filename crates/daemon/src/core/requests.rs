@@ -38,6 +38,8 @@ impl Core {
             Request::Move(name, vcpu, node) => self.want_move(request, &name, vcpu, node),
             Request::Replug(name, vcpu) => self.want_replug(request, &name, vcpu),
             Request::SetPolicy(name, policy) => self.set_policy(request, &name, policy),
+            Request::ShowMemory(name) => self.want_memory_shown(request, &name),
+            Request::SetMemoryPolicy(name, policy) => self.set_memory_policy(request, &name, policy),
         };
         if let Err(refusal) = taken {
             self.answer(Some(request), Reply::Refused(refusal));

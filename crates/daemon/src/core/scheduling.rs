@@ -18,7 +18,7 @@ use super::{
 use std::collections::BTreeMap;
 use vnuma_api as api;
 use vnuma_placement::{
-    scheduling::{Policy, Standing, Stealing},
+    scheduling::{Policy, Standing, Stealing, memory::MemoryReason},
     world::{Begun, Confine, HostReading, MaskChange, Mechanism, Mover, RequestId, Vm, VmId},
 };
 use vnuma_process::ActError;
@@ -92,7 +92,7 @@ impl Core {
         self.recount(id);
         if before != policy {
             self.world.set_policy(id, policy);
-            self.stop_memory(id);
+            self.stop_memory(id, |why| matches!(why, MemoryReason::Nearer(_)));
             self.log(Level::Info, format!("{vm}: its policy is {policy}, was {before}"));
             let policy = policy.to_string();
             self.announce(api::Event::Policy { vm, policy, time_ns: self.now_ns });

@@ -167,6 +167,7 @@ impl Core {
         }
         // Moves that were asked for before are still answered.
         let before = self.world.get_mut(id).and_then(|managed| managed.vm.take());
+        let memory_policy = before.as_ref().map_or(self.policies.memory.policy, |vm| vm.homing.policy);
         let (moves, kept) = before.map(|vm| (vm.moves, vm.scheduling)).unzip();
         let (name, pid, count) = (description.name.clone(), description.pid, description.vcpus.len());
         let mut vm = Vm::new(&self.world.host, description, source, self.now_ns);
@@ -184,6 +185,7 @@ impl Core {
         if let Some(managed) = self.world.get_mut(id) {
             managed.vm = Some(vm);
         }
+        self.world.set_memory_policy(id, memory_policy, self.now_ns);
         if announce_end || !was_known {
             let how = if source == DescriptionSource::Hypervisor { "" } else { "; it does not answer" };
             self.log(Level::Info, format!("{name}: VM found, process {pid}, {count} vCPUs{how}"));
@@ -372,6 +374,8 @@ impl Core {
         self.recount(id);
         let policies = self.policy_requests.extract_if(.., |(vm, _)| *vm == id);
         let policies: Vec<_> = policies.map(|(_, request)| Some(request)).collect();
+        let shown = self.memory_requests.extract_if(.., |(vm, _)| *vm == id);
+        let shown: Vec<_> = shown.map(|(_, request)| Some(request)).collect();
         let waiting = [
             vm.channel.request(),
             self.first_publication.remove(&id),
@@ -379,7 +383,7 @@ impl Core {
         ];
         let name = vm.description.name;
         let moves = vm.moves.iter().map(|wanted| wanted.request);
-        for request in waiting.into_iter().chain(moves).chain(policies) {
+        for request in waiting.into_iter().chain(moves).chain(policies).chain(shown) {
             self.answer(request, Reply::Refused(Refusal::Ended { vm: name.clone() }));
         }
         self.log(Level::Info, format!("{name}: VM gone"));

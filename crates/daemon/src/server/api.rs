@@ -39,11 +39,11 @@ use std::{
 use tokio::sync::{mpsc, oneshot};
 use vnuma_api::{
     ApiError, CAPACITY, DAEMON, DEVICES, Devices, ErrorKind, EventKind, HARDWARE, HostTopology, METRICS,
-    MoveRequest, NodeFree, OBSERVATIONS, PLACEMENTS, POLICIES, PlaceRequest, Placed, PolicyRequest,
-    ReplugRequest, Replugged, Reserved, Scheduling, UnknownEvent, VMS, Vm, WATCH,
+    MemoryPolicyRequest, MoveRequest, NodeFree, OBSERVATIONS, PLACEMENTS, POLICIES, PlaceRequest, Placed,
+    PolicyRequest, ReplugRequest, Replugged, Reserved, Scheduling, UnknownEvent, VMS, Vm, VmMemory, WATCH,
 };
 use vnuma_host::{location::monotonic_ns, read_host_topology};
-use vnuma_placement::scheduling::UnknownPolicy;
+use vnuma_placement::{repatriation::UnknownMemoryPolicy, scheduling::UnknownPolicy};
 
 /// No request needs more.
 const BODY_LIMIT: usize = 4096;
@@ -141,6 +141,7 @@ impl FromRequestParts<Context> for MayAct {
             Some("move") => "move",
             Some("replug") => "replug",
             Some("policy") => "setting a policy",
+            Some("memory") => "setting a memory policy",
             Some("placements") => "placing a VM",
             Some("release") => "releasing a reservation",
             _ => "acting",
@@ -170,6 +171,7 @@ pub(crate) fn router(context: Context) -> Router {
         .route(&vm("/move"), post(move_vcpu))
         .route(&vm("/replug"), post(replug))
         .route(&vm("/policy"), get(show_policy).post(set_policy))
+        .route(&vm("/memory"), get(show_memory).post(set_memory_policy))
         .route(POLICIES, get(policies))
         .route(PLACEMENTS, get(placements).post(place))
         .route(&format!("{PLACEMENTS}/{{name}}/release"), post(release))
@@ -196,12 +198,12 @@ async fn act(context: &Context, wanted: Request) -> Result<CoreAnswer, Failure> 
     Ok(ask(context, |reply| ApiRequest::Act(wanted, reply)).await??)
 }
 
-/// The answer to everything but a replug and a policy.
+/// The answer to everything but a replug and policies.
 async fn act_on_vm(context: &Context, wanted: Request) -> Answer<Vm> {
     match act(context, wanted).await? {
         CoreAnswer::Vm(vm) => Ok(Json(*vm)),
         CoreAnswer::Replugged(replugged) => Ok(Json(replugged.vm)),
-        CoreAnswer::Scheduling(_) => Err(Refusal::ShuttingDown.into()),
+        CoreAnswer::Scheduling(_) | CoreAnswer::Memory(_) => Err(Refusal::ShuttingDown.into()),
     }
 }
 
@@ -260,7 +262,7 @@ async fn replug(
     let ReplugRequest { vcpu } = understand(body, "replug")?;
     match act(&context, Request::Replug(vm, vcpu)).await? {
         CoreAnswer::Replugged(replugged) => Ok(Json(*replugged)),
-        CoreAnswer::Vm(_) | CoreAnswer::Scheduling(_) => Err(Refusal::ShuttingDown.into()),
+        _ => Err(Refusal::ShuttingDown.into()),
     }
 }
 
@@ -291,7 +293,30 @@ async fn set_policy(
     let policy = policy.parse().map_err(|error: UnknownPolicy| Failure::bad_request(error.to_string()))?;
     match act(&context, Request::SetPolicy(vm, policy)).await? {
         CoreAnswer::Scheduling(scheduling) => Ok(Json(*scheduling)),
-        CoreAnswer::Vm(_) | CoreAnswer::Replugged(_) => Err(Refusal::ShuttingDown.into()),
+        _ => Err(Refusal::ShuttingDown.into()),
+    }
+}
+
+async fn show_memory(State(context): State<Context>, VmName(vm): VmName) -> Answer<VmMemory> {
+    act_on_memory(&context, Request::ShowMemory(vm)).await
+}
+
+async fn set_memory_policy(
+    _: MayAct,
+    State(context): State<Context>,
+    VmName(vm): VmName,
+    body: Result<Bytes, BytesRejection>,
+) -> Answer<VmMemory> {
+    let MemoryPolicyRequest { policy } = understand(body, "memory policy")?;
+    let policy =
+        policy.parse().map_err(|error: UnknownMemoryPolicy| Failure::bad_request(error.to_string()))?;
+    act_on_memory(&context, Request::SetMemoryPolicy(vm, policy)).await
+}
+
+async fn act_on_memory(context: &Context, wanted: Request) -> Answer<VmMemory> {
+    match act(context, wanted).await? {
+        CoreAnswer::Memory(memory) => Ok(Json(*memory)),
+        _ => Err(Refusal::ShuttingDown.into()),
     }
 }
 

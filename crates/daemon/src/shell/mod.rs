@@ -6,6 +6,7 @@
 //!  locator ─────┼─▶ Inbox ─▶ Shell ─▶ Core ─────┼──▶ mover: affinities, and the record of those that policies set; scx_vnuma
 //!  sampler ─────┤      ▲       │                 ├──▶ sampler: counts what threads do, once a period
 //!  memory ──────┤      │       │                 ├──▶ memory: moves pages to other nodes, a few at a time
+//!  observer ────┤      │       │                 ├──▶ observer: looks where the memory of VMs is
 //!  processes ───┤      │       │                 ├──▶ processes: do they run, stand still, hang
 //!  host watch ──┘      │       └── outcomes ◀────┼──▶ channels: publishes, in place
 //!                      │                         └──▶ watchers: events for clients
@@ -25,6 +26,7 @@ mod locator;
 mod masks;
 mod memory;
 mod mover;
+mod observer;
 mod others;
 mod pages;
 mod pmu;
@@ -57,6 +59,7 @@ use inbox::{ApiRequest, Inbox, Message, Turn};
 use locator::Locator;
 use memory::MemoryMover;
 use mover::{Move, Mover, Order};
+use observer::Observer;
 use processes::Processes;
 use recorders::Recorders;
 use records::Records;
@@ -132,6 +135,7 @@ pub(crate) struct Shell {
     rests_until: [Instant; 2],
     mover: Mover,
     memory: MemoryMover,
+    observer: Observer,
     sampler: Sampler,
     processes: Processes,
     scanner: Scanner,
@@ -160,6 +164,7 @@ impl Shell {
                 memory_bytes_per_s: config.policy_memory,
                 ..Settings::default()
             },
+            memory: config.memory,
         };
         let records = Records::new(config.records.clone());
         let (locator, kernel) = Locator::start(&host, &config, Arc::clone(&inbox))?;
@@ -171,6 +176,7 @@ impl Shell {
                 Arc::clone(&inbox),
             )?,
             memory: MemoryMover::start(config.root.clone(), Arc::clone(&inbox))?,
+            observer: Observer::start(config.root.clone(), Arc::clone(&inbox))?,
             sampler: Sampler::start(
                 (config.root.clone(), config.location),
                 Wanted {
@@ -452,6 +458,9 @@ impl Shell {
             }
             Command::MoveMemory { vm, pid, order } => {
                 self.memory.move_memory(vm, pid, self.pidfd(vm, pid), order);
+            }
+            Command::ObserveMemory { vm, pid, areas } => {
+                self.observer.observe(vm, pid, self.pidfd(vm, pid), areas);
             }
             Command::StopMemory(vm) => self.memory.stop(vm),
             Command::RestoreMasks(vm, pid) => {

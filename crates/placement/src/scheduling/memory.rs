@@ -21,7 +21,7 @@
 //! | nothing is moved while vCPUs are being placed | `held`: they have been where they are for some periods |
 
 use super::{Input, Settings, Standing, VcpuSample};
-use crate::world::VmId;
+use crate::{repatriation::HomeWhy, world::VmId};
 use std::collections::BTreeMap;
 use vnuma_topology::{ApicId, HostNodeId};
 
@@ -34,7 +34,7 @@ pub const PAGE_PRICE: f64 = 1000.0;
 /// A page.
 pub(crate) const PAGE: u64 = 4096;
 /// A tenth of a local memory access, nanoseconds.
-const TENTH_NS: f64 = 10.0;
+pub(crate) const TENTH_NS: f64 = 10.0;
 /// Time in which a move has to pay, nanoseconds.
 pub const HORIZON_NS: u64 = 60_000_000_000;
 /// By how much.
@@ -78,7 +78,7 @@ impl NodeMemory {
     }
 
     /// What may come to it, bytes.
-    fn available(&self) -> u64 {
+    pub(crate) fn available(&self) -> u64 {
         bytes_of(self.free_kib.saturating_sub(self.reserve_kib()))
     }
 }
@@ -139,7 +139,7 @@ impl MemoryCause {
     }
 }
 
-/// The figures of a move.
+/// The figures of a move to vCPUs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MemoryWhy {
     /// What made the policy act.
@@ -165,8 +165,19 @@ pub struct MoveMemory {
     pub bytes: u64,
     /// What has to stay free where it goes, KiB.
     pub reserve_kib: u64,
+    /// Only what is at these addresses: the first, and the one after the last. `None`: all memory of the VM.
+    pub within: Option<(u64, u64)>,
     /// Why.
-    pub why: MemoryWhy,
+    pub why: MemoryReason,
+}
+
+/// Why memory is moved.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum MemoryReason {
+    /// Its vCPUs cannot come to it, so that it goes to them.
+    Nearer(MemoryWhy),
+    /// It is displaced, and comes home.
+    Home(HomeWhy),
 }
 
 /// A move that would pay, of all that can be moved from a node to another.
@@ -256,7 +267,8 @@ impl MemoryMover {
                     to: nodes[to].id,
                     bytes,
                     reserve_kib: all.nodes[to].reserve_kib(),
-                    why: flows.why(&best, bytes, cannot, all.input.period_ns),
+                    within: None,
+                    why: MemoryReason::Nearer(flows.why(&best, bytes, cannot, all.input.period_ns)),
                 },
             ));
         }

@@ -1,4 +1,4 @@
-//! Memory of VMs that is moved to their vCPUs: what is wanted, what is under way, and how the last move ended.
+//! Memory of VMs that is moved, to their vCPUs or home: what is wanted, what is under way, and how the last move ended.
 //!
 //! ```text
 //!   a period ──▶ wanted ──▶ begun: pages are being moved ──▶ last: how many were, how many could not be
@@ -9,7 +9,7 @@
 use super::{HostReading, Vm, VmId, World, reading::by_position, schedule::effective_policy};
 use crate::scheduling::{
     Machine, Policy,
-    memory::{MemoryPart, MoveMemory, NodeMemory, VmMemory},
+    memory::{MemoryPart, MemoryReason, MoveMemory, NodeMemory, PAGE, VmMemory},
 };
 use vnuma_topology::HostNodeId;
 
@@ -24,8 +24,17 @@ pub struct MemoryMoved {
     pub shared: u64,
     /// Pages that could not be moved for another reason.
     pub failed: u64,
+    /// The longest that pages were held while they moved, nanoseconds.
+    pub longest_hold_ns: u64,
     /// Why it ended early.
     pub problem: Option<String>,
+}
+
+impl MemoryMoved {
+    /// Bytes that stayed.
+    fn stayed(&self) -> u64 {
+        self.busy.saturating_add(self.shared).saturating_add(self.failed).saturating_mul(PAGE)
+    }
 }
 
 /// The last move of a VM's memory.
@@ -63,7 +72,7 @@ impl MemoryMoves {
     }
 
     /// When the last one ended, nanoseconds; 0 if there was none.
-    fn ended_ns(&self) -> u64 {
+    pub(super) fn ended_ns(&self) -> u64 {
         self.last.as_ref().and_then(|last| last.ended_ns).unwrap_or(0)
     }
 }
@@ -117,7 +126,10 @@ impl World {
 
     /// A move has begun.
     pub fn memory_begun(&mut self, id: VmId, order: MoveMemory, now_ns: u64) -> Option<LastMemoryMove> {
-        let assumed = self.schedule.assumes();
+        let assumed = match &order.why {
+            MemoryReason::Nearer(_) => self.schedule.assumes(),
+            MemoryReason::Home(why) => why.assumed,
+        };
         let memory = &mut self.vms.get_mut(&id)?.vm.as_mut()?.scheduling.memory;
         let moved = MemoryMoved::default();
         let begun = LastMemoryMove { order, assumed, began_ns: now_ns, ended_ns: None, moved };
@@ -141,8 +153,11 @@ impl World {
             (memory.count, memory.bytes) = (memory.count + 1, memory.bytes.saturating_add(last.moved.bytes));
         }
         let last = last.clone();
-        if ended {
-            self.schedule.memory_ended(id, &last.moved, now_ns);
+        let stayed = last.moved.stayed();
+        match &last.order.why {
+            _ if !ended => {}
+            MemoryReason::Nearer(_) => self.schedule.memory_ended(id, last.moved.bytes, stayed, now_ns),
+            MemoryReason::Home(_) => self.home_ended(id, &last.order, last.moved.bytes, stayed, now_ns),
         }
         Some(last)
     }

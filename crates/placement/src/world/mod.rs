@@ -4,6 +4,7 @@
 //! event does not grow with the number of VMs.
 
 mod channel;
+mod homing;
 mod link;
 mod masks;
 mod memory;
@@ -13,6 +14,7 @@ mod replug;
 mod schedule;
 
 pub use channel::{ChannelEvent, ChannelState, Publisher, Replug};
+pub use homing::{Homing, Obstacle};
 pub use link::{FIRST_RETRY_NS, Link, LinkEvent};
 pub use masks::{Begun, Confine, LastStep, Mechanism, PolicyMask, Quality, Shown, VcpuMask, VmScheduling};
 pub use memory::{LastMemoryMove, MemoryMoved, MemoryMoves};
@@ -21,7 +23,7 @@ pub use reading::{Accesses, Counted, HostReading, MemoryRange, MemoryReading, Vc
 pub use replug::{ReplugEnd, ReplugHistory};
 pub use schedule::{LastPeriod, MaskChange, Schedule};
 
-use crate::{Observation, Policies, VcpuState, VmPlacement};
+use crate::{Observation, Policies, VcpuState, VmPlacement, repatriation::Repatriator};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use vnuma_topology::{ApicId, GuestNodeId, HostNodeId, HostTopology, VcpuLocation, VmDescription};
 
@@ -142,6 +144,8 @@ pub struct Vm {
     pub replugs: ReplugHistory,
     /// How its vCPUs are scheduled.
     pub scheduling: VmScheduling,
+    /// Where its memory is, and what becomes of it when it is displaced.
+    pub homing: Homing,
     /// What was published.
     pub stats: PublicationStats,
     /// When it was found, and when it was described last.
@@ -171,6 +175,7 @@ impl Vm {
             replug_wanted: None,
             replugs: ReplugHistory::default(),
             scheduling: VmScheduling::default(),
+            homing: Homing::default(),
             stats: PublicationStats::default(),
             found_ns: now_ns,
             described_ns: now_ns,
@@ -354,7 +359,8 @@ impl ManagedVm {
                 |vm| vm.replugs.next_deadline_ns(&vm.description.spare_slots, policies.replug_after_ns?),
             );
         let look = vm.and_then(|vm| vm.look_ns);
-        [retry, publication, replug, look].into_iter().flatten().min()
+        let observation = vm.and_then(|vm| vm.homing.due_ns.filter(|_| !vm.homing.observing));
+        [retry, publication, replug, look, observation].into_iter().flatten().min()
     }
 }
 
@@ -370,6 +376,7 @@ pub struct World {
     /// Changed since [`commit`](Self::commit).
     touched: BTreeSet<VmId>,
     schedule: Schedule,
+    repatriator: Repatriator,
 }
 
 impl World {
@@ -422,6 +429,7 @@ impl World {
     /// Forgets a VM.
     pub fn remove(&mut self, id: VmId) -> Option<ManagedVm> {
         self.touched.insert(id);
+        self.repatriator.forget(id);
         self.vms.remove(&id)
     }
 

@@ -2,7 +2,8 @@
 //! decide becomes steps that the next plan has.
 
 use super::{
-    DescriptionSource, ManagedVm, MemoryMoved, Vm, VmId, World,
+    DescriptionSource, ManagedVm, Vm, VmId, World,
+    homing::is_home,
     masks::{Confine, LastStep, Mechanism, PolicyMask, Quality, Shown, VcpuMask},
     reading::{Counted, HostReading, VcpuReading, VmReading},
 };
@@ -11,7 +12,7 @@ use crate::scheduling::{
     VcpuKey, VcpuSample, Why,
     analyzer::Bounds,
     entitlement::{DEFAULT_WEIGHT, Want, entitle},
-    memory::{MemoryInput, MemoryMover, PAGE},
+    memory::{MemoryInput, MemoryMover},
 };
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -118,9 +119,8 @@ impl Schedule {
     }
 
     /// A move of a VM's memory has ended.
-    pub(super) fn memory_ended(&mut self, vm: VmId, moved: &MemoryMoved, now_ns: u64) {
-        let stayed = moved.busy.saturating_add(moved.shared).saturating_add(moved.failed);
-        self.mover.ended(vm, moved.bytes, stayed.saturating_mul(PAGE), now_ns);
+    pub(super) fn memory_ended(&mut self, vm: VmId, moved: u64, stayed: u64, now_ns: u64) {
+        self.mover.ended(vm, moved, stayed, now_ns);
     }
 
     /// Takes in the host. True if it is another one.
@@ -168,7 +168,7 @@ impl World {
             mask.shown = None;
         }
         vm.scheduling.others.look = true;
-        vm.scheduling.memory.wanted = None;
+        vm.scheduling.memory.wanted.take_if(|order| !is_home(order));
         self.touched.insert(id);
     }
 

@@ -1,9 +1,12 @@
 //! A move of a VM's memory: which pages, in which order, and when it ends.
 //!
 //! It asks where the pages of a batch are, moves those that are to leave, and asks again: what counts is where they are then.
+//! A vCPU that touches a page while it moves waits until the call that moves it has ended. A call has therefore only as many
+//! pages as are expected to move within [`HOLD`], by what the calls before took ([`Pace`]); a huge page is moved as a whole.
 //! The process and the host are behind [`Pages`], so that tests can be what no test machine is.
 
 use super::{MoveMemory, VmId};
+use nix::libc;
 use std::{
     collections::{BTreeMap, VecDeque},
     io,
@@ -29,6 +32,27 @@ const PAGE: u64 = 4096;
 const BATCH: u64 = PAGES_AT_ONCE as u64 * PAGE;
 /// Batches of a job's turn at most that are only looked at.
 const LOOKS: usize = 64;
+/// How long a call that moves pages is to take at most.
+const HOLD: Duration = Duration::from_millis(2);
+/// Pages of the first one, and the least that one has: most of a shorter call is what each call takes, whatever it moves, as the
+/// kernel has every CPU put its pages back first.
+const LEAST: usize = 32;
+
+/// How many pages a call has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Pace(usize);
+
+impl Pace {
+    /// A call with as many pages as it may have has taken so long.
+    fn after(self, took: Duration) -> Self {
+        match took {
+            took if took > HOLD => Self((self.0 / 2).max(LEAST)),
+            // Twice as many are sure to fit.
+            took if took < HOLD / 4 => Self((self.0 * 2).min(PAGES_AT_ONCE)),
+            _ => self,
+        }
+    }
+}
 
 /// Pages of a process, and the nodes that they may be on.
 pub(super) trait Pages {
@@ -36,8 +60,8 @@ pub(super) trait Pages {
     fn mappings(&self) -> Result<Vec<(GuestMapping, u64)>, String>;
     /// Where these pages are.
     fn find(&self, addresses: &[u64]) -> io::Result<Vec<PageState>>;
-    /// Moves these pages to a node.
-    fn move_to(&self, node: HostNodeId, addresses: &[u64]) -> io::Result<Vec<PageState>>;
+    /// Moves these pages to a node, and says how long that has taken.
+    fn move_to(&self, node: HostNodeId, addresses: &[u64]) -> io::Result<(Vec<PageState>, Duration)>;
     /// Free memory of a node, KiB; `None`: it is offline.
     fn free_kib(&self, node: HostNodeId) -> Result<Option<u64>, String>;
 }
@@ -67,8 +91,10 @@ impl Pages for Process {
         find_pages(self.pidfd.as_fd(), self.pid, addresses)
     }
 
-    fn move_to(&self, node: HostNodeId, addresses: &[u64]) -> io::Result<Vec<PageState>> {
-        move_pages(self.pidfd.as_fd(), self.pid, addresses, node)
+    fn move_to(&self, node: HostNodeId, addresses: &[u64]) -> io::Result<(Vec<PageState>, Duration)> {
+        let begun = Instant::now();
+        let states = move_pages(self.pidfd.as_fd(), self.pid, addresses, node)?;
+        Ok((states, begun.elapsed()))
     }
 
     fn free_kib(&self, node: HostNodeId) -> Result<Option<u64>, String> {
@@ -103,6 +129,7 @@ pub(super) struct Job<P> {
     worked: Duration,
     pub(super) reported: Instant,
     looked: Option<Instant>,
+    pace: Pace,
 }
 
 impl<P: Pages> Job<P> {
@@ -114,7 +141,8 @@ impl<P: Pages> Job<P> {
     ) -> Result<Self, String> {
         let ranges = ranges(pages.mappings()?, &order, from);
         let (moved, worked, reported) = (MemoryMoved::default(), Duration::ZERO, Instant::now());
-        Ok(Self { vm, pid, pages, order, ranges, at: from, moved, worked, reported, looked: None })
+        let (looked, pace) = (None, Pace(LEAST));
+        Ok(Self { vm, pid, pages, order, ranges, at: from, moved, worked, reported, looked, pace })
     }
 
     /// A batch that took `took` is done. True at the end of the job.
@@ -152,7 +180,10 @@ impl<P: Pages> Job<P> {
 
     /// `None`: nothing of it was where it is to leave. Else whether the job is at its end.
     fn batch(&mut self, addresses: &[u64]) -> Result<Option<bool>, String> {
-        let failed = |error: io::Error| format!("move_pages: {error}");
+        let failed = |error: io::Error| match error.raw_os_error() {
+            Some(libc::EPERM) => format!("move_pages: {error}: vnumad needs root, or CAP_SYS_NICE"),
+            _ => format!("move_pages: {error}"),
+        };
         let states = self.pages.find(addresses).map_err(failed)?;
         let from = PageState::On(self.order.from);
         let left = (self.order.bytes.saturating_sub(self.moved.bytes) / PAGE) as usize;
@@ -162,7 +193,7 @@ impl<P: Pages> Job<P> {
             return Ok((left == 0).then_some(true));
         }
         self.see_room()?;
-        let states = self.pages.move_to(self.order.to, &pages).map_err(failed)?;
+        let states = self.move_all(&pages).map_err(failed)?;
         let mut full = false;
         for (state, now) in states.into_iter().zip(self.pages.find(&pages).map_err(failed)?) {
             match (now, state) {
@@ -182,6 +213,24 @@ impl<P: Pages> Job<P> {
             return Err("most pages are held, or shared with other processes".to_owned());
         }
         Ok(Some(self.order.bytes.saturating_sub(self.moved.bytes) < PAGE))
+    }
+
+    /// Moves these pages, as many at a time as the pace allows.
+    fn move_all(&mut self, pages: &[u64]) -> io::Result<Vec<PageState>> {
+        let (mut states, mut left) = (Vec::with_capacity(pages.len()), pages);
+        while !left.is_empty() {
+            let (now, later) = left.split_at(self.pace.0.min(left.len()));
+            let (moved, took) = self.pages.move_to(self.order.to, now)?;
+            states.extend(moved);
+            let took_ns = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+            self.moved.longest_hold_ns = self.moved.longest_hold_ns.max(took_ns);
+            // The last one may have fewer pages, and says less.
+            if now.len() == self.pace.0 || took > HOLD {
+                self.pace = self.pace.after(took);
+            }
+            left = later;
+        }
+        Ok(states)
     }
 
     /// Others take memory meanwhile.
@@ -209,6 +258,8 @@ fn ranges(mappings: Vec<(GuestMapping, u64)>, order: &MoveMemory, from: u64) -> 
     let (mut before, mut after) = (Vec::new(), VecDeque::new());
     for (GuestMapping { start, policy, pages }, end) in mappings {
         let has = pages.iter().any(|(node, kib)| *node == order.from && *kib > 0);
+        let (start, end) =
+            order.within.map_or((start, end), |(least, most)| (start.max(least), end.min(most)));
         if !has || !may(&policy) || start >= end {
             continue;
         }
@@ -224,7 +275,7 @@ fn ranges(mappings: Vec<(GuestMapping, u64)>, order: &MoveMemory, from: u64) -> 
 mod tests {
     use super::*;
     use std::cell::{Cell, RefCell};
-    use vnuma_placement::scheduling::memory::{MemoryCause, MemoryWhy};
+    use vnuma_placement::scheduling::memory::{MemoryCause, MemoryReason, MemoryWhy};
 
     const START: u64 = 0x7f00_0000_0000;
     const HERE: HostNodeId = 0;
@@ -243,6 +294,8 @@ mod tests {
         moves: RefCell<Vec<Vec<u64>>>,
         /// Pages move as huge pages of this size.
         folio: u64,
+        /// A call takes so long for each page.
+        page_takes: Duration,
     }
 
     impl Fake {
@@ -256,6 +309,7 @@ mod tests {
                 free_kib: Cell::new(Some(1 << 20)),
                 moves: RefCell::default(),
                 folio: PAGE,
+                page_takes: Duration::ZERO,
             };
             let mut start = START;
             for (policy, count) in mappings {
@@ -290,7 +344,7 @@ mod tests {
                 .collect())
         }
 
-        fn move_to(&self, node: HostNodeId, addresses: &[u64]) -> io::Result<Vec<PageState>> {
+        fn move_to(&self, node: HostNodeId, addresses: &[u64]) -> io::Result<(Vec<PageState>, Duration)> {
             self.lives.set(self.lives.get() - 1);
             self.moves.borrow_mut().push(addresses.to_vec());
             let mut pages = self.pages.borrow_mut();
@@ -304,7 +358,8 @@ mod tests {
                 }
                 PageState::On(node)
             };
-            Ok(addresses.iter().map(&mut take).collect())
+            let took = self.page_takes * u32::try_from(addresses.len()).expect("a few");
+            Ok((addresses.iter().map(&mut take).collect(), took))
         }
 
         fn free_kib(&self, _: HostNodeId) -> Result<Option<u64>, String> {
@@ -320,7 +375,8 @@ mod tests {
             price_ns: 0.0,
             saving_ns_per_s: 0.0,
         };
-        MoveMemory { from: HERE, to: THERE, bytes: pages * PAGE, reserve_kib: 1024, why }
+        let why = MemoryReason::Nearer(why);
+        MoveMemory { from: HERE, to: THERE, bytes: pages * PAGE, reserve_kib: 1024, within: None, why }
     }
 
     fn begin(fake: &Fake, pages: u64, from: u64) -> Job<&Fake> {
@@ -377,16 +433,16 @@ mod tests {
         fake.folio = BATCH;
         let job = finish(&fake, 5000);
         assert_eq!((job.moved.bytes, moved(&fake)), ((4096 - 256) * PAGE, 4096 - 256));
-        assert_eq!(
-            fake.moves.borrow().iter().map(Vec::len).collect::<Vec<_>>(),
-            [256, 512, 512, 512, 512, 512, 512, 512]
-        );
+        let batches = |batch: &Vec<u64>| (batch[0] / BATCH, batch[batch.len() - 1] / BATCH);
+        assert!(fake.moves.borrow().iter().map(batches).all(|(first, last)| first == last), "in one batch");
+        assert_eq!(fake.moves.borrow().iter().map(Vec::len).sum::<usize>(), 4096 - 256);
     }
 
     #[test]
     fn a_vm_that_ends_in_the_middle_ends_its_job() {
         let fake = Fake::any(10_000);
-        fake.lives.set(3);
+        // The first batch takes five calls: 32, 64, 128, 256 and 32 pages.
+        fake.lives.set(7);
         let job = finish(&fake, 10_000);
         assert!(job.moved.problem.as_deref().expect("a problem").contains("move_pages: No such process"));
         assert_eq!(job.moved.bytes, 2 * BATCH, "what is known to have moved");
@@ -404,7 +460,7 @@ mod tests {
         fake.stays =
             states.into_iter().enumerate().map(|(at, state)| (START + at as u64 * PAGE, state)).collect();
         let job = finish(&fake, 1000);
-        let MemoryMoved { bytes, busy, shared, failed, problem } = &job.moved;
+        let MemoryMoved { bytes, busy, shared, failed, problem, .. } = &job.moved;
         assert_eq!((*bytes, *busy, *shared, *failed, problem), (996 * PAGE, 2, 1, 1, &None));
 
         let mut fake = Fake::any(10_000);
@@ -437,6 +493,64 @@ mod tests {
         job.looked = None;
         assert!(job.turn());
         assert_eq!(moved(&fake), 512);
+    }
+
+    #[test]
+    fn only_what_is_at_the_addresses_of_the_order_moves() {
+        let fake =
+            Fake::new(&[(MappingPolicy::Any, 1000), (MappingPolicy::Any, 1000), (MappingPolicy::Any, 1000)]);
+        let (first, end) = (START + 700 * PAGE, START + 1300 * PAGE);
+        let order = MoveMemory { within: Some((first, end)), ..order(5000) };
+        let mut job = Job::new((1, 2), &fake, order, START + 900 * PAGE).expect("begun");
+        assert!((0..100).any(|_| job.turn()));
+        assert_eq!((job.moved.bytes, moved(&fake)), (600 * PAGE, 600));
+        assert!(fake.moves.borrow().iter().flatten().all(|at| (first..end).contains(at)), "elsewhere");
+        let nothing = MoveMemory { within: Some((0, START)), ..order };
+        assert!(Job::new((1, 2), &fake, nothing, 0).expect("begun").turn(), "nothing is there");
+    }
+
+    #[test]
+    fn calls_get_shorter_until_they_hold_pages_no_longer_than_they_may() {
+        let mut fake = Fake::any(4096);
+        fake.page_takes = HOLD / 100;
+        let job = finish(&fake, 4096);
+        let moves = fake.moves.borrow();
+        let sizes: Vec<usize> = moves.iter().map(Vec::len).collect();
+        assert_eq!(sizes.iter().sum::<usize>(), 4096);
+        assert!(sizes.iter().all(|size| *size <= 100), "{sizes:?}");
+        assert_eq!(
+            job.moved.longest_hold_ns,
+            (HOLD / 100).as_nanos() as u64 * *sizes.iter().max().expect("some") as u64
+        );
+        drop(moves);
+        // One page takes too long, and fewer at a time would only take longer.
+        let mut slow = Fake::any(600);
+        slow.page_takes = HOLD * 3;
+        let job = finish(&slow, 600);
+        assert_eq!(
+            (job.moved.bytes, slow.moves.borrow().iter().map(Vec::len).max()),
+            (600 * PAGE, Some(LEAST))
+        );
+        assert!(slow.moves.borrow().len() <= 600 / LEAST + 2, "{} calls", slow.moves.borrow().len());
+        assert_eq!(
+            job.moved.longest_hold_ns,
+            (HOLD * 3).as_nanos() as u64 * LEAST as u64,
+            "what it was is said"
+        );
+    }
+
+    #[test]
+    fn a_call_is_never_empty_nor_longer_than_the_kernel_takes() {
+        let mut pace = Pace(LEAST);
+        for took in [Duration::ZERO; 9] {
+            pace = pace.after(took);
+        }
+        assert_eq!(pace, Pace(PAGES_AT_ONCE));
+        assert_eq!(pace.after(HOLD), pace, "within the bound");
+        for took in [Duration::MAX; 12] {
+            pace = pace.after(took);
+        }
+        assert_eq!(pace, Pace(LEAST));
     }
 
     #[test]

@@ -189,7 +189,7 @@ mod tests {
     use std::sync::{Mutex, MutexGuard, PoisonError};
     use vnuma_host::read_node_memory;
     use vnuma_hypervisor::resident::parse_guest_mappings;
-    use vnuma_placement::scheduling::memory::{MemoryCause, MemoryWhy};
+    use vnuma_placement::scheduling::memory::{MemoryCause, MemoryReason, MemoryWhy};
     use vnuma_process::open_pidfd;
 
     const MIB: usize = 1 << 20;
@@ -202,7 +202,8 @@ mod tests {
             price_ns: 0.0,
             saving_ns_per_s: 0.0,
         };
-        MoveMemory { from, to, bytes, reserve_kib: 0, why }
+        let why = MemoryReason::Nearer(why);
+        MoveMemory { from, to, bytes, reserve_kib: 0, within: None, why }
     }
 
     /// Memory of this process that is larger than any other, also than that of other tests: these wait.

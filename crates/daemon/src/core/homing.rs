@@ -1,0 +1,104 @@
+//! Where the memory of VMs is, and what becomes of it when it is displaced.
+
+use super::{
+    Core, Reply,
+    event::{Command, Level},
+    refusal::Refusal,
+    render,
+};
+use vnuma_api as api;
+use vnuma_placement::{
+    repatriation::MemoryPolicy,
+    residency::MemoryObservation,
+    scheduling::memory::MemoryReason,
+    world::{RequestId, VmId},
+};
+
+impl Core {
+    /// Somebody wants to see where a VM's memory is.
+    pub(super) fn want_memory_shown(&mut self, request: RequestId, name: &str) -> Result<(), Refusal> {
+        let id = self.with_guest_nodes(name)?;
+        match self.world.observe_now(id, self.now_ns) {
+            true => self.memory_requests.push((id, request)),
+            // What was seen a moment ago has to do.
+            false => self.answer(Some(request), Reply::Memory(id)),
+        }
+        Ok(())
+    }
+
+    pub(super) fn set_memory_policy(
+        &mut self,
+        request: RequestId,
+        name: &str,
+        policy: MemoryPolicy,
+    ) -> Result<(), Refusal> {
+        let id = self.with_guest_nodes(name)?;
+        let now_ns = self.now_ns;
+        let before = self.world.set_memory_policy(id, policy, now_ns);
+        if let Some(before) = before.filter(|before| *before != policy) {
+            self.stop_memory(id, |why| matches!(why, MemoryReason::Home(_)));
+            self.log(Level::Info, format!("{name}: its memory policy is {policy}, was {before}"));
+        }
+        self.answer(Some(request), Reply::Memory(id));
+        Ok(())
+    }
+
+    /// A VM whose memory has homes.
+    fn with_guest_nodes(&self, name: &str) -> Result<VmId, Refusal> {
+        let (id, managed) = self.find(name)?;
+        let Some(vm) = &managed.vm else {
+            let problem = render::problem(managed).unwrap_or_else(|| "connecting".to_owned());
+            return Err(Refusal::NotConnected { vm: name.to_owned(), problem });
+        };
+        match vm.description.guest_nodes.is_empty() {
+            true if render::problem(managed).is_some() => {
+                let problem = render::problem(managed).unwrap_or_default();
+                Err(Refusal::NotConnected { vm: name.to_owned(), problem })
+            }
+            true => Err(Refusal::NoGuestNodes { vm: name.to_owned() }),
+            false => Ok(id),
+        }
+    }
+
+    /// Has a VM's memory looked at.
+    pub(super) fn begin_observation(&mut self, id: VmId) {
+        let Some(areas) = self.world.observation_begun(id) else { return };
+        let Some(pid) = self.vm(id).map(|vm| vm.description.pid) else { return };
+        if areas.is_empty() {
+            let problem = "where QEMU has the memory of its guest nodes is not known: guest nodes without a memory backend of \
+                           their own (memdev), or several of one size and a QEMU before 8.1";
+            return self.memory_observed(id, pid, Err(problem.to_owned()));
+        }
+        self.commands.push(Command::ObserveMemory { vm: id, pid, areas });
+    }
+
+    /// A VM's memory was looked at, or could not be.
+    pub(super) fn memory_observed(&mut self, id: VmId, pid: i32, outcome: Result<MemoryObservation, String>) {
+        let Some(vm) = self.vm(id).filter(|vm| vm.description.pid == pid) else { return };
+        let (name, before) = (vm.name().to_owned(), vm.homing.problem.clone());
+        let problem = outcome.as_ref().err().cloned();
+        let (now_ns, settings) = (self.now_ns, self.policies.memory);
+        let to_vcpus = self.policies.settings.memory_bytes_per_s > 0;
+        self.world.take_observation(id, &settings, to_vcpus, outcome, now_ns);
+        if let Some(problem) = problem.as_ref().filter(|problem| before.as_ref() != Some(*problem)) {
+            self.log(Level::Warn, format!("{name}: where its memory is cannot be seen: {problem}"));
+        }
+        for (_, request) in self.memory_requests.extract_if(.., |(vm, _)| *vm == id).collect::<Vec<_>>() {
+            let reply = match &problem {
+                None => Reply::Memory(id),
+                Some(problem) => {
+                    Reply::Refused(Refusal::Memory { vm: name.clone(), problem: problem.clone() })
+                }
+            };
+            self.answer(Some(request), reply);
+        }
+    }
+
+    /// Where the memory of a VM is.
+    pub(super) fn memory_of(&self, id: VmId) -> Result<api::VmMemory, Refusal> {
+        let vm = self.vm(id).ok_or_else(|| Refusal::Ended { vm: "the VM".to_owned() })?;
+        let rests_ns = self.world.memory_rests_until_ns(id, self.now_ns);
+        let to_vcpus = self.policies.settings.memory_bytes_per_s > 0;
+        Ok(render::vm_memory(vm, to_vcpus, rests_ns, self.now_ns))
+    }
+}

@@ -1,0 +1,307 @@
+//! Where the memory of VMs is, and displaced memory that comes home: what was seen, and what follows.
+//!
+//! ```text
+//!   due ──▶ being observed ──▶ observed ──▶ a move is wanted ──▶ begun ──▶ ended ──▶ due
+//!    ▲                              │                            (`memory`)           │
+//!    └──────────────────────────────┴─────────────────────────────────────────────────┘
+//! ```
+//!
+//! A VM without a policy is observed when somebody asks.
+
+use super::{DescriptionSource, Vm, VmId, World, schedule::effective_policy};
+use crate::{
+    repatriation::{HomeArea, HomeInput, MemoryPolicy, MemorySettings, Stray},
+    residency::{AreaSample, MemoryArea, MemoryObservation},
+    scheduling::{
+        Policy,
+        memory::{MemoryReason, MoveMemory, NodeMemory},
+    },
+};
+use std::sync::Arc;
+use vnuma_topology::{GuestNode, HostNodeId, MemoryBacking};
+
+const SECOND_NS: u64 = 1_000_000_000;
+/// Longest time between two observations while memory is coming home: what the rate allows is saved up for as long.
+const ROUND_NS: u64 = 10 * SECOND_NS;
+/// Where accesses go is known for so long after the period in which they were counted.
+const COUNTED_NS: u64 = 120 * SECOND_NS;
+
+/// What is known of where a VM's memory is.
+#[derive(Clone, Debug, Default)]
+pub struct Homing {
+    /// When what is displaced comes home.
+    pub policy: MemoryPolicy,
+    /// What the last observation showed.
+    pub observed: Option<Arc<MemoryObservation>>,
+    /// Why the last one failed.
+    pub problem: Option<String>,
+    /// One is under way.
+    pub observing: bool,
+    /// When the next one is due.
+    pub due_ns: Option<u64>,
+    /// Until then another one would cost more than it may.
+    pub rests_until_ns: u64,
+}
+
+/// Why memory of a guest node cannot come home, all of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Obstacle {
+    /// VFIO has pinned it, as the VM has a device of the host.
+    Devices,
+    /// It is huge pages of a pool.
+    Pool,
+    /// Its policy (`mbind`) does not name the home.
+    Bound,
+    /// The cpuset of its process excludes the home.
+    Cpuset,
+    /// The home is offline, or has no memory.
+    NoMemory,
+    /// `vprobe` moves memory of this VM to its vCPUs.
+    Scheduled,
+}
+
+impl Obstacle {
+    /// For the API.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Devices => "vfio",
+            Self::Pool => "pool",
+            Self::Bound => "bound",
+            Self::Cpuset => "cpuset",
+            Self::NoMemory => "no-memory",
+            Self::Scheduled => "vprobe",
+        }
+    }
+}
+
+impl Vm {
+    /// An observation that can be begun now.
+    pub(crate) fn observation_due(&self, now_ns: u64) -> bool {
+        !self.homing.observing && self.homing.due_ns.is_some_and(|due_ns| due_ns <= now_ns)
+    }
+
+    /// Where its process has the memory of its guest nodes, as far as that is known.
+    pub fn memory_areas(&self) -> Vec<MemoryArea> {
+        let area = |node: &GuestNode| {
+            let memory = node.memory.as_ref()?;
+            let mapping = memory.mapping?;
+            let (guest_node, bytes) = (node.id, memory.size_bytes);
+            mapping.start.checked_add(bytes)?;
+            Some(MemoryArea { guest_node, start: mapping.start, bytes, page_kib: mapping.page_kib })
+        };
+        let known = self.source == DescriptionSource::Hypervisor;
+        self.description.guest_nodes.iter().filter(|_| known).filter_map(area).collect()
+    }
+
+    /// What keeps all memory of a guest node from its home.
+    pub fn obstacle(
+        &self,
+        sample: &AreaSample,
+        home: HostNodeId,
+        observed: &MemoryObservation,
+        moves_to_vcpus: bool,
+    ) -> Option<Obstacle> {
+        let backing = self.description.guest_nodes.iter().find(|node| node.id == sample.area.guest_node);
+        let excludes = |memory: &MemoryBacking| match memory.policy.as_str() {
+            "bind" | "preferred" => !memory.host_nodes.is_empty() && !memory.host_nodes.contains(&home),
+            "interleave" => true,
+            _ => false,
+        };
+        let there = observed.nodes.iter().any(|(node, total, _)| *node == home && *total > 0);
+        if !self.description.devices.is_empty() {
+            Some(Obstacle::Devices)
+        } else if sample.area.page_kib > 4 {
+            Some(Obstacle::Pool)
+        } else if backing.and_then(|node| node.memory.as_ref()).is_some_and(excludes) {
+            Some(Obstacle::Bound)
+        } else if !there {
+            Some(Obstacle::NoMemory)
+        } else if !observed.allowed.contains(&home) {
+            Some(Obstacle::Cpuset)
+        } else if moves_to_vcpus && effective_policy(self) == Policy::Vprobe {
+            Some(Obstacle::Scheduled)
+        } else {
+            None
+        }
+    }
+}
+
+impl World {
+    /// What displaced memory of a VM does is decided by another policy now. Returns the one before.
+    pub fn set_memory_policy(&mut self, id: VmId, policy: MemoryPolicy, now_ns: u64) -> Option<MemoryPolicy> {
+        let vm = self.vms.get_mut(&id)?.vm.as_mut()?;
+        let before = std::mem::replace(&mut vm.homing.policy, policy);
+        if before != policy {
+            let due_ns = now_ns.max(vm.homing.rests_until_ns);
+            vm.homing.due_ns = (policy != MemoryPolicy::None).then_some(due_ns);
+            vm.scheduling.memory.wanted.take_if(|order| is_home(order));
+            self.repatriator.forget(id);
+        }
+        self.touched.insert(id);
+        Some(before)
+    }
+
+    /// A VM is to be observed at once. False: that would cost more than it may, and what was seen last has to do.
+    pub fn observe_now(&mut self, id: VmId, now_ns: u64) -> bool {
+        let Some((_, vm)) = self.vm_mut(id) else { return false };
+        if vm.homing.observing {
+            return true;
+        }
+        if now_ns < vm.homing.rests_until_ns {
+            return false;
+        }
+        vm.homing.due_ns = Some(now_ns);
+        true
+    }
+
+    /// An observation has begun: of this memory.
+    pub fn observation_begun(&mut self, id: VmId) -> Option<Vec<MemoryArea>> {
+        let (_, vm) = self.vm_mut(id)?;
+        (vm.homing.observing, vm.homing.due_ns) = (true, None);
+        Some(vm.memory_areas())
+    }
+
+    /// An observation has ended.
+    pub fn take_observation(
+        &mut self,
+        id: VmId,
+        settings: &MemorySettings,
+        moves_to_vcpus: bool,
+        outcome: Result<MemoryObservation, String>,
+        now_ns: u64,
+    ) {
+        let Some(vm) = self.vms.get_mut(&id).and_then(|managed| managed.vm.as_mut()) else { return };
+        vm.homing.observing = false;
+        match outcome {
+            Ok(observed) => {
+                let rest_ns = observed.cost_ns.saturating_mul(1000) / settings.cost_permille.max(1);
+                vm.homing.rests_until_ns = now_ns.saturating_add(rest_ns);
+                (vm.homing.observed, vm.homing.problem) = (Some(Arc::new(observed)), None);
+                self.decide_home(id, settings, moves_to_vcpus);
+            }
+            // It may be as dear as one that succeeds.
+            Err(problem) => {
+                vm.homing.rests_until_ns = now_ns.saturating_add(SECOND_NS);
+                vm.homing.problem = Some(problem);
+            }
+        }
+        let in_round = self.repatriator.in_round(id);
+        let Some((_, vm)) = self.vm_mut(id) else { return };
+        let wait_ns = if in_round { settings.observe_ns.min(ROUND_NS) } else { settings.observe_ns };
+        let due_ns = now_ns.saturating_add(wait_ns).max(vm.homing.rests_until_ns);
+        vm.homing.due_ns = (vm.homing.policy != MemoryPolicy::None).then_some(due_ns);
+    }
+
+    /// What was observed becomes a move, if its policy wants one.
+    fn decide_home(&mut self, id: VmId, settings: &MemorySettings, moves_to_vcpus: bool) {
+        let has_policy = |vm: &Vm| vm.homing.policy != MemoryPolicy::None;
+        let vms =
+            self.vms.values().filter_map(|managed| managed.vm.as_ref()).filter(|vm| has_policy(vm)).count();
+        let Some(vm) = self.get(id).and_then(|managed| managed.vm.as_ref()) else { return };
+        let Some(observed) = vm.homing.observed.clone() else { return };
+        let memory = &vm.scheduling.memory;
+        let areas = self.home_areas(vm, id, &observed, moves_to_vcpus);
+        let input = HomeInput {
+            vm: id,
+            policy: vm.homing.policy,
+            vms,
+            memory_bytes: observed.areas.iter().fold(0, |sum, one| sum.saturating_add(one.area.bytes)),
+            areas: &areas,
+            ready: memory.wanted.is_none()
+                && !memory.is_under_way()
+                && observed.began_ns >= memory.ended_ns()
+                && vm.scheduling.clean_ns.is_some(),
+            now_ns: observed.began_ns,
+        };
+        if let Some(order) = self.repatriator.decide(settings, &input) {
+            self.want_memory(id, order);
+        }
+    }
+
+    /// What of a VM's memory may come home.
+    fn home_areas(
+        &self,
+        vm: &Vm,
+        id: VmId,
+        observed: &MemoryObservation,
+        moves_to_vcpus: bool,
+    ) -> Vec<HomeArea> {
+        let of = |sample: &AreaSample| {
+            let home = *vm.placement.homes().get(&sample.area.guest_node)?;
+            if vm.obstacle(sample, home, observed, moves_to_vcpus).is_some() {
+                return None;
+            }
+            let memory = observed.nodes.iter().find(|(node, ..)| *node == home);
+            let (total_kib, free_kib) = memory.map_or((0, 0), |&(_, total, free)| (total, free));
+            let strays = sample.movable(home).into_iter().map(|(node, size)| Stray {
+                node,
+                bytes: size.bytes,
+                high: size.high,
+                distance: self.host.distance(home, node).unwrap_or(20),
+                saving: self.saving(id, observed, (node, home)),
+            });
+            let end = sample.area.start.saturating_add(sample.area.bytes);
+            Some(HomeArea {
+                guest_node: sample.area.guest_node,
+                home,
+                within: (sample.area.start, end),
+                strays: strays.collect(),
+                room: NodeMemory { total_kib, free_kib },
+            })
+        };
+        observed.areas.iter().filter_map(of).collect()
+    }
+
+    /// What a page of a VM saves in a second when it is on `home` instead of `node`, in tenths of a local access: accesses of all
+    /// of the VM's vCPUs to that node, divided by the pages that the VM has there.
+    fn saving(
+        &self,
+        id: VmId,
+        observed: &MemoryObservation,
+        (node, home): (HostNodeId, HostNodeId),
+    ) -> Option<f64> {
+        let machine = self.schedule.machine();
+        let last = self.schedule.last_period()?;
+        if observed.began_ns.saturating_sub(last.time_ns) > COUNTED_NS {
+            return None;
+        }
+        let (from, to) = (machine.position(node)?, machine.position(home)?);
+        let (mut saved, mut counted) = (0.0, false);
+        for (sample, assumed) in last.vcpus.iter().filter(|(sample, _)| sample.key.vm == id) {
+            let Some(accesses) = sample.counts.as_ref().and_then(|counts| counts.accesses.get(from)) else {
+                continue;
+            };
+            if *assumed {
+                return None;
+            }
+            let Some(at) = sample.node(machine) else { continue };
+            let nearer = f64::from(machine.distance(at, from)) - f64::from(machine.distance(at, to));
+            (saved, counted) = (saved + *accesses as f64 * nearer, true);
+        }
+        let there = observed.areas.iter().flat_map(AreaSample::places).filter(|(at, ..)| *at == node);
+        let pages = there.fold(0_u64, |sum, (.., size)| sum.saturating_add(size.bytes)) / 4096;
+        let seconds = self.schedule.period_ns() as f64 / 1e9;
+        (counted && pages > 0 && seconds > 0.0).then(|| saved / seconds / pages as f64)
+    }
+
+    /// A move home has ended: where its memory is now is looked at as soon as that may cost something again.
+    pub(super) fn home_ended(&mut self, id: VmId, order: &MoveMemory, moved: u64, stayed: u64, now_ns: u64) {
+        self.repatriator.ended(id, order, moved, stayed, now_ns);
+        if let Some((_, vm)) = self.vm_mut(id)
+            && vm.homing.policy != MemoryPolicy::None
+        {
+            let due_ns = now_ns.max(vm.homing.rests_until_ns);
+            vm.homing.due_ns = Some(vm.homing.due_ns.map_or(due_ns, |planned_ns| planned_ns.min(due_ns)));
+        }
+    }
+
+    /// Until when memory of a VM that could not be moved rests.
+    pub fn memory_rests_until_ns(&self, id: VmId, now_ns: u64) -> Option<u64> {
+        self.repatriator.rests_until_ns(id, now_ns)
+    }
+}
+
+/// Does it bring memory home?
+pub(super) fn is_home(order: &MoveMemory) -> bool {
+    matches!(order.why, MemoryReason::Home(_))
+}

@@ -1,0 +1,319 @@
+//! What the policies that bring displaced memory home promise, whatever is displaced, full or stuck.
+
+use proptest::prelude::*;
+use vnuma_placement::{
+    repatriation::{
+        FIRST_REST_NS, HomeArea, HomeCause, HomeInput, LONGEST_REST_NS, MemoryPolicy, MemorySettings,
+        Repatriator, Stray,
+    },
+    scheduling::memory::{LEAST, MemoryReason, MoveMemory, NodeMemory, SAVED_S},
+};
+
+const SECOND_NS: u64 = 1_000_000_000;
+const MINUTE_NS: u64 = 60 * SECOND_NS;
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+const PAGE: u64 = 4096;
+
+fn settings() -> MemorySettings {
+    MemorySettings { bytes_per_s: 64 * MIB, ..MemorySettings::default() }
+}
+
+/// A VM of two guest nodes of 8 GiB, at home on nodes 0 and 1, with so much of the first one on nodes 1 and 2.
+struct Run {
+    repatriator: Repatriator,
+    settings: MemorySettings,
+    policy: MemoryPolicy,
+    vms: usize,
+    displaced: [u64; 2],
+    free_kib: u64,
+    saving: Option<f64>,
+    ready: bool,
+    now_ns: u64,
+}
+
+impl Run {
+    fn new(policy: MemoryPolicy) -> Self {
+        Self {
+            repatriator: Repatriator::default(),
+            settings: settings(),
+            policy,
+            vms: 1,
+            displaced: [0, 0],
+            free_kib: 16 << 20,
+            saving: None,
+            ready: true,
+            now_ns: 1,
+        }
+    }
+
+    fn areas(&self) -> Vec<HomeArea> {
+        let stray = |(node, bytes): (u32, u64)| Stray {
+            node,
+            bytes,
+            high: bytes + bytes / 8,
+            distance: 21,
+            saving: self.saving,
+        };
+        let room = NodeMemory { total_kib: 32 << 20, free_kib: self.free_kib };
+        let strays = [(1, self.displaced[0]), (2, self.displaced[1])].map(stray);
+        let first =
+            HomeArea { guest_node: 0, home: 0, within: (GIB, 9 * GIB), strays: strays.to_vec(), room };
+        let second =
+            HomeArea { guest_node: 1, home: 1, within: (9 * GIB, 17 * GIB), strays: Vec::new(), room };
+        vec![first, second]
+    }
+
+    fn look(&mut self) -> Option<MoveMemory> {
+        let areas = self.areas();
+        let input = HomeInput {
+            vm: 7,
+            policy: self.policy,
+            vms: self.vms,
+            memory_bytes: 16 * GIB,
+            areas: &areas,
+            ready: self.ready,
+            now_ns: self.now_ns,
+        };
+        self.repatriator.decide(&self.settings, &input)
+    }
+
+    /// A minute later.
+    fn minute(&mut self) -> Option<MoveMemory> {
+        self.now_ns += MINUTE_NS;
+        self.look()
+    }
+
+    /// All of it moves, or none.
+    fn carry_out(&mut self, order: &MoveMemory, moves: bool) {
+        let displaced = &mut self.displaced[order.from as usize - 1];
+        let moved = if moves { order.bytes.min(*displaced) } else { 0 };
+        *displaced -= moved;
+        let stayed = if moves { 0 } else { 64 * PAGE };
+        self.repatriator.ended(7, order, moved, stayed, self.now_ns);
+    }
+
+    /// Until nothing is wanted any more. Returns what was moved.
+    fn finish(&mut self) -> u64 {
+        let before: u64 = self.displaced.iter().sum();
+        for _ in 0..1000 {
+            match self.minute() {
+                Some(order) => self.carry_out(&order, true),
+                None if !self.repatriator.in_round(7) => break,
+                None => {}
+            }
+        }
+        before - self.displaced.iter().sum::<u64>()
+    }
+}
+
+fn cause(order: &MoveMemory) -> HomeCause {
+    match order.why {
+        MemoryReason::Home(why) => why.cause,
+        MemoryReason::Nearer(_) => panic!("{order:?}"),
+    }
+}
+
+#[test]
+fn the_amount_starts_a_round_that_brings_everything_home() {
+    let mut run = Run::new(MemoryPolicy::Amount);
+    let amount = 16 * GIB * 30 / 1000;
+    run.displaced = [amount / 2, amount / 2 - PAGE];
+    assert_eq!((run.minute(), run.minute()), (None, None), "less than the amount");
+    run.displaced[1] += 2 * PAGE;
+    let order = run.minute().expect("the amount");
+    assert_eq!((cause(&order), order.from, order.to), (HomeCause::Amount, 2, 0), "the larger part first");
+    assert_eq!(order.within, Some((GIB, 9 * GIB)), "only that guest node's");
+    run.carry_out(&order, true);
+    assert!(run.repatriator.in_round(7));
+    run.finish();
+    assert_eq!(run.displaced, [0, 0], "also what is less than the amount");
+}
+
+#[test]
+fn the_period_starts_a_round_every_quarter_of_an_hour() {
+    let mut run = Run::new(MemoryPolicy::Periodic);
+    run.displaced = [4 * MIB, 0];
+    assert!((0..15).all(|_| run.look().is_none() && {
+        run.now_ns += MINUTE_NS;
+        true
+    }));
+    let order = run.look().expect("900 s are over");
+    assert_eq!(cause(&order), HomeCause::Period);
+    run.carry_out(&order, true);
+    assert_eq!(run.finish(), 0);
+    run.displaced = [8 * GIB, 0];
+    let began_ns = run.now_ns;
+    while run.look().is_none() {
+        run.now_ns += MINUTE_NS;
+    }
+    assert!(run.now_ns - began_ns <= 900 * SECOND_NS && run.now_ns > began_ns, "however much it is");
+}
+
+#[test]
+fn both_starts_with_whichever_comes_first() {
+    let mut run = Run::new(MemoryPolicy::Both);
+    run.displaced = [GIB, 0];
+    run.look();
+    assert_eq!(run.minute().as_ref().map(cause), Some(HomeCause::Amount));
+    let mut run = Run::new(MemoryPolicy::Both);
+    run.displaced = [8 * MIB, 0];
+    run.look();
+    run.now_ns += 900 * SECOND_NS;
+    assert_eq!(run.look().as_ref().map(cause), Some(HomeCause::Period));
+}
+
+#[test]
+fn none_moves_nothing() {
+    let mut run = Run::new(MemoryPolicy::None);
+    run.displaced = [4 * GIB, 4 * GIB];
+    assert!((0..100).all(|_| run.minute().is_none()));
+}
+
+#[test]
+fn adaptive_leaves_what_nobody_uses_and_takes_what_is_used() {
+    let of = |saving, displaced| {
+        let mut run = Run::new(MemoryPolicy::Adaptive);
+        (run.saving, run.displaced) = (saving, [displaced, 0]);
+        run.look();
+        run.minute()
+    };
+    assert_eq!(of(Some(0.0), 4 * GIB), None, "nobody accesses it");
+    assert_eq!(of(Some(-50.0), 4 * GIB), None, "its vCPUs are nearer to it than to the home");
+    assert_eq!(of(Some(1000.0), 64 * MIB).as_ref().map(cause), Some(HomeCause::Pays));
+    // Nothing is counted: 1 % of the guest node pays, a thousandth does not.
+    assert!(of(None, 8 * GIB / 90).is_some());
+    assert_eq!(of(None, 8 * GIB / 1000), None);
+}
+
+#[test]
+fn adaptive_takes_the_dearest_first() {
+    let mut run = Run::new(MemoryPolicy::Adaptive);
+    run.displaced = [GIB, 2 * GIB];
+    run.look();
+    run.now_ns += MINUTE_NS;
+    let mut areas = run.areas();
+    (areas[0].strays[0].saving, areas[0].strays[1].saving) = (Some(900.0), Some(500.0));
+    let (policy, vms, memory_bytes, ready, now_ns) = (run.policy, 1, 16 * GIB, true, run.now_ns);
+    let input = HomeInput { vm: 7, policy, vms, memory_bytes, areas: &areas, ready, now_ns };
+    assert_eq!(run.repatriator.decide(&run.settings, &input).map(|order| order.from), Some(1));
+}
+
+#[test]
+fn what_cannot_be_moved_rests_twice_as_long_each_time() {
+    let mut run = Run::new(MemoryPolicy::Amount);
+    run.displaced = [GIB, 0];
+    run.look();
+    let (mut tries, mut last_ns) = (Vec::new(), 0);
+    for _ in 0..2000 {
+        if let Some(order) = run.minute() {
+            tries.push(run.now_ns - last_ns);
+            last_ns = run.now_ns;
+            run.carry_out(&order, false);
+            assert!(run.repatriator.rests_until_ns(7, run.now_ns).is_some());
+        }
+    }
+    let rests: Vec<u64> = tries[1..8].iter().map(|ns| ns / MINUTE_NS).collect();
+    assert_eq!(rests, [1, 2, 4, 8, 16, 32, 60], "minutes");
+    assert!(tries[8..].iter().all(|ns| *ns == LONGEST_REST_NS), "once an hour from then on: {tries:?}");
+    // It can be moved after all.
+    run.now_ns += LONGEST_REST_NS;
+    assert!(run.finish() > 0);
+    assert_eq!((run.displaced[0], run.repatriator.rests_until_ns(7, run.now_ns)), (0, None));
+}
+
+#[test]
+fn a_full_home_is_left_alone_for_a_while() {
+    let mut run = Run::new(MemoryPolicy::Amount);
+    run.displaced = [GIB, 0];
+    // All of it is the node's reserve.
+    run.free_kib = 2 << 20;
+    run.look();
+    assert_eq!(
+        (run.minute(), run.repatriator.rests_until_ns(7, run.now_ns)),
+        (None, Some(run.now_ns + FIRST_REST_NS * 2))
+    );
+    run.free_kib = 4 << 20;
+    assert_eq!(run.minute(), None, "it rests");
+    run.now_ns += MINUTE_NS;
+    let order = run.look().expect("there is room");
+    assert!(order.bytes <= 2 * GIB && order.reserve_kib == 2 << 20, "{order:?}");
+}
+
+proptest! {
+    /// The rate, the room, the addresses and the direction, whatever happens.
+    #[test]
+    fn moves_keep_within_their_limits(
+        policy in prop::sample::select(&MemoryPolicy::ALL),
+        vms in 1_usize..20,
+        mib_per_s in 1_u64..500,
+        steps in prop::collection::vec(
+            (0_u64..600, 0_u64..4 << 18, 0_u64..4 << 18, 0_u64..8 << 20, any::<bool>(), any::<bool>()),
+            1..120,
+        ),
+    ) {
+        let mut run = Run::new(policy);
+        (run.vms, run.settings.bytes_per_s) = (vms, mib_per_s * MIB);
+        let share = run.settings.bytes_per_s / vms as u64;
+        let (mut ordered, begin_ns) = (0_u128, run.now_ns);
+        for (seconds, first, second, free_kib, ready, moves) in steps {
+            run.now_ns += seconds * SECOND_NS;
+            run.displaced = [first * PAGE, second * PAGE];
+            (run.free_kib, run.ready) = (free_kib, ready);
+            let room = NodeMemory { total_kib: 32 << 20, free_kib };
+            let Some(order) = run.look() else { continue };
+            prop_assert!(policy != MemoryPolicy::None && ready);
+            prop_assert_eq!((order.to, order.within), (0, Some((GIB, 9 * GIB))));
+            let displaced = run.displaced[order.from as usize - 1];
+            prop_assert!(order.bytes > 0 && order.bytes % PAGE == 0 && order.bytes <= displaced + displaced / 8);
+            prop_assert!(free_kib >= room.reserve_kib() + order.bytes / 1024, "the reserve: {order:?}");
+            if policy == MemoryPolicy::Adaptive {
+                let MemoryReason::Home(why) = order.why else { panic!("{order:?}") };
+                prop_assert!(why.saving_ns_per_s * 60.0 > why.price_ns, "it does not pay: {why:?}");
+            }
+            ordered += u128::from(order.bytes);
+            let elapsed = u128::from(run.now_ns - begin_ns);
+            let most = (u128::from(share) * elapsed / 1_000_000_000) + u128::from(LEAST.max(share * SAVED_S));
+            prop_assert!(ordered <= most, "{ordered} bytes of {most}");
+            run.carry_out(&order, moves);
+        }
+    }
+
+    /// If memory can be moved, all of it comes home, whatever is displaced.
+    #[test]
+    fn everything_comes_home(first in 0_u64..4 << 18, second in 0_u64..4 << 18) {
+        for policy in [MemoryPolicy::Periodic, MemoryPolicy::Both] {
+            let mut run = Run::new(policy);
+            run.displaced = [first * PAGE, second * PAGE];
+            run.look();
+            run.now_ns += 900 * SECOND_NS;
+            run.finish();
+            prop_assert_eq!(run.displaced, [0, 0], "{}", policy);
+        }
+    }
+
+    /// What is left after `adaptive` does not pay, and it never moves more than `both`.
+    #[test]
+    fn adaptive_moves_no_more_than_both(first in 0_u64..4 << 18, saving in prop::option::of(0.0..2000.0_f64)) {
+        let moved = |policy| {
+            let mut run = Run::new(policy);
+            (run.displaced, run.saving) = ([first * PAGE, 0], saving);
+            run.look();
+            run.now_ns += 900 * SECOND_NS;
+            run.finish()
+        };
+        prop_assert!(moved(MemoryPolicy::Adaptive) <= moved(MemoryPolicy::Both));
+    }
+}
+
+#[test]
+fn names_are_read_back_and_others_refused() {
+    for policy in MemoryPolicy::ALL {
+        assert_eq!(policy.name().parse(), Ok(policy));
+    }
+    let error = "all\u{1b}".parse::<MemoryPolicy>().expect_err("no policy").to_string();
+    assert_eq!(
+        error,
+        "there is no memory policy `all\\u{1b}`; there are none, periodic, amount, both, adaptive"
+    );
+}
