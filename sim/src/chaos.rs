@@ -28,6 +28,8 @@ pub enum Chaos {
     AskReplug,
     /// An operator sets a policy.
     AskPolicy,
+    /// An operator sets a memory policy, or wants to see where memory is.
+    AskMemory,
     /// Several operators want different things of one VM, or of one that is not there.
     AskAll,
     /// A thread finds no rest, and is carried on before its dwell is over.
@@ -66,7 +68,7 @@ pub enum Chaos {
 
 impl Chaos {
     /// All of it.
-    pub const ALL: [Self; 25] = [
+    pub const ALL: [Self; 26] = [
         Self::Migrate,
         Self::Confine,
         Self::SilentAffinity,
@@ -75,6 +77,7 @@ impl Chaos {
         Self::AskDetach,
         Self::AskReplug,
         Self::AskPolicy,
+        Self::AskMemory,
         Self::AskAll,
         Self::Wander,
         Self::Storm,
@@ -101,6 +104,7 @@ impl Chaos {
             Self::AskMove => MILLI,
             Self::Confine | Self::AskAttach => 10 * MILLI,
             Self::AskPolicy => 30 * MILLI,
+            Self::AskMemory => 40 * MILLI,
             Self::SilentAffinity => 50 * MILLI,
             Self::AskDetach | Self::AskReplug | Self::AskAll => 60 * MILLI,
             Self::Hang | Self::Reboot | Self::Disconnect => 100 * MILLI,
@@ -130,6 +134,10 @@ impl Simulation {
             Chaos::AskPolicy => {
                 let slot = self.a_slot();
                 slot.into_iter().for_each(|slot| self.ask_policy(slot));
+            }
+            Chaos::AskMemory => {
+                let slot = self.a_slot();
+                slot.into_iter().for_each(|slot| self.ask_memory(slot));
             }
             Chaos::AskAll => self.ask_all(),
             Chaos::Wander => self.wander(),

@@ -12,6 +12,7 @@
 //! | `ask` | nothing is asked of a connection that is closed, and nothing beside what excludes it |
 //! | `move` | only threads of the process that was described, to the CPUs of that node, one move of a vCPU at a time |
 //! | `mask` | a policy's mask is within its operator's, which is given back as it was; one step of a vCPU at a time |
+//! | `memory` | only of a guest node to its home, one move of a VM at a time |
 //! | `acknowledgement` | an update is announced for the generation that was acknowledged, and for no other |
 //! | `deadline` | a deadline that has been served is not announced again |
 
@@ -134,6 +135,7 @@ pub struct Checker {
     moving: BTreeSet<(VmId, i32, ApicId)>,
     /// Masks that are being set, and the node that they are of.
     confining: BTreeMap<(VmId, i32, ApicId), Option<HostNodeId>>,
+    memory: crate::memory::Rules,
     epochs: BTreeSet<u64>,
     /// What the present step is about.
     moved: Option<(VmId, ApicId, HostNodeId, bool)>,
@@ -167,6 +169,7 @@ impl Checker {
             requests: BTreeMap::new(),
             moving: BTreeSet::new(),
             confining: BTreeMap::new(),
+            memory: crate::memory::Rules::default(),
             epochs: BTreeSet::new(),
             moved: None,
             acknowledged: None,
@@ -233,6 +236,7 @@ impl Checker {
                 }
             }
             Event::Confined(vm, pid, outcomes) => self.confined(*vm, *pid, outcomes),
+            Event::MemoryMoved(vm, pid, _, true) => self.memory.ended(*vm, *pid),
             Event::Acknowledged(_, generation) => self.acknowledged = Some(*generation),
             Event::HostChanged(host) => {
                 self.host = host.clone();
@@ -522,7 +526,11 @@ impl Checker {
             | Command::StopMemory(_)
             | Command::ObserveMemory { .. }
             | Command::LookForScheduler => {}
-            Command::MoveMemory { vm, .. } => self.memory(*vm),
+            Command::MoveMemory { vm, pid, order } => {
+                let homes = self.vms.get(vm).map(|view| view.homes.clone()).unwrap_or_default();
+                let wrong = self.memory.begins(*vm, *pid, order, &homes);
+                self.expect(wrong.is_none(), "memory", || wrong.unwrap_or_default());
+            }
             Command::Reply(request, answer) => self.answered(*request, answer.is_ok()),
             Command::Announce(api::Event::Acknowledged {
                 vm, generation, changed_ns, published_ns, ..
@@ -538,11 +546,6 @@ impl Checker {
             }
             Command::Announce(_) | Command::Look(_) | Command::ForgetRecord(_) | Command::Log(..) => {}
         }
-    }
-
-    /// No operator of this host lets memory be moved.
-    fn memory(&mut self, vm: VmId) {
-        self.expect(false, "move", || format!("memory of VM {vm} is to be moved, which nobody has allowed"));
     }
 
     fn asked(&mut self, connection: ConnectionId, ask: Ask) {

@@ -138,6 +138,8 @@ pub struct Daemon {
     pub counted: BTreeMap<VmId, (i32, Vec<(ApicId, i32)>)>,
     /// When they were read last.
     pub sampled_ns: u64,
+    /// Moves of memory.
+    pub memory: crate::memory::Moves,
     /// When the last reading arrives: the next one comes no sooner.
     pub reading_due_ns: u64,
 }
@@ -159,6 +161,7 @@ impl Daemon {
             mover_ns: 0,
             counted: BTreeMap::new(),
             sampled_ns: 0,
+            memory: crate::memory::Moves::default(),
             reading_due_ns: 0,
         }
     }

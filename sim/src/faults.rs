@@ -63,6 +63,10 @@ pub enum Fault {
     KeepMask,
     /// Threads that run no vCPU do not get their masks again.
     KeepOthers,
+    /// Memory of a guest node goes to another node than its home.
+    MemoryElsewhere,
+    /// Memory of a VM is moved while it is being moved.
+    MemoryTwice,
     /// Something is asked while it is being done.
     AskTwice,
     /// Lost events are not healed.
@@ -203,6 +207,18 @@ impl Saboteur {
             (Fault::KeepOthers, Command::Follow { vm, pid, vcpus, cpus }) => {
                 let lost = cpus.is_none() && self.strikes(500);
                 todo.push(Todo { command: Command::Follow { vm, pid, vcpus, cpus }, lost });
+            }
+            (Fault::MemoryElsewhere, Command::MoveMemory { vm, pid, mut order }) => {
+                if self.strikes(100) {
+                    (order.from, order.to) = (order.to, order.from);
+                }
+                push(Command::MoveMemory { vm, pid, order });
+            }
+            (Fault::MemoryTwice, Command::MoveMemory { vm, pid, order }) => {
+                push(Command::MoveMemory { vm, pid, order });
+                if self.strikes(100) {
+                    push(Command::MoveMemory { vm, pid, order });
+                }
             }
             (Fault::AskTwice, Command::Ask(connection, ask)) => {
                 push(Command::Ask(connection, ask));

@@ -39,6 +39,7 @@ impl Simulation {
         }
         // Nothing moves vCPUs any more.
         self.switch_off();
+        self.forget_memory_policies();
         // What the last period showed is not looked at again by the next resync. The one after that finds all.
         self.event(Event::Resync);
         self.pass(12 * SECOND);

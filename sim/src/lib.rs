@@ -19,6 +19,7 @@ pub mod daemon;
 pub mod faults;
 mod finish;
 pub mod host;
+mod memory;
 mod policy;
 pub mod rng;
 mod shell;

@@ -79,8 +79,9 @@ impl Simulation {
             }
             // Its hosts have no scheduler of vnuma's.
             Command::Rank { .. } | Command::LookForScheduler => {}
-            // Its policies move no memory.
-            Command::MoveMemory { .. } | Command::StopMemory(_) | Command::ObserveMemory { .. } => {}
+            Command::ObserveMemory { vm, pid, areas } => self.observe_memory(vm, pid, &areas),
+            Command::MoveMemory { vm, pid, order } => self.move_memory(vm, pid, &order),
+            Command::StopMemory(vm) => self.end_memory(vm, None),
             Command::Reply(..) | Command::Announce(_) | Command::Log(..) => {}
         }
         None

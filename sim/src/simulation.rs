@@ -67,6 +67,8 @@ pub enum Action {
     Confine(ConfineOrder),
     /// A period of the counted threads has ended.
     Sample,
+    /// A move of a VM's memory ends, if it has not ended already.
+    EndMemory(VmId, u64),
     /// A guest takes over what is published.
     Apply(Slot, Serial),
     /// A guest lets go of a device late.
@@ -320,6 +322,7 @@ impl Simulation {
             Action::Move(order) => self.make_move(&order),
             Action::Confine(order) => self.set_masks(order),
             Action::Sample => self.sample(),
+            Action::EndMemory(vm, serial) => self.end_memory(vm, Some(serial)),
             Action::Apply(slot, machine) => self.apply(slot, machine),
             Action::LetGo(slot, machine, device) => self.let_go(slot, machine, device),
             Action::Recover(slot, machine) => self.recover(slot, machine),

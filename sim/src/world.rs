@@ -114,10 +114,10 @@ impl Machine {
     pub fn describe(&self) -> VmDescription {
         let node = |(id, node): (usize, &Node)| GuestNode {
             id: id as u32,
-            memory_bytes: 1 << 30,
+            memory_bytes: crate::memory::GUEST_NODE,
             memory: node.home.map(|home| MemoryBacking {
                 id: format!("ram{id}"),
-                size_bytes: 1 << 30,
+                size_bytes: crate::memory::GUEST_NODE,
                 policy: if node.bound { "bind" } else { "default" }.to_owned(),
                 host_nodes: if node.bound { vec![home] } else { Vec::new() },
                 resident_kib: if node.bound {
@@ -125,7 +125,7 @@ impl Machine {
                 } else {
                     vec![(home, 900_000), (home ^ 1, 100_000)]
                 },
-                mapping: None,
+                mapping: Some(crate::memory::mapping(id as u32)),
             }),
         };
         VmDescription {

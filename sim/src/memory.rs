@@ -1,0 +1,147 @@
+//! Memory of VMs that is looked at and moved: what the simulated threads show and do, and what is checked of it.
+
+use crate::{
+    simulation::{Action, MICRO, MILLI, SECOND, Simulation},
+    truth::Homes,
+    world::Slot,
+};
+use std::collections::BTreeMap;
+use vnuma_daemon::core::event::{Event, Request};
+use vnuma_placement::{
+    repatriation::MemoryPolicy,
+    residency::{AreaSample, Found, Keeps, MemoryArea, MemoryObservation, PageKind},
+    scheduling::memory::MoveMemory,
+    world::{MemoryMoved, VmId},
+};
+use vnuma_topology::{BackingMapping, GuestNodeId};
+
+/// Pages of a guest node that are looked at.
+const SAMPLES: u64 = 1000;
+/// Memory of a guest node, bytes.
+pub const GUEST_NODE: u64 = 1 << 30;
+
+/// Where a machine has the memory of a guest node.
+pub fn mapping(id: GuestNodeId) -> BackingMapping {
+    BackingMapping { start: u64::from(id + 1) << 40, page_kib: 4 }
+}
+
+/// Moves that are under way, of one daemon.
+#[derive(Debug, Default)]
+pub struct Moves {
+    last: u64,
+    under_way: BTreeMap<VmId, (i32, u64, u64)>,
+}
+
+impl Simulation {
+    /// Pages of a process are looked at.
+    pub(crate) fn observe_memory(&mut self, vm: VmId, pid: i32, areas: &[MemoryArea]) {
+        self.count("looks at memory");
+        let known = self.daemon.pidfds.get(&vm).is_some_and(|(known, ..)| *known == pid);
+        let outcome = match known && !(self.chaotic && self.rng.chance(50)) {
+            false => Err(format!("process {pid} has ended")),
+            true => Ok(self.observation(areas)),
+        };
+        self.soon(500 * MILLI, Event::MemoryObserved(vm, pid, outcome));
+    }
+
+    fn observation(&mut self, areas: &[MemoryArea]) -> MemoryObservation {
+        let nodes: Vec<u32> = self.world.host.nodes().collect();
+        let mut sample = |area: &MemoryArea| {
+            let mut found = Vec::new();
+            for &node in &nodes {
+                let kept = self.rng.chance(50).then_some(Keeps::Shared);
+                let count = self.rng.within(0..SAMPLES / nodes.len() as u64 + 1);
+                found.push(Found { node, kind: PageKind::Base, kept, locked: false, count });
+            }
+            AreaSample { area: *area, looked: SAMPLES, found, swapped: 0 }
+        };
+        let areas = areas.iter().map(&mut sample).collect();
+        let free = |node: &u32| (*node, 32 << 20, self.rng.within(0..16 << 20));
+        MemoryObservation {
+            began_ns: self.now_ns,
+            cost_ns: 20 * MILLI,
+            areas,
+            nodes: nodes.iter().map(free).collect(),
+            allowed: nodes.clone(),
+            unmapped: false,
+        }
+    }
+
+    /// Pages of a process are moved. That ends some time, with some of them moved.
+    pub(crate) fn move_memory(&mut self, vm: VmId, pid: i32, order: &MoveMemory) {
+        self.count("moves of memory");
+        let moves = &mut self.daemon.memory;
+        moves.last += 1;
+        let serial = moves.last;
+        moves.under_way.insert(vm, (pid, serial, order.bytes));
+        let takes_ns = self.rng.within(MICRO..8 * SECOND);
+        self.ours(takes_ns, Action::EndMemory(vm, serial));
+    }
+
+    /// What is under way for a VM ends, unless it has ended already.
+    pub(crate) fn end_memory(&mut self, vm: VmId, serial: Option<u64>) {
+        let known = self.daemon.memory.under_way.get(&vm).copied();
+        let Some((pid, _, most)) = known.filter(|(_, known, _)| serial.is_none_or(|serial| serial == *known))
+        else {
+            return;
+        };
+        self.daemon.memory.under_way.remove(&vm);
+        let stuck = self.rng.chance(200);
+        let moved = MemoryMoved {
+            bytes: if stuck { 0 } else { self.rng.within(0..most + 1) },
+            busy: if stuck { 3000 } else { 0 },
+            problem: serial.is_none().then(|| "it was stopped".to_owned()),
+            ..MemoryMoved::default()
+        };
+        self.event(Event::MemoryMoved(vm, pid, moved, true));
+    }
+
+    /// An operator sets a memory policy, or wants to see where memory is.
+    pub(crate) fn ask_memory(&mut self, slot: Slot) {
+        let name = self.world.places[slot].name.clone();
+        let wanted = match self.rng.index(8) {
+            at @ 0..=4 => Request::SetMemoryPolicy(name, MemoryPolicy::ALL[at]),
+            _ => Request::ShowMemory(name),
+        };
+        let request = self.request();
+        self.event(Event::Requested(request, wanted));
+    }
+
+    /// No memory policy is left.
+    pub(crate) fn forget_memory_policies(&mut self) {
+        for name in self.daemon.core.names() {
+            let request = self.request();
+            let none = Request::SetMemoryPolicy(name, MemoryPolicy::None);
+            self.event(Event::Requested(request, none));
+        }
+    }
+}
+
+/// What is known of moves, by the checker.
+#[derive(Debug, Default)]
+pub struct Rules {
+    under_way: BTreeMap<VmId, i32>,
+}
+
+impl Rules {
+    /// A move is to begin. What is wrong with it, if something is.
+    pub fn begins(&mut self, vm: VmId, pid: i32, order: &MoveMemory, homes: &Homes) -> Option<String> {
+        let twice = self.under_way.insert(vm, pid).is_some_and(|before| before == pid);
+        let its = |(id, home): (&GuestNodeId, &u32)| {
+            let start = mapping(*id).start;
+            order.within == Some((start, start + GUEST_NODE)) && order.to == *home
+        };
+        let home = homes.iter().any(its);
+        let sound = order.from != order.to && order.bytes > 0 && order.bytes <= GUEST_NODE;
+        (twice || !home || !sound).then(|| {
+            format!("memory of VM {vm}, at home {homes:?}: {order:?}; another one is under way: {twice}")
+        })
+    }
+
+    /// A move has ended.
+    pub fn ended(&mut self, vm: VmId, pid: i32) {
+        if self.under_way.get(&vm) == Some(&pid) {
+            self.under_way.remove(&vm);
+        }
+    }
+}
