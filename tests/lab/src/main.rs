@@ -1,6 +1,7 @@
 //! Scenarios that run on the lab server. Each ends with an error that says what was
 //! expected and what was seen.
 
+mod displaced;
 mod flips;
 mod follow;
 mod guest;
@@ -52,6 +53,8 @@ enum Scenario {
     Follow(follow::Arguments),
     /// What vnumactl shows of vCPUs that are published, that cannot be, or that run on no home
     States,
+    /// Displaced memory comes home, whatever displaced it
+    Displaced,
     /// VMs as they are: UMA, unbound memory, several guest nodes with one home
     Shapes,
     /// A guest scribbles over its channel and rings without end
@@ -100,6 +103,7 @@ fn play(scenario: Scenario) -> anyhow::Result<()> {
         Scenario::States => states::run(),
         Scenario::Hostile => hostile::run(),
         Scenario::Scribble => hostile::scribble(),
+        Scenario::Displaced => displaced::run(),
         Scenario::Shapes => shapes::run(),
         Scenario::Kills(arguments) => kills::run(&arguments),
         Scenario::Replug => replug::run(),

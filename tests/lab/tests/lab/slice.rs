@@ -189,6 +189,11 @@ fn a_hypervisor_that_stands_still_is_named_and_its_vm_observed() {
 }
 
 #[test]
+fn displaced_memory_comes_home() {
+    run("2n4c", &[job(&["lab-scenario", "displaced"])]);
+}
+
+#[test]
 fn a_host_that_grows_and_shrinks_is_followed() {
     run("3n4c-hotplug", &[job(&["lab-scenario", "hotplug"])]);
 }

@@ -1,0 +1,172 @@
+//! A VM whose memory is displaced by what displaces memory on real hosts: its guest touches pages for the first time, or again
+//! after a balloon gave them up, while its vCPU runs on another node. A memory policy brings them home while the VM runs, and a
+//! vnumad that is killed in the middle harms nothing.
+
+use crate::guest::{check_kernel_log, wait_until_listed};
+use crate::memory::share;
+use crate::policy::{BALANCING, FAR, MEMORY, NEAR};
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use std::fs;
+use vnuma_scenario::{HANG_LIMIT, Monitor, Process, Vm, output, vnumactl, vnumad, wait_for};
+
+const NAME: &str = "strays";
+const CONFIGURATION: &str = "/root/displaced.toml";
+/// An emulated server is slow, so that a look may cost more of it.
+const SETTINGS: &str = "[memory]\nobserve_s = 2\nobserve_permille = 300\nmib_per_s = 512\n\
+    [observe]\ndescribe_interval_ms = 2000\n";
+const MIB: u64 = 1 << 20;
+/// What the guest writes each time, and what of it has to be displaced then: some pages were touched before.
+const WRITTEN_MIB: u64 = 48;
+const DISPLACED: u64 = 20 * MIB;
+/// Less is at home as far as a sample shows.
+const NOTHING: u64 = MIB;
+/// A free port of the VM, from the end: vnumad takes the first.
+const PORT: &str = "vnuma1";
+
+pub fn run() -> Result<()> {
+    // The kernel would move unbound memory itself.
+    fs::write(BALANCING, "0").context(BALANCING)?;
+    fs::write(CONFIGURATION, SETTINGS).context(CONFIGURATION)?;
+    let vm = start_at_home()?;
+    let mut daemon = start()?;
+    ensure!(memory()?["policy"] == "none", "the policy is not none by default");
+    wait_for("guest node 0 to be at home", HANG_LIMIT, || Ok(memory()?["nodes"][0]["home"] == MEMORY))
+        .with_context(|| format!("{:?}", memory()))?;
+    ensure!(share(&vm, 1 - MEMORY)? < 0.1, "displaced at the beginning: {}", share(&vm, 1 - MEMORY)?);
+
+    touch_elsewhere(&vm, "first")?;
+    agrees_with_the_kernel(&vm)?;
+    come_home(&vm, "touched for the first time elsewhere")?;
+
+    touch_elsewhere(&vm, "second")?;
+    vnumactl(&["memory", NAME, "--set", "both"])?;
+    wait_for("a move to begin", HANG_LIMIT, || Ok(!memory()?["moves"].is_null()))?;
+    // Wherever that is: pages are whole, and the next one goes on.
+    drop(daemon);
+    vm.exec(&["true"]).context("the guest, after vnumad was killed")?;
+    daemon = start()?;
+    come_home(&vm, "vnumad killed in the middle of a move")?;
+
+    balloon(&vm)?;
+    touch_elsewhere(&vm, "third")?;
+    come_home(&vm, "given up to a balloon and touched again elsewhere")?;
+    vm.exec(&["sh", "-c", "cd /dev/shm && cmp first second && cmp first third"]).context("content")?;
+    drop(daemon);
+    check_kernel_log(&vm)
+}
+
+fn start() -> Result<Process> {
+    let daemon = vnumad(&["--config", CONFIGURATION])?;
+    wait_until_listed(NAME)?;
+    Ok(daemon)
+}
+
+/// A VM whose memory is on one node, as the threads that touch it first run there.
+fn start_at_home() -> Result<Vm> {
+    let own = std::process::id().to_string();
+    output("taskset", &["-p", "-c", NEAR, &own])?;
+    let shape = ["--nodes", "2", "--vcpus", "2", "--memory", "512M", "--unbound"];
+    let vm = Vm::start(NAME, &shape.map(str::to_owned));
+    output("taskset", &["-p", "-c", "0-3", &own])?;
+    vm
+}
+
+fn memory() -> Result<Value> {
+    vnumactl(&["memory", NAME])
+}
+
+fn put(vm: &Vm, cpus: &str) -> Result<()> {
+    for thread in &vm.threads {
+        output("taskset", &["-p", "-c", cpus, &thread.to_string()])?;
+    }
+    Ok(())
+}
+
+/// Displaced memory of all guest nodes, as vnumad sees it.
+fn displaced() -> Result<u64> {
+    let shown = memory()?;
+    let nodes = shown["nodes"].as_array().context("no nodes")?;
+    Ok(nodes.iter().filter_map(|node| node["displaced"]["bytes"].as_u64()).sum())
+}
+
+/// The guest writes a file while its vCPUs are on the other node.
+fn touch_elsewhere(vm: &Vm, file: &str) -> Result<()> {
+    put(vm, FAR)?;
+    let write = format!("yes vnuma | head -c {} > /dev/shm/{file}", WRITTEN_MIB * MIB);
+    vm.exec(&["numactl", "--physcpubind=0", "--membind=0", "sh", "-c", &write])?;
+    put(vm, NEAR)?;
+    let mut last = 0;
+    wait_for("vnumactl to show that memory is displaced", HANG_LIMIT, || {
+        last = displaced()?;
+        Ok(last >= DISPLACED)
+    })
+    .with_context(|| format!("{file}: {last} bytes are displaced; {:?}", memory()))?;
+    println!("{file}: {} MiB of {WRITTEN_MIB} are displaced", last / MIB);
+    Ok(())
+}
+
+/// What is displaced by the sample, and by the kernel's own count.
+fn agrees_with_the_kernel(vm: &Vm) -> Result<()> {
+    let shown = memory()?;
+    let nodes = shown["nodes"].as_array().context("no nodes")?;
+    let sum = |field: &str| -> u64 { nodes.iter().filter_map(|node| node[field]["bytes"].as_u64()).sum() };
+    let (sampled, kernel) = (sum("displaced") as f64 / sum("resident") as f64, share(vm, 1 - MEMORY)?);
+    // The kernel's has memory of QEMU itself, too.
+    ensure!((sampled - kernel).abs() < 0.1, "displaced: {sampled} of the sample, {kernel} of the kernel");
+    println!("displaced: {:.1} % of the sample, {:.1} % by numa_maps", sampled * 100.0, kernel * 100.0);
+    Ok(())
+}
+
+fn come_home(vm: &Vm, cause: &str) -> Result<()> {
+    vnumactl(&["memory", NAME, "--set", "both"])?;
+    wait_for("displaced memory to come home", HANG_LIMIT, || Ok(displaced()? <= NOTHING))
+        .with_context(|| format!("{cause}: {:?}", memory()))?;
+    let left = share(vm, 1 - MEMORY)?;
+    ensure!(left < 0.05, "{cause}: by the kernel's count, {left} are on the other node");
+    let mut moves = Value::Null;
+    wait_for("the move to end", HANG_LIMIT, || {
+        moves = memory()?["moves"].take();
+        Ok(moves["last"]["ended"] == true)
+    })?;
+    let last = &moves["last"];
+    let reason = last["policy"] == "both" && last["cause"].as_str().is_some_and(|cause| !cause.is_empty());
+    ensure!(reason && last["to"] == MEMORY && last["guest_node"] == 0, "{cause}: the reason: {last}");
+    println!(
+        "{cause}: at home again, {} MiB by {} moves; held for {} us at most (measured, emulated)",
+        moves["bytes"].as_u64().unwrap_or(0) / MIB,
+        moves["moves"],
+        last["longest_hold_us"]
+    );
+    vnumactl(&["memory", NAME, "--set", "none"]).map(drop)
+}
+
+/// Takes most of the guest's free memory, and gives it back: the host has no pages for it any more.
+fn balloon(vm: &Vm) -> Result<()> {
+    let mut monitor = Monitor::connect(&vm.monitor())?;
+    let arguments = json!({"driver": "virtio-balloon-pci", "id": "balloon", "bus": PORT});
+    monitor.execute(&json!({"execute": "device_add", "arguments": arguments}))?;
+    let load = "for i in $(seq 100); do [ -e /sys/bus/virtio/drivers/virtio_balloon/virtio* ] && exit; \
+                modprobe virtio_balloon; sleep 0.3; done; exit 1";
+    vm.exec(&["sh", "-c", load]).context("the balloon's driver")?;
+    let before = resident(vm)?;
+    for (target, what) in [(320 * MIB, "inflated"), (512 * MIB, "deflated")] {
+        monitor.execute(&json!({"execute": "balloon", "arguments": {"value": target}}))?;
+        wait_for(&format!("the balloon to be {what}"), HANG_LIMIT, || {
+            let actual = monitor.execute(&json!({"execute": "query-balloon"}))?["actual"].as_u64();
+            Ok(actual == Some(target))
+        })?;
+    }
+    println!("balloon: the host has {} MiB less of it", before.saturating_sub(resident(vm)?) / MIB);
+    Ok(())
+}
+
+/// Memory of the VM that is there, as the kernel counts it.
+fn resident(vm: &Vm) -> Result<u64> {
+    let path = format!("/proc/{}/status", vm.pid);
+    let text = fs::read_to_string(&path).with_context(|| path.clone())?;
+    let kib = text
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB")?.trim().parse().ok());
+    Ok(kib.unwrap_or(0_u64) << 10)
+}
