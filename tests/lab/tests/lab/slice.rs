@@ -86,7 +86,6 @@ fn guests_answer_and_survive_the_end_of_others() {
             job(&["vcpu-watch", "--self-test"]),
             job(&["lab-scenario", "lifecycle"]),
             job(&["lab-scenario", "policy"]),
-            job(&["lab-scenario", "scheduler", "--part", "flips"]),
             runtimes,
             job(&["lab-scenario", "kills", "--kills", kills]),
         ],
