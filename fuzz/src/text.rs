@@ -66,7 +66,7 @@ pub fn sysfs_value(input: &[u8]) {
     let limit =
         |limit: &Option<u64>| limit.map_or("max 1000\n".to_owned(), |limit| format!("{limit} 1000\n"));
     reads_back(parse::cpu_max, limit, &text);
-    if parse::is_pci_address(&text) {
+    if vnuma_topology::is_pci_address(&text) {
         assert!(text.bytes().all(|b| b.is_ascii_hexdigit() || b == b':' || b == b'.'), "{text:?}");
         assert!(!text.contains("..") && text.len() <= 16, "{text:?}");
     }
@@ -122,7 +122,9 @@ pub fn proc(input: &[u8]) {
     for path in ["/dev/net/tun", "anon_inode:[vfio-device]"].into_iter().chain(text.lines()) {
         let file = procfs::OpenFile { fd: 3, path: path.to_owned(), number: None };
         match device_file(&file, || text.to_string()) {
-            Some(DeviceFile::VfioAddress(address)) => assert!(parse::is_pci_address(&address), "{address:?}"),
+            Some(DeviceFile::VfioAddress(address)) => {
+                assert!(vnuma_topology::is_pci_address(&address), "{address:?}")
+            }
             Some(DeviceFile::Tap(name)) => assert!(!name.contains('\n') && text.contains(&name), "{name:?}"),
             _ => {}
         }

@@ -62,7 +62,7 @@ pub fn device_file(file: &OpenFile, info: impl Fn() -> String) -> Option<DeviceF
     if file.path == "anon_inode:[vfio-device]" {
         let info = info();
         let address = procfs::file_info(&info, "vfio-device-syspath").rsplit('/').next()?;
-        let known = crate::sysfs::parse::is_pci_address(address);
+        let known = vnuma_topology::is_pci_address(address);
         return known.then(|| DeviceFile::VfioAddress(address.to_owned()));
     }
     let name = file.path.strip_prefix("/dev/")?;

@@ -17,7 +17,7 @@ mod vm;
 pub use cpu_set::{CpuSet, CpuSetError};
 pub use distance::{DistanceError, DistanceMatrix, LOCAL_DISTANCE};
 pub use host::{CacheGroup, CpuLayout, HostNode, HostTopology, HugePages, PciDevice};
-pub use pci::{PciAddress, PciFunction, PciLink};
+pub use pci::{PciAddress, PciFunction, PciLink, is_pci_address};
 pub use vm::{BackingMapping, GuestNode, MemoryBacking, Vcpu, VcpuLocation, VmDescription, VmDevice};
 
 /// A node of the host, by the kernel's number.

@@ -38,7 +38,7 @@ pub fn read_interfaces(root: &Path) -> Result<BTreeMap<String, Interface>, Sysfs
             Component::Normal(part) => part.to_str(),
             _ => None,
         });
-        let pci = parts.rfind(|part| parse::is_pci_address(part)).map(str::to_owned);
+        let pci = parts.rfind(|part| vnuma_topology::is_pci_address(part)).map(str::to_owned);
         let index = tree.parsed(&path.join("ifindex"), parse::number)?;
         interfaces.insert(name, Interface { index, upper: with("upper_"), lower: with("lower_"), pci });
     }

@@ -181,20 +181,6 @@ pub fn cpu_max(text: &str) -> Result<Option<u64>, String> {
     }
 }
 
-/// Is it the address of a PCI function, `domain:bus:device.function` in hexadecimal?
-pub fn is_pci_address(name: &str) -> bool {
-    let hex = |part: &str, lengths: std::ops::RangeInclusive<usize>| {
-        lengths.contains(&part.len()) && part.bytes().all(|byte| byte.is_ascii_hexdigit())
-    };
-    let mut parts = name.splitn(3, ':');
-    let (Some(domain), Some(bus), Some(rest)) = (parts.next(), parts.next(), parts.next()) else {
-        return false;
-    };
-    let Some((device, function)) = rest.split_once('.') else { return false };
-    // Domains beyond 0xffff exist: those of Intel's Volume Management Device.
-    hex(domain, 4..=8) && hex(bus, 2..=2) && hex(device, 2..=2) && hex(function, 1..=1)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -270,19 +256,11 @@ mod tests {
         assert!(cpu_map(&format!("1{}", ",0".repeat(256))).unwrap_err().contains("8192"));
     }
 
-    #[test]
-    fn pci_addresses() {
-        assert!(is_pci_address("0000:00:1f.2") && is_pci_address("10000:e1:00.0"));
-        for name in ["", "0000:00:1f", "0000:00:1f.", "00:1f.2", "0000:00:1f.2/..", "../../etc:00:00.0"] {
-            assert!(!is_pci_address(name), "{name}");
-        }
-    }
-
     proptest! {
         #[test]
         fn any_text_is_survived(text in "(.|[0-9a-fx, \\n:KMk-]){0,80}") {
             let _ = (meminfo(&text), distances(&text), cache_size_kib(&text), cpu_map(&text));
-            let _ = (hex(&text, 0xffff), numa_node(&text), number(&text), is_pci_address(&text), online(&text));
+            let _ = (hex(&text, 0xffff), numa_node(&text), number(&text), online(&text));
             let _ = (cpu_weight(&text), cpu_max(&text));
         }
 

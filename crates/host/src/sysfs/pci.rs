@@ -12,7 +12,7 @@ pub(super) fn read(tree: &Tree, nodes: &[HostNode]) -> Result<Vec<PciDevice>, Sy
     let mut devices = Vec::new();
     for address in tree.names(&directory)? {
         let device = directory.join(&address);
-        if !parse::is_pci_address(&address) {
+        if !vnuma_topology::is_pci_address(&address) {
             return Err(SysfsError::value(&device, &address, "not the address of a PCI function"));
         }
         let number = |file, max| tree.parsed(&device.join(file), |text| parse::hex(text, max));
@@ -82,7 +82,7 @@ pub(super) fn read_functions(tree: &Tree, nodes: &[HostNode]) -> Result<Vec<PciF
 fn physical_function(tree: &Tree, device: &Path) -> Result<Option<String>, SysfsError> {
     let path = device.join("physfn");
     let Some(address) = tree.link_name(&path) else { return Ok(None) };
-    if !parse::is_pci_address(&address) {
+    if !vnuma_topology::is_pci_address(&address) {
         return Err(SysfsError::value(&path, &address, "not the address of a PCI function"));
     }
     Ok(Some(address))

@@ -10,8 +10,6 @@ pub mod maps;
 mod nodes;
 mod processes;
 
-pub use devices::is_pci_address;
-
 use crate::{
     core::{NodeId, ProcessId, Snapshot, State},
     rules::Rules,
