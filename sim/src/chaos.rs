@@ -50,6 +50,8 @@ pub enum Chaos {
     Reboot,
     /// A vCPU is plugged or unplugged.
     Hotplug,
+    /// A function of the host is plugged or unplugged.
+    PassThrough,
     /// The memory of a guest node goes elsewhere.
     Rehome,
     /// A QEMU says that it is called otherwise, perhaps like another VM.
@@ -68,7 +70,7 @@ pub enum Chaos {
 
 impl Chaos {
     /// All of it.
-    pub const ALL: [Self; 26] = [
+    pub const ALL: [Self; 27] = [
         Self::Migrate,
         Self::Confine,
         Self::SilentAffinity,
@@ -88,6 +90,7 @@ impl Chaos {
         Self::Start,
         Self::Reboot,
         Self::Hotplug,
+        Self::PassThrough,
         Self::Rehome,
         Self::Rename,
         Self::Unlist,
@@ -108,7 +111,8 @@ impl Chaos {
             Self::SilentAffinity => 50 * MILLI,
             Self::AskDetach | Self::AskReplug | Self::AskAll => 60 * MILLI,
             Self::Hang | Self::Reboot | Self::Disconnect => 100 * MILLI,
-            Self::Stop | Self::End | Self::Start | Self::Hotplug | Self::Rehome => 150 * MILLI,
+            Self::Stop | Self::End | Self::Start => 150 * MILLI,
+            Self::Hotplug | Self::PassThrough | Self::Rehome => 150 * MILLI,
             Self::Rename | Self::Unlist | Self::Release | Self::Storm | Self::Wander => SECOND,
             Self::HostChange => 5 * SECOND,
             Self::Stall => 3 * SECOND,
@@ -149,6 +153,7 @@ impl Simulation {
             Chaos::Start => self.start_one(),
             Chaos::Reboot => self.reboot(),
             Chaos::Hotplug => self.hotplug(),
+            Chaos::PassThrough => self.pass_through(),
             Chaos::Rehome => self.rehome(),
             Chaos::Rename => self.rename(),
             Chaos::Unlist => self.unlist(),
@@ -361,6 +366,16 @@ impl Simulation {
             tid.into_iter().for_each(|tid| self.thread_ended(tid));
         }
         self.count("vCPUs plugged or unplugged");
+        self.machine_event(slot, |worker| worker.describe = true);
+    }
+
+    fn pass_through(&mut self) {
+        let Some(slot) = self.a_slot() else { return };
+        let machine = self.world.places[slot].machine.as_mut().filter(|machine| machine.answers());
+        let Some(machine) = machine else { return };
+        machine.change_functions(&mut self.rng);
+        self.count("devices plugged or unplugged");
+        // vnumad looks again because the guest's driver counts devices.
         self.machine_event(slot, |worker| worker.describe = true);
     }
 

@@ -6,6 +6,7 @@
 //! | `publication` | only through an open channel, generations one after the other, epochs never twice, and only what is true; the first one when all vCPUs were looked at, or after a dwell |
 //! | `cap` | never more publications through a channel in one second than the policy allows |
 //! | `dwell` | a vCPU that drifted is published after its dwell, not before; the short dwell is for calm ones |
+//! | `device` | only nodes of devices that the VM has are published, each with a nearest guest node |
 //! | `late` | what is due goes out in the step that makes it due, or at the deadline that the core announced |
 //! | `request` | each is answered once, in time, and a yes is true |
 //! | `leak` | what is opened or watched is closed or unwatched, once |
@@ -24,7 +25,9 @@ use vnuma_placement::{
     Publication, SettlePolicy,
     world::{ConnectionId, HostReading, RequestId, VmId},
 };
-use vnuma_topology::{ApicId, GuestNodeId, HostNodeId, HostTopology, Vcpu, VcpuLocation, VmDescription};
+use vnuma_topology::{
+    ApicId, GuestNodeId, HostNodeId, HostTopology, PciAddress, Vcpu, VcpuLocation, VmDescription, VmDevice,
+};
 
 const SECOND_NS: u64 = 1_000_000_000;
 /// After so many dwells a vCPU that never rests is published wherever it is.
@@ -96,6 +99,7 @@ struct Channel {
     since_ns: u64,
     published: BTreeMap<ApicId, GuestNodeId>,
     distances: vnuma_topology::DistanceMatrix,
+    devices: Vec<(PciAddress, GuestNodeId)>,
     times: VecDeque<u64>,
 }
 
@@ -106,6 +110,7 @@ struct VmView {
     nodes: usize,
     homes: Homes,
     vcpus: BTreeMap<ApicId, VcpuView>,
+    devices: Vec<VmDevice>,
     channel: Option<Channel>,
 }
 
@@ -361,6 +366,7 @@ impl Checker {
         self.vms.entry(vm).or_insert_with(fresh);
         let Some(view) = self.vms.get_mut(&vm) else { return };
         (view.nodes, view.homes) = (description.guest_nodes.len(), truth::homes(description));
+        view.devices.clone_from(&description.devices);
         let present: BTreeMap<ApicId, &Vcpu> = description.vcpus.iter().map(|v| (v.apic_id, v)).collect();
         view.vcpus.retain(|id, _| present.contains_key(id));
         for (id, vcpu) in present {
@@ -641,6 +647,7 @@ impl Checker {
         let nodes: BTreeMap<_, _> = publication.vcpus.iter().copied().collect();
         let before = std::mem::replace(&mut channel.published, nodes);
         channel.distances = publication.distances.clone();
+        channel.devices.clone_from(&publication.devices);
         self.expect(generation == expected, "publication", || {
             format!("VM {vm}: generation {generation:x} instead of {expected:x}")
         });
@@ -656,7 +663,16 @@ impl Checker {
             });
             self.told(vm, *vcpu, *node, before.get(vcpu).copied().filter(|_| !first));
         }
+        let wrong = self.wrong_device(vm);
+        self.expect(wrong.is_none(), "device", || format!("VM {vm}: {}", wrong.unwrap_or_default()));
         self.judge_all(vm, now_ns);
+    }
+
+    /// What is wrong with the nodes of devices that were published last.
+    fn wrong_device(&self, vm: VmId) -> Option<String> {
+        let view = self.vms.get(&vm)?;
+        let told = &view.channel.as_ref()?.devices;
+        truth::wrong_device(&self.host, &view.homes, &view.devices, told)
     }
 
     /// A vCPU's node was published; before, another one was.
@@ -705,6 +721,8 @@ impl Checker {
         self.expect(overdue.is_none(), "late", || overdue.unwrap_or_default());
         self.expect(listed, "late", || format!("vCPUs of VM {vm} came or went, and that is not published"));
         self.expect(far, "late", || format!("distances of VM {vm} changed, and that is not published"));
+        let wrong = self.wrong_device(vm);
+        self.expect(wrong.is_none(), "late", || format!("VM {vm}: {}", wrong.unwrap_or_default()));
     }
 
     /// VM of a thread or a connection, for [`settled`](Self::settled).

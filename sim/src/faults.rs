@@ -23,6 +23,8 @@ pub enum Fault {
     OldGeneration,
     /// Distances between guest nodes are not published.
     OldDistances,
+    /// Nodes of devices are not published.
+    OldDevices,
     /// More are published in a second than the policy allows.
     IgnoreCap,
     /// Drift is published at once.
@@ -254,6 +256,12 @@ impl Saboteur {
             Fault::OldDistances => {
                 if let Some(before) = before.filter(|before| before.distances != publication.distances) {
                     publication.distances = before.distances;
+                    self.strikes += 1;
+                }
+            }
+            Fault::OldDevices => {
+                if let Some(before) = before.filter(|before| before.devices != publication.devices) {
+                    publication.devices = before.devices;
                     self.strikes += 1;
                 }
             }

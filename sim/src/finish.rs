@@ -201,6 +201,9 @@ impl Simulation {
         self.checker.expect(wrong.is_none() && listed && far, "truth", || {
             format!("{name}: generation {generation:x}: {wrong:?}, vCPUs {listed}, distances {far}")
         });
+        let host = &self.world.host.topology;
+        let wrong = truth::wrong_device(host, homes, &machine.describe().devices, &publication.devices);
+        self.checker.expect(wrong.is_none(), "truth", || format!("{name}: {}", wrong.unwrap_or_default()));
     }
 }
 

@@ -1,12 +1,19 @@
 //! The simulated host: nodes, CPUs and distances, which change.
 
 use crate::rng::Rng;
-use vnuma_topology::{CpuId, CpuSet, DistanceMatrix, HostNode, HostNodeId, HostTopology};
+use vnuma_topology::{CpuId, CpuSet, DistanceMatrix, HostNode, HostNodeId, HostTopology, PciDevice};
 
 /// Nodes with all of them there.
 pub const NODES: u32 = 8;
 /// The same of CPUs of a node.
 pub const CPUS_PER_NODE: u32 = 8;
+/// PCI functions that VMs may have. Of nine functions one is on no node.
+const FUNCTIONS: u32 = 36;
+
+/// Address of a function.
+pub fn function(number: u32) -> String {
+    format!("0000:{:02x}:00.0", 0x10 + number % FUNCTIONS)
+}
 
 /// The host as it is.
 #[derive(Clone, Debug)]
@@ -70,10 +77,19 @@ impl Host {
             memory_total_kib: 64 << 20,
             ..HostNode::default()
         };
+        let device = |number: u32| PciDevice {
+            address: function(number),
+            class: 0x02_0000,
+            vendor: 1,
+            device: 1,
+            node: Some(number % (NODES + 1)).filter(|node| ids.contains(node)),
+            iommu_group: Some(number),
+        };
         let row = |&from: &u32| ids.iter().map(|&to| self.distance(from, to)).collect();
         self.topology = HostTopology {
             nodes: ids.iter().map(node).collect(),
             distances: DistanceMatrix::new(ids.iter().map(row).collect()).unwrap_or_default(),
+            pci_devices: (0..FUNCTIONS).map(device).collect(),
             ..HostTopology::default()
         };
     }

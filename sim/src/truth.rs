@@ -2,7 +2,9 @@
 //! code that is checked.
 
 use std::collections::BTreeMap;
-use vnuma_topology::{DistanceMatrix, GuestNodeId, HostNodeId, HostTopology, VmDescription};
+use vnuma_topology::{
+    DistanceMatrix, GuestNodeId, HostNodeId, HostTopology, PciAddress, VmDescription, VmDevice,
+};
 
 /// The host node of each guest node whose memory's place is known.
 pub type Homes = BTreeMap<GuestNodeId, HostNodeId>;
@@ -39,6 +41,36 @@ pub fn is_nearest(host: &HostTopology, homes: &Homes, at: HostNodeId, node: Gues
 /// Is a guest node's home where the vCPU is?
 pub fn is_home(homes: &Homes, at: HostNodeId) -> bool {
     homes.values().any(|home| *home == at)
+}
+
+/// What is wrong with the nodes that a guest is told of its devices: each whose host node and address in the guest are known is told,
+/// with a nearest node, and no other is.
+pub fn wrong_device(
+    host: &HostTopology,
+    homes: &Homes,
+    devices: &[VmDevice],
+    told: &[(PciAddress, GuestNodeId)],
+) -> Option<String> {
+    let mut wanted = BTreeMap::new();
+    for device in devices.iter().filter(|_| !homes.is_empty()) {
+        let node =
+            host.pci_devices.iter().find(|known| known.address == device.host).and_then(|known| known.node);
+        if let (Some(address), Some(node)) = (device.guest, node) {
+            wanted.insert(address, node);
+        }
+    }
+    for (address, node) in told {
+        match wanted.remove(address) {
+            None => {
+                return Some(format!("{address} is told node {node}, and is no device whose node is known"));
+            }
+            Some(at) if !is_nearest(host, homes, at, *node) => {
+                return Some(format!("{address} on host node {at} is told node {node}"));
+            }
+            Some(_) => {}
+        }
+    }
+    wanted.keys().next().map(|address| format!("{address} is not told its node"))
 }
 
 /// Are these the distances between the homes of `count` guest nodes?

@@ -1,13 +1,14 @@
 //! The simulated truth: machines, their threads and their guests. A daemon sees of it what the simulated shell shows it.
 
 use crate::{
-    host::{CPUS_PER_NODE, Host, NODES},
+    host::{self, CPUS_PER_NODE, Host, NODES},
     rng::Rng,
 };
 use std::collections::{BTreeMap, VecDeque};
 use vnuma_placement::{Publication, world::StopReason};
 use vnuma_topology::{
-    ApicId, CpuSet, GuestNode, GuestNodeId, HostNodeId, MemoryBacking, Vcpu, VcpuLocation, VmDescription,
+    ApicId, CpuSet, GuestNode, GuestNodeId, HostNodeId, MemoryBacking, PciAddress, Vcpu, VcpuLocation,
+    VmDescription, VmDevice,
 };
 
 /// A handle's place in the list of all handles.
@@ -98,6 +99,8 @@ pub struct Machine {
     pub next_apic: ApicId,
     /// Free slots of guest nodes.
     pub spare: BTreeMap<GuestNodeId, u32>,
+    /// Functions of the host that it has, by their bus in the guest; 0 where firmware has not numbered it yet.
+    pub functions: Vec<(u8, String)>,
     /// The topology channel's device, if it is plugged.
     pub device: Option<Device>,
     /// Its guest.
@@ -135,7 +138,23 @@ impl Machine {
             guest_nodes: self.nodes.iter().enumerate().map(node).collect(),
             vcpus: self.listed_vcpus(),
             spare_slots: self.spare.clone(),
-            devices: Vec::new(),
+            devices: self.functions.iter().map(Self::function).collect(),
+        }
+    }
+
+    fn function((bus, host): &(u8, String)) -> VmDevice {
+        let guest = (*bus > 0).then_some(PciAddress { segment: 0, bus: *bus, devfn: 0 });
+        VmDevice { host: host.clone(), guest }
+    }
+
+    /// A function is plugged into a port that is free, or one is unplugged.
+    pub fn change_functions(&mut self, rng: &mut Rng) {
+        if self.functions.is_empty() || self.functions.len() < 4 && rng.chance(500) {
+            let free = (0..6).find(|bus| self.functions.iter().all(|(used, _)| used != bus));
+            self.functions.extend(free.map(|bus| (bus, host::function(rng.within(0..64) as u32))));
+        } else {
+            let at = rng.index(self.functions.len());
+            self.functions.remove(at);
         }
     }
 
@@ -314,6 +333,7 @@ impl World {
             nodes,
             vcpus: BTreeMap::new(),
             next_apic: 0,
+            functions: Vec::new(),
             device: None,
             guest: Guest {
                 driver,
@@ -326,6 +346,9 @@ impl World {
         for _ in 0..rng.within(1..9) {
             let node = rng.index(machine.nodes.len()) as u32;
             self.plug(slot, &mut machine, node, rng, now_ns);
+        }
+        for _ in 0..rng.within(0..3) {
+            machine.change_functions(rng);
         }
         machine.boot(now_ns);
         let place = &mut self.places[slot];
