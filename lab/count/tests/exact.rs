@@ -18,7 +18,11 @@ struct Server(Lab);
 
 impl Server {
     fn boot(counters: &str) -> Self {
-        let lab = Lab::boot_with("2n4c", Some(&counters.parse().unwrap())).unwrap();
+        Self::boot_machine("2n4c", counters)
+    }
+
+    fn boot_machine(machine: &str, counters: &str) -> Self {
+        let lab = Lab::boot_with(machine, Some(&counters.parse().unwrap())).unwrap();
         println!("server with {counters}: boot {:?}", lab.boot_time());
         Self(lab)
     }
@@ -172,13 +176,31 @@ fn devices(server: &Server, checks: &mut Checks) {
     let find = "for d in /sys/bus/pci/devices/*; do \
                 test $(cat $d/numa_node) = 1 && grep -q 0x010802 $d/class && echo $d/resource0; done";
     let device = server.sh(find);
-    let device = device.trim();
     // Of an NVMe disk; a write of 0 changes nothing.
     const INTERRUPT_MASK_SET: usize = 0xc;
-    for (cpu, class, far) in [(0, 1, "far"), (2, 0, "near")] {
+    registers(server, checks, device.trim(), INTERRUPT_MASK_SET, [0, 2]);
+}
+
+/// A virtual function is on the node of its physical one, and so are accesses to it. Its registers are elsewhere than those.
+#[test]
+fn virtual_functions_count_as_the_physical_one() {
+    let server = Server::boot_machine("2n6c-iommu", "broadwell-2s");
+    let make = "modprobe igb; for d in /sys/bus/pci/devices/*; do \
+                test $(cat $d/numa_node) = 1 && test -e $d/sriov_numvfs || continue; \
+                echo 0 > $d/sriov_drivers_autoprobe; echo 2 > $d/sriov_numvfs; echo $d/virtfn1/resource0; break; done";
+    let device = server.sh(make);
+    // Nothing is there, so that a write changes nothing.
+    const UNUSED: usize = 0x800;
+    let mut checks = Checks::default();
+    registers(&server, &mut checks, device.trim(), UNUSED, [0, 3]);
+    checks.done();
+}
+
+/// Reads of a device of node 1, and writes of 0 to a register, by a CPU of each node.
+fn registers(server: &Server, checks: &mut Checks, device: &str, register: usize, cpus: [u32; 2]) {
+    for (cpu, class, far) in [(cpus[0], 1, "far"), (cpus[1], 0, "near")] {
         for kind in ["reads", "writes"] {
-            let write =
-                if kind == "writes" { format!("--write {INTERRUPT_MASK_SET}") } else { String::new() };
+            let write = if kind == "writes" { format!("--write {register}") } else { String::new() };
             let counted = server.load_on(cpu, &format!("mmio --device {device} --times 20000 {write}"));
             let count = |kind: &str, by: &str, at: usize| {
                 counted.0["counts"][format!("mmio_{kind}_by_{by}")][at].as_f64().unwrap()
