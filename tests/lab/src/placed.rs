@@ -5,9 +5,12 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
-use vnuma_scenario::{HANG_LIMIT, Process, Vm, output, vcpu_threads, vnumactl, vnumad, wait_for};
+use vnuma_scenario::{
+    HANG_LIMIT, PCI_DEVICES, Process, Vm, device_of_class, output, pass_through, vcpu_threads, vnumactl,
+    vnumad, wait_for,
+};
 
 const NAME: &str = "placed";
 /// VMs do not run on CPU 0 of the lab's server.
@@ -17,7 +20,6 @@ const DOMAIN: &str = "/root/placed.xml";
 /// QEMU has the rights and the files that it has in the lab.
 const QEMU_CONF: &str = "user = \"root\"\ngroup = \"root\"\nnamespaces = []\n";
 const HUGE_PAGES: &str = "/dev/hugepages";
-pub const DEVICES: &str = "/sys/bus/pci/devices";
 /// Of an NVMe disk.
 pub const CLASS: &str = "0x010802";
 const PAGE_BYTES: u64 = 2 << 20;
@@ -26,7 +28,7 @@ const PAGES: u64 = 200;
 const SHAPE: [&str; 6] = ["--vcpus", "3", "--memory", "512M", "--hugepages", "2M"];
 
 pub fn run() -> Result<()> {
-    let device = device_of_class(CLASS)?;
+    let device = device_of_class(CLASS)?.address;
     pass_through(&device)?;
     for node in 0..2 {
         let pool = format!("/sys/devices/system/node/node{node}/hugepages/hugepages-2048kB/nr_hugepages");
@@ -86,7 +88,8 @@ fn libvirt(device: &str) -> Result<()> {
 
 /// A process has the IOMMU group of a device open.
 fn expect_group_of(device: &str, pid: i32) -> Result<()> {
-    let group = fs::read_link(Path::new(DEVICES).join(device).join("iommu_group")).context("IOMMU group")?;
+    let group =
+        fs::read_link(Path::new(PCI_DEVICES).join(device).join("iommu_group")).context("IOMMU group")?;
     let file = Path::new("/dev/vfio").join(group.file_name().context("no name")?);
     let directory = format!("/proc/{pid}/fd");
     let mut open = Vec::new();
@@ -115,34 +118,6 @@ fn start_libvirt() -> Result<[Process; 2]> {
     let daemons = [start("virtlogd")?, start("libvirtd")?];
     wait_for("libvirt to answer", HANG_LIMIT, || Ok(virsh(&["version"]).is_ok()))?;
     Ok(daemons)
-}
-
-/// The server's device of a class for guests.
-pub fn device_of_class(class: &str) -> Result<String> {
-    for entry in fs::read_dir(DEVICES).context(DEVICES)? {
-        let entry = entry?;
-        if fs::read_to_string(entry.path().join("class"))?.trim() == class {
-            return Ok(entry.file_name().to_string_lossy().into_owned());
-        }
-    }
-    anyhow::bail!("{DEVICES}: no device of class {class}")
-}
-
-/// Gives a device to VFIO.
-pub fn pass_through(address: &str) -> Result<()> {
-    output("modprobe", &["-a", "vfio-pci", "vfio_iommu_type1"])?;
-    let device = Path::new(DEVICES).join(address);
-    let write =
-        |path: PathBuf, text: &str| fs::write(&path, text).with_context(|| path.display().to_string());
-    write(device.join("driver_override"), "vfio-pci")?;
-    if device.join("driver").exists() {
-        write(device.join("driver/unbind"), address)?;
-    }
-    write("/sys/bus/pci/drivers_probe".into(), address)?;
-    let driver = fs::read_link(device.join("driver")).context("driver of the device")?;
-    ensure!(driver.ends_with("vfio-pci"), "{address} has the driver {}", driver.display());
-    ensure!(device.join("iommu_group").exists(), "{address} has no IOMMU group");
-    Ok(())
 }
 
 /// Places the VM, and starts what was printed.
@@ -257,7 +232,7 @@ fn expect_guest(vm: &Vm, placement: &Value) -> Result<()> {
     let devices = placement["devices"].as_array().context("no devices")?;
     ensure!(devices.len() == 1 && devices[0]["local"] == true, "not local: {devices:?}");
     let script = format!(
-        "cd {DEVICES} && for d in *; do test $(cat $d/class) = {CLASS} && cat $d/numa_node; done; true"
+        "cd {PCI_DEVICES} && for d in *; do test $(cat $d/class) = {CLASS} && cat $d/numa_node; done; true"
     );
     let node = vm.exec(&["sh", "-c", &script])?;
     let expected = devices[0]["guest_node"].to_string();

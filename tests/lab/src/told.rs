@@ -4,10 +4,13 @@
 
 use crate::guest::{check_kernel_log, detach, equip};
 use crate::memory::share;
-use crate::placed::{CLASS as DISK_CLASS, DEVICES, device_of_class, pass_through};
+use crate::placed::CLASS as DISK_CLASS;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
-use vnuma_scenario::{HANG_LIMIT, Monitor, Process, Vm, output, vnumactl, vnumad, wait_for};
+use vnuma_scenario::{
+    HANG_LIMIT, Monitor, PCI_DEVICES, Process, Vm, device_of_class, output, pass_through, vnumactl, vnumad,
+    wait_for,
+};
 
 const NAME: &str = "told";
 /// Of a network card.
@@ -23,7 +26,7 @@ const MOST: f64 = 0.98;
 const PORT: &str = "vnuma1";
 
 pub fn run() -> Result<()> {
-    let (disk, card) = (device_of_class(DISK_CLASS)?, device_of_class(CARD_CLASS)?);
+    let (disk, card) = (device_of_class(DISK_CLASS)?.address, device_of_class(CARD_CLASS)?.address);
     pass_through(&disk)?;
     pass_through(&card)?;
     let daemon = vnumad(&[])?;
@@ -36,7 +39,7 @@ pub fn run() -> Result<()> {
     wait_until_shown(&disk, DISK_NODE, DISK_NODE, "true")?;
     println!("the disk that it booted with is on the guest node of its home");
 
-    plug(&vm, "card", &card, PORT)?;
+    vm.plug("card", &card, PORT)?;
     wait_for_node(&vm, CARD_CLASS, CARD_NODE)?;
     wait_until_shown(&card, CARD_NODE, CARD_NODE, "true")?;
     expect_node(&vm, DISK_CLASS, DISK_NODE as i64)?;
@@ -85,23 +88,17 @@ fn follows_home(vm: &Vm, disk: &str) -> Result<()> {
         output("migratepages", &[&vm.pid.to_string(), "1", "0"])?;
         Ok(share(vm, 0)? > MOST)
     })?;
-    plug(vm, "disk", disk, PORT)?;
+    vm.plug("disk", disk, PORT)?;
     wait_for_node(vm, DISK_CLASS, 0)?;
     wait_until_shown(disk, DISK_NODE, 0, "approximate")?;
     println!("its memory was moved: the disk is on the guest node that is nearest");
     Ok(())
 }
 
-fn plug(vm: &Vm, id: &str, address: &str, bus: &str) -> Result<()> {
-    let arguments = json!({"driver": "vfio-pci", "id": id, "host": address, "bus": bus});
-    let mut monitor = Monitor::connect(&vm.monitor())?;
-    monitor.execute(&json!({"execute": "device_add", "arguments": arguments})).map(drop)
-}
-
 /// What the guest's kernel says of its devices of a class that are passed through.
 fn nodes(vm: &Vm, class: &str) -> Result<Vec<i64>> {
     let script = format!(
-        "cd {DEVICES} && for d in *; do test $(cat $d/class) = {class} && cat $d/numa_node; done; true"
+        "cd {PCI_DEVICES} && for d in *; do test $(cat $d/class) = {class} && cat $d/numa_node; done; true"
     );
     let text = vm.exec(&["sh", "-c", &script])?;
     text.lines().map(|line| line.trim().parse().with_context(|| format!("numa_node is {line:?}"))).collect()

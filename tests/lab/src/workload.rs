@@ -8,10 +8,10 @@
 //! | `file` | a UIO file that it has open, which drives the disk | the root | node 1 |
 //! | `other` | nothing | the root | stays |
 
-use crate::placed::{CLASS as DISK_CLASS, DEVICES};
+use crate::placed::CLASS as DISK_CLASS;
 use anyhow::{Context, Result, ensure};
 use std::collections::BTreeMap;
-use vnuma_scenario::{HANG_LIMIT, Process, Vm, wait_for};
+use vnuma_scenario::{HANG_LIMIT, PCI_DEVICES, Process, Vm, wait_for};
 
 const PROGRAM: &str = "/root/vnuma-guest";
 /// Where both are on the server.
@@ -70,7 +70,7 @@ fn start_processes(vm: &Vm, card_class: &str) -> Result<()> {
     let script = format!(
         "set -e; cd /root
         modprobe -a e1000e uio_pci_generic
-        for d in {DEVICES}/*; do
+        for d in {PCI_DEVICES}/*; do
             if test $(cat $d/class) = {card_class}; then
                 for link in $d/net/*; do ip link set ${{link##*/}} up; done
                 for irq in $d/msi_irqs/*; do echo {ALL} > /proc/irq/${{irq##*/}}/smp_affinity_list; done
@@ -104,7 +104,7 @@ fn state(vm: &Vm, card_class: &str) -> Result<BTreeMap<String, String>> {
             echo $name $(grep -h Cpus_allowed_list /proc/$(cat $name.pid)/task/*/status | cut -f 2 | sort -u)
         done
         echo cpuset $(cat /sys/fs/cgroup/group/cpuset.cpus)
-        for d in {DEVICES}/*; do
+        for d in {PCI_DEVICES}/*; do
             test $(cat $d/class) = {card_class} || continue
             echo interrupts $(for irq in $d/msi_irqs/*; do cat /proc/irq/${{irq##*/}}/smp_affinity_list; done | sort -u)
         done

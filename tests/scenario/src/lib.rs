@@ -9,6 +9,7 @@ use std::time::Duration;
 /// Only a limit for tests that hang.
 pub const HANG_LIMIT: Duration = Duration::from_secs(120);
 
+mod devices;
 mod monitor;
 mod nodes;
 mod place;
@@ -16,6 +17,7 @@ mod process;
 mod replug;
 mod vm;
 
+pub use devices::{HostDevice, PCI_DEVICES, device_of_class, host_devices, pass_through};
 pub use monitor::Monitor;
 pub use nodes::{Nodes, home_nodes};
 pub use place::{DIRECTORY, vnumactl_command};
