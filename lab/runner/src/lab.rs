@@ -147,6 +147,11 @@ impl Lab {
     /// Boots servers of these profiles side by side, with a network between them: `server0`, `server1` ... by name, in
     /// this order. The network goes with the first.
     pub fn boot_cluster(profiles: &[&str]) -> Result<Vec<Self>, LabError> {
+        Self::boot_cluster_with(profiles, None)
+    }
+
+    /// The same, and the first one has hardware counters, if they are given.
+    pub fn boot_cluster_with(profiles: &[&str], counters: Option<&Counters>) -> Result<Vec<Self>, LabError> {
         let count = profiles.len();
         if !(1..=MOST_SERVERS).contains(&count) {
             return Err(LabError::Servers(count));
@@ -158,9 +163,9 @@ impl Lab {
         std::thread::scope(|scope| {
             let boot = |(number, &profile)| {
                 let member = Some(Member::new(directory.clone(), number, count));
-                scope.spawn(move || {
-                    Self::boot_server(&Server { profile, counters: None, init: Init::Fast, member })
-                })
+                let counters = counters.filter(|_| number == 0);
+                scope
+                    .spawn(move || Self::boot_server(&Server { profile, counters, init: Init::Fast, member }))
             };
             let boots: Vec<_> = profiles.iter().enumerate().map(boot).collect();
             let booted: Vec<_> = boots.into_iter().map(|boot| boot.join()).collect();

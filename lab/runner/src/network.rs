@@ -9,7 +9,7 @@ use crate::run_directory::RunDirectory;
 /// Addresses of VMs have the server's number in their third part.
 pub(crate) const MOST_SERVERS: usize = 16;
 /// Number of the hub; those of a profile's devices are smaller.
-const HUB: usize = 100;
+pub(crate) const HUB: usize = 100;
 
 /// A server in a network.
 #[derive(Clone)]

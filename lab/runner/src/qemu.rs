@@ -5,7 +5,7 @@ use std::process::Command;
 
 use vnuma_lab_agent::{MONITOR_PORT, PORT_PREFIX, PORTS};
 
-use crate::network::Member;
+use crate::network::{self, Member};
 use crate::profile::{Device, DeviceModel, Profile};
 
 /// The program in the image.
@@ -28,8 +28,8 @@ const KERNEL_ECONOMY: &str = "mitigations=off cryptomgr.notests init_on_alloc=0 
 const FIRST_BUS: usize = 0x20;
 const BUSES_PER_NODE: usize = 8;
 
-/// The network of all cards with virtual functions. Others have one each.
-const IGB_HUB: usize = 100;
+/// The network of all cards with virtual functions: that of the servers, if there are several. Others have one each.
+const IGB_HUB: usize = network::HUB;
 
 /// What runs the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
