@@ -96,7 +96,7 @@ fn forward_answers(mut inputs: HashMap<u32, ChildStdin>) {
 }
 
 /// Binds the caller to a CPU and returns its x2APIC id (CPUID leaf 0xb, EDX).
-fn bind(cpu: usize) -> Result<u32> {
+pub fn bind(cpu: usize) -> Result<u32> {
     let mut only = CpuSet::new();
     only.set(cpu)?;
     sched_setaffinity(Pid::from_raw(0), &only).with_context(|| format!("binding to CPU {cpu}"))?;
@@ -161,13 +161,13 @@ fn send(kind: Kind, apic_id: u32, pages: Vec<Page>) -> Result<()> {
 }
 
 /// Anonymous memory in 4 KiB pages, never merged into huge ones.
-struct Arena {
+pub struct Arena {
     start: *mut u8,
     pages: usize,
 }
 
 impl Arena {
-    fn new(pages: usize) -> Result<Self> {
+    pub fn new(pages: usize) -> Result<Self> {
         let bytes = pages * PAGE_SIZE;
         // SAFETY: a new private mapping at an address of the kernel's choice touches no other memory.
         let start = unsafe {
@@ -209,7 +209,7 @@ impl Arena {
     }
 
     /// Writes one byte of each page; the time stamp counter before and after each.
-    fn touch(&mut self, first: usize, count: usize) -> Vec<(u64, u64)> {
+    pub fn touch(&mut self, first: usize, count: usize) -> Vec<(u64, u64)> {
         (first..first + count)
             .map(|page| {
                 let address = self.address(page);
@@ -224,7 +224,7 @@ impl Arena {
     }
 
     /// Where the touched pages lie in guest physical memory.
-    fn locate(&self, pagemap: &File, first: usize, times: &[(u64, u64)]) -> Result<Vec<Page>> {
+    pub fn locate(&self, pagemap: &File, first: usize, times: &[(u64, u64)]) -> Result<Vec<Page>> {
         let mut entries = vec![0u8; times.len() * 8];
         let offset = self.address(first) as usize / PAGE_SIZE * 8;
         pagemap.read_exact_at(&mut entries, offset as u64).context("/proc/self/pagemap")?;

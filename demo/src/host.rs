@@ -1,6 +1,7 @@
 //! The demonstration from start to end, on the lab server.
 
 use crate::checker::{Checker, GUEST_PROGRAM, Sample};
+use crate::device;
 use crate::judge::{is_local, judge, moves, touches};
 use crate::locations::{Clock, Locations, Trace, tsc};
 use crate::picture;
@@ -16,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use vnuma_scenario::{
-    HANG_LIMIT, Nodes, Process, Vm, home_nodes, output, vnumactl, vnumad_logging_to, wait_for,
+    HANG_LIMIT, HostDevice, Nodes, Process, Vm, home_nodes, output, vnumactl, vnumad_logging_to, wait_for,
 };
 
 /// A line of progress at least so often, and about so many lines.
@@ -121,10 +122,13 @@ fn play(arguments: &Arguments) -> Result<()> {
     let nodes = Nodes::read()?;
     let shape = Shape::new(arguments, home_nodes(Path::new("/"))?.len());
     say("starting vnumad and two identical VMs");
-    let (daemon, vms) = std::thread::scope(|scope| {
+    let (daemon, device, vms) = std::thread::scope(|scope| {
         let daemon = scope.spawn(|| vnumad_logging_to(&arguments.log, &[]));
+        // No device is taken from a machine that is not the lab's.
+        let device = scope.spawn(|| (!arguments.on_this_machine).then(device::prepare).transpose());
         let vms = Vm::start_all(&VMS.map(|name| (name, shape.arguments.as_slice())));
-        (daemon.join().expect("the thread does not panic"), vms)
+        let (daemon, device) = (daemon.join(), device.join());
+        (daemon.expect("the thread does not panic"), device.expect("the thread does not panic"), vms)
     });
     let _daemon = daemon?;
     let vms: [Vm; 2] = vms?.try_into().map_err(|_| anyhow!("not two VMs"))?;
@@ -134,7 +138,8 @@ fn play(arguments: &Arguments) -> Result<()> {
         let puts = vms.each_ref().map(|vm| scope.spawn(move || vm.put(program, GUEST_PROGRAM)));
         puts.into_iter().try_for_each(|put| put.join().expect("the thread does not panic"))
     })?;
-    play_with(arguments, &vms, &nodes, shape.vcpus).map_err(|error| {
+    let device = device.context("a device for a VM")?;
+    play_with(arguments, &vms, &nodes, (shape.vcpus, device.as_ref())).map_err(|error| {
         for vm in &vms {
             eprintln!("{}", vm.end_of_console());
         }
@@ -159,12 +164,23 @@ pub struct GuestStopped {
     how: &'static str,
 }
 
-fn play_with(arguments: &Arguments, vms: &[Vm; 2], nodes: &Nodes, vcpus: usize) -> Result<()> {
+fn play_with(
+    arguments: &Arguments,
+    vms: &[Vm; 2],
+    nodes: &Nodes,
+    (vcpus, device): (usize, Option<&HostDevice>),
+) -> Result<()> {
+    say("attaching one of them and loading vnuma.ko into its guest");
     attach(&vms[0], &arguments.driver)?;
     let guest_kernel = vms[0].exec(&["uname", "-r"])?.trim().to_owned();
 
     let observed = Observed::new(arguments, vms, nodes)?;
-    let report = observed.report(configuration(arguments, nodes, vcpus, guest_kernel)?, vms)?;
+    let told = device.map(|device| {
+        say("the static VM gets a disk that is passed through, and is attached, too");
+        device::told(&vms[1], device, || attach(&vms[1], &arguments.driver))
+    });
+    let configuration = configuration(arguments, nodes, vcpus, guest_kernel)?;
+    let report = Report { told: told.transpose()?, ..observed.report(configuration, vms)? };
     write(&arguments.report, &(serde_json::to_string_pretty(&report)? + "\n"))?;
     write(&arguments.picture, &svg(&report)?)?;
     println!("\n{}\n\n{report}", picture::text(&report));
@@ -260,6 +276,7 @@ impl Observed {
             dynamic,
             static_,
             placed: BeforeAfter { cause: self.cause.clone(), ..placed },
+            told: None,
         })
     }
 }
@@ -292,7 +309,6 @@ fn configuration(
 
 /// Attaches the VM, loads the driver into its guest and waits until the guest has taken its topology over.
 fn attach(vm: &Vm, driver: &str) -> Result<()> {
-    say("attaching one of them and loading vnuma.ko into its guest");
     for attempt in 1.. {
         match vm.attach() {
             Ok(()) => break,

@@ -4,13 +4,16 @@
 //! vnumad, lets `vnuma-demo move` (a process that vnumad knows nothing of) move
 //! their vCPUs between host nodes, and runs `vnuma-demo touch` in both guests,
 //! which allocates on what the guest kernel calls the local node. The host then
-//! looks up every one of those pages.
+//! looks up every one of those pages. At the end one of them gets a device that is passed through, and `vnuma-demo buffers` in
+//! its guest takes memory for it, which the host looks up, too.
 //!
 //! The checker shares nothing with vnumad: where a vCPU was comes from the kernel's own
 //! scheduler trace, where a page is from `move_pages(2)`, and both carry the time
 //! stamp counter, the one clock that host and guest have in common.
 
+mod buffers;
 mod checker;
+mod device;
 mod guest;
 mod here;
 mod host;
@@ -49,6 +52,8 @@ enum Command {
     Move(mover::Arguments),
     /// In a guest: allocate without pause, reporting every page on standard output
     Touch(guest::Arguments),
+    /// In a guest: take memory as a driver does for its device, and say where it is
+    Buffers(buffers::Arguments),
 }
 
 /// Status of a run in which a guest has stopped; `make demo` runs that again.
@@ -60,6 +65,7 @@ fn main() -> ExitCode {
         Command::Here(arguments) => here::run(&arguments),
         Command::Move(arguments) => mover::run(&arguments),
         Command::Touch(arguments) => guest::run(&arguments),
+        Command::Buffers(arguments) => buffers::run(&arguments),
     };
     let Err(error) = done else { return ExitCode::SUCCESS };
     eprintln!("Error: {error:?}");

@@ -1,5 +1,6 @@
 //! What the demonstration found: a table for people, a file for programs.
 
+use crate::device::Told;
 use crate::placed::BeforeAfter;
 use crate::series::Series;
 use anyhow::{Result, ensure};
@@ -30,6 +31,8 @@ pub struct Report {
     pub published_to_acknowledged_ms: Percentiles,
     /// The static VM, after a policy has placed its vCPUs.
     pub placed: BeforeAfter,
+    /// The static VM, which was then given a device and attached; none on a machine that is not the lab's.
+    pub told: Option<Told>,
     /// Both VMs over time.
     pub series: Series,
 }
@@ -53,6 +56,10 @@ impl Report {
             dynamic * 100.0,
             static_ * 100.0
         );
+        match &self.told {
+            Some(told) => told.check()?,
+            None => ensure!(on_this_machine, "no device was passed through"),
+        }
         if on_this_machine && self.placed.cause.is_none() { Ok(()) } else { self.placed.check() }
     }
 
@@ -193,6 +200,7 @@ impl fmt::Display for Report {
             row(&format!("{name}, p99"), milliseconds(latency.p99), "never".into())?;
         }
         self.placed.fmt(f)?;
+        self.told.iter().try_for_each(|told| told.fmt(f))?;
         let configuration = &self.configuration;
         write!(
             f,
@@ -212,6 +220,7 @@ impl fmt::Display for Report {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::State;
 
     #[test]
     fn percentiles_are_the_nearest_rank() {
@@ -226,7 +235,11 @@ mod tests {
         let report = |dynamic: (usize, usize), static_: (usize, usize)| {
             let vm = |(stays_followed, stays)| VmReport { stays, stays_followed, ..VmReport::default() };
             let placed = BeforeAfter { local_share_after: 1.0, ..BeforeAfter::default() };
-            Report { dynamic: vm(dynamic), static_: vm(static_), placed, ..Report::default() }
+            let known = State { guest_node: 1, buffers: 4, local_share: 1.0 };
+            let told =
+                Told { host_node: 1, before: State { guest_node: -1, ..State::default() }, after: known };
+            let told = Some(told);
+            Report { dynamic: vm(dynamic), static_: vm(static_), placed, told, ..Report::default() }
         };
         assert!(report((20, 20), (8, 20)).check_claim(false).is_ok());
         assert!(report((14, 20), (8, 20)).check_claim(false).is_ok());
@@ -235,6 +248,11 @@ mod tests {
         {
             assert!(report(dynamic, static_).check_claim(false).is_err(), "{dynamic:?} {static_:?}");
         }
+        let mut without = report((20, 20), (8, 20));
+        without.told = None;
+        assert!(without.check_claim(true).is_ok() && without.check_claim(false).is_err(), "no device");
+        without.told = Some(Told::default());
+        assert!(without.check_claim(true).is_err(), "one that the guest is told nothing of");
         let unmoved = Report { placed: BeforeAfter::default(), ..report((20, 20), (8, 20)) };
         assert!(unmoved.check_claim(false).is_err(), "a policy that does not help");
         assert!(unmoved.check_claim(true).is_ok(), "one that had no reason to");

@@ -23,7 +23,7 @@ const SERVER_REPORT: &str = "/root/report.json";
 const SERVER_PICTURE: &str = "/root/shares.svg";
 const DEFAULT_SECONDS: u64 = 16;
 const DEFAULT_PERIOD_MS: u64 = 3000;
-const DEFAULT_PROFILE: &str = "4n8c";
+const DEFAULT_PROFILE: &str = "4n8c-iommu";
 /// Between two lines while something is built.
 const PROGRESS_PERIOD: Duration = Duration::from_secs(10);
 /// Status of `vnuma-demo host` if the guest of a VM has stopped: its kernel has panicked, or does not go on.

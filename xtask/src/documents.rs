@@ -223,9 +223,13 @@ fn fixed_parts(format: &str) -> Vec<&str> {
 fn printed() -> Vec<String> {
     let [host, report, xtask] = ["demo/src/host.rs", "demo/src/report.rs", "xtask/src/demo.rs"].map(read);
     let [placed, policies] = ["demo/src/placed.rs", "crates/placement/src/scheduling/mod.rs"].map(read);
-    let picture = read("demo/src/picture.rs");
+    let [picture, device] = ["demo/src/picture.rs", "demo/src/device.rs"].map(read);
     let picture = picture.split("#[cfg(test)]").next().expect("the picture's lines");
-    let tables = [(&report, "impl fmt::Display for Report"), (&placed, "impl fmt::Display for BeforeAfter")];
+    let tables = [
+        (&report, "impl fmt::Display for Report"),
+        (&placed, "impl fmt::Display for BeforeAfter"),
+        (&device, "impl fmt::Display for Told"),
+    ];
     let tables = tables.into_iter().flat_map(|(code, begin)| {
         let table = code.split(begin).nth(1).unwrap_or_else(|| panic!("no {begin}"));
         literals(table.split("\n}\n").next().unwrap_or_default())

@@ -341,6 +341,7 @@ mod tests {
             ("2n6c-iommu", 2, 6),
             ("3n4c-hotplug", 3, 4),
             ("4n8c", 4, 8),
+            ("4n8c-iommu", 4, 8),
             ("4n9c", 4, 9),
             ("8n16c", 8, 16),
         ];
@@ -363,8 +364,9 @@ mod tests {
         let error = Profile::load("3n5c").unwrap_err().to_string();
         assert!(
             error.contains("\"3n5c\"")
-                && error
-                    .contains("2n4c, 2n5c, 2n5c-iommu, 2n6c-iommu, 2n8c, 3n4c-hotplug, 4n8c, 4n9c, 8n16c"),
+                && error.contains(
+                    "2n4c, 2n5c, 2n5c-iommu, 2n6c-iommu, 2n8c, 3n4c-hotplug, 4n8c, 4n8c-iommu, 4n9c, 8n16c"
+                ),
             "{error}"
         );
     }
