@@ -1,6 +1,10 @@
 //! Where memory is and how it comes home, in the core by itself: what is seen comes in, orders come out.
 
+#[path = "common/two_nodes.rs"]
+mod two_nodes;
+
 use std::collections::BTreeMap;
+use two_nodes::host;
 use vnuma_api as api;
 use vnuma_daemon::core::{
     Core, Refusal,
@@ -13,26 +17,13 @@ use vnuma_placement::{
     scheduling::memory::MoveMemory,
     world::{MemoryMoved, VmId},
 };
-use vnuma_topology::{
-    BackingMapping, DistanceMatrix, GuestNode, HostNode, HostTopology, MemoryBacking, Vcpu, VmDescription,
-    VmDevice,
-};
+use vnuma_topology::{BackingMapping, GuestNode, MemoryBacking, Vcpu, VmDescription, VmDevice};
 
 const SECOND_NS: u64 = 1_000_000_000;
 const PID: i32 = 100;
 const MIB: u64 = 1 << 20;
 const GIB_KIB: u64 = 1 << 20;
 const SAMPLES: u64 = 1000;
-
-/// Two nodes of four CPUs each.
-fn host() -> HostTopology {
-    let node = |id: u32| HostNode { id, cpus: (id * 4..id * 4 + 4).collect(), ..HostNode::default() };
-    HostTopology {
-        nodes: vec![node(0), node(1)],
-        distances: DistanceMatrix::new(vec![vec![10, 21], vec![21, 10]]).expect("square"),
-        ..HostTopology::default()
-    }
-}
 
 /// A VM with two guest nodes, at home on nodes 0 and 1.
 fn description() -> VmDescription {

@@ -1,7 +1,11 @@
 //! Memory that goes to its vCPUs, in the core by itself: periods in, orders out. The mover here does what it is told, or
 //! something else.
 
+#[path = "common/two_nodes.rs"]
+mod two_nodes;
+
 use std::{collections::BTreeMap, sync::Arc};
+use two_nodes::host;
 use vnuma_api as api;
 use vnuma_daemon::core::{
     Core,
@@ -17,10 +21,7 @@ use vnuma_placement::{
         Accesses, Counted, HostReading, MemoryMoved, MemoryRange, MemoryReading, VcpuReading, VmId, VmReading,
     },
 };
-use vnuma_topology::{
-    CpuLayout, CpuSet, DistanceMatrix, GuestNode, HostNode, HostTopology, MemoryBacking, Vcpu, VcpuLocation,
-    VmDescription,
-};
+use vnuma_topology::{CpuLayout, CpuSet, GuestNode, MemoryBacking, Vcpu, VcpuLocation, VmDescription};
 
 const SECOND_NS: u64 = 1_000_000_000;
 const PID: i32 = 100;
@@ -29,16 +30,6 @@ const GIB_KIB: u64 = 1 << 20;
 
 fn set(list: &str) -> CpuSet {
     list.parse().expect("a list")
-}
-
-/// Two nodes of four CPUs each.
-fn host() -> HostTopology {
-    let node = |id: u32| HostNode { id, cpus: (id * 4..id * 4 + 4).collect(), ..HostNode::default() };
-    HostTopology {
-        nodes: vec![node(0), node(1)],
-        distances: DistanceMatrix::new(vec![vec![10, 21], vec![21, 10]]).expect("square"),
-        ..HostTopology::default()
-    }
 }
 
 /// A VM with two guest nodes, whose unbound memory lies on these host nodes, and two vCPUs.

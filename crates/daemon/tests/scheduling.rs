@@ -3,7 +3,11 @@
 #[path = "scheduling/scx_vnuma.rs"]
 mod scx_vnuma;
 
+#[path = "common/two_nodes.rs"]
+mod two_nodes;
+
 use std::{collections::BTreeMap, sync::Arc};
+use two_nodes::host;
 use vnuma_api as api;
 use vnuma_daemon::core::{
     Core, Refusal,
@@ -15,26 +19,13 @@ use vnuma_placement::{
     world::{Accesses, Counted, HostReading, Mechanism, RequestId, VcpuReading, VmId, VmReading},
 };
 use vnuma_process::ActError;
-use vnuma_topology::{
-    CpuLayout, CpuSet, DistanceMatrix, GuestNode, HostNode, HostTopology, MemoryBacking, Vcpu, VcpuLocation,
-    VmDescription,
-};
+use vnuma_topology::{CpuLayout, CpuSet, GuestNode, MemoryBacking, Vcpu, VcpuLocation, VmDescription};
 
 const SECOND_NS: u64 = 1_000_000_000;
 const PID: i32 = 100;
 
 fn set(list: &str) -> CpuSet {
     list.parse().expect("a list")
-}
-
-/// Two nodes of four CPUs each.
-fn host() -> HostTopology {
-    let node = |id: u32| HostNode { id, cpus: (id * 4..id * 4 + 4).collect(), ..HostNode::default() };
-    HostTopology {
-        nodes: vec![node(0), node(1)],
-        distances: DistanceMatrix::new(vec![vec![10, 21], vec![21, 10]]).expect("square"),
-        ..HostTopology::default()
-    }
 }
 
 /// A VM with two guest nodes at home on both host nodes, and two vCPUs.
