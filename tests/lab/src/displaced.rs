@@ -131,7 +131,8 @@ fn come_home(vm: &Vm, cause: &str) -> Result<()> {
     })?;
     let last = &moves["last"];
     let reason = last["policy"] == "both" && last["cause"].as_str().is_some_and(|cause| !cause.is_empty());
-    ensure!(reason && last["to"] == MEMORY && last["guest_node"] == 0, "{cause}: the reason: {last}");
+    // It may be one of guest node 1, whose few pages come home after those of node 0.
+    ensure!(reason && last["to"] == MEMORY, "{cause}: the reason: {last}");
     println!(
         "{cause}: at home again, {} MiB by {} moves; held for {} us at most (measured, emulated)",
         moves["bytes"].as_u64().unwrap_or(0) / MIB,
