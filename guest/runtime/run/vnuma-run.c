@@ -35,23 +35,28 @@
 struct plan {
 	const char *libraries;		/* folder of the overlays */
 	bool parallel;
+	bool jemalloc;
 	bool dry_run;
-	char preload[PATH_MAX + 32];	/* "": nothing is preloaded */
+	bool overlay;			/* the one of libnuma is preloaded */
+	char preload[2 * PATH_MAX + 64];	/* "": nothing is preloaded */
 	char notes[MAX_NOTES][2 * PATH_MAX];
 	int nr_notes;
 };
 
 static const char usage[] =
-	"Usage: vnuma-run [--gc parallel] [--libraries DIR] [--dry-run] PROGRAM [ARGUMENT...]\n"
+	"Usage: vnuma-run [--gc parallel] [--allocator jemalloc] [--libraries DIR] [--dry-run]\n"
+	"                 PROGRAM [ARGUMENT...]\n"
 	"\n"
 	"Starts a program so that it follows the NUMA topology as it is now.\n"
 	"\n"
-	"      --gc parallel    the program is a Java VM; use ParallelGC with its NUMA support\n"
-	"      --libraries DIR  where numa/libnuma.so.1 and hotspot/libnuma.so.1 are\n"
-	"                       [default: " VNUMA_LIBRARIES "]\n"
-	"      --dry-run        print what would be set, and start nothing\n"
-	"  -h, --help           print this\n"
-	"  -V, --version        print the version\n";
+	"      --gc parallel         the program is a Java VM; use ParallelGC with its NUMA support\n"
+	"      --allocator jemalloc  malloc() is jemalloc's, with arenas of the thread's node\n"
+	"      --libraries DIR       where numa/libnuma.so.1, hotspot/libnuma.so.1 and\n"
+	"                            jemalloc/libvnuma-jemalloc.so are\n"
+	"                            [default: " VNUMA_LIBRARIES "]\n"
+	"      --dry-run             print what would be set, and start nothing\n"
+	"  -h, --help                print this\n"
+	"  -V, --version             print the version\n";
 
 /* What could not be done. The program runs all the same, as it would have without vnuma-run. */
 static void note(struct plan *plan, const char *format, ...)
@@ -168,28 +173,32 @@ static bool can_preload(struct plan *plan, const char *path)
 	return false;
 }
 
-/* The overlay, if it and what it needs are there. */
-static bool find_overlay(struct plan *plan)
+/* Preloads a library of ours, if it and the one that it stands before are there. */
+static bool add_library(struct plan *plan, const char *name, const char *before, const char *else_what)
 {
-	const char *folder = plan->parallel ? "hotspot" : "numa";
-	int length = snprintf(plan->preload, sizeof(plan->preload), "%s/%s/libnuma.so.1",
-			      plan->libraries, folder);
+	size_t used = strlen(plan->preload);
 	const char *missing = NULL;
+	char path[PATH_MAX];
 
-	if (length >= (int)sizeof(plan->preload))
-		plan->preload[0] = '\0';
-	else if (access(plan->preload, R_OK))
-		missing = plan->preload;
-	else if (access(VNUMA_REAL_LIBNUMA, R_OK))
-		missing = VNUMA_REAL_LIBNUMA;
+	if (snprintf(path, sizeof(path), "%s/%s", plan->libraries, name) >= (int)sizeof(path)) {
+		note(plan, "%s/%s: %s", plan->libraries, name, strerror(ENAMETOOLONG));
+		return false;
+	}
+	if (access(path, R_OK))
+		missing = path;
+	else if (access(before, R_OK))
+		missing = before;
+	if (missing) {
+		note(plan, "%s: %s: %s", missing, strerror(errno), else_what);
+		return false;
+	}
 	/* LD_PRELOAD has no way to quote them. */
-	else if (strpbrk(plan->preload, ": "))
-		note(plan, "%s: a path with a colon or a space cannot be preloaded", plan->preload);
-	else
-		return true;
-	if (missing)
-		note(plan, "%s: %s: libnuma answers as it always does", missing, strerror(errno));
-	return false;
+	if (strpbrk(path, ": ")) {
+		note(plan, "%s: a path with a colon or a space cannot be preloaded", path);
+		return false;
+	}
+	snprintf(plan->preload + used, sizeof(plan->preload) - used, "%s%s", used ? ":" : "", path);
+	return true;
 }
 
 static void make_plan(struct plan *plan, const char *path)
@@ -197,8 +206,13 @@ static void make_plan(struct plan *plan, const char *path)
 	struct vnuma *topology;
 	int err;
 
-	if (!can_preload(plan, path) || !find_overlay(plan))
-		plan->preload[0] = '\0';
+	if (can_preload(plan, path)) {
+		plan->overlay = add_library(plan, plan->parallel ? "hotspot/libnuma.so.1" : "numa/libnuma.so.1",
+					    VNUMA_REAL_LIBNUMA, "libnuma answers as it always does");
+		if (plan->jemalloc)
+			add_library(plan, "jemalloc/libvnuma-jemalloc.so", VNUMA_REAL_JEMALLOC,
+				    "malloc() is the program's own");
+	}
 	err = vnuma_open(&topology);
 	if (err) {
 		note(plan, "the topology cannot be read: %s", strerror(-err));
@@ -230,7 +244,7 @@ static int apply(const struct plan *plan)
 	if (plan->preload[0] && put_before(plan, "LD_PRELOAD", plan->preload, ':'))
 		return -1;
 	/* The flags are worth nothing to a Java VM that does not follow. */
-	if (plan->parallel && plan->preload[0] &&
+	if (plan->parallel && plan->overlay &&
 	    put_before(plan, "JAVA_TOOL_OPTIONS", PARALLEL_FLAGS, ' '))
 		return -1;
 	return 0;
@@ -263,6 +277,7 @@ int main(int argc, char **argv)
 {
 	static const struct option options[] = {
 		{ "gc", required_argument, NULL, 'g' },
+		{ "allocator", required_argument, NULL, 'a' },
 		{ "libraries", required_argument, NULL, 'l' },
 		{ "dry-run", no_argument, NULL, 'n' },
 		{ "help", no_argument, NULL, 'h' },
@@ -279,6 +294,11 @@ int main(int argc, char **argv)
 			if (strcmp(optarg, "parallel"))
 				return fail(STATUS_OWN, "--gc %s: only parallel is known", optarg);
 			plan.parallel = true;
+			break;
+		case 'a':
+			if (strcmp(optarg, "jemalloc"))
+				return fail(STATUS_OWN, "--allocator %s: only jemalloc is known", optarg);
+			plan.jemalloc = true;
 			break;
 		case 'l':
 			plan.libraries = optarg;

@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# vnuma-run on programs of all kinds: run-test.sh BUILD, with vnuma-run and the overlays in BUILD.
+# vnuma-run on programs of all kinds: run-test.sh BUILD LIBNUMA JEMALLOC, with vnuma-run and its libraries in BUILD.
 set -eu
 build=$(realpath "$1")
 real=$2
@@ -56,6 +56,22 @@ says out "LD_PRELOAD=$build/hotspot/libnuma.so.1"
 says out 'JAVA_TOOL_OPTIONS=-XX:+UseParallelGC -XX:+UseNUMA -Xmx1g'
 try 125 --gc g1 true
 says err '--gc g1: only parallel is known'
+
+# Allocators.
+jemalloc=$3
+try 0 --allocator jemalloc --dry-run true
+if [ -e "$jemalloc" ]; then
+	says out "$preload:$build/jemalloc/libvnuma-jemalloc.so"
+	try 0 --allocator jemalloc cat /proc/self/maps
+	grep -q "$build/jemalloc/libvnuma-jemalloc.so" "$dir/out" || fail "malloc() is not ours"
+	grep -q "$(realpath "$jemalloc")" "$dir/out" || fail "jemalloc is not loaded"
+else
+	says out "$preload"
+	says err "$jemalloc: No such file or directory: malloc() is the program's own"
+fi
+try 125 --allocator tcmalloc true
+says err '--allocator tcmalloc: only jemalloc is known'
+
 try 125 --nonsense true
 says err 'Usage: vnuma-run'
 try 125
@@ -86,6 +102,9 @@ cp "$build/numa/libnuma.so.1" "$dir/a b/numa"
 "$run" --libraries "$dir/a b" --gc parallel --dry-run true >"$dir/out" 2>"$dir/err"
 is_silent_on out LD_PRELOAD
 is_silent_on out JAVA_TOOL_OPTIONS
+"$run" --libraries "$dir/none" --allocator jemalloc --dry-run true >"$dir/out" 2>"$dir/err"
+is_silent_on out LD_PRELOAD
+says err "$dir/none/jemalloc/libvnuma-jemalloc.so: No such file or directory: malloc() is the program's own"
 "$run" --libraries "$dir/a b" --dry-run true >"$dir/out" 2>"$dir/err"
 is_silent_on out LD_PRELOAD
 says err 'a colon or a space'

@@ -11,22 +11,33 @@ const NAME: &str = "runtimes";
 /// On the server, and in the guest.
 pub const DIRECTORY: &str = "/root/runtime";
 /// What of `guest/runtime/build` is there.
-const FILES: [&str; 4] = ["vnuma-run", "vnuma-follow", "numa/libnuma.so.1", "hotspot/libnuma.so.1"];
+const FILES: [&str; 6] = [
+    "vnuma-run",
+    "vnuma-follow",
+    "vnuma-alloc",
+    "numa/libnuma.so.1",
+    "hotspot/libnuma.so.1",
+    "jemalloc/libvnuma-jemalloc.so",
+];
+/// What each line of these programs has.
+const FOLLOW: &str = "current=";
+const ALLOC: &str = "local=";
 /// vCPUs 0 and 1 are on node 0 at first, the others on node 1.
 const AT_FIRST: &str = "0,0,1,1";
 
-/// A `vnuma-follow` that runs in the guest.
+/// A `vnuma-follow` or `vnuma-alloc` that runs in the guest.
 struct Follower {
     lines: Lines<BufReader<ChildStdout>>,
+    mark: &'static str,
     /// Its input is open as long as this is there.
     process: Process,
 }
 
 impl Follower {
-    fn start(vm: &Vm, command: &[&str]) -> Result<Self> {
+    fn start(vm: &Vm, command: &[&str], mark: &'static str) -> Result<Self> {
         let mut process = vm.spawn(command)?;
         let output = process.0.stdout.take().context("no output")?;
-        Ok(Self { lines: BufReader::new(output).lines(), process })
+        Ok(Self { lines: BufReader::new(output).lines(), mark, process })
     }
 
     /// Reads on until a line says all of `state`. A change of several vCPUs can come in several parts, and the kernel's lists of
@@ -37,7 +48,7 @@ impl Follower {
         for line in self.lines.by_ref() {
             let line = line?;
             println!("  {line}");
-            ensure!(line.contains("current="), "not a line of vnuma-follow: {line}");
+            ensure!(line.contains(self.mark), "a line without {:?}: {line}", self.mark);
             let done = state.iter().all(|word| says(&line, word));
             seen.push(line);
             if done {
@@ -53,7 +64,7 @@ impl Follower {
     fn end(mut self) -> Result<()> {
         drop(self.process.0.stdin.take());
         let status = self.process.0.wait()?;
-        ensure!(status.success(), "vnuma-follow: {status}");
+        ensure!(status.success(), "the program with lines of {:?}: {status}", self.mark);
         Ok(())
     }
 }
@@ -68,7 +79,7 @@ pub fn run() -> Result<()> {
 
 /// Puts what `guest/runtime` builds into a guest.
 pub fn install(vm: &Vm) -> Result<()> {
-    vm.exec(&["mkdir", "-p", &in_guest("numa"), &in_guest("hotspot")])?;
+    vm.exec(&["mkdir", "-p", &in_guest("numa"), &in_guest("hotspot"), &in_guest("jemalloc")])?;
     FILES.iter().try_for_each(|file| vm.put(&in_guest(file), &in_guest(file)))
 }
 
@@ -77,7 +88,7 @@ fn follow(vm: &Vm) -> Result<()> {
     let (run, follow) = (in_guest("vnuma-run"), in_guest("vnuma-follow"));
     let command = [&run, "--libraries", DIRECTORY, &follow];
 
-    let mut without_driver = Follower::start(vm, &command)?;
+    let mut without_driver = Follower::start(vm, &command, FOLLOW)?;
     without_driver.expect(&["source=sysfs", "with-cpus=0,1", "current=ok"], &[])?;
     without_driver.end()?;
 
@@ -88,12 +99,13 @@ fn follow(vm: &Vm) -> Result<()> {
         let node = if vcpu < "2" { "0" } else { "1" };
         vnumactl(&["move", NAME, "--vcpu", vcpu, "--node", node])?;
     }
-    let mut followers = [Follower::start(vm, &command)?, Follower::start(vm, &[&follow])?];
+    let mut followers = [Follower::start(vm, &command, FOLLOW)?, Follower::start(vm, &[&follow], FOLLOW)?];
     for follower in &mut followers {
         let state = ["source=device", &format!("cpus={AT_FIRST}"), &format!("libnuma={AT_FIRST}")];
         follower.expect(&state, &[])?;
     }
     move_and_back(&mut followers)?;
+    allocate(vm)?;
     unload(vm, followers)
 }
 
@@ -110,6 +122,25 @@ fn move_and_back(followers: &mut [Follower; 2]) -> Result<()> {
     vnumactl(&["move", NAME, "--vcpu", "0", "--node", "1"])?;
     with.expect(&["cpus=1,0,0,0", "libnuma=1,0,0,0", "with-cpus=0,1", "current=ok"], &gained)?;
     without.expect(&["cpus=1,0,0,0", &stays, "current=ok"], &gained)
+}
+
+/// jemalloc gives a thread memory of the node that its CPU is on now. By itself it gives it what was freed, which is on the node before.
+fn allocate(vm: &Vm) -> Result<()> {
+    let (run, alloc) = (in_guest("vnuma-run"), in_guest("vnuma-alloc"));
+    let with = [&run, "--libraries", DIRECTORY, "--allocator", "jemalloc", &alloc, "1"];
+    let mut with = Follower::start(vm, &with, ALLOC)?;
+    let mut without = Follower::start(vm, &["env", "LD_PRELOAD=libjemalloc.so.2", &alloc, "1"], ALLOC)?;
+    for program in [&mut with, &mut without] {
+        program.expect(&["node=0", "local=100"], &[])?;
+    }
+    vnumactl(&["move", NAME, "--vcpu", "1", "--node", "1"])?;
+    with.expect(&["node=1", "local=100"], &[])?;
+    without.expect(&["node=1", "local=0"], &[])?;
+    vnumactl(&["move", NAME, "--vcpu", "1", "--node", "0"])?;
+    with.expect(&["node=0", "local=100"], &[])?;
+    println!("jemalloc with vnuma-run follows, by itself it does not");
+    with.end()?;
+    without.end()
 }
 
 /// The driver stays as long as a program has its page, with or without a channel.

@@ -33,7 +33,14 @@ static FILES: LazyLock<Vec<(PathBuf, String)>> = LazyLock::new(|| {
 
 /// What `guest/runtime` builds, on the server.
 const RUNTIME: &str = "/root/runtime";
-const RUNTIME_FILES: [&str; 4] = ["vnuma-run", "vnuma-follow", "numa/libnuma.so.1", "hotspot/libnuma.so.1"];
+const RUNTIME_FILES: [&str; 6] = [
+    "vnuma-run",
+    "vnuma-follow",
+    "vnuma-alloc",
+    "numa/libnuma.so.1",
+    "hotspot/libnuma.so.1",
+    "jemalloc/libvnuma-jemalloc.so",
+];
 
 /// In a folder of its own: what `make check` builds is built beside these tests.
 fn runtime() -> Vec<(PathBuf, String)> {

@@ -1,0 +1,339 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * malloc() of a program that vnuma-run starts with --allocator jemalloc. It stands before jemalloc,
+ * and has arenas of jemalloc for each node, whose memory comes from that node.
+ *
+ *	program ──▶ malloc() here ──▶ malloc() of jemalloc, in an arena of the thread's node
+ *	                └─ each new generation, and each LOOK_EVERY calls: where is the thread?
+ *
+ * It is preloaded alone: jemalloc comes as what it depends on. All of jemalloc's interface that is
+ * used is documented in jemalloc(3).
+ *
+ * Memory that a thread frees on another node than it is of goes to the thread's cache first, as with jemalloc by
+ * itself, and so may be used again there.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <linux/mempolicy.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#include <vnuma/vnuma.h>
+
+#define JEMALLOC	"libjemalloc.so.2"
+/* Calls of a thread until it is looked whether the guest's scheduler has taken it to another node. */
+#define LOOK_EVERY	1024
+/* Threads of a node share so many arenas. */
+#define PER_NODE	4
+#define LONG_BITS	(8 * sizeof(unsigned long))
+/* A node whose arena could not be made. */
+#define NO_ARENA	UINT32_MAX
+
+#ifndef ROOT
+#define ROOT	NULL
+#endif
+
+/* jemalloc.h: flags of mallocx() and the like, and how an arena gets its memory. */
+#define MALLOCX_ZERO	0x40
+
+typedef struct extent_hooks_s extent_hooks_t;
+
+struct extent_hooks_s {
+	void *(*alloc)(extent_hooks_t *hooks, void *address, size_t size, size_t alignment,
+		       bool *zero, bool *commit, unsigned int arena);
+	void *others[8];	/* dalloc, destroy, commit, decommit, purge_lazy, purge_forced, split, merge */
+};
+
+/* Of which there are no other names, so that these are jemalloc's whatever else is loaded. */
+void *mallocx(size_t size, int flags);
+void *rallocx(void *memory, size_t size, int flags);
+void dallocx(void *memory, int flags);
+size_t sallocx(const void *memory, int flags);
+int mallctl(const char *name, void *old, size_t *old_size, void *new, size_t new_size);
+
+struct node_hooks {
+	extent_hooks_t hooks;
+	int node;
+};
+
+static struct vnuma *topology;		/* NULL: not to be had, jemalloc works by itself */
+static const uint64_t unknown;
+static const uint64_t *generation = &unknown;
+static const extent_hooks_t *by_default;
+
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;	/* only one thread makes arenas */
+static struct node_hooks node_hooks[VNUMA_MAX_NODES];
+static _Atomic uint32_t arenas[VNUMA_MAX_NODES][PER_NODE];	/* 0: not made yet */
+static atomic_uint threads;
+
+/* Of a thread. Zero at first, so that its first call looks. */
+static __thread struct {
+	uint64_t generation;
+	uint32_t left;
+	uint32_t arena;			/* 0: that of jemalloc */
+	uint8_t slot;			/* 0: none yet */
+} own __attribute__((tls_model("initial-exec")));
+
+static void *alloc_on_node(extent_hooks_t *hooks, void *address, size_t size, size_t alignment,
+			   bool *zero, bool *commit, unsigned int arena)
+{
+	void *memory = by_default->alloc(hooks, address, size, alignment, zero, commit, arena);
+	int node = ((struct node_hooks *)hooks)->node;
+	unsigned long mask[VNUMA_MAX_NODES / LONG_BITS] = { 0 };
+	int saved = errno;
+
+	if (!memory)
+		return NULL;
+	/*
+	 * Preferred: a node that is full, or has no memory at all, makes no allocation fail. If the
+	 * kernel refuses, the memory comes from where it is touched first, as without this.
+	 */
+	mask[node / LONG_BITS] = 1UL << (node % LONG_BITS);
+	syscall(SYS_mbind, memory, size, MPOL_PREFERRED, mask, VNUMA_MAX_NODES + 1UL, 0);
+	errno = saved;
+	return memory;
+}
+
+/* The index of a new arena, or NO_ARENA. */
+static uint32_t make_arena(int node)
+{
+	struct node_hooks *mine = &node_hooks[node];
+	extent_hooks_t *hooks = &mine->hooks;
+	unsigned int index;
+	size_t size = sizeof(index);
+
+	/* Arenas of the node that there are use them already. */
+	if (!mine->hooks.alloc) {
+		mine->node = node;
+		memcpy(mine->hooks.others, by_default->others, sizeof(mine->hooks.others));
+		mine->hooks.alloc = alloc_on_node;
+	}
+	return mallctl("arenas.create", &index, &size, &hooks, sizeof(hooks)) ? NO_ARENA : index;
+}
+
+static uint32_t arena_of(int node, unsigned int slot)
+{
+	uint32_t arena = atomic_load_explicit(&arenas[node][slot], memory_order_acquire);
+
+	if (arena)
+		return arena;
+	pthread_mutex_lock(&mutex);
+	arena = atomic_load_explicit(&arenas[node][slot], memory_order_relaxed);
+	if (!arena) {
+		arena = make_arena(node);
+		atomic_store_explicit(&arenas[node][slot], arena, memory_order_release);
+	}
+	pthread_mutex_unlock(&mutex);
+	return arena;
+}
+
+static void bind_thread(int node)
+{
+	unsigned int arena;
+
+	if (!own.slot)
+		own.slot = 1 + atomic_fetch_add(&threads, 1) % PER_NODE;
+	arena = arena_of(node, own.slot - 1);
+	if (arena == NO_ARENA || arena == own.arena)
+		return;
+	/* What it holds is of the node before. An error leaves the thread as it is. */
+	mallctl("thread.tcache.flush", NULL, NULL, NULL, 0);
+	if (!mallctl("thread.arena", NULL, NULL, &arena, sizeof(arena)))
+		own.arena = arena;
+}
+
+/* Nothing here calls malloc(). */
+static __attribute__((noinline)) void look(void)
+{
+	int saved = errno, node;
+
+	own.left = LOOK_EVERY;
+	if (!topology)
+		return;
+	/* Before the node: a change in between is seen the next time. */
+	own.generation = __atomic_load_n(generation, __ATOMIC_ACQUIRE);
+	node = vnuma_current_node(topology);
+	if (node != VNUMA_NO_NODE)
+		bind_thread(node);
+	errno = saved;
+}
+
+static inline void follow(void)
+{
+	if (__builtin_expect(own.left == 0 ||
+			     own.generation != __atomic_load_n(generation, __ATOMIC_ACQUIRE), 0))
+		look();
+	else
+		own.left--;
+}
+
+/* mallocx() and the like leave errno alone. */
+static void *checked(void *memory)
+{
+	if (!memory)
+		errno = ENOMEM;
+	return memory;
+}
+
+/* Until the constructor has run. */
+static void *early_malloc(size_t size)
+{
+	return checked(mallocx(size ? size : 1, 0));
+}
+
+static void *early_calloc(size_t count, size_t size)
+{
+	size_t all;
+
+	if (__builtin_mul_overflow(count, size, &all))
+		return checked(NULL);
+	return checked(mallocx(all ? all : 1, MALLOCX_ZERO));
+}
+
+static void *early_realloc(void *memory, size_t size)
+{
+	return memory ? checked(rallocx(memory, size ? size : 1, 0)) : early_malloc(size);
+}
+
+static void early_free(void *memory)
+{
+	if (memory)
+		dallocx(memory, 0);
+}
+
+static struct {
+	void *(*malloc)(size_t size);
+	void *(*calloc)(size_t count, size_t size);
+	void *(*realloc)(void *memory, size_t size);
+	void (*free)(void *memory);
+} real = { early_malloc, early_calloc, early_realloc, early_free };
+
+static const struct {
+	void *pointer;
+	const char *name;
+} symbols[] = {
+	{ &real.malloc, "malloc" },
+	{ &real.calloc, "calloc" },
+	{ &real.realloc, "realloc" },
+	{ &real.free, "free" },
+};
+
+static void lock(void)
+{
+	pthread_mutex_lock(&mutex);
+}
+
+static void unlock(void)
+{
+	pthread_mutex_unlock(&mutex);
+}
+
+static __attribute__((constructor)) void start(void)
+{
+	void *handle = dlopen(JEMALLOC, RTLD_LAZY | RTLD_NOLOAD);
+	size_t size = sizeof(by_default), i;
+	struct vnuma *opened;
+
+	for (i = 0; handle && i < sizeof(symbols) / sizeof(*symbols); i++) {
+		void *symbol = dlsym(handle, symbols[i].name);
+
+		if (symbol)
+			memcpy(symbols[i].pointer, &symbol, sizeof(symbol));
+	}
+	pthread_atfork(lock, unlock, unlock);
+	if (mallctl("arena.0.extent_hooks", &by_default, &size, NULL, 0) ||
+	    vnuma_open_at(&opened, ROOT))
+		return;
+	generation = vnuma_generation_word(opened);
+	topology = opened;
+}
+
+void *malloc(size_t size)
+{
+	follow();
+	return real.malloc(size);
+}
+
+void *calloc(size_t count, size_t size)
+{
+	follow();
+	return real.calloc(count, size);
+}
+
+void *realloc(void *memory, size_t size)
+{
+	follow();
+	return real.realloc(memory, size);
+}
+
+void free(void *memory)
+{
+	real.free(memory);
+}
+
+/* A power of two is its logarithm in the flags. */
+static void *aligned(size_t alignment, size_t size)
+{
+	follow();
+	return checked(mallocx(size ? size : 1, __builtin_ctzl(alignment)));
+}
+
+static bool is_power_of_two(size_t value)
+{
+	return value && !(value & (value - 1));
+}
+
+int posix_memalign(void **out, size_t alignment, size_t size)
+{
+	int saved = errno;
+	void *memory;
+
+	if (!is_power_of_two(alignment) || alignment < sizeof(void *))
+		return EINVAL;
+	memory = aligned(alignment, size);
+	errno = saved;
+	if (!memory)
+		return ENOMEM;
+	*out = memory;
+	return 0;
+}
+
+void *aligned_alloc(size_t alignment, size_t size)
+{
+	if (!is_power_of_two(alignment)) {
+		errno = EINVAL;
+		return NULL;
+	}
+	return aligned(alignment, size);
+}
+
+void *memalign(size_t alignment, size_t size)
+{
+	return aligned_alloc(alignment, size);
+}
+
+void *valloc(size_t size)
+{
+	return aligned_alloc((size_t)sysconf(_SC_PAGESIZE), size);
+}
+
+void *pvalloc(size_t size)
+{
+	size_t page = (size_t)sysconf(_SC_PAGESIZE);
+
+	if (size > SIZE_MAX - page)
+		return checked(NULL);
+	return aligned_alloc(page, (size + page - 1) / page * page);
+}
+
+size_t malloc_usable_size(void *memory)
+{
+	return memory ? sallocx(memory, 0) : 0;
+}

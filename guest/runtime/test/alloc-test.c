@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * malloc() before jemalloc, by a topology that is made up: which arena a thread uses when it or its
+ * CPU's node has changed.
+ *
+ *	alloc-test LIBRARY	(built with VNUMA_TEST_ROOT)
+ *
+ * Where the memory of an arena really is can be seen on a machine with nodes only: vnuma-alloc.
+ */
+#define _GNU_SOURCE
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <malloc.h>
+#include <pthread.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+#include "tree.h"
+
+#define CPUS	VNUMA_GD_MAX_CPUS
+#define THREADS	16
+#define LOOK_EVERY	1024
+#define PER_NODE	4
+
+int mallctl(const char *name, void *old, size_t *old_size, void *new, size_t new_size);
+
+/* The compiler must not leave out what is allocated for its own sake. */
+static __thread void *volatile kept;
+
+static struct vnuma_gd_page *page;
+
+/* All CPUs are on this node now. */
+static void move_to(uint16_t node, int tell)
+{
+	unsigned int cpu;
+
+	for (cpu = 0; cpu < CPUS; cpu++)
+		page->cpu_node[cpu] = node;
+	if (tell)
+		__atomic_add_fetch(&page->generation, 2, __ATOMIC_RELEASE);
+}
+
+static unsigned int thread_arena(void)
+{
+	unsigned int arena;
+	size_t size = sizeof(arena);
+
+	expect_equal(mallctl("thread.arena", &arena, &size, NULL, 0), 0);
+	return arena;
+}
+
+/* That of a piece of memory, which a thread's cache may have kept. */
+static unsigned int arena_of(void *memory)
+{
+	unsigned int arena;
+	size_t size = sizeof(arena);
+
+	expect_equal(mallctl("arenas.lookup", &arena, &size, &memory, sizeof(memory)), 0);
+	return arena;
+}
+
+/* The arena that a thread uses now, for large pieces and for those that its cache keeps. */
+static unsigned int allocated_in(void)
+{
+	static const size_t sizes[] = { 100000, 64 };
+	unsigned int arena, i;
+
+	for (i = 0; i < 2; i++) {
+		kept = malloc(sizes[i]);
+		expect(kept);
+		arena = arena_of(kept);
+		free(kept);
+		expect_equal(arena, thread_arena());
+	}
+	return arena;
+}
+
+static void follows(void)
+{
+	unsigned int first, second, i;
+
+	move_to(0, 1);
+	first = allocated_in();
+	expect(first != 0);
+	move_to(1, 1);
+	errno = E2BIG;
+	kept = malloc(100000);
+	expect_equal(errno, E2BIG);
+	free(kept);
+	second = allocated_in();
+	expect(second != 0 && second != first);
+	move_to(0, 1);
+	expect_equal(allocated_in(), first);
+	/* As if the guest's scheduler had taken it to a CPU of the other node: nobody says so. */
+	move_to(1, 0);
+	for (i = 0; i < LOOK_EVERY + 1; i++) {
+		kept = malloc(1);
+		free(kept);
+	}
+	expect_equal(thread_arena(), second);
+	/* A CPU of no node, and a node that cannot be: where it was. */
+	move_to(VNUMA_GD_NO_NODE, 1);
+	expect_equal(allocated_in(), second);
+}
+
+static void *arena_of_thread(void *arena)
+{
+	*(unsigned int *)arena = allocated_in();
+	return NULL;
+}
+
+/* Threads share a node's arenas, and have none of another node. */
+static void threads_share(void)
+{
+	unsigned int seen[2][THREADS], node, i, j;
+	pthread_t threads[THREADS];
+
+	for (node = 0; node < 2; node++) {
+		unsigned int different = 0;
+
+		move_to((uint16_t)node, 1);
+		for (i = 0; i < THREADS; i++)
+			expect_equal(pthread_create(&threads[i], NULL, arena_of_thread, &seen[node][i]), 0);
+		for (i = 0; i < THREADS; i++)
+			expect_equal(pthread_join(threads[i], NULL), 0);
+		for (i = 0; i < THREADS; i++) {
+			for (j = 0; j < i && seen[node][j] != seen[node][i]; j++)
+				;
+			different += j == i;
+		}
+		expect_equal(different, PER_NODE);
+	}
+	for (i = 0; i < THREADS; i++)
+		for (j = 0; j < THREADS; j++)
+			expect(seen[0][i] != seen[1][j]);
+}
+
+static void forks(void)
+{
+	unsigned int before, status;
+	pid_t child;
+
+	move_to(0, 1);
+	before = allocated_in();
+	child = fork();
+	if (!child) {
+		move_to(1, 1);
+		_exit(allocated_in() == before);
+	}
+	expect_equal(waitpid(child, (int *)&status, 0), child);
+	expect_equal(status, 0);
+}
+
+static void *volatile none;
+
+/* The functions themselves do what the C library's do. */
+static void allocates(void)
+{
+	volatile size_t huge = SIZE_MAX / 2;
+	size_t i;
+	char *memory;
+
+	memory = calloc(1000, 3);
+	for (i = 0; i < 3000; i++)
+		expect_equal(memory[i], 0);
+	memset(memory, 7, 3000);
+	memory = realloc(memory, 300000);
+	for (i = 0; i < 3000; i++)
+		expect_equal(memory[i], 7);
+	expect(malloc_usable_size(memory) >= 300000);
+	expect_equal(malloc_usable_size(none), 0);
+	free(memory);
+	free(none);
+	errno = 0;
+	kept = malloc(huge);
+	expect(!kept && errno == ENOMEM);
+	errno = 0;
+	kept = calloc(huge, 4);
+	expect(!kept && errno == ENOMEM);
+	errno = 0;
+	kept = aligned_alloc(64, huge);
+	expect(!kept && errno == ENOMEM);
+	errno = 0;
+	kept = aligned_alloc(48, 96);
+	expect(!kept && errno == EINVAL);
+	errno = E2BIG;
+	expect_equal(posix_memalign((void **)&kept, 3, 8), EINVAL);
+	expect_equal(posix_memalign((void **)&kept, 64, huge), ENOMEM);
+	expect_equal(posix_memalign((void **)&kept, 4096, 0), 0);
+	expect(errno == E2BIG && kept && (uintptr_t)kept % 4096 == 0);
+	free(kept);
+	kept = valloc(1);
+	expect(kept && (uintptr_t)kept % 4096 == 0);
+	free(kept);
+	kept = malloc(0);
+	expect(kept);
+	free(kept);
+}
+
+/* A container may refuse mbind(). */
+static void refuse_mbind(void)
+{
+	struct sock_filter code[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_mbind, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	struct sock_fprog filter = { sizeof(code) / sizeof(*code), code };
+
+	expect_equal(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+	expect_equal(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter), 0);
+	expect(syscall(SYS_mbind, NULL, 0, 0, NULL, 0, 0) == -1 && errno == EPERM);
+}
+
+static int run(char **command, const char *library, const char *root, char *how)
+{
+	char *arguments[] = { command[0], how, NULL };
+	pid_t child = fork();
+	int status;
+
+	if (!child) {
+		setenv("LD_PRELOAD", library, 1);
+		setenv("VNUMA_TEST_ROOT", root, 1);
+		execv("/proc/self/exe", arguments);
+		_exit(127);
+	}
+	expect_equal(waitpid(child, &status, 0), child);
+	return status;
+}
+
+/* What is preloaded, as its first argument says. */
+static int preloaded(const char *how)
+{
+	snprintf(tree, sizeof(tree), "%s", getenv("VNUMA_TEST_ROOT"));
+	if (!strcmp(how, "alone")) {
+		/* Without a topology it is jemalloc's own arena. */
+		kept = malloc(100000);
+		expect_equal(arena_of(kept), thread_arena());
+		allocates();
+		return 0;
+	}
+	page = map_page();
+	if (!strcmp(how, "refused"))
+		refuse_mbind();
+	follows();
+	threads_share();
+	forks();
+	allocates();
+	return 0;
+}
+
+int main(int argc, char **argv)
+{
+	struct vnuma_gd_page *two_nodes;
+
+	expect_equal(argc, 2);
+	if (getenv("VNUMA_TEST_ROOT"))
+		return preloaded(argv[1]);
+	make_tree();
+	expect_equal(run(argv, argv[1], tree, "alone"), 0);
+	two_nodes = make_page(CPUS);
+	put_page(two_nodes);
+	expect_equal(run(argv, argv[1], tree, "follows"), 0);
+	put_page(two_nodes);
+	expect_equal(run(argv, argv[1], tree, "refused"), 0);
+	remove_tree();
+	puts("jemalloc: arenas of nodes ... ok");
+	return 0;
+}

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * For tests in a guest: a program on one CPU that allocates, writes and frees memory, and tells in a
+ * line whenever it has changed on which node it is, and how much of what it has allocated last is there:
+ *
+ *	node=1 local=100
+ *
+ *	vnuma-alloc CPU		(ends with its input)
+ */
+#define _GNU_SOURCE
+#include <poll.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#include <vnuma/vnuma.h>
+
+/* More than jemalloc keeps for a thread, in pieces of whole pages. */
+#define PIECES	256
+#define SIZE	(64 << 10)
+/* Rounds without a change until a line is printed. */
+#define ROUNDS	8
+
+static void *pieces[PIECES];
+
+/* Of all pieces, the share that is on a node, in percent. */
+static int share_on(int node)
+{
+	static int status[PIECES];
+	int i, local = 0;
+
+	/* Where pages are is asked without nodes to move them to (move_pages(2)). */
+	if (syscall(SYS_move_pages, 0, (unsigned long)PIECES, pieces, NULL, status, 0))
+		return -1;
+	for (i = 0; i < PIECES; i++)
+		local += status[i] == node;
+	return local * 100 / PIECES;
+}
+
+static void allocate(void)
+{
+	int i;
+
+	for (i = 0; i < PIECES; i++) {
+		pieces[i] = malloc(SIZE);
+		if (!pieces[i])
+			exit(1);
+		memset(pieces[i], i, SIZE);
+	}
+}
+
+static void release(void)
+{
+	int i;
+
+	for (i = 0; i < PIECES; i++)
+		free(pieces[i]);
+}
+
+int main(int argc, char **argv)
+{
+	struct pollfd input = { .fd = STDIN_FILENO, .events = POLLIN };
+	int node, share, last_node = -2, last_share = -2, same = 0;
+	struct vnuma *v;
+	cpu_set_t one;
+
+	setvbuf(stdout, NULL, _IOLBF, 0);
+	CPU_ZERO(&one);
+	CPU_SET(argc == 2 ? atoi(argv[1]) : 0, &one);
+	if (sched_setaffinity(0, sizeof(one), &one) || vnuma_open(&v)) {
+		perror("vnuma-alloc");
+		return 1;
+	}
+	while (poll(&input, 1, 50) == 0) {
+		allocate();
+		node = vnuma_current_node(v);
+		share = share_on(node);
+		release();
+		same = node == last_node && share == last_share ? same + 1 : 0;
+		last_node = node;
+		last_share = share;
+		if (same == ROUNDS)
+			printf("node=%d local=%d\n", node, share);
+	}
+	vnuma_close(v);
+	return 0;
+}
