@@ -240,6 +240,130 @@ fn a_full_home_is_left_alone_for_a_while() {
     assert!(order.bytes <= 2 * GIB && order.reserve_kib == 2 << 20, "{order:?}");
 }
 
+#[test]
+fn what_may_move_is_saved_up_by_the_rate_for_twenty_seconds_at_most() {
+    let mut run = Run::new(MemoryPolicy::Amount);
+    run.displaced = [8 * GIB, 0];
+    assert_eq!(run.look(), None, "nothing is saved yet");
+    for (seconds, saved) in [(5, 5), (1, 1), (3600, SAVED_S)] {
+        run.now_ns += seconds * SECOND_NS;
+        let order = run.look().expect("more is displaced than that");
+        assert_eq!(order.bytes, saved * 64 * MIB, "after {seconds} s");
+        run.carry_out(&order, true);
+        assert_eq!(run.look(), None, "all of it is spent");
+    }
+    // An observation that is older than the last one.
+    run.now_ns -= 10 * SECOND_NS;
+    assert_eq!(run.look(), None);
+    run.now_ns += 10 * SECOND_NS;
+    assert_eq!(run.look(), None, "the same seconds are not saved up twice");
+    // Two VMs share the rate.
+    run.vms = 2;
+    run.now_ns += 5 * SECOND_NS;
+    assert_eq!(run.look().map(|order| order.bytes), Some(5 * 32 * MIB));
+}
+
+#[test]
+fn a_move_has_its_price_and_what_it_saves() {
+    let mut run = Run::new(MemoryPolicy::Amount);
+    run.displaced = [8 * GIB, 0];
+    run.look();
+    run.now_ns += SECOND_NS;
+    let order = run.look().expect("more is displaced than the amount");
+    let MemoryReason::Home(why) = order.why else { panic!("{order:?}") };
+    // 16384 pages at 10 us each, and as much of a look at all 2097152 pages at 0.2 us as these are of those displaced.
+    let price_ns = 16384.0 * 10_000.0 + 2_097_152.0 * 200.0 * 64.0 / 8192.0;
+    assert!((why.price_ns - price_ns).abs() < 1.0, "{} of {price_ns}", why.price_ns);
+    // Ten accesses a second to each, which are 1.1 local ones longer: 110 ns.
+    assert!((why.saving_ns_per_s - 16384.0 * 10.0 * 110.0).abs() < 1.0, "{why:?}");
+    assert!(why.assumed && why.displaced_bytes == 8 * GIB, "{why:?}");
+    run.saving = Some(50.0);
+    run.now_ns += SECOND_NS;
+    let order = run.look().expect("a round goes on");
+    let MemoryReason::Home(why) = order.why else { panic!("{order:?}") };
+    assert!((why.saving_ns_per_s - 16384.0 * 500.0).abs() < 1.0 && !why.assumed, "{why:?}");
+}
+
+#[test]
+fn no_move_is_smaller_than_the_least_if_there_is_as_much() {
+    let mut run = Run::new(MemoryPolicy::Amount);
+    (run.displaced, run.settings.bytes_per_s) = ([4 * GIB, 0], LEAST / 4);
+    run.look();
+    for second in 1..4 {
+        run.now_ns += SECOND_NS;
+        assert_eq!(run.look(), None, "second {second}");
+    }
+    run.now_ns += SECOND_NS;
+    assert_eq!(run.look().map(|order| order.bytes), Some(LEAST));
+    // The same of the room at home, beside its reserve.
+    run.free_kib = (2 << 20) + LEAST / 1024;
+    assert_eq!(run.minute().map(|order| order.bytes), Some(LEAST));
+    run.free_kib -= 1;
+    assert_eq!(run.minute(), None);
+    assert!(run.repatriator.rests_until_ns(7, run.now_ns).is_some(), "there is no room");
+}
+
+#[test]
+fn a_round_begins_at_the_amount_and_takes_a_page() {
+    let mut run = Run::new(MemoryPolicy::Amount);
+    run.displaced = [16 * GIB * 30 / 1000, 0];
+    run.look();
+    assert!(run.minute().is_some(), "as much as the amount");
+    let mut run = Run::new(MemoryPolicy::Periodic);
+    run.displaced = [PAGE, 0];
+    run.look();
+    run.now_ns += 900 * SECOND_NS;
+    assert_eq!(run.look().map(|order| order.bytes), Some(PAGE));
+    run.displaced = [PAGE - 1, 0];
+    assert_eq!(run.finish(), 0, "less than a page is none");
+}
+
+#[test]
+fn what_moved_in_part_does_not_rest_and_begins_with_short_rests_again() {
+    let mut run = Run::new(MemoryPolicy::Amount);
+    run.displaced = [4 * GIB, 0];
+    run.look();
+    let ended = |run: &mut Run, moved: u64, stayed: u64| {
+        run.now_ns += LONGEST_REST_NS;
+        let order = run.look().expect("it rests no more");
+        run.repatriator.ended(7, &order, moved, stayed, run.now_ns);
+        run.repatriator.rests_until_ns(7, run.now_ns).map(|until_ns| until_ns - run.now_ns)
+    };
+    assert_eq!(ended(&mut run, 0, 0), Some(FIRST_REST_NS), "nothing was there to be moved");
+    assert_eq!(ended(&mut run, 10 * PAGE, 11 * PAGE), Some(2 * FIRST_REST_NS), "most of it stayed");
+    assert_eq!(ended(&mut run, 10 * PAGE, 10 * PAGE), None, "half of it moved");
+    assert_eq!(ended(&mut run, 0, PAGE), Some(FIRST_REST_NS), "as if for the first time");
+    let until_ns = run.now_ns + FIRST_REST_NS;
+    assert_eq!(run.repatriator.rests_until_ns(7, until_ns - 1), Some(until_ns));
+    assert_eq!(run.repatriator.rests_until_ns(7, until_ns), None, "it is over");
+}
+
+#[test]
+fn the_longest_rest_is_shown_and_a_policy_that_is_set_forgets_it() {
+    let rested = || {
+        let mut run = Run::new(MemoryPolicy::Amount);
+        run.displaced = [4 * GIB, GIB];
+        run.look();
+        // The first part fails twice, the second one once.
+        for wait_ns in [FIRST_REST_NS, FIRST_REST_NS, SECOND_NS] {
+            run.now_ns += wait_ns;
+            let order = run.look().expect("one of both does not rest");
+            run.carry_out(&order, false);
+        }
+        run
+    };
+    let mut run = rested();
+    let longest = run.repatriator.rests_until_ns(7, run.now_ns).expect("both rest");
+    assert_eq!(longest - run.now_ns, 2 * FIRST_REST_NS - SECOND_NS);
+    run.repatriator.forget(7);
+    assert_eq!(run.repatriator.rests_until_ns(7, run.now_ns), None);
+    assert!(!run.repatriator.in_round(7));
+    let mut run = rested();
+    run.policy = MemoryPolicy::None;
+    run.look();
+    assert_eq!((run.repatriator.rests_until_ns(7, run.now_ns), run.repatriator.in_round(7)), (None, false));
+}
+
 proptest! {
     /// The rate, the room, the addresses and the direction, whatever happens.
     #[test]
