@@ -101,7 +101,7 @@ static void follows(void)
 		free(kept);
 	}
 	expect_equal(thread_arena(), second);
-	/* A CPU of no node, and a node that cannot be: where it was. */
+	/* A CPU of no node: where it was. */
 	move_to(VNUMA_GD_NO_NODE, 1);
 	expect_equal(allocated_in(), second);
 }

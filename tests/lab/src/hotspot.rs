@@ -25,9 +25,7 @@ pub fn run() -> Result<()> {
 
 fn collect(vm: &Vm) -> Result<()> {
     install(vm)?;
-    let archive = format!("{DIRECTORY}/{ARCHIVE}");
-    vm.put(&archive, &archive)?;
-    vm.exec(&["tar", "-xf", &archive, "-C", DIRECTORY])?;
+    vm.exec(&["tar", "-xf", &format!("{DIRECTORY}/{ARCHIVE}"), "-C", DIRECTORY])?;
     equip_with(vm, DEFAULT_KERNEL)?;
     vm.attach()?;
     vm.await_driver()?;

@@ -3,22 +3,15 @@
 
 use crate::guest::{DEFAULT_KERNEL, check_kernel_log, detach, equip_with, show_guest};
 use anyhow::{Context, Result, ensure};
+use std::fs;
 use std::io::{BufRead, BufReader, Lines};
+use std::path::Path;
 use std::process::ChildStdout;
 use vnuma_scenario::{Process, Vm, vnumactl, vnumad};
 
 const NAME: &str = "runtimes";
 /// On the server, and in the guest.
 pub const DIRECTORY: &str = "/root/runtime";
-/// What of `guest/runtime/build` is there.
-const FILES: [&str; 6] = [
-    "vnuma-run",
-    "vnuma-follow",
-    "vnuma-alloc",
-    "numa/libnuma.so.1",
-    "hotspot/libnuma.so.1",
-    "jemalloc/libvnuma-jemalloc.so",
-];
 /// What each line of these programs has.
 const FOLLOW: &str = "current=";
 const ALLOC: &str = "local=";
@@ -77,10 +70,24 @@ pub fn run() -> Result<()> {
     check_kernel_log(&vm)
 }
 
-/// Puts what `guest/runtime` builds into a guest.
+/// Puts all that is there on the server into a guest: what `guest/runtime` builds, and what else a job has beside it.
 pub fn install(vm: &Vm) -> Result<()> {
-    vm.exec(&["mkdir", "-p", &in_guest("numa"), &in_guest("hotspot"), &in_guest("jemalloc")])?;
-    FILES.iter().try_for_each(|file| vm.put(&in_guest(file), &in_guest(file)))
+    put_directory(vm, Path::new(DIRECTORY))
+}
+
+fn put_directory(vm: &Vm, directory: &Path) -> Result<()> {
+    let name = directory.to_str().context("a name that is not UTF-8")?;
+    vm.exec(&["mkdir", "-p", name])?;
+    for entry in fs::read_dir(directory).with_context(|| name.to_owned())? {
+        let path = entry?.path();
+        if path.is_dir() {
+            put_directory(vm, &path)?;
+        } else {
+            let file = path.to_str().context("a name that is not UTF-8")?;
+            vm.put(file, file)?;
+        }
+    }
+    Ok(())
 }
 
 fn follow(vm: &Vm) -> Result<()> {
