@@ -128,7 +128,7 @@ fn finish(result: Result<vnuma_lab_runner::Output, LabError>) -> ExitCode {
         Ok(output) => ExitCode::from(u8::try_from(output.status).unwrap_or(u8::MAX)),
         Err(error) => {
             eprintln!("lab: {error}");
-            let timeout = matches!(error, LabError::Timeout(_));
+            let timeout = matches!(error, LabError::Timeout { .. });
             ExitCode::from(if timeout { STATUS_TIMEOUT } else { STATUS_LAB })
         }
     }

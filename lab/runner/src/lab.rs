@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use vnuma_lab_agent::PORTS;
@@ -25,7 +25,7 @@ use crate::profile::{Profile, ProfileError};
 use crate::progress::Progress;
 use crate::qemu::{self, Accel, Init};
 use crate::run_directory::{RunDirectory, RunDirectoryError, run_directory};
-use crate::{accel, acpi, retries};
+use crate::{accel, acpi, hang, retries};
 
 /// How long a boot may take; on a loaded machine of two cores it takes 10 to 30 s under emulation.
 pub const BOOT_LIMIT: Duration = Duration::from_secs(240);
@@ -93,8 +93,13 @@ pub enum LabError {
         tail: String,
     },
     /// The command took too long.
-    #[error("the command did not end within {} s; the server was stopped", .0.as_secs())]
-    Timeout(Duration),
+    #[error("the command did not end within {} s; the server was stopped\n{report}", limit.as_secs())]
+    Timeout {
+        /// How long it had.
+        limit: Duration,
+        /// What the server said of itself before.
+        report: String,
+    },
     /// The agent in the server, or a file transfer.
     #[error("{what}: {source}")]
     Agent {
@@ -387,20 +392,44 @@ impl Lab {
     }
 
     /// Does something over a free session. When the limit passes, or QEMU ends, the server is stopped, which
-    /// ends the connection.
+    /// ends the connection. Before that it is asked what hangs.
     fn with_session<T>(
         &self,
         what: String,
         limit: Duration,
         act: impl FnOnce(&mut Connection) -> Result<T, ClientError>,
     ) -> Result<T, LabError> {
+        self.with_session_or(what, limit, act, || self.report())
+    }
+
+    /// The end of the console, where the CPUs are, and what the kernel says, if it still answers.
+    fn report(&self) -> String {
+        let mut report = format!("{}{}", self.tail(), hang::cpus(&self.qmp_socket()));
+        let mut output = Vec::new();
+        let look =
+            |session: &mut Connection| session.exec(&hang::look(), Input::Null, &mut output, &mut io::sink());
+        match self.with_session_or("look".into(), hang::KERNEL_LIMIT, look, String::new) {
+            Ok(_) => {}
+            Err(error) => report.push_str(&format!("  the kernel: {error}\n")),
+        }
+        report.push_str(&String::from_utf8_lossy(&output));
+        report
+    }
+
+    fn with_session_or<T>(
+        &self,
+        what: String,
+        limit: Duration,
+        act: impl FnOnce(&mut Connection) -> Result<T, ClientError>,
+        at_limit: impl FnOnce() -> String + Send,
+    ) -> Result<T, LabError> {
         let deadline = Instant::now() + limit;
         let mut session = self.take_session(deadline, limit)?;
-        let (done, timed_out) = (Done::default(), AtomicBool::new(false));
+        let (done, timed_out) = (Done::default(), OnceLock::new());
         let result = std::thread::scope(|scope| {
             scope.spawn(|| {
                 if !done.wait_until(deadline) {
-                    timed_out.store(true, Ordering::Release);
+                    timed_out.get_or_init(at_limit);
                     self.stop();
                 }
             });
@@ -417,8 +446,10 @@ impl Lab {
                 self.return_session(session);
                 Err(LabError::Agent { what, source: ClientError::Refused(text) })
             }
-            Err(_) if timed_out.load(Ordering::Acquire) => Err(LabError::Timeout(limit)),
-            Err(source) => Err(self.explain(what, source)),
+            Err(source) => match timed_out.into_inner() {
+                Some(report) => Err(LabError::Timeout { limit, report }),
+                None => Err(self.explain(what, source)),
+            },
         }
     }
 
@@ -444,7 +475,7 @@ impl Lab {
                 return Ok(session);
             }
             if Instant::now() >= deadline {
-                return Err(LabError::Timeout(limit));
+                return Err(LabError::Timeout { limit, report: "  all connections are in use".into() });
             }
             let waited = self.returned.wait_timeout(sessions, WATCH_INTERVAL);
             sessions = waited.unwrap_or_else(PoisonError::into_inner).0;

@@ -20,6 +20,7 @@ mod counters;
 mod cpio;
 pub mod driver;
 mod guests;
+mod hang;
 mod image;
 mod initramfs;
 mod kbuild;
