@@ -6,6 +6,7 @@ mod dsm;
 mod fleet;
 mod lab;
 mod nuioa;
+mod on_server;
 mod topology;
 mod vprobe;
 

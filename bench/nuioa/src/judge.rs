@@ -11,7 +11,8 @@ use std::{
     io::{BufRead, BufReader},
     path::{Path, PathBuf},
 };
-use vnuma_lab_pricing::{CounterProfile, Counts, by_name, names, price};
+use vnuma_bench_common::judging::{Goal, percent, print_goals, profiles};
+use vnuma_lab_pricing::{CounterProfile, Counts, price};
 
 /// That are an operation where a workload does not count its own.
 const INSTRUCTIONS: u64 = 1000;
@@ -54,17 +55,6 @@ pub struct Row {
     pub cpu_share: f64,
 }
 
-/// A goal and what was found.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Goal {
-    /// What is wanted.
-    pub goal: String,
-    /// What was found.
-    pub found: String,
-    /// Is it met?
-    pub met: bool,
-}
-
 #[derive(Serialize)]
 struct Report<'a> {
     source: &'static str,
@@ -101,12 +91,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     crate::picture::draw(&rows, &picture)?;
     print!("{}", table(&rows));
     println!("report: {}\npicture: {}", path.display(), picture.display());
-    for goal in &goals {
-        println!("{} {}: {}", if goal.met { "met   " } else { "MISSED" }, goal.goal, goal.found);
-    }
-    let missed = goals.iter().filter(|goal| !goal.met).count();
-    ensure!(missed == 0, "{missed} of {} goals are missed", goals.len());
-    Ok(())
+    print_goals(&goals)
 }
 
 fn read(path: &Path) -> Result<(raw::Server, Vec<Cell>)> {
@@ -120,20 +105,6 @@ fn read(path: &Path) -> Result<(raw::Server, Vec<Cell>)> {
         }
     }
     Ok((server.with_context(|| format!("{}: no server", path.display()))?, cells))
-}
-
-/// The profile that was counted with, and those that can price its counts.
-fn profiles(name: &str) -> Result<Vec<CounterProfile>> {
-    let own = by_name(name)?;
-    let shape = own.shape();
-    let mut all = vec![own];
-    for other in names().filter(|other| *other != name) {
-        let other = by_name(other)?;
-        if other.shape() == shape {
-            all.push(other);
-        }
-    }
-    Ok(all)
 }
 
 fn rows_of(cells: &[Cell], profile: &CounterProfile) -> Vec<Row> {
@@ -247,10 +218,6 @@ fn behind(rows: &[Row], row: &Row) -> Option<f64> {
             && home.workload == row.workload
     })?;
     Some(row.cycles_per_op / home.cycles_per_op - 1.0)
-}
-
-fn percent(share: f64) -> String {
-    format!("{:+.2} %", share * 100.0)
 }
 
 /// Goals, under each profile, of so many workloads.

@@ -3,14 +3,10 @@
 use crate::committed::{DEFAULT_PERIOD_S, Layout};
 use anyhow::{Context, Result, ensure};
 use libbpf_rs::{ProgramType, query::ProgInfoIter};
-use nix::{
-    sched::{CpuSet, sched_setaffinity},
-    unistd::Pid,
-};
 use std::{collections::BTreeMap, fs, path::Path, process::Command, time::Duration};
-use vnuma_scenario::{Process, output, vnumactl, vnumad_logging_to, wait_for};
+pub use vnuma_bench_common::host::{Balanced, Numad, affine, balance, balanced};
+use vnuma_scenario::{Process, vnumactl, vnumad_logging_to, wait_for};
 
-const BALANCING: &str = "/proc/sys/kernel/numa_balancing";
 const SCAN: &str = "/sys/kernel/debug/sched/numa_balancing";
 const SCHEDULER: &str = "/sys/kernel/debug/sched";
 const PROGRAMS_TIMED: &str = "/proc/sys/kernel/bpf_stats_enabled";
@@ -32,9 +28,6 @@ const VNUMAD_MS: [(&str, f64, f64, f64); 5] = [
     ("describe_interval_ms", 30_000.0, 2000.0, 3_600_000.0),
     ("host_interval_ms", 30_000.0, 1000.0, 3_600_000.0),
 ];
-/// numad's shortest and longest interval, seconds (numad(8), `-i`).
-const NUMAD_S: [f64; 2] = [5.0, 15.0];
-const NUMAD_PID: &str = "/var/run/numad.pid";
 /// The kernel's name of the sched_ext scheduler that is loaded.
 const LOADED: &str = "/sys/kernel/sched_ext/root/ops";
 /// Defaults of scx_vnuma, and the most that it takes.
@@ -59,20 +52,6 @@ pub fn divide(layout: &Layout) -> Result<()> {
     let found = fs::read_to_string(&path).with_context(|| path.clone())?;
     ensure!(found.trim() == "root", "{path}: {}", found.trim());
     affine(0, layout.host_cpus)
-}
-
-/// CPUs that a thread may run on; 0 is the caller.
-pub fn affine(tid: i32, cpus: &[u32]) -> Result<()> {
-    let mut set = CpuSet::new();
-    for &cpu in cpus {
-        set.set(cpu as usize)?;
-    }
-    sched_setaffinity(Pid::from_raw(tid), &set).with_context(|| format!("CPUs {cpus:?} for thread {tid}"))
-}
-
-/// AutoNUMA, on or off.
-pub fn balance(on: bool) -> Result<()> {
-    write(BALANCING, if on { "1" } else { "0" })
 }
 
 /// A timer of the kernel.
@@ -129,40 +108,6 @@ impl Timers {
         }
         Ok(stretched)
     }
-}
-
-/// What AutoNUMA has done since the kernel started.
-#[derive(Clone, Copy)]
-pub struct Balanced {
-    /// Pages that it has unmapped to see who uses them next.
-    pub scanned: u64,
-    /// Accesses to these that it has seen.
-    pub seen: u64,
-    /// Pages that it has moved.
-    pub moved: u64,
-}
-
-impl Balanced {
-    /// Since `before`.
-    pub fn since(self, before: Self) -> Self {
-        Self {
-            scanned: self.scanned - before.scanned,
-            seen: self.seen - before.seen,
-            moved: self.moved - before.moved,
-        }
-    }
-}
-
-/// What AutoNUMA has done.
-pub fn balanced() -> Result<Balanced> {
-    let path = "/proc/vmstat";
-    let text = fs::read_to_string(path).context(path)?;
-    let value = |name: &str| {
-        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-        line.and_then(|number| number.trim().parse().ok()).with_context(|| format!("{path}: no {name}"))
-    };
-    let (scanned, seen) = (value("numa_pte_updates")?, value("numa_hint_faults")?);
-    Ok(Balanced { scanned, seen, moved: value("numa_pages_migrated")? })
 }
 
 /// Has the kernel take the time of BPF programs, which costs them some more.
@@ -267,41 +212,6 @@ fn reasons(log: &str) -> BTreeMap<String, u64> {
         }
     }
     found
-}
-
-/// numad, while it lives. It does nothing in the first minutes after a boot, so it gets a clock that is ahead.
-pub struct Numad;
-
-impl Numad {
-    /// Its version, or why it cannot be started.
-    pub fn version() -> String {
-        let text = output("sh", &["-c", "dpkg-query -W -f '${Version}' numad"]);
-        text.unwrap_or_else(|error| format!("{error:#}"))
-    }
-
-    /// Starts it with its intervals multiplied.
-    pub fn start(factor: f64) -> Result<Self> {
-        let [least, most] = NUMAD_S.map(|seconds| (seconds * factor).round().max(1.0) as u64);
-        let interval = format!("{least}:{most}");
-        let clock = ["--time", "--fork", "--monotonic", "1000000", "--boottime", "1000000"];
-        let mut command = Command::new("unshare");
-        let status =
-            command.args(clock).args(["numad", "-i", &interval]).status().context("unshare numad")?;
-        ensure!(status.success(), "numad -i {interval}: {status}");
-        wait_for("numad to start", HANG, || Ok(fs::exists(NUMAD_PID)?))?;
-        Ok(Self)
-    }
-}
-
-impl Drop for Numad {
-    fn drop(&mut self) {
-        let pid = fs::read_to_string(NUMAD_PID).unwrap_or_default();
-        if let Err(error) = output("kill", &["-KILL", pid.trim()]) {
-            eprintln!("numad: {error:#}");
-        }
-        // The next one would take it for running.
-        let _ = fs::remove_file(NUMAD_PID);
-    }
 }
 
 #[cfg(test)]

@@ -4,7 +4,6 @@
 mod committed;
 mod database;
 mod full;
-mod guest_memory;
 mod host;
 mod judge;
 mod load;
@@ -12,11 +11,11 @@ mod picture;
 mod raw;
 mod server;
 mod team;
-mod threads;
 mod vms;
 mod wakes;
 
 use clap::{Parser, Subcommand};
+use vnuma_bench_common::{guest_memory, threads};
 
 #[derive(Parser)]
 #[command(name = "bench-vprobe", about = "What policies of vCPUs do for VMs on a NUMA server")]

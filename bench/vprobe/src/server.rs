@@ -8,8 +8,8 @@ use crate::{
     full,
     host::{self, Numad, Timers},
     raw::{self, Cell, Line, Period},
-    threads::{Counted, Thread},
-    vms::{Programs, Vms, threads_of},
+    threads::{Counted, Thread, threads_of},
+    vms::{Programs, Vms},
     wakes::Wakes,
 };
 use anyhow::{Context, Result, ensure};

@@ -3,6 +3,7 @@ use crate::{
     committed::{Spot, WORKLOADS},
     raw::{Ready, Vcpu, Window},
 };
+use vnuma_lab_pricing::by_name;
 
 fn counts(instructions: u64, near: u64, far: u64) -> Counts {
     Counts {

@@ -8,8 +8,8 @@ use crate::{
     load::Ready,
     raw::{self, Cell, Period, Vcpu},
     server::PERIODS_S,
-    threads::{Counted, Thread, Values},
-    vms::{PROGRAM, threads_of},
+    threads::{Counted, Thread, Values, threads_of},
+    vms::PROGRAM,
 };
 use anyhow::{Context, Result, bail, ensure};
 use std::{

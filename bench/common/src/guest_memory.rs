@@ -73,6 +73,32 @@ impl GuestMemory {
         Ok(u64::from_le_bytes(bytes))
     }
 
+    /// Where every so manyth page of each guest node is; none for pages that the guest has never touched, or gave back.
+    pub fn where_it_is(&self, every: usize) -> Result<Vec<Vec<Option<usize>>>> {
+        let of = |base: &u64| self.nodes_at((*base..base + self.bytes).step_by(PAGE as usize * every));
+        self.bases.iter().map(of).collect()
+    }
+
+    /// Where the pages of ranges of guest physical memory are.
+    pub fn where_are(&self, ranges: &[(u64, u64)]) -> Result<Vec<Option<usize>>> {
+        let pages = ranges.iter().flat_map(|(start, length)| (*start..start + length).step_by(PAGE as usize));
+        let address = |guest: u64| {
+            let base = self.bases.get((guest / self.bytes) as usize);
+            Ok(base.with_context(|| format!("the guest has no memory at {guest:#x}"))? + guest % self.bytes)
+        };
+        self.nodes_at(pages.map(address).collect::<Result<Vec<_>>>()?.into_iter())
+    }
+
+    fn nodes_at(&self, addresses: impl Iterator<Item = u64>) -> Result<Vec<Option<usize>>> {
+        let addresses: Vec<u64> = addresses.collect();
+        let mut nodes = Vec::with_capacity(addresses.len());
+        for batch in addresses.chunks(BATCH) {
+            // Below 0: no page is there.
+            nodes.extend(self.call(batch, None)?.into_iter().map(|status| usize::try_from(status).ok()));
+        }
+        Ok(nodes)
+    }
+
     /// The node of each piece, when each guest node is on the server's node of the same number.
     pub fn at_home(&self) -> Pieces {
         (0..self.bases.len()).flat_map(|node| vec![(node, true); self.pieces_of_node()]).collect()

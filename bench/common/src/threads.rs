@@ -198,3 +198,16 @@ impl Values {
         }
     }
 }
+
+/// Counts all threads of a process, with their names.
+pub fn threads_of(pid: i32) -> Result<Vec<(String, Thread)>> {
+    let path = format!("/proc/{pid}/task");
+    let mut threads = Vec::new();
+    for entry in fs::read_dir(&path).with_context(|| path.clone())? {
+        let entry = entry?;
+        let tid = entry.file_name().to_string_lossy().parse().with_context(|| path.clone())?;
+        let name = fs::read_to_string(entry.path().join("comm")).with_context(|| path.clone())?;
+        threads.push((name.trim().to_owned(), Thread::count(pid, tid, Counted::Cycles)?));
+    }
+    Ok(threads)
+}

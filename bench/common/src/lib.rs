@@ -1,0 +1,8 @@
+//! What benchmarks on a lab server share: where the memory of a VM is and taking it elsewhere, what threads did, and what the
+//! server's kernel and numad do beside them.
+
+pub mod frames;
+pub mod guest_memory;
+pub mod host;
+pub mod judging;
+pub mod threads;

@@ -1,0 +1,72 @@
+//! Benchmarks that measure on a lab server with counters, and judge here: one program does both.
+
+use super::commit;
+use crate::steps::{run as run_command, workspace};
+use anyhow::{Context, Result, ensure};
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
+use vnuma_lab_runner::{Counters, Exec, Input, Lab, build_release_binaries, end_on_signals};
+
+/// What is measured, and where.
+pub struct OnServer {
+    /// The folder of its report in target/bench.
+    pub name: &'static str,
+    /// A profile of lab/profiles.
+    pub server: &'static str,
+    /// What it counts.
+    pub counters: &'static str,
+    /// Packages and their programs. The last one measures and judges.
+    pub programs: &'static [(&'static str, &'static str)],
+    /// Files that the server gets besides: here, and there.
+    pub files: Vec<(PathBuf, &'static str)>,
+    /// Arguments of `server`.
+    pub measure: Vec<String>,
+    /// Arguments of `judge`.
+    pub judge: Vec<String>,
+    /// Only ends a hang.
+    pub hang: Duration,
+}
+
+impl OnServer {
+    /// Runs it and judges it. What the server measured before it failed is kept and can be judged by itself.
+    pub fn run(&self) -> Result<()> {
+        end_on_signals().context("signal handlers")?;
+        let programs = build_release_binaries(self.programs)?;
+        let directory = workspace().join("target/bench").join(self.name);
+        fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;
+        let raw = directory.join("raw.jsonl");
+        let measured = self.measure(&programs, &raw);
+        let mut judge = Command::new(programs.last().context("the benchmark's program")?);
+        judge.arg("judge").arg("--raw").arg(&raw).arg("--directory").arg(&directory);
+        let judged = run_command(judge.args(["--commit", &commit()]).args(&self.judge));
+        measured.and(judged)
+    }
+
+    fn measure(&self, programs: &[PathBuf], raw: &Path) -> Result<()> {
+        let mut file = File::create(raw).with_context(|| raw.display().to_string())?;
+        let counters: Counters = self.counters.parse()?;
+        let lab = Lab::boot_with(self.server, Some(&counters))?;
+        for (here, (_, name)) in programs.iter().zip(self.programs) {
+            lab.put(here, &format!("/usr/local/bin/{name}"), self.hang)?;
+        }
+        for (here, there) in &self.files {
+            lab.put(here, there, self.hang)?;
+        }
+        let (_, bench) = self.programs.last().context("the benchmark's program")?;
+        let mut argv = vec![(*bench).to_owned(), "server".to_owned()];
+        argv.extend(self.measure.iter().cloned());
+        let exec = Exec { argv, ..Exec::default() };
+        let status = lab.exec(&exec, Input::Null, &mut file, &mut std::io::stderr(), self.hang)?;
+        ensure!(status == 0, "{bench} on the server: status {status}");
+        Ok(())
+    }
+}
+
+/// An option for each of these values.
+pub fn each(option: &str, values: &[String]) -> impl Iterator<Item = String> {
+    values.iter().flat_map(move |value| [option.to_owned(), value.clone()])
+}
