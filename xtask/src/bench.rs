@@ -5,6 +5,7 @@ mod decide;
 mod dsm;
 mod fleet;
 mod lab;
+mod memory;
 mod nuioa;
 mod on_server;
 mod topology;
@@ -19,7 +20,7 @@ use crate::steps::workspace;
 /// A benchmark: its name, what it measures, and the function that does.
 type Bench = (&'static str, &'static str, fn(&Options) -> Result<()>);
 
-const BENCHES: [Bench; 8] = [
+const BENCHES: [Bench; 9] = [
     (
         "daemon",
         "what vnumad costs with hundreds of VMs, and how fast it publishes, on this machine",
@@ -46,6 +47,11 @@ const BENCHES: [Bench; 8] = [
         options.refuse()?;
         lab::run()
     }),
+    (
+        "memory",
+        "what memory policies do for VMs whose memory is displaced, beside AutoNUMA and others",
+        memory::run,
+    ),
     ("nuioa", "what the place of a VM costs its workloads on passthrough devices", nuioa::run),
     ("topology", "how fast guests of each kernel are updated, and what that costs", topology::run),
     (
@@ -81,7 +87,10 @@ pub struct Options {
     /// nuioa: only these configurations
     #[arg(long, value_name = "CONFIGURATION")]
     configuration: Vec<String>,
-    /// vprobe: only these policies
+    /// memory: only these causes
+    #[arg(long, value_name = "CAUSE")]
+    cause: Vec<String>,
+    /// vprobe, memory: only these policies
     #[arg(long, value_name = "POLICY")]
     policy: Vec<String>,
     /// vprobe: set the places of vnumad's policies by scx_vnuma, not by affinities
@@ -111,7 +120,8 @@ impl Options {
             (&["topology"][..], "--kernel", &self.kernel),
             (&["vprobe", "nuioa"][..], "--workload", &self.workload),
             (&["nuioa"], "--configuration", &self.configuration),
-            (&["vprobe"], "--policy", &self.policy),
+            (&["memory"], "--cause", &self.cause),
+            (&["vprobe", "memory"], "--policy", &self.policy),
             (&["vprobe"], "--part", &self.part),
         ];
         let pieces = [("--cells", self.cells.is_some()), ("--minutes", self.minutes.is_some())];

@@ -1,0 +1,193 @@
+//! In the guest: a program on vCPU 0, whose memory is on guest node 0. It reads a line from its standard input, does what it says,
+//! and answers with a line of JSON.
+//!
+//! | line | what | answer |
+//! |---|---|---|
+//! | `stream MIB` | maps memory for STREAM anew and writes it | where it is, `[first byte, length]` of guest physical memory |
+//! | `pass` | a pass of STREAM's triad: one word of each line | operations |
+//! | `end` | gives that memory up | 0 |
+//! | `take MIB` | maps a chunk of memory and writes a word of each line | lines |
+//! | `rewrite N` | writes the Nth chunk again, with other words | lines |
+//! | `disk MIB` | reads so much more of the guest's disk, which stays in the page cache | bytes |
+//! | `read` | reads a word of each line of all that it has taken | lines |
+//! | `drop` | gives up all of that, and the page cache | 0 |
+
+use crate::committed::STREAM_MIB;
+use anyhow::{Context, Result, bail};
+use lab_count::load::Memory;
+use nix::{
+    sched::{CpuSet, sched_setaffinity},
+    sys::mman::{MapFlags, ProtFlags, mmap, munmap},
+    unistd::Pid,
+};
+use std::{
+    fs::{self, File},
+    io::{BufRead, Read, Seek, Write},
+    num::NonZeroUsize,
+};
+use vnuma_bench_common::frames::{frames, ranges};
+
+/// Words of a line of the caches.
+const LINE: usize = 8;
+/// The guest's root disk.
+const DISK: &str = "/dev/vda";
+const DROP_CACHES: &str = "/proc/sys/vm/drop_caches";
+/// Guest node and vCPU of everything.
+const NODE: usize = 0;
+
+struct Load {
+    stream: Option<Memory>,
+    chunks: Vec<Memory>,
+    disk: Option<File>,
+    /// Bytes of the disk that were read, since its beginning.
+    read: Vec<u8>,
+}
+
+/// Serves its standard input.
+pub fn run() -> Result<()> {
+    let mut set = CpuSet::new();
+    set.set(NODE)?;
+    sched_setaffinity(Pid::from_raw(0), &set).context("sched_setaffinity")?;
+    let mut load = Load { stream: None, chunks: Vec::new(), disk: None, read: vec![0; 1 << 20] };
+    for line in std::io::stdin().lock().lines() {
+        let line = line?;
+        let answer = load.answer(&line).with_context(|| line.clone())?;
+        let mut out = std::io::stdout().lock();
+        writeln!(out, "{answer}")?;
+        out.flush()?;
+    }
+    Ok(())
+}
+
+/// In huge pages of the guest as far as it has any.
+fn map(mib: usize) -> Result<Memory> {
+    let map = |huge| Memory::map(mib << 20, Some(NODE), huge);
+    map(true).or_else(|_| map(false)).with_context(|| format!("mapping {mib} MiB"))
+}
+
+fn write(memory: &mut Memory, value: usize) -> usize {
+    let lines = memory.words().chunks_mut(LINE);
+    let count = lines.len();
+    lines.for_each(|line| line[0] = value);
+    count
+}
+
+/// One word of each line: enough to bring the line from memory.
+fn read(memory: &mut Memory) -> usize {
+    let lines = memory.words().chunks(LINE);
+    let count = lines.len();
+    std::hint::black_box(lines.fold(0_usize, |sum, line| sum.wrapping_add(line[0])));
+    count
+}
+
+/// c = a + 3 b, with a word of each line; how many.
+fn triad(memory: &mut Memory) -> usize {
+    let words = memory.words();
+    let third = words.len() / 3 / LINE * LINE;
+    let (a, rest) = words.split_at_mut(third);
+    let (b, c) = rest.split_at_mut(third);
+    let lines = a.chunks(LINE).zip(b.chunks(LINE)).zip(c.chunks_mut(LINE));
+    lines.for_each(|((a, b), c)| c[0] = a[0].wrapping_add(b[0].wrapping_mul(3)));
+    third / LINE
+}
+
+impl Load {
+    fn answer(&mut self, line: &str) -> Result<String> {
+        let mut words = line.split_ascii_whitespace();
+        let word = words.next().unwrap_or_default();
+        let number = words.next().map(str::parse::<usize>).transpose()?;
+        let done = match (word, number) {
+            ("stream", mib) => {
+                let mut memory = map(mib.unwrap_or(STREAM_MIB))?;
+                write(&mut memory, 1);
+                let there = ranges(&frames(memory.address(), memory.bytes())?);
+                self.stream = Some(memory);
+                return Ok(serde_json::to_string(&there)?);
+            }
+            ("pass", None) => triad(self.stream.as_mut().context("there is no memory for STREAM")?),
+            ("end", None) => self.stream.take().map_or(0, |_| 0),
+            ("take", Some(mib)) => {
+                let mut memory = map(mib)?;
+                let lines = write(&mut memory, 1);
+                self.chunks.push(memory);
+                lines
+            }
+            ("rewrite", Some(chunk)) => {
+                let count = self.chunks.len();
+                let memory = self.chunks.get_mut(chunk).with_context(|| format!("there are {count}"))?;
+                write(memory, 2 + chunk)
+            }
+            ("disk", Some(mib)) => self.disk(mib)?,
+            ("read", None) => {
+                let chunks: usize = self.chunks.iter_mut().map(read).sum();
+                chunks + self.cached()?
+            }
+            ("drop", None) => {
+                (self.disk, self.stream) = (None, None);
+                self.chunks.clear();
+                fs::write(DROP_CACHES, "1").context(DROP_CACHES)?;
+                0
+            }
+            _ => bail!("what is that?"),
+        };
+        Ok(done.to_string())
+    }
+
+    /// Reads on.
+    fn disk(&mut self, mib: usize) -> Result<usize> {
+        let disk = match &mut self.disk {
+            Some(disk) => disk,
+            none => none.insert(File::open(DISK).context(DISK)?),
+        };
+        for _ in 0..mib {
+            disk.read_exact(&mut self.read).context(DISK)?;
+        }
+        Ok(mib << 20)
+    }
+
+    /// Reads again what it has read of the disk: a word of each line of the page cache. Lines.
+    fn cached(&mut self) -> Result<usize> {
+        let Some(disk) = &mut self.disk else { return Ok(0) };
+        let bytes = disk.stream_position()? as usize;
+        let Some(length) = NonZeroUsize::new(bytes) else { return Ok(0) };
+        // SAFETY: a new mapping for reading, at an address that the kernel chooses; the disk is read-only.
+        let address = unsafe { mmap(None, length, ProtFlags::PROT_READ, MapFlags::MAP_SHARED, disk, 0) };
+        let address = address.context(DISK)?;
+        // SAFETY: the mapping made above, which is aligned to a page and of this length; nobody writes to it.
+        let words: &[usize] =
+            unsafe { std::slice::from_raw_parts(address.as_ptr().cast(), bytes / size_of::<usize>()) };
+        let sum = words.chunks(LINE).fold(0_usize, |sum, line| sum.wrapping_add(line[0]));
+        std::hint::black_box(sum);
+        // SAFETY: the mapping made above, of which no slice is used any more.
+        unsafe { munmap(address, bytes) }.context(DISK)?;
+        Ok(bytes / (LINE * size_of::<usize>()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn memory(words: &[usize]) -> Memory {
+        let mut memory = Memory::map(4096, None, false).expect("a page");
+        memory.words()[..words.len()].copy_from_slice(words);
+        memory
+    }
+
+    #[test]
+    fn a_word_of_each_line_is_touched() {
+        let mut page = memory(&[]);
+        assert_eq!((write(&mut page, 7), read(&mut page)), (64, 64));
+        let words = page.words();
+        assert!(words.iter().enumerate().all(|(at, word)| *word == if at % LINE == 0 { 7 } else { 0 }));
+    }
+
+    #[test]
+    fn the_triad_is_a_plus_three_b() {
+        let mut page = memory(&[]);
+        // 512 words: three parts of 168.
+        (page.words()[8], page.words()[168 + 8]) = (5, 4);
+        assert_eq!(triad(&mut page), 21);
+        assert_eq!((page.words()[336 + 8], page.words()[336 + 16]), (17, 0));
+    }
+}

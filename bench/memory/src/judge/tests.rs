@@ -1,0 +1,159 @@
+use super::*;
+use crate::raw::Period;
+use vnuma_lab_pricing::Counts;
+
+const MIB: u64 = 1 << 20;
+
+fn server() -> raw::Server {
+    raw::Server {
+        profile: "broadwell-2s".into(),
+        kernel: "7.3".into(),
+        numad: "0.5".into(),
+        dilation: 16.0,
+        period_s: 4.0,
+    }
+}
+
+/// An operation of so many cycles with prices of 0 for memory: cycles are instructions.
+fn pass(operations: u64, cycles: u64) -> Pass {
+    let counts = Counts {
+        instructions: cycles,
+        base_cycles: cycles,
+        dram_by_class: vec![30, 10],
+        streamed_by_class: vec![50, 10],
+        ..Counts::default()
+    };
+    Pass { operations, counts }
+}
+
+fn cell(cause: Cause, policy: Policy, displaced_mib: u64) -> Cell {
+    let run = |cycles: u64| Stream {
+        remote_pages: 3,
+        pages: 100,
+        passes: [cycles, cycles * 9, cycles + 1].map(|cycles| pass(1000, cycles * 1000)).to_vec(),
+    };
+    let period = Period {
+        elapsed_s: 4.0,
+        worked_s: 1.0,
+        io: pass(100, 5000),
+        displaced_after_work: 40 * MIB,
+        displaced: displaced_mib * MIB,
+        resident: 400 * MIB,
+    };
+    Cell {
+        cause,
+        policy,
+        first: run(100),
+        periods: vec![period; 12],
+        second: run(120),
+        resident: 400 * MIB,
+        displaced: displaced_mib * MIB,
+        caused: [("given_back".to_owned(), 300 * MIB)].into(),
+        pages_moved: if policy == Policy::Both { 2000 } else { 1000 },
+        longest_hold_us: Some(1500),
+        daemon: policy.is_of_vnumad().then(|| [("memory".to_owned(), 1_000_000_000)].into()),
+    }
+}
+
+fn rows(cells: &[Cell]) -> Vec<Row> {
+    let profile = by_name("broadwell-2s").expect("a profile");
+    rows_of(cells, &server(), &profile).expect("rows")
+}
+
+fn of(rows: &[Row], text: &str) -> Goal {
+    let goals = judge(rows, false);
+    goals.into_iter().find(|goal| goal.goal.contains(text)).unwrap_or_else(|| panic!("no goal {text}"))
+}
+
+#[test]
+fn a_row_has_shares_medians_and_the_daemon_s_part_of_a_cpu() {
+    let found = rows(&[cell(Cause::Balloon, Policy::None, 100)]);
+    let row = &found[0];
+    assert_eq!((row.displaced_share, row.displaced_share_mean, row.displaced_share_most), (0.25, 0.25, 0.1));
+    assert_eq!((row.remote_share, row.remote_allocations, row.allocations), (0.2, 3, 100));
+    // Of three passes the middle one; the wildest has no say.
+    let instructions = row.cycles_per_op - row.cycles_per_op_first_run;
+    assert!((instructions - 20.0).abs() < 1e-6, "{row:?}");
+    assert_eq!((row.longest_hold_ms, row.does_not_count.as_deref()), (Some(1.5), None));
+    // 10^9 cycles in 12 periods of 900 s.
+    let clock = by_name("broadwell-2s").expect("a profile").clock_ghz;
+    assert!((row.overhead_share.expect("a daemon") - 1.0 / (12.0 * 900.0 * clock)).abs() < 1e-12);
+    let peer = rows(&[cell(Cause::Balloon, Policy::AutonumaHost, 100)]);
+    assert_eq!(peer[0].overhead_share, None);
+}
+
+#[test]
+fn a_cause_that_displaces_too_little_is_no_cause() {
+    let cells = [cell(Cause::Ksm, Policy::None, 39), cell(Cause::Ksm, Policy::Adaptive, 0)];
+    let found = rows(&cells);
+    assert!(found.iter().all(|row| row.does_not_count.as_ref().is_some_and(|why| why.contains("no cause"))));
+    assert!(!of(&found, "under none").met && !of(&found, "adaptive at most 1.0 % are displaced").met);
+    let found = rows(&[cell(Cause::Ksm, Policy::None, 40), cell(Cause::Ksm, Policy::Adaptive, 4)]);
+    assert!(found.iter().all(|row| row.does_not_count.is_none()), "{found:?}");
+    assert!(of(&found, "under none").met && of(&found, "adaptive at most 1.0 % are displaced").met);
+    let alone = rows(&[cell(Cause::Ksm, Policy::Adaptive, 0)]);
+    assert!(alone[0].does_not_count.as_ref().is_some_and(|why| why.contains("no row of none")));
+}
+
+#[test]
+fn periods_that_are_late_do_not_count() {
+    let none = cell(Cause::Balloon, Policy::None, 100);
+    let mut late = cell(Cause::Balloon, Policy::Both, 0);
+    late.periods[1].elapsed_s = 6.1;
+    late.periods[2].elapsed_s = 6.1;
+    assert_eq!(rows(&[none.clone(), late.clone()])[1].does_not_count, None, "two of twelve may be late");
+    late.periods[3].elapsed_s = 6.1;
+    assert!(rows(&[none, late])[1].does_not_count.is_some());
+}
+
+#[test]
+fn every_goal_can_be_missed() {
+    let met = || [cell(Cause::Ksm, Policy::None, 100), cell(Cause::Ksm, Policy::Both, 8), good(), peer()];
+    fn good() -> Cell {
+        let mut good = cell(Cause::Ksm, Policy::Adaptive, 4);
+        good.second = good.first.clone();
+        good
+    }
+    fn peer() -> Cell {
+        cell(Cause::Ksm, Policy::AutonumaHost, 80)
+    }
+    let all = judge(&rows(&met()), false);
+    assert!(all[1..].iter().all(|goal| goal.met), "{all:?}");
+    assert!(!all[0].met && all[0].found.starts_with("4 of "), "{:?}", all[0]);
+    let without = |change: fn(&mut [Cell; 4])| {
+        let mut cells = met();
+        change(&mut cells);
+        let missed = judge(&rows(&cells), false).into_iter().skip(1).filter(|goal| !goal.met);
+        missed.map(|goal| goal.goal).collect::<Vec<_>>()
+    };
+    let missed = |change: fn(&mut [Cell; 4]), text: &str| {
+        let missed = without(change);
+        assert!(missed.len() == 1 && missed[0].contains(text), "{text}: {missed:?}");
+    };
+    missed(|cells| cells[2].displaced = 5 * MIB, "at most 1.0 % are displaced");
+    missed(|cells| cells[2].periods.iter_mut().for_each(|one| one.io = pass(100, 9000)), "the I/O load");
+    missed(|cells| cells[2].pages_moved = 2000, "moves fewer pages");
+    let spends = |cells: &mut [Cell; 4]| {
+        cells[2].daemon = Some([("memory".to_owned(), 200_000_000_000_000)].into());
+    };
+    missed(spends, "of a CPU");
+    let slower = |cells: &mut [Cell; 4]| {
+        cells[2].second.passes = vec![pass(1000, 110_000); 3];
+    };
+    missed(slower, "the second run takes at most 1.0 % more");
+    let ahead = |cells: &mut [Cell; 4]| {
+        // The peer has 2 % less in the second run than in the first.
+        let cycles = |pass: &mut Pass| pass.counts.base_cycles = pass.counts.base_cycles * 98 / 100;
+        cells[3].second = cells[3].first.clone();
+        cells[3].second.passes.iter_mut().for_each(cycles);
+    };
+    missed(ahead, "no peer");
+}
+
+#[test]
+fn the_table_has_a_line_for_each_row() {
+    let found = rows(&[cell(Cause::Ksm, Policy::None, 39), cell(Cause::Ksm, Policy::AutonumaHost, 39)]);
+    let text = table(&found);
+    assert_eq!(text.lines().count(), 3);
+    assert!(text.contains("does not count: the cause is no cause") && text.contains("3 of 100"), "{text}");
+}

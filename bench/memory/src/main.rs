@@ -1,0 +1,39 @@
+//! What memory policies do for VMs whose memory is displaced: `make bench NAME=memory`. One program, three places: on the machine
+//! it judges (`judge`), on the lab server it measures (`server`), in the guest it is the load (`guest`).
+
+mod cause;
+mod committed;
+mod guest;
+mod judge;
+mod picture;
+mod policy;
+mod raw;
+mod server;
+mod vm;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(name = "bench-memory", about = "What memory policies do for VMs whose memory is displaced")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// On a server with counters: measures, and prints a line of JSON for each cell
+    Server(server::Arguments),
+    /// On the machine: rows, goals and a picture from what was measured
+    Judge(judge::Arguments),
+    /// In the guest: a program that does what its standard input says
+    Guest,
+}
+
+fn main() -> anyhow::Result<()> {
+    match Arguments::parse().command {
+        Command::Server(arguments) => server::run(&arguments),
+        Command::Judge(arguments) => judge::run(&arguments),
+        Command::Guest => guest::run(),
+    }
+}

@@ -1,0 +1,26 @@
+//! What memory policies do for VMs whose memory is displaced.
+
+use super::{
+    Options,
+    on_server::{OnServer, each},
+};
+use anyhow::{Result, ensure};
+use std::time::Duration;
+
+/// Runs it and judges it.
+pub fn run(options: &Options) -> Result<()> {
+    ensure!(!options.json, "this benchmark has no --json; its report is a file");
+    let full = options.full.then(|| "--full".to_owned());
+    let chosen = each("--cause", &options.cause).chain(each("--policy", &options.policy));
+    OnServer {
+        name: "memory",
+        server: "2n8c",
+        counters: "broadwell-2s",
+        programs: &[("vnumad", "vnumad"), ("vnumactl", "vnumactl"), ("vnuma-bench-memory", "bench-memory")],
+        files: Vec::new(),
+        measure: full.iter().cloned().chain(chosen).collect(),
+        judge: full.into_iter().collect(),
+        hang: Duration::from_secs(3 * 3600),
+    }
+    .run()
+}
