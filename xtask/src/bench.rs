@@ -28,7 +28,7 @@ const BENCHES: [Bench; 9] = [
     ),
     (
         "decide",
-        "what a decision of each scheduling policy costs, with 4096 vCPUs on 64 nodes, and placing a VM",
+        "what a decision of each scheduling policy costs, with 4096 vCPUs on 64 nodes, placing a VM, and a look at 1 TiB",
         |options| {
             options.refuse()?;
             decide::run()
