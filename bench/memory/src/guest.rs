@@ -27,8 +27,9 @@ use std::{
 };
 use vnuma_bench_common::frames::{frames, ranges};
 
-/// Words of a line of the caches.
+/// Words of a line of the caches, and of a page.
 const LINE: usize = 8;
+const PAGE: usize = 512;
 /// The guest's root disk.
 const DISK: &str = "/dev/vda";
 const DROP_CACHES: &str = "/proc/sys/vm/drop_caches";
@@ -80,14 +81,21 @@ fn read(memory: &mut Memory) -> usize {
     count
 }
 
-/// c = a + 3 b, with a word of each line; how many.
+/// c = a + 3 b, with a word of each line; how many. It goes through a page of one array after the other: how soon the caches see
+/// that lines follow each other does then not depend on where the arrays lie.
 fn triad(memory: &mut Memory) -> usize {
     let words = memory.words();
-    let third = words.len() / 3 / LINE * LINE;
+    let third = words.len() / 3 / PAGE * PAGE;
     let (a, rest) = words.split_at_mut(third);
     let (b, c) = rest.split_at_mut(third);
-    let lines = a.chunks(LINE).zip(b.chunks(LINE)).zip(c.chunks_mut(LINE));
-    lines.for_each(|((a, b), c)| c[0] = a[0].wrapping_add(b[0].wrapping_mul(3)));
+    for ((a, b), c) in a.chunks(PAGE).zip(b.chunks(PAGE)).zip(c.chunks_mut(PAGE)) {
+        let mut sums = [0_usize; PAGE / LINE];
+        sums.iter_mut().zip(a.chunks(LINE)).for_each(|(sum, a)| *sum = a[0]);
+        sums.iter_mut()
+            .zip(b.chunks(LINE))
+            .for_each(|(sum, b)| *sum = sum.wrapping_add(b[0].wrapping_mul(3)));
+        c.chunks_mut(LINE).zip(sums).for_each(|(c, sum)| c[0] = sum);
+    }
     third / LINE
 }
 
@@ -184,10 +192,13 @@ mod tests {
 
     #[test]
     fn the_triad_is_a_plus_three_b() {
-        let mut page = memory(&[]);
-        // 512 words: three parts of 168.
-        (page.words()[8], page.words()[168 + 8]) = (5, 4);
-        assert_eq!(triad(&mut page), 21);
-        assert_eq!((page.words()[336 + 8], page.words()[336 + 16]), (17, 0));
+        // Two pages for each array, and one that is left.
+        let mut memory = Memory::map(7 * 4096, None, false).expect("pages");
+        for (at, word) in [(8, 5), (PAGE + 16, 7), (2 * PAGE + 8, 4)] {
+            memory.words()[at] = word;
+        }
+        assert_eq!(triad(&mut memory), 128);
+        let c = &memory.words()[4 * PAGE..];
+        assert_eq!((c[8], c[16], c[PAGE + 16]), (17, 0, 7));
     }
 }

@@ -79,6 +79,8 @@ impl Machine {
         let reports = cause != Cause::Balloon;
         let device = json!({
             "driver": "virtio-balloon-pci", "id": "balloon", "bus": PORT, "free-page-reporting": reports,
+            // KVM gives a guest up now and then that notifies a queue by MMIO under emulation (lab/lab-vm/src/qemu.rs).
+            "modern-pio-notify": true,
         });
         monitor.execute(&json!({"execute": "device_add", "arguments": device}))?;
         let load = format!(
