@@ -106,7 +106,12 @@ fn daemon() -> &'static PathBuf {
         let factory: BackendFactory = Arc::new(move || Box::new(world));
         thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            runtime.block_on(vnuma_daemon::run(config, factory, std::future::pending()))
+            runtime.block_on(vnuma_daemon::run(
+                config,
+                factory,
+                vnuma_daemon::Notifier::default(),
+                std::future::pending(),
+            ))
         });
         wait_until_it_serves(&socket);
         socket

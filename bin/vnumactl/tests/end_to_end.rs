@@ -180,7 +180,9 @@ impl Host {
         let (stop, stopped) = oneshot::channel();
         let daemon = thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            runtime.block_on(vnuma_daemon::run(config, factory, async { drop(stopped.await) }))
+            runtime.block_on(vnuma_daemon::run(config, factory, vnuma_daemon::Notifier::default(), async {
+                drop(stopped.await)
+            }))
         });
         let host = Self { directory, stop: Some(stop), daemon: Some(daemon) };
         let socket = host.directory.path().join("api.sock");

@@ -14,7 +14,7 @@ use std::{
 };
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
-use vnuma_daemon::{BackendFactory, Config};
+use vnuma_daemon::{BackendFactory, Config, Notifier};
 use vnuma_host::read_host_topology;
 use vnuma_hypervisor::{QmpBackend, VmBackend};
 
@@ -110,5 +110,10 @@ async fn serve(config: Config) -> anyhow::Result<()> {
             _ = interrupt.recv() => {}
         }
     };
-    vnuma_daemon::run(config, factory, stop).await
+    // Nobody who starts vnumad without a manager should have to clean the environment for it.
+    let manager = Notifier::from_environment().unwrap_or_else(|error| {
+        tracing::warn!(%error, "the service manager is told nothing");
+        Notifier::default()
+    });
+    vnuma_daemon::run(config, factory, manager, stop).await
 }

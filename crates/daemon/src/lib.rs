@@ -5,15 +5,18 @@
 //!   shell/    what surrounds it: threads that observe, and carry out what was decided
 //!   server/   the API server, on a thread of its own
 //!   run.rs    puts them together
+//!   notify.rs tells the service manager how it is
 //! ```
 
 pub mod config;
 pub mod core;
+mod notify;
 mod run;
 mod server;
 mod shell;
 
 pub use config::Config;
+pub use notify::{Notifier, NotifyError};
 pub use run::run;
 pub use server::SocketError;
 pub use shell::{BackendFactory, MaskRecord, parse_masks, parse_record};

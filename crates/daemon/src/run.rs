@@ -2,6 +2,7 @@
 
 use crate::{
     config::Config,
+    notify::Notifier,
     server::{
         ApiListener, ApiSocket, Context, Metrics, MetricsListener, Peer, PerUser, Placements, Rights,
         group_id, metrics_router, router,
@@ -27,10 +28,11 @@ use vnuma_process::spawn_worker;
 /// Time for requests in progress when the daemon stops.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// Runs the daemon until `stop`. VMs, their channels and what was published to them stay as they are.
+/// Runs the daemon until `stop`, and tells the service manager of it. VMs, their channels and what was published to them stay as they are.
 pub async fn run(
     config: Config,
     factory: BackendFactory,
+    manager: Notifier,
     stop: impl Future<Output = ()>,
 ) -> anyhow::Result<()> {
     let group = group_id("api.group", config.group.as_deref())?;
@@ -58,7 +60,8 @@ pub async fn run(
         }
         None => None,
     };
-    let shell = Shell::start(config, host, factory, first_epoch(), Arc::clone(&inbox));
+    let nodes = host.nodes.len();
+    let shell = Shell::start(config, host, factory, first_epoch(), manager.watchdog(), Arc::clone(&inbox));
     let shell = shell.context("starting to watch")?;
     // The API server runs on this thread and the core on another, so readers cannot delay the core.
     let (alive, core_ended) = tokio::sync::oneshot::channel::<()>();
@@ -83,6 +86,7 @@ pub async fn run(
     let serve = axum::serve(listener, service).with_graceful_shutdown(until_stopped(stopped));
     let mut serve = tokio::spawn(serve.into_future());
     info!(socket = %path.display(), "serving");
+    manager.ready(&format!("serving {}, {nodes} host nodes", path.display()));
     tokio::select! {
         () = stop => {}
         // It ended by itself: joining it gives the reason.
@@ -91,6 +95,7 @@ pub async fn run(
             ended.context("the API's task")?.context("serving the API")?;
         }
     }
+    manager.stopping();
     info!("stopping; VMs keep what was published to them");
     inbox.close();
     stopping.send_replace(true);

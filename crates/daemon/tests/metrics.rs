@@ -155,7 +155,12 @@ fn a_port_serves_metrics_and_nothing_else_and_bears_many_who_ask() {
         vnuma_daemon::Config { socket: daemon.socket.with_extension("other"), ..daemon.config.clone() };
     let factory: vnuma_daemon::BackendFactory = Arc::new(|| unreachable!("it does not start"));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    let taken = runtime.block_on(vnuma_daemon::run(config, factory, std::future::pending::<()>()));
+    let taken = runtime.block_on(vnuma_daemon::run(
+        config,
+        factory,
+        vnuma_daemon::Notifier::default(),
+        std::future::pending::<()>(),
+    ));
     let error = format!("{:#}", taken.expect_err("the port is taken"));
     assert!(error.starts_with(&format!("metrics.listen = {address}: ")), "{error}");
 }

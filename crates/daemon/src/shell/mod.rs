@@ -53,6 +53,7 @@ use crate::{
         content::content,
         event::{Answer, Ask, Command, Event, Level, Report},
     },
+    notify::Watchdog,
 };
 use doorbells::Doorbells;
 use inbox::{ApiRequest, Inbox, Message, Turn};
@@ -141,6 +142,8 @@ pub(crate) struct Shell {
     scanner: Scanner,
     _host_watcher: HostWatcher,
     resync_at: Instant,
+    /// Of the service manager, which ends a vnumad whose loop does not turn.
+    watchdog: Option<Watchdog>,
     /// scx_vnuma is loaded.
     by_scheduler: bool,
 }
@@ -152,6 +155,7 @@ impl Shell {
         host: HostTopology,
         factory: BackendFactory,
         first_epoch: u32,
+        watchdog: Option<Watchdog>,
         inbox: Arc<Inbox>,
     ) -> anyhow::Result<Self> {
         let policies = Policies {
@@ -207,6 +211,7 @@ impl Shell {
             totals: Totals::default(),
             recorders: Recorders::default(),
             resync_at: Instant::now() + config.resync_interval,
+            watchdog,
             by_scheduler: false,
             config,
         };
@@ -235,6 +240,9 @@ impl Shell {
             }
             if self.core.next_deadline_ns().is_some_and(|deadline_ns| deadline_ns <= monotonic_ns()) {
                 self.step(Event::Woken);
+            }
+            if let Some(watchdog) = &mut self.watchdog {
+                watchdog.turned(Instant::now());
             }
         }
     }
@@ -288,7 +296,8 @@ impl Shell {
         let due = self.core.next_deadline_ns().map(|deadline_ns| Instant::now() + until(deadline_ns));
         // The scanner reports at the same interval, so both share one wake-up.
         let latest = self.resync_at + self.config.resync_interval / 4;
-        due.map_or(latest, |due| due.min(latest))
+        let turn = self.watchdog.as_ref().map(Watchdog::due);
+        due.into_iter().chain(turn).fold(latest, Instant::min)
     }
 
     /// Handles an event and every outcome that is known at once.

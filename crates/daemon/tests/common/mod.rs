@@ -85,7 +85,9 @@ impl Daemon {
         let (stop, stopped) = oneshot::channel();
         let thread = thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            runtime.block_on(vnuma_daemon::run(config, factory, async { drop(stopped.await) }))
+            runtime.block_on(vnuma_daemon::run(config, factory, vnuma_daemon::Notifier::default(), async {
+                drop(stopped.await)
+            }))
         });
         (self.stop, self.thread) = (Some(stop), Some(thread));
         // The file is there before anybody listens.
