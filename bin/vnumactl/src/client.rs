@@ -42,6 +42,10 @@ pub enum ClientError {
     Replay { path: PathBuf, source: crate::replay::ReplayError },
     #[error("{0}")]
     Calibrate(crate::calibrate::CalibrateError),
+    #[error("setup --apply needs root")]
+    SetupRights,
+    #[error("{0} of what was to be done failed")]
+    SetupFailed(usize),
     #[error("writing the output: {0}")]
     Output(io::Error),
 }

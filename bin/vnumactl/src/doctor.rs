@@ -38,11 +38,13 @@ pub struct Check {
 }
 
 impl Check {
-    fn best(check: &'static str, capability: impl Into<String>) -> Self {
+    /// Nothing is better.
+    pub fn best(check: &'static str, capability: impl Into<String>) -> Self {
         Self { vm: None, check, capability: capability.into(), level: Level::Best, why: None, remedy: None }
     }
 
-    fn lower(
+    /// Something would be better.
+    pub fn lower(
         level: Level,
         check: &'static str,
         capability: &str,

@@ -12,6 +12,7 @@ mod place;
 mod policy;
 mod record;
 pub mod replay;
+mod setup;
 mod table;
 mod top;
 mod vms;
@@ -19,7 +20,7 @@ mod watch;
 
 pub use answer::Answer;
 use clap::{
-    Args, Parser, Subcommand,
+    Args, CommandFactory, Parser, Subcommand,
     builder::{OsStringValueParser, TypedValueParser},
 };
 use client::{Client, ClientError};
@@ -173,6 +174,34 @@ enum Command {
     Daemon,
     /// Check the host and each VM: which capability is in use, why it is not the best, and what would help
     Doctor,
+    /// Say what this host lacks for vnuma, and do it on request
+    Setup(setup::Arguments),
+    /// Print a shell's completion of vnumactl
+    Completion {
+        /// The shell: bash, zsh or fish
+        #[arg(value_enum)]
+        shell: Shell,
+    },
+}
+
+/// Shells that completion is for.
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Shell {
+    Bash,
+    Zsh,
+    Fish,
+}
+
+fn completion(shell: Shell) -> Vec<u8> {
+    use clap_complete::Shell as Known;
+    let shell = match shell {
+        Shell::Bash => Known::Bash,
+        Shell::Zsh => Known::Zsh,
+        Shell::Fish => Known::Fish,
+    };
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Arguments::command(), "vnumactl", &mut script);
+    script
 }
 
 /// Of a VM's name. clap's own parser names neither the argument nor the value that is not UTF-8.
@@ -222,6 +251,7 @@ fn exit_status(error: &ClientError) -> u8 {
     match error {
         ClientError::Unreachable { .. } => 3,
         ClientError::NotPermitted { .. }
+        | ClientError::SetupRights
         | ClientError::Refused(ApiError { error: ErrorKind::Forbidden, .. }) => 4,
         _ => 1,
     }
@@ -325,6 +355,10 @@ async fn run(arguments: &Arguments) -> Result<(), ClientError> {
             let vms: Vec<Vm> = client.get(VMS).await?;
             print(json, &doctor::examine(&daemon, &host, &vms), |checks| doctor::text(checks))
         }
+        Command::Setup(arguments) => setup::run(&client, arguments, json).await,
+        Command::Completion { shell } => {
+            io::stdout().write_all(&completion(*shell)).map_err(ClientError::Output)
+        }
     }
 }
 
@@ -340,7 +374,6 @@ fn print<T: Serialize>(json: bool, value: &T, text: impl Fn(&T) -> String) -> Re
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_command_line_is_sound() {
@@ -423,6 +456,13 @@ mod tests {
         let refused = |error| ClientError::Refused(ApiError { error, message: String::new() });
         assert_eq!(exit_status(&refused(ErrorKind::Forbidden)), 4);
         assert_eq!(exit_status(&refused(ErrorKind::NotFound)), 1);
+        // tests/manual.rs has the same texts.
+        for (failure, status, text) in [
+            (ClientError::SetupRights, 4, "setup --apply needs root"),
+            (ClientError::SetupFailed(2), 1, "2 of what was to be done failed"),
+        ] {
+            assert_eq!((exit_status(&failure), failure.to_string()), (status, text.to_owned()));
+        }
         let socket = PathBuf::from("/s");
         let source = io::ErrorKind::NotFound.into();
         assert_eq!(exit_status(&ClientError::Unreachable { socket, source }), 3);

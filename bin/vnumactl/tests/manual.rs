@@ -56,6 +56,8 @@ fn the_manual_names_errors_by_their_text() {
         CalibrateError::NoBounds("no load is LLC-T".into()),
     ];
     made.extend(calibration.iter().map(ToString::to_string));
+    // src/lib.rs has the same texts from the program's own errors.
+    made.extend(["setup --apply needs root".into(), "2 of what was to be done failed".into()]);
     // crates/daemon/tests/rights.rs has the same text from a running daemon.
     made.push("user 7 has 64 connections to vnumad, the most that one may have".into());
     compare(include_str!("../../../docs/vnumactl.md"), &made);
