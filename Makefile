@@ -3,16 +3,17 @@
 BUILD_XTASK = cargo build --workspace --bin xtask
 XTASK = $(or $(CARGO_TARGET_DIR),target)/debug/xtask
 
-.PHONY: help demo test bench soak lab-shell
+.PHONY: help demo test deb bench soak lab-shell
 
 help:
 	@echo 'make demo             a running VM follows its NUMA topology, an otherwise identical one does not'
 	@echo 'make test             format, lints, unit, property and lab tests'
+	@echo 'make deb              Debian packages, in target/deb'
 	@echo 'make bench NAME=...   one benchmark (without NAME: list them); FULL=1 for its full form'
-	@echo 'make soak             long runs of the property tests, fuzz targets and lab tests; NAME=scheduler: that part of them'
+	@echo 'make soak             long runs of the property tests, fuzz targets and lab tests; NAME=scheduler, NAME=packages: that part of them'
 	@echo 'make lab-shell        a prompt on the emulated NUMA server'
 
-demo test:
+demo test deb:
 	@scripts/bootstrap.sh
 	@$(BUILD_XTASK)
 	@$(XTASK) $@

@@ -1,5 +1,6 @@
 //! `make test`: format, lints, unit and property tests, recorded servers, lab tests. `make soak`: the long runs.
 
+use crate::deb;
 use crate::demo;
 use crate::fuzz;
 use crate::setup;
@@ -49,6 +50,8 @@ const COUNTER_TESTS: &[&str] =
     &["--package", "lab-count", "--features", "lab", "--test", "exact", "--", "--test-threads", "1"];
 /// Of [`SLICE_TESTS`] the one that is a part of the soak by itself.
 const SCHEDULER_TEST: &str = "slice::nothing_is_lost_while_everything_around_vms_changes";
+/// Likewise.
+const PACKAGES_TEST: &str = "packages::packages_are_installed_upgraded_and_purged";
 /// Of a soak: cases of each property, rounds of moves, seconds of the demonstration.
 const SOAK_CASES: &str = "20000";
 const SOAK_ROUNDS: &str = "500";
@@ -98,6 +101,11 @@ pub fn test() -> Result<()> {
             cargo_test(&arguments, &[("RUST_TEST_THREADS", UNIT_TEST_THREADS)], counts)
         });
         steps.step("simulation", |counts| simulation(SIMULATION, counts));
+        steps.step("Debian packages, and what lintian says of them", |counts| {
+            deb::run_all(&deb::Arguments::of_test(&workspace().join("target/test/packages/now"), None))?;
+            counts.add_passed();
+            Ok(())
+        });
         steps.step("recorded servers", recorded_servers);
         steps.step("metrics as promtool reads them", metrics);
         steps.step("the driver's reader of the channel, damaged and raced", |counts| {
@@ -166,23 +174,24 @@ pub struct SoakArguments {
 enum SoakPart {
     /// Policies, masks, schedulers, vnumad and VMs come, go and change at random, on one lab server
     Scheduler,
+    /// Debian packages on a lab server with systemd: installed, upgraded while a VM runs, purged
+    Packages,
 }
 
 /// The long runs.
 pub fn soak(arguments: &SoakArguments) -> Result<()> {
     setup::packages()?;
     let mut steps = Steps::default();
-    if let Some(SoakPart::Scheduler) = arguments.part {
-        let (seconds, seed) = ((arguments.minutes * 60).to_string(), arguments.seed.to_string());
-        let env = [("VNUMA_SOAK_SECONDS", seconds.as_str()), ("VNUMA_SOAK_SEED", &seed)];
-        steps.step("lab: everything around VMs changes", |counts| {
-            cargo_test(
-                &[SLICE_TESTS, &["--include-ignored", "--exact", SCHEDULER_TEST]].concat(),
-                &env,
-                counts,
-            )
-        });
-        return steps.finish();
+    match arguments.part {
+        Some(SoakPart::Scheduler) => {
+            steps.step("lab: everything around VMs changes", |counts| scheduler(arguments, counts));
+            return steps.finish();
+        }
+        Some(SoakPart::Packages) => {
+            steps.step("lab: packages under systemd", packages_in_lab);
+            return steps.finish();
+        }
+        None => {}
     }
     steps.step("property tests", |counts| {
         let arguments = ["--quiet", "--workspace", "--locked", "--no-fail-fast"];
@@ -200,6 +209,7 @@ pub fn soak(arguments: &SoakArguments) -> Result<()> {
     steps.step("lab: servers in a network, systemd", |counts| {
         cargo_test(&[LAB_TESTS, &["--ignored"]].concat(), &[], counts)
     });
+    steps.step("lab: packages under systemd", packages_in_lab);
     steps.step("lab: exactness of the counters", |counts| cargo_test(COUNTER_TESTS, &[], counts));
     steps.step("lab: the demonstration", |counts| {
         demo::run(&demo::Arguments::lasting(SOAK_DEMO_SECONDS))?;
@@ -207,6 +217,24 @@ pub fn soak(arguments: &SoakArguments) -> Result<()> {
         Ok(())
     });
     steps.finish()
+}
+
+fn scheduler(arguments: &SoakArguments, counts: &mut Counts) -> Result<()> {
+    let (seconds, seed) = ((arguments.minutes * 60).to_string(), arguments.seed.to_string());
+    let env = [("VNUMA_SOAK_SECONDS", seconds.as_str()), ("VNUMA_SOAK_SEED", &seed)];
+    let test = [SLICE_TESTS, &["--include-ignored", "--exact", SCHEDULER_TEST]].concat();
+    cargo_test(&test, &env, counts)
+}
+
+/// Packages of a lower version and of this one, and the test that has both.
+fn packages_in_lab(counts: &mut Counts) -> Result<()> {
+    let folder = workspace().join("target/test/packages");
+    let lower = format!("{}~before", env!("CARGO_PKG_VERSION"));
+    deb::run_all(&deb::Arguments::of_test(&folder.join("before"), Some(lower)))?;
+    deb::run_all(&deb::Arguments::of_test(&folder.join("now"), None))?;
+    let folder = folder.to_str().context("the checkout's path is not UTF-8")?;
+    let test = [SLICE_TESTS, &["--include-ignored", "--exact", PACKAGES_TEST]].concat();
+    cargo_test(&test, &[("VNUMA_PACKAGES", folder)], counts)
 }
 
 /// C that runs in a kernel, and the headers that it includes. Programs in C keep the style without the kernel's types.

@@ -2,6 +2,7 @@
 
 mod bench;
 mod checks;
+mod deb;
 mod demo;
 #[cfg(test)]
 mod documents;
@@ -35,6 +36,8 @@ enum Command {
     Setup,
     /// A running VM follows its NUMA topology, an otherwise identical one does not
     Demo(demo::Arguments),
+    /// Debian packages of everything, in target/deb
+    Deb(deb::Arguments),
     /// One benchmark; without NAME: which there are
     Bench(bench::Arguments),
     /// Feed the parsers inputs that are made to break them; all targets, or those that are named
@@ -64,6 +67,10 @@ fn main() -> ExitCode {
         Command::Lab(command) => lab::main(*command),
         Command::Setup => setup::packages().map(|()| ExitCode::SUCCESS),
         Command::Demo(arguments) => demo::run(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::Deb(arguments) => deb::run_all(&arguments).map(|packages| {
+            packages.iter().for_each(|package| println!("deb: {}", package.display()));
+            ExitCode::SUCCESS
+        }),
         Command::Bench(arguments) => bench::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Servers => checks::servers().map(|()| ExitCode::SUCCESS),
         Command::Fuzz(arguments) => fuzz::main(&arguments).map(|()| ExitCode::SUCCESS),

@@ -156,3 +156,59 @@ fn a_manual_that_differs_is_found() {
         assert!(!differences(&MANUAL.replace(from, to)).is_empty(), "{from}");
     }
 }
+
+/// Keys of a file in which every one stands as a comment, with their values.
+fn commented(file: &str) -> Vec<(String, &str)> {
+    let mut section = "";
+    let mut found = Vec::new();
+    for line in file.lines() {
+        if let Some(name) = line.strip_prefix('[').and_then(|line| line.strip_suffix(']')) {
+            section = name;
+        }
+        // A sentence has a space after its `#`.
+        let key = line.strip_prefix('#').filter(|line| !line.starts_with(' '));
+        if let Some((name, value)) = key.and_then(|line| line.split_once(" = ")) {
+            found.push((format!("{section}.{name}"), value));
+        }
+    }
+    found
+}
+
+/// What of the packaged configuration is not as the program has it.
+fn wrong_in_file(file: &str) -> Vec<String> {
+    let found = commented(file);
+    let listed: BTreeSet<String> = found.iter().map(|(key, _)| key.clone()).collect();
+    let keys = keys();
+    let mut wrong: Vec<String> =
+        keys.symmetric_difference(&listed).map(|key| format!("only one of both has {key}")).collect();
+    let none: BTreeSet<String> =
+        table(MANUAL).into_iter().filter(|row| row.default == "none").map(|row| row.key).collect();
+    for (key, value) in found.iter().filter(|(key, _)| keys.contains(key)) {
+        let directory = if key == "vms.sockets" { "directory = \"/run/vnuma/qmp\"\n" } else { "" };
+        match with(key, &format!("{value}\n{directory}")) {
+            Ok(config) if (config == Config::default()) != none.contains(key) => {}
+            Ok(_) => wrong.push(format!("{key}: {value} is not what the manual says")),
+            Err(error) => wrong.push(error),
+        }
+    }
+    if parse(file) != Ok(Config::default()) {
+        wrong.push("as it is, it changes something".to_owned());
+    }
+    wrong
+}
+
+#[test]
+fn the_packaged_configuration_has_every_key_with_its_default() {
+    let file = include_str!("../../../../packaging/vnumad.toml");
+    assert_eq!(wrong_in_file(file), Vec::<String>::new());
+    for (from, to) in [
+        ("#period_ms = 1000", "#period_ms = 2000"),
+        ("#period_ms = 1000\n", ""),
+        ("#dwell_ms", "#dwel_ms"),
+        ("#listen = \"127.0.0.1:9743\"", "#listen = \"9743\""),
+        ("#calm_s = 10", "calm_s = 11"),
+    ] {
+        assert!(file.contains(from), "{from}");
+        assert!(!wrong_in_file(&file.replacen(from, to, 1)).is_empty(), "{from}");
+    }
+}
