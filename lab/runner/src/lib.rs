@@ -18,6 +18,7 @@ mod cache;
 mod children;
 mod counters;
 mod cpio;
+pub mod dkms;
 pub mod driver;
 mod guests;
 mod hang;

@@ -11,8 +11,10 @@ mod hotspot;
 mod kills;
 mod lifecycle;
 mod machine;
+mod manual;
 mod memory;
 mod others;
+mod packages;
 mod placed;
 mod places;
 mod policy;
@@ -74,6 +76,8 @@ enum Scenario {
     Runtimes,
     /// Eden of a Java VM in a guest follows its topology
     Hotspot,
+    /// The Debian packages are installed, upgraded while a VM runs, and purged; the server has systemd
+    Packages,
     /// VMs are started as `vnumactl place` prints them
     Placed,
     /// A scheduling policy takes a vCPU to its memory, and gives its operator's CPUs back
@@ -110,6 +114,7 @@ fn play(scenario: Scenario) -> anyhow::Result<()> {
         Scenario::Machine => machine::run(),
         Scenario::Hotspot => hotspot::run(),
         Scenario::Runtimes => runtimes::run(),
+        Scenario::Packages => packages::run(),
         Scenario::Placed => placed::run(),
         Scenario::Policy => policy::run(),
         Scenario::Scheduler(arguments) => scheduler::run(&arguments),

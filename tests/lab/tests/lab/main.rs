@@ -2,6 +2,7 @@
 
 mod driver;
 mod dsm;
+mod packages;
 mod slice;
 
 use std::collections::HashSet;

@@ -25,11 +25,14 @@ static FILES: LazyLock<Vec<(PathBuf, String)>> = LazyLock::new(|| {
         files.push((driver::build(kernel).expect("the driver builds"), format!("/root/vnuma-{kernel}.ko")));
     }
     files.push((vcpu_watch(), "/usr/local/bin/vcpu-watch".to_owned()));
-    // Guests differ in nothing but the kernel.
-    let tools = driver::tools(GUEST_KERNELS[0]).expect("the checker builds");
-    files.push((tools.join("vnuma-check"), "/root/vnuma-check".to_owned()));
+    files.push((driver_tools().join("vnuma-check"), "/root/vnuma-check".to_owned()));
     files
 });
+
+/// The folder of the driver's check tools. Guests differ in nothing but the kernel.
+pub fn driver_tools() -> PathBuf {
+    driver::tools(GUEST_KERNELS[0]).expect("the checker builds")
+}
 
 /// What `guest/runtime` builds, on the server.
 const RUNTIME: &str = "/root/runtime";
