@@ -43,6 +43,9 @@ struct Arguments {
     /// Print the host's topology as JSON and exit
     #[arg(long, conflicts_with = "check")]
     print_topology: bool,
+    /// Print the description of the API (OpenAPI 3.1) and exit
+    #[arg(long, conflicts_with_all = ["check", "print_topology"])]
+    print_openapi: bool,
     /// What to log on stderr: error, warn, info, debug, trace, or by module
     #[arg(long, value_name = "FILTER", default_value = "info")]
     log: String,
@@ -61,6 +64,10 @@ fn main() -> ExitCode {
 fn start(arguments: Arguments) -> anyhow::Result<()> {
     // Files are for the daemon alone; the socket and its directory get their modes one by one.
     umask(Mode::from_bits_truncate(0o077));
+    if arguments.print_openapi {
+        print!("{}", vnuma_daemon::openapi_document());
+        return Ok(());
+    }
     let mut config = Config::load(arguments.config.as_deref())?;
     if let Some(root) = arguments.root {
         config.root = root;

@@ -7,6 +7,7 @@ use vnuma_topology::HostNodeId;
 
 /// The rule that a VM was placed by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Rule {
     /// Devices: the shares on their nodes are those of equations (3) and (4).
@@ -50,6 +51,7 @@ impl Rule {
 
 /// What a node had, and what it gave.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct NodeFigures {
     /// The node.
     pub node: HostNodeId,
@@ -69,6 +71,7 @@ pub struct NodeFigures {
 
 /// The share of the VM on the node of a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct HomeShare {
     /// The node.
     pub node: HostNodeId,
@@ -88,6 +91,7 @@ pub struct HomeShare {
 
 /// Why a VM goes where it goes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Explanation {
     /// The rule.
     pub rule: Rule,

@@ -11,6 +11,7 @@ use vnuma_topology::{CpuId, CpuSet, DistanceMatrix, GuestNodeId, HostNodeId};
 
 /// A vCPU and the CPU that it is to run on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct VcpuPin {
     /// QEMU's index, which with one socket for each vCPU is its APIC id, too.
@@ -21,6 +22,7 @@ pub struct VcpuPin {
 
 /// A node of the guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct GuestNodePlan {
     /// Its number.
@@ -35,6 +37,7 @@ pub struct GuestNodePlan {
 
 /// A device that is passed through.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct DevicePlan {
     /// Its address on the host.
@@ -49,6 +52,7 @@ pub struct DevicePlan {
 
 /// Where a VM goes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Placement {
     /// The VM's name.

@@ -7,6 +7,7 @@ use vnuma_topology::HostNodeId;
 
 /// A device that is not local, and why.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Remote {
     /// Its address.
     pub device: String,

@@ -13,6 +13,7 @@ const MAX_NAME: usize = 64;
 
 /// Must a VM have a part of itself on the nodes of its devices?
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Locality {
     /// If a device's node has neither a CPU nor memory left, the VM is refused.

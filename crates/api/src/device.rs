@@ -1,10 +1,11 @@
 //! Devices of the host and who has them, and what is free of the host.
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 use vnuma_topology::{HostNodeId, PciFunction, PciLink};
 
 /// Devices, and what VMs have of them.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Devices {
     /// PCI functions, in order of their address.
     pub functions: Vec<Device>,
@@ -17,7 +18,7 @@ pub struct Devices {
 }
 
 /// A PCI function.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Device {
     /// `domain:bus:device.function`.
     pub address: String,
@@ -73,7 +74,7 @@ impl Device {
 }
 
 /// What kind of user has a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum DeviceUserKind {
     /// A VM.
@@ -85,7 +86,7 @@ pub enum DeviceUserKind {
 }
 
 /// Who has a device.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DeviceUser {
     /// What it is.
     pub kind: DeviceUserKind,
@@ -96,7 +97,7 @@ pub struct DeviceUser {
 }
 
 /// A tap or macvtap interface that a VM has.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VmInterface {
     /// The VM.
     pub vm: String,
@@ -110,7 +111,7 @@ pub struct VmInterface {
 }
 
 /// A vhost device that a VM has.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VmVhost {
     /// The VM.
     pub vm: String,
@@ -123,7 +124,7 @@ pub struct VmVhost {
 }
 
 /// What is free of a node for VMs that are to be started: what neither VMs nor reservations have.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct NodeFree {
     /// The node.
     pub node: HostNodeId,
@@ -138,7 +139,7 @@ pub struct NodeFree {
 }
 
 /// Free memory of a page size.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FreeMemory {
     /// Size of a page, bytes.
     pub page_bytes: u64,

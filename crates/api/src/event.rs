@@ -3,11 +3,13 @@
 use crate::{MemoryStep, PolicyStep};
 use serde::{Deserialize, Serialize};
 use std::{fmt, num::ParseIntError, str::FromStr};
+use utoipa::ToSchema;
 
 /// Name of one published topology. Compared for equality only. In JSON it is a string of 16
 /// hexadecimal digits, as in the guest's uevents: many JSON readers cannot hold 64 bits in a number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(try_from = "String", into = "String")]
+#[schema(value_type = String, pattern = "^[0-9a-f]{16}$", example = "0000000700000001")]
 pub struct Generation(pub u64);
 
 impl fmt::Display for Generation {
@@ -111,7 +113,7 @@ impl FromStr for EventKind {
 }
 
 /// Something that happened. Times are `CLOCK_MONOTONIC` of the host, nanoseconds.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "event", rename_all = "lowercase")]
 pub enum Event {
     /// A VM was found.

@@ -23,6 +23,7 @@
 //! | `GET /v1/observations`     |                 | [`Observation`]s, one JSON a line, one a period | read |
 //! | `GET /v1/watch`            |                 | [`Event`]s, one JSON a line | read  |
 //! | `GET /metrics`             |                 | metrics, in OpenMetrics or Prometheus' text format | read |
+//! | `GET /openapi.json`        |                 | this table, as OpenAPI 3.1 has it | read |
 //!
 //! Everybody who may connect to the socket may read. Acting is for root, the daemon's own user, and a group if one is
 //! configured. A request that fails is answered with an HTTP status of 400 or above and an [`ApiError`].
@@ -46,7 +47,7 @@ pub use event::{Event, EventKind, Generation, UnknownEvent};
 pub use memory::{Bytes, GuestNodeMemory, MemoryPlace, MemoryPolicyRequest, Unmovable, VmMemory};
 pub use observation::{Observation, ObservedCounts, ObservedVcpu, ObservedVm};
 pub use path::{
-    CAPACITY, DAEMON, DEVICES, HARDWARE, METRICS, OBSERVATIONS, PLACEMENTS, POLICIES, VMS, WATCH,
+    CAPACITY, DAEMON, DEVICES, HARDWARE, METRICS, OBSERVATIONS, OPENAPI, PLACEMENTS, POLICIES, VMS, WATCH,
     release_path, vm_path,
 };
 pub use placement::{PlaceRequest, Placed, Reserved};
@@ -59,13 +60,14 @@ pub use vm::{
 };
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 pub use vnuma_topology::{HostTopology, PciLink};
 
 /// vnumad's socket by default.
 pub const DEFAULT_SOCKET: &str = "/run/vnuma/vnumad.sock";
 
 /// Body of a move.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MoveRequest {
     /// APIC id of the vCPU.
@@ -75,7 +77,7 @@ pub struct MoveRequest {
 }
 
 /// Body of a replug.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ReplugRequest {
     /// APIC id of the vCPU.
@@ -83,7 +85,7 @@ pub struct ReplugRequest {
 }
 
 /// A vCPU that was replugged.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Replugged {
     /// APIC id that it had.
     pub vcpu: u32,
@@ -96,7 +98,7 @@ pub struct Replugged {
 }
 
 /// What went wrong, for programs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ErrorKind {
     /// The request makes no sense (400).
@@ -116,7 +118,7 @@ pub enum ErrorKind {
 }
 
 /// Body of every failed request.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ApiError {
     /// For programs.
     pub error: ErrorKind,
@@ -125,7 +127,7 @@ pub struct ApiError {
 }
 
 /// How policies set the places of vCPUs.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PlaceSetting {
     /// [`PlaceSetting::AFFINITY`] or [`PlaceSetting::SCHEDULER`].
     pub mechanism: String,
@@ -158,7 +160,7 @@ impl PlaceSetting {
 }
 
 /// The daemon itself.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Daemon {
     /// Its version.
     pub version: String,

@@ -2,9 +2,10 @@
 
 use crate::MemoryMoves;
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 /// Body of a request for another memory policy.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MemoryPolicyRequest {
     /// Its name.
@@ -12,7 +13,7 @@ pub struct MemoryPolicyRequest {
 }
 
 /// Where the memory of a VM is, as a sample of its pages shows it.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct VmMemory {
     /// The VM.
@@ -38,7 +39,7 @@ pub struct VmMemory {
 }
 
 /// Bytes, and the interval that they are in with a confidence of 95 %.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct Bytes {
     /// Most likely.
@@ -50,7 +51,7 @@ pub struct Bytes {
 }
 
 /// The memory of a guest node.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct GuestNodeMemory {
     /// Its number.
@@ -78,7 +79,7 @@ pub struct GuestNodeMemory {
 }
 
 /// Memory on a host node in pages of one size.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct MemoryPlace {
     /// The host node.
@@ -93,7 +94,7 @@ pub struct MemoryPlace {
 }
 
 /// Displaced memory that cannot be moved.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct Unmovable {
     /// `vfio`, `pool`, `bound`, `cpuset`, `no-memory` and `vprobe` keep all of it, `ksm` and `shared` single pages.

@@ -1,10 +1,11 @@
 //! What the policies were given in a period, to be recorded and replayed.
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 use vnuma_topology::{CpuLayout, CpuSet, HostTopology};
 
 /// A period of the host.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Observation {
     /// When it ended, `CLOCK_MONOTONIC` of the host, nanoseconds.
@@ -27,7 +28,7 @@ pub struct Observation {
 }
 
 /// A VM in a period.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ObservedVm {
     /// Its name.
@@ -39,7 +40,7 @@ pub struct ObservedVm {
 }
 
 /// A vCPU in a period.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ObservedVcpu {
     /// APIC id.
@@ -67,7 +68,7 @@ pub struct ObservedVcpu {
 }
 
 /// What was counted of a vCPU.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ObservedCounts {
     /// Nothing was counted: the place of the VM's pages stands in for it.

@@ -22,6 +22,9 @@ pub const WATCH: &str = "/v1/watch";
 /// Metrics for Prometheus.
 pub const METRICS: &str = "/metrics";
 
+/// The description of the interface, as OpenAPI has it.
+pub const OPENAPI: &str = "/openapi.json";
+
 /// Path of a VM, or of an `action` on it. Bytes of the name that a path cannot hold are escaped.
 pub fn vm_path(name: &str, action: Option<&str>) -> String {
     path_of(VMS, name, action)

@@ -1,13 +1,14 @@
 //! Placements of VMs that are to be started, and reservations.
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 use vnuma_allocation::{
     BASE_PAGE_BYTES, Explanation, Locality, Placement,
     reservation::{LIFETIME_NS, Reservation, State},
 };
 
 /// Body of a request for a placement.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PlaceRequest {
     /// Name that the VM will have.
@@ -39,7 +40,7 @@ fn lifetime() -> u64 {
 }
 
 /// A placement that was reserved.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Placed {
     /// The reservation.
     pub reservation: Reserved,
@@ -48,7 +49,7 @@ pub struct Placed {
 }
 
 /// A reservation as it is now.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Reserved {
     /// Its number.
     pub id: u64,

@@ -1,10 +1,11 @@
 //! How the vCPUs of a VM are scheduled.
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 use vnuma_topology::CpuSet;
 
 /// Body of a request for another policy.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PolicyRequest {
     /// Its name.
@@ -12,7 +13,7 @@ pub struct PolicyRequest {
 }
 
 /// How the vCPUs of a VM are scheduled.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Scheduling {
     /// The VM.
     pub vm: String,
@@ -29,7 +30,7 @@ pub struct Scheduling {
 }
 
 /// Memory of a VM that policies have moved to its vCPUs.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct MemoryMoves {
     /// Moves that have ended.
     pub moves: u64,
@@ -40,7 +41,7 @@ pub struct MemoryMoves {
 }
 
 /// Memory of a VM that a policy moves from one node to another.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct MemoryStep {
     /// When it began or, if it has ended, ended: `CLOCK_MONOTONIC` of the host, nanoseconds.
@@ -142,7 +143,7 @@ impl MemoryStep {
 }
 
 /// Threads of a VM that run no vCPU: main loop, I/O threads, workers, vhost.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct OtherThreads {
     /// How many are kept to the CPUs.
     pub threads: usize,
@@ -154,7 +155,7 @@ pub struct OtherThreads {
 }
 
 /// How a vCPU is scheduled, and what the last period showed of it.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct VcpuScheduling {
     /// APIC id.
     pub vcpu: u32,
@@ -204,7 +205,7 @@ pub struct VcpuScheduling {
 }
 
 /// A step of a policy: a vCPU was confined to CPUs, or got its operator's mask again.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct PolicyStep {
     /// When, `CLOCK_MONOTONIC` of the host, nanoseconds.
     pub time_ns: u64,
@@ -258,7 +259,7 @@ impl PolicyStep {
 }
 
 /// Where the counts of vCPUs come from.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Counters {
     /// `per-node`, `local-remote`, `generic`, `page-location` or `none`, best first.
     pub source: String,

@@ -3,10 +3,11 @@
 use crate::Generation;
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, fmt};
+use utoipa::ToSchema;
 use vnuma_topology::DistanceMatrix;
 
 /// A VM.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Vm {
     /// Its name.
     pub name: String,
@@ -44,7 +45,7 @@ pub struct Vm {
 }
 
 /// Whether a VM's hypervisor can be asked. Whatever it is, its vCPUs are observed, moved and published.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Hypervisor {
     /// It answers.
@@ -60,7 +61,7 @@ pub enum Hypervisor {
 }
 
 /// A VM's topology channel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ChannelState {
     /// There is none.
@@ -74,7 +75,7 @@ pub enum ChannelState {
 }
 
 /// A guest node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct GuestNode {
     /// Its number.
     pub id: u32,
@@ -88,7 +89,7 @@ pub struct GuestNode {
 }
 
 /// A vCPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Vcpu {
     /// How host and guest name it.
     pub apic_id: u32,
@@ -111,7 +112,7 @@ pub struct Vcpu {
 }
 
 /// A PCI function of the host that a VM has.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VmDevice {
     /// Its address on the host.
     pub host: String,
@@ -130,7 +131,7 @@ pub struct VmDevice {
 }
 
 /// How true a guest's view of a vCPU is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum VcpuState {
     /// It runs on the home of the guest node that the guest uses.
@@ -179,7 +180,7 @@ impl fmt::Display for ChannelState {
 }
 
 /// How the guest's driver changes the kernel's maps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum DriverMode {
     /// In place: CPUs go on running.
@@ -198,7 +199,7 @@ impl fmt::Display for DriverMode {
 }
 
 /// A publication that a guest's driver refused, or applied in part only.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RefusedGeneration {
     /// Which.
     pub generation: Generation,
@@ -207,7 +208,7 @@ pub struct RefusedGeneration {
 }
 
 /// What was published to a VM since vnumad first saw it.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Publication {
     /// Last generation that was published.
     pub generation: Option<Generation>,

@@ -18,5 +18,5 @@ mod shell;
 pub use config::Config;
 pub use notify::{Notifier, NotifyError};
 pub use run::run;
-pub use server::SocketError;
+pub use server::{SocketError, openapi_document};
 pub use shell::{BackendFactory, MaskRecord, parse_masks, parse_record};

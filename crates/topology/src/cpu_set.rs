@@ -15,6 +15,8 @@ const FEW: usize = 4;
 /// CPU numbers, ordered. Masks are compared and copied for every thread in every period of the policies, so this is a bit for
 /// each.
 #[derive(Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[cfg_attr(feature = "schema", schema(value_type = String, example = "0-3,8"))]
 #[serde(try_from = "String", into = "String")]
 pub struct CpuSet(Words);
 

@@ -82,6 +82,17 @@ impl From<DistanceMatrix> for Vec<Vec<u8>> {
     }
 }
 
+#[cfg(feature = "schema")]
+impl utoipa::PartialSchema for DistanceMatrix {
+    fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::schema::Schema> {
+        // As it is serialized.
+        Vec::<Vec<u8>>::schema()
+    }
+}
+
+#[cfg(feature = "schema")]
+impl utoipa::ToSchema for DistanceMatrix {}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 /// What a host consists of. Nodes are in rising order of their number; numbers may
 /// have gaps, and a node may have no CPUs or no memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct HostTopology {
     /// Online nodes.
     pub nodes: Vec<HostNode>,
@@ -19,6 +20,7 @@ pub struct HostTopology {
 
 /// A host node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct HostNode {
     /// The kernel's number.
     pub id: HostNodeId,
@@ -34,6 +36,7 @@ pub struct HostNode {
 
 /// A pool of huge pages of one size on one node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct HugePages {
     /// Size of one page, KiB.
     pub size_kib: u64,
@@ -45,6 +48,7 @@ pub struct HugePages {
 
 /// CPUs that share a last-level cache.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct CacheGroup {
     /// Level of the cache, 1 to 4.
     pub level: u32,
@@ -56,6 +60,7 @@ pub struct CacheGroup {
 
 /// What a scheduler has to know of the CPUs beyond their nodes and caches.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct CpuLayout {
     /// CPUs that the kernel's load balancer leaves alone (`isolcpus=`, isolated cpusets). Nothing is placed on them.
     pub isolated: CpuSet,
@@ -65,6 +70,7 @@ pub struct CpuLayout {
 
 /// A PCI function.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct PciDevice {
     /// `domain:bus:device.function`, for example `0000:00:1f.2`.
     pub address: String,

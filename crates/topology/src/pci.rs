@@ -39,6 +39,7 @@ pub fn is_pci_address(text: &str) -> bool {
 
 /// The link of a PCIe function, as it was negotiated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct PciLink {
     /// Speed of a lane, megatransfers per second: 2500 for PCIe 1, 64000 for PCIe 6.
     pub speed_mts: u32,

@@ -3,7 +3,8 @@
 use super::{
     limits::{PerUser, Permit},
     listener::ApiListener,
-    metrics::{Metrics, metrics},
+    metrics::{__path_metrics, Metrics, metrics},
+    openapi::{__path_openapi, Base, Failures, Refusals, openapi},
     placements::{PlacementError, Placements},
     rights::Peer,
 };
@@ -25,7 +26,6 @@ use axum::{
     },
     http::{StatusCode, header::CONTENT_TYPE, request::Parts},
     response::{IntoResponse, Response},
-    routing::{get, post},
     serve::IncomingStream,
 };
 use futures_core::Stream;
@@ -37,8 +37,10 @@ use std::{
     task::{self, Poll},
 };
 use tokio::sync::{mpsc, oneshot};
+use utoipa::OpenApi;
+use utoipa_axum::{router::OpenApiRouter, routes};
 use vnuma_api::{
-    ApiError, CAPACITY, DAEMON, DEVICES, Devices, ErrorKind, EventKind, HARDWARE, HostTopology, METRICS,
+    ApiError, CAPACITY, DAEMON, DEVICES, Devices, ErrorKind, Event, EventKind, HARDWARE, HostTopology,
     MemoryPolicyRequest, MoveRequest, NodeFree, OBSERVATIONS, PLACEMENTS, POLICIES, PlaceRequest, Placed,
     PolicyRequest, ReplugRequest, Replugged, Reserved, Scheduling, UnknownEvent, VMS, Vm, VmMemory, WATCH,
 };
@@ -156,28 +158,34 @@ impl FromRequestParts<Context> for MayAct {
     }
 }
 
-/// All paths.
+/// All paths, each with its description.
+pub(super) fn routes() -> OpenApiRouter<Context> {
+    OpenApiRouter::with_openapi(Base::openapi())
+        .routes(routes!(hardware))
+        .routes(routes!(devices))
+        .routes(routes!(capacity))
+        .routes(routes!(daemon))
+        .routes(routes!(list))
+        .routes(routes!(show))
+        .routes(routes!(attach))
+        .routes(routes!(detach))
+        .routes(routes!(move_vcpu))
+        .routes(routes!(replug))
+        .routes(routes!(show_policy, set_policy))
+        .routes(routes!(show_memory, set_memory_policy))
+        .routes(routes!(policies))
+        .routes(routes!(placements, place))
+        .routes(routes!(release))
+        .routes(routes!(record))
+        .routes(routes!(watch))
+        .routes(routes!(metrics))
+        .routes(routes!(openapi))
+}
+
+/// The server of all paths.
 pub(crate) fn router(context: Context) -> Router {
-    let vm = |action: &str| format!("{VMS}/{{name}}{action}");
-    Router::new()
-        .route(HARDWARE, get(hardware))
-        .route(DEVICES, get(devices))
-        .route(CAPACITY, get(capacity))
-        .route(DAEMON, get(daemon))
-        .route(VMS, get(list))
-        .route(&vm(""), get(show))
-        .route(&vm("/attach"), post(attach))
-        .route(&vm("/detach"), post(detach))
-        .route(&vm("/move"), post(move_vcpu))
-        .route(&vm("/replug"), post(replug))
-        .route(&vm("/policy"), get(show_policy).post(set_policy))
-        .route(&vm("/memory"), get(show_memory).post(set_memory_policy))
-        .route(POLICIES, get(policies))
-        .route(PLACEMENTS, get(placements).post(place))
-        .route(&format!("{PLACEMENTS}/{{name}}/release"), post(release))
-        .route(OBSERVATIONS, get(record))
-        .route(WATCH, get(watch))
-        .route(METRICS, get(metrics))
+    let (router, _) = routes().split_for_parts();
+    router
         .fallback(unknown)
         .method_not_allowed_fallback(wrong_method)
         .layer(DefaultBodyLimit::max(BODY_LIMIT))
@@ -207,16 +215,37 @@ async fn act_on_vm(context: &Context, wanted: Request) -> Answer<Vm> {
     }
 }
 
+#[utoipa::path(
+    get,
+    path = HARDWARE,
+    operation_id = "hardware",
+    description = "The host, read again for the request.",
+    responses((status = 200, description = "The answer", body = HostTopology), Failures),
+)]
 async fn hardware(State(context): State<Context>) -> Answer<HostTopology> {
     let read = tokio::task::spawn_blocking(move || read_host_topology(&context.root)).await;
     let topology = read.map_err(|_| Refusal::ShuttingDown)?.map_err(Refusal::from)?;
     Ok(Json(topology))
 }
 
+#[utoipa::path(
+    get,
+    path = DAEMON,
+    operation_id = "daemon",
+    description = "vnumad itself.",
+    responses((status = 200, description = "The answer", body = vnuma_api::Daemon), Failures),
+)]
 async fn daemon(State(context): State<Context>) -> Answer<vnuma_api::Daemon> {
     ask(&context, ApiRequest::Daemon).await.map(Json)
 }
 
+#[utoipa::path(
+    get,
+    path = VMS,
+    operation_id = "list",
+    description = "All VMs.",
+    responses((status = 200, description = "The answer", body = Vec<Vm>), Failures),
+)]
 async fn list(State(context): State<Context>) -> Answer<Vec<Vm>> {
     // One request for each VM, so that the core can handle events in between.
     let mut vms = Vec::new();
@@ -231,18 +260,51 @@ async fn list(State(context): State<Context>) -> Answer<Vec<Vm>> {
     Ok(Json(vms))
 }
 
+#[utoipa::path(
+    get,
+    path = "/v1/vms/{name}",
+    operation_id = "show",
+    description = "A VM.",
+    params(("name" = String, Path, description = "Name of the VM")),
+    responses((status = 200, description = "The answer", body = Vm), Failures),
+)]
 async fn show(State(context): State<Context>, VmName(vm): VmName) -> Answer<Vm> {
     Ok(Json(ask(&context, |reply| ApiRequest::Show(vm, reply)).await??))
 }
 
+#[utoipa::path(
+    post,
+    path = "/v1/vms/{name}/attach",
+    operation_id = "attach",
+    description = "Plug a topology channel into the VM and publish its topology.",
+    params(("name" = String, Path, description = "Name of the VM")),
+    responses((status = 200, description = "It was done", body = Vm), Refusals),
+)]
 async fn attach(_: MayAct, State(context): State<Context>, VmName(vm): VmName) -> Answer<Vm> {
     act_on_vm(&context, Request::Attach(vm)).await
 }
 
+#[utoipa::path(
+    post,
+    path = "/v1/vms/{name}/detach",
+    operation_id = "detach",
+    description = "Unplug the topology channel.",
+    params(("name" = String, Path, description = "Name of the VM")),
+    responses((status = 200, description = "It was done", body = Vm), Refusals),
+)]
 async fn detach(_: MayAct, State(context): State<Context>, VmName(vm): VmName) -> Answer<Vm> {
     act_on_vm(&context, Request::Detach(vm)).await
 }
 
+#[utoipa::path(
+    post,
+    path = "/v1/vms/{name}/move",
+    operation_id = "move_vcpu",
+    description = "Confine a vCPU to the CPUs of a host node.",
+    params(("name" = String, Path, description = "Name of the VM")),
+    request_body = MoveRequest,
+    responses((status = 200, description = "It was done", body = Vm), Refusals),
+)]
 async fn move_vcpu(
     _: MayAct,
     State(context): State<Context>,
@@ -253,6 +315,15 @@ async fn move_vcpu(
     act_on_vm(&context, Request::Move(vm, vcpu, node)).await
 }
 
+#[utoipa::path(
+    post,
+    path = "/v1/vms/{name}/replug",
+    operation_id = "replug",
+    description = "Plug a vCPU again, on the guest node that is right for it.",
+    params(("name" = String, Path, description = "Name of the VM")),
+    request_body = ReplugRequest,
+    responses((status = 200, description = "It was done", body = Replugged), Refusals),
+)]
 async fn replug(
     _: MayAct,
     State(context): State<Context>,
@@ -266,6 +337,13 @@ async fn replug(
     }
 }
 
+#[utoipa::path(
+    get,
+    path = POLICIES,
+    operation_id = "policies",
+    description = "How the vCPUs of all VMs are scheduled.",
+    responses((status = 200, description = "The answer", body = Vec<Scheduling>), Failures),
+)]
 async fn policies(State(context): State<Context>) -> Answer<Vec<Scheduling>> {
     let mut all = Vec::new();
     for name in ask(&context, ApiRequest::Names).await? {
@@ -279,10 +357,27 @@ async fn policies(State(context): State<Context>) -> Answer<Vec<Scheduling>> {
     Ok(Json(all))
 }
 
+#[utoipa::path(
+    get,
+    path = "/v1/vms/{name}/policy",
+    operation_id = "show_policy",
+    description = "How the vCPUs of the VM are scheduled.",
+    params(("name" = String, Path, description = "Name of the VM")),
+    responses((status = 200, description = "The answer", body = Scheduling), Failures),
+)]
 async fn show_policy(State(context): State<Context>, VmName(vm): VmName) -> Answer<Scheduling> {
     Ok(Json(ask(&context, |reply| ApiRequest::Scheduling(vm, reply)).await??))
 }
 
+#[utoipa::path(
+    post,
+    path = "/v1/vms/{name}/policy",
+    operation_id = "set_policy",
+    description = "Give the VM another scheduling policy.",
+    params(("name" = String, Path, description = "Name of the VM")),
+    request_body = PolicyRequest,
+    responses((status = 200, description = "It was done", body = Scheduling), Refusals),
+)]
 async fn set_policy(
     _: MayAct,
     State(context): State<Context>,
@@ -297,10 +392,27 @@ async fn set_policy(
     }
 }
 
+#[utoipa::path(
+    get,
+    path = "/v1/vms/{name}/memory",
+    operation_id = "show_memory",
+    description = "Where the memory of the VM is, looked at for the request unless that was done a moment ago.",
+    params(("name" = String, Path, description = "Name of the VM")),
+    responses((status = 200, description = "The answer", body = VmMemory), Failures),
+)]
 async fn show_memory(State(context): State<Context>, VmName(vm): VmName) -> Answer<VmMemory> {
     act_on_memory(&context, Request::ShowMemory(vm)).await
 }
 
+#[utoipa::path(
+    post,
+    path = "/v1/vms/{name}/memory",
+    operation_id = "set_memory_policy",
+    description = "Give the VM another memory policy.",
+    params(("name" = String, Path, description = "Name of the VM")),
+    request_body = MemoryPolicyRequest,
+    responses((status = 200, description = "It was done", body = VmMemory), Refusals),
+)]
 async fn set_memory_policy(
     _: MayAct,
     State(context): State<Context>,
@@ -331,6 +443,14 @@ async fn with_placements<T: Send + 'static>(
     Ok(Json(done.map_err(|_| Refusal::ShuttingDown)??))
 }
 
+#[utoipa::path(
+    post,
+    path = PLACEMENTS,
+    operation_id = "place",
+    description = "Decide where a VM goes that is to be started, and reserve that.",
+    request_body = PlaceRequest,
+    responses((status = 200, description = "It was done", body = Placed), Refusals),
+)]
 async fn place(
     _: MayAct,
     State(context): State<Context>,
@@ -340,18 +460,47 @@ async fn place(
     with_placements(&context, move |placements, uses, now_ns| placements.place(uses, &wanted, now_ns)).await
 }
 
+#[utoipa::path(
+    get,
+    path = PLACEMENTS,
+    operation_id = "placements",
+    description = "Reservations of VMs.",
+    responses((status = 200, description = "The answer", body = Vec<Reserved>), Failures),
+)]
 async fn placements(State(context): State<Context>) -> Answer<Vec<Reserved>> {
     with_placements(&context, |placements, uses, now_ns| placements.list(uses, now_ns)).await
 }
 
+#[utoipa::path(
+    get,
+    path = DEVICES,
+    operation_id = "devices",
+    description = "PCI functions and who has them.",
+    responses((status = 200, description = "The answer", body = Devices), Failures),
+)]
 async fn devices(State(context): State<Context>) -> Answer<Devices> {
     with_placements(&context, |placements, uses, now_ns| placements.devices(uses, now_ns)).await
 }
 
+#[utoipa::path(
+    get,
+    path = CAPACITY,
+    operation_id = "capacity",
+    description = "What is free on each node for VMs that are to be started.",
+    responses((status = 200, description = "The answer", body = Vec<NodeFree>), Failures),
+)]
 async fn capacity(State(context): State<Context>) -> Answer<Vec<NodeFree>> {
     with_placements(&context, |placements, uses, now_ns| placements.capacity(uses, now_ns)).await
 }
 
+#[utoipa::path(
+    post,
+    path = "/v1/placements/{name}/release",
+    operation_id = "release",
+    description = "Give up the reservation of a VM that is not there.",
+    params(("name" = String, Path, description = "Name of the VM")),
+    responses((status = 200, description = "It was done", body = Reserved), Refusals),
+)]
 async fn release(_: MayAct, State(context): State<Context>, VmName(vm): VmName) -> Answer<Reserved> {
     with_placements(&context, move |placements, uses, now_ns| placements.release(uses, &vm, now_ns)).await
 }
@@ -373,6 +522,17 @@ fn kinds(query: Option<&str>) -> Result<Vec<EventKind>, Failure> {
     kinds.map_err(|error| Failure::bad_request(error.to_string()))
 }
 
+#[utoipa::path(
+    get,
+    path = WATCH,
+    operation_id = "watch",
+    description = "Events as they happen, a JSON object a line.",
+    params(("events" = Option<String>, Query, description = "Kinds of events, separated by commas; all without it")),
+    responses(
+        (status = 200, description = "Lines without end", body = Event, content_type = "application/x-ndjson"),
+        Failures
+    ),
+)]
 async fn watch(
     ConnectInfo(peer): ConnectInfo<Peer>,
     State(context): State<Context>,
@@ -383,6 +543,16 @@ async fn watch(
     Ok(lines(ask(&context, |reply| ApiRequest::Watch(kinds, reply)).await?, permit))
 }
 
+#[utoipa::path(
+    get,
+    path = OBSERVATIONS,
+    operation_id = "record",
+    description = "The input of the policies, a JSON object a line for each period.",
+    responses(
+        (status = 200, description = "Lines without end", body = vnuma_api::Observation, content_type = "application/x-ndjson"),
+        Failures
+    ),
+)]
 async fn record(
     ConnectInfo(peer): ConnectInfo<Peer>,
     State(context): State<Context>,

@@ -3,6 +3,7 @@
 use super::{
     api::{Context, Failure, ask},
     exposition::{Exposition, Snapshot},
+    openapi::Failures,
 };
 use crate::{core::Refusal, shell::inbox::ApiRequest};
 use axum::{
@@ -83,6 +84,16 @@ async fn gather(context: &Context) -> Result<Snapshot, Failure> {
 }
 
 /// Answers in OpenMetrics if the client understands that, as Prometheus does, and in Prometheus' older text format if not.
+#[utoipa::path(
+    get,
+    path = METRICS,
+    operation_id = "metrics",
+    description = "Metrics for Prometheus.",
+    responses(
+        (status = 200, description = "In OpenMetrics or in Prometheus' text format", body = String, content_type = "text/plain"),
+        Failures
+    ),
+)]
 pub(super) async fn metrics(
     State(context): State<Context>,
     headers: HeaderMap,
