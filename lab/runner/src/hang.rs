@@ -19,7 +19,8 @@ const BETWEEN_LOOKS: Duration = Duration::from_millis(500);
 /// a CPU without a timer does not count on.
 const LOOK: &str = "ps -eLo pid,tid,stat,psr,wchan:32,args --sort=pid | grep -v ']$' | cut -c1-160; \
     for look in 1 2; do cat /proc/uptime; grep -E 'CPU|LOC|RES|CAL|TLB' /proc/interrupts; sleep 1; done; \
-    dmesg -C; echo w > /proc/sysrq-trigger; echo l > /proc/sysrq-trigger; echo q > /proc/sysrq-trigger; sleep 1; dmesg | cut -c1-160";
+    dmesg -C; echo w > /proc/sysrq-trigger; echo l > /proc/sysrq-trigger; echo q > /proc/sysrq-trigger; sleep 1; \
+    dmesg | grep -vE '(R[0-9A-D][0-9A-Z]|RSP|RBP|Code|FS|CS|CR2): ' | cut -c1-160";
 
 /// The command that asks the server's kernel.
 pub(crate) fn look() -> Exec {
@@ -38,12 +39,18 @@ pub(crate) fn cpus(monitor: &Path) -> String {
             answer(&mut reader)
         };
         ask(r#"{"execute":"qmp_capabilities"}"#)?;
+        let mut show = |what: &str, cpu: usize| -> io::Result<String> {
+            let arguments = serde_json::json!({ "command-line": what, "cpu-index": cpu });
+            let command = serde_json::json!({ "execute": "human-monitor-command", "arguments": arguments });
+            Ok(ask(&command.to_string())?["return"].as_str().unwrap_or_default().to_owned())
+        };
         let mut text = String::new();
         for _ in 0..2 {
-            let registers = ask(
-                r#"{"execute":"human-monitor-command","arguments":{"command-line":"info registers -a"}}"#,
-            )?;
-            text.push_str(&shown(registers["return"].as_str().unwrap_or_default()));
+            let registers = show("info registers -a", 0)?;
+            text.push_str(&shown(&registers));
+            for cpu in 0..registers.lines().filter(|line| line.starts_with("CPU#")).count() {
+                text.push_str(&format!("  CPU#{cpu}: {}\n", pending(&show("info lapic", cpu)?)));
+            }
             std::thread::sleep(BETWEEN_LOOKS);
         }
         Ok(text)
@@ -72,6 +79,14 @@ fn shown(registers: &str) -> String {
     kept.map(|line| format!("  {line}\n")).collect()
 }
 
+/// What a CPU's interrupt controller serves and what it has not delivered, of QEMU's page about it.
+fn pending(lapic: &str) -> String {
+    let lines = lapic.lines().map(str::trim);
+    let kept: Vec<_> =
+        lines.filter(|line| ["ISR", "IRR"].iter().any(|name| line.starts_with(name))).collect();
+    kept.join(", ")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -90,6 +105,12 @@ mod tests {
     fn only_the_place_of_a_cpu_is_shown() {
         let text = "\nCPU#0\r\nRAX=0 RBX=0\r\nRIP=ffffffff81 RFL=00000246 HLT=1\r\nES =0000\r\n";
         assert_eq!(shown(text), "  CPU#0\n  RIP=ffffffff81 RFL=00000246 HLT=1\n");
+    }
+
+    #[test]
+    fn what_is_not_delivered_is_shown() {
+        let text = "\r\nLVT0 \t 0x00010700\r\nISR\t (none)\r\nIRR\t 236 \r\n\r\nAPR 0x00 TPR 0x00\r\n";
+        assert_eq!(pending(text), "ISR\t (none), IRR\t 236");
     }
 
     #[test]

@@ -124,7 +124,14 @@ fn a_command_that_takes_too_long(lab: &Lab) {
     let error = lab.exec(&exec, Input::Null, sink, &mut std::io::sink(), limit).unwrap_err();
     assert!(matches!(error, LabError::Timeout { limit: found, .. } if found == limit), "{error}");
     // What it did, where the CPUs are, and what the kernel says of them.
-    for part in ["within 2 s", " sleep 1000", "CPU#3\n  RIP=", "LOC:", "sysrq: Show Blocked State"] {
+    for part in [
+        "within 2 s",
+        " sleep 1000",
+        "CPU#3\n  RIP=",
+        "CPU#3: ISR\t (none), IRR\t",
+        "LOC:",
+        "sysrq: Show Blocked State",
+    ] {
         assert!(error.to_string().contains(part), "{part} is not in {error}");
     }
     assert!(started.elapsed() < HANG);
