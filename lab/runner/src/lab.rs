@@ -100,6 +100,15 @@ pub enum LabError {
         /// What the server said of itself before.
         report: String,
     },
+    /// CPUs of an emulated server wait for interrupts that have come, or whose timer has fired and was not set again. No program in
+    /// the server can bring that about.
+    #[error("the emulated CPUs {cpus:?} have lost an interrupt; the server was stopped\n{report}")]
+    Stuck {
+        /// Which.
+        cpus: Vec<usize>,
+        /// What the server said of itself before.
+        report: String,
+    },
     /// The agent in the server, or a file transfer.
     #[error("{what}: {source}")]
     Agent {
@@ -391,8 +400,8 @@ impl Lab {
         file.persist(destination).map_err(|failed| error(failed.error)).map(drop)
     }
 
-    /// Does something over a free session. When the limit passes, or QEMU ends, the server is stopped, which
-    /// ends the connection. Before that it is asked what hangs.
+    /// Does something over a free session. When the limit passes, a CPU is stuck, or QEMU ends, the server is stopped,
+    /// which ends the connection. Before that it is asked what hangs.
     fn with_session<T>(
         &self,
         what: String,
@@ -408,9 +417,8 @@ impl Lab {
         let mut output = Vec::new();
         let look =
             |session: &mut Connection| session.exec(&hang::look(), Input::Null, &mut output, &mut io::sink());
-        match self.with_session_or("look".into(), hang::KERNEL_LIMIT, look, String::new) {
-            Ok(_) => {}
-            Err(error) => report.push_str(&format!("  the kernel: {error}\n")),
+        if let Err(error) = self.with_session_or("look".into(), hang::KERNEL_LIMIT, look, String::new) {
+            report.push_str(&format!("  the kernel: {error}\n"));
         }
         report.push_str(&String::from_utf8_lossy(&output));
         report
@@ -421,15 +429,15 @@ impl Lab {
         what: String,
         limit: Duration,
         act: impl FnOnce(&mut Connection) -> Result<T, ClientError>,
-        at_limit: impl FnOnce() -> String + Send,
+        report: impl FnOnce() -> String + Send,
     ) -> Result<T, LabError> {
         let deadline = Instant::now() + limit;
         let mut session = self.take_session(deadline, limit)?;
-        let (done, timed_out) = (Done::default(), OnceLock::new());
+        let (done, hang) = (Done::default(), OnceLock::new());
         let result = std::thread::scope(|scope| {
             scope.spawn(|| {
-                if !done.wait_until(deadline) {
-                    timed_out.get_or_init(at_limit);
+                if let Some(cpus) = self.wait_for(&done, deadline) {
+                    hang.get_or_init(|| (cpus, report()));
                     self.stop();
                 }
             });
@@ -446,10 +454,32 @@ impl Lab {
                 self.return_session(session);
                 Err(LabError::Agent { what, source: ClientError::Refused(text) })
             }
-            Err(source) => match timed_out.into_inner() {
-                Some(report) => Err(LabError::Timeout { limit, report }),
+            Err(source) => match hang.into_inner() {
+                Some((cpus, report)) if cpus.is_empty() => Err(LabError::Timeout { limit, report }),
+                Some((cpus, report)) => Err(LabError::Stuck { cpus, report }),
                 None => Err(self.explain(what, source)),
             },
+        }
+    }
+
+    /// Waits until it is done: `None`. Else the CPUs that are stuck; none of them if the deadline has passed.
+    fn wait_for(&self, done: &Done, deadline: Instant) -> Option<Vec<usize>> {
+        let mut watch = hang::Watch::default();
+        loop {
+            let next = deadline.min(Instant::now() + hang::WATCH_INTERVAL);
+            if done.wait_until(next) {
+                return None;
+            }
+            if next == deadline {
+                return Some(Vec::new());
+            }
+            // A machine's own CPUs lose nothing.
+            if self.accel == Accel::Tcg {
+                let stuck = watch.look(&hang::cpus(&self.qmp_socket()));
+                if !stuck.is_empty() {
+                    return Some(stuck);
+                }
+            }
         }
     }
 
@@ -475,7 +505,8 @@ impl Lab {
                 return Ok(session);
             }
             if Instant::now() >= deadline {
-                return Err(LabError::Timeout { limit, report: "  all connections are in use".into() });
+                let report = "  all connections are in use".into();
+                return Err(LabError::Timeout { limit, report });
             }
             let waited = self.returned.wait_timeout(sessions, WATCH_INTERVAL);
             sessions = waited.unwrap_or_else(PoisonError::into_inner).0;

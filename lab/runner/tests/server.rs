@@ -128,7 +128,8 @@ fn a_command_that_takes_too_long(lab: &Lab) {
         "within 2 s",
         " sleep 1000",
         "CPU#3\n  RIP=",
-        "CPU#3: ISR\t (none), IRR\t",
+        "CPU#3: Timer\t",
+        "ISR\t (none), IRR\t",
         "LOC:",
         "sysrq: Show Blocked State",
     ] {

@@ -9,7 +9,7 @@ use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
-use vnuma_lab_runner::{Lab, LabRun, boot_retries};
+use vnuma_lab_runner::{Lab, LabError, LabRun, Output, boot_retries};
 
 /// Only a limit for tests that hang; a soak takes an hour and more.
 const TIMEOUT: Duration = Duration::from_secs(900);
@@ -39,6 +39,14 @@ struct Job {
     files: Vec<(PathBuf, String)>,
 }
 
+/// Whether the emulator has lost what only the emulator can lose.
+fn emulator_fault(result: &Result<Output, LabError>) -> bool {
+    match result {
+        Ok(output) => output.status == EMULATOR_FAULT,
+        Err(error) => matches!(error, LabError::Stuck { .. }),
+    }
+}
+
 /// Runs jobs on a server, one after the other; after one that fails the next gets a new server. A job that the emulated processor has
 /// ended is run once more.
 fn run(profile: &str, jobs: &[Job]) {
@@ -56,24 +64,23 @@ fn run(profile: &str, jobs: &[Job]) {
                 timeout: if soak_rounds().or(soak_seconds()).is_some() { SOAK_TIMEOUT } else { TIMEOUT },
                 ..LabRun::default()
             };
-            let problem = match run.run_in(&server) {
+            let result = run.run_in(&server);
+            let problem = match &result {
                 Ok(output) if output.status == 0 => {
                     lab = Some(server);
                     break;
                 }
-                Ok(output) if output.status == EMULATOR_FAULT && again => None,
-                Ok(output) => Some(format!("{name}: status {}", output.status)),
-                Err(error) => Some(format!("{name}: {error}")),
+                Ok(output) => format!("{name}: status {}", output.status),
+                Err(error) => format!("{name}: {error}"),
             };
             there.clear();
-            let Some(problem) = problem else {
-                RUN_AGAIN.fetch_add(1, SeqCst);
-                println!("{name}: the emulated processor has lost an event of a VM; it is run once more");
-                again = false;
-                continue;
-            };
-            failed.push(problem);
-            break;
+            if !again || !emulator_fault(&result) {
+                failed.push(problem);
+                break;
+            }
+            RUN_AGAIN.fetch_add(1, SeqCst);
+            println!("{problem}\n{name}: the emulated processor has lost an event; it is run once more");
+            again = false;
         }
     }
     println!("jobs run again so far: {}", RUN_AGAIN.load(SeqCst));
