@@ -119,14 +119,19 @@ fn dilation(vms: &Vms, programs: &Programs, clock_ghz: f64) -> Result<f64> {
         let before = vms.read(programs, &[])?;
         thread::sleep(Duration::from_secs_f64(DILATION_S));
         let period = vms.read(programs, &[])?.since(&before);
-        let vcpus = || period.vms.iter().flatten();
-        let ran_ns: u64 = vcpus().map(|vcpu| vcpu.values.ran_ns).sum();
-        let cycles: u64 = vcpus().map(|vcpu| vcpu.values.cycles).sum();
-        ensure!(cycles > 0, "the vCPUs did nothing in {DILATION_S} s");
-        found.push(ran_ns as f64 / (cycles as f64 / clock_ghz));
+        let dilation = dilation_of(std::slice::from_ref(&period), clock_ghz);
+        found.push(dilation.with_context(|| format!("the vCPUs did nothing in {DILATION_S} s"))?);
     }
     found.sort_by(f64::total_cmp);
     Ok(found[DILATIONS / 2])
+}
+
+/// That in some periods, if vCPUs did something.
+fn dilation_of(periods: &[Period], clock_ghz: f64) -> Option<f64> {
+    let vcpus = || periods.iter().flat_map(|period| period.vms.iter().flatten());
+    let ran_ns: u64 = vcpus().map(|vcpu| vcpu.values.ran_ns).sum();
+    let cycles: u64 = vcpus().map(|vcpu| vcpu.values.cycles).sum();
+    (cycles > 0).then(|| ran_ns as f64 / (cycles as f64 / clock_ghz))
 }
 
 /// The periods of a cell, seconds of the server.
@@ -305,7 +310,7 @@ impl<'a> Bench<'a> {
     /// Measures a cell, again if the machine stopped the server too often: then periods are too long, and limits are reached. Also if vCPUs had so little CPU time that it would not count, and not much less: that may be chance.
     pub fn cell(&self, policy: &str, fixed: Option<&Placement>) -> Result<Cell> {
         let name = policy;
-        let (policy, lengths) = self.periods(name, fixed.is_some())?;
+        let (policy, mut lengths) = self.periods(name, fixed.is_some())?;
         let mut repeated = 0;
         loop {
             let began = Instant::now();
@@ -313,6 +318,7 @@ impl<'a> Bench<'a> {
             let late = |cell: &Cell| cell.measured().iter().any(|period| self.is_torn(period, lengths));
             let problem = match &cell {
                 Ok(cell) if late(cell) => Some("interrupted by the machine".to_owned()),
+                Ok(cell) if name == overhead::CELL => self.other_dilation(cell, &mut lengths),
                 Ok(cell) if repeated < REPEATS_FOR_TIME.0 => self.lacks_cpu_time(name, cell),
                 Ok(_) => None,
                 Err(error) => Some(format!("{error:#}")),
@@ -330,6 +336,18 @@ impl<'a> Bench<'a> {
     fn is_torn(&self, period: &Period, lengths: Periods) -> bool {
         let cpus = self.vms.layout.all_vm_cpus().len();
         period.elapsed_s > lengths.length_s * LATE || period.used_share(cpus) > USED
+    }
+
+    /// The machine became slower or faster than it was when the dilation was measured, so that periods were not as long as they are to
+    /// be. They become so.
+    fn other_dilation(&self, cell: &Cell, lengths: &mut Periods) -> Option<String> {
+        let found = dilation_of(cell.measured(), self.clock_ghz)?;
+        let factor = found / lengths.dilation;
+        let problem = format!("periods of {:.2} s of modelled time", overhead::PERIOD.1 / factor);
+        let (length_s, (least, most)) = (overhead::PERIOD.1 * found, PERIODS_S);
+        let wrong = (factor - 1.0).abs() > overhead::TOLERANCE && (least..=most).contains(&length_s);
+        *lengths = Periods { policy_s: length_s, length_s, dilation: found, ..*lengths };
+        wrong.then_some(problem)
     }
 
     /// What is wrong with the CPU time of `vm1` or `vm2`, if anything.
