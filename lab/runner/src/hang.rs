@@ -33,23 +33,26 @@ const MOST_LOOKS: u32 = 3;
 
 /// Looks for CPUs that no program could leave so.
 #[derive(Default)]
-pub(crate) struct Watch(BTreeMap<usize, u32>);
+pub(crate) struct Watch(BTreeMap<usize, (Waits, u32)>);
+
+/// What a CPU's timer was set to, and what its interrupt controller holds back. One that goes on sets its timer to something else.
+type Waits = (Option<u64>, String);
 
 impl Watch {
     /// CPUs that wait for what has come at this look and at those before.
     pub(crate) fn look(&mut self, cpus: &str) -> Vec<usize> {
         let waiting = waiting(cpus);
-        self.0.retain(|cpu, _| waiting.contains(cpu));
-        for &cpu in &waiting {
-            *self.0.entry(cpu).or_insert(0) += 1;
+        self.0.retain(|cpu, (before, _)| waiting.get(cpu) == Some(before));
+        for (cpu, waits) in waiting {
+            self.0.entry(cpu).or_insert((waits, 0)).1 += 1;
         }
-        self.0.iter().filter(|&(_, &looks)| looks >= MOST_LOOKS).map(|(&cpu, _)| cpu).collect()
+        self.0.iter().filter(|(_, (_, looks))| *looks >= MOST_LOOKS).map(|(&cpu, _)| cpu).collect()
     }
 }
 
 /// CPUs that are halted and take interrupts, while their interrupt controller holds one back or their timer has fired and was not set again.
-fn waiting(cpus: &str) -> BTreeSet<usize> {
-    let (mut halted, mut has_come, mut cpu) = (BTreeSet::new(), BTreeSet::new(), 0);
+fn waiting(cpus: &str) -> BTreeMap<usize, Waits> {
+    let (mut halted, mut has_come, mut cpu) = (BTreeSet::new(), BTreeMap::new(), 0);
     for line in cpus.lines().map(str::trim) {
         let Some(rest) = line.strip_prefix("CPU#") else {
             // Bit 9 of the flags is that for interrupts.
@@ -61,7 +64,8 @@ fn waiting(cpus: &str) -> BTreeSet<usize> {
             continue;
         };
         cpu = rest.split(':').next().and_then(|number| number.parse().ok()).unwrap_or_default();
-        let held = rest.split_once("IRR").is_some_and(|(_, interrupts)| !interrupts.contains("none"));
+        let interrupts = rest.split_once("IRR").map_or("", |(_, interrupts)| interrupts.trim());
+        let held = !interrupts.is_empty() && !interrupts.contains("none");
         let count = |name| -> Option<u64> {
             let number = rest.split_once(name)?.1.split(|c: char| !c.is_ascii_digit()).next()?;
             number.parse().ok()
@@ -69,10 +73,11 @@ fn waiting(cpus: &str) -> BTreeSet<usize> {
         let fired =
             count("initial_count = ").is_some_and(|count| count > 0) && count("current_count = ") == Some(0);
         if held || fired {
-            has_come.insert(cpu);
+            has_come.insert(cpu, (count("initial_count = "), interrupts.to_owned()));
         }
     }
-    &halted & &has_come
+    has_come.retain(|cpu, _| halted.contains(cpu));
+    has_come
 }
 
 /// Where QEMU says that the CPUs are.
@@ -179,7 +184,8 @@ mod tests {
 
     #[test]
     fn a_cpu_waits_for_what_has_come() {
-        assert_eq!(waiting(&page(&[IDLE, HELD, FIRED])), [1, 2].into());
+        let waiting = |cpus: &str| waiting(cpus).into_keys().collect::<Vec<_>>();
+        assert_eq!(waiting(&page(&[IDLE, HELD, FIRED])), [1, 2]);
         for other in [
             IDLE,
             // It runs, takes no interrupts, or has stopped its timer.
@@ -187,9 +193,9 @@ mod tests {
             ("00000046", 1, 99, 0, "236 "),
             ("00000246", 1, 0, 0, "(none)"),
         ] {
-            assert_eq!(waiting(&page(&[HELD, other])), [0].into(), "{other:?}");
+            assert_eq!(waiting(&page(&[HELD, other])), [0], "{other:?}");
         }
-        assert_eq!(waiting("  /run/qmp.sock: No such file or directory\n"), [].into());
+        assert_eq!(waiting("  /run/qmp.sock: No such file or directory\n"), [0; 0]);
     }
 
     #[test]
@@ -200,6 +206,15 @@ mod tests {
             assert_eq!(watch.look(look), [0; 0]);
         }
         assert_eq!(watch.look(&waits), [1]);
+    }
+
+    #[test]
+    fn a_cpu_that_sets_its_timer_goes_on() {
+        let mut watch = Watch::default();
+        for set in [99, 98, 97, 96] {
+            // It was looked at when the timer had fired, each time.
+            assert_eq!(watch.look(&page(&[("00000246", 1, set, 0, "(none)")])), [0; 0], "{set}");
+        }
     }
 
     #[test]
