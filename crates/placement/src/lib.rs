@@ -20,6 +20,7 @@ mod assignment;
 mod devices;
 mod home;
 mod plan;
+pub mod rehome;
 pub mod repatriation;
 pub mod residency;
 pub mod scheduling;

@@ -1,0 +1,181 @@
+//! What a re-home promises, whatever moves, stays or fails, and wherever it is ended.
+
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+use vnuma_placement::rehome::{FRUITLESS, Rehome, RehomePhase, RehomeStep, RehomeView};
+
+const PAGE: u64 = 4096;
+const TO: u32 = 2;
+
+/// A guest node of a VM that really is somewhere.
+#[derive(Clone, Debug)]
+struct Vm {
+    /// Pages by host node, and those of them that cannot be moved.
+    pages: BTreeMap<u32, (u64, u64)>,
+    told: Option<u32>,
+    vcpus: BTreeMap<u32, u32>,
+}
+
+impl Vm {
+    fn home(&self) -> Option<u32> {
+        let total: u64 = self.pages.values().map(|(pages, _)| pages).sum();
+        self.pages.iter().find(|(_, (pages, _))| pages * 2 > total).map(|(node, _)| *node)
+    }
+
+    fn view(&self, moving: bool) -> RehomeView {
+        RehomeView {
+            places: self.pages.iter().map(|(node, (pages, _))| (*node, pages * PAGE)).collect(),
+            home: self.home(),
+            moving,
+            published: self.told == self.home(),
+            vcpus: self.vcpus.keys().copied().collect(),
+        }
+    }
+
+    fn sum(&self) -> u64 {
+        self.pages.values().map(|(pages, _)| pages).sum()
+    }
+
+    /// Runs it until it ends, or for so many steps; each move takes at most `most` pages. Returns how many moves it took.
+    fn run(&mut self, rehome: &mut Rehome, most: u64, steps: usize, fails: bool) -> usize {
+        let mut moves = 0;
+        for _ in 0..steps {
+            if !rehome.is_active() {
+                break;
+            }
+            assert_eq!(rehome.clone().next(&self.view(true)).memory(), None, "one move at a time");
+            let told_before = self.told;
+            match rehome.next(&self.view(false)) {
+                RehomeStep::Memory(from, bytes) => {
+                    moves += 1;
+                    assert_ne!(from, TO, "nothing leaves the new home");
+                    let (pages, stuck) = self.pages[&from];
+                    assert!(bytes >= PAGE && bytes <= pages * PAGE);
+                    let moved = (pages - stuck).min(most).min(bytes / PAGE);
+                    self.pages.insert(from, (pages - moved, stuck));
+                    self.pages.entry(TO).or_default().0 += moved;
+                    rehome.memory_ended(from, moved * PAGE, None);
+                    assert_eq!(
+                        rehome.next(&self.view(false)),
+                        RehomeStep::Wait,
+                        "what is there is looked at first"
+                    );
+                    rehome.seen();
+                }
+                RehomeStep::Vcpus(vcpus) => {
+                    assert_eq!(
+                        (self.home(), told_before),
+                        (Some(TO), Some(TO)),
+                        "memory and guest come first"
+                    );
+                    for vcpu in vcpus {
+                        if !fails {
+                            self.vcpus.insert(vcpu, TO);
+                        }
+                        rehome.vcpu_ended(vcpu, if fails { Err("EPERM".into()) } else { Ok(()) });
+                    }
+                }
+                RehomeStep::Wait if *rehome.phase() == RehomePhase::Topology => self.told = self.home(),
+                RehomeStep::Wait => {}
+            }
+        }
+        moves
+    }
+}
+
+trait OfMemory {
+    fn memory(&self) -> Option<u32>;
+}
+
+impl OfMemory for RehomeStep {
+    fn memory(&self) -> Option<u32> {
+        if let Self::Memory(from, _) = self { Some(*from) } else { None }
+    }
+}
+
+fn vms() -> impl Strategy<Value = Vm> {
+    let pages = proptest::collection::btree_map(0..4_u32, (0..200_u64, 0..200_u64), 1..4);
+    (pages, 0..3_u32).prop_map(|(pages, vcpus)| Vm {
+        pages: pages.into_iter().map(|(node, (all, stuck))| (node, (all, stuck.min(all)))).collect(),
+        told: Some(0),
+        vcpus: (0..vcpus).map(|vcpu| (vcpu, 0)).collect(),
+    })
+}
+
+fn without_stuck(mut vm: Vm) -> Vm {
+    vm.pages.values_mut().for_each(|(_, stuck)| *stuck = 0);
+    vm.pages.entry(0).or_default().0 += 1;
+    vm
+}
+
+fn ids(vm: &Vm) -> Vec<u32> {
+    vm.vcpus.keys().copied().collect()
+}
+
+proptest! {
+    #[test]
+    fn it_ends_and_what_it_says_is_true(vm in vms(), most in 1..100_u64, fails: bool) {
+        let mut vm = vm;
+        let before = vm.sum();
+        let mut rehome = Rehome::new(0, TO, ids(&vm));
+        let moves = vm.run(&mut rehome, most, 10_000, fails);
+        prop_assert!(!rehome.is_active(), "{rehome:?}");
+        prop_assert!(moves as u64 <= before + 4 * u64::from(FRUITLESS), "{moves} moves");
+        prop_assert_eq!(vm.sum(), before, "no page is lost");
+        let done = *rehome.phase() == RehomePhase::Done;
+        prop_assert_eq!(done, vm.home() == Some(TO), "{:?} {:?}", rehome, vm);
+        let all_moved = vm.pages.iter().all(|(node, (pages, stuck))| *node == TO || pages == stuck);
+        prop_assert!(all_moved, "{vm:?}");
+        let stays = vm.pages.iter().any(|(node, (pages, _))| *node != TO && *pages > 0);
+        let vcpus_stay = done && fails && !vm.vcpus.is_empty();
+        prop_assert_eq!(rehome.problem.is_some(), stays || vcpus_stay || !done, "{:?}", rehome);
+        prop_assert!(!done || fails || vm.vcpus.values().all(|node| *node == TO));
+        prop_assert!(done || vm.vcpus.values().all(|node| *node == 0), "vCPUs follow memory only");
+    }
+
+    /// vnumad is killed, or an operator stops it, at any step: the next one begins with what is there, and nothing else.
+    #[test]
+    fn one_that_was_interrupted_is_completed_by_the_next(vm in vms(), most in 1..50_u64, steps in 0..40_usize) {
+        let mut vm = without_stuck(vm);
+        let before = vm.sum();
+        let mut first = Rehome::new(0, TO, ids(&vm));
+        vm.run(&mut first, most, steps, false);
+        first.stop();
+        prop_assert_eq!(first.next(&vm.view(false)), RehomeStep::Wait, "nothing is begun after a stop");
+        prop_assert!(!first.is_active());
+        let mut second = Rehome::new(0, TO, ids(&vm));
+        vm.run(&mut second, most, 10_000, false);
+        prop_assert_eq!(second.phase(), &RehomePhase::Done);
+        prop_assert_eq!(&second.problem, &None);
+        prop_assert_eq!((vm.home(), vm.told, vm.pages[&TO].0), (Some(TO), Some(TO), before));
+        prop_assert!(vm.vcpus.values().all(|node| *node == TO));
+    }
+}
+
+#[test]
+fn a_move_that_moves_nothing_is_tried_again_and_not_for_ever() {
+    let vm = Vm { pages: BTreeMap::from([(0, (10, 10)), (1, (3, 0))]), told: None, vcpus: BTreeMap::new() };
+    let (mut vm, mut rehome) = (vm, Rehome::new(0, TO, Vec::new()));
+    let moves = vm.run(&mut rehome, 100, 1000, false);
+    assert_eq!(moves, FRUITLESS as usize + 1);
+    assert_eq!(*rehome.phase(), RehomePhase::Failed);
+    assert!(rehome.problem.as_ref().is_some_and(|problem| problem.contains("leaves node 0")), "{rehome:?}");
+}
+
+#[test]
+fn a_vcpu_that_is_unplugged_meanwhile_is_not_waited_for() {
+    let mut rehome = Rehome::new(0, TO, vec![1, 2]);
+    let mut view = RehomeView {
+        places: vec![(TO, PAGE)],
+        home: Some(TO),
+        published: true,
+        vcpus: vec![1, 2],
+        ..RehomeView::default()
+    };
+    assert_eq!(rehome.next(&view), RehomeStep::Vcpus(vec![1, 2]));
+    rehome.vcpu_ended(1, Ok(()));
+    assert!(rehome.is_active());
+    view.vcpus = vec![1];
+    assert_eq!(rehome.next(&view), RehomeStep::Wait);
+    assert_eq!(*rehome.phase(), RehomePhase::Done);
+}
