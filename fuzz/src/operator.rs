@@ -58,6 +58,7 @@ pub fn answer(input: &[u8]) {
         b"policies" => Answer::Policies,
         b"policy" => Answer::Policy,
         b"memory" => Answer::Memory,
+        b"rehome" => Answer::Rehome,
         b"recording" => {
             // Of any content, for any policy; it is refused, or replayed.
             let policy = Policy::ALL[input.len() % Policy::ALL.len()];

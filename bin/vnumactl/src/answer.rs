@@ -1,12 +1,13 @@
 //! What is printed for an answer of vnumad.
 
 use crate::{
-    client::ClientError, devices, doctor, hardware, memory, place, policy, table::plain_lines, vms, watch,
+    client::ClientError, devices, doctor, hardware, memory, place, policy, rehome, table::plain_lines, vms,
+    watch,
 };
 use serde::de::DeserializeOwned;
 use vnuma_allocation::print::Format;
 use vnuma_api::{
-    ApiError, Daemon, Devices, HostTopology, NodeFree, Placed, Reserved, Scheduling, Vm, VmMemory,
+    ApiError, Daemon, Devices, HostTopology, NodeFree, Placed, Rehome, Reserved, Scheduling, Vm, VmMemory,
 };
 
 /// A kind of answer.
@@ -30,6 +31,8 @@ pub enum Answer {
     Policy,
     /// To `memory`.
     Memory,
+    /// To `rehome`.
+    Rehome,
     /// To the three questions of `doctor`, as an array.
     Doctor,
     /// To `place`.
@@ -55,6 +58,10 @@ impl Answer {
             Self::Policies => read::<Vec<Scheduling>>(body).map(|vms| policy::list(&vms)),
             Self::Policy => read::<Scheduling>(body).map(|vm| policy::show(&vm)),
             Self::Memory => read::<VmMemory>(body).map(|vm| memory::show(&vm)),
+            Self::Rehome => read::<Rehome>(body).map(|vm| {
+                let bar = vm.rehome.as_ref().map(rehome::bar).unwrap_or_default();
+                rehome::text(&vm) + &bar
+            }),
             Self::Doctor => read::<(Daemon, HostTopology, Vec<Vm>)>(body)
                 .map(|(daemon, host, vms)| doctor::text(&doctor::examine(&daemon, &host, &vms))),
             Self::Placed => read::<Placed>(body).map(|placed| {

@@ -46,6 +46,8 @@ pub enum ClientError {
     SetupRights,
     #[error("{0} of what was to be done failed")]
     SetupFailed(usize),
+    #[error("{vm}: guest node {guest_node} did not get its home on node {node}")]
+    Rehome { vm: String, guest_node: u32, node: u32 },
     #[error("writing the output: {0}")]
     Output(io::Error),
 }

@@ -11,6 +11,7 @@ mod memory;
 mod place;
 mod policy;
 mod record;
+mod rehome;
 pub mod replay;
 mod setup;
 mod table;
@@ -139,6 +140,10 @@ enum Command {
         #[arg(long, value_name = "P")]
         set: Option<String>,
     },
+    /// Give a guest node of a running VM another home: its memory, then what its guest is told, then its vCPUs
+    ///
+    /// Without options: show where its guest nodes are, and how far the last re-home is.
+    Rehome(rehome::Arguments),
     /// Show all vCPUs with their policies, updated each period, until interrupted
     Top {
         /// Once, as a table
@@ -330,6 +335,7 @@ async fn run(arguments: &Arguments) -> Result<(), ClientError> {
             let vm: VmMemory = client.post(&vm_path(vm, Some("memory")), body).await?;
             print(json, &vm, memory::show)
         }
+        Command::Rehome(arguments) => rehome::run(&client, arguments, json).await,
         Command::Top { once } => top::run(&client, json, *once).await,
         Command::Record { file, periods } => record::run(&client, file, periods.map(u64::from)).await,
         Command::Replay { file, policy } => {

@@ -7,7 +7,7 @@ use errors::compare;
 use std::process::Command;
 use vnuma_daemon::core::Refusal;
 use vnuma_hypervisor::VmError;
-use vnuma_placement::repatriation::MemoryPolicy;
+use vnuma_placement::{repatriation::MemoryPolicy, world::RehomeObstacle};
 use vnumactl::calibrate::{CalibrateError, ENDED};
 use vnumactl::replay::ReplayError;
 
@@ -37,6 +37,9 @@ fn the_manual_names_errors_by_their_text() {
         Refusal::Uma { vm: vm() },
         Refusal::NoGuestNodes { vm: vm() },
         Refusal::Memory { vm: vm(), problem: "the process has ended".into() },
+        Refusal::NoGuestNode { vm: vm(), node: 7, present: vec![0, 1] },
+        Refusal::NoRehome { vm: vm() },
+        Refusal::Rehome { vm: vm(), guest_node: 0, node: 1, source: RehomeObstacle::NoMemory(1) },
         Refusal::Attached { vm: vm() },
         Refusal::Lost { vm: vm() },
         Refusal::NotConnected { vm: vm(), problem: "gone".into() },

@@ -16,6 +16,9 @@
 //! | `GET /v1/vms/NAME/policy`  |                 | [`Scheduling`]              | read  |
 //! | `POST /v1/vms/NAME/memory` | [`MemoryPolicyRequest`] | [`VmMemory`]        | act   |
 //! | `GET /v1/vms/NAME/memory`  |                 | [`VmMemory`]                | read  |
+//! | `POST /v1/vms/NAME/rehome` | [`RehomeRequest`] | [`Rehome`]              | act   |
+//! | `POST /v1/vms/NAME/rehome/stop` |         | [`Rehome`]                  | act   |
+//! | `GET /v1/vms/NAME/rehome`  |                 | [`Rehome`]                  | read  |
 //! | `GET /v1/policies`         |                 | array of [`Scheduling`]     | read  |
 //! | `POST /v1/placements`      | [`PlaceRequest`] | [`Placed`]                 | act   |
 //! | `GET /v1/placements`       |                 | array of [`Reserved`]       | read  |
@@ -39,6 +42,7 @@ mod memory;
 mod observation;
 mod path;
 mod placement;
+mod rehome;
 mod scheduling;
 mod vm;
 
@@ -51,8 +55,10 @@ pub use path::{
     release_path, vm_path,
 };
 pub use placement::{PlaceRequest, Placed, Reserved};
+pub use rehome::{GuestNodeHome, NodeBytes, Rehome, RehomeRequest, RehomeState};
 pub use scheduling::{
-    Counters, MemoryMoves, MemoryStep, OtherThreads, PolicyRequest, PolicyStep, Scheduling, VcpuScheduling,
+    Counters, MemoryMoves, MemoryStep, OtherThreads, PolicyRequest, PolicyStep, REHOME, Scheduling,
+    VcpuScheduling,
 };
 pub use vm::{
     ChannelState, DriverMode, GuestNode, Hypervisor, Publication, RefusedGeneration, Vcpu, VcpuState, Vm,

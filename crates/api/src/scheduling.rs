@@ -40,13 +40,16 @@ pub struct MemoryMoves {
     pub last: MemoryStep,
 }
 
+/// Stands for a policy where memory goes to the new home of its guest node.
+pub const REHOME: &str = "rehome";
+
 /// Memory of a VM that a policy moves from one node to another.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct MemoryStep {
     /// When it began or, if it has ended, ended: `CLOCK_MONOTONIC` of the host, nanoseconds.
     pub time_ns: u64,
-    /// The policy.
+    /// The policy, or [`REHOME`](crate::REHOME).
     pub policy: String,
     /// What made it act.
     pub cause: String,
@@ -68,7 +71,7 @@ pub struct MemoryStep {
     pub failed_pages: u64,
     /// Why it ended early.
     pub problem: Option<String>,
-    /// Guest node whose memory comes home; none if memory goes to its vCPUs.
+    /// Guest node whose memory comes home, or gets another one; none if memory goes to its vCPUs.
     pub guest_node: Option<u32>,
     /// What of the VM was displaced and could be moved before, bytes, if it comes home.
     pub displaced_bytes: Option<u64>,
@@ -115,6 +118,10 @@ impl MemoryStep {
             return text;
         }
         if let Some(guest_node) = self.guest_node {
+            if self.policy == REHOME {
+                let (mib, cause) = (mib(self.bytes), &self.cause);
+                return format!("guest node {guest_node}: {mib} go from node {from} to {to}: {cause}");
+            }
             return self.home_text(guest_node);
         }
         let percent = |share: f64| format!("{:.0} %", share * 100.0);

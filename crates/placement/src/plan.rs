@@ -49,6 +49,8 @@ pub enum Reason {
     Requested(RequestId),
     /// Its guest cannot be given the truth, and it has been astray for as long as the policy waits.
     Astray,
+    /// Its guest node gets another home.
+    Rehomed,
 }
 
 /// One thing to do.
@@ -121,8 +123,9 @@ impl Plan {
         for (position, wanted) in vm.moves.iter().enumerate() {
             let first = !vm.moves[..position].iter().any(|before| before.vcpu == wanted.vcpu);
             let confined = vm.scheduling.masks.get(&wanted.vcpu).is_some_and(|mask| mask.begun.is_some());
-            if let (true, false, Some(request)) = (first && !confined, wanted.in_flight, wanted.request) {
-                self.push(id, Action::Move(*wanted, Reason::Requested(request)));
+            if first && !confined && !wanted.in_flight {
+                let reason = wanted.request.map_or(Reason::Rehomed, Reason::Requested);
+                self.push(id, Action::Move(*wanted, reason));
             }
         }
     }

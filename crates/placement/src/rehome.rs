@@ -14,7 +14,7 @@
 use std::collections::BTreeSet;
 use vnuma_topology::{ApicId, GuestNodeId, HostNodeId};
 
-/// Moves in a row that move nothing, after which the rest of what is on a node stays.
+/// Moves in a row after which no more is there than before, and the rest of what is on a node stays.
 pub const FRUITLESS: u32 = 3;
 const PAGE: u64 = 4096;
 
@@ -91,6 +91,10 @@ pub struct Rehome {
     pub problem: Option<String>,
     /// What is there was not seen since the last move.
     unseen: bool,
+    /// The most that was there, bytes.
+    most: Option<u64>,
+    /// The last move left this node, and ended so.
+    tried: Option<(HostNodeId, Option<String>)>,
     fruitless: u32,
     /// What is left on these nodes stays.
     given_up: BTreeSet<HostNodeId>,
@@ -107,6 +111,8 @@ impl Rehome {
             phase: RehomePhase::Memory,
             problem: None,
             unseen: false,
+            most: None,
+            tried: None,
             fruitless: 0,
             given_up: BTreeSet::new(),
         }
@@ -134,13 +140,20 @@ impl Rehome {
         }
     }
 
-    /// A move of memory from this node has ended.
-    pub fn memory_ended(&mut self, from: HostNodeId, moved: u64, problem: Option<String>) {
-        if self.phase != RehomePhase::Memory {
-            return;
+    /// A move of memory from this node has ended. What is there now is to be looked at.
+    pub fn memory_ended(&mut self, from: HostNodeId, problem: Option<String>) {
+        if self.phase == RehomePhase::Memory {
+            (self.unseen, self.tried) = (true, Some((from, problem)));
         }
-        self.unseen = true;
-        self.fruitless = if moved == 0 { self.fruitless + 1 } else { 0 };
+    }
+
+    /// What counts is what is there: somebody else may move it back.
+    fn weigh(&mut self, view: &RehomeView) {
+        let there = view.places.iter().find(|(node, _)| *node == self.to).map_or(0, |(_, bytes)| *bytes);
+        let grown = there > *self.most.get_or_insert(there);
+        let Some((from, problem)) = self.tried.take() else { return };
+        self.most = self.most.max(Some(there));
+        self.fruitless = if grown { 0 } else { self.fruitless + 1 };
         if self.fruitless >= FRUITLESS {
             self.given_up.insert(from);
             self.fruitless = 0;
@@ -161,6 +174,7 @@ impl Rehome {
     /// What is to be done next.
     pub fn next(&mut self, view: &RehomeView) -> RehomeStep {
         if self.phase == RehomePhase::Memory && !self.unseen && !view.moving {
+            self.weigh(view);
             let may = |&&(node, bytes): &&(HostNodeId, u64)| {
                 node != self.to && bytes >= PAGE && !self.given_up.contains(&node)
             };

@@ -135,7 +135,7 @@ fn strayed() -> World {
 fn why(step: &MoveMemory) -> MemoryWhy {
     match step.why {
         MemoryReason::Nearer(why) => why,
-        MemoryReason::Home(_) => panic!("{step:?}"),
+        MemoryReason::Home(_) | MemoryReason::Rehome(_) => panic!("{step:?}"),
     }
 }
 

@@ -54,7 +54,7 @@ impl Vm {
                     let moved = (pages - stuck).min(most).min(bytes / PAGE);
                     self.pages.insert(from, (pages - moved, stuck));
                     self.pages.entry(TO).or_default().0 += moved;
-                    rehome.memory_ended(from, moved * PAGE, None);
+                    rehome.memory_ended(from, None);
                     assert_eq!(
                         rehome.next(&self.view(false)),
                         RehomeStep::Wait,
@@ -178,4 +178,18 @@ fn a_vcpu_that_is_unplugged_meanwhile_is_not_waited_for() {
     view.vcpus = vec![1];
     assert_eq!(rehome.next(&view), RehomeStep::Wait);
     assert_eq!(*rehome.phase(), RehomePhase::Done);
+}
+
+#[test]
+fn memory_that_somebody_moves_back_is_not_moved_for_ever() {
+    let mut rehome = Rehome::new(0, TO, Vec::new());
+    let view = RehomeView { places: vec![(0, 9 * PAGE), (TO, PAGE)], home: Some(0), ..RehomeView::default() };
+    let mut moves = 0;
+    while let RehomeStep::Memory(from, _) = rehome.next(&view) {
+        moves += 1;
+        assert!(moves < 100, "no end");
+        rehome.memory_ended(from, None);
+        rehome.seen();
+    }
+    assert_eq!((moves, rehome.phase()), (FRUITLESS, &RehomePhase::Failed));
 }

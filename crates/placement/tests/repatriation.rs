@@ -110,7 +110,7 @@ impl Run {
 fn cause(order: &MoveMemory) -> HomeCause {
     match order.why {
         MemoryReason::Home(why) => why.cause,
-        MemoryReason::Nearer(_) => panic!("{order:?}"),
+        MemoryReason::Nearer(_) | MemoryReason::Rehome(_) => panic!("{order:?}"),
     }
 }
 

@@ -56,6 +56,7 @@ impl Core {
             let present = host.nodes.iter().map(|node| node.id).collect();
             vm.moves.retain(|known| *known != wanted);
             let refusal = Refusal::NoNode { node: wanted.node, present };
+            self.vcpu_rehomed(id, wanted.vcpu, Err(refusal.to_string()));
             return self.answer(wanted.request, Reply::Refused(refusal));
         };
         let command = Command::Move {

@@ -8,7 +8,10 @@ use vnuma_placement::{
     repatriation::MemoryPolicy,
     residency::{MemoryArea, MemoryObservation},
     scheduling::{Policy, Stealing, memory::MoveMemory},
-    world::{ConnectionId, DriverStatus, HostReading, Mechanism, MemoryMoved, RequestId, StopReason, VmId},
+    world::{
+        ConnectionId, DriverStatus, HostReading, Mechanism, MemoryMoved, RehomeWish, RequestId, StopReason,
+        VmId,
+    },
 };
 use vnuma_process::ActError;
 use vnuma_topology::{ApicId, CpuSet, HostNodeId, HostTopology, Vcpu, VcpuLocation, VmDescription};
@@ -178,6 +181,12 @@ pub enum Request {
     SetPolicy(String, Policy),
     /// Show where the memory of a VM is.
     ShowMemory(String),
+    /// Show the homes of a VM's guest nodes, and the last re-home.
+    ShowRehome(String),
+    /// Give a guest node of a VM another home.
+    Rehome(String, RehomeWish),
+    /// End that.
+    StopRehome(String),
     /// Bring displaced memory of a VM home by another policy.
     SetMemoryPolicy(String, MemoryPolicy),
 }
@@ -193,6 +202,8 @@ pub enum Answer {
     Scheduling(Box<api::Scheduling>),
     /// Where the VM's memory is.
     Memory(Box<api::VmMemory>),
+    /// Where the VM's guest nodes have their homes, and the last re-home.
+    Rehome(Box<api::Rehome>),
 }
 
 /// A mask to be set.

@@ -44,7 +44,7 @@ impl Core {
     }
 
     /// A VM whose memory has homes.
-    fn with_guest_nodes(&self, name: &str) -> Result<VmId, Refusal> {
+    pub(super) fn with_guest_nodes(&self, name: &str) -> Result<VmId, Refusal> {
         let (id, managed) = self.find(name)?;
         let Some(vm) = &managed.vm else {
             let problem = render::problem(managed).unwrap_or_else(|| "connecting".to_owned());
@@ -83,6 +83,7 @@ impl Core {
         if let Some(problem) = problem.as_ref().filter(|problem| before.as_ref() != Some(*problem)) {
             self.log(Level::Warn, format!("{name}: where its memory is cannot be seen: {problem}"));
         }
+        self.rehomes_observed(id, problem.as_ref());
         for (_, request) in self.memory_requests.extract_if(.., |(vm, _)| *vm == id).collect::<Vec<_>>() {
             let reply = match &problem {
                 None => Reply::Memory(id),

@@ -127,12 +127,14 @@ impl Core {
             Ok(location) => location,
             Err(source) => {
                 let refusal = Refusal::Move { vm: name, vcpu, node, source };
+                self.vcpu_rehomed(id, vcpu, Err(refusal.to_string()));
                 return self.answer(ended.request, Reply::Refused(refusal));
             }
         };
         vm.assign(host, vcpu, node, ended.mover);
         self.moved_by_operator(id, vcpu);
         self.locate(id, vcpu, location);
+        self.vcpu_rehomed(id, vcpu, Ok(()));
         self.answer(ended.request, Reply::Vm(id));
     }
 }

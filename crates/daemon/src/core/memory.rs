@@ -32,7 +32,8 @@ impl Core {
             return;
         }
         self.tell_memory(name, &last);
-        if last.moved.bytes > 0 {
+        // A re-home goes on with what is there now.
+        if last.moved.bytes > 0 || matches!(last.order.why, MemoryReason::Rehome(_)) {
             // A guest node may have another home now, and its guest is told then.
             if let Some((_, vm)) = self.world.vm_mut(id) {
                 vm.described_ns = now_ns;

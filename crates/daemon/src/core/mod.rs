@@ -19,6 +19,7 @@
 //! | `others` | threads of VMs that run no vCPU |
 //! | `memory` | memory that is moved |
 //! | `homing` | where memory is, and what is displaced |
+//! | `rehome` | guest nodes that get another home |
 //! | `render` | VMs in the form of the API |
 //! | `uses` | what VMs have of the host, for those who place another one |
 
@@ -32,6 +33,7 @@ mod locations;
 mod memory;
 mod others;
 mod refusal;
+mod rehome;
 mod render;
 mod requests;
 mod scheduling;
@@ -49,7 +51,8 @@ use std::{
 use vnuma_api as api;
 use vnuma_placement::{
     Policies, World, decide,
-    world::{ConnectionId, RequestId, Vm, VmId},
+    rehome::Rehome,
+    world::{ConnectionId, RehomeWish, RequestId, Vm, VmId},
 };
 use vnuma_topology::{ApicId, HostTopology};
 
@@ -87,6 +90,10 @@ pub struct Core {
     policy_requests: Vec<(VmId, RequestId)>,
     /// Requests that are answered when the VM's memory was looked at.
     memory_requests: Vec<(VmId, RequestId)>,
+    /// Re-homes that begin when the VM's memory was looked at.
+    rehome_requests: Vec<(VmId, RequestId, RehomeWish)>,
+    /// VMs with a guest node that gets another home.
+    rehoming: BTreeSet<VmId>,
     /// Resyncs since it was looked for scx_vnuma.
     unlooked: u32,
     /// Why VMs could not be listed, the last time.
@@ -109,6 +116,7 @@ enum Reply {
     Vm(VmId),
     Scheduling(VmId),
     Memory(VmId),
+    Rehome(VmId, Option<Rehome>),
     Replugged { vm: VmId, vcpu: ApicId, new_vcpu: ApicId, guest_node: u32 },
 }
 
@@ -134,6 +142,8 @@ impl Core {
             ranked: BTreeMap::new(),
             policy_requests: Vec::new(),
             memory_requests: Vec::new(),
+            rehome_requests: Vec::new(),
+            rehoming: BTreeSet::new(),
             unlooked: u32::MAX,
             scan_problem: None,
             describe_ns: Intervals::default().describe.as_nanos() as u64,
@@ -153,6 +163,7 @@ impl Core {
     pub fn step(&mut self, now_ns: u64, event: Event) -> Vec<Command> {
         self.now_ns = now_ns;
         self.observe(event);
+        self.advance_rehomes();
         self.world.refresh(&self.policies, now_ns);
         let plan = decide(&self.world, &self.policies, now_ns);
         self.act(plan);
@@ -220,6 +231,10 @@ impl Core {
             let answer = match reply {
                 Reply::Refused(refusal) => Err(refusal),
                 Reply::Memory(id) => self.memory_of(id).map(|shown| Answer::Memory(Box::new(shown))),
+                Reply::Rehome(id, planned) => {
+                    let shown = self.rehome_of(id, planned.as_ref());
+                    shown.map(|shown| Answer::Rehome(Box::new(shown)))
+                }
                 Reply::Scheduling(id) => self.scheduling(id).map(|shown| Answer::Scheduling(Box::new(shown))),
                 Reply::Vm(id) => show(id).map(|vm| Answer::Vm(Box::new(vm))),
                 Reply::Replugged { vm, vcpu, new_vcpu, guest_node } => show(vm)

@@ -4,6 +4,7 @@ use vnuma_api::{ApiError, ErrorKind};
 use vnuma_channel::{ChannelError, ContentError};
 use vnuma_host::SysfsError;
 use vnuma_hypervisor::VmError;
+use vnuma_placement::world::RehomeObstacle;
 use vnuma_process::ActError;
 
 /// Longest message with text from elsewhere, in bytes.
@@ -28,6 +29,12 @@ pub enum Refusal {
     NoGuestNodes { vm: String },
     #[error("{vm}: where its memory is cannot be seen: {problem}")]
     Memory { vm: String, problem: String },
+    #[error("{vm}: there is no guest node {node}; it has {present:?}")]
+    NoGuestNode { vm: String, node: u32, present: Vec<u32> },
+    #[error("{vm}: guest node {guest_node} cannot get its home on node {node}: {source}")]
+    Rehome { vm: String, guest_node: u32, node: u32, source: RehomeObstacle },
+    #[error("{vm}: no guest node gets another home now")]
+    NoRehome { vm: String },
     #[error("{vm}: its guest nodes are numbered {ids:?}, not 0 to {last}; the channel takes no others")]
     NodeNumbers { vm: String, ids: Vec<u32>, last: usize },
     #[error("{vm}: {source}")]
@@ -95,7 +102,9 @@ pub enum Refusal {
 impl Refusal {
     fn kind(&self) -> ErrorKind {
         match self {
-            Self::NoVm(_) | Self::NoVcpu { .. } | Self::NoNode { .. } => ErrorKind::NotFound,
+            Self::NoVm(_) | Self::NoVcpu { .. } | Self::NoNode { .. } | Self::NoGuestNode { .. } => {
+                ErrorKind::NotFound
+            }
             Self::Forbidden { .. } => ErrorKind::Forbidden,
             Self::Watchers { .. } | Self::Overloaded => ErrorKind::Busy,
             Self::Channel { .. }

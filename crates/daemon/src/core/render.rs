@@ -1,8 +1,10 @@
 //! VMs in the form of the API.
 
 mod memory_map;
+mod rehome;
 
 pub(super) use memory_map::vm_memory;
+pub(super) use rehome::rehome;
 
 use std::collections::BTreeMap;
 use vnuma_api as api;
@@ -270,6 +272,12 @@ pub(super) fn memory_step(last: &LastMemoryMove) -> api::MemoryStep {
             displaced_bytes: Some(why.displaced_bytes),
             price_ms: millis(why.price_ns),
             saving_ms_per_s: millis(why.saving_ns_per_s),
+            ..step
+        },
+        MemoryReason::Rehome(guest_node) => api::MemoryStep {
+            policy: api::REHOME.to_owned(),
+            cause: "an operator gives it another home".to_owned(),
+            guest_node: Some(*guest_node),
             ..step
         },
     }

@@ -38,6 +38,9 @@ impl Core {
             Request::Move(name, vcpu, node) => self.want_move(request, &name, vcpu, node),
             Request::Replug(name, vcpu) => self.want_replug(request, &name, vcpu),
             Request::SetPolicy(name, policy) => self.set_policy(request, &name, policy),
+            Request::ShowRehome(name) => self.want_rehome_shown(request, &name),
+            Request::Rehome(name, wish) => self.want_rehome(request, &name, wish),
+            Request::StopRehome(name) => self.stop_rehome(request, &name),
             Request::ShowMemory(name) => self.want_memory_shown(request, &name),
             Request::SetMemoryPolicy(name, policy) => self.set_memory_policy(request, &name, policy),
         };

@@ -214,6 +214,9 @@ impl Core {
         // A VM keeps its first name: a later one may belong to another VM.
         vm.name().clone_into(&mut description.name);
         vm.describe(host, description, now_ns);
+        if let Some(rehome) = &mut vm.homing.rehome {
+            rehome.seen();
+        }
         let served = vm.channel.publisher().is_some();
         self.watch_only(id, &vcpus);
         let mut new = Vec::new();
@@ -376,6 +379,7 @@ impl Core {
         let policies: Vec<_> = policies.map(|(_, request)| Some(request)).collect();
         let shown = self.memory_requests.extract_if(.., |(vm, _)| *vm == id);
         let shown: Vec<_> = shown.map(|(_, request)| Some(request)).collect();
+        let rehomes = self.rehomes_gone(id);
         let waiting = [
             vm.channel.request(),
             self.first_publication.remove(&id),
@@ -383,7 +387,7 @@ impl Core {
         ];
         let name = vm.description.name;
         let moves = vm.moves.iter().map(|wanted| wanted.request);
-        for request in waiting.into_iter().chain(moves).chain(policies).chain(shown) {
+        for request in waiting.into_iter().chain(moves).chain(policies).chain(shown).chain(rehomes) {
             self.answer(request, Reply::Refused(Refusal::Ended { vm: name.clone() }));
         }
         self.log(Level::Info, format!("{name}: VM gone"));

@@ -42,10 +42,11 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 use vnuma_api::{
     ApiError, CAPACITY, DAEMON, DEVICES, Devices, ErrorKind, Event, EventKind, HARDWARE, HostTopology,
     MemoryPolicyRequest, MoveRequest, NodeFree, OBSERVATIONS, PLACEMENTS, POLICIES, PlaceRequest, Placed,
-    PolicyRequest, ReplugRequest, Replugged, Reserved, Scheduling, UnknownEvent, VMS, Vm, VmMemory, WATCH,
+    PolicyRequest, Rehome, RehomeRequest, ReplugRequest, Replugged, Reserved, Scheduling, UnknownEvent, VMS,
+    Vm, VmMemory, WATCH,
 };
 use vnuma_host::{location::monotonic_ns, read_host_topology};
-use vnuma_placement::{repatriation::UnknownMemoryPolicy, scheduling::UnknownPolicy};
+use vnuma_placement::{repatriation::UnknownMemoryPolicy, scheduling::UnknownPolicy, world::RehomeWish};
 
 /// No request needs more.
 const BODY_LIMIT: usize = 4096;
@@ -144,6 +145,8 @@ impl FromRequestParts<Context> for MayAct {
             Some("replug") => "replug",
             Some("policy") => "setting a policy",
             Some("memory") => "setting a memory policy",
+            Some("rehome") => "giving a guest node another home",
+            Some("stop") => "stopping a re-home",
             Some("placements") => "placing a VM",
             Some("release") => "releasing a reservation",
             _ => "acting",
@@ -173,6 +176,8 @@ pub(super) fn routes() -> OpenApiRouter<Context> {
         .routes(routes!(replug))
         .routes(routes!(show_policy, set_policy))
         .routes(routes!(show_memory, set_memory_policy))
+        .routes(routes!(show_rehome, rehome))
+        .routes(routes!(stop_rehome))
         .routes(routes!(policies))
         .routes(routes!(placements, place))
         .routes(routes!(release))
@@ -211,7 +216,9 @@ async fn act_on_vm(context: &Context, wanted: Request) -> Answer<Vm> {
     match act(context, wanted).await? {
         CoreAnswer::Vm(vm) => Ok(Json(*vm)),
         CoreAnswer::Replugged(replugged) => Ok(Json(replugged.vm)),
-        CoreAnswer::Scheduling(_) | CoreAnswer::Memory(_) => Err(Refusal::ShuttingDown.into()),
+        CoreAnswer::Scheduling(_) | CoreAnswer::Memory(_) | CoreAnswer::Rehome(_) => {
+            Err(Refusal::ShuttingDown.into())
+        }
     }
 }
 
@@ -428,6 +435,57 @@ async fn set_memory_policy(
 async fn act_on_memory(context: &Context, wanted: Request) -> Answer<VmMemory> {
     match act(context, wanted).await? {
         CoreAnswer::Memory(memory) => Ok(Json(*memory)),
+        _ => Err(Refusal::ShuttingDown.into()),
+    }
+}
+
+#[utoipa::path(
+    get,
+    path = "/v1/vms/{name}/rehome",
+    operation_id = "show_rehome",
+    description = "Where the guest nodes of the VM are, and how far the last re-home is.",
+    params(("name" = String, Path, description = "Name of the VM")),
+    responses((status = 200, description = "The answer", body = Rehome), Failures),
+)]
+async fn show_rehome(State(context): State<Context>, VmName(vm): VmName) -> Answer<Rehome> {
+    act_on_rehome(&context, Request::ShowRehome(vm)).await
+}
+
+#[utoipa::path(
+    post,
+    path = "/v1/vms/{name}/rehome",
+    operation_id = "rehome",
+    description = "Give a guest node of the VM another home. It goes on after the answer.",
+    params(("name" = String, Path, description = "Name of the VM")),
+    request_body = RehomeRequest,
+    responses((status = 200, description = "It has begun", body = Rehome), Refusals),
+)]
+async fn rehome(
+    _: MayAct,
+    State(context): State<Context>,
+    VmName(vm): VmName,
+    body: Result<Bytes, BytesRejection>,
+) -> Answer<Rehome> {
+    let RehomeRequest { guest_node, node, dry_run, move_pinned } = understand(body, "re-home")?;
+    let wish = RehomeWish { guest_node, node, dry_run, move_pinned };
+    act_on_rehome(&context, Request::Rehome(vm, wish)).await
+}
+
+#[utoipa::path(
+    post,
+    path = "/v1/vms/{name}/rehome/stop",
+    operation_id = "stop_rehome",
+    description = "End the re-home that is under way. What was moved stays where it is.",
+    params(("name" = String, Path, description = "Name of the VM")),
+    responses((status = 200, description = "It was done", body = Rehome), Refusals),
+)]
+async fn stop_rehome(_: MayAct, State(context): State<Context>, VmName(vm): VmName) -> Answer<Rehome> {
+    act_on_rehome(&context, Request::StopRehome(vm)).await
+}
+
+async fn act_on_rehome(context: &Context, wanted: Request) -> Answer<Rehome> {
+    match act(context, wanted).await? {
+        CoreAnswer::Rehome(rehome) => Ok(Json(*rehome)),
         _ => Err(Refusal::ShuttingDown.into()),
     }
 }

@@ -23,7 +23,7 @@
 use super::{Input, Settings, Standing, VcpuSample};
 use crate::{repatriation::HomeWhy, world::VmId};
 use std::collections::BTreeMap;
-use vnuma_topology::{ApicId, HostNodeId};
+use vnuma_topology::{ApicId, GuestNodeId, HostNodeId};
 
 /// What moving a page of 4 KiB takes, in tenths of a local memory access: 100 accesses, or 10 us at 100 ns each. It is an
 /// assumption, on the high side. `move_pages` between the nodes of a Zen 3 server with two sockets was measured at 3.31 GB/s, or
@@ -178,6 +178,8 @@ pub enum MemoryReason {
     Nearer(MemoryWhy),
     /// It is displaced, and comes home.
     Home(HomeWhy),
+    /// An operator wants this guest node to have another home.
+    Rehome(GuestNodeId),
 }
 
 /// A move that would pay, of all that can be moved from a node to another.

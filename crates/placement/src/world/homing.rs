@@ -10,6 +10,7 @@
 
 use super::{DescriptionSource, Vm, VmId, World, schedule::effective_policy};
 use crate::{
+    rehome::Rehome,
     repatriation::{HomeArea, HomeInput, MemoryPolicy, MemorySettings, Stray},
     residency::{AreaSample, MemoryArea, MemoryObservation},
     scheduling::{
@@ -41,6 +42,8 @@ pub struct Homing {
     pub due_ns: Option<u64>,
     /// Until then another one would cost more than it may.
     pub rests_until_ns: u64,
+    /// The last guest node that got another home on request, or gets it.
+    pub rehome: Option<Rehome>,
 }
 
 /// Why memory of a guest node cannot come home, all of it.
@@ -198,7 +201,8 @@ impl World {
         let vms =
             self.vms.values().filter_map(|managed| managed.vm.as_ref()).filter(|vm| has_policy(vm)).count();
         let Some(vm) = self.get(id).and_then(|managed| managed.vm.as_ref()) else { return };
-        let Some(observed) = vm.homing.observed.clone() else { return };
+        // What would come home is on its way to the new one.
+        let Some(observed) = vm.homing.observed.clone().filter(|_| !vm.is_rehomed()) else { return };
         let memory = &vm.scheduling.memory;
         let areas = self.home_areas(vm, id, &observed, moves_to_vcpus);
         let input = HomeInput {

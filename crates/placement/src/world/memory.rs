@@ -110,7 +110,11 @@ impl World {
                 parts: read.parts.iter().map(|part| part_of(machine, part)).collect(),
                 fixed: by_position(machine, &read.fixed),
                 allowed: read.allowed.iter().filter_map(|&node| machine.position(node)).collect(),
-                ready: placed && fresh && moves.wanted.is_none() && !moves.is_under_way(),
+                ready: placed
+                    && fresh
+                    && moves.wanted.is_none()
+                    && !moves.is_under_way()
+                    && !known.is_rehomed(),
             })
         };
         (nodes, reading.vms.iter().filter_map(memory).collect())
@@ -129,6 +133,7 @@ impl World {
         let assumed = match &order.why {
             MemoryReason::Nearer(_) => self.schedule.assumes(),
             MemoryReason::Home(why) => why.assumed,
+            MemoryReason::Rehome(_) => false,
         };
         let memory = &mut self.vms.get_mut(&id)?.vm.as_mut()?.scheduling.memory;
         let moved = MemoryMoved::default();
@@ -158,6 +163,9 @@ impl World {
             _ if !ended => {}
             MemoryReason::Nearer(_) => self.schedule.memory_ended(id, last.moved.bytes, stayed, now_ns),
             MemoryReason::Home(_) => self.home_ended(id, &last.order, last.moved.bytes, stayed, now_ns),
+            MemoryReason::Rehome(_) => {
+                self.rehome_moved(id, &last.order, last.moved.problem.clone());
+            }
         }
         Some(last)
     }

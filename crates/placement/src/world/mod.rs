@@ -10,6 +10,7 @@ mod masks;
 mod memory;
 mod others;
 mod reading;
+mod rehome;
 mod replug;
 mod schedule;
 
@@ -20,6 +21,7 @@ pub use masks::{Begun, Confine, LastStep, Mechanism, PolicyMask, Quality, Shown,
 pub use memory::{LastMemoryMove, MemoryMoved, MemoryMoves};
 pub use others::Others;
 pub use reading::{Accesses, Counted, HostReading, MemoryRange, MemoryReading, VcpuReading, VmReading};
+pub use rehome::{RehomeObstacle, RehomeWish};
 pub use replug::{ReplugEnd, ReplugHistory};
 pub use schedule::{LastPeriod, MaskChange, Schedule};
 

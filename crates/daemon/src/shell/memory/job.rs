@@ -17,7 +17,7 @@ use std::{
 };
 use vnuma_host::read_node_memory;
 use vnuma_hypervisor::resident::{GuestMapping, MappingPolicy, read_guest_mappings, read_mappings};
-use vnuma_placement::world::MemoryMoved;
+use vnuma_placement::{scheduling::memory::MemoryReason, world::MemoryMoved};
 use vnuma_process::{PAGES_AT_ONCE, PageState, find_pages, move_pages};
 use vnuma_topology::HostNodeId;
 
@@ -252,7 +252,10 @@ impl<P: Pages> Job<P> {
 fn ranges(mappings: Vec<(GuestMapping, u64)>, order: &MoveMemory, from: u64) -> VecDeque<(u64, u64)> {
     let may = |policy: &MappingPolicy| match policy {
         MappingPolicy::Any => true,
-        MappingPolicy::Nodes(nodes) => nodes.contains(&order.to),
+        // Pages move against the policy of their memory; only new ones obey it.
+        MappingPolicy::Nodes(nodes) => {
+            nodes.contains(&order.to) || matches!(order.why, MemoryReason::Rehome(_))
+        }
         MappingPolicy::Fixed => false,
     };
     let (mut before, mut after) = (Vec::new(), VecDeque::new());
@@ -275,7 +278,7 @@ fn ranges(mappings: Vec<(GuestMapping, u64)>, order: &MoveMemory, from: u64) -> 
 mod tests {
     use super::*;
     use std::cell::{Cell, RefCell};
-    use vnuma_placement::scheduling::memory::{MemoryCause, MemoryReason, MemoryWhy};
+    use vnuma_placement::scheduling::memory::{MemoryCause, MemoryWhy};
 
     const START: u64 = 0x7f00_0000_0000;
     const HERE: HostNodeId = 0;
@@ -420,6 +423,15 @@ mod tests {
         assert_eq!((job.moved.bytes, moved(&fake), &job.moved.problem), (1200 * PAGE, 1200, &None));
         let first = START + 1200 * PAGE;
         assert!(fake.moves.borrow().iter().flatten().all(|address| *address >= first), "they were not tried");
+    }
+
+    #[test]
+    fn an_operator_moves_it_against_its_policy_but_not_what_is_fixed() {
+        let fake = Fake::new(&[(MappingPolicy::Nodes(vec![HERE]), 600), (MappingPolicy::Fixed, 600)]);
+        let wanted = MoveMemory { why: MemoryReason::Rehome(0), ..order(5000) };
+        let mut job = Job::new((1, 2), &fake, wanted, 0).expect("begun");
+        assert!((0..10_000).any(|_| job.turn()), "an end");
+        assert_eq!((job.moved.bytes, moved(&fake)), (600 * PAGE, 600));
     }
 
     #[test]

@@ -1,0 +1,149 @@
+//! Guest nodes that get another home because an operator wants it.
+
+use super::{Core, Reply, event::Level, refusal::Refusal, render};
+use vnuma_api as api;
+use vnuma_placement::{
+    rehome::{Rehome, RehomePhase},
+    world::{RehomeWish, RequestId, VmId},
+};
+
+impl Core {
+    /// Somebody wants to see how far a re-home is.
+    pub(super) fn want_rehome_shown(&mut self, request: RequestId, name: &str) -> Result<(), Refusal> {
+        let id = self.with_guest_nodes(name)?;
+        self.answer(Some(request), Reply::Rehome(id, None));
+        Ok(())
+    }
+
+    /// An operator wants a guest node to have another home. What is free, and what keeps memory, is looked at first.
+    pub(super) fn want_rehome(
+        &mut self,
+        request: RequestId,
+        name: &str,
+        wish: RehomeWish,
+    ) -> Result<(), Refusal> {
+        let id = self.with_guest_nodes(name)?;
+        let present = self.vm(id).map(|vm| vm.placement.guest_nodes().to_vec()).unwrap_or_default();
+        if !present.contains(&wish.guest_node) {
+            return Err(Refusal::NoGuestNode { vm: name.to_owned(), node: wish.guest_node, present });
+        }
+        if self.world.host.node(wish.node).is_none() {
+            let present = self.world.host.nodes.iter().map(|node| node.id).collect();
+            return Err(Refusal::NoNode { node: wish.node, present });
+        }
+        if self.world.observe_now(id, self.now_ns) {
+            self.rehome_requests.push((id, request, wish));
+            return Ok(());
+        }
+        // What was seen a moment ago has to do: room is looked at again while memory moves.
+        self.begin_rehome(request, id, wish)
+    }
+
+    pub(super) fn stop_rehome(&mut self, request: RequestId, name: &str) -> Result<(), Refusal> {
+        let id = self.with_guest_nodes(name)?;
+        if !self.world.stop_rehome(id) {
+            return Err(Refusal::NoRehome { vm: name.to_owned() });
+        }
+        self.stop_memory(id, |_| true);
+        self.log(Level::Info, format!("{name}: the re-home was stopped; what was moved stays"));
+        self.answer(Some(request), Reply::Rehome(id, None));
+        Ok(())
+    }
+
+    /// Its memory was looked at, or could not be.
+    pub(super) fn rehomes_observed(&mut self, id: VmId, problem: Option<&String>) {
+        for (_, request, wish) in
+            self.rehome_requests.extract_if(.., |(vm, ..)| *vm == id).collect::<Vec<_>>()
+        {
+            let name = self.vm(id).map(|vm| vm.name().to_owned()).unwrap_or_default();
+            let taken = match problem {
+                None => self.begin_rehome(request, id, wish),
+                Some(problem) => Err(Refusal::Memory { vm: name, problem: problem.clone() }),
+            };
+            if let Err(refusal) = taken {
+                self.answer(Some(request), Reply::Refused(refusal));
+            }
+        }
+    }
+
+    fn begin_rehome(&mut self, request: RequestId, id: VmId, wish: RehomeWish) -> Result<(), Refusal> {
+        let Some(vm) = self.vm(id) else { return Err(Refusal::Ended { vm: "the VM".to_owned() }) };
+        let name = vm.name().to_owned();
+        if !vm.memory_areas().iter().any(|area| area.guest_node == wish.guest_node) {
+            let problem = "where QEMU has the memory of this guest node is not known".to_owned();
+            return Err(Refusal::Memory { vm: name, problem });
+        }
+        let refused = |source| Refusal::Rehome {
+            vm: name.clone(),
+            guest_node: wish.guest_node,
+            node: wish.node,
+            source,
+        };
+        let rehome = self.world.plan_rehome(vm, &wish).map_err(refused)?;
+        if wish.dry_run {
+            self.answer(Some(request), Reply::Rehome(id, Some(rehome)));
+            return Ok(());
+        }
+        // What a policy moves ends first.
+        self.world.stop_rehome(id);
+        self.stop_memory(id, |_| true);
+        self.world.begin_rehome(id, rehome);
+        self.rehoming.insert(id);
+        let RehomeWish { guest_node, node, .. } = wish;
+        self.log(Level::Info, format!("{name}: guest node {guest_node} gets its home on node {node}"));
+        self.answer(Some(request), Reply::Rehome(id, None));
+        Ok(())
+    }
+
+    /// Takes re-homes on. Called at each step, as most events may be what one waits for.
+    pub(super) fn advance_rehomes(&mut self) {
+        for id in self.rehoming.clone() {
+            let (policies, now_ns) = (self.policies, self.now_ns);
+            if let Some(rehome) = self.world.advance_rehome(id, &policies, now_ns) {
+                self.log_rehome(id, &rehome);
+            }
+            if !self.vm(id).is_some_and(|vm| vm.is_rehomed()) {
+                self.rehoming.remove(&id);
+            }
+        }
+    }
+
+    fn log_rehome(&mut self, id: VmId, rehome: &Rehome) {
+        let Some(vm) = self.vm(id) else { return };
+        let (name, guest_node, to) = (vm.name(), rehome.guest_node, rehome.to);
+        let problem = rehome.problem.as_ref().map(|problem| format!("; {problem}")).unwrap_or_default();
+        let what = match rehome.phase() {
+            RehomePhase::Topology => "its memory is there, its guest is told",
+            RehomePhase::Vcpus => "its guest was told, its vCPUs are moved",
+            RehomePhase::Done => "done",
+            RehomePhase::Memory | RehomePhase::Stopped | RehomePhase::Failed => "not done",
+        };
+        let level = if *rehome.phase() == RehomePhase::Failed { Level::Warn } else { Level::Info };
+        let line = format!("{name}: guest node {guest_node}, its new home on node {to}: {what}{problem}");
+        self.log(level, line);
+    }
+
+    /// The guest nodes of a VM and the last re-home, or one that is planned.
+    pub(super) fn rehome_of(&self, id: VmId, planned: Option<&Rehome>) -> Result<api::Rehome, Refusal> {
+        let vm = self.vm(id).ok_or_else(|| Refusal::Ended { vm: "the VM".to_owned() })?;
+        Ok(render::rehome(vm, &self.world.host, planned))
+    }
+
+    /// Requests of a VM that is gone.
+    pub(super) fn rehomes_gone(&mut self, id: VmId) -> Vec<Option<RequestId>> {
+        self.rehoming.remove(&id);
+        self.rehome_requests
+            .extract_if(.., |(vm, ..)| *vm == id)
+            .map(|(_, request, _)| Some(request))
+            .collect()
+    }
+
+    /// A vCPU was moved for a re-home, or could not be.
+    pub(super) fn vcpu_rehomed(&mut self, id: VmId, vcpu: u32, outcome: Result<(), String>) {
+        if let Some((_, vm)) = self.world.vm_mut(id)
+            && let Some(rehome) = &mut vm.homing.rehome
+        {
+            rehome.vcpu_ended(vcpu, outcome);
+        }
+    }
+}

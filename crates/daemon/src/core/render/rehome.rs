@@ -1,0 +1,86 @@
+//! Where guest nodes are and the last re-home, in the form of the API.
+
+use vnuma_api as api;
+use vnuma_placement::{
+    rehome::Rehome,
+    repatriation::MemoryPolicy,
+    scheduling::memory::MemoryReason,
+    world::{ChannelState, Vm},
+};
+use vnuma_topology::{GuestNode, HostTopology};
+
+/// Where guest nodes are, and the last re-home or one that is planned.
+pub(in crate::core) fn rehome(vm: &Vm, host: &HostTopology, planned: Option<&Rehome>) -> api::Rehome {
+    let known = planned.or(vm.homing.rehome.as_ref());
+    api::Rehome {
+        vm: vm.name().to_owned(),
+        guest_nodes: vm.description.guest_nodes.iter().map(|node| guest_node(vm, node)).collect(),
+        rehome: known.map(|known| state(vm, host, known, planned.is_some())),
+    }
+}
+
+fn guest_node(vm: &Vm, node: &GuestNode) -> api::GuestNodeHome {
+    let place = |(node, bytes)| api::NodeBytes { node, bytes };
+    api::GuestNodeHome {
+        id: node.id,
+        home: vm.placement.homes().get(&node.id).copied(),
+        bound: bound(node),
+        places: vm.places_of(node.id).into_iter().filter(|(_, bytes)| *bytes > 0).map(place).collect(),
+    }
+}
+
+/// Nodes that new pages come from, whatever is moved.
+fn bound(node: &GuestNode) -> Vec<u32> {
+    let policies = ["bind", "preferred"];
+    let memory = node.memory.as_ref().filter(|memory| policies.contains(&memory.policy.as_str()));
+    memory.map_or_else(Vec::new, |memory| memory.host_nodes.clone())
+}
+
+fn state(vm: &Vm, host: &HostTopology, rehome: &Rehome, planned: bool) -> api::RehomeState {
+    let places = vm.places_of(rehome.guest_node);
+    let sum = |is: &dyn Fn(u32) -> bool| {
+        let some = places.iter().filter(|(node, _)| is(*node));
+        some.fold(0_u64, |sum, (_, bytes)| sum.saturating_add(*bytes))
+    };
+    let total_bytes = sum(&|_| true);
+    // Counted when the VM was described last; since then the move that is under way has gone on.
+    let last = vm.scheduling.memory.last.as_ref().filter(|last| last.ended_ns.is_none());
+    let its = last.filter(|last| last.order.why == MemoryReason::Rehome(rehome.guest_node));
+    let since = its.map_or(0, |last| last.moved.bytes);
+    api::RehomeState {
+        guest_node: rehome.guest_node,
+        node: rehome.to,
+        state: if planned { "planned" } else { rehome.phase().name() }.to_owned(),
+        total_bytes,
+        there_bytes: sum(&|node| node == rehome.to).saturating_add(since).min(total_bytes),
+        vcpus: rehome.vcpus.clone(),
+        vcpus_left: rehome.left.iter().copied().collect(),
+        problem: rehome.problem.clone(),
+        notes: notes(vm, host, rehome),
+    }
+}
+
+fn notes(vm: &Vm, host: &HostTopology, rehome: &Rehome) -> Vec<String> {
+    let (to, mut notes) = (rehome.to, Vec::new());
+    let node = vm.description.guest_nodes.iter().find(|node| node.id == rehome.guest_node);
+    let bound = node.map(bound).unwrap_or_default();
+    if !bound.is_empty() && !bound.contains(&to) {
+        notes.push(format!(
+            "QEMU's policy takes new pages of it from nodes {bound:?}, and nobody but QEMU can change that: pages that are freed and \
+             touched again go there; start the VM without host-nodes= (or with host-nodes={to}) to avoid it"
+        ));
+    }
+    if matches!(vm.channel, ChannelState::Detached | ChannelState::Lost) {
+        notes.push("its guest is not told: it has no topology channel (`vnumactl attach`)".to_owned());
+    }
+    if host.node(to).is_some_and(|node| node.cpus.is_empty()) {
+        notes.push(format!("node {to} has no CPUs, so its vCPUs stay where they are"));
+    }
+    if vm.homing.policy != MemoryPolicy::None && !rehome.is_active() {
+        notes.push(format!(
+            "memory policy {} brings what is displaced to the node that most of its memory is on",
+            vm.homing.policy
+        ));
+    }
+    notes
+}

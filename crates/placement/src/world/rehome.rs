@@ -1,0 +1,256 @@
+//! Guest nodes that get another home: what is there, and the next step of each re-home.
+
+use super::{ChannelState, Move, Mover, Publisher, Vm, VmId, World};
+use crate::{
+    Due, Policies, VcpuState,
+    rehome::{Rehome, RehomeStep, RehomeView},
+    residency::{AreaSample, MemoryObservation},
+    scheduling::memory::{MemoryReason, MoveMemory, NodeMemory},
+};
+use vnuma_topology::{ApicId, GuestNodeId, HostNodeId};
+
+/// Why the memory of a guest node cannot get another home.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RehomeObstacle {
+    /// VFIO has pinned it.
+    #[error("VFIO has pinned all memory of this VM, as it has a device of the host")]
+    Devices,
+    /// It is huge pages of a pool.
+    #[error("its memory is huge pages of a pool (hugetlbfs), which stay where they are")]
+    Pool,
+    /// It is spread over nodes on purpose.
+    #[error("its memory is interleaved over nodes by QEMU's policy")]
+    Interleaved,
+    /// Its process has no memory of that node.
+    #[error("the cpuset of QEMU excludes the memory of node {0}")]
+    Cpuset(HostNodeId),
+    /// The node is offline, or has no memory.
+    #[error("node {0} is offline, or has no memory")]
+    NoMemory(HostNodeId),
+    /// There is not enough room.
+    #[error(
+        "node {node} has no room: {needed_mib} MiB are to go there, and {free_mib} MiB are free beyond its reserve"
+    )]
+    NoRoom {
+        /// The node.
+        node: HostNodeId,
+        /// What is not there yet.
+        needed_mib: u64,
+        /// What may come.
+        free_mib: u64,
+    },
+    /// Somebody else has confined its vCPUs.
+    #[error(
+        "vCPUs {vcpus:?} are confined to other nodes, and not by this vnumad; widen their affinities, or repeat it with --move-pinned"
+    )]
+    Pinned {
+        /// These.
+        vcpus: Vec<ApicId>,
+    },
+}
+
+/// What an operator wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RehomeWish {
+    /// The guest node.
+    pub guest_node: GuestNodeId,
+    /// Its new home.
+    pub node: HostNodeId,
+    /// Say what would be done, and do nothing.
+    pub dry_run: bool,
+    /// Move vCPUs that somebody else has confined to another node as well.
+    pub move_pinned: bool,
+}
+
+impl Vm {
+    /// Resident memory of a guest node, by host node, bytes.
+    pub fn places_of(&self, guest_node: GuestNodeId) -> Vec<(HostNodeId, u64)> {
+        let node = self.description.guest_nodes.iter().find(|node| node.id == guest_node);
+        let memory = node.and_then(|node| node.memory.as_ref());
+        let places = memory.map_or(&[][..], |memory| &memory.resident_kib);
+        places.iter().map(|&(node, kib)| (node, kib.saturating_mul(1024))).collect()
+    }
+
+    /// vCPUs of a guest node: as its guest was told last or, where no home is near a vCPU, as it booted.
+    fn vcpus_of(&self, guest_node: GuestNodeId) -> Vec<ApicId> {
+        let is_its = |vcpu: &&vnuma_topology::Vcpu| {
+            let status = self.placement.vcpu(vcpu.apic_id);
+            let approximate = status.is_some_and(|status| status.state == VcpuState::Approximate);
+            let told = status.and_then(|status| status.published_node);
+            told == Some(guest_node) || (approximate && vcpu.boot_node == Some(guest_node))
+        };
+        self.description.vcpus.iter().filter(is_its).map(|vcpu| vcpu.apic_id).collect()
+    }
+
+    /// Its guest knows of its homes, as far as it can be told.
+    fn is_published(&self, policies: &Policies, now_ns: u64) -> bool {
+        match self.channel {
+            ChannelState::Attached(Publisher::Ready(_)) | ChannelState::Detaching(Publisher::Ready(_), _) => {
+                self.placement.due(&policies.settle, now_ns) == Due::Nothing
+            }
+            ChannelState::Attached(_) | ChannelState::Detaching(..) => false,
+            ChannelState::Attaching(_) | ChannelState::Recovering => false,
+            _ => true,
+        }
+    }
+
+    fn rehome_view(&self, guest_node: GuestNodeId, policies: &Policies, now_ns: u64) -> RehomeView {
+        let memory = &self.scheduling.memory;
+        RehomeView {
+            places: self.places_of(guest_node),
+            home: self.placement.homes().get(&guest_node).copied(),
+            moving: memory.is_under_way() || memory.wanted.is_some(),
+            published: self.is_published(policies, now_ns),
+            vcpus: self.description.vcpus.iter().map(|vcpu| vcpu.apic_id).collect(),
+        }
+    }
+
+    /// Its memory is being given another home: no policy moves it meanwhile.
+    pub fn is_rehomed(&self) -> bool {
+        self.homing.rehome.as_ref().is_some_and(Rehome::is_active)
+    }
+
+    /// vCPUs that somebody else has confined to other nodes.
+    fn pinned_elsewhere(&self, vcpus: &[ApicId], node: HostNodeId) -> Vec<ApicId> {
+        let by_others = |vcpu: &&ApicId| {
+            let pinned = self.locations.get(vcpu).and_then(|location| location.pinned);
+            let ours = self.assigned.get(vcpu).map(|(assigned, _)| *assigned);
+            pinned.is_some_and(|pinned| pinned != node && ours != Some(pinned))
+        };
+        vcpus.iter().filter(by_others).copied().collect()
+    }
+}
+
+impl World {
+    /// What would be done, if something can be.
+    pub fn plan_rehome(&self, vm: &Vm, wish: &RehomeWish) -> Result<Rehome, RehomeObstacle> {
+        let node = wish.node;
+        let observed = vm.homing.observed.as_deref();
+        let sample =
+            observed.and_then(|seen| seen.areas.iter().find(|one| one.area.guest_node == wish.guest_node));
+        if let Some(obstacle) =
+            observed.zip(sample).and_then(|(seen, sample)| vm.rehome_obstacle(sample, node, seen))
+        {
+            return Err(obstacle);
+        }
+        let places = vm.places_of(wish.guest_node);
+        let away = places.iter().filter(|(place, _)| *place != node);
+        let needed = away.fold(0_u64, |sum, (_, bytes)| sum.saturating_add(*bytes));
+        let room = observed.map_or(0, |seen| room_of(seen, node).available());
+        if needed > room {
+            let (needed_mib, free_mib) = (needed.div_ceil(1 << 20), room >> 20);
+            return Err(RehomeObstacle::NoRoom { node, needed_mib, free_mib });
+        }
+        // Memory may be at home on a node without CPUs; vCPUs stay then.
+        let has_cpus = self.host.node(node).is_some_and(|node| !node.cpus.is_empty());
+        let vcpus = if has_cpus { vm.vcpus_of(wish.guest_node) } else { Vec::new() };
+        let pinned = vm.pinned_elsewhere(&vcpus, node);
+        if !wish.move_pinned && !pinned.is_empty() {
+            return Err(RehomeObstacle::Pinned { vcpus: pinned });
+        }
+        Ok(Rehome::new(wish.guest_node, node, vcpus))
+    }
+
+    /// A re-home begins. One that has not ended is given up.
+    pub fn begin_rehome(&mut self, id: VmId, rehome: Rehome) {
+        self.repatriator.forget(id);
+        if let Some((_, vm)) = self.vm_mut(id) {
+            vm.scheduling.memory.wanted = None;
+            vm.homing.rehome = Some(rehome);
+        }
+    }
+
+    /// An operator ends it. False: there is none.
+    pub fn stop_rehome(&mut self, id: VmId) -> bool {
+        let Some((_, vm)) = self.vm_mut(id).filter(|(_, vm)| vm.is_rehomed()) else { return false };
+        vm.scheduling.memory.wanted.take_if(|order| matches!(order.why, MemoryReason::Rehome(_)));
+        // Those that are under way end by themselves.
+        let left = vm.homing.rehome.as_ref().map(|rehome| rehome.left.clone()).unwrap_or_default();
+        vm.moves
+            .retain(|wanted| wanted.in_flight || wanted.request.is_some() || !left.contains(&wanted.vcpu));
+        vm.homing.rehome.iter_mut().for_each(Rehome::stop);
+        true
+    }
+
+    /// Takes a re-home a step on. Returns it if it has come to another phase.
+    pub fn advance_rehome(&mut self, id: VmId, policies: &Policies, now_ns: u64) -> Option<Rehome> {
+        let vm = self.get(id)?.vm.as_ref().filter(|vm| vm.is_rehomed())?;
+        let mut rehome = vm.homing.rehome.clone()?;
+        let before = rehome.phase().clone();
+        let step = rehome.next(&vm.rehome_view(rehome.guest_node, policies, now_ns));
+        let area = vm.memory_areas().into_iter().find(|area| area.guest_node == rehome.guest_node);
+        let total_kib = self.host.node(rehome.to).map_or(0, |node| node.memory_total_kib);
+        if *rehome.phase() == before && step == RehomeStep::Wait {
+            return None;
+        }
+        match step {
+            RehomeStep::Wait => {}
+            RehomeStep::Memory(from, bytes) => match area {
+                Some(area) => {
+                    let order = MoveMemory {
+                        from,
+                        to: rehome.to,
+                        bytes,
+                        reserve_kib: NodeMemory { total_kib, free_kib: 0 }.reserve_kib(),
+                        within: Some((area.start, area.start.saturating_add(area.bytes))),
+                        why: MemoryReason::Rehome(rehome.guest_node),
+                    };
+                    self.want_memory(id, order);
+                }
+                None => rehome.memory_ended(from, Some("where QEMU has it is not known any more".to_owned())),
+            },
+            RehomeStep::Vcpus(vcpus) => {
+                let (_, vm) = self.vm_mut(id)?;
+                let (node, mover) = (rehome.to, Mover::Operator);
+                let wanted = |vcpu| Move { vcpu, node, mover, request: None, in_flight: false };
+                vm.moves.extend(vcpus.into_iter().map(wanted));
+            }
+        }
+        let changed = *rehome.phase() != before;
+        let (_, vm) = self.vm_mut(id)?;
+        vm.homing.rehome = Some(rehome.clone());
+        changed.then_some(rehome)
+    }
+
+    /// A move of a re-home has ended.
+    pub(super) fn rehome_moved(&mut self, id: VmId, order: &MoveMemory, problem: Option<String>) {
+        let Some((_, vm)) = self.vm_mut(id) else { return };
+        let its = |rehome: &&mut Rehome| {
+            order.why == MemoryReason::Rehome(rehome.guest_node) && order.to == rehome.to
+        };
+        if let Some(rehome) = vm.homing.rehome.as_mut().filter(its) {
+            rehome.memory_ended(order.from, problem);
+        }
+    }
+}
+
+impl Vm {
+    /// What keeps memory of a guest node from another home.
+    fn rehome_obstacle(
+        &self,
+        sample: &AreaSample,
+        to: HostNodeId,
+        observed: &MemoryObservation,
+    ) -> Option<RehomeObstacle> {
+        let backing = self.description.guest_nodes.iter().find(|node| node.id == sample.area.guest_node);
+        let policy = backing.and_then(|node| node.memory.as_ref()).map(|memory| memory.policy.as_str());
+        if !self.description.devices.is_empty() {
+            Some(RehomeObstacle::Devices)
+        } else if sample.area.page_kib > 4 {
+            Some(RehomeObstacle::Pool)
+        } else if policy == Some("interleave") {
+            Some(RehomeObstacle::Interleaved)
+        } else if room_of(observed, to).total_kib == 0 {
+            Some(RehomeObstacle::NoMemory(to))
+        } else if !observed.allowed.contains(&to) {
+            Some(RehomeObstacle::Cpuset(to))
+        } else {
+            None
+        }
+    }
+}
+
+fn room_of(observed: &MemoryObservation, node: HostNodeId) -> NodeMemory {
+    let memory = observed.nodes.iter().find(|(known, ..)| *known == node);
+    memory.map_or_else(NodeMemory::default, |&(_, total_kib, free_kib)| NodeMemory { total_kib, free_kib })
+}
