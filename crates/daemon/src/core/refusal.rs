@@ -112,10 +112,12 @@ impl Refusal {
             | Self::Record { .. }
             | Self::Topology(_)
             | Self::ShuttingDown
-            | Self::Memory { .. }
             | Self::Move { .. }
             | Self::Confine { .. } => ErrorKind::Internal,
-            Self::NotConnected { .. } | Self::Unnumbered { .. } | Self::Unfinished { .. } => ErrorKind::Vm,
+            Self::NotConnected { .. }
+            | Self::Memory { .. }
+            | Self::Unnumbered { .. }
+            | Self::Unfinished { .. } => ErrorKind::Vm,
             Self::Vm(error) => match error {
                 VmError::NoFreePort { .. }
                 | VmError::AlreadyAttached { .. }
@@ -151,6 +153,7 @@ mod tests {
             (Refusal::Vm(VmError::NoFreePort { vm: vm() }), ErrorKind::Conflict),
             (Refusal::Vm(VmError::BootVcpu { vm: vm() }), ErrorKind::Conflict),
             (Refusal::Vm(VmError::Disconnected { vm: vm() }), ErrorKind::Vm),
+            (Refusal::Memory { vm: vm(), problem: "no backend".to_owned() }, ErrorKind::Vm),
             (Refusal::Forbidden { act: "attach", who: String::new(), uid: 7 }, ErrorKind::Forbidden),
             (Refusal::Watchers { uid: 7, most: 1 }, ErrorKind::Busy),
             (Refusal::ShuttingDown, ErrorKind::Internal),
