@@ -217,6 +217,23 @@ impl Run {
     }
 }
 
+#[test]
+fn bound_memory_is_described_before_anything_is_said_or_done() {
+    let mut run = Run::new(MemoryPolicy::None);
+    // Nobody was told of it: memory that is bound is not described again and again.
+    run.pass(60);
+    run.mib = [700, 50];
+    let shown = run.ask(51, Request::ShowRehome("a".into())).expect("shown");
+    let places: Vec<_> = shown.guest_nodes[0].places.iter().map(|place| place.bytes / MIB).collect();
+    assert_eq!(places, [700, 50]);
+    run.mib = [600, 100];
+    assert_eq!(run.rehome(1).expect("begun").rehome.expect("one").total_bytes, 700 * MIB);
+    assert_eq!(run.orders[0].bytes, 600 * MIB);
+    let mut run = Run::new(MemoryPolicy::None);
+    run.step(Event::Hypervisor(run.vm.1, Report::Silent("qom-get".into(), PID)));
+    assert!(run.rehome(1).expect_err("refused").contains("not connected"));
+}
+
 fn wish(node: u32) -> RehomeWish {
     RehomeWish { guest_node: 0, node, dry_run: false, move_pinned: false }
 }

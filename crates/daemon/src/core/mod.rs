@@ -90,6 +90,8 @@ pub struct Core {
     policy_requests: Vec<(VmId, RequestId)>,
     /// Requests that are answered when the VM's memory was looked at.
     memory_requests: Vec<(VmId, RequestId)>,
+    /// Re-homes that begin, or are shown, when the VM was described.
+    rehome_described: Vec<(VmId, RequestId, Option<RehomeWish>)>,
     /// Re-homes that begin when the VM's memory was looked at.
     rehome_requests: Vec<(VmId, RequestId, RehomeWish)>,
     /// VMs with a guest node that gets another home.
@@ -142,6 +144,7 @@ impl Core {
             ranked: BTreeMap::new(),
             policy_requests: Vec::new(),
             memory_requests: Vec::new(),
+            rehome_described: Vec::new(),
             rehome_requests: Vec::new(),
             rehoming: BTreeSet::new(),
             unlooked: u32::MAX,

@@ -1,18 +1,69 @@
 //! Guest nodes that get another home because an operator wants it.
 
-use super::{Core, Reply, event::Level, refusal::Refusal, render};
+use super::{
+    Core, Reply,
+    event::{Ask, Level},
+    refusal::Refusal,
+    render,
+};
 use vnuma_api as api;
 use vnuma_placement::{
     rehome::{Rehome, RehomePhase},
-    world::{RehomeWish, RequestId, VmId},
+    world::{RehomeWish, RequestId, Vm, VmId},
 };
+
+/// What was described so lately is shown as it is: everybody may ask.
+const SHOWN_NS: u64 = 1_000_000_000;
 
 impl Core {
     /// Somebody wants to see how far a re-home is.
     pub(super) fn want_rehome_shown(&mut self, request: RequestId, name: &str) -> Result<(), Refusal> {
         let id = self.with_guest_nodes(name)?;
-        self.answer(Some(request), Reply::Rehome(id, None));
+        let now_ns = self.now_ns;
+        let old = |vm: &Vm| !vm.is_rehomed() && now_ns.saturating_sub(vm.described_ns) >= SHOWN_NS;
+        let answers = self.world.get(id).is_some_and(|managed| managed.responsive().is_some());
+        if answers && self.vm(id).is_some_and(old) {
+            self.describe_for_rehome(id, request, None);
+        } else {
+            self.answer(Some(request), Reply::Rehome(id, None));
+        }
         Ok(())
+    }
+
+    /// Bound memory is described seldom, and what is there decides.
+    fn describe_for_rehome(&mut self, id: VmId, request: RequestId, wish: Option<RehomeWish>) {
+        if let Some((_, vm)) = self.world.vm_mut(id) {
+            vm.described_ns = self.now_ns;
+        }
+        self.rehome_described.push((id, request, wish));
+        self.ask_if_connected(id, Ask::Describe);
+    }
+
+    /// A VM was described for those who wait for that.
+    pub(super) fn rehomes_described(&mut self, id: VmId) {
+        let waiting: Vec<_> = self.rehome_described.extract_if(.., |(vm, ..)| *vm == id).collect();
+        for (_, request, wish) in waiting {
+            let Some(wish) = wish else {
+                self.answer(Some(request), Reply::Rehome(id, None));
+                continue;
+            };
+            if self.world.observe_now(id, self.now_ns) {
+                self.rehome_requests.push((id, request, wish));
+            // What was seen a moment ago has to do: room is looked at again while memory moves.
+            } else if let Err(refusal) = self.begin_rehome(request, id, wish) {
+                self.answer(Some(request), Reply::Refused(refusal));
+            }
+        }
+    }
+
+    /// It will not be described: its hypervisor does not answer.
+    pub(super) fn rehomes_undescribed(&mut self, id: VmId, problem: &str) {
+        let vm = self.vm(id).map(|vm| vm.name().to_owned()).unwrap_or_default();
+        let waiting: Vec<_> = self.rehome_described.extract_if(.., |(vm, ..)| *vm == id).collect();
+        for (_, request, _) in waiting {
+            let refusal = Refusal::NotConnected { vm: vm.clone(), problem: problem.to_owned() };
+            self.answer(Some(request), Reply::Refused(refusal));
+        }
     }
 
     /// An operator wants a guest node to have another home. What is free, and what keeps memory, is looked at first.
@@ -31,12 +82,9 @@ impl Core {
             let present = self.world.host.nodes.iter().map(|node| node.id).collect();
             return Err(Refusal::NoNode { node: wish.node, present });
         }
-        if self.world.observe_now(id, self.now_ns) {
-            self.rehome_requests.push((id, request, wish));
-            return Ok(());
-        }
-        // What was seen a moment ago has to do: room is looked at again while memory moves.
-        self.begin_rehome(request, id, wish)
+        self.connected(name)?;
+        self.describe_for_rehome(id, request, Some(wish));
+        Ok(())
     }
 
     pub(super) fn stop_rehome(&mut self, request: RequestId, name: &str) -> Result<(), Refusal> {
@@ -132,10 +180,11 @@ impl Core {
     /// Requests of a VM that is gone.
     pub(super) fn rehomes_gone(&mut self, id: VmId) -> Vec<Option<RequestId>> {
         self.rehoming.remove(&id);
-        self.rehome_requests
-            .extract_if(.., |(vm, ..)| *vm == id)
-            .map(|(_, request, _)| Some(request))
-            .collect()
+        let described = self.rehome_described.extract_if(.., |(vm, ..)| *vm == id);
+        let mut gone: Vec<_> = described.map(|(_, request, _)| Some(request)).collect();
+        let observed = self.rehome_requests.extract_if(.., |(vm, ..)| *vm == id);
+        gone.extend(observed.map(|(_, request, _)| Some(request)));
+        gone
     }
 
     /// A vCPU was moved for a re-home, or could not be.

@@ -57,7 +57,7 @@ impl Core {
     }
 
     /// A VM that can be asked something, and its connection.
-    fn connected(&self, name: &str) -> Result<(VmId, &Vm, ConnectionId), Refusal> {
+    pub(super) fn connected(&self, name: &str) -> Result<(VmId, &Vm, ConnectionId), Refusal> {
         let (id, managed) = self.find(name)?;
         match (&managed.vm, managed.responsive()) {
             (Some(vm), Some(connection)) => Ok((id, vm, connection)),

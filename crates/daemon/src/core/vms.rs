@@ -237,6 +237,7 @@ impl Core {
         }
         self.drop_moves_of_missing(id);
         self.recount(id);
+        self.rehomes_described(id);
     }
 
     /// A thread number that two processes claim belongs to one of them: the description that is not true any more may be
@@ -281,6 +282,7 @@ impl Core {
             self.drop_vm(id, true);
         }
         self.watch_process(id, pid);
+        self.rehomes_undescribed(id, &problem);
         self.link_event(id, LinkEvent::Silent(problem));
     }
 
@@ -337,6 +339,7 @@ impl Core {
 
     /// Requests over a lost connection fail.
     fn refuse_in_flight(&mut self, id: VmId, problem: &str) {
+        self.rehomes_undescribed(id, problem);
         let Some(vm) = self.vm(id) else { return };
         let (name, in_flight) = (vm.name().to_owned(), vm.channel.request());
         let wanted = vm.replug_wanted.and_then(|replug| replug.request);
