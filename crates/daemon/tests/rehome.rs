@@ -37,6 +37,7 @@ struct Run {
     free_kib: u64,
     allowed: Vec<u32>,
     problem: Option<String>,
+    cost_ns: u64,
     /// In order: what was ordered.
     done: Vec<String>,
     orders: Vec<MoveMemory>,
@@ -86,6 +87,7 @@ impl Run {
             free_kib: 4 * GIB_KIB,
             allowed: vec![0, 1],
             problem: None,
+            cost_ns: 1_000_000,
             done: Vec::new(),
             orders: Vec::new(),
             stopped: 0,
@@ -132,7 +134,7 @@ impl Run {
         };
         MemoryObservation {
             began_ns: self.now_ns,
-            cost_ns: 1_000_000,
+            cost_ns: self.cost_ns,
             areas: areas.iter().map(sample).collect(),
             nodes: vec![(0, 8 * GIB_KIB, self.free_kib), (1, 8 * GIB_KIB, self.free_kib)],
             allowed: self.allowed.clone(),
@@ -215,6 +217,15 @@ impl Run {
         let shown = self.ask(51, Request::ShowRehome("a".into())).expect("shown");
         shown.rehome.expect("one")
     }
+}
+
+#[test]
+fn room_that_is_there_again_is_seen_at_once_whatever_a_look_costs() {
+    let mut run = Run::new(MemoryPolicy::None);
+    (run.cost_ns, run.free_kib) = (SECOND_NS, GIB_KIB);
+    assert!(run.rehome(1).expect_err("refused").contains("no room"));
+    run.free_kib = 4 * GIB_KIB;
+    assert!(run.rehome(1).is_ok());
 }
 
 #[test]

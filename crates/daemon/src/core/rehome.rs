@@ -47,9 +47,12 @@ impl Core {
                 self.answer(Some(request), Reply::Rehome(id, None));
                 continue;
             };
+            // Whoever may act decides what it costs: what was free at the last look would refuse, or allow, for minutes.
+            if let Some((_, vm)) = self.world.vm_mut(id) {
+                vm.homing.rests_until_ns = 0;
+            }
             if self.world.observe_now(id, self.now_ns) {
                 self.rehome_requests.push((id, request, wish));
-            // What was seen a moment ago has to do: room is looked at again while memory moves.
             } else if let Err(refusal) = self.begin_rehome(request, id, wish) {
                 self.answer(Some(request), Reply::Refused(refusal));
             }
