@@ -70,6 +70,7 @@ pub fn examine(daemon: &Daemon, host: &HostTopology, vms: &[Vm]) -> Vec<Check> {
             if !vm.nodes.is_empty() {
                 of_vm.push(homes(vm));
                 of_vm.extend(memory(vm));
+                of_vm.extend(binding(vm));
                 of_vm.push(channel(vm, daemon.replug_after_s));
             }
             if vm.channel == ChannelState::Attached {
@@ -377,6 +378,25 @@ fn memory(vm: &Vm) -> Option<Check> {
     }
 }
 
+/// Do new pages of its guest nodes come from their homes? None where no policy of QEMU names a node, or all name the homes.
+fn binding(vm: &Vm) -> Option<Check> {
+    let away = |node: &&vnuma_api::GuestNode| {
+        node.bound.is_some_and(|bound| node.home.is_some_and(|home| home != bound))
+    };
+    let node = vm.nodes.iter().find(away)?;
+    let (id, bound, home) = (node.id, node.bound.unwrap_or_default(), node.home.unwrap_or_default());
+    let why = format!(
+        "QEMU's policy takes new pages of guest node {id} from host node {bound}, and its home is {home}: pages that are freed and \
+         touched again go back to {bound}, and no memory policy brings them to {home}"
+    );
+    let remedy = format!(
+        "only QEMU can change that: start the VM without policy= and host-nodes= of its memory backends, or with host-nodes={home}; \
+         or `vnumactl rehome {} --guest-node {id} --node {bound}`",
+        vm.name
+    );
+    Some(Check::lower(Level::Reduced, "binding", "elsewhere", why, remedy))
+}
+
 fn channel(vm: &Vm, replug_after_s: Option<u64>) -> Check {
     let attach = format!("vnumactl attach {}", vm.name);
     match vm.channel {
@@ -621,6 +641,7 @@ mod tests {
             home: *home,
             memory_bytes: 1 << 30,
             displaced_bytes: None,
+            bound: None,
         };
         Vm {
             name: name.into(),
@@ -658,6 +679,24 @@ mod tests {
         assert!(checks.iter().all(|check| check.level == Level::Best), "{checks:?}");
         assert_eq!(checks.len(), 11);
         assert!(!text(&checks).contains("remedy"));
+    }
+
+    #[test]
+    fn a_policy_of_qemu_that_brings_pages_back_is_named_with_what_avoids_it() {
+        let mut vm = vm("web", &[Some(0), Some(1)]);
+        let of = |vm: &Vm| examine(&daemon("bpf"), &HostTopology::default(), std::slice::from_ref(vm));
+        for bound in [None, Some(0)] {
+            vm.nodes[0].bound = bound;
+            assert!(of(&vm).iter().all(|check| check.check != "binding"), "{bound:?}");
+        }
+        vm.nodes[0].bound = Some(3);
+        assert_eq!(found(&of(&vm), "binding"), ("elsewhere".into(), Level::Reduced));
+        let text = self::text(&of(&vm));
+        assert!(text.contains("new pages of guest node 0 from host node 3, and its home is 0"), "{text}");
+        assert!(
+            text.contains("without policy= and host-nodes=") && text.contains("--guest-node 0 --node 3"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -170,7 +170,7 @@ mod tests {
         let new = VcpuScheduling { vcpu: 1, ..VcpuScheduling::default() };
         let others = OtherThreads { threads: 5, cpus: cpus("4-7"), problem: None };
         let (vcpus, others) = (vec![counted, new], Some(others));
-        Scheduling { vm: "web\u{1b}".into(), policy: "vprobe".into(), vcpus, others, memory: None }
+        Scheduling { vm: "web\u{1b}".into(), policy: "vprobe".into(), vcpus, others, ..Scheduling::default() }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use crate::{
     client::{Client, ClientError},
     policy::{percent, quality},
-    table::{Table, or_dash, plain},
+    table::{Table, or_dash, plain, size as size_of_memory},
 };
 use ratatui::{
     buffer::Buffer,
@@ -18,8 +18,20 @@ use std::{
 };
 use vnuma_api::{Daemon, POLICIES, Scheduling, VcpuScheduling};
 
-const HEADINGS: [&str; 11] =
-    ["VM", "VCPU", "NODE", "CPUS", "PRESSURE", "TYPE", "REMOTE", "WAITED", "FIGURES", "MOVES", "LAST STEP"];
+const HEADINGS: [&str; 12] = [
+    "VM",
+    "VCPU",
+    "NODE",
+    "CPUS",
+    "PRESSURE",
+    "TYPE",
+    "REMOTE",
+    "WAITED",
+    "DISPLACED",
+    "FIGURES",
+    "MOVES",
+    "LAST STEP",
+];
 /// A terminal whose size is not known.
 const USUAL_SIZE: (u16, u16) = (120, 40);
 /// Terminals are not larger.
@@ -100,7 +112,7 @@ fn sorted(vms: &[Scheduling]) -> Vec<(&Scheduling, &VcpuScheduling)> {
     vcpus
 }
 
-fn cells(vm: &Scheduling, vcpu: &VcpuScheduling) -> [String; 11] {
+fn cells(vm: &Scheduling, vcpu: &VcpuScheduling) -> [String; 12] {
     // The later one of what was done to it and to the memory of its VM.
     let memory = vm.memory.as_ref().map(|memory| &memory.last);
     let memory = memory.filter(|memory| vcpu.last.as_ref().is_none_or(|step| step.time_ns < memory.time_ns));
@@ -121,6 +133,7 @@ fn cells(vm: &Scheduling, vcpu: &VcpuScheduling) -> [String; 11] {
         vcpu.kind.as_deref().map_or_else(|| "-".to_owned(), plain),
         percent(vcpu.remote_share),
         percent(vcpu.wait_share),
+        vm.displaced_bytes.map_or_else(|| "-".to_owned(), |bytes| size_of_memory(bytes >> 10)),
         quality(vcpu),
         vcpu.moves.to_string(),
         memory.or(last).unwrap_or_else(|| "-".to_owned()),
@@ -177,7 +190,7 @@ fn draw(daemon: &Daemon, vms: &[Scheduling], area: Rect) -> Buffer {
         plain(&daemon.counters.source),
     );
     Line::from(head).render(Rect { height: area.height.min(1), ..area }, &mut buffer);
-    let rows: Vec<[String; 11]> = vcpus.iter().map(|(vm, vcpu)| cells(vm, vcpu)).collect();
+    let rows: Vec<[String; 12]> = vcpus.iter().map(|(vm, vcpu)| cells(vm, vcpu)).collect();
     let width = |column: usize| {
         let cells = rows.iter().map(|row| row[column].chars().count());
         let widest = cells.chain([HEADINGS[column].len()]).max().unwrap_or(0);
@@ -221,16 +234,17 @@ mod tests {
             vm: name.into(),
             policy: "vprobe".into(),
             vcpus,
+            displaced_bytes: (name != "b").then_some(300 << 20),
             ..Scheduling::default()
         };
         vec![vm("a\u{1b}", vec![vcpu(0, 0.1), moved]), vm("b", vec![VcpuScheduling::default()])]
     }
 
     const TABLE: &str = "\
-VM  VCPU  NODE  CPUS  PRESSURE  TYPE   REMOTE  WAITED  FIGURES   MOVES  LAST STEP
-a\u{fffd}  1     1     4-7   20.0      LLC-T  50 %    0 %     counted   3      0 to 1, its memory is there
-a\u{fffd}  0     1     4-7   20.0      LLC-T  10 %    0 %     counted   0      -
-b   0     -     -     -         -      -       -       none yet  0      -
+VM  VCPU  NODE  CPUS  PRESSURE  TYPE   REMOTE  WAITED  DISPLACED  FIGURES   MOVES  LAST STEP
+a\u{fffd}  1     1     4-7   20.0      LLC-T  50 %    0 %     300 MiB    counted   3      0 to 1, its memory is there
+a\u{fffd}  0     1     4-7   20.0      LLC-T  10 %    0 %     300 MiB    counted   0      -
+b   0     -     -     -         -      -       -       -          none yet  0      -
 ";
 
     #[test]
@@ -245,7 +259,7 @@ b   0     -     -     -         -      -       -       none yet  0      -
         let last = MemoryStep { time_ns: 5, from: 1, cause: "why".into(), ..MemoryStep::default() };
         vms[0].memory = Some(MemoryMoves { last, ..MemoryMoves::default() });
         vms[0].vcpus[1].last.as_mut().expect("a step").time_ns = 9;
-        let shown: Vec<String> = vms[0].vcpus.iter().map(|vcpu| cells(&vms[0], vcpu)[10].clone()).collect();
+        let shown: Vec<String> = vms[0].vcpus.iter().map(|vcpu| cells(&vms[0], vcpu)[11].clone()).collect();
         assert_eq!(shown, ["memory 1 to 0, why", "0 to 1, its memory is there"]);
     }
 
@@ -258,7 +272,7 @@ b   0     -     -     -         -      -       -       none yet  0      -
                 "why_no_idle_times": null}, "watchers": 0, "watchers_dropped": 0
         }))
         .expect("a daemon");
-        let shown = picture(&daemon, &vms(), Rect::new(0, 0, 100, 6));
+        let shown = picture(&daemon, &vms(), Rect::new(0, 0, 110, 6));
         let plain =
             shown.replace("\x1b[H", "").replace("\x1b[K", "").replace("\x1b[0m", "").replace("\x1b[1m", "");
         assert!(!plain.contains('\x1b'), "{plain:?}");

@@ -285,6 +285,7 @@ mod tests {
             home: (id == 0).then_some(0),
             memory_bytes: 512 << 20,
             displaced_bytes: None,
+            bound: None,
         };
         Vm {
             name: "web".into(),

@@ -27,6 +27,9 @@ pub struct Scheduling {
     /// Its memory, if a policy has moved some of it.
     #[serde(default)]
     pub memory: Option<MemoryMoves>,
+    /// What of its memory is on other host nodes than the homes of its guest nodes, bytes, if that is known.
+    #[serde(default)]
+    pub displaced_bytes: Option<u64>,
 }
 
 /// Memory of a VM that policies have moved to its vCPUs.

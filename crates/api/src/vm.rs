@@ -86,6 +86,9 @@ pub struct GuestNode {
     /// What of it is resident on other host nodes than its home, bytes, if that is known.
     #[serde(default)]
     pub displaced_bytes: Option<u64>,
+    /// Host node that QEMU's policy (`bind`, `preferred`) takes new pages of it from, if it names one alone.
+    #[serde(default)]
+    pub bound: Option<u32>,
 }
 
 /// A vCPU.

@@ -69,6 +69,7 @@ fn vm(vm: &Vm, hypervisor: api::Hypervisor, problem: Option<String>) -> api::Vm 
         home: homes.get(&node.id).copied(),
         memory_bytes: node.memory_bytes,
         displaced_bytes: vnuma_placement::displaced_bytes(node, homes.get(&node.id).copied()),
+        bound: bound(node),
     };
     let suppressed = vm.placement.suppressed();
     let described = vm.source == DescriptionSource::Hypervisor;
@@ -218,6 +219,27 @@ pub(super) fn scheduling(vm: &Vm, schedule: &Schedule) -> api::Scheduling {
         vcpus: vm.description.vcpus.iter().map(vcpu).collect(),
         others: others(&vm.scheduling.others),
         memory: memory(vm),
+        displaced_bytes: displaced_bytes(vm),
+    }
+}
+
+/// Of all guest nodes; none as long as it is not known of one, or there are none.
+fn displaced_bytes(vm: &Vm) -> Option<u64> {
+    let homes = vm.placement.homes();
+    let of = |node: &vnuma_topology::GuestNode| {
+        vnuma_placement::displaced_bytes(node, homes.get(&node.id).copied())
+    };
+    let nodes = &vm.description.guest_nodes;
+    let all: Option<Vec<u64>> = nodes.iter().map(of).collect();
+    all.filter(|all| !all.is_empty()).map(|all| all.into_iter().fold(0, u64::saturating_add))
+}
+
+/// The one host node that QEMU's policy takes new pages from.
+fn bound(node: &vnuma_topology::GuestNode) -> Option<u32> {
+    let memory = node.memory.as_ref()?;
+    match (memory.policy.as_str(), &memory.host_nodes[..]) {
+        ("bind" | "preferred", [only]) => Some(*only),
+        _ => None,
     }
 }
 
