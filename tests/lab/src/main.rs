@@ -20,6 +20,7 @@ mod places;
 mod policy;
 mod random;
 mod readings;
+mod rehome;
 mod replug;
 mod runtimes;
 mod scheduler;
@@ -57,6 +58,8 @@ enum Scenario {
     States,
     /// Displaced memory comes home, whatever displaced it
     Displaced,
+    /// A guest node of a running VM gets another home
+    Rehome,
     /// VMs as they are: UMA, unbound memory, several guest nodes with one home
     Shapes,
     /// A guest scribbles over its channel and rings without end
@@ -108,6 +111,7 @@ fn play(scenario: Scenario) -> anyhow::Result<()> {
         Scenario::Hostile => hostile::run(),
         Scenario::Scribble => hostile::scribble(),
         Scenario::Displaced => displaced::run(),
+        Scenario::Rehome => rehome::run(),
         Scenario::Shapes => shapes::run(),
         Scenario::Kills(arguments) => kills::run(&arguments),
         Scenario::Replug => replug::run(),

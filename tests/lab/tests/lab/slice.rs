@@ -203,6 +203,11 @@ fn displaced_memory_comes_home() {
 }
 
 #[test]
+fn a_guest_node_gets_another_home() {
+    run("2n4c", &[job(&["lab-scenario", "rehome"])]);
+}
+
+#[test]
 fn a_host_that_grows_and_shrinks_is_followed() {
     run("3n4c-hotplug", &[job(&["lab-scenario", "hotplug"])]);
 }
