@@ -20,6 +20,8 @@
 //!
 //! [`MemoryBackend`] has VMs that exist in this process only, and do what a simulation or a test wants.
 //!
+//! [`JoinedBackend`] makes one backend of several.
+//!
 //! Where it ends: a QEMU that was handed its listening socket by another process has that
 //! process's credentials, and its vCPUs are refused as foreign. Whether two VMs claim the same name
 //! is the caller's to find out.
@@ -34,6 +36,7 @@ mod directories;
 mod error;
 mod handle;
 mod hotplug;
+mod joined;
 pub mod memory;
 pub mod message;
 mod name;
@@ -48,6 +51,7 @@ mod wire;
 pub use error::VmError;
 pub use handle::VmHandle;
 pub use hotplug::roll_back;
+pub use joined::JoinedBackend;
 pub use memory::MemoryBackend;
 pub use name::check_name;
 pub use observed::ObservedVcpus;
@@ -71,6 +75,8 @@ pub trait VmBackend: Send {
     fn changes(&self) -> Option<BorrowedFd<'_>>;
     /// Makes [`changes`](Self::changes) wait for the next change. Call it before a scan.
     fn clear_changes(&mut self);
+    /// Leaves out VMs that are among these of another backend, from the next scan on.
+    fn hide(&mut self, _others: &[VmCandidate]) {}
     /// Connects to a VM without waiting for anything. Its process is pinned down by a pidfd before
     /// anything is asked. Another backend's handle is refused.
     fn connect(&self, handle: &VmHandle) -> Result<Box<dyn VmConnection>, VmError>;

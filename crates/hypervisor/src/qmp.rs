@@ -7,6 +7,7 @@ use crate::{
     describe,
     directories::DirectoryWatch,
     hotplug::{self, Arrival},
+    joined::foreign_handle,
     name::check_name,
     observed,
     process::Process,
@@ -154,8 +155,7 @@ impl VmBackend for QmpBackend {
 
     fn connect(&self, handle: &VmHandle) -> Result<Box<dyn VmConnection>, VmError> {
         let Some(socket) = handle.as_str().strip_prefix(PREFIX).map(Path::new) else {
-            let source = io::Error::new(io::ErrorKind::InvalidInput, "not a VM with a QMP socket");
-            return Err(VmError::Connect { socket: handle.to_string(), source });
+            return Err(foreign_handle(handle, "a VM with a QMP socket"));
         };
         let name = name_of(socket).to_owned();
         let client = Client::connect(&name, socket)?;
