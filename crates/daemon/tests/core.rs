@@ -160,6 +160,19 @@ fn a_move_that_is_seen_before_it_is_reported_waits_for_no_dwell() {
 }
 
 #[test]
+fn a_vm_of_two_backends_is_one() {
+    let mut run = Run::new();
+    let of = |handle: &str| Candidate { handle: handle.into(), name: "a".into(), instance: 1 };
+    run.step(Event::Scanned(Ok(vec![of("qmp:/a")])));
+    run.report(Report::Up(description("a", 100), false));
+    run.step(Event::Scanned(Ok(vec![of("qmp:/a"), of("libvirt:u@qemu:///system")])));
+    run.report(Report::Up(description("a", 100), false));
+    assert_eq!(run.core.names(), ["a"], "the one that had it has it");
+    let shown = run.core.show("a").expect("it is there");
+    assert_eq!((shown.pid, shown.problem), (Some(100), None));
+}
+
+#[test]
 fn an_attach_is_answered_once_everything_true_is_published() {
     let mut run = Run::with_vm();
     run.step(Event::Located(102, at(0, 2)));

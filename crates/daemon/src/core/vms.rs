@@ -119,6 +119,12 @@ impl Core {
     /// A hypervisor has greeted and described its VM.
     fn up(&mut self, id: VmId, description: VmDescription, channel: bool) {
         let name = description.name.clone();
+        if self.described_by_another(id, description.pid) {
+            // It has the VM as long as it knows it. Should it forget it, this one is tried again.
+            let now_ns = self.now_ns;
+            return self
+                .link_event(id, LinkEvent::Lost { problem: None, known: false, at_once: false, now_ns });
+        }
         if let Some(problem) = self.claim_name(id, &name) {
             let (shown, now_ns) = (Some(problem.clone()), self.now_ns);
             self.link_event(id, LinkEvent::Lost { problem: shown, known: false, at_once: false, now_ns });
@@ -140,6 +146,17 @@ impl Core {
         }
         self.described(id, description);
         self.found_channel(id, channel);
+    }
+
+    /// Does another backend have the VM of this process?
+    fn described_by_another(&self, id: VmId, pid: i32) -> bool {
+        // Handles begin with the names of their backends.
+        let backend = |managed: &ManagedVm| managed.handle.split(':').next().unwrap_or_default().to_owned();
+        let Some(own) = self.world.get(id).map(backend) else { return false };
+        let is_it = |vm: &Vm| vm.source == DescriptionSource::Hypervisor && vm.description.pid == pid;
+        self.world.iter().any(|(other, managed)| {
+            other != id && managed.vm.as_ref().is_some_and(is_it) && backend(managed) != own
+        })
     }
 
     /// The same VM may have been observed through another monitor of its process, under another name.
