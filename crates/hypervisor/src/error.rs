@@ -37,6 +37,22 @@ pub enum VmError {
         /// How long it was waited for.
         limit_ms: u64,
     },
+    /// What manages the VM has not answered in time. The answer may still come.
+    #[error("{vm}: {reason}")]
+    NoAnswer {
+        /// The VM.
+        vm: String,
+        /// What was not answered.
+        reason: String,
+    },
+    /// What manages the VM refused, or what it says of the VM makes no sense.
+    #[error("{vm}: {reason}")]
+    Libvirt {
+        /// The VM.
+        vm: String,
+        /// What is wrong.
+        reason: String,
+    },
     /// It does not answer, and was therefore not asked.
     #[error("{vm}: QEMU does not answer, so nothing was sent to it: {why}")]
     Silent {
@@ -244,6 +260,11 @@ impl VmError {
             Ok(()) => cause,
             Err(error) => Self::NotUndone { cause: Box::new(cause), error: Box::new(error) },
         }
+    }
+
+    /// The time was up, and the answer may still come.
+    pub fn may_be_answered(&self) -> bool {
+        matches!(self, Self::NoGreeting { .. } | Self::Timeout { .. } | Self::NoAnswer { .. })
     }
 
     /// Nobody listens there: a killed VM left the socket, or the VM has not started yet.

@@ -61,7 +61,7 @@ use std::{
     os::fd::{BorrowedFd, OwnedFd},
     time::Duration,
 };
-use vnuma_topology::VmDescription;
+use vnuma_topology::{CpuSet, VmDescription};
 
 /// A source of VMs: QMP sockets today, libvirt another day; in memory for simulation and tests.
 pub trait VmBackend: Send {
@@ -146,6 +146,15 @@ pub trait VmConnection: Send {
     /// Unplugs the device. The guest takes part in that: [`VmError::DetachPending`] says
     /// that it has not let go in time; [`VmEvent::ChannelDetached`] follows when it does.
     fn detach_channel(&mut self) -> Result<(), VmError>;
+    /// Does whoever manages the VM keep pins of its own, so that vCPUs are moved by [`pin_vcpu`](Self::pin_vcpu)?
+    fn keeps_pins(&self) -> bool {
+        false
+    }
+    /// Confines a vCPU, by its thread, to those of these CPUs that the operator allows.
+    fn pin_vcpu(&mut self, tid: i32, _cpus: &CpuSet) -> Result<(), VmError> {
+        let reason = format!("thread {tid} is pinned by its affinity only");
+        Err(VmError::Libvirt { vm: format!("VM of process {}", self.pid()), reason })
+    }
     /// The vCPU with this APIC id, if it can be unplugged: there is one, and the guest did not boot on it.
     fn removable_vcpu(&mut self, apic_id: u32) -> Result<Plugged, VmError>;
     /// Plugs a vCPU into a spare slot of a guest node. The guest takes it a while later

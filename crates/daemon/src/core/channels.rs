@@ -64,7 +64,7 @@ impl Core {
                 self.first_publication.insert(id, request);
                 return;
             }
-            Err(Refusal::Vm(source @ VmError::Timeout { .. })) => {
+            Err(Refusal::Vm(source)) if source.may_be_answered() => {
                 self.channel_event(id, ChannelEvent::AttachTimedOut);
                 Refusal::Unfinished { source }
             }

@@ -40,6 +40,8 @@ pub(crate) enum Message {
     Event(Event),
     /// A worker reports.
     Worker(ConnectionId, report::Report),
+    /// A thread of a process was pinned by whoever manages its VM, or was not. Carries the event for the core.
+    Pinned(i32, i32, Event),
 }
 
 /// A request of a client of the API.

@@ -29,6 +29,7 @@ mod mover;
 mod observer;
 mod others;
 mod pages;
+mod pin;
 mod pmu;
 mod processes;
 mod recorders;
@@ -61,6 +62,7 @@ use locator::Locator;
 use memory::MemoryMover;
 use mover::{Move, Mover, Order};
 use observer::Observer;
+use pin::Pin;
 use processes::Processes;
 use recorders::Recorders;
 use records::Records;
@@ -120,6 +122,8 @@ pub(crate) struct Shell {
     inbox: Arc<Inbox>,
     records: Records,
     workers: HashMap<ConnectionId, (VmId, Worker)>,
+    /// VMs whose vCPUs are moved by whoever manages them, with the connection to that.
+    pinners: HashMap<VmId, ConnectionId>,
     channels: HashMap<VmId, Channel>,
     /// The process of each VM, as the connection to its hypervisor found it.
     pidfds: HashMap<VmId, (i32, Arc<OwnedFd>)>,
@@ -203,6 +207,7 @@ impl Shell {
             factory,
             inbox,
             workers: HashMap::new(),
+            pinners: HashMap::new(),
             channels: HashMap::new(),
             pidfds: HashMap::new(),
             waiting: HashMap::new(),
@@ -328,6 +333,13 @@ impl Shell {
             }
             Message::Event(event) => self.step(event),
             Message::Worker(connection, report) => self.reported(connection, report),
+            Message::Pinned(pid, tid, event) => {
+                if matches!(event, Event::Moved(.., Ok(_))) {
+                    // Its mask is the operator's from now on.
+                    self.mover.order(Order::Forget { pid, tid });
+                }
+                self.step(event);
+            }
         }
     }
 
@@ -335,7 +347,11 @@ impl Shell {
         use report::Report as R;
         let Some(&(vm, _)) = self.workers.get(&connection) else { return };
         let report = match report {
-            R::Up { description, pidfd, channel } => {
+            R::Up { description, pidfd, channel, pins } => {
+                match pins {
+                    true => drop(self.pinners.insert(vm, connection)),
+                    false => drop(self.pinners.remove(&vm)),
+                }
                 self.pidfds.insert(vm, (description.pid, Arc::new(pidfd)));
                 Report::Up(description, channel)
             }
@@ -453,6 +469,10 @@ impl Shell {
             Command::Unwatch(tid) => self.locator.unwatch(tid),
             Command::Defer(threads, waits) => self.locator.defer(threads, waits),
             Command::Look(threads) => self.locator.look(threads),
+            Command::Move { vm, pid, vcpu, tid, node, cpus } if self.pinners.contains_key(&vm) => {
+                let pin = Pin::new((vm, pid), (vcpu, tid), (node, cpus), Arc::clone(&self.inbox));
+                return self.pin(pin);
+            }
             Command::Move { vm, pid, vcpu, tid, node, cpus } => {
                 let pidfd = self.pidfd(vm, pid);
                 self.mover.order(Order::Move(Move { vm, pid, pidfd, vcpu, tid, node, cpus }));
@@ -493,6 +513,7 @@ impl Shell {
                 // Another channel may have taken its place.
                 if self.pidfds.get(&vm).is_some_and(|(known, _)| *known == pid) {
                     self.pidfds.remove(&vm);
+                    self.pinners.remove(&vm);
                 }
                 self.processes.unwatch(vm, pid);
             }
@@ -518,6 +539,16 @@ impl Shell {
     fn pidfd(&self, vm: VmId, pid: i32) -> Option<Arc<OwnedFd>> {
         let process = self.pidfds.get(&vm).filter(|(known, _)| *known == pid);
         process.map(|(_, pidfd)| Arc::clone(pidfd))
+    }
+
+    /// Has a move made by whoever manages the VM.
+    fn pin(&self, pin: Pin) -> Option<Event> {
+        let worker = self.pinners.get(&pin.vm).and_then(|connection| self.workers.get(connection));
+        let refused = match worker {
+            Some((_, worker)) => worker.pin(pin).err()?,
+            None => pin,
+        };
+        Some(refused.give_up(&"not connected to what manages the VM, which keeps its pins"))
     }
 
     fn connect(&mut self, vm: VmId, connection: ConnectionId, handle: String) -> Option<Event> {

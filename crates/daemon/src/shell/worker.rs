@@ -14,6 +14,7 @@
 use super::{
     inbox::{Inbox, Message},
     locator::Reader,
+    pin::Pin,
     records::Records,
     report::Report,
 };
@@ -59,7 +60,7 @@ const EVENTS_A_ROUND: usize = 64;
 /// The handle of a worker. Its thread ends when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Worker {
-    asks: mpsc::Sender<Ask>,
+    asks: mpsc::Sender<Job>,
     wake: Arc<EventFd>,
 }
 
@@ -95,11 +96,28 @@ impl Worker {
 
     /// Queues a command. A worker whose thread has ended has reported why.
     pub(crate) fn ask(&self, ask: Ask) {
-        if self.asks.send(ask).is_ok() {
+        if self.asks.send(Job::Ask(ask)).is_ok() {
             // Fails only if the counter is full, and a full counter wakes the thread, too.
             let _ = self.wake.write(1);
         }
     }
+
+    /// Queues a move. One that cannot be queued, as the thread has ended, is given back.
+    pub(crate) fn pin(&self, pin: Pin) -> Result<(), Pin> {
+        match self.asks.send(Job::Pin(pin)) {
+            Ok(()) => drop(self.wake.write(1)),
+            Err(mpsc::SendError(Job::Pin(pin))) => return Err(pin),
+            Err(_) => {}
+        }
+        Ok(())
+    }
+}
+
+/// What a worker is to do.
+#[derive(Debug)]
+enum Job {
+    Ask(Ask),
+    Pin(Pin),
 }
 
 impl Drop for Worker {
@@ -115,7 +133,7 @@ impl Drop for Worker {
 /// What the thread works with.
 struct Task {
     id: ConnectionId,
-    asks: mpsc::Receiver<Ask>,
+    asks: mpsc::Receiver<Job>,
     wake: Arc<EventFd>,
     inbox: Arc<Inbox>,
     handle: VmHandle,
@@ -144,10 +162,7 @@ enum Stop {
 
 impl From<VmError> for Stop {
     fn from(error: VmError) -> Self {
-        match error {
-            VmError::NoGreeting { .. } | VmError::Timeout { .. } => Self::Silent(error),
-            error => Self::Lost(error),
-        }
+        if error.may_be_answered() { Self::Silent(error) } else { Self::Lost(error) }
     }
 }
 
@@ -195,7 +210,8 @@ impl Task {
         }
         let pidfd = self.pidfd(connection)?;
         self.probe_wanted = false;
-        self.report(Report::Up { description, pidfd, channel })
+        let pins = connection.keeps_pins();
+        self.report(Report::Up { description, pidfd, channel, pins })
     }
 
     fn pidfd(&self, connection: &dyn VmConnection) -> Result<OwnedFd, VmError> {
@@ -253,12 +269,16 @@ impl Task {
             let silent = || VmError::Silent { vm: self.name.clone(), why: why.to_owned() };
             let report = match self.asks.try_recv() {
                 // The VM is described as soon as it answers.
-                Ok(Ask::Describe | Ask::Probe) => continue,
-                Ok(Ask::Attach(_)) => Report::Attached(Err(silent().into())),
-                Ok(Ask::Detach) => Report::Plain(CoreReport::Detached(Err(silent()))),
-                Ok(Ask::Replug(..)) => Report::Plain(CoreReport::Replugged(Err(silent()))),
+                Ok(Job::Ask(Ask::Describe | Ask::Probe)) => continue,
+                Ok(Job::Ask(Ask::Attach(_))) => Report::Attached(Err(silent().into())),
+                Ok(Job::Ask(Ask::Detach)) => Report::Plain(CoreReport::Detached(Err(silent()))),
+                Ok(Job::Ask(Ask::Replug(..))) => Report::Plain(CoreReport::Replugged(Err(silent()))),
                 // This needs no answer from the VM.
-                Ok(Ask::Recover(epoch)) => self.recover(connection, epoch),
+                Ok(Job::Ask(Ask::Recover(epoch))) => self.recover(connection, epoch),
+                Ok(Job::Pin(pin)) => {
+                    pin.failed(&silent());
+                    continue;
+                }
                 Err(mpsc::TryRecvError::Empty) => return Ok(()),
                 Err(mpsc::TryRecvError::Disconnected) => return Err(Stop::Unwanted),
             };
@@ -283,7 +303,8 @@ impl Task {
         self.events(connection)?;
         loop {
             match self.asks.try_recv() {
-                Ok(ask) => self.execute(connection, ask)?,
+                Ok(Job::Ask(ask)) => self.execute(connection, ask)?,
+                Ok(Job::Pin(pin)) => self.pin(connection, pin)?,
                 Err(mpsc::TryRecvError::Empty) => break,
                 Err(mpsc::TryRecvError::Disconnected) => return Err(Stop::Unwanted),
             }
@@ -381,6 +402,20 @@ impl Task {
         }
     }
 
+    fn pin(&self, connection: &mut dyn VmConnection, pin: Pin) -> Result<(), Stop> {
+        match connection.pin_vcpu(pin.tid, &pin.cpus) {
+            Ok(()) => {
+                let location = self.reader.read(connection.pid(), pin.tid);
+                pin.done(location);
+                Ok(())
+            }
+            Err(error) => {
+                pin.failed(&error);
+                self.stop_after(connection, &error).map_or(Ok(()), Err)
+            }
+        }
+    }
+
     /// Makes a channel, writes its record and plugs it. The record comes before the hypervisor has anything of the
     /// channel, so that there is no moment without.
     fn attach(&self, connection: &mut dyn VmConnection, epoch: u32) -> Result<Channel, Refusal> {
@@ -461,7 +496,7 @@ impl Task {
     /// yet.
     fn probe(&mut self, connection: &mut dyn VmConnection) -> Result<(), Stop> {
         let error = match connection.probe(PROMPT) {
-            Err(error @ VmError::Timeout { .. }) => error,
+            Err(error) if error.may_be_answered() => error,
             outcome => return Ok(outcome?),
         };
         let (pid, pidfd) = (connection.pid(), self.pidfd(connection)?);
@@ -497,6 +532,9 @@ fn ends_serving(error: &VmError) -> Option<Stop> {
         VmError::Timeout { vm, command, limit_ms } => {
             let (vm, command) = (vm.clone(), command.clone());
             Some(Stop::Silent(VmError::Timeout { vm, command, limit_ms: *limit_ms }))
+        }
+        VmError::NoAnswer { vm, reason } => {
+            Some(Stop::Silent(VmError::NoAnswer { vm: vm.clone(), reason: reason.clone() }))
         }
         VmError::ReplugUndescribed { source, .. } => ends_serving(source),
         VmError::NotUndone { error, .. } => ends_serving(error),
