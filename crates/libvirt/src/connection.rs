@@ -1,0 +1,690 @@
+//! Connections to libvirt: opened when they are needed, given up when they break, opened again later.
+//!
+//! ```text
+//!            list, and the pause is over
+//!  Closed ────────────────────────────────▶ Open ──▶ domains, events
+//!    ▲   ◀── refused: a longer pause ──┘      │
+//!    └──────── closed by the other end ───────┘ every subscriber gets `Disconnected`
+//! ```
+//!
+//! A connection has a thread for its own calls, and each domain that somebody talks to has one, so that a call that hangs holds
+//! up nothing else. The library closes a connection whose daemon does not answer its keepalive messages; calls that hang fail
+//! then.
+
+use crate::{
+    Library, LibvirtError,
+    api::{self, CloseCallback, EventCallback, VirConnect, VirDomain},
+    error,
+    events::{DomainEvent, Queue},
+    lane::{Lane, TimedOut},
+    library::text,
+};
+use nix::sys::eventfd::EventFd;
+use std::{
+    collections::BTreeMap,
+    ffi::{CString, c_char, c_int, c_void},
+    fmt,
+    os::fd::BorrowedFd,
+    ptr,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+use vnuma_process::spawn_worker;
+
+/// Pause before a connection is opened again: at first, and at most.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LAST_PAUSE: Duration = Duration::from_secs(30);
+
+/// Time between keepalive messages, seconds, and how many may stay without an answer.
+const KEEPALIVE: (c_int, u32) = (5, 3);
+
+/// Most domains of a connection.
+const MAX_DOMAINS: usize = 4096;
+
+/// A domain that runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// Its name, as its operator has chosen it.
+    pub name: String,
+    /// Its UUID, as text.
+    pub uuid: String,
+    /// Its number, which another run of it does not have while the daemon lives.
+    pub id: u32,
+}
+
+/// A connection to the libvirt of a URI.
+#[derive(Clone, Debug)]
+pub struct Connection {
+    shared: Arc<Shared>,
+}
+
+pub(crate) struct Shared {
+    library: Library,
+    uri: String,
+    lane: Lane,
+    state: Mutex<State>,
+    /// Another list would have something else in it.
+    changes: Arc<EventFd>,
+    subscribers: Mutex<BTreeMap<String, Vec<Weak<Queue>>>>,
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection").field("uri", &self.uri).finish_non_exhaustive()
+    }
+}
+
+enum State {
+    /// Not before `from` it is tried again.
+    Closed {
+        from: Instant,
+        pause: Duration,
+        problem: String,
+    },
+    Open(Arc<Opened>),
+}
+
+impl Connection {
+    /// A connection that is opened when domains are listed. It signals `changes` when another list may have something else in
+    /// it.
+    pub fn new(library: Library, uri: &str, changes: Arc<EventFd>) -> Result<Self, LibvirtError> {
+        let lane = Lane::start("libvirt", Arc::clone(&changes)).map_err(|error| {
+            let (act, reason) = ("starting a thread", error.to_string());
+            LibvirtError::System { uri: uri.to_owned(), act, reason }
+        })?;
+        let problem = "not tried yet".to_owned();
+        let state = State::Closed { from: Instant::now(), pause: FIRST_PAUSE, problem };
+        let (state, subscribers) = (Mutex::new(state), Mutex::default());
+        let uri = uri.to_owned();
+        Ok(Self { shared: Arc::new(Shared { library, uri, lane, state, changes, subscribers }) })
+    }
+
+    /// Its URI.
+    pub fn uri(&self) -> &str {
+        &self.shared.uri
+    }
+
+    /// Domains that run. Opens the connection if it is closed and the pause is over. A list that takes longer than `limit` is
+    /// given up, and `changes` is signalled when the next one would be answered.
+    pub fn list(&self, limit: Duration) -> Result<Vec<Listed>, LibvirtError> {
+        let shared = Arc::clone(&self.shared);
+        let listed = self.shared.lane.run(limit, move || shared.open().and_then(|opened| opened.list()));
+        listed.unwrap_or_else(|_| Err(self.shared.timeout("virConnectListAllDomains", limit)))
+    }
+
+    /// A domain to talk to. Nothing is asked of libvirt.
+    pub fn domain(&self, uuid: &str) -> Result<Domain, LibvirtError> {
+        let shared = Arc::clone(&self.shared);
+        let failed = |act| {
+            let uri = shared.uri.clone();
+            move |reason: String| LibvirtError::System { uri, act, reason }
+        };
+        // Without a connection a domain would wait for events that cannot come.
+        shared.opened()?;
+        let queue = Queue::new().map_err(|error| failed("an eventfd")(error.to_string()))?;
+        let queue = Arc::new(queue);
+        let lane = Lane::start("libvirt-domain", queue.signal())
+            .map_err(|error| failed("starting a thread")(error.to_string()))?;
+        shared.subscribe(uuid, &queue);
+        Ok(Domain { shared, uuid: uuid.to_owned(), queue, lane, found: Arc::default() })
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn timeout(&self, call: &'static str, limit: Duration) -> LibvirtError {
+        LibvirtError::Timeout { uri: self.uri.clone(), call, limit_ms: limit.as_millis() as u64 }
+    }
+
+    fn not_connected(&self, reason: &str) -> LibvirtError {
+        LibvirtError::NotConnected { uri: self.uri.clone(), reason: reason.to_owned() }
+    }
+
+    /// The connection, if it is open.
+    fn opened(&self) -> Result<Arc<Opened>, LibvirtError> {
+        match &*self.lock() {
+            State::Open(opened) => Ok(Arc::clone(opened)),
+            State::Closed { problem, .. } => Err(self.not_connected(problem)),
+        }
+    }
+
+    /// Opens the connection, unless it is open, or it is too early to try again. Only the connection's own lane calls this.
+    fn open(self: &Arc<Self>) -> Result<Arc<Opened>, LibvirtError> {
+        let (pause, broken) = match &*self.lock() {
+            State::Open(opened) if opened.is_alive() => return Ok(Arc::clone(opened)),
+            State::Open(_) => (FIRST_PAUSE, true),
+            State::Closed { from, problem, .. } if *from > Instant::now() => {
+                return Err(self.not_connected(problem));
+            }
+            State::Closed { pause, .. } => (*pause, false),
+        };
+        if broken {
+            self.hang_up();
+        }
+        match Opened::new(self) {
+            Ok(opened) => {
+                let opened = Arc::new(opened);
+                *self.lock() = State::Open(Arc::clone(&opened));
+                Ok(opened)
+            }
+            Err(error) => {
+                let problem = match &error {
+                    LibvirtError::NotConnected { reason, .. } => reason.clone(),
+                    other => other.to_string(),
+                };
+                self.set_closed(problem, pause);
+                Err(error)
+            }
+        }
+    }
+
+    fn set_closed(&self, problem: String, pause: Duration) {
+        let next = (pause * 2).min(LAST_PAUSE);
+        *self.lock() = State::Closed { from: Instant::now() + pause, pause: next, problem };
+    }
+
+    /// The other end has closed the connection that is marked by `alive`. A later one is not meant.
+    fn closed(&self, alive: &Arc<AtomicBool>, reason: &str) {
+        let is_it = matches!(&*self.lock(), State::Open(opened) if Arc::ptr_eq(&opened.alive, alive));
+        if is_it {
+            self.set_closed(reason.to_owned(), FIRST_PAUSE);
+            self.hang_up();
+        }
+    }
+
+    /// Tells every subscriber that the connection is gone.
+    fn hang_up(&self) {
+        self.queues(None).iter().for_each(|queue| queue.push(DomainEvent::Disconnected));
+        // A counter that is full is as readable as any other.
+        let _ = self.changes.write(1);
+    }
+
+    fn subscribe(&self, uuid: &str, queue: &Arc<Queue>) {
+        let mut subscribers = self.subscribers.lock().unwrap_or_else(PoisonError::into_inner);
+        subscribers.retain(|_, queues| {
+            queues.retain(|queue| queue.strong_count() > 0);
+            !queues.is_empty()
+        });
+        subscribers.entry(uuid.to_owned()).or_default().push(Arc::downgrade(queue));
+    }
+
+    /// Who has subscribed to a domain, or to any.
+    fn queues(&self, uuid: Option<&str>) -> Vec<Arc<Queue>> {
+        let subscribers = self.subscribers.lock().unwrap_or_else(PoisonError::into_inner);
+        let wanted = subscribers.iter().filter(|(subscribed, _)| uuid.is_none_or(|uuid| uuid == *subscribed));
+        wanted.flat_map(|(_, queues)| queues).filter_map(Weak::upgrade).collect()
+    }
+
+    /// An event of a domain has arrived. Called by the thread of the events, so it waits for nothing.
+    fn arrived(&self, uuid: &str, event: &DomainEvent) {
+        self.queues(Some(uuid)).iter().for_each(|queue| queue.push(event.clone()));
+    }
+}
+
+/// A connection that is open. Dropping it closes it, in a thread of its own as that may hang.
+struct Opened {
+    library: Library,
+    uri: String,
+    raw: Raw<VirConnect>,
+    events: Vec<c_int>,
+    alive: Arc<AtomicBool>,
+}
+
+/// A pointer of the library, which may be used by all threads.
+struct Raw<T>(*mut T);
+
+// SAFETY: libvirt's connections and domains are counted and locked by the library itself; its documentation allows calls of several
+// threads on one.
+unsafe impl<T> Send for Raw<T> {}
+// SAFETY: as above.
+unsafe impl<T> Sync for Raw<T> {}
+
+/// What callbacks are given.
+struct Listener {
+    library: Library,
+    shared: Weak<Shared>,
+    alive: Arc<AtomicBool>,
+}
+
+impl Opened {
+    fn new(shared: &Arc<Shared>) -> Result<Self, LibvirtError> {
+        let library = shared.library;
+        let uri =
+            CString::new(shared.uri.as_str()).map_err(|_| shared.not_connected("a zero byte in the URI"))?;
+        // SAFETY: the URI ends with a zero and outlives the call.
+        let raw = unsafe { (library.api.open)(uri.as_ptr()) };
+        if raw.is_null() {
+            return Err(shared.not_connected(&library.last_error().1));
+        }
+        let (uri, alive) = (shared.uri.clone(), Arc::new(AtomicBool::new(true)));
+        let mut opened = Self { library, uri, raw: Raw(raw), events: Vec::new(), alive };
+        opened.listen(shared);
+        Ok(opened)
+    }
+
+    /// Registers for its end and for events of domains. What a driver does not have is left out.
+    fn listen(&mut self, shared: &Arc<Shared>) {
+        let (library, raw) = (self.library, self.raw.0);
+        let listener = || {
+            let (shared, alive) = (Arc::downgrade(shared), Arc::clone(&self.alive));
+            Box::into_raw(Box::new(Listener { library, shared, alive })).cast::<c_void>()
+        };
+        // SAFETY: the connection is open. Each callback has a listener of its own, which the library frees by the function that it
+        // is given; if it was not registered, it is freed here.
+        unsafe {
+            let opaque = listener();
+            if (library.api.register_close)(raw, on_close as CloseCallback, opaque, Some(free_listener)) < 0 {
+                free_listener(opaque);
+            }
+            // Drivers in this process know no keepalive.
+            let _ = (library.api.set_keep_alive)(raw, KEEPALIVE.0, KEEPALIVE.1);
+            for (event, callback) in callbacks() {
+                let opaque = listener();
+                let id = (library.api.register_event)(
+                    raw,
+                    ptr::null_mut(),
+                    event,
+                    callback,
+                    opaque,
+                    Some(free_listener),
+                );
+                if id >= 0 {
+                    self.events.push(id);
+                } else {
+                    free_listener(opaque);
+                    let error = library.last_error().1;
+                    tracing::debug!(uri = self.uri, event, error, "no such events");
+                }
+            }
+            (library.api.reset_last_error)();
+        }
+    }
+
+    /// Is it known to be broken? Nothing is asked.
+    fn is_alive(&self) -> bool {
+        // SAFETY: the connection is open. For one to a daemon the library looks at its own state only.
+        self.alive.load(Ordering::Acquire) && unsafe { (self.library.api.is_alive)(self.raw.0) } == 1
+    }
+
+    /// The error of the last call of this thread.
+    fn error(&self, call: &'static str, uuid: &str) -> LibvirtError {
+        let (code, reason) = self.library.last_error();
+        let uri = self.uri.clone();
+        if !self.is_alive() {
+            return LibvirtError::NotConnected { uri, reason };
+        }
+        if code == api::ERROR_NO_DOMAIN {
+            return LibvirtError::NoDomain { uri, domain: uuid.to_owned(), reason };
+        }
+        LibvirtError::Refused { uri, call, reason, code }
+    }
+
+    fn list(&self) -> Result<Vec<Listed>, LibvirtError> {
+        let api = self.library.api;
+        let mut domains: *mut *mut VirDomain = ptr::null_mut();
+        // SAFETY: the connection is open, and the library writes an array of its own making to `domains`.
+        let count = unsafe { (api.list_domains)(self.raw.0, &raw mut domains, api::LIST_ACTIVE) };
+        let Ok(count) = usize::try_from(count) else {
+            return Err(self.error("virConnectListAllDomains", ""));
+        };
+        let mut listed = Vec::with_capacity(count.min(MAX_DOMAINS));
+        for at in 0..count {
+            // SAFETY: the array has `count` domains, each of which is freed once.
+            unsafe {
+                let domain = *domains.add(at);
+                if listed.len() < MAX_DOMAINS {
+                    let (name, uuid) = (text((api.domain_name)(domain)), uuid_of(self.library, domain));
+                    listed.push(Listed { name, uuid, id: (api.domain_id)(domain) });
+                }
+                (api.free_domain)(domain);
+            }
+        }
+        // SAFETY: the array was allocated by malloc for the caller to free.
+        unsafe { libc::free(domains.cast()) };
+        Ok(listed)
+    }
+
+    fn find(self: &Arc<Self>, uuid: &str) -> Result<Found, LibvirtError> {
+        let no_domain = |reason: &str| {
+            let (uri, domain) = (self.uri.clone(), error::reason(uuid));
+            LibvirtError::NoDomain { uri, domain, reason: reason.to_owned() }
+        };
+        let name = CString::new(uuid).map_err(|_| no_domain("no UUID"))?;
+        // SAFETY: the connection is open, and the text ends with a zero.
+        let raw = unsafe { (self.library.api.lookup_domain)(self.raw.0, name.as_ptr()) };
+        if raw.is_null() {
+            return Err(self.error("virDomainLookupByUUIDString", uuid));
+        }
+        Ok(Found { raw: Raw(raw), opened: Arc::clone(self), uuid: uuid.to_owned() })
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        let (library, raw) = (self.library, Raw(self.raw.0));
+        let events = std::mem::take(&mut self.events);
+        let close = move || {
+            let raw = raw;
+            // SAFETY: nobody else has this connection any more. What was registered is given back first, as it keeps the connection.
+            unsafe {
+                for id in events {
+                    (library.api.deregister_event)(raw.0, id);
+                }
+                (library.api.unregister_close)(raw.0, on_close as CloseCallback);
+                (library.api.close)(raw.0);
+            }
+        };
+        if let Err(error) = spawn_worker("libvirt-close", close) {
+            tracing::warn!(%error, "a connection to libvirt stays open");
+        }
+    }
+}
+
+/// Events that matter, with their callbacks.
+fn callbacks() -> [(c_int, EventCallback); 6] {
+    use api::event::*;
+    type Lifecycle =
+        unsafe extern "C" fn(*mut VirConnect, *mut VirDomain, c_int, c_int, *mut c_void) -> c_int;
+    type Device = unsafe extern "C" fn(*mut VirConnect, *mut VirDomain, *const c_char, *mut c_void);
+    type Tunable = unsafe extern "C" fn(*mut VirConnect, *mut VirDomain, *mut c_void, c_int, *mut c_void);
+    // SAFETY: the library calls each by the type of its event, and takes it by this one.
+    unsafe {
+        [
+            (LIFECYCLE, std::mem::transmute::<Lifecycle, EventCallback>(on_lifecycle)),
+            (REBOOT, on_reboot as EventCallback),
+            (TUNABLE, std::mem::transmute::<Tunable, EventCallback>(on_tunable)),
+            (DEVICE_ADDED, std::mem::transmute::<Device, EventCallback>(on_device_added)),
+            (DEVICE_REMOVED, std::mem::transmute::<Device, EventCallback>(on_device_removed)),
+            (DEVICE_REMOVAL_FAILED, std::mem::transmute::<Device, EventCallback>(on_removal_failed)),
+        ]
+    }
+}
+
+/// Frees a listener; its type is `virFreeCallback`.
+unsafe extern "C" fn free_listener(opaque: *mut c_void) {
+    // SAFETY: it was made by `Box::into_raw`, and is freed once.
+    drop(unsafe { Box::from_raw(opaque.cast::<Listener>()) });
+}
+
+/// Passes an event on.
+///
+/// # Safety
+/// `opaque` is a listener, and `domain` the library's.
+unsafe fn pass(domain: *mut VirDomain, opaque: *mut c_void, event: Option<DomainEvent>) {
+    // SAFETY: the caller's promise; the library keeps both until the callback returns.
+    let listener = unsafe { &*opaque.cast::<Listener>() };
+    let (Some(shared), Some(event)) = (listener.shared.upgrade(), event) else { return };
+    shared.arrived(&uuid_of(listener.library, domain), &event);
+}
+
+/// Why a connection was closed (`virConnectCloseReason`).
+fn close_reason(reason: c_int) -> &'static str {
+    match reason {
+        0 => "an error",
+        1 => "libvirt has ended",
+        2 => "libvirt does not answer its keepalive messages",
+        _ => "closed",
+    }
+}
+
+unsafe extern "C" fn on_close(_: *mut VirConnect, reason: c_int, opaque: *mut c_void) {
+    // SAFETY: the library gives back what was registered.
+    let listener = unsafe { &*opaque.cast::<Listener>() };
+    listener.alive.store(false, Ordering::Release);
+    if let Some(shared) = listener.shared.upgrade() {
+        shared.closed(&listener.alive, close_reason(reason));
+    }
+}
+
+unsafe extern "C" fn on_lifecycle(
+    _: *mut VirConnect,
+    domain: *mut VirDomain,
+    event: c_int,
+    _detail: c_int,
+    opaque: *mut c_void,
+) -> c_int {
+    // virDomainEventType
+    let (event, listed) = match event {
+        2 => (None, true),
+        3 | 7 => (Some(DomainEvent::Suspended), false),
+        4 => (Some(DomainEvent::Resumed), false),
+        5 | 6 | 8 => (Some(DomainEvent::Stopped), true),
+        _ => (None, false),
+    };
+    // SAFETY: the library gives back what was registered, and a domain that it keeps.
+    unsafe {
+        if listed && let Some(shared) = (*opaque.cast::<Listener>()).shared.upgrade() {
+            let _ = shared.changes.write(1);
+        }
+        pass(domain, opaque, event);
+    }
+    0
+}
+
+unsafe extern "C" fn on_reboot(_: *mut VirConnect, domain: *mut VirDomain, opaque: *mut c_void) {
+    // SAFETY: as for `on_lifecycle`.
+    unsafe { pass(domain, opaque, Some(DomainEvent::Rebooted)) };
+}
+
+unsafe extern "C" fn on_tunable(
+    _: *mut VirConnect,
+    domain: *mut VirDomain,
+    _parameters: *mut c_void,
+    _count: c_int,
+    opaque: *mut c_void,
+) {
+    // SAFETY: as for `on_lifecycle`.
+    unsafe { pass(domain, opaque, Some(DomainEvent::Changed)) };
+}
+
+unsafe extern "C" fn on_device_added(
+    _: *mut VirConnect,
+    domain: *mut VirDomain,
+    _alias: *const c_char,
+    opaque: *mut c_void,
+) {
+    // SAFETY: as for `on_lifecycle`.
+    unsafe { pass(domain, opaque, Some(DomainEvent::Changed)) };
+}
+
+unsafe extern "C" fn on_device_removed(
+    _: *mut VirConnect,
+    domain: *mut VirDomain,
+    alias: *const c_char,
+    opaque: *mut c_void,
+) {
+    // SAFETY: as for `on_lifecycle`.
+    unsafe { pass(domain, opaque, Some(DomainEvent::DeviceRemoved(text(alias)))) };
+}
+
+unsafe extern "C" fn on_removal_failed(
+    _: *mut VirConnect,
+    domain: *mut VirDomain,
+    alias: *const c_char,
+    opaque: *mut c_void,
+) {
+    // SAFETY: as for `on_lifecycle`.
+    unsafe { pass(domain, opaque, Some(DomainEvent::RemovalFailed(text(alias)))) };
+}
+
+/// The UUID of a domain, which the library has at hand. Empty if it has none.
+fn uuid_of(library: Library, domain: *mut VirDomain) -> String {
+    let mut buffer: [c_char; api::UUID_BUFFER] = [0; api::UUID_BUFFER];
+    // SAFETY: the domain is the library's, and the buffer has the size that the library wants.
+    let failed = unsafe { (library.api.domain_uuid)(domain, buffer.as_mut_ptr()) } < 0;
+    if failed { String::new() } else { text(buffer.as_ptr()) }
+}
+
+/// A domain of an open connection.
+struct Found {
+    raw: Raw<VirDomain>,
+    /// After the domain, which keeps the connection from being closed.
+    opened: Arc<Opened>,
+    uuid: String,
+}
+
+impl Drop for Found {
+    fn drop(&mut self) {
+        // SAFETY: it is freed once. The connection is kept by `opened`, so that nothing is asked of the daemon here.
+        unsafe { (self.opened.library.api.free_domain)(self.raw.0) };
+    }
+}
+
+/// A domain to talk to. Calls wait up to their limit; one at a time.
+pub struct Domain {
+    shared: Arc<Shared>,
+    uuid: String,
+    queue: Arc<Queue>,
+    lane: Lane,
+    found: Arc<Mutex<Option<Arc<Found>>>>,
+}
+
+impl fmt::Debug for Domain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Domain")
+            .field("uri", &self.shared.uri)
+            .field("uuid", &self.uuid)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a domain does (`virDomainState`), and why (a number that depends on it).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DomainState {
+    /// `virDomainState`.
+    pub state: i32,
+    /// Its reason.
+    pub reason: i32,
+}
+
+impl Domain {
+    /// Its UUID.
+    pub fn uuid(&self) -> &str {
+        &self.uuid
+    }
+
+    /// The URI of its connection.
+    pub fn uri(&self) -> &str {
+        &self.shared.uri
+    }
+
+    /// Readable when [`next_event`](Self::next_event) may have one, or a call that was given up has returned.
+    pub fn event_fd(&self) -> BorrowedFd<'_> {
+        self.queue.fd()
+    }
+
+    /// The next event, without waiting.
+    pub fn next_event(&self) -> Option<DomainEvent> {
+        self.queue.take()
+    }
+
+    /// What it does now.
+    pub fn state(&self, limit: Duration) -> Result<DomainState, LibvirtError> {
+        self.call("virDomainGetState", limit, |library, domain| {
+            let (mut state, mut reason) = (0, 0);
+            // SAFETY: the domain is held for the call, and both numbers outlive it.
+            let result = unsafe { (library.api.domain_state)(domain, &raw mut state, &raw mut reason, 0) };
+            (result >= 0).then_some(DomainState { state, reason })
+        })
+    }
+
+    /// Its XML as it runs.
+    pub fn xml(&self, limit: Duration) -> Result<String, LibvirtError> {
+        self.call("virDomainGetXMLDesc", limit, |library, domain| {
+            // SAFETY: the domain is held for the call. The text is the caller's, and was allocated by malloc.
+            unsafe {
+                let pointer = (library.api.domain_xml)(domain, 0);
+                let xml = (!pointer.is_null()).then(|| text(pointer));
+                libc::free(pointer.cast());
+                xml
+            }
+        })
+    }
+
+    /// Confines the thread of a vCPU, by its index, to CPUs: bits of bytes, the lowest first. As long as it runs.
+    pub fn pin_vcpu(&self, vcpu: u32, mut cpus: Vec<u8>, limit: Duration) -> Result<(), LibvirtError> {
+        self.call("virDomainPinVcpuFlags", limit, move |library, domain| {
+            let length = c_int::try_from(cpus.len()).ok()?;
+            // SAFETY: the domain is held for the call, and the map has `length` bytes.
+            let result =
+                unsafe { (library.api.pin_vcpu)(domain, vcpu, cpus.as_mut_ptr(), length, api::AFFECT_LIVE) };
+            (result >= 0).then_some(())
+        })
+    }
+
+    /// Replaces the element of the domain's metadata that has this namespace. It lasts as long as the domain runs.
+    pub fn set_metadata(
+        &self,
+        xml: &str,
+        prefix: &str,
+        uri: &str,
+        limit: Duration,
+    ) -> Result<(), LibvirtError> {
+        const CALL: &str = "virDomainSetMetadata";
+        let text = |text: &str| CString::new(text).map_err(|_| self.bad_text(CALL));
+        let (xml, prefix, uri) = (text(xml)?, text(prefix)?, text(uri)?);
+        self.call(CALL, limit, move |library, domain| {
+            let (xml, prefix, uri) = (xml.as_ptr(), prefix.as_ptr(), uri.as_ptr());
+            // SAFETY: the domain is held for the call, and the texts end with a zero.
+            let result = unsafe {
+                (library.api.set_metadata)(domain, api::METADATA_ELEMENT, xml, prefix, uri, api::AFFECT_LIVE)
+            };
+            (result >= 0).then_some(())
+        })
+    }
+
+    /// Plugs a device into the domain as it runs.
+    pub fn attach_device(&self, xml: &str, limit: Duration) -> Result<(), LibvirtError> {
+        let xml = CString::new(xml).map_err(|_| self.bad_text("virDomainAttachDeviceFlags"))?;
+        self.call("virDomainAttachDeviceFlags", limit, move |library, domain| {
+            // SAFETY: the domain is held for the call, and the text ends with a zero.
+            let result = unsafe { (library.api.attach_device)(domain, xml.as_ptr(), api::AFFECT_LIVE) };
+            (result >= 0).then_some(())
+        })
+    }
+
+    /// Asks the guest to give back the device with this alias.
+    pub fn detach_device(&self, alias: &str, limit: Duration) -> Result<(), LibvirtError> {
+        let alias = CString::new(alias).map_err(|_| self.bad_text("virDomainDetachDeviceAlias"))?;
+        self.call("virDomainDetachDeviceAlias", limit, move |library, domain| {
+            // SAFETY: the domain is held for the call, and the text ends with a zero.
+            let result = unsafe { (library.api.detach_device)(domain, alias.as_ptr(), api::AFFECT_LIVE) };
+            (result >= 0).then_some(())
+        })
+    }
+
+    fn bad_text(&self, call: &'static str) -> LibvirtError {
+        let (uri, reason) = (self.shared.uri.clone(), "a zero byte".to_owned());
+        LibvirtError::Refused { uri, call, reason, code: 0 }
+    }
+
+    /// Makes a call in the domain's lane. `None` from it is a failure whose error the library has.
+    fn call<T: Send + 'static>(
+        &self,
+        call: &'static str,
+        limit: Duration,
+        act: impl FnOnce(Library, *mut VirDomain) -> Option<T> + Send + 'static,
+    ) -> Result<T, LibvirtError> {
+        let (shared, uuid, found) = (Arc::clone(&self.shared), self.uuid.clone(), Arc::clone(&self.found));
+        let outcome = self.lane.run(limit, move || {
+            let opened = shared.opened()?;
+            let known = found.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let domain = match known.filter(|known| Arc::ptr_eq(&known.opened, &opened)) {
+                Some(domain) => domain,
+                None => {
+                    let domain = Arc::new(opened.find(&uuid)?);
+                    *found.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&domain));
+                    domain
+                }
+            };
+            act(opened.library, domain.raw.0).ok_or_else(|| opened.error(call, &domain.uuid))
+        });
+        outcome.unwrap_or_else(|TimedOut { .. }| Err(self.shared.timeout(call, limit)))
+    }
+}

@@ -1,0 +1,148 @@
+//! Calls that may hang, each with a time limit.
+//!
+//! ```text
+//!  caller ──job──▶ queue (one place) ──▶ thread ──▶ libvirt
+//!     ▲                                    │
+//!     └── result, or the time is up ◀──────┘ a late result is dropped, and announced
+//! ```
+//!
+//! A call into libvirt cannot be cut off. So it runs in a thread of the lane, and whoever waits for it gives up after the
+//! limit. A job that has not begun by then never runs. While one hangs, a lane takes one more job into its queue and refuses
+//! others at once. A lane that is dropped leaves its thread alone, which ends after the call.
+
+use nix::sys::eventfd::EventFd;
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicU8, Ordering},
+        mpsc::{self, RecvTimeoutError, SyncSender, TrySendError},
+    },
+    time::Duration,
+};
+use vnuma_process::spawn_worker;
+
+const WAITING: u8 = 0;
+const RUNNING: u8 = 1;
+const ABANDONED: u8 = 2;
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// The time was up. The job runs on, or has not begun and will not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TimedOut {
+    /// It has begun, so that it may still have an effect.
+    pub(crate) begun: bool,
+}
+
+/// A thread for calls, one after the other.
+#[derive(Debug)]
+pub(crate) struct Lane {
+    jobs: SyncSender<Job>,
+    /// Signalled when a call returns that nobody waits for any more.
+    late: Arc<EventFd>,
+}
+
+impl Lane {
+    /// A lane that signals `late`.
+    pub(crate) fn start(name: &str, late: Arc<EventFd>) -> io::Result<Self> {
+        let (jobs, queue) = mpsc::sync_channel::<Job>(1);
+        spawn_worker(name, move || queue.into_iter().for_each(|job| job()))?;
+        Ok(Self { jobs, late })
+    }
+
+    /// Runs `job` and waits for it, up to `limit`.
+    pub(crate) fn run<T: Send + 'static>(
+        &self,
+        limit: Duration,
+        job: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, TimedOut> {
+        let state = Arc::new(AtomicU8::new(WAITING));
+        let (answer, answered) = mpsc::channel();
+        let (own, late) = (Arc::clone(&state), Arc::clone(&self.late));
+        let job: Job = Box::new(move || {
+            if own.compare_exchange(WAITING, RUNNING, Ordering::AcqRel, Ordering::Acquire).is_err() {
+                return;
+            }
+            let result = job();
+            if answer.send(result).is_err() {
+                // A counter that is full is as readable as any other.
+                let _ = late.write(1);
+            }
+        });
+        match self.jobs.try_send(job) {
+            Ok(()) => {}
+            // The thread ends only with the sender.
+            Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {
+                return Err(TimedOut { begun: false });
+            }
+        }
+        match answered.recv_timeout(limit) {
+            Ok(result) => Ok(result),
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
+                let swapped = state.compare_exchange(WAITING, ABANDONED, Ordering::AcqRel, Ordering::Acquire);
+                let begun = swapped.is_err();
+                // It may have ended in between.
+                if begun && let Ok(result) = answered.try_recv() {
+                    return Ok(result);
+                }
+                Err(TimedOut { begun })
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::{
+        poll::{PollFd, PollFlags, PollTimeout, poll},
+        sys::eventfd::EfdFlags,
+    };
+    use std::os::fd::AsFd;
+
+    const HANG: Duration = Duration::from_secs(60);
+    const MOMENT: Duration = Duration::from_millis(20);
+
+    fn lane() -> (Lane, Arc<EventFd>) {
+        let late = Arc::new(EventFd::from_value_and_flags(0, EfdFlags::EFD_NONBLOCK).unwrap());
+        (Lane::start("test-lane", Arc::clone(&late)).unwrap(), late)
+    }
+
+    #[test]
+    fn a_call_that_returns_gives_its_result() {
+        let (lane, late) = lane();
+        assert_eq!(lane.run(HANG, || 7), Ok(7));
+        assert_eq!(lane.run(HANG, || "again"), Ok("again"));
+        assert!(late.read().is_err(), "nothing was late");
+    }
+
+    #[test]
+    fn a_call_that_hangs_keeps_nobody_and_is_announced_when_it_returns() {
+        let (lane, late) = lane();
+        let (release, held) = mpsc::channel::<()>();
+        assert_eq!(lane.run(MOMENT, move || held.recv().is_err()), Err(TimedOut { begun: true }));
+        let (ran, runs) = mpsc::channel();
+        let queued = ran.clone();
+        assert_eq!(lane.run(MOMENT, move || queued.send(1)), Err(TimedOut { begun: false }));
+        // The queue is full of a job that nobody wants any more; a further one is refused at once.
+        assert_eq!(lane.run(HANG, move || ran.send(2)), Err(TimedOut { begun: false }));
+        drop(release);
+        let mut wait = [PollFd::new(late.as_fd(), PollFlags::POLLIN)];
+        assert_eq!(poll(&mut wait, PollTimeout::try_from(HANG).unwrap()), Ok(1), "announced");
+        let end = std::time::Instant::now() + HANG;
+        while lane.run(HANG, || 3) != Ok(3) {
+            assert!(std::time::Instant::now() < end, "it takes calls again");
+        }
+        assert!(runs.try_recv().is_err(), "what was given up before it began never runs");
+    }
+
+    #[test]
+    fn a_lane_that_is_dropped_does_not_wait_for_a_call_that_hangs() {
+        let (lane, _) = lane();
+        let (release, held) = mpsc::channel::<()>();
+        assert!(lane.run(MOMENT, move || held.recv().is_err()).is_err());
+        drop(lane);
+        drop(release);
+    }
+}

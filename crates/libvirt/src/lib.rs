@@ -1,0 +1,31 @@
+//! libvirt, as far as vnumad needs it: domains that run, their XML, events, hot-plug and pins.
+//!
+//! - **Loaded at run time** ([`Library::load`]): programs that use this crate run on hosts without libvirt.
+//! - **Calls have limits.** A daemon that hangs, or a domain whose lock somebody holds, keeps nobody longer than the limit; the call
+//!   goes on in a thread of its own ([`Connection`], [`Domain`]).
+//! - **Connections come and go** with the daemon. One that breaks is opened again after a pause that grows.
+//! - **What libvirt writes is not trusted to be well-formed**: XML of domains ([`DomainXml`]) and the files that libvirt keeps of
+//!   running ones ([`StatusFile`]) are bounded, and refused with domain, element and value.
+//!
+//! It does not know what a VM is; `vnuma-hypervisor` makes VMs of domains.
+
+mod api;
+mod connection;
+mod domain_xml;
+mod error;
+mod events;
+mod lane;
+mod library;
+mod status;
+mod xml;
+
+pub use connection::{Connection, Domain, DomainState, Listed};
+pub use domain_xml::{
+    Binding, Cell, DomainXml, HostPci, OwnPin, PINS_NAMESPACE, PINS_PREFIX, Port, Shmem, Topology,
+    pins_element,
+};
+pub use error::LibvirtError;
+pub use events::DomainEvent;
+pub use library::Library;
+pub use status::{StatusError, StatusFile};
+pub use xml::XmlError;
