@@ -7,6 +7,7 @@
 //! | input from | targets |
 //! |---|---|
 //! | a QEMU | `qmp`, `hmp`, and names of VMs in `sysfs-value` |
+//! | libvirt | `libvirt` |
 //! | the host's kernel, or a copy of its files | `sysfs`, `sysfs-value`, `cpu-list`, `proc`, `bpf-record`, `uevent` |
 //! | a guest | `channel-status`; `channel-*` for the reader as a model; the driver's own is `guest/driver/test/channel-fuzz.c` |
 //! | local users | `api`, `arguments` |
@@ -22,6 +23,7 @@ mod channel;
 mod dsm;
 mod guest;
 mod lab;
+mod libvirt;
 mod operator;
 mod qmp;
 mod sysfs;
@@ -42,7 +44,7 @@ pub struct Target {
 }
 
 /// All of them, in the order in which they are run.
-pub const TARGETS: [Target; 30] = [
+pub const TARGETS: [Target; 31] = [
     target("answer", "vnumad's answers as vnumactl reads and prints them", operator::answer),
     target("api", "requests to vnumad", api::run),
     target("arguments", "vnumactl's command line", operator::arguments),
@@ -65,6 +67,7 @@ pub const TARGETS: [Target; 30] = [
     target("lab-profile", "servers of lab/profiles", lab::profile),
     target("lab-protocol", "frames between the lab's agent and its clients", lab::protocol),
     target("lab-recipe", "the recipe of the lab's image", lab::recipe),
+    target("libvirt", "domains of libvirt, and the mappings of their QEMUs", libvirt::run),
     target("pci-ids", "names of PCI devices", text::pci_ids),
     target("proc", "files of /proc/PID", text::proc),
     target("qmp", "a whole conversation with a QEMU", qmp::run),

@@ -20,7 +20,8 @@
 //!
 //! [`MemoryBackend`] has VMs that exist in this process only, and do what a simulation or a test wants.
 //!
-//! [`JoinedBackend`] makes one backend of several.
+//! [`LibvirtBackend`] has the domains of libvirt. It reads what libvirt's interface does not tell (the process, the threads of vCPUs,
+//! where memory is) from libvirt's own files and from the kernel. [`JoinedBackend`] makes one backend of several.
 //!
 //! Where it ends: a QEMU that was handed its listening socket by another process has that
 //! process's credentials, and its vCPUs are refused as foreign. Whether two VMs claim the same name
@@ -37,6 +38,7 @@ mod error;
 mod handle;
 mod hotplug;
 mod joined;
+pub mod libvirt;
 pub mod memory;
 pub mod message;
 mod name;
@@ -52,6 +54,7 @@ pub use error::VmError;
 pub use handle::VmHandle;
 pub use hotplug::roll_back;
 pub use joined::JoinedBackend;
+pub use libvirt::LibvirtBackend;
 pub use memory::MemoryBackend;
 pub use name::check_name;
 pub use observed::ObservedVcpus;
@@ -63,7 +66,7 @@ use std::{
 };
 use vnuma_topology::{CpuSet, VmDescription};
 
-/// A source of VMs: QMP sockets today, libvirt another day; in memory for simulation and tests.
+/// A source of VMs: QMP sockets, libvirt; in memory for simulation and tests.
 pub trait VmBackend: Send {
     /// VMs that are there now. Cheap (names only), for a call after every change. What is no VM is skipped with a log
     /// line; an error says that it is not known which there are.

@@ -16,7 +16,7 @@ use vnuma_process::procfs;
 use vnuma_topology::Vcpu;
 
 /// Where KVM shows its VMs.
-const KVM: &str = "/sys/kernel/debug/kvm";
+pub(crate) const KVM: &str = "/sys/kernel/debug/kvm";
 
 /// Most threads, vCPUs or VMs read.
 const MAX_ENTRIES: usize = 8192;
@@ -47,7 +47,7 @@ pub(crate) fn of(process: &Process) -> Option<ObservedVcpus> {
 }
 
 /// Threads by APIC id, from KVM. `None` unless KVM shows all vCPUs: one that never ran has no thread yet.
-fn by_kvm(kvm: &Path, pid: i32) -> Option<BTreeMap<u32, i32>> {
+pub(crate) fn by_kvm(kvm: &Path, pid: i32) -> Option<BTreeMap<u32, i32>> {
     let own = format!("{pid}-");
     let mut vms = fs::read_dir(kvm).ok()?.take(MAX_ENTRIES).flatten();
     let vm = vms.find(|vm| vm.file_name().to_string_lossy().starts_with(&own))?;
@@ -63,7 +63,7 @@ fn by_kvm(kvm: &Path, pid: i32) -> Option<BTreeMap<u32, i32>> {
 }
 
 /// Threads by index, from their names. `None` if there are none, or two have one index.
-fn by_name(pid: i32) -> Option<BTreeMap<u32, i32>> {
+pub(crate) fn by_name(pid: i32) -> Option<BTreeMap<u32, i32>> {
     let mut tids = BTreeMap::new();
     for tid in procfs::threads(pid).ok()? {
         // One that has ended meanwhile is no vCPU.

@@ -1,4 +1,4 @@
-//! The process at the other end of a socket.
+//! The process of a VM: at the other end of a socket, or by its number.
 
 use crate::VmError;
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
@@ -43,6 +43,11 @@ impl Process {
             other => (other, true),
         };
         Ok(Self { pid, pidfd: pidfd.map_err(failed(pid))?, certain })
+    }
+
+    /// The process with this number. The caller sees afterwards that it is the one that is meant, as that may have ended.
+    pub(crate) fn with_number(pid: i32) -> io::Result<Self> {
+        Ok(Self { pid, pidfd: pidfd_open(pid)?, certain: true })
     }
 
     /// Is it beyond doubt the process behind the socket, even if that never answers?

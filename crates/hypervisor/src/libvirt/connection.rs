@@ -1,0 +1,362 @@
+//! A domain as a VM.
+
+use super::{Places, describe, handshake::Handshake};
+use crate::{ObservedVcpus, Plugged, VmConnection, VmError, VmEvent, observed, process::Process};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use std::{
+    collections::VecDeque,
+    fs,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use vnuma_abi_topology_channel::ivshmem::VECTORS;
+use vnuma_libvirt::{
+    Domain, DomainEvent, DomainXml, LibvirtError, OwnPin, PINS_NAMESPACE, PINS_PREFIX, pins_element,
+};
+use vnuma_topology::{CpuSet, VmDescription};
+
+/// The alias of the channel's device. libvirt keeps the names that begin so for its users.
+pub(super) const ALIAS: &str = "ua-vnuma";
+
+/// For a call that libvirt answers by itself.
+pub(super) const SHORT: Duration = Duration::from_secs(1);
+
+/// For the XML, for which libvirt may ask QEMU.
+const XML: Duration = Duration::from_secs(3);
+
+/// To plug or to unplug the device: some commands to QEMU, and the files that libvirt keeps.
+const HOTPLUG: Duration = Duration::from_secs(15);
+
+/// How long it is waited for the guest, which gives the device back.
+const RELEASE: Duration = Duration::from_secs(1);
+
+/// The channel's memory is a file of this name.
+const MEMORY: &str = "/memfd:vnuma-topology";
+
+/// Most open files of a QEMU that are looked at.
+const MAX_FILES: usize = 65_536;
+
+/// A domain that runs.
+#[derive(Debug)]
+pub(super) struct LibvirtConnection {
+    domain: Domain,
+    process: Process,
+    /// As libvirt has it.
+    domain_name: String,
+    /// As it is called here.
+    name: String,
+    places: Arc<Places>,
+    /// Events that came while it was waited for another one.
+    held: VecDeque<VmEvent>,
+}
+
+/// What libvirt says, as the error of a VM.
+pub(super) fn error(vm: &str, error: LibvirtError) -> VmError {
+    let vm = vm.to_owned();
+    match error {
+        LibvirtError::Timeout { .. } => VmError::NoAnswer { vm, reason: error.to_string() },
+        LibvirtError::NotConnected { uri, reason } => {
+            VmError::Connect { socket: uri, source: std::io::Error::other(reason) }
+        }
+        LibvirtError::NoDomain { .. } => VmError::Disconnected { vm },
+        other => VmError::Libvirt { vm, reason: other.to_string() },
+    }
+}
+
+impl LibvirtConnection {
+    pub(super) fn new(
+        domain: Domain,
+        process: Process,
+        domain_name: String,
+        name: String,
+        places: Arc<Places>,
+    ) -> Self {
+        Self { domain, process, domain_name, name, places, held: VecDeque::new() }
+    }
+
+    fn failed(&self, cause: LibvirtError) -> VmError {
+        error(&self.name, cause)
+    }
+
+    fn xml(&self) -> Result<DomainXml, VmError> {
+        let text = self.domain.xml(XML).map_err(|cause| self.failed(cause))?;
+        let parsed = DomainXml::parse(&self.domain_name, &text);
+        parsed.map_err(|cause| VmError::Libvirt { vm: self.name.clone(), reason: cause.to_string() })
+    }
+
+    fn refused<T>(&self, what: &str) -> Result<T, VmError> {
+        self.impossible(format!("{what} is not done through libvirt"))
+    }
+
+    fn impossible<T>(&self, reason: String) -> Result<T, VmError> {
+        Err(VmError::Libvirt { vm: self.name.clone(), reason })
+    }
+
+    /// Plugs the device into the port of this bus.
+    fn plug(&self, bus: u32, handshake: Handshake) -> Result<(), VmError> {
+        let device = device_xml(&handshake.path().to_string_lossy(), bus);
+        let plugged = self.domain.attach_device(&device, HOTPLUG);
+        // A child that has not served by now is told to end, so that QEMU cannot connect to it later.
+        let served = handshake.end();
+        match plugged {
+            Ok(()) => Ok(()),
+            Err(late @ LibvirtError::Timeout { .. }) => {
+                let then = if served { "QEMU has its channel" } else { "QEMU has not asked for its channel" };
+                let reason = format!("{late}; {then}");
+                Err(VmError::NoAnswer { vm: self.name.clone(), reason })
+            }
+            Err(cause) => Err(self.failed(cause)),
+        }
+    }
+
+    /// Has QEMU the channel's memory, whoever plugged the device?
+    fn has_memory(&self) -> bool {
+        let Ok(files) = fs::read_dir(format!("/proc/{}/fd", self.process.pid())) else { return false };
+        let names = files.take(MAX_FILES).flatten().filter_map(|file| fs::read_link(file.path()).ok());
+        names.into_iter().any(|name| name.to_string_lossy().starts_with(MEMORY))
+    }
+}
+
+/// Those CPUs that a limit has.
+fn within(cpus: &CpuSet, limit: Option<&CpuSet>) -> CpuSet {
+    let Some(limit) = limit else { return cpus.clone() };
+    let mut set = CpuSet::new();
+    cpus.iter().filter(|cpu| limit.contains(*cpu)).for_each(|cpu| set.insert(cpu));
+    set
+}
+
+/// A set as libvirt takes it.
+fn map_of(cpus: &CpuSet) -> Vec<u8> {
+    let mut map = vec![0; cpus.iter().last().map_or(0, |last| last as usize / 8 + 1)];
+    cpus.iter().for_each(|cpu| map[cpu as usize / 8] |= 1 << (cpu % 8));
+    map
+}
+
+/// The channel's device as libvirt takes it.
+fn device_xml(socket: &str, bus: u32) -> String {
+    let mut path = String::new();
+    for character in socket.chars() {
+        match character {
+            '&' => path.push_str("&amp;"),
+            '<' => path.push_str("&lt;"),
+            '\'' => path.push_str("&apos;"),
+            other => path.push(other),
+        }
+    }
+    format!(
+        "<shmem name='vnuma'><model type='ivshmem-doorbell'/><server path='{path}'/>\
+         <msi vectors='{VECTORS}' ioeventfd='on'/><alias name='{ALIAS}'/>\
+         <address type='pci' domain='0x0000' bus='{bus:#04x}' slot='0x00' function='0x0'/></shmem>"
+    )
+}
+
+impl VmConnection for LibvirtConnection {
+    fn greet(&mut self) -> Result<(), VmError> {
+        self.domain.state(SHORT).map(drop).map_err(|cause| self.failed(cause))
+    }
+
+    fn observe_vcpus(&self) -> Option<ObservedVcpus> {
+        observed::of(&self.process)
+    }
+
+    fn describe(&mut self) -> Result<VmDescription, VmError> {
+        let xml = self.xml()?;
+        let state = self.domain.state(SHORT).map_err(|cause| self.failed(cause))?;
+        describe::describe((&self.name, &self.domain_name), &xml, state, &self.process, &self.places.states)
+    }
+
+    fn attach_channel(&mut self, server: OwnedFd) -> Result<(), VmError> {
+        let xml = self.xml()?;
+        if xml.has_shmem(ALIAS) {
+            return Err(VmError::AlreadyAttached { vm: self.name.clone() });
+        }
+        let Some(port) = xml.free_ports.first() else {
+            let how =
+                "add `<controller type='pci' model='pcie-root-port'/>` to the domain and start it again";
+            return self.impossible(format!("no free PCIe root port: {how}"));
+        };
+        match Handshake::start(&self.places.sockets, self.process.pid(), &server) {
+            Ok(handshake) => self.plug(port.index, handshake),
+            Err(error) => self.impossible(format!("{}: {error}", self.places.sockets.display())),
+        }
+    }
+
+    fn probe(&mut self, limit: Duration) -> Result<(), VmError> {
+        self.domain.state(limit).map(drop).map_err(|cause| self.failed(cause))
+    }
+
+    fn channel_attached(&mut self) -> Result<bool, VmError> {
+        Ok(self.xml()?.has_shmem(ALIAS))
+    }
+
+    fn tidy_channel(&mut self) -> Result<bool, VmError> {
+        // Where another backend has the VM, its channel is not in the XML.
+        Ok(self.channel_attached()? || self.has_memory())
+    }
+
+    fn detach_channel(&mut self) -> Result<(), VmError> {
+        if !self.channel_attached()? {
+            return Err(VmError::NotAttached { vm: self.name.clone() });
+        }
+        match self.domain.detach_device(ALIAS, HOTPLUG) {
+            Ok(()) => {}
+            // It was asked before. QEMU shows that only by this text.
+            Err(LibvirtError::Refused { reason, .. }) if reason.contains("in the process of unplug") => {}
+            Err(cause) => return Err(self.failed(cause)),
+        }
+        let until = Instant::now() + RELEASE;
+        let mut held = VecDeque::new();
+        let released = loop {
+            match self.poll_event(until.saturating_duration_since(Instant::now()))? {
+                Some(VmEvent::ChannelDetached) => break true,
+                Some(VmEvent::Disconnected) => {
+                    return Err(VmError::Disconnected { vm: self.name.clone() });
+                }
+                Some(other) => held.push_back(other),
+                None => break false,
+            }
+        };
+        self.held = held;
+        let limit_ms = RELEASE.as_millis() as u64;
+        if released { Ok(()) } else { Err(VmError::DetachPending { vm: self.name.clone(), limit_ms }) }
+    }
+
+    fn keeps_pins(&self) -> bool {
+        true
+    }
+
+    fn pin_vcpu(&mut self, tid: i32, cpus: &CpuSet) -> Result<(), VmError> {
+        let xml = self.xml()?;
+        let threads =
+            describe::threads(&self.name, &self.domain_name, &xml, &self.process, &self.places.states)?;
+        let Some(vcpu) = threads.iter().find(|(_, thread)| **thread == tid).map(|(vcpu, _)| *vcpu) else {
+            return self.impossible(format!("thread {tid} runs no vCPU of the domain any more"));
+        };
+        let operator = xml.limit(vcpu).cloned();
+        let set = within(cpus, operator.as_ref());
+        if set.is_empty() {
+            let limit = operator.unwrap_or_default();
+            let reason = format!(
+                "an operator's vcpupin lets its vCPU {vcpu} run on CPUs {limit} only, none of {cpus}"
+            );
+            return self.impossible(reason);
+        }
+        let map = map_of(&set);
+        // Noted before, so that there is no moment at which the pin could be taken for the operator's.
+        let mut pins = xml.own_pins;
+        pins.insert(vcpu, OwnPin { set, operator });
+        let noted = self.domain.set_metadata(&pins_element(&pins), PINS_PREFIX, PINS_NAMESPACE, XML);
+        noted.map_err(|cause| self.failed(cause))?;
+        self.domain.pin_vcpu(vcpu, map, XML).map_err(|cause| self.failed(cause))
+    }
+
+    fn removable_vcpu(&mut self, _apic_id: u32) -> Result<Plugged, VmError> {
+        self.refused("a replug")
+    }
+
+    fn plug_vcpu(&mut self, _node: u32) -> Result<Plugged, VmError> {
+        self.refused("a replug")
+    }
+
+    fn await_guest(&mut self, _apic_id: u32) -> Result<(), VmError> {
+        self.refused("a replug")
+    }
+
+    fn unplug_vcpu(&mut self, _apic_id: u32) -> Result<(), VmError> {
+        self.refused("a replug")
+    }
+
+    fn poll_event(&mut self, timeout: Duration) -> Result<Option<VmEvent>, VmError> {
+        if let Some(event) = self.held.pop_front() {
+            return Ok(Some(event));
+        }
+        let until = Instant::now() + timeout;
+        loop {
+            while let Some(event) = self.domain.next_event() {
+                if let Some(event) = meaning(&event) {
+                    return Ok(Some(event));
+                }
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(None);
+            }
+            let mut wait = [PollFd::new(self.domain.event_fd(), PollFlags::POLLIN)];
+            // Interrupted or not, the time is looked at.
+            let _ = poll(&mut wait, PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX));
+        }
+    }
+
+    fn pid(&self) -> i32 {
+        self.process.pid()
+    }
+
+    fn pidfd(&self) -> BorrowedFd<'_> {
+        self.process.as_fd()
+    }
+
+    fn event_fd(&self) -> BorrowedFd<'_> {
+        self.domain.event_fd()
+    }
+}
+
+/// What an event of a domain means for its VM, if anything.
+fn meaning(event: &DomainEvent) -> Option<VmEvent> {
+    Some(match event {
+        DomainEvent::Suspended => VmEvent::Stopped,
+        DomainEvent::Resumed => VmEvent::Resumed,
+        DomainEvent::Rebooted => VmEvent::Rebooted,
+        DomainEvent::Stopped => VmEvent::Shutdown,
+        DomainEvent::DeviceRemoved(alias) if alias == ALIAS => VmEvent::ChannelDetached,
+        DomainEvent::Changed | DomainEvent::DeviceRemoved(_) => VmEvent::VcpusChanged,
+        DomainEvent::RemovalFailed(_) => return None,
+        DomainEvent::Disconnected => VmEvent::Disconnected,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_channels_device_detaches_the_channel() {
+        let removed = |alias: &str| meaning(&DomainEvent::DeviceRemoved(alias.to_owned()));
+        assert_eq!(removed(ALIAS), Some(VmEvent::ChannelDetached));
+        assert_eq!(removed("net0"), Some(VmEvent::VcpusChanged));
+        assert_eq!(meaning(&DomainEvent::RemovalFailed(ALIAS.to_owned())), None);
+        assert_eq!(meaning(&DomainEvent::Disconnected), Some(VmEvent::Disconnected));
+    }
+
+    #[test]
+    fn pins_stay_within_limits_and_become_maps() {
+        let set = |text: &str| text.parse::<CpuSet>().unwrap();
+        assert_eq!(within(&set("0-3"), None), set("0-3"));
+        assert_eq!(within(&set("0-3"), Some(&set("2,5"))), set("2"));
+        assert!(within(&set("0-3"), Some(&set("4-5"))).is_empty());
+        assert_eq!(map_of(&set("0,9-10")), [1, 6]);
+        assert_eq!(map_of(&set("7")), [128]);
+    }
+
+    #[test]
+    fn the_device_is_described_as_libvirt_takes_it() {
+        let xml = device_xml("/run/a&b'<", 9);
+        assert!(xml.contains("<server path='/run/a&amp;b&apos;&lt;'/>"), "{xml}");
+        assert!(xml.contains("bus='0x09'") && xml.contains("alias name='ua-vnuma'"), "{xml}");
+    }
+
+    #[test]
+    fn errors_say_whether_an_answer_may_still_come() {
+        let uri = || "qemu:///system".to_owned();
+        let late = LibvirtError::Timeout { uri: uri(), call: "virDomainGetState", limit_ms: 1000 };
+        let late = error("web", late);
+        assert!(late.may_be_answered(), "{late}");
+        assert_eq!(
+            late.to_string(),
+            "web: qemu:///system: libvirt has not answered `virDomainGetState` within 1000 ms"
+        );
+        let lost = error("web", LibvirtError::NotConnected { uri: uri(), reason: "gone".to_owned() });
+        assert!(!lost.may_be_answered() && !lost.nobody_listening());
+        assert_eq!(lost.to_string(), "qemu:///system: cannot connect: gone");
+    }
+}

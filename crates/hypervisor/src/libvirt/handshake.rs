@@ -1,0 +1,591 @@
+//! The handshake of the channel's device, by a process of its own.
+//!
+//! A domain's QEMU connects to a socket in the file system, as libvirt hands over no open one, and reads the messages of the server
+//! with its big lock held: the guest stands still until it has them. Whoever serves that socket must not stop between
+//! QEMU's `connect` and the last message. vnumad may be stopped or killed at any time, and so does not serve it:
+//!
+//! ```text
+//!  vnumad                            child (forked, a few system calls)        QEMU
+//!  messages read from the channel
+//!  socket bound, for this QEMU only
+//!  fork ───────────────────────────▶ waits for a connection
+//!  libvirt: attach ──────────────────────────────────────────────────────────▶ connect
+//!                                    accept: is it that QEMU?
+//!                                    all messages in one `sendmmsg` ──────────▶ reads them
+//!                                    waits until all are read, or QEMU has closed
+//!  reaps the child ◀──────────────── exits
+//! ```
+//!
+//! - QEMU connects when libvirt makes the character device, and reads when it plugs the device. If it sees in between that the other
+//!   end is closed, it drops the messages, and reads without end. So the child keeps its end open until there is nothing to read.
+//! - The child has a session of its own, blocks all signals that can be blocked, and ends by itself if nobody connects within
+//!   [`LIMIT`].
+//! - It has no other descriptors of vnumad, so that it keeps none of them open when vnumad ends.
+//! - All messages are made before. `sendmmsg` is not interrupted between two of them by a signal, not even by one that kills.
+//! - If QEMU connects to a socket whose child has ended, it gets an error at once, and libvirt reports that the device was not
+//!   plugged.
+//!
+//! Who stops this child, by its own number, between `accept` and `sendmmsg`, or kills it before QEMU has read everything, does stop
+//! the guest.
+
+use nix::{
+    errno::Errno,
+    sys::{
+        eventfd::{EfdFlags, EventFd},
+        socket::{
+            AddressFamily, Backlog, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr, bind,
+            listen, recvmsg, socket,
+        },
+        wait::{WaitPidFlag, WaitStatus, waitpid},
+    },
+    unistd::{Gid, Pid, Uid, chown},
+};
+use std::{
+    fs::{self, DirBuilder, Permissions},
+    io::{self, IoSliceMut},
+    os::{
+        fd::{AsRawFd, FromRawFd, OwnedFd, RawFd},
+        unix::fs::{DirBuilderExt, PermissionsExt},
+    },
+    path::{Path, PathBuf},
+    ptr, thread,
+    time::{Duration, Instant},
+};
+use vnuma_process::{
+    procfs::{self, STATUS_LIMIT},
+    spawn_worker,
+};
+
+/// How long a child waits for QEMU. Longer than an attach may take.
+pub(super) const LIMIT: Duration = Duration::from_secs(30);
+
+/// How long it is waited for a child that has been told to end, which it does at once if QEMU has read everything or nothing.
+const END_LIMIT: Duration = Duration::from_secs(1);
+
+/// How soon a child looks again whether everything was read, milliseconds: at first, and at most. A QEMU that reads nothing keeps
+/// its child, which is not to use a CPU for that.
+const LOOK_MS: i32 = 2;
+const LAST_LOOK_MS: i32 = 1000;
+
+/// Most messages: three, and one for each interrupt of both sides.
+const MAX_MESSAGES: usize = 256;
+
+/// Bytes of a message.
+const MESSAGE: usize = 8;
+
+/// Exit codes of a child.
+const SERVED: i32 = 0;
+const CANCELLED: i32 = 2;
+const TIMED_OUT: i32 = 3;
+const FAILED: i32 = 4;
+
+/// A message, and the descriptor that goes with it.
+type Message = ([u8; MESSAGE], Option<OwnedFd>);
+
+/// A socket that is served.
+#[derive(Debug)]
+pub(super) struct Handshake {
+    path: PathBuf,
+    child: Option<Pid>,
+    cancel: EventFd,
+}
+
+impl Handshake {
+    /// Serves the messages that wait in `server` to the process `pid`, once, at a socket in this directory.
+    pub(super) fn start(directory: &Path, pid: i32, server: &OwnedFd) -> io::Result<Self> {
+        let messages = messages(server)?;
+        let path = directory.join(format!("{pid}.sock"));
+        let listener = listen_for(&path, directory, pid)?;
+        let cancel = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC)?;
+        let mut keep = vec![listener.as_raw_fd(), cancel.as_raw_fd()];
+        keep.extend(messages.iter().filter_map(|(_, descriptor)| Some(descriptor.as_ref()?.as_raw_fd())));
+        keep.sort_unstable();
+        let mut batch = Batch::new(&messages);
+        let deadline_ms = i32::try_from(LIMIT.as_millis()).unwrap_or(i32::MAX);
+        // SAFETY: the child makes system calls only, on memory that was prepared, and never returns.
+        let child = match unsafe { libc::fork() } {
+            0 => serve(listener.as_raw_fd(), cancel.as_raw_fd(), pid, &keep, &mut batch, deadline_ms),
+            child => Errno::result(child),
+        };
+        let mut started = Self { path, child: None, cancel };
+        started.child = Some(Pid::from_raw(child?));
+        Ok(started)
+    }
+
+    /// Where QEMU is to connect.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Ends it. False if no messages were sent.
+    pub(super) fn end(mut self) -> bool {
+        !matches!(self.finish(), Some(CANCELLED | TIMED_OUT | FAILED))
+    }
+
+    /// The exit code of the child, which is told to end if it still waits.
+    fn finish(&mut self) -> Option<i32> {
+        // A file that is gone is no error, and one that stays is replaced by the next attach.
+        let _ = fs::remove_file(&self.path);
+        let child = self.child.take()?;
+        // A counter that is full is as readable as any other.
+        let _ = self.cancel.write(1);
+        let until = Instant::now() + END_LIMIT;
+        loop {
+            match waitpid(child, Some(WaitPidFlag::WNOHANG)) {
+                Ok(WaitStatus::Exited(_, code)) => return Some(code),
+                Ok(WaitStatus::StillAlive) if Instant::now() < until => {
+                    thread::sleep(Duration::from_millis(1))
+                }
+                // QEMU has not read everything, or somebody has stopped the child: it ends by itself later.
+                _ => {
+                    let _ = spawn_worker("handshake", move || waitpid(child, None));
+                    return None;
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Handshake {
+    fn drop(&mut self) {
+        self.finish();
+    }
+}
+
+/// What waits in a socket, message by message.
+fn messages(server: &OwnedFd) -> io::Result<Vec<Message>> {
+    let mut messages = Vec::new();
+    loop {
+        let mut bytes = [0; MESSAGE];
+        let mut space = nix::cmsg_space!([RawFd; 1]);
+        let mut buffers = [IoSliceMut::new(&mut bytes)];
+        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
+        let received = match recvmsg::<()>(server.as_raw_fd(), &mut buffers, Some(&mut space), flags) {
+            Err(Errno::EAGAIN) => return Ok(messages),
+            other => other?,
+        };
+        let mut descriptor = None;
+        for control in received.cmsgs()? {
+            if let ControlMessageOwned::ScmRights(descriptors) = control {
+                // SAFETY: the kernel has just made them for this process.
+                descriptor = descriptors.first().map(|&raw| unsafe { OwnedFd::from_raw_fd(raw) });
+            }
+        }
+        if received.bytes != MESSAGE || messages.len() == MAX_MESSAGES {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "the channel's messages are not as expected",
+            ));
+        }
+        messages.push((bytes, descriptor));
+    }
+}
+
+/// A socket that listens, and that only root and the user of this process can connect to.
+fn listen_for(path: &Path, directory: &Path, pid: i32) -> io::Result<OwnedFd> {
+    DirBuilder::new().recursive(true).mode(0o711).create(directory)?;
+    // The umask of this process may have taken rights away.
+    fs::set_permissions(directory, Permissions::from_mode(0o711))?;
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let listener = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
+    bind(listener.as_raw_fd(), &UnixAddr::new(path)?)?;
+    fs::set_permissions(path, Permissions::from_mode(0o600))?;
+    let user = user_of(pid)?;
+    if user != nix::unistd::geteuid() {
+        chown(path, Some(user), None::<Gid>)?;
+    }
+    listen(&listener, Backlog::new(8)?)?;
+    Ok(listener)
+}
+
+/// The user by whose rights a process opens files.
+fn user_of(pid: i32) -> io::Result<Uid> {
+    let status = procfs::read_process(pid, "status", STATUS_LIMIT).map_err(io::Error::other)?;
+    let line = status.lines().find_map(|line| line.strip_prefix("Uid:"));
+    let user = line.and_then(|line| line.split_whitespace().nth(3)?.parse().ok());
+    let unknown = || io::Error::other(format!("/proc/{pid}/status: Uid is missing"));
+    user.map(Uid::from_raw).ok_or_else(unknown)
+}
+
+/// Messages as `sendmmsg` takes them. The parts point into each other, so it is made before the fork and not moved after.
+struct Batch {
+    headers: Vec<libc::mmsghdr>,
+    _parts: Vec<Part>,
+}
+
+/// A message: its bytes, and room for one descriptor.
+struct Part {
+    bytes: [u8; MESSAGE],
+    vector: libc::iovec,
+    // Aligned as the kernel wants a control message.
+    control: [usize; 4],
+}
+
+impl Batch {
+    fn new(messages: &[Message]) -> Self {
+        // SAFETY: the macro computes a size.
+        let (space, length) = unsafe { (libc::CMSG_SPACE(4) as usize, libc::CMSG_LEN(4) as usize) };
+        assert!(space <= size_of::<[usize; 4]>(), "room for one descriptor");
+        // Not moved after this, as the parts point into themselves.
+        let part = |(bytes, _): &Message| Part {
+            bytes: *bytes,
+            vector: libc::iovec { iov_base: ptr::null_mut(), iov_len: MESSAGE },
+            control: [0; 4],
+        };
+        let mut parts: Vec<Part> = messages.iter().map(part).collect();
+        let mut headers = Vec::with_capacity(parts.len());
+        for (part, (_, descriptor)) in parts.iter_mut().zip(messages) {
+            part.vector.iov_base = part.bytes.as_mut_ptr().cast();
+            // SAFETY: all zero is a valid value of this plain structure.
+            let mut header: libc::mmsghdr = unsafe { std::mem::zeroed() };
+            header.msg_hdr.msg_iov = &raw mut part.vector;
+            header.msg_hdr.msg_iovlen = 1;
+            if let Some(descriptor) = descriptor {
+                header.msg_hdr.msg_control = part.control.as_mut_ptr().cast();
+                header.msg_hdr.msg_controllen = space;
+                // SAFETY: the control buffer has room for one header and one descriptor, which was checked above.
+                unsafe {
+                    let control = libc::CMSG_FIRSTHDR(&raw const header.msg_hdr);
+                    (*control).cmsg_level = libc::SOL_SOCKET;
+                    (*control).cmsg_type = libc::SCM_RIGHTS;
+                    (*control).cmsg_len = length;
+                    libc::CMSG_DATA(control).cast::<RawFd>().write_unaligned(descriptor.as_raw_fd());
+                }
+            }
+            headers.push(header);
+        }
+        Self { headers, _parts: parts }
+    }
+}
+
+/// The child: waits for QEMU, and sends it everything. It makes system calls only: other threads of the parent may have held
+/// locks (of the allocator, say) when it was forked, and they stay locked here.
+fn serve(listener: RawFd, cancel: RawFd, pid: i32, keep: &[RawFd], batch: &mut Batch, limit_ms: i32) -> ! {
+    // SAFETY: plain system calls, on numbers and on memory of this process that outlives them.
+    unsafe {
+        libc::setsid();
+        libc::prctl(libc::PR_SET_NAME, c"vnuma-handshake".as_ptr());
+        let mut all: libc::sigset_t = std::mem::zeroed();
+        libc::sigfillset(&raw mut all);
+        libc::sigprocmask(libc::SIG_SETMASK, &raw const all, ptr::null_mut());
+        close_others(keep);
+        let until = now_ms() + i64::from(limit_ms);
+        loop {
+            let left = until - now_ms();
+            if left <= 0 {
+                libc::_exit(TIMED_OUT);
+            }
+            let wait = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+            let mut waits = [wait(listener), wait(cancel)];
+            libc::poll(waits.as_mut_ptr(), 2, left as i32);
+            if waits[0].revents == 0 && waits[1].revents != 0 {
+                libc::_exit(CANCELLED);
+            }
+            if waits[0].revents == 0 {
+                continue;
+            }
+            let peer = libc::accept4(listener, ptr::null_mut(), ptr::null_mut(), libc::SOCK_CLOEXEC);
+            if peer < 0 {
+                continue;
+            }
+            // Another process of that user is sent nothing.
+            if process_of(peer) != pid {
+                libc::close(peer);
+                continue;
+            }
+            let code = send_all(peer, &mut batch.headers);
+            if code == SERVED {
+                await_read(peer);
+            }
+            libc::_exit(code);
+        }
+    }
+}
+
+/// Sends all messages; the exit code of the child.
+///
+/// # Safety
+/// The headers point to memory that is valid.
+unsafe fn send_all(peer: RawFd, headers: &mut [libc::mmsghdr]) -> i32 {
+    let mut sent = 0;
+    while sent < headers.len() {
+        let rest = &mut headers[sent..];
+        // SAFETY: the headers and what they point to are the caller's, and are valid.
+        let count = unsafe { libc::sendmmsg(peer, rest.as_mut_ptr(), rest.len() as u32, libc::MSG_NOSIGNAL) };
+        match usize::try_from(count) {
+            Ok(count @ 1..) => sent += count,
+            _ => return FAILED,
+        }
+    }
+    SERVED
+}
+
+/// Waits until the other end has read everything, or is closed.
+///
+/// # Safety
+/// None beyond that of a system call.
+unsafe fn await_read(peer: RawFd) {
+    let mut look_ms = LOOK_MS;
+    loop {
+        let mut unread: libc::c_int = 0;
+        // SAFETY: the kernel writes a number to `unread`.
+        let known = unsafe { libc::ioctl(peer, libc::TIOCOUTQ, &raw mut unread) } == 0;
+        if !known || unread == 0 {
+            return;
+        }
+        let mut wait = libc::pollfd { fd: peer, events: libc::POLLIN | libc::POLLRDHUP, revents: 0 };
+        // SAFETY: `wait` is one valid pollfd.
+        if unsafe { libc::poll(&raw mut wait, 1, look_ms) } != 0 {
+            if wait.revents & (libc::POLLHUP | libc::POLLERR) != 0 {
+                return;
+            }
+            // It has written something, which nobody reads: the poll does not wait any more.
+            // SAFETY: no descriptors are given, so it only sleeps.
+            unsafe { libc::poll(ptr::null_mut(), 0, look_ms) };
+        }
+        look_ms = (look_ms * 2).min(LAST_LOOK_MS);
+    }
+}
+
+/// The process at the other end of a socket.
+///
+/// # Safety
+/// None beyond that of a system call.
+unsafe fn process_of(peer: RawFd) -> i32 {
+    let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: the structure has room for the `length` bytes that the kernel may write.
+    unsafe {
+        libc::getsockopt(
+            peer,
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut credentials).cast(),
+            &raw mut length,
+        )
+    };
+    credentials.pid
+}
+
+/// Closes all descriptors but these, which are in rising order.
+///
+/// # Safety
+/// Nobody uses the others.
+unsafe fn close_others(keep: &[RawFd]) {
+    let mut from = 0;
+    // SAFETY: the call takes three numbers; whose descriptors these are is the caller's to see to.
+    let close = |first: u32, last: u32| unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
+    for &fd in keep {
+        let fd = fd as u32;
+        if fd > from {
+            close(from, fd - 1);
+        }
+        from = fd + 1;
+    }
+    close(from, u32::MAX);
+}
+
+fn now_ms() -> i64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the kernel writes to the structure that it is given, which outlives the call.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+    time.tv_sec.saturating_mul(1000).saturating_add(time.tv_nsec / 1_000_000)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::sys::{
+        memfd::{MFdFlags, memfd_create},
+        signal::{Signal, kill},
+        socket::{ControlMessage, sendmsg, socketpair},
+    };
+    use std::{
+        io::IoSlice,
+        os::unix::net::{UnixListener, UnixStream},
+        process::Command,
+    };
+
+    const HANG: Duration = Duration::from_secs(60);
+
+    /// A socket in which `count` messages wait, all but the first two with a descriptor.
+    fn server(count: i64) -> OwnedFd {
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::Stream, None, flags).unwrap();
+        for value in 0..count {
+            let memory = memfd_create("handshake-test", MFdFlags::MFD_CLOEXEC).unwrap();
+            let raw = [memory.as_raw_fd()];
+            let rights = (value >= 2).then_some(ControlMessage::ScmRights(&raw));
+            let bytes = value.to_le_bytes();
+            let buffers = [IoSlice::new(&bytes)];
+            sendmsg::<()>(ours.as_raw_fd(), &buffers, rights.as_slice(), MsgFlags::empty(), None).unwrap();
+        }
+        // The other end has closed only after it has sent everything: what waits is read all the same.
+        std::mem::forget(ours);
+        theirs
+    }
+
+    fn own() -> i32 {
+        std::process::id().cast_signed()
+    }
+
+    /// What a client gets, with the number of descriptors.
+    fn receive(path: &Path) -> (Vec<i64>, usize) {
+        receive_from(&UnixStream::connect(path).unwrap())
+    }
+
+    fn receive_from(stream: &UnixStream) -> (Vec<i64>, usize) {
+        stream.set_read_timeout(Some(HANG)).unwrap();
+        let (mut values, mut descriptors) = (Vec::new(), 0);
+        loop {
+            let mut bytes = [0; 8];
+            let mut space = nix::cmsg_space!([RawFd; 1]);
+            let mut buffers = [IoSliceMut::new(&mut bytes)];
+            let received =
+                recvmsg::<()>(stream.as_raw_fd(), &mut buffers, Some(&mut space), MsgFlags::empty()).unwrap();
+            if received.bytes == 0 {
+                return (values, descriptors);
+            }
+            for control in received.cmsgs().unwrap() {
+                let ControlMessageOwned::ScmRights(raw) = control else { continue };
+                descriptors += raw.len();
+                // SAFETY: the kernel has just made them for this process.
+                raw.into_iter().for_each(|raw| drop(unsafe { OwnedFd::from_raw_fd(raw) }));
+            }
+            values.push(i64::from_le_bytes(bytes));
+        }
+    }
+
+    #[test]
+    fn a_client_gets_all_messages_and_the_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let handshake = Handshake::start(&dir.path().join("sub"), own(), &server(35)).unwrap();
+        let path = handshake.path().to_owned();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        let (values, descriptors) = receive(&path);
+        assert_eq!((values, descriptors), ((0..35).collect(), 33));
+        assert!(handshake.end(), "it was served");
+        assert!(!path.exists());
+    }
+
+    /// QEMU gives up a connection that it finds closed, though there is something to read.
+    #[test]
+    fn the_connection_stays_open_until_everything_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let handshake = Handshake::start(dir.path(), own(), &server(35)).unwrap();
+        let path = handshake.path().to_owned();
+        let stream = UnixStream::connect(&path).unwrap();
+        let closed = |limit_ms| {
+            let mut wait = libc::pollfd { fd: stream.as_raw_fd(), events: libc::POLLRDHUP, revents: 0 };
+            // SAFETY: `wait` is one valid pollfd.
+            unsafe { libc::poll(&raw mut wait, 1, limit_ms) == 1 }
+        };
+        assert!(!closed(300), "nothing was read");
+        assert!(handshake.end(), "it was served");
+        assert!(!closed(300), "it does not end because it is told to");
+        assert_eq!(receive_from(&stream).0.len(), 35);
+        assert!(closed(60_000));
+    }
+
+    /// Its child stays, as QEMU may read later, and is not to use a CPU for that.
+    #[test]
+    fn a_client_that_writes_and_reads_nothing_costs_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let handshake = Handshake::start(dir.path(), own(), &server(3)).unwrap();
+        let mut stream = UnixStream::connect(handshake.path()).unwrap();
+        io::Write::write_all(&mut stream, b"x").unwrap();
+        let child = handshake.child.unwrap();
+        thread::sleep(Duration::from_secs(2));
+        let stat = fs::read_to_string(format!("/proc/{child}/stat")).unwrap();
+        // Fields 14 and 15: hundredths of a second.
+        let fields = stat.rsplit_once(')').unwrap().1.split_whitespace().skip(11).take(2);
+        let used: u64 = fields.map(|field| field.parse::<u64>().unwrap()).sum();
+        assert!(used < 20, "{used} hundredths of a second in 2 s");
+        drop(stream);
+        assert!(handshake.end(), "it was sent everything");
+    }
+
+    #[test]
+    fn one_that_is_ended_before_a_client_comes_refuses_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let handshake = Handshake::start(dir.path(), own(), &server(3)).unwrap();
+        let path = handshake.path().to_owned();
+        let link = dir.path().join("still-there");
+        fs::hard_link(&path, &link).unwrap();
+        assert!(!handshake.end(), "nothing was sent");
+        let error = UnixStream::connect(&link).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused, "no process of ours holds the socket");
+    }
+
+    #[test]
+    fn another_process_gets_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut sleeper = Command::new("sleep").arg("600").spawn().unwrap();
+        let handshake = Handshake::start(dir.path(), sleeper.id().cast_signed(), &server(3)).unwrap();
+        assert_eq!(receive(handshake.path()).0, Vec::<i64>::new(), "this is not the process that is meant");
+        assert!(!handshake.end());
+        sleeper.kill().unwrap();
+        sleeper.wait().unwrap();
+    }
+
+    /// What a killed vnumad leaves must not keep its files open: a lock, say, or the socket of its API.
+    #[test]
+    fn the_child_has_no_other_descriptors() {
+        let dir = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(dir.path().join("api")).unwrap();
+        let handshake = Handshake::start(dir.path(), own(), &server(3)).unwrap();
+        drop(listener);
+        let child = handshake.child.unwrap();
+        let until = Instant::now() + HANG;
+        loop {
+            let names = fs::read_dir(format!("/proc/{child}/fd")).unwrap();
+            // The listener, the cancelling eventfd and one descriptor to send.
+            if names.count() == 3 {
+                break;
+            }
+            assert!(Instant::now() < until, "others stay open");
+            thread::sleep(Duration::from_millis(5));
+        }
+        assert!(UnixStream::connect(dir.path().join("api")).is_err());
+    }
+
+    /// A child is no part of its parent: whoever stops the parent does not stop it.
+    #[test]
+    fn a_parent_that_is_stopped_or_killed_does_not_keep_a_client_waiting() {
+        for signal in [Signal::SIGSTOP, Signal::SIGKILL] {
+            let dir = tempfile::tempdir().unwrap();
+            let server = server(35);
+            // SAFETY: the child calls what is tested, and ends by a signal or without cleaning up.
+            let parent = match unsafe { libc::fork() } {
+                0 => {
+                    let started = Handshake::start(dir.path(), nix::unistd::getppid().as_raw(), &server);
+                    let ready = dir.path().join(if started.is_ok() { "ready" } else { "failed" });
+                    let _ = fs::write(ready, "");
+                    loop {
+                        thread::sleep(HANG);
+                    }
+                }
+                parent => Pid::from_raw(Errno::result(parent).unwrap()),
+            };
+            let until = Instant::now() + HANG;
+            while !dir.path().join("ready").exists() {
+                assert!(Instant::now() < until && !dir.path().join("failed").exists());
+                thread::sleep(Duration::from_millis(5));
+            }
+            kill(parent, signal).unwrap();
+            waitpid(parent, Some(WaitPidFlag::WUNTRACED)).unwrap();
+            let began = Instant::now();
+            let (values, descriptors) = receive(&dir.path().join(format!("{}.sock", own())));
+            assert_eq!((values.len(), descriptors), (35, 33), "{signal}");
+            assert!(began.elapsed() < HANG);
+            let _ = kill(parent, Signal::SIGKILL);
+            if signal == Signal::SIGSTOP {
+                waitpid(parent, None).unwrap();
+            }
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! Domains of libvirt that run on this host.
+//!
+//! ```text
+//!  libvirt: names, XML, events, hot-plug, pins        ──┐
+//!  its state directory: process, threads of vCPUs     ──┼──▶ VmDescription
+//!  the kernel: APIC ids (KVM), where memory is (/proc) ─┘
+//! ```
+//!
+//! Nothing that is asked changes a domain, or marks it as tampered with (`taint`): no monitor command, no agent. Everything that is not
+//! in libvirt's interface is read where libvirt or the kernel shows it.
+
+mod connection;
+mod describe;
+mod handshake;
+pub mod mappings;
+
+use crate::{
+    VmBackend, VmCandidate, VmConnection, VmError, VmHandle, joined::foreign_handle, name::check_name,
+    process::Process,
+};
+use connection::LibvirtConnection;
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    hash::{DefaultHasher, Hash, Hasher},
+    io,
+    os::fd::{AsFd, BorrowedFd},
+    path::PathBuf,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+use vnuma_libvirt::{Connection, Library, LibvirtError, Listed, StatusFile};
+use vnuma_process::{procfs, text::sanitize_short};
+
+/// Handles of this backend begin so; the domain's UUID and the URI of its connection follow.
+const PREFIX: &str = "libvirt:";
+
+/// For a list of domains, after which the last one counts.
+const LIST_LIMIT: Duration = Duration::from_secs(1);
+
+/// QEMU's command line is longer than any other: some hundred devices with a few hundred bytes each.
+const COMMAND_LINE_LIMIT: u64 = 1 << 20;
+
+/// Domains of some connections to libvirt. Clones share the connections.
+#[derive(Clone, Debug)]
+pub struct LibvirtBackend {
+    shared: Arc<Shared>,
+    /// QMP sockets of VMs that another backend has.
+    hidden: BTreeSet<String>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    connections: Vec<Connection>,
+    places: Arc<Places>,
+    changes: Arc<EventFd>,
+    known: Mutex<Known>,
+}
+
+/// Directories.
+#[derive(Debug)]
+struct Places {
+    /// Where libvirt keeps files of domains that run.
+    states: Vec<PathBuf>,
+    /// For the sockets over which QEMU gets a channel.
+    sockets: PathBuf,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    /// By handle.
+    domains: BTreeMap<String, KnownDomain>,
+    /// What has been complained of, so that it is done once.
+    complaints: BTreeMap<String, String>,
+}
+
+#[derive(Clone, Debug)]
+struct KnownDomain {
+    listed: Listed,
+    /// Which of the connections.
+    connection: usize,
+    status: Option<StatusFile>,
+}
+
+impl LibvirtBackend {
+    /// Domains of the libvirts at these URIs, whose processes are named by files in the directories `states`. QEMU gets a
+    /// channel over a socket in the directory `sockets`. Fails where there is no libvirt.
+    pub fn new(uris: &[String], states: Vec<PathBuf>, sockets: PathBuf) -> Result<Self, LibvirtError> {
+        let library = Library::load()?;
+        let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
+        let changes = EventFd::from_value_and_flags(0, flags)
+            .map_err(|errno| LibvirtError::Library(format!("an eventfd: {errno}")))?;
+        let changes = Arc::new(changes);
+        let connect = |uri: &String| Connection::new(library, uri, Arc::clone(&changes));
+        let connections = uris.iter().map(connect).collect::<Result<_, _>>()?;
+        let places = Arc::new(Places { states, sockets });
+        let shared = Shared { connections, places, changes, known: Mutex::default() };
+        Ok(Self { shared: Arc::new(shared), hidden: BTreeSet::new() })
+    }
+
+    /// The handle of a domain.
+    fn handle(uri: &str, uuid: &str) -> String {
+        format!("{PREFIX}{uuid}@{uri}")
+    }
+}
+
+impl Shared {
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The file that names a domain's process.
+    fn status(&self, listed: &Listed) -> Result<StatusFile, String> {
+        StatusFile::find(&self.places.states, &listed.name, &listed.uuid).map_err(|error| error.to_string())
+    }
+
+    /// Takes over what a connection has listed. Files of domains that are new are read.
+    fn listed(&self, connection: usize, listed: Vec<Listed>) {
+        let uri = self.connections[connection].uri();
+        let mut fresh = BTreeMap::new();
+        let mut names = BTreeSet::new();
+        let before = self.known().domains.clone();
+        for listed in listed {
+            let handle = LibvirtBackend::handle(uri, &listed.uuid);
+            names.insert(handle.clone());
+            let known = before.get(&handle).filter(|known| known.listed == listed && known.status.is_some());
+            let status = match known {
+                Some(known) => known.status.clone(),
+                None => match self.status(&listed) {
+                    Ok(status) => Some(status),
+                    Err(problem) => {
+                        self.complain(&handle, Some(problem));
+                        continue;
+                    }
+                },
+            };
+            self.complain(&handle, None);
+            fresh.insert(handle, KnownDomain { listed, connection, status });
+        }
+        let mut known = self.known();
+        let own = |handle: &str| handle.starts_with(PREFIX) && handle.ends_with(&format!("@{uri}"));
+        known.complaints.retain(|about, _| !own(about) || names.contains(about));
+        known.domains.retain(|_, domain| domain.connection != connection);
+        known.domains.extend(fresh);
+    }
+
+    /// Forgets domains of a connection whose processes have ended. libvirt says that while it answers.
+    fn forget_ended(&self, connection: usize) {
+        let known = self.known().domains.clone();
+        let ended = known.into_iter().filter(|(_, domain)| {
+            let pid = domain.status.as_ref().map(|status| status.pid);
+            domain.connection == connection && !pid.is_some_and(|pid| runs_domain(pid, &domain.listed.uuid))
+        });
+        for (handle, _) in ended {
+            self.known().domains.remove(&handle);
+        }
+    }
+
+    /// Says once what is wrong with something.
+    fn complain(&self, about: &str, problem: Option<String>) {
+        let mut known = self.known();
+        match problem {
+            None => drop(known.complaints.remove(about)),
+            Some(problem) if known.complaints.get(about) == Some(&problem) => {}
+            Some(problem) => {
+                tracing::warn!(about, problem, "libvirt");
+                known.complaints.insert(about.to_owned(), problem);
+            }
+        }
+    }
+}
+
+/// What a domain is called here: its own name, if that can be used.
+fn name_of(listed: &Listed) -> &str {
+    if check_name(&listed.name).is_ok() { &listed.name } else { &listed.uuid }
+}
+
+impl VmBackend for LibvirtBackend {
+    fn scan(&mut self) -> Result<Vec<VmCandidate>, VmError> {
+        for (index, connection) in self.shared.connections.iter().enumerate() {
+            match connection.list(LIST_LIMIT) {
+                Ok(listed) => {
+                    self.shared.complain(connection.uri(), None);
+                    self.shared.listed(index, listed);
+                }
+                // Domains run on without it.
+                Err(error) => {
+                    self.shared.complain(connection.uri(), Some(error.to_string()));
+                    self.shared.forget_ended(index);
+                }
+            }
+        }
+        let known = self.shared.known();
+        let candidate = |(handle, domain): (&String, &KnownDomain)| {
+            let status = domain.status.as_ref()?;
+            if check_name(name_of(&domain.listed)).is_err() {
+                return None;
+            }
+            if status.sockets.iter().any(|socket| self.hidden.contains(socket)) {
+                return None;
+            }
+            let mut hasher = DefaultHasher::new();
+            (domain.listed.id, status.pid).hash(&mut hasher);
+            let name = name_of(&domain.listed).to_owned();
+            Some(VmCandidate { handle: VmHandle::new(handle.as_str()), name, instance: hasher.finish() })
+        };
+        Ok(known.domains.iter().filter_map(candidate).collect())
+    }
+
+    fn changes(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.shared.changes.as_fd())
+    }
+
+    fn clear_changes(&mut self) {
+        // Empty when there was none.
+        let _ = self.shared.changes.read();
+    }
+
+    fn hide(&mut self, others: &[VmCandidate]) {
+        self.hidden = others
+            .iter()
+            .filter_map(|other| other.handle.as_str().strip_prefix("qmp:"))
+            .map(str::to_owned)
+            .collect();
+    }
+
+    fn connect(&self, handle: &VmHandle) -> Result<Box<dyn VmConnection>, VmError> {
+        if !handle.as_str().starts_with(PREFIX) {
+            return Err(foreign_handle(handle, "a domain of libvirt"));
+        }
+        let failed = |source| VmError::Connect { socket: handle.to_string(), source };
+        let known = self.shared.known().domains.get(handle.as_str()).cloned();
+        let Some(KnownDomain { listed, connection, .. }) = known else {
+            return Err(failed(io::ErrorKind::NotFound.into()));
+        };
+        let status = self.shared.status(&listed).map_err(|problem| failed(io::Error::other(problem)))?;
+        let process = Process::with_number(status.pid).map_err(|source| {
+            let (socket, pid) = (handle.to_string(), status.pid);
+            VmError::Process { socket, pid, source }
+        })?;
+        // The number may have been given to another process since libvirt wrote it.
+        if !runs_domain(status.pid, &listed.uuid) || !process.alive() {
+            let domain = sanitize_short(&listed.name);
+            let reason = format!("process {} is not the QEMU of domain {domain}", status.pid);
+            return Err(failed(io::Error::other(reason)));
+        }
+        let name = name_of(&listed).to_owned();
+        let domain = self.shared.connections[connection].domain(&listed.uuid);
+        let domain = domain.map_err(|error| connection::error(&name, error))?;
+        let places = Arc::clone(&self.shared.places);
+        Ok(Box::new(LibvirtConnection::new(domain, process, listed.name, name, places)))
+    }
+}
+
+/// Is it a QEMU with this UUID? It is that of a pidfd that was opened before, if that lives afterwards.
+fn runs_domain(pid: i32, uuid: &str) -> bool {
+    let Ok(line) = procfs::read_process(pid, "cmdline", COMMAND_LINE_LIMIT) else { return false };
+    let arguments: Vec<&str> = line.split('\0').collect();
+    arguments.windows(2).any(|pair| pair[0] == "-uuid" && pair[1] == uuid)
+}

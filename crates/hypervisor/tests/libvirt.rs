@@ -1,0 +1,520 @@
+//! Domains of a real libvirt, whose machines have no operating system. A libvirtd of its own, in a mount namespace of its own, so
+//! that the machine's libvirt, if it has one, is not touched. Needs root, libvirtd, virsh and `qemu-system-x86_64`; skipped without.
+
+use nix::{
+    sys::{
+        eventfd::EventFd,
+        memfd::{MFdFlags, memfd_create},
+        signal::{Signal, kill},
+        socket::{AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, sendmsg, socketpair},
+    },
+    unistd::Pid,
+};
+use std::{
+    fs,
+    io::IoSlice,
+    os::{
+        fd::{AsRawFd, OwnedFd},
+        unix::fs::PermissionsExt,
+    },
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::{Mutex, MutexGuard, PoisonError},
+    thread,
+    time::{Duration, Instant},
+};
+use tempfile::TempDir;
+use vnuma_hypervisor::{
+    JoinedBackend, LibvirtBackend, QmpBackend, VmBackend, VmConnection, VmError, VmEvent, VmHandle,
+};
+use vnuma_topology::CpuSet;
+
+/// No step takes this long, on no machine.
+const HANG: Duration = Duration::from_secs(90);
+
+/// One libvirtd at a time.
+static TURN: Mutex<()> = Mutex::new(());
+
+/// In the namespace, libvirt's folders are those of the test. libvirt waits for QEMUs that it has ended until their parent has reaped
+/// them, which is whoever reaps orphans: here a process that does nothing else, as that of the machine may be slow.
+const START: &str = r#"
+mkdir -p /var/cache/libvirt && mount --bind "$2" /var/cache/libvirt || exit 1
+for place in run:/run/libvirt lib:/var/lib/libvirt etc:/etc/libvirt log:/var/log/libvirt; do
+    mkdir -p "${place#*:}" && mount --bind "$1/${place%%:*}" "${place#*:}" || exit 1
+done
+# What cannot be used need not be tried, which libvirt does again at each start.
+[ ! -e /dev/kvm ] || mount --bind "$1/none" /dev/kvm || exit 1
+exec perl -e 'syscall(157, 36, 1, 0, 0, 0); fork or exec @ARGV; 1 while wait > 0' \
+    libvirtd --config /etc/libvirt/libvirtd.conf --pid-file "$1/libvirtd.pid"
+"#;
+
+const DOMAIN: &str = "<domain type='qemu'><name>NAME</name><memory unit='MiB'>128</memory>
+    <vcpu placement='static' cpuset='0-1'>4</vcpu>
+    <cputune><vcpupin vcpu='1' cpuset='0'/><emulatorpin cpuset='1'/></cputune>
+    <os><type arch='x86_64' machine='q35'>hvm</type></os><features><acpi/></features>
+    <cpu mode='custom' match='exact'><model>qemu64</model><topology sockets='2' cores='2' threads='1'/>
+      <numa><cell id='0' cpus='0-1' memory='64' unit='MiB'/><cell id='1' cpus='2-3' memory='64' unit='MiB'/></numa></cpu>
+    <devices><emulator>/usr/bin/qemu-system-x86_64</emulator>
+      <controller type='pci' index='1' model='pcie-root-port'/><controller type='pci' index='2' model='pcie-root-port'/>
+      <controller type='usb' model='none'/><memballoon model='none'/></devices>EXTRA</domain>";
+
+struct Libvirt {
+    dir: TempDir,
+    /// The parents of libvirtd and of the QEMUs that it has started.
+    reapers: Vec<Child>,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Libvirt {
+    /// `None` where there is none, which is said.
+    fn start() -> Option<Self> {
+        let there = |program: &str| {
+            ["/usr/sbin", "/usr/bin"].iter().any(|place| Path::new(place).join(program).exists())
+        };
+        let missing = ["libvirtd", "virsh", "qemu-system-x86_64", "unshare", "perl"]
+            .into_iter()
+            .find(|program| !there(program));
+        if let Some(program) = missing {
+            println!("skipped: this needs {program}");
+            return None;
+        }
+        if !nix::unistd::geteuid().is_root() {
+            println!("skipped: this needs root");
+            return None;
+        }
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let dir = tempfile::tempdir().unwrap();
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        for place in ["run", "lib", "etc", "log"] {
+            fs::create_dir(dir.path().join(place)).unwrap();
+            fs::set_permissions(dir.path().join(place), fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        fs::write(dir.path().join("none"), "").unwrap();
+        fs::set_permissions(dir.path().join("none"), fs::Permissions::from_mode(0o0)).unwrap();
+        fs::write(dir.path().join("etc/libvirtd.conf"), "auth_unix_rw = \"none\"\n").unwrap();
+        // Without virtlogd, and without namespaces of QEMUs, which take no /dev with mounts in it.
+        fs::write(
+            dir.path().join("etc/qemu.conf"),
+            "stdio_handler = \"file\"\nsecurity_driver = \"none\"\nnamespaces = []\n",
+        )
+        .unwrap();
+        let mut libvirt = Self { dir, reapers: Vec::new(), _turn: turn };
+        libvirt.start_daemon();
+        Some(libvirt)
+    }
+
+    fn start_daemon(&mut self) {
+        let dir = self.dir.path();
+        // What libvirt has found out about QEMU, which takes seconds, is kept.
+        let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("libvirt-cache");
+        fs::create_dir_all(&cache).unwrap();
+        let _ = fs::remove_file(dir.join("libvirtd.pid"));
+        let reaper = Command::new("unshare")
+            .args(["-m", "--propagation", "private", "sh", "-c", START, "sh"])
+            .args([dir, &cache])
+            .stdin(Stdio::null())
+            .stderr(fs::File::create(dir.join("libvirtd.log")).unwrap())
+            .spawn();
+        self.reapers.push(reaper.unwrap());
+        wait_for("libvirtd to answer", || self.virsh(&["version"]).is_ok().then_some(()));
+    }
+
+    fn daemon(&self) -> Option<Pid> {
+        let file = fs::read_to_string(self.dir.path().join("libvirtd.pid")).ok()?;
+        file.trim().parse().ok().map(Pid::from_raw)
+    }
+
+    fn kill_daemon(&self) {
+        let daemon = self.daemon().unwrap();
+        self.signal(Signal::SIGKILL);
+        wait_for("libvirtd to end", || kill(daemon, None).is_err().then_some(()));
+    }
+
+    fn uri(&self) -> String {
+        format!("qemu+unix:///system?socket={}", self.dir.path().join("run/libvirt-sock").display())
+    }
+
+    fn virsh(&self, words: &[&str]) -> Result<String, String> {
+        let run = Command::new("virsh").args(["-q", "-c", &self.uri()]).args(words).output().unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+        if run.status.success() { Ok(text(&run.stdout)) } else { Err(text(&run.stderr)) }
+    }
+
+    fn must(&self, words: &[&str]) -> String {
+        self.virsh(words).unwrap_or_else(|error| panic!("virsh {words:?}: {error}"))
+    }
+
+    /// Makes a domain, whose guest stands still until it is resumed: firmware alone takes a CPU for each vCPU.
+    fn create(&self, name: &str, extra: &str) {
+        let file = self.dir.path().join("domain.xml");
+        fs::write(&file, DOMAIN.replace("NAME", name).replace("EXTRA", extra)).unwrap();
+        self.must(&["create", "--paused", file.to_str().unwrap()]);
+    }
+
+    fn pid(&self, name: &str) -> i32 {
+        let file = self.dir.path().join(format!("run/qemu/{name}.pid"));
+        fs::read_to_string(file).unwrap().trim().parse().unwrap()
+    }
+
+    fn states(&self) -> PathBuf {
+        self.dir.path().join("run/qemu")
+    }
+
+    /// libvirt marks domains that were tampered with.
+    fn is_tainted(&self, name: &str) -> bool {
+        fs::read_to_string(self.states().join(format!("{name}.xml"))).unwrap().contains("<taint")
+    }
+
+    fn backend(&self) -> LibvirtBackend {
+        let backend =
+            LibvirtBackend::new(&[self.uri()], vec![self.states()], self.dir.path().join("sockets"));
+        backend.unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    fn connect(&self, backend: &mut LibvirtBackend, name: &str) -> Box<dyn VmConnection> {
+        let handle = find(backend, name);
+        let mut vm = backend.connect(&handle).unwrap_or_else(|error| panic!("{error}"));
+        vm.greet().unwrap_or_else(|error| panic!("{error}"));
+        vm
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill(self.daemon().unwrap(), signal).unwrap();
+    }
+}
+
+impl Drop for Libvirt {
+    fn drop(&mut self) {
+        let entries = fs::read_dir(self.states()).into_iter().flatten().flatten();
+        for entry in entries.filter(|entry| entry.path().extension().is_some_and(|end| end == "pid")) {
+            let pid = fs::read_to_string(entry.path()).ok().and_then(|pid| pid.trim().parse().ok());
+            let _ = pid.map(|pid| kill(Pid::from_raw(pid), Signal::SIGKILL));
+        }
+        let _ = self.daemon().map(|daemon| kill(daemon, Signal::SIGKILL));
+        for reaper in &mut self.reapers {
+            let _ = reaper.wait();
+        }
+    }
+}
+
+fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let until = Instant::now() + HANG;
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < until, "waiting for {what}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn find(backend: &mut dyn VmBackend, name: &str) -> VmHandle {
+    wait_for(name, || {
+        let candidates = backend.scan().unwrap();
+        candidates.into_iter().find(|candidate| candidate.name == name).map(|candidate| candidate.handle)
+    })
+}
+
+/// The next event that is this one.
+fn await_event(vm: &mut dyn VmConnection, wanted: VmEvent) {
+    wait_for(&format!("{wanted:?}"), || {
+        let event = vm.poll_event(Duration::from_millis(200)).unwrap();
+        (event.as_ref() == Some(&wanted)).then_some(())
+    });
+}
+
+fn set(text: &str) -> CpuSet {
+    text.parse().unwrap()
+}
+
+/// A channel's end, with its messages in it; the memory's file has the name that the channel gives it.
+fn channel() -> (OwnedFd, OwnedFd) {
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::Stream, None, flags).unwrap();
+    let memory = memfd_create("vnuma-topology", MFdFlags::MFD_CLOEXEC).unwrap();
+    nix::unistd::ftruncate(&memory, 1 << 20).unwrap();
+    let send = |value: i64, descriptor: Option<i32>| {
+        let rights = descriptor.map(|descriptor| [descriptor]);
+        let control = rights.as_ref().map(|rights| ControlMessage::ScmRights(rights));
+        let bytes = value.to_le_bytes();
+        let buffers = [IoSlice::new(&bytes)];
+        sendmsg::<()>(ours.as_raw_fd(), &buffers, control.as_slice(), MsgFlags::empty(), None).unwrap();
+    };
+    send(0, None);
+    send(0, None);
+    send(-1, Some(memory.as_raw_fd()));
+    for peer in [1, 0] {
+        (0..16).for_each(|_| {
+            let event = EventFd::new().unwrap();
+            send(peer, Some(std::os::fd::AsFd::as_fd(&event).as_raw_fd()));
+        });
+    }
+    (ours, theirs)
+}
+
+#[test]
+fn a_domain_is_described_as_it_runs_and_not_tainted() {
+    let Some(libvirt) = Libvirt::start() else { return };
+    libvirt.create("web-1", "");
+    let mut backend = libvirt.backend();
+    let mut vm = libvirt.connect(&mut backend, "web-1");
+    let description = vm.describe().unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!((description.name.as_str(), description.pid), ("web-1", libvirt.pid("web-1")));
+    assert_eq!((vm.pid(), description.run_state.as_str()), (description.pid, "paused"));
+    let vcpus: Vec<_> =
+        description.vcpus.iter().map(|vcpu| (vcpu.index, vcpu.apic_id, vcpu.boot_node)).collect();
+    assert_eq!(vcpus, [(0, 0, Some(0)), (1, 1, Some(0)), (2, 2, Some(1)), (3, 3, Some(1))]);
+    for vcpu in &description.vcpus {
+        let name = fs::read_to_string(format!("/proc/{}/task/{}/comm", description.pid, vcpu.tid)).unwrap();
+        assert_eq!(name.trim(), format!("CPU {}/TCG", vcpu.index), "its thread");
+    }
+    let nodes: Vec<_> =
+        description.guest_nodes.iter().map(|node| (node.id, node.memory_bytes >> 20)).collect();
+    assert_eq!(nodes, [(0, 64), (1, 64)]);
+    let memory: Vec<_> = description.guest_nodes.iter().filter_map(|node| node.memory.as_ref()).collect();
+    assert!(memory.iter().all(|memory| memory.policy == "default" && memory.mapping.is_some()), "{memory:?}");
+    assert!(!vm.channel_attached().unwrap() && !vm.tidy_channel().unwrap());
+    assert!(vm.observe_vcpus().is_some(), "what is seen without libvirt");
+    vm.probe(Duration::from_secs(5)).unwrap();
+    assert!(!libvirt.is_tainted("web-1"));
+}
+
+/// Both have one size, so that only their order tells them apart. QEMU says by a command where an address of the guest is.
+#[test]
+fn the_memory_of_each_guest_node_is_found() {
+    let Some(libvirt) = Libvirt::start() else { return };
+    libvirt.create("web", "");
+    let mut backend = libvirt.backend();
+    let mut vm = libvirt.connect(&mut backend, "web");
+    let nodes = vm.describe().unwrap().guest_nodes;
+    for (node, first_mib) in nodes.iter().zip([0, 64]) {
+        let command = format!("gpa2hva {:#x}", first_mib << 20);
+        let answer = libvirt.must(&["qemu-monitor-command", "web", "--hmp", &command]);
+        let address =
+            answer.rsplit_once("is 0x").and_then(|(_, address)| u64::from_str_radix(address.trim(), 16).ok());
+        let mapping = node.memory.as_ref().and_then(|memory| memory.mapping);
+        assert_eq!(mapping.map(|mapping| mapping.start), address, "node {}: {answer}", node.id);
+    }
+    assert!(libvirt.is_tainted("web"), "such a command taints, so vnuma gives none");
+}
+
+#[test]
+fn what_happens_to_a_domain_is_an_event() {
+    let Some(libvirt) = Libvirt::start() else { return };
+    libvirt.create("web", "");
+    let mut backend = libvirt.backend();
+    let mut vm = libvirt.connect(&mut backend, "web");
+    libvirt.must(&["resume", "web"]);
+    await_event(&mut *vm, VmEvent::Resumed);
+    libvirt.must(&["suspend", "web"]);
+    await_event(&mut *vm, VmEvent::Stopped);
+    assert_eq!(vm.describe().unwrap().run_state, "paused");
+    libvirt.must(&["resume", "web"]);
+    await_event(&mut *vm, VmEvent::Resumed);
+    assert_eq!(vm.describe().unwrap().run_state, "running");
+    libvirt.must(&["reset", "web"]);
+    await_event(&mut *vm, VmEvent::Rebooted);
+    libvirt.must(&["vcpupin", "web", "2", "1", "--live"]);
+    await_event(&mut *vm, VmEvent::VcpusChanged);
+    backend.clear_changes();
+    libvirt.must(&["destroy", "web"]);
+    await_event(&mut *vm, VmEvent::Shutdown);
+    let mut wait = [nix::poll::PollFd::new(backend.changes().unwrap(), nix::poll::PollFlags::POLLIN)];
+    assert_eq!(nix::poll::poll(&mut wait, 10_000u16), Ok(1), "another scan finds something else");
+    assert_eq!(backend.scan().unwrap(), []);
+}
+
+#[test]
+fn a_libvirtd_that_is_killed_loses_no_domain() {
+    let Some(mut libvirt) = Libvirt::start() else { return };
+    libvirt.create("web", "");
+    let mut backend = libvirt.backend();
+    let mut vm = libvirt.connect(&mut backend, "web");
+    let (handle, before) = (find(&mut backend, "web"), vm.describe().unwrap());
+    libvirt.kill_daemon();
+    await_event(&mut *vm, VmEvent::Disconnected);
+    let error = vm.describe().unwrap_err();
+    assert!(matches!(error, VmError::Connect { .. }) && !error.may_be_answered(), "{error}");
+    drop(vm);
+    assert_eq!(find(&mut backend, "web"), handle, "it is still listed");
+    assert!(backend.connect(&handle).is_err());
+    libvirt.start_daemon();
+    let mut vm = wait_for("a connection", || {
+        backend.scan().unwrap();
+        backend.connect(&handle).ok()
+    });
+    vm.greet().unwrap();
+    let after = vm.describe().unwrap();
+    assert_eq!((after.name, after.pid, after.vcpus), (before.name, before.pid, before.vcpus));
+}
+
+#[test]
+fn a_domain_that_ends_without_libvirtd_is_forgotten() {
+    let Some(libvirt) = Libvirt::start() else { return };
+    libvirt.create("web", "");
+    libvirt.create("db", "");
+    let mut backend = libvirt.backend();
+    find(&mut backend, "web");
+    find(&mut backend, "db");
+    libvirt.kill_daemon();
+    kill(Pid::from_raw(libvirt.pid("web")), Signal::SIGKILL).unwrap();
+    wait_for("the domain to be gone", || {
+        let names: Vec<_> = backend.scan().unwrap().into_iter().map(|found| found.name).collect();
+        (names == ["db"]).then_some(())
+    });
+}
+
+#[test]
+fn a_libvirtd_that_hangs_keeps_nobody() {
+    let Some(libvirt) = Libvirt::start() else { return };
+    libvirt.create("web", "");
+    let mut backend = libvirt.backend();
+    let mut vm = libvirt.connect(&mut backend, "web");
+    libvirt.signal(Signal::SIGSTOP);
+    let error = vm.describe().unwrap_err();
+    assert!(error.may_be_answered(), "{error}");
+    assert!(
+        error.to_string().contains("libvirt has not answered `virDomainGetXMLDesc` within 3000 ms"),
+        "{error}"
+    );
+    assert_eq!(backend.scan().unwrap().len(), 1, "the domains that were listed last");
+    assert!(vm.observe_vcpus().is_some());
+    libvirt.signal(Signal::SIGCONT);
+    let mut wait = [nix::poll::PollFd::new(vm.event_fd(), nix::poll::PollFlags::POLLIN)];
+    assert_eq!(nix::poll::poll(&mut wait, 60_000u16), Ok(1), "the late answer is noticed");
+    assert_eq!(vm.poll_event(Duration::ZERO).unwrap(), None);
+    vm.greet().unwrap();
+    assert_eq!(vm.describe().unwrap().vcpus.len(), 4);
+}
+
+#[test]
+fn a_pin_is_libvirts_own_and_stays_within_the_operators() {
+    let Some(libvirt) = Libvirt::start() else { return };
+    let cpus = thread::available_parallelism().map_or(1, usize::from);
+    if cpus < 2 {
+        return println!("skipped: this needs the CPUs 0 and 1");
+    }
+    libvirt.create("web", "");
+    let mut backend = libvirt.backend();
+    let mut vm = libvirt.connect(&mut backend, "web");
+    let vcpus = vm.describe().unwrap().vcpus;
+    let pin = |vm: &mut dyn VmConnection, vcpu: usize, cpus: &str| vm.pin_vcpu(vcpus[vcpu].tid, &set(cpus));
+    let pinned = |vcpu: &str| {
+        let pins = libvirt.must(&["vcpupin", "web", "--live"]);
+        let line = pins.lines().find(|line| line.split_whitespace().next() == Some(vcpu));
+        line.and_then(|line| line.split_whitespace().nth(1)).unwrap().to_owned()
+    };
+    assert!(vm.keeps_pins());
+    pin(&mut *vm, 2, "1").unwrap();
+    assert_eq!(pinned("2"), "1");
+    let allowed = vnuma_process::read_allowed(vm.pid(), vcpus[2].tid).unwrap();
+    assert_eq!(allowed, set("1"), "the thread is where the XML says");
+    // Its own pin is no limit: the operator's is 0-1, of the whole domain.
+    pin(&mut *vm, 2, "0-7").unwrap();
+    assert_eq!(pinned("2"), "0-1");
+    // vCPU 1 has one of its own.
+    let error = pin(&mut *vm, 1, "1").unwrap_err().to_string();
+    assert_eq!(error, "web: an operator's vcpupin lets its vCPU 1 run on CPUs 0 only, none of 1");
+    assert_eq!(pinned("1"), "0");
+    // What the operator sets later is a limit, too.
+    libvirt.must(&["vcpupin", "web", "2", "0", "--live"]);
+    assert!(pin(&mut *vm, 2, "1").is_err());
+    assert_eq!(pinned("2"), "0");
+    assert!(!libvirt.is_tainted("web"));
+}
+
+#[test]
+fn a_channel_is_plugged_by_libvirt_and_unplugged_when_the_guest_is_reset() {
+    let Some(libvirt) = Libvirt::start() else { return };
+    libvirt.create("web", "");
+    let mut backend = libvirt.backend();
+    let mut vm = libvirt.connect(&mut backend, "web");
+    let (_ours, theirs) = channel();
+    vm.attach_channel(theirs).unwrap_or_else(|error| panic!("{error}"));
+    assert!(vm.channel_attached().unwrap() && vm.tidy_channel().unwrap());
+    let xml = libvirt.must(&["dumpxml", "web"]);
+    assert!(
+        xml.contains("<model type='ivshmem-doorbell'/>") && xml.contains("<alias name='ua-vnuma'/>"),
+        "{xml}"
+    );
+    assert!(!libvirt.is_tainted("web"));
+    assert_eq!(fs::read_dir(libvirt.dir.path().join("sockets")).unwrap().count(), 0, "no socket is left");
+    let (_ours, again) = channel();
+    assert!(matches!(vm.attach_channel(again), Err(VmError::AlreadyAttached { .. })));
+    // No operating system gives it back.
+    assert!(matches!(vm.detach_channel(), Err(VmError::DetachPending { .. })));
+    assert!(matches!(vm.detach_channel(), Err(VmError::DetachPending { .. })), "asked again");
+    libvirt.must(&["resume", "web"]);
+    libvirt.must(&["reset", "web"]);
+    await_event(&mut *vm, VmEvent::ChannelDetached);
+    assert!(!vm.channel_attached().unwrap());
+    assert!(matches!(vm.detach_channel(), Err(VmError::NotAttached { .. })));
+}
+
+#[test]
+fn a_domain_without_a_free_port_cannot_be_attached() {
+    let Some(libvirt) = Libvirt::start() else { return };
+    libvirt.create("web", "");
+    let mut backend = libvirt.backend();
+    let mut vm = libvirt.connect(&mut backend, "web");
+    let device = libvirt.dir.path().join("device.xml");
+    for bus in ["0x01", "0x02"] {
+        let address = format!("<address type='pci' domain='0x0000' bus='{bus}' slot='0x00' function='0x0'/>");
+        fs::write(
+            &device,
+            format!("<rng model='virtio'><backend model='random'>/dev/urandom</backend>{address}</rng>"),
+        )
+        .unwrap();
+        libvirt.must(&["attach-device", "web", device.to_str().unwrap(), "--live"]);
+    }
+    let (_ours, theirs) = channel();
+    let error = vm.attach_channel(theirs).unwrap_err().to_string();
+    assert!(error.starts_with("web: no free PCIe root port: "), "{error}");
+}
+
+#[test]
+fn a_domain_with_a_qmp_socket_of_vnumas_is_one_vm() {
+    let Some(libvirt) = Libvirt::start() else { return };
+    let sockets = libvirt.dir.path().join("qmp");
+    fs::create_dir(&sockets).unwrap();
+    // QEMU makes the socket as its own user.
+    fs::set_permissions(&sockets, fs::Permissions::from_mode(0o777)).unwrap();
+    let socket = sockets.join("web.sock");
+    let extra = format!(
+        "<qemu:commandline xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'><qemu:arg value='-qmp'/>\
+         <qemu:arg value='unix:{},server=on,wait=off'/></qemu:commandline>",
+        socket.display()
+    );
+    libvirt.create("web", &extra);
+    libvirt.create("db", "");
+    let qmp = QmpBackend::new(Some(sockets), Vec::new());
+    let mut joined = JoinedBackend::new(vec![Box::new(qmp), Box::new(libvirt.backend())]);
+    let db = find(&mut joined, "db");
+    let handles: Vec<_> = joined.scan().unwrap().into_iter().map(|found| found.handle).collect();
+    let web = QmpBackend::handle(&socket).unwrap();
+    assert_eq!(handles, [web.clone(), db.clone()], "the QMP socket has the VM");
+    for (handle, name) in [(web, "web"), (db, "db")] {
+        let mut vm = joined.connect(&handle).unwrap_or_else(|error| panic!("{error}"));
+        vm.greet().unwrap();
+        let description = vm.describe().unwrap();
+        assert_eq!((description.name.as_str(), description.pid), (name, libvirt.pid(name)));
+    }
+}
+
+#[test]
+fn a_number_that_belongs_to_another_process_now_is_no_domain() {
+    let Some(libvirt) = Libvirt::start() else { return };
+    libvirt.create("web", "");
+    let mut backend = libvirt.backend();
+    let handle = find(&mut backend, "web");
+    let file = libvirt.states().join("web.xml");
+    let pid = format!("pid='{}'", libvirt.pid("web"));
+    let text = fs::read_to_string(&file).unwrap();
+    assert!(text.contains(&pid));
+    fs::write(&file, text.replacen(&pid, &format!("pid='{}'", std::process::id()), 1)).unwrap();
+    let error = backend.connect(&handle).err().unwrap().to_string();
+    assert!(
+        error.ends_with(&format!("process {} is not the QEMU of domain web", std::process::id())),
+        "{error}"
+    );
+}
