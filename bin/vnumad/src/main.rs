@@ -16,11 +16,11 @@ use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 use vnuma_daemon::{BackendFactory, Config, Notifier};
 use vnuma_host::read_host_topology;
-use vnuma_hypervisor::{QmpBackend, VmBackend};
+use vnuma_hypervisor::{JoinedBackend, LibvirtBackend, QmpBackend, VmBackend};
 
 /// Keeps the NUMA topology of running guests correct.
 ///
-/// vnumad finds VMs by their QMP sockets, watches on which host node each vCPU runs, and publishes
+/// vnumad finds VMs by their QMP sockets, or asks libvirt for its domains, watches on which host node each vCPU runs, and publishes
 /// to attached guests (`vnumactl attach VM`) which guest node each of their vCPUs is on now. It runs in the foreground
 /// until SIGTERM or SIGINT; VMs run on without it and keep what was published last.
 ///
@@ -104,11 +104,25 @@ fn raise_file_limit() {
     }
 }
 
-async fn serve(config: Config) -> anyhow::Result<()> {
+/// VMs by their QMP sockets, and the domains of libvirt if it is to be asked. A host without libvirt has none.
+fn backends(config: &Config) -> BackendFactory {
     let (directory, sockets) = (config.directory.clone(), config.sockets.clone());
-    let factory: BackendFactory = Arc::new(move || -> Box<dyn VmBackend> {
-        Box::new(QmpBackend::new(directory.clone(), sockets.clone()))
-    });
+    let qmp = move || -> Box<dyn VmBackend> { Box::new(QmpBackend::new(directory.clone(), sockets.clone())) };
+    if config.libvirt_uris.is_empty() {
+        return Arc::new(qmp);
+    }
+    let (states, sockets) = (config.libvirt_directories.clone(), config.libvirt_sockets.clone());
+    match LibvirtBackend::new(&config.libvirt_uris, states, sockets) {
+        Ok(libvirt) => Arc::new(move || Box::new(JoinedBackend::new(vec![qmp(), Box::new(libvirt.clone())]))),
+        Err(error) => {
+            tracing::warn!(%error, "domains of libvirt are not found (`libvirt.uris`)");
+            Arc::new(qmp)
+        }
+    }
+}
+
+async fn serve(config: Config) -> anyhow::Result<()> {
+    let factory = backends(&config);
     let mut terminate = signal(SignalKind::terminate()).context("SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT")?;
     let stop = async move {

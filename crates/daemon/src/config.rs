@@ -47,6 +47,12 @@ pub struct Config {
     pub directory: Option<PathBuf>,
     /// QMP sockets elsewhere.
     pub sockets: Vec<PathBuf>,
+    /// URIs of libvirts whose domains are VMs. None: libvirt is not used.
+    pub libvirt_uris: Vec<String>,
+    /// Where libvirt's QEMU driver keeps files of domains that run.
+    pub libvirt_directories: Vec<PathBuf>,
+    /// Directory of the sockets over which QEMUs of libvirt get their channels.
+    pub libvirt_sockets: PathBuf,
     /// Where the host's `sys` and `proc` are.
     pub root: PathBuf,
     /// How vCPU locations are learned.
@@ -146,6 +152,7 @@ struct File {
     api: Api,
     metrics: MetricsSection,
     vms: Vms,
+    libvirt: Libvirt,
     observe: Observe,
     publish: Publish,
     replug: Replug,
@@ -174,6 +181,50 @@ struct MetricsSection {
 struct Vms {
     directory: Option<Spanned<PathBuf>>,
     sockets: Option<Vec<Spanned<PathBuf>>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Libvirt {
+    uris: Option<Vec<Spanned<String>>>,
+    state_directories: Option<Vec<Spanned<PathBuf>>>,
+    socket_directory: Option<Spanned<PathBuf>>,
+}
+
+/// Most connections to libvirt, and directories of its files.
+const LIBVIRTS: usize = 16;
+
+impl Libvirt {
+    fn uris(&self, source: &Source<'_>) -> Result<Option<Vec<String>>, ConfigError> {
+        let Some(uris) = &self.uris else { return Ok(None) };
+        let key = "libvirt.uris";
+        for (at, uri) in uris.iter().enumerate() {
+            let text = uri.get_ref();
+            let shown = || sanitize(&format!("{text:?}"));
+            // The process of a VM has to be on this host.
+            let host = text.split_once("://").map(|(_, rest)| rest);
+            if !host.is_some_and(|host| host.starts_with('/')) || text.contains(char::is_control) {
+                let expected = "a URI of this host, such as qemu:///system".to_owned();
+                return Err(source.value_error(key, uri, shown(), expected));
+            }
+            if at == LIBVIRTS || uris[..at].iter().any(|other| other.get_ref() == text) {
+                let expected = format!("at most {LIBVIRTS} different ones");
+                return Err(source.value_error(key, uri, shown(), expected));
+            }
+        }
+        Ok(Some(uris.iter().map(|uri| uri.get_ref().clone()).collect()))
+    }
+
+    fn directories(&self, source: &Source<'_>) -> Result<Option<Vec<PathBuf>>, ConfigError> {
+        let Some(directories) = &self.state_directories else { return Ok(None) };
+        let key = "libvirt.state_directories";
+        if let Some(last) = directories.get(LIBVIRTS) {
+            let (shown, expected) = (format!("{:?}", last.get_ref()), format!("at most {LIBVIRTS}"));
+            return Err(source.value_error(key, last, sanitize(&shown), expected));
+        }
+        let paths = directories.iter().filter_map(|path| source.absolute(key, Some(path)).transpose());
+        paths.collect::<Result<_, _>>().map(Some)
+    }
 }
 
 #[derive(Default, Deserialize)]
@@ -339,6 +390,9 @@ impl Default for Config {
             metrics: None,
             directory: Some("/run/vnuma/qmp".into()),
             sockets: Vec::new(),
+            libvirt_uris: Vec::new(),
+            libvirt_directories: vec!["/run/libvirt/qemu".into()],
+            libvirt_sockets: "/run/vnuma/libvirt".into(),
             root: "/".into(),
             location: Prefer::Auto,
             poll_interval: Duration::from_millis(100),
@@ -429,6 +483,11 @@ impl Config {
                 .iter()
                 .filter_map(|path| source.absolute("vms.sockets", Some(path)).transpose())
                 .collect::<Result<_, _>>()?,
+            libvirt_uris: file.libvirt.uris(&source)?.unwrap_or(default.libvirt_uris),
+            libvirt_directories: file.libvirt.directories(&source)?.unwrap_or(default.libvirt_directories),
+            libvirt_sockets: source
+                .absolute("libvirt.socket_directory", file.libvirt.socket_directory.as_ref())?
+                .unwrap_or(default.libvirt_sockets),
             root: source.absolute("observe.root", file.observe.root.as_ref())?.unwrap_or(default.root),
             location: file.observe.location.map_or(default.location, Into::into),
             poll_interval,

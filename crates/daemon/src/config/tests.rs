@@ -25,6 +25,10 @@ fn every_key_is_taken() {
         [vms]
         directory = "/a/d"
         sockets = ["/a/1", "/a/2"]
+        [libvirt]
+        uris = ["qemu:///system", "qemu+unix:///system?socket=/a/l"]
+        state_directories = ["/a/q"]
+        socket_directory = "/a/c"
         [observe]
         root = "/a/root"
         location = "poll"
@@ -67,6 +71,9 @@ fn every_key_is_taken() {
         metrics: Some("[::1]:9743".parse().expect("an address")),
         directory: Some("/a/d".into()),
         sockets: vec!["/a/1".into(), "/a/2".into()],
+        libvirt_uris: vec!["qemu:///system".into(), "qemu+unix:///system?socket=/a/l".into()],
+        libvirt_directories: vec!["/a/q".into()],
+        libvirt_sockets: "/a/c".into(),
         root: "/a/root".into(),
         location: Prefer::Poll,
         poll_interval: Duration::from_millis(50),
@@ -101,6 +108,22 @@ fn every_key_is_taken() {
         },
     };
     assert_eq!(parse(text), Ok(expected));
+}
+
+#[test]
+fn libvirts_are_on_this_host_and_named_once() {
+    let refused = |text: &str| parse(&format!("[libvirt]\n{text}\n")).expect_err("refused");
+    let other = "must be a URI of this host, such as qemu:///system";
+    assert_eq!(
+        refused("uris = [\"qemu+ssh://far/system\"]"),
+        format!("/etc/x.toml: line 2: libvirt.uris = \"qemu+ssh://far/system\": {other}")
+    );
+    assert!(refused("uris = [\"\"]").ends_with(other));
+    assert!(refused("uris = [\"qemu:///a\", \"qemu:///a\"]").ends_with("must be at most 16 different ones"));
+    let many = |text: &str| vec![text; 17].join(", ");
+    assert!(refused(&format!("state_directories = [{}]", many("\"/a\""))).ends_with("must be at most 16"));
+    assert!(refused("state_directories = [\"a\"]").ends_with("must be an absolute path"));
+    assert!(refused("socket_directory = \"a\"").ends_with("must be an absolute path"));
 }
 
 #[test]
