@@ -9,6 +9,7 @@ mod hostile;
 mod hotplug;
 mod hotspot;
 mod kills;
+mod libvirt;
 mod lifecycle;
 mod machine;
 mod manual;
@@ -31,6 +32,7 @@ mod stopped;
 mod threads;
 mod told;
 mod vcpus;
+mod virsh;
 mod workload;
 
 use clap::{Parser, Subcommand};
@@ -71,6 +73,8 @@ enum Scenario {
     Replug,
     /// CPUs, memory and a node of the host come and go while vnumad runs
     Hotplug,
+    /// A domain of libvirt is found, moved and attached; vnumad, libvirtd and the domain come and go
+    Libvirt,
     /// VMs come and go while vnumad runs
     Lifecycle,
     /// The demonstration on the machine itself, to its end and interrupted
@@ -126,6 +130,7 @@ fn play(scenario: Scenario) -> anyhow::Result<()> {
         Scenario::Stopped => stopped::run(),
         Scenario::Told => told::run(),
         Scenario::Hotplug => hotplug::run(),
+        Scenario::Libvirt => libvirt::run(),
         Scenario::Lifecycle => lifecycle::run(),
     }
 }

@@ -1,15 +1,15 @@
 //! What `vnumactl place` prints is started as it is: the VM's vCPUs, memory, nodes and device are where the placement says, by
 //! `/proc` and by the guest, and the reservation is the VM's while it is there.
 
+use crate::virsh::{Libvirt, virsh};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 use vnuma_scenario::{
-    HANG_LIMIT, PCI_DEVICES, Process, Vm, device_of_class, output, pass_through, vcpu_threads, vnumactl,
-    vnumad, wait_for,
+    HANG_LIMIT, PCI_DEVICES, Vm, device_of_class, output, pass_through, vcpu_threads, vnumactl, vnumad,
+    wait_for,
 };
 
 const NAME: &str = "placed";
@@ -17,8 +17,6 @@ const NAME: &str = "placed";
 const GUARD: &str = "server";
 const FILE: &str = "/root/placed.vm";
 const DOMAIN: &str = "/root/placed.xml";
-/// QEMU has the rights and the files that it has in the lab.
-const QEMU_CONF: &str = "user = \"root\"\ngroup = \"root\"\nnamespaces = []\n";
 const HUGE_PAGES: &str = "/dev/hugepages";
 /// Of an NVMe disk.
 pub const CLASS: &str = "0x010802";
@@ -61,7 +59,9 @@ pub fn run() -> Result<()> {
 /// The same placement as a domain of libvirt, which starts what was printed and says itself where it put it. The VM has no disk:
 /// its firmware runs.
 fn libvirt(device: &str) -> Result<()> {
-    let _daemons = start_libvirt()?;
+    fs::create_dir_all(HUGE_PAGES).context(HUGE_PAGES)?;
+    output("mount", &["-t", "hugetlbfs", "hugetlbfs", HUGE_PAGES])?;
+    let _libvirt = Libvirt::start("")?;
     let command = [&["place", NAME, "--device", device][..], &SHAPE, &["--format", "libvirt"]].concat();
     fs::write(DOMAIN, output("vnumactl", &command)?).context(DOMAIN)?;
     let placement = reservation()?["placement"].clone();
@@ -98,26 +98,6 @@ fn expect_group_of(device: &str, pid: i32) -> Result<()> {
     }
     ensure!(open.contains(&file), "process {pid} has not {} open: {open:?}", file.display());
     Ok(())
-}
-
-fn virsh(command: &[&str]) -> Result<String> {
-    output("virsh", &[&["--connect", "qemu:///system"], command].concat())
-}
-
-/// libvirt's daemons, which end with the scenario.
-fn start_libvirt() -> Result<[Process; 2]> {
-    fs::write("/etc/libvirt/qemu.conf", QEMU_CONF).context("qemu.conf")?;
-    fs::create_dir_all(HUGE_PAGES).context(HUGE_PAGES)?;
-    output("mount", &["-t", "hugetlbfs", "hugetlbfs", HUGE_PAGES])?;
-    // VMs do not run on CPU 0 of the lab's server, and libvirt asks QEMU by starting it.
-    let start = |name: &str| -> Result<Process> {
-        Ok(Process(
-            Command::new("taskset").args(["--cpu-list", "1-4", name]).spawn().context(name.to_owned())?,
-        ))
-    };
-    let daemons = [start("virtlogd")?, start("libvirtd")?];
-    wait_for("libvirt to answer", HANG_LIMIT, || Ok(virsh(&["version"]).is_ok()))?;
-    Ok(daemons)
 }
 
 /// Places the VM, and starts what was printed.

@@ -77,6 +77,25 @@ impl Vm {
         Ok(Self { name: name.to_owned(), pid, threads: vcpu_threads(pid)?, directory })
     }
 
+    /// Makes the directory of a VM that somebody else starts: QEMU's monitor `ctl.sock` and the console `console.log` belong there,
+    /// and the VM has this context id.
+    pub fn prepare(name: &str, cid: u32) -> Result<PathBuf> {
+        let directory = place::vm(name);
+        fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;
+        fs::write(directory.join("cid"), cid.to_string()).context("context id of the VM")?;
+        Ok(directory)
+    }
+
+    /// The VM of a prepared directory, by its process, once its agent answers.
+    pub fn started(name: &str, pid: i32) -> Result<Self> {
+        let directory = place::vm(name);
+        fs::write(directory.join("pid"), pid.to_string()).context("pid of the VM")?;
+        let vm = Self { name: name.to_owned(), pid, threads: vcpu_threads(pid)?, directory };
+        let answers = || Ok(vm.exec(&["true"]).is_ok());
+        wait_for("the guest's agent to answer", HANG_LIMIT, answers).with_context(|| vm.end_of_console())?;
+        Ok(vm)
+    }
+
     /// Boots several at the same time, each given by name and shape. The first failure ends those that came up.
     pub fn start_all(vms: &[(&str, &[String])]) -> Result<Vec<Self>> {
         std::thread::scope(|scope| {

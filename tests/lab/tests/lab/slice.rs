@@ -109,6 +109,12 @@ fn vms_are_where_they_were_placed_and_know_where_their_devices_are() {
 
 #[test]
 #[ignore = "takes minutes: make soak"]
+fn domains_of_libvirt_are_vms_like_others() {
+    run("2n4c", &[job(&["lab-scenario", "libvirt"])]);
+}
+
+#[test]
+#[ignore = "takes minutes: make soak"]
 fn threads_follow_their_places_in_the_kernel() {
     let thefts = if soak_rounds().is_some() { "5000" } else { "1000" };
     run("2n4c", &[job(&["lab-scenario", "scheduler", "--thefts", thefts])]);
