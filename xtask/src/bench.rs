@@ -8,6 +8,7 @@ mod lab;
 mod memory;
 mod nuioa;
 mod on_server;
+mod peer;
 mod topology;
 mod vprobe;
 

@@ -15,6 +15,7 @@ pub fn run(options: &Options) -> Result<()> {
     OnServer {
         name: "memory",
         server: "2n8c",
+        peer: None,
         counters: "broadwell-2s",
         programs: &[("vnumad", "vnumad"), ("vnumactl", "vnumactl"), ("vnuma-bench-memory", "bench-memory")],
         files: Vec::new(),

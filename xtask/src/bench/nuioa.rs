@@ -20,6 +20,7 @@ pub fn run(options: &Options) -> Result<()> {
     OnServer {
         name: "nuioa",
         server: "2n6c-iommu",
+        peer: None,
         // All sets of the caches: what testpmd and drivers touch is too little for a sample of them.
         counters: "broadwell-2s:full",
         programs: &[("vnumad", "vnumad"), ("vnumactl", "vnumactl"), ("vnuma-bench-nuioa", "bench-nuioa")],

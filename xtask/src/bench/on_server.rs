@@ -1,10 +1,11 @@
 //! Benchmarks that measure on a lab server with counters, and judge here: one program does both.
 
-use super::commit;
+use super::{commit, peer};
 use crate::steps::{run as run_command, workspace};
 use anyhow::{Context, Result, ensure};
 use std::{
     fs::{self, File},
+    io::Write,
     path::{Path, PathBuf},
     process::Command,
     time::Duration,
@@ -17,6 +18,9 @@ pub struct OnServer {
     pub name: &'static str,
     /// A profile of lab/profiles.
     pub server: &'static str,
+    /// Another one, of a second server in the network of the first one. It has no counters, and the last program is the other end
+    /// there, as its argument `peer` says.
+    pub peer: Option<&'static str>,
     /// What it counts.
     pub counters: &'static str,
     /// Packages and their programs. The last one measures and judges.
@@ -49,7 +53,11 @@ impl OnServer {
     fn measure(&self, programs: &[PathBuf], raw: &Path) -> Result<()> {
         let mut file = File::create(raw).with_context(|| raw.display().to_string())?;
         let counters: Counters = self.counters.parse()?;
-        let lab = Lab::boot_with(self.server, Some(&counters))?;
+        let labs = match self.peer {
+            Some(peer) => Lab::boot_cluster_with(&[self.server, peer], Some(&counters))?,
+            None => vec![Lab::boot_with(self.server, Some(&counters))?],
+        };
+        let (lab, others) = labs.split_first().context("no server")?;
         for (here, (_, name)) in programs.iter().zip(self.programs) {
             lab.put(here, &format!("/usr/local/bin/{name}"), self.hang)?;
         }
@@ -59,11 +67,29 @@ impl OnServer {
         let (_, bench) = self.programs.last().context("the benchmark's program")?;
         let mut argv = vec![(*bench).to_owned(), "server".to_owned()];
         argv.extend(self.measure.iter().cloned());
-        let exec = Exec { argv, ..Exec::default() };
-        let status = lab.exec(&exec, Input::Null, &mut file, &mut std::io::stderr(), self.hang)?;
-        ensure!(status == 0, "{bench} on the server: status {status}");
-        Ok(())
+        let Some(other) = others.first() else {
+            return run_on(lab, argv, Input::Null, &mut file, self.hang);
+        };
+        let here = programs.last().context("the benchmark's program")?;
+        other.put(here, &format!("/usr/local/bin/{bench}"), self.hang)?;
+        peer::run([lab, other], [argv, vec![(*bench).to_owned(), "peer".to_owned()]], file, self.hang)
     }
+}
+
+/// Runs a program on a server to its end.
+pub fn run_on(
+    lab: &Lab,
+    argv: Vec<String>,
+    input: Input<'_>,
+    output: &mut dyn Write,
+    hang: Duration,
+) -> Result<()> {
+    let name = argv.join(" ");
+    let exec = Exec { argv, ..Exec::default() };
+    let status =
+        lab.exec(&exec, input, output, &mut std::io::stderr(), hang).with_context(|| name.clone())?;
+    ensure!(status == 0, "{name}: status {status}");
+    Ok(())
 }
 
 /// An option for each of these values.
