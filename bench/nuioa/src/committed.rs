@@ -77,13 +77,25 @@ impl Configuration {
     }
 }
 
-/// All of them, in the order in which they are measured and shown.
+/// All of them, in the order in which they are shown.
 pub const CONFIGURATIONS: [Configuration; 5] = [
     Configuration::Home,
     Configuration::Remote,
     Configuration::Uma,
     Configuration::Vnuma,
     Configuration::NuioaAware,
+];
+
+/// The order in which they are measured. `home` and `nuioa-aware`, which a goal compares, have two turns each, and the same time on
+/// average: whatever changes while the server is up then changes both.
+pub const TURNS: [Configuration; 7] = [
+    Configuration::Home,
+    Configuration::NuioaAware,
+    Configuration::Remote,
+    Configuration::Uma,
+    Configuration::Vnuma,
+    Configuration::NuioaAware,
+    Configuration::Home,
 ];
 
 /// Where in the guest a workload runs.
@@ -94,7 +106,7 @@ pub enum Spot {
     Cpu(usize),
     /// On a CPU and in the memory of this guest node.
     Node(usize),
-    /// On that of the guest node that the guest's kernel says the device is on, as a program does that knows of NUMA.
+    /// Where vnuma-guest places it: on the guest node that the guest's kernel says the device is on.
     Device,
 }
 
@@ -134,6 +146,61 @@ pub enum Kind {
     Sysbench,
     /// [`Kind::Transmit`] with so many of these beside it, on the other vCPU.
     BesideSysbench { bytes: usize, burst: usize, instances: usize },
+    /// [`Kind::Transmit`] while a program of the server reads the other node's memory without end.
+    BesideNeighbour { bytes: usize, burst: usize },
+    /// sockperf between the guest and the second server, in messages of so many bytes.
+    Sockperf { way: Way, pace: Pace, bytes: usize },
+    /// memcached, asked from the second server one after the other: nine of ten read so many bytes, one writes them.
+    Memcached { bytes: usize },
+    /// perftest over soft RoCE.
+    Rdma { verb: Verb, way: Way, bytes: usize },
+    /// fio reads blocks of 4 KiB from the second server's RAM by NVMe over TCP, so many at a time.
+    RemoteDisk { depth: usize },
+}
+
+impl Kind {
+    /// Does it need the second server?
+    pub fn has_peer(self) -> bool {
+        use Kind::{Memcached, Rdma, RemoteDisk, Sockperf};
+        matches!(self, Sockperf { .. } | Memcached { .. } | Rdma { .. } | RemoteDisk { .. })
+    }
+
+    /// Does the second server begin, to which the guest then connects?
+    pub fn peer_begins(self) -> bool {
+        use Kind::{Rdma, RemoteDisk, Sockperf};
+        let way = match self {
+            Sockperf { way, .. } | Rdma { way, .. } => Some(way),
+            _ => None,
+        };
+        way == Some(Way::Transmit) || matches!(self, RemoteDisk { .. })
+    }
+}
+
+/// Which way data goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// To the guest, which responds.
+    Receive,
+    /// From the guest, which initiates.
+    Transmit,
+}
+
+/// How soon a message follows another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pace {
+    /// When the answer to the last one is there: latency.
+    Alone,
+    /// At once: throughput.
+    Full,
+}
+
+/// What RDMA does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verb {
+    Send,
+    Read,
+    Write,
+    Atomic,
 }
 
 /// A workload that makes no system calls for its I/O.
@@ -141,22 +208,48 @@ const fn bypass(name: &'static str, kind: Kind, operation: &'static str) -> Work
     Workload { name, kind, cycles: Cycles::Programs, io: true, operation }
 }
 
-const fn fio(name: &'static str, depth: usize) -> Workload {
-    let operation = "a block of 4 KiB that fio reads";
-    Workload { name, kind: Kind::Fio { depth }, cycles: Cycles::All, io: true, operation }
+/// One that does its I/O by the kernel.
+const fn kernel(name: &'static str, kind: Kind, operation: &'static str) -> Workload {
+    Workload { name, kind, cycles: Cycles::All, io: true, operation }
 }
 
 const PACKET: &str = "a packet that is sent";
 const PASSED: &str = "a packet that is passed on";
+const BLOCK: &str = "a block of 4 KiB that fio reads";
+const MESSAGE: &str = "a message and its answer";
+const STREAMED: &str = "a packet of a stream";
+const REQUEST: &str = "a request of RDMA";
+
+const fn beside(name: &'static str, instances: usize) -> Workload {
+    bypass(name, Kind::BesideSysbench { bytes: 64, burst: 1, instances }, PACKET)
+}
+
+const fn ping(name: &'static str, way: Way, bytes: usize) -> Workload {
+    kernel(name, Kind::Sockperf { way, pace: Pace::Alone, bytes }, MESSAGE)
+}
+
+const fn stream(name: &'static str, way: Way, bytes: usize) -> Workload {
+    kernel(name, Kind::Sockperf { way, pace: Pace::Full, bytes }, STREAMED)
+}
+
+const fn rdma(name: &'static str, verb: Verb, way: Way, bytes: usize) -> Workload {
+    kernel(name, Kind::Rdma { verb, way, bytes }, REQUEST)
+}
 
 /// All of the reduced form.
-pub const WORKLOADS: [Workload; 7] = [
+pub const WORKLOADS: [Workload; 13] = [
     bypass("testpmd-tx-1", Kind::Transmit { bytes: 64, burst: 1 }, PACKET),
-    bypass("testpmd-tx-32", Kind::Transmit { bytes: 64, burst: 32 }, PACKET),
     bypass("testpmd-io", Kind::Forward { bytes: 64, burst: 4 }, PASSED),
     bypass("nvme-user", Kind::Disk, "a block of 4 KiB that a driver in user space reads"),
-    fio("fio-randread", 16),
-    bypass("tx-1-sysbench", Kind::BesideSysbench { bytes: 64, burst: 1, instances: 1 }, PACKET),
+    kernel("fio-randread", Kind::Fio { depth: 1 }, BLOCK),
+    ping("sockperf-rx", Way::Receive, 64),
+    stream("sockperf-tx-stream", Way::Transmit, 1400),
+    kernel("memcached", Kind::Memcached { bytes: 1024 }, "a command of a client on the second server"),
+    rdma("rdma-send", Verb::Send, Way::Transmit, 1024),
+    kernel("fio-remote", Kind::RemoteDisk { depth: 1 }, BLOCK),
+    bypass("tx-1-neighbour", Kind::BesideNeighbour { bytes: 64, burst: 1 }, PACKET),
+    beside("tx-1-sysbench", 1),
+    beside("tx-1-sysbench-4", 4),
     Workload {
         name: "sysbench",
         kind: Kind::Sysbench,
@@ -166,18 +259,38 @@ pub const WORKLOADS: [Workload; 7] = [
     },
 ];
 
-/// Those that the full form has beside them: sizes and rates, and table IV of the paper.
-pub const FULL: [Workload; 9] = [
+/// Those that the full form has beside them: sizes, rates, directions and verbs.
+pub const FULL: [Workload; 25] = [
+    bypass("testpmd-tx-32", Kind::Transmit { bytes: 64, burst: 32 }, PACKET),
     bypass("testpmd-tx-1-512", Kind::Transmit { bytes: 512, burst: 1 }, PACKET),
     bypass("testpmd-tx-1-1514", Kind::Transmit { bytes: 1514, burst: 1 }, PACKET),
     bypass("testpmd-tx-4", Kind::Transmit { bytes: 64, burst: 4 }, PACKET),
     bypass("testpmd-io-1", Kind::Forward { bytes: 64, burst: 1 }, PASSED),
     bypass("testpmd-io-32", Kind::Forward { bytes: 64, burst: 32 }, PASSED),
     bypass("testpmd-io-1514", Kind::Forward { bytes: 1514, burst: 4 }, PASSED),
-    fio("fio-randread-1", 1),
-    bypass("tx-1-sysbench-2", Kind::BesideSysbench { bytes: 64, burst: 1, instances: 2 }, PACKET),
-    bypass("tx-1-sysbench-4", Kind::BesideSysbench { bytes: 64, burst: 1, instances: 4 }, PACKET),
+    kernel("fio-randread-16", Kind::Fio { depth: 16 }, BLOCK),
+    ping("sockperf-tx", Way::Transmit, 64),
+    ping("sockperf-rx-512", Way::Receive, 512),
+    ping("sockperf-rx-1400", Way::Receive, 1400),
+    ping("sockperf-tx-512", Way::Transmit, 512),
+    ping("sockperf-tx-1400", Way::Transmit, 1400),
+    stream("sockperf-rx-stream", Way::Receive, 1400),
+    stream("sockperf-rx-stream-64", Way::Receive, 64),
+    stream("sockperf-tx-stream-64", Way::Transmit, 64),
+    rdma("rdma-write", Verb::Write, Way::Transmit, 1024),
+    rdma("rdma-read", Verb::Read, Way::Transmit, 1024),
+    rdma("rdma-atomic", Verb::Atomic, Way::Transmit, 8),
+    rdma("rdma-read-rx", Verb::Read, Way::Receive, 1024),
+    rdma("rdma-send-rx", Verb::Send, Way::Receive, 1024),
+    rdma("rdma-write-rx", Verb::Write, Way::Receive, 1024),
+    rdma("rdma-atomic-rx", Verb::Atomic, Way::Receive, 8),
+    beside("tx-1-sysbench-2", 2),
+    kernel("fio-remote-16", Kind::RemoteDisk { depth: 16 }, BLOCK),
 ];
+
+/// Addresses in the network of the servers (lab/runner/src/network.rs): the second server's, and the guest's.
+pub const PEER_ADDRESS: &str = "10.77.0.2";
+pub const GUEST_ADDRESS: &str = "10.77.9.1";
 
 /// All of a form.
 pub fn workloads(full: bool) -> impl Iterator<Item = &'static Workload> {

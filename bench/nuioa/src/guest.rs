@@ -1,8 +1,12 @@
 //! In a guest: sets a workload up, and lets it go and halt as lines on standard input say. What it did is asked for while it is
 //! halted, so that operations and cycles are of the same time. Ends with its standard input.
 
+pub mod agent;
 mod disk;
+mod fio;
+mod net;
 mod pci;
+pub mod process;
 mod tools;
 
 use crate::{
@@ -17,6 +21,7 @@ use nix::{
 use std::{
     fs,
     io::{BufRead, Write},
+    path::PathBuf,
     str::FromStr,
     sync::{
         Arc,
@@ -72,6 +77,8 @@ pub struct Place {
     pub node: usize,
     /// Its memory is bound to that.
     pub bind: bool,
+    /// It is not started there, but anywhere: vnuma-guest is to place it.
+    pub by_agent: bool,
 }
 
 /// Something that goes and halts.
@@ -80,34 +87,24 @@ pub trait Load {
     fn go(&mut self) -> Result<()>;
     /// Stops, and tells what it has done since it went; none if it does not know.
     fn halt(&mut self) -> Result<Option<u64>>;
+    /// The process that uses the device.
+    fn process(&self) -> Option<u32>;
 }
 
 pub fn run(arguments: &Arguments) -> Result<()> {
     let workload =
         workload(&arguments.workload).with_context(|| format!("{}: unknown", arguments.workload))?;
-    let device = match workload.kind {
-        Kind::Transmit { .. } | Kind::BesideSysbench { .. } | Kind::Forward { .. } => pci::cards()?,
-        Kind::Disk | Kind::Fio { .. } => pci::disks()?,
-        Kind::Sysbench => Vec::new(),
-    };
+    let device = devices(workload.kind)?;
     let device_node = device.first().map(|device| pci::node(device)).transpose()?;
     // A load without a device is anywhere; that is on the CPU that others leave.
     let place = place(arguments.spot, device_node)?;
-    let mut load: Box<dyn Load> = match workload.kind {
-        Kind::Transmit { bytes, burst } => {
-            Box::new(tools::Testpmd::start("txonly", &device[..1], place, bytes, burst)?)
-        }
-        Kind::Forward { bytes, burst } => {
-            Box::new(tools::Testpmd::start("io", &device, place, bytes, burst)?)
-        }
-        Kind::Disk => Box::new(disk::Reader::start(&device[0], place)?),
-        Kind::Fio { depth } => Box::new(tools::Fio::start(&device[0], place, depth)?),
-        Kind::Sysbench => Box::new(tools::Sysbench::start(place.cpu, 1)?),
-        Kind::BesideSysbench { bytes, burst, instances } => {
-            let first = tools::Testpmd::start("txonly", &device[..1], place, bytes, burst)?;
-            Box::new(tools::Both(first, tools::Sysbench::start(place.other, instances)?))
-        }
-    };
+    let mut load = start(workload.kind, &device, place)?;
+    if let (true, Some(process)) = (place.by_agent, load.process()) {
+        let cpus = &nodes()?[place.node];
+        // The interrupts of queues of a disk cannot be set, and those of a driver in user space are not used.
+        let interrupts = workload.kind.has_peer().then(|| device[0].as_path());
+        agent::await_placed(process, &cpus.iter().map(|&cpu| cpu as u32).collect(), interrupts)?;
+    }
     say(&Ready { cpu: place.cpu, node: place.node, device_node })?;
     let mut spin = None;
     for line in std::io::stdin().lock().lines() {
@@ -131,6 +128,38 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
+/// Those that a workload uses.
+fn devices(kind: Kind) -> Result<Vec<PathBuf>> {
+    match kind {
+        Kind::Disk | Kind::Fio { .. } => pci::disks(),
+        Kind::Sysbench => Ok(Vec::new()),
+        _ => pci::cards(),
+    }
+}
+
+fn start(kind: Kind, device: &[PathBuf], place: Place) -> Result<Box<dyn Load>> {
+    let transmit = |bytes, burst| tools::Testpmd::start("txonly", &device[..1], place, bytes, burst);
+    Ok(match kind {
+        Kind::Transmit { bytes, burst } | Kind::BesideNeighbour { bytes, burst } => {
+            Box::new(transmit(bytes, burst)?)
+        }
+        Kind::Forward { bytes, burst } => Box::new(tools::Testpmd::start("io", device, place, bytes, burst)?),
+        Kind::Disk => Box::new(disk::Reader::start(&device[0], place)?),
+        Kind::Fio { depth } => Box::new(fio::Fio::start(&device[0], place, depth)?),
+        Kind::Sysbench => Box::new(tools::Sysbench::start(place.cpu, 1)?),
+        Kind::BesideSysbench { bytes, burst, instances } => {
+            let first = transmit(bytes, burst)?;
+            Box::new(tools::Both(first, tools::Sysbench::start(place.other, instances)?))
+        }
+        Kind::Sockperf { way, pace, bytes } => {
+            Box::new(net::Counted::sockperf(&device[0], place, way, pace, bytes)?)
+        }
+        Kind::Memcached { .. } => Box::new(net::Counted::memcached(&device[0], place)?),
+        Kind::Rdma { verb, way, bytes } => Box::new(net::Counted::rdma(&device[0], place, verb, way, bytes)?),
+        Kind::RemoteDisk { depth } => Box::new(fio::Fio::remote(&device[0], place, depth)?),
+    })
+}
+
 /// A thread that computes until this is dropped.
 struct Spin {
     ends: Arc<AtomicBool>,
@@ -143,7 +172,7 @@ impl Spin {
         let seen = ends.clone();
         let work = move || {
             // Elsewhere it would be measured, and found to do nothing.
-            if pin(cpu).is_ok() {
+            if pin(&[cpu]).is_ok() {
                 while !seen.load(Ordering::Relaxed) {
                     lab_count::load::compute(10_000);
                 }
@@ -163,11 +192,11 @@ impl Drop for Spin {
     }
 }
 
-/// Keeps the calling thread on a CPU.
-fn pin(cpu: usize) -> Result<()> {
-    let mut cpus = Cpus::new();
-    cpus.set(cpu).with_context(|| format!("CPU {cpu}"))?;
-    sched_setaffinity(Pid::from_raw(0), &cpus).with_context(|| format!("CPU {cpu}"))
+/// Keeps the calling thread on these CPUs.
+fn pin(cpus: &[usize]) -> Result<()> {
+    let mut set = Cpus::new();
+    cpus.iter().try_for_each(|&cpu| set.set(cpu)).with_context(|| format!("CPUs {cpus:?}"))?;
+    sched_setaffinity(Pid::from_raw(0), &set).with_context(|| format!("CPUs {cpus:?}"))
 }
 
 fn say(value: &impl serde::Serialize) -> Result<()> {
@@ -210,7 +239,8 @@ fn place(spot: Spot, device_node: Option<i64>) -> Result<Place> {
         }
     };
     let other = nodes.iter().flatten().copied().find(|other| *other != cpu).context("only one CPU")?;
-    Ok(Place { cpu, other, node, bind: !matches!(spot, Spot::Cpu(_)) })
+    let by_agent = spot == Spot::Device && device_node.is_some();
+    Ok(Place { cpu, other, node, bind: !matches!(spot, Spot::Cpu(_)), by_agent })
 }
 
 #[cfg(test)]

@@ -102,6 +102,7 @@ fn read(path: &Path) -> Result<(raw::Server, Vec<Cell>)> {
         match serde_json::from_str(&line.with_context(place)?).with_context(place)? {
             Line::Server(line) => server = Some(line),
             Line::Cell(cell) => cells.push(cell),
+            Line::Peer(_) => {}
         }
     }
     Ok((server.with_context(|| format!("{}: no server", path.display()))?, cells))
@@ -112,8 +113,13 @@ fn rows_of(cells: &[Cell], profile: &CounterProfile) -> Vec<Row> {
     for workload in workloads(true) {
         for configuration in CONFIGURATIONS {
             let of = |cell: &&Cell| cell.configuration == configuration && cell.workload == workload.name;
-            let spots: Vec<_> =
-                cells.iter().filter(of).filter_map(|cell| Figures::of(cell, profile)).collect();
+            let of: Vec<&Cell> = cells.iter().filter(of).collect();
+            let spots = configuration.spots().iter().filter_map(|spot| {
+                // Those of all turns.
+                let turns: Vec<&Cell> = of.iter().copied().filter(|cell| cell.spot == *spot).collect();
+                Figures::of(&turns, profile)
+            });
+            let spots: Vec<_> = spots.collect();
             // A figure of half of the spots would be another one.
             if !spots.is_empty() && spots.len() == configuration.spots().len() {
                 rows.push(row(profile, configuration, workload, &spots));
@@ -144,14 +150,16 @@ fn sum(lists: &[&[u64]]) -> (f64, f64) {
 
 impl Figures {
     /// None if nothing was done. What kernels do by the clock is no operation's: it has the more of that the slower the machine is.
-    fn of(cell: &Cell, profile: &CounterProfile) -> Option<Self> {
+    fn of(turns: &[&Cell], profile: &CounterProfile) -> Option<Self> {
         let prices = profile.prices();
         let mut costs = Vec::new();
         let mut whole = Vec::<&Counts>::new();
         let (mut operations, mut ran, mut elapsed) = (0_u64, 0_u64, 0_u64);
-        for window in &cell.windows {
+        let windows =
+            turns.iter().flat_map(|cell| cell.windows.iter().map(|window| (cell.guest.cpu, window)));
+        for (cpu, window) in windows {
             // The others do regular work only, or something else. The disk has a queue and an interrupt for each vCPU.
-            let vcpu = window.vcpus.get(cell.guest.cpu)?;
+            let vcpu = window.vcpus.get(cpu)?;
             let done = window.operations.unwrap_or(vcpu.counts.instructions / INSTRUCTIONS);
             if done == 0 {
                 return None;

@@ -1,12 +1,16 @@
-//! What the place of a VM costs its workloads on passthrough devices: `make bench NAME=nuioa`. One program, three places: on the
-//! machine it judges (`judge`), on the lab server it measures (`server`), in guests it drives the load (`guest`).
+//! What the place of a VM costs its workloads on passthrough devices: `make bench NAME=nuioa`. One program, four places: on the
+//! machine it judges (`judge`), on the lab server it measures (`server`), on a second one it is the other end (`peer`), in guests it
+//! drives the load (`guest`).
 
 mod committed;
 mod guest;
 mod judge;
+mod memcached;
+mod peer;
 mod picture;
 mod raw;
 mod server;
+mod sockets;
 mod vm;
 
 use clap::{Parser, Subcommand};
@@ -26,6 +30,12 @@ enum Command {
     Judge(judge::Arguments),
     /// In a guest: a workload that goes and halts as its standard input says
     Guest(guest::Arguments),
+    /// In the guest that knows its devices: vnuma-guest, with rules for the workloads
+    Agent,
+    /// On the second server: the other end of workloads on the network, as its standard input says
+    Peer,
+    /// On the server: reads the other node's memory without end
+    Neighbour(server::Neighbour),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -33,5 +43,8 @@ fn main() -> anyhow::Result<()> {
         Command::Server(arguments) => server::run(&arguments),
         Command::Judge(arguments) => judge::run(&arguments),
         Command::Guest(arguments) => guest::run(&arguments),
+        Command::Agent => guest::agent::run(),
+        Command::Peer => peer::run(),
+        Command::Neighbour(arguments) => server::neighbour(&arguments),
     }
 }

@@ -10,7 +10,10 @@ use plotters::prelude::{
 };
 use std::path::Path;
 
-const SIZE: (u32, u32) = (1200, 460);
+/// Pixels: at least so wide, and so many for each workload.
+const WIDTH: u32 = 1200;
+const WORKLOAD_WIDTH: u32 = 120;
+const HEIGHT: u32 = 460;
 const FONT: (&str, u32) = ("sans-serif", 12);
 const TITLE: (&str, u32) = ("sans-serif", 17);
 /// Blue for vnuma's, others apart for any kind of colour vision (Okabe and Ito).
@@ -43,7 +46,8 @@ fn bars(rows: &[Row], profile: &str, path: &Path) -> Result<(), String> {
     let measured = |name: &str| of(name, Configuration::Home).is_some();
     let names: Vec<&str> =
         workloads(true).map(|workload| workload.name).filter(|name| measured(name)).collect();
-    let root = SVGBackend::new(path, SIZE).into_drawing_area();
+    let size = (WIDTH.max(WORKLOAD_WIDTH * names.len() as u32), HEIGHT);
+    let root = SVGBackend::new(path, size).into_drawing_area();
     root.fill(&WHITE).map_err(|error| error.to_string())?;
     let all = names
         .iter()

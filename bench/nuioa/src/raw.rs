@@ -12,7 +12,26 @@ pub enum Line {
     Server(Server),
     /// A workload under a configuration, at one spot.
     Cell(Cell),
+    /// Not a result: what the second server is to do. Its [`Answer`] comes on standard input.
+    Peer(Request),
 }
+
+/// What the second server is to do.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Request {
+    /// Join the network, and begin with its part of this workload, but do not load the guest yet.
+    Start(String),
+    /// Load it.
+    Go,
+    /// Stop loading it, and say what was done.
+    Halt,
+    /// End, and leave the network: all packets of the cards reach it.
+    End,
+}
+
+/// What became of that: operations, if it counts them, or what is wrong.
+pub type Answer = Result<Option<u64>, String>;
 
 /// The server.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -2,13 +2,15 @@
 
 use crate::{
     committed::{
-        CONFIGURATIONS, Configuration, Cycles, REGULAR_S, Spot, VCPUS, WARM_UP_S, WINDOW_S, WINDOWS,
+        Configuration, Cycles, Kind, REGULAR_S, REMOTE, Spot, TURNS, VCPUS, WARM_UP_S, WINDOW_S, WINDOWS,
         Workload, workload, workloads,
     },
-    raw::{self, Cell, Line, Ready, Vcpu, Window},
+    guest::process,
+    raw::{self, Answer, Cell, Line, Ready, Request, Vcpu, Window},
+    sockets,
     vm::{self, Machine},
 };
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use lab_count::{
     counters::{CounterSet, Measured, difference},
     perf::{Counter, Event, Mode, Target},
@@ -16,12 +18,17 @@ use lab_count::{
 use std::{
     fs,
     io::{BufRead, BufReader, Write},
-    process::{ChildStdin, ChildStdout},
+    process::{ChildStdin, ChildStdout, Command},
     thread,
     time::{Duration, Instant},
 };
 use vnuma_abi_lab_counters::{EVENT_CYCLES, Header};
-use vnuma_scenario::Process;
+use vnuma_scenario::{Process, Vm};
+
+/// Of the servers' network (lab/runner/src/network.rs).
+const BRIDGE: &str = "lab0";
+/// More than the last-level cache has room for.
+const NEIGHBOUR_BYTES: usize = 128 << 20;
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -43,6 +50,9 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         true => workloads(arguments.full).collect(),
         false => arguments.workload.iter().map(of).collect::<Result<_>>()?,
     };
+    vm::reserve_memory()?;
+    // This server takes no part in the network of the cards.
+    process::run("ip", &["link", "set", &sockets::card_of_bridge(BRIDGE)?, "down"])?;
     let header = lab_count::server::header()?;
     print(&Line::Server(raw::Server {
         profile: header.profile_name().to_owned(),
@@ -52,13 +62,19 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let wanted =
         |one: &Configuration| arguments.configuration.is_empty() || arguments.configuration.contains(one);
     let mut failed = Vec::new();
-    for configuration in CONFIGURATIONS.into_iter().filter(wanted) {
+    for configuration in TURNS.into_iter().filter(wanted) {
         let name = configuration.name();
         eprintln!("{name}: starting its VM");
         let machine = Machine::start(configuration, &devices).with_context(|| name.to_owned())?;
         for workload in &chosen {
             for &spot in configuration.spots() {
-                let measured = measure(&machine, configuration, workload, spot, &header);
+                let start = Instant::now();
+                let measured = Measurement { machine: &machine, devices: &devices, header: &header }.cell(
+                    configuration,
+                    workload,
+                    spot,
+                );
+                eprintln!("{name}, {}, {}: {} s", workload.name, spot.argument(), start.elapsed().as_secs());
                 // The others are worth having all the same.
                 match measured.with_context(|| format!("{name}, {}, {}", workload.name, spot.argument())) {
                     Ok(cell) => print(&Line::Cell(cell))?,
@@ -72,6 +88,50 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     }
     ensure!(failed.is_empty(), "cells that failed: {}", failed.join("; "));
     Ok(())
+}
+
+/// The second server's part of a workload, which ends with this value.
+struct Peer;
+
+impl Peer {
+    fn start(workload: &Workload) -> Result<Self> {
+        let peer = Self;
+        peer.ask(&Request::Start(workload.name.to_owned()))?;
+        Ok(peer)
+    }
+
+    fn ask(&self, request: &Request) -> Result<Option<u64>> {
+        print(&Line::Peer(request.clone()))?;
+        let mut line = String::new();
+        std::io::stdin().lock().read_line(&mut line)?;
+        let answer: Answer =
+            serde_json::from_str(&line).with_context(|| format!("the second server said {line:?}"))?;
+        answer.map_err(|error| anyhow!("the second server: {error}"))
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        if let Err(error) = self.ask(&Request::End) {
+            eprintln!("{error:#}");
+        }
+    }
+}
+
+#[derive(clap::Args)]
+pub struct Neighbour {
+    #[arg(long)]
+    cpu: u32,
+}
+
+/// Reads memory of the other node in order, so that all of it comes over the interconnect.
+pub fn neighbour(arguments: &Neighbour) -> Result<()> {
+    process::run("taskset", &["-cp", &arguments.cpu.to_string(), &std::process::id().to_string()])?;
+    let mut memory = lab_count::load::Memory::map(NEIGHBOUR_BYTES, Some(REMOTE), false)?;
+    lab_count::load::fill(&mut memory);
+    loop {
+        lab_count::load::stream(&mut memory);
+    }
 }
 
 fn print(line: &Line) -> Result<()> {
@@ -120,36 +180,57 @@ impl Talk {
     }
 }
 
-fn measure(
-    machine: &Machine,
-    configuration: Configuration,
-    workload: &Workload,
-    spot: Spot,
-    header: &Header,
-) -> Result<Cell> {
-    let (mut talk, ready) = Talk::start(machine, workload, spot)?;
-    let counted = machine.vm.threads.iter().map(|&tid| Counted::open(header, tid, workload.cycles));
-    let counted: Vec<Counted> = counted.collect::<Result<_>>()?;
-    ensure!(counted.len() == VCPUS, "{} vCPU threads", counted.len());
-    let read = || counted.iter().map(Counted::read).collect::<Result<Vec<_>>>();
-    talk.go()?;
-    thread::sleep(Duration::from_secs_f64(WARM_UP_S));
-    talk.halt()?;
-    let mut windows = Vec::new();
-    for _ in 0..WINDOWS {
-        let (before, start) = (read()?, Instant::now());
-        talk.go()?;
-        thread::sleep(Duration::from_secs_f64(WINDOW_S));
-        let operations = talk.halt()?;
-        let (after, elapsed_ns) = (read()?, start.elapsed().as_nanos() as u64);
-        let vcpus = before.iter().zip(&after).map(|(before, after)| after.since(before)).collect();
-        let regular = match workload.cycles {
-            Cycles::Programs => None,
-            Cycles::All => Some(regular(&mut talk, counted.get(ready.cpu).context("the guest's CPU")?)?),
+/// What cells of a VM have in common.
+struct Measurement<'a> {
+    machine: &'a Machine,
+    devices: &'a [String],
+    header: &'a Header,
+}
+
+impl Measurement<'_> {
+    fn cell(&self, configuration: Configuration, workload: &Workload, spot: Spot) -> Result<Cell> {
+        let vm = &self.machine.vm;
+        let kind = workload.kind;
+        let early = kind.peer_begins().then(|| Peer::start(workload)).transpose()?;
+        let (mut talk, ready) = Talk::start(self.machine, workload, spot)?;
+        let late = (kind.has_peer() && early.is_none()).then(|| Peer::start(workload)).transpose()?;
+        let peer = early.or(late);
+        let peer = |request: Request| peer.as_ref().map_or(Ok(None), |peer| peer.ask(&request));
+        let neighbour = matches!(kind, Kind::BesideNeighbour { .. }).then(|| start_neighbour(vm));
+        let _neighbour = neighbour.transpose()?;
+        vm::keep_interrupts(vm, self.devices)?;
+        let counted = vm.threads.iter().map(|&tid| Counted::open(self.header, tid, workload.cycles));
+        let counted: Vec<Counted> = counted.collect::<Result<_>>()?;
+        ensure!(counted.len() == VCPUS, "{} vCPU threads", counted.len());
+        let read = || counted.iter().map(Counted::read).collect::<Result<Vec<_>>>();
+        let mut run = |seconds: f64| -> Result<Option<u64>> {
+            talk.go()?;
+            peer(Request::Go)?;
+            thread::sleep(Duration::from_secs_f64(seconds));
+            let asked = peer(Request::Halt)?;
+            Ok(talk.halt()?.or(asked))
         };
-        windows.push(Window { elapsed_ns, operations, vcpus, regular });
+        run(WARM_UP_S)?;
+        let mut windows = Vec::new();
+        for _ in 0..WINDOWS {
+            let (before, start) = (read()?, Instant::now());
+            let operations = run(WINDOW_S)?;
+            let (after, elapsed_ns) = (read()?, start.elapsed().as_nanos() as u64);
+            let vcpus = before.iter().zip(&after).map(|(before, after)| after.since(before)).collect();
+            windows.push(Window { elapsed_ns, operations, vcpus, regular: None });
+        }
+        if workload.cycles == Cycles::All {
+            let regular = regular(&mut talk, counted.get(ready.cpu).context("the guest's CPU")?)?;
+            windows.iter_mut().for_each(|window| window.regular = Some(regular));
+        }
+        Ok(Cell { configuration, workload: workload.name.to_owned(), spot, guest: ready, windows })
     }
-    Ok(Cell { configuration, workload: workload.name.to_owned(), spot, guest: ready, windows })
+}
+
+fn start_neighbour(vm: &Vm) -> Result<Process> {
+    let cpu = vm::free_cpu(vm)?.to_string();
+    let child = Command::new(std::env::current_exe()?).args(["neighbour", "--cpu", &cpu]).spawn();
+    child.map(Process).context("the neighbour")
 }
 
 /// Modelled cycles of kernels in a second of a vCPU on which a program computes: ticks, above all.

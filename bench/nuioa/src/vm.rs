@@ -1,16 +1,22 @@
 //! The VM of each configuration, as a placement that lab-vm starts.
 
-use crate::committed::{CPUS, Configuration, HOME, MEMORY_MIB, REMOTE, VCPUS};
+use crate::{
+    committed::{CPUS, Configuration, HOME, MEMORY_MIB, REMOTE, VCPUS},
+    guest::agent,
+};
 use anyhow::{Context, Result, ensure};
-use std::{fs, path::Path};
-use vnuma_scenario::{Process, Vm, output, vnumactl, vnumad};
+use std::{fs, io::ErrorKind};
+use vnuma_scenario::{
+    HANG_LIMIT, Nodes, PCI_DEVICES, Process, Vm, host_devices, output, pass_through, vnumactl, vnumad,
+    wait_for,
+};
+use vnuma_topology::CpuSet;
 
 /// Its name.
 const NAME: &str = "nuioa";
 /// Of the reservation of CPU 0, which VMs do not use.
 const GUARD: &str = "server";
 const FILE: &str = "/root/nuioa.vm";
-const DEVICES: &str = "/sys/bus/pci/devices";
 /// Where the guest driver is on the server and in the guest.
 const DRIVER: &str = "/root/vnuma.ko";
 /// This program in the guest.
@@ -18,44 +24,74 @@ pub const PROGRAM: &str = "/root/bench-nuioa";
 /// Class of the devices for guests: network cards and NVMe disks.
 const CLASSES: [&str; 2] = ["0x020000", "0x010802"];
 
+/// vnuma-guest on the server.
+const AGENT: &str = "/usr/local/bin/vnuma-guest";
+/// Huge pages of 2 MiB that a node of the server has for VMs.
+const POOL: usize = MEMORY_MIB / 2 + 8;
+
 /// A VM that runs, with what it needs.
 pub struct Machine {
-    /// Ends after the VM.
+    /// Ends after the others.
     pub vm: Vm,
+    _agent: Option<Process>,
     _daemon: Option<Process>,
+}
+
+/// Keeps memory for VMs in huge pages, as soon as the server is up. In small ones it depends on chance which lines of a program share
+/// a set of the caches.
+pub fn reserve_memory() -> Result<()> {
+    for node in [HOME, REMOTE] {
+        let path = format!("/sys/devices/system/node/node{node}/hugepages/hugepages-2048kB/nr_hugepages");
+        fs::write(&path, POOL.to_string()).with_context(|| path.clone())?;
+        let text = fs::read_to_string(&path).with_context(|| path.clone())?;
+        ensure!(text.trim() == POOL.to_string(), "{path}: {}, expected {POOL}", text.trim());
+    }
+    Ok(())
+}
+
+/// The server's interrupts of devices of the VM come to a CPU that the VM does not use. Else it depends on the configuration whether
+/// they come to a vCPU's, which stops running the guest for them.
+pub fn keep_interrupts(vm: &Vm, devices: &[String]) -> Result<()> {
+    let cpu = free_cpu(vm)?;
+    for device in devices {
+        let directory = format!("{PCI_DEVICES}/{device}/msi_irqs");
+        // A device whose driver uses none has no such folder.
+        for entry in fs::read_dir(&directory).into_iter().flatten() {
+            let path = format!("/proc/irq/{}/smp_affinity_list", entry?.file_name().to_string_lossy());
+            match fs::write(&path, cpu.to_string()) {
+                // A vector that the guest's driver does not use: VFIO has it, and no handler.
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                written => written.with_context(|| format!("{path}: {cpu}"))?,
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The last CPU of the devices' node that no vCPU of the VM may run on.
+pub fn free_cpu(vm: &Vm) -> Result<u32> {
+    let mut used = CpuSet::new();
+    for thread in &vm.threads {
+        let path = format!("/proc/{}/task/{thread}/status", vm.pid);
+        let text = fs::read_to_string(&path).with_context(|| path.clone())?;
+        let list = text.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+        let list: CpuSet =
+            list.with_context(|| path.clone())?.trim().parse().with_context(|| path.clone())?;
+        used.add_all(&list);
+    }
+    let nodes = Nodes::read()?;
+    let home = nodes.cpus(HOME as u32).context("the devices' node")?;
+    let free = home.iter().rfind(|cpu| !used.contains(*cpu));
+    free.with_context(|| format!("vCPUs may run on {used}, which is all of node {HOME}"))
 }
 
 /// Gives the devices of the home node to VFIO; their addresses.
 pub fn devices() -> Result<Vec<String>> {
-    output("modprobe", &["-a", "vfio-pci", "vfio_iommu_type1"])?;
-    let mut found = Vec::new();
-    for entry in fs::read_dir(DEVICES).context(DEVICES)? {
-        let entry = entry?;
-        let read = |name: &str| -> Result<String> {
-            let path = entry.path().join(name);
-            Ok(fs::read_to_string(&path).with_context(|| path.display().to_string())?.trim().to_owned())
-        };
-        if CLASSES.contains(&read("class")?.as_str()) && read("numa_node")? == HOME.to_string() {
-            let address = entry.file_name().to_string_lossy().into_owned();
-            pass_through(&entry.path(), &address)?;
-            found.push(address);
-        }
-    }
-    found.sort();
-    ensure!(found.len() == 3, "{DEVICES}: expected two cards and a disk on node {HOME}: {found:?}");
-    Ok(found)
-}
-
-fn pass_through(device: &Path, address: &str) -> Result<()> {
-    let write = |path: &Path, text: &str| fs::write(path, text).with_context(|| path.display().to_string());
-    write(&device.join("driver_override"), "vfio-pci")?;
-    if device.join("driver").exists() {
-        write(&device.join("driver/unbind"), address)?;
-    }
-    write(Path::new("/sys/bus/pci/drivers_probe"), address)?;
-    let driver = fs::read_link(device.join("driver")).with_context(|| format!("driver of {address}"))?;
-    ensure!(driver.ends_with("vfio-pci"), "{address} has the driver {}", driver.display());
-    Ok(())
+    let mut found = host_devices()?;
+    found.retain(|device| CLASSES.contains(&device.class.as_str()) && device.node == Some(HOME as u32));
+    found.iter().try_for_each(|device| pass_through(&device.address))?;
+    ensure!(found.len() == 3, "expected two cards and a disk on node {HOME}: {found:?}");
+    Ok(found.into_iter().map(|device| device.address).collect())
 }
 
 impl Machine {
@@ -72,8 +108,10 @@ impl Machine {
             vm.exec(&["insmod", DRIVER])?;
             vm.attach()?;
             vm.await_driver()?;
+            vm.put(AGENT, agent::PROGRAM)?;
         }
-        Ok(Self { vm, _daemon: daemon })
+        let agent = aware.then(|| vm.spawn(&[PROGRAM, "agent"])).transpose()?;
+        Ok(Self { vm, _agent: agent, _daemon: daemon })
     }
 }
 
@@ -94,15 +132,19 @@ fn boot() -> Result<Vm> {
 
 /// Where vnumactl places it.
 fn placed(devices: &[String]) -> Result<String> {
-    let reservations = vnumactl(&["reservations"])?;
-    let reserved = reservations.as_array().context("vnumactl reservations: not an array")?;
-    if !reserved.iter().any(|one| one["placement"]["name"] == GUARD) {
+    let is_reserved = |name: &str| -> Result<bool> {
+        let reservations = vnumactl(&["reservations"])?;
+        let all = reservations.as_array().context("vnumactl reservations: not an array")?;
+        Ok(all.iter().any(|one| one["placement"]["name"] == name))
+    };
+    wait_for("the reservation of an earlier VM to end", HANG_LIMIT, || Ok(!is_reserved(NAME)?))?;
+    if !is_reserved(GUARD)? {
         vnumactl(&["place", GUARD, "--vcpus", "1", "--memory", "2M", "--lifetime", "3600"])?;
     }
     let (vcpus, memory) = (VCPUS.to_string(), format!("{MEMORY_MIB}M"));
     let mut command = vec!["place", NAME, "--vcpus", &vcpus, "--memory", &memory];
     command.extend(devices.iter().flat_map(|device| ["--device", device.as_str()]));
-    command.extend(["--format", "qemu"]);
+    command.extend(["--hugepages", "2M", "--format", "qemu"]);
     output("vnumactl", &command)
 }
 
@@ -139,8 +181,7 @@ fn placement(configuration: Configuration, devices: &[String]) -> String {
         format!("-smp {VCPUS},maxcpus={VCPUS},sockets={VCPUS},cores=1,threads=1 -m {MEMORY_MIB}M"),
     ];
     if uma {
-        let policy = "host-nodes=0-1,policy=interleave";
-        lines.push(format!("-object memory-backend-ram,id=ram0,size={MEMORY_MIB}M,{policy}"));
+        lines.push(memory(0, MEMORY_MIB, "host-nodes=0-1,policy=interleave"));
     } else {
         lines.extend(numa(&nodes));
     }
@@ -161,12 +202,16 @@ fn placement(configuration: Configuration, devices: &[String]) -> String {
     lines.join("\n") + "\n"
 }
 
+fn memory(id: usize, mib: usize, policy: &str) -> String {
+    let huge = "hugetlb=on,hugetlbsize=2M,prealloc=on";
+    format!("-object memory-backend-memfd,id=ram{id},size={mib}M,{huge},{policy}")
+}
+
 fn numa(nodes: &[GuestNode]) -> Vec<String> {
     let mut lines = Vec::new();
     let mib = MEMORY_MIB / nodes.len();
     for (id, GuestNode { home, pins }) in nodes.iter().enumerate() {
-        lines
-            .push(format!("-object memory-backend-ram,id=ram{id},size={mib}M,host-nodes={home},policy=bind"));
+        lines.push(memory(id, mib, &format!("host-nodes={home},policy=bind")));
         let mut line = format!("-numa node,nodeid={id},memdev=ram{id}");
         for (vcpu, _) in pins {
             line.push_str(&format!(" -numa cpu,node-id={id},socket-id={vcpu}"));
@@ -190,7 +235,12 @@ mod tests {
     #[test]
     fn each_configuration_is_where_its_name_says() {
         let home = text(Configuration::Home);
-        assert!(home.contains("id=ram0,size=1024M,host-nodes=1,policy=bind"), "{home}");
+        assert!(
+            home.contains(
+                "id=ram0,size=1024M,hugetlb=on,hugetlbsize=2M,prealloc=on,host-nodes=1,policy=bind"
+            ),
+            "{home}"
+        );
         assert!(home.contains("\"CPU 0/KVM\") task=${name%/comm}; taskset -c -p 3 "), "{home}");
         let remote = text(Configuration::Remote);
         assert!(remote.contains("host-nodes=0,policy=bind") && remote.contains("-c -p 2 "), "{remote}");
@@ -199,8 +249,8 @@ mod tests {
         assert!(uma.contains("\"CPU 0/KVM\") task=${name%/comm}; taskset -c -p 1 "), "{uma}");
         let vnuma = text(Configuration::Vnuma);
         for part in [
-            "id=ram0,size=512M,host-nodes=0,policy=bind",
-            "id=ram1,size=512M,host-nodes=1,policy=bind",
+            "id=ram0,size=512M,hugetlb=on,hugetlbsize=2M,prealloc=on,host-nodes=0,policy=bind",
+            "id=ram1,size=512M,hugetlb=on,hugetlbsize=2M,prealloc=on,host-nodes=1,policy=bind",
             "nodeid=1,memdev=ram1 -numa cpu,node-id=1,socket-id=1",
             "\"CPU 1/KVM\") task=${name%/comm}; taskset -c -p 3 ",
         ] {

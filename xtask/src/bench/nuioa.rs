@@ -20,10 +20,15 @@ pub fn run(options: &Options) -> Result<()> {
     OnServer {
         name: "nuioa",
         server: "2n6c-iommu",
-        peer: None,
+        peer: Some("2n4c"),
         // All sets of the caches: what testpmd and drivers touch is too little for a sample of them.
         counters: "broadwell-2s:full",
-        programs: &[("vnumad", "vnumad"), ("vnumactl", "vnumactl"), ("vnuma-bench-nuioa", "bench-nuioa")],
+        programs: &[
+            ("vnumad", "vnumad"),
+            ("vnumactl", "vnumactl"),
+            ("vnuma-guest", "vnuma-guest"),
+            ("vnuma-bench-nuioa", "bench-nuioa"),
+        ],
         files: vec![(driver::build(GUEST_KERNEL)?, DRIVER)],
         measure: full.iter().cloned().chain(chosen).collect(),
         judge: full.into_iter().collect(),

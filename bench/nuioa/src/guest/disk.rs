@@ -4,7 +4,7 @@
 //!
 //! Between two looks at the completion queue it sleeps. How long the disk takes is the emulator's time, and spinning would count it.
 
-use super::{Load, Place, pci};
+use super::{Load, Place, pci, process};
 use crate::committed::SEED;
 use anyhow::{Context, Result, bail, ensure};
 use std::{
@@ -124,11 +124,16 @@ struct Disk {
     /// Bytes between doorbells.
     stride: usize,
     random: u64,
+    /// Says that the process drives the device, as with SPDK.
+    _uio: File,
 }
 
 impl Disk {
     fn open(device: &Path, place: Place) -> Result<(Self, Queues)> {
-        pci::bind(device, None)?;
+        process::run("modprobe", &["uio_pci_generic"])?;
+        pci::bind(device, Some("uio_pci_generic"))?;
+        let uio = format!("/dev/{}", pci::only_name(&device.join("uio"))?);
+        let uio = File::open(&uio).context(uio)?;
         pci::enable(device)?;
         let path = device.join("resource0");
         let file = OpenOptions::new().read(true).write(true).open(&path);
@@ -136,7 +141,7 @@ impl Disk {
         let registers = Mapping::new(BAR, libc::MAP_SHARED, Some(&file))?;
         let (memory, address) = Mapping::huge(place)?;
         let stride = 4 << (registers.read::<u64>(CAPABILITIES) >> 32 & 0xf);
-        let disk = Self { registers, memory, address, stride, random: SEED };
+        let disk = Self { registers, memory, address, stride, random: SEED, _uio: uio };
         disk.reset()?;
         let mut admin = Queues::new(0, 0);
         let io = Queues::new(1, 2 * PAGE);
@@ -288,8 +293,12 @@ impl Reader {
 }
 
 fn work(device: &Path, place: Place, shared: &(Mutex<State>, Condvar)) -> Result<()> {
-    super::pin(place.cpu)?;
+    super::pin(&[place.cpu])?;
     let (mut disk, mut queues) = Disk::open(device, place)?;
+    if place.by_agent {
+        // Only its memory knows of NUMA.
+        super::pin(&[place.cpu, place.other])?;
+    }
     loop {
         let mut state = shared.0.lock().unwrap_or_else(PoisonError::into_inner);
         while !state.goes {
@@ -312,5 +321,9 @@ impl Load for Reader {
     fn halt(&mut self) -> Result<Option<u64>> {
         self.set(false);
         self.halted().map(Some)
+    }
+
+    fn process(&self) -> Option<u32> {
+        Some(std::process::id())
     }
 }

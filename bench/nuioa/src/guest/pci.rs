@@ -63,6 +63,26 @@ pub fn address(device: &Path) -> Result<&str> {
     device.file_name().and_then(|name| name.to_str()).with_context(|| device.display().to_string())
 }
 
+/// Its interrupts.
+pub fn interrupts(device: &Path) -> Result<Vec<String>> {
+    names(&device.join("msi_irqs"))
+}
+
+/// What a folder of `/sys` has, which is one.
+pub fn only_name(directory: &Path) -> Result<String> {
+    let found = names(directory)?;
+    let [name] = &found[..] else { anyhow::bail!("{}: expected one, found {found:?}", directory.display()) };
+    Ok(name.clone())
+}
+
+fn names(directory: &Path) -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(directory).with_context(|| directory.display().to_string())? {
+        found.push(entry?.file_name().to_string_lossy().into_owned());
+    }
+    Ok(found)
+}
+
 /// Gives a device to a driver, or to none.
 pub fn bind(device: &Path, driver: Option<&str>) -> Result<()> {
     let address = address(device)?;

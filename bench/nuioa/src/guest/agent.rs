@@ -1,0 +1,126 @@
+//! vnuma-guest in the guest of `nuioa-aware`: its rules, and what it has done.
+
+use super::pci;
+use anyhow::{Context, Result, bail};
+use std::{
+    fs,
+    os::unix::process::CommandExt,
+    path::Path,
+    process::Command,
+    thread,
+    time::{Duration, Instant},
+};
+use vnuma_topology::CpuSet;
+
+const RULES: &str = "/root/vnuma-guest.toml";
+pub const PROGRAM: &str = "/root/vnuma-guest";
+/// Programs that use a device by the kernel, of which no file or library says so.
+const USERS: [(&str, Device); 3] =
+    [("fio", Device::Disk), ("sockperf", Device::Card), ("memcached", Device::Card)];
+const HANG: Duration = Duration::from_secs(120);
+
+#[derive(Clone, Copy)]
+enum Device {
+    Disk,
+    Card,
+}
+
+/// Writes the rules, and becomes vnuma-guest, on a CPU that is not of the devices' node: its work is not the workload's.
+pub fn run() -> Result<()> {
+    let (disks, cards) = (pci::disks()?, pci::cards()?);
+    fs::write(RULES, rules(pci::address(&disks[0])?, pci::address(&cards[0])?)).context(RULES)?;
+    let end = Instant::now() + HANG;
+    let home = loop {
+        match usize::try_from(pci::node(&cards[0])?) {
+            Ok(node) => break node,
+            Err(_) if Instant::now() > end => bail!("the guest is not told where its devices are"),
+            Err(_) => thread::sleep(Duration::from_millis(200)),
+        }
+    };
+    let nodes = super::nodes()?;
+    let others = nodes.iter().enumerate().filter(|(node, _)| *node != home);
+    let cpu = others.flat_map(|(_, cpus)| cpus).next().context("all CPUs are on the devices' node")?;
+    let error =
+        Command::new("taskset").args(["-c", &cpu.to_string(), PROGRAM, "run", "--rules", RULES]).exec();
+    Err(error).context(PROGRAM)
+}
+
+/// A node has one CPU, which a workload may use as a whole.
+fn rules(disk: &str, card: &str) -> String {
+    let mut text = "interval_s = 1\ncpu_reserve_percent = 0\n".to_owned();
+    for (program, device) in USERS {
+        let device = match device {
+            Device::Disk => disk,
+            Device::Card => card,
+        };
+        text += &format!("\n[[workload]]\nprogram = \"{program}\"\ndevice = \"{device}\"\n");
+    }
+    text
+}
+
+/// Waits until all threads of a process may run on these CPUs only, and interrupts of the device, if any are named, come there.
+pub fn await_placed(process: u32, cpus: &CpuSet, interrupts_of: Option<&Path>) -> Result<()> {
+    let end = Instant::now() + HANG;
+    loop {
+        let mut found = affinities(process)?;
+        if let Some(device) = interrupts_of {
+            for interrupt in pci::interrupts(device)? {
+                let path = format!("/proc/irq/{interrupt}/smp_affinity_list");
+                found.push(fs::read_to_string(&path).context(path)?);
+            }
+        }
+        if within(&found, cpus)? {
+            return Ok(());
+        }
+        if Instant::now() > end {
+            bail!("vnuma-guest has not placed process {process} on {cpus}: {found:?}");
+        }
+        thread::sleep(Duration::from_millis(200));
+    }
+}
+
+fn affinities(process: u32) -> Result<Vec<String>> {
+    let directory = format!("/proc/{process}/task");
+    let mut lists = Vec::new();
+    for entry in fs::read_dir(&directory).with_context(|| directory.clone())? {
+        // A thread may have ended meanwhile.
+        let status = fs::read_to_string(entry?.path().join("status")).unwrap_or_default();
+        let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+        lists.extend(list.map(|list| list.trim().to_owned()));
+    }
+    Ok(lists)
+}
+
+fn within(lists: &[String], cpus: &CpuSet) -> Result<bool> {
+    for list in lists {
+        let list: CpuSet = list.trim().parse().with_context(|| format!("CPUs {list:?}"))?;
+        if !list.is_subset(cpus) {
+            return Ok(false);
+        }
+    }
+    Ok(!lists.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_placed_when_all_its_threads_are() {
+        let cpus: CpuSet = "1,3".parse().unwrap();
+        let within =
+            |lists: &[&str]| within(&lists.iter().map(|&list| list.to_owned()).collect::<Vec<_>>(), &cpus);
+        assert!(within(&["1\n", "1,3"]).unwrap());
+        assert!(!within(&["1", "0-1"]).unwrap());
+        assert!(!within(&[]).unwrap(), "it has ended");
+        assert!(within(&["x"]).is_err());
+    }
+
+    #[test]
+    fn rules_name_the_device_of_each_program() {
+        let text = rules("0000:03:00.0", "0000:01:00.0");
+        for (program, device) in [("fio", "0000:03:00.0"), ("memcached", "0000:01:00.0")] {
+            assert!(text.contains(&format!("program = \"{program}\"\ndevice = \"{device}\"\n")), "{text}");
+        }
+    }
+}
