@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use common::{HANG, good, sh};
-use vnuma_lab_runner::{DEFAULT_PROFILE, Exec, Input, Lab, LabError, Profile, boot_retries};
+use vnuma_lab_runner::{Accel, DEFAULT_PROFILE, Exec, Input, Lab, LabError, Profile, boot_retries};
 
 fn boot(profile: &str) -> Lab {
     let lab = Lab::boot(profile).unwrap();
@@ -139,6 +139,25 @@ fn a_command_that_takes_too_long(lab: &Lab) {
     // The server is gone, and says so.
     let error = lab.exec(&exec, Input::Null, sink, &mut std::io::sink(), HANG).unwrap_err();
     assert!(matches!(error, LabError::Died { .. }), "{error}");
+}
+
+/// Sets the timer of CPU 1 to fire at once, and keeps it from interrupting: what comes on it later never comes.
+const LOSE_A_TIMER: &str = "lapic() { taskset -c 1 /run/lab/bin/busybox devmem $1 32 $2; }; \
+    lapic 0xfee00320 0x100ec && lapic 0xfee00380 1 && sleep 1000";
+
+#[test]
+#[ignore = "takes a minute: make soak"]
+fn a_cpu_that_has_lost_its_timer_is_noticed() {
+    let lab = boot("2n4c");
+    if lab.accel() != Accel::Tcg {
+        println!("skipped: only CPUs that are emulated are watched");
+        return;
+    }
+    let exec = Exec { argv: ["sh", "-c", LOSE_A_TIMER].map(str::to_owned).into(), ..Exec::default() };
+    let sink = &mut std::io::sink();
+    let error = lab.exec(&exec, Input::Null, sink, &mut std::io::sink(), HANG).unwrap_err();
+    assert!(matches!(&error, LabError::Stuck { cpus, .. } if *cpus == [1]), "{error}");
+    assert!(error.to_string().contains("current_count = 0"), "{error}");
 }
 
 #[test]
