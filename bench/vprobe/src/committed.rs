@@ -91,7 +91,7 @@ pub mod overhead {
     /// The same.
     pub const PERIOD: (&str, f64) = ("vprobe", super::DEFAULT_PERIOD_S);
     /// Its periods may be so much shorter or longer; else it is measured again.
-    pub const TOLERANCE: f64 = 0.1;
+    pub const TOLERANCE: f64 = 0.2;
     /// Periods that are not judged.
     pub const WARM_UP: usize = super::WARM_UP;
     /// Periods that are.
