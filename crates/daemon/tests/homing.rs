@@ -1,5 +1,7 @@
 //! Where memory is and how it comes home, in the core by itself: what is seen comes in, orders come out.
 
+#[path = "common/gib_nodes.rs"]
+mod gib_nodes;
 #[path = "common/two_nodes.rs"]
 mod two_nodes;
 
@@ -17,7 +19,7 @@ use vnuma_placement::{
     scheduling::memory::MoveMemory,
     world::{MemoryMoved, VmId},
 };
-use vnuma_topology::{BackingMapping, GuestNode, MemoryBacking, Vcpu, VmDescription, VmDevice};
+use vnuma_topology::{BackingMapping, MemoryBacking, Vcpu, VmDescription, VmDevice};
 
 const SECOND_NS: u64 = 1_000_000_000;
 const PID: i32 = 100;
@@ -27,26 +29,7 @@ const SAMPLES: u64 = 1000;
 
 /// A VM with two guest nodes, at home on nodes 0 and 1.
 fn description() -> VmDescription {
-    let node = |id: u32| {
-        let memory = MemoryBacking {
-            id: format!("ram{id}"),
-            size_bytes: 1024 * MIB,
-            policy: "default".into(),
-            host_nodes: Vec::new(),
-            resident_kib: vec![(id, 1 << 20)],
-            mapping: Some(BackingMapping { start: u64::from(id + 1) << 40, page_kib: 4 }),
-        };
-        GuestNode { id, memory_bytes: 1024 * MIB, memory: Some(memory) }
-    };
-    VmDescription {
-        name: "a".into(),
-        pid: PID,
-        run_state: "running".into(),
-        guest_nodes: vec![node(0), node(1)],
-        vcpus: vec![Vcpu { index: 0, apic_id: 0, boot_node: Some(0), tid: PID + 1 }],
-        spare_slots: BTreeMap::new(),
-        devices: Vec::new(),
-    }
+    gib_nodes::vm(PID, vec![Vcpu { index: 0, apic_id: 0, boot_node: Some(0), tid: PID + 1 }])
 }
 
 struct Run {

@@ -1,5 +1,7 @@
 //! A guest node gets another home, in the core by itself: what is seen comes in, orders come out.
 
+#[path = "common/gib_nodes.rs"]
+mod gib_nodes;
 #[path = "common/two_nodes.rs"]
 mod two_nodes;
 
@@ -17,7 +19,7 @@ use vnuma_placement::{
     scheduling::memory::{MemoryReason, MoveMemory},
     world::{MemoryMoved, RehomeWish, VmId},
 };
-use vnuma_topology::{BackingMapping, GuestNode, MemoryBacking, Vcpu, VcpuLocation, VmDescription, VmDevice};
+use vnuma_topology::{BackingMapping, MemoryBacking, Vcpu, VcpuLocation, VmDescription, VmDevice};
 
 const SECOND_NS: u64 = 1_000_000_000;
 const PID: i32 = 100;
@@ -47,32 +49,13 @@ struct Run {
 }
 
 fn description() -> VmDescription {
-    let node = |id: u32| {
-        let memory = MemoryBacking {
-            id: format!("ram{id}"),
-            size_bytes: 1024 * MIB,
-            policy: "default".into(),
-            host_nodes: Vec::new(),
-            resident_kib: vec![(id, 1 << 20)],
-            mapping: Some(BackingMapping { start: u64::from(id + 1) << 40, page_kib: 4 }),
-        };
-        GuestNode { id, memory_bytes: 1024 * MIB, memory: Some(memory) }
-    };
     let vcpu = |id: u32| Vcpu {
         index: u64::from(id).try_into().expect("small"),
         apic_id: id,
         boot_node: Some(id),
         tid: PID + 1 + id as i32,
     };
-    VmDescription {
-        name: "a".into(),
-        pid: PID,
-        run_state: "running".into(),
-        guest_nodes: vec![node(0), node(1)],
-        vcpus: vec![vcpu(0), vcpu(1)],
-        spare_slots: BTreeMap::new(),
-        devices: Vec::new(),
-    }
+    gib_nodes::vm(PID, vec![vcpu(0), vcpu(1)])
 }
 
 impl Run {
