@@ -1,6 +1,7 @@
 //! Running commands, and the steps of a check with a summary that counts.
 
 use anyhow::{Context, Result, bail};
+use std::collections::VecDeque;
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -43,12 +44,18 @@ fn show(command: &Command) -> String {
     words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
 }
 
-/// Tests as `cargo test` counts them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// Lines of a failed test that are shown again at the end. All of them stand where it failed.
+const SHOWN_AGAIN: usize = 25;
+
+/// Tests as `cargo test` counts them, and the end of what failed ones printed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     passed: u32,
     failed: u32,
     ignored: u32,
+    failures: Vec<VecDeque<String>>,
+    /// What is read belongs to the last of these.
+    in_failure: bool,
 }
 
 impl Counts {
@@ -61,10 +68,28 @@ impl Counts {
         self.passed += other.passed;
         self.failed += other.failed;
         self.ignored += other.ignored;
+        self.failures.extend(other.failures);
+    }
+
+    /// The last lines of a test that failed, without those of backtraces.
+    fn add_failure_line(&mut self, line: &str) {
+        if line.starts_with("---- ") && line.ends_with(" stdout ----") {
+            self.failures.push(VecDeque::from([line.to_owned()]));
+            self.in_failure = true;
+        } else if line == "failures:" {
+            self.in_failure = false;
+        } else if let (true, Some(lines)) = (self.in_failure && !of_backtrace(line), self.failures.last_mut())
+        {
+            if lines.len() > SHOWN_AGAIN {
+                lines.remove(1);
+            }
+            lines.push_back(line.to_owned());
+        }
     }
 
     /// `test result: ok. 9 passed; 0 failed; 0 ignored; ...`
     fn add_line(&mut self, line: &str) {
+        self.add_failure_line(line);
         let Some(rest) = line.strip_prefix("test result: ") else { return };
         for part in rest.split([';', '.']) {
             let mut words = part.split_whitespace();
@@ -78,6 +103,15 @@ impl Counts {
             }
         }
     }
+}
+
+/// `  12: a::function`, `             at ./src/a.rs:1:1`, and the lines around them. Empty lines as well.
+fn of_backtrace(line: &str) -> bool {
+    let (indent, text) = (line.len() - line.trim_start().len(), line.trim_start());
+    let frame =
+        text.split_once(": ").is_some_and(|(number, _)| number.bytes().all(|byte| byte.is_ascii_digit()));
+    let heading = text == "stack backtrace:" || text.starts_with("note: Some details are omitted");
+    text.is_empty() || heading || (indent >= 2 && frame) || (indent >= 10 && text.starts_with("at "))
 }
 
 /// Steps of a check. Later steps run although an earlier one failed, so that one run shows
@@ -142,10 +176,13 @@ impl Steps {
     /// Prints the summary; an error when a step failed.
     pub fn finish(self) -> Result<()> {
         println!();
+        for line in self.counts.failures.iter().flatten() {
+            println!("{line}");
+        }
         for (name, result, seconds) in &self.results {
             println!("{:<7} {name} ({seconds:.0} s)", if result.is_ok() { "ok" } else { "FAILED" });
         }
-        let Counts { passed, failed, ignored } = self.counts;
+        let Counts { passed, failed, ignored, .. } = self.counts;
         println!("{passed} passed, {failed} failed, {ignored} skipped");
         let broken = self.results.iter().filter(|(_, result, _)| result.is_err()).count();
         if broken > 0 {
@@ -213,6 +250,47 @@ mod tests {
             "test result: ok. 9 passed; 0 failed; 2 ignored; 0 measured; 0 filtered out; finished in 0.13s",
         );
         counts.add_line("test result: FAILED. 1 passed; 3 failed; 0 ignored; 0 measured; 0 filtered out");
-        assert_eq!(counts, Counts { passed: 10, failed: 3, ignored: 2 });
+        assert_eq!(counts, Counts { passed: 10, failed: 3, ignored: 2, ..Counts::default() });
+    }
+
+    #[test]
+    fn the_end_of_what_failed_tests_printed_is_kept() {
+        let mut counts = Counts::default();
+        let long = (0..1000).map(|line| format!("line {line}"));
+        let short = [
+            "failures:",
+            "",
+            "---- a stdout ----",
+            "a says",
+            "",
+            "thread 'a' panicked at a.rs:1:1:",
+            "it is wrong",
+            "stack backtrace:",
+            "   0: main",
+            "             at ./a.rs:1:1",
+            "note: Some details are omitted, run with `RUST_BACKTRACE=full` for a verbose backtrace.",
+            "a's last word",
+            "",
+            "---- b stdout ----",
+        ];
+        short.map(str::to_owned).into_iter().chain(long).for_each(|line| counts.add_line(&line));
+        for line in
+            ["", "failures:", "    a", "    b", "", "test result: FAILED. 0 passed; 2 failed; 0 ignored"]
+        {
+            counts.add_line(line);
+        }
+        let [a, b] = counts.failures.as_slice() else { panic!("{counts:?}") };
+        assert_eq!(
+            a,
+            &[
+                "---- a stdout ----",
+                "a says",
+                "thread 'a' panicked at a.rs:1:1:",
+                "it is wrong",
+                "a's last word"
+            ]
+        );
+        assert_eq!((b[0].as_str(), b[1].as_str(), b.len()), ("---- b stdout ----", "line 975", 26));
+        assert_eq!((b[25].as_str(), counts.failed), ("line 999", 2));
     }
 }
