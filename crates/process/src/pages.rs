@@ -98,6 +98,8 @@ fn call(
     match on_thread(pidfd, pid, pid, call).ok_or_else(ended)? {
         // There is none that would have to move. The kernel may have said so without a state for each.
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
+        // It has no memory any more: a process gives that back before it has ended (find_mm_struct in mm/migrate.c).
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => return Err(ended()),
         outcome => outcome?,
     }
     Ok(status.into_iter().map(PageState::of).collect())
@@ -197,6 +199,23 @@ mod tests {
         child.wait().expect("it ends with its input");
         let found = find_pages(pidfd.as_fd(), ended, &addresses);
         assert_eq!(found.unwrap_err().raw_os_error(), Some(libc::ESRCH), "whoever has its number now");
+    }
+
+    /// So is one that ends, for a moment. A thread of the kernel is so for ever.
+    #[test]
+    fn a_process_without_memory_has_ended() {
+        let kernel = std::fs::read_to_string("/proc/2/comm").is_ok_and(|name| name.trim() == "kthreadd");
+        let Some(pidfd) = kernel.then(|| open_pidfd(2).ok()).flatten() else {
+            eprintln!("skipped: there is no kthreadd in this PID namespace");
+            return;
+        };
+        let error = find_pages(pidfd.as_fd(), 2, &[PAGE as u64]).unwrap_err();
+        // Without the right to ask, or the system call, that is said first.
+        let refused = [libc::EPERM, libc::ENOSYS];
+        assert!(
+            error.raw_os_error().is_some_and(|number| number == libc::ESRCH || refused.contains(&number)),
+            "{error}"
+        );
     }
 
     #[test]

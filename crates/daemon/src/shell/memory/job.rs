@@ -182,6 +182,7 @@ impl<P: Pages> Job<P> {
     fn batch(&mut self, addresses: &[u64]) -> Result<Option<bool>, String> {
         let failed = |error: io::Error| match error.raw_os_error() {
             Some(libc::EPERM) => format!("move_pages: {error}: vnumad needs root, or CAP_SYS_NICE"),
+            Some(libc::ESRCH) => "its process has ended".to_owned(),
             _ => format!("move_pages: {error}"),
         };
         let states = self.pages.find(addresses).map_err(failed)?;
@@ -456,13 +457,13 @@ mod tests {
         // The first batch takes five calls: 32, 64, 128, 256 and 32 pages.
         fake.lives.set(7);
         let job = finish(&fake, 10_000);
-        assert!(job.moved.problem.as_deref().expect("a problem").contains("move_pages: No such process"));
+        assert!(job.moved.problem.as_deref().expect("a problem").contains("its process has ended"));
         assert_eq!(job.moved.bytes, 2 * BATCH, "what is known to have moved");
         // Between two batches.
         fake.lives.set(0);
         assert!(begin(&fake, 10_000, 0).turn());
         let job = finish(&fake, 10_000);
-        assert!(job.moved.problem.as_deref().expect("a problem").contains("move_pages: No such process"));
+        assert!(job.moved.problem.as_deref().expect("a problem").contains("its process has ended"));
     }
 
     #[test]
