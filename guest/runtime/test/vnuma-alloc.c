@@ -5,7 +5,7 @@
  *
  *	node=1 local=100
  *
- *	vnuma-alloc CPU		(ends with its input)
+ *	vnuma-alloc CPU		(ends with its input, or when nothing has changed for five minutes)
  */
 #define _GNU_SOURCE
 #include <poll.h>
@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 #include <vnuma/vnuma.h>
 
@@ -22,6 +23,8 @@
 #define SIZE	(64 << 10)
 /* Rounds without a change until a line is printed. */
 #define ROUNDS	8
+/* Only ends what waits for a change that does not come. */
+#define LIMIT_S	300
 
 static void *pieces[PIECES];
 
@@ -63,6 +66,7 @@ int main(int argc, char **argv)
 {
 	struct pollfd input = { .fd = STDIN_FILENO, .events = POLLIN };
 	int node, share, last_node = -2, last_share = -2, same = 0;
+	time_t changed = time(NULL);
 	struct vnuma *v;
 	cpu_set_t one;
 
@@ -81,8 +85,14 @@ int main(int argc, char **argv)
 		same = node == last_node && share == last_share ? same + 1 : 0;
 		last_node = node;
 		last_share = share;
+		if (same == 0)
+			changed = time(NULL);
 		if (same == ROUNDS)
 			printf("node=%d local=%d\n", node, share);
+		if (time(NULL) - changed > LIMIT_S) {
+			fprintf(stderr, "nothing has changed for %d s\n", LIMIT_S);
+			return 1;
+		}
 	}
 	vnuma_close(v);
 	return 0;

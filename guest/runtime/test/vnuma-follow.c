@@ -21,7 +21,7 @@
 
 #define MAX_NODES	8
 /* Only against waiting for ever for a change that does not come. */
-#define LIMIT_MS	120000
+#define LIMIT_MS	600000
 
 struct bitmask {
 	unsigned long size;

@@ -17,6 +17,8 @@ const FOLLOW: &str = "current=";
 const ALLOC: &str = "local=";
 /// vCPUs 0 and 1 are on node 0 at first, the others on node 1.
 const AT_FIRST: &str = "0,0,1,1";
+/// jemalloc returns nothing to the kernel.
+const KEEPS_ALL: &str = "MALLOC_CONF=dirty_decay_ms:-1,muzzy_decay_ms:-1";
 
 /// A `vnuma-follow` or `vnuma-alloc` that runs in the guest.
 struct Follower {
@@ -132,11 +134,15 @@ fn move_and_back(followers: &mut [Follower; 2]) -> Result<()> {
 }
 
 /// jemalloc gives a thread memory of the node that its CPU is on now. By itself it gives it what was freed, which is on the node before.
+/// It is so for as long as nobody else takes pages to the thread's node: jemalloc returns freed pages to the kernel after some
+/// seconds, and the kernel's balancer moves them.
 fn allocate(vm: &Vm) -> Result<()> {
+    vm.exec(&["sh", "-c", "echo 0 > /proc/sys/kernel/numa_balancing"])?;
     let (run, alloc) = (in_guest("vnuma-run"), in_guest("vnuma-alloc"));
     let with = [&run, "--libraries", DIRECTORY, "--allocator", "jemalloc", &alloc, "1"];
     let mut with = Follower::start(vm, &with, ALLOC)?;
-    let mut without = Follower::start(vm, &["env", "LD_PRELOAD=libjemalloc.so.2", &alloc, "1"], ALLOC)?;
+    let without = ["env", "LD_PRELOAD=libjemalloc.so.2", KEEPS_ALL, &alloc, "1"];
+    let mut without = Follower::start(vm, &without, ALLOC)?;
     for program in [&mut with, &mut without] {
         program.expect(&["node=0", "local=100"], &[])?;
     }
