@@ -56,6 +56,8 @@ pub struct Counts {
     failures: Vec<VecDeque<String>>,
     /// What is read belongs to the last of these.
     in_failure: bool,
+    /// The last lines, for a test whose output is not captured.
+    last: VecDeque<String>,
 }
 
 impl Counts {
@@ -78,10 +80,14 @@ impl Counts {
             self.in_failure = true;
         } else if line == "failures:" {
             self.in_failure = false;
-        } else if let (true, Some(lines)) = (self.in_failure && !of_backtrace(line), self.failures.last_mut())
-        {
-            if lines.len() > SHOWN_AGAIN {
-                lines.remove(1);
+        } else if line == "FAILED" {
+            // What a test has printed with --nocapture stands before.
+            self.failures.push(std::mem::take(&mut self.last));
+        } else if !of_backtrace(line) {
+            let failure = self.failures.last_mut().filter(|_| self.in_failure);
+            let (lines, heading) = failure.map_or((&mut self.last, 0), |lines| (lines, 1));
+            if lines.len() >= SHOWN_AGAIN + heading {
+                lines.remove(heading);
             }
             lines.push_back(line.to_owned());
         }
@@ -250,7 +256,7 @@ mod tests {
             "test result: ok. 9 passed; 0 failed; 2 ignored; 0 measured; 0 filtered out; finished in 0.13s",
         );
         counts.add_line("test result: FAILED. 1 passed; 3 failed; 0 ignored; 0 measured; 0 filtered out");
-        assert_eq!(counts, Counts { passed: 10, failed: 3, ignored: 2, ..Counts::default() });
+        assert_eq!((counts.passed, counts.failed, counts.ignored), (10, 3, 2));
     }
 
     #[test]
@@ -292,5 +298,16 @@ mod tests {
         );
         assert_eq!((b[0].as_str(), b[1].as_str(), b.len()), ("---- b stdout ----", "line 975", 26));
         assert_eq!((b[25].as_str(), counts.failed), ("line 999", 2));
+    }
+
+    #[test]
+    fn the_end_of_what_a_failed_test_printed_uncaptured_is_kept() {
+        let mut counts = Counts::default();
+        let before = (0..100).map(|line| format!("line {line}"));
+        let panic =
+            ["thread 'a' panicked at a.rs:1:1:", "it is wrong", "stack backtrace:", "   0: main", "FAILED"];
+        before.chain(panic.map(str::to_owned)).for_each(|line| counts.add_line(&line));
+        let [lines] = counts.failures.as_slice() else { panic!("{counts:?}") };
+        assert_eq!((lines.len(), lines[0].as_str(), lines[24].as_str()), (25, "line 77", "it is wrong"));
     }
 }

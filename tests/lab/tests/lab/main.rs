@@ -85,5 +85,7 @@ fn run(profile: &str, jobs: &[Job]) {
     }
     println!("jobs run again so far: {}", RUN_AGAIN.load(SeqCst));
     println!("lab boots retried so far: {}", boot_retries());
+    // In the standard output as well, of which the end is shown again after all tests.
+    failed.iter().for_each(|problem| println!("failed: {problem}"));
     assert!(failed.is_empty(), "what failed, its output stands above:\n{}", failed.join("\n"));
 }
