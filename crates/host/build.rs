@@ -11,6 +11,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         println!("cargo::rustc-cfg=root");
     }
     vnuma_bpf_build::compile("src/location/bpf/vcpu_watch.bpf.c", &[HEADERS], &[])?;
+    vnuma_bpf_build::compile("src/page_moves/bpf/page_moves.bpf.c", &[HEADERS], &[])?;
     // The verifier follows numbers of 32 bits only through instructions for them.
     vnuma_bpf_build::compile("src/tasks/bpf/tasks.bpf.c", &[HEADERS], &["-mcpu=v3"])
 }

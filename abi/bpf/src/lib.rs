@@ -1,5 +1,6 @@
 //! Rust mirrors of what BPF programs and user space share: `include/vnuma/vcpu_event.h`, the record that the monitor's
-//! program puts into its ring buffer; in [`sched`], `include/vnuma/sched.h`; in [`tasks`], `include/vnuma/tasks.h`.
+//! program puts into its ring buffer, and `include/vnuma/page_moves.h`; in [`sched`], `include/vnuma/sched.h`; in [`tasks`],
+//! `include/vnuma/tasks.h`.
 
 #![forbid(unsafe_code)]
 #![no_std]
@@ -27,6 +28,11 @@ pub const WAITS: u8 = 2;
 pub const COUNT_REPORTED: u32 = 0;
 /// Index in the map `counts`: records that found the ring buffer full.
 pub const COUNT_DROPPED: u32 = 1;
+
+/// Index in the map `moves`: the thread whose moves of pages count, in the initial PID namespace.
+pub const PAGE_MOVES_THREAD: u32 = 0;
+/// Index in the map `moves`: nanoseconds of the longest one since user space set it to 0.
+pub const PAGE_MOVES_LONGEST_NS: u32 = 1;
 
 /// `struct vnuma_vcpu_event`.
 #[repr(C)]

@@ -7,7 +7,8 @@ use std::{
     process::Command,
 };
 use vnuma_abi_bpf::{
-    AFFINITY, COUNT_DROPPED, COUNT_REPORTED, EXITED, MIGRATED, PIDS, VcpuEvent, WAITS, WAKES, WATCHED_BITS,
+    AFFINITY, COUNT_DROPPED, COUNT_REPORTED, EXITED, MIGRATED, PAGE_MOVES_LONGEST_NS, PAGE_MOVES_THREAD,
+    PIDS, VcpuEvent, WAITS, WAKES, WATCHED_BITS,
 };
 
 /// Prints `name value` for everything that both sides must agree on.
@@ -15,6 +16,7 @@ const PROGRAM: &str = r#"
 #include <linux/types.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <vnuma/page_moves.h>
 #include <vnuma/vcpu_event.h>
 
 #define MEMBER(m) printf("offset " #m " %zu\nsize " #m " %zu\n", \
@@ -34,6 +36,8 @@ int main(void)
 	       VNUMA_VCPU_COUNT_REPORTED, VNUMA_VCPU_COUNT_DROPPED, VNUMA_VCPU_COUNTS);
 	printf("const WAKES %d\nconst WAITS %d\n", VNUMA_VCPU_WAKES, VNUMA_VCPU_WAITS);
 	printf("const PIDS %d\nconst WATCHED_BITS %d\n", VNUMA_VCPU_PIDS, VNUMA_VCPU_BITS);
+	printf("const MOVES_THREAD %d\nconst MOVES_LONGEST_NS %d\n",
+	       VNUMA_PAGE_MOVES_THREAD, VNUMA_PAGE_MOVES_LONGEST_NS);
 	return 0;
 }
 "#;
@@ -81,6 +85,8 @@ fn rust_side() -> String {
     );
     lines += &format!("const WAKES {WAKES}\nconst WAITS {WAITS}\n");
     lines += &format!("const PIDS {PIDS}\nconst WATCHED_BITS {WATCHED_BITS}\n");
+    lines +=
+        &format!("const MOVES_THREAD {PAGE_MOVES_THREAD}\nconst MOVES_LONGEST_NS {PAGE_MOVES_LONGEST_NS}\n");
     lines
 }
 

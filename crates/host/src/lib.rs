@@ -7,6 +7,7 @@
 //! | [`watch`] | the kernel's messages about devices, then the same | each one that is another one |
 //! | [`location`] | BPF events or `/proc` | changes of a thread's node and limits, as they happen |
 //! | [`tasks`] | a BPF program | times, CPUs and masks of many threads, and how long CPUs were idle, at once |
+//! | [`page_moves`] | BPF programs | how long the kernel held pages that a thread moves |
 //! | [`scheduler`] | `/sys/kernel/sched_ext`, pinned maps | whether scx_vnuma is loaded, and its maps to write to |
 //!
 //! It ends where something is decided or changed: what the observations mean is
@@ -19,6 +20,7 @@
 mod bpf;
 pub mod devices;
 pub mod location;
+pub mod page_moves;
 pub mod scheduler;
 pub mod sysfs;
 pub mod tasks;

@@ -26,6 +26,7 @@
 mod class;
 pub mod main_loop;
 mod pages;
+mod priority;
 pub mod procfs;
 mod sample;
 mod stop;
@@ -41,6 +42,7 @@ use vnuma_topology::CpuSet;
 
 pub use class::{Class, change_class, read_class};
 pub use pages::{PAGES_AT_ONCE, PageState, find_pages, move_pages};
+pub use priority::prefer_this_thread;
 pub use procfs::{ProcError, read_allowed, thread_exists};
 pub use sample::{BASE_PAGE, PageSize, Sampled, SampledPage, choose_addresses, sample_pages};
 pub use stop::StopReason;

@@ -1,8 +1,8 @@
 //! A move of a VM's memory: which pages, in which order, and when it ends.
 //!
 //! It asks where the pages of a batch are, moves those that are to leave, and asks again: what counts is where they are then.
-//! A vCPU that touches a page while it moves waits until the call that moves it has ended. A call has therefore only as many
-//! pages as are expected to move within [`HOLD`], by what the calls before took ([`Pace`]); a huge page is moved as a whole.
+//! A vCPU that touches a page while it moves waits until all pages of the call have moved. A call has therefore only as many
+//! pages as are expected to move within [`HOLD`], by how long the calls before held theirs ([`Pace`]); a huge page is moved as a whole.
 //! The process and the host are behind [`Pages`], so that tests can be what no test machine is.
 
 use super::{MoveMemory, VmId};
@@ -15,7 +15,7 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
-use vnuma_host::read_node_memory;
+use vnuma_host::{page_moves::PageMoves, read_node_memory};
 use vnuma_hypervisor::resident::{GuestMapping, MappingPolicy, read_guest_mappings, read_mappings};
 use vnuma_placement::{scheduling::memory::MemoryReason, world::MemoryMoved};
 use vnuma_process::{PAGES_AT_ONCE, PageState, find_pages, move_pages};
@@ -32,10 +32,10 @@ const PAGE: u64 = 4096;
 const BATCH: u64 = PAGES_AT_ONCE as u64 * PAGE;
 /// Batches of a job's turn at most that are only looked at.
 const LOOKS: usize = 64;
-/// How long a call that moves pages is to take at most.
+/// How long a call that moves pages is to hold them at most.
 const HOLD: Duration = Duration::from_millis(2);
 /// Pages of the first one, and the least that one has: most of a shorter call is what each call takes, whatever it moves, as the
-/// kernel has every CPU put its pages back first.
+/// kernel has every CPU put its pages back first. That holds nobody.
 const LEAST: usize = 32;
 
 /// How many pages a call has.
@@ -43,7 +43,7 @@ const LEAST: usize = 32;
 struct Pace(usize);
 
 impl Pace {
-    /// A call with as many pages as it may have has taken so long.
+    /// A call with as many pages as it may have has held them for so long.
     fn after(self, took: Duration) -> Self {
         match took {
             took if took > HOLD => Self((self.0 / 2).max(LEAST)),
@@ -60,7 +60,7 @@ pub(super) trait Pages {
     fn mappings(&self) -> Result<Vec<(GuestMapping, u64)>, String>;
     /// Where these pages are.
     fn find(&self, addresses: &[u64]) -> io::Result<Vec<PageState>>;
-    /// Moves these pages to a node, and says how long that has taken.
+    /// Moves these pages to a node, and says how long it has held them.
     fn move_to(&self, node: HostNodeId, addresses: &[u64]) -> io::Result<(Vec<PageState>, Duration)>;
     /// Free memory of a node, KiB; `None`: it is offline.
     fn free_kib(&self, node: HostNodeId) -> Result<Option<u64>, String>;
@@ -71,12 +71,19 @@ pub(super) struct Process {
     pid: i32,
     pidfd: Arc<OwnedFd>,
     root: PathBuf,
+    /// Times what this thread moves. `None`: the time of the call has to do.
+    timer: Option<Arc<PageMoves>>,
 }
 
 impl Process {
-    pub(super) fn new(pid: i32, pidfd: Option<Arc<OwnedFd>>, root: PathBuf) -> Result<Self, String> {
+    pub(super) fn new(
+        pid: i32,
+        pidfd: Option<Arc<OwnedFd>>,
+        root: PathBuf,
+        timer: Option<Arc<PageMoves>>,
+    ) -> Result<Self, String> {
         let pidfd = pidfd.ok_or_else(|| format!("process {pid} has ended"))?;
-        Ok(Self { pid, pidfd, root })
+        Ok(Self { pid, pidfd, root, timer })
     }
 }
 
@@ -94,7 +101,9 @@ impl Pages for Process {
     fn move_to(&self, node: HostNodeId, addresses: &[u64]) -> io::Result<(Vec<PageState>, Duration)> {
         let begun = Instant::now();
         let states = move_pages(self.pidfd.as_fd(), self.pid, addresses, node)?;
-        Ok((states, begun.elapsed()))
+        let called = begun.elapsed();
+        let held = self.timer.as_ref().and_then(|timer| timer.take_longest().ok());
+        Ok((states, held.map_or(called, |held| held.min(called))))
     }
 
     fn free_kib(&self, node: HostNodeId) -> Result<Option<u64>, String> {

@@ -10,7 +10,8 @@
 //! undone: wherever this ends, each page is whole and on one node.
 //!
 //! The thread works for at most a quarter of the time, as a batch holds locks of the VM's process. Jobs take turns, so that
-//! none waits for the end of another one.
+//! none waits for the end of another one. As vCPUs wait for pages that it moves, it does not wait for a CPU behind them: the
+//! scheduler prefers it.
 
 mod job;
 
@@ -18,6 +19,7 @@ use super::inbox::{Inbox, Message};
 use crate::core::event::Event;
 use job::{Job, Process, WORK};
 use std::{
+    cell::OnceCell,
     collections::{HashMap, VecDeque},
     io,
     os::fd::OwnedFd,
@@ -26,11 +28,13 @@ use std::{
     thread::JoinHandle,
     time::{Duration, Instant},
 };
+use tracing::{info, warn};
+use vnuma_host::page_moves::PageMoves;
 use vnuma_placement::{
     scheduling::memory::MoveMemory,
     world::{MemoryMoved, VmId},
 };
-use vnuma_process::spawn_worker;
+use vnuma_process::{prefer_this_thread, spawn_worker};
 
 /// After a batch, a pause of so many times as long.
 const PAUSE: u32 = 3;
@@ -56,7 +60,8 @@ pub(super) struct MemoryMover {
 impl MemoryMover {
     pub(super) fn start(root: PathBuf, inbox: Arc<Inbox>) -> io::Result<Self> {
         let (orders, received) = mpsc::channel();
-        let mut task = Task { root, inbox, jobs: VecDeque::new(), places: HashMap::new() };
+        let (jobs, places, timer) = (VecDeque::new(), HashMap::new(), OnceCell::new());
+        let mut task = Task { root, inbox, jobs, places, timer };
         let thread = spawn_worker("memory", move || task.run(&received))?;
         Ok(Self { orders: Some(orders), thread: Some(thread) })
     }
@@ -95,6 +100,8 @@ struct Task {
     jobs: VecDeque<Job<Process>>,
     /// Where the last job of a VM's process ended: the next one goes on there.
     places: HashMap<VmId, (i32, u64)>,
+    /// Of this thread, from the first order on.
+    timer: OnceCell<Option<Arc<PageMoves>>>,
 }
 
 impl Task {
@@ -123,7 +130,8 @@ impl Task {
         match order {
             Order::Move { vm, pid, pidfd, order } => {
                 let from = self.places.get(&vm).filter(|(known, _)| *known == pid).map_or(0, |(_, at)| *at);
-                let job = Process::new(pid, pidfd, self.root.clone())
+                let timer = self.timer.get_or_init(prepare).clone();
+                let job = Process::new(pid, pidfd, self.root.clone(), timer)
                     .and_then(|process| Job::new((vm, pid), process, order, from));
                 match job {
                     Ok(job) => self.jobs.push_back(job),
@@ -175,6 +183,20 @@ impl Task {
     fn report(&self, vm: VmId, pid: i32, moved: MemoryMoved, ended: bool) {
         // Fails only while vnumad stops.
         let _ = self.inbox.send(Message::Event(Event::MemoryMoved(vm, pid, moved, ended)));
+    }
+}
+
+/// What this thread needs for its first job.
+fn prepare() -> Option<Arc<PageMoves>> {
+    if let Err(error) = prefer_this_thread() {
+        warn!(%error, "vCPUs may wait longer for memory that moves: the thread that moves it is not preferred");
+    }
+    match PageMoves::of_this_thread() {
+        Ok(timer) => Some(Arc::new(timer)),
+        Err(why) => {
+            info!("how long memory is held while it moves is not known, at most as long as each call: {why}");
+            None
+        }
     }
 }
 
@@ -231,7 +253,7 @@ mod tests {
 
     fn begin(order: MoveMemory, from: u64) -> Job<Process> {
         let (vm, pid, pidfd) = own();
-        let process = Process::new(pid, pidfd, PathBuf::from("/")).expect("it has not ended");
+        let process = Process::new(pid, pidfd, PathBuf::from("/"), None).expect("it has not ended");
         Job::new((vm, pid), process, order, from).expect("begun")
     }
 
@@ -284,7 +306,7 @@ mod tests {
         finish(&mut held);
         assert!(held.moved.problem.expect("a problem").contains("KiB free, and keeps"), "the reserve");
         assert_eq!(held.moved.bytes, 0);
-        assert!(Process::new(pid, None, PathBuf::from("/")).is_err(), "the process has ended");
+        assert!(Process::new(pid, None, PathBuf::from("/"), None).is_err(), "the process has ended");
     }
 
     #[test]
@@ -350,7 +372,8 @@ mod tests {
 
     fn task() -> (Task, Arc<Inbox>) {
         let (root, inbox) = (PathBuf::from("/"), Arc::new(Inbox::new().expect("an inbox")));
-        let task = Task { root, inbox: Arc::clone(&inbox), jobs: VecDeque::new(), places: HashMap::new() };
+        let (jobs, places, timer) = (VecDeque::new(), HashMap::new(), OnceCell::new());
+        let task = Task { root, inbox: Arc::clone(&inbox), jobs, places, timer };
         (task, inbox)
     }
 
