@@ -9,6 +9,7 @@ mod memory;
 mod nuioa;
 mod on_server;
 mod peer;
+mod runtimes;
 mod topology;
 mod vprobe;
 
@@ -21,7 +22,7 @@ use crate::steps::workspace;
 /// A benchmark: its name, what it measures, and the function that does.
 type Bench = (&'static str, &'static str, fn(&Options) -> Result<()>);
 
-const BENCHES: [Bench; 9] = [
+const BENCHES: [Bench; 10] = [
     (
         "daemon",
         "what vnumad costs with hundreds of VMs, and how fast it publishes, on this machine",
@@ -54,6 +55,11 @@ const BENCHES: [Bench; 9] = [
         memory::run,
     ),
     ("nuioa", "what the place of a VM costs its workloads on passthrough devices", nuioa::run),
+    (
+        "runtimes",
+        "what language runtimes and allocators in a VM lose when its vCPUs move, by who is told",
+        runtimes::run,
+    ),
     ("topology", "how fast guests of each kernel are updated, and what that costs", topology::run),
     (
         "vprobe",
@@ -82,7 +88,7 @@ pub struct Options {
     /// topology: only these guest kernels, and nothing that needs no kernel of its own
     #[arg(long, value_name = "KERNEL")]
     kernel: Vec<String>,
-    /// vprobe, nuioa: only these workloads
+    /// vprobe, nuioa, runtimes: only these workloads
     #[arg(long, value_name = "WORKLOAD")]
     workload: Vec<String>,
     /// nuioa: only these configurations
@@ -91,9 +97,12 @@ pub struct Options {
     /// memory: only these causes
     #[arg(long, value_name = "CAUSE")]
     cause: Vec<String>,
-    /// vprobe, memory: only these policies
+    /// vprobe, memory, runtimes: only these policies
     #[arg(long, value_name = "POLICY")]
     policy: Vec<String>,
+    /// runtimes: only so many changes a minute, for a VM of 16 vCPUs
+    #[arg(long, value_name = "N")]
+    changes: Vec<u32>,
     /// vprobe: set the places of vnumad's policies by scx_vnuma, not by affinities
     #[arg(long)]
     sched_ext: bool,
@@ -119,10 +128,10 @@ impl Options {
     fn refuse_parts(&self, name: &str) -> Result<()> {
         let parts = [
             (&["topology"][..], "--kernel", &self.kernel),
-            (&["vprobe", "nuioa"][..], "--workload", &self.workload),
+            (&["vprobe", "nuioa", "runtimes"][..], "--workload", &self.workload),
             (&["nuioa"], "--configuration", &self.configuration),
             (&["memory"], "--cause", &self.cause),
-            (&["vprobe", "memory"], "--policy", &self.policy),
+            (&["vprobe", "memory", "runtimes"], "--policy", &self.policy),
             (&["vprobe"], "--part", &self.part),
         ];
         let pieces = [("--cells", self.cells.is_some()), ("--minutes", self.minutes.is_some())];
@@ -131,6 +140,7 @@ impl Options {
         }
         match parts.iter().find(|(of, _, chosen)| !of.contains(&name) && !chosen.is_empty()) {
             Some((of, option, _)) => bail!("only {} has {option}", of.join(" and ")),
+            None if !self.changes.is_empty() && name != "runtimes" => bail!("only runtimes has --changes"),
             None if self.sched_ext && name != "vprobe" => bail!("only vprobe has --sched-ext"),
             None => Ok(()),
         }

@@ -1,0 +1,425 @@
+//! From what was measured to rows, and from rows to goals. Cycles are *modelled*: of a named profile.
+
+use crate::{
+    committed::{JUDGED_RATE, Kind, Policy, Workload, cells, goals},
+    raw::{self, Cell, Change, Line, Sample},
+};
+use anyhow::{Context, Result, ensure};
+use serde::Serialize;
+use std::{
+    fs,
+    io::{BufRead, BufReader},
+    path::{Path, PathBuf},
+};
+use vnuma_bench_common::judging::{Goal, median, percent, print_goals, profiles, profiles_of_second};
+use vnuma_lab_pricing::{CounterProfile, Counts, price};
+
+/// A vCPU has followed when at most so much more of its accesses are remote than before it went.
+const FOLLOWED: f64 = 0.10;
+
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// What the server printed
+    #[arg(long)]
+    raw: PathBuf,
+    /// Folder for report.json and report.svg
+    #[arg(long)]
+    directory: PathBuf,
+    /// What was measured
+    #[arg(long)]
+    commit: String,
+    /// It is to have the cells of the full form
+    #[arg(long)]
+    full: bool,
+    /// Print the report instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+/// A workload under a policy, as a profile prices it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Row {
+    pub profile: String,
+    pub workload: Workload,
+    pub kind: Kind,
+    pub runtime: &'static str,
+    pub policy: Policy,
+    /// Of guest time, for a VM of 16 vCPUs.
+    pub changes_per_minute: u32,
+    /// Modelled cycles of programs for an operation.
+    pub cycles_per_op: f64,
+    /// Those of kernels on the same vCPUs, under the server's profile. They have the ticks, which go by the server's clock.
+    pub kernel_cycles_per_op: f64,
+    /// Share of the accesses to memory that leave the node.
+    pub remote_share: f64,
+    /// From a change until the accesses of the vCPU that moved are as local as before, seconds of the guest: the median; null if
+    /// there are no changes, or if it mostly was not before the vCPU moved again.
+    pub recover_s: Option<f64>,
+    /// Pages that the guest's kernel moved in the measured time.
+    pub pages_migrated: u64,
+    /// Why it does not count.
+    pub does_not_count: Option<String>,
+}
+
+/// What the paper has, and what was found here: how much more is done in the same time, less 1.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Ratio {
+    pub profile: String,
+    pub workload: Workload,
+    pub changes_per_minute: u32,
+    pub of: Policy,
+    pub over: Policy,
+    pub found: f64,
+}
+
+#[derive(Serialize)]
+struct Report<'a> {
+    source: &'static str,
+    commit: &'a str,
+    machine: &'static str,
+    server: &'a raw::Server,
+    goals: &'a [Goal],
+    ratios: &'a [Ratio],
+    rows: &'a [Row],
+    cells: &'a [Cell],
+}
+
+/// Writes report and picture, prints the table or the report. An error if goals are missed.
+pub fn run(arguments: &Arguments) -> Result<()> {
+    let (server, cells) = read(&arguments.raw)?;
+    let mut rows = Vec::new();
+    for profile in profiles(&server.profile)? {
+        rows.extend(rows_of(&cells, &profile, |counts| Some(counts.clone()))?);
+    }
+    if let Some(llc) = server.second_llc {
+        for profile in profiles_of_second(&server.profile, llc)? {
+            rows.extend(rows_of(&cells, &profile, Counts::by_second)?);
+        }
+    }
+    ensure!(!rows.is_empty(), "{}: no cell was measured", arguments.raw.display());
+    let (goals, ratios) = (judge(&rows, arguments.full), ratios(&rows));
+    let report = Report {
+        source: "modelled: the lab's counters, priced under the profile of each row; recover_s is measured, in seconds of the guest",
+        commit: &arguments.commit,
+        machine: "2n8c",
+        server: &server,
+        goals: &goals,
+        ratios: &ratios,
+        rows: &rows,
+        cells: &cells,
+    };
+    let path = arguments.directory.join("report.json");
+    let text = serde_json::to_string_pretty(&report)? + "\n";
+    fs::write(&path, &text).with_context(|| path.display().to_string())?;
+    let picture = arguments.directory.join("report.svg");
+    crate::picture::draw(&rows, &cells, &picture)?;
+    eprintln!("report: {}\npicture: {}", path.display(), picture.display());
+    if arguments.json {
+        print!("{text}");
+        let missed = goals.iter().filter(|goal| !goal.met).count();
+        ensure!(missed == 0, "{missed} of {} goals are missed", goals.len());
+        return Ok(());
+    }
+    print!("{}{}", table(&rows), table_of_ratios(&ratios));
+    print_goals(&goals)
+}
+
+fn read(path: &Path) -> Result<(raw::Server, Vec<Cell>)> {
+    let file = fs::File::open(path).with_context(|| path.display().to_string())?;
+    let (mut server, mut cells) = (None, Vec::new());
+    for (number, line) in BufReader::new(file).lines().enumerate() {
+        let place = || format!("{}:{}", path.display(), number + 1);
+        match serde_json::from_str(&line.with_context(place)?).with_context(place)? {
+            Line::Server(line) => server = Some(line),
+            Line::Cell(cell) => cells.push(cell),
+        }
+    }
+    Ok((server.with_context(|| format!("{}: no server", path.display()))?, cells))
+}
+
+fn rows_of(
+    cells: &[Cell],
+    profile: &CounterProfile,
+    seen: impl Fn(&Counts) -> Option<Counts>,
+) -> Result<Vec<Row>> {
+    let prices = profile.prices();
+    let mut rows = Vec::new();
+    for cell in cells {
+        let counts: Option<Vec<Counts>> = cell.vcpus.iter().map(|vcpu| seen(&vcpu.user)).collect();
+        let counts =
+            counts.with_context(|| format!("{}: not counted for {}", cell.workload.name(), profile.name))?;
+        let cycles: f64 = counts.iter().map(|counts| price(counts, &prices).total).sum();
+        let kernel: u64 =
+            cell.vcpus.iter().map(|vcpu| vcpu.cycles.saturating_sub(vcpu.program_cycles.unwrap_or(0))).sum();
+        let operations = cell.operations.max(1) as f64;
+        rows.push(Row {
+            profile: profile.name.clone(),
+            workload: cell.workload,
+            kind: cell.workload.kind(),
+            runtime: cell.workload.runtime(),
+            policy: cell.policy,
+            changes_per_minute: cell.changes_per_minute,
+            cycles_per_op: cycles / operations,
+            kernel_cycles_per_op: kernel as f64 / operations,
+            remote_share: remote_share(&counts),
+            recover_s: recover_s(&cell.changes, &cell.samples),
+            pages_migrated: cell.pages_migrated,
+            does_not_count: None,
+        });
+    }
+    let reasons: Vec<Option<String>> =
+        cells.iter().zip(&rows).map(|(cell, row)| does_not_count(&rows, cell, row)).collect();
+    rows.iter_mut().zip(reasons).for_each(|(row, reason)| row.does_not_count = reason);
+    Ok(rows)
+}
+
+/// Share of the accesses to memory that leave the node; 0 if there are none.
+fn remote_share(counts: &[Counts]) -> f64 {
+    let lists = || counts.iter().flat_map(|counts| [&counts.dram_by_class, &counts.streamed_by_class]);
+    let sum = |skip: usize| lists().flat_map(|list| list.iter().skip(skip)).sum::<u64>();
+    sum(1) as f64 / sum(0).max(1) as f64
+}
+
+/// What is remote of a vCPU's accesses in a sample; none if it has none.
+fn remote_in(sample: &Sample, vcpu: usize) -> Option<f64> {
+    let [local, remote] = *sample.accesses.get(vcpu)?;
+    (local + remote > 0).then(|| remote as f64 / (local + remote) as f64)
+}
+
+/// From each change until the vCPU's accesses are as local as in the sample before it: the median.
+fn recover_s(changes: &[Change], samples: &[Sample]) -> Option<f64> {
+    let of = |(number, change): (usize, &Change)| {
+        let next = changes[number + 1..].iter().find(|next| next.vcpu == change.vcpu);
+        let until_s = next.map_or(f64::INFINITY, |next| next.at_s);
+        let before = samples.iter().rev().find(|sample| sample.at_s <= change.at_s);
+        let before = before.and_then(|sample| remote_in(sample, change.vcpu)).unwrap_or(0.0);
+        // One that was far from its data is not as local as can be.
+        let limit = before.min(0.5) + FOLLOWED;
+        let mut after = samples.iter().filter(|sample| sample.at_s > change.at_s && sample.at_s <= until_s);
+        let found = after.find(|sample| remote_in(sample, change.vcpu).is_some_and(|share| share <= limit));
+        found.map_or(f64::INFINITY, |sample| sample.at_s - change.at_s)
+    };
+    median(changes.iter().enumerate().map(of)).filter(|seconds| seconds.is_finite())
+}
+
+/// By how much less is done in the same time than with `best`.
+fn loss(row: &Row, best: &Row) -> f64 {
+    1.0 - best.cycles_per_op / row.cycles_per_op
+}
+
+/// How much more is done in the same time than with `other`.
+fn gain(row: &Row, other: &Row) -> f64 {
+    other.cycles_per_op / row.cycles_per_op - 1.0
+}
+
+fn find<'a>(rows: &'a [Row], like: &Row, policy: Policy, rate: u32) -> Option<&'a Row> {
+    let rate = if policy == Policy::Ideal { 0 } else { rate };
+    rows.iter().find(|row| {
+        row.profile == like.profile
+            && row.workload == like.workload
+            && row.policy == policy
+            && row.changes_per_minute == rate
+    })
+}
+
+fn does_not_count(rows: &[Row], cell: &Cell, row: &Row) -> Option<String> {
+    if cell.told == Some(false) {
+        return Some("in the end the guest did not use the true node of each vCPU".to_owned());
+    }
+    let rate = row.changes_per_minute;
+    if rate == 0 {
+        return None;
+    }
+    let (fixed, ideal) = (find(rows, row, Policy::StaticVnuma, rate), find(rows, row, Policy::Ideal, 0));
+    match fixed.zip(ideal).map(|(fixed, ideal)| loss(fixed, ideal)) {
+        None => Some("there are no rows of static-vnuma and ideal to compare it with".to_owned()),
+        Some(loss) if loss < goals::LOSES && rate >= JUDGED_RATE => {
+            Some(format!("it shows nothing: static-vnuma loses {:.1} %", loss * 100.0))
+        }
+        Some(_) => None,
+    }
+}
+
+/// A goal about each workload that `of` gives a figure of.
+fn goal(text: String, rows: &[&Row], of: impl Fn(&Row) -> Option<(f64, bool)>) -> Goal {
+    let of = |row: &&Row| of(row).map(|(figure, met)| (row.workload.name(), figure, met));
+    let found: Vec<_> = rows.iter().filter(|row| row.does_not_count.is_none()).filter_map(of).collect();
+    let shown: Vec<String> =
+        found.iter().map(|(name, figure, _)| format!("{name} {:.2} %", figure * 100.0)).collect();
+    let left = rows.len() - found.len();
+    Goal {
+        goal: text,
+        met: !found.is_empty() && left == 0 && found.iter().all(|(_, _, met)| *met),
+        found: match left {
+            0 => shown.join(", "),
+            left => {
+                format!("{}; {left} rows do not count or have nothing to be compared with", shown.join(", "))
+            }
+        },
+    }
+}
+
+fn judge(rows: &[Row], full: bool) -> Vec<Goal> {
+    let mut goals = Vec::new();
+    let mut names: Vec<&str> = rows.iter().map(|row| row.profile.as_str()).collect();
+    names.dedup();
+    for profile in names {
+        goals.push(complete(rows, profile, full));
+        goals.extend(goals_of(rows, profile));
+    }
+    goals
+}
+
+fn complete(rows: &[Row], profile: &str, full: bool) -> Goal {
+    let wanted = cells(full);
+    let is_there = |(workload, policy, rate): &&(Workload, Policy, u32)| {
+        rows.iter().any(|row| {
+            row.profile == profile
+                && row.workload == *workload
+                && row.policy == *policy
+                && row.changes_per_minute == *rate
+        })
+    };
+    let found = wanted.iter().filter(is_there).count();
+    Goal {
+        goal: format!("{profile}: every cell is measured"),
+        found: format!("{found} of {}", wanted.len()),
+        met: found == wanted.len(),
+    }
+}
+
+fn goals_of(rows: &[Row], profile: &str) -> Vec<Goal> {
+    let of = |policy: Policy, rate: u32, kind: Option<Kind>| -> Vec<&Row> {
+        let wanted = |row: &&Row| {
+            row.profile == profile
+                && row.policy == policy
+                && row.changes_per_minute == rate
+                && kind.is_none_or(|kind| row.kind == kind)
+        };
+        rows.iter().filter(wanted).collect()
+    };
+    let by = |share: f64| format!("{:.0} %", share * 100.0);
+    let rate = JUDGED_RATE;
+    // Here rows that show nothing are what is looked for.
+    let fixed: Vec<Row> = of(Policy::StaticVnuma, rate, None)
+        .into_iter()
+        .map(|row| Row { does_not_count: None, ..row.clone() })
+        .collect();
+    vec![
+        goal(
+            format!("{profile}: static-vnuma loses {} or more at {rate} changes", by(goals::LOSES)),
+            &fixed.iter().collect::<Vec<_>>(),
+            |row| {
+                let loss = loss(row, find(rows, row, Policy::Ideal, 0)?);
+                Some((loss, loss >= goals::LOSES))
+            },
+        ),
+        goal(
+            format!(
+                "{profile}: full keeps {} of ideal at {rate} changes where data are new",
+                by(goals::KEEPS)
+            ),
+            &of(Policy::Full, rate, Some(Kind::Allocating)),
+            |row| {
+                let kept = 1.0 - loss(row, find(rows, row, Policy::Ideal, 0)?);
+                Some((kept, kept >= goals::KEEPS))
+            },
+        ),
+        goal(
+            format!(
+                "{profile}: full gets back {} of what static-vnuma loses at {rate} changes where data stay",
+                by(goals::RECOVERS)
+            ),
+            &of(Policy::Full, rate, Some(Kind::LongLived)),
+            |row| {
+                let ideal = find(rows, row, Policy::Ideal, 0)?;
+                let lost = loss(find(rows, row, Policy::StaticVnuma, rate)?, ideal);
+                let recovered = 1.0 - loss(row, ideal) / lost;
+                Some((recovered, recovered >= goals::RECOVERS))
+            },
+        ),
+        goal(
+            format!("{profile}: without changes full is within {} of static-vnuma", by(goals::QUIET)),
+            &of(Policy::Full, 0, None),
+            |row| {
+                let by = gain(row, find(rows, row, Policy::StaticVnuma, 0)?);
+                Some((by, by.abs() <= goals::QUIET))
+            },
+        ),
+    ]
+}
+
+/// Of what the paper compares, for all rows that have both.
+fn ratios(rows: &[Row]) -> Vec<Ratio> {
+    let full = rows.iter().filter(|row| row.policy == Policy::Full && row.does_not_count.is_none());
+    let over = |row: &Row, over: Policy| {
+        let found = gain(row, find(rows, row, over, row.changes_per_minute)?);
+        Some(Ratio {
+            profile: row.profile.clone(),
+            workload: row.workload,
+            changes_per_minute: row.changes_per_minute,
+            of: row.policy,
+            over,
+            found,
+        })
+    };
+    full.flat_map(|row| {
+        [Policy::OsOnly, Policy::StaticVnuma].into_iter().filter_map(move |one| over(row, one))
+    })
+    .collect()
+}
+
+fn table(rows: &[Row]) -> String {
+    let mut text = format!(
+        "{:<18} {:<8} {:<16} {:<13} {:>7} {:>10} {:>8} {:>8} {:>10} {:>9} {:>8}\n",
+        "profile",
+        "workload",
+        "runtime",
+        "policy",
+        "changes",
+        "cycles/op",
+        "by ideal",
+        "remote",
+        "recover s",
+        "kernel/op",
+        "migrated"
+    );
+    for row in rows {
+        let by_ideal = find(rows, row, Policy::Ideal, 0).map(|ideal| -loss(row, ideal));
+        text += &format!(
+            "{:<18} {:<8} {:<16} {:<13} {:>7} {:>10.1} {:>8} {:>6.2} % {:>10} {:>9.1} {:>8}{}\n",
+            row.profile,
+            row.workload.name(),
+            row.runtime,
+            row.policy.name(),
+            row.changes_per_minute,
+            row.cycles_per_op,
+            by_ideal.map_or("-".to_owned(), percent),
+            row.remote_share * 100.0,
+            row.recover_s.map_or("-".to_owned(), |seconds| format!("{seconds:.1}")),
+            row.kernel_cycles_per_op,
+            row.pages_migrated,
+            row.does_not_count.as_ref().map(|why| format!("  does not count: {why}")).unwrap_or_default(),
+        );
+    }
+    text
+}
+
+fn table_of_ratios(ratios: &[Ratio]) -> String {
+    let line = |ratio: &Ratio| {
+        format!(
+            "{}: {}, {} changes: {} over {}: {}\n",
+            ratio.profile,
+            ratio.workload.name(),
+            ratio.changes_per_minute,
+            ratio.of.name(),
+            ratio.over.name(),
+            percent(ratio.found)
+        )
+    };
+    ratios.iter().map(line).collect()
+}
+
+#[cfg(test)]
+#[path = "judge/tests.rs"]
+mod tests;

@@ -1,0 +1,108 @@
+//! What the loads that are written here do: STREAM and the stencil, each by the piece, so that a thread can be halted between two.
+
+use crate::committed::{ROW_BYTES, ROWS};
+use lab_count::load::Memory;
+use std::collections::VecDeque;
+
+/// Words of a line of the caches, and of a page.
+const LINE: usize = 8;
+const PAGE: usize = 512;
+const ROW_LINES: usize = ROW_BYTES / size_of::<Line>();
+
+/// STREAM's triad, c = a + 3 b, over arrays that stay. A word of each line: enough to bring the line from memory.
+pub struct Stream {
+    memory: Memory,
+    /// Where the next page begins, in words of an array.
+    next: usize,
+}
+
+impl Stream {
+    /// All of the memory is written, by the thread that is to use it.
+    pub fn new(mut memory: Memory) -> Self {
+        memory.words().chunks_mut(LINE).for_each(|line| line[0] = 1);
+        Self { memory, next: 0 }
+    }
+
+    /// A page of each array: how soon the caches see that lines follow each other does not depend on where the arrays lie.
+    /// Operations, which are triads.
+    pub fn page(&mut self) -> u64 {
+        let words = self.memory.words();
+        let third = words.len() / 3 / PAGE * PAGE;
+        let (a, rest) = words.split_at_mut(third);
+        let (b, c) = rest.split_at_mut(third);
+        let at = self.next..self.next + PAGE;
+        self.next = (self.next + PAGE) % third;
+        let mut sums = [0_usize; PAGE / LINE];
+        sums.iter_mut().zip(a[at.clone()].chunks(LINE)).for_each(|(sum, a)| *sum = a[0]);
+        sums.iter_mut()
+            .zip(b[at.clone()].chunks(LINE))
+            .for_each(|(sum, b)| *sum = sum.wrapping_add(b[0].wrapping_mul(3)));
+        c[at].chunks_mut(LINE).zip(sums).for_each(|(c, sum)| c[0] = sum);
+        (PAGE / LINE) as u64
+    }
+}
+
+/// A line of the caches.
+type Line = [usize; LINE];
+
+/// A stencil over rows that are allocated anew in each step, and given back as soon as the next step needs them no more. `malloc()`
+/// gives that memory, jemalloc's if it is preloaded.
+pub struct Stencil {
+    /// Rows of the step before that are still needed, the next one first, then those of this step.
+    rows: VecDeque<Vec<Line>>,
+}
+
+impl Stencil {
+    /// By the thread that is to use it.
+    pub fn new() -> Self {
+        let row = |number: usize| vec![[number; LINE]; ROW_LINES];
+        Self { rows: (0..ROWS).map(row).collect() }
+    }
+
+    /// The next row: a word of each line from three rows of the step before. They are a circle, so that each row has a neighbour on
+    /// both sides. Operations, which are rows.
+    pub fn row(&mut self) -> u64 {
+        let (above, here, below) = (self.rows[0].iter(), self.rows[1].iter(), self.rows[2].iter());
+        let mut new = Vec::with_capacity(ROW_LINES);
+        new.extend(above.zip(here).zip(below).map(|((above, here), below)| {
+            let word = above[0].wrapping_add(here[0].wrapping_mul(2)).wrapping_add(below[0]);
+            [word; LINE]
+        }));
+        self.rows.push_back(new);
+        // Nobody needs it any more.
+        drop(self.rows.pop_front());
+        1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_triad_is_a_plus_three_b_page_by_page() {
+        // Two pages for each array, and one that is left.
+        let mut stream = Stream::new(Memory::map(7 * 4096, None, false).expect("pages"));
+        for (at, word) in [(8, 5), (PAGE + 16, 7), (2 * PAGE + 8, 4)] {
+            stream.memory.words()[at] = word;
+        }
+        assert_eq!((stream.page(), stream.next), (64, PAGE));
+        assert_eq!((stream.page(), stream.next), (64, 0));
+        let c = &stream.memory.words()[4 * PAGE..];
+        assert_eq!((c[8], c[16], c[PAGE + 16]), (5 + 12, 4, 7 + 3));
+    }
+
+    #[test]
+    fn a_step_is_made_of_the_step_before() {
+        let mut stencil = Stencil::new();
+        for _ in 0..ROWS {
+            assert_eq!(stencil.row(), 1);
+        }
+        let of = |number: usize| stencil.rows[number][ROW_LINES - 1][0];
+        // The first row of the step is that around row 1 of the one before.
+        assert_eq!((of(0), of(1)), (4, 8));
+        // The last ones are made of the step's own first rows, as there are no others.
+        assert_eq!(of(ROWS - 1), (ROWS - 1) + 2 * of(0) + of(1));
+        assert_eq!(stencil.rows.len(), ROWS);
+    }
+}

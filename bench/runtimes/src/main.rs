@@ -1,0 +1,41 @@
+//! What language runtimes and allocators in a VM lose when its vCPUs move: `make bench NAME=runtimes`. One program, three places: on
+//! the machine it judges (`judge`), on the lab server it measures (`server`), in the guest it is a load (`guest`).
+
+mod committed;
+mod guest;
+mod judge;
+mod load;
+mod picture;
+mod raw;
+mod server;
+mod vm;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(
+    name = "bench-runtimes",
+    about = "What language runtimes and allocators in a VM lose when its vCPUs move"
+)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// On a server with counters: measures, and prints a line of JSON for each cell
+    Server(server::Arguments),
+    /// On the machine: rows, goals and a picture from what was measured
+    Judge(judge::Arguments),
+    /// In the guest: a load that does what its standard input says
+    Guest(guest::Arguments),
+}
+
+fn main() -> anyhow::Result<()> {
+    match Arguments::parse().command {
+        Command::Server(arguments) => server::run(&arguments),
+        Command::Judge(arguments) => judge::run(&arguments),
+        Command::Guest(arguments) => guest::run(&arguments),
+    }
+}

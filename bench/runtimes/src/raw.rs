@@ -1,0 +1,75 @@
+//! What was measured, before anything is concluded: a line of JSON each, so that a run that is cut off leaves what it has.
+
+use crate::committed::{Policy, Workload};
+use serde::{Deserialize, Serialize};
+use vnuma_bench_common::threads::Values;
+
+/// A line of what the server prints.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Line {
+    /// First.
+    Server(Server),
+    /// A workload under a policy.
+    Cell(Cell),
+}
+
+/// The server.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Server {
+    /// The profile that it counts with.
+    pub profile: String,
+    /// Sets and ways of the second last-level cache, if one is modelled.
+    pub second_llc: Option<(u32, u32)>,
+    /// Its kernel.
+    pub kernel: String,
+    /// That of the guest.
+    pub guest_kernel: String,
+    /// What `java -version` says first, or why there is none.
+    pub java: String,
+}
+
+/// A workload under a policy.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Cell {
+    /// Which.
+    pub workload: Workload,
+    /// Which.
+    pub policy: Policy,
+    /// Changes a minute of guest time, for a VM of 16 vCPUs.
+    pub changes_per_minute: u32,
+    /// How long it was measured, seconds of the guest.
+    pub window_s: f64,
+    /// What the load has done.
+    pub operations: u64,
+    /// What each vCPU did for it.
+    pub vcpus: Vec<Values>,
+    /// Moves of vCPUs.
+    pub changes: Vec<Change>,
+    /// About one a second.
+    pub samples: Vec<Sample>,
+    /// Pages that the guest's kernel has moved meanwhile (`numa_pages_migrated`).
+    pub pages_migrated: u64,
+    /// At its end, does the guest use the true node of each vCPU? None: it is not attached.
+    pub told: Option<bool>,
+}
+
+/// A vCPU goes to another node.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Change {
+    /// When, seconds of the guest since it is measured.
+    pub at_s: f64,
+    /// Which.
+    pub vcpu: usize,
+    /// Where to.
+    pub node: usize,
+}
+
+/// Accesses to memory since the sample before.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Sample {
+    /// Its end, seconds of the guest since it is measured.
+    pub at_s: f64,
+    /// Of each vCPU: local ones, and remote ones.
+    pub accesses: Vec<[u64; 2]>,
+}

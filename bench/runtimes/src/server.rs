@@ -1,0 +1,243 @@
+//! On the lab server: every workload under every policy, in one VM, which is attached when those without vnuma are measured.
+
+use crate::{
+    committed::{
+        AWAY_AT_FIRST, CLASSES, Cell as Wanted, HOST_CPUS, Policy, SETTLE_S, TURNS, Workload, cells,
+        interval_s, window_s,
+    },
+    raw::{self, Cell, Change, Line, Sample},
+    vm::{Load, Machine},
+};
+use anyhow::{Context, Result, ensure};
+use std::{
+    fs,
+    io::Write,
+    thread,
+    time::{Duration, Instant},
+};
+use vnuma_bench_common::{
+    host::{affine, balance},
+    threads::{Counted, Values},
+};
+use vnuma_lab_pricing::by_name;
+
+/// Time between two samples.
+const SAMPLE: Duration = Duration::from_secs(1);
+
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// Only these workloads
+    #[arg(long)]
+    workload: Vec<Workload>,
+    /// Only these policies
+    #[arg(long)]
+    policy: Vec<Policy>,
+    /// Only so many changes a minute, for a VM of 16 vCPUs
+    #[arg(long)]
+    changes: Vec<u32>,
+    /// All policies and numbers of changes
+    #[arg(long)]
+    full: bool,
+}
+
+/// Prints a line of JSON for each cell.
+pub fn run(arguments: &Arguments) -> Result<()> {
+    let wanted = wanted(arguments);
+    ensure!(!wanted.is_empty(), "there is no such cell");
+    let header = lab_count::server::header()?;
+    let profile = by_name(header.profile_name())?;
+    let second_llc = (header.second_sets > 0).then_some((header.second_sets, header.second_ways));
+    let counted = if second_llc.is_some() { Counted::SecondLlc } else { Counted::Programs };
+    affine(0, HOST_CPUS)?;
+    balance(false)?;
+    eprintln!("starting the VM");
+    let mut machine = Machine::start(counted(CLASSES))?;
+    let java = machine.unpack_java().unwrap_or_else(|error| format!("{error:#}"));
+    print(&Line::Server(raw::Server {
+        profile: profile.name.clone(),
+        second_llc,
+        kernel: fs::read_to_string("/proc/sys/kernel/osrelease")?.trim().to_owned(),
+        guest_kernel: machine.kernel()?,
+        java,
+    }))?;
+    let mut failed = Vec::new();
+    for (number, &one) in wanted.iter().enumerate() {
+        let (workload, policy, rate) = one;
+        if policy.is_attached() && !machine.is_attached() {
+            eprintln!("attaching the VM");
+            machine.attach()?;
+        }
+        let name = format!("{}, {}, {rate} changes a minute", workload.name(), policy.name());
+        let began = Instant::now();
+        // The others are worth having all the same.
+        match cell(&mut machine, one).with_context(|| name.clone()) {
+            Ok(cell) => {
+                let took_s = began.elapsed().as_secs();
+                eprintln!(
+                    "{} of {}: {name}: {took_s} s, {}",
+                    number + 1,
+                    wanted.len(),
+                    summary(&cell, profile.clock_ghz)
+                );
+                print(&Line::Cell(cell))?;
+            }
+            Err(error) => {
+                eprintln!("{error:#}");
+                failed.push(name);
+            }
+        }
+    }
+    ensure!(failed.is_empty(), "cells that failed: {}", failed.join("; "));
+    Ok(())
+}
+
+fn wanted(arguments: &Arguments) -> Vec<Wanted> {
+    let Arguments { workload, policy, changes, full } = arguments;
+    // What is named is measured, whatever the form has.
+    let all = *full || !policy.is_empty() || !changes.is_empty();
+    let named = |(one, of, rate): &Wanted| {
+        (workload.is_empty() || workload.contains(one))
+            && (policy.is_empty() || policy.contains(of))
+            && (changes.is_empty() || changes.contains(rate))
+    };
+    let reduced = cells(false);
+    // Without a number of changes it is that of the reduced form.
+    let of_form =
+        |one: &Wanted| *full || !changes.is_empty() || reduced.iter().any(|(_, _, rate)| *rate == one.2);
+    cells(all).into_iter().filter(named).filter(of_form).collect()
+}
+
+fn print(line: &Line) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{}", serde_json::to_string(line)?)?;
+    Ok(out.flush()?)
+}
+
+/// What is shown while it goes on: cycles are those of the server's profile.
+fn summary(cell: &Cell, clock_ghz: f64) -> String {
+    let sum = |of: fn(&Values) -> u64| cell.vcpus.iter().map(of).sum::<u64>() as f64;
+    let cycles = sum(|vcpu| vcpu.program_cycles.unwrap_or(0));
+    let (local, remote) = cell
+        .samples
+        .iter()
+        .flat_map(|sample| &sample.accesses)
+        .fold((0, 0), |sum, one| (sum.0 + one[0], sum.1 + one[1]));
+    format!(
+        "{} operations of {:.0} cycles, {:.1} % remote, dilation {:.0}, {} pages migrated",
+        cell.operations,
+        cycles / cell.operations.max(1) as f64,
+        remote as f64 / (local + remote).max(1) as f64 * 100.0,
+        sum(|vcpu| vcpu.ran_ns) * clock_ghz / sum(|vcpu| vcpu.cycles).max(1.0),
+        cell.pages_migrated
+    )
+}
+
+fn cell(machine: &mut Machine, (workload, policy, rate): Wanted) -> Result<Cell> {
+    machine.go_home()?;
+    let mut load = machine.load(workload, policy)?;
+    load.ask("go")?;
+    thread::sleep(Duration::from_secs(workload.warm_up_s()));
+    if rate > 0 {
+        AWAY_AT_FIRST.iter().try_for_each(|vcpu| machine.turn(*vcpu).map(drop))?;
+        thread::sleep(Duration::from_secs(SETTLE_S));
+    }
+    let migrated = machine.migrated()?;
+    let measured = measure(machine, &mut load, rate)?;
+    let told = machine.is_attached().then(|| machine.is_told()).transpose()?;
+    let pages_migrated = machine.migrated()?.saturating_sub(migrated);
+    load.end()?;
+    let Measured { operations, vcpus, observed: Observed { changes, samples, window_s } } = measured;
+    Ok(Cell {
+        workload,
+        policy,
+        changes_per_minute: rate,
+        window_s,
+        operations,
+        vcpus,
+        changes,
+        samples,
+        pages_migrated,
+        told,
+    })
+}
+
+struct Measured {
+    operations: u64,
+    vcpus: Vec<Values>,
+    observed: Observed,
+}
+
+struct Observed {
+    changes: Vec<Change>,
+    samples: Vec<Sample>,
+    window_s: f64,
+}
+
+/// Halted at both ends, so that operations and counts are of the same time.
+fn measure(machine: &mut Machine, load: &mut Load, rate: u32) -> Result<Measured> {
+    let operations = load.ask("pause")?;
+    let before = machine.read()?;
+    load.ask("go")?;
+    let observed = observe(machine, &before, rate)?;
+    let operations = load.ask("pause")?.saturating_sub(operations);
+    let after = machine.read()?;
+    ensure!(operations > 0, "the load did nothing in {:.0} s", observed.window_s);
+    let vcpus = after.iter().zip(&before).map(|(after, before)| after.since(before)).collect();
+    Ok(Measured { operations, vcpus, observed })
+}
+
+/// Moves vCPUs and takes samples until the window ends.
+fn observe(machine: &mut Machine, before: &[Values], rate: u32) -> Result<Observed> {
+    let (window_s, interval_s) = (window_s(rate), interval_s(rate));
+    let (mut changes, mut samples): (Vec<Change>, Vec<Sample>) = (Vec::new(), Vec::new());
+    let (began, mut last) = (Instant::now(), before.to_vec());
+    while began.elapsed().as_secs_f64() < window_s {
+        let due = interval_s.map(|interval| interval * changes.len() as f64);
+        if due.is_some_and(|due| began.elapsed().as_secs_f64() >= due) {
+            let vcpu = TURNS[changes.len() % TURNS.len()];
+            let node = machine.turn(vcpu)?;
+            changes.push(Change { at_s: began.elapsed().as_secs_f64(), vcpu, node });
+        }
+        let next = began + SAMPLE * (samples.len() as u32 + 1);
+        let due = interval_s.map(|interval| began + Duration::from_secs_f64(interval * changes.len() as f64));
+        let until = due.map_or(next, |due| due.min(next));
+        thread::sleep(until.saturating_duration_since(Instant::now()));
+        if Instant::now() >= next {
+            let now = machine.read()?;
+            let accesses = now.iter().zip(&last).map(|(now, last)| accesses(&now.since(last))).collect();
+            samples.push(Sample { at_s: began.elapsed().as_secs_f64(), accesses });
+            last = now;
+        }
+    }
+    Ok(Observed { changes, samples, window_s: began.elapsed().as_secs_f64() })
+}
+
+/// Local and remote ones of programs.
+fn accesses(values: &Values) -> [u64; 2] {
+    let lists = [&values.user.dram_by_class, &values.user.streamed_by_class];
+    let local = lists.iter().filter_map(|list| list.first()).sum();
+    [local, lists.iter().flat_map(|list| list.iter().skip(1)).sum()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_named_is_measured() {
+        let none = Arguments { workload: Vec::new(), policy: Vec::new(), changes: Vec::new(), full: false };
+        assert_eq!(wanted(&none), cells(false));
+        let one = Arguments { policy: vec![Policy::VnumaOs], workload: vec![Workload::Orders], ..none };
+        let of = |rate| (Workload::Orders, Policy::VnumaOs, rate);
+        assert_eq!(wanted(&one), [of(0), of(20)]);
+        assert_eq!(wanted(&Arguments { changes: vec![200], ..one }), [of(200)]);
+    }
+
+    #[test]
+    fn accesses_are_local_in_the_first_class_only() {
+        let mut values = Values::default();
+        values.user.dram_by_class = vec![5, 7];
+        values.user.streamed_by_class = vec![11, 13];
+        assert_eq!(accesses(&values), [16, 20]);
+    }
+}

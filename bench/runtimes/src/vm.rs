@@ -1,0 +1,291 @@
+//! The VM, its vCPUs' places, and the load in its guest.
+
+use crate::committed::{
+    CPUS, HOMES, HOST_CPUS, JAVA, JAVA_NUMA, MEMORY_MIB, NODES, OTHERS, Policy, SCAN_PERIOD_MS, Workload,
+};
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use std::{
+    fs,
+    io::{BufRead, BufReader, Write},
+    path::Path,
+    process::{ChildStdin, ChildStdout},
+    time::Duration,
+};
+use vnuma_bench_common::{
+    host::affine,
+    threads::{Counted, Thread, Values, threads_of},
+};
+use vnuma_scenario::{Process, Vm, vnumactl, vnumad_logging_to, wait_for};
+
+/// Its name.
+const NAME: &str = "runtimes";
+const LOG: &str = "/root/vnumad.log";
+/// On the server and in the guest: what guest/runtime builds, and the Java VM.
+pub const RUNTIME: &str = "/root/runtime";
+const PROGRAM: &str = "/root/bench-runtimes";
+const DRIVER: &str = "/root/vnuma.ko";
+const JAVA_ARCHIVE: &str = "java.tar";
+const HANG: Duration = Duration::from_secs(180);
+/// Where the guest's AutoNUMA is set.
+const BALANCING: &str = "/sys/kernel/debug/sched/numa_balancing";
+
+/// A VM that runs.
+pub struct Machine {
+    threads: Vec<Thread>,
+    /// The node that each vCPU is on, and its CPU.
+    at: Vec<(usize, u32)>,
+    /// Ends before vnumad does, which would see it go.
+    vm: Vm,
+    daemon: Option<Process>,
+}
+
+/// A load in the guest that waits for what it is told.
+pub struct Load {
+    process: Process,
+    input: Option<ChildStdin>,
+    output: BufReader<ChildStdout>,
+    name: &'static str,
+}
+
+impl Machine {
+    /// Boots it, with all vCPUs at home.
+    pub fn start(counted: Counted) -> Result<Self> {
+        let (size, vcpus, nodes) = (format!("{MEMORY_MIB}M"), HOMES.len().to_string(), NODES.to_string());
+        let shape = ["--nodes", &nodes, "--vcpus", &vcpus, "--memory", &size];
+        let vm = Vm::start(NAME, &shape.map(str::to_owned))?;
+        ensure!(vm.threads.len() == HOMES.len(), "{} vCPU threads", vm.threads.len());
+        for (_, thread) in threads_of(vm.pid)? {
+            if !vm.threads.contains(&thread.tid) {
+                affine(thread.tid, &[OTHERS])?;
+            }
+        }
+        let count = |thread: &i32| Thread::count(vm.pid, *thread, counted);
+        let threads = vm.threads.iter().map(count).collect::<Result<_>>()?;
+        let mut machine = Self { threads, at: Vec::new(), vm, daemon: None };
+        machine.go_home()?;
+        machine.vm.put(&std::env::current_exe()?.to_string_lossy(), PROGRAM)?;
+        put_directory(&machine.vm, Path::new(RUNTIME))?;
+        machine.vm.exec(&["chmod", "-R", "a+rx", RUNTIME])?;
+        let [least, most] = SCAN_PERIOD_MS;
+        let set = format!(
+            "[ -d {BALANCING} ] || mount -t debugfs none /sys/kernel/debug; \
+             echo {least} > {BALANCING}/scan_period_min_ms && echo {most} > {BALANCING}/scan_period_max_ms"
+        );
+        machine.vm.exec(&["sh", "-c", &set]).context("the guest's AutoNUMA")?;
+        Ok(machine)
+    }
+
+    /// Unpacks the Java VM, if one was brought. What it says of its version.
+    pub fn unpack_java(&self) -> Result<String> {
+        let unpack = format!(
+            "cd {RUNTIME} && tar -xf {JAVA_ARCHIVE} && rm {JAVA_ARCHIVE} && jre/bin/java -version 2>&1 | sed -n 2p"
+        );
+        Ok(self.vm.exec(&["sh", "-c", &unpack])?.trim().to_owned())
+    }
+
+    /// The guest's kernel.
+    pub fn kernel(&self) -> Result<String> {
+        Ok(self.vm.exec(&["uname", "-r"])?.trim().to_owned())
+    }
+
+    /// From now on vnumad tells the guest's kernel where its vCPUs are.
+    pub fn attach(&mut self) -> Result<()> {
+        let daemon = vnumad_logging_to(Path::new(LOG), &[])?;
+        let threads = threads_of(daemon.0.id() as i32)?;
+        threads.iter().try_for_each(|(_, thread)| affine(thread.tid, HOST_CPUS))?;
+        self.daemon = Some(daemon);
+        self.vm.put(DRIVER, DRIVER)?;
+        self.vm.exec(&["insmod", DRIVER])?;
+        self.vm.attach()?;
+        self.vm.await_driver()?;
+        self.await_told()
+    }
+
+    /// Is the VM attached?
+    pub fn is_attached(&self) -> bool {
+        self.daemon.is_some()
+    }
+
+    /// Does the guest use the true node of each vCPU, as far as vnumad knows?
+    pub fn is_told(&self) -> Result<bool> {
+        let shown = vnumactl(&["show", NAME])?;
+        let vcpus = shown["vcpus"].as_array().context("vnumactl show: no vcpus")?;
+        let is_told = |vcpu: &Value| {
+            let at = vcpu["apic_id"].as_u64().and_then(|number| self.at.get(number as usize));
+            vcpu["state"] == "true" && at.is_some_and(|(node, _)| vcpu["host_node"] == *node)
+        };
+        Ok(vcpus.len() == HOMES.len() && vcpus.iter().all(is_told))
+    }
+
+    fn await_told(&self) -> Result<()> {
+        wait_for("the guest to use the true node of each vCPU", HANG, || self.is_told())
+    }
+
+    /// Takes a vCPU to the first free CPU of a node.
+    pub fn put(&mut self, vcpu: usize, node: usize) -> Result<()> {
+        let is_free = |cpu: &&u32| self.at.iter().all(|(_, used)| used != *cpu);
+        let cpu = *CPUS[node].iter().find(is_free).with_context(|| format!("node {node} is full"))?;
+        affine(self.vm.threads[vcpu], &[cpu])?;
+        self.at[vcpu] = (node, cpu);
+        Ok(())
+    }
+
+    /// Takes a vCPU to the other node, and says which that is.
+    pub fn turn(&mut self, vcpu: usize) -> Result<usize> {
+        let node = 1 - self.at[vcpu].0;
+        self.put(vcpu, node)?;
+        Ok(node)
+    }
+
+    /// All vCPUs are at home, and the guest knows if it is told.
+    pub fn go_home(&mut self) -> Result<()> {
+        self.at.clear();
+        for (vcpu, home) in HOMES.into_iter().enumerate() {
+            self.at.push((home, 0));
+            self.put(vcpu, home)?;
+        }
+        if self.is_attached() { self.await_told() } else { Ok(()) }
+    }
+
+    /// What the vCPUs did so far.
+    pub fn read(&self) -> Result<Vec<Values>> {
+        self.threads.iter().map(Thread::read).collect()
+    }
+
+    /// Pages that the guest's kernel has moved so far.
+    pub fn migrated(&self) -> Result<u64> {
+        let text = self.vm.exec(&["sed", "-n", "s/^numa_pages_migrated //p", "/proc/vmstat"])?;
+        text.trim().parse().with_context(|| format!("numa_pages_migrated: {text:?}"))
+    }
+
+    /// Starts a load in the guest. It has its memory then, and waits.
+    pub fn load(&self, workload: Workload, policy: Policy) -> Result<Load> {
+        // What the one before has left does not decide which huge pages this one gets.
+        self.vm.exec(&[
+            "sh",
+            "-c",
+            "echo 3 > /proc/sys/vm/drop_caches; echo 1 > /proc/sys/vm/compact_memory",
+        ])?;
+        let command = command(workload, policy);
+        let mut process = self.vm.spawn(&command.iter().map(String::as_str).collect::<Vec<_>>())?;
+        let input = process.0.stdin.take();
+        let output = BufReader::new(process.0.stdout.take().context("standard output")?);
+        let mut load = Load { process, input, output, name: workload.name() };
+        load.answer()?;
+        Ok(load)
+    }
+}
+
+/// What the guest runs. Without vnuma-run a runtime has the nodes of its start; jemalloc has none.
+fn command(workload: Workload, policy: Policy) -> Vec<String> {
+    let run = format!("{RUNTIME}/vnuma-run");
+    let java = format!("{RUNTIME}/jre/bin/java");
+    let threads = HOMES.len().to_string();
+    let full = policy == Policy::Full;
+    let followed = |options: &[&'static str]| {
+        let run: &[&str] = &[&run, "--libraries", RUNTIME];
+        let words = if full { [run, options].concat() } else { Vec::new() };
+        words.into_iter().map(str::to_owned).collect::<Vec<_>>()
+    };
+    let (mut words, rest): (Vec<String>, Vec<&str>) = match workload {
+        Workload::Stream => (followed(&[]), vec![PROGRAM, "guest", "stream"]),
+        Workload::Stencil => {
+            let alone = vec!["env".to_owned(), "LD_PRELOAD=libjemalloc.so.2".to_owned()];
+            let words = if full { followed(&["--allocator", "jemalloc"]) } else { alone };
+            (words, vec![PROGRAM, "guest", "stencil"])
+        }
+        Workload::Orders => {
+            let numa: &[&str] = match policy {
+                Policy::Full => &[],
+                Policy::VnumaOs => &JAVA_NUMA[..1],
+                _ => &JAVA_NUMA,
+            };
+            (
+                followed(&["--gc", "parallel"]),
+                [&[java.as_str()], numa, &JAVA, &["-cp", RUNTIME, "Orders", &threads]].concat(),
+            )
+        }
+    };
+    words.extend(rest.into_iter().map(str::to_owned));
+    words
+}
+
+impl Load {
+    fn answer(&mut self) -> Result<u64> {
+        let mut line = String::new();
+        self.output.read_line(&mut line)?;
+        line.trim().parse().with_context(|| format!("{} in the guest said {line:?}", self.name))
+    }
+
+    /// Tells it something.
+    pub fn ask(&mut self, what: &str) -> Result<u64> {
+        let input = self.input.as_mut().context("standard input")?;
+        writeln!(input, "{what}")
+            .and_then(|()| input.flush())
+            .with_context(|| format!("{} in the guest", self.name))?;
+        self.answer().with_context(|| what.to_owned())
+    }
+
+    /// Ends it.
+    pub fn end(mut self) -> Result<()> {
+        drop(self.input.take());
+        let mut status = None;
+        wait_for(&format!("{} in the guest to end", self.name), HANG, || {
+            status = self.process.0.try_wait()?;
+            Ok(status.is_some())
+        })?;
+        ensure!(status.is_some_and(|status| status.success()), "{} in the guest: {status:?}", self.name);
+        Ok(())
+    }
+}
+
+fn put_directory(vm: &Vm, directory: &Path) -> Result<()> {
+    let name = directory.to_str().context("a name that is not UTF-8")?;
+    vm.exec(&["mkdir", "-p", name])?;
+    for entry in fs::read_dir(directory).with_context(|| name.to_owned())? {
+        let path = entry?.path();
+        if path.is_dir() {
+            put_directory(vm, &path)?;
+        } else {
+            let file = path.to_str().context("a name that is not UTF-8")?;
+            vm.put(file, file)?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(workload: Workload, policy: Policy) -> String {
+        command(workload, policy).join(" ")
+    }
+
+    #[test]
+    fn only_full_runs_under_vnuma_run() {
+        for workload in Workload::ALL {
+            for policy in Policy::ALL {
+                let is_run =
+                    line(workload, policy).starts_with("/root/runtime/vnuma-run --libraries /root/runtime ");
+                assert_eq!(is_run, policy == Policy::Full, "{}", line(workload, policy));
+            }
+            assert_eq!(line(workload, Policy::OsOnly), line(workload, Policy::StaticVnuma));
+        }
+    }
+
+    #[test]
+    fn a_runtime_uses_nodes_unless_it_is_not_to() {
+        let with = line(Workload::Orders, Policy::StaticVnuma);
+        assert!(
+            with.starts_with("/root/runtime/jre/bin/java -XX:+UseParallelGC -XX:+UseNUMA -Xms400m "),
+            "{with}"
+        );
+        assert!(!line(Workload::Orders, Policy::VnumaOs).contains("UseNUMA"));
+        let full = line(Workload::Orders, Policy::Full);
+        assert!(full.contains(" --gc parallel /root/runtime/jre/bin/java -Xms400m "), "{full}");
+        let full = line(Workload::Stencil, Policy::Full);
+        assert!(full.ends_with(" --allocator jemalloc /root/bench-runtimes guest stencil"), "{full}");
+    }
+}

@@ -1,0 +1,82 @@
+//! What language runtimes and allocators in a VM lose when its vCPUs move.
+
+use super::{
+    Options,
+    on_server::{OnServer, each},
+};
+use crate::steps::{run as run_command, workspace};
+use anyhow::{Context, Result, ensure};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
+use vnuma_lab_runner::driver;
+
+/// Where the server finds the guest driver, and for which kernel: lab-vm's default.
+const DRIVER: &str = "/root/vnuma.ko";
+const GUEST_KERNEL: &str = "6.12";
+/// What the guest gets of guest/runtime, and where the server finds it.
+const RUNTIME: [(&str, &str); 4] = [
+    ("vnuma-run", "/root/runtime/vnuma-run"),
+    ("numa/libnuma.so.1", "/root/runtime/numa/libnuma.so.1"),
+    ("hotspot/libnuma.so.1", "/root/runtime/hotspot/libnuma.so.1"),
+    ("jemalloc/libvnuma-jemalloc.so", "/root/runtime/jemalloc/libvnuma-jemalloc.so"),
+];
+const JAVA: &str = "/root/runtime/java.tar";
+const JDK: &str = "/usr/lib/jvm/java-17-openjdk-amd64";
+/// A small Java with HotSpot, and the program for it. `$1`: the JDK, `$2`: where to, `$3`: the sources.
+const BUILD_JAVA: &str = r#"
+    rm -rf "$2" && mkdir -p "$2"
+    "$1/bin/jlink" --add-modules java.base --strip-debug --no-header-files --no-man-pages --output "$2/jre"
+    "$1/bin/javac" -d "$2" "$3/Orders.java"
+    cd "$2" && tar -cf java.tar jre *.class
+"#;
+
+/// Runs it and judges it.
+pub fn run(options: &Options) -> Result<()> {
+    let directory = workspace().join("target/bench/runtimes");
+    fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;
+    let mut files = vec![(driver::build(GUEST_KERNEL)?, DRIVER)];
+    files.extend(runtime(&directory)?);
+    files.push((java(&directory)?, JAVA));
+    let full = options.full.then(|| "--full".to_owned());
+    let chosen = each("--workload", &options.workload).chain(each("--policy", &options.policy));
+    let changes: Vec<String> = options.changes.iter().map(u32::to_string).collect();
+    OnServer {
+        name: "runtimes",
+        server: "2n8c",
+        peer: None,
+        // Priced by profiles of both caches.
+        counters: "broadwell-2s+vprobe-e5620",
+        programs: &[
+            ("vnumad", "vnumad"),
+            ("vnumactl", "vnumactl"),
+            ("vnuma-bench-runtimes", "bench-runtimes"),
+        ],
+        files,
+        measure: full.iter().cloned().chain(chosen).chain(each("--changes", &changes)).collect(),
+        judge: full.into_iter().chain(options.json.then(|| "--json".to_owned())).collect(),
+        hang: Duration::from_secs(4 * 3600),
+    }
+    .run()
+}
+
+fn runtime(directory: &Path) -> Result<Vec<(PathBuf, &'static str)>> {
+    let build = directory.join("runtime");
+    let mut make = Command::new("make");
+    make.args(["--silent", "-C", "guest/runtime"]).arg(format!("BUILD={}", build.display()));
+    run_command(make.current_dir(workspace()))?;
+    Ok(RUNTIME.map(|(name, there)| (build.join(name), there)).into())
+}
+
+fn java(directory: &Path) -> Result<PathBuf> {
+    let jmods = Path::new(JDK).join("jmods");
+    ensure!(jmods.is_dir(), "{}: missing (package openjdk-17-jdk-headless)", jmods.display());
+    let build = directory.join("java");
+    let mut sh = Command::new("sh");
+    sh.args(["-euc", BUILD_JAVA, "sh", JDK]).args([&build, &workspace().join("bench/runtimes/java")]);
+    run_command(&mut sh)?;
+    Ok(build.join("java.tar"))
+}
