@@ -36,6 +36,8 @@ struct plan {
 	const char *libraries;		/* folder of the overlays */
 	bool parallel;
 	bool jemalloc;
+	bool mimalloc;
+	bool mimalloc_loaded;
 	bool dry_run;
 	bool overlay;			/* the one of libnuma is preloaded */
 	char preload[2 * PATH_MAX + 64];	/* "": nothing is preloaded */
@@ -44,13 +46,14 @@ struct plan {
 };
 
 static const char usage[] =
-	"Usage: vnuma-run [--gc parallel] [--allocator jemalloc] [--libraries DIR] [--dry-run]\n"
-	"                 PROGRAM [ARGUMENT...]\n"
+	"Usage: vnuma-run [--gc parallel] [--allocator jemalloc|mimalloc] [--libraries DIR]\n"
+	"                 [--dry-run] PROGRAM [ARGUMENT...]\n"
 	"\n"
 	"Starts a program so that it follows the NUMA topology as it is now.\n"
 	"\n"
 	"      --gc parallel         the program is a Java VM; use ParallelGC with its NUMA support\n"
 	"      --allocator jemalloc  malloc() is jemalloc's, with arenas of the thread's node\n"
+	"      --allocator mimalloc  malloc() is mimalloc's, which gives back what is free at once\n"
 	"      --libraries DIR       where numa/libnuma.so.1, hotspot/libnuma.so.1 and\n"
 	"                            jemalloc/libvnuma-jemalloc.so are\n"
 	"                            [default: " VNUMA_LIBRARIES "]\n"
@@ -173,10 +176,22 @@ static bool can_preload(struct plan *plan, const char *path)
 	return false;
 }
 
+static bool add_path(struct plan *plan, const char *path)
+{
+	size_t used = strlen(plan->preload);
+
+	/* LD_PRELOAD has no way to quote them. */
+	if (strpbrk(path, ": ")) {
+		note(plan, "%s: a path with a colon or a space cannot be preloaded", path);
+		return false;
+	}
+	snprintf(plan->preload + used, sizeof(plan->preload) - used, "%s%s", used ? ":" : "", path);
+	return true;
+}
+
 /* Preloads a library of ours, if it and the one that it stands before are there. */
 static bool add_library(struct plan *plan, const char *name, const char *before, const char *else_what)
 {
-	size_t used = strlen(plan->preload);
 	const char *missing = NULL;
 	char path[PATH_MAX];
 
@@ -192,13 +207,15 @@ static bool add_library(struct plan *plan, const char *name, const char *before,
 		note(plan, "%s: %s: %s", missing, strerror(errno), else_what);
 		return false;
 	}
-	/* LD_PRELOAD has no way to quote them. */
-	if (strpbrk(path, ": ")) {
-		note(plan, "%s: a path with a colon or a space cannot be preloaded", path);
-		return false;
-	}
-	snprintf(plan->preload + used, sizeof(plan->preload) - used, "%s%s", used ? ":" : "", path);
-	return true;
+	return add_path(plan, path);
+}
+
+static void add_mimalloc(struct plan *plan)
+{
+	if (access(VNUMA_REAL_MIMALLOC, R_OK))
+		note(plan, "%s: %s: malloc() is the program's own", VNUMA_REAL_MIMALLOC, strerror(errno));
+	else
+		plan->mimalloc_loaded = add_path(plan, VNUMA_REAL_MIMALLOC);
 }
 
 static void make_plan(struct plan *plan, const char *path)
@@ -212,6 +229,8 @@ static void make_plan(struct plan *plan, const char *path)
 		if (plan->jemalloc)
 			add_library(plan, "jemalloc/libvnuma-jemalloc.so", VNUMA_REAL_JEMALLOC,
 				    "malloc() is the program's own");
+		if (plan->mimalloc)
+			add_mimalloc(plan);
 	}
 	err = vnuma_open(&topology);
 	if (err) {
@@ -239,6 +258,17 @@ static int put_before(const struct plan *plan, const char *name, const char *fir
 	return 0;
 }
 
+/* NAME=VALUE, unless NAME is set. Printed, or set. */
+static int put_default(const struct plan *plan, const char *name, const char *value)
+{
+	if (getenv(name))
+		return 0;
+	if (!plan->dry_run)
+		return setenv(name, value, 0);
+	printf("%s=%s\n", name, value);
+	return 0;
+}
+
 static int apply(const struct plan *plan)
 {
 	if (plan->preload[0] && put_before(plan, "LD_PRELOAD", plan->preload, ':'))
@@ -246,6 +276,13 @@ static int apply(const struct plan *plan)
 	/* The flags are worth nothing to a Java VM that does not follow. */
 	if (plan->parallel && plan->overlay &&
 	    put_before(plan, "JAVA_TOOL_OPTIONS", PARALLEL_FLAGS, ' '))
+		return -1;
+	/*
+	 * What a thread frees is new memory when it is used again, and so of the node that the thread is on
+	 * then. The one is the name of the option in mimalloc 2.0, the other one that since 2.1.
+	 */
+	if (plan->mimalloc_loaded && (put_default(plan, "MIMALLOC_DECOMMIT_DELAY", "0") ||
+				      put_default(plan, "MIMALLOC_PURGE_DELAY", "0")))
 		return -1;
 	return 0;
 }
@@ -296,9 +333,11 @@ int main(int argc, char **argv)
 			plan.parallel = true;
 			break;
 		case 'a':
-			if (strcmp(optarg, "jemalloc"))
-				return fail(STATUS_OWN, "--allocator %s: only jemalloc is known", optarg);
-			plan.jemalloc = true;
+			plan.jemalloc = !strcmp(optarg, "jemalloc");
+			plan.mimalloc = !strcmp(optarg, "mimalloc");
+			if (!plan.jemalloc && !plan.mimalloc)
+				return fail(STATUS_OWN, "--allocator %s: only jemalloc and mimalloc are known",
+					    optarg);
 			break;
 		case 'l':
 			plan.libraries = optarg;

@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# vnuma-run on programs of all kinds: run-test.sh BUILD LIBNUMA JEMALLOC, with vnuma-run and its libraries in BUILD.
+# vnuma-run on programs of all kinds: run-test.sh BUILD LIBNUMA JEMALLOC MIMALLOC, with vnuma-run and its libraries in BUILD.
 set -eu
 build=$(realpath "$1")
 real=$2
@@ -69,8 +69,23 @@ else
 	says out "$preload"
 	says err "$jemalloc: No such file or directory: malloc() is the program's own"
 fi
+mimalloc=$4
+try 0 --allocator mimalloc --dry-run true
+if [ -e "$mimalloc" ]; then
+	says out "$preload:$mimalloc"
+	says out 'MIMALLOC_DECOMMIT_DELAY=0'
+	says out 'MIMALLOC_PURGE_DELAY=0'
+	MIMALLOC_PURGE_DELAY=7 try 0 --allocator mimalloc --dry-run true
+	is_silent_on out 'MIMALLOC_PURGE_DELAY'
+	try 0 --allocator mimalloc cat /proc/self/maps
+	grep -q "$(realpath "$mimalloc")" "$dir/out" || fail "mimalloc is not loaded"
+else
+	says out "$preload"
+	says err "$mimalloc: No such file or directory: malloc() is the program's own"
+	is_silent_on out 'MIMALLOC'
+fi
 try 125 --allocator tcmalloc true
-says err '--allocator tcmalloc: only jemalloc is known'
+says err '--allocator tcmalloc: only jemalloc and mimalloc are known'
 
 try 125 --nonsense true
 says err 'Usage: vnuma-run'

@@ -12,6 +12,7 @@ use vnuma_scenario::{Process, Vm, vnumactl, vnumad};
 const NAME: &str = "runtimes";
 /// On the server, and in the guest.
 pub const DIRECTORY: &str = "/root/runtime";
+const MIMALLOC: &str = "/usr/lib/x86_64-linux-gnu/libmimalloc.so.2";
 /// What each line of these programs has.
 const FOLLOW: &str = "current=";
 const ALLOC: &str = "local=";
@@ -115,6 +116,7 @@ fn follow(vm: &Vm) -> Result<()> {
     }
     move_and_back(&mut followers)?;
     allocate(vm)?;
+    allocate_by_mimalloc(vm)?;
     unload(vm, followers)
 }
 
@@ -152,6 +154,31 @@ fn allocate(vm: &Vm) -> Result<()> {
     vnumactl(&["move", NAME, "--vcpu", "1", "--node", "0"])?;
     with.expect(&["node=0", "local=100"], &[])?;
     println!("jemalloc with vnuma-run follows, by itself it does not");
+    with.end()?;
+    without.end()
+}
+
+/// mimalloc gives back at once what is free, so that what a thread gets next is new and of its node. By itself it keeps it for the thread.
+fn allocate_by_mimalloc(vm: &Vm) -> Result<()> {
+    if !Path::new(&in_guest("libmimalloc.so.2")).exists() {
+        println!("mimalloc: skipped, there was no libmimalloc.so.2 (package libmimalloc2.0)");
+        return Ok(());
+    }
+    // Where the system has it.
+    vm.exec(&["cp", &in_guest("libmimalloc.so.2"), MIMALLOC])?;
+    let (run, alloc) = (in_guest("vnuma-run"), in_guest("vnuma-alloc"));
+    let with = [&run, "--libraries", DIRECTORY, "--allocator", "mimalloc", &alloc, "1"];
+    let mut with = Follower::start(vm, &with, ALLOC)?;
+    let mut without = Follower::start(vm, &["env", &format!("LD_PRELOAD={MIMALLOC}"), &alloc, "1"], ALLOC)?;
+    for program in [&mut with, &mut without] {
+        program.expect(&["node=0", "local=100"], &[])?;
+    }
+    vnumactl(&["move", NAME, "--vcpu", "1", "--node", "1"])?;
+    with.expect(&["node=1", "local=100"], &[])?;
+    without.expect(&["node=1", "local=0"], &[])?;
+    vnumactl(&["move", NAME, "--vcpu", "1", "--node", "0"])?;
+    with.expect(&["node=0", "local=100"], &[])?;
+    println!("mimalloc with vnuma-run follows, by itself it does not");
     with.end()?;
     without.end()
 }

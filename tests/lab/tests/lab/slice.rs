@@ -54,7 +54,14 @@ fn runtime() -> Vec<(PathBuf, String)> {
         .status()
         .expect("make starts");
     assert!(status.success(), "guest/runtime does not build");
-    RUNTIME_FILES.map(|file| (build.join(file), format!("{RUNTIME}/{file}"))).into()
+    let mut files: Vec<_> = RUNTIME_FILES.map(|file| (build.join(file), format!("{RUNTIME}/{file}"))).into();
+    let mimalloc = PathBuf::from("/usr/lib/x86_64-linux-gnu/libmimalloc.so.2");
+    if mimalloc.exists() {
+        files.push((mimalloc, format!("{RUNTIME}/libmimalloc.so.2")));
+    } else {
+        println!("skipped: there is no {} (package libmimalloc2.0)", mimalloc.display());
+    }
+    files
 }
 
 /// An example that checks itself: migrations between nodes are reported by the kernel, and found by polling.
