@@ -186,7 +186,7 @@ fn remote_in(sample: &Sample, vcpu: usize) -> Option<f64> {
     (local + remote > 0).then(|| remote as f64 / (local + remote) as f64)
 }
 
-/// From each change until the vCPU's accesses are as local as in the sample before it: the median.
+/// From each change until the vCPU's accesses are as local as in the sample before it, and stay so in the next one: the median.
 fn recover_s(changes: &[Change], samples: &[Sample]) -> Option<f64> {
     let of = |(number, change): (usize, &Change)| {
         let next = changes[number + 1..].iter().find(|next| next.vcpu == change.vcpu);
@@ -195,9 +195,12 @@ fn recover_s(changes: &[Change], samples: &[Sample]) -> Option<f64> {
         let before = before.and_then(|sample| remote_in(sample, change.vcpu)).unwrap_or(0.0);
         // One that was far from its data is not as local as can be.
         let limit = before.min(0.5) + FOLLOWED;
-        let mut after = samples.iter().filter(|sample| sample.at_s > change.at_s && sample.at_s <= until_s);
-        let found = after.find(|sample| remote_in(sample, change.vcpu).is_some_and(|share| share <= limit));
-        found.map_or(f64::INFINITY, |sample| sample.at_s - change.at_s)
+        let after = samples.iter().filter(|sample| sample.at_s > change.at_s && sample.at_s <= until_s);
+        let after: Vec<&Sample> = after.collect();
+        let is_local = |sample: &&Sample| remote_in(sample, change.vcpu).is_some_and(|share| share <= limit);
+        // One sample may have little more than a collection of garbage.
+        let found = (0..after.len()).find(|&at| after[at..].iter().take(2).all(is_local));
+        found.map_or(f64::INFINITY, |at| after[at].at_s - change.at_s)
     };
     median(changes.iter().enumerate().map(of)).filter(|seconds| seconds.is_finite())
 }

@@ -140,6 +140,11 @@ fn a_vcpu_has_recovered_when_it_is_as_local_as_before() {
     };
     assert_eq!(recover_s(&[change(1.1, 0)], &samples(80, 12)), Some(3.0 - 1.1));
     assert_eq!(recover_s(&[change(1.1, 0)], &samples(80, 14)), Some(4.0 - 1.1));
+    // One sample alone may be chance.
+    assert_eq!(
+        recover_s(&[change(0.5, 0)], &[sample(1.0, [3, 0]), sample(2.0, [90, 0]), sample(3.0, [4, 0])]),
+        Some(2.5)
+    );
     // The other one never does, and one of two is the upper median.
     assert_eq!(recover_s(&[change(1.1, 1)], &samples(80, 12)), None);
     assert_eq!(recover_s(&[change(1.1, 0), change(1.2, 1)], &samples(80, 12)), None);
