@@ -31,6 +31,8 @@ const COLOURS: [RGBColor; 5] = [
 ];
 /// Of the place of a workload.
 const BAR: f64 = 0.16;
+/// Of the bars' chart: there is room for the legend above them.
+const TOP: f64 = 1.7;
 
 /// Writes an SVG: bars of the first profile's rows.
 pub fn draw(rows: &[Row], cells: &[Cell], path: &Path) -> Result<()> {
@@ -77,7 +79,7 @@ fn bars(area: &Area<'_>, rows: &[Row]) -> Result<(), String> {
         .margin(12)
         .x_label_area_size(28)
         .y_label_area_size(50)
-        .build_cartesian_2d(-0.5..places.len().max(1) as f64 - 0.5, 0.0..1.35)
+        .build_cartesian_2d(-0.5..places.len().max(1) as f64 - 0.5, 0.0..TOP)
         .map_err(|error| error.to_string())?;
     let name = |at: &f64| match places.get(at.round() as usize) {
         Some((workload, rate)) if (at - at.round()).abs() < 0.01 && *at >= 0.0 => {
@@ -100,6 +102,9 @@ fn bars(area: &Area<'_>, rows: &[Row]) -> Result<(), String> {
             .enumerate()
             .filter_map(|(at, place)| Some((at, by_ideal(*place, policy)?)))
             .collect();
+        if values.is_empty() {
+            continue;
+        }
         let bar = |&(at, value): &(usize, f64)| {
             Rectangle::new([(left(at), 0.0), (left(at) + BAR * 0.9, value)], colour(policy).filled())
         };
