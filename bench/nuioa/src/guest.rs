@@ -15,6 +15,7 @@ use crate::{
 };
 use anyhow::{Context, Result, bail, ensure};
 use nix::{
+    errno::Errno,
     sched::{CpuSet as Cpus, sched_setaffinity},
     unistd::Pid,
 };
@@ -94,6 +95,9 @@ pub trait Load {
 pub fn run(arguments: &Arguments) -> Result<()> {
     let workload =
         workload(&arguments.workload).with_context(|| format!("{}: unknown", arguments.workload))?;
+    // Who started it may have been kept on one CPU for an earlier workload.
+    let everywhere: Vec<usize> = nodes()?.concat();
+    pin(&everywhere)?;
     let device = devices(workload.kind)?;
     let device_node = device.first().map(|device| pci::node(device)).transpose()?;
     // A load without a device is anywhere; that is on the CPU that others leave.
@@ -104,6 +108,9 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         // The interrupts of queues of a disk cannot be set, and those of a driver in user space are not used.
         let interrupts = workload.kind.has_peer().then(|| device[0].as_path());
         agent::await_placed(process, &cpus.iter().map(|&cpu| cpu as u32).collect(), interrupts)?;
+    }
+    if load.process() != Some(std::process::id()) {
+        keep_apart(place.other)?;
     }
     say(&Ready { cpu: place.cpu, node: place.node, device_node })?;
     let mut spin = None;
@@ -197,6 +204,25 @@ fn pin(cpus: &[usize]) -> Result<()> {
     let mut set = Cpus::new();
     cpus.iter().try_for_each(|&cpu| set.set(cpu)).with_context(|| format!("CPUs {cpus:?}"))?;
     sched_setaffinity(Pid::from_raw(0), &set).with_context(|| format!("CPUs {cpus:?}"))
+}
+
+/// What drives the workload stays on another CPU: this program, and the lab's agent, which started it. Else chance decides how much
+/// of that is counted with the workload.
+fn keep_apart(cpu: usize) -> Result<()> {
+    pin(&[cpu])?;
+    let mut set = Cpus::new();
+    set.set(cpu).with_context(|| format!("CPU {cpu}"))?;
+    let directory = format!("/proc/{}/task", Pid::parent());
+    for entry in fs::read_dir(&directory).with_context(|| directory.clone())? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        let thread = name.parse().with_context(|| format!("{directory}: {name:?}"))?;
+        match sched_setaffinity(Pid::from_raw(thread), &set) {
+            // It has ended meanwhile.
+            Ok(()) | Err(Errno::ESRCH) => {}
+            Err(error) => return Err(error).with_context(|| format!("CPU of thread {thread} of the agent")),
+        }
+    }
+    Ok(())
 }
 
 fn say(value: &impl serde::Serialize) -> Result<()> {
