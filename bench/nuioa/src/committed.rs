@@ -14,9 +14,13 @@ pub const VCPUS: usize = 2;
 /// Its memory.
 pub const MEMORY_MIB: usize = 1024;
 
-/// Windows of a cell, and how long each is, seconds of the server. The figure is the median.
+/// Windows of a cell. The figure is the median.
 pub const WINDOWS: usize = 3;
+/// How long a window is at least, and how long it takes at most for the operations that it is to have, seconds of the server.
 pub const WINDOW_S: f64 = 2.0;
+pub const LONGEST_WINDOW_S: f64 = 12.0;
+/// Operations of a window of a workload that does its I/O by the kernel.
+const KERNEL_OPERATIONS: u64 = 400;
 /// How long a program computes after each window of a workload of which all cycles count, seconds of the server.
 pub const REGULAR_S: f64 = 1.5;
 /// Before the first one.
@@ -129,6 +133,8 @@ pub struct Workload {
     pub io: bool,
     /// What is one operation.
     pub operation: &'static str,
+    /// So many does a window have at least, if there is time: with few it is chance what the kernels do meanwhile.
+    pub wanted: u64,
 }
 
 /// What a workload does.
@@ -205,12 +211,12 @@ pub enum Verb {
 
 /// A workload that makes no system calls for its I/O.
 const fn bypass(name: &'static str, kind: Kind, operation: &'static str) -> Workload {
-    Workload { name, kind, cycles: Cycles::Programs, io: true, operation }
+    Workload { name, kind, cycles: Cycles::Programs, io: true, operation, wanted: 0 }
 }
 
 /// One that does its I/O by the kernel.
 const fn kernel(name: &'static str, kind: Kind, operation: &'static str) -> Workload {
-    Workload { name, kind, cycles: Cycles::All, io: true, operation }
+    Workload { name, kind, cycles: Cycles::All, io: true, operation, wanted: KERNEL_OPERATIONS }
 }
 
 const PACKET: &str = "a packet that is sent";
@@ -256,6 +262,7 @@ pub const WORKLOADS: [Workload; 13] = [
         cycles: Cycles::Programs,
         io: false,
         operation: "1000 instructions of sysbench memory",
+        wanted: 0,
     },
 ];
 

@@ -44,6 +44,8 @@ pub struct Row {
     /// The least and the most of a window by that median, the widest of where the guest may start it.
     pub windows_low: f64,
     pub windows_high: f64,
+    /// The fewest operations of a window.
+    pub window_operations: u64,
     /// Share of the accesses to memory that leave the node.
     pub remote_dram_share: Option<f64>,
     /// Share of the accesses to devices' registers that do.
@@ -135,6 +137,7 @@ struct Figures {
     cycles_per_op: f64,
     low: f64,
     high: f64,
+    fewest: u64,
     /// Accesses of an operation: to memory, and to registers; those that leave the node, and all.
     dram: (f64, f64),
     mmio: (f64, f64),
@@ -155,6 +158,7 @@ impl Figures {
         let mut costs = Vec::new();
         let mut whole = Vec::<&Counts>::new();
         let (mut operations, mut ran, mut elapsed) = (0_u64, 0_u64, 0_u64);
+        let mut fewest = u64::MAX;
         let windows =
             turns.iter().flat_map(|cell| cell.windows.iter().map(|window| (cell.guest.cpu, window)));
         for (cpu, window) in windows {
@@ -168,6 +172,7 @@ impl Figures {
             let cycles = price(&vcpu.counts, &prices).total - regular;
             costs.push(cycles / done as f64);
             operations += done;
+            fewest = fewest.min(done);
             ran += vcpu.ran_ns;
             elapsed += window.elapsed_ns;
             whole.push(&vcpu.counts);
@@ -186,6 +191,7 @@ impl Figures {
             cycles_per_op: median,
             low: costs[0] / median,
             high: costs[costs.len() - 1] / median,
+            fewest,
             dram: each(|counts| [&counts.dram_by_class, &counts.streamed_by_class]),
             mmio: each(|counts| [&counts.mmio_reads_by_class, &counts.mmio_writes_by_class]),
             reads: of(|counts| &counts.mmio_reads_by_class),
@@ -210,6 +216,7 @@ fn row(
         cycles_per_op: mean(|spot| spot.cycles_per_op),
         windows_low: spots.iter().map(|spot| spot.low).fold(f64::INFINITY, f64::min),
         windows_high: spots.iter().map(|spot| spot.high).fold(0.0, f64::max),
+        window_operations: spots.iter().map(|spot| spot.fewest).min().unwrap_or_default(),
         remote_dram_share: share(mean(|spot| spot.dram.0), mean(|spot| spot.dram.1)),
         remote_mmio_share: share(mean(|spot| spot.mmio.0), mean(|spot| spot.mmio.1)),
         mmio_reads_per_op: mean(|spot| spot.reads),
@@ -301,7 +308,7 @@ fn aware(rows: &[Row], of: &[&Row], profile: &str, wanted: Option<usize>) -> Goa
 
 fn table(rows: &[Row]) -> String {
     let mut text = format!(
-        "{:<20} {:<22} {:<12} {:>12} {:>9} {:>8} {:>8} {:>8} {:>7} {:>7}  windows\n",
+        "{:<20} {:<22} {:<12} {:>12} {:>9} {:>8} {:>8} {:>8} {:>7} {:>7} {:>8}  windows\n",
         "profile",
         "workload",
         "config",
@@ -311,13 +318,14 @@ fn table(rows: &[Row]) -> String {
         "MMIO far",
         "writes",
         "reads",
-        "CPU"
+        "CPU",
+        "ops"
     );
     for row in rows {
         let share =
             |share: Option<f64>| share.map_or("-".to_owned(), |share| format!("{:.1} %", share * 100.0));
         text += &format!(
-            "{:<20} {:<22} {:<12} {:>12.1} {:>9} {:>8} {:>8} {:>8.3} {:>7.3} {:>7.3}  {:.3} to {:.3}\n",
+            "{:<20} {:<22} {:<12} {:>12.1} {:>9} {:>8} {:>8} {:>8.3} {:>7.3} {:>7.3} {:>8}  {:.3} to {:.3}\n",
             row.profile,
             row.workload,
             row.configuration.name(),
@@ -328,6 +336,7 @@ fn table(rows: &[Row]) -> String {
             row.mmio_writes_per_op,
             row.mmio_reads_per_op,
             row.cpu_share,
+            row.window_operations,
             row.windows_low,
             row.windows_high,
         );

@@ -2,8 +2,8 @@
 
 use crate::{
     committed::{
-        Configuration, Cycles, Kind, REGULAR_S, REMOTE, Spot, TURNS, VCPUS, WARM_UP_S, WINDOW_S, WINDOWS,
-        Workload, workload, workloads,
+        Configuration, Cycles, Kind, LONGEST_WINDOW_S, REGULAR_S, REMOTE, Spot, TURNS, VCPUS, WARM_UP_S,
+        WINDOW_S, WINDOWS, Workload, workload, workloads,
     },
     guest::process,
     raw::{self, Answer, Cell, Line, Ready, Request, Vcpu, Window},
@@ -27,6 +27,8 @@ use vnuma_scenario::{Process, Vm};
 
 /// Of the servers' network (lab/runner/src/network.rs).
 const BRIDGE: &str = "lab0";
+/// A window is so much longer than its operations should need, that it is one piece as a rule.
+const MARGIN: f64 = 1.1;
 /// More than the last-level cache has room for.
 const NEIGHBOUR_BYTES: usize = 128 << 20;
 
@@ -210,11 +212,11 @@ impl Measurement<'_> {
             let asked = peer(Request::Halt)?;
             Ok(talk.halt()?.or(asked))
         };
-        run(WARM_UP_S)?;
+        let mut rate = run(WARM_UP_S)?.unwrap_or(0) as f64 / WARM_UP_S;
         let mut windows = Vec::new();
         for _ in 0..WINDOWS {
             let (before, start) = (read()?, Instant::now());
-            let operations = run(WINDOW_S)?;
+            let operations = window(workload.wanted, &mut rate, &mut run)?;
             let (after, elapsed_ns) = (read()?, start.elapsed().as_nanos() as u64);
             let vcpus = before.iter().zip(&after).map(|(before, after)| after.since(before)).collect();
             windows.push(Window { elapsed_ns, operations, vcpus, regular: None });
@@ -225,6 +227,23 @@ impl Measurement<'_> {
         }
         Ok(Cell { configuration, workload: workload.name.to_owned(), spot, guest: ready, windows })
     }
+}
+
+/// Lets a workload run until it has done what is wanted, or has had the time for it; operations, and how many it does in a second.
+fn window(
+    wanted: u64,
+    rate: &mut f64,
+    run: &mut impl FnMut(f64) -> Result<Option<u64>>,
+) -> Result<Option<u64>> {
+    let (mut done, mut seconds) = (0, 0.0);
+    while seconds < LONGEST_WINDOW_S && (seconds == 0.0 || done < wanted) {
+        let needed = MARGIN * wanted.saturating_sub(done) as f64 / rate.max(1.0);
+        let piece = needed.max(WINDOW_S).min(LONGEST_WINDOW_S - seconds);
+        let Some(more) = run(piece)? else { return Ok(None) };
+        (done, seconds) = (done + more, seconds + piece);
+        *rate = done as f64 / seconds;
+    }
+    Ok(Some(done))
 }
 
 fn start_neighbour(vm: &Vm) -> Result<Process> {
@@ -278,5 +297,31 @@ impl Reading {
         let Measured { counts, task_clock_ns, .. } = difference(&before.measured, &self.measured);
         let kernel_cycles = self.kernel_cycles.saturating_sub(before.kernel_cycles);
         Vcpu { counts, kernel_cycles, ran_ns: task_clock_ns }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_has_the_operations_that_are_wanted_if_there_is_time() {
+        // What runs take, and what a window has, at so many operations a second.
+        let window = |wanted, guess, speed: f64| {
+            let (mut rate, mut pieces) = (guess, Vec::new());
+            let mut run = |seconds| {
+                pieces.push(seconds);
+                Ok(Some((seconds * speed) as u64))
+            };
+            let done = window(wanted, &mut rate, &mut run).unwrap();
+            (done, pieces)
+        };
+        assert_eq!(window(0, 50.0, 100.0), (Some(200), vec![WINDOW_S]));
+        assert_eq!(window(400, 100.0, 100.0), (Some(440), vec![4.0 * MARGIN]));
+        let (done, pieces) = window(400, 100.0, 50.0);
+        assert!(done >= Some(400) && pieces.len() == 2, "slower than its warm-up: {done:?} in {pieces:?}");
+        let (done, pieces) = window(400, 10.0, 10.0);
+        assert_eq!((done, pieces.iter().sum::<f64>()), (Some(120), LONGEST_WINDOW_S));
+        assert_eq!(super::window(400, &mut 1.0, &mut |_| Ok(None)).unwrap(), None);
     }
 }

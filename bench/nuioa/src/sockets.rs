@@ -9,7 +9,7 @@ use std::path::Path;
 
 const PORT: &str = "11111";
 /// Longer than any cell, and more than can be sent in a second: sockperf keeps a record of each of so many messages.
-const SECONDS: &str = "120";
+const SECONDS: &str = "240";
 const MOST_PER_SECOND: &str = "10000";
 const RDMA: &str = "rxe0";
 /// What a device of soft RoCE counts.

@@ -67,6 +67,7 @@ fn a_row_is_the_median_of_the_windows_of_its_own_vcpu() {
     assert!((row.cycles_per_op - (1200.0 + 275.0 + dram / 100.0)).abs() < 0.5, "{row:?}");
     assert_eq!((row.remote_dram_share, row.remote_mmio_share), (Some(0.25), Some(0.0)));
     assert_eq!((row.mmio_writes_per_op, row.mmio_reads_per_op, row.cpu_share), (1.0, 0.0, 0.8));
+    assert_eq!(row.window_operations, 100);
     assert!(row.windows_low < 0.9 && row.windows_high > 3.0, "{row:?}");
 }
 
