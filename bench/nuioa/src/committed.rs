@@ -133,6 +133,8 @@ pub struct Workload {
     pub io: bool,
     /// What is one operation.
     pub operation: &'static str,
+    /// Has the reduced form all configurations of it? Else it has those that goals compare.
+    pub everywhere: bool,
     /// So many does a window have at least, if there is time: with few it is chance what the kernels do meanwhile.
     pub wanted: u64,
 }
@@ -166,7 +168,7 @@ pub enum Kind {
 
 impl Kind {
     /// Does it need the second server?
-    pub fn has_peer(self) -> bool {
+    pub const fn has_peer(self) -> bool {
         use Kind::{Memcached, Rdma, RemoteDisk, Sockperf};
         matches!(self, Sockperf { .. } | Memcached { .. } | Rdma { .. } | RemoteDisk { .. })
     }
@@ -179,6 +181,14 @@ impl Kind {
             _ => None,
         };
         way == Some(Way::Transmit) || matches!(self, RemoteDisk { .. })
+    }
+}
+
+impl Workload {
+    /// Is it measured under this configuration, in the reduced form or as a whole?
+    pub fn is_under(&self, configuration: Configuration, reduced: bool) -> bool {
+        let compared = !matches!(configuration, Configuration::Uma | Configuration::Vnuma);
+        !reduced || self.everywhere || compared
     }
 }
 
@@ -211,12 +221,13 @@ pub enum Verb {
 
 /// A workload that makes no system calls for its I/O.
 const fn bypass(name: &'static str, kind: Kind, operation: &'static str) -> Workload {
-    Workload { name, kind, cycles: Cycles::Programs, io: true, operation, wanted: 0 }
+    Workload { name, kind, cycles: Cycles::Programs, io: true, operation, everywhere: true, wanted: 0 }
 }
 
 /// One that does its I/O by the kernel.
 const fn kernel(name: &'static str, kind: Kind, operation: &'static str) -> Workload {
-    Workload { name, kind, cycles: Cycles::All, io: true, operation, wanted: KERNEL_OPERATIONS }
+    let everywhere = !kind.has_peer();
+    Workload { name, kind, cycles: Cycles::All, io: true, operation, everywhere, wanted: KERNEL_OPERATIONS }
 }
 
 const PACKET: &str = "a packet that is sent";
@@ -226,8 +237,13 @@ const MESSAGE: &str = "a message and its answer";
 const STREAMED: &str = "a packet of a stream";
 const REQUEST: &str = "a request of RDMA";
 
-const fn beside(name: &'static str, instances: usize) -> Workload {
-    bypass(name, Kind::BesideSysbench { bytes: 64, burst: 1, instances }, PACKET)
+/// Beside others it is compared with what it takes alone.
+const fn beside(name: &'static str, kind: Kind) -> Workload {
+    Workload { everywhere: false, ..bypass(name, kind, PACKET) }
+}
+
+const fn beside_sysbench(name: &'static str, instances: usize) -> Workload {
+    beside(name, Kind::BesideSysbench { bytes: 64, burst: 1, instances })
 }
 
 const fn ping(name: &'static str, way: Way, bytes: usize) -> Workload {
@@ -243,7 +259,7 @@ const fn rdma(name: &'static str, verb: Verb, way: Way, bytes: usize) -> Workloa
 }
 
 /// All of the reduced form.
-pub const WORKLOADS: [Workload; 13] = [
+pub const WORKLOADS: [Workload; 12] = [
     bypass("testpmd-tx-1", Kind::Transmit { bytes: 64, burst: 1 }, PACKET),
     bypass("testpmd-io", Kind::Forward { bytes: 64, burst: 4 }, PASSED),
     bypass("nvme-user", Kind::Disk, "a block of 4 KiB that a driver in user space reads"),
@@ -253,21 +269,21 @@ pub const WORKLOADS: [Workload; 13] = [
     kernel("memcached", Kind::Memcached { bytes: 1024 }, "a command of a client on the second server"),
     rdma("rdma-send", Verb::Send, Way::Transmit, 1024),
     kernel("fio-remote", Kind::RemoteDisk { depth: 1 }, BLOCK),
-    bypass("tx-1-neighbour", Kind::BesideNeighbour { bytes: 64, burst: 1 }, PACKET),
-    beside("tx-1-sysbench", 1),
-    beside("tx-1-sysbench-4", 4),
+    beside("tx-1-neighbour", Kind::BesideNeighbour { bytes: 64, burst: 1 }),
+    beside_sysbench("tx-1-sysbench", 1),
     Workload {
         name: "sysbench",
         kind: Kind::Sysbench,
         cycles: Cycles::Programs,
         io: false,
         operation: "1000 instructions of sysbench memory",
+        everywhere: false,
         wanted: 0,
     },
 ];
 
 /// Those that the full form has beside them: sizes, rates, directions and verbs.
-pub const FULL: [Workload; 25] = [
+pub const FULL: [Workload; 26] = [
     bypass("testpmd-tx-32", Kind::Transmit { bytes: 64, burst: 32 }, PACKET),
     bypass("testpmd-tx-1-512", Kind::Transmit { bytes: 512, burst: 1 }, PACKET),
     bypass("testpmd-tx-1-1514", Kind::Transmit { bytes: 1514, burst: 1 }, PACKET),
@@ -291,7 +307,8 @@ pub const FULL: [Workload; 25] = [
     rdma("rdma-send-rx", Verb::Send, Way::Receive, 1024),
     rdma("rdma-write-rx", Verb::Write, Way::Receive, 1024),
     rdma("rdma-atomic-rx", Verb::Atomic, Way::Receive, 8),
-    beside("tx-1-sysbench-2", 2),
+    beside_sysbench("tx-1-sysbench-2", 2),
+    beside_sysbench("tx-1-sysbench-4", 4),
     kernel("fio-remote-16", Kind::RemoteDisk { depth: 16 }, BLOCK),
 ];
 
@@ -312,6 +329,19 @@ pub fn workload(name: &str) -> Option<&'static Workload> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_reduced_form_has_what_goals_compare_of_each_workload() {
+        for one in workloads(true) {
+            for configuration in [Configuration::Home, Configuration::Remote, Configuration::NuioaAware] {
+                assert!(one.is_under(configuration, true), "{} {configuration:?}", one.name);
+            }
+            assert!(one.is_under(Configuration::Uma, false));
+        }
+        let everywhere = workloads(false).filter(|one| one.is_under(Configuration::Vnuma, true));
+        let names: Vec<&str> = everywhere.map(|one| one.name).collect();
+        assert_eq!(names, ["testpmd-tx-1", "testpmd-io", "nvme-user", "fio-randread"]);
+    }
 
     #[test]
     fn a_name_is_one_workload() {
