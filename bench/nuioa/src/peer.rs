@@ -24,7 +24,7 @@ const DISK_KIB: &str = "65536";
 /// Answers each request until standard input ends.
 pub fn run() -> Result<()> {
     let card = sockets::card_of_bridge(BRIDGE)?;
-    link(&card, false)?;
+    join(&card, false)?;
     let mut part = None;
     for line in std::io::stdin().lock().lines() {
         let request = serde_json::from_str(&line?).context("standard input")?;
@@ -40,7 +40,7 @@ fn follow(request: Request, card: &str, part: &mut Option<Part>) -> Result<Optio
     match request {
         Request::Start(name) => {
             *part = None;
-            link(card, true)?;
+            join(card, true)?;
             let found = workload(&name).with_context(|| format!("{name}: unknown"))?;
             *part = Some(Part::start(found.kind)?);
             Ok(None)
@@ -49,15 +49,17 @@ fn follow(request: Request, card: &str, part: &mut Option<Part>) -> Result<Optio
         Request::Halt => part.as_mut().context("nothing was started")?.halt(),
         Request::End => {
             *part = None;
-            link(card, false)?;
+            join(card, false)?;
             Ok(None)
         }
     }
 }
 
-/// Testpmd's packets have no receiver, so that they come to all.
-fn link(card: &str, up: bool) -> Result<()> {
-    process::run("ip", &["link", "set", card, if up { "up" } else { "down" }]).map(drop)
+/// Testpmd's packets have no receiver, so that they come to all. A bridge takes them; a card that is by itself lets its QEMU drop
+/// them. It stays up: from a card that is down its QEMU reads nothing, until the socket is full and the first server's waits.
+fn join(card: &str, joins: bool) -> Result<()> {
+    let master: &[&str] = if joins { &["master", BRIDGE] } else { &["nomaster"] };
+    process::run("ip", &[&["link", "set", card], master].concat()).map(drop)
 }
 
 /// This end's part of a workload.

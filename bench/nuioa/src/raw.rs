@@ -26,7 +26,7 @@ pub enum Request {
     Go,
     /// Stop loading it, and say what was done.
     Halt,
-    /// End, and leave the network: all packets of the cards reach it.
+    /// End, and leave the network.
     End,
 }
 
