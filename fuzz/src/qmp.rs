@@ -1,7 +1,7 @@
 //! A conversation with a QEMU that says what it wants.
 //!
 //! The first line of an input says what is done, a letter each: `d`escribe, `a`ttach, `c`hannel attached?, `x` detach,
-//! `e`vents. Each line that follows is what the peer says, one a command:
+//! `e`vents, `m`igrate, `l`ook how far that is, `s`witch to post-copy, `k` cancel it, `t` mark it, `w` is it marked?. Each line that follows is what the peer says, one a command:
 //!
 //! | line | the peer says |
 //! |---|---|
@@ -148,6 +148,14 @@ fn perform(vm: &mut dyn VmConnection, act: u8, peer: &Peer) -> Result<(), VmErro
         b'p' => vm.plug_vcpu(1).map(drop),
         b'u' => vm.unplug_vcpu(1),
         b'x' => vm.detach_channel(),
+        b'm' => vm.migrate("tcp:host:1", true),
+        b'l' => vm.migration().map(|migration| {
+            migration.problem.iter().for_each(|problem| crate::expect_plain(problem));
+        }),
+        b's' => vm.start_post_copy(),
+        b'k' => vm.cancel_migration(),
+        b't' => vm.mark(true),
+        b'w' => vm.is_marked().map(drop),
         _ => vm.poll_event(Duration::ZERO).map(drop),
     }
 }

@@ -61,6 +61,8 @@ pub(crate) struct Client {
     vm: String,
     /// Number of the last command. Answers carry it, so that a late one is known as such.
     last_id: u64,
+    /// The last command whose refusal came too late for it, and why it was refused.
+    late_refusal: Option<(u64, String)>,
     events: VecDeque<VmEvent>,
     /// End of a task of several commands.
     budget: Option<Instant>,
@@ -79,7 +81,8 @@ impl Client {
         let vm = vm.to_owned();
         let (stage, events) = (Stage::Silent, VecDeque::new());
         let limit = COMMAND_LIMIT;
-        Ok(Self { wire, stage, vm, last_id: 0, events, budget: None, limit, closed: false })
+        let late_refusal = None;
+        Ok(Self { wire, stage, vm, last_id: 0, late_refusal, events, budget: None, limit, closed: false })
     }
 
     /// Waits for QEMU's greeting and answers it. Can be called again after a timeout.
@@ -165,7 +168,11 @@ impl Client {
         }
         let answer = loop {
             let message = self.receive(C::NAME, until)?;
-            if message.id.as_ref().and_then(Value::as_u64) != Some(id) {
+            let answered = message.id.as_ref().and_then(Value::as_u64);
+            if answered != Some(id) {
+                if let (Some(earlier), Some(refusal)) = (answered, message.error) {
+                    self.late_refusal = Some((earlier, sanitize_short(&refusal.desc)));
+                }
                 if Instant::now() >= until {
                     return Err(self.broken(C::NAME, WireError::Timeout));
                 }
@@ -185,6 +192,21 @@ impl Client {
             command: C::NAME.to_owned(),
             reason: sanitize_reason(&error.to_string()),
         })
+    }
+
+    /// Number of the last command.
+    pub(crate) fn last_id(&self) -> u64 {
+        self.last_id
+    }
+
+    /// Why a command was refused whose answer was not waited for, if that has come since.
+    pub(crate) fn take_late_refusal(&mut self, id: u64) -> Option<String> {
+        self.late_refusal.take_if(|(refused, _)| *refused == id).map(|(_, reason)| reason)
+    }
+
+    /// Is there time left for the task?
+    pub(crate) fn has_time(&self) -> bool {
+        self.budget.is_none_or(|budget| Instant::now() < budget)
     }
 
     /// The next event. `None` at `until`; disconnection is an event.

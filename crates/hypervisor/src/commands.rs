@@ -180,6 +180,11 @@ pub(crate) struct ChardevAdd<'a> {
 command!(ChardevAdd<'_>, "chardev-add", Value);
 
 impl<'a> ChardevAdd<'a> {
+    /// One that does nothing.
+    pub(crate) fn null(id: &'a str) -> Self {
+        Self { id, backend: json!({"type": "null", "data": {}}) }
+    }
+
     pub(crate) fn over_fd(id: &'a str, fd_name: &str) -> Self {
         let addr = json!({"type": "fd", "data": {"str": fd_name}});
         Self { id, backend: json!({"type": "socket", "data": {"addr": addr, "server": false}}) }
@@ -206,4 +211,57 @@ impl<'a> DeviceAddChannel<'a> {
     pub(crate) fn new(id: &'a str, chardev: &'a str, bus: &'a str, vectors: u32) -> Self {
         Self { driver: CHANNEL_DRIVER, id, chardev, bus, vectors, master: "on" }
     }
+}
+
+/// What a migration does beside sending memory.
+#[derive(Serialize)]
+pub(crate) struct MigrateSetCapabilities {
+    capabilities: Vec<Value>,
+}
+command!(MigrateSetCapabilities, "migrate-set-capabilities", Empty);
+
+impl MigrateSetCapabilities {
+    pub(crate) fn of(capabilities: &[(&str, bool)]) -> Self {
+        let state = |(name, state): &(&str, bool)| json!({"capability": name, "state": state});
+        Self { capabilities: capabilities.iter().map(state).collect() }
+    }
+}
+
+#[derive(Serialize)]
+pub(crate) struct Migrate<'a> {
+    pub(crate) uri: &'a str,
+}
+command!(Migrate<'_>, "migrate", Empty);
+
+#[derive(Serialize)]
+pub(crate) struct MigrateCancel {}
+command!(MigrateCancel, "migrate_cancel", Empty);
+
+#[derive(Serialize)]
+pub(crate) struct MigrateStartPostcopy {}
+command!(MigrateStartPostcopy, "migrate-start-postcopy", Empty);
+
+#[derive(Serialize)]
+pub(crate) struct QueryMigrate {}
+command!(QueryMigrate, "query-migrate", MigrationInfo);
+
+/// The last migration. Of its states there may be more than `qapi` knows.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) struct MigrationInfo {
+    /// Absent if there was none.
+    pub(crate) status: Option<String>,
+    pub(crate) ram: Option<MigrationRam>,
+    pub(crate) downtime: Option<i64>,
+    pub(crate) error_desc: Option<String>,
+}
+
+/// Its memory, bytes.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "kebab-case", default)]
+pub(crate) struct MigrationRam {
+    pub(crate) transferred: i64,
+    pub(crate) remaining: i64,
+    pub(crate) total: i64,
+    pub(crate) dirty_sync_count: i64,
 }

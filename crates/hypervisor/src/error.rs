@@ -243,6 +243,14 @@ pub enum VmError {
         /// Why it is not undone.
         error: Box<VmError>,
     },
+    /// Whoever manages the VM migrates it.
+    #[error(
+        "{vm}: vnumad migrates VMs by their QMP sockets only; detach it, have libvirt migrate it, and attach it there (docs/migration.md)"
+    )]
+    NotMigrated {
+        /// The VM.
+        vm: String,
+    },
     /// The guest has been asked to release the device and has not done so yet.
     #[error("{vm}: the guest has not released the channel's device within {limit_ms} ms")]
     DetachPending {

@@ -41,6 +41,7 @@ mod joined;
 pub mod libvirt;
 pub mod memory;
 pub mod message;
+mod migration;
 mod name;
 pub mod numa;
 pub mod observed;
@@ -56,6 +57,7 @@ pub use hotplug::roll_back;
 pub use joined::JoinedBackend;
 pub use libvirt::LibvirtBackend;
 pub use memory::MemoryBackend;
+pub use migration::{Migration, MigrationStatus, check_destination};
 pub use name::check_name;
 pub use observed::ObservedVcpus;
 pub use qmp::QmpBackend;
@@ -169,6 +171,31 @@ pub trait VmConnection: Send {
     /// Asks the guest to let go of a vCPU and waits until it has, up to ten seconds. After
     /// [`VmError::UnplugPending`] it may still do so.
     fn unplug_vcpu(&mut self, apic_id: u32) -> Result<(), VmError>;
+    /// Is it marked to be attached as soon as its guest runs?
+    fn is_marked(&mut self) -> Result<bool, VmError> {
+        Ok(false)
+    }
+    /// Marks it to be attached as soon as its guest runs, or takes the mark away. The mark is in the VM's own process, and goes with
+    /// it. A VM that waits for a migration is made ready for post-copy as well, if its host can do that.
+    fn mark(&mut self, _marked: bool) -> Result<(), VmError> {
+        Err(VmError::NotMigrated { vm: format!("VM of process {}", self.pid()) })
+    }
+    /// Begins to migrate it. After [`VmError::Timeout`] it may have begun, which [`migration`](Self::migration) shows.
+    fn migrate(&mut self, _destination: &str, _post_copy: bool) -> Result<(), VmError> {
+        Err(VmError::NotMigrated { vm: format!("VM of process {}", self.pid()) })
+    }
+    /// How far its last migration is.
+    fn migration(&mut self) -> Result<Migration, VmError> {
+        Err(VmError::NotMigrated { vm: format!("VM of process {}", self.pid()) })
+    }
+    /// Has the migration given up, which takes a while.
+    fn cancel_migration(&mut self) -> Result<(), VmError> {
+        Err(VmError::NotMigrated { vm: format!("VM of process {}", self.pid()) })
+    }
+    /// Has the guest go on at the destination before its memory is there.
+    fn start_post_copy(&mut self) -> Result<(), VmError> {
+        Err(VmError::NotMigrated { vm: format!("VM of process {}", self.pid()) })
+    }
     /// Waits for the next event. `None` after `timeout`.
     fn poll_event(&mut self, timeout: Duration) -> Result<Option<VmEvent>, VmError>;
     /// The VM's process.

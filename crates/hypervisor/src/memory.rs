@@ -9,7 +9,10 @@
 
 mod connection;
 
-use crate::{ObservedVcpus, Plugged, VmBackend, VmCandidate, VmConnection, VmError, VmEvent, VmHandle};
+use crate::{
+    Migration, MigrationStatus, ObservedVcpus, Plugged, VmBackend, VmCandidate, VmConnection, VmError,
+    VmEvent, VmHandle,
+};
 use connection::MemoryConnection;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::{
@@ -62,6 +65,12 @@ pub struct MemoryVm {
     pub unplug: Unplug,
     /// It falls silent as soon as a vCPU is unplugged.
     pub silent_after_unplug: bool,
+    /// It is to be attached as soon as its guest runs.
+    pub marked: bool,
+    /// Its last migration.
+    pub migration: Migration,
+    /// Where it was told to migrate to, and whether with post-copy.
+    pub migrated_to: Option<(String, bool)>,
     /// How often it was described.
     pub described: usize,
     /// Another VM has another one.
@@ -107,6 +116,17 @@ impl MemoryVm {
             takes_vcpus: true,
             unplug: Unplug::Obey,
             silent_after_unplug: false,
+            marked: false,
+            migration: Migration {
+                status: MigrationStatus::None,
+                sent_bytes: 0,
+                left_bytes: 0,
+                total_bytes: 0,
+                passes: 0,
+                downtime_ms: None,
+                problem: None,
+            },
+            migrated_to: None,
             described: 0,
             instance: 0,
             events: VecDeque::new(),

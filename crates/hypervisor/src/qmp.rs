@@ -8,6 +8,7 @@ use crate::{
     directories::DirectoryWatch,
     hotplug::{self, Arrival},
     joined::foreign_handle,
+    migration::{self, Migration},
     name::check_name,
     observed,
     process::Process,
@@ -259,6 +260,30 @@ impl VmConnection for QmpConnection {
         self.client.end_task();
         self.arrivals.retain(|arrival| !arrival.is(apic_id));
         outcome
+    }
+
+    fn is_marked(&mut self) -> Result<bool, VmError> {
+        self.task(|client, _, _| migration::is_marked(client))
+    }
+
+    fn mark(&mut self, marked: bool) -> Result<(), VmError> {
+        self.task(|client, _, _| migration::mark(client, marked))
+    }
+
+    fn migrate(&mut self, destination: &str, post_copy: bool) -> Result<(), VmError> {
+        self.task(|client, _, _| migration::begin(client, destination, post_copy))
+    }
+
+    fn migration(&mut self) -> Result<Migration, VmError> {
+        self.task(|client, _, _| migration::progress(client))
+    }
+
+    fn cancel_migration(&mut self) -> Result<(), VmError> {
+        self.task(|client, _, _| migration::cancel(client))
+    }
+
+    fn start_post_copy(&mut self) -> Result<(), VmError> {
+        self.task(|client, _, _| migration::switch(client))
     }
 
     fn poll_event(&mut self, timeout: Duration) -> Result<Option<VmEvent>, VmError> {

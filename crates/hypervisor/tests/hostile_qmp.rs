@@ -648,3 +648,54 @@ fn any_answer() -> impl Strategy<Value = Value> {
         ]
     })
 }
+
+/// A peer that takes its time over `migrate`, and answers what is asked after it first thing then.
+fn slow_migration(pause: Duration, refused: bool, status: &'static str) -> Peer {
+    Peer::answering(move |name, command| {
+        let id = &command["id"];
+        match name {
+            "migrate" => {
+                thread::sleep(pause);
+                match refused {
+                    true => json!({"error": {"desc": "no room"}, "id": id}).to_string(),
+                    false => json!({"return": {}, "id": id}).to_string(),
+                }
+            }
+            "query-migrate" => json!({"return": {"status": status}, "id": id}).to_string(),
+            _ => json!({"return": {}, "id": id}).to_string(),
+        }
+    })
+}
+
+#[test]
+fn a_migration_whose_begin_is_answered_late_has_begun_or_was_refused() {
+    let late = Duration::from_millis(1800);
+    slow_migration(late, false, "active").connect().unwrap().migrate("tcp:b:1", false).unwrap();
+    // What QEMU says of an earlier migration does not hide that.
+    let refused = slow_migration(late, true, "completed").connect().unwrap().migrate("tcp:b:1", false);
+    assert!(
+        matches!(&refused, Err(VmError::Refused { command, reason, .. }) if command == "migrate" && reason == "no room"),
+        "{refused:?}"
+    );
+    let never =
+        slow_migration(Duration::from_secs(8), false, "active").connect().unwrap().migrate("tcp:b:1", false);
+    assert!(
+        matches!(&never, Err(error @ VmError::Timeout { command, .. }) if command == "migrate" && error.may_be_answered()),
+        "{never:?}"
+    );
+}
+
+#[test]
+fn what_is_said_of_a_migration_is_checked() {
+    for (answer, part) in [
+        (json!({"status": "flying"}), "query-migrate`: status is `flying`"),
+        (json!({"ram": {"remaining": -1}}), "ram.remaining is `-1`"),
+        (json!({"status": 7}), "query-migrate"),
+        (json!([]), "query-migrate"),
+    ] {
+        let peer =
+            Peer::answering(move |_, command| json!({"return": answer, "id": command["id"]}).to_string());
+        let error = peer.connect().unwrap().migration().unwrap_err().to_string();
+        assert!(error.contains(part), "{error}");
+    }
+}

@@ -21,7 +21,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tempfile::TempDir;
-use vnuma_hypervisor::{QmpBackend, VmBackend, VmConnection, VmError, VmEvent, VmHandle};
+use vnuma_hypervisor::{MigrationStatus, QmpBackend, VmBackend, VmConnection, VmError, VmEvent, VmHandle};
 use vnuma_topology::VmDescription;
 
 /// No step takes this long, on no machine.
@@ -33,12 +33,19 @@ static TURN: Mutex<()> = Mutex::new(());
 struct Qemu {
     child: Child,
     dir: TempDir,
-    _turn: MutexGuard<'static, ()>,
+    /// Of the first one of a test.
+    _turn: Option<MutexGuard<'static, ()>>,
 }
 
 impl Qemu {
     fn start(args: &str) -> Self {
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut qemu = Self::beside(args);
+        qemu._turn = Some(turn);
+        qemu
+    }
+    /// Another one in the same test.
+    fn beside(args: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let socket = |name: &str| format!("unix:{},server=on,wait=off", dir.path().join(name).display());
         let child = Command::new("qemu-system-x86_64")
@@ -48,7 +55,7 @@ impl Qemu {
             .stdin(Stdio::null())
             .spawn()
             .unwrap_or_else(|error| panic!("qemu-system-x86_64 is needed by this test: {error}"));
-        let qemu = Self { child, dir, _turn: turn };
+        let qemu = Self { child, dir, _turn: None };
         let end = Instant::now() + HANG;
         while UnixStream::connect(qemu.path("ctl")).is_err() {
             assert!(Instant::now() < end, "QEMU does not listen");
@@ -349,4 +356,115 @@ fn a_stopped_process_and_a_monitor_in_use_are_told_in_time() {
         assert!(Instant::now() < end, "the connection is of no use any more");
     }
     assert_eq!(vm.describe().unwrap().vcpus.len(), 1);
+}
+
+/// Sets a migration's speed low enough to be met in the middle.
+const SLOW: &str = r#"{"execute": "migrate-set-parameters", "arguments": {"max-bandwidth": 65536}}"#;
+const CONT: &str = r#"{"execute": "cont"}"#;
+const NODE: &str = "-smp 2,sockets=2 -object memory-backend-ram,id=m,size=512M -numa node,nodeid=0,memdev=m \
+    -device pcie-root-port,id=vnuma0,chassis=1";
+
+fn wait_for_status(vm: &mut dyn VmConnection, wanted: &[MigrationStatus]) -> vnuma_hypervisor::Migration {
+    let end = Instant::now() + HANG;
+    loop {
+        let migration = vm.migration().unwrap();
+        if wanted.contains(&migration.status) {
+            return migration;
+        }
+        assert!(Instant::now() < end, "{migration:?}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_vm_is_marked_in_its_own_process() {
+    let qemu = Qemu::start(NODE);
+    let mut vm = qemu.connect();
+    assert!(!vm.is_marked().unwrap());
+    for _ in 0..2 {
+        vm.mark(true).unwrap();
+        assert!(vm.is_marked().unwrap());
+    }
+    drop(vm);
+    let mut next = qemu.connect();
+    assert!(next.is_marked().unwrap(), "it outlasts the connection");
+    for _ in 0..2 {
+        next.mark(false).unwrap();
+        assert!(!next.is_marked().unwrap());
+    }
+    drop((next, qemu));
+    let by_command_line = Qemu::start("-chardev null,id=vnuma-attach");
+    assert!(by_command_line.connect().is_marked().unwrap());
+}
+
+#[test]
+fn a_migration_fails_is_cancelled_and_arrives() {
+    let qemu = Qemu::start(NODE);
+    qemu.control(CONT);
+    let mut vm = qemu.connect();
+    assert_eq!(vm.migration().unwrap().status, MigrationStatus::None);
+    let refused = vm.migrate("tcp:", false).unwrap_err();
+    assert!(matches!(refused, VmError::Refused { .. }), "{refused}");
+    let socket = qemu.path("in.sock");
+    vm.migrate(&format!("unix:{}", socket.display()), false).unwrap();
+    let failed = wait_for_status(&mut *vm, &[MigrationStatus::Failed]);
+    assert!(failed.problem.unwrap().contains("No such file"), "why");
+    assert_eq!(vm.describe().unwrap().run_state, "running");
+
+    let other = Qemu::beside(&format!("{NODE} -incoming unix:{}", socket.display()));
+    let mut there = other.connect();
+    assert_eq!(there.describe().unwrap().run_state, "inmigrate");
+    // Post-copy is allowed with it, if this machine can do it.
+    there.mark(true).unwrap();
+    qemu.control(SLOW);
+    vm.migrate(&format!("unix:{}", socket.display()), false).unwrap();
+    let under_way = wait_for_status(&mut *vm, &[MigrationStatus::Active]);
+    assert!(under_way.total_bytes > 512 << 20 || under_way.total_bytes == 0, "{under_way:?}");
+    assert!(matches!(vm.attach_channel(server().1), Err(VmError::Refused { .. })), "while it migrates");
+    vm.cancel_migration().unwrap();
+    wait_for_status(&mut *vm, &[MigrationStatus::Cancelled]);
+    assert_eq!(vm.describe().unwrap().run_state, "running");
+    drop(other);
+
+    let socket = qemu.path("again.sock");
+    let mut other = Qemu::beside(&format!("{NODE} -incoming unix:{}", socket.display()));
+    let mut there = other.connect();
+    there.mark(true).unwrap();
+    qemu.control(&SLOW.replace("65536", "1073741824"));
+    vm.migrate(&format!("unix:{}", socket.display()), false).unwrap();
+    let done = wait_for_status(&mut *vm, &[MigrationStatus::Completed]);
+    assert!(done.sent_bytes > 0 && done.downtime_ms.is_some(), "{done:?}");
+    assert_eq!(vm.describe().unwrap().run_state, "postmigrate");
+    // It was started with -S.
+    assert_eq!(there.describe().unwrap().run_state, "paused");
+    other.control(CONT);
+    assert_eq!(there.describe().unwrap().run_state, "running");
+    assert!(there.is_marked().unwrap(), "the mark is not overwritten by what arrives");
+    let (_ours, theirs) = server();
+    there.attach_channel(theirs).unwrap();
+    assert!(other.child.try_wait().unwrap().is_none());
+}
+
+/// What comes with the VM is in the channel of the destination.
+#[test]
+fn a_vm_migrates_with_its_channel_if_the_destination_has_one() {
+    let qemu = Qemu::start(NODE);
+    qemu.control(CONT);
+    let mut vm = qemu.connect();
+    let (_ours, theirs) = server();
+    vm.attach_channel(theirs).unwrap();
+    for plugged in [false, true] {
+        let socket = qemu.path(if plugged { "with" } else { "without" });
+        let other = Qemu::beside(&format!("{NODE} -incoming unix:{}", socket.display()));
+        let mut there = other.connect();
+        let (_ours, theirs) = server();
+        if plugged {
+            there.attach_channel(theirs).unwrap();
+        }
+        vm.migrate(&format!("unix:{}", socket.display()), false).unwrap();
+        let ended = wait_for_status(&mut *vm, &[MigrationStatus::Completed, MigrationStatus::Failed]);
+        assert_eq!(ended.status == MigrationStatus::Completed, plugged, "{ended:?}");
+        assert_eq!(vm.describe().unwrap().run_state, if plugged { "postmigrate" } else { "running" });
+        assert!(!plugged || there.channel_attached().unwrap());
+    }
 }

@@ -1,7 +1,9 @@
 //! A connection to a VM that exists in memory.
 
 use super::{MemoryVm, Shared, Unplug};
-use crate::{ObservedVcpus, Plugged, VmConnection, VmError, VmEvent, process::pidfd_open};
+use crate::{
+    Migration, MigrationStatus, ObservedVcpus, Plugged, VmConnection, VmError, VmEvent, process::pidfd_open,
+};
 use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::eventfd::EventFd,
@@ -179,6 +181,43 @@ impl VmConnection for MemoryConnection {
             vm.description.vcpus.retain(|vcpu| vcpu.apic_id != apic_id);
             vm.spare.push_back(Plugged { apic_id, tid });
             vm.silent |= std::mem::take(&mut vm.silent_after_unplug);
+            Ok(())
+        })
+    }
+
+    fn is_marked(&mut self) -> Result<bool, VmError> {
+        self.ask(|vm, _| Ok(vm.marked))
+    }
+
+    fn mark(&mut self, marked: bool) -> Result<(), VmError> {
+        self.ask(|vm, _| {
+            vm.marked = marked;
+            Ok(())
+        })
+    }
+
+    fn migrate(&mut self, destination: &str, post_copy: bool) -> Result<(), VmError> {
+        self.ask(|vm, _| {
+            vm.migrated_to = Some((destination.to_owned(), post_copy));
+            vm.migration.status = MigrationStatus::Setup;
+            Ok(())
+        })
+    }
+
+    fn migration(&mut self) -> Result<Migration, VmError> {
+        self.ask(|vm, _| Ok(vm.migration.clone()))
+    }
+
+    fn cancel_migration(&mut self) -> Result<(), VmError> {
+        self.ask(|vm, _| {
+            vm.migration.status = MigrationStatus::Cancelled;
+            Ok(())
+        })
+    }
+
+    fn start_post_copy(&mut self) -> Result<(), VmError> {
+        self.ask(|vm, _| {
+            vm.migration.status = MigrationStatus::PostCopy;
             Ok(())
         })
     }
