@@ -214,7 +214,9 @@ impl World {
             ready: memory.wanted.is_none()
                 && !memory.is_under_way()
                 && observed.began_ns >= memory.ended_ns()
-                && vm.scheduling.clean_ns.is_some(),
+                && vm.scheduling.clean_ns.is_some()
+                && !vm.waits()
+                && !vm.is_migrating(),
             now_ns: observed.began_ns,
         };
         if let Some(order) = self.repatriator.decide(settings, &input) {

@@ -25,7 +25,7 @@ pub use rehome::{RehomeObstacle, RehomeWish};
 pub use replug::{ReplugEnd, ReplugHistory};
 pub use schedule::{LastPeriod, MaskChange, Schedule};
 
-use crate::{Observation, Policies, VcpuState, VmPlacement, repatriation::Repatriator};
+use crate::{Observation, Policies, VcpuState, VmPlacement, migration::Migration, repatriation::Repatriator};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use vnuma_topology::{ApicId, GuestNodeId, HostNodeId, HostTopology, VcpuLocation, VmDescription};
 
@@ -156,6 +156,19 @@ pub struct Vm {
     pub described_ns: u64,
     /// When it is to be described because its guest has seen devices come or go.
     pub look_ns: Option<u64>,
+    /// It is to be attached when it runs without a channel: its QEMU is marked so.
+    pub marked: bool,
+    /// A migration that is under way, or the last one if that was not to the end.
+    pub migration: Option<Migration>,
+}
+
+/// Run states of QEMU: it waits for a VM to arrive, and its VM is elsewhere.
+const WAITS: &str = "inmigrate";
+const LEFT: &str = "postmigrate";
+
+/// Is the VM that this describes elsewhere?
+pub fn has_left(description: &VmDescription) -> bool {
+    description.run_state == LEFT
 }
 
 impl Vm {
@@ -182,7 +195,28 @@ impl Vm {
             found_ns: now_ns,
             described_ns: now_ns,
             look_ns: None,
+            marked: false,
+            migration: None,
         }
+    }
+
+    /// Its guest has not arrived yet: its QEMU waits for a migration.
+    pub fn waits(&self) -> bool {
+        self.description.run_state == WAITS
+    }
+
+    /// A migration of it is under way.
+    pub fn is_migrating(&self) -> bool {
+        self.migration.as_ref().is_some_and(|migration| !migration.phase().is_over())
+    }
+
+    /// It is marked to be attached, runs without a channel, and is not about to leave.
+    pub fn is_to_be_attached(&self) -> bool {
+        self.marked
+            && self.channel == ChannelState::Detached
+            && self.description.run_state == "running"
+            && self.replug_wanted.is_none()
+            && self.migration.as_ref().is_none_or(Migration::may_attach)
     }
 
     /// Takes over what its guest's driver reports. Where a device is in the guest is known when the driver starts, and may be
@@ -281,6 +315,7 @@ impl Vm {
     fn astray_now(&self) -> Vec<(ApicId, GuestNodeId)> {
         let ready = self.source == DescriptionSource::Hypervisor
             && self.description.run_state == "running"
+            && !self.is_migrating()
             && matches!(self.channel, ChannelState::Detached | ChannelState::Replugging(_));
         let vcpus = self.description.vcpus.iter().filter(|vcpu| ready && vcpu.index != 0);
         vcpus.filter_map(|vcpu| Some((vcpu.apic_id, self.astray(vcpu.apic_id)?))).collect()
@@ -362,7 +397,9 @@ impl ManagedVm {
             );
         let look = vm.and_then(|vm| vm.look_ns);
         let observation = vm.and_then(|vm| vm.homing.due_ns.filter(|_| !vm.homing.observing));
-        [retry, publication, replug, look, observation].into_iter().flatten().min()
+        let answers = self.responsive().is_some();
+        let migration = vm.and_then(|vm| vm.migration.as_ref()?.deadline_ns(answers));
+        [retry, publication, replug, look, observation, migration].into_iter().flatten().min()
     }
 }
 

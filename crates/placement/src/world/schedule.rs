@@ -472,10 +472,10 @@ fn begin(inherited: &Option<(CpuSet, CpuSet)>, allowed: &CpuSet) -> VcpuMask {
     }
 }
 
-/// The policy that decides for a VM. One whose APIC ids are not certain is left alone.
+/// The policy that decides for a VM. One whose APIC ids are not certain is left alone, as is one whose guest has not arrived.
 pub(super) fn effective_policy(vm: &Vm) -> Policy {
     let certain = vm.source != DescriptionSource::ThreadNames && vm.scheduling.clean_ns.is_some();
-    if certain { vm.scheduling.policy } else { Policy::Off }
+    if certain && !vm.waits() { vm.scheduling.policy } else { Policy::Off }
 }
 
 /// The step that gives a vCPU its operator's mask again.
