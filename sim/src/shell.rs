@@ -37,6 +37,8 @@ impl Simulation {
                     self.ours(50 * MICRO, Action::Work(connection));
                 }
             }
+            // Nobody asks for it.
+            Command::Migrate(..) => {}
             Command::Publish(vm, generation, publication) => {
                 return Some(self.publish(vm, generation, publication, lost));
             }

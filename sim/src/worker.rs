@@ -115,6 +115,7 @@ impl Simulation {
                 Ask::Detach => Report::Detached(Err(silent())),
                 Ask::Replug(..) => Report::Replugged(Err(silent())),
                 Ask::Recover(epoch) => self.take_over(slot, machine, epoch),
+                ask => migrates_not(ask),
             };
             self.report(connection, 100 * MICRO, report);
         }
@@ -185,6 +186,7 @@ impl Simulation {
             Ask::Detach => Some(Report::Detached(Err(timeout))),
             Ask::Replug(..) => Some(Report::Replugged(Err(timeout))),
             Ask::Describe | Ask::Probe | Ask::Recover(_) => None,
+            ask => Some(migrates_not(ask)),
         };
         report.into_iter().for_each(|report| self.report(connection, 0, report));
         self.silent(connection, "no answer in time");
@@ -210,6 +212,7 @@ impl Simulation {
                 Report::Replugged(self.replug(slot, serial, vcpu, node))
             }
             Ask::Recover(epoch) => self.take_over(slot, serial, epoch),
+            ask => migrates_not(ask),
         };
         self.report(connection, takes_ns, report);
         takes_ns
@@ -341,5 +344,14 @@ impl Simulation {
         }
         self.process_changed(slot);
         self.machine_event(slot, |_| {});
+    }
+}
+
+/// What is asked about a migration: machines of the simulation do not migrate.
+fn migrates_not(ask: Ask) -> Report {
+    let refused = VmError::NotMigrated { vm: "a VM".to_owned() };
+    match ask {
+        Ask::Mark(_) => Report::Marked(Err(refused)),
+        _ => Report::Migration(Err(refused)),
     }
 }

@@ -75,6 +75,7 @@ pub fn examine(daemon: &Daemon, host: &HostTopology, vms: &[Vm]) -> Vec<Check> {
             }
             if vm.channel == ChannelState::Attached {
                 of_vm.push(driver(vm));
+                of_vm.push(migration(vm));
             }
         }
         checks.extend(of_vm.into_iter().map(|check| Check { vm: Some(vm.name.clone()), ..check }));
@@ -297,7 +298,13 @@ fn guest(vm: &Vm, state: &str) -> Check {
     let standing = |level, why, remedy: &str| Check::lower(level, "guest", state, why, remedy);
     match (state, &vm.problem) {
         ("running", _) => Check::best("guest", "running"),
-        ("paused" | "suspended" | "prelaunch" | "inmigrate" | "postmigrate" | "save-vm", _) => standing(
+        ("inmigrate", _) => standing(
+            Level::Reduced,
+            "its QEMU waits for the VM to come from another host",
+            "migrate it where its guest runs (`vnumactl migrate`); `vnumactl attach VM --on-arrival` here has its guest told when it \
+             arrives (docs/migration.md)",
+        ),
+        ("paused" | "suspended" | "prelaunch" | "postmigrate" | "save-vm", _) => standing(
             Level::Reduced,
             "it was paused; what is published takes effect when it runs again",
             "resume it (`cont` at a QEMU monitor), or wait until the migration is over",
@@ -471,6 +478,29 @@ fn driver(vm: &Vm) -> Check {
         ),
         _ => Check::best("driver", "fast"),
     }
+}
+
+/// Can an attached VM go to another host?
+fn migration(vm: &Vm) -> Check {
+    if vm.backend == "libvirt" {
+        return Check::lower(
+            Level::Reduced,
+            "migration",
+            "detached only",
+            "libvirt refuses to migrate, save or snapshot a domain while it has the channel's device",
+            format!("`vnumactl detach {}` before, and attach it afterwards (docs/migration.md)", vm.name),
+        );
+    }
+    if !vm.devices.is_empty() {
+        return Check::lower(
+            Level::Missing,
+            "migration",
+            "none",
+            "QEMU does not migrate a VM that has passthrough devices",
+            "unplug them before (docs/migration.md)",
+        );
+    }
+    Check::best("migration", "vnumactl migrate")
 }
 
 /// For people: a table, and below it what can be done.

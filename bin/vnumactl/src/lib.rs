@@ -8,6 +8,7 @@ mod devices;
 mod doctor;
 mod hardware;
 mod memory;
+mod migrate;
 mod place;
 mod policy;
 mod record;
@@ -33,9 +34,9 @@ use std::{
     process::ExitCode,
 };
 use vnuma_api::{
-    ApiError, CAPACITY, DEVICES, Devices, ErrorKind, EventKind, HARDWARE, HostTopology, MemoryPolicyRequest,
-    MoveRequest, NodeFree, PLACEMENTS, POLICIES, PolicyRequest, ReplugRequest, Replugged, Reserved,
-    Scheduling, VMS, Vm, VmMemory, release_path, vm_path,
+    ApiError, AttachRequest, CAPACITY, DEVICES, Devices, ErrorKind, EventKind, HARDWARE, HostTopology,
+    MemoryPolicyRequest, MoveRequest, NodeFree, PLACEMENTS, POLICIES, PolicyRequest, ReplugRequest,
+    Replugged, Reserved, Scheduling, VMS, Vm, VmMemory, release_path, vm_path,
 };
 use vnuma_placement::scheduling::Policy;
 
@@ -83,6 +84,9 @@ enum Command {
         /// Name of the VM
         #[arg(value_parser = name())]
         vm: String,
+        /// If its guest does not run yet, attach it as soon as it does, and return at once
+        #[arg(long)]
+        on_arrival: bool,
     },
     /// Unplug the topology channel; the guest keeps the topology that was published last
     Detach {
@@ -144,6 +148,10 @@ enum Command {
     ///
     /// Without options: show where its guest nodes are, and how far the last re-home is.
     Rehome(rehome::Arguments),
+    /// Migrate a VM to another host: detach it, have QEMU migrate it, and attach it again if that fails
+    ///
+    /// Without DEST: show how far the last migration is.
+    Migrate(migrate::Arguments),
     /// Show all vCPUs with their policies, updated each period, until interrupted
     Top {
         /// Once, as a table
@@ -288,7 +296,13 @@ async fn run(arguments: &Arguments) -> Result<(), ClientError> {
             let vm: Vm = client.get(&vm_path(vm, None)).await?;
             print(json, &vm, vms::show)
         }
-        Command::Attach { vm } => print(json, &act(vm, "attach").await?, vms::attached),
+        Command::Attach { vm, on_arrival: false } => print(json, &act(vm, "attach").await?, vms::attached),
+        Command::Attach { vm, on_arrival: true } => {
+            let body = serde_json::to_string(&AttachRequest { on_arrival: true });
+            let body = body.map_err(|error| ClientError::Output(error.into()))?;
+            let vm: Vm = client.post(&vm_path(vm, Some("attach")), body).await?;
+            print(json, &vm, vms::attached)
+        }
         Command::Detach { vm } => print(json, &act(vm, "detach").await?, vms::detached),
         Command::Move { vm, vcpu, node } => {
             let body = serde_json::to_string(&MoveRequest { vcpu: *vcpu, node: *node });
@@ -336,6 +350,7 @@ async fn run(arguments: &Arguments) -> Result<(), ClientError> {
             print(json, &vm, memory::show)
         }
         Command::Rehome(arguments) => rehome::run(&client, arguments, json).await,
+        Command::Migrate(arguments) => migrate::run(&client, arguments, json).await,
         Command::Top { once } => top::run(&client, json, *once).await,
         Command::Record { file, periods } => record::run(&client, file, periods.map(u64::from)).await,
         Command::Replay { file, policy } => {
@@ -466,6 +481,11 @@ mod tests {
         for (failure, status, text) in [
             (ClientError::SetupRights, 4, "setup --apply needs root"),
             (ClientError::SetupFailed(2), 1, "2 of what was to be done failed"),
+            (
+                ClientError::Migration { vm: "web".into(), destination: "tcp:b:4444".into() },
+                1,
+                "web: it did not migrate to tcp:b:4444",
+            ),
         ] {
             assert_eq!((exit_status(&failure), failure.to_string()), (status, text.to_owned()));
         }

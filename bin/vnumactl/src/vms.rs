@@ -48,6 +48,9 @@ pub fn show(vm: &Vm) -> String {
     if let Some(state) = vm.run_state.as_deref().filter(|state| *state != "running") {
         text += &format!("the guest does not run: {}\n", plain(state));
     }
+    if vm.attach_on_arrival && !vm.attached {
+        text += "it is attached as soon as its guest runs here\n";
+    }
     if !vm.described && vm.pid.is_some() {
         text += "not described by QEMU yet: guest nodes are unknown, vCPUs are those that the host kernel shows\n";
     } else if vm.nodes.is_empty() && vm.pid.is_some() {
@@ -173,6 +176,9 @@ fn devices(devices: &[VmDevice]) -> String {
 /// After `attach`.
 pub fn attached(vm: &Vm) -> String {
     let name = plain(&vm.name);
+    if vm.attach_on_arrival && !vm.attached {
+        return format!("{name}: it is attached as soon as its guest runs here\n");
+    }
     let attached =
         format!("{name}: topology channel attached; changes are published to its guest from now on\n");
     match displaced(vm) {
@@ -290,10 +296,12 @@ mod tests {
         Vm {
             name: "web".into(),
             pid: Some(99),
+            backend: "qmp".into(),
             described: true,
             hypervisor: Hypervisor::Answers,
             attached: true,
             channel: ChannelState::Attached,
+            attach_on_arrival: false,
             run_state: Some("running".into()),
             problem: None,
             nodes: vec![node(0), node(1)],

@@ -356,6 +356,58 @@ fn a_qemu_that_cannot_be_asked_is_named_and_observed() {
     assert!(host.text(&["attach", "web"]).contains("attached"));
 }
 
+/// Has a QEMU go on, by a monitor that vnumad does not use.
+fn go_on(monitor: &Path) {
+    use std::io::{BufRead, BufReader, Write};
+    let stream = std::os::unix::net::UnixStream::connect(monitor).expect("connected");
+    stream.set_read_timeout(Some(HANG_LIMIT)).expect("set");
+    (&stream).write_all(b"{\"execute\": \"qmp_capabilities\"} {\"execute\": \"cont\"}\n").expect("written");
+    let mut lines = BufReader::new(&stream).lines().map(|line| line.expect("an answer"));
+    assert!(lines.any(|line| line.contains("\"RESUME\"")));
+}
+
+#[test]
+fn a_vm_migrates_to_another_qemu_and_is_attached_when_it_runs_there() {
+    let host = Host::start();
+    let path = |name: &str| host.directory.path().join(name);
+    let to = format!("unix:{}", path("in.sock").display());
+    let _here = Qemu::start(&host.qmp("here"), true);
+    host.wait_until_listed(1);
+    host.fails(&["migrate", "here"], 1, "here: vnumad knows of no migration of it");
+    host.fails(
+        &["migrate", "here", "exec:true"],
+        1,
+        "here: it cannot migrate to `exec:true`: it does not begin with tcp:",
+    );
+    host.fails(&["migrate", "here", &to], 1, "here: it did not migrate to unix:");
+    let failed = host.json(&["migrate", "here"]);
+    assert_eq!(failed["state"], "failed");
+    assert!(failed["problem"].as_str().is_some_and(|problem| problem.contains("No such file")), "{failed}");
+
+    let monitor = path("there.monitor");
+    let mut command = Qemu::command(&host.qmp("there"), &["host-nodes=0,policy=bind", ""]);
+    let qmp = format!("unix:{},server=on,wait=off", monitor.display());
+    let there = Qemu::spawn(command.args(["-incoming", &to, "-qmp", &qmp]));
+    host.wait_until_listed(2);
+    assert_eq!(host.json(&["show", "there"])["run_state"], "inmigrate");
+    assert!(host.text(&["doctor"]).contains("its QEMU waits for the VM to come from another host"));
+    host.fails(&["migrate", "there", &to], 1, "there: its guest is not here yet");
+    let marked = host.text(&["attach", "there", "--on-arrival"]);
+    assert_eq!(marked, "there: it is attached as soon as its guest runs here\n");
+    assert_eq!(host.json(&["migrate", "here", &to])["state"], "done");
+    host.fails(&["show", "here"], 1, "there is no VM `here`");
+    assert_eq!(host.json(&["migrate", "here"])["state"], "done", "it can still be asked for");
+    // The source was started with -S, and so the guest stands still at its destination, too.
+    let waits = host.json(&["show", "there"]);
+    assert_eq!((&waits["channel"], &waits["attach_on_arrival"]), (&"none".into(), &true.into()));
+    assert!(there.topology().is_none());
+    go_on(&monitor);
+    wait_for("the VM to be attached", || host.json(&["show", "there"])["channel"] == "attached");
+    assert_eq!(there.topology().expect("published").vcpus.len(), 4);
+    wait_for("the mark to be gone", || host.json(&["show", "there"])["attach_on_arrival"] == false);
+    host.wait_until_listed(1);
+}
+
 #[test]
 fn a_uma_vm_is_shown_and_has_nothing_to_tell() {
     let host = Host::start();

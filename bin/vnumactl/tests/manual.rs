@@ -32,6 +32,7 @@ fn the_manual_names_errors_by_their_text() {
         VmError::ReplugUndescribed { vm: vm(), vcpu: 1, new: 5, source: Box::new(timeout()) },
         VmError::NotUndone { cause: Box::new(timeout()), error: Box::new(timeout()) },
         VmError::UnplugPending { vm: vm(), vcpu: 1, limit_ms: 10_000 },
+        VmError::NotMigrated { vm: vm() },
     ];
     let refusals = [
         Refusal::Uma { vm: vm() },
@@ -45,6 +46,11 @@ fn the_manual_names_errors_by_their_text() {
         Refusal::NotConnected { vm: vm(), problem: "gone".into() },
         Refusal::Unfinished { source: timeout() },
         Refusal::Watchers { uid: 7, most: 16 },
+        Refusal::Migrating { vm: vm(), destination: "tcp:b:1".into() },
+        Refusal::Waits { vm: vm() },
+        Refusal::NoMigration { vm: vm() },
+        Refusal::PastCancel { vm: vm(), destination: "tcp:b:1".into(), why: "it is over" },
+        Refusal::Destination { vm: vm(), destination: "x".into(), why: "it has a blank".into() },
     ];
     let mut made: Vec<String> = of_vm.iter().map(ToString::to_string).collect();
     made.extend(refusals.iter().map(ToString::to_string));
@@ -60,6 +66,7 @@ fn the_manual_names_errors_by_their_text() {
     ];
     made.extend(calibration.iter().map(ToString::to_string));
     // src/lib.rs has the same texts from the program's own errors.
+    made.push("web: it did not migrate to tcp:b:4444".into());
     made.extend(["setup --apply needs root".into(), "2 of what was to be done failed".into()]);
     // crates/daemon/tests/rights.rs has the same text from a running daemon.
     made.push("user 7 has 64 connections to vnumad, the most that one may have".into());

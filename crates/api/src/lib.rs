@@ -8,7 +8,7 @@
 //! | `GET /v1/daemon`           |                 | [`Daemon`]                  | read  |
 //! | `GET /v1/vms`              |                 | array of [`Vm`]             | read  |
 //! | `GET /v1/vms/NAME`         |                 | [`Vm`]                      | read  |
-//! | `POST /v1/vms/NAME/attach` |                 | [`Vm`]                      | act   |
+//! | `POST /v1/vms/NAME/attach` | [`AttachRequest`], or none | [`Vm`]           | act   |
 //! | `POST /v1/vms/NAME/detach` |                 | [`Vm`]                      | act   |
 //! | `POST /v1/vms/NAME/move`   | [`MoveRequest`] | [`Vm`]                      | act   |
 //! | `POST /v1/vms/NAME/replug` | [`ReplugRequest`] | [`Replugged`]             | act   |
@@ -19,6 +19,9 @@
 //! | `POST /v1/vms/NAME/rehome` | [`RehomeRequest`] | [`Rehome`]              | act   |
 //! | `POST /v1/vms/NAME/rehome/stop` |         | [`Rehome`]                  | act   |
 //! | `GET /v1/vms/NAME/rehome`  |                 | [`Rehome`]                  | read  |
+//! | `POST /v1/vms/NAME/migrate` | [`MigrateRequest`] | [`Migration`]          | act   |
+//! | `POST /v1/vms/NAME/migrate/cancel` |      | [`Migration`]               | act   |
+//! | `GET /v1/vms/NAME/migrate` |                 | [`Migration`]               | read  |
 //! | `GET /v1/policies`         |                 | array of [`Scheduling`]     | read  |
 //! | `POST /v1/placements`      | [`PlaceRequest`] | [`Placed`]                 | act   |
 //! | `GET /v1/placements`       |                 | array of [`Reserved`]       | read  |
@@ -39,6 +42,7 @@
 mod device;
 mod event;
 mod memory;
+mod migration;
 mod observation;
 mod path;
 mod placement;
@@ -49,6 +53,7 @@ mod vm;
 pub use device::{Device, DeviceUser, DeviceUserKind, Devices, FreeMemory, NodeFree, VmInterface, VmVhost};
 pub use event::{Event, EventKind, Generation, UnknownEvent};
 pub use memory::{Bytes, GuestNodeMemory, MemoryPlace, MemoryPolicyRequest, Unmovable, VmMemory};
+pub use migration::{AttachRequest, MigrateRequest, Migration};
 pub use observation::{Observation, ObservedCounts, ObservedVcpu, ObservedVm};
 pub use path::{
     CAPACITY, DAEMON, DEVICES, HARDWARE, METRICS, OBSERVATIONS, OPENAPI, PLACEMENTS, POLICIES, VMS, WATCH,

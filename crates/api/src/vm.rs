@@ -13,6 +13,9 @@ pub struct Vm {
     pub name: String,
     /// Process of its hypervisor; none while nothing is known but the socket.
     pub pid: Option<i32>,
+    /// By what vnumad has it: `qmp` or `libvirt`.
+    #[serde(default)]
+    pub backend: String,
     /// Its hypervisor has described it. If not, it has yet to answer: guest nodes are not known, and vCPUs, if there are
     /// any here, were seen from outside.
     pub described: bool,
@@ -22,6 +25,9 @@ pub struct Vm {
     pub attached: bool,
     /// The same with more detail.
     pub channel: ChannelState,
+    /// It is to be attached as soon as its guest runs here.
+    #[serde(default)]
+    pub attach_on_arrival: bool,
     /// Whether its guest runs, in QEMU's words: `running`, `paused`, `internal-error` and so on; none before QEMU has
     /// answered.
     #[serde(default)]

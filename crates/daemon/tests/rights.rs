@@ -104,6 +104,18 @@ fn a_group_may_act_if_one_is_named() {
     );
     assert!(message.starts_with(&expected), "{message}");
     assert_eq!(as_user(STRANGER, &[7, id], attach).0, 404, "allowed, but there is no such VM");
+    // It would get the memory of any VM by that.
+    let body = r#"{"destination": "tcp:b:1"}"#;
+    let migrate = || ask(&daemon.socket, "POST", "/v1/vms/nobody/migrate", body);
+    let (status, answer) = as_user(STRANGER, &[7, id], migrate);
+    let message = answer["message"].as_str().unwrap_or_default();
+    assert!(
+        message.starts_with("migrate needs root or the user that vnumad runs as; the peer is"),
+        "{message}"
+    );
+    assert_eq!((status, migrate().0), (403, 404));
+    let cancel = || ask(&daemon.socket, "POST", "/v1/vms/nobody/migrate/cancel", "");
+    assert_eq!(as_user(STRANGER, &[7, id], cancel).0, 404);
     // More groups than are looked for at first.
     let many: Vec<u32> = (1000..1100).chain([id]).collect();
     assert_eq!(as_user(STRANGER, &many, attach).0, 404);

@@ -292,6 +292,22 @@ fn threads_are_counted_only_while_some_vm_has_a_policy() {
 }
 
 #[test]
+fn a_vm_that_waits_for_its_guest_is_left_alone_until_that_has_arrived() {
+    let waits = VmDescription { run_state: "inmigrate".into(), ..description("a", PID) };
+    let mut run = Run::with(vec![waits]);
+    run.set_policy(1, Policy::Vprobe);
+    assert_eq!(run.answered(1), Some(true), "it has its policy when it arrives");
+    for _ in 0..3 {
+        run.period(0, 1);
+    }
+    assert_eq!((&run.orders[..], run.mask(0)), (&[][..], "0-7".to_owned()));
+    let connection = run.connections[0].1;
+    run.step(Event::Hypervisor(connection, Report::Described(description("a", PID))));
+    run.period(0, 1);
+    assert_eq!(run.mask(0), "4-7", "its memory is on node 1");
+}
+
+#[test]
 fn what_control_groups_allow_is_shown_and_recorded() {
     let mut run = Run::with_vms(&["a"]);
     run.set_policy(1, Policy::Observe);

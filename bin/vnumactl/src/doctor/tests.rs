@@ -133,10 +133,12 @@ fn vm(name: &str, homes: &[Option<u32>]) -> Vm {
     Vm {
         name: name.into(),
         pid: Some(7),
+        backend: "qmp".into(),
         described: true,
         hypervisor: Hypervisor::Answers,
         attached: true,
         channel: ChannelState::Attached,
+        attach_on_arrival: false,
         run_state: Some("running".into()),
         problem: None,
         nodes: homes.iter().enumerate().map(node).collect(),
@@ -164,7 +166,7 @@ fn found(checks: &[Check], name: &str) -> (String, Level) {
 fn at_the_top_nothing_is_left_to_do() {
     let checks = examine(&daemon("bpf"), &HostTopology::default(), &[vm("web", &[Some(0), Some(1)])]);
     assert!(checks.iter().all(|check| check.level == Level::Best), "{checks:?}");
-    assert_eq!(checks.len(), 11);
+    assert_eq!(checks.len(), 12);
     assert!(!text(&checks).contains("remedy"));
 }
 
@@ -291,6 +293,7 @@ fn the_driver_is_checked_by_what_the_guest_reports() {
 fn a_guest_that_stands_still_is_named() {
     for (state, problem, level) in [
         ("paused", None, Level::Reduced),
+        ("inmigrate", None, Level::Reduced),
         ("internal-error", Some("the reason"), Level::Missing),
         ("new-in-qemu-99", None, Level::Missing),
     ] {
@@ -321,5 +324,31 @@ fn a_hypervisor_that_cannot_be_asked_is_named_with_what_to_do() {
         let text = text(&checks);
         assert!(text.contains("connection: the reason\n") && text.contains(remedy), "{text}");
         assert_eq!(checks.iter().any(|check| check.check == "homes"), known);
+    }
+}
+
+#[test]
+fn what_keeps_a_vm_from_another_host_leads_to_the_ways_there() {
+    let of = |vm: Vm| examine(&daemon("bpf"), &HostTopology::default(), &[vm]);
+    let good = || vm("a", &[Some(0), Some(1)]);
+    assert_eq!(found(&of(good()), "migration"), ("vnumactl migrate".into(), Level::Best));
+    let detached = of(Vm { channel: ChannelState::None, ..good() });
+    assert!(detached.iter().all(|check| check.check != "migration"), "nothing keeps it");
+    let domain = of(Vm { backend: "libvirt".into(), ..good() });
+    assert_eq!(found(&domain, "migration"), ("detached only".into(), Level::Reduced));
+    let device = vnuma_api::VmDevice {
+        host: "0000:81:00.0".into(),
+        host_node: None,
+        guest: None,
+        guest_node: None,
+        acked_node: None,
+        target_node: None,
+        state: vnuma_api::VcpuState::Unknown,
+    };
+    let pinned = of(Vm { devices: vec![device], ..good() });
+    assert_eq!(found(&pinned, "migration"), ("none".into(), Level::Missing));
+    let waits = of(Vm { run_state: Some("inmigrate".into()), ..good() });
+    for checks in [domain, pinned, waits] {
+        assert!(text(&checks).contains("docs/migration.md"), "{}", text(&checks));
     }
 }

@@ -3,11 +3,13 @@
 use super::{
     Core, Reply,
     event::{Ask, Command, Level, Replugged},
+    migration::NOBODY,
     refusal::Refusal,
     requests::check_publishable,
 };
 use vnuma_api as api;
 use vnuma_hypervisor::VmError;
+use vnuma_placement::migration::MigrationEvent;
 use vnuma_placement::world::{ChannelEvent, ChannelState, DriverStatus, ReplugEnd, Vm, VmId};
 
 impl Core {
@@ -62,6 +64,7 @@ impl Core {
                 self.announce(api::Event::Attached { vm: name, time_ns: self.now_ns });
                 // Answered after the first publication.
                 self.first_publication.insert(id, request);
+                self.attached_again(id);
                 return;
             }
             Err(Refusal::Vm(source)) if source.may_be_answered() => {
@@ -77,6 +80,9 @@ impl Core {
                 refusal
             }
         };
+        if request == NOBODY {
+            self.attach_marked_failed(id, refusal.to_string());
+        }
         self.answer(Some(request), Reply::Refused(refusal));
     }
 
@@ -105,6 +111,7 @@ impl Core {
             Ok(()) | Err(VmError::NotAttached { .. }) => self.unplugged(id, ChannelEvent::DetachDone),
             Err(error) => {
                 if self.channel_event(id, ChannelEvent::DetachFailed).is_some() {
+                    self.release_failed(id, &error);
                     self.answer(request, Reply::Refused(error.into()));
                 }
             }
@@ -119,11 +126,13 @@ impl Core {
         if !before.is_plugged() {
             return;
         }
+        self.migration_event(id, MigrationEvent::Released);
         self.log(Level::Info, format!("{name}: topology channel detached"));
         self.announce(api::Event::Detached { vm: name, time_ns: self.now_ns });
         let attach = self.first_publication.remove(&id);
         self.answer(attach, Reply::Refused(Refusal::NotAttached { vm: self.name_of(id) }));
         self.answer(before.request(), Reply::Vm(id));
+        self.attach_marked(id);
     }
 
     /// A hypervisor has answered, for the first time or again. Compares its channel with the known state.

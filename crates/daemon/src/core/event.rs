@@ -2,7 +2,7 @@
 
 use super::refusal::Refusal;
 use vnuma_api as api;
-use vnuma_hypervisor::{Plugged, VmError};
+use vnuma_hypervisor::{Migration, Plugged, VmError};
 use vnuma_placement::{
     Publication,
     repatriation::MemoryPolicy,
@@ -149,6 +149,12 @@ pub enum Report {
     Replugged(Result<Replugged, VmError>),
     /// The channel of an earlier vnumad was taken over, with its next generation; or that failed.
     Recovered(Result<u64, Refusal>),
+    /// It is marked to be attached as soon as it runs, or not; or that could not be changed.
+    Marked(Result<bool, VmError>),
+    /// A migration has begun, or was refused.
+    MigrationBegun(Result<(), VmError>),
+    /// How far a migration is.
+    Migration(Result<Migration, VmError>),
     /// The guest let go of the channel's device.
     Released,
     /// The guest boots again.
@@ -171,8 +177,16 @@ pub struct Replugged {
 pub enum Request {
     /// Attach a topology channel to a VM.
     Attach(String),
+    /// The same as soon as its guest runs.
+    AttachOnArrival(String),
     /// Detach the topology channel of a VM.
     Detach(String),
+    /// Migrate a VM: where to, and whether its guest goes on there before its memory is there.
+    Migrate(String, String, bool),
+    /// Show how far the last migration of a VM is.
+    ShowMigration(String),
+    /// End it.
+    CancelMigration(String),
     /// Move a vCPU to a host node.
     Move(String, ApicId, HostNodeId),
     /// Replug a vCPU to the guest node of where it runs.
@@ -204,6 +218,8 @@ pub enum Answer {
     Memory(Box<api::VmMemory>),
     /// Where the VM's guest nodes have their homes, and the last re-home.
     Rehome(Box<api::Rehome>),
+    /// How far its last migration is.
+    Migration(Box<api::Migration>),
 }
 
 /// A mask to be set.
@@ -236,6 +252,14 @@ pub enum Ask {
     Replug(ApicId, u32),
     /// Take over the channel of an earlier vnumad, for generations of this epoch.
     Recover(u32),
+    /// Mark the VM to be attached as soon as it runs, or take the mark away.
+    Mark(bool),
+    /// Say how far the last migration is.
+    LookAtMigration,
+    /// Have the guest go on at the destination of its migration, and say how far that is.
+    SwitchMigration,
+    /// Give the migration up, and say how far it is.
+    CancelMigration,
 }
 
 /// How urgent a line of the log is.
@@ -258,6 +282,8 @@ pub enum Command {
     Disconnect(ConnectionId),
     /// Ask a hypervisor.
     Ask(ConnectionId, Ask),
+    /// Have a VM migrated: where to, and whether with post-copy. [`Report::MigrationBegun`] answers.
+    Migrate(ConnectionId, String, bool),
     /// Publish to a guest; [`Event::Published`] answers.
     Publish(VmId, u64, Publication),
     /// The host's end of a VM's channel is not used any more.

@@ -20,6 +20,7 @@
 //! | `memory` | memory that is moved |
 //! | `homing` | where memory is, and what is displaced |
 //! | `rehome` | guest nodes that get another home |
+//! | `migration` | VMs that leave for another host, or arrive |
 //! | `render` | VMs in the form of the API |
 //! | `uses` | what VMs have of the host, for those who place another one |
 
@@ -31,6 +32,7 @@ pub mod event;
 mod homing;
 mod locations;
 mod memory;
+mod migration;
 mod others;
 mod refusal;
 mod rehome;
@@ -45,7 +47,7 @@ pub use refusal::{Refusal, sanitize};
 use crate::config::Intervals;
 use event::{Answer, Command, Event, Level};
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     time::Duration,
 };
 use vnuma_api as api;
@@ -96,6 +98,14 @@ pub struct Core {
     rehome_requests: Vec<(VmId, RequestId, RehomeWish)>,
     /// VMs with a guest node that gets another home.
     rehoming: BTreeSet<VmId>,
+    /// VMs that migrate.
+    migrating: BTreeSet<VmId>,
+    /// Last migrations of VMs that are gone.
+    migrated: VecDeque<api::Migration>,
+    /// Requests that are answered when the VM is marked.
+    mark_requests: Vec<(VmId, RequestId)>,
+    /// When it was tried last to attach VMs that are marked, and why that failed.
+    attach_tried: BTreeMap<VmId, (u64, Option<String>)>,
     /// Resyncs since it was looked for scx_vnuma.
     unlooked: u32,
     /// Why VMs could not be listed, the last time.
@@ -119,6 +129,7 @@ enum Reply {
     Scheduling(VmId),
     Memory(VmId),
     Rehome(VmId, Option<Rehome>),
+    Migration(String),
     Replugged { vm: VmId, vcpu: ApicId, new_vcpu: ApicId, guest_node: u32 },
 }
 
@@ -147,6 +158,10 @@ impl Core {
             rehome_described: Vec::new(),
             rehome_requests: Vec::new(),
             rehoming: BTreeSet::new(),
+            migrating: BTreeSet::new(),
+            migrated: VecDeque::new(),
+            mark_requests: Vec::new(),
+            attach_tried: BTreeMap::new(),
             unlooked: u32::MAX,
             scan_problem: None,
             describe_ns: Intervals::default().describe.as_nanos() as u64,
@@ -167,6 +182,7 @@ impl Core {
         self.now_ns = now_ns;
         self.observe(event);
         self.advance_rehomes();
+        self.advance_migrations();
         self.world.refresh(&self.policies, now_ns);
         let plan = decide(&self.world, &self.policies, now_ns);
         self.act(plan);
@@ -238,6 +254,9 @@ impl Core {
                     let shown = self.rehome_of(id, planned.as_ref());
                     shown.map(|shown| Answer::Rehome(Box::new(shown)))
                 }
+                Reply::Migration(name) => {
+                    self.migration_of(&name).map(|shown| Answer::Migration(Box::new(shown)))
+                }
                 Reply::Scheduling(id) => self.scheduling(id).map(|shown| Answer::Scheduling(Box::new(shown))),
                 Reply::Vm(id) => show(id).map(|vm| Answer::Vm(Box::new(vm))),
                 Reply::Replugged { vm, vcpu, new_vcpu, guest_node } => show(vm)
@@ -259,6 +278,8 @@ impl Core {
     fn resync(&mut self) {
         self.look_at_unread();
         self.describe_unbound();
+        self.attach_all_marked();
+        self.describe_leaving();
         self.restore_again();
         self.world.look_at_others();
         let [needed, otherwise] = LOOK_FOR_SCHEDULER;

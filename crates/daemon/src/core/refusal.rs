@@ -53,6 +53,16 @@ pub enum Refusal {
     Detaching { vm: String },
     #[error("{vm}: no topology channel is attached")]
     NotAttached { vm: String },
+    #[error("{vm}: it is migrating to {destination}; `vnumactl migrate {vm} --cancel` ends that")]
+    Migrating { vm: String, destination: String },
+    #[error("{vm}: its guest is not here yet: its QEMU waits for a migration")]
+    Waits { vm: String },
+    #[error("{vm}: vnumad knows of no migration of it")]
+    NoMigration { vm: String },
+    #[error("{vm}: its migration to {destination} cannot be cancelled any more: {why}")]
+    PastCancel { vm: String, destination: String, why: &'static str },
+    #[error("{vm}: it cannot migrate to `{destination}`: {why} (docs/migration.md)")]
+    Destination { vm: String, destination: String, why: String },
     #[error("{vm}: has no vCPU with APIC id {vcpu}; it has {present:?}")]
     NoVcpu { vm: String, vcpu: u32, present: Vec<u32> },
     #[error("{vm}: the topology channel is attached, so nothing is replugged; detach it first")]
@@ -102,9 +112,12 @@ pub enum Refusal {
 impl Refusal {
     fn kind(&self) -> ErrorKind {
         match self {
-            Self::NoVm(_) | Self::NoVcpu { .. } | Self::NoNode { .. } | Self::NoGuestNode { .. } => {
-                ErrorKind::NotFound
-            }
+            Self::NoVm(_)
+            | Self::NoVcpu { .. }
+            | Self::NoNode { .. }
+            | Self::NoMigration { .. }
+            | Self::NoGuestNode { .. } => ErrorKind::NotFound,
+            Self::Destination { .. } => ErrorKind::BadRequest,
             Self::Forbidden { .. } => ErrorKind::Forbidden,
             Self::Watchers { .. } | Self::Overloaded => ErrorKind::Busy,
             Self::Channel { .. }
@@ -157,6 +170,12 @@ mod tests {
             (Refusal::Forbidden { act: "attach", who: String::new(), uid: 7 }, ErrorKind::Forbidden),
             (Refusal::Watchers { uid: 7, most: 1 }, ErrorKind::Busy),
             (Refusal::ShuttingDown, ErrorKind::Internal),
+            (Refusal::NoMigration { vm: vm() }, ErrorKind::NotFound),
+            (Refusal::Waits { vm: vm() }, ErrorKind::Conflict),
+            (
+                Refusal::Destination { vm: vm(), destination: "x".to_owned(), why: "no scheme".to_owned() },
+                ErrorKind::BadRequest,
+            ),
         ] {
             let error = ApiError::from(refusal);
             assert_eq!(error.error, kind, "{}", error.message);

@@ -27,10 +27,17 @@ pub(super) fn is_shown(managed: &ManagedVm) -> bool {
 pub(super) fn managed(managed: &ManagedVm) -> Option<api::Vm> {
     let problem = problem(managed);
     match (&managed.vm, problem) {
-        (Some(known), problem) => Some(vm(known, hypervisor(managed), problem)),
+        (Some(known), problem) => {
+            Some(api::Vm { backend: backend(managed), ..vm(known, hypervisor(managed), problem) })
+        }
         (None, Some(problem)) => Some(unreachable(managed, hypervisor(managed), problem)),
         (None, None) => None,
     }
+}
+
+/// Handles begin with the names of their backends.
+fn backend(managed: &ManagedVm) -> String {
+    managed.handle.split_once(':').map(|(backend, _)| backend.to_owned()).unwrap_or_default()
 }
 
 /// Why its hypervisor cannot be asked.
@@ -77,10 +84,12 @@ fn vm(vm: &Vm, hypervisor: api::Hypervisor, problem: Option<String>) -> api::Vm 
     api::Vm {
         name: vm.name().to_owned(),
         pid: Some(vm.description.pid),
+        backend: String::new(),
         described,
         hypervisor,
         attached: channel == api::ChannelState::Attached,
         channel,
+        attach_on_arrival: vm.marked,
         run_state: described.then(|| vm.description.run_state.clone()),
         problem: problem.or_else(|| stuck(vm)),
         nodes: vm.description.guest_nodes.iter().map(node).collect(),
@@ -137,10 +146,12 @@ fn unreachable(managed: &ManagedVm, hypervisor: api::Hypervisor, problem: String
     api::Vm {
         name: managed.fallback_name.clone(),
         pid: None,
+        backend: backend(managed),
         described: false,
         hypervisor,
         attached: false,
         channel: api::ChannelState::None,
+        attach_on_arrival: false,
         run_state: None,
         problem: Some(problem),
         nodes: Vec::new(),

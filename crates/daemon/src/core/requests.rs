@@ -5,6 +5,7 @@ use super::{
     Core, Reply,
     content::content,
     event::{Ask, Command, Request},
+    migration::refuse_if_migrating,
     refusal::Refusal,
     render,
 };
@@ -34,7 +35,11 @@ impl Core {
     pub(super) fn requested(&mut self, request: RequestId, wanted: Request) {
         let taken = match wanted {
             Request::Attach(name) => self.attach(request, &name),
+            Request::AttachOnArrival(name) => self.attach_on_arrival(request, &name),
             Request::Detach(name) => self.detach(request, &name),
+            Request::Migrate(name, to, post_copy) => self.want_migration(request, &name, to, post_copy),
+            Request::ShowMigration(name) => self.want_migration_shown(request, &name),
+            Request::CancelMigration(name) => self.cancel_migration(request, &name),
             Request::Move(name, vcpu, node) => self.want_move(request, &name, vcpu, node),
             Request::Replug(name, vcpu) => self.want_replug(request, &name, vcpu),
             Request::SetPolicy(name, policy) => self.set_policy(request, &name, policy),
@@ -65,8 +70,9 @@ impl Core {
         }
     }
 
-    fn attach(&mut self, request: RequestId, name: &str) -> Result<(), Refusal> {
+    pub(super) fn attach(&mut self, request: RequestId, name: &str) -> Result<(), Refusal> {
         let (id, vm, connection) = self.connected(name)?;
+        refuse_if_migrating(vm)?;
         let vm_name = || name.to_owned();
         match vm.channel {
             ChannelState::Replugging(_) => return Err(Refusal::Replugging { vm: vm_name() }),
@@ -94,6 +100,7 @@ impl Core {
 
     fn detach(&mut self, request: RequestId, name: &str) -> Result<(), Refusal> {
         let (id, vm, connection) = self.connected(name)?;
+        refuse_if_migrating(vm)?;
         let vm_name = || name.to_owned();
         match vm.channel {
             ChannelState::Detached | ChannelState::AttachTimedOut | ChannelState::Replugging(_) => {
@@ -106,6 +113,8 @@ impl Core {
             }
             ChannelState::Attached(_) | ChannelState::Lost => {}
         }
+        // It is not to come back by itself.
+        self.unmark(id);
         self.channel_event(id, ChannelEvent::DetachRequested(request));
         self.commands.push(Command::Ask(connection, Ask::Detach));
         Ok(())
@@ -144,6 +153,7 @@ impl Core {
 
     fn want_replug(&mut self, request: RequestId, name: &str, vcpu: ApicId) -> Result<(), Refusal> {
         let (id, vm, _) = self.connected(name)?;
+        refuse_if_migrating(vm)?;
         let node = check_replug(vm, vcpu)?;
         if let Some((_, vm)) = self.world.vm_mut(id) {
             vm.replug_wanted = Some(Replug { vcpu, node, request: Some(request) });

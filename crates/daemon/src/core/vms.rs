@@ -3,15 +3,17 @@
 use super::{
     Core, Reply,
     event::{Ask, Candidate, Command, Level, Report},
+    migration::has_arrived,
     refusal::Refusal,
     render,
 };
 use std::collections::{BTreeMap, HashSet};
 use vnuma_api as api;
 use vnuma_hypervisor::VmError;
+use vnuma_placement::migration::MigrationEvent;
 use vnuma_placement::world::{
     ChannelEvent, ConnectionId, DescriptionSource, Link, LinkEvent, ManagedVm, ProcessState, StopReason, Vm,
-    VmId,
+    VmId, has_left,
 };
 use vnuma_topology::{ApicId, Vcpu, VmDescription};
 
@@ -73,7 +75,7 @@ impl Core {
     }
 
     /// Takes a link to its next state, and logs a problem once.
-    fn link_event(&mut self, id: VmId, event: LinkEvent) {
+    pub(super) fn link_event(&mut self, id: VmId, event: LinkEvent) {
         let Some(managed) = self.world.get_mut(id) else { return };
         let Some(next) = managed.link.next(event) else { return };
         let before = std::mem::replace(&mut managed.link, next);
@@ -93,8 +95,14 @@ impl Core {
     pub(super) fn reported(&mut self, connection: ConnectionId, report: Report) {
         let Some(&id) = self.connections.get(&connection) else { return };
         match report {
+            Report::Up(description, _) | Report::Described(description) if has_left(&description) => {
+                self.left(id);
+            }
             Report::Up(description, channel) => self.up(id, description, channel),
             Report::Described(description) => self.described(id, description),
+            Report::Marked(outcome) => self.marked(id, outcome),
+            Report::MigrationBegun(outcome) => self.migration_begun(id, outcome),
+            Report::Migration(outcome) => self.migration_looked(id, outcome),
             Report::Slow(problem, pid) => {
                 self.watch_process(id, pid);
                 self.link_event(id, LinkEvent::Slow(problem));
@@ -228,6 +236,7 @@ impl Core {
         let vcpus = description.vcpus.clone();
         let pid = description.pid;
         let Some((host, vm)) = self.world.vm_mut(id) else { return };
+        let arrived = has_arrived(vm, &description);
         // A VM keeps its first name: a later one may belong to another VM.
         vm.name().clone_into(&mut description.name);
         vm.describe(host, description, now_ns);
@@ -255,6 +264,10 @@ impl Core {
         self.drop_moves_of_missing(id);
         self.recount(id);
         self.rehomes_described(id);
+        if arrived {
+            self.arrived(id);
+        }
+        self.attach_marked(id);
     }
 
     /// A thread number that two processes claim belongs to one of them: the description that is not true any more may be
@@ -357,6 +370,7 @@ impl Core {
     /// Requests over a lost connection fail.
     fn refuse_in_flight(&mut self, id: VmId, problem: &str) {
         self.rehomes_undescribed(id, problem);
+        self.migration_event(id, MigrationEvent::ConnectionLost);
         let Some(vm) = self.vm(id) else { return };
         let (name, in_flight) = (vm.name().to_owned(), vm.channel.request());
         let wanted = vm.replug_wanted.and_then(|replug| replug.request);
@@ -364,7 +378,8 @@ impl Core {
             vm.replug_wanted = None;
         }
         let answered = self.channel_event(id, ChannelEvent::ConnectionLost).and(in_flight);
-        for request in [answered, wanted] {
+        let marks = self.marks_gone(id);
+        for request in [answered, wanted].into_iter().chain(marks) {
             let refusal = Refusal::NotConnected { vm: name.clone(), problem: problem.to_owned() };
             self.answer(request, Reply::Refused(refusal));
         }
@@ -374,6 +389,12 @@ impl Core {
     fn forget_vm(&mut self, id: VmId, ended: bool) {
         self.unwatch_process(id);
         self.drop_vm(id, ended);
+    }
+
+    /// Forgets a VM whose process goes on without it.
+    pub(super) fn drop_left(&mut self, id: VmId) {
+        self.drop_vm(id, false);
+        self.unwatch_process(id);
     }
 
     /// The same, but its process stays watched, as it belongs to the VM that replaces this one.
@@ -399,14 +420,16 @@ impl Core {
         let policies: Vec<_> = policies.map(|(_, request)| Some(request)).collect();
         let shown = self.memory_requests.extract_if(.., |(vm, _)| *vm == id);
         let shown: Vec<_> = shown.map(|(_, request)| Some(request)).collect();
-        let rehomes = self.rehomes_gone(id);
+        let rehomes = self.rehomes_gone(id).into_iter().chain(self.marks_gone(id));
+        let rehomes: Vec<_> = rehomes.collect();
         let waiting = [
             vm.channel.request(),
             self.first_publication.remove(&id),
             vm.replug_wanted.and_then(|replug| replug.request),
         ];
-        let name = vm.description.name;
-        let moves = vm.moves.iter().map(|wanted| wanted.request);
+        let name = vm.description.name.clone();
+        let moves: Vec<_> = vm.moves.iter().map(|wanted| wanted.request).collect();
+        self.remember_migration(vm);
         for request in waiting.into_iter().chain(moves).chain(policies).chain(shown).chain(rehomes) {
             self.answer(request, Reply::Refused(Refusal::Ended { vm: name.clone() }));
         }

@@ -40,10 +40,10 @@ use tokio::sync::{mpsc, oneshot};
 use utoipa::OpenApi;
 use utoipa_axum::{router::OpenApiRouter, routes};
 use vnuma_api::{
-    ApiError, CAPACITY, DAEMON, DEVICES, Devices, ErrorKind, Event, EventKind, HARDWARE, HostTopology,
-    MemoryPolicyRequest, MoveRequest, NodeFree, OBSERVATIONS, PLACEMENTS, POLICIES, PlaceRequest, Placed,
-    PolicyRequest, Rehome, RehomeRequest, ReplugRequest, Replugged, Reserved, Scheduling, UnknownEvent, VMS,
-    Vm, VmMemory, WATCH,
+    ApiError, AttachRequest, CAPACITY, DAEMON, DEVICES, Devices, ErrorKind, Event, EventKind, HARDWARE,
+    HostTopology, MemoryPolicyRequest, MigrateRequest, Migration, MoveRequest, NodeFree, OBSERVATIONS,
+    PLACEMENTS, POLICIES, PlaceRequest, Placed, PolicyRequest, Rehome, RehomeRequest, ReplugRequest,
+    Replugged, Reserved, Scheduling, UnknownEvent, VMS, Vm, VmMemory, WATCH,
 };
 use vnuma_host::{location::monotonic_ns, read_host_topology};
 use vnuma_placement::{repatriation::UnknownMemoryPolicy, scheduling::UnknownPolicy, world::RehomeWish};
@@ -141,6 +141,7 @@ impl FromRequestParts<Context> for MayAct {
         let act = match parts.uri.path().rsplit('/').next() {
             Some("attach") => "attach",
             Some("detach") => "detach",
+            Some("cancel") => "cancelling a migration",
             Some("move") => "move",
             Some("replug") => "replug",
             Some("policy") => "setting a policy",
@@ -161,6 +162,24 @@ impl FromRequestParts<Context> for MayAct {
     }
 }
 
+/// The right to have a VM's memory sent to another host, which is not the group's.
+struct MaySend;
+
+impl FromRequestParts<Context> for MaySend {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, context: &Context) -> Result<Self, Failure> {
+        let ConnectInfo(peer) = ConnectInfo::<Peer>::from_request_parts(parts, context)
+            .await
+            .map_err(|_| Failure::bad_request("it is not known who asks".to_owned()))?;
+        if peer.may_send {
+            return Ok(Self);
+        }
+        let who = "root or the user that vnumad runs as".to_owned();
+        Err(Refusal::Forbidden { act: "migrate", who, uid: peer.uid }.into())
+    }
+}
+
 /// All paths, each with its description.
 pub(super) fn routes() -> OpenApiRouter<Context> {
     OpenApiRouter::with_openapi(Base::openapi())
@@ -178,6 +197,8 @@ pub(super) fn routes() -> OpenApiRouter<Context> {
         .routes(routes!(show_memory, set_memory_policy))
         .routes(routes!(show_rehome, rehome))
         .routes(routes!(stop_rehome))
+        .routes(routes!(show_migration, migrate))
+        .routes(routes!(cancel_migration))
         .routes(routes!(policies))
         .routes(routes!(placements, place))
         .routes(routes!(release))
@@ -216,9 +237,10 @@ async fn act_on_vm(context: &Context, wanted: Request) -> Answer<Vm> {
     match act(context, wanted).await? {
         CoreAnswer::Vm(vm) => Ok(Json(*vm)),
         CoreAnswer::Replugged(replugged) => Ok(Json(replugged.vm)),
-        CoreAnswer::Scheduling(_) | CoreAnswer::Memory(_) | CoreAnswer::Rehome(_) => {
-            Err(Refusal::ShuttingDown.into())
-        }
+        CoreAnswer::Scheduling(_)
+        | CoreAnswer::Memory(_)
+        | CoreAnswer::Rehome(_)
+        | CoreAnswer::Migration(_) => Err(Refusal::ShuttingDown.into()),
     }
 }
 
@@ -285,10 +307,21 @@ async fn show(State(context): State<Context>, VmName(vm): VmName) -> Answer<Vm> 
     operation_id = "attach",
     description = "Plug a topology channel into the VM and publish its topology.",
     params(("name" = String, Path, description = "Name of the VM")),
+    request_body = Option<AttachRequest>,
     responses((status = 200, description = "It was done", body = Vm), Refusals),
 )]
-async fn attach(_: MayAct, State(context): State<Context>, VmName(vm): VmName) -> Answer<Vm> {
-    act_on_vm(&context, Request::Attach(vm)).await
+async fn attach(
+    _: MayAct,
+    State(context): State<Context>,
+    VmName(vm): VmName,
+    body: Result<Bytes, BytesRejection>,
+) -> Answer<Vm> {
+    let AttachRequest { on_arrival } = match &body {
+        Ok(body) if body.is_empty() => AttachRequest::default(),
+        _ => understand(body, "attach")?,
+    };
+    let wanted = if on_arrival { Request::AttachOnArrival(vm) } else { Request::Attach(vm) };
+    act_on_vm(&context, wanted).await
 }
 
 #[utoipa::path(
@@ -486,6 +519,60 @@ async fn stop_rehome(_: MayAct, State(context): State<Context>, VmName(vm): VmNa
 async fn act_on_rehome(context: &Context, wanted: Request) -> Answer<Rehome> {
     match act(context, wanted).await? {
         CoreAnswer::Rehome(rehome) => Ok(Json(*rehome)),
+        _ => Err(Refusal::ShuttingDown.into()),
+    }
+}
+
+#[utoipa::path(
+    get,
+    path = "/v1/vms/{name}/migrate",
+    operation_id = "show_migration",
+    description = "How far the last migration of the VM is, also when the VM is gone.",
+    params(("name" = String, Path, description = "Name of the VM")),
+    responses((status = 200, description = "The answer", body = Migration), Failures),
+)]
+async fn show_migration(State(context): State<Context>, VmName(vm): VmName) -> Answer<Migration> {
+    act_on_migration(&context, Request::ShowMigration(vm)).await
+}
+
+#[utoipa::path(
+    post,
+    path = "/v1/vms/{name}/migrate",
+    operation_id = "migrate",
+    description = "Detach the VM and migrate it to another host. It goes on after the answer. If it fails, the VM is attached again.",
+    params(("name" = String, Path, description = "Name of the VM")),
+    request_body = MigrateRequest,
+    responses((status = 200, description = "It has begun", body = Migration), Refusals),
+)]
+async fn migrate(
+    _: MaySend,
+    State(context): State<Context>,
+    VmName(vm): VmName,
+    body: Result<Bytes, BytesRejection>,
+) -> Answer<Migration> {
+    let MigrateRequest { destination, post_copy } = understand(body, "migration")?;
+    act_on_migration(&context, Request::Migrate(vm, destination, post_copy)).await
+}
+
+#[utoipa::path(
+    post,
+    path = "/v1/vms/{name}/migrate/cancel",
+    operation_id = "cancel_migration",
+    description = "End the migration that is under way. The VM is attached again, after the answer.",
+    params(("name" = String, Path, description = "Name of the VM")),
+    responses((status = 200, description = "It is being cancelled", body = Migration), Refusals),
+)]
+async fn cancel_migration(
+    _: MayAct,
+    State(context): State<Context>,
+    VmName(vm): VmName,
+) -> Answer<Migration> {
+    act_on_migration(&context, Request::CancelMigration(vm)).await
+}
+
+async fn act_on_migration(context: &Context, wanted: Request) -> Answer<Migration> {
+    match act(context, wanted).await? {
+        CoreAnswer::Migration(migration) => Ok(Json(*migration)),
         _ => Err(Refusal::ShuttingDown.into()),
     }
 }

@@ -18,6 +18,8 @@ const NOBODY: u32 = u32::MAX;
 pub(crate) struct Peer {
     pub(crate) uid: u32,
     pub(crate) may_act: bool,
+    /// It may have the memory of a VM sent to another host.
+    pub(crate) may_send: bool,
 }
 
 /// Who may act: root, the user that vnumad runs as, and a group if one is named.
@@ -30,11 +32,14 @@ pub(crate) struct Rights {
 impl Rights {
     /// The peer of a connection, by its credentials when it connected.
     pub(crate) fn of(&self, stream: &UnixStream) -> Peer {
-        let Ok(peer) = stream.peer_cred() else { return Peer { uid: NOBODY, may_act: false } };
+        let Ok(peer) = stream.peer_cred() else {
+            return Peer { uid: NOBODY, may_act: false, may_send: false };
+        };
         let in_group =
             |group| peer.gid() == group || groups(stream.as_fd()).is_ok_and(|all| all.contains(&group));
-        let may_act = peer.uid() == 0 || peer.uid() == self.uid || self.group.is_some_and(in_group);
-        Peer { uid: peer.uid(), may_act }
+        let may_send = peer.uid() == 0 || peer.uid() == self.uid;
+        let may_act = may_send || self.group.is_some_and(in_group);
+        Peer { uid: peer.uid(), may_act, may_send }
     }
 }
 

@@ -457,6 +457,12 @@ impl Shell {
             Command::Connect(vm, connection, handle) => return self.connect(vm, connection, handle),
             Command::Disconnect(connection) => drop(self.workers.remove(&connection)),
             Command::Ask(connection, ask) => self.ask(connection, ask),
+            Command::Migrate(connection, destination, post_copy) => {
+                // As of a worker that is asked something.
+                if let Some((_, worker)) = self.workers.get(&connection) {
+                    worker.migrate(destination, post_copy);
+                }
+            }
             Command::Publish(vm, generation, publication) => {
                 return Some(Event::Published(vm, self.publish(vm, generation, publication)));
             }

@@ -102,6 +102,14 @@ impl Worker {
         }
     }
 
+    /// Queues the order to migrate.
+    pub(crate) fn migrate(&self, destination: String, post_copy: bool) {
+        if self.asks.send(Job::Migrate(destination, post_copy)).is_ok() {
+            // As above.
+            let _ = self.wake.write(1);
+        }
+    }
+
     /// Queues a move. One that cannot be queued, as the thread has ended, is given back.
     pub(crate) fn pin(&self, pin: Pin) -> Result<(), Pin> {
         match self.asks.send(Job::Pin(pin)) {
@@ -118,6 +126,8 @@ impl Worker {
 enum Job {
     Ask(Ask),
     Pin(Pin),
+    /// Where to, and whether with post-copy.
+    Migrate(String, bool),
 }
 
 impl Drop for Worker {
@@ -210,8 +220,12 @@ impl Task {
         }
         let pidfd = self.pidfd(connection)?;
         self.probe_wanted = false;
-        let pins = connection.keeps_pins();
-        self.report(Report::Up { description, pidfd, channel, pins })
+        let (pins, marked) = (connection.keeps_pins(), connection.is_marked()?);
+        self.report(Report::Up { description, pidfd, channel, pins })?;
+        if marked {
+            self.report(Report::Plain(CoreReport::Marked(Ok(true))))?;
+        }
+        Ok(())
     }
 
     fn pidfd(&self, connection: &dyn VmConnection) -> Result<OwnedFd, VmError> {
@@ -273,6 +287,11 @@ impl Task {
                 Ok(Job::Ask(Ask::Attach(_))) => Report::Attached(Err(silent().into())),
                 Ok(Job::Ask(Ask::Detach)) => Report::Plain(CoreReport::Detached(Err(silent()))),
                 Ok(Job::Ask(Ask::Replug(..))) => Report::Plain(CoreReport::Replugged(Err(silent()))),
+                Ok(Job::Ask(Ask::Mark(_))) => Report::Plain(CoreReport::Marked(Err(silent()))),
+                Ok(Job::Ask(Ask::LookAtMigration | Ask::SwitchMigration | Ask::CancelMigration)) => {
+                    Report::Plain(CoreReport::Migration(Err(silent())))
+                }
+                Ok(Job::Migrate(..)) => Report::Plain(CoreReport::MigrationBegun(Err(silent()))),
                 // This needs no answer from the VM.
                 Ok(Job::Ask(Ask::Recover(epoch))) => self.recover(connection, epoch),
                 Ok(Job::Pin(pin)) => {
@@ -305,14 +324,19 @@ impl Task {
             match self.asks.try_recv() {
                 Ok(Job::Ask(ask)) => self.execute(connection, ask)?,
                 Ok(Job::Pin(pin)) => self.pin(connection, pin)?,
+                Ok(Job::Migrate(destination, post_copy)) => {
+                    let outcome = connection.migrate(&destination, post_copy);
+                    self.conclude_with(connection, outcome, CoreReport::MigrationBegun)?;
+                }
                 Err(mpsc::TryRecvError::Empty) => break,
                 Err(mpsc::TryRecvError::Disconnected) => return Err(Stop::Unwanted),
             }
         }
-        // Commands bring events with them, which the socket would not announce again.
-        let all_taken = self.events(connection)?;
+        self.events(connection)?;
         self.describe_if_due(connection)?;
         self.ask_if_due(connection)?;
+        // Commands bring events with them, which the socket would not announce again. So this comes last before the wait.
+        let all_taken = self.events(connection)?;
         let mut wait = [
             PollFd::new(self.wake.as_fd(), PollFlags::POLLIN),
             PollFd::new(connection.event_fd(), PollFlags::POLLIN),
@@ -399,7 +423,34 @@ impl Task {
                 let stop = outcome.as_ref().err().and_then(|error| self.stop_after(connection, error));
                 self.conclude(stop, Report::Plain(CoreReport::Replugged(outcome)))
             }
+            Ask::Mark(marked) => {
+                let outcome = connection.mark(marked).map(|()| marked);
+                self.conclude_with(connection, outcome, CoreReport::Marked)
+            }
+            Ask::LookAtMigration => {
+                let outcome = connection.migration();
+                self.conclude_with(connection, outcome, CoreReport::Migration)
+            }
+            Ask::SwitchMigration => {
+                let outcome = connection.start_post_copy().and_then(|()| connection.migration());
+                self.conclude_with(connection, outcome, CoreReport::Migration)
+            }
+            Ask::CancelMigration => {
+                let outcome = connection.cancel_migration().and_then(|()| connection.migration());
+                self.conclude_with(connection, outcome, CoreReport::Migration)
+            }
         }
+    }
+
+    /// Reports an outcome; an error if it shows that the VM can be asked nothing more.
+    fn conclude_with<T>(
+        &mut self,
+        connection: &dyn VmConnection,
+        outcome: Result<T, VmError>,
+        report: impl FnOnce(Result<T, VmError>) -> CoreReport,
+    ) -> Result<(), Stop> {
+        let stop = outcome.as_ref().err().and_then(|error| self.stop_after(connection, error));
+        self.conclude(stop, Report::Plain(report(outcome)))
     }
 
     fn pin(&self, connection: &mut dyn VmConnection, pin: Pin) -> Result<(), Stop> {

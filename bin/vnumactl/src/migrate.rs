@@ -1,0 +1,192 @@
+//! VMs that migrate to another host: asks for it, shows how far it is, and waits for its end.
+
+use crate::{
+    client::{Client, ClientError},
+    table::{plain, size},
+};
+use clap::Args;
+use std::{
+    io::{self, IsTerminal, Write},
+    time::Duration,
+};
+use vnuma_api::{MigrateRequest, Migration, vm_path};
+
+/// Between two looks at how far it is.
+const LOOK: Duration = Duration::from_millis(200);
+/// Characters of the bar.
+const WIDTH: usize = 30;
+
+#[derive(Args)]
+pub struct Arguments {
+    /// Name of the VM
+    #[arg(value_parser = crate::name())]
+    vm: String,
+    /// Where to, as QEMU takes it: tcp:HOST:PORT, unix:PATH or vsock:CID:PORT. Without it: show how far the last migration is
+    #[arg(value_name = "DEST")]
+    destination: Option<String>,
+    /// Have the guest go on at the destination before all of its memory is there
+    #[arg(long, requires = "destination")]
+    post_copy: bool,
+    /// Do not wait for the end
+    #[arg(long, requires = "destination")]
+    no_wait: bool,
+    /// End the migration that is under way; the VM is attached again
+    #[arg(long, conflicts_with = "destination")]
+    cancel: bool,
+}
+
+pub async fn run(client: &Client, arguments: &Arguments, json: bool) -> Result<(), ClientError> {
+    let path = vm_path(&arguments.vm, Some("migrate"));
+    if arguments.cancel {
+        let mut shown: Migration = client.post(&format!("{path}/cancel"), String::new()).await?;
+        while shown.is_active() {
+            tokio::time::sleep(LOOK).await;
+            shown = client.get(&path).await?;
+        }
+        crate::print(json, &shown, text)?;
+        return if shown.state == "cancelled" { Ok(()) } else { Err(failed(&shown)) };
+    }
+    let Some(destination) = arguments.destination.clone() else {
+        let shown: Migration = client.get(&path).await?;
+        return crate::print(json, &shown, text);
+    };
+    let body = serde_json::to_string(&MigrateRequest { destination, post_copy: arguments.post_copy });
+    let body = body.map_err(|error| ClientError::Output(error.into()))?;
+    let mut shown: Migration = client.post(&path, body).await?;
+    let mut progress = Progress { bar: io::stderr().is_terminal(), last: String::new() };
+    while !arguments.no_wait && shown.is_active() {
+        progress.show(&shown);
+        tokio::time::sleep(LOOK).await;
+        shown = client.get(&path).await?;
+    }
+    progress.end();
+    crate::print(json, &shown, text)?;
+    if shown.state == "done" || (arguments.no_wait && shown.is_active()) {
+        Ok(())
+    } else {
+        Err(failed(&shown))
+    }
+}
+
+fn failed(shown: &Migration) -> ClientError {
+    ClientError::Migration { vm: plain(&shown.vm), destination: plain(&shown.destination) }
+}
+
+/// How far it is, on standard error: a bar on a terminal, elsewhere a line for each state.
+struct Progress {
+    bar: bool,
+    /// The state that was shown last.
+    last: String,
+}
+
+impl Progress {
+    fn show(&mut self, shown: &Migration) {
+        let mut out = io::stderr().lock();
+        // It is only for the eye, here and below.
+        if self.bar {
+            let _ = write!(out, "\r\x1b[K{}", bar(shown)).and_then(|()| out.flush());
+        } else if self.last != shown.state {
+            let _ = writeln!(out, "{}", bar(shown));
+        }
+        self.last.clone_from(&shown.state);
+    }
+
+    fn end(&self) {
+        if self.bar {
+            let _ = write!(io::stderr().lock(), "\r\x1b[K");
+        }
+    }
+}
+
+/// For example `sending    [######........................] 43 MiB sent, 120 MiB left, pass 1`.
+pub fn bar(shown: &Migration) -> String {
+    let share = match shown.total_bytes {
+        0 => 0.0,
+        total => 1.0 - shown.left_bytes as f64 / total as f64,
+    };
+    let full = ((share * WIDTH as f64) as usize).min(WIDTH);
+    let line = format!("{}{}", "#".repeat(full), ".".repeat(WIDTH - full));
+    format!("{:<10} [{line}] {}", plain(&shown.state), figures(shown))
+}
+
+fn figures(shown: &Migration) -> String {
+    let [sent, left] = [shown.sent_bytes, shown.left_bytes].map(|bytes| size(bytes >> 10));
+    format!("{sent} sent, {left} left, pass {}", shown.passes)
+}
+
+/// All of it.
+pub fn text(shown: &Migration) -> String {
+    let (vm, destination) = (plain(&shown.vm), plain(&shown.destination));
+    let mut text = match shown.state.as_str() {
+        "done" => {
+            let stood = match shown.downtime_ms {
+                Some(ms) => format!(", its guest stood still for {ms} ms"),
+                None => String::new(),
+            };
+            format!("{vm}: it is at {destination}: {} sent{stood}\n", size(shown.sent_bytes >> 10))
+        }
+        "cancelled" => format!("{vm}: its migration to {destination} was cancelled; it runs here\n"),
+        "failed" => format!("{vm}: its migration to {destination} failed\n"),
+        state => format!("{vm}: on its way to {destination}: {}, {}\n", plain(state), figures(shown)),
+    };
+    if let Some(problem) = &shown.problem {
+        text += &format!("  {}\n", plain(problem));
+    }
+    let again = shown.attached && ["cancelled", "failed"].contains(&shown.state.as_str());
+    match (shown.state.as_str(), again) {
+        ("done", _) => {
+            text += "  Its QEMU here stands still, with the memory that it had. End it when the VM runs at its destination.\n";
+        }
+        (_, true) => text += "  See `vnumactl show` whether it is attached again, and docs/migration.md.\n",
+        _ => {}
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn migration(state: &str) -> Migration {
+        Migration {
+            vm: "w\u{1b}eb".into(),
+            destination: "tcp:b:4444".into(),
+            state: state.into(),
+            attached: true,
+            sent_bytes: 100 << 20,
+            left_bytes: 300 << 20,
+            total_bytes: 400 << 20,
+            passes: 1,
+            downtime_ms: Some(31),
+            problem: Some("no\u{7}t yet".into()),
+            ..Migration::default()
+        }
+    }
+
+    #[test]
+    fn how_far_it_is_is_a_bar() {
+        assert_eq!(
+            bar(&migration("sending")),
+            "sending    [#######.......................] 100 MiB sent, 300 MiB left, pass 1"
+        );
+        assert!(
+            bar(&Migration::default())
+                .ends_with("[..............................] 0 KiB sent, 0 KiB left, pass 0")
+        );
+    }
+
+    #[test]
+    fn how_it_ended_is_said() {
+        for (state, line) in [
+            ("done", "it is at tcp:b:4444: 100 MiB sent, its guest stood still for 31 ms"),
+            ("cancelled", "its migration to tcp:b:4444 was cancelled; it runs here"),
+            ("failed", "its migration to tcp:b:4444 failed"),
+            ("sending", "on its way to tcp:b:4444: sending, 100 MiB sent, 300 MiB left, pass 1"),
+        ] {
+            let text = text(&migration(state));
+            assert!(text.starts_with(&format!("w\u{fffd}eb: {line}\n  no\u{fffd}t yet\n")), "{text}");
+            assert_eq!(text.contains("attached again"), ["cancelled", "failed"].contains(&state), "{text}");
+            assert_eq!(text.contains("End it"), state == "done", "{text}");
+        }
+    }
+}
