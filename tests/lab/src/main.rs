@@ -14,6 +14,7 @@ mod lifecycle;
 mod machine;
 mod manual;
 mod memory;
+mod migrate;
 mod others;
 mod packages;
 mod placed;
@@ -77,6 +78,8 @@ enum Scenario {
     Libvirt,
     /// VMs come and go while vnumad runs
     Lifecycle,
+    /// A VM with a load migrates to another QEMU and back
+    Migrate,
     /// The demonstration on the machine itself, to its end and interrupted
     Machine,
     /// Programs of a guest follow its topology by libvnuma and by libnuma
@@ -119,6 +122,7 @@ fn play(scenario: Scenario) -> anyhow::Result<()> {
         Scenario::Shapes => shapes::run(),
         Scenario::Kills(arguments) => kills::run(&arguments),
         Scenario::Replug => replug::run(),
+        Scenario::Migrate => migrate::run(),
         Scenario::Machine => machine::run(),
         Scenario::Hotspot => hotspot::run(),
         Scenario::Runtimes => runtimes::run(),

@@ -127,6 +127,12 @@ fn threads_follow_their_places_in_the_kernel() {
     run("2n4c", &[job(&["lab-scenario", "scheduler", "--thefts", thefts])]);
 }
 
+#[test]
+#[ignore = "takes minutes: make soak"]
+fn a_vm_that_migrates_is_told_where_it_arrives() {
+    run("2n4c", &[job(&["lab-scenario", "migrate"])]);
+}
+
 /// `make soak NAME=scheduler`
 #[test]
 #[ignore = "takes long: make soak"]
