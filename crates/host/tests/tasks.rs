@@ -237,6 +237,19 @@ fn threads_do_what_their_files_say() {
     assert_eq!(looks(&mut reader, &[child_pid]), [None]);
 }
 
+/// What an allocator gives may have been touched before, by a thread that has ended.
+fn touch_new_memory() {
+    const LENGTH: usize = 4 << 20;
+    let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: a new mapping, wherever the kernel likes, which is written as a whole and returned.
+    unsafe {
+        let at = libc::mmap(std::ptr::null_mut(), LENGTH, access, flags, -1, 0);
+        assert_ne!(at, libc::MAP_FAILED);
+        libc::memset(at, 1, LENGTH);
+        libc::munmap(at, LENGTH);
+    }
+}
+
 /// Counts page faults and time, which need no PMU, and something else of the same thread that is not asked for.
 #[test]
 #[cfg_attr(not(root), ignore = "BPF needs root")]
@@ -247,7 +260,7 @@ fn counters_are_as_a_read_of_them_says_once_the_thread_has_left_its_cpu() {
     let thread = thread::spawn(move || {
         tell.send(gettid().as_raw()).unwrap();
         for () in orders {
-            std::hint::black_box(vec![1_u8; 4 << 20]);
+            touch_new_memory();
             tell.send(0).unwrap();
         }
     });
