@@ -486,9 +486,12 @@ fn migration(vm: &Vm) -> Check {
         return Check::lower(
             Level::Reduced,
             "migration",
-            "detached only",
+            "vnumactl migrate only",
             "libvirt refuses to migrate, save or snapshot a domain while it has the channel's device",
-            format!("`vnumactl detach {}` before, and attach it afterwards (docs/migration.md)", vm.name),
+            format!(
+                "`vnumactl migrate {} URI`, or `vnumactl detach` before and attach afterwards (docs/migration.md)",
+                vm.name
+            ),
         );
     }
     if !vm.devices.is_empty() {

@@ -148,7 +148,7 @@ enum Command {
     ///
     /// Without options: show where its guest nodes are, and how far the last re-home is.
     Rehome(rehome::Arguments),
-    /// Migrate a VM to another host: detach it, have QEMU migrate it, and attach it again if that fails
+    /// Migrate a VM to another host: detach it, have QEMU or libvirt migrate it, and attach it again if that fails
     ///
     /// Without DEST: show how far the last migration is.
     Migrate(migrate::Arguments),

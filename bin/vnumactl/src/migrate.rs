@@ -21,7 +21,8 @@ pub struct Arguments {
     /// Name of the VM
     #[arg(value_parser = crate::name())]
     vm: String,
-    /// Where to, as QEMU takes it: tcp:HOST:PORT, unix:PATH or vsock:CID:PORT. Without it: show how far the last migration is
+    /// Where to: tcp:HOST:PORT, unix:PATH or vsock:CID:PORT of a QEMU that waits, or for a domain of libvirt the URI of another
+    /// libvirt, such as qemu+ssh://HOST/system. Without it: show how far the last migration is
     #[arg(value_name = "DEST")]
     destination: Option<String>,
     /// Have the guest go on at the destination before all of its memory is there

@@ -15,7 +15,8 @@ pub struct AttachRequest {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MigrateRequest {
-    /// Where to, as QEMU takes it: `tcp:HOST:PORT`, `unix:PATH` or `vsock:CID:PORT`.
+    /// Where to: `tcp:HOST:PORT`, `unix:PATH` or `vsock:CID:PORT` of a QEMU that waits, or for a domain of libvirt the URI of another
+    /// libvirt.
     pub destination: String,
     /// Have the guest go on there before its memory is there.
     #[serde(default)]

@@ -271,6 +271,30 @@ fn one_that_somebody_else_has_migrated_is_forgotten_as_well() {
 }
 
 #[test]
+fn one_whose_manager_says_that_it_has_left_is_done_whether_its_process_has_ended_or_not() {
+    for migrates in [true, false] {
+        let mut run = Run::attached();
+        if migrates {
+            run.migrate();
+            run.pass(1);
+        }
+        if migrates {
+            // Why it has ended is not known yet.
+            run.step(Event::ProcessEnded(run.vm, PID));
+            assert_eq!(run.state().state, "sending");
+        }
+        run.report(Report::Left);
+        // Of a connection that is closed by now.
+        run.report(Report::Ended);
+        assert!(run.core.show("a").is_err(), "it is still shown");
+        match migrates {
+            true => assert_eq!(run.state().state, "done"),
+            false => assert!(run.ask(Request::ShowMigration("a".into())).is_err()),
+        }
+    }
+}
+
+#[test]
 fn one_that_fails_is_attached_again_and_not_marked_any_more() {
     let mut run = Run::attached();
     run.migrate();

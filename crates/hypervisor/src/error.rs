@@ -244,9 +244,7 @@ pub enum VmError {
         error: Box<VmError>,
     },
     /// Whoever manages the VM migrates it.
-    #[error(
-        "{vm}: vnumad migrates VMs by their QMP sockets only; detach it, have libvirt migrate it, and attach it there (docs/migration.md)"
-    )]
+    #[error("{vm}: what manages it cannot migrate it (docs/migration.md)")]
     NotMigrated {
         /// The VM.
         vm: String,

@@ -57,7 +57,7 @@ pub use hotplug::roll_back;
 pub use joined::JoinedBackend;
 pub use libvirt::LibvirtBackend;
 pub use memory::MemoryBackend;
-pub use migration::{Migration, MigrationStatus, check_destination};
+pub use migration::{Migration, MigrationStatus};
 pub use name::check_name;
 pub use observed::ObservedVcpus;
 pub use qmp::QmpBackend;
@@ -114,6 +114,8 @@ pub enum VmEvent {
     VcpusChanged,
     /// The guest has let go of the topology channel's device.
     ChannelDetached,
+    /// The VM is at another host; its process here ends, or stands still.
+    Left,
     /// The other end closed the connection. Nothing follows.
     Disconnected,
 }
@@ -175,8 +177,8 @@ pub trait VmConnection: Send {
     fn is_marked(&mut self) -> Result<bool, VmError> {
         Ok(false)
     }
-    /// Marks it to be attached as soon as its guest runs, or takes the mark away. The mark is in the VM's own process, and goes with
-    /// it. A VM that waits for a migration is made ready for post-copy as well, if its host can do that.
+    /// Marks it to be attached as soon as its guest runs, or takes the mark away. The mark outlasts whoever sets it, and ends with the
+    /// VM at the latest. A VM that waits for a migration is made ready for post-copy as well, if its host can do that.
     fn mark(&mut self, _marked: bool) -> Result<(), VmError> {
         Err(VmError::NotMigrated { vm: format!("VM of process {}", self.pid()) })
     }
@@ -195,6 +197,10 @@ pub trait VmConnection: Send {
     /// Has the guest go on at the destination before its memory is there.
     fn start_post_copy(&mut self) -> Result<(), VmError> {
         Err(VmError::NotMigrated { vm: format!("VM of process {}", self.pid()) })
+    }
+    /// Did its process end as the VM is at another host? Asked once it has ended; waits a moment for whoever knows.
+    fn has_left(&mut self) -> bool {
+        false
     }
     /// Waits for the next event. `None` after `timeout`.
     fn poll_event(&mut self, timeout: Duration) -> Result<Option<VmEvent>, VmError>;

@@ -68,9 +68,14 @@ pub struct Migration {
 }
 
 /// Can QEMU be told to migrate there? If not, why.
-pub fn check_destination(destination: &str) -> Result<(), String> {
-    if !SCHEMES.iter().any(|scheme| destination.len() > scheme.len() && destination.starts_with(scheme)) {
-        return Err(format!("it does not begin with {}", SCHEMES.join(", ")));
+pub(crate) fn check_destination(destination: &str) -> Result<(), String> {
+    check_scheme(destination, &SCHEMES)
+}
+
+/// Does a destination begin with one of these, and is it such that it can be passed on? If not, why.
+pub(crate) fn check_scheme(destination: &str, schemes: &[&str]) -> Result<(), String> {
+    if !schemes.iter().any(|scheme| destination.len() > scheme.len() && destination.starts_with(scheme)) {
+        return Err(format!("it does not begin with {}", schemes.join(", ")));
     }
     if destination.len() > MAX_DESTINATION {
         return Err(format!("it is longer than {MAX_DESTINATION} bytes"));

@@ -41,6 +41,30 @@ pub(crate) const UUID_BUFFER: usize = 37;
 
 /// `virErrorNumber`: no such domain.
 pub(crate) const ERROR_NO_DOMAIN: c_int = 42;
+/// `virErrorNumber`: an operation was cancelled.
+pub(crate) const ERROR_ABORTED: c_int = 78;
+
+/// `virDomainMigrateFlags`.
+pub(crate) mod migrate {
+    use std::ffi::c_uint;
+    pub(crate) const LIVE: c_uint = 1;
+    pub(crate) const PEER2PEER: c_uint = 2;
+    pub(crate) const PERSIST_DEST: c_uint = 8;
+    pub(crate) const UNDEFINE_SOURCE: c_uint = 16;
+    pub(crate) const POSTCOPY: c_uint = 1 << 15;
+}
+
+/// `virTypedParameterType`: an `unsigned long long`.
+pub(crate) const TYPE_ULLONG: c_int = 4;
+
+/// `virTypedParameter`.
+#[repr(C)]
+pub(crate) struct TypedParameter {
+    pub(crate) field: [c_char; 80],
+    pub(crate) kind: c_int,
+    /// A union, whose largest members have this size and alignment.
+    pub(crate) value: u64,
+}
 
 /// `virDomainEventID`.
 pub(crate) mod event {
@@ -115,6 +139,14 @@ symbols! {
         fn(*mut VirDomain, c_int, *const c_char, *const c_char, *const c_char, c_uint) -> c_int;
     attach_device = "virDomainAttachDeviceFlags": fn(*mut VirDomain, *const c_char, c_uint) -> c_int;
     detach_device = "virDomainDetachDeviceAlias": fn(*mut VirDomain, *const c_char, c_uint) -> c_int;
+    is_persistent = "virDomainIsPersistent": fn(*mut VirDomain) -> c_int;
+    migrate = "virDomainMigrateToURI3":
+        fn(*mut VirDomain, *const c_char, *mut TypedParameter, c_uint, c_uint) -> c_int;
+    start_post_copy = "virDomainMigrateStartPostCopy": fn(*mut VirDomain, c_uint) -> c_int;
+    job_stats = "virDomainGetJobStats":
+        fn(*mut VirDomain, *mut c_int, *mut *mut TypedParameter, *mut c_int, c_uint) -> c_int;
+    abort_job = "virDomainAbortJob": fn(*mut VirDomain) -> c_int;
+    free_parameters = "virTypedParamsFree": fn(*mut TypedParameter, c_int);
 }
 
 impl std::fmt::Debug for Api {

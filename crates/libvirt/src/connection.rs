@@ -446,15 +446,16 @@ unsafe extern "C" fn on_lifecycle(
     _: *mut VirConnect,
     domain: *mut VirDomain,
     event: c_int,
-    _detail: c_int,
+    detail: c_int,
     opaque: *mut c_void,
 ) -> c_int {
-    // virDomainEventType
-    let (event, listed) = match event {
-        2 => (None, true),
-        3 | 7 => (Some(DomainEvent::Suspended), false),
-        4 => (Some(DomainEvent::Resumed), false),
-        5 | 6 | 8 => (Some(DomainEvent::Stopped), true),
+    // virDomainEventType, and virDomainEventStoppedDetailType.
+    let (event, listed) = match (event, detail) {
+        (2, _) => (None, true),
+        (3 | 7, _) => (Some(DomainEvent::Suspended), false),
+        (4, _) => (Some(DomainEvent::Resumed), false),
+        (5, 3) => (Some(DomainEvent::Left), true),
+        (5 | 6 | 8, _) => (Some(DomainEvent::Stopped), true),
         _ => (None, false),
     };
     // SAFETY: the library gives back what was registered, and a domain that it keeps.
@@ -554,6 +555,9 @@ impl fmt::Debug for Domain {
     }
 }
 
+/// What has come of a call that lasts; nothing yet while it does.
+pub(crate) type Outcome = Arc<Mutex<Option<Result<(), LibvirtError>>>>;
+
 /// What a domain does (`virDomainState`), and why (a number that depends on it).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DomainState {
@@ -618,20 +622,21 @@ impl Domain {
         })
     }
 
-    /// Replaces the element of the domain's metadata that has this namespace. It lasts as long as the domain runs.
+    /// Replaces the element of the domain's metadata that has this namespace, or removes it. It lasts as long as the domain runs.
     pub fn set_metadata(
         &self,
-        xml: &str,
+        xml: Option<&str>,
         prefix: &str,
         uri: &str,
         limit: Duration,
     ) -> Result<(), LibvirtError> {
         const CALL: &str = "virDomainSetMetadata";
         let text = |text: &str| CString::new(text).map_err(|_| self.bad_text(CALL));
-        let (xml, prefix, uri) = (text(xml)?, text(prefix)?, text(uri)?);
+        let (xml, prefix, uri) = (xml.map(text).transpose()?, text(prefix)?, text(uri)?);
         self.call(CALL, limit, move |library, domain| {
-            let (xml, prefix, uri) = (xml.as_ptr(), prefix.as_ptr(), uri.as_ptr());
-            // SAFETY: the domain is held for the call, and the texts end with a zero.
+            let (prefix, uri) = (prefix.as_ptr(), uri.as_ptr());
+            let xml = xml.as_ref().map_or(ptr::null(), |xml| xml.as_ptr());
+            // SAFETY: the domain is held for the call, and the texts end with a zero. Without an element it is removed.
             let result = unsafe {
                 (library.api.set_metadata)(domain, api::METADATA_ELEMENT, xml, prefix, uri, api::AFFECT_LIVE)
             };
@@ -659,13 +664,40 @@ impl Domain {
         })
     }
 
-    fn bad_text(&self, call: &'static str) -> LibvirtError {
+    pub(crate) fn bad_text(&self, call: &'static str) -> LibvirtError {
         let (uri, reason) = (self.shared.uri.clone(), "a zero byte".to_owned());
         LibvirtError::Refused { uri, call, reason, code: 0 }
     }
 
+    /// Makes a call that lasts, in a thread of its own. What comes of it is in what is returned.
+    pub(crate) fn call_long(
+        &self,
+        name: &str,
+        call: &'static str,
+        act: impl FnOnce(Library, *mut VirDomain) -> Option<()> + Send + 'static,
+    ) -> Result<Outcome, LibvirtError> {
+        let (shared, uuid, queue) = (Arc::clone(&self.shared), self.uuid.clone(), Arc::clone(&self.queue));
+        let outcome = Outcome::default();
+        let kept = Arc::clone(&outcome);
+        let worker = move || {
+            let found = shared.opened().and_then(|opened| opened.find(&uuid));
+            let result = found.and_then(|found| {
+                act(found.opened.library, found.raw.0).ok_or_else(|| found.opened.error(call, &uuid))
+            });
+            *kept.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
+            queue.wake();
+        };
+        let (uri, act) = (self.shared.uri.clone(), "starting a thread");
+        spawn_worker(name, worker).map_err(|error| LibvirtError::System {
+            uri,
+            act,
+            reason: error.to_string(),
+        })?;
+        Ok(outcome)
+    }
+
     /// Makes a call in the domain's lane. `None` from it is a failure whose error the library has.
-    fn call<T: Send + 'static>(
+    pub(crate) fn call<T: Send + 'static>(
         &self,
         call: &'static str,
         limit: Duration,

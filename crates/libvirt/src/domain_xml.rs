@@ -100,12 +100,22 @@ pub struct OwnPin {
 /// Namespace of the element in a domain's metadata that names the pins of vnumad. XML calls for a URI; nothing is there.
 pub const PINS_NAMESPACE: &str = "urn:vnuma:pins:1";
 
-/// The usual prefix of that namespace.
-pub const PINS_PREFIX: &str = "vnuma";
+/// Namespace of the element that says that a domain is to be attached as soon as its guest runs.
+pub const MARK_NAMESPACE: &str = "urn:vnuma:attach:1";
 
-/// The element for these pins, by index of their vCPUs.
-pub fn pins_element(pins: &BTreeMap<u32, OwnPin>) -> String {
-    let mut element = String::from("<pins>");
+/// That element. libvirt gives it its namespace.
+pub const MARK_ELEMENT: &str = "<attach/>";
+
+/// The usual prefix of these namespaces.
+pub const PREFIX: &str = "vnuma";
+
+/// Most bytes of the name of a run of a domain.
+const MAX_RUN: usize = 64;
+
+/// The element for these pins, by index of their vCPUs. `run` names the process that they were set for: pins that came to another
+/// process were set on another host.
+pub fn pins_element(pins: &BTreeMap<u32, OwnPin>, run: &str) -> String {
+    let mut element = format!("<pins run='{run}'>");
     for (vcpu, OwnPin { set, operator }) in pins {
         let operator = operator.as_ref().map_or(String::new(), |operator| format!(" operator='{operator}'"));
         element.push_str(&format!("<vcpu id='{vcpu}' set='{set}'{operator}/>"));
@@ -138,6 +148,10 @@ pub struct DomainXml {
     pub vcpu_pins: BTreeMap<u32, CpuSet>,
     /// Pins that vnumad has set. They may have been changed since.
     pub own_pins: BTreeMap<u32, OwnPin>,
+    /// The run of the domain that they were set for. `None` if that was not noted.
+    pub own_pins_run: Option<String>,
+    /// It is to be attached as soon as its guest runs.
+    pub marked: bool,
     /// CPUs that an operator lets QEMU's other threads run on.
     pub emulator_pin: Option<CpuSet>,
     /// Functions of the host.
@@ -179,6 +193,8 @@ impl DomainXml {
             cpuset: vcpu.map(|vcpu| reader.set(vcpu, "cpuset")).transpose()?.flatten(),
             vcpu_pins: vcpu_pins(&reader, tune)?,
             own_pins: own_pins(&reader, root)?,
+            own_pins_run: own_pins_run(root),
+            marked: of_metadata(root, MARK_NAMESPACE, "attach").next().is_some(),
             emulator_pin: emulator.map(|pin| reader.set(pin, "cpuset")).transpose()?.flatten(),
             host_devices: host_devices(&reader, devices)?,
             free_ports: free_ports(&reader, devices)?,
@@ -203,6 +219,20 @@ impl DomainXml {
             Some(own) if pin == Some(&own.set) => own.operator.as_ref(),
             _ => pin,
         }
+    }
+
+    /// Pins of vnumad that are still set, and were for another run than this: the domain has come with them from another host.
+    pub fn stale_pins(&self, run: &str) -> Vec<(u32, &OwnPin)> {
+        if self.own_pins_run.as_deref().is_none_or(|noted| noted == run) {
+            return Vec::new();
+        }
+        self.set_pins()
+    }
+
+    /// Pins of vnumad that are still set.
+    pub fn set_pins(&self) -> Vec<(u32, &OwnPin)> {
+        let set = |vcpu: &u32, own: &OwnPin| self.pin(*vcpu) == Some(&own.set);
+        self.own_pins.iter().filter(|(vcpu, own)| set(vcpu, own)).map(|(vcpu, own)| (*vcpu, own)).collect()
     }
 
     /// The guest node that a vCPU is on when the guest boots.
@@ -326,12 +356,27 @@ fn vcpu_pins(reader: &Reader<'_>, tune: Option<Node<'_, '_>>) -> Result<BTreeMap
     Ok(pins)
 }
 
+/// Elements of the domain's metadata.
+fn of_metadata<'a, 'i: 'a>(
+    root: Node<'a, 'i>,
+    namespace: &'static str,
+    name: &'static str,
+) -> impl Iterator<Item = Node<'a, 'i>> {
+    let elements = child(root, "metadata").into_iter().flat_map(|metadata| metadata.children());
+    elements.filter(move |element| element.has_tag_name((namespace, name)))
+}
+
+fn own_pins_run(root: Node<'_, '_>) -> Option<String> {
+    let run = of_metadata(root, PINS_NAMESPACE, "pins").find_map(|pins| pins.attribute("run"));
+    run.filter(|run| run.len() <= MAX_RUN).map(str::to_owned)
+}
+
 fn own_pins(reader: &Reader<'_>, root: Node<'_, '_>) -> Result<BTreeMap<u32, OwnPin>, XmlError> {
-    let metadata = child(root, "metadata");
-    let elements = metadata.into_iter().flat_map(|metadata| metadata.children());
-    let ours = elements.filter(|element| element.has_tag_name((PINS_NAMESPACE, "pins")));
     let mut pins = BTreeMap::new();
-    for node in ours.flat_map(|pins| children(pins, "vcpu")).take(MAX_VCPUS as usize) {
+    for node in of_metadata(root, PINS_NAMESPACE, "pins")
+        .flat_map(|pins| children(pins, "vcpu"))
+        .take(MAX_VCPUS as usize)
+    {
         let set = reader.set(node, "set")?.ok_or_else(|| reader.missing("vcpu set"))?;
         let operator = reader.set(node, "operator")?;
         pins.insert(reader.some_number(node, "id")?, OwnPin { set, operator });
@@ -484,8 +529,8 @@ mod tests {
         let own = |operator: Option<&str>| OwnPin { set: set("2-3"), operator: operator.map(set) };
         let pins = BTreeMap::from([(0, own(Some("0-3"))), (1, own(None)), (2, own(Some("0-3")))]);
         // As libvirt writes it: with the prefix that it was given.
-        let element = pins_element(&pins).replace("<", "<vnuma:").replace("<vnuma:/", "</vnuma:");
-        let element = element.replacen("pins>", &format!("pins xmlns:vnuma='{PINS_NAMESPACE}'>"), 1);
+        let element = pins_element(&pins, "7.9").replace("<", "<vnuma:").replace("<vnuma:/", "</vnuma:");
+        let element = element.replacen("pins ", &format!("pins xmlns:vnuma='{PINS_NAMESPACE}' "), 1);
         let found = parsed(&format!(
             "<metadata><app:pins xmlns:app='x'><app:vcpu id='3' set='1'/></app:pins>{element}</metadata>\
              <cputune><vcpupin vcpu='0' cpuset='2-3'/><vcpupin vcpu='1' cpuset='2-3'/>\
@@ -496,6 +541,28 @@ mod tests {
         assert_eq!(found.limit(1), None);
         assert_eq!(found.limit(2), Some(&set("1")), "the operator has pinned it since");
         assert_eq!(found.limit(3), None);
+        assert_eq!(found.stale_pins("7.9"), [], "they are of this run");
+        let stale: Vec<u32> = found.stale_pins("8.9").into_iter().map(|(vcpu, _)| vcpu).collect();
+        assert_eq!(stale, [0, 1], "the operator's pin of vCPU 2 is the operator's on each host");
+        assert!(!found.marked);
+    }
+
+    #[test]
+    fn a_mark_is_known_by_its_namespace() {
+        let marked = |namespace: &str| {
+            parsed(&format!("<metadata><v:attach xmlns:v='{namespace}'/></metadata>")).marked
+        };
+        assert!(marked(MARK_NAMESPACE) && !marked("urn:somebody") && !parsed("").marked);
+    }
+
+    #[test]
+    fn pins_without_a_run_are_taken_as_of_this_one() {
+        let found = parsed(&format!(
+            "<metadata><v:pins xmlns:v='{PINS_NAMESPACE}'><v:vcpu id='0' set='1'/></v:pins></metadata>\
+             <cputune><vcpupin vcpu='0' cpuset='1'/></cputune>"
+        ));
+        assert_eq!(found.set_pins().len(), 1);
+        assert_eq!(found.stale_pins("8.9"), []);
     }
 
     #[test]

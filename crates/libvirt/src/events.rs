@@ -22,6 +22,8 @@ pub enum DomainEvent {
     Rebooted,
     /// It shuts down or has stopped.
     Stopped,
+    /// It is at another host, and has stopped here.
+    Left,
     /// A device was plugged, or a pin was changed.
     Changed,
     /// The device with this alias was unplugged.
@@ -60,6 +62,12 @@ impl Queue {
         }
         events.push_back(event);
         drop(events);
+        // A counter that is full is as readable as any other.
+        let _ = self.fd.write(1);
+    }
+
+    /// Makes the descriptor readable without an event.
+    pub(crate) fn wake(&self) {
         // A counter that is full is as readable as any other.
         let _ = self.fd.write(1);
     }

@@ -1,4 +1,4 @@
-//! libvirt, as far as vnumad needs it: domains that run, their XML, events, hot-plug and pins.
+//! libvirt, as far as vnumad needs it: domains that run, their XML, events, hot-plug, pins and migration.
 //!
 //! - **Loaded at run time** ([`Library::load`]): programs that use this crate run on hosts without libvirt.
 //! - **Calls have limits.** A daemon that hangs, or a domain whose lock somebody holds, keeps nobody longer than the limit; the call
@@ -16,16 +16,18 @@ mod error;
 mod events;
 mod lane;
 mod library;
+mod migration;
 mod status;
 mod xml;
 
 pub use connection::{Connection, Domain, DomainState, Listed};
 pub use domain_xml::{
-    Binding, Cell, DomainXml, HostPci, OwnPin, PINS_NAMESPACE, PINS_PREFIX, Port, Shmem, Topology,
-    pins_element,
+    Binding, Cell, DomainXml, HostPci, MARK_ELEMENT, MARK_NAMESPACE, OwnPin, PINS_NAMESPACE, PREFIX, Port,
+    Shmem, Topology, pins_element,
 };
 pub use error::LibvirtError;
 pub use events::DomainEvent;
 pub use library::Library;
+pub use migration::{Ended, Job, Migrating};
 pub use status::{StatusError, StatusFile};
 pub use xml::XmlError;

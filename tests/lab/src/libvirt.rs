@@ -17,7 +17,7 @@ const KERNEL: &str = "/run/lab/kernels/6.12";
 const CPUS: [&str; 2] = ["1", "2-3"];
 
 /// libvirt knows nothing of devices that are named on QEMU's command line only, and would keep QEMU from them.
-const DEVICES: &str = "cgroup_device_acl = [ \"/dev/null\", \"/dev/full\", \"/dev/zero\", \"/dev/random\", \"/dev/urandom\", \
+pub(crate) const DEVICES: &str = "cgroup_device_acl = [ \"/dev/null\", \"/dev/full\", \"/dev/zero\", \"/dev/random\", \"/dev/urandom\", \
     \"/dev/ptmx\", \"/dev/kvm\", \"/dev/vda\", \"/dev/vhost-vsock\" ]\n";
 
 /// A vnumad is killed so long after it was asked to attach.
@@ -94,9 +94,14 @@ pub fn run() -> Result<()> {
 
 /// Creates the domain and waits until its guest is up.
 fn start() -> Result<Vm> {
-    let directory = Vm::prepare(NAME, CID)?.display().to_string();
+    create(NAME, CID)
+}
+
+/// The same, as a VM that lab-vm knows by this name and context id.
+pub(crate) fn create(lab_name: &str, cid: u32) -> Result<Vm> {
+    let directory = Vm::prepare(lab_name, cid)?.display().to_string();
     let words = SURROUNDINGS.map(|word| format!("<qemu:arg value='{word}'/>")).concat();
-    let cid = CID.to_string();
+    let cid = cid.to_string();
     let parts = [
         ("ARGUMENTS", words.as_str()),
         ("NAME", NAME),
@@ -109,7 +114,7 @@ fn start() -> Result<Vm> {
     virsh(&["create", FILE])?;
     let path = format!("/run/libvirt/qemu/{NAME}.pid");
     let pid = fs::read_to_string(&path).with_context(|| path.clone())?;
-    Vm::started(NAME, pid.trim().parse().context(path)?)
+    Vm::started(lab_name, pid.trim().parse().context(path)?)
 }
 
 fn start_vnumad() -> Result<Process> {

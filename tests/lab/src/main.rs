@@ -10,6 +10,7 @@ mod hotplug;
 mod hotspot;
 mod kills;
 mod libvirt;
+mod libvirt_migrate;
 mod lifecycle;
 mod machine;
 mod manual;
@@ -76,6 +77,8 @@ enum Scenario {
     Hotplug,
     /// A domain of libvirt is found, moved and attached; vnumad, libvirtd and the domain come and go
     Libvirt,
+    /// A domain with a load migrates to another libvirt and back
+    LibvirtMigrate,
     /// VMs come and go while vnumad runs
     Lifecycle,
     /// A VM with a load migrates to another QEMU and back
@@ -135,6 +138,7 @@ fn play(scenario: Scenario) -> anyhow::Result<()> {
         Scenario::Told => told::run(),
         Scenario::Hotplug => hotplug::run(),
         Scenario::Libvirt => libvirt::run(),
+        Scenario::LibvirtMigrate => libvirt_migrate::run(),
         Scenario::Lifecycle => lifecycle::run(),
     }
 }

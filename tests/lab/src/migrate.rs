@@ -12,7 +12,7 @@ use std::{
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    sync::mpsc,
+    sync::{Arc, Mutex, PoisonError, mpsc},
     thread,
     time::{Duration, Instant},
 };
@@ -20,7 +20,7 @@ use vnuma_scenario::{
     HANG_LIMIT, Monitor, Nodes, Process, Vm, output, vcpu_threads, vnumactl, vnumactl_command, wait_for,
 };
 
-const NAME: &str = "web";
+pub(crate) const NAME: &str = "web";
 /// A vnumad wants an operator to wait for the guest so long at most; the lab is slow.
 const TOLD_LIMIT: Duration = Duration::from_secs(60);
 /// What the guest has in memory, so that it is seen whether all of it arrives.
@@ -30,15 +30,16 @@ const DATA_MIB: u64 = 24;
 const COUNT: &str = "/dev/shm/count";
 
 /// A host, as far as one server can stand for two.
-struct Host {
+pub(crate) struct Host {
     /// Of the VM's directory, as lab-vm has it, and of the VM's context id.
-    lab_name: &'static str,
-    cid: u32,
-    port: u16,
+    pub(crate) lab_name: &'static str,
+    pub(crate) cid: u32,
+    /// Where its QEMUs wait for VMs.
+    pub(crate) port: u16,
     /// vnumad's sockets and files.
-    directory: &'static str,
+    pub(crate) directory: &'static str,
     /// Host node of each guest node.
-    homes: [u32; 2],
+    pub(crate) homes: [u32; 2],
 }
 
 /// Options of a QEMU that is marked, and takes a VM with post-copy.
@@ -53,16 +54,21 @@ const HOSTS: [Host; 2] = [
 ];
 
 impl Host {
-    fn path(&self, name: &str) -> String {
+    pub(crate) fn path(&self, name: &str) -> String {
         format!("{}/{name}", self.directory)
     }
 
     fn start_vnumad(&self) -> Result<Process> {
+        self.start_vnumad_with("")
+    }
+
+    /// The same. `more`: what else its configuration has.
+    pub(crate) fn start_vnumad_with(&self, more: &str) -> Result<Process> {
         let [socket, qmp, records, file] =
             ["vnumad.sock", "qmp", "channels", "vnumad.toml"].map(|name| self.path(name));
         fs::create_dir_all(&qmp).with_context(|| qmp.clone())?;
         let text = format!(
-            "[api]\nsocket = {socket:?}\n\n[vms]\ndirectory = {qmp:?}\n\n[publish]\nrecords = {records:?}\n"
+            "[api]\nsocket = {socket:?}\n\n[vms]\ndirectory = {qmp:?}\n\n[publish]\nrecords = {records:?}\n\n{more}"
         );
         fs::write(&file, text).with_context(|| file.clone())?;
         let child = Command::new("vnumad").args(["--config", &file]).stdin(Stdio::null()).spawn();
@@ -75,7 +81,7 @@ impl Host {
         [words, &[socket]].concat()
     }
 
-    fn ask(&self, words: &[&str]) -> Result<Value> {
+    pub(crate) fn ask(&self, words: &[&str]) -> Result<Value> {
         let socket = format!("--socket={}", self.path("vnumad.sock"));
         vnumactl(&self.words(words, &socket))
     }
@@ -89,12 +95,12 @@ impl Host {
     }
 
     /// What `vnumactl list` says of the VM.
-    fn listed(&self) -> Result<Option<Value>> {
+    pub(crate) fn listed(&self) -> Result<Option<Value>> {
         let vms = self.ask(&["list"])?;
         Ok(vms.as_array().context("not an array")?.iter().find(|vm| vm["name"] == NAME).cloned())
     }
 
-    fn wait_until(&self, what: &str, ready: impl Fn(Option<&Value>) -> bool) -> Result<()> {
+    pub(crate) fn wait_until(&self, what: &str, ready: impl Fn(Option<&Value>) -> bool) -> Result<()> {
         let mut last = None;
         wait_for(what, HANG_LIMIT, || {
             last = self.listed()?;
@@ -104,7 +110,7 @@ impl Host {
     }
 
     /// It is attached, and its guest uses what is true.
-    fn wait_until_told(&self) -> Result<()> {
+    pub(crate) fn wait_until_told(&self) -> Result<()> {
         self.wait_until("the VM to be attached and its guest told", |vm| {
             let told = |vm: &Value| {
                 let vcpus = vm["vcpus"].as_array().cloned().unwrap_or_default();
@@ -114,7 +120,7 @@ impl Host {
         })
     }
 
-    fn wait_until_state(&self, state: &str) -> Result<()> {
+    pub(crate) fn wait_until_state(&self, state: &str) -> Result<()> {
         let mut last = Value::Null;
         wait_for(&format!("the migration to be {state}"), HANG_LIMIT, || {
             last = self.ask(&["migrate", NAME])?;
@@ -138,7 +144,7 @@ impl Host {
         format!("tcp:127.0.0.1:{}", self.port)
     }
 
-    fn lab_directory(&self) -> PathBuf {
+    pub(crate) fn lab_directory(&self) -> PathBuf {
         Path::new("/run/lab-vm").join(self.lab_name)
     }
 
@@ -203,7 +209,7 @@ impl Host {
     }
 
     /// Puts vCPUs on host nodes, without vnumad's knowledge.
-    fn place(&self, vm: &Vm, places: [u32; 2], nodes: &Nodes) -> Result<()> {
+    pub(crate) fn place(&self, vm: &Vm, places: [u32; 2], nodes: &Nodes) -> Result<()> {
         for (thread, node) in vm.threads.iter().zip(places) {
             let cpus = nodes.cpus(node).context("no such node")?;
             output("taskset", &["-p", "-c", &cpus.to_string(), &thread.to_string()])?;
@@ -212,7 +218,7 @@ impl Host {
     }
 
     /// vCPUs are on these host nodes, vnumad shows that, and the guest's kernel uses the guest nodes that have their homes there.
-    fn expect(&self, vm: &Vm, places: [u32; 2]) -> Result<()> {
+    pub(crate) fn expect(&self, vm: &Vm, places: [u32; 2]) -> Result<()> {
         let guest = places.map(|place| u64::from(self.homes[place as usize]));
         self.wait_until("vnumad to show the guest's nodes", |vm| {
             let vcpus = vm.and_then(|vm| vm["vcpus"].as_array().cloned()).unwrap_or_default();
@@ -229,28 +235,35 @@ impl Host {
 }
 
 /// When a QEMU says that its guest runs, and when vnumad says that the guest has acknowledged what was published after that.
-struct Watched {
+pub(crate) struct Watched {
     resumed: mpsc::Receiver<Instant>,
     told: mpsc::Receiver<Instant>,
     _watch: Process,
     /// A monitor has one client at a time.
-    monitor: UnixStream,
+    monitor: Arc<Mutex<Option<UnixStream>>>,
 }
 
 impl Drop for Watched {
     fn drop(&mut self) {
+        let monitor = self.monitor.lock().unwrap_or_else(PoisonError::into_inner).take();
         // The other end may be gone.
-        let _ = self.monitor.shutdown(Shutdown::Both);
+        let _ = monitor.map(|monitor| monitor.shutdown(Shutdown::Both));
     }
 }
 
 impl Watched {
-    fn start(host: &Host) -> Result<Self> {
+    /// The QEMU may be started later.
+    pub(crate) fn start(host: &Host) -> Result<Self> {
         let (say, resumed) = mpsc::channel();
-        let mut stream = UnixStream::connect(host.lab_directory().join("ctl.sock")).context("ctl.sock")?;
-        stream.write_all(b"{\"execute\": \"qmp_capabilities\"}\n")?;
-        let monitor = stream.try_clone()?;
+        let (socket, monitor) = (host.lab_directory().join("ctl.sock"), Arc::new(Mutex::new(None)));
+        let kept = Arc::clone(&monitor);
         thread::spawn(move || {
+            let Some(mut stream) = connect(&socket) else { return };
+            let copy = stream.try_clone().ok();
+            *kept.lock().unwrap_or_else(PoisonError::into_inner) = copy;
+            if stream.write_all(b"{\"execute\": \"qmp_capabilities\"}\n").is_err() {
+                return;
+            }
             let lines = BufReader::new(stream).lines().map_while(Result::ok);
             lines.filter(|line| line.contains("\"RESUME\"")).for_each(|_| {
                 let _ = say.send(Instant::now());
@@ -275,7 +288,7 @@ impl Watched {
     }
 
     /// Says how long that took.
-    fn report(&self, how: &str) -> Result<()> {
+    pub(crate) fn report(&self, how: &str) -> Result<()> {
         let took = self.took()?;
         println!("{how}: from its arrival until the guest was told: {} ms (measured)", took.as_millis());
         ensure!(took < TOLD_LIMIT, "the guest was told after {took:?}");
@@ -293,6 +306,18 @@ impl Watched {
             }
         }
     }
+}
+
+/// A monitor, as soon as somebody listens.
+fn connect(socket: &Path) -> Option<UnixStream> {
+    let until = Instant::now() + HANG_LIMIT;
+    while Instant::now() < until {
+        if let Ok(stream) = UnixStream::connect(socket) {
+            return Some(stream);
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    None
 }
 
 /// Somebody who takes a migration in, slowly, until this is dropped. It never arrives.
@@ -361,13 +386,13 @@ fn boot(host: &Host) -> Result<Vm> {
 }
 
 /// Programs of the guest that go on while it migrates.
-struct Load {
+pub(crate) struct Load {
     sum: String,
     count: std::cell::Cell<u64>,
 }
 
 impl Load {
-    fn start(vm: &Vm) -> Result<Self> {
+    pub(crate) fn start(vm: &Vm) -> Result<Self> {
         let write = format!("head -c {} /dev/urandom > {DATA} && cksum < {DATA}", DATA_MIB << 20);
         let sum = vm.exec(&["sh", "-c", &write])?;
         let count =
@@ -383,7 +408,7 @@ impl Load {
     }
 
     /// It goes on, and its memory is whole.
-    fn check(&self, vm: &Vm) -> Result<()> {
+    pub(crate) fn check(&self, vm: &Vm) -> Result<()> {
         let before = self.count.get();
         wait_for("the load to go on", HANG_LIMIT, || {
             let text = vm.exec(&["cat", COUNT]).unwrap_or_default();

@@ -5,10 +5,10 @@ use std::fs;
 use std::process::Command;
 use vnuma_scenario::{HANG_LIMIT, Process, output, wait_for};
 
-const CONFIGURATION: &str = "user = \"root\"\ngroup = \"root\"\nnamespaces = []\n";
+pub(crate) const CONFIGURATION: &str = "user = \"root\"\ngroup = \"root\"\nnamespaces = []\n";
 
 /// VMs do not run on CPU 0 of the lab's server, and libvirt asks QEMU by starting it.
-const CPUS: &str = "1-7";
+pub(crate) const CPUS: &str = "1-7";
 
 /// libvirt's daemons, which end with the scenario.
 pub struct Libvirt {

@@ -335,7 +335,7 @@ fn what_keeps_a_vm_from_another_host_leads_to_the_ways_there() {
     let detached = of(Vm { channel: ChannelState::None, ..good() });
     assert!(detached.iter().all(|check| check.check != "migration"), "nothing keeps it");
     let domain = of(Vm { backend: "libvirt".into(), ..good() });
-    assert_eq!(found(&domain, "migration"), ("detached only".into(), Level::Reduced));
+    assert_eq!(found(&domain, "migration"), ("vnumactl migrate only".into(), Level::Reduced));
     let device = vnuma_api::VmDevice {
         host: "0000:81:00.0".into(),
         host_node: None,

@@ -155,6 +155,8 @@ pub enum Report {
     MigrationBegun(Result<(), VmError>),
     /// How far a migration is.
     Migration(Result<Migration, VmError>),
+    /// The VM is at another host.
+    Left,
     /// The guest let go of the channel's device.
     Released,
     /// The guest boots again.

@@ -14,7 +14,7 @@ use super::{
     requests::check_publishable,
 };
 use vnuma_api as api;
-use vnuma_hypervisor::{Migration as Reported, MigrationStatus, VmError, check_destination};
+use vnuma_hypervisor::{Migration as Reported, MigrationStatus, VmError, VmHandle};
 use vnuma_placement::{
     migration::{Figures, Migration, MigrationEvent, Order, Phase, Stage},
     world::{ChannelEvent, ChannelState, LinkEvent, RequestId, Vm, VmId, has_left},
@@ -39,7 +39,9 @@ impl Core {
         let (id, vm, _) = self.connected(name)?;
         let vm_name = || name.to_owned();
         refuse_if_migrating(vm)?;
-        if let Err(why) = check_destination(&destination) {
+        let handle = self.world.get(id).map(|managed| VmHandle::new(managed.handle.as_str()));
+        let taken = handle.map(|handle| handle.check_destination(&destination));
+        if let Some(Err(why)) = taken {
             let destination = super::sanitize(&destination);
             return Err(Refusal::Destination { vm: vm_name(), destination, why });
         }

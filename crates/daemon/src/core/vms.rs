@@ -103,6 +103,7 @@ impl Core {
             Report::Marked(outcome) => self.marked(id, outcome),
             Report::MigrationBegun(outcome) => self.migration_begun(id, outcome),
             Report::Migration(outcome) => self.migration_looked(id, outcome),
+            Report::Left => self.left(id),
             Report::Slow(problem, pid) => {
                 self.watch_process(id, pid);
                 self.link_event(id, LinkEvent::Slow(problem));
@@ -498,6 +499,10 @@ impl Core {
     pub(super) fn process_ended(&mut self, id: VmId, pid: i32) {
         let Some(managed) = self.world.get(id) else { return };
         if managed.process.is_some_and(|process| process.pid == pid) {
+            // Whoever manages it knows whether it has ended or left, and the connection reports that.
+            if managed.vm.as_ref().is_some_and(Vm::is_migrating) && managed.link.connection().is_some() {
+                return;
+            }
             self.link_event(id, LinkEvent::Ended { now_ns: self.now_ns });
             self.forget_vm(id, true);
         }

@@ -192,10 +192,11 @@ impl Task {
         };
         let last = match stop {
             Stop::Unwanted => return,
+            Stop::Ended if connection.has_left() => CoreReport::Left,
             Stop::Ended => CoreReport::Ended,
             Stop::Lost(error) | Stop::Silent(error) => {
                 if ends_soon(&*connection, &error) {
-                    CoreReport::Ended
+                    if connection.has_left() { CoreReport::Left } else { CoreReport::Ended }
                 } else {
                     // A failed observation must not keep the lost connection from being reported.
                     if matches!(self.report_observed(&*connection), Err(Stop::Unwanted)) {
@@ -379,6 +380,7 @@ impl Task {
                     let vm = format!("VM of process {}", connection.pid());
                     return Err(Stop::Lost(VmError::Disconnected { vm }));
                 }
+                VmEvent::Left => self.report(Report::Plain(CoreReport::Left))?,
                 // The pidfd reports the process's end, which is authoritative.
                 VmEvent::Shutdown => {}
             }

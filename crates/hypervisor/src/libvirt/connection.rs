@@ -1,7 +1,7 @@
 //! A domain as a VM.
 
-use super::{Places, describe, handshake::Handshake};
-use crate::{ObservedVcpus, Plugged, VmConnection, VmError, VmEvent, observed, process::Process};
+use super::{Places, describe, handshake::Handshake, migration::Departure, was_started_to_receive};
+use crate::{Migration, ObservedVcpus, Plugged, VmConnection, VmError, VmEvent, observed, process::Process};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::{
     collections::VecDeque,
@@ -11,9 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 use vnuma_abi_topology_channel::ivshmem::VECTORS;
-use vnuma_libvirt::{
-    Domain, DomainEvent, DomainXml, LibvirtError, OwnPin, PINS_NAMESPACE, PINS_PREFIX, pins_element,
-};
+use vnuma_libvirt::{Domain, DomainEvent, DomainXml, LibvirtError, OwnPin};
 use vnuma_topology::{CpuSet, VmDescription};
 
 /// The alias of the channel's device. libvirt keeps the names that begin so for its users.
@@ -23,7 +21,7 @@ pub(super) const ALIAS: &str = "ua-vnuma";
 pub(super) const SHORT: Duration = Duration::from_secs(1);
 
 /// For the XML, for which libvirt may ask QEMU.
-const XML: Duration = Duration::from_secs(3);
+pub(super) const XML: Duration = Duration::from_secs(3);
 
 /// To plug or to unplug the device: some commands to QEMU, and the files that libvirt keeps.
 const HOTPLUG: Duration = Duration::from_secs(15);
@@ -40,15 +38,19 @@ const MAX_FILES: usize = 65_536;
 /// A domain that runs.
 #[derive(Debug)]
 pub(super) struct LibvirtConnection {
-    domain: Domain,
-    process: Process,
+    pub(super) domain: Domain,
+    pub(super) process: Process,
     /// As libvirt has it.
     domain_name: String,
     /// As it is called here.
-    name: String,
+    pub(super) name: String,
     places: Arc<Places>,
     /// Events that came while it was waited for another one.
-    held: VecDeque<VmEvent>,
+    pub(super) held: VecDeque<VmEvent>,
+    /// A VM comes from elsewhere, and has not run here yet.
+    arrives: bool,
+    /// The migration that was begun last.
+    pub(super) departure: Option<Departure>,
 }
 
 /// What libvirt says, as the error of a VM.
@@ -72,14 +74,15 @@ impl LibvirtConnection {
         name: String,
         places: Arc<Places>,
     ) -> Self {
-        Self { domain, process, domain_name, name, places, held: VecDeque::new() }
+        let (arrives, departure) = (was_started_to_receive(process.pid()), None);
+        Self { domain, process, domain_name, name, places, held: VecDeque::new(), arrives, departure }
     }
 
-    fn failed(&self, cause: LibvirtError) -> VmError {
+    pub(super) fn failed(&self, cause: LibvirtError) -> VmError {
         error(&self.name, cause)
     }
 
-    fn xml(&self) -> Result<DomainXml, VmError> {
+    pub(super) fn xml(&self) -> Result<DomainXml, VmError> {
         let text = self.domain.xml(XML).map_err(|cause| self.failed(cause))?;
         let parsed = DomainXml::parse(&self.domain_name, &text);
         parsed.map_err(|cause| VmError::Libvirt { vm: self.name.clone(), reason: cause.to_string() })
@@ -127,7 +130,7 @@ fn within(cpus: &CpuSet, limit: Option<&CpuSet>) -> CpuSet {
 }
 
 /// A set as libvirt takes it.
-fn map_of(cpus: &CpuSet) -> Vec<u8> {
+pub(super) fn map_of(cpus: &CpuSet) -> Vec<u8> {
     let mut map = vec![0; cpus.iter().last().map_or(0, |last| last as usize / 8 + 1)];
     cpus.iter().for_each(|cpu| map[cpu as usize / 8] |= 1 << (cpu % 8));
     map
@@ -163,7 +166,16 @@ impl VmConnection for LibvirtConnection {
     fn describe(&mut self) -> Result<VmDescription, VmError> {
         let xml = self.xml()?;
         let state = self.domain.state(SHORT).map_err(|cause| self.failed(cause))?;
-        describe::describe((&self.name, &self.domain_name), &xml, state, &self.process, &self.places.states)
+        let run_state = describe::run_state(state, self.arrives);
+        self.arrives &= run_state != "running";
+        // Nobody else looks at each VM that has arrived. What libvirt refuses now is tried again with the next description.
+        if run_state == "running"
+            && let Err(error) = self.take_back_stale_pins(&xml)
+        {
+            tracing::warn!(vm = self.name, %error, "pins of the host before could not be taken back");
+        }
+        let names = (self.name.as_str(), self.domain_name.as_str());
+        describe::describe(names, &xml, run_state, &self.process, &self.places.states)
     }
 
     fn attach_channel(&mut self, server: OwnedFd) -> Result<(), VmError> {
@@ -246,8 +258,7 @@ impl VmConnection for LibvirtConnection {
         // Noted before, so that there is no moment at which the pin could be taken for the operator's.
         let mut pins = xml.own_pins;
         pins.insert(vcpu, OwnPin { set, operator });
-        let noted = self.domain.set_metadata(&pins_element(&pins), PINS_PREFIX, PINS_NAMESPACE, XML);
-        noted.map_err(|cause| self.failed(cause))?;
+        self.note_pins(&pins)?;
         self.domain.pin_vcpu(vcpu, map, XML).map_err(|cause| self.failed(cause))
     }
 
@@ -265,6 +276,34 @@ impl VmConnection for LibvirtConnection {
 
     fn unplug_vcpu(&mut self, _apic_id: u32) -> Result<(), VmError> {
         self.refused("a replug")
+    }
+
+    fn is_marked(&mut self) -> Result<bool, VmError> {
+        Ok(self.xml()?.marked)
+    }
+
+    fn mark(&mut self, marked: bool) -> Result<(), VmError> {
+        self.set_mark(marked)
+    }
+
+    fn migrate(&mut self, destination: &str, post_copy: bool) -> Result<(), VmError> {
+        self.depart(destination, post_copy)
+    }
+
+    fn migration(&mut self) -> Result<Migration, VmError> {
+        self.departure_progress()
+    }
+
+    fn cancel_migration(&mut self) -> Result<(), VmError> {
+        self.cancel_departure()
+    }
+
+    fn start_post_copy(&mut self) -> Result<(), VmError> {
+        self.domain.start_post_copy(XML).map_err(|cause| self.failed(cause))
+    }
+
+    fn has_left(&mut self) -> bool {
+        self.has_departed()
     }
 
     fn poll_event(&mut self, timeout: Duration) -> Result<Option<VmEvent>, VmError> {
@@ -308,6 +347,7 @@ fn meaning(event: &DomainEvent) -> Option<VmEvent> {
         DomainEvent::Resumed => VmEvent::Resumed,
         DomainEvent::Rebooted => VmEvent::Rebooted,
         DomainEvent::Stopped => VmEvent::Shutdown,
+        DomainEvent::Left => VmEvent::Left,
         DomainEvent::DeviceRemoved(alias) if alias == ALIAS => VmEvent::ChannelDetached,
         DomainEvent::Changed | DomainEvent::DeviceRemoved(_) => VmEvent::VcpusChanged,
         DomainEvent::RemovalFailed(_) => return None,
@@ -326,6 +366,8 @@ mod tests {
         assert_eq!(removed("net0"), Some(VmEvent::VcpusChanged));
         assert_eq!(meaning(&DomainEvent::RemovalFailed(ALIAS.to_owned())), None);
         assert_eq!(meaning(&DomainEvent::Disconnected), Some(VmEvent::Disconnected));
+        assert_eq!(meaning(&DomainEvent::Stopped), Some(VmEvent::Shutdown));
+        assert_eq!(meaning(&DomainEvent::Left), Some(VmEvent::Left));
     }
 
     #[test]

@@ -9,11 +9,11 @@ use std::{
 use vnuma_libvirt::{DomainState, DomainXml, StatusFile};
 use vnuma_topology::{BackingMapping, GuestNode, MemoryBacking, PciAddress, Vcpu, VmDescription, VmDevice};
 
-/// Describes a domain, whose name here may differ from libvirt's.
+/// Describes a domain, whose name here may differ from libvirt's. `run_state`: see [`run_state`].
 pub(super) fn describe(
     (name, domain_name): (&str, &str),
     xml: &DomainXml,
-    state: DomainState,
+    run_state: &str,
     process: &Process,
     directories: &[PathBuf],
 ) -> Result<VmDescription, VmError> {
@@ -24,7 +24,7 @@ pub(super) fn describe(
     Ok(VmDescription {
         name: name.to_owned(),
         pid: process.pid(),
-        run_state: run_state(state).to_owned(),
+        run_state: run_state.to_owned(),
         guest_nodes,
         vcpus,
         spare_slots: BTreeMap::new(),
@@ -32,10 +32,13 @@ pub(super) fn describe(
     })
 }
 
-/// QEMU's word for what a domain does (`virDomainState`, `virDomainPausedReason`).
-fn run_state(state: DomainState) -> &'static str {
+/// QEMU's word for what a domain does (`virDomainState`, `virDomainPausedReason`). `arrives`: it was started to take in a VM that
+/// comes from elsewhere, and has not run since.
+pub(super) fn run_state(state: DomainState, arrives: bool) -> &'static str {
     match (state.state, state.reason) {
         (1 | 2, _) => "running",
+        (3, 2 | 11) if arrives => "inmigrate",
+        (3, 2) => "finish-migrate",
         (3, 5) => "io-error",
         (3, 10) => "guest-panicked",
         (3, _) => "paused",

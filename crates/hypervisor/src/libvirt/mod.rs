@@ -13,12 +13,14 @@ mod connection;
 mod describe;
 mod handshake;
 pub mod mappings;
+mod migration;
 
 use crate::{
     VmBackend, VmCandidate, VmConnection, VmError, VmHandle, joined::foreign_handle, name::check_name,
     process::Process,
 };
 use connection::LibvirtConnection;
+pub(crate) use migration::check_destination;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -33,7 +35,7 @@ use vnuma_libvirt::{Connection, Library, LibvirtError, Listed, StatusFile};
 use vnuma_process::{procfs, text::sanitize_short};
 
 /// Handles of this backend begin so; the domain's UUID and the URI of its connection follow.
-const PREFIX: &str = "libvirt:";
+pub(crate) const PREFIX: &str = "libvirt:";
 
 /// For a list of domains, after which the last one counts.
 const LIST_LIMIT: Duration = Duration::from_secs(1);
@@ -250,6 +252,12 @@ impl VmBackend for LibvirtBackend {
         let places = Arc::clone(&self.shared.places);
         Ok(Box::new(LibvirtConnection::new(domain, process, listed.name, name, places)))
     }
+}
+
+/// Was it started to take in a VM that comes from elsewhere?
+fn was_started_to_receive(pid: i32) -> bool {
+    procfs::read_process(pid, "cmdline", COMMAND_LINE_LIMIT)
+        .is_ok_and(|line| line.split('\0').any(|argument| argument == "-incoming"))
 }
 
 /// Is it a QEMU with this UUID? It is that of a pidfd that was opened before, if that lives afterwards.

@@ -133,6 +133,12 @@ fn a_vm_that_migrates_is_told_where_it_arrives() {
     run("2n4c", &[job(&["lab-scenario", "migrate"])]);
 }
 
+#[test]
+#[ignore = "takes minutes: make soak"]
+fn a_domain_that_migrates_is_told_where_it_arrives() {
+    run("2n4c", &[job(&["lab-scenario", "libvirt-migrate"])]);
+}
+
 /// `make soak NAME=scheduler`
 #[test]
 #[ignore = "takes long: make soak"]

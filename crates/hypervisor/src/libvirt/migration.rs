@@ -1,0 +1,251 @@
+//! Live migration of a domain by libvirt, the mark of one that is to be attached, and pins that came from another host.
+//!
+//! The mark and vnumad's own pins are in the domain's metadata, which goes with it. The mark is wanted at the destination. The pins are
+//! not, as they name CPUs of the host before: they are taken back before the domain leaves, and set again if it stays. A domain that
+//! was migrated by anybody else brings them along, and they are taken back where it arrives.
+
+use super::connection::{LibvirtConnection, SHORT, XML, map_of};
+use crate::{Migration, MigrationStatus, VmConnection, VmError, VmEvent, migration::check_scheme};
+use std::{
+    collections::BTreeMap,
+    fs,
+    time::{Duration, Instant},
+};
+use vnuma_libvirt::{
+    DomainXml, Ended, Job, MARK_ELEMENT, MARK_NAMESPACE, Migrating, OwnPin, PINS_NAMESPACE, PREFIX,
+    pins_element,
+};
+use vnuma_process::procfs;
+use vnuma_topology::CpuSet;
+
+/// libvirt says that a domain has left after the end of its process: of a migration that was begun here, and of any.
+const OUTCOME_LIMIT: Duration = Duration::from_secs(30);
+const LEFT_LIMIT: Duration = Duration::from_secs(3);
+/// Between two looks for it.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// CPUs of the host.
+const ONLINE: &str = "/sys/devices/system/cpu/online";
+
+/// `virDomainState`: paused; `virDomainPausedReason`: the guest runs at the destination, and its memory follows.
+const POST_COPY: (i32, &[i32]) = (3, &[12, 13]);
+
+/// A migration that was begun.
+#[derive(Debug)]
+pub(super) struct Departure {
+    migrating: Migrating,
+    /// As libvirt said last. After the end it says nothing.
+    job: Job,
+    /// Pins that were taken back.
+    pins: BTreeMap<u32, OwnPin>,
+    cancelled: bool,
+}
+
+/// URIs of libvirts that are elsewhere. Others run a program that the URI names (`qemu+ext:`), or are not QEMU's.
+const SCHEMES: [&str; 5] = ["qemu+tls://", "qemu+ssh://", "qemu+libssh2://", "qemu+tcp://", "qemu+unix://"];
+/// Parameters of such a URI that name a program, which libvirt would run here or there.
+const PROGRAMS: [&str; 2] = ["command", "netcat"];
+
+/// Can libvirt be told to migrate there? If not, why.
+pub(crate) fn check_destination(destination: &str) -> Result<(), String> {
+    check_scheme(destination, &SCHEMES)?;
+    let parameters = destination.split_once('?').map(|(_, parameters)| parameters).unwrap_or_default();
+    for parameter in parameters.split(['&', ';']) {
+        let name = parameter.split('=').next().unwrap_or_default();
+        if name.contains('%') || PROGRAMS.iter().any(|program| name.eq_ignore_ascii_case(program)) {
+            return Err(format!("its parameter {name} could name a program to be run"));
+        }
+    }
+    Ok(())
+}
+
+impl LibvirtConnection {
+    /// The process of the domain, unlike any other on whatever host.
+    fn run(&self) -> String {
+        let stat = procfs::read_process(self.process.pid(), "stat", procfs::STAT_LIMIT).unwrap_or_default();
+        format!("{}.{}", self.process.pid(), procfs::start_time(&stat).unwrap_or(0))
+    }
+
+    /// Notes vnumad's own pins with the domain.
+    pub(super) fn note_pins(&self, pins: &BTreeMap<u32, OwnPin>) -> Result<(), VmError> {
+        let element = (!pins.is_empty()).then(|| pins_element(pins, &self.run()));
+        let noted = self.domain.set_metadata(element.as_deref(), PREFIX, PINS_NAMESPACE, XML);
+        noted.map_err(|cause| self.failed(cause))
+    }
+
+    pub(super) fn set_mark(&self, marked: bool) -> Result<(), VmError> {
+        if self.xml()?.marked == marked {
+            return Ok(());
+        }
+        let element = marked.then_some(MARK_ELEMENT);
+        let set = self.domain.set_metadata(element, PREFIX, MARK_NAMESPACE, XML);
+        set.map_err(|cause| self.failed(cause))
+    }
+
+    /// Lets vCPUs run where their operator lets them, and forgets these pins.
+    fn take_back_pins(&self, xml: &DomainXml, pins: &[(u32, &OwnPin)]) -> Result<(), VmError> {
+        for (vcpu, own) in pins {
+            let set = match own.operator.as_ref().or(xml.cpuset.as_ref()) {
+                Some(set) => set.clone(),
+                None => self.all_cpus()?,
+            };
+            let pinned = self.domain.pin_vcpu(*vcpu, map_of(&set), XML);
+            pinned.map_err(|cause| self.failed(cause))?;
+        }
+        // Last, so that what was cut short is repeated.
+        if xml.own_pins.is_empty() { Ok(()) } else { self.note_pins(&BTreeMap::new()) }
+    }
+
+    fn all_cpus(&self) -> Result<CpuSet, VmError> {
+        let text = fs::read_to_string(ONLINE).map_err(|error| error.to_string());
+        let set = text.and_then(|text| text.trim().parse().map_err(|error| format!("{error}")));
+        set.map_err(|reason| VmError::Libvirt {
+            vm: self.name.clone(),
+            reason: format!("{ONLINE}: {reason}"),
+        })
+    }
+
+    pub(super) fn take_back_stale_pins(&self, xml: &DomainXml) -> Result<(), VmError> {
+        let run = self.run();
+        let stale = xml.stale_pins(&run);
+        if stale.is_empty() {
+            return Ok(());
+        }
+        tracing::info!(vm = self.name, pins = stale.len(), "pins of the host before are taken back");
+        self.take_back_pins(xml, &stale)
+    }
+
+    pub(super) fn depart(&mut self, destination: &str, post_copy: bool) -> Result<(), VmError> {
+        if self.departure.as_ref().is_some_and(|departure| departure.migrating.ended().is_none()) {
+            let reason = "a migration of it is under way".to_owned();
+            return Err(VmError::Libvirt { vm: self.name.clone(), reason });
+        }
+        let xml = self.xml()?;
+        let pins = xml.set_pins();
+        self.take_back_pins(&xml, &pins)?;
+        let pins = pins.into_iter().map(|(vcpu, own)| (vcpu, own.clone())).collect();
+        let migrating = self.domain.migrate(destination, post_copy).map_err(|cause| self.failed(cause))?;
+        self.departure = Some(Departure { migrating, job: Job::default(), pins, cancelled: false });
+        Ok(())
+    }
+
+    pub(super) fn departure_progress(&mut self) -> Result<Migration, VmError> {
+        let job = match self.departure.as_ref().map(|departure| departure.migrating.ended()) {
+            // libvirt may say nothing of the domain any more.
+            Some(Some(_)) => None,
+            _ => Some(self.domain.job(XML).map_err(|cause| self.failed(cause))?),
+        };
+        let Some(departure) = &mut self.departure else {
+            // Begun by a vnumad before this one, or by somebody else.
+            let job = job.unwrap_or_default();
+            let status = if job.under_way { MigrationStatus::Active } else { MigrationStatus::None };
+            return Ok(shown(status, job, None));
+        };
+        departure.job = job.filter(|job| job.under_way).unwrap_or(departure.job);
+        let (job, cancelled) = (departure.job, departure.cancelled);
+        let (status, problem) = match departure.migrating.ended() {
+            None => {
+                let state = self.domain.state(SHORT).map_err(|cause| self.failed(cause))?;
+                let switched = state.state == POST_COPY.0 && POST_COPY.1.contains(&state.reason);
+                let status = match (switched, cancelled) {
+                    (true, _) => MigrationStatus::PostCopy,
+                    (false, true) => MigrationStatus::Cancelling,
+                    (false, false) => MigrationStatus::Active,
+                };
+                return Ok(shown(status, job, None));
+            }
+            Some(Ended::There) => return Ok(shown(MigrationStatus::Completed, job, None)),
+            Some(Ended::Cancelled) => (MigrationStatus::Cancelled, None),
+            // What was cancelled early fails in other words.
+            Some(Ended::Failed(_)) if cancelled => (MigrationStatus::Cancelled, None),
+            Some(Ended::Failed(error)) => (MigrationStatus::Failed, Some(error.to_string())),
+        };
+        self.stay()?;
+        Ok(shown(status, job, problem))
+    }
+
+    /// It does not leave: pins that were taken back are set again.
+    fn stay(&mut self) -> Result<(), VmError> {
+        let pins = self.departure.as_ref().map(|departure| departure.pins.clone()).unwrap_or_default();
+        if !pins.is_empty() {
+            self.note_pins(&pins)?;
+            for (vcpu, own) in &pins {
+                let pinned = self.domain.pin_vcpu(*vcpu, map_of(&own.set), XML);
+                pinned.map_err(|cause| self.failed(cause))?;
+            }
+        }
+        if let Some(departure) = &mut self.departure {
+            departure.pins.clear();
+        }
+        Ok(())
+    }
+
+    pub(super) fn cancel_departure(&mut self) -> Result<(), VmError> {
+        let under_way = |departure: &Departure| departure.migrating.ended().is_none();
+        if self.departure.as_ref().is_some_and(|departure| !under_way(departure)) {
+            return Ok(());
+        }
+        self.domain.abort_job(XML).map_err(|cause| self.failed(cause))?;
+        if let Some(departure) = &mut self.departure {
+            departure.cancelled = true;
+        }
+        Ok(())
+    }
+
+    pub(super) fn has_departed(&mut self) -> bool {
+        let ended = |departure: &Option<Departure>| departure.as_ref().map(|d| d.migrating.ended());
+        let under_way = matches!(ended(&self.departure), Some(None));
+        let until = Instant::now() + if under_way { OUTCOME_LIMIT } else { LEFT_LIMIT };
+        loop {
+            match ended(&self.departure) {
+                Some(Some(Ended::There)) => return true,
+                Some(Some(Ended::Cancelled | Ended::Failed(_))) if under_way => return false,
+                _ => {}
+            }
+            // Of any other end libvirt says that as well.
+            match self.poll_event(PAUSE) {
+                Ok(Some(VmEvent::Left)) => return true,
+                Ok(Some(VmEvent::Shutdown | VmEvent::Disconnected)) | Err(_) => return false,
+                Ok(Some(_)) => {}
+                Ok(None) if Instant::now() > until => return false,
+                Ok(None) => {}
+            }
+        }
+    }
+}
+
+fn shown(status: MigrationStatus, job: Job, problem: Option<String>) -> Migration {
+    let Job { sent_bytes, left_bytes, total_bytes, passes, downtime_ms, .. } = job;
+    Migration { status, sent_bytes, left_bytes, total_bytes, passes, downtime_ms, problem }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_libvirts_that_run_nothing_are_taken() {
+        for good in [
+            "qemu+ssh://root@b/system",
+            "qemu+tls://b/system",
+            "qemu+unix:///system?socket=/run/other/libvirt-sock",
+            "qemu+ssh://b/system?keyfile=/root/key&no_tty=1",
+        ] {
+            assert_eq!(check_destination(good), Ok(()), "{good}");
+        }
+        for bad in [
+            "tcp:b:4444",
+            "qemu:///system",
+            "qemu+ext://b/system?command=/bin/sh",
+            "qemu+ssh://b/system?command=/bin/sh",
+            "qemu+ssh://b/system?no_tty=1&Command=/bin/sh",
+            "qemu+ssh://b/system?no_tty=1;netcat=/bin/sh",
+            "qemu+ssh://b/system?c%6fmmand=/bin/sh",
+            "qemu+ssh://b/system ?x",
+            "xen+ssh://b/",
+            "qemu+ssh://",
+        ] {
+            assert!(check_destination(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! Live migration of a domain to another host's libvirt.
+//!
+//! libvirt migrates within one call, which lasts until the domain is at its destination. That call has a thread of its own; how far it
+//! is, and its end, are asked for from others. It is a migration from daemon to daemon (`VIR_MIGRATE_PEER2PEER`), which goes on when
+//! whoever asked for it has ended.
+
+use crate::{
+    Domain, LibvirtError,
+    api::{self, TypedParameter, migrate},
+    connection::Outcome,
+};
+use std::{
+    ffi::{CString, c_int},
+    ptr,
+    sync::PoisonError,
+    time::Duration,
+};
+
+/// Most figures of a job that are read.
+const MAX_FIGURES: usize = 256;
+
+/// A migration that was begun.
+#[derive(Debug)]
+pub struct Migrating {
+    outcome: Outcome,
+}
+
+/// What became of a migration.
+#[derive(Clone, Debug)]
+pub enum Ended {
+    /// The domain is at its destination.
+    There,
+    /// It was cancelled.
+    Cancelled,
+    /// It failed.
+    Failed(LibvirtError),
+}
+
+impl Migrating {
+    /// What became of it; `None` while it is under way.
+    pub fn ended(&self) -> Option<Ended> {
+        let outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
+        outcome.as_ref().map(|outcome| match outcome {
+            Ok(()) => Ended::There,
+            Err(LibvirtError::Refused { code: api::ERROR_ABORTED, .. }) => Ended::Cancelled,
+            Err(error) => Ended::Failed(error.clone()),
+        })
+    }
+}
+
+/// What libvirt says of what it does to a domain.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Job {
+    /// There is one.
+    pub under_way: bool,
+    /// What was sent, bytes.
+    pub sent_bytes: u64,
+    /// What is to be sent, bytes.
+    pub left_bytes: u64,
+    /// The domain's memory, bytes.
+    pub total_bytes: u64,
+    /// How often it has gone through the memory.
+    pub passes: u64,
+    /// How long the guest stood still, or is expected to, milliseconds.
+    pub downtime_ms: Option<u64>,
+}
+
+impl Job {
+    fn add(&mut self, field: &str, value: u64) {
+        // VIR_DOMAIN_JOB_MEMORY_* and VIR_DOMAIN_JOB_DOWNTIME
+        match field {
+            "memory_processed" => self.sent_bytes = value,
+            "memory_remaining" => self.left_bytes = value,
+            "memory_total" => self.total_bytes = value,
+            "memory_iteration" => self.passes = value,
+            "downtime" => self.downtime_ms = Some(value),
+            _ => {}
+        }
+    }
+}
+
+impl Domain {
+    /// Begins to migrate it to the libvirt of a URI. A domain that is defined here is defined there instead.
+    pub fn migrate(&self, destination: &str, post_copy: bool) -> Result<Migrating, LibvirtError> {
+        const CALL: &str = "virDomainMigrateToURI3";
+        let destination = CString::new(destination).map_err(|_| self.bad_text(CALL))?;
+        let outcome = self.call_long("libvirt-migrate", CALL, move |library, domain| {
+            // SAFETY: the domain is held for the call.
+            let persistent = unsafe { (library.api.is_persistent)(domain) } == 1;
+            let mut flags = migrate::LIVE | migrate::PEER2PEER;
+            if persistent {
+                flags |= migrate::PERSIST_DEST | migrate::UNDEFINE_SOURCE;
+            }
+            if post_copy {
+                flags |= migrate::POSTCOPY;
+            }
+            // SAFETY: the domain is held for the call, the URI ends with a zero, and there are no parameters.
+            let result =
+                unsafe { (library.api.migrate)(domain, destination.as_ptr(), ptr::null_mut(), 0, flags) };
+            (result >= 0).then_some(())
+        })?;
+        Ok(Migrating { outcome })
+    }
+
+    /// What libvirt does to it now, such as a migration.
+    pub fn job(&self, limit: Duration) -> Result<Job, LibvirtError> {
+        self.call("virDomainGetJobStats", limit, |library, domain| {
+            let (mut kind, mut count, mut parameters) = (0, 0, ptr::null_mut::<TypedParameter>());
+            // SAFETY: the domain is held for the call, which writes an array of its own making, with its length.
+            let result = unsafe {
+                (library.api.job_stats)(domain, &raw mut kind, &raw mut parameters, &raw mut count, 0)
+            };
+            if result < 0 {
+                return None;
+            }
+            // VIR_DOMAIN_JOB_BOUNDED and VIR_DOMAIN_JOB_UNBOUNDED
+            let mut job = Job { under_way: matches!(kind, 1 | 2), ..Job::default() };
+            for at in 0..usize::try_from(count).unwrap_or(0).min(MAX_FIGURES) {
+                // SAFETY: the array has `count` parameters.
+                let parameter = unsafe { &*parameters.add(at) };
+                if parameter.kind == api::TYPE_ULLONG {
+                    let field = parameter.field.map(|byte| byte as u8);
+                    let end = field.iter().position(|byte| *byte == 0).unwrap_or(field.len());
+                    job.add(&String::from_utf8_lossy(&field[..end]), parameter.value);
+                }
+            }
+            // SAFETY: the array is the caller's to free, once.
+            unsafe { (library.api.free_parameters)(parameters, count) };
+            Some(job)
+        })
+    }
+
+    /// Has what libvirt does to it given up.
+    pub fn abort_job(&self, limit: Duration) -> Result<(), LibvirtError> {
+        self.call("virDomainAbortJob", limit, |library, domain| {
+            // SAFETY: the domain is held for the call.
+            succeeded(unsafe { (library.api.abort_job)(domain) })
+        })
+    }
+
+    /// Has the guest of a domain that migrates go on at the destination.
+    pub fn start_post_copy(&self, limit: Duration) -> Result<(), LibvirtError> {
+        self.call("virDomainMigrateStartPostCopy", limit, |library, domain| {
+            // SAFETY: the domain is held for the call.
+            succeeded(unsafe { (library.api.start_post_copy)(domain, 0) })
+        })
+    }
+}
+
+fn succeeded(result: c_int) -> Option<()> {
+    (result >= 0).then_some(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::{Arc, Mutex};
+
+    fn migrating(outcome: Option<Result<(), LibvirtError>>) -> Migrating {
+        Migrating { outcome: Arc::new(Mutex::new(outcome)) }
+    }
+
+    #[test]
+    fn what_became_of_it_is_told_from_libvirts_error() {
+        let refused = |code| {
+            let (uri, call, reason) = ("qemu:///system".to_owned(), "x", "y".to_owned());
+            Some(Err(LibvirtError::Refused { uri, call, reason, code }))
+        };
+        assert!(migrating(None).ended().is_none());
+        assert!(matches!(migrating(Some(Ok(()))).ended(), Some(Ended::There)));
+        assert!(matches!(migrating(refused(api::ERROR_ABORTED)).ended(), Some(Ended::Cancelled)));
+        assert!(matches!(migrating(refused(1)).ended(), Some(Ended::Failed(_))));
+    }
+
+    #[test]
+    fn figures_are_known_by_their_names() {
+        let mut job = Job::default();
+        let figures = [
+            ("memory_processed", 1),
+            ("memory_remaining", 2),
+            ("memory_total", 3),
+            ("memory_iteration", 4),
+            ("downtime", 5),
+            ("disk_total", 6),
+        ];
+        figures.iter().for_each(|(field, value)| job.add(field, *value));
+        let expected = Job {
+            under_way: false,
+            sent_bytes: 1,
+            left_bytes: 2,
+            total_bytes: 3,
+            passes: 4,
+            downtime_ms: Some(5),
+        };
+        assert_eq!(job, expected);
+    }
+
+    #[test]
+    fn a_parameter_has_the_size_of_libvirts() {
+        // 80 bytes of name, a number, and a union that is aligned to eight.
+        assert_eq!(size_of::<TypedParameter>(), 96);
+        assert_eq!(std::mem::offset_of!(TypedParameter, value), 88);
+    }
+}

@@ -1,0 +1,246 @@
+//! A domain with a running load migrates from one libvirt to another and back: by `vnumactl migrate`, with post-copy, and by virsh. The
+//! server stands for two hosts: the second libvirt has directories and a name of its own, and the homes of the guest nodes are the
+//! other way round there. On its arrival the guest is told, and pins of the other host are gone. A migration that fails or is
+//! cancelled leaves the domain as it was.
+
+use crate::{
+    guest::{check_kernel_log, equip},
+    libvirt::{self, DEVICES},
+    migrate::{Host, Load, NAME, Watched},
+    virsh::{CONFIGURATION, CPUS, Libvirt},
+};
+use anyhow::{Context, Result, ensure};
+use std::{fs, os::unix::fs::PermissionsExt, process::Command};
+use vnuma_scenario::{HANG_LIMIT, Nodes, Process, Vm, output, wait_for};
+
+/// What libvirt finds below `/` on the second host is here.
+const ROOT: &str = "/run/host-b";
+/// Directories of libvirt.
+const OWN: [&str; 5] =
+    ["/etc/libvirt", "/var/lib/libvirt", "/var/cache/libvirt", "/var/log/libvirt", "/run/libvirt"];
+const LOGS: &str = "/var/log/libvirt/qemu";
+/// Both hosts have it. libvirt takes none of 127.0.0.0/8.
+const ADDRESS: &str = "192.0.2.1";
+const UUID: &str = "6f3ae8a6-5c0c-4f66-9c7f-0a5f7d3c1b2e";
+
+const HOSTS: [Host; 2] = [
+    Host { lab_name: "web-a", cid: 93, port: 0, directory: "/run/vnuma-a", homes: [0, 1] },
+    Host { lab_name: "web-b", cid: 94, port: 0, directory: "/run/vnuma-b", homes: [1, 0] },
+];
+
+/// Connections to the libvirts, and where they keep files of domains that run.
+const URIS: [&str; 2] = ["qemu:///system", "qemu+unix:///system?socket=/run/host-b/run/libvirt/libvirt-sock"];
+const STATES: [&str; 2] = ["/run/libvirt/qemu", "/run/host-b/run/libvirt/qemu"];
+/// The first one as others see it. A host's own is not a destination.
+const URI_OF_FIRST: &str = "qemu+unix:///system?socket=/run/libvirt/libvirt-sock";
+
+/// CPUs that the operator lets vCPUs run on, and those of the second node among them.
+const OPERATORS: &str = "1-3";
+const SECOND: &str = "2-3";
+
+/// So slow, MiB/s, that something can be done in the middle.
+const SLOW: &str = "2";
+const FAST: &str = "1000";
+
+pub fn run() -> Result<()> {
+    let nodes = Nodes::read()?;
+    output("ip", &["address", "add", &format!("{ADDRESS}/32"), "dev", "lo"])?;
+    let more = format!("migration_host = \"{ADDRESS}\"\n{DEVICES}");
+    write_hook("/etc/libvirt/hooks", 0)?;
+    let libvirt_a = Libvirt::start(&more)?;
+    let libvirt_b = start_second(&more)?;
+    let a = &HOSTS[0];
+    let (vnumad_a, vnumad_b) = (start_vnumad(0)?, start_vnumad(1)?);
+    let vm = libvirt::create(a.lab_name, a.cid)?;
+    equip(&vm)?;
+    a.wait_until("vnumad to find the domain", |vm| vm.is_some_and(|vm| vm["described"] == true))?;
+    a.ask(&["attach", NAME])?;
+    a.wait_until_told()?;
+    let load = Load::start(&vm)?;
+
+    let vm = there(vm, &load, &nodes)?;
+    let vm = back_by_virsh(vm, &load, &nodes)?;
+    let vm = with_post_copy(vm, &load, &nodes)?;
+    stays(&vm, &nodes)?;
+    let vnumad_b = stays_without_vnumad(&vm, &nodes, vnumad_b)?;
+    load.check(&vm)?;
+    check_kernel_log(&vm)?;
+    drop((vm, vnumad_a, vnumad_b, libvirt_a, libvirt_b));
+    Ok(())
+}
+
+/// Has libvirt change the domain that comes: what the lab adds to the command line, and the homes of its guest nodes.
+fn write_hook(directory: &str, host: usize) -> Result<()> {
+    let (to, from) = (&HOSTS[host], &HOSTS[1 - host]);
+    let home = |node: usize| format!("s/\\(cellid='{node}'.*nodeset='\\)[0-9]*/\\1{}/", to.homes[node]);
+    let script = format!(
+        "#!/bin/sh\n[ \"$2\" = migrate ] || exit 0\nexec sed \"s/guest-cid={}/guest-cid={}/; s#{}/#{}/#g; {}; {}\"\n",
+        from.cid,
+        to.cid,
+        from.lab_directory().display(),
+        to.lab_directory().display(),
+        home(0),
+        home(1)
+    );
+    fs::create_dir_all(directory).with_context(|| directory.to_owned())?;
+    let path = format!("{directory}/qemu");
+    fs::write(&path, script).with_context(|| path.clone())?;
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).context(path)
+}
+
+/// A libvirtd as that of another host.
+fn start_second(more: &str) -> Result<Process> {
+    let own = |path: &str| format!("{ROOT}{path}");
+    for path in OWN {
+        fs::create_dir_all(own(path)).with_context(|| own(path))?;
+    }
+    fs::create_dir_all(own(LOGS)).context(LOGS)?;
+    // What libvirt knows of QEMU takes it a while to find out.
+    output("cp", &["-a", "/var/cache/libvirt/.", &own("/var/cache/libvirt")])?;
+    let settings = format!("{CONFIGURATION}{more}stdio_handler = \"file\"\ncgroup_controllers = []\n");
+    fs::write(own("/etc/libvirt/qemu.conf"), settings).context("qemu.conf")?;
+    fs::write(own("/etc/libvirt/libvirtd.conf"), format!("host_uuid = \"{UUID}\"\n"))
+        .context("libvirtd.conf")?;
+    write_hook(&own("/etc/libvirt/hooks"), 1)?;
+    let binds = OWN.map(|path| format!("mount --bind {} {path}\n", own(path))).concat();
+    let script = format!(
+        "set -e\nhostname host-b\n{binds}exec taskset --cpu-list {CPUS} libvirtd --pid-file {ROOT}/libvirtd.pid"
+    );
+    let child = Command::new("unshare").args(["--mount", "--uts", "sh", "-c", &script]).spawn();
+    let daemon = Process(child.context("libvirtd")?);
+    wait_for("the second libvirt to answer", HANG_LIMIT, || Ok(virsh(1, &["version"]).is_ok()))?;
+    Ok(daemon)
+}
+
+fn start_vnumad(host: usize) -> Result<Process> {
+    let (uri, state) = (URIS[host], STATES[host]);
+    HOSTS[host].start_vnumad_with(&format!("[libvirt]\nuris = [{uri:?}]\nstate_directories = [{state:?}]\n"))
+}
+
+/// What virsh of a host prints.
+fn virsh(host: usize, words: &[&str]) -> Result<String> {
+    output("virsh", &[&["--quiet", "--connect", URIS[host]], words].concat())
+}
+
+/// What libvirt says that a vCPU is pinned to.
+fn pin(host: usize, vcpu: &str) -> Result<String> {
+    let pins = virsh(host, &["vcpupin", NAME, "--live"])?;
+    let line = pins.lines().find(|line| line.split_whitespace().next() == Some(vcpu));
+    let pin = line.and_then(|line| line.split_whitespace().nth(1));
+    pin.map(str::to_owned).with_context(|| format!("no pin of vCPU {vcpu}: {pins}"))
+}
+
+/// Has vnumad pin vCPU 0 to the second node.
+fn pin_by_vnumad(host: usize) -> Result<()> {
+    HOSTS[host].ask(&["move", NAME, "--vcpu", "0", "--node", "1"])?;
+    ensure!(pin(host, "0")? == SECOND, "libvirt has not pinned vCPU 0: {}", pin(host, "0")?);
+    Ok(())
+}
+
+/// The domain is at its new host, whole, told, and goes on; and it is no more where it was.
+fn arrived(to: usize, load: &Load, nodes: &Nodes) -> Result<Vm> {
+    let (from, host) = (&HOSTS[1 - to], &HOSTS[to]);
+    from.wait_until("the domain to be forgotten where it was", |vm| vm.is_none())?;
+    host.wait_until_told()?;
+    ensure!(pin(to, "0")? == OPERATORS, "a pin of the other host is here: {}", pin(to, "0")?);
+    let path = format!("{}/{NAME}.pid", STATES[to]);
+    let pid = fs::read_to_string(&path).with_context(|| path.clone())?;
+    let vm = Vm::started(host.lab_name, pid.trim().parse().context(path)?)?;
+    for places in [[0, 1], [1, 1], [1, 0]] {
+        host.place(&vm, places, nodes)?;
+        host.expect(&vm, places)?;
+    }
+    load.check(&vm)?;
+    check_kernel_log(&vm)?;
+    Ok(vm)
+}
+
+/// By `vnumactl migrate`, with a pin of vnumad.
+fn there(vm: Vm, load: &Load, nodes: &Nodes) -> Result<Vm> {
+    let [a, b] = &HOSTS;
+    Vm::prepare(b.lab_name, b.cid)?;
+    pin_by_vnumad(0)?;
+    let watched = Watched::start(b)?;
+    let done = a.ask(&["migrate", NAME, URIS[1]])?;
+    ensure!(done["state"] == "done", "{done}");
+    watched.report("by vnumactl migrate")?;
+    println!("by vnumactl migrate: {done}");
+    let there = arrived(1, load, nodes)?;
+    // Its QEMU has ended.
+    drop(vm);
+    Ok(there)
+}
+
+/// By virsh, which takes a pin of vnumad along. It is attached by its operator.
+fn back_by_virsh(vm: Vm, load: &Load, nodes: &Nodes) -> Result<Vm> {
+    let [a, b] = &HOSTS;
+    pin_by_vnumad(1)?;
+    b.ask(&["detach", NAME])?;
+    virsh(1, &["migrate", "--live", "--p2p", NAME, URI_OF_FIRST])?;
+    a.wait_until("vnumad to find the domain", |vm| vm.is_some_and(|vm| vm["run_state"] == "running"))?;
+    wait_for("pins of the other host to be taken back", HANG_LIMIT, || Ok(pin(0, "0")? == OPERATORS))?;
+    a.ask(&["attach", NAME])?;
+    println!("by virsh: pins of the other host are taken back");
+    let back = arrived(0, load, nodes)?;
+    drop(vm);
+    Ok(back)
+}
+
+fn with_post_copy(vm: Vm, load: &Load, nodes: &Nodes) -> Result<Vm> {
+    let [a, b] = &HOSTS;
+    // So that it is not over before the guest goes on there.
+    virsh(0, &["migrate-setspeed", NAME, "8"])?;
+    let watched = Watched::start(b)?;
+    let done = a.ask(&["migrate", NAME, URIS[1], "--post-copy"])?;
+    ensure!(done["state"] == "done", "{done}");
+    watched.report("with post-copy")?;
+    println!("with post-copy: {done}");
+    let there = arrived(1, load, nodes)?;
+    drop(vm);
+    Ok(there)
+}
+
+/// There is no such libvirt; then it is cancelled in the middle. Both times it is attached again, with vnumad's pins.
+fn stays(vm: &Vm, nodes: &Nodes) -> Result<()> {
+    let host = &HOSTS[1];
+    pin_by_vnumad(1)?;
+    let nobody = host.ask(&["migrate", NAME, "qemu+unix:///system?socket=/run/nobody"]);
+    let nobody =
+        nobody.err().map(|error| format!("{error:#}")).context("a migration to nobody has succeeded")?;
+    ensure!(nobody.contains("/run/nobody") && nobody.contains("did not migrate"), "{nobody}");
+    host.wait_until_told()?;
+    ensure!(pin(1, "0")? == SECOND, "the pin was not set again: {}", pin(1, "0")?);
+    println!("a migration that fails leaves the domain attached and pinned");
+
+    virsh(1, &["migrate-setspeed", NAME, SLOW])?;
+    host.ask(&["migrate", NAME, URI_OF_FIRST, "--no-wait"])?;
+    host.wait_until_state("sending")?;
+    ensure!(host.listed()?.is_some_and(|vm| vm["channel"] == "none"), "it migrates with its device");
+    let cancelled = host.ask(&["migrate", NAME, "--cancel"])?;
+    ensure!(cancelled["state"] == "cancelled", "{cancelled}");
+    host.wait_until_told()?;
+    ensure!(pin(1, "0")? == SECOND, "the pin was not set again: {}", pin(1, "0")?);
+    host.place(vm, [0, 1], nodes)?;
+    host.expect(vm, [0, 1])?;
+    println!("one that is cancelled as well");
+    Ok(())
+}
+
+/// vnumad is killed in the middle, and libvirt goes on. The next vnumad attaches the domain when somebody has ended that.
+fn stays_without_vnumad(vm: &Vm, nodes: &Nodes, vnumad: Process) -> Result<Process> {
+    let host = &HOSTS[1];
+    host.ask(&["migrate", NAME, URI_OF_FIRST, "--no-wait"])?;
+    host.wait_until_state("sending")?;
+    drop(vnumad);
+    let vnumad = start_vnumad(1)?;
+    host.wait_until("the next vnumad to know that the domain is to be attached", |vm| {
+        vm.is_some_and(|vm| vm["attach_on_arrival"] == true && vm["channel"] == "none")
+    })?;
+    virsh(1, &["domjobabort", NAME])?;
+    virsh(1, &["migrate-setspeed", NAME, FAST])?;
+    host.wait_until_told()?;
+    host.place(vm, [1, 0], nodes)?;
+    host.expect(vm, [1, 0])?;
+    println!("vnumad was killed in the middle: the next one attached the domain that stayed");
+    Ok(vnumad)
+}
