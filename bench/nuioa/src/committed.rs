@@ -15,14 +15,14 @@ pub const VCPUS: usize = 2;
 pub const MEMORY_MIB: usize = 1024;
 
 /// Windows of a cell. The figure is the median.
-pub const WINDOWS: usize = 3;
+pub const WINDOWS: usize = 5;
 /// How long a window is at least, and how long it takes at most for the operations that it is to have, seconds of the server.
-pub const WINDOW_S: f64 = 2.0;
-pub const LONGEST_WINDOW_S: f64 = 12.0;
+pub const WINDOW_S: f64 = 1.5;
+pub const LONGEST_WINDOW_S: f64 = 6.0;
 /// Operations of a window of a workload that does its I/O by the kernel.
-const KERNEL_OPERATIONS: u64 = 400;
-/// How long a program computes after each window of a workload of which all cycles count, seconds of the server.
-pub const REGULAR_S: f64 = 1.5;
+const KERNEL_OPERATIONS: u64 = 120;
+/// How long a thread computes after the windows of a workload of which all cycles count, seconds of the server.
+pub const BASELINE_S: f64 = 3.0;
 /// Before the first one.
 pub const WARM_UP_S: f64 = 1.0;
 /// Of a disk's blocks that are read.

@@ -7,11 +7,12 @@ mod fio;
 mod net;
 mod pci;
 pub mod process;
+mod spin;
 mod tools;
 
 use crate::{
-    committed::{Kind, Spot, workload},
-    raw::Ready,
+    committed::{Cycles, Kind, Spot, workload},
+    raw::{Done, Ready},
 };
 use anyhow::{Context, Result, bail, ensure};
 use nix::{
@@ -19,16 +20,12 @@ use nix::{
     sched::{CpuSet as Cpus, sched_setaffinity},
     unistd::Pid,
 };
+use spin::Spin;
 use std::{
     fs,
     io::{BufRead, Write},
     path::PathBuf,
     str::FromStr,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    thread::{self, JoinHandle},
 };
 use vnuma_topology::CpuSet;
 
@@ -113,23 +110,25 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         keep_apart(place.other)?;
     }
     say(&Ready { cpu: place.cpu, node: place.node, device_node })?;
-    let mut spin = None;
+    // Where only programs count, it does not matter what the CPU does while they wait.
+    let mut spin = (workload.cycles == Cycles::All).then(|| Spin::start(place.cpu)).transpose()?;
     for line in std::io::stdin().lock().lines() {
-        match line?.trim() {
-            "go" => {
-                load.go()?;
-                say(&"goes")?;
-            }
-            "halt" => say(&load.halt()?)?,
-            "spin" => {
-                spin = Some(Spin::start(place.cpu)?);
-                say(&"spins")?;
-            }
-            "rest" => {
-                drop(spin.take());
-                say(&"rests")?;
-            }
+        let word = line?;
+        let works = match word.trim() {
+            "go" | "halt" => true,
+            "spin" | "rest" => false,
             other => bail!("standard input: {other:?}, expected go, halt, spin or rest"),
+        };
+        if matches!(word.trim(), "go" | "spin") {
+            spin.as_mut().map(Spin::go).transpose()?;
+            if works {
+                load.go()?;
+            }
+            say(&"goes")?;
+        } else {
+            let operations = if works { load.halt()? } else { None };
+            let spun = spin.as_mut().map(Spin::halt).transpose()?;
+            say(&Done { operations, spun })?;
         }
     }
     Ok(())
@@ -165,38 +164,6 @@ fn start(kind: Kind, device: &[PathBuf], place: Place) -> Result<Box<dyn Load>> 
         Kind::Rdma { verb, way, bytes } => Box::new(net::Counted::rdma(&device[0], place, verb, way, bytes)?),
         Kind::RemoteDisk { depth } => Box::new(fio::Fio::remote(&device[0], place, depth)?),
     })
-}
-
-/// A thread that computes until this is dropped.
-struct Spin {
-    ends: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Spin {
-    fn start(cpu: usize) -> Result<Self> {
-        let ends = Arc::new(AtomicBool::new(false));
-        let seen = ends.clone();
-        let work = move || {
-            // Elsewhere it would be measured, and found to do nothing.
-            if pin(&[cpu]).is_ok() {
-                while !seen.load(Ordering::Relaxed) {
-                    lab_count::load::compute(10_000);
-                }
-            }
-        };
-        Ok(Self { ends, thread: Some(thread::spawn(work)) })
-    }
-}
-
-impl Drop for Spin {
-    fn drop(&mut self) {
-        self.ends.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            // It has nothing to say.
-            let _ = thread.join();
-        }
-    }
 }
 
 /// Keeps the calling thread on these CPUs.

@@ -2,16 +2,14 @@
 
 use crate::{
     committed::{CONFIGURATIONS, Configuration, Workload, goals, workload, workloads},
-    raw::{self, Cell, Line},
+    raw::{self, Baseline, Cell, Line, Spun},
 };
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
-use std::{
-    fs,
-    io::{BufRead, BufReader},
-    path::{Path, PathBuf},
+use vnuma_bench_common::{
+    judging::{Goal, percent, print_goals, profiles},
+    report::Files,
 };
-use vnuma_bench_common::judging::{Goal, percent, print_goals, profiles};
 use vnuma_lab_pricing::{CounterProfile, Counts, price};
 
 /// That are an operation where a workload does not count its own.
@@ -19,15 +17,8 @@ const INSTRUCTIONS: u64 = 1000;
 
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// What the server printed
-    #[arg(long)]
-    raw: PathBuf,
-    /// Folder for report.json and report.svg
-    #[arg(long)]
-    directory: PathBuf,
-    /// What was measured
-    #[arg(long)]
-    commit: String,
+    #[command(flatten)]
+    files: Files,
     /// It is to have the workloads of the full form, too
     #[arg(long)]
     full: bool,
@@ -69,45 +60,40 @@ struct Report<'a> {
 }
 
 /// Writes report and picture, prints the table. An error if goals are missed.
-pub fn run(arguments: &Arguments) -> Result<()> {
-    let (server, cells) = read(&arguments.raw)?;
+pub fn run(Arguments { files, full }: &Arguments) -> Result<()> {
+    let (server, cells) = read(files)?;
     let mut rows = Vec::new();
     for profile in profiles(&server.profile)? {
         rows.extend(rows_of(&cells, &profile));
     }
-    ensure!(!rows.is_empty(), "{}: no cell was measured", arguments.raw.display());
-    let goals = judge(&rows, workloads(arguments.full).count());
-    let report = Report {
+    ensure!(!rows.is_empty(), "no cell was measured");
+    let goals = judge(&rows, workloads(*full).count());
+    let path = files.write(&Report {
         source: "modelled: the lab's counters, priced under the profile of each row",
         transfers: "not in the figures: the emulator shows no transfers of devices",
-        commit: &arguments.commit,
+        commit: &files.commit,
         server: &server,
         machine: "2n6c-iommu",
         goals: &goals,
         rows: &rows,
-    };
-    let path = arguments.directory.join("report.json");
-    let text = serde_json::to_string_pretty(&report)? + "\n";
-    fs::write(&path, text).with_context(|| path.display().to_string())?;
-    let picture = arguments.directory.join("report.svg");
+    })?;
+    let picture = files.picture();
     crate::picture::draw(&rows, &picture)?;
     print!("{}", table(&rows));
     println!("report: {}\npicture: {}", path.display(), picture.display());
     print_goals(&goals)
 }
 
-fn read(path: &Path) -> Result<(raw::Server, Vec<Cell>)> {
-    let file = fs::File::open(path).with_context(|| path.display().to_string())?;
+fn read(files: &Files) -> Result<(raw::Server, Vec<Cell>)> {
     let (mut server, mut cells) = (None, Vec::new());
-    for (number, line) in BufReader::new(file).lines().enumerate() {
-        let place = || format!("{}:{}", path.display(), number + 1);
-        match serde_json::from_str(&line.with_context(place)?).with_context(place)? {
+    for line in files.lines()? {
+        match line {
             Line::Server(line) => server = Some(line),
             Line::Cell(cell) => cells.push(cell),
             Line::Peer(_) => {}
         }
     }
-    Ok((server.with_context(|| format!("{}: no server", path.display()))?, cells))
+    Ok((server.context("what the server printed does not begin with what it is")?, cells))
 }
 
 fn rows_of(cells: &[Cell], profile: &CounterProfile) -> Vec<Row> {
@@ -146,6 +132,28 @@ struct Figures {
     cpu_share: f64,
 }
 
+/// Modelled cycles of what is beside a workload on its vCPU.
+#[derive(Clone, Copy, Debug)]
+struct Besides {
+    /// Of a spin, which are of programs, and touch no memory.
+    spin: f64,
+    /// Of kernels, for each interrupt of the vCPU's timer.
+    tick: f64,
+}
+
+impl Besides {
+    fn new(baseline: &Baseline, profile: &CounterProfile) -> Self {
+        let Baseline { vcpu, spun } = baseline;
+        let programs = vcpu.program_cycles as f64;
+        let kernels = price(&vcpu.counts, &profile.prices()).total - programs;
+        Self { spin: programs / spun.spins as f64, tick: kernels / spun.ticks as f64 }
+    }
+
+    fn of(self, spun: Spun) -> f64 {
+        spun.spins as f64 * self.spin + spun.ticks as f64 * self.tick
+    }
+}
+
 fn sum(lists: &[&[u64]]) -> (f64, f64) {
     let of = |skip: usize| lists.iter().flat_map(|list| list.iter().skip(skip)).sum::<u64>() as f64;
     (of(1), of(0))
@@ -159,17 +167,19 @@ impl Figures {
         let mut whole = Vec::<&Counts>::new();
         let (mut operations, mut ran, mut elapsed) = (0_u64, 0_u64, 0_u64);
         let mut fewest = u64::MAX;
-        let windows =
-            turns.iter().flat_map(|cell| cell.windows.iter().map(|window| (cell.guest.cpu, window)));
-        for (cpu, window) in windows {
+        let windows = turns.iter().flat_map(|cell| {
+            let besides = cell.baseline.as_ref().map(|baseline| Besides::new(baseline, profile));
+            cell.windows.iter().map(move |window| (cell.guest.cpu, besides, window))
+        });
+        for (cpu, besides, window) in windows {
             // The others do regular work only, or something else. The disk has a queue and an interrupt for each vCPU.
             let vcpu = window.vcpus.get(cpu)?;
             let done = window.operations.unwrap_or(vcpu.counts.instructions / INSTRUCTIONS);
             if done == 0 {
                 return None;
             }
-            let regular = window.regular.unwrap_or(0.0) * vcpu.ran_ns as f64 / 1e9;
-            let cycles = price(&vcpu.counts, &prices).total - regular;
+            let beside = window.spun.map_or(0.0, |spun| besides.map_or(0.0, |besides| besides.of(spun)));
+            let cycles = price(&vcpu.counts, &prices).total - beside;
             costs.push(cycles / done as f64);
             operations += done;
             fewest = fewest.min(done);

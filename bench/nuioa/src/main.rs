@@ -11,6 +11,7 @@ mod picture;
 mod raw;
 mod server;
 mod sockets;
+mod ticks;
 mod vm;
 
 use clap::{Parser, Subcommand};

@@ -51,6 +51,8 @@ pub struct Cell {
     /// What the guest's kernel says of it.
     pub guest: Ready,
     pub windows: Vec<Window>,
+    /// While the workload was halted and a thread computed on its vCPU; none if only cycles of programs count.
+    pub baseline: Option<Baseline>,
 }
 
 /// Where a workload runs in the guest, as it says itself.
@@ -73,9 +75,8 @@ pub struct Window {
     pub operations: Option<u64>,
     /// What each vCPU did.
     pub vcpus: Vec<Vcpu>,
-    /// Modelled cycles that kernels took in a second of the workload's vCPU while a program computed on it, after this window.
-    #[serde(default)]
-    pub regular: Option<f64>,
+    /// What kept the workload's vCPU from falling idle, if all cycles count.
+    pub spun: Option<Spun>,
 }
 
 /// What the thread of a vCPU did.
@@ -83,8 +84,41 @@ pub struct Window {
 pub struct Vcpu {
     /// Of programs or of all, as the workload is counted.
     pub counts: Counts,
-    /// Modelled cycles of kernels, the guest's and the server's, under the server's profile.
-    pub kernel_cycles: u64,
+    /// Modelled cycles of programs alone, under the server's profile.
+    pub program_cycles: u64,
     /// On a CPU, nanoseconds of the server.
     pub ran_ns: u64,
+    /// Interrupts of the timers of the server's CPUs that it may run on.
+    pub server_ticks: u64,
+}
+
+/// What a guest says when it has halted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Done {
+    /// Operations, if it counts them.
+    pub operations: Option<u64>,
+    pub spun: Option<Spun>,
+}
+
+/// What happened on a vCPU beside its workload.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Spun {
+    /// Spins of the thread that computes when the workload waits.
+    pub spins: u64,
+    /// Interrupts of the vCPU's timer.
+    pub ticks: u64,
+}
+
+impl std::ops::AddAssign for Spun {
+    fn add_assign(&mut self, other: Self) {
+        self.spins += other.spins;
+        self.ticks += other.ticks;
+    }
+}
+
+/// A vCPU that computes, and has no workload.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Baseline {
+    pub vcpu: Vcpu,
+    pub spun: Spun,
 }

@@ -2,12 +2,12 @@
 
 use crate::{
     committed::{
-        Configuration, Cycles, Kind, LONGEST_WINDOW_S, REGULAR_S, REMOTE, Spot, TURNS, VCPUS, WARM_UP_S,
+        BASELINE_S, Configuration, Cycles, Kind, LONGEST_WINDOW_S, REMOTE, Spot, TURNS, VCPUS, WARM_UP_S,
         WINDOW_S, WINDOWS, Workload, workload, workloads,
     },
     guest::process,
-    raw::{self, Answer, Cell, Line, Ready, Request, Vcpu, Window},
-    sockets,
+    raw::{self, Answer, Baseline, Cell, Done, Line, Ready, Request, Vcpu, Window},
+    sockets, ticks,
     vm::{self, Machine},
 };
 use anyhow::{Context, Result, anyhow, ensure};
@@ -24,6 +24,7 @@ use std::{
 };
 use vnuma_abi_lab_counters::{EVENT_CYCLES, Header};
 use vnuma_scenario::{Process, Vm};
+use vnuma_topology::CpuSet;
 
 /// Of the servers' network (lab/runner/src/network.rs).
 const BRIDGE: &str = "lab0";
@@ -174,12 +175,9 @@ impl Talk {
         self.answer::<String>().map(drop)
     }
 
-    fn go(&mut self) -> Result<()> {
-        self.say("go")
-    }
-
-    fn halt(&mut self) -> Result<Option<u64>> {
-        writeln!(self.input, "halt").and_then(|()| self.input.flush()).context("the workload")?;
+    /// Says that it is to end; what it did.
+    fn end(&mut self, word: &str) -> Result<Done> {
+        writeln!(self.input, "{word}").and_then(|()| self.input.flush()).context("the workload")?;
         self.answer()
     }
 }
@@ -203,49 +201,50 @@ impl Measurement<'_> {
         let neighbour = matches!(kind, Kind::BesideNeighbour { .. }).then(|| start_neighbour(vm));
         let _neighbour = neighbour.transpose()?;
         vm::keep_interrupts(vm, self.devices)?;
-        let counted = vm.threads.iter().map(|&tid| Counted::open(self.header, tid, workload.cycles));
+        let counted = vm.threads.iter().map(|&tid| Counted::open(self.header, vm, tid, workload.cycles));
         let counted: Vec<Counted> = counted.collect::<Result<_>>()?;
         ensure!(counted.len() == VCPUS, "{} vCPU threads", counted.len());
         let read = || counted.iter().map(Counted::read).collect::<Result<Vec<_>>>();
-        let mut run = |seconds: f64| -> Result<Option<u64>> {
-            talk.go()?;
+        let mut run = |seconds: f64| -> Result<Done> {
+            talk.say("go")?;
             peer(Request::Go)?;
             thread::sleep(Duration::from_secs_f64(seconds));
             let asked = peer(Request::Halt)?;
-            Ok(talk.halt()?.or(asked))
+            let done = talk.end("halt")?;
+            Ok(Done { operations: done.operations.or(asked), ..done })
         };
-        let mut rate = run(WARM_UP_S)?.unwrap_or(0) as f64 / WARM_UP_S;
+        let mut rate = run(WARM_UP_S)?.operations.unwrap_or(0) as f64 / WARM_UP_S;
         let mut windows = Vec::new();
         for _ in 0..WINDOWS {
             let (before, start) = (read()?, Instant::now());
-            let operations = window(workload.wanted, &mut rate, &mut run)?;
+            let Done { operations, spun } = window(workload.wanted, &mut rate, &mut run)?;
             let (after, elapsed_ns) = (read()?, start.elapsed().as_nanos() as u64);
             let vcpus = before.iter().zip(&after).map(|(before, after)| after.since(before)).collect();
-            windows.push(Window { elapsed_ns, operations, vcpus, regular: None });
+            windows.push(Window { elapsed_ns, operations, vcpus, spun });
         }
-        if workload.cycles == Cycles::All {
-            let regular = regular(&mut talk, counted.get(ready.cpu).context("the guest's CPU")?)?;
-            windows.iter_mut().for_each(|window| window.regular = Some(regular));
-        }
-        Ok(Cell { configuration, workload: workload.name.to_owned(), spot, guest: ready, windows })
+        let vcpu = counted.get(ready.cpu).context("the guest's CPU")?;
+        let baseline = (workload.cycles == Cycles::All).then(|| baseline(&mut talk, vcpu)).transpose()?;
+        let workload = workload.name.to_owned();
+        Ok(Cell { configuration, workload, spot, guest: ready, windows, baseline })
     }
 }
 
-/// Lets a workload run until it has done what is wanted, or has had the time for it; operations, and how many it does in a second.
-fn window(
-    wanted: u64,
-    rate: &mut f64,
-    run: &mut impl FnMut(f64) -> Result<Option<u64>>,
-) -> Result<Option<u64>> {
+/// Lets a workload run until it has done what is wanted, or has had the time for it; what it did, and how much it does in a second.
+fn window(wanted: u64, rate: &mut f64, run: &mut impl FnMut(f64) -> Result<Done>) -> Result<Done> {
     let (mut done, mut seconds) = (0, 0.0);
+    let mut spun = None;
     while seconds < LONGEST_WINDOW_S && (seconds == 0.0 || done < wanted) {
         let needed = MARGIN * wanted.saturating_sub(done) as f64 / rate.max(1.0);
         let piece = needed.max(WINDOW_S).min(LONGEST_WINDOW_S - seconds);
-        let Some(more) = run(piece)? else { return Ok(None) };
+        let more = run(piece)?;
+        if let Some(more) = more.spun {
+            *spun.get_or_insert_default() += more;
+        }
+        let Some(more) = more.operations else { return Ok(Done { operations: None, spun }) };
         (done, seconds) = (done + more, seconds + piece);
         *rate = done as f64 / seconds;
     }
-    Ok(Some(done))
+    Ok(Done { operations: Some(done), spun })
 }
 
 fn start_neighbour(vm: &Vm) -> Result<Process> {
@@ -254,57 +253,60 @@ fn start_neighbour(vm: &Vm) -> Result<Process> {
     child.map(Process).context("the neighbour")
 }
 
-/// Modelled cycles of kernels in a second of a vCPU on which a program computes: ticks, above all.
-fn regular(talk: &mut Talk, vcpu: &Counted) -> Result<f64> {
-    talk.say("spin")?;
+/// What happens on a vCPU that computes, and has no workload: ticks, above all.
+fn baseline(talk: &mut Talk, vcpu: &Counted) -> Result<Baseline> {
     let before = vcpu.read()?;
-    thread::sleep(Duration::from_secs_f64(REGULAR_S));
-    let after = vcpu.read()?;
-    talk.say("rest")?;
-    let Vcpu { kernel_cycles, ran_ns, .. } = after.since(&before);
-    ensure!(ran_ns > 0, "a program that computes did not run");
-    Ok(kernel_cycles as f64 / ran_ns as f64 * 1e9)
+    talk.say("spin")?;
+    thread::sleep(Duration::from_secs_f64(BASELINE_S));
+    let spun = talk.end("rest")?.spun.context("nothing computed")?;
+    ensure!(spun.spins > 0 && spun.ticks > 0, "a thread that computes did not run: {spun:?}");
+    Ok(Baseline { vcpu: vcpu.read()?.since(&before), spun })
 }
 
 /// The thread of a vCPU that is counted.
 struct Counted {
     set: CounterSet,
-    /// Modelled cycles of programs and kernels, and of programs.
-    cycles: [Counter; 2],
+    /// Modelled cycles of programs.
+    programs: Counter,
+    cpus: CpuSet,
 }
 
 /// What it has done.
 struct Reading {
     measured: Measured,
-    kernel_cycles: u64,
+    program_cycles: u64,
+    server_ticks: u64,
 }
 
 impl Counted {
-    fn open(header: &Header, tid: i32, cycles: Cycles) -> Result<Self> {
+    fn open(header: &Header, vm: &Vm, tid: i32, cycles: Cycles) -> Result<Self> {
         let target = Target::Thread(tid);
         let mode = if cycles == Cycles::Programs { Mode::User } else { Mode::All };
-        let total = |mode| Counter::open(Event::Raw(EVENT_CYCLES), target, mode).context("perf_event_open");
+        let programs =
+            Counter::open(Event::Raw(EVENT_CYCLES), target, Mode::User).context("perf_event_open")?;
         let set = CounterSet::open(header, target, mode).context("perf_event_open")?;
-        Ok(Self { set, cycles: [total(Mode::All)?, total(Mode::User)?] })
+        Ok(Self { set, programs, cpus: vm::cpus_of(vm, tid)? })
     }
 
     fn read(&self) -> Result<Reading> {
-        let [all, programs] = [self.cycles[0].read()?, self.cycles[1].read()?];
-        Ok(Reading { measured: self.set.read()?, kernel_cycles: all.saturating_sub(programs) })
+        let server_ticks = self.cpus.iter().map(|cpu| ticks::of_cpu(cpu as usize)).sum::<Result<_>>()?;
+        Ok(Reading { program_cycles: self.programs.read()?, measured: self.set.read()?, server_ticks })
     }
 }
 
 impl Reading {
     fn since(&self, before: &Self) -> Vcpu {
         let Measured { counts, task_clock_ns, .. } = difference(&before.measured, &self.measured);
-        let kernel_cycles = self.kernel_cycles.saturating_sub(before.kernel_cycles);
-        Vcpu { counts, kernel_cycles, ran_ns: task_clock_ns }
+        let program_cycles = self.program_cycles.saturating_sub(before.program_cycles);
+        let server_ticks = self.server_ticks - before.server_ticks;
+        Vcpu { counts, program_cycles, ran_ns: task_clock_ns, server_ticks }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::raw::Spun;
 
     #[test]
     fn a_window_has_the_operations_that_are_wanted_if_there_is_time() {
@@ -313,10 +315,13 @@ mod tests {
             let (mut rate, mut pieces) = (guess, Vec::new());
             let mut run = |seconds| {
                 pieces.push(seconds);
-                Ok(Some((seconds * speed) as u64))
+                let spun = Some(Spun { spins: 3, ticks: 5 });
+                Ok(Done { operations: Some((seconds * speed) as u64), spun })
             };
             let done = window(wanted, &mut rate, &mut run).unwrap();
-            (done, pieces)
+            let runs = pieces.len() as u64;
+            assert_eq!(done.spun, Some(Spun { spins: 3 * runs, ticks: 5 * runs }), "that of all pieces");
+            (done.operations, pieces)
         };
         assert_eq!(window(0, 50.0, 100.0), (Some(200), vec![WINDOW_S]));
         assert_eq!(window(400, 100.0, 100.0), (Some(440), vec![4.0 * MARGIN]));
@@ -324,6 +329,7 @@ mod tests {
         assert!(done >= Some(400) && pieces.len() == 2, "slower than its warm-up: {done:?} in {pieces:?}");
         let (done, pieces) = window(400, 10.0, 10.0);
         assert_eq!((done, pieces.iter().sum::<f64>()), (Some(120), LONGEST_WINDOW_S));
-        assert_eq!(super::window(400, &mut 1.0, &mut |_| Ok(None)).unwrap(), None);
+        let nothing = Done { operations: None, spun: None };
+        assert_eq!(super::window(400, &mut 1.0, &mut |_| Ok(nothing)).unwrap(), nothing);
     }
 }

@@ -71,18 +71,21 @@ pub fn keep_interrupts(vm: &Vm, devices: &[String]) -> Result<()> {
 /// The last CPU of the devices' node that no vCPU of the VM may run on.
 pub fn free_cpu(vm: &Vm) -> Result<u32> {
     let mut used = CpuSet::new();
-    for thread in &vm.threads {
-        let path = format!("/proc/{}/task/{thread}/status", vm.pid);
-        let text = fs::read_to_string(&path).with_context(|| path.clone())?;
-        let list = text.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
-        let list: CpuSet =
-            list.with_context(|| path.clone())?.trim().parse().with_context(|| path.clone())?;
-        used.add_all(&list);
+    for &thread in &vm.threads {
+        used.add_all(&cpus_of(vm, thread)?);
     }
     let nodes = Nodes::read()?;
     let home = nodes.cpus(HOME as u32).context("the devices' node")?;
     let free = home.iter().rfind(|cpu| !used.contains(*cpu));
     free.with_context(|| format!("vCPUs may run on {used}, which is all of node {HOME}"))
+}
+
+/// CPUs that a vCPU's thread may run on.
+pub fn cpus_of(vm: &Vm, thread: i32) -> Result<CpuSet> {
+    let path = format!("/proc/{}/task/{thread}/status", vm.pid);
+    let text = fs::read_to_string(&path).with_context(|| path.clone())?;
+    let list = text.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+    list.with_context(|| path.clone())?.trim().parse().with_context(|| path.clone())
 }
 
 /// Gives the devices of the home node to VFIO; their addresses.

@@ -48,6 +48,8 @@ impl Fio {
         let mut command = process::at(place, "fio");
         command.args(["--name=randread", "--rw=randread", "--bs=4k", "--ioengine=libaio", "--direct=1"]);
         command.args(["--thread", "--time_based", "--runtime=1000000", "--randrepeat=1", "--gtod_reduce=1"]);
+        // What it does by the clock beside its reads is the more for each the slower the machine is.
+        command.args(["--disk_util=0", "--eta=never"]);
         command.args(["--norandommap", &format!("--iodepth={depth}"), &format!("--filename=/dev/{block}")]);
         let statistics = Path::new(BLOCKS).join(block).join("stat");
         let process = process::Running::stopped(&mut command)?;

@@ -106,7 +106,9 @@ impl Counted {
     pub fn memcached(card: &Path, place: Place) -> Result<Self> {
         up(card, place)?;
         let mut command = process::at(place, "memcached");
-        command.args(["-u", "root", "-U", "0", "-t", "1", "-l", GUEST_ADDRESS]);
+        // Without threads that look after its memory by the clock.
+        command.args(["-u", "root", "-U", "0", "-t", "1", "-o", "no_lru_maintainer,no_lru_crawler"]);
+        command.args(["-l", GUEST_ADDRESS]);
         Self::start(&mut command, None, Way::Receive)
     }
 

@@ -1,7 +1,7 @@
 use super::*;
 use crate::{
     committed::{Spot, WORKLOADS},
-    raw::{Ready, Vcpu, Window},
+    raw::{Baseline, Ready, Spun, Vcpu, Window},
 };
 use vnuma_lab_pricing::by_name;
 
@@ -21,12 +21,12 @@ fn counts(instructions: u64, near: u64, far: u64) -> Counts {
 fn cell(configuration: Configuration, workload: &str, spot: Spot, cycles: [u64; 3], far: bool) -> Cell {
     let window = |instructions: u64| {
         let (near, far) = if far { (0, 100) } else { (100, 0) };
-        let vcpu = |counts| Vcpu { counts, kernel_cycles: 100, ran_ns: 800 };
+        let vcpu = |counts| Vcpu { counts, program_cycles: 100, ran_ns: 800, server_ticks: 0 };
         Window {
             elapsed_ns: 1000,
             operations: Some(100),
             vcpus: vec![vcpu(counts(1 << 40, 7, 7)), vcpu(counts(instructions, near, far))],
-            regular: None,
+            spun: None,
         }
     };
     Cell {
@@ -35,6 +35,7 @@ fn cell(configuration: Configuration, workload: &str, spot: Spot, cycles: [u64; 
         spot,
         guest: Ready { cpu: 1, node: 0, device_node: Some(-1) },
         windows: cycles.map(window).into(),
+        baseline: None,
     }
 }
 
@@ -85,13 +86,18 @@ fn a_guest_that_may_start_it_anywhere_has_the_mean_and_none_with_half() {
 }
 
 #[test]
-fn what_kernels_do_by_the_clock_is_no_operation_s() {
+fn what_is_beside_a_workload_is_no_operation_s() {
     let mut cell = cell(Configuration::Home, "fio-randread", Spot::Cpu(1), [100_000; 3], false);
-    let before = rows_of(std::slice::from_ref(&cell), &profile())[0].cycles_per_op;
-    // In 800 ns 100 cycles, of a hundred operations.
-    cell.windows.iter_mut().for_each(|window| window.regular = Some(1.25e8));
-    let after = rows_of(&[cell], &profile())[0].cycles_per_op;
-    assert!((before - after - 1.0).abs() < 1e-6, "{before} {after}");
+    let of = |cell: &Cell| rows_of(std::slice::from_ref(cell), &profile())[0].cycles_per_op;
+    let before = of(&cell);
+    // A spin takes 20 cycles, and a tick 300.
+    let counts = Counts { base_cycles: 1000 + 1500, ..Counts::default() };
+    let vcpu = Vcpu { counts, program_cycles: 1000, ran_ns: 800, server_ticks: 0 };
+    cell.baseline = Some(Baseline { vcpu, spun: Spun { spins: 50, ticks: 5 } });
+    assert!((of(&cell) - before).abs() < 1e-6, "there was nothing beside it");
+    cell.windows.iter_mut().for_each(|window| window.spun = Some(Spun { spins: 100, ticks: 10 }));
+    // Of a hundred operations.
+    assert!((before - of(&cell) - 50.0).abs() < 1e-6, "{before} {}", of(&cell));
 }
 
 #[test]
