@@ -38,6 +38,8 @@ pub mod goals {
     pub const AWARE: f64 = 0.03;
     /// And as near on those without I/O.
     pub const WITHOUT_IO: f64 = 0.01;
+    /// Instructions are more if they are by so many standard errors.
+    pub const ERRORS: f64 = 2.0;
 }
 
 /// Where the VM is, and what its guest knows of that.

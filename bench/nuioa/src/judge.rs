@@ -2,7 +2,7 @@
 
 use crate::{
     committed::{CONFIGURATIONS, Configuration, Workload, goals, workload, workloads},
-    raw::{self, Baseline, Cell, Line, Spun},
+    raw::{self, Cell, Line},
 };
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
@@ -10,10 +10,11 @@ use vnuma_bench_common::{
     judging::{Goal, percent, print_goals, profiles},
     report::Files,
 };
-use vnuma_lab_pricing::{CounterProfile, Counts, price};
+use vnuma_lab_pricing::CounterProfile;
 
-/// That are an operation where a workload does not count its own.
-const INSTRUCTIONS: u64 = 1000;
+mod figures;
+
+use figures::{Figures, common_instructions};
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -37,6 +38,9 @@ pub struct Row {
     pub windows_high: f64,
     /// The fewest operations of a window.
     pub window_operations: u64,
+    /// Its own, and the standard error of that by it. A workload by the kernel has those of all configurations in `cycles_per_op`.
+    pub instructions_per_op: f64,
+    pub instructions_error: f64,
     /// Share of the accesses to memory that leave the node.
     pub remote_dram_share: Option<f64>,
     /// Share of the accesses to devices' registers that do.
@@ -99,13 +103,13 @@ fn read(files: &Files) -> Result<(raw::Server, Vec<Cell>)> {
 fn rows_of(cells: &[Cell], profile: &CounterProfile) -> Vec<Row> {
     let mut rows = Vec::new();
     for workload in workloads(true) {
+        let all: Vec<&Cell> = cells.iter().filter(|cell| cell.workload == workload.name).collect();
+        let common = common_instructions(&all, profile);
         for configuration in CONFIGURATIONS {
-            let of = |cell: &&Cell| cell.configuration == configuration && cell.workload == workload.name;
-            let of: Vec<&Cell> = cells.iter().filter(of).collect();
             let spots = configuration.spots().iter().filter_map(|spot| {
                 // Those of all turns.
-                let turns: Vec<&Cell> = of.iter().copied().filter(|cell| cell.spot == *spot).collect();
-                Figures::of(&turns, profile)
+                let of = |cell: &&&Cell| cell.configuration == configuration && cell.spot == *spot;
+                Figures::of(&all.iter().filter(of).copied().collect::<Vec<_>>(), profile, common)
             });
             let spots: Vec<_> = spots.collect();
             // A figure of half of the spots would be another one.
@@ -115,100 +119,6 @@ fn rows_of(cells: &[Cell], profile: &CounterProfile) -> Vec<Row> {
         }
     }
     rows
-}
-
-/// What was found at one spot.
-#[derive(Clone, Debug)]
-struct Figures {
-    cycles_per_op: f64,
-    low: f64,
-    high: f64,
-    fewest: u64,
-    /// Accesses of an operation: to memory, and to registers; those that leave the node, and all.
-    dram: (f64, f64),
-    mmio: (f64, f64),
-    reads: f64,
-    writes: f64,
-    cpu_share: f64,
-}
-
-/// Modelled cycles of what is beside a workload on its vCPU.
-#[derive(Clone, Copy, Debug)]
-struct Besides {
-    /// Of a spin, which are of programs, and touch no memory.
-    spin: f64,
-    /// Of kernels, for each interrupt of the vCPU's timer.
-    tick: f64,
-}
-
-impl Besides {
-    fn new(baseline: &Baseline, profile: &CounterProfile) -> Self {
-        let Baseline { vcpu, spun } = baseline;
-        let programs = vcpu.program_cycles as f64;
-        let kernels = price(&vcpu.counts, &profile.prices()).total - programs;
-        Self { spin: programs / spun.spins as f64, tick: kernels / spun.ticks as f64 }
-    }
-
-    fn of(self, spun: Spun) -> f64 {
-        spun.spins as f64 * self.spin + spun.ticks as f64 * self.tick
-    }
-}
-
-fn sum(lists: &[&[u64]]) -> (f64, f64) {
-    let of = |skip: usize| lists.iter().flat_map(|list| list.iter().skip(skip)).sum::<u64>() as f64;
-    (of(1), of(0))
-}
-
-impl Figures {
-    /// None if nothing was done. What kernels do by the clock is no operation's: it has the more of that the slower the machine is.
-    fn of(turns: &[&Cell], profile: &CounterProfile) -> Option<Self> {
-        let prices = profile.prices();
-        let mut costs = Vec::new();
-        let mut whole = Vec::<&Counts>::new();
-        let (mut operations, mut ran, mut elapsed) = (0_u64, 0_u64, 0_u64);
-        let mut fewest = u64::MAX;
-        let windows = turns.iter().flat_map(|cell| {
-            let besides = cell.baseline.as_ref().map(|baseline| Besides::new(baseline, profile));
-            cell.windows.iter().map(move |window| (cell.guest.cpu, besides, window))
-        });
-        for (cpu, besides, window) in windows {
-            // The others do regular work only, or something else. The disk has a queue and an interrupt for each vCPU.
-            let vcpu = window.vcpus.get(cpu)?;
-            let done = window.operations.unwrap_or(vcpu.counts.instructions / INSTRUCTIONS);
-            if done == 0 {
-                return None;
-            }
-            let beside = window.spun.map_or(0.0, |spun| besides.map_or(0.0, |besides| besides.of(spun)));
-            let cycles = price(&vcpu.counts, &prices).total - beside;
-            costs.push(cycles / done as f64);
-            operations += done;
-            fewest = fewest.min(done);
-            ran += vcpu.ran_ns;
-            elapsed += window.elapsed_ns;
-            whole.push(&vcpu.counts);
-        }
-        costs.sort_by(f64::total_cmp);
-        let median = *costs.get(costs.len() / 2)?;
-        let each = |of: fn(&Counts) -> [&[u64]; 2]| {
-            let sums = whole.iter().map(|counts| sum(&of(counts)));
-            let (far, all) = sums.fold((0.0, 0.0), |(far, all), one| (far + one.0, all + one.1));
-            (far / operations as f64, all / operations as f64)
-        };
-        let of = |by: fn(&Counts) -> &[u64]| {
-            whole.iter().flat_map(|counts| by(counts)).sum::<u64>() as f64 / operations as f64
-        };
-        Some(Self {
-            cycles_per_op: median,
-            low: costs[0] / median,
-            high: costs[costs.len() - 1] / median,
-            fewest,
-            dram: each(|counts| [&counts.dram_by_class, &counts.streamed_by_class]),
-            mmio: each(|counts| [&counts.mmio_reads_by_class, &counts.mmio_writes_by_class]),
-            reads: of(|counts| &counts.mmio_reads_by_class),
-            writes: of(|counts| &counts.mmio_writes_by_class),
-            cpu_share: ran as f64 / elapsed as f64,
-        })
-    }
 }
 
 fn row(
@@ -227,6 +137,8 @@ fn row(
         windows_low: spots.iter().map(|spot| spot.low).fold(f64::INFINITY, f64::min),
         windows_high: spots.iter().map(|spot| spot.high).fold(0.0, f64::max),
         window_operations: spots.iter().map(|spot| spot.fewest).min().unwrap_or_default(),
+        instructions_per_op: mean(|spot| spot.instructions),
+        instructions_error: mean(|spot| spot.error),
         remote_dram_share: share(mean(|spot| spot.dram.0), mean(|spot| spot.dram.1)),
         remote_mmio_share: share(mean(|spot| spot.mmio.0), mean(|spot| spot.mmio.1)),
         mmio_reads_per_op: mean(|spot| spot.reads),
@@ -235,14 +147,18 @@ fn row(
     }
 }
 
-/// What an operation takes more than under `home`.
-fn behind(rows: &[Row], row: &Row) -> Option<f64> {
-    let home = rows.iter().find(|home| {
+/// The row of `home` that a row is compared with.
+fn home_of<'a>(rows: &'a [Row], row: &Row) -> Option<&'a Row> {
+    rows.iter().find(|home| {
         home.configuration == Configuration::Home
             && home.profile == row.profile
             && home.workload == row.workload
-    })?;
-    Some(row.cycles_per_op / home.cycles_per_op - 1.0)
+    })
+}
+
+/// What an operation takes more than under `home`.
+fn behind(rows: &[Row], row: &Row) -> Option<f64> {
+    Some(row.cycles_per_op / home_of(rows, row)?.cycles_per_op - 1.0)
 }
 
 /// Goals, under each profile, of so many workloads.
@@ -290,13 +206,18 @@ fn aware(rows: &[Row], of: &[&Row], profile: &str, wanted: Option<usize>) -> Goa
     let (mut far, mut found) = (Vec::new(), 0);
     let mut worst = f64::NEG_INFINITY;
     for row in of.iter().filter(|row| row.configuration == Configuration::NuioaAware) {
-        let Some(behind) = behind(rows, row) else { continue };
+        let Some(home) = home_of(rows, row) else { continue };
+        let behind = row.cycles_per_op / home.cycles_per_op - 1.0;
         let io = workload(&row.workload).is_none_or(|workload| workload.io);
         let limit = if io { goals::AWARE } else { goals::WITHOUT_IO };
         found += 1;
         worst = worst.max(behind);
         if behind > limit {
             far.push(format!("{} {}", row.workload, percent(behind)));
+        }
+        let (more, error) = more_instructions(row, home);
+        if more - goals::ERRORS * error > limit {
+            far.push(format!("{} {} instructions", row.workload, percent(more)));
         }
     }
     let text = match wanted {
@@ -316,9 +237,15 @@ fn aware(rows: &[Row], of: &[&Row], profile: &str, wanted: Option<usize>) -> Goa
     }
 }
 
+/// How many more instructions an operation has than at home, and the standard error of that.
+fn more_instructions(row: &Row, home: &Row) -> (f64, f64) {
+    let error = row.instructions_error.hypot(home.instructions_error);
+    (row.instructions_per_op / home.instructions_per_op - 1.0, error)
+}
+
 fn table(rows: &[Row]) -> String {
     let mut text = format!(
-        "{:<20} {:<22} {:<12} {:>12} {:>9} {:>8} {:>8} {:>8} {:>7} {:>7} {:>8}  windows\n",
+        "{:<20} {:<22} {:<12} {:>12} {:>9} {:>8} {:>8} {:>8} {:>7} {:>7} {:>8}  {:<14}  instructions\n",
         "profile",
         "workload",
         "config",
@@ -329,13 +256,14 @@ fn table(rows: &[Row]) -> String {
         "writes",
         "reads",
         "CPU",
-        "ops"
+        "ops",
+        "windows"
     );
     for row in rows {
         let share =
             |share: Option<f64>| share.map_or("-".to_owned(), |share| format!("{:.1} %", share * 100.0));
         text += &format!(
-            "{:<20} {:<22} {:<12} {:>12.1} {:>9} {:>8} {:>8} {:>8.3} {:>7.3} {:>7.3} {:>8}  {:.3} to {:.3}\n",
+            "{:<20} {:<22} {:<12} {:>12.1} {:>9} {:>8} {:>8} {:>8.3} {:>7.3} {:>7.3} {:>8}  {:.3} to {:.3}  {:.0} ± {:.1} %\n",
             row.profile,
             row.workload,
             row.configuration.name(),
@@ -349,6 +277,8 @@ fn table(rows: &[Row]) -> String {
             row.window_operations,
             row.windows_low,
             row.windows_high,
+            row.instructions_per_op,
+            row.instructions_error * 100.0,
         );
     }
     text

@@ -3,7 +3,7 @@ use crate::{
     committed::{Spot, WORKLOADS},
     raw::{Baseline, Ready, Spun, Vcpu, Window},
 };
-use vnuma_lab_pricing::by_name;
+use vnuma_lab_pricing::{Counts, by_name};
 
 fn counts(instructions: u64, near: u64, far: u64) -> Counts {
     Counts {
@@ -85,19 +85,66 @@ fn a_guest_that_may_start_it_anywhere_has_the_mean_and_none_with_half() {
     assert!((rows[0].cycles_per_op - home[0].cycles_per_op - remote / 2.0).abs() < 0.5);
 }
 
+/// A vCPU that computed: a spin takes 20 cycles, and a tick of the server 300.
+fn baseline() -> Baseline {
+    let counts = Counts { base_cycles: 1000 + 1500, ..Counts::default() };
+    let vcpu = Vcpu { counts, program_cycles: 1000, ran_ns: 800, server_ticks: 5 };
+    Baseline { vcpu, spun: Spun { spins: 50, ticks: 5 } }
+}
+
+fn by_kernel(configuration: Configuration, instructions: [u64; 3], far: bool) -> Cell {
+    let mut cell = cell(configuration, "fio-randread", configuration.spots()[0], instructions, far);
+    cell.baseline = Some(baseline());
+    cell.windows.iter_mut().for_each(|window| window.spun = Some(Spun::default()));
+    cell
+}
+
 #[test]
 fn what_is_beside_a_workload_is_no_operation_s() {
-    let mut cell = cell(Configuration::Home, "fio-randread", Spot::Cpu(1), [100_000; 3], false);
+    let mut cell = by_kernel(Configuration::Home, [100_000; 3], false);
     let of = |cell: &Cell| rows_of(std::slice::from_ref(cell), &profile())[0].cycles_per_op;
     let before = of(&cell);
-    // A spin takes 20 cycles, and a tick 300.
-    let counts = Counts { base_cycles: 1000 + 1500, ..Counts::default() };
-    let vcpu = Vcpu { counts, program_cycles: 1000, ran_ns: 800, server_ticks: 0 };
-    cell.baseline = Some(Baseline { vcpu, spun: Spun { spins: 50, ticks: 5 } });
-    assert!((of(&cell) - before).abs() < 1e-6, "there was nothing beside it");
-    cell.windows.iter_mut().for_each(|window| window.spun = Some(Spun { spins: 100, ticks: 10 }));
+    for window in &mut cell.windows {
+        window.spun = Some(Spun { spins: 100, ticks: 0 });
+        window.vcpus[1].server_ticks = 10;
+    }
     // Of a hundred operations.
     assert!((before - of(&cell) - 50.0).abs() < 1e-6, "{before} {}", of(&cell));
+    // A driver's statistics go by the clock.
+    let before = of(&cell);
+    cell.windows.iter_mut().for_each(|window| window.vcpus[1].counts.mmio_reads_by_class = vec![69, 0]);
+    assert_eq!(of(&cell), before);
+}
+
+#[test]
+fn a_workload_by_the_kernel_has_the_same_instructions_everywhere_and_its_own_waits() {
+    let home = by_kernel(Configuration::Home, [100_000, 101_000, 102_000], false);
+    let remote = by_kernel(Configuration::Remote, [104_000, 105_000, 106_000], true);
+    let rows = rows_of(&[home, remote], &profile());
+    let [home, remote] = &rows[..] else { panic!("{rows:?}") };
+    // A write to a register that is far.
+    assert!((remote.cycles_per_op - home.cycles_per_op - 57.6 * 2.2).abs() < 0.5, "{rows:?}");
+    assert_eq!((home.instructions_per_op, remote.instructions_per_op), (1010.0, 1050.0));
+    // 10 of 1010, by the root of 3.
+    assert!((home.instructions_error - 0.00572).abs() < 1e-5, "{home:?}");
+    assert_eq!((home.windows_low, home.windows_high), (1.0, 1.0), "only waits are its own");
+}
+
+#[test]
+fn more_instructions_than_their_error_are_no_good_either() {
+    let rows = |instructions: [u64; 3]| {
+        let mut rows = rows_with(100_000, true);
+        rows.retain(|row| row.workload != "fio-randread");
+        let cells = [
+            by_kernel(Configuration::Home, [100_000, 101_000, 102_000], false),
+            by_kernel(Configuration::NuioaAware, instructions, false),
+        ];
+        rows.extend(rows_of(&cells, &profile()));
+        judge(&rows, WORKLOADS.len())
+    };
+    assert!(rows([103_000, 105_000, 107_000])[1].met, "4 % more, and an error of 1.2 %");
+    let goal = &rows([105_000, 106_000, 107_000])[1];
+    assert!(!goal.met && goal.found.starts_with("fio-randread +4.95 % instructions"), "{goal:?}");
 }
 
 #[test]
