@@ -93,7 +93,7 @@ fn read(files: &Files) -> Result<(raw::Server, Vec<Cell>)> {
     for line in files.lines()? {
         match line {
             Line::Server(line) => server = Some(line),
-            Line::Cell(cell) => cells.push(cell),
+            Line::Cell(cell) => cells.push(*cell),
             Line::Peer(_) => {}
         }
     }

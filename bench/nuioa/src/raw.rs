@@ -11,7 +11,7 @@ pub enum Line {
     /// First.
     Server(Server),
     /// A workload under a configuration, at one spot.
-    Cell(Cell),
+    Cell(Box<Cell>),
     /// Not a result: what the second server is to do. Its [`Answer`] comes on standard input.
     Peer(Request),
 }

@@ -82,7 +82,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
                 eprintln!("{name}, {}, {}: {} s", workload.name, spot.argument(), start.elapsed().as_secs());
                 // The others are worth having all the same.
                 match measured.with_context(|| format!("{name}, {}, {}", workload.name, spot.argument())) {
-                    Ok(cell) => print(&Line::Cell(cell))?,
+                    Ok(cell) => print(&Line::Cell(Box::new(cell)))?,
                     Err(error) => {
                         eprintln!("{error:#}");
                         failed.push(format!("{name}, {}", workload.name));
