@@ -38,6 +38,9 @@ pub struct Row {
     pub windows_high: f64,
     /// The fewest operations of a window.
     pub window_operations: u64,
+    /// The least share of a window of the writes to registers that the workload's vCPU made. With less than nearly all the workload ran
+    /// elsewhere, and the row's figures are not its own.
+    pub kept_share: f64,
     /// Its own, and the standard error of that by it. A workload by the kernel has those of all configurations in `cycles_per_op`.
     pub instructions_per_op: f64,
     pub instructions_error: f64,
@@ -137,6 +140,7 @@ fn row(
         windows_low: spots.iter().map(|spot| spot.low).fold(f64::INFINITY, f64::min),
         windows_high: spots.iter().map(|spot| spot.high).fold(0.0, f64::max),
         window_operations: spots.iter().map(|spot| spot.fewest).min().unwrap_or_default(),
+        kept_share: spots.iter().map(|spot| spot.kept).fold(1.0, f64::min),
         instructions_per_op: mean(|spot| spot.instructions),
         instructions_error: mean(|spot| spot.error),
         remote_dram_share: share(mean(|spot| spot.dram.0), mean(|spot| spot.dram.1)),
@@ -211,6 +215,10 @@ fn aware(rows: &[Row], of: &[&Row], profile: &str, wanted: Option<usize>) -> Goa
         let io = workload(&row.workload).is_none_or(|workload| workload.io);
         let limit = if io { goals::AWARE } else { goals::WITHOUT_IO };
         found += 1;
+        if row.kept_share < goals::KEPT || home.kept_share < goals::KEPT {
+            far.push(format!("{} ran elsewhere", row.workload));
+            continue;
+        }
         worst = worst.max(behind);
         if behind > limit {
             far.push(format!("{} {}", row.workload, percent(behind)));
@@ -268,7 +276,10 @@ fn table(rows: &[Row]) -> String {
             row.workload,
             row.configuration.name(),
             row.cycles_per_op,
-            behind(rows, row).map_or("-".to_owned(), percent),
+            match row.kept_share >= goals::KEPT {
+                true => behind(rows, row).map_or("-".to_owned(), percent),
+                false => "elsewhere".to_owned(),
+            },
             share(row.remote_dram_share),
             share(row.remote_mmio_share),
             row.mmio_writes_per_op,

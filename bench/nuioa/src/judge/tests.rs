@@ -25,7 +25,7 @@ fn cell(configuration: Configuration, workload: &str, spot: Spot, cycles: [u64; 
         Window {
             elapsed_ns: 1000,
             operations: Some(100),
-            vcpus: vec![vcpu(counts(1 << 40, 7, 7)), vcpu(counts(instructions, near, far))],
+            vcpus: vec![vcpu(counts(1 << 40, 1, 0)), vcpu(counts(instructions, near, far))],
             spun: None,
         }
     };
@@ -171,6 +171,18 @@ fn aware_has_to_be_near_home_and_nearer_without_io() {
     let goals = judge(&rows, WORKLOADS.len());
     let expected = format!("{} of {}", WORKLOADS.len() - 1, WORKLOADS.len());
     assert!(goals[0].met && !goals[1].met && goals[1].found.starts_with(&expected), "{goals:?}");
+}
+
+#[test]
+fn a_workload_that_ran_elsewhere_is_not_near_home() {
+    let mut cell = cell(Configuration::NuioaAware, "testpmd-tx-1", Spot::Device, [50_000; 3], false);
+    cell.windows[1].vcpus[0].counts.mmio_writes_by_class = vec![0, 100];
+    let mut rows = rows_with(100_000, true);
+    rows.retain(|row| (row.configuration, row.workload.as_str()) != (cell.configuration, "testpmd-tx-1"));
+    rows.extend(rows_of(&[cell], &profile()));
+    let goal = &judge(&rows, WORKLOADS.len())[1];
+    assert!(!goal.met && goal.found == "testpmd-tx-1 ran elsewhere", "{goal:?}");
+    assert!(table(&rows).contains("elsewhere"));
 }
 
 #[test]
