@@ -233,6 +233,13 @@ static ssize_t devices_show(struct device *dev, struct device_attribute *attr,
 }
 static DEVICE_ATTR_RO(devices);
 
+static ssize_t autonuma_told_show(struct device *dev,
+				  struct device_attribute *attr, char *buf)
+{
+	return sysfs_emit(buf, "%llu\n", vnuma_autonuma_count());
+}
+static DEVICE_ATTR_RO(autonuma_told);
+
 static struct attribute *vnuma_attrs[] = {
 	&dev_attr_mode.attr,
 	&dev_attr_missing_symbols.attr,
@@ -241,6 +248,7 @@ static struct attribute *vnuma_attrs[] = {
 	&dev_attr_refused.attr,
 	&dev_attr_cpus_unapplied.attr,
 	&dev_attr_devices.attr,
+	&dev_attr_autonuma_told.attr,
 	NULL,
 };
 ATTRIBUTE_GROUPS(vnuma);

@@ -184,6 +184,7 @@ static void accept_in_part(struct vnuma *vnuma, struct vnuma_report *report)
 static void accept(struct vnuma *vnuma, struct vnuma_report *report)
 {
 	vnuma_pci_nodes_apply(report->topology);
+	vnuma_autonuma_tell();
 	if (!applied_generation && !partial_generation)
 		dev_info(&vnuma->pdev->dev,
 			 "following the host's topology, generation %016llx\n",
@@ -503,6 +504,7 @@ static void __exit vnuma_exit(void)
 	/* Nothing is bound any more, so no update comes after this. */
 	flush_workqueue(safe_queue);
 	vnuma_debug_files_finish();
+	vnuma_autonuma_exit();
 	last = set_topology(NULL);
 	if (vnuma_mode == VNUMA_GD_MODE_SAFE)
 		vnuma_safe_undo();

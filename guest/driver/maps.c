@@ -49,8 +49,10 @@ void vnuma_maps_write(const struct vnuma_move *move)
 	set_cpu_numa_node(move->cpu, move->to);
 	/* In this order, the CPU is never on no node at all. */
 	cpumask_set_cpu(move->cpu, node_to_cpumask_map[move->to]);
-	if (move->from != move->to)
+	if (move->from != move->to) {
 		cpumask_clear_cpu(move->cpu, node_to_cpumask_map[move->from]);
+		vnuma_autonuma_moved(move->cpu);
+	}
 }
 
 /**

@@ -8,6 +8,7 @@
  *	hotplug.c	CPUs that come online later
  *	device.c	/dev/vnuma, uevents, attributes
  *	pci_nodes.c	nodes of PCI devices
+ *	autonuma.c	AutoNUMA is told of changes
  *	apply_fast.c	kernel maps changed in place
  *	apply_safe.c	kernel maps changed by CPU hotplug
  *	debug_files.c	the kernel's files of scheduler domains, later
@@ -275,6 +276,12 @@ void vnuma_pci_nodes_exit(void);
 void vnuma_pci_nodes_apply(const struct vnuma_topology *topology);
 void vnuma_pci_nodes_restore(void);
 u32 vnuma_pci_nodes_count(void);
+
+/* autonuma.c */
+void vnuma_autonuma_moved(int cpu);
+void vnuma_autonuma_tell(void);
+u64 vnuma_autonuma_count(void);
+void vnuma_autonuma_exit(void);
 
 /* device.c */
 
