@@ -47,8 +47,12 @@ pub enum Workload {
     Stream,
     /// A stencil that allocates each row of each step anew
     Stencil,
-    /// A Java program that makes orders and forgets them
+    /// A Java program that makes orders and forgets them, with ParallelGC
     Orders,
+    /// The same with G1; no part of the reduced form
+    OrdersG1,
+    /// The same with ZGC; no part of the reduced form
+    OrdersZ,
 }
 
 /// What its data are like.
@@ -69,12 +73,16 @@ pub const ROW_BYTES: usize = 64 << 10;
 pub const ROWS: usize = 1152;
 /// Options of the Java VM: eden is far larger than the last-level caches of both nodes, and keeps its size.
 pub const JAVA: [&str; 4] = ["-Xms400m", "-Xmx400m", "-Xmn320m", "-XX:-UseAdaptiveSizePolicy"];
-/// What those of a runtime with its own support of NUMA are.
-pub const JAVA_NUMA: [&str; 2] = ["-XX:+UseParallelGC", "-XX:+UseNUMA"];
+/// The option by which a Java VM uses nodes.
+pub const JAVA_NUMA: &str = "-XX:+UseNUMA";
+/// And by which it does not, whatever its collector does by itself.
+pub const JAVA_NO_NUMA: &str = "-XX:-UseNUMA";
 
 impl Workload {
     /// All of them, in the order in which they are measured and shown.
-    pub const ALL: [Self; 3] = [Self::Stream, Self::Stencil, Self::Orders];
+    pub const ALL: [Self; 5] = [Self::Stream, Self::Stencil, Self::Orders, Self::OrdersG1, Self::OrdersZ];
+    /// Those of the reduced form.
+    pub const REDUCED: [Self; 3] = [Self::Stream, Self::Stencil, Self::Orders];
 
     /// As rows have it.
     pub fn name(self) -> &'static str {
@@ -82,6 +90,8 @@ impl Workload {
             Self::Stream => "stream",
             Self::Stencil => "stencil",
             Self::Orders => "orders",
+            Self::OrdersG1 => "orders-g1",
+            Self::OrdersZ => "orders-z",
         }
     }
 
@@ -89,7 +99,7 @@ impl Workload {
     pub fn kind(self) -> Kind {
         match self {
             Self::Stream => Kind::LongLived,
-            Self::Stencil | Self::Orders => Kind::Allocating,
+            Self::Stencil | Self::Orders | Self::OrdersG1 | Self::OrdersZ => Kind::Allocating,
         }
     }
 
@@ -99,12 +109,24 @@ impl Workload {
             Self::Stream => "none",
             Self::Stencil => "jemalloc",
             Self::Orders => "hotspot-parallel",
+            Self::OrdersG1 => "hotspot-g1",
+            Self::OrdersZ => "hotspot-z",
+        }
+    }
+
+    /// Of a Java program: its collector, as vnuma-run and as the Java VM call it.
+    pub fn collector(self) -> Option<[&'static str; 2]> {
+        match self {
+            Self::Stream | Self::Stencil => None,
+            Self::Orders => Some(["parallel", "-XX:+UseParallelGC"]),
+            Self::OrdersG1 => Some(["g1", "-XX:+UseG1GC"]),
+            Self::OrdersZ => Some(["z", "-XX:+UseZGC"]),
         }
     }
 
     /// How long it runs before it is measured.
     pub fn warm_up_s(self) -> u64 {
-        WARM_UP_S[usize::from(self != Self::Orders)]
+        WARM_UP_S[usize::from(self.collector().is_none())]
     }
 }
 
@@ -162,9 +184,10 @@ pub type Cell = (Workload, Policy, u32);
 pub fn cells(full: bool) -> Vec<Cell> {
     let policies: &[Policy] = if full { &Policy::ALL } else { &Policy::REDUCED };
     let rates: &[u32] = if full { &RATES } else { &REDUCED_RATES };
+    let workloads: &[Workload] = if full { &Workload::ALL } else { &Workload::REDUCED };
     let mut cells = Vec::new();
     for attached in [false, true] {
-        for workload in Workload::ALL {
+        for &workload in workloads {
             for &policy in policies.iter().filter(|policy| policy.is_attached() == attached) {
                 let of_policy = rates.iter().filter(|rate| policy != Policy::Ideal || **rate == 0);
                 cells.extend(of_policy.map(|&rate| (workload, policy, rate)));
@@ -204,7 +227,7 @@ mod tests {
     #[test]
     fn the_reduced_form_has_seven_cells_of_each_workload() {
         let reduced = cells(false);
-        assert_eq!(reduced.len(), 7 * Workload::ALL.len());
+        assert_eq!(reduced.len(), 7 * Workload::REDUCED.len());
         assert!(reduced.iter().all(|cell| cells(true).contains(cell)));
         let attached: Vec<bool> = reduced.iter().map(|(_, policy, _)| policy.is_attached()).collect();
         assert!(attached.is_sorted(), "the VM is attached once: {attached:?}");

@@ -41,7 +41,9 @@ pub fn draw(rows: &[Row], cells: &[Cell], path: &Path) -> Result<()> {
         root.fill(&WHITE).map_err(|error| error.to_string())?;
         let (above, below) = root.split_vertically(SIZE.1 / 2);
         bars(&above, rows)?;
-        for (area, workload) in below.split_evenly((1, Workload::ALL.len())).iter().zip(Workload::ALL) {
+        let is_there = |workload: &Workload| cells.iter().any(|cell| cell.workload == *workload);
+        let shown: Vec<Workload> = Workload::ALL.into_iter().filter(is_there).collect();
+        for (area, &workload) in below.split_evenly((1, shown.len().max(1))).iter().zip(&shown) {
             let wanted = |cell: &&Cell| cell.workload == workload && cell.changes_per_minute == JUDGED_RATE;
             remote(area, workload, &cells.iter().filter(wanted).collect::<Vec<_>>())?;
         }

@@ -96,7 +96,9 @@ fn wanted(arguments: &Arguments) -> Vec<Wanted> {
     // What is named is measured, whatever the form has.
     let all = *full || !policy.is_empty() || !changes.is_empty();
     let named = |(one, of, rate): &Wanted| {
-        (workload.is_empty() || workload.contains(one))
+        // Some workloads are measured only by name, or all together.
+        let by_default = *full || Workload::REDUCED.contains(one);
+        (workload.contains(one) || workload.is_empty() && by_default)
             && (policy.is_empty() || policy.contains(of))
             && (changes.is_empty() || changes.contains(rate))
     };
@@ -227,6 +229,9 @@ mod tests {
     fn what_is_named_is_measured() {
         let none = Arguments { workload: Vec::new(), policy: Vec::new(), changes: Vec::new(), full: false };
         assert_eq!(wanted(&none), cells(false));
+        let full =
+            Arguments { policy: vec![Policy::Full], workload: Vec::new(), changes: Vec::new(), full: false };
+        assert!(wanted(&full).iter().all(|(workload, ..)| Workload::REDUCED.contains(workload)));
         let one = Arguments { policy: vec![Policy::VnumaOs], workload: vec![Workload::Orders], ..none };
         let of = |rate| (Workload::Orders, Policy::VnumaOs, rate);
         assert_eq!(wanted(&one), [of(0), of(20)]);

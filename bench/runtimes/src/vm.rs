@@ -1,7 +1,8 @@
 //! The VM, its vCPUs' places, and the load in its guest.
 
 use crate::committed::{
-    CPUS, HOMES, HOST_CPUS, JAVA, JAVA_NUMA, MEMORY_MIB, NODES, OTHERS, Policy, SCAN_PERIOD_MS, Workload,
+    CPUS, HOMES, HOST_CPUS, JAVA, JAVA_NO_NUMA, JAVA_NUMA, MEMORY_MIB, NODES, OTHERS, Policy, SCAN_PERIOD_MS,
+    Workload,
 };
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -195,15 +196,16 @@ fn command(workload: Workload, policy: Policy) -> Vec<String> {
             let words = if full { followed(&["--allocator", "jemalloc"]) } else { alone };
             (words, vec![PROGRAM, "guest", "stencil"])
         }
-        Workload::Orders => {
-            let numa: &[&str] = match policy {
+        Workload::Orders | Workload::OrdersG1 | Workload::OrdersZ => {
+            let [name, flag] = workload.collector().unwrap_or_default();
+            let flags: &[&str] = match policy {
                 Policy::Full => &[],
-                Policy::VnumaOs => &JAVA_NUMA[..1],
-                _ => &JAVA_NUMA,
+                Policy::VnumaOs => &[flag, JAVA_NO_NUMA],
+                _ => &[flag, JAVA_NUMA],
             };
             (
-                followed(&["--gc", "parallel"]),
-                [&[java.as_str()], numa, &JAVA, &["-cp", RUNTIME, "Orders", &threads]].concat(),
+                followed(&["--gc", name]),
+                [&[java.as_str()], flags, &JAVA, &["-cp", RUNTIME, "Orders", &threads]].concat(),
             )
         }
     };
@@ -282,7 +284,7 @@ mod tests {
             with.starts_with("/root/runtime/jre/bin/java -XX:+UseParallelGC -XX:+UseNUMA -Xms400m "),
             "{with}"
         );
-        assert!(!line(Workload::Orders, Policy::VnumaOs).contains("UseNUMA"));
+        assert!(!line(Workload::Orders, Policy::VnumaOs).contains("+UseNUMA"));
         let full = line(Workload::Orders, Policy::Full);
         assert!(full.contains(" --gc parallel /root/runtime/jre/bin/java -Xms400m "), "{full}");
         let full = line(Workload::Stencil, Policy::Full);

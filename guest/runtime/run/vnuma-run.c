@@ -27,14 +27,23 @@
 #define STATUS_REFUSED	126
 #define STATUS_MISSING	127
 
-#define PARALLEL_FLAGS	"-XX:+UseParallelGC -XX:+UseNUMA"
 /* Of scripts that are interpreters of scripts: the kernel takes five. */
 #define MAX_SCRIPTS	5
 #define MAX_NOTES	8
 
+/* Collectors of HotSpot. What each of them does with it: docs/runtimes.md. */
+static const struct collector {
+	const char *name;
+	const char *flags;
+} collectors[] = {
+	{ "parallel", "-XX:+UseParallelGC -XX:+UseNUMA" },
+	{ "g1", "-XX:+UseG1GC -XX:+UseNUMA" },
+	{ "z", "-XX:+UseZGC -XX:+UseNUMA" },
+};
+
 struct plan {
 	const char *libraries;		/* folder of the overlays */
-	bool parallel;
+	const struct collector *collector;	/* NULL: the program is no Java VM */
 	bool jemalloc;
 	bool mimalloc;
 	bool mimalloc_loaded;
@@ -46,12 +55,12 @@ struct plan {
 };
 
 static const char usage[] =
-	"Usage: vnuma-run [--gc parallel] [--allocator jemalloc|mimalloc] [--libraries DIR]\n"
-	"                 [--dry-run] PROGRAM [ARGUMENT...]\n"
+	"Usage: vnuma-run [--gc parallel|g1|z] [--allocator jemalloc|mimalloc]\n"
+	"                 [--libraries DIR] [--dry-run] PROGRAM [ARGUMENT...]\n"
 	"\n"
 	"Starts a program so that it follows the NUMA topology as it is now.\n"
 	"\n"
-	"      --gc parallel         the program is a Java VM; use ParallelGC with its NUMA support\n"
+	"      --gc parallel|g1|z    the program is a Java VM; use that collector with its NUMA support\n"
 	"      --allocator jemalloc  malloc() is jemalloc's, with arenas of the thread's node\n"
 	"      --allocator mimalloc  malloc() is mimalloc's, which gives back what is free at once\n"
 	"      --libraries DIR       where numa/libnuma.so.1, hotspot/libnuma.so.1 and\n"
@@ -224,7 +233,7 @@ static void make_plan(struct plan *plan, const char *path)
 	int err;
 
 	if (can_preload(plan, path)) {
-		plan->overlay = add_library(plan, plan->parallel ? "hotspot/libnuma.so.1" : "numa/libnuma.so.1",
+		plan->overlay = add_library(plan, plan->collector ? "hotspot/libnuma.so.1" : "numa/libnuma.so.1",
 					    VNUMA_REAL_LIBNUMA, "libnuma answers as it always does");
 		if (plan->jemalloc)
 			add_library(plan, "jemalloc/libvnuma-jemalloc.so", VNUMA_REAL_JEMALLOC,
@@ -274,8 +283,8 @@ static int apply(const struct plan *plan)
 	if (plan->preload[0] && put_before(plan, "LD_PRELOAD", plan->preload, ':'))
 		return -1;
 	/* The flags are worth nothing to a Java VM that does not follow. */
-	if (plan->parallel && plan->overlay &&
-	    put_before(plan, "JAVA_TOOL_OPTIONS", PARALLEL_FLAGS, ' '))
+	if (plan->collector && plan->overlay &&
+	    put_before(plan, "JAVA_TOOL_OPTIONS", plan->collector->flags, ' '))
 		return -1;
 	/*
 	 * What a thread frees is new memory when it is used again, and so of the node that the thread is on
@@ -310,6 +319,16 @@ static int start(struct plan *plan, char **command)
 	return fail(STATUS_REFUSED, "%s: %s", command[0], strerror(errno));
 }
 
+static const struct collector *find_collector(const char *name)
+{
+	size_t i;
+
+	for (i = 0; i < sizeof(collectors) / sizeof(*collectors); i++)
+		if (!strcmp(collectors[i].name, name))
+			return &collectors[i];
+	return NULL;
+}
+
 int main(int argc, char **argv)
 {
 	static const struct option options[] = {
@@ -328,9 +347,9 @@ int main(int argc, char **argv)
 	while ((option = getopt_long(argc, argv, "+hV", options, NULL)) != -1) {
 		switch (option) {
 		case 'g':
-			if (strcmp(optarg, "parallel"))
-				return fail(STATUS_OWN, "--gc %s: only parallel is known", optarg);
-			plan.parallel = true;
+			plan.collector = find_collector(optarg);
+			if (!plan.collector)
+				return fail(STATUS_OWN, "--gc %s: only parallel, g1 and z are known", optarg);
 			break;
 		case 'a':
 			plan.jemalloc = !strcmp(optarg, "jemalloc");

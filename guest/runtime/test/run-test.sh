@@ -54,8 +54,13 @@ says out "$preload:/nonexistent.so"
 JAVA_TOOL_OPTIONS=-Xmx1g try 0 --gc parallel --dry-run true
 says out "LD_PRELOAD=$build/hotspot/libnuma.so.1"
 says out 'JAVA_TOOL_OPTIONS=-XX:+UseParallelGC -XX:+UseNUMA -Xmx1g'
-try 125 --gc g1 true
-says err '--gc g1: only parallel is known'
+try 0 --gc g1 --dry-run true
+says out "LD_PRELOAD=$build/hotspot/libnuma.so.1"
+says out 'JAVA_TOOL_OPTIONS=-XX:+UseG1GC -XX:+UseNUMA'
+try 0 --gc z --dry-run true
+says out 'JAVA_TOOL_OPTIONS=-XX:+UseZGC -XX:+UseNUMA'
+try 125 --gc serial true
+says err '--gc serial: only parallel, g1 and z are known'
 
 # Allocators.
 jemalloc=$3
