@@ -67,10 +67,11 @@ pub enum Kind {
 
 /// Of STREAM's three arrays together, MiB for each vCPU: more than the last-level cache of a node.
 pub const STREAM_MIB: usize = 72;
-/// Bytes of a row of the stencil: more than jemalloc keeps for a thread.
-pub const ROW_BYTES: usize = 64 << 10;
+/// Bytes of a row of the stencil: more than jemalloc keeps for a thread. Four rows are in use at a time, which is twice what an L2 of
+/// the profiles holds. With rows of half that size they were just what it holds, and how many lines it kept depended on the pages.
+pub const ROW_BYTES: usize = 128 << 10;
 /// Rows of a step, for each vCPU: 72 MiB.
-pub const ROWS: usize = 1152;
+pub const ROWS: usize = 576;
 /// Options of the Java VM: eden is far larger than the last-level caches of both nodes, and keeps its size.
 pub const JAVA: [&str; 4] = ["-Xms400m", "-Xmx400m", "-Xmn320m", "-XX:-UseAdaptiveSizePolicy"];
 /// The option by which a Java VM uses nodes.
