@@ -13,11 +13,11 @@
  *	mapping		looked at whoever uses it, as twice after it was made
  *
  * From there on the kernel does what it does for a new process, at its own pace and with its own
- * limits: scan_size_mb each scan_period_min_ms. Nothing has to be undone. Where AutoNUMA is off, the
- * fields have no meaning.
+ * limits: scan_size_mb each scan_period_min_ms. Nothing has to be undone. Where AutoNUMA is off,
+ * the fields have no meaning.
  *
- * The kernel writes these fields without locks, as hints. The exception are those of mappings, which
- * mmap_lock protects.
+ * The kernel writes these fields without locks, as hints. The exception are those of mappings,
+ * which mmap_lock protects.
  */
 #include <linux/delay.h>
 #include <linux/jiffies.h>
@@ -44,8 +44,8 @@ MODULE_PARM_DESC(autonuma, "tell AutoNUMA to look at memory of threads whose CPU
 /* Changes that follow each other sooner are told together: a look costs page faults. */
 #define LEAST_MS	1000
 /*
- * A look reaches scan_size_mb, and a page for which its node had no room just then stays until the next
- * one. So it is told so many times after a change.
+ * A look reaches scan_size_mb, and a page for which its node had no room just then stays until
+ * the next one. So it is told so many times after a change.
  */
 #define LOOKS	3
 /* A process that is changing its mappings all the time is looked at without them. */
