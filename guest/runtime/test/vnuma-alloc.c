@@ -6,6 +6,7 @@
  *	node=1 local=100
  *
  *	vnuma-alloc CPU		(ends with its input, or when nothing has changed for five minutes)
+ *	vnuma-alloc CPU stay	(allocates once, and goes on to use that)
  */
 #define _GNU_SOURCE
 #include <poll.h>
@@ -54,6 +55,16 @@ static void allocate(void)
 	}
 }
 
+/* Each page, as AutoNUMA moves what is used. */
+static void use(void)
+{
+	int i, at;
+
+	for (i = 0; i < PIECES; i++)
+		for (at = 0; at < SIZE; at += 4096)
+			((volatile char *)pieces[i])[at]++;
+}
+
 static void release(void)
 {
 	int i;
@@ -65,6 +76,7 @@ static void release(void)
 int main(int argc, char **argv)
 {
 	struct pollfd input = { .fd = STDIN_FILENO, .events = POLLIN };
+	int stay = argc == 3 && !strcmp(argv[2], "stay");
 	int node, share, last_node = -2, last_share = -2, same = 0;
 	time_t changed = time(NULL);
 	struct vnuma *v;
@@ -72,16 +84,19 @@ int main(int argc, char **argv)
 
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	CPU_ZERO(&one);
-	CPU_SET(argc == 2 ? atoi(argv[1]) : 0, &one);
+	CPU_SET(argc >= 2 ? atoi(argv[1]) : 0, &one);
 	if (sched_setaffinity(0, sizeof(one), &one) || vnuma_open(&v)) {
 		perror("vnuma-alloc");
 		return 1;
 	}
 	while (poll(&input, 1, 50) == 0) {
-		allocate();
+		if (!stay || !pieces[0])
+			allocate();
+		use();
 		node = vnuma_current_node(v);
 		share = share_on(node);
-		release();
+		if (!stay)
+			release();
 		same = node == last_node && share == last_share ? same + 1 : 0;
 		last_node = node;
 		last_share = share;

@@ -13,7 +13,7 @@ const NAME: &str = "runtimes";
 /// On the server, and in the guest.
 pub const DIRECTORY: &str = "/root/runtime";
 /// By themselves allocators keep what is free for some time only. A slow server may take longer than that for a round.
-const KEEPS_JEMALLOC: &str = "MALLOC_CONF=dirty_decay_ms:-1,muzzy_decay_ms:-1";
+const KEEPS_JEMALLOC: [&str; 1] = ["MALLOC_CONF=dirty_decay_ms:-1,muzzy_decay_ms:-1"];
 const KEEPS_MIMALLOC: [&str; 2] =
     ["MIMALLOC_DECOMMIT_DELAY=600000", "MIMALLOC_SEGMENT_DECOMMIT_DELAY=600000"];
 const MIMALLOC: &str = "/usr/lib/x86_64-linux-gnu/libmimalloc.so.2";
@@ -117,8 +117,10 @@ fn follow(vm: &Vm) -> Result<()> {
         follower.expect(&state, &[])?;
     }
     move_and_back(&mut followers)?;
-    allocate(vm)?;
-    allocate_by_mimalloc(vm)?;
+    stay(vm)?;
+    vm.exec(&["sh", "-c", "echo 0 > /proc/sys/kernel/numa_balancing"])?;
+    let there = [true, install_mimalloc(vm)?];
+    ALLOCATORS.iter().zip(there).filter(|(_, there)| *there).try_for_each(|(one, _)| allocate(vm, one))?;
     unload(vm, followers)
 }
 
@@ -137,42 +139,62 @@ fn move_and_back(followers: &mut [Follower; 2]) -> Result<()> {
     without.expect(&["cpus=1,0,0,0", &stays, "current=ok"], &gained)
 }
 
-/// jemalloc gives a thread memory of the node that its CPU is on now. By itself it gives it what was freed, which is on the node before.
-/// It is so for as long as nobody else takes pages to the thread's node: jemalloc returns freed pages to the kernel after some
-/// seconds, and the kernel's balancer moves them.
-fn allocate(vm: &Vm) -> Result<()> {
-    vm.exec(&["sh", "-c", "echo 0 > /proc/sys/kernel/numa_balancing"])?;
-    let (run, alloc) = (in_guest("vnuma-run"), in_guest("vnuma-alloc"));
-    let with = [&run, "--libraries", DIRECTORY, "--allocator", "jemalloc", &alloc, "1"];
-    let mut with = Follower::start(vm, &with, ALLOC)?;
-    let alone = ["env", "LD_PRELOAD=libjemalloc.so.2", KEEPS_JEMALLOC, &alloc, "1"];
-    let mut without = Follower::start(vm, &alone, ALLOC)?;
-    for program in [&mut with, &mut without] {
-        program.expect(&["node=0", "local=100"], &[])?;
+/// What a program has allocated once comes to its thread: the driver tells AutoNUMA to look. By itself AutoNUMA would do so next in ten
+/// minutes here, which is longer than the program waits.
+fn stay(vm: &Vm) -> Result<()> {
+    const SELDOM: &str = "d=/sys/kernel/debug/sched/numa_balancing; [ -d $d ] || mount -t debugfs none /sys/kernel/debug; \
+                          echo 600000 > $d/scan_period_max_ms && echo 600000 > $d/scan_period_min_ms";
+    vm.exec(&["sh", "-c", SELDOM])?;
+    let told = || -> Result<u64> {
+        let text = vm.exec(&["cat", "/sys/class/misc/vnuma/autonuma_told"])?;
+        text.trim().parse().with_context(|| format!("autonuma_told: {text:?}"))
+    };
+    let mut program = Follower::start(vm, &[&in_guest("vnuma-alloc"), "1", "stay"], ALLOC)?;
+    program.expect(&["node=0", "local=100"], &[])?;
+    let before = told()?;
+    for node in ["1", "0"] {
+        vnumactl(&["move", NAME, "--vcpu", "1", "--node", node])?;
+        program.expect(&[&format!("node={node}"), "local=100"], &[])?;
     }
-    vnumactl(&["move", NAME, "--vcpu", "1", "--node", "1"])?;
-    with.expect(&["node=1", "local=100"], &[])?;
-    without.expect(&["node=1", "local=0"], &[])?;
-    vnumactl(&["move", NAME, "--vcpu", "1", "--node", "0"])?;
-    with.expect(&["node=0", "local=100"], &[])?;
-    println!("jemalloc with vnuma-run follows, by itself it does not");
-    with.end()?;
-    without.end()
+    ensure!(told()? > before, "autonuma_told stays at {before}");
+    println!("what was allocated once comes along");
+    program.end()
 }
 
-/// mimalloc gives back at once what is free, so that what a thread gets next is new and of its node. What it keeps is not.
-fn allocate_by_mimalloc(vm: &Vm) -> Result<()> {
-    if !Path::new(&in_guest("libmimalloc.so.2")).exists() {
+/// An allocator that vnuma-run can choose, and what keeps it from giving back what is free when it runs by itself.
+struct Allocator {
+    name: &'static str,
+    library: &'static str,
+    keeps: &'static [&'static str],
+}
+
+/// jemalloc has arenas of the thread's node; mimalloc gives back at once what is free, so that what a thread gets next is new.
+const ALLOCATORS: [Allocator; 2] = [
+    Allocator { name: "jemalloc", library: "libjemalloc.so.2", keeps: &KEEPS_JEMALLOC },
+    Allocator { name: "mimalloc", library: MIMALLOC, keeps: &KEEPS_MIMALLOC },
+];
+
+/// Puts mimalloc where the system has it; the image does not. Is it there?
+fn install_mimalloc(vm: &Vm) -> Result<bool> {
+    let brought = in_guest("libmimalloc.so.2");
+    let there = Path::new(&brought).exists();
+    if there {
+        vm.exec(&["cp", &brought, MIMALLOC])?;
+    } else {
         println!("mimalloc: skipped, there was no libmimalloc.so.2 (package libmimalloc2.0)");
-        return Ok(());
     }
-    // Where the system has it.
-    vm.exec(&["cp", &in_guest("libmimalloc.so.2"), MIMALLOC])?;
+    Ok(there)
+}
+
+/// With vnuma-run a thread gets memory of the node that its CPU is on now. By itself an allocator gives it what was freed, which is
+/// on the node before: for as long as nobody else takes pages to the thread's node, as the kernel's balancer does.
+fn allocate(vm: &Vm, allocator: &Allocator) -> Result<()> {
+    let name = allocator.name;
     let (run, alloc) = (in_guest("vnuma-run"), in_guest("vnuma-alloc"));
-    let with = [&run, "--libraries", DIRECTORY, "--allocator", "mimalloc", &alloc, "1"];
+    let with = [&run, "--libraries", DIRECTORY, "--allocator", name, &alloc, "1"];
     let mut with = Follower::start(vm, &with, ALLOC)?;
-    let preload = format!("LD_PRELOAD={MIMALLOC}");
-    let alone = [&["env", preload.as_str()][..], &KEEPS_MIMALLOC, &[&alloc, "1"]].concat();
+    let preload = format!("LD_PRELOAD={}", allocator.library);
+    let alone = [&["env", preload.as_str()], allocator.keeps, &[&alloc, "1"]].concat();
     let mut without = Follower::start(vm, &alone, ALLOC)?;
     for program in [&mut with, &mut without] {
         program.expect(&["node=0", "local=100"], &[])?;
@@ -182,7 +204,7 @@ fn allocate_by_mimalloc(vm: &Vm) -> Result<()> {
     without.expect(&["node=1", "local=0"], &[])?;
     vnumactl(&["move", NAME, "--vcpu", "1", "--node", "0"])?;
     with.expect(&["node=0", "local=100"], &[])?;
-    println!("mimalloc with vnuma-run follows, with what it keeps it does not");
+    println!("{name} with vnuma-run follows, by itself with what it keeps it does not");
     with.end()?;
     without.end()
 }
