@@ -120,8 +120,11 @@ struct StartArguments {
     /// Give every node as many sockets without a vCPU as it has vCPUs, for CPU hot-plug
     #[arg(long, conflicts_with = "uma")]
     spare_slots: bool,
+    /// Give every node a virtio-mem device (`vmem0` and on) of this size, such as 512M, of which nothing is plugged
+    #[arg(long, value_name = "SIZE", conflicts_with = "uma")]
+    pluggable: Option<Memory>,
     /// Take the machine, its nodes, memory and devices from FILE, as `vnumactl place` prints it for QEMU
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["nodes", "vcpus", "memory", "unbound", "uma", "spare_slots"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["nodes", "vcpus", "memory", "unbound", "uma", "spare_slots", "pluggable"])]
     placement: Option<PathBuf>,
     /// Connect it to the network of the lab's servers
     #[arg(long)]
@@ -149,9 +152,21 @@ fn run(command: Command) -> Result<ExitCode> {
     match command {
         Command::Start(arguments) => {
             let StartArguments { name, kernel, nodes, vcpus, memory, unbound, uma, .. } = arguments;
-            let StartArguments { spare_slots, placement, network, devices, verbose, .. } = arguments;
-            let request =
-                Request { name, kernel, nodes, vcpus, memory, unbound, uma, spare_slots, network, devices };
+            let StartArguments { spare_slots, pluggable, placement, network, devices, verbose, .. } =
+                arguments;
+            let request = Request {
+                name,
+                kernel,
+                nodes,
+                vcpus,
+                memory,
+                unbound,
+                uma,
+                spare_slots,
+                pluggable,
+                network,
+                devices,
+            };
             vm::start(&request, placement.as_deref(), verbose)?;
         }
         Command::Exec { name, command } => return session::exec(&name, command),

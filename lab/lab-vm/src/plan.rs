@@ -34,6 +34,8 @@ pub struct Request {
     pub uma: bool,
     /// Sockets without a vCPU on every node, as many as it has vCPUs.
     pub spare_slots: bool,
+    /// A virtio-mem device of this size for each guest node, of which nothing is plugged.
+    pub pluggable: Option<Memory>,
     /// A card in the network of the servers.
     pub network: bool,
     /// PCI functions of the server that it gets, by their addresses.
@@ -47,6 +49,8 @@ pub struct Plan {
     pub nodes: Vec<GuestNode>,
     /// Whether the guest has NUMA nodes.
     pub numa: bool,
+    /// Size of the virtio-mem device of each node, MiB; 0: there are none.
+    pub pluggable_mib: usize,
     /// Distances, row = from, column = to.
     pub distances: Vec<Vec<u8>>,
 }
@@ -175,6 +179,7 @@ pub fn plan(request: &Request, host: &[HostNode]) -> Result<Plan, PlanError> {
     Ok(Plan {
         nodes: (0..nodes).map(guest_node).collect(),
         numa: !request.uma,
+        pluggable_mib: request.pluggable.map_or(0, |memory| memory.mib),
         distances: (0..nodes).map(row).collect(),
     })
 }
@@ -203,6 +208,7 @@ mod tests {
             unbound: false,
             uma: false,
             spare_slots: false,
+            pluggable: None,
             network: false,
             devices: Vec::new(),
         }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use crate::network::Nic;
-use crate::plan::Plan;
+use crate::plan::{GuestNode, Plan};
 
 /// Free ports for devices that come while the VM runs, `vnuma0` and on.
 const FREE_PORTS: usize = 2;
@@ -30,12 +30,17 @@ pub fn machine(name: &str, plan: &Plan) -> Vec<Vec<String>> {
     let vcpus = plan.nodes.last().map_or(1, |node| node.vcpus.end);
     let sockets = plan.nodes.iter().map(|node| node.vcpus.len() + node.spare.len()).sum::<usize>();
     let memory: usize = plan.nodes.iter().map(|node| node.memory_mib).sum();
+    let most = match plan.pluggable_mib {
+        0 => String::new(),
+        // Each device is aligned to 1 GiB at most.
+        mib => format!(",maxmem={}M", memory + plan.nodes.len() * (mib + 1024)),
+    };
     let machine = if plan.numa { "q35" } else { "q35,memory-backend=ram0" };
     let mut lines: Vec<String> = vec![
         format!("-name {name},debug-threads=on"),
         format!("-machine {machine} -accel kvm -cpu host"),
         // One socket per vCPU: siblings and caches then never contradict a vCPU's node, whichever it is.
-        format!("-smp {vcpus},maxcpus={sockets},sockets={sockets},cores=1,threads=1 -m {memory}M"),
+        format!("-smp {vcpus},maxcpus={sockets},sockets={sockets},cores=1,threads=1 -m {memory}M{most}"),
     ];
     for (number, node) in plan.nodes.iter().enumerate() {
         let bind = node.home.as_ref().map(|home| format!(",host-nodes={},policy=bind", home.node));
@@ -46,6 +51,11 @@ pub fn machine(name: &str, plan: &Plan) -> Vec<Vec<String>> {
     if plan.numa {
         lines.extend(numa(plan));
     }
+    if plan.pluggable_mib > 0 {
+        lines.extend(
+            plan.nodes.iter().enumerate().map(|(number, node)| pluggable(number, node, plan.pluggable_mib)),
+        );
+    }
     for port in 0..FREE_PORTS {
         lines.push(format!(
             "-device pcie-root-port,id=vnuma{port},bus=pcie.0,chassis={},slot={port}",
@@ -53,6 +63,17 @@ pub fn machine(name: &str, plan: &Plan) -> Vec<Vec<String>> {
         ));
     }
     words(&lines)
+}
+
+/// Memory that can be plugged into a node while the VM runs.
+fn pluggable(number: usize, node: &GuestNode, mib: usize) -> String {
+    let bind = node.home.as_ref().map(|home| format!(",host-nodes={},policy=bind", home.node));
+    format!(
+        "-object memory-backend-ram,id=pluggable{number},size={mib}M,prealloc=off,reserve=off{} \
+         -device virtio-mem-pci,bus=pcie.0,id=vmem{number},memdev=pluggable{number},node={number},requested-size=0,\
+         modern-pio-notify=on",
+        bind.unwrap_or_default()
+    )
 }
 
 /// The options of devices that are passed through. Their ids are `device0` and on.
@@ -129,7 +150,7 @@ fn numa(plan: &Plan) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{GuestNode, Home};
+    use crate::plan::Home;
 
     fn line(numa: bool, homes: bool) -> String {
         let node = |number: usize| GuestNode {
@@ -139,7 +160,8 @@ mod tests {
             home: homes.then(|| Home { node: 3 - number, cpus: vec![0] }),
         };
         let nodes = if numa { vec![node(0), node(1)] } else { vec![node(0)] };
-        let plan = Plan { nodes, numa, distances: vec![vec![10, 21], vec![21, 10]] };
+        let pluggable_mib = if homes { 256 } else { 0 };
+        let plan = Plan { nodes, numa, pluggable_mib, distances: vec![vec![10, 21], vec![21, 10]] };
         let path = Path::new;
         let files = Files {
             kernel: path("/k"),
@@ -156,7 +178,9 @@ mod tests {
     fn a_bound_vm_has_its_nodes_at_home() {
         let line = line(true, true);
         for part in [
-            "-smp 4,maxcpus=6,sockets=6,cores=1,threads=1 -m 512M",
+            "-smp 4,maxcpus=6,sockets=6,cores=1,threads=1 -m 512M,maxmem=3072M ",
+            "id=pluggable1,size=256M,prealloc=off,reserve=off,host-nodes=2,policy=bind",
+            "id=vmem1,memdev=pluggable1,node=1,requested-size=0,modern-pio-notify=on",
             "id=ram1,size=256M,prealloc=off,host-nodes=2,policy=bind",
             "-numa node,nodeid=1,memdev=ram1 -numa cpu,node-id=1,socket-id=2 -numa cpu,node-id=1,socket-id=3 \
              -numa cpu,node-id=1,socket-id=5",
@@ -182,6 +206,7 @@ mod tests {
 
     #[test]
     fn an_unbound_vm_has_no_policy_and_a_uma_vm_no_nodes() {
+        assert!(!line(true, false).contains("vmem") && !line(true, false).contains("maxmem"));
         assert!(!line(true, false).contains("policy") && !line(true, false).contains("netdev"));
         let uma = line(false, false);
         assert!(
