@@ -193,3 +193,23 @@ fn memory_that_somebody_moves_back_is_not_moved_for_ever() {
     }
     assert_eq!((moves, rehome.phase()), (FRUITLESS, &RehomePhase::Failed));
 }
+
+#[test]
+fn phases_have_the_names_of_the_api() {
+    use RehomePhase::{Done, Failed, Memory, Stopped, Topology, Vcpus};
+    let names = [Memory, Topology, Vcpus, Done, Stopped, Failed].map(|phase| phase.name());
+    assert_eq!(names, ["memory", "topology", "vcpus", "done", "stopped", "failed"]);
+}
+
+#[test]
+fn less_than_a_page_is_nothing_that_can_be_moved() {
+    let mut rehome = Rehome::new(0, TO, Vec::new());
+    let place = |bytes| RehomeView {
+        places: vec![(0, bytes), (TO, 9 * PAGE)],
+        home: Some(TO),
+        ..RehomeView::default()
+    };
+    assert_eq!(rehome.clone().next(&place(PAGE)), RehomeStep::Memory(0, PAGE));
+    assert_eq!(rehome.next(&place(PAGE - 1)), RehomeStep::Wait);
+    assert_eq!((rehome.phase(), &rehome.problem), (&RehomePhase::Topology, &None));
+}
