@@ -35,6 +35,64 @@ pub const PERIOD_S: f64 = 0.25;
 /// The shortest and the longest that is taken on the server, seconds.
 pub const PERIODS_S: (f64, f64) = (4.0, 8.0);
 
+/// What a guest node has that was never changed, or was grown, and what it grows and shrinks by, MiB.
+pub const WHOLE_MIB: u64 = 512;
+/// See there.
+pub const PART_MIB: u64 = 256;
+/// What STREAM takes after that on guest node 0: more than it has before it grows, and less than it has then.
+pub const SIZED_STREAM_MIB: usize = 288;
+
+/// By what a guest node gets another size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+#[value(rename_all = "kebab-case")]
+pub enum Means {
+    /// It had it from the beginning
+    NeverChanged,
+    /// A balloon, which knows no nodes
+    Balloon,
+    /// virtio-mem, by vnumad
+    VirtioMem,
+}
+
+impl Means {
+    /// All of them, in the order in which they are measured and shown.
+    pub const ALL: [Self; 3] = [Self::NeverChanged, Self::Balloon, Self::VirtioMem];
+
+    /// As rows have it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::NeverChanged => "never-changed",
+            Self::Balloon => "balloon",
+            Self::VirtioMem => "virtio-mem",
+        }
+    }
+}
+
+/// What happens to a guest node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+#[value(rename_all = "kebab-case")]
+pub enum SizeCause {
+    /// Guest node 0 grows
+    Grow,
+    /// Guest node 1 shrinks
+    Shrink,
+}
+
+impl SizeCause {
+    /// Both, in the order in which they are measured and shown.
+    pub const ALL: [Self; 2] = [Self::Grow, Self::Shrink];
+
+    /// As rows have it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Grow => "grow",
+            Self::Shrink => "shrink",
+        }
+    }
+}
+
 /// By what the guest's memory gets displaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
@@ -143,6 +201,8 @@ pub mod goals {
     pub const SECOND_RUN: f64 = 0.01;
     /// The I/O load takes at most so much more than under `none`.
     pub const IO: f64 = 0.01;
+    /// After a change by virtio-mem STREAM takes at most so much more or less than in a VM that was never changed.
+    pub const SIZED: f64 = 0.02;
     /// vnumad takes at most this share of a CPU.
     pub const OVERHEAD: f64 = 0.005;
 }
@@ -166,6 +226,11 @@ mod tests {
         let node = MEMORY_MIB as usize / NODES;
         assert!(load <= node - 128 && STREAM_MIB <= node - 128, "a kernel takes the rest");
         assert!(STREAM_MIB + load > node - 100, "STREAM finds what the load leaves");
+        let sized = SIZED_STREAM_MIB as u64;
+        assert!(
+            sized > WHOLE_MIB - PART_MIB && sized <= WHOLE_MIB - 128,
+            "it fits when it has grown, and not before"
+        );
         assert!(load as f64 >= MEMORY_MIB as f64 * goals::DISPLACES, "the load displaces enough");
     }
 }

@@ -4,6 +4,7 @@
 //! | line | what | answer |
 //! |---|---|---|
 //! | `stream MIB` | maps memory for STREAM anew and writes it | where it is, `[first byte, length]` of guest physical memory |
+//! | `local MIB` | the same, of whichever node the kernel takes for a vCPU of guest node 0 | the same |
 //! | `pass` | a pass of STREAM's triad: one word of each line | operations |
 //! | `end` | gives that memory up | 0 |
 //! | `take MIB` | maps a chunk of memory and writes a word of each line | lines |
@@ -61,8 +62,8 @@ pub fn run() -> Result<()> {
 }
 
 /// In huge pages of the guest as far as it has any.
-fn map(mib: usize) -> Result<Memory> {
-    let map = |huge| Memory::map(mib << 20, Some(NODE), huge);
+fn map(mib: usize, node: Option<usize>) -> Result<Memory> {
+    let map = |huge| Memory::map(mib << 20, node, huge);
     map(true).or_else(|_| map(false)).with_context(|| format!("mapping {mib} MiB"))
 }
 
@@ -105,8 +106,9 @@ impl Load {
         let word = words.next().unwrap_or_default();
         let number = words.next().map(str::parse::<usize>).transpose()?;
         let done = match (word, number) {
-            ("stream", mib) => {
-                let mut memory = map(mib.unwrap_or(STREAM_MIB))?;
+            ("stream" | "local", mib) => {
+                let node = (word == "stream").then_some(NODE);
+                let mut memory = map(mib.unwrap_or(STREAM_MIB), node)?;
                 write(&mut memory, 1);
                 let there = ranges(&frames(memory.address(), memory.bytes())?);
                 self.stream = Some(memory);
@@ -115,7 +117,7 @@ impl Load {
             ("pass", None) => triad(self.stream.as_mut().context("there is no memory for STREAM")?),
             ("end", None) => self.stream.take().map_or(0, |_| 0),
             ("take", Some(mib)) => {
-                let mut memory = map(mib)?;
+                let mut memory = map(mib, Some(NODE))?;
                 let lines = write(&mut memory, 1);
                 self.chunks.push(memory);
                 lines

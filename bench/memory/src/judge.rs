@@ -1,8 +1,8 @@
 //! From what was measured to rows, and from rows to goals. Cycles are *modelled*: of a named profile. Where pages are is *measured*.
 
 use crate::{
-    committed::{Cause, PAPER_PERIOD_S, Policy, cells, goals},
-    raw::{self, Cell, Line, Pass, Stream},
+    committed::{Cause, Means, PAPER_PERIOD_S, Policy, SizeCause, cells, goals},
+    raw::{self, Cell, Line, Pass, SizeCell, Stream},
 };
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
@@ -67,6 +67,23 @@ pub struct Row {
     pub does_not_count: Option<String>,
 }
 
+/// A guest node that got another size, as a profile prices it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct SizeRow {
+    pub profile: String,
+    pub workload: &'static str,
+    pub cause: SizeCause,
+    pub means: Means,
+    /// What is free on each node of the guest before STREAM begins, MiB.
+    pub free_mib: [u64; 2],
+    /// Share of STREAM's accesses to memory that leave the node.
+    pub remote_share: f64,
+    /// Modelled cycles of an operation of STREAM: the median of its passes.
+    pub cycles_per_op: f64,
+    /// What that is more than in a VM that was never changed; none if that was not measured.
+    pub to_never_changed: Option<f64>,
+}
+
 #[derive(Serialize)]
 struct Report<'a> {
     source: &'static str,
@@ -75,18 +92,22 @@ struct Report<'a> {
     server: &'a raw::Server,
     goals: &'a [Goal],
     rows: &'a [Row],
+    sizes: &'a [SizeRow],
     cells: &'a [Cell],
+    size_cells: &'a [SizeCell],
 }
 
 /// Writes report and picture, prints the table. An error if goals are missed.
 pub fn run(arguments: &Arguments) -> Result<()> {
-    let (server, cells) = read(&arguments.raw)?;
-    let mut rows = Vec::new();
+    let (server, cells, size_cells) = read(&arguments.raw)?;
+    let (mut rows, mut sizes) = (Vec::new(), Vec::new());
     for profile in profiles(&server.profile)? {
         rows.extend(rows_of(&cells, &server, &profile)?);
+        sizes.extend(sizes_of(&size_cells, &profile)?);
     }
-    ensure!(!rows.is_empty(), "{}: no cell was measured", arguments.raw.display());
-    let goals = judge(&rows, arguments.full);
+    ensure!(!rows.is_empty() || !sizes.is_empty(), "{}: no cell was measured", arguments.raw.display());
+    let mut goals = judge(&rows, arguments.full);
+    goals.extend(judge_sizes(&sizes));
     let report = Report {
         source: "cycles are modelled: the lab's counters, priced under the profile of each row; where pages are is measured",
         commit: &arguments.commit,
@@ -94,29 +115,32 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         server: &server,
         goals: &goals,
         rows: &rows,
+        sizes: &sizes,
         cells: &cells,
+        size_cells: &size_cells,
     };
     let path = arguments.directory.join("report.json");
     let text = serde_json::to_string_pretty(&report)? + "\n";
     fs::write(&path, text).with_context(|| path.display().to_string())?;
     let picture = arguments.directory.join("report.svg");
     crate::picture::draw(&cells, &picture)?;
-    print!("{}", table(&rows));
+    print!("{}{}", table(&rows), size_table(&sizes));
     println!("report: {}\npicture: {}", path.display(), picture.display());
     print_goals(&goals)
 }
 
-fn read(path: &Path) -> Result<(raw::Server, Vec<Cell>)> {
+fn read(path: &Path) -> Result<(raw::Server, Vec<Cell>, Vec<SizeCell>)> {
     let file = fs::File::open(path).with_context(|| path.display().to_string())?;
-    let (mut server, mut cells) = (None, Vec::new());
+    let (mut server, mut cells, mut sizes) = (None, Vec::new(), Vec::new());
     for (number, line) in BufReader::new(file).lines().enumerate() {
         let place = || format!("{}:{}", path.display(), number + 1);
         match serde_json::from_str(&line.with_context(place)?).with_context(place)? {
             Line::Server(line) => server = Some(line),
             Line::Cell(cell) => cells.push(cell),
+            Line::Size(cell) => sizes.push(cell),
         }
     }
-    Ok((server.with_context(|| format!("{}: no server", path.display()))?, cells))
+    Ok((server.with_context(|| format!("{}: no server", path.display()))?, cells, sizes))
 }
 
 /// Cycles of an operation; none if nothing was done.
@@ -178,6 +202,55 @@ fn rows_of(cells: &[Cell], server: &raw::Server, profile: &CounterProfile) -> Re
         });
     }
     Ok(rows)
+}
+
+fn sizes_of(cells: &[SizeCell], profile: &CounterProfile) -> Result<Vec<SizeRow>> {
+    let cycles = |cell: &SizeCell| {
+        let name = || format!("{}, {}: STREAM", cell.cause.name(), cell.means.name());
+        stream(&cell.stream, profile).with_context(name)
+    };
+    let row = |cell: &SizeCell| -> Result<SizeRow> {
+        let unchanged = cells.iter().find(|one| one.cause == cell.cause && one.means == Means::NeverChanged);
+        let cycles_per_op = cycles(cell)?;
+        Ok(SizeRow {
+            profile: profile.name.clone(),
+            workload: "stream",
+            cause: cell.cause,
+            means: cell.means,
+            free_mib: cell.free_mib,
+            remote_share: remote_share(&cell.stream),
+            cycles_per_op,
+            to_never_changed: unchanged
+                .map(cycles)
+                .transpose()?
+                .map(|unchanged| cycles_per_op / unchanged - 1.0),
+        })
+    };
+    cells.iter().map(row).collect()
+}
+
+fn judge_sizes(rows: &[SizeRow]) -> Vec<Goal> {
+    let mut names: Vec<&str> = rows.iter().map(|row| row.profile.as_str()).collect();
+    names.dedup();
+    let goal = |profile: &str| {
+        let found: Vec<(SizeCause, f64)> = rows
+            .iter()
+            .filter(|row| row.profile == profile && row.means == Means::VirtioMem)
+            .filter_map(|row| Some((row.cause, row.to_never_changed?)))
+            .collect();
+        let shown: Vec<String> =
+            found.iter().map(|(cause, more)| format!("{} {:.2} %", cause.name(), more * 100.0)).collect();
+        Goal {
+            goal: format!(
+                "{profile}: STREAM after a change by virtio-mem is within {:.1} % of a VM that was never changed",
+                goals::SIZED * 100.0
+            ),
+            found: shown.join(", "),
+            met: found.len() == SizeCause::ALL.len()
+                && found.iter().all(|(_, more)| more.abs() <= goals::SIZED),
+        }
+    };
+    names.into_iter().map(goal).collect()
 }
 
 fn does_not_count(cells: &[Cell], cell: &Cell, server: &raw::Server) -> Option<String> {
@@ -345,6 +418,29 @@ fn table(rows: &[Row]) -> String {
             optional(row.longest_hold_ms, 1.0, 1),
             optional(row.overhead_share, 100.0, 4),
             row.does_not_count.as_ref().map(|why| format!("  does not count: {why}")).unwrap_or_default(),
+        );
+    }
+    text
+}
+
+fn size_table(rows: &[SizeRow]) -> String {
+    if rows.is_empty() {
+        return String::new();
+    }
+    let mut text = format!(
+        "{:<18} {:<8} {:<14} {:>16} {:>9} {:>9} {:>9}\n",
+        "profile", "cause", "means", "free on 0, 1", "remote", "cycles/op", "to never"
+    );
+    for row in rows {
+        text += &format!(
+            "{:<18} {:<8} {:<14} {:>16} {:>7.2} % {:>9.2} {:>9}\n",
+            row.profile,
+            row.cause.name(),
+            row.means.name(),
+            format!("{}, {} MiB", row.free_mib[0], row.free_mib[1]),
+            row.remote_share * 100.0,
+            row.cycles_per_op,
+            row.to_never_changed.map_or("-".to_owned(), percent),
         );
     }
     text

@@ -9,6 +9,7 @@ mod picture;
 mod policy;
 mod raw;
 mod server;
+mod size;
 mod vm;
 
 use clap::{Parser, Subcommand};

@@ -135,6 +135,11 @@ fn start_vnumad(period_s: f64) -> Result<(Process, Vec<(String, Thread)>)> {
     Ok((daemon, threads))
 }
 
+/// A vnumad that knows the VM and does what it is asked for.
+pub fn quiet_vnumad() -> Result<Process> {
+    start_vnumad(PAPER_PERIOD_S).map(|(daemon, _)| daemon)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

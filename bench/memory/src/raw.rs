@@ -1,6 +1,6 @@
 //! What was measured, before anything is concluded: a line of JSON each, so that a run that is cut off leaves what it has.
 
-use crate::committed::{Cause, Policy};
+use crate::committed::{Cause, Means, Policy, SizeCause};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use vnuma_lab_pricing::Counts;
@@ -13,6 +13,8 @@ pub enum Line {
     Server(Server),
     /// A cause under a policy.
     Cell(Cell),
+    /// A guest node that got another size.
+    Size(SizeCell),
 }
 
 /// The server.
@@ -55,6 +57,19 @@ pub struct Cell {
     pub longest_hold_us: Option<u64>,
     /// Modelled cycles of vnumad's threads in the periods, by name; none if it does not run.
     pub daemon: Option<BTreeMap<String, u64>>,
+}
+
+/// A guest node that got another size.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct SizeCell {
+    /// Which.
+    pub cause: SizeCause,
+    /// By what.
+    pub means: Means,
+    /// What is free on each node of the guest before STREAM begins, MiB.
+    pub free_mib: [u64; 2],
+    /// STREAM after that.
+    pub stream: Stream,
 }
 
 /// A run of STREAM.

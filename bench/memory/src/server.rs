@@ -3,10 +3,12 @@
 use crate::{
     cause,
     committed::{
-        CHUNK_MIB, Cause, HOST_CPUS, PASSES, PERIOD_S, PERIODS, PERIODS_S, Policy, STREAM_MIB, cells,
+        CHUNK_MIB, Cause, HOST_CPUS, Means, PASSES, PERIOD_S, PERIODS, PERIODS_S, Policy, STREAM_MIB,
+        SizeCause, cells,
     },
     policy::Running,
     raw::{self, Cell, Line, Period, Stream},
+    size,
     vm::Machine,
 };
 use anyhow::{Context, Result, ensure};
@@ -30,6 +32,9 @@ pub struct Arguments {
     /// Only these policies
     #[arg(long)]
     policy: Vec<Policy>,
+    /// Only these changes of a guest node's size
+    #[arg(long)]
+    size: Vec<SizeCause>,
     /// All policies for each cause
     #[arg(long)]
     full: bool,
@@ -37,13 +42,18 @@ pub struct Arguments {
 
 /// Prints a line of JSON for each cell.
 pub fn run(arguments: &Arguments) -> Result<()> {
-    let Arguments { cause, policy, full } = arguments;
+    let Arguments { cause, policy, size, full } = arguments;
     // What is named is measured, whatever the form has.
     let all = *full || !policy.is_empty();
     let wanted: Vec<(Cause, Policy)> = cells(all)
-        .filter(|(one, _)| cause.is_empty() || cause.contains(one))
+        .filter(|(one, _)| (cause.is_empty() && size.is_empty()) || cause.contains(one))
         .filter(|(_, one)| policy.is_empty() || policy.contains(one))
         .collect();
+    // Who names causes or policies wants nothing else.
+    let sizes = SizeCause::ALL.into_iter().filter(|one| match size.is_empty() {
+        true => cause.is_empty() && policy.is_empty(),
+        false => size.contains(one),
+    });
     let header = lab_count::server::header()?;
     let profile = by_name(header.profile_name())?;
     affine(0, HOST_CPUS)?;
@@ -91,6 +101,19 @@ pub fn run(arguments: &Arguments) -> Result<()> {
                     eprintln!("{error:#}");
                     failed.push(name);
                 }
+            }
+        }
+    }
+    for (cause, means) in sizes.flat_map(|cause| Means::ALL.map(|means| (cause, means))) {
+        let name = format!("{}, {}", cause.name(), means.name());
+        match size::cell(cause, means).with_context(|| name.clone()) {
+            Ok(cell) => {
+                eprintln!("{name}: {:?} MiB are free on the guest's nodes", cell.free_mib);
+                print(&Line::Size(cell))?;
+            }
+            Err(error) => {
+                eprintln!("{error:#}");
+                failed.push(name);
             }
         }
     }

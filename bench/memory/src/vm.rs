@@ -1,7 +1,7 @@
 //! The VM, the program in its guest, and its balloon.
 
 use crate::{
-    committed::{AT_HOME, CLASSES, Cause, MEMORY_MIB, NODES, OTHERS_AT_HOME},
+    committed::{AT_HOME, CLASSES, Cause, MEMORY_MIB, Means, NODES, OTHERS_AT_HOME, PART_MIB, WHOLE_MIB},
     raw::Pass,
 };
 use anyhow::{Context, Result, ensure};
@@ -69,14 +69,32 @@ impl Machine {
     /// Boots it, with a balloon that reports free pages if the cause is that or has no use of one.
     pub fn start(cause: Cause) -> Result<Self> {
         let size = format!("{MEMORY_MIB}M");
-        let shape = ["--nodes", "2", "--vcpus", "2", "--memory", &size, "--unbound"];
-        let vm = Vm::start(NAME, &shape.map(str::to_owned))?;
+        let machine = Self::boot(&["--memory", &size, "--unbound"], MEMORY_MIB, cause != Cause::Balloon)?;
+        machine.bring_home()?;
+        machine.with_program()
+    }
+
+    /// Boots one whose memory is bound to its home, with all of its memory or, for virtio-mem, with the smaller part of it.
+    pub fn sized(means: Means) -> Result<Self> {
+        let (boot, part) = (WHOLE_MIB - PART_MIB, format!("{PART_MIB}M"));
+        let machine = match means {
+            Means::VirtioMem => {
+                Self::boot(&["--memory", &format!("{}M", boot * 2), "--pluggable", &part], boot * 2, false)
+            }
+            _ => Self::boot(&["--memory", &format!("{}M", WHOLE_MIB * 2)], WHOLE_MIB * 2, false),
+        }?;
+        machine.put_home()?;
+        machine.with_program()
+    }
+
+    fn boot(shape: &[&str], boot_mib: u64, reports: bool) -> Result<Self> {
+        let shape = [&["--nodes", "2", "--vcpus", "2"], shape].concat();
+        let vm = Vm::start(NAME, &shape.iter().map(ToString::to_string).collect::<Vec<_>>())?;
         ensure!(vm.threads.len() == NODES, "{} vCPU threads", vm.threads.len());
         vm.put(&std::env::current_exe()?.to_string_lossy(), PROGRAM)?;
         // It asks QEMU by the same monitor, which has one client at a time.
-        let memory = GuestMemory::of(&vm, MEMORY_MIB << 20, NODES)?;
+        let memory = GuestMemory::of(&vm, boot_mib << 20, NODES)?;
         let mut monitor = Monitor::connect(&vm.monitor())?;
-        let reports = cause != Cause::Balloon;
         let device = json!({
             "driver": "virtio-balloon-pci", "id": "balloon", "bus": PORT, "free-page-reporting": reports,
             // KVM gives a guest up now and then that notifies a queue by MMIO under emulation (lab/lab-vm/src/qemu.rs).
@@ -89,14 +107,17 @@ impl Machine {
         );
         let balloon = vm.exec(&["sh", "-c", &load]).context("the balloon's driver")?.trim().to_owned();
         let vcpu = Thread::count(vm.pid, vm.threads[0], Counted::Programs(CLASSES))?;
-        let mut machine = Self { vm, memory, vcpu, monitor, balloon, talk: None };
+        let machine = Self { vm, memory, vcpu, monitor, balloon, talk: None };
         machine.report(false)?;
-        machine.bring_home()?;
-        let mut process = machine.vm.spawn(&[PROGRAM, "guest"])?;
+        Ok(machine)
+    }
+
+    fn with_program(mut self) -> Result<Self> {
+        let mut process = self.vm.spawn(&[PROGRAM, "guest"])?;
         let input = process.0.stdin.take().context("standard input")?;
         let output = BufReader::new(process.0.stdout.take().context("standard output")?);
-        machine.talk = Some(Talk { _process: process, input, output });
-        Ok(machine)
+        self.talk = Some(Talk { _process: process, input, output });
+        Ok(self)
     }
 
     /// Has the program do something.
@@ -143,11 +164,16 @@ impl Machine {
 
     /// Everything at home: threads and pages.
     pub fn bring_home(&self) -> Result<()> {
+        self.put_home()?;
+        self.memory.place(&self.memory.at_home())
+    }
+
+    /// Threads at home.
+    pub fn put_home(&self) -> Result<()> {
         for (&thread, cpu) in self.vm.threads.iter().zip(AT_HOME) {
             affine(thread, &[cpu])?;
         }
-        self.put_others(OTHERS_AT_HOME)?;
-        self.memory.place(&self.memory.at_home())
+        self.put_others(OTHERS_AT_HOME)
     }
 
     /// Where its memory is: a sample, or all pages.

@@ -157,3 +157,33 @@ fn the_table_has_a_line_for_each_row() {
     assert_eq!(text.lines().count(), 3);
     assert!(text.contains("does not count: the cause is no cause") && text.contains("3 of 100"), "{text}");
 }
+
+fn size_cell(cause: SizeCause, means: Means, cycles: u64) -> SizeCell {
+    let passes = [cycles, cycles * 9, cycles + 1].map(|cycles| pass(1000, cycles * 1000)).to_vec();
+    SizeCell { cause, means, free_mib: [300, 200], stream: Stream { passes, ..Stream::default() } }
+}
+
+#[test]
+fn sizes_are_compared_with_a_vm_that_was_never_changed() {
+    let profile = by_name("broadwell-2s").expect("a profile");
+    let some = |by_mem: u64, skip: usize| {
+        let cells = SizeCause::ALL.map(|cause| {
+            [(Means::NeverChanged, 10_000), (Means::Balloon, 20_000), (Means::VirtioMem, by_mem)]
+                .map(|(means, cycles)| size_cell(cause, means, cycles))
+        });
+        sizes_of(&cells.concat()[skip..], &profile).expect("rows")
+    };
+    let all = |by_mem| some(by_mem, 0);
+    let rows = all(10_100);
+    assert_eq!((rows.len(), rows[1].remote_share, rows[0].to_never_changed), (6, 0.2, Some(0.0)));
+    assert!(rows[1].to_never_changed.expect("compared") > 0.9, "{:?}", rows[1]);
+    let met = |rows: &[SizeRow]| judge_sizes(rows).into_iter().map(|goal| goal.met).collect::<Vec<_>>();
+    assert_eq!(met(&rows), [true]);
+    // Less is as wrong as more: then something else is measured.
+    assert_eq!((met(&all(10_300)), met(&all(9_700))), (vec![false], vec![false]));
+    assert_eq!(met(&rows[..3]), [false], "one of both causes");
+    assert_eq!(met(&some(10_100, 1)), [false], "nothing to compare with");
+    assert!(judge_sizes(&[]).is_empty() && size_table(&[]).is_empty());
+    let text = size_table(&rows);
+    assert!(text.contains("shrink   virtio-mem        300, 200 MiB"), "{text}");
+}
