@@ -227,6 +227,7 @@ impl VmConnection for Connection {
             vcpus,
             spare_slots: BTreeMap::from([(0, 1)]),
             devices: Vec::new(),
+            memory_devices: Vec::new(),
         })
     }
 

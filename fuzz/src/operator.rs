@@ -59,6 +59,7 @@ pub fn answer(input: &[u8]) {
         b"policy" => Answer::Policy,
         b"memory" => Answer::Memory,
         b"rehome" => Answer::Rehome,
+        b"sizes" => Answer::Sizes,
         b"recording" => {
             // Of any content, for any policy; it is refused, or replayed.
             let policy = Policy::ALL[input.len() % Policy::ALL.len()];

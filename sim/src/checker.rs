@@ -475,6 +475,7 @@ impl Checker {
                 self.expect(known, "leak", || format!("connection {connection} is closed twice"));
             }
             Command::Ask(connection, ask) => self.asked(*connection, *ask),
+            Command::Resize(..) => self.expect(false, "size", || "nobody wants another size".to_owned()),
             Command::Migrate(..) => self.expect(false, "migration", || "nobody wants a migration".to_owned()),
             Command::Publish(vm, generation, publication) => self.published(*vm, *generation, publication),
             Command::CloseChannel(vm) => {

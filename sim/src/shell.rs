@@ -38,7 +38,7 @@ impl Simulation {
                 }
             }
             // Nobody asks for it.
-            Command::Migrate(..) => {}
+            Command::Migrate(..) | Command::Resize(..) => {}
             Command::Publish(vm, generation, publication) => {
                 return Some(self.publish(vm, generation, publication, lost));
             }

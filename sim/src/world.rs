@@ -139,6 +139,7 @@ impl Machine {
             vcpus: self.listed_vcpus(),
             spare_slots: self.spare.clone(),
             devices: self.functions.iter().map(Self::function).collect(),
+            memory_devices: Vec::new(),
         }
     }
 

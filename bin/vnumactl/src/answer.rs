@@ -1,13 +1,14 @@
 //! What is printed for an answer of vnumad.
 
 use crate::{
-    client::ClientError, devices, doctor, hardware, memory, place, policy, rehome, table::plain_lines, vms,
-    watch,
+    client::ClientError, devices, doctor, hardware, memory, place, policy, rehome, resize,
+    table::plain_lines, vms, watch,
 };
 use serde::de::DeserializeOwned;
 use vnuma_allocation::print::Format;
 use vnuma_api::{
-    ApiError, Daemon, Devices, HostTopology, NodeFree, Placed, Rehome, Reserved, Scheduling, Vm, VmMemory,
+    ApiError, Daemon, Devices, HostTopology, NodeFree, Placed, Rehome, Reserved, Scheduling, Sizes, Vm,
+    VmMemory,
 };
 
 /// A kind of answer.
@@ -33,6 +34,8 @@ pub enum Answer {
     Memory,
     /// To `rehome`.
     Rehome,
+    /// To `resize`.
+    Sizes,
     /// To the three questions of `doctor`, as an array.
     Doctor,
     /// To `place`.
@@ -62,6 +65,7 @@ impl Answer {
                 let bar = vm.rehome.as_ref().map(rehome::bar).unwrap_or_default();
                 rehome::text(&vm) + &bar
             }),
+            Self::Sizes => read::<Sizes>(body).map(|vm| resize::text(&vm)),
             Self::Doctor => read::<(Daemon, HostTopology, Vec<Vm>)>(body)
                 .map(|(daemon, host, vms)| doctor::text(&doctor::examine(&daemon, &host, &vms))),
             Self::Placed => read::<Placed>(body).map(|placed| {

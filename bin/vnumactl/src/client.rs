@@ -48,6 +48,8 @@ pub enum ClientError {
     SetupFailed(usize),
     #[error("{vm}: guest node {guest_node} did not get its home on node {node}")]
     Rehome { vm: String, guest_node: u32, node: u32 },
+    #[error("{vm}: guest node {guest_node} did not get the size that was wanted")]
+    Resize { vm: String, guest_node: u32 },
     #[error("{vm}: it did not migrate to {destination}")]
     Migration { vm: String, destination: String },
     #[error("writing the output: {0}")]

@@ -14,6 +14,7 @@ mod policy;
 mod record;
 mod rehome;
 pub mod replay;
+mod resize;
 mod setup;
 mod table;
 mod top;
@@ -148,6 +149,10 @@ enum Command {
     ///
     /// Without options: show where its guest nodes are, and how far the last re-home is.
     Rehome(rehome::Arguments),
+    /// Give a guest node of a running VM another size by its virtio-mem devices, or let vnumad size it
+    ///
+    /// Without --size and --auto: show how large its guest nodes are and may be, and how far the last changes are.
+    Resize(resize::Arguments),
     /// Migrate a VM to another host: detach it, have QEMU or libvirt migrate it, and attach it again if that fails
     ///
     /// Without DEST: show how far the last migration is.
@@ -350,6 +355,7 @@ async fn run(arguments: &Arguments) -> Result<(), ClientError> {
             print(json, &vm, memory::show)
         }
         Command::Rehome(arguments) => rehome::run(&client, arguments, json).await,
+        Command::Resize(arguments) => resize::run(&client, arguments, json).await,
         Command::Migrate(arguments) => migrate::run(&client, arguments, json).await,
         Command::Top { once } => top::run(&client, json, *once).await,
         Command::Record { file, periods } => record::run(&client, file, periods.map(u64::from)).await,

@@ -23,6 +23,7 @@ pub fn show(vm: &VmMemory) -> String {
         text += &guest_nodes(&vm.nodes);
         text += &places(&vm.nodes);
     }
+    text += &pluggable(&vm.nodes);
     if let Some(moves) = &vm.moves {
         text += &moves_text(moves);
     }
@@ -84,6 +85,23 @@ fn places(nodes: &[GuestNodeMemory]) -> String {
     format!("\n{}", table.text(2))
 }
 
+fn pluggable(nodes: &[GuestNodeMemory]) -> String {
+    let line = |node: &GuestNodeMemory| {
+        let found = node.pluggable.as_ref()?;
+        let (plugged, most, requested) =
+            (shown(found.plugged_bytes), shown(found.most_bytes), shown(found.requested_bytes));
+        let places =
+            found.places.iter().map(|place| format!(", {} on node {}", shown(place.bytes), place.node));
+        let places: String = places.collect();
+        Some(format!(
+            "guest node {}: {plugged} of {most} are plugged by virtio-mem, {requested} requested{places}\n",
+            node.id
+        ))
+    };
+    let lines: String = nodes.iter().filter_map(line).collect();
+    if lines.is_empty() { lines } else { format!("\n{lines}") }
+}
+
 fn moves_text(memory: &MemoryMoves) -> String {
     let mut text = format!("\nMoved: {} in {} moves", shown(memory.bytes), memory.moves);
     if !memory.last.ended {
@@ -104,7 +122,7 @@ fn share(bytes: u64, of: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vnuma_api::{MemoryPlace, MemoryStep, Unmovable};
+    use vnuma_api::{MemoryPlace, MemoryStep, NodeBytes, Pluggable, Unmovable};
 
     fn bytes(mib: u64, low: u64, high: u64) -> Bytes {
         Bytes { bytes: mib << 20, low: low << 20, high: high << 20 }
@@ -167,6 +185,21 @@ web\u{fffd}: memory policy both; looked at 1.3 s ago, in 23.4 ms of a CPU
     /// Columns are aligned by the table, which has tests of its own.
     fn squeeze(line: &str) -> String {
         line.split_whitespace().collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn what_is_plugged_is_said() {
+        let mut vm = vm();
+        assert!(!show(&vm).contains("virtio-mem"));
+        vm.nodes[1].pluggable = Some(Pluggable {
+            requested_bytes: 256 << 20,
+            plugged_bytes: 64 << 20,
+            most_bytes: 512 << 20,
+            places: vec![NodeBytes { node: 1, bytes: 60 << 20 }],
+            ..Pluggable::default()
+        });
+        let line = "\nguest node 1: 64 MiB of 512 MiB are plugged by virtio-mem, 256 MiB requested, 60 MiB on node 1\n";
+        assert!(show(&vm).contains(line), "{}", show(&vm));
     }
 
     #[test]

@@ -42,7 +42,7 @@ pub struct Arguments {
 }
 
 /// A size in bytes: a number with K, M, G or T.
-fn size(text: &str) -> Result<u64, String> {
+pub fn size(text: &str) -> Result<u64, String> {
     let expected = || "expected a number with K, M, G or T, such as 512M or 8G".to_owned();
     let unit = text.chars().last().and_then(|unit| "KMGT".find(unit)).ok_or_else(expected)?;
     let digits = &text[..text.len() - 1];

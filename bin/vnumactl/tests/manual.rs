@@ -7,7 +7,10 @@ use errors::compare;
 use std::process::Command;
 use vnuma_daemon::core::Refusal;
 use vnuma_hypervisor::VmError;
-use vnuma_placement::{repatriation::MemoryPolicy, world::RehomeObstacle};
+use vnuma_placement::{
+    repatriation::MemoryPolicy,
+    world::{RehomeObstacle, ResizeObstacle},
+};
 use vnumactl::calibrate::{CalibrateError, ENDED};
 use vnumactl::replay::ReplayError;
 
@@ -40,6 +43,8 @@ fn the_manual_names_errors_by_their_text() {
         Refusal::Memory { vm: vm(), problem: "the process has ended".into() },
         Refusal::NoGuestNode { vm: vm(), node: 7, present: vec![0, 1] },
         Refusal::NoRehome { vm: vm() },
+        Refusal::NoResize { vm: vm() },
+        Refusal::Resize { vm: vm(), guest_node: 0, source: ResizeObstacle::NoDevice },
         Refusal::Rehome { vm: vm(), guest_node: 0, node: 1, source: RehomeObstacle::NoMemory(1) },
         Refusal::Attached { vm: vm() },
         Refusal::Lost { vm: vm() },

@@ -19,6 +19,9 @@
 //! | `POST /v1/vms/NAME/rehome` | [`RehomeRequest`] | [`Rehome`]              | act   |
 //! | `POST /v1/vms/NAME/rehome/stop` |         | [`Rehome`]                  | act   |
 //! | `GET /v1/vms/NAME/rehome`  |                 | [`Rehome`]                  | read  |
+//! | `POST /v1/vms/NAME/resize` | [`ResizeRequest`] | [`Sizes`]               | act   |
+//! | `POST /v1/vms/NAME/resize/stop` |         | [`Sizes`]                   | act   |
+//! | `GET /v1/vms/NAME/resize`  |                 | [`Sizes`]                   | read  |
 //! | `POST /v1/vms/NAME/migrate` | [`MigrateRequest`] | [`Migration`]          | act   |
 //! | `POST /v1/vms/NAME/migrate/cancel` |      | [`Migration`]               | act   |
 //! | `GET /v1/vms/NAME/migrate` |                 | [`Migration`]               | read  |
@@ -48,6 +51,7 @@ mod path;
 mod placement;
 mod rehome;
 mod scheduling;
+mod sizes;
 mod vm;
 
 pub use device::{Device, DeviceUser, DeviceUserKind, Devices, FreeMemory, NodeFree, VmInterface, VmVhost};
@@ -65,6 +69,7 @@ pub use scheduling::{
     Counters, MemoryMoves, MemoryStep, OtherThreads, PolicyRequest, PolicyStep, REHOME, Scheduling,
     VcpuScheduling,
 };
+pub use sizes::{AutoSize, GuestNodeSize, Pluggable, ResizeRequest, ResizeState, SizeBounds, Sizes};
 pub use vm::{
     ChannelState, DriverMode, GuestNode, Hypervisor, Publication, RefusedGeneration, Vcpu, VcpuState, Vm,
     VmDevice,

@@ -1,6 +1,6 @@
 //! Where the memory of a VM is.
 
-use crate::MemoryMoves;
+use crate::{MemoryMoves, Pluggable};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -72,6 +72,9 @@ pub struct GuestNodeMemory {
     pub swapped: Bytes,
     /// What of it is locked (`mlock`), which keeps no page on its node.
     pub locked: Bytes,
+    /// What can be plugged of it while the VM runs, and was; none without a virtio-mem device. The other figures are of the memory
+    /// that it booted with.
+    pub pluggable: Option<Pluggable>,
     /// What is where.
     pub places: Vec<MemoryPlace>,
     /// What of the displaced memory cannot be moved, by reason.

@@ -20,6 +20,7 @@ use vnuma_placement::{
     SettlePolicy,
     repatriation::{MemoryPolicy, MemorySettings},
     scheduling::{Policy, analyzer::Bounds},
+    sizing::SizeSettings,
 };
 
 /// The configuration file if none is named.
@@ -83,6 +84,8 @@ pub struct Config {
     pub policy_samples: bool,
     /// How displaced memory comes home.
     pub memory: MemorySettings,
+    /// How guest nodes are sized by themselves.
+    pub sizes: SizeSettings,
 }
 
 /// How often vnumad looks at what may change without an event, but for a resync.
@@ -158,6 +161,7 @@ struct File {
     replug: Replug,
     policy: PolicySection,
     memory: MemorySection,
+    size: SizeSection,
 }
 
 #[derive(Default, Deserialize)]
@@ -379,6 +383,65 @@ impl MemorySection {
     }
 }
 
+/// Who sizes guest nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Sizer {
+    /// Operators.
+    Fixed,
+    /// The controller.
+    Auto,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct SizeSection {
+    mode: Option<Sizer>,
+    low_permille: Option<Spanned<i64>>,
+    high_permille: Option<Spanned<i64>>,
+    pause_s: Option<Spanned<i64>>,
+    least_permille: Option<Spanned<i64>>,
+    most_permille: Option<Spanned<i64>>,
+}
+
+impl SizeSection {
+    fn settings(&self, source: &Source<'_>) -> Result<SizeSettings, ConfigError> {
+        let default = SizeSettings::default();
+        let pair = |low: (&'static str, &Option<Spanned<i64>>, u64),
+                    high: (&'static str, &Option<Spanned<i64>>, u64)| {
+            let (lower, upper) =
+                (source.number(low.0, low.1, 0..=1000)?, source.number(high.0, high.1, 0..=1000)?);
+            // The one that is not given follows the other one.
+            let upper_value = upper.unwrap_or(high.2.max(lower.unwrap_or(0)));
+            let lower_value = lower.unwrap_or(low.2.min(upper_value));
+            match low.1 {
+                Some(value) if lower_value > upper_value => {
+                    let expected = format!("at most {}, {upper_value}", high.0);
+                    Err(source.value_error(low.0, value, lower_value.to_string(), expected))
+                }
+                _ => Ok((lower_value, upper_value)),
+            }
+        };
+        let (low_permille, high_permille) = pair(
+            ("size.low_permille", &self.low_permille, default.low_permille),
+            ("size.high_permille", &self.high_permille, default.high_permille),
+        )?;
+        let (least_permille, most_permille) = pair(
+            ("size.least_permille", &self.least_permille, default.least_permille),
+            ("size.most_permille", &self.most_permille, default.most_permille),
+        )?;
+        let pause = source.number("size.pause_s", &self.pause_s, 1..=86_400)?;
+        Ok(SizeSettings {
+            auto: self.mode.map_or(default.auto, |mode| mode == Sizer::Auto),
+            low_permille,
+            high_permille,
+            pause_ns: pause.map_or(default.pause_ns, |s| s * 1_000_000_000),
+            least_permille,
+            most_permille,
+        })
+    }
+}
+
 impl Default for Config {
     fn default() -> Self {
         Self {
@@ -408,6 +471,7 @@ impl Default for Config {
             policy_memory: 0,
             policy_samples: false,
             memory: MemorySettings::default(),
+            sizes: SizeSettings::default(),
         }
     }
 }
@@ -505,6 +569,7 @@ impl Config {
             policy_memory: policy_memory.unwrap_or(0) << 20,
             policy_samples: file.policy.samples == Some(Samples::Ibs),
             memory: file.memory.settings(&source)?,
+            sizes: file.size.settings(&source)?,
         })
     }
 }

@@ -52,6 +52,7 @@ fn description(name: &str, pid: i32) -> VmDescription {
             .collect(),
         spare_slots: Default::default(),
         devices: Vec::new(),
+        memory_devices: Vec::new(),
     }
 }
 

@@ -55,6 +55,7 @@ fn description(homes: [u32; 2]) -> VmDescription {
         vcpus: vec![vcpu(0), vcpu(1)],
         spare_slots: BTreeMap::new(),
         devices: Vec::new(),
+        memory_devices: Vec::new(),
     }
 }
 

@@ -49,6 +49,7 @@ fn description(name: &str, pid: i32) -> VmDescription {
         vcpus: vec![vcpu(0), vcpu(1)],
         spare_slots: BTreeMap::new(),
         devices: Vec::new(),
+        memory_devices: Vec::new(),
     }
 }
 

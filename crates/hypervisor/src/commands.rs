@@ -128,6 +128,48 @@ pub(crate) struct Memdev {
 }
 
 #[derive(Serialize)]
+pub(crate) struct QueryMemoryDevices {}
+command!(QueryMemoryDevices, "query-memory-devices", Vec<MemoryDeviceInfo>);
+
+/// A memory device. Of its types there may be more than `qapi` knows.
+#[derive(Debug, Deserialize)]
+pub(crate) struct MemoryDeviceInfo {
+    #[serde(rename = "type")]
+    pub(crate) kind: String,
+    #[serde(default)]
+    pub(crate) data: Value,
+}
+
+/// A virtio-mem device.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) struct VirtioMem {
+    pub(crate) id: Option<String>,
+    pub(crate) requested_size: u64,
+    pub(crate) size: u64,
+    pub(crate) max_size: u64,
+    pub(crate) block_size: u64,
+    pub(crate) node: i64,
+    /// Path of its backend.
+    pub(crate) memdev: String,
+}
+
+impl VirtioMem {
+    pub(crate) fn of(data: &Value) -> Result<Self, String> {
+        Self::deserialize(data).map_err(|error| error.to_string())
+    }
+}
+
+/// A number, to be set.
+#[derive(Serialize)]
+pub(crate) struct QomSet<'a> {
+    pub(crate) path: &'a str,
+    pub(crate) property: &'a str,
+    pub(crate) value: u64,
+}
+command!(QomSet<'_>, "qom-set", Empty);
+
+#[derive(Serialize)]
 pub(crate) struct QueryPci {}
 command!(QueryPci, "query-pci", Vec<PciBus>);
 

@@ -5,7 +5,7 @@ use crate::{
     check::{check_length, value},
     client::Client,
     commands::{Memdev, QomGet, QueryMemdev, QueryStatus},
-    devices,
+    devices, memory_devices,
     name::check_name,
     numa::{self, NumaNode, PlacedBackend},
     process::Process,
@@ -16,6 +16,7 @@ use std::collections::BTreeMap;
 use vnuma_process::text::sanitize_short;
 use vnuma_topology::{BackingMapping, GuestNode, MemoryBacking, Vcpu, VmDescription};
 
+const MEMDEV: &str = "query-memdev";
 /// Most memory backends read.
 const MAX_BACKENDS: usize = 1024;
 /// Longest name of a run state.
@@ -32,12 +33,14 @@ pub(crate) fn describe(
     let vcpus = vcpus::vcpus(client, process)?;
     let spare_slots = vcpus::spare_slots(client)?;
     let nodes = numa_nodes(client, &vcpus)?;
-    let mut backends = if nodes.is_empty() {
-        BTreeMap::new()
-    } else {
-        numa::match_backends(&nodes, placed_backends(client)?)
-    };
-    count_resident(client, process, &mut backends)?;
+    let (mut backends, mut memory_devices) = (BTreeMap::new(), Vec::new());
+    if !nodes.is_empty() {
+        let memdevs = memdevs(client)?;
+        backends = numa::match_backends(&nodes, placed_backends(client, &memdevs)?);
+        memory_devices = memory_devices::devices(client, &memdevs)?;
+    }
+    let all = backends.values_mut().chain(memory_devices.iter_mut().map(|device| &mut device.memory));
+    count_resident(client, process, all.collect())?;
     let devices = devices::devices(client)?;
     let guest_nodes = nodes
         .into_iter()
@@ -51,7 +54,16 @@ pub(crate) fn describe(
             GuestNode { id, memory_bytes, memory }
         })
         .collect();
-    Ok(VmDescription { name, pid: process.pid(), run_state, guest_nodes, vcpus, spare_slots, devices })
+    Ok(VmDescription {
+        name,
+        pid: process.pid(),
+        run_state,
+        guest_nodes,
+        vcpus,
+        spare_slots,
+        devices,
+        memory_devices,
+    })
 }
 
 fn name(client: &mut Client, fallback: &str) -> Result<String, VmError> {
@@ -89,20 +101,24 @@ fn numa_nodes(client: &mut Client, vcpus: &[Vcpu]) -> Result<BTreeMap<u32, NumaN
     }
 }
 
-/// Backends that are part of the RAM that the machine started with.
-fn placed_backends(client: &mut Client) -> Result<Vec<PlacedBackend>, VmError> {
-    const COMMAND: &str = "query-memdev";
+/// All memory backends.
+fn memdevs(client: &mut Client) -> Result<Vec<Memdev>, VmError> {
     let memdevs = client.execute(&QueryMemdev {})?;
     if memdevs.len() > MAX_BACKENDS {
         let reason = format!("more than {MAX_BACKENDS} memory backends");
-        return Err(value(client, COMMAND, "the answer", memdevs.len(), reason));
+        return Err(value(client, MEMDEV, "the answer", memdevs.len(), reason));
     }
+    Ok(memdevs)
+}
+
+/// Backends that are part of the RAM that the machine started with.
+fn placed_backends(client: &mut Client, memdevs: &[Memdev]) -> Result<Vec<PlacedBackend>, VmError> {
     let mut placed = Vec::new();
     for memdev in memdevs {
         let Some(id) = memdev.id.clone() else { continue };
-        check_length(client, COMMAND, "id", &id)?;
+        check_length(client, MEMDEV, "id", &id)?;
         if let Some(offset) = ram_offset(client, &id)? {
-            placed.push(PlacedBackend { backing: backing(client, id, &memdev)?, offset });
+            placed.push(PlacedBackend { backing: backing(client, id, memdev)?, offset });
         }
     }
     Ok(placed)
@@ -110,8 +126,7 @@ fn placed_backends(client: &mut Client) -> Result<Vec<PlacedBackend>, VmError> {
 
 fn backing(client: &Client, id: String, memdev: &Memdev) -> Result<MemoryBacking, VmError> {
     let host_nodes = memdev.host_nodes.iter().map(|&node| {
-        u32::try_from(node)
-            .map_err(|_| value(client, "query-memdev", "host-nodes", node, "not a node number"))
+        u32::try_from(node).map_err(|_| value(client, MEMDEV, "host-nodes", node, "not a node number"))
     });
     Ok(MemoryBacking {
         id,
@@ -146,7 +161,7 @@ fn ram_offset(client: &mut Client, id: &str) -> Result<Option<u64>, VmError> {
 fn count_resident(
     client: &mut Client,
     process: &Process,
-    backends: &mut BTreeMap<u32, MemoryBacking>,
+    backends: Vec<&mut MemoryBacking>,
 ) -> Result<(), VmError> {
     if backends.is_empty() {
         return Ok(());
@@ -165,8 +180,8 @@ fn count_resident(
         }
     };
     let mappings = resident::parse_maps(&maps);
-    for backing in backends.values_mut() {
-        let address = addresses.get(&backing.id).copied();
+    for backing in backends {
+        let address = resident::address_of(&addresses, &backing.id);
         let Some(start) = resident::find_mapping(&mappings, address, backing.size_bytes) else { continue };
         if let Some(found) = resident::parse_numa_maps(&numa_maps, start) {
             backing.mapping = Some(BackingMapping { start, page_kib: found.page_kib.max(4) });

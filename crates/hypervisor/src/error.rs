@@ -249,6 +249,16 @@ pub enum VmError {
         /// The VM.
         vm: String,
     },
+    /// Whoever manages the VM sizes its memory.
+    #[error(
+        "{vm}: device {id}: vnumad sizes memory by QMP sockets only; have libvirt do it (virsh update-memory-device)"
+    )]
+    NotResized {
+        /// The VM.
+        vm: String,
+        /// The device.
+        id: String,
+    },
     /// The guest has been asked to release the device and has not done so yet.
     #[error("{vm}: the guest has not released the channel's device within {limit_ms} ms")]
     DetachPending {

@@ -129,6 +129,7 @@ mod tests {
             vcpus: Vec::new(),
             spare_slots: std::collections::BTreeMap::new(),
             devices: Vec::new(),
+            memory_devices: Vec::new(),
         };
         MemoryVm::simulated(description).unwrap()
     }

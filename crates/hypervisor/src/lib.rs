@@ -40,6 +40,7 @@ mod hotplug;
 mod joined;
 pub mod libvirt;
 pub mod memory;
+mod memory_devices;
 pub mod message;
 mod migration;
 mod name;
@@ -112,6 +113,8 @@ pub enum VmEvent {
     Rebooted,
     /// vCPUs were plugged or unplugged: describe the VM again.
     VcpusChanged,
+    /// A guest has plugged or unplugged memory of a virtio-mem device: describe the VM again.
+    MemoryChanged,
     /// The guest has let go of the topology channel's device.
     ChannelDetached,
     /// The VM is at another host; its process here ends, or stands still.
@@ -173,6 +176,11 @@ pub trait VmConnection: Send {
     /// Asks the guest to let go of a vCPU and waits until it has, up to ten seconds. After
     /// [`VmError::UnplugPending`] it may still do so.
     fn unplug_vcpu(&mut self, apic_id: u32) -> Result<(), VmError>;
+    /// Has a virtio-mem device, by its id, offer its guest so much memory. The guest takes it, or gives memory back, a while later or
+    /// not at all: [`VmEvent::MemoryChanged`] and the description show what it does.
+    fn request_memory(&mut self, id: &str, _bytes: u64) -> Result<(), VmError> {
+        Err(VmError::NotResized { vm: format!("VM of process {}", self.pid()), id: id.to_owned() })
+    }
     /// Is it marked to be attached as soon as its guest runs?
     fn is_marked(&mut self) -> Result<bool, VmError> {
         Ok(false)

@@ -65,6 +65,8 @@ pub struct MemoryVm {
     pub unplug: Unplug,
     /// It falls silent as soon as a vCPU is unplugged.
     pub silent_after_unplug: bool,
+    /// Its guest plugs and unplugs memory as it is asked to.
+    pub resizes: bool,
     /// It is to be attached as soon as its guest runs.
     pub marked: bool,
     /// Its last migration.
@@ -116,6 +118,7 @@ impl MemoryVm {
             takes_vcpus: true,
             unplug: Unplug::Obey,
             silent_after_unplug: false,
+            resizes: true,
             marked: false,
             migration: Migration {
                 status: MigrationStatus::None,

@@ -50,6 +50,8 @@ pub fn event_of(name: &str, data: &Value) -> Option<VmEvent> {
         "DEVICE_DELETED" => Some(VmEvent::VcpusChanged),
         // The guest has taken over, or let go of, a vCPU.
         "ACPI_DEVICE_OST" if data["info"]["slot-type"] == "CPU" => Some(VmEvent::VcpusChanged),
+        // QEMU sends one a second at most for each device.
+        "MEMORY_DEVICE_SIZE_CHANGE" => Some(VmEvent::MemoryChanged),
         _ => None,
     }
 }
@@ -70,6 +72,7 @@ mod tests {
             ("ACPI_DEVICE_OST", json!({"info": {"slot-type": "CPU"}}), Some(VmEvent::VcpusChanged)),
             ("ACPI_DEVICE_OST", json!({"info": {"slot-type": "DIMM"}}), None),
             ("ACPI_DEVICE_OST", json!([1]), None),
+            ("MEMORY_DEVICE_SIZE_CHANGE", json!({"id": "vm0", "size": 1}), Some(VmEvent::MemoryChanged)),
             ("SOMETHING_NEW", Value::Null, None),
         ] {
             assert_eq!(event_of(name, &data), event, "{name} {data}");

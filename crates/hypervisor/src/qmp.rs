@@ -8,6 +8,7 @@ use crate::{
     directories::DirectoryWatch,
     hotplug::{self, Arrival},
     joined::foreign_handle,
+    memory_devices,
     migration::{self, Migration},
     name::check_name,
     observed,
@@ -260,6 +261,10 @@ impl VmConnection for QmpConnection {
         self.client.end_task();
         self.arrivals.retain(|arrival| !arrival.is(apic_id));
         outcome
+    }
+
+    fn request_memory(&mut self, id: &str, bytes: u64) -> Result<(), VmError> {
+        self.task(|client, _, _| memory_devices::request(client, id, bytes))
     }
 
     fn is_marked(&mut self) -> Result<bool, VmError> {

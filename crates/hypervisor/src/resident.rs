@@ -58,6 +58,19 @@ pub fn parse_numa_maps(text: &str, start: u64) -> Option<MappedPages> {
     Some(MappedPages { page_kib, pages })
 }
 
+/// Address of a backend among those of `info ramblock`. That of a device's backend has the device's path before its id.
+pub fn address_of(addresses: &BTreeMap<String, u64>, id: &str) -> Option<u64> {
+    if let Some(address) = addresses.get(id) {
+        return Some(*address);
+    }
+    let mut found =
+        addresses.iter().filter(|(name, _)| name.rsplit_once('/').is_some_and(|(_, last)| last == id));
+    match (found.next(), found.next()) {
+        (Some((_, address)), None) => Some(*address),
+        _ => None,
+    }
+}
+
 /// Mappings with less than this part of the largest one's pages are no memory of a guest, but programs and their heaps.
 const PART: u64 = 16;
 
@@ -257,6 +270,19 @@ mod tests {
         let old = "              Block Name    PSize              Offset               Used              Total\n\
             ram0    4 KiB  0x0000000000000000 0x0000000010000000 0x0000000010000000\n";
         assert!(parse_ramblocks(old).is_empty());
+    }
+
+    #[test]
+    fn a_backend_of_a_device_has_its_path_before_its_id() {
+        let text = "              Block Name    PSize              Offset               Used              Total                HVA  RO\n\
+            \x20                   ram0    4 KiB  0x0000000000000000 0x0000000010000000 0x0000000010000000 0x00007f63afe00000  rw\n\
+            \x200000:00:01.0/plug    4 KiB  0x0000000020000000 0x0000000010000000 0x0000000010000000 0x00007f638fa00000  rw\n\
+            \x200000:00:02.0/twin    4 KiB  0x0000000030000000 0x0000000010000000 0x0000000010000000 0x00007f637f800000  rw\n\
+            \x200000:00:03.0/twin    4 KiB  0x0000000030000000 0x0000000010000000 0x0000000010000000 0x00007f637f900000  rw\n";
+        let addresses = parse_ramblocks(text);
+        let of = |id| address_of(&addresses, id);
+        assert_eq!((of("ram0"), of("plug")), (Some(0x7f63_afe0_0000), Some(0x7f63_8fa0_0000)));
+        assert_eq!((of("twin"), of("lug"), of("0000:00:01.0")), (None, None, None));
     }
 
     proptest! {

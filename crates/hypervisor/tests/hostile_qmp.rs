@@ -497,6 +497,60 @@ fn slow_answers_to_many_commands_end_in_time() {
     assert!(matches!(error, VmError::Timeout { .. }), "{error}");
 }
 
+/// A VM with one guest node, and this answer to `query-memory-devices`.
+fn with_memory_devices(devices: Value) -> Result<String, VmError> {
+    let peer = Peer::answering(move |name, command| {
+        let answer = match name {
+            "query-name" => json!({}),
+            "query-status" => json!({"status": "running"}),
+            "human-monitor-command" => json!("node 0 size: 200 MB"),
+            "query-memory-devices" => devices.clone(),
+            _ => json!([]),
+        };
+        json!({"return": answer, "id": command["id"]}).to_string()
+    });
+    peer.describe()
+}
+
+#[test]
+fn memory_devices_that_make_no_sense_are_refused() {
+    let good = json!({"id": "a", "node": 0, "size": 0, "requested-size": 0, "max-size": 4096, "block-size": 4096,
+                      "memdev": "/objects/m"});
+    let with = |field: &str, value: Value| {
+        let mut data = good.clone();
+        data[field] = value;
+        with_memory_devices(json!([{"type": "virtio-mem", "data": data}]))
+    };
+    for (field, value, reason) in [
+        ("node", json!(-1), "not a node number"),
+        ("node", json!("a"), "query-memory-devices"),
+        ("size", json!(8192), "above max-size, 4096"),
+        ("requested-size", json!(4097), "above max-size, 4096"),
+        ("block-size", json!(0), "not a power of two"),
+        ("block-size", json!(3), "not a power of two"),
+        ("max-size", json!(-5), "query-memory-devices"),
+        ("memdev", json!("x".repeat(5000)), "more than 1024 bytes"),
+    ] {
+        let error = with(field, value).unwrap_err().to_string();
+        assert!(error.contains(reason) && error.len() < 1000, "{field}: {error}");
+    }
+    // What would lead out of its place in QEMU's tree is no id.
+    for id in ["../machine", "a/b", "", "a b"] {
+        let described = with("id", json!(id)).unwrap();
+        assert!(described.contains("id: None, guest_node: 0"), "{id}: {described}");
+    }
+    assert!(with("id", json!("vmem-0")).unwrap().contains("id: Some(\"vmem-0\")"));
+    let other = with_memory_devices(json!([{"type": "dimm", "data": {"id": 7}}, {"type": "new"}])).unwrap();
+    assert!(other.contains("memory_devices: []"), "{other}");
+    let twice = json!({"type": "virtio-mem", "data": good});
+    assert!(
+        with_memory_devices(json!([twice, twice])).unwrap_err().to_string().contains("another device has it")
+    );
+    assert!(
+        with_memory_devices(json!(vec![twice; 1025])).unwrap_err().to_string().contains("more than 1024")
+    );
+}
+
 #[test]
 fn endless_lines_and_endless_events_end() {
     let peer = Peer::start(|mut stream| {

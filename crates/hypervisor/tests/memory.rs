@@ -30,6 +30,7 @@ fn vm(name: &str) -> MemoryVm {
         vcpus: vec![vcpu(0), vcpu(1)],
         spare_slots: BTreeMap::from([(1, 1)]),
         devices: Vec::new(),
+        memory_devices: Vec::new(),
     })
     .unwrap()
 }

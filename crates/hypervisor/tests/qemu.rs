@@ -22,7 +22,7 @@ use std::{
 };
 use tempfile::TempDir;
 use vnuma_hypervisor::{MigrationStatus, QmpBackend, VmBackend, VmConnection, VmError, VmEvent, VmHandle};
-use vnuma_topology::VmDescription;
+use vnuma_topology::{MemoryDevice, VmDescription};
 
 /// No step takes this long, on no machine.
 const HANG: Duration = Duration::from_secs(60);
@@ -199,6 +199,47 @@ fn apic_ids_differ_from_indices_and_bindings_are_seen() {
     assert_eq!((memory.policy.as_str(), memory.host_nodes.as_slice()), ("bind", &[0][..]));
     assert_eq!(memory.resident_kib, [], "not counted where it is bound");
     assert_eq!((description.guest_nodes[1].memory_bytes, &description.guest_nodes[1].memory), (0, &None));
+}
+
+#[test]
+fn memory_devices_are_described_and_sized() {
+    let device = |number: u32, more: &str| {
+        format!(
+            "-object memory-backend-ram,id=plug{number},size=64M -device virtio-mem-pci,memdev=plug{number},node={number}{more} "
+        )
+    };
+    let (named, nameless) = (device(1, ",id=vmem1,requested-size=4M"), device(0, ""));
+    let args =
+        format!("{} -m 512M,maxmem=4G {named}{nameless}", TWO_NODES.replace("prealloc=on", "prealloc=off"));
+    let qemu = Qemu::start(&args);
+    let mut vm = qemu.connect();
+    let shown = |vm: &mut dyn VmConnection| {
+        let mut devices = vm.describe().unwrap().memory_devices;
+        devices.sort_by_key(|device| device.guest_node);
+        assert!(
+            devices.iter().all(|device| device.memory.size_bytes == 64 << 20 && device.plugged_bytes == 0)
+        );
+        assert!(devices.iter().all(|device| device.block_bytes >= 1 << 20), "{devices:?}");
+        let one = |device: MemoryDevice| {
+            (device.id, device.guest_node, device.requested_bytes >> 20, device.memory.id)
+        };
+        devices.into_iter().map(one).collect::<Vec<_>>()
+    };
+    let expected =
+        |mib| [(None, 0, 0, "plug0".to_owned()), (Some("vmem1".to_owned()), 1, mib, "plug1".to_owned())];
+    assert_eq!(shown(&mut *vm), expected(4));
+    vm.request_memory("vmem1", 32 << 20).unwrap();
+    assert_eq!(shown(&mut *vm), expected(32));
+    for (id, bytes, reason) in
+        [("vmem1", 1, "multiple"), ("vmem1", 1 << 40, "exceed"), ("vmem9", 0, "not found")]
+    {
+        let refused = vm.request_memory(id, bytes).unwrap_err();
+        assert!(
+            matches!(&refused, VmError::Refused { reason: found, .. } if found.contains(reason)),
+            "{refused}"
+        );
+    }
+    assert_eq!(shown(&mut *vm), expected(32));
 }
 
 #[test]

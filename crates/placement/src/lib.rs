@@ -26,6 +26,7 @@ pub mod repatriation;
 pub mod residency;
 pub mod scheduling;
 mod settle;
+pub mod sizing;
 mod vm;
 pub mod world;
 

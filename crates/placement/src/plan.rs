@@ -3,7 +3,7 @@
 use crate::repatriation::MemorySettings;
 use crate::scheduling::{Policy, Settings, memory::MoveMemory};
 use crate::world::{ChannelState, Confine, ManagedVm, Move, Publisher, Replug, RequestId, Vm, VmId, World};
-use crate::{Due, SettlePolicy};
+use crate::{Due, SettlePolicy, sizing::SizeSettings};
 use vnuma_topology::ApicId;
 
 /// How an operator wants decisions to be made.
@@ -19,6 +19,8 @@ pub struct Policies {
     pub settings: Settings,
     /// How displaced memory comes home.
     pub memory: MemorySettings,
+    /// How guest nodes are sized by themselves.
+    pub sizes: SizeSettings,
 }
 
 /// Why a topology is published.

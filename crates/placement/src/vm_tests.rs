@@ -33,6 +33,7 @@ fn vm(homes: &[u32], vcpus: u32) -> VmDescription {
         run_state: "running".into(),
         spare_slots: std::collections::BTreeMap::new(),
         devices: Vec::new(),
+        memory_devices: Vec::new(),
     }
 }
 

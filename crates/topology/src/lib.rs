@@ -18,7 +18,9 @@ pub use cpu_set::{CpuSet, CpuSetError};
 pub use distance::{DistanceError, DistanceMatrix, LOCAL_DISTANCE};
 pub use host::{CacheGroup, CpuLayout, HostNode, HostTopology, HugePages, PciDevice};
 pub use pci::{PciAddress, PciFunction, PciLink, is_pci_address};
-pub use vm::{BackingMapping, GuestNode, MemoryBacking, Vcpu, VcpuLocation, VmDescription, VmDevice};
+pub use vm::{
+    BackingMapping, GuestNode, MemoryBacking, MemoryDevice, Vcpu, VcpuLocation, VmDescription, VmDevice,
+};
 
 /// A node of the host, by the kernel's number.
 pub type HostNodeId = u32;

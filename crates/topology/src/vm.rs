@@ -23,6 +23,26 @@ pub struct VmDescription {
     /// PCI functions of the host that it has.
     #[serde(default)]
     pub devices: Vec<VmDevice>,
+    /// Its virtio-mem devices, by which guest nodes grow and shrink.
+    #[serde(default)]
+    pub memory_devices: Vec<MemoryDevice>,
+}
+
+/// A virtio-mem device: memory of a guest node, of which a part is plugged. Its guest plugs and unplugs as it is asked to, or does not.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryDevice {
+    /// Its id; without one it cannot be asked for anything.
+    pub id: Option<String>,
+    /// Guest node that its memory belongs to.
+    pub guest_node: GuestNodeId,
+    /// What its guest is to have of it, bytes.
+    pub requested_bytes: u64,
+    /// What its guest has of it, bytes.
+    pub plugged_bytes: u64,
+    /// Sizes are multiples of this, bytes; above 0.
+    pub block_bytes: u64,
+    /// Its memory: `size_bytes` is the most that can be plugged.
+    pub memory: MemoryBacking,
 }
 
 /// A PCI function of the host that is passed through to a VM.

@@ -25,6 +25,7 @@ mod random;
 mod readings;
 mod rehome;
 mod replug;
+mod resize;
 mod runtimes;
 mod scheduler;
 mod shapes;
@@ -64,6 +65,8 @@ enum Scenario {
     Displaced,
     /// A guest node of a running VM gets another home
     Rehome,
+    /// Guest nodes of a running VM grow and shrink
+    Resize,
     /// VMs as they are: UMA, unbound memory, several guest nodes with one home
     Shapes,
     /// A guest scribbles over its channel and rings without end
@@ -122,6 +125,7 @@ fn play(scenario: Scenario) -> anyhow::Result<()> {
         Scenario::Scribble => hostile::scribble(),
         Scenario::Displaced => displaced::run(),
         Scenario::Rehome => rehome::run(),
+        Scenario::Resize => resize::run(),
         Scenario::Shapes => shapes::run(),
         Scenario::Kills(arguments) => kills::run(&arguments),
         Scenario::Replug => replug::run(),

@@ -185,5 +185,5 @@ fn sizes_are_compared_with_a_vm_that_was_never_changed() {
     assert_eq!(met(&some(10_100, 1)), [false], "nothing to compare with");
     assert!(judge_sizes(&[]).is_empty() && size_table(&[]).is_empty());
     let text = size_table(&rows);
-    assert!(text.contains("shrink   virtio-mem        300, 200 MiB"), "{text}");
+    assert!(text.contains("shrink   virtio-mem         300, 200 MiB"), "{text}");
 }

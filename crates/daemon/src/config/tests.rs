@@ -61,6 +61,13 @@ fn every_key_is_taken() {
         mib_per_s = 10
         observe_s = 20
         observe_permille = 2
+        [size]
+        mode = "auto"
+        low_permille = 20
+        high_permille = 40
+        pause_s = 7
+        least_permille = 100
+        most_permille = 900
     "#;
     let expected = Config {
         socket: "/a/s".into(),
@@ -106,6 +113,14 @@ fn every_key_is_taken() {
             observe_ns: 20_000_000_000,
             cost_permille: 2,
         },
+        sizes: SizeSettings {
+            auto: true,
+            low_permille: 20,
+            high_permille: 40,
+            pause_ns: 7_000_000_000,
+            least_permille: 100,
+            most_permille: 900,
+        },
     };
     assert_eq!(parse(text), Ok(expected));
 }
@@ -143,6 +158,29 @@ fn limits_of_memory_agree_or_are_refused() {
         "/etc/x.toml: line 3: memory.observe_s = 31: must be at most memory.period_s, 30"
     );
     assert!(refused("policy = \"all\"").ends_with("must be one of none, periodic, amount, both, adaptive"));
+}
+
+#[test]
+fn bounds_of_sizes_agree_or_are_refused() {
+    let sizes = |text: &str| parse(&format!("[size]\n{text}\n")).map(|config| config.sizes);
+    let of = |text: &str| {
+        let found = sizes(text).expect("accepted");
+        (found.low_permille, found.high_permille, found.least_permille, found.most_permille)
+    };
+    assert_eq!(of("mode = \"fixed\""), (50, 150, 0, 1000));
+    assert_eq!(
+        (of("low_permille = 300"), of("high_permille = 10")),
+        ((300, 300, 0, 1000), (10, 10, 0, 1000))
+    );
+    let refused = |text: &str| sizes(text).expect_err("refused");
+    assert_eq!(
+        refused("low_permille = 31\nhigh_permille = 30"),
+        "/etc/x.toml: line 2: size.low_permille = 31: must be at most size.high_permille, 30"
+    );
+    assert!(
+        refused("least_permille = 2\nmost_permille = 1").ends_with("must be at most size.most_permille, 1")
+    );
+    assert!(refused("most_permille = 1001").ends_with("must be 0 to 1000"));
 }
 
 #[test]

@@ -9,12 +9,14 @@ use vnuma_placement::{
     residency::{MemoryArea, MemoryObservation},
     scheduling::{Policy, Stealing, memory::MoveMemory},
     world::{
-        ConnectionId, DriverStatus, HostReading, Mechanism, MemoryMoved, RehomeWish, RequestId, StopReason,
-        VmId,
+        ConnectionId, DriverStatus, HostReading, Mechanism, MemoryMoved, RehomeWish, RequestId, ResizeWish,
+        StopReason, VmId,
     },
 };
 use vnuma_process::ActError;
-use vnuma_topology::{ApicId, CpuSet, HostNodeId, HostTopology, Vcpu, VcpuLocation, VmDescription};
+use vnuma_topology::{
+    ApicId, CpuSet, GuestNodeId, HostNodeId, HostTopology, Vcpu, VcpuLocation, VmDescription,
+};
 
 /// What a VM backend lists: a VM, or something that may turn out to be one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -153,6 +155,8 @@ pub enum Report {
     Marked(Result<bool, VmError>),
     /// A migration has begun, or was refused.
     MigrationBegun(Result<(), VmError>),
+    /// QEMU has offered this guest node memory, or wants some back; or it has refused.
+    Resized(GuestNodeId, Result<(), VmError>),
     /// How far a migration is.
     Migration(Result<Migration, VmError>),
     /// The VM is at another host.
@@ -203,6 +207,12 @@ pub enum Request {
     Rehome(String, RehomeWish),
     /// End that.
     StopRehome(String),
+    /// Show how large the guest nodes of a VM are, and may be.
+    ShowSizes(String),
+    /// Size a guest node of a VM.
+    Resize(String, ResizeWish),
+    /// End all such changes of a VM.
+    StopResize(String),
     /// Bring displaced memory of a VM home by another policy.
     SetMemoryPolicy(String, MemoryPolicy),
 }
@@ -220,6 +230,8 @@ pub enum Answer {
     Memory(Box<api::VmMemory>),
     /// Where the VM's guest nodes have their homes, and the last re-home.
     Rehome(Box<api::Rehome>),
+    /// How large the VM's guest nodes are, and may be.
+    Sizes(Box<api::Sizes>),
     /// How far its last migration is.
     Migration(Box<api::Migration>),
 }
@@ -286,6 +298,8 @@ pub enum Command {
     Ask(ConnectionId, Ask),
     /// Have a VM migrated: where to, and whether with post-copy. [`Report::MigrationBegun`] answers.
     Migrate(ConnectionId, String, bool),
+    /// Have a memory device of this guest node, by its id, offer its guest so much; [`Report::Resized`] answers.
+    Resize(ConnectionId, GuestNodeId, String, u64),
     /// Publish to a guest; [`Event::Published`] answers.
     Publish(VmId, u64, Publication),
     /// The host's end of a VM's channel is not used any more.

@@ -77,13 +77,14 @@ impl Core {
         let Some(vm) = self.vm(id).filter(|vm| vm.description.pid == pid) else { return };
         let (name, before) = (vm.name().to_owned(), vm.homing.problem.clone());
         let problem = outcome.as_ref().err().cloned();
-        let (now_ns, settings) = (self.now_ns, self.policies.memory);
+        let (now_ns, settings, sizes) = (self.now_ns, self.policies.memory, self.policies.sizes);
         let to_vcpus = self.policies.settings.memory_bytes_per_s > 0;
-        self.world.take_observation(id, &settings, to_vcpus, outcome, now_ns);
+        self.world.take_observation(id, (&settings, &sizes), to_vcpus, outcome, now_ns);
         if let Some(problem) = problem.as_ref().filter(|problem| before.as_ref() != Some(*problem)) {
             self.log(Level::Warn, format!("{name}: where its memory is cannot be seen: {problem}"));
         }
         self.rehomes_observed(id, problem.as_ref());
+        self.resizes_observed(id, problem.as_ref());
         for (_, request) in self.memory_requests.extract_if(.., |(vm, _)| *vm == id).collect::<Vec<_>>() {
             let reply = match &problem {
                 None => Reply::Memory(id),
@@ -100,6 +101,6 @@ impl Core {
         let vm = self.vm(id).ok_or_else(|| Refusal::Ended { vm: "the VM".to_owned() })?;
         let rests_ns = self.world.memory_rests_until_ns(id, self.now_ns);
         let to_vcpus = self.policies.settings.memory_bytes_per_s > 0;
-        Ok(render::vm_memory(vm, to_vcpus, rests_ns, self.now_ns))
+        Ok(render::vm_memory(vm, &self.policies.sizes, to_vcpus, rests_ns, self.now_ns))
     }
 }

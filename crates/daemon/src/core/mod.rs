@@ -20,6 +20,7 @@
 //! | `memory` | memory that is moved |
 //! | `homing` | where memory is, and what is displaced |
 //! | `rehome` | guest nodes that get another home |
+//! | `resize` | guest nodes that grow and shrink |
 //! | `migration` | VMs that leave for another host, or arrive |
 //! | `render` | VMs in the form of the API |
 //! | `uses` | what VMs have of the host, for those who place another one |
@@ -38,6 +39,7 @@ mod refusal;
 mod rehome;
 mod render;
 mod requests;
+mod resize;
 mod scheduling;
 pub(crate) mod uses;
 mod vms;
@@ -54,7 +56,8 @@ use vnuma_api as api;
 use vnuma_placement::{
     Policies, World, decide,
     rehome::Rehome,
-    world::{ConnectionId, RehomeWish, RequestId, Vm, VmId},
+    sizing::Resize,
+    world::{ConnectionId, RehomeWish, RequestId, ResizeWish, Vm, VmId},
 };
 use vnuma_topology::{ApicId, HostTopology};
 
@@ -98,6 +101,10 @@ pub struct Core {
     rehome_requests: Vec<(VmId, RequestId, RehomeWish)>,
     /// VMs with a guest node that gets another home.
     rehoming: BTreeSet<VmId>,
+    /// Changes of guest nodes that begin when the VM was described, and then looked at, which is under way with `true`.
+    resize_requests: Vec<(VmId, RequestId, ResizeWish, bool)>,
+    /// VMs with a guest node that grows or shrinks.
+    resizing: BTreeSet<VmId>,
     /// VMs that migrate.
     migrating: BTreeSet<VmId>,
     /// Last migrations of VMs that are gone.
@@ -129,6 +136,7 @@ enum Reply {
     Scheduling(VmId),
     Memory(VmId),
     Rehome(VmId, Option<Rehome>),
+    Sizes(VmId, Option<Resize>),
     Migration(String),
     Replugged { vm: VmId, vcpu: ApicId, new_vcpu: ApicId, guest_node: u32 },
 }
@@ -158,6 +166,8 @@ impl Core {
             rehome_described: Vec::new(),
             rehome_requests: Vec::new(),
             rehoming: BTreeSet::new(),
+            resize_requests: Vec::new(),
+            resizing: BTreeSet::new(),
             migrating: BTreeSet::new(),
             migrated: VecDeque::new(),
             mark_requests: Vec::new(),
@@ -182,6 +192,7 @@ impl Core {
         self.now_ns = now_ns;
         self.observe(event);
         self.advance_rehomes();
+        self.advance_resizes();
         self.advance_migrations();
         self.world.refresh(&self.policies, now_ns);
         let plan = decide(&self.world, &self.policies, now_ns);
@@ -254,6 +265,10 @@ impl Core {
                     let shown = self.rehome_of(id, planned.as_ref());
                     shown.map(|shown| Answer::Rehome(Box::new(shown)))
                 }
+                Reply::Sizes(id, planned) => {
+                    let shown = self.sizes_of(id, planned.as_ref());
+                    shown.map(|shown| Answer::Sizes(Box::new(shown)))
+                }
                 Reply::Migration(name) => {
                     self.migration_of(&name).map(|shown| Answer::Migration(Box::new(shown)))
                 }
@@ -280,6 +295,7 @@ impl Core {
         self.describe_unbound();
         self.attach_all_marked();
         self.describe_leaving();
+        self.describe_resized();
         self.restore_again();
         self.world.look_at_others();
         let [needed, otherwise] = LOOK_FOR_SCHEDULER;

@@ -4,7 +4,7 @@ use vnuma_api::{ApiError, ErrorKind};
 use vnuma_channel::{ChannelError, ContentError};
 use vnuma_host::SysfsError;
 use vnuma_hypervisor::VmError;
-use vnuma_placement::world::RehomeObstacle;
+use vnuma_placement::world::{RehomeObstacle, ResizeObstacle};
 use vnuma_process::ActError;
 
 /// Longest message with text from elsewhere, in bytes.
@@ -35,6 +35,10 @@ pub enum Refusal {
     Rehome { vm: String, guest_node: u32, node: u32, source: RehomeObstacle },
     #[error("{vm}: no guest node gets another home now")]
     NoRehome { vm: String },
+    #[error("{vm}: guest node {guest_node} cannot get that size: {source}")]
+    Resize { vm: String, guest_node: u32, source: ResizeObstacle },
+    #[error("{vm}: no guest node grows or shrinks now")]
+    NoResize { vm: String },
     #[error("{vm}: its guest nodes are numbered {ids:?}, not 0 to {last}; the channel takes no others")]
     NodeNumbers { vm: String, ids: Vec<u32>, last: usize },
     #[error("{vm}: {source}")]

@@ -2,9 +2,11 @@
 
 mod memory_map;
 mod rehome;
+mod sizes;
 
 pub(super) use memory_map::vm_memory;
 pub(super) use rehome::rehome;
+pub(super) use sizes::sizes;
 
 use std::collections::BTreeMap;
 use vnuma_api as api;

@@ -46,6 +46,9 @@ impl Core {
             Request::ShowRehome(name) => self.want_rehome_shown(request, &name),
             Request::Rehome(name, wish) => self.want_rehome(request, &name, wish),
             Request::StopRehome(name) => self.stop_rehome(request, &name),
+            Request::ShowSizes(name) => self.want_sizes_shown(request, &name),
+            Request::Resize(name, wish) => self.want_resize(request, &name, wish),
+            Request::StopResize(name) => self.stop_resize(request, &name),
             Request::ShowMemory(name) => self.want_memory_shown(request, &name),
             Request::SetMemoryPolicy(name, policy) => self.set_memory_policy(request, &name, policy),
         };

@@ -104,6 +104,7 @@ impl Core {
             Report::MigrationBegun(outcome) => self.migration_begun(id, outcome),
             Report::Migration(outcome) => self.migration_looked(id, outcome),
             Report::Left => self.left(id),
+            Report::Resized(node, outcome) => self.resize_answered(id, node, outcome),
             Report::Slow(problem, pid) => {
                 self.watch_process(id, pid);
                 self.link_event(id, LinkEvent::Slow(problem));
@@ -265,6 +266,7 @@ impl Core {
         self.drop_moves_of_missing(id);
         self.recount(id);
         self.rehomes_described(id);
+        self.resizes_described(id);
         if arrived {
             self.arrived(id);
         }
@@ -314,6 +316,7 @@ impl Core {
         }
         self.watch_process(id, pid);
         self.rehomes_undescribed(id, &problem);
+        self.resizes_refused(id, &problem);
         self.link_event(id, LinkEvent::Silent(problem));
     }
 
@@ -341,6 +344,7 @@ impl Core {
             vcpus,
             spare_slots: Default::default(),
             devices: Vec::new(),
+            memory_devices: Vec::new(),
         };
         match self.world.get_mut(id).and_then(|managed| managed.vm.as_mut()) {
             Some(vm) => vm.source = source,
@@ -371,6 +375,7 @@ impl Core {
     /// Requests over a lost connection fail.
     fn refuse_in_flight(&mut self, id: VmId, problem: &str) {
         self.rehomes_undescribed(id, problem);
+        self.resizes_refused(id, problem);
         self.migration_event(id, MigrationEvent::ConnectionLost);
         let Some(vm) = self.vm(id) else { return };
         let (name, in_flight) = (vm.name().to_owned(), vm.channel.request());
@@ -422,6 +427,7 @@ impl Core {
         let shown = self.memory_requests.extract_if(.., |(vm, _)| *vm == id);
         let shown: Vec<_> = shown.map(|(_, request)| Some(request)).collect();
         let rehomes = self.rehomes_gone(id).into_iter().chain(self.marks_gone(id));
+        let resizes = self.resizes_gone(id);
         let rehomes: Vec<_> = rehomes.collect();
         let waiting = [
             vm.channel.request(),
@@ -431,7 +437,9 @@ impl Core {
         let name = vm.description.name.clone();
         let moves: Vec<_> = vm.moves.iter().map(|wanted| wanted.request).collect();
         self.remember_migration(vm);
-        for request in waiting.into_iter().chain(moves).chain(policies).chain(shown).chain(rehomes) {
+        for request in
+            waiting.into_iter().chain(moves).chain(policies).chain(shown).chain(rehomes).chain(resizes)
+        {
             self.answer(request, Reply::Refused(Refusal::Ended { vm: name.clone() }));
         }
         self.log(Level::Info, format!("{name}: VM gone"));

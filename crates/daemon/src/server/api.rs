@@ -43,10 +43,14 @@ use vnuma_api::{
     ApiError, AttachRequest, CAPACITY, DAEMON, DEVICES, Devices, ErrorKind, Event, EventKind, HARDWARE,
     HostTopology, MemoryPolicyRequest, MigrateRequest, Migration, MoveRequest, NodeFree, OBSERVATIONS,
     PLACEMENTS, POLICIES, PlaceRequest, Placed, PolicyRequest, Rehome, RehomeRequest, ReplugRequest,
-    Replugged, Reserved, Scheduling, UnknownEvent, VMS, Vm, VmMemory, WATCH,
+    Replugged, Reserved, ResizeRequest, Scheduling, Sizes, UnknownEvent, VMS, Vm, VmMemory, WATCH,
 };
 use vnuma_host::{location::monotonic_ns, read_host_topology};
-use vnuma_placement::{repatriation::UnknownMemoryPolicy, scheduling::UnknownPolicy, world::RehomeWish};
+use vnuma_placement::{
+    repatriation::UnknownMemoryPolicy,
+    scheduling::UnknownPolicy,
+    world::{RehomeWish, ResizeWish, WantedSize},
+};
 
 /// No request needs more.
 const BODY_LIMIT: usize = 4096;
@@ -147,7 +151,8 @@ impl FromRequestParts<Context> for MayAct {
             Some("policy") => "setting a policy",
             Some("memory") => "setting a memory policy",
             Some("rehome") => "giving a guest node another home",
-            Some("stop") => "stopping a re-home",
+            Some("resize") => "sizing a guest node",
+            Some("stop") => "stopping a change of a guest node",
             Some("placements") => "placing a VM",
             Some("release") => "releasing a reservation",
             _ => "acting",
@@ -197,6 +202,8 @@ pub(super) fn routes() -> OpenApiRouter<Context> {
         .routes(routes!(show_memory, set_memory_policy))
         .routes(routes!(show_rehome, rehome))
         .routes(routes!(stop_rehome))
+        .routes(routes!(show_sizes, resize))
+        .routes(routes!(stop_resize))
         .routes(routes!(show_migration, migrate))
         .routes(routes!(cancel_migration))
         .routes(routes!(policies))
@@ -240,6 +247,7 @@ async fn act_on_vm(context: &Context, wanted: Request) -> Answer<Vm> {
         CoreAnswer::Scheduling(_)
         | CoreAnswer::Memory(_)
         | CoreAnswer::Rehome(_)
+        | CoreAnswer::Sizes(_)
         | CoreAnswer::Migration(_) => Err(Refusal::ShuttingDown.into()),
     }
 }
@@ -519,6 +527,62 @@ async fn stop_rehome(_: MayAct, State(context): State<Context>, VmName(vm): VmNa
 async fn act_on_rehome(context: &Context, wanted: Request) -> Answer<Rehome> {
     match act(context, wanted).await? {
         CoreAnswer::Rehome(rehome) => Ok(Json(*rehome)),
+        _ => Err(Refusal::ShuttingDown.into()),
+    }
+}
+
+#[utoipa::path(
+    get,
+    path = "/v1/vms/{name}/resize",
+    operation_id = "show_sizes",
+    description = "How large the guest nodes of the VM are and may be, and how far the last changes are.",
+    params(("name" = String, Path, description = "Name of the VM")),
+    responses((status = 200, description = "The answer", body = Sizes), Failures),
+)]
+async fn show_sizes(State(context): State<Context>, VmName(vm): VmName) -> Answer<Sizes> {
+    act_on_sizes(&context, Request::ShowSizes(vm)).await
+}
+
+#[utoipa::path(
+    post,
+    path = "/v1/vms/{name}/resize",
+    operation_id = "resize",
+    description = "Give a guest node of the VM another size by its virtio-mem devices, or let vnumad size it. It goes on after the answer.",
+    params(("name" = String, Path, description = "Name of the VM")),
+    request_body = ResizeRequest,
+    responses((status = 200, description = "It has begun", body = Sizes), Refusals),
+)]
+async fn resize(
+    _: MayAct,
+    State(context): State<Context>,
+    VmName(vm): VmName,
+    body: Result<Bytes, BytesRejection>,
+) -> Answer<Sizes> {
+    let ResizeRequest { guest_node, size_bytes, auto, dry_run } = understand(body, "size of a guest node")?;
+    let size = match (size_bytes, auto) {
+        (Some(bytes), None) => WantedSize::Fixed(bytes),
+        (None, Some(auto)) => WantedSize::Auto(auto.least_bytes, auto.most_bytes),
+        _ => return Err(Failure::bad_request("expected either size_bytes or auto".to_owned())),
+    };
+    let wish = ResizeWish { guest_node, size, dry_run };
+    act_on_sizes(&context, Request::Resize(vm, wish)).await
+}
+
+#[utoipa::path(
+    post,
+    path = "/v1/vms/{name}/resize/stop",
+    operation_id = "stop_resize",
+    description = "End the changes of guest nodes that are under way. They keep the sizes that they have by then.",
+    params(("name" = String, Path, description = "Name of the VM")),
+    responses((status = 200, description = "It was done", body = Sizes), Refusals),
+)]
+async fn stop_resize(_: MayAct, State(context): State<Context>, VmName(vm): VmName) -> Answer<Sizes> {
+    act_on_sizes(&context, Request::StopResize(vm)).await
+}
+
+async fn act_on_sizes(context: &Context, wanted: Request) -> Answer<Sizes> {
+    match act(context, wanted).await? {
+        CoreAnswer::Sizes(sizes) => Ok(Json(*sizes)),
         _ => Err(Refusal::ShuttingDown.into()),
     }
 }

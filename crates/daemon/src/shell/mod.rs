@@ -173,6 +173,7 @@ impl Shell {
                 ..Settings::default()
             },
             memory: config.memory,
+            sizes: config.sizes,
         };
         let records = Records::new(config.records.clone());
         let (locator, kernel) = Locator::start(&host, &config, Arc::clone(&inbox))?;
@@ -461,6 +462,11 @@ impl Shell {
                 // As of a worker that is asked something.
                 if let Some((_, worker)) = self.workers.get(&connection) {
                     worker.migrate(destination, post_copy);
+                }
+            }
+            Command::Resize(connection, node, device, bytes) => {
+                if let Some((_, worker)) = self.workers.get(&connection) {
+                    worker.resize(node, device, bytes);
                 }
             }
             Command::Publish(vm, generation, publication) => {

@@ -38,6 +38,7 @@ use vnuma_channel::Channel;
 use vnuma_hypervisor::{VmBackend, VmConnection, VmError, VmEvent, VmHandle, roll_back};
 use vnuma_placement::world::ConnectionId;
 use vnuma_process::{StopReason, copy_affinity, main_loop, spawn_worker};
+use vnuma_topology::GuestNodeId;
 
 /// Least time between two descriptions of a VM, which cost QEMU and the kernel time. Requests in between share the next.
 const DESCRIBE_PAUSE: Duration = Duration::from_millis(200);
@@ -110,6 +111,14 @@ impl Worker {
         }
     }
 
+    /// Queues the order to size a memory device.
+    pub(crate) fn resize(&self, node: GuestNodeId, device: String, bytes: u64) {
+        if self.asks.send(Job::Resize(node, device, bytes)).is_ok() {
+            // As above.
+            let _ = self.wake.write(1);
+        }
+    }
+
     /// Queues a move. One that cannot be queued, as the thread has ended, is given back.
     pub(crate) fn pin(&self, pin: Pin) -> Result<(), Pin> {
         match self.asks.send(Job::Pin(pin)) {
@@ -128,6 +137,8 @@ enum Job {
     Pin(Pin),
     /// Where to, and whether with post-copy.
     Migrate(String, bool),
+    /// A memory device of a guest node, by its id, and its bytes.
+    Resize(GuestNodeId, String, u64),
 }
 
 impl Drop for Worker {
@@ -292,6 +303,7 @@ impl Task {
                 Ok(Job::Ask(Ask::LookAtMigration | Ask::SwitchMigration | Ask::CancelMigration)) => {
                     Report::Plain(CoreReport::Migration(Err(silent())))
                 }
+                Ok(Job::Resize(node, ..)) => Report::Plain(CoreReport::Resized(node, Err(silent()))),
                 Ok(Job::Migrate(..)) => Report::Plain(CoreReport::MigrationBegun(Err(silent()))),
                 // This needs no answer from the VM.
                 Ok(Job::Ask(Ask::Recover(epoch))) => self.recover(connection, epoch),
@@ -328,6 +340,10 @@ impl Task {
                 Ok(Job::Migrate(destination, post_copy)) => {
                     let outcome = connection.migrate(&destination, post_copy);
                     self.conclude_with(connection, outcome, CoreReport::MigrationBegun)?;
+                }
+                Ok(Job::Resize(node, device, bytes)) => {
+                    let outcome = connection.request_memory(&device, bytes);
+                    self.conclude_with(connection, outcome, |outcome| CoreReport::Resized(node, outcome))?;
                 }
                 Err(mpsc::TryRecvError::Empty) => break,
                 Err(mpsc::TryRecvError::Disconnected) => return Err(Stop::Unwanted),
@@ -370,7 +386,9 @@ impl Task {
             };
             match event {
                 // The run state is part of the description.
-                VmEvent::VcpusChanged | VmEvent::Stopped | VmEvent::Resumed => self.describe_wanted = true,
+                VmEvent::VcpusChanged | VmEvent::MemoryChanged | VmEvent::Stopped | VmEvent::Resumed => {
+                    self.describe_wanted = true;
+                }
                 VmEvent::ChannelDetached => {
                     self.records.remove(connection.pid());
                     self.report(Report::Plain(CoreReport::Released))?;

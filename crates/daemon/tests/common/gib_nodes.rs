@@ -26,5 +26,6 @@ pub fn vm(pid: i32, vcpus: Vec<Vcpu>) -> VmDescription {
         vcpus,
         spare_slots: BTreeMap::new(),
         devices: Vec::new(),
+        memory_devices: Vec::new(),
     }
 }

@@ -110,5 +110,6 @@ pub fn describe(name: &str, pid: i32, homes: &[u32], tids: &[i32]) -> VmDescript
         run_state: "running".into(),
         spare_slots: std::collections::BTreeMap::new(),
         devices: Vec::new(),
+        memory_devices: Vec::new(),
     }
 }

@@ -29,6 +29,8 @@ pub(super) fn describe(
         vcpus,
         spare_slots: BTreeMap::new(),
         devices: devices(xml),
+        // libvirt sizes these itself.
+        memory_devices: Vec::new(),
     })
 }
 

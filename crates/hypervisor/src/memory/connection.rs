@@ -185,6 +185,25 @@ impl VmConnection for MemoryConnection {
         })
     }
 
+    fn request_memory(&mut self, id: &str, bytes: u64) -> Result<(), VmError> {
+        self.ask(|vm, name| {
+            let resizes = vm.resizes;
+            let devices = &mut vm.description.memory_devices;
+            let Some(device) = devices.iter_mut().find(|device| device.id.as_deref() == Some(id)) else {
+                let reason = format!("Device '{id}' not found");
+                return Err(VmError::Refused { vm: name, command: "qom-set".to_owned(), reason });
+            };
+            device.requested_bytes = bytes;
+            if resizes {
+                device.plugged_bytes = bytes;
+                vm.events.push_back(VmEvent::MemoryChanged);
+                // A counter that is full is as readable as any other.
+                let _ = vm.event_fd.write(1);
+            }
+            Ok(())
+        })
+    }
+
     fn is_marked(&mut self) -> Result<bool, VmError> {
         self.ask(|vm, _| Ok(vm.marked))
     }

@@ -8,7 +8,7 @@
 //!
 //! A VM without a policy is observed when somebody asks.
 
-use super::{DescriptionSource, Vm, VmId, World, schedule::effective_policy};
+use super::{DescriptionSource, NodeSizing, Vm, VmId, World, schedule::effective_policy};
 use crate::{
     rehome::Rehome,
     repatriation::{HomeArea, HomeInput, MemoryPolicy, MemorySettings, Stray},
@@ -17,9 +17,10 @@ use crate::{
         Policy,
         memory::{MemoryReason, MoveMemory, NodeMemory},
     },
+    sizing::SizeSettings,
 };
-use std::sync::Arc;
-use vnuma_topology::{GuestNode, HostNodeId, MemoryBacking};
+use std::{collections::BTreeMap, sync::Arc};
+use vnuma_topology::{GuestNode, GuestNodeId, HostNodeId, MemoryBacking};
 
 const SECOND_NS: u64 = 1_000_000_000;
 /// Longest time between two observations while memory is coming home: what the rate allows is saved up for as long.
@@ -44,6 +45,8 @@ pub struct Homing {
     pub rests_until_ns: u64,
     /// The last guest node that got another home on request, or gets it.
     pub rehome: Option<Rehome>,
+    /// Guest nodes that were sized, or are not sized as the configuration says.
+    pub sizes: BTreeMap<GuestNodeId, NodeSizing>,
 }
 
 /// Why memory of a guest node cannot come home, all of it.
@@ -136,7 +139,10 @@ impl World {
         let before = std::mem::replace(&mut vm.homing.policy, policy);
         if before != policy {
             let due_ns = now_ns.max(vm.homing.rests_until_ns);
-            vm.homing.due_ns = (policy != MemoryPolicy::None).then_some(due_ns);
+            // One without a policy may be looked at because of its size.
+            if policy != MemoryPolicy::None || vm.homing.sizes.is_empty() {
+                vm.homing.due_ns = (policy != MemoryPolicy::None).then_some(due_ns);
+            }
             vm.scheduling.memory.wanted.take_if(|order| is_home(order));
             self.repatriator.forget(id);
         }
@@ -168,7 +174,7 @@ impl World {
     pub fn take_observation(
         &mut self,
         id: VmId,
-        settings: &MemorySettings,
+        (settings, sizes): (&MemorySettings, &SizeSettings),
         moves_to_vcpus: bool,
         outcome: Result<MemoryObservation, String>,
         now_ns: u64,
@@ -181,6 +187,7 @@ impl World {
                 vm.homing.rests_until_ns = now_ns.saturating_add(rest_ns);
                 (vm.homing.observed, vm.homing.problem) = (Some(Arc::new(observed)), None);
                 self.decide_home(id, settings, moves_to_vcpus);
+                self.decide_sizes(id, sizes, now_ns);
             }
             // It may be as dear as one that succeeds.
             Err(problem) => {
@@ -192,7 +199,8 @@ impl World {
         let Some((_, vm)) = self.vm_mut(id) else { return };
         let wait_ns = if in_round { settings.observe_ns.min(ROUND_NS) } else { settings.observe_ns };
         let due_ns = now_ns.saturating_add(wait_ns).max(vm.homing.rests_until_ns);
-        vm.homing.due_ns = (vm.homing.policy != MemoryPolicy::None).then_some(due_ns);
+        let wanted = vm.homing.policy != MemoryPolicy::None || vm.is_sized(sizes);
+        vm.homing.due_ns = wanted.then_some(due_ns);
     }
 
     /// What was observed becomes a move, if its policy wants one.

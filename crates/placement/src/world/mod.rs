@@ -13,6 +13,7 @@ mod reading;
 mod rehome;
 mod replug;
 mod schedule;
+mod sizing;
 
 pub use channel::{ChannelEvent, ChannelState, Publisher, Replug};
 pub use homing::{Homing, Obstacle};
@@ -24,6 +25,7 @@ pub use reading::{Accesses, Counted, HostReading, MemoryRange, MemoryReading, Vc
 pub use rehome::{RehomeObstacle, RehomeWish};
 pub use replug::{ReplugEnd, ReplugHistory};
 pub use schedule::{LastPeriod, MaskChange, Schedule};
+pub use sizing::{NodeSizing, ResizeObstacle, ResizeWish, SizeMode, WantedSize};
 
 use crate::{Observation, Policies, VcpuState, VmPlacement, migration::Migration, repatriation::Repatriator};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -554,6 +556,7 @@ mod tests {
             vcpus: vec![Vcpu { index: 0, apic_id: 0, boot_node: None, tid: 2 }],
             spare_slots: BTreeMap::new(),
             devices: Vec::new(),
+            memory_devices: Vec::new(),
         };
         let mut world = World::new(host);
         let mut managed = ManagedVm::new("qmp:a".into(), "a".into(), 0, 0);

@@ -233,6 +233,12 @@ fn a_guest_node_gets_another_home() {
 }
 
 #[test]
+#[ignore = "takes minutes: make soak"]
+fn guest_nodes_grow_and_shrink_by_what_is_free() {
+    run("2n4c", &[job(&["lab-scenario", "resize"])]);
+}
+
+#[test]
 fn a_host_that_grows_and_shrinks_is_followed() {
     run("3n4c-hotplug", &[job(&["lab-scenario", "hotplug"])]);
 }

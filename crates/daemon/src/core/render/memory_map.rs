@@ -3,6 +3,7 @@
 use vnuma_api as api;
 use vnuma_placement::{
     residency::{AreaSample, Estimate, MemoryObservation, PageKind},
+    sizing::SizeSettings,
     world::Vm,
 };
 use vnuma_topology::GuestNode;
@@ -10,13 +11,17 @@ use vnuma_topology::GuestNode;
 /// Where the memory of a VM is. What could not be moved rests until `rests_until_ns`.
 pub(in crate::core) fn vm_memory(
     vm: &Vm,
+    sizes: &SizeSettings,
     moves_to_vcpus: bool,
     rests_until_ns: Option<u64>,
     now_ns: u64,
 ) -> api::VmMemory {
     let observed = vm.homing.observed.as_deref();
     let age_ms = observed.map(|seen| now_ns.saturating_sub(seen.began_ns) / 1_000_000);
-    let nodes = vm.description.guest_nodes.iter().map(|node| guest_node(vm, node, observed, moves_to_vcpus));
+    let nodes = vm.description.guest_nodes.iter().map(|node| api::GuestNodeMemory {
+        pluggable: super::sizes::pluggable(vm, sizes, node.id),
+        ..guest_node(vm, node, observed, moves_to_vcpus)
+    });
     api::VmMemory {
         vm: vm.name().to_owned(),
         policy: vm.homing.policy.to_string(),
