@@ -281,14 +281,16 @@ fn one_whose_manager_says_that_it_has_left_is_done_whether_its_process_has_ended
         if migrates {
             // Why it has ended is not known yet.
             run.step(Event::ProcessEnded(run.vm, PID));
-            assert_eq!(run.state().state, "sending");
+            run.report(Report::Migration(Err(VmError::Disconnected { vm: "a".into() })));
+            let shown = run.state();
+            assert!(shown.state == "sending" && shown.problem.is_some(), "{shown:?}");
         }
         run.report(Report::Left);
         // Of a connection that is closed by now.
         run.report(Report::Ended);
         assert!(run.core.show("a").is_err(), "it is still shown");
         match migrates {
-            true => assert_eq!(run.state().state, "done"),
+            true => assert_eq!((run.state().state.as_str(), run.state().problem), ("done", None)),
             false => assert!(run.ask(Request::ShowMigration("a".into())).is_err()),
         }
     }

@@ -455,7 +455,8 @@ unsafe extern "C" fn on_lifecycle(
         (3 | 7, _) => (Some(DomainEvent::Suspended), false),
         (4, _) => (Some(DomainEvent::Resumed), false),
         (5, 3) => (Some(DomainEvent::Left), true),
-        (5 | 6 | 8, _) => (Some(DomainEvent::Stopped), true),
+        // 6 is the end of the guest, or a signal that QEMU got; what follows says which.
+        (5 | 8, _) => (Some(DomainEvent::Stopped), true),
         _ => (None, false),
     };
     // SAFETY: the library gives back what was registered, and a domain that it keeps.

@@ -20,7 +20,7 @@ pub enum DomainEvent {
     Resumed,
     /// The guest boots again.
     Rebooted,
-    /// It shuts down or has stopped.
+    /// It has stopped.
     Stopped,
     /// It is at another host, and has stopped here.
     Left,

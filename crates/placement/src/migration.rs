@@ -296,7 +296,8 @@ impl Migration {
             return;
         }
         match (self.phase, event) {
-            (_, E::Left) => self.phase = Phase::Done,
+            // What was asked on the way out may have been answered by nobody.
+            (_, E::Left) => (self.phase, self.problem) = (Phase::Done, None),
             (Phase::Marking, E::Marked(outcome)) => {
                 self.answered(now_ns);
                 self.problem = None;
