@@ -175,7 +175,7 @@ impl Machine {
         Ok(match name {
             "query-status" => json!({"status": "running", "running": true}),
             "query-cpus-fast" => self.cpus(),
-            "query-hotpluggable-cpus" => json!([]),
+            "query-hotpluggable-cpus" | "query-memory-devices" => json!([]),
             "query-memdev" => (0..NODES)
                 .map(|node| {
                     let id = format!("ram{node}");

@@ -224,7 +224,7 @@ impl Machine {
         let taken = |flag: &mut bool| if std::mem::take(flag) { Ok(json!({})) } else { Err("not found") };
         let answer = match name {
             "query-cpus-fast" => self.cpus(&self.tids),
-            "query-hotpluggable-cpus" => json!([]),
+            "query-hotpluggable-cpus" | "query-memory-devices" => json!([]),
             "query-status" => json!({"status": "running"}),
             "query-memdev" => [0, 1]
                 .map(|node| {
