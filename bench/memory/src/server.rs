@@ -19,7 +19,7 @@ use std::{
     time::{Duration, Instant},
 };
 use vnuma_bench_common::host::{Numad, affine, balance};
-use vnuma_lab_pricing::by_name;
+use vnuma_lab_pricing::{CounterProfile, by_name};
 
 /// Passes of STREAM under which the dilation is measured.
 const DILATION_PASSES: usize = 3;
@@ -70,16 +70,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         let period_s = match period_s {
             Some(period_s) => period_s,
             None => {
-                let dilation = dilation(&mut machine, profile.clock_ghz)?;
-                let length_s = (PERIOD_S * dilation).clamp(PERIODS_S.0, PERIODS_S.1);
-                eprintln!("dilation {dilation:.1}, periods of {length_s:.1} s");
-                print(&Line::Server(raw::Server {
-                    profile: profile.name.clone(),
-                    kernel: fs::read_to_string("/proc/sys/kernel/osrelease")?.trim().to_owned(),
-                    numad: Numad::version(),
-                    dilation,
-                    period_s: length_s,
-                }))?;
+                let length_s = introduce(&mut machine, &profile)?;
                 *period_s.insert(length_s)
             }
         };
@@ -104,7 +95,11 @@ pub fn run(arguments: &Arguments) -> Result<()> {
             }
         }
     }
-    for (cause, means) in sizes.flat_map(|cause| Means::ALL.map(|means| (cause, means))) {
+    let sizes: Vec<_> = sizes.collect();
+    if period_s.is_none() && !sizes.is_empty() {
+        introduce(&mut Machine::sized(Means::NeverChanged)?, &profile)?;
+    }
+    for (cause, means) in sizes.into_iter().flat_map(|cause| Means::ALL.map(|means| (cause, means))) {
         let name = format!("{}, {}", cause.name(), means.name());
         match size::cell(cause, means).with_context(|| name.clone()) {
             Ok(cell) => {
@@ -125,6 +120,21 @@ fn print(line: &Line) -> Result<()> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{}", serde_json::to_string(line)?)?;
     Ok(out.flush()?)
+}
+
+/// Prints what the server is. How long its periods are.
+fn introduce(machine: &mut Machine, profile: &CounterProfile) -> Result<f64> {
+    let dilation = dilation(machine, profile.clock_ghz)?;
+    let length_s = (PERIOD_S * dilation).clamp(PERIODS_S.0, PERIODS_S.1);
+    eprintln!("dilation {dilation:.1}, periods of {length_s:.1} s");
+    print(&Line::Server(raw::Server {
+        profile: profile.name.clone(),
+        kernel: fs::read_to_string("/proc/sys/kernel/osrelease")?.trim().to_owned(),
+        numad: Numad::version(),
+        dilation,
+        period_s: length_s,
+    }))?;
+    Ok(length_s)
 }
 
 /// Time of the server by modelled time, of vCPU 0 under STREAM.
