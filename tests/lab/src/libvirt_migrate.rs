@@ -178,6 +178,7 @@ fn there(vm: Vm, load: &Load, nodes: &Nodes) -> Result<Vm> {
 fn back_by_virsh(vm: Vm, load: &Load, nodes: &Nodes) -> Result<Vm> {
     let [a, b] = &HOSTS;
     pin_by_vnumad(1)?;
+    Vm::prepare(a.lab_name, a.cid)?;
     match b.ask(&["detach", NAME]) {
         // A guest that is busy may let go of the device later than vnumactl waits for it.
         Err(error) if format!("{error:#}").contains("has not released") => {
@@ -197,6 +198,7 @@ fn back_by_virsh(vm: Vm, load: &Load, nodes: &Nodes) -> Result<Vm> {
 
 fn with_post_copy(vm: Vm, load: &Load, nodes: &Nodes) -> Result<Vm> {
     let [a, b] = &HOSTS;
+    Vm::prepare(b.lab_name, b.cid)?;
     // So that it is not over before the guest goes on there.
     virsh(0, &["migrate-setspeed", NAME, "8"])?;
     let watched = Watched::start(b)?;
@@ -221,6 +223,7 @@ fn stays(vm: &Vm, nodes: &Nodes) -> Result<()> {
     ensure!(pin(1, "0")? == SECOND, "the pin was not set again: {}", pin(1, "0")?);
     println!("a migration that fails leaves the domain attached and pinned");
 
+    Vm::prepare(HOSTS[0].lab_name, HOSTS[0].cid)?;
     virsh(1, &["migrate-setspeed", NAME, SLOW])?;
     host.ask(&["migrate", NAME, URI_OF_FIRST, "--no-wait"])?;
     host.wait_until_state("sending")?;
