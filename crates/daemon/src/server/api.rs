@@ -1,12 +1,13 @@
 //! The API: HTTP requests become requests to the core. What is allowed is decided here.
 
 use super::{
-    limits::{PerUser, Permit},
+    limits::PerUser,
     listener::ApiListener,
     metrics::{__path_metrics, Metrics, metrics},
     openapi::{__path_openapi, Base, Failures, Refusals, openapi},
     placements::{PlacementError, Placements},
     rights::Peer,
+    streams::{__path_record, __path_watch, record, watch},
 };
 use crate::{
     core::{
@@ -19,31 +20,25 @@ use crate::{
 };
 use axum::{
     Json, Router,
-    body::{Body, Bytes},
+    body::Bytes,
     extract::{
-        ConnectInfo, DefaultBodyLimit, FromRequestParts, Path, RawQuery, State, connect_info::Connected,
+        ConnectInfo, DefaultBodyLimit, FromRequestParts, Path, State, connect_info::Connected,
         rejection::BytesRejection,
     },
-    http::{StatusCode, header::CONTENT_TYPE, request::Parts},
+    http::{StatusCode, request::Parts},
     response::{IntoResponse, Response},
     serve::IncomingStream,
 };
-use futures_core::Stream;
-use serde::{Serialize, de::DeserializeOwned};
-use std::{
-    path::PathBuf,
-    pin::Pin,
-    sync::Arc,
-    task::{self, Poll},
-};
-use tokio::sync::{mpsc, oneshot};
+use serde::de::DeserializeOwned;
+use std::{path::PathBuf, sync::Arc};
+use tokio::sync::oneshot;
 use utoipa::OpenApi;
 use utoipa_axum::{router::OpenApiRouter, routes};
 use vnuma_api::{
-    ApiError, AttachRequest, CAPACITY, DAEMON, DEVICES, Devices, ErrorKind, Event, EventKind, HARDWARE,
-    HostTopology, MemoryPolicyRequest, MigrateRequest, Migration, MoveRequest, NodeFree, OBSERVATIONS,
-    PLACEMENTS, POLICIES, PlaceRequest, Placed, PolicyRequest, Rehome, RehomeRequest, ReplugRequest,
-    Replugged, Reserved, ResizeRequest, Scheduling, Sizes, UnknownEvent, VMS, Vm, VmMemory, WATCH,
+    ApiError, AttachRequest, CAPACITY, DAEMON, DEVICES, Devices, ErrorKind, HARDWARE, HostTopology,
+    MemoryPolicyRequest, MigrateRequest, Migration, MoveRequest, NodeFree, PLACEMENTS, POLICIES,
+    PlaceRequest, Placed, PolicyRequest, Rehome, RehomeRequest, ReplugRequest, Replugged, Reserved,
+    ResizeRequest, Scheduling, Sizes, VMS, Vm, VmMemory,
 };
 use vnuma_host::{location::monotonic_ns, read_host_topology};
 use vnuma_placement::{
@@ -91,7 +86,7 @@ impl From<PlacementError> for Failure {
 }
 
 impl Failure {
-    fn bad_request(message: String) -> Self {
+    pub(super) fn bad_request(message: String) -> Self {
         Self(ApiError { error: ErrorKind::BadRequest, message })
     }
 }
@@ -721,66 +716,6 @@ fn understand<T: DeserializeOwned>(body: Result<Bytes, BytesRejection>, what: &s
         .map_err(|error| Failure::bad_request(format!("the body is no {what} request: {error}")))
 }
 
-/// The kinds of `?events=KIND,KIND`.
-fn kinds(query: Option<&str>) -> Result<Vec<EventKind>, Failure> {
-    let Some(query) = query.filter(|query| !query.is_empty()) else { return Ok(Vec::new()) };
-    let names = query
-        .strip_prefix("events=")
-        .ok_or_else(|| Failure::bad_request("the query is not events=KIND,KIND".to_owned()))?;
-    let kinds: Result<_, UnknownEvent> = names.split(',').map(str::parse).collect();
-    kinds.map_err(|error| Failure::bad_request(error.to_string()))
-}
-
-#[utoipa::path(
-    get,
-    path = WATCH,
-    operation_id = "watch",
-    description = "Events as they happen, a JSON object a line.",
-    params(("events" = Option<String>, Query, description = "Kinds of events, separated by commas; all without it")),
-    responses(
-        (status = 200, description = "Lines without end", body = Event, content_type = "application/x-ndjson"),
-        Failures
-    ),
-)]
-async fn watch(
-    ConnectInfo(peer): ConnectInfo<Peer>,
-    State(context): State<Context>,
-    RawQuery(query): RawQuery,
-) -> Result<Response, Failure> {
-    let kinds = kinds(query.as_deref())?;
-    let permit = permit(&context, peer)?;
-    Ok(lines(ask(&context, |reply| ApiRequest::Watch(kinds, reply)).await?, permit))
-}
-
-#[utoipa::path(
-    get,
-    path = OBSERVATIONS,
-    operation_id = "record",
-    description = "The input of the policies, a JSON object a line for each period.",
-    responses(
-        (status = 200, description = "Lines without end", body = vnuma_api::Observation, content_type = "application/x-ndjson"),
-        Failures
-    ),
-)]
-async fn record(
-    ConnectInfo(peer): ConnectInfo<Peer>,
-    State(context): State<Context>,
-) -> Result<Response, Failure> {
-    let permit = permit(&context, peer)?;
-    Ok(lines(ask(&context, ApiRequest::Record).await?, permit))
-}
-
-/// One more watcher of this user, if that is within the limit.
-fn permit(context: &Context, Peer { uid, .. }: Peer) -> Result<Permit, Refusal> {
-    let most = context.watchers.most();
-    context.watchers.take(uid).ok_or(Refusal::Watchers { uid, most })
-}
-
-fn lines<T: Serialize + Send + 'static>(items: mpsc::Receiver<T>, permit: Permit) -> Response {
-    let lines = Body::from_stream(Lines { items, _permit: permit });
-    ([(CONTENT_TYPE, "application/x-ndjson")], lines).into_response()
-}
-
 async fn unknown(request: axum::extract::Request) -> Failure {
     let message = format!("no such path: {}", request.uri().path());
     Failure(ApiError { error: ErrorKind::NotFound, message })
@@ -788,24 +723,4 @@ async fn unknown(request: axum::extract::Request) -> Failure {
 
 async fn wrong_method(request: axum::extract::Request) -> Failure {
     Failure::bad_request(format!("{} is not possible on {}", request.method(), request.uri().path()))
-}
-
-/// Lines of JSON, until the watcher is dropped or the daemon ends.
-struct Lines<T> {
-    items: mpsc::Receiver<T>,
-    _permit: Permit,
-}
-
-impl<T: Serialize> Stream for Lines<T> {
-    type Item = serde_json::Result<Vec<u8>>;
-
-    fn poll_next(mut self: Pin<&mut Self>, context: &mut task::Context<'_>) -> Poll<Option<Self::Item>> {
-        self.items.poll_recv(context).map(|item| {
-            let line = serde_json::to_vec(&item?);
-            Some(line.map(|mut line| {
-                line.push(b'\n');
-                line
-            }))
-        })
-    }
 }

@@ -10,6 +10,7 @@ mod openapi;
 mod placements;
 mod rights;
 mod socket;
+mod streams;
 
 pub(crate) use api::{Context, router};
 pub(crate) use limits::PerUser;
