@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::{fs, io};
 
 pub mod client;
+pub mod emulator;
 mod outlet;
 mod program;
 pub mod protocol;

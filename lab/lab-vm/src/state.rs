@@ -9,6 +9,7 @@ use vnuma_lab_agent::client::ClientError;
 
 use crate::place::vms;
 use crate::plan::check_name;
+use crate::qmp::Qmp;
 
 /// How long QEMU's end may come after that of a connection to the guest.
 const DEATH_LIMIT: Duration = Duration::from_secs(3);
@@ -50,11 +51,27 @@ pub fn kvm_internal_error(name: &str) -> Option<String> {
     Some(format!("VM \"{name}\": KVM cannot run it any more; stop it: {error}"))
 }
 
-/// QEMU's message for that (`kvm_handle_internal_error` of accel/kvm/kvm-all.c); registers follow.
+/// QEMU's messages for that (`kvm_handle_internal_error` and `kvm_cpu_exec` of accel/kvm/kvm-all.c, `kvm_arch_handle_exit` of
+/// target/i386/kvm/kvm.c); registers follow.
+const GIVEN_UP: [&str; 3] = ["KVM internal error", "error: kvm run failed", "KVM: entry failed"];
+
 fn internal_error(log: &str) -> Option<String> {
-    let start = log.find("KVM internal error")?;
+    let start = GIVEN_UP.iter().filter_map(|message| log.find(message)).min()?;
     let lines: Vec<&str> = log[start..].lines().take(4).map(str::trim).collect();
     Some(lines.join("; "))
+}
+
+/// What is known of a VM whose agent cannot be reached.
+pub fn unreachable(name: &str) -> String {
+    let status = Qmp::connect(&directory(name).join("ctl.sock")).and_then(|mut qmp| qmp.run("query-status"));
+    let status = status.map_or_else(|error| format!("{error:#}"), |status| status["status"].to_string());
+    let said = fs::read(directory(name).join("qemu.log")).unwrap_or_default();
+    let said = String::from_utf8_lossy(&said);
+    format!(
+        "QEMU says of the VM: {status}, and to its log: {}\nthe end of the console:\n{}",
+        said.trim(),
+        tail(name)
+    )
 }
 
 /// An error that names the VMs that there are, if there is none of that name.
@@ -126,5 +143,9 @@ mod tests {
         let log = "warning\nKVM internal error. Suberror: 1\nemulation failure\nRAX=0 RBX=1\n";
         let error = internal_error(log).unwrap();
         assert_eq!(error, "KVM internal error. Suberror: 1; emulation failure; RAX=0 RBX=1");
+        let error = internal_error("error: kvm run failed Bad address\nRAX=0\n").unwrap();
+        assert_eq!(error, "error: kvm run failed Bad address; RAX=0");
+        let error = internal_error("KVM: entry failed, hardware error 0x5\nRAX=0\n").unwrap();
+        assert_eq!(error, "KVM: entry failed, hardware error 0x5; RAX=0");
     }
 }

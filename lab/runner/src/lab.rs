@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use vnuma_lab_agent::PORTS;
 use vnuma_lab_agent::client::{ClientError, Input, Session};
+use vnuma_lab_agent::emulator;
 use vnuma_lab_agent::protocol::Exec;
 
 use crate::binaries::{Binaries, BuildError};
@@ -117,6 +118,17 @@ pub enum LabError {
         /// Why it was not.
         source: ClientError,
     },
+}
+
+impl LabError {
+    /// Whether only the emulator can bring that about, and no program in the server: it may be tried once more.
+    pub fn emulator_fault(&self) -> bool {
+        match self {
+            Self::Stuck { .. } => true,
+            Self::Died { tail, .. } => emulator::stale_breakpoint(tail),
+            _ => false,
+        }
+    }
 }
 
 /// What a server is to be.

@@ -39,11 +39,11 @@ struct Job {
     files: Vec<(PathBuf, String)>,
 }
 
-/// Whether the emulator has lost what only the emulator can lose.
+/// Whether the emulator has ended it, and nothing else can.
 fn emulator_fault(result: &Result<Output, LabError>) -> bool {
     match result {
         Ok(output) => output.status == EMULATOR_FAULT,
-        Err(error) => matches!(error, LabError::Stuck { .. }),
+        Err(error) => error.emulator_fault(),
     }
 }
 
@@ -79,7 +79,7 @@ fn run(profile: &str, jobs: &[Job]) {
                 break;
             }
             RUN_AGAIN.fetch_add(1, SeqCst);
-            println!("{problem}\n{name}: the emulated processor has lost an event; it is run once more");
+            println!("{problem}\n{name}: the emulated processor has ended it; it is run once more");
             again = false;
         }
     }

@@ -1,0 +1,52 @@
+//! Faults of an emulated processor, as the console of its machine shows them.
+
+/// How a kernel of x86 calls a breakpoint that nobody expects (`exc_int3` of arch/x86/kernel/traps.c).
+const BREAKPOINT: &str = "int3: 0000";
+
+/// Whether a kernel died of a breakpoint that its memory does not hold.
+///
+/// A kernel that changes its own code puts a breakpoint there meanwhile (`smp_text_poke_batch_finish` of arch/x86/kernel/alternative.c).
+/// TCG throws away what it has translated of a page before it writes to it. A CPU that translates the same code between the two
+/// keeps the breakpoint for good. On hardware the byte before the instruction that follows is the breakpoint, 0xcc.
+pub fn stale_breakpoint(console: &str) -> bool {
+    let Some(start) = console.find(BREAKPOINT) else { return false };
+    let code = console[start..].lines().find_map(|line| line.split_once("Code: "));
+    let bytes: Vec<_> = code.map_or("", |(_, bytes)| bytes).split_whitespace().collect();
+    let next = bytes.iter().position(|byte| byte.starts_with('<'));
+    next.and_then(|next| bytes.get(next.checked_sub(1)?)).is_some_and(|&byte| byte != "cc")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The end of a server's console, as the lab shows it.
+    fn died(what: &str, code: &str) -> String {
+        format!(
+            "  console: [  286.987202] Oops: {what} [#1] SMP NOPTI\n  \
+             console: [  286.987232] RIP: 0010:put_prev_task_idle+0x13/0x40\n  \
+             console: [  286.987265] Code: 53 48 89 fb e8 9e 97 fe ff {code} 48 89 df 5b e9\n  \
+             console: [  286.987508] Kernel panic - not syncing: Fatal exception in interrupt\n"
+        )
+    }
+
+    #[test]
+    fn a_breakpoint_that_is_not_in_memory_is_the_emulators() {
+        assert!(stale_breakpoint(&died("int3: 0000", "eb <09>")));
+    }
+
+    #[test]
+    fn one_that_is_in_memory_and_other_faults_are_the_kernels() {
+        for (what, code) in [
+            ("int3: 0000", "cc <09>"),
+            ("int3: 0000", "cc 09"),
+            ("invalid opcode: 0000", "eb <09>"),
+            ("general protection fault: 0000", "eb <09>"),
+        ] {
+            assert!(!stale_breakpoint(&died(what, code)), "{what}, {code}");
+        }
+        assert!(!stale_breakpoint("Oops: int3: 0000 [#1]\nCode: Unable to access opcode bytes at 0x13.\n"));
+        assert!(!stale_breakpoint("Oops: int3: 0000 [#1]\nCode: <09> 48\n"));
+        assert!(!stale_breakpoint("int3: 0000"));
+    }
+}
