@@ -1,5 +1,16 @@
 //! Faults of an emulated processor, as the console of its machine shows them.
 
+/// What QEMU says when KVM gives a VM up that touches a register of a device while an event of its processor is not delivered
+/// (`KVM_INTERNAL_ERROR_DELIVERY_EV` of include/uapi/linux/kvm.h). No guest can cause that on hardware: TCG leaves such an event
+/// behind now and then, when a page of the guest is mapped at that moment.
+const EVENT_LEFT_BEHIND: &str = "KVM internal error. Suberror: 3";
+
+/// Whether an error that shows what QEMU and the console of a guest said is the fault of the emulated processor, so that what failed
+/// may be tried once more.
+pub fn ended_guest(error: &str) -> bool {
+    error.contains(EVENT_LEFT_BEHIND) || stale_breakpoint(error)
+}
+
 /// How a kernel of x86 calls a breakpoint that nobody expects (`exc_int3` of arch/x86/kernel/traps.c).
 const BREAKPOINT: &str = "int3: 0000";
 
@@ -33,6 +44,15 @@ mod tests {
     #[test]
     fn a_breakpoint_that_is_not_in_memory_is_the_emulators() {
         assert!(stale_breakpoint(&died("int3: 0000", "eb <09>")));
+    }
+
+    #[test]
+    fn a_guest_that_kvm_gave_up_with_an_event_ended_by_the_emulator() {
+        assert!(ended_guest(
+            "VM \"a\": KVM cannot run it any more: KVM internal error. Suberror: 3; extra data[0]"
+        ));
+        assert!(ended_guest(&died("int3: 0000", "eb <09>")));
+        assert!(!ended_guest("VM \"a\": KVM cannot run it any more: KVM internal error. Suberror: 1"));
     }
 
     #[test]

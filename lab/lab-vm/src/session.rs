@@ -35,8 +35,7 @@ pub fn connect(cid: u32) -> Result<GuestSession> {
 
 fn connect_by_name(name: &str) -> Result<GuestSession> {
     let cid = state::running_cid(name)?;
-    patiently(CONNECT_TRIES, || connect(cid))
-        .with_context(|| format!("agent of VM \"{name}\"; {}", state::unreachable(name)))
+    patiently(CONNECT_TRIES, || connect(cid)).map_err(|error| state::explain_connect(name, error))
 }
 
 /// Tries again what took too long.

@@ -61,17 +61,17 @@ fn internal_error(log: &str) -> Option<String> {
     Some(lines.join("; "))
 }
 
-/// What is known of a VM whose agent cannot be reached.
-pub fn unreachable(name: &str) -> String {
+/// Explains why there is no connection to a VM. The kernel refuses one at once while the VM does not run.
+pub fn explain_connect(name: &str, error: anyhow::Error) -> anyhow::Error {
+    if let Some(error) = kvm_internal_error(name) {
+        return anyhow!(error);
+    }
     let status = Qmp::connect(&directory(name).join("ctl.sock")).and_then(|mut qmp| qmp.run("query-status"));
     let status = status.map_or_else(|error| format!("{error:#}"), |status| status["status"].to_string());
-    let said = fs::read(directory(name).join("qemu.log")).unwrap_or_default();
-    let said = String::from_utf8_lossy(&said);
-    format!(
-        "QEMU says of the VM: {status}, and to its log: {}\nthe end of the console:\n{}",
-        said.trim(),
+    error.context(format!(
+        "agent of VM \"{name}\"; QEMU calls the VM {status}; the end of its console:\n{}",
         tail(name)
-    )
+    ))
 }
 
 /// An error that names the VMs that there are, if there is none of that name.

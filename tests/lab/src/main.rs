@@ -40,14 +40,9 @@ mod workload;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
-use vnuma_lab_agent::emulator::stale_breakpoint;
+use vnuma_lab_agent::emulator::ended_guest;
 
-/// What QEMU says when KVM gives a VM up that touches a register of a device while an event of its processor is not delivered
-/// (`KVM_INTERNAL_ERROR_DELIVERY_EV` of include/uapi/linux/kvm.h). No guest can cause that on hardware: the emulated processor of the
-/// server leaves such an event behind now and then, when a page of the guest is mapped at that moment.
-const EVENT_LEFT_BEHIND: &str = "KVM internal error. Suberror: 3";
-/// Exit status of a scenario that ends so, or by a guest's processor that runs what is not in memory. Whoever runs it may try it once
-/// more.
+/// Exit status of a scenario that the emulated processor of the server has ended. Whoever runs it may try it once more.
 const EMULATOR_FAULT: u8 = 75;
 
 #[derive(Parser)]
@@ -116,8 +111,7 @@ fn main() -> ExitCode {
     let Err(error) = play(Arguments::parse().scenario) else { return ExitCode::SUCCESS };
     let error = format!("Error: {error:?}");
     eprintln!("{error}");
-    let emulator_fault = error.contains(EVENT_LEFT_BEHIND) || stale_breakpoint(&error);
-    if emulator_fault { EMULATOR_FAULT.into() } else { ExitCode::FAILURE }
+    if ended_guest(&error) { EMULATOR_FAULT.into() } else { ExitCode::FAILURE }
 }
 
 fn play(scenario: Scenario) -> anyhow::Result<()> {
