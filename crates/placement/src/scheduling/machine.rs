@@ -285,6 +285,12 @@ mod tests {
     }
 
     #[test]
+    fn a_mean_distance_is_that_to_all_nodes_from_one_side() {
+        let machine = machine();
+        assert_eq!([0, 1, 2].map(|node| machine.mean_distance(node)), [22, 22, 30]);
+    }
+
+    #[test]
     fn caches_of_a_node_are_domains_and_a_node_without_known_caches_is_one() {
         let machine = machine();
         let shown: Vec<_> = machine.domains.iter().map(|d| (d.node, d.cpus.to_string(), d.cores)).collect();
