@@ -147,7 +147,8 @@ pub fn text(rehome: &Rehome) -> String {
             line + &undo(state)
         }
     };
-    for line in state.problem.iter().chain(&state.notes) {
+    let why = state.why.as_ref().map(|why| format!("by itself: {why}"));
+    for line in why.iter().chain(&state.problem).chain(&state.notes) {
         text += &format!("  {}\n", plain(line));
     }
     text
@@ -189,6 +190,7 @@ mod tests {
             total_bytes: 400 << 20,
             there_bytes: 100 << 20,
             vcpus: vec![0, 2],
+            why: Some("its vCPUs\u{1b} stay there".into()),
             notes: vec!["a no\u{1b}te".into()],
             ..RehomeState::default()
         }
@@ -226,6 +228,7 @@ mod tests {
             assert!(text.lines().any(|known| known == line), "{text}");
             assert!(text.contains("300 MiB on 0, 100 MiB on 1"), "{text}");
             assert!(text.contains("  a no\u{fffd}te\n") && text.starts_with("w\u{fffd}eb\n"), "{text}");
+            assert!(text.contains("  by itself: its vCPUs\u{fffd} stay there\n"), "{text}");
             assert_eq!(text.contains("to undo it"), name == "stopped", "{text}");
         }
         assert!(!text(&Rehome { rehome: None, ..rehome("done") }).contains("Guest node"));

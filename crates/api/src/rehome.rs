@@ -73,6 +73,8 @@ pub struct RehomeState {
     pub vcpus: Vec<u32>,
     /// Those that are being moved.
     pub vcpus_left: Vec<u32>,
+    /// Why, if a policy and no operator wants it.
+    pub why: Option<String>,
     /// What could not be done.
     pub problem: Option<String>,
     /// What an operator should know.

@@ -18,6 +18,7 @@ use toml::Spanned;
 use vnuma_host::location::Prefer;
 use vnuma_placement::{
     SettlePolicy,
+    rehome_policy::RehomeSettings,
     repatriation::{MemoryPolicy, MemorySettings},
     scheduling::{Policy, analyzer::Bounds},
     sizing::SizeSettings,
@@ -86,6 +87,8 @@ pub struct Config {
     pub memory: MemorySettings,
     /// How guest nodes are sized by themselves.
     pub sizes: SizeSettings,
+    /// When guest nodes get other homes by themselves.
+    pub rehome: RehomeSettings,
 }
 
 /// How often vnumad looks at what may change without an event, but for a resync.
@@ -162,6 +165,7 @@ struct File {
     policy: PolicySection,
     memory: MemorySection,
     size: SizeSection,
+    rehome: RehomeSection,
 }
 
 #[derive(Default, Deserialize)]
@@ -442,6 +446,37 @@ impl SizeSection {
     }
 }
 
+/// Who gives guest nodes other homes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum RehomeMode {
+    /// Operators.
+    Manual,
+    /// Operators and vnumad.
+    Auto,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct RehomeSection {
+    mode: Option<RehomeMode>,
+    settle_s: Option<Spanned<i64>>,
+    rest_s: Option<Spanned<i64>>,
+}
+
+impl RehomeSection {
+    fn settings(&self, source: &Source<'_>) -> Result<RehomeSettings, ConfigError> {
+        let default = RehomeSettings::default();
+        let settle = source.number("rehome.settle_s", &self.settle_s, 1..=86_400)?;
+        let rest = source.number("rehome.rest_s", &self.rest_s, 1..=86_400)?;
+        Ok(RehomeSettings {
+            auto: self.mode.map_or(default.auto, |mode| mode == RehomeMode::Auto),
+            settle_ns: settle.map_or(default.settle_ns, |s| s * 1_000_000_000),
+            rest_ns: rest.map_or(default.rest_ns, |s| s * 1_000_000_000),
+        })
+    }
+}
+
 impl Default for Config {
     fn default() -> Self {
         Self {
@@ -472,6 +507,7 @@ impl Default for Config {
             policy_samples: false,
             memory: MemorySettings::default(),
             sizes: SizeSettings::default(),
+            rehome: RehomeSettings::default(),
         }
     }
 }
@@ -570,6 +606,7 @@ impl Config {
             policy_samples: file.policy.samples == Some(Samples::Ibs),
             memory: file.memory.settings(&source)?,
             sizes: file.size.settings(&source)?,
+            rehome: file.rehome.settings(&source)?,
         })
     }
 }

@@ -14,6 +14,7 @@ use vnuma_daemon::core::{
 };
 use vnuma_placement::{
     Policies,
+    rehome_policy::RehomeSettings,
     repatriation::{MemoryPolicy, MemorySettings},
     residency::{AreaSample, Found, MemoryArea, MemoryObservation, PageKind},
     scheduling::memory::{MemoryReason, MoveMemory},
@@ -61,12 +62,16 @@ fn description() -> VmDescription {
 impl Run {
     fn new(policy: MemoryPolicy) -> Self {
         let memory = MemorySettings { policy, ..MemorySettings::default() };
+        Self::of(Policies { memory, ..Policies::default() }, description())
+    }
+
+    fn of(policies: Policies, description: VmDescription) -> Self {
         let mut run = Self {
-            core: Core::new(host(), Policies { memory, ..Policies::default() }, 7),
+            core: Core::new(host(), policies, 7),
             now_ns: SECOND_NS,
             vm: (0, 0),
             mib: [1024, 0],
-            description: description(),
+            description,
             free_kib: 4 * GIB_KIB,
             allowed: vec![0, 1],
             problem: None,
@@ -85,7 +90,8 @@ impl Run {
         self.step(Event::Scanned(Ok(vec![Candidate { handle: "/a".into(), name: "a".into(), instance: 1 }])));
         self.step(Event::Hypervisor(self.vm.1, Report::Up(self.described(), false)));
         for vcpu in 0..2 {
-            self.locate(vcpu, vcpu, None);
+            let node = self.description.vcpus[vcpu as usize].boot_node.unwrap_or(vcpu);
+            self.locate(vcpu, node, None);
         }
         self.step(Event::Requested(1, Request::Attach("a".into())));
         self.step(Event::Hypervisor(self.vm.1, Report::Attached(Ok(CHANNEL))));
@@ -143,8 +149,10 @@ impl Run {
                     }
                     Command::StopMemory(_) => self.stopped += 1,
                     Command::Publish(vm, generation, publication) => {
-                        let distance = publication.distances.rows()[0][1];
-                        self.done.push(format!("publish {distance}"));
+                        let distance = publication.distances.rows()[0].get(1);
+                        self.done.push(
+                            distance.map_or("publish".into(), |distance| format!("publish {distance}")),
+                        );
                         events.push_back(Event::Published(vm, Ok(generation + 1)));
                     }
                     Command::Move { vm, vcpu, tid, node, .. } => {
@@ -229,7 +237,7 @@ fn bound_memory_is_described_before_anything_is_said_or_done() {
 }
 
 fn wish(node: u32) -> RehomeWish {
-    RehomeWish { guest_node: 0, node, dry_run: false, move_pinned: false }
+    RehomeWish { guest_node: 0, node, dry_run: false, move_pinned: false, why: None }
 }
 
 #[test]
@@ -431,4 +439,110 @@ fn no_policy_moves_memory_meanwhile_and_a_vm_that_ends_leaves_nobody_waiting() {
     assert_eq!(run.stopped, 2);
     run.pass(500);
     assert_eq!(run.orders.len(), 2);
+}
+
+/// A VM with one guest node, at home on node 0, and two vCPUs.
+fn with_one_node(rehome: RehomeSettings) -> Run {
+    let mut description = description();
+    description.guest_nodes.truncate(1);
+    description.vcpus.iter_mut().for_each(|vcpu| vcpu.boot_node = Some(0));
+    Run::of(Policies { rehome, ..Policies::default() }, description)
+}
+
+const AUTO: RehomeSettings =
+    RehomeSettings { auto: true, settle_ns: 60 * SECOND_NS, rest_ns: 600 * SECOND_NS };
+
+#[test]
+fn memory_goes_after_vcpus_that_have_come_to_stay() {
+    let mut run = with_one_node(AUTO);
+    run.pass(300);
+    assert_eq!(run.done.join(", "), "", "all is at home");
+    run.locate(0, 1, Some(1));
+    run.pass(300);
+    assert_eq!(run.done.join(", "), "", "one of two vCPUs");
+    run.locate(1, 1, Some(1));
+    run.pass(59);
+    assert_eq!(run.done.join(", "), "", "they may go on");
+    run.pass(121);
+    assert_eq!(run.done.join(", "), "memory 0 to 1");
+    let state = run.state();
+    let why = state.why.expect("a reason");
+    assert!(why.contains("where no guest node is at home") && why.contains("(assumed)"), "{why}");
+    assert_eq!(
+        (state.state.as_str(), state.vcpus),
+        ("memory", vec![]),
+        "vCPUs stay as their operator has them"
+    );
+    run.moved(1, 1024, None);
+    run.pass(300);
+    assert_eq!(run.state().state, "done");
+    assert!(run.done.iter().all(|done| !done.starts_with("vcpu")), "{:?}", run.done);
+    assert_eq!(run.orders.len(), 1);
+}
+
+#[test]
+fn a_guest_node_that_has_got_another_home_rests() {
+    let mut run = with_one_node(AUTO);
+    let both = |run: &mut Run, node| (0..2).for_each(|vcpu| run.locate(vcpu, node, None));
+    both(&mut run, 1);
+    run.pass(180);
+    run.moved(1, 1024, None);
+    run.pass(5);
+    both(&mut run, 0);
+    run.pass(400);
+    assert_eq!(run.orders.len(), 1, "it rests for ten minutes");
+    run.pass(400);
+    assert_eq!(run.orders.len(), 2);
+    run.moved(0, 1024, None);
+    run.pass(5);
+    both(&mut run, 1);
+    run.pass(850);
+    assert_eq!(run.orders.len(), 2, "and for twice as long when it is wanted elsewhere again so soon");
+    run.pass(400);
+    assert_eq!(run.orders.len(), 3);
+}
+
+#[test]
+fn an_operator_that_gives_a_home_or_stops_one_is_not_contradicted() {
+    let mut run = with_one_node(AUTO);
+    (0..2).for_each(|vcpu| run.locate(vcpu, 1, None));
+    run.pass(180);
+    assert_eq!(run.orders.len(), 1);
+    run.ask(52, Request::StopRehome("a".into())).expect("stopped");
+    run.moved(1, 100, None);
+    run.pass(400);
+    assert_eq!((run.orders.len(), run.state().state.as_str()), (1, "stopped"));
+    let mut run = with_one_node(AUTO);
+    run.vcpu_fails = true;
+    run.rehome(1).expect("begun");
+    run.moved(1, 1024, None);
+    run.pass(400);
+    assert_eq!(run.orders.len(), 1, "its vCPUs have stayed on node 0, where no guest node is at home now");
+}
+
+#[test]
+fn what_cannot_go_after_its_vcpus_stays() {
+    let elsewhere = |change: &dyn Fn(&mut Run)| {
+        let mut run = with_one_node(AUTO);
+        change(&mut run);
+        let described = run.described();
+        run.step(Event::Hypervisor(run.vm.1, Report::Described(described)));
+        (0..2).for_each(|vcpu| run.locate(vcpu, 1, None));
+        run.pass(400);
+        run.done.join(", ")
+    };
+    assert_eq!(elsewhere(&|_| {}), "memory 0 to 1");
+    assert_eq!(elsewhere(&|run| run.allowed = vec![0]), "");
+    assert_eq!(elsewhere(&|run| run.free_kib = GIB_KIB), "", "there is no room");
+    let device = VmDevice { host: "0000:81:00.0".into(), guest: None };
+    assert_eq!(elsewhere(&|run| run.description.devices = vec![device.clone()]), "");
+    let bound = |run: &mut Run| {
+        let memory = run.description.guest_nodes[0].memory.as_mut().expect("one");
+        (memory.policy, memory.host_nodes) = ("bind".into(), vec![0]);
+    };
+    assert_eq!(elsewhere(&bound), "", "new pages would come from node 0");
+    let mut run = with_one_node(RehomeSettings { auto: false, ..AUTO });
+    (0..2).for_each(|vcpu| run.locate(vcpu, 1, None));
+    run.pass(4000);
+    assert_eq!(run.done.join(", "), "", "nobody has asked for it");
 }

@@ -22,6 +22,7 @@ mod home;
 pub mod migration;
 mod plan;
 pub mod rehome;
+pub mod rehome_policy;
 pub mod repatriation;
 pub mod residency;
 pub mod scheduling;

@@ -3,7 +3,7 @@
 use crate::repatriation::MemorySettings;
 use crate::scheduling::{Policy, Settings, memory::MoveMemory};
 use crate::world::{ChannelState, Confine, ManagedVm, Move, Publisher, Replug, RequestId, Vm, VmId, World};
-use crate::{Due, SettlePolicy, sizing::SizeSettings};
+use crate::{Due, SettlePolicy, rehome_policy::RehomeSettings, sizing::SizeSettings};
 use vnuma_topology::ApicId;
 
 /// How an operator wants decisions to be made.
@@ -21,6 +21,15 @@ pub struct Policies {
     pub memory: MemorySettings,
     /// How guest nodes are sized by themselves.
     pub sizes: SizeSettings,
+    /// When guest nodes get other homes by themselves.
+    pub rehome: RehomeSettings,
+}
+
+impl Policies {
+    /// The policy `vprobe` moves memory to vCPUs.
+    pub fn memory_goes_to_vcpus(&self) -> bool {
+        self.settings.memory_bytes_per_s > 0
+    }
 }
 
 /// Why a topology is published.

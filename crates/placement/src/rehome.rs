@@ -11,6 +11,7 @@
 //! Where the home of a guest node is follows from where its memory is, before, during and after it. Nothing else is remembered:
 //! wherever it ends, what is there can be observed, and a request for the same home or for the one before goes on from there.
 
+use crate::rehome_policy::RehomeWhy;
 use std::collections::BTreeSet;
 use vnuma_topology::{ApicId, GuestNodeId, HostNodeId};
 
@@ -87,6 +88,8 @@ pub struct Rehome {
     /// vCPUs that are being moved.
     pub left: BTreeSet<ApicId>,
     phase: RehomePhase,
+    /// Why, if no operator wants it.
+    pub why: Option<RehomeWhy>,
     /// What could not be done, the last of it.
     pub problem: Option<String>,
     /// What is there was not seen since the last move.
@@ -109,6 +112,7 @@ impl Rehome {
             vcpus,
             left: BTreeSet::new(),
             phase: RehomePhase::Memory,
+            why: None,
             problem: None,
             unseen: false,
             most: None,

@@ -24,6 +24,7 @@ mod policy;
 mod random;
 mod readings;
 mod rehome;
+mod rehomed;
 mod replug;
 mod resize;
 mod runtimes;
@@ -62,6 +63,8 @@ enum Scenario {
     Displaced,
     /// A guest node of a running VM gets another home
     Rehome,
+    /// The memory of a guest node goes after vCPUs that have come to stay elsewhere
+    Rehomed,
     /// Guest nodes of a running VM grow and shrink
     Resize,
     /// VMs as they are: UMA, unbound memory, several guest nodes with one home
@@ -122,6 +125,7 @@ fn play(scenario: Scenario) -> anyhow::Result<()> {
         Scenario::Scribble => hostile::scribble(),
         Scenario::Displaced => displaced::run(),
         Scenario::Rehome => rehome::run(),
+        Scenario::Rehomed => rehomed::run(),
         Scenario::Resize => resize::run(),
         Scenario::Shapes => shapes::run(),
         Scenario::Kills(arguments) => kills::run(&arguments),

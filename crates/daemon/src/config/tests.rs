@@ -68,6 +68,10 @@ fn every_key_is_taken() {
         pause_s = 7
         least_permille = 100
         most_permille = 900
+        [rehome]
+        mode = "auto"
+        settle_s = 30
+        rest_s = 90
     "#;
     let expected = Config {
         socket: "/a/s".into(),
@@ -121,6 +125,7 @@ fn every_key_is_taken() {
             least_permille: 100,
             most_permille: 900,
         },
+        rehome: RehomeSettings { auto: true, settle_ns: 30_000_000_000, rest_ns: 90_000_000_000 },
     };
     assert_eq!(parse(text), Ok(expected));
 }

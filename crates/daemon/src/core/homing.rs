@@ -77,13 +77,15 @@ impl Core {
         let Some(vm) = self.vm(id).filter(|vm| vm.description.pid == pid) else { return };
         let (name, before) = (vm.name().to_owned(), vm.homing.problem.clone());
         let problem = outcome.as_ref().err().cloned();
-        let (now_ns, settings, sizes) = (self.now_ns, self.policies.memory, self.policies.sizes);
-        let to_vcpus = self.policies.settings.memory_bytes_per_s > 0;
-        self.world.take_observation(id, (&settings, &sizes), to_vcpus, outcome, now_ns);
+        let (now_ns, policies) = (self.now_ns, self.policies);
+        self.world.take_observation(id, &policies, outcome, now_ns);
         if let Some(problem) = problem.as_ref().filter(|problem| before.as_ref() != Some(*problem)) {
             self.log(Level::Warn, format!("{name}: where its memory is cannot be seen: {problem}"));
         }
         self.rehomes_observed(id, problem.as_ref());
+        if let Some(wish) = self.world.decide_rehome(id, &policies, now_ns) {
+            self.describe_for_rehome(id, None, Some(wish));
+        }
         self.resizes_observed(id, problem.as_ref());
         for (_, request) in self.memory_requests.extract_if(.., |(vm, _)| *vm == id).collect::<Vec<_>>() {
             let reply = match &problem {
@@ -100,7 +102,7 @@ impl Core {
     pub(super) fn memory_of(&self, id: VmId) -> Result<api::VmMemory, Refusal> {
         let vm = self.vm(id).ok_or_else(|| Refusal::Ended { vm: "the VM".to_owned() })?;
         let rests_ns = self.world.memory_rests_until_ns(id, self.now_ns);
-        let to_vcpus = self.policies.settings.memory_bytes_per_s > 0;
+        let to_vcpus = self.policies.memory_goes_to_vcpus();
         Ok(render::vm_memory(vm, &self.policies.sizes, to_vcpus, rests_ns, self.now_ns))
     }
 }

@@ -96,9 +96,9 @@ pub struct Core {
     /// Requests that are answered when the VM's memory was looked at.
     memory_requests: Vec<(VmId, RequestId)>,
     /// Re-homes that begin, or are shown, when the VM was described.
-    rehome_described: Vec<(VmId, RequestId, Option<RehomeWish>)>,
+    rehome_described: Vec<(VmId, Option<RequestId>, Option<RehomeWish>)>,
     /// Re-homes that begin when the VM's memory was looked at.
-    rehome_requests: Vec<(VmId, RequestId, RehomeWish)>,
+    rehome_requests: Vec<(VmId, Option<RequestId>, RehomeWish)>,
     /// VMs with a guest node that gets another home.
     rehoming: BTreeSet<VmId>,
     /// Changes of guest nodes that begin when the VM was described, and then looked at, which is under way with `true`.

@@ -1,4 +1,4 @@
-//! Guest nodes that get another home because an operator wants it.
+//! Guest nodes that get another home, because an operator or the policy for that wants it.
 
 use super::{
     Core, Reply,
@@ -23,7 +23,7 @@ impl Core {
         let old = |vm: &Vm| !vm.is_rehomed() && now_ns.saturating_sub(vm.described_ns) >= SHOWN_NS;
         let answers = self.world.get(id).is_some_and(|managed| managed.responsive().is_some());
         if answers && self.vm(id).is_some_and(old) {
-            self.describe_for_rehome(id, request, None);
+            self.describe_for_rehome(id, Some(request), None);
         } else {
             self.answer(Some(request), Reply::Rehome(id, None));
         }
@@ -31,7 +31,12 @@ impl Core {
     }
 
     /// Bound memory is described seldom, and what is there decides.
-    fn describe_for_rehome(&mut self, id: VmId, request: RequestId, wish: Option<RehomeWish>) {
+    pub(super) fn describe_for_rehome(
+        &mut self,
+        id: VmId,
+        request: Option<RequestId>,
+        wish: Option<RehomeWish>,
+    ) {
         if let Some((_, vm)) = self.world.vm_mut(id) {
             vm.described_ns = self.now_ns;
         }
@@ -44,7 +49,7 @@ impl Core {
         let waiting: Vec<_> = self.rehome_described.extract_if(.., |(vm, ..)| *vm == id).collect();
         for (_, request, wish) in waiting {
             let Some(wish) = wish else {
-                self.answer(Some(request), Reply::Rehome(id, None));
+                self.answer(request, Reply::Rehome(id, None));
                 continue;
             };
             // Whoever may act decides what it costs: what was free at the last look would refuse, or allow, for minutes.
@@ -54,7 +59,7 @@ impl Core {
             if self.world.observe_now(id, self.now_ns) {
                 self.rehome_requests.push((id, request, wish));
             } else if let Err(refusal) = self.begin_rehome(request, id, wish) {
-                self.answer(Some(request), Reply::Refused(refusal));
+                self.refuse_rehome(request, refusal);
             }
         }
     }
@@ -65,7 +70,15 @@ impl Core {
         let waiting: Vec<_> = self.rehome_described.extract_if(.., |(vm, ..)| *vm == id).collect();
         for (_, request, _) in waiting {
             let refusal = Refusal::NotConnected { vm: vm.clone(), problem: problem.to_owned() };
-            self.answer(Some(request), Reply::Refused(refusal));
+            self.refuse_rehome(request, refusal);
+        }
+    }
+
+    /// Nobody waits for one that a policy wants.
+    fn refuse_rehome(&mut self, request: Option<RequestId>, refusal: Refusal) {
+        match request {
+            Some(_) => self.answer(request, Reply::Refused(refusal)),
+            None => self.log(Level::Warn, format!("{refusal}; its vCPUs have come to stay elsewhere")),
         }
     }
 
@@ -86,7 +99,7 @@ impl Core {
             return Err(Refusal::NoNode { node: wish.node, present });
         }
         self.connected(name)?;
-        self.describe_for_rehome(id, request, Some(wish));
+        self.describe_for_rehome(id, Some(request), Some(wish));
         Ok(())
     }
 
@@ -112,12 +125,17 @@ impl Core {
                 Some(problem) => Err(Refusal::Memory { vm: name, problem: problem.clone() }),
             };
             if let Err(refusal) = taken {
-                self.answer(Some(request), Reply::Refused(refusal));
+                self.refuse_rehome(request, refusal);
             }
         }
     }
 
-    fn begin_rehome(&mut self, request: RequestId, id: VmId, wish: RehomeWish) -> Result<(), Refusal> {
+    fn begin_rehome(
+        &mut self,
+        request: Option<RequestId>,
+        id: VmId,
+        wish: RehomeWish,
+    ) -> Result<(), Refusal> {
         let Some(vm) = self.vm(id) else { return Err(Refusal::Ended { vm: "the VM".to_owned() }) };
         let name = vm.name().to_owned();
         if !vm.memory_areas().iter().any(|area| area.guest_node == wish.guest_node) {
@@ -132,17 +150,22 @@ impl Core {
         };
         let rehome = self.world.plan_rehome(vm, &wish).map_err(refused)?;
         if wish.dry_run {
-            self.answer(Some(request), Reply::Rehome(id, Some(rehome)));
+            self.answer(request, Reply::Rehome(id, Some(rehome)));
             return Ok(());
         }
         // What a policy moves ends first.
         self.world.stop_rehome(id);
         self.stop_memory(id, |_| true);
-        self.world.begin_rehome(id, rehome);
+        let (policies, now_ns) = (self.policies, self.now_ns);
+        self.world.begin_rehome(id, rehome, &policies, now_ns);
         self.rehoming.insert(id);
-        let RehomeWish { guest_node, node, .. } = wish;
-        self.log(Level::Info, format!("{name}: guest node {guest_node} gets its home on node {node}"));
-        self.answer(Some(request), Reply::Rehome(id, None));
+        let RehomeWish { guest_node, node, why, .. } = wish;
+        let because = why.map(|why| format!(", as {}", render::why_rehomed(&why))).unwrap_or_default();
+        self.log(
+            Level::Info,
+            format!("{name}: guest node {guest_node} gets its home on node {node}{because}"),
+        );
+        self.answer(request, Reply::Rehome(id, None));
         Ok(())
     }
 
@@ -184,9 +207,9 @@ impl Core {
     pub(super) fn rehomes_gone(&mut self, id: VmId) -> Vec<Option<RequestId>> {
         self.rehoming.remove(&id);
         let described = self.rehome_described.extract_if(.., |(vm, ..)| *vm == id);
-        let mut gone: Vec<_> = described.map(|(_, request, _)| Some(request)).collect();
+        let mut gone: Vec<_> = described.map(|(_, request, _)| request).collect();
         let observed = self.rehome_requests.extract_if(.., |(vm, ..)| *vm == id);
-        gone.extend(observed.map(|(_, request, _)| Some(request)));
+        gone.extend(observed.map(|(_, request, _)| request));
         gone
     }
 

@@ -5,7 +5,7 @@ mod rehome;
 mod sizes;
 
 pub(super) use memory_map::vm_memory;
-pub(super) use rehome::rehome;
+pub(super) use rehome::{rehome, why_rehomed};
 pub(super) use sizes::sizes;
 
 use std::collections::BTreeMap;
@@ -311,7 +311,7 @@ pub(super) fn memory_step(last: &LastMemoryMove) -> api::MemoryStep {
         },
         MemoryReason::Rehome(guest_node) => api::MemoryStep {
             policy: api::REHOME.to_owned(),
-            cause: "an operator gives it another home".to_owned(),
+            cause: "it gets another home".to_owned(),
             guest_node: Some(*guest_node),
             ..step
         },

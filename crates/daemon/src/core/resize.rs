@@ -42,9 +42,9 @@ impl Core {
 
     /// A VM was described.
     pub(super) fn resizes_described(&mut self, id: VmId) {
-        let (now_ns, sizes) = (self.now_ns, self.policies.sizes);
+        let (now_ns, policies) = (self.now_ns, self.policies);
         if let Some((_, vm)) = self.world.vm_mut(id)
-            && vm.is_sized(&sizes)
+            && vm.is_looked_at(&policies)
             && !vm.homing.observing
         {
             vm.homing.due_ns.get_or_insert(now_ns.max(vm.homing.rests_until_ns));

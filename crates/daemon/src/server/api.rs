@@ -503,7 +503,7 @@ async fn rehome(
     body: Result<Bytes, BytesRejection>,
 ) -> Answer<Rehome> {
     let RehomeRequest { guest_node, node, dry_run, move_pinned } = understand(body, "re-home")?;
-    let wish = RehomeWish { guest_node, node, dry_run, move_pinned };
+    let wish = RehomeWish { guest_node, node, dry_run, move_pinned, why: None };
     act_on_rehome(&context, Request::Rehome(vm, wish)).await
 }
 

@@ -174,6 +174,7 @@ impl Shell {
             },
             memory: config.memory,
             sizes: config.sizes,
+            rehome: config.rehome,
         };
         let records = Records::new(config.records.clone());
         let (locator, kernel) = Locator::start(&host, &config, Arc::clone(&inbox))?;

@@ -10,6 +10,7 @@
 
 use super::{DescriptionSource, NodeSizing, Vm, VmId, World, schedule::effective_policy};
 use crate::{
+    Policies,
     rehome::Rehome,
     repatriation::{HomeArea, HomeInput, MemoryPolicy, MemorySettings, Stray},
     residency::{AreaSample, MemoryArea, MemoryObservation},
@@ -17,7 +18,6 @@ use crate::{
         Policy,
         memory::{MemoryReason, MoveMemory, NodeMemory},
     },
-    sizing::SizeSettings,
 };
 use std::{collections::BTreeMap, sync::Arc};
 use vnuma_topology::{GuestNode, GuestNodeId, HostNodeId, MemoryBacking};
@@ -99,6 +99,11 @@ impl Vm {
         self.description.guest_nodes.iter().filter(|_| known).filter_map(area).collect()
     }
 
+    /// It is looked at regularly, whatever its memory policy.
+    pub fn is_looked_at(&self, policies: &Policies) -> bool {
+        self.is_sized(&policies.sizes) || (policies.rehome.auto && !self.memory_areas().is_empty())
+    }
+
     /// What keeps all memory of a guest node from its home.
     pub fn obstacle(
         &self,
@@ -174,11 +179,11 @@ impl World {
     pub fn take_observation(
         &mut self,
         id: VmId,
-        (settings, sizes): (&MemorySettings, &SizeSettings),
-        moves_to_vcpus: bool,
+        policies: &Policies,
         outcome: Result<MemoryObservation, String>,
         now_ns: u64,
     ) {
+        let (settings, sizes) = (&policies.memory, &policies.sizes);
         let Some(vm) = self.vms.get_mut(&id).and_then(|managed| managed.vm.as_mut()) else { return };
         vm.homing.observing = false;
         match outcome {
@@ -186,7 +191,7 @@ impl World {
                 let rest_ns = observed.cost_ns.saturating_mul(1000) / settings.cost_permille.max(1);
                 vm.homing.rests_until_ns = now_ns.saturating_add(rest_ns);
                 (vm.homing.observed, vm.homing.problem) = (Some(Arc::new(observed)), None);
-                self.decide_home(id, settings, moves_to_vcpus);
+                self.decide_home(id, settings, policies.memory_goes_to_vcpus());
                 self.decide_sizes(id, sizes, now_ns);
             }
             // It may be as dear as one that succeeds.
@@ -199,7 +204,7 @@ impl World {
         let Some((_, vm)) = self.vm_mut(id) else { return };
         let wait_ns = if in_round { settings.observe_ns.min(ROUND_NS) } else { settings.observe_ns };
         let due_ns = now_ns.saturating_add(wait_ns).max(vm.homing.rests_until_ns);
-        let wanted = vm.homing.policy != MemoryPolicy::None || vm.is_sized(sizes);
+        let wanted = vm.homing.policy != MemoryPolicy::None || vm.is_looked_at(policies);
         vm.homing.due_ns = wanted.then_some(due_ns);
     }
 
@@ -268,7 +273,7 @@ impl World {
 
     /// What a page of a VM saves in a second when it is on `home` instead of `node`, in tenths of a local access: accesses of all
     /// of the VM's vCPUs to that node, divided by the pages that the VM has there.
-    fn saving(
+    pub(super) fn saving(
         &self,
         id: VmId,
         observed: &MemoryObservation,

@@ -27,7 +27,10 @@ pub use replug::{ReplugEnd, ReplugHistory};
 pub use schedule::{LastPeriod, MaskChange, Schedule};
 pub use sizing::{NodeSizing, ResizeObstacle, ResizeWish, SizeMode, WantedSize};
 
-use crate::{Observation, Policies, VcpuState, VmPlacement, migration::Migration, repatriation::Repatriator};
+use crate::{
+    Observation, Policies, VcpuState, VmPlacement, migration::Migration, rehome_policy::Rehomer,
+    repatriation::Repatriator,
+};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use vnuma_topology::{ApicId, GuestNodeId, HostNodeId, HostTopology, VcpuLocation, VmDescription};
 
@@ -418,6 +421,7 @@ pub struct World {
     touched: BTreeSet<VmId>,
     schedule: Schedule,
     repatriator: Repatriator,
+    rehomer: Rehomer,
 }
 
 impl World {
@@ -471,6 +475,7 @@ impl World {
     pub fn remove(&mut self, id: VmId) -> Option<ManagedVm> {
         self.touched.insert(id);
         self.repatriator.forget(id);
+        self.rehomer.forget(id);
         self.vms.remove(&id)
     }
 

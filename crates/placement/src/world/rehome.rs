@@ -4,6 +4,7 @@ use super::{ChannelState, Move, Mover, Publisher, Vm, VmId, World};
 use crate::{
     Due, Policies, VcpuState,
     rehome::{Rehome, RehomeStep, RehomeView},
+    rehome_policy::{NodeView, RehomeWhy},
     residency::{AreaSample, MemoryObservation},
     scheduling::memory::{MemoryReason, MoveMemory, NodeMemory},
 };
@@ -60,6 +61,8 @@ pub struct RehomeWish {
     pub dry_run: bool,
     /// Move vCPUs that somebody else has confined to another node as well.
     pub move_pinned: bool,
+    /// Why, if no operator wants it: its vCPUs are there already, and stay as they are.
+    pub why: Option<RehomeWhy>,
 }
 
 impl Vm {
@@ -92,6 +95,15 @@ impl Vm {
             ChannelState::Attaching(_) | ChannelState::Recovering => false,
             _ => true,
         }
+    }
+
+    /// The host node that all vCPUs of a guest node run on, if no guest node is at home there.
+    fn stays(&self, guest_node: GuestNodeId) -> Option<HostNodeId> {
+        let vcpus = self.vcpus_of(guest_node);
+        let at = self.locations.get(vcpus.first()?)?.node;
+        let there = |vcpu: &ApicId| self.locations.get(vcpu).is_some_and(|location| location.node == at);
+        let is_home = self.placement.homes().values().any(|home| *home == at);
+        (!is_home && vcpus.iter().all(there)).then_some(at)
     }
 
     fn rehome_view(&self, guest_node: GuestNodeId, policies: &Policies, now_ns: u64) -> RehomeView {
@@ -143,17 +155,63 @@ impl World {
         }
         // Memory may be at home on a node without CPUs; vCPUs stay then.
         let has_cpus = self.host.node(node).is_some_and(|node| !node.cpus.is_empty());
-        let vcpus = if has_cpus { vm.vcpus_of(wish.guest_node) } else { Vec::new() };
+        let moves_vcpus = has_cpus && wish.why.is_none();
+        let vcpus = if moves_vcpus { vm.vcpus_of(wish.guest_node) } else { Vec::new() };
         let pinned = vm.pinned_elsewhere(&vcpus, node);
         if !wish.move_pinned && !pinned.is_empty() {
             return Err(RehomeObstacle::Pinned { vcpus: pinned });
         }
-        Ok(Rehome::new(wish.guest_node, node, vcpus))
+        let mut rehome = Rehome::new(wish.guest_node, node, vcpus);
+        rehome.why = wish.why;
+        Ok(rehome)
+    }
+
+    /// The guest nodes of a VM, as a policy for their homes sees them after a look at its memory.
+    fn node_views(
+        &self,
+        id: VmId,
+        vm: &Vm,
+        observed: &MemoryObservation,
+        policies: &Policies,
+    ) -> Vec<NodeView> {
+        let view = |sample: &AreaSample| {
+            let guest_node = sample.area.guest_node;
+            let home = *vm.placement.homes().get(&guest_node)?;
+            let to_vcpus = policies.memory_goes_to_vcpus();
+            let may = |to: &HostNodeId| vm.obstacle(sample, *to, observed, to_vcpus).is_none();
+            let stays = vm.stays(guest_node).filter(may);
+            let places = sample.places();
+            let away = places.iter().filter(|(node, ..)| Some(*node) != stays);
+            Some(NodeView {
+                guest_node,
+                stays,
+                away_bytes: away.fold(0, |sum, (.., size)| sum.saturating_add(size.bytes)),
+                bytes: sample.area.bytes,
+                distance: stays.and_then(|to| self.host.distance(to, home)).unwrap_or(20),
+                saving: stays.and_then(|to| self.saving(id, observed, (home, to))),
+            })
+        };
+        observed.areas.iter().filter_map(view).collect()
+    }
+
+    /// The memory of a VM was looked at: a guest node that gets another home by itself, if one does.
+    pub fn decide_rehome(&mut self, id: VmId, policies: &Policies, now_ns: u64) -> Option<RehomeWish> {
+        let vm = self.get(id)?.vm.as_ref()?;
+        if vm.is_rehomed() || vm.is_resized() || vm.waits() || vm.is_migrating() {
+            return None;
+        }
+        let observed = vm.homing.observed.clone().filter(|_| vm.homing.problem.is_none())?;
+        let views = self.node_views(id, vm, &observed, policies);
+        let (guest_node, node, why) = self.rehomer.decide(&policies.rehome, id, &views, now_ns)?;
+        Some(RehomeWish { guest_node, node, dry_run: false, move_pinned: true, why: Some(why) })
     }
 
     /// A re-home begins. One that has not ended is given up.
-    pub fn begin_rehome(&mut self, id: VmId, rehome: Rehome) {
+    pub fn begin_rehome(&mut self, id: VmId, rehome: Rehome, policies: &Policies, now_ns: u64) {
         self.repatriator.forget(id);
+        if rehome.why.is_none() {
+            self.rehomer.rehomed(&policies.rehome, id, rehome.guest_node, now_ns);
+        }
         if let Some((_, vm)) = self.vm_mut(id) {
             vm.scheduling.memory.wanted = None;
             vm.homing.rehome = Some(rehome);

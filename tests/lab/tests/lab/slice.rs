@@ -239,6 +239,12 @@ fn guest_nodes_grow_and_shrink_by_what_is_free() {
 }
 
 #[test]
+#[ignore = "takes minutes: make soak"]
+fn memory_goes_after_vcpus_that_have_come_to_stay() {
+    run("2n4c", &[job(&["lab-scenario", "rehomed"])]);
+}
+
+#[test]
 fn a_host_that_grows_and_shrinks_is_followed() {
     run("3n4c-hotplug", &[job(&["lab-scenario", "hotplug"])]);
 }

@@ -3,6 +3,7 @@
 use vnuma_api as api;
 use vnuma_placement::{
     rehome::Rehome,
+    rehome_policy::RehomeWhy,
     repatriation::MemoryPolicy,
     scheduling::memory::MemoryReason,
     world::{ChannelState, Vm},
@@ -17,6 +18,18 @@ pub(in crate::core) fn rehome(vm: &Vm, host: &HostTopology, planned: Option<&Reh
         guest_nodes: vm.description.guest_nodes.iter().map(|node| guest_node(vm, node)).collect(),
         rehome: known.map(|known| state(vm, host, known, planned.is_some())),
     }
+}
+
+/// Why a guest node gets another home by itself.
+pub(in crate::core) fn why_rehomed(why: &RehomeWhy) -> String {
+    let ms = |ns: u64| ns / 1_000_000;
+    format!(
+        "its vCPUs have been there for {} s, where no guest node is at home: remote accesses have cost {} ms{}, the move costs {} ms",
+        why.stayed_ns / 1_000_000_000,
+        ms(why.lost_ns),
+        if why.assumed { " (assumed)" } else { "" },
+        ms(why.price_ns)
+    )
 }
 
 fn guest_node(vm: &Vm, node: &GuestNode) -> api::GuestNodeHome {
@@ -55,6 +68,7 @@ fn state(vm: &Vm, host: &HostTopology, rehome: &Rehome, planned: bool) -> api::R
         there_bytes: sum(&|node| node == rehome.to).saturating_add(since).min(total_bytes),
         vcpus: rehome.vcpus.clone(),
         vcpus_left: rehome.left.iter().copied().collect(),
+        why: rehome.why.as_ref().map(why_rehomed),
         problem: rehome.problem.clone(),
         notes: notes(vm, host, rehome),
     }
