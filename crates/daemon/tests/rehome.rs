@@ -66,7 +66,13 @@ impl Run {
     }
 
     fn of(policies: Policies, description: VmDescription) -> Self {
-        let mut run = Self {
+        let mut run = Self::alone(policies, description);
+        run.connect();
+        run
+    }
+
+    fn alone(policies: Policies, description: VmDescription) -> Self {
+        Self {
             core: Core::new(host(), policies, 7),
             now_ns: SECOND_NS,
             vm: (0, 0),
@@ -81,18 +87,21 @@ impl Run {
             stopped: 0,
             replies: BTreeMap::new(),
             vcpu_fails: false,
-        };
-        run.connect();
-        run
+        }
     }
 
-    fn connect(&mut self) {
+    /// Without a channel.
+    fn describe(&mut self) {
         self.step(Event::Scanned(Ok(vec![Candidate { handle: "/a".into(), name: "a".into(), instance: 1 }])));
         self.step(Event::Hypervisor(self.vm.1, Report::Up(self.described(), false)));
         for vcpu in 0..2 {
             let node = self.description.vcpus[vcpu as usize].boot_node.unwrap_or(vcpu);
             self.locate(vcpu, node, None);
         }
+    }
+
+    fn connect(&mut self) {
+        self.describe();
         self.step(Event::Requested(1, Request::Attach("a".into())));
         self.step(Event::Hypervisor(self.vm.1, Report::Attached(Ok(CHANNEL))));
         self.pass(5);
@@ -541,6 +550,16 @@ fn what_cannot_go_after_its_vcpus_stays() {
         (memory.policy, memory.host_nodes) = ("bind".into(), vec![0]);
     };
     assert_eq!(elsewhere(&bound), "", "new pages would come from node 0");
+    // It is a vCPU of guest node 1 now, and its guest is told, if it can be.
+    let mut run = Run::of(Policies { rehome: AUTO, ..Policies::default() }, description());
+    run.locate(0, 1, None);
+    run.pass(400);
+    assert_eq!(run.done.join(", "), "publish 21");
+    let mut run = Run::alone(Policies { rehome: AUTO, ..Policies::default() }, description());
+    run.describe();
+    run.locate(0, 1, None);
+    run.pass(400);
+    assert_eq!(run.done.join(", "), "");
     let mut run = with_one_node(RehomeSettings { auto: false, ..AUTO });
     (0..2).for_each(|vcpu| run.locate(vcpu, 1, None));
     run.pass(4000);
