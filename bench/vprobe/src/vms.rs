@@ -74,10 +74,12 @@ impl Vms {
             let rest = ["--vcpus", &VCPUS.to_string(), "--memory", memory].map(str::to_owned);
             nodes.iter().map(|&word| word.to_owned()).chain(rest).collect::<Vec<_>>()
         };
-        let shapes = VMS.map(|(name, memory)| (name, shape(name, memory)));
+        let sizes =
+            VMS.map(|(name, memory)| (name, if told && name == VMS[0].0 { told::MEMORY } else { memory }));
+        let shapes = sizes.map(|(name, memory)| (name, shape(name, memory)));
         let arguments = shapes.each_ref().map(|(name, shape)| (*name, shape.as_slice()));
         let mut vms = Vec::new();
-        for (vm, (_, memory)) in Vm::start_all(&arguments)?.into_iter().zip(VMS) {
+        for (vm, (_, memory)) in Vm::start_all(&arguments)?.into_iter().zip(sizes) {
             ensure!(vm.threads.len() == VCPUS, "{}: {} vCPU threads", vm.name, vm.threads.len());
             let mib: u64 = memory.trim_end_matches('M').parse().context("memory of a VM")?;
             vm.put(&std::env::current_exe()?.to_string_lossy(), PROGRAM)?;

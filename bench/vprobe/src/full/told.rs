@@ -11,6 +11,8 @@ use vnuma_scenario::{Vm, vnumactl, vnumad, wait_for};
 
 /// What lab-vm is told of its shape.
 pub const NODES: [&str; 3] = ["--nodes", "2", "--unbound"];
+/// Its memory: a guest node of 256 MiB has too few huge pages for what programs take of it.
+pub const MEMORY: &str = "768M";
 /// Where the driver is on the server and in the guest.
 const DRIVER: &str = "/root/vnuma.ko";
 /// The guest's AutoNUMA.
