@@ -39,7 +39,7 @@ const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LAST_PAUSE: Duration = Duration::from_secs(30);
 
 /// Time between keepalive messages, seconds, and how many may stay without an answer.
-const KEEPALIVE: (c_int, u32) = (5, 3);
+const KEEPALIVE: (c_int, u32) = (10, 1);
 
 /// Most domains of a connection.
 const MAX_DOMAINS: usize = 4096;
@@ -68,6 +68,8 @@ pub(crate) struct Shared {
     state: Mutex<State>,
     /// Another list would have something else in it.
     changes: Arc<EventFd>,
+    /// The same, since somebody has asked.
+    changed: AtomicBool,
     subscribers: Mutex<BTreeMap<String, Vec<Weak<Queue>>>>,
 }
 
@@ -98,8 +100,8 @@ impl Connection {
         let problem = "not tried yet".to_owned();
         let state = State::Closed { from: Instant::now(), pause: FIRST_PAUSE, problem };
         let (state, subscribers) = (Mutex::new(state), Mutex::default());
-        let uri = uri.to_owned();
-        Ok(Self { shared: Arc::new(Shared { library, uri, lane, state, changes, subscribers }) })
+        let (uri, changed) = (uri.to_owned(), AtomicBool::new(true));
+        Ok(Self { shared: Arc::new(Shared { library, uri, lane, state, changes, changed, subscribers }) })
     }
 
     /// Its URI.
@@ -113,6 +115,14 @@ impl Connection {
         let shared = Arc::clone(&self.shared);
         let listed = self.shared.lane.run(limit, move || shared.open().and_then(|opened| opened.list()));
         listed.unwrap_or_else(|_| Err(self.shared.timeout("virConnectListAllDomains", limit)))
+    }
+
+    /// May a list have something else in it than one that was begun when this was asked before? Where the connection is closed, or
+    /// its driver tells nothing of domains that come and go, it always may. Nothing is asked of libvirt.
+    pub fn may_have_changed(&self) -> bool {
+        let changed = self.shared.changed.swap(false, Ordering::AcqRel);
+        let told = |opened: &Opened| opened.tells && opened.alive.load(Ordering::Acquire);
+        changed || !self.shared.opened().is_ok_and(|opened| told(&opened))
     }
 
     /// A domain to talk to. Nothing is asked of libvirt.
@@ -201,6 +211,12 @@ impl Shared {
     /// Tells every subscriber that the connection is gone.
     fn hang_up(&self) {
         self.queues(None).iter().for_each(|queue| queue.push(DomainEvent::Disconnected));
+        self.list_again();
+    }
+
+    /// Another list may have something else in it.
+    fn list_again(&self) {
+        self.changed.store(true, Ordering::Release);
         // A counter that is full is as readable as any other.
         let _ = self.changes.write(1);
     }
@@ -233,6 +249,8 @@ struct Opened {
     uri: String,
     raw: Raw<VirConnect>,
     events: Vec<c_int>,
+    /// It tells of domains that come and go.
+    tells: bool,
     alive: Arc<AtomicBool>,
 }
 
@@ -263,7 +281,7 @@ impl Opened {
             return Err(shared.not_connected(&library.last_error().1));
         }
         let (uri, alive) = (shared.uri.clone(), Arc::new(AtomicBool::new(true)));
-        let mut opened = Self { library, uri, raw: Raw(raw), events: Vec::new(), alive };
+        let mut opened = Self { library, uri, raw: Raw(raw), events: Vec::new(), tells: false, alive };
         opened.listen(shared);
         Ok(opened)
     }
@@ -296,6 +314,7 @@ impl Opened {
                 );
                 if id >= 0 {
                     self.events.push(id);
+                    self.tells |= event == api::event::LIFECYCLE;
                 } else {
                     free_listener(opaque);
                     let error = library.last_error().1;
@@ -462,7 +481,7 @@ unsafe extern "C" fn on_lifecycle(
     // SAFETY: the library gives back what was registered, and a domain that it keeps.
     unsafe {
         if listed && let Some(shared) = (*opaque.cast::<Listener>()).shared.upgrade() {
-            let _ = shared.changes.write(1);
+            shared.list_again();
         }
         pass(domain, opaque, event);
     }

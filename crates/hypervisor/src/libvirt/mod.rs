@@ -29,7 +29,7 @@ use std::{
     os::fd::{AsFd, BorrowedFd},
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 use vnuma_libvirt::{Connection, Library, LibvirtError, Listed, StatusFile};
 use vnuma_process::{procfs, text::sanitize_short};
@@ -39,6 +39,9 @@ pub(crate) const PREFIX: &str = "libvirt:";
 
 /// For a list of domains, after which the last one counts.
 const LIST_LIMIT: Duration = Duration::from_secs(1);
+
+/// So long a list counts while libvirt says that nothing has changed: each one takes this process several wake-ups.
+const LIST_INTERVAL: Duration = Duration::from_secs(20);
 
 /// QEMU's command line is longer than any other: some hundred devices with a few hundred bytes each.
 const COMMAND_LINE_LIMIT: u64 = 1 << 20;
@@ -74,6 +77,8 @@ struct Known {
     domains: BTreeMap<String, KnownDomain>,
     /// What has been complained of, so that it is done once.
     complaints: BTreeMap<String, String>,
+    /// Until when the last list of a connection counts, if nothing changes.
+    lists: BTreeMap<usize, Instant>,
 }
 
 #[derive(Clone, Debug)]
@@ -116,12 +121,12 @@ impl Shared {
         StatusFile::find(&self.places.states, &listed.name, &listed.uuid).map_err(|error| error.to_string())
     }
 
-    /// Takes over what a connection has listed. Files of domains that are new are read.
+    /// Takes over what a connection has listed. Files of domains that are new are read; one that cannot be is tried again soon.
     fn listed(&self, connection: usize, listed: Vec<Listed>) {
         let uri = self.connections[connection].uri();
         let mut fresh = BTreeMap::new();
         let mut names = BTreeSet::new();
-        let before = self.known().domains.clone();
+        let (before, count) = (self.known().domains.clone(), listed.len());
         for listed in listed {
             let handle = LibvirtBackend::handle(uri, &listed.uuid);
             names.insert(handle.clone());
@@ -140,6 +145,9 @@ impl Shared {
             fresh.insert(handle, KnownDomain { listed, connection, status });
         }
         let mut known = self.known();
+        if fresh.len() == count {
+            known.lists.insert(connection, Instant::now() + LIST_INTERVAL);
+        }
         let own = |handle: &str| handle.starts_with(PREFIX) && handle.ends_with(&format!("@{uri}"));
         known.complaints.retain(|about, _| !own(about) || names.contains(about));
         known.domains.retain(|_, domain| domain.connection != connection);
@@ -180,6 +188,13 @@ fn name_of(listed: &Listed) -> &str {
 impl VmBackend for LibvirtBackend {
     fn scan(&mut self) -> Result<Vec<VmCandidate>, VmError> {
         for (index, connection) in self.shared.connections.iter().enumerate() {
+            // Asked each time, as that is what a change is counted from.
+            let changed = connection.may_have_changed();
+            if !changed && self.shared.known().lists.get(&index).is_some_and(|until| *until > Instant::now())
+            {
+                continue;
+            }
+            self.shared.known().lists.remove(&index);
             match connection.list(LIST_LIMIT) {
                 Ok(listed) => {
                     self.shared.complain(connection.uri(), None);
