@@ -40,27 +40,48 @@ pub struct Usage {
     pub waited: BTreeMap<String, u64>,
 }
 
+/// What a vnumad is to find its VMs by.
+#[derive(Clone, Copy)]
+pub enum Found<'a> {
+    /// QMP sockets in a directory.
+    Qmp(&'a Path),
+    /// Domains of a libvirt: its URI, and where its files are.
+    Libvirt(&'a str, &'a Path),
+}
+
 /// vnumad's configuration.
-fn configured(socket: &Path, backend: &str, directory: &Path, sockets: &Path) -> String {
+fn configured(socket: &Path, locations: &str, directory: &Path, found: Found<'_>) -> String {
+    let none = directory.join("none");
+    let (sockets, libvirt) = match found {
+        Found::Qmp(sockets) => (sockets, String::new()),
+        Found::Libvirt(uri, states) => {
+            let plugs = directory.join("plugs");
+            let libvirt = format!(
+                "[libvirt]\nuris = [{uri:?}]\nstate_directories = [{states:?}]\nsocket_directory = {plugs:?}\n"
+            );
+            (none.as_path(), libvirt)
+        }
+    };
     format!(
         "[api]\nsocket = {socket:?}\nconnections_per_user = 128\n[vms]\ndirectory = {sockets:?}\n\
-         [observe]\nroot = {directory:?}\nlocation = {backend:?}\n[publish]\nrecords = {:?}\n",
+         [observe]\nroot = {directory:?}\nlocation = {locations:?}\n[publish]\nrecords = {:?}\n{libvirt}",
         directory.join("channels")
     )
 }
 
 impl Daemon {
-    /// Starts it for the VMs in `sockets`. `Err(reason)` in the inner result: its backend does not work here.
+    /// Starts it for these VMs. `Err(reason)` in the inner result: what it is to use does not work here.
     pub fn start(
         program: &Path,
-        backend: &str,
+        locations: &str,
         directory: &Path,
-        sockets: &Path,
+        found: Found<'_>,
         log: &Path,
     ) -> anyhow::Result<Result<Self, String>> {
         let socket = directory.join("api.sock");
         let configuration = directory.join("vnumad.toml");
-        fs::write(&configuration, configured(&socket, backend, directory, sockets))?;
+        fs::write(&configuration, configured(&socket, locations, directory, found))?;
+        fs::create_dir(directory.join("none"))?;
         let mut command = Command::new(program);
         command.arg("--config").arg(&configuration).stdin(Stdio::null()).stdout(Stdio::null());
         command.stderr(File::create(log).with_context(|| log.display().to_string())?);
@@ -80,7 +101,9 @@ impl Daemon {
             ensure!(Instant::now() < end, "vnumad does not serve");
             thread::sleep(LOOK);
         }
-        Ok(Ok(daemon))
+        let said = fs::read_to_string(log).unwrap_or_default();
+        let missing = said.lines().find(|line| line.contains("domains of libvirt are not found"));
+        Ok(missing.map_or(Ok(daemon), |line| Err(line.to_owned())))
     }
 
     /// A connection to its API.
@@ -185,10 +208,16 @@ mod tests {
     #[test]
     fn vnumad_takes_its_configuration() {
         let [socket, directory, sockets] = ["/tmp/a.sock", "/tmp/a", "/tmp/a/qmp"].map(Path::new);
-        let text = configured(socket, "poll", directory, sockets);
-        let config =
-            vnuma_daemon::config::Config::parse(Path::new("vnumad.toml"), &text).expect("it is accepted");
+        let parsed = |found: Found<'_>| {
+            let text = configured(socket, "poll", directory, found);
+            vnuma_daemon::config::Config::parse(Path::new("vnumad.toml"), &text).expect("it is accepted")
+        };
+        let config = parsed(Found::Qmp(sockets));
         assert_eq!((config.root.as_path(), config.records), (directory, directory.join("channels")));
+        assert_eq!((config.directory.as_deref(), config.libvirt_uris.len()), (Some(sockets), 0));
+        let config = parsed(Found::Libvirt("qemu+unix:///system?socket=/tmp/a/l", sockets));
+        assert_eq!(config.libvirt_uris, ["qemu+unix:///system?socket=/tmp/a/l"]);
+        assert_eq!(config.libvirt_directories, [sockets]);
     }
 
     #[test]

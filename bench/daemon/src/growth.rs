@@ -3,6 +3,7 @@
 
 use crate::{
     moves::Moves,
+    readers::Clients,
     row::{Host, Plan, progress},
 };
 use serde::Serialize;
@@ -59,8 +60,18 @@ fn median(mut samples: Vec<f64>) -> Option<f64> {
 pub fn measure(vnumad: &Path, log: Option<&Path>) -> anyhow::Result<Growth> {
     eprintln!("growth: {} and {} VMs at the same time, moved in turn", VMS[0], VMS[1]);
     let begin = Instant::now();
-    let up =
-        |vms| Host::up(&Plan { vnumad, backend: "bpf", vms, moves_per_s: MOVES_PER_S, window: WINDOW, log });
+    let up = |vms| {
+        Host::up(&Plan {
+            vnumad,
+            backend: "qmp",
+            locations: "bpf",
+            vms,
+            moves_per_s: MOVES_PER_S,
+            clients: Clients::Readers,
+            window: WINDOW,
+            log,
+        })
+    };
     let (few, many) = match (up(VMS[0])?, up(VMS[1])?) {
         (Ok(few), Ok(many)) => (few, many),
         (Err(reason), _) | (_, Err(reason)) => return Ok(Growth::skipped(reason)),

@@ -8,6 +8,8 @@
 //!    └◀──────────────────────────── latencies ────────────────────────────────────────┘
 //! ```
 //!
+//! Instead of QMP it may be the real libvirt in vnumad that talks to a stand-in for libvirtd ([`libvirtd`]).
+//!
 //! vnumad is the real one, on this machine and not under emulation. The host's sysfs tree is made up, so that each CPU of
 //! the machine is a node of its own.
 
@@ -18,16 +20,19 @@ mod growth;
 mod guest;
 mod host;
 mod http;
+mod libvirtd;
 mod moves;
 mod qemu;
 mod readers;
 mod row;
+mod rpc;
 mod vms;
 
 use anyhow::Context;
 use clap::{Parser, Subcommand};
 use figures::{Goal, Row, goals};
 use growth::Growth;
+use readers::Clients;
 use row::Plan;
 use serde::Serialize;
 use std::{path::PathBuf, time::Duration};
@@ -49,7 +54,7 @@ enum Command {
         /// Longer windows, and more rows
         #[arg(long)]
         full: bool,
-        /// One row only: BACKEND,VMS,MOVES_PER_S
+        /// One row only: BACKEND,LOCATIONS,VMS,MOVES_PER_S[,scrapers]
         #[arg(long, value_name = "ROW")]
         only: Option<String>,
         /// How the cost of a move grows with the number of VMs, and no row
@@ -91,19 +96,33 @@ struct Configuration {
     load_average_after: f64,
 }
 
-/// Of the reduced form: the row that has the goals, a small and a large host, and the other backend.
-const REDUCED: [(&str, usize, u64); 4] =
-    [("bpf", 100, 500), ("bpf", 500, 1000), ("bpf", 1000, 500), ("poll", 500, 1000)];
+/// By what VMs are found and locations are learned, VMs, moves a second, and who asks meanwhile.
+type Wanted = (&'static str, &'static str, usize, u64, Clients);
+
+/// Of the reduced form: the rows that have the goals, a small and a large host, and polling.
+const REDUCED: [Wanted; 6] = [
+    ("qmp", "bpf", 100, 500, Clients::Readers),
+    ("qmp", "bpf", 500, 1000, Clients::Readers),
+    ("libvirt", "bpf", 500, 1000, Clients::Readers),
+    ("libvirt", "bpf", 200, 500, Clients::Scrapers),
+    ("qmp", "bpf", 1000, 500, Clients::Readers),
+    ("qmp", "poll", 500, 1000, Clients::Readers),
+];
 
 /// Of the reference.
-const FULL: [(&str, usize, u64); 7] = [
-    ("bpf", 100, 500),
-    ("bpf", 250, 500),
-    ("bpf", 500, 500),
-    ("bpf", 500, 1000),
-    ("bpf", 1000, 500),
-    ("poll", 100, 500),
-    ("poll", 500, 1000),
+const FULL: [Wanted; 12] = [
+    ("qmp", "bpf", 100, 500, Clients::Readers),
+    ("qmp", "bpf", 250, 500, Clients::Readers),
+    ("qmp", "bpf", 500, 500, Clients::Readers),
+    ("qmp", "bpf", 500, 1000, Clients::Readers),
+    ("qmp", "bpf", 1000, 500, Clients::Readers),
+    ("qmp", "poll", 100, 500, Clients::Readers),
+    ("qmp", "poll", 500, 1000, Clients::Readers),
+    ("libvirt", "bpf", 100, 500, Clients::Readers),
+    ("libvirt", "bpf", 500, 1000, Clients::Readers),
+    ("libvirt", "poll", 500, 1000, Clients::Readers),
+    ("qmp", "bpf", 200, 500, Clients::Scrapers),
+    ("libvirt", "bpf", 200, 500, Clients::Scrapers),
 ];
 
 fn main() -> anyhow::Result<()> {
@@ -115,23 +134,25 @@ fn main() -> anyhow::Result<()> {
             let rows = match only {
                 Some(row) => vec![parse_row(&row)?],
                 None if only_growth => Vec::new(),
-                None if full => FULL.map(|(backend, vms, rate)| (backend.to_owned(), vms, rate)).into(),
-                None => REDUCED.map(|(backend, vms, rate)| (backend.to_owned(), vms, rate)).into(),
+                None if full => FULL.into(),
+                None => REDUCED.into(),
             };
             let window = Duration::from_secs(seconds);
             let load_average_before = load_average();
             let mut measured = Vec::new();
-            for (number, (backend, vms, moves_per_s)) in rows.iter().enumerate() {
+            for (number, &(backend, locations, vms, moves_per_s, clients)) in rows.iter().enumerate() {
                 eprintln!(
-                    "row {} of {}: {backend}, {vms} VMs, {moves_per_s} moves a second",
+                    "row {} of {}: {backend}, {locations}, {vms} VMs, {moves_per_s} moves a second, {clients:?}",
                     number + 1,
                     rows.len()
                 );
                 let plan = Plan {
                     vnumad: &vnumad,
                     backend,
-                    vms: *vms,
-                    moves_per_s: *moves_per_s,
+                    locations,
+                    vms,
+                    moves_per_s,
+                    clients,
                     window,
                     log: log.as_deref(),
                 };
@@ -163,11 +184,21 @@ fn main() -> anyhow::Result<()> {
     }
 }
 
-fn parse_row(text: &str) -> anyhow::Result<(String, usize, u64)> {
+fn parse_row(text: &str) -> anyhow::Result<Wanted> {
     let words: Vec<&str> = text.split(',').collect();
-    let [backend, vms, rate] = words[..] else { anyhow::bail!("{text}: not BACKEND,VMS,MOVES_PER_S") };
-    anyhow::ensure!(["bpf", "poll"].contains(&backend), "{backend}: neither bpf nor poll");
-    Ok((backend.to_owned(), vms.parse().context("VMS")?, rate.parse().context("MOVES_PER_S")?))
+    let (words, clients) = match &words[..] {
+        [first @ .., "scrapers"] => (first, Clients::Scrapers),
+        all => (all, Clients::Readers),
+    };
+    let &[backend, locations, vms, rate] = words else {
+        anyhow::bail!("{text}: not BACKEND,LOCATIONS,VMS,MOVES_PER_S[,scrapers]")
+    };
+    let one_of = |word: &str, known: [&'static str; 2]| {
+        let found = known.into_iter().find(|&one| one == word);
+        found.with_context(|| format!("{word}: neither {} nor {}", known[0], known[1]))
+    };
+    let (backend, locations) = (one_of(backend, ["qmp", "libvirt"])?, one_of(locations, ["bpf", "poll"])?);
+    Ok((backend, locations, vms.parse().context("VMS")?, rate.parse().context("MOVES_PER_S")?, clients))
 }
 
 /// Of the last minute, of the whole machine.
@@ -181,9 +212,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_is_three_words() {
-        assert_eq!(parse_row("bpf,500,1000").unwrap(), ("bpf".to_owned(), 500, 1000));
-        for wrong in ["", "bpf", "bpf,1", "magic,1,1", "poll,x,1", "poll,1,1,1"] {
+    fn a_row_is_four_words_or_five() {
+        let row = ("libvirt", "bpf", 500, 1000, Clients::Readers);
+        assert_eq!(parse_row("libvirt,bpf,500,1000").unwrap(), row);
+        let scraped = ("qmp", "poll", 200, 5, Clients::Scrapers);
+        assert_eq!(parse_row("qmp,poll,200,5,scrapers").unwrap(), scraped);
+        for wrong in
+            ["", "bpf", "qmp,bpf,1", "magic,bpf,1,1", "qmp,magic,1,1", "qmp,poll,x,1", "qmp,poll,1,1,1"]
+        {
             assert!(parse_row(wrong).is_err(), "{wrong}");
         }
     }

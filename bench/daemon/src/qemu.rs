@@ -5,6 +5,7 @@ use crate::{board::Board, guest, host::NODES};
 use anyhow::Context;
 use nix::{
     cmsg_space,
+    errno::Errno,
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sched::{CpuSet, sched_setaffinity},
     sys::socket::{ControlMessageOwned, MsgFlags, recvmsg},
@@ -22,10 +23,11 @@ use std::{
     sync::atomic::Ordering,
     thread,
 };
-use vnuma_channel_model::GuestEnd;
+use vnuma_abi_topology_channel::ivshmem::VECTORS;
+use vnuma_channel_model::{GuestEnd, WORD};
 
 /// Memory of a guest node.
-const NODE_BYTES: u64 = 64 << 20;
+pub const NODE_BYTES: u64 = 64 << 20;
 /// Stack of a thread, which does next to nothing.
 const STACK: usize = 64 << 10;
 
@@ -44,6 +46,9 @@ pub struct Arguments {
     /// How many it has
     #[arg(long)]
     vcpus: usize,
+    /// What QEMU has on its command line, for those who look there
+    #[arg(last = true)]
+    options: Vec<String>,
 }
 
 /// Node that a vCPU boots on: the first ones on the first.
@@ -198,15 +203,21 @@ impl Machine {
             "qom-list" if path == "/machine/peripheral/vnuma0" => json!([child("vnuma0", "PCIE")]),
             "qom-list" => json!([]),
             "qmp_capabilities" | "query-name" => json!({}),
-            _ => self.change(name, input)?,
+            _ => self.change(name, arguments, input)?,
         })
     }
 
-    fn change(&mut self, name: &str, input: &mut Input) -> Result<Value, String> {
+    fn change(&mut self, name: &str, arguments: &Value, input: &mut Input) -> Result<Value, String> {
+        let path = arguments["backend"]["data"]["addr"]["data"]["path"].as_str();
         let there = |found: Option<OwnedFd>| found.map(drop).ok_or("not found".to_owned());
         match name {
             "getfd" => self.named = Some(input.descriptor.take().ok_or("no descriptor came with it")?),
             "closefd" => there(self.named.take())?,
+            // libvirt gives the path of a socket instead of a descriptor.
+            "chardev-add" if let Some(path) = path => {
+                let stream = UnixStream::connect(path).map_err(|error| format!("{path}: {error}"))?;
+                self.chardev = Some(stream.into());
+            }
             "chardev-add" => self.chardev = Some(self.named.take().ok_or("not found")?),
             "chardev-remove" if self.device => return Err("in use".to_owned()),
             "chardev-remove" => there(self.chardev.take())?,
@@ -219,7 +230,9 @@ impl Machine {
 
     /// The guest finds the device. Its thread stays when the device goes, which the bench never asks for.
     fn plug(&mut self) -> anyhow::Result<()> {
-        let end = GuestEnd::connect(self.chardev.as_ref().context("no such character device")?)?;
+        let chardev = self.chardev.as_ref().context("no such character device")?;
+        await_messages(chardev)?;
+        let end = GuestEnd::connect(chardev)?;
         let (board, first) = (self.board, self.first);
         let body = move || {
             if let Err(error) = guest::run(&end, &board, first) {
@@ -239,6 +252,21 @@ impl Machine {
         };
         self.tids.iter().enumerate().map(cpu).collect()
     }
+}
+
+/// Stands still until all messages of the channel's server are there, as QEMU does.
+fn await_messages(server: &OwnedFd) -> anyhow::Result<()> {
+    // Version, own number, memory, and the interrupts of both sides.
+    let expected = ((3 + 2 * VECTORS) * WORD) as i32;
+    let mut there = 0;
+    while there < expected {
+        poll(&mut [PollFd::new(server.as_fd(), PollFlags::POLLIN)], PollTimeout::NONE)?;
+        // SAFETY: the kernel writes a number to a place of that type.
+        Errno::result(unsafe { libc::ioctl(server.as_raw_fd(), libc::FIONREAD, &raw mut there) })?;
+        // The other end is closed before everything was sent.
+        anyhow::ensure!(there > 0, "the server of the channel is gone");
+    }
+    Ok(())
 }
 
 fn info_numa() -> String {

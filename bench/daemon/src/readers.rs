@@ -1,4 +1,5 @@
-//! Clients of the API that ask without end: most of them for VMs and now and then for all, some watch events.
+//! Clients of the API that ask without end: most of them for VMs and now and then for all, some watch events. Or those that scrape
+//! metrics.
 
 use crate::{daemon::Daemon, vms};
 use serde::Serialize;
@@ -28,6 +29,20 @@ pub struct Configuration {
 pub const CONFIGURATION: Configuration =
     Configuration { askers: 48, watchers: 2, vm_every_ms: 100, list_every_ms: 10_000 };
 
+/// Of a row.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Clients {
+    /// [`CONFIGURATION`].
+    #[default]
+    Readers,
+    /// [`SCRAPERS`].
+    Scrapers,
+}
+
+/// How many scrape metrics, each so often: 100 times a second together.
+pub const SCRAPERS: (usize, Duration) = (10, Duration::from_millis(100));
+
 /// They end when this is dropped.
 pub struct Readers {
     stop: Arc<AtomicBool>,
@@ -37,9 +52,16 @@ pub struct Readers {
 }
 
 impl Readers {
-    pub fn start(daemon: &Daemon, vms: usize) -> anyhow::Result<Self> {
+    pub fn start(daemon: &Daemon, vms: usize, clients: Clients) -> anyhow::Result<Self> {
         let (mut streams, stop) = (Vec::new(), Arc::new(AtomicBool::new(false)));
         let mut askers = Vec::new();
+        if clients == Clients::Scrapers {
+            for number in 0..SCRAPERS.0 {
+                let (client, stop) = (daemon.connect()?, Arc::clone(&stop));
+                askers.push(thread::spawn(move || scrape(client, number, vms, &stop)));
+            }
+            return Ok(Self { stop, streams, askers, watchers: Vec::new() });
+        }
         for number in 0..CONFIGURATION.askers {
             let (client, stop) = (daemon.connect()?, Arc::clone(&stop));
             askers.push(thread::spawn(move || ask(client, number, vms, &stop)));
@@ -61,7 +83,7 @@ impl Readers {
         Ok(Self { stop, streams, askers, watchers })
     }
 
-    /// Ends them. Milliseconds that each answer about one VM took.
+    /// Ends them. Milliseconds that each answer about one VM took, or each scrape.
     pub fn stop(mut self) -> anyhow::Result<Vec<f64>> {
         self.end();
         let mut answers = Vec::new();
@@ -112,6 +134,28 @@ fn ask(
             list_at += lists;
             client.ask("GET", "/v1/vms")?;
         }
+    }
+    Ok(answers)
+}
+
+/// Scrapes metrics, and looks whether all VMs are in them.
+fn scrape(
+    mut client: crate::http::Client,
+    number: usize,
+    vms: usize,
+    stop: &AtomicBool,
+) -> anyhow::Result<Vec<f64>> {
+    let (count, every) = SCRAPERS;
+    let last = format!("vm=\"{}\"", vms::name(vms - 1));
+    let (mut next, mut answers) = (Instant::now() + every * number as u32 / count as u32, Vec::new());
+    while !stop.load(Ordering::Relaxed) {
+        thread::sleep(next.saturating_duration_since(Instant::now()));
+        next += every;
+        let begin = Instant::now();
+        let text = client.ask("GET", "/metrics")?;
+        answers.push(begin.elapsed().as_secs_f64() * 1e3);
+        let complete = text.windows(last.len()).any(|part| part == last.as_bytes());
+        anyhow::ensure!(complete, "metrics without {last}");
     }
     Ok(answers)
 }

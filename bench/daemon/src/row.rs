@@ -1,11 +1,12 @@
 //! One row of the report: a host with its VMs, brought up, measured and taken down.
 
 use crate::{
-    daemon::{Daemon, Usage},
+    daemon::{Daemon, Found, Usage},
     figures::{Row, percentile},
     host,
+    libvirtd::Libvirtd,
     moves::Moves,
-    readers::Readers,
+    readers::{Clients, Readers},
     vms::{self, Vms},
 };
 use std::{
@@ -26,9 +27,13 @@ const DRAIN: Duration = Duration::from_millis(1500);
 /// What is measured.
 pub struct Plan<'a> {
     pub vnumad: &'a Path,
+    /// By what VMs are found: `qmp` or `libvirt`.
     pub backend: &'a str,
+    /// By what locations are learned: `bpf` or `poll`.
+    pub locations: &'a str,
     pub vms: usize,
     pub moves_per_s: u64,
+    pub clients: Clients,
     pub window: Duration,
     pub log: Option<&'a Path>,
 }
@@ -37,6 +42,8 @@ pub struct Plan<'a> {
 pub struct Host {
     pub daemon: Daemon,
     pub vms: Vms,
+    /// It serves as long as the VMs run.
+    _libvirtd: Option<Libvirtd>,
     /// How long the attaching took.
     attached: Duration,
     _directory: TempDir,
@@ -53,7 +60,12 @@ impl Host {
         progress(begin, &format!("{} VMs with {} vCPUs run", vms.count(), vms.places().len()));
         let default_log = root.join("vnumad.log");
         let log = plan.log.unwrap_or(&default_log);
-        let daemon = match Daemon::start(plan.vnumad, plan.backend, root, &vms.directory, log)? {
+        let libvirtd = (plan.backend == "libvirt").then(|| Libvirtd::start(&vms, root)).transpose()?;
+        let found = match &libvirtd {
+            Some(libvirtd) => Found::Libvirt(&libvirtd.uri, &libvirtd.states),
+            None => Found::Qmp(&vms.directory),
+        };
+        let daemon = match Daemon::start(plan.vnumad, plan.locations, root, found, log)? {
             Ok(daemon) => daemon,
             Err(reason) => return Ok(Err(reason)),
         };
@@ -64,7 +76,7 @@ impl Host {
         let attached = attach.elapsed();
         progress(begin, &format!("all are attached, within {:.1} s", attached.as_secs_f64()));
         thread::sleep(SETTLE);
-        Ok(Ok(Self { daemon, vms, attached, _directory: directory }))
+        Ok(Ok(Self { daemon, vms, _libvirtd: libvirtd, attached, _directory: directory }))
     }
 }
 
@@ -86,11 +98,11 @@ pub fn measure(plan: &Plan) -> anyhow::Result<Row> {
     let latencies_alone_ms = std::mem::take(&mut moves.latencies_ms);
     let unpublished_alone = moves.unpublished;
     progress(begin, "measured with moves");
-    let readers = Readers::start(daemon, plan.vms)?;
+    let readers = Readers::start(daemon, plan.vms, plan.clients)?;
     thread::sleep(Duration::from_secs(1));
     let (together, _) = moved(daemon, &mut moves, plan)?;
     let answers = readers.stop()?;
-    progress(begin, "measured with moves and readers");
+    progress(begin, "measured with moves and clients");
     let (descriptors, threads) = daemon.counts()?;
     let per_move = |ns: f64| round(ns / 1e3 / made as f64);
     let since_rest = |ns: f64, rest_ns: f64| per_move(ns - rest_ns * alone.seconds / rest.seconds);
@@ -99,7 +111,9 @@ pub fn measure(plan: &Plan) -> anyhow::Result<Row> {
         .iter()
         .map(|(name, ns)| (name.clone(), since_rest(*ns, rest.threads.get(name).copied().unwrap_or(0.0))));
     Ok(Row {
-        backend: daemon.location_source()?,
+        backend: plan.backend.to_owned(),
+        locations: daemon.location_source()?,
+        clients: plan.clients,
         vms: plan.vms,
         vcpus: plan.vms * vms::VCPUS,
         moves_per_s: plan.moves_per_s,

@@ -43,6 +43,7 @@ impl Vms {
             let mut command = Command::new(&program);
             command.arg("qemu").arg("--socket").arg(vms.socket(number)).arg("--board").arg(&board_path);
             command.args(["--first", &(number * VCPUS).to_string(), "--vcpus", &VCPUS.to_string()]);
+            command.args(["--", "-uuid", &uuid(number).0]);
             command.stdin(Stdio::null()).stdout(Stdio::null());
             end_with_us(&mut command);
             vms.children.push(command.spawn().context("starting a VM")?);
@@ -55,8 +56,14 @@ impl Vms {
         Ok(vms)
     }
 
-    fn socket(&self, number: usize) -> PathBuf {
+    /// A VM's QMP socket.
+    pub fn socket(&self, number: usize) -> PathBuf {
         self.directory.join(format!("{}.sock", name(number)))
+    }
+
+    /// The process of a VM.
+    pub fn pid(&self, number: usize) -> Option<u32> {
+        self.children.get(number).map(Child::id)
     }
 
     /// How many there are.
@@ -84,4 +91,12 @@ impl Drop for Vms {
 /// What a VM is called.
 pub fn name(number: usize) -> String {
     format!("vm{number:04}")
+}
+
+/// Its UUID, as text and as bytes.
+pub fn uuid(number: usize) -> (String, [u8; 16]) {
+    let mut bytes = [0; 16];
+    bytes[6] = 0x40;
+    bytes[8..].copy_from_slice(&(0x8000_0000_0000_0000 | number as u64).to_be_bytes());
+    (format!("00000000-0000-4000-8000-{number:012x}"), bytes)
 }

@@ -7,8 +7,10 @@ use serde_json::{Value, json};
 use std::process::{Command, Stdio};
 
 /// Fields of a row in the order in which they are shown, and after how many digits they end.
-const COLUMNS: [(&str, usize); 9] = [
+const COLUMNS: [(&str, usize); 11] = [
     ("backend", 0),
+    ("locations", 0),
+    ("clients", 0),
     ("vms", 0),
     ("vcpus", 0),
     ("moves_per_s", 0),
@@ -91,20 +93,18 @@ mod tests {
     fn the_table_has_every_row_and_goal() {
         let report = json!({
             "rows": [
-                {"backend": "bpf", "vms": 500, "vcpus": 8000, "moves_per_s": 1000, "publish_p99_ms": 1.25,
+                {"backend": "libvirt", "locations": "bpf", "clients": "readers", "vms": 500, "vcpus": 8000, "moves_per_s": 1000, "publish_p99_ms": 1.25,
                  "cpu_us_per_move": 40.0, "rest_cpu_share": 0.02, "wakeups_per_s": 4.0, "rss_mb": 80.5},
-                {"backend": "poll", "vms": 1, "publish_p99_ms": null, "skipped": "no reason"},
+                {"backend": "qmp", "locations": "poll", "vms": 1, "publish_p99_ms": null, "skipped": "no reason"},
             ],
             "goals": [{"name": "rss_mb", "value": 80.5, "at_most": 200.0, "met": true}],
         });
         let table = table(&report);
         let lines: Vec<&str> = table.lines().collect();
         assert_eq!(lines.len(), 5, "{table}");
-        assert!(
-            lines[1]
-                .split_whitespace()
-                .eq(["bpf", "500", "8000", "1000", "1.2", "40.0", "0.0200", "4.0", "80.5"])
-        );
+        assert!(lines[1].split_whitespace().eq([
+            "libvirt", "bpf", "readers", "500", "8000", "1000", "1.2", "40.0", "0.0200", "4.0", "80.5"
+        ]));
         assert_eq!((lines[3], lines[4]), ("    skipped: no reason", "met     rss_mb: 80.5, at most 200.0"));
     }
 }

@@ -1,0 +1,310 @@
+//! Stands for the libvirtd of the host: its domains are the VMs of the bench. vnumad talks to it through the real libvirt.
+//!
+//! It answers what vnumad asks while VMs come, are attached and run: a list, the XML of a domain, what it does, a device that is
+//! plugged, events. Anything else is refused.
+
+use crate::{
+    host::NODES,
+    qemu::{NODE_BYTES, boot_node},
+    rpc::{Call, KEEPALIVE, REMOTE, Values, notify},
+    vms::{VCPUS, Vms, name, uuid},
+};
+use anyhow::{Context, bail, ensure};
+use serde_json::{Value, json};
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::{BufRead, BufReader, Write},
+    os::unix::net::{UnixListener, UnixStream},
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError, atomic::Ordering},
+    thread,
+    time::Duration,
+};
+
+/// Procedures of libvirt's protocol (src/remote/remote_protocol.x).
+mod procedure {
+    pub const OPEN: u32 = 1;
+    pub const CLOSE: u32 = 2;
+    pub const XML: u32 = 14;
+    pub const LOOKUP: u32 = 24;
+    pub const SUPPORTS_FEATURE: u32 = 60;
+    pub const AUTH_LIST: u32 = 66;
+    pub const URI: u32 = 110;
+    pub const ATTACH: u32 = 160;
+    pub const STATE: u32 = 212;
+    pub const LIST: u32 = 273;
+    pub const REGISTER_EVENT: u32 = 316;
+    pub const DEREGISTER_EVENT: u32 = 317;
+    pub const DEVICE_ADDED: u32 = 354;
+    pub const REGISTER_CLOSE: u32 = 360;
+    pub const UNREGISTER_CLOSE: u32 = 361;
+    /// Of the program of liveness.
+    pub const PING: u32 = 1;
+    pub const PONG: u32 = 2;
+}
+
+/// `VIR_DOMAIN_EVENT_ID_DEVICE_ADDED`.
+const DEVICE_ADDED_EVENT: u32 = 19;
+/// `VIR_DOMAIN_RUNNING`, `VIR_DOMAIN_RUNNING_BOOTED`.
+const RUNNING: [u32; 2] = [1, 1];
+const HANG: Duration = Duration::from_secs(30);
+
+/// It serves until the bench ends.
+pub struct Libvirtd {
+    /// By which vnumad finds it.
+    pub uri: String,
+    /// Where it has its files of domains that run.
+    pub states: PathBuf,
+}
+
+struct Domain {
+    number: usize,
+    uuid: [u8; 16],
+    /// The VM's monitor.
+    monitor: PathBuf,
+    /// Devices that were plugged.
+    plugged: String,
+}
+
+type Domains = Arc<Mutex<Vec<Domain>>>;
+
+impl Libvirtd {
+    /// Starts it for these VMs, with its files below `directory`.
+    pub fn start(vms: &Vms, directory: &Path) -> anyhow::Result<Self> {
+        let (states, socket) = (directory.join("libvirt"), directory.join("libvirt-sock"));
+        fs::create_dir(&states)?;
+        let mut domains = Vec::new();
+        for number in 0..vms.count() {
+            let path = states.join(format!("{}.xml", name(number)));
+            fs::write(&path, status(vms, number)?).with_context(|| path.display().to_string())?;
+            let (uuid, monitor) = (uuid(number).1, vms.socket(number));
+            domains.push(Domain { number, uuid, monitor, plugged: String::new() });
+        }
+        let (listener, domains) = (UnixListener::bind(&socket)?, Arc::new(Mutex::new(domains)));
+        thread::Builder::new().name("libvirtd".to_owned()).spawn(move || {
+            for stream in listener.incoming().map_while(Result::ok) {
+                let domains = Arc::clone(&domains);
+                thread::spawn(move || {
+                    if let Err(error) = serve(stream, &domains) {
+                        eprintln!("the stand-in for libvirtd: {error:#}");
+                    }
+                });
+            }
+        })?;
+        Ok(Self { uri: format!("qemu+unix:///system?socket={}", socket.display()), states })
+    }
+}
+
+fn serve(mut stream: UnixStream, domains: &Domains) -> anyhow::Result<()> {
+    // Numbers of callbacks by event.
+    let mut callbacks = BTreeMap::new();
+    while let Some(mut call) = Call::read(&mut stream)? {
+        match (call.program, call.procedure) {
+            (KEEPALIVE, procedure::PING) => {
+                notify(&mut stream, KEEPALIVE, procedure::PONG, &Values::default())?;
+            }
+            (KEEPALIVE, _) => {}
+            (REMOTE, procedure::ATTACH) => {
+                let plugged = attach(&mut call, domains);
+                let event = plugged.as_ref().ok().zip(callbacks.get(&DEVICE_ADDED_EVENT).copied());
+                let event = event.map(|((number, alias), callback)| {
+                    let mut values = Values::default();
+                    values.number(callback);
+                    domain_values(&mut values, *number);
+                    values.text(alias);
+                    values
+                });
+                call.reply(&mut stream, plugged.map(|_| Values::default()))?;
+                if let Some(values) = event {
+                    notify(&mut stream, REMOTE, procedure::DEVICE_ADDED, &values)?;
+                }
+            }
+            (REMOTE, _) => {
+                let answer = answer(&mut call, domains, &mut callbacks);
+                call.reply(&mut stream, answer)?;
+            }
+            (program, _) => call.reply(&mut stream, Err(anyhow::anyhow!("no program {program:#x}")))?,
+        }
+    }
+    Ok(())
+}
+
+fn answer(call: &mut Call, domains: &Domains, callbacks: &mut BTreeMap<u32, u32>) -> anyhow::Result<Values> {
+    use procedure::*;
+    let mut values = Values::default();
+    match call.procedure {
+        OPEN | CLOSE | REGISTER_CLOSE | UNREGISTER_CLOSE | DEREGISTER_EVENT => {}
+        SUPPORTS_FEATURE => _ = values.number(1),
+        // One way to prove who one is: none.
+        AUTH_LIST => _ = values.number(1).number(0),
+        URI => _ = values.text("qemu:///system"),
+        LOOKUP => {
+            let uuid = call.uuid()?;
+            domain_values(&mut values, with_domain(domains, uuid, |domain| Ok(domain.number))?);
+        }
+        XML => {
+            let uuid = domain_of(call)?;
+            values.text(&with_domain(domains, uuid, |domain| Ok(xml(domain)))?);
+        }
+        STATE => _ = values.number(RUNNING[0]).number(RUNNING[1]),
+        LIST => {
+            let count = domains.lock().unwrap_or_else(PoisonError::into_inner).len();
+            values.number(count as u32);
+            (0..count).for_each(|number| domain_values(&mut values, number));
+            values.number(count as u32);
+        }
+        REGISTER_EVENT => {
+            let (event, callback) = (call.number()?, callbacks.len() as u32);
+            callbacks.insert(event, callback);
+            values.number(callback);
+        }
+        other => bail!("procedure {other} is not known to the bench"),
+    }
+    Ok(values)
+}
+
+fn domain_values(values: &mut Values, number: usize) {
+    values.text(&name(number)).uuid(uuid(number).1).number(number as u32 + 1);
+}
+
+/// The domain that a call is about.
+fn domain_of(call: &mut Call) -> anyhow::Result<[u8; 16]> {
+    call.text()?;
+    let uuid = call.uuid()?;
+    call.number()?;
+    Ok(uuid)
+}
+
+fn with_domain<T>(
+    domains: &Domains,
+    uuid: [u8; 16],
+    act: impl FnOnce(&mut Domain) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let mut domains = domains.lock().unwrap_or_else(PoisonError::into_inner);
+    act(domains.iter_mut().find(|domain| domain.uuid == uuid).context("no such domain")?)
+}
+
+/// Plugs a device as libvirt does: QEMU is told to connect, then to take the device. Its domain and its alias.
+fn attach(call: &mut Call, domains: &Domains) -> anyhow::Result<(usize, String)> {
+    let (uuid, device) = (domain_of(call)?, call.text()?);
+    let attribute = |begin: &str| {
+        let rest = device.split_once(begin).map(|(_, rest)| rest);
+        rest.and_then(|rest| rest.split('\'').next()).with_context(|| format!("no {begin} in {device}"))
+    };
+    let (path, alias) = (attribute("<server path='")?, attribute("<alias name='")?);
+    with_domain(domains, uuid, |domain| {
+        let mut monitor = Monitor::connect(&domain.monitor)?;
+        let address = json!({"type": "unix", "data": {"path": path}});
+        let backend = json!({"type": "socket", "data": {"addr": address, "server": false}});
+        monitor.execute("chardev-add", &json!({"id": "charshmem0", "backend": backend}))?;
+        monitor.execute("device_add", &json!({"driver": "ivshmem-doorbell", "id": alias}))?;
+        domain.plugged += &device;
+        Ok((domain.number, alias.to_owned()))
+    })
+}
+
+/// The monitor of a VM.
+struct Monitor(BufReader<UnixStream>);
+
+impl Monitor {
+    fn connect(socket: &Path) -> anyhow::Result<Self> {
+        let stream = UnixStream::connect(socket).with_context(|| socket.display().to_string())?;
+        stream.set_read_timeout(Some(HANG))?;
+        let mut monitor = Self(BufReader::new(stream));
+        monitor.line()?;
+        Ok(monitor)
+    }
+
+    fn line(&mut self) -> anyhow::Result<Value> {
+        let mut line = String::new();
+        self.0.read_line(&mut line)?;
+        Ok(serde_json::from_str(&line)?)
+    }
+
+    fn execute(&mut self, command: &str, arguments: &Value) -> anyhow::Result<()> {
+        let request = json!({"execute": command, "arguments": arguments}).to_string() + "\n";
+        self.0.get_mut().write_all(request.as_bytes())?;
+        let answer = self.line()?;
+        ensure!(answer.get("return").is_some(), "{command}: {answer}");
+        Ok(())
+    }
+}
+
+/// The file of a domain that runs.
+fn status(vms: &Vms, number: usize) -> anyhow::Result<String> {
+    let pid = vms.pid(number).context("no such VM")?;
+    let places = vms.places().iter().skip(number * VCPUS).take(VCPUS);
+    let tids = places.map(|place| place.tid.load(Ordering::Acquire)).enumerate();
+    let vcpus: String = tids.map(|(vcpu, tid)| format!("    <vcpu id='{vcpu}' pid='{tid}'/>\n")).collect();
+    Ok(format!(
+        "<domstatus state='running' reason='booted' pid='{pid}'>\n  <vcpus>\n{vcpus}  </vcpus>\n  <domain type='kvm' id='{}'>\n    \
+         <name>{}</name>\n    <uuid>{}</uuid>\n  </domain>\n</domstatus>\n",
+        number + 1,
+        name(number),
+        uuid(number).0
+    ))
+}
+
+/// The XML of a domain, with the devices that a small server has.
+fn xml(domain: &Domain) -> String {
+    let (number, kib) = (domain.number, NODE_BYTES >> 10);
+    let cell = |node: usize| {
+        let cpus = (0..VCPUS).filter(|&vcpu| boot_node(vcpu, VCPUS) == node).map(|vcpu| vcpu.to_string());
+        let cpus = cpus.collect::<Vec<_>>().join(",");
+        format!("      <cell id='{node}' cpus='{cpus}' memory='{kib}' unit='KiB'/>\n")
+    };
+    let binding = |node: usize| format!("    <memnode cellid='{node}' mode='strict' nodeset='{node}'/>\n");
+    let port = |index: usize| {
+        format!(
+            "    <controller type='pci' index='{index}' model='pcie-root-port'>\n      <model name='pcie-root-port'/>\n      \
+             <target chassis='{index}' port='{:#x}'/>\n      <alias name='pci.{index}'/>\n      \
+             <address type='pci' domain='0x0000' bus='0x00' slot='0x01' function='{:#x}'/>\n    </controller>\n",
+            index + 7,
+            index - 1
+        )
+    };
+    let each = |line: &dyn Fn(usize) -> String| (0..NODES).map(line).collect::<String>();
+    format!(
+        "<domain type='kvm' id='{}'>\n  <name>{}</name>\n  <uuid>{}</uuid>\n  <memory unit='KiB'>{total}</memory>\n  \
+         <currentMemory unit='KiB'>{total}</currentMemory>\n  <vcpu placement='static'>{VCPUS}</vcpu>\n  <numatune>\n{}  </numatune>\n  \
+         <resource>\n    <partition>/machine</partition>\n  </resource>\n  <os>\n    <type arch='x86_64' machine='pc-q35-7.2'>hvm</type>\n  \
+         </os>\n  <features>\n    <acpi/>\n  </features>\n  <cpu mode='host-passthrough' check='none'>\n    \
+         <topology sockets='1' dies='1' cores='{VCPUS}' threads='1'/>\n    <numa>\n{}    </numa>\n  </cpu>\n  <devices>\n    \
+         <emulator>/usr/bin/qemu-system-x86_64</emulator>\n    <disk type='file' device='disk'>\n      \
+         <source file='/var/lib/libvirt/images/{}.qcow2'/>\n      <target dev='vda' bus='virtio'/>\n      \
+         <address type='pci' domain='0x0000' bus='0x01' slot='0x00' function='0x0'/>\n    </disk>\n{}    \
+         <controller type='pci' index='0' model='pcie-root'>\n      <alias name='pcie.0'/>\n    </controller>\n    \
+         <interface type='network'>\n      <source network='default'/>\n      <model type='virtio'/>\n      \
+         <address type='pci' domain='0x0000' bus='0x02' slot='0x00' function='0x0'/>\n    </interface>\n{}  </devices>\n</domain>\n",
+        number + 1,
+        name(number),
+        uuid(number).0,
+        each(&binding),
+        each(&cell),
+        name(number),
+        (1..=3).map(port).collect::<String>(),
+        domain.plugged,
+        total = kib * NODES as u64,
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vnuma_libvirt::DomainXml;
+
+    #[test]
+    fn vnumad_understands_its_domains() {
+        let mut domain =
+            Domain { number: 3, uuid: uuid(3).1, monitor: PathBuf::new(), plugged: String::new() };
+        let found = DomainXml::parse("vm0003", &xml(&domain)).expect("it is understood");
+        assert_eq!((found.name.as_str(), found.uuid.as_str()), ("vm0003", uuid(3).0.as_str()));
+        assert_eq!((found.cells.len(), found.cell_of(0), found.cell_of(15)), (NODES, Some(0), Some(1)));
+        assert_eq!(found.binding(1).map(|binding| binding.nodes.clone()), Some(vec![1]));
+        assert_eq!(found.topology.apic_id(15), 15);
+        assert_eq!(found.free_ports.iter().map(|port| port.index).collect::<Vec<_>>(), [3]);
+        domain.plugged = "<shmem name='v'><alias name='ua-vnuma'/></shmem>".to_owned();
+        assert!(DomainXml::parse("vm0003", &xml(&domain)).expect("likewise").has_shmem("ua-vnuma"));
+    }
+}
