@@ -75,6 +75,10 @@ const DSM_TESTS: &[&str] = &[
 const METRICS_TEST: &[&str] =
     &["--quiet", "--package", "vnuma-daemon", "--test", "metrics", "--locked", "--", "--ignored", "promtool"];
 
+/// The test that needs a generator of clients.
+const CLIENT_TEST: &[&str] =
+    &["--quiet", "--package", "vnuma-daemon", "--test", "generated", "--locked", "--", "--ignored"];
+
 /// Seeds of the core among simulated VMs: for most of a minute, and for an hour.
 /// The same seeds on every machine: half a minute here.
 const SIMULATION: &[&str] = &["--seeds", "10", "--events", "200000"];
@@ -108,6 +112,7 @@ pub fn test() -> Result<()> {
         });
         steps.step("recorded servers", recorded_servers);
         steps.step("metrics as promtool reads them", metrics);
+        steps.step("a client generated from the API's description", generated_client);
         steps.step("the driver's reader of the channel, damaged and raced", |counts| {
             run(Command::new("make").args(["--silent", "-C", "guest/driver", "check"]))?;
             counts.add_passed();
@@ -154,6 +159,12 @@ fn metrics(counts: &mut Counts) -> Result<()> {
     let promtool = setup::promtool()?;
     let promtool = promtool.to_str().context("the cache's path is not UTF-8")?;
     cargo_test(METRICS_TEST, &[("PROMTOOL", promtool)], counts)
+}
+
+fn generated_client(counts: &mut Counts) -> Result<()> {
+    let programs = setup::openapi_client()?;
+    let programs = programs.to_str().context("the cache's path is not UTF-8")?;
+    cargo_test(CLIENT_TEST, &[("OPENAPI_CLIENT", programs)], counts)
 }
 
 /// What of the long runs, and how.

@@ -117,6 +117,22 @@ pub fn promtool() -> Result<PathBuf> {
     Ok(program)
 }
 
+/// The folder of the programs of openapi-python-client, which makes clients of descriptions, and of the Python that it is installed in.
+pub fn openapi_client() -> Result<PathBuf> {
+    const GENERATOR: &str = "openapi-python-client==0.29.1";
+    let environment = cache_dir().join("tools").join(GENERATOR);
+    let programs = environment.join("bin");
+    if programs.join("installed").exists() {
+        return Ok(programs);
+    }
+    println!("setup: installing {GENERATOR} (once)");
+    // Its programs name its path, so that it cannot be made elsewhere and moved. What an interrupted run has left is made anew.
+    run_quiet(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&environment))?;
+    run_quiet(Command::new(programs.join("pip")).args(["install", "--quiet", GENERATOR]))?;
+    std::fs::write(programs.join("installed"), "")?;
+    Ok(programs)
+}
+
 /// The folder of hwloc's recorded servers, an archive each, from its source in Debian.
 pub fn recorded_servers() -> Result<PathBuf> {
     let name = format!("hwloc-{HWLOC_VERSION}");

@@ -16,12 +16,16 @@ pub struct Observation {
     pub source: String,
     /// Bounds between the types that the policies used, references per thousand instructions. Older recordings have none.
     #[serde(default)]
+    // As a list: generators of clients know no tuples.
+    #[schema(value_type = Option<[f64; 2]>)]
     pub bounds: Option<(f64, f64)>,
     /// The host, without its PCI devices and huge pages.
     pub host: HostTopology,
     /// Isolated CPUs, cores.
     pub layout: CpuLayout,
     /// CPUs, and how long each was idle, nanoseconds. None where that could not be read.
+    // Likewise.
+    #[schema(value_type = Vec<[u64; 2]>)]
     pub idle: Vec<(u32, u64)>,
     /// VMs whose threads were counted.
     pub vms: Vec<ObservedVm>,

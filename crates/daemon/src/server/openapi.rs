@@ -8,7 +8,7 @@ use axum::{
 use std::sync::LazyLock;
 use utoipa::{
     IntoResponses,
-    openapi::{Info, License, OpenApi, Server},
+    openapi::{Info, License, OpenApi, RefOr, Schema, Server},
 };
 use vnuma_api::{ApiError, OPENAPI};
 
@@ -22,9 +22,15 @@ pub(super) enum Failures {
     /// There is no such VM, vCPU or node.
     #[response(status = 404)]
     NotFound(ApiError),
+    /// The VM is not in a state for this.
+    #[response(status = 409)]
+    Conflict(ApiError),
     /// Something in vnumad or the system failed.
     #[response(status = 500)]
     Internal(ApiError),
+    /// The VM's hypervisor does not answer, or refuses.
+    #[response(status = 502)]
+    Vm(ApiError),
     /// The user has as many connections or watchers as one may have.
     #[response(status = 503)]
     Busy(ApiError),
@@ -74,9 +80,25 @@ static DOCUMENT: LazyLock<String> = LazyLock::new(|| {
     licence.identifier = Some("Apache-2.0".to_owned());
     api.info.license = Some(licence);
     api.servers = Some(vec![Server::new("http://vnumad")]);
+    let schemas = api.components.iter_mut().flat_map(|components| components.schemas.values_mut());
+    schemas.for_each(without_defaults);
     // Only a value whose keys are no text cannot be written, and there is none.
     api.to_pretty_json().unwrap_or_default() + "\n"
 });
+
+/// Takes the defaults of structures away: JSON of them is more than generators of clients understand.
+fn without_defaults(schema: &mut RefOr<Schema>) {
+    let RefOr::T(schema) = schema else { return };
+    match schema {
+        Schema::Object(object) => object.properties.values_mut().for_each(without_defaults),
+        Schema::OneOf(one_of) => {
+            one_of.default.take_if(|default| default.is_object());
+            one_of.items.iter_mut().for_each(without_defaults);
+        }
+        Schema::AllOf(all_of) => all_of.items.iter_mut().for_each(without_defaults),
+        _ => {}
+    }
+}
 
 /// The description, as JSON.
 pub fn document() -> &'static str {
