@@ -48,6 +48,7 @@ exec perl -e 'syscall(157, 36, 1, 0, 0, 0); fork or exec @ARGV; 1 while wait > 0
     libvirtd --config /etc/libvirt/libvirtd.conf --pid-file "$1/libvirtd.pid"
 "#;
 
+const EMULATOR: &str = "/usr/bin/qemu-system-x86_64";
 const DOMAIN: &str = "<domain type='qemu'><name>NAME</name><memory unit='MiB'>128</memory>
     <vcpu placement='static' cpuset='0-1'>4</vcpu>
     <cputune><vcpupin vcpu='1' cpuset='0'/><emulatorpin cpuset='1'/></cputune>
@@ -146,8 +147,13 @@ impl Libvirt {
 
     /// Makes a domain, whose guest stands still until it is resumed: firmware alone takes a CPU for each vCPU.
     fn create(&self, name: &str, extra: &str) {
+        self.create_with(name, extra, EMULATOR);
+    }
+
+    fn create_with(&self, name: &str, extra: &str, emulator: &str) {
         let file = self.dir.path().join("domain.xml");
-        fs::write(&file, DOMAIN.replace("NAME", name).replace("EXTRA", extra)).unwrap();
+        let text = DOMAIN.replace("NAME", name).replace("EXTRA", extra).replace(EMULATOR, emulator);
+        fs::write(&file, text).unwrap();
         self.must(&["create", "--paused", file.to_str().unwrap()]);
     }
 
@@ -449,6 +455,61 @@ fn a_channel_is_plugged_by_libvirt_and_unplugged_when_the_guest_is_reset() {
     await_event(&mut *vm, VmEvent::ChannelDetached);
     assert!(!vm.channel_attached().unwrap());
     assert!(matches!(vm.detach_channel(), Err(VmError::NotAttached { .. })));
+}
+
+/// libvirt saves by migrating into a file.
+#[test]
+fn a_domain_is_saved_and_restored_when_it_is_not_attached() {
+    let Some(libvirt) = Libvirt::start() else { return };
+    libvirt.create("web", "");
+    let mut backend = libvirt.backend();
+    let mut vm = libvirt.connect(&mut backend, "web");
+    let (_ours, theirs) = channel();
+    vm.attach_channel(theirs).unwrap_or_else(|error| panic!("{error}"));
+    let (image, memory) =
+        (libvirt.dir.path().join("lib/web.save"), libvirt.dir.path().join("lib/web.memory"));
+    let image = image.to_str().unwrap();
+    let memspec = format!("file={},snapshot=external", memory.display());
+    for words in [&["save", "web", image][..], &["snapshot-create-as", "web", "one", "--memspec", &memspec]] {
+        let refused = libvirt.virsh(words).expect_err("an attached domain is saved");
+        assert!(refused.contains("'peer mode' in device 'ivshmem'"), "{words:?}: {refused}");
+        assert!(vm.channel_attached().unwrap() && vm.describe().is_ok(), "it is there as before");
+    }
+    libvirt.must(&["resume", "web"]);
+    assert!(matches!(vm.detach_channel(), Err(VmError::DetachPending { .. })));
+    libvirt.must(&["reset", "web"]);
+    await_event(&mut *vm, VmEvent::ChannelDetached);
+    let before = vm.describe().unwrap();
+    libvirt.must(&["save", "web", image]);
+    await_event(&mut *vm, VmEvent::Shutdown);
+    assert_eq!(backend.scan().unwrap(), []);
+    libvirt.must(&["restore", image, "--paused"]);
+    let mut vm = libvirt.connect(&mut backend, "web");
+    let after = vm.describe().unwrap();
+    assert!(after.pid != before.pid && after.vcpus.len() == before.vcpus.len(), "{after:?}");
+    let (_ours, theirs) = channel();
+    vm.attach_channel(theirs).unwrap_or_else(|error| panic!("{error}"));
+    assert!(!libvirt.is_tainted("web"));
+}
+
+/// An emulator with another default does not taint a domain. Nor does it help: libvirt goes by the XML.
+#[test]
+fn an_attached_domain_is_not_saved_either_where_qemu_would_do_it() {
+    let Some(libvirt) = Libvirt::start() else { return };
+    let emulator = libvirt.dir.path().join("lib/qemu-vnuma");
+    let script = format!("#!/bin/sh\nexec {EMULATOR} \"$@\" -global ivshmem-doorbell.master=on\n");
+    fs::write(&emulator, script).unwrap();
+    fs::set_permissions(&emulator, fs::Permissions::from_mode(0o755)).unwrap();
+    libvirt.create_with("web", "", emulator.to_str().unwrap());
+    let mut backend = libvirt.backend();
+    let mut vm = libvirt.connect(&mut backend, "web");
+    let (_ours, theirs) = channel();
+    vm.attach_channel(theirs).unwrap_or_else(|error| panic!("{error}"));
+    assert!(!libvirt.is_tainted("web"));
+    let image = libvirt.dir.path().join("lib/web.save");
+    let refused = libvirt.virsh(&["save", "web", image.to_str().unwrap()]).expect_err("it is saved");
+    assert!(refused.contains("only shmem with role='master' can be migrated"), "{refused}");
+    assert!(vm.channel_attached().unwrap() && vm.describe().is_ok(), "it is there as before");
 }
 
 #[test]
