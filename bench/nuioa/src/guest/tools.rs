@@ -11,8 +11,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Huge pages of 2 MiB on each guest node.
-const HUGE_PAGES: &str = "64";
+/// Huge pages of 2 MiB on each guest node. A pool of packets takes ten of them.
+const HUGE_PAGES: &str = "32";
+const TRIES: usize = 5;
+/// What is told of a node that lacks them.
+const KEPT: [&str; 4] = ["MemTotal", "MemFree", "FilePages", "Unevictable"];
 /// Packets in DPDK's pool.
 const MBUFS: &str = "8192";
 /// Descriptors of each ring. With twice as many the packets' headers take half of the L2, and where DPDK happens to lay them decides
@@ -36,10 +39,7 @@ impl Testpmd {
         for card in cards {
             pci::bind(card, Some("uio_pci_generic"))?;
         }
-        for node in 0..super::nodes()?.len() {
-            let path = format!("{}/node{node}/hugepages/hugepages-2048kB/nr_hugepages", super::NODES);
-            fs::write(&path, HUGE_PAGES).with_context(|| path.clone())?;
-        }
+        (0..super::nodes()?.len()).try_for_each(reserve_huge_pages)?;
         let mut command = Command::new("stdbuf");
         command.args(["-oL", "dpdk-testpmd", "--lcores", &lcores(place), "--main-lcore", "0"]);
         command.args(["--in-memory", "--no-telemetry", "--iova-mode=pa", "--log-level=*:warning"]);
@@ -86,6 +86,26 @@ impl Testpmd {
         }
         anyhow::bail!("testpmd did not say {part:?}: {}", lines.concat())
     }
+}
+
+/// Node 0 has the guest's kernel and what it has read of its disk, and less room than others.
+fn reserve_huge_pages(node: usize) -> Result<()> {
+    let path = format!("{}/node{node}/hugepages/hugepages-2048kB/nr_hugepages", super::NODES);
+    let mut found = String::new();
+    for _ in 0..TRIES {
+        fs::write(&path, HUGE_PAGES).with_context(|| path.clone())?;
+        found = fs::read_to_string(&path).with_context(|| path.clone())?.trim().to_owned();
+        if found == HUGE_PAGES {
+            return Ok(());
+        }
+        for (file, word) in [("/proc/sys/vm/drop_caches", "3"), ("/proc/sys/vm/compact_memory", "1")] {
+            fs::write(file, word).context(file)?;
+        }
+    }
+    let memory = format!("{}/node{node}/meminfo", super::NODES);
+    let memory = fs::read_to_string(&memory).context(memory)?;
+    let kept: Vec<&str> = memory.lines().filter(|line| KEPT.iter().any(|word| line.contains(word))).collect();
+    anyhow::bail!("{path}: {found}, expected {HUGE_PAGES}: {}", kept.join(", "))
 }
 
 /// Threads of DPDK and their CPUs: one for its commands, one that works. Where an agent places the program, they may be anywhere.
