@@ -117,7 +117,11 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         let works = match word.trim() {
             "go" | "halt" => true,
             "spin" | "rest" => false,
-            other => bail!("standard input: {other:?}, expected go, halt, spin or rest"),
+            "why" => {
+                say(&why(arguments.spot, place, load.process())?)?;
+                continue;
+            }
+            other => bail!("standard input: {other:?}, expected go, halt, spin, rest or why"),
         };
         if matches!(word.trim(), "go" | "spin") {
             spin.as_mut().map(Spin::go).transpose()?;
@@ -132,6 +136,14 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Why it runs where it does.
+fn why(spot: Spot, place: Place, process: Option<u32>) -> Result<Vec<String>> {
+    match process {
+        Some(process) if place.by_agent => agent::told(process),
+        _ => Ok(vec![format!("started on CPU {}, as {} says", place.cpu, spot.argument())]),
+    }
 }
 
 /// Those that a workload uses.

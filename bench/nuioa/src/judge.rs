@@ -53,6 +53,8 @@ pub struct Row {
     pub mmio_writes_per_op: f64,
     /// CPU time of the workload's vCPU, by the time that passed.
     pub cpu_share: f64,
+    /// Why it ran where it did, in each turn: who started it there, or what vnuma-guest has said of it.
+    pub why: Vec<String>,
 }
 
 #[derive(Serialize)]
@@ -117,7 +119,9 @@ fn rows_of(cells: &[Cell], profile: &CounterProfile) -> Vec<Row> {
             let spots: Vec<_> = spots.collect();
             // A figure of half of the spots would be another one.
             if !spots.is_empty() && spots.len() == configuration.spots().len() {
-                rows.push(row(profile, configuration, workload, &spots));
+                let own = all.iter().filter(|cell| cell.configuration == configuration);
+                let why = own.flat_map(|cell| cell.why.clone()).collect();
+                rows.push(Row { why, ..row(profile, configuration, workload, &spots) });
             }
         }
     }
@@ -148,6 +152,7 @@ fn row(
         mmio_reads_per_op: mean(|spot| spot.reads),
         mmio_writes_per_op: mean(|spot| spot.writes),
         cpu_share: mean(|spot| spot.cpu_share),
+        why: Vec::new(),
     }
 }
 
@@ -291,8 +296,19 @@ fn table(rows: &[Row]) -> String {
             row.instructions_per_op,
             row.instructions_error * 100.0,
         );
+        text += &shown_reasons(row);
     }
     text
+}
+
+/// Why a workload ran where vnuma-guest put it. All of it if it did not stay there.
+fn shown_reasons(row: &Row) -> String {
+    let left = row.kept_share < goals::KEPT;
+    if row.configuration != Configuration::NuioaAware && !left {
+        return String::new();
+    }
+    let all = row.why.iter().filter(|line| left || !line.starts_with("interrupt "));
+    all.map(|line| format!("{:20} {line}\n", "")).collect()
 }
 
 #[cfg(test)]

@@ -51,6 +51,8 @@ pub struct Cell {
     /// What the guest's kernel says of it.
     pub guest: Ready,
     pub windows: Vec<Window>,
+    /// Why it ran where it did: who started it there, or what vnuma-guest has said of it.
+    pub why: Vec<String>,
     /// While the workload was halted and a thread computed on its vCPU; none if only cycles of programs count.
     pub baseline: Option<Baseline>,
 }

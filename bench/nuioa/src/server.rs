@@ -175,6 +175,12 @@ impl Talk {
         self.answer::<String>().map(drop)
     }
 
+    /// Why it runs where it does.
+    fn why(&mut self) -> Result<Vec<String>> {
+        writeln!(self.input, "why").and_then(|()| self.input.flush()).context("the workload")?;
+        self.answer()
+    }
+
     /// Says that it is to end; what it did.
     fn end(&mut self, word: &str) -> Result<Done> {
         writeln!(self.input, "{word}").and_then(|()| self.input.flush()).context("the workload")?;
@@ -224,8 +230,9 @@ impl Measurement<'_> {
         }
         let vcpu = counted.get(ready.cpu).context("the guest's CPU")?;
         let baseline = (workload.cycles == Cycles::All).then(|| baseline(&mut talk, vcpu)).transpose()?;
+        let why = talk.why()?;
         let workload = workload.name.to_owned();
-        Ok(Cell { configuration, workload, spot, guest: ready, windows, baseline })
+        Ok(Cell { configuration, workload, spot, guest: ready, windows, why, baseline })
     }
 }
 

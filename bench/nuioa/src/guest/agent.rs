@@ -3,7 +3,7 @@
 use super::pci;
 use anyhow::{Context, Result, bail};
 use std::{
-    fs,
+    fs::{self, File},
     os::unix::process::CommandExt,
     path::Path,
     process::Command,
@@ -13,6 +13,10 @@ use std::{
 use vnuma_topology::CpuSet;
 
 const RULES: &str = "/root/vnuma-guest.toml";
+/// What vnuma-guest says.
+const LOG: &str = "/root/vnuma-guest.log";
+/// Lines of it that are kept of a workload.
+const LINES: usize = 32;
 pub const PROGRAM: &str = "/root/vnuma-guest";
 /// Programs that use a device by the kernel, of which no file or library says so.
 const USERS: [(&str, Device); 3] =
@@ -40,9 +44,10 @@ pub fn run() -> Result<()> {
     let nodes = super::nodes()?;
     let others = nodes.iter().enumerate().filter(|(node, _)| *node != home);
     let cpu = others.flat_map(|(_, cpus)| cpus).next().context("all CPUs are on the devices' node")?;
-    let error =
-        Command::new("taskset").args(["-c", &cpu.to_string(), PROGRAM, "run", "--rules", RULES]).exec();
-    Err(error).context(PROGRAM)
+    let log = File::create(LOG).context(LOG)?;
+    let mut command = Command::new("taskset");
+    command.args(["-c", &cpu.to_string(), PROGRAM, "run", "--rules", RULES]).stderr(log);
+    Err(command.exec()).context(PROGRAM)
 }
 
 /// A node has one CPU, which a workload may use as a whole, and which never falls idle while it is measured: that is no reason to let go
@@ -80,6 +85,22 @@ pub fn await_placed(process: u32, cpus: &CpuSet, interrupts_of: Option<&Path>) -
     }
 }
 
+/// What vnuma-guest has said of a process, and of the interrupts that it keeps; at last, where the threads may run now.
+pub fn told(process: u32) -> Result<Vec<String>> {
+    let log = fs::read_to_string(LOG).context(LOG)?;
+    let mut lines = lines_of(process, &log);
+    lines.push(format!("its threads may run on CPUs {}", affinities(process)?.join(" ")));
+    Ok(lines)
+}
+
+fn lines_of(process: u32, log: &str) -> Vec<String> {
+    let lines = log.lines().filter_map(|line| line.strip_prefix("vnuma-guest: "));
+    let of_it = format!("PID {process}:");
+    let all: Vec<&str> =
+        lines.filter(|line| line.starts_with(&of_it) || line.starts_with("interrupt ")).collect();
+    all[all.len().saturating_sub(LINES)..].iter().map(|&line| line.to_owned()).collect()
+}
+
 fn affinities(process: u32) -> Result<Vec<String>> {
     let directory = format!("/proc/{process}/task");
     let mut lists = Vec::new();
@@ -115,6 +136,17 @@ mod tests {
         assert!(!within(&["1", "0-1"]).unwrap());
         assert!(!within(&[]).unwrap(), "it has ended");
         assert!(within(&["x"]).is_err());
+    }
+
+    #[test]
+    fn what_is_told_of_a_process_is_its_own() {
+        let log = "vnuma-guest: PID 7: placed on node 1\nvnuma-guest: PID 77: released\n\
+                   vnuma-guest: interrupt 30: CPUs 1\nother: PID 7: x\nvnuma-guest: PID 7: released\n";
+        let told = ["PID 7: placed on node 1", "interrupt 30: CPUs 1", "PID 7: released"];
+        assert_eq!(lines_of(7, log), told);
+        let long = (0..100).map(|line| format!("vnuma-guest: PID 7: {line}\n")).collect::<String>();
+        let last = lines_of(7, &long);
+        assert_eq!((last.len(), last[LINES - 1].as_str()), (LINES, "PID 7: 99"));
     }
 
     #[test]

@@ -34,6 +34,7 @@ fn cell(configuration: Configuration, workload: &str, spot: Spot, cycles: [u64; 
         workload: workload.to_owned(),
         spot,
         guest: Ready { cpu: 1, node: 0, device_node: Some(-1) },
+        why: vec!["started on CPU 1".to_owned()],
         windows: cycles.map(window).into(),
         baseline: None,
     }
@@ -177,17 +178,34 @@ fn aware_has_to_be_near_home_and_nearer_without_io() {
 fn a_workload_that_ran_elsewhere_is_not_near_home() {
     let mut cell = cell(Configuration::NuioaAware, "testpmd-tx-1", Spot::Device, [50_000; 3], false);
     cell.windows[1].vcpus[0].counts.mmio_writes_by_class = vec![0, 100];
+    cell.why =
+        vec!["PID 7: released: node 1 has other CPUs now".to_owned(), "interrupt 30: CPUs 1".to_owned()];
     let mut rows = rows_with(100_000, true);
     rows.retain(|row| (row.configuration, row.workload.as_str()) != (cell.configuration, "testpmd-tx-1"));
     rows.extend(rows_of(&[cell], &profile()));
     let goal = &judge(&rows, WORKLOADS.len())[1];
     assert!(!goal.met && goal.found == "testpmd-tx-1 ran elsewhere", "{goal:?}");
-    assert!(table(&rows).contains("elsewhere"));
+    // All that was said of it.
+    let text = table(&rows);
+    assert!(text.contains("elsewhere") && text.contains("interrupt 30: CPUs 1\n"), "{text}");
 }
 
 #[test]
 fn the_table_has_each_row() {
     let text = table(&rows_with(100_000, true));
-    assert_eq!(text.lines().count(), 1 + WORKLOADS.len() * CONFIGURATIONS.len());
+    // With a reason for each that vnuma-guest has placed.
+    assert_eq!(text.lines().count(), 1 + WORKLOADS.len() * (CONFIGURATIONS.len() + 1));
     assert!(text.contains("nuioa-aware") && text.contains("100.0 %"), "{text}");
+}
+
+#[test]
+fn a_row_says_why_its_workload_was_placed_where_it_was() {
+    let with = |configuration| {
+        let mut cell = cell(configuration, "testpmd-tx-1", Spot::Device, [50_000; 3], false);
+        cell.why = ["PID 7: placed on node 1", "interrupt 30: CPUs 1"].map(str::to_owned).into();
+        table(&rows_of(&[cell], &profile()))
+    };
+    let text = with(Configuration::NuioaAware);
+    assert!(text.contains("PID 7: placed on node 1\n") && !text.contains("interrupt 30"), "{text}");
+    assert!(!with(Configuration::Home).contains("PID 7"), "where home puts it is known");
 }
