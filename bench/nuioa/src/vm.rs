@@ -33,7 +33,7 @@ const POOL: usize = MEMORY_MIB / 2 + 8;
 pub struct Machine {
     /// Ends after the others.
     pub vm: Vm,
-    _agent: Option<Process>,
+    agent: Option<Process>,
     _daemon: Option<Process>,
 }
 
@@ -114,7 +114,14 @@ impl Machine {
             vm.put(AGENT, agent::PROGRAM)?;
         }
         let agent = aware.then(|| vm.spawn(&[PROGRAM, "agent"])).transpose()?;
-        Ok(Self { vm, _agent: agent, _daemon: daemon })
+        Ok(Self { vm, agent, _daemon: daemon })
+    }
+
+    /// An error if the guest was to have a vnuma-guest, and it has ended: then nothing is placed.
+    pub fn see_agent(&mut self) -> Result<()> {
+        let ended = self.agent.as_mut().map(|agent| agent.0.try_wait()).transpose()?.flatten();
+        ensure!(ended.is_none(), "vnuma-guest has ended: {ended:?}");
+        Ok(())
     }
 }
 
@@ -142,13 +149,44 @@ fn placed(devices: &[String]) -> Result<String> {
     };
     wait_for("the reservation of an earlier VM to end", HANG_LIMIT, || Ok(!is_reserved(NAME)?))?;
     if !is_reserved(GUARD)? {
-        vnumactl(&["place", GUARD, "--vcpus", "1", "--memory", "2M", "--lifetime", "3600"])?;
+        // Without a device it may get a CPU of either node, by which has more memory left.
+        let card = server_card()?;
+        let lifetime = ["--lifetime", "3600"];
+        vnumactl(
+            &[&["place", GUARD, "--vcpus", "1", "--memory", "2M", "--device", &card][..], &lifetime].concat(),
+        )?;
     }
     let (vcpus, memory) = (VCPUS.to_string(), format!("{MEMORY_MIB}M"));
     let mut command = vec!["place", NAME, "--vcpus", &vcpus, "--memory", &memory];
     command.extend(devices.iter().flat_map(|device| ["--device", device.as_str()]));
     command.extend(["--hugepages", "2M", "--format", "qemu"]);
-    output("vnumactl", &command)
+    let text = output("vnumactl", &command)?;
+    let cpus = reserved_cpus(&vnumactl(&["reservations"])?, NAME)?;
+    let nodes = Nodes::read()?;
+    let home = nodes.cpus(HOME as u32).context("the devices' node")?;
+    let at_home = cpus.iter().filter(|cpu| home.contains(**cpu)).count();
+    eprintln!("vnumactl place: {NAME} has CPUs {cpus:?}, of which {at_home} are of node {HOME}");
+    // One of them is counted. A workload that is placed on several of them would be counted in part.
+    ensure!(at_home == VCPUS / 2, "{NAME} is to have {} vCPUs on node {HOME}: CPUs {cpus:?}", VCPUS / 2);
+    Ok(text)
+}
+
+/// CPUs that a reservation has for vCPUs.
+fn reserved_cpus(reservations: &serde_json::Value, name: &str) -> Result<Vec<u32>> {
+    let mut all = reservations.as_array().into_iter().flatten();
+    let found = all.find(|one| one["placement"]["name"] == name);
+    let found = found.with_context(|| format!("vnumactl reservations: no {name} in {reservations}"))?;
+    let nodes = found["placement"]["guest_nodes"].as_array().into_iter().flatten();
+    let pins = nodes.flat_map(|node| node["vcpus"].as_array().into_iter().flatten());
+    let cpu = |pin: &serde_json::Value| pin["cpu"].as_u64().and_then(|cpu| u32::try_from(cpu).ok());
+    pins.map(|pin| cpu(pin).with_context(|| format!("vnumactl reservations: {pin}: no CPU"))).collect()
+}
+
+/// The card that the server keeps.
+fn server_card() -> Result<String> {
+    let mut all = host_devices()?.into_iter();
+    let card = all.find(|device| device.class == CLASSES[0] && device.node == Some(REMOTE as u32));
+    Ok(card.with_context(|| format!("no network card on node {REMOTE}"))?.address)
 }
 
 /// A guest node: vCPUs on CPUs of the server, and the node of the server that has its memory.
@@ -230,6 +268,21 @@ fn numa(nodes: &[GuestNode]) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_reservation_says_which_cpus_it_has() {
+        let reservations = serde_json::json!([
+            {"placement": {"name": "server", "guest_nodes": [{"vcpus": [{"vcpu": 0, "cpu": 0}]}]}},
+            {"placement": {"name": "nuioa", "guest_nodes": [
+                {"vcpus": [{"vcpu": 0, "cpu": 3}]}, {"vcpus": [{"vcpu": 1, "cpu": 1}]}, {"vcpus": []},
+            ]}},
+        ]);
+        assert_eq!(reserved_cpus(&reservations, "nuioa").unwrap(), [3, 1]);
+        assert!(reserved_cpus(&reservations, "other").is_err());
+        let wrong =
+            serde_json::json!([{"placement": {"name": "x", "guest_nodes": [{"vcpus": [{"cpu": -1}]}]}}]);
+        assert!(reserved_cpus(&wrong, "x").unwrap_err().to_string().contains("no CPU"));
+    }
 
     fn text(configuration: Configuration) -> String {
         placement(configuration, &["0000:29:00.0".to_owned()])
