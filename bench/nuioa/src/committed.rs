@@ -14,11 +14,8 @@ pub const VCPUS: usize = 2;
 /// Its memory.
 pub const MEMORY_MIB: usize = 1024;
 
-/// Windows of a cell. The figure is the median.
-pub const WINDOWS: usize = 5;
-/// How long a window is at least, and how long it takes at most for the operations that it is to have, seconds of the server.
+/// How long a window is at least, seconds of the server.
 pub const WINDOW_S: f64 = 1.5;
-pub const LONGEST_WINDOW_S: f64 = 6.0;
 /// Operations of a window of a workload that does its I/O by the kernel.
 const KERNEL_OPERATIONS: u64 = 120;
 /// How long a thread computes after the windows of a workload of which all cycles count, seconds of the server.
@@ -27,6 +24,50 @@ pub const BASELINE_S: f64 = 3.0;
 pub const WARM_UP_S: f64 = 1.0;
 /// Of a disk's blocks that are read.
 pub const SEED: u64 = 12;
+
+/// How much is measured.
+#[derive(Clone, Copy, Debug)]
+pub struct Form {
+    /// The order of the configurations.
+    pub turns: &'static [Configuration],
+    /// Windows of a cell. The figure is the median.
+    pub windows: usize,
+    /// How long a window takes at most for the operations that it is to have, seconds of the server.
+    pub longest_window_s: f64,
+}
+
+/// `home` and `nuioa-aware`, which a goal compares, have two turns each, and the same time on average: whatever changes while the server
+/// is up then changes both.
+const FULL_FORM: Form = Form {
+    turns: &[
+        Configuration::Home,
+        Configuration::NuioaAware,
+        Configuration::Remote,
+        Configuration::Uma,
+        Configuration::Vnuma,
+        Configuration::NuioaAware,
+        Configuration::Home,
+    ],
+    windows: 5,
+    longest_window_s: 6.0,
+};
+
+/// In half an hour.
+const REDUCED_FORM: Form = Form { turns: &TURNS, windows: 3, longest_window_s: 4.0 };
+
+/// The order of the reduced form: those that a goal compares follow each other.
+const TURNS: [Configuration; 5] = [
+    Configuration::NuioaAware,
+    Configuration::Home,
+    Configuration::Remote,
+    Configuration::Vnuma,
+    Configuration::Uma,
+];
+
+/// That of a form.
+pub const fn form(full: bool) -> &'static Form {
+    if full { &FULL_FORM } else { &REDUCED_FORM }
+}
 
 /// Goals, as shares of what `home` takes.
 pub mod goals {
@@ -92,18 +133,6 @@ pub const CONFIGURATIONS: [Configuration; 5] = [
     Configuration::Uma,
     Configuration::Vnuma,
     Configuration::NuioaAware,
-];
-
-/// The order in which they are measured. `home` and `nuioa-aware`, which a goal compares, have two turns each, and the same time on
-/// average: whatever changes while the server is up then changes both.
-pub const TURNS: [Configuration; 7] = [
-    Configuration::Home,
-    Configuration::NuioaAware,
-    Configuration::Remote,
-    Configuration::Uma,
-    Configuration::Vnuma,
-    Configuration::NuioaAware,
-    Configuration::Home,
 ];
 
 /// Where in the guest a workload runs.
@@ -263,7 +292,7 @@ const fn rdma(name: &'static str, verb: Verb, way: Way, bytes: usize) -> Workloa
 }
 
 /// All of the reduced form.
-pub const WORKLOADS: [Workload; 12] = [
+pub const WORKLOADS: [Workload; 14] = [
     bypass("testpmd-tx-1", Kind::Transmit { bytes: 64, burst: 1 }, PACKET),
     bypass("testpmd-io", Kind::Forward { bytes: 64, burst: 4 }, PASSED),
     bypass("nvme-user", Kind::Disk, "a block of 4 KiB that a driver in user space reads"),
@@ -275,6 +304,8 @@ pub const WORKLOADS: [Workload; 12] = [
     kernel("fio-remote", Kind::RemoteDisk { depth: 1 }, BLOCK),
     beside("tx-1-neighbour", Kind::BesideNeighbour { bytes: 64, burst: 1 }),
     beside_sysbench("tx-1-sysbench", 1),
+    beside_sysbench("tx-1-sysbench-2", 2),
+    beside_sysbench("tx-1-sysbench-4", 4),
     Workload {
         name: "sysbench",
         kind: Kind::Sysbench,
@@ -287,7 +318,7 @@ pub const WORKLOADS: [Workload; 12] = [
 ];
 
 /// Those that the full form has beside them: sizes, rates, directions and verbs.
-pub const FULL: [Workload; 26] = [
+pub const FULL: [Workload; 24] = [
     bypass("testpmd-tx-32", Kind::Transmit { bytes: 64, burst: 32 }, PACKET),
     bypass("testpmd-tx-1-512", Kind::Transmit { bytes: 512, burst: 1 }, PACKET),
     bypass("testpmd-tx-1-1514", Kind::Transmit { bytes: 1514, burst: 1 }, PACKET),
@@ -311,8 +342,6 @@ pub const FULL: [Workload; 26] = [
     rdma("rdma-send-rx", Verb::Send, Way::Receive, 1024),
     rdma("rdma-write-rx", Verb::Write, Way::Receive, 1024),
     rdma("rdma-atomic-rx", Verb::Atomic, Way::Receive, 8),
-    beside_sysbench("tx-1-sysbench-2", 2),
-    beside_sysbench("tx-1-sysbench-4", 4),
     kernel("fio-remote-16", Kind::RemoteDisk { depth: 16 }, BLOCK),
 ];
 
@@ -345,6 +374,19 @@ mod tests {
         let everywhere = workloads(false).filter(|one| one.is_under(Configuration::Vnuma, true));
         let names: Vec<&str> = everywhere.map(|one| one.name).collect();
         assert_eq!(names, ["testpmd-tx-1", "testpmd-io", "nvme-user", "fio-randread"]);
+    }
+
+    #[test]
+    fn each_form_has_all_configurations_and_the_full_one_compares_over_time() {
+        for full in [false, true] {
+            let Form { turns, windows, .. } = form(full);
+            assert!(CONFIGURATIONS.iter().all(|one| turns.contains(one)), "{full}");
+            assert!(*windows >= 3, "a median of fewer is a mean");
+        }
+        // The same time on average.
+        let at = |wanted| form(true).turns.iter().enumerate().filter(move |(_, one)| **one == wanted);
+        let sum = |wanted| at(wanted).map(|(at, _)| at).sum::<usize>();
+        assert_eq!(sum(Configuration::Home), sum(Configuration::NuioaAware));
     }
 
     #[test]

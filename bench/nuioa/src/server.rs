@@ -2,8 +2,8 @@
 
 use crate::{
     committed::{
-        BASELINE_S, Configuration, Cycles, Kind, LONGEST_WINDOW_S, REMOTE, Spot, TURNS, VCPUS, WARM_UP_S,
-        WINDOW_S, WINDOWS, Workload, workload, workloads,
+        BASELINE_S, Configuration, Cycles, Form, Kind, REMOTE, Spot, VCPUS, WARM_UP_S, WINDOW_S, Workload,
+        form, workload, workloads,
     },
     guest::process,
     raw::{self, Answer, Baseline, Cell, Done, Line, Ready, Request, Vcpu, Window},
@@ -67,20 +67,18 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let wanted =
         |one: &Configuration| arguments.configuration.is_empty() || arguments.configuration.contains(one);
     let mut failed = Vec::new();
-    for configuration in TURNS.into_iter().filter(wanted) {
+    let form = form(arguments.full);
+    for configuration in form.turns.iter().copied().filter(wanted) {
         let name = configuration.name();
         eprintln!("{name}: starting its VM");
         let mut machine = Machine::start(configuration, &devices).with_context(|| name.to_owned())?;
         for workload in chosen.iter().filter(|workload| workload.is_under(configuration, reduced)) {
             for &spot in configuration.spots() {
                 let start = Instant::now();
-                let measured = Measurement { machine: &machine, devices: &devices, header: &header }.cell(
-                    configuration,
-                    workload,
-                    spot,
-                );
+                let measured = Measurement { machine: &machine, devices: &devices, header: &header, form }
+                    .cell(configuration, workload, spot)
+                    .and_then(|cell| machine.see_agent().map(|()| cell));
                 eprintln!("{name}, {}, {}: {} s", workload.name, spot.argument(), start.elapsed().as_secs());
-                let measured = measured.and_then(|cell| machine.see_agent().map(|()| cell));
                 // The others are worth having all the same.
                 match measured.with_context(|| format!("{name}, {}, {}", workload.name, spot.argument())) {
                     Ok(cell) => print(&Line::Cell(Box::new(cell)))?,
@@ -194,6 +192,7 @@ struct Measurement<'a> {
     machine: &'a Machine,
     devices: &'a [String],
     header: &'a Header,
+    form: &'a Form,
 }
 
 impl Measurement<'_> {
@@ -222,9 +221,10 @@ impl Measurement<'_> {
         };
         let mut rate = run(WARM_UP_S)?.operations.unwrap_or(0) as f64 / WARM_UP_S;
         let mut windows = Vec::new();
-        for _ in 0..WINDOWS {
+        for _ in 0..self.form.windows {
             let (before, start) = (read()?, Instant::now());
-            let Done { operations, spun } = window(workload.wanted, &mut rate, &mut run)?;
+            let Done { operations, spun } =
+                window((workload.wanted, self.form.longest_window_s), &mut rate, &mut run)?;
             let (after, elapsed_ns) = (read()?, start.elapsed().as_nanos() as u64);
             let vcpus = before.iter().zip(&after).map(|(before, after)| after.since(before)).collect();
             windows.push(Window { elapsed_ns, operations, vcpus, spun });
@@ -238,12 +238,16 @@ impl Measurement<'_> {
 }
 
 /// Lets a workload run until it has done what is wanted, or has had the time for it; what it did, and how much it does in a second.
-fn window(wanted: u64, rate: &mut f64, run: &mut impl FnMut(f64) -> Result<Done>) -> Result<Done> {
+fn window(
+    (wanted, longest_s): (u64, f64),
+    rate: &mut f64,
+    run: &mut impl FnMut(f64) -> Result<Done>,
+) -> Result<Done> {
     let (mut done, mut seconds) = (0, 0.0);
     let mut spun = None;
-    while seconds < LONGEST_WINDOW_S && (seconds == 0.0 || done < wanted) {
+    while seconds < longest_s && (seconds == 0.0 || done < wanted) {
         let needed = MARGIN * wanted.saturating_sub(done) as f64 / rate.max(1.0);
-        let piece = needed.max(WINDOW_S).min(LONGEST_WINDOW_S - seconds);
+        let piece = needed.max(WINDOW_S).min(longest_s - seconds);
         let more = run(piece)?;
         if let Some(more) = more.spun {
             *spun.get_or_insert_default() += more;
@@ -316,6 +320,8 @@ mod tests {
     use super::*;
     use crate::raw::Spun;
 
+    const LONGEST_S: f64 = 6.0;
+
     #[test]
     fn a_window_has_the_operations_that_are_wanted_if_there_is_time() {
         // What runs take, and what a window has, at so many operations a second.
@@ -326,7 +332,7 @@ mod tests {
                 let spun = Some(Spun { spins: 3, ticks: 5 });
                 Ok(Done { operations: Some((seconds * speed) as u64), spun })
             };
-            let done = window(wanted, &mut rate, &mut run).unwrap();
+            let done = window((wanted, LONGEST_S), &mut rate, &mut run).unwrap();
             let runs = pieces.len() as u64;
             assert_eq!(done.spun, Some(Spun { spins: 3 * runs, ticks: 5 * runs }), "that of all pieces");
             (done.operations, pieces)
@@ -336,9 +342,9 @@ mod tests {
         let (done, pieces) = window(200, 100.0, 50.0);
         assert!(done >= Some(200) && pieces.len() == 2, "slower than its warm-up: {done:?} in {pieces:?}");
         let (done, pieces) = window(400, 10.0, 10.0);
-        let most = (10.0 * LONGEST_WINDOW_S) as u64;
-        assert_eq!((done, pieces.iter().sum::<f64>()), (Some(most), LONGEST_WINDOW_S));
+        let most = (10.0 * LONGEST_S) as u64;
+        assert_eq!((done, pieces.iter().sum::<f64>()), (Some(most), LONGEST_S));
         let nothing = Done { operations: None, spun: None };
-        assert_eq!(super::window(400, &mut 1.0, &mut |_| Ok(nothing)).unwrap(), nothing);
+        assert_eq!(super::window((400, LONGEST_S), &mut 1.0, &mut |_| Ok(nothing)).unwrap(), nothing);
     }
 }
