@@ -185,20 +185,30 @@ fn pin(cpus: &[usize]) -> Result<()> {
     sched_setaffinity(Pid::from_raw(0), &set).with_context(|| format!("CPUs {cpus:?}"))
 }
 
+/// Lets all threads of a process run on all CPUs.
+fn let_run_anywhere(process: u32) -> Result<()> {
+    let mut all = Cpus::new();
+    nodes()?.concat().into_iter().try_for_each(|cpu| all.set(cpu)).context("CPUs of the guest")?;
+    set_threads(&format!("/proc/{process}/task"), &all)
+}
+
 /// What drives the workload stays on another CPU: this program, and the lab's agent, which started it. Else chance decides how much
 /// of that is counted with the workload.
 fn keep_apart(cpu: usize) -> Result<()> {
     pin(&[cpu])?;
     let mut set = Cpus::new();
     set.set(cpu).with_context(|| format!("CPU {cpu}"))?;
-    let directory = format!("/proc/{}/task", Pid::parent());
-    for entry in fs::read_dir(&directory).with_context(|| directory.clone())? {
+    set_threads(&format!("/proc/{}/task", Pid::parent()), &set)
+}
+
+fn set_threads(directory: &str, cpus: &Cpus) -> Result<()> {
+    for entry in fs::read_dir(directory).with_context(|| directory.to_owned())? {
         let name = entry?.file_name().to_string_lossy().into_owned();
         let thread = name.parse().with_context(|| format!("{directory}: {name:?}"))?;
-        match sched_setaffinity(Pid::from_raw(thread), &set) {
+        match sched_setaffinity(Pid::from_raw(thread), cpus) {
             // It has ended meanwhile.
             Ok(()) | Err(Errno::ESRCH) => {}
-            Err(error) => return Err(error).with_context(|| format!("CPU of thread {thread} of the agent")),
+            Err(error) => return Err(error).with_context(|| format!("{directory}: CPUs of thread {thread}")),
         }
     }
     Ok(())
