@@ -14,7 +14,7 @@ use std::{io::Write, mem::offset_of, os::unix::fs::PermissionsExt, process, time
 use vnuma_abi_topology_channel::{Guest, MODE_SAFE};
 use vnuma_channel_model::GuestEnd;
 use vnuma_host::location::Prefer;
-use vnuma_hypervisor::{Plugged, VmEvent};
+use vnuma_hypervisor::{MigrationStatus, Plugged, VmError, VmEvent};
 
 fn own_pid() -> i32 {
     process::id().cast_signed()
@@ -468,6 +468,30 @@ fn a_lost_connection_is_shown_and_the_vm_is_still_published() {
     daemon.change("web", |vm| vm.silent = false);
     wait_for("the problem to be over", || get(&daemon, "/v1/vms/web").1["problem"].is_null());
     assert_eq!(get(&daemon, "/v1/vms/web").1["attached"], true, "the channel is the same");
+}
+
+#[test]
+fn a_vm_that_nobody_knows_any_more_in_mid_migration_has_left_if_that_is_told() {
+    for (outcome, state) in [(true, "done"), (false, "sending")] {
+        let daemon = Daemon::start();
+        let _threads = two_nodes(&daemon, "web");
+        daemon.change("web", |vm| vm.leaves = Some(outcome));
+        let (status, answer) =
+            post(&daemon, "/v1/vms/web/migrate", r#"{"destination": "tcp:elsewhere:4444"}"#);
+        assert_eq!(status, 200, "{answer}");
+        let told = || get(&daemon, "/v1/vms/web/migrate").1["state"].clone();
+        daemon.change("web", |vm| vm.migration.status = MigrationStatus::Active);
+        wait_for("it to be sent", || told() == "sending");
+        // As libvirt does it, before the process has ended.
+        daemon.change("web", |vm| {
+            vm.refuses = true;
+            vm.errors
+                .push_back(VmError::Libvirt { vm: "web".into(), reason: "there is no such domain".into() });
+        });
+        daemon.backend.event("web", VmEvent::VcpusChanged);
+        let lost = || get(&daemon, "/v1/vms/web").1["problem"].is_string();
+        wait_for("what became of it", || told() == state && (outcome || lost()));
+    }
 }
 
 #[test]

@@ -206,6 +206,10 @@ pub trait VmConnection: Send {
     fn start_post_copy(&mut self) -> Result<(), VmError> {
         Err(VmError::NotMigrated { vm: format!("VM of process {}", self.pid()) })
     }
+    /// Is a migration under way that was begun here, of which it is told whether the VM has left?
+    fn is_leaving(&self) -> bool {
+        false
+    }
     /// Did its process end as the VM is at another host? Asked once it has ended; waits a moment for whoever knows.
     fn has_left(&mut self) -> bool {
         false

@@ -73,6 +73,8 @@ pub struct MemoryVm {
     pub migration: Migration,
     /// Where it was told to migrate to, and whether with post-copy.
     pub migrated_to: Option<(String, bool)>,
+    /// A migration is under way of which is told whether it has left: what will be told. `None`: there is none.
+    pub leaves: Option<bool>,
     /// How often it was described.
     pub described: usize,
     /// Another VM has another one.
@@ -130,6 +132,7 @@ impl MemoryVm {
                 problem: None,
             },
             migrated_to: None,
+            leaves: None,
             described: 0,
             instance: 0,
             events: VecDeque::new(),

@@ -205,6 +205,10 @@ impl Task {
             Stop::Unwanted => return,
             Stop::Ended if connection.has_left() => CoreReport::Left,
             Stop::Ended => CoreReport::Ended,
+            // Before its process ends, libvirt knows nothing of a domain that has left.
+            Stop::Lost(_) | Stop::Silent(_) if connection.is_leaving() && connection.has_left() => {
+                CoreReport::Left
+            }
             Stop::Lost(error) | Stop::Silent(error) => {
                 if ends_soon(&*connection, &error) {
                     if connection.has_left() { CoreReport::Left } else { CoreReport::Ended }

@@ -302,6 +302,10 @@ impl VmConnection for LibvirtConnection {
         self.domain.start_post_copy(XML).map_err(|cause| self.failed(cause))
     }
 
+    fn is_leaving(&self) -> bool {
+        self.departure.as_ref().is_some_and(|departure| departure.is_under_way())
+    }
+
     fn has_left(&mut self) -> bool {
         self.has_departed()
     }

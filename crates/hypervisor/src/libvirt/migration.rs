@@ -41,6 +41,13 @@ pub(super) struct Departure {
     cancelled: bool,
 }
 
+impl Departure {
+    /// libvirt has not said what became of it.
+    pub(super) fn is_under_way(&self) -> bool {
+        self.migrating.ended().is_none()
+    }
+}
+
 /// URIs of libvirts that are elsewhere. Others run a program that the URI names (`qemu+ext:`), or are not QEMU's.
 const SCHEMES: [&str; 5] = ["qemu+tls://", "qemu+ssh://", "qemu+libssh2://", "qemu+tcp://", "qemu+unix://"];
 /// Parameters of such a URI that name a program, which libvirt would run here or there.
@@ -116,7 +123,7 @@ impl LibvirtConnection {
     }
 
     pub(super) fn depart(&mut self, destination: &str, post_copy: bool) -> Result<(), VmError> {
-        if self.departure.as_ref().is_some_and(|departure| departure.migrating.ended().is_none()) {
+        if self.departure.as_ref().is_some_and(Departure::is_under_way) {
             let reason = "a migration of it is under way".to_owned();
             return Err(VmError::Libvirt { vm: self.name.clone(), reason });
         }
@@ -181,8 +188,7 @@ impl LibvirtConnection {
     }
 
     pub(super) fn cancel_departure(&mut self) -> Result<(), VmError> {
-        let under_way = |departure: &Departure| departure.migrating.ended().is_none();
-        if self.departure.as_ref().is_some_and(|departure| !under_way(departure)) {
+        if self.departure.as_ref().is_some_and(|departure| !departure.is_under_way()) {
             return Ok(());
         }
         self.domain.abort_job(XML).map_err(|cause| self.failed(cause))?;

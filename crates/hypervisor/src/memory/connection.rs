@@ -227,6 +227,14 @@ impl VmConnection for MemoryConnection {
         self.ask(|vm, _| Ok(vm.migration.clone()))
     }
 
+    fn is_leaving(&self) -> bool {
+        self.shared.lock().vms.get(&self.name).is_some_and(|vm| vm.leaves.is_some())
+    }
+
+    fn has_left(&mut self) -> bool {
+        self.shared.lock().vms.get(&self.name).is_some_and(|vm| vm.leaves == Some(true))
+    }
+
     fn cancel_migration(&mut self) -> Result<(), VmError> {
         self.ask(|vm, _| {
             vm.migration.status = MigrationStatus::Cancelled;
