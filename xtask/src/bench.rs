@@ -6,6 +6,7 @@ mod dsm;
 mod fleet;
 mod lab;
 mod memory;
+mod migrate;
 mod nuioa;
 mod on_server;
 mod peer;
@@ -22,7 +23,7 @@ use crate::steps::workspace;
 /// A benchmark: its name, what it measures, and the function that does.
 type Bench = (&'static str, &'static str, fn(&Options) -> Result<()>);
 
-const BENCHES: [Bench; 10] = [
+const BENCHES: [Bench; 11] = [
     (
         "daemon",
         "what vnumad costs with hundreds of VMs, and how fast it publishes, on this machine",
@@ -54,6 +55,7 @@ const BENCHES: [Bench; 10] = [
         "what memory policies do for VMs whose memory is displaced, beside AutoNUMA and others",
         memory::run,
     ),
+    ("migrate", "how long it takes until the guest of a VM that migrates is told where it is", migrate::run),
     ("nuioa", "what the place of a VM costs its workloads on passthrough devices", nuioa::run),
     (
         "runtimes",

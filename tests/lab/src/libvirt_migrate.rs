@@ -4,7 +4,7 @@
 //! cancelled leaves the domain as it was.
 
 use crate::{
-    guest::{check_kernel_log, equip},
+    guest::check_kernel_log,
     libvirt::{self, DEVICES},
     migrate::{Host, Load, NAME, Watched},
     virsh::{CONFIGURATION, CPUS, Libvirt},
@@ -23,7 +23,7 @@ const LOGS: &str = "/var/log/libvirt/qemu";
 const ADDRESS: &str = "192.0.2.1";
 const UUID: &str = "6f3ae8a6-5c0c-4f66-9c7f-0a5f7d3c1b2e";
 
-const HOSTS: [Host; 2] = [
+pub(crate) const HOSTS: [Host; 2] = [
     Host { lab_name: "web-a", cid: 93, port: 0, directory: "/run/vnuma-a", homes: [0, 1] },
     Host { lab_name: "web-b", cid: 94, port: 0, directory: "/run/vnuma-b", homes: [1, 0] },
 ];
@@ -44,18 +44,9 @@ const FAST: &str = "1000";
 
 pub fn run() -> Result<()> {
     let nodes = Nodes::read()?;
-    output("ip", &["address", "add", &format!("{ADDRESS}/32"), "dev", "lo"])?;
-    let more = format!("migration_host = \"{ADDRESS}\"\n{DEVICES}");
-    write_hook("/etc/libvirt/hooks", 0)?;
-    let libvirt_a = Libvirt::start(&more)?;
-    let libvirt_b = start_second(&more)?;
-    let a = &HOSTS[0];
-    let (vnumad_a, vnumad_b) = (start_vnumad(0)?, start_vnumad(1)?);
-    let vm = libvirt::create(a.lab_name, a.cid)?;
-    equip(&vm)?;
-    a.wait_until("vnumad to find the domain", |vm| vm.is_some_and(|vm| vm["described"] == true))?;
-    a.ask(&["attach", NAME])?;
-    a.wait_until_told()?;
+    let server = Server::start()?;
+    let vm = server.begin()?;
+    let Server { vnumads: [vnumad_a, vnumad_b], libvirts } = server;
     let load = Load::start(&vm)?;
 
     let vm = there(vm, &load, &nodes)?;
@@ -65,8 +56,48 @@ pub fn run() -> Result<()> {
     let vnumad_b = stays_without_vnumad(&vm, &nodes, vnumad_b)?;
     load.check(&vm)?;
     check_kernel_log(&vm)?;
-    drop((vm, vnumad_a, vnumad_b, libvirt_a, libvirt_b));
+    drop((vm, vnumad_a, vnumad_b, libvirts));
     Ok(())
+}
+
+/// What stands for both hosts, in the order in which it ends.
+pub(crate) struct Server {
+    vnumads: [Process; 2],
+    libvirts: (Libvirt, Process),
+}
+
+impl Server {
+    pub(crate) fn start() -> Result<Self> {
+        output("ip", &["address", "add", &format!("{ADDRESS}/32"), "dev", "lo"])?;
+        let more = format!("migration_host = \"{ADDRESS}\"\n{DEVICES}");
+        write_hook("/etc/libvirt/hooks", 0)?;
+        let libvirts = (Libvirt::start(&more)?, start_second(&more)?);
+        Ok(Self { vnumads: [start_vnumad(0)?, start_vnumad(1)?], libvirts })
+    }
+
+    /// A domain on the first host, attached.
+    pub(crate) fn begin(&self) -> Result<Vm> {
+        let vm = libvirt::create(HOSTS[0].lab_name, HOSTS[0].cid)?;
+        HOSTS[0].begin(&vm)?;
+        Ok(vm)
+    }
+}
+
+/// Where a host finds the libvirt of the other one.
+pub(crate) fn uri_for(host: usize) -> &'static str {
+    [URIS[1], URI_OF_FIRST][host]
+}
+
+/// How fast a domain migrates from a host: `slow`, so that it is not over before the guest goes on where it goes to.
+pub(crate) fn set_speed(host: usize, slow: bool) -> Result<()> {
+    virsh(host, &["migrate-setspeed", NAME, if slow { "8" } else { FAST }]).map(drop)
+}
+
+/// The domain that runs on a host.
+pub(crate) fn running(host: usize) -> Result<Vm> {
+    let path = format!("{}/{NAME}.pid", STATES[host]);
+    let pid = fs::read_to_string(&path).with_context(|| path.clone())?;
+    Vm::started(HOSTS[host].lab_name, pid.trim().parse().context(path)?)
 }
 
 /// Has libvirt change the domain that comes: what the lab adds to the command line, and the homes of its guest nodes.
@@ -146,9 +177,7 @@ fn arrived(to: usize, load: &Load, nodes: &Nodes) -> Result<Vm> {
     from.wait_until("the domain to be forgotten where it was", |vm| vm.is_none())?;
     host.wait_until_told()?;
     ensure!(pin(to, "0")? == OPERATORS, "a pin of the other host is here: {}", pin(to, "0")?);
-    let path = format!("{}/{NAME}.pid", STATES[to]);
-    let pid = fs::read_to_string(&path).with_context(|| path.clone())?;
-    let vm = Vm::started(host.lab_name, pid.trim().parse().context(path)?)?;
+    let vm = running(to)?;
     for places in [[0, 1], [1, 1], [1, 0]] {
         host.place(&vm, places, nodes)?;
         host.expect(&vm, places)?;
@@ -199,8 +228,7 @@ fn back_by_virsh(vm: Vm, load: &Load, nodes: &Nodes) -> Result<Vm> {
 fn with_post_copy(vm: Vm, load: &Load, nodes: &Nodes) -> Result<Vm> {
     let [a, b] = &HOSTS;
     Vm::prepare(b.lab_name, b.cid)?;
-    // So that it is not over before the guest goes on there.
-    virsh(0, &["migrate-setspeed", NAME, "8"])?;
+    set_speed(0, true)?;
     let watched = Watched::start(b)?;
     let done = a.ask(&["migrate", NAME, URIS[1], "--post-copy"])?;
     ensure!(done["state"] == "done", "{done}");

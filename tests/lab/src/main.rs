@@ -16,6 +16,7 @@ mod machine;
 mod manual;
 mod memory;
 mod migrate;
+mod migrations;
 mod others;
 mod packages;
 mod placed;
@@ -86,6 +87,8 @@ enum Scenario {
     Lifecycle,
     /// A VM with a load migrates to another QEMU and back
     Migrate,
+    /// Migrations again and again; each one is a line of JSON
+    Migrations(migrations::Arguments),
     /// The demonstration on the machine itself, to its end and interrupted
     Machine,
     /// Programs of a guest follow its topology by libvnuma and by libnuma
@@ -131,6 +134,7 @@ fn play(scenario: Scenario) -> anyhow::Result<()> {
         Scenario::Kills(arguments) => kills::run(&arguments),
         Scenario::Replug => replug::run(),
         Scenario::Migrate => migrate::run(),
+        Scenario::Migrations(arguments) => migrations::run(&arguments),
         Scenario::Machine => machine::run(),
         Scenario::Hotspot => hotspot::run(),
         Scenario::Runtimes => runtimes::run(),

@@ -43,12 +43,12 @@ pub(crate) struct Host {
 }
 
 /// Options of a QEMU that is marked, and takes a VM with post-copy.
-const MARK: &str = "null,id=vnuma-attach";
-const POST_COPY: &str = "migration.x-postcopy-ram=on";
+pub(crate) const MARK: &str = "null,id=vnuma-attach";
+pub(crate) const POST_COPY: &str = "migration.x-postcopy-ram=on";
 /// What somebody who is slow to receive takes, and how often.
 const SLOW: (usize, Duration) = (64 << 10, Duration::from_millis(100));
 
-const HOSTS: [Host; 2] = [
+pub(crate) const HOSTS: [Host; 2] = [
     Host { lab_name: "web-a", cid: 91, port: 4441, directory: "/run/vnuma-a", homes: [0, 1] },
     Host { lab_name: "web-b", cid: 92, port: 4442, directory: "/run/vnuma-b", homes: [1, 0] },
 ];
@@ -58,7 +58,7 @@ impl Host {
         format!("{}/{name}", self.directory)
     }
 
-    fn start_vnumad(&self) -> Result<Process> {
+    pub(crate) fn start_vnumad(&self) -> Result<Process> {
         self.start_vnumad_with("")
     }
 
@@ -87,7 +87,7 @@ impl Host {
     }
 
     /// The same, again if its QEMU is too busy to answer.
-    fn insist(&self, words: &[&str]) -> Result<()> {
+    pub(crate) fn insist(&self, words: &[&str]) -> Result<()> {
         wait_for(&words.join(" "), HANG_LIMIT, || match self.ask(words) {
             Err(error) if format!("{error:#}").contains("answer") => Ok(false),
             outcome => outcome.map(|_| true),
@@ -130,17 +130,31 @@ impl Host {
     }
 
     /// Migrates the VM to another host.
-    fn migrate(&self, to: &Host, options: &[&str]) -> Result<Value> {
+    pub(crate) fn migrate(&self, to: &Host, options: &[&str]) -> Result<Value> {
         let done = self.ask(&[&["migrate", NAME, &to.destination()][..], options].concat())?;
         ensure!(done["state"] == "done", "{done}");
         Ok(done)
     }
 
-    fn monitor(&self) -> Result<Monitor> {
+    pub(crate) fn monitor(&self) -> Result<Monitor> {
         Monitor::connect(&self.lab_directory().join("ctl.sock"))
     }
 
-    fn destination(&self) -> String {
+    /// So that a migration is not over before the guest goes on where it goes to.
+    pub(crate) fn slow_down(&self) -> Result<()> {
+        let slow = json!({"max-bandwidth": 8 << 20});
+        self.monitor()?.execute(&json!({"execute": "migrate-set-parameters", "arguments": slow})).map(drop)
+    }
+
+    /// Attaches a VM that has just booted.
+    pub(crate) fn begin(&self, vm: &Vm) -> Result<()> {
+        equip(vm)?;
+        self.wait_until("vnumad to find the VM", |vm| vm.is_some_and(|vm| vm["described"] == true))?;
+        self.ask(&["attach", NAME])?;
+        self.wait_until_told()
+    }
+
+    pub(crate) fn destination(&self) -> String {
         format!("tcp:127.0.0.1:{}", self.port)
     }
 
@@ -149,7 +163,7 @@ impl Host {
     }
 
     /// A QEMU like that of another host, which waits for the VM. `more`: what else is on its command line.
-    fn receive(&self, like: &Host, more: &[&str]) -> Result<i32> {
+    pub(crate) fn receive(&self, like: &Host, more: &[&str]) -> Result<i32> {
         let directory = Vm::prepare(self.lab_name, self.cid)?;
         let pid = fs::read_to_string(like.lab_directory().join("pid")).context("pid")?;
         let words = fs::read_to_string(format!("/proc/{}/cmdline", pid.trim())).context("cmdline")?;
@@ -296,7 +310,7 @@ impl Watched {
     }
 
     /// How long it took from the arrival until the guest was told.
-    fn took(&self) -> Result<Duration> {
+    pub(crate) fn took(&self) -> Result<Duration> {
         let resumed =
             self.resumed.recv_timeout(HANG_LIMIT).context("the guest does not run at its destination")?;
         loop {
@@ -349,10 +363,7 @@ pub fn run() -> Result<()> {
     let [a, b] = &HOSTS;
     let (vnumad_a, vnumad_b) = (a.start_vnumad()?, b.start_vnumad()?);
     let vm = boot(a)?;
-    equip(&vm)?;
-    a.wait_until("vnumad to find the VM", |vm| vm.is_some_and(|vm| vm["described"] == true))?;
-    a.ask(&["attach", NAME])?;
-    a.wait_until_told()?;
+    a.begin(&vm)?;
     a.place(&vm, [0, 1], &nodes)?;
     a.expect(&vm, [0, 1])?;
     let load = Load::start(&vm)?;
@@ -369,7 +380,7 @@ pub fn run() -> Result<()> {
 }
 
 /// The VM as it begins: lab-vm makes it, and it is started anew under the name of both hosts.
-fn boot(host: &Host) -> Result<Vm> {
+pub(crate) fn boot(host: &Host) -> Result<Vm> {
     let shape = ["--nodes", "2", "--vcpus", "2", "--memory", "384M"].map(str::to_owned);
     let first = Vm::start(NAME, &shape)?;
     let words = fs::read_to_string(format!("/proc/{}/cmdline", first.pid)).context("cmdline")?;
@@ -489,9 +500,7 @@ fn back(vm: Vm, load: &Load, nodes: &Nodes) -> Result<Vm> {
     let [a, b] = &HOSTS;
     let pid = a.receive(b, &["-chardev", MARK, "-global", "migration.x-postcopy-ram=on"])?;
     a.wait_until("vnumad to see the mark", |vm| vm.is_some_and(|vm| vm["attach_on_arrival"] == true))?;
-    // So that it is not over before the guest goes on there.
-    b.monitor()?
-        .execute(&json!({"execute": "migrate-set-parameters", "arguments": {"max-bandwidth": 8 << 20}}))?;
+    b.slow_down()?;
     let watched = Watched::start(a)?;
     let done = b.migrate(a, &["--post-copy"])?;
     watched.report("with post-copy")?;
