@@ -3,7 +3,7 @@
 use crate::committed::{DEFAULT_PERIOD_S, Layout};
 use anyhow::{Context, Result, ensure};
 use libbpf_rs::{ProgramType, query::ProgInfoIter};
-use std::{collections::BTreeMap, fs, path::Path, process::Command, time::Duration};
+use std::{collections::BTreeMap, fs, io, path::Path, process::Command, time::Duration};
 pub use vnuma_bench_common::host::{Balanced, Numad, affine, balance, balanced};
 use vnuma_scenario::{Process, vnumactl, vnumad_logging_to, wait_for};
 
@@ -191,7 +191,9 @@ fn scheduler_arguments(dilation: f64) -> [String; 2] {
 /// scx_vnuma in partial mode, on the host's CPUs, with its times stretched as the kernel's own scheduler's are.
 pub fn start_scheduler(dilation: f64) -> Result<Process> {
     let mut command = Command::new("scx_vnuma");
-    let scheduler = Process(command.args(scheduler_arguments(dilation)).spawn().context("scx_vnuma")?);
+    // Standard output is for the cells alone.
+    command.args(scheduler_arguments(dilation)).stdout(io::stderr());
+    let scheduler = Process(command.spawn().context("scx_vnuma")?);
     wait_for("scx_vnuma to be loaded", HANG, || {
         Ok(fs::read_to_string(LOADED).is_ok_and(|name| name.trim() == "vnuma"))
     })?;
