@@ -166,7 +166,9 @@ impl Places {
         let known = self.threads.get(&tid).filter(|thread| thread.pid == pid).cloned();
         let fresh = || Thread { pid, pidfd: Arc::clone(pidfd), place: None, operator: None, pressure };
         let thread = Thread { pressure, ..known.unwrap_or_else(fresh) };
-        if let Some(Err(error)) = self.tell(tid, thread) {
+        if let Some(Err(error)) = self.tell(tid, thread)
+            && !has_ended(&error)
+        {
             self.problems.insert(tid, error.to_string());
         }
     }
@@ -269,6 +271,15 @@ impl Places {
             self.threads.remove(&tid);
             self.open.iter().for_each(|scheduler| scheduler.forget(tid));
         }
+    }
+}
+
+/// A period may show a thread that ends before it is told of: nothing is wrong then, and nobody would take the problem back.
+fn has_ended(error: &ActError) -> bool {
+    match error {
+        ActError::Exited { .. } | ActError::ForeignThread { .. } | ActError::Raced { .. } => true,
+        ActError::System { source, .. } => source.raw_os_error() == Some(nix::libc::ESRCH),
+        _ => false,
     }
 }
 
@@ -414,5 +425,25 @@ mod tests {
         let (beat, look) = loaded.look(&mut places);
         assert!(matches!(look, Look::Ended(..)) && beat == 0, "{look:?}, {beat}");
         assert!(matches!(loaded.look(&mut places), (1.., Look::Loaded)));
+    }
+
+    #[test]
+    fn a_thread_that_has_ended_is_no_problem() {
+        let loaded = match Loaded::new() {
+            Ok(loaded) => loaded,
+            Err(why) => return println!("skipped: BPF maps cannot be made here: {why}"),
+        };
+        for full in [false, true] {
+            loaded.write(Header { full: u32::from(full), ..loaded.read() });
+            let mut places = places(loaded.root.path(), loaded.pins.0.path());
+            assert!(matches!(places.look(), Look::Loaded));
+            let mut child = Command::new("sleep").arg("60").spawn().expect("it starts");
+            let pid = child.id().cast_signed();
+            let pidfd = Arc::new(vnuma_process::open_pidfd(pid).expect("it runs"));
+            child.kill().and_then(|()| child.wait()).expect("it ends");
+            places.rank(pid, &pidfd, pid, 1000);
+            assert_eq!(places.problems.values().collect::<Vec<_>>(), Vec::<&String>::new(), "full: {full}");
+            assert!(!places.has(pid, pid));
+        }
     }
 }
