@@ -4,7 +4,7 @@
 /// [`Header::magic`].
 pub const MAGIC: u32 = 0x764e_756d;
 /// [`Header::version`].
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// CPUs that the layouts have room for.
 pub const MAX_CPUS: usize = 8192;
 /// Nodes that the layouts have room for.
@@ -35,8 +35,10 @@ pub const COUNT_STARVED: u32 = 3;
 pub const COUNT_KEPT: u32 = 4;
 /// Index of a count: waits for a `cpu.max`.
 pub const COUNT_THROTTLED: u32 = 5;
+/// Index of a count: took a CPU from another thread when they woke.
+pub const COUNT_PREEMPTED: u32 = 6;
 /// Number of counts.
-pub const COUNTS: u32 = 6;
+pub const COUNTS: u32 = 7;
 
 /// `struct vnuma_sched_header`.
 #[repr(C)]

@@ -31,6 +31,7 @@ fn constants() -> Vec<(String, u64)> {
         ("VNUMA_SCHED_COUNT_STARVED", s::COUNT_STARVED),
         ("VNUMA_SCHED_COUNT_KEPT", s::COUNT_KEPT),
         ("VNUMA_SCHED_COUNT_THROTTLED", s::COUNT_THROTTLED),
+        ("VNUMA_SCHED_COUNT_PREEMPTED", s::COUNT_PREEMPTED),
         ("VNUMA_SCHED_COUNTS", s::COUNTS),
     ]
     .map(|(name, value)| (name.to_owned(), u64::from(value)))

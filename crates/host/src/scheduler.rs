@@ -9,8 +9,8 @@ use std::{
     path::{Path, PathBuf},
 };
 use vnuma_abi_bpf::sched::{
-    Assignment, COUNT_KEPT, COUNT_LOCAL, COUNT_PLACED, COUNT_REMOTE, COUNT_STARVED, COUNT_THROTTLED, Header,
-    MAGIC, MASK_WORDS, PLACED, STEAL_BLIND, STEAL_PLACE, STEAL_PRESSURE, VERSION,
+    Assignment, COUNT_KEPT, COUNT_LOCAL, COUNT_PLACED, COUNT_PREEMPTED, COUNT_REMOTE, COUNT_STARVED,
+    COUNT_THROTTLED, Header, MAGIC, MASK_WORDS, PLACED, STEAL_BLIND, STEAL_PLACE, STEAL_PRESSURE, VERSION,
 };
 use vnuma_topology::CpuSet;
 
@@ -143,6 +143,8 @@ pub struct Counts {
     pub kept: u64,
     /// Waits for a `cpu.max`.
     pub throttled: u64,
+    /// Took a CPU from another thread when they woke.
+    pub preempted: u64,
 }
 
 /// A scheduler that is loaded, and its maps.
@@ -239,6 +241,7 @@ impl Scheduler {
             starved: count(COUNT_STARVED),
             kept: count(COUNT_KEPT),
             throttled: count(COUNT_THROTTLED),
+            preempted: count(COUNT_PREEMPTED),
         }
     }
 

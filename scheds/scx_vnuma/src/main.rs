@@ -57,7 +57,8 @@ fn main() -> ExitCode {
 
 fn show_status() -> Result<()> {
     let scheduler = Scheduler::open(Path::new("/"), Path::new(DIRECTORY))?;
-    let Counts { placed, stolen_local, stolen_remote, starved, kept, throttled } = scheduler.counts();
+    let Counts { placed, stolen_local, stolen_remote, starved, kept, throttled, preempted } =
+        scheduler.counts();
     println!("mode          {}", if scheduler.is_full() { "full" } else { "partial" });
     let stealing = match scheduler.steals()? {
         Steal::ByPressure => "by pressure",
@@ -72,6 +73,7 @@ fn show_status() -> Result<()> {
     println!("starved       {starved}");
     println!("kept          {kept}");
     println!("throttled     {throttled}");
+    println!("preempted     {preempted}");
     Ok(())
 }
 

@@ -14,6 +14,7 @@ use nix::{
     unistd::{Pid, gettid, pipe, write},
 };
 use std::{
+    fs,
     os::fd::{AsFd, BorrowedFd},
     path::Path,
     process::Command,
@@ -37,6 +38,9 @@ const NODE_1: [u32; 2] = [2, 3];
 const THEFTS: usize = 6;
 /// Of a share of CPU time that control groups give: a tick of the kernel is 4 ms, a slice 5 ms.
 const TOLERANCE: f64 = 0.06;
+/// Times that a thread wakes beside loops, and how many they are.
+const WAKE_UPS: u64 = 200;
+const LOOPS: usize = 9;
 /// Times that two threads are woken for the same CPU.
 const RACES: usize = 6;
 
@@ -53,9 +57,10 @@ pub struct Arguments {
 type Part = (&'static str, fn(&Scheduler) -> Result<()>);
 
 /// What one scheduler does before it is killed.
-const PARTS: [Part; 9] = [
+const PARTS: [Part; 10] = [
     ("places", follows_places),
     ("wakes", wakes_at_its_place),
+    ("preempts", goes_first_as_it_wakes),
     ("steals", steals),
     ("pressure", steals_by_pressure),
     ("told", steals_as_it_is_told),
@@ -176,6 +181,53 @@ fn wakes_at_its_place(scheduler: &Scheduler) -> Result<()> {
         ended.store(true, Ordering::Relaxed);
         moved
     })
+}
+
+/// Those that sleep most of the time do not wait until the time of the loops on their CPU is up, whether they have a place or not.
+fn goes_first_as_it_wakes(scheduler: &Scheduler) -> Result<()> {
+    let loops = (0..LOOPS).map(|_| Loop::start(ALLOWED)).collect::<Result<Vec<_>>>()?;
+    for place in [Some("1"), Some("2-3"), None] {
+        loops.iter().try_for_each(|thread| thread.place(scheduler, place, 0))?;
+        let (preempted, waited) = wake_beside_loops(scheduler, place)?;
+        let mean_us = waited / WAKE_UPS / 1000;
+        println!(
+            "place {place:?}: a thread that woke {WAKE_UPS} times beside {LOOPS} loops took a CPU {preempted} times, and waited for {mean_us} us"
+        );
+        ensure!(preempted >= WAKE_UPS / 2, "it took the CPU at {preempted} of {WAKE_UPS} wake-ups only");
+    }
+    loops.iter().try_for_each(Loop::expect_to_run)
+}
+
+/// How often a thread that wakes has taken a CPU, and how long it has waited in all, nanoseconds.
+fn wake_beside_loops(scheduler: &Scheduler, place: Option<&str>) -> Result<(u64, u64)> {
+    let before = scheduler.counts().preempted;
+    let (tell, told) = mpsc::channel();
+    let (go, begin) = mpsc::channel();
+    let waited = std::thread::scope(|scope| {
+        let sleeper = scope.spawn(move || -> Result<u64> {
+            tell.send(gettid().as_raw())?;
+            begin.recv()?;
+            let before = waited_ns()?;
+            for _ in 0..WAKE_UPS {
+                std::thread::sleep(Duration::from_millis(10));
+                burn(Duration::from_micros(100))?;
+            }
+            Ok(waited_ns()? - before)
+        });
+        let thread = Loop::of_thread(told.recv_timeout(HANG_LIMIT)?);
+        thread.allow(ALLOWED)?;
+        thread.make_ext()?;
+        thread.place(scheduler, place, 0)?;
+        go.send(())?;
+        sleeper.join().map_err(|_| anyhow::anyhow!("a thread panicked"))?
+    });
+    Ok((scheduler.counts().preempted - before, waited?))
+}
+
+/// How long this thread has waited for a CPU, nanoseconds.
+fn waited_ns() -> Result<u64> {
+    let text = fs::read_to_string("/proc/thread-self/schedstat")?;
+    Ok(text.split_whitespace().nth(1).context("no time of waiting")?.parse()?)
 }
 
 /// Three loops whose place is one CPU of two: one is stolen within the node, one by the other node.

@@ -20,7 +20,7 @@
 #include <linux/types.h>
 
 #define VNUMA_SCHED_MAGIC	0x764e756d	/* "vNum" */
-#define VNUMA_SCHED_VERSION	2
+#define VNUMA_SCHED_VERSION	3
 
 /* CPUs and nodes that the layouts have room for. */
 #define VNUMA_SCHED_MAX_CPUS	8192
@@ -101,6 +101,7 @@ struct vnuma_sched_exit {
 #define VNUMA_SCHED_COUNT_STARVED	3	/* of both, because they had waited too long */
 #define VNUMA_SCHED_COUNT_KEPT		4	/* ran on, being behind others */
 #define VNUMA_SCHED_COUNT_THROTTLED	5	/* waits for a cpu.max */
-#define VNUMA_SCHED_COUNTS		6
+#define VNUMA_SCHED_COUNT_PREEMPTED	6	/* took a CPU as it woke */
+#define VNUMA_SCHED_COUNTS		7
 
 #endif

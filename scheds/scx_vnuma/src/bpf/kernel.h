@@ -26,6 +26,7 @@ enum scx_ops_flags {
 };
 
 enum scx_enq_flags___vnuma {
+	SCX_ENQ_WAKEUP = 1,
 	SCX_ENQ_PREEMPT = BIT_ULL(32),
 	SCX_ENQ_REENQ = BIT_ULL(40),
 	SCX_ENQ_LAST = BIT_ULL(41),
@@ -35,6 +36,7 @@ enum scx_enq_flags___vnuma {
 #define SCX_DSQ_LOCAL	0x8000000000000002ULL
 #define SCX_DSQ_LOCAL_ON 0xc000000000000000ULL
 #define SCX_KICK_IDLE	1
+#define SCX_KICK_PREEMPT 2
 #define SCX_PICK_IDLE_CORE 1
 
 struct cpumask {

@@ -84,8 +84,11 @@ struct {
 
 /* Of each CPU. */
 struct queue {
-	__u64 vtime;		/* of the thread that runs, or ran last */
+	__u64 vtime;		/* of the thread that is behind most; it never goes back */
 	__u64 searched_ns;	/* when the CPU looked for threads that wait too long */
+	__u64 charged_ns;	/* when `runs_vtime` was right; 0: no thread of ours runs */
+	__u64 runs_vtime;	/* of the thread that runs */
+	__u64 runs_share;	/* its share of a CPU */
 };
 
 struct {

@@ -13,6 +13,9 @@
  * epoch is applied once, and a later theft is not undone until the next epoch. The CPUs that
  * an operator allows (cpus_ptr) are a limit everywhere.
  *
+ * A thread that wakes takes the CPU of its queue at once if it has had clearly less time than
+ * the thread that runs there. So who sleeps most of the time does not wait for slices.
+ *
  * CPU time is shared as control groups say. A thread's share is its weight in its group times
  * that of the group among the groups beside it, up to the root; only what is runnable counts.
  * A group that has used up its cpu.max waits for its next period in a queue of its own.
@@ -37,6 +40,9 @@
 #define MAX_BEHIND	10
 
 #define CLOCK_MONOTONIC	1
+
+/* A thread that wakes takes a CPU from one that is ahead of it by this part of a slice. */
+#define AHEAD_PART	4
 
 /* A thread whose CPU another class has taken is left to CPUs of its place for so long. */
 #define RELEASE_NS	2000000ULL
@@ -107,12 +113,19 @@ static const struct cpumask *place_of(struct task_struct *p, struct thread *t,
 	return t->placed ? (const struct cpumask *)t->place : NULL;
 }
 
+/* Virtual time that a thread has used. */
+static __u64 used(struct thread *t, __u64 ns)
+{
+	return ns * WHOLE / (t->share ?: WHOLE);
+}
+
 /* Virtual time of a thread in the queue of a CPU that it comes to. */
 static void come_to(struct thread *t, __u32 cpu, __u64 slice)
 {
 	struct queue *to = bpf_map_lookup_elem(&queues, &cpu);
 	struct queue *from;
-	__u64 ahead = 0, most = slice * MAX_BEHIND;
+	__u64 ahead = 0, turn = used(t, slice);
+	__u64 most = turn * MAX_BEHIND;
 	__u32 last = t->cpu;
 
 	if (!to)
@@ -125,14 +138,16 @@ static void come_to(struct thread *t, __u32 cpu, __u64 slice)
 		t->cpu = cpu;
 	}
 	/* Who has slept is served soon, but not for all the time that it slept. */
-	if (t->vtime + slice < to->vtime)
-		t->vtime = to->vtime - slice;
+	if (t->vtime + turn < to->vtime)
+		t->vtime = to->vtime - turn;
 }
 
-/* Virtual time that a thread has used. */
-static __u64 used(struct thread *t, __u64 ns)
+/* Who wakes compares itself with the thread that runs. */
+static void note_running(struct queue *queue, struct thread *t)
 {
-	return ns * WHOLE / (t->share ?: WHOLE);
+	queue->runs_vtime = t->vtime;
+	queue->runs_share = t->share;
+	queue->charged_ns = t->running_ns;
 }
 
 /* Charges a thread that runs for the time since it was charged last. */
@@ -303,6 +318,39 @@ static __s32 queue_for(struct task_struct *p, struct thread *t, const struct cpu
 	return cpu;
 }
 
+/* Virtual time of the first thread that waits in the queue of a CPU; the latest if there is none. */
+static __u64 first_vtime(__s32 cpu)
+{
+	struct task_struct *p;
+	__u64 vtime = ~0ULL;
+	struct thread *first;
+
+	bpf_for_each(scx_dsq, p, cpu, 0) {
+		first = bpf_task_storage_get(&threads, p, NULL, 0);
+		if (first)
+			vtime = first->vtime;
+		break;
+	}
+	return vtime;
+}
+
+/*
+ * Is a thread that wakes the first one of its queue, and behind the one that runs, by more than
+ * a part of its turn? What runs is read without a lock: an error costs a switch, or a wait.
+ */
+static bool goes_first(struct thread *t, __s32 cpu, __u64 slice, __u64 now)
+{
+	__u32 key = cpu;
+	struct queue *queue = bpf_map_lookup_elem(&queues, &key);
+	__u64 since;
+
+	if (!queue || !queue->charged_ns || first_vtime(cpu) < t->vtime)
+		return false;
+	since = now > queue->charged_ns ? now - queue->charged_ns : 0;
+	return t->vtime + used(t, slice / AHEAD_PART) <
+	       queue->runs_vtime + since * WHOLE / (queue->runs_share ?: WHOLE);
+}
+
 SEC("struct_ops/vnuma_enqueue")
 void BPF_PROG(vnuma_enqueue, struct task_struct *p, __u64 enq_flags)
 {
@@ -346,27 +394,40 @@ void BPF_PROG(vnuma_enqueue, struct task_struct *p, __u64 enq_flags)
 		set_alarm(now + RELEASE_NS, now);
 	else if (idle < 0)
 		idle = scx_bpf_pick_idle_cpu(p->cpus_ptr, 0);
-	if (idle >= 0)
+	if (idle >= 0) {
 		scx_bpf_kick_cpu(idle, SCX_KICK_IDLE);
+	} else if ((enq_flags & SCX_ENQ_WAKEUP) && goes_first(t, cpu, h->slice_ns, now)) {
+		count(VNUMA_SCHED_COUNT_PREEMPTED);
+		scx_bpf_kick_cpu(cpu, SCX_KICK_PREEMPT);
+	}
+}
+
+/*
+ * The time of a queue is that of the thread that is behind most, be it that one runs or waits:
+ * one that was stolen may be ahead of all that wait, and who wakes comes before these.
+ */
+static void pass_to(struct queue *queue, __s32 cpu, __u64 vtime)
+{
+	__u64 first = first_vtime(cpu);
+
+	if (first < vtime)
+		vtime = first;
+	if (queue->vtime < vtime)
+		queue->vtime = vtime;
 }
 
 /* Is the thread that runs behind the first one of the queue? Then it runs on. */
 static bool runs_on(struct task_struct *prev, __s32 cpu, __u64 now)
 {
-	struct thread *t = bpf_task_storage_get(&threads, prev, NULL, 0), *first;
+	struct thread *t = bpf_task_storage_get(&threads, prev, NULL, 0);
 	struct queue *queue = bpf_map_lookup_elem(&queues, &cpu);
-	struct task_struct *p;
-	bool behind = false;
-	__u64 vtime;
+	__u64 vtime, first = first_vtime(cpu);
+	bool behind;
 
 	if (!t || !queue || t->until_ns)
 		return false;
 	vtime = t->vtime + used(t, now - t->running_ns);
-	bpf_for_each(scx_dsq, p, cpu, 0) {
-		first = bpf_task_storage_get(&threads, p, NULL, 0);
-		behind = first && vtime < first->vtime;
-		break;
-	}
+	behind = first != ~0ULL && vtime < first;
 	/* As when it begins to run. */
 	if (behind && queue->vtime < vtime)
 		queue->vtime = vtime;
@@ -412,26 +473,29 @@ void BPF_PROG(vnuma_running, struct task_struct *p)
 		return;
 	/* It may have been stolen. */
 	come_to(t, cpu, h->slice_ns);
-	if (queue->vtime < t->vtime)
-		queue->vtime = t->vtime;
+	pass_to(queue, cpu, t->vtime);
 	t->running_ns = bpf_ktime_get_ns();
 	t->share = share_of(p, t);
+	note_running(queue, t);
 }
 
 SEC("struct_ops/vnuma_tick")
 void BPF_PROG(vnuma_tick, struct task_struct *p)
 {
 	struct thread *t = bpf_task_storage_get(&threads, p, NULL, 0);
+	__u32 cpu = scx_bpf_task_cpu(p);
+	struct queue *queue = bpf_map_lookup_elem(&queues, &cpu);
 	__u64 now = bpf_ktime_get_ns();
 
 	/* It is late if it could not be set when it went off last. */
 	if (now > alarm_ns + 2 * LOOK_NS)
 		set_alarm(now, now);
-	if (!t)
+	if (!t || !queue)
 		return;
 	charge(p, t, now);
 	/* Others may have come or gone since it got the CPU. */
 	t->share = share_of(p, t);
+	note_running(queue, t);
 	/* Its control group has used up its cpu.max: enqueue() has it wait. */
 	if (t->until_ns)
 		scx_bpf_task_set_slice(p, 0);
@@ -459,7 +523,11 @@ SEC("struct_ops/vnuma_stopping")
 void BPF_PROG(vnuma_stopping, struct task_struct *p, bool runnable)
 {
 	struct thread *t = bpf_task_storage_get(&threads, p, NULL, 0);
+	__u32 cpu = scx_bpf_task_cpu(p);
+	struct queue *queue = bpf_map_lookup_elem(&queues, &cpu);
 
+	if (queue)
+		queue->charged_ns = 0;
 	if (t)
 		charge(p, t, bpf_ktime_get_ns());
 }
