@@ -52,6 +52,8 @@ const COUNTER_TESTS: &[&str] =
 const SCHEDULER_TEST: &str = "slice::nothing_is_lost_while_everything_around_vms_changes";
 /// Likewise.
 const PACKAGES_TEST: &str = "packages::packages_are_installed_upgraded_and_purged";
+/// Debian packages that a soak needs besides: what programs of other runtimes are built with.
+const PROGRAM_PACKAGES: &str = "tests/lab/host-packages.txt";
 /// Of a soak: cases of each property, rounds of moves, seconds of the demonstration.
 const SOAK_CASES: &str = "20000";
 const SOAK_ROUNDS: &str = "500";
@@ -215,7 +217,10 @@ pub fn soak(arguments: &SoakArguments) -> Result<()> {
     steps.step("fuzz targets", fuzz::soak);
     steps.step("lab: a guest follows its topology", |counts| {
         let tests = [SLICE_TESTS, &["--include-ignored"]].concat();
-        cargo_test(&tests, &[("VNUMA_SOAK_ROUNDS", SOAK_ROUNDS)], counts)
+        setup::install(&[PROGRAM_PACKAGES])?;
+        let wheels = setup::wheels()?;
+        let wheels = wheels.to_str().context("the cache's path is not UTF-8")?;
+        cargo_test(&tests, &[("VNUMA_SOAK_ROUNDS", SOAK_ROUNDS), ("VNUMA_WHEELS", wheels)], counts)
     });
     steps.step("lab: servers in a network, systemd", |counts| {
         cargo_test(&[LAB_TESTS, &["--ignored"]].concat(), &[], counts)

