@@ -9,7 +9,7 @@ use std::{
     io::{self, IsTerminal, Write},
     time::Duration,
 };
-use vnuma_api::{Rehome, RehomeRequest, RehomeState, vm_path};
+use vnuma_api::{GuestNodeHome, Rehome, RehomeRequest, RehomeState, vm_path};
 
 /// Between two looks at how far it is.
 const LOOK: Duration = Duration::from_millis(300);
@@ -119,6 +119,7 @@ pub fn text(rehome: &Rehome) -> String {
         table.row([node.id.to_string(), or_dash(node.home), list(&places), list(&bound)]);
     }
     let mut text = format!("{}\n\n{}", plain(&rehome.vm), table.text(2));
+    text += &stays(rehome);
     let Some(state) = &rehome.rehome else { return text };
     let RehomeState { guest_node, node, .. } = state;
     text += &match state.state.as_str() {
@@ -154,6 +155,21 @@ pub fn text(rehome: &Rehome) -> String {
     text
 }
 
+/// Memory that does not follow its vCPUs, and why.
+fn stays(rehome: &Rehome) -> String {
+    let line = |node: &GuestNodeHome| {
+        let stays = node.stays.as_ref()?;
+        let nodes: Vec<String> = stays.vcpus_on.iter().map(u32::to_string).collect();
+        let (nodes, reason, text) = (list(&nodes), plain(&stays.reason), plain(&stays.text));
+        Some(format!(
+            "  The vCPUs of guest node {} run on {nodes}, and its memory stays ({reason}): {text}\n",
+            node.id
+        ))
+    };
+    let lines: String = rehome.guest_nodes.iter().filter_map(line).collect();
+    if lines.is_empty() { lines } else { format!("\n{lines}") }
+}
+
 /// What an operator does with one that has ended in the middle.
 fn undo(state: &RehomeState) -> String {
     if state.is_active() {
@@ -180,7 +196,7 @@ fn shown(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vnuma_api::{GuestNodeHome, NodeBytes};
+    use vnuma_api::{MemoryStays, NodeBytes};
 
     fn state(state: &str) -> RehomeState {
         RehomeState {
@@ -198,7 +214,7 @@ mod tests {
 
     fn rehome(name: &str) -> Rehome {
         let places = vec![NodeBytes { node: 0, bytes: 300 << 20 }, NodeBytes { node: 1, bytes: 100 << 20 }];
-        let node = GuestNodeHome { id: 0, home: Some(0), bound: vec![0], places };
+        let node = GuestNodeHome { id: 0, home: Some(0), bound: vec![0], places, stays: None };
         Rehome { vm: "w\u{1b}eb".into(), guest_nodes: vec![node], rehome: Some(state(name)) }
     }
 
@@ -232,5 +248,19 @@ mod tests {
             assert_eq!(text.contains("to undo it"), name == "stopped", "{text}");
         }
         assert!(!text(&Rehome { rehome: None, ..rehome("done") }).contains("Guest node"));
+    }
+
+    #[test]
+    fn memory_that_does_not_follow_its_vcpus_is_said_with_its_reason() {
+        let mut shown = rehome("done");
+        assert!(!text(&shown).contains("its memory stays"));
+        let stays = MemoryStays {
+            vcpus_on: vec![1, 3],
+            reason: "no-\u{1b}room".into(),
+            text: "node 1 has no\u{1b} room".into(),
+        };
+        shown.guest_nodes[0].stays = Some(stays);
+        let line = "\n  The vCPUs of guest node 0 run on 1, 3, and its memory stays (no-\u{fffd}room): node 1 has no\u{fffd} room\n";
+        assert!(text(&shown).contains(line), "{}", text(&shown));
     }
 }

@@ -64,7 +64,7 @@ pub use path::{
     release_path, vm_path,
 };
 pub use placement::{PlaceRequest, Placed, Reserved};
-pub use rehome::{GuestNodeHome, NodeBytes, Rehome, RehomeRequest, RehomeState};
+pub use rehome::{GuestNodeHome, MemoryStays, NodeBytes, Rehome, RehomeRequest, RehomeState};
 pub use scheduling::{
     Counters, MemoryMoves, MemoryStep, OtherThreads, PolicyRequest, PolicyStep, REHOME, Scheduling,
     VcpuScheduling,

@@ -43,6 +43,21 @@ pub struct GuestNodeHome {
     pub bound: Vec<u32>,
     /// Its resident memory, by host node.
     pub places: Vec<NodeBytes>,
+    /// Its vCPUs run where no guest node of the VM is at home, and its memory does not follow them; or null.
+    pub stays: Option<MemoryStays>,
+}
+
+/// Memory that does not follow its vCPUs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct MemoryStays {
+    /// Host nodes that the vCPUs run on.
+    pub vcpus_on: Vec<u32>,
+    /// Why: `manual`, `spread`, `vfio`, `pool`, `bound`, `cpuset`, `no-memory`, `no-room`, `vprobe`, `ksm`, `shared`, `rehome`,
+    /// `resize`, `migration`, `unknown`, `not-seen`, `rests`, `settles`, `cheap` or `due`.
+    pub reason: String,
+    /// The same in words.
+    pub text: String,
 }
 
 /// Memory on a host node.

@@ -16,7 +16,7 @@ use vnuma_placement::{
     Policies,
     rehome_policy::RehomeSettings,
     repatriation::{MemoryPolicy, MemorySettings},
-    residency::{AreaSample, Found, MemoryArea, MemoryObservation, PageKind},
+    residency::{AreaSample, Found, Keeps, MemoryArea, MemoryObservation, PageKind},
     scheduling::memory::{MemoryReason, MoveMemory},
     world::{MemoryMoved, RehomeWish, VmId},
 };
@@ -41,6 +41,7 @@ struct Run {
     allowed: Vec<u32>,
     problem: Option<String>,
     cost_ns: u64,
+    kept: Option<Keeps>,
     /// In order: what was ordered.
     done: Vec<String>,
     orders: Vec<MoveMemory>,
@@ -82,6 +83,7 @@ impl Run {
             allowed: vec![0, 1],
             problem: None,
             cost_ns: 1_000_000,
+            kept: None,
             done: Vec::new(),
             orders: Vec::new(),
             stopped: 0,
@@ -122,7 +124,8 @@ impl Run {
     }
 
     fn observation(&self, areas: &[MemoryArea]) -> MemoryObservation {
-        let found = |node, count| Found { node, kind: PageKind::Base, kept: None, locked: false, count };
+        let kept = self.kept;
+        let found = |node, count| Found { node, kind: PageKind::Base, kept, locked: false, count };
         let sample = |area: &MemoryArea| {
             let found = match area.guest_node {
                 0 => vec![found(0, self.mib[0]), found(1, self.mib[1])],
@@ -211,6 +214,11 @@ impl Run {
 
     fn rehome(&mut self, node: u32) -> Result<api::Rehome, String> {
         self.ask(50, Request::Rehome("a".into(), wish(node)))
+    }
+
+    /// Why the memory of guest node 0 does not follow its vCPUs.
+    fn stays(&mut self) -> Option<api::MemoryStays> {
+        self.ask(53, Request::ShowRehome("a".into())).expect("shown").guest_nodes[0].stays.take()
     }
 
     fn state(&mut self) -> api::RehomeState {
@@ -564,4 +572,80 @@ fn what_cannot_go_after_its_vcpus_stays() {
     (0..2).for_each(|vcpu| run.locate(vcpu, 1, None));
     run.pass(4000);
     assert_eq!(run.done.join(", "), "", "nobody has asked for it");
+}
+
+/// What keeps memory, and what is said of it: the reason, and a part of the text.
+type Case<'a> = (&'a dyn Fn(&mut Run), &'a str, &'a str);
+
+#[test]
+fn memory_that_does_not_follow_its_vcpus_is_shown_with_its_reason() {
+    let behind = |change: &dyn Fn(&mut Run)| {
+        let mut run = with_one_node(AUTO);
+        change(&mut run);
+        let described = run.described();
+        run.step(Event::Hypervisor(run.vm.1, Report::Described(described)));
+        assert_eq!(run.stays(), None, "they are at home");
+        (0..2).for_each(|vcpu| run.locate(vcpu, 1, None));
+        run.pass(400);
+        let stays = run.stays().expect("it stays");
+        assert_eq!(stays.vcpus_on, [1]);
+        (stays.reason, stays.text)
+    };
+    let with = |run: &mut Run, change: &dyn Fn(&mut MemoryBacking)| {
+        run.description.guest_nodes[0].memory.iter_mut().for_each(change);
+    };
+    let device = VmDevice { host: "0000:81:00.0".into(), guest: None };
+    let pool = BackingMapping { start: 1 << 40, page_kib: 2048 };
+    let bound = |policy: &'static str| {
+        move |memory: &mut MemoryBacking| (memory.policy, memory.host_nodes) = (policy.into(), vec![0])
+    };
+    let cases: [Case<'_>; 9] = [
+        (&|run| run.description.devices = vec![device.clone()], "vfio", "VFIO has pinned all memory"),
+        (&|run| with(run, &|memory| memory.mapping = Some(pool)), "pool", "huge pages of a pool"),
+        (&|run| with(run, &bound("bind")), "bound", "(bind) takes its pages from nodes [0]"),
+        (&|run| with(run, &bound("interleave")), "bound", "(interleave) takes its pages"),
+        (&|run| run.allowed = vec![0], "cpuset", "excludes the memory of node 1"),
+        (&|run| run.free_kib = GIB_KIB, "no-room", "1024 MiB would go there, and 512 MiB are free"),
+        (&|run| run.kept = Some(Keeps::Shared), "shared", "other processes have most pages"),
+        (&|run| run.problem = Some("its pages: no".into()), "unknown", "cannot be seen: its pages: no"),
+        (&|run| with(run, &|memory| memory.mapping = None), "unknown", "where QEMU has it is not known"),
+    ];
+    for (change, reason, text) in cases {
+        let shown = behind(change);
+        assert!(shown.0 == reason && shown.1.contains(text), "{reason}: {shown:?}");
+    }
+}
+
+#[test]
+fn what_memory_waits_for_that_may_follow_is_shown() {
+    let reason = |run: &mut Run| run.stays().map(|stays| stays.reason).unwrap_or_default();
+    let mut run = with_one_node(AUTO);
+    run.pass(130);
+    run.locate(0, 1, None);
+    let stays = run.stays().expect("one of two vCPUs");
+    assert_eq!((stays.reason.as_str(), stays.vcpus_on), ("spread", vec![0, 1]));
+    run.locate(1, 1, None);
+    let settles = run.stays().expect("it stays");
+    assert_eq!(
+        (settles.reason.as_str(), settles.text.as_str()),
+        ("settles", "its vCPUs have been there for 0 s, and have to be for 60 s")
+    );
+    run.pass(180);
+    assert_eq!((run.orders.len(), reason(&mut run).as_str()), (1, "rehome"));
+    run.moved(1, 1024, None);
+    run.pass(5);
+    assert_eq!(run.stays(), None, "it is there");
+    (0..2).for_each(|vcpu| run.locate(vcpu, 0, None));
+    run.pass(100);
+    let rests = run.stays().expect("it rests");
+    assert!(rests.reason == "rests" && rests.text.starts_with("it rests for another "), "{rests:?}");
+    // What an operator has to ask for.
+    let mut run = with_one_node(RehomeSettings { auto: false, ..AUTO });
+    (0..2).for_each(|vcpu| run.locate(vcpu, 1, None));
+    let manual = run.stays().expect("nobody has asked for it");
+    assert!(manual.reason == "manual" && manual.text.contains("--guest-node 0 --node 1"), "{manual:?}");
+    // Where a guest node is at home there is nothing to follow.
+    let mut run = Run::of(Policies { rehome: AUTO, ..Policies::default() }, description());
+    run.locate(0, 1, None);
+    assert_eq!(run.stays(), None);
 }

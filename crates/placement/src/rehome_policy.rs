@@ -44,7 +44,7 @@ pub struct NodeView {
     pub guest_node: GuestNodeId,
     /// Where all of its vCPUs run, if that is one host node, no guest node of the VM is at home there, and its memory can go there.
     pub stays: Option<HostNodeId>,
-    /// Its memory that is not there, bytes.
+    /// Its memory that is not there and can be moved, bytes.
     pub away_bytes: u64,
     /// All of its memory, bytes: all is looked at to move some.
     pub bytes: u64,
@@ -65,6 +65,27 @@ pub struct RehomeWhy {
     pub price_ns: u64,
     /// The accesses are assumed.
     pub assumed: bool,
+}
+
+/// What a guest node waits for whose vCPUs stay elsewhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Patience {
+    /// It rests, as it has got a home not long ago or could not get one: for so much longer, nanoseconds.
+    Rests {
+        /// How much longer.
+        for_ns: u64,
+    },
+    /// Its vCPUs may go on.
+    Settles {
+        /// They have been there for so long, nanoseconds.
+        stayed_ns: u64,
+        /// They have to be there for so long.
+        settle_ns: u64,
+    },
+    /// Being remote has cost less than twice what the move costs.
+    Costs(RehomeWhy),
+    /// Nothing: it is decided after the next look.
+    Due,
 }
 
 impl NodeView {
@@ -134,6 +155,27 @@ impl Rehomer {
         Some((view.guest_node, to, why))
     }
 
+    /// What a guest node waits for. `None`: its vCPUs do not stay elsewhere, or its memory is there.
+    pub fn waits_for(
+        &self,
+        settings: &RehomeSettings,
+        vm: VmId,
+        view: &NodeView,
+        now_ns: u64,
+    ) -> Option<Patience> {
+        let mut known = self.nodes.get(&(vm, view.guest_node)).copied().unwrap_or_default();
+        let (_, why) = known.take_in(view, now_ns)?;
+        let rests = known.rest.filter(|rest| now_ns < rest.until_ns);
+        Some(match rests {
+            Some(rest) => Patience::Rests { for_ns: rest.until_ns - now_ns },
+            None if why.stayed_ns < settings.settle_ns => {
+                Patience::Settles { stayed_ns: why.stayed_ns, settle_ns: settings.settle_ns }
+            }
+            None if !known.pays(view) => Patience::Costs(why),
+            None => Patience::Due,
+        })
+    }
+
     /// A guest node has got another home for another reason, or one by itself was stopped: it rests.
     pub fn rehomed(&mut self, settings: &RehomeSettings, vm: VmId, guest_node: GuestNodeId, now_ns: u64) {
         if settings.auto {
@@ -150,6 +192,18 @@ impl Remembered {
         view: &NodeView,
         now_ns: u64,
     ) -> Option<(HostNodeId, RehomeWhy)> {
+        let (to, why) = self.take_in(view, now_ns)?;
+        let rests = self.rest.is_some_and(|rest| now_ns < rest.until_ns);
+        let wanted = !rests && why.stayed_ns >= settings.settle_ns && self.pays(view);
+        wanted.then_some((to, why))
+    }
+
+    fn pays(&self, view: &NodeView) -> bool {
+        self.lost.0 > MARGIN * view.price()
+    }
+
+    /// Takes in where it is. Where its vCPUs stay without it, and what that has cost.
+    fn take_in(&mut self, view: &NodeView, now_ns: u64) -> Option<(HostNodeId, RehomeWhy)> {
         let at = view.stays.filter(|_| view.away_bytes >= PAGE);
         if self.stays.map(|(node, _)| node) != at {
             (self.stays, self.lost) = (at.map(|node| (node, now_ns)), (0.0, now_ns));
@@ -163,9 +217,7 @@ impl Remembered {
             price_ns: (view.price() * TENTH_NS) as u64,
             assumed: view.saving.is_none(),
         };
-        let rests = self.rest.is_some_and(|rest| now_ns < rest.until_ns);
-        let wanted = !rests && why.stayed_ns >= settings.settle_ns && self.lost.0 > MARGIN * view.price();
-        wanted.then_some((to, why))
+        Some((to, why))
     }
 
     fn rests(&mut self, settings: &RehomeSettings, now_ns: u64) {

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use vnuma_placement::{
-    rehome_policy::{NodeView, RehomeSettings, Rehomer},
+    rehome_policy::{NodeView, Patience, RehomeSettings, Rehomer},
     world::VmId,
 };
 
@@ -72,7 +72,43 @@ fn a_vm_that_is_gone_and_one_without_the_policy_are_forgotten() {
     assert_eq!(rehomer.decide(&SETTINGS, VM, &views, 301 * SECOND_NS), None);
 }
 
+#[test]
+fn what_it_waits_for_is_what_it_decides_by() {
+    let mut rehomer = Rehomer::default();
+    let staying = view(Some(1), Some(20.0));
+    let waits =
+        |rehomer: &Rehomer, view: NodeView, s: u64| rehomer.waits_for(&SETTINGS, VM, &view, s * SECOND_NS);
+    assert_eq!(waits(&rehomer, view(None, None), 0), None);
+    assert_eq!(waits(&rehomer, NodeView { away_bytes: PAGE - 1, ..staying }, 0), None);
+    assert_eq!(rehomer.decide(&SETTINGS, VM, &[staying], 0), None);
+    let settles =
+        |stayed_s| Some(Patience::Settles { stayed_ns: stayed_s * SECOND_NS, settle_ns: 60 * SECOND_NS });
+    assert_eq!(waits(&rehomer, staying, 59), settles(59));
+    assert_eq!(waits(&rehomer, view(Some(2), Some(20.0)), 59), settles(0), "they have gone on");
+    // 1000 pages lose 20 tenths of 100 ns each a second, and the move costs 10.2 ms: twice that is lost after 102 s.
+    let Some(Patience::Costs(why)) = waits(&rehomer, staying, 60) else { panic!("it does not pay yet") };
+    assert_eq!((why.lost_ns, why.price_ns, why.assumed), (12_000_000, 10_200_000, false));
+    assert!(matches!(waits(&rehomer, staying, 102), Some(Patience::Costs(_))));
+    assert_eq!(waits(&rehomer, staying, 103), Some(Patience::Due));
+    assert!(rehomer.decide(&SETTINGS, VM, &[staying], 103 * SECOND_NS).is_some());
+    assert_eq!(waits(&rehomer, staying, 104), Some(Patience::Rests { for_ns: 599 * SECOND_NS }));
+    assert_eq!(waits(&rehomer, staying, 703), settles(0), "nothing was seen since");
+}
+
 proptest! {
+    #[test]
+    fn what_waits_for_nothing_is_decided_at_the_next_look_and_nothing_else_is(
+        steps in prop::collection::vec((1_u64..120, prop::option::of(1_u32..4), -5.0_f64..200.0), 1..100),
+    ) {
+        let (mut rehomer, mut now_s) = (Rehomer::default(), 0);
+        for (wait, stays, saving) in steps {
+            now_s += wait;
+            let (view, now_ns) = (view(stays, Some(saving)), now_s * SECOND_NS);
+            let due = rehomer.waits_for(&SETTINGS, VM, &view, now_ns) == Some(Patience::Due);
+            prop_assert_eq!(rehomer.decide(&SETTINGS, VM, &[view], now_ns).is_some(), due);
+        }
+    }
+
     #[test]
     fn no_place_is_left_for_vcpus_that_pass_and_homes_are_few(
         steps in prop::collection::vec((1_u64..120, prop::option::of(1_u32..4), -5.0_f64..200.0), 1..300),

@@ -200,7 +200,8 @@ impl Core {
     /// The guest nodes of a VM and the last re-home, or one that is planned.
     pub(super) fn rehome_of(&self, id: VmId, planned: Option<&Rehome>) -> Result<api::Rehome, Refusal> {
         let vm = self.vm(id).ok_or_else(|| Refusal::Ended { vm: "the VM".to_owned() })?;
-        Ok(render::rehome(vm, &self.world.host, planned))
+        let stays = |node| self.world.stays_behind(id, node, &self.policies, self.now_ns);
+        Ok(render::rehome(vm, &self.world.host, planned, stays))
     }
 
     /// Requests of a VM that is gone.

@@ -99,6 +99,12 @@ impl Vm {
         self.description.guest_nodes.iter().filter(|_| known).filter_map(area).collect()
     }
 
+    /// The backend of memory of a guest node.
+    pub(super) fn backing_of(&self, area: &MemoryArea) -> Option<&MemoryBacking> {
+        let node = self.description.guest_nodes.iter().find(|node| node.id == area.guest_node)?;
+        node.memory.as_ref()
+    }
+
     /// It is looked at regularly, whatever its memory policy.
     pub fn is_looked_at(&self, policies: &Policies) -> bool {
         self.is_sized(&policies.sizes) || (policies.rehome.auto && !self.memory_areas().is_empty())
@@ -112,7 +118,7 @@ impl Vm {
         observed: &MemoryObservation,
         moves_to_vcpus: bool,
     ) -> Option<Obstacle> {
-        let backing = self.description.guest_nodes.iter().find(|node| node.id == sample.area.guest_node);
+        let backing = self.backing_of(&sample.area);
         let excludes = |memory: &MemoryBacking| match memory.policy.as_str() {
             "bind" | "preferred" => !memory.host_nodes.is_empty() && !memory.host_nodes.contains(&home),
             "interleave" => true,
@@ -123,7 +129,7 @@ impl Vm {
             Some(Obstacle::Devices)
         } else if sample.area.page_kib > 4 {
             Some(Obstacle::Pool)
-        } else if backing.and_then(|node| node.memory.as_ref()).is_some_and(excludes) {
+        } else if backing.is_some_and(excludes) {
             Some(Obstacle::Bound)
         } else if !there {
             Some(Obstacle::NoMemory)

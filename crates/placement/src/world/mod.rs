@@ -14,6 +14,7 @@ mod rehome;
 mod replug;
 mod schedule;
 mod sizing;
+mod stays;
 
 pub use channel::{ChannelEvent, ChannelState, Publisher, Replug};
 pub use homing::{Homing, Obstacle};
@@ -26,6 +27,7 @@ pub use rehome::{RehomeObstacle, RehomeWish};
 pub use replug::{ReplugEnd, ReplugHistory};
 pub use schedule::{LastPeriod, MaskChange, Schedule};
 pub use sizing::{NodeSizing, ResizeObstacle, ResizeWish, SizeMode, WantedSize};
+pub use stays::{Stays, StaysWhy};
 
 use crate::{
     Observation, Policies, VcpuState, VmPlacement, migration::Migration, rehome_policy::Rehomer,

@@ -5,7 +5,7 @@ use crate::{
     Due, Policies, VcpuState,
     rehome::{Rehome, RehomeStep, RehomeView},
     rehome_policy::{NodeView, RehomeWhy},
-    residency::{AreaSample, MemoryObservation},
+    residency::{AreaSample, Keeps, MemoryObservation},
     scheduling::memory::{MemoryReason, MoveMemory, NodeMemory},
 };
 use vnuma_topology::{ApicId, GuestNodeId, HostNodeId};
@@ -75,7 +75,7 @@ impl Vm {
     }
 
     /// vCPUs of a guest node: as its guest was told last or, where no home is near a vCPU, as it booted.
-    fn vcpus_of(&self, guest_node: GuestNodeId) -> Vec<ApicId> {
+    pub(super) fn vcpus_of(&self, guest_node: GuestNodeId) -> Vec<ApicId> {
         let is_its = |vcpu: &&vnuma_topology::Vcpu| {
             let status = self.placement.vcpu(vcpu.apic_id);
             let approximate = status.is_some_and(|status| status.state == VcpuState::Approximate);
@@ -167,7 +167,7 @@ impl World {
     }
 
     /// The guest nodes of a VM, as a policy for their homes sees them after a look at its memory.
-    fn node_views(
+    pub(super) fn node_views(
         &self,
         id: VmId,
         vm: &Vm,
@@ -178,14 +178,16 @@ impl World {
             let guest_node = sample.area.guest_node;
             let home = *vm.placement.homes().get(&guest_node)?;
             let to_vcpus = policies.memory_goes_to_vcpus();
-            let may = |to: &HostNodeId| vm.obstacle(sample, *to, observed, to_vcpus).is_none();
+            let may = |to: &HostNodeId| {
+                vm.obstacle(sample, *to, observed, to_vcpus).is_none()
+                    && too_much_kept(&[sample], *to).is_none()
+            };
             let stays = vm.stays(guest_node).filter(may);
-            let places = sample.places();
-            let away = places.iter().filter(|(node, ..)| Some(*node) != stays);
+            let away = stays.map(|to| sample.movable(to)).unwrap_or_default();
             Some(NodeView {
                 guest_node,
                 stays,
-                away_bytes: away.fold(0, |sum, (.., size)| sum.saturating_add(size.bytes)),
+                away_bytes: away.iter().fold(0, |sum, (_, size)| sum.saturating_add(size.bytes)),
                 bytes: sample.area.bytes,
                 distance: stays.and_then(|to| self.host.distance(to, home)).unwrap_or(20),
                 saving: stays.and_then(|to| self.saving(id, observed, (home, to))),
@@ -290,8 +292,7 @@ impl Vm {
         to: HostNodeId,
         observed: &MemoryObservation,
     ) -> Option<RehomeObstacle> {
-        let backing = self.description.guest_nodes.iter().find(|node| node.id == sample.area.guest_node);
-        let policy = backing.and_then(|node| node.memory.as_ref()).map(|memory| memory.policy.as_str());
+        let policy = self.backing_of(&sample.area).map(|memory| memory.policy.as_str());
         if !self.description.devices.is_empty() {
             Some(RehomeObstacle::Devices)
         } else if sample.area.page_kib > 4 {
@@ -308,7 +309,16 @@ impl Vm {
     }
 }
 
-fn room_of(observed: &MemoryObservation, node: HostNodeId) -> NodeMemory {
+/// What keeps so many pages of a guest node elsewhere that its home would not be there. Most of those that are kept are so for this.
+pub(super) fn too_much_kept(samples: &[&AreaSample], to: HostNodeId) -> Option<Keeps> {
+    let resident = samples.iter().fold(0_u64, |sum, one| sum.saturating_add(one.resident().bytes));
+    let kept: Vec<_> = samples.iter().flat_map(|sample| sample.kept(to)).collect();
+    let stays = kept.iter().fold(0_u64, |sum, (_, size)| sum.saturating_add(size.bytes));
+    let most = kept.iter().max_by_key(|(_, size)| size.bytes)?;
+    (stays >= resident.saturating_sub(stays)).then_some(most.0)
+}
+
+pub(super) fn room_of(observed: &MemoryObservation, node: HostNodeId) -> NodeMemory {
     let memory = observed.nodes.iter().find(|(known, ..)| *known == node);
     memory.map_or_else(NodeMemory::default, |&(_, total_kib, free_kib)| NodeMemory { total_kib, free_kib })
 }

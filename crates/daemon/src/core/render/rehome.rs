@@ -6,16 +6,27 @@ use vnuma_placement::{
     rehome_policy::RehomeWhy,
     repatriation::MemoryPolicy,
     scheduling::memory::MemoryReason,
-    world::{ChannelState, Vm},
+    world::{ChannelState, Stays, Vm},
 };
-use vnuma_topology::{GuestNode, HostTopology};
+use vnuma_topology::{GuestNode, GuestNodeId, HostTopology};
 
-/// Where guest nodes are, and the last re-home or one that is planned.
-pub(in crate::core) fn rehome(vm: &Vm, host: &HostTopology, planned: Option<&Rehome>) -> api::Rehome {
+/// Where guest nodes are, why memory does not follow its vCPUs, and the last re-home or one that is planned.
+pub(in crate::core) fn rehome(
+    vm: &Vm,
+    host: &HostTopology,
+    planned: Option<&Rehome>,
+    stays: impl Fn(GuestNodeId) -> Option<Stays>,
+) -> api::Rehome {
     let known = planned.or(vm.homing.rehome.as_ref());
+    let shown = |stays: Stays| api::MemoryStays {
+        reason: stays.why.name().to_owned(),
+        text: stays.why.to_string(),
+        vcpus_on: stays.vcpus_on,
+    };
+    let node = |node| guest_node(vm, node, stays(node.id).map(shown));
     api::Rehome {
         vm: vm.name().to_owned(),
-        guest_nodes: vm.description.guest_nodes.iter().map(|node| guest_node(vm, node)).collect(),
+        guest_nodes: vm.description.guest_nodes.iter().map(node).collect(),
         rehome: known.map(|known| state(vm, host, known, planned.is_some())),
     }
 }
@@ -32,13 +43,14 @@ pub(in crate::core) fn why_rehomed(why: &RehomeWhy) -> String {
     )
 }
 
-fn guest_node(vm: &Vm, node: &GuestNode) -> api::GuestNodeHome {
+fn guest_node(vm: &Vm, node: &GuestNode, stays: Option<api::MemoryStays>) -> api::GuestNodeHome {
     let place = |(node, bytes)| api::NodeBytes { node, bytes };
     api::GuestNodeHome {
         id: node.id,
         home: vm.placement.homes().get(&node.id).copied(),
         bound: bound(node),
         places: vm.places_of(node.id).into_iter().filter(|(_, bytes)| *bytes > 0).map(place).collect(),
+        stays,
     }
 }
 
