@@ -51,6 +51,8 @@ const COUNTER_TESTS: &[&str] =
 /// Of [`SLICE_TESTS`] the one that is a part of the soak by itself.
 const SCHEDULER_TEST: &str = "slice::nothing_is_lost_while_everything_around_vms_changes";
 /// Likewise.
+const MEMORY_TEST: &str = "slice::no_page_is_lost_when_vnumad_is_killed_while_memory_moves";
+/// Likewise.
 const PACKAGES_TEST: &str = "packages::packages_are_installed_upgraded_and_purged";
 /// Debian packages that a soak needs besides: what programs of other runtimes are built with.
 const PROGRAM_PACKAGES: &str = "tests/lab/host-packages.txt";
@@ -177,6 +179,9 @@ pub struct SoakArguments {
     /// How long that part lasts, minutes
     #[arg(long, requires = "part", default_value_t = 40, value_parser = clap::value_parser!(u64).range(1..=160))]
     minutes: u64,
+    /// How often vnumad is killed in that part
+    #[arg(long, requires = "part", default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    kills: u64,
     /// Seed of that part
     #[arg(long, requires = "part", default_value_t = 1)]
     seed: u64,
@@ -187,6 +192,8 @@ pub struct SoakArguments {
 enum SoakPart {
     /// Policies, masks, schedulers, vnumad and VMs come, go and change at random, on one lab server
     Scheduler,
+    /// vnumad is killed again and again while memory moves, on one lab server
+    Memory,
     /// Debian packages on a lab server with systemd: installed, upgraded while a VM runs, purged
     Packages,
 }
@@ -198,6 +205,10 @@ pub fn soak(arguments: &SoakArguments) -> Result<()> {
     match arguments.part {
         Some(SoakPart::Scheduler) => {
             steps.step("lab: everything around VMs changes", |counts| scheduler(arguments, counts));
+            return steps.finish();
+        }
+        Some(SoakPart::Memory) => {
+            steps.step("lab: vnumad is killed while memory moves", |counts| memory(arguments, counts));
             return steps.finish();
         }
         Some(SoakPart::Packages) => {
@@ -239,6 +250,13 @@ fn scheduler(arguments: &SoakArguments, counts: &mut Counts) -> Result<()> {
     let (seconds, seed) = ((arguments.minutes * 60).to_string(), arguments.seed.to_string());
     let env = [("VNUMA_SOAK_SECONDS", seconds.as_str()), ("VNUMA_SOAK_SEED", &seed)];
     let test = [SLICE_TESTS, &["--include-ignored", "--exact", SCHEDULER_TEST]].concat();
+    cargo_test(&test, &env, counts)
+}
+
+fn memory(arguments: &SoakArguments, counts: &mut Counts) -> Result<()> {
+    let (kills, seed) = (arguments.kills.to_string(), arguments.seed.to_string());
+    let env = [("VNUMA_SOAK_KILLS", kills.as_str()), ("VNUMA_SOAK_SEED", &seed)];
+    let test = [SLICE_TESTS, &["--include-ignored", "--exact", MEMORY_TEST]].concat();
     cargo_test(&test, &env, counts)
 }
 

@@ -17,8 +17,10 @@ mod manual;
 mod memory;
 mod migrate;
 mod migrations;
+mod moving;
 mod others;
 mod packages;
+mod pages;
 mod placed;
 mod places;
 mod policy;
@@ -114,6 +116,8 @@ enum Scenario {
     Told,
     /// vnumad is killed again and again while vCPUs move
     Kills(kills::Arguments),
+    /// vnumad is killed again and again while memory moves
+    Moving(moving::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -133,6 +137,7 @@ fn play(scenario: Scenario) -> anyhow::Result<()> {
         Scenario::Rehome => rehome::run(),
         Scenario::Rehomed => rehomed::run(),
         Scenario::Resize => resize::run(),
+        Scenario::Moving(arguments) => moving::run(&arguments),
         Scenario::Shapes => shapes::run(),
         Scenario::Kills(arguments) => kills::run(&arguments),
         Scenario::Replug => replug::run(),

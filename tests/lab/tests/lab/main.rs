@@ -30,6 +30,16 @@ fn soak_seconds() -> Option<String> {
     std::env::var("VNUMA_SOAK_SECONDS").ok()
 }
 
+/// How often a soak kills vnumad; none if that is as often as by default.
+fn soak_kills() -> Option<String> {
+    std::env::var("VNUMA_SOAK_KILLS").ok()
+}
+
+/// Seed of what is random in a soak.
+fn soak_seed() -> String {
+    std::env::var("VNUMA_SOAK_SEED").unwrap_or_else(|_| "1".to_owned())
+}
+
 /// A command for the server.
 #[derive(Clone, Default)]
 struct Job {
@@ -61,7 +71,11 @@ fn run(profile: &str, jobs: &[Job]) {
                 puts: job.files.iter().filter(|(_, path)| there.insert(path.clone())).cloned().collect(),
                 command: job.command.clone(),
                 env: job.env.clone(),
-                timeout: if soak_rounds().or(soak_seconds()).is_some() { SOAK_TIMEOUT } else { TIMEOUT },
+                timeout: if soak_rounds().or(soak_seconds()).or(soak_kills()).is_some() {
+                    SOAK_TIMEOUT
+                } else {
+                    TIMEOUT
+                },
                 ..LabRun::default()
             };
             let result = run.run_in(&server);

@@ -1,7 +1,7 @@
 //! The first slice on real KVM: scenarios of `lab-scenario`, and what else runs on the server. What takes long and is not
 //! at the heart of it belongs to `make soak`.
 
-use crate::{Job, driver::essential, run, soak_rounds, soak_seconds};
+use crate::{Job, driver::essential, run, soak_kills, soak_rounds, soak_seconds, soak_seed};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
@@ -153,8 +153,7 @@ fn a_domain_that_migrates_is_told_where_it_arrives() {
 fn nothing_is_lost_while_everything_around_vms_changes() {
     let by_default = if soak_rounds().is_some() { "2400" } else { "600" };
     let seconds = soak_seconds().unwrap_or_else(|| by_default.to_owned());
-    let seed = std::env::var("VNUMA_SOAK_SEED").unwrap_or_else(|_| "1".to_owned());
-    run("4n8c", &[job(&["lab-scenario", "soak", "--seconds", &seconds, "--seed", &seed])]);
+    run("4n8c", &[job(&["lab-scenario", "soak", "--seconds", &seconds, "--seed", &soak_seed()])]);
 }
 
 /// A small Java with HotSpot, and the program for it. `None`: the machine has no JDK 17.
@@ -294,6 +293,15 @@ fn a_guest_node_gets_another_home() {
 #[ignore = "takes minutes: make soak"]
 fn guest_nodes_grow_and_shrink_by_what_is_free() {
     run("2n4c", &[job(&["lab-scenario", "resize"])]);
+}
+
+/// `make soak NAME=memory`
+#[test]
+#[ignore = "takes long: make soak"]
+fn no_page_is_lost_when_vnumad_is_killed_while_memory_moves() {
+    let by_default = if soak_rounds().is_some() { "200" } else { "10" };
+    let kills = soak_kills().unwrap_or_else(|| by_default.to_owned());
+    run("2n4c", &[job(&["lab-scenario", "moving", "--kills", &kills, "--seed", &soak_seed()])]);
 }
 
 #[test]
