@@ -72,8 +72,8 @@ pub struct GuestNodeMemory {
     pub swapped: Bytes,
     /// What of it is locked (`mlock`), which keeps no page on its node.
     pub locked: Bytes,
-    /// What can be plugged of it while the VM runs, and was; none without a virtio-mem device. The other figures are of the memory
-    /// that it booted with.
+    /// What can be plugged of it while the VM runs, and was; none without a virtio-mem device. What is plugged is in the other
+    /// figures, too.
     pub pluggable: Option<Pluggable>,
     /// What is where.
     pub places: Vec<MemoryPlace>,

@@ -2,6 +2,8 @@
 
 #[path = "common/gib_nodes.rs"]
 mod gib_nodes;
+#[path = "common/plugged.rs"]
+mod plugged;
 #[path = "common/two_nodes.rs"]
 mod two_nodes;
 
@@ -318,4 +320,40 @@ fn a_vm_that_ends_in_the_middle_leaves_nobody_waiting() {
     run.moved(MemoryMoved { bytes: MIB, ..MemoryMoved::default() });
     run.pass(2000);
     assert_eq!(run.orders.len(), 1);
+}
+
+#[test]
+fn memory_that_is_plugged_is_memory_of_its_guest_node() {
+    let with = |plugged_mib, policy: &str| {
+        let mut device = plugged::device(1, plugged_mib, 1);
+        (device.memory.policy, device.memory.host_nodes) = (policy.into(), vec![0]);
+        VmDescription { memory_devices: vec![device], ..description() }
+    };
+    let (boot, device) = ((2 << 40, (2 << 40) + 1024 * MIB), (plugged::START, plugged::END));
+    let mut run = Run::new(both(), with(0, "default"));
+    assert_eq!(run.looked[0].len(), 2, "a device of which nothing is plugged is a hole");
+    run.report(Report::Described(with(512, "default")));
+    run.displaced = [0, 100];
+    run.pass(130);
+    let last = run.looked.last().expect("looked");
+    let sizes: Vec<_> =
+        last.iter().map(|area| (area.guest_node, area.guest_bytes / MIB, area.bytes / MIB)).collect();
+    assert_eq!(sizes, [(0, 1024, 1024), (1, 1024, 1024), (1, 512, 2048)]);
+    assert_eq!((run.orders.len(), run.orders[0].within), (1, Some(device)), "the larger part first");
+    run.moved(MemoryMoved { bytes: 204 * MIB, ..MemoryMoved::default() });
+    run.pass(30);
+    let shown = run.ask(5).expect("answered").expect("known");
+    let node = &shown.nodes[1];
+    // A tenth of each: 102 and 204 MiB.
+    assert_eq!((node.samples, node.displaced.map(|size| size.bytes / MIB)), (2 * SAMPLES, Some(307)));
+    assert_eq!(node.places.iter().map(|place| place.node).collect::<Vec<_>>(), [0, 1], "both together");
+    assert_eq!(node.unmovable, []);
+    // QEMU binds it elsewhere: it stays, and what the guest node booted with comes home.
+    let mut run = Run::new(both(), with(512, "bind"));
+    run.displaced = [0, 100];
+    run.pass(130);
+    assert_eq!(run.orders.iter().map(|order| order.within).collect::<Vec<_>>(), [Some(boot)]);
+    let shown = run.ask(5).expect("answered").expect("known");
+    let [kept] = &shown.nodes[1].unmovable[..] else { panic!("{shown:?}") };
+    assert_eq!((kept.reason.as_str(), kept.size.bytes / MIB), ("bound", 204));
 }

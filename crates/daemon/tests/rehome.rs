@@ -2,6 +2,8 @@
 
 #[path = "common/gib_nodes.rs"]
 mod gib_nodes;
+#[path = "common/plugged.rs"]
+mod plugged;
 #[path = "common/two_nodes.rs"]
 mod two_nodes;
 
@@ -648,4 +650,40 @@ fn what_memory_waits_for_that_may_follow_is_shown() {
     let mut run = Run::of(Policies { rehome: AUTO, ..Policies::default() }, description());
     run.locate(0, 1, None);
     assert_eq!(run.stays(), None);
+}
+
+#[test]
+fn memory_that_is_plugged_goes_with_its_guest_node() {
+    let mut run = Run::new(MemoryPolicy::None);
+    let mut device = plugged::device(0, 300, 0);
+    (device.memory.policy, device.memory.host_nodes) = ("bind".into(), vec![0]);
+    run.description.memory_devices = vec![device];
+    let described = run.described();
+    run.step(Event::Hypervisor(run.vm.1, Report::Described(described)));
+    assert_eq!(run.rehome(1).expect("begun").rehome.expect("one").total_bytes, 1324 * MIB);
+    assert_eq!(run.orders[0].within, Some((1 << 40, (1 << 40) + 1024 * MIB)), "the larger part first");
+    run.moved(1, 1024, None);
+    let state = run.state();
+    assert_eq!((state.state.as_str(), state.there_bytes), ("memory", 1024 * MIB), "the device is left");
+    let order = run.orders[1];
+    assert_eq!((order.from, order.to, order.bytes), (0, 1, 300 * MIB));
+    assert_eq!(order.within, Some((plugged::START, plugged::END)));
+    run.description.memory_devices[0].memory.resident_kib = vec![(1, 300 << 10)];
+    let moved = MemoryMoved { bytes: 300 * MIB, ..MemoryMoved::default() };
+    run.step(Event::MemoryMoved(run.vm.0, PID, moved, true));
+    run.pass(5);
+    let state = run.state();
+    assert_eq!((state.state.as_str(), state.there_bytes, run.orders.len()), ("done", 1324 * MIB, 2));
+    let note = state.notes.join("\n");
+    assert!(note.contains("takes new pages of it from nodes [0]"), "of the device: {note}");
+    // By itself it goes only if all of it may.
+    let mut run = with_one_node(AUTO);
+    let mut device = plugged::device(0, 300, 0);
+    (device.memory.policy, device.memory.host_nodes) = ("bind".into(), vec![0]);
+    run.description.memory_devices = vec![device];
+    let described = run.described();
+    run.step(Event::Hypervisor(run.vm.1, Report::Described(described)));
+    (0..2).for_each(|vcpu| run.locate(vcpu, 1, None));
+    run.pass(400);
+    assert_eq!((run.orders.len(), run.stays().map(|stays| stays.reason)), (0, Some("bound".to_owned())));
 }

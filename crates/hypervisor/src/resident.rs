@@ -121,16 +121,21 @@ fn parse_policy(line: &str) -> MappingPolicy {
     }
 }
 
-/// Large mappings of a process, which a VM's memory is in, from `/proc/PID/numa_maps`.
-pub fn parse_guest_mappings(text: &str) -> Vec<GuestMapping> {
+/// Mappings of a process that have pages, from `/proc/PID/numa_maps`.
+pub fn parse_mappings(text: &str) -> Vec<GuestMapping> {
     let mapping = |line: &str| {
         let start = line.split_once(' ').and_then(|(address, _)| u64::from_str_radix(address, 16).ok())?;
         let pages = parse_numa_maps(line, start)?.pages;
         Some(GuestMapping { start, policy: parse_policy(line), pages })
     };
-    let mut mappings: Vec<_> = text.lines().filter_map(mapping).collect();
+    text.lines().filter_map(mapping).filter(|mapping| mapping.kib() > 0).collect()
+}
+
+/// Large ones of them, which a VM's memory is in.
+pub fn parse_guest_mappings(text: &str) -> Vec<GuestMapping> {
+    let mut mappings = parse_mappings(text);
     let largest = mappings.iter().map(GuestMapping::kib).max().unwrap_or(0);
-    mappings.retain(|mapping| mapping.kib() > 0 && mapping.kib() >= largest / PART);
+    mappings.retain(|mapping| mapping.kib() >= largest / PART);
     mappings
 }
 
@@ -153,6 +158,11 @@ pub fn parse_resident(text: &str) -> Vec<(HostNodeId, u64)> {
 /// VM.
 pub fn read_guest_mappings(pid: i32) -> Result<Vec<GuestMapping>, ProcError> {
     procfs::read_process(pid, "numa_maps", FILE_LIMIT).map(|text| parse_guest_mappings(&text))
+}
+
+/// All mappings of a process that have pages. Whoever knows where memory of the VM is does not go by their size.
+pub fn read_mappings_with_pages(pid: i32) -> Result<Vec<GuestMapping>, ProcError> {
+    procfs::read_process(pid, "numa_maps", FILE_LIMIT).map(|text| parse_mappings(&text))
 }
 
 /// All mappings of a process: (start, length), in bytes.
@@ -225,6 +235,8 @@ mod tests {
             7f1000000000 bind:1 huge anon=3 N1=30 kernelpagesize_kB=2048\nnonsense N2=9\n7f2 default\n";
         assert_eq!(parse_resident(text), [(0, 40_000), (1, 61_440), (3, 80_000)]);
         assert_eq!(parse_resident(""), []);
+        let kib: Vec<u64> = parse_mappings(text).iter().map(GuestMapping::kib).collect();
+        assert_eq!(kib, [1200, 120_000, 61_440], "a small one that has pages, and none that has not");
         let own = read_resident(std::process::id().cast_signed());
         assert!(own.is_ok_and(|pages| pages.iter().all(|(_, kib)| *kib > 0)));
         assert!(read_resident(i32::MAX).is_err());

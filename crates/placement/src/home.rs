@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use vnuma_topology::{
     DistanceMatrix, GuestNode, GuestNodeId, HostNodeId, HostTopology, LOCAL_DISTANCE, MemoryBacking,
+    MemoryDevice,
 };
 
 /// Home of each guest node; a guest node that is missing has none that is known.
@@ -15,14 +16,35 @@ const REMOTE_DISTANCE: u8 = 20;
 /// node" and builds no scheduler domain between two nodes at that distance.
 const SAME_HOME_DISTANCE: u8 = LOCAL_DISTANCE + 1;
 
+/// Backends of the memory of a guest node: of what it booted with, and of its virtio-mem devices.
+pub fn backings<'a>(
+    node: &'a GuestNode,
+    devices: &'a [MemoryDevice],
+) -> impl Iterator<Item = &'a MemoryBacking> {
+    let its = devices.iter().filter(|device| device.guest_node == node.id);
+    node.memory.iter().chain(its.map(|device| &device.memory))
+}
+
+/// Resident memory of a guest node by host node, in rising order, KiB: what it booted with, and what is plugged.
+pub fn resident_kib(node: &GuestNode, devices: &[MemoryDevice]) -> Vec<(HostNodeId, u64)> {
+    let mut places: BTreeMap<HostNodeId, u64> = BTreeMap::new();
+    for &(host_node, kib) in backings(node, devices).flat_map(|memory| &memory.resident_kib) {
+        let sum = places.entry(host_node).or_default();
+        *sum = sum.saturating_add(kib);
+    }
+    places.into_iter().collect()
+}
+
 /// The home of each guest node: the host node that holds most of its resident memory or, while nothing is resident, the
 /// one that its memory is bound to. `present` is the answer given last time. It is kept as long as no node has a
 /// majority, so that a home does not flutter.
-pub fn homes(guest_nodes: &[GuestNode], present: &Homes) -> Homes {
+pub fn homes(guest_nodes: &[GuestNode], devices: &[MemoryDevice], present: &Homes) -> Homes {
     guest_nodes
         .iter()
         .filter_map(|node| {
-            let home = home_of_memory(node.memory.as_ref()?, present.get(&node.id).copied())?;
+            // What it booted with counts before what can be plugged.
+            let bound = backings(node, devices).next()?.bound_node();
+            let home = home_of(&resident_kib(node, devices), bound, present.get(&node.id).copied())?;
             Some((node.id, home))
         })
         .collect()
@@ -30,29 +52,32 @@ pub fn homes(guest_nodes: &[GuestNode], present: &Homes) -> Homes {
 
 /// A binding is a wish for pages that are yet to come: `preferred` gives way when the node is full, and pages can be moved
 /// after they were bound. Pages that were counted are facts.
-fn home_of_memory(memory: &MemoryBacking, present: Option<HostNodeId>) -> Option<HostNodeId> {
-    let total: u128 = memory.resident_kib.iter().map(|&(_, kib)| u128::from(kib)).sum();
+fn home_of(
+    resident_kib: &[(HostNodeId, u64)],
+    bound: Option<HostNodeId>,
+    present: Option<HostNodeId>,
+) -> Option<HostNodeId> {
+    let total: u128 = resident_kib.iter().map(|&(_, kib)| u128::from(kib)).sum();
     // Rising by size, falling by number: the last one is the largest, of equal ones the lowest.
-    let largest = memory
-        .resident_kib
+    let largest = resident_kib
         .iter()
         .filter(|(_, kib)| *kib > 0)
         .max_by_key(|&&(node, kib)| (kib, std::cmp::Reverse(node)));
-    let Some(largest) = largest else { return memory.bound_node() };
+    let Some(largest) = largest else { return bound };
     if u128::from(largest.1) * 2 > total {
         return Some(largest.0);
     }
-    let holds_some = |home: &HostNodeId| memory.resident_kib.iter().any(|(n, kib)| n == home && *kib > 0);
-    present.filter(holds_some).or(memory.bound_node().filter(holds_some)).or(Some(largest.0))
+    let holds_some = |home: &HostNodeId| resident_kib.iter().any(|(n, kib)| n == home && *kib > 0);
+    present.filter(holds_some).or(bound.filter(holds_some)).or(Some(largest.0))
 }
 
 /// Resident memory of a guest node that is not on its home, bytes. None while the node has no home, or its pages were not
 /// counted.
-pub fn displaced_bytes(node: &GuestNode, home: Option<HostNodeId>) -> Option<u64> {
-    let (home, memory) = (home?, node.memory.as_ref()?);
-    let elsewhere = memory.resident_kib.iter().filter(|(node, _)| *node != home);
+pub fn displaced_bytes(node: &GuestNode, devices: &[MemoryDevice], home: Option<HostNodeId>) -> Option<u64> {
+    let (home, resident) = (home?, resident_kib(node, devices));
+    let elsewhere = resident.iter().filter(|(node, _)| *node != home);
     let kib = elsewhere.fold(0_u64, |sum, (_, kib)| sum.saturating_add(*kib));
-    (!memory.resident_kib.is_empty()).then(|| kib.saturating_mul(1024))
+    (!resident.is_empty()).then(|| kib.saturating_mul(1024))
 }
 
 /// Distances between guest nodes, by position: those between their homes. Different guest
@@ -91,7 +116,7 @@ mod tests {
 
     fn home(guest_node: GuestNode, present: Option<u32>) -> Option<u32> {
         let present = present.map(|home| (guest_node.id, home)).into_iter().collect();
-        homes(&[guest_node], &present).into_values().next()
+        homes(&[guest_node], &[], &present).into_values().next()
     }
 
     #[test]
@@ -124,18 +149,43 @@ mod tests {
     fn nothing_resident_has_no_home() {
         assert_eq!(home(node(0, "default", &[], &[]), Some(1)), None);
         assert_eq!(home(node(0, "default", &[], &[(0, 0), (1, 0)]), None), None);
-        assert!(homes(&[GuestNode { id: 0, memory_bytes: 0, memory: None }], &Homes::new()).is_empty());
+        assert!(homes(&[GuestNode { id: 0, memory_bytes: 0, memory: None }], &[], &Homes::new()).is_empty());
     }
 
     #[test]
     fn what_is_resident_elsewhere_is_displaced() {
         let displaced =
-            |resident: &[(u32, u64)], home| displaced_bytes(&node(0, "default", &[], resident), home);
+            |resident: &[(u32, u64)], home| displaced_bytes(&node(0, "default", &[], resident), &[], home);
         assert_eq!(displaced(&[(0, 30), (1, 60), (2, 10)], Some(1)), Some(40 << 10));
         assert_eq!(displaced(&[(1, 60)], Some(1)), Some(0));
         assert_eq!(displaced(&[(0, u64::MAX), (2, 1)], Some(1)), Some(u64::MAX));
         assert_eq!((displaced(&[(1, 60)], None), displaced(&[], Some(1))), (None, None));
-        assert_eq!(displaced_bytes(&GuestNode { id: 0, memory_bytes: 1, memory: None }, Some(1)), None);
+        assert_eq!(displaced_bytes(&GuestNode { id: 0, memory_bytes: 1, memory: None }, &[], Some(1)), None);
+    }
+
+    #[test]
+    fn memory_that_is_plugged_counts_as_that_of_its_guest_node() {
+        let device = |guest_node, policy: &str, resident: &[(u32, u64)]| MemoryDevice {
+            id: Some(format!("vmem{guest_node}")),
+            guest_node,
+            requested_bytes: 1 << 20,
+            plugged_bytes: 1 << 20,
+            block_bytes: 1 << 20,
+            memory: node(0, policy, &[1], resident).memory.expect("it has some"),
+        };
+        let boot = node(0, "bind", &[0], &[(0, 40), (1, 10)]);
+        let devices = [device(0, "bind", &[(1, 100), (2, 5)]), device(1, "bind", &[(3, 1000)])];
+        assert_eq!(resident_kib(&boot, &devices), [(0, 40), (1, 110), (2, 5)]);
+        let of = |node: &GuestNode, devices: &[MemoryDevice]| {
+            homes(std::slice::from_ref(node), devices, &Homes::new()).into_values().next()
+        };
+        assert_eq!((of(&boot, &[]), of(&boot, &devices)), (Some(0), Some(1)));
+        assert_eq!(displaced_bytes(&boot, &devices, Some(1)), Some(45 << 10));
+        // Nothing is there yet: the binding of what it booted with, or of its device if it booted with nothing.
+        let empty = [device(0, "bind", &[])];
+        assert_eq!(of(&node(0, "bind", &[0], &[]), &empty), Some(0));
+        assert_eq!(of(&node(0, "default", &[], &[]), &empty), None);
+        assert_eq!(of(&GuestNode { id: 0, memory_bytes: 0, memory: None }, &empty), Some(1));
     }
 
     #[test]

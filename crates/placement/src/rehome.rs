@@ -50,11 +50,22 @@ impl RehomePhase {
     }
 }
 
+/// Memory of a guest node that is on one host node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Its first address: that of what the guest node booted with, or of a device.
+    pub start: u64,
+    /// The host node.
+    pub node: HostNodeId,
+    /// How much, bytes.
+    pub bytes: u64,
+}
+
 /// What is there.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RehomeView {
-    /// Resident memory of the guest node, by host node, bytes.
-    pub places: Vec<(HostNodeId, u64)>,
+    /// Resident memory of the guest node.
+    pub parts: Vec<Part>,
     /// Its home, as it follows from that.
     pub home: Option<HostNodeId>,
     /// A move of the VM's memory is under way or wanted.
@@ -70,8 +81,8 @@ pub struct RehomeView {
 pub enum RehomeStep {
     /// Nothing: something is under way, or it has ended.
     Wait,
-    /// Move memory of the guest node from this host node, so many bytes.
-    Memory(HostNodeId, u64),
+    /// Move this memory of the guest node.
+    Memory(Part),
     /// Move these vCPUs.
     Vcpus(Vec<ApicId>),
 }
@@ -96,11 +107,11 @@ pub struct Rehome {
     unseen: bool,
     /// The most that was there, bytes.
     most: Option<u64>,
-    /// The last move left this node, and ended so.
-    tried: Option<(HostNodeId, Option<String>)>,
+    /// The last move was of this memory and left this node, and ended so.
+    tried: Option<(u64, HostNodeId, Option<String>)>,
     fruitless: u32,
-    /// What is left on these nodes stays.
-    given_up: BTreeSet<HostNodeId>,
+    /// What is left of this memory on these nodes stays.
+    given_up: BTreeSet<(u64, HostNodeId)>,
 }
 
 impl Rehome {
@@ -144,22 +155,23 @@ impl Rehome {
         }
     }
 
-    /// A move of memory from this node has ended. What is there now is to be looked at.
-    pub fn memory_ended(&mut self, from: HostNodeId, problem: Option<String>) {
+    /// A move of this memory from this node has ended. What is there now is to be looked at.
+    pub fn memory_ended(&mut self, start: u64, from: HostNodeId, problem: Option<String>) {
         if self.phase == RehomePhase::Memory {
-            (self.unseen, self.tried) = (true, Some((from, problem)));
+            (self.unseen, self.tried) = (true, Some((start, from, problem)));
         }
     }
 
     /// What counts is what is there: somebody else may move it back.
     fn weigh(&mut self, view: &RehomeView) {
-        let there = view.places.iter().find(|(node, _)| *node == self.to).map_or(0, |(_, bytes)| *bytes);
+        let its = view.parts.iter().filter(|part| part.node == self.to);
+        let there = its.fold(0_u64, |sum, part| sum.saturating_add(part.bytes));
         let grown = there > *self.most.get_or_insert(there);
-        let Some((from, problem)) = self.tried.take() else { return };
+        let Some((start, from, problem)) = self.tried.take() else { return };
         self.most = self.most.max(Some(there));
         self.fruitless = if grown { 0 } else { self.fruitless + 1 };
         if self.fruitless >= FRUITLESS {
-            self.given_up.insert(from);
+            self.given_up.insert((start, from));
             self.fruitless = 0;
             let stays = "pages of it are held, or shared with other processes".to_owned();
             self.problem = Some(format!("not all of it leaves node {from}: {}", problem.unwrap_or(stays)));
@@ -179,12 +191,13 @@ impl Rehome {
     pub fn next(&mut self, view: &RehomeView) -> RehomeStep {
         if self.phase == RehomePhase::Memory && !self.unseen && !view.moving {
             self.weigh(view);
-            let may = |&&(node, bytes): &&(HostNodeId, u64)| {
-                node != self.to && bytes >= PAGE && !self.given_up.contains(&node)
+            let may = |part: &&Part| {
+                let tried = self.given_up.contains(&(part.start, part.node));
+                part.node != self.to && part.bytes >= PAGE && !tried
             };
             // The largest part first.
-            if let Some(&(from, bytes)) = view.places.iter().filter(may).max_by_key(|(_, bytes)| *bytes) {
-                return RehomeStep::Memory(from, bytes);
+            if let Some(part) = view.parts.iter().filter(may).max_by_key(|part| part.bytes) {
+                return RehomeStep::Memory(*part);
             }
             self.phase = RehomePhase::Topology;
         }

@@ -178,7 +178,7 @@ pub struct Stray {
     pub saving: Option<f64>,
 }
 
-/// The memory of a guest node.
+/// Memory of a guest node: what it booted with, or a device of it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HomeArea {
     /// The guest node.
@@ -222,8 +222,8 @@ struct Candidate<'a> {
 }
 
 impl Candidate<'_> {
-    fn place(&self) -> (GuestNodeId, HostNodeId) {
-        (self.area.guest_node, self.stray.node)
+    fn place(&self) -> Place {
+        (self.area.within.0, self.stray.node)
     }
 
     /// What it takes to move all of it, tenths of a local access.
@@ -238,6 +238,9 @@ impl Candidate<'_> {
         saving * (HORIZON_NS as f64 / 1e9) > MARGIN * self.price()
     }
 }
+
+/// Memory of a guest node, by its first address, and the host node that it is on.
+type Place = (u64, HostNodeId);
 
 /// What could not be moved.
 #[derive(Clone, Copy, Debug)]
@@ -257,7 +260,7 @@ struct Remembered {
     round_ns: u64,
     /// What made the present one begin.
     round: Option<HomeCause>,
-    rests: BTreeMap<(GuestNodeId, HostNodeId), Rest>,
+    rests: BTreeMap<Place, Rest>,
 }
 
 /// Decides which memory comes home.
@@ -328,8 +331,9 @@ impl Repatriator {
 
     /// A move has ended, after which so many bytes had moved, and so many had not.
     pub fn ended(&mut self, vm: VmId, order: &MoveMemory, moved: u64, stayed: u64, now_ns: u64) {
-        let (Some(known), MemoryReason::Home(why)) = (self.vms.get_mut(&vm), &order.why) else { return };
-        let place = (why.guest_node, order.from);
+        let (Some(known), MemoryReason::Home(_)) = (self.vms.get_mut(&vm), &order.why) else { return };
+        let start = order.within.map_or(0, |(start, _)| start);
+        let place = (start, order.from);
         if moved == 0 || stayed > moved {
             known.rest(place, now_ns);
         } else {
@@ -380,7 +384,7 @@ impl Remembered {
         }
     }
 
-    fn rest(&mut self, place: (GuestNodeId, HostNodeId), now_ns: u64) {
+    fn rest(&mut self, place: Place, now_ns: u64) {
         let before = self.rests.get(&place).map(|rest| rest.for_ns.saturating_mul(2));
         let for_ns = before.unwrap_or(FIRST_REST_NS).min(LONGEST_REST_NS);
         self.rests.insert(place, Rest { until_ns: now_ns.saturating_add(for_ns), for_ns });

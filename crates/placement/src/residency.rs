@@ -20,6 +20,8 @@ pub struct MemoryArea {
     pub start: u64,
     /// Its size, bytes.
     pub bytes: u64,
+    /// What its guest has of it, bytes: all, or what is plugged of a device. The rest is holes.
+    pub guest_bytes: u64,
     /// Size of the pages that it is made of, KiB: those of a pool, or the smallest.
     pub page_kib: u64,
 }
@@ -98,6 +100,22 @@ pub struct Estimate {
     pub high: u64,
 }
 
+impl Estimate {
+    /// Of parts that were estimated by themselves: the squares of what they may be off by are added (Zou and Donner's method of
+    /// recovered variances), as they are independent of each other.
+    pub fn sum(parts: impl IntoIterator<Item = Self>) -> Self {
+        let (mut bytes, mut below, mut above) = (0_u64, 0.0, 0.0);
+        for part in parts {
+            bytes = bytes.saturating_add(part.bytes);
+            below += (part.bytes.saturating_sub(part.low) as f64).powi(2);
+            above += (part.high.saturating_sub(part.bytes) as f64).powi(2);
+        }
+        let (low, high) =
+            (bytes.saturating_sub(below.sqrt() as u64), bytes.saturating_add(above.sqrt() as u64));
+        Self { bytes, low, high }
+    }
+}
+
 impl AreaSample {
     fn pages(&self) -> u64 {
         self.area.bytes / self.area.page_kib.saturating_mul(1024).max(1)
@@ -113,7 +131,7 @@ impl AreaSample {
         let total = self.area.bytes as f64;
         let hits = hits.min(self.looked);
         if self.looked == 0 {
-            return Estimate { bytes: 0, low: 0, high: self.area.bytes };
+            return Estimate { bytes: 0, low: 0, high: self.area.guest_bytes };
         }
         let (n, p) = (self.looked as f64, hits as f64 / self.looked as f64);
         let bytes = (p * total) as u64;
@@ -124,7 +142,7 @@ impl AreaSample {
         let middle = (p + z2 / (2.0 * n)) / (1.0 + z2 / n);
         let half = Z / (1.0 + z2 / n) * (p * (1.0 - p) / n + z2 / (4.0 * n * n)).sqrt();
         let low = ((middle - half).max(0.0) * total) as u64;
-        let high = ((middle + half).min(1.0) * total) as u64;
+        let high = (((middle + half).min(1.0) * total) as u64).min(self.area.guest_bytes);
         // Rounding must not take the likely figure out of its interval.
         Estimate { bytes, low: if hits == 0 { 0 } else { low.min(bytes) }, high: high.max(bytes) }
     }
@@ -201,6 +219,13 @@ pub struct MemoryObservation {
     pub unmapped: bool,
 }
 
+impl MemoryObservation {
+    /// Samples of the memory of a guest node: of what it booted with, and of what is plugged.
+    pub fn of(&self, guest_node: GuestNodeId) -> Vec<&AreaSample> {
+        self.areas.iter().filter(|sample| sample.area.guest_node == guest_node).collect()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -210,7 +235,7 @@ mod tests {
             let (kind, locked) = (PageKind::Base, kept.is_none());
             Found { node, kind, kept, locked, count }
         });
-        let area = MemoryArea { guest_node: 0, start: 0, bytes, page_kib: 4 };
+        let area = MemoryArea { guest_node: 0, start: 0, bytes, guest_bytes: bytes, page_kib: 4 };
         AreaSample { area, looked, found: found.collect(), swapped: 0 }
     }
 
@@ -238,6 +263,27 @@ mod tests {
         assert_eq!(all.displaced(3), exact(200 << 12));
         let nothing = sample(1 << 20, 0, &[]);
         assert_eq!(nothing.displaced(0), Estimate { bytes: 0, low: 0, high: 1 << 20 }, "nothing is known");
+    }
+
+    #[test]
+    fn of_a_device_that_is_mostly_holes_no_more_is_there_than_is_plugged() {
+        let mut device = sample(1 << 40, 1000, &[(0, None, 10), (1, None, 1)]);
+        device.area.guest_bytes = 12 << 30;
+        let shown = device.estimate(11);
+        assert_eq!((shown.bytes >> 30, shown.high), (11, 12 << 30));
+        device.area.guest_bytes = 8 << 30;
+        assert_eq!(device.estimate(11).high, device.estimate(11).bytes, "it was unplugged since");
+    }
+
+    #[test]
+    fn parts_of_a_guest_node_are_added_with_their_intervals() {
+        let estimate = |bytes, low, high| Estimate { bytes, low, high };
+        assert_eq!(Estimate::sum([]), Estimate::default());
+        assert_eq!(Estimate::sum([estimate(50, 20, 110)]), estimate(50, 20, 110));
+        assert_eq!(Estimate::sum([estimate(50, 20, 130), estimate(100, 60, 160)]), estimate(150, 100, 250));
+        assert_eq!(Estimate::sum([estimate(50, 20, 130), estimate(100, 100, 100)]), estimate(150, 120, 230));
+        let most = estimate(u64::MAX, 0, u64::MAX);
+        assert_eq!(Estimate::sum([most, most]), most);
     }
 
     #[test]

@@ -111,7 +111,7 @@ impl VmPlacement {
     /// The hypervisor's description was read again: vCPUs and devices come and go, memory finds another home.
     pub fn describe(&mut self, host: &HostTopology, vm: &VmDescription, now_ns: u64) {
         self.guest_nodes = vm.guest_nodes.iter().map(|node| node.id).collect();
-        self.homes = homes(&vm.guest_nodes, &self.homes);
+        self.homes = homes(&vm.guest_nodes, &vm.memory_devices, &self.homes);
         let mut changed = false;
         for vcpu in &vm.vcpus {
             if self.vcpus.contains_key(&vcpu.apic_id) {

@@ -441,3 +441,28 @@ fn names_are_read_back_and_others_refused() {
         "there is no memory policy `all\\u{1b}`; there are none, periodic, amount, both, adaptive"
     );
 }
+
+#[test]
+fn a_device_of_a_guest_node_does_not_rest_with_what_it_booted_with() {
+    let mut run = Run::new(MemoryPolicy::Amount);
+    run.displaced = [2 * GIB, 0];
+    let mut areas = run.areas();
+    let mut device = areas[0].clone();
+    (device.within, device.strays[0].bytes) = ((20 * GIB, 28 * GIB), GIB);
+    areas.push(device);
+    let look = |run: &mut Run, ended: Option<&MoveMemory>| {
+        run.now_ns += MINUTE_NS / 2;
+        let (policy, vms, memory_bytes, ready, now_ns) = (run.policy, 1, 24 * GIB, true, run.now_ns);
+        let input = HomeInput { vm: 7, policy, vms, memory_bytes, areas: &areas, ready, now_ns };
+        if let Some(order) = ended {
+            run.repatriator.ended(7, order, 0, 64 * PAGE, now_ns);
+        }
+        run.repatriator.decide(&run.settings, &input)
+    };
+    look(&mut run, None);
+    let first = look(&mut run, None).expect("more than the amount");
+    assert_eq!((first.from, first.within), (1, Some((GIB, 9 * GIB))), "the larger part");
+    let second = look(&mut run, Some(&first)).expect("the device is tried");
+    assert_eq!((second.from, second.within), (1, Some((20 * GIB, 28 * GIB))));
+    assert_eq!(look(&mut run, Some(&second)).map(|order| order.within), None, "both rest");
+}

@@ -23,6 +23,7 @@ mod packages;
 mod pages;
 mod placed;
 mod places;
+mod plugged;
 mod policy;
 mod programs;
 mod random;
@@ -71,6 +72,8 @@ enum Scenario {
     Rehomed,
     /// Guest nodes of a running VM grow and shrink
     Resize,
+    /// Memory that was plugged is looked at, comes home and is re-homed
+    Plugged,
     /// VMs as they are: UMA, unbound memory, several guest nodes with one home
     Shapes,
     /// A guest scribbles over its channel and rings without end
@@ -137,6 +140,7 @@ fn play(scenario: Scenario) -> anyhow::Result<()> {
         Scenario::Rehome => rehome::run(),
         Scenario::Rehomed => rehomed::run(),
         Scenario::Resize => resize::run(),
+        Scenario::Plugged => plugged::run(),
         Scenario::Moving(arguments) => moving::run(&arguments),
         Scenario::Shapes => shapes::run(),
         Scenario::Kills(arguments) => kills::run(&arguments),

@@ -100,7 +100,7 @@ fn by_request(vm: &Vm, name: &str) -> Result<()> {
 }
 
 /// The guest's driver, and what is plugged online as it comes.
-fn ready(vm: &Vm) -> Result<()> {
+pub fn ready(vm: &Vm) -> Result<()> {
     let online = "echo online_movable > /sys/devices/system/memory/auto_online_blocks && modprobe virtio_mem && \
                   for i in $(seq 100); do [ $(ls -d /sys/bus/virtio/drivers/virtio_mem/virtio* | wc -l) = 2 ] && exit; sleep 0.2; \
                   done; exit 1";

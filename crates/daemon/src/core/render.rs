@@ -77,7 +77,7 @@ fn vm(vm: &Vm, hypervisor: api::Hypervisor, problem: Option<String>) -> api::Vm 
         id: node.id,
         home: homes.get(&node.id).copied(),
         memory_bytes: node.memory_bytes,
-        displaced_bytes: vnuma_placement::displaced_bytes(node, homes.get(&node.id).copied()),
+        displaced_bytes: displaced_of(vm, node),
         bound: bound(node),
     };
     let suppressed = vm.placement.suppressed();
@@ -238,13 +238,14 @@ pub(super) fn scheduling(vm: &Vm, schedule: &Schedule) -> api::Scheduling {
 
 /// Of all guest nodes; none as long as it is not known of one, or there are none.
 fn displaced_bytes(vm: &Vm) -> Option<u64> {
-    let homes = vm.placement.homes();
-    let of = |node: &vnuma_topology::GuestNode| {
-        vnuma_placement::displaced_bytes(node, homes.get(&node.id).copied())
-    };
     let nodes = &vm.description.guest_nodes;
-    let all: Option<Vec<u64>> = nodes.iter().map(of).collect();
+    let all: Option<Vec<u64>> = nodes.iter().map(|node| displaced_of(vm, node)).collect();
     all.filter(|all| !all.is_empty()).map(|all| all.into_iter().fold(0, u64::saturating_add))
+}
+
+fn displaced_of(vm: &Vm, node: &vnuma_topology::GuestNode) -> Option<u64> {
+    let home = vm.placement.homes().get(&node.id).copied();
+    vnuma_placement::displaced_bytes(node, &vm.description.memory_devices, home)
 }
 
 /// The one host node that QEMU's policy takes new pages from.

@@ -38,9 +38,8 @@ fn of(vm: &Vm) -> VmUse {
     let mut resident = BTreeMap::<HostNodeId, u64>::new();
     let mut memory = Vec::new();
     for node in &vm.description.guest_nodes {
-        let pages = node.memory.iter().flat_map(|memory| &memory.resident_kib);
         let mut taken = 0_u64;
-        for &(host_node, kib) in pages {
+        for (host_node, kib) in vnuma_placement::resident_kib(node, &vm.description.memory_devices) {
             let bytes = kib.saturating_mul(1024);
             taken = taken.saturating_add(bytes);
             let sum = resident.entry(host_node).or_default();

@@ -10,7 +10,7 @@
 
 use super::{DescriptionSource, NodeSizing, Vm, VmId, World, schedule::effective_policy};
 use crate::{
-    Policies,
+    Policies, backings,
     rehome::Rehome,
     repatriation::{HomeArea, HomeInput, MemoryPolicy, MemorySettings, Stray},
     residency::{AreaSample, MemoryArea, MemoryObservation},
@@ -20,7 +20,7 @@ use crate::{
     },
 };
 use std::{collections::BTreeMap, sync::Arc};
-use vnuma_topology::{GuestNode, GuestNodeId, HostNodeId, MemoryBacking};
+use vnuma_topology::{BackingMapping, GuestNodeId, HostNodeId, MemoryBacking};
 
 const SECOND_NS: u64 = 1_000_000_000;
 /// Longest time between two observations while memory is coming home: what the rate allows is saved up for as long.
@@ -88,21 +88,31 @@ impl Vm {
 
     /// Where its process has the memory of its guest nodes, as far as that is known.
     pub fn memory_areas(&self) -> Vec<MemoryArea> {
-        let area = |node: &GuestNode| {
-            let memory = node.memory.as_ref()?;
-            let mapping = memory.mapping?;
-            let (guest_node, bytes) = (node.id, memory.size_bytes);
-            mapping.start.checked_add(bytes)?;
-            Some(MemoryArea { guest_node, start: mapping.start, bytes, page_kib: mapping.page_kib })
+        let area = |guest_node, memory: &MemoryBacking, guest_bytes: u64| {
+            let BackingMapping { start, page_kib } = memory.mapping?;
+            let bytes = memory.size_bytes;
+            start.checked_add(bytes)?;
+            Some(MemoryArea { guest_node, start, bytes, guest_bytes: guest_bytes.min(bytes), page_kib })
         };
-        let known = self.source == DescriptionSource::Hypervisor;
-        self.description.guest_nodes.iter().filter(|_| known).filter_map(area).collect()
+        if self.source != DescriptionSource::Hypervisor {
+            return Vec::new();
+        }
+        let booted = self.description.guest_nodes.iter().filter_map(|node| {
+            let memory = node.memory.as_ref()?;
+            area(node.id, memory, memory.size_bytes)
+        });
+        // Where nothing is plugged there is nothing but a hole.
+        let devices = self.description.memory_devices.iter().filter(|device| device.plugged_bytes > 0);
+        let plugged =
+            devices.filter_map(|device| area(device.guest_node, &device.memory, device.plugged_bytes));
+        booted.chain(plugged).collect()
     }
 
     /// The backend of memory of a guest node.
     pub(super) fn backing_of(&self, area: &MemoryArea) -> Option<&MemoryBacking> {
         let node = self.description.guest_nodes.iter().find(|node| node.id == area.guest_node)?;
-        node.memory.as_ref()
+        backings(node, &self.description.memory_devices)
+            .find(|memory| memory.mapping.is_some_and(|mapping| mapping.start == area.start))
     }
 
     /// It is looked at regularly, whatever its memory policy.
@@ -228,7 +238,7 @@ impl World {
             vm: id,
             policy: vm.homing.policy,
             vms,
-            memory_bytes: observed.areas.iter().fold(0, |sum, one| sum.saturating_add(one.area.bytes)),
+            memory_bytes: observed.areas.iter().fold(0, |sum, one| sum.saturating_add(one.area.guest_bytes)),
             areas: &areas,
             ready: memory.wanted.is_none()
                 && !memory.is_under_way()

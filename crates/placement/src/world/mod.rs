@@ -338,7 +338,9 @@ impl Vm {
     /// Host nodes of its guest nodes can change without an event.
     pub fn has_unbound_memory(&self) -> bool {
         let bound = |memory: &vnuma_topology::MemoryBacking| memory.bound_node().is_some();
+        let mut plugged = self.description.memory_devices.iter().filter(|device| device.plugged_bytes > 0);
         self.description.guest_nodes.iter().any(|node| !node.memory.as_ref().is_some_and(bound))
+            || plugged.any(|device| !bound(&device.memory))
     }
 }
 

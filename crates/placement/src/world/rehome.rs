@@ -2,13 +2,15 @@
 
 use super::{ChannelState, Move, Mover, Publisher, Vm, VmId, World};
 use crate::{
-    Due, Policies, VcpuState,
-    rehome::{Rehome, RehomeStep, RehomeView},
+    Due, Policies, VcpuState, backings,
+    rehome::{Part, Rehome, RehomeStep, RehomeView},
     rehome_policy::{NodeView, RehomeWhy},
     residency::{AreaSample, Keeps, MemoryObservation},
+    resident_kib,
     scheduling::memory::{MemoryReason, MoveMemory, NodeMemory},
 };
-use vnuma_topology::{ApicId, GuestNodeId, HostNodeId};
+use std::collections::BTreeSet;
+use vnuma_topology::{ApicId, GuestNodeId, HostNodeId, MemoryBacking};
 
 /// Why the memory of a guest node cannot get another home.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -66,12 +68,26 @@ pub struct RehomeWish {
 }
 
 impl Vm {
-    /// Resident memory of a guest node, by host node, bytes.
+    /// Resident memory of a guest node, by host node, bytes: what it booted with, and what is plugged.
     pub fn places_of(&self, guest_node: GuestNodeId) -> Vec<(HostNodeId, u64)> {
         let node = self.description.guest_nodes.iter().find(|node| node.id == guest_node);
-        let memory = node.and_then(|node| node.memory.as_ref());
-        let places = memory.map_or(&[][..], |memory| &memory.resident_kib);
-        places.iter().map(|&(node, kib)| (node, kib.saturating_mul(1024))).collect()
+        let places = node.map(|node| resident_kib(node, &self.description.memory_devices));
+        places.into_iter().flatten().map(|(node, kib)| (node, kib.saturating_mul(1024))).collect()
+    }
+
+    /// The same by what it is of, and where.
+    fn parts_of(&self, guest_node: GuestNodeId) -> Vec<Part> {
+        let Some(node) = self.description.guest_nodes.iter().find(|node| node.id == guest_node) else {
+            return Vec::new();
+        };
+        let parts = |memory: &MemoryBacking| {
+            // Without a place it is in no area, and cannot be moved.
+            let start = memory.mapping.map_or(0, |mapping| mapping.start);
+            let part =
+                move |&(node, kib): &(HostNodeId, u64)| Part { start, node, bytes: kib.saturating_mul(1024) };
+            memory.resident_kib.iter().map(part).collect::<Vec<_>>()
+        };
+        backings(node, &self.description.memory_devices).flat_map(parts).collect()
     }
 
     /// vCPUs of a guest node: as its guest was told last or, where no home is near a vCPU, as it booted.
@@ -109,7 +125,7 @@ impl Vm {
     fn rehome_view(&self, guest_node: GuestNodeId, policies: &Policies, now_ns: u64) -> RehomeView {
         let memory = &self.scheduling.memory;
         RehomeView {
-            places: self.places_of(guest_node),
+            parts: self.parts_of(guest_node),
             home: self.placement.homes().get(&guest_node).copied(),
             moving: memory.is_under_way() || memory.wanted.is_some(),
             published: self.is_published(policies, now_ns),
@@ -138,11 +154,10 @@ impl World {
     pub fn plan_rehome(&self, vm: &Vm, wish: &RehomeWish) -> Result<Rehome, RehomeObstacle> {
         let node = wish.node;
         let observed = vm.homing.observed.as_deref();
-        let sample =
-            observed.and_then(|seen| seen.areas.iter().find(|one| one.area.guest_node == wish.guest_node));
-        if let Some(obstacle) =
-            observed.zip(sample).and_then(|(seen, sample)| vm.rehome_obstacle(sample, node, seen))
-        {
+        let obstacle = observed.and_then(|seen| {
+            seen.of(wish.guest_node).into_iter().find_map(|sample| vm.rehome_obstacle(sample, node, seen))
+        });
+        if let Some(obstacle) = obstacle {
             return Err(obstacle);
         }
         let places = vm.places_of(wish.guest_node);
@@ -174,26 +189,28 @@ impl World {
         observed: &MemoryObservation,
         policies: &Policies,
     ) -> Vec<NodeView> {
-        let view = |sample: &AreaSample| {
-            let guest_node = sample.area.guest_node;
+        let view = |guest_node: GuestNodeId| {
+            let samples = observed.of(guest_node);
             let home = *vm.placement.homes().get(&guest_node)?;
             let to_vcpus = policies.memory_goes_to_vcpus();
             let may = |to: &HostNodeId| {
-                vm.obstacle(sample, *to, observed, to_vcpus).is_none()
-                    && too_much_kept(&[sample], *to).is_none()
+                let kept = |sample: &&AreaSample| vm.obstacle(sample, *to, observed, to_vcpus).is_some();
+                !samples.iter().any(kept) && too_much_kept(&samples, *to).is_none()
             };
             let stays = vm.stays(guest_node).filter(may);
-            let away = stays.map(|to| sample.movable(to)).unwrap_or_default();
+            let movable = |to: HostNodeId| samples.iter().flat_map(move |sample| sample.movable(to));
+            let away = stays.into_iter().flat_map(movable);
             Some(NodeView {
                 guest_node,
                 stays,
-                away_bytes: away.iter().fold(0, |sum, (_, size)| sum.saturating_add(size.bytes)),
-                bytes: sample.area.bytes,
+                away_bytes: away.fold(0, |sum, (_, size)| sum.saturating_add(size.bytes)),
+                bytes: samples.iter().fold(0, |sum, sample| sum.saturating_add(sample.area.bytes)),
                 distance: stays.and_then(|to| self.host.distance(to, home)).unwrap_or(20),
                 saving: stays.and_then(|to| self.saving(id, observed, (home, to))),
             })
         };
-        observed.areas.iter().filter_map(view).collect()
+        let guest_nodes: BTreeSet<_> = observed.areas.iter().map(|sample| sample.area.guest_node).collect();
+        guest_nodes.into_iter().filter_map(view).collect()
     }
 
     /// The memory of a VM was looked at: a guest node that gets another home by itself, if one does.
@@ -238,26 +255,29 @@ impl World {
         let mut rehome = vm.homing.rehome.clone()?;
         let before = rehome.phase().clone();
         let step = rehome.next(&vm.rehome_view(rehome.guest_node, policies, now_ns));
-        let area = vm.memory_areas().into_iter().find(|area| area.guest_node == rehome.guest_node);
+        let areas = vm.memory_areas();
         let total_kib = self.host.node(rehome.to).map_or(0, |node| node.memory_total_kib);
         if *rehome.phase() == before && step == RehomeStep::Wait {
             return None;
         }
         match step {
             RehomeStep::Wait => {}
-            RehomeStep::Memory(from, bytes) => match area {
+            RehomeStep::Memory(part) => match areas.iter().find(|area| area.start == part.start) {
                 Some(area) => {
                     let order = MoveMemory {
-                        from,
+                        from: part.node,
                         to: rehome.to,
-                        bytes,
+                        bytes: part.bytes,
                         reserve_kib: NodeMemory { total_kib, free_kib: 0 }.reserve_kib(),
                         within: Some((area.start, area.start.saturating_add(area.bytes))),
                         why: MemoryReason::Rehome(rehome.guest_node),
                     };
                     self.want_memory(id, order);
                 }
-                None => rehome.memory_ended(from, Some("where QEMU has it is not known any more".to_owned())),
+                None => {
+                    let problem = "where QEMU has it is not known any more".to_owned();
+                    rehome.memory_ended(part.start, part.node, Some(problem));
+                }
             },
             RehomeStep::Vcpus(vcpus) => {
                 let (_, vm) = self.vm_mut(id)?;
@@ -279,7 +299,7 @@ impl World {
             order.why == MemoryReason::Rehome(rehome.guest_node) && order.to == rehome.to
         };
         if let Some(rehome) = vm.homing.rehome.as_mut().filter(its) {
-            rehome.memory_ended(order.from, problem);
+            rehome.memory_ended(order.within.map_or(0, |(start, _)| start), order.from, problem);
         }
     }
 }

@@ -216,7 +216,7 @@ impl World {
             return Some(StaysWhy::Unknown(problem.clone()));
         }
         let Some(observed) = vm.homing.observed.as_deref() else { return Some(StaysWhy::NotSeen) };
-        let samples: Vec<_> = observed.areas.iter().filter(|one| one.area.guest_node == guest_node).collect();
+        let samples = observed.of(guest_node);
         if samples.is_empty() {
             return Some(StaysWhy::NotSeen);
         }

@@ -292,7 +292,7 @@ fn a_guest_node_gets_another_home() {
 #[test]
 #[ignore = "takes minutes: make soak"]
 fn guest_nodes_grow_and_shrink_by_what_is_free() {
-    run("2n4c", &[job(&["lab-scenario", "resize"])]);
+    run("2n4c", &[job(&["lab-scenario", "resize"]), job(&["lab-scenario", "plugged"])]);
 }
 
 /// `make soak NAME=memory`

@@ -1,12 +1,13 @@
 //! Where the memory of a VM is, in the form of the API.
 
+use std::collections::BTreeMap;
 use vnuma_api as api;
 use vnuma_placement::{
     residency::{AreaSample, Estimate, MemoryObservation, PageKind},
     sizing::SizeSettings,
-    world::Vm,
+    world::{Obstacle, Vm},
 };
-use vnuma_topology::GuestNode;
+use vnuma_topology::{GuestNode, HostNodeId};
 
 /// Where the memory of a VM is. What could not be moved rests until `rests_until_ns`.
 pub(in crate::core) fn vm_memory(
@@ -49,44 +50,77 @@ fn guest_node(
         memory_bytes: node.memory_bytes,
         ..api::GuestNodeMemory::default()
     };
-    let sample = observed.and_then(|seen| seen.areas.iter().find(|one| one.area.guest_node == node.id));
-    let Some((observed, sample)) = observed.zip(sample) else { return bare };
+    let Some(observed) = observed else { return bare };
+    let samples = observed.of(node.id);
+    if samples.is_empty() {
+        return bare;
+    }
+    let sum = |of: &dyn Fn(&AreaSample) -> Estimate| bytes(Estimate::sum(samples.iter().map(|one| of(one))));
     api::GuestNodeMemory {
-        samples: sample.looked,
-        exact: sample.is_exact(),
-        resident: bytes(sample.resident()),
-        displaced: home.map(|home| bytes(sample.displaced(home))),
-        swapped: bytes(sample.in_swap()),
-        locked: bytes(sample.locked()),
-        places: places(sample),
+        samples: samples.iter().fold(0, |sum, sample| sum.saturating_add(sample.looked)),
+        exact: samples.iter().all(|sample| sample.is_exact()),
+        resident: sum(&AreaSample::resident),
+        displaced: home.map(|home| sum(&|sample| sample.displaced(home))),
+        swapped: sum(&AreaSample::in_swap),
+        locked: sum(&AreaSample::locked),
+        places: places(&samples),
         unmovable: home.map_or_else(Vec::new, |home| {
-            let whole = vm.obstacle(sample, home, observed, moves_to_vcpus);
-            match whole.filter(|_| sample.displaced(home).bytes > 0) {
-                Some(obstacle) => vec![unmovable(obstacle.name(), sample.displaced(home))],
-                None => {
-                    sample.kept(home).iter().map(|(keeps, size)| unmovable(keeps.name(), *size)).collect()
-                }
-            }
+            let whole =
+                |sample: &AreaSample| vm.obstacle(sample, home, observed, moves_to_vcpus).map(Obstacle::name);
+            unmovable(&samples, home, whole)
         }),
         ..bare
     }
 }
 
-fn places(sample: &AreaSample) -> Vec<api::MemoryPlace> {
-    let place = |(node, kind, size)| {
-        let (pages, page_kib) = match kind {
-            PageKind::Base => ("4K", Some(4)),
-            PageKind::Huge => ("huge", Some(2048)),
-            PageKind::Pool => ("pool", Some(sample.area.page_kib)),
-            PageKind::Unknown => ("unknown", None),
+/// Of all memory of a guest node together.
+fn places(samples: &[&AreaSample]) -> Vec<api::MemoryPlace> {
+    let mut places: BTreeMap<(HostNodeId, PageKind, Option<u64>), Vec<Estimate>> = BTreeMap::new();
+    for sample in samples {
+        for (node, kind, size) in sample.places() {
+            let page_kib = match kind {
+                PageKind::Base => Some(4),
+                PageKind::Huge => Some(2048),
+                PageKind::Pool => Some(sample.area.page_kib),
+                PageKind::Unknown => None,
+            };
+            places.entry((node, kind, page_kib)).or_default().push(size);
+        }
+    }
+    let place = |((node, kind, page_kib), sizes)| {
+        let pages = match kind {
+            PageKind::Base => "4K",
+            PageKind::Huge => "huge",
+            PageKind::Pool => "pool",
+            PageKind::Unknown => "unknown",
         };
-        api::MemoryPlace { node, pages: pages.to_owned(), page_kib, size: bytes(size) }
+        api::MemoryPlace { node, pages: pages.to_owned(), page_kib, size: bytes(Estimate::sum(sizes)) }
     };
-    sample.places().into_iter().map(place).collect()
+    places.into_iter().map(place).collect()
 }
 
-fn unmovable(reason: &str, size: Estimate) -> api::Unmovable {
-    api::Unmovable { reason: reason.to_owned(), size: bytes(size) }
+/// What of the displaced memory cannot be moved, by reason: `whole` is what keeps all of a part.
+fn unmovable(
+    samples: &[&AreaSample],
+    home: HostNodeId,
+    whole: impl Fn(&AreaSample) -> Option<&'static str>,
+) -> Vec<api::Unmovable> {
+    let mut kept: BTreeMap<&str, Vec<Estimate>> = BTreeMap::new();
+    for sample in samples {
+        let displaced = sample.displaced(home);
+        match whole(sample).filter(|_| displaced.bytes > 0) {
+            Some(reason) => kept.entry(reason).or_default().push(displaced),
+            None => sample
+                .kept(home)
+                .iter()
+                .for_each(|(keeps, size)| kept.entry(keeps.name()).or_default().push(*size)),
+        }
+    }
+    let one = |(reason, sizes): (&str, Vec<Estimate>)| api::Unmovable {
+        reason: reason.to_owned(),
+        size: bytes(Estimate::sum(sizes)),
+    };
+    kept.into_iter().map(one).collect()
 }
 
 fn bytes(Estimate { bytes, low, high }: Estimate) -> api::Bytes {

@@ -1,5 +1,6 @@
 //! Where guest nodes are and the last re-home, in the form of the API.
 
+use std::collections::BTreeSet;
 use vnuma_api as api;
 use vnuma_placement::{
     rehome::Rehome,
@@ -48,17 +49,21 @@ fn guest_node(vm: &Vm, node: &GuestNode, stays: Option<api::MemoryStays>) -> api
     api::GuestNodeHome {
         id: node.id,
         home: vm.placement.homes().get(&node.id).copied(),
-        bound: bound(node),
+        bound: bound(vm, node, |_| true),
         places: vm.places_of(node.id).into_iter().filter(|(_, bytes)| *bytes > 0).map(place).collect(),
         stays,
     }
 }
 
-/// Nodes that new pages come from, whatever is moved.
-fn bound(node: &GuestNode) -> Vec<u32> {
+/// Nodes that new pages come from, whatever is moved: of what it booted with, and of its virtio-mem devices. Of memory to which
+/// this applies.
+fn bound(vm: &Vm, node: &GuestNode, applies: impl Fn(&[u32]) -> bool) -> Vec<u32> {
     let policies = ["bind", "preferred"];
-    let memory = node.memory.as_ref().filter(|memory| policies.contains(&memory.policy.as_str()));
-    memory.map_or_else(Vec::new, |memory| memory.host_nodes.clone())
+    let memory = vnuma_placement::backings(node, &vm.description.memory_devices);
+    let bound = memory.filter(|memory| policies.contains(&memory.policy.as_str()));
+    let bound = bound.filter(|memory| applies(&memory.host_nodes));
+    let nodes: BTreeSet<u32> = bound.flat_map(|memory| memory.host_nodes.iter().copied()).collect();
+    nodes.into_iter().collect()
 }
 
 fn state(vm: &Vm, host: &HostTopology, rehome: &Rehome, planned: bool) -> api::RehomeState {
@@ -89,8 +94,9 @@ fn state(vm: &Vm, host: &HostTopology, rehome: &Rehome, planned: bool) -> api::R
 fn notes(vm: &Vm, host: &HostTopology, rehome: &Rehome) -> Vec<String> {
     let (to, mut notes) = (rehome.to, Vec::new());
     let node = vm.description.guest_nodes.iter().find(|node| node.id == rehome.guest_node);
-    let bound = node.map(bound).unwrap_or_default();
-    if !bound.is_empty() && !bound.contains(&to) {
+    let elsewhere = |nodes: &[u32]| !nodes.contains(&to);
+    let bound = node.map(|node| bound(vm, node, elsewhere)).unwrap_or_default();
+    if !bound.is_empty() {
         notes.push(format!(
             "QEMU's policy takes new pages of it from nodes {bound:?}, and nobody but QEMU can change that: pages that are freed and \
              touched again go there; start the VM without host-nodes= (or with host-nodes={to}) to avoid it"

@@ -16,7 +16,9 @@ use std::{
     time::{Duration, Instant},
 };
 use vnuma_host::{page_moves::PageMoves, read_node_memory};
-use vnuma_hypervisor::resident::{GuestMapping, MappingPolicy, read_guest_mappings, read_mappings};
+use vnuma_hypervisor::resident::{
+    GuestMapping, MappingPolicy, read_guest_mappings, read_mappings, read_mappings_with_pages,
+};
 use vnuma_placement::{scheduling::memory::MemoryReason, world::MemoryMoved};
 use vnuma_process::{PAGES_AT_ONCE, PageState, find_pages, move_pages};
 use vnuma_topology::HostNodeId;
@@ -56,8 +58,8 @@ impl Pace {
 
 /// Pages of a process, and the nodes that they may be on.
 pub(super) trait Pages {
-    /// Mappings that a VM's memory may be in, each with its end.
-    fn mappings(&self) -> Result<Vec<(GuestMapping, u64)>, String>;
+    /// Mappings that a VM's memory may be in, or all that have pages, each with its end.
+    fn mappings(&self, all: bool) -> Result<Vec<(GuestMapping, u64)>, String>;
     /// Where these pages are.
     fn find(&self, addresses: &[u64]) -> io::Result<Vec<PageState>>;
     /// Moves these pages to a node, and says how long it has held them.
@@ -88,8 +90,9 @@ impl Process {
 }
 
 impl Pages for Process {
-    fn mappings(&self) -> Result<Vec<(GuestMapping, u64)>, String> {
-        let mappings = read_guest_mappings(self.pid).map_err(|error| error.to_string())?;
+    fn mappings(&self, all: bool) -> Result<Vec<(GuestMapping, u64)>, String> {
+        let read = if all { read_mappings_with_pages } else { read_guest_mappings };
+        let mappings = read(self.pid).map_err(|error| error.to_string())?;
         let lengths = read_mappings(self.pid).map_err(|error| error.to_string())?;
         Ok(with_ends(mappings, lengths))
     }
@@ -148,7 +151,8 @@ impl<P: Pages> Job<P> {
         order: MoveMemory,
         from: u64,
     ) -> Result<Self, String> {
-        let ranges = ranges(pages.mappings()?, &order, from);
+        // Where that is known its size says nothing: a guest node may be small, or have few pages plugged.
+        let ranges = ranges(pages.mappings(order.within.is_some())?, &order, from);
         let (moved, worked, reported) = (MemoryMoved::default(), Duration::ZERO, Instant::now());
         let (looked, pace) = (None, Pace(LEAST));
         Ok(Self { vm, pid, pages, order, ranges, at: from, moved, worked, reported, looked, pace })
@@ -297,6 +301,8 @@ mod tests {
     /// A process with pages of these states, which move if they can.
     struct Fake {
         mappings: Vec<(GuestMapping, u64)>,
+        /// Those of them that are too small to be a VM's memory, by their size.
+        small: Vec<u64>,
         pages: RefCell<BTreeMap<u64, PageState>>,
         /// What keeps a page where it is.
         stays: BTreeMap<u64, PageState>,
@@ -316,6 +322,7 @@ mod tests {
         fn new(mappings: &[(MappingPolicy, u64)]) -> Self {
             let mut fake = Self {
                 mappings: Vec::new(),
+                small: Vec::new(),
                 pages: RefCell::default(),
                 stays: BTreeMap::new(),
                 lives: Cell::new(usize::MAX),
@@ -342,8 +349,9 @@ mod tests {
     }
 
     impl Pages for &Fake {
-        fn mappings(&self) -> Result<Vec<(GuestMapping, u64)>, String> {
-            Ok(self.mappings.clone())
+        fn mappings(&self, all: bool) -> Result<Vec<(GuestMapping, u64)>, String> {
+            let small = |(mapping, _): &(GuestMapping, u64)| self.small.contains(&mapping.start);
+            Ok(self.mappings.iter().filter(|mapping| all || !small(mapping)).cloned().collect())
         }
 
         fn find(&self, addresses: &[u64]) -> io::Result<Vec<PageState>> {
@@ -529,6 +537,18 @@ mod tests {
         assert!(fake.moves.borrow().iter().flatten().all(|at| (first..end).contains(at)), "elsewhere");
         let nothing = MoveMemory { within: Some((0, START)), ..order };
         assert!(Job::new((1, 2), &fake, nothing, 0).expect("begun").turn(), "nothing is there");
+    }
+
+    #[test]
+    fn a_small_mapping_moves_if_it_is_known_to_be_memory_of_the_guest() {
+        let mut fake = Fake::new(&[(MappingPolicy::Any, 1000), (MappingPolicy::Any, 10)]);
+        let (first, end) = (START + 1000 * PAGE, START + 1010 * PAGE);
+        fake.small.push(first);
+        let order = MoveMemory { within: Some((first, end)), ..order(5000) };
+        let mut job = Job::new((1, 2), &fake, order, 0).expect("begun");
+        assert!((0..100).any(|_| job.turn()));
+        assert_eq!((job.moved.bytes, moved(&fake)), (10 * PAGE, 10));
+        assert_eq!(finish(&fake, 5000).moved.bytes, 1000 * PAGE, "it may be a program's");
     }
 
     #[test]
