@@ -138,6 +138,14 @@ impl Workload {
 pub enum Policy {
     /// Nothing ever moves, and all is local
     Ideal,
+    /// The guest knows no nodes, and all of its memory is on the server's first
+    None,
+    /// It knows none, and its pages are spread over the server's nodes in turn
+    Interleaved,
+    /// It knows none, and each page is on the node of the vCPU that touched it first
+    FirstTouch,
+    /// The same, and the server's kernel takes pages to the vCPUs that use them
+    AutonumaHost,
     /// Nobody: the guest has the nodes of its boot, and the runtime uses them
     StaticVnuma,
     /// The same, and the runtime does not use nodes
@@ -150,7 +158,17 @@ pub enum Policy {
 
 impl Policy {
     /// All of them, in the order in which they are shown.
-    pub const ALL: [Self; 5] = [Self::Ideal, Self::StaticVnuma, Self::VnumaOs, Self::OsOnly, Self::Full];
+    pub const ALL: [Self; 9] = [
+        Self::Ideal,
+        Self::None,
+        Self::Interleaved,
+        Self::FirstTouch,
+        Self::AutonumaHost,
+        Self::StaticVnuma,
+        Self::VnumaOs,
+        Self::OsOnly,
+        Self::Full,
+    ];
     /// Those of the reduced form.
     pub const REDUCED: [Self; 4] = [Self::Ideal, Self::StaticVnuma, Self::OsOnly, Self::Full];
 
@@ -158,6 +176,10 @@ impl Policy {
     pub fn name(self) -> &'static str {
         match self {
             Self::Ideal => "ideal",
+            Self::None => "none",
+            Self::Interleaved => "interleaved",
+            Self::FirstTouch => "first-touch",
+            Self::AutonumaHost => "autonuma-host",
             Self::StaticVnuma => "static-vnuma",
             Self::VnumaOs => "vnuma-os",
             Self::OsOnly => "os-only",
@@ -168,6 +190,33 @@ impl Policy {
     /// Is the VM attached to vnuma?
     pub fn is_attached(self) -> bool {
         matches!(self, Self::OsOnly | Self::Full)
+    }
+
+    /// Is the guest one without nodes, whose memory is the server's business? Where its pages are is decided when they are touched
+    /// first, so that each cell has a VM of its own.
+    pub fn is_black_box(self) -> bool {
+        self.started_by().is_some()
+    }
+
+    /// What starts the VM of a black box: QEMU inherits the placement of memory from it. Nothing is set where it is first touch.
+    pub fn started_by(self) -> Option<&'static [&'static str]> {
+        match self {
+            Self::None => Some(&["numactl", "--preferred=0"]),
+            Self::Interleaved => Some(&["numactl", "--interleave=all"]),
+            Self::FirstTouch | Self::AutonumaHost => Some(&[]),
+            Self::Ideal | Self::StaticVnuma | Self::VnumaOs | Self::OsOnly | Self::Full => None,
+        }
+    }
+
+    /// Is there a cell of it? Black boxes have no more than the reduced form's workloads and rates: each of their cells boots a VM.
+    fn has(self, workload: Workload, rate: u32) -> bool {
+        match self {
+            Self::Ideal => rate == 0,
+            _ if self.is_black_box() => {
+                Workload::REDUCED.contains(&workload) && REDUCED_RATES.contains(&rate)
+            }
+            _ => true,
+        }
     }
 }
 
@@ -181,16 +230,19 @@ pub const JUDGED_RATE: u32 = 20;
 /// A cell: a workload under a policy with so many changes.
 pub type Cell = (Workload, Policy, u32);
 
-/// The cells of a form, in the order in which they are measured: those without vnuma first, as the VM is attached once.
+/// The cells of a form, in the order in which they are measured: black boxes first, then those without vnuma, as the VM of all others is
+/// attached once.
 pub fn cells(full: bool) -> Vec<Cell> {
     let policies: &[Policy] = if full { &Policy::ALL } else { &Policy::REDUCED };
     let rates: &[u32] = if full { &RATES } else { &REDUCED_RATES };
     let workloads: &[Workload] = if full { &Workload::ALL } else { &Workload::REDUCED };
     let mut cells = Vec::new();
-    for attached in [false, true] {
+    for (black_box, attached) in [(true, false), (false, false), (false, true)] {
         for &workload in workloads {
-            for &policy in policies.iter().filter(|policy| policy.is_attached() == attached) {
-                let of_policy = rates.iter().filter(|rate| policy != Policy::Ideal || **rate == 0);
+            let now =
+                |policy: &&Policy| policy.is_black_box() == black_box && policy.is_attached() == attached;
+            for &policy in policies.iter().filter(now) {
+                let of_policy = rates.iter().filter(|rate| policy.has(workload, **rate));
                 cells.extend(of_policy.map(|&rate| (workload, policy, rate)));
             }
         }
@@ -233,6 +285,16 @@ mod tests {
         let attached: Vec<bool> = reduced.iter().map(|(_, policy, _)| policy.is_attached()).collect();
         assert!(attached.is_sorted(), "the VM is attached once: {attached:?}");
         assert!(cells(true).iter().all(|(_, policy, rate)| *policy != Policy::Ideal || *rate == 0));
+    }
+
+    #[test]
+    fn black_boxes_are_in_the_full_form_only_and_come_first() {
+        let full = cells(true);
+        let first = full.iter().take_while(|(_, policy, _)| policy.is_black_box()).count();
+        assert_eq!(first, 4 * Workload::REDUCED.len() * REDUCED_RATES.len());
+        assert!(full[first..].iter().all(|(_, policy, _)| !policy.is_black_box()));
+        let attached: Vec<bool> = full.iter().map(|(_, policy, _)| policy.is_attached()).collect();
+        assert!(attached.is_sorted(), "the VM is attached once: {attached:?}");
     }
 
     #[test]

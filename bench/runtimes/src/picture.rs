@@ -22,15 +22,19 @@ const SIZE: (u32, u32) = (1200, 860);
 const FONT: (&str, u32) = ("sans-serif", 12);
 const TITLE: (&str, u32) = ("sans-serif", 17);
 /// In the order of [`Policy::ALL`]; blue for `full`, others apart for any kind of colour vision (Okabe and Ito).
-const COLOURS: [RGBColor; 5] = [
+const COLOURS: [RGBColor; 9] = [
     RGBColor(0x99, 0x99, 0x99),
+    RGBColor(0x00, 0x00, 0x00),
+    RGBColor(0x66, 0x66, 0x66),
+    RGBColor(0x00, 0x9e, 0x73),
+    RGBColor(0x56, 0xb4, 0xe9),
     RGBColor(0xd5, 0x5e, 0x00),
     RGBColor(0xcc, 0x79, 0xa7),
     RGBColor(0xe6, 0x9f, 0x00),
     RGBColor(0x00, 0x72, 0xb2),
 ];
-/// Of the place of a workload.
-const BAR: f64 = 0.16;
+/// What all bars of a workload take of its place.
+const BARS: f64 = 0.8;
 /// Of the bars' chart: there is room for the legend above them.
 const TOP: f64 = 1.7;
 
@@ -97,18 +101,18 @@ fn bars(area: &Area<'_>, rows: &[Row]) -> Result<(), String> {
         .label_style(FONT)
         .draw()
         .map_err(|error| error.to_string())?;
-    for (index, policy) in Policy::ALL.into_iter().enumerate() {
-        let left = |at: usize| at as f64 + (index as f64 - 2.5) * BAR;
+    let is_there = |policy: &Policy| places.iter().any(|place| by_ideal(*place, *policy).is_some());
+    let shown: Vec<Policy> = Policy::ALL.into_iter().filter(is_there).collect();
+    let width = BARS / shown.len().max(1) as f64;
+    for (index, &policy) in shown.iter().enumerate() {
+        let left = |at: usize| at as f64 + (index as f64 - shown.len() as f64 / 2.0) * width;
         let values: Vec<(usize, f64)> = places
             .iter()
             .enumerate()
             .filter_map(|(at, place)| Some((at, by_ideal(*place, policy)?)))
             .collect();
-        if values.is_empty() {
-            continue;
-        }
         let bar = |&(at, value): &(usize, f64)| {
-            Rectangle::new([(left(at), 0.0), (left(at) + BAR * 0.9, value)], colour(policy).filled())
+            Rectangle::new([(left(at), 0.0), (left(at) + width * 0.9, value)], colour(policy).filled())
         };
         chart
             .draw_series(values.iter().map(bar))

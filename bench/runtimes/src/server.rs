@@ -16,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 use vnuma_bench_common::{
-    host::{affine, balance},
+    host::affine,
     threads::{Counted, Values},
 };
 use vnuma_lab_pricing::by_name;
@@ -49,28 +49,22 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let second_llc = (header.second_sets > 0).then_some((header.second_sets, header.second_ways));
     let counted = if second_llc.is_some() { Counted::SecondLlc } else { Counted::Programs };
     affine(0, HOST_CPUS)?;
-    balance(false)?;
-    eprintln!("starting the VM");
-    let mut machine = Machine::start(counted(CLASSES))?;
-    let java = machine.unpack_java().unwrap_or_else(|error| format!("{error:#}"));
-    print(&Line::Server(raw::Server {
+    let server = raw::Server {
         profile: profile.name.clone(),
         second_llc,
         kernel: fs::read_to_string("/proc/sys/kernel/osrelease")?.trim().to_owned(),
-        guest_kernel: machine.kernel()?,
-        java,
-    }))?;
+        guest_kernel: String::new(),
+        java: String::new(),
+    };
+    let mut machines = Machines { counted: counted(CLASSES), now: None, server: Some(server) };
     let mut failed = Vec::new();
     for (number, &one) in wanted.iter().enumerate() {
         let (workload, policy, rate) = one;
-        if policy.is_attached() && !machine.is_attached() {
-            eprintln!("attaching the VM");
-            machine.attach()?;
-        }
         let name = format!("{}, {}, {rate} changes a minute", workload.name(), policy.name());
+        let machine = machines.of(policy)?;
         let began = Instant::now();
         // The others are worth having all the same.
-        match cell(&mut machine, one).with_context(|| name.clone()) {
+        match cell(machine, one).with_context(|| name.clone()) {
             Ok(cell) => {
                 let took_s = began.elapsed().as_secs();
                 eprintln!(
@@ -89,6 +83,39 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     }
     ensure!(failed.is_empty(), "cells that failed: {}", failed.join("; "));
     Ok(())
+}
+
+/// The VM of now, which is that of all policies that are no black boxes.
+struct Machines {
+    counted: Counted,
+    now: Option<(Machine, Policy)>,
+    /// What is printed once there is a VM to ask.
+    server: Option<raw::Server>,
+}
+
+impl Machines {
+    /// The one of a policy. That of a black box has nothing in its memory yet.
+    fn of(&mut self, policy: Policy) -> Result<&mut Machine> {
+        if policy.is_black_box() || self.now.as_ref().is_some_and(|(_, of)| of.is_black_box()) {
+            // It ends before another one of its name starts.
+            self.now = None;
+        }
+        if self.now.is_none() {
+            eprintln!("starting the VM");
+            let machine = Machine::start(policy, self.counted)?;
+            let java = machine.unpack_java().unwrap_or_else(|error| format!("{error:#}"));
+            if let Some(server) = self.server.take() {
+                print(&Line::Server(raw::Server { guest_kernel: machine.kernel()?, java, ..server }))?;
+            }
+            self.now = Some((machine, policy));
+        }
+        let (machine, _) = self.now.as_mut().context("no VM")?;
+        if policy.is_attached() && !machine.is_attached() {
+            eprintln!("attaching the VM");
+            machine.attach()?;
+        }
+        Ok(machine)
+    }
 }
 
 fn wanted(arguments: &Arguments) -> Vec<Wanted> {

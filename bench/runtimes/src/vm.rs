@@ -14,10 +14,10 @@ use std::{
     time::Duration,
 };
 use vnuma_bench_common::{
-    host::affine,
+    host::{affine, balance, balanced},
     threads::{Counted, Thread, Values, threads_of},
 };
-use vnuma_scenario::{Process, Vm, vnumactl, vnumad_logging_to, wait_for};
+use vnuma_scenario::{Process, Vm, output, vnumactl, vnumad_logging_to, wait_for};
 
 /// Its name.
 const NAME: &str = "runtimes";
@@ -28,7 +28,7 @@ const PROGRAM: &str = "/root/bench-runtimes";
 const DRIVER: &str = "/root/vnuma.ko";
 const JAVA_ARCHIVE: &str = "java.tar";
 const HANG: Duration = Duration::from_secs(180);
-/// Where the guest's AutoNUMA is set.
+/// Where a kernel's AutoNUMA is set.
 const BALANCING: &str = "/sys/kernel/debug/sched/numa_balancing";
 
 /// A VM that runs.
@@ -39,6 +39,8 @@ pub struct Machine {
     /// Ends before vnumad does, which would see it go.
     vm: Vm,
     daemon: Option<Process>,
+    /// Pages are moved by the server's kernel, not by the guest's.
+    balanced_by_host: bool,
 }
 
 /// A load in the guest that waits for what it is told.
@@ -50,11 +52,16 @@ pub struct Load {
 }
 
 impl Machine {
-    /// Boots it, with all vCPUs at home.
-    pub fn start(counted: Counted) -> Result<Self> {
+    /// Boots the one of a policy, with all vCPUs at home.
+    pub fn start(policy: Policy, counted: Counted) -> Result<Self> {
         let (size, vcpus, nodes) = (format!("{MEMORY_MIB}M"), HOMES.len().to_string(), NODES.to_string());
-        let shape = ["--nodes", &nodes, "--vcpus", &vcpus, "--memory", &size];
-        let vm = Vm::start(NAME, &shape.map(str::to_owned))?;
+        let nodes: &[&str] = if policy.is_black_box() { &["--uma"] } else { &["--nodes", &nodes] };
+        let shape = [nodes, &["--vcpus", &vcpus, "--memory", &size]].concat();
+        let shape: Vec<String> = shape.into_iter().map(str::to_owned).collect();
+        let balanced_by_host = policy == Policy::AutonumaHost;
+        output("sh", &["-c", &set_balancing()]).context("the server's AutoNUMA")?;
+        balance(balanced_by_host)?;
+        let vm = Vm::start_under(policy.started_by().unwrap_or_default(), NAME, &shape)?;
         ensure!(vm.threads.len() == HOMES.len(), "{} vCPU threads", vm.threads.len());
         for (_, thread) in threads_of(vm.pid)? {
             if !vm.threads.contains(&thread.tid) {
@@ -63,17 +70,12 @@ impl Machine {
         }
         let count = |thread: &i32| Thread::count(vm.pid, *thread, counted);
         let threads = vm.threads.iter().map(count).collect::<Result<_>>()?;
-        let mut machine = Self { threads, at: Vec::new(), vm, daemon: None };
+        let mut machine = Self { threads, at: Vec::new(), vm, daemon: None, balanced_by_host };
         machine.go_home()?;
         machine.vm.put(&std::env::current_exe()?.to_string_lossy(), PROGRAM)?;
         put_directory(&machine.vm, Path::new(RUNTIME))?;
         machine.vm.exec(&["chmod", "-R", "a+rx", RUNTIME])?;
-        let [least, most] = SCAN_PERIOD_MS;
-        let set = format!(
-            "[ -d {BALANCING} ] || mount -t debugfs none /sys/kernel/debug; \
-             echo {least} > {BALANCING}/scan_period_min_ms && echo {most} > {BALANCING}/scan_period_max_ms"
-        );
-        machine.vm.exec(&["sh", "-c", &set]).context("the guest's AutoNUMA")?;
+        machine.vm.exec(&["sh", "-c", &set_balancing()]).context("the guest's AutoNUMA")?;
         Ok(machine)
     }
 
@@ -154,8 +156,11 @@ impl Machine {
         self.threads.iter().map(Thread::read).collect()
     }
 
-    /// Pages that the guest's kernel has moved so far.
+    /// Pages that the guest's kernel, or the server's in its stead, has moved so far.
     pub fn migrated(&self) -> Result<u64> {
+        if self.balanced_by_host {
+            return Ok(balanced()?.moved);
+        }
         let text = self.vm.exec(&["sed", "-n", "s/^numa_pages_migrated //p", "/proc/vmstat"])?;
         text.trim().parse().with_context(|| format!("numa_pages_migrated: {text:?}"))
     }
@@ -176,6 +181,15 @@ impl Machine {
         load.answer()?;
         Ok(load)
     }
+}
+
+/// Sets how often a kernel's AutoNUMA looks.
+fn set_balancing() -> String {
+    let [least, most] = SCAN_PERIOD_MS;
+    format!(
+        "[ -d {BALANCING} ] || mount -t debugfs none /sys/kernel/debug; \
+         echo {least} > {BALANCING}/scan_period_min_ms && echo {most} > {BALANCING}/scan_period_max_ms"
+    )
 }
 
 /// What the guest runs. Without vnuma-run a runtime has the nodes of its start; jemalloc has none.

@@ -62,13 +62,19 @@ fn panicked_at_boot(error: &str) -> bool {
 impl Vm {
     /// Boots it.
     pub fn start(name: &str, shape: &[String]) -> Result<Self> {
-        let mut arguments = vec!["start", name];
-        arguments.extend(shape.iter().map(String::as_str));
-        match output("lab-vm", &arguments) {
+        Self::start_under(&[], name, shape)
+    }
+
+    /// Boots it by a command that starts another one, such as `numactl`: its QEMU inherits what that sets.
+    pub fn start_under(command: &[&str], name: &str, shape: &[String]) -> Result<Self> {
+        let mut words = [command, &["lab-vm", "start", name]].concat();
+        words.extend(shape.iter().map(String::as_str));
+        let start = || output(words[0], &words[1..]);
+        match start() {
             Err(error) if panicked_at_boot(&format!("{error:#}")) => {
                 let count = BOOT_RETRIES.fetch_add(1, Ordering::Relaxed) + 1;
                 println!("guest boot retried ({count} so far): {error:#}");
-                output("lab-vm", &arguments)?;
+                start()?;
             }
             started => drop(started?),
         }

@@ -62,7 +62,7 @@ pub fn run(options: &Options) -> Result<()> {
         files,
         measure: full.iter().cloned().chain(chosen).chain(each("--changes", &changes)).collect(),
         judge: full.into_iter().chain(options.json.then(|| "--json".to_owned())).collect(),
-        hang: Duration::from_secs(4 * 3600),
+        hang: Duration::from_secs(if options.full { 8 } else { 4 } * 3600),
     }
     .run()
 }
