@@ -353,7 +353,7 @@ mod tests {
         };
         assert_eq!(check_header(&header), Ok(header));
         let refused = |header: Header| check_header(&header).unwrap_err();
-        assert_eq!(refused(Header { version: 1, ..header }), "version: 1, expected 2");
+        assert_eq!(refused(Header { version: 1, ..header }), "version: 1, expected 3");
         assert_eq!(refused(Header { assignment_size: 8, ..header }), "assignment_size: 8, expected 1048");
         assert!(refused(Header::default()).starts_with("magic: 0,"));
     }

@@ -318,7 +318,7 @@ static __s32 queue_for(struct task_struct *p, struct thread *t, const struct cpu
 	return cpu;
 }
 
-/* Virtual time of the first thread that waits in the queue of a CPU; the latest if there is none. */
+/* Virtual time of the first thread that waits in the queue of a CPU; the latest if none does. */
 static __u64 first_vtime(__s32 cpu)
 {
 	struct task_struct *p;
