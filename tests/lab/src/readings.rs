@@ -50,14 +50,21 @@ pub fn compare(pid: i32, tid: i32) -> Result<()> {
 fn compare_looks(reader: &mut TaskReader, pid: i32) -> Result<()> {
     let path = format!("/proc/{pid}/task/{pid}/syscall");
     let text = || fs::read_to_string(&path).context("the call of its main thread");
+    // One that has run meanwhile may wait in the same call again.
+    let status = format!("/proc/{pid}/task/{pid}/status");
+    let sleeps = || -> Result<String> {
+        let text = fs::read_to_string(&status).context("the switches of its main thread")?;
+        let line = text.lines().find(|line| line.starts_with("voluntary_ctxt_switches:"));
+        Ok(line.with_context(|| format!("{status}: no voluntary switches"))?.to_owned())
+    };
     let mut compared = 0;
     for _ in 0..ROUNDS {
         thread::sleep(Duration::from_millis(20));
-        let (before, mut found) = (text()?, None);
+        let (slept, before, mut found) = (sleeps()?, text()?, None);
         reader.look(&[pid], |_, look| found = Some(look))?;
         let words: Vec<&str> = before.split_ascii_whitespace().collect();
         let Some(Ok(number)) = words.first().map(|word| word.parse()) else { continue };
-        if before != text()? {
+        if before != text()? || slept != sleeps()? {
             continue;
         }
         let stack =
