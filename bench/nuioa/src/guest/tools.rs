@@ -111,11 +111,15 @@ fn reserve_huge_pages(node: usize) -> Result<()> {
     anyhow::bail!("{path}: {found}, expected {HUGE_PAGES}: {}", kept.join(", "))
 }
 
-/// Threads of DPDK and their CPUs: one for its commands, one that works. Where an agent places the program, they may be anywhere once it
-/// runs. It must not begin so: a thread with CPUs of several nodes has none for DPDK, and testpmd then asks for memory of node 65535.
+/// Threads of DPDK and their CPUs: one for its commands, one that works. Both are on the CPU that is counted, as they are where an agent
+/// places the program: the first one looks for a command each millisecond, which has to be the same for all.
+///
+/// Where an agent places the program, they may be anywhere once it runs. It must not begin so: a thread with CPUs of several nodes has
+/// none for DPDK, and testpmd then asks for memory of node 65535.
 fn lcores(place: Place) -> String {
     let Place { cpu, other, by_agent, .. } = place;
-    if by_agent { format!("0@{other},1@{other}") } else { format!("0@{other},1@{cpu}") }
+    let cpu = if by_agent { other } else { cpu };
+    format!("0@{cpu},1@{cpu}")
 }
 
 /// The packets of the last statistics, those of all ports.
@@ -210,9 +214,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn threads_have_a_cpu_each_unless_an_agent_places_them() {
+    fn both_threads_are_on_the_cpu_that_is_counted_or_on_the_other_until_an_agent_places_them() {
         let place = Place { cpu: 1, other: 0, node: 1, bind: true, by_agent: false };
-        assert_eq!(lcores(place), "0@0,1@1");
+        assert_eq!(lcores(place), "0@1,1@1");
         assert_eq!(lcores(Place { by_agent: true, ..place }), "0@0,1@0");
     }
 
