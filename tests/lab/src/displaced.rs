@@ -1,6 +1,10 @@
 //! A VM whose memory is displaced by what displaces memory on real hosts: its guest touches pages for the first time, or again
-//! after a balloon gave them up or it reported them as free, while its vCPU runs on another node. A memory policy brings them home
-//! while the VM runs, and a vnumad that is killed in the middle harms nothing.
+//! after a balloon gave them up or it reported them as free, while its vCPU runs on another node; its home is full, KSM parts pages,
+//! or they come back from swap. A memory policy brings them home while the VM runs, and a vnumad that is killed in the middle harms
+//! nothing.
+
+pub mod arrival;
+mod host;
 
 use crate::guest::{check_kernel_log, wait_until_listed};
 use crate::memory::share;
@@ -64,6 +68,10 @@ pub fn run() -> Result<()> {
     touch_elsewhere(&vm, "fourth")?;
     come_home(&vm, "reported as free and touched again elsewhere")?;
     is_whole(&vm, "fourth")?;
+
+    host::full_home(&vm, "fifth")?;
+    host::ksm(&vm, "sixth")?;
+    host::swap(&vm, "seventh")?;
     drop(daemon);
     check_kernel_log(&vm)
 }
@@ -97,21 +105,34 @@ fn put(vm: &Vm, cpus: &str) -> Result<()> {
 
 /// Displaced memory of all guest nodes, as vnumad sees it.
 fn displaced() -> Result<u64> {
-    let shown = memory()?;
-    let nodes = shown["nodes"].as_array().context("no nodes")?;
-    Ok(nodes.iter().filter_map(|node| node["displaced"]["bytes"].as_u64()).sum())
+    Ok(displaced_of(&memory()?))
+}
+
+fn displaced_of(shown: &Value) -> u64 {
+    let nodes = shown["nodes"].as_array().into_iter().flatten();
+    nodes.filter_map(|node| node["displaced"]["bytes"].as_u64()).sum()
 }
 
 /// The guest writes a file while its vCPUs are on the other node.
 fn touch_elsewhere(vm: &Vm, file: &str) -> Result<()> {
     put(vm, FAR)?;
-    let write = format!("yes vnuma | head -c {} > /dev/shm/{file}", WRITTEN_MIB * MIB);
-    vm.exec(&["numactl", "--physcpubind=0", "--membind=0", "sh", "-c", &write])?;
+    write(vm, file, 0)?;
     put(vm, NEAR)?;
+    expect_displaced(file, DISPLACED)
+}
+
+/// The guest writes a file into memory of a guest node.
+fn write(vm: &Vm, file: &str, node: u32) -> Result<()> {
+    let write = format!("yes vnuma | head -c {} > /dev/shm/{file}", WRITTEN_MIB * MIB);
+    vm.exec(&["numactl", "--physcpubind=0", &format!("--membind={node}"), "sh", "-c", &write]).map(drop)
+}
+
+/// So much of what was written to a file is displaced, or the cause is no cause.
+fn expect_displaced(file: &str, least: u64) -> Result<()> {
     let mut last = 0;
     wait_for("vnumactl to show that memory is displaced", HANG_LIMIT, || {
         last = displaced()?;
-        Ok(last >= DISPLACED)
+        Ok(last >= least)
     })
     .with_context(|| format!("{file}: {last} bytes are displaced; {:?}", memory()))?;
     println!("{file}: {} MiB of {WRITTEN_MIB} are displaced", last / MIB);
@@ -235,10 +256,15 @@ fn report_free_pages(vm: &Vm) -> Result<()> {
 
 /// Memory of the VM that is there, as the kernel counts it.
 fn resident(vm: &Vm) -> Result<u64> {
+    status(vm, "VmRSS:")
+}
+
+/// An amount of memory in `/proc/PID/status` of QEMU, bytes.
+fn status(vm: &Vm, name: &str) -> Result<u64> {
     let path = format!("/proc/{}/status", vm.pid);
     let text = fs::read_to_string(&path).with_context(|| path.clone())?;
     let kib = text
         .lines()
-        .find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB")?.trim().parse().ok());
-    Ok(kib.unwrap_or(0_u64) << 10)
+        .find_map(|line| line.strip_prefix(name)?.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok());
+    Ok(kib.with_context(|| format!("{path}: no {name}"))? << 10)
 }

@@ -64,6 +64,8 @@ enum Scenario {
     Follow(follow::Arguments),
     /// What vnumactl shows of vCPUs that are published, that cannot be, or that run on no home
     States,
+    /// What post-copy displaces comes home
+    PostCopied,
     /// Displaced memory comes home, whatever displaced it
     Displaced,
     /// A guest node of a running VM gets another home
@@ -137,6 +139,7 @@ fn play(scenario: Scenario) -> anyhow::Result<()> {
         Scenario::Hostile => hostile::run(),
         Scenario::Scribble => hostile::scribble(),
         Scenario::Displaced => displaced::run(),
+        Scenario::PostCopied => displaced::arrival::run(),
         Scenario::Rehome => rehome::run(),
         Scenario::Rehomed => rehomed::run(),
         Scenario::Resize => resize::run(),

@@ -381,7 +381,12 @@ pub fn run() -> Result<()> {
 
 /// The VM as it begins: lab-vm makes it, and it is started anew under the name of both hosts.
 pub(crate) fn boot(host: &Host) -> Result<Vm> {
-    let shape = ["--nodes", "2", "--vcpus", "2", "--memory", "384M"].map(str::to_owned);
+    boot_like(host, &["--nodes", "2", "--vcpus", "2", "--memory", "384M"])
+}
+
+/// The same, of another shape.
+pub(crate) fn boot_like(host: &Host, shape: &[&str]) -> Result<Vm> {
+    let shape: Vec<String> = shape.iter().map(|&word| word.to_owned()).collect();
     let first = Vm::start(NAME, &shape)?;
     let words = fs::read_to_string(format!("/proc/{}/cmdline", first.pid)).context("cmdline")?;
     let cid = fs::read_to_string(format!("/run/lab-vm/{NAME}/cid")).context("cid")?;

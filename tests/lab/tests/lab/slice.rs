@@ -285,6 +285,12 @@ fn displaced_memory_comes_home() {
 }
 
 #[test]
+#[ignore = "takes a minute: make soak"]
+fn memory_that_post_copy_displaces_comes_home() {
+    run("2n4c", &[job(&["lab-scenario", "post-copied"])]);
+}
+
+#[test]
 fn a_guest_node_gets_another_home() {
     run("2n4c", &[job(&["lab-scenario", "rehome"])]);
 }
