@@ -33,7 +33,7 @@ pub const PAPER_PERIOD_S: f64 = 900.0;
 /// Its length in modelled time, seconds. What has to be done in a period takes no longer.
 pub const PERIOD_S: f64 = 0.25;
 /// The shortest and the longest that is taken on the server, seconds.
-pub const PERIODS_S: (f64, f64) = (4.0, 8.0);
+pub const PERIODS_S: (f64, f64) = (3.0, 8.0);
 
 /// What a guest node has that was never changed, or was grown, and what it grows and shrinks by, MiB.
 pub const WHOLE_MIB: u64 = 512;
@@ -203,6 +203,8 @@ pub mod goals {
     pub const IO: f64 = 0.01;
     /// After a change by virtio-mem STREAM takes at most so much more or less than in a VM that was never changed.
     pub const SIZED: f64 = 0.02;
+    /// `adaptive` moves at most so much more of what is displaced than `both`: what is displaced is a sample, whose error this is.
+    pub const MOVES: f64 = 0.05;
     /// vnumad takes at most this share of a CPU.
     pub const OVERHEAD: f64 = 0.005;
 }

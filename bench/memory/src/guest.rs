@@ -6,6 +6,8 @@
 //! | `stream MIB` | maps memory for STREAM anew and writes it | where it is, `[first byte, length]` of guest physical memory |
 //! | `local MIB` | the same, of whichever node the kernel takes for a vCPU of guest node 0 | the same |
 //! | `pass` | a pass of STREAM's triad: one word of each line | operations |
+//! | `store MIB` | the same as `stream`, for a table of records, which it fills | the same |
+//! | `lookups` | a pass of the table: finds records by their keys | operations |
 //! | `end` | gives that memory up | 0 |
 //! | `take MIB` | maps a chunk of memory and writes a word of each line | lines |
 //! | `rewrite N` | writes the Nth chunk again, with other words | lines |
@@ -13,7 +15,7 @@
 //! | `read` | reads a word of each line of all that it has taken | lines |
 //! | `drop` | gives up all of that, and the page cache | 0 |
 
-use crate::committed::STREAM_MIB;
+use crate::{committed::STREAM_MIB, store};
 use anyhow::{Context, Result, bail};
 use lab_count::load::Memory;
 use nix::{
@@ -106,15 +108,22 @@ impl Load {
         let word = words.next().unwrap_or_default();
         let number = words.next().map(str::parse::<usize>).transpose()?;
         let done = match (word, number) {
-            ("stream" | "local", mib) => {
-                let node = (word == "stream").then_some(NODE);
+            ("stream" | "local" | "store", mib) => {
+                let node = (word != "local").then_some(NODE);
                 let mut memory = map(mib.unwrap_or(STREAM_MIB), node)?;
-                write(&mut memory, 1);
+                if word == "store" {
+                    store::fill(memory.words());
+                } else {
+                    write(&mut memory, 1);
+                }
                 let there = ranges(&frames(memory.address(), memory.bytes())?);
                 self.stream = Some(memory);
                 return Ok(serde_json::to_string(&there)?);
             }
             ("pass", None) => triad(self.stream.as_mut().context("there is no memory for STREAM")?),
+            ("lookups", None) => {
+                store::lookups(self.stream.as_mut().context("there is no memory for the table")?.words())
+            }
             ("end", None) => self.stream.take().map_or(0, |_| 0),
             ("take", Some(mib)) => {
                 let mut memory = map(mib, Some(NODE))?;

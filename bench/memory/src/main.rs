@@ -10,6 +10,7 @@ mod policy;
 mod raw;
 mod server;
 mod size;
+mod store;
 mod vm;
 
 use clap::{Parser, Subcommand};

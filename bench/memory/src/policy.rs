@@ -5,6 +5,7 @@ use crate::{
     vm::NAME,
 };
 use anyhow::{Context, Result};
+use serde_json::Value;
 use std::{collections::BTreeMap, fs, path::Path, time::Duration};
 use vnuma_bench_common::{
     host::{Numad, affine, balance, balanced, counted},
@@ -90,7 +91,7 @@ impl Running {
         match self.policy {
             Policy::AutonumaHost => Ok(balanced()?.moved),
             Policy::Numad | Policy::Migratepages => counted("pgmigrate_success"),
-            _ => Ok(vnumactl(&["memory", NAME])?["moves"]["bytes"].as_u64().unwrap_or(0) / 4096),
+            _ => Ok(moved_bytes(&vnumactl(&["memory", NAME])?["moves"]) / 4096),
         }
     }
 
@@ -122,6 +123,13 @@ impl Drop for Running {
     }
 }
 
+/// What ended moves have moved, and the one that is under way.
+fn moved_bytes(moves: &Value) -> u64 {
+    let last = &moves["last"];
+    let under_way = if last["ended"] == false { last["moved_bytes"].as_u64() } else { None };
+    moves["bytes"].as_u64().unwrap_or(0) + under_way.unwrap_or(0)
+}
+
 fn start_vnumad(period_s: f64) -> Result<(Process, Vec<(String, Thread)>)> {
     fs::write(CONFIGURATION, configuration(period_s)).context(CONFIGURATION)?;
     let daemon = vnumad_logging_to(Path::new(LOG), &["--config", CONFIGURATION])?;
@@ -143,6 +151,14 @@ pub fn quiet_vnumad() -> Result<Process> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_move_under_way_counts_with_those_that_have_ended() {
+        let moves =
+            |ended: bool| serde_json::json!({"bytes": 10, "last": {"ended": ended, "moved_bytes": 7}});
+        assert_eq!((moved_bytes(&moves(true)), moved_bytes(&moves(false))), (10, 17));
+        assert_eq!(moved_bytes(&Value::Null), 0);
+    }
 
     #[test]
     fn times_of_policies_are_shortened_as_the_period_is() {

@@ -45,6 +45,9 @@ pub struct Cell {
     pub periods: Vec<Period>,
     /// STREAM after it, while the policy goes on.
     pub second: Stream,
+    /// A store before the I/O load and after it; none in the reduced form.
+    #[serde(default)]
+    pub store: Option<[Stream; 2]>,
     /// What of the VM was there at the end of the last period, and what of it displaced, all pages; bytes.
     pub resident: u64,
     /// See there.
@@ -72,7 +75,7 @@ pub struct SizeCell {
     pub stream: Stream,
 }
 
-/// A run of STREAM.
+/// A run of STREAM, or of the store.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Stream {
     /// Pages of its memory that are not at home when it begins, and all.

@@ -38,13 +38,17 @@ pub struct Arguments {
     /// All policies for each cause
     #[arg(long)]
     full: bool,
+    /// Run a store as well as STREAM, as the full form does
+    #[arg(long)]
+    store: bool,
 }
 
 /// Prints a line of JSON for each cell.
 pub fn run(arguments: &Arguments) -> Result<()> {
-    let Arguments { cause, policy, size, full } = arguments;
+    let Arguments { cause, policy, size, full, store } = arguments;
     // What is named is measured, whatever the form has.
     let all = *full || !policy.is_empty();
+    let store = *full || *store;
     let wanted: Vec<(Cause, Policy)> = cells(all)
         .filter(|(one, _)| (cause.is_empty() && size.is_empty()) || cause.contains(one))
         .filter(|(_, one)| policy.is_empty() || policy.contains(one))
@@ -78,7 +82,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
             let name = format!("{}, {}", cause.name(), policy.name());
             let began = Instant::now();
             // The others are worth having all the same.
-            match cell(&mut machine, cause, policy, period_s).with_context(|| name.clone()) {
+            match cell(&mut machine, (cause, policy), period_s, store).with_context(|| name.clone()) {
                 Ok(cell) => {
                     eprintln!(
                         "{name}: {} s, {} of {} MiB are displaced",
@@ -151,21 +155,35 @@ fn dilation(machine: &mut Machine, clock_ghz: f64) -> Result<f64> {
     Ok(after.1.saturating_sub(before.1) as f64 / (cycles as f64 / clock_ghz))
 }
 
-/// A run of STREAM, in memory that it maps anew.
-fn stream(machine: &mut Machine) -> Result<Stream> {
-    let ranges: Vec<(u64, u64)> = machine.ask(&format!("stream {STREAM_MIB}"))?;
+/// A run of STREAM or of the store, in memory that it maps anew.
+fn application(machine: &mut Machine, name: &str, pass: &str) -> Result<Stream> {
+    let ranges: Vec<(u64, u64)> = machine.ask(&format!("{name} {STREAM_MIB}"))?;
     let nodes = machine.memory.where_are(&ranges)?;
-    let passes = (0..PASSES).map(|_| machine.pass("pass")).collect::<Result<_>>()?;
+    let passes = (0..PASSES).map(|_| machine.pass(pass)).collect::<Result<_>>()?;
     machine.ask::<u64>("end")?;
     let remote = nodes.iter().filter(|node| node.is_some_and(|node| node != 0)).count();
     Ok(Stream { remote_pages: remote as u64, pages: nodes.len() as u64, passes })
 }
 
-fn cell(machine: &mut Machine, cause: Cause, policy: Policy, period_s: f64) -> Result<Cell> {
+fn stream(machine: &mut Machine) -> Result<Stream> {
+    application(machine, "stream", "pass")
+}
+
+fn store(machine: &mut Machine) -> Result<Stream> {
+    application(machine, "store", "lookups")
+}
+
+fn cell(
+    machine: &mut Machine,
+    (cause, policy): (Cause, Policy),
+    period_s: f64,
+    with_store: bool,
+) -> Result<Cell> {
     machine.ask::<u64>("drop")?;
     cause::clear(cause)?;
     machine.bring_home()?;
     let first = stream(machine)?;
+    let first_store = with_store.then(|| store(machine)).transpose()?;
     let caused = cause::prepare(cause, machine)?;
     let mut running = Running::start(policy, machine.vm.pid, period_s)?;
     running.begin()?;
@@ -178,6 +196,7 @@ fn cell(machine: &mut Machine, cause: Cause, policy: Policy, period_s: f64) -> R
     cause::end(cause, machine)?;
     machine.ask::<u64>("drop")?;
     let second = stream(machine)?;
+    let second_store = with_store.then(|| store(machine)).transpose()?;
     let longest_hold_us = running.longest_hold_us();
     drop(running);
     Ok(Cell {
@@ -186,6 +205,7 @@ fn cell(machine: &mut Machine, cause: Cause, policy: Policy, period_s: f64) -> R
         first,
         periods,
         second,
+        store: first_store.zip(second_store).map(|(first, second)| [first, second]),
         resident: all.resident,
         displaced: all.displaced,
         caused,
