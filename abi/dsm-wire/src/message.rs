@@ -3,7 +3,7 @@
 //! | message | bytes of the body |
 //! |---|---|
 //! | request | 1, page u64, requester u8, purpose u8, have u64 |
-//! | grant | 2, page u64, to u8, from u8, access u8, owner u8, migratory u8, version u64, payload u8, base u64, contents |
+//! | grant | 2, page u64, to u8, from u8, access u8, owner u8, migratory u8, before u8, version u64, payload u8, base u64, copies, contents |
 //! | refuse | 3, page u64 |
 //! | notices | 4, count u16, then for each: 1, page u64, owner u8 (invalidate), or 2, page u64 (invalidated) |
 //! | owner-is | 5, page u64, version u64 |
@@ -12,6 +12,8 @@
 //! | cut-page | 13, number u64, page u64, version u64, the page |
 //! | cut-end | 14, number u64 |
 //! | cut-kept | 15, number u64 |
+//!
+//! Bit 0 of the owner in a grant says that the receiver owns the page from now on. With bit 1 the copies are a u64; else there are none.
 
 use crate::{
     PAGE_SIZE,
@@ -19,7 +21,7 @@ use crate::{
     error::WireError,
     hello::NODE_LIMIT,
     membership::{self, Membership},
-    reader::{Reader, at_most, below, flag},
+    reader::{Reader, at_most, below},
 };
 
 /// Most notices in a message.
@@ -102,6 +104,8 @@ pub struct Grant {
     pub version: u64,
     /// What stands behind it.
     pub payload: Payload,
+    /// Who still has a copy, one bit for each node: they tell the new owner when they have dropped it.
+    pub copies: u64,
 }
 
 /// A part of [`Message::Notices`].
@@ -201,6 +205,9 @@ const CUT_END: u8 = 14;
 const CUT_KEPT: u8 = 15;
 /// In place of a node: there is none.
 const NO_NODE: u8 = 0xff;
+/// Bits of the byte `owner` of a grant.
+const OWNER: u8 = 1 << 0;
+const COPIES: u8 = 1 << 1;
 
 impl Message {
     /// Appends the message and the contents.
@@ -308,11 +315,15 @@ fn encode_grant(grant: &Grant, out: &mut Vec<u8>) {
         Payload::Delta { base } => (2, base),
     };
     page_only(GRANT, grant.page, out);
-    out.extend([grant.to, grant.from, grant.access as u8, u8::from(grant.owner), grant.migratory]);
+    let owner = if grant.owner { OWNER } else { 0 } | if grant.copies != 0 { COPIES } else { 0 };
+    out.extend([grant.to, grant.from, grant.access as u8, owner, grant.migratory]);
     out.push(grant.before.unwrap_or(NO_NODE));
     out.extend(grant.version.to_le_bytes());
     out.push(payload);
     out.extend(base.to_le_bytes());
+    if grant.copies != 0 {
+        out.extend(grant.copies.to_le_bytes());
+    }
 }
 
 fn decode_grant(mut reader: Reader<'_>) -> Result<(Message, Contents<'_>), WireError> {
@@ -324,7 +335,7 @@ fn decode_grant(mut reader: Reader<'_>) -> Result<(Message, Contents<'_>), WireE
         1 => Access::Read,
         _ => Access::Write,
     };
-    let owner = flag("grant.owner", reader.u8("grant.owner")?)?;
+    let owner = below("grant.owner", reader.u8("grant.owner")?, 4, "0 to 3")?;
     let migratory = reader.u8("grant.migratory")?;
     let migratory = below("grant.migratory", migratory, MIGRATORY_MOST + 1, "0 to 3")?;
     let before = match reader.u8("grant.before")? {
@@ -337,13 +348,18 @@ fn decode_grant(mut reader: Reader<'_>) -> Result<(Message, Contents<'_>), WireE
     if kind != 2 && base != 0 {
         return Err(WireError::Value { field: "grant.base", value: base, expected: "0 without a delta" });
     }
+    let copies = if owner & COPIES == 0 { 0 } else { reader.u64("grant.copies")? };
+    if owner & COPIES != 0 && copies == 0 {
+        return Err(WireError::Value { field: "grant.copies", value: 0, expected: "at least one node" });
+    }
     let (payload, contents) = match kind {
         0 => (Payload::None, Contents::None),
         1 => (Payload::Page, Contents::Page(whole_page("grant.contents", &mut reader)?)),
         _ => (Payload::Delta { base }, Contents::Delta(Delta::decode(reader.rest())?)),
     };
     reader.end("grant")?;
-    let grant = Grant { page, to, from, access, owner, migratory, before, version, payload };
+    let owner = owner & OWNER != 0;
+    let grant = Grant { page, to, from, access, owner, migratory, before, version, payload, copies };
     Ok((Message::Grant(grant), contents))
 }
 

@@ -69,9 +69,13 @@ fn messages() {
         before: Some(6),
         version: 5,
         payload: Payload::None,
+        copies: 0,
     };
     let text = "02 0100000000000000 02 03 02 01 03 06 0500000000000000 00 0000000000000000";
     expect(&protocol(Message::Grant(grant)), "2000000006000000", text);
+    let text = "02 0100000000000000 02 03 02 03 03 06 0500000000000000 00 0000000000000000 1200000000000080";
+    let copies = 1 << 63 | 0b1_0010;
+    expect(&protocol(Message::Grant(Grant { copies, ..grant })), "2800000006000000", text);
     let delta = [1, 0, 2, 0, 0xaa, 0xbb, 0xff, 0x0f, 1, 0, 0xcc];
     let contents = Contents::Delta(Delta::decode(&delta).expect("a difference"));
     let grant = Grant {

@@ -74,8 +74,10 @@ fn plain() -> impl Strategy<Value = Message> {
 
 fn grant() -> impl Strategy<Value = Grant> {
     let before = proptest::option::of(0..64_u8);
-    (any::<u64>(), 0..64_u8, 0..64_u8, access(), any::<bool>(), 0..=MIGRATORY_MOST, before, version())
-        .prop_map(|(page, to, from, access, owner, migratory, before, version)| Grant {
+    let copies = prop_oneof![Just(0), any::<u64>()];
+    let nodes = (0..64_u8, 0..64_u8, before, copies);
+    (any::<u64>(), nodes, access(), any::<bool>(), 0..=MIGRATORY_MOST, version()).prop_map(
+        |(page, (to, from, before, copies), access, owner, migratory, version)| Grant {
             page,
             to,
             from,
@@ -85,7 +87,9 @@ fn grant() -> impl Strategy<Value = Grant> {
             before,
             version,
             payload: Payload::None,
-        })
+            copies,
+        },
+    )
 }
 
 /// A page, and another one that differs here and there.
@@ -254,7 +258,10 @@ fn fields_outside_of_their_range_are_named() {
     assert_eq!(refusal(&with(grant.clone(), 9, 64)), "grant.to: 0x40 is not below 64");
     assert_eq!(refusal(&with(grant.clone(), 10, 64)), "grant.from: 0x40 is not below 64");
     assert_eq!(refusal(&with(grant.clone(), 11, 3)), "grant.access: 0x3 is not 0 to 2");
-    assert_eq!(refusal(&with(grant.clone(), 12, 2)), "grant.owner: 0x2 is not 0 or 1");
+    assert_eq!(refusal(&with(grant.clone(), 12, 4)), "grant.owner: 0x4 is not 0 to 3");
+    let copies = with([&grant[..], &[0; 8]].concat(), 12, 3);
+    assert_eq!(refusal(&copies), "grant.copies: 0x0 is not at least one node");
+    assert_eq!(refusal(&copies[..32]), "grant.copies: 0 bytes are left, and 8 are needed");
     assert_eq!(refusal(&with(grant.clone(), 13, 4)), "grant.migratory: 0x4 is not 0 to 3");
     assert_eq!(refusal(&with(grant.clone(), 14, 64)), "grant.before: 0x40 is not below 64, or 255");
     assert_eq!(refusal(&with(grant.clone(), 23, 3)), "grant.payload: 0x3 is not 0 to 2");

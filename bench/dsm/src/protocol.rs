@@ -51,6 +51,7 @@ pub fn modes() -> Vec<(&'static str, Options)> {
         ("default-without-prefetch", Options { prefetch_pages: 0, ..all }),
         ("default-without-hold", Options { hold_ns: 0, ..all }),
         ("default-without-batch-invalidations", Options { batch_invalidations: false, ..all }),
+        ("default-without-direct-acks", Options { direct_acks: false, ..all }),
     ]
 }
 

@@ -172,6 +172,8 @@ pub enum Part {
     Hold,
     /// Invalidations share messages
     BatchInvalidations,
+    /// Copies are acknowledged to the node that writes
+    DirectAcks,
 }
 
 impl Arguments {
@@ -259,6 +261,7 @@ impl Arguments {
                 Part::Prefetch => options.prefetch_pages = 0,
                 Part::Hold => options.hold_ns = 0,
                 Part::BatchInvalidations => options.batch_invalidations = false,
+                Part::DirectAcks => options.direct_acks = false,
             }
         }
         Ok(options)

@@ -105,6 +105,7 @@ fn grant_out(grant: Grant) -> wire::Grant {
             Payload::Page => wire::Payload::Page,
             Payload::Delta { base } => wire::Payload::Delta { base },
         },
+        copies: grant.copies.bits(),
     }
 }
 
@@ -127,6 +128,7 @@ fn grant_in(grant: wire::Grant) -> Grant {
             wire::Payload::Page => Payload::Page,
             wire::Payload::Delta { base } => Payload::Delta { base },
         },
+        copies: NodeSet::from_bits(grant.copies),
     }
 }
 
@@ -218,7 +220,7 @@ pub fn length(message: &wire::Message, contents: &wire::Contents<'_>) -> usize {
     };
     let body = match message {
         wire::Message::Request(_) => 19,
-        wire::Message::Grant(_) => 32,
+        wire::Message::Grant(grant) => 32 + if grant.copies == 0 { 0 } else { 8 },
         wire::Message::Refuse { .. } | wire::Message::Lost { .. } => 9,
         wire::Message::Notices(notices) => 3 + notices.iter().map(of_notice).sum::<usize>(),
         wire::Message::OwnerIs { .. } => 18,
@@ -298,9 +300,10 @@ mod tests {
             any::<u64>().prop_map(|base| Payload::Delta { base })
         ];
         let before = proptest::option::of(node());
-        let rest = (any::<bool>(), any::<u8>(), any::<u64>(), before);
+        let copies = prop_oneof![Just(0), any::<u64>()].prop_map(NodeSet::from_bits);
+        let rest = (any::<bool>(), any::<u8>(), any::<u64>(), before, copies);
         (page(), node(), node(), access, payload, rest).prop_map(
-            |(page, to, from, access, payload, (owner, migratory, version, before))| Grant {
+            |(page, to, from, access, payload, (owner, migratory, version, before, copies))| Grant {
                 page,
                 to,
                 access,
@@ -310,6 +313,7 @@ mod tests {
                 payload,
                 migratory,
                 before,
+                copies,
             },
         )
     }

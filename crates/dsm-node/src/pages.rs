@@ -114,7 +114,7 @@ impl Pages {
         }
     }
 
-    /// Writes what came, keeps a twin, and maps the page.
+    /// Writes what came, keeps a twin, and maps the page. Without access it is mapped later.
     pub fn install(
         &mut self,
         page: u64,
@@ -132,16 +132,16 @@ impl Pages {
             }
         };
         let right = match access {
-            Access::None => return Err(wrong("contents for a page that is not to be mapped")),
-            Access::Read => Right::Read,
-            Access::Write => Right::Write,
+            Access::None => None,
+            Access::Read => Some(Right::Read),
+            Access::Write => Some(Right::Write),
         };
         // A reader that becomes a writer and gets the whole page.
         if matches!(self.region.state(page)?, PageState::ReadOnly | PageState::ReadWrite) {
             self.change(page, Access::None)?;
         }
         let mut kept = twin.then(|| self.twins.remove(&page).unwrap_or_else(|| blank(&mut self.spare)));
-        self.region.install_with(page, right, |bytes| {
+        let fill = |bytes: &mut Page| {
             match (contents, &delta) {
                 (Contents::Page(content), _) => bytes.copy_from_slice(&content[..]),
                 (_, Some(delta)) => delta.apply(bytes),
@@ -150,7 +150,11 @@ impl Pages {
             if let Some(kept) = &mut kept {
                 kept.copy_from_slice(bytes);
             }
-        })?;
+        };
+        match right {
+            Some(right) => self.region.install_with(page, right, fill)?,
+            None => self.region.store(page, fill)?,
+        }
         if let Some(kept) = kept {
             self.twins.insert(page, kept);
         }

@@ -90,6 +90,8 @@ pub(crate) struct Shard {
     held_back: Vec<u64>,
     /// What was done before is forgotten.
     forgot: bool,
+    /// [`Options::direct_acks`].
+    direct_acks: bool,
 }
 
 impl Shard {
@@ -144,6 +146,7 @@ impl Shard {
             halted: false,
             held_back: Vec::new(),
             forgot: false,
+            direct_acks: options.direct_acks,
         })
     }
 
@@ -432,7 +435,9 @@ impl Shard {
         self.protocol.step(self.now(), event, &mut commands);
         self.woken = None;
         let made_up = match self.pages.sabotage {
-            Sabotage::SkipInvalidation => skip_invalidations(&mut commands),
+            Sabotage::SkipInvalidation => {
+                skip_invalidations(self.protocol.id(), self.direct_acks, &mut commands)
+            }
             _ => Vec::new(),
         };
         let outcome = commands.drain(..).try_for_each(|command| self.carry_out(command));
@@ -466,7 +471,9 @@ impl Shard {
                 self.phase(Phase::Pages);
                 let contents = self.contents_of(page);
                 self.pages.install(page.0, access, &contents, twin)?;
-                self.woken = Some(page);
+                if access != Access::None {
+                    self.woken = Some(page);
+                }
             }
             Command::SetAccess { page, access, twin } => {
                 self.phase(Phase::Pages);
@@ -586,17 +593,25 @@ impl Shard {
     }
 }
 
-/// Takes invalidations out, and makes their acknowledgements up ([`Sabotage::SkipInvalidation`]).
-fn skip_invalidations(commands: &mut Vec<Command>) -> Vec<(NodeId, Frame)> {
+/// Takes invalidations out, and makes the acknowledgements up that come to this node ([`Sabotage::SkipInvalidation`]). Another node
+/// that would wait for some is told that there are no copies.
+fn skip_invalidations(own: NodeId, direct: bool, commands: &mut Vec<Command>) -> Vec<(NodeId, Frame)> {
     let mut made_up = Vec::new();
     let mut skip = |to: NodeId, epoch: Epoch, notice: &Notice| match *notice {
-        Notice::Invalidate { page, .. } => {
-            made_up.push((to, Frame { epoch, message: Message::Notice(Notice::Invalidated { page }) }));
+        Notice::Invalidate { page, owner } => {
+            if !direct || owner == own {
+                made_up.push((to, Frame { epoch, message: Message::Notice(Notice::Invalidated { page }) }));
+            }
             false
         }
         Notice::Invalidated { .. } => true,
     };
     commands.retain_mut(|command| match command {
+        Command::Send { frame: Frame { message: Message::Grant(grant), .. }, .. }
+        | Command::SendPage { frame: Frame { message: Message::Grant(grant), .. }, .. } => {
+            grant.copies = NodeSet::EMPTY;
+            true
+        }
         Command::Send { to, frame: Frame { epoch, message: Message::Notice(notice) } } => {
             skip(*to, *epoch, notice)
         }

@@ -88,6 +88,7 @@ fn increments_of_all_nodes_count_with_any_switches() {
         Options { prefetch_pages: 0, ..base },
         Options { hold_ns: 0, ..base },
         Options { batch_invalidations: false, ..base },
+        Options { direct_acks: false, ..base },
     ];
     for options in cases {
         if count_together(Transport::Shm, 3, options).is_none() {
@@ -269,7 +270,8 @@ fn against_a_hand_made_peer(test: impl FnOnce(&Node, &mut vnuma_dsm_transport::L
 
 fn grant(page: u64) -> Grant {
     let (access, payload) = (Access::Write, Payload::None);
-    Grant { page, to: 0, from: 1, access, owner: true, migratory: 0, before: None, version: 5, payload }
+    let (before, copies) = (None, 0);
+    Grant { page, to: 0, from: 1, access, owner: true, migratory: 0, before, version: 5, payload, copies }
 }
 
 #[test]

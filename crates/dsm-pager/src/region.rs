@@ -271,6 +271,16 @@ impl Region {
         Ok(())
     }
 
+    /// Has `fill` change what an invalid or poisoned page holds, as [`Self::install_with`] does. The guest does not get it: it waits on.
+    pub fn store(&self, page: u64, fill: impl FnOnce(&mut Page)) -> Result<(), PageError> {
+        let locked = self.states.lock(page)?;
+        if !matches!(locked.state, PageState::Invalid | PageState::Poisoned) {
+            return locked.refuse("stored");
+        }
+        self.write_alias(page, fill);
+        Ok(())
+    }
+
     /// Lets the guest write to a page that it can read, and wakes who waits for that.
     pub fn upgrade(&self, page: u64) -> Result<(), PageError> {
         let mut locked = self.states.lock(page)?;

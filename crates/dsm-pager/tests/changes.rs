@@ -140,6 +140,26 @@ fn an_invalidated_page_is_out_of_reach_and_its_content_is_kept() {
     }
 }
 
+/// What comes before the guest may have the page.
+#[test]
+fn a_stored_content_waits_until_it_is_mapped() {
+    let Some(region) = prepared(PageState::ReadWrite) else { return };
+    region.invalidate(1, |_| ()).expect("invalidated");
+    region.store(1, |page| page[..8].fill(9)).expect("stored");
+    assert_eq!(region.state(1).expect("inside"), PageState::Invalid);
+    let mut seen = Vec::new();
+    let value = as_guest(
+        &region,
+        |guest| guest.load(1, 0),
+        |region, fault| {
+            seen.push(fault.cause);
+            region.install_with(1, Access::Read, |_| ()).expect("installed");
+        },
+    );
+    assert_eq!((value, seen), (word(9), vec![Cause::Unmapped]));
+    assert_eq!(as_guest(&region, |guest| guest.load(1, 1), nobody), word(7), "the rest is as it was");
+}
+
 #[test]
 fn protection_does_not_outlive_a_page() {
     let Some(region) = prepared(PageState::ReadOnly) else { return };
@@ -318,8 +338,9 @@ fn a_page_that_is_fetched_to_be_pinned_stays() {
 fn what_a_state_does_not_allow_is_refused_and_changes_nothing() {
     use PageState::{Invalid, Poisoned, ReadOnly, ReadWrite};
     type Act = fn(&Region) -> Result<(), PageError>;
-    let acts: [(&str, Act, &[PageState]); 6] = [
+    let acts: [(&str, Act, &[PageState]); 7] = [
         ("installed", |region| region.install(1, &content(1), Access::Read), &[Invalid, Poisoned]),
+        ("stored", |region| region.store(1, |_| ()), &[Invalid, Poisoned]),
         ("upgraded", |region| region.upgrade(1), &[ReadOnly]),
         ("downgraded", |region| region.downgrade(1, |_| ()), &[ReadWrite]),
         ("invalidated", |region| region.invalidate(1, |_| ()), &[ReadOnly, ReadWrite]),
@@ -347,6 +368,7 @@ fn pages_outside_are_refused_by_everything() {
     for page in [4, u64::MAX, 1 << 52] {
         let refusals = [
             region.install(page, &content(1), Access::Read).expect_err("outside"),
+            region.store(page, |_| ()).expect_err("outside"),
             region.upgrade(page).expect_err("outside"),
             region.downgrade(page, |_| ()).expect_err("outside"),
             region.invalidate(page, |_| ()).expect_err("outside"),

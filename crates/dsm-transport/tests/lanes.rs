@@ -26,6 +26,7 @@ fn grant(page: u64) -> Message {
         before: None,
         version: page,
         payload: Payload::Page,
+        copies: 0,
     })
 }
 

@@ -90,7 +90,7 @@ pub enum Command {
     Install {
         /// The page.
         page: PageId,
-        /// [`Access::Read`] or [`Access::Write`].
+        /// From now on. With [`Access::None`] the page was not mapped, and stays so; it is mapped by [`Command::SetAccess`] later.
         access: Access,
         /// What came: [`Payload::Page`] or [`Payload::Delta`].
         payload: Payload,

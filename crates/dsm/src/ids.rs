@@ -101,6 +101,11 @@ impl NodeSet {
         Self(self.0 & other.0)
     }
 
+    /// The nodes that are in this one only.
+    pub fn minus(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+
     /// True if the node is in the set.
     pub fn contains(self, node: NodeId) -> bool {
         usize::from(node.0) < NodeId::LIMIT && self.0 & (1 << node.0) != 0

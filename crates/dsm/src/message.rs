@@ -57,12 +57,15 @@ pub struct Grant {
     pub migratory: u8,
     /// For a new owner: the owner before the one that sent it, unless the page goes back and forth between two nodes.
     pub before: Option<NodeId>,
+    /// For a new owner: who still has a copy. They were told to drop it, and say to the new owner that they have. It writes then.
+    pub copies: NodeSet,
 }
 
 /// One invalidation or its acknowledgement, in [`Message::Notices`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Notice {
-    /// Drop the copy of the page; `owner` is about to write it.
+    /// Drop the copy of the page; `owner` is about to write it. With direct acknowledgements `owner` is told when that is done, else
+    /// the sender.
     Invalidate {
         /// The page.
         page: PageId,

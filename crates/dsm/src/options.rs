@@ -28,6 +28,8 @@ pub struct Options {
     pub hold_ns: u64,
     /// Invalidations and their acknowledgements wait for [`crate::Event::Flush`] and share a message.
     pub batch_invalidations: bool,
+    /// Copies that a write drops are acknowledged to the node that writes. The owner hands the page over without waiting for them.
+    pub direct_acks: bool,
 }
 
 impl Options {
@@ -44,6 +46,7 @@ impl Options {
             prefetch_within: 0,
             hold_ns: 0,
             batch_invalidations: false,
+            direct_acks: false,
         }
     }
 }
@@ -61,6 +64,7 @@ impl Default for Options {
             prefetch_within: 0,
             hold_ns: 20_000,
             batch_invalidations: true,
+            direct_acks: true,
         }
     }
 }

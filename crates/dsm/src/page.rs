@@ -52,6 +52,8 @@ pub(crate) struct Waiting {
     pub queue: VecDeque<Request>,
     /// The owner's invalidations.
     pub invalidating: Option<Invalidating>,
+    /// Who has dropped a copy for this node's write before the page itself came.
+    pub dropped: NodeSet,
     /// An invalidation that came during the hold time, or before the copy itself: its sender and the next owner.
     pub deferred: Option<(NodeId, NodeId)>,
     /// A timer was set for the end of the hold time.
@@ -60,7 +62,8 @@ pub(crate) struct Waiting {
 
 impl Waiting {
     fn is_empty(&self) -> bool {
-        self.queue.is_empty() && self.invalidating.is_none() && self.deferred.is_none() && !self.timer
+        let nobody = self.queue.is_empty() && self.dropped.is_empty();
+        nobody && self.invalidating.is_none() && self.deferred.is_none() && !self.timer
     }
 }
 
@@ -148,6 +151,11 @@ impl Page {
 
     pub fn deferred(&self) -> Option<(NodeId, NodeId)> {
         self.waiting.as_ref().and_then(|waiting| waiting.deferred)
+    }
+
+    /// Who has dropped a copy before the page came. They are forgotten.
+    pub fn take_dropped(&mut self) -> NodeSet {
+        self.waiting.as_mut().map_or(NodeSet::EMPTY, |waiting| std::mem::take(&mut waiting.dropped))
     }
 
     pub fn next_request(&mut self) -> Option<Request> {

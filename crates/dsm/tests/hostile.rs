@@ -54,10 +54,12 @@ fn grant() -> impl Strategy<Value = Message> {
         Just(Payload::Page),
         number().prop_map(|base| Payload::Delta { base })
     ];
-    let rest = (any::<bool>(), prop_oneof![0..4_u8, any::<u8>()], number(), proptest::option::of(name()));
+    let copies = prop_oneof![2 => Just(NodeSet::EMPTY), 1 => nodes()];
+    let ends = (proptest::option::of(name()), copies);
+    let rest = (any::<bool>(), prop_oneof![0..4_u8, any::<u8>()], number(), ends);
     (page(), name(), name(), access, payload, rest).prop_map(|(page, to, from, access, payload, rest)| {
-        let (owner, migratory, version, before) = rest;
-        Message::Grant(Grant { page, to, access, owner, from, version, payload, migratory, before })
+        let (owner, migratory, version, (before, copies)) = rest;
+        Message::Grant(Grant { page, to, access, owner, from, version, payload, migratory, before, copies })
     })
 }
 
@@ -212,6 +214,7 @@ fn numbers_that_nobody_reaches_are_refused() {
         payload: Payload::Page,
         migratory: 3,
         before: None,
+        copies: NodeSet::EMPTY,
     };
     for (grant, refused) in [
         (grant, false),
@@ -219,6 +222,7 @@ fn numbers_that_nobody_reaches_are_refused() {
         (Grant { migratory: 4, ..grant }, true),
         (Grant { from: NodeId(1), ..grant }, true),
         (Grant { from: NodeId(2), ..grant }, true),
+        (Grant { from: NodeId(64), ..grant }, true),
     ] {
         let mut node = node(2, Options::default());
         node.step(0, Event::Fault { page: PageId(0), write: true }, &mut Vec::new());

@@ -57,6 +57,36 @@ fn ivy_invalidates_the_other_holders_from_the_old_owner() {
     assert_eq!((count(&messages).0, invalidations(&messages), messages.len()), (2, 1, 4));
 }
 
+/// What one message waits for the other counts, not their number.
+#[test]
+fn a_writer_waits_for_copies_itself() {
+    let run = |options: Options, readers: &[usize]| {
+        let mut cluster = three(Options { hold_ns: 0, ..options });
+        cluster.settle(2, 0, true);
+        for reader in readers {
+            cluster.settle(*reader, 0, false);
+        }
+        let outcome = cluster.turns(1, 0, true);
+        assert_eq!(cluster.wrong, Vec::<String>::new());
+        check(&cluster.memory, &[2], |_| true).unwrap();
+        outcome
+    };
+    let direct = Options { migratory: false, tell_owners: false, ..Options::default() };
+    let by_owner = Options { direct_acks: false, ..direct };
+    assert_eq!(run(Options::ivy(), &[1, 0]), (6, 6), "request twice, invalidation and answer, grant twice");
+    assert_eq!(run(by_owner, &[1, 0]), (4, 4), "request, invalidation, answer, grant");
+    assert_eq!(run(direct, &[1, 0]), (3, 4), "request, then invalidation and grant, answer");
+    assert_eq!(
+        run(Options { direct_acks: true, ..Options::ivy() }, &[1, 0]),
+        (4, 6),
+        "they come with the grant"
+    );
+    // Also if the writer had no copy: then the content comes before it may be used.
+    assert_eq!(run(direct, &[0]), (4, 5), "its hint is the manager");
+    // Nobody else has a copy.
+    assert_eq!(run(direct, &[1]), (2, 2));
+}
+
 #[test]
 fn a_direct_reply_takes_three_messages() {
     let mut cluster = three(Options { direct_reply: true, ..Options::ivy() });
@@ -256,6 +286,7 @@ fn a_reader_that_may_become_the_owner_keeps_requests() {
                 payload: Payload::Page,
                 migratory: 2,
                 before: None,
+                copies: NodeSet::EMPTY,
             };
             let answers = sent(&step(receive(NodeId(0), Message::Grant(grant))));
             let answered = |(to, message): &(NodeId, Message)| {
@@ -305,6 +336,7 @@ fn what_no_peer_may_send_is_refused() {
         payload: Payload::Page,
         migratory: 0,
         before: None,
+        copies: NodeSet::EMPTY,
     };
     let cases = [
         (1, Message::Request(Request { page: PageId(1), ..request }), Protest::NoSuchPage),

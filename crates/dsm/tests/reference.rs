@@ -31,7 +31,7 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 fn options() -> impl Strategy<Value = Options> {
-    any::<[bool; 9]>().prop_map(|on| Options {
+    any::<[bool; 10]>().prop_map(|on| Options {
         direct_reply: on[0],
         owner_hints: on[1],
         upgrade_without_data: on[2],
@@ -43,6 +43,7 @@ fn options() -> impl Strategy<Value = Options> {
         // It ends when the page was used.
         hold_ns: u64::from(on[7]),
         batch_invalidations: on[8],
+        direct_acks: on[9],
     })
 }
 

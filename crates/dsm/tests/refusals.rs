@@ -68,6 +68,7 @@ fn read_grant() -> Grant {
         payload: Payload::Page,
         migratory: 0,
         before: None,
+        copies: NodeSet::EMPTY,
     }
 }
 
@@ -151,10 +152,127 @@ fn an_acknowledgement_counts_from_whom_it_was_asked() {
     assert_eq!((node.0.state(PAGE), node.0.copyset(PAGE)), (State::Modified, NodeSet::EMPTY));
 }
 
-/// A copy is kept for the hold time, too, and dropped for one invalidation only.
+/// Copies of nodes 2 and 3 are dropped for the write of node 1.
+#[test]
+fn a_page_that_others_still_have_is_not_written() {
+    let copies: NodeSet = [NodeId(2), NodeId(3)].into_iter().collect();
+    let grant = Grant { copies, ..write_grant() };
+    let start = |write| {
+        let mut node = One::new(1, Options { hold_ns: 0, ..Options::default() });
+        node.fault(write);
+        node
+    };
+    let dropped =
+        |node: &mut One, from| node.receive(from, Message::Notice(Notice::Invalidated { page: PAGE }));
+    let writes = |commands: &[Command]| {
+        commands.contains(&Command::SetAccess { page: PAGE, access: Access::Write, twin: true })
+            && commands.contains(&Command::Wake { page: PAGE })
+    };
+    let kept = Command::Install { page: PAGE, access: Access::None, payload: Payload::Page, twin: false };
+    // In any order, and the last of them is what the thread waits for.
+    let mut node = start(true);
+    assert_eq!(node.receive(0, Message::Grant(grant)), [kept.clone()]);
+    assert_eq!(
+        (node.0.state(PAGE), node.0.is_owner(PAGE), node.0.copyset(PAGE)),
+        (State::Invalid, true, copies)
+    );
+    // A request waits, too.
+    let request = Request { page: PAGE, requester: NodeId(4), kind: Kind::Write, have: 0 };
+    assert_eq!(node.receive(4, Message::Request(request)), []);
+    assert_eq!(dropped(&mut node, 3), []);
+    assert!(protests(&dropped(&mut node, 3), Protest::UnexpectedAcknowledgement), "again");
+    assert!(protests(&dropped(&mut node, 4), Protest::UnexpectedAcknowledgement), "node 4 had no copy");
+    let commands = dropped(&mut node, 2);
+    assert!(writes(&commands), "{commands:?}");
+    let gives = |command: &Command| {
+        matches!(command, Command::SendPage { to: NodeId(4), frame: Frame { message: Message::Grant(grant), .. }, .. }
+            if grant.copies.is_empty())
+    };
+    assert!(commands.iter().any(gives), "{commands:?}");
+    let mut node = start(true);
+    assert_eq!(dropped(&mut node, 3), []);
+    assert!(protests(&dropped(&mut node, 3), Protest::UnexpectedAcknowledgement), "again");
+    assert_eq!(node.receive(0, Message::Grant(grant)), [kept]);
+    assert!(writes(&dropped(&mut node, 2)));
+    let mut node = start(true);
+    for from in [2, 3, 4] {
+        assert_eq!(dropped(&mut node, from), []);
+    }
+    let commands = node.receive(0, Message::Grant(grant));
+    let install = Command::Install { page: PAGE, access: Access::Write, payload: Payload::Page, twin: true };
+    assert!(commands.contains(&install) && commands.contains(&Command::Wake { page: PAGE }), "{commands:?}");
+    let blamed = Command::Protest { peer: NodeId(4), reason: Protest::UnexpectedAcknowledgement };
+    assert!(commands.contains(&blamed), "node 4 had no copy: {commands:?}");
+    // Nobody who has not asked to write is told of copies.
+    assert!(protests(&dropped(&mut start(false), 2), Protest::UnexpectedAcknowledgement));
+}
+
+#[test]
+fn copies_that_nobody_can_have_are_refused() {
+    let of = |nodes: &[u8]| nodes.iter().map(|node| NodeId(*node)).collect::<NodeSet>();
+    let (read, write) = (read_grant(), write_grant());
+    let handed_over = Grant { owner: true, ..read };
+    let cases = [
+        (true, true, Grant { copies: of(&[1, 2]), ..write }, "of this node itself"),
+        (true, true, Grant { copies: of(&[0, 2]), ..write }, "of the owner that gave the page away"),
+        (true, true, Grant { copies: of(&[2, 5]), ..write }, "of no member"),
+        (true, false, Grant { copies: of(&[2]), ..handed_over }, "of a page that a reader gets"),
+        (true, false, Grant { copies: of(&[2]), ..write }, "of a page that was only to be read"),
+        (false, true, Grant { copies: of(&[2]), ..write }, "where the owner waits for them"),
+    ];
+    for (direct_acks, wants, grant, why) in cases {
+        let mut node = One::new(1, Options { direct_acks, ..Options::default() });
+        node.fault(wants);
+        let commands = node.receive(0, Message::Grant(grant));
+        assert!(protests(&commands, Protest::UnexpectedGrant) && commands.len() == 1, "{why}: {commands:?}");
+    }
+}
+
+/// The membership changes while a writer waits for copies to be dropped: it has the page, and says so.
+#[test]
+fn a_writer_that_waits_for_copies_owns_the_page() {
+    let mut node = One::new(1, Options { hold_ns: 0, ..Options::default() });
+    node.fault(true);
+    let view = view(66, &[0, 1, 2]);
+    node.membership(0, Membership::Accept { view, round: 1 });
+    // It was on its way.
+    let copies = NodeSet::EMPTY.with(NodeId(2));
+    node.receive(0, Message::Grant(Grant { copies, ..write_grant() }));
+    let mut said_to_manager = Vec::new();
+    for round in [1, 2] {
+        for from in [0, 2] {
+            said_to_manager.extend(said(&node.membership(from, Membership::Accept { view, round })));
+        }
+    }
+    let pages = vec![vnuma_dsm::Holding { page: PAGE, owner: true }];
+    let reported = (0, Membership::Holdings { epoch: view.epoch, pages, last: false });
+    assert!(said_to_manager.contains(&reported), "{said_to_manager:?}");
+    let epoch = view.epoch;
+    for from in [0, 2] {
+        node.membership(from, Membership::Holdings { epoch, pages: Vec::new(), last: true });
+    }
+    let pages = vec![vnuma_dsm::Entry { page: PAGE, copyset: copies }];
+    node.membership(0, Membership::Directory { epoch, pages, last: true });
+    node.membership(2, Membership::Directory { epoch, pages: Vec::new(), last: true });
+    // The copy is dropped for the node's own write now.
+    let commands = node.at(0, Event::Flush);
+    let invalidate = Message::Notice(Notice::Invalidate { page: PAGE, owner: NodeId(1) });
+    assert_eq!(commands.iter().filter_map(Command::sends).collect::<Vec<_>>(), [(NodeId(2), &invalidate)]);
+    let commands = node.in_epoch(66, 2, Message::Notice(Notice::Invalidated { page: PAGE }));
+    assert!(commands.contains(&Command::Wake { page: PAGE }), "{commands:?}");
+    assert_eq!(node.0.state(PAGE), State::Modified);
+}
+
+/// A copy is kept for the hold time, too, and dropped for one invalidation only. Who writes next is told, or the owner.
 #[test]
 fn a_copy_is_held_and_dropped_once() {
-    let options = Options { hold_ns: 100, batch_invalidations: false, ..Options::default() };
+    for (direct_acks, told) in [(true, 2), (false, 0)] {
+        held_and_dropped(direct_acks, NodeId(told));
+    }
+}
+
+fn held_and_dropped(direct_acks: bool, told: NodeId) {
+    let options = Options { hold_ns: 100, batch_invalidations: false, direct_acks, ..Options::default() };
     let mut node = One::new(1, options);
     node.fault(false);
     node.receive(0, Message::Grant(read_grant()));
@@ -164,9 +282,7 @@ fn a_copy_is_held_and_dropped_once() {
     assert!(protests(&node.receive(0, invalidate), Protest::UnexpectedInvalidation));
     // The thread that has read wants to write: it has used the copy.
     let commands = node.fault(true);
-    let acknowledged = |command: &Command| {
-        matches!(command.sends(), Some((NodeId(0), Message::Notice(Notice::Invalidated { page: PAGE }))))
-    };
+    let acknowledged = |command: &Command| matches!(command.sends(), Some((to, Message::Notice(Notice::Invalidated { page: PAGE }))) if to == told);
     assert!(commands.iter().any(acknowledged), "{commands:?}");
     // And its request goes to the next owner.
     let asks = |command: &Command| matches!(command.sends(), Some((NodeId(2), Message::Request(_))));

@@ -365,6 +365,7 @@ fn a_seed_replays_exactly() {
 fn faults_that_are_put_in_are_found() {
     for (broken, rule) in [
         (Broken::KeepCopy, "data value|single writer"),
+        (Broken::ForgetCopies, "data value|single writer"),
         (Broken::CopyThenDrop, "data value|single writer"),
         (Broken::StaleTwin, "data value"),
         (Broken::LoseGrants, "progress"),

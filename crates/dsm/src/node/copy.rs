@@ -2,7 +2,7 @@
 
 use super::{Node, protest};
 use crate::command::{Command, Protest};
-use crate::ids::{Access, NodeId, PageId};
+use crate::ids::{Access, NodeId, NodeSet, PageId};
 use crate::message::{Kind, Notice};
 use crate::page::Then;
 
@@ -28,7 +28,7 @@ impl Node {
 
     /// Drops the copy that is to be dropped, if it is there and was held for long enough.
     pub(super) fn drop_deferred(&mut self, now: u64, page: PageId, out: &mut Vec<Command>) {
-        let hints = self.options.owner_hints;
+        let (hints, direct) = (self.options.owner_hints, self.options.direct_acks);
         let entry = self.page(page);
         let Some((from, owner)) = entry.deferred() else {
             return;
@@ -48,15 +48,21 @@ impl Node {
         if std::mem::take(&mut entry.access) != Access::None {
             out.push(Command::SetAccess { page, access: Access::None, twin: false });
         }
-        self.notify(from, Notice::Invalidated { page }, out);
+        self.notify(if direct { owner } else { from }, Notice::Invalidated { page }, out);
     }
 
     /// A copy was dropped.
     pub(super) fn on_invalidated(&mut self, now: u64, from: NodeId, page: PageId, out: &mut Vec<Command>) {
+        let early = self.options.direct_acks;
         let entry = self.page(page);
+        // The owner's grant is on its way, and says who had a copy.
+        let early = early && entry.wanted == Some(Kind::Write);
         let Some(invalidating) = entry.waiting_mut().invalidating.as_mut() else {
-            entry.tidy();
-            return protest(from, Protest::UnexpectedAcknowledgement, out);
+            if !early || entry.waiting_mut().dropped.contains(from) {
+                entry.tidy();
+                return protest(from, Protest::UnexpectedAcknowledgement, out);
+            }
+            return entry.waiting_mut().dropped.insert(from);
         };
         if !invalidating.waiting.remove(from) {
             return protest(from, Protest::UnexpectedAcknowledgement, out);
@@ -67,7 +73,7 @@ impl Node {
             entry.waiting_mut().invalidating = None;
             match then {
                 Then::Upgrade => self.upgraded(now, page, out),
-                Then::Transfer(request) => self.transfer(page, request, out),
+                Then::Transfer(request) => self.transfer(page, request, NodeSet::EMPTY, out),
             }
             self.advance(now, page, out);
         }

@@ -3,7 +3,7 @@
 use super::{Node, protest};
 use crate::command::{Command, Payload, Protest};
 use crate::ids::{Access, NodeId, NodeSet, PageId, VERSION_MOST};
-use crate::message::{Grant, Kind, Message, Request};
+use crate::message::{Grant, Kind, Message, Notice, Request};
 use crate::options::Options;
 use crate::page::{Invalidating, MIGRATORY_MOST, Then};
 
@@ -110,7 +110,7 @@ impl Node {
         if grant.to != self.own {
             return self.relay(from, grant, out);
         }
-        if !self.expects(&grant) || !self.may_come_from(from, &grant) {
+        if !self.may_come_from(from, &grant) || !self.expects(&grant) {
             return protest(from, Protest::UnexpectedGrant, out);
         }
         let manager = self.manager(page);
@@ -120,13 +120,22 @@ impl Node {
         if hints {
             entry.hint = grant.from;
         }
+        let dropped = entry.take_dropped();
+        let copies = grant.copies.minus(dropped);
         entry.owner = grant.owner;
-        entry.copyset = NodeSet::EMPTY;
+        entry.copyset = copies;
         entry.version = grant.version;
         entry.migratory = grant.migratory;
         entry.before = if tells && grant.owner { [Some(grant.from), grant.before] } else { [None; 2] };
         let payload = (grant.payload != Payload::None).then_some(grant.payload);
-        self.map(page, grant.access, payload, out);
+        if copies.is_empty() {
+            self.map(page, grant.access, payload, out);
+        } else {
+            self.await_copies(page, copies, payload, out);
+        }
+        for node in dropped.minus(grant.copies).iter() {
+            protest(node, Protest::UnexpectedAcknowledgement, out);
+        }
         // A request to write passed the manager or left its trace on the way; this one did not.
         let frozen = self.change.is_some();
         if grant.owner && asked == Some(Kind::Read) && !frozen && manager != self.own && manager != grant.from
@@ -134,7 +143,9 @@ impl Node {
             self.send(manager, Message::OwnerIs { page, owner: self.own, version: grant.version }, out);
         }
         let fault = self.page(page).fault;
-        if fault != Access::None && fault <= grant.access {
+        if !copies.is_empty() {
+            // Threads wait until the last copy is dropped.
+        } else if fault != Access::None && fault <= grant.access {
             self.satisfied(now, page, out);
         } else if fault != Access::None {
             out.push(Command::Wake { page });
@@ -142,8 +153,27 @@ impl Node {
         self.advance(now, page, out);
     }
 
+    /// The page is here, and others have copies of it, which they are dropping. Its content is kept; this node maps it when it may
+    /// write.
+    fn await_copies(
+        &mut self,
+        page: PageId,
+        copies: NodeSet,
+        payload: Option<Payload>,
+        out: &mut Vec<Command>,
+    ) {
+        let entry = self.page(page);
+        entry.waiting_mut().invalidating = Some(Invalidating { then: Then::Upgrade, waiting: copies });
+        let Some(payload) = payload else { return };
+        if std::mem::take(&mut entry.access) != Access::None {
+            out.push(Command::SetAccess { page, access: Access::None, twin: false });
+        }
+        out.push(Command::Install { page, access: Access::None, payload, twin: false });
+    }
+
     /// True if this node asked for the grant and has what its payload needs.
     fn expects(&mut self, grant: &Grant) -> bool {
+        let (own, members, acks) = (self.own, self.members, self.options.direct_acks);
         let entry = self.page(grant.page);
         let asked = match entry.wanted {
             Some(Kind::Write) => grant.owner && grant.access == Access::Write,
@@ -159,10 +189,15 @@ impl Node {
             Payload::Page => true,
         };
         let inside = grant.version <= VERSION_MOST && grant.migratory <= MIGRATORY_MOST;
+        // Only a writer waits for others to drop their copies. The owner that sent it has none.
+        let waits = acks && grant.access == Access::Write && entry.wanted == Some(Kind::Write);
+        let others = members.without(own).without(grant.from);
+        let copies = grant.copies.is_empty() || waits && grant.copies.is_subset(others);
         asked
             && base
             && inside
-            && grant.before.is_none_or(|node| self.members.contains(node) && node != self.own)
+            && copies
+            && grant.before.is_none_or(|node| members.contains(node) && node != own)
     }
 
     /// True if the owner that the grant names has sent it, or the manager has passed it on.
@@ -229,8 +264,18 @@ impl Node {
         out: &mut Vec<Command>,
     ) {
         self.page(page).waiting_mut().invalidating = Some(Invalidating { then, waiting: copies });
+        self.tell_to_drop(page, copies, owner, out);
+    }
+
+    pub(super) fn tell_to_drop(
+        &mut self,
+        page: PageId,
+        copies: NodeSet,
+        owner: NodeId,
+        out: &mut Vec<Command>,
+    ) {
         for node in copies.iter() {
-            self.notify(node, crate::message::Notice::Invalidate { page, owner }, out);
+            self.notify(node, Notice::Invalidate { page, owner }, out);
         }
     }
 

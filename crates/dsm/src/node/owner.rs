@@ -97,7 +97,7 @@ impl Node {
         }
         if entry.owner {
             return match request.kind {
-                Kind::Read if self.migrates(page) => self.transfer(page, request, out),
+                Kind::Read if self.migrates(page) => self.transfer(page, request, NodeSet::EMPTY, out),
                 Kind::Read | Kind::Prefetch => self.share(page, request, out),
                 Kind::Write => self.give(page, request, out),
             };
@@ -130,26 +130,38 @@ impl Node {
         let before = entry.access;
         entry.access = before.min(Access::Read);
         entry.copyset.insert(request.requester);
-        self.grant(page, request.requester, (Access::Read, false), payload, before, out);
+        let copy = (Access::Read, false, NodeSet::EMPTY);
+        self.grant(page, request.requester, copy, payload, before, out);
     }
 
-    /// A writer gets the page once all other copies are dropped.
+    /// A writer gets the page once all other copies are dropped. With direct acknowledgements it gets it at once, and waits for
+    /// them itself: that takes a message less, one after the other.
     fn give(&mut self, page: PageId, request: Request, out: &mut Vec<Command>) {
         let entry = self.page(page);
         let others = entry.copyset.without(request.requester);
         if !others.is_empty() {
             entry.migratory = 0;
+            if self.options.direct_acks {
+                self.tell_to_drop(page, others, request.requester, out);
+                return self.transfer(page, request, others, out);
+            }
             return self.invalidate(page, others, Then::Transfer(request), request.requester, out);
         }
         if entry.copyset.contains(request.requester) {
             // The only reader since the last write is the next writer.
             entry.migratory = (entry.migratory + 1).min(MIGRATORY_MOST);
         }
-        self.transfer(page, request, out);
+        self.transfer(page, request, NodeSet::EMPTY, out);
     }
 
-    /// Hands the page over. No other node has a copy.
-    pub(super) fn transfer(&mut self, page: PageId, request: Request, out: &mut Vec<Command>) {
+    /// Hands the page over. No other nodes have a copy than `copies`, which were told to drop it.
+    pub(super) fn transfer(
+        &mut self,
+        page: PageId,
+        request: Request,
+        copies: NodeSet,
+        out: &mut Vec<Command>,
+    ) {
         let payload = self.payload(page, request.have);
         let entry = self.page(page);
         let probe = request.kind != Kind::Write && entry.version.rem_euclid(PROBE_VERSIONS) == 0;
@@ -159,7 +171,7 @@ impl Node {
         entry.owner = false;
         entry.hint = request.requester;
         let access = if probe { Access::Read } else { Access::Write };
-        self.grant(page, request.requester, (access, true), payload, before, out);
+        self.grant(page, request.requester, (access, true, copies), payload, before, out);
         let entry = self.page(page);
         entry.twin = 0;
         let version = entry.version;
@@ -187,7 +199,7 @@ impl Node {
         &mut self,
         page: PageId,
         to: NodeId,
-        (access, owner): (Access, bool),
+        (access, owner, copies): (Access, bool, NodeSet),
         payload: Payload,
         before: Access,
         out: &mut Vec<Command>,
@@ -198,8 +210,9 @@ impl Node {
         // Two nodes between which a page goes back and forth know each other.
         let before_this = entry.before[0].filter(|last| owner && *last != to);
         let (keeps, version, migratory) = (entry.access, entry.version, entry.migratory);
+        let from = own;
         let grant =
-            Grant { page, to, access, owner, from: own, version, payload, migratory, before: before_this };
+            Grant { page, to, access, owner, from, version, payload, migratory, before: before_this, copies };
         let via = if direct { to } else { manager };
         let frame = self.frame(via, Message::Grant(grant), out);
         if payload != Payload::None {

@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use vnuma_dsm::{
-    Access, Command, Event, Frame, Managers, Message, Node, NodeId, NodeSet, Notice, Options, PageId,
+    Access, Command, Event, Frame, Grant, Managers, Message, Node, NodeId, NodeSet, Notice, Options, PageId,
     Payload, Protest,
 };
 
@@ -46,6 +46,8 @@ pub enum Broken {
     KeepCopy,
     /// An invalidation is not sent, and its acknowledgement is made up.
     SkipInvalidation,
+    /// A writer is not told who still has a copy, and does not wait.
+    ForgetCopies,
     /// The owner reads the page before it takes the access of local threads away.
     CopyThenDrop,
     /// A message is lost.
@@ -77,7 +79,8 @@ pub struct Cluster {
     pub dead: Vec<bool>,
     /// Nodes that were killed, have stopped or were ever suspected: what only they have may get lost.
     pub doubtful: NodeSet,
-    /// Pages that a node had when it was killed or stopped. Others may still drop their copies because of what it has sent.
+    /// Pages that a node had when it was killed or stopped, or that were on their way to or from a doubtful node while others were to
+    /// drop their copies. Others may still do so because of what was sent.
     pub taken_along: Vec<bool>,
     /// Pages that may get lost: for a moment nobody had them but doubtful nodes.
     pub excused: Vec<bool>,
@@ -146,6 +149,9 @@ impl Cluster {
 
     fn doubt(&mut self, node: NodeId) {
         self.doubtful.insert(node);
+        let given = self.grants(usize::from(node.0)).filter(|grant| !grant.copies.is_empty());
+        let given: Vec<_> = given.map(|grant| grant.page.0 as usize).collect();
+        given.into_iter().for_each(|page| self.taken_along[page] = true);
         self.excuse();
     }
 
@@ -182,13 +188,17 @@ impl Cluster {
 
     /// True if the page is on its way from or to the node.
     fn carries(&self, node: usize, page: usize) -> bool {
+        self.grants(node).any(|grant| grant.page.0 == page as u64)
+    }
+
+    /// Grants that are on their way from or to the node.
+    fn grants(&self, node: usize) -> impl Iterator<Item = &Grant> {
         let count = self.count();
-        let pairs = (0..count).flat_map(|other| [other * count + node, node * count + other]);
-        let grants = |packet: &Packet| match &packet.frame.message {
-            Message::Grant(grant) => grant.page.0 == page as u64,
-            _ => false,
-        };
-        pairs.into_iter().any(|pair| self.network[pair].iter().any(grants))
+        let pairs = (0..count).flat_map(move |other| [other * count + node, node * count + other]);
+        pairs.flat_map(|pair| &self.network[pair]).filter_map(|packet| match &packet.frame.message {
+            Message::Grant(grant) => Some(grant),
+            _ => None,
+        })
     }
 
     /// Delivers the oldest message of a pair.
@@ -324,7 +334,10 @@ impl Cluster {
 
     fn post(&mut self, from: usize, to: NodeId, frame: &Frame, data: Option<Data>) {
         let count = self.count();
-        let packet = Packet { frame: frame.clone(), data };
+        let mut packet = Packet { frame: frame.clone(), data };
+        if let (Broken::ForgetCopies, Message::Grant(grant)) = (self.broken, &mut packet.frame.message) {
+            grant.copies = NodeSet::EMPTY;
+        }
         if self.broken == Broken::LoseGrants && matches!(frame.message, Message::Grant(_)) {
             return;
         }
@@ -334,6 +347,13 @@ impl Cluster {
             let frame = Frame { epoch: frame.epoch, message: Message::Notice(Notice::Invalidated { page }) };
             self.network[usize::from(to.0) * count + from].push_back(Packet { frame, data: None });
             return;
+        }
+        if let Message::Grant(grant) = &frame.message
+            && !grant.copies.is_empty()
+            && (self.doubtful.contains(to) || self.doubtful.contains(NodeId(from as u8)))
+        {
+            // It may get lost on its way, and the copies are dropped all the same.
+            self.taken_along[grant.page.0 as usize] = true;
         }
         if self.dead[usize::from(to.0)] || self.nodes[usize::from(to.0)].is_stopped() {
             if let Message::Grant(grant) = &frame.message {
@@ -376,6 +396,30 @@ impl Cluster {
             let commands = self.event(node, 0, Event::Fault { page: PageId(page as u64), write });
             collect(&commands, &mut messages);
             self.drain(&mut messages);
+        }
+        panic!("node {node} page {page}: the fault is not served: {:?}", self.memory[node][page]);
+    }
+
+    /// Faults until the access succeeds, where all messages take the same time. Returns how many followed one another, and how many
+    /// there were.
+    pub fn turns(&mut self, node: usize, page: usize, write: bool) -> (usize, u64) {
+        let before = self.sent;
+        let mut asks = true;
+        for turns in 0..100 {
+            if self.access(node, page, write) {
+                self.event(node, 0, Event::Progress { page: PageId(page as u64) });
+                self.drain(&mut Vec::new());
+                return (turns, self.sent - before);
+            }
+            if std::mem::replace(&mut asks, false) || std::mem::take(&mut self.memory[node][page].woken) {
+                self.event(node, 0, Event::Fault { page: PageId(page as u64), write });
+            }
+            (0..self.count()).for_each(|node| drop(self.event(node, 0, Event::Flush)));
+            let counts: Vec<_> = self.network.iter().map(VecDeque::len).collect();
+            for (pair, count) in counts.into_iter().enumerate() {
+                let (from, to) = (pair / self.count(), pair % self.count());
+                (0..count).for_each(|_| drop(self.deliver(from, to, 0)));
+            }
         }
         panic!("node {node} page {page}: the fault is not served: {:?}", self.memory[node][page]);
     }

@@ -27,6 +27,8 @@ pub enum Part {
     Batch,
     /// A prefetched copy is on its way, and its invalidation behind it.
     PrefetchInvalidated,
+    /// A page is on its way to a writer, and so is the acknowledgement of a copy, which may come before it.
+    DirectAck,
 }
 
 impl Part {
@@ -43,6 +45,7 @@ impl Part {
             Self::Refused => "reached: a refused prefetch",
             Self::Batch => "reached: notices that share a message",
             Self::PrefetchInvalidated => "reached: an invalidation of a prefetched copy",
+            Self::DirectAck => "reached: an acknowledgement to the next owner",
         }
     }
 
@@ -52,6 +55,9 @@ impl Part {
         if self == Self::PrefetchInvalidated {
             let queues = world.cluster.network.iter().enumerate();
             return queues.into_iter().any(|(pair, queue)| invalidated(world, pair % count, queue));
+        }
+        if self == Self::DirectAck {
+            return (0..count).any(|to| acknowledged(world, to));
         }
         let network = world.cluster.network.iter().enumerate();
         network
@@ -83,6 +89,26 @@ impl Part {
             _ => false,
         }
     }
+}
+
+/// Both a page and an acknowledgement for it are on their way to this node.
+fn acknowledged(world: &World, to: usize) -> bool {
+    let count = world.cluster.count();
+    let coming = || (0..count).flat_map(|from| &world.cluster.network[from * count + to]);
+    let granted = |packet: &Packet| match &packet.frame.message {
+        Message::Grant(grant) if !grant.copies.is_empty() => Some(grant.page),
+        _ => None,
+    };
+    let acknowledges = |packet: &Packet, page: PageId| {
+        let named = |notice: &Notice| *notice == Notice::Invalidated { page };
+        match &packet.frame.message {
+            Message::Notice(notice) => named(notice),
+            Message::Notices(notices) => notices.iter().any(named),
+            _ => false,
+        }
+    };
+    let mut pages = coming().filter_map(granted);
+    pages.any(|page| coming().any(|packet| acknowledges(packet, page)))
 }
 
 /// A copy that no thread waits for is on its way, and its invalidation behind it.

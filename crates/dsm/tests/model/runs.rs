@@ -101,7 +101,8 @@ fn ivy_is_coherent() {
 #[test]
 fn the_default_is_coherent() {
     let accesses = if long() { vec![2, 2, 2] } else { vec![2, 2, 1] };
-    let parts = vec![Part::Direct, Part::Hint, Part::Upgrade, Part::Migratory, Part::Told, Part::Delta];
+    let mut parts = vec![Part::Direct, Part::Hint, Part::Upgrade, Part::Migratory, Part::Told, Part::Delta];
+    parts.push(Part::DirectAck);
     all("default", System { accesses, parts, ..system(default()) });
     // The hold time may end at any moment.
     all("default", System { timers: true, accesses: vec![1, 1, 1], ..system(default()) });
@@ -139,6 +140,7 @@ fn each_optimization_alone_is_coherent() {
         ("deltas", Options { deltas: true, ..ivy }, Some(Part::Delta)),
         ("hold_ns", Options { hold_ns: 1, ..ivy }, None),
         ("batch_invalidations", Options { batch_invalidations: true, ..ivy }, None),
+        ("direct_acks", Options { direct_acks: true, ..ivy }, Some(Part::DirectAck)),
     ];
     for (name, options, part) in each {
         // A page counts as migratory once it was read and then written twice.
@@ -160,6 +162,7 @@ fn the_default_without_each_optimization_is_coherent() {
         ("prefetch_pages", Options { prefetch_pages: 0, ..default }),
         ("hold_ns", Options { hold_ns: 0, ..default }),
         ("batch_invalidations", Options { batch_invalidations: false, ..default }),
+        ("direct_acks", Options { direct_acks: false, ..default }),
     ];
     for (name, options) in each {
         let accesses = if options.hold_ns == 0 { vec![2, 1, 1] } else { vec![2, 2, 1] };
@@ -222,6 +225,7 @@ fn faults_are_found() {
         found_in(gone, "nothing is lost for nothing");
     }
     found(Broken::SkipInvalidation, Options::ivy(), safety);
+    found(Broken::ForgetCopies, default(), safety);
     found(Broken::StaleTwin, Options { deltas: true, ..Options::ivy() }, safety);
     // What a thread waited for is taken away before it was used.
     let steals = System { timers: true, accesses: vec![1, 1, 0], ..system(default()) };

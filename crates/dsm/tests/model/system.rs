@@ -317,6 +317,7 @@ fn reached(part: Part) -> Property<System> {
         Part::Refused => |system, world| system.reached(Part::Refused, world),
         Part::Batch => |system, world| system.reached(Part::Batch, world),
         Part::PrefetchInvalidated => |system, world| system.reached(Part::PrefetchInvalidated, world),
+        Part::DirectAck => |system, world| system.reached(Part::DirectAck, world),
     };
     Property::sometimes(part.name(), condition)
 }
