@@ -5,7 +5,7 @@ mod common;
 use common::{Authority, HANG, Meeting, Transport, anywhere, ending, hello, meet, pair};
 use std::{
     io::{Read, Write},
-    net::TcpStream,
+    net::{TcpListener, TcpStream},
     os::unix::net::UnixStream,
     thread,
     time::{Duration, Instant},
@@ -245,6 +245,26 @@ fn a_caller_without_tls() {
     stream.write_all(&frame(&Body::Hello(hello(1, 0)), 0)).expect("sent");
     let error = accept(&meeting.listener, &hello(0, 0), short()).expect_err("no TLS");
     assert!(matches!(error.fault, Fault::Io { .. }), "{error}");
+    let (zero, one) = meet(&meeting, hello(0, 0), hello(1, 0), Limits::default());
+    assert!(zero.is_ok() && one.is_ok(), "the next caller is served");
+}
+
+/// A peer that begins a handshake of TLS, or not even that, keeps nobody waiting for longer than one without TLS.
+#[test]
+fn a_handshake_of_tls_that_goes_no_further() {
+    let meeting = Meeting::new(Transport::Tls);
+    // Of a ClientHello of 512 bytes.
+    for part in [&[][..], &[22, 3, 1, 2, 0], &[22, 3, 1, 2, 0, 1, 0, 1, 252, 3, 3]] {
+        let mut stream = TcpStream::connect(meeting.address()).expect("connected");
+        stream.write_all(part).expect("sent");
+        let error = accept(&meeting.listener, &hello(0, 0), short()).expect_err("no TLS").to_string();
+        assert!(error.ends_with(": no connection within 300ms"), "{} bytes: {error}", part.len());
+    }
+    let silent = TcpListener::bind(anywhere()).expect("a listener");
+    let Place::Tls(_, identity) = &meeting.place else { unreachable!("TLS") };
+    let place = Place::Tls(silent.local_addr().expect("an address"), identity.clone());
+    let error = dial(&place, &hello(1, 0), short()).expect_err("no TLS").to_string();
+    assert!(error.ends_with(": no connection within 300ms"), "{error}");
     let (zero, one) = meet(&meeting, hello(0, 0), hello(1, 0), Limits::default());
     assert!(zero.is_ok() && one.is_ok(), "the next caller is served");
 }
