@@ -28,6 +28,8 @@ pub struct Hello {
     pub lane: u16,
     /// Connections between two nodes.
     pub lanes: u16,
+    /// The protocol's switches, one bit for each: the same on all nodes.
+    pub switches: u16,
     /// Which DSM: the same on all its nodes, and chosen anew for each.
     pub cluster: u128,
     /// Tells a node from the one that had its number before.
@@ -50,6 +52,7 @@ impl Hello {
             peer,
             lane: 0,
             lanes: 1,
+            switches: 0,
             cluster: 0,
             incarnation: 0,
             pages: 0,
@@ -65,7 +68,7 @@ impl Hello {
         out.extend([self.node, self.peer]);
         out.extend(self.lane.to_le_bytes());
         out.extend(self.lanes.to_le_bytes());
-        out.extend([0; 2]);
+        out.extend(self.switches.to_le_bytes());
         out.extend(self.cluster.to_le_bytes());
         out.extend(self.incarnation.to_le_bytes());
         out.extend(self.pages.to_le_bytes());
@@ -92,13 +95,6 @@ impl Hello {
             let expected = "below hello.lanes";
             return Err(WireError::Value { field: "hello.lane", value: lane.into(), expected });
         }
-        match reader.u16("hello.reserved")? {
-            0 => {}
-            value => {
-                let value = value.into();
-                return Err(WireError::Value { field: "hello.reserved", value, expected: "0" });
-            }
-        }
         let hello = Self {
             version_min,
             version_max,
@@ -106,6 +102,7 @@ impl Hello {
             peer,
             lane,
             lanes,
+            switches: reader.u16("hello.switches")?,
             cluster: u128::from_le_bytes(reader.array("hello.cluster")?),
             incarnation: reader.u64("hello.incarnation")?,
             pages: reader.u64("hello.pages")?,
@@ -140,6 +137,7 @@ impl Hello {
         same(Refusal::Region, "hello.page_size", self.page_size.into(), theirs.page_size.into())?;
         same(Refusal::Region, "hello.pages", self.pages, theirs.pages)?;
         same(Refusal::Region, "hello.stripe_pages", self.stripe_pages.into(), theirs.stripe_pages.into())?;
+        same(Refusal::Switches, "hello.switches", self.switches.into(), theirs.switches.into())?;
         Ok(version)
     }
 }
@@ -158,13 +156,15 @@ pub enum Refusal {
     Lane = 4,
     /// Another region.
     Region = 5,
+    /// Other switches of the protocol.
+    Switches = 6,
 }
 
 impl Refusal {
     pub(crate) fn decode(value: u8) -> Result<Self, WireError> {
-        [Self::Version, Self::Cluster, Self::Peer, Self::Lane, Self::Region]
+        [Self::Version, Self::Cluster, Self::Peer, Self::Lane, Self::Region, Self::Switches]
             .into_iter()
             .find(|refusal| *refusal as u8 == value)
-            .ok_or(WireError::Value { field: "refusal", value: value.into(), expected: "a reason (1 to 5)" })
+            .ok_or(WireError::Value { field: "refusal", value: value.into(), expected: "a reason (1 to 6)" })
     }
 }

@@ -29,13 +29,14 @@ fn hello() {
         peer: 4,
         lane: 5,
         lanes: 6,
+        switches: 0x0809,
         cluster: 0x0f0e_0d0c_0b0a_0908_0706_0504_0302_0100,
         incarnation: 7,
         pages: 8,
         page_size: 4096,
         stripe_pages: 512,
     };
-    let text = "564e554d4144534d 0100 0200 03 04 0500 0600 0000 000102030405060708090a0b0c0d0e0f \
+    let text = "564e554d4144534d 0100 0200 03 04 0500 0600 0908 000102030405060708090a0b0c0d0e0f \
                 0700000000000000 0800000000000000 00100000 00020000";
     expect(&Body::Hello(hello), "3c00000001000000", text);
 }
@@ -44,6 +45,7 @@ fn hello() {
 fn small_frames() {
     expect(&Body::Refusal(Refusal::Version), "0100000002000000", "01");
     expect(&Body::Refusal(Refusal::Region), "0100000002000000", "05");
+    expect(&Body::Refusal(Refusal::Switches), "0100000002000000", "06");
     expect(&Body::Ping(0x0102_0304_0506_0708), "0800000003000000", "0807060504030201");
     expect(&Body::Pong(1), "0800000004000000", "0100000000000000");
     expect(&Body::Bye, "0000000005000000", "");

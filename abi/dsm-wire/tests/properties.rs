@@ -304,7 +304,8 @@ fn fields_outside_of_their_range_are_named() {
 
 #[test]
 fn only_hosts_that_belong_together_agree() {
-    let ours = Hello { cluster: 5 << 64 | 6, lanes: 2, lane: 1, pages: 100, ..Hello::new(1, 2) };
+    let lanes = Hello { lanes: 2, lane: 1, ..Hello::new(1, 2) };
+    let ours = Hello { cluster: 5 << 64 | 6, pages: 100, switches: 0x80, ..lanes };
     let theirs = Hello { node: 2, peer: 1, ..ours };
     assert_eq!(ours.agree(&theirs), Ok(VERSION_MAX));
     let refusal =
@@ -325,6 +326,7 @@ fn only_hosts_that_belong_together_agree() {
     expect(Hello { pages: 99, ..theirs }, Refusal::Region, &field("pages", 99, 100));
     expect(Hello { page_size: 8192, ..theirs }, Refusal::Region, &field("page_size", 8192, 4096));
     expect(Hello { stripe_pages: 9, ..theirs }, Refusal::Region, &field("stripe_pages", 9, 1));
+    expect(Hello { switches: 0x81, ..theirs }, Refusal::Switches, &field("switches", 0x81, 0x80));
     let newer = Hello { version_min: 2, version_max: 3, ..theirs };
     expect(newer, Refusal::Version, &field("version_max", 3, 1));
     assert_eq!(ours.agree(&Hello { version_max: 9, ..theirs }), Ok(1), "the highest that both know");
@@ -346,5 +348,4 @@ fn a_hello_that_makes_no_sense_is_refused() {
     assert_eq!(refusal(12, 64), "hello.node: 0x40 is not below 64");
     assert_eq!(refusal(13, 64), "hello.peer: 0x40 is not below 64");
     assert_eq!(refusal(14, 1), "hello.lane: 0x1 is not below hello.lanes");
-    assert_eq!(refusal(18, 1), "hello.reserved: 0x1 is not 0");
 }

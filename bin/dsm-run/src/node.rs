@@ -10,6 +10,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use nix::sys::{prctl::set_pdeathsig, signal};
 use std::{
     collections::BTreeMap,
+    hash::{DefaultHasher, Hash, Hasher},
     io::{BufRead, Read, Write, stdin},
     sync::{
         Arc,
@@ -81,6 +82,13 @@ struct Run<'a> {
     generation: u32,
     /// Of the generations before.
     stats: Stats,
+}
+
+/// Nodes that are to do something else refuse each other.
+fn digest(task: &Task, nodes: u8) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    format!("{task:?}, {nodes} nodes").hash(&mut hasher);
+    hasher.finish()
 }
 
 /// A generation: a node, and the thread of its program.
@@ -222,7 +230,8 @@ impl Run<'_> {
             })
         };
         let mut hello = config.hello(&region);
-        hello.cluster = (arguments.cluster << 32 | u64::from(generation)).into();
+        let run = arguments.cluster << 32 | u64::from(generation);
+        hello.cluster = u128::from(digest(&self.task, arguments.nodes)) << 64 | u128::from(run);
         hello.incarnation = std::process::id().into();
         let others = members.iter().filter(|node| **node != number);
         let others = others.map(|node| Ok((*node, place(*node)?))).collect::<Result<BTreeMap<_, _>>>()?;

@@ -283,11 +283,35 @@ fn pagerank_goes_on_from_its_second_copies_when_a_node_is_killed() {
 
 /// A node of two, each of which knows the other as on another host, with an address of its own for each test.
 fn node_of_two(test: u8, host: u8, further: &[&str]) -> Child {
+    node_that_runs(test, host, &[further, &["--size", "20", "lock-counter"]].concat())
+}
+
+fn node_that_runs(test: u8, host: u8, what: &[&str]) -> Child {
     let hosts = format!("127.83.{test}.1,127.83.{test}.2");
     let host = host.to_string();
-    let arguments =
-        [&["--hosts", &hosts, "--host", &host, "--size", "20"], further, &["lock-counter"]].concat();
-    dsm_run(&arguments).spawn().expect("started")
+    dsm_run(&[&["--hosts", &hosts, "--host", &host], what].concat()).spawn().expect("started")
+}
+
+/// What nodes say until one of them says one of these words; none if they never do. They are ended.
+fn say_one_of(mut nodes: [Child; 2], words: &[&str]) -> (bool, String) {
+    let (sender, lines) = mpsc::channel();
+    for node in &mut nodes {
+        let (errors, sender) = (node.stderr.take().expect("standard error"), sender.clone());
+        thread::spawn(move || {
+            BufReader::new(errors).lines().map_while(Result::ok).for_each(|line| drop(sender.send(line)));
+        });
+    }
+    drop(sender);
+    let mut said = String::new();
+    let found = loop {
+        let Ok(line) = lines.recv_timeout(HANG) else { break false };
+        said = said + &line + "\n";
+        if words.iter().any(|word| line.contains(word)) {
+            break true;
+        }
+    };
+    nodes.iter_mut().for_each(|node| drop((node.kill(), node.wait())));
+    (found, said)
 }
 
 /// What a node has said, if it has ended by itself.
@@ -340,32 +364,35 @@ fn a_stranger_on_another_host_is_refused() {
     let theirs = tempfile::tempdir().expect("a directory");
     let (keys, others) = (keys_in(ours.path()), keys_in(theirs.path()));
     for (test, stranger) in [(2, &["--keys", &others][..]), (3, &["--transport", "tcp"])] {
-        let mut nodes = [node_of_two(test, 0, &["--keys", &keys]), node_of_two(test, 1, stranger)];
-        let (sender, lines) = mpsc::channel();
-        for node in &mut nodes {
-            let (errors, sender) = (node.stderr.take().expect("standard error"), sender.clone());
-            thread::spawn(move || {
-                BufReader::new(errors).lines().map_while(Result::ok).for_each(|line| drop(sender.send(line)));
-            });
-        }
-        drop(sender);
-        let mut said = String::new();
-        let refused = loop {
-            let Ok(line) = lines.recv_timeout(HANG) else { break false };
-            said = said + &line + "\n";
-            // What TLS says of another authority, or of bytes that are not TLS.
-            if ["invalid peer certificate", "DecryptError", "InvalidContentType"]
-                .iter()
-                .any(|what| line.contains(what))
-            {
-                break true;
-            }
-        };
-        nodes.iter_mut().for_each(|node| drop((node.kill(), node.wait())));
+        let nodes = [node_of_two(test, 0, &["--keys", &keys]), node_of_two(test, 1, stranger)];
+        // What TLS says of another authority, or of bytes that are not TLS.
+        let words = ["invalid peer certificate", "DecryptError", "InvalidContentType"];
+        let (refused, said) = say_one_of(nodes, &words);
         if is_skipped(&said) {
             return eprintln!("skipped: {said}");
         }
         assert!(refused, "{stranger:?}: {said}");
+    }
+}
+
+/// They would wait for each other, or send what the other does not expect.
+#[test]
+fn hosts_whose_options_differ_refuse_each_other() {
+    let tcp = ["--transport", "tcp"];
+    let ours = ["--size", "20", "lock-counter"];
+    let cases: [(u8, &[&str], &str); 4] = [
+        (4, &["--mode", "ivy", "--size", "20", "lock-counter"], "hello.switches: the peer has 0x"),
+        (5, &["--without", "direct-acks", "--size", "20", "lock-counter"], "hello.switches: the peer has 0x"),
+        (6, &["--size", "21", "lock-counter"], "hello.cluster: the peer has 0x"),
+        (7, &["--size", "20", "metadata"], "hello.cluster: the peer has 0x"),
+    ];
+    for (test, theirs, text) in cases {
+        let node = |host, what: &[&str]| node_that_runs(test, host, &[&tcp, what].concat());
+        let (refused, said) = say_one_of([node(0, &ours), node(1, theirs)], &[text]);
+        if is_skipped(&said) {
+            return eprintln!("skipped: {said}");
+        }
+        assert!(refused, "{theirs:?}: {said}");
     }
 }
 

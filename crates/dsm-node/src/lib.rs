@@ -90,7 +90,7 @@ pub struct Config {
     pub members: NodeSet,
     /// Who manages which page: the same on all nodes.
     pub managers: Managers,
-    /// Switches of the protocol: the same on all nodes.
+    /// Switches of the protocol: the same on all nodes, or they refuse each other.
     pub options: Options,
     /// How long a thread polls before it sleeps. Polling takes a CPU from the threads of the program.
     pub spin: Duration,
@@ -131,6 +131,7 @@ impl Config {
     pub fn hello(&self, region: &Region) -> Hello {
         Hello {
             lanes: u16::try_from(region.shards()).unwrap_or(u16::MAX),
+            switches: self.options.switches(),
             pages: region.pages(),
             stripe_pages: u32::try_from(region.stripe_pages()).unwrap_or(u32::MAX),
             ..Hello::new(self.node, self.node)

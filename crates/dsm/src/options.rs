@@ -1,6 +1,6 @@
 //! What the protocol does beyond the baseline.
 
-/// Switches of the protocol. All nodes of a DSM must have the same.
+/// Switches of the protocol. All nodes of a DSM must have the same [`Self::switches`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Options {
     /// The owner answers the requester itself, not through the manager: 3 messages instead of 4.
@@ -33,6 +33,22 @@ pub struct Options {
 }
 
 impl Options {
+    /// One bit for each switch that nodes must have in common. How far a node fetches ahead, and how long it keeps a page, is its own
+    /// affair.
+    pub fn switches(&self) -> u16 {
+        let each = [
+            self.direct_reply,
+            self.owner_hints,
+            self.upgrade_without_data,
+            self.migratory,
+            self.tell_owners,
+            self.deltas,
+            self.batch_invalidations,
+            self.direct_acks,
+        ];
+        each.into_iter().rev().fold(0, |bits, on| bits << 1 | u16::from(on))
+    }
+
     /// GiantVM's protocol (section 3.3.1), message for message.
     pub fn ivy() -> Self {
         Self {
@@ -66,5 +82,29 @@ impl Default for Options {
             batch_invalidations: true,
             direct_acks: true,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_switch_has_a_bit() {
+        let default = Options::default();
+        assert_eq!((Options::ivy().switches(), default.switches()), (0, 0xff));
+        let others = [
+            Options { direct_reply: false, ..default },
+            Options { owner_hints: false, ..default },
+            Options { upgrade_without_data: false, ..default },
+            Options { migratory: false, ..default },
+            Options { tell_owners: false, ..default },
+            Options { deltas: false, ..default },
+            Options { batch_invalidations: false, ..default },
+            Options { direct_acks: false, ..default },
+        ];
+        let bits: Vec<_> = others.iter().map(|other| other.switches() ^ 0xff).collect();
+        assert_eq!(bits, (0..8).map(|bit| 1 << bit).collect::<Vec<_>>());
+        assert_eq!(Options { hold_ns: 0, prefetch_pages: 0, ..default }.switches(), 0xff);
     }
 }
