@@ -82,7 +82,11 @@ pub fn told(placed: &Placed, explain: bool) -> String {
     let Reserved { id, waits_ms, placement, .. } = &placed.reservation;
     let arithmetic = if explain { plain_lines(&placed.explanation.to_string()) } else { String::new() };
     let seconds = waits_ms.unwrap_or_default() / 1000;
-    format!("{arithmetic}reservation {id} waits {seconds} s for the VM {}\n", plain(&placement.name))
+    let obstacles: String = placed.obstacles.iter().map(|one| format!("warning: {}\n", plain(one))).collect();
+    format!(
+        "{arithmetic}{obstacles}reservation {id} waits {seconds} s for the VM {}\n",
+        plain(&placement.name)
+    )
 }
 
 /// One line for each reservation.
@@ -120,7 +124,7 @@ pub fn released(reserved: &Reserved) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vnuma_allocation::{DevicePlan, GuestNodePlan, Placement, VcpuPin};
+    use vnuma_allocation::{DevicePlan, Explanation, GuestNodePlan, Placement, Rule, VcpuPin};
     use vnuma_topology::DistanceMatrix;
 
     #[test]
@@ -132,15 +136,14 @@ mod tests {
         assert_eq!(size("99999999999T"), Err("more than 16 EiB".to_owned()));
     }
 
-    #[test]
-    fn reservations_are_a_table() {
+    fn placement() -> Placement {
         let node = |id, home, cpu| GuestNodePlan {
             id,
             home,
             memory_bytes: 1 << 30,
             vcpus: vec![VcpuPin { vcpu: id, cpu }],
         };
-        let placement = Placement {
+        Placement {
             name: "web".into(),
             page_bytes: 4096,
             guest_nodes: vec![node(0, 1, 4), node(1, 0, 9)],
@@ -151,7 +154,35 @@ mod tests {
                 guest_node: Some(0),
                 local: true,
             }],
+        }
+    }
+
+    #[test]
+    fn what_is_in_the_way_of_its_devices_is_told_beside_a_placement() {
+        let reservation = Reserved { id: 3, waits_ms: Some(60_000), pid: None, placement: placement() };
+        let explanation = Explanation {
+            rule: Rule::Small,
+            vcpus: 2,
+            units: 1024,
+            unit_bytes: 2 << 20,
+            free_cpus: 4,
+            free_units: 4096,
+            memory_of_all: false,
+            homes: Vec::new(),
+            nodes: Vec::new(),
+            remote: Vec::new(),
         };
+        let mut placed = Placed { reservation, explanation, obstacles: Vec::new() };
+        assert_eq!(told(&placed, false), "reservation 3 waits 60 s for the VM web\n");
+        placed.obstacles = vec!["device 0000:81:00.0: no driver\u{1b} has it".into(), "b".into()];
+        let expected = "warning: device 0000:81:00.0: no driver\u{fffd} has it\nwarning: b\nreservation 3 waits 60 s for the VM web\n";
+        assert_eq!(told(&placed, false), expected);
+        assert!(told(&placed, true).starts_with("rule: ") && told(&placed, true).ends_with(expected));
+    }
+
+    #[test]
+    fn reservations_are_a_table() {
+        let placement = placement();
         let waits = Reserved { id: 3, waits_ms: Some(59_500), pid: None, placement: placement.clone() };
         let mut held = Reserved { id: 4, waits_ms: None, pid: Some(77), placement };
         held.placement.devices.clear();

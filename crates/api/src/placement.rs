@@ -46,6 +46,9 @@ pub struct Placed {
     pub reservation: Reserved,
     /// The arithmetic.
     pub explanation: Explanation,
+    /// What keeps its devices from being passed through as the host is now: whoever starts the VM has to change that first.
+    #[serde(default)]
+    pub obstacles: Vec<String>,
 }
 
 /// A reservation as it is now.

@@ -264,6 +264,42 @@ fn a_device_that_somebody_has_without_a_reservation_is_in_use() {
 }
 
 #[test]
+fn what_keeps_a_device_from_being_passed_through_is_told_with_its_placement() {
+    let daemon = start();
+    let root = &daemon.config.root;
+    let device = |path: &str| root.join("sys/bus/pci/devices").join(path);
+    let obstacles = |name: &str, devices: &[&str]| {
+        let (status, answer) = place(&daemon, name, 1, devices);
+        assert_eq!(status, 200, "{answer}");
+        assert_eq!(ask(&daemon.socket, "POST", &format!("/v1/placements/{name}/release"), "").0, 200);
+        answer["obstacles"].clone()
+    };
+    let no_group = "device 0000:80:00.0: in no IOMMU group: the host has no IOMMU, or it is off";
+    assert_eq!(obstacles("a", &["0000:80:00.0"]), json!([no_group]));
+
+    // 80:00.0 has VFIO's driver, 80:00.1 of the same group has another one.
+    with_groups(root);
+    assert_eq!(obstacles("a", &[]), json!([]));
+    fs::remove_file(device("0000:81:00.0/driver")).expect("removed");
+    let own = "device 0000:81:00.0: no driver has it; QEMU needs vfio-pci to have it, libvirt changes that by itself";
+    assert_eq!(obstacles("a", &["0000:81:00.0"]), json!([own]));
+    fs::create_dir_all(device("0000:80:00.1/net/eth0")).expect("created");
+    let shared = "device 0000:80:00.0: shares IOMMU group 17 with 0000:80:00.1: the host's driver igb has it (eth0); \
+                  until it gives that up no VM gets a device of the group";
+    assert_eq!(obstacles("a", &["0000:80:00.0"]), json!([shared]));
+    // Asked for both, only that one's driver is in the way.
+    let own = "device 0000:80:00.1: the host's driver igb has it (eth0); QEMU needs vfio-pci to have it, libvirt changes that by itself";
+    assert_eq!(obstacles("a", &["0000:80:00.0", "0000:80:00.1"]), json!([own]));
+    for driver in ["vfio-pci", "pcieport", "pci-stub"] {
+        fs::remove_file(device("0000:80:00.1/driver")).expect("removed");
+        symlink(format!("../drivers/{driver}"), device("0000:80:00.1/driver")).expect("linked");
+        assert_eq!(obstacles("a", &["0000:80:00.0"]), json!([]), "{driver}");
+    }
+    fs::remove_file(device("0000:80:00.1/driver")).expect("removed");
+    assert_eq!(obstacles("a", &["0000:80:00.0"]), json!([]), "no driver");
+}
+
+#[test]
 fn a_physical_function_is_in_use_while_a_virtual_one_is() {
     let daemon = start();
     let root = &daemon.config.root;

@@ -100,6 +100,37 @@ impl Observed {
         claims
     }
 
+    /// What keeps devices from being passed through as the host is now. Of an IOMMU group VFIO gives all functions away or none.
+    pub(super) fn obstacles(&self, devices: &[String]) -> Vec<String> {
+        let (asked, others): (Vec<_>, Vec<_>) =
+            self.functions.iter().partition(|function| devices.contains(&function.device.address));
+        let mut obstacles = Vec::new();
+        for function in asked {
+            let address = &function.device.address;
+            let Some(group) = function.device.iommu_group else {
+                obstacles.push(format!(
+                    "device {address}: in no IOMMU group: the host has no IOMMU, or it is off"
+                ));
+                continue;
+            };
+            if !function.is_passed_through() {
+                let holder = holder(function);
+                obstacles.push(format!(
+                    "device {address}: {holder}; QEMU needs vfio-pci to have it, libvirt changes that by itself"
+                ));
+            }
+            let keeps = |other: &&&PciFunction| other.device.iommu_group == Some(group) && keeps_group(other);
+            for other in others.iter().filter(keeps) {
+                let holder = holder(other);
+                obstacles.push(format!(
+                    "device {address}: shares IOMMU group {group} with {}: {holder}; until it gives that up no VM gets a device of the group",
+                    other.device.address
+                ));
+            }
+        }
+        obstacles
+    }
+
     /// All of it, with names. Whoever has a device comes before whom it is reserved for.
     pub(super) fn shown(&self, root: &Path, reservations: &[Reservation]) -> Result<Devices, SysfsError> {
         let interfaces = read_interfaces(root)?;
@@ -135,6 +166,22 @@ impl Observed {
             vhost: vms().flat_map(vm_vhost).collect(),
             problems: self.problems.clone(),
         })
+    }
+}
+
+/// Has a function a driver that keeps its IOMMU group from VFIO? Some that start no transfers of their own do not
+/// (`driver_managed_dma` in Linux).
+fn keeps_group(function: &PciFunction) -> bool {
+    let driver = function.driver.as_deref();
+    driver.is_some_and(|driver| !function.is_passed_through() && !matches!(driver, "pcieport" | "pci-stub"))
+}
+
+/// Which driver has a function, and what the host has by it.
+fn holder(PciFunction { driver, interfaces, .. }: &PciFunction) -> String {
+    match (driver, interfaces.is_empty()) {
+        (None, _) => "no driver has it".to_owned(),
+        (Some(driver), true) => format!("the host's driver {driver} has it"),
+        (Some(driver), false) => format!("the host's driver {driver} has it ({})", interfaces.join(", ")),
     }
 }
 

@@ -115,7 +115,9 @@ impl Placements {
             let (id, placed) = book.reserve(ground, resident(uses), &request, now_ns, lifetime_ns)?;
             let reservation =
                 Reserved { id, waits_ms: Some(wanted.lifetime_ms), pid: None, placement: placed.placement };
-            Ok(Placed { reservation, explanation: placed.explanation })
+            let obstacles =
+                observed.as_ref().map(|observed| observed.obstacles(&request.devices)).unwrap_or_default();
+            Ok(Placed { reservation, explanation: placed.explanation, obstacles })
         })
     }
 
