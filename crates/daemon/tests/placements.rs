@@ -370,3 +370,45 @@ fn a_file_that_makes_no_sense_is_named_and_stays() {
     assert_eq!(place(&daemon, "a", 1, &[]).0, 200);
     assert!(fs::read_to_string(&file).expect("there").contains("9f2c1d4e-boot"));
 }
+
+#[test]
+fn what_cannot_be_written_is_not_reserved() {
+    let daemon = start();
+    let records = &daemon.config.records;
+    // The new file is written under this name first.
+    fs::create_dir_all(records.join("reservations.new")).expect("created");
+    let (status, answer) = place(&daemon, "a", 2, &["0000:80:00.0"]);
+    let message = answer["message"].as_str().expect("a message");
+    let file = records.join("reservations.json");
+    assert!(status == 500 && message.starts_with(&format!("{}: ", file.display())), "{status} {message}");
+    assert!(reservations(&daemon).is_empty() && !file.exists());
+    fs::remove_dir(records.join("reservations.new")).expect("removed");
+    // Neither its number nor its name, device and CPUs are taken.
+    let (status, answer) = place(&daemon, "a", 2, &["0000:80:00.0"]);
+    assert_eq!((status, &answer["reservation"]["id"]), (200, &json!(0)));
+    // What is there stays if it cannot be given up for the same reason.
+    fs::create_dir_all(records.join("reservations.new")).expect("created");
+    assert_eq!(ask(&daemon.socket, "POST", "/v1/placements/a/release", "").0, 500);
+    assert_eq!(reservations(&daemon).len(), 1);
+}
+
+#[test]
+fn a_reservation_whose_vm_does_not_come_ends_and_a_vm_that_comes_late_has_none() {
+    let daemon = start();
+    let body = json!({ "name": "a", "vcpus": 2, "memory_bytes": 512 << 20, "lifetime_ms": 1000 });
+    let (status, answer) = ask(&daemon.socket, "POST", "/v1/placements", &body.to_string());
+    assert_eq!((status, &answer["reservation"]["waits_ms"]), (200, &json!(1000)));
+    wait_for("the reservation to end", || reservations(&daemon).is_empty());
+    let free = || {
+        let (_, nodes) = ask(&daemon.socket, "GET", "/v1/capacity", "");
+        let nodes = nodes.as_array().expect("nodes").iter();
+        nodes.filter_map(|node| node["free_cpus"].as_u64()).sum::<u64>()
+    };
+    assert_eq!(free(), 32, "what it had is free");
+    let process = Process::start();
+    daemon.add("a", describe("a", process.pid(), &[0, 1], &[process.pid()]));
+    wait_for("the VM to be known", || free() == 31);
+    assert!(reservations(&daemon).is_empty());
+    let (status, answer) = ask(&daemon.socket, "POST", "/v1/placements", &body.to_string());
+    assert_eq!((status, &answer["message"]), (409, &json!("name a: a VM of this name runs")));
+}
