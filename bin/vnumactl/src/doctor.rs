@@ -369,7 +369,9 @@ fn memory(vm: &Vm) -> Option<Check> {
             why,
             match vm.devices.is_empty() {
                 true => format!(
-                    "move it before a device is plugged: migratepages {} FROM HOME",
+                    "move it before a device is plugged: `vnumactl memory {} --set both` brings it home and keeps it there, \
+                     `migratepages {} FROM HOME` at once",
+                    vm.name,
                     vm.pid.unwrap_or_default()
                 ),
                 false => {

@@ -201,6 +201,7 @@ fn displaced_memory_is_named_before_a_device_pins_it() {
     let text = self::text(&of(&vm));
     let why = "VM web, memory: 300 MiB of guest node 1 are not on its home, of 2048 MiB in all; the first passthrough device pins";
     assert!(text.contains(why) && text.contains("migratepages 7 FROM HOME"), "{text}");
+    assert!(text.contains("`vnumactl memory web --set both`"), "{text}");
     vm.devices = vec![vnuma_api::VmDevice {
         host: "0000:81:00.0".into(),
         host_node: Some(1),
