@@ -1,6 +1,6 @@
 //! A guest is told the nodes of the devices that are passed through to it: one that it boots with, and one that is plugged later.
-//! Both are behind root ports that name no node. Its kernel has the node for as long as the driver is there.
-//! An agent in the guest acts on it.
+//! Both are behind root ports that name no node. Its kernel has the node for as long as the driver is there,
+//! and takes buffers for transfers from it. An agent in the guest acts on it.
 
 use crate::guest::{check_kernel_log, detach, equip};
 use crate::memory::share;
@@ -22,6 +22,10 @@ const CARD_NODE: u64 = 0;
 const NO_NODE: i64 = -1;
 /// Share of a VM's pages: the kernel does not move those that are in use at that moment.
 const MOST: f64 = 0.98;
+/// Where the disk's driver is bound: a CPU of the other guest node, so that what is local there is not local to the disk.
+const PROBE_CPU: &str = "0";
+/// Buffers that the disk's driver takes at least: two rings for each of two queues.
+const BUFFERS: usize = 4;
 /// The port that the channel leaves free.
 const PORT: &str = "vnuma1";
 
@@ -38,6 +42,7 @@ pub fn run() -> Result<()> {
     wait_for_node(&vm, DISK_CLASS, DISK_NODE)?;
     wait_until_shown(&disk, DISK_NODE, DISK_NODE, "true")?;
     println!("the disk that it booted with is on the guest node of its home");
+    buffers_are_on(&vm, DISK_NODE).context("buffers of the disk")?;
 
     vm.plug("card", &card, PORT)?;
     wait_for_node(&vm, CARD_CLASS, CARD_NODE)?;
@@ -49,6 +54,68 @@ pub fn run() -> Result<()> {
     let _daemon = survives(&vm, &disk, daemon)?;
     follows_home(&vm, &disk)?;
     check_kernel_log(&vm)
+}
+
+/// The guest's kernel binds its own driver to the disk, far from it: where does that take memory for transfers? The kernel says it by
+/// its event `dma_alloc`, and a DMA address is a physical one without an IOMMU in the guest. lspci says the same node.
+fn buffers_are_on(vm: &Vm, node: u64) -> Result<()> {
+    let script = format!(
+        "set -e
+        t=/sys/kernel/tracing
+        mountpoint -q $t || mount -t tracefs tracefs $t
+        for d in {PCI_DEVICES}/*; do test $(cat $d/class) != {DISK_CLASS} || break; done
+        lspci -v -s ${{d##*/}}
+        echo 1 > $t/events/dma/dma_alloc/enable
+        taskset -c {PROBE_CPU} modprobe nvme
+        for try in $(seq 300); do ! ls -d $d/nvme/nvme?/nvme*n1 2>/dev/null || break; sleep 0.2; done
+        echo 0 > $t/events/dma/dma_alloc/enable
+        grep \"dma_alloc: ${{d##*/}}\" $t/trace"
+    );
+    let text = vm.exec(&["sh", "-c", &script])?;
+    let said = text.lines().flat_map(|line| line.split(", ")).any(|flag| flag == format!("NUMA node {node}"));
+    ensure!(said, "lspci does not say NUMA node {node}: {text}");
+    let zones = zones(&vm.exec(&["cat", "/proc/zoneinfo"])?)?;
+    let mut found = Vec::new();
+    for line in text.lines().filter(|line| line.contains("dma_alloc: ")) {
+        let address = line.split(' ').find_map(|word| word.strip_prefix("dma_addr="));
+        let frame =
+            u64::from_str_radix(address.unwrap_or_default(), 16).with_context(|| line.to_owned())? >> 12;
+        let zone = zones.iter().find(|zone| (zone.first..zone.end).contains(&frame));
+        found.push(zone.with_context(|| format!("{line}: in none of {zones:?}"))?.node);
+    }
+    ensure!(
+        found.len() >= BUFFERS && found.iter().all(|on| *on == node),
+        "expected at least {BUFFERS} buffers, all on node {node}, found some on {found:?}: {text}"
+    );
+    println!("its kernel's own driver took {} buffers for transfers, all on that node", found.len());
+    Ok(())
+}
+
+/// Page frames of a node, without the last one.
+#[derive(Debug, PartialEq, Eq)]
+struct Zone {
+    node: u64,
+    first: u64,
+    end: u64,
+}
+
+/// From `/proc/zoneinfo`.
+fn zones(text: &str) -> Result<Vec<Zone>> {
+    let (mut node, mut spanned, mut zones) = (0, 0, Vec::new());
+    for line in text.lines() {
+        let number = |word: &str| word.trim_end_matches(',').parse::<u64>().with_context(|| line.to_owned());
+        match line.split_whitespace().collect::<Vec<_>>()[..] {
+            ["Node", id, "zone", _] => node = number(id)?,
+            ["spanned", frames] => spanned = number(frames)?,
+            ["start_pfn:", first] => {
+                let first = number(first)?;
+                zones.push(Zone { node, first, end: first + spanned });
+            }
+            _ => {}
+        }
+    }
+    ensure!(!zones.is_empty(), "/proc/zoneinfo has no zones");
+    Ok(zones)
 }
 
 /// Whoever ends: what the guest was told stays for as long as there is a driver and a channel, and no longer.
