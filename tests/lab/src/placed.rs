@@ -1,5 +1,5 @@
 //! What `vnumactl place` prints is started as it is: the VM's vCPUs, memory, nodes and device are where the placement says, by
-//! `/proc` and by the guest, and the reservation is the VM's while it is there.
+//! `/proc` and by the guest, and the reservation is the VM's while it is there. Another VM has ordinary pages and no device.
 
 use crate::virsh::{Libvirt, virsh};
 use anyhow::{Context, Result, ensure};
@@ -15,6 +15,10 @@ use vnuma_scenario::{
 const NAME: &str = "placed";
 /// VMs do not run on CPU 0 of the lab's server.
 const GUARD: &str = "server";
+/// The VM with ordinary pages. It is on two nodes, as neither has so many CPUs left.
+const PLAIN: &str = "plain";
+const PLAIN_SHAPE: [&str; 4] = ["--vcpus", "3", "--memory", "64M"];
+const PLAIN_PID: &str = "/root/plain.pid";
 const FILE: &str = "/root/placed.vm";
 const DOMAIN: &str = "/root/placed.xml";
 const HUGE_PAGES: &str = "/dev/hugepages";
@@ -53,7 +57,46 @@ pub fn run() -> Result<()> {
     vnumactl(&taken)?;
     vnumactl(&["release", "other"])?;
     println!("the reservation was the VM's, and has ended with it");
+    plain()?;
     libvirt(&device)
+}
+
+/// Ordinary pages, by the commands that the manual of `vnumactl place` has. The VM stands still before its first instruction.
+fn plain() -> Result<()> {
+    let placement = place_plain("qemu", FILE)?;
+    let start = format!(
+        "qemu-system-x86_64 $(grep -v '^#' {FILE}) -nodefaults -display none -S -daemonize -pidfile {PLAIN_PID}
+        sed -n 's/^# //p' {FILE} | sh -s $(cat {PLAIN_PID})"
+    );
+    output("sh", &["-ec", &start])?;
+    let pid: i32 = fs::read_to_string(PLAIN_PID).context(PLAIN_PID)?.trim().parse()?;
+    let found = expect_threads(pid, &placement).and_then(|()| expect_policies(pid, &placement));
+    output("kill", &["-KILL", &pid.to_string()])?;
+    found?;
+    vnumactl(&["release", PLAIN])?;
+    println!("ordinary pages: vCPUs and the policies of memory are as the placement says");
+    Ok(())
+}
+
+/// Places it, and writes what is printed to a file.
+fn place_plain(format: &str, file: &str) -> Result<Value> {
+    let command = [&["place", PLAIN][..], &PLAIN_SHAPE, &["--format", format]].concat();
+    fs::write(file, output("vnumactl", &command)?).with_context(|| file.to_owned())?;
+    let placement = reservation_of(PLAIN)?["placement"].clone();
+    ensure!(nodes(&placement)?.len() == 2, "it was to be on two nodes: {placement}");
+    Ok(placement)
+}
+
+/// Some memory of the process is bound to each home.
+fn expect_policies(pid: i32, placement: &Value) -> Result<()> {
+    let path = format!("/proc/{pid}/numa_maps");
+    let maps = fs::read_to_string(&path).with_context(|| path.clone())?;
+    for node in nodes(placement)? {
+        let policy = format!("bind:{}", node["home"]);
+        let bound = maps.lines().any(|line| line.split(' ').nth(1) == Some(&policy));
+        ensure!(bound, "{path}: nothing has the policy {policy}: {maps}");
+    }
+    Ok(())
 }
 
 /// The same placement as a domain of libvirt, which starts what was printed and says itself where it put it. The VM has no disk:
@@ -83,6 +126,17 @@ fn libvirt(device: &str) -> Result<()> {
     println!(
         "libvirt starts what was printed: vCPUs, memory, guest nodes and the device are where the placement says"
     );
+    // It has the CPUs until its VM is known to be gone, if that was known to be there.
+    let given_up = || Ok(vnumactl(&["release", NAME]).is_ok() || reservation().is_err());
+    wait_for("the reservation to be given up", HANG_LIMIT, given_up)?;
+    let placement = place_plain("libvirt", DOMAIN)?;
+    virsh(&["create", DOMAIN])?;
+    let pid_file = format!("/run/libvirt/qemu/{PLAIN}.pid");
+    let pid: i32 = fs::read_to_string(&pid_file).context(pid_file)?.trim().parse()?;
+    expect_threads(pid, &placement)?;
+    expect_policies(pid, &placement)?;
+    virsh(&["destroy", PLAIN])?;
+    println!("and with ordinary pages as well");
     Ok(())
 }
 
@@ -120,9 +174,13 @@ fn reservations() -> Result<Vec<Value>> {
 }
 
 fn reservation() -> Result<Value> {
+    reservation_of(NAME)
+}
+
+fn reservation_of(name: &str) -> Result<Value> {
     let all = reservations()?;
-    let own = all.iter().find(|one| one["placement"]["name"] == NAME);
-    own.cloned().with_context(|| format!("no reservation of {NAME}: {all:?}"))
+    let own = all.iter().find(|one| one["placement"]["name"] == name);
+    own.cloned().with_context(|| format!("no reservation of {name}: {all:?}"))
 }
 
 fn expect_reservation_of(pid: i32) -> Result<()> {
