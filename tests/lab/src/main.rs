@@ -40,6 +40,7 @@ mod states;
 mod stopped;
 mod threads;
 mod told;
+mod units;
 mod vcpus;
 mod virsh;
 mod workload;
@@ -119,6 +120,8 @@ enum Scenario {
     Stopped,
     /// A guest is told the nodes of devices that are passed through to it
     Told,
+    /// vnuma-guest places programs of systemd, and is stopped and killed by it; the server has systemd
+    Units,
     /// vnumad is killed again and again while vCPUs move
     Kills(kills::Arguments),
     /// vnumad is killed again and again while memory moves
@@ -161,6 +164,7 @@ fn play(scenario: Scenario) -> anyhow::Result<()> {
         Scenario::Soak(arguments) => soak::run(&arguments),
         Scenario::Stopped => stopped::run(),
         Scenario::Told => told::run(),
+        Scenario::Units => units::run(),
         Scenario::Hotplug => hotplug::run(),
         Scenario::Libvirt => libvirt::run(),
         Scenario::LibvirtMigrate => libvirt_migrate::run(),

@@ -70,7 +70,7 @@ fn install(folder: &str, names: &[&str]) -> Result<()> {
 }
 
 /// A property of a unit, as systemd shows it.
-fn property(unit: &str, name: &str) -> Result<String> {
+pub fn property(unit: &str, name: &str) -> Result<String> {
     Ok(output("systemctl", &["show", "--value", "--property", name, unit])?.trim().to_owned())
 }
 
@@ -88,7 +88,7 @@ fn started() -> Result<()> {
     Ok(())
 }
 
-fn status(unit: &str) -> String {
+pub fn status(unit: &str) -> String {
     // Its exit status is that of the unit.
     let shown = Command::new("systemctl").args(["status", "--no-pager", "--full", unit]).output();
     shown.map_or_else(|error| error.to_string(), |shown| String::from_utf8_lossy(&shown.stdout).into_owned())

@@ -1,11 +1,11 @@
 //! The first slice on real KVM: scenarios of `lab-scenario`, and what else runs on the server. What takes long and is not
 //! at the heart of it belongs to `make soak`.
 
-use crate::{Job, driver::essential, run, soak_kills, soak_rounds, soak_seconds, soak_seed};
+use crate::{Job, TIMEOUT, driver::essential, run, soak_kills, soak_rounds, soak_seconds, soak_seed};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
-use vnuma_lab_runner::{build_binaries, driver};
+use vnuma_lab_runner::{Lab, LabRun, boot_retries, build_binaries, driver};
 
 const GUEST_KERNELS: [&str; 3] = ["6.1", "6.12", "7.3"];
 
@@ -120,6 +120,25 @@ fn guests_answer_and_survive_the_end_of_others() {
 #[test]
 fn vms_are_where_they_were_placed_and_know_where_their_devices_are() {
     run("2n5c-iommu", &[job(&["lab-scenario", "placed"]), job(&["lab-scenario", "told"])]);
+}
+
+#[test]
+#[ignore = "takes a minute: make soak"]
+fn programs_of_systemd_are_placed_and_given_back_whatever_ends_the_agent() {
+    let programs = [("vnuma-lab-tests", "lab-scenario"), ("vnuma-guest", "vnuma-guest")];
+    let built = build_binaries(&programs).expect("the programs build");
+    let there = programs.iter().map(|(_, name)| format!("/usr/local/bin/{name}"));
+    let lab = Lab::boot_systemd("2n4c").expect("the lab boots");
+    let command = ["lab-scenario", "units"].map(str::to_owned).into();
+    let run = LabRun {
+        puts: built.into_iter().zip(there).collect(),
+        command,
+        timeout: TIMEOUT,
+        ..LabRun::default()
+    };
+    let status = run.run_in(&lab).expect("it runs").status;
+    println!("lab boots retried so far: {}", boot_retries());
+    assert_eq!(status, 0, "its output stands above");
 }
 
 #[test]
