@@ -6,7 +6,7 @@
 pub mod arrival;
 mod host;
 
-use crate::guest::{check_kernel_log, wait_until_listed};
+use crate::guest::{check_kernel_log, detach, expect_check, wait_until_listed};
 use crate::memory::share;
 use crate::policy::{BALANCING, FAR, MEMORY, NEAR};
 use anyhow::{Context, Result, ensure};
@@ -47,6 +47,7 @@ pub fn run() -> Result<()> {
 
     touch_elsewhere(&vm, "first")?;
     agrees_with_the_kernel(&vm)?;
+    is_named(&vm)?;
     come_home(&vm, "touched for the first time elsewhere")?;
 
     touch_elsewhere(&vm, "second")?;
@@ -148,6 +149,22 @@ fn agrees_with_the_kernel(vm: &Vm) -> Result<()> {
     // The kernel's has memory of QEMU itself, too.
     ensure!((sampled - kernel).abs() < 0.1, "displaced: {sampled} of the sample, {kernel} of the kernel");
     println!("displaced: {:.1} % of the sample, {:.1} % by numa_maps", sampled * 100.0, kernel * 100.0);
+    Ok(())
+}
+
+/// `doctor` and `attach` name it, as the first passthrough device would pin it there.
+fn is_named(vm: &Vm) -> Result<()> {
+    let named = || expect_check(Some(NAME), "memory", "displaced", "reduced");
+    wait_for("doctor to name displaced memory", HANG_LIMIT, || Ok(named().is_ok()))
+        .with_context(|| format!("{:?}", named().err()))?;
+    let said = output("vnumactl", &["attach", NAME])?;
+    let pins = "the first passthrough device pins memory where it is, for good";
+    ensure!(
+        said.contains("of guest node 0 are not on its home") && said.contains(pins),
+        "attach says {said:?}"
+    );
+    detach(vm)?;
+    println!("doctor and attach name it");
     Ok(())
 }
 
