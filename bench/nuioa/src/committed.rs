@@ -389,6 +389,36 @@ mod tests {
         assert_eq!(sum(Configuration::Home), sum(Configuration::NuioaAware));
     }
 
+    /// Verbs and directions of RDMA, directions, paces and sizes of sockperf, and the rest.
+    #[test]
+    fn the_full_form_has_each_program_in_each_way() {
+        let has = |wanted: fn(Kind) -> bool| workloads(true).filter(|one| wanted(one.kind)).count();
+        for way in [Way::Receive, Way::Transmit] {
+            for verb in [Verb::Send, Verb::Read, Verb::Write, Verb::Atomic] {
+                let is = |one: &&Workload| matches!(one.kind, Kind::Rdma { verb: v, way: w, .. } if (v, w) == (verb, way));
+                assert_eq!(workloads(true).filter(is).count(), 1, "{verb:?} {way:?}");
+            }
+            for pace in [Pace::Alone, Pace::Full] {
+                let is = |one: &&Workload| matches!(one.kind, Kind::Sockperf { way: w, pace: p, .. } if (w, p) == (way, pace));
+                assert!(workloads(true).filter(is).count() >= 2, "sizes: {pace:?} {way:?}");
+            }
+        }
+        for (wanted, least) in [
+            ((|kind| matches!(kind, Kind::Memcached { .. })) as fn(Kind) -> bool, 1),
+            (|kind| matches!(kind, Kind::Fio { .. }), 2),
+            (|kind| matches!(kind, Kind::RemoteDisk { .. }), 2),
+            (|kind| matches!(kind, Kind::Transmit { .. }), 2),
+            (|kind| matches!(kind, Kind::Forward { .. }), 2),
+            (|kind| matches!(kind, Kind::BesideNeighbour { .. }), 1),
+        ] {
+            assert!(has(wanted) >= least);
+        }
+        for count in [1, 2, 4] {
+            let is = |one: &&Workload| matches!(one.kind, Kind::BesideSysbench { instances, .. } if instances == count);
+            assert_eq!(workloads(true).filter(is).count(), 1, "{count} sysbenches");
+        }
+    }
+
     #[test]
     fn a_name_is_one_workload() {
         for one in workloads(true) {
