@@ -11,6 +11,12 @@
  *
  * Memory that a thread frees on another node than it is of goes to the thread's cache first, as with jemalloc by
  * itself, and so may be used again there.
+ *
+ * Arenas of a node get their memory from regions of the node, one behind the other:
+ *
+ *	│ arena 1 │ arena 2 │   arena 1   │ arena 3 │ nobody's yet  │	REGION, aligned to its size
+ *
+ * So huge pages reach across the pieces of several arenas, as they do with jemalloc by itself.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -23,6 +29,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #include <vnuma/vnuma.h>
@@ -35,6 +42,9 @@
 #define LONG_BITS	(8 * sizeof(unsigned long))
 /* A node whose arena could not be made. */
 #define NO_ARENA	UINT32_MAX
+#define PAGE		4096UL
+/* Memory of a node is mapped by so much: many huge pages. What is not used takes addresses only. */
+#define REGION		(64UL << 20)
 
 #ifndef ROOT
 #define ROOT	NULL
@@ -57,10 +67,13 @@ void *rallocx(void *memory, size_t size, int flags);
 void dallocx(void *memory, int flags);
 size_t sallocx(const void *memory, int flags);
 int mallctl(const char *name, void *old, size_t *old_size, void *new, size_t new_size);
+int mallctlnametomib(const char *name, size_t *mib, size_t *length);
+int mallctlbymib(const size_t *mib, size_t length, void *old, size_t *old_size, void *new, size_t new_size);
 
 struct node_hooks {
 	extent_hooks_t hooks;
 	int node;
+	_Atomic uintptr_t next;		/* what is free of the newest region; 0, or its end: nothing */
 };
 
 static struct vnuma *topology;		/* NULL: not to be had, jemalloc works by itself */
@@ -72,32 +85,103 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;	/* only one thread mak
 static struct node_hooks node_hooks[VNUMA_MAX_NODES];
 static _Atomic uint32_t arenas[VNUMA_MAX_NODES][PER_NODE];	/* 0: not made yet */
 static atomic_uint threads;
+static atomic_int nr_nodes;		/* nodes from this one on have no arenas */
+static size_t decay[3];			/* "arena.N.decay" as jemalloc counts; decay[2] is 0: unknown */
 
 /* Of a thread. Zero at first, so that its first call looks. */
 static __thread struct {
 	uint64_t generation;
 	uint32_t left;
 	uint32_t arena;			/* 0: that of jemalloc */
+	int tidied;			/* the node whose arena was given a chance to tidy up last */
 	uint8_t slot;			/* 0: none yet */
 } own __attribute__((tls_model("initial-exec")));
+
+/* Memory that nobody has touched yet comes from a node, whoever touches it. */
+static void place(void *memory, size_t size, int node)
+{
+	unsigned long mask[VNUMA_MAX_NODES / LONG_BITS] = { 0 };
+	struct vnuma_nodes nodes;
+	int saved = errno;
+
+	/*
+	 * From all nodes, this one first: if it is full, or has no memory at all, no allocation fails. With this
+	 * policy AutoNUMA goes on to move pages to the threads that use them, with MPOL_PREFERRED it does not.
+	 */
+	if (vnuma_read_nodes(topology, &nodes) ||
+	    syscall(SYS_mbind, memory, size, MPOL_BIND | MPOL_F_NUMA_BALANCING, nodes.memory.bits,
+		    VNUMA_MAX_NODES + 1UL, 0) ||
+	    syscall(SYS_set_mempolicy_home_node, memory, size, (unsigned long)node, 0UL)) {
+		/*
+		 * Before Linux 5.17. If this is refused as well, memory comes from where it is touched first, as
+		 * without this.
+		 */
+		mask[node / LONG_BITS] = 1UL << (node % LONG_BITS);
+		syscall(SYS_mbind, memory, size, MPOL_PREFERRED, mask, VNUMA_MAX_NODES + 1UL, 0);
+	}
+	errno = saved;
+}
+
+/* A region of a node, aligned to its size; 0: there is none to be had. */
+static uintptr_t map_region(int node)
+{
+	uintptr_t mapped, start;
+	void *memory = mmap(NULL, 2 * REGION, PROT_READ | PROT_WRITE,
+			    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+	if (memory == MAP_FAILED)
+		return 0;
+	mapped = (uintptr_t)memory;
+	start = (mapped + REGION - 1) & -REGION;
+	if (start > mapped)
+		munmap(memory, start - mapped);
+	if (start < mapped + REGION)
+		munmap((void *)(start + REGION), mapped + REGION - start);
+	place((void *)start, REGION, node);
+	return start;
+}
+
+/* The next piece of the node's region, or of a new one. Any thread may be here at any time. */
+static void *take(struct node_hooks *mine, size_t size)
+{
+	uintptr_t next = atomic_load_explicit(&mine->next, memory_order_acquire), region;
+
+	while (1) {
+		if (size <= -next % REGION) {
+			if (atomic_compare_exchange_weak(&mine->next, &next, next + size))
+				return (void *)next;
+			continue;
+		}
+		region = map_region(mine->node);
+		if (!region)
+			return NULL;
+		if (atomic_compare_exchange_strong(&mine->next, &next, region + size))
+			return (void *)region;
+		/* Another thread was faster. */
+		munmap((void *)region, REGION);
+	}
+}
 
 static void *alloc_on_node(extent_hooks_t *hooks, void *address, size_t size, size_t alignment,
 			   bool *zero, bool *commit, unsigned int arena)
 {
-	void *memory = by_default->alloc(hooks, address, size, alignment, zero, commit, arena);
-	int node = ((struct node_hooks *)hooks)->node;
-	unsigned long mask[VNUMA_MAX_NODES / LONG_BITS] = { 0 };
+	struct node_hooks *mine = (struct node_hooks *)hooks;
 	int saved = errno;
+	void *memory;
 
-	if (!memory)
-		return NULL;
-	/*
-	 * Preferred: a node that is full, or has no memory at all, makes no allocation fail. If the
-	 * kernel refuses, the memory comes from where it is touched first, as without this.
-	 */
-	mask[node / LONG_BITS] = 1UL << (node % LONG_BITS);
-	syscall(SYS_mbind, memory, size, MPOL_PREFERRED, mask, VNUMA_MAX_NODES + 1UL, 0);
-	errno = saved;
+	/* Not what jemalloc needs for itself, which is aligned to huge pages. */
+	if (!address && size <= REGION && alignment <= PAGE) {
+		memory = take(mine, size);
+		errno = saved;
+		if (memory) {
+			*zero = true;
+			*commit = true;
+			return memory;
+		}
+	}
+	memory = by_default->alloc(hooks, address, size, alignment, zero, commit, arena);
+	if (memory)
+		place(memory, size, mine->node);
 	return memory;
 }
 
@@ -128,6 +212,8 @@ static uint32_t arena_of(int node, unsigned int slot)
 	arena = atomic_load_explicit(&arenas[node][slot], memory_order_relaxed);
 	if (!arena) {
 		arena = make_arena(node);
+		if (node >= atomic_load(&nr_nodes))
+			atomic_store(&nr_nodes, node + 1);
 		atomic_store_explicit(&arenas[node][slot], arena, memory_order_release);
 	}
 	pthread_mutex_unlock(&mutex);
@@ -149,6 +235,25 @@ static void bind_thread(int node)
 		own.arena = arena;
 }
 
+/*
+ * An arena gives back to the kernel what has been free for some time, when it is used. One that its threads have left is
+ * given an occasion here, one at a time.
+ */
+static void tidy_up(void)
+{
+	size_t mib[] = { decay[0], 0, decay[2] };
+	uint32_t arena;
+
+	if (!own.slot || !decay[2])
+		return;
+	own.tidied = own.tidied + 1 < atomic_load_explicit(&nr_nodes, memory_order_relaxed) ? own.tidied + 1 : 0;
+	arena = atomic_load_explicit(&arenas[own.tidied][own.slot - 1], memory_order_relaxed);
+	if (!arena || arena == NO_ARENA || arena == own.arena)
+		return;
+	mib[1] = arena;
+	mallctlbymib(mib, 3, NULL, NULL, NULL, 0);
+}
+
 /* Nothing here calls malloc(). */
 static __attribute__((noinline)) void look(void)
 {
@@ -162,6 +267,7 @@ static __attribute__((noinline)) void look(void)
 	node = vnuma_current_node(topology);
 	if (node != VNUMA_NO_NODE)
 		bind_thread(node);
+	tidy_up();
 	errno = saved;
 }
 
@@ -238,7 +344,7 @@ static void unlock(void)
 static __attribute__((constructor)) void start(void)
 {
 	void *handle = dlopen(JEMALLOC, RTLD_LAZY | RTLD_NOLOAD);
-	size_t size = sizeof(by_default), i;
+	size_t size = sizeof(by_default), length = 3, i;
 	struct vnuma *opened;
 
 	for (i = 0; handle && i < sizeof(symbols) / sizeof(*symbols); i++) {
@@ -251,6 +357,8 @@ static __attribute__((constructor)) void start(void)
 	if (mallctl("arena.0.extent_hooks", &by_default, &size, NULL, 0) ||
 	    vnuma_open_at(&opened, ROOT))
 		return;
+	if (mallctlnametomib("arena.0.decay", decay, &length))
+		decay[2] = 0;
 	generation = vnuma_generation_word(opened);
 	topology = opened;
 }

@@ -24,6 +24,10 @@
 #define THREADS	16
 #define LOOK_EVERY	1024
 #define PER_NODE	4
+#define HUGE_PAGE	(2UL << 20)
+/* Together some huge pages. */
+#define PIECES		64
+#define PIECE		(200UL << 10)
 
 int mallctl(const char *name, void *old, size_t *old_size, void *new, size_t new_size);
 
@@ -138,6 +142,90 @@ static void threads_share(void)
 			expect(seen[0][i] != seen[1][j]);
 }
 
+/* The mapping that an address is in. */
+static void mapping_of(const void *address, unsigned long *start, unsigned long *end)
+{
+	FILE *maps = fopen("/proc/self/maps", "re");
+	char line[512];
+
+	expect(maps);
+	*start = *end = 0;
+	while (fgets(line, sizeof(line), maps) && (uintptr_t)address >= *end)
+		expect_equal(sscanf(line, "%lx-%lx", start, end), 2);
+	fclose(maps);
+	expect((uintptr_t)address >= *start && (uintptr_t)address < *end);
+}
+
+/* What arenas of two nodes get in turn can be in huge pages wherever it is. */
+static void lies_in_huge_pages(void)
+{
+	static void *pieces[2][PIECES];
+	unsigned int i, node;
+
+	for (i = 0; i < PIECES; i++) {
+		for (node = 0; node < 2; node++) {
+			move_to((uint16_t)node, 1);
+			pieces[node][i] = malloc(PIECE);
+			expect(pieces[node][i]);
+		}
+	}
+	for (i = 0; i < 2 * PIECES; i++) {
+		void *piece = pieces[i % 2][i / 2];
+		unsigned long start, end;
+
+		mapping_of(piece, &start, &end);
+		expect(start <= ((uintptr_t)piece & -HUGE_PAGE));
+		expect(end >= (((uintptr_t)piece + PIECE + HUGE_PAGE - 1) & -HUGE_PAGE));
+		free(piece);
+	}
+}
+
+/* Pages that are free in an arena and have not gone back to the kernel. */
+static size_t dirty_pages(unsigned int arena)
+{
+	uint64_t epoch = 1;
+	size_t pages, size = sizeof(pages);
+	char name[64];
+
+	expect_equal(mallctl("epoch", NULL, NULL, &epoch, sizeof(epoch)), 0);
+	snprintf(name, sizeof(name), "stats.arenas.%u.pdirty", arena);
+	expect_equal(mallctl(name, &pages, &size, NULL, 0), 0);
+	return pages;
+}
+
+/* What is free in an arena that its thread has left goes back to the kernel. */
+static void leaves_nothing(void)
+{
+	static void *pieces[PIECES];
+	ssize_t soon = 20, never = -1;
+	unsigned int left, i;
+	char name[64];
+
+	move_to(0, 1);
+	left = allocated_in();
+	snprintf(name, sizeof(name), "arena.%u.dirty_decay_ms", left);
+	expect_equal(mallctl(name, NULL, NULL, &never, sizeof(never)), 0);
+	for (i = 0; i < PIECES; i++)
+		pieces[i] = malloc(PIECE);
+	move_to(1, 1);
+	expect(allocated_in() != left);
+	for (i = 0; i < PIECES; i++)
+		free(pieces[i]);
+	expect(dirty_pages(left) >= PIECES * PIECE / 4096);
+	expect_equal(mallctl(name, NULL, NULL, &soon, sizeof(soon)), 0);
+	/* It has to be used to notice that, and this thread does not use it. */
+	for (i = 0; i < 1000 && dirty_pages(left); i++) {
+		unsigned int j;
+
+		usleep(1000);
+		for (j = 0; j < LOOK_EVERY; j++) {
+			kept = malloc(1);
+			free(kept);
+		}
+	}
+	expect_equal(dirty_pages(left), 0);
+}
+
 static void forks(void)
 {
 	unsigned int before, status;
@@ -248,6 +336,8 @@ static int preloaded(const char *how)
 		refuse_mbind();
 	follows();
 	threads_share();
+	lies_in_huge_pages();
+	leaves_nothing();
 	forks();
 	allocates();
 	return 0;

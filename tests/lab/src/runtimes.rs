@@ -141,8 +141,8 @@ fn move_and_back(followers: &mut [Follower; 2]) -> Result<()> {
     without.expect(&["cpus=1,0,0,0", &stays, "current=ok"], &gained)
 }
 
-/// What a program has allocated once comes to its thread: the driver tells AutoNUMA to look. By itself AutoNUMA would do so next in ten
-/// minutes here, which is longer than the program waits.
+/// What a program has allocated once comes to its thread, from whichever allocator it has it: the driver tells AutoNUMA to look. By
+/// itself AutoNUMA would do so next in ten minutes here, which is longer than the program waits.
 fn stay(vm: &Vm) -> Result<()> {
     const SELDOM: &str = "d=/sys/kernel/debug/sched/numa_balancing; [ -d $d ] || mount -t debugfs none /sys/kernel/debug; \
                           echo 600000 > $d/scan_period_max_ms && echo 600000 > $d/scan_period_min_ms";
@@ -151,16 +151,22 @@ fn stay(vm: &Vm) -> Result<()> {
         let text = vm.exec(&["cat", "/sys/class/misc/vnuma/autonuma_told"])?;
         text.trim().parse().with_context(|| format!("autonuma_told: {text:?}"))
     };
-    let mut program = Follower::start(vm, &[&in_guest("vnuma-alloc"), "1", "stay"], ALLOC)?;
-    program.expect(&["node=0", "local=100"], &[])?;
-    let before = told()?;
-    for node in ["1", "0"] {
-        vnumactl(&["move", NAME, "--vcpu", "1", "--node", node])?;
-        program.expect(&[&format!("node={node}"), "local=100"], &[])?;
+    let (run, alloc) = (in_guest("vnuma-run"), in_guest("vnuma-alloc"));
+    let jemalloc = [&run, "--libraries", DIRECTORY, "--allocator", "jemalloc", &alloc, "1", "stay"];
+    let alone: [&str; 3] = [&alloc, "1", "stay"];
+    for command in [&alone[..], &jemalloc] {
+        let mut program = Follower::start(vm, command, ALLOC)?;
+        program.expect(&["node=0", "local=100"], &[])?;
+        let before = told()?;
+        for node in ["1", "0"] {
+            vnumactl(&["move", NAME, "--vcpu", "1", "--node", node])?;
+            program.expect(&[&format!("node={node}"), "local=100"], &[])?;
+        }
+        ensure!(told()? > before, "autonuma_told stays at {before}");
+        program.end()?;
     }
-    ensure!(told()? > before, "autonuma_told stays at {before}");
-    println!("what was allocated once comes along");
-    program.end()
+    println!("what was allocated once comes along, in an arena of jemalloc's, too");
+    Ok(())
 }
 
 /// An allocator that vnuma-run can choose, and what keeps it from giving back what is free when it runs by itself.
