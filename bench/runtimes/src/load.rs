@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 const LINE: usize = 8;
 const PAGE: usize = 512;
 const ROW_LINES: usize = ROW_BYTES / size_of::<Line>();
+const PAGE_LINES: usize = PAGE / LINE;
 
 /// STREAM's triad, c = a + 3 b, over arrays that stay. A word of each line: enough to bring the line from memory.
 pub struct Stream {
@@ -32,13 +33,13 @@ impl Stream {
         let (b, c) = rest.split_at_mut(third);
         let at = self.next..self.next + PAGE;
         self.next = (self.next + PAGE) % third;
-        let mut sums = [0_usize; PAGE / LINE];
+        let mut sums = [0_usize; PAGE_LINES];
         sums.iter_mut().zip(a[at.clone()].chunks(LINE)).for_each(|(sum, a)| *sum = a[0]);
         sums.iter_mut()
             .zip(b[at.clone()].chunks(LINE))
             .for_each(|(sum, b)| *sum = sum.wrapping_add(b[0].wrapping_mul(3)));
         c[at].chunks_mut(LINE).zip(sums).for_each(|(c, sum)| c[0] = sum);
-        (PAGE / LINE) as u64
+        PAGE_LINES as u64
     }
 }
 
@@ -60,14 +61,20 @@ impl Stencil {
     }
 
     /// The next row: a word of each line from three rows of the step before. They are a circle, so that each row has a neighbour on
-    /// both sides. Operations, which are rows.
+    /// both sides. As many lines as a page has at a time from each of the rows: how soon the caches see that lines follow each other
+    /// depends little on where the rows lie. Operations, which are rows.
     pub fn row(&mut self) -> u64 {
-        let (above, here, below) = (self.rows[0].iter(), self.rows[1].iter(), self.rows[2].iter());
+        let pieces = |number: usize| self.rows[number].chunks(PAGE_LINES);
         let mut new = Vec::with_capacity(ROW_LINES);
-        new.extend(above.zip(here).zip(below).map(|((above, here), below)| {
-            let word = above[0].wrapping_add(here[0].wrapping_mul(2)).wrapping_add(below[0]);
-            [word; LINE]
-        }));
+        let mut sums = [0_usize; PAGE_LINES];
+        for ((above, here), below) in pieces(0).zip(pieces(1)).zip(pieces(2)) {
+            sums.iter_mut().zip(above).for_each(|(sum, above)| *sum = above[0]);
+            sums.iter_mut()
+                .zip(here)
+                .for_each(|(sum, here)| *sum = sum.wrapping_add(here[0].wrapping_mul(2)));
+            sums.iter_mut().zip(below).for_each(|(sum, below)| *sum = sum.wrapping_add(below[0]));
+            new.extend(sums.iter().map(|&sum| [sum; LINE]));
+        }
         self.rows.push_back(new);
         // Nobody needs it any more.
         drop(self.rows.pop_front());
