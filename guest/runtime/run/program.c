@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include <elf.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -96,4 +97,32 @@ void vnuma_examine(struct vnuma_program *out, vnuma_read_fn read_at, void *conte
 		examine_elf(out, &start.header, read_at, context);
 	else
 		other(out, "neither an ELF file nor a script");
+}
+
+static bool has_word(const char *word, vnuma_read_fn read_at, void *context)
+{
+	/* Pieces of a file, each with the end of the one before in front of it. */
+	char piece[64 << 10];
+	size_t length = strlen(word), kept = 0;
+	uint64_t offset = 0;
+	ssize_t count;
+
+	while ((count = read_at(context, piece + kept, sizeof(piece) - kept, offset)) > 0) {
+		size_t have = kept + (size_t)count;
+
+		if (memmem(piece, have, word, length))
+			return true;
+		offset += (uint64_t)count;
+		kept = have < length ? have : length - 1;
+		memmove(piece, piece + have - kept, kept);
+	}
+	return false;
+}
+
+const char *vnuma_missing_word(const char *const *words, vnuma_read_fn read_at, void *context)
+{
+	for (; *words; words++)
+		if (!has_word(*words, read_at, context))
+			return *words;
+	return NULL;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the file of a program says of how it is started. */
+/* What the files of a program say of how it is started, and of what it asks for. */
 #ifndef VNUMA_RUN_PROGRAM_H
 #define VNUMA_RUN_PROGRAM_H
 
@@ -23,5 +23,8 @@ struct vnuma_program {
 };
 
 void vnuma_examine(struct vnuma_program *out, vnuma_read_fn read_at, void *context);
+
+/* The first of some words, up to NULL, that a file does not have; NULL: it has all of them. */
+const char *vnuma_missing_word(const char *const *words, vnuma_read_fn read_at, void *context);
 
 #endif /* VNUMA_RUN_PROGRAM_H */

@@ -35,11 +35,21 @@
 static const struct collector {
 	const char *name;
 	const char *flags;
+	bool shares;		/* threads of a node are told one CPU: numa/hotspot.h */
 } collectors[] = {
-	{ "parallel", "-XX:+UseParallelGC -XX:+UseNUMA" },
-	{ "g1", "-XX:+UseG1GC -XX:+UseNUMA" },
-	{ "z", "-XX:+UseZGC -XX:+UseNUMA" },
+	{ "parallel", "-XX:+UseParallelGC -XX:+UseNUMA", false },
+	{ "g1", "-XX:+UseG1GC -XX:+UseNUMA", false },
+	{ "z", "-XX:+UseZGC -XX:+UseNUMA", true },
 };
+
+/*
+ * What the overlay answers, as each HotSpot from 8 to 25 has it: it is looked up by these names. A Java VM without them
+ * reads the topology in another way, if it does.
+ */
+static const char *const asked_by_hotspot[] = { "libnuma.so.1", "numa_node_to_cpus", "sched_getcpu", NULL };
+/* Where libjvm.so is, beside bin/java: since 9, and in 8. */
+static const char *const places_of_jvm[] = { "lib/server/libjvm.so", "lib/amd64/server/libjvm.so",
+					      "jre/lib/amd64/server/libjvm.so" };
 
 struct plan {
 	const char *libraries;		/* folder of the overlays */
@@ -219,6 +229,47 @@ static bool add_library(struct plan *plan, const char *name, const char *before,
 	return add_path(plan, path);
 }
 
+/* The libjvm.so of a Java VM, by the path of its java. Below 0: it has none, as it is a script or something else. */
+static int open_jvm(const char *java, char *path)
+{
+	char real[PATH_MAX], *end;
+	size_t i;
+	int fd;
+
+	if (!realpath(java, real))
+		return -1;
+	for (i = 0; i < 2; i++) {
+		end = strrchr(real, '/');
+		if (!end)
+			return -1;
+		*end = 0;
+	}
+	for (i = 0; i < sizeof(places_of_jvm) / sizeof(*places_of_jvm); i++) {
+		if (snprintf(path, PATH_MAX, "%s/%s", real, places_of_jvm[i]) >= PATH_MAX)
+			continue;
+		fd = open(path, O_RDONLY | O_CLOEXEC);
+		if (fd >= 0)
+			return fd;
+	}
+	return -1;
+}
+
+/* Is it no Java VM whose questions the overlay answers? One that is started by a script is not looked at. */
+static bool is_unknown_jvm(struct plan *plan, const char *java)
+{
+	char path[PATH_MAX];
+	const char *missing;
+	int fd = open_jvm(java, path);
+
+	if (fd < 0)
+		return false;
+	missing = vnuma_missing_word(asked_by_hotspot, read_file, &fd);
+	close(fd);
+	if (missing)
+		note(plan, "%s: unknown layout, it does not look up %s: the Java VM is left as it is", path, missing);
+	return missing;
+}
+
 static void add_mimalloc(struct plan *plan)
 {
 	if (access(VNUMA_REAL_MIMALLOC, R_OK))
@@ -232,6 +283,8 @@ static void make_plan(struct plan *plan, const char *path)
 	struct vnuma *topology;
 	int err;
 
+	if (plan->collector && is_unknown_jvm(plan, path))
+		plan->collector = NULL;
 	if (can_preload(plan, path)) {
 		plan->overlay = add_library(plan, plan->collector ? "hotspot/libnuma.so.1" : "numa/libnuma.so.1",
 					    VNUMA_REAL_LIBNUMA, "libnuma answers as it always does");
@@ -284,7 +337,8 @@ static int apply(const struct plan *plan)
 		return -1;
 	/* The flags are worth nothing to a Java VM that does not follow. */
 	if (plan->collector && plan->overlay &&
-	    put_before(plan, "JAVA_TOOL_OPTIONS", plan->collector->flags, ' '))
+	    (put_before(plan, "JAVA_TOOL_OPTIONS", plan->collector->flags, ' ') ||
+	     (plan->collector->shares && put_default(plan, "VNUMA_SHARED_CPUS", "1"))))
 		return -1;
 	/*
 	 * What a thread frees is new memory when it is used again, and so of the node that the thread is on

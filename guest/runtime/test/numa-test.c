@@ -12,6 +12,7 @@
 #include <sys/mount.h>
 #include <sys/wait.h>
 
+#include "map.h"
 #include "tree.h"
 
 struct bitmask {
@@ -35,6 +36,7 @@ struct bitmask *numa_allocate_cpumask(void);
 struct bitmask *numa_allocate_nodemask(void);
 struct bitmask *numa_bitmask_setbit(struct bitmask *mask, unsigned int bit);
 struct bitmask *numa_bitmask_clearall(struct bitmask *mask);
+void numa_bitmask_free(struct bitmask *mask);
 int numa_bitmask_isbitset(const struct bitmask *mask, unsigned int bit);
 int numa_node_to_cpus(int node, struct bitmask *mask);
 int numa_node_of_cpu(int cpu);
@@ -229,6 +231,22 @@ static void a_child_does_not_wait_for_its_parents_threads(void)
 	pthread_join(thread, NULL);
 }
 
+/* With 3 nodes and 8 CPUs, as hotspot.h draws them. */
+static void cpus_of_the_map_are_of_the_node(void)
+{
+	static const int alone[3][8] = {
+		{ 0, 0, 0, 3, 3, 3, 6, 6 }, { 1, 1, 1, 4, 4, 4, 7, 7 }, { 2, 2, 2, 5, 5, 5, 2, 2 },
+	};
+	int cpu, node;
+
+	for (cpu = 0; cpu < 8; cpu++) {
+		for (node = 0; node < 3; node++) {
+			expect_equal(vnuma_map_cpu(cpu, node, 3, 8, 0), alone[node][cpu]);
+			expect_equal(vnuma_map_cpu(cpu, node, 3, 8, 1), node);
+		}
+	}
+}
+
 /* With the overlay for ParallelGC: a map that stays, and a CPU of it for the node of the thread. */
 static int check_hotspot(void)
 {
@@ -237,9 +255,11 @@ static int check_hotspot(void)
 	int (*node_to_cpus_v1)(int node, unsigned long *buffer, int length) =
 		old_version("numa_node_to_cpus");
 	unsigned long even = 0, odd = 0, buffer[128];
+	struct bitmask *mask;
 	int cpu, swapped;
 	cpu_set_t one;
 
+	cpus_of_the_map_are_of_the_node();
 	for (cpu = 0; cpu < nr_cpus && cpu < 64; cpu++)
 		*(cpu % 2 ? &odd : &even) |= 1UL << cpu;
 	for (swapped = 0; swapped < 2; swapped++) {
@@ -257,6 +277,10 @@ static int check_hotspot(void)
 		CPU_SET(cpu, &one);
 		expect_equal(sched_setaffinity(0, sizeof(one), &one), 0);
 		expect_equal(get_cpu(), 0);
+		/* Though it is bound to a CPU. */
+		mask = numa_get_run_node_mask();
+		expect(numa_bitmask_isbitset(mask, 0) && numa_bitmask_isbitset(mask, 1));
+		numa_bitmask_free(mask);
 	}
 	printf("libnuma overlay: a map that stays for ParallelGC ... ok\n");
 	return 0;

@@ -57,10 +57,28 @@ says out 'JAVA_TOOL_OPTIONS=-XX:+UseParallelGC -XX:+UseNUMA -Xmx1g'
 try 0 --gc g1 --dry-run true
 says out "LD_PRELOAD=$build/hotspot/libnuma.so.1"
 says out 'JAVA_TOOL_OPTIONS=-XX:+UseG1GC -XX:+UseNUMA'
+is_silent_on out VNUMA_SHARED_CPUS
 try 0 --gc z --dry-run true
 says out 'JAVA_TOOL_OPTIONS=-XX:+UseZGC -XX:+UseNUMA'
+says out 'VNUMA_SHARED_CPUS=1'
 try 125 --gc serial true
 says err '--gc serial: only parallel, g1 and z are known'
+
+# A Java VM that looks up nothing of what the overlay answers, or only some of it.
+mkdir -p "$dir/jdk/bin" "$dir/jdk/lib/server"
+cp /bin/true "$dir/jdk/bin/java"
+ln -s "$dir/jdk/bin/java" "$dir/java"
+for names in '' 'libnuma.so.1 numa_node_to_cpus' 'sched_getcpu numa_node_to_cpus'; do
+	{ head -c 65530 /dev/zero; printf '%s' "$names"; } >"$dir/jdk/lib/server/libjvm.so"
+	try 0 --gc parallel --dry-run "$dir/java"
+	says err "$dir/jdk/lib/server/libjvm.so: unknown layout, it does not look up "
+	says out "$preload"
+	is_silent_on out JAVA_TOOL_OPTIONS
+done
+{ head -c 65530 /dev/zero; printf 'libnuma.so.1 numa_node_to_cpus sched_getcpu'; } >"$dir/jdk/lib/server/libjvm.so"
+try 0 --gc parallel --dry-run "$dir/java"
+is_silent_on err 'unknown layout'
+says out 'JAVA_TOOL_OPTIONS=-XX:+UseParallelGC -XX:+UseNUMA'
 
 # Allocators.
 jemalloc=$3

@@ -7,25 +7,33 @@ use anyhow::{Context, Result, ensure};
 use vnuma_scenario::{HANG_LIMIT, Process, Vm, vnumactl, vnumad, wait_for};
 
 const NAME: &str = "hotspot";
-/// On the server: a Java of HotSpot, `jre/bin/java`, and `Churn.class`, which allocates for ever.
-const ARCHIVE: &str = "java.tar";
+/// On the server an archive: a Java of HotSpot, `jre/bin/java`, and `Churn.class`, which allocates for ever.
+fn archive(version: &str) -> String {
+    format!("/root/java-{version}.tar")
+}
+
 /// Eden has most of it. Small, as the lab is slow: some seconds pass between two collections.
 const FLAGS: [&str; 2] = ["-Xmx96m", "-Xmn32m"];
 /// What shares of the eden of a node count as used and as left alone, percent.
 const USED: u32 = 70;
 const LEFT: u32 = 30;
 
-pub fn run() -> Result<()> {
+pub fn run(version: &str) -> Result<()> {
     let _daemon = vnumad(&[])?;
-    let shape = ["--nodes", "2", "--vcpus", "2", "--memory", "1G", "--kernel", DEFAULT_KERNEL];
+    let shape = ["--nodes", "2", "--vcpus", "2", "--memory", "1536M", "--kernel", DEFAULT_KERNEL];
     let vm = Vm::start(NAME, &shape.map(str::to_owned))?;
-    collect(&vm).inspect_err(|_| show_guest(&vm))?;
+    collect(&vm, version).inspect_err(|_| show_guest(&vm))?;
     check_kernel_log(&vm)
 }
 
-fn collect(vm: &Vm) -> Result<()> {
+fn collect(vm: &Vm, version: &str) -> Result<()> {
     install(vm)?;
-    vm.exec(&["tar", "-xf", &format!("{DIRECTORY}/{ARCHIVE}"), "-C", DIRECTORY])?;
+    let archive = archive(version);
+    vm.put(&archive, &archive)?;
+    vm.exec(&["sh", "-c", &format!("tar -xf {archive} -C {DIRECTORY} && rm {archive}")])?;
+    let shown = vm.exec(&["sh", "-c", &format!("{DIRECTORY}/jre/bin/java -version 2>&1")])?;
+    println!("{}", shown.trim());
+    ensure!(shown.contains(&format!("\"{version}.")), "{archive} has another Java");
     equip_with(vm, DEFAULT_KERNEL)?;
     vm.attach()?;
     vm.await_driver()?;
@@ -34,8 +42,10 @@ fn collect(vm: &Vm) -> Result<()> {
     let with = Jvm::start(vm, "with", &[&run, "--libraries", DIRECTORY, "--gc", "parallel"])?;
     let without = Jvm::start(vm, "without", &["env", "JAVA_TOOL_OPTIONS=-XX:+UseParallelGC -XX:+UseNUMA"])?;
     for jvm in [&with, &without] {
-        jvm.wait_for_collections(3)?;
-        jvm.expect_used(2, 1).context("before the move")?;
+        jvm.pin()?;
+        let pinned = jvm.collections()?.len();
+        jvm.wait_for_collections(pinned + 3)?;
+        jvm.expect_used(pinned + 2, 1).context("before the move")?;
     }
     for node in [0, 1] {
         go_to(vm, node)?;
@@ -73,18 +83,35 @@ impl<'a> Jvm<'a> {
         let log = format!("/root/{name}.log");
         let logging = format!("-Xlog:gc+heap=debug:file={log}");
         let java = format!("{DIRECTORY}/jre/bin/java");
-        let java = ["taskset", "-c", "1", &java, &logging, "-cp", DIRECTORY];
+        let java = [&java, &logging, "-cp", DIRECTORY];
         let command = [prefix, &java, &FLAGS, &["Churn"]].concat();
         Ok(Self { vm, log, _process: vm.spawn(&command)? })
+    }
+
+    /// Puts the thread that allocates on CPU 1, and no other: Java 25 uses no nodes if all of it is bound to one.
+    fn pin(&self) -> Result<()> {
+        let pin = format!(
+            "for java in $(pgrep -f -- file={}); do
+                 for thread in /proc/$java/task/*; do
+                     [ \"$(cat $thread/comm)\" != churn ] || exec taskset -c -p 1 ${{thread##*/}}
+                 done
+             done; exit 1",
+            self.log
+        );
+        wait_for(&format!("the thread of {}", self.log), HANG_LIMIT, || {
+            Ok(self.vm.exec(&["sh", "-c", &pin]).is_ok())
+        })
     }
 
     /// Of each collection: how much of eden was used before it, by node.
     fn collections(&self) -> Result<Vec<Vec<u32>>> {
         // A JVM that does not start has none.
         let log = self.vm.exec(&["sh", "-c", &format!("cat {} || true", self.log)])?;
+        // Versions differ in capitals.
+        let log = log.to_lowercase();
         let mut found = Vec::new();
-        for before in log.split("Heap before GC").skip(1) {
-            let before = before.split("Heap after GC").next().unwrap_or_default();
+        for before in log.split("heap before gc").skip(1) {
+            let before = before.split("heap after gc").next().unwrap_or_default();
             let nodes = before.lines().filter(|line| line.contains("lgrp "));
             let used = |line: &str| line.split_once("% used")?.0.rsplit(' ').next()?.parse().ok();
             found.push(nodes.filter_map(used).collect());

@@ -105,7 +105,11 @@ enum Scenario {
     /// Programs of a guest follow its topology by libvnuma and by libnuma
     Runtimes,
     /// Eden of a Java VM in a guest follows its topology
-    Hotspot,
+    Hotspot {
+        /// Which Java there is an archive of
+        #[arg(long)]
+        version: String,
+    },
     /// The Debian packages are installed, upgraded while a VM runs, and purged; the server has systemd
     Packages,
     /// VMs are started as `vnumactl place` prints them
@@ -154,7 +158,7 @@ fn play(scenario: Scenario) -> anyhow::Result<()> {
         Scenario::Migrate => migrate::run(),
         Scenario::Migrations(arguments) => migrations::run(&arguments),
         Scenario::Machine => machine::run(),
-        Scenario::Hotspot => hotspot::run(),
+        Scenario::Hotspot { version } => hotspot::run(&version),
         Scenario::Programs => programs::run(),
         Scenario::Runtimes => runtimes::run(),
         Scenario::Packages => packages::run(),

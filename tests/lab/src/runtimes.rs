@@ -199,10 +199,12 @@ fn install_mimalloc(vm: &Vm) -> Result<bool> {
 fn allocate(vm: &Vm, allocator: &Allocator) -> Result<()> {
     let name = allocator.name;
     let (run, alloc) = (in_guest("vnuma-run"), in_guest("vnuma-alloc"));
-    let with = [&run, "--libraries", DIRECTORY, "--allocator", name, &alloc, "1"];
+    // An allocator may have touched a huge page before the program has chosen its CPU.
+    let there: [&str; 5] = ["taskset", "-c", "1", &alloc, "1"];
+    let with = [&[&run, "--libraries", DIRECTORY, "--allocator", name][..], &there].concat();
     let mut with = Follower::start(vm, &with, ALLOC)?;
     let preload = format!("LD_PRELOAD={}", allocator.library);
-    let alone = [&["env", preload.as_str()], allocator.keeps, &[&alloc, "1"]].concat();
+    let alone = [&["env", preload.as_str()], allocator.keeps, &there].concat();
     let mut without = Follower::start(vm, &alone, ALLOC)?;
     for program in [&mut with, &mut without] {
         program.expect(&["node=0", "local=100"], &[])?;

@@ -175,35 +175,53 @@ fn nothing_is_lost_while_everything_around_vms_changes() {
     run("4n8c", &[job(&["lab-scenario", "soak", "--seconds", &seconds, "--seed", &soak_seed()])]);
 }
 
-/// A small Java with HotSpot, and the program for it. `None`: the machine has no JDK 17.
-fn java() -> Option<PathBuf> {
+/// Archives of a Java with HotSpot and the program for it, by version: the machine's JDK 17, and what `VNUMA_JAVA` names, as
+/// `VERSION=FOLDER:...`. None without a JDK 17, which compiles the program.
+fn javas() -> Vec<(String, PathBuf)> {
     const JDK: &str = "/usr/lib/jvm/java-17-openjdk-amd64";
+    // $1: the JDK, $2: where to, $3: sources, $4: another Java VM, or nothing. Its libraries of graphics are large.
     const BUILD: &str = r#"
         rm -rf "$2" && mkdir -p "$2"
-        "$1/bin/jlink" --add-modules java.base --strip-debug --no-header-files --no-man-pages --output "$2/jre"
+        if [ -n "$4" ]; then
+            cp -rL "$4" "$2/jre" && cd "$2/jre/lib"
+            rm -f libawt* libfontmanager.so libmlib_image.so liblcms.so libfreetype.so libsplashscreen.so libjavajpeg.so
+        else
+            "$1/bin/jlink" --add-modules java.base --strip-debug --no-header-files --no-man-pages --output "$2/jre"
+        fi
         "$1/bin/javac" -d "$2" "$3/Churn.java"
-        tar -C "$2" -cf "$2/java.tar" jre Churn.class
+        tar -C "$2" -cf "$2.tar" jre Churn.class
+        rm -r "$2"
     "#;
     if !Path::new(JDK).join("jmods").is_dir() {
         println!("skipped: there is no {JDK}/jmods (package openjdk-17-jdk-headless)");
-        return None;
+        return Vec::new();
     }
-    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("java");
+    let others = std::env::var("VNUMA_JAVA").unwrap_or_default();
+    if others.is_empty() {
+        println!("Java 21 and later: skipped, they need VNUMA_JAVA (make soak)");
+    }
+    let others = others.split(':').filter_map(|one| one.split_once('='));
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../guest/runtime/test");
-    let mut build = Command::new("sh");
-    build.args(["-euc", BUILD, "sh", JDK]).args([&directory, &sources]);
-    assert!(build.status().expect("sh starts").success(), "no Java for the guest");
-    Some(directory.join("java.tar"))
+    let archive = |(version, other): (&str, &str)| {
+        let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("java-{version}"));
+        let mut build = Command::new("sh");
+        build.args(["-euc", BUILD, "sh", JDK]).args([&directory, &sources]).arg(other);
+        assert!(build.status().expect("sh starts").success(), "no Java {version} for the guest");
+        (version.to_owned(), directory.with_extension("tar"))
+    };
+    std::iter::once(("17", "")).chain(others).map(archive).collect()
 }
 
 #[test]
 #[ignore = "takes minutes: make soak"]
 fn eden_of_a_moved_thread_is_local_again() {
-    let Some(java) = java() else { return };
-    let mut job = job(&["lab-scenario", "hotspot"]);
-    job.files.extend(runtime());
-    job.files.push((java, format!("{RUNTIME}/java.tar")));
-    run("2n4c", &[job]);
+    let job = |(version, archive): (String, PathBuf)| {
+        let mut job = job(&["lab-scenario", "hotspot", "--version", &version]);
+        job.files.extend(runtime());
+        job.files.push((archive, format!("/root/java-{version}.tar")));
+        job
+    };
+    run("2n4c", &javas().into_iter().map(job).collect::<Vec<_>>());
 }
 
 /// Programs of other runtimes, as many as the machine has what builds and runs them: an archive.
