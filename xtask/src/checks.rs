@@ -231,12 +231,14 @@ pub fn soak(arguments: &SoakArguments) -> Result<()> {
         setup::install(&[PROGRAM_PACKAGES])?;
         let wheels = setup::wheels()?;
         let wheels = wheels.to_str().context("the cache's path is not UTF-8")?;
+        let tcmalloc = setup::tcmalloc()?;
+        let tcmalloc = tcmalloc.to_str().context("the cache's path is not UTF-8")?;
         let java: Vec<String> = setup::java_vms()?
             .into_iter()
             .map(|(version, directory)| format!("{version}={}", directory.display()))
             .collect();
         let java = java.join(":");
-        let programs = [("VNUMA_WHEELS", wheels), ("VNUMA_JAVA", &java)];
+        let programs = [("VNUMA_WHEELS", wheels), ("VNUMA_TCMALLOC", tcmalloc), ("VNUMA_JAVA", &java)];
         cargo_test(&tests, &[&[("VNUMA_SOAK_ROUNDS", SOAK_ROUNDS)], &programs[..]].concat(), counts)
     });
     steps.step("lab: servers in a network, systemd", |counts| {

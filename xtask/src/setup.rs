@@ -219,6 +219,36 @@ fn unpacked(name: &str, what: &str, packages: &str) -> Result<PathBuf> {
     Ok(directory)
 }
 
+/// The folder of the crate that has the source of google/tcmalloc, unpacked.
+pub fn tcmalloc() -> Result<PathBuf> {
+    const CRATE: &str = "libtcmalloc-sys";
+    const VERSION: &str = "0.1.14";
+    let parent = cache_dir().join("tools");
+    let directory = parent.join(format!("{CRATE}-{VERSION}"));
+    if directory.exists() {
+        return Ok(directory);
+    }
+    println!("setup: fetching the source of tcmalloc (once)");
+    std::fs::create_dir_all(&parent)?;
+    // cargo fetches crates for those who depend on them.
+    let project = tempfile::tempdir_in(&parent)?;
+    std::fs::create_dir(project.path().join("src"))?;
+    std::fs::write(project.path().join("src/lib.rs"), "")?;
+    let manifest = format!(
+        "[package]\nname = \"fetch\"\nversion = \"0.0.0\"\nedition = \"2024\"\n\
+         [dependencies]\n{CRATE} = \"={VERSION}\"\n[workspace]\n"
+    );
+    std::fs::write(project.path().join("Cargo.toml"), manifest)?;
+    run_quiet(Command::new("cargo").args(["vendor", "--quiet", "vendor"]).current_dir(project.path()))?;
+    // An interrupted run leaves the temporary directory, never some of the files.
+    if let Err(error) = std::fs::rename(project.path().join("vendor").join(CRATE), &directory)
+        && !directory.exists()
+    {
+        return Err(error).context(directory.display().to_string());
+    }
+    Ok(directory)
+}
+
 /// The folder of hwloc's recorded servers, an archive each, from its source in Debian.
 pub fn recorded_servers() -> Result<PathBuf> {
     let name = format!("hwloc-{HWLOC_VERSION}");

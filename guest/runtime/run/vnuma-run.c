@@ -57,6 +57,8 @@ struct plan {
 	bool jemalloc;
 	bool mimalloc;
 	bool mimalloc_loaded;
+	bool tcmalloc;
+	bool tcmalloc_loaded;
 	bool dry_run;
 	bool overlay;			/* the one of libnuma is preloaded */
 	char preload[2 * PATH_MAX + 64];	/* "": nothing is preloaded */
@@ -65,7 +67,7 @@ struct plan {
 };
 
 static const char usage[] =
-	"Usage: vnuma-run [--gc parallel|g1|z] [--allocator jemalloc|mimalloc]\n"
+	"Usage: vnuma-run [--gc parallel|g1|z] [--allocator jemalloc|mimalloc|tcmalloc]\n"
 	"                 [--libraries DIR] [--dry-run] PROGRAM [ARGUMENT...]\n"
 	"\n"
 	"Starts a program so that it follows the NUMA topology as it is now.\n"
@@ -73,8 +75,9 @@ static const char usage[] =
 	"      --gc parallel|g1|z    the program is a Java VM; use that collector with its NUMA support\n"
 	"      --allocator jemalloc  malloc() is jemalloc's, with arenas of the thread's node\n"
 	"      --allocator mimalloc  malloc() is mimalloc's, which gives back what is free at once\n"
-	"      --libraries DIR       where numa/libnuma.so.1, hotspot/libnuma.so.1 and\n"
-	"                            jemalloc/libvnuma-jemalloc.so are\n"
+	"      --allocator tcmalloc  malloc() is google/tcmalloc's, with memory of the thread's node\n"
+	"      --libraries DIR       where numa/libnuma.so.1, hotspot/libnuma.so.1,\n"
+	"                            jemalloc/libvnuma-jemalloc.so and tcmalloc/libvnuma-tcmalloc.so are\n"
 	"                            [default: " VNUMA_LIBRARIES "]\n"
 	"      --dry-run             print what would be set, and start nothing\n"
 	"  -h, --help                print this\n"
@@ -208,7 +211,7 @@ static bool add_path(struct plan *plan, const char *path)
 	return true;
 }
 
-/* Preloads a library of ours, if it and the one that it stands before are there. */
+/* Preloads a library of ours, if it and the one that it stands before, if any, are there. */
 static bool add_library(struct plan *plan, const char *name, const char *before, const char *else_what)
 {
 	const char *missing = NULL;
@@ -220,7 +223,7 @@ static bool add_library(struct plan *plan, const char *name, const char *before,
 	}
 	if (access(path, R_OK))
 		missing = path;
-	else if (access(before, R_OK))
+	else if (before && access(before, R_OK))
 		missing = before;
 	if (missing) {
 		note(plan, "%s: %s: %s", missing, strerror(errno), else_what);
@@ -293,6 +296,9 @@ static void make_plan(struct plan *plan, const char *path)
 				    "malloc() is the program's own");
 		if (plan->mimalloc)
 			add_mimalloc(plan);
+		if (plan->tcmalloc)
+			plan->tcmalloc_loaded = add_library(plan, "tcmalloc/libvnuma-tcmalloc.so", NULL,
+							    "malloc() is the program's own");
 	}
 	err = vnuma_open(&topology);
 	if (err) {
@@ -346,6 +352,13 @@ static int apply(const struct plan *plan)
 	 */
 	if (plan->mimalloc_loaded && (put_default(plan, "MIMALLOC_DECOMMIT_DELAY", "0") ||
 				      put_default(plan, "MIMALLOC_PURGE_DELAY", "0")))
+		return -1;
+	/*
+	 * tcmalloc asks the kernel itself by rseq(2) for the CPU of a thread, which the C library does for itself
+	 * otherwise: a thread can do so only once. Of tunables of one name the last one counts, so what is set stays.
+	 */
+	if (plan->tcmalloc_loaded && (put_before(plan, "GLIBC_TUNABLES", "glibc.pthread.rseq=0", ':') ||
+				      put_default(plan, "TCMALLOC_NUMA_AWARE", "1")))
 		return -1;
 	return 0;
 }
@@ -408,8 +421,9 @@ int main(int argc, char **argv)
 		case 'a':
 			plan.jemalloc = !strcmp(optarg, "jemalloc");
 			plan.mimalloc = !strcmp(optarg, "mimalloc");
-			if (!plan.jemalloc && !plan.mimalloc)
-				return fail(STATUS_OWN, "--allocator %s: only jemalloc and mimalloc are known",
+			plan.tcmalloc = !strcmp(optarg, "tcmalloc");
+			if (!plan.jemalloc && !plan.mimalloc && !plan.tcmalloc)
+				return fail(STATUS_OWN, "--allocator %s: only jemalloc, mimalloc and tcmalloc are known",
 					    optarg);
 			break;
 		case 'l':

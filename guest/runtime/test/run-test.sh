@@ -107,8 +107,23 @@ else
 	says err "$mimalloc: No such file or directory: malloc() is the program's own"
 	is_silent_on out 'MIMALLOC'
 fi
-try 125 --allocator tcmalloc true
-says err '--allocator tcmalloc: only jemalloc and mimalloc are known'
+# It takes minutes to build, and is left out by make. Whether it works is looked at in a guest.
+cp -r "$build/numa" "$dir/numa"
+mkdir "$dir/tcmalloc"
+: >"$dir/tcmalloc/libvnuma-tcmalloc.so"
+"$run" --libraries "$dir" --allocator tcmalloc --dry-run true >"$dir/out" 2>"$dir/err"
+says out "LD_PRELOAD=$dir/numa/libnuma.so.1:$dir/tcmalloc/libvnuma-tcmalloc.so"
+says out 'GLIBC_TUNABLES=glibc.pthread.rseq=0'
+says out 'TCMALLOC_NUMA_AWARE=1'
+GLIBC_TUNABLES=glibc.malloc.check=0 TCMALLOC_NUMA_AWARE=strict-binding \
+	"$run" --libraries "$dir" --allocator tcmalloc --dry-run true >"$dir/out" 2>"$dir/err"
+says out 'GLIBC_TUNABLES=glibc.pthread.rseq=0:glibc.malloc.check=0'
+is_silent_on out 'TCMALLOC_NUMA_AWARE'
+"$run" --libraries "$dir/none" --allocator tcmalloc --dry-run true >"$dir/out" 2>"$dir/err"
+is_silent_on out GLIBC_TUNABLES
+says err "$dir/none/tcmalloc/libvnuma-tcmalloc.so: No such file or directory: malloc() is the program's own"
+try 125 --allocator scudo true
+says err '--allocator scudo: only jemalloc, mimalloc and tcmalloc are known'
 
 try 125 --nonsense true
 says err 'Usage: vnuma-run'

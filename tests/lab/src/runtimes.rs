@@ -18,6 +18,7 @@ const KEEPS_JEMALLOC: [&str; 1] = ["MALLOC_CONF=dirty_decay_ms:-1,muzzy_decay_ms
 const KEEPS_MIMALLOC: [&str; 2] =
     ["MIMALLOC_DECOMMIT_DELAY=600000", "MIMALLOC_SEGMENT_DECOMMIT_DELAY=600000"];
 const MIMALLOC: &str = "/usr/lib/x86_64-linux-gnu/libmimalloc.so.2";
+const TCMALLOC: &str = "/root/runtime/tcmalloc/libvnuma-tcmalloc.so";
 /// What each line of these programs has.
 const FOLLOW: &str = "current=";
 const ALLOC: &str = "local=";
@@ -121,7 +122,7 @@ fn follow(vm: &Vm) -> Result<()> {
     stay(vm)?;
     vm.exec(&["sh", "-c", "echo 0 > /proc/sys/kernel/numa_balancing"])?;
     programs::essential(vm)?;
-    let there = [true, install_mimalloc(vm)?];
+    let there = [true, install_mimalloc(vm)?, has_tcmalloc()];
     ALLOCATORS.iter().zip(there).filter(|(_, there)| *there).try_for_each(|(one, _)| allocate(vm, one))?;
     unload(vm, followers)
 }
@@ -176,10 +177,12 @@ struct Allocator {
     keeps: &'static [&'static str],
 }
 
-/// jemalloc has arenas of the thread's node; mimalloc gives back at once what is free, so that what a thread gets next is new.
-const ALLOCATORS: [Allocator; 2] = [
+/// jemalloc has arenas of the thread's node; mimalloc gives back at once what is free, so that what a thread gets next is new;
+/// tcmalloc has memory for each node, and by itself is one that knows none.
+const ALLOCATORS: [Allocator; 3] = [
     Allocator { name: "jemalloc", library: "libjemalloc.so.2", keeps: &KEEPS_JEMALLOC },
     Allocator { name: "mimalloc", library: MIMALLOC, keeps: &KEEPS_MIMALLOC },
+    Allocator { name: "tcmalloc", library: TCMALLOC, keeps: &["TCMALLOC_NUMA_AWARE=0"] },
 ];
 
 /// Puts mimalloc where the system has it; the image does not. Is it there?
@@ -192,6 +195,14 @@ fn install_mimalloc(vm: &Vm) -> Result<bool> {
         println!("mimalloc: skipped, there was no libmimalloc.so.2 (package libmimalloc2.0)");
     }
     Ok(there)
+}
+
+fn has_tcmalloc() -> bool {
+    let there = Path::new(TCMALLOC).exists();
+    if !there {
+        println!("tcmalloc: skipped, it was not brought (make soak)");
+    }
+    there
 }
 
 /// With vnuma-run a thread gets memory of the node that its CPU is on now. By itself an allocator gives it what was freed, which is

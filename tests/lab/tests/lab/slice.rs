@@ -60,6 +60,20 @@ fn make_runtime(arguments: &[String]) -> PathBuf {
     build
 }
 
+/// tcmalloc with its patch, from the unpacked crate that has its source: some minutes, once.
+fn tcmalloc(source: &str, build: &Path) -> PathBuf {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../guest/runtime/alloc/tcmalloc");
+    let build = build.join("tcmalloc");
+    let status = Command::new("make")
+        .args(["--silent", "-j2", "-C", folder])
+        .arg(format!("SOURCE={source}"))
+        .arg(format!("BUILD={}", build.display()))
+        .status()
+        .expect("make starts");
+    assert!(status.success(), "tcmalloc does not build");
+    build.join("libvnuma-tcmalloc.so")
+}
+
 fn runtime() -> Vec<(PathBuf, String)> {
     let build = make_runtime(&["check-tools".to_owned()]);
     let mut files: Vec<_> = RUNTIME_FILES.map(|file| (build.join(file), format!("{RUNTIME}/{file}"))).into();
@@ -68,6 +82,12 @@ fn runtime() -> Vec<(PathBuf, String)> {
         files.push((mimalloc, format!("{RUNTIME}/libmimalloc.so.2")));
     } else {
         println!("skipped: there is no {} (package libmimalloc2.0)", mimalloc.display());
+    }
+    match std::env::var("VNUMA_TCMALLOC") {
+        Ok(source) => {
+            files.push((tcmalloc(&source, &build), format!("{RUNTIME}/tcmalloc/libvnuma-tcmalloc.so")));
+        }
+        Err(_) => println!("tcmalloc: skipped, it needs VNUMA_TCMALLOC (make soak)"),
     }
     files
 }
