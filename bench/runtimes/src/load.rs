@@ -2,7 +2,7 @@
 
 use crate::committed::{ROW_BYTES, ROWS};
 use lab_count::load::Memory;
-use std::collections::VecDeque;
+use std::{collections::VecDeque, hint::black_box};
 
 /// Words of a line of the caches, and of a page.
 const LINE: usize = 8;
@@ -64,16 +64,20 @@ impl Stencil {
     /// both sides. As many lines as a page has at a time from each of the rows: how soon the caches see that lines follow each other
     /// depends little on where the rows lie. Operations, which are rows.
     pub fn row(&mut self) -> u64 {
-        let pieces = |number: usize| self.rows[number].chunks(PAGE_LINES);
         let mut new = Vec::with_capacity(ROW_LINES);
-        let mut sums = [0_usize; PAGE_LINES];
-        for ((above, here), below) in pieces(0).zip(pieces(1)).zip(pieces(2)) {
-            sums.iter_mut().zip(above).for_each(|(sum, above)| *sum = above[0]);
-            sums.iter_mut()
-                .zip(here)
-                .for_each(|(sum, here)| *sum = sum.wrapping_add(here[0].wrapping_mul(2)));
-            sums.iter_mut().zip(below).for_each(|(sum, below)| *sum = sum.wrapping_add(below[0]));
-            new.extend(sums.iter().map(|&sum| [sum; LINE]));
+        let mut words = [[0_usize; PAGE_LINES]; 3];
+        for at in (0..ROW_LINES).step_by(PAGE_LINES) {
+            for (words, row) in words.iter_mut().zip(&self.rows) {
+                words.iter_mut().zip(&row[at..at + PAGE_LINES]).for_each(|(word, line)| *word = line[0]);
+                // One row after the other, line by line: a compiler that adds as it reads may read in another order.
+                black_box(words);
+            }
+            let [above, here, below] = &words;
+            let sums = above.iter().zip(here).zip(below);
+            new.extend(sums.map(|((above, here), below)| {
+                let word = above.wrapping_add(here.wrapping_mul(2)).wrapping_add(*below);
+                [word; LINE]
+            }));
         }
         self.rows.push_back(new);
         // Nobody needs it any more.

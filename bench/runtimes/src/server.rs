@@ -2,8 +2,8 @@
 
 use crate::{
     committed::{
-        AWAY_AT_FIRST, CLASSES, Cell as Wanted, HOST_CPUS, Policy, SETTLE_S, TURNS, Workload, cells,
-        interval_s, window_s,
+        AWAY_AT_FIRST, CLASSES, Cell as Wanted, HOST_CPUS, Policy, REDUCED_RATES, SETTLE_S, TURNS, Workload,
+        cells, interval_s, window_s,
     },
     raw::{self, Cell, Change, Line, Sample},
     vm::{Load, Machine},
@@ -120,20 +120,14 @@ impl Machines {
 
 fn wanted(arguments: &Arguments) -> Vec<Wanted> {
     let Arguments { workload, policy, changes, full } = arguments;
-    // What is named is measured, whatever the form has.
-    let all = *full || !policy.is_empty() || !changes.is_empty();
-    let named = |(one, of, rate): &Wanted| {
-        // Some workloads are measured only by name, or all together.
-        let by_default = *full || Workload::REDUCED.contains(one);
-        (workload.contains(one) || workload.is_empty() && by_default)
-            && (policy.is_empty() || policy.contains(of))
-            && (changes.is_empty() || changes.contains(rate))
+    // What is named is measured, whatever the form has. What is not is that of the form.
+    let is_wanted = |(one, of, rate): &Wanted| {
+        let chosen = |named: bool, is_empty: bool, of_form: bool| named || is_empty && (*full || of_form);
+        chosen(workload.contains(one), workload.is_empty(), Workload::REDUCED.contains(one))
+            && chosen(policy.contains(of), policy.is_empty(), Policy::REDUCED.contains(of))
+            && chosen(changes.contains(rate), changes.is_empty(), REDUCED_RATES.contains(rate))
     };
-    let reduced = cells(false);
-    // Without a number of changes it is that of the reduced form.
-    let of_form =
-        |one: &Wanted| *full || !changes.is_empty() || reduced.iter().any(|(_, _, rate)| *rate == one.2);
-    cells(all).into_iter().filter(named).filter(of_form).collect()
+    cells(true).into_iter().filter(is_wanted).collect()
 }
 
 fn print(line: &Line) -> Result<()> {
@@ -263,6 +257,19 @@ mod tests {
         let of = |rate| (Workload::Orders, Policy::VnumaOs, rate);
         assert_eq!(wanted(&one), [of(0), of(20)]);
         assert_eq!(wanted(&Arguments { changes: vec![200], ..one }), [of(200)]);
+        // One that the reduced form does not have is measured as those that it has.
+        let named = |workload| Arguments {
+            workload: vec![workload],
+            policy: Vec::new(),
+            changes: Vec::new(),
+            full: false,
+        };
+        let like = |workload| {
+            let of = |(_, policy, rate): Wanted| (policy, rate);
+            wanted(&named(workload)).into_iter().map(of).collect::<Vec<_>>()
+        };
+        assert_eq!(like(Workload::OrdersZ), like(Workload::Orders));
+        assert_eq!(like(Workload::OrdersZ).len(), 7);
     }
 
     #[test]
