@@ -30,6 +30,8 @@ pub enum Chaos {
     AskPolicy,
     /// An operator sets a memory policy, or wants to see where memory is.
     AskMemory,
+    /// An operator has a VM migrated, or cancels that.
+    AskMigration,
     /// Several operators want different things of one VM, or of one that is not there.
     AskAll,
     /// A thread finds no rest, and is carried on before its dwell is over.
@@ -70,7 +72,7 @@ pub enum Chaos {
 
 impl Chaos {
     /// All of it.
-    pub const ALL: [Self; 27] = [
+    pub const ALL: [Self; 28] = [
         Self::Migrate,
         Self::Confine,
         Self::SilentAffinity,
@@ -80,6 +82,7 @@ impl Chaos {
         Self::AskReplug,
         Self::AskPolicy,
         Self::AskMemory,
+        Self::AskMigration,
         Self::AskAll,
         Self::Wander,
         Self::Storm,
@@ -108,6 +111,7 @@ impl Chaos {
             Self::Confine | Self::AskAttach => 10 * MILLI,
             Self::AskPolicy => 30 * MILLI,
             Self::AskMemory => 40 * MILLI,
+            Self::AskMigration => 60 * MILLI,
             Self::SilentAffinity => 50 * MILLI,
             Self::AskDetach | Self::AskReplug | Self::AskAll => 60 * MILLI,
             Self::Hang | Self::Reboot | Self::Disconnect => 100 * MILLI,
@@ -142,6 +146,10 @@ impl Simulation {
             Chaos::AskMemory => {
                 let slot = self.a_slot();
                 slot.into_iter().for_each(|slot| self.ask_memory(slot));
+            }
+            Chaos::AskMigration => {
+                let slot = self.a_slot();
+                slot.into_iter().for_each(|slot| self.ask_migration(slot));
             }
             Chaos::AskAll => self.ask_all(),
             Chaos::Wander => self.wander(),
@@ -208,7 +216,7 @@ impl Simulation {
         }
     }
 
-    fn ask(&mut self, wanted: Request) {
+    pub(crate) fn ask(&mut self, wanted: Request) {
         let request = self.request();
         self.event(Event::Requested(request, wanted));
     }
@@ -307,7 +315,8 @@ impl Simulation {
 
     /// A machine's process ends.
     pub(crate) fn end(&mut self, slot: Slot, replaced: bool) {
-        let Some((_, tids)) = self.world.end(slot) else { return };
+        let Some((pid, tids)) = self.world.end(slot) else { return };
+        self.checker.process_ended(pid);
         tids.into_iter().for_each(|tid| self.thread_ended(tid));
         let over: Vec<_> =
             self.daemon.workers.iter().filter(|(_, w)| w.slot == slot).map(|(c, _)| *c).collect();
@@ -337,12 +346,19 @@ impl Simulation {
         let Some(slot) = self.rng.pick(&free) else { return };
         self.world.start(slot, &mut self.rng, self.now_ns);
         self.count("VMs started");
+        let (waits, after_ns) = (self.rng.chance(200), self.rng.within(100 * MILLI..20 * SECOND));
+        if let Some(machine) = self.world.places[slot].machine.as_mut().filter(|_| waits) {
+            machine.waits = true;
+            let serial = machine.serial;
+            self.later(after_ns, Action::GuestArrives(slot, serial));
+        }
         self.scan_soon();
     }
 
     fn reboot(&mut self) {
         let (now_ns, takes_ns) = (self.now_ns, self.rng.within(10 * MILLI..3 * SECOND));
-        let Some((slot, machine)) = self.a_machine().filter(|(_, machine)| machine.answers()) else { return };
+        let runs = |machine: &Machine| machine.answers() && machine.run_state() == "running";
+        let Some((slot, machine)) = self.a_machine().filter(|(_, machine)| runs(machine)) else { return };
         machine.boot(now_ns + takes_ns);
         self.count("reboots");
         self.machine_event(slot, |worker| worker.rebooted = true);
@@ -351,9 +367,9 @@ impl Simulation {
 
     fn hotplug(&mut self) {
         let Some(slot) = self.a_slot() else { return };
-        let Some(mut machine) = self.world.places[slot].machine.clone().filter(Machine::answers) else {
-            return;
-        };
+        // QEMU plugs nothing into a machine that migrates.
+        let may = |machine: &Machine| machine.answers() && !machine.migrates();
+        let Some(mut machine) = self.world.places[slot].machine.clone().filter(may) else { return };
         if self.rng.chance(500) && machine.vcpus.len() < 12 {
             let node = self.rng.index(machine.nodes.len()) as u32;
             self.world.plug(slot, &mut machine, node, &mut self.rng, self.now_ns);
@@ -371,8 +387,9 @@ impl Simulation {
 
     fn pass_through(&mut self) {
         let Some(slot) = self.a_slot() else { return };
-        let machine = self.world.places[slot].machine.as_mut().filter(|machine| machine.answers());
-        let Some(machine) = machine else { return };
+        let machine = self.world.places[slot].machine.as_mut();
+        let may = |machine: &&mut Machine| machine.answers() && !machine.migrates();
+        let Some(machine) = machine.filter(may) else { return };
         machine.change_functions(&mut self.rng);
         self.count("devices plugged or unplugged");
         // vnumad looks again because the guest's driver counts devices.

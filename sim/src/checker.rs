@@ -13,11 +13,15 @@
 //! | `ask` | nothing is asked of a connection that is closed, and nothing beside what excludes it |
 //! | `move` | only threads of the process that was described, to the CPUs of that node, one move of a vCPU at a time |
 //! | `mask` | a policy's mask is within its operator's, which is given back as it was; one step of a vCPU at a time |
+//! | `migration` | begun once for each request, only without a channel, and marked before if there was one; nothing is attached meanwhile, nor what an operator has detached |
 //! | `memory` | only of a guest node to its home, one move of a VM at a time |
 //! | `acknowledgement` | an update is announced for the generation that was acknowledged, and for no other |
 //! | `deadline` | a deadline that has been served is not announced again |
 
+mod migration;
+
 use crate::truth::{self, Homes};
+use migration::Migrations;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use vnuma_api as api;
 use vnuma_daemon::core::event::{Ask, Command, Event, Made, MaskOrder, Report, Request};
@@ -51,6 +55,8 @@ struct Connection {
     vm: VmId,
     /// Something is being done that excludes everything else of its kind.
     busy: Option<Ask>,
+    /// The same of a migration.
+    asked_of_migration: bool,
 }
 
 /// A vCPU, as far as the core has been notified.
@@ -111,6 +117,8 @@ struct VmView {
     homes: Homes,
     vcpus: BTreeMap<ApicId, VcpuView>,
     devices: Vec<VmDevice>,
+    /// Its guest has not arrived yet.
+    waits: bool,
     channel: Option<Channel>,
 }
 
@@ -141,6 +149,7 @@ pub struct Checker {
     /// Masks that are being set, and the node that they are of.
     confining: BTreeMap<(VmId, i32, ApicId), Option<HostNodeId>>,
     memory: crate::memory::Rules,
+    migrations: Migrations,
     epochs: BTreeSet<u64>,
     /// What the present step is about.
     moved: Option<(VmId, ApicId, HostNodeId, bool)>,
@@ -175,6 +184,7 @@ impl Checker {
             moving: BTreeSet::new(),
             confining: BTreeMap::new(),
             memory: crate::memory::Rules::default(),
+            migrations: Migrations::default(),
             epochs: BTreeSet::new(),
             moved: None,
             acknowledged: None,
@@ -187,11 +197,11 @@ impl Checker {
         }
     }
 
-    /// A new daemon: nothing of the old one counts, but the epochs.
+    /// A new daemon: nothing of the old one counts, but the epochs, and what operators have detached.
     pub fn restarted(&mut self, host: HostTopology) {
-        let epochs = std::mem::take(&mut self.epochs);
+        let (epochs, migrations) = (std::mem::take(&mut self.epochs), self.migrations.restarted());
         let (checks, broken) = (self.checks, self.broken.take());
-        *self = Self { epochs, checks, broken, ..Self::new(self.policy, host) };
+        *self = Self { epochs, migrations, checks, broken, ..Self::new(self.policy, host) };
     }
 
     /// A rule holds, or does not.
@@ -249,6 +259,7 @@ impl Checker {
                 all.into_iter().for_each(|vm| self.judge_all(vm, now_ns));
             }
             Event::Requested(request, wanted) => {
+                self.wanted_attached(wanted);
                 let fresh = self.requests.insert(*request, (now_ns, wanted.clone())).is_none();
                 self.expect(fresh, "request", || format!("request {request} was given twice"));
             }
@@ -319,7 +330,13 @@ impl Checker {
         if matches!(report, Report::Released | Report::Up(_, false)) && known.busy == Some(Ask::Detach) {
             known.busy = None;
         }
+        self.migration_reported(connection, vm, report);
         match report {
+            Report::Up(description, _) | Report::Described(description)
+                if description.run_state == "postmigrate" =>
+            {
+                self.forget(vm);
+            }
             Report::Up(description, _) => {
                 let view = self.vms.get(&vm);
                 if view.is_some_and(|view| (view.pid, &view.name) != (description.pid, &description.name)) {
@@ -358,6 +375,7 @@ impl Checker {
         self.vms.remove(&vm);
         self.moving.retain(|(known, ..)| *known != vm);
         self.confining.retain(|(known, ..), _| *known != vm);
+        self.migrations.forget(vm);
     }
 
     fn described(&mut self, vm: VmId, description: &VmDescription) {
@@ -367,6 +385,9 @@ impl Checker {
         let Some(view) = self.vms.get_mut(&vm) else { return };
         (view.nodes, view.homes) = (description.guest_nodes.len(), truth::homes(description));
         view.devices.clone_from(&description.devices);
+        if std::mem::replace(&mut view.waits, description.run_state == "inmigrate") && !view.waits {
+            view.arrived();
+        }
         let present: BTreeMap<ApicId, &Vcpu> = description.vcpus.iter().map(|v| (v.apic_id, v)).collect();
         view.vcpus.retain(|id, _| present.contains_key(id));
         for (id, vcpu) in present {
@@ -450,6 +471,10 @@ impl Checker {
         self.expect(fresh, "publication", || format!("epoch {:x} was used before", first >> 32));
         if let Some(view) = self.vms.get_mut(&vm) {
             view.channel = Some(Channel { next: first, ..Channel::default() });
+            let (pid, unwanted) = (view.pid, self.migrations.unwanted.contains(&view.pid));
+            self.expect(!unwanted, "migration", || {
+                format!("VM {vm} (process {pid}): it was detached, and is attached again")
+            });
         }
     }
 
@@ -465,8 +490,10 @@ impl Checker {
     pub fn command(&mut self, command: &Command, open: bool) {
         match command {
             Command::Connect(vm, connection, _) => {
-                let fresh =
-                    self.connections.insert(*connection, Connection { vm: *vm, busy: None }).is_none();
+                let fresh = self
+                    .connections
+                    .insert(*connection, Connection { vm: *vm, busy: None, asked_of_migration: false })
+                    .is_none();
                 let second = self.connections.values().filter(|known| known.vm == *vm).count();
                 self.expect(fresh && second == 1, "leak", || format!("VM {vm} has {second} connections"));
             }
@@ -476,7 +503,8 @@ impl Checker {
             }
             Command::Ask(connection, ask) => self.asked(*connection, *ask),
             Command::Resize(..) => self.expect(false, "size", || "nobody wants another size".to_owned()),
-            Command::Migrate(..) => self.expect(false, "migration", || "nobody wants a migration".to_owned()),
+            // `departs` has looked at it.
+            Command::Migrate(..) => {}
             Command::Publish(vm, generation, publication) => self.published(*vm, *generation, publication),
             Command::CloseChannel(vm) => {
                 self.expect(open, "leak", || format!("VM {vm} has no channel to be closed"));
@@ -561,10 +589,21 @@ impl Checker {
             return self
                 .expect(false, "ask", || format!("{ask:?} over connection {connection}, which is closed"));
         };
-        if matches!(ask, Ask::Describe | Ask::Probe) {
-            return;
+        let vm = known.vm;
+        match ask {
+            Ask::Describe | Ask::Probe | Ask::Mark(_) => return,
+            Ask::LookAtMigration | Ask::SwitchMigration | Ask::CancelMigration => {
+                let beside = std::mem::replace(&mut known.asked_of_migration, true);
+                return self
+                    .expect(!beside, "ask", || format!("VM {vm}: {ask:?} beside another of the migration"));
+            }
+            Ask::Attach(_) | Ask::Detach | Ask::Replug(..) if self.migrations.under_way.contains(&vm) => {
+                self.expect(false, "migration", || format!("VM {vm}: {ask:?} while it migrates"));
+            }
+            _ => {}
         }
-        let (vm, before) = (known.vm, known.busy.replace(ask));
+        let Some(known) = self.connections.get_mut(&connection) else { return };
+        let before = known.busy.replace(ask);
         self.expect(before.is_none(), "ask", || format!("VM {vm}: {ask:?} beside {before:?}"));
     }
 
@@ -624,9 +663,14 @@ impl Checker {
     }
 
     fn answered(&mut self, request: RequestId, yes: bool) {
+        // Nobody asked, and nobody waits: a VM comes back by its mark.
+        if request == 0 {
+            return;
+        }
         let Some((_, wanted)) = self.requests.remove(&request) else {
             return self.expect(false, "request", || format!("request {request} is answered again"));
         };
+        self.granted(&wanted, yes);
         if let (true, Request::Move(name, vcpu, node)) = (yes, &wanted) {
             let done = self.moved.is_some_and(|(_, v, n, ok)| ok && (v, n) == (*vcpu, *node));
             self.expect(done, "request", || {
@@ -659,7 +703,9 @@ impl Checker {
         self.expect(count <= cap, "cap", || format!("VM {vm}: {count} publications in a second"));
         for (vcpu, node) in &publication.vcpus {
             let tid = self.vms.get(&vm).and_then(|view| Some(view.vcpus.get(vcpu)?.tid));
-            let late = tid.is_some_and(|tid| self.deferred.contains(&tid));
+            // The number of a thread that has ended may be that of another VM's.
+            let its = |tid: &i32| self.owners.get(tid) == Some(&(vm, *vcpu));
+            let late = tid.filter(its).is_some_and(|tid| self.deferred.contains(&tid));
             self.expect(!late, "publication", || {
                 format!("VM {vm}: moves of vCPU {vcpu} are published, and wake nobody")
             });

@@ -25,6 +25,18 @@ pub enum WorkerState {
     Over,
 }
 
+/// What a worker is to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Job {
+    /// To ask a machine something.
+    Ask(Ask),
+    /// To have it migrate.
+    Migrate {
+        /// Its guest may go on at the destination before its memory is there.
+        post_copy: bool,
+    },
+}
+
 /// A connection to a machine.
 #[derive(Debug)]
 pub struct Worker {
@@ -38,8 +50,8 @@ pub struct Worker {
     pub pid: i32,
     /// What it is doing.
     pub state: WorkerState,
-    /// What it was asked.
-    pub asks: VecDeque<Ask>,
+    /// What it is to do.
+    pub jobs: VecDeque<Job>,
     /// When its last report arrives: the next one comes no sooner.
     pub last_ns: u64,
     /// The guest rebooted, or let go of the device, and that is to be reported.

@@ -69,6 +69,10 @@ pub enum Fault {
     MemoryElsewhere,
     /// Memory of a VM is moved while it is being moved.
     MemoryTwice,
+    /// A VM is told to migrate twice.
+    MigrateTwice,
+    /// A VM that is to migrate is not marked.
+    DropMark,
     /// Something is asked while it is being done.
     AskTwice,
     /// Lost events are not healed.
@@ -221,6 +225,16 @@ impl Saboteur {
                 if self.strikes(100) {
                     push(Command::MoveMemory { vm, pid, order });
                 }
+            }
+            (Fault::MigrateTwice, Command::Migrate(connection, destination, post_copy)) => {
+                push(Command::Migrate(connection, destination.clone(), post_copy));
+                if self.strikes(100) {
+                    push(Command::Migrate(connection, destination, post_copy));
+                }
+            }
+            (Fault::DropMark, Command::Ask(connection, Ask::Mark(true))) => {
+                let lost = self.strikes(200);
+                todo.push(Todo { command: Command::Ask(connection, Ask::Mark(true)), lost });
             }
             (Fault::AskTwice, Command::Ask(connection, ask)) => {
                 push(Command::Ask(connection, ask));

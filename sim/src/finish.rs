@@ -25,6 +25,7 @@ impl Simulation {
             machine.spare.clear();
             let serial = machine.serial;
             self.recover(slot, serial);
+            self.guest_arrives(slot, serial);
         }
         self.scan_soon();
         // Some may have reported that a moment ago, and are read only now.
@@ -164,6 +165,9 @@ impl Simulation {
         let known = matches!(shown.channel, api::ChannelState::Attached | api::ChannelState::Lost);
         self.checker.expect(plugged == known, "show", || {
             format!("{name}: its channel is shown as {:?}, plugged: {plugged}", shown.channel)
+        });
+        self.checker.expect(plugged || !machine.marked, "migration", || {
+            format!("{name} is marked to be attached, runs, and is not attached")
         });
         let host = self.world.host.topology.clone();
         let homes = truth::homes(&machine.describe());

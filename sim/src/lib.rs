@@ -20,6 +20,7 @@ pub mod faults;
 mod finish;
 pub mod host;
 mod memory;
+mod migration;
 mod policy;
 pub mod rng;
 mod shell;

@@ -1,14 +1,14 @@
 //! What carries out commands: locator, mover, processes, channels and scanner of the simulated daemon.
 
 use crate::{
-    daemon::{Message, MoveOrder, WatchedProcess, Worker, WorkerState},
+    daemon::{Job, Message, MoveOrder, WatchedProcess, Worker, WorkerState},
     simulation::{Action, MICRO, MILLI, SECOND, Simulation},
     world::{Driver, Serial, Slot, World},
 };
 use std::io;
 use vnuma_daemon::core::{
     Refusal,
-    event::{Candidate, Command, Event, Report},
+    event::{Ask, Candidate, Command, Event, Report},
 };
 use vnuma_hypervisor::VmError;
 use vnuma_placement::{
@@ -31,14 +31,23 @@ impl Simulation {
         match command {
             Command::Connect(vm, connection, handle) => self.connect(vm, connection, &handle),
             Command::Disconnect(connection) => drop(self.daemon.workers.remove(&connection)),
+            Command::Ask(connection, Ask::Mark(marked)) if lost => {
+                self.report(connection, MILLI, Report::Marked(Ok(marked)));
+            }
             Command::Ask(connection, ask) => {
                 if let Some(worker) = self.daemon.workers.get_mut(&connection) {
-                    worker.asks.push_back(ask);
+                    worker.jobs.push_back(Job::Ask(ask));
+                    self.ours(50 * MICRO, Action::Work(connection));
+                }
+            }
+            Command::Migrate(connection, _, post_copy) => {
+                if let Some(worker) = self.daemon.workers.get_mut(&connection) {
+                    worker.jobs.push_back(Job::Migrate { post_copy });
                     self.ours(50 * MICRO, Action::Work(connection));
                 }
             }
             // Nobody asks for it.
-            Command::Migrate(..) | Command::Resize(..) => {}
+            Command::Resize(..) => {}
             Command::Publish(vm, generation, publication) => {
                 return Some(self.publish(vm, generation, publication, lost));
             }
@@ -104,7 +113,7 @@ impl Simulation {
             machine: serial,
             pid,
             state: WorkerState::Handshake,
-            asks: Default::default(),
+            jobs: Default::default(),
             last_ns: 0,
             rebooted: false,
             released: false,

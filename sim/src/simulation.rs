@@ -3,7 +3,7 @@
 use crate::{
     chaos::Chaos,
     checker::{Checker, Violation},
-    daemon::{ConfineOrder, Daemon, Message, MoveOrder},
+    daemon::{ConfineOrder, Daemon, Job, Message, MoveOrder},
     faults::{Fault, Saboteur},
     rng::Rng,
     world::{Serial, Slot, World},
@@ -15,7 +15,7 @@ use std::{
 };
 use vnuma_daemon::core::{
     Core,
-    event::{Ask, Event, Report},
+    event::{Command, Event, Report},
 };
 use vnuma_placement::{
     Policies, SettlePolicy,
@@ -54,7 +54,7 @@ pub enum Action {
     /// A worker goes on.
     Work(ConnectionId),
     /// A command to a machine that hangs has timed out.
-    TimedOut(ConnectionId, Ask),
+    TimedOut(ConnectionId, Job),
     /// A command has been carried out.
     Done(ConnectionId),
     /// A process is looked at.
@@ -75,6 +75,12 @@ pub enum Action {
     LetGo(Slot, Serial, Serial),
     /// A machine answers again, or its process runs on.
     Recover(Slot, Serial),
+    /// A migration ends.
+    EndMigration(Slot, Serial),
+    /// The process of a machine ends whose guest has left.
+    EndLeft(Slot, Serial),
+    /// A guest arrives in a machine that waits for it.
+    GuestArrives(Slot, Serial),
     /// Something goes wrong.
     Chaos(Chaos),
     /// A thread is carried elsewhere.
@@ -315,7 +321,7 @@ impl Simulation {
         match action {
             Action::Arrive(message) => self.arrive(message),
             Action::Work(connection) => self.work(connection),
-            Action::TimedOut(connection, ask) => self.timed_out(connection, ask),
+            Action::TimedOut(connection, job) => self.timed_out(connection, job),
             Action::Done(connection) => self.done(connection),
             Action::LookAtProcess(vm) => self.look_at_process(vm),
             Action::LookAtThreads => self.look_at_threads(),
@@ -326,6 +332,9 @@ impl Simulation {
             Action::Apply(slot, machine) => self.apply(slot, machine),
             Action::LetGo(slot, machine, device) => self.let_go(slot, machine, device),
             Action::Recover(slot, machine) => self.recover(slot, machine),
+            Action::EndMigration(slot, machine) => self.end_migration(slot, machine),
+            Action::EndLeft(slot, machine) => self.end_left(slot, machine),
+            Action::GuestArrives(slot, machine) => self.guest_arrives(slot, machine),
             Action::Chaos(chaos) => self.chaos(chaos),
             Action::Carry(tid) => self.carry(tid),
             Action::AskMove(slot) => self.ask_of(slot, Chaos::AskMove),
@@ -451,8 +460,12 @@ impl Simulation {
                 self.trace("command", || format!("{:?}", todo.command));
                 // Cannot fail.
                 let _ = write!(self.hash, "{:?}", todo.command);
+                if let Command::Migrate(connection, ..) = &todo.command {
+                    let marked = self.is_marked(*connection);
+                    self.checker.departs(*connection, marked);
+                }
                 if !todo.lost {
-                    let open = matches!(todo.command, vnuma_daemon::core::event::Command::CloseChannel(vm)
+                    let open = matches!(todo.command, Command::CloseChannel(vm)
                         if self.daemon.channels.contains_key(&vm));
                     self.checker.command(&todo.command, open);
                 }
@@ -465,6 +478,12 @@ impl Simulation {
         {
             self.checker.settled(vm);
         }
+    }
+
+    /// Is the machine of a connection marked to be attached?
+    fn is_marked(&self, connection: ConnectionId) -> bool {
+        let Some(worker) = self.daemon.workers.get(&connection) else { return true };
+        self.world.machine(worker.slot, worker.machine).is_none_or(|machine| machine.marked)
     }
 
     /// A number for a request.

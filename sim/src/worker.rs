@@ -1,7 +1,8 @@
 //! Connections to machines, which answer, are slow, hang, lie, vanish and come back.
 
 use crate::{
-    daemon::{Message, WorkerState},
+    daemon::{Job, Message, WorkerState},
+    migration,
     simulation::{Action, MICRO, MILLI, SECOND, Simulation},
     world::{Device, Driver, Serial, Slot},
 };
@@ -72,14 +73,13 @@ impl Simulation {
     }
 
     fn greet(&mut self, connection: ConnectionId, slot: Slot, serial: Serial) {
-        let late = self.world.machine_mut(slot, serial).is_some_and(|m| std::mem::take(&mut m.late_attach));
-        if late {
-            self.plug_device(slot, serial, false);
-            self.count("attaches carried out late");
-        }
+        self.catch_up(slot, serial);
         let Some(machine) = self.world.machine(slot, serial) else { return };
-        let (description, plugged) = (machine.describe(), machine.device.is_some());
+        let (description, plugged, marked) = (machine.describe(), machine.device.is_some(), machine.marked);
         self.report(connection, 2 * MILLI, Report::Up(description, plugged));
+        if marked {
+            self.report(connection, 0, Report::Marked(Ok(true)));
+        }
         self.set_state(connection, WorkerState::Serving);
         self.later_work(connection, 3 * MILLI);
     }
@@ -107,17 +107,13 @@ impl Simulation {
     fn refuse_asks(&mut self, connection: ConnectionId) {
         let Some(worker) = self.daemon.workers.get_mut(&connection) else { return };
         let (slot, machine) = (worker.slot, worker.machine);
-        for ask in std::mem::take(&mut worker.asks) {
-            let silent = || VmError::Silent { vm: "a VM".to_owned(), why: "it hangs".to_owned() };
-            let report = match ask {
-                Ask::Describe | Ask::Probe => continue,
-                Ask::Attach(_) => Report::Attached(Err(silent().into())),
-                Ask::Detach => Report::Detached(Err(silent())),
-                Ask::Replug(..) => Report::Replugged(Err(silent())),
-                Ask::Recover(epoch) => self.take_over(slot, machine, epoch),
-                ask => migrates_not(ask),
+        for job in std::mem::take(&mut worker.jobs) {
+            let silent = VmError::Silent { vm: "a VM".to_owned(), why: "it hangs".to_owned() };
+            let report = match job {
+                Job::Ask(Ask::Recover(epoch)) => Some(self.take_over(slot, machine, epoch)),
+                job => migration::failed(job, silent),
             };
-            self.report(connection, 100 * MICRO, report);
+            report.into_iter().for_each(|report| self.report(connection, 100 * MICRO, report));
         }
     }
 
@@ -131,23 +127,32 @@ impl Simulation {
             self.report(connection, MILLI, Report::Released);
         }
         let Some(worker) = self.daemon.workers.get_mut(&connection) else { return };
-        let ask =
-            worker.asks.pop_front().or_else(|| std::mem::take(&mut worker.describe).then_some(Ask::Describe));
-        let Some(ask) = ask else { return };
-        if let Ask::Recover(epoch) = ask {
+        let described = |worker: &mut crate::daemon::Worker| {
+            std::mem::take(&mut worker.describe).then_some(Job::Ask(Ask::Describe))
+        };
+        let Some(job) = worker.jobs.pop_front().or_else(|| described(worker)) else { return };
+        if let Job::Ask(Ask::Recover(epoch)) = job {
             let report = self.take_over(slot, serial, epoch);
             self.report(connection, MILLI, report);
             return self.later_work(connection, MILLI);
         }
         if !answers {
             self.set_state(connection, WorkerState::Blocked);
-            if ask == Ask::Probe {
+            if job == Job::Ask(Ask::Probe) {
                 let pid = self.daemon.workers.get(&connection).map_or(0, |worker| worker.pid);
                 self.report(connection, 450 * MILLI, Report::Slow("no answer".to_owned(), pid));
             }
-            return self.ours(LIMIT, Action::TimedOut(connection, ask));
+            return self.ours(LIMIT, Action::TimedOut(connection, job));
         }
-        let takes_ns = self.execute(connection, slot, serial, ask);
+        let takes_ns = match job {
+            Job::Ask(ask) => self.execute(connection, slot, serial, ask),
+            Job::Migrate { post_copy } => {
+                let takes_ns = self.rng.within(MILLI..50 * MILLI);
+                let begun = self.begin_migration(slot, serial, post_copy);
+                self.report(connection, takes_ns, Report::MigrationBegun(begun));
+                takes_ns
+            }
+        };
         self.set_state(connection, WorkerState::Blocked);
         self.ours(takes_ns, Action::Done(connection));
     }
@@ -159,35 +164,32 @@ impl Simulation {
     }
 
     /// The time for an answer is over, or the answer has come.
-    pub(crate) fn timed_out(&mut self, connection: ConnectionId, ask: Ask) {
+    pub(crate) fn timed_out(&mut self, connection: ConnectionId, job: Job) {
         let Some(worker) = self.daemon.workers.get_mut(&connection) else { return };
         worker.state = WorkerState::Serving;
         let (slot, serial) = (worker.slot, worker.machine);
         let Some(machine) = self.world.machine(slot, serial) else { return self.over(connection) };
-        let plugged = machine.device.is_some();
         if machine.answers() {
-            if ask == Ask::Probe {
+            if job == Job::Ask(Ask::Probe) {
                 self.report(connection, 0, Report::Prompt);
             } else if let Some(worker) = self.daemon.workers.get_mut(&connection) {
-                worker.asks.push_front(ask);
+                worker.jobs.push_front(job);
             }
             return self.work(connection);
         }
         let late = self.rng.chance(500);
-        let (vm, command) = ("a VM".to_owned(), format!("{ask:?}"));
-        let timeout = VmError::Timeout { vm, command, limit_ms: 1000 };
-        let report = match ask {
-            Ask::Attach(_) => {
-                if let Some(machine) = self.world.machine_mut(slot, serial) {
-                    machine.late_attach = late && !plugged;
-                }
-                Some(Report::Attached(Err(timeout.into())))
-            }
-            Ask::Detach => Some(Report::Detached(Err(timeout))),
-            Ask::Replug(..) => Some(Report::Replugged(Err(timeout))),
-            Ask::Describe | Ask::Probe | Ask::Recover(_) => None,
-            ask => Some(migrates_not(ask)),
+        // What comes before the order itself does not begin a migration.
+        let before = matches!(job, Job::Migrate { .. }) && self.rng.chance(300);
+        let command = match job {
+            Job::Migrate { .. } if before => "migrate-set-capabilities".to_owned(),
+            Job::Migrate { .. } => "migrate".to_owned(),
+            Job::Ask(ask) => format!("{ask:?}"),
         };
+        let timeout = VmError::Timeout { vm: "a VM".to_owned(), command, limit_ms: 1000 };
+        if late && !before {
+            self.carried_out_late(slot, serial, job);
+        }
+        let report = migration::failed(job, timeout);
         report.into_iter().for_each(|report| self.report(connection, 0, report));
         self.silent(connection, "no answer in time");
     }
@@ -212,13 +214,14 @@ impl Simulation {
                 Report::Replugged(self.replug(slot, serial, vcpu, node))
             }
             Ask::Recover(epoch) => self.take_over(slot, serial, epoch),
-            ask => migrates_not(ask),
+            Ask::Mark(marked) => self.mark(slot, serial, marked),
+            ask => self.look_at_migration(slot, serial, ask),
         };
         self.report(connection, takes_ns, report);
         takes_ns
     }
 
-    fn plug_device(&mut self, slot: Slot, serial: Serial, record: bool) {
+    pub(crate) fn plug_device(&mut self, slot: Slot, serial: Serial, record: bool) {
         let device = self.world.serial();
         if let Some(machine) = self.world.machine_mut(slot, serial) {
             machine.device = Some(Device { serial: device, page: None, record });
@@ -227,9 +230,14 @@ impl Simulation {
 
     fn attach(&mut self, slot: Slot, serial: Serial, epoch: u32) -> Report {
         let vm = || "a VM".to_owned();
-        let plugged = self.world.machine(slot, serial).is_some_and(|machine| machine.device.is_some());
-        if plugged {
+        let Some(machine) = self.world.machine(slot, serial) else {
+            return Report::Attached(Err(VmError::Disconnected { vm: vm() }.into()));
+        };
+        if machine.device.is_some() {
             return Report::Attached(Err(VmError::AlreadyAttached { vm: vm() }.into()));
+        }
+        if machine.migrates() {
+            return Report::Attached(Err(migration::busy("device_add").into()));
         }
         if self.chaotic && self.rng.chance(30) {
             return Report::Attached(Err(VmError::NoFreePort { vm: vm() }.into()));
@@ -247,6 +255,9 @@ impl Simulation {
         };
         let Some(device) = &machine.device else { return Err(VmError::NotAttached { vm: vm() }) };
         let device = device.serial;
+        if machine.migrates() {
+            return Err(migration::busy("device_del"));
+        }
         if chaotic && !machine.guest.cooperates {
             let after_ns = self.rng.within(SECOND..10 * SECOND);
             self.later(after_ns, Action::LetGo(slot, serial, device));
@@ -284,6 +295,9 @@ impl Simulation {
         let Some(mut machine) = self.world.machine(slot, serial).cloned() else {
             return Err(VmError::Disconnected { vm: vm() });
         };
+        if machine.migrates() {
+            return Err(migration::busy("device_add"));
+        }
         let Some(old) = machine.vcpus.get(&vcpu).copied() else {
             return Err(VmError::NoVcpu { vm: vm(), vcpu });
         };
@@ -344,14 +358,5 @@ impl Simulation {
         }
         self.process_changed(slot);
         self.machine_event(slot, |_| {});
-    }
-}
-
-/// What is asked about a migration: machines of the simulation do not migrate.
-fn migrates_not(ask: Ask) -> Report {
-    let refused = VmError::NotMigrated { vm: "a VM".to_owned() };
-    match ask {
-        Ask::Mark(_) => Report::Marked(Err(refused)),
-        _ => Report::Migration(Err(refused)),
     }
 }

@@ -5,6 +5,7 @@ use crate::{
     rng::Rng,
 };
 use std::collections::{BTreeMap, VecDeque};
+use vnuma_hypervisor::MigrationStatus;
 use vnuma_placement::{Publication, world::StopReason};
 use vnuma_topology::{
     ApicId, CpuSet, GuestNode, GuestNodeId, HostNodeId, MemoryBacking, PciAddress, Vcpu, VcpuLocation,
@@ -91,6 +92,18 @@ pub struct Machine {
     pub stopped: Option<StopReason>,
     /// An attach that timed out is carried out as soon as it answers.
     pub late_attach: bool,
+    /// An order to migrate that timed out is carried out as soon as it answers: whether with post-copy.
+    pub late_migration: Option<bool>,
+    /// It is to be attached when it runs.
+    pub marked: bool,
+    /// It waits for its guest, which comes from another host.
+    pub waits: bool,
+    /// Its last migration.
+    pub migration: MigrationStatus,
+    /// How often that has gone through the memory.
+    pub passes: u64,
+    /// Its guest may go on at the destination before its memory is there.
+    pub post_copy: bool,
     /// Guest nodes.
     pub nodes: Vec<Node>,
     /// vCPUs.
@@ -134,7 +147,7 @@ impl Machine {
         VmDescription {
             name: self.name.clone(),
             pid: self.pid,
-            run_state: "running".to_owned(),
+            run_state: self.run_state().to_owned(),
             guest_nodes: self.nodes.iter().enumerate().map(node).collect(),
             vcpus: self.listed_vcpus(),
             spare_slots: self.spare.clone(),
@@ -330,6 +343,12 @@ impl World {
             hung: false,
             stopped: None,
             late_attach: false,
+            late_migration: None,
+            marked: false,
+            waits: false,
+            migration: MigrationStatus::None,
+            passes: 0,
+            post_copy: false,
             spare: (0..nodes.len() as u32).map(|node| (node, rng.within(0..3) as u32)).collect(),
             nodes,
             vcpus: BTreeMap::new(),

@@ -1,0 +1,137 @@
+//! What is checked of migrations.
+
+use super::{Checker, VmView};
+use std::collections::{BTreeMap, BTreeSet};
+use vnuma_daemon::core::event::{Report, Request};
+use vnuma_hypervisor::{MigrationStatus, VmError};
+use vnuma_placement::world::{ConnectionId, VmId};
+
+/// A migration that was granted.
+#[derive(Debug)]
+struct Departure {
+    /// How often the VM may be told to begin.
+    orders: u32,
+    /// It had a channel.
+    attached: bool,
+}
+
+/// What is known of migrations.
+#[derive(Debug, Default)]
+pub(super) struct Migrations {
+    granted: BTreeMap<VmId, Departure>,
+    /// The same of the present step's request, which is answered after what it leads to.
+    wanted: BTreeMap<VmId, Departure>,
+    /// VMs that were told to migrate, which is not known to be over.
+    pub(super) under_way: BTreeSet<VmId>,
+    /// Processes of VMs that an operator has detached.
+    pub(super) unwanted: BTreeSet<i32>,
+}
+
+impl Migrations {
+    /// What counts for the next daemon as well.
+    pub(super) fn restarted(&mut self) -> Self {
+        Self { unwanted: std::mem::take(&mut self.unwanted), ..Self::default() }
+    }
+
+    pub(super) fn forget(&mut self, vm: VmId) {
+        self.granted.remove(&vm);
+        self.under_way.remove(&vm);
+    }
+}
+
+impl VmView {
+    /// Its guest has arrived: who put its vCPUs where they were is of no account.
+    pub(super) fn arrived(&mut self) {
+        self.vcpus.values_mut().for_each(|vcpu| (vcpu.assigned, vcpu.by_policy) = (None, false));
+    }
+}
+
+impl Checker {
+    /// A process has ended.
+    pub fn process_ended(&mut self, pid: i32) {
+        self.migrations.unwanted.remove(&pid);
+    }
+
+    /// Somebody wants something after which a VM may be attached.
+    pub(super) fn wanted_attached(&mut self, wanted: &Request) {
+        if let Request::Attach(name) | Request::AttachOnArrival(name) | Request::Migrate(name, ..) = wanted {
+            let pids: Vec<_> = self.named(name).map(|(_, view)| view.pid).collect();
+            self.migrations.unwanted.retain(|pid| !pids.contains(pid));
+        }
+        if let Request::Migrate(name, ..) = wanted {
+            let departure =
+                |(vm, view): (VmId, &VmView)| (vm, Departure { orders: 1, attached: view.channel.is_some() });
+            self.migrations.wanted = self.named(name).map(departure).collect();
+        }
+    }
+
+    /// A request was answered.
+    pub(super) fn granted(&mut self, wanted: &Request, yes: bool) {
+        match wanted {
+            Request::Migrate(..) => {
+                let granted = std::mem::take(&mut self.migrations.wanted);
+                self.migrations.granted.extend(granted.into_iter().filter(|_| yes));
+            }
+            Request::Detach(name) if yes => {
+                let pids: Vec<_> = self.named(name).map(|(_, view)| view.pid).collect();
+                self.migrations.unwanted.extend(pids);
+            }
+            _ => {}
+        }
+    }
+
+    /// What a report says of a migration.
+    pub(super) fn migration_reported(&mut self, connection: ConnectionId, vm: VmId, report: &Report) {
+        if let (Report::Migration(_) | Report::MigrationBegun(_), Some(known)) =
+            (report, self.connections.get_mut(&connection))
+        {
+            known.asked_of_migration = false;
+        }
+        let over = match report {
+            Report::Migration(Ok(migration)) => {
+                !matches!(migration.status, MigrationStatus::Active | MigrationStatus::PostCopy)
+            }
+            Report::MigrationBegun(Err(error)) => {
+                let not_told = match error {
+                    VmError::Silent { .. } => true,
+                    VmError::Timeout { command, .. } => command != "migrate",
+                    _ => false,
+                };
+                if let Some(departure) = self.migrations.granted.get_mut(&vm).filter(|_| not_told) {
+                    departure.orders += 1;
+                }
+                not_told || matches!(error, VmError::Refused { .. })
+            }
+            _ => false,
+        };
+        if over {
+            self.migrations.under_way.remove(&vm);
+        }
+    }
+
+    /// A VM is told to migrate. `marked`: it is, in truth.
+    pub fn departs(&mut self, connection: ConnectionId, marked: bool) {
+        let Some(known) = self.connections.get_mut(&connection) else {
+            return self.expect(false, "migration", || format!("connection {connection} is closed"));
+        };
+        let (vm, beside) = (known.vm, std::mem::replace(&mut known.asked_of_migration, true));
+        let due = |departure: &&mut Departure| departure.orders > 0;
+        let wanted = self.migrations.wanted.get_mut(&vm).filter(due);
+        let departure = wanted.or_else(|| self.migrations.granted.get_mut(&vm).filter(due));
+        let attached = departure.map(|departure| {
+            departure.orders -= 1;
+            departure.attached
+        });
+        self.expect(attached.is_some(), "migration", || format!("VM {vm}: nobody wants it to migrate"));
+        let open = self.vms.get(&vm).is_some_and(|view| view.channel.is_some());
+        self.expect(!open, "migration", || format!("VM {vm}: it migrates with its channel"));
+        let back = marked || attached != Some(true);
+        self.expect(back, "migration", || format!("VM {vm}: it has no mark to get its channel back by"));
+        let fresh = self.migrations.under_way.insert(vm) && !beside;
+        self.expect(fresh, "migration", || format!("VM {vm}: it is told to migrate twice"));
+    }
+
+    fn named<'a>(&'a self, name: &'a str) -> impl Iterator<Item = (VmId, &'a VmView)> + 'a {
+        self.vms.iter().filter(move |(_, view)| view.name == name).map(|(vm, view)| (*vm, view))
+    }
+}
