@@ -83,6 +83,20 @@ const METRICS_TEST: &[&str] =
 const CLIENT_TEST: &[&str] =
     &["--quiet", "--package", "vnuma-daemon", "--test", "generated", "--locked", "--", "--ignored"];
 
+/// Hundreds of QEMUs, on this machine.
+const DOMAINS_TEST: &[&str] = &[
+    "--package",
+    "vnuma-hypervisor",
+    "--test",
+    "libvirt",
+    "--locked",
+    "--",
+    "--nocapture",
+    "--ignored",
+    "--exact",
+    "hundreds_of_domains_are_attached_and_outlast_libvirtd",
+];
+
 /// Seeds of the core among simulated VMs: for most of a minute, and for an hour.
 /// The same seeds on every machine: half a minute here.
 const SIMULATION: &[&str] = &["--seeds", "10", "--events", "200000"];
@@ -226,6 +240,7 @@ pub fn soak(arguments: &SoakArguments) -> Result<()> {
         cargo_test(DSM_TESTS, &[("VNUMA_SOAK_ROUNDS", SOAK_ROUNDS)], counts)
     });
     steps.step("fuzz targets", fuzz::soak);
+    steps.step("200 domains of libvirt", |counts| cargo_test(DOMAINS_TEST, &[], counts));
     steps.step("lab: a guest follows its topology", |counts| {
         let tests = [SLICE_TESTS, &["--include-ignored"]].concat();
         setup::install(&[PROGRAM_PACKAGES])?;

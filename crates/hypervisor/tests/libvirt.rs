@@ -12,14 +12,17 @@ use nix::{
 };
 use std::{
     fs,
-    io::IoSlice,
+    io::{BufRead, BufReader, IoSlice, Write},
     os::{
         fd::{AsRawFd, OwnedFd},
-        unix::fs::PermissionsExt,
+        unix::{fs::PermissionsExt, net::UnixStream},
     },
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -155,6 +158,21 @@ impl Libvirt {
         let text = DOMAIN.replace("NAME", name).replace("EXTRA", extra).replace(EMULATOR, emulator);
         fs::write(&file, text).unwrap();
         self.must(&["create", "--paused", file.to_str().unwrap()]);
+    }
+
+    /// A monitor of a domain's own, by what is added to its XML, and where that is.
+    fn monitor(&self, name: &str) -> (String, PathBuf) {
+        let sockets = self.dir.path().join("qmp");
+        fs::create_dir_all(&sockets).unwrap();
+        // QEMU makes the socket as its own user.
+        fs::set_permissions(&sockets, fs::Permissions::from_mode(0o777)).unwrap();
+        let socket = sockets.join(format!("{name}.sock"));
+        let extra = format!(
+            "<qemu:commandline xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'><qemu:arg value='-qmp'/>\
+             <qemu:arg value='unix:{},server=on,wait=off'/></qemu:commandline>",
+            socket.display()
+        );
+        (extra, socket)
     }
 
     fn pid(&self, name: &str) -> i32 {
@@ -536,19 +554,10 @@ fn a_domain_without_a_free_port_cannot_be_attached() {
 #[test]
 fn a_domain_with_a_qmp_socket_of_vnumas_is_one_vm() {
     let Some(libvirt) = Libvirt::start() else { return };
-    let sockets = libvirt.dir.path().join("qmp");
-    fs::create_dir(&sockets).unwrap();
-    // QEMU makes the socket as its own user.
-    fs::set_permissions(&sockets, fs::Permissions::from_mode(0o777)).unwrap();
-    let socket = sockets.join("web.sock");
-    let extra = format!(
-        "<qemu:commandline xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'><qemu:arg value='-qmp'/>\
-         <qemu:arg value='unix:{},server=on,wait=off'/></qemu:commandline>",
-        socket.display()
-    );
+    let (extra, socket) = libvirt.monitor("web");
     libvirt.create("web", &extra);
     libvirt.create("db", "");
-    let qmp = QmpBackend::new(Some(sockets), Vec::new());
+    let qmp = QmpBackend::new(Some(libvirt.dir.path().join("qmp")), Vec::new());
     let mut joined = JoinedBackend::new(vec![Box::new(qmp), Box::new(libvirt.backend())]);
     let db = find(&mut joined, "db");
     let handles: Vec<_> = joined.scan().unwrap().into_iter().map(|found| found.handle).collect();
@@ -578,4 +587,245 @@ fn a_number_that_belongs_to_another_process_now_is_no_domain() {
         error.ends_with(&format!("process {} is not the QEMU of domain web", std::process::id())),
         "{error}"
     );
+}
+
+/// QEMU's main loop, asked all the time. As long as it does not answer the guest stands still, or would if it were up.
+struct Pulse {
+    ends: Arc<AtomicBool>,
+    thread: thread::JoinHandle<Duration>,
+}
+
+impl Pulse {
+    fn of(socket: &Path) -> Self {
+        let stream = UnixStream::connect(socket).unwrap();
+        stream.set_read_timeout(Some(HANG)).unwrap();
+        let ends = Arc::new(AtomicBool::new(false));
+        let told = Arc::clone(&ends);
+        let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
+        let mut ask = move |command: &str| {
+            let began = Instant::now();
+            writeln!(&stream, "{{\"execute\": \"{command}\"}}").unwrap();
+            let mut answers = lines.by_ref().map(|line| line.expect("QEMU answers"));
+            assert!(answers.any(|line| line.contains("\"return\"")), "QEMU has hung up");
+            began.elapsed()
+        };
+        let thread = thread::spawn(move || {
+            ask("qmp_capabilities");
+            let mut longest = Duration::ZERO;
+            while !told.load(Ordering::Acquire) {
+                longest = longest.max(ask("query-status"));
+                thread::sleep(Duration::from_micros(200));
+            }
+            longest
+        });
+        Self { ends, thread }
+    }
+
+    /// The longest time without an answer.
+    fn longest(self) -> Duration {
+        self.ends.store(true, Ordering::Release);
+        self.thread.join().expect("QEMU answered")
+    }
+}
+
+/// Names the directory of the libvirt whose domain `web` is to be attached.
+const ATTACH_IN: &str = "VNUMA_TEST_ATTACH_IN";
+
+/// No test by itself: this program runs it in a process that is stopped and killed.
+#[test]
+#[ignore = "another test starts it"]
+fn attaches_for_another_test() {
+    let Some(dir) = std::env::var_os(ATTACH_IN).map(PathBuf::from) else { return };
+    let uri = format!("qemu+unix:///system?socket={}", dir.join("run/libvirt-sock").display());
+    let backend = LibvirtBackend::new(&[uri], vec![dir.join("run/qemu")], dir.join("sockets"));
+    let mut backend = backend.unwrap_or_else(|error| panic!("{error}"));
+    let handle = find(&mut backend, "web");
+    let mut vm = backend.connect(&handle).unwrap_or_else(|error| panic!("{error}"));
+    vm.greet().unwrap_or_else(|error| panic!("{error}"));
+    let (_ours, theirs) = channel();
+    fs::write(dir.join("begun"), "").unwrap();
+    let outcome = vm.attach_channel(theirs);
+    fs::write(dir.join("outcome"), format!("{outcome:?}")).unwrap();
+}
+
+/// From before libvirt is called to after the device is there.
+const MOMENTS_MS: [u64; 9] = [0, 2, 4, 6, 8, 11, 15, 25, 60];
+
+#[test]
+fn a_process_that_is_stopped_or_killed_while_it_attaches_stops_no_guest() {
+    let Some(libvirt) = Libvirt::start() else { return };
+    let (extra, monitor) = libvirt.monitor("web");
+    let [begun, outcome] = ["begun", "outcome"].map(|name| libvirt.dir.path().join(name));
+    let (mut longest, mut came_before) = (Duration::ZERO, 0);
+    for (signal, moment_ms) in
+        [Signal::SIGSTOP, Signal::SIGKILL].into_iter().flat_map(|signal| MOMENTS_MS.map(|ms| (signal, ms)))
+    {
+        libvirt.create("web", &extra);
+        let pulse = Pulse::of(&monitor);
+        let mut attaches = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "attaches_for_another_test", "--ignored"])
+            .env(ATTACH_IN, libvirt.dir.path())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let pid = Pid::from_raw(attaches.id().cast_signed());
+        wait_for("it to begin", || begun.exists().then_some(()));
+        thread::sleep(Duration::from_millis(moment_ms));
+        came_before += usize::from(outcome.exists());
+        kill(pid, signal).unwrap();
+        // libvirt does one such thing after the other: what it was asked before is over.
+        libvirt.must(&["desc", "web", "--live", "touched"]);
+        if signal == Signal::SIGSTOP {
+            kill(pid, Signal::SIGCONT).unwrap();
+        }
+        attaches.wait().unwrap();
+        if signal == Signal::SIGSTOP {
+            assert_eq!(fs::read_to_string(&outcome).unwrap(), "Ok(())", "after {moment_ms} ms");
+        }
+        let mut vm = libvirt.connect(&mut libvirt.backend(), "web");
+        let came = vm.channel_attached().unwrap();
+        let (_ours, theirs) = channel();
+        match vm.attach_channel(theirs) {
+            Err(VmError::AlreadyAttached { .. }) if came => {}
+            Ok(()) if !came => {}
+            other => panic!("{signal} after {moment_ms} ms, the device came: {came}: {other:?}"),
+        }
+        let stood = pulse.longest();
+        println!("{signal} after {moment_ms} ms: the device came: {came}; QEMU stood still for {stood:?}");
+        longest = longest.max(stood);
+        drop(vm);
+        libvirt.must(&["destroy", "web"]);
+        [&begun, &outcome].into_iter().for_each(|file| drop(fs::remove_file(file)));
+    }
+    println!("QEMU stood still for {longest:?} at most; {came_before} of 18 were attached before");
+    assert!(longest < HANG);
+    assert!(came_before < 18, "all were attached before the signal");
+}
+
+/// Paused, as hundreds of guests that run would take all CPUs.
+const MANY: usize = 200;
+
+#[test]
+#[ignore = "takes minutes: make soak"]
+fn hundreds_of_domains_are_attached_and_outlast_libvirtd() {
+    let Some(mut libvirt) = Libvirt::start() else { return };
+    let names: Vec<String> = (0..MANY).map(|number| format!("vm-{number:03}")).collect();
+    names.iter().for_each(|name| libvirt.create(name, ""));
+    let mut backend = libvirt.backend();
+    let listed = |backend: &mut LibvirtBackend| {
+        let found = backend.scan().unwrap();
+        found.into_iter().map(|found| (found.name, found.handle)).collect::<Vec<_>>()
+    };
+    let found = wait_for("all domains", || {
+        let found = listed(&mut backend);
+        (found.len() == MANY).then_some(found)
+    });
+    let began = Instant::now();
+    for (name, handle) in &found {
+        let mut vm = backend.connect(handle).unwrap_or_else(|error| panic!("{name}: {error}"));
+        vm.greet().and_then(|()| vm.describe()).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let (_ours, theirs) = channel();
+        vm.attach_channel(theirs).unwrap_or_else(|error| panic!("{name}: {error}"));
+    }
+    println!("{MANY} domains attached in {:?}", began.elapsed());
+    libvirt.kill_daemon();
+    assert_eq!(listed(&mut backend).len(), MANY, "they run on");
+    libvirt.start_daemon();
+    let ended = &names[..MANY / 4];
+    ended.iter().for_each(|name| kill(Pid::from_raw(libvirt.pid(name)), Signal::SIGKILL).unwrap());
+    let left = wait_for("those that have ended to be gone", || {
+        let left = listed(&mut backend);
+        (left.len() == MANY - ended.len()).then_some(left)
+    });
+    let began = Instant::now();
+    for (name, handle) in left {
+        assert!(!ended.contains(&name), "{name} has ended");
+        let mut vm = wait_for("it to be connected to", || backend.connect(&handle).ok());
+        vm.greet().unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert!(vm.channel_attached().unwrap(), "{name} has lost its device");
+        assert!(!libvirt.is_tainted(&name));
+    }
+    println!("{} domains looked at again in {:?}", MANY - ended.len(), began.elapsed());
+}
+
+/// Its QEMU is killed before libvirt is asked to plug the device, in between, and after that.
+#[test]
+fn a_domain_that_ends_while_it_is_attached_is_an_error_and_leaves_nothing() {
+    let Some(libvirt) = Libvirt::start() else { return };
+    let mut failed = 0;
+    for moment_ms in [0, 2, 4, 6, 8, 12] {
+        libvirt.create("web", "");
+        let mut backend = libvirt.backend();
+        let mut vm = libvirt.connect(&mut backend, "web");
+        let qemu = Pid::from_raw(vm.pid());
+        let killer = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(moment_ms));
+            kill(qemu, Signal::SIGKILL).unwrap();
+        });
+        let (_ours, theirs) = channel();
+        if let Err(error) = vm.attach_channel(theirs) {
+            println!("killed after {moment_ms} ms: {error}");
+            failed += 1;
+        }
+        killer.join().unwrap();
+        wait_for("its end to be noticed", || vm.describe().is_err().then_some(()));
+        let sockets = fs::read_dir(libvirt.dir.path().join("sockets"));
+        assert_eq!(sockets.map_or(0, Iterator::count), 0, "a socket is left");
+        wait_for("it to be gone", || backend.scan().unwrap().is_empty().then_some(()));
+    }
+    assert!(failed > 0, "it was always attached before");
+}
+
+#[test]
+fn a_connection_that_fails_takes_nothing_from_another_one() {
+    let Some(libvirt) = Libvirt::start() else { return };
+    libvirt.create("web", "");
+    let nowhere = format!("qemu+unix:///system?socket={}", libvirt.dir.path().join("nowhere").display());
+    // libvirt's own driver for tests has a domain as well, and no file of it.
+    let uris = [nowhere, libvirt.uri(), "test:///default".to_owned()];
+    let backend = LibvirtBackend::new(&uris, vec![libvirt.states()], libvirt.dir.path().join("sockets"));
+    let mut backend = backend.unwrap_or_else(|error| panic!("{error}"));
+    let mut vm = libvirt.connect(&mut backend, "web");
+    assert_eq!(backend.scan().unwrap().len(), 1);
+    assert_eq!(vm.describe().unwrap().pid, libvirt.pid("web"));
+    let (_ours, theirs) = channel();
+    vm.attach_channel(theirs).unwrap_or_else(|error| panic!("{error}"));
+}
+
+/// What libvirt has of it outlasts the run; what vnumad does to it does not.
+#[test]
+fn a_domain_that_is_defined_is_started_pinned_saved_and_started_again() {
+    let Some(libvirt) = Libvirt::start() else { return };
+    let file = libvirt.dir.path().join("domain.xml");
+    fs::write(&file, DOMAIN.replace("NAME", "web").replace("EXTRA", "")).unwrap();
+    libvirt.must(&["define", file.to_str().unwrap()]);
+    libvirt.must(&["start", "web", "--paused"]);
+    let mut backend = libvirt.backend();
+    let mut vm = libvirt.connect(&mut backend, "web");
+    let before = vm.describe().unwrap();
+    vm.pin_vcpu(before.vcpus[2].tid, &set("1")).unwrap();
+    let defined = libvirt.must(&["dumpxml", "web", "--inactive"]);
+    assert!(!defined.contains("vcpu='2'") && !defined.contains("urn:vnuma"), "the pin outlasts the run");
+    let (_ours, theirs) = channel();
+    vm.attach_channel(theirs).unwrap_or_else(|error| panic!("{error}"));
+    assert!(!libvirt.must(&["dumpxml", "web", "--inactive"]).contains("ua-vnuma"));
+    let refused = libvirt.virsh(&["managedsave", "web"]).expect_err("an attached domain is saved");
+    assert!(refused.contains("'peer mode' in device 'ivshmem'"), "{refused}");
+    libvirt.must(&["resume", "web"]);
+    assert!(matches!(vm.detach_channel(), Err(VmError::DetachPending { .. })));
+    libvirt.must(&["reset", "web"]);
+    await_event(&mut *vm, VmEvent::ChannelDetached);
+    libvirt.must(&["managedsave", "web", "--paused"]);
+    await_event(&mut *vm, VmEvent::Shutdown);
+    assert_eq!(backend.scan().unwrap(), []);
+    libvirt.must(&["start", "web", "--paused"]);
+    let mut vm = libvirt.connect(&mut backend, "web");
+    let after = vm.describe().unwrap();
+    assert!(after.pid != before.pid && after.vcpus.len() == before.vcpus.len(), "{after:?}");
+    let (_ours, theirs) = channel();
+    vm.attach_channel(theirs).unwrap_or_else(|error| panic!("{error}"));
+    assert!(!libvirt.is_tainted("web"));
+    libvirt.must(&["destroy", "web"]);
+    libvirt.must(&["undefine", "web"]);
 }
