@@ -19,6 +19,11 @@ impl VmHandle {
         &self.0
     }
 
+    /// Does its QEMU itself answer a [`probe`](crate::VmConnection::probe)? libvirt does for its domains, whatever their QEMUs do.
+    pub fn answers_itself(&self) -> bool {
+        !self.0.starts_with(libvirt::PREFIX)
+    }
+
     /// Can a VM with this handle be told to migrate there? If not, why.
     pub fn check_destination(&self, destination: &str) -> Result<(), String> {
         match self.0.starts_with(libvirt::PREFIX) {
@@ -37,6 +42,12 @@ impl fmt::Display for VmHandle {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn libvirt_answers_for_its_domains() {
+        assert!(VmHandle::new("qmp:/run/web.sock").answers_itself());
+        assert!(!VmHandle::new("libvirt:u@qemu:///system").answers_itself());
+    }
 
     #[test]
     fn a_destination_is_of_the_kind_that_the_backend_takes() {

@@ -63,7 +63,7 @@ use memory::MemoryMover;
 use mover::{Move, Mover, Order};
 use observer::Observer;
 use pin::Pin;
-use processes::Processes;
+use processes::{Probed, Processes};
 use recorders::Recorders;
 use records::Records;
 use sampler::{Sampler, Targets, Wanted};
@@ -521,7 +521,9 @@ impl Shell {
                 let pidfd = self.pidfd(vm, pid);
                 self.sampler.count(Targets { vm, pid, pidfd, vcpus });
             }
-            Command::WatchProcess(vm, pid) => self.processes.watch(vm, pid, self.pidfd(vm, pid)),
+            Command::WatchProcess(vm, pid) => {
+                self.processes.watch(vm, pid, self.pidfd(vm, pid), self.probed(vm));
+            }
             Command::UnwatchProcess(vm, pid) => {
                 // Another channel may have taken its place.
                 if self.pidfds.get(&vm).is_some_and(|(known, _)| *known == pid) {
@@ -546,6 +548,14 @@ impl Shell {
             },
         }
         None
+    }
+
+    fn probed(&self, vm: VmId) -> Probed {
+        let known = self.core.world().get(vm);
+        match known.is_none_or(|managed| VmHandle::new(managed.handle.as_str()).answers_itself()) {
+            true => Probed::Yes,
+            false => Probed::No,
+        }
     }
 
     /// A process of a VM.

@@ -35,13 +35,21 @@ use vnuma_process::{
 const PROBES: u32 = 5;
 
 enum Order {
-    Watch(VmId, i32, Option<Arc<OwnedFd>>),
+    Watch(VmId, i32, Option<Arc<OwnedFd>>, Probed),
     Unwatch(VmId, i32),
+}
+
+/// Is a VM probed? Not if another program would answer for its QEMU, which would show nothing of the main loop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Probed {
+    Yes,
+    No,
 }
 
 /// A process that is watched.
 struct Watched {
     pid: i32,
+    probed: Probed,
     pidfd: Option<Arc<OwnedFd>>,
     /// `stat` and `syscall`, kept open if they are read at every look. Those that cannot be opened are missing.
     files: Option<[Option<KeptFile>; 2]>,
@@ -129,8 +137,8 @@ impl Processes {
     }
 
     /// Checks a VM's process from now on, and no other of that VM.
-    pub(super) fn watch(&self, vm: VmId, pid: i32, pidfd: Option<Arc<OwnedFd>>) {
-        self.send(Order::Watch(vm, pid, pidfd));
+    pub(super) fn watch(&self, vm: VmId, pid: i32, pidfd: Option<Arc<OwnedFd>>, probed: Probed) {
+        self.send(Order::Watch(vm, pid, pidfd, probed));
     }
 
     /// Checks this process of a VM no longer.
@@ -172,8 +180,8 @@ fn run(
             orders.recv_timeout(look_at.saturating_duration_since(Instant::now()))
         };
         match order {
-            Ok(Order::Watch(vm, pid, pidfd)) => {
-                let mut new = Watched::new(pid, pidfd);
+            Ok(Order::Watch(vm, pid, pidfd, probed)) => {
+                let mut new = Watched { probed, ..Watched::new(pid, pidfd) };
                 if !looker.look(&mut [(vm, &mut new)], inbox, false) {
                     return;
                 }
@@ -208,7 +216,9 @@ fn ask_some(
     inbox: &Inbox,
 ) -> bool {
     let now = Instant::now();
-    let due = |process: &Watched| process.stopped.is_none() && now >= process.asked_at + probe;
+    let due = |process: &Watched| {
+        process.probed == Probed::Yes && process.stopped.is_none() && now >= process.asked_at + probe
+    };
     let seen = |process: &Watched| !process.main_loop.is_hidden();
     let hidden = watched.iter().filter(|(_, process)| due(process) && !seen(process)).map(|(vm, _)| *vm);
     let mut asked: Vec<VmId> = hidden.collect();
@@ -282,7 +292,16 @@ impl Looker {
 impl Watched {
     fn new(pid: i32, pidfd: Option<Arc<OwnedFd>>) -> Self {
         let (files, start_ns, stopped, main_loop) = (None, None, None, MainLoop::default());
-        Self { pid, pidfd, files, start_ns, stopped, main_loop, asked_at: Instant::now() }
+        Self {
+            pid,
+            probed: Probed::Yes,
+            pidfd,
+            files,
+            start_ns,
+            stopped,
+            main_loop,
+            asked_at: Instant::now(),
+        }
     }
 
     fn has_ended(&self) -> bool {
@@ -339,7 +358,8 @@ impl Watched {
             return send(Event::ProcessState(vm, self.pid, stopped));
         }
         // If the kernel does not show the main loop, the VM is probed regularly.
-        if !main_loop_too || stopped.is_some() || !self.main_loop.look(look, sleeps) {
+        let looks_busy = main_loop_too && stopped.is_none() && self.main_loop.look(look, sleeps);
+        if !looks_busy || self.probed == Probed::No {
             return true;
         }
         self.asked_at = Instant::now();
@@ -420,6 +440,27 @@ mod tests {
         let (mut watched, mut ask_at) = (due(Look::Hidden, 30), Instant::now() + PROBE);
         assert_eq!(asked(&mut watched, &mut ask_at).len(), 30);
         assert_eq!(asked(&mut watched, &mut ask_at).len(), 0, "they were");
+    }
+
+    #[test]
+    fn those_for_which_another_program_answers_are_not_asked() {
+        for (probed, count) in [(Probed::Yes, 2), (Probed::No, 0)] {
+            let mut watched = due(Look::Hidden, 2);
+            watched.values_mut().for_each(|process| process.probed = probed);
+            assert_eq!(asked(&mut watched, &mut Instant::now()).len(), count, "{probed:?}, hidden");
+            let mut watched = due(waits_at("0x10"), 2);
+            watched.values_mut().for_each(|process| process.probed = probed);
+            assert_eq!(asked(&mut watched, &mut Instant::now()).len(), count.min(1), "{probed:?}, idle");
+            let inbox = Inbox::new().expect("an inbox");
+            let mut process = Watched { probed, ..Watched::new(77, None) };
+            for look in [waits_at("0x20"), waits_at("0x10"), Look::Sleeps] {
+                assert!(process.report(7, Seen::Runs(look, None), &inbox, true));
+            }
+            assert_eq!(sent(&inbox).len(), count, "{probed:?}, busy");
+            assert!(process.report(7, Seen::Stopped(StopReason::Signal), &inbox, true));
+            assert!(process.report(7, Seen::Ended, &inbox, true));
+            assert_eq!(sent(&inbox).len(), 2, "{probed:?}: that needs no answer");
+        }
     }
 
     /// What was sent since the last call.
