@@ -39,11 +39,12 @@ impl Service {
         let directory = tempfile::tempdir().expect("a directory");
         let root = directory.path();
         write_host(root);
-        let [config, api, vms, notify] =
-            ["vnumad.toml", "run/vnumad.sock", "vms", "notify"].map(|name| root.join(name));
+        let [config, api, vms, notify, records] =
+            ["vnumad.toml", "run/vnumad.sock", "vms", "notify", "run/channels"].map(|name| root.join(name));
         // The interval is longer than the manager waits.
         let text = format!(
-            "[api]\nsocket = {api:?}\n[vms]\ndirectory = {vms:?}\n[observe]\nlocation = \"poll\"\nresync_interval_ms = 60000\n"
+            "[api]\nsocket = {api:?}\n[vms]\ndirectory = {vms:?}\n[observe]\nlocation = \"poll\"\nresync_interval_ms = 60000\n\
+             [publish]\nrecords = {records:?}\n"
         );
         fs::write(&config, text).expect("written");
         let manager = UnixDatagram::bind(&notify).expect("bound");

@@ -28,9 +28,16 @@ fn the_manual_names_errors_by_their_text() {
     write_host(path);
     let socket = path.join("vnumad.sock");
     fs::write(&socket, "").expect("written");
-    let with = |lines: &str| format!("[observe]\nlocation = \"poll\"\n[api]\nsocket = {socket:?}\n{lines}");
+    let records = path.join("channels");
+    let with = |lines: &str| {
+        format!(
+            "[observe]\nlocation = \"poll\"\n[publish]\nrecords = {records:?}\n[api]\nsocket = {socket:?}\n{lines}"
+        )
+    };
     let mut made = vec![error(path, "[publish]\ndwell = 5\n"), error(path, &with(""))];
-    made.push(SocketError::InUse { socket: socket.clone(), owner: " (process 7)".into() }.to_string());
+    let owner = || " (process 7)".to_owned();
+    made.push(SocketError::InUse { socket: socket.clone(), owner: owner() }.to_string());
+    made.push(SocketError::RecordsInUse { directory: records.clone(), owner: owner() }.to_string());
     fs::remove_file(&socket).expect("removed");
     made.push(error(path, &with("group = \"no-such-group\"\n")));
     let taken = std::net::TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0)).expect("a port");

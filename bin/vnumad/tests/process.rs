@@ -22,9 +22,11 @@ use std::{
 
 fn vnumad(directory: &Path) -> Command {
     let config = directory.join("vnumad.toml");
-    let (socket, vms) = (directory.join("run/vnumad.sock"), directory.join("vms"));
-    let text =
-        format!("[api]\nsocket = {socket:?}\n[vms]\ndirectory = {vms:?}\n[observe]\nlocation = \"poll\"\n");
+    let [socket, vms, records] = ["run/vnumad.sock", "vms", "run/channels"].map(|name| directory.join(name));
+    let text = format!(
+        "[api]\nsocket = {socket:?}\n[vms]\ndirectory = {vms:?}\n[observe]\nlocation = \"poll\"\n\
+         [publish]\nrecords = {records:?}\n"
+    );
     std::fs::write(&config, text).expect("written");
     write_host(directory);
     let mut command = Command::new(env!("CARGO_BIN_EXE_vnumad"));
@@ -62,6 +64,17 @@ fn it_serves_refuses_a_second_one_survives_its_own_death_and_stops_in_order() {
         error.contains(&format!("another vnumad (process {}) serves this socket", first.0.id())),
         "{error}"
     );
+
+    // With a socket of its own it would still take over the channels of the first.
+    let config = directory.path().join("vnumad.toml");
+    let text = std::fs::read_to_string(&config).expect("written");
+    let other = directory.path().join("other.toml");
+    std::fs::write(&other, text.replacen("vnumad.sock", "other.sock", 1)).expect("written");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vnumad"));
+    command.arg("--config").arg(&other).arg("--root").arg(directory.path());
+    let error = failed(&command.stdin(Stdio::null()).output().expect("runs"));
+    let owner = format!("another vnumad (process {}) keeps its records there", first.0.id());
+    assert!(error.contains(&owner), "{error}");
 
     first.0.kill().expect("killed");
     first.0.wait().expect("ended");

@@ -4,8 +4,8 @@ use crate::{
     config::Config,
     notify::Notifier,
     server::{
-        ApiListener, ApiSocket, Context, Metrics, MetricsListener, Peer, PerUser, Placements, Rights,
-        group_id, metrics_router, router,
+        ApiListener, ApiSocket, Context, Metrics, MetricsListener, Peer, PerUser, Placements, RecordsLock,
+        Rights, group_id, metrics_router, router,
     },
     shell::{BackendFactory, Shell, inbox::Inbox},
 };
@@ -39,6 +39,7 @@ pub async fn run(
     let act_group = group_id("api.act_group", config.act_group.as_deref())?;
     // Users who may act must be able to connect. If both groups are named, the operator has to ensure that.
     let (socket, listener) = ApiSocket::listen(&config.socket, group.or(act_group))?;
+    let records = RecordsLock::take(&config.records)?;
     let uid = nix::unistd::geteuid().as_raw();
     let rights = Rights { uid, group: act_group.map(Gid::as_raw) };
     let host = read_host_topology(&config.root).context("reading the host's topology")?;
@@ -106,7 +107,7 @@ pub async fn run(
     }
     // Who scrapes loses nothing but these figures.
     scraped.inspect(tokio::task::JoinHandle::abort);
-    drop(socket);
+    drop((socket, records));
     Ok(())
 }
 

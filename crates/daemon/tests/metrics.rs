@@ -151,8 +151,9 @@ fn a_port_serves_metrics_and_nothing_else_and_bears_many_who_ask() {
     eprintln!("200 scrapes in {:?}", begin.elapsed());
     assert!(begin.elapsed() < common::HANG_LIMIT);
     // Another one cannot have the port, and says which it was.
-    let config =
-        vnuma_daemon::Config { socket: daemon.socket.with_extension("other"), ..daemon.config.clone() };
+    let (socket, records) =
+        (daemon.socket.with_extension("other"), daemon.config.records.with_extension("other"));
+    let config = vnuma_daemon::Config { socket, records, ..daemon.config.clone() };
     let factory: vnuma_daemon::BackendFactory = Arc::new(|| unreachable!("it does not start"));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let taken = runtime.block_on(vnuma_daemon::run(

@@ -20,4 +20,4 @@ pub use openapi::document as openapi_document;
 pub(crate) use placements::Placements;
 pub(crate) use rights::{Peer, Rights};
 pub use socket::SocketError;
-pub(crate) use socket::{ApiSocket, group_id};
+pub(crate) use socket::{ApiSocket, RecordsLock, group_id};

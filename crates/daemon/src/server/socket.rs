@@ -1,4 +1,4 @@
-//! The API's listening socket: one daemon, the right modes, and no leftovers.
+//! The API's listening socket: one daemon, the right modes, and no leftovers. And the directory of records: one daemon as well.
 
 use nix::{
     fcntl::{Flock, FlockArg},
@@ -22,6 +22,14 @@ pub enum SocketError {
     InUse {
         /// The socket.
         socket: PathBuf,
+        /// Its process, if known.
+        owner: String,
+    },
+    /// Another daemon keeps its records there. Both would take over the channels that these name.
+    #[error("{}: another vnumad{owner} keeps its records there (publish.records)", directory.display())]
+    RecordsInUse {
+        /// The directory.
+        directory: PathBuf,
         /// Its process, if known.
         owner: String,
     },
@@ -67,7 +75,7 @@ impl ApiSocket {
         if let Some(directory) = path.parent() {
             create_directory(directory).map_err(system("creating its directory"))?;
         }
-        let lock = lock(path)?;
+        let lock = lock(path, |owner| SocketError::InUse { socket: path.into(), owner })?;
         match std::fs::symlink_metadata(path) {
             Ok(found) if !found.file_type().is_socket() => {
                 return Err(SocketError::NoSocket { socket: path.into() });
@@ -110,8 +118,29 @@ fn create_directory(directory: &Path) -> io::Result<()> {
     std::fs::set_permissions(directory, Permissions::from_mode(0o755))
 }
 
-fn lock(socket: &Path) -> Result<Flock<File>, SocketError> {
-    let mut name = socket.as_os_str().to_owned();
+/// The directory of records, for one daemon. Held as long as this lives.
+#[derive(Debug)]
+pub(crate) struct RecordsLock {
+    _lock: Flock<File>,
+}
+
+impl RecordsLock {
+    pub(crate) fn take(directory: &Path) -> Result<Self, SocketError> {
+        if let Some(parent) = directory.parent() {
+            create_directory(parent).map_err(|source| SocketError::System {
+                path: directory.into(),
+                act: "creating the directory that it is in",
+                source,
+            })?;
+        }
+        let in_use = |owner| SocketError::RecordsInUse { directory: directory.into(), owner };
+        Ok(Self { _lock: lock(directory, in_use)? })
+    }
+}
+
+/// Locks the file beside `path`. `in_use`: the error where another process has.
+fn lock(path: &Path, in_use: impl FnOnce(String) -> SocketError) -> Result<Flock<File>, SocketError> {
+    let mut name = path.as_os_str().to_owned();
     name.push(".lock");
     let path = PathBuf::from(name);
     let system = |act| {
@@ -126,7 +155,7 @@ fn lock(socket: &Path) -> Result<Flock<File>, SocketError> {
         // Only for the message.
         let _ = file.take(16).read_to_string(&mut owner);
         let owner = owner.trim().parse::<u32>().map(|pid| format!(" (process {pid})")).unwrap_or_default();
-        SocketError::InUse { socket: socket.into(), owner }
+        in_use(owner)
     })?;
     let written =
         file.set_len(0).and_then(|()| file.rewind()).and_then(|()| writeln!(file, "{}", std::process::id()));
@@ -168,6 +197,20 @@ mod tests {
         assert!(path.exists());
         let (_socket, _listener) = ApiSocket::listen(&path, None).expect("replaces it");
         assert!(UnixStream::connect(&path).is_ok());
+    }
+
+    #[test]
+    fn two_daemons_do_not_share_records() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let records = directory.path().join("run/vnuma/channels");
+        let first = RecordsLock::take(&records).expect("taken");
+        let error = RecordsLock::take(&records).expect_err("in use").to_string();
+        let owner = format!("another vnumad (process {}) keeps its records there", std::process::id());
+        assert!(error.contains(&owner), "{error}");
+        assert!(RecordsLock::take(&records.with_extension("other")).is_ok(), "those of another one");
+        drop(first);
+        assert!(RecordsLock::take(&records).is_ok());
+        assert!(!records.exists(), "it is made with the first record");
     }
 
     #[test]
