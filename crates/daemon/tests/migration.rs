@@ -37,6 +37,8 @@ struct Run {
     keeps_device: bool,
     /// Orders to migrate are not answered.
     unanswered: bool,
+    /// The mark is not taken away.
+    keeps_mark: bool,
     done: Vec<String>,
     log: Vec<(Level, String)>,
     replies: BTreeMap<u64, Result<Answer, Refusal>>,
@@ -59,6 +61,7 @@ impl Run {
             problem: None,
             keeps_device: false,
             unanswered: false,
+            keeps_mark: false,
             done: Vec::new(),
             log: Vec::new(),
             replies: BTreeMap::new(),
@@ -135,6 +138,10 @@ impl Run {
                 Report::Detached(Ok(()))
             }
             Ask::Recover(_) => Report::Recovered(Ok(CHANNEL + 100)),
+            Ask::Mark(false) if self.keeps_mark => {
+                let (vm, command) = ("a".into(), "chardev-remove".into());
+                Report::Marked(Err(VmError::Refused { vm, command, reason: "busy".into() }))
+            }
             Ask::Mark(marked) => {
                 self.marked = marked;
                 Report::Marked(Ok(marked))
@@ -474,6 +481,27 @@ fn whoever_detaches_it_does_not_want_it_attached_on_arrival_any_more() {
     run.pass(10);
     run.step(Event::Resync);
     assert!(!run.shown().attached && !run.marked, "it came back");
+}
+
+/// Otherwise the next vnumad would attach it.
+#[test]
+fn a_mark_that_stayed_is_taken_away_when_somebody_detaches_the_vm() {
+    let mut run = Run::attached();
+    run.keeps_mark = true;
+    run.migrate();
+    run.status = MigrationStatus::Failed;
+    run.pass(3);
+    assert!(run.shown().attached && run.marked && !run.shown().attach_on_arrival);
+    run.keeps_mark = false;
+    run.step(Event::Requested(3, Request::Detach("a".into())));
+    run.pass(10);
+    run.step(Event::Resync);
+    assert!(!run.shown().attached && !run.marked, "{:?}", run.done);
+    // And another migration marks it again.
+    run.step(Event::Requested(4, Request::Attach("a".into())));
+    run.status = MigrationStatus::None;
+    run.migrate();
+    assert!(run.marked, "{:?}", run.done);
 }
 
 #[test]

@@ -17,7 +17,7 @@ use vnuma_api as api;
 use vnuma_hypervisor::{Migration as Reported, MigrationStatus, VmError, VmHandle};
 use vnuma_placement::{
     migration::{Figures, Migration, MigrationEvent, Order, Phase, Stage},
-    world::{ChannelEvent, ChannelState, LinkEvent, RequestId, Vm, VmId, has_left},
+    world::{ChannelEvent, ChannelState, ConnectionId, LinkEvent, RequestId, Vm, VmId, has_left},
 };
 use vnuma_topology::VmDescription;
 
@@ -150,7 +150,10 @@ impl Core {
         migration.ordered(order, now_ns);
         let (destination, post_copy) = (migration.destination.clone(), migration.post_copy);
         let command = match order {
-            Order::Mark => Command::Ask(connection, Ask::Mark(true)),
+            Order::Mark => {
+                vm.unmarking = false;
+                Command::Ask(connection, Ask::Mark(true))
+            }
             Order::Begin => Command::Migrate(connection, destination, post_copy),
             Order::Look => Command::Ask(connection, Ask::LookAtMigration),
             Order::Switch => Command::Ask(connection, Ask::SwitchMigration),
@@ -261,7 +264,7 @@ impl Core {
         refuse_if_migrating(vm)?;
         check_publishable(vm)?;
         self.mark_requests.push((id, request));
-        self.commands.push(Command::Ask(connection, Ask::Mark(true)));
+        self.mark(id, connection);
         Ok(())
     }
 
@@ -269,6 +272,7 @@ impl Core {
     pub(super) fn marked(&mut self, id: VmId, outcome: Result<bool, VmError>) {
         if let (Ok(marked), Some((_, vm))) = (&outcome, self.world.vm_mut(id)) {
             vm.marked = *marked;
+            vm.unmarking &= *marked;
         }
         let waiting: Vec<_> = self.mark_requests.extract_if(.., |(vm, _)| *vm == id).collect();
         let mut first = Some(outcome);
@@ -289,10 +293,18 @@ impl Core {
         self.attach_marked(id);
     }
 
+    fn mark(&mut self, id: VmId, connection: ConnectionId) {
+        if let Some((_, vm)) = self.world.vm_mut(id) {
+            vm.unmarking = false;
+        }
+        self.commands.push(Command::Ask(connection, Ask::Mark(true)));
+    }
+
+    /// Has the mark taken away. If that fails it is tried again when somebody detaches the VM.
     pub(super) fn unmark(&mut self, id: VmId) {
         if self.vm(id).is_some_and(|vm| vm.marked) {
             if let Some((_, vm)) = self.world.vm_mut(id) {
-                vm.marked = false;
+                vm.unmarking = true;
             }
             self.ask_if_connected(id, Ask::Mark(false));
         }
@@ -369,7 +381,7 @@ impl Core {
     fn plug_anew(&mut self, id: VmId) {
         let Some(connection) = self.world.get(id).and_then(|managed| managed.responsive()) else { return };
         if self.channel_event(id, ChannelEvent::DetachRequested(NOBODY)).is_some() {
-            self.commands.push(Command::Ask(connection, Ask::Mark(true)));
+            self.mark(id, connection);
             self.commands.push(Command::Ask(connection, Ask::Detach));
         }
     }

@@ -91,7 +91,7 @@ fn vm(vm: &Vm, hypervisor: api::Hypervisor, problem: Option<String>) -> api::Vm 
         hypervisor,
         attached: channel == api::ChannelState::Attached,
         channel,
-        attach_on_arrival: vm.marked,
+        attach_on_arrival: vm.marked && !vm.unmarking,
         run_state: described.then(|| vm.description.run_state.clone()),
         problem: problem.or_else(|| stuck(vm)),
         nodes: vm.description.guest_nodes.iter().map(node).collect(),

@@ -165,6 +165,8 @@ pub struct Vm {
     pub look_ns: Option<u64>,
     /// It is to be attached when it runs without a channel: its QEMU is marked so.
     pub marked: bool,
+    /// The mark is to be taken away, which has not been done yet, or has failed.
+    pub unmarking: bool,
     /// A migration that is under way, or the last one if that was not to the end.
     pub migration: Option<Migration>,
 }
@@ -203,6 +205,7 @@ impl Vm {
             described_ns: now_ns,
             look_ns: None,
             marked: false,
+            unmarking: false,
             migration: None,
         }
     }
@@ -220,6 +223,7 @@ impl Vm {
     /// It is marked to be attached, runs without a channel, and is not about to leave.
     pub fn is_to_be_attached(&self) -> bool {
         self.marked
+            && !self.unmarking
             && self.channel == ChannelState::Detached
             && self.description.run_state == "running"
             && self.replug_wanted.is_none()
