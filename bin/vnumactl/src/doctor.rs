@@ -6,7 +6,9 @@ use crate::{
     vms::{displaced, error_text},
 };
 use serde::Serialize;
-use vnuma_api::{ChannelState, Counters, Daemon, DriverMode, HostTopology, Hypervisor, PlaceSetting, Vm};
+use vnuma_api::{
+    ChannelState, Counters, Daemon, DriverMode, HostTopology, Hypervisor, LibvirtConnection, PlaceSetting, Vm,
+};
 
 /// How good a capability is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -62,6 +64,7 @@ pub fn examine(daemon: &Daemon, host: &HostTopology, vms: &[Vm]) -> Vec<Check> {
     checks.extend(readings(daemon));
     checks.extend(samples(daemon));
     checks.push(places(daemon));
+    checks.extend(daemon.libvirt.iter().map(libvirt));
     for vm in vms {
         let mut of_vm = vec![connection(vm)];
         of_vm.extend(vm.run_state.as_deref().map(|state| guest(vm, state)));
@@ -267,6 +270,20 @@ fn places(daemon: &Daemon) -> Check {
         why.unwrap_or_else(|| "no reason is given".to_owned()),
         "run scx_vnuma, on Linux 7.0 or newer with sched_ext: then idle CPUs take vCPUs that wait at once, not once a period",
     )
+}
+
+/// Is a libvirt that the configuration names there?
+fn libvirt(connection: &LibvirtConnection) -> Check {
+    match &connection.problem {
+        None => Check::best("libvirt", connection.uri.clone()),
+        Some(why) => Check::lower(
+            Level::Missing,
+            "libvirt",
+            &connection.uri,
+            why.clone(),
+            "see that libvirt's daemon runs and answers `virsh -c URI list` (docs/libvirt.md#errors); domains that vnumad knows are watched on",
+        ),
+    }
 }
 
 fn connection(vm: &Vm) -> Check {

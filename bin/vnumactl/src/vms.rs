@@ -1,7 +1,9 @@
 //! VMs, for people.
 
 use crate::table::{Table, or_dash, plain, size};
-use vnuma_api::{Daemon, GuestNode, PlaceSetting, Publication, Replugged, Vcpu, VcpuState, Vm, VmDevice};
+use vnuma_api::{
+    Daemon, GuestNode, LibvirtConnection, PlaceSetting, Publication, Replugged, Vcpu, VcpuState, Vm, VmDevice,
+};
 
 /// One line a VM.
 pub fn list(vms: &[Vm]) -> String {
@@ -262,6 +264,10 @@ pub fn daemon(daemon: &Daemon) -> String {
         text += &format!(" ({})", plain(why));
     }
     text += "\n";
+    for LibvirtConnection { uri, problem } in &daemon.libvirt {
+        let problem = problem.as_ref().map_or_else(|| "connected".to_owned(), |problem| plain(problem));
+        text += &format!("libvirt at {}: {problem}\n", plain(uri));
+    }
     text + &format!("watchers: {}, dropped as too slow: {}\n", daemon.watchers, daemon.watchers_dropped)
 }
 

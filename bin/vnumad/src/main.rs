@@ -16,7 +16,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 use vnuma_daemon::{BackendFactory, Config, Notifier};
 use vnuma_host::read_host_topology;
-use vnuma_hypervisor::{JoinedBackend, LibvirtBackend, QmpBackend, VmBackend};
+use vnuma_hypervisor::{JoinedBackend, LibvirtBackend, QmpBackend, UnusableBackend, VmBackend};
 
 /// Keeps the NUMA topology of running guests correct.
 ///
@@ -116,7 +116,8 @@ fn backends(config: &Config) -> BackendFactory {
         Ok(libvirt) => Arc::new(move || Box::new(JoinedBackend::new(vec![qmp(), Box::new(libvirt.clone())]))),
         Err(error) => {
             tracing::warn!(%error, "domains of libvirt are not found (`libvirt.uris`)");
-            Arc::new(qmp)
+            let unusable = UnusableBackend::new(&config.libvirt_uris, &error.to_string());
+            Arc::new(move || Box::new(JoinedBackend::new(vec![qmp(), Box::new(unusable.clone())])))
         }
     }
 }

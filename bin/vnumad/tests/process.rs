@@ -89,6 +89,26 @@ fn it_serves_refuses_a_second_one_survives_its_own_death_and_stops_in_order() {
     assert!(!socket.exists());
 }
 
+/// With the library, and without.
+#[test]
+fn a_libvirt_that_is_not_there_is_shown_and_keeps_nothing() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let socket = directory.path().join("run/vnumad.sock");
+    let mut command = vnumad(directory.path());
+    let config = directory.path().join("vnumad.toml");
+    let text = std::fs::read_to_string(&config).expect("written");
+    let uri = format!("qemu+unix:///system?socket={}", directory.path().join("nowhere").display());
+    std::fs::write(&config, format!("{text}[libvirt]\nuris = [{uri:?}]\n")).expect("written");
+    let _daemon = Running(command.stderr(Stdio::null()).spawn().expect("runs"));
+    wait_for("it", || socket.exists() && std::os::unix::net::UnixStream::connect(&socket).is_ok());
+    wait_for("the connection to be shown with its problem", || {
+        let (_, daemon) = ask(&socket, "GET", "/v1/daemon", "");
+        let shown = &daemon["libvirt"][0];
+        shown["uri"] == uri.as_str() && shown["problem"].as_str().is_some_and(|why| why.contains("libvirt"))
+    });
+    assert_eq!(ask(&socket, "GET", "/v1/vms", "").0, 200);
+}
+
 #[test]
 fn a_log_that_nobody_reads_stops_nothing() {
     let directory = tempfile::tempdir().expect("a directory");

@@ -175,6 +175,15 @@ impl PlaceSetting {
     }
 }
 
+/// A connection to libvirt.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct LibvirtConnection {
+    /// Its URI.
+    pub uri: String,
+    /// Why domains could not be listed when that was tried last. `None`: they were, or it was not tried yet.
+    pub problem: Option<String>,
+}
+
 /// The daemon itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Daemon {
@@ -204,6 +213,9 @@ pub struct Daemon {
     /// How policies set the places of vCPUs.
     #[serde(default)]
     pub places: PlaceSetting,
+    /// Connections to libvirt that the configuration names.
+    #[serde(default)]
+    pub libvirt: Vec<LibvirtConnection>,
     /// Watchers that are connected.
     pub watchers: usize,
     /// Watchers that were dropped because they read too slowly.

@@ -1,6 +1,6 @@
 //! Several backends as one.
 
-use crate::{VmBackend, VmCandidate, VmConnection, VmError, VmHandle};
+use crate::{Source, VmBackend, VmCandidate, VmConnection, VmError, VmHandle};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use std::{
     io,
@@ -92,6 +92,10 @@ impl VmBackend for JoinedBackend {
 
     fn clear_changes(&mut self) {
         self.backends.iter_mut().for_each(|listing| listing.backend.clear_changes());
+    }
+
+    fn sources(&self) -> Vec<Source> {
+        self.backends.iter().flat_map(|listing| listing.backend.sources()).collect()
     }
 
     fn connect(&self, handle: &VmHandle) -> Result<Box<dyn VmConnection>, VmError> {

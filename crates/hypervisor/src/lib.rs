@@ -21,7 +21,8 @@
 //! [`MemoryBackend`] has VMs that exist in this process only, and do what a simulation or a test wants.
 //!
 //! [`LibvirtBackend`] has the domains of libvirt. It reads what libvirt's interface does not tell (the process, the threads of vCPUs,
-//! where memory is) from libvirt's own files and from the kernel. [`JoinedBackend`] makes one backend of several.
+//! where memory is) from libvirt's own files and from the kernel. [`JoinedBackend`] makes one backend of several, and
+//! [`UnusableBackend`] stands for one that cannot be had on this host.
 //!
 //! Where it ends: a QEMU that was handed its listening socket by another process has that
 //! process's credentials, and its vCPUs are refused as foreign. Whether two VMs claim the same name
@@ -49,6 +50,7 @@ pub mod observed;
 mod process;
 mod qmp;
 pub mod resident;
+mod unusable;
 mod vcpus;
 mod wire;
 
@@ -62,6 +64,7 @@ pub use migration::{Migration, MigrationStatus};
 pub use name::check_name;
 pub use observed::ObservedVcpus;
 pub use qmp::QmpBackend;
+pub use unusable::UnusableBackend;
 
 use std::{
     os::fd::{BorrowedFd, OwnedFd},
@@ -83,9 +86,22 @@ pub trait VmBackend: Send {
     fn clear_changes(&mut self);
     /// Leaves out VMs that are among these of another backend, from the next scan on.
     fn hide(&mut self, _others: &[VmCandidate]) {}
+    /// What it asks for VMs, other than files of this host, and how that went with the last scan.
+    fn sources(&self) -> Vec<Source> {
+        Vec::new()
+    }
     /// Connects to a VM without waiting for anything. Its process is pinned down by a pidfd before
     /// anything is asked. Another backend's handle is refused.
     fn connect(&self, handle: &VmHandle) -> Result<Box<dyn VmConnection>, VmError>;
+}
+
+/// What a backend asks for VMs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Source {
+    /// A URI.
+    pub name: String,
+    /// Why it has not answered.
+    pub problem: Option<String>,
 }
 
 /// A VM that can be connected to.

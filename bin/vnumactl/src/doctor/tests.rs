@@ -17,6 +17,7 @@ fn daemon(source: &str) -> Daemon {
         policy_period_ms: 1000,
         counters: Counters { source: "per-node".into(), ..Counters::default() },
         places: scheduler(None),
+        libvirt: Vec::new(),
         watchers: 0,
         watchers_dropped: 0,
     }
@@ -42,6 +43,23 @@ fn how_places_are_set_is_named_with_why_it_is_not_better() {
     let (found, shown) = check(PlaceSetting::affinity("no sched_ext scheduler is loaded".into()));
     assert_eq!(found, ("affinity".into(), Level::Reduced));
     assert!(shown.contains("no sched_ext scheduler is loaded") && shown.contains("run scx_vnuma"), "{shown}");
+}
+
+#[test]
+fn a_libvirt_that_does_not_answer_is_named() {
+    let connection = |problem: Option<&str>| LibvirtConnection {
+        uri: "qemu:///system".into(),
+        problem: problem.map(str::to_owned),
+    };
+    let check = |libvirt| {
+        let checks = examine(&Daemon { libvirt, ..daemon("bpf") }, &HostTopology::default(), &[]);
+        (checks.iter().any(|check| check.check == "libvirt"), text(&checks))
+    };
+    assert!(!check(Vec::new()).0, "nobody wants it");
+    let (_, shown) = check(vec![connection(None)]);
+    assert!(shown.contains("qemu:///system") && !shown.contains("virsh"), "{shown}");
+    let (_, shown) = check(vec![connection(Some("qemu:///system: not connected to libvirt: it is off"))]);
+    assert!(shown.contains("missing") && shown.contains("it is off") && shown.contains("virsh"), "{shown}");
 }
 
 #[test]

@@ -8,6 +8,8 @@ use std::{
 
 /// No file that is read here is longer; `/proc/cpuinfo` is read up to the first CPU's flags.
 const LIMIT: u64 = 64 << 10;
+/// Of libvirtd, and of the daemon for QEMU alone.
+const LIBVIRT_SOCKETS: [&str; 2] = ["run/libvirt/libvirt-sock", "run/libvirt/virtqemud-sock"];
 /// Nodes that are looked at.
 const MOST_NODES: usize = 1024;
 
@@ -57,6 +59,8 @@ pub struct Facts {
     pub huge_pages: Vec<HugePages>,
     /// The directory of QMP sockets is there.
     pub sockets: bool,
+    /// A libvirt for QEMU is here: whether vnumad's configuration names a connection.
+    pub libvirt: Option<bool>,
     /// systemd runs.
     pub systemd: bool,
     /// What it says of vnumad, if it says something.
@@ -124,10 +128,17 @@ impl Facts {
             numa_balancing: number(root, "proc/sys/kernel/numa_balancing"),
             huge_pages: huge_pages(root),
             sockets: root.join(super::plan::SOCKETS.trim_start_matches('/')).is_dir(),
+            libvirt: LIBVIRT_SOCKETS.into_iter().any(there).then(|| names_libvirt(root)),
             systemd,
             unit: shown.and_then(Result::ok).map(|text| unit(&text)),
         }
     }
+}
+
+/// Does vnumad's configuration have `libvirt.uris`? What its lines mean besides is vnumad's to say.
+fn names_libvirt(root: &Path) -> bool {
+    let text = read(root, "etc/vnuma/vnumad.toml").unwrap_or_default();
+    text.lines().any(|line| line.trim_start().starts_with("uris"))
 }
 
 /// A file system of this kind is mounted there.
@@ -188,6 +199,24 @@ mod tests {
         assert_eq!(facts.huge_pages, pages);
         let unit = Unit { loaded: "loaded".into(), enabled: "enabled".into(), active: "active".into() };
         assert_eq!(facts.unit, Some(unit));
+    }
+
+    #[test]
+    fn libvirt_is_used_if_the_configuration_names_it() {
+        let root = tempfile::tempdir().expect("a directory");
+        let look = || Facts::read(root.path(), &|_| Err(io::Error::other("no systemctl"))).libvirt;
+        let write = |path: &str, text: &str| {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().expect("a folder")).expect("created");
+            fs::write(path, text).expect("written");
+        };
+        assert_eq!(look(), None);
+        write("run/libvirt/virtqemud-sock", "");
+        assert_eq!(look(), Some(false));
+        write("etc/vnuma/vnumad.toml", "[libvirt]\n# uris = [\"qemu:///system\"]\n");
+        assert_eq!(look(), Some(false), "a comment");
+        write("etc/vnuma/vnumad.toml", "[libvirt]\nuris = [\"qemu:///system\"]\n");
+        assert_eq!(look(), Some(true));
     }
 
     #[test]

@@ -45,6 +45,7 @@ pub fn plan(facts: &Facts, wishes: &Wishes) -> Plan {
     balancing(&mut plan, facts, wishes);
     huge_pages(&mut plan, facts, wishes);
     sockets(&mut plan, facts);
+    plan.checks.extend(facts.libvirt.map(libvirt));
     service(&mut plan, facts);
     plan
 }
@@ -241,6 +242,19 @@ fn sockets(plan: &mut Plan, facts: &Facts) {
     }
 }
 
+fn libvirt(named: bool) -> Check {
+    if named {
+        return Check::best("libvirt", "named");
+    }
+    Check::lower(
+        Level::Reduced,
+        "libvirt",
+        "unused",
+        "there is a libvirt here, and vnumad's configuration names no connection to it: domains are not found",
+        "uris = [\"qemu:///system\"] in [libvirt] of /etc/vnuma/vnumad.toml, then: systemctl restart vnumad.service",
+    )
+}
+
 fn service(plan: &mut Plan, facts: &Facts) {
     let lower = |level, capability: &str, why: &str, remedy: &str| {
         Check::lower(level, "service", capability, why.to_owned(), remedy)
@@ -297,6 +311,7 @@ mod tests {
             numa_balancing: Some(0),
             huge_pages: vec![HugePages { node: 0, total: 8 }, HugePages { node: 1, total: 8 }],
             sockets: true,
+            libvirt: Some(true),
             systemd: true,
             unit: Some(Unit { loaded: "loaded".into(), enabled: "enabled".into(), active: "active".into() }),
         }
@@ -310,7 +325,7 @@ mod tests {
     fn a_host_that_has_everything_needs_nothing() {
         let plan = plan(&ready(), &Wishes::default());
         assert!(plan.checks.iter().all(|check| check.level == Level::Best), "{:?}", plan.checks);
-        assert_eq!(plan.checks.len(), 10);
+        assert_eq!(plan.checks.len(), 11);
         assert!(plan.actions.is_empty());
     }
 
@@ -349,6 +364,7 @@ mod tests {
                 Facts { sockets: false, ..ready() },
                 vec!["install -d -m 755 /run/vnuma/qmp"],
             ),
+            ("libvirt", Level::Reduced, Facts { libvirt: Some(false), ..ready() }, vec![]),
             ("service", Level::Reduced, Facts { systemd: false, unit: None, ..ready() }, vec![]),
             ("service", Level::Reduced, Facts { unit: None, ..ready() }, vec![]),
             ("service", Level::Missing, Facts { unit: unit("not-found", "", "inactive"), ..ready() }, vec![]),

@@ -85,7 +85,7 @@ use vnuma_host::{
     HostWatcher,
     location::{KernelEvents, monotonic_ns},
 };
-use vnuma_hypervisor::{VmBackend, VmError, VmHandle};
+use vnuma_hypervisor::{Source, VmBackend, VmError, VmHandle};
 use vnuma_placement::{
     Policies, Publication,
     scheduling::Settings,
@@ -448,9 +448,15 @@ impl Shell {
             policy_period_ms: self.config.policy_period.as_millis() as u64,
             counters: self.sampler.health(),
             places: self.mover.health(),
+            libvirt: self.libvirt(),
             watchers: self.watchers.count() + self.recorders.count(),
             watchers_dropped: self.watchers.dropped() + self.recorders.dropped(),
         }
+    }
+
+    fn libvirt(&self) -> Vec<api::LibvirtConnection> {
+        let shown = |source: Source| api::LibvirtConnection { uri: source.name, problem: source.problem };
+        self.scanner.sources().into_iter().map(shown).collect()
     }
 
     /// Carries out a command. Returns its outcome if that is known at once.

@@ -13,11 +13,11 @@ use nix::{
 use std::{
     io,
     os::fd::AsFd,
-    sync::{Arc, mpsc},
+    sync::{Arc, Mutex, PoisonError, mpsc},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
-use vnuma_hypervisor::{VmBackend, VmCandidate};
+use vnuma_hypervisor::{Source, VmBackend, VmCandidate};
 use vnuma_process::spawn_worker;
 
 /// Changes within this time are handled together.
@@ -28,6 +28,8 @@ const GATHER: Duration = Duration::from_millis(20);
 pub(super) struct Scanner {
     forget: mpsc::Sender<i32>,
     wake: Arc<EventFd>,
+    /// As the last scan has left them.
+    sources: Arc<Mutex<Vec<Source>>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -42,9 +44,16 @@ impl Scanner {
         let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
         let wake = Arc::new(EventFd::from_value_and_flags(0, flags)?);
         let (forget, forgotten) = mpsc::channel();
-        let task = Task { backend, records, forgotten, wake: Arc::clone(&wake) };
+        let sources = Arc::new(Mutex::new(backend.sources()));
+        let task =
+            Task { backend, records, forgotten, wake: Arc::clone(&wake), sources: Arc::clone(&sources) };
         let thread = spawn_worker("scanner", move || task.run(interval, &inbox))?;
-        Ok(Self { forget, wake, thread: Some(thread) })
+        Ok(Self { forget, wake, sources, thread: Some(thread) })
+    }
+
+    /// What was asked for VMs, and how that went.
+    pub(super) fn sources(&self) -> Vec<Source> {
+        self.sources.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// The process with this PID has ended.
@@ -72,6 +81,7 @@ struct Task {
     records: Records,
     forgotten: mpsc::Receiver<i32>,
     wake: Arc<EventFd>,
+    sources: Arc<Mutex<Vec<Source>>>,
 }
 
 impl Task {
@@ -114,7 +124,9 @@ impl Task {
     }
 
     fn scan(&mut self) -> Result<Vec<Candidate>, String> {
-        let candidates = self.backend.scan().map_err(|error| error.to_string())?;
+        let candidates = self.backend.scan().map_err(|error| error.to_string());
+        *self.sources.lock().unwrap_or_else(PoisonError::into_inner) = self.backend.sources();
+        let candidates = candidates?;
         let candidate = |found: VmCandidate| Candidate {
             handle: found.handle.to_string(),
             name: found.name,

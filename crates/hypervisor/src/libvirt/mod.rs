@@ -16,8 +16,8 @@ pub mod mappings;
 mod migration;
 
 use crate::{
-    VmBackend, VmCandidate, VmConnection, VmError, VmHandle, joined::foreign_handle, name::check_name,
-    process::Process,
+    Source, VmBackend, VmCandidate, VmConnection, VmError, VmHandle, joined::foreign_handle,
+    name::check_name, process::Process,
 };
 use connection::LibvirtConnection;
 pub(crate) use migration::check_destination;
@@ -239,6 +239,16 @@ impl VmBackend for LibvirtBackend {
             .filter_map(|other| other.handle.as_str().strip_prefix("qmp:"))
             .map(str::to_owned)
             .collect();
+    }
+
+    fn sources(&self) -> Vec<Source> {
+        let known = self.shared.known();
+        let source = |connection: &Connection| {
+            let name = connection.uri().to_owned();
+            let problem = known.complaints.get(&name).cloned();
+            Source { name, problem }
+        };
+        self.shared.connections.iter().map(source).collect()
     }
 
     fn connect(&self, handle: &VmHandle) -> Result<Box<dyn VmConnection>, VmError> {
