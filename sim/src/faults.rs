@@ -226,16 +226,7 @@ impl Saboteur {
                     push(Command::MoveMemory { vm, pid, order });
                 }
             }
-            (Fault::MigrateTwice, Command::Migrate(connection, destination, post_copy)) => {
-                push(Command::Migrate(connection, destination.clone(), post_copy));
-                if self.strikes(100) {
-                    push(Command::Migrate(connection, destination, post_copy));
-                }
-            }
-            (Fault::DropMark, Command::Ask(connection, Ask::Mark(true))) => {
-                let lost = self.strikes(200);
-                todo.push(Todo { command: Command::Ask(connection, Ask::Mark(true)), lost });
-            }
+            (Fault::MigrateTwice | Fault::DropMark, command) => self.spoil_migration(fault, command, todo),
             (Fault::AskTwice, Command::Ask(connection, ask)) => {
                 push(Command::Ask(connection, ask));
                 if !matches!(ask, Ask::Describe | Ask::Probe) && self.strikes(100) {
@@ -243,6 +234,23 @@ impl Saboteur {
                 }
             }
             (_, command) => push(command),
+        }
+    }
+
+    fn spoil_migration(&mut self, fault: Fault, command: Command, todo: &mut Vec<Todo>) {
+        match (fault, command) {
+            (Fault::MigrateTwice, Command::Migrate(connection, destination, post_copy)) => {
+                let again = self.strikes(100).then(|| destination.clone());
+                for destination in [Some(destination), again].into_iter().flatten() {
+                    let command = Command::Migrate(connection, destination, post_copy);
+                    todo.push(Todo { command, lost: false });
+                }
+            }
+            (Fault::DropMark, Command::Ask(connection, Ask::Mark(true))) => {
+                let lost = self.strikes(200);
+                todo.push(Todo { command: Command::Ask(connection, Ask::Mark(true)), lost });
+            }
+            (_, command) => todo.push(Todo { command, lost: false }),
         }
     }
 

@@ -527,9 +527,7 @@ impl Shell {
                 let pidfd = self.pidfd(vm, pid);
                 self.sampler.count(Targets { vm, pid, pidfd, vcpus });
             }
-            Command::WatchProcess(vm, pid) => {
-                self.processes.watch(vm, pid, self.pidfd(vm, pid), self.probed(vm));
-            }
+            Command::WatchProcess(vm, pid) => self.watch_process(vm, pid),
             Command::UnwatchProcess(vm, pid) => {
                 // Another channel may have taken its place.
                 if self.pidfds.get(&vm).is_some_and(|(known, _)| *known == pid) {
@@ -556,12 +554,13 @@ impl Shell {
         None
     }
 
-    fn probed(&self, vm: VmId) -> Probed {
+    fn watch_process(&self, vm: VmId, pid: i32) {
         let known = self.core.world().get(vm);
-        match known.is_none_or(|managed| VmHandle::new(managed.handle.as_str()).answers_itself()) {
+        let probed = match known.is_none_or(|known| VmHandle::new(known.handle.as_str()).answers_itself()) {
             true => Probed::Yes,
             false => Probed::No,
-        }
+        };
+        self.processes.watch(vm, pid, self.pidfd(vm, pid), probed);
     }
 
     /// A process of a VM.
