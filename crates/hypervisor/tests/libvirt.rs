@@ -742,8 +742,9 @@ fn hundreds_of_domains_are_attached_and_outlast_libvirtd() {
     for (name, handle) in left {
         assert!(!ended.contains(&name), "{name} has ended");
         let mut vm = wait_for("it to be connected to", || backend.connect(&handle).ok());
-        vm.greet().unwrap_or_else(|error| panic!("{name}: {error}"));
-        assert!(vm.channel_attached().unwrap(), "{name} has lost its device");
+        // It has just started, and has all of them to look at.
+        wait_for("it to answer", || vm.greet().ok());
+        assert!(wait_for("its XML", || vm.channel_attached().ok()), "{name} has lost its device");
         assert!(!libvirt.is_tainted(&name));
     }
     println!("{} domains looked at again in {:?}", MANY - ended.len(), began.elapsed());
