@@ -6,10 +6,11 @@
 use crate::{
     guest::check_kernel_log,
     libvirt::{self, DEVICES},
+    manual::{Manual, Place},
     migrate::{Host, Load, NAME, Watched},
     virsh::{CONFIGURATION, CPUS, Libvirt},
 };
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use std::{fs, os::unix::fs::PermissionsExt, process::Command};
 use vnuma_scenario::{HANG_LIMIT, Nodes, Process, Vm, output, wait_for};
 
@@ -42,6 +43,43 @@ const SECOND: &str = "2-3";
 const SLOW: &str = "2";
 const FAST: &str = "1000";
 
+/// The other host in docs/libvirt.md.
+const OTHER: &str = "qemu+ssh://other/system";
+
+/// The commands of docs/libvirt.md: a migration by vnumad, and one by virsh.
+struct Commands {
+    by_vnumad: Vec<(Place, String)>,
+    by_virsh: Vec<(Place, String)>,
+}
+
+impl Commands {
+    fn read() -> Result<Self> {
+        let manual = Manual::new("docs/libvirt.md", include_str!("../../../docs/libvirt.md"));
+        let mut by_vnumad = manual.commands();
+        ensure!(by_vnumad.len() == 4, "docs/libvirt.md has other commands: {by_vnumad:?}");
+        let by_virsh = by_vnumad.split_off(1);
+        Ok(Self { by_vnumad, by_virsh })
+    }
+}
+
+/// Runs a command as it stands there, on the host where the domain is or on the other one.
+fn play((place, command): &(Place, String), at: usize) -> Result<String> {
+    println!("docs/libvirt.md: {command}");
+    let uri = uri_for(at);
+    let words: Vec<&str> =
+        command.split_whitespace().map(|word| if word == OTHER { uri } else { word }).collect();
+    let host = match place {
+        Place::Host => at,
+        Place::Other => 1 - at,
+        Place::Guest => bail!("{command}: not a command of a host"),
+    };
+    match words.split_first() {
+        Some((&"vnumactl", words)) => Ok(HOSTS[host].ask(words)?.to_string()),
+        Some((&"virsh", words)) => virsh(host, words),
+        _ => bail!("{command}: neither vnumactl nor virsh"),
+    }
+}
+
 pub fn run() -> Result<()> {
     let nodes = Nodes::read()?;
     let server = Server::start()?;
@@ -49,8 +87,9 @@ pub fn run() -> Result<()> {
     let Server { vnumads: [vnumad_a, vnumad_b], libvirts } = server;
     let load = Load::start(&vm)?;
 
-    let vm = there(vm, &load, &nodes)?;
-    let vm = back_by_virsh(vm, &load, &nodes)?;
+    let commands = Commands::read()?;
+    let vm = there(vm, &load, &nodes, &commands.by_vnumad)?;
+    let vm = back_by_virsh(vm, &load, &nodes, &commands.by_virsh)?;
     let vm = with_post_copy(vm, &load, &nodes)?;
     stays(&vm, &nodes)?;
     let vnumad_b = stays_without_vnumad(&vm, &nodes, vnumad_b)?;
@@ -188,13 +227,13 @@ fn arrived(to: usize, load: &Load, nodes: &Nodes) -> Result<Vm> {
 }
 
 /// By `vnumactl migrate`, with a pin of vnumad.
-fn there(vm: Vm, load: &Load, nodes: &Nodes) -> Result<Vm> {
-    let [a, b] = &HOSTS;
+fn there(vm: Vm, load: &Load, nodes: &Nodes, commands: &[(Place, String)]) -> Result<Vm> {
+    let b = &HOSTS[1];
     Vm::prepare(b.lab_name, b.cid)?;
     pin_by_vnumad(0)?;
     let watched = Watched::start(b)?;
-    let done = a.ask(&["migrate", NAME, URIS[1]])?;
-    ensure!(done["state"] == "done", "{done}");
+    let done = commands.iter().map(|command| play(command, 0)).collect::<Result<String>>()?;
+    ensure!(done.contains("\"state\":\"done\""), "{done}");
     watched.report("by vnumactl migrate")?;
     println!("by vnumactl migrate: {done}");
     let there = arrived(1, load, nodes)?;
@@ -204,21 +243,22 @@ fn there(vm: Vm, load: &Load, nodes: &Nodes) -> Result<Vm> {
 }
 
 /// By virsh, which takes a pin of vnumad along. It is attached by its operator.
-fn back_by_virsh(vm: Vm, load: &Load, nodes: &Nodes) -> Result<Vm> {
+fn back_by_virsh(vm: Vm, load: &Load, nodes: &Nodes, commands: &[(Place, String)]) -> Result<Vm> {
+    let [detach, migrate, attach] = commands else { bail!("docs/libvirt.md: {commands:?}") };
     let [a, b] = &HOSTS;
     pin_by_vnumad(1)?;
     Vm::prepare(a.lab_name, a.cid)?;
-    match b.ask(&["detach", NAME]) {
+    match play(detach, 1) {
         // A guest that is busy may let go of the device later than vnumactl waits for it.
         Err(error) if format!("{error:#}").contains("has not released") => {
             b.wait_until("the channel to be unplugged", |vm| vm.is_some_and(|vm| vm["channel"] == "none"))?;
         }
         detached => drop(detached?),
     }
-    virsh(1, &["migrate", "--live", "--p2p", NAME, URI_OF_FIRST])?;
+    play(migrate, 1)?;
     a.wait_until("vnumad to find the domain", |vm| vm.is_some_and(|vm| vm["run_state"] == "running"))?;
     wait_for("pins of the other host to be taken back", HANG_LIMIT, || Ok(pin(0, "0")? == OPERATORS))?;
-    a.ask(&["attach", NAME])?;
+    play(attach, 1)?;
     println!("by virsh: pins of the other host are taken back");
     let back = arrived(0, load, nodes)?;
     drop(vm);

@@ -1,5 +1,5 @@
-//! Commands of a document, as it shows them: `# COMMAND` is for the host and `guest# COMMAND` for a guest, in blocks of
-//! ```` ```console ````. Other lines of such a block are what the command prints, or `...`.
+//! Commands of a document, as it shows them: `# COMMAND` is for the host, `other# COMMAND` for another one, and `guest# COMMAND` for a
+//! guest, in blocks of ```` ```console ````. Other lines of such a block are what the command prints, or `...`.
 
 use anyhow::{Context, Result, ensure};
 
@@ -7,6 +7,7 @@ use anyhow::{Context, Result, ensure};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     Host,
+    Other,
     Guest,
 }
 
@@ -27,11 +28,10 @@ impl<'a> Manual<'a> {
         for block in self.text.split("```console\n").skip(1) {
             let block = block.split("```").next().unwrap_or_default().replace("\\\n", " ");
             for line in block.lines() {
-                let (place, command) = match (line.strip_prefix("# "), line.strip_prefix("guest# ")) {
-                    (Some(command), _) => (Place::Host, command),
-                    (_, Some(command)) => (Place::Guest, command),
-                    _ => continue,
-                };
+                let prompts = [("# ", Place::Host), ("other# ", Place::Other), ("guest# ", Place::Guest)];
+                let found =
+                    prompts.iter().find_map(|(prompt, place)| Some((*place, line.strip_prefix(prompt)?)));
+                let Some((place, command)) = found else { continue };
                 let command = command.split("  #").next().unwrap_or_default().trim();
                 commands.push((place, command.split_whitespace().collect::<Vec<_>>().join(" ")));
             }
@@ -54,8 +54,8 @@ mod tests {
 
     #[test]
     fn commands_are_those_of_consoles() {
-        let text = "# A heading\n\n```console\n# a b  # why\nprinted\n# c \\\n    d\nguest# e\n```\n\n```\n# no\n```\n";
-        let expected = [(Place::Host, "a b"), (Place::Host, "c d"), (Place::Guest, "e")];
+        let text = "# A heading\n\n```console\n# a b  # why\nprinted\n# c \\\n    d\nguest# e\nother# f\n```\n\n```\n# no\n```\n";
+        let expected = [(Place::Host, "a b"), (Place::Host, "c d"), (Place::Guest, "e"), (Place::Other, "f")];
         let expected = expected.map(|(place, command)| (place, command.to_owned()));
         assert_eq!(Manual::new("x", text).commands(), expected);
     }

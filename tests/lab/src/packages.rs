@@ -131,6 +131,7 @@ fn first_guest(vm: &Vm) -> Result<()> {
                 install_module(vm)?;
             }
             Place::Guest => manual.play(&command, |command| vm.exec(&["sh", "-c", command]))?,
+            Place::Other => bail!("{command}: there is no other host"),
         }
     }
     vm.await_driver()
