@@ -20,7 +20,7 @@ const CPUS: [&str; 2] = ["1", "2-3"];
 pub(crate) const DEVICES: &str = "cgroup_device_acl = [ \"/dev/null\", \"/dev/full\", \"/dev/zero\", \"/dev/random\", \"/dev/urandom\", \
     \"/dev/ptmx\", \"/dev/kvm\", \"/dev/vda\", \"/dev/vhost-vsock\" ]\n";
 
-/// A vnumad is killed so long after it was asked to attach.
+/// A vnumad is killed, or stopped and then killed, so long after it was asked to attach.
 const MOMENTS_MS: [u64; 3] = [5, 30, 120];
 
 /// What the domain has of the lab: disk, agent, and a monitor for lab-vm that vnumad does not know of.
@@ -215,12 +215,16 @@ fn libvirtd_is_killed(vm: &Vm, libvirt: &mut Libvirt) -> Result<()> {
 /// Whenever that is, QEMU goes on, and another vnumad attaches the VM or has it attached.
 fn vnumad_is_killed_in_mid_attach(vm: &Vm, daemon: Process) -> Result<Process> {
     let mut daemon = Some(daemon);
-    for moment in MOMENTS_MS {
+    for (moment, stopped) in MOMENTS_MS.into_iter().flat_map(|moment| [(moment, false), (moment, true)]) {
         detach()?;
         ensure!(!has_channel()?, "virsh dumpxml shows a device that was detached");
         let attach = vnumactl_command(&["attach", NAME]).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
         let attach = Process(attach.context("vnumactl attach")?);
         sleep(Duration::from_millis(moment));
+        if let Some(daemon) = daemon.as_ref().filter(|_| stopped) {
+            output("kill", &["-STOP", &daemon.0.id().to_string()])?;
+            vm.exec(&["true"]).context("the guest stands still while vnumad is stopped")?;
+        }
         drop(daemon.take());
         vm.exec(&["true"]).context("the guest stands still")?;
         drop(attach);
@@ -234,7 +238,8 @@ fn vnumad_is_killed_in_mid_attach(vm: &Vm, daemon: Process) -> Result<Process> {
         wait_until_channel("attached")?;
         expect(vm, [0, 1])?;
         println!(
-            "vnumad was killed {moment} ms after it was asked to attach: the device {}",
+            "vnumad was {} {moment} ms after it was asked to attach: the device {}",
+            if stopped { "stopped" } else { "killed" },
             if came { "came" } else { "did not come" }
         );
     }
