@@ -71,8 +71,8 @@ static int mapped_cpus(int node, unsigned long *mask, size_t bits)
 }
 
 /*
- * Where the program may run: on all nodes. CPUs that it is bound to may go to any of them, and a node may be without CPUs
- * just now. HotSpot 25 uses no nodes unless it may run on all those that it may have memory of.
+ * Where the program may run: on all nodes. CPUs that it is bound to may go to any of them, and a node may be
+ * without CPUs just now. HotSpot 25 uses no nodes unless it may run on all those that it may have memory of.
  */
 static void add_mapped_nodes(unsigned long *mask, size_t bits)
 {
