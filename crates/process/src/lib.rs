@@ -21,9 +21,10 @@
 //! one in the microseconds between 1 and 2. [`ActError::Raced`] reports it either way.
 //!
 //! [`move_pages`] takes pages of such a process to another node, with the same care, and [`sample_pages`] looks at some.
-//! It ends there: no plan is made here.
+//! [`damon`] tells how often pages are accessed. It ends there: no plan is made here.
 
 mod class;
+pub mod damon;
 pub mod main_loop;
 mod pages;
 mod priority;
