@@ -561,6 +561,7 @@ impl Checker {
             | Command::Rank { .. }
             | Command::StopMemory(_)
             | Command::ObserveMemory { .. }
+            | Command::WatchHotness { .. }
             | Command::LookForScheduler => {}
             Command::MoveMemory { vm, pid, order } => {
                 let homes = self.vms.get(vm).map(|view| view.homes.clone()).unwrap_or_default();

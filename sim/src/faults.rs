@@ -221,7 +221,7 @@ impl Saboteur {
                 push(Command::MoveMemory { vm, pid, order });
             }
             (Fault::MemoryTwice, Command::MoveMemory { vm, pid, order }) => {
-                push(Command::MoveMemory { vm, pid, order });
+                push(Command::MoveMemory { vm, pid, order: order.clone() });
                 if self.strikes(100) {
                     push(Command::MoveMemory { vm, pid, order });
                 }

@@ -8,6 +8,7 @@ use crate::{
 use std::collections::BTreeMap;
 use vnuma_daemon::core::event::{Event, Request};
 use vnuma_placement::{
+    hotness::{Hotness, Region},
     repatriation::MemoryPolicy,
     residency::{AreaSample, Found, Keeps, MemoryArea, MemoryObservation, PageKind},
     scheduling::memory::MoveMemory,
@@ -47,13 +48,16 @@ impl Simulation {
     fn observation(&mut self, areas: &[MemoryArea]) -> MemoryObservation {
         let nodes: Vec<u32> = self.world.host.nodes().collect();
         let mut sample = |area: &MemoryArea| {
-            let mut found = Vec::new();
+            let (mut found, mut pages) = (Vec::new(), Vec::new());
             for &node in &nodes {
                 let kept = self.rng.chance(50).then_some(Keeps::Shared);
                 let count = self.rng.within(0..SAMPLES / nodes.len() as u64 + 1);
                 found.push(Found { node, kind: PageKind::Base, kept, locked: false, count });
+                let first = pages.len() as u64;
+                let page = |at: u64| (area.start + (first + at) * (area.bytes / SAMPLES), node);
+                pages.extend((0..count).filter(|_| kept.is_none()).map(page));
             }
-            AreaSample { area: *area, looked: SAMPLES, found, swapped: 0 }
+            AreaSample { area: *area, looked: SAMPLES, found, swapped: 0, pages }
         };
         let areas = areas.iter().map(&mut sample).collect();
         let free = |node: &u32| (*node, 32 << 20, self.rng.within(0..16 << 20));
@@ -65,6 +69,30 @@ impl Simulation {
             allowed: nodes.clone(),
             unmapped: false,
         }
+    }
+
+    /// It is watched how hot memory of a process is. Often that is not known.
+    pub(crate) fn watch_hotness(&mut self, vm: VmId, pid: i32, areas: &[MemoryArea]) {
+        self.count("watches of hotness");
+        let known = self.daemon.pidfds.get(&vm).is_some_and(|(known, ..)| *known == pid);
+        let took_ns = self.rng.within(SECOND..8 * SECOND);
+        let outcome = match known && self.rng.chance(700) {
+            false => Err(format!("process {pid} has ended")),
+            true => {
+                let mut regions: Vec<Region> = Vec::new();
+                for area in areas {
+                    let middle = area.start + self.rng.within(1..area.bytes / 4096) * 4096;
+                    for (start, end) in [(area.start, middle), (middle, area.start + area.bytes)] {
+                        let accesses = self.rng.within(0..21) as u32;
+                        regions.push(Region { start, end, accesses });
+                    }
+                }
+                regions.sort_by_key(|region| region.start);
+                let (began_ns, ended_ns) = (self.now_ns, self.now_ns + took_ns);
+                Ok(Hotness { began_ns, ended_ns, cost_ns: 20 * MILLI, looks: 20, regions })
+            }
+        };
+        self.soon(took_ns, Event::HotnessWatched(vm, pid, outcome));
     }
 
     /// Pages of a process are moved. That ends some time, with some of them moved.
@@ -132,7 +160,12 @@ impl Rules {
             order.within == Some((start, start + GUEST_NODE)) && order.to == *home
         };
         let home = homes.iter().any(its);
-        let sound = order.from != order.to && order.bytes > 0 && order.bytes <= GUEST_NODE;
+        let inside = |part: &(u64, u64)| {
+            let within = order.within.unwrap_or_default();
+            within.0 <= part.0 && part.0 < part.1 && part.1 <= within.1
+        };
+        let parts = order.parts.as_ref().is_none_or(|parts| !parts.is_empty() && parts.iter().all(inside));
+        let sound = order.from != order.to && order.bytes > 0 && order.bytes <= GUEST_NODE && parts;
         (twice || !home || !sound).then(|| {
             format!("memory of VM {vm}, at home {homes:?}: {order:?}; another one is under way: {twice}")
         })

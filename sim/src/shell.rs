@@ -91,6 +91,7 @@ impl Simulation {
             // Its hosts have no scheduler of vnuma's.
             Command::Rank { .. } | Command::LookForScheduler => {}
             Command::ObserveMemory { vm, pid, areas } => self.observe_memory(vm, pid, &areas),
+            Command::WatchHotness { vm, pid, areas } => self.watch_hotness(vm, pid, &areas),
             Command::MoveMemory { vm, pid, order } => self.move_memory(vm, pid, &order),
             Command::StopMemory(vm) => self.end_memory(vm, None),
             Command::Reply(..) | Command::Announce(_) | Command::Log(..) => {}

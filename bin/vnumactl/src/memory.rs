@@ -24,6 +24,7 @@ pub fn show(vm: &VmMemory) -> String {
         text += &places(&vm.nodes);
     }
     text += &pluggable(&vm.nodes);
+    text += &hotness(vm);
     if let Some(moves) = &vm.moves {
         text += &moves_text(moves);
     }
@@ -102,6 +103,27 @@ fn pluggable(nodes: &[GuestNodeMemory]) -> String {
     if lines.is_empty() { lines } else { format!("\n{lines}") }
 }
 
+/// How hot what is displaced is, or why that is not known.
+fn hotness(vm: &VmMemory) -> String {
+    let Some(watch) = &vm.hotness else { return String::new() };
+    let mut text = String::new();
+    if let (Some(age_ms), Some(watched_ms)) = (watch.age_ms, watch.watched_ms) {
+        let (age, watched) = (age_ms as f64 / 1000.0, watched_ms as f64 / 1000.0);
+        let (regions, cost) = (watch.regions, watch.cost_us as f64 / 1000.0);
+        text += &format!(
+            "\nHow hot it is was watched for {watched:.1} s, {age:.1} s ago, in {regions} regions and {cost:.1} ms of a CPU\n"
+        );
+        for (node, hotness) in vm.nodes.iter().filter_map(|node| Some((node.id, node.hotness?))) {
+            let [hot, warm, cold] = [hotness.hot, hotness.warm, hotness.cold].map(|one| shown(one.bytes));
+            text += &format!("  displaced of guest node {node}: {hot} hot, {warm} warm, {cold} cold\n");
+        }
+    }
+    if let Some(problem) = &watch.problem {
+        text += &format!("\nHow hot it is is not known: {}\n", plain(problem));
+    }
+    text
+}
+
 fn moves_text(memory: &MemoryMoves) -> String {
     let mut text = format!("\nMoved: {} in {} moves", shown(memory.bytes), memory.moves);
     if !memory.last.ended {
@@ -122,7 +144,7 @@ fn share(bytes: u64, of: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vnuma_api::{MemoryPlace, MemoryStep, NodeBytes, Pluggable, Unmovable};
+    use vnuma_api::{Hotness, HotnessWatch, MemoryPlace, MemoryStep, NodeBytes, Pluggable, Unmovable};
 
     fn bytes(mib: u64, low: u64, high: u64) -> Bytes {
         Bytes { bytes: mib << 20, low: low << 20, high: high << 20 }
@@ -200,6 +222,21 @@ web\u{fffd}: memory policy both; looked at 1.3 s ago, in 23.4 ms of a CPU
         });
         let line = "\nguest node 1: 64 MiB of 512 MiB are plugged by virtio-mem, 256 MiB requested, 60 MiB on node 1\n";
         assert!(show(&vm).contains(line), "{}", show(&vm));
+    }
+
+    #[test]
+    fn how_hot_it_is_is_said_or_why_that_is_not_known() {
+        let mut vm = vm();
+        assert!(!show(&vm).contains("hot"));
+        vm.hotness = Some(HotnessWatch { problem: Some("n\u{1b}o".into()), ..HotnessWatch::default() });
+        assert!(show(&vm).ends_with("\nHow hot it is is not known: n\u{fffd}o\n"), "{}", show(&vm));
+        let (age_ms, watched_ms) = (Some(12_340), Some(3_060));
+        vm.hotness = Some(HotnessWatch { age_ms, watched_ms, regions: 431, cost_us: 51_260, problem: None });
+        let mib = |mib| bytes(mib, mib, mib);
+        vm.nodes[0].hotness = Some(Hotness { hot: mib(5), warm: mib(7), cold: mib(38) });
+        let lines = "\nHow hot it is was watched for 3.1 s, 12.3 s ago, in 431 regions and 51.3 ms of a CPU\n  \
+                     displaced of guest node 0: 5120 KiB hot, 7168 KiB warm, 38 MiB cold\n";
+        assert!(show(&vm).ends_with(lines), "{}", show(&vm));
     }
 
     #[test]

@@ -56,7 +56,9 @@ mod vm;
 
 pub use device::{Device, DeviceUser, DeviceUserKind, Devices, FreeMemory, NodeFree, VmInterface, VmVhost};
 pub use event::{Event, EventKind, Generation, UnknownEvent};
-pub use memory::{Bytes, GuestNodeMemory, MemoryPlace, MemoryPolicyRequest, Unmovable, VmMemory};
+pub use memory::{
+    Bytes, GuestNodeMemory, Hotness, HotnessWatch, MemoryPlace, MemoryPolicyRequest, Unmovable, VmMemory,
+};
 pub use migration::{AttachRequest, MigrateRequest, Migration};
 pub use observation::{Observation, ObservedCounts, ObservedVcpu, ObservedVm};
 pub use path::{

@@ -36,6 +36,36 @@ pub struct VmMemory {
     pub rests_ms: Option<u64>,
     /// Why its pages could not be looked at the last time.
     pub problem: Option<String>,
+    /// How it is known how hot displaced memory is; none if that is switched off, or the policy is another one than `adaptive`.
+    pub hotness: Option<HotnessWatch>,
+}
+
+/// How it is known how often memory is accessed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct HotnessWatch {
+    /// How long ago it was watched last, milliseconds; none if it was not, or could not be.
+    pub age_ms: Option<u64>,
+    /// For how long, milliseconds.
+    pub watched_ms: Option<u64>,
+    /// CPU time of the kernel's thread that watched, microseconds; 0 if the kernel does not say it.
+    pub cost_us: u64,
+    /// Regions that the kernel told apart.
+    pub regions: u64,
+    /// Why it could not be watched the last time.
+    pub problem: Option<String>,
+}
+
+/// How hot displaced memory is that can be moved, by the looks of the last watch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct Hotness {
+    /// At least half of the looks found it accessed.
+    pub hot: Bytes,
+    /// Fewer did.
+    pub warm: Bytes,
+    /// None did.
+    pub cold: Bytes,
 }
 
 /// Bytes, and the interval that they are in with a confidence of 95 %.
@@ -79,6 +109,8 @@ pub struct GuestNodeMemory {
     pub places: Vec<MemoryPlace>,
     /// What of the displaced memory cannot be moved, by reason.
     pub unmovable: Vec<Unmovable>,
+    /// How hot that is which can, if it was watched.
+    pub hotness: Option<Hotness>,
 }
 
 /// Memory on a host node in pages of one size.

@@ -90,6 +90,8 @@ pub struct MemoryStep {
     pub saving_ms_per_s: f64,
     /// Accesses are assumed, as nothing is counted on this host.
     pub assumed: bool,
+    /// How hot it is was watched, and the hottest is moved first.
+    pub hottest_first: bool,
 }
 
 impl MemoryStep {
@@ -145,8 +147,9 @@ impl MemoryStep {
         let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
         let (most, displaced) = (mib(self.bytes), mib(self.displaced_bytes.unwrap_or(0)));
         let assumed = if self.assumed { "; accesses are assumed" } else { "" };
+        let order = if self.hottest_first { ", hottest first" } else { "" };
         format!(
-            "guest node {guest_node}: up to {most} come home from node {from} to {to}, by {policy}: {cause}; {displaced} displaced; \
+            "guest node {guest_node}: up to {most} come home from node {from} to {to}, by {policy}: {cause}{order}; {displaced} displaced; \
              {price_ms} ms of work, {saving_ms_per_s} ms a second saved{assumed}"
         )
     }

@@ -353,6 +353,15 @@ struct MemorySection {
     mib_per_s: Option<Spanned<i64>>,
     observe_s: Option<Spanned<i64>>,
     observe_permille: Option<Spanned<i64>>,
+    hotness: Option<HotnessMode>,
+}
+
+/// Whether it is watched how hot memory is.
+#[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum HotnessMode {
+    Auto,
+    Off,
 }
 
 impl MemorySection {
@@ -383,6 +392,7 @@ impl MemorySection {
             bytes_per_s: mib_per_s.map_or(default.bytes_per_s, |mib| mib << 20),
             observe_ns,
             cost_permille: cost.unwrap_or(default.cost_permille),
+            hotness: self.hotness != Some(HotnessMode::Off),
         })
     }
 }

@@ -16,6 +16,7 @@ use vnuma_daemon::core::{
 };
 use vnuma_placement::{
     Policies,
+    hotness::{Hotness, Region},
     repatriation::{MemoryPolicy, MemorySettings},
     residency::{AreaSample, Found, Keeps, MemoryArea, MemoryObservation, PageKind},
     scheduling::memory::MoveMemory,
@@ -47,6 +48,9 @@ struct Run {
     /// Observations are answered.
     answers: bool,
     looked: Vec<Vec<MemoryArea>>,
+    /// What a watch of how hot it is shows; `None`: it is not answered.
+    hotness: Option<Result<Hotness, String>>,
+    watched: Vec<Vec<MemoryArea>>,
     orders: Vec<MoveMemory>,
     stopped: usize,
     replies: BTreeMap<u64, Result<Answer, Refusal>>,
@@ -66,6 +70,8 @@ impl Run {
             problem: None,
             answers: true,
             looked: Vec::new(),
+            hotness: Some(Err("there is no DAMON".into())),
+            watched: Vec::new(),
             orders: Vec::new(),
             stopped: 0,
             replies: BTreeMap::new(),
@@ -87,7 +93,12 @@ impl Run {
             let found = |node, kept, count| Found { node, kind: PageKind::Base, kept, locked: false, count };
             let home = area.guest_node;
             let found = vec![found(home, None, SAMPLES - displaced), found(1 - home, self.kept, displaced)];
-            AreaSample { area: *area, looked: SAMPLES, found, swapped: 0 }
+            // Those that are displaced are in front.
+            let movable = displaced * u64::from(self.kept.is_none());
+            let node = |at: u64| if at < displaced { 1 - home } else { home };
+            let page = |at: u64| (area.start + at * (area.bytes / SAMPLES / 4096 * 4096), node(at));
+            let pages = (displaced - movable..SAMPLES).map(page).collect();
+            AreaSample { area: *area, looked: SAMPLES, found, swapped: 0, pages }
         };
         MemoryObservation {
             began_ns: self.now_ns,
@@ -110,6 +121,10 @@ impl Run {
                     let outcome = self.problem.clone().map_or_else(|| Ok(self.observation(&areas)), Err);
                     self.looked.push(areas);
                     more.extend(self.answers.then_some(Event::MemoryObserved(vm, pid, outcome)));
+                }
+                Command::WatchHotness { vm, pid, areas } => {
+                    self.watched.push(areas);
+                    more.extend(self.hotness.clone().map(|outcome| Event::HotnessWatched(vm, pid, outcome)));
                 }
                 Command::MoveMemory { order, .. } => self.orders.push(order),
                 Command::StopMemory(_) => self.stopped += 1,
@@ -162,7 +177,7 @@ fn displaced_memory_of_each_guest_node_comes_to_its_home_with_a_reason() {
     assert_eq!(run.looked[0].iter().map(|area| area.start).collect::<Vec<_>>(), [1 << 40, 2 << 40]);
     run.displaced = [40, 100];
     run.pass(130);
-    let [order] = run.orders[..] else { panic!("{:?}", run.orders) };
+    let [order] = &run.orders[..] else { panic!("{:?}", run.orders) };
     assert_eq!((order.from, order.to), (0, 1), "the larger part first");
     assert_eq!(order.within, Some((2 << 40, (2 << 40) + 1024 * MIB)));
     let begun = &run.steps[0];
@@ -189,6 +204,128 @@ fn displaced_memory_of_each_guest_node_comes_to_its_home_with_a_reason() {
     run.moved(MemoryMoved { bytes: 40 * MIB, ..MemoryMoved::default() });
     run.pass(2000);
     assert_eq!(run.orders.len(), 2, "all of it is at home");
+}
+
+fn adaptive() -> MemorySettings {
+    MemorySettings { policy: MemoryPolicy::Adaptive, ..MemorySettings::default() }
+}
+
+/// The second half of what is displaced of guest node 0, 200 MiB, is hot.
+fn second_half() -> Result<Hotness, String> {
+    let (start, middle, end) = (1 << 40, (1 << 40) + 100 * MIB, (1 << 40) + 1024 * MIB);
+    let regions = [(start, middle, 0), (middle, end, 12)];
+    let regions = regions.map(|(start, end, accesses)| Region { start, end, accesses });
+    Ok(Hotness {
+        began_ns: 1,
+        ended_ns: 3_000_000_001,
+        cost_ns: 50_000_000,
+        looks: 20,
+        regions: regions.to_vec(),
+    })
+}
+
+#[test]
+fn adaptive_has_it_watched_how_hot_it_is_before_it_moves_it() {
+    let mut run = Run::new(adaptive(), description());
+    run.hotness = None;
+    run.pass(130);
+    assert_eq!(run.watched.len(), 0, "nothing is displaced");
+    assert_eq!(run.ask(3).expect("answered").expect("known").hotness, Some(api::HotnessWatch::default()));
+    run.displaced = [200, 0];
+    run.pass(130);
+    assert_eq!((run.watched.len(), run.orders.len()), (1, 0), "it waits for that");
+    assert_eq!(run.watched[0], run.looked[0], "all memory of the guest");
+    run.step(Event::HotnessWatched(run.vm.0, PID + 1, second_half()));
+    assert_eq!(run.orders.len(), 0, "that was another process");
+    run.step(Event::HotnessWatched(run.vm.0, PID, second_half()));
+    let [order] = &run.orders[..] else { panic!("{:?}", run.orders) };
+    let parts = [((1 << 40) + 100 * MIB, (1 << 40) + 1024 * MIB), (1 << 40, (1 << 40) + 100 * MIB)];
+    assert_eq!((order.from, order.parts.as_deref()), (1, Some(parts.as_slice())));
+    assert!(
+        run.steps[0].hottest_first
+            && run.lines.iter().any(|line| line.contains("more than the move, hottest first;"))
+    );
+    let shown = run.ask(4).expect("answered").expect("known");
+    let watch = shown.hotness.expect("it was watched");
+    assert_eq!((watch.watched_ms, watch.regions, watch.problem), (Some(3000), 2, None));
+    let hotness = shown.nodes[0].hotness.expect("it was watched");
+    let mib = [hotness.hot, hotness.warm, hotness.cold].map(|size| size.bytes.div_ceil(MIB));
+    assert_eq!(mib, [105, 0, 101], "of a thousand pages each one stands for a bit more than a MiB");
+}
+
+#[test]
+fn what_was_watched_holds_for_a_minute() {
+    let mut run = Run::new(adaptive(), description());
+    (run.displaced, run.hotness) = ([200, 0], Some(second_half()));
+    run.pass(65);
+    assert_eq!((run.watched.len(), run.orders.len()), (1, 1));
+    // A move that is under way when it holds no more is not disturbed.
+    for (seconds, watched) in [(20, 1), (20, 1), (40, 1), (20, 2)] {
+        run.moved(MemoryMoved { bytes: 10 * MIB, ..MemoryMoved::default() });
+        run.pass(seconds);
+        assert_eq!(run.watched.len(), watched);
+    }
+    assert!(run.orders.iter().all(|order| order.parts.is_some()), "{:?}", run.orders);
+}
+
+#[test]
+fn watching_costs_no_more_than_it_may() {
+    let mut run = Run::new(adaptive(), description());
+    // A thousandth of a CPU: one in ten minutes.
+    let dear = second_half().map(|known| Hotness { cost_ns: 600_000_000, ..known });
+    (run.displaced, run.hotness) = ([200, 0], Some(dear));
+    for _ in 0..40 {
+        run.pass(60);
+        run.moved(MemoryMoved { bytes: 10 * MIB, ..MemoryMoved::default() });
+    }
+    assert!((3..=5).contains(&run.watched.len()), "{} watches in 40 minutes", run.watched.len());
+    assert!(run.orders.len() > 20 && run.orders.iter().all(|order| order.parts.is_some()));
+}
+
+#[test]
+fn where_hotness_is_not_known_adaptive_moves_all_the_same_and_says_why() {
+    let mut run = Run::new(adaptive(), description());
+    run.displaced = [200, 0];
+    run.pass(130);
+    let [order] = &run.orders[..] else { panic!("{:?}", run.orders) };
+    assert!(order.parts.is_none() && !run.steps[0].hottest_first);
+    let said = "a: how hot its memory is is not known: there is no DAMON";
+    assert_eq!(run.lines.iter().filter(|line| *line == said).count(), 1, "{:?}", run.lines);
+    let problem = run.ask(3).expect("answered").expect("known").hotness.and_then(|watch| watch.problem);
+    assert_eq!(problem.as_deref(), Some("there is no DAMON"));
+    // It is tried again after a while, and said no second time.
+    run.moved(MemoryMoved { bytes: 10 * MIB, ..MemoryMoved::default() });
+    run.pass(130);
+    assert!(run.watched.len() > 1 && run.orders.len() > 1, "{} watches", run.watched.len());
+    assert_eq!(run.lines.iter().filter(|line| *line == said).count(), 1);
+    // One in which nothing was found accessed says nothing.
+    let mut run = Run::new(adaptive(), description());
+    let cold = second_half().map(|mut known| {
+        known.regions.iter_mut().for_each(|region| region.accesses = 0);
+        known
+    });
+    (run.displaced, run.hotness) = ([200, 0], Some(cold));
+    run.pass(130);
+    assert!(run.orders.len() == 1 && run.orders[0].parts.is_none(), "{:?}", run.orders);
+}
+
+#[test]
+fn hotness_is_watched_for_adaptive_alone_and_if_it_is_wanted() {
+    for settings in [both(), MemorySettings { hotness: false, ..adaptive() }] {
+        let mut run = Run::new(settings, description());
+        (run.displaced, run.hotness) = ([200, 0], Some(second_half()));
+        run.pass(130);
+        assert!(run.watched.is_empty() && run.orders.len() == 1 && run.orders[0].parts.is_none());
+        assert_eq!(run.ask(3).expect("answered").expect("known").hotness, None);
+    }
+    // Another policy while it is watched.
+    let mut run = Run::new(adaptive(), description());
+    (run.displaced, run.hotness) = ([200, 0], None);
+    run.pass(130);
+    run.set(3, MemoryPolicy::None);
+    run.step(Event::HotnessWatched(run.vm.0, PID, second_half()));
+    run.pass(300);
+    assert_eq!((run.watched.len(), run.orders.len()), (1, 0));
 }
 
 #[test]

@@ -196,7 +196,7 @@ fn memory_goes_to_vcpus_that_are_pinned_and_the_guest_is_told_of_its_new_home() 
     run.periods(2);
     assert_eq!((&run.orders[..], run.shown()), (&[][..], None), "they may be moved again at once");
     run.period();
-    let [(PID, order)] = run.orders[..] else { panic!("{:?}", run.orders) };
+    let [(PID, order)] = &run.orders[..] else { panic!("{:?}", run.orders) };
     assert_eq!((order.from, order.to, order.bytes, order.reserve_kib), (1, 0, 256 * MIB, GIB_KIB / 2));
     let line = "a: 256.0 MiB go from node 1 to 0, by vprobe: its vCPUs may not run there; remote share 50 %, 0 % expected; \
                 655 ms of work, 1100 ms a second saved";

@@ -133,7 +133,7 @@ impl Run {
                 0 => vec![found(0, self.mib[0]), found(1, self.mib[1])],
                 _ => vec![found(1, 1024)],
             };
-            AreaSample { area: *area, looked: 1024, found, swapped: 0 }
+            AreaSample { area: *area, looked: 1024, found, swapped: 0, pages: Vec::new() }
         };
         MemoryObservation {
             began_ns: self.now_ns,
@@ -264,7 +264,7 @@ fn memory_goes_first_then_the_guest_is_told_then_vcpus_follow() {
     let mut run = Run::new(MemoryPolicy::None);
     let shown = run.rehome(1).expect("begun").rehome.expect("one");
     assert_eq!((shown.state.as_str(), shown.there_bytes, &shown.vcpus[..]), ("memory", 0, &[0][..]));
-    let order = run.orders[0];
+    let order = run.orders[0].clone();
     assert_eq!((order.from, order.to, order.why), (0, 1, MemoryReason::Rehome(0)));
     assert_eq!(order.within, Some((1 << 40, (1 << 40) + 1024 * MIB)), "no memory of the other guest node");
     run.step(Event::MemoryMoved(
@@ -665,7 +665,7 @@ fn memory_that_is_plugged_goes_with_its_guest_node() {
     run.moved(1, 1024, None);
     let state = run.state();
     assert_eq!((state.state.as_str(), state.there_bytes), ("memory", 1024 * MIB), "the device is left");
-    let order = run.orders[1];
+    let order = run.orders[1].clone();
     assert_eq!((order.from, order.to, order.bytes), (0, 1, 300 * MIB));
     assert_eq!(order.within, Some((plugged::START, plugged::END)));
     run.description.memory_devices[0].memory.resident_kib = vec![(1, 300 << 10)];

@@ -19,6 +19,7 @@ mod acked;
 mod assignment;
 mod devices;
 mod home;
+pub mod hotness;
 pub mod migration;
 mod plan;
 pub mod rehome;

@@ -65,7 +65,7 @@ pub enum Reason {
 }
 
 /// One thing to do.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Action {
     /// Publish what is true under this generation.
     Publish(u64, PublishReason),
@@ -80,12 +80,14 @@ pub enum Action {
     Follow,
     /// See where the memory of a VM is.
     ObserveMemory,
+    /// Watch how hot the memory of a VM is.
+    WatchHotness,
     /// Move memory of a VM to another node. It has its reason with it.
     MoveMemory(MoveMemory),
 }
 
 /// One thing to do about a VM.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Step {
     /// The VM.
     pub vm: VmId,
@@ -115,6 +117,9 @@ pub fn decide(world: &World, policies: &Policies, now_ns: u64) -> Plan {
         }
         if vm.observation_due(now_ns) {
             plan.push(id, Action::ObserveMemory);
+        }
+        if vm.homing.hotness.is_due() {
+            plan.push(id, Action::WatchHotness);
         }
         vm.memory_step().into_iter().for_each(|step| plan.push(id, Action::MoveMemory(step)));
         plan.replug(id, managed, vm, policies, now_ns);

@@ -10,6 +10,10 @@
 //! | `both` | whichever comes first | |
 //! | `adaptive` | within a minute the move saves twice its price | here |
 //!
+//! `adaptive` knows how hot what is displaced is, where that [can be watched](crate::hotness): the hottest comes first. Where
+//! accesses are counted they are divided among the pages by that, and pages that nobody accesses do not pay. Accesses that are
+//! assumed are assumed of every page: one that was cold for some seconds may be hot when it matters, so that it comes last.
+//!
 //! What starts is a round. It goes on, a move at a time, until nothing that can be moved is displaced.
 //!
 //! ```text
@@ -24,11 +28,12 @@
 //! | a home keeps its [reserve](NodeMemory::reserve_kib) | what is free is looked at here and during the move |
 //! | what cannot be moved is not tried for ever | it rests for a minute, and each time twice as long, up to an hour |
 
+use crate::hotness::{Heat, Piece};
 use crate::scheduling::memory::{
     HORIZON_NS, LEAST, MARGIN, MemoryReason, MoveMemory, NodeMemory, PAGE, PAGE_PRICE, SAVED_S, TENTH_NS,
 };
 use crate::world::VmId;
-use std::{collections::BTreeMap, fmt, str::FromStr};
+use std::{collections::BTreeMap, fmt, str::FromStr, sync::Arc};
 use vnuma_topology::{GuestNodeId, HostNodeId, LOCAL_DISTANCE};
 
 /// When displaced memory comes home.
@@ -97,6 +102,8 @@ pub struct MemorySettings {
     pub observe_ns: u64,
     /// CPU time that observations of a VM may take, in thousandths of a CPU.
     pub cost_permille: u64,
+    /// `adaptive` has watched how hot memory is.
+    pub hotness: bool,
 }
 
 impl Default for MemorySettings {
@@ -108,6 +115,7 @@ impl Default for MemorySettings {
             bytes_per_s: 256 << 20,
             observe_ns: 60_000_000_000,
             cost_permille: 1,
+            hotness: true,
         }
     }
 }
@@ -161,10 +169,12 @@ pub struct HomeWhy {
     pub saving_ns_per_s: f64,
     /// That is of accesses that are assumed.
     pub assumed: bool,
+    /// It is known how hot it is, and the hottest comes first.
+    pub hottest_first: bool,
 }
 
 /// Displaced memory of a guest node that is on one host node, and can be moved.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Stray {
     /// The host node.
     pub node: HostNodeId,
@@ -176,6 +186,8 @@ pub struct Stray {
     pub distance: u8,
     /// What a page saves in a second when it is at home, in tenths of a local access. `None`: accesses are not counted.
     pub saving: Option<f64>,
+    /// How hot it is, if that was watched.
+    pub heat: Option<Heat>,
 }
 
 /// Memory of a guest node: what it booted with, or a device of it.
@@ -213,30 +225,99 @@ pub struct HomeInput<'a> {
 }
 
 /// Displaced memory that can be moved now.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Candidate<'a> {
     area: &'a HomeArea,
-    stray: Stray,
-    /// What a page saves in a second, tenths.
+    stray: &'a Stray,
+    /// How much of it is to be moved, most likely and at most.
+    bytes: u64,
+    high: u64,
+    /// What a page saves in a second, tenths; of the hottest, if that is known.
     saving: f64,
+    /// It by its heat, the hottest first, with what a page of each saves.
+    parts: Option<Vec<(Piece, f64)>>,
 }
 
-impl Candidate<'_> {
+impl<'a> Candidate<'a> {
+    /// `None`: for this policy there is nothing to move.
+    fn new(policy: MemoryPolicy, area: &'a HomeArea, stray: &'a Stray) -> Option<Self> {
+        let farther = f64::from(stray.distance) - f64::from(LOCAL_DISTANCE);
+        let saving = stray.saving.unwrap_or(ASSUMED_ACCESSES * farther);
+        let whole = Self { area, stray, bytes: stray.bytes, high: stray.high, saving, parts: None };
+        if policy != MemoryPolicy::Adaptive {
+            return Some(whole);
+        }
+        match stray.heat.as_ref().filter(|heat| !heat.pieces.is_empty()) {
+            None => Some(whole).filter(Self::pays),
+            Some(heat) if stray.saving.is_none() => {
+                Some(whole).filter(Self::pays).map(|whole| whole.by(heat))
+            }
+            Some(heat) => whole.by(heat).those_that_pay(),
+        }
+    }
+
+    /// The hottest comes first. What it saves is divided by heat where that is counted.
+    fn by(self, heat: &Heat) -> Self {
+        let hotter = |piece: &Piece| match heat.mean > 0.0 {
+            true => self.saving * f64::from(piece.accesses) / heat.mean,
+            false => 0.0,
+        };
+        let counted = self.stray.saving.is_some();
+        let of = |piece: &Piece| (*piece, if counted { hotter(piece) } else { self.saving });
+        let parts = heat.pieces.iter().map(of).collect();
+        Self { saving: heat.pieces.first().map_or(0.0, hotter), parts: Some(parts), ..self }
+    }
+
+    /// Without what nobody accesses often enough.
+    fn those_that_pay(mut self) -> Option<Self> {
+        let parts = self.parts.as_mut()?;
+        parts.retain(|(piece, saving)| {
+            let pages = (piece.bytes / PAGE) as f64;
+            does_pay(pages * saving, price(piece.bytes, piece.within))
+        });
+        let bytes = parts.iter().fold(0_u64, |sum, (piece, _)| sum.saturating_add(piece.bytes));
+        // As much more at most as of all of it.
+        let high = u128::from(self.high) * u128::from(bytes) / u128::from(self.bytes.max(1));
+        (self.bytes, self.high) = (bytes, u64::try_from(high).unwrap_or(u64::MAX).max(bytes));
+        Some(self).filter(|left| left.bytes >= PAGE)
+    }
+
     fn place(&self) -> Place {
         (self.area.within.0, self.stray.node)
     }
 
-    /// What it takes to move all of it, tenths of a local access.
-    fn price(&self) -> f64 {
-        let (start, end) = self.area.within;
-        let looked = (end.saturating_sub(start) / PAGE) as f64;
-        (self.stray.bytes / PAGE) as f64 * PAGE_PRICE + looked * LOOK_PRICE
+    fn pays(&self) -> bool {
+        does_pay((self.bytes / PAGE) as f64 * self.saving, price(self.bytes, self.area.within))
     }
 
-    fn pays(&self) -> bool {
-        let saving = (self.stray.bytes / PAGE) as f64 * self.saving;
-        saving * (HORIZON_NS as f64 / 1e9) > MARGIN * self.price()
+    /// What it takes to move so much of it, and what that saves in a second, in tenths of a local access.
+    fn figures(&self, bytes: u64) -> (f64, f64) {
+        let Some(parts) = &self.parts else {
+            let (moved, all) = (bytes.min(self.bytes), self.bytes as f64);
+            let price = price(self.bytes, self.area.within) * moved as f64 / all;
+            return (price, moved as f64 / PAGE as f64 * self.saving);
+        };
+        let (mut left, mut sums) = (bytes, (0.0, 0.0));
+        for (piece, saving) in parts {
+            let moved = piece.bytes.min(left);
+            left -= moved;
+            let part = moved as f64 / piece.bytes.max(1) as f64;
+            sums.0 += price(piece.bytes, piece.within) * part;
+            sums.1 += moved as f64 / PAGE as f64 * saving;
+        }
+        sums
     }
+}
+
+/// What it takes to move so much of this memory, tenths of a local access.
+fn price(bytes: u64, (start, end): (u64, u64)) -> f64 {
+    let looked = (end.saturating_sub(start) / PAGE) as f64;
+    (bytes / PAGE) as f64 * PAGE_PRICE + looked * LOOK_PRICE
+}
+
+/// Does a move pay that saves so much in a second?
+fn does_pay(saving: f64, price: f64) -> bool {
+    saving * (HORIZON_NS as f64 / 1e9) > MARGIN * price
 }
 
 /// Memory of a guest node, by its first address, and the host node that it is on.
@@ -286,6 +367,13 @@ impl Repatriator {
         rests.filter(|until_ns| *until_ns > now_ns).max()
     }
 
+    /// Is it worth a watch how hot what is displaced is? It is where that would be moved now.
+    pub fn wants_hotness(&self, settings: &MemorySettings, input: &HomeInput<'_>) -> bool {
+        let known = self.vms.get(&input.vm).map(|known| (input.vm, known.clone()));
+        let mut tried = Self { vms: known.into_iter().collect() };
+        input.policy == MemoryPolicy::Adaptive && tried.decide(settings, input).is_some()
+    }
+
     /// A VM was observed. At most one move.
     pub fn decide(&mut self, settings: &MemorySettings, input: &HomeInput<'_>) -> Option<MoveMemory> {
         if input.policy == MemoryPolicy::None {
@@ -302,11 +390,10 @@ impl Repatriator {
         };
         let known = self.vms.entry(input.vm).or_insert(fresh);
         known.earn(settings.bytes_per_s / input.vms.max(1) as u64, now_ns);
-        let mut candidates = known.candidates(input);
-        let displaced_bytes = candidates.iter().fold(0_u64, |sum, one| sum.saturating_add(one.stray.bytes));
-        if input.policy == MemoryPolicy::Adaptive {
-            candidates.retain(Candidate::pays);
-        }
+        let strays = known.strays(input);
+        let displaced_bytes = strays.iter().fold(0_u64, |sum, (_, stray)| sum.saturating_add(stray.bytes));
+        let of = |(area, stray)| Candidate::new(input.policy, area, stray);
+        let mut candidates: Vec<Candidate<'_>> = strays.into_iter().filter_map(of).collect();
         if candidates.is_empty() {
             known.round = None;
             return None;
@@ -318,7 +405,7 @@ impl Repatriator {
         let cause = known.round.filter(|_| input.ready)?;
         // The dearest first, then the largest.
         candidates.sort_by(|a, b| {
-            let by_saving = b.saving.total_cmp(&a.saving).then(b.stray.bytes.cmp(&a.stray.bytes));
+            let by_saving = b.saving.total_cmp(&a.saving).then(b.bytes.cmp(&a.bytes));
             by_saving.then(a.place().cmp(&b.place()))
         });
         let mut moves = candidates.iter().filter_map(|one| known.order(input.policy, cause, one, now_ns));
@@ -351,17 +438,12 @@ impl Remembered {
         self.counted_ns = self.counted_ns.max(now_ns);
     }
 
-    /// What does not rest.
-    fn candidates<'a>(&self, input: &HomeInput<'a>) -> Vec<Candidate<'a>> {
+    /// What is displaced and does not rest.
+    fn strays<'a>(&self, input: &HomeInput<'a>) -> Vec<(&'a HomeArea, &'a Stray)> {
         let rests = |place| self.rests.get(&place).is_some_and(|rest| input.now_ns < rest.until_ns);
-        let of = |area: &'a HomeArea, stray: &Stray| {
-            let farther = f64::from(stray.distance) - f64::from(LOCAL_DISTANCE);
-            let saving = stray.saving.unwrap_or(ASSUMED_ACCESSES * farther);
-            Candidate { area, stray: *stray, saving }
-        };
-        let all = input.areas.iter().flat_map(|area| area.strays.iter().map(move |stray| of(area, stray)));
-        let here = |one: &Candidate<'_>| one.stray.bytes >= PAGE && one.stray.node != one.area.home;
-        all.filter(here).filter(|one| !rests(one.place())).collect()
+        let all = input.areas.iter().flat_map(|area| area.strays.iter().map(move |stray| (area, stray)));
+        let here = |(area, stray): &(&HomeArea, &Stray)| stray.bytes >= PAGE && stray.node != area.home;
+        all.filter(here).filter(|(area, stray)| !rests((area.within.0, stray.node))).collect()
     }
 
     /// What makes a round begin, if one does.
@@ -398,8 +480,8 @@ impl Remembered {
         one: &Candidate<'_>,
         now_ns: u64,
     ) -> Option<MoveMemory> {
-        let (stray, area) = (&one.stray, one.area);
-        let most = stray.high.max(stray.bytes);
+        let (stray, area) = (one.stray, one.area);
+        let most = one.high.max(one.bytes);
         let least = LEAST.min(most);
         let room = area.room.available();
         if room < least {
@@ -411,22 +493,25 @@ impl Remembered {
             return None;
         }
         self.saved -= bytes;
-        let part = bytes.min(stray.bytes) as f64 / PAGE as f64;
+        let (price, saving) = one.figures(bytes);
         let why = HomeWhy {
             policy,
             cause,
             guest_node: area.guest_node,
             displaced_bytes: 0,
-            price_ns: one.price() * TENTH_NS * bytes.min(stray.bytes) as f64 / stray.bytes as f64,
-            saving_ns_per_s: part * one.saving * TENTH_NS,
+            price_ns: price * TENTH_NS,
+            saving_ns_per_s: saving * TENTH_NS,
             assumed: stray.saving.is_none(),
+            hottest_first: one.parts.is_some(),
         };
+        let parts = one.parts.as_ref().map(|parts| parts.iter().map(|(piece, _)| piece.within));
         Some(MoveMemory {
             from: stray.node,
             to: area.home,
             bytes,
             reserve_kib: area.room.reserve_kib(),
             within: Some(area.within),
+            parts: parts.map(Arc::from_iter),
             why: MemoryReason::Home(why),
         })
     }

@@ -87,6 +87,8 @@ pub struct AreaSample {
     pub found: Vec<Found>,
     /// Of these, those that are in swap.
     pub swapped: u64,
+    /// Addresses and nodes of those that are there and that nothing keeps, in rising order.
+    pub pages: Vec<(u64, HostNodeId)>,
 }
 
 /// Bytes, and the interval that they are in.
@@ -236,7 +238,7 @@ mod tests {
             Found { node, kind, kept, locked, count }
         });
         let area = MemoryArea { guest_node: 0, start: 0, bytes, guest_bytes: bytes, page_kib: 4 };
-        AreaSample { area, looked, found: found.collect(), swapped: 0 }
+        AreaSample { area, looked, found: found.collect(), swapped: 0, pages: Vec::new() }
     }
 
     #[test]

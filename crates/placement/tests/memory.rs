@@ -93,7 +93,7 @@ impl World {
 
     /// The first move of so many periods, and the period of it.
     fn first(&mut self, periods: u32) -> Option<(u32, MoveMemory)> {
-        (1..=periods).find_map(|period| Some((period, self.period().first()?.1)))
+        (1..=periods).find_map(|period| Some((period, self.period().first()?.1.clone())))
     }
 
     /// Pages move as was decided, at once.
@@ -433,7 +433,7 @@ proptest! {
             for period in 1..=100 {
                 wander(&mut world, &vms, period);
                 let moves = world.period();
-                own.extend(moves.iter().filter(|(vm, _)| *vm == 1).map(|(_, step)| (period, *step)));
+                own.extend(moves.iter().filter(|(vm, _)| *vm == 1).map(|(_, step)| (period, step.clone())));
                 world.carry_out(&moves);
             }
             own

@@ -54,6 +54,7 @@ impl Run {
             high: bytes + bytes / 8,
             distance: 21,
             saving: self.saving,
+            heat: None,
         };
         let room = NodeMemory { total_kib: 32 << 20, free_kib: self.free_kib };
         let strays = [(1, self.displaced[0]), (2, self.displaced[1])].map(stray);

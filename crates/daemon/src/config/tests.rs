@@ -61,6 +61,7 @@ fn every_key_is_taken() {
         mib_per_s = 10
         observe_s = 20
         observe_permille = 2
+        hotness = "off"
         [size]
         mode = "auto"
         low_permille = 20
@@ -116,6 +117,7 @@ fn every_key_is_taken() {
             bytes_per_s: 10 << 20,
             observe_ns: 20_000_000_000,
             cost_permille: 2,
+            hotness: false,
         },
         sizes: SizeSettings {
             auto: true,

@@ -28,6 +28,7 @@ impl Core {
                 Action::Confine(confine) => confines.push((step.vm, confine)),
                 Action::Follow => self.begin_follow(step.vm),
                 Action::ObserveMemory => self.begin_observation(step.vm),
+                Action::WatchHotness => self.begin_hotness(step.vm),
                 Action::MoveMemory(order) => self.begin_memory(step.vm, order),
             }
         }

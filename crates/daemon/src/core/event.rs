@@ -5,6 +5,7 @@ use vnuma_api as api;
 use vnuma_hypervisor::{Migration, Plugged, VmError};
 use vnuma_placement::{
     Publication,
+    hotness::Hotness,
     repatriation::MemoryPolicy,
     residency::{MemoryArea, MemoryObservation},
     scheduling::{Policy, Stealing, memory::MoveMemory},
@@ -57,6 +58,8 @@ pub enum Event {
     Followed(VmId, i32, Result<Followed, String>),
     /// Memory of this process was looked at, or could not be.
     MemoryObserved(VmId, i32, Result<MemoryObservation, String>),
+    /// How hot memory of this process is was watched, or could not be.
+    HotnessWatched(VmId, i32, Result<Hotness, String>),
     /// Memory of this process was moved: how far it has got, and whether that is all.
     MemoryMoved(VmId, i32, MemoryMoved, bool),
     /// scx_vnuma was loaded, or has ended.
@@ -373,6 +376,15 @@ pub enum Command {
     LookForScheduler,
     /// Look at pages of a process; [`Event::MemoryObserved`] answers.
     ObserveMemory {
+        /// The VM.
+        vm: VmId,
+        /// Its process.
+        pid: i32,
+        /// Memory of its guest nodes.
+        areas: Vec<MemoryArea>,
+    },
+    /// Watch how hot memory of a process is; [`Event::HotnessWatched`] answers.
+    WatchHotness {
         /// The VM.
         vm: VmId,
         /// Its process.

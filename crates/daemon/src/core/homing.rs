@@ -8,6 +8,7 @@ use super::{
 };
 use vnuma_api as api;
 use vnuma_placement::{
+    hotness::Hotness,
     repatriation::MemoryPolicy,
     residency::MemoryObservation,
     scheduling::memory::MemoryReason,
@@ -98,11 +99,30 @@ impl Core {
         }
     }
 
+    /// Has it watched how hot a VM's memory is.
+    pub(super) fn begin_hotness(&mut self, id: VmId) {
+        let Some(areas) = self.world.hotness_begun(id) else { return };
+        let Some(pid) = self.vm(id).map(|vm| vm.description.pid) else { return };
+        self.commands.push(Command::WatchHotness { vm: id, pid, areas });
+    }
+
+    /// How hot a VM's memory is was watched, or could not be.
+    pub(super) fn hotness_watched(&mut self, id: VmId, pid: i32, outcome: Result<Hotness, String>) {
+        let Some(vm) = self.vm(id).filter(|vm| vm.description.pid == pid) else { return };
+        let (name, before) = (vm.name().to_owned(), vm.homing.hotness.problem.clone());
+        let problem = outcome.as_ref().err().cloned();
+        let (now_ns, policies) = (self.now_ns, self.policies);
+        self.world.take_hotness(id, &policies, outcome, now_ns);
+        if let Some(problem) = problem.filter(|problem| before.as_ref() != Some(problem)) {
+            self.log(Level::Info, format!("{name}: how hot its memory is is not known: {problem}"));
+        }
+    }
+
     /// Where the memory of a VM is.
     pub(super) fn memory_of(&self, id: VmId) -> Result<api::VmMemory, Refusal> {
         let vm = self.vm(id).ok_or_else(|| Refusal::Ended { vm: "the VM".to_owned() })?;
         let rests_ns = self.world.memory_rests_until_ns(id, self.now_ns);
         let to_vcpus = self.policies.memory_goes_to_vcpus();
-        Ok(render::vm_memory(vm, &self.policies.sizes, to_vcpus, rests_ns, self.now_ns))
+        Ok(render::vm_memory(vm, &self.policies, to_vcpus, rests_ns, self.now_ns))
     }
 }

@@ -15,7 +15,7 @@ impl Core {
     /// Has memory moved. It takes a while; others are not kept waiting.
     pub(super) fn begin_memory(&mut self, id: VmId, order: MoveMemory) {
         let now_ns = self.now_ns;
-        let Some(begun) = self.world.memory_begun(id, order, now_ns) else { return };
+        let Some(begun) = self.world.memory_begun(id, order.clone(), now_ns) else { return };
         let Some(vm) = self.vm(id) else { return };
         let (name, pid) = (vm.name().to_owned(), vm.description.pid);
         self.commands.push(Command::MoveMemory { vm: id, pid, order });

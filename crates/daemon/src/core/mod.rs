@@ -236,6 +236,7 @@ impl Core {
             Event::Confined(vm, pid, outcomes) => self.confined(vm, pid, outcomes),
             Event::Followed(vm, pid, outcome) => self.followed(vm, pid, outcome),
             Event::MemoryObserved(vm, pid, outcome) => self.memory_observed(vm, pid, outcome),
+            Event::HotnessWatched(vm, pid, outcome) => self.hotness_watched(vm, pid, outcome),
             Event::MemoryMoved(vm, pid, moved, ended) => self.memory_moved(vm, pid, moved, ended),
             Event::Switched(switch) => self.switched(switch),
             Event::MasksRestored(vm, pid, outcome) => self.masks_restored(vm, pid, outcome),

@@ -306,6 +306,7 @@ pub(super) fn memory_step(last: &LastMemoryMove) -> api::MemoryStep {
             cause: why.cause.text().to_owned(),
             guest_node: Some(why.guest_node),
             displaced_bytes: Some(why.displaced_bytes),
+            hottest_first: why.hottest_first,
             price_ms: millis(why.price_ns),
             saving_ms_per_s: millis(why.saving_ns_per_s),
             ..step

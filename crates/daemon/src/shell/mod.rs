@@ -7,6 +7,7 @@
 //!  sampler ─────┤      ▲       │                 ├──▶ sampler: counts what threads do, once a period
 //!  memory ──────┤      │       │                 ├──▶ memory: moves pages to other nodes, a few at a time
 //!  observer ────┤      │       │                 ├──▶ observer: looks where the memory of VMs is
+//!  hotness ─────┤      │       │                 ├──▶ hotness: watches how often it is accessed
 //!  processes ───┤      │       │                 ├──▶ processes: do they run, stand still, hang
 //!  host watch ──┘      │       └── outcomes ◀────┼──▶ channels: publishes, in place
 //!                      │                         └──▶ watchers: events for clients
@@ -21,6 +22,7 @@
 
 mod doorbells;
 mod groups;
+mod hotness;
 pub(crate) mod inbox;
 mod locator;
 mod masks;
@@ -57,6 +59,7 @@ use crate::{
     notify::Watchdog,
 };
 use doorbells::Doorbells;
+use hotness::HotnessWatcher;
 use inbox::{ApiRequest, Inbox, Message, Turn};
 use locator::Locator;
 use memory::MemoryMover;
@@ -141,6 +144,7 @@ pub(crate) struct Shell {
     mover: Mover,
     memory: MemoryMover,
     observer: Observer,
+    hotness: HotnessWatcher,
     sampler: Sampler,
     processes: Processes,
     scanner: Scanner,
@@ -187,6 +191,7 @@ impl Shell {
             )?,
             memory: MemoryMover::start(config.root.clone(), Arc::clone(&inbox))?,
             observer: Observer::start(config.root.clone(), Arc::clone(&inbox))?,
+            hotness: HotnessWatcher::start(config.root.clone(), Arc::clone(&inbox))?,
             sampler: Sampler::start(
                 (config.root.clone(), config.location),
                 Wanted {
@@ -509,6 +514,9 @@ impl Shell {
             }
             Command::ObserveMemory { vm, pid, areas } => {
                 self.observer.observe(vm, pid, self.pidfd(vm, pid), areas);
+            }
+            Command::WatchHotness { vm, pid, areas } => {
+                self.hotness.watch(vm, pid, self.pidfd(vm, pid), areas);
             }
             Command::StopMemory(vm) => self.memory.stop(vm),
             Command::RestoreMasks(vm, pid) => {

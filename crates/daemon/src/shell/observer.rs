@@ -91,7 +91,7 @@ fn observe(root: &Path, order: &Order) -> Result<MemoryObservation, String> {
         let page = area.page_kib.saturating_mul(1024);
         let addresses = choose_addresses(area.start, area.bytes, page, most, began_ns);
         let pages = sample_pages(pidfd.as_fd(), order.pid, &addresses).map_err(|error| why(&error))?;
-        areas.push(sample(area, &pages));
+        areas.push(sample(area, &addresses, &pages));
     }
     Ok(MemoryObservation {
         began_ns,
@@ -127,14 +127,16 @@ fn cpu_time_ns() -> u64 {
 }
 
 /// Counts pages that are alike.
-fn sample(area: &MemoryArea, pages: &[Sampled]) -> AreaSample {
+fn sample(area: &MemoryArea, addresses: &[u64], pages: &[Sampled]) -> AreaSample {
+    let mut movable = Vec::new();
     let mut counts: BTreeMap<(u32, PageKind, Option<Keeps>, bool), u64> = BTreeMap::new();
     let mut swapped = 0;
-    for page in pages {
+    for (address, page) in addresses.iter().zip(pages) {
         match page {
             Sampled::Absent => {}
             Sampled::Swapped => swapped += 1,
             Sampled::Page(page) => {
+                movable.extend(keeps(page).is_none().then_some((*address, page.node)));
                 *counts.entry((page.node, kind(page.size), keeps(page), page.locked)).or_default() += 1;
             }
         }
@@ -143,7 +145,7 @@ fn sample(area: &MemoryArea, pages: &[Sampled]) -> AreaSample {
         .into_iter()
         .map(|((node, kind, kept, locked), count)| Found { node, kind, kept, locked, count })
         .collect();
-    AreaSample { area: *area, looked: pages.len() as u64, found, swapped }
+    AreaSample { area: *area, looked: pages.len() as u64, found, swapped, pages: movable }
 }
 
 fn kind(size: PageSize) -> PageKind {
@@ -251,7 +253,9 @@ mod tests {
         ];
         let area =
             MemoryArea { guest_node: 3, start: 0, bytes: 7 * PAGE, guest_bytes: 7 * PAGE, page_kib: 4 };
-        let counted = sample(&area, &pages);
+        let addresses: Vec<u64> = (0..7).map(|page| page * PAGE).collect();
+        let counted = sample(&area, &addresses, &pages);
+        assert_eq!(counted.pages, [(0, 1), (4 * PAGE, 1)], "those that nothing keeps");
         let expected = [
             (PageKind::Base, None, 2),
             (PageKind::Base, Some(Keeps::Merged), 1),

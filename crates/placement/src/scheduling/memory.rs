@@ -22,7 +22,7 @@
 
 use super::{Input, Settings, Standing, VcpuSample};
 use crate::{repatriation::HomeWhy, world::VmId};
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 use vnuma_topology::{ApicId, GuestNodeId, HostNodeId};
 
 /// What moving a page of 4 KiB takes, in tenths of a local memory access: 100 accesses, or 10 us at 100 ns each. It is an
@@ -155,7 +155,7 @@ pub struct MemoryWhy {
 }
 
 /// Memory of a VM is to be moved.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct MoveMemory {
     /// Where it is.
     pub from: HostNodeId,
@@ -167,6 +167,8 @@ pub struct MoveMemory {
     pub reserve_kib: u64,
     /// Only what is at these addresses: the first, and the one after the last. `None`: all memory of the VM.
     pub within: Option<(u64, u64)>,
+    /// Only these parts of that, one after the other. `None`: all of it, in any order.
+    pub parts: Option<Arc<[(u64, u64)]>>,
     /// Why.
     pub why: MemoryReason,
 }
@@ -270,6 +272,7 @@ impl MemoryMover {
                     bytes,
                     reserve_kib: all.nodes[to].reserve_kib(),
                     within: None,
+                    parts: None,
                     why: MemoryReason::Nearer(flows.why(&best, bytes, cannot, all.input.period_ns)),
                 },
             ));

@@ -6,13 +6,19 @@
 //!    └──────────────────────────────┴─────────────────────────────────────────────────┘
 //! ```
 //!
-//! A VM without a policy is observed when somebody asks.
+//! A VM without a policy is observed when somebody asks. Before `adaptive` moves something, it is watched how hot that is, unless
+//! that is known of a short while ago:
+//!
+//! ```text
+//!   observed, and a move would be wanted ──▶ due ──▶ being watched ──▶ known, or why it is not ──▶ decided again
+//! ```
 
 use super::{DescriptionSource, NodeSizing, Vm, VmId, World, schedule::effective_policy};
 use crate::{
     Policies, backings,
+    hotness::{HOLDS_NS, Hotness},
     rehome::Rehome,
-    repatriation::{HomeArea, HomeInput, MemoryPolicy, MemorySettings, Stray},
+    repatriation::{HomeArea, HomeInput, MemoryPolicy, Stray},
     residency::{AreaSample, MemoryArea, MemoryObservation},
     scheduling::{
         Policy,
@@ -43,10 +49,41 @@ pub struct Homing {
     pub due_ns: Option<u64>,
     /// Until then another one would cost more than it may.
     pub rests_until_ns: u64,
+    /// How hot its memory is.
+    pub hotness: HotnessWatch,
     /// The last guest node that got another home on request, or gets it.
     pub rehome: Option<Rehome>,
     /// Guest nodes that were sized, or are not sized as the configuration says.
     pub sizes: BTreeMap<GuestNodeId, NodeSizing>,
+}
+
+/// What is known of how hot a VM's memory is.
+#[derive(Clone, Debug, Default)]
+pub struct HotnessWatch {
+    /// What the last watch showed.
+    pub known: Option<Arc<Hotness>>,
+    /// Why the last one failed.
+    pub problem: Option<String>,
+    due: bool,
+    under_way: bool,
+    /// Until then the last one holds: what it showed, or that it would fail again.
+    holds_until_ns: u64,
+}
+
+impl HotnessWatch {
+    /// One is to begin.
+    pub(crate) fn is_due(&self) -> bool {
+        self.due && !self.under_way
+    }
+
+    fn holds(&self, now_ns: u64) -> bool {
+        now_ns < self.holds_until_ns
+    }
+
+    /// What is known and holds.
+    fn now(&self, now_ns: u64) -> Option<&Hotness> {
+        self.known.as_deref().filter(|known| self.holds(now_ns) && known.says_something())
+    }
 }
 
 /// Why memory of a guest node cannot come home, all of it.
@@ -165,6 +202,7 @@ impl World {
                 vm.homing.due_ns = (policy != MemoryPolicy::None).then_some(due_ns);
             }
             vm.scheduling.memory.wanted.take_if(|order| is_home(order));
+            vm.homing.hotness.due = false;
             self.repatriator.forget(id);
         }
         self.touched.insert(id);
@@ -207,7 +245,7 @@ impl World {
                 let rest_ns = observed.cost_ns.saturating_mul(1000) / settings.cost_permille.max(1);
                 vm.homing.rests_until_ns = now_ns.saturating_add(rest_ns);
                 (vm.homing.observed, vm.homing.problem) = (Some(Arc::new(observed)), None);
-                self.decide_home(id, settings, policies.memory_goes_to_vcpus());
+                self.decide_home(id, policies, now_ns);
                 self.decide_sizes(id, sizes, now_ns);
             }
             // It may be as dear as one that succeeds.
@@ -224,8 +262,36 @@ impl World {
         vm.homing.due_ns = wanted.then_some(due_ns);
     }
 
-    /// What was observed becomes a move, if its policy wants one.
-    fn decide_home(&mut self, id: VmId, settings: &MemorySettings, moves_to_vcpus: bool) {
+    /// A watch of how hot a VM's memory is has begun: of this memory.
+    pub fn hotness_begun(&mut self, id: VmId) -> Option<Vec<MemoryArea>> {
+        let (_, vm) = self.vm_mut(id)?;
+        (vm.homing.hotness.under_way, vm.homing.hotness.due) = (true, false);
+        Some(vm.memory_areas())
+    }
+
+    /// It has ended.
+    pub fn take_hotness(
+        &mut self,
+        id: VmId,
+        policies: &Policies,
+        outcome: Result<Hotness, String>,
+        now_ns: u64,
+    ) {
+        let Some((_, vm)) = self.vm_mut(id) else { return };
+        let watch = &mut vm.homing.hotness;
+        let cost_ns = outcome.as_ref().map_or(0, |known| known.cost_ns);
+        let rest_ns = cost_ns.saturating_mul(1000) / policies.memory.cost_permille.max(1);
+        (watch.under_way, watch.holds_until_ns) = (false, now_ns.saturating_add(rest_ns.max(HOLDS_NS)));
+        (watch.known, watch.problem) = match outcome {
+            Ok(known) => (Some(Arc::new(known)), None),
+            Err(problem) => (None, Some(problem)),
+        };
+        self.decide_home(id, policies, now_ns);
+    }
+
+    /// What was observed becomes a move, if its policy wants one. Before that it is watched how hot it is.
+    fn decide_home(&mut self, id: VmId, policies: &Policies, now_ns: u64) {
+        let (settings, moves_to_vcpus) = (&policies.memory, policies.memory_goes_to_vcpus());
         let has_policy = |vm: &Vm| vm.homing.policy != MemoryPolicy::None;
         let vms =
             self.vms.values().filter_map(|managed| managed.vm.as_ref()).filter(|vm| has_policy(vm)).count();
@@ -233,7 +299,8 @@ impl World {
         // What would come home is on its way to the new one.
         let Some(observed) = vm.homing.observed.clone().filter(|_| !vm.is_rehomed()) else { return };
         let memory = &vm.scheduling.memory;
-        let areas = self.home_areas(vm, id, &observed, moves_to_vcpus);
+        let hotness = vm.homing.hotness.now(now_ns).filter(|_| settings.hotness);
+        let areas = self.home_areas(vm, id, (&observed, hotness), moves_to_vcpus);
         let input = HomeInput {
             vm: id,
             policy: vm.homing.policy,
@@ -244,10 +311,20 @@ impl World {
                 && !memory.is_under_way()
                 && observed.began_ns >= memory.ended_ns()
                 && vm.scheduling.clean_ns.is_some()
+                && !vm.homing.hotness.under_way
                 && !vm.waits()
                 && !vm.is_migrating(),
             now_ns: observed.began_ns,
         };
+        if settings.hotness
+            && !vm.homing.hotness.holds(now_ns)
+            && self.repatriator.wants_hotness(settings, &input)
+        {
+            if let Some((_, vm)) = self.vm_mut(id) {
+                vm.homing.hotness.due = true;
+            }
+            return;
+        }
         if let Some(order) = self.repatriator.decide(settings, &input) {
             self.want_memory(id, order);
         }
@@ -258,7 +335,7 @@ impl World {
         &self,
         vm: &Vm,
         id: VmId,
-        observed: &MemoryObservation,
+        (observed, hotness): (&MemoryObservation, Option<&Hotness>),
         moves_to_vcpus: bool,
     ) -> Vec<HomeArea> {
         let of = |sample: &AreaSample| {
@@ -274,6 +351,7 @@ impl World {
                 high: size.high,
                 distance: self.host.distance(home, node).unwrap_or(20),
                 saving: self.saving(id, observed, (node, home)),
+                heat: hotness.map(|hotness| hotness.heat(observed, sample, node)),
             });
             let end = sample.area.start.saturating_add(sample.area.bytes);
             Some(HomeArea {

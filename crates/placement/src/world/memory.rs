@@ -81,7 +81,8 @@ impl Vm {
     /// A move of its memory that can be begun now.
     pub(crate) fn memory_step(&self) -> Option<MoveMemory> {
         let memory = &self.scheduling.memory;
-        memory.wanted.filter(|_| !memory.is_under_way() && self.scheduling.clean_ns.is_some())
+        let ready = !memory.is_under_way() && self.scheduling.clean_ns.is_some();
+        memory.wanted.clone().filter(|_| ready)
     }
 }
 

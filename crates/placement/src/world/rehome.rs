@@ -270,6 +270,7 @@ impl World {
                         bytes: part.bytes,
                         reserve_kib: NodeMemory { total_kib, free_kib: 0 }.reserve_kib(),
                         within: Some((area.start, area.start.saturating_add(area.bytes))),
+                        parts: None,
                         why: MemoryReason::Rehome(rehome.guest_node),
                     };
                     self.want_memory(id, order);

@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use vnuma_api as api;
 use vnuma_placement::{
+    Policies,
+    hotness::{Hotness, Shares},
+    repatriation::MemoryPolicy,
     residency::{AreaSample, Estimate, MemoryObservation, PageKind},
-    sizing::SizeSettings,
     world::{Obstacle, Vm},
 };
 use vnuma_topology::{GuestNode, HostNodeId};
@@ -12,7 +14,7 @@ use vnuma_topology::{GuestNode, HostNodeId};
 /// Where the memory of a VM is. What could not be moved rests until `rests_until_ns`.
 pub(in crate::core) fn vm_memory(
     vm: &Vm,
-    sizes: &SizeSettings,
+    policies: &Policies,
     moves_to_vcpus: bool,
     rests_until_ns: Option<u64>,
     now_ns: u64,
@@ -20,7 +22,7 @@ pub(in crate::core) fn vm_memory(
     let observed = vm.homing.observed.as_deref();
     let age_ms = observed.map(|seen| now_ns.saturating_sub(seen.began_ns) / 1_000_000);
     let nodes = vm.description.guest_nodes.iter().map(|node| api::GuestNodeMemory {
-        pluggable: super::sizes::pluggable(vm, sizes, node.id),
+        pluggable: super::sizes::pluggable(vm, &policies.sizes, node.id),
         ..guest_node(vm, node, observed, moves_to_vcpus)
     });
     api::VmMemory {
@@ -34,7 +36,31 @@ pub(in crate::core) fn vm_memory(
         moves: super::memory(vm),
         rests_ms: rests_until_ns.map(|until_ns| until_ns.saturating_sub(now_ns) / 1_000_000),
         problem: vm.homing.problem.clone(),
+        hotness: hotness(vm, policies, now_ns),
     }
+}
+
+/// How it is known how hot displaced memory is, for a policy that wants to know.
+fn hotness(vm: &Vm, policies: &Policies, now_ns: u64) -> Option<api::HotnessWatch> {
+    if vm.homing.policy != MemoryPolicy::Adaptive || !policies.memory.hotness {
+        return None;
+    }
+    let watch = &vm.homing.hotness;
+    let known = watch.known.as_deref();
+    Some(api::HotnessWatch {
+        age_ms: known.map(|known| now_ns.saturating_sub(known.ended_ns) / 1_000_000),
+        watched_ms: known.map(|known| known.ended_ns.saturating_sub(known.began_ns) / 1_000_000),
+        cost_us: known.map_or(0, |known| known.cost_ns / 1000),
+        regions: known.map_or(0, |known| known.regions.len() as u64),
+        problem: watch.problem.clone(),
+    })
+}
+
+/// How hot that of the displaced memory is which can be moved.
+fn displaced_hotness(samples: &[&AreaSample], home: HostNodeId, known: &Hotness) -> api::Hotness {
+    let shares: Vec<Shares> = samples.iter().map(|sample| known.shares(sample, home)).collect();
+    let sum = |of: &dyn Fn(&Shares) -> Estimate| bytes(Estimate::sum(shares.iter().map(of)));
+    api::Hotness { hot: sum(&|one| one.hot), warm: sum(&|one| one.warm), cold: sum(&|one| one.cold) }
 }
 
 fn guest_node(
@@ -64,6 +90,9 @@ fn guest_node(
         swapped: sum(&AreaSample::in_swap),
         locked: sum(&AreaSample::locked),
         places: places(&samples),
+        hotness: home
+            .zip(vm.homing.hotness.known.as_deref())
+            .map(|(home, known)| displaced_hotness(&samples, home, known)),
         unmovable: home.map_or_else(Vec::new, |home| {
             let whole =
                 |sample: &AreaSample| vm.obstacle(sample, home, observed, moves_to_vcpus).map(Obstacle::name);

@@ -152,7 +152,15 @@ impl<P: Pages> Job<P> {
         from: u64,
     ) -> Result<Self, String> {
         // Where that is known its size says nothing: a guest node may be small, or have few pages plugged.
-        let ranges = ranges(pages.mappings(order.within.is_some())?, &order, from);
+        let mappings = pages.mappings(order.within.is_some())?;
+        let ranges = match &order.parts {
+            None => ranges(&mappings, &order, order.within, from),
+            // One after the other, each from its begin.
+            Some(parts) => {
+                let of = |part: &(u64, u64)| ranges(&mappings, &order, Some(*part), 0);
+                parts.iter().flat_map(of).collect()
+            }
+        };
         let (moved, worked, reported) = (MemoryMoved::default(), Duration::ZERO, Instant::now());
         let (looked, pace) = (None, Pace(LEAST));
         Ok(Self { vm, pid, pages, order, ranges, at: from, moved, worked, reported, looked, pace })
@@ -262,8 +270,13 @@ impl<P: Pages> Job<P> {
     }
 }
 
-/// The mappings that may go there and have pages that are to leave, those from `from` on first.
-fn ranges(mappings: Vec<(GuestMapping, u64)>, order: &MoveMemory, from: u64) -> VecDeque<(u64, u64)> {
+/// The mappings that may go there and have pages that are to leave, what of them is `within`, from `from` on first.
+fn ranges(
+    mappings: &[(GuestMapping, u64)],
+    order: &MoveMemory,
+    within: Option<(u64, u64)>,
+    from: u64,
+) -> VecDeque<(u64, u64)> {
     let may = |policy: &MappingPolicy| match policy {
         MappingPolicy::Any => true,
         // Pages move against the policy of their memory; only new ones obey it.
@@ -276,8 +289,8 @@ fn ranges(mappings: Vec<(GuestMapping, u64)>, order: &MoveMemory, from: u64) -> 
     for (GuestMapping { start, policy, pages }, end) in mappings {
         let has = pages.iter().any(|(node, kib)| *node == order.from && *kib > 0);
         let (start, end) =
-            order.within.map_or((start, end), |(least, most)| (start.max(least), end.min(most)));
-        if !has || !may(&policy) || start >= end {
+            within.map_or((*start, *end), |(least, most)| ((*start).max(least), (*end).min(most)));
+        if !has || !may(policy) || start >= end {
             continue;
         }
         let middle = (from / PAGE * PAGE).clamp(start, end);
@@ -397,7 +410,15 @@ mod tests {
             saving_ns_per_s: 0.0,
         };
         let why = MemoryReason::Nearer(why);
-        MoveMemory { from: HERE, to: THERE, bytes: pages * PAGE, reserve_kib: 1024, within: None, why }
+        MoveMemory {
+            from: HERE,
+            to: THERE,
+            bytes: pages * PAGE,
+            reserve_kib: 1024,
+            within: None,
+            parts: None,
+            why,
+        }
     }
 
     fn begin(fake: &Fake, pages: u64, from: u64) -> Job<&Fake> {
@@ -531,12 +552,31 @@ mod tests {
             Fake::new(&[(MappingPolicy::Any, 1000), (MappingPolicy::Any, 1000), (MappingPolicy::Any, 1000)]);
         let (first, end) = (START + 700 * PAGE, START + 1300 * PAGE);
         let order = MoveMemory { within: Some((first, end)), ..order(5000) };
-        let mut job = Job::new((1, 2), &fake, order, START + 900 * PAGE).expect("begun");
+        let mut job = Job::new((1, 2), &fake, order.clone(), START + 900 * PAGE).expect("begun");
         assert!((0..100).any(|_| job.turn()));
         assert_eq!((job.moved.bytes, moved(&fake)), (600 * PAGE, 600));
         assert!(fake.moves.borrow().iter().flatten().all(|at| (first..end).contains(at)), "elsewhere");
         let nothing = MoveMemory { within: Some((0, START)), ..order };
         assert!(Job::new((1, 2), &fake, nothing, 0).expect("begun").turn(), "nothing is there");
+    }
+
+    #[test]
+    fn parts_of_the_order_move_one_after_the_other_and_nothing_else() {
+        let fake =
+            Fake::new(&[(MappingPolicy::Any, 1000), (MappingPolicy::Any, 1000), (MappingPolicy::Any, 1000)]);
+        let at = |page: u64| START + page * PAGE;
+        // The first of them is of two mappings.
+        let parts = [(at(900), at(1200)), (at(2500), at(2600)), (at(0), at(300)), (at(5000), at(6000))];
+        let within = Some((at(100), at(3000)));
+        let order = |pages| MoveMemory { within, parts: Some(parts.into()), ..order(pages) };
+        let mut job = Job::new((1, 2), &fake, order(500), at(1000)).expect("begun");
+        assert!((0..100).any(|_| job.turn()));
+        let moved: Vec<u64> = fake.moves.borrow().iter().flatten().copied().collect();
+        let expected: Vec<u64> = (900..1200).chain(2500..2600).chain(0..100).map(at).collect();
+        assert_eq!((moved, job.moved.bytes), (expected, 500 * PAGE));
+        let mut job = Job::new((1, 2), &fake, order(5000), 0).expect("begun");
+        assert!((0..100).any(|_| job.turn()));
+        assert_eq!(job.moved.bytes, 200 * PAGE, "what was left of the third part");
     }
 
     #[test]
