@@ -6,6 +6,7 @@ mod flips;
 mod follow;
 mod guest;
 mod hostile;
+mod hot;
 mod hotplug;
 mod hotspot;
 mod kills;
@@ -69,6 +70,11 @@ enum Scenario {
     PostCopied,
     /// Displaced memory comes home, whatever displaced it
     Displaced,
+    /// The hottest displaced memory comes home first
+    Hot,
+    /// In a guest of `hot`: reads memory without end
+    #[command(hide = true)]
+    Warm,
     /// A guest node of a running VM gets another home
     Rehome,
     /// The memory of a guest node goes after vCPUs that have come to stay elsewhere
@@ -147,6 +153,8 @@ fn play(scenario: Scenario) -> anyhow::Result<()> {
         Scenario::Scribble => hostile::scribble(),
         Scenario::Displaced => displaced::run(),
         Scenario::PostCopied => displaced::arrival::run(),
+        Scenario::Hot => hot::run(),
+        Scenario::Warm => hot::warm(),
         Scenario::Rehome => rehome::run(),
         Scenario::Rehomed => rehomed::run(),
         Scenario::Resize => resize::run(),

@@ -209,6 +209,7 @@ fn as_without_a_sandbox(vm: &Vm, nodes: &Nodes) -> Result<()> {
         Ok(found)
     };
     let confined = observe()?;
+    damon_is_writable()?;
     output("systemctl", &["stop", UNIT])?;
     let mut free = Command::new("vnumad");
     let free = Process(free.spawn().context("vnumad")?);
@@ -225,6 +226,15 @@ fn as_without_a_sandbox(vm: &Vm, nodes: &Nodes) -> Result<()> {
     );
     println!("sandbox: doctor says the same with and without it ({} checks)", confined.0.len());
     Ok(())
+}
+
+/// vnumad sees DAMON's files, and may write to them.
+fn damon_is_writable() -> Result<()> {
+    let pid = output("systemctl", &["show", "--property=MainPID", "--value", UNIT])?;
+    let write = "echo 0 > /sys/kernel/mm/damon/admin/kdamonds/nr_kdamonds";
+    output("nsenter", &["--mount", "--target", pid.trim(), "sh", "-c", write])
+        .context("DAMON's files")
+        .map(drop)
 }
 
 /// The loop of vnumad stands still: systemd ends it and starts another one, which serves the guest.

@@ -38,6 +38,35 @@ impl Mapping {
         Self::at(vm, address(line).context("numa_maps: no address")?)
     }
 
+    /// Its first address.
+    pub fn start(&self) -> u64 {
+        self.start
+    }
+
+    /// How many of these pages are on a node.
+    pub fn count(&self, pages: &[u64], node: u64) -> Result<usize> {
+        let pidfd = open_pidfd(self.pid).context("QEMU")?;
+        let mut count = 0;
+        for pages in pages.chunks(PAGES_AT_ONCE) {
+            let found = find_pages(pidfd.as_fd(), self.pid, pages).context("move_pages")?;
+            count += found
+                .into_iter()
+                .filter(|at| matches!(at, PageState::On(on) if u64::from(*on) == node))
+                .count();
+        }
+        Ok(count)
+    }
+
+    /// Takes these pages to a node.
+    pub fn take(&self, pages: &[u64], node: u64) -> Result<()> {
+        let pidfd = open_pidfd(self.pid).context("QEMU")?;
+        let node = u32::try_from(node).context("a node's number")?;
+        for pages in pages.chunks(PAGES_AT_ONCE) {
+            move_pages(pidfd.as_fd(), self.pid, pages, node).context("move_pages")?;
+        }
+        Ok(())
+    }
+
     /// Its pages by host node, bytes.
     pub fn places(&self) -> Result<BTreeMap<u64, u64>> {
         let text = numa_maps(self.pid)?;

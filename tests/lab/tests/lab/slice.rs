@@ -348,6 +348,12 @@ fn memory_that_post_copy_displaces_comes_home() {
 }
 
 #[test]
+#[ignore = "takes minutes: make soak"]
+fn the_hottest_displaced_memory_comes_home_first() {
+    run("2n4c", &[job(&["lab-scenario", "hot"])]);
+}
+
+#[test]
 fn a_guest_node_gets_another_home() {
     run("2n4c", &[job(&["lab-scenario", "rehome"])]);
 }
