@@ -120,7 +120,7 @@ fn prefetched_copies_are_coherent() {
     };
     all("prefetch", ahead(Options { prefetch_pages: 2, ..Options::ivy() }));
     all("default", ahead(default()));
-    let writer = vec![Part::Prefetch, Part::Batch];
+    let writer = vec![Part::Prefetch];
     let batches = System { accesses: vec![0, 2, 2], parts: writer, ..ahead(default()) };
     if long() {
         all("default", batches);

@@ -88,8 +88,9 @@ impl System {
             return;
         }
         if !world.cluster.access(node, page, write) {
-            let again = world.threads[node].waits.is_some();
-            world.threads[node].losses += u8::from(again);
+            // Who is woken with less than it wants, as a writer by a copy that was fetched ahead, still waits. It has lost nothing.
+            let had = world.threads[node].waits.is_some() && !world.cluster.nodes[node].waits(id);
+            world.threads[node].losses += u8::from(had);
             world.threads[node].waits = Some(access);
             world.cluster.event(node, 0, Event::Fault { page: id, write });
             return;
