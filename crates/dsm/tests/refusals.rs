@@ -171,7 +171,7 @@ fn a_page_that_others_still_have_is_not_written() {
     let kept = Command::Install { page: PAGE, access: Access::None, payload: Payload::Page, twin: false };
     // In any order, and the last of them is what the thread waits for.
     let mut node = start(true);
-    assert_eq!(node.receive(0, Message::Grant(grant)), [kept.clone()]);
+    assert_eq!(node.receive(0, Message::Grant(grant)), std::slice::from_ref(&kept));
     assert_eq!(
         (node.0.state(PAGE), node.0.is_owner(PAGE), node.0.copyset(PAGE)),
         (State::Invalid, true, copies)
