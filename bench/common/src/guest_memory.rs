@@ -62,6 +62,11 @@ impl GuestMemory {
         node as u64 * self.bytes..(node as u64 + 1) * self.bytes
     }
 
+    /// The addresses of each guest node in QEMU.
+    pub fn in_qemu(&self) -> Vec<Range<u64>> {
+        self.bases.iter().map(|base| *base..base + self.bytes).collect()
+    }
+
     /// Reads a word of the guest.
     pub fn word(&self, guest: u64) -> Result<u64> {
         let base = self.bases.get((guest / self.bytes) as usize);

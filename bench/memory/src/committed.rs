@@ -144,11 +144,13 @@ pub enum Policy {
     Numad,
     /// migratepages(8) once a period, from the other node to that of guest node 0
     Migratepages,
+    /// The server's DAMON, with a scheme for each guest node
+    Damon,
 }
 
 impl Policy {
     /// All of them, in the order in which they are measured and shown.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::None,
         Self::Periodic,
         Self::Amount,
@@ -157,6 +159,7 @@ impl Policy {
         Self::AutonumaHost,
         Self::Numad,
         Self::Migratepages,
+        Self::Damon,
     ];
     /// Those that the reduced form has for every cause.
     pub const REDUCED: [Self; 4] = [Self::None, Self::Both, Self::Adaptive, Self::AutonumaHost];
@@ -174,6 +177,7 @@ impl Policy {
             Self::AutonumaHost => "autonuma-host",
             Self::Numad => "numad",
             Self::Migratepages => "migratepages",
+            Self::Damon => "damon",
         }
     }
 

@@ -401,7 +401,7 @@ fn goals_of<'a>(rows: &[Row], profile: &str, none: &[&'a Row], adaptive: &[&'a R
             ),
             adaptive,
             |row| {
-                let peers = [Policy::AutonumaHost, Policy::Numad, Policy::Migratepages];
+                let peers = [Policy::AutonumaHost, Policy::Numad, Policy::Migratepages, Policy::Damon];
                 let best = peers.iter().filter_map(|peer| find(rows, row, *peer));
                 let best = best.filter(|row| row.does_not_count.is_none()).map(behind).reduce(f64::min)?;
                 // Figures of one place differ by less than a hundredth from run to run.

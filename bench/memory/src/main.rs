@@ -3,6 +3,7 @@
 
 mod cause;
 mod committed;
+mod damon;
 mod guest;
 mod judge;
 mod picture;

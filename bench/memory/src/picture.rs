@@ -21,7 +21,7 @@ const SIZE: (u32, u32) = (1200, 800);
 const FONT: (&str, u32) = ("sans-serif", 12);
 const TITLE: (&str, u32) = ("sans-serif", 17);
 /// In the order of [`Policy::ALL`]; blue for `adaptive`, all apart for any kind of colour vision (Okabe and Ito).
-const COLOURS: [RGBColor; 8] = [
+const COLOURS: [RGBColor; 9] = [
     RGBColor(0x00, 0x00, 0x00),
     RGBColor(0x56, 0xb4, 0xe9),
     RGBColor(0x00, 0x9e, 0x73),
@@ -30,6 +30,7 @@ const COLOURS: [RGBColor; 8] = [
     RGBColor(0xd5, 0x5e, 0x00),
     RGBColor(0xcc, 0x79, 0xa7),
     RGBColor(0x99, 0x99, 0x99),
+    RGBColor(0xf0, 0xe4, 0x42),
 ];
 
 /// Writes an SVG.

@@ -1,13 +1,15 @@
-//! Who brings displaced memory home: vnumad, the server's kernel, numad, migratepages, or nobody.
+//! Who brings displaced memory home: vnumad, the server's kernel by AutoNUMA or DAMON, numad, migratepages, or nobody.
 
 use crate::{
     committed::{HOST_CPUS, PAPER_PERIOD_S, Policy},
+    damon::Damon,
     vm::NAME,
 };
 use anyhow::{Context, Result};
 use serde_json::Value;
 use std::{collections::BTreeMap, fs, path::Path, time::Duration};
 use vnuma_bench_common::{
+    guest_memory::GuestMemory,
     host::{Numad, affine, balance, balanced, counted},
     threads::{Thread, threads_of},
 };
@@ -28,6 +30,7 @@ pub struct Running {
     pid: i32,
     daemon: Option<(Process, Vec<(String, Thread)>)>,
     numad: Option<Numad>,
+    damon: Option<Damon>,
     /// What was moved, and by vnumad's threads done, before the periods.
     before: (u64, BTreeMap<String, u64>),
     longest_hold_us: u64,
@@ -49,12 +52,13 @@ impl Running {
     pub fn start(policy: Policy, pid: i32, period_s: f64) -> Result<Self> {
         let daemon = policy.is_of_vnumad().then(|| start_vnumad(period_s)).transpose()?;
         let before = (0, BTreeMap::new());
-        Ok(Self { policy, pid, daemon, numad: None, before, longest_hold_us: 0 })
+        Ok(Self { policy, pid, daemon, numad: None, damon: None, before, longest_hold_us: 0 })
     }
 
     /// The periods begin.
-    pub fn begin(&mut self) -> Result<()> {
+    pub fn begin(&mut self, memory: &GuestMemory) -> Result<()> {
         match self.policy {
+            Policy::Damon => self.damon = Some(Damon::start(self.pid, &memory.in_qemu())?),
             Policy::AutonumaHost => balance(true)?,
             Policy::Numad => self.numad = Some(Numad::start(NUMAD_FACTOR)?),
             Policy::Migratepages => {}
@@ -90,7 +94,7 @@ impl Running {
     fn moved(&self) -> Result<u64> {
         match self.policy {
             Policy::AutonumaHost => Ok(balanced()?.moved),
-            Policy::Numad | Policy::Migratepages => counted("pgmigrate_success"),
+            Policy::Numad | Policy::Migratepages | Policy::Damon => counted("pgmigrate_success"),
             _ => Ok(moved_bytes(&vnumactl(&["memory", NAME])?["moves"]) / 4096),
         }
     }

@@ -186,7 +186,7 @@ fn cell(
     let first_store = with_store.then(|| store(machine)).transpose()?;
     let caused = cause::prepare(cause, machine)?;
     let mut running = Running::start(policy, machine.vm.pid, period_s)?;
-    running.begin()?;
+    running.begin(&machine.memory)?;
     let periods = (0..PERIODS)
         .map(|number| period(machine, &mut running, cause, (number, period_s)))
         .collect::<Result<_>>();
