@@ -169,6 +169,7 @@ impl Host {
             socket: directory.path().join("api.sock"),
             root: directory.path().into(),
             directory: Some(qmp.clone()),
+            records: directory.path().join("channels"),
             resync_interval: Duration::from_secs(1),
             poll_interval: Duration::from_millis(20),
             policy_period: Duration::from_millis(100),
