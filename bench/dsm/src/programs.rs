@@ -246,7 +246,7 @@ mod tests {
         assert_eq!(options("ivy"), ["--mode", "ivy"]);
         assert_eq!(options("default-without-hold"), ["--mode", "default", "--without", "hold"]);
         let without = protocol::modes().into_iter().filter(|(mode, _)| options(mode).len() == 4);
-        assert_eq!(without.count(), 9);
+        assert_eq!(without.count(), 10);
     }
 
     #[test]
