@@ -1,0 +1,125 @@
+//! Whoever attaches a domain is stopped or killed meanwhile: its guest does not stand still.
+
+use super::*;
+use std::{
+    io::{BufRead, BufReader, Write},
+    os::unix::net::UnixStream,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+/// QEMU's main loop, asked all the time. As long as it does not answer the guest stands still, or would if it were up.
+struct Pulse {
+    ends: Arc<AtomicBool>,
+    thread: thread::JoinHandle<Duration>,
+}
+
+impl Pulse {
+    fn of(socket: &Path) -> Self {
+        let stream = UnixStream::connect(socket).unwrap();
+        stream.set_read_timeout(Some(HANG)).unwrap();
+        let ends = Arc::new(AtomicBool::new(false));
+        let told = Arc::clone(&ends);
+        let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
+        let mut ask = move |command: &str| {
+            let began = Instant::now();
+            writeln!(&stream, "{{\"execute\": \"{command}\"}}").unwrap();
+            let mut answers = lines.by_ref().map(|line| line.expect("QEMU answers"));
+            assert!(answers.any(|line| line.contains("\"return\"")), "QEMU has hung up");
+            began.elapsed()
+        };
+        let thread = thread::spawn(move || {
+            ask("qmp_capabilities");
+            let mut longest = Duration::ZERO;
+            while !told.load(Ordering::Acquire) {
+                longest = longest.max(ask("query-status"));
+                thread::sleep(Duration::from_micros(200));
+            }
+            longest
+        });
+        Self { ends, thread }
+    }
+
+    /// The longest time without an answer.
+    fn longest(self) -> Duration {
+        self.ends.store(true, Ordering::Release);
+        self.thread.join().expect("QEMU answered")
+    }
+}
+
+/// Names the directory of the libvirt whose domain `web` is to be attached.
+const ATTACH_IN: &str = "VNUMA_TEST_ATTACH_IN";
+
+/// No test by itself: this program runs it in a process that is stopped and killed.
+#[test]
+#[ignore = "another test starts it"]
+fn attaches_for_another_test() {
+    let Some(dir) = std::env::var_os(ATTACH_IN).map(PathBuf::from) else { return };
+    let uri = format!("qemu+unix:///system?socket={}", dir.join("run/libvirt-sock").display());
+    let backend = LibvirtBackend::new(&[uri], vec![dir.join("run/qemu")], dir.join("sockets"));
+    let mut backend = backend.unwrap_or_else(|error| panic!("{error}"));
+    let handle = find(&mut backend, "web");
+    let mut vm = backend.connect(&handle).unwrap_or_else(|error| panic!("{error}"));
+    vm.greet().unwrap_or_else(|error| panic!("{error}"));
+    let (_ours, theirs) = channel();
+    fs::write(dir.join("begun"), "").unwrap();
+    let outcome = vm.attach_channel(theirs);
+    fs::write(dir.join("outcome"), format!("{outcome:?}")).unwrap();
+}
+
+/// From before libvirt is called to after the device is there.
+const MOMENTS_MS: [u64; 9] = [0, 2, 4, 6, 8, 11, 15, 25, 60];
+
+#[test]
+fn a_process_that_is_stopped_or_killed_while_it_attaches_stops_no_guest() {
+    let Some(libvirt) = Libvirt::start() else { return };
+    let (extra, monitor) = libvirt.monitor("web");
+    let [begun, outcome] = ["begun", "outcome"].map(|name| libvirt.dir.path().join(name));
+    let (mut longest, mut came_before) = (Duration::ZERO, 0);
+    for (signal, moment_ms) in
+        [Signal::SIGSTOP, Signal::SIGKILL].into_iter().flat_map(|signal| MOMENTS_MS.map(|ms| (signal, ms)))
+    {
+        libvirt.create("web", &extra);
+        let pulse = Pulse::of(&monitor);
+        let mut attaches = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "attaching::attaches_for_another_test", "--ignored"])
+            .env(ATTACH_IN, libvirt.dir.path())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let pid = Pid::from_raw(attaches.id().cast_signed());
+        wait_for("it to begin", || begun.exists().then_some(()));
+        thread::sleep(Duration::from_millis(moment_ms));
+        came_before += usize::from(outcome.exists());
+        kill(pid, signal).unwrap();
+        // libvirt does one such thing after the other: what it was asked before is over.
+        libvirt.must(&["desc", "web", "--live", "touched"]);
+        if signal == Signal::SIGSTOP {
+            kill(pid, Signal::SIGCONT).unwrap();
+        }
+        attaches.wait().unwrap();
+        if signal == Signal::SIGSTOP {
+            assert_eq!(fs::read_to_string(&outcome).unwrap(), "Ok(())", "after {moment_ms} ms");
+        }
+        let mut vm = libvirt.connect(&mut libvirt.backend(), "web");
+        let came = vm.channel_attached().unwrap();
+        let (_ours, theirs) = channel();
+        match vm.attach_channel(theirs) {
+            Err(VmError::AlreadyAttached { .. }) if came => {}
+            Ok(()) if !came => {}
+            other => panic!("{signal} after {moment_ms} ms, the device came: {came}: {other:?}"),
+        }
+        let stood = pulse.longest();
+        println!("{signal} after {moment_ms} ms: the device came: {came}; QEMU stood still for {stood:?}");
+        longest = longest.max(stood);
+        drop(vm);
+        libvirt.must(&["destroy", "web"]);
+        [&begun, &outcome].into_iter().for_each(|file| drop(fs::remove_file(file)));
+    }
+    println!("QEMU stood still for {longest:?} at most; {came_before} of 18 were attached before");
+    assert!(longest < HANG);
+    assert!(came_before < 18, "all were attached before the signal");
+}
