@@ -20,6 +20,9 @@ use std::{
     sync::Arc,
 };
 
+/// The most that a peer may send without any content, bytes: more than the longest handshake and the longest record have.
+const MOST_WITHOUT_CONTENT: usize = 48 << 10;
+
 /// The name that the certificate of a node is issued for.
 pub fn node_name(node: u8) -> String {
     format!("node-{node}.dsm.vnuma")
@@ -71,6 +74,8 @@ pub struct TlsPipe {
     stream: TcpStream,
     connection: Connection,
     ended: bool,
+    /// Bytes from the peer since its last content.
+    without_content: usize,
 }
 
 impl TlsPipe {
@@ -91,7 +96,7 @@ impl TlsPipe {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
         connection.set_buffer_limit(Some(256 << 10));
-        Ok(Self { stream, connection, ended: false })
+        Ok(Self { stream, connection, ended: false, without_content: 0 })
     }
 }
 
@@ -100,14 +105,23 @@ impl Pipe for TlsPipe {
         loop {
             match self.connection.reader().read(buffer) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                outcome => return outcome,
+                outcome => {
+                    self.without_content = 0;
+                    return outcome;
+                }
             }
             if self.ended {
                 return Ok(0);
             }
-            if self.connection.read_tls(&mut self.stream)? == 0 {
-                self.ended = true;
+            // A member that sends records without content, and never stops, would keep this loop to itself.
+            if self.without_content > MOST_WITHOUT_CONTENT {
+                let told =
+                    format!("the peer has sent {} bytes of TLS without any content", self.without_content);
+                return Err(io::Error::new(io::ErrorKind::InvalidData, told));
             }
+            let bytes = self.connection.read_tls(&mut self.stream)?;
+            self.ended = bytes == 0;
+            self.without_content += bytes;
             let outcome = self.connection.process_new_packets();
             // Answers of the handshake, or the alert that says what was wrong.
             let flushed = self.flush();
@@ -159,5 +173,76 @@ impl Pipe for TlsPipe {
         verify_server_name(&parsed, &name).map_err(|_| {
             format!("the peer says it is node {node}, and its certificate is not for {}", node_name(node))
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcgen::{CertificateParams, CertifiedIssuer, KeyPair};
+    use rustls::server::ServerSessionMemoryCache;
+    use std::{
+        net::{Ipv4Addr, TcpListener},
+        thread,
+        time::{Duration, Instant},
+    };
+
+    fn identity(issuer: &CertifiedIssuer<'_, KeyPair>, node: u8) -> Identity {
+        let key = KeyPair::generate().expect("a key");
+        let parameters = CertificateParams::new([node_name(node)]).expect("a name");
+        let certificate = parameters.signed_by(&key, issuer).expect("a certificate");
+        let key = PrivateKeyDer::try_from(key.serialize_der()).expect("a private key");
+        Identity::new(&[issuer.der().clone()], vec![certificate.der().clone()], key).expect("an identity")
+    }
+
+    /// Tickets of sessions are records without content: some are no harm, and a peer that sends them without end is an error.
+    #[test]
+    fn a_peer_that_sends_nothing_but_empty_records_is_an_error() {
+        let mut parameters = CertificateParams::default();
+        parameters.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let issuer = CertifiedIssuer::self_signed(parameters, KeyPair::generate().expect("a key"));
+        let issuer = issuer.expect("an authority");
+        for (tickets, harm) in [(50, false), (750, true)] {
+            let mut sender = identity(&issuer, 0);
+            let server = Arc::make_mut(&mut sender.server);
+            server.send_tls13_tickets = tickets;
+            server.session_storage = ServerSessionMemoryCache::new(tickets);
+            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+            let address = listener.local_addr().expect("an address");
+            let thread = thread::spawn(move || {
+                let (stream, _) = listener.accept().expect("a connection");
+                let mut pipe = TlsPipe::accepted(stream, &sender).expect("TLS");
+                // The other end may have gone.
+                while pipe.read(&mut [0; 16]).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
+                    _ = pipe.write(b"content");
+                    thread::sleep(Duration::from_millis(1));
+                }
+            });
+            let stream = TcpStream::connect(address).expect("a connection");
+            let mut pipe = TlsPipe::dialled(stream, &identity(&issuer, 1), 0).expect("TLS");
+            let (begin, mut buffer) = (Instant::now(), [0; 16]);
+            let outcome = loop {
+                _ = pipe.flush();
+                match pipe.read(&mut buffer) {
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                        thread::sleep(Duration::from_millis(1));
+                    }
+                    outcome => break outcome,
+                }
+                assert!(begin.elapsed() < Duration::from_secs(60), "neither content nor an error");
+            };
+            drop(pipe);
+            thread.join().expect("no panic");
+            match outcome {
+                Err(error) => {
+                    let told = error.to_string();
+                    assert!(
+                        harm && told.ends_with("bytes of TLS without any content"),
+                        "{tickets} tickets: {told}"
+                    );
+                }
+                Ok(bytes) => assert!(!harm && bytes > 0, "{tickets} tickets were taken, {bytes} bytes"),
+            }
+        }
     }
 }
