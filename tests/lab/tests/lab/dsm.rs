@@ -35,10 +35,10 @@ fn a_guest_of_kvm_spans_the_nodes_of_a_dsm() {
     );
 }
 
-/// Tests of the transports, built.
-fn transport_tests(which: &[&str]) -> PathBuf {
+/// Tests of a package, built.
+fn tests_of(package: &str, which: &[&str]) -> PathBuf {
     let output = Command::new(env!("CARGO"))
-        .args(["test", "--package", "vnuma-dsm-transport", "--no-run", "--message-format=json"])
+        .args(["test", "--package", package, "--no-run", "--message-format=json"])
         .args(which)
         .output()
         .expect("cargo starts");
@@ -79,7 +79,7 @@ fn nodes_on_two_servers_share_memory_by_rdma() {
         shell(lab, &[dsm_run()], RDMA);
     }
     for which in [&["--lib"][..], &["--test", "lanes"]] {
-        let test = [(transport_tests(which), "/root/test".to_owned())];
+        let test = [(tests_of("vnuma-dsm-transport", which), "/root/test".to_owned())];
         shell(&labs[0], &test, "VNUMA_RDMA_ADDRESS=10.77.0.1 /root/test --test-threads 1");
     }
     for program in ["lock-counter", "pagerank", "false-sharing", "--vcpus 1 --size 500 guest"] {
@@ -102,4 +102,33 @@ fn nodes_on_two_servers_share_memory_by_rdma() {
         // Several messages may share a datagram, and each datagram is a packet, or more.
         assert!(messages > 10 && sent > messages / 8, "{sent} packets for {messages} messages");
     }
+}
+
+/// The server's kernel has all that the pager knows of, and Linux 6.12 all that it needs. 6.1 does not, which is said by name.
+#[test]
+#[ignore = "takes minutes: make soak"]
+fn page_faults_are_served_on_each_kernel_or_refused_by_name() {
+    let lab = Lab::boot("2n5c").expect("the lab boots");
+    let of_pager = |which: &[&str], there: &str| (tests_of("vnuma-dsm-pager", which), there.to_owned());
+    let files =
+        [dsm_run(), of_pager(&["--lib"], "/root/lib"), of_pager(&["--test", "changes"], "/root/changes")];
+    let tests = "--test-threads 1 --nocapture 2>&1";
+    let told = shell(&lab, &files, &format!("uname -r; /root/lib {tests}; /root/changes {tests}"));
+    assert!(told.starts_with("7.3") && !told.contains("skipped"), "{told}");
+    let in_guest = |kernel: &str, script: &str| {
+        let lines = [
+            &format!("lab-vm start pages --kernel {kernel} --uma --vcpus 2"),
+            "lab-vm put pages /root/changes /root/changes",
+            &format!("lab-vm put pages {THERE} /root/dsm-run"),
+            &format!("lab-vm exec pages -- sh -ec '{script}'"),
+            "lab-vm stop pages",
+        ];
+        shell(&lab, &[], &lines.join("\n"))
+    };
+    let told = in_guest("6.12", &format!("uname -r; /root/changes {tests}; /root/dsm-run lock-counter 2>&1"));
+    assert!(told.contains("6.12.") && told.contains(" on 2 nodes: right"), "{told}");
+    assert!(!told.contains("skipped"), "{told}");
+    let told = in_guest("6.1", "uname -r; ! /root/dsm-run lock-counter 2>&1");
+    let refused = "the kernel lacks UFFDIO_CONTINUE_MODE_WP, which Linux has since 6.4";
+    assert!(told.contains("6.1.") && told.contains(refused), "{told}");
 }
