@@ -13,6 +13,11 @@ pub const CPUS: [[usize; VCPUS]; 2] = [[1, 2], [3, 4]];
 pub const VCPUS: usize = 2;
 /// Its memory.
 pub const MEMORY_MIB: usize = 1024;
+/// Memory that sysbench reads: more than twice the last-level cache (55 MiB), and less than a guest node has. Of 32 MiB, which just
+/// fit, the place of each page decides how many lines stay there: 8 % of the cycles differed between two VMs on the same node.
+pub const SYSBENCH_MIB: usize = 128;
+/// Of each of up to four that run beside another workload.
+pub const NEIGHBOUR_MIB: usize = 32;
 
 /// How long a window is at least, seconds of the server.
 pub const WINDOW_S: f64 = 1.5;
@@ -239,6 +244,8 @@ pub enum Way {
 pub enum Pace {
     /// When the answer to the last one is there: latency.
     Alone,
+    /// The same, but at most so many in a second.
+    Rate(u32),
     /// At once: throughput.
     Full,
 }
@@ -283,6 +290,11 @@ const fn ping(name: &'static str, way: Way, bytes: usize) -> Workload {
     kernel(name, Kind::Sockperf { way, pace: Pace::Alone, bytes }, MESSAGE)
 }
 
+/// The second server sends at this rate, as a sender in the guest would spin meanwhile.
+const fn paced(name: &'static str, per_second: u32) -> Workload {
+    kernel(name, Kind::Sockperf { way: Way::Receive, pace: Pace::Rate(per_second), bytes: 64 }, MESSAGE)
+}
+
 const fn stream(name: &'static str, way: Way, bytes: usize) -> Workload {
     kernel(name, Kind::Sockperf { way, pace: Pace::Full, bytes }, STREAMED)
 }
@@ -318,7 +330,7 @@ pub const WORKLOADS: [Workload; 14] = [
 ];
 
 /// Those that the full form has beside them: sizes, rates, directions and verbs.
-pub const FULL: [Workload; 24] = [
+pub const FULL: [Workload; 26] = [
     bypass("testpmd-tx-32", Kind::Transmit { bytes: 64, burst: 32 }, PACKET),
     bypass("testpmd-tx-1-512", Kind::Transmit { bytes: 512, burst: 1 }, PACKET),
     bypass("testpmd-tx-1-1514", Kind::Transmit { bytes: 1514, burst: 1 }, PACKET),
@@ -332,6 +344,8 @@ pub const FULL: [Workload; 24] = [
     ping("sockperf-rx-1400", Way::Receive, 1400),
     ping("sockperf-tx-512", Way::Transmit, 512),
     ping("sockperf-tx-1400", Way::Transmit, 1400),
+    paced("sockperf-rx-10-per-s", 10),
+    paced("sockperf-rx-40-per-s", 40),
     stream("sockperf-rx-stream", Way::Receive, 1400),
     stream("sockperf-rx-stream-64", Way::Receive, 64),
     stream("sockperf-tx-stream-64", Way::Transmit, 64),
@@ -403,6 +417,7 @@ mod tests {
                 assert!(workloads(true).filter(is).count() >= 2, "sizes: {pace:?} {way:?}");
             }
         }
+        assert!(has(|kind| matches!(kind, Kind::Sockperf { pace: Pace::Rate(_), .. })) >= 2, "rates");
         for (wanted, least) in [
             ((|kind| matches!(kind, Kind::Memcached { .. })) as fn(Kind) -> bool, 1),
             (|kind| matches!(kind, Kind::Fio { .. }), 2),

@@ -11,7 +11,7 @@ mod spin;
 mod tools;
 
 use crate::{
-    committed::{Cycles, Kind, Spot, workload},
+    committed::{Cycles, Kind, NEIGHBOUR_MIB, SYSBENCH_MIB, Spot, workload},
     raw::{Done, Ready},
 };
 use anyhow::{Context, Result, bail, ensure};
@@ -164,10 +164,10 @@ fn start(kind: Kind, device: &[PathBuf], place: Place) -> Result<Box<dyn Load>> 
         Kind::Forward { bytes, burst } => Box::new(tools::Testpmd::start("io", device, place, bytes, burst)?),
         Kind::Disk => Box::new(disk::Reader::start(&device[0], place)?),
         Kind::Fio { depth } => Box::new(fio::Fio::start(&device[0], place, depth)?),
-        Kind::Sysbench => Box::new(tools::Sysbench::start(place.cpu, 1)?),
+        Kind::Sysbench => Box::new(tools::Sysbench::start(place.cpu, 1, SYSBENCH_MIB)?),
         Kind::BesideSysbench { bytes, burst, instances } => {
             let first = transmit(bytes, burst)?;
-            Box::new(tools::Both(first, tools::Sysbench::start(place.other, instances)?))
+            Box::new(tools::Both(first, tools::Sysbench::start(place.other, instances, NEIGHBOUR_MIB)?))
         }
         Kind::Sockperf { way, pace, bytes } => {
             Box::new(net::Counted::sockperf(&device[0], place, way, pace, bytes)?)

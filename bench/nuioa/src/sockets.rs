@@ -10,7 +10,7 @@ use std::path::Path;
 const PORT: &str = "11111";
 /// Longer than any cell, and more than can be sent in a second: sockperf keeps a record of each of so many messages.
 const SECONDS: &str = "240";
-const MOST_PER_SECOND: &str = "10000";
+const MOST_PER_SECOND: u32 = 10_000;
 const RDMA: &str = "rxe0";
 /// What a device of soft RoCE counts.
 pub const RDMA_COUNTERS: &str = "/sys/class/infiniband/rxe0/ports/1/hw_counters";
@@ -24,7 +24,7 @@ pub fn sockperf(client: bool, way: Way, pace: Pace, bytes: usize) -> Vec<String>
     let server = if way == Way::Receive { GUEST_ADDRESS } else { PEER_ADDRESS };
     let mode = match (client, pace) {
         (false, _) => "server",
-        (true, Pace::Alone) => "ping-pong",
+        (true, Pace::Alone | Pace::Rate(_)) => "ping-pong",
         (true, Pace::Full) => "throughput",
     };
     let mut words: Vec<String> = [mode, "-i", server, "-p", PORT].map(str::to_owned).into();
@@ -34,7 +34,12 @@ pub fn sockperf(client: bool, way: Way, pace: Pace, bytes: usize) -> Vec<String>
     }
     if client {
         words.extend(["-m", &bytes.to_string(), "-t", SECONDS].map(str::to_owned));
-        words.extend((pace == Pace::Alone).then(|| format!("--mps={MOST_PER_SECOND}")));
+        let per_second = match pace {
+            Pace::Alone => Some(MOST_PER_SECOND),
+            Pace::Rate(per_second) => Some(per_second),
+            Pace::Full => None,
+        };
+        words.extend(per_second.map(|per_second| format!("--mps={per_second}")));
     }
     words
 }
@@ -86,6 +91,8 @@ mod tests {
         let words = |client, way, pace| sockperf(client, way, pace, 64).join(" ");
         let transmit = words(true, Way::Transmit, Pace::Alone);
         assert!(transmit.starts_with("ping-pong -i 10.77.0.2 ") && transmit.contains("-m 64"), "{transmit}");
+        let paced = words(true, Way::Receive, Pace::Rate(40));
+        assert!(paced.starts_with("ping-pong -i 10.77.9.1 ") && paced.ends_with("--mps=40"), "{paced}");
         assert!(words(false, Way::Receive, Pace::Full).starts_with("server -i 10.77.9.1 "));
         assert!(words(true, Way::Receive, Pace::Full).contains("--tcp"));
         assert!(!words(true, Way::Transmit, Pace::Full).contains("--tcp"));

@@ -94,8 +94,8 @@ impl Counted {
         command.args(sockets::sockperf(way == Way::Transmit, way, pace, bytes));
         let statistics = |name: &str| Count::File(interface.join("statistics").join(name));
         let count = match (way, pace) {
-            (Way::Receive, Pace::Alone) => Count::Udp("InDatagrams"),
-            (Way::Transmit, Pace::Alone) => Count::Udp("OutDatagrams"),
+            (Way::Receive, Pace::Alone | Pace::Rate(_)) => Count::Udp("InDatagrams"),
+            (Way::Transmit, Pace::Alone | Pace::Rate(_)) => Count::Udp("OutDatagrams"),
             (Way::Receive, Pace::Full) => statistics("rx_packets"),
             (Way::Transmit, Pace::Full) => statistics("tx_packets"),
         };

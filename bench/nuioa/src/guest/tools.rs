@@ -163,11 +163,13 @@ impl Drop for Testpmd {
 pub struct Sysbench(Vec<process::Running>);
 
 impl Sysbench {
-    pub fn start(cpu: usize, instances: usize) -> Result<Self> {
+    /// Each reads so much memory at random.
+    pub fn start(cpu: usize, instances: usize, mib: usize) -> Result<Self> {
+        let block = format!("--memory-block-size={mib}M");
         let one = |_| {
             let mut command = Command::new("taskset");
             command.args(["-c", &cpu.to_string(), "sysbench", "memory", "--time=0"]);
-            command.args(["--memory-total-size=1000T", "--memory-block-size=32M", "--memory-oper=read"]);
+            command.args(["--memory-total-size=1000T", &block, "--memory-oper=read"]);
             command.args(["--memory-access-mode=rnd", "run"]);
             process::Running::stopped(&mut command)
         };
