@@ -144,11 +144,31 @@ fn print(line: &Line) -> Result<()> {
     Ok(out.flush()?)
 }
 
+/// How long a workload has to end the programs that it started.
+const END: Duration = Duration::from_secs(20);
+
 /// The workload in the guest.
 struct Talk {
-    _process: Process,
-    input: ChildStdin,
+    process: Process,
+    /// Until the end.
+    input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
+}
+
+impl Drop for Talk {
+    /// It ends by itself when its input does, and ends its programs. Killed, it would leave those in the guest, and a server among
+    /// them would keep its port.
+    fn drop(&mut self) {
+        drop(self.input.take());
+        let end = Instant::now() + END;
+        while matches!(self.process.0.try_wait(), Ok(None)) {
+            if Instant::now() > end {
+                eprintln!("a workload does not end, and is killed");
+                return;
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
 }
 
 impl Talk {
@@ -157,7 +177,7 @@ impl Talk {
             machine.vm.spawn(&[vm::PROGRAM, "guest", workload.name, "--spot", &spot.argument()])?;
         let input = process.0.stdin.take().context("standard input")?;
         let output = BufReader::new(process.0.stdout.take().context("standard output")?);
-        let mut talk = Self { _process: process, input, output };
+        let mut talk = Self { process, input: Some(input), output };
         let ready = talk.answer()?;
         Ok((talk, ready))
     }
@@ -168,21 +188,26 @@ impl Talk {
         serde_json::from_str(&line).with_context(|| format!("the workload said {line:?}"))
     }
 
+    fn tell(&mut self, word: &str) -> Result<()> {
+        let input = self.input.as_mut().context("the workload has ended")?;
+        writeln!(input, "{word}").and_then(|()| input.flush()).context("the workload")
+    }
+
     /// Says something to which nothing is to be answered.
     fn say(&mut self, word: &str) -> Result<()> {
-        writeln!(self.input, "{word}").and_then(|()| self.input.flush()).context("the workload")?;
+        self.tell(word)?;
         self.answer::<String>().map(drop)
     }
 
     /// Why it runs where it does.
     fn why(&mut self) -> Result<Vec<String>> {
-        writeln!(self.input, "why").and_then(|()| self.input.flush()).context("the workload")?;
+        self.tell("why")?;
         self.answer()
     }
 
     /// Says that it is to end; what it did.
     fn end(&mut self, word: &str) -> Result<Done> {
-        writeln!(self.input, "{word}").and_then(|()| self.input.flush()).context("the workload")?;
+        self.tell(word)?;
         self.answer()
     }
 }
