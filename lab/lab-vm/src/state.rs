@@ -121,21 +121,36 @@ pub fn alive(name: &str) -> bool {
     String::from_utf8_lossy(&command).contains(&socket.display().to_string())
 }
 
-/// The end of a VM's console.
+/// The end of a VM's console, and of what its QEMU said.
 pub fn tail(name: &str) -> String {
-    let bytes = fs::read(directory(name).join("console.log")).unwrap_or_default();
-    let text = String::from_utf8_lossy(&bytes);
+    let end = |file: &str| {
+        let bytes = fs::read(directory(name).join(file)).unwrap_or_default();
+        end_of(&String::from_utf8_lossy(&bytes))
+    };
+    let console = end("console.log").unwrap_or_else(|| "  (the console is empty)".into());
+    end("qemu.log").map_or_else(|| console.clone(), |said| format!("{console}\nQEMU said:\n{said}"))
+}
+
+/// `None`: there is nothing.
+fn end_of(text: &str) -> Option<String> {
     let lines: Vec<&str> = text.lines().collect();
     let tail = &lines[lines.len().saturating_sub(TAIL_LINES)..];
-    if tail.is_empty() {
-        return "  (the console is empty)".into();
-    }
-    tail.iter().map(|line| format!("  {}", line.trim_end_matches('\r'))).collect::<Vec<_>>().join("\n")
+    let shown = tail.iter().map(|line| format!("  {}", line.trim_end_matches('\r'))).collect::<Vec<_>>();
+    (!shown.is_empty()).then(|| shown.join("\n"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_end_of_a_log_is_shown() {
+        assert_eq!(end_of(""), None);
+        assert_eq!(end_of("a\r\nb").as_deref(), Some("  a\n  b"));
+        let long: String = (0..100).map(|line| format!("{line}\n")).collect();
+        let shown = end_of(&long).unwrap();
+        assert!(shown.starts_with("  40\n") && shown.ends_with("  99"), "{shown}");
+    }
 
     #[test]
     fn a_kvm_internal_error_is_found_in_the_log() {

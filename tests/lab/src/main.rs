@@ -142,7 +142,19 @@ fn main() -> ExitCode {
     let Err(error) = play(Arguments::parse().scenario) else { return ExitCode::SUCCESS };
     let error = format!("Error: {error:?}");
     eprintln!("{error}");
+    show_kernel_log();
     if ended_guest(&error) { EMULATOR_FAULT.into() } else { ExitCode::FAILURE }
+}
+
+/// What the server's kernel said last: a QEMU that it has killed says nothing itself.
+fn show_kernel_log() {
+    const LINES: usize = 25;
+    let log = vnuma_scenario::output("dmesg", &[]).unwrap_or_default();
+    let lines: Vec<&str> = log.lines().collect();
+    eprintln!(
+        "The end of the server's kernel log:\n{}",
+        lines[lines.len().saturating_sub(LINES)..].join("\n")
+    );
 }
 
 fn play(scenario: Scenario) -> anyhow::Result<()> {
