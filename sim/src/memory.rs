@@ -66,6 +66,7 @@ impl Simulation {
             cost_ns: 20 * MILLI,
             areas,
             nodes: nodes.iter().map(free).collect(),
+            pools: Vec::new(),
             allowed: nodes.clone(),
             unmapped: false,
         }

@@ -22,7 +22,7 @@ use vnuma_placement::{
     scheduling::memory::MoveMemory,
     world::{MemoryMoved, VmId},
 };
-use vnuma_topology::{BackingMapping, MemoryBacking, Vcpu, VmDescription, VmDevice};
+use vnuma_topology::{BackingMapping, HugePages, MemoryBacking, Vcpu, VmDescription, VmDevice};
 
 const SECOND_NS: u64 = 1_000_000_000;
 const PID: i32 = 100;
@@ -42,6 +42,8 @@ struct Run {
     /// What is displaced of each guest node, in thousandths, and what keeps it.
     displaced: [u64; 2],
     kept: Option<Keeps>,
+    /// Huge pages of 2 MiB that each host node has free.
+    huge: u64,
     cost_ns: u64,
     /// Why its memory cannot be seen.
     problem: Option<String>,
@@ -66,6 +68,7 @@ impl Run {
             vm: (0, 0),
             displaced: [0, 0],
             kept: None,
+            huge: 0,
             cost_ns: 1_000_000,
             problem: None,
             answers: true,
@@ -104,6 +107,9 @@ impl Run {
             began_ns: self.now_ns,
             cost_ns: self.cost_ns,
             areas: areas.iter().map(sample).collect(),
+            pools: (0..2)
+                .map(|node| (node, HugePages { size_kib: 2048, total: 600, free: self.huge }))
+                .collect(),
             nodes: vec![(0, 8 * GIB_KIB, 4 * GIB_KIB), (1, 8 * GIB_KIB, 4 * GIB_KIB)],
             allowed: vec![0, 1],
             unmapped: false,
@@ -413,6 +419,21 @@ fn what_cannot_be_moved_is_shown_and_not_tried() {
     assert_eq!(displaced(with(&bound), None), "bound");
     assert_eq!(displaced(description(), Some(Keeps::Merged)), "ksm");
     assert_eq!(displaced(description(), Some(Keeps::Shared)), "shared");
+}
+
+#[test]
+fn huge_pages_of_a_pool_come_home_while_the_home_has_free_ones() {
+    let mut described = description();
+    let mapping = Some(BackingMapping { start: 1 << 40, page_kib: 2048 });
+    described.guest_nodes[0].memory.iter_mut().for_each(|memory| memory.mapping = mapping);
+    let mut run = Run::new(both(), described);
+    (run.displaced, run.huge) = ([200, 0], 40);
+    run.pass(130);
+    let [order] = &run.orders[..] else { panic!("{:?}", run.orders) };
+    assert_eq!((order.from, order.to, order.bytes, order.page_kib), (1, 0, 80 * MIB, 2048));
+    assert_eq!(order.reserve_kib, 0);
+    let shown = run.ask(5).expect("answered").expect("known");
+    assert!(shown.nodes[0].unmovable.is_empty(), "{shown:?}");
 }
 
 #[test]

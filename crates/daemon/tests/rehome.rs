@@ -22,7 +22,7 @@ use vnuma_placement::{
     scheduling::memory::{MemoryReason, MoveMemory},
     world::{MemoryMoved, RehomeWish, VmId},
 };
-use vnuma_topology::{BackingMapping, MemoryBacking, Vcpu, VcpuLocation, VmDescription, VmDevice};
+use vnuma_topology::{BackingMapping, HugePages, MemoryBacking, Vcpu, VcpuLocation, VmDescription, VmDevice};
 
 const SECOND_NS: u64 = 1_000_000_000;
 const PID: i32 = 100;
@@ -44,6 +44,8 @@ struct Run {
     problem: Option<String>,
     cost_ns: u64,
     kept: Option<Keeps>,
+    /// Huge pages of 2 MiB that each host node has free.
+    huge: u64,
     /// In order: what was ordered.
     done: Vec<String>,
     orders: Vec<MoveMemory>,
@@ -86,6 +88,7 @@ impl Run {
             problem: None,
             cost_ns: 1_000_000,
             kept: None,
+            huge: 0,
             done: Vec::new(),
             orders: Vec::new(),
             stopped: 0,
@@ -139,6 +142,9 @@ impl Run {
             began_ns: self.now_ns,
             cost_ns: self.cost_ns,
             areas: areas.iter().map(sample).collect(),
+            pools: (0..2)
+                .map(|node| (node, HugePages { size_kib: 2048, total: 600, free: self.huge }))
+                .collect(),
             nodes: vec![(0, 8 * GIB_KIB, self.free_kib), (1, 8 * GIB_KIB, self.free_kib)],
             allowed: self.allowed.clone(),
             unmapped: false,
@@ -329,7 +335,12 @@ fn what_is_refused_changes_nothing() {
         run.description.guest_nodes[0].memory.iter_mut().for_each(change);
     };
     let error = refused(&|run| with(run, &|memory| memory.mapping = Some(pool)), to(1));
-    assert!(error.contains("huge pages of a pool"), "{error}");
+    assert!(error.contains("node 1 has 0 free huge pages of 2048 KiB, and 512 are to go there"), "{error}");
+    let some = &|run: &mut Run| {
+        run.huge = 511;
+        with(run, &|memory| memory.mapping = Some(pool));
+    };
+    assert!(refused(some, to(1)).contains("node 1 has 511 free huge pages"));
     let error = refused(&|run| with(run, &|memory| memory.policy = "interleave".into()), to(1));
     assert!(error.contains("interleaved"), "{error}");
     let denied = "move_pages: Operation not permitted";
@@ -339,6 +350,22 @@ fn what_is_refused_changes_nothing() {
         error.contains("vCPUs [0] are confined to other nodes") && error.contains("--move-pinned"),
         "{error}"
     );
+}
+
+#[test]
+fn huge_pages_of_a_pool_get_another_home_if_its_pool_has_room() {
+    let mut run = Run::new(MemoryPolicy::None);
+    run.huge = 512;
+    let pool = Some(BackingMapping { start: 1 << 40, page_kib: 2048 });
+    run.description.guest_nodes[0].memory.iter_mut().for_each(|memory| memory.mapping = pool);
+    // It says nothing of small pages.
+    run.free_kib = 0;
+    run.step(Event::Hypervisor(run.vm.1, Report::Described(run.described())));
+    run.ask(50, Request::Rehome("a".into(), wish(1))).expect("begun");
+    run.pass(5);
+    let [order] = &run.orders[..] else { panic!("{:?}", run.orders) };
+    assert_eq!((order.from, order.to, order.bytes), (0, 1, 1024 * MIB));
+    assert_eq!((order.page_kib, order.reserve_kib), (2048, 0));
 }
 
 #[test]
@@ -603,7 +630,11 @@ fn memory_that_does_not_follow_its_vcpus_is_shown_with_its_reason() {
     };
     let cases: [Case<'_>; 9] = [
         (&|run| run.description.devices = vec![device.clone()], "vfio", "VFIO has pinned all memory"),
-        (&|run| with(run, &|memory| memory.mapping = Some(pool)), "pool", "huge pages of a pool"),
+        (
+            &|run| with(run, &|memory| memory.mapping = Some(pool)),
+            "pool",
+            "the pool of node 1 has no free one",
+        ),
         (&|run| with(run, &bound("bind")), "bound", "(bind) takes its pages from nodes [0]"),
         (&|run| with(run, &bound("interleave")), "bound", "(interleave) takes its pages"),
         (&|run| run.allowed = vec![0], "cpuset", "excludes the memory of node 1"),

@@ -95,6 +95,7 @@ impl Run {
             began_ns: self.now_ns,
             cost_ns: 1_000_000,
             areas: Vec::new(),
+            pools: Vec::new(),
             nodes: vec![(0, 8 * GIB_KIB, GIB_KIB), (1, 8 * GIB_KIB, self.free_kib)],
             allowed: vec![0, 1],
             unmapped: false,

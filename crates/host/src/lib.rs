@@ -28,6 +28,6 @@ pub mod watch;
 
 pub use sysfs::{
     CpuControl, SysfsError, may_be_threaded, read_cpu_control, read_cpu_layout, read_host_topology,
-    read_idle_times, read_node_memory, read_pci_functions,
+    read_idle_times, read_node_memory, read_node_pools, read_pci_functions,
 };
 pub use watch::{HostWatcher, parse_uevent};

@@ -81,7 +81,7 @@ pub enum MappingPolicy {
     Any,
     /// On these nodes (`bind`, `prefer`).
     Nodes(Vec<HostNodeId>),
-    /// Where they are: huge pages of a pool, pages that are spread over nodes on purpose, and what is not known.
+    /// Where they are: pages that are spread over nodes on purpose, and what is not known.
     Fixed,
 }
 
@@ -92,6 +92,8 @@ pub struct GuestMapping {
     pub start: u64,
     /// Where its pages may be.
     pub policy: MappingPolicy,
+    /// Size of its pages, KiB: those of a pool, or the smallest.
+    pub page_kib: u64,
     /// Pages on each node, KiB.
     pub pages: Vec<(HostNodeId, u64)>,
 }
@@ -104,11 +106,7 @@ impl GuestMapping {
 
 /// The policy of a line of `/proc/PID/numa_maps`, which has it after the address.
 fn parse_policy(line: &str) -> MappingPolicy {
-    let mut words = line.split(' ').skip(1);
-    let policy = words.next().unwrap_or_default();
-    if words.any(|word| word == "huge") {
-        return MappingPolicy::Fixed;
-    }
+    let policy = line.split(' ').nth(1).unwrap_or_default();
     // `bind=static:0-1`: flags of the policy come before its nodes.
     let (mode, nodes) = policy.split_once(':').unwrap_or((policy, ""));
     match mode.split('=').next().unwrap_or_default() {
@@ -125,8 +123,8 @@ fn parse_policy(line: &str) -> MappingPolicy {
 pub fn parse_mappings(text: &str) -> Vec<GuestMapping> {
     let mapping = |line: &str| {
         let start = line.split_once(' ').and_then(|(address, _)| u64::from_str_radix(address, 16).ok())?;
-        let pages = parse_numa_maps(line, start)?.pages;
-        Some(GuestMapping { start, policy: parse_policy(line), pages })
+        let MappedPages { page_kib, pages } = parse_numa_maps(line, start)?;
+        Some(GuestMapping { start, policy: parse_policy(line), page_kib, pages })
     };
     text.lines().filter_map(mapping).filter(|mapping| mapping.kib() > 0).collect()
 }
@@ -252,7 +250,7 @@ mod tests {
             ("prefer:2", MappingPolicy::Nodes(vec![2])),
             ("interleave:0-1", MappingPolicy::Fixed),
             ("prefer (many):0-1", MappingPolicy::Fixed),
-            ("default file=/dev/hugepages/a huge dirty=3", MappingPolicy::Fixed),
+            ("default file=/dev/hugepages/a huge dirty=3", MappingPolicy::Any),
             ("bind:x", MappingPolicy::Fixed),
             ("bind", MappingPolicy::Fixed),
             ("", MappingPolicy::Fixed),
@@ -261,8 +259,11 @@ mod tests {
         }
         let text = "7f0000000000 bind:1 anon=9 N0=10000 N3=20000 kernelpagesize_kB=4\n7f1 default N0=1 kernelpagesize_kB=4\n";
         let pages = vec![(0, 40_000), (3, 80_000)];
-        let mapping = GuestMapping { start: 0x7f00_0000_0000, policy: MappingPolicy::Nodes(vec![1]), pages };
+        let policy = MappingPolicy::Nodes(vec![1]);
+        let mapping = GuestMapping { start: 0x7f00_0000_0000, policy, page_kib: 4, pages };
         assert_eq!(parse_guest_mappings(text), [mapping]);
+        let pool = parse_guest_mappings("7f1000000000 default huge anon=3 N1=30 kernelpagesize_kB=2048\n");
+        assert_eq!((pool[0].page_kib, pool[0].pages[0]), (2048, (1, 61_440)));
     }
 
     #[test]

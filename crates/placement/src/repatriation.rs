@@ -199,10 +199,25 @@ pub struct HomeArea {
     pub home: HostNodeId,
     /// Its addresses: the first, and the one after the last.
     pub within: (u64, u64),
+    /// Size of its pages, KiB: those of a pool, or the smallest.
+    pub page_kib: u64,
     /// What is displaced.
     pub strays: Vec<Stray>,
-    /// Memory of the home.
+    /// Memory of the home: of its pool of such pages, if they are of one.
     pub room: NodeMemory,
+}
+
+impl HomeArea {
+    /// Size of a page, bytes.
+    fn page(&self) -> u64 {
+        self.page_kib.saturating_mul(1024).max(PAGE)
+    }
+
+    /// What it takes to move so much of what is at these addresses, tenths of a local access.
+    fn price(&self, bytes: u64, (start, end): (u64, u64)) -> f64 {
+        let looked = (end.saturating_sub(start) / self.page()) as f64;
+        (bytes / PAGE) as f64 * PAGE_PRICE + looked * LOOK_PRICE
+    }
 }
 
 /// Everything that a decision is made of.
@@ -270,16 +285,16 @@ impl<'a> Candidate<'a> {
 
     /// Without what nobody accesses often enough.
     fn those_that_pay(mut self) -> Option<Self> {
-        let parts = self.parts.as_mut()?;
+        let (parts, area) = (self.parts.as_mut()?, self.area);
         parts.retain(|(piece, saving)| {
             let pages = (piece.bytes / PAGE) as f64;
-            does_pay(pages * saving, price(piece.bytes, piece.within))
+            does_pay(pages * saving, area.price(piece.bytes, piece.within))
         });
         let bytes = parts.iter().fold(0_u64, |sum, (piece, _)| sum.saturating_add(piece.bytes));
         // As much more at most as of all of it.
         let high = u128::from(self.high) * u128::from(bytes) / u128::from(self.bytes.max(1));
         (self.bytes, self.high) = (bytes, u64::try_from(high).unwrap_or(u64::MAX).max(bytes));
-        Some(self).filter(|left| left.bytes >= PAGE)
+        Some(self).filter(|left| left.bytes >= area.page())
     }
 
     fn place(&self) -> Place {
@@ -287,14 +302,14 @@ impl<'a> Candidate<'a> {
     }
 
     fn pays(&self) -> bool {
-        does_pay((self.bytes / PAGE) as f64 * self.saving, price(self.bytes, self.area.within))
+        does_pay((self.bytes / PAGE) as f64 * self.saving, self.area.price(self.bytes, self.area.within))
     }
 
     /// What it takes to move so much of it, and what that saves in a second, in tenths of a local access.
     fn figures(&self, bytes: u64) -> (f64, f64) {
         let Some(parts) = &self.parts else {
             let (moved, all) = (bytes.min(self.bytes), self.bytes as f64);
-            let price = price(self.bytes, self.area.within) * moved as f64 / all;
+            let price = self.area.price(self.bytes, self.area.within) * moved as f64 / all;
             return (price, moved as f64 / PAGE as f64 * self.saving);
         };
         let (mut left, mut sums) = (bytes, (0.0, 0.0));
@@ -302,17 +317,11 @@ impl<'a> Candidate<'a> {
             let moved = piece.bytes.min(left);
             left -= moved;
             let part = moved as f64 / piece.bytes.max(1) as f64;
-            sums.0 += price(piece.bytes, piece.within) * part;
+            sums.0 += self.area.price(piece.bytes, piece.within) * part;
             sums.1 += moved as f64 / PAGE as f64 * saving;
         }
         sums
     }
-}
-
-/// What it takes to move so much of this memory, tenths of a local access.
-fn price(bytes: u64, (start, end): (u64, u64)) -> f64 {
-    let looked = (end.saturating_sub(start) / PAGE) as f64;
-    (bytes / PAGE) as f64 * PAGE_PRICE + looked * LOOK_PRICE
 }
 
 /// Does a move pay that saves so much in a second?
@@ -389,7 +398,9 @@ impl Repatriator {
             rests: BTreeMap::new(),
         };
         let known = self.vms.entry(input.vm).or_insert(fresh);
-        known.earn(settings.bytes_per_s / input.vms.max(1) as u64, now_ns);
+        // A page moves as a whole, so that at least one can be saved up for.
+        let page = input.areas.iter().map(HomeArea::page).max().unwrap_or(PAGE);
+        known.earn((settings.bytes_per_s / input.vms.max(1) as u64, page), now_ns);
         let strays = known.strays(input);
         let displaced_bytes = strays.iter().fold(0_u64, |sum, (_, stray)| sum.saturating_add(stray.bytes));
         let of = |(area, stray)| Candidate::new(input.policy, area, stray);
@@ -430,10 +441,10 @@ impl Repatriator {
 }
 
 impl Remembered {
-    fn earn(&mut self, rate: u64, now_ns: u64) {
+    fn earn(&mut self, (rate, page): (u64, u64), now_ns: u64) {
         let elapsed = now_ns.saturating_sub(self.counted_ns);
         let earned = u128::from(rate) * u128::from(elapsed) / 1_000_000_000;
-        let full = rate.saturating_mul(SAVED_S).max(LEAST);
+        let full = rate.saturating_mul(SAVED_S).max(LEAST).max(page);
         self.saved = self.saved.saturating_add(u64::try_from(earned).unwrap_or(u64::MAX)).min(full);
         self.counted_ns = self.counted_ns.max(now_ns);
     }
@@ -442,7 +453,8 @@ impl Remembered {
     fn strays<'a>(&self, input: &HomeInput<'a>) -> Vec<(&'a HomeArea, &'a Stray)> {
         let rests = |place| self.rests.get(&place).is_some_and(|rest| input.now_ns < rest.until_ns);
         let all = input.areas.iter().flat_map(|area| area.strays.iter().map(move |stray| (area, stray)));
-        let here = |(area, stray): &(&HomeArea, &Stray)| stray.bytes >= PAGE && stray.node != area.home;
+        let here =
+            |(area, stray): &(&HomeArea, &Stray)| stray.bytes >= area.page() && stray.node != area.home;
         all.filter(here).filter(|(area, stray)| !rests((area.within.0, stray.node))).collect()
     }
 
@@ -482,14 +494,15 @@ impl Remembered {
     ) -> Option<MoveMemory> {
         let (stray, area) = (one.stray, one.area);
         let most = one.high.max(one.bytes);
-        let least = LEAST.min(most);
-        let room = area.room.available();
+        let page = area.page();
+        let least = LEAST.max(page).min(most);
+        let room = area.room.available_of(area.page_kib);
         if room < least {
             self.rest(one.place(), now_ns);
             return None;
         }
-        let bytes = most.min(self.saved).min(room) / PAGE * PAGE;
-        if bytes < least / PAGE * PAGE || bytes == 0 {
+        let bytes = most.min(self.saved).min(room) / page * page;
+        if bytes < least / page * page || bytes == 0 {
             return None;
         }
         self.saved -= bytes;
@@ -509,7 +522,8 @@ impl Remembered {
             from: stray.node,
             to: area.home,
             bytes,
-            reserve_kib: area.room.reserve_kib(),
+            page_kib: area.page_kib,
+            reserve_kib: area.room.reserve_of(area.page_kib),
             within: Some(area.within),
             parts: parts.map(Arc::from_iter),
             why: MemoryReason::Home(why),

@@ -5,8 +5,9 @@
 //! page are not, so that the interval is too short where few huge pages make up the memory. If all pages were looked at, the
 //! figures are exact.
 
+use crate::scheduling::memory::{BASE_KIB, NodeMemory};
 use std::collections::BTreeMap;
-use vnuma_topology::{GuestNodeId, HostNodeId};
+use vnuma_topology::{GuestNodeId, HostNodeId, HugePages};
 
 /// Quantile of the normal distribution for 95 %, both sides.
 const Z: f64 = 1.959_964;
@@ -46,7 +47,7 @@ pub enum Keeps {
     Merged,
     /// Other processes have it mapped as well.
     Shared,
-    /// It is of a pool of huge pages.
+    /// It is of a pool of huge pages, and the mapping was not when it was described.
     Pool,
 }
 
@@ -215,6 +216,8 @@ pub struct MemoryObservation {
     pub areas: Vec<AreaSample>,
     /// All and free memory of each node of the host, KiB.
     pub nodes: Vec<(HostNodeId, u64, u64)>,
+    /// Pools of huge pages of each node.
+    pub pools: Vec<(HostNodeId, HugePages)>,
     /// Nodes that its cpuset lets it have memory of.
     pub allowed: Vec<HostNodeId>,
     /// It has memory that no process maps (guest_memfd), and that is in none of the figures.
@@ -222,6 +225,22 @@ pub struct MemoryObservation {
 }
 
 impl MemoryObservation {
+    /// Memory of a node of the host for pages of this size: of its pool, if they are of one.
+    pub fn room(&self, node: HostNodeId, page_kib: u64) -> NodeMemory {
+        if page_kib > BASE_KIB {
+            let mut pools = self.pools.iter();
+            let pool = pools.find(|(known, pool)| *known == node && pool.size_kib == page_kib);
+            let kib = |pages: u64| pages.saturating_mul(page_kib);
+            return pool.map_or_else(NodeMemory::default, |(_, pool)| NodeMemory {
+                total_kib: kib(pool.total),
+                free_kib: kib(pool.free),
+            });
+        }
+        let memory = self.nodes.iter().find(|(known, ..)| *known == node);
+        memory
+            .map_or_else(NodeMemory::default, |&(_, total_kib, free_kib)| NodeMemory { total_kib, free_kib })
+    }
+
     /// Samples of the memory of a guest node: of what it booted with, and of what is plugged.
     pub fn of(&self, guest_node: GuestNodeId) -> Vec<&AreaSample> {
         self.areas.iter().filter(|sample| sample.area.guest_node == guest_node).collect()

@@ -113,7 +113,14 @@ impl Run {
         let (bytes, saving) = (self.bytes, self.saving);
         let stray = Stray { node: 1, bytes, high: bytes + bytes / 8, distance: 21, saving, heat };
         let room = NodeMemory { total_kib: 32 << 20, free_kib: self.free_kib };
-        let area = HomeArea { guest_node: 0, home: 0, within: (GIB, 9 * GIB), strays: vec![stray], room };
+        let area = HomeArea {
+            guest_node: 0,
+            home: 0,
+            within: (GIB, 9 * GIB),
+            page_kib: 4,
+            strays: vec![stray],
+            room,
+        };
         let input = HomeInput {
             vm: 7,
             policy: self.policy,

@@ -28,6 +28,8 @@ struct Run {
     displaced: [u64; 2],
     free_kib: u64,
     saving: Option<f64>,
+    /// Size of its pages.
+    page_kib: u64,
     ready: bool,
     now_ns: u64,
 }
@@ -42,6 +44,7 @@ impl Run {
             displaced: [0, 0],
             free_kib: 16 << 20,
             saving: None,
+            page_kib: 4,
             ready: true,
             now_ns: 1,
         }
@@ -58,10 +61,22 @@ impl Run {
         };
         let room = NodeMemory { total_kib: 32 << 20, free_kib: self.free_kib };
         let strays = [(1, self.displaced[0]), (2, self.displaced[1])].map(stray);
-        let first =
-            HomeArea { guest_node: 0, home: 0, within: (GIB, 9 * GIB), strays: strays.to_vec(), room };
-        let second =
-            HomeArea { guest_node: 1, home: 1, within: (9 * GIB, 17 * GIB), strays: Vec::new(), room };
+        let first = HomeArea {
+            guest_node: 0,
+            home: 0,
+            within: (GIB, 9 * GIB),
+            page_kib: self.page_kib,
+            strays: strays.to_vec(),
+            room,
+        };
+        let second = HomeArea {
+            guest_node: 1,
+            home: 1,
+            within: (9 * GIB, 17 * GIB),
+            page_kib: 4,
+            strays: Vec::new(),
+            room,
+        };
         vec![first, second]
     }
 
@@ -365,11 +380,45 @@ fn the_longest_rest_is_shown_and_a_policy_that_is_set_forgets_it() {
     assert_eq!((run.repatriator.rests_until_ns(7, run.now_ns), run.repatriator.in_round(7)), (None, false));
 }
 
+#[test]
+fn huge_pages_of_a_pool_come_home_as_far_as_its_pool_there_goes() {
+    let mut run = Run::new(MemoryPolicy::Both);
+    (run.page_kib, run.displaced) = (2048, [GIB, 0]);
+    // It is there to be used up.
+    run.free_kib = 100 * 2048;
+    run.look();
+    let order = run.minute().expect("a move");
+    assert_eq!((order.bytes, order.page_kib, order.reserve_kib), (100 * 2 * MIB, 2048, 0));
+    run.carry_out(&order, true);
+    run.free_kib = 0;
+    assert_eq!(run.minute(), None, "no page is free there");
+    run.free_kib = 2048;
+    assert_eq!(run.minute(), None, "it rests");
+    let less = [2 * MIB - PAGE, 0];
+    let mut run = Run::new(MemoryPolicy::Both);
+    (run.page_kib, run.displaced, run.settings.amount_permille) = (2048, less, 0);
+    run.look();
+    assert_eq!(run.minute(), None, "less than a page is nothing");
+}
+
+#[test]
+fn a_page_that_is_larger_than_what_the_rate_saves_up_comes_home_all_the_same() {
+    let mut run = Run::new(MemoryPolicy::Both);
+    (run.page_kib, run.displaced, run.settings.bytes_per_s) = (1 << 20, [2 * GIB, 0], 10 * MIB);
+    run.look();
+    assert_eq!(run.minute(), None, "a minute's rate is 600 MiB");
+    let order = run.minute().expect("a move");
+    assert_eq!((order.bytes, order.page_kib), (GIB, 1 << 20), "one page");
+    run.carry_out(&order, true);
+    assert_eq!(run.minute(), None, "it has been spent");
+}
+
 proptest! {
     /// The rate, the room, the addresses and the direction, whatever happens.
     #[test]
     fn moves_keep_within_their_limits(
         policy in prop::sample::select(&MemoryPolicy::ALL),
+        page_kib in prop::sample::select(&[4_u64, 2048, 1 << 20]),
         vms in 1_usize..20,
         mib_per_s in 1_u64..500,
         steps in prop::collection::vec(
@@ -378,7 +427,7 @@ proptest! {
         ),
     ) {
         let mut run = Run::new(policy);
-        (run.vms, run.settings.bytes_per_s) = (vms, mib_per_s * MIB);
+        (run.vms, run.settings.bytes_per_s, run.page_kib) = (vms, mib_per_s * MIB, page_kib);
         let share = run.settings.bytes_per_s / vms as u64;
         let (mut ordered, begin_ns) = (0_u128, run.now_ns);
         for (seconds, first, second, free_kib, ready, moves) in steps {
@@ -390,15 +439,17 @@ proptest! {
             prop_assert!(policy != MemoryPolicy::None && ready);
             prop_assert_eq!((order.to, order.within), (0, Some((GIB, 9 * GIB))));
             let displaced = run.displaced[order.from as usize - 1];
-            prop_assert!(order.bytes > 0 && order.bytes % PAGE == 0 && order.bytes <= displaced + displaced / 8);
-            prop_assert!(free_kib >= room.reserve_kib() + order.bytes / 1024, "the reserve: {order:?}");
+            prop_assert!(order.bytes > 0 && order.bytes <= displaced + displaced / 8);
+            prop_assert!(order.page_kib == page_kib && order.bytes % (page_kib * 1024) == 0, "whole pages: {order:?}");
+            let reserve_kib = if page_kib > 4 { 0 } else { room.reserve_kib() };
+            prop_assert!(order.reserve_kib == reserve_kib && free_kib >= reserve_kib + order.bytes / 1024, "{order:?}");
             if policy == MemoryPolicy::Adaptive {
                 let MemoryReason::Home(why) = order.why else { panic!("{order:?}") };
                 prop_assert!(why.saving_ns_per_s * 60.0 > why.price_ns, "it does not pay: {why:?}");
             }
             ordered += u128::from(order.bytes);
             let elapsed = u128::from(run.now_ns - begin_ns);
-            let most = (u128::from(share) * elapsed / 1_000_000_000) + u128::from(LEAST.max(share * SAVED_S));
+            let most = (u128::from(share) * elapsed / 1_000_000_000) + u128::from(LEAST.max(share * SAVED_S).max(page_kib * 1024));
             prop_assert!(ordered <= most, "{ordered} bytes of {most}");
             run.carry_out(&order, moves);
         }

@@ -5,6 +5,7 @@
 
 pub mod arrival;
 mod host;
+pub mod pooled;
 
 use crate::guest::{check_kernel_log, detach, expect_check, wait_until_listed};
 use crate::memory::share;

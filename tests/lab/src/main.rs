@@ -70,6 +70,8 @@ enum Scenario {
     PostCopied,
     /// Displaced memory comes home, whatever displaced it
     Displaced,
+    /// Displaced huge pages of a pool come home as whole ones
+    Pooled,
     /// The hottest displaced memory comes home first
     Hot,
     /// In a guest of `hot`: reads memory without end
@@ -164,6 +166,7 @@ fn play(scenario: Scenario) -> anyhow::Result<()> {
         Scenario::Hostile => hostile::run(),
         Scenario::Scribble => hostile::scribble(),
         Scenario::Displaced => displaced::run(),
+        Scenario::Pooled => displaced::pooled::run(),
         Scenario::PostCopied => displaced::arrival::run(),
         Scenario::Hot => hot::run(),
         Scenario::Warm => hot::warm(),

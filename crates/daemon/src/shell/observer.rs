@@ -16,7 +16,7 @@ use std::{
     sync::{Arc, mpsc},
     thread::JoinHandle,
 };
-use vnuma_host::{location::monotonic_ns, read_node_memory};
+use vnuma_host::{location::monotonic_ns, read_node_memory, read_node_pools};
 use vnuma_placement::{
     residency::{AreaSample, Found, Keeps, MemoryArea, MemoryObservation, PageKind},
     world::VmId,
@@ -29,6 +29,8 @@ const SAMPLES: u64 = 8192;
 const LEAST: u64 = 256;
 /// Addresses of a device that is mostly unplugged, and so mostly holes, are at most so many times as many: holes cost little.
 const HOLES: u64 = 8;
+/// Size of the smallest pages, KiB. All others are of a pool.
+const SMALLEST_KIB: u64 = 4;
 /// Name of an open file that is memory which no process maps (guest_memfd).
 const GUEST_MEMORY: &str = "anon_inode:[kvm-gmem]";
 
@@ -82,6 +84,10 @@ fn observe(root: &Path, order: &Order) -> Result<MemoryObservation, String> {
     let (began_ns, cost_ns) = (monotonic_ns(), cpu_time_ns());
     let pidfd = order.pidfd.as_ref().ok_or_else(|| format!("process {} has ended", order.pid))?;
     let nodes = read_node_memory(root).map_err(|error| error.to_string())?;
+    let pools = match order.areas.iter().any(|area| area.page_kib > SMALLEST_KIB) {
+        true => read_node_pools(root).map_err(|error| error.to_string())?,
+        false => Vec::new(),
+    };
     let allowed = procfs::read_allowed_nodes(order.pid).map_err(|error| error.to_string())?;
     let files = procfs::read_open_files(Path::new("/proc"), order.pid).map_err(|error| error.to_string())?;
     let all = order.areas.iter().fold(0_u64, |sum, area| sum.saturating_add(area.guest_bytes));
@@ -98,6 +104,7 @@ fn observe(root: &Path, order: &Order) -> Result<MemoryObservation, String> {
         cost_ns: cpu_time_ns().saturating_sub(cost_ns),
         areas,
         nodes,
+        pools,
         allowed: allowed.iter().collect(),
         unmapped: files.iter().any(|file| file.path == GUEST_MEMORY),
     })
@@ -136,8 +143,9 @@ fn sample(area: &MemoryArea, addresses: &[u64], pages: &[Sampled]) -> AreaSample
             Sampled::Absent => {}
             Sampled::Swapped => swapped += 1,
             Sampled::Page(page) => {
-                movable.extend(keeps(page).is_none().then_some((*address, page.node)));
-                *counts.entry((page.node, kind(page.size), keeps(page), page.locked)).or_default() += 1;
+                let keeps = keeps(area, page);
+                movable.extend(keeps.is_none().then_some((*address, page.node)));
+                *counts.entry((page.node, kind(page.size), keeps, page.locked)).or_default() += 1;
             }
         }
     }
@@ -157,10 +165,11 @@ fn kind(size: PageSize) -> PageKind {
     }
 }
 
-fn keeps(page: &SampledPage) -> Option<Keeps> {
+fn keeps(area: &MemoryArea, page: &SampledPage) -> Option<Keeps> {
     match page {
         SampledPage { merged: true, .. } => Some(Keeps::Merged),
-        SampledPage { size: PageSize::Pool, .. } => Some(Keeps::Pool),
+        // It moves by whole ones, and how large these are is not known.
+        SampledPage { size: PageSize::Pool, .. } if area.page_kib <= SMALLEST_KIB => Some(Keeps::Pool),
         SampledPage { shared: true, .. } => Some(Keeps::Shared),
         _ => None,
     }
@@ -264,5 +273,11 @@ mod tests {
         ];
         let found: Vec<_> = counted.found.iter().map(|found| (found.kind, found.kept, found.count)).collect();
         assert_eq!((found, counted.looked, counted.swapped), (expected.to_vec(), 7, 1));
+        let huge = SampledPage { size: PageSize::Pool, ..page };
+        let pages = [huge, SampledPage { shared: true, ..huge }].map(Sampled::Page);
+        let area = MemoryArea { bytes: 4 << 20, guest_bytes: 4 << 20, page_kib: 2048, ..area };
+        let counted = sample(&area, &[0, 2 << 20], &pages);
+        let kept: Vec<_> = counted.found.iter().map(|found| found.kept).collect();
+        assert_eq!((kept, counted.pages), (vec![None, Some(Keeps::Shared)], vec![(0, 1)]), "huge pages move");
     }
 }

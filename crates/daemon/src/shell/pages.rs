@@ -158,13 +158,18 @@ impl Task {
 
 /// Where the memory of these mappings may go.
 fn memory(mappings: &[GuestMapping], allowed: Vec<HostNodeId>, read_ns: u64) -> MemoryReading {
-    let policies: BTreeSet<&MappingPolicy> = mappings.iter().map(|mapping| &mapping.policy).collect();
+    // It moves memory in small pages, and leaves those of a pool.
+    let policy_of = |mapping: &GuestMapping| match mapping.page_kib {
+        ..=4 => mapping.policy.clone(),
+        _ => MappingPolicy::Fixed,
+    };
+    let policies: BTreeSet<MappingPolicy> = mappings.iter().map(policy_of).collect();
     let (mut parts, mut fixed) = (Vec::new(), Vec::new());
     for policy in policies {
-        let kib = sum_pages(mappings.iter().filter(|mapping| mapping.policy == *policy));
+        let kib = sum_pages(mappings.iter().filter(|mapping| policy_of(mapping) == policy));
         match policy {
             MappingPolicy::Any => parts.push(MemoryRange { targets: None, kib }),
-            MappingPolicy::Nodes(nodes) => parts.push(MemoryRange { targets: Some(nodes.clone()), kib }),
+            MappingPolicy::Nodes(nodes) => parts.push(MemoryRange { targets: Some(nodes), kib }),
             MappingPolicy::Fixed => fixed = kib,
         }
     }
@@ -180,6 +185,7 @@ mod tests {
         let mapping = |policy: &MappingPolicy, node: u32, kib: u64| GuestMapping {
             start: 0,
             policy: policy.clone(),
+            page_kib: 4,
             pages: vec![(node, kib)],
         };
         let (bound, any) = (MappingPolicy::Nodes(vec![1]), MappingPolicy::Any);
@@ -189,12 +195,13 @@ mod tests {
             mapping(&MappingPolicy::Fixed, 0, 4),
             mapping(&any, 0, 8),
             mapping(&bound, 0, 16),
+            GuestMapping { page_kib: 2048, ..mapping(&any, 1, 2048) },
         ];
         let range = |targets, kib| MemoryRange { targets, kib };
         let expected = MemoryReading {
             read_ns: 7,
             parts: vec![range(None, vec![(0, 9)]), range(Some(vec![1]), vec![(0, 16), (1, 2)])],
-            fixed: vec![(0, 4)],
+            fixed: vec![(0, 4), (1, 2048)],
             allowed: vec![0, 1],
         };
         assert_eq!(memory(&mappings, vec![0, 1], 7), expected);

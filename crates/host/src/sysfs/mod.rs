@@ -24,7 +24,7 @@ pub use interfaces::{Interface, nics_behind, read_interfaces};
 use std::path::{Path, PathBuf};
 use tree::Tree;
 use vnuma_process::text::{sanitize_reason, sanitize_short};
-use vnuma_topology::{HostNode, HostNodeId, HostTopology, PciFunction};
+use vnuma_topology::{HostNode, HostNodeId, HostTopology, HugePages, PciFunction};
 
 /// Why a tree is no host topology.
 #[derive(Debug, thiserror::Error)]
@@ -99,6 +99,11 @@ pub fn read_host_topology(root: &Path) -> Result<HostTopology, SysfsError> {
 /// All and free memory of each online node of the host whose `/sys` is below `root`: (node, KiB, KiB).
 pub fn read_node_memory(root: &Path) -> Result<Vec<(HostNodeId, u64, u64)>, SysfsError> {
     nodes::read_memory(&Tree::new(root))
+}
+
+/// Pools of huge pages of each online node of the host whose `/sys` is below `root`.
+pub fn read_node_pools(root: &Path) -> Result<Vec<(HostNodeId, HugePages)>, SysfsError> {
+    nodes::read_pools(&Tree::new(root))
 }
 
 /// Reads the PCI functions of the host whose `/sys` is below `root`, and of which these are the nodes.

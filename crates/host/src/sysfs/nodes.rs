@@ -93,6 +93,16 @@ pub(super) fn read_memory(tree: &Tree) -> Result<Vec<(u32, u64, u64)>, SysfsErro
     online_nodes(tree)?.into_iter().map(read).collect()
 }
 
+/// Pools of huge pages of each online node.
+pub(super) fn read_pools(tree: &Tree) -> Result<Vec<(u32, HugePages)>, SysfsError> {
+    let mut pools = Vec::new();
+    for id in online_nodes(tree)? {
+        let of_node = huge_pages(tree, &tree.path(&format!("{NODES}/node{id}/hugepages")))?;
+        pools.extend(of_node.into_iter().map(|pool| (id, pool)));
+    }
+    Ok(pools)
+}
+
 /// Of a CPU that several nodes list (`numa=fake` and faulty firmware do that), the kernel links its own directory to the
 /// one that it takes it for. Without a link it is taken to be on the first.
 fn one_node_for_each_cpu(tree: &Tree, nodes: &mut [HostNode]) -> Result<(), SysfsError> {

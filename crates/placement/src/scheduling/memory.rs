@@ -33,6 +33,8 @@ use vnuma_topology::{ApicId, GuestNodeId, HostNodeId};
 pub const PAGE_PRICE: f64 = 1000.0;
 /// A page.
 pub(crate) const PAGE: u64 = 4096;
+/// The same, KiB.
+pub(crate) const BASE_KIB: u64 = 4;
 /// A tenth of a local memory access, nanoseconds.
 pub(crate) const TENTH_NS: f64 = 10.0;
 /// Time in which a move has to pay, nanoseconds.
@@ -77,9 +79,18 @@ impl NodeMemory {
         (self.total_kib / RESERVE_PART).max(RESERVE_KIB)
     }
 
+    /// The same where pages are of this size: a pool of huge pages is there to be used up.
+    pub(crate) fn reserve_of(&self, page_kib: u64) -> u64 {
+        if page_kib > BASE_KIB { 0 } else { self.reserve_kib() }
+    }
+
     /// What may come to it, bytes.
     pub(crate) fn available(&self) -> u64 {
-        bytes_of(self.free_kib.saturating_sub(self.reserve_kib()))
+        self.available_of(BASE_KIB)
+    }
+
+    pub(crate) fn available_of(&self, page_kib: u64) -> u64 {
+        bytes_of(self.free_kib.saturating_sub(self.reserve_of(page_kib)))
     }
 }
 
@@ -163,7 +174,9 @@ pub struct MoveMemory {
     pub to: HostNodeId,
     /// How much, at most.
     pub bytes: u64,
-    /// What has to stay free where it goes, KiB.
+    /// Size of its pages, KiB: those of a pool, or the smallest. It moves by whole ones.
+    pub page_kib: u64,
+    /// What has to stay free where it goes, KiB: of the pool, if it is of one.
     pub reserve_kib: u64,
     /// Only what is at these addresses: the first, and the one after the last. `None`: all memory of the VM.
     pub within: Option<(u64, u64)>,
@@ -270,6 +283,7 @@ impl MemoryMover {
                     from: nodes[from].id,
                     to: nodes[to].id,
                     bytes,
+                    page_kib: BASE_KIB,
                     reserve_kib: all.nodes[to].reserve_kib(),
                     within: None,
                     parts: None,

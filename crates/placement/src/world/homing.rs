@@ -22,7 +22,7 @@ use crate::{
     residency::{AreaSample, MemoryArea, MemoryObservation},
     scheduling::{
         Policy,
-        memory::{MemoryReason, MoveMemory, NodeMemory},
+        memory::{BASE_KIB, MemoryReason, MoveMemory},
     },
 };
 use std::{collections::BTreeMap, sync::Arc};
@@ -91,7 +91,7 @@ impl HotnessWatch {
 pub enum Obstacle {
     /// VFIO has pinned it, as the VM has a device of the host.
     Devices,
-    /// It is huge pages of a pool.
+    /// It is huge pages of a pool, of which the home has no free one.
     Pool,
     /// Its policy (`mbind`) does not name the home.
     Bound,
@@ -172,16 +172,17 @@ impl Vm {
             _ => false,
         };
         let there = observed.nodes.iter().any(|(node, total, _)| *node == home && *total > 0);
+        let page_kib = sample.area.page_kib;
         if !self.description.devices.is_empty() {
             Some(Obstacle::Devices)
-        } else if sample.area.page_kib > 4 {
-            Some(Obstacle::Pool)
         } else if backing.is_some_and(excludes) {
             Some(Obstacle::Bound)
         } else if !there {
             Some(Obstacle::NoMemory)
         } else if !observed.allowed.contains(&home) {
             Some(Obstacle::Cpuset)
+        } else if page_kib > BASE_KIB && observed.room(home, page_kib).free_kib < page_kib {
+            Some(Obstacle::Pool)
         } else if moves_to_vcpus && effective_policy(self) == Policy::Vprobe {
             Some(Obstacle::Scheduled)
         } else {
@@ -343,8 +344,6 @@ impl World {
             if vm.obstacle(sample, home, observed, moves_to_vcpus).is_some() {
                 return None;
             }
-            let memory = observed.nodes.iter().find(|(node, ..)| *node == home);
-            let (total_kib, free_kib) = memory.map_or((0, 0), |&(_, total, free)| (total, free));
             let strays = sample.movable(home).into_iter().map(|(node, size)| Stray {
                 node,
                 bytes: size.bytes,
@@ -358,8 +357,9 @@ impl World {
                 guest_node: sample.area.guest_node,
                 home,
                 within: (sample.area.start, end),
+                page_kib: sample.area.page_kib,
                 strays: strays.collect(),
-                room: NodeMemory { total_kib, free_kib },
+                room: observed.room(home, sample.area.page_kib),
             })
         };
         observed.areas.iter().filter_map(of).collect()

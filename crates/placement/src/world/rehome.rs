@@ -7,9 +7,9 @@ use crate::{
     rehome_policy::{NodeView, RehomeWhy},
     residency::{AreaSample, Keeps, MemoryObservation},
     resident_kib,
-    scheduling::memory::{MemoryReason, MoveMemory, NodeMemory},
+    scheduling::memory::{BASE_KIB, MemoryReason, MoveMemory, NodeMemory},
 };
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use vnuma_topology::{ApicId, GuestNodeId, HostNodeId, MemoryBacking};
 
 /// Why the memory of a guest node cannot get another home.
@@ -18,9 +18,20 @@ pub enum RehomeObstacle {
     /// VFIO has pinned it.
     #[error("VFIO has pinned all memory of this VM, as it has a device of the host")]
     Devices,
-    /// It is huge pages of a pool.
-    #[error("its memory is huge pages of a pool (hugetlbfs), which stay where they are")]
-    Pool,
+    /// There are not enough huge pages.
+    #[error(
+        "node {node} has {free} free huge pages of {page_kib} KiB, and {needed} are to go there; /sys/devices/system/node/node{node}/hugepages has its pool"
+    )]
+    NoHugePages {
+        /// The node.
+        node: HostNodeId,
+        /// Size of a page, KiB.
+        page_kib: u64,
+        /// What is not there yet.
+        needed: u64,
+        /// What its pool has free.
+        free: u64,
+    },
     /// It is spread over nodes on purpose.
     #[error("its memory is interleaved over nodes by QEMU's policy")]
     Interleaved,
@@ -73,6 +84,20 @@ impl Vm {
         let node = self.description.guest_nodes.iter().find(|node| node.id == guest_node);
         let places = node.map(|node| resident_kib(node, &self.description.memory_devices));
         places.into_iter().flatten().map(|(node, kib)| (node, kib.saturating_mul(1024))).collect()
+    }
+
+    /// What of it is not on a node, bytes, by the size of its pages, KiB.
+    fn away_from(&self, guest_node: GuestNodeId, to: HostNodeId) -> BTreeMap<u64, u64> {
+        let mut away = BTreeMap::new();
+        let node = self.description.guest_nodes.iter().find(|node| node.id == guest_node);
+        for memory in node.into_iter().flat_map(|node| backings(node, &self.description.memory_devices)) {
+            let page_kib = memory.mapping.map_or(BASE_KIB, |mapping| mapping.page_kib);
+            let sum: &mut u64 = away.entry(page_kib).or_default();
+            for (_, kib) in memory.resident_kib.iter().filter(|(place, _)| *place != to) {
+                *sum = sum.saturating_add(kib.saturating_mul(1024));
+            }
+        }
+        away
     }
 
     /// The same by what it is of, and where.
@@ -160,13 +185,11 @@ impl World {
         if let Some(obstacle) = obstacle {
             return Err(obstacle);
         }
-        let places = vm.places_of(wish.guest_node);
-        let away = places.iter().filter(|(place, _)| *place != node);
-        let needed = away.fold(0_u64, |sum, (_, bytes)| sum.saturating_add(*bytes));
-        let room = observed.map_or(0, |seen| room_of(seen, node).available());
-        if needed > room {
-            let (needed_mib, free_mib) = (needed.div_ceil(1 << 20), room >> 20);
-            return Err(RehomeObstacle::NoRoom { node, needed_mib, free_mib });
+        for (page_kib, needed) in vm.away_from(wish.guest_node, node) {
+            let room = observed.map_or(0, |seen| seen.room(node, page_kib).available_of(page_kib));
+            if needed > room {
+                return Err(no_room(node, page_kib, needed, room));
+            }
         }
         // Memory may be at home on a node without CPUs; vCPUs stay then.
         let has_cpus = self.host.node(node).is_some_and(|node| !node.cpus.is_empty());
@@ -268,7 +291,8 @@ impl World {
                         from: part.node,
                         to: rehome.to,
                         bytes: part.bytes,
-                        reserve_kib: NodeMemory { total_kib, free_kib: 0 }.reserve_kib(),
+                        page_kib: area.page_kib,
+                        reserve_kib: NodeMemory { total_kib, free_kib: 0 }.reserve_of(area.page_kib),
                         within: Some((area.start, area.start.saturating_add(area.bytes))),
                         parts: None,
                         why: MemoryReason::Rehome(rehome.guest_node),
@@ -316,11 +340,9 @@ impl Vm {
         let policy = self.backing_of(&sample.area).map(|memory| memory.policy.as_str());
         if !self.description.devices.is_empty() {
             Some(RehomeObstacle::Devices)
-        } else if sample.area.page_kib > 4 {
-            Some(RehomeObstacle::Pool)
         } else if policy == Some("interleave") {
             Some(RehomeObstacle::Interleaved)
-        } else if room_of(observed, to).total_kib == 0 {
+        } else if observed.room(to, BASE_KIB).total_kib == 0 {
             Some(RehomeObstacle::NoMemory(to))
         } else if !observed.allowed.contains(&to) {
             Some(RehomeObstacle::Cpuset(to))
@@ -339,7 +361,15 @@ pub(super) fn too_much_kept(samples: &[&AreaSample], to: HostNodeId) -> Option<K
     (stays >= resident.saturating_sub(stays)).then_some(most.0)
 }
 
-pub(super) fn room_of(observed: &MemoryObservation, node: HostNodeId) -> NodeMemory {
-    let memory = observed.nodes.iter().find(|(known, ..)| *known == node);
-    memory.map_or_else(NodeMemory::default, |&(_, total_kib, free_kib)| NodeMemory { total_kib, free_kib })
+fn no_room(node: HostNodeId, page_kib: u64, needed: u64, room: u64) -> RehomeObstacle {
+    if page_kib > BASE_KIB {
+        let page = page_kib.saturating_mul(1024);
+        return RehomeObstacle::NoHugePages {
+            node,
+            page_kib,
+            needed: needed.div_ceil(page),
+            free: room / page,
+        };
+    }
+    RehomeObstacle::NoRoom { node, needed_mib: needed.div_ceil(1 << 20), free_mib: room >> 20 }
 }

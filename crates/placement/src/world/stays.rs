@@ -2,16 +2,13 @@
 //!
 //! Nothing is decided here. The policy for homes, its operator and the kernel have decided; this says what for.
 
-use super::{
-    Obstacle, Vm, VmId, World,
-    rehome::{room_of, too_much_kept},
-};
+use super::{Obstacle, Vm, VmId, World, rehome::too_much_kept};
 use crate::{
     Policies,
     rehome_policy::{NodeView, Patience},
     residency::{AreaSample, Keeps, MemoryObservation},
 };
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use vnuma_topology::{GuestNodeId, HostNodeId};
 
 const SECOND_NS: u64 = 1_000_000_000;
@@ -34,9 +31,14 @@ pub enum StaysWhy {
     /// VFIO has pinned it.
     #[error("VFIO has pinned all memory of this VM, as it has a device of the host")]
     Devices,
-    /// It is huge pages of a pool.
-    #[error("its memory is huge pages of a pool (hugetlbfs), which stay where they are")]
-    Pool,
+    /// There is no such huge page.
+    #[error("its memory is huge pages of {page_kib} KiB, and the pool of node {node} has no free one")]
+    Pool {
+        /// The node.
+        node: HostNodeId,
+        /// Size of a page, KiB.
+        page_kib: u64,
+    },
     /// Nobody has asked for it.
     #[error(
         "rehome.mode is manual; `vnumactl rehome VM --guest-node {guest_node} --node {node}` takes it there"
@@ -108,7 +110,7 @@ impl StaysWhy {
         match self {
             Self::Spread => "spread",
             Self::Devices => Obstacle::Devices.name(),
-            Self::Pool => Obstacle::Pool.name(),
+            Self::Pool { .. } => Obstacle::Pool.name(),
             Self::Manual { .. } => "manual",
             Self::Rehome => "rehome",
             Self::Resize => "resize",
@@ -202,7 +204,6 @@ impl World {
         let unknown = || StaysWhy::Unknown("where QEMU has it is not known".to_owned());
         let busy = [
             (!vm.description.devices.is_empty(), StaysWhy::Devices),
-            (areas.iter().any(|area| area.page_kib > 4), StaysWhy::Pool),
             (areas.is_empty(), unknown()),
             (vm.is_rehomed(), StaysWhy::Rehome),
             (!policies.rehome.auto, StaysWhy::Manual { guest_node, node: to }),
@@ -226,13 +227,23 @@ impl World {
         }
         let views = self.node_views(id, vm, observed, policies);
         let view: NodeView = views.into_iter().find(|view| view.guest_node == guest_node)?;
-        let free = room_of(observed, to).available();
-        if view.away_bytes > free {
-            let (needed_mib, free_mib) = (view.away_bytes.div_ceil(1 << 20), free >> 20);
+        if let Some((needed, free)) = lacking(&samples, to, observed) {
+            let (needed_mib, free_mib) = (needed.div_ceil(1 << 20), free >> 20);
             return Some(StaysWhy::NoRoom { node: to, needed_mib, free_mib });
         }
         self.rehomer.waits_for(&policies.rehome, id, &view, now_ns).map(StaysWhy::Waits)
     }
+}
+
+/// What would come to a node and what is free there, bytes, of the first size of pages for which that is not enough.
+fn lacking(samples: &[&AreaSample], to: HostNodeId, observed: &MemoryObservation) -> Option<(u64, u64)> {
+    let mut away: BTreeMap<u64, u64> = BTreeMap::new();
+    for sample in samples {
+        let sum = away.entry(sample.area.page_kib).or_default();
+        *sum = sample.movable(to).iter().fold(*sum, |sum, (_, size)| sum.saturating_add(size.bytes));
+    }
+    let with_room = |(page_kib, needed)| (needed, observed.room(to, page_kib).available_of(page_kib));
+    away.into_iter().map(with_room).find(|(needed, free)| needed > free)
 }
 
 impl Vm {
@@ -255,7 +266,7 @@ impl Vm {
             let memory = self.backing_of(&sample.area);
             return Some(match obstacle {
                 Obstacle::Devices => StaysWhy::Devices,
-                Obstacle::Pool => StaysWhy::Pool,
+                Obstacle::Pool => StaysWhy::Pool { node: to, page_kib: sample.area.page_kib },
                 Obstacle::Bound => StaysWhy::Bound {
                     policy: memory.map(|memory| memory.policy.clone()).unwrap_or_default(),
                     nodes: memory.map(|memory| memory.host_nodes.clone()).unwrap_or_default(),

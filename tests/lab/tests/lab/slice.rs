@@ -338,7 +338,7 @@ fn a_hypervisor_that_stands_still_is_named_and_its_vm_observed() {
 
 #[test]
 fn displaced_memory_comes_home() {
-    run("2n4c", &[job(&["lab-scenario", "displaced"])]);
+    run("2n4c", &[job(&["lab-scenario", "pooled"]), job(&["lab-scenario", "displaced"])]);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 //! It asks where the pages of a batch are, moves those that are to leave, and asks again: what counts is where they are then.
 //! A vCPU that touches a page while it moves waits until all pages of the call have moved. A call has therefore only as many
 //! pages as are expected to move within [`HOLD`], by how long the calls before held theirs ([`Pace`]); a huge page is moved as a whole.
+//! An order for huge pages of a pool counts in these, and moves no others.
 //! The process and the host are behind [`Pages`], so that tests can be what no test machine is.
 
 use super::{MoveMemory, VmId};
@@ -15,7 +16,7 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
-use vnuma_host::{page_moves::PageMoves, read_node_memory};
+use vnuma_host::{page_moves::PageMoves, read_node_memory, read_node_pools};
 use vnuma_hypervisor::resident::{
     GuestMapping, MappingPolicy, read_guest_mappings, read_mappings, read_mappings_with_pages,
 };
@@ -32,6 +33,10 @@ const STUCK: u64 = 2048;
 const PAGE: u64 = 4096;
 /// Bytes of a batch. One ends where a huge page does: else half of each would have moved with the batch before, uncounted.
 const BATCH: u64 = PAGES_AT_ONCE as u64 * PAGE;
+/// Bytes of one of huge pages of a pool, unless a page is larger.
+const POOL_BATCH: u64 = 32 << 20;
+/// Size of the smallest pages, KiB.
+const SMALLEST_KIB: u64 = 4;
 /// Batches of a job's turn at most that are only looked at.
 const LOOKS: usize = 64;
 /// How long a call that moves pages is to hold them at most.
@@ -40,17 +45,23 @@ const HOLD: Duration = Duration::from_millis(2);
 /// kernel has every CPU put its pages back first. That holds nobody.
 const LEAST: usize = 32;
 
-/// How many pages a call has.
+/// How many pages a call has, and at least.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Pace(usize);
+struct Pace(usize, usize);
 
 impl Pace {
+    fn begin(page: u64) -> Self {
+        let least = if page > PAGE { 1 } else { LEAST };
+        Self(least, least)
+    }
+
     /// A call with as many pages as it may have has held them for so long.
     fn after(self, took: Duration) -> Self {
+        let Self(pages, least) = self;
         match took {
-            took if took > HOLD => Self((self.0 / 2).max(LEAST)),
+            took if took > HOLD => Self((pages / 2).max(least), least),
             // Twice as many are sure to fit.
-            took if took < HOLD / 4 => Self((self.0 * 2).min(PAGES_AT_ONCE)),
+            took if took < HOLD / 4 => Self((pages * 2).min(PAGES_AT_ONCE), least),
             _ => self,
         }
     }
@@ -64,8 +75,8 @@ pub(super) trait Pages {
     fn find(&self, addresses: &[u64]) -> io::Result<Vec<PageState>>;
     /// Moves these pages to a node, and says how long it has held them.
     fn move_to(&self, node: HostNodeId, addresses: &[u64]) -> io::Result<(Vec<PageState>, Duration)>;
-    /// Free memory of a node, KiB; `None`: it is offline.
-    fn free_kib(&self, node: HostNodeId) -> Result<Option<u64>, String>;
+    /// Free memory of a node for pages of this size, KiB; `None`: it is offline.
+    fn free_kib(&self, node: HostNodeId, page_kib: u64) -> Result<Option<u64>, String>;
 }
 
 /// A process of this machine.
@@ -109,7 +120,15 @@ impl Pages for Process {
         Ok((states, held.map_or(called, |held| held.min(called))))
     }
 
-    fn free_kib(&self, node: HostNodeId) -> Result<Option<u64>, String> {
+    fn free_kib(&self, node: HostNodeId, page_kib: u64) -> Result<Option<u64>, String> {
+        if page_kib > SMALLEST_KIB {
+            let pools = read_node_pools(&self.root).map_err(|error| error.to_string())?;
+            let mut pools = pools.iter().filter(|(known, _)| *known == node).peekable();
+            let online = pools.peek().is_some();
+            let pool = pools.find(|(_, pool)| pool.size_kib == page_kib);
+            let free = pool.map_or(0, |(_, pool)| pool.free.saturating_mul(page_kib));
+            return Ok(online.then_some(free));
+        }
         let memory = read_node_memory(&self.root).map_err(|error| error.to_string())?;
         Ok(memory.iter().find(|(known, ..)| *known == node).map(|(.., free)| *free))
     }
@@ -132,6 +151,8 @@ pub(super) struct Job<P> {
     pub(super) pid: i32,
     pages: P,
     order: MoveMemory,
+    /// Size of a page, bytes.
+    page: u64,
     /// Ranges that are left: (start, end).
     ranges: VecDeque<(u64, u64)>,
     /// Where it is.
@@ -162,8 +183,9 @@ impl<P: Pages> Job<P> {
             }
         };
         let (moved, worked, reported) = (MemoryMoved::default(), Duration::ZERO, Instant::now());
-        let (looked, pace) = (None, Pace(LEAST));
-        Ok(Self { vm, pid, pages, order, ranges, at: from, moved, worked, reported, looked, pace })
+        let page = order.page_kib.saturating_mul(1024).max(PAGE);
+        let (looked, pace) = (None, Pace::begin(page));
+        Ok(Self { vm, pid, pages, order, page, ranges, at: from, moved, worked, reported, looked, pace })
     }
 
     /// A batch that took `took` is done. True at the end of the job.
@@ -189,9 +211,10 @@ impl<P: Pages> Job<P> {
     }
 
     fn next_batch(&mut self) -> Option<Vec<u64>> {
+        let batch = if self.page > PAGE { POOL_BATCH.max(self.page) } else { BATCH };
         let (start, end) = self.ranges.front_mut()?;
-        let next = (*end).min((*start / BATCH + 1).saturating_mul(BATCH));
-        let addresses = (*start..next).step_by(PAGE as usize).collect();
+        let next = (*end).min((*start / batch + 1).saturating_mul(batch));
+        let addresses = (*start..next).step_by(self.page as usize).collect();
         (*start, self.at) = (next, next);
         if next >= *end {
             self.ranges.pop_front();
@@ -208,7 +231,7 @@ impl<P: Pages> Job<P> {
         };
         let states = self.pages.find(addresses).map_err(failed)?;
         let from = PageState::On(self.order.from);
-        let left = (self.order.bytes.saturating_sub(self.moved.bytes) / PAGE) as usize;
+        let left = (self.order.bytes.saturating_sub(self.moved.bytes) / self.page) as usize;
         let there = addresses.iter().zip(states).filter(|(_, state)| *state == from);
         let pages: Vec<u64> = there.map(|(address, _)| *address).take(left).collect();
         if pages.is_empty() {
@@ -219,7 +242,7 @@ impl<P: Pages> Job<P> {
         let mut full = false;
         for (state, now) in states.into_iter().zip(self.pages.find(&pages).map_err(failed)?) {
             match (now, state) {
-                (PageState::On(node), _) if node == self.order.to => self.moved.bytes += PAGE,
+                (PageState::On(node), _) if node == self.order.to => self.moved.bytes += self.page,
                 (now, _) if now != from => {}
                 (_, PageState::Shared) => self.moved.shared += 1,
                 (_, PageState::NoMemory) => full = true,
@@ -228,13 +251,15 @@ impl<P: Pages> Job<P> {
             }
         }
         if full {
-            return Err(format!("there was no memory for a page on node {}", self.order.to));
+            let kind = if self.page > PAGE { "huge page" } else { "memory for a page" };
+            return Err(format!("there was no {kind} on node {}", self.order.to));
         }
         let stayed = self.moved.shared + self.moved.busy + self.moved.failed;
-        if stayed > self.moved.bytes / PAGE + STUCK {
+        // As much memory, whatever the size of its pages.
+        if stayed > self.moved.bytes / self.page + (STUCK * PAGE / self.page).max(1) {
             return Err("most pages are held, or shared with other processes".to_owned());
         }
-        Ok(Some(self.order.bytes.saturating_sub(self.moved.bytes) < PAGE))
+        Ok(Some(self.order.bytes.saturating_sub(self.moved.bytes) < self.page))
     }
 
     /// Moves these pages, as many at a time as the pace allows.
@@ -262,7 +287,7 @@ impl<P: Pages> Job<P> {
         }
         self.looked = Some(Instant::now());
         let (node, reserve) = (self.order.to, self.order.reserve_kib);
-        match self.pages.free_kib(node)? {
+        match self.pages.free_kib(node, self.order.page_kib)? {
             Some(free) if free >= reserve => Ok(()),
             Some(free) => Err(format!("node {node} has {free} KiB free, and keeps {reserve}")),
             None => Err(format!("node {node} is offline")),
@@ -285,15 +310,20 @@ fn ranges(
         }
         MappingPolicy::Fixed => false,
     };
+    let page = order.page_kib.saturating_mul(1024).max(PAGE);
+    // What is to move may begin and end within a huge page of a pool, which moves as a whole.
+    let whole = |(least, most): (u64, u64)| {
+        (least / page * page, most.checked_next_multiple_of(page).unwrap_or(most))
+    };
     let (mut before, mut after) = (Vec::new(), VecDeque::new());
-    for (GuestMapping { start, policy, pages }, end) in mappings {
+    for (GuestMapping { start, policy, page_kib, pages }, end) in mappings {
         let has = pages.iter().any(|(node, kib)| *node == order.from && *kib > 0);
         let (start, end) =
-            within.map_or((*start, *end), |(least, most)| ((*start).max(least), (*end).min(most)));
-        if !has || !may(policy) || start >= end {
+            within.map(whole).map_or((*start, *end), |(least, most)| ((*start).max(least), (*end).min(most)));
+        if !has || !may(policy) || *page_kib != order.page_kib || start >= end {
             continue;
         }
-        let middle = (from / PAGE * PAGE).clamp(start, end);
+        let middle = (from / page * page).clamp(start, end);
         before.extend((start < middle).then_some((start, middle)));
         after.extend((middle < end).then_some((middle, end)));
     }
@@ -348,7 +378,7 @@ mod tests {
             for (policy, count) in mappings {
                 let end = start + count * PAGE;
                 let (policy, pages) = (policy.clone(), vec![(HERE, count * PAGE / 1024)]);
-                fake.mappings.push((GuestMapping { start, policy, pages }, end));
+                fake.mappings.push((GuestMapping { start, policy, page_kib: 4, pages }, end));
                 let on = |address| (address, PageState::On(HERE));
                 fake.pages.get_mut().extend((start..end).step_by(PAGE as usize).map(on));
                 start = end;
@@ -396,7 +426,7 @@ mod tests {
             Ok((addresses.iter().map(&mut take).collect(), took))
         }
 
-        fn free_kib(&self, _: HostNodeId) -> Result<Option<u64>, String> {
+        fn free_kib(&self, _: HostNodeId, _: u64) -> Result<Option<u64>, String> {
             Ok(self.free_kib.get())
         }
     }
@@ -414,6 +444,7 @@ mod tests {
             from: HERE,
             to: THERE,
             bytes: pages * PAGE,
+            page_kib: 4,
             reserve_kib: 1024,
             within: None,
             parts: None,
@@ -591,6 +622,75 @@ mod tests {
         assert_eq!(finish(&fake, 5000).moved.bytes, 1000 * PAGE, "it may be a program's");
     }
 
+    /// So many huge pages of 2 MiB, of which a small page stands for each.
+    fn pool(pages: u64) -> Fake {
+        let mut fake = Fake::any(0);
+        let end = START + pages * HUGE;
+        let kib = vec![(HERE, pages * HUGE / 1024)];
+        let mapping = |policy, page_kib| GuestMapping { start: START, policy, page_kib, pages: kib.clone() };
+        fake.mappings = vec![(mapping(MappingPolicy::Any, 2048), end)];
+        let on = |address| (address, PageState::On(HERE));
+        fake.pages = RefCell::new((START..end).step_by(HUGE as usize).map(on).collect());
+        fake
+    }
+
+    const HUGE: u64 = 2 << 20;
+
+    fn of_pool(pages: u64) -> MoveMemory {
+        MoveMemory { bytes: pages * HUGE, page_kib: 2048, reserve_kib: 0, ..order(0) }
+    }
+
+    #[test]
+    fn huge_pages_of_a_pool_move_as_whole_ones_and_count_as_such() {
+        let mut fake = pool(100);
+        fake.page_takes = HOLD / 3;
+        let mut job = Job::new((1, 2), &fake, of_pool(60), 0).expect("begun");
+        assert!((0..100).any(|_| job.turn()));
+        assert_eq!((job.moved.bytes, moved(&fake), &job.moved.problem), (60 * HUGE, 60, &None));
+        assert!(
+            fake.moves.borrow().iter().all(|pages| (1..=3).contains(&pages.len())),
+            "the bound of a hold"
+        );
+        assert!(fake.moves.borrow().iter().flatten().all(|at| at % HUGE == 0));
+        // A part that begins and ends within pages takes these whole.
+        let within = Some((START, START + 100 * HUGE));
+        let parts = [(START + 70 * HUGE + PAGE, START + 71 * HUGE + PAGE)];
+        let part = MoveMemory { within, parts: Some(parts.into()), ..of_pool(40) };
+        let mut job = Job::new((1, 2), &fake, part, START + 5 * PAGE).expect("begun");
+        assert!((0..100).any(|_| job.turn()));
+        assert_eq!((job.moved.bytes, moved(&fake)), (2 * HUGE, 62));
+    }
+
+    #[test]
+    fn an_order_for_one_size_of_pages_moves_no_others() {
+        let fake = pool(100);
+        assert_eq!(finish(&fake, 5000).moved.bytes, 0, "small ones were ordered");
+        let fake = Fake::any(5000);
+        let mut job = Job::new((1, 2), &fake, of_pool(10), 0).expect("begun");
+        assert!(job.turn());
+        assert_eq!((job.moved.bytes, moved(&fake)), (0, 0), "huge ones were");
+    }
+
+    #[test]
+    fn a_pool_that_is_used_up_ends_the_move() {
+        let mut fake = pool(100);
+        fake.stays = (10..100).map(|page| (START + page * HUGE, PageState::NoMemory)).collect();
+        let mut job = Job::new((1, 2), &fake, of_pool(100), 0).expect("begun");
+        assert!((0..100).any(|_| job.turn()));
+        assert_eq!(job.moved.bytes, 10 * HUGE);
+        assert_eq!(job.moved.problem.as_deref(), Some("there was no huge page on node 1"));
+        let mut held = pool(100);
+        held.stays = (0..100).map(|page| (START + page * HUGE, PageState::Busy)).collect();
+        let mut job = Job::new((1, 2), &held, of_pool(100), 0).expect("begun");
+        assert!(job.turn());
+        assert!(
+            job.moved.problem.as_deref().is_some_and(|problem| problem.contains("held")),
+            "{:?}",
+            job.moved
+        );
+        assert!(job.moved.busy < 20, "it is not tried with all of them");
+    }
+
     #[test]
     fn calls_get_shorter_until_they_hold_pages_no_longer_than_they_may() {
         let mut fake = Fake::any(4096);
@@ -623,21 +723,22 @@ mod tests {
 
     #[test]
     fn a_call_is_never_empty_nor_longer_than_the_kernel_takes() {
-        let mut pace = Pace(LEAST);
+        let mut pace = Pace::begin(PAGE);
         for took in [Duration::ZERO; 9] {
             pace = pace.after(took);
         }
-        assert_eq!(pace, Pace(PAGES_AT_ONCE));
+        assert_eq!(pace, Pace(PAGES_AT_ONCE, LEAST));
         assert_eq!(pace.after(HOLD), pace, "within the bound");
         for took in [Duration::MAX; 12] {
             pace = pace.after(took);
         }
-        assert_eq!(pace, Pace(LEAST));
+        assert_eq!(pace, Pace(LEAST, LEAST));
     }
 
     #[test]
     fn a_mapping_that_was_merged_with_another_ends_where_both_do() {
-        let mapping = |start| GuestMapping { start, policy: MappingPolicy::Any, pages: vec![(HERE, 4)] };
+        let mapping =
+            |start| GuestMapping { start, policy: MappingPolicy::Any, page_kib: 4, pages: vec![(HERE, 4)] };
         let lengths = vec![(0x1000, 0x1000), (0x4000, 0x4000), (u64::MAX, 2)];
         let of = |start| with_ends(vec![mapping(start)], lengths.clone()).first().map(|(_, end)| *end);
         assert_eq!(of(0x1000), Some(0x2000));

@@ -225,7 +225,7 @@ mod tests {
             saving_ns_per_s: 0.0,
         };
         let why = MemoryReason::Nearer(why);
-        MoveMemory { from, to, bytes, reserve_kib: 0, within: None, parts: None, why }
+        MoveMemory { from, to, bytes, page_kib: 4, reserve_kib: 0, within: None, parts: None, why }
     }
 
     /// Memory of this process that is larger than any other, also than that of other tests: these wait.
