@@ -22,7 +22,10 @@ use vnuma_placement::{
     scheduling::memory::{MemoryReason, MoveMemory},
     world::{MemoryMoved, RehomeWish, VmId},
 };
-use vnuma_topology::{BackingMapping, HugePages, MemoryBacking, Vcpu, VcpuLocation, VmDescription, VmDevice};
+use vnuma_topology::{
+    BackingMapping, DistanceMatrix, HostNode, HugePages, MemoryBacking, Vcpu, VcpuLocation, VmDescription,
+    VmDevice,
+};
 
 const SECOND_NS: u64 = 1_000_000_000;
 const PID: i32 = 100;
@@ -46,6 +49,8 @@ struct Run {
     kept: Option<Keeps>,
     /// Huge pages of 2 MiB that each host node has free.
     huge: u64,
+    /// The host node that has the second part of `mib`.
+    far: u32,
     /// In order: what was ordered.
     done: Vec<String>,
     orders: Vec<MoveMemory>,
@@ -89,6 +94,7 @@ impl Run {
             cost_ns: 1_000_000,
             kept: None,
             huge: 0,
+            far: 1,
             done: Vec::new(),
             orders: Vec::new(),
             stopped: 0,
@@ -123,7 +129,7 @@ impl Run {
     fn described(&self) -> VmDescription {
         let mut described = self.description.clone();
         if let Some(memory) = &mut described.guest_nodes[0].memory {
-            memory.resident_kib = vec![(0, self.mib[0] * 1024), (1, self.mib[1] * 1024)];
+            memory.resident_kib = vec![(0, self.mib[0] * 1024), (self.far, self.mib[1] * 1024)];
         }
         described
     }
@@ -133,7 +139,7 @@ impl Run {
         let found = |node, count| Found { node, kind: PageKind::Base, kept, locked: false, count };
         let sample = |area: &MemoryArea| {
             let found = match area.guest_node {
-                0 => vec![found(0, self.mib[0]), found(1, self.mib[1])],
+                0 => vec![found(0, self.mib[0]), found(self.far, self.mib[1])],
                 _ => vec![found(1, 1024)],
             };
             AreaSample { area: *area, looked: 1024, found, swapped: 0, pages: Vec::new() }
@@ -145,7 +151,7 @@ impl Run {
             pools: (0..2)
                 .map(|node| (node, HugePages { size_kib: 2048, total: 600, free: self.huge }))
                 .collect(),
-            nodes: vec![(0, 8 * GIB_KIB, self.free_kib), (1, 8 * GIB_KIB, self.free_kib)],
+            nodes: (0..3).map(|node| (node, 8 * GIB_KIB, self.free_kib)).collect(),
             allowed: self.allowed.clone(),
             unmapped: false,
         }
@@ -350,6 +356,27 @@ fn what_is_refused_changes_nothing() {
         error.contains("vCPUs [0] are confined to other nodes") && error.contains("--move-pinned"),
         "{error}"
     );
+}
+
+/// As behind CXL.
+#[test]
+fn a_node_without_cpus_is_a_home_like_others_and_vcpus_stay() {
+    let mut run = Run::alone(Policies::default(), description());
+    let mut host = host();
+    host.nodes.push(HostNode { id: 2, ..HostNode::default() });
+    let rows = vec![vec![10, 21, 14], vec![21, 10, 24], vec![14, 24, 10]];
+    host.distances = DistanceMatrix::new(rows).expect("square");
+    run.core = Core::new(host, Policies::default(), 7);
+    (run.far, run.allowed) = (2, vec![0, 1, 2]);
+    run.connect();
+    let shown = run.rehome(2).expect("begun").rehome.expect("one");
+    assert!(shown.vcpus.is_empty(), "{shown:?}");
+    run.moved(1, 1024, None);
+    run.pass(5);
+    let state = run.state();
+    assert_eq!(state.state, "done");
+    assert!(state.notes[0].contains("node 2 has no CPUs"), "{:?}", state.notes);
+    assert_eq!(run.done.join(", "), "memory 0 to 2, publish 24");
 }
 
 #[test]

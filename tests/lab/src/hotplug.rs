@@ -2,6 +2,7 @@
 //! and goes. vnumad follows, and so do the guests. On a server that can grow (profile `3n4c-hotplug`).
 
 use crate::guest::{check, check_kernel_log, equip, seen, wait_until_listed, wait_until_seen};
+use crate::resize::guest_distances;
 use crate::states::hardware;
 use anyhow::{Context, Result, ensure};
 use std::fs;
@@ -17,6 +18,7 @@ pub fn run() -> Result<()> {
     wait_until_seen(&vm.name, &[(0, 0, "true"), (1, 1, "true")]).context("after attach")?;
     a_cpu_comes_and_goes_offline(&vm)?;
     a_node_comes_and_goes(&vm)?;
+    a_node_without_cpus_is_a_home(&vm)?;
     check_kernel_log(&vm)
 }
 
@@ -79,6 +81,32 @@ fn a_node_comes_and_goes(vm: &Vm) -> Result<()> {
     wait_until_seen(&vm.name, &[(0, 0, "true"), (1, 1, "true")]).context("node 2 went")?;
     println!("node 2 went");
     Ok(())
+}
+
+/// Memory without CPUs, as behind CXL, is a home like others: memory goes there, the guest is told how far it is, vCPUs stay.
+fn a_node_without_cpus_is_a_home(vm: &Vm) -> Result<()> {
+    let module = server(&["plug-memory", "2", "768M", "--movable"])?;
+    await_memory(2, 768 << 10)?;
+    ensure!(Nodes::read()?.cpus(2).is_none_or(|cpus| cpus.is_empty()), "node 2 has CPUs");
+    let before = guest_distances(vm)?;
+    let done = vnumactl(&["rehome", &vm.name, "--guest-node", "1", "--node", "2"])?;
+    let notes = done["rehome"]["notes"].to_string();
+    ensure!(done["rehome"]["state"] == "done" && notes.contains("node 2 has no CPUs"), "{done}");
+    ensure!(vnumactl(&["memory", &vm.name])?["nodes"][1]["home"] == 2, "the home of guest node 1");
+    let told = guest_distances(vm)?;
+    // 31 from node 0 to node 2, 21 from node 0 to node 1.
+    ensure!(
+        before == "10 21\n21 10\n" && told == "10 31\n31 10\n",
+        "distances were {before:?}, are {told:?}"
+    );
+    ensure!(seen(&vm.name)?[1].host_node == Some(1), "vCPU 1 was moved: {:?}", seen(&vm.name)?);
+    println!("node 2 without CPUs is the home of guest node 1, and its guest knows how far that is");
+
+    vnumactl(&["rehome", &vm.name, "--guest-node", "1", "--node", "1"])?;
+    wait_until_seen(&vm.name, &[(0, 0, "true"), (1, 1, "true")]).context("at home on node 1 again")?;
+    check(vm, &[0, 1])?;
+    server(&["unplug-memory", &module])?;
+    await_hardware().context("node 2 went")
 }
 
 /// What `lab-vm server` prints.

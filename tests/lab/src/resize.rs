@@ -125,7 +125,7 @@ fn guest_total(vm: &Vm, node: u64) -> Result<u64> {
     Ok(kib >> 10)
 }
 
-fn guest_distances(vm: &Vm) -> Result<String> {
+pub fn guest_distances(vm: &Vm) -> Result<String> {
     vm.exec(&["sh", "-c", "cat /sys/devices/system/node/node*/distance"])
 }
 
