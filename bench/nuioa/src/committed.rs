@@ -13,8 +13,8 @@ pub const CPUS: [[usize; VCPUS]; 2] = [[1, 2], [3, 4]];
 pub const VCPUS: usize = 2;
 /// Its memory.
 pub const MEMORY_MIB: usize = 1024;
-/// Memory that sysbench reads: more than twice the last-level cache (55 MiB), and less than a guest node has. Of 32 MiB, which just
-/// fit, the place of each page decides how many lines stay there: 8 % of the cycles differed between two VMs on the same node.
+/// Memory that sysbench reads: more than twice the last-level cache (55 MiB), so that more than half of it comes from memory, and
+/// less than a guest node has.
 pub const SYSBENCH_MIB: usize = 128;
 /// Of each of up to four that run beside another workload.
 pub const NEIGHBOUR_MIB: usize = 32;

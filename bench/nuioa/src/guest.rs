@@ -99,6 +99,9 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let device_node = device.first().map(|device| pci::node(device)).transpose()?;
     // A load without a device is anywhere; that is on the CPU that others leave.
     let place = place(arguments.spot, device_node)?;
+    if arguments.spot == Spot::Device {
+        agent::keep_on(place.other)?;
+    }
     let mut load = start(workload.kind, &device, place)?;
     if let (true, Some(process)) = (place.by_agent, load.process()) {
         let cpus = &nodes()?[place.node];

@@ -1,7 +1,7 @@
 //! vnuma-guest in the guest of `nuioa-aware`: its rules, and what it has done.
 
-use super::pci;
-use anyhow::{Context, Result, bail};
+use super::{Cpus, pci, set_threads};
+use anyhow::{Context, Result, bail, ensure};
 use std::{
     fs::{self, File},
     os::unix::process::CommandExt,
@@ -29,7 +29,27 @@ enum Device {
     Card,
 }
 
-/// Writes the rules, and becomes vnuma-guest, on a CPU that is not of the devices' node: its work is not the workload's.
+/// Its name, as the kernel shows it.
+const COMMAND: &str = "vnuma-guest";
+
+/// Keeps vnuma-guest on a CPU that the workload is not on: its work is not the workload's. The server is slower than its clock, so
+/// that a look each second takes some percent of a CPU.
+pub fn keep_on(cpu: usize) -> Result<()> {
+    let mut set = Cpus::new();
+    set.set(cpu).with_context(|| format!("CPU {cpu}"))?;
+    let mut found = false;
+    for entry in fs::read_dir("/proc").context("/proc")? {
+        let process = entry?.path();
+        if fs::read_to_string(process.join("comm")).is_ok_and(|name| name.trim() == COMMAND) {
+            set_threads(&process.join("task").display().to_string(), &set)?;
+            found = true;
+        }
+    }
+    ensure!(found, "{COMMAND} does not run");
+    Ok(())
+}
+
+/// Writes the rules, and becomes vnuma-guest, on a CPU that is not of the devices' node.
 pub fn run() -> Result<()> {
     let (disks, cards) = (pci::disks()?, pci::cards()?);
     fs::write(RULES, rules(pci::address(&disks[0])?, pci::address(&cards[0])?)).context(RULES)?;
