@@ -162,6 +162,13 @@ impl Simulation {
         let answers = shown.hypervisor == api::Hypervisor::Answers && shown.described;
         self.checker.expect(answers, "show", || format!("{name} is shown as {:?}", shown.hypervisor));
         let plugged = machine.device.is_some();
+        let kept = shown.problem.as_ref().is_some_and(|problem| problem.contains("has not released"));
+        self.checker.expect(!kept, "request", || {
+            format!(
+                "{name}: its guest would release the device, and is not asked for it: {:?}",
+                shown.problem
+            )
+        });
         let known = matches!(shown.channel, api::ChannelState::Attached | api::ChannelState::Lost);
         self.checker.expect(plugged == known, "show", || {
             format!("{name}: its channel is shown as {:?}, plugged: {plugged}", shown.channel)

@@ -259,8 +259,11 @@ impl Simulation {
             return Err(migration::busy("device_del"));
         }
         if chaotic && !machine.guest.cooperates {
-            let after_ns = self.rng.within(SECOND..10 * SECOND);
-            self.later(after_ns, Action::LetGo(slot, serial, device));
+            // One that boots does not even see it, and has to be asked again.
+            if self.rng.chance(500) {
+                let after_ns = self.rng.within(SECOND..10 * SECOND);
+                self.later(after_ns, Action::LetGo(slot, serial, device));
+            }
             return Err(VmError::DetachPending { vm: vm(), limit_ms: 5000 });
         }
         machine.device = None;

@@ -8,7 +8,7 @@ use vnuma_daemon::core::{
 use vnuma_hypervisor::VmError;
 use vnuma_placement::{
     Policies, Publication,
-    world::{ConnectionId, DriverStatus, HostReading, RequestId, VcpuReading, VmId, VmReading},
+    world::{ChannelState, ConnectionId, DriverStatus, HostReading, RequestId, VcpuReading, VmId, VmReading},
 };
 use vnuma_process::ActError;
 use vnuma_topology::{
@@ -339,6 +339,139 @@ fn an_attach_that_timed_out_is_not_tried_again_before_it_is_undone() {
     run.report(Report::Silent("device_add".into(), 100));
     run.report(Report::Up(description("a", 100), true));
     assert_eq!(run.asked.last().map(|(_, ask)| *ask), Some(Ask::Detach), "it was carried out after all");
+}
+
+/// A VM whose guest keeps the device when it is asked for it, as one does that boots.
+struct Keeper(Run);
+
+impl Keeper {
+    fn new() -> Self {
+        let mut run = Run::with_vm();
+        run.attach();
+        let mut keeper = Self(run);
+        keeper.0.step(Event::Requested(1, Request::Detach("a".into())));
+        keeper.answer_all();
+        keeper
+    }
+
+    fn asked(&self) -> usize {
+        self.0.asked.iter().filter(|(_, ask)| *ask == Ask::Detach).count()
+    }
+
+    /// What was asked is answered a second later, as nobody gets an answer earlier from such a guest.
+    fn answer_all(&mut self) {
+        while self.0.core.world().iter().any(|(_, managed)| {
+            managed.vm.as_ref().is_some_and(|vm| matches!(vm.channel, ChannelState::Detaching(..)))
+        }) {
+            self.0.now_ns += SECOND_NS;
+            self.0.report(Report::Detached(Err(VmError::DetachPending { vm: "a".into(), limit_ms: 1000 })));
+        }
+    }
+
+    fn pass(&mut self, seconds: u64) {
+        let end_ns = self.0.now_ns + seconds * SECOND_NS;
+        while let Some(due_ns) = self.0.core.next_deadline_ns().filter(|due_ns| *due_ns <= end_ns) {
+            self.0.now_ns = self.0.now_ns.max(due_ns);
+            self.0.step(Event::Woken);
+            self.answer_all();
+        }
+        self.0.now_ns = self.0.now_ns.max(end_ns);
+    }
+
+    fn problem(&self) -> Option<String> {
+        self.0.core.show("a").expect("there").problem
+    }
+}
+
+#[test]
+fn a_guest_that_keeps_the_channels_device_is_asked_again_until_it_lets_go() {
+    let mut keeper = Keeper::new();
+    let refused = keeper.0.answers.iter().find(|(request, _)| *request == 1).map(|(_, answer)| answer);
+    let Some(Err(refusal)) = refused else { panic!("{refused:?}") };
+    assert_eq!(
+        refusal.to_string(),
+        "a: the guest has not released the channel's device within 1000 ms; it is asked again, for 600 s at most"
+    );
+    let once =
+        "the guest has not released the channel's device, which it was asked for once; it is asked again";
+    assert_eq!((keeper.asked(), keeper.problem().as_deref()), (1, Some(once)));
+    keeper.pass(5);
+    assert_eq!(keeper.asked(), 1, "QEMU may not take it yet");
+    keeper.pass(2);
+    assert_eq!(keeper.asked(), 2);
+    assert!(keeper.problem().is_some_and(|problem| problem.contains("2 times")));
+    let shown = keeper.0.core.show("a").expect("there");
+    assert!(shown.attached, "it is served meanwhile");
+    // The guest is up now.
+    keeper.0.now_ns += 20 * SECOND_NS;
+    keeper.0.step(Event::Woken);
+    assert_eq!(keeper.asked(), 3);
+    keeper.0.report(Report::Detached(Ok(())));
+    let shown = keeper.0.core.show("a").expect("there");
+    assert_eq!((shown.channel, shown.problem), (vnuma_api::ChannelState::None, None));
+    keeper.pass(1000);
+    assert_eq!(keeper.asked(), 3, "nobody is asked for what is not there");
+    // An attach is not undone by what was wanted before.
+    keeper.0.step(Event::Requested(2, Request::Attach("a".into())));
+    keeper.0.report(Report::Attached(Ok(9 << 32 | 1)));
+    keeper.pass(1000);
+    assert_eq!((keeper.asked(), keeper.0.answered(2)), (3, Some(true)));
+}
+
+#[test]
+fn a_guest_that_never_lets_go_is_given_up_and_asked_anew_when_an_operator_asks() {
+    let mut keeper = Keeper::new();
+    keeper.pass(700);
+    assert_eq!(keeper.asked(), 21);
+    let told = |run: &Run, what: &str| run.lines.iter().filter(|line| line.contains(what)).count();
+    assert_eq!(told(&keeper.0, "asked for 21 times; it is asked no more"), 1, "a line of the log");
+    assert_eq!(told(&keeper.0, "and is asked again"), 1, "said once");
+    let problem = keeper.problem().expect("shown");
+    assert!(problem.ends_with("21 times; it is asked no more (`vnumactl detach` asks again)"), "{problem}");
+    keeper.pass(10_000);
+    assert_eq!(keeper.asked(), 21);
+    keeper.0.step(Event::Requested(2, Request::Detach("a".into())));
+    keeper.answer_all();
+    keeper.pass(60);
+    assert!(keeper.asked() > 23, "it begins again");
+}
+
+#[test]
+fn a_guest_whose_hypervisor_refuses_is_not_asked_again() {
+    let mut keeper = Keeper(Run::with_vm());
+    keeper.0.attach();
+    keeper.0.step(Event::Requested(1, Request::Detach("a".into())));
+    let refused = VmError::Libvirt { vm: "a".into(), reason: "no such device".into() };
+    keeper.0.report(Report::Detached(Err(refused)));
+    assert_eq!((keeper.0.answered(1), keeper.problem()), (Some(false), None));
+    keeper.pass(1000);
+    assert_eq!(keeper.asked(), 1);
+}
+
+#[test]
+fn a_hypervisor_that_does_not_answer_is_not_asked_for_the_device_until_it_does() {
+    let mut keeper = Keeper::new();
+    keeper.0.report(Report::Silent("nothing".into(), 100));
+    keeper.pass(100);
+    assert_eq!(keeper.asked(), 1);
+    keeper.0.report(Report::Up(description("a", 100), true));
+    assert_eq!(keeper.asked(), 2, "at once");
+    keeper.answer_all();
+    assert!(keeper.problem().is_some_and(|problem| problem.contains("2 times")));
+}
+
+/// The migration asks for the device itself, and gives it back when it fails.
+#[test]
+fn what_an_operator_wants_unplugged_before_a_migration_is_not_unplugged_after_it() {
+    let mut keeper = Keeper::new();
+    keeper.0.step(Event::Requested(2, Request::Migrate("a".into(), "tcp:b:4444".into(), false)));
+    keeper.0.report(Report::Marked(Ok(true)));
+    keeper.answer_all();
+    keeper.0.step(Event::Requested(3, Request::CancelMigration("a".into())));
+    assert_eq!((keeper.0.answered(2), keeper.0.answered(3)), (Some(true), Some(true)));
+    let asked = keeper.asked();
+    keeper.pass(1000);
+    assert_eq!((keeper.asked(), keeper.problem()), (asked, None));
 }
 
 #[test]

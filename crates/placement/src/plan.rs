@@ -2,7 +2,9 @@
 
 use crate::repatriation::MemorySettings;
 use crate::scheduling::{Policy, Settings, memory::MoveMemory};
-use crate::world::{ChannelState, Confine, ManagedVm, Move, Publisher, Replug, RequestId, Vm, VmId, World};
+use crate::world::{
+    ChannelState, Confine, ManagedVm, Move, Publisher, Replug, RequestId, UnplugStep, Vm, VmId, World,
+};
 use crate::{Due, SettlePolicy, rehome_policy::RehomeSettings, sizing::SizeSettings};
 use vnuma_topology::ApicId;
 
@@ -73,6 +75,8 @@ pub enum Action {
     Move(Move, Reason),
     /// Plug a vCPU anew on another guest node.
     Replug(Replug, Reason),
+    /// Ask the guest again to let go of its channel's device, or give that up.
+    Unplug(UnplugStep),
     /// Confine a vCPU to CPUs that a policy has chosen, or give it its operator's mask again. It has its reason with it.
     Confine(Confine),
     /// Keep the threads of a VM that run no vCPU on the nodes that a policy has confined its vCPUs to, or give them their
@@ -123,6 +127,8 @@ pub fn decide(world: &World, policies: &Policies, now_ns: u64) -> Plan {
         }
         vm.memory_step().into_iter().for_each(|step| plan.push(id, Action::MoveMemory(step)));
         plan.replug(id, managed, vm, policies, now_ns);
+        let unplug = vm.unplug_step(managed.responsive().is_some(), now_ns);
+        unplug.into_iter().for_each(|step| plan.push(id, Action::Unplug(step)));
         plan.publication(id, vm, &policies.settle, now_ns);
     }
     plan

@@ -8,7 +8,7 @@ use super::{
 use vnuma_api as api;
 use vnuma_placement::{
     Action, Plan, PublishReason, Reason,
-    world::{ChannelEvent, Move, Replug, VmId},
+    world::{ChannelEvent, Move, Replug, UnplugStep, VmId},
 };
 
 impl Core {
@@ -25,6 +25,8 @@ impl Core {
                 Action::Publish(generation, reason) => self.publish(step.vm, generation, reason),
                 Action::Move(wanted, _) => self.begin_move(step.vm, wanted),
                 Action::Replug(replug, reason) => self.begin_replug(step.vm, replug, reason),
+                Action::Unplug(UnplugStep::Ask) => self.ask_to_unplug(step.vm),
+                Action::Unplug(UnplugStep::GiveUp) => self.give_up_unplug(step.vm),
                 Action::Confine(confine) => confines.push((step.vm, confine)),
                 Action::Follow => self.begin_follow(step.vm),
                 Action::ObserveMemory => self.begin_observation(step.vm),

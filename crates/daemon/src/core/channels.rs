@@ -10,7 +10,9 @@ use super::{
 use vnuma_api as api;
 use vnuma_hypervisor::VmError;
 use vnuma_placement::migration::MigrationEvent;
-use vnuma_placement::world::{ChannelEvent, ChannelState, DriverStatus, ReplugEnd, Vm, VmId};
+use vnuma_placement::world::{
+    ChannelEvent, ChannelState, DriverStatus, ReplugEnd, UNPLUG_LIMIT_NS, Unplug, Vm, VmId,
+};
 
 impl Core {
     /// Takes a channel to its next state. `None`: the event means nothing in the present one.
@@ -19,6 +21,9 @@ impl Core {
         let (_, vm) = self.world.vm_mut(id)?;
         let before = vm.channel;
         vm.channel = before.next(event)?;
+        if !vm.channel.is_plugged() {
+            vm.unplug = None;
+        }
         let (served, serves) = (before.publisher().is_some(), vm.channel.publisher().is_some());
         if serves && !served {
             vm.placement.start_publishing(now_ns);
@@ -112,10 +117,56 @@ impl Core {
             Err(error) => {
                 if self.channel_event(id, ChannelEvent::DetachFailed).is_some() {
                     self.release_failed(id, &error);
-                    self.answer(request, Reply::Refused(error.into()));
+                    let refusal = self.kept(id, error);
+                    self.answer(request, Reply::Refused(refusal));
                 }
             }
         }
+    }
+
+    /// The channel's device is to go, and the guest is asked for that now.
+    pub(super) fn is_to_be_unplugged(&mut self, id: VmId) {
+        let now_ns = self.now_ns;
+        if let Some((_, vm)) = self.world.vm_mut(id) {
+            vm.unplug = Some(Unplug::new(now_ns));
+        }
+    }
+
+    /// The guest has not let go of the device. It is asked again, unless it could not be asked at all the first time.
+    fn kept(&mut self, id: VmId, error: VmError) -> Refusal {
+        let (name, now_ns) = (self.name_of(id), self.now_ns);
+        let pending = matches!(error, VmError::DetachPending { .. });
+        let Some((_, vm)) = self.world.vm_mut(id) else { return error.into() };
+        let Some(unplug) = &mut vm.unplug else { return error.into() };
+        if !pending && unplug.ignored() == 0 {
+            vm.unplug = None;
+            return error.into();
+        }
+        unplug.kept(now_ns);
+        if unplug.ignored() == 1 {
+            let line = "its guest has not released the channel's device, and is asked again";
+            self.log(Level::Info, format!("{name}: {line}"));
+        }
+        Refusal::AskedAgain { source: error, limit_s: UNPLUG_LIMIT_NS / 1_000_000_000 }
+    }
+
+    /// The guest is asked again.
+    pub(super) fn ask_to_unplug(&mut self, id: VmId) {
+        if self.channel_event(id, ChannelEvent::DetachRequested(NOBODY)).is_some() {
+            self.ask_if_connected(id, Ask::Detach);
+        }
+    }
+
+    /// The guest is asked no more.
+    pub(super) fn give_up_unplug(&mut self, id: VmId) {
+        let name = self.name_of(id);
+        let Some(unplug) = self.world.vm_mut(id).and_then(|(_, vm)| vm.unplug.as_mut()) else { return };
+        unplug.give_up();
+        let times = unplug.ignored();
+        let line = format!(
+            "{name}: its guest has not released the channel's device, which it was asked for {times} times; it is asked no more"
+        );
+        self.log(Level::Warn, line);
     }
 
     /// The device is unplugged, for whatever reason.
@@ -149,6 +200,7 @@ impl Core {
                 let name = self.name_of(id);
                 let line = "QEMU has carried out an attach that had timed out; it is undone";
                 self.log(Level::Info, format!("{name}: {line}"));
+                self.is_to_be_unplugged(id);
                 // It reports that the device is gone, now or when the guest lets go.
                 self.ask_if_connected(id, Ask::Detach);
             }

@@ -64,6 +64,8 @@ impl Core {
         let now_ns = self.now_ns;
         self.log(Level::Info, format!("{name}: it migrates to {destination}"));
         if let Some((_, vm)) = self.world.vm_mut(id) {
+            // The migration asks for that itself.
+            vm.unplug = None;
             vm.migration = Some(Migration::new(destination, post_copy, attached, now_ns));
         }
         self.migrating.insert(id);
@@ -382,6 +384,7 @@ impl Core {
         let Some(connection) = self.world.get(id).and_then(|managed| managed.responsive()) else { return };
         if self.channel_event(id, ChannelEvent::DetachRequested(NOBODY)).is_some() {
             self.mark(id, connection);
+            self.is_to_be_unplugged(id);
             self.commands.push(Command::Ask(connection, Ask::Detach));
         }
     }

@@ -97,6 +97,8 @@ pub enum Refusal {
     Vm(#[from] VmError),
     #[error("{vm}: {source}")]
     Channel { vm: String, source: ChannelError },
+    #[error("{source}; it is asked again, for {limit_s} s at most")]
+    AskedAgain { source: VmError, limit_s: u64 },
     #[error("{vm}: cannot write the record of its channel: {source}")]
     Record { vm: String, source: std::io::Error },
     #[error("{vm}: {source}")]

@@ -93,7 +93,7 @@ fn vm(vm: &Vm, hypervisor: api::Hypervisor, problem: Option<String>) -> api::Vm 
         channel,
         attach_on_arrival: vm.marked && !vm.unmarking,
         run_state: described.then(|| vm.description.run_state.clone()),
-        problem: problem.or_else(|| stuck(vm)),
+        problem: problem.or_else(|| stuck(vm)).or_else(|| kept(vm)),
         nodes: vm.description.guest_nodes.iter().map(node).collect(),
         distances: vm.placement.distances().clone(),
         vcpus: vm.description.vcpus.iter().filter_map(|described| vcpu(vm, described)).collect(),
@@ -141,6 +141,20 @@ fn stuck(vm: &Vm) -> Option<String> {
         _ => return None,
     };
     Some(format!("the guest does not run ({state}): {why}"))
+}
+
+/// Whether the channel's device was to go, and is there.
+fn kept(vm: &Vm) -> Option<String> {
+    let unplug = vm.unplug.as_ref().filter(|unplug| unplug.ignored() > 0)?;
+    let (times, then) = (
+        unplug.ignored(),
+        match unplug.is_given_up() {
+            true => "it is asked no more (`vnumactl detach` asks again)",
+            false => "it is asked again",
+        },
+    );
+    let times = if times == 1 { "once".to_owned() } else { format!("{times} times") };
+    Some(format!("the guest has not released the channel's device, which it was asked for {times}; {then}"))
 }
 
 /// A VM of which only the handle is known.

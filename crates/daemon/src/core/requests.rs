@@ -119,6 +119,7 @@ impl Core {
         // It is not to come back by itself.
         self.unmark(id);
         self.channel_event(id, ChannelEvent::DetachRequested(request));
+        self.is_to_be_unplugged(id);
         self.commands.push(Command::Ask(connection, Ask::Detach));
         Ok(())
     }

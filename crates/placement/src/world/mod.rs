@@ -15,6 +15,7 @@ mod replug;
 mod schedule;
 mod sizing;
 mod stays;
+mod unplug;
 
 pub use channel::{ChannelEvent, ChannelState, Publisher, Replug};
 pub use homing::{Homing, Obstacle};
@@ -28,6 +29,7 @@ pub use replug::{ReplugEnd, ReplugHistory};
 pub use schedule::{LastPeriod, MaskChange, Schedule};
 pub use sizing::{NodeSizing, ResizeObstacle, ResizeWish, SizeMode, WantedSize};
 pub use stays::{Stays, StaysWhy};
+pub use unplug::{UNPLUG_LIMIT_NS, Unplug, UnplugStep};
 
 use crate::{
     Observation, Policies, VcpuState, VmPlacement, migration::Migration, rehome_policy::Rehomer,
@@ -145,6 +147,8 @@ pub struct Vm {
     pub assigned: BTreeMap<ApicId, (HostNodeId, Mover)>,
     /// Its topology channel.
     pub channel: ChannelState,
+    /// The channel's device is to go, and the guest has not let go of it.
+    pub unplug: Option<Unplug>,
     /// Moves that are requested or under way, in the order of the requests.
     pub moves: Vec<Move>,
     /// A replug that an operator wants.
@@ -195,6 +199,7 @@ impl Vm {
             locations: BTreeMap::new(),
             assigned: BTreeMap::new(),
             channel: ChannelState::Detached,
+            unplug: None,
             moves: Vec::new(),
             replug_wanted: None,
             replugs: ReplugHistory::default(),
@@ -218,6 +223,17 @@ impl Vm {
     /// A migration of it is under way.
     pub fn is_migrating(&self) -> bool {
         self.migration.as_ref().is_some_and(|migration| !migration.phase().is_over())
+    }
+
+    /// The channel's device that is to go, where nothing else is under way with it.
+    fn waiting_unplug(&self) -> Option<&Unplug> {
+        let idle = matches!(self.channel, ChannelState::Attached(_) | ChannelState::Lost);
+        self.unplug.as_ref().filter(|_| idle && !self.is_migrating())
+    }
+
+    /// What is due as the guest has not let go of its channel's device. `answers`: its hypervisor can be asked.
+    pub(crate) fn unplug_step(&self, answers: bool, now_ns: u64) -> Option<UnplugStep> {
+        self.waiting_unplug()?.step(answers, now_ns)
     }
 
     /// It is marked to be attached, runs without a channel, and is not about to leave.
@@ -412,7 +428,8 @@ impl ManagedVm {
         let observation = vm.and_then(|vm| vm.homing.due_ns.filter(|_| !vm.homing.observing));
         let answers = self.responsive().is_some();
         let migration = vm.and_then(|vm| vm.migration.as_ref()?.deadline_ns(answers));
-        [retry, publication, replug, look, observation, migration].into_iter().flatten().min()
+        let unplug = vm.and_then(|vm| vm.waiting_unplug()?.deadline_ns(answers));
+        [retry, publication, replug, look, observation, migration, unplug].into_iter().flatten().min()
     }
 }
 
