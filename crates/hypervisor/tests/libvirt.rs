@@ -3,6 +3,8 @@
 
 #[path = "libvirt/attaching.rs"]
 mod attaching;
+#[path = "libvirt/detaching.rs"]
+mod detaching;
 
 use nix::{
     sys::{
@@ -60,7 +62,7 @@ const DOMAIN: &str = "<domain type='qemu'><name>NAME</name><memory unit='MiB'>12
       <numa><cell id='0' cpus='0-1' memory='64' unit='MiB'/><cell id='1' cpus='2-3' memory='64' unit='MiB'/></numa></cpu>
     <devices><emulator>/usr/bin/qemu-system-x86_64</emulator>
       <controller type='pci' index='1' model='pcie-root-port'/><controller type='pci' index='2' model='pcie-root-port'/>
-      <controller type='usb' model='none'/><memballoon model='none'/></devices>EXTRA</domain>";
+      <controller type='usb' model='none'/><memballoon model='none'/>DEVICES</devices>EXTRA</domain>";
 
 struct Libvirt {
     dir: TempDir,
@@ -154,9 +156,12 @@ impl Libvirt {
     }
 
     fn create_with(&self, name: &str, extra: &str, emulator: &str) {
+        self.create_from(&DOMAIN.replace("DEVICES", "").replace(EMULATOR, emulator), name, extra);
+    }
+
+    fn create_from(&self, domain: &str, name: &str, extra: &str) {
         let file = self.dir.path().join("domain.xml");
-        let text = DOMAIN.replace("NAME", name).replace("EXTRA", extra).replace(EMULATOR, emulator);
-        fs::write(&file, text).unwrap();
+        fs::write(&file, domain.replace("NAME", name).replace("EXTRA", extra)).unwrap();
         self.must(&["create", "--paused", file.to_str().unwrap()]);
     }
 
@@ -685,7 +690,7 @@ fn a_connection_that_fails_takes_nothing_from_another_one() {
 fn a_domain_that_is_defined_is_started_pinned_saved_and_started_again() {
     let Some(libvirt) = Libvirt::start() else { return };
     let file = libvirt.dir.path().join("domain.xml");
-    fs::write(&file, DOMAIN.replace("NAME", "web").replace("EXTRA", "")).unwrap();
+    fs::write(&file, DOMAIN.replace("NAME", "web").replace("DEVICES", "").replace("EXTRA", "")).unwrap();
     libvirt.must(&["define", file.to_str().unwrap()]);
     libvirt.must(&["start", "web", "--paused"]);
     let mut backend = libvirt.backend();
