@@ -10,9 +10,7 @@ use super::{
 use vnuma_api as api;
 use vnuma_hypervisor::VmError;
 use vnuma_placement::migration::MigrationEvent;
-use vnuma_placement::world::{
-    ChannelEvent, ChannelState, DriverStatus, ReplugEnd, UNPLUG_LIMIT_NS, Unplug, Vm, VmId,
-};
+use vnuma_placement::world::{ChannelEvent, ChannelState, DriverStatus, ReplugEnd, Unplug, Vm, VmId};
 
 impl Core {
     /// Takes a channel to its next state. `None`: the event means nothing in the present one.
@@ -147,7 +145,7 @@ impl Core {
             let line = "its guest has not released the channel's device, and is asked again";
             self.log(Level::Info, format!("{name}: {line}"));
         }
-        Refusal::AskedAgain { source: error, limit_s: UNPLUG_LIMIT_NS / 1_000_000_000 }
+        Refusal::AskedAgain { source: error }
     }
 
     /// The guest is asked again.

@@ -4,7 +4,7 @@ use vnuma_api::{ApiError, ErrorKind};
 use vnuma_channel::{ChannelError, ContentError};
 use vnuma_host::SysfsError;
 use vnuma_hypervisor::VmError;
-use vnuma_placement::world::{RehomeObstacle, ResizeObstacle};
+use vnuma_placement::world::{RehomeObstacle, ResizeObstacle, UNPLUG_LIMIT_NS};
 use vnuma_process::ActError;
 
 /// Longest message with text from elsewhere, in bytes.
@@ -97,8 +97,8 @@ pub enum Refusal {
     Vm(#[from] VmError),
     #[error("{vm}: {source}")]
     Channel { vm: String, source: ChannelError },
-    #[error("{source}; it is asked again, for {limit_s} s at most")]
-    AskedAgain { source: VmError, limit_s: u64 },
+    #[error("{source}; it is asked again, for {} s at most", UNPLUG_LIMIT_NS / 1_000_000_000)]
+    AskedAgain { source: VmError },
     #[error("{vm}: cannot write the record of its channel: {source}")]
     Record { vm: String, source: std::io::Error },
     #[error("{vm}: {source}")]
