@@ -37,16 +37,23 @@ const COMMAND: &str = "vnuma-guest";
 pub fn keep_on(cpu: usize) -> Result<()> {
     let mut set = Cpus::new();
     set.set(cpu).with_context(|| format!("CPU {cpu}"))?;
-    let mut found = false;
-    for entry in fs::read_dir("/proc").context("/proc")? {
-        let process = entry?.path();
-        if fs::read_to_string(process.join("comm")).is_ok_and(|name| name.trim() == COMMAND) {
-            set_threads(&process.join("task").display().to_string(), &set)?;
-            found = true;
+    let end = Instant::now() + HANG;
+    loop {
+        let mut found = false;
+        for entry in fs::read_dir("/proc").context("/proc")? {
+            let process = entry?.path();
+            if fs::read_to_string(process.join("comm")).is_ok_and(|name| name.trim() == COMMAND) {
+                set_threads(&process.join("task").display().to_string(), &set)?;
+                found = true;
+            }
         }
+        if found {
+            return Ok(());
+        }
+        // It starts when the guest knows where its devices are.
+        ensure!(Instant::now() < end, "{COMMAND} does not run");
+        thread::sleep(Duration::from_millis(200));
     }
-    ensure!(found, "{COMMAND} does not run");
-    Ok(())
 }
 
 /// Writes the rules, and becomes vnuma-guest, on a CPU that is not of the devices' node.
