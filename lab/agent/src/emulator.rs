@@ -8,7 +8,19 @@ const EVENT_LEFT_BEHIND: &str = "KVM internal error. Suberror: 3";
 /// Whether an error that shows what QEMU and the console of a guest said is the fault of the emulated processor, so that what failed
 /// may be tried once more.
 pub fn ended_guest(error: &str) -> bool {
-    error.contains(EVENT_LEFT_BEHIND) || stale_breakpoint(error)
+    error.contains(EVENT_LEFT_BEHIND) || stale_breakpoint(error) || event_at_entry(error)
+}
+
+/// How a kernel of x86 calls a fault that it cannot handle, as the stack is not its own (`exc_double_fault` of arch/x86/kernel/traps.c).
+const DOUBLE_FAULT: &str = "Oops: double fault";
+/// The first instruction of a system call, which still has the program's stack.
+const ENTRY: &str = "RIP: 0010:entry_SYSCALL_64+0x0/";
+
+/// Whether a kernel died of an event at the first instruction of a system call. Hardware delivers none there but those that have a
+/// stack of their own, as interrupts are off; an event that TCG has left behind is delivered all the same.
+fn event_at_entry(console: &str) -> bool {
+    let Some(start) = console.find(DOUBLE_FAULT) else { return false };
+    console[start..].lines().find(|line| line.contains("RIP: ")).is_some_and(|line| line.contains(ENTRY))
 }
 
 /// How a kernel of x86 calls a breakpoint that nobody expects (`exc_int3` of arch/x86/kernel/traps.c).
@@ -53,6 +65,21 @@ mod tests {
         ));
         assert!(ended_guest(&died("int3: 0000", "eb <09>")));
         assert!(!ended_guest("VM \"a\": KVM cannot run it any more: KVM internal error. Suberror: 1"));
+    }
+
+    #[test]
+    fn an_event_where_hardware_delivers_none_is_the_emulators() {
+        let died = |what: &str, at: &str| {
+            format!(
+                "  [ 1597.925348] traps: PANIC: double fault, error_code: 0x0\n  [ 1597.927434] Oops: {what}: 0000 [#1]\n  \
+                 [ 1597.945840] RIP: 0010:{at}/0x2b\n  [ 1597.993551] RIP: 0010:entry_SYSCALL_64+0x0/0x2b\n"
+            )
+        };
+        assert!(ended_guest(&died("double fault", "entry_SYSCALL_64+0x0")));
+        assert!(!ended_guest(&died("double fault", "entry_SYSCALL_64+0x9")));
+        assert!(!ended_guest(&died("double fault", "vnuma_update+0x0")));
+        assert!(!ended_guest(&died("general protection fault", "entry_SYSCALL_64+0x0")));
+        assert!(!ended_guest("Oops: double fault"));
     }
 
     #[test]

@@ -11,6 +11,7 @@ use std::{
     thread::sleep,
     time::{Duration, Instant},
 };
+use vnuma_lab_agent::emulator::ended_guest;
 use vnuma_scenario::{HANG_LIMIT, Process, Vm, vnumactl, vnumad, wait_for};
 
 const NAME: &str = "moving";
@@ -52,20 +53,59 @@ enum Work {
     ReHomed,
 }
 
-struct Run {
-    vm: Vm,
-    memory: Mapping,
-    /// Of what the guest wrote.
-    sum: String,
+/// What has been done, by all VMs.
+struct Done {
     random: Random,
     /// Kills in each kind of work, and those of them in the middle of it.
     kills: [usize; 2],
     middle: usize,
 }
 
+impl Done {
+    fn kills(&self) -> usize {
+        self.kills.iter().sum()
+    }
+}
+
+struct Run<'a> {
+    vm: Vm,
+    memory: Mapping,
+    /// Of what the guest wrote.
+    sum: String,
+    done: &'a mut Done,
+}
+
+/// VMs that the emulated processor may end, in all: one in some fifty kills of a long run.
+const MOST_ENDED: usize = 10;
+
 pub fn run(arguments: &Arguments) -> Result<()> {
     ensure!(arguments.kills > 0, "--kills: at least one");
     fs::write(CONFIGURATION, SETTINGS).context(CONFIGURATION)?;
+    let mut done = Done { random: Random(arguments.seed), kills: [0, 0], middle: 0 };
+    let mut ended = 0;
+    while let Err(error) = go_on(arguments.kills, &mut done) {
+        let told = format!("{error:?}");
+        if !ended_guest(&told) || ended == MOST_ENDED {
+            return Err(error);
+        }
+        ended += 1;
+        println!(
+            "after kill {} the emulated processor has ended the guest; another VM goes on: {told}",
+            done.kills()
+        );
+    }
+    let [home, rehome] = done.kills;
+    println!(
+        "{} kills, {home} while displaced memory came home and {rehome} in re-homes, {} of all in the middle: no page was lost, \
+         and all is at home; guests that the emulated processor has ended: {ended}",
+        arguments.kills, done.middle
+    );
+    ensure!(done.middle * 2 >= arguments.kills, "only {} kills were in the middle of a move", done.middle);
+    Ok(())
+}
+
+/// The kills that are left, with a VM of its own.
+fn go_on(kills: usize, done: &mut Done) -> Result<()> {
     let vm = Vm::start(NAME, &["--nodes", "2", "--vcpus", "2", "--memory", "384M"].map(str::to_owned))?;
     equip(&vm)?;
     let mut daemon = start()?;
@@ -82,22 +122,15 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         "while cksum < /dev/shm/load > /dev/null; do sleep 0.2; done",
     ];
     let load = vm.spawn(&load)?;
-    let random = Random(arguments.seed);
-    let mut run = Run { vm, memory, sum, random, kills: [0, 0], middle: 0 };
-    for kill in 0..arguments.kills {
+    let mut run = Run { vm, memory, sum, done };
+    while run.done.kills() < kills {
+        let kill = run.done.kills();
         daemon = run.kill(daemon, kill).with_context(|| format!("kill {kill}"))?;
     }
     run.all_at_home(&distance)?;
     drop(load);
     check_kernel_log(&run.vm)?;
     drop(daemon);
-    let [home, rehome] = run.kills;
-    println!(
-        "{} kills, {home} while displaced memory came home and {rehome} in re-homes, {} of all in the middle: no page was lost, \
-         and all is at home",
-        arguments.kills, run.middle
-    );
-    ensure!(run.middle * 2 >= arguments.kills, "only {} kills were in the middle of a move", run.middle);
     Ok(())
 }
 
@@ -107,7 +140,7 @@ fn start() -> Result<Process> {
     Ok(daemon)
 }
 
-impl Run {
+impl Run<'_> {
     /// On the node that has most of it, and on the other one.
     fn places(&self) -> Result<[(u64, u64); 2]> {
         let on = self.memory.places()?;
@@ -125,7 +158,7 @@ impl Run {
     fn kill(&mut self, daemon: Process, kill: usize) -> Result<Process> {
         // QEMU binds it to its first home: no policy brings it to another one.
         let at_home = self.places()?[0].0 == HOME;
-        let work = if self.random.below(2) == 0 && at_home { Work::ComesHome } else { Work::ReHomed };
+        let work = if self.done.random.below(2) == 0 && at_home { Work::ComesHome } else { Work::ReHomed };
         let (from, to) = self.begin(work)?;
         let resident = self.resident()?;
         let before = self.memory.on(to)?;
@@ -133,7 +166,7 @@ impl Run {
         await_soon(begun).with_context(|| {
             format!("{work:?}: no page moves: {:?}, {:?}", self.places(), vnumactl(&["memory", NAME]))
         })?;
-        sleep(Duration::from_millis(self.random.below(MOMENT_MS) as u64));
+        sleep(Duration::from_millis(self.done.random.below(MOMENT_MS) as u64));
         // SIGKILL; dropping waits for the end.
         drop(daemon);
         let left = self.memory.on(from)?;
@@ -149,8 +182,8 @@ impl Run {
         ensure!(sum == self.sum, "the content of the guest's memory changed: {} {sum}", self.sum);
         let daemon = start()?;
         self.is_shown(work)?;
-        self.kills[usize::from(work == Work::ReHomed)] += 1;
-        self.middle += usize::from(middle);
+        self.done.kills[usize::from(work == Work::ReHomed)] += 1;
+        self.done.middle += usize::from(middle);
         let state = if middle { "in the middle" } else { "at the end" };
         println!(
             "kill {kill}, {state}: {work:?} from node {from} to {to}, {} MiB left, {} MiB there: whole",
