@@ -2,8 +2,8 @@
 
 use crate::{
     committed::{
-        BASELINE_S, Configuration, Cycles, Form, Kind, REMOTE, Spot, VCPUS, WARM_UP_S, WINDOW_S, Workload,
-        form, workload, workloads,
+        BASELINE_S, Configuration, Cycles, Form, Kind, REMOTE, Spot, VCPUS, WARM_UP_PLACED_S, WARM_UP_S,
+        WINDOW_S, Workload, form, workload, workloads,
     },
     guest::process,
     raw::{self, Answer, Baseline, Cell, Done, Line, Ready, Request, Vcpu, Window},
@@ -244,7 +244,8 @@ impl Measurement<'_> {
             let done = talk.end("halt")?;
             Ok(Done { operations: done.operations.or(asked), ..done })
         };
-        let mut rate = run(WARM_UP_S)?.operations.unwrap_or(0) as f64 / WARM_UP_S;
+        let warm_up_s = if configuration == Configuration::NuioaAware { WARM_UP_PLACED_S } else { WARM_UP_S };
+        let mut rate = run(warm_up_s)?.operations.unwrap_or(0) as f64 / warm_up_s;
         let mut windows = Vec::new();
         for _ in 0..self.form.windows {
             let (before, start) = (read()?, Instant::now());
