@@ -50,6 +50,7 @@ fn the_manual_names_errors_by_their_text() {
         Refusal::Lost { vm: vm() },
         Refusal::NotConnected { vm: vm(), problem: "gone".into() },
         Refusal::Unfinished { source: timeout() },
+        Refusal::AskedAgain { source: VmError::DetachPending { vm: vm(), limit_ms: 1000 } },
         Refusal::Watchers { uid: 7, most: 16 },
         Refusal::Migrating { vm: vm(), destination: "tcp:b:1".into() },
         Refusal::Waits { vm: vm() },

@@ -103,6 +103,8 @@ mod tests {
 
     const HANG: Duration = Duration::from_secs(60);
     const MOMENT: Duration = Duration::from_millis(20);
+    /// The thread has begun by then, on a busy machine as well.
+    const LONG: Duration = Duration::from_secs(3);
 
     fn lane() -> (Lane, Arc<EventFd>) {
         let late = Arc::new(EventFd::from_value_and_flags(0, EfdFlags::EFD_NONBLOCK).unwrap());
@@ -121,7 +123,7 @@ mod tests {
     fn a_call_that_hangs_keeps_nobody_and_is_announced_when_it_returns() {
         let (lane, late) = lane();
         let (release, held) = mpsc::channel::<()>();
-        assert_eq!(lane.run(MOMENT, move || held.recv().is_err()), Err(TimedOut { begun: true }));
+        assert_eq!(lane.run(LONG, move || held.recv().is_err()), Err(TimedOut { begun: true }));
         let (ran, runs) = mpsc::channel();
         let queued = ran.clone();
         assert_eq!(lane.run(MOMENT, move || queued.send(1)), Err(TimedOut { begun: false }));
