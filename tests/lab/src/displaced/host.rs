@@ -31,8 +31,9 @@ const PART: u64 = 16 * MIB;
 /// A policy waits until there is room again.
 pub fn full_home(vm: &Vm, file: &str) -> Result<()> {
     let pool = format!("/sys/devices/system/node/node{MEMORY}/hugepages/hugepages-2048kB/nr_hugepages");
+    // Guest node 1 has given its free memory back, and its home is the same. It stays there: where most of its memory is, it is at home.
+    write(vm, "stays", 1)?;
     fill(&pool)?;
-    // Guest node 1 has given its free memory back, and its home is the same.
     write(vm, file, 1)?;
     expect_displaced(file, NO_ROOM)?;
     vnumactl(&["memory", NAME, "--set", "both"])?;
@@ -42,6 +43,7 @@ pub fn full_home(vm: &Vm, file: &str) -> Result<()> {
     vnumactl(&["memory", NAME, "--set", "none"])?;
     fs::write(&pool, "0").context(pool)?;
     come_home(vm, "its home was full")?;
+    is_whole(vm, "stays")?;
     is_whole(vm, file)
 }
 
