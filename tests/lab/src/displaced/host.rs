@@ -17,6 +17,8 @@ const KSM: &str = "/sys/kernel/mm/ksm";
 const KSM_PACE: [(&str, &str); 2] = [("pages_to_scan", "20000"), ("sleep_millisecs", "20")];
 /// What of it the full home does not take at least: some pages are left that are no huge ones.
 const NO_ROOM: u64 = 8 * MIB;
+/// Looks of KSM at all memory until it has merged what is the same.
+const SCANS: u64 = 3;
 /// Part of two files, as most of their pages are the same.
 const MERGED: u64 = 2 * WRITTEN_MIB * MIB / 10 * 9;
 const ZRAM: &str = "/sys/block/zram0";
@@ -78,12 +80,12 @@ pub fn ksm(vm: &Vm, file: &str) -> Result<()> {
         fs::write(format!("{KSM}/{name}"), value).context(name)?;
     }
     fs::write(format!("{KSM}/run"), "1").context("KSM")?;
-    let path = format!("{KSM}/pages_sharing");
+    // What the guest has removed is the same, and merged before the file is: KSM merges what it has found unchanged once before.
+    let scans = ksm_count("full_scans")? + SCANS;
     let mut merged = 0;
     wait_for("KSM to merge the guest's pages", HANG_LIMIT, || {
-        let text = fs::read_to_string(&path).with_context(|| path.clone())?;
-        merged = text.trim().parse::<u64>().with_context(|| format!("{path}: {text:?}"))? * 4096;
-        Ok(merged >= MERGED)
+        merged = ksm_count("pages_sharing")? * 4096;
+        Ok(merged >= MERGED && ksm_count("full_scans")? >= scans)
     })
     .with_context(|| format!("{} MiB are merged", merged / MIB))?;
     fs::write(format!("{KSM}/run"), "0").context("KSM")?;
@@ -97,6 +99,12 @@ pub fn ksm(vm: &Vm, file: &str) -> Result<()> {
     expect_displaced(file, DISPLACED)?;
     come_home(vm, "merged by KSM and written elsewhere")?;
     is_whole(vm, file)
+}
+
+fn ksm_count(name: &str) -> Result<u64> {
+    let path = format!("{KSM}/{name}");
+    let text = fs::read_to_string(&path).with_context(|| path.clone())?;
+    text.trim().parse().with_context(|| format!("{path}: {text:?}"))
 }
 
 /// The guest's memory is swapped out and touched again while its vCPUs are on the other node.
