@@ -29,6 +29,8 @@ pub struct Profile {
     pub hotplug: Option<Hotplug>,
     /// Has it an IOMMU, so that devices can be passed through to guests?
     pub iommu: bool,
+    /// Pages of 1 GiB that the kernel keeps for each node at boot: later it rarely finds that much in one piece.
+    pub pages_1g_per_node: usize,
 }
 
 /// The text of a profile.
@@ -44,6 +46,8 @@ struct Text {
     hotplug: Option<Hotplug>,
     #[serde(default)]
     iommu: bool,
+    #[serde(default)]
+    pages_1g_per_node: usize,
 }
 
 /// Room for CPUs and memory that are plugged while the server runs.
@@ -222,11 +226,21 @@ impl Profile {
     }
 
     fn build(text: Text) -> Result<Self, Fault> {
-        let Text { nodes, cpus_per_node, memory_mib_per_node, distances, devices, hotplug, iommu } = text;
+        let Text { nodes, cpus_per_node, memory_mib_per_node, pages_1g_per_node, .. } = text;
+        let Text { distances, devices, hotplug, iommu, .. } = text;
         range("nodes", nodes, 1, 16)?;
         let cpus_per_node = cpus_per_node.resolve("cpus_per_node", nodes, 1, 16)?;
         let memory_mib_per_node = memory_mib_per_node.resolve("memory_mib_per_node", nodes, 256, 65536)?;
-        let profile = Self { nodes, cpus_per_node, memory_mib_per_node, distances, devices, hotplug, iommu };
+        let profile = Self {
+            nodes,
+            cpus_per_node,
+            memory_mib_per_node,
+            distances,
+            devices,
+            hotplug,
+            iommu,
+            pages_1g_per_node,
+        };
         profile.check()?;
         Ok(profile)
     }
@@ -234,6 +248,9 @@ impl Profile {
     fn check(&self) -> Result<(), Fault> {
         range("sum of cpus_per_node", self.cpus(), 1, 64)?;
         range("number of devices", self.devices.len(), 0, 16)?;
+        // The server itself needs room.
+        let smallest = self.memory_mib_per_node.iter().copied().min().unwrap_or(0);
+        range("pages_1g_per_node", self.pages_1g_per_node, 0, (smallest >> 10).saturating_sub(2))?;
         self.check_distances()?;
         for (index, device) in self.devices.iter().enumerate() {
             range(&format!("devices[{index}].node"), device.node, 0, self.nodes - 1)?;
@@ -336,6 +353,7 @@ mod tests {
     fn the_profiles_of_the_project_are_valid_and_what_their_names_say() {
         let names = [
             ("2n4c", 2, 4),
+            ("2n4c-large", 2, 4),
             ("2n5c", 2, 5),
             ("2n5c-iommu", 2, 5),
             ("2n6c-iommu", 2, 6),
@@ -365,7 +383,7 @@ mod tests {
         assert!(
             error.contains("\"3n5c\"")
                 && error.contains(
-                    "2n4c, 2n5c, 2n5c-iommu, 2n6c-iommu, 2n8c, 3n4c-hotplug, 4n8c, 4n8c-iommu, 4n9c, 8n16c"
+                    "2n4c, 2n4c-large, 2n5c, 2n5c-iommu, 2n6c-iommu, 2n8c, 3n4c-hotplug, 4n8c, 4n8c-iommu, 4n9c, 8n16c"
                 ),
             "{error}"
         );
@@ -392,6 +410,11 @@ mod tests {
             ("[21, 10]", "[255, 10]", "p.toml: distances[1][0]: 255, expected 11 to 254"),
             ("node = 1", "node = 2", "p.toml: devices[0].node: 2 is not within 0 to 1"),
             ("\"nvme\"", "\"floppy\"", "unknown variant `floppy`"),
+            (
+                "nodes = 2",
+                "nodes = 2\npages_1g_per_node = 1",
+                "p.toml: pages_1g_per_node: 1 is not within 0 to 0",
+            ),
             ("nodes = 2", "nodes = 2\nsockets = 2", "unknown field `sockets`"),
             ("nodes = 2\n", "", "missing field `nodes`"),
         ];

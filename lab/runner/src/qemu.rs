@@ -108,6 +108,7 @@ pub(crate) fn server(
     if init == Init::Systemd {
         words.push_str(SYSTEMD_WORDS);
     }
+    words.push_str(&pages_1g(profile));
     if let Some(member) = member {
         command.args(member.arguments());
         words.push_str(&member.words());
@@ -160,6 +161,16 @@ fn base(accel: Accel, tree: &Path) -> Command {
         Accel::Kvm => command.args(["-accel", "kvm", "-cpu", "host"]),
     };
     command
+}
+
+/// Words for the kernel, which keeps such pages.
+fn pages_1g(profile: &Profile) -> String {
+    if profile.pages_1g_per_node == 0 {
+        return String::new();
+    }
+    let of = |node| format!("{node}:{}", profile.pages_1g_per_node);
+    let nodes: Vec<String> = (0..profile.nodes).map(of).collect();
+    format!(" hugepagesz=1G hugepages={}", nodes.join(","))
 }
 
 fn boot(command: &mut Command, kernel: &Path, initramfs: &Path, role: &str) {
@@ -300,6 +311,12 @@ mod tests {
             assert!(line.contains(part), "{part} is not in {line}");
         }
         assert!(!line.contains("iommu"), "{line}");
+    }
+
+    #[test]
+    fn pages_of_1_gib_are_kept_at_boot() {
+        assert!(line("2n4c-large").contains(" hugepagesz=1G hugepages=0:1,1:1"));
+        assert!(!line("2n4c").contains("hugepage"));
     }
 
     #[test]

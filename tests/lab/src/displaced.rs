@@ -4,7 +4,9 @@
 //! nothing.
 
 pub mod arrival;
+pub mod gigantic;
 mod host;
+mod pool;
 pub mod pooled;
 
 use crate::guest::{check_kernel_log, detach, expect_check, wait_until_listed};

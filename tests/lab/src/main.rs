@@ -72,6 +72,8 @@ enum Scenario {
     Displaced,
     /// Displaced huge pages of a pool come home as whole ones
     Pooled,
+    /// A page of 1 GiB goes from node to node as a whole
+    Gigantic,
     /// The hottest displaced memory comes home first
     Hot,
     /// In a guest of `hot`: reads memory without end
@@ -166,6 +168,7 @@ fn play(scenario: Scenario) -> anyhow::Result<()> {
         Scenario::Hostile => hostile::run(),
         Scenario::Scribble => hostile::scribble(),
         Scenario::Displaced => displaced::run(),
+        Scenario::Gigantic => displaced::gigantic::run(),
         Scenario::Pooled => displaced::pooled::run(),
         Scenario::PostCopied => displaced::arrival::run(),
         Scenario::Hot => hot::run(),

@@ -3,7 +3,9 @@
 
 use super::{
     BALANCING, CONFIGURATION, HANG_LIMIT, MEMORY, MIB, NAME, NOTHING, SETTINGS, check_kernel_log, come_home,
-    displaced, expect_displaced, memory, put, start, write,
+    displaced, expect_displaced, memory,
+    pool::{Pool, huge_pages},
+    put, start, write,
 };
 use crate::policy::{FAR, NEAR};
 use anyhow::{Context, Result, ensure};
@@ -14,14 +16,14 @@ const FILE: &str = "/root/pooled.args";
 const MEMORY_MIB: u64 = 512;
 /// Of each node of the server. What the VM has not touched yet is reserved for it, so that the kernel keeps as many on some node.
 const PAGES: u64 = 280;
-const PAGE: u64 = 2 * MIB;
+const POOL: Pool = Pool { page_kib: 2048 };
 /// So much of what the guest writes has to be displaced: some of its huge pages were touched before.
-const DISPLACED: u64 = 8 * PAGE;
+const DISPLACED: u64 = 16 * MIB;
 
 pub fn run() -> Result<()> {
     fs::write(BALANCING, "0").context(BALANCING)?;
     fs::write(CONFIGURATION, SETTINGS).context(CONFIGURATION)?;
-    (0..2).try_for_each(|node| set_pool(node, PAGES).map(drop))?;
+    (0..2).try_for_each(|node| POOL.set(node, PAGES).map(drop))?;
     let vm = start_at_home()?;
     let daemon = start()?;
     wait_for("guest node 0 to be at home", HANG_LIMIT, || Ok(memory()?["nodes"][0]["home"] == MEMORY))
@@ -30,9 +32,9 @@ pub fn run() -> Result<()> {
     write(&vm, "first", 0)?;
     put(&vm, NEAR)?;
     expect_displaced("first", DISPLACED)?;
-    let pages = is_of_the_pool(&vm)?;
+    let pages = POOL.is_shown(&vm)?;
 
-    let pool = set_pool(MEMORY, taken(MEMORY)?)?;
+    let pool = POOL.set(MEMORY, POOL.taken(MEMORY)?)?;
     vnumactl(&["memory", NAME, "--set", "both"])?;
     wait_for("the pool of the home to be shown as used up", HANG_LIMIT, || {
         Ok(memory()?["nodes"][0]["unmovable"][0]["reason"] == "pool")
@@ -40,7 +42,7 @@ pub fn run() -> Result<()> {
     .with_context(|| format!("{:?}", memory()))?;
     ensure!(displaced()? >= DISPLACED, "{} bytes came to a pool without a page", displaced()?);
     println!("pool: {pool} pages of node {MEMORY}, none free: {} MiB stay", displaced()? / MIB);
-    set_pool(MEMORY, PAGES)?;
+    POOL.set(MEMORY, PAGES)?;
     come_home(&vm, "the pool of its home had no page")?;
     ensure!(huge_pages(&vm)?.iter().sum::<u64>() == pages, "huge pages were split: {:?}", huge_pages(&vm)?);
 
@@ -49,7 +51,7 @@ pub fn run() -> Result<()> {
     drop(daemon);
     check_kernel_log(&vm)?;
     drop(vm);
-    (0..2).try_for_each(|node| set_pool(node, 0).map(drop))
+    (0..2).try_for_each(|node| POOL.set(node, 0).map(drop))
 }
 
 /// Its guest nodes have the same home and no policy.
@@ -77,66 +79,15 @@ fn start_at_home() -> Result<Vm> {
     vm
 }
 
-fn pool_file(node: u64, name: &str) -> String {
-    format!("/sys/devices/system/node/node{node}/hugepages/hugepages-2048kB/{name}")
-}
-
-fn read_pool(node: u64, name: &str) -> Result<u64> {
-    let path = pool_file(node, name);
-    let text = fs::read_to_string(&path).with_context(|| path.clone())?;
-    text.trim().parse().with_context(|| format!("{path}: {text:?}"))
-}
-
-/// Gives a node's pool so many pages. Returns how many it had.
-fn set_pool(node: u64, pages: u64) -> Result<u64> {
-    let (path, before) = (pool_file(node, "nr_hugepages"), read_pool(node, "nr_hugepages")?);
-    fs::write(&path, pages.to_string()).with_context(|| path.clone())?;
-    let now = read_pool(node, "nr_hugepages")?;
-    ensure!(now == pages, "{path}: {now} pages, {pages} were to be there");
-    Ok(before)
-}
-
-/// Pages of a node's pool that are in use.
-fn taken(node: u64) -> Result<u64> {
-    Ok(read_pool(node, "nr_hugepages")? - read_pool(node, "free_hugepages")?)
-}
-
-/// Huge pages of the VM on each node, by the kernel's count.
-fn huge_pages(vm: &Vm) -> Result<[u64; 2]> {
-    let path = format!("/proc/{}/numa_maps", vm.pid);
-    let text = fs::read_to_string(&path).with_context(|| path.clone())?;
-    let lines = text.lines().filter(|line| line.split(' ').any(|word| word == "huge"));
-    let words: Vec<&str> = lines.flat_map(|line| line.split(' ')).collect();
-    let of = |node: usize| {
-        let counts =
-            words.iter().filter_map(|word| word.strip_prefix(&format!("N{node}="))?.parse::<u64>().ok());
-        counts.sum()
-    };
-    Ok([of(0), of(1)])
-}
-
-/// vnumad shows the pages as the kernel does. Returns how many there are.
-fn is_of_the_pool(vm: &Vm) -> Result<u64> {
-    let pages = huge_pages(vm)?;
-    let shown = memory()?;
-    let nodes = shown["nodes"].as_array().context("no nodes")?;
-    let places = nodes.iter().filter_map(|node| node["places"].as_array()).flatten();
-    ensure!(places.clone().all(|place| place["pages"] == "pool" && place["page_kib"] == 2048), "{shown}");
-    let bytes: u64 = places.filter_map(|place| place["size"]["bytes"].as_u64()).sum();
-    ensure!(bytes == (pages[0] + pages[1]) * PAGE, "{bytes} bytes are shown of {pages:?} pages: {shown}");
-    println!("huge pages: {} on node 0, {} on node 1", pages[0], pages[1]);
-    Ok(pages[0] + pages[1])
-}
-
 /// A home whose pool has too few pages is refused; with enough of them all go there.
 fn rehome(vm: &Vm) -> Result<()> {
     let other = 1 - MEMORY;
     let target = other.to_string();
     let wish = ["rehome", NAME, "--guest-node", "0", "--node", &target, "--move-pinned"];
     let before = huge_pages(vm)?;
-    set_pool(other, taken(other)? + 2)?;
+    POOL.set(other, POOL.taken(other)? + 2)?;
     let refused = vnumactl(&wish).err().map(|error| format!("{error:#}"));
-    set_pool(other, PAGES)?;
+    POOL.set(other, PAGES)?;
     let refused = refused.context("a pool with 2 free pages was not refused")?;
     ensure!(refused.contains("has 2 free huge pages of 2048 KiB"), "{refused}");
     println!("refused: {}", refused.trim());

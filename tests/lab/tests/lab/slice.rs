@@ -342,6 +342,12 @@ fn displaced_memory_comes_home() {
 }
 
 #[test]
+#[ignore = "takes a minute and 7 GiB of memory: make soak"]
+fn a_page_of_1_gib_goes_from_node_to_node_as_a_whole() {
+    run("2n4c-large", &[job(&["lab-scenario", "gigantic"])]);
+}
+
+#[test]
 #[ignore = "takes a minute: make soak"]
 fn memory_that_post_copy_displaces_comes_home() {
     run("2n4c", &[job(&["lab-scenario", "post-copied"])]);
