@@ -83,6 +83,16 @@ impl Placement {
         self.guest_nodes.iter().flat_map(|node| &node.vcpus).map(|pin| pin.cpu).collect()
     }
 
+    /// CPUs of the hypervisor's own threads: those of guest nodes without devices, if these have vCPUs. Who drives a device runs on the
+    /// device's guest node, and a thread of the hypervisor that takes turns with its vCPU there takes the CPU's caches as well.
+    pub fn emulator_cpus(&self) -> CpuSet {
+        let has_device =
+            |node: &GuestNodePlan| self.devices.iter().any(|device| device.guest_node == Some(node.id));
+        let others = self.guest_nodes.iter().filter(|node| !has_device(node));
+        let others: CpuSet = others.flat_map(|node| &node.vcpus).map(|pin| pin.cpu).collect();
+        if others.is_empty() { self.cpus() } else { others }
+    }
+
     /// Its pins, by vCPU.
     pub fn pins(&self) -> impl Iterator<Item = VcpuPin> + '_ {
         self.guest_nodes.iter().flat_map(|node| node.vcpus.iter().copied())

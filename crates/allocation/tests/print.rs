@@ -49,7 +49,7 @@ fn options_of_qemu_and_a_script() {
 #     echo \"process $pid has no thread CPU $1/KVM that can be pinned to CPU $2\" >&2
 #     exit 1
 # }
-# taskset -a -c -p 0-1,8-9 \"$pid\" > /dev/null || exit 1
+# taskset -a -c -p 8-9 \"$pid\" > /dev/null || exit 1
 # pin 0 0
 # pin 1 1
 # pin 2 8
@@ -72,6 +72,16 @@ fn huge_pages_and_nodes_without_vcpus_for_qemu() {
 }
 
 #[test]
+fn threads_of_the_hypervisor_leave_the_vcpus_at_devices_to_these_if_there_are_others() {
+    let devices = three_devices();
+    assert_eq!(devices.emulator_cpus().to_string(), "8-9", "not those of guest node 0, which has devices");
+    assert_eq!(huge().emulator_cpus(), huge().cpus(), "no devices, and a guest node without vCPUs");
+    let alone = place(&free(&paper(), &[]), &vm(1, GIB, &[1])).expect("placed").placement;
+    assert_eq!(alone.emulator_cpus(), alone.cpus(), "its only vCPU is at its device");
+    assert!(!alone.cpus().is_empty());
+}
+
+#[test]
 fn a_domain_of_libvirt() {
     let expected = "\
 <domain type='kvm'>
@@ -83,7 +93,7 @@ fn a_domain_of_libvirt() {
     <vcpupin vcpu='1' cpuset='1'/>
     <vcpupin vcpu='2' cpuset='8'/>
     <vcpupin vcpu='3' cpuset='9'/>
-    <emulatorpin cpuset='0-1,8-9'/>
+    <emulatorpin cpuset='8-9'/>
   </cputune>
   <numatune>
     <memory mode='strict' nodeset='0-1'/>

@@ -212,14 +212,26 @@ fn list(mut numbers: Vec<u64>) -> String {
     words.trim_end_matches(',').parse::<vnuma_topology::CpuSet>().map(|set| set.to_string()).unwrap_or(words)
 }
 
-/// Each vCPU thread may run on its CPU only, the others on the VM's.
+/// CPUs of guest nodes without devices, if these have any, and else of all.
+fn emulator_cpus(placement: &Value) -> Result<Vec<u64>> {
+    let devices = placement["devices"].as_array().context("no devices")?;
+    let has_device = |node: &Value| devices.iter().any(|device| device["guest_node"] == node["id"]);
+    let others = nodes(placement)?.iter().filter(|node| !has_device(node)).map(pins_of);
+    let mut pins = others.collect::<Result<Vec<_>>>()?.concat();
+    if pins.is_empty() {
+        pins = self::pins(placement)?;
+    }
+    Ok(pins.into_iter().map(|(_, cpu)| cpu).collect())
+}
+
+/// Each vCPU thread may run on its CPU only, the others on those that vCPUs at devices do not need.
 fn expect_threads(pid: i32, placement: &Value) -> Result<()> {
     let threads = vcpu_threads(pid)?;
     let pins = pins(placement)?;
     ensure!(threads.len() == pins.len(), "{} vCPU threads, {} pins", threads.len(), pins.len());
     let mut expected: BTreeMap<i32, String> =
         pins.iter().map(|&(vcpu, cpu)| (threads[vcpu as usize], cpu.to_string())).collect();
-    expected.insert(pid, list(pins.iter().map(|&(_, cpu)| cpu).collect()));
+    expected.insert(pid, list(emulator_cpus(placement)?));
     for (tid, cpus) in expected {
         let path = format!("/proc/{pid}/task/{tid}/status");
         let status = fs::read_to_string(&path).with_context(|| path.clone())?;

@@ -31,7 +31,7 @@ fn domain(placement: &Placement, xml: &mut String) -> std::fmt::Result {
     for pin in placement.pins() {
         writeln!(xml, "    <vcpupin vcpu='{}' cpuset='{}'/>", pin.vcpu, pin.cpu)?;
     }
-    writeln!(xml, "    <emulatorpin cpuset='{}'/>\n  </cputune>", placement.cpus())?;
+    writeln!(xml, "    <emulatorpin cpuset='{}'/>\n  </cputune>", placement.emulator_cpus())?;
     let homes: CpuSet = placement.guest_nodes.iter().map(|node| node.home).collect();
     writeln!(xml, "  <numatune>\n    <memory mode='strict' nodeset='{homes}'/>")?;
     for node in &placement.guest_nodes {

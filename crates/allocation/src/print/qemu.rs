@@ -72,10 +72,10 @@ fn devices(placement: &Placement) -> Vec<String> {
     lines
 }
 
-/// A script that pins the threads of a running QEMU: each vCPU to its CPU, all others to the CPUs of the VM. Its argument is
-/// the PID.
+/// A script that pins the threads of a running QEMU: each vCPU to its CPU, all others to
+/// [`Placement::emulator_cpus`]. Its argument is the PID.
 pub fn pinning(placement: &Placement) -> String {
-    let cpus = placement.cpus();
+    let cpus = placement.emulator_cpus();
     let mut script = format!(
         "\
 # Pins the threads of QEMU, which cannot do it itself: sh -s PID < SCRIPT
