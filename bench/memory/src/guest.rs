@@ -15,7 +15,7 @@
 //! | `read` | reads a word of each line of all that it has taken | lines |
 //! | `drop` | gives up all of that, and the page cache | 0 |
 
-use crate::{committed::STREAM_MIB, store};
+use crate::{committed::STREAM_MIB, store::Store};
 use anyhow::{Context, Result, bail};
 use lab_count::load::Memory;
 use nix::{
@@ -41,6 +41,7 @@ const NODE: usize = 0;
 
 struct Load {
     stream: Option<Memory>,
+    store: Option<Store>,
     chunks: Vec<Memory>,
     disk: Option<File>,
     /// Bytes of the disk that were read, since its beginning.
@@ -52,7 +53,7 @@ pub fn run() -> Result<()> {
     let mut set = CpuSet::new();
     set.set(NODE)?;
     sched_setaffinity(Pid::from_raw(0), &set).context("sched_setaffinity")?;
-    let mut load = Load { stream: None, chunks: Vec::new(), disk: None, read: vec![0; 1 << 20] };
+    let mut load = Load { stream: None, store: None, chunks: Vec::new(), disk: None, read: vec![0; 1 << 20] };
     for line in std::io::stdin().lock().lines() {
         let line = line?;
         let answer = load.answer(&line).with_context(|| line.clone())?;
@@ -111,9 +112,8 @@ impl Load {
             ("stream" | "local" | "store", mib) => {
                 let node = (word != "local").then_some(NODE);
                 let mut memory = map(mib.unwrap_or(STREAM_MIB), node)?;
-                if word == "store" {
-                    store::fill(memory.words());
-                } else {
+                self.store = (word == "store").then(|| Store::fill(memory.words()));
+                if word != "store" {
                     write(&mut memory, 1);
                 }
                 let there = ranges(&frames(memory.address(), memory.bytes())?);
@@ -121,9 +121,10 @@ impl Load {
                 return Ok(serde_json::to_string(&there)?);
             }
             ("pass", None) => triad(self.stream.as_mut().context("there is no memory for STREAM")?),
-            ("lookups", None) => {
-                store::lookups(self.stream.as_mut().context("there is no memory for the table")?.words())
-            }
+            ("lookups", None) => match (&mut self.store, &mut self.stream) {
+                (Some(store), Some(memory)) => store.lookups(memory.words()),
+                _ => bail!("there is no table"),
+            },
             ("end", None) => self.stream.take().map_or(0, |_| 0),
             ("take", Some(mib)) => {
                 let mut memory = map(mib, Some(NODE))?;
