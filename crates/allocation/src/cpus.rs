@@ -54,6 +54,8 @@ mod tests {
             "the largest, then the smallest that suffices for the rest"
         );
         assert_eq!(pick(&cores, 0), [] as [u32; 0]);
+        let equal = [core(0, 0, true), core(1, 0, true), core(2, 2, true), core(3, 2, true)];
+        assert_eq!(pick(&equal, 3), [0, 1, 2], "of equally large ones the first");
     }
 
     #[test]

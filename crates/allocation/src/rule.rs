@@ -243,9 +243,7 @@ impl<'a> Task<'a> {
         let holds = |at: &usize| self.rooms[*at].cpus >= self.vcpus && self.rooms[*at].units >= self.units;
         let best = self.nodes().filter(holds).min_by_key(|&at| {
             let node = &self.capacity.nodes[at];
-            let siblings = node.free_cores < self.vcpus;
-            let free = (Reverse(node.free_cores), Reverse(node.free_cpus), Reverse(self.rooms[at].units));
-            (siblings, free, at)
+            (Reverse(node.free_cores), Reverse(node.free_cpus), Reverse(self.rooms[at].units), at)
         });
         if let Some(node) = best {
             let all = Part { node, vcpus: self.vcpus, units: self.units };

@@ -188,3 +188,13 @@ fn json_reads_back_as_the_placement() {
     assert_eq!(error, "format \"yaml\": expected qemu, libvirt or json");
     assert_eq!("libvirt".parse(), Ok(Format::Libvirt));
 }
+
+#[test]
+fn bridges_of_two_guest_nodes_have_buses_of_their_own() {
+    let placement = place(&free(&paper(), &[]), &vm(4, 8 * GIB, &[1, 2, 3])).expect("placed").placement;
+    let text = print::text(&placement, Format::Qemu);
+    // One bus for a bridge, and one for each of its ports: two devices behind the first, one behind the second.
+    for bridge in ["bus_nr=251,numa_node=0", "bus_nr=254,numa_node=1"] {
+        assert!(text.contains(bridge), "{bridge} is not in\n{text}");
+    }
+}

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use std::path::Path;
 use vnuma_allocation::{
     Claim, PlaceError, Request, RequestError,
-    reservation::{Book, Ground, LIFETIME_NS, ReleaseError, ReserveError, State, file},
+    reservation::{Book, Ground, LIFETIME_NS, MAX_RESERVATIONS, ReleaseError, ReserveError, State, file},
 };
 use vnuma_topology::{CpuLayout, HostTopology};
 
@@ -226,6 +226,12 @@ fn a_file_that_makes_no_sense_is_refused_with_field_and_value() {
         ),
         (
             &waiting,
+            "\"home\":1",
+            "\"home\":1024",
+            "reservations[0].placement.guest_nodes[1].home: 1024: expected a host no",
+        ),
+        (
+            &waiting,
             "\"cpu\":8}",
             "\"cpu\":0}",
             "reservations[0].placement.guest_nodes[1].vcpus: 0: expected a CPU up",
@@ -365,4 +371,20 @@ proptest! {
             prop_assert_eq!(file::parse(Path::new("x"), &text, "boot", now), Ok(book.clone()));
         }
     }
+}
+
+#[test]
+fn there_are_as_many_reservations_as_the_limit_says_and_no_more() {
+    let sets: Vec<String> = (0..5).map(|node| format!("{}-{}", node * 1024, node * 1024 + 1023)).collect();
+    let nodes: Vec<Node> =
+        sets.iter().map(|set| Node(Box::leak(set.clone().into_boxed_str()), 1 << 20, 0)).collect();
+    let host = host(&nodes, &[]);
+    let mut book = Book::default();
+    for number in 0..MAX_RESERVATIONS {
+        let request = named(&format!("vm{number}"), vm(1, MIB2, &[]));
+        assert_eq!(reserve(&mut book, &host, &request, 0), Ok(number as u64));
+    }
+    assert_eq!(reserve(&mut book, &host, &vm(1, MIB2, &[]), 0), Err(ReserveError::TooMany));
+    book.release("vm7").expect("released");
+    assert!(reserve(&mut book, &host, &vm(1, MIB2, &[]), 0).is_ok());
 }

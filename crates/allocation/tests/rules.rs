@@ -6,7 +6,7 @@ use common::{GIB, MIB2, Node, address, claim, device, free, host, paper, promise
 use vnuma_allocation::{
     Capacity, Claim, Locality, PlaceError, Placed, Request, RequestError, Resource, Rule, place,
 };
-use vnuma_topology::{CpuLayout, CpuSet, DistanceMatrix, HostTopology};
+use vnuma_topology::{CacheGroup, CpuLayout, CpuSet, DistanceMatrix, HostTopology};
 
 /// Of each guest node: home, CPUs, memory in MiB.
 fn shown(placed: &Placed) -> Vec<(u32, String, u64)> {
@@ -288,4 +288,53 @@ fn requests_that_make_no_sense_are_named() {
         place(&capacity, &vm(4097, GIB, &[])),
         Err(PlaceError::Request(RequestError::Vcpus(4097)))
     ));
+}
+
+#[test]
+fn of_the_caches_of_a_cpu_the_last_level_counts_and_cpus_without_one_share_that_of_their_node() {
+    let set = |text: &str| text.parse::<CpuSet>().expect("CPUs");
+    let group = |level: u32, text: &str| CacheGroup { level, size_kib: 1024, cpus: set(text) };
+    let mut host = host(&[Node("0-7", 64 << 10, 0)], &[]);
+    let pick = |host: &HostTopology, vcpus: u32| {
+        let placed = place(&free(host, &[]), &vm(vcpus, GIB, &[])).expect("placed");
+        placed.placement.cpus().to_string()
+    };
+    // Two last-level caches, of five cores and of three, and second-level ones of two cores each.
+    host.caches = ["0-1", "2-3", "4-5", "6-7"].map(|cpus| group(2, cpus)).to_vec();
+    host.caches.splice(1..1, [group(3, "0-4"), group(3, "5-7")]);
+    assert_eq!(pick(&host, 3), "5-7", "the smallest last-level cache that suffices");
+    assert_eq!(pick(&host, 2), "5-6", "not a second-level cache");
+    // CPUs 0 to 3 have no cache that is known: they are in one, which is larger than the other.
+    host.caches = vec![group(3, "4-6")];
+    assert_eq!(pick(&host, 5), "0-3,7");
+}
+
+#[test]
+fn of_equally_near_groups_of_nodes_the_emptier_one_has_a_vm_larger_than_any_node() {
+    let mut host = host(
+        &[Node("0-7", 8192, 0), Node("8-15", 8192, 0), Node("16-25", 8192, 0), Node("26-35", 8192, 0)],
+        &[],
+    );
+    let row = |near: [u8; 4]| near.to_vec();
+    let rows =
+        vec![row([10, 12, 32, 32]), row([12, 10, 32, 32]), row([32, 32, 10, 12]), row([32, 32, 12, 10])];
+    host.distances = DistanceMatrix::new(rows).expect("square");
+    let placed = place(&free(&host, &[]), &vm(12, 4 * GIB, &[])).expect("placed");
+    assert_eq!(placed.explanation.rule, Rule::Spans);
+    let homes: Vec<u32> = placed.placement.guest_nodes.iter().map(|node| node.home).collect();
+    assert_eq!(homes, [2, 3]);
+}
+
+#[test]
+fn a_name_and_a_list_of_devices_may_be_as_long_as_the_limit_says_and_no_longer() {
+    let devices: Vec<_> = (1..=33).map(|number| device(number, Some(0))).collect();
+    let host = host(&[Node("0-7", 8192, 0)], &devices);
+    let numbers: Vec<u32> = (1..=33).collect();
+    let asked =
+        |request: &Request| place(&free(&host, &[]), request).map(|placed| placed.placement.devices.len());
+    assert_eq!(asked(&vm(2, GIB, &numbers[..32])), Ok(32));
+    assert_eq!(asked(&vm(2, GIB, &numbers)), Err(PlaceError::Request(RequestError::Devices(33))));
+    let named = |length: usize| Request { name: "a".repeat(length), ..vm(1, GIB, &[]) };
+    assert_eq!(asked(&named(64)), Ok(0));
+    assert_eq!(asked(&named(65)), Err(PlaceError::Request(RequestError::Name("a".repeat(65)))));
 }
