@@ -53,6 +53,38 @@ pub enum Workload {
     OrdersG1,
     /// The same with ZGC; no part of the reduced form
     OrdersZ,
+    /// The stencil on mimalloc; no part of the reduced form, as are all that follow
+    StencilMimalloc,
+    /// The stencil on google/tcmalloc
+    StencilTcmalloc,
+    /// A key-value store in memory, on jemalloc
+    StoreJemalloc,
+    /// The store on mimalloc
+    StoreMimalloc,
+    /// The store on google/tcmalloc
+    StoreTcmalloc,
+}
+
+/// A memory allocator that a program is run with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Allocator {
+    /// jemalloc of the guest's image.
+    Jemalloc,
+    /// mimalloc, which is brought.
+    Mimalloc,
+    /// google/tcmalloc, which guest/runtime builds.
+    Tcmalloc,
+}
+
+impl Allocator {
+    /// As rows have it, and vnuma-run.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Jemalloc => "jemalloc",
+            Self::Mimalloc => "mimalloc",
+            Self::Tcmalloc => "tcmalloc",
+        }
+    }
 }
 
 /// What its data are like.
@@ -72,6 +104,10 @@ pub const STREAM_MIB: usize = 72;
 pub const ROW_BYTES: usize = 128 << 10;
 /// Rows of a step, for each vCPU: 72 MiB.
 pub const ROWS: usize = 576;
+/// Lines of the caches that values of the store have: 512 bytes to 3.5 KiB.
+pub const VALUE_LINES: [usize; 2] = [8, 56];
+/// Keys of the store, for each vCPU: 72 MiB of values.
+pub const KEYS: u64 = 36 << 10;
 /// Options of the Java VM: eden is far larger than the last-level caches of both nodes, and keeps its size.
 pub const JAVA: [&str; 4] = ["-Xms400m", "-Xmx400m", "-Xmn320m", "-XX:-UseAdaptiveSizePolicy"];
 /// The option by which a Java VM uses nodes.
@@ -81,7 +117,18 @@ pub const JAVA_NO_NUMA: &str = "-XX:-UseNUMA";
 
 impl Workload {
     /// All of them, in the order in which they are measured and shown.
-    pub const ALL: [Self; 5] = [Self::Stream, Self::Stencil, Self::Orders, Self::OrdersG1, Self::OrdersZ];
+    pub const ALL: [Self; 10] = [
+        Self::Stream,
+        Self::Stencil,
+        Self::Orders,
+        Self::OrdersG1,
+        Self::OrdersZ,
+        Self::StencilMimalloc,
+        Self::StencilTcmalloc,
+        Self::StoreJemalloc,
+        Self::StoreMimalloc,
+        Self::StoreTcmalloc,
+    ];
     /// Those of the reduced form.
     pub const REDUCED: [Self; 3] = [Self::Stream, Self::Stencil, Self::Orders];
 
@@ -93,6 +140,11 @@ impl Workload {
             Self::Orders => "orders",
             Self::OrdersG1 => "orders-g1",
             Self::OrdersZ => "orders-z",
+            Self::StencilMimalloc => "stencil-mimalloc",
+            Self::StencilTcmalloc => "stencil-tcmalloc",
+            Self::StoreJemalloc => "store-jemalloc",
+            Self::StoreMimalloc => "store-mimalloc",
+            Self::StoreTcmalloc => "store-tcmalloc",
         }
     }
 
@@ -100,28 +152,37 @@ impl Workload {
     pub fn kind(self) -> Kind {
         match self {
             Self::Stream => Kind::LongLived,
-            Self::Stencil | Self::Orders | Self::OrdersG1 | Self::OrdersZ => Kind::Allocating,
+            _ => Kind::Allocating,
         }
     }
 
     /// What gives it memory.
     pub fn runtime(self) -> &'static str {
         match self {
-            Self::Stream => "none",
-            Self::Stencil => "jemalloc",
             Self::Orders => "hotspot-parallel",
             Self::OrdersG1 => "hotspot-g1",
             Self::OrdersZ => "hotspot-z",
+            _ => self.allocator().map_or("none", Allocator::name),
+        }
+    }
+
+    /// The allocator of a program that has one of its own.
+    pub fn allocator(self) -> Option<Allocator> {
+        match self {
+            Self::Stencil | Self::StoreJemalloc => Some(Allocator::Jemalloc),
+            Self::StencilMimalloc | Self::StoreMimalloc => Some(Allocator::Mimalloc),
+            Self::StencilTcmalloc | Self::StoreTcmalloc => Some(Allocator::Tcmalloc),
+            Self::Stream | Self::Orders | Self::OrdersG1 | Self::OrdersZ => None,
         }
     }
 
     /// Of a Java program: its collector, as vnuma-run and as the Java VM call it.
     pub fn collector(self) -> Option<[&'static str; 2]> {
         match self {
-            Self::Stream | Self::Stencil => None,
             Self::Orders => Some(["parallel", "-XX:+UseParallelGC"]),
             Self::OrdersG1 => Some(["g1", "-XX:+UseG1GC"]),
             Self::OrdersZ => Some(["z", "-XX:+UseZGC"]),
+            _ => None,
         }
     }
 
@@ -326,12 +387,11 @@ mod tests {
     fn what_a_vcpu_uses_is_in_no_cache_and_in_the_vm() {
         let cache = vnuma_lab_pricing::by_name("broadwell-2s").expect("a profile").llc.kib as usize >> 10;
         let stencil = (ROWS * ROW_BYTES) >> 20;
-        assert!(
-            STREAM_MIB > cache && stencil > cache,
-            "{STREAM_MIB} and {stencil}, the cache has {cache} MiB"
-        );
+        let store = (KEYS as usize * VALUE_LINES.iter().sum::<usize>() / 2 * 64) >> 20;
+        let data = [STREAM_MIB, stencil, store];
+        assert!(data.iter().all(|mib| *mib > cache), "{data:?}, the cache has {cache} MiB");
         // A node has the data of all vCPUs that are there, and the kernel.
         let node = MEMORY_MIB as usize / NODES;
-        assert!(STREAM_MIB.max(stencil) * HOMES.len() + 160 < node);
+        assert!(data.iter().all(|mib| mib * HOMES.len() + 160 < node), "{data:?}, a node has {node} MiB");
     }
 }

@@ -11,7 +11,7 @@
 
 use crate::{
     committed::{HOMES, STREAM_MIB},
-    load::{Stencil, Stream},
+    load::{Stencil, Store, Stream},
 };
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
@@ -36,6 +36,8 @@ pub enum Load {
     Stream,
     /// The stencil
     Stencil,
+    /// The key-value store
+    Store,
 }
 
 #[derive(clap::Args)]
@@ -163,6 +165,10 @@ fn work(load: Load, gate: &Gate) -> Result<()> {
         Load::Stencil => {
             let mut stencil = Stencil::new();
             gate.work(|| stencil.row());
+        }
+        Load::Store => {
+            let mut store = Store::new();
+            gate.work(|| store.request());
         }
     }
     Ok(())

@@ -1,8 +1,12 @@
-//! What the loads that are written here do: STREAM and the stencil, each by the piece, so that a thread can be halted between two.
+//! What the loads that are written here do: STREAM, the stencil and the store, each by the piece, so that a thread can be halted between
+//! two.
 
-use crate::committed::{ROW_BYTES, ROWS};
+use crate::committed::{KEYS, ROW_BYTES, ROWS, VALUE_LINES};
 use lab_count::load::Memory;
-use std::{collections::VecDeque, hint::black_box};
+use std::{
+    collections::{HashMap, VecDeque},
+    hint::black_box,
+};
 
 /// Words of a line of the caches, and of a page.
 const LINE: usize = 8;
@@ -86,6 +90,54 @@ impl Stencil {
     }
 }
 
+/// A key-value store in memory: each thread has the keys that are its own. Every second request replaces a value by one that is
+/// allocated anew, of another size, the others read one.
+pub struct Store {
+    values: HashMap<u64, Vec<Line>>,
+    /// Its state (xorshift).
+    random: u64,
+}
+
+impl Store {
+    /// With a value for each key, by the thread that is to use it.
+    pub fn new() -> Self {
+        let mut store = Self { values: HashMap::new(), random: 0x9e37_79b9_7f4a_7c15 };
+        for key in 0..KEYS {
+            let value = value_of(key, store.next());
+            store.values.insert(key, value);
+        }
+        store
+    }
+
+    fn next(&mut self) -> u64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        self.random
+    }
+
+    /// One request, for a key that is as likely as any. Operations, which are requests.
+    pub fn request(&mut self) -> u64 {
+        let random = self.next();
+        let key = (random >> 32) % KEYS;
+        if random.is_multiple_of(2) {
+            // The one before is freed.
+            self.values.insert(key, value_of(key, random));
+        } else if let Some(value) = self.values.get(&key) {
+            let word = value.iter().fold(0, |sum: usize, line| sum.wrapping_add(line[0]));
+            black_box(word);
+        }
+        1
+    }
+}
+
+/// A value for a key; its size is by chance.
+fn value_of(key: u64, random: u64) -> Vec<Line> {
+    let [least, most] = VALUE_LINES;
+    let lines = least + (random >> 1) as usize % (most - least + 1);
+    vec![[key as usize; LINE]; lines]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -101,6 +153,25 @@ mod tests {
         assert_eq!((stream.page(), stream.next), (64, 0));
         let c = &stream.memory.words()[4 * PAGE..];
         assert_eq!((c[8], c[16], c[PAGE + 16]), (5 + 12, 4, 7 + 3));
+    }
+
+    #[test]
+    fn a_store_replaces_values_and_keeps_its_keys() {
+        let mut store = Store::new();
+        let lines = |store: &Store| store.values.values().map(Vec::len).sum::<usize>();
+        let before: Vec<usize> = (0..KEYS).map(|key| store.values[&key].len()).collect();
+        // The size of a value is right in the middle, on average.
+        let middle = KEYS as usize * VALUE_LINES.iter().sum::<usize>() / 2;
+        assert!(lines(&store).abs_diff(middle) < middle / 50, "{} lines", lines(&store));
+        for _ in 0..KEYS {
+            assert_eq!(store.request(), 1);
+        }
+        assert_eq!(store.values.len(), KEYS as usize);
+        assert!(store.values.iter().all(|(key, value)| value[0][0] == *key as usize));
+        // Half of the requests replace: 1 - 1 / sqrt(e) of the keys, but for those that get the same size again.
+        let changed = (0..KEYS).filter(|key| store.values[key].len() != before[*key as usize]).count();
+        let share = changed as f64 / KEYS as f64;
+        assert!((0.36..0.41).contains(&share), "{share} of the values have another size");
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! The VM, its vCPUs' places, and the load in its guest.
 
 use crate::committed::{
-    CPUS, HOMES, HOST_CPUS, JAVA, JAVA_NO_NUMA, JAVA_NUMA, MEMORY_MIB, NODES, OTHERS, Policy, SCAN_PERIOD_MS,
-    Workload,
+    Allocator, CPUS, HOMES, HOST_CPUS, JAVA, JAVA_NO_NUMA, JAVA_NUMA, MEMORY_MIB, NODES, OTHERS, Policy,
+    SCAN_PERIOD_MS, Workload,
 };
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -27,6 +27,12 @@ pub const RUNTIME: &str = "/root/runtime";
 const PROGRAM: &str = "/root/bench-runtimes";
 const DRIVER: &str = "/root/vnuma.ko";
 const JAVA_ARCHIVE: &str = "java.tar";
+/// Where vnuma-run looks for it. The guest's image does not have it.
+const MIMALLOC: &str = "/usr/lib/x86_64-linux-gnu/libmimalloc.so.2";
+const PRELOADED_MIMALLOC: &str = "LD_PRELOAD=/usr/lib/x86_64-linux-gnu/libmimalloc.so.2";
+const PRELOADED_TCMALLOC: &str = "LD_PRELOAD=/root/runtime/tcmalloc/libvnuma-tcmalloc.so";
+/// Runs a command that does not see the driver's device: tcmalloc follows where it does.
+const WITHOUT_DEVICE: &str = "[ ! -e /dev/vnuma ] || mount --bind /dev/null /dev/vnuma; exec \"$@\"";
 const HANG: Duration = Duration::from_secs(180);
 /// Where a kernel's AutoNUMA is set.
 const BALANCING: &str = "/sys/kernel/debug/sched/numa_balancing";
@@ -75,14 +81,18 @@ impl Machine {
         machine.vm.put(&std::env::current_exe()?.to_string_lossy(), PROGRAM)?;
         put_directory(&machine.vm, Path::new(RUNTIME))?;
         machine.vm.exec(&["chmod", "-R", "a+rx", RUNTIME])?;
+        let mimalloc =
+            format!("[ ! -e {RUNTIME}/libmimalloc.so.2 ] || cp {RUNTIME}/libmimalloc.so.2 {MIMALLOC}");
+        machine.vm.exec(&["sh", "-c", &mimalloc])?;
         machine.vm.exec(&["sh", "-c", &set_balancing()]).context("the guest's AutoNUMA")?;
         Ok(machine)
     }
 
-    /// Unpacks the Java VM, if one was brought. What it says of its version.
+    /// Unpacks the Java VM. What it says of its version, or that none was brought.
     pub fn unpack_java(&self) -> Result<String> {
         let unpack = format!(
-            "cd {RUNTIME} && tar -xf {JAVA_ARCHIVE} && rm {JAVA_ARCHIVE} && jre/bin/java -version 2>&1 | sed -n 2p"
+            "cd {RUNTIME}; [ -e {JAVA_ARCHIVE} ] || {{ echo none; exit; }}; \
+             tar -xf {JAVA_ARCHIVE} && rm {JAVA_ARCHIVE} && jre/bin/java -version 2>&1 | sed -n 2p"
         );
         Ok(self.vm.exec(&["sh", "-c", &unpack])?.trim().to_owned())
     }
@@ -200,15 +210,17 @@ fn command(workload: Workload, policy: Policy) -> Vec<String> {
     let full = policy == Policy::Full;
     let followed = |options: &[&'static str]| {
         let run: &[&str] = &[&run, "--libraries", RUNTIME];
-        let words = if full { [run, options].concat() } else { Vec::new() };
+        let words = if full { [run, options].concat() } else { alone(workload.allocator(), policy) };
         words.into_iter().map(str::to_owned).collect::<Vec<_>>()
     };
+    let by_vnuma_run = ["--allocator", workload.allocator().map_or("", Allocator::name)];
     let (mut words, rest): (Vec<String>, Vec<&str>) = match workload {
         Workload::Stream => (followed(&[]), vec![PROGRAM, "guest", "stream"]),
-        Workload::Stencil => {
-            let alone = vec!["env".to_owned(), "LD_PRELOAD=libjemalloc.so.2".to_owned()];
-            let words = if full { followed(&["--allocator", "jemalloc"]) } else { alone };
-            (words, vec![PROGRAM, "guest", "stencil"])
+        Workload::Stencil | Workload::StencilMimalloc | Workload::StencilTcmalloc => {
+            (followed(&by_vnuma_run), vec![PROGRAM, "guest", "stencil"])
+        }
+        Workload::StoreJemalloc | Workload::StoreMimalloc | Workload::StoreTcmalloc => {
+            (followed(&by_vnuma_run), vec![PROGRAM, "guest", "store"])
         }
         Workload::Orders | Workload::OrdersG1 | Workload::OrdersZ => {
             let [name, flag] = workload.collector().unwrap_or_default();
@@ -225,6 +237,22 @@ fn command(workload: Workload, policy: Policy) -> Vec<String> {
     };
     words.extend(rest.into_iter().map(str::to_owned));
     words
+}
+
+/// What stands before a program with an allocator that is not told. jemalloc and mimalloc have no nodes by themselves, tcmalloc has those
+/// of its start unless it is not to.
+fn alone(allocator: Option<Allocator>, policy: Policy) -> Vec<&'static str> {
+    match allocator {
+        None => Vec::new(),
+        Some(Allocator::Jemalloc) => vec!["env", "LD_PRELOAD=libjemalloc.so.2"],
+        Some(Allocator::Mimalloc) => vec!["env", PRELOADED_MIMALLOC],
+        Some(Allocator::Tcmalloc) => {
+            let aware =
+                if policy == Policy::VnumaOs { "TCMALLOC_NUMA_AWARE=0" } else { "TCMALLOC_NUMA_AWARE=1" };
+            let run = ["unshare", "--mount", "sh", "-c", WITHOUT_DEVICE, "sh", "env"];
+            [&run[..], &["GLIBC_TUNABLES=glibc.pthread.rseq=0", aware, PRELOADED_TCMALLOC]].concat()
+        }
+    }
 }
 
 impl Load {
@@ -303,5 +331,21 @@ mod tests {
         assert!(full.contains(" --gc parallel /root/runtime/jre/bin/java -Xms400m "), "{full}");
         let full = line(Workload::Stencil, Policy::Full);
         assert!(full.ends_with(" --allocator jemalloc /root/bench-runtimes guest stencil"), "{full}");
+        let full = line(Workload::StoreMimalloc, Policy::Full);
+        assert!(full.ends_with(" --allocator mimalloc /root/bench-runtimes guest store"), "{full}");
+    }
+
+    #[test]
+    fn an_allocator_that_is_not_told_has_the_nodes_of_its_start() {
+        let alone = line(Workload::StoreMimalloc, Policy::OsOnly);
+        assert_eq!(alone, format!("env LD_PRELOAD={MIMALLOC} /root/bench-runtimes guest store"));
+        let alone = line(Workload::StencilTcmalloc, Policy::OsOnly);
+        assert!(
+            alone.starts_with("unshare --mount sh -c ") && alone.contains("/dev/null /dev/vnuma"),
+            "{alone}"
+        );
+        assert!(alone.contains(&format!(" TCMALLOC_NUMA_AWARE=1 {PRELOADED_TCMALLOC} ")), "{alone}");
+        let unaware = line(Workload::StencilTcmalloc, Policy::VnumaOs);
+        assert!(unaware.contains(" TCMALLOC_NUMA_AWARE=0 "), "{unaware}");
     }
 }

@@ -4,6 +4,7 @@ use super::{
     Options,
     on_server::{OnServer, each},
 };
+use crate::setup;
 use crate::steps::{run as run_command, workspace};
 use anyhow::{Context, Result, ensure};
 use std::{
@@ -24,6 +25,10 @@ const RUNTIME: [(&str, &str); 4] = [
     ("hotspot/libnuma.so.1", "/root/runtime/hotspot/libnuma.so.1"),
     ("jemalloc/libvnuma-jemalloc.so", "/root/runtime/jemalloc/libvnuma-jemalloc.so"),
 ];
+/// mimalloc of this machine, and where the server finds it.
+const MIMALLOC: [&str; 2] = ["/usr/lib/x86_64-linux-gnu/libmimalloc.so.2", "/root/runtime/libmimalloc.so.2"];
+/// What guest/runtime/alloc/tcmalloc builds, and where the server finds it.
+const TCMALLOC: [&str; 2] = ["libvnuma-tcmalloc.so", "/root/runtime/tcmalloc/libvnuma-tcmalloc.so"];
 const JAVA: &str = "/root/runtime/java.tar";
 const JDK: &str = "/usr/lib/jvm/java-17-openjdk-amd64";
 /// Names a Java VM of another version to measure with, a directory with `bin/java`.
@@ -44,7 +49,20 @@ pub fn run(options: &Options) -> Result<()> {
     fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;
     let mut files = vec![(driver::build(GUEST_KERNEL)?, DRIVER)];
     files.extend(runtime(&directory)?);
-    files.push((java(&directory)?, JAVA));
+    // What takes long to build or to bring is there only if it is measured.
+    let is_chosen = |name: &str| options.workload.iter().any(|workload| workload.contains(name));
+    if options.workload.is_empty() || is_chosen("orders") {
+        files.push((java(&directory)?, JAVA));
+    }
+    let all = options.full && options.workload.is_empty();
+    if all || is_chosen("mimalloc") {
+        let [here, there] = MIMALLOC;
+        ensure!(Path::new(here).exists(), "{here}: missing (package libmimalloc2.0)");
+        files.push((here.into(), there));
+    }
+    if all || is_chosen("tcmalloc") {
+        files.push((tcmalloc(&directory)?, TCMALLOC[1]));
+    }
     let full = options.full.then(|| "--full".to_owned());
     let chosen = each("--workload", &options.workload).chain(each("--policy", &options.policy));
     let changes: Vec<String> = options.changes.iter().map(u32::to_string).collect();
@@ -73,6 +91,17 @@ fn runtime(directory: &Path) -> Result<Vec<(PathBuf, &'static str)>> {
     make.args(["--silent", "-C", "guest/runtime"]).arg(format!("BUILD={}", build.display()));
     run_command(make.current_dir(workspace()))?;
     Ok(RUNTIME.map(|(name, there)| (build.join(name), there)).into())
+}
+
+/// google/tcmalloc with its patch: some minutes, once.
+fn tcmalloc(directory: &Path) -> Result<PathBuf> {
+    let build = directory.join("runtime/tcmalloc");
+    let mut make = Command::new("make");
+    make.args(["--silent", "-j2", "-C", "guest/runtime/alloc/tcmalloc"])
+        .arg(format!("SOURCE={}", setup::tcmalloc()?.display()))
+        .arg(format!("BUILD={}", build.display()));
+    run_command(make.current_dir(workspace()))?;
+    Ok(build.join(TCMALLOC[0]))
 }
 
 fn java(directory: &Path) -> Result<PathBuf> {
