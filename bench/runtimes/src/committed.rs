@@ -63,6 +63,8 @@ pub enum Workload {
     StoreMimalloc,
     /// The store on google/tcmalloc
     StoreTcmalloc,
+    /// An OpenMP solver, which has no runtime that places memory
+    Solver,
 }
 
 /// A memory allocator that a program is run with.
@@ -108,6 +110,8 @@ pub const ROWS: usize = 576;
 pub const VALUE_LINES: [usize; 2] = [8, 56];
 /// Keys of the store, for each vCPU: 72 MiB of values.
 pub const KEYS: u64 = 36 << 10;
+/// Columns and rows of the solver's two grids, which are of 8 bytes: 72 MiB for each vCPU.
+pub const GRID: [usize; 2] = [4096, 4608];
 /// Options of the Java VM: eden is far larger than the last-level caches of both nodes, and keeps its size.
 pub const JAVA: [&str; 4] = ["-Xms400m", "-Xmx400m", "-Xmn320m", "-XX:-UseAdaptiveSizePolicy"];
 /// The option by which a Java VM uses nodes.
@@ -117,7 +121,7 @@ pub const JAVA_NO_NUMA: &str = "-XX:-UseNUMA";
 
 impl Workload {
     /// All of them, in the order in which they are measured and shown.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Stream,
         Self::Stencil,
         Self::Orders,
@@ -128,6 +132,7 @@ impl Workload {
         Self::StoreJemalloc,
         Self::StoreMimalloc,
         Self::StoreTcmalloc,
+        Self::Solver,
     ];
     /// Those of the reduced form.
     pub const REDUCED: [Self; 3] = [Self::Stream, Self::Stencil, Self::Orders];
@@ -145,13 +150,14 @@ impl Workload {
             Self::StoreJemalloc => "store-jemalloc",
             Self::StoreMimalloc => "store-mimalloc",
             Self::StoreTcmalloc => "store-tcmalloc",
+            Self::Solver => "solver",
         }
     }
 
     /// What its data are like.
     pub fn kind(self) -> Kind {
         match self {
-            Self::Stream => Kind::LongLived,
+            Self::Stream | Self::Solver => Kind::LongLived,
             _ => Kind::Allocating,
         }
     }
@@ -172,7 +178,7 @@ impl Workload {
             Self::Stencil | Self::StoreJemalloc => Some(Allocator::Jemalloc),
             Self::StencilMimalloc | Self::StoreMimalloc => Some(Allocator::Mimalloc),
             Self::StencilTcmalloc | Self::StoreTcmalloc => Some(Allocator::Tcmalloc),
-            Self::Stream | Self::Orders | Self::OrdersG1 | Self::OrdersZ => None,
+            Self::Stream | Self::Orders | Self::OrdersG1 | Self::OrdersZ | Self::Solver => None,
         }
     }
 
@@ -388,7 +394,8 @@ mod tests {
         let cache = vnuma_lab_pricing::by_name("broadwell-2s").expect("a profile").llc.kib as usize >> 10;
         let stencil = (ROWS * ROW_BYTES) >> 20;
         let store = (KEYS as usize * VALUE_LINES.iter().sum::<usize>() / 2 * 64) >> 20;
-        let data = [STREAM_MIB, stencil, store];
+        let solver = (2 * GRID[0] * GRID[1] * 8 / HOMES.len()) >> 20;
+        let data = [STREAM_MIB, stencil, store, solver];
         assert!(data.iter().all(|mib| *mib > cache), "{data:?}, the cache has {cache} MiB");
         // A node has the data of all vCPUs that are there, and the kernel.
         let node = MEMORY_MIB as usize / NODES;

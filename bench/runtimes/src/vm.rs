@@ -1,8 +1,8 @@
 //! The VM, its vCPUs' places, and the load in its guest.
 
 use crate::committed::{
-    Allocator, CPUS, HOMES, HOST_CPUS, JAVA, JAVA_NO_NUMA, JAVA_NUMA, MEMORY_MIB, NODES, OTHERS, Policy,
-    SCAN_PERIOD_MS, Workload,
+    Allocator, CPUS, GRID, HOMES, HOST_CPUS, JAVA, JAVA_NO_NUMA, JAVA_NUMA, MEMORY_MIB, NODES, OTHERS,
+    Policy, SCAN_PERIOD_MS, Workload,
 };
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -31,6 +31,9 @@ const JAVA_ARCHIVE: &str = "java.tar";
 const MIMALLOC: &str = "/usr/lib/x86_64-linux-gnu/libmimalloc.so.2";
 const PRELOADED_MIMALLOC: &str = "LD_PRELOAD=/usr/lib/x86_64-linux-gnu/libmimalloc.so.2";
 const PRELOADED_TCMALLOC: &str = "LD_PRELOAD=/root/runtime/tcmalloc/libvnuma-tcmalloc.so";
+const SOLVER: &str = "/root/runtime/solver";
+/// Each of its threads stays on its CPU, and sleeps where it waits for others: one that spins would be counted.
+const OPENMP: [&str; 4] = ["env", "OMP_PROC_BIND=close", "OMP_PLACES=threads", "OMP_WAIT_POLICY=passive"];
 /// Runs a command that does not see the driver's device: tcmalloc follows where it does.
 const WITHOUT_DEVICE: &str = "[ ! -e /dev/vnuma ] || mount --bind /dev/null /dev/vnuma; exec \"$@\"";
 const HANG: Duration = Duration::from_secs(180);
@@ -207,6 +210,7 @@ fn command(workload: Workload, policy: Policy) -> Vec<String> {
     let run = format!("{RUNTIME}/vnuma-run");
     let java = format!("{RUNTIME}/jre/bin/java");
     let threads = HOMES.len().to_string();
+    let grid = GRID.map(|number| number.to_string());
     let full = policy == Policy::Full;
     let followed = |options: &[&'static str]| {
         let run: &[&str] = &[&run, "--libraries", RUNTIME];
@@ -216,6 +220,7 @@ fn command(workload: Workload, policy: Policy) -> Vec<String> {
     let by_vnuma_run = ["--allocator", workload.allocator().map_or("", Allocator::name)];
     let (mut words, rest): (Vec<String>, Vec<&str>) = match workload {
         Workload::Stream => (followed(&[]), vec![PROGRAM, "guest", "stream"]),
+        Workload::Solver => (followed(&[]), [&OPENMP[..], &[SOLVER, &grid[0], &grid[1]]].concat()),
         Workload::Stencil | Workload::StencilMimalloc | Workload::StencilTcmalloc => {
             (followed(&by_vnuma_run), vec![PROGRAM, "guest", "stencil"])
         }
@@ -331,6 +336,11 @@ mod tests {
         assert!(full.contains(" --gc parallel /root/runtime/jre/bin/java -Xms400m "), "{full}");
         let full = line(Workload::Stencil, Policy::Full);
         assert!(full.ends_with(" --allocator jemalloc /root/bench-runtimes guest stencil"), "{full}");
+        let solver = line(Workload::Solver, Policy::OsOnly);
+        assert!(
+            solver.starts_with("env OMP_PROC_BIND=close ") && solver.ends_with("/solver 4096 4608"),
+            "{solver}"
+        );
         let full = line(Workload::StoreMimalloc, Policy::Full);
         assert!(full.ends_with(" --allocator mimalloc /root/bench-runtimes guest store"), "{full}");
     }

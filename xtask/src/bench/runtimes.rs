@@ -29,6 +29,7 @@ const RUNTIME: [(&str, &str); 4] = [
 const MIMALLOC: [&str; 2] = ["/usr/lib/x86_64-linux-gnu/libmimalloc.so.2", "/root/runtime/libmimalloc.so.2"];
 /// What guest/runtime/alloc/tcmalloc builds, and where the server finds it.
 const TCMALLOC: [&str; 2] = ["libvnuma-tcmalloc.so", "/root/runtime/tcmalloc/libvnuma-tcmalloc.so"];
+const SOLVER: &str = "/root/runtime/solver";
 const JAVA: &str = "/root/runtime/java.tar";
 const JDK: &str = "/usr/lib/jvm/java-17-openjdk-amd64";
 /// Names a Java VM of another version to measure with, a directory with `bin/java`.
@@ -55,6 +56,9 @@ pub fn run(options: &Options) -> Result<()> {
         files.push((java(&directory)?, JAVA));
     }
     let all = options.full && options.workload.is_empty();
+    if all || is_chosen("solver") {
+        files.push((solver(&directory)?, SOLVER));
+    }
     if all || is_chosen("mimalloc") {
         let [here, there] = MIMALLOC;
         ensure!(Path::new(here).exists(), "{here}: missing (package libmimalloc2.0)");
@@ -91,6 +95,17 @@ fn runtime(directory: &Path) -> Result<Vec<(PathBuf, &'static str)>> {
     make.args(["--silent", "-C", "guest/runtime"]).arg(format!("BUILD={}", build.display()));
     run_command(make.current_dir(workspace()))?;
     Ok(RUNTIME.map(|(name, there)| (build.join(name), there)).into())
+}
+
+/// The guest has libgomp.
+fn solver(directory: &Path) -> Result<PathBuf> {
+    let program = directory.join("solver");
+    let mut gcc = Command::new("gcc");
+    gcc.args(["-std=c11", "-O3", "-g", "-Wall", "-Wextra", "-fopenmp", "-o"])
+        .arg(&program)
+        .arg("bench/runtimes/openmp/solver.c");
+    run_command(gcc.current_dir(workspace()))?;
+    Ok(program)
 }
 
 /// google/tcmalloc with its patch: some minutes, once.
