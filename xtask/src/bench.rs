@@ -105,6 +105,9 @@ pub struct Options {
     /// runtimes: only so many changes a minute, for a VM of 16 vCPUs
     #[arg(long, value_name = "N")]
     changes: Vec<u32>,
+    /// runtimes: only with the guest's AutoNUMA on, or off
+    #[arg(long, value_name = "SWITCH")]
+    autonuma: Vec<String>,
     /// vprobe: set the places of vnumad's policies by scx_vnuma, not by affinities
     #[arg(long)]
     sched_ext: bool,
@@ -134,6 +137,7 @@ impl Options {
             (&["nuioa"], "--configuration", &self.configuration),
             (&["memory"], "--cause", &self.cause),
             (&["vprobe", "memory", "runtimes"], "--policy", &self.policy),
+            (&["runtimes"], "--autonuma", &self.autonuma),
             (&["vprobe"], "--part", &self.part),
         ];
         let pieces = [("--cells", self.cells.is_some()), ("--minutes", self.minutes.is_some())];

@@ -294,8 +294,24 @@ pub const REDUCED_RATES: [u32; 2] = [0, 20];
 /// The rate that goals are about.
 pub const JUDGED_RATE: u32 = 20;
 
-/// A cell: a workload under a policy with so many changes.
-pub type Cell = (Workload, Policy, u32);
+/// A cell: a workload under a policy with so many changes a minute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cell {
+    pub workload: Workload,
+    pub policy: Policy,
+    pub rate: u32,
+    /// Does the guest's kernel take pages to the threads that use them? A guest without nodes never does.
+    pub autonuma: bool,
+}
+
+impl Cell {
+    /// One that the reduced form has, but for what it measures.
+    fn is_like_reduced(&self) -> bool {
+        Workload::REDUCED.contains(&self.workload)
+            && Policy::REDUCED.contains(&self.policy)
+            && REDUCED_RATES.contains(&self.rate)
+    }
+}
 
 /// The cells of a form, in the order in which they are measured: black boxes first, then those without vnuma, as the VM of all others is
 /// attached once.
@@ -309,8 +325,13 @@ pub fn cells(full: bool) -> Vec<Cell> {
             let now =
                 |policy: &&Policy| policy.is_black_box() == black_box && policy.is_attached() == attached;
             for &policy in policies.iter().filter(now) {
-                let of_policy = rates.iter().filter(|rate| policy.has(workload, **rate));
-                cells.extend(of_policy.map(|&rate| (workload, policy, rate)));
+                for &rate in rates.iter().filter(|rate| policy.has(workload, **rate)) {
+                    let cell = Cell { workload, policy, rate, autonuma: true };
+                    cells.push(cell);
+                    if full && cell.is_like_reduced() {
+                        cells.push(Cell { autonuma: false, ..cell });
+                    }
+                }
             }
         }
     }
@@ -349,18 +370,27 @@ mod tests {
         let reduced = cells(false);
         assert_eq!(reduced.len(), 7 * Workload::REDUCED.len());
         assert!(reduced.iter().all(|cell| cells(true).contains(cell)));
-        let attached: Vec<bool> = reduced.iter().map(|(_, policy, _)| policy.is_attached()).collect();
+        let attached: Vec<bool> = reduced.iter().map(|cell| cell.policy.is_attached()).collect();
         assert!(attached.is_sorted(), "the VM is attached once: {attached:?}");
-        assert!(cells(true).iter().all(|(_, policy, rate)| *policy != Policy::Ideal || *rate == 0));
+        assert!(cells(true).iter().all(|cell| cell.policy != Policy::Ideal || cell.rate == 0));
+    }
+
+    #[test]
+    fn the_full_form_has_the_reduced_one_without_autonuma_as_well() {
+        assert!(cells(false).iter().all(|cell| cell.autonuma));
+        let full = cells(true);
+        let without: Vec<_> = full.iter().filter(|cell| !cell.autonuma).collect();
+        let with = |cell: &&Cell| Cell { autonuma: true, ..**cell };
+        assert_eq!(without.iter().map(with).collect::<Vec<_>>(), cells(false));
     }
 
     #[test]
     fn black_boxes_are_in_the_full_form_only_and_come_first() {
         let full = cells(true);
-        let first = full.iter().take_while(|(_, policy, _)| policy.is_black_box()).count();
+        let first = full.iter().take_while(|cell| cell.policy.is_black_box()).count();
         assert_eq!(first, 4 * Workload::REDUCED.len() * REDUCED_RATES.len());
-        assert!(full[first..].iter().all(|(_, policy, _)| !policy.is_black_box()));
-        let attached: Vec<bool> = full.iter().map(|(_, policy, _)| policy.is_attached()).collect();
+        assert!(full[first..].iter().all(|cell| !cell.policy.is_black_box()));
+        let attached: Vec<bool> = full.iter().map(|cell| cell.policy.is_attached()).collect();
         assert!(attached.is_sorted(), "the VM is attached once: {attached:?}");
     }
 

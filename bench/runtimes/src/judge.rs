@@ -1,7 +1,7 @@
 //! From what was measured to rows, and from rows to goals. Cycles are *modelled*: of a named profile.
 
 use crate::{
-    committed::{JUDGED_RATE, Kind, Policy, Workload, cells, goals},
+    committed::{Cell as Wanted, JUDGED_RATE, Kind, Policy, Workload, cells, goals},
     raw::{self, Cell, Change, Line, Sample},
 };
 use anyhow::{Context, Result, ensure};
@@ -46,6 +46,8 @@ pub struct Row {
     pub policy: Policy,
     /// Of guest time, for a VM of 16 vCPUs.
     pub changes_per_minute: u32,
+    /// Whether the guest's kernel takes pages to the threads that use them.
+    pub autonuma: bool,
     /// Modelled cycles of programs for an operation.
     pub cycles_per_op: f64,
     /// Those of kernels on the same vCPUs, under the server's profile. They have the ticks, which go by the server's clock.
@@ -59,6 +61,18 @@ pub struct Row {
     pub pages_migrated: u64,
     /// Why it does not count.
     pub does_not_count: Option<String>,
+}
+
+impl Row {
+    /// Which cell it is of.
+    pub fn cell(&self) -> Wanted {
+        Wanted {
+            workload: self.workload,
+            policy: self.policy,
+            rate: self.changes_per_minute,
+            autonuma: self.autonuma,
+        }
+    }
 }
 
 /// What the paper has, and what was found here: how much more is done in the same time, less 1.
@@ -159,6 +173,7 @@ fn rows_of(
             runtime: cell.workload.runtime(),
             policy: cell.policy,
             changes_per_minute: cell.changes_per_minute,
+            autonuma: cell.autonuma,
             cycles_per_op: cycles / operations,
             kernel_cycles_per_op: kernel as f64 / operations,
             remote_share: remote_share(&counts),
@@ -222,6 +237,7 @@ fn find<'a>(rows: &'a [Row], like: &Row, policy: Policy, rate: u32) -> Option<&'
             && row.workload == like.workload
             && row.policy == policy
             && row.changes_per_minute == rate
+            && row.autonuma == like.autonuma
     })
 }
 
@@ -282,14 +298,7 @@ fn judge(rows: &[Row], full: bool) -> Vec<Goal> {
 
 fn complete(rows: &[Row], profile: &str, full: bool) -> Goal {
     let wanted = cells(full);
-    let is_there = |(workload, policy, rate): &&(Workload, Policy, u32)| {
-        rows.iter().any(|row| {
-            row.profile == profile
-                && row.workload == *workload
-                && row.policy == *policy
-                && row.changes_per_minute == *rate
-        })
-    };
+    let is_there = |wanted: &&Wanted| rows.iter().any(|row| row.profile == profile && row.cell() == **wanted);
     let found = wanted.iter().filter(is_there).count();
     Goal {
         goal: format!("{profile}: every cell is measured"),
@@ -299,11 +308,13 @@ fn complete(rows: &[Row], profile: &str, full: bool) -> Goal {
 }
 
 fn goals_of(rows: &[Row], profile: &str) -> Vec<Goal> {
+    // Without AutoNUMA nobody takes home what stays.
     let of = |policy: Policy, rate: u32, kind: Option<Kind>| -> Vec<&Row> {
         let wanted = |row: &&Row| {
             row.profile == profile
                 && row.policy == policy
                 && row.changes_per_minute == rate
+                && row.autonuma
                 && kind.is_none_or(|kind| row.kind == kind)
         };
         rows.iter().filter(wanted).collect()
@@ -364,7 +375,8 @@ fn goals_of(rows: &[Row], profile: &str) -> Vec<Goal> {
 
 /// Of what the paper compares, for all rows that have both.
 fn ratios(rows: &[Row]) -> Vec<Ratio> {
-    let full = rows.iter().filter(|row| row.policy == Policy::Full && row.does_not_count.is_none());
+    let counts = |row: &&Row| row.policy == Policy::Full && row.autonuma && row.does_not_count.is_none();
+    let full = rows.iter().filter(counts);
     let over = |row: &Row, over: Policy| {
         let found = gain(row, find(rows, row, over, row.changes_per_minute)?);
         Some(Ratio {
@@ -384,12 +396,13 @@ fn ratios(rows: &[Row]) -> Vec<Ratio> {
 
 fn table(rows: &[Row]) -> String {
     let mut text = format!(
-        "{:<18} {:<8} {:<16} {:<13} {:>7} {:>10} {:>8} {:>8} {:>10} {:>9} {:>8}\n",
+        "{:<18} {:<16} {:<16} {:<13} {:>7} {:<8} {:>10} {:>8} {:>8} {:>10} {:>9} {:>8}\n",
         "profile",
         "workload",
         "runtime",
         "policy",
         "changes",
+        "autonuma",
         "cycles/op",
         "by ideal",
         "remote",
@@ -400,12 +413,13 @@ fn table(rows: &[Row]) -> String {
     for row in rows {
         let by_ideal = find(rows, row, Policy::Ideal, 0).map(|ideal| -loss(row, ideal));
         text += &format!(
-            "{:<18} {:<8} {:<16} {:<13} {:>7} {:>10.1} {:>8} {:>6.2} % {:>10} {:>9.1} {:>8}{}\n",
+            "{:<18} {:<16} {:<16} {:<13} {:>7} {:<8} {:>10.1} {:>8} {:>6.2} % {:>10} {:>9.1} {:>8}{}\n",
             row.profile,
             row.workload.name(),
             row.runtime,
             row.policy.name(),
             row.changes_per_minute,
+            if row.autonuma { "on" } else { "off" },
             row.cycles_per_op,
             by_ideal.map_or("-".to_owned(), percent),
             row.remote_share * 100.0,

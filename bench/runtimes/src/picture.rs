@@ -38,7 +38,7 @@ const BARS: f64 = 0.8;
 /// Of the bars' chart: there is room for the legend above them.
 const TOP: f64 = 1.7;
 
-/// Writes an SVG: bars of the first profile's rows.
+/// Writes an SVG: bars of the first profile's rows that have AutoNUMA.
 pub fn draw(rows: &[Row], cells: &[Cell], path: &Path) -> Result<()> {
     let root = SVGBackend::new(path, SIZE).into_drawing_area();
     let drawn = (|| {
@@ -48,7 +48,9 @@ pub fn draw(rows: &[Row], cells: &[Cell], path: &Path) -> Result<()> {
         let is_there = |workload: &Workload| cells.iter().any(|cell| cell.workload == *workload);
         let shown: Vec<Workload> = Workload::ALL.into_iter().filter(is_there).collect();
         for (area, &workload) in below.split_evenly((1, shown.len().max(1))).iter().zip(&shown) {
-            let wanted = |cell: &&Cell| cell.workload == workload && cell.changes_per_minute == JUDGED_RATE;
+            let wanted = |cell: &&Cell| {
+                cell.workload == workload && cell.changes_per_minute == JUDGED_RATE && cell.autonuma
+            };
             remote(area, workload, &cells.iter().filter(wanted).collect::<Vec<_>>())?;
         }
         root.present().map_err(|error| error.to_string())
@@ -68,6 +70,7 @@ fn bars(area: &Area<'_>, rows: &[Row]) -> Result<(), String> {
                 && row.workload == workload
                 && row.policy == policy
                 && row.changes_per_minute == rate
+                && row.autonuma
         };
         rows.iter().find(same).map(|row| row.cycles_per_op)
     };

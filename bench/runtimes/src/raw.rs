@@ -38,6 +38,9 @@ pub struct Cell {
     pub policy: Policy,
     /// Changes a minute of guest time, for a VM of 16 vCPUs.
     pub changes_per_minute: u32,
+    /// Whether the guest's kernel takes pages to the threads that use them.
+    #[serde(default = "is_on")]
+    pub autonuma: bool,
     /// How long it was measured, seconds of the guest.
     pub window_s: f64,
     /// What the load has done.
@@ -52,6 +55,11 @@ pub struct Cell {
     pub pages_migrated: u64,
     /// At its end, does the guest use the true node of each vCPU? None: it is not attached.
     pub told: Option<bool>,
+}
+
+/// As in what was measured before there was a choice.
+fn is_on() -> bool {
+    true
 }
 
 /// A vCPU goes to another node.

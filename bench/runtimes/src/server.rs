@@ -9,6 +9,7 @@ use crate::{
     vm::{Load, Machine},
 };
 use anyhow::{Context, Result, ensure};
+use clap::ValueEnum;
 use std::{
     fs,
     io::Write,
@@ -35,9 +36,19 @@ pub struct Arguments {
     /// Only so many changes a minute, for a VM of 16 vCPUs
     #[arg(long)]
     changes: Vec<u32>,
+    /// Only with the guest's AutoNUMA like this
+    #[arg(long, value_name = "SWITCH")]
+    autonuma: Vec<Switch>,
     /// All policies and numbers of changes
     #[arg(long)]
     full: bool,
+}
+
+/// Of the guest's AutoNUMA.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Switch {
+    On,
+    Off,
 }
 
 /// Prints a line of JSON for each cell.
@@ -59,9 +70,8 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let mut machines = Machines { counted: counted(CLASSES), now: None, server: Some(server) };
     let mut failed = Vec::new();
     for (number, &one) in wanted.iter().enumerate() {
-        let (workload, policy, rate) = one;
-        let name = format!("{}, {}, {rate} changes a minute", workload.name(), policy.name());
-        let machine = machines.of(policy)?;
+        let name = name_of(one);
+        let machine = machines.of(one.policy)?;
         let began = Instant::now();
         // The others are worth having all the same.
         match cell(machine, one).with_context(|| name.clone()) {
@@ -83,6 +93,12 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     }
     ensure!(failed.is_empty(), "cells that failed: {}", failed.join("; "));
     Ok(())
+}
+
+fn name_of(cell: Wanted) -> String {
+    let without = if cell.autonuma { "" } else { ", AutoNUMA off" };
+    let Wanted { workload, policy, rate, .. } = cell;
+    format!("{}, {}, {rate} changes a minute{without}", workload.name(), policy.name())
 }
 
 /// The VM of now, which is that of all policies that are no black boxes.
@@ -119,13 +135,18 @@ impl Machines {
 }
 
 fn wanted(arguments: &Arguments) -> Vec<Wanted> {
-    let Arguments { workload, policy, changes, full } = arguments;
+    let Arguments { workload, policy, changes, autonuma, full } = arguments;
     // What is named is measured, whatever the form has. What is not is that of the form.
-    let is_wanted = |(one, of, rate): &Wanted| {
+    let is_wanted = |one: &Wanted| {
         let chosen = |named: bool, is_empty: bool, of_form: bool| named || is_empty && (*full || of_form);
-        chosen(workload.contains(one), workload.is_empty(), Workload::REDUCED.contains(one))
-            && chosen(policy.contains(of), policy.is_empty(), Policy::REDUCED.contains(of))
-            && chosen(changes.contains(rate), changes.is_empty(), REDUCED_RATES.contains(rate))
+        let switch = if one.autonuma { Switch::On } else { Switch::Off };
+        chosen(
+            workload.contains(&one.workload),
+            workload.is_empty(),
+            Workload::REDUCED.contains(&one.workload),
+        ) && chosen(policy.contains(&one.policy), policy.is_empty(), Policy::REDUCED.contains(&one.policy))
+            && chosen(changes.contains(&one.rate), changes.is_empty(), REDUCED_RATES.contains(&one.rate))
+            && chosen(autonuma.contains(&switch), autonuma.is_empty(), one.autonuma)
     };
     cells(true).into_iter().filter(is_wanted).collect()
 }
@@ -155,8 +176,12 @@ fn summary(cell: &Cell, clock_ghz: f64) -> String {
     )
 }
 
-fn cell(machine: &mut Machine, (workload, policy, rate): Wanted) -> Result<Cell> {
+fn cell(machine: &mut Machine, wanted: Wanted) -> Result<Cell> {
+    let Wanted { workload, policy, rate, autonuma } = wanted;
     machine.go_home()?;
+    if !policy.is_black_box() {
+        machine.set_autonuma(autonuma)?;
+    }
     let mut load = machine.load(workload, policy)?;
     load.ask("go")?;
     thread::sleep(Duration::from_secs(workload.warm_up_s()));
@@ -174,6 +199,7 @@ fn cell(machine: &mut Machine, (workload, policy, rate): Wanted) -> Result<Cell>
         workload,
         policy,
         changes_per_minute: rate,
+        autonuma,
         window_s,
         operations,
         vcpus,
@@ -248,24 +274,27 @@ mod tests {
 
     #[test]
     fn what_is_named_is_measured() {
-        let none = Arguments { workload: Vec::new(), policy: Vec::new(), changes: Vec::new(), full: false };
-        assert_eq!(wanted(&none), cells(false));
-        let full =
-            Arguments { policy: vec![Policy::Full], workload: Vec::new(), changes: Vec::new(), full: false };
-        assert!(wanted(&full).iter().all(|(workload, ..)| Workload::REDUCED.contains(workload)));
-        let one = Arguments { policy: vec![Policy::VnumaOs], workload: vec![Workload::Orders], ..none };
-        let of = |rate| (Workload::Orders, Policy::VnumaOs, rate);
-        assert_eq!(wanted(&one), [of(0), of(20)]);
-        assert_eq!(wanted(&Arguments { changes: vec![200], ..one }), [of(200)]);
-        // One that the reduced form does not have is measured as those that it has.
-        let named = |workload| Arguments {
-            workload: vec![workload],
+        let none = || Arguments {
+            workload: Vec::new(),
             policy: Vec::new(),
             changes: Vec::new(),
+            autonuma: Vec::new(),
             full: false,
         };
+        assert_eq!(wanted(&none()), cells(false));
+        assert_eq!(wanted(&Arguments { full: true, ..none() }), cells(true));
+        let full = Arguments { policy: vec![Policy::Full], ..none() };
+        assert!(wanted(&full).iter().all(|cell| Workload::REDUCED.contains(&cell.workload)));
+        let one = || Arguments { policy: vec![Policy::VnumaOs], workload: vec![Workload::Orders], ..none() };
+        let of = |rate| Wanted { workload: Workload::Orders, policy: Policy::VnumaOs, rate, autonuma: true };
+        assert_eq!(wanted(&one()), [of(0), of(20)]);
+        assert_eq!(wanted(&Arguments { changes: vec![200], ..one() }), [of(200)]);
+        let off = wanted(&Arguments { autonuma: vec![Switch::Off], ..none() });
+        assert!(off.len() == cells(false).len() && off.iter().all(|cell| !cell.autonuma));
+        // One that the reduced form does not have is measured as those that it has.
+        let named = |workload| Arguments { workload: vec![workload], ..none() };
         let like = |workload| {
-            let of = |(_, policy, rate): Wanted| (policy, rate);
+            let of = |cell: Wanted| (cell.policy, cell.rate);
             wanted(&named(workload)).into_iter().map(of).collect::<Vec<_>>()
         };
         assert_eq!(like(Workload::OrdersZ), like(Workload::Orders));

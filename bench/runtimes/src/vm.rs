@@ -178,6 +178,12 @@ impl Machine {
         text.trim().parse().with_context(|| format!("numa_pages_migrated: {text:?}"))
     }
 
+    /// Whether the guest's kernel takes pages to the threads that use them.
+    pub fn set_autonuma(&self, on: bool) -> Result<()> {
+        let line = format!("echo {} > /proc/sys/kernel/numa_balancing", u8::from(on));
+        self.vm.exec(&["sh", "-c", &line]).map(drop).context("the guest's AutoNUMA")
+    }
+
     /// Starts a load in the guest. It has its memory then, and waits.
     pub fn load(&self, workload: Workload, policy: Policy) -> Result<Load> {
         // What the one before has left does not decide which huge pages this one gets.

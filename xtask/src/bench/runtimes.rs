@@ -82,7 +82,13 @@ pub fn run(options: &Options) -> Result<()> {
             ("vnuma-bench-runtimes", "bench-runtimes"),
         ],
         files,
-        measure: full.iter().cloned().chain(chosen).chain(each("--changes", &changes)).collect(),
+        measure: full
+            .iter()
+            .cloned()
+            .chain(chosen)
+            .chain(each("--changes", &changes))
+            .chain(each("--autonuma", &options.autonuma))
+            .collect(),
         judge: full.into_iter().chain(options.json.then(|| "--json".to_owned())).collect(),
         hang: Duration::from_secs(if options.full { 8 } else { 4 } * 3600),
     }

@@ -17,6 +17,7 @@ fn cell(workload: Workload, policy: Policy, rate: u32, cycles_per_op: u64) -> Ce
         workload,
         policy,
         changes_per_minute: rate,
+        autonuma: true,
         window_s: 24.0,
         operations: 1000,
         vcpus: vec![vcpu; 2],
@@ -37,7 +38,7 @@ fn measured(full: u64) -> Vec<Cell> {
     };
     cells(false)
         .into_iter()
-        .map(|(workload, policy, rate)| cell(workload, policy, rate, cycles(policy, rate)))
+        .map(|one| cell(one.workload, one.policy, one.rate, cycles(one.policy, one.rate)))
         .collect()
 }
 
@@ -131,6 +132,31 @@ fn what_shows_nothing_does_not_count() {
     );
     cells[0].told = Some(false);
     assert!(self::rows(&cells)[0].does_not_count.is_some());
+}
+
+#[test]
+fn rows_without_autonuma_are_compared_with_each_other_and_judge_nothing() {
+    let mut all = measured(1000);
+    let without = |cell: Cell, by: u64| Cell {
+        autonuma: false,
+        ..self::cell(cell.workload, cell.policy, cell.changes_per_minute, by)
+    };
+    // They would miss each goal.
+    all.extend(measured(1000).into_iter().map(|cell| match cell.policy {
+        Policy::Ideal => without(cell, 2000),
+        Policy::Full => without(cell, 5000),
+        _ => without(cell, 4000),
+    }));
+    assert_eq!(missed(&all), Vec::<String>::new());
+    let rows = rows(&all);
+    let full = rows.iter().find(|row| row.policy == Policy::Full && !row.autonuma).expect("a row");
+    let ideal = find(&rows, full, Policy::Ideal, 20).expect("a row");
+    assert!(!ideal.autonuma && (loss(full, ideal) - 0.6).abs() < 1e-9);
+    assert_eq!(ratios(&rows), ratios(&self::rows(&measured(1000))));
+    // What was measured before there was a choice had it on.
+    let mut old = serde_json::to_value(&all[0]).expect("JSON");
+    old.as_object_mut().expect("an object").remove("autonuma");
+    assert!(serde_json::from_value::<Cell>(old).expect("a cell").autonuma);
 }
 
 #[test]
