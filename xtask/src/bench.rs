@@ -105,6 +105,9 @@ pub struct Options {
     /// runtimes: only so many changes a minute, for a VM of 16 vCPUs
     #[arg(long, value_name = "N")]
     changes: Vec<u32>,
+    /// runtimes: only changes by hand, or by a balancer
+    #[arg(long, value_name = "MOVER")]
+    by: Vec<String>,
     /// runtimes: only with the guest's AutoNUMA on, or off
     #[arg(long, value_name = "SWITCH")]
     autonuma: Vec<String>,
@@ -137,6 +140,7 @@ impl Options {
             (&["nuioa"], "--configuration", &self.configuration),
             (&["memory"], "--cause", &self.cause),
             (&["vprobe", "memory", "runtimes"], "--policy", &self.policy),
+            (&["runtimes"], "--by", &self.by),
             (&["runtimes"], "--autonuma", &self.autonuma),
             (&["vprobe"], "--part", &self.part),
         ];

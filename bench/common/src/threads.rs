@@ -211,3 +211,11 @@ pub fn threads_of(pid: i32) -> Result<Vec<(String, Thread)>> {
     }
     Ok(threads)
 }
+
+/// The CPU that a thread was on last (proc(5), field 39 of `stat`).
+pub fn last_cpu(pid: i32, tid: i32) -> Result<u32> {
+    let path = format!("/proc/{pid}/task/{tid}/stat");
+    let text = fs::read_to_string(&path).with_context(|| path.clone())?;
+    let field = text.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(36)?.parse().ok());
+    field.with_context(|| format!("{path}: {text:?}"))
+}

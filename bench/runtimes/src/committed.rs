@@ -11,6 +11,9 @@ pub const NODES: usize = 2;
 pub const HOMES: [usize; 4] = [0, 0, 1, 1];
 /// CPUs of the server that vCPUs run on, of each node (lab/profiles/2n8c.toml). No vCPU runs on CPU 0 (lab/README.md).
 pub const CPUS: [[u32; 3]; NODES] = [[1, 2, 3], [4, 5, 6]];
+/// Programs that compete with vCPUs where these are moved by a balancer. They are on the CPUs of one node, where two of the three vCPUs
+/// that run there have no CPU of their own then, and go to the other node.
+pub const COMPETITORS: usize = 2;
 /// CPU of QEMU's other threads.
 pub const OTHERS: u32 = 7;
 /// CPUs of the benchmark and of vnumad.
@@ -294,12 +297,35 @@ pub const REDUCED_RATES: [u32; 2] = [0, 20];
 /// The rate that goals are about.
 pub const JUDGED_RATE: u32 = 20;
 
+/// How vCPUs come to another node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+#[value(rename_all = "kebab-case")]
+pub enum By {
+    /// Each is put on a CPU of it, one at a time
+    #[default]
+    Hand,
+    /// The server's scheduler takes them away from other load, which comes and goes
+    Balancer,
+}
+
+impl By {
+    /// As rows have it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Hand => "hand",
+            Self::Balancer => "balancer",
+        }
+    }
+}
+
 /// A cell: a workload under a policy with so many changes a minute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cell {
     pub workload: Workload,
     pub policy: Policy,
     pub rate: u32,
+    pub by: By,
     /// Does the guest's kernel take pages to the threads that use them? A guest without nodes never does.
     pub autonuma: bool,
 }
@@ -326,10 +352,13 @@ pub fn cells(full: bool) -> Vec<Cell> {
                 |policy: &&Policy| policy.is_black_box() == black_box && policy.is_attached() == attached;
             for &policy in policies.iter().filter(now) {
                 for &rate in rates.iter().filter(|rate| policy.has(workload, **rate)) {
-                    let cell = Cell { workload, policy, rate, autonuma: true };
+                    let cell = Cell { workload, policy, rate, by: By::Hand, autonuma: true };
                     cells.push(cell);
                     if full && cell.is_like_reduced() {
                         cells.push(Cell { autonuma: false, ..cell });
+                    }
+                    if full && cell.is_like_reduced() && rate > 0 {
+                        cells.push(Cell { by: By::Balancer, ..cell });
                     }
                 }
             }
@@ -382,6 +411,25 @@ mod tests {
         let without: Vec<_> = full.iter().filter(|cell| !cell.autonuma).collect();
         let with = |cell: &&Cell| Cell { autonuma: true, ..**cell };
         assert_eq!(without.iter().map(with).collect::<Vec<_>>(), cells(false));
+    }
+
+    #[test]
+    fn the_full_form_has_changes_by_a_balancer_as_well() {
+        assert!(cells(false).iter().all(|cell| cell.by == By::Hand));
+        let full = cells(true);
+        let balanced: Vec<_> = full.iter().filter(|cell| cell.by == By::Balancer).collect();
+        let by_hand = |cell: &&Cell| Cell { by: By::Hand, ..**cell };
+        let reduced = cells(false).into_iter().filter(|cell| cell.rate > 0).collect::<Vec<_>>();
+        assert_eq!(balanced.iter().map(by_hand).collect::<Vec<_>>(), reduced);
+    }
+
+    #[test]
+    fn other_load_makes_one_node_too_small_and_the_other_one_not() {
+        // A balancer has something to do, and is done when three vCPUs are on the other node.
+        for cpus in CPUS {
+            assert!(COMPETITORS + HOMES.len() / 2 > cpus.len());
+            assert_eq!((COMPETITORS + 1, HOMES.len() - 1), (cpus.len(), cpus.len()));
+        }
     }
 
     #[test]

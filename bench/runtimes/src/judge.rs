@@ -1,7 +1,7 @@
 //! From what was measured to rows, and from rows to goals. Cycles are *modelled*: of a named profile.
 
 use crate::{
-    committed::{Cell as Wanted, JUDGED_RATE, Kind, Policy, Workload, cells, goals},
+    committed::{By, Cell as Wanted, JUDGED_RATE, Kind, Policy, Workload, cells, goals},
     raw::{self, Cell, Change, Line, Sample},
 };
 use anyhow::{Context, Result, ensure};
@@ -46,6 +46,8 @@ pub struct Row {
     pub policy: Policy,
     /// Of guest time, for a VM of 16 vCPUs.
     pub changes_per_minute: u32,
+    /// How they come about.
+    pub by: By,
     /// Whether the guest's kernel takes pages to the threads that use them.
     pub autonuma: bool,
     /// Modelled cycles of programs for an operation.
@@ -70,8 +72,14 @@ impl Row {
             workload: self.workload,
             policy: self.policy,
             rate: self.changes_per_minute,
+            by: self.by,
             autonuma: self.autonuma,
         }
+    }
+
+    /// Goals and ratios are about changes by hand, and without AutoNUMA nobody takes home what stays.
+    pub fn is_judged(&self) -> bool {
+        self.autonuma && self.by == By::Hand
     }
 }
 
@@ -173,6 +181,7 @@ fn rows_of(
             runtime: cell.workload.runtime(),
             policy: cell.policy,
             changes_per_minute: cell.changes_per_minute,
+            by: cell.by,
             autonuma: cell.autonuma,
             cycles_per_op: cycles / operations,
             kernel_cycles_per_op: kernel as f64 / operations,
@@ -232,11 +241,13 @@ fn gain(row: &Row, other: &Row) -> f64 {
 
 fn find<'a>(rows: &'a [Row], like: &Row, policy: Policy, rate: u32) -> Option<&'a Row> {
     let rate = if policy == Policy::Ideal { 0 } else { rate };
+    let by = if rate == 0 { By::Hand } else { like.by };
     rows.iter().find(|row| {
         row.profile == like.profile
             && row.workload == like.workload
             && row.policy == policy
             && row.changes_per_minute == rate
+            && row.by == by
             && row.autonuma == like.autonuma
     })
 }
@@ -308,13 +319,12 @@ fn complete(rows: &[Row], profile: &str, full: bool) -> Goal {
 }
 
 fn goals_of(rows: &[Row], profile: &str) -> Vec<Goal> {
-    // Without AutoNUMA nobody takes home what stays.
     let of = |policy: Policy, rate: u32, kind: Option<Kind>| -> Vec<&Row> {
         let wanted = |row: &&Row| {
             row.profile == profile
                 && row.policy == policy
                 && row.changes_per_minute == rate
-                && row.autonuma
+                && row.is_judged()
                 && kind.is_none_or(|kind| row.kind == kind)
         };
         rows.iter().filter(wanted).collect()
@@ -375,7 +385,7 @@ fn goals_of(rows: &[Row], profile: &str) -> Vec<Goal> {
 
 /// Of what the paper compares, for all rows that have both.
 fn ratios(rows: &[Row]) -> Vec<Ratio> {
-    let counts = |row: &&Row| row.policy == Policy::Full && row.autonuma && row.does_not_count.is_none();
+    let counts = |row: &&Row| row.policy == Policy::Full && row.is_judged() && row.does_not_count.is_none();
     let full = rows.iter().filter(counts);
     let over = |row: &Row, over: Policy| {
         let found = gain(row, find(rows, row, over, row.changes_per_minute)?);
@@ -396,12 +406,13 @@ fn ratios(rows: &[Row]) -> Vec<Ratio> {
 
 fn table(rows: &[Row]) -> String {
     let mut text = format!(
-        "{:<18} {:<16} {:<16} {:<13} {:>7} {:<8} {:>10} {:>8} {:>8} {:>10} {:>9} {:>8}\n",
+        "{:<18} {:<16} {:<16} {:<13} {:>7} {:<8} {:<8} {:>10} {:>8} {:>8} {:>10} {:>9} {:>8}\n",
         "profile",
         "workload",
         "runtime",
         "policy",
         "changes",
+        "by",
         "autonuma",
         "cycles/op",
         "by ideal",
@@ -413,12 +424,13 @@ fn table(rows: &[Row]) -> String {
     for row in rows {
         let by_ideal = find(rows, row, Policy::Ideal, 0).map(|ideal| -loss(row, ideal));
         text += &format!(
-            "{:<18} {:<16} {:<16} {:<13} {:>7} {:<8} {:>10.1} {:>8} {:>6.2} % {:>10} {:>9.1} {:>8}{}\n",
+            "{:<18} {:<16} {:<16} {:<13} {:>7} {:<8} {:<8} {:>10.1} {:>8} {:>6.2} % {:>10} {:>9.1} {:>8}{}\n",
             row.profile,
             row.workload.name(),
             row.runtime,
             row.policy.name(),
             row.changes_per_minute,
+            row.by.name(),
             if row.autonuma { "on" } else { "off" },
             row.cycles_per_op,
             by_ideal.map_or("-".to_owned(), percent),

@@ -5,6 +5,7 @@ mod committed;
 mod guest;
 mod judge;
 mod load;
+mod mover;
 mod picture;
 mod raw;
 mod server;

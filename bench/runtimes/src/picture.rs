@@ -2,7 +2,7 @@
 //! changes, how much of its accesses to memory is remote.
 
 use crate::{
-    committed::{JUDGED_RATE, Policy, RATES, Workload},
+    committed::{By, JUDGED_RATE, Policy, RATES, Workload},
     judge::Row,
     raw::Cell,
 };
@@ -38,7 +38,7 @@ const BARS: f64 = 0.8;
 /// Of the bars' chart: there is room for the legend above them.
 const TOP: f64 = 1.7;
 
-/// Writes an SVG: bars of the first profile's rows that have AutoNUMA.
+/// Writes an SVG: bars of the first profile's rows that goals are about.
 pub fn draw(rows: &[Row], cells: &[Cell], path: &Path) -> Result<()> {
     let root = SVGBackend::new(path, SIZE).into_drawing_area();
     let drawn = (|| {
@@ -49,7 +49,10 @@ pub fn draw(rows: &[Row], cells: &[Cell], path: &Path) -> Result<()> {
         let shown: Vec<Workload> = Workload::ALL.into_iter().filter(is_there).collect();
         for (area, &workload) in below.split_evenly((1, shown.len().max(1))).iter().zip(&shown) {
             let wanted = |cell: &&Cell| {
-                cell.workload == workload && cell.changes_per_minute == JUDGED_RATE && cell.autonuma
+                cell.workload == workload
+                    && cell.changes_per_minute == JUDGED_RATE
+                    && cell.autonuma
+                    && cell.by == By::Hand
             };
             remote(area, workload, &cells.iter().filter(wanted).collect::<Vec<_>>())?;
         }
@@ -70,7 +73,7 @@ fn bars(area: &Area<'_>, rows: &[Row]) -> Result<(), String> {
                 && row.workload == workload
                 && row.policy == policy
                 && row.changes_per_minute == rate
-                && row.autonuma
+                && row.is_judged()
         };
         rows.iter().find(same).map(|row| row.cycles_per_op)
     };

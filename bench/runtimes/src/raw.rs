@@ -1,6 +1,6 @@
 //! What was measured, before anything is concluded: a line of JSON each, so that a run that is cut off leaves what it has.
 
-use crate::committed::{Policy, Workload};
+use crate::committed::{By, Policy, Workload};
 use serde::{Deserialize, Serialize};
 use vnuma_bench_common::threads::Values;
 
@@ -38,6 +38,9 @@ pub struct Cell {
     pub policy: Policy,
     /// Changes a minute of guest time, for a VM of 16 vCPUs.
     pub changes_per_minute: u32,
+    /// How they come about.
+    #[serde(default)]
+    pub by: By,
     /// Whether the guest's kernel takes pages to the threads that use them.
     #[serde(default = "is_on")]
     pub autonuma: bool,

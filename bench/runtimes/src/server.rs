@@ -2,9 +2,10 @@
 
 use crate::{
     committed::{
-        AWAY_AT_FIRST, CLASSES, Cell as Wanted, HOST_CPUS, Policy, REDUCED_RATES, SETTLE_S, TURNS, Workload,
-        cells, interval_s, window_s,
+        By, CLASSES, Cell as Wanted, HOST_CPUS, Policy, REDUCED_RATES, SETTLE_S, Workload, cells, interval_s,
+        window_s,
     },
+    mover::Mover,
     raw::{self, Cell, Change, Line, Sample},
     vm::{Load, Machine},
 };
@@ -24,6 +25,8 @@ use vnuma_lab_pricing::by_name;
 
 /// Time between two samples.
 const SAMPLE: Duration = Duration::from_secs(1);
+/// Time between two looks where vCPUs are that a balancer moves.
+const LOOK: Duration = Duration::from_millis(100);
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -36,6 +39,9 @@ pub struct Arguments {
     /// Only so many changes a minute, for a VM of 16 vCPUs
     #[arg(long)]
     changes: Vec<u32>,
+    /// Only changes that come about like this
+    #[arg(long)]
+    by: Vec<By>,
     /// Only with the guest's AutoNUMA like this
     #[arg(long, value_name = "SWITCH")]
     autonuma: Vec<Switch>,
@@ -97,8 +103,9 @@ pub fn run(arguments: &Arguments) -> Result<()> {
 
 fn name_of(cell: Wanted) -> String {
     let without = if cell.autonuma { "" } else { ", AutoNUMA off" };
-    let Wanted { workload, policy, rate, .. } = cell;
-    format!("{}, {}, {rate} changes a minute{without}", workload.name(), policy.name())
+    let Wanted { workload, policy, rate, by, .. } = cell;
+    let (workload, policy, by) = (workload.name(), policy.name(), by.name());
+    format!("{workload}, {policy}, {rate} changes a minute by {by}{without}")
 }
 
 /// The VM of now, which is that of all policies that are no black boxes.
@@ -135,7 +142,7 @@ impl Machines {
 }
 
 fn wanted(arguments: &Arguments) -> Vec<Wanted> {
-    let Arguments { workload, policy, changes, autonuma, full } = arguments;
+    let Arguments { workload, policy, changes, by, autonuma, full } = arguments;
     // What is named is measured, whatever the form has. What is not is that of the form.
     let is_wanted = |one: &Wanted| {
         let chosen = |named: bool, is_empty: bool, of_form: bool| named || is_empty && (*full || of_form);
@@ -146,6 +153,7 @@ fn wanted(arguments: &Arguments) -> Vec<Wanted> {
             Workload::REDUCED.contains(&one.workload),
         ) && chosen(policy.contains(&one.policy), policy.is_empty(), Policy::REDUCED.contains(&one.policy))
             && chosen(changes.contains(&one.rate), changes.is_empty(), REDUCED_RATES.contains(&one.rate))
+            && chosen(by.contains(&one.by), by.is_empty(), one.by == By::Hand)
             && chosen(autonuma.contains(&switch), autonuma.is_empty(), one.autonuma)
     };
     cells(true).into_iter().filter(is_wanted).collect()
@@ -177,7 +185,7 @@ fn summary(cell: &Cell, clock_ghz: f64) -> String {
 }
 
 fn cell(machine: &mut Machine, wanted: Wanted) -> Result<Cell> {
-    let Wanted { workload, policy, rate, autonuma } = wanted;
+    let Wanted { workload, policy, rate, by, autonuma } = wanted;
     machine.go_home()?;
     if !policy.is_black_box() {
         machine.set_autonuma(autonuma)?;
@@ -185,12 +193,12 @@ fn cell(machine: &mut Machine, wanted: Wanted) -> Result<Cell> {
     let mut load = machine.load(workload, policy)?;
     load.ask("go")?;
     thread::sleep(Duration::from_secs(workload.warm_up_s()));
-    if rate > 0 {
-        AWAY_AT_FIRST.iter().try_for_each(|vcpu| machine.turn(*vcpu).map(drop))?;
+    let mover = (rate > 0).then(|| Mover::start(machine, by)).transpose()?;
+    if mover.is_some() {
         thread::sleep(Duration::from_secs(SETTLE_S));
     }
     let migrated = machine.migrated()?;
-    let measured = measure(machine, &mut load, rate)?;
+    let measured = measure(machine, &mut load, rate, mover)?;
     let told = machine.is_attached().then(|| machine.is_told()).transpose()?;
     let pages_migrated = machine.migrated()?.saturating_sub(migrated);
     load.end()?;
@@ -199,6 +207,7 @@ fn cell(machine: &mut Machine, wanted: Wanted) -> Result<Cell> {
         workload,
         policy,
         changes_per_minute: rate,
+        by,
         autonuma,
         window_s,
         operations,
@@ -223,11 +232,11 @@ struct Observed {
 }
 
 /// Halted at both ends, so that operations and counts are of the same time.
-fn measure(machine: &mut Machine, load: &mut Load, rate: u32) -> Result<Measured> {
+fn measure(machine: &mut Machine, load: &mut Load, rate: u32, mover: Option<Mover>) -> Result<Measured> {
     let operations = load.ask("pause")?;
     let before = machine.read()?;
     load.ask("go")?;
-    let observed = observe(machine, &before, rate)?;
+    let observed = observe(machine, &before, rate, mover)?;
     let operations = load.ask("pause")?.saturating_sub(operations);
     let after = machine.read()?;
     ensure!(operations > 0, "the load did nothing in {:.0} s", observed.window_s);
@@ -235,21 +244,29 @@ fn measure(machine: &mut Machine, load: &mut Load, rate: u32) -> Result<Measured
     Ok(Measured { operations, vcpus, observed })
 }
 
-/// Moves vCPUs and takes samples until the window ends.
-fn observe(machine: &mut Machine, before: &[Values], rate: u32) -> Result<Observed> {
+/// Has vCPUs moved and takes samples until the window ends. vCPUs stay where they are then.
+fn observe(machine: &mut Machine, before: &[Values], rate: u32, mover: Option<Mover>) -> Result<Observed> {
     let (window_s, interval_s) = (window_s(rate), interval_s(rate));
     let (mut changes, mut samples): (Vec<Change>, Vec<Sample>) = (Vec::new(), Vec::new());
     let (began, mut last) = (Instant::now(), before.to_vec());
+    let (mut mover, mut turns) = (mover, 0);
+    let turn_s =
+        interval_s.zip(mover.as_ref()).map(|(interval, mover)| interval * mover.moved_by_turn() as f64);
     while began.elapsed().as_secs_f64() < window_s {
-        let due = interval_s.map(|interval| interval * changes.len() as f64);
-        if due.is_some_and(|due| began.elapsed().as_secs_f64() >= due) {
-            let vcpu = TURNS[changes.len() % TURNS.len()];
-            let node = machine.turn(vcpu)?;
-            changes.push(Change { at_s: began.elapsed().as_secs_f64(), vcpu, node });
+        let mut moved = Vec::new();
+        if let Some(mover) = &mut mover {
+            moved.extend(mover.look(machine)?);
+            if turn_s.is_some_and(|turn_s| began.elapsed().as_secs_f64() >= turn_s * turns as f64) {
+                moved.extend(mover.turn(machine, turns)?);
+                turns += 1;
+            }
         }
+        let at_s = began.elapsed().as_secs_f64();
+        changes.extend(moved.into_iter().map(|(vcpu, node)| Change { at_s, vcpu, node }));
         let next = began + SAMPLE * (samples.len() as u32 + 1);
-        let due = interval_s.map(|interval| began + Duration::from_secs_f64(interval * changes.len() as f64));
-        let until = due.map_or(next, |due| due.min(next));
+        let turn = turn_s.map(|turn_s| began + Duration::from_secs_f64(turn_s * turns as f64));
+        let look = matches!(mover, Some(Mover::Balancer(_))).then(|| Instant::now() + LOOK);
+        let until = turn.into_iter().chain(look).fold(next, Instant::min);
         thread::sleep(until.saturating_duration_since(Instant::now()));
         if Instant::now() >= next {
             let now = machine.read()?;
@@ -258,6 +275,7 @@ fn observe(machine: &mut Machine, before: &[Values], rate: u32) -> Result<Observ
             last = now;
         }
     }
+    mover.map_or(Ok(()), |mover| mover.end(machine))?;
     Ok(Observed { changes, samples, window_s: began.elapsed().as_secs_f64() })
 }
 
@@ -278,6 +296,7 @@ mod tests {
             workload: Vec::new(),
             policy: Vec::new(),
             changes: Vec::new(),
+            by: Vec::new(),
             autonuma: Vec::new(),
             full: false,
         };
@@ -286,7 +305,13 @@ mod tests {
         let full = Arguments { policy: vec![Policy::Full], ..none() };
         assert!(wanted(&full).iter().all(|cell| Workload::REDUCED.contains(&cell.workload)));
         let one = || Arguments { policy: vec![Policy::VnumaOs], workload: vec![Workload::Orders], ..none() };
-        let of = |rate| Wanted { workload: Workload::Orders, policy: Policy::VnumaOs, rate, autonuma: true };
+        let of = |rate| Wanted {
+            workload: Workload::Orders,
+            policy: Policy::VnumaOs,
+            rate,
+            by: By::Hand,
+            autonuma: true,
+        };
         assert_eq!(wanted(&one()), [of(0), of(20)]);
         assert_eq!(wanted(&Arguments { changes: vec![200], ..one() }), [of(200)]);
         let off = wanted(&Arguments { autonuma: vec![Switch::Off], ..none() });

@@ -15,7 +15,7 @@ use std::{
 };
 use vnuma_bench_common::{
     host::{affine, balance, balanced},
-    threads::{Counted, Thread, Values, threads_of},
+    threads::{Counted, Thread, Values, last_cpu, threads_of},
 };
 use vnuma_scenario::{Process, Vm, output, vnumactl, vnumad_logging_to, wait_for};
 
@@ -152,6 +152,32 @@ impl Machine {
         let node = 1 - self.at[vcpu].0;
         self.put(vcpu, node)?;
         Ok(node)
+    }
+
+    /// From now on the server's scheduler chooses the CPUs of all vCPUs, of both nodes.
+    pub fn release(&self) -> Result<()> {
+        self.vm.threads.iter().try_for_each(|thread| affine(*thread, &CPUS.concat()))
+    }
+
+    /// vCPUs that came to another node since they were put or looked for, and that node.
+    pub fn look(&mut self) -> Result<Vec<(usize, usize)>> {
+        let mut moved = Vec::new();
+        for (vcpu, (at, &thread)) in self.at.iter_mut().zip(&self.vm.threads).enumerate() {
+            let cpu = last_cpu(self.vm.pid, thread)?;
+            let node = CPUS.iter().position(|cpus| cpus.contains(&cpu));
+            let node = node.with_context(|| format!("vCPU {vcpu} is on CPU {cpu}"))?;
+            if node != at.0 {
+                moved.push((vcpu, node));
+            }
+            *at = (node, cpu);
+        }
+        Ok(moved)
+    }
+
+    /// All vCPUs stay where they are.
+    pub fn hold(&mut self) -> Result<()> {
+        self.look()?;
+        self.at.iter().zip(&self.vm.threads).try_for_each(|((_, cpu), thread)| affine(*thread, &[*cpu]))
     }
 
     /// All vCPUs are at home, and the guest knows if it is told.

@@ -7,13 +7,12 @@ use crate::{
     host,
     load::Ready,
     raw::{Period, Vcpu},
-    threads::{Counted, Thread, Values},
+    threads::{Counted, Thread, Values, last_cpu},
 };
 use anyhow::{Context, Result, ensure};
 use std::{
     cell::RefCell,
     collections::BTreeMap,
-    fs,
     io::{BufRead, BufReader},
     time::Instant,
 };
@@ -289,12 +288,4 @@ impl Reading {
         let threads = self.daemon.iter().zip(&before.daemon);
         threads.map(|((_, _, now), (_, _, before))| now.saturating_sub(*before)).sum()
     }
-}
-
-/// The CPU that a thread was on last (proc(5), field 39 of `stat`).
-fn last_cpu(pid: i32, tid: i32) -> Result<u32> {
-    let path = format!("/proc/{pid}/task/{tid}/stat");
-    let text = fs::read_to_string(&path).with_context(|| path.clone())?;
-    let field = text.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(36)?.parse().ok());
-    field.with_context(|| format!("{path}: {text:?}"))
 }

@@ -87,6 +87,7 @@ pub fn run(options: &Options) -> Result<()> {
             .cloned()
             .chain(chosen)
             .chain(each("--changes", &changes))
+            .chain(each("--by", &options.by))
             .chain(each("--autonuma", &options.autonuma))
             .collect(),
         judge: full.into_iter().chain(options.json.then(|| "--json".to_owned())).collect(),

@@ -17,6 +17,7 @@ fn cell(workload: Workload, policy: Policy, rate: u32, cycles_per_op: u64) -> Ce
         workload,
         policy,
         changes_per_minute: rate,
+        by: By::Hand,
         autonuma: true,
         window_s: 24.0,
         operations: 1000,
@@ -135,7 +136,7 @@ fn what_shows_nothing_does_not_count() {
 }
 
 #[test]
-fn rows_without_autonuma_are_compared_with_each_other_and_judge_nothing() {
+fn rows_of_other_conditions_are_compared_with_each_other_and_judge_nothing() {
     let mut all = measured(1000);
     let without = |cell: Cell, by: u64| Cell {
         autonuma: false,
@@ -153,10 +154,25 @@ fn rows_without_autonuma_are_compared_with_each_other_and_judge_nothing() {
     let ideal = find(&rows, full, Policy::Ideal, 20).expect("a row");
     assert!(!ideal.autonuma && (loss(full, ideal) - 0.6).abs() < 1e-9);
     assert_eq!(ratios(&rows), ratios(&self::rows(&measured(1000))));
+    // A balancer's are compared with each other as well, and with what nobody moved.
+    let by_balancer =
+        |policy, cycles| Cell { by: By::Balancer, ..cell(Workload::Stream, policy, 20, cycles) };
+    let mut balanced = vec![by_balancer(Policy::StaticVnuma, 3000), by_balancer(Policy::Full, 2000)];
+    balanced.extend(measured(1000));
+    assert_eq!(missed(&balanced), Vec::<String>::new());
+    let rows = self::rows(&balanced);
+    assert_eq!(ratios(&rows), ratios(&self::rows(&measured(1000))));
+    let full = rows.iter().find(|row| row.policy == Policy::Full && row.by == By::Balancer).expect("a row");
+    assert_eq!(full.does_not_count, None);
+    assert!((loss(full, find(&rows, full, Policy::Ideal, 20).expect("a row")) - 0.5).abs() < 1e-9);
+    assert!((gain(full, find(&rows, full, Policy::StaticVnuma, 20).expect("a row")) - 0.5).abs() < 1e-9);
     // What was measured before there was a choice had it on.
     let mut old = serde_json::to_value(&all[0]).expect("JSON");
-    old.as_object_mut().expect("an object").remove("autonuma");
-    assert!(serde_json::from_value::<Cell>(old).expect("a cell").autonuma);
+    for field in ["autonuma", "by"] {
+        old.as_object_mut().expect("an object").remove(field);
+    }
+    let old = serde_json::from_value::<Cell>(old).expect("a cell");
+    assert!(old.autonuma && old.by == By::Hand);
 }
 
 #[test]
