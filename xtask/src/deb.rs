@@ -211,6 +211,7 @@ fn documents(tree: &Path) -> Result<()> {
         let name = Path::new(path).file_name().context("a file")?;
         copy(&workspace().join(path), &files.join(name))?;
     }
+    copy(&workspace().join("packaging/apparmor/vnuma"), &files.join("apparmor/vnuma"))?;
     for (package, roots) in LINKED {
         write(&files.join(package).join("third-party.txt"), &third_party(roots)?)?;
     }

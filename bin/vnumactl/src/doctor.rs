@@ -1,5 +1,5 @@
 //! Checks of the host and of each VM: which capability is in use, why it is not the best one, and what would help.
-//! They use nothing but what vnumad reports of itself, the host and its VMs.
+//! They use nothing but what vnumad reports of itself, the host and its VMs ([`confinement`](crate::confinement) has one besides).
 
 use crate::{
     table::{Table, plain},

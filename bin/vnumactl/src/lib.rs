@@ -4,6 +4,7 @@
 mod answer;
 pub mod calibrate;
 mod client;
+mod confinement;
 mod devices;
 mod doctor;
 mod hardware;
@@ -380,7 +381,9 @@ async fn run(arguments: &Arguments) -> Result<(), ClientError> {
             let daemon: vnuma_api::Daemon = client.get(vnuma_api::DAEMON).await?;
             let host: HostTopology = client.get(HARDWARE).await?;
             let vms: Vec<Vm> = client.get(VMS).await?;
-            print(json, &doctor::examine(&daemon, &host, &vms), |checks| doctor::text(checks))
+            let mut checks = doctor::examine(&daemon, &host, &vms);
+            checks.extend(confinement::checks(&vms, &confinement::of_process));
+            print(json, &checks, |checks| doctor::text(checks))
         }
         Command::Setup(arguments) => setup::run(&client, arguments, json).await,
         Command::Completion { shell } => {

@@ -259,6 +259,21 @@ pub enum VmError {
         /// The device.
         id: String,
     },
+    /// AppArmor confines the hypervisor's process.
+    #[error(
+        "{vm}: AppArmor does not let its QEMU connect to {socket} (profile {profile}): {reason}; \
+         `vnumactl setup` says what to do, and does it with --apply (docs/libvirt.md)"
+    )]
+    Confined {
+        /// The VM.
+        vm: String,
+        /// The profile.
+        profile: String,
+        /// What it may not connect to.
+        socket: String,
+        /// What the hypervisor said.
+        reason: String,
+    },
     /// The guest has been asked to release the device and has not done so yet.
     #[error("{vm}: the guest has not released the channel's device within {limit_ms} ms")]
     DetachPending {

@@ -23,6 +23,7 @@
 //! [`move_pages`] takes pages of such a process to another node, with the same care, and [`sample_pages`] looks at some.
 //! [`damon`] tells how often pages are accessed. It ends there: no plan is made here.
 
+pub mod apparmor;
 mod class;
 pub mod damon;
 pub mod main_loop;

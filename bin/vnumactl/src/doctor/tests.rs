@@ -371,3 +371,26 @@ fn what_keeps_a_vm_from_another_host_leads_to_the_ways_there() {
         assert!(text(&checks).contains("docs/migration.md"), "{}", text(&checks));
     }
 }
+
+#[test]
+fn a_domain_that_apparmor_keeps_from_the_channel_is_named_with_what_to_do() {
+    let domain = |name: &str, pid| Vm {
+        backend: "libvirt".into(),
+        channel: ChannelState::None,
+        pid: Some(pid),
+        ..vm(name, &[Some(0), Some(1)])
+    };
+    let denied = |pid| (pid != 2).then(|| format!("libvirt-{pid}"));
+    let vms = [domain("a", 1), domain("free", 2)];
+    let checks = crate::confinement::checks(&vms, &denied);
+    let [check] = &checks[..] else { panic!("{checks:?}") };
+    assert_eq!((check.vm.as_deref(), check.check, check.level), (Some("a"), "apparmor", Level::Missing));
+    let shown = text(&checks);
+    assert!(
+        shown.contains("profile of its QEMU, libvirt-1,") && shown.contains("vnumactl setup --apply"),
+        "{shown}"
+    );
+    let attached = Vm { channel: ChannelState::Attached, ..domain("a", 1) };
+    let by_qmp = Vm { backend: "qmp".into(), ..domain("a", 1) };
+    assert_eq!(crate::confinement::checks(&[attached, by_qmp], &denied), []);
+}

@@ -1,7 +1,9 @@
 //! Something that is done to a host.
 
 use std::{
-    fmt, fs, io,
+    fmt,
+    fs::{self, File},
+    io::{self, Write},
     os::unix::fs::{DirBuilderExt, PermissionsExt},
     path::Path,
 };
@@ -21,6 +23,13 @@ pub enum Action {
         /// File below `/etc`.
         path: String,
         /// Its line.
+        line: String,
+    },
+    /// A line at the end of a file that may have others.
+    Append {
+        /// File below `/etc`.
+        path: String,
+        /// The line.
         line: String,
     },
     /// A directory that everybody may enter.
@@ -43,6 +52,7 @@ impl fmt::Display for Action {
         match self {
             Self::Set { path, value } => write!(f, "echo {} > {}", quoted(value), quoted(path)),
             Self::Keep { path, line } => write!(f, "echo {} > {}", quoted(line), quoted(path)),
+            Self::Append { path, line } => write!(f, "echo {} >> {}", quoted(line), quoted(path)),
             Self::MakeDirectory(path) => write!(f, "install -d -m 755 {}", quoted(path)),
             Self::Run(words) => {
                 f.write_str(&words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" "))
@@ -66,6 +76,12 @@ impl Action {
                 fs::set_permissions(&new, fs::Permissions::from_mode(0o644))?;
                 fs::rename(&new, &path)
             }
+            Self::Append { path, line } => {
+                let path = below(path);
+                path.parent().map_or(Ok(()), fs::create_dir_all)?;
+                let mut file = File::options().append(true).create(true).open(path)?;
+                file.write_all(format!("{line}\n").as_bytes())
+            }
             Self::MakeDirectory(path) => {
                 let path = below(path);
                 fs::DirBuilder::new().recursive(true).mode(0o755).create(&path)?;
@@ -85,12 +101,15 @@ mod tests {
     fn a_shell_would_do_the_same() {
         let root = tempfile::tempdir().expect("a directory");
         fs::create_dir_all(root.path().join("proc/sys/kernel")).expect("created");
+        fs::create_dir_all(root.path().join("etc")).expect("created");
+        fs::write(root.path().join("etc/more"), "first\n").expect("written");
         let actions = [
             Action::Set { path: "/proc/sys/kernel/numa_balancing".into(), value: "0".into() },
             Action::Keep {
                 path: "/etc/sysctl.d/60-vnuma.conf".into(),
                 line: "kernel.numa_balancing = 0".into(),
             },
+            Action::Append { path: "/etc/more".into(), line: "second line".into() },
             Action::MakeDirectory("/run/vnuma/qmp".into()),
         ];
         let nothing = |_: &[&str]| -> io::Result<String> { panic!("no program") };
@@ -102,6 +121,7 @@ mod tests {
             (
                 read("proc/sys/kernel/numa_balancing").trim().to_owned(),
                 read("etc/sysctl.d/60-vnuma.conf"),
+                read("etc/more"),
                 mode("run/vnuma/qmp"),
             )
         };
@@ -110,13 +130,17 @@ mod tests {
         }
         let by_us = done();
         fs::remove_dir_all(root.path().join("run")).expect("removed");
+        fs::write(root.path().join("etc/more"), "first\n").expect("written");
         for action in &actions {
             let line = action.to_string().replace(" /", &format!(" {}/", root.path().display()));
             let status = std::process::Command::new("sh").args(["-ec", &line]).status().expect("sh");
             assert!(status.success(), "{line}");
         }
         assert_eq!(done(), by_us);
-        assert_eq!(by_us, ("0".into(), "kernel.numa_balancing = 0\n".into(), 0o755));
+        assert_eq!(
+            by_us,
+            ("0".into(), "kernel.numa_balancing = 0\n".into(), "first\nsecond line\n".into(), 0o755)
+        );
     }
 
     #[test]

@@ -1,15 +1,23 @@
 //! What a host has of what vnuma needs, or can use.
 
+use crate::confinement::is_denied;
 use std::{
     fs::{self, File},
     io::{self, Read},
     path::Path,
 };
+use vnuma_process::apparmor;
 
 /// No file that is read here is longer; `/proc/cpuinfo` is read up to the first CPU's flags.
 const LIMIT: u64 = 64 << 10;
 /// Of libvirtd, and of the daemon for QEMU alone.
 const LIBVIRT_SOCKETS: [&str; 2] = ["run/libvirt/libvirt-sock", "run/libvirt/virtqemud-sock"];
+/// What profiles for libvirt's QEMUs include.
+const ABSTRACTION: &str = "etc/apparmor.d/abstractions/libvirt-qemu";
+const DROP_INS: &str = "etc/apparmor.d/abstractions/libvirt-qemu.d";
+const OPERATORS: &str = "etc/apparmor.d/local/abstractions/libvirt-qemu";
+/// Files of that directory that are looked at.
+const MOST_DROP_INS: usize = 256;
 /// Nodes that are looked at.
 const MOST_NODES: usize = 1024;
 
@@ -26,6 +34,17 @@ pub struct Unit {
     pub loaded: String,
     pub enabled: String,
     pub active: String,
+}
+
+/// What AppArmor's profiles for domains of libvirt have.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Confinement {
+    /// They include what is in a directory, not only the operator's file.
+    pub drop_ins: bool,
+    /// A rule for vnumad's sockets.
+    pub rule: bool,
+    /// Profiles of domains that run, which were made without it.
+    pub without: Vec<String>,
 }
 
 /// All that is looked at.
@@ -61,6 +80,8 @@ pub struct Facts {
     pub sockets: bool,
     /// A libvirt for QEMU is here: whether vnumad's configuration names a connection.
     pub libvirt: Option<bool>,
+    /// AppArmor confines domains of libvirt, and may ask for connections to sockets.
+    pub confinement: Option<Confinement>,
     /// systemd runs.
     pub systemd: bool,
     /// What it says of vnumad, if it says something.
@@ -129,6 +150,7 @@ impl Facts {
             huge_pages: huge_pages(root),
             sockets: root.join(super::plan::SOCKETS.trim_start_matches('/')).is_dir(),
             libvirt: LIBVIRT_SOCKETS.into_iter().any(there).then(|| names_libvirt(root)),
+            confinement: confinement(root),
             systemd,
             unit: shown.and_then(Result::ok).map(|text| unit(&text)),
         }
@@ -139,6 +161,43 @@ impl Facts {
 fn names_libvirt(root: &Path) -> bool {
     let text = read(root, "etc/vnuma/vnumad.toml").unwrap_or_default();
     text.lines().any(|line| line.trim_start().starts_with("uris"))
+}
+
+/// Does AppArmor confine domains of libvirt, and how?
+fn confinement(root: &Path) -> Option<Confinement> {
+    let enabled = read(root, "sys/module/apparmor/parameters/enabled").is_ok_and(|value| value.trim() == "Y")
+        && apparmor::kernel_asks(root);
+    let abstraction = read(root, ABSTRACTION).ok().filter(|_| enabled)?;
+    let includes = |line: &str| {
+        let line = line.trim().trim_start_matches('#');
+        line.starts_with("include") && line.contains("<abstractions/libvirt-qemu.d>")
+    };
+    let drop_ins = abstraction.lines().any(includes);
+    let entries = fs::read_dir(root.join(DROP_INS)).into_iter().flatten().flatten().take(MOST_DROP_INS);
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    let dropped: Vec<String> = names.map(|name| format!("{DROP_INS}/{name}")).filter(|_| drop_ins).collect();
+    let files = dropped.iter().map(String::as_str).chain([OPERATORS]);
+    let rule = files.filter_map(|path| read(root, path).ok()).any(|text| has_rule(&text));
+    let loaded = read(root, "sys/kernel/security/apparmor/profiles").unwrap_or_default();
+    let domains = loaded.lines().filter_map(apparmor::confining).filter(|name| is_domain(name));
+    let there = |name: &&str| root.join("etc/apparmor.d/libvirt").join(name).is_file();
+    let without = domains.filter(there).filter(|name| is_denied(root, name)).map(str::to_owned).collect();
+    Some(Confinement { drop_ins, rule, without })
+}
+
+/// libvirt's name of a domain's profile.
+fn is_domain(name: &str) -> bool {
+    let uuid = name.strip_prefix("libvirt-");
+    uuid.is_some_and(|uuid| {
+        uuid.len() == 36 && uuid.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-')
+    })
+}
+
+fn has_rule(text: &str) -> bool {
+    text.lines().any(|line| {
+        let line = line.trim_start();
+        line.strip_prefix("owner ").unwrap_or(line).trim_start().starts_with("/run/vnuma/libvirt/")
+    })
 }
 
 /// A file system of this kind is mounted there.
@@ -217,6 +276,45 @@ mod tests {
         assert_eq!(look(), Some(false), "a comment");
         write("etc/vnuma/vnumad.toml", "[libvirt]\nuris = [\"qemu:///system\"]\n");
         assert_eq!(look(), Some(true));
+    }
+
+    #[test]
+    fn apparmor_is_looked_at_where_it_confines_domains() {
+        let root = tempfile::tempdir().expect("a directory");
+        let look = || Facts::read(root.path(), &|_| Err(io::Error::other("no systemctl"))).confinement;
+        let write = |path: &str, text: &str| {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().expect("a folder")).expect("created");
+            fs::write(path, text).expect("written");
+        };
+        let with = |drop_ins, rule| Some(Confinement { drop_ins, rule, without: Vec::new() });
+        write(ABSTRACTION, "  #include <local/abstractions/libvirt-qemu>\n");
+        assert_eq!(look(), None, "the kernel has it off");
+        write("sys/module/apparmor/parameters/enabled", "Y\n");
+        assert_eq!(look(), None, "the kernel does not ask for sockets");
+        write("sys/kernel/security/apparmor/features/network_v9/af_unix", "yes\n");
+        assert_eq!(look(), with(false, false));
+        write(&format!("{DROP_INS}/vnuma"), "owner /run/vnuma/libvirt/*.sock rw,\n");
+        assert_eq!(look(), with(false, false), "nobody includes it");
+        write(OPERATORS, "# /run/vnuma/libvirt/*.sock rw,\n");
+        assert_eq!(look(), with(false, false), "a comment");
+        write(OPERATORS, "  /run/vnuma/libvirt/*.sock rw,\n");
+        assert_eq!(look(), with(false, true));
+        fs::remove_file(root.path().join(OPERATORS)).expect("removed");
+        write(ABSTRACTION, "  include if exists <abstractions/libvirt-qemu.d>\n");
+        assert_eq!(look(), with(true, true));
+        fs::remove_file(root.path().join(DROP_INS).join("vnuma")).expect("removed");
+        assert_eq!(look(), with(true, false));
+        // What is loaded is the kernel's to say, which is not there to say it.
+        let domain = "libvirt-0f3c8a4e-1f2b-4c53-9d0e-1a2b3c4d5e6f";
+        write("sys/kernel/security/apparmor/profiles", &format!("{domain} (enforce)\nlibvirtd (enforce)\n"));
+        write(&format!("etc/apparmor.d/libvirt/{domain}"), "");
+        assert_eq!(look(), with(true, false));
+        assert!(
+            is_domain(domain)
+                && !is_domain("libvirtd")
+                && !is_domain("libvirt-../../../../../../../../../tmp/aaaaaaa")
+        );
     }
 
     #[test]

@@ -1,7 +1,10 @@
 //! What a host lacks, by what it has.
 
-use super::{Action, Facts, Wishes};
-use crate::doctor::{Check, Level};
+use super::{Action, Facts, Wishes, facts::Confinement};
+use crate::{
+    confinement::RULE,
+    doctor::{Check, Level},
+};
 
 /// vnumad's unit.
 pub const UNIT: &str = "vnumad.service";
@@ -10,6 +13,9 @@ pub const SOCKETS: &str = "/run/vnuma/qmp";
 /// What keeps settings over a boot.
 const SYSCTL: &str = "/etc/sysctl.d/60-vnuma.conf";
 const TMPFILES: &str = "/etc/tmpfiles.d/vnuma-huge-pages.conf";
+/// Where AppArmor's rule goes: what newer profiles for libvirt's QEMUs include, and what all do.
+const DROP_IN: &str = "/etc/apparmor.d/abstractions/libvirt-qemu.d/vnuma";
+const OPERATORS: &str = "/etc/apparmor.d/local/abstractions/libvirt-qemu";
 /// Controllers that policies read weights and limits from, and that VMs are confined by.
 const CONTROLLERS: [&str; 3] = ["cpu", "cpuset", "memory"];
 
@@ -46,6 +52,7 @@ pub fn plan(facts: &Facts, wishes: &Wishes) -> Plan {
     huge_pages(&mut plan, facts, wishes);
     sockets(&mut plan, facts);
     plan.checks.extend(facts.libvirt.map(libvirt));
+    facts.confinement.iter().for_each(|confinement| apparmor(&mut plan, confinement));
     service(&mut plan, facts);
     plan
 }
@@ -255,6 +262,43 @@ fn libvirt(named: bool) -> Check {
     )
 }
 
+/// May QEMUs of domains connect to vnumad's sockets?
+fn apparmor(plan: &mut Plan, confinement: &Confinement) {
+    let (why, capability) = match (confinement.rule, confinement.without.len()) {
+        (true, 0) => return plan.add(Check::best("apparmor", "allowed"), []),
+        (true, count) => (
+            format!(
+                "profiles of domains that run ({count}) were made before they had the rule for vnumad's sockets"
+            ),
+            "domains that run: denied",
+        ),
+        (false, _) => (
+            "libvirt's profiles do not let QEMU connect to vnumad's sockets: domains cannot be attached where they ask for that"
+                .to_owned(),
+            "denied",
+        ),
+    };
+    let line = RULE.to_owned();
+    let rule = match confinement.drop_ins {
+        true => Action::Keep { path: DROP_IN.into(), line },
+        false => Action::Append { path: OPERATORS.into(), line },
+    };
+    let reload = |profile: &String| {
+        Action::Run(
+            ["apparmor_parser", "--replace", &format!("/etc/apparmor.d/libvirt/{profile}")]
+                .map(str::to_owned)
+                .into(),
+        )
+    };
+    let actions: Vec<Action> = (!confinement.rule)
+        .then_some(rule)
+        .into_iter()
+        .chain(confinement.without.iter().map(reload))
+        .collect();
+    let check = Check::lower(Level::Missing, "apparmor", capability, why, "vnumactl setup --apply");
+    plan.add(check, actions);
+}
+
 fn service(plan: &mut Plan, facts: &Facts) {
     let lower = |level, capability: &str, why: &str, remedy: &str| {
         Check::lower(level, "service", capability, why.to_owned(), remedy)
@@ -312,6 +356,7 @@ mod tests {
             huge_pages: vec![HugePages { node: 0, total: 8 }, HugePages { node: 1, total: 8 }],
             sockets: true,
             libvirt: Some(true),
+            confinement: Some(Confinement { drop_ins: true, rule: true, without: Vec::new() }),
             systemd: true,
             unit: Some(Unit { loaded: "loaded".into(), enabled: "enabled".into(), active: "active".into() }),
         }
@@ -325,7 +370,7 @@ mod tests {
     fn a_host_that_has_everything_needs_nothing() {
         let plan = plan(&ready(), &Wishes::default());
         assert!(plan.checks.iter().all(|check| check.level == Level::Best), "{:?}", plan.checks);
-        assert_eq!(plan.checks.len(), 11);
+        assert_eq!(plan.checks.len(), 12);
         assert!(plan.actions.is_empty());
     }
 
@@ -365,6 +410,45 @@ mod tests {
                 vec!["install -d -m 755 /run/vnuma/qmp"],
             ),
             ("libvirt", Level::Reduced, Facts { libvirt: Some(false), ..ready() }, vec![]),
+            (
+                "apparmor",
+                Level::Missing,
+                Facts {
+                    confinement: Some(Confinement { drop_ins: true, ..Confinement::default() }),
+                    ..ready()
+                },
+                vec![
+                    "echo 'owner /run/vnuma/libvirt/*.sock rw,' > /etc/apparmor.d/abstractions/libvirt-qemu.d/vnuma",
+                ],
+            ),
+            (
+                "apparmor",
+                Level::Missing,
+                Facts {
+                    confinement: Some(Confinement {
+                        without: vec!["libvirt-a".into()],
+                        ..Confinement::default()
+                    }),
+                    ..ready()
+                },
+                vec![
+                    "echo 'owner /run/vnuma/libvirt/*.sock rw,' >> /etc/apparmor.d/local/abstractions/libvirt-qemu",
+                    "apparmor_parser --replace /etc/apparmor.d/libvirt/libvirt-a",
+                ],
+            ),
+            (
+                "apparmor",
+                Level::Missing,
+                Facts {
+                    confinement: Some(Confinement {
+                        drop_ins: true,
+                        rule: true,
+                        without: vec!["libvirt-a".into()],
+                    }),
+                    ..ready()
+                },
+                vec!["apparmor_parser --replace /etc/apparmor.d/libvirt/libvirt-a"],
+            ),
             ("service", Level::Reduced, Facts { systemd: false, unit: None, ..ready() }, vec![]),
             ("service", Level::Reduced, Facts { unit: None, ..ready() }, vec![]),
             ("service", Level::Missing, Facts { unit: unit("not-found", "", "inactive"), ..ready() }, vec![]),

@@ -7,11 +7,13 @@ use std::{
     collections::VecDeque,
     fs,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
+    path::Path,
     sync::Arc,
     time::{Duration, Instant},
 };
 use vnuma_abi_topology_channel::ivshmem::VECTORS;
 use vnuma_libvirt::{Domain, DomainEvent, DomainXml, LibvirtError, OwnPin};
+use vnuma_process::apparmor;
 use vnuma_topology::{CpuSet, VmDescription};
 
 /// The alias of the channel's device. libvirt keeps the names that begin so for its users.
@@ -98,7 +100,8 @@ impl LibvirtConnection {
 
     /// Plugs the device into the port of this bus.
     fn plug(&self, bus: u32, handshake: Handshake) -> Result<(), VmError> {
-        let device = device_xml(&handshake.path().to_string_lossy(), bus);
+        let socket = handshake.path().to_string_lossy().into_owned();
+        let device = device_xml(&socket, bus);
         let plugged = self.domain.attach_device(&device, HOTPLUG);
         // A child that has not served by now is told to end, so that QEMU cannot connect to it later.
         let served = handshake.end();
@@ -109,7 +112,18 @@ impl LibvirtConnection {
                 let reason = format!("{late}; {then}");
                 Err(VmError::NoAnswer { vm: self.name.clone(), reason })
             }
-            Err(cause) => Err(self.failed(cause)),
+            Err(cause) => Err(self.not_plugged(cause, socket)),
+        }
+    }
+
+    /// Why the device could not be plugged. Of a QEMU that may not connect libvirt says only that it was not permitted.
+    fn not_plugged(&self, cause: LibvirtError, socket: String) -> VmError {
+        let reason = cause.to_string();
+        match apparmor::profile(self.process.pid()) {
+            Some(profile) if is_confined(&profile, &socket, &reason) => {
+                VmError::Confined { vm: self.name.clone(), profile, socket, reason }
+            }
+            _ => self.failed(cause),
         }
     }
 
@@ -119,6 +133,12 @@ impl LibvirtConnection {
         let names = files.take(MAX_FILES).flatten().filter_map(|file| fs::read_link(file.path()).ok());
         names.into_iter().any(|name| name.to_string_lossy().starts_with(MEMORY))
     }
+}
+
+/// Does the profile keep a QEMU from this socket? Where the kernel does not say, as in a sandbox, the error does.
+fn is_confined(profile: &str, socket: &str, error: &str) -> bool {
+    let may_connect = apparmor::may_connect(Path::new("/"), profile, socket);
+    may_connect.map_or_else(|| error.contains("Permission denied"), |may_connect| !may_connect)
 }
 
 /// Those CPUs that a limit has.
