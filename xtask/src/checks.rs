@@ -289,6 +289,9 @@ fn packages_in_lab(counts: &mut Counts) -> Result<()> {
     let lower = format!("{}~before", env!("CARGO_PKG_VERSION"));
     deb::run_all(&deb::Arguments::of_test(&folder.join("before"), Some(lower)))?;
     deb::run_all(&deb::Arguments::of_test(&folder.join("now"), None))?;
+    // AppArmor of the lab's release, and the one that asks profiles for connections to sockets as well.
+    setup::packages_of("trixie", "apparmor", &folder.join("apparmor"))?;
+    setup::packages_of("sid", "apparmor libapparmor1", &folder.join("apparmor-next"))?;
     let folder = folder.to_str().context("the checkout's path is not UTF-8")?;
     let test = [SLICE_TESTS, &["--include-ignored", "--exact", PACKAGES_TEST]].concat();
     cargo_test(&test, &[("VNUMA_PACKAGES", folder)], counts)

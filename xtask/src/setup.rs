@@ -3,7 +3,7 @@
 
 use crate::steps::{run, run_quiet, workspace};
 use anyhow::{Context, Result, bail};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use vnuma_lab_runner::{cache_dir, debian_mirror};
 
@@ -131,6 +131,26 @@ pub fn promtool() -> Result<PathBuf> {
     std::fs::rename(download.path().join("usr/bin/promtool"), &program)
         .with_context(|| program.display().to_string())?;
     Ok(program)
+}
+
+/// Leaves packages of a release of Debian in this folder, whatever this machine has: a test installs them on a server of the lab.
+pub fn packages_of(release: &str, packages: &str, folder: &Path) -> Result<()> {
+    if folder.exists() {
+        return Ok(());
+    }
+    println!("setup: fetching {packages} of {release} (once)");
+    let parent = folder.parent().context("a folder in a folder")?;
+    std::fs::create_dir_all(parent)?;
+    let download = tempfile::tempdir_in(parent)?;
+    let script = format!(
+        "set -e; mkdir -p lists/partial cache/archives/partial got; echo 'deb {} {release} main' > sources.list
+         options=\"-o Dir::Etc::SourceList=$PWD/sources.list -o Dir::Etc::SourceParts=/dev/null\"
+         options=\"$options -o Dir::State::Lists=$PWD/lists -o Dir::Cache=$PWD/cache -o APT::Sandbox::User=root\"
+         apt-get $options update -qq; cd got; apt-get $options download -qq {packages}",
+        debian_mirror()
+    );
+    run_quiet(Command::new("sh").args(["-c", &script]).current_dir(download.path()))?;
+    std::fs::rename(download.path().join("got"), folder).with_context(|| folder.display().to_string())
 }
 
 /// The folder of the programs of openapi-python-client, which makes clients of descriptions, and of the Python that it is installed in.

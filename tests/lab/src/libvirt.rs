@@ -99,20 +99,30 @@ fn start() -> Result<Vm> {
 
 /// The same, as a VM that lab-vm knows by this name and context id.
 pub(crate) fn create(lab_name: &str, cid: u32) -> Result<Vm> {
+    create_as(NAME, lab_name, cid)
+}
+
+/// The same of a domain with another name.
+pub(crate) fn create_as(name: &str, lab_name: &str, cid: u32) -> Result<Vm> {
+    create_from(DOMAIN, name, lab_name, cid)
+}
+
+/// The same of a domain that is described otherwise.
+fn create_from(domain: &str, name: &str, lab_name: &str, cid: u32) -> Result<Vm> {
     let directory = Vm::prepare(lab_name, cid)?.display().to_string();
     let words = SURROUNDINGS.map(|word| format!("<qemu:arg value='{word}'/>")).concat();
     let cid = cid.to_string();
     let parts = [
         ("ARGUMENTS", words.as_str()),
-        ("NAME", NAME),
+        ("NAME", name),
         ("CID", &cid),
         ("KERNEL", KERNEL),
         ("DIRECTORY", &directory),
     ];
-    let text = parts.iter().fold(DOMAIN.to_owned(), |text, (from, to)| text.replace(from, to));
+    let text = parts.iter().fold(domain.to_owned(), |text, (from, to)| text.replace(from, to));
     fs::write(FILE, text).context(FILE)?;
     virsh(&["create", FILE])?;
-    let path = format!("/run/libvirt/qemu/{NAME}.pid");
+    let path = format!("/run/libvirt/qemu/{name}.pid");
     let pid = fs::read_to_string(&path).with_context(|| path.clone())?;
     Vm::started(lab_name, pid.trim().parse().context(path)?)
 }

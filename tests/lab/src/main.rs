@@ -1,6 +1,7 @@
 //! Scenarios that run on the lab server. Each ends with an error that says what was
 //! expected and what was seen.
 
+mod confined;
 mod displaced;
 mod flips;
 mod follow;
@@ -122,6 +123,8 @@ enum Scenario {
     },
     /// The Debian packages are installed, upgraded while a VM runs, and purged; the server has systemd
     Packages,
+    /// A domain that AppArmor confines is attached by the packaged vnumad; a part of `packages`
+    Confined,
     /// VMs are started as `vnumactl place` prints them
     Placed,
     /// A scheduling policy takes a vCPU to its memory, and gives its operator's CPUs back
@@ -188,6 +191,7 @@ fn play(scenario: Scenario) -> anyhow::Result<()> {
         Scenario::Programs => programs::run(),
         Scenario::Runtimes => runtimes::run(),
         Scenario::Packages => packages::run(),
+        Scenario::Confined => packages::confined(),
         Scenario::Placed => placed::run(),
         Scenario::Policy => policy::run(),
         Scenario::Scheduler(arguments) => scheduler::run(&arguments),

@@ -2,6 +2,7 @@
 //!
 //! What docs/first-host.md and docs/first-guest.md say is done by their own commands ([`manual`](crate::manual)).
 
+use crate::confined;
 use crate::guest::{check, check_kernel_log, seen, taskset, wait_until_seen};
 use crate::manual::{Manual, Place};
 use anyhow::{Context, Result, bail, ensure};
@@ -18,17 +19,18 @@ use vnuma_scenario::{HANG_LIMIT, Nodes, Process, Vm, output, vnumactl, wait_for}
 /// Packages of a lower version, which the manuals' commands install, and of this one; and what DKMS has made of this one's.
 const BEFORE: &str = "/root/packages/before";
 const NOW: &str = "/root/packages/now";
-const MODULE: &str = "/root/packages/vnuma.ko";
-const CHECKER: &str = "/root/vnuma-check";
+pub(crate) const MODULE: &str = "/root/packages/vnuma.ko";
+pub(crate) const CHECKER: &str = "/root/vnuma-check";
 /// Of the manuals.
 const VM: &str = "web";
-const UNIT: &str = "vnumad.service";
+pub(crate) const UNIT: &str = "vnumad.service";
 
 pub fn run() -> Result<()> {
     let nodes = Nodes::read()?;
     // A peer of some benchmark that systemd starts, and that moves the memory of VMs, bound or not.
     output("systemctl", &["stop", "numad.service"])?;
-    let before = files()?;
+    confined::equip()?;
+    let mut before = files()?;
     install(BEFORE, &["vnuma-guest"])?;
     let vm = first_host()?;
     first_guest(&vm)?;
@@ -37,8 +39,16 @@ pub fn run() -> Result<()> {
     as_without_a_sandbox(&vm, &nodes)?;
     stuck(&vm, &nodes)?;
     agent()?;
+    confined::domain(&nodes, &mut before)?;
     println!("{}", output("systemd-analyze", &["security", "--no-pager", UNIT])?);
     gone(vm, &before)
+}
+
+/// The part of them with a domain that AppArmor confines.
+pub fn confined() -> Result<()> {
+    confined::equip()?;
+    install(NOW, &["vnuma-host"])?;
+    confined::domain(&Nodes::read()?, &mut BTreeSet::new())
 }
 
 fn apt(words: &[&str]) -> Result<String> {
@@ -63,7 +73,7 @@ fn package(folder: &str, name: &str) -> Result<String> {
     Ok(found.with_context(|| format!("{folder} has no {name}"))?.display().to_string())
 }
 
-fn install(folder: &str, names: &[&str]) -> Result<()> {
+pub(crate) fn install(folder: &str, names: &[&str]) -> Result<()> {
     let paths = names.iter().map(|name| package(folder, name)).collect::<Result<Vec<_>>>()?;
     let words: Vec<&str> = ["install"].into_iter().chain(paths.iter().map(String::as_str)).collect();
     apt(&words).map(drop)
@@ -287,6 +297,7 @@ fn gone(vm: Vm, before: &BTreeSet<PathBuf>) -> Result<()> {
     drop(vm);
     apt(&["purge", "vnuma-host", "vnuma-guest"])?;
     output("systemctl", &["daemon-reload"])?;
+    confined::purged()?;
     let left: Vec<_> = files()?.difference(before).cloned().collect();
     ensure!(left.is_empty(), "purged, and still there: {left:#?}");
     ensure!(
@@ -297,9 +308,16 @@ fn gone(vm: Vm, before: &BTreeSet<PathBuf>) -> Result<()> {
 }
 
 /// Files and folders of the server, but for what dpkg, apt and systemd keep of every package.
-fn files() -> Result<BTreeSet<PathBuf>> {
+pub(crate) fn files() -> Result<BTreeSet<PathBuf>> {
     const TOPS: [&str; 6] = ["/etc", "/usr", "/var", "/run", "/opt", "/srv"];
-    const OTHERS: [&str; 12] = [
+    const OTHERS: [&str; 18] = [
+        // Of libvirt, which is another package: its files, and profiles of its domains.
+        "/etc/apparmor.d/libvirt",
+        "/etc/libvirt",
+        "/run/libvirt",
+        "/run/libvirtd.pid",
+        "/run/virtlogd.pid",
+        "/var/lib/libvirt",
         "/var/lib/dpkg",
         "/var/lib/apt",
         "/var/cache",

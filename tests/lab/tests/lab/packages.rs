@@ -4,7 +4,8 @@ use crate::{SOAK_TIMEOUT, slice::driver_tools};
 use std::path::{Path, PathBuf};
 use vnuma_lab_runner::{Lab, LabRun, boot_retries, build_binaries, dkms};
 
-/// Folder with the packages of a lower version, `before`, and of this one, `now`.
+/// Folder with the packages of a lower version, `before`, and of this one, `now`, and with AppArmor's own: those of the lab's release,
+/// `apparmor`, and newer ones, `apparmor-next`.
 const FOLDER: &str = "VNUMA_PACKAGES";
 const GUEST_KERNEL: &str = "6.12";
 
@@ -35,7 +36,7 @@ fn packages_are_installed_upgraded_and_purged() {
     ];
     let scenario = build_binaries(&[("vnuma-lab-tests", "lab-scenario")]).expect("the program builds");
     puts.push((scenario[0].clone(), "/usr/local/bin/lab-scenario".to_owned()));
-    for version in ["before", "now"] {
+    for version in ["before", "now", "apparmor", "apparmor-next"] {
         let there = |path: PathBuf| {
             let name = path.file_name().expect("a file").to_string_lossy().into_owned();
             (path, format!("/root/packages/{version}/{name}"))

@@ -1,0 +1,202 @@
+//! The packaged vnumad, in its unit's sandbox, and a domain of libvirt that AppArmor confines: found, attached, moved by libvirt's pin,
+//! told and detached with the package's rule. Without it, it is refused with what to do, and that does it.
+
+use crate::guest::{check, check_kernel_log, detach, taskset, wait_until_listed, wait_until_seen};
+use crate::libvirt;
+use crate::packages::{CHECKER, MODULE, UNIT, files, install, property, status};
+use crate::virsh::{CONFIGURATION as FOR_QEMU, CPUS, virsh};
+use anyhow::{Context, Result, ensure};
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use vnuma_scenario::{HANG_LIMIT, Nodes, Vm, output, vnumactl, wait_for};
+
+const NAME: &str = "db";
+const CID: u32 = 78;
+/// The lab's image has no programs of AppArmor. Those of Debian 13 make profiles that do not ask for connections to sockets with a name;
+/// those of AppArmor 5 do, on Linux 6.17 and newer.
+const APPARMOR: &str = "/root/packages/apparmor";
+const NEXT: &str = "/root/packages/apparmor-next";
+/// vnumad's configuration, and the line that libvirt's connections are named in.
+const CONFIGURATION: &str = "/etc/vnuma/vnumad.toml";
+const UNUSED: &str = "#uris = []";
+/// The package's rule.
+const RULE: &str = "/etc/apparmor.d/abstractions/libvirt-qemu.d/vnuma";
+/// What profiles of domains include, and the line by which they have that rule. Those of Debian 12 lack this line.
+const ABSTRACTION: &str = "/etc/apparmor.d/abstractions/libvirt-qemu";
+const DIRECTORY: &str = "include if exists <abstractions/libvirt-qemu.d>";
+/// The operator's own file. The lab's domains have more than libvirt knows of: what is named on QEMU's command line only, and lab-vm's folder.
+const OPERATORS: &str = "/etc/apparmor.d/local/abstractions/libvirt-qemu";
+const RULES: &str = "/dev/vda rk,\n/dev/vhost-vsock rw,\n/run/lab-vm/** rwk,\n/run/lab/** rk,\nsignal (receive) peer=unconfined,\n";
+/// libvirt's own unit, and the CPUs of the lab that it may use.
+const LIBVIRTD: &str = "libvirtd.service";
+const DROP_INS: &str = "/run/systemd/system/libvirtd.service.d";
+
+/// AppArmor's programs, whose package loads the profiles of all others that are there.
+pub fn equip() -> Result<()> {
+    let folder = Path::new(OPERATORS).parent().context("a folder")?;
+    fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+    fs::write(OPERATORS, RULES).context(OPERATORS)?;
+    install(APPARMOR, &["apparmor"])
+}
+
+/// libvirtd, confined: only then does it confine QEMUs.
+fn libvirtd() -> Result<()> {
+    fs::write("/etc/libvirt/qemu.conf", format!("{FOR_QEMU}{}", libvirt::DEVICES)).context("qemu.conf")?;
+    fs::create_dir_all(DROP_INS).context(DROP_INS)?;
+    fs::write(format!("{DROP_INS}/lab.conf"), format!("[Service]\nCPUAffinity={CPUS}\n"))
+        .context(DROP_INS)?;
+    output("systemctl", &["daemon-reload"])?;
+    output("systemctl", &["restart", LIBVIRTD]).with_context(|| status(LIBVIRTD))?;
+    wait_for("libvirt to answer", HANG_LIMIT, || Ok(virsh(&["version"]).is_ok()))
+        .with_context(|| status(LIBVIRTD))?;
+    let label = label(&property(LIBVIRTD, "MainPID")?)?;
+    ensure!(label == "libvirtd (enforce)\n", "libvirtd is {label:?}");
+    Ok(())
+}
+
+/// AppArmor's, of a process.
+fn label(pid: &str) -> Result<String> {
+    let path = format!("/proc/{pid}/attr/apparmor/current");
+    fs::read_to_string(&path).context(path)
+}
+
+/// `before`: files of other packages than vnuma's. This adds some to them.
+pub fn domain(nodes: &Nodes, before: &mut BTreeSet<PathBuf>) -> Result<()> {
+    let configuration = fs::read_to_string(CONFIGURATION).context(CONFIGURATION)?;
+    libvirtd()?;
+    let with = configuration.replacen(UNUSED, "uris = [\"qemu:///system\"]", 1);
+    ensure!(with != configuration, "{CONFIGURATION} has no `{UNUSED}`");
+    fs::write(CONFIGURATION, with).context(CONFIGURATION)?;
+    output("systemctl", &["restart", UNIT])?;
+    attached(nodes).context("AppArmor as Debian has it")?;
+    not_asked(nodes)?;
+    let known = files()?;
+    install(NEXT, &["libapparmor1", "apparmor"])?;
+    before.extend(files()?.difference(&known).cloned());
+    libvirtd()?;
+    attached(nodes).context("AppArmor that asks for sockets")?;
+    without(nodes)?;
+    output("systemctl", &["stop", LIBVIRTD])?;
+    fs::write(CONFIGURATION, configuration).context(CONFIGURATION)?;
+    output("systemctl", &["restart", UNIT]).map(drop)
+}
+
+/// With what the package has.
+fn attached(nodes: &Nodes) -> Result<()> {
+    let vm = start(nodes)?;
+    vnumactl(&["attach", NAME]).with_context(|| status(UNIT))?;
+    used(&vm)?;
+    end(vm)?;
+    let denied = denied()?;
+    ensure!(denied.is_empty(), "AppArmor has denied something of vnuma's:\n{}", denied.join("\n"));
+    let version = output("dpkg-query", &["--show", "--showformat=${Version}", "apparmor"])?;
+    println!(
+        "sandbox, AppArmor {version}: a confined domain was attached, moved by libvirt's pin, told and detached"
+    );
+    Ok(())
+}
+
+/// Debian's profiles do not ask for it.
+fn not_asked(nodes: &Nodes) -> Result<()> {
+    let packaged = fs::read_to_string(RULE).context(RULE)?;
+    fs::remove_file(RULE).context(RULE)?;
+    let vm = start(nodes)?;
+    ensure!(!named("doctor")?, "doctor says that AppArmor is in the way");
+    vnumactl(&["attach", NAME]).context("AppArmor asks for the rule")?;
+    end(vm)?;
+    println!("AppArmor as Debian has it: a confined domain is attached without the rule, too");
+    fs::write(RULE, packaged).context(RULE)
+}
+
+/// Without it, and where profiles do not include it.
+fn without(nodes: &Nodes) -> Result<()> {
+    let packaged = fs::read_to_string(RULE).context(RULE)?;
+    fs::remove_file(RULE).context(RULE)?;
+    refused(nodes).context("the package's rule was removed")?;
+    fs::write(RULE, packaged).context(RULE)?;
+    let abstraction = fs::read_to_string(ABSTRACTION).context(ABSTRACTION)?;
+    let older = abstraction.replacen(DIRECTORY, "", 1);
+    ensure!(older != abstraction, "{ABSTRACTION} has no `{DIRECTORY}`");
+    fs::write(ABSTRACTION, older).context(ABSTRACTION)?;
+    refused(nodes).context("profiles include the operator's file only")?;
+    ensure!(fs::read_to_string(OPERATORS)?.ends_with(".sock rw,\n"), "not in the operator's file");
+    fs::write(ABSTRACTION, abstraction).context(ABSTRACTION)
+}
+
+/// What AppArmor has denied on this server, of vnuma's.
+fn denied() -> Result<Vec<String>> {
+    let log = output("dmesg", &[])?;
+    let lines = log.lines().filter(|line| line.contains("apparmor=\"DENIED\""));
+    lines.clone().for_each(|line| println!("{line}"));
+    Ok(lines.filter(|line| line.contains("vnuma")).map(str::to_owned).collect())
+}
+
+/// A domain that AppArmor confines, with its guest's vCPUs on both nodes.
+fn start(nodes: &Nodes) -> Result<Vm> {
+    let vm = libvirt::create_as(NAME, NAME, CID)?;
+    let label = label(&vm.pid.to_string())?;
+    ensure!(label.starts_with("libvirt-") && label.ends_with(" (enforce)\n"), "QEMU is {label:?}");
+    vm.put(MODULE, "/root/vnuma.ko")?;
+    vm.put(CHECKER, CHECKER)?;
+    vm.exec(&["insmod", "/root/vnuma.ko"])?;
+    (0..2).try_for_each(|vcpu| taskset(&vm, vcpu, vcpu as u32, nodes))?;
+    wait_until_listed(NAME).with_context(|| status(UNIT))?;
+    Ok(vm)
+}
+
+fn used(vm: &Vm) -> Result<()> {
+    wait_until_seen(NAME, &[(0, 0, "true"), (1, 1, "true")])?;
+    vnumactl(&["move", NAME, "--vcpu", "0", "--node", "1"])?;
+    wait_until_seen(NAME, &[(1, 1, "true"), (1, 1, "true")])?;
+    check(vm, &[1, 1])?;
+    let pins = virsh(&["vcpupin", NAME, "--live"])?;
+    ensure!(pins.lines().any(|line| line.split_whitespace().eq(["0", "2-3"])), "not by libvirt: {pins}");
+    detach(vm)
+}
+
+fn end(vm: Vm) -> Result<()> {
+    check_kernel_log(&vm)?;
+    virsh(&["destroy", NAME])?;
+    drop(vm);
+    Ok(())
+}
+
+/// Without the rule, and with profiles that ask for it: the error and doctor lead to `vnumactl setup`, which has it done while the domain runs.
+fn refused(nodes: &Nodes) -> Result<()> {
+    let before = denied()?.len();
+    let vm = start(nodes)?;
+    let error = vnumactl(&["attach", NAME]).err().context("AppArmor lets it through without the rule")?;
+    let error = format!("{error:#}");
+    println!("{error}");
+    ensure!(
+        error.contains("AppArmor does not let its QEMU connect") && error.contains("vnumactl setup"),
+        "the error leads nowhere"
+    );
+    let denied = denied()?.split_off(before);
+    ensure!(denied.iter().any(|line| line.contains("/run/vnuma/libvirt/")), "not by AppArmor: {denied:?}");
+    vm.exec(&["true"]).context("the guest stands still")?;
+    ensure!(named("doctor")? && named("setup")?, "neither doctor nor setup names AppArmor");
+    println!("{}", output("vnumactl", &["setup", "--apply"])?);
+    ensure!(!named("doctor")? && !named("setup")?, "it is not done");
+    vnumactl(&["attach", NAME]).with_context(|| status(UNIT))?;
+    used(&vm)?;
+    end(vm)?;
+    println!("AppArmor without the rule: refused with what to do, which did it");
+    Ok(())
+}
+
+/// Purged: the operator's file is as it was.
+pub fn purged() -> Result<()> {
+    let text = fs::read_to_string(OPERATORS).context(OPERATORS)?;
+    ensure!(text == RULES, "{OPERATORS} has more than the operator's lines: {text:?}");
+    Ok(())
+}
+
+/// Does this command say that AppArmor is in the way?
+fn named(command: &str) -> Result<bool> {
+    let shown = vnumactl(&[command])?;
+    let checks = shown.get("checks").unwrap_or(&shown);
+    let checks = checks.as_array().with_context(|| format!("vnumactl {command}: {shown}"))?;
+    Ok(checks.iter().any(|check| check["check"] == "apparmor" && check["level"] != "best"))
+}
