@@ -563,11 +563,7 @@ impl Shell {
     }
 
     fn watch_process(&self, vm: VmId, pid: i32) {
-        let known = self.core.world().get(vm);
-        let probed = match known.is_none_or(|known| VmHandle::new(known.handle.as_str()).answers_itself()) {
-            true => Probed::Yes,
-            false => Probed::No,
-        };
+        let probed = Probed::of(self.core.world().get(vm).map(|known| known.handle.as_str()));
         self.processes.watch(vm, pid, self.pidfd(vm, pid), probed);
     }
 

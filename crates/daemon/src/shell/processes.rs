@@ -21,6 +21,7 @@ use vnuma_host::{
     location::Prefer,
     tasks::{Call, Doing, TaskLook, TaskReader},
 };
+use vnuma_hypervisor::VmHandle;
 use vnuma_placement::world::{StopReason, VmId};
 use vnuma_process::{
     StopReason as Stopped,
@@ -44,6 +45,16 @@ enum Order {
 pub(super) enum Probed {
     Yes,
     No,
+}
+
+impl Probed {
+    /// The VM with this handle, if it is known.
+    pub(super) fn of(handle: Option<&str>) -> Self {
+        match handle.is_none_or(|handle| VmHandle::new(handle).answers_itself()) {
+            true => Self::Yes,
+            false => Self::No,
+        }
+    }
 }
 
 /// A process that is watched.
@@ -440,6 +451,12 @@ mod tests {
         let (mut watched, mut ask_at) = (due(Look::Hidden, 30), Instant::now() + PROBE);
         assert_eq!(asked(&mut watched, &mut ask_at).len(), 30);
         assert_eq!(asked(&mut watched, &mut ask_at).len(), 0, "they were");
+    }
+
+    #[test]
+    fn another_program_answers_for_domains_of_libvirt_only() {
+        assert_eq!(Probed::of(Some("libvirt:0f3c8a4e@qemu:///system")), Probed::No);
+        assert_eq!([Probed::of(Some("qmp:/run/vnuma/qmp/web.sock")), Probed::of(None)], [Probed::Yes; 2]);
     }
 
     #[test]
