@@ -47,7 +47,7 @@ impl Pool {
         );
         let bytes: u64 = places.filter_map(|place| place["size"]["bytes"].as_u64()).sum();
         let all = pages[0] + pages[1];
-        ensure!(bytes == all * self.page_kib << 10, "{bytes} bytes are shown of {pages:?} pages: {shown}");
+        ensure!(bytes == (all * self.page_kib) << 10, "{bytes} bytes are shown of {pages:?} pages: {shown}");
         println!("huge pages: {} on node 0, {} on node 1", pages[0], pages[1]);
         Ok(all)
     }
