@@ -36,6 +36,12 @@ fn the_manual_names_errors_by_their_text() {
         VmError::NotUndone { cause: Box::new(timeout()), error: Box::new(timeout()) },
         VmError::UnplugPending { vm: vm(), vcpu: 1, limit_ms: 10_000 },
         VmError::NotMigrated { vm: vm() },
+        VmError::Confined {
+            vm: vm(),
+            profile: "libvirt-1".into(),
+            socket: "/run/vnuma/libvirt/7.sock".into(),
+            reason: "Permission denied".into(),
+        },
     ];
     let refusals = [
         Refusal::Uma { vm: vm() },

@@ -94,20 +94,23 @@ impl Handshake {
     /// Serves the messages that wait in `server` to the process `pid`, once, at a socket in this directory.
     pub(super) fn start(directory: &Path, pid: i32, server: &OwnedFd) -> io::Result<Self> {
         let messages = messages(server)?;
-        let path = directory.join(format!("{pid}.sock"));
-        let listener = listen_for(&path, directory, pid)?;
         let cancel = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC)?;
-        let mut keep = vec![listener.as_raw_fd(), cancel.as_raw_fd()];
+        // Removes the socket wherever this ends: the process may be gone, so that it cannot be found out who it is.
+        let mut started = Self { path: directory.join(format!("{pid}.sock")), child: None, cancel };
+        let listener = listen_for(&started.path, directory, pid)?;
+        let mut keep = vec![listener.as_raw_fd(), started.cancel.as_raw_fd()];
         keep.extend(messages.iter().filter_map(|(_, descriptor)| Some(descriptor.as_ref()?.as_raw_fd())));
         keep.sort_unstable();
         let mut batch = Batch::new(&messages);
         let deadline_ms = i32::try_from(LIMIT.as_millis()).unwrap_or(i32::MAX);
         // SAFETY: the child makes system calls only, on memory that was prepared, and never returns.
         let child = match unsafe { libc::fork() } {
-            0 => serve(listener.as_raw_fd(), cancel.as_raw_fd(), pid, &keep, &mut batch, deadline_ms),
+            0 => {
+                let cancel = started.cancel.as_raw_fd();
+                serve(listener.as_raw_fd(), cancel, pid, &keep, &mut batch, deadline_ms)
+            }
             child => Errno::result(child),
         };
-        let mut started = Self { path, child: None, cancel };
         started.child = Some(Pid::from_raw(child?));
         Ok(started)
     }
@@ -431,6 +434,17 @@ mod tests {
 
     fn own() -> i32 {
         std::process::id().cast_signed()
+    }
+
+    #[test]
+    fn a_process_that_has_ended_leaves_no_socket() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut ended = Command::new("true").spawn().unwrap();
+        let pid = ended.id().cast_signed();
+        ended.wait().unwrap();
+        let error = Handshake::start(directory.path(), pid, &server(3)).unwrap_err();
+        assert!(error.to_string().contains("no such process"), "{error}");
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
     }
 
     /// What a client gets, with the number of descriptors.
