@@ -2,13 +2,14 @@
 //! guest follows while vnumad and libvirtd are killed and started again, and it is gone when it has ended.
 
 use crate::guest::{check, check_kernel_log, equip, listed, wait_until_listed, wait_until_seen};
+use crate::limits;
 use crate::virsh::{Libvirt, virsh};
 use anyhow::{Context, Result, bail, ensure};
 use std::{fs, process::Stdio, thread::sleep, time::Duration};
 use vnuma_scenario::{HANG_LIMIT, Process, Vm, output, vnumactl, vnumactl_command, vnumad, wait_for};
 
-const NAME: &str = "web";
-const CID: u32 = 77;
+pub(crate) const NAME: &str = "web";
+pub(crate) const CID: u32 = 77;
 const FILE: &str = "/root/web.xml";
 const CONFIGURATION: &str = "/root/vnumad-libvirt.toml";
 const KERNEL: &str = "/run/lab/kernels/6.12";
@@ -35,7 +36,7 @@ const SURROUNDINGS: [&str; 8] = [
     "unix:DIRECTORY/ctl.sock,server=on,wait=off",
 ];
 
-const DOMAIN: &str = "<domain type='kvm' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>
+pub(crate) const DOMAIN: &str = "<domain type='kvm' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>
   <name>NAME</name><memory unit='MiB'>384</memory>
   <vcpu placement='static' cpuset='1-3'>2</vcpu>
   <cputune><emulatorpin cpuset='1-3'/></cputune>
@@ -92,6 +93,41 @@ pub fn run() -> Result<()> {
     Ok(())
 }
 
+/// What takes too long for every test run: a guest that has to be asked again, and an operator's limits.
+pub fn run_slow() -> Result<()> {
+    fs::write(CONFIGURATION, "[libvirt]\nuris = [\"qemu:///system\"]\n").context(CONFIGURATION)?;
+    let _libvirt = Libvirt::start(DEVICES)?;
+    let vm = start()?;
+    let daemon = start_vnumad()?;
+    wait_until_listed(NAME)?;
+    vnumactl(&["attach", NAME])?;
+    detached_while_it_boots(&vm)?;
+    drop(daemon);
+    virsh(&["destroy", NAME])?;
+    drop(vm);
+    limits::run()
+}
+
+/// A guest that boots does not see what it is asked for: vnumad asks again, and has the device back without a reset.
+fn detached_while_it_boots(vm: &Vm) -> Result<()> {
+    virsh(&["reset", NAME])?;
+    let error = vnumactl(&["detach", NAME]).err().map(|error| format!("{error:#}")).unwrap_or_default();
+    ensure!(error.contains("it is asked again"), "a guest that boots has let go at once: {error:?}");
+    let mut problem = String::new();
+    wait_for("the guest to have been asked again, and to have let go", HANG_LIMIT, || {
+        let shown = listed(NAME)?.context("it is gone")?;
+        if let Some(said) = shown["problem"].as_str() {
+            said.clone_into(&mut problem);
+        }
+        Ok(shown["channel"] == "none")
+    })?;
+    ensure!(problem.contains("asked for"), "nothing was said of it: {problem:?}");
+    vm.exec(&["true"]).context("the guest, which has booted")?;
+    ensure!(!has_channel()?, "virsh dumpxml shows a device that was detached");
+    println!("detached while it boots: {problem}; then it let go");
+    Ok(())
+}
+
 /// Creates the domain and waits until its guest is up.
 fn start() -> Result<Vm> {
     create(NAME, CID)
@@ -108,7 +144,7 @@ pub(crate) fn create_as(name: &str, lab_name: &str, cid: u32) -> Result<Vm> {
 }
 
 /// The same of a domain that is described otherwise.
-fn create_from(domain: &str, name: &str, lab_name: &str, cid: u32) -> Result<Vm> {
+pub(crate) fn create_from(domain: &str, name: &str, lab_name: &str, cid: u32) -> Result<Vm> {
     let directory = Vm::prepare(lab_name, cid)?.display().to_string();
     let words = SURROUNDINGS.map(|word| format!("<qemu:arg value='{word}'/>")).concat();
     let cid = cid.to_string();

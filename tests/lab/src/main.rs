@@ -14,6 +14,7 @@ mod kills;
 mod libvirt;
 mod libvirt_migrate;
 mod lifecycle;
+mod limits;
 mod machine;
 mod manual;
 mod memory;
@@ -101,6 +102,8 @@ enum Scenario {
     Hotplug,
     /// A domain of libvirt is found, moved and attached; vnumad, libvirtd and the domain come and go
     Libvirt,
+    /// A guest that boots is asked again for the channel's device; no policy leaves what libvirt's XML says of threads and memory
+    LibvirtLimits,
     /// A domain with a load migrates to another libvirt and back
     LibvirtMigrate,
     /// VMs come and go while vnumad runs
@@ -201,6 +204,7 @@ fn play(scenario: Scenario) -> anyhow::Result<()> {
         Scenario::Units => units::run(),
         Scenario::Hotplug => hotplug::run(),
         Scenario::Libvirt => libvirt::run(),
+        Scenario::LibvirtLimits => libvirt::run_slow(),
         Scenario::LibvirtMigrate => libvirt_migrate::run(),
         Scenario::Lifecycle => lifecycle::run(),
     }

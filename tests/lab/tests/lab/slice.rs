@@ -169,6 +169,12 @@ fn domains_of_libvirt_are_vms_like_others() {
 
 #[test]
 #[ignore = "takes minutes: make soak"]
+fn no_policy_leaves_what_libvirt_says_of_threads_and_memory() {
+    run("2n4c", &[job(&["lab-scenario", "libvirt-limits"])]);
+}
+
+#[test]
+#[ignore = "takes minutes: make soak"]
 fn threads_follow_their_places_in_the_kernel() {
     let thefts = if soak_rounds().is_some() { "5000" } else { "1000" };
     run("2n4c", &[job(&["lab-scenario", "scheduler", "--thefts", thefts])]);
