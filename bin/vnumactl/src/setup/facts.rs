@@ -260,15 +260,17 @@ mod tests {
         assert_eq!(facts.unit, Some(unit));
     }
 
+    fn write(root: &Path, path: &str, text: &str) {
+        let path = root.join(path);
+        fs::create_dir_all(path.parent().expect("a folder")).expect("created");
+        fs::write(path, text).expect("written");
+    }
+
     #[test]
     fn libvirt_is_used_if_the_configuration_names_it() {
         let root = tempfile::tempdir().expect("a directory");
         let look = || Facts::read(root.path(), &|_| Err(io::Error::other("no systemctl"))).libvirt;
-        let write = |path: &str, text: &str| {
-            let path = root.path().join(path);
-            fs::create_dir_all(path.parent().expect("a folder")).expect("created");
-            fs::write(path, text).expect("written");
-        };
+        let write = |path: &str, text: &str| write(root.path(), path, text);
         assert_eq!(look(), None);
         write("run/libvirt/virtqemud-sock", "");
         assert_eq!(look(), Some(false));
@@ -282,11 +284,7 @@ mod tests {
     fn apparmor_is_looked_at_where_it_confines_domains() {
         let root = tempfile::tempdir().expect("a directory");
         let look = || Facts::read(root.path(), &|_| Err(io::Error::other("no systemctl"))).confinement;
-        let write = |path: &str, text: &str| {
-            let path = root.path().join(path);
-            fs::create_dir_all(path.parent().expect("a folder")).expect("created");
-            fs::write(path, text).expect("written");
-        };
+        let write = |path: &str, text: &str| write(root.path(), path, text);
         let with = |drop_ins, rule| Some(Confinement { drop_ins, rule, without: Vec::new() });
         write(ABSTRACTION, "  #include <local/abstractions/libvirt-qemu>\n");
         assert_eq!(look(), None, "the kernel has it off");
