@@ -294,7 +294,13 @@ impl Task {
                 }
             }
             Order::Defer(threads, waits) => {
-                threads.into_iter().for_each(|tid| self.watcher.defer(tid, waits));
+                threads.iter().for_each(|tid| self.watcher.defer(*tid, waits));
+                // Moves until now have woken nobody, and need to be known from now on.
+                if !waits {
+                    return threads.into_iter().all(|tid| {
+                        self.shared.thread(tid).is_none_or(|thread| self.report(thread.pid, tid))
+                    });
+                }
             }
             Order::Look(threads) => {
                 for (pid, tid) in threads {
@@ -400,10 +406,9 @@ mod tests {
         turn.messages.iter().filter(|message| matches!(message, Message::Event(Event::Located(..)))).count()
     }
 
-    #[test]
-    fn a_look_that_finds_nothing_new_tells_nothing() {
+    /// A locator without an event source, only /proc, and this thread, which cannot move because it may run on one CPU only.
+    fn still() -> (Arc<Inbox>, Locator, i32, i32) {
         let inbox = Arc::new(Inbox::new().expect("an inbox"));
-        // No event source, only /proc, and a thread that cannot move because it may run on one CPU only.
         let config =
             Config { location: Prefer::Poll, poll_interval: Duration::from_secs(1000), ..Config::default() };
         let (locator, events) = Locator::start(&host(), &config, Arc::clone(&inbox)).expect("started");
@@ -413,6 +418,25 @@ mod tests {
         let mut set = nix::sched::CpuSet::new();
         set.set(only as usize).expect("in range");
         nix::sched::sched_setaffinity(nix::unistd::gettid(), &set).expect("pinned");
+        (inbox, locator, pid, tid)
+    }
+
+    #[test]
+    fn what_has_waited_is_told_once_it_may_wake() {
+        let (inbox, locator, pid, tid) = still();
+        locator.watch(pid, tid);
+        assert_eq!(located(&inbox, COMES), 1);
+        // As after a move whose record nobody has taken: what was sent is not what is true.
+        assert!(locator.reader().read(pid, tid).is_some());
+        locator.defer(vec![tid], true);
+        assert_eq!(located(&inbox, COMES_NOT), 0, "it may wait");
+        locator.defer(vec![tid], false);
+        assert_eq!(located(&inbox, COMES), 1);
+    }
+
+    #[test]
+    fn a_look_that_finds_nothing_new_tells_nothing() {
+        let (inbox, locator, pid, tid) = still();
         locator.watch(pid, tid);
         assert_eq!(located(&inbox, COMES), 1);
         locator.look(vec![(pid, tid)]);
