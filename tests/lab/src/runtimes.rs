@@ -153,9 +153,10 @@ fn stay(vm: &Vm) -> Result<()> {
         text.trim().parse().with_context(|| format!("autonuma_told: {text:?}"))
     };
     let (run, alloc) = (in_guest("vnuma-run"), in_guest("vnuma-alloc"));
-    let jemalloc = [&run, "--libraries", DIRECTORY, "--allocator", "jemalloc", &alloc, "1", "stay"];
-    let alone: [&str; 3] = [&alloc, "1", "stay"];
-    for command in [&alone[..], &jemalloc] {
+    // An allocator would take the node of another CPU, if the program began there, for what it allocates once.
+    let there: [&str; 6] = ["taskset", "-c", "1", &alloc, "1", "stay"];
+    let jemalloc = [&[&run, "--libraries", DIRECTORY, "--allocator", "jemalloc"][..], &there].concat();
+    for command in [&there[..], &jemalloc] {
         let mut program = Follower::start(vm, command, ALLOC)?;
         program.expect(&["node=0", "local=100"], &[])?;
         let before = told()?;
