@@ -105,7 +105,8 @@ int main(int argc, char **argv)
 		if (same == ROUNDS)
 			printf("node=%d local=%d\n", node, share);
 		if (time(NULL) - changed > LIMIT_S) {
-			fprintf(stderr, "nothing has changed for %d s\n", LIMIT_S);
+			fprintf(stderr, "node=%d local=%d, and nothing has changed for %d s\n",
+				node, share, LIMIT_S);
 			return 1;
 		}
 	}

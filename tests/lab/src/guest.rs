@@ -139,7 +139,13 @@ pub fn check_kernel_log(vm: &Vm) -> Result<()> {
 pub fn show_guest(vm: &Vm) {
     let blocked = "echo w > /proc/sysrq-trigger; dmesg | tail -n 80";
     let stacks = "grep -l -E 'vnuma|pciehp' /proc/[0-9]*/comm | while read f; do cat $f ${f%comm}stack; done";
-    for command in [blocked, stacks, "grep -i vnuma /proc/interrupts", "uptime"] {
+    let autonuma = "grep -E '^(numa_|pgmigrate_|thp_migration_)' /proc/vmstat; cat /proc/buddyinfo";
+    let driver = "grep -i vnuma /proc/interrupts; grep -s . /sys/class/misc/vnuma/*; grep . /sys/devices/system/node/node*/cpulist";
+    match output("vnumactl", &["show", &vm.name]) {
+        Ok(text) => println!("--- {}\n{text}", vm.name),
+        Err(error) => println!("--- {}: {error:#}", vm.name),
+    }
+    for command in [blocked, stacks, autonuma, driver, "uptime"] {
         match output("timeout", &["60", "lab-vm", "exec", &vm.name, "--", "sh", "-c", command]) {
             Ok(text) => println!("--- {} {command}\n{text}", vm.name),
             Err(error) => println!("--- {} {command}: {error:#}", vm.name),
