@@ -6,6 +6,12 @@
  *	program ──▶ malloc() here ──▶ malloc() of jemalloc, in an arena of the thread's node
  *	                └─ each new generation, and each LOOK_EVERY calls: where is the thread?
  *
+ * With AutoNUMA a new generation is another matter than a thread that was scheduled on another node: the kernel
+ * takes what the thread uses after its CPU, and the driver tells it to look for that at once. If the thread went
+ * on in another arena, memory of the one before would come along as well, as much of it as is in use, and be on
+ * the wrong node once the thread is back in that arena. So an arena that one thread alone uses changes nodes
+ * with it, and both nodes' arenas change places.
+ *
  * It is preloaded alone: jemalloc comes as what it depends on. All of jemalloc's interface that is
  * used is documented in jemalloc(3).
  *
@@ -21,12 +27,15 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
 #include <linux/mempolicy.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -81,21 +90,42 @@ static const uint64_t unknown;
 static const uint64_t *generation = &unknown;
 static const extent_hooks_t *by_default;
 
-static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;	/* only one thread makes arenas */
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;	/* who makes or takes arenas */
 static struct node_hooks node_hooks[VNUMA_MAX_NODES];
 static _Atomic uint32_t arenas[VNUMA_MAX_NODES][PER_NODE];	/* 0: not made yet */
+static uint32_t users[VNUMA_MAX_NODES][PER_NODE];	/* threads that use an arena; by the mutex */
 static atomic_uint threads;
+static pthread_key_t at_end;		/* not NULL: the thread is one of `users` */
+static bool counts_ends;
 static atomic_int nr_nodes;		/* nodes from this one on have no arenas */
 static size_t decay[3];			/* "arena.N.decay" as jemalloc counts; decay[2] is 0: unknown */
+static char autonuma_switch[PATH_MAX];
 
 /* Of a thread. Zero at first, so that its first call looks. */
 static __thread struct {
 	uint64_t generation;
 	uint32_t left;
 	uint32_t arena;			/* 0: that of jemalloc */
+	int node;			/* of the arena */
 	int tidied;			/* the node whose arena was given a chance to tidy up last */
 	uint8_t slot;			/* 0: none yet */
+	bool ends;			/* it is not counted any more */
 } own __attribute__((tls_model("initial-exec")));
+
+/* Does AutoNUMA take pages to the threads that use them? */
+static bool balances(void)
+{
+	int file = open(autonuma_switch, O_RDONLY | O_CLOEXEC);
+	char mode = '0';
+
+	if (file < 0)
+		return false;
+	if (read(file, &mode, 1) != 1)
+		mode = '0';
+	close(file);
+	/* NUMA_BALANCING_NORMAL; the other bit is about nodes of slower memory. */
+	return mode >= '0' && mode <= '9' && (mode - '0') & 1;
+}
 
 /* Memory that nobody has touched yet comes from a node, whoever touches it. */
 static void place(void *memory, size_t size, int node)
@@ -137,7 +167,9 @@ static uintptr_t map_region(int node)
 		munmap(memory, start - mapped);
 	if (start < mapped + REGION)
 		munmap((void *)(start + REGION), mapped + REGION - start);
-	place((void *)start, REGION, node);
+	/* Else it is of the thread that touches it first, which is on the arena's node, wherever that will be. */
+	if (!balances())
+		place((void *)start, REGION, node);
 	return start;
 }
 
@@ -180,18 +212,15 @@ static void *alloc_on_node(extent_hooks_t *hooks, void *address, size_t size, si
 		}
 	}
 	memory = by_default->alloc(hooks, address, size, alignment, zero, commit, arena);
-	if (memory)
+	if (memory && !balances())
 		place(memory, size, mine->node);
 	return memory;
 }
 
-/* The index of a new arena, or NO_ARENA. */
-static uint32_t make_arena(int node)
+/* With the mutex. */
+static extent_hooks_t *hooks_of(int node)
 {
 	struct node_hooks *mine = &node_hooks[node];
-	extent_hooks_t *hooks = &mine->hooks;
-	unsigned int index;
-	size_t size = sizeof(index);
 
 	/* Arenas of the node that there are use them already. */
 	if (!mine->hooks.alloc) {
@@ -199,40 +228,115 @@ static uint32_t make_arena(int node)
 		memcpy(mine->hooks.others, by_default->others, sizeof(mine->hooks.others));
 		mine->hooks.alloc = alloc_on_node;
 	}
+	return &mine->hooks;
+}
+
+/* The index of a new arena, or NO_ARENA. With the mutex. */
+static uint32_t make_arena(int node)
+{
+	extent_hooks_t *hooks = hooks_of(node);
+	unsigned int index;
+	size_t size = sizeof(index);
+
 	return mallctl("arenas.create", &index, &size, &hooks, sizeof(hooks)) ? NO_ARENA : index;
 }
 
-static uint32_t arena_of(int node, unsigned int slot)
+/* With the mutex. */
+static void set_arena(int node, unsigned int slot, uint32_t arena)
 {
-	uint32_t arena = atomic_load_explicit(&arenas[node][slot], memory_order_acquire);
+	if (node >= atomic_load(&nr_nodes))
+		atomic_store(&nr_nodes, node + 1);
+	atomic_store_explicit(&arenas[node][slot], arena, memory_order_release);
+}
 
-	if (arena)
-		return arena;
+/* The thread is a user of a node's arena, which is made if there is none. */
+static uint32_t enter(int node, unsigned int slot)
+{
+	uint32_t arena;
+
 	pthread_mutex_lock(&mutex);
 	arena = atomic_load_explicit(&arenas[node][slot], memory_order_relaxed);
 	if (!arena) {
 		arena = make_arena(node);
-		if (node >= atomic_load(&nr_nodes))
-			atomic_store(&nr_nodes, node + 1);
-		atomic_store_explicit(&arenas[node][slot], arena, memory_order_release);
+		set_arena(node, slot, arena);
 	}
+	if (arena != NO_ARENA && !own.ends)
+		users[node][slot]++;
 	pthread_mutex_unlock(&mutex);
 	return arena;
 }
 
-static void bind_thread(int node)
+static void leave(int node, unsigned int slot)
+{
+	if (own.ends)
+		return;
+	pthread_mutex_lock(&mutex);
+	users[node][slot]--;
+	pthread_mutex_unlock(&mutex);
+}
+
+/* Called at the thread's end. Whatever it allocates after this is not counted. */
+static void end(void *unused)
+{
+	(void)unused;
+	if (own.arena)
+		leave(own.node, own.slot - 1);
+	own.ends = true;
+}
+
+/* The thread's arena becomes one of another node, unless other threads use it, or the one that is there. */
+static bool take_along(int node)
+{
+	unsigned int slot = own.slot - 1;
+	uint32_t other;
+	bool alone;
+
+	pthread_mutex_lock(&mutex);
+	alone = counts_ends && !own.ends && users[own.node][slot] == 1 && !users[node][slot];
+	if (alone) {
+		extent_hooks_t *hooks = hooks_of(node);
+		char name[64];
+
+		other = atomic_load_explicit(&arenas[node][slot], memory_order_relaxed);
+		set_arena(node, slot, own.arena);
+		set_arena(own.node, slot, other == NO_ARENA ? 0 : other);
+		users[node][slot] = 1;
+		users[own.node][slot] = 0;
+		/* Of which region its next memory is makes a difference without AutoNUMA only. */
+		snprintf(name, sizeof(name), "arena.%u.extent_hooks", own.arena);
+		mallctl(name, NULL, NULL, &hooks, sizeof(hooks));
+		own.node = node;
+	}
+	pthread_mutex_unlock(&mutex);
+	return alone;
+}
+
+static void bind_thread(int node, bool changed)
 {
 	unsigned int arena;
 
-	if (!own.slot)
+	if (own.arena && own.node == node)
+		return;
+	if (own.arena && changed && balances() && take_along(node))
+		return;
+	if (!own.slot) {
 		own.slot = 1 + atomic_fetch_add(&threads, 1) % PER_NODE;
-	arena = arena_of(node, own.slot - 1);
-	if (arena == NO_ARENA || arena == own.arena)
+		if (counts_ends)
+			pthread_setspecific(at_end, &own);
+	}
+	arena = enter(node, own.slot - 1);
+	if (arena == NO_ARENA)
 		return;
 	/* What it holds is of the node before. An error leaves the thread as it is. */
 	mallctl("thread.tcache.flush", NULL, NULL, NULL, 0);
-	if (!mallctl("thread.arena", NULL, NULL, &arena, sizeof(arena)))
-		own.arena = arena;
+	if (mallctl("thread.arena", NULL, NULL, &arena, sizeof(arena))) {
+		leave(node, own.slot - 1);
+		return;
+	}
+	if (own.arena)
+		leave(own.node, own.slot - 1);
+	own.arena = arena;
+	own.node = node;
 }
 
 /*
@@ -257,16 +361,18 @@ static void tidy_up(void)
 /* Nothing here calls malloc(). */
 static __attribute__((noinline)) void look(void)
 {
+	/* Before the node: a change in between is seen the next time. */
+	uint64_t now = __atomic_load_n(generation, __ATOMIC_ACQUIRE);
+	bool changed = own.generation != now;
 	int saved = errno, node;
 
 	own.left = LOOK_EVERY;
 	if (!topology)
 		return;
-	/* Before the node: a change in between is seen the next time. */
-	own.generation = __atomic_load_n(generation, __ATOMIC_ACQUIRE);
+	own.generation = now;
 	node = vnuma_current_node(topology);
 	if (node != VNUMA_NO_NODE)
-		bind_thread(node);
+		bind_thread(node, changed);
 	tidy_up();
 	errno = saved;
 }
@@ -341,6 +447,15 @@ static void unlock(void)
 	pthread_mutex_unlock(&mutex);
 }
 
+/* The other threads are not in the child. */
+static void unlock_child(void)
+{
+	memset(users, 0, sizeof(users));
+	if (own.arena && !own.ends)
+		users[own.node][own.slot - 1] = 1;
+	unlock();
+}
+
 static __attribute__((constructor)) void start(void)
 {
 	void *handle = dlopen(JEMALLOC, RTLD_LAZY | RTLD_NOLOAD);
@@ -353,7 +468,9 @@ static __attribute__((constructor)) void start(void)
 		if (symbol)
 			memcpy(symbols[i].pointer, &symbol, sizeof(symbol));
 	}
-	pthread_atfork(lock, unlock, unlock);
+	pthread_atfork(lock, unlock, unlock_child);
+	counts_ends = !pthread_key_create(&at_end, end);
+	snprintf(autonuma_switch, sizeof(autonuma_switch), "%s/proc/sys/kernel/numa_balancing", ROOT ? ROOT : "");
 	if (mallctl("arena.0.extent_hooks", &by_default, &size, NULL, 0) ||
 	    vnuma_open_at(&opened, ROOT))
 		return;

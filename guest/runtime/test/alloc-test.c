@@ -82,9 +82,21 @@ static unsigned int allocated_in(void)
 	return arena;
 }
 
+/* As if the guest's scheduler had taken the thread there: nobody says so. */
+static void schedule_on(uint16_t node)
+{
+	unsigned int i;
+
+	move_to(node, 0);
+	for (i = 0; i < LOOK_EVERY + 1; i++) {
+		kept = malloc(1);
+		free(kept);
+	}
+}
+
 static void follows(void)
 {
-	unsigned int first, second, i;
+	unsigned int first, second;
 
 	move_to(0, 1);
 	first = allocated_in();
@@ -98,16 +110,82 @@ static void follows(void)
 	expect(second != 0 && second != first);
 	move_to(0, 1);
 	expect_equal(allocated_in(), first);
-	/* As if the guest's scheduler had taken it to a CPU of the other node: nobody says so. */
-	move_to(1, 0);
-	for (i = 0; i < LOOK_EVERY + 1; i++) {
-		kept = malloc(1);
-		free(kept);
-	}
+	schedule_on(1);
 	expect_equal(thread_arena(), second);
 	/* A CPU of no node: where it was. */
 	move_to(VNUMA_GD_NO_NODE, 1);
 	expect_equal(allocated_in(), second);
+}
+
+/* A thread that takes the place of another one after PER_NODE threads, until it may end. */
+static void *stays(void *step)
+{
+	pthread_barrier_t *steps = step;
+
+	allocated_in();
+	pthread_barrier_wait(steps);
+	pthread_barrier_wait(steps);
+	return NULL;
+}
+
+static void *nothing(void *unused)
+{
+	allocated_in();
+	return unused;
+}
+
+/* With AutoNUMA an arena goes where its thread's CPU goes, but not if the thread was scheduled elsewhere. */
+static void comes_along(void)
+{
+	unsigned int first, second, i, status;
+	pthread_barrier_t steps;
+	pthread_t thread;
+	pid_t child;
+
+	move_to(0, 1);
+	first = allocated_in();
+	move_to(1, 1);
+	expect_equal(allocated_in(), first);
+	move_to(0, 1);
+	expect_equal(allocated_in(), first);
+	schedule_on(1);
+	second = allocated_in();
+	expect(second != first);
+	/* Both change places. */
+	move_to(0, 1);
+	expect_equal(allocated_in(), second);
+	schedule_on(1);
+	expect_equal(allocated_in(), first);
+	schedule_on(0);
+	expect_equal(allocated_in(), second);
+	/* Not while another thread uses it, and it does so until it ends. */
+	for (i = 1; i < PER_NODE; i++) {
+		expect_equal(pthread_create(&thread, NULL, nothing, NULL), 0);
+		expect_equal(pthread_join(thread, NULL), 0);
+	}
+	pthread_barrier_init(&steps, NULL, 2);
+	expect_equal(pthread_create(&thread, NULL, stays, &steps), 0);
+	pthread_barrier_wait(&steps);
+	move_to(1, 1);
+	expect_equal(allocated_in(), first);
+	/* Nor to a node where another thread is; in a child there is none. */
+	child = fork();
+	if (!child) {
+		move_to(0, 1);
+		_exit(allocated_in() != first);
+	}
+	expect_equal(waitpid(child, (int *)&status, 0), child);
+	expect_equal(status, 0);
+	expect_equal(allocated_in(), second);
+	pthread_barrier_wait(&steps);
+	expect_equal(pthread_join(thread, NULL), 0);
+	move_to(1, 1);
+	expect_equal(allocated_in(), second);
+	/* It can be switched off at any time. */
+	put("/proc/sys/kernel/numa_balancing", "0\n");
+	move_to(0, 1);
+	expect(allocated_in() != second);
+	put("/proc/sys/kernel/numa_balancing", "1\n");
 }
 
 static void *arena_of_thread(void *arena)
@@ -334,6 +412,11 @@ static int preloaded(const char *how)
 	page = map_page();
 	if (!strcmp(how, "refused"))
 		refuse_mbind();
+	if (!strcmp(how, "balanced")) {
+		comes_along();
+		allocates();
+		return 0;
+	}
 	follows();
 	threads_share();
 	lies_in_huge_pages();
@@ -357,6 +440,9 @@ int main(int argc, char **argv)
 	expect_equal(run(argv, argv[1], tree, "follows"), 0);
 	put_page(two_nodes);
 	expect_equal(run(argv, argv[1], tree, "refused"), 0);
+	put("/proc/sys/kernel/numa_balancing", "1\n");
+	put_page(two_nodes);
+	expect_equal(run(argv, argv[1], tree, "balanced"), 0);
 	remove_tree();
 	puts("jemalloc: arenas of nodes ... ok");
 	return 0;
