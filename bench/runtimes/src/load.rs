@@ -11,8 +11,8 @@ use std::{
 /// Words of a line of the caches, and of a page.
 const LINE: usize = 8;
 const PAGE: usize = 512;
-const ROW_LINES: usize = ROW_BYTES / size_of::<Line>();
 const PAGE_LINES: usize = PAGE / LINE;
+const ROW_PAGES: usize = ROW_BYTES / size_of::<RowPage>();
 
 /// STREAM's triad, c = a + 3 b, over arrays that stay. A word of each line: enough to bring the line from memory.
 pub struct Stream {
@@ -50,38 +50,44 @@ impl Stream {
 /// A line of the caches.
 type Line = [usize; LINE];
 
+/// Caches see that lines follow each other within a page only. An allocator may begin what is large at any line of a page, which
+/// makes another load of it.
+#[repr(align(4096))]
+struct RowPage([Line; PAGE_LINES]);
+
 /// A stencil over rows that are allocated anew in each step, and given back as soon as the next step needs them no more. `malloc()`
 /// gives that memory, jemalloc's if it is preloaded.
 pub struct Stencil {
     /// Rows of the step before that are still needed, the next one first, then those of this step.
-    rows: VecDeque<Vec<Line>>,
+    rows: VecDeque<Vec<RowPage>>,
 }
 
 impl Stencil {
     /// By the thread that is to use it.
     pub fn new() -> Self {
-        let row = |number: usize| vec![[number; LINE]; ROW_LINES];
+        let page = |number: usize| RowPage([[number; LINE]; PAGE_LINES]);
+        let row = |number: usize| (0..ROW_PAGES).map(|_| page(number)).collect();
         Self { rows: (0..ROWS).map(row).collect() }
     }
 
     /// The next row: a word of each line from three rows of the step before. They are a circle, so that each row has a neighbour on
-    /// both sides. As many lines as a page has at a time from each of the rows: how soon the caches see that lines follow each other
-    /// depends little on where the rows lie. Operations, which are rows.
+    /// both sides. A page at a time from each of the rows. Operations, which are rows.
     pub fn row(&mut self) -> u64 {
-        let mut new = Vec::with_capacity(ROW_LINES);
+        let mut new = Vec::with_capacity(ROW_PAGES);
         let mut words = [[0_usize; PAGE_LINES]; 3];
-        for at in (0..ROW_LINES).step_by(PAGE_LINES) {
+        for at in 0..ROW_PAGES {
             for (words, row) in words.iter_mut().zip(&self.rows) {
-                words.iter_mut().zip(&row[at..at + PAGE_LINES]).for_each(|(word, line)| *word = line[0]);
+                words.iter_mut().zip(&row[at].0).for_each(|(word, line)| *word = line[0]);
                 // One row after the other, line by line: a compiler that adds as it reads may read in another order.
                 black_box(words);
             }
             let [above, here, below] = &words;
+            let mut page = RowPage([[0; LINE]; PAGE_LINES]);
             let sums = above.iter().zip(here).zip(below);
-            new.extend(sums.map(|((above, here), below)| {
-                let word = above.wrapping_add(here.wrapping_mul(2)).wrapping_add(*below);
-                [word; LINE]
-            }));
+            page.0.iter_mut().zip(sums).for_each(|(line, ((above, here), below))| {
+                *line = [above.wrapping_add(here.wrapping_mul(2)).wrapping_add(*below); LINE];
+            });
+            new.push(page);
         }
         self.rows.push_back(new);
         // Nobody needs it any more.
@@ -180,7 +186,7 @@ mod tests {
         for _ in 0..ROWS {
             assert_eq!(stencil.row(), 1);
         }
-        let of = |number: usize| stencil.rows[number][ROW_LINES - 1][0];
+        let of = |number: usize| stencil.rows[number][ROW_PAGES - 1].0[PAGE_LINES - 1][0];
         // The first row of the step is that around row 1 of the one before.
         assert_eq!((of(0), of(1)), (4, 8));
         // The last ones are made of the step's own first rows, as there are no others.
