@@ -46,8 +46,9 @@
 #define JEMALLOC	"libjemalloc.so.2"
 /* Calls of a thread until it is looked whether the guest's scheduler has taken it to another node. */
 #define LOOK_EVERY	1024
-/* Threads of a node share so many arenas. */
-#define PER_NODE	4
+/* Arenas of a node: as many as jemalloc has by itself, up to so many. Threads share them. */
+#define PER_CPU		4
+#define PER_NODE	64
 #define LONG_BITS	(8 * sizeof(unsigned long))
 /* A node whose arena could not be made. */
 #define NO_ARENA	UINT32_MAX
@@ -95,6 +96,7 @@ static struct node_hooks node_hooks[VNUMA_MAX_NODES];
 static _Atomic uint32_t arenas[VNUMA_MAX_NODES][PER_NODE];	/* 0: not made yet */
 static uint32_t users[VNUMA_MAX_NODES][PER_NODE];	/* threads that use an arena; by the mutex */
 static atomic_uint threads;
+static unsigned int nr_slots = PER_CPU;	/* of each node's arenas, those that are used */
 static pthread_key_t at_end;		/* not NULL: the thread is one of `users` */
 static bool counts_ends;
 static atomic_int nr_nodes;		/* nodes from this one on have no arenas */
@@ -320,7 +322,7 @@ static void bind_thread(int node, bool changed)
 	if (own.arena && changed && balances() && take_along(node))
 		return;
 	if (!own.slot) {
-		own.slot = 1 + atomic_fetch_add(&threads, 1) % PER_NODE;
+		own.slot = 1 + atomic_fetch_add(&threads, 1) % nr_slots;
 		if (counts_ends)
 			pthread_setspecific(at_end, &own);
 	}
@@ -450,7 +452,7 @@ static void unlock(void)
 /* The other threads are not in the child. */
 static void unlock_child(void)
 {
-	memset(users, 0, sizeof(users));
+	memset(users, 0, (size_t)atomic_load(&nr_nodes) * sizeof(*users));
 	if (own.arena && !own.ends)
 		users[own.node][own.slot - 1] = 1;
 	unlock();
@@ -460,6 +462,7 @@ static __attribute__((constructor)) void start(void)
 {
 	void *handle = dlopen(JEMALLOC, RTLD_LAZY | RTLD_NOLOAD);
 	size_t size = sizeof(by_default), length = 3, i;
+	long cpus = sysconf(_SC_NPROCESSORS_CONF);
 	struct vnuma *opened;
 
 	for (i = 0; handle && i < sizeof(symbols) / sizeof(*symbols); i++) {
@@ -474,6 +477,8 @@ static __attribute__((constructor)) void start(void)
 	if (mallctl("arena.0.extent_hooks", &by_default, &size, NULL, 0) ||
 	    vnuma_open_at(&opened, ROOT))
 		return;
+	if (cpus > 0)
+		nr_slots = cpus < PER_NODE / PER_CPU ? (unsigned int)cpus * PER_CPU : PER_NODE;
 	if (mallctlnametomib("arena.0.decay", decay, &length))
 		decay[2] = 0;
 	generation = vnuma_generation_word(opened);

@@ -21,9 +21,10 @@
 #include "tree.h"
 
 #define CPUS	VNUMA_GD_MAX_CPUS
-#define THREADS	16
+#define THREADS	128
 #define LOOK_EVERY	1024
-#define PER_NODE	4
+#define PER_CPU	4
+#define PER_NODE	64
 #define HUGE_PAGE	(2UL << 20)
 /* Together some huge pages. */
 #define PIECES		64
@@ -117,7 +118,15 @@ static void follows(void)
 	expect_equal(allocated_in(), second);
 }
 
-/* A thread that takes the place of another one after PER_NODE threads, until it may end. */
+/* Arenas of a node. */
+static unsigned int slots(void)
+{
+	long cpus = sysconf(_SC_NPROCESSORS_CONF);
+
+	return cpus < PER_NODE / PER_CPU ? (unsigned int)cpus * PER_CPU : PER_NODE;
+}
+
+/* A thread that shares an arena with the one that was first, as that many came between, until it may end. */
 static void *stays(void *step)
 {
 	pthread_barrier_t *steps = step;
@@ -159,7 +168,7 @@ static void comes_along(void)
 	schedule_on(0);
 	expect_equal(allocated_in(), second);
 	/* Not while another thread uses it, and it does so until it ends. */
-	for (i = 1; i < PER_NODE; i++) {
+	for (i = 1; i < slots(); i++) {
 		expect_equal(pthread_create(&thread, NULL, nothing, NULL), 0);
 		expect_equal(pthread_join(thread, NULL), 0);
 	}
@@ -213,7 +222,7 @@ static void threads_share(void)
 				;
 			different += j == i;
 		}
-		expect_equal(different, PER_NODE);
+		expect_equal(different, slots());
 	}
 	for (i = 0; i < THREADS; i++)
 		for (j = 0; j < THREADS; j++)
