@@ -117,14 +117,15 @@ static __thread struct {
 /* Does AutoNUMA take pages to the threads that use them? */
 static bool balances(void)
 {
-	int file = open(autonuma_switch, O_RDONLY | O_CLOEXEC);
+	int saved = errno, file = open(autonuma_switch, O_RDONLY | O_CLOEXEC);
 	char mode = '0';
 
-	if (file < 0)
-		return false;
-	if (read(file, &mode, 1) != 1)
-		mode = '0';
-	close(file);
+	if (file >= 0) {
+		if (read(file, &mode, 1) != 1)
+			mode = '0';
+		close(file);
+	}
+	errno = saved;
 	/* NUMA_BALANCING_NORMAL; the other bit is about nodes of slower memory. */
 	return mode >= '0' && mode <= '9' && (mode - '0') & 1;
 }
@@ -286,6 +287,19 @@ static void end(void *unused)
 	own.ends = true;
 }
 
+/* Where it gets memory is looked at only if AutoNUMA is off by then. An error leaves it as it is. With the mutex. */
+static void give_to(int node, unsigned int slot, uint32_t arena)
+{
+	extent_hooks_t *hooks = hooks_of(node);
+	char name[64];
+
+	set_arena(node, slot, arena);
+	if (!arena)
+		return;
+	snprintf(name, sizeof(name), "arena.%u.extent_hooks", arena);
+	mallctl(name, NULL, NULL, &hooks, sizeof(hooks));
+}
+
 /* The thread's arena becomes one of another node, unless other threads use it, or the one that is there. */
 static bool take_along(int node)
 {
@@ -296,17 +310,11 @@ static bool take_along(int node)
 	pthread_mutex_lock(&mutex);
 	alone = counts_ends && !own.ends && users[own.node][slot] == 1 && !users[node][slot];
 	if (alone) {
-		extent_hooks_t *hooks = hooks_of(node);
-		char name[64];
-
 		other = atomic_load_explicit(&arenas[node][slot], memory_order_relaxed);
-		set_arena(node, slot, own.arena);
-		set_arena(own.node, slot, other == NO_ARENA ? 0 : other);
+		give_to(node, slot, own.arena);
+		give_to(own.node, slot, other == NO_ARENA ? 0 : other);
 		users[node][slot] = 1;
 		users[own.node][slot] = 0;
-		/* Of which region its next memory is makes a difference without AutoNUMA only. */
-		snprintf(name, sizeof(name), "arena.%u.extent_hooks", own.arena);
-		mallctl(name, NULL, NULL, &hooks, sizeof(hooks));
 		own.node = node;
 	}
 	pthread_mutex_unlock(&mutex);

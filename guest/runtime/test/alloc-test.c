@@ -143,10 +143,23 @@ static void *nothing(void *unused)
 	return unused;
 }
 
+/* What gives an arena its memory, which all arenas of a node share. */
+static void *hooks_of(unsigned int arena)
+{
+	size_t size = sizeof(void *);
+	char name[64];
+	void *hooks;
+
+	snprintf(name, sizeof(name), "arena.%u.extent_hooks", arena);
+	expect_equal(mallctl(name, &hooks, &size, NULL, 0), 0);
+	return hooks;
+}
+
 /* With AutoNUMA an arena goes where its thread's CPU goes, but not if the thread was scheduled elsewhere. */
 static void comes_along(void)
 {
 	unsigned int first, second, i, status;
+	void *hooks[2];
 	pthread_barrier_t steps;
 	pthread_t thread;
 	pid_t child;
@@ -160,9 +173,13 @@ static void comes_along(void)
 	schedule_on(1);
 	second = allocated_in();
 	expect(second != first);
-	/* Both change places. */
+	/* Both change places, and with them where they get memory. */
+	hooks[0] = hooks_of(first);
+	hooks[1] = hooks_of(second);
+	expect(hooks[0] != hooks[1]);
 	move_to(0, 1);
 	expect_equal(allocated_in(), second);
+	expect(hooks_of(second) == hooks[0] && hooks_of(first) == hooks[1]);
 	schedule_on(1);
 	expect_equal(allocated_in(), first);
 	schedule_on(0);
