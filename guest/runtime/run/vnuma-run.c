@@ -56,12 +56,11 @@ struct plan {
 	const struct collector *collector;	/* NULL: the program is no Java VM */
 	bool jemalloc;
 	bool mimalloc;
-	bool mimalloc_loaded;
 	bool tcmalloc;
 	bool tcmalloc_loaded;
 	bool dry_run;
 	bool overlay;			/* the one of libnuma is preloaded */
-	char preload[2 * PATH_MAX + 64];	/* "": nothing is preloaded */
+	char preload[3 * PATH_MAX];	/* "": nothing is preloaded */
 	char notes[MAX_NOTES][2 * PATH_MAX];
 	int nr_notes;
 };
@@ -74,10 +73,11 @@ static const char usage[] =
 	"\n"
 	"      --gc parallel|g1|z    the program is a Java VM; use that collector with its NUMA support\n"
 	"      --allocator jemalloc  malloc() is jemalloc's, with arenas of the thread's node\n"
-	"      --allocator mimalloc  malloc() is mimalloc's, which gives back what is free at once\n"
+	"      --allocator mimalloc  malloc() is mimalloc's, with large blocks of the thread's node\n"
 	"      --allocator tcmalloc  malloc() is google/tcmalloc's, with memory of the thread's node\n"
 	"      --libraries DIR       where numa/libnuma.so.1, hotspot/libnuma.so.1,\n"
-	"                            jemalloc/libvnuma-jemalloc.so and tcmalloc/libvnuma-tcmalloc.so are\n"
+	"                            jemalloc/libvnuma-jemalloc.so, mimalloc/libvnuma-mimalloc.so\n"
+	"                            and tcmalloc/libvnuma-tcmalloc.so are\n"
 	"                            [default: " VNUMA_LIBRARIES "]\n"
 	"      --dry-run             print what would be set, and start nothing\n"
 	"  -h, --help                print this\n"
@@ -273,12 +273,14 @@ static bool is_unknown_jvm(struct plan *plan, const char *java)
 	return missing;
 }
 
+/* Both or none: memory of the one is freed by the other. */
 static void add_mimalloc(struct plan *plan)
 {
-	if (access(VNUMA_REAL_MIMALLOC, R_OK))
-		note(plan, "%s: %s: malloc() is the program's own", VNUMA_REAL_MIMALLOC, strerror(errno));
-	else
-		plan->mimalloc_loaded = add_path(plan, VNUMA_REAL_MIMALLOC);
+	size_t used = strlen(plan->preload);
+
+	if (add_library(plan, "mimalloc/libvnuma-mimalloc.so", VNUMA_REAL_MIMALLOC, "malloc() is the program's own") &&
+	    !add_path(plan, VNUMA_REAL_MIMALLOC))
+		plan->preload[used] = 0;
 }
 
 static void make_plan(struct plan *plan, const char *path)
@@ -345,13 +347,6 @@ static int apply(const struct plan *plan)
 	if (plan->collector && plan->overlay &&
 	    (put_before(plan, "JAVA_TOOL_OPTIONS", plan->collector->flags, ' ') ||
 	     (plan->collector->shares && put_default(plan, "VNUMA_SHARED_CPUS", "1"))))
-		return -1;
-	/*
-	 * What a thread frees is new memory when it is used again, and so of the node that the thread is on
-	 * then. The one is the name of the option in mimalloc 2.0, the other one that since 2.1.
-	 */
-	if (plan->mimalloc_loaded && (put_default(plan, "MIMALLOC_DECOMMIT_DELAY", "0") ||
-				      put_default(plan, "MIMALLOC_PURGE_DELAY", "0")))
 		return -1;
 	/*
 	 * tcmalloc asks the kernel itself by rseq(2) for the CPU of a thread, which the C library does for itself

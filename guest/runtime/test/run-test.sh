@@ -95,17 +95,18 @@ fi
 mimalloc=$4
 try 0 --allocator mimalloc --dry-run true
 if [ -e "$mimalloc" ]; then
-	says out "$preload:$mimalloc"
-	says out 'MIMALLOC_DECOMMIT_DELAY=0'
-	says out 'MIMALLOC_PURGE_DELAY=0'
-	MIMALLOC_PURGE_DELAY=7 try 0 --allocator mimalloc --dry-run true
-	is_silent_on out 'MIMALLOC_PURGE_DELAY'
+	says out "$preload:$build/mimalloc/libvnuma-mimalloc.so:$mimalloc"
+	is_silent_on out MIMALLOC_
 	try 0 --allocator mimalloc cat /proc/self/maps
+	grep -q "$build/mimalloc/libvnuma-mimalloc.so" "$dir/out" || fail "malloc() is not ours"
 	grep -q "$(realpath "$mimalloc")" "$dir/out" || fail "mimalloc is not loaded"
+	"$run" --libraries "$dir/none" --allocator mimalloc --dry-run true >"$dir/out" 2>"$dir/err"
+	is_silent_on out LD_PRELOAD
+	says err "$dir/none/mimalloc/libvnuma-mimalloc.so: No such file or directory: malloc() is the program's own"
 else
 	says out "$preload"
 	says err "$mimalloc: No such file or directory: malloc() is the program's own"
-	is_silent_on out 'MIMALLOC'
+	is_silent_on out libvnuma-mimalloc
 fi
 # It takes minutes to build, and is left out by make. Whether it works is looked at in a guest.
 cp -r "$build/numa" "$dir/numa"

@@ -178,8 +178,8 @@ struct Allocator {
     keeps: &'static [&'static str],
 }
 
-/// jemalloc has arenas of the thread's node; mimalloc gives back at once what is free, so that what a thread gets next is new;
-/// tcmalloc has memory for each node, and by itself is one that knows none.
+/// jemalloc has arenas of the thread's node; large blocks of mimalloc that are on another node get new pages; tcmalloc has memory for
+/// each node, and by itself is one that knows none.
 const ALLOCATORS: [Allocator; 3] = [
     Allocator { name: "jemalloc", library: "libjemalloc.so.2", keeps: &KEEPS_JEMALLOC },
     Allocator { name: "mimalloc", library: MIMALLOC, keeps: &KEEPS_MIMALLOC },

@@ -19,11 +19,12 @@ use vnuma_lab_runner::driver;
 const DRIVER: &str = "/root/vnuma.ko";
 const GUEST_KERNEL: &str = "6.12";
 /// What the guest gets of guest/runtime, and where the server finds it.
-const RUNTIME: [(&str, &str); 4] = [
+const RUNTIME: [(&str, &str); 5] = [
     ("vnuma-run", "/root/runtime/vnuma-run"),
     ("numa/libnuma.so.1", "/root/runtime/numa/libnuma.so.1"),
     ("hotspot/libnuma.so.1", "/root/runtime/hotspot/libnuma.so.1"),
     ("jemalloc/libvnuma-jemalloc.so", "/root/runtime/jemalloc/libvnuma-jemalloc.so"),
+    ("mimalloc/libvnuma-mimalloc.so", "/root/runtime/mimalloc/libvnuma-mimalloc.so"),
 ];
 /// mimalloc of this machine, and where the server finds it.
 const MIMALLOC: [&str; 2] = ["/usr/lib/x86_64-linux-gnu/libmimalloc.so.2", "/root/runtime/libmimalloc.so.2"];

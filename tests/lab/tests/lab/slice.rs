@@ -36,7 +36,7 @@ pub fn driver_tools() -> PathBuf {
 
 /// What `guest/runtime` builds, on the server.
 const RUNTIME: &str = "/root/runtime";
-const RUNTIME_FILES: [&str; 8] = [
+const RUNTIME_FILES: [&str; 9] = [
     "vnuma-run",
     "vnuma-follow",
     "vnuma-alloc",
@@ -45,6 +45,7 @@ const RUNTIME_FILES: [&str; 8] = [
     "numa/libnuma.so.1",
     "hotspot/libnuma.so.1",
     "jemalloc/libvnuma-jemalloc.so",
+    "mimalloc/libvnuma-mimalloc.so",
 ];
 
 /// Builds of guest/runtime, in a folder of its own: what `make check` builds is built beside these tests.
