@@ -27,8 +27,6 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
-#include <fcntl.h>
-#include <limits.h>
 #include <linux/mempolicy.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -42,6 +40,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #include <vnuma/vnuma.h>
+
+#include "autonuma.h"
 
 #define JEMALLOC	"libjemalloc.so.2"
 /* Calls of a thread until it is looked whether the guest's scheduler has taken it to another node. */
@@ -101,7 +101,6 @@ static pthread_key_t at_end;		/* not NULL: the thread is one of `users` */
 static bool counts_ends;
 static atomic_int nr_nodes;		/* nodes from this one on have no arenas */
 static size_t decay[3];			/* "arena.N.decay" as jemalloc counts; decay[2] is 0: unknown */
-static char autonuma_switch[PATH_MAX];
 
 /* Of a thread. Zero at first, so that its first call looks. */
 static __thread struct {
@@ -113,22 +112,6 @@ static __thread struct {
 	uint8_t slot;			/* 0: none yet */
 	bool ends;			/* it is not counted any more */
 } own __attribute__((tls_model("initial-exec")));
-
-/* Does AutoNUMA take pages to the threads that use them? */
-static bool balances(void)
-{
-	int saved = errno, file = open(autonuma_switch, O_RDONLY | O_CLOEXEC);
-	char mode = '0';
-
-	if (file >= 0) {
-		if (read(file, &mode, 1) != 1)
-			mode = '0';
-		close(file);
-	}
-	errno = saved;
-	/* NUMA_BALANCING_NORMAL; the other bit is about nodes of slower memory. */
-	return mode >= '0' && mode <= '9' && (mode - '0') & 1;
-}
 
 /* Memory that nobody has touched yet comes from a node, whoever touches it. */
 static void place(void *memory, size_t size, int node)
@@ -481,7 +464,7 @@ static __attribute__((constructor)) void start(void)
 	}
 	pthread_atfork(lock, unlock, unlock_child);
 	counts_ends = !pthread_key_create(&at_end, end);
-	snprintf(autonuma_switch, sizeof(autonuma_switch), "%s/proc/sys/kernel/numa_balancing", ROOT ? ROOT : "");
+	find_autonuma(ROOT);
 	if (mallctl("arena.0.extent_hooks", &by_default, &size, NULL, 0) ||
 	    vnuma_open_at(&opened, ROOT))
 		return;

@@ -7,7 +7,10 @@
  *	                └─ a large block that is on another node: its pages go back to the kernel
  *
  * Nothing is in a block that is allocated, so that its pages can be new ones, which come from the node of the thread that
- * touches them. Each block costs that once. Small blocks share pages with others that are in use: AutoNUMA takes these along.
+ * touches them. Each block costs that once. Small blocks share pages with others that are in use.
+ *
+ * With AutoNUMA nothing of that is done. The kernel takes all that a thread uses after its CPU, and the driver tells it to look
+ * for that at once. Whatever is done to memory beside it slows both down.
  *
  * It is preloaded before mimalloc, from which everything else comes. What is used of mimalloc is its documented interface.
  */
@@ -22,6 +25,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #include <vnuma/vnuma.h>
+
+#include "autonuma.h"
 
 #ifndef ROOT
 #define ROOT	NULL
@@ -128,7 +133,7 @@ static __attribute__((noinline)) bool look(void *memory, size_t size)
 		own.renewed = NULL;
 		own.pause = 0;
 	}
-	node = node_of_thread(changed);
+	node = balances() ? VNUMA_NO_NODE : node_of_thread(changed);
 	renewed = node != VNUMA_NO_NODE && is_away(start, end, node) && !madvise(start, end - start, MADV_DONTNEED);
 	if (renewed) {
 		own.renewed = start;
@@ -162,6 +167,7 @@ static __attribute__((constructor)) void start(void)
 {
 	struct vnuma *opened;
 
+	find_autonuma(ROOT);
 	if (vnuma_open_at(&opened, ROOT))
 		return;
 	generation = vnuma_generation_word(opened);

@@ -474,6 +474,14 @@ static int preloaded(const char *how)
 		uses_given_memory();
 		return 0;
 	}
+	if (!strcmp(how, "balanced")) {
+		is_left_alone();
+		/* It can be switched off at any time. */
+		put("/proc/sys/kernel/numa_balancing", "0\n");
+		move_to(1, 1);
+		expect(is_new(by_malloc, LARGE));
+		return 0;
+	}
 	if (!strcmp(how, "refused")) {
 		refuse_move_pages();
 		is_left_alone();
@@ -552,6 +560,9 @@ int main(int argc, char **argv)
 	expect_equal(run(argv, tree, "given"), 0);
 	put_page(nodes);
 	expect_equal(run(argv, tree, "refused"), 0);
+	put("/proc/sys/kernel/numa_balancing", "1\n");
+	put_page(nodes);
+	expect_equal(run(argv, tree, "balanced"), 0);
 	remove_tree();
 	puts("mimalloc: new pages for large blocks ... ok");
 	return 0;
