@@ -2,15 +2,15 @@
 //! guest follows while vnumad and libvirtd are killed and started again, and it is gone when it has ended.
 
 use crate::guest::{check, check_kernel_log, equip, listed, wait_until_listed, wait_until_seen};
-use crate::limits;
 use crate::virsh::{Libvirt, virsh};
+use crate::{kept, limits};
 use anyhow::{Context, Result, bail, ensure};
 use std::{fs, process::Stdio, thread::sleep, time::Duration};
 use vnuma_scenario::{HANG_LIMIT, Process, Vm, output, vnumactl, vnumactl_command, vnumad, wait_for};
 
 pub(crate) const NAME: &str = "web";
 pub(crate) const CID: u32 = 77;
-const FILE: &str = "/root/web.xml";
+pub(crate) const FILE: &str = "/root/web.xml";
 const CONFIGURATION: &str = "/root/vnumad-libvirt.toml";
 const KERNEL: &str = "/run/lab/kernels/6.12";
 
@@ -93,7 +93,8 @@ pub fn run() -> Result<()> {
     Ok(())
 }
 
-/// What takes too long for every test run: a guest that has to be asked again, and an operator's limits.
+/// What takes too long for every test run: a guest that has to be asked again, what libvirt does to a domain as a whole, and an
+/// operator's limits.
 pub fn run_slow() -> Result<()> {
     fs::write(CONFIGURATION, "[libvirt]\nuris = [\"qemu:///system\"]\n").context(CONFIGURATION)?;
     let _libvirt = Libvirt::start(DEVICES)?;
@@ -102,6 +103,7 @@ pub fn run_slow() -> Result<()> {
     wait_until_listed(NAME)?;
     vnumactl(&["attach", NAME])?;
     detached_while_it_boots(&vm)?;
+    let vm = kept::run(vm)?;
     drop(daemon);
     virsh(&["destroy", NAME])?;
     drop(vm);
@@ -169,12 +171,12 @@ fn start_vnumad() -> Result<Process> {
 }
 
 /// Puts a vCPU on a node, as an operator does who uses no libvirt for that.
-fn place(vm: &Vm, vcpu: usize, node: usize) -> Result<()> {
+pub(crate) fn place(vm: &Vm, vcpu: usize, node: usize) -> Result<()> {
     output("taskset", &["-p", "-c", CPUS[node], &vm.threads[vcpu].to_string()]).map(drop)
 }
 
 /// vCPUs are on these nodes, and the guest uses them.
-fn expect(vm: &Vm, nodes: [u64; 2]) -> Result<()> {
+pub(crate) fn expect(vm: &Vm, nodes: [u64; 2]) -> Result<()> {
     wait_until_seen(NAME, &nodes.map(|node| (node, node, "true")))?;
     check(vm, &nodes)
 }
@@ -187,7 +189,7 @@ fn pin(vcpu: &str) -> Result<String> {
     pin.map(str::to_owned).with_context(|| format!("no pin of vCPU {vcpu}: {pins}"))
 }
 
-fn move_to(vcpu: &str, node: &str) -> Result<()> {
+pub(crate) fn move_to(vcpu: &str, node: &str) -> Result<()> {
     vnumactl(&["move", NAME, "--vcpu", vcpu, "--node", node]).map(drop)
 }
 
@@ -204,7 +206,7 @@ fn taints() -> Result<String> {
     Ok(text.lines().filter(|line| line.contains("<taint")).map(str::trim).collect::<Vec<_>>().join(" "))
 }
 
-fn has_channel() -> Result<bool> {
+pub(crate) fn has_channel() -> Result<bool> {
     Ok(virsh(&["dumpxml", NAME])?.contains("<alias name='ua-vnuma'/>"))
 }
 
@@ -294,7 +296,7 @@ fn vnumad_is_killed_in_mid_attach(vm: &Vm, daemon: Process) -> Result<Process> {
 }
 
 /// A guest that is busy may let go of the device later than vnumactl waits for it.
-fn detach() -> Result<()> {
+pub(crate) fn detach() -> Result<()> {
     match vnumactl(&["detach", NAME]) {
         Err(error) if format!("{error:#}").contains("has not released") => wait_until_channel("none"),
         result => result.map(drop),

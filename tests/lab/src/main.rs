@@ -10,6 +10,7 @@ mod hostile;
 mod hot;
 mod hotplug;
 mod hotspot;
+mod kept;
 mod kills;
 mod libvirt;
 mod libvirt_migrate;
