@@ -11,7 +11,7 @@
 //!
 //! In doubt there is none.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use vnuma_topology::GuestNodeId;
 
 /// The kernel maps downwards from below the stack, which is at the end of 47 bits.
@@ -45,7 +45,12 @@ fn parse(line: &str) -> Option<Mapping<'_>> {
 /// they started with, in rising order.
 pub fn find(sizes: &[(GuestNodeId, u64)], maps: &str) -> BTreeMap<GuestNodeId, u64> {
     let mappings: Vec<_> = maps.lines().filter_map(parse).collect();
+    // The kernel shows no address twice.
+    let places: BTreeSet<u64> = mappings.iter().map(|mapping| mapping.start).collect();
     let mut found = BTreeMap::new();
+    if places.len() < mappings.len() {
+        return found;
+    }
     for &(node, size) in sizes {
         let name = backend_of(node);
         let named = |mapping: &&Mapping<'_>| {
@@ -103,6 +108,8 @@ mod tests {
         let upwards = line(0x2aaa_0000_0000, 64 * MIB, "") + &line(0x2aab_0000_0000, 64 * MIB, "");
         assert!(find(&sizes, &upwards).is_empty(), "the kernel maps upwards");
         assert!(find(&sizes, &line(0x7f00_0000_0000, 64 * MIB, "")).is_empty(), "one of two");
+        let twice = line(0x7f00_0000_0000, 64 * MIB, "").repeat(2);
+        assert!(find(&sizes, &twice).is_empty(), "two guest nodes in one place");
         assert!(find(&sizes, "").is_empty() && find(&[], &three).is_empty());
     }
 
