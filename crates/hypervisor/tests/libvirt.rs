@@ -5,6 +5,8 @@
 mod attaching;
 #[path = "libvirt/detaching.rs"]
 mod detaching;
+#[path = "libvirt/pins.rs"]
+mod pins;
 
 use nix::{
     sys::{
@@ -414,42 +416,6 @@ fn a_libvirtd_that_hangs_keeps_nobody() {
     assert_eq!(vm.poll_event(Duration::ZERO).unwrap(), None);
     vm.greet().unwrap();
     assert_eq!(vm.describe().unwrap().vcpus.len(), 4);
-}
-
-#[test]
-fn a_pin_is_libvirts_own_and_stays_within_the_operators() {
-    let Some(libvirt) = Libvirt::start() else { return };
-    let cpus = thread::available_parallelism().map_or(1, usize::from);
-    if cpus < 2 {
-        return println!("skipped: this needs the CPUs 0 and 1");
-    }
-    libvirt.create("web", "");
-    let mut backend = libvirt.backend();
-    let mut vm = libvirt.connect(&mut backend, "web");
-    let vcpus = vm.describe().unwrap().vcpus;
-    let pin = |vm: &mut dyn VmConnection, vcpu: usize, cpus: &str| vm.pin_vcpu(vcpus[vcpu].tid, &set(cpus));
-    let pinned = |vcpu: &str| {
-        let pins = libvirt.must(&["vcpupin", "web", "--live"]);
-        let line = pins.lines().find(|line| line.split_whitespace().next() == Some(vcpu));
-        line.and_then(|line| line.split_whitespace().nth(1)).unwrap().to_owned()
-    };
-    assert!(vm.keeps_pins());
-    pin(&mut *vm, 2, "1").unwrap();
-    assert_eq!(pinned("2"), "1");
-    let allowed = vnuma_process::read_allowed(vm.pid(), vcpus[2].tid).unwrap();
-    assert_eq!(allowed, set("1"), "the thread is where the XML says");
-    // Its own pin is no limit: the operator's is 0-1, of the whole domain.
-    pin(&mut *vm, 2, "0-7").unwrap();
-    assert_eq!(pinned("2"), "0-1");
-    // vCPU 1 has one of its own.
-    let error = pin(&mut *vm, 1, "1").unwrap_err().to_string();
-    assert_eq!(error, "web: an operator's vcpupin lets its vCPU 1 run on CPUs 0 only, none of 1");
-    assert_eq!(pinned("1"), "0");
-    // What the operator sets later is a limit, too.
-    libvirt.must(&["vcpupin", "web", "2", "0", "--live"]);
-    assert!(pin(&mut *vm, 2, "1").is_err());
-    assert_eq!(pinned("2"), "0");
-    assert!(!libvirt.is_tainted("web"));
 }
 
 #[test]

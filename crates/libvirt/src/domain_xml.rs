@@ -1,12 +1,15 @@
 //! The XML of a domain that runs, as far as it matters here: guest nodes, bindings, pins, and places for a device.
 
-use crate::xml::{Reader, XmlError, child, children};
+use crate::{
+    pins::{OwnPin, own_pins, own_pins_run},
+    xml::{Reader, XmlError, child, children},
+};
 use roxmltree::Node;
 use std::collections::{BTreeMap, BTreeSet};
 use vnuma_topology::{CpuSet, GuestNodeId, HostNodeId, is_pci_address};
 
 /// Most vCPUs, guest nodes and devices that are read.
-const MAX_VCPUS: u32 = 8192;
+pub(crate) const MAX_VCPUS: u32 = 8192;
 const MAX_CELLS: usize = 128;
 const MAX_DEVICES: usize = 4096;
 
@@ -88,18 +91,6 @@ pub struct Shmem {
     pub model: String,
 }
 
-/// A pin that vnumad has set, and what the operator allowed before.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OwnPin {
-    /// CPUs of the pin.
-    pub set: CpuSet,
-    /// CPUs that the operator lets the vCPU run on; `None`: any.
-    pub operator: Option<CpuSet>,
-}
-
-/// Namespace of the element in a domain's metadata that names the pins of vnumad. XML calls for a URI; nothing is there.
-pub const PINS_NAMESPACE: &str = "urn:vnuma:pins:1";
-
 /// Namespace of the element that says that a domain is to be attached as soon as its guest runs.
 pub const MARK_NAMESPACE: &str = "urn:vnuma:attach:1";
 
@@ -108,20 +99,6 @@ pub const MARK_ELEMENT: &str = "<attach/>";
 
 /// The usual prefix of these namespaces.
 pub const PREFIX: &str = "vnuma";
-
-/// Most bytes of the name of a run of a domain.
-const MAX_RUN: usize = 64;
-
-/// The element for these pins, by index of their vCPUs. `run` names the process that they were set for: pins that came to another
-/// process were set on another host.
-pub fn pins_element(pins: &BTreeMap<u32, OwnPin>, run: &str) -> String {
-    let mut element = format!("<pins run='{run}'>");
-    for (vcpu, OwnPin { set, operator }) in pins {
-        let operator = operator.as_ref().map_or(String::new(), |operator| format!(" operator='{operator}'"));
-        element.push_str(&format!("<vcpu id='{vcpu}' set='{set}'{operator}/>"));
-    }
-    element + "</pins>"
-}
 
 /// A domain.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -210,29 +187,6 @@ impl DomainXml {
     /// CPUs that a vCPU is pinned to. `None`: any.
     pub fn pin(&self, vcpu: u32) -> Option<&CpuSet> {
         self.vcpu_pins.get(&vcpu).or(self.cpuset.as_ref())
-    }
-
-    /// CPUs that an operator lets a vCPU run on. `None`: any. A pin of vnumad that is still set is not the operator's.
-    pub fn limit(&self, vcpu: u32) -> Option<&CpuSet> {
-        let pin = self.pin(vcpu);
-        match self.own_pins.get(&vcpu) {
-            Some(own) if pin == Some(&own.set) => own.operator.as_ref(),
-            _ => pin,
-        }
-    }
-
-    /// Pins of vnumad that are still set, and were for another run than this: the domain has come with them from another host.
-    pub fn stale_pins(&self, run: &str) -> Vec<(u32, &OwnPin)> {
-        if self.own_pins_run.as_deref().is_none_or(|noted| noted == run) {
-            return Vec::new();
-        }
-        self.set_pins()
-    }
-
-    /// Pins of vnumad that are still set.
-    pub fn set_pins(&self) -> Vec<(u32, &OwnPin)> {
-        let set = |vcpu: &u32, own: &OwnPin| self.pin(*vcpu) == Some(&own.set);
-        self.own_pins.iter().filter(|(vcpu, own)| set(vcpu, own)).map(|(vcpu, own)| (*vcpu, own)).collect()
     }
 
     /// The guest node that a vCPU is on when the guest boots.
@@ -357,31 +311,13 @@ fn vcpu_pins(reader: &Reader<'_>, tune: Option<Node<'_, '_>>) -> Result<BTreeMap
 }
 
 /// Elements of the domain's metadata.
-fn of_metadata<'a, 'i: 'a>(
+pub(crate) fn of_metadata<'a, 'i: 'a>(
     root: Node<'a, 'i>,
     namespace: &'static str,
     name: &'static str,
 ) -> impl Iterator<Item = Node<'a, 'i>> {
     let elements = child(root, "metadata").into_iter().flat_map(|metadata| metadata.children());
     elements.filter(move |element| element.has_tag_name((namespace, name)))
-}
-
-fn own_pins_run(root: Node<'_, '_>) -> Option<String> {
-    let run = of_metadata(root, PINS_NAMESPACE, "pins").find_map(|pins| pins.attribute("run"));
-    run.filter(|run| run.len() <= MAX_RUN).map(str::to_owned)
-}
-
-fn own_pins(reader: &Reader<'_>, root: Node<'_, '_>) -> Result<BTreeMap<u32, OwnPin>, XmlError> {
-    let mut pins = BTreeMap::new();
-    for node in of_metadata(root, PINS_NAMESPACE, "pins")
-        .flat_map(|pins| children(pins, "vcpu"))
-        .take(MAX_VCPUS as usize)
-    {
-        let set = reader.set(node, "set")?.ok_or_else(|| reader.missing("vcpu set"))?;
-        let operator = reader.set(node, "operator")?;
-        pins.insert(reader.some_number(node, "id")?, OwnPin { set, operator });
-    }
-    Ok(pins)
 }
 
 /// Devices of a kind.
@@ -525,44 +461,11 @@ mod tests {
     }
 
     #[test]
-    fn a_pin_of_vnumad_is_no_limit_until_somebody_changes_it() {
-        let own = |operator: Option<&str>| OwnPin { set: set("2-3"), operator: operator.map(set) };
-        let pins = BTreeMap::from([(0, own(Some("0-3"))), (1, own(None)), (2, own(Some("0-3")))]);
-        // As libvirt writes it: with the prefix that it was given.
-        let element = pins_element(&pins, "7.9").replace("<", "<vnuma:").replace("<vnuma:/", "</vnuma:");
-        let element = element.replacen("pins ", &format!("pins xmlns:vnuma='{PINS_NAMESPACE}' "), 1);
-        let found = parsed(&format!(
-            "<metadata><app:pins xmlns:app='x'><app:vcpu id='3' set='1'/></app:pins>{element}</metadata>\
-             <cputune><vcpupin vcpu='0' cpuset='2-3'/><vcpupin vcpu='1' cpuset='2-3'/>\
-             <vcpupin vcpu='2' cpuset='1'/></cputune>"
-        ));
-        assert_eq!(found.own_pins, pins);
-        assert_eq!(found.limit(0), Some(&set("0-3")), "what the operator allowed before");
-        assert_eq!(found.limit(1), None);
-        assert_eq!(found.limit(2), Some(&set("1")), "the operator has pinned it since");
-        assert_eq!(found.limit(3), None);
-        assert_eq!(found.stale_pins("7.9"), [], "they are of this run");
-        let stale: Vec<u32> = found.stale_pins("8.9").into_iter().map(|(vcpu, _)| vcpu).collect();
-        assert_eq!(stale, [0, 1], "the operator's pin of vCPU 2 is the operator's on each host");
-        assert!(!found.marked);
-    }
-
-    #[test]
     fn a_mark_is_known_by_its_namespace() {
         let marked = |namespace: &str| {
             parsed(&format!("<metadata><v:attach xmlns:v='{namespace}'/></metadata>")).marked
         };
         assert!(marked(MARK_NAMESPACE) && !marked("urn:somebody") && !parsed("").marked);
-    }
-
-    #[test]
-    fn pins_without_a_run_are_taken_as_of_this_one() {
-        let found = parsed(&format!(
-            "<metadata><v:pins xmlns:v='{PINS_NAMESPACE}'><v:vcpu id='0' set='1'/></v:pins></metadata>\
-             <cputune><vcpupin vcpu='0' cpuset='1'/></cputune>"
-        ));
-        assert_eq!(found.set_pins().len(), 1);
-        assert_eq!(found.stale_pins("8.9"), []);
     }
 
     #[test]

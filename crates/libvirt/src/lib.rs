@@ -17,17 +17,18 @@ mod events;
 mod lane;
 mod library;
 mod migration;
+mod pins;
 mod status;
 mod xml;
 
 pub use connection::{Connection, Domain, DomainState, Listed};
 pub use domain_xml::{
-    Binding, Cell, DomainXml, HostPci, MARK_ELEMENT, MARK_NAMESPACE, OwnPin, PINS_NAMESPACE, PREFIX, Port,
-    Shmem, Topology, pins_element,
+    Binding, Cell, DomainXml, HostPci, MARK_ELEMENT, MARK_NAMESPACE, PREFIX, Port, Shmem, Topology,
 };
 pub use error::LibvirtError;
 pub use events::DomainEvent;
 pub use library::Library;
 pub use migration::{Ended, Job, Migrating};
+pub use pins::{OwnPin, PINS_NAMESPACE, pins_element};
 pub use status::{StatusError, StatusFile};
 pub use xml::XmlError;

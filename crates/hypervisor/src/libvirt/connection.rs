@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 use vnuma_abi_topology_channel::ivshmem::VECTORS;
-use vnuma_libvirt::{Domain, DomainEvent, DomainXml, LibvirtError, OwnPin};
+use vnuma_libvirt::{Domain, DomainEvent, DomainXml, LibvirtError};
 use vnuma_process::apparmor;
 use vnuma_topology::{CpuSet, VmDescription};
 
@@ -43,10 +43,10 @@ pub(super) struct LibvirtConnection {
     pub(super) domain: Domain,
     pub(super) process: Process,
     /// As libvirt has it.
-    domain_name: String,
+    pub(super) domain_name: String,
     /// As it is called here.
     pub(super) name: String,
-    places: Arc<Places>,
+    pub(super) places: Arc<Places>,
     /// Events that came while it was waited for another one.
     pub(super) held: VecDeque<VmEvent>,
     /// A VM comes from elsewhere, and has not run here yet.
@@ -94,7 +94,7 @@ impl LibvirtConnection {
         self.impossible(format!("{what} is not done through libvirt"))
     }
 
-    fn impossible<T>(&self, reason: String) -> Result<T, VmError> {
+    pub(super) fn impossible<T>(&self, reason: String) -> Result<T, VmError> {
         Err(VmError::Libvirt { vm: self.name.clone(), reason })
     }
 
@@ -141,21 +141,6 @@ fn is_confined(profile: &str, socket: &str, error: &str) -> bool {
     may_connect.map_or_else(|| error.contains("Permission denied"), |may_connect| !may_connect)
 }
 
-/// Those CPUs that a limit has.
-fn within(cpus: &CpuSet, limit: Option<&CpuSet>) -> CpuSet {
-    let Some(limit) = limit else { return cpus.clone() };
-    let mut set = CpuSet::new();
-    cpus.iter().filter(|cpu| limit.contains(*cpu)).for_each(|cpu| set.insert(cpu));
-    set
-}
-
-/// A set as libvirt takes it.
-pub(super) fn map_of(cpus: &CpuSet) -> Vec<u8> {
-    let mut map = vec![0; cpus.iter().last().map_or(0, |last| last as usize / 8 + 1)];
-    cpus.iter().for_each(|cpu| map[cpu as usize / 8] |= 1 << (cpu % 8));
-    map
-}
-
 /// The channel's device as libvirt takes it.
 fn device_xml(socket: &str, bus: u32) -> String {
     let mut path = String::new();
@@ -190,9 +175,9 @@ impl VmConnection for LibvirtConnection {
         self.arrives &= run_state != "running";
         // Nobody else looks at each VM that has arrived. What libvirt refuses now is tried again with the next description.
         if run_state == "running"
-            && let Err(error) = self.take_back_stale_pins(&xml)
+            && let Err(error) = self.tidy_pins(&xml)
         {
-            tracing::warn!(vm = self.name, %error, "pins of the host before could not be taken back");
+            tracing::warn!(vm = self.name, %error, "vnumad's own pins could not be tidied");
         }
         let names = (self.name.as_str(), self.domain_name.as_str());
         describe::describe(names, &xml, run_state, &self.process, &self.places.states)
@@ -259,27 +244,7 @@ impl VmConnection for LibvirtConnection {
     }
 
     fn pin_vcpu(&mut self, tid: i32, cpus: &CpuSet) -> Result<(), VmError> {
-        let xml = self.xml()?;
-        let threads =
-            describe::threads(&self.name, &self.domain_name, &xml, &self.process, &self.places.states)?;
-        let Some(vcpu) = threads.iter().find(|(_, thread)| **thread == tid).map(|(vcpu, _)| *vcpu) else {
-            return self.impossible(format!("thread {tid} runs no vCPU of the domain any more"));
-        };
-        let operator = xml.limit(vcpu).cloned();
-        let set = within(cpus, operator.as_ref());
-        if set.is_empty() {
-            let limit = operator.unwrap_or_default();
-            let reason = format!(
-                "an operator's vcpupin lets its vCPU {vcpu} run on CPUs {limit} only, none of {cpus}"
-            );
-            return self.impossible(reason);
-        }
-        let map = map_of(&set);
-        // Noted before, so that there is no moment at which the pin could be taken for the operator's.
-        let mut pins = xml.own_pins;
-        pins.insert(vcpu, OwnPin { set, operator });
-        self.note_pins(&pins)?;
-        self.domain.pin_vcpu(vcpu, map, XML).map_err(|cause| self.failed(cause))
+        self.pin(tid, cpus)
     }
 
     fn removable_vcpu(&mut self, _apic_id: u32) -> Result<Plugged, VmError> {
@@ -392,16 +357,6 @@ mod tests {
         assert_eq!(meaning(&DomainEvent::Disconnected), Some(VmEvent::Disconnected));
         assert_eq!(meaning(&DomainEvent::Stopped), Some(VmEvent::Shutdown));
         assert_eq!(meaning(&DomainEvent::Left), Some(VmEvent::Left));
-    }
-
-    #[test]
-    fn pins_stay_within_limits_and_become_maps() {
-        let set = |text: &str| text.parse::<CpuSet>().unwrap();
-        assert_eq!(within(&set("0-3"), None), set("0-3"));
-        assert_eq!(within(&set("0-3"), Some(&set("2,5"))), set("2"));
-        assert!(within(&set("0-3"), Some(&set("4-5"))).is_empty());
-        assert_eq!(map_of(&set("0,9-10")), [1, 6]);
-        assert_eq!(map_of(&set("7")), [128]);
     }
 
     #[test]

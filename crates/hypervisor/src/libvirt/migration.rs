@@ -4,28 +4,22 @@
 //! not, as they name CPUs of the host before: they are taken back before the domain leaves, and set again if it stays. A domain that
 //! was migrated by anybody else brings them along, and they are taken back where it arrives.
 
-use super::connection::{LibvirtConnection, SHORT, XML, map_of};
+use super::{
+    connection::{LibvirtConnection, SHORT, XML},
+    pins::map_of,
+};
 use crate::{Migration, MigrationStatus, VmConnection, VmError, VmEvent, migration::check_scheme};
 use std::{
     collections::BTreeMap,
-    fs,
     time::{Duration, Instant},
 };
-use vnuma_libvirt::{
-    DomainXml, Ended, Job, MARK_ELEMENT, MARK_NAMESPACE, Migrating, OwnPin, PINS_NAMESPACE, PREFIX,
-    pins_element,
-};
-use vnuma_process::procfs;
-use vnuma_topology::CpuSet;
+use vnuma_libvirt::{Ended, Job, MARK_ELEMENT, MARK_NAMESPACE, Migrating, OwnPin, PREFIX};
 
 /// libvirt says that a domain has left after the end of its process: of a migration that was begun here, and of any.
 const OUTCOME_LIMIT: Duration = Duration::from_secs(30);
 const LEFT_LIMIT: Duration = Duration::from_secs(3);
 /// Between two looks for it.
 const PAUSE: Duration = Duration::from_millis(50);
-
-/// CPUs of the host.
-const ONLINE: &str = "/sys/devices/system/cpu/online";
 
 /// `virDomainState`: paused; `virDomainPausedReason`: the guest runs at the destination, and its memory follows.
 const POST_COPY: (i32, &[i32]) = (3, &[12, 13]);
@@ -67,19 +61,6 @@ pub(crate) fn check_destination(destination: &str) -> Result<(), String> {
 }
 
 impl LibvirtConnection {
-    /// The process of the domain, unlike any other on whatever host.
-    fn run(&self) -> String {
-        let stat = procfs::read_process(self.process.pid(), "stat", procfs::STAT_LIMIT).unwrap_or_default();
-        format!("{}.{}", self.process.pid(), procfs::start_time(&stat).unwrap_or(0))
-    }
-
-    /// Notes vnumad's own pins with the domain.
-    pub(super) fn note_pins(&self, pins: &BTreeMap<u32, OwnPin>) -> Result<(), VmError> {
-        let element = (!pins.is_empty()).then(|| pins_element(pins, &self.run()));
-        let noted = self.domain.set_metadata(element.as_deref(), PREFIX, PINS_NAMESPACE, XML);
-        noted.map_err(|cause| self.failed(cause))
-    }
-
     pub(super) fn set_mark(&self, marked: bool) -> Result<(), VmError> {
         if self.xml()?.marked == marked {
             return Ok(());
@@ -87,39 +68,6 @@ impl LibvirtConnection {
         let element = marked.then_some(MARK_ELEMENT);
         let set = self.domain.set_metadata(element, PREFIX, MARK_NAMESPACE, XML);
         set.map_err(|cause| self.failed(cause))
-    }
-
-    /// Lets vCPUs run where their operator lets them, and forgets these pins.
-    fn take_back_pins(&self, xml: &DomainXml, pins: &[(u32, &OwnPin)]) -> Result<(), VmError> {
-        for (vcpu, own) in pins {
-            let set = match own.operator.as_ref().or(xml.cpuset.as_ref()) {
-                Some(set) => set.clone(),
-                None => self.all_cpus()?,
-            };
-            let pinned = self.domain.pin_vcpu(*vcpu, map_of(&set), XML);
-            pinned.map_err(|cause| self.failed(cause))?;
-        }
-        // Last, so that what was cut short is repeated.
-        if xml.own_pins.is_empty() { Ok(()) } else { self.note_pins(&BTreeMap::new()) }
-    }
-
-    fn all_cpus(&self) -> Result<CpuSet, VmError> {
-        let text = fs::read_to_string(ONLINE).map_err(|error| error.to_string());
-        let set = text.and_then(|text| text.trim().parse().map_err(|error| format!("{error}")));
-        set.map_err(|reason| VmError::Libvirt {
-            vm: self.name.clone(),
-            reason: format!("{ONLINE}: {reason}"),
-        })
-    }
-
-    pub(super) fn take_back_stale_pins(&self, xml: &DomainXml) -> Result<(), VmError> {
-        let run = self.run();
-        let stale = xml.stale_pins(&run);
-        if stale.is_empty() {
-            return Ok(());
-        }
-        tracing::info!(vm = self.name, pins = stale.len(), "pins of the host before are taken back");
-        self.take_back_pins(xml, &stale)
     }
 
     pub(super) fn depart(&mut self, destination: &str, post_copy: bool) -> Result<(), VmError> {

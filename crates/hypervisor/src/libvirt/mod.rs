@@ -14,6 +14,7 @@ mod describe;
 mod handshake;
 pub mod mappings;
 mod migration;
+mod pins;
 
 use crate::{
     Source, VmBackend, VmCandidate, VmConnection, VmError, VmHandle, joined::foreign_handle,

@@ -1,0 +1,235 @@
+//! vnumad's own pins, which it notes in a domain's metadata, so that it does not take them for the operator's.
+//!
+//! libvirt keeps a pin and the note separately, and libvirtd or vnumad may end between two calls. So what is noted holds at each step:
+//!
+//! ```text
+//!  note: set NEW, before OLD ──▶ pin NEW ──▶ note: set NEW
+//! ```
+
+use crate::{
+    DomainXml,
+    domain_xml::{MAX_VCPUS, of_metadata},
+    xml::{Reader, XmlError, children, parse_set},
+};
+use roxmltree::Node;
+use std::collections::BTreeMap;
+use vnuma_topology::CpuSet;
+
+/// Namespace of the element in a domain's metadata that names the pins of vnumad. XML calls for a URI; nothing is there.
+pub const PINS_NAMESPACE: &str = "urn:vnuma:pins:1";
+
+/// Most bytes of the name of a run of a domain.
+const MAX_RUN: usize = 64;
+
+/// Most sets that a pin may have beside the one that it is to have. More come together only if as many calls fail, one after the other.
+const MAX_BEFORE: usize = 4;
+
+/// A pin that vnumad has set, and what the operator allowed before.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OwnPin {
+    /// CPUs of the pin.
+    pub set: CpuSet,
+    /// What it may still have instead: it is being changed, or that was cut short.
+    pub before: Vec<CpuSet>,
+    /// CPUs that the operator lets the vCPU run on; `None`: any.
+    pub operator: Option<CpuSet>,
+}
+
+impl OwnPin {
+    /// Is this pin of the XML vnumad's?
+    fn is(&self, pin: Option<&CpuSet>) -> bool {
+        pin.is_some_and(|pin| *pin == self.set || self.before.contains(pin))
+    }
+}
+
+/// The element for these pins, by index of their vCPUs. `run` names the process that they were set for: pins that came to another
+/// process were set on another host.
+pub fn pins_element(pins: &BTreeMap<u32, OwnPin>, run: &str) -> String {
+    let mut element = format!("<pins run='{run}'>");
+    for (vcpu, OwnPin { set, before, operator }) in pins {
+        element.push_str(&format!("<vcpu id='{vcpu}' set='{set}'"));
+        if !before.is_empty() {
+            let before: Vec<_> = before.iter().map(CpuSet::to_string).collect();
+            element.push_str(&format!(" before='{}'", before.join(" ")));
+        }
+        if let Some(operator) = operator {
+            element.push_str(&format!(" operator='{operator}'"));
+        }
+        element.push_str("/>");
+    }
+    element + "</pins>"
+}
+
+pub(crate) fn own_pins_run(root: Node<'_, '_>) -> Option<String> {
+    let run = of_metadata(root, PINS_NAMESPACE, "pins").find_map(|pins| pins.attribute("run"));
+    run.filter(|run| run.len() <= MAX_RUN).map(str::to_owned)
+}
+
+pub(crate) fn own_pins(reader: &Reader<'_>, root: Node<'_, '_>) -> Result<BTreeMap<u32, OwnPin>, XmlError> {
+    let mut pins = BTreeMap::new();
+    for node in of_metadata(root, PINS_NAMESPACE, "pins")
+        .flat_map(|pins| children(pins, "vcpu"))
+        .take(MAX_VCPUS as usize)
+    {
+        let set = reader.set(node, "set")?.ok_or_else(|| reader.missing("vcpu set"))?;
+        let operator = reader.set(node, "operator")?;
+        let sets = node.attribute("before").unwrap_or_default().split_whitespace().take(MAX_BEFORE);
+        let before =
+            sets.map(|text| parse_set(text).map_err(|reason| reader.value("vcpu before", text, reason)));
+        let before = before.collect::<Result<_, _>>()?;
+        pins.insert(reader.some_number(node, "id")?, OwnPin { set, before, operator });
+    }
+    Ok(pins)
+}
+
+impl DomainXml {
+    /// CPUs that an operator lets a vCPU run on. `None`: any. A pin of vnumad that is still set is not the operator's.
+    pub fn limit(&self, vcpu: u32) -> Option<&CpuSet> {
+        let pin = self.pin(vcpu);
+        match self.own_pins.get(&vcpu) {
+            Some(own) if own.is(pin) => own.operator.as_ref(),
+            _ => pin,
+        }
+    }
+
+    /// Pins of vnumad that are still set, and were for another run than this: the domain has come with them from another host.
+    pub fn stale_pins(&self, run: &str) -> Vec<(u32, &OwnPin)> {
+        if self.own_pins_run.as_deref().is_none_or(|noted| noted == run) {
+            return Vec::new();
+        }
+        self.set_pins()
+    }
+
+    /// Pins of vnumad that are still set.
+    pub fn set_pins(&self) -> Vec<(u32, &OwnPin)> {
+        let set = |vcpu: &u32, own: &OwnPin| own.is(self.pin(*vcpu));
+        self.own_pins.iter().filter(|(vcpu, own)| set(vcpu, own)).map(|(vcpu, own)| (*vcpu, own)).collect()
+    }
+
+    /// What is to be noted before a vCPU is pinned to a set: both pins are vnumad's, whatever comes of it.
+    pub fn pins_before(&self, vcpu: u32, set: CpuSet) -> BTreeMap<u32, OwnPin> {
+        let operator = self.limit(vcpu).cloned();
+        let pin = self.pin(vcpu);
+        let mut before: Vec<CpuSet> = Vec::new();
+        if let Some(own) = self.own_pins.get(&vcpu).filter(|own| own.is(pin)) {
+            // The one that it has first, as no other is sure to be needed.
+            for other in pin.into_iter().chain([&own.set]).chain(&own.before) {
+                if *other != set && !before.contains(other) && before.len() < MAX_BEFORE {
+                    before.push(other.clone());
+                }
+            }
+        }
+        let mut pins = self.own_pins.clone();
+        pins.insert(vcpu, OwnPin { set, before, operator });
+        pins
+    }
+
+    /// What is to be noted where a pin has come to be what it was to be, if something is.
+    pub fn settled_pins(&self) -> Option<BTreeMap<u32, OwnPin>> {
+        // One that is as before may be about to change: a call that nobody waits for any more goes on.
+        let settled = |vcpu: u32, own: &OwnPin| !own.before.is_empty() && self.pin(vcpu) == Some(&own.set);
+        if !self.own_pins.iter().any(|(vcpu, own)| settled(*vcpu, own)) {
+            return None;
+        }
+        let mut pins = self.own_pins.clone();
+        pins.iter_mut().filter(|(vcpu, own)| settled(**vcpu, own)).for_each(|(_, own)| own.before.clear());
+        Some(pins)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(text: &str) -> CpuSet {
+        parse_set(text).unwrap()
+    }
+
+    fn parsed(inner: &str) -> DomainXml {
+        let text = format!("<domain><name>web</name><uuid>u</uuid><vcpu>8</vcpu>{inner}</domain>");
+        DomainXml::parse("web", &text).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// The note as libvirt writes it: with the prefix that it was given.
+    fn metadata(pins: &BTreeMap<u32, OwnPin>, run: &str) -> String {
+        let element = pins_element(pins, run).replace("<", "<vnuma:").replace("<vnuma:/", "</vnuma:");
+        let element = element.replacen("pins ", &format!("pins xmlns:vnuma='{PINS_NAMESPACE}' "), 1);
+        format!("<metadata><app:pins xmlns:app='x'><app:vcpu id='3' set='1'/></app:pins>{element}</metadata>")
+    }
+
+    /// The domain with this note, and vCPU 0 pinned so.
+    fn pinned(pins: &BTreeMap<u32, OwnPin>, pin: &str) -> DomainXml {
+        let metadata = metadata(pins, "7.9");
+        parsed(&format!("{metadata}<cputune><vcpupin vcpu='0' cpuset='{pin}'/></cputune>"))
+    }
+
+    #[test]
+    fn a_pin_of_vnumad_is_no_limit_until_somebody_changes_it() {
+        let own = |operator: Option<&str>| OwnPin {
+            set: set("2-3"),
+            before: Vec::new(),
+            operator: operator.map(set),
+        };
+        let pins = BTreeMap::from([(0, own(Some("0-3"))), (1, own(None)), (2, own(Some("0-3")))]);
+        let metadata = metadata(&pins, "7.9");
+        let found = parsed(&format!(
+            "{metadata}<cputune><vcpupin vcpu='0' cpuset='2-3'/><vcpupin vcpu='1' cpuset='2-3'/>\
+             <vcpupin vcpu='2' cpuset='1'/></cputune>"
+        ));
+        assert_eq!(found.own_pins, pins);
+        assert_eq!(found.limit(0), Some(&set("0-3")), "what the operator allowed before");
+        assert_eq!(found.limit(1), None);
+        assert_eq!(found.limit(2), Some(&set("1")), "the operator has pinned it since");
+        assert_eq!(found.limit(3), None);
+        assert_eq!(found.stale_pins("7.9"), [], "they are of this run");
+        let stale: Vec<u32> = found.stale_pins("8.9").into_iter().map(|(vcpu, _)| vcpu).collect();
+        assert_eq!(stale, [0, 1], "the operator's pin of vCPU 2 is the operator's on each host");
+        assert!(!found.marked);
+    }
+
+    #[test]
+    fn pins_without_a_run_are_taken_as_of_this_one() {
+        let found = parsed(&format!(
+            "<metadata><v:pins xmlns:v='{PINS_NAMESPACE}'><v:vcpu id='0' set='1'/></v:pins></metadata>\
+             <cputune><vcpupin vcpu='0' cpuset='1'/></cputune>"
+        ));
+        assert_eq!(found.set_pins().len(), 1);
+        assert_eq!(found.stale_pins("8.9"), []);
+    }
+
+    /// Whoever is killed, and whichever call fails: what is noted then tells vnumad's pin from the operator's.
+    #[test]
+    fn at_each_step_of_a_pin_both_are_vnumads() {
+        let operator = pinned(&BTreeMap::new(), "0-7");
+        let (mut pin, mut note) = ("0-7", BTreeMap::new());
+        for to in ["0-3", "4-7", "0-3", "2"] {
+            let noted = pinned(&note, pin).pins_before(0, set(to));
+            for may_be in [pin, to] {
+                let xml = pinned(&noted, may_be);
+                assert_eq!(xml.own_pins, noted, "what is written is read");
+                assert_eq!(xml.limit(0), operator.limit(0), "{pin} to {to}, and it has {may_be}");
+                assert_eq!(xml.set_pins().len(), usize::from(may_be != "0-7"));
+            }
+            let settled = pinned(&noted, to).settled_pins();
+            assert_eq!(settled.is_some(), pin != "0-7", "the operator's own pin is no pin before");
+            note = settled.unwrap_or(noted);
+            pin = to;
+            assert_eq!(pinned(&note, pin).settled_pins(), None);
+        }
+        assert_eq!(note[&0], OwnPin { set: set("2"), before: Vec::new(), operator: Some(set("0-7")) });
+        assert_eq!(pinned(&note, "0-3").limit(0), Some(&set("0-3")), "vnumad's no longer");
+    }
+
+    /// Calls that fail one after the other, of which each may still be carried out.
+    #[test]
+    fn a_pin_that_stays_is_vnumads_however_often_another_one_fails() {
+        let mut note = pinned(&BTreeMap::new(), "0-7").pins_before(0, set("0-3"));
+        for to in ["4", "5", "6", "7", "1", "2"] {
+            note = pinned(&note, "0-3").pins_before(0, set(to));
+            let xml = pinned(&note, "0-3");
+            assert_eq!((xml.limit(0), xml.settled_pins()), (Some(&set("0-7")), None), "pinned to {to}");
+            assert_eq!(pinned(&note, to).limit(0), Some(&set("0-7")), "it was carried out late");
+        }
+        assert_eq!(note[&0].before.len(), MAX_BEFORE);
+    }
+}
