@@ -5,6 +5,8 @@
 mod attaching;
 #[path = "libvirt/detaching.rs"]
 mod detaching;
+#[path = "libvirt/migrating.rs"]
+mod migrating;
 #[path = "libvirt/pins.rs"]
 mod pins;
 
@@ -32,7 +34,8 @@ use std::{
 };
 use tempfile::TempDir;
 use vnuma_hypervisor::{
-    JoinedBackend, LibvirtBackend, QmpBackend, VmBackend, VmConnection, VmError, VmEvent, VmHandle,
+    JoinedBackend, LibvirtBackend, MigrationStatus, QmpBackend, VmBackend, VmConnection, VmError, VmEvent,
+    VmHandle,
 };
 use vnuma_topology::CpuSet;
 
@@ -51,8 +54,9 @@ for place in run:/run/libvirt lib:/var/lib/libvirt etc:/etc/libvirt log:/var/log
 done
 # What cannot be used need not be tried, which libvirt does again at each start.
 [ ! -e /dev/kvm ] || mount --bind "$1/none" /dev/kvm || exit 1
-exec perl -e 'syscall(157, 36, 1, 0, 0, 0); fork or exec @ARGV; 1 while wait > 0' \
-    libvirtd --config /etc/libvirt/libvirtd.conf --pid-file "$1/libvirtd.pid"
+# prctl(PR_SET_CHILD_SUBREAPER), and sethostname: libvirt does not migrate to a host of the same name.
+exec perl -e 'syscall(157, 36, 1, 0, 0, 0); $name = shift; syscall(170, $name, length $name); fork or exec @ARGV; 1 while wait > 0' \
+    "$3" libvirtd --config /etc/libvirt/libvirtd.conf --pid-file "$1/libvirtd.pid"
 "#;
 
 const EMULATOR: &str = "/usr/bin/qemu-system-x86_64";
@@ -68,9 +72,11 @@ const DOMAIN: &str = "<domain type='qemu'><name>NAME</name><memory unit='MiB'>12
 
 struct Libvirt {
     dir: TempDir,
+    /// What it takes the host to be called.
+    host: &'static str,
     /// The parents of libvirtd and of the QEMUs that it has started.
     reapers: Vec<Child>,
-    _turn: MutexGuard<'static, ()>,
+    _turn: Option<MutexGuard<'static, ()>>,
 }
 
 impl Libvirt {
@@ -91,6 +97,15 @@ impl Libvirt {
             return None;
         }
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        Some(Self::start_on("here", Some(turn)))
+    }
+
+    /// One of another host, as far as libvirt can tell.
+    fn start_other(&self) -> Self {
+        Self::start_on("there", None)
+    }
+
+    fn start_on(host: &'static str, turn: Option<MutexGuard<'static, ()>>) -> Self {
         let dir = tempfile::tempdir().unwrap();
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
         for place in ["run", "lib", "etc", "log"] {
@@ -99,16 +114,19 @@ impl Libvirt {
         }
         fs::write(dir.path().join("none"), "").unwrap();
         fs::set_permissions(dir.path().join("none"), fs::Permissions::from_mode(0o0)).unwrap();
-        fs::write(dir.path().join("etc/libvirtd.conf"), "auth_unix_rw = \"none\"\n").unwrap();
-        // Without virtlogd, and without namespaces of QEMUs, which take no /dev with mounts in it.
+        // Two digits, of which libvirt wants more than one.
+        let uuid = format!("5a{:02x}1f6e-4c8b-4d6a-9b0e-3f2a7c9d5e1b", host.len());
+        let daemon = format!("auth_unix_rw = \"none\"\nhost_uuid = \"{uuid}\"\n");
+        fs::write(dir.path().join("etc/libvirtd.conf"), daemon).unwrap();
+        // Without virtlogd, and without namespaces of QEMUs, which take no /dev with mounts in it. libvirt migrates to no 127.0.0.1.
         fs::write(
             dir.path().join("etc/qemu.conf"),
-            "stdio_handler = \"file\"\nsecurity_driver = \"none\"\nnamespaces = []\n",
+            "stdio_handler = \"file\"\nsecurity_driver = \"none\"\nnamespaces = []\nmigration_host = \"0.0.0.0\"\n",
         )
         .unwrap();
-        let mut libvirt = Self { dir, reapers: Vec::new(), _turn: turn };
+        let mut libvirt = Self { dir, host, reapers: Vec::new(), _turn: turn };
         libvirt.start_daemon();
-        Some(libvirt)
+        libvirt
     }
 
     fn start_daemon(&mut self) {
@@ -118,8 +136,8 @@ impl Libvirt {
         fs::create_dir_all(&cache).unwrap();
         let _ = fs::remove_file(dir.join("libvirtd.pid"));
         let reaper = Command::new("unshare")
-            .args(["-m", "--propagation", "private", "sh", "-c", START, "sh"])
-            .args([dir, &cache])
+            .args(["-m", "-u", "--propagation", "private", "sh", "-c", START, "sh"])
+            .args([dir, &cache, Path::new(self.host)])
             .stdin(Stdio::null())
             .stderr(fs::File::create(dir.join("libvirtd.log")).unwrap())
             .spawn();

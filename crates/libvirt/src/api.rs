@@ -4,7 +4,7 @@
 //! are versioned, and what a version offers stays.
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
-use std::ffi::{c_char, c_int, c_uchar, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_void};
 
 /// The library's name since its first version.
 pub(crate) const LIBRARY: &str = "libvirt.so.0";
@@ -34,6 +34,8 @@ pub(crate) type ErrorCallback = unsafe extern "C" fn(*mut c_void, *mut c_void);
 pub(crate) const LIST_ACTIVE: c_uint = 1;
 /// `VIR_DOMAIN_AFFECT_LIVE`.
 pub(crate) const AFFECT_LIVE: c_uint = 1;
+/// `VIR_DOMAIN_XML_MIGRATABLE`.
+pub(crate) const XML_MIGRATABLE: c_uint = 8;
 /// `VIR_DOMAIN_METADATA_ELEMENT`.
 pub(crate) const METADATA_ELEMENT: c_int = 2;
 /// `VIR_UUID_STRING_BUFLEN`.
@@ -52,10 +54,14 @@ pub(crate) mod migrate {
     pub(crate) const PERSIST_DEST: c_uint = 8;
     pub(crate) const UNDEFINE_SOURCE: c_uint = 16;
     pub(crate) const POSTCOPY: c_uint = 1 << 15;
+    /// `VIR_MIGRATE_PARAM_DEST_XML`.
+    pub(crate) const DEST_XML: &std::ffi::CStr = c"destination_xml";
 }
 
 /// `virTypedParameterType`: an `unsigned long long`.
 pub(crate) const TYPE_ULLONG: c_int = 4;
+/// `virTypedParameterType`: a `char *`.
+pub(crate) const TYPE_STRING: c_int = 7;
 
 /// `virTypedParameter`.
 #[repr(C)]
@@ -64,6 +70,18 @@ pub(crate) struct TypedParameter {
     pub(crate) kind: c_int,
     /// A union, whose largest members have this size and alignment.
     pub(crate) value: u64,
+}
+
+impl TypedParameter {
+    /// A text under this name. It points to the text.
+    pub(crate) fn text(name: &CStr, value: &CStr) -> Self {
+        let mut field = [0; 80];
+        // The last byte stays zero.
+        for (to, from) in field[..79].iter_mut().zip(name.to_bytes()) {
+            *to = *from as c_char;
+        }
+        Self { field, kind: TYPE_STRING, value: value.as_ptr() as u64 }
+    }
 }
 
 /// `virDomainEventID`.

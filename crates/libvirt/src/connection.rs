@@ -22,7 +22,7 @@ use crate::{
 use nix::sys::eventfd::EventFd;
 use std::{
     collections::BTreeMap,
-    ffi::{CString, c_char, c_int, c_void},
+    ffi::{CString, c_char, c_int, c_uint, c_void},
     fmt,
     os::fd::BorrowedFd,
     ptr,
@@ -620,10 +620,19 @@ impl Domain {
 
     /// Its XML as it runs.
     pub fn xml(&self, limit: Duration) -> Result<String, LibvirtError> {
-        self.call("virDomainGetXMLDesc", limit, |library, domain| {
+        self.xml_with(0, limit)
+    }
+
+    /// The same as another host takes it, with what is secret in it.
+    pub fn migratable_xml(&self, limit: Duration) -> Result<String, LibvirtError> {
+        self.xml_with(api::XML_MIGRATABLE, limit)
+    }
+
+    fn xml_with(&self, flags: c_uint, limit: Duration) -> Result<String, LibvirtError> {
+        self.call("virDomainGetXMLDesc", limit, move |library, domain| {
             // SAFETY: the domain is held for the call. The text is the caller's, and was allocated by malloc.
             unsafe {
-                let pointer = (library.api.domain_xml)(domain, 0);
+                let pointer = (library.api.domain_xml)(domain, flags);
                 let xml = (!pointer.is_null()).then(|| text(pointer));
                 libc::free(pointer.cast());
                 xml

@@ -10,7 +10,7 @@ use crate::{
     connection::Outcome,
 };
 use std::{
-    ffi::{CString, c_int},
+    ffi::{CString, c_int, c_uint},
     ptr,
     sync::PoisonError,
     time::Duration,
@@ -80,10 +80,17 @@ impl Job {
 }
 
 impl Domain {
-    /// Begins to migrate it to the libvirt of a URI. A domain that is defined here is defined there instead.
-    pub fn migrate(&self, destination: &str, post_copy: bool) -> Result<Migrating, LibvirtError> {
+    /// Begins to migrate it to the libvirt of a URI. A domain that is defined here is defined there instead. It runs there by `xml`, if
+    /// that is given, in which nothing may differ that its guest sees.
+    pub fn migrate(
+        &self,
+        destination: &str,
+        post_copy: bool,
+        xml: Option<&str>,
+    ) -> Result<Migrating, LibvirtError> {
         const CALL: &str = "virDomainMigrateToURI3";
-        let destination = CString::new(destination).map_err(|_| self.bad_text(CALL))?;
+        let text = |text: &str| CString::new(text).map_err(|_| self.bad_text(CALL));
+        let (destination, xml) = (text(destination)?, xml.map(text).transpose()?);
         let outcome = self.call_long("libvirt-migrate", CALL, move |library, domain| {
             // SAFETY: the domain is held for the call.
             let persistent = unsafe { (library.api.is_persistent)(domain) } == 1;
@@ -94,9 +101,13 @@ impl Domain {
             if post_copy {
                 flags |= migrate::POSTCOPY;
             }
-            // SAFETY: the domain is held for the call, the URI ends with a zero, and there are no parameters.
+            let parameter = xml.as_ref().map(|xml| TypedParameter::text(migrate::DEST_XML, xml));
+            let (count, parameters) =
+                (parameter.iter().len() as c_uint, parameter.as_slice().as_ptr().cast_mut());
+            // SAFETY: the domain is held for the call, the URI ends with a zero, as does the text of the parameter, if there is one.
+            // The library only reads parameters.
             let result =
-                unsafe { (library.api.migrate)(domain, destination.as_ptr(), ptr::null_mut(), 0, flags) };
+                unsafe { (library.api.migrate)(domain, destination.as_ptr(), parameters, count, flags) };
             (result >= 0).then_some(())
         })?;
         Ok(Migrating { outcome })
@@ -200,5 +211,10 @@ mod tests {
         // 80 bytes of name, a number, and a union that is aligned to eight.
         assert_eq!(size_of::<TypedParameter>(), 96);
         assert_eq!(std::mem::offset_of!(TypedParameter, value), 88);
+        let text = c"<domain/>";
+        let parameter = TypedParameter::text(migrate::DEST_XML, text);
+        // SAFETY: a name ends with a zero, and is as long as the structure at most.
+        let name = unsafe { std::ffi::CStr::from_ptr(parameter.field.as_ptr()) };
+        assert_eq!((name, parameter.kind, parameter.value), (c"destination_xml", 7, text.as_ptr() as u64));
     }
 }

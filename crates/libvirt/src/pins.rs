@@ -9,10 +9,10 @@
 use crate::{
     DomainXml,
     domain_xml::{MAX_VCPUS, of_metadata},
-    xml::{Reader, XmlError, children, parse_set},
+    xml::{Reader, XmlError, child, children, parse_set},
 };
 use roxmltree::Node;
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, ops::Range};
 use vnuma_topology::CpuSet;
 
 /// Namespace of the element in a domain's metadata that names the pins of vnumad. XML calls for a URI; nothing is there.
@@ -80,6 +80,34 @@ pub(crate) fn own_pins(reader: &Reader<'_>, root: Node<'_, '_>) -> Result<BTreeM
         pins.insert(reader.some_number(node, "id")?, OwnPin { set, before, operator });
     }
     Ok(pins)
+}
+
+/// The XML of a domain as another host is to have it: without pins of vnumad, which name CPUs of this one. `None`: as it is.
+/// `name` is for messages.
+pub fn xml_for_elsewhere(name: &str, text: &str) -> Result<Option<String>, XmlError> {
+    let domain = DomainXml::parse(name, text)?;
+    let own: BTreeMap<u32, &OwnPin> = domain.set_pins().into_iter().collect();
+    let reader = Reader::new(name);
+    let document = reader.document(text)?;
+    let root = document.root_element();
+    let mut edits: Vec<(Range<usize>, String)> = Vec::new();
+    for node in child(root, "cputune").into_iter().flat_map(|tune| children(tune, "vcpupin")) {
+        let vcpu: u32 = reader.some_number(node, "vcpu")?;
+        let Some(own) = own.get(&vcpu) else { continue };
+        // The operator's, where it is one of this vCPU.
+        let operators = own.operator.as_ref().filter(|operator| domain.cpuset.as_ref() != Some(operator));
+        let pin = operators.map(|cpus| format!("<vcpupin vcpu='{vcpu}' cpuset='{cpus}'/>"));
+        edits.push((node.range(), pin.unwrap_or_default()));
+    }
+    edits.extend(of_metadata(root, PINS_NAMESPACE, "pins").map(|note| (note.range(), String::new())));
+    if edits.is_empty() {
+        return Ok(None);
+    }
+    // From behind, so that the places of others stay.
+    edits.sort_by_key(|(range, _)| std::cmp::Reverse(range.start));
+    let mut edited = text.to_owned();
+    edits.iter().for_each(|(range, with)| edited.replace_range(range.clone(), with));
+    Ok(Some(edited))
 }
 
 impl DomainXml {
@@ -195,6 +223,44 @@ mod tests {
         ));
         assert_eq!(found.set_pins().len(), 1);
         assert_eq!(found.stale_pins("8.9"), []);
+    }
+
+    #[test]
+    fn another_host_gets_the_operators_pins_only() {
+        let own = |set_: &str, operator: Option<&str>| OwnPin {
+            set: set(set_),
+            before: vec![set("5")],
+            operator: operator.map(set),
+        };
+        let pins = BTreeMap::from([
+            (0, own("2-3", None)),
+            (1, own("2-3", Some("0-3"))),
+            (2, own("2-3", Some("0-7"))),
+            (3, own("2-3", Some("0-3"))),
+            (4, own("2-3", None)),
+        ]);
+        let metadata = metadata(&pins, "7.9");
+        let mark = format!("<v:attach xmlns:v='{}'/>", crate::MARK_NAMESPACE);
+        let text = format!(
+            "<domain><name>ä &amp; ö</name><uuid>u</uuid><vcpu cpuset='0-7'>8</vcpu><metadata>{mark}</metadata>{metadata}\
+             <cputune><shares>7</shares><vcpupin vcpu='0' cpuset='2-3'/><vcpupin vcpu=\"1\" cpuset=\"2-3\"></vcpupin>\
+             <vcpupin vcpu='2' cpuset='2-3'/><vcpupin vcpu='3' cpuset='1'/><vcpupin vcpu='4' cpuset='5'/>\
+             <vcpupin vcpu='5' cpuset='2-3'/><emulatorpin cpuset='2-3'/></cputune><title>ü</title></domain>"
+        );
+        let text = text.replace("</metadata><metadata>", "");
+        let note = &metadata[metadata.find("<vnuma:pins").unwrap()..metadata.find("</metadata>").unwrap()];
+        let expected = text
+            .replace(note, "")
+            .replace("<vcpupin vcpu='0' cpuset='2-3'/>", "")
+            .replace("<vcpupin vcpu=\"1\" cpuset=\"2-3\"></vcpupin>", "<vcpupin vcpu='1' cpuset='0-3'/>")
+            .replace("<vcpupin vcpu='2' cpuset='2-3'/>", "")
+            .replace("<vcpupin vcpu='4' cpuset='5'/>", "");
+        let edited = xml_for_elsewhere("web", &text).unwrap().unwrap();
+        assert_eq!(edited, expected);
+        let there = DomainXml::parse("web", &edited).unwrap();
+        assert!(there.own_pins.is_empty() && there.marked, "the mark goes along");
+        assert_eq!(xml_for_elsewhere("web", &edited), Ok(None), "there is nothing more to do");
+        assert!(xml_for_elsewhere("web", "<domain>").is_err());
     }
 
     /// Whoever is killed, and whichever call fails: what is noted then tells vnumad's pin from the operator's.

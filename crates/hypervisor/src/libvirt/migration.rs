@@ -1,19 +1,13 @@
 //! Live migration of a domain by libvirt, the mark of one that is to be attached, and pins that came from another host.
 //!
-//! The mark and vnumad's own pins are in the domain's metadata, which goes with it. The mark is wanted at the destination. The pins are
-//! not, as they name CPUs of the host before: they are taken back before the domain leaves, and set again if it stays. A domain that
-//! was migrated by anybody else brings them along, and they are taken back where it arrives.
+//! The mark is in the domain's metadata, which goes with it. vnumad's own pins are not wanted at the destination, as they name CPUs of
+//! this host: the domain gets other XML there, and keeps them here if it stays. A domain that was migrated by anybody else brings
+//! them along, and they are taken back where it arrives.
 
-use super::{
-    connection::{LibvirtConnection, SHORT, XML},
-    pins::map_of,
-};
+use super::connection::{LibvirtConnection, SHORT, XML};
 use crate::{Migration, MigrationStatus, VmConnection, VmError, VmEvent, migration::check_scheme};
-use std::{
-    collections::BTreeMap,
-    time::{Duration, Instant},
-};
-use vnuma_libvirt::{Ended, Job, MARK_ELEMENT, MARK_NAMESPACE, Migrating, OwnPin, PREFIX};
+use std::time::{Duration, Instant};
+use vnuma_libvirt::{Ended, Job, MARK_ELEMENT, MARK_NAMESPACE, Migrating, PREFIX, xml_for_elsewhere};
 
 /// libvirt says that a domain has left after the end of its process: of a migration that was begun here, and of any.
 const OUTCOME_LIMIT: Duration = Duration::from_secs(30);
@@ -30,8 +24,6 @@ pub(super) struct Departure {
     migrating: Migrating,
     /// As libvirt said last. After the end it says nothing.
     job: Job,
-    /// Pins that were taken back.
-    pins: BTreeMap<u32, OwnPin>,
     cancelled: bool,
 }
 
@@ -75,13 +67,21 @@ impl LibvirtConnection {
             let reason = "a migration of it is under way".to_owned();
             return Err(VmError::Libvirt { vm: self.name.clone(), reason });
         }
-        let xml = self.xml()?;
-        let pins = xml.set_pins();
-        self.take_back_pins(&xml, &pins)?;
-        let pins = pins.into_iter().map(|(vcpu, own)| (vcpu, own.clone())).collect();
-        let migrating = self.domain.migrate(destination, post_copy).map_err(|cause| self.failed(cause))?;
-        self.departure = Some(Departure { migrating, job: Job::default(), pins, cancelled: false });
+        let xml = self.xml_for_elsewhere()?;
+        let migrating = self.domain.migrate(destination, post_copy, xml.as_deref());
+        let migrating = migrating.map_err(|cause| self.failed(cause))?;
+        self.departure = Some(Departure { migrating, job: Job::default(), cancelled: false });
         Ok(())
+    }
+
+    /// What the domain is to run by at its destination, if not by what it runs by here.
+    fn xml_for_elsewhere(&self) -> Result<Option<String>, VmError> {
+        if self.xml()?.own_pins.is_empty() {
+            return Ok(None);
+        }
+        let text = self.domain.migratable_xml(XML).map_err(|cause| self.failed(cause))?;
+        let edited = xml_for_elsewhere(&self.domain_name, &text);
+        edited.map_err(|cause| VmError::Libvirt { vm: self.name.clone(), reason: cause.to_string() })
     }
 
     pub(super) fn departure_progress(&mut self) -> Result<Migration, VmError> {
@@ -115,24 +115,7 @@ impl LibvirtConnection {
             Some(Ended::Failed(_)) if cancelled => (MigrationStatus::Cancelled, None),
             Some(Ended::Failed(error)) => (MigrationStatus::Failed, Some(error.to_string())),
         };
-        self.stay()?;
         Ok(shown(status, job, problem))
-    }
-
-    /// It does not leave: pins that were taken back are set again.
-    fn stay(&mut self) -> Result<(), VmError> {
-        let pins = self.departure.as_ref().map(|departure| departure.pins.clone()).unwrap_or_default();
-        if !pins.is_empty() {
-            self.note_pins(&pins)?;
-            for (vcpu, own) in &pins {
-                let pinned = self.domain.pin_vcpu(*vcpu, map_of(&own.set), XML);
-                pinned.map_err(|cause| self.failed(cause))?;
-            }
-        }
-        if let Some(departure) = &mut self.departure {
-            departure.pins.clear();
-        }
-        Ok(())
     }
 
     pub(super) fn cancel_departure(&mut self) -> Result<(), VmError> {

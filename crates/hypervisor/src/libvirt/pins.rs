@@ -21,7 +21,7 @@ impl LibvirtConnection {
     }
 
     /// Notes vnumad's own pins with the domain.
-    pub(super) fn note_pins(&self, pins: &BTreeMap<u32, OwnPin>) -> Result<(), VmError> {
+    fn note_pins(&self, pins: &BTreeMap<u32, OwnPin>) -> Result<(), VmError> {
         let element = (!pins.is_empty()).then(|| pins_element(pins, &self.run()));
         let noted = self.domain.set_metadata(element.as_deref(), PREFIX, PINS_NAMESPACE, XML);
         noted.map_err(|cause| self.failed(cause))
@@ -58,7 +58,7 @@ impl LibvirtConnection {
     }
 
     /// Lets vCPUs run where their operator lets them, and forgets these pins.
-    pub(super) fn take_back_pins(&self, xml: &DomainXml, pins: &[(u32, &OwnPin)]) -> Result<(), VmError> {
+    fn take_back_pins(&self, xml: &DomainXml, pins: &[(u32, &OwnPin)]) -> Result<(), VmError> {
         for (vcpu, own) in pins {
             let set = match own.operator.as_ref().or(xml.cpuset.as_ref()) {
                 Some(set) => set.clone(),
@@ -100,7 +100,7 @@ fn within(cpus: &CpuSet, limit: Option<&CpuSet>) -> CpuSet {
 }
 
 /// A set as libvirt takes it.
-pub(super) fn map_of(cpus: &CpuSet) -> Vec<u8> {
+fn map_of(cpus: &CpuSet) -> Vec<u8> {
     let mut map = vec![0; cpus.iter().last().map_or(0, |last| last as usize / 8 + 1)];
     cpus.iter().for_each(|cpu| map[cpu as usize / 8] |= 1 << (cpu % 8));
     map

@@ -2,7 +2,7 @@
 
 use super::*;
 
-fn has_two_cpus() -> bool {
+pub(super) fn has_two_cpus() -> bool {
     let enough = thread::available_parallelism().is_ok_and(|cpus| cpus.get() > 1);
     if !enough {
         println!("skipped: this needs the CPUs 0 and 1");
@@ -11,14 +11,14 @@ fn has_two_cpus() -> bool {
 }
 
 /// What libvirt says that a vCPU of `web` is pinned to.
-fn pinned(libvirt: &Libvirt, vcpu: &str) -> String {
+pub(super) fn pinned(libvirt: &Libvirt, vcpu: &str) -> String {
     let pins = libvirt.must(&["vcpupin", "web", "--live"]);
     let line = pins.lines().find(|line| line.split_whitespace().next() == Some(vcpu));
     line.and_then(|line| line.split_whitespace().nth(1)).unwrap().to_owned()
 }
 
 /// Makes a domain whose vCPUs its operator lets run anywhere.
-fn create_without_limits(libvirt: &Libvirt) {
+pub(super) fn create_without_limits(libvirt: &Libvirt) {
     let domain = DOMAIN.replace("DEVICES", "").replace(" cpuset='0-1'", "");
     libvirt.create_from(&domain.replace("<vcpupin vcpu='1' cpuset='0'/>", ""), "web", "");
 }
