@@ -1,7 +1,7 @@
 //! The XML of a domain that runs, as far as it matters here: guest nodes, bindings, pins, and places for a device.
 
 use crate::{
-    pins::{OwnPin, own_pins, own_pins_run},
+    pins::{OwnPin, own_pins},
     xml::{Reader, XmlError, child, children},
 };
 use roxmltree::Node;
@@ -125,8 +125,6 @@ pub struct DomainXml {
     pub vcpu_pins: BTreeMap<u32, CpuSet>,
     /// Pins that vnumad has set. They may have been changed since.
     pub own_pins: BTreeMap<u32, OwnPin>,
-    /// The run of the domain that they were set for. `None` if that was not noted.
-    pub own_pins_run: Option<String>,
     /// It is to be attached as soon as its guest runs.
     pub marked: bool,
     /// CPUs that an operator lets QEMU's other threads run on.
@@ -170,7 +168,6 @@ impl DomainXml {
             cpuset: vcpu.map(|vcpu| reader.set(vcpu, "cpuset")).transpose()?.flatten(),
             vcpu_pins: vcpu_pins(&reader, tune)?,
             own_pins: own_pins(&reader, root)?,
-            own_pins_run: own_pins_run(root),
             marked: of_metadata(root, MARK_NAMESPACE, "attach").next().is_some(),
             emulator_pin: emulator.map(|pin| reader.set(pin, "cpuset")).transpose()?.flatten(),
             host_devices: host_devices(&reader, devices)?,

@@ -33,6 +33,9 @@ pub struct OwnPin {
     pub before: Vec<CpuSet>,
     /// CPUs that the operator lets the vCPU run on; `None`: any.
     pub operator: Option<CpuSet>,
+    /// The process that it was set for, unlike any other on whatever host: pins that came to another one name CPUs of another host.
+    /// `None`: that was not noted.
+    pub run: Option<String>,
 }
 
 impl OwnPin {
@@ -42,11 +45,10 @@ impl OwnPin {
     }
 }
 
-/// The element for these pins, by index of their vCPUs. `run` names the process that they were set for: pins that came to another
-/// process were set on another host.
-pub fn pins_element(pins: &BTreeMap<u32, OwnPin>, run: &str) -> String {
-    let mut element = format!("<pins run='{run}'>");
-    for (vcpu, OwnPin { set, before, operator }) in pins {
+/// The element for these pins, by index of their vCPUs.
+pub fn pins_element(pins: &BTreeMap<u32, OwnPin>) -> String {
+    let mut element = "<pins>".to_owned();
+    for (vcpu, OwnPin { set, before, operator, run }) in pins {
         element.push_str(&format!("<vcpu id='{vcpu}' set='{set}'"));
         if !before.is_empty() {
             let before: Vec<_> = before.iter().map(CpuSet::to_string).collect();
@@ -55,14 +57,19 @@ pub fn pins_element(pins: &BTreeMap<u32, OwnPin>, run: &str) -> String {
         if let Some(operator) = operator {
             element.push_str(&format!(" operator='{operator}'"));
         }
+        if let Some(run) = run {
+            element.push_str(&format!(" run='{run}'"));
+        }
         element.push_str("/>");
     }
     element + "</pins>"
 }
 
-pub(crate) fn own_pins_run(root: Node<'_, '_>) -> Option<String> {
-    let run = of_metadata(root, PINS_NAMESPACE, "pins").find_map(|pins| pins.attribute("run"));
-    run.filter(|run| run.len() <= MAX_RUN).map(str::to_owned)
+/// The name of a run as vnumad writes it. Anything else is none.
+fn run_of(node: Node<'_, '_>) -> Option<String> {
+    let run = node.attribute("run").filter(|run| run.len() <= MAX_RUN);
+    run.filter(|run| run.chars().all(|character| character.is_ascii_digit() || character == '.'))
+        .map(str::to_owned)
 }
 
 pub(crate) fn own_pins(reader: &Reader<'_>, root: Node<'_, '_>) -> Result<BTreeMap<u32, OwnPin>, XmlError> {
@@ -77,7 +84,9 @@ pub(crate) fn own_pins(reader: &Reader<'_>, root: Node<'_, '_>) -> Result<BTreeM
         let before =
             sets.map(|text| parse_set(text).map_err(|reason| reader.value("vcpu before", text, reason)));
         let before = before.collect::<Result<_, _>>()?;
-        pins.insert(reader.some_number(node, "id")?, OwnPin { set, before, operator });
+        // Once all had one together.
+        let run = run_of(node).or_else(|| run_of(node.parent()?));
+        pins.insert(reader.some_number(node, "id")?, OwnPin { set, before, operator, run });
     }
     Ok(pins)
 }
@@ -122,10 +131,8 @@ impl DomainXml {
 
     /// Pins of vnumad that are still set, and were for another run than this: the domain has come with them from another host.
     pub fn stale_pins(&self, run: &str) -> Vec<(u32, &OwnPin)> {
-        if self.own_pins_run.as_deref().is_none_or(|noted| noted == run) {
-            return Vec::new();
-        }
-        self.set_pins()
+        let stale = |own: &OwnPin| own.run.as_deref().is_some_and(|noted| noted != run);
+        self.set_pins().into_iter().filter(|(_, own)| stale(own)).collect()
     }
 
     /// Pins of vnumad that are still set.
@@ -134,11 +141,12 @@ impl DomainXml {
         self.own_pins.iter().filter(|(vcpu, own)| set(vcpu, own)).map(|(vcpu, own)| (*vcpu, own)).collect()
     }
 
-    /// What is to be noted before a vCPU is pinned to a set: both pins are vnumad's, whatever comes of it.
-    pub fn pins_before(&self, vcpu: u32, set: CpuSet) -> BTreeMap<u32, OwnPin> {
+    /// What is to be noted before a vCPU is pinned to a set: both pins are vnumad's, whatever comes of it. A pin of another run is one
+    /// until it is replaced.
+    pub fn pins_before(&self, vcpu: u32, set: CpuSet, run: &str) -> BTreeMap<u32, OwnPin> {
         let operator = self.limit(vcpu).cloned();
         let pin = self.pin(vcpu);
-        let mut before: Vec<CpuSet> = Vec::new();
+        let (mut before, mut run) = (Vec::new(), Some(run.to_owned()));
         if let Some(own) = self.own_pins.get(&vcpu).filter(|own| own.is(pin)) {
             // The one that it has first, as no other is sure to be needed.
             for other in pin.into_iter().chain([&own.set]).chain(&own.before) {
@@ -146,9 +154,10 @@ impl DomainXml {
                     before.push(other.clone());
                 }
             }
+            run = own.run.clone().or(run);
         }
         let mut pins = self.own_pins.clone();
-        pins.insert(vcpu, OwnPin { set, before, operator });
+        pins.insert(vcpu, OwnPin { set, before, operator, run });
         pins
     }
 
@@ -179,15 +188,15 @@ mod tests {
     }
 
     /// The note as libvirt writes it: with the prefix that it was given.
-    fn metadata(pins: &BTreeMap<u32, OwnPin>, run: &str) -> String {
-        let element = pins_element(pins, run).replace("<", "<vnuma:").replace("<vnuma:/", "</vnuma:");
-        let element = element.replacen("pins ", &format!("pins xmlns:vnuma='{PINS_NAMESPACE}' "), 1);
+    fn metadata(pins: &BTreeMap<u32, OwnPin>) -> String {
+        let element = pins_element(pins).replace("<", "<vnuma:").replace("<vnuma:/", "</vnuma:");
+        let element = element.replacen("pins>", &format!("pins xmlns:vnuma='{PINS_NAMESPACE}'>"), 1);
         format!("<metadata><app:pins xmlns:app='x'><app:vcpu id='3' set='1'/></app:pins>{element}</metadata>")
     }
 
     /// The domain with this note, and vCPU 0 pinned so.
     fn pinned(pins: &BTreeMap<u32, OwnPin>, pin: &str) -> DomainXml {
-        let metadata = metadata(pins, "7.9");
+        let metadata = metadata(pins);
         parsed(&format!("{metadata}<cputune><vcpupin vcpu='0' cpuset='{pin}'/></cputune>"))
     }
 
@@ -197,9 +206,10 @@ mod tests {
             set: set("2-3"),
             before: Vec::new(),
             operator: operator.map(set),
+            run: Some("7.9".to_owned()),
         };
         let pins = BTreeMap::from([(0, own(Some("0-3"))), (1, own(None)), (2, own(Some("0-3")))]);
-        let metadata = metadata(&pins, "7.9");
+        let metadata = metadata(&pins);
         let found = parsed(&format!(
             "{metadata}<cputune><vcpupin vcpu='0' cpuset='2-3'/><vcpupin vcpu='1' cpuset='2-3'/>\
              <vcpupin vcpu='2' cpuset='1'/></cputune>"
@@ -225,12 +235,35 @@ mod tests {
         assert_eq!(found.stale_pins("8.9"), []);
     }
 
+    /// As vnumad noted it first.
+    #[test]
+    fn a_run_may_be_that_of_all_pins() {
+        let found = parsed(&format!(
+            "<metadata><v:pins xmlns:v='{PINS_NAMESPACE}' run='7.9'><v:vcpu id='0' set='1'/><v:vcpu id='1' set='1' run='8.9'/>\
+             <v:vcpu id='2' set='1' run=\"'/&lt;x\"/></v:pins></metadata>"
+        ));
+        let runs: Vec<_> = found.own_pins.values().map(|own| own.run.as_deref()).collect();
+        assert_eq!(runs, [Some("7.9"), Some("8.9"), Some("7.9")], "what vnumad does not write is no run");
+    }
+
+    /// It moves vCPU 0 before pins of the host before could be taken back.
+    #[test]
+    fn a_pin_of_another_run_stays_one_until_it_is_replaced() {
+        let elsewhere = pinned(&BTreeMap::new(), "0-7").pins_before(0, set("0-3"), "7.9");
+        let noted = pinned(&elsewhere, "0-3").pins_before(0, set("4-7"), "8.9");
+        assert_eq!(pinned(&noted, "0-3").stale_pins("8.9").len(), 1, "it was not pinned after all");
+        let other = pinned(&noted, "0-3").pins_before(1, set("2"), "8.9");
+        assert_eq!(other[&1].run.as_deref(), Some("8.9"));
+        assert_eq!(pinned(&other, "0-3").stale_pins("8.9").len(), 1, "nor was the one of another vCPU");
+    }
+
     #[test]
     fn another_host_gets_the_operators_pins_only() {
         let own = |set_: &str, operator: Option<&str>| OwnPin {
             set: set(set_),
             before: vec![set("5")],
             operator: operator.map(set),
+            run: Some("7.9".to_owned()),
         };
         let pins = BTreeMap::from([
             (0, own("2-3", None)),
@@ -239,7 +272,7 @@ mod tests {
             (3, own("2-3", Some("0-3"))),
             (4, own("2-3", None)),
         ]);
-        let metadata = metadata(&pins, "7.9");
+        let metadata = metadata(&pins);
         let mark = format!("<v:attach xmlns:v='{}'/>", crate::MARK_NAMESPACE);
         let text = format!(
             "<domain><name>ä &amp; ö</name><uuid>u</uuid><vcpu cpuset='0-7'>8</vcpu><metadata>{mark}</metadata>{metadata}\
@@ -269,7 +302,7 @@ mod tests {
         let operator = pinned(&BTreeMap::new(), "0-7");
         let (mut pin, mut note) = ("0-7", BTreeMap::new());
         for to in ["0-3", "4-7", "0-3", "2"] {
-            let noted = pinned(&note, pin).pins_before(0, set(to));
+            let noted = pinned(&note, pin).pins_before(0, set(to), "7.9");
             for may_be in [pin, to] {
                 let xml = pinned(&noted, may_be);
                 assert_eq!(xml.own_pins, noted, "what is written is read");
@@ -282,16 +315,17 @@ mod tests {
             pin = to;
             assert_eq!(pinned(&note, pin).settled_pins(), None);
         }
-        assert_eq!(note[&0], OwnPin { set: set("2"), before: Vec::new(), operator: Some(set("0-7")) });
+        let (before, operator, run) = (Vec::new(), Some(set("0-7")), Some("7.9".to_owned()));
+        assert_eq!(note[&0], OwnPin { set: set("2"), before, operator, run });
         assert_eq!(pinned(&note, "0-3").limit(0), Some(&set("0-3")), "vnumad's no longer");
     }
 
     /// Calls that fail one after the other, of which each may still be carried out.
     #[test]
     fn a_pin_that_stays_is_vnumads_however_often_another_one_fails() {
-        let mut note = pinned(&BTreeMap::new(), "0-7").pins_before(0, set("0-3"));
+        let mut note = pinned(&BTreeMap::new(), "0-7").pins_before(0, set("0-3"), "7.9");
         for to in ["4", "5", "6", "7", "1", "2"] {
-            note = pinned(&note, "0-3").pins_before(0, set(to));
+            note = pinned(&note, "0-3").pins_before(0, set(to), "7.9");
             let xml = pinned(&note, "0-3");
             assert_eq!((xml.limit(0), xml.settled_pins()), (Some(&set("0-7")), None), "pinned to {to}");
             assert_eq!(pinned(&note, to).limit(0), Some(&set("0-7")), "it was carried out late");

@@ -22,7 +22,7 @@ impl LibvirtConnection {
 
     /// Notes vnumad's own pins with the domain.
     fn note_pins(&self, pins: &BTreeMap<u32, OwnPin>) -> Result<(), VmError> {
-        let element = (!pins.is_empty()).then(|| pins_element(pins, &self.run()));
+        let element = (!pins.is_empty()).then(|| pins_element(pins));
         let noted = self.domain.set_metadata(element.as_deref(), PREFIX, PINS_NAMESPACE, XML);
         noted.map_err(|cause| self.failed(cause))
     }
@@ -46,12 +46,16 @@ impl LibvirtConnection {
         }
         let map = map_of(&set);
         // Noted before, so that there is no moment at which the pin could be taken for the operator's.
-        let mut pins = xml.pins_before(vcpu, set);
+        let run = self.run();
+        let mut pins = xml.pins_before(vcpu, set.clone(), &run);
         self.note_pins(&pins)?;
         self.domain.pin_vcpu(vcpu, map, XML).map_err(|cause| self.failed(cause))?;
-        let had_another = pins.get_mut(&vcpu).is_some_and(|own| !std::mem::take(&mut own.before).is_empty());
+        let operator = xml.limit(vcpu).cloned();
+        let settled = OwnPin { set, before: Vec::new(), operator, run: Some(run) };
         // It is pinned as it was to be, and the next description tries this again.
-        if had_another && let Err(error) = self.note_pins(&pins) {
+        if pins.insert(vcpu, settled.clone()) != Some(settled)
+            && let Err(error) = self.note_pins(&pins)
+        {
             tracing::warn!(vm = self.name, %error, "a pin that was replaced stays noted");
         }
         Ok(())
@@ -68,7 +72,9 @@ impl LibvirtConnection {
             pinned.map_err(|cause| self.failed(cause))?;
         }
         // Last, so that what was cut short is repeated.
-        if xml.own_pins.is_empty() { Ok(()) } else { self.note_pins(&BTreeMap::new()) }
+        let mut left = xml.own_pins.clone();
+        left.retain(|vcpu, _| !pins.iter().any(|(taken_back, _)| taken_back == vcpu));
+        self.note_pins(&left)
     }
 
     fn all_cpus(&self) -> Result<CpuSet, VmError> {

@@ -81,6 +81,20 @@ fn a_pin_that_fails_leaves_the_one_before_vnumads() {
     assert!(vm.pin_vcpu(tid, &set("1")).is_err(), "an operator has pinned it since");
 }
 
+/// How vnumad calls this run of a domain.
+fn run(vm: &dyn VmConnection) -> String {
+    let stat =
+        vnuma_process::procfs::read_process(vm.pid(), "stat", vnuma_process::procfs::STAT_LIMIT).unwrap();
+    format!("{}.{}", vm.pid(), vnuma_process::procfs::start_time(&stat).unwrap())
+}
+
+/// Notes pins with `web` as vnumad does.
+fn note(libvirt: &Libvirt, pins: &str) {
+    let element = format!("<pins>{pins}</pins>");
+    let uri = ["--uri", "urn:vnuma:pins:1", "--key", "vnuma", "--live"];
+    libvirt.must(&[&["metadata", "web"][..], &uri, &["--set", &element]].concat());
+}
+
 /// vnumad was killed after a pin, before it noted that the one before counts no more.
 #[test]
 fn a_pin_that_was_replaced_is_forgotten_with_the_next_description() {
@@ -93,16 +107,37 @@ fn a_pin_that_was_replaced_is_forgotten_with_the_next_description() {
     let mut vm = libvirt.connect(&mut backend, "web");
     let tid = vm.describe().unwrap().vcpus[2].tid;
     vm.pin_vcpu(tid, &set("1")).unwrap();
-    let note = |before: &str| {
-        let stat = vnuma_process::procfs::read_process(vm.pid(), "stat", 4096).unwrap();
-        let run = format!("{}.{}", vm.pid(), vnuma_process::procfs::start_time(&stat).unwrap());
-        let element = format!("<pins run='{run}'><vcpu id='2' set='1'{before}/></pins>");
-        let uri = ["--uri", "urn:vnuma:pins:1", "--key", "vnuma", "--live"];
-        libvirt.must(&[&["metadata", "web"][..], &uri, &["--set", &element]].concat());
-    };
-    note(" before='0'");
+    let run = run(&*vm);
+    note(&libvirt, &format!("<vcpu id='2' set='1' before='0' run='{run}'/>"));
     libvirt.must(&["resume", "web"]);
     vm.describe().unwrap();
     libvirt.must(&["vcpupin", "web", "2", "0", "--live"]);
     assert!(vm.pin_vcpu(tid, &set("1")).is_err(), "an operator has pinned it since");
+}
+
+/// They could not be taken back when it arrived.
+#[test]
+fn a_move_does_not_make_pins_of_another_host_its_own() {
+    let Some(libvirt) = Libvirt::start() else { return };
+    if !has_two_cpus() {
+        return;
+    }
+    libvirt.create("web", "");
+    for vcpu in ["0", "2", "3"] {
+        libvirt.must(&["vcpupin", "web", vcpu, "1", "--live"]);
+    }
+    let pins = ["0", "2"].map(|vcpu| format!("<vcpu id='{vcpu}' set='1' operator='0-1' run='1.1'/>"));
+    note(&libvirt, &pins.concat());
+    let mut backend = libvirt.backend();
+    let mut vm = libvirt.connect(&mut backend, "web");
+    let tid = vm.describe().unwrap().vcpus[2].tid;
+    assert_eq!(pinned(&libvirt, "2"), "1", "it does not run yet");
+    vm.pin_vcpu(tid, &set("0")).unwrap_or_else(|error| panic!("{error}"));
+    libvirt.must(&["resume", "web"]);
+    vm.describe().unwrap();
+    assert_eq!(["0", "1", "2", "3"].map(|vcpu| pinned(&libvirt, vcpu)), ["0-1", "0", "0", "1"]);
+    // What vnumad has pinned here is its own afterwards, too.
+    vm.pin_vcpu(tid, &set("1")).unwrap_or_else(|error| panic!("{error}"));
+    vm.describe().unwrap();
+    assert_eq!(pinned(&libvirt, "2"), "1");
 }
