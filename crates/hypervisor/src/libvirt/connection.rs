@@ -106,7 +106,8 @@ impl LibvirtConnection {
         // A child that has not served by now is told to end, so that QEMU cannot connect to it later.
         let served = handshake.end();
         match plugged {
-            Ok(()) => Ok(()),
+            Ok(()) if served => Ok(()),
+            Ok(()) => self.unplug_another_s(),
             Err(late @ LibvirtError::Timeout { .. }) => {
                 let then = if served { "QEMU has its channel" } else { "QEMU has not asked for its channel" };
                 let reason = format!("{late}; {then}");
@@ -114,6 +115,15 @@ impl LibvirtConnection {
             }
             Err(cause) => Err(self.not_plugged(cause, socket)),
         }
+    }
+
+    /// QEMU has its device from another program, which had put its socket in the place of this one.
+    fn unplug_another_s(&self) -> Result<(), VmError> {
+        let reason = match self.domain.detach_device(ALIAS, HOTPLUG) {
+            Ok(()) => "the device is taken back".to_owned(),
+            Err(error) => format!("the device could not be taken back: {error}"),
+        };
+        self.impossible(format!("another program has attached the VM at the same time: {reason}"))
     }
 
     /// Why the device could not be plugged. Of a QEMU that may not connect libvirt says only that it was not permitted.
