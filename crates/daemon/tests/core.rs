@@ -160,17 +160,81 @@ fn a_move_that_is_seen_before_it_is_reported_waits_for_no_dwell() {
     assert_eq!((run.published.len(), &last.vcpus[..]), (2, &[(0, 1), (1, 1)][..]));
 }
 
+/// Lists handles, whose candidates have this name.
+fn list_handles(run: &mut Run, name: &str, handles: &[&str]) {
+    let of = |handle: &&str| Candidate { handle: (*handle).into(), name: name.into(), instance: 1 };
+    run.step(Event::Scanned(Ok(handles.iter().map(of).collect())));
+}
+
 #[test]
-fn a_vm_of_two_backends_is_one() {
+fn a_vm_of_two_backends_or_connections_is_one() {
+    for [first, second] in [
+        ["qmp:/a", "libvirt:u@qemu:///system"],
+        ["libvirt:u@qemu:///system", "libvirt:u@qemu+unix:///system?socket=/s"],
+        ["qmp:/a", "qmp:/b"],
+    ] {
+        let mut run = Run::new();
+        list_handles(&mut run, "a", &[first]);
+        run.report(Report::Up(description("a", 100), false));
+        list_handles(&mut run, "a", &[first, second]);
+        run.report(Report::Up(description("a", 100), false));
+        let is_one = |run: &Run| {
+            assert_eq!(run.core.names(), ["a"], "{second}: the one that had it has it");
+            let shown = run.core.show("a").expect("it is there");
+            assert_eq!((shown.pid, shown.problem), (Some(100), None));
+            assert!(run.core.show(second).is_err(), "{second}");
+        };
+        is_one(&run);
+        // Nor is it another one as soon as the second connection has a problem.
+        run.now_ns += 60 * SECOND_NS;
+        run.step(Event::Woken);
+        run.report(Report::Silent("no answer".into(), 100));
+        is_one(&run);
+        run.report(Report::Lost(VmError::Disconnected { vm: "a".into() }));
+        is_one(&run);
+    }
+}
+
+#[test]
+fn two_vms_of_one_name_are_two_names() {
+    let (first, second) = ("libvirt:u@qemu:///system", "libvirt:v@qemu:///session");
     let mut run = Run::new();
-    let of = |handle: &str| Candidate { handle: handle.into(), name: "a".into(), instance: 1 };
-    run.step(Event::Scanned(Ok(vec![of("qmp:/a")])));
-    run.report(Report::Up(description("a", 100), false));
-    run.step(Event::Scanned(Ok(vec![of("qmp:/a"), of("libvirt:u@qemu:///system")])));
-    run.report(Report::Up(description("a", 100), false));
-    assert_eq!(run.core.names(), ["a"], "the one that had it has it");
-    let shown = run.core.show("a").expect("it is there");
-    assert_eq!((shown.pid, shown.problem), (Some(100), None));
+    list_handles(&mut run, "web", &[first]);
+    run.report(Report::Up(description("web", 100), false));
+    list_handles(&mut run, "web", &[first, second]);
+    run.report(Report::Up(description("web", 200), false));
+    assert_eq!(run.core.names(), [second, "web"]);
+    let shown = |run: &Run, name: &str| {
+        let vm = run.core.show(name).expect("it is there");
+        assert_eq!(vm.name, name);
+        assert_eq!(run.core.show_scheduling(name).expect("it is there").vm, name);
+        (vm.pid, vm.problem)
+    };
+    let taken = format!("its name `web` is taken by the VM at {first}");
+    assert_eq!(shown(&run, "web"), (Some(100), None));
+    assert_eq!(shown(&run, second), (None, Some(taken)));
+    run.step(Event::Requested(1, Request::Attach(second.into())));
+    assert_eq!(run.answered(1), Some(false));
+    // It has the name as soon as the other one is gone.
+    run.step(Event::ProcessEnded(1, 100));
+    assert_eq!(run.core.names(), ["web"]);
+    assert!(run.core.show(second).is_err());
+    run.now_ns += 60 * SECOND_NS;
+    run.step(Event::Woken);
+    run.report(Report::Up(description("web", 200), false));
+    assert_eq!(shown(&run, "web"), (Some(200), None));
+}
+
+#[test]
+fn of_two_that_nobody_could_ask_one_has_the_name() {
+    let (first, second) = ("libvirt:u@qemu:///system", "libvirt:v@qemu:///session");
+    let mut run = Run::new();
+    for (handles, pid) in [(&[first][..], 100), (&[first, second], 200)] {
+        list_handles(&mut run, "web", handles);
+        run.report(Report::Silent("no answer".into(), pid));
+    }
+    assert_eq!(run.core.names(), [second, "web"]);
+    assert_eq!(run.core.show(second).map(|vm| vm.name).ok().as_deref(), Some(second));
 }
 
 #[test]

@@ -668,7 +668,8 @@ fn plugged_vcpus_are_published() {
 fn two_vms_of_one_name_are_distinguished() {
     let daemon = Daemon::start();
     let _threads = two_nodes(&daemon, "web");
-    daemon.add("other", describe("web", own_pid(), &[0], &[]));
+    let process = Process::start();
+    daemon.add("other", describe("web", process.pid(), &[0], &[]));
     wait_for("the problem", || get(&daemon, "/v1/vms").1.as_array().is_some_and(|vms| vms.len() == 2));
     let (_, vms) = get(&daemon, "/v1/vms");
     let problem = vms[0]["problem"].as_str().unwrap_or_default().to_owned();

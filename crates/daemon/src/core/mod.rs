@@ -13,6 +13,7 @@
 //! | `vms` | VMs come, change and go |
 //! | `channels` | their topology channels |
 //! | `locations` | where their vCPUs are |
+//! | `names` | what VMs are called |
 //! | `requests` | what operators want |
 //! | `act` | a plan becomes commands |
 //! | `scheduling` | policies of VMs, and the masks that they want |
@@ -34,6 +35,7 @@ mod homing;
 mod locations;
 mod memory;
 mod migration;
+mod names;
 mod others;
 mod refusal;
 mod rehome;
@@ -71,6 +73,8 @@ pub struct Core {
     handles: HashMap<String, VmId>,
     /// Known VMs by name.
     names: HashMap<String, VmId>,
+    /// Handles that lead to a process whose VM another handle has, and that process.
+    twins: HashMap<VmId, i32>,
     /// VM of each connection.
     connections: HashMap<ConnectionId, VmId>,
     /// Which vCPU a thread runs.
@@ -151,6 +155,7 @@ impl Core {
             last_id: 0,
             handles: HashMap::new(),
             names: HashMap::new(),
+            twins: HashMap::new(),
             connections: HashMap::new(),
             threads: BTreeMap::new(),
             looked: locations::Looked::default(),

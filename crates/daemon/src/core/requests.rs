@@ -6,32 +6,16 @@ use super::{
     content::content,
     event::{Ask, Command, Request},
     migration::refuse_if_migrating,
+    names::not_connected,
     refusal::Refusal,
-    render,
 };
-use vnuma_api as api;
 use vnuma_hypervisor::VmError;
 use vnuma_placement::world::{
-    ChannelEvent, ChannelState, ConnectionId, DescriptionSource, ManagedVm, Move, Mover, Replug, RequestId,
-    Vm, VmId,
+    ChannelEvent, ChannelState, DescriptionSource, Move, Mover, Replug, RequestId, Vm,
 };
 use vnuma_topology::{ApicId, GuestNodeId, HostNodeId};
 
 impl Core {
-    /// Names of all VMs that an operator can see.
-    pub fn names(&self) -> Vec<String> {
-        let seen = self.world.iter().filter(|(_, managed)| render::is_shown(managed));
-        let mut names: Vec<_> = seen.map(|(_, managed)| managed.name().to_owned()).collect();
-        names.sort_unstable();
-        names
-    }
-
-    /// A VM as an operator sees it.
-    pub fn show(&self, name: &str) -> Result<api::Vm, Refusal> {
-        let (_, managed) = self.find(name)?;
-        render::managed(managed).ok_or_else(|| Refusal::NoVm(name.to_owned()))
-    }
-
     pub(super) fn requested(&mut self, request: RequestId, wanted: Request) {
         let taken = match wanted {
             Request::Attach(name) => self.attach(request, &name),
@@ -54,22 +38,6 @@ impl Core {
         };
         if let Err(refusal) = taken {
             self.answer(Some(request), Reply::Refused(refusal));
-        }
-    }
-
-    /// The VM of this name, or a handle of this name that has a problem.
-    pub(super) fn find(&self, name: &str) -> Result<(VmId, &ManagedVm), Refusal> {
-        let known = self.names.get(name).and_then(|id| Some((*id, self.world.get(*id)?)));
-        let unknown = || self.world.iter().find(|(_, m)| m.vm.is_none() && m.fallback_name == name);
-        known.or_else(unknown).ok_or_else(|| Refusal::NoVm(name.to_owned()))
-    }
-
-    /// A VM that can be asked something, and its connection.
-    pub(super) fn connected(&self, name: &str) -> Result<(VmId, &Vm, ConnectionId), Refusal> {
-        let (id, managed) = self.find(name)?;
-        match (&managed.vm, managed.responsive()) {
-            (Some(vm), Some(connection)) => Ok((id, vm, connection)),
-            _ => Err(not_connected(name, managed)),
         }
     }
 
@@ -164,12 +132,6 @@ impl Core {
         }
         Ok(())
     }
-}
-
-/// Why a VM cannot be asked.
-fn not_connected(name: &str, managed: &ManagedVm) -> Refusal {
-    let problem = render::problem(managed).unwrap_or_else(|| "connecting".to_owned());
-    Refusal::NotConnected { vm: name.to_owned(), problem }
 }
 
 fn no_vcpu(vm: &Vm, vcpu: ApicId) -> Refusal {

@@ -28,7 +28,7 @@ impl Core {
     /// How the vCPUs of a VM are scheduled.
     pub fn show_scheduling(&self, name: &str) -> Result<api::Scheduling, Refusal> {
         let (id, _) = self.find(name)?;
-        self.scheduling(id)
+        Ok(api::Scheduling { vm: name.to_owned(), ..self.scheduling(id)? })
     }
 
     pub(super) fn scheduling(&self, id: VmId) -> Result<api::Scheduling, Refusal> {

@@ -4,6 +4,7 @@ use super::{
     Core, Reply,
     event::{Ask, Candidate, Command, Level, Report},
     migration::has_arrived,
+    names::is_one,
     refusal::Refusal,
     render,
 };
@@ -44,6 +45,7 @@ impl Core {
                 && let Some(managed) = self.world.get_mut(id)
             {
                 managed.instance = instance;
+                self.twins.remove(&id);
                 self.link_event(id, LinkEvent::Replaced { now_ns });
             }
         }
@@ -129,12 +131,14 @@ impl Core {
     /// A hypervisor has greeted and described its VM.
     fn up(&mut self, id: VmId, description: VmDescription, channel: bool) {
         let name = description.name.clone();
-        if self.described_by_another(id, description.pid) {
+        if self.described_by_another(id, description.pid, &name) {
             // It has the VM as long as it knows it. Should it forget it, this one is tried again.
+            self.twins.insert(id, description.pid);
             let now_ns = self.now_ns;
             return self
                 .link_event(id, LinkEvent::Lost { problem: None, known: false, at_once: false, now_ns });
         }
+        self.twins.remove(&id);
         if let Some(problem) = self.claim_name(id, &name) {
             let (shown, now_ns) = (Some(problem.clone()), self.now_ns);
             self.link_event(id, LinkEvent::Lost { problem: shown, known: false, at_once: false, now_ns });
@@ -158,14 +162,12 @@ impl Core {
         self.found_channel(id, channel);
     }
 
-    /// Does another backend have the VM of this process?
-    fn described_by_another(&self, id: VmId, pid: i32) -> bool {
-        // Handles begin with the names of their backends.
-        let backend = |managed: &ManagedVm| managed.handle.split(':').next().unwrap_or_default().to_owned();
-        let Some(own) = self.world.get(id).map(backend) else { return false };
+    /// Does another handle have the VM of this process: of another backend, or of another connection to the same one?
+    fn described_by_another(&self, id: VmId, pid: i32, name: &str) -> bool {
+        let Some(own) = self.world.get(id) else { return false };
         let is_it = |vm: &Vm| vm.source == DescriptionSource::Hypervisor && vm.description.pid == pid;
         self.world.iter().any(|(other, managed)| {
-            other != id && managed.vm.as_ref().is_some_and(is_it) && backend(managed) != own
+            other != id && managed.vm.as_ref().is_some_and(is_it) && is_one(own, name, managed)
         })
     }
 
@@ -449,6 +451,7 @@ impl Core {
     /// A handle without a known VM is not listed any more.
     fn forget_handle(&mut self, id: VmId) {
         self.unwatch_process(id);
+        self.twins.remove(&id);
         let Some(managed) = self.world.remove(id) else { return };
         self.handles.remove(&managed.handle);
         if let Some(connection) = managed.link.connection() {
