@@ -287,27 +287,56 @@ fn libvirt(connection: &LibvirtConnection) -> Check {
 }
 
 fn connection(vm: &Vm) -> Check {
+    let by_libvirt = vm.backend == "libvirt";
     if vm.hypervisor == Hypervisor::Answers {
-        return Check::best("connection", "qmp");
+        return Check::best("connection", if by_libvirt { "libvirt" } else { "qmp" });
     }
-    let own_socket = "give vnumad a QMP socket of its own";
+    let why = vm.problem.as_deref().unwrap_or("no reason is given");
     let remedy = match (vm.hypervisor, vm.pid) {
         (Hypervisor::Stopped, Some(pid)) => format!("kill -CONT {pid}"),
         (Hypervisor::Stopped, None) => "resume its QEMU with SIGCONT".to_owned(),
         (Hypervisor::Debugged, _) => "resume it in the debugger, or detach the debugger".to_owned(),
-        (Hypervisor::Silent, _) => {
-            format!("{own_socket}, or end the other client; if there is none, QEMU hangs")
-        }
-        (_, Some(_)) => format!("{own_socket}; vnumad tries again by itself"),
-        (_, None) => format!("start the VM, or {own_socket} and the right to use it"),
+        _ if why.contains(NAME_TAKEN) => "give one of the two VMs another name".to_owned(),
+        (hypervisor, pid) if by_libvirt => of_libvirt(hypervisor, pid),
+        (hypervisor, pid) => of_socket(hypervisor, pid),
     };
-    let why = vm.problem.as_deref().unwrap_or("no reason is given");
     match vm.pid {
         Some(_) => {
             let capability = format!("{}, observed only", vm.hypervisor);
             Check::lower(Level::Reduced, "connection", &capability, why, remedy)
         }
         None => Check::lower(Level::Missing, "connection", &vm.hypervisor.to_string(), why, remedy),
+    }
+}
+
+/// What vnumad says of a VM that is not managed, as another one has its name.
+const NAME_TAKEN: &str = " is taken by the VM at ";
+
+/// What helps if the QEMU of a socket cannot be asked.
+fn of_socket(hypervisor: Hypervisor, pid: Option<i32>) -> String {
+    let own_socket = "give vnumad a QMP socket of its own";
+    match (hypervisor, pid) {
+        (Hypervisor::Silent, _) => {
+            format!("{own_socket}, or end the other client; if there is none, QEMU hangs")
+        }
+        (_, Some(_)) => format!("{own_socket}; vnumad tries again by itself"),
+        (_, None) => format!("start the VM, or {own_socket} and the right to use it"),
+    }
+}
+
+/// The same of a domain of libvirt: no socket of it would help.
+fn of_libvirt(hypervisor: Hypervisor, pid: Option<i32>) -> String {
+    let daemon = "see that libvirt's daemon runs and answers `virsh -c URI list` (docs/libvirt.md#errors)";
+    match (hypervisor, pid) {
+        (Hypervisor::Silent, _) => {
+            format!("{daemon}; if it does, its QEMU hangs, or another program holds the domain")
+        }
+        (_, Some(_)) => format!("{daemon}; vnumad tries again by itself"),
+        (_, None) => {
+            format!(
+                "{daemon}, and that the domain and its file are as vnumad says; vnumad tries again by itself"
+            )
+        }
     }
 }
 

@@ -346,6 +346,53 @@ fn a_hypervisor_that_cannot_be_asked_is_named_with_what_to_do() {
     }
 }
 
+/// A QMP socket is no help to a domain, which has none.
+#[test]
+fn a_domain_that_cannot_be_asked_leads_to_libvirt() {
+    let of = |hypervisor, pid, problem: Option<&str>| {
+        let problem = problem.map(str::to_owned);
+        let vm = Vm { backend: "libvirt".into(), hypervisor, pid, problem, ..vm("a", &[Some(0), Some(1)]) };
+        let checks = examine(&daemon("bpf"), &HostTopology::default(), &[vm]);
+        (found(&checks, "connection"), text(&checks))
+    };
+    let (answers, shown) = of(Hypervisor::Answers, Some(7), None);
+    assert_eq!(answers, ("libvirt".into(), Level::Best));
+    assert!(!shown.to_lowercase().contains("qmp"), "{shown}");
+    for (hypervisor, pid, capability, remedy) in [
+        (Hypervisor::Stopped, Some(7), "stopped, observed only", "kill -CONT 7"),
+        (Hypervisor::Silent, Some(7), "silent, observed only", "answers `virsh -c URI list`"),
+        (Hypervisor::Lost, Some(7), "lost, observed only", "vnumad tries again by itself"),
+        (Hypervisor::Lost, None, "lost", "the domain and its file are as vnumad says"),
+    ] {
+        let (check, shown) = of(hypervisor, pid, Some("the reason"));
+        assert_eq!(check.0, capability);
+        assert!(shown.contains(remedy) && !shown.to_lowercase().contains("qmp"), "{shown}");
+    }
+}
+
+#[test]
+fn of_two_vms_with_one_name_it_is_said_that_one_needs_another() {
+    for backend in ["qmp", "libvirt"] {
+        let problem = "its name `web` is taken by the VM at libvirt:u@qemu:///system";
+        let (problem, backend) = (Some(problem.to_owned()), backend.to_owned());
+        let name = "libvirt:v@qemu:///session";
+        let vm = Vm {
+            backend,
+            hypervisor: Hypervisor::Lost,
+            pid: None,
+            described: false,
+            problem,
+            ..vm(name, &[])
+        };
+        let shown = text(&examine(&daemon("bpf"), &HostTopology::default(), &[vm]));
+        assert!(
+            shown.contains(name) && shown.contains("remedy: give one of the two VMs another name"),
+            "{shown}"
+        );
+        assert!(!shown.contains("start the VM") && !shown.contains("virsh"), "{shown}");
+    }
+}
+
 #[test]
 fn what_keeps_a_vm_from_another_host_leads_to_the_ways_there() {
     let of = |vm: Vm| examine(&daemon("bpf"), &HostTopology::default(), &[vm]);
