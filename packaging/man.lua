@@ -5,7 +5,9 @@
 local sections = {
 	vnumad = 8, vnumactl = 8, scx_vnuma = 8, ["vnuma-guest"] = 8, ["vnuma-run"] = 1, libvnuma = 3,
 }
-local documents = { policies = true, memory = true, metrics = true }
+local documents = {
+	["first-host"] = true, ["first-guest"] = true, libvirt = true, memory = true, metrics = true, migration = true, policies = true,
+}
 
 function Link(link)
 	local name = link.target:match("^([%w_-]+)%.md")

@@ -23,8 +23,17 @@ const LINKED: [(&str, &[&str]); 2] =
     [("vnuma-host", &["vnumad", "vnumactl", "scx_vnuma"]), ("vnuma-guest", &["vnuma-guest"])];
 /// Manuals that become man pages.
 const MANUALS: [&str; 5] = ["vnumad", "vnumactl", "scx_vnuma", "vnuma-guest", "vnuma-run"];
-/// Other documents that the host's package has.
-const DOCUMENTS: [&str; 4] = ["docs/policies.md", "docs/memory.md", "docs/metrics.md", "SECURITY.md"];
+/// Other documents that the host's package has: all that messages lead to, and more.
+const DOCUMENTS: [&str; 8] = [
+    "docs/first-host.md",
+    "docs/first-guest.md",
+    "docs/libvirt.md",
+    "docs/memory.md",
+    "docs/metrics.md",
+    "docs/migration.md",
+    "docs/policies.md",
+    "SECURITY.md",
+];
 /// Shells, and where their completion of a command is looked for.
 const SHELLS: [(&str, &str); 3] = [("bash", "vnumactl"), ("zsh", "_vnumactl"), ("fish", "vnumactl.fish")];
 
@@ -302,6 +311,7 @@ fn results(work: &Path, output: &Path) -> Result<Vec<PathBuf>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeSet;
 
     #[test]
     fn a_manual_begins_as_man_pages_do() {
@@ -320,6 +330,69 @@ mod tests {
             let manual = read(&workspace().join("docs").join(name).with_extension("md")).expect("a file");
             assert_eq!(parts(&manual).expect("a title").0, name);
         }
+    }
+
+    /// Paths of documents in code, without comments, and without what tests include.
+    fn documents_in(code: &str) -> BTreeSet<String> {
+        let lines = code.lines().map(str::trim_start);
+        let lines = lines.filter(|line| !line.starts_with("//") && !line.contains("include_str!"));
+        let after = lines.flat_map(|line| line.split("docs/").skip(1));
+        let names = after.filter_map(|rest| rest.split_once(".md").map(|(name, _)| name));
+        let plain = |name: &&str| name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_');
+        names.filter(plain).map(|name| format!("docs/{name}.md")).collect()
+    }
+
+    /// What the programs of the packages say, as their sources and those of their libraries have it.
+    fn named_in_messages() -> BTreeMap<String, BTreeSet<String>> {
+        let mut folders: Vec<_> =
+            ["crates", "bin/vnumad/src", "bin/vnumactl/src", "scheds", "guest/agent/src"]
+                .map(PathBuf::from)
+                .into();
+        let mut named = BTreeMap::<String, BTreeSet<String>>::new();
+        while let Some(folder) = folders.pop() {
+            for entry in fs::read_dir(workspace().join(&folder)).expect("a folder") {
+                let entry = entry.expect("an entry");
+                let path = folder.join(entry.file_name());
+                if entry.file_type().expect("a type").is_dir() {
+                    folders.push(path);
+                } else if path.extension().is_some_and(|extension| extension == "rs") {
+                    for document in documents_in(&read(&workspace().join(&path)).expect("text")) {
+                        named.entry(document).or_default().insert(path.display().to_string());
+                    }
+                }
+            }
+        }
+        named
+    }
+
+    #[test]
+    fn every_document_that_a_message_names_is_in_a_package() {
+        let line = "//! docs/a.md\n  \"see docs/b-c.md#d) and docs/e.md\"\n include_str!(\"docs/f.md\")\n";
+        let found: Vec<_> = documents_in(line).into_iter().collect();
+        assert_eq!(found, ["docs/b-c.md", "docs/e.md"]);
+        let named = named_in_messages();
+        assert!(named.len() >= 3, "messages were not found: {named:?}");
+        let packed = |document: &&String| {
+            let manual = MANUALS.iter().any(|name| **document == format!("docs/{name}.md"));
+            manual || DOCUMENTS.contains(&document.as_str())
+        };
+        let missing: Vec<_> = named.iter().filter(|(document, _)| !packed(document)).collect();
+        assert!(missing.is_empty(), "no package has what messages lead to: {missing:?}");
+    }
+
+    /// Man pages say where the package has them.
+    #[test]
+    fn man_pages_name_the_documents_of_the_package() {
+        let filter = read(&workspace().join("packaging/man.lua")).expect("a file");
+        let list = filter.split("local documents = {").nth(1).expect("a list").split('}').next();
+        let listed: BTreeSet<String> = list
+            .expect("its end")
+            .split(',')
+            .filter_map(|entry| entry.split_once('=').map(|(name, _)| name))
+            .map(|name| name.trim().trim_matches(['[', ']', '"']).to_owned())
+            .collect();
+        let packed = DOCUMENTS.iter().filter_map(|path| path.strip_prefix("docs/")?.strip_suffix(".md"));
+        assert_eq!(listed, packed.map(str::to_owned).collect());
     }
 
     #[test]
