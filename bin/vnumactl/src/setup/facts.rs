@@ -157,10 +157,13 @@ impl Facts {
     }
 }
 
-/// Does vnumad's configuration have `libvirt.uris`? What its lines mean besides is vnumad's to say.
+/// Does vnumad's configuration name a connection in `libvirt.uris`? What its lines mean besides is vnumad's to say.
 fn names_libvirt(root: &Path) -> bool {
     let text = read(root, "etc/vnuma/vnumad.toml").unwrap_or_default();
-    text.lines().any(|line| line.trim_start().starts_with("uris"))
+    let lines = text.lines().skip_while(|line| !line.trim_start().starts_with("uris"));
+    // A list may have several lines, and comments. Whatever a URI has in it comes after a quotation mark.
+    let list: String = lines.map(|line| line.split('#').next().unwrap_or_default()).collect();
+    list.split(']').next().is_some_and(|list| list.contains(['"', '\'']))
 }
 
 /// Does AppArmor confine domains of libvirt, and how?
@@ -276,8 +279,16 @@ mod tests {
         assert_eq!(look(), Some(false));
         write("etc/vnuma/vnumad.toml", "[libvirt]\n# uris = [\"qemu:///system\"]\n");
         assert_eq!(look(), Some(false), "a comment");
-        write("etc/vnuma/vnumad.toml", "[libvirt]\nuris = [\"qemu:///system\"]\n");
-        assert_eq!(look(), Some(true));
+        for nothing in
+            ["uris = []\nstate_directories = [\"/a\"]\n", "uris = [ # \"qemu:///system\"\n    # 'none'\n]\n"]
+        {
+            write("etc/vnuma/vnumad.toml", &format!("[libvirt]\n{nothing}"));
+            assert_eq!(look(), Some(false), "{nothing}");
+        }
+        for named in ["uris = [\"qemu:///system\"]\n", "  uris = [  # one\n    'qemu:///system#1',\n]\n"] {
+            write("etc/vnuma/vnumad.toml", &format!("[libvirt]\n{named}"));
+            assert_eq!(look(), Some(true), "{named}");
+        }
     }
 
     #[test]
