@@ -8,6 +8,8 @@ use std::path::Path;
 use vnuma_api::{ChannelState, Vm};
 use vnuma_process::apparmor;
 
+/// Where vnumad's sockets are by default. Another `libvirt.socket_directory` is not known here.
+pub const DIRECTORY: &str = "/run/vnuma/libvirt";
 /// What has to be allowed.
 pub const RULE: &str = "owner /run/vnuma/libvirt/*.sock rw,";
 /// Such a socket. Its name is the number of QEMU's process.
@@ -35,7 +37,10 @@ pub fn checks(vms: &[Vm], denied: &dyn Fn(i32) -> Option<String>) -> Vec<Check> 
             format!(
                 "AppArmor's profile of its QEMU, {profile}, does not let it connect to vnumad's socket: it cannot be attached"
             ),
-            "vnumactl setup --apply (docs/libvirt.md)",
+            format!(
+                "vnumactl setup --apply, which allows {DIRECTORY}: another libvirt.socket_directory needs a rule of your own \
+                 (docs/libvirt.md#apparmor)"
+            ),
         );
         Some(Check { vm: Some(vm.name.clone()), ..check })
     };

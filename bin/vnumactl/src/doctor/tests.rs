@@ -437,6 +437,9 @@ fn a_domain_that_apparmor_keeps_from_the_channel_is_named_with_what_to_do() {
         shown.contains("profile of its QEMU, libvirt-1,") && shown.contains("vnumactl setup --apply"),
         "{shown}"
     );
+    // That command does not help everywhere.
+    assert!(crate::confinement::RULE.contains(crate::confinement::DIRECTORY));
+    assert!(shown.contains("allows /run/vnuma/libvirt: another libvirt.socket_directory needs"), "{shown}");
     let attached = Vm { channel: ChannelState::Attached, ..domain("a", 1) };
     let by_qmp = Vm { backend: "qmp".into(), ..domain("a", 1) };
     assert_eq!(crate::confinement::checks(&[attached, by_qmp], &denied), []);
