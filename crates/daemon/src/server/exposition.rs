@@ -419,6 +419,24 @@ mod tests {
     }
 
     const MANUAL: &str = include_str!("../../../../docs/metrics.md");
+    /// By how many a VM adds to what Prometheus keeps.
+    #[test]
+    fn a_vm_has_as_many_series_as_the_manual_says() {
+        let lines = lines(&snapshot(vec![vm("a")]));
+        let of_vm: Vec<_> = lines.iter().filter(|line| line.contains("vm=\"a\"")).collect();
+        let of = |begin: &str| of_vm.iter().filter(|line| line.starts_with(begin)).count();
+        let states = of("vnuma_vcpus{") + of("vnuma_devices{");
+        let nodes = of("vnuma_guest_node_");
+        let (steps, remote) = (of("vnuma_policy_steps_total{"), of("vnuma_remote_access_ratio{"));
+        let others = of_vm.len() - states - nodes - steps - remote;
+        assert_eq!((steps, remote), (1, 1));
+        let said = format!(
+            "A VM has {others} series, up to {states} for its vCPUs and devices, {nodes} for each guest node, \
+             one for each policy and cause that moved its vCPUs,\nand one more while "
+        );
+        assert!(MANUAL.contains(&said), "not in the manual: {said}");
+    }
+
     const DASHBOARD: &str = include_str!("../../../../packaging/grafana/vnuma-dashboard.json");
 
     #[test]
