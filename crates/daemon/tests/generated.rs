@@ -4,6 +4,7 @@ mod common;
 
 use common::{
     Daemon, HANG_LIMIT,
+    host::large_host,
     vms::{VcpuThread, describe},
     wait_for,
 };
@@ -80,7 +81,8 @@ fn a_generated_client_gets_what_is_described() {
     let programs = PathBuf::from(std::env::var_os("OPENAPI_CLIENT").expect("OPENAPI_CLIENT"));
     let directory = tempfile::tempdir().expect("a directory");
     generate(&programs, directory.path());
-    let daemon = Daemon::start();
+    // With room for another VM.
+    let daemon = Daemon::start_with(None, |config| large_host(&config.root));
     let threads = [VcpuThread::start(), VcpuThread::start()];
     threads[0].pin(0);
     threads[1].pin(1);

@@ -4,36 +4,13 @@ mod common;
 
 use common::{
     Daemon,
+    host::large_host,
     http::ask,
     vms::{Process, describe},
     wait_for,
 };
 use serde_json::{Value, json};
 use std::{fs, os::unix::fs::symlink, path::Path, thread};
-
-/// Two nodes with 16 CPUs and 16 GiB each, and a device on each. CPUs 0 and 1 are those of the machine.
-fn large_host(root: &Path) {
-    let write = |path: &str, text: &str| {
-        let path = root.join(path);
-        fs::create_dir_all(path.parent().expect("a parent")).expect("created");
-        fs::write(path, text).expect("written");
-    };
-    write("proc/sys/kernel/random/boot_id", "9f2c1d4e-boot\n");
-    write("sys/devices/system/cpu/online", "0-31\n");
-    for (node, cpus) in [(0, "0,2-16\n"), (1, "1,17-31\n")] {
-        write(&format!("sys/devices/system/node/node{node}/cpulist"), cpus);
-        let meminfo = format!("Node {node} MemTotal: 16777216 kB\nNode {node} MemFree: 16777216 kB\n");
-        write(&format!("sys/devices/system/node/node{node}/meminfo"), &meminfo);
-        for (file, pages) in [("nr_hugepages", "4\n"), ("free_hugepages", "4\n")] {
-            write(&format!("sys/devices/system/node/node{node}/hugepages/hugepages-1048576kB/{file}"), pages);
-        }
-        let device = format!("sys/bus/pci/devices/0000:8{node}:00.0");
-        for (file, text) in [("class", "0x020000\n"), ("vendor", "0x8086\n"), ("device", "0x10c9\n")] {
-            write(&format!("{device}/{file}"), text);
-        }
-        write(&format!("{device}/numa_node"), &format!("{node}\n"));
-    }
-}
 
 fn start() -> Daemon {
     Daemon::start_with(None, |config| {

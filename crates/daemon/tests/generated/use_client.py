@@ -12,6 +12,7 @@ import httpx
 from vnuma_client import Client
 from vnuma_client.api.default import (
     attach,
+    cancel_migration,
     capacity,
     daemon,
     detach,
@@ -22,14 +23,24 @@ from vnuma_client.api.default import (
     migrate,
     move_vcpu,
     openapi,
+    place,
     placements,
     policies,
+    rehome,
+    release,
+    replug,
+    resize,
     set_memory_policy,
     set_policy,
     show,
     show_memory,
+    show_migration,
     show_policy,
+    show_rehome,
     show_sizes,
+    stop_rehome,
+    stop_resize,
+    watch,
 )
 from vnuma_client.models import (
     ApiError,
@@ -37,7 +48,12 @@ from vnuma_client.models import (
     MemoryPolicyRequest,
     MigrateRequest,
     MoveRequest,
+    Observation,
+    PlaceRequest,
     PolicyRequest,
+    RehomeRequest,
+    ReplugRequest,
+    ResizeRequest,
     Vm,
 )
 
@@ -52,7 +68,10 @@ def main(socket, name):
     channel(client, name)
     moves(client, name)
     sets(client, name)
+    streams(client, name)
+    places(client)
     refusals(client, name)
+    refusals_of_memory(client, name)
     answer(detach.sync_detailed(name, client=client))
     wait_for("the VM to be detached", lambda: shown(client, name).channel == "none")
     print("all is as described")
@@ -122,12 +141,51 @@ def sets(client, name):
     assert answer(set_memory_policy.sync_detailed(name, client=client, body=wanted)).policy == "adaptive"
 
 
+def streams(client, name):
+    """Lines without end have no type in the client, and what they are has one."""
+    with lines(client, "/v1/observations") as observations, lines(client, "/v1/watch?events=policy") as events:
+        answer(set_policy.sync_detailed(name, client=client, body=PolicyRequest(policy="observe")))
+        event = json.loads(next(events.iter_lines()))
+        assert (event["event"], event["vm"], event["policy"]) == ("policy", name, "observe"), event
+        sent = json.loads(next(observations.iter_lines()))
+        assert plain(Observation.from_dict(sent)) == sent, sent
+    answer(set_policy.sync_detailed(name, client=client, body=PolicyRequest(policy="off")))
+    answer(watch.sync_detailed(client=client, events="nonsense"), 400)
+
+
+def lines(client, path):
+    return client.get_httpx_client().stream("GET", path, timeout=LIMIT_S)
+
+
+def places(client):
+    wanted = PlaceRequest(name="other", vcpus=4, memory_bytes=512 << 20)
+    placed = answer(place.sync_detailed(client=client, body=wanted))
+    assert len(placed.reservation.placement.guest_nodes) == 1, placed
+    assert answer(placements.sync_detailed(client=client)), "no reservation"
+    answer(place.sync_detailed(client=client, body=wanted), 409)
+    answer(release.sync_detailed("other", client=client))
+    answer(release.sync_detailed("other", client=client), 404)
+
+
 def refusals(client, name):
     nobody = answer(show.sync_detailed("nobody", client=client), 404)
     assert "nobody" in nobody.message, nobody
     answer(attach.sync_detailed(name, client=client, body=AttachRequest()), 409)
     answer(move_vcpu.sync_detailed(name, client=client, body=MoveRequest(vcpu=99, node=1)), 404)
     answer(migrate.sync_detailed(name, client=client, body=MigrateRequest(destination="exec:false")), 400)
+    answer(show_migration.sync_detailed(name, client=client), 404)
+    answer(cancel_migration.sync_detailed(name, client=client), 404)
+    answer(replug.sync_detailed(name, client=client, body=ReplugRequest(vcpu=1)), 409)
+
+
+def refusals_of_memory(client, name):
+    answer(show_rehome.sync_detailed(name, client=client))
+    answer(rehome.sync_detailed(name, client=client, body=RehomeRequest(guest_node=9, node=0)), 404)
+    answer(rehome.sync_detailed(name, client=client, body=RehomeRequest(guest_node=0, node=9)), 404)
+    answer(stop_rehome.sync_detailed(name, client=client), 409)
+    answer(resize.sync_detailed(name, client=client, body=ResizeRequest(guest_node=9, size_bytes=1 << 30)), 404)
+    answer(resize.sync_detailed(name, client=client, body=ResizeRequest(guest_node=0, size_bytes=1 << 30)), 502)
+    answer(stop_resize.sync_detailed(name, client=client), 409)
 
 
 if __name__ == "__main__":
