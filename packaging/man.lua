@@ -5,8 +5,10 @@
 local sections = {
 	vnumad = 8, vnumactl = 8, scx_vnuma = 8, ["vnuma-guest"] = 8, ["vnuma-run"] = 1, libvnuma = 3,
 }
+-- debhelper compresses those of more than 4096 bytes.
 local documents = {
-	["first-host"] = true, ["first-guest"] = true, libvirt = true, memory = true, metrics = true, migration = true, policies = true,
+	["first-host"] = ".md", ["first-guest"] = ".md", libvirt = ".md.gz", memory = ".md.gz", metrics = ".md.gz",
+	migration = ".md.gz", policies = ".md.gz",
 }
 
 function Link(link)
@@ -19,7 +21,7 @@ function Link(link)
 		end
 		return { pandoc.Span(link.content), pandoc.Str(" ("), page[1], page[2], pandoc.Str(")") }
 	elseif name and documents[name] then
-		local where = "/usr/share/doc/vnuma-host/" .. name .. ".md.gz"
+		local where = "/usr/share/doc/vnuma-host/" .. name .. documents[name]
 		return { pandoc.Span(link.content), pandoc.Str(" (" .. where .. ")") }
 	end
 	return link.content
