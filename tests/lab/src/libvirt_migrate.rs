@@ -311,6 +311,10 @@ fn stays_without_vnumad(vm: &Vm, nodes: &Nodes, vnumad: Process) -> Result<Proce
     let host = &HOSTS[1];
     host.ask(&["migrate", NAME, URI_OF_FIRST, "--no-wait"])?;
     host.wait_until_state("sending")?;
+    // vnumad has asked for that in a thread. libvirt may not know of it yet.
+    wait_for("libvirt to have begun the migration", HANG_LIMIT, || {
+        Ok(!virsh(1, &["domjobinfo", NAME])?.contains("None"))
+    })?;
     drop(vnumad);
     let vnumad = start_vnumad(1)?;
     host.wait_until("the next vnumad to know that the domain is to be attached", |vm| {

@@ -240,8 +240,9 @@ impl Host {
                 vcpu["host_node"] == places[at] && vcpu["acked_node"] == guest[at] && vcpu["state"] == "true"
             };
             vcpus.len() == 2 && vcpus.iter().enumerate().all(is)
-        })?;
-        check(vm, &guest).inspect_err(|_| {
+        })
+        .and_then(|()| check(vm, &guest))
+        .inspect_err(|_| {
             show_guest(vm);
             println!("vnumad shows {:?}", self.listed());
         })
