@@ -38,6 +38,18 @@ pub struct OwnPin {
     pub run: Option<String>,
 }
 
+/// How pins are taken back. libvirt has no call that removes one: where the operator lets a vCPU run anywhere, a pin to all CPUs of the
+/// host is left, which is vnumad's as well.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TakingBack {
+    /// What is to be noted before.
+    pub meanwhile: BTreeMap<u32, OwnPin>,
+    /// What vCPUs are to be pinned to.
+    pub sets: BTreeMap<u32, CpuSet>,
+    /// What is to be noted afterwards.
+    pub afterwards: BTreeMap<u32, OwnPin>,
+}
+
 impl OwnPin {
     /// Is this pin of the XML vnumad's?
     fn is(&self, pin: Option<&CpuSet>) -> bool {
@@ -159,6 +171,24 @@ impl DomainXml {
         let mut pins = self.own_pins.clone();
         pins.insert(vcpu, OwnPin { set, before, operator, run });
         pins
+    }
+
+    /// How pins of other runs are taken back on a host with these CPUs.
+    pub fn taking_back(&self, run: &str, all: &CpuSet) -> TakingBack {
+        let (mut meanwhile, mut afterwards) = (self.own_pins.clone(), self.own_pins.clone());
+        let mut sets = BTreeMap::new();
+        for (vcpu, own) in self.stale_pins(run) {
+            if let Some(operators) = own.operator.as_ref().or(self.cpuset.as_ref()) {
+                afterwards.remove(&vcpu);
+                sets.insert(vcpu, operators.clone());
+                continue;
+            }
+            meanwhile.extend(self.pins_before(vcpu, all.clone(), run).remove_entry(&vcpu));
+            let (before, operator, run) = (Vec::new(), None, Some(run.to_owned()));
+            afterwards.insert(vcpu, OwnPin { set: all.clone(), before, operator, run });
+            sets.insert(vcpu, all.clone());
+        }
+        TakingBack { meanwhile, sets, afterwards }
     }
 
     /// What is to be noted where a pin has come to be what it was to be, if something is.
@@ -318,6 +348,40 @@ mod tests {
         let (before, operator, run) = (Vec::new(), Some(set("0-7")), Some("7.9".to_owned()));
         assert_eq!(note[&0], OwnPin { set: set("2"), before, operator, run });
         assert_eq!(pinned(&note, "0-3").limit(0), Some(&set("0-3")), "vnumad's no longer");
+    }
+
+    /// At each step nothing becomes the operator's that is not, and what was cut short is repeated.
+    #[test]
+    fn pins_of_another_host_are_taken_back_step_by_step() {
+        let own = |operator: Option<&str>, run: &str| OwnPin {
+            set: set("2-3"),
+            before: Vec::new(),
+            operator: operator.map(set),
+            run: Some(run.to_owned()),
+        };
+        let note =
+            BTreeMap::from([(0, own(None, "7.9")), (1, own(Some("0-1"), "7.9")), (2, own(None, "8.9"))]);
+        let with = |note: &BTreeMap<u32, OwnPin>, pins: [&str; 3]| {
+            let pins = [0, 1, 2].map(|vcpu| format!("<vcpupin vcpu='{vcpu}' cpuset='{}'/>", pins[vcpu]));
+            parsed(&format!("{}<cputune>{}</cputune>", metadata(note), pins.concat()))
+        };
+        let limits = |xml: &DomainXml| [0, 1, 2].map(|vcpu| xml.limit(vcpu).map(CpuSet::to_string));
+        let arrived = with(&note, ["2-3"; 3]);
+        let operators = [None, Some("0-1".to_owned()), None];
+        assert_eq!(limits(&arrived), operators);
+        let TakingBack { meanwhile, sets, afterwards } = arrived.taking_back("8.9", &set("0-7"));
+        assert_eq!(sets, BTreeMap::from([(0, set("0-7")), (1, set("0-1"))]));
+        for pins in [["2-3", "2-3", "2-3"], ["0-7", "2-3", "2-3"], ["0-7", "0-1", "2-3"]] {
+            let cut_short = with(&meanwhile, pins);
+            assert_eq!(limits(&cut_short), operators, "{pins:?}");
+            let again = cut_short.taking_back("8.9", &set("0-7"));
+            assert_eq!(again.afterwards.get(&0), afterwards.get(&0), "{pins:?}");
+            assert!(again.sets.contains_key(&0), "{pins:?}");
+        }
+        let done = with(&afterwards, ["0-7", "0-1", "2-3"]);
+        assert_eq!((limits(&done), done.stale_pins("8.9")), (operators, Vec::new()));
+        assert_eq!(done.own_pins.keys().copied().collect::<Vec<_>>(), [0, 2]);
+        assert_eq!(done.stale_pins("9.9").len(), 2, "on the next host they are of another");
     }
 
     /// Calls that fail one after the other, of which each may still be carried out.

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::VmError;
 use std::{collections::BTreeMap, fs};
-use vnuma_libvirt::{DomainXml, OwnPin, PINS_NAMESPACE, PREFIX, pins_element};
+use vnuma_libvirt::{DomainXml, OwnPin, PINS_NAMESPACE, PREFIX, TakingBack, pins_element};
 use vnuma_process::procfs;
 use vnuma_topology::CpuSet;
 
@@ -61,20 +61,21 @@ impl LibvirtConnection {
         Ok(())
     }
 
-    /// Lets vCPUs run where their operator lets them, and forgets these pins.
-    fn take_back_pins(&self, xml: &DomainXml, pins: &[(u32, &OwnPin)]) -> Result<(), VmError> {
-        for (vcpu, own) in pins {
-            let set = match own.operator.as_ref().or(xml.cpuset.as_ref()) {
-                Some(set) => set.clone(),
-                None => self.all_cpus()?,
-            };
-            let pinned = self.domain.pin_vcpu(*vcpu, map_of(&set), XML);
+    /// Lets vCPUs run where their operator lets them.
+    fn take_back_pins(
+        &self,
+        xml: &DomainXml,
+        TakingBack { meanwhile, sets, afterwards }: TakingBack,
+    ) -> Result<(), VmError> {
+        if meanwhile != xml.own_pins {
+            self.note_pins(&meanwhile)?;
+        }
+        for (vcpu, set) in sets {
+            let pinned = self.domain.pin_vcpu(vcpu, map_of(&set), XML);
             pinned.map_err(|cause| self.failed(cause))?;
         }
         // Last, so that what was cut short is repeated.
-        let mut left = xml.own_pins.clone();
-        left.retain(|vcpu, _| !pins.iter().any(|(taken_back, _)| taken_back == vcpu));
-        self.note_pins(&left)
+        self.note_pins(&afterwards)
     }
 
     fn all_cpus(&self) -> Result<CpuSet, VmError> {
@@ -88,10 +89,11 @@ impl LibvirtConnection {
 
     /// Takes back pins that came from another host; if there are none, notes the ones that are settled.
     pub(super) fn tidy_pins(&self, xml: &DomainXml) -> Result<(), VmError> {
-        let stale = xml.stale_pins(&self.run());
-        if !stale.is_empty() {
-            tracing::info!(vm = self.name, pins = stale.len(), "pins of the host before are taken back");
-            return self.take_back_pins(xml, &stale);
+        let run = self.run();
+        let stale = xml.stale_pins(&run).len();
+        if stale > 0 {
+            tracing::info!(vm = self.name, pins = stale, "pins of the host before are taken back");
+            return self.take_back_pins(xml, xml.taking_back(&run, &self.all_cpus()?));
         }
         xml.settled_pins().map_or(Ok(()), |pins| self.note_pins(&pins))
     }

@@ -4,6 +4,7 @@ use super::{
     pins::{create_without_limits, has_two_cpus, pinned},
     *,
 };
+use vnuma_libvirt::DomainXml;
 
 /// What came of a migration that was begun.
 fn outcome(vm: &mut dyn VmConnection) -> MigrationStatus {
@@ -46,6 +47,42 @@ fn a_domain_that_leaves_takes_no_pins_of_vnumad_along() {
     assert!(!xml.contains("urn:vnuma:pins") && xml.contains("urn:vnuma:attach"), "{xml}");
     assert_eq!(pinned(&other, "2"), "0-1");
     other.must(&["destroy", "web"]);
+}
+
+/// virsh takes vnumad's pins along, again and again. libvirt cannot remove them, so that one to all CPUs of a host is left.
+#[test]
+fn a_pin_to_all_cpus_of_a_host_is_no_limit_on_the_next() {
+    let Some(libvirt) = Libvirt::start() else { return };
+    if !has_two_cpus() {
+        return;
+    }
+    let other = libvirt.start_other();
+    create_without_limits(&libvirt);
+    let (mut here, mut there) = (libvirt.backend(), other.backend());
+    let mut vm = libvirt.connect(&mut here, "web");
+    let tid = vm.describe().unwrap().vcpus[2].tid;
+    vm.pin_vcpu(tid, &set("1")).unwrap();
+    libvirt.must(&["resume", "web"]);
+    let hosts = [(&libvirt, &other), (&other, &libvirt)];
+    for (round, (from, to)) in hosts.into_iter().enumerate() {
+        from.must(&["migrate", "--live", "--p2p", "web", &to.uri()]);
+        let backend = if round == 0 { &mut there } else { &mut here };
+        let mut vm = to.connect(backend, "web");
+        assert_eq!(wait_for("it to run", || vm.describe().ok()).run_state, "running");
+        let xml = DomainXml::parse("web", &to.must(&["dumpxml", "web"])).unwrap();
+        assert_eq!(xml.pin(2), Some(&set(&online())), "taken back");
+        assert_eq!(xml.limit(2), None, "an operator has pinned nothing");
+        assert_eq!(xml.set_pins().len(), 1);
+        assert_eq!(xml.own_pins[&2].before, [], "it is settled");
+        let run = xml.own_pins[&2].run.clone().unwrap();
+        assert!(run.starts_with(&format!("{}.", vm.pid())), "of this host: {run}");
+        assert_eq!(xml.stale_pins(&run), []);
+    }
+    libvirt.must(&["destroy", "web"]);
+}
+
+fn online() -> String {
+    fs::read_to_string("/sys/devices/system/cpu/online").unwrap().trim().to_owned()
 }
 
 /// Whether vnumad sees its end or not: it may have been restarted, or libvirtd.
