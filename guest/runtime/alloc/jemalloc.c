@@ -41,7 +41,7 @@
 #include <unistd.h>
 #include <vnuma/vnuma.h>
 
-#include "autonuma.h"
+#include "kernel.h"
 
 #define JEMALLOC	"libjemalloc.so.2"
 /* Calls of a thread until it is looked whether the guest's scheduler has taken it to another node. */
@@ -111,6 +111,7 @@ static __thread struct {
 	int tidied;			/* the node whose arena was given a chance to tidy up last */
 	uint8_t slot;			/* 0: none yet */
 	bool ends;			/* it is not counted any more */
+	bool forks;			/* it has the mutex, and other handlers of fork() may allocate */
 } own __attribute__((tls_model("initial-exec")));
 
 /* Memory that nobody has touched yet comes from a node, whoever touches it. */
@@ -123,15 +124,13 @@ static void place(void *memory, size_t size, int node)
 	/*
 	 * From all nodes, this one first: if it is full, or has no memory at all, no allocation fails. With this
 	 * policy AutoNUMA goes on to move pages to the threads that use them, with MPOL_PREFERRED it does not.
+	 * If nobody says which nodes there are, memory comes from where it is touched first, as without this.
 	 */
-	if (vnuma_read_nodes(topology, &nodes) ||
-	    syscall(SYS_mbind, memory, size, MPOL_BIND | MPOL_F_NUMA_BALANCING, nodes.memory.bits,
-		    VNUMA_MAX_NODES + 1UL, 0) ||
-	    syscall(SYS_set_mempolicy_home_node, memory, size, (unsigned long)node, 0UL)) {
-		/*
-		 * Before Linux 5.17. If this is refused as well, memory comes from where it is touched first, as
-		 * without this.
-		 */
+	if (!vnuma_read_nodes(topology, &nodes) &&
+	    (syscall(SYS_mbind, memory, size, MPOL_BIND | MPOL_F_NUMA_BALANCING, nodes.memory.bits,
+		     VNUMA_MAX_NODES + 1UL, 0) ||
+	     syscall(SYS_set_mempolicy_home_node, memory, size, (unsigned long)node, 0UL))) {
+		/* Before Linux 5.17. If this is refused as well, it is as if nobody had said. */
 		mask[node / LONG_BITS] = 1UL << (node % LONG_BITS);
 		syscall(SYS_mbind, memory, size, MPOL_PREFERRED, mask, VNUMA_MAX_NODES + 1UL, 0);
 	}
@@ -360,10 +359,10 @@ static __attribute__((noinline)) void look(void)
 	int saved = errno, node;
 
 	own.left = LOOK_EVERY;
-	if (!topology)
+	if (!topology || own.forks)
 		return;
 	own.generation = now;
-	node = vnuma_current_node(topology);
+	node = node_now(topology);
 	if (node != VNUMA_NO_NODE)
 		bind_thread(node, changed);
 	tidy_up();
@@ -433,10 +432,12 @@ static const struct {
 static void lock(void)
 {
 	pthread_mutex_lock(&mutex);
+	own.forks = true;
 }
 
 static void unlock(void)
 {
+	own.forks = false;
 	pthread_mutex_unlock(&mutex);
 }
 

@@ -26,7 +26,7 @@
 #include <unistd.h>
 #include <vnuma/vnuma.h>
 
-#include "autonuma.h"
+#include "kernel.h"
 
 #ifndef ROOT
 #define ROOT	NULL
@@ -81,7 +81,7 @@ static void back_off(void)
 /* The node that a thread's new memory comes from; VNUMA_NO_NODE: none of its own. */
 static int node_of_thread(bool changed)
 {
-	int node = vnuma_current_node(topology);
+	int node = node_now(topology);
 	struct vnuma_nodes nodes;
 
 	if (node == VNUMA_NO_NODE)

@@ -12,6 +12,7 @@
 
 #include "internal.h"
 
+#define SYSTEM		"/sys/devices/system"
 #define NODES		"/sys/devices/system/node"
 #define CPUS_ONLINE	"/sys/devices/system/cpu/online"
 /* More than the list of every second of 4096 CPUs needs, or the distances of 1024 nodes. */
@@ -97,6 +98,14 @@ static int add_nodes(void *context, uint32_t first, uint32_t last)
 	return 0;
 }
 
+/* Is there a sysfs at all? A program may have another root by now. */
+static bool has_sysfs(const struct vnuma *v)
+{
+	char name[PATH_MAX];
+
+	return make_path(name, v, SYSTEM, 0) && !access(name, F_OK);
+}
+
 /* Nodes that a file lists. A kernel without NUMA has node 0 and none of the files. */
 static int read_nodes(const struct vnuma *v, const char *path, struct vnuma_node_set *set)
 {
@@ -104,7 +113,7 @@ static int read_nodes(const struct vnuma *v, const char *path, struct vnuma_node
 
 	memset(set, 0, sizeof(*set));
 	err = read_list(v, path, 0, VNUMA_MAX_NODES, add_nodes, set);
-	if (err == -ENOENT) {
+	if (err == -ENOENT && has_sysfs(v)) {
 		set->bits[0] = 1;
 		return 0;
 	}

@@ -155,6 +155,23 @@ static void *hooks_of(unsigned int arena)
 	return hooks;
 }
 
+/* The node whose memory it gives: what follows the nine functions. */
+static int node_of_hooks(const void *hooks)
+{
+	int node;
+
+	memcpy(&node, (const char *)hooks + 9 * sizeof(void *), sizeof(node));
+	return node;
+}
+
+static int kernel_node(void)
+{
+	unsigned int cpu, node;
+
+	expect_equal(syscall(SYS_getcpu, &cpu, &node, NULL), 0);
+	return (int)node;
+}
+
 /* With AutoNUMA an arena goes where its thread's CPU goes, but not if the thread was scheduled elsewhere. */
 static void comes_along(void)
 {
@@ -330,10 +347,44 @@ static void leaves_nothing(void)
 	expect_equal(dirty_pages(left), 0);
 }
 
+static int allocates_before_fork;
+
+/* Comes after the library's own handler, as it was there before: the last handler is called first. */
+static void before_fork(void)
+{
+	if (!allocates_before_fork)
+		return;
+	move_to(0, 1);
+	kept = malloc(100000);
+	free(kept);
+	move_to(1, 1);
+	kept = malloc(100000);
+	free(kept);
+}
+
+static void be_there_before(void)
+{
+	/* jemalloc has its handler since the first allocation, and locks everything in it. */
+	kept = malloc(1);
+	free(kept);
+	pthread_atfork(before_fork, NULL, NULL);
+}
+
+/* Called before the constructors of all libraries. */
+static void (*const first)(void) __attribute__((section(".preinit_array"), used)) = be_there_before;
+
 static void forks(void)
 {
 	unsigned int before, status;
 	pid_t child;
+
+	allocates_before_fork = 1;
+	child = fork();
+	if (!child)
+		_exit(0);
+	allocates_before_fork = 0;
+	expect_equal(waitpid(child, (int *)&status, 0), child);
+	expect_equal(status, 0);
 
 	move_to(0, 1);
 	before = allocated_in();
@@ -417,6 +468,8 @@ static int run(char **command, const char *library, const char *root, char *how)
 	if (!child) {
 		setenv("LD_PRELOAD", library, 1);
 		setenv("VNUMA_TEST_ROOT", root, 1);
+		/* A hang is a failure. */
+		alarm(120);
 		execv("/proc/self/exe", arguments);
 		_exit(127);
 	}
@@ -432,12 +485,29 @@ static int preloaded(const char *how)
 		/* Without a topology it is jemalloc's own arena. */
 		kept = malloc(100000);
 		expect_equal(arena_of(kept), thread_arena());
+		expect(hooks_of(thread_arena()) == hooks_of(0));
+		allocates();
+		return 0;
+	}
+	if (!strcmp(how, "by kernel")) {
+		kept = malloc(100000);
+		expect(hooks_of(thread_arena()) != hooks_of(0));
+		expect_equal(node_of_hooks(hooks_of(thread_arena())), kernel_node());
 		allocates();
 		return 0;
 	}
 	page = map_page();
 	if (!strcmp(how, "refused"))
 		refuse_mbind();
+	if (!strcmp(how, "unseen")) {
+		unsigned int arena;
+
+		move_to(0, 1);
+		arena = allocated_in();
+		move_to(1, 1);
+		expect_equal(allocated_in(), arena);
+		return 0;
+	}
 	if (!strcmp(how, "balanced")) {
 		comes_along();
 		allocates();
@@ -460,7 +530,12 @@ int main(int argc, char **argv)
 	if (getenv("VNUMA_TEST_ROOT"))
 		return preloaded(argv[1]);
 	make_tree();
-	expect_equal(run(argv, argv[1], tree, "alone"), 0);
+	expect_equal(run(argv, argv[1], "/nonexistent", "alone"), 0);
+	/* A kernel without AutoNUMA has other switches. The files of the nodes may be older than what the kernel knows. */
+	put("/proc/sys/kernel/ostype", "Linux\n");
+	put(NODES "/node0/cpulist", "\n");
+	put(NODES "/node3/cpulist", "0-4095\n");
+	expect_equal(run(argv, argv[1], tree, "by kernel"), 0);
 	two_nodes = make_page(CPUS);
 	put_page(two_nodes);
 	expect_equal(run(argv, argv[1], tree, "follows"), 0);
@@ -469,6 +544,12 @@ int main(int argc, char **argv)
 	put("/proc/sys/kernel/numa_balancing", "1\n");
 	put_page(two_nodes);
 	expect_equal(run(argv, argv[1], tree, "balanced"), 0);
+	/* It may be at work if nobody can say. */
+	removed("/proc/sys/kernel/numa_balancing");
+	removed("/proc/sys/kernel/ostype");
+	expect_equal(rmdir(in_tree("/proc/sys/kernel")), 0);
+	put_page(two_nodes);
+	expect_equal(run(argv, argv[1], tree, "unseen"), 0);
 	remove_tree();
 	puts("jemalloc: arenas of nodes ... ok");
 	return 0;

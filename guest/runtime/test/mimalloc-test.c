@@ -482,6 +482,10 @@ static int preloaded(const char *how)
 		expect(is_new(by_malloc, LARGE));
 		return 0;
 	}
+	if (!strcmp(how, "unseen")) {
+		is_left_alone();
+		return 0;
+	}
 	if (!strcmp(how, "refused")) {
 		refuse_move_pages();
 		is_left_alone();
@@ -551,6 +555,8 @@ int main(int argc, char **argv)
 		return 0;
 	}
 	make_tree();
+	/* A kernel without AutoNUMA has other switches. */
+	put("/proc/sys/kernel/ostype", "Linux\n");
 	expect_equal(run(argv, tree, "alone"), 0);
 	nodes = make_page(CPUS);
 	nodes->nr_nodes = WITHOUT_MEMORY + 1;
@@ -563,6 +569,12 @@ int main(int argc, char **argv)
 	put("/proc/sys/kernel/numa_balancing", "1\n");
 	put_page(nodes);
 	expect_equal(run(argv, tree, "balanced"), 0);
+	/* It may be at work if nobody can say. */
+	removed("/proc/sys/kernel/numa_balancing");
+	removed("/proc/sys/kernel/ostype");
+	expect_equal(rmdir(in_tree("/proc/sys/kernel")), 0);
+	put_page(nodes);
+	expect_equal(run(argv, tree, "unseen"), 0);
 	remove_tree();
 	puts("mimalloc: new pages for large blocks ... ok");
 	return 0;

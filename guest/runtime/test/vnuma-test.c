@@ -116,8 +116,11 @@ static void without_a_device_sysfs_answers(void)
 
 static void a_kernel_without_numa_has_node_0(void)
 {
+	char moved[2 * PATH_MAX];
 	struct vnuma_nodes nodes;
 	struct vnuma *v;
+
+	snprintf(moved, sizeof(moved), "%s", in_tree("/moved"));
 
 	removed(NODES "/online");
 	removed(NODES "/has_cpu");
@@ -131,6 +134,10 @@ static void a_kernel_without_numa_has_node_0(void)
 	expect_equal(vnuma_distance(v, 0, 1), -ENODEV);
 	expect_equal(vnuma_read_nodes(v, &nodes), 0);
 	expect(vnuma_node_isset(&nodes.cpus, 0) && !vnuma_node_isset(&nodes.cpus, 1));
+	/* A program without sysfs, as after chroot(), is told nothing, not that there is one node. */
+	expect_equal(rename(in_tree("/sys"), moved), 0);
+	expect_equal(vnuma_read_nodes(v, &nodes), -ENOENT);
+	expect_equal(rename(moved, in_tree("/sys")), 0);
 	vnuma_close(v);
 	removed("/sys/devices/system/cpu/online");
 	expect_equal(vnuma_open_at(&v, tree), -ENOENT);

@@ -92,7 +92,7 @@ pub fn run(options: &Options) -> Result<()> {
             .chain(each("--autonuma", &options.autonuma))
             .collect(),
         judge: full.into_iter().chain(options.json.then(|| "--json".to_owned())).collect(),
-        hang: Duration::from_secs(if options.full { 8 } else { 4 } * 3600),
+        hang: Duration::from_secs(if options.full { 24 } else { 4 } * 3600),
     }
     .run()
 }
