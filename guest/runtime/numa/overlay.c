@@ -127,16 +127,27 @@ static __attribute__((constructor)) void start(void)
 /* Is there a function of the real library? An old one may lack it. */
 #define has(function) (start(), real.function ? 1 : (errno = ENOSYS, 0))
 
+/*
+ * Can the files of the nodes be read? If not (after chroot(), without a free file descriptor), what the real library has
+ * read before is better than nothing.
+ */
+static int can_read(void)
+{
+	struct vnuma_nodes nodes;
+
+	return !topology || !vnuma_read_nodes(topology, &nodes);
+}
+
 /* With the lock: the real library reads a node anew when it is asked for it next. */
 static void forget(void)
 {
-	if (real.update)
+	if (real.update && can_read())
 		real.update();
 }
 
 static int can_refresh(void)
 {
-	return real.update && real.max_node && real.allocate_cpumask && real.free_mask &&
+	return can_read() && real.update && real.max_node && real.allocate_cpumask && real.free_mask &&
 	       real.node_to_cpus_v1 && real.node_to_cpus_v2;
 }
 

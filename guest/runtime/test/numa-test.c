@@ -231,6 +231,32 @@ static void a_child_does_not_wait_for_its_parents_threads(void)
 	pthread_join(thread, NULL);
 }
 
+/* Without sysfs, as after chroot(), it knows what it has read before, with and without the overlay. */
+static void what_was_read_is_known_without_sysfs(void)
+{
+	int status, node;
+	pid_t pid = fork();
+
+	expect(pid >= 0);
+	if (pid == 0) {
+		expect_equal(numa_run_on_node(0), 0);
+		expect_equal(numa_run_on_node(1), 0);
+		node = numa_node_of_cpu(1);
+		expect(node >= 0);
+		if (unshare(CLONE_NEWNS) || mount("none", "/sys", "tmpfs", 0, NULL))
+			_exit(77);
+		expect_equal(numa_run_on_node(0), 0);
+		expect_equal(affinity(), cpus_of(0));
+		expect_equal(numa_node_of_cpu(1), node);
+		_exit(0);
+	}
+	expect_equal(waitpid(pid, &status, 0), pid);
+	if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
+		printf("libnuma overlay: skipped, sysfs cannot be hidden here\n");
+	else
+		expect_equal(status, 0);
+}
+
 /* With 3 nodes and 8 CPUs, as hotspot.h draws them. */
 static void cpus_of_the_map_are_of_the_node(void)
 {
@@ -306,6 +332,7 @@ static int check(const char *real)
 	errors_are_those_of_the_real_library();
 	all_symbols_are_found(real);
 	a_child_does_not_wait_for_its_parents_threads();
+	what_was_read_is_known_without_sysfs();
 	printf("libnuma overlay: %s ok\n",
 	       with_overlay ? "answers what is true now ..." : "the real one does not ...");
 	return 0;
