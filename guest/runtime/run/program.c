@@ -42,6 +42,20 @@ static void examine_script(struct vnuma_program *out, const char *line, size_t l
 	out->interpreter[to - from] = '\0';
 }
 
+/* The dynamic linker of another C library takes none of the libraries, and may refuse to start with them. */
+static bool is_for_glibc(const Elf64_Phdr *part, vnuma_read_fn read_at, void *context)
+{
+	static const char linker[] = "/ld-linux-x86-64.so.2";
+	char name[256];
+	size_t length = part->p_filesz;
+
+	/* Its end is a zero. */
+	if (length < sizeof(linker) || length > sizeof(name) ||
+	    read_at(context, name, length, part->p_offset) != (ssize_t)length)
+		return false;
+	return !memcmp(name + length - sizeof(linker), linker, sizeof(linker));
+}
+
 static void examine_elf(struct vnuma_program *out, const Elf64_Ehdr *header, vnuma_read_fn read_at,
 			void *context)
 {
@@ -69,10 +83,13 @@ static void examine_elf(struct vnuma_program *out, const Elf64_Ehdr *header, vnu
 			other(out, "its program headers are cut off");
 			return;
 		}
-		if (part.p_type == PT_INTERP) {
+		if (part.p_type != PT_INTERP)
+			continue;
+		if (is_for_glibc(&part, read_at, context))
 			out->kind = VNUMA_PROGRAM_DYNAMIC;
-			return;
-		}
+		else
+			other(out, "its dynamic linker is not glibc's");
+		return;
 	}
 	other(out, "statically linked");
 }

@@ -198,6 +198,11 @@ try 0 --dry-run "$dir/cut"
 says err 'its program headers are cut off'
 try 0 --dry-run "$dir/text"
 says err 'neither an ELF file nor a script'
+LC_ALL=C sed 's#/lib64/ld-linux-x86-64[.]so[.]2#/lib/ld-musl-x86_64.so.1\x00\x00\x00#' /bin/true >"$dir/musl"
+chmod +x "$dir/musl"
+try 0 --dry-run "$dir/musl"
+says err "musl: its dynamic linker is not glibc's: no library can be preloaded"
+is_silent_on out LD_PRELOAD
 cp /bin/true "$dir/setuid"
 if [ "$(id -u)" = 0 ]; then
 	chown nobody "$dir/setuid"
