@@ -276,10 +276,16 @@ fn set(text: &str) -> CpuSet {
     text.parse().unwrap()
 }
 
-/// A channel's end, with its messages in it; the memory's file has the name that the channel gives it.
+/// A channel's end, with its messages in it.
 fn channel() -> (OwnedFd, OwnedFd) {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::Stream, None, flags).unwrap();
+    send_messages(&ours);
+    (ours, theirs)
+}
+
+/// Messages of a channel. The memory's file has the name that the channel gives it.
+fn send_messages(to: &impl AsRawFd) {
     let memory = memfd_create("vnuma-topology", MFdFlags::MFD_CLOEXEC).unwrap();
     nix::unistd::ftruncate(&memory, 1 << 20).unwrap();
     let send = |value: i64, descriptor: Option<i32>| {
@@ -287,7 +293,7 @@ fn channel() -> (OwnedFd, OwnedFd) {
         let control = rights.as_ref().map(|rights| ControlMessage::ScmRights(rights));
         let bytes = value.to_le_bytes();
         let buffers = [IoSlice::new(&bytes)];
-        sendmsg::<()>(ours.as_raw_fd(), &buffers, control.as_slice(), MsgFlags::empty(), None).unwrap();
+        sendmsg::<()>(to.as_raw_fd(), &buffers, control.as_slice(), MsgFlags::empty(), None).unwrap();
     };
     send(0, None);
     send(0, None);
@@ -298,7 +304,6 @@ fn channel() -> (OwnedFd, OwnedFd) {
             send(peer, Some(std::os::fd::AsFd::as_fd(&event).as_raw_fd()));
         });
     }
-    (ours, theirs)
 }
 
 #[test]

@@ -107,7 +107,15 @@ impl LibvirtConnection {
         let served = handshake.end();
         match plugged {
             Ok(()) if served => Ok(()),
-            Ok(()) => self.unplug_another_s(),
+            Ok(()) => {
+                let reason = format!(
+                    "{socket}: another process has answered its QEMU, so the device is unplugged again"
+                );
+                let cause = VmError::Libvirt { vm: self.name.clone(), reason };
+                // The guest takes part in that, and may take a while.
+                let asked = self.domain.detach_device(ALIAS, HOTPLUG).map_err(|cause| self.failed(cause));
+                Err(VmError::with_undo(cause, asked))
+            }
             Err(late @ LibvirtError::Timeout { .. }) => {
                 let then = if served { "QEMU has its channel" } else { "QEMU has not asked for its channel" };
                 let reason = format!("{late}; {then}");
@@ -115,15 +123,6 @@ impl LibvirtConnection {
             }
             Err(cause) => Err(self.not_plugged(cause, socket)),
         }
-    }
-
-    /// QEMU has its device from another program, which had put its socket in the place of this one.
-    fn unplug_another_s(&self) -> Result<(), VmError> {
-        let reason = match self.domain.detach_device(ALIAS, HOTPLUG) {
-            Ok(()) => "the device is taken back".to_owned(),
-            Err(error) => format!("the device could not be taken back: {error}"),
-        };
-        self.impossible(format!("another program has attached the VM at the same time: {reason}"))
     }
 
     /// Why the device could not be plugged. Of a QEMU that may not connect libvirt says only that it was not permitted.

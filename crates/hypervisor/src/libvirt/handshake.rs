@@ -22,6 +22,8 @@
 //!   [`LIMIT`].
 //! - It has no other descriptors of vnumad, so that it keeps none of them open when vnumad ends.
 //! - All messages are made before. `sendmmsg` is not interrupted between two of them by a signal, not even by one that kills.
+//! - Two vnumads that attach one QEMU in one directory would take each other's socket away, and its QEMU would get the memory of the
+//!   other one. So one of them waits for its turn: it has the lock of a file beside the socket.
 //! - If QEMU connects to a socket whose child has ended, it gets an error at once, and libvirt reports that the device was not
 //!   plugged.
 //!
@@ -30,6 +32,7 @@
 
 use nix::{
     errno::Errno,
+    fcntl::{Flock, FlockArg},
     sys::{
         eventfd::{EfdFlags, EventFd},
         socket::{
@@ -41,11 +44,11 @@ use nix::{
     unistd::{Gid, Pid, Uid, chown},
 };
 use std::{
-    fs::{self, DirBuilder, Permissions},
-    io::{self, IoSliceMut},
+    fs::{self, DirBuilder, File, OpenOptions, Permissions},
+    io::{self, IoSliceMut, Read, Write},
     os::{
         fd::{AsRawFd, FromRawFd, OwnedFd, RawFd},
-        unix::fs::{DirBuilderExt, PermissionsExt},
+        unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt},
     },
     path::{Path, PathBuf},
     ptr, thread,
@@ -88,16 +91,23 @@ pub(super) struct Handshake {
     path: PathBuf,
     child: Option<Pid>,
     cancel: EventFd,
+    /// Last, as nobody else may have the socket before it is removed.
+    _turn: Turn,
 }
 
 impl Handshake {
     /// Serves the messages that wait in `server` to the process `pid`, once, at a socket in this directory.
     pub(super) fn start(directory: &Path, pid: i32, server: &OwnedFd) -> io::Result<Self> {
+        DirBuilder::new().recursive(true).mode(0o711).create(directory)?;
+        // The umask of this process may have taken rights away.
+        fs::set_permissions(directory, Permissions::from_mode(0o711))?;
+        let turn = Turn::take(directory.join(format!("{pid}.lock")))?;
         let messages = messages(server)?;
         let cancel = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC)?;
         // Removes the socket wherever this ends: the process may be gone, so that it cannot be found out who it is.
-        let mut started = Self { path: directory.join(format!("{pid}.sock")), child: None, cancel };
-        let listener = listen_for(&started.path, directory, pid)?;
+        let path = directory.join(format!("{pid}.sock"));
+        let mut started = Self { path, child: None, cancel, _turn: turn };
+        let listener = listen_for(&started.path, pid)?;
         let mut keep = vec![listener.as_raw_fd(), started.cancel.as_raw_fd()];
         keep.extend(messages.iter().filter_map(|(_, descriptor)| Some(descriptor.as_ref()?.as_raw_fd())));
         keep.sort_unstable();
@@ -155,6 +165,51 @@ impl Drop for Handshake {
     }
 }
 
+/// The lock of a file, by which one vnumad at a time attaches a QEMU. It ends with its vnumad, and the file with it, or with the next one.
+#[derive(Debug)]
+struct Turn {
+    path: PathBuf,
+    _lock: Flock<File>,
+}
+
+impl Turn {
+    fn take(path: PathBuf) -> io::Result<Self> {
+        loop {
+            let mut options = OpenOptions::new();
+            options.read(true).write(true).create(true).truncate(false);
+            let file = options.mode(0o600).custom_flags(libc::O_NOFOLLOW).open(&path)?;
+            let mut lock = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+                Ok(lock) => lock,
+                Err((file, Errno::EWOULDBLOCK)) => return Err(others(file)),
+                Err((_, errno)) => return Err(errno.into()),
+            };
+            // Whoever had it before may have removed the file.
+            let (own, there) = (lock.metadata()?, fs::metadata(&path));
+            if there.is_ok_and(|there| (there.dev(), there.ino()) == (own.dev(), own.ino())) {
+                lock.set_len(0)?;
+                writeln!(lock, "{}", std::process::id())?;
+                return Ok(Self { path, _lock: lock });
+            }
+        }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        // Before the lock is given back. A file that stays is locked by the next one.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// Somebody else has the lock of this file.
+fn others(file: File) -> io::Error {
+    let mut pid = String::new();
+    // It may not have written it yet.
+    let _ = file.take(16).read_to_string(&mut pid);
+    let who = pid.trim().parse::<u32>().map_or("another vnumad".to_owned(), |pid| format!("process {pid}"));
+    io::Error::new(io::ErrorKind::ResourceBusy, format!("{who} attaches this QEMU as well"))
+}
+
 /// What waits in a socket, message by message.
 fn messages(server: &OwnedFd) -> io::Result<Vec<Message>> {
     let mut messages = Vec::new();
@@ -185,10 +240,7 @@ fn messages(server: &OwnedFd) -> io::Result<Vec<Message>> {
 }
 
 /// A socket that listens, and that only root and the user of this process can connect to.
-fn listen_for(path: &Path, directory: &Path, pid: i32) -> io::Result<OwnedFd> {
-    DirBuilder::new().recursive(true).mode(0o711).create(directory)?;
-    // The umask of this process may have taken rights away.
-    fs::set_permissions(directory, Permissions::from_mode(0o711))?;
+fn listen_for(path: &Path, pid: i32) -> io::Result<OwnedFd> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -410,7 +462,7 @@ mod tests {
     use std::{
         io::IoSlice,
         os::unix::net::{UnixListener, UnixStream},
-        process::Command,
+        process::{Command, Stdio},
     };
 
     const HANG: Duration = Duration::from_secs(60);
@@ -445,6 +497,50 @@ mod tests {
         let error = Handshake::start(directory.path(), pid, &server(3)).unwrap_err();
         assert!(error.to_string().contains("no such process"), "{error}");
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn one_at_a_time_serves_a_process() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = Handshake::start(dir.path(), own(), &server(35)).unwrap();
+        let error = Handshake::start(dir.path(), own(), &server(3)).unwrap_err().to_string();
+        assert_eq!(error, format!("process {} attaches this QEMU as well", own()));
+        // Whose output would be waited for if this fails.
+        let mut sleeper =
+            Command::new("sleep").arg("600").stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let other = Handshake::start(dir.path(), sleeper.id().cast_signed(), &server(3));
+        assert!(other.is_ok(), "another process is another matter: {other:?}");
+        assert_eq!(receive(first.path()).0.len(), 35, "the second one has not taken its socket away");
+        assert!(first.end(), "it was served");
+        let next = Handshake::start(dir.path(), own(), &server(3)).unwrap();
+        assert_eq!(receive(next.path()).0.len(), 3);
+        drop((next, other));
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+        sleeper.kill().unwrap();
+        sleeper.wait().unwrap();
+    }
+
+    /// The file is removed and made anew all the time.
+    #[test]
+    fn no_two_have_the_lock_of_a_file() {
+        use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+        let dir = tempfile::tempdir().unwrap();
+        let (inside, taken) = (AtomicBool::new(false), AtomicUsize::new(0));
+        let until = Instant::now() + HANG;
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    while taken.load(Ordering::Acquire) < 20_000 {
+                        assert!(Instant::now() < until);
+                        let Ok(turn) = Turn::take(dir.path().join("1.lock")) else { continue };
+                        assert!(!inside.swap(true, Ordering::AcqRel), "two have it");
+                        taken.fetch_add(1, Ordering::AcqRel);
+                        inside.store(false, Ordering::Release);
+                        drop(turn);
+                    }
+                });
+            }
+        });
     }
 
     /// What a client gets, with the number of descriptors.
@@ -603,6 +699,15 @@ mod tests {
             }
             kill(parent, signal).unwrap();
             waitpid(parent, Some(WaitPidFlag::WUNTRACED)).unwrap();
+            let next = || Handshake::start(dir.path(), own(), &self::server(3));
+            if signal == Signal::SIGKILL {
+                // A lock ends with whoever has it, and with a child that has not closed what it does not need.
+                while let Err(error) = next() {
+                    assert!(Instant::now() < until, "{error}");
+                }
+                continue;
+            }
+            assert!(next().is_err(), "it has not ended");
             let began = Instant::now();
             let (values, descriptors) = receive(&dir.path().join(format!("{}.sock", own())));
             assert_eq!((values.len(), descriptors), (35, 33), "{signal}");

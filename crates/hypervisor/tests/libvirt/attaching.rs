@@ -3,7 +3,7 @@
 use super::*;
 use std::{
     io::{BufRead, BufReader, Write},
-    os::unix::net::UnixStream,
+    os::unix::net::{UnixListener, UnixStream},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -47,6 +47,51 @@ impl Pulse {
         self.ends.store(true, Ordering::Release);
         self.thread.join().expect("QEMU answered")
     }
+}
+
+/// Takes the place of a socket as soon as it is there, as another vnumad would, and answers whoever connects.
+fn answer_instead(socket: &Path, libvirtd: Pid, until: &AtomicBool) {
+    let own = socket.with_extension("other");
+    let listener = UnixListener::bind(&own).unwrap();
+    fs::set_permissions(&own, fs::Permissions::from_mode(0o666)).unwrap();
+    while !socket.exists() {
+        assert!(!until.load(Ordering::Acquire), "there was no socket");
+    }
+    kill(libvirtd, Signal::SIGSTOP).unwrap();
+    fs::rename(&own, socket).unwrap();
+    kill(libvirtd, Signal::SIGCONT).unwrap();
+    let (peer, _) = listener.accept().unwrap();
+    send_messages(&peer);
+    // QEMU gives up a connection that it finds closed, though there is something to read.
+    while !until.load(Ordering::Acquire) {
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn an_attach_that_somebody_else_has_answered_is_an_error_and_undone() {
+    let Some(libvirt) = Libvirt::start() else { return };
+    libvirt.create("web", "");
+    let mut backend = libvirt.backend();
+    let mut vm = libvirt.connect(&mut backend, "web");
+    let sockets = libvirt.dir.path().join("sockets");
+    fs::create_dir_all(&sockets).unwrap();
+    let socket = sockets.join(format!("{}.sock", vm.pid()));
+    let (over, daemon) = (AtomicBool::new(false), libvirt.daemon().unwrap());
+    thread::scope(|scope| {
+        scope.spawn(|| answer_instead(&socket, daemon, &over));
+        let (_ours, theirs) = channel();
+        let outcome = vm.attach_channel(theirs);
+        over.store(true, Ordering::Release);
+        let error = outcome.expect_err("another process has answered").to_string();
+        assert!(error.contains("another process has answered its QEMU"), "{error}");
+    });
+    libvirt.must(&["resume", "web"]);
+    libvirt.must(&["reset", "web"]);
+    await_event(&mut *vm, VmEvent::ChannelDetached);
+    assert!(!vm.channel_attached().unwrap());
+    let (_ours, theirs) = channel();
+    vm.attach_channel(theirs).unwrap_or_else(|error| panic!("{error}"));
 }
 
 /// Names the directory of the libvirt whose domain `web` is to be attached.
