@@ -86,7 +86,7 @@ pub struct BeforeAfter {
     pub seconds: f64,
     /// Share of freshly allocated pages on the node of the vCPU that touched them, before.
     pub local_share_before: f64,
-    /// The same since a vCPU came to another node for the last time.
+    /// The same since a vCPU came to another node for the last time after which pages were seen.
     pub local_share_after: f64,
     /// The same of long-lived pages.
     pub resident_local_share_before: f64,
@@ -107,9 +107,16 @@ impl BeforeAfter {
         locations: &Locations,
         seconds: impl Fn(u64) -> f64,
     ) -> Result<Self> {
-        let moved = threads.iter().filter_map(|&tid| locations.stays(tid).last());
-        let moved = moved.map(|stay| stay.since_tsc).filter(|tsc| *tsc >= placed.tsc).max();
-        let since = moved.unwrap_or(placed.tsc);
+        let stays = threads.iter().flat_map(|&tid| locations.stays(tid));
+        let mut moves: Vec<u64> = stays.map(|stay| stay.since_tsc).filter(|tsc| *tsc >= placed.tsc).collect();
+        moves.sort_unstable_by_key(|tsc| std::cmp::Reverse(*tsc));
+        let moved = moves.first().copied();
+        // On a slow server a vCPU may come to its node so late that nothing is seen after that.
+        let is_seen = |since: u64| {
+            let seen = |kind| samples.iter().any(|sample| sample.kind == kind && sample.before_tsc >= since);
+            seen(Kind::Fresh) && seen(Kind::Resident)
+        };
+        let since = moves.into_iter().find(|tsc| is_seen(*tsc)).unwrap_or(placed.tsc);
         let share = |kind: Kind, after: bool| {
             let in_time = |sample: &&Sample| match after {
                 true => sample.before_tsc >= since,
@@ -208,6 +215,14 @@ mod tests {
         let text = BeforeAfter { cause: Some("its memory is there".into()), ..found }.to_string();
         assert!(text.contains(" 25.00 %        66.67 %\n"), "{text}");
         assert!(text.contains("placed within 1.0 s: its memory is there"), "{text}");
+    }
+
+    #[test]
+    fn a_move_after_which_nothing_is_seen_is_not_the_last_one() {
+        let locations = stays(&[(0, 0), (100, 3), (400, 0), (600, 3)]);
+        let found = of(&fresh(&[(150, 0), (350, 3), (450, 0)]), &locations).unwrap();
+        assert_eq!((found.local_share_after, found.resident_local_share_after), (1.0, 1.0));
+        assert_eq!(found.seconds_until_placed, Some(3.0));
     }
 
     #[test]
