@@ -37,6 +37,8 @@
 #define LARGE		(16UL << 10)
 /* Large blocks that are not looked at between two, at most: not the same ones of a program that repeats itself. */
 #define MAX_PAUSE	1022
+/* So many are looked at one after the other. */
+#define AT_FIRST	64
 
 /* mimalloc.h */
 void *mi_malloc(size_t size);
@@ -64,18 +66,21 @@ static __thread struct {
 	uint64_t generation;
 	void *renewed;		/* a page that has gone back; NULL: none */
 	uint32_t left;		/* blocks until the next one is looked at */
-	uint32_t pause;		/* between the last two */
+	uint32_t pause;		/* between the last two, by AT_FIRST */
 	int node;		/* the one that has_memory is about */
 	bool has_memory;
 } own __attribute__((tls_model("initial-exec")));
 
-/* Fewer and fewer are looked at: by and by, as blocks that are elsewhere may come behind many that are not. */
+/*
+ * Fewer and fewer are looked at, but all of the first ones: blocks that are elsewhere may come behind many that are not, and
+ * of a few that are left each would be found by chance only.
+ */
 static void back_off(void)
 {
-	own.pause += 1 + own.pause / 8;
-	if (own.pause > MAX_PAUSE)
-		own.pause = MAX_PAUSE;
-	own.left = own.pause;
+	own.pause += 1 + own.pause / AT_FIRST;
+	if (own.pause > AT_FIRST * MAX_PAUSE)
+		own.pause = AT_FIRST * MAX_PAUSE;
+	own.left = own.pause / AT_FIRST;
 }
 
 /* The node that a thread's new memory comes from; VNUMA_NO_NODE: none of its own. */
