@@ -37,17 +37,6 @@ static __thread void *volatile kept;
 
 static struct vnuma_gd_page *page;
 
-/* All CPUs are on this node now. */
-static void move_to(uint16_t node, int tell)
-{
-	unsigned int cpu;
-
-	for (cpu = 0; cpu < CPUS; cpu++)
-		page->cpu_node[cpu] = node;
-	if (tell)
-		__atomic_add_fetch(&page->generation, 2, __ATOMIC_RELEASE);
-}
-
 static unsigned int thread_arena(void)
 {
 	unsigned int arena;
@@ -88,7 +77,7 @@ static void schedule_on(uint16_t node)
 {
 	unsigned int i;
 
-	move_to(node, 0);
+	move_cpus(page, node, 0);
 	for (i = 0; i < LOOK_EVERY + 1; i++) {
 		kept = malloc(1);
 		free(kept);
@@ -99,22 +88,22 @@ static void follows(void)
 {
 	unsigned int first, second;
 
-	move_to(0, 1);
+	move_cpus(page, 0, 1);
 	first = allocated_in();
 	expect(first != 0);
-	move_to(1, 1);
+	move_cpus(page, 1, 1);
 	errno = E2BIG;
 	kept = malloc(100000);
 	expect_equal(errno, E2BIG);
 	free(kept);
 	second = allocated_in();
 	expect(second != 0 && second != first);
-	move_to(0, 1);
+	move_cpus(page, 0, 1);
 	expect_equal(allocated_in(), first);
 	schedule_on(1);
 	expect_equal(thread_arena(), second);
 	/* A CPU of no node: where it was. */
-	move_to(VNUMA_GD_NO_NODE, 1);
+	move_cpus(page, VNUMA_GD_NO_NODE, 1);
 	expect_equal(allocated_in(), second);
 }
 
@@ -181,11 +170,11 @@ static void comes_along(void)
 	pthread_t thread;
 	pid_t child;
 
-	move_to(0, 1);
+	move_cpus(page, 0, 1);
 	first = allocated_in();
-	move_to(1, 1);
+	move_cpus(page, 1, 1);
 	expect_equal(allocated_in(), first);
-	move_to(0, 1);
+	move_cpus(page, 0, 1);
 	expect_equal(allocated_in(), first);
 	schedule_on(1);
 	second = allocated_in();
@@ -194,7 +183,7 @@ static void comes_along(void)
 	hooks[0] = hooks_of(first);
 	hooks[1] = hooks_of(second);
 	expect(hooks[0] != hooks[1]);
-	move_to(0, 1);
+	move_cpus(page, 0, 1);
 	expect_equal(allocated_in(), second);
 	expect(hooks_of(second) == hooks[0] && hooks_of(first) == hooks[1]);
 	schedule_on(1);
@@ -209,12 +198,12 @@ static void comes_along(void)
 	pthread_barrier_init(&steps, NULL, 2);
 	expect_equal(pthread_create(&thread, NULL, stays, &steps), 0);
 	pthread_barrier_wait(&steps);
-	move_to(1, 1);
+	move_cpus(page, 1, 1);
 	expect_equal(allocated_in(), first);
 	/* Nor to a node where another thread is; in a child there is none. */
 	child = fork();
 	if (!child) {
-		move_to(0, 1);
+		move_cpus(page, 0, 1);
 		_exit(allocated_in() != first);
 	}
 	expect_equal(waitpid(child, (int *)&status, 0), child);
@@ -222,11 +211,11 @@ static void comes_along(void)
 	expect_equal(allocated_in(), second);
 	pthread_barrier_wait(&steps);
 	expect_equal(pthread_join(thread, NULL), 0);
-	move_to(1, 1);
+	move_cpus(page, 1, 1);
 	expect_equal(allocated_in(), second);
 	/* It can be switched off at any time. */
 	put("/proc/sys/kernel/numa_balancing", "0\n");
-	move_to(0, 1);
+	move_cpus(page, 0, 1);
 	expect(allocated_in() != second);
 	put("/proc/sys/kernel/numa_balancing", "1\n");
 }
@@ -246,7 +235,7 @@ static void threads_share(void)
 	for (node = 0; node < 2; node++) {
 		unsigned int different = 0;
 
-		move_to((uint16_t)node, 1);
+		move_cpus(page, (uint16_t)node, 1);
 		for (i = 0; i < THREADS; i++)
 			expect_equal(pthread_create(&threads[i], NULL, arena_of_thread, &seen[node][i]), 0);
 		for (i = 0; i < THREADS; i++)
@@ -285,7 +274,7 @@ static void lies_in_huge_pages(void)
 
 	for (i = 0; i < PIECES; i++) {
 		for (node = 0; node < 2; node++) {
-			move_to((uint16_t)node, 1);
+			move_cpus(page, (uint16_t)node, 1);
 			pieces[node][i] = malloc(PIECE);
 			expect(pieces[node][i]);
 		}
@@ -322,13 +311,13 @@ static void leaves_nothing(void)
 	unsigned int left, i;
 	char name[64];
 
-	move_to(0, 1);
+	move_cpus(page, 0, 1);
 	left = allocated_in();
 	snprintf(name, sizeof(name), "arena.%u.dirty_decay_ms", left);
 	expect_equal(mallctl(name, NULL, NULL, &never, sizeof(never)), 0);
 	for (i = 0; i < PIECES; i++)
 		pieces[i] = malloc(PIECE);
-	move_to(1, 1);
+	move_cpus(page, 1, 1);
 	expect(allocated_in() != left);
 	for (i = 0; i < PIECES; i++)
 		free(pieces[i]);
@@ -354,10 +343,10 @@ static void before_fork(void)
 {
 	if (!allocates_before_fork)
 		return;
-	move_to(0, 1);
+	move_cpus(page, 0, 1);
 	kept = malloc(100000);
 	free(kept);
-	move_to(1, 1);
+	move_cpus(page, 1, 1);
 	kept = malloc(100000);
 	free(kept);
 }
@@ -386,11 +375,11 @@ static void forks(void)
 	expect_equal(waitpid(child, (int *)&status, 0), child);
 	expect_equal(status, 0);
 
-	move_to(0, 1);
+	move_cpus(page, 0, 1);
 	before = allocated_in();
 	child = fork();
 	if (!child) {
-		move_to(1, 1);
+		move_cpus(page, 1, 1);
 		_exit(allocated_in() == before);
 	}
 	expect_equal(waitpid(child, (int *)&status, 0), child);
@@ -502,9 +491,9 @@ static int preloaded(const char *how)
 	if (!strcmp(how, "unseen")) {
 		unsigned int arena;
 
-		move_to(0, 1);
+		move_cpus(page, 0, 1);
 		arena = allocated_in();
-		move_to(1, 1);
+		move_cpus(page, 1, 1);
 		expect_equal(allocated_in(), arena);
 		return 0;
 	}

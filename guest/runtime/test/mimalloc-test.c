@@ -43,17 +43,6 @@ static __thread void *volatile kept;
 
 static struct vnuma_gd_page *page;
 
-/* All CPUs are on this node now. */
-static void move_to(uint16_t node, int tell)
-{
-	unsigned int cpu;
-
-	for (cpu = 0; cpu < CPUS; cpu++)
-		page->cpu_node[cpu] = node;
-	if (tell)
-		__atomic_add_fetch(&page->generation, 2, __ATOMIC_RELEASE);
-}
-
 static void *by_malloc(size_t size)
 {
 	return malloc(size);
@@ -181,41 +170,41 @@ static void renews(void)
 	size_t i;
 
 	for (i = 0; i < sizeof(ways) / sizeof(*ways); i++) {
-		move_to(0, 1);
+		move_cpus(page, 0, 1);
 		fill(ways[i], LARGE);
 		expect(!is_new(ways[i], LARGE));
-		move_to(1, 1);
+		move_cpus(page, 1, 1);
 		errno = E2BIG;
 		expect(is_new(ways[i], LARGE));
 		expect_equal(errno, E2BIG);
-		move_to(0, 1);
+		move_cpus(page, 0, 1);
 		fill(ways[i], LARGE);
 		expect(!is_new(ways[i], LARGE));
 	}
 	/* Small ones share pages. */
 	fill(by_malloc, SMALL);
-	move_to(1, 1);
+	move_cpus(page, 1, 1);
 	expect(!is_new(by_malloc, SMALL));
 	/* A change after which the node is the same, of which the thread knows by now that its pages are no nearer. */
 	fill(by_malloc, LARGE);
 	for (i = 0; i < 2; i++) {
-		move_to(1, 1);
+		move_cpus(page, 1, 1);
 		kept = malloc(LARGE);
 		expect(!*((volatile char *)kept + 2 * PAGE));
 		kept = memset(kept, 7, LARGE);
 		free(kept);
 	}
 	/* AutoNUMA has taken the first pages along, or they are not there. */
-	move_to(0, 1);
+	move_cpus(page, 0, 1);
 	fill(by_malloc, LARGE);
 	for (i = 0; i < FILLED; i++)
 		expect_equal(madvise(blocks[i], PAGE, MADV_DONTNEED), 0);
-	move_to(1, 1);
+	move_cpus(page, 1, 1);
 	expect(is_new(by_malloc, LARGE));
 	/* All blocks, from the first one on, although the next look would have been later. */
-	move_to(0, 1);
+	move_cpus(page, 0, 1);
 	fill(by_malloc, LARGE);
-	move_to(1, 1);
+	move_cpus(page, 1, 1);
 	for (i = 0; i < FILLED; i++) {
 		blocks[i] = malloc(LARGE);
 		expect(!*(volatile char *)(blocks[i] + 2 * PAGE));
@@ -223,13 +212,13 @@ static void renews(void)
 	for (i = 0; i < FILLED; i++)
 		free(blocks[i]);
 	/* A CPU of no node, or of one without memory: nothing is nearer. */
-	move_to(0, 1);
+	move_cpus(page, 0, 1);
 	fill(by_malloc, LARGE);
-	move_to(WITHOUT_MEMORY, 1);
+	move_cpus(page, WITHOUT_MEMORY, 1);
 	expect(!is_new(by_malloc, LARGE));
-	move_to(VNUMA_GD_NO_NODE, 1);
+	move_cpus(page, VNUMA_GD_NO_NODE, 1);
 	expect(!is_new(by_malloc, LARGE));
-	move_to(1, 1);
+	move_cpus(page, 1, 1);
 	expect(is_new(by_malloc, LARGE));
 }
 
@@ -238,31 +227,31 @@ static void looks_seldom(void)
 {
 	int i;
 
-	move_to(0, 1);
+	move_cpus(page, 0, 1);
 	fill(by_malloc, LARGE);
 	for (i = FILLED; i < LOOKED; i++)
 		expect(!is_new(by_malloc, LARGE));
-	move_to(1, 0);
+	move_cpus(page, 1, 0);
 	expect(!is_new(by_malloc, LARGE));
 	expect(is_new(by_malloc, LARGE));
-	move_to(0, 0);
+	move_cpus(page, 0, 0);
 	for (i = 0; i < 128 * MAX_PAUSE; i++) {
 		kept = malloc(LARGE);
 		free(kept);
 	}
 	fill(by_malloc, LARGE);
-	move_to(1, 0);
+	move_cpus(page, 1, 0);
 	for (i = 0; i <= MAX_PAUSE && !is_new(by_malloc, LARGE); i++)
 		;
 	expect(i > FILLED && i <= MAX_PAUSE);
 	/* Whether that helped is seen at once. If it did, looks become frequent. */
 	fill(by_malloc, LARGE);
-	move_to(0, 0);
+	move_cpus(page, 0, 0);
 	for (i = 0; i < 128 * MAX_PAUSE; i++) {
 		kept = malloc(LARGE);
 		free(kept);
 	}
-	move_to(1, 0);
+	move_cpus(page, 1, 0);
 	for (i = 0; i <= MAX_PAUSE; i++) {
 		kept = malloc(LARGE);
 		expect(kept);
@@ -273,9 +262,9 @@ static void looks_seldom(void)
 	expect(i <= MAX_PAUSE);
 	kept = memset(kept, 7, LARGE);
 	free(kept);
-	move_to(0, 0);
+	move_cpus(page, 0, 0);
 	expect(!is_new(by_malloc, LARGE));
-	move_to(1, 0);
+	move_cpus(page, 1, 0);
 	expect(is_new(by_malloc, LARGE));
 }
 
@@ -284,9 +273,9 @@ static void gives_up(void)
 {
 	int i, renewed = 0;
 
-	move_to(0, 1);
+	move_cpus(page, 0, 1);
 	fill(by_malloc, LARGE);
-	move_to(1, 1);
+	move_cpus(page, 1, 1);
 	for (i = 0; i < 4 * MAX_PAUSE; i++) {
 		char *block = malloc(LARGE);
 
@@ -303,16 +292,16 @@ static void keeps_content(void)
 	char *block, *grown;
 	size_t i;
 
-	move_to(0, 1);
+	move_cpus(page, 0, 1);
 	fill(by_malloc, LARGE);
-	move_to(1, 1);
+	move_cpus(page, 1, 1);
 	block = calloc(LARGE / 100, 100);
 	for (i = 0; i < LARGE / 100 * 100; i++)
 		expect_equal(block[i], 0);
 	memset(block, 5, LARGE / 100 * 100);
 	fill(by_malloc, 4 * LARGE);
-	move_to(0, 1);
-	move_to(1, 1);
+	move_cpus(page, 0, 1);
+	move_cpus(page, 1, 1);
 	grown = realloc(block, 4 * LARGE);
 	for (i = 0; i < LARGE / 100 * 100; i++)
 		expect_equal(grown[i], 5);
@@ -370,9 +359,9 @@ static void uses_given_memory(void)
 	close(fd);
 	expect(give(start, GIVEN, true, true, false, -1));
 	/* What does not fit into memory that there is comes from there. */
-	move_to(0, 1);
+	move_cpus(page, 0, 1);
 	fill(by_malloc, GIVEN_BLOCK);
-	move_to(1, 1);
+	move_cpus(page, 1, 1);
 	block = calloc(1, GIVEN_BLOCK);
 	expect(block > start && block < start + GIVEN);
 	for (i = 0; i < GIVEN_BLOCK; i++)
@@ -406,9 +395,9 @@ static void allocates(void)
 static void *in_a_thread(void *unused)
 {
 	fill(by_malloc, LARGE);
-	move_to(0, 1);
+	move_cpus(page, 0, 1);
 	fill(by_malloc, LARGE);
-	move_to(1, 1);
+	move_cpus(page, 1, 1);
 	expect(is_new(by_malloc, LARGE));
 	return unused;
 }
@@ -418,11 +407,11 @@ static void forks(void)
 	int status;
 	pid_t child;
 
-	move_to(0, 1);
+	move_cpus(page, 0, 1);
 	fill(by_malloc, LARGE);
 	child = fork();
 	if (!child) {
-		move_to(1, 1);
+		move_cpus(page, 1, 1);
 		_exit(!is_new(by_malloc, LARGE));
 	}
 	expect_equal(waitpid(child, &status, 0), child);
@@ -450,7 +439,7 @@ static void is_left_alone(void)
 
 	fill(by_malloc, LARGE);
 	for (i = 0; i < 100; i++) {
-		move_to((uint16_t)(i % 2), 1);
+		move_cpus(page, (uint16_t)(i % 2), 1);
 		errno = E2BIG;
 		expect(!is_new(by_malloc, LARGE));
 		expect_equal(errno, E2BIG);
@@ -478,7 +467,7 @@ static int preloaded(const char *how)
 		is_left_alone();
 		/* It can be switched off at any time. */
 		put("/proc/sys/kernel/numa_balancing", "0\n");
-		move_to(1, 1);
+		move_cpus(page, 1, 1);
 		expect(is_new(by_malloc, LARGE));
 		return 0;
 	}

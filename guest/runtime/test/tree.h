@@ -142,4 +142,15 @@ static inline struct vnuma_gd_page *map_page(void)
 	return page;
 }
 
+/* All CPUs are on this node now. The generation says so, or not. */
+static inline void move_cpus(struct vnuma_gd_page *page, uint16_t node, int tell)
+{
+	unsigned int cpu;
+
+	for (cpu = 0; cpu < VNUMA_GD_MAX_CPUS; cpu++)
+		page->cpu_node[cpu] = node;
+	if (tell)
+		__atomic_add_fetch(&page->generation, 2, __ATOMIC_RELEASE);
+}
+
 #endif /* VNUMA_TEST_TREE_H */
