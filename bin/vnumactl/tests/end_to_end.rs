@@ -4,7 +4,7 @@
 #[path = "../../../crates/daemon/tests/common/host.rs"]
 mod host;
 
-use host::{HANG_LIMIT, wait_for, write_host};
+use host::{HANG_LIMIT, answers, wait_for, write_host};
 use nix::{
     fcntl::{FcntlArg, OFlag, fcntl},
     libc,
@@ -187,7 +187,7 @@ impl Host {
         });
         let host = Self { directory, stop: Some(stop), daemon: Some(daemon) };
         let socket = host.directory.path().join("api.sock");
-        wait_for("vnumad", || std::os::unix::net::UnixStream::connect(&socket).is_ok());
+        wait_for("vnumad", || answers(&socket));
         host
     }
 

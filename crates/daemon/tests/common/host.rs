@@ -5,6 +5,8 @@
 
 use std::{
     fs,
+    io::{Read, Write},
+    os::unix::net::UnixStream,
     path::Path,
     thread,
     time::{Duration, Instant},
@@ -37,6 +39,17 @@ pub fn wait_for(what: &str, mut ready: impl FnMut() -> bool) {
         assert!(Instant::now() < end, "{what}: not within {HANG_LIMIT:?}");
         thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// Whether a daemon answers there: it listens before it has read its host, and answers after that.
+pub fn answers(socket: &Path) -> bool {
+    let Ok(mut stream) = UnixStream::connect(socket) else { return false };
+    stream.set_read_timeout(Some(HANG_LIMIT)).expect("a limit");
+    let request = b"GET /openapi.json HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+    let mut answer = String::new();
+    // One that ends takes its connections along.
+    let read = stream.write_all(request).and_then(|()| stream.read_to_string(&mut answer));
+    read.is_ok() && answer.starts_with("HTTP/1.1 200 ")
 }
 
 /// Two nodes with 16 CPUs and 16 GiB each, and a device on each. CPUs 0 and 1 are those of the machine.
