@@ -5,7 +5,7 @@ mod host;
 #[path = "../../../crates/daemon/tests/common/http.rs"]
 mod http;
 
-use host::{HANG_LIMIT, wait_for, write_host};
+use host::{HANG_LIMIT, answers, wait_for, write_host};
 use http::ask;
 use nix::{
     fcntl::{FcntlArg, fcntl},
@@ -15,7 +15,7 @@ use nix::{
 };
 use std::{
     io::Read,
-    os::fd::AsRawFd,
+    os::{fd::AsRawFd, unix::net::UnixListener},
     path::Path,
     process::{Child, Command, Output, Stdio},
 };
@@ -107,6 +107,34 @@ fn a_libvirt_that_is_not_there_is_shown_and_keeps_nothing() {
         shown["uri"] == uri.as_str() && shown["problem"].as_str().is_some_and(|why| why.contains("libvirt"))
     });
     assert_eq!(ask(&socket, "GET", "/v1/vms", "").0, 200);
+}
+
+/// One that takes connections and answers nothing, as a libvirtd does that is stopped.
+#[test]
+fn a_libvirt_that_hangs_is_shown_and_holds_nothing_up() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let [socket, silent, vms] =
+        ["run/vnumad.sock", "libvirt.sock", "vms"].map(|name| directory.path().join(name));
+    let _libvirt = UnixListener::bind(&silent).expect("listens");
+    std::fs::create_dir(&vms).expect("created");
+    let mut command = vnumad(directory.path());
+    let config = directory.path().join("vnumad.toml");
+    let text = std::fs::read_to_string(&config).expect("written");
+    let uri = format!("qemu+unix:///system?socket={}", silent.display());
+    std::fs::write(&config, format!("{text}[libvirt]\nuris = [{uri:?}]\n")).expect("written");
+    let _daemon = Running(command.stderr(Stdio::null()).spawn().expect("runs"));
+    wait_for("it", || answers(&socket));
+    wait_for("the connection to be shown with its problem", || {
+        let (_, daemon) = ask(&socket, "GET", "/v1/daemon", "");
+        daemon["libvirt"][0]["problem"].as_str().is_some_and(|why| why.contains("libvirt"))
+    });
+    // A VM of another kind that appears now is found.
+    let _qemu = UnixListener::bind(vms.join("web.sock")).expect("listens");
+    wait_for("a VM that is not libvirt's", || {
+        let (status, vms) = ask(&socket, "GET", "/v1/vms", "");
+        assert_eq!(status, 200, "{vms}");
+        vms[0]["name"] == "web"
+    });
 }
 
 #[test]

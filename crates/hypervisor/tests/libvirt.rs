@@ -5,6 +5,8 @@
 mod attaching;
 #[path = "libvirt/detaching.rs"]
 mod detaching;
+#[path = "libvirt/faults.rs"]
+mod faults;
 #[path = "libvirt/migrating.rs"]
 mod migrating;
 #[path = "libvirt/pins.rs"]
@@ -58,6 +60,9 @@ done
 exec perl -e 'syscall(157, 36, 1, 0, 0, 0); $name = shift; syscall(170, $name, length $name); fork or exec @ARGV; 1 while wait > 0' \
     "$3" libvirtd --config /etc/libvirt/libvirtd.conf --pid-file "$1/libvirtd.pid"
 "#;
+
+/// It asks nobody who they are.
+const LETS_IN: &str = "auth_unix_rw = \"none\"\n";
 
 const EMULATOR: &str = "/usr/bin/qemu-system-x86_64";
 const DOMAIN: &str = "<domain type='qemu'><name>NAME</name><memory unit='MiB'>128</memory>
@@ -116,7 +121,7 @@ impl Libvirt {
         fs::set_permissions(dir.path().join("none"), fs::Permissions::from_mode(0o0)).unwrap();
         // Two digits, of which libvirt wants more than one.
         let uuid = format!("5a{:02x}1f6e-4c8b-4d6a-9b0e-3f2a7c9d5e1b", host.len());
-        let daemon = format!("auth_unix_rw = \"none\"\nhost_uuid = \"{uuid}\"\n");
+        let daemon = format!("{LETS_IN}host_uuid = \"{uuid}\"\n");
         fs::write(dir.path().join("etc/libvirtd.conf"), daemon).unwrap();
         // Without virtlogd, and without namespaces of QEMUs, which take no /dev with mounts in it. libvirt migrates to no 127.0.0.1.
         fs::write(
@@ -130,6 +135,11 @@ impl Libvirt {
     }
 
     fn start_daemon(&mut self) {
+        self.launch_daemon();
+        wait_for("libvirtd to answer", || self.virsh(&["version"]).is_ok().then_some(()));
+    }
+
+    fn launch_daemon(&mut self) {
         let dir = self.dir.path();
         // What libvirt has found out about QEMU, which takes seconds, is kept.
         let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("libvirt-cache");
@@ -142,7 +152,6 @@ impl Libvirt {
             .stderr(fs::File::create(dir.join("libvirtd.log")).unwrap())
             .spawn();
         self.reapers.push(reaper.unwrap());
-        wait_for("libvirtd to answer", || self.virsh(&["version"]).is_ok().then_some(()));
     }
 
     fn daemon(&self) -> Option<Pid> {

@@ -73,6 +73,8 @@ pub enum StatusError {
 pub struct StatusFile {
     /// UUID of the domain, as text.
     pub uuid: String,
+    /// Number of the domain with its libvirt, if it has one.
+    pub id: Option<u32>,
     /// Its process.
     pub pid: i32,
     /// Threads of vCPUs by index. Those without one are left out.
@@ -82,18 +84,26 @@ pub struct StatusFile {
 }
 
 impl StatusFile {
-    /// The file of the domain with this name and UUID, in the first of these directories that has it.
-    pub fn find(directories: &[PathBuf], name: &str, uuid: &str) -> Result<Self, StatusError> {
-        let mut problem = None;
+    /// The files of domains with this name and UUID, at least one: libvirts with state directories of their own may each have one.
+    pub fn find(
+        directories: &[PathBuf],
+        name: &str,
+        uuid: &str,
+    ) -> Result<Vec<(PathBuf, Self)>, StatusError> {
+        let (mut files, mut problem) = (Vec::new(), None);
         // A domain's name may be any text but for slashes, which libvirt refuses.
         let usable = !name.is_empty() && !name.contains(['/', '\0']) && name != "." && name != "..";
         for directory in directories.iter().filter(|_| usable) {
-            match Self::read(&directory.join(format!("{name}.xml")), name) {
-                Ok(found) if found.uuid == uuid => return Ok(found),
+            let path = directory.join(format!("{name}.xml"));
+            match Self::read(&path, name) {
+                Ok(found) if found.uuid == uuid => files.push((path, found)),
                 Ok(_) => {}
                 Err(StatusError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => problem = problem.or(Some(error)),
             }
+        }
+        if !files.is_empty() {
+            return Ok(files);
         }
         let directories: Vec<_> = directories.iter().map(|path| path.display().to_string()).collect();
         let missing =
@@ -152,10 +162,11 @@ impl StatusFile {
         if uuid.is_empty() {
             return Err(reader.missing("uuid"));
         }
+        let id = reader.number(domain, "id")?;
         let arguments = xml::child(domain, "commandline").into_iter();
         let arguments = arguments.flat_map(|line| xml::children(line, "arg"));
         let sockets = arguments.filter_map(|argument| socket(argument.attribute("value")?));
-        Ok(Self { uuid: uuid.to_owned(), pid, vcpus, sockets: sockets.take(MAX_SOCKETS).collect() })
+        Ok(Self { uuid: uuid.to_owned(), id, pid, vcpus, sockets: sockets.take(MAX_SOCKETS).collect() })
     }
 }
 
@@ -192,7 +203,7 @@ mod tests {
         let found = StatusFile::parse("web", &file("4711", TWO, commandline)).unwrap();
         let sockets = vec!["/run/vnuma/qmp/web.sock".to_owned(), "/run/x.sock".to_owned()];
         let vcpus = BTreeMap::from([(0, 4716), (1, 4717)]);
-        assert_eq!(found, StatusFile { uuid: UUID.to_owned(), pid: 4711, vcpus, sockets });
+        assert_eq!(found, StatusFile { uuid: UUID.to_owned(), id: Some(1), pid: 4711, vcpus, sockets });
         let without =
             StatusFile::parse("web", &file("4711", "<vcpu id='0' pid='0'/><vcpu id='1'/>", "")).unwrap();
         assert!(without.vcpus.is_empty());
@@ -218,12 +229,18 @@ mod tests {
     fn the_file_of_another_domain_of_that_name_is_not_taken() {
         let (other, right) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let directories = [other.path().to_owned(), right.path().to_owned()];
-        let find = |name: &str| StatusFile::find(&directories, name, UUID).map(|found| found.pid);
+        let find = |name: &str| {
+            let found = StatusFile::find(&directories, name, UUID);
+            found.map(|found| found.iter().map(|(_, file)| file.pid).collect::<Vec<_>>())
+        };
         assert!(matches!(find("web"), Err(StatusError::Missing { .. })));
         std::fs::write(other.path().join("web.xml"), file("1", "", "").replace(UUID, "another")).unwrap();
         assert!(matches!(find("web"), Err(StatusError::Missing { .. })));
         std::fs::write(right.path().join("web.xml"), file("2", "", "")).unwrap();
-        assert_eq!(find("web").unwrap(), 2);
+        assert_eq!(find("web").unwrap(), [2]);
+        // That of another libvirt with the same UUID is one more.
+        std::fs::write(other.path().join("web.xml"), file("3", "", "")).unwrap();
+        assert_eq!(find("web").unwrap(), [3, 2]);
         assert!(matches!(find("../web"), Err(StatusError::Missing { .. })));
         std::fs::write(right.path().join("bad.xml"), "<domstatus").unwrap();
         let error = find("bad").unwrap_err().to_string();

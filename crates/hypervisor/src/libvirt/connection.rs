@@ -136,6 +136,25 @@ impl LibvirtConnection {
         }
     }
 
+    /// An error if QEMU has a channel that is not in the domain's XML. libvirtd was killed while it plugged the device, and does not
+    /// find it when it is started again; or somebody gave QEMU the device by its monitor.
+    fn knows_channel(&self) -> Result<(), VmError> {
+        // QEMU closes the memory a moment after libvirt has taken the device out of the XML.
+        let until = Instant::now() + RELEASE;
+        while self.has_memory() {
+            if Instant::now() >= until {
+                return self.impossible(format!(
+                    "its QEMU has the channel's device, and libvirt does not know of it: shut the domain down and start it again, \
+                     or unplug the device with `virsh qemu-monitor-command {} --hmp device_del {ALIAS}`, after which libvirt shows \
+                     the domain as tainted",
+                    self.domain_name
+                ));
+            }
+            std::thread::sleep(RELEASE / 50);
+        }
+        Ok(())
+    }
+
     /// Has QEMU the channel's memory, whoever plugged the device?
     fn has_memory(&self) -> bool {
         let Ok(files) = fs::read_dir(format!("/proc/{}/fd", self.process.pid())) else { return false };
@@ -197,6 +216,7 @@ impl VmConnection for LibvirtConnection {
         if xml.has_shmem(ALIAS) {
             return Err(VmError::AlreadyAttached { vm: self.name.clone() });
         }
+        self.knows_channel()?;
         let Some(port) = xml.free_ports.first() else {
             let how =
                 "add `<controller type='pci' model='pcie-root-port'/>` to the domain and start it again";
@@ -223,6 +243,7 @@ impl VmConnection for LibvirtConnection {
 
     fn detach_channel(&mut self) -> Result<(), VmError> {
         if !self.channel_attached()? {
+            self.knows_channel()?;
             return Err(VmError::NotAttached { vm: self.name.clone() });
         }
         match self.domain.detach_device(ALIAS, HOTPLUG) {

@@ -58,12 +58,12 @@ pub(super) fn threads(
     process: &Process,
     directories: &[PathBuf],
 ) -> Result<BTreeMap<u32, i32>, VmError> {
-    let status = StatusFile::find(directories, domain_name, &xml.uuid)
+    let found = StatusFile::find(directories, domain_name, &xml.uuid)
         .map_err(|error| VmError::Libvirt { vm: name.to_owned(), reason: error.to_string() })?;
-    if status.pid != process.pid() {
+    let Some((_, status)) = found.into_iter().find(|(_, status)| status.pid == process.pid()) else {
         // The domain was started again.
         return Err(VmError::Disconnected { vm: name.to_owned() });
-    }
+    };
     // libvirt may not have written them yet.
     let by_name = || observed::by_name(process.pid()).unwrap_or_default();
     Ok(if status.vcpus.is_empty() { by_name() } else { status.vcpus })

@@ -117,9 +117,10 @@ impl Shared {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The file that names a domain's process.
+    /// What the file says that names a domain's process.
     fn status(&self, listed: &Listed) -> Result<StatusFile, String> {
-        StatusFile::find(&self.places.states, &listed.name, &listed.uuid).map_err(|error| error.to_string())
+        let found = StatusFile::find(&self.places.states, &listed.name, &listed.uuid);
+        choose(found.map_err(|error| error.to_string())?, listed.id, |pid| runs_domain(pid, &listed.uuid))
     }
 
     /// Takes over what a connection has listed. Files of domains that are new are read; one that cannot be is tried again soon.
@@ -178,6 +179,32 @@ impl Shared {
                 known.complaints.insert(about.to_owned(), problem);
             }
         }
+    }
+}
+
+/// The file of the domain with this number. Two libvirts, of a container and of the host for example, can each run a domain of the same
+/// name and UUID, and both number their domains from 1.
+fn choose(
+    mut files: Vec<(PathBuf, StatusFile)>,
+    id: u32,
+    runs: impl Fn(i32) -> bool,
+) -> Result<StatusFile, String> {
+    // A libvirt that was killed leaves files of domains that have ended.
+    if files.iter().any(|(_, file)| runs(file.pid)) {
+        files.retain(|(_, file)| runs(file.pid));
+    }
+    if files.iter().any(|(_, file)| file.id == Some(id)) {
+        files.retain(|(_, file)| file.id == Some(id));
+    }
+    match files.as_slice() {
+        [(first, one), (second, other), ..] if one.pid != other.pid => Err(format!(
+            "{} and {} name different processes for one UUID, and it is not known which of them is meant; name the directory of one \
+             libvirt only (`libvirt.state_directories`)",
+            first.display(),
+            second.display()
+        )),
+        [(_, one), ..] => Ok(one.clone()),
+        [] => Err("it has no file".to_owned()),
     }
 }
 
@@ -291,4 +318,33 @@ fn runs_domain(pid: i32, uuid: &str) -> bool {
     let Ok(line) = procfs::read_process(pid, "cmdline", COMMAND_LINE_LIMIT) else { return false };
     let arguments: Vec<&str> = line.split('\0').collect();
     arguments.windows(2).any(|pair| pair[0] == "-uuid" && pair[1] == uuid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_file_of_a_domain_is_that_of_its_libvirt_and_of_a_process_that_runs() {
+        let file = |place: &str, id, pid| {
+            let (uuid, vcpus, sockets) = ("8d2a52f4".to_owned(), BTreeMap::new(), Vec::new());
+            (PathBuf::from(place), StatusFile { uuid, id: Some(id), pid, vcpus, sockets })
+        };
+        let files = || vec![file("/a/web.xml", 1, 10), file("/b/web.xml", 2, 20)];
+        let chosen = |files, id, running: &[i32]| {
+            choose(files, id, |pid| running.contains(&pid)).map(|status| status.pid)
+        };
+        assert_eq!((chosen(files(), 1, &[10, 20]), chosen(files(), 2, &[10, 20])), (Ok(10), Ok(20)));
+        // One that has ended is not it, whatever its number.
+        assert_eq!(chosen(files(), 1, &[20]), Ok(20));
+        // None runs: the error is that of the process.
+        assert_eq!(chosen(files(), 2, &[]), Ok(20));
+        // Both count from 1.
+        let alike = || vec![file("/a/web.xml", 1, 10), file("/b/web.xml", 1, 20)];
+        let refused = chosen(alike(), 1, &[10, 20]).expect_err("two");
+        assert!(refused.contains("/a/web.xml and /b/web.xml name different processes"), "{refused}");
+        assert!(chosen(files(), 3, &[10, 20]).is_err());
+        // One directory under two names.
+        assert_eq!(chosen(vec![file("/a/web.xml", 1, 10), file("/c/web.xml", 1, 10)], 1, &[10]), Ok(10));
+    }
 }
