@@ -117,10 +117,10 @@ pub struct Options {
     /// vprobe --full: only these parts
     #[arg(long, value_name = "PART")]
     part: Vec<String>,
-    /// vprobe --full: at most so many cells now; the next run goes on
+    /// vprobe, runtimes, with --full: at most so many cells now; the next run goes on
     #[arg(long, value_name = "N")]
     cells: Option<usize>,
-    /// vprobe --full: begin no cell after so many minutes; the next run goes on
+    /// vprobe, runtimes, with --full: begin no cell after so many minutes; the next run goes on
     #[arg(long, value_name = "MINUTES")]
     minutes: Option<u64>,
 }
@@ -145,8 +145,9 @@ impl Options {
             (&["vprobe"], "--part", &self.part),
         ];
         let pieces = [("--cells", self.cells.is_some()), ("--minutes", self.minutes.is_some())];
-        if let Some((option, _)) = pieces.iter().find(|(_, given)| *given && name != "vprobe") {
-            bail!("only vprobe has {option}");
+        let has_pieces = ["vprobe", "runtimes"].contains(&name);
+        if let Some((option, _)) = pieces.iter().find(|(_, given)| *given && !(has_pieces && self.full)) {
+            bail!("only vprobe and runtimes have {option}, with --full");
         }
         match parts.iter().find(|(of, _, chosen)| !of.contains(&name) && !chosen.is_empty()) {
             Some((of, option, _)) => bail!("only {} has {option}", of.join(" and ")),

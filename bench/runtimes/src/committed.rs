@@ -116,7 +116,12 @@ pub const KEYS: u64 = 36 << 10;
 /// Columns and rows of the solver's two grids, which are of 8 bytes: 72 MiB for each vCPU.
 pub const GRID: [usize; 2] = [4096, 4608];
 /// Options of the Java VM: eden is far larger than the last-level caches of both nodes, and keeps its size.
-pub const JAVA: [&str; 4] = ["-Xms400m", "-Xmx400m", "-Xmn320m", "-XX:-UseAdaptiveSizePolicy"];
+pub const JAVA: [&str; 2] = ["-Xmn320m", "-XX:-UseAdaptiveSizePolicy"];
+/// Of its heap. ParallelGC has eden of each node grow and shrink with the threads there.
+const HEAP: [&str; 2] = ["-Xms400m", "-Xmx400m"];
+/// With G1 and ZGC half of the heap is of each node, whatever the threads do. With three of four threads on a node, as half of the
+/// time here, three quarters of eden are wanted there, and with 400 MB a fifth of these would not fit.
+const HEAP_IN_HALVES: [&str; 2] = ["-Xms800m", "-Xmx800m"];
 /// The option by which a Java VM uses nodes.
 pub const JAVA_NUMA: &str = "-XX:+UseNUMA";
 /// And by which it does not, whatever its collector does by itself.
@@ -192,6 +197,14 @@ impl Workload {
             Self::OrdersG1 => Some(["g1", "-XX:+UseG1GC"]),
             Self::OrdersZ => Some(["z", "-XX:+UseZGC"]),
             _ => None,
+        }
+    }
+
+    /// Of a Java program: options that set the size of its heap.
+    pub fn heap(self) -> &'static [&'static str; 2] {
+        match self {
+            Self::OrdersG1 | Self::OrdersZ => &HEAP_IN_HALVES,
+            _ => &HEAP,
         }
     }
 
@@ -465,6 +478,21 @@ mod tests {
     fn rates_are_those_of_a_larger_vm() {
         assert_eq!([0, 5, 20, 200].map(interval_s), [None, Some(48.0), Some(12.0), Some(1.2)]);
         assert_eq!([0, 5, 20, 200].map(window_s), [24.0, 192.0, 48.0, 48.0]);
+    }
+
+    #[test]
+    fn a_half_of_the_heap_has_what_three_of_four_threads_want() {
+        let mib = |option: &str, name: &str| -> usize {
+            let size = option.strip_prefix(name).and_then(|rest| rest.strip_suffix('m'));
+            size.expect("a size").parse().expect("a number")
+        };
+        for workload in Workload::ALL.into_iter().filter(|workload| workload.collector().is_some()) {
+            let [least, most] = workload.heap().map(|option| mib(option, &option[..4]));
+            assert_eq!(least, most);
+            let wanted = mib(JAVA[0], "-Xmn") * 3 / 4;
+            assert!(workload == Workload::Orders || wanted < most / 2, "{}", workload.name());
+            assert!(most + 320 < MEMORY_MIB as usize, "the guest has {MEMORY_MIB} MiB");
+        }
     }
 
     #[test]

@@ -1,7 +1,13 @@
 //! What was measured, before anything is concluded: a line of JSON each, so that a run that is cut off leaves what it has.
 
-use crate::committed::{By, Policy, Workload};
+use crate::committed::{By, Cell as Wanted, Policy, Workload};
+use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
+use std::{
+    fs::File,
+    io::{BufRead, BufReader},
+    path::Path,
+};
 use vnuma_bench_common::threads::Values;
 
 /// A line of what the server prints.
@@ -15,7 +21,7 @@ pub enum Line {
 }
 
 /// The server.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Server {
     /// The profile that it counts with.
     pub profile: String,
@@ -58,6 +64,47 @@ pub struct Cell {
     pub pages_migrated: u64,
     /// At its end, does the guest use the true node of each vCPU? None: it is not attached.
     pub told: Option<bool>,
+    /// What was measured. Empty in what was measured before it was told.
+    #[serde(default)]
+    pub commit: String,
+}
+
+impl Cell {
+    /// Which of those that are compared.
+    pub fn which(&self) -> Wanted {
+        Wanted {
+            workload: self.workload,
+            policy: self.policy,
+            rate: self.changes_per_minute,
+            by: self.by,
+            autonuma: self.autonuma,
+        }
+    }
+}
+
+/// Server and cells of a file. A cell that was measured again counts as it was last.
+pub fn read(path: &Path) -> Result<(Option<Server>, Vec<Cell>)> {
+    let file = File::open(path).with_context(|| path.display().to_string())?;
+    let (mut server, mut cells): (Option<Server>, Vec<Cell>) = (None, Vec::new());
+    for (number, line) in BufReader::new(file).lines().enumerate() {
+        let place = || format!("{}:{}", path.display(), number + 1);
+        match serde_json::from_str(&line.with_context(place)?).with_context(place)? {
+            Line::Server(line) => {
+                let same = server.as_ref().is_none_or(|before| *before == line);
+                ensure!(
+                    same,
+                    "{}: not the server of the lines before; remove the file to begin anew",
+                    place()
+                );
+                server = Some(line);
+            }
+            Line::Cell(cell) => {
+                cells.retain(|before| before.which() != cell.which());
+                cells.push(cell);
+            }
+        }
+    }
+    Ok((server, cells))
 }
 
 /// As in what was measured before there was a choice.
@@ -83,4 +130,60 @@ pub struct Sample {
     pub at_s: f64,
     /// Of each vCPU: local ones, and remote ones.
     pub accesses: Vec<[u64; 2]>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    fn cell(policy: Policy, operations: u64) -> Line {
+        Line::Cell(Cell {
+            workload: Workload::Stream,
+            policy,
+            changes_per_minute: 20,
+            by: By::Hand,
+            autonuma: true,
+            window_s: 48.0,
+            operations,
+            vcpus: Vec::new(),
+            changes: Vec::new(),
+            samples: Vec::new(),
+            pages_migrated: 0,
+            told: None,
+            commit: "abc".to_owned(),
+        })
+    }
+
+    fn server(java: &str) -> Line {
+        Line::Server(Server {
+            profile: "broadwell-2s".to_owned(),
+            second_llc: None,
+            kernel: "7.3".to_owned(),
+            guest_kernel: "6.12".to_owned(),
+            java: java.to_owned(),
+        })
+    }
+
+    #[test]
+    fn runs_that_go_on_are_read_as_one_and_only_of_one_server() {
+        let mut file = tempfile::NamedTempFile::new().expect("a file");
+        let mut write = |line: &Line| {
+            writeln!(file, "{}", serde_json::to_string(line).expect("JSON")).expect("written");
+            read(file.path()).map(|(server, cells)| {
+                (
+                    server.is_some(),
+                    cells.iter().map(|cell| (cell.policy, cell.operations)).collect::<Vec<_>>(),
+                )
+            })
+        };
+        write(&server("17")).expect("read");
+        write(&cell(Policy::Ideal, 1)).expect("read");
+        write(&cell(Policy::Full, 2)).expect("read");
+        write(&server("17")).expect("read");
+        let read = write(&cell(Policy::Ideal, 3)).expect("read");
+        assert_eq!(read, (true, vec![(Policy::Full, 2), (Policy::Ideal, 3)]));
+        let error = format!("{:#}", write(&server("21")).expect_err("another server"));
+        assert!(error.contains(":6: not the server of the lines before"), "{error}");
+    }
 }

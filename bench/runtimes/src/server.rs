@@ -14,6 +14,7 @@ use clap::ValueEnum;
 use std::{
     fs,
     io::Write,
+    path::PathBuf,
     thread,
     time::{Duration, Instant},
 };
@@ -48,6 +49,18 @@ pub struct Arguments {
     /// All policies and numbers of changes
     #[arg(long)]
     full: bool,
+    /// What was measured before, which is not measured again
+    #[arg(long)]
+    done: Option<PathBuf>,
+    /// At most so many cells
+    #[arg(long)]
+    cells: Option<usize>,
+    /// Begin no cell after so many minutes
+    #[arg(long)]
+    minutes: Option<u64>,
+    /// What is measured
+    #[arg(long, default_value = "")]
+    commit: String,
 }
 
 /// Of the guest's AutoNUMA.
@@ -59,8 +72,13 @@ enum Switch {
 
 /// Prints a line of JSON for each cell.
 pub fn run(arguments: &Arguments) -> Result<()> {
-    let wanted = wanted(arguments);
+    let mut wanted = wanted(arguments);
     ensure!(!wanted.is_empty(), "there is no such cell");
+    let (_, done) = arguments.done.as_deref().map_or(Ok((None, Vec::new())), raw::read)?;
+    wanted.retain(|one| done.iter().all(|cell| cell.which() != *one));
+    eprintln!("{} cells are there, {} are to be measured", done.len(), wanted.len());
+    wanted.truncate(arguments.cells.unwrap_or(usize::MAX));
+    let end = arguments.minutes.map(|minutes| Instant::now() + Duration::from_secs(minutes * 60));
     let header = lab_count::server::header()?;
     let profile = by_name(header.profile_name())?;
     let second_llc = (header.second_sets > 0).then_some((header.second_sets, header.second_ways));
@@ -76,6 +94,10 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let mut machines = Machines { counted: counted(CLASSES), now: None, server: Some(server) };
     let mut failed = Vec::new();
     for (number, &one) in wanted.iter().enumerate() {
+        if end.is_some_and(|end| Instant::now() >= end) {
+            eprintln!("the time is over; {} cells are left", wanted.len() - number);
+            break;
+        }
         let name = name_of(one);
         let machine = machines.of(one.policy)?;
         let began = Instant::now();
@@ -89,7 +111,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
                     wanted.len(),
                     summary(&cell, profile.clock_ghz)
                 );
-                print(&Line::Cell(cell))?;
+                print(&Line::Cell(Cell { commit: arguments.commit.clone(), ..cell }))?;
             }
             Err(error) => {
                 eprintln!("{error:#}");
@@ -142,7 +164,7 @@ impl Machines {
 }
 
 fn wanted(arguments: &Arguments) -> Vec<Wanted> {
-    let Arguments { workload, policy, changes, by, autonuma, full } = arguments;
+    let Arguments { workload, policy, changes, by, autonuma, full, .. } = arguments;
     // What is named is measured, whatever the form has. What is not is that of the form.
     let is_wanted = |one: &Wanted| {
         let chosen = |named: bool, is_empty: bool, of_form: bool| named || is_empty && (*full || of_form);
@@ -216,6 +238,7 @@ fn cell(machine: &mut Machine, wanted: Wanted) -> Result<Cell> {
         samples,
         pages_migrated,
         told,
+        commit: String::new(),
     })
 }
 
@@ -299,6 +322,10 @@ mod tests {
             by: Vec::new(),
             autonuma: Vec::new(),
             full: false,
+            done: None,
+            cells: None,
+            minutes: None,
+            commit: String::new(),
         };
         assert_eq!(wanted(&none()), cells(false));
         assert_eq!(wanted(&Arguments { full: true, ..none() }), cells(true));

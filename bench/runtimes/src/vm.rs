@@ -268,7 +268,8 @@ fn command(workload: Workload, policy: Policy) -> Vec<String> {
             };
             (
                 followed(&["--gc", name]),
-                [&[java.as_str()], flags, &JAVA, &["-cp", RUNTIME, "Orders", &threads]].concat(),
+                [&[java.as_str()], flags, workload.heap(), &JAVA, &["-cp", RUNTIME, "Orders", &threads]]
+                    .concat(),
             )
         }
     };

@@ -25,6 +25,7 @@ pub fn run(options: &Options) -> Result<()> {
         files: Vec::new(),
         measure: full.iter().cloned().chain(chosen).collect(),
         judge: full.into_iter().collect(),
+        goes_on: false,
         hang: Duration::from_secs(3 * 3600),
     }
     .run()

@@ -32,6 +32,7 @@ pub fn run(options: &Options) -> Result<()> {
         files: vec![(driver::build(GUEST_KERNEL)?, DRIVER)],
         measure: full.iter().cloned().chain(chosen).collect(),
         judge: full.into_iter().collect(),
+        goes_on: false,
         hang: Duration::from_secs(2 * 3600),
     }
     .run()

@@ -12,6 +12,9 @@ use std::{
 };
 use vnuma_lab_runner::{Counters, Exec, Input, Lab, build_release_binaries, end_on_signals};
 
+/// Where the server finds what was measured before.
+const DONE: &str = "/root/done.jsonl";
+
 /// What is measured, and where.
 pub struct OnServer {
     /// The folder of its report in target/bench.
@@ -31,6 +34,8 @@ pub struct OnServer {
     pub measure: Vec<String>,
     /// Arguments of `judge`.
     pub judge: Vec<String>,
+    /// What was measured before is kept, and told to the program, which goes on with the rest.
+    pub goes_on: bool,
     /// Only ends a hang.
     pub hang: Duration,
 }
@@ -42,7 +47,8 @@ impl OnServer {
         let programs = build_release_binaries(self.programs)?;
         let directory = workspace().join("target/bench").join(self.name);
         fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;
-        let raw = directory.join("raw.jsonl");
+        // Those of one form are never mixed with those of the other.
+        let raw = directory.join(if self.goes_on { "full.jsonl" } else { "raw.jsonl" });
         let measured = self.measure(&programs, &raw);
         let mut judge = Command::new(programs.last().context("the benchmark's program")?);
         judge.arg("judge").arg("--raw").arg(&raw).arg("--directory").arg(&directory);
@@ -51,7 +57,8 @@ impl OnServer {
     }
 
     fn measure(&self, programs: &[PathBuf], raw: &Path) -> Result<()> {
-        let mut file = File::create(raw).with_context(|| raw.display().to_string())?;
+        let mut file = if self.goes_on { append(raw) } else { File::create(raw).map_err(Into::into) }
+            .with_context(|| raw.display().to_string())?;
         let counters: Counters = self.counters.parse()?;
         let labs = match self.peer {
             Some(peer) => Lab::boot_cluster_with(&[self.server, peer], Some(&counters))?,
@@ -67,6 +74,10 @@ impl OnServer {
         let (_, bench) = self.programs.last().context("the benchmark's program")?;
         let mut argv = vec![(*bench).to_owned(), "server".to_owned()];
         argv.extend(self.measure.iter().cloned());
+        if self.goes_on {
+            lab.put(raw, DONE, self.hang)?;
+            argv.extend(["--done".to_owned(), DONE.to_owned()]);
+        }
         let Some(other) = others.first() else {
             return run_on(lab, argv, Input::Null, &mut file, self.hang);
         };
@@ -74,6 +85,19 @@ impl OnServer {
         other.put(here, &format!("/usr/local/bin/{bench}"), self.hang)?;
         peer::run([lab, other], [argv, vec![(*bench).to_owned(), "peer".to_owned()]], file, self.hang)
     }
+}
+
+/// A file to go on with, without the part of a line that a run leaves that is cut off.
+fn append(path: &Path) -> Result<File> {
+    let text = match fs::read(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
+        Err(error) => return Err(error.into()),
+    };
+    let whole = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+    let file = File::options().create(true).append(true).open(path)?;
+    file.set_len(whole as u64)?;
+    Ok(file)
 }
 
 /// Runs a program on a server to its end.
@@ -95,4 +119,22 @@ pub fn run_on(
 /// An option for each of these values.
 pub fn each(option: &str, values: &[String]) -> impl Iterator<Item = String> {
     values.iter().flat_map(move |value| [option.to_owned(), value.clone()])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_that_was_cut_off_leaves_whole_lines() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("full.jsonl");
+        let go_on = |text: &str| {
+            append(&path).expect("opened").write_all(text.as_bytes()).expect("written");
+            fs::read_to_string(&path).expect("read")
+        };
+        assert_eq!(go_on("one\ntw"), "one\ntw");
+        assert_eq!(go_on("two\n"), "one\ntwo\n");
+        assert_eq!(go_on(""), "one\ntwo\n");
+    }
 }

@@ -1,7 +1,7 @@
 //! What language runtimes and allocators in a VM lose when its vCPUs move.
 
 use super::{
-    Options,
+    Options, commit,
     on_server::{OnServer, each},
 };
 use crate::setup;
@@ -90,8 +90,18 @@ pub fn run(options: &Options) -> Result<()> {
             .chain(each("--changes", &changes))
             .chain(each("--by", &options.by))
             .chain(each("--autonuma", &options.autonuma))
+            .chain(each(
+                "--cells",
+                &options.cells.map(|cells| cells.to_string()).into_iter().collect::<Vec<_>>(),
+            ))
+            .chain(each(
+                "--minutes",
+                &options.minutes.map(|all| all.to_string()).into_iter().collect::<Vec<_>>(),
+            ))
+            .chain(["--commit".to_owned(), commit()])
             .collect(),
         judge: full.into_iter().chain(options.json.then(|| "--json".to_owned())).collect(),
+        goes_on: options.full,
         hang: Duration::from_secs(if options.full { 24 } else { 4 } * 3600),
     }
     .run()

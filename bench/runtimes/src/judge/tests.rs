@@ -26,6 +26,7 @@ fn cell(workload: Workload, policy: Policy, rate: u32, cycles_per_op: u64) -> Ce
         samples: Vec::new(),
         pages_migrated: 7,
         told: policy.is_attached().then_some(true),
+        commit: "abc".to_owned(),
     }
 }
 
@@ -109,6 +110,31 @@ fn goals_are_met_or_missed_by_their_limits() {
     let mut less = measured(1000);
     less.pop();
     assert!(missed(&less).contains(&"broadwell-2s: every cell is measured".to_owned()));
+}
+
+#[test]
+fn goals_hold_for_each_rate_up_to_the_judged_one() {
+    let goals = |cells: &[Cell]| judge(&rows(cells), false);
+    let mut all = measured(1000);
+    let before = goals(&all).len();
+    all.push(cell(Workload::Orders, Policy::Full, 5, 1040));
+    let late = missed(&all);
+    assert_eq!(
+        late,
+        [
+            "broadwell-2s: full keeps 97 % of ideal at 5 changes where data are new",
+            // There is none.
+            "broadwell-2s: full gets back 90 % of what static-vnuma loses at 5 changes where data stay",
+        ]
+    );
+    all.push(cell(Workload::Stream, Policy::Full, 5, 1000));
+    assert!(missed(&all)[1].contains("at 5 changes where data stay"), "what is lost is not known");
+    all.push(cell(Workload::Stream, Policy::StaticVnuma, 5, 1500));
+    assert_eq!(missed(&all).len(), 1);
+    assert_eq!(goals(&all).len(), before + 2);
+    // More are measured and not judged.
+    all.push(cell(Workload::Orders, Policy::Full, 200, 1400));
+    assert_eq!(goals(&all).len(), before + 2);
 }
 
 #[test]
