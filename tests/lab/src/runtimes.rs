@@ -2,7 +2,7 @@
 //! once. It runs under `vnuma-run`, beside one that runs without it.
 
 use crate::guest::{DEFAULT_KERNEL, check_kernel_log, detach, equip_with, show_guest};
-use crate::programs;
+use crate::{numactl, programs};
 use anyhow::{Context, Result, ensure};
 use std::fs;
 use std::io::{BufRead, BufReader, Lines};
@@ -119,6 +119,7 @@ fn follow(vm: &Vm) -> Result<()> {
         follower.expect(&state, &[])?;
     }
     move_and_back(&mut followers)?;
+    numactl::tests(vm)?;
     stay(vm)?;
     vm.exec(&["sh", "-c", "echo 0 > /proc/sys/kernel/numa_balancing"])?;
     programs::essential(vm)?;
@@ -239,6 +240,6 @@ fn unload(vm: &Vm, followers: [Follower; 2]) -> Result<()> {
     vm.exec(&["rmmod", "vnuma"]).map(drop).context("nobody uses it any more")
 }
 
-fn in_guest(file: &str) -> String {
+pub fn in_guest(file: &str) -> String {
     format!("{DIRECTORY}/{file}")
 }

@@ -91,7 +91,30 @@ fn runtime() -> Vec<(PathBuf, String)> {
         }
         Err(_) => println!("tcmalloc: skipped, it needs VNUMA_TCMALLOC (make soak)"),
     }
+    match std::env::var("VNUMA_NUMACTL") {
+        Ok(source) => files.extend(numactl(&source, &build)),
+        Err(_) => println!("numactl's tests: skipped, they need VNUMA_NUMACTL (make soak)"),
+    }
     files
+}
+
+/// numactl's own tests, from its source.
+fn numactl(source: &str, build: &Path) -> Vec<(PathBuf, String)> {
+    let build = build.join("numactl");
+    let status = Command::new("make")
+        .args(["--silent", "-C", concat!(env!("CARGO_MANIFEST_DIR"), "/../../guest/runtime")])
+        .args(["-f", "test/numactl.mk"])
+        .arg(format!("SOURCE={source}"))
+        .arg(format!("BUILD={}", build.display()))
+        .status()
+        .expect("make starts");
+    assert!(status.success(), "numactl's tests do not build");
+    let files = build.join("test").read_dir().expect("a folder").map(|entry| entry.expect("an entry").path());
+    let there = |file: &Path| {
+        let file = file.strip_prefix(&build).expect("a file of it");
+        format!("{RUNTIME}/numactl/{}", file.to_str().expect("UTF-8"))
+    };
+    files.map(|file| (file.clone(), there(&file))).collect()
 }
 
 /// An example that checks itself: migrations between nodes are reported by the kernel, and found by polling.
