@@ -5,7 +5,8 @@ use anyhow::{Context, Result, ensure};
 use std::path::Path;
 use vnuma_scenario::Vm;
 
-/// As numactl's `make check` has them, but for `numademo` and `regress`: they take longer than a call in a guest may here.
+/// As numactl's `make check` has them, but for two: `numademo` takes longer than a call in a guest may here, and `regress` has not been
+/// tried.
 const TESTS: [&str; 7] =
     ["bind_range", "checkaffinity", "checktopology", "distance", "move_pages", "nodemap", "tbitmap"];
 /// What the tests look for where numactl is built.
