@@ -233,13 +233,7 @@ fn unpacked(name: &str, what: &str, packages: &str) -> Result<PathBuf> {
             run_quiet(Command::new("python3").args(["-m", "zipfile", "-e"]).args([&path, &unpacked]))?;
         }
     }
-    // An interrupted run leaves the temporary directory, never some of the files.
-    if let Err(error) = std::fs::rename(&unpacked, &directory)
-        && !directory.exists()
-    {
-        return Err(error).context(directory.display().to_string());
-    }
-    Ok(directory)
+    keep(&unpacked, directory)
 }
 
 /// The folder of the crate that has the source of google/tcmalloc, unpacked.
@@ -263,13 +257,7 @@ pub fn tcmalloc() -> Result<PathBuf> {
     );
     std::fs::write(project.path().join("Cargo.toml"), manifest)?;
     run_quiet(Command::new("cargo").args(["vendor", "--quiet", "vendor"]).current_dir(project.path()))?;
-    // An interrupted run leaves the temporary directory, never some of the files.
-    if let Err(error) = std::fs::rename(project.path().join("vendor").join(CRATE), &directory)
-        && !directory.exists()
-    {
-        return Err(error).context(directory.display().to_string());
-    }
-    Ok(directory)
+    keep(&project.path().join("vendor").join(CRATE), directory)
 }
 
 /// The folder of hwloc's recorded servers, an archive each, from its source in Debian.
@@ -288,6 +276,17 @@ pub fn numactl() -> Result<PathBuf> {
     let file = format!("n/numactl/numactl_{NUMACTL_VERSION}.orig.tar.gz");
     let source = Source { file: &file, sha256: NUMACTL_SHA256, strip: 1, wanted: &[] };
     source.unpack("tools", &name, &format!("the source of {name}"))
+}
+
+/// Takes over into the cache what was fetched into a temporary directory of it, and returns where it is. An interrupted run leaves that
+/// directory, never some of the files; another run may have been faster.
+fn keep(fetched: &Path, directory: PathBuf) -> Result<PathBuf> {
+    if let Err(error) = std::fs::rename(fetched, &directory)
+        && !directory.exists()
+    {
+        return Err(error).context(directory.display().to_string());
+    }
+    Ok(directory)
 }
 
 /// What Debian's mirrors have of a package's source.
@@ -333,13 +332,7 @@ impl Source<'_> {
                 .arg(&source)
                 .args(self.wanted),
         )?;
-        // An interrupted run leaves the temporary directory, never some of the files.
-        if let Err(error) = std::fs::rename(&unpacked, &directory)
-            && !directory.exists()
-        {
-            return Err(error).context(directory.display().to_string());
-        }
-        Ok(directory)
+        keep(&unpacked, directory)
     }
 }
 
