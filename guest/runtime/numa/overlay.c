@@ -13,7 +13,7 @@
  *
  * The real library refreshes one node per numa_node_to_cpu_update(), hence once for each node.
  *
- * With HOTSPOT it is for ParallelGC, whose table of CPUs is read once: see hotspot.h.
+ * With HOTSPOT it is for the collectors of HotSpot, whose table of CPUs is read once: see hotspot.h and, for G1, cpu-nodes.h.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -53,6 +53,12 @@ static struct {
 	struct bitmask *(*get_run_node_mask_v2)(void);
 	void (*bind_v1)(const struct nodemask *mask);
 	void (*bind_v2)(struct bitmask *mask);
+	struct bitmask *(*allocate_nodemask)(void);
+	struct bitmask *(*get_membind)(void);
+	int (*configured_nodes)(void);
+	void (*tonode_memory)(void *start, size_t size, int node);
+	void (*interleave_memory)(void *start, size_t size, struct bitmask *mask);
+	int (*move_pages)(int pid, unsigned long count, void **pages, const int *nodes, int *status, int flags);
 } real;
 
 static const struct {
@@ -76,14 +82,27 @@ static const struct {
 	{ &real.get_run_node_mask_v2, "numa_get_run_node_mask", "libnuma_1.2" },
 	{ &real.bind_v1, "numa_bind", "libnuma_1.1" },
 	{ &real.bind_v2, "numa_bind", "libnuma_1.2" },
+	{ &real.allocate_nodemask, "numa_allocate_nodemask", "libnuma_1.2" },
+	{ &real.get_membind, "numa_get_membind", "libnuma_1.2" },
+	{ &real.configured_nodes, "numa_num_configured_nodes", "libnuma_1.2" },
+	{ &real.tonode_memory, "numa_tonode_memory", "libnuma_1.1" },
+	{ &real.interleave_memory, "numa_interleave_memory", "libnuma_1.2" },
+	{ &real.move_pages, "numa_move_pages", "libnuma_1.2" },
 };
 
-#ifdef HOTSPOT
-#include "hotspot.h"
+#ifndef ROOT
+#define ROOT	NULL
 #endif
 
 static struct vnuma *topology;		/* NULL: not to be had, the real library answers alone */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
+#ifdef HOTSPOT
+#include "hotspot.h"
+#include "cpu-nodes.h"
+
+#define caller_sees_cpu_nodes()	sees_cpu_nodes(__builtin_return_address(0))
+#endif
+
 /* The real library's tables: nobody reads them while they are read anew. */
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 
@@ -107,10 +126,11 @@ static void prepare(void)
 
 		memcpy(symbols[i].pointer, &symbol, sizeof(symbol));
 	}
-	if (vnuma_open(&topology))
+	if (vnuma_open_at(&topology, ROOT))
 		topology = NULL;
 #ifdef HOTSPOT
 	make_map(topology);
+	make_cpu_nodes();
 #endif
 	pthread_atfork(lock, unlock, unlock);
 }
@@ -191,6 +211,12 @@ void numa_bind_v1(const struct nodemask *mask);
 void numa_bind_v2(struct bitmask *mask);
 #ifdef HOTSPOT
 int representative_cpu(void);
+int numa_max_node_v1(void);
+int configured_nodes_of_hotspot(void);
+struct bitmask *numa_get_membind_v2(void);
+void numa_tonode_memory_v1(void *start, size_t size, int node);
+void numa_interleave_memory_v2(void *start, size_t size, struct bitmask *mask);
+int move_pages_of_hotspot(int pid, unsigned long count, void **pages, const int *nodes, int *status, int flags);
 #endif
 
 /* The version of a name that a program gets: "@@" is the one that it is linked to today. */
@@ -204,6 +230,8 @@ int numa_node_to_cpus_v1(int node, unsigned long *buffer, int length)
 	if (!has(node_to_cpus_v1))
 		return -1;
 #ifdef HOTSPOT
+	if (buffer && length > 0 && caller_sees_cpu_nodes() && cpus_of_cpu_node(node, buffer, (size_t)length * 8))
+		return 0;
 	if (buffer && length > 0 && mapped_cpus(node, buffer, (size_t)length * 8))
 		return 0;
 #endif
@@ -227,6 +255,8 @@ int numa_node_to_cpus_v2(int node, struct bitmask *mask)
 		return -1;
 	}
 #ifdef HOTSPOT
+	if (mask && caller_sees_cpu_nodes() && cpus_of_cpu_node(node, mask->maskp, mask->size))
+		return 0;
 	if (mask && mapped_cpus(node, mask->maskp, mask->size))
 		return 0;
 #endif
@@ -271,6 +301,10 @@ version(numa_distance_v1, "numa_distance@@libnuma_1.1");
 int numa_distance_v1(int from, int to)
 {
 	start();
+#ifdef HOTSPOT
+	if (caller_sees_cpu_nodes())
+		return from == to ? OWN_DISTANCE : DISTANCE_OF_OTHERS;
+#endif
 	if (topology) {
 		int value = vnuma_distance(topology, from, to);
 
@@ -357,6 +391,10 @@ struct bitmask *numa_get_run_node_mask_v2(void)
 
 	if (!has(get_run_node_mask_v2))
 		return NULL;
+#ifdef HOTSPOT
+	if (caller_sees_cpu_nodes())
+		return copy_of_all();
+#endif
 	lock();
 	refresh_all(2);
 	result = real.get_run_node_mask_v2();
@@ -394,7 +432,73 @@ void numa_bind_v2(struct bitmask *mask)
 version(representative_cpu, "sched_getcpu@@libvnuma_hotspot");
 int representative_cpu(void)
 {
+	unsigned int cpu;
+
 	start();
-	return mapped_cpu();
+	if (!cpu_nodes.count)
+		return mapped_cpu();
+	return getcpu(&cpu, NULL) ? -1 : (int)cpu;
+}
+
+/* What follows is the real library's, unless G1 has a node for each CPU: cpu-nodes.h. */
+
+version(all_nodes_of_hotspot, "numa_all_nodes_ptr@libnuma_1.1");
+version(nodes_of_hotspot, "numa_nodes_ptr@libnuma_1.1");
+
+version(numa_max_node_v1, "numa_max_node@@libnuma_1.1");
+int numa_max_node_v1(void)
+{
+	if (!has(max_node))
+		return -1;
+	return caller_sees_cpu_nodes() ? (int)cpu_nodes.count - 1 : real.max_node();
+}
+
+version(configured_nodes_of_hotspot, "numa_num_configured_nodes@libnuma_1.1");
+int configured_nodes_of_hotspot(void)
+{
+	if (!has(configured_nodes))
+		return 0;
+	return caller_sees_cpu_nodes() ? (int)cpu_nodes.count : real.configured_nodes();
+}
+
+version(numa_get_membind_v2, "numa_get_membind@@libnuma_1.2");
+struct bitmask *numa_get_membind_v2(void)
+{
+	if (!has(get_membind))
+		return NULL;
+	return caller_sees_cpu_nodes() ? copy_of_all() : real.get_membind();
+}
+
+version(numa_tonode_memory_v1, "numa_tonode_memory@@libnuma_1.1");
+void numa_tonode_memory_v1(void *start_of_memory, size_t size, int node)
+{
+	if (!has(tonode_memory))
+		return;
+	if (caller_sees_cpu_nodes())
+		deal(start_of_memory, size, node);
+	else
+		real.tonode_memory(start_of_memory, size, node);
+}
+
+version(numa_interleave_memory_v2, "numa_interleave_memory@@libnuma_1.2");
+void numa_interleave_memory_v2(void *start_of_memory, size_t size, struct bitmask *mask)
+{
+	if (has(interleave_memory))
+		real.interleave_memory(start_of_memory, size, caller_sees_cpu_nodes() ? *cpu_nodes.real_all : mask);
+}
+
+/* G1 asks for the node of pages that it has touched. They are on none of these nodes, and it takes the one that it has dealt out. */
+version(move_pages_of_hotspot, "numa_move_pages@libnuma_1.1");
+int move_pages_of_hotspot(int pid, unsigned long count, void **pages, const int *nodes, int *status, int flags)
+{
+	unsigned long i;
+
+	if (!has(move_pages))
+		return -1;
+	if (nodes || !caller_sees_cpu_nodes())
+		return real.move_pages(pid, count, pages, nodes, status, flags);
+	for (i = 0; i < count; i++)
+		status[i] = -ENOENT;
+	return 0;
 }
 #endif

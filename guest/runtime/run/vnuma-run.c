@@ -35,11 +35,11 @@
 static const struct collector {
 	const char *name;
 	const char *flags;
-	bool shares;		/* threads of a node are told one CPU: numa/hotspot.h */
+	const char *variable;	/* what the overlay does for it: numa/hotspot.h, numa/cpu-nodes.h; NULL: nothing */
 } collectors[] = {
-	{ "parallel", "-XX:+UseParallelGC -XX:+UseNUMA", false },
-	{ "g1", "-XX:+UseG1GC -XX:+UseNUMA", false },
-	{ "z", "-XX:+UseZGC -XX:+UseNUMA", true },
+	{ "parallel", "-XX:+UseParallelGC -XX:+UseNUMA", NULL },
+	{ "g1", "-XX:+UseG1GC -XX:+UseNUMA", "VNUMA_NODE_PER_CPU" },
+	{ "z", "-XX:+UseZGC -XX:+UseNUMA", "VNUMA_SHARED_CPUS" },
 };
 
 /*
@@ -346,7 +346,7 @@ static int apply(const struct plan *plan)
 	/* The flags are worth nothing to a Java VM that does not follow. */
 	if (plan->collector && plan->overlay &&
 	    (put_before(plan, "JAVA_TOOL_OPTIONS", plan->collector->flags, ' ') ||
-	     (plan->collector->shares && put_default(plan, "VNUMA_SHARED_CPUS", "1"))))
+	     (plan->collector->variable && put_default(plan, plan->collector->variable, "1"))))
 		return -1;
 	/*
 	 * tcmalloc asks the kernel itself by rseq(2) for the CPU of a thread, which the C library does for itself

@@ -57,10 +57,14 @@ says out 'JAVA_TOOL_OPTIONS=-XX:+UseParallelGC -XX:+UseNUMA -Xmx1g'
 try 0 --gc g1 --dry-run true
 says out "LD_PRELOAD=$build/hotspot/libnuma.so.1"
 says out 'JAVA_TOOL_OPTIONS=-XX:+UseG1GC -XX:+UseNUMA'
+says out 'VNUMA_NODE_PER_CPU=1'
 is_silent_on out VNUMA_SHARED_CPUS
+VNUMA_NODE_PER_CPU=0 try 0 --gc g1 --dry-run true
+is_silent_on out 'VNUMA_NODE_PER_CPU=1'
 try 0 --gc z --dry-run true
 says out 'JAVA_TOOL_OPTIONS=-XX:+UseZGC -XX:+UseNUMA'
 says out 'VNUMA_SHARED_CPUS=1'
+is_silent_on out VNUMA_NODE_PER_CPU
 try 125 --gc serial true
 says err '--gc serial: only parallel, g1 and z are known'
 

@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * A node for each CPU, for HotSpot's G1 and nobody else in its process. The topology is made up: of two nodes, of which the
+ * machine need have the first one only. That pages go to another node can be seen on a machine with nodes only: lab-scenario hotspot.
+ *
+ *	cpu-nodes-test OVERLAY LIBJVM	(the overlay built with VNUMA_TEST_ROOT)
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <linux/mempolicy.h>
+#include <sched.h>
+#include <stdint.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+#include "tree.h"
+
+#define SIZE	(64UL << 10)
+
+struct bitmask {
+	unsigned long size;
+	unsigned long *maskp;
+};
+
+int numa_available(void);
+int numa_max_node(void);
+int numa_num_configured_nodes(void);
+struct bitmask *numa_allocate_cpumask(void);
+struct bitmask *numa_get_membind(void);
+extern struct bitmask *numa_all_nodes_ptr;
+
+static struct {
+	int (*max_node)(void);
+	int (*configured_nodes)(void);
+	int (*distance)(int from, int to);
+	struct bitmask *(*variable)(const char *name);
+	struct bitmask *(*mask)(const char *name);
+	int (*node_to_cpus)(int node, struct bitmask *mask);
+	void (*tonode_memory)(void *start, size_t size, int node);
+	void (*interleave_memory)(void *start, size_t size, struct bitmask *mask);
+	int (*node_of)(void *page);
+} jvm;
+
+static void find(void *pointer, void *library, const char *name)
+{
+	void *symbol = dlsym(library, name);
+
+	expect(symbol != NULL);
+	memcpy(pointer, &symbol, sizeof(symbol));
+}
+
+static void open_jvm(const char *path)
+{
+	void *library = dlopen(path, RTLD_NOW);
+
+	expect(library != NULL);
+	find(&jvm.max_node, library, "jvm_max_node");
+	find(&jvm.configured_nodes, library, "jvm_configured_nodes");
+	find(&jvm.distance, library, "jvm_distance");
+	find(&jvm.variable, library, "jvm_variable");
+	find(&jvm.mask, library, "jvm_mask");
+	find(&jvm.node_to_cpus, library, "jvm_node_to_cpus");
+	find(&jvm.tonode_memory, library, "jvm_tonode_memory");
+	find(&jvm.interleave_memory, library, "jvm_interleave_memory");
+	find(&jvm.node_of, library, "jvm_node_of");
+}
+
+/* The test runs on two CPUs. */
+static void only_the_jvm_has_a_node_for_each_cpu(void)
+{
+	struct bitmask *cpus = numa_allocate_cpumask();
+	int node;
+
+	expect_equal(jvm.max_node(), 1);
+	expect_equal(jvm.configured_nodes(), 2);
+	expect_equal(jvm.variable("numa_all_nodes_ptr")->maskp[0], 3);
+	expect_equal(jvm.variable("numa_nodes_ptr")->maskp[0], 3);
+	expect_equal(jvm.mask("numa_get_membind")->maskp[0], 3);
+	expect_equal(jvm.mask("numa_get_run_node_mask")->maskp[0], 3);
+	expect_equal(jvm.distance(0, 0), 10);
+	expect_equal(jvm.distance(0, 1), 20);
+	for (node = 0; node < 2; node++) {
+		expect_equal(jvm.node_to_cpus(node, cpus), 0);
+		expect_equal(cpus->maskp[0] & 3, 1 << node);
+	}
+	expect_equal(numa_max_node() + 1, numa_num_configured_nodes());
+	expect_equal(numa_get_membind()->maskp[0], numa_all_nodes_ptr->maskp[0]);
+	expect_equal(numa_all_nodes_ptr->maskp[0] & 1, 1);
+}
+
+static void a_thread_is_told_its_cpu(void)
+{
+	int (*get_cpu)(void) = (int (*)(void))dlsym(RTLD_DEFAULT, "sched_getcpu");
+	cpu_set_t one, before;
+	int cpu;
+
+	expect_equal(sched_getaffinity(0, sizeof(before), &before), 0);
+	for (cpu = 0; cpu < 2; cpu++) {
+		CPU_ZERO(&one);
+		CPU_SET(cpu, &one);
+		expect_equal(sched_setaffinity(0, sizeof(one), &one), 0);
+		expect_equal(get_cpu(), cpu);
+	}
+	expect_equal(sched_setaffinity(0, sizeof(before), &before), 0);
+}
+
+/* The node that memory prefers. -1: it has no such policy. */
+static int preferred(void *memory)
+{
+	unsigned long nodes[16] = { 0 };
+	int mode = -1;
+
+	expect_equal(syscall(SYS_get_mempolicy, &mode, nodes, 8 * sizeof(nodes), memory, MPOL_F_ADDR), 0);
+	return mode == MPOL_PREFERRED && nodes[0] ? __builtin_ctzl(nodes[0]) : -1;
+}
+
+/* For the overlay's thread looks at a file once a second. */
+static int prefers_soon(void *memory, int node)
+{
+	int tries;
+
+	for (tries = 0; preferred(memory) != node && tries < 600; tries++)
+		usleep(100000);
+	return preferred(memory) == node;
+}
+
+static char *map(size_t size)
+{
+	char *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	expect(memory != MAP_FAILED);
+	return memory;
+}
+
+/* What node memory prefers that is dealt out to CPU 1 now. */
+static int preferred_by_new(void)
+{
+	char *memory = map(SIZE);
+
+	jvm.tonode_memory(memory, SIZE, 1);
+	return preferred(memory);
+}
+
+static void memory_of_a_cpu_goes_with_it(void)
+{
+	struct vnuma_gd_page *page = map_page();
+	char *memory = map(4 * SIZE);
+	/* Not by address, and one of them twice. */
+	static const int order[] = { 2, 0, 3, 1, 0 };
+	size_t i;
+
+	jvm.interleave_memory(memory, 4 * SIZE, jvm.mask("numa_get_membind"));
+	/* CPU N has node N, of which the machine may have none; no memory is of a node that G1 does not have. */
+	for (i = 0; i < sizeof(order) / sizeof(*order); i++)
+		jvm.tonode_memory(memory + order[i] * SIZE, SIZE, order[i] % 2);
+	jvm.tonode_memory(memory, SIZE, 2);
+	jvm.tonode_memory(memory, SIZE, -1);
+	memset(memory, 1, 4 * SIZE);
+	expect_equal(preferred(memory), 0);
+	expect_equal(preferred(memory + 2 * SIZE), 0);
+	expect(preferred(memory + SIZE) != 0);
+	/* G1 takes the node that it has dealt out. */
+	expect_equal(jvm.node_of(memory), -ENOENT);
+	move_cpus(page, 0, 1);
+	expect(prefers_soon(memory + SIZE, 0) && prefers_soon(memory + 3 * SIZE, 0));
+	/* What is dealt out now is there at once. */
+	expect_equal(preferred_by_new(), 0);
+	/* A CPU of no node: its memory is where it was. */
+	move_cpus(page, VNUMA_GD_NO_NODE, 1);
+	sleep(3);
+	expect_equal(preferred(memory), 0);
+	expect_equal(preferred_by_new(), 0);
+	expect_equal(memory[4 * SIZE - 1], 1);
+}
+
+/* A process that has chosen nodes for its memory itself, or CPUs of one, or has no driver, gets those that there are. */
+static void others_have_the_nodes_that_there_are(void)
+{
+	expect_equal(jvm.max_node(), numa_max_node());
+	expect_equal(jvm.configured_nodes(), numa_num_configured_nodes());
+	expect(jvm.variable("numa_all_nodes_ptr") == numa_all_nodes_ptr);
+	expect(jvm.variable("numa_nodes_ptr")->maskp[0] & 1);
+}
+
+static int check(const char *what, const char *library)
+{
+	alarm(200);
+	open_jvm(library);
+	if (strcmp(what, "cpus")) {
+		others_have_the_nodes_that_there_are();
+		return 0;
+	}
+	only_the_jvm_has_a_node_for_each_cpu();
+	a_thread_is_told_its_cpu();
+	memory_of_a_cpu_goes_with_it();
+	return 0;
+}
+
+static int run(const char *self, const char *overlay, const char *library, const char *what)
+{
+	unsigned long first = 1;
+	int status, nr_cpus = strcmp(what, "one-cpu") ? 2 : 1, cpu;
+	cpu_set_t cpus;
+	pid_t pid = fork();
+
+	expect(pid >= 0);
+	if (pid == 0) {
+		CPU_ZERO(&cpus);
+		for (cpu = 0; cpu < nr_cpus; cpu++)
+			CPU_SET(cpu, &cpus);
+		expect_equal(sched_setaffinity(0, sizeof(cpus), &cpus), 0);
+		if (!strcmp(what, "bound"))
+			expect_equal(syscall(SYS_set_mempolicy, MPOL_BIND, &first, 64UL), 0);
+		if (!strcmp(what, "no-driver"))
+			removed("/dev/vnuma");
+		setenv("VNUMA_NODE_PER_CPU", strcmp(what, "asked-not-to") ? "1" : "0", 1);
+		setenv("LD_PRELOAD", overlay, 1);
+		execl(self, self, "check", what, library, NULL);
+		_exit(127);
+	}
+	expect_equal(waitpid(pid, &status, 0), pid);
+	if (status)
+		fprintf(stderr, "cpu-nodes-test: %s: status %#x\n", what, status);
+	return status;
+}
+
+int main(int argc, char **argv)
+{
+	static const char *const cases[] = { "cpus", "bound", "one-cpu", "asked-not-to", "no-driver" };
+	cpu_set_t allowed;
+	int failed = 0;
+	size_t i;
+
+	if (argc == 4 && !strcmp(argv[1], "check")) {
+		snprintf(tree, sizeof(tree), "%s", getenv("VNUMA_TEST_ROOT"));
+		return check(argv[2], argv[3]);
+	}
+	expect_equal(argc, 3);
+	if (numa_available() < 0) {
+		printf("nodes of CPUs: skipped, the kernel has no NUMA\n");
+		return 0;
+	}
+	if (sched_getaffinity(0, sizeof(allowed), &allowed) || !CPU_ISSET(0, &allowed) || !CPU_ISSET(1, &allowed)) {
+		printf("nodes of CPUs: skipped, it needs CPUs 0 and 1\n");
+		return 0;
+	}
+	make_tree();
+	put(NODES "/has_cpu", "0-1\n");
+	put_page(make_page(2));
+	setenv("VNUMA_TEST_ROOT", tree, 1);
+	for (i = 0; i < sizeof(cases) / sizeof(*cases); i++)
+		failed |= run(argv[0], argv[1], argv[2], cases[i]);
+	remove_tree();
+	if (!failed)
+		printf("nodes of CPUs: HotSpot's G1 has one for each ... ok\n");
+	return failed != 0;
+}
