@@ -1,5 +1,6 @@
 //! The eden of a thread whose vCPU was moved is local again within two collections: HotSpot's ParallelGC under `vnuma-run`, beside a JVM
 //! that has the same flags only. Both have one thread that allocates, on CPU 1 of a guest with a CPU on each of two nodes.
+//! With G1 the pages of regions that are dealt out to a CPU go to its node.
 
 use crate::guest::{DEFAULT_KERNEL, check_kernel_log, equip_with, show_guest, wait_until_seen};
 use crate::runtimes::{DIRECTORY, install};
@@ -17,6 +18,8 @@ const FLAGS: [&str; 2] = ["-Xmx96m", "-Xmn32m"];
 /// What shares of the eden of a node count as used and as left alone, percent.
 const USED: u32 = 70;
 const LEFT: u32 = 30;
+/// Of 96 MiB: more than a heap has by chance.
+const SOME_PAGES: u64 = 1000;
 
 pub fn run(version: &str) -> Result<()> {
     let _daemon = vnumad(&[])?;
@@ -39,9 +42,20 @@ fn collect(vm: &Vm, version: &str) -> Result<()> {
     vm.await_driver()?;
     go_to(vm, 1)?;
     let run = format!("{DIRECTORY}/vnuma-run");
-    let with = Jvm::start(vm, "with", &[&run, "--libraries", DIRECTORY, "--gc", "parallel"])?;
+    let started = |gc| [&run, "--libraries", DIRECTORY, "--gc", gc];
+    let parallel = Jvm::start(vm, "with", &started("parallel"))?;
     let without = Jvm::start(vm, "without", &["env", "JAVA_TOOL_OPTIONS=-XX:+UseParallelGC -XX:+UseNUMA"])?;
-    for jvm in [&with, &without] {
+    eden_follows(vm, &parallel, &without)?;
+    drop((parallel, without));
+    // Where both CPUs are on one node, their regions may be parts of one huge page.
+    go_to(vm, 0)?;
+    let g1 = Jvm::start(vm, "with-g1", &started("g1"))?;
+    let without = Jvm::start(vm, "without-g1", &["env", "JAVA_TOOL_OPTIONS=-XX:+UseG1GC -XX:+UseNUMA"])?;
+    regions_follow(vm, &g1, &without)
+}
+
+fn eden_follows(vm: &Vm, with: &Jvm, without: &Jvm) -> Result<()> {
+    for jvm in [with, without] {
         jvm.pin()?;
         let pinned = jvm.collections()?.len();
         jvm.wait_for_collections(pinned + 3)?;
@@ -60,6 +74,30 @@ fn collect(vm: &Vm, version: &str) -> Result<()> {
         println!(
             "vCPU 1 is on node {node}: eden of that node is used, without vnuma-run it is that of node 1"
         );
+    }
+    Ok(())
+}
+
+/// Each CPU has half of the heap, whose pages are on its node.
+fn regions_follow(vm: &Vm, with: &Jvm, without: &Jvm) -> Result<()> {
+    with.pin()?;
+    without.pin()?;
+    let on_both = |pages: [u64; 2]| pages.iter().all(|&pages| pages >= SOME_PAGES);
+    let on_first = |pages: [u64; 2]| pages[0] >= SOME_PAGES && pages[1] == 0;
+    with.wait_for_heap("of the node of both CPUs", on_first)?;
+    // Of the nodes that there are, whatever CPUs are on them.
+    without.wait_for_heap("of both nodes", on_both)?;
+    for _ in 0..2 {
+        go_to(vm, 1)?;
+        let followed = with.wait_for_heap("of both nodes, as CPU 1 has gone to the second", on_both)?;
+        println!("vCPU 1 is on node 1: G1's heap has {followed:?} pages by node");
+        go_to(vm, 0)?;
+        let followed = with.wait_for_heap("of the first node, as CPU 1 has come back", on_first)?;
+        let alone = without.heap()?;
+        println!(
+            "vCPU 1 is on node 0: G1's heap has {followed:?} pages by node, without vnuma-run {alone:?}"
+        );
+        ensure!(on_both(alone), "{}: pages have followed by themselves: {alone:?}", without.log);
     }
     Ok(())
 }
@@ -101,6 +139,31 @@ impl<'a> Jvm<'a> {
         wait_for(&format!("the thread of {}", self.log), HANG_LIMIT, || {
             Ok(self.vm.exec(&["sh", "-c", &pin]).is_ok())
         })
+    }
+
+    /// Pages by node of memory that prefers a node, as the regions of G1's heap do.
+    fn heap(&self) -> Result<[u64; 2]> {
+        let maps = format!("cat /proc/$(pgrep -f -- 'bin/[j]ava .*file={}')/numa_maps", self.log);
+        let maps = self.vm.exec(&["sh", "-c", &maps])?;
+        let mut pages = [0; 2];
+        for line in maps.lines().filter(|line| line.contains(" prefer")) {
+            for (node, pages) in pages.iter_mut().enumerate() {
+                let key = format!("N{node}=");
+                let found = line.split(' ').find_map(|word| word.strip_prefix(&key));
+                *pages += found.map_or(Ok(0), str::parse).with_context(|| line.to_owned())?;
+            }
+        }
+        Ok(pages)
+    }
+
+    fn wait_for_heap(&self, what: &str, is_so: impl Fn([u64; 2]) -> bool) -> Result<[u64; 2]> {
+        let mut pages = [0; 2];
+        wait_for(&format!("the heap to be {what}"), HANG_LIMIT, || {
+            pages = self.heap()?;
+            Ok(is_so(pages))
+        })
+        .with_context(|| format!("{}: {pages:?} pages by node", self.log))?;
+        Ok(pages)
     }
 
     /// Of each collection: how much of eden was used before it, by node.
