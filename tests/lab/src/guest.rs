@@ -1,8 +1,9 @@
 //! A guest of a scenario: its vCPUs, what vnumactl says of them, and what its kernel uses.
 
 use anyhow::{Context, Result, ensure};
-use serde_json::Value;
-use vnuma_scenario::{HANG_LIMIT, Nodes, Vm, output, vnumactl, wait_for};
+use serde_json::{Value, json};
+use std::{thread, time::Duration};
+use vnuma_scenario::{HANG_LIMIT, Monitor, Nodes, Vm, output, vnumactl, wait_for};
 
 /// Kernel of guests unless a scenario is about kernels; that of lab-vm.
 pub const DEFAULT_KERNEL: &str = "6.12";
@@ -145,10 +146,36 @@ pub fn show_guest(vm: &Vm) {
         Ok(text) => println!("--- {}\n{text}", vm.name),
         Err(error) => println!("--- {}: {error:#}", vm.name),
     }
+    // A guest that has started again, or stands, does not say why itself.
+    println!("--- the end of its console\n{}", vm.end_of_console());
+    match processors(vm) {
+        Ok(text) => println!("--- its processors, twice\n{text}"),
+        Err(error) => println!("--- its processors: {error:#}"),
+    }
     for command in [blocked, stacks, autonuma, driver, "uptime"] {
         match output("timeout", &["60", "lab-vm", "exec", &vm.name, "--", "sh", "-c", command]) {
             Ok(text) => println!("--- {} {command}\n{text}", vm.name),
-            Err(error) => println!("--- {} {command}: {error:#}", vm.name),
+            Err(error) => {
+                println!("--- {} {command}: {error:#}", vm.name);
+                // Each would take as long to fail.
+                break;
+            }
         }
     }
+}
+
+/// Where a guest's processors are, by QEMU, at two moments: one that stands is at the same place.
+fn processors(vm: &Vm) -> Result<String> {
+    let mut monitor = Monitor::connect(&vm.monitor())?;
+    let mut shown = String::new();
+    for _ in 0..2 {
+        let arguments = json!({"command-line": "info registers -a"});
+        let text = monitor.execute(&json!({"execute": "human-monitor-command", "arguments": arguments}))?;
+        let lines = text.as_str().unwrap_or_default().lines();
+        let place =
+            |line: &&str| line.starts_with("CPU#") || line.contains("RIP=") || line.starts_with("CR0=");
+        lines.filter(place).for_each(|line| shown.push_str(&format!("{}\n", line.trim_end())));
+        thread::sleep(Duration::from_secs(1));
+    }
+    Ok(shown)
 }
