@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * A fork while a thread takes over a topology that has changed. The child has that thread's memory and not the thread: it takes
- * the topology over by itself.
+ * the topology over by itself. Then: large objects are bound to no node while they are allocated.
  *
  * The page of the driver is one of this program's, which cannot be read at first, so that the thread stops in the middle.
  */
@@ -11,13 +11,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <linux/mempolicy.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <thread>
 
 #include "tcmalloc/internal/numa.h"
+#include "tcmalloc/static_vars.h"
 
 using tcmalloc::tcmalloc_internal::NumaTopology;
 using tcmalloc::tcmalloc_internal::VnumaPage;
@@ -60,6 +63,44 @@ int OpenCpulist(size_t node) {
   const int fd = memfd_create("cpulist", MFD_CLOEXEC);
   Check(fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text) && lseek(fd, 0, SEEK_SET) == 0, "cpulist");
   return fd;
+}
+
+// By address, as the memory may have been freed.
+int PolicyAt(uintptr_t memory) {
+  int mode = -1;
+  Check(syscall(SYS_get_mempolicy, &mode, nullptr, 0, memory, MPOL_F_ADDR) == 0, "get_mempolicy");
+  return mode & ~MPOL_MODE_FLAGS;
+}
+
+// Of partition 0, which has a node on any machine.
+void LargeObjectsAreBoundToNoNode() {
+  auto& own = tcmalloc::tcmalloc_internal::tc_globals.numa_topology();
+  own.vnuma_page_ = topology.vnuma_page_;
+  for (const size_t size : {size_t{1} << 20, size_t{3} << 20}) {
+    void* object = malloc(size);
+    const auto address = reinterpret_cast<uintptr_t>(object);
+    Check(PolicyAt(address) == MPOL_DEFAULT, "a large object is bound to a node");
+    free(object);
+    Check(PolicyAt(address) == MPOL_BIND, "the memory of a large object stays unbound after it is freed");
+    void* next = malloc(size);
+    Check(reinterpret_cast<uintptr_t>(next) == address && PolicyAt(address) == MPOL_DEFAULT,
+          "the next large object there is bound to a node");
+    free(next);
+  }
+  // The first of what was freed is below it.
+  void* small = malloc((size_t{1} << 20) - 64 * 1024);
+  Check(PolicyAt(reinterpret_cast<uintptr_t>(small)) == MPOL_BIND, "an object that is not large is bound to no node");
+  free(small);
+  void* memory = mmap(nullptr, size_t{1} << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  Check(memory != MAP_FAILED, "mmap");
+  // A node that no machine has.
+  own.partition_to_nodes_[1] = uint64_t{1} << 63;
+  errno = E2BIG;
+  own.Rebind(memory, size_t{1} << 20, 1);
+  Check(errno == E2BIG, "errno has changed");
+  own.vnuma_page_ = nullptr;
+  own.Rebind(memory, size_t{1} << 20, 0);
+  Check(PolicyAt(reinterpret_cast<uintptr_t>(memory)) == MPOL_DEFAULT, "memory is bound without a driver");
 }
 
 }  // namespace
@@ -109,6 +150,7 @@ int main() {
   Check(topology.GetCurrentPartition() == 1, "it took over what was being written");
   Put<uint32_t>(kSequence, 4);
   Check(topology.GetCurrentPartition() == 0, "it did not look again");
+  LargeObjectsAreBoundToNoNode();
   puts("tcmalloc: ok");
   return 0;
 }
