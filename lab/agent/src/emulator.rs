@@ -39,9 +39,38 @@ pub fn stale_breakpoint(console: &str) -> bool {
     next.and_then(|next| bytes.get(next.checked_sub(1)?)).is_some_and(|&byte| byte != "cc")
 }
 
+/// How the lab says that the processor of a machine has given up on a fault in the handling of a fault.
+pub const TRIPLE_FAULT: &str = "processor: triple fault";
+/// What a kernel says before that if it has come to a fault itself.
+const KERNEL_SAYS: [&str; 4] = ["Kernel panic", "Oops", "BUG: ", "PANIC: "];
+
+/// Whether a machine has ended by a triple fault of which its kernel had no chance to say anything.
+///
+/// A kernel of x86 has a stack of its own for double faults, and says where it was. TCG leaves an event of a guest behind when a page of
+/// that guest is mapped at that moment ([`ended_guest`]), and delivers it to what runs next, the host in the middle of its switch to the
+/// guest among them, where hardware holds events back.
+pub fn silent_triple_fault(console: &str) -> bool {
+    console.contains(TRIPLE_FAULT) && !KERNEL_SAYS.iter().any(|said| console.contains(said))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_triple_fault_without_a_word_is_the_emulators() {
+        let fault = format!("  console: [   28.9] kvm: vcpu0\n  {TRIPLE_FAULT}\n");
+        assert!(silent_triple_fault(&fault));
+        assert!(!silent_triple_fault("  console: [   28.9] kvm: vcpu0\n"));
+        for said in [
+            "Kernel panic - not syncing",
+            "Oops: 0000",
+            "BUG: unable to handle page fault",
+            "PANIC: double fault",
+        ] {
+            assert!(!silent_triple_fault(&format!("  console: {said}\n{fault}")), "{said}");
+        }
+    }
 
     /// The end of a server's console, as the lab shows it.
     fn died(what: &str, code: &str) -> String {

@@ -32,6 +32,8 @@ use crate::{accel, acpi, hang, retries};
 pub const BOOT_LIMIT: Duration = Duration::from_secs(240);
 /// Lines of the console that are shown when the server dies.
 const TAIL_LINES: usize = 60;
+/// What the emulated processor says of itself, in the directory of the server.
+const PROCESSOR_LOG: &str = "cpu.log";
 /// How long the copy of what counts, or its loading, may take.
 const LOAD_LIMIT: Duration = Duration::from_secs(120);
 /// How often a server's end is looked for while waiting for it.
@@ -125,7 +127,9 @@ impl LabError {
     pub fn emulator_fault(&self) -> bool {
         match self {
             Self::Stuck { .. } => true,
-            Self::Died { tail, .. } => emulator::stale_breakpoint(tail),
+            Self::Died { tail, .. } => {
+                emulator::stale_breakpoint(tail) || emulator::silent_triple_fault(tail)
+            }
             _ => false,
         }
     }
@@ -269,6 +273,8 @@ impl Lab {
         if let Some(counters) = counters {
             command.args(counters.arguments(&path)?);
         }
+        // A triple fault ends a machine without a word on its console.
+        command.args(["-d", "cpu_reset", "-D"]).arg(path.join(PROCESSOR_LOG));
         let log_path = path.join("qemu.log");
         let log = fs::File::create(&log_path).map_err(|source| LabError::File { path: log_path, source })?;
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
@@ -367,6 +373,10 @@ impl Lab {
             for line in &lines[lines.len().saturating_sub(TAIL_LINES)..] {
                 text.push_str(&format!("  {title}: {}\n", line.trim_end_matches('\r')));
             }
+        }
+        let processor = fs::read(self.directory.path().join(PROCESSOR_LOG)).unwrap_or_default();
+        if String::from_utf8_lossy(&processor).lines().any(|line| line == "Triple fault") {
+            text.push_str(&format!("  {}\n", emulator::TRIPLE_FAULT));
         }
         if text.is_empty() { "  (the console is empty)\n".into() } else { text }
     }
