@@ -19,6 +19,7 @@
 #define VNUMA_CPU_NODES_H
 
 #include <limits.h>
+#include <link.h>
 #include <linux/mempolicy.h>
 #include <poll.h>
 #include <sched.h>
@@ -31,7 +32,7 @@
 /* vnuma-run sets it. 0: G1 has the nodes that there are. */
 #define PER_CPU	"VNUMA_NODE_PER_CPU"
 
-/* Each has a region at a time that is being filled, and a small young generation has some hundred. */
+/* Each has a region at a time that is being filled, and a small young generation has some hundred regions. */
 #define MAX_CPU_NODES	16
 
 #define OWN_DISTANCE		10
@@ -41,8 +42,10 @@
 #define HUGE_PAGE	(2UL << 20)
 /* Pages of a call of move_pages(), which has every CPU put its lists of pages back first: the fewer calls the better. */
 #define MOVED_AT_ONCE	65536
+/* And where one has failed. */
+#define PIECE		512
 
-/* Memory that G1 has dealt out to a CPU. */
+/* Memory that G1 has dealt out to a CPU, by numa_tonode_memory(). */
 struct dealt {
 	char *start;
 	size_t size;
@@ -55,23 +58,30 @@ static struct {
 	unsigned int cpu[MAX_CPU_NODES];
 	struct bitmask *all;
 	struct bitmask **real_all;	/* the real library's, of nodes with memory */
-	int watch;			/* -1: the thread does not run */
+	int watch;			/* what the thread waits for */
 	/* What follows is read and written with the lock. */
 	pthread_mutex_t lock;
 	int node[MAX_CPU_NODES];	/* where its memory is, or goes to */
 	struct dealt *dealt;		/* by address */
 	size_t nr_dealt;
 	size_t room;
-} cpu_nodes = { .watch = -1, .lock = PTHREAD_MUTEX_INITIALIZER };
+} cpu_nodes = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
 /* What HotSpot has for numa_all_nodes_ptr and numa_nodes_ptr. */
 struct bitmask *all_nodes_of_hotspot, *nodes_of_hotspot;
 
-/* Has the process no policy for its memory, by which it is to come from certain nodes? */
+/* May the process have memory of all nodes, and has no policy by which it is to come from some? */
 static bool is_free_to_move(void)
 {
+	size_t word, words = (all_nodes_of_hotspot->size + LONG_BITS - 1) / LONG_BITS;
 	int mode = -1;
 
+	if (!nodes_of_hotspot || nodes_of_hotspot->size < all_nodes_of_hotspot->size)
+		return false;
+	/* A cpuset may have fewer. */
+	for (word = 0; word < words; word++)
+		if (nodes_of_hotspot->maskp[word] & ~all_nodes_of_hotspot->maskp[word])
+			return false;
 	return !syscall(SYS_get_mempolicy, &mode, NULL, 0UL, NULL, 0UL) && mode == MPOL_DEFAULT;
 }
 
@@ -124,10 +134,14 @@ static void make_cpu_nodes(void)
 	count = number_cpus();
 	if (!count || all_nodes_of_hotspot->size < count)
 		return;
+	cpu_nodes.watch = vnuma_watch(topology);
+	if (cpu_nodes.watch < 0)
+		return;
 	cpu_nodes.count = count;
 	cpu_nodes.all = copy_of_all();
 	if (!cpu_nodes.all) {
 		cpu_nodes.count = 0;
+		close(cpu_nodes.watch);
 		return;
 	}
 	for (i = 0; i < count; i++)
@@ -136,16 +150,44 @@ static void make_cpu_nodes(void)
 	nodes_of_hotspot = cpu_nodes.all;
 }
 
+/* Where libjvm.so is, once it has asked: dladdr() waits for whoever loads a library, and G1 asks while all threads stand. */
+static struct {
+	uintptr_t start;
+	uintptr_t end;		/* 0: not known yet */
+} jvm;
+
+static void remember_jvm(const void *start)
+{
+	const ElfW(Ehdr) *header = start;
+	const ElfW(Phdr) *part = (const void *)((const char *)start + header->e_phoff);
+	uintptr_t end = 0;
+	int i;
+
+	for (i = 0; i < header->e_phnum; i++)
+		if (part[i].p_type == PT_LOAD && part[i].p_vaddr + part[i].p_memsz > end)
+			end = part[i].p_vaddr + part[i].p_memsz;
+	jvm.start = (uintptr_t)start;
+	__atomic_store_n(&jvm.end, jvm.start + end, __ATOMIC_RELEASE);
+}
+
 /* Is each CPU a node for this caller? */
 static bool sees_cpu_nodes(const void *caller)
 {
+	uintptr_t end = __atomic_load_n(&jvm.end, __ATOMIC_ACQUIRE);
 	const char *name;
 	Dl_info library;
 
-	if (!cpu_nodes.count || !dladdr(caller, &library) || !library.dli_fname)
+	if (!cpu_nodes.count)
+		return false;
+	if (end && (uintptr_t)caller >= jvm.start && (uintptr_t)caller < end)
+		return true;
+	if (!dladdr(caller, &library) || !library.dli_fname)
 		return false;
 	name = strrchr(library.dli_fname, '/');
-	return !strcmp(name ? name + 1 : library.dli_fname, "libjvm.so");
+	if (strcmp(name ? name + 1 : library.dli_fname, "libjvm.so"))
+		return false;
+	remember_jvm(library.dli_fbase);
+	return true;
 }
 
 /* CPUs of one of these nodes. 0: there is none. */
@@ -181,29 +223,41 @@ static void prefer(const struct dealt *memory, int node)
 }
 
 /* Pages of a call, of memory of one CPU. */
-struct batch {
+static struct batch {
 	void *pages[MOVED_AT_ONCE];
 	int nodes[MOVED_AT_ONCE];
 	int status[MOVED_AT_ONCE];
 	unsigned long count;
-};
+} batch;
 
-static void move_batch(struct batch *batch)
+static long move_some(unsigned long first, unsigned long count)
 {
-	if (batch->count)
-		syscall(SYS_move_pages, 0, batch->count, batch->pages, batch->nodes, batch->status, MPOL_MF_MOVE);
-	batch->count = 0;
+	return syscall(SYS_move_pages, 0, count, batch.pages + first, batch.nodes + first, batch.status, MPOL_MF_MOVE);
 }
 
-static void move_memory(struct batch *batch, const struct dealt *memory, int node)
+/* The kernel gives a call up at a page that it cannot move, as one that is pinned: what is behind that is tried by pieces. */
+static void move_batch(void)
+{
+	unsigned long at, count;
+
+	if (batch.count && move_some(0, batch.count)) {
+		for (at = 0; at < batch.count; at += count) {
+			count = batch.count - at < PIECE ? batch.count - at : PIECE;
+			move_some(at, count);
+		}
+	}
+	batch.count = 0;
+}
+
+static void move_memory(const struct dealt *memory, int node)
 {
 	size_t at;
 
 	for (at = 0; at < memory->size; at += PAGE) {
-		batch->pages[batch->count] = memory->start + at;
-		batch->nodes[batch->count++] = node;
-		if (batch->count == MOVED_AT_ONCE)
-			move_batch(batch);
+		batch.pages[batch.count] = memory->start + at;
+		batch.nodes[batch.count++] = node;
+		if (batch.count == MOVED_AT_ONCE)
+			move_batch();
 	}
 }
 
@@ -222,7 +276,7 @@ static bool next_dealt(size_t *at, unsigned int cpu_node, struct dealt *out)
 }
 
 /* The memory of a CPU goes to its node. First the policy, so that new pages are there. */
-static void bring_memory(struct batch *batch, unsigned int cpu_node, int node)
+static void bring_memory(unsigned int cpu_node, int node)
 {
 	struct dealt memory;
 	size_t at;
@@ -230,8 +284,8 @@ static void bring_memory(struct batch *batch, unsigned int cpu_node, int node)
 	for (at = 0; next_dealt(&at, cpu_node, &memory);)
 		prefer(&memory, node);
 	for (at = 0; next_dealt(&at, cpu_node, &memory);)
-		move_memory(batch, &memory, node);
-	move_batch(batch);
+		move_memory(&memory, node);
+	move_batch();
 }
 
 /* Has the CPU gone to a node that its memory is not on? */
@@ -248,21 +302,22 @@ static bool has_gone(unsigned int cpu_node, int *node)
 	return gone;
 }
 
-static void *follow_cpus(void *batch)
+static void *follow_cpus(void *unused)
 {
 	struct pollfd watch = { .fd = cpu_nodes.watch, .events = POLLIN };
 	unsigned int i;
 	int node;
 
+	(void)unused;
 	for (;;) {
 		if (vnuma_clear_watch(watch.fd))
 			break;
 		for (i = 0; i < cpu_nodes.count; i++)
 			if (has_gone(i, &node))
-				bring_memory(batch, i, node);
+				bring_memory(i, node);
 		while (poll(&watch, 1, -1) < 0 && errno == EINTR)
 			;
-		/* The driver has gone. */
+		/* Nothing that the driver does today. */
 		if (watch.revents & ~POLLIN)
 			break;
 	}
@@ -272,20 +327,17 @@ static void *follow_cpus(void *batch)
 /* With the lock: only a Java VM that uses its nodes gets the thread. */
 static void start_thread(void)
 {
-	struct batch *batch;
 	pthread_attr_t attributes;
 	sigset_t all, before;
 	pthread_t thread;
 
-	cpu_nodes.watch = vnuma_watch(topology);
-	batch = cpu_nodes.watch < 0 ? NULL : calloc(1, sizeof(*batch));
-	if (!batch || pthread_attr_init(&attributes))
+	if (pthread_attr_init(&attributes))
 		return;
 	pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
 	/* Signals are the Java VM's. */
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
-	if (!pthread_create(&thread, &attributes, follow_cpus, batch))
+	if (!pthread_create(&thread, &attributes, follow_cpus, NULL))
 		pthread_setname_np(thread, "vnuma");
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	pthread_attr_destroy(&attributes);

@@ -232,7 +232,7 @@ int numa_node_to_cpus_v1(int node, unsigned long *buffer, int length)
 #ifdef HOTSPOT
 	if (buffer && length > 0 && caller_sees_cpu_nodes() && cpus_of_cpu_node(node, buffer, (size_t)length * 8))
 		return 0;
-	if (buffer && length > 0 && mapped_cpus(node, buffer, (size_t)length * 8))
+	if (!cpu_nodes.count && buffer && length > 0 && mapped_cpus(node, buffer, (size_t)length * 8))
 		return 0;
 #endif
 	lock();
@@ -257,7 +257,7 @@ int numa_node_to_cpus_v2(int node, struct bitmask *mask)
 #ifdef HOTSPOT
 	if (mask && caller_sees_cpu_nodes() && cpus_of_cpu_node(node, mask->maskp, mask->size))
 		return 0;
-	if (mask && mapped_cpus(node, mask->maskp, mask->size))
+	if (!cpu_nodes.count && mask && mapped_cpus(node, mask->maskp, mask->size))
 		return 0;
 #endif
 	lock();
@@ -400,7 +400,7 @@ struct bitmask *numa_get_run_node_mask_v2(void)
 	result = real.get_run_node_mask_v2();
 	unlock();
 #ifdef HOTSPOT
-	if (result)
+	if (result && !cpu_nodes.count)
 		add_mapped_nodes(result->maskp, result->size);
 #endif
 	return result;

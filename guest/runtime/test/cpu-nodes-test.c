@@ -25,6 +25,7 @@ struct bitmask {
 int numa_available(void);
 int numa_max_node(void);
 int numa_num_configured_nodes(void);
+int numa_node_to_cpus(int node, struct bitmask *mask);
 struct bitmask *numa_allocate_cpumask(void);
 struct bitmask *numa_get_membind(void);
 extern struct bitmask *numa_all_nodes_ptr;
@@ -83,6 +84,11 @@ static void only_the_jvm_has_a_node_for_each_cpu(void)
 		expect_equal(jvm.node_to_cpus(node, cpus), 0);
 		expect_equal(cpus->maskp[0] & 3, 1 << node);
 	}
+	/* As sched_getcpu() is right, what others see of CPUs is, too. The kernel has both CPUs on node 0, or each on its own. */
+	expect_equal(numa_node_to_cpus(0, cpus), 0);
+	expect_equal(cpus->maskp[0] & 1, 1);
+	if (numa_max_node() == 0)
+		expect_equal(cpus->maskp[0] & 3, 3);
 	expect_equal(numa_max_node() + 1, numa_num_configured_nodes());
 	expect_equal(numa_get_membind()->maskp[0], numa_all_nodes_ptr->maskp[0]);
 	expect_equal(numa_all_nodes_ptr->maskp[0] & 1, 1);
