@@ -120,8 +120,8 @@ pub const JAVA: [&str; 2] = ["-Xmn320m", "-XX:-UseAdaptiveSizePolicy"];
 /// Of its heap. ParallelGC has eden of each node grow and shrink with the threads there.
 const HEAP: [&str; 2] = ["-Xms400m", "-Xmx400m"];
 /// With G1 and ZGC half of the heap is of each node, whatever the threads do. With three of four threads on a node, as half of the
-/// time here, three quarters of eden are wanted there, and with 400 MB a fifth of these would not fit. ZGC uses the room; G1 does not
-/// look far enough for it (docs/results/runtimes.md).
+/// time here, three quarters of eden are wanted there, and with 400 MB a fifth of these would not fit. G1 does not look far enough for the
+/// room (docs/results/runtimes.md); under `full` it has a quarter of the heap for each CPU.
 const HEAP_IN_HALVES: [&str; 2] = ["-Xms800m", "-Xmx800m"];
 /// The option by which a Java VM uses nodes.
 pub const JAVA_NUMA: &str = "-XX:+UseNUMA";
