@@ -31,8 +31,20 @@ pub struct Server {
     pub kernel: String,
     /// That of the guest.
     pub guest_kernel: String,
-    /// What `java -version` says first, or why there is none.
+    /// What `java -version` says first, or [`NO_JAVA`].
     pub java: String,
+}
+
+/// No Java was brought, as no workload needs one.
+pub const NO_JAVA: &str = "none";
+
+impl Server {
+    /// Whether cells of both may stand beside each other.
+    fn is_like(&self, other: &Self) -> bool {
+        let without_java = |server: &Self| Self { java: String::new(), ..server.clone() };
+        let java_differs = self.java != other.java && self.java != NO_JAVA && other.java != NO_JAVA;
+        without_java(self) == without_java(other) && !java_differs
+    }
 }
 
 /// A workload under a policy.
@@ -90,13 +102,16 @@ pub fn read(path: &Path) -> Result<(Option<Server>, Vec<Cell>)> {
         let place = || format!("{}:{}", path.display(), number + 1);
         match serde_json::from_str(&line.with_context(place)?).with_context(place)? {
             Line::Server(line) => {
-                let same = server.as_ref().is_none_or(|before| *before == line);
+                let same = server.as_ref().is_none_or(|before| before.is_like(&line));
                 ensure!(
                     same,
                     "{}: not the server of the lines before; remove the file to begin anew",
                     place()
                 );
-                server = Some(line);
+                // The Java of those that had one.
+                if server.is_none() || line.java != NO_JAVA {
+                    server = Some(line);
+                }
             }
             Line::Cell(cell) => {
                 cells.retain(|before| before.which() != cell.which());
@@ -183,7 +198,8 @@ mod tests {
         write(&server("17")).expect("read");
         let read = write(&cell(Policy::Ideal, 3)).expect("read");
         assert_eq!(read, (true, vec![(Policy::Full, 2), (Policy::Ideal, 3)]));
+        write(&server(NO_JAVA)).expect("read");
         let error = format!("{:#}", write(&server("21")).expect_err("another server"));
-        assert!(error.contains(":6: not the server of the lines before"), "{error}");
+        assert!(error.contains(":7: not the server of the lines before"), "{error}");
     }
 }
