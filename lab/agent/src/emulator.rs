@@ -1,8 +1,10 @@
 //! Faults of an emulated processor, as the console of its machine shows them.
 
 /// What QEMU says when KVM gives a VM up that touches a register of a device while an event of its processor is not delivered
-/// (`KVM_INTERNAL_ERROR_DELIVERY_EV` of include/uapi/linux/kvm.h). No guest can cause that on hardware: TCG leaves such an event
-/// behind now and then, when a page of the guest is mapped at that moment.
+/// (`KVM_INTERNAL_ERROR_DELIVERY_EV` of include/uapi/linux/kvm.h). No guest can cause that on hardware: after a page fault in a guest TCG
+/// leaves its kind in EXITINTINFO at the next exit, without the bit that says that it is valid, and KVM looks at the kind alone
+/// (`svm_check_emulate_instruction` of arch/x86/kvm/svm/svm.c). So a guest ends that writes a register after a page fault and has no other
+/// exit in between. The faster the machine, the fewer interrupts come between the two.
 const EVENT_LEFT_BEHIND: &str = "KVM internal error. Suberror: 3";
 
 /// Whether an error that shows what QEMU and the console of a guest said is the fault of the emulated processor, so that what failed
