@@ -14,7 +14,8 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 use vnuma_lab_runner::{
-    Image, LabRun, boot_retries, build_binaries, build_binaries_behind, driver, end_on_signals, guest_files,
+    Image, LabError, LabRun, boot_retries, build_binaries, build_binaries_behind, driver, end_on_signals,
+    guest_files,
 };
 
 const GUEST_KERNEL: &str = "6.12";
@@ -222,15 +223,18 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// The status of a run, or of a second one if a guest has stopped in the first.
+/// The status of a run, or of a second one if a guest has stopped in the first, or the emulated processor has ended it.
 fn unless_stopped(mut run: impl FnMut() -> Result<i32>) -> Result<i32> {
-    let status = run()?;
-    if status != GUEST_STOPPED {
-        return Ok(status);
+    let fault = |error: &anyhow::Error| error.downcast_ref().is_some_and(LabError::emulator_fault);
+    match run() {
+        // The emulated CPU now and then delivers an interrupt to a guest that has masked it. One guest in some hundred was seen
+        // not to go on, for a reason that is not known yet.
+        Ok(GUEST_STOPPED) => println!("demo: a guest has stopped; trying once more"),
+        Err(error) if fault(&error) => {
+            println!("{error:#}\ndemo: the emulated processor has ended the server; trying once more");
+        }
+        result => return result,
     }
-    // The emulated CPU now and then delivers an interrupt to a guest that has masked it. One guest in some hundred was seen
-    // not to go on, for a reason that is not known yet.
-    println!("demo: a guest has stopped; trying once more");
     run()
 }
 
@@ -284,6 +288,21 @@ mod tests {
             let status = unless_stopped(|| made.next().copied().context("a third run"));
             assert_eq!(status.unwrap(), expected, "{statuses:?}");
             assert_eq!(statuses.len() - made.len(), runs, "{statuses:?}");
+        }
+    }
+
+    #[test]
+    fn only_a_server_that_the_emulator_has_ended_makes_a_second_run() {
+        let stuck = || LabError::Stuck { cpus: vec![3], report: String::new() };
+        let hangs = || LabError::Timeout { limit: HANG_LIMIT, report: String::new() };
+        for (errors, expected) in
+            [(vec![stuck()], Some(0)), (vec![stuck(), stuck()], None), (vec![hangs()], None)]
+        {
+            let (count, mut left) = (errors.len(), errors.into_iter());
+            let status =
+                unless_stopped(|| left.next().map_or(Ok(0), |error| Err(error).context("the log is /x")));
+            assert_eq!(status.ok(), expected, "{count}");
+            assert_eq!(left.len(), 0, "{count}");
         }
         let mut runs = 0;
         let failed = unless_stopped(|| {
