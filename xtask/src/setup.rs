@@ -191,15 +191,12 @@ pub fn java_vms() -> Result<Vec<(&'static str, PathBuf)>> {
 
 /// A folder of the cache with what packages of Python have in them. `packages` are as pip's requirements are.
 fn unpacked(name: &str, what: &str, packages: &str) -> Result<PathBuf> {
-    let parent = cache_dir().join("tools");
-    let directory = parent.join(name);
-    if directory.exists() {
-        return Ok(directory);
-    }
-    println!("setup: fetching {what} (once)");
-    std::fs::create_dir_all(&parent)?;
-    let download = tempfile::tempdir_in(&parent)?;
-    let (list, unpacked) = (download.path().join("list"), download.path().join("unpacked"));
+    fetch_once("tools", name, what, |download| download_wheels(download, packages))
+}
+
+/// Unpacks packages of Python into a folder of this one, and returns that.
+fn download_wheels(download: &Path, packages: &str) -> Result<PathBuf> {
+    let (list, unpacked) = (download.join("list"), download.join("unpacked"));
     std::fs::write(&list, packages)?;
     run_quiet(
         Command::new("python3")
@@ -223,41 +220,35 @@ fn unpacked(name: &str, what: &str, packages: &str) -> Result<PathBuf> {
                 "3.11",
             ])
             .arg("--dest")
-            .arg(download.path())
+            .arg(download)
             .arg("--requirement")
             .arg(&list),
     )?;
-    for entry in std::fs::read_dir(download.path())? {
+    for entry in std::fs::read_dir(download)? {
         let path = entry?.path();
         if path.extension().is_some_and(|extension| extension == "whl") {
             run_quiet(Command::new("python3").args(["-m", "zipfile", "-e"]).args([&path, &unpacked]))?;
         }
     }
-    keep(&unpacked, directory)
+    Ok(unpacked)
 }
 
 /// The folder of the crate that has the source of google/tcmalloc, unpacked.
 pub fn tcmalloc() -> Result<PathBuf> {
     const CRATE: &str = "libtcmalloc-sys";
     const VERSION: &str = "0.1.14";
-    let parent = cache_dir().join("tools");
-    let directory = parent.join(format!("{CRATE}-{VERSION}"));
-    if directory.exists() {
-        return Ok(directory);
-    }
-    println!("setup: fetching the source of tcmalloc (once)");
-    std::fs::create_dir_all(&parent)?;
-    // cargo fetches crates for those who depend on them.
-    let project = tempfile::tempdir_in(&parent)?;
-    std::fs::create_dir(project.path().join("src"))?;
-    std::fs::write(project.path().join("src/lib.rs"), "")?;
     let manifest = format!(
         "[package]\nname = \"fetch\"\nversion = \"0.0.0\"\nedition = \"2024\"\n\
          [dependencies]\n{CRATE} = \"={VERSION}\"\n[workspace]\n"
     );
-    std::fs::write(project.path().join("Cargo.toml"), manifest)?;
-    run_quiet(Command::new("cargo").args(["vendor", "--quiet", "vendor"]).current_dir(project.path()))?;
-    keep(&project.path().join("vendor").join(CRATE), directory)
+    fetch_once("tools", &format!("{CRATE}-{VERSION}"), "the source of tcmalloc", |project| {
+        // cargo fetches crates for those who depend on them.
+        std::fs::create_dir(project.join("src"))?;
+        std::fs::write(project.join("src/lib.rs"), "")?;
+        std::fs::write(project.join("Cargo.toml"), manifest)?;
+        run_quiet(Command::new("cargo").args(["vendor", "--quiet", "vendor"]).current_dir(project))?;
+        Ok(project.join("vendor").join(CRATE))
+    })
 }
 
 /// The folder of hwloc's recorded servers, an archive each, from its source in Debian.
@@ -278,9 +269,31 @@ pub fn numactl() -> Result<PathBuf> {
     source.unpack("tools", &name, &format!("the source of {name}"))
 }
 
-/// Takes over into the cache what was fetched into a temporary directory of it, and returns where it is. An interrupted run leaves that
-/// directory, never some of the files; another run may have been faster.
-fn keep(fetched: &Path, directory: PathBuf) -> Result<PathBuf> {
+/// A folder of the cache, for which something is fetched where it is not there: `fetch` does so into a temporary one, and returns what
+/// of that is kept. An interrupted run leaves the temporary one, never some of the files; another run may have been faster.
+fn fetch_once(
+    place: &str,
+    name: &str,
+    what: &str,
+    fetch: impl FnOnce(&Path) -> Result<PathBuf>,
+) -> Result<PathBuf> {
+    fetch_into(&cache_dir().join(place), name, what, fetch)
+}
+
+fn fetch_into(
+    parent: &Path,
+    name: &str,
+    what: &str,
+    fetch: impl FnOnce(&Path) -> Result<PathBuf>,
+) -> Result<PathBuf> {
+    let directory = parent.join(name);
+    if directory.exists() {
+        return Ok(directory);
+    }
+    println!("setup: fetching {what} (once)");
+    std::fs::create_dir_all(parent)?;
+    let temporary = tempfile::tempdir_in(parent)?;
+    let fetched = fetch(temporary.path())?;
     if let Err(error) = std::fs::rename(fetched, &directory)
         && !directory.exists()
     {
@@ -303,17 +316,13 @@ struct Source<'a> {
 impl Source<'_> {
     /// Unpacks it into a folder of the cache, once, and returns that.
     fn unpack(&self, place: &str, name: &str, what: &str) -> Result<PathBuf> {
-        let parent = cache_dir().join(place);
-        let directory = parent.join(name);
-        if directory.exists() {
-            return Ok(directory);
-        }
-        println!("setup: fetching {what} (once)");
-        std::fs::create_dir_all(&parent)?;
-        let download = tempfile::tempdir_in(&parent)?;
+        fetch_once(place, name, what, |download| self.download(download))
+    }
+
+    fn download(&self, download: &Path) -> Result<PathBuf> {
         let mirror = debian_mirror();
         let address = format!("{}/pool/main/{}", mirror.trim_end_matches('/'), self.file);
-        let (source, unpacked) = (download.path().join("source"), download.path().join("unpacked"));
+        let (source, unpacked) = (download.join("source"), download.join("unpacked"));
         // apt's own client: it knows the way to the mirror that apt is configured with, and refuses another file.
         run_quiet(
             Command::new("/usr/lib/apt/apt-helper")
@@ -332,7 +341,7 @@ impl Source<'_> {
                 .arg(&source)
                 .args(self.wanted),
         )?;
-        keep(&unpacked, directory)
+        Ok(unpacked)
     }
 }
 
@@ -344,5 +353,38 @@ mod tests {
     fn comments_and_blank_lines_of_a_package_list_are_no_packages() {
         let list = "# why\n\nclang-19\t# compiles\n  git\n";
         assert_eq!(package_names(list).collect::<Vec<_>>(), ["clang-19", "git"]);
+    }
+
+    #[test]
+    fn what_is_fetched_is_kept_whole_or_not_at_all() {
+        let cache = tempfile::tempdir().unwrap();
+        let parent = cache.path().join("tools");
+        let fetch = |fails: bool| {
+            fetch_into(&parent, "a", "a", |temporary| {
+                let unpacked = temporary.join("unpacked");
+                std::fs::create_dir(&unpacked)?;
+                std::fs::write(unpacked.join("file"), "text")?;
+                anyhow::ensure!(!fails, "no network");
+                Ok(unpacked)
+            })
+        };
+        assert_eq!(fetch(true).unwrap_err().to_string(), "no network");
+        assert_eq!(std::fs::read_dir(&parent).unwrap().count(), 0);
+        assert_eq!(fetch(false).unwrap(), parent.join("a"));
+        assert_eq!(std::fs::read_to_string(parent.join("a/file")).unwrap(), "text");
+        // It is not fetched again.
+        assert_eq!(fetch(true).unwrap(), parent.join("a"));
+        assert_eq!(std::fs::read_dir(&parent).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn what_another_run_has_fetched_meanwhile_is_taken() {
+        let cache = tempfile::tempdir().unwrap();
+        let fetched = fetch_into(cache.path(), "a", "a", |temporary| {
+            std::fs::create_dir_all(cache.path().join("a/of another"))?;
+            std::fs::create_dir(temporary.join("unpacked"))?;
+            Ok(temporary.join("unpacked"))
+        });
+        assert!(fetched.unwrap().join("of another").exists());
     }
 }
