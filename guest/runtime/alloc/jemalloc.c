@@ -234,14 +234,17 @@ static void set_arena(int node, unsigned int slot, uint32_t arena)
 	atomic_store_explicit(&arenas[node][slot], arena, memory_order_release);
 }
 
-/* The thread is a user of a node's arena, which is made if there is none. */
-static uint32_t enter(int node, unsigned int slot)
+/*
+ * The thread is a user of a node's arena, which is made if there is none. jemalloc may have had no memory for one: that is tried again
+ * when the topology has changed.
+ */
+static uint32_t enter(int node, unsigned int slot, bool changed)
 {
 	uint32_t arena;
 
 	pthread_mutex_lock(&mutex);
 	arena = atomic_load_explicit(&arenas[node][slot], memory_order_relaxed);
-	if (!arena) {
+	if (!arena || (arena == NO_ARENA && changed)) {
 		arena = make_arena(node);
 		set_arena(node, slot, arena);
 	}
@@ -316,7 +319,7 @@ static void bind_thread(int node, bool changed)
 		if (counts_ends)
 			pthread_setspecific(at_end, &own);
 	}
-	arena = enter(node, own.slot - 1);
+	arena = enter(node, own.slot - 1, changed);
 	if (arena == NO_ARENA)
 		return;
 	/* What it holds is of the node before. An error leaves the thread as it is. */

@@ -8,6 +8,7 @@
  * Where the memory of an arena really is can be seen on a machine with nodes only: vnuma-alloc.
  */
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <malloc.h>
@@ -30,7 +31,20 @@
 #define PIECES		64
 #define PIECE		(200UL << 10)
 
-int mallctl(const char *name, void *old, size_t *old_size, void *new, size_t new_size);
+static volatile int no_more_arenas;
+
+/* jemalloc's, but for arenas that it cannot make; the library calls this one. */
+__attribute__((visibility("default"))) int mallctl(const char *name, void *old, size_t *old_size, void *new,
+						    size_t new_size)
+{
+	static int (*real)(const char *, void *, size_t *, void *, size_t);
+
+	if (!real)
+		*(void **)&real = dlsym(RTLD_NEXT, "mallctl");
+	if (no_more_arenas && !strcmp(name, "arenas.create"))
+		return EAGAIN;
+	return real(name, old, old_size, new, new_size);
+}
 
 /* The compiler must not leave out what is allocated for its own sake. */
 static __thread void *volatile kept;
@@ -82,6 +96,23 @@ static void schedule_on(uint16_t node)
 		kept = malloc(1);
 		free(kept);
 	}
+}
+
+/* A thread stays where it is while there is no arena for it, and tries again after the next change. */
+static void gets_an_arena_later(void)
+{
+	unsigned int first;
+
+	move_cpus(page, 0, 1);
+	first = allocated_in();
+	no_more_arenas = 1;
+	move_cpus(page, 1, 1);
+	expect_equal(allocated_in(), first);
+	no_more_arenas = 0;
+	move_cpus(page, 0, 1);
+	expect_equal(allocated_in(), first);
+	move_cpus(page, 1, 1);
+	expect(allocated_in() != first);
 }
 
 static void follows(void)
@@ -502,6 +533,7 @@ static int preloaded(const char *how)
 		allocates();
 		return 0;
 	}
+	gets_an_arena_later();
 	follows();
 	threads_share();
 	lies_in_huge_pages();
