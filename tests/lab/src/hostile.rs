@@ -1,6 +1,8 @@
 //! A guest that scribbles over its channel and rings without end hurts itself alone.
 
-use crate::guest::{check, check_kernel_log, detach, equip, taskset, wait_until_listed, wait_until_seen};
+use crate::guest::{
+    check, check_kernel_log, detach, equip, taskset, unload_driver, wait_until_listed, wait_until_seen,
+};
 use crate::random::Random;
 use anyhow::{Context, Result, ensure};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap};
@@ -32,7 +34,7 @@ pub fn run() -> Result<()> {
         wait_until_seen(&vm.name, &[(0, 0, "true"), (1, 1, "true")])?;
     }
     // The kernel gives a device's memory to programs only while no driver has it.
-    bad.exec(&["rmmod", "vnuma"])?;
+    unload_driver(&bad)?;
     bad.put(&std::env::current_exe()?.to_string_lossy(), PROGRAM)?;
     let mut scribbler = bad.spawn(&[PROGRAM, "scribble"])?;
     let mut said = std::io::BufReader::new(scribbler.0.stdout.take().context("no standard output")?);

@@ -1,6 +1,8 @@
 //! What vnumactl shows: `true`, `approximate` and `stale`, and what it refuses.
 
-use crate::guest::{check, equip, expect_check, seen, taskset, wait_until_listed, wait_until_seen};
+use crate::guest::{
+    check, equip, expect_check, seen, taskset, unload_driver, wait_until_listed, wait_until_seen,
+};
 use anyhow::{Context, Result, anyhow, ensure};
 use std::process::Command;
 use vnuma_scenario::{HANG_LIMIT, Nodes, Process, Vm, output, vnumactl, vnumad, wait_for};
@@ -60,13 +62,13 @@ fn doctor(vm: &Vm) -> Result<()> {
 
 /// A guest whose driver may not be in fast mode follows as well, and says so.
 fn safe_mode(vm: &Vm, nodes: &Nodes) -> Result<()> {
-    vm.exec(&["rmmod", "vnuma"])?;
+    unload_driver(vm)?;
     vm.exec(&["insmod", "/root/vnuma.ko", "mode=safe"])?;
     taskset(vm, 1, 1, nodes)?;
     wait_until_seen(&vm.name, &[(0, 0, "true"), (1, 1, "true")]).context("safe mode")?;
     check(vm, &[0, 1])?;
     expect_check(Some(&vm.name), "driver", "safe", "reduced")?;
-    vm.exec(&["rmmod", "vnuma"])?;
+    unload_driver(vm)?;
     vm.exec(&["insmod", "/root/vnuma.ko"])?;
     taskset(vm, 1, 0, nodes)?;
     wait_until_seen(&vm.name, &[(0, 0, "true"), (0, 0, "true")]).context("fast mode again")?;

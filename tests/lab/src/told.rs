@@ -2,7 +2,7 @@
 //! Both are behind root ports that name no node. Its kernel has the node for as long as the driver is there,
 //! and takes buffers for transfers from it. An agent in the guest acts on it.
 
-use crate::guest::{check_kernel_log, detach, equip};
+use crate::guest::{check_kernel_log, detach, equip, unload_driver};
 use crate::memory::share;
 use crate::placed::CLASS as DISK_CLASS;
 use anyhow::{Context, Result, ensure};
@@ -18,12 +18,6 @@ const CARD_CLASS: &str = "0x020000";
 /// Host nodes of the disk and of the card, by the server's profile.
 const DISK_NODE: u64 = 1;
 const CARD_NODE: u64 = 0;
-/// Unloads the driver. Right before, the guest's processor leaves to the server, as it writes to the console: under TCG a guest ends that
-/// writes a device's register after a page fault, as the driver does when it goes, with no exit in between (lab/README.md). The first
-/// round is for the page faults of this program.
-const UNLOAD: &str = r#"open(K, ">", "/dev/kmsg") or die; my $status = -1;
-    for ("none", "vnuma") { my $module = "$_"; syswrite(K, "<0>unloading $module\n"); $status = syscall(176, $module, 0x800) }
-    exit($status != 0)"#;
 /// A device that nobody says anything of.
 const NO_NODE: i64 = -1;
 /// Share of a VM's pages: the kernel does not move those that are in use at that moment.
@@ -132,7 +126,7 @@ fn survives(vm: &Vm, disk: &str, daemon: Process) -> Result<Process> {
     let daemon = vnumad(&[])?;
     vm.await_found()?;
     wait_until_shown(disk, DISK_NODE, DISK_NODE, "true").context("the next vnumad")?;
-    vm.exec(&["perl", "-e", UNLOAD])?;
+    unload_driver(vm)?;
     expect_node(vm, DISK_CLASS, NO_NODE).context("without the driver")?;
     vm.exec(&["insmod", "/root/vnuma.ko"])?;
     wait_for_node(vm, DISK_CLASS, DISK_NODE)?;
