@@ -27,8 +27,8 @@ pub struct Daemon {
     pub backend: MemoryBackend,
     pub socket: PathBuf,
     pub config: Config,
-    /// Where its VMs are, if they are not in memory.
-    qmp: Option<PathBuf>,
+    /// Of its VMs, if they are not in memory.
+    factory: Option<BackendFactory>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<anyhow::Result<()>>>,
     _directory: tempfile::TempDir,
@@ -46,11 +46,14 @@ impl Daemon {
 
     /// One whose VMs are processes that speak QMP at the sockets of a directory.
     pub fn start_with_qmp(directory: &Path) -> Self {
-        Self::start_with(Some(directory), |_| {})
+        let directory = directory.to_owned();
+        let factory: BackendFactory =
+            Arc::new(move || Box::new(QmpBackend::new(Some(directory.clone()), Vec::new())));
+        Self::start_with(Some(factory), |_| {})
     }
 
-    /// One with another configuration.
-    pub fn start_with(qmp: Option<&Path>, change: impl FnOnce(&mut Config)) -> Self {
+    /// One with another configuration, or with VMs that are not in memory.
+    pub fn start_with(factory: Option<BackendFactory>, change: impl FnOnce(&mut Config)) -> Self {
         // Not those that this process may use now: the threads that play vCPUs go where they are put.
         let online = std::fs::read_to_string("/sys/devices/system/cpu/online").expect("sysfs");
         let online = online.parse::<vnuma_topology::CpuSet>().expect("a list of CPUs").len();
@@ -69,19 +72,15 @@ impl Daemon {
             ..Config::default()
         };
         change(&mut config);
-        let qmp = qmp.map(Path::to_owned);
         let mut daemon =
-            Self { backend, socket, config, qmp, stop: None, thread: None, _directory: directory };
+            Self { backend, socket, config, factory, stop: None, thread: None, _directory: directory };
         daemon.launch();
         daemon
     }
 
     fn launch(&mut self) {
-        let (backend, config, qmp) = (self.backend.clone(), self.config.clone(), self.qmp.clone());
-        let factory: BackendFactory = Arc::new(move || match &qmp {
-            Some(directory) => Box::new(QmpBackend::new(Some(directory.clone()), Vec::new())),
-            None => Box::new(backend.clone()),
-        });
+        let (backend, config) = (self.backend.clone(), self.config.clone());
+        let factory = self.factory.clone().unwrap_or_else(|| Arc::new(move || Box::new(backend.clone())));
         let (stop, stopped) = oneshot::channel();
         let thread = thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

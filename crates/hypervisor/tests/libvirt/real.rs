@@ -1,0 +1,232 @@
+//! A real libvirt: a libvirtd of its own, in a mount namespace of its own, so that the machine's libvirt, if it has one, is not touched.
+//! Its machines have no operating system.
+
+// Each test binary uses a part of it.
+#![allow(dead_code)]
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::{Mutex, MutexGuard, PoisonError},
+    thread,
+    time::{Duration, Instant},
+};
+use tempfile::TempDir;
+
+/// No step takes this long, on no machine.
+pub const HANG: Duration = Duration::from_secs(90);
+
+/// One libvirtd at a time.
+static TURN: Mutex<()> = Mutex::new(());
+
+/// In the namespace, libvirt's folders are those of the test. libvirt waits for QEMUs that it has ended until their parent has reaped
+/// them, which is whoever reaps orphans: here a process that does nothing else, as that of the machine may be slow.
+const START: &str = r#"
+mkdir -p /var/cache/libvirt && mount --bind "$2" /var/cache/libvirt || exit 1
+for place in run:/run/libvirt lib:/var/lib/libvirt etc:/etc/libvirt log:/var/log/libvirt; do
+    mkdir -p "${place#*:}" && mount --bind "$1/${place%%:*}" "${place#*:}" || exit 1
+done
+# What cannot be used need not be tried, which libvirt does again at each start.
+[ ! -e /dev/kvm ] || mount --bind "$1/none" /dev/kvm || exit 1
+# prctl(PR_SET_CHILD_SUBREAPER), and sethostname: libvirt does not migrate to a host of the same name.
+exec perl -e 'syscall(157, 36, 1, 0, 0, 0); $name = shift; syscall(170, $name, length $name); fork or exec @ARGV; 1 while wait > 0' \
+    "$3" libvirtd --config /etc/libvirt/libvirtd.conf --pid-file "$1/libvirtd.pid"
+"#;
+
+/// It asks nobody who they are.
+pub const LETS_IN: &str = "auth_unix_rw = \"none\"\n";
+
+pub const EMULATOR: &str = "/usr/bin/qemu-system-x86_64";
+pub const DOMAIN: &str = "<domain type='qemu'><name>NAME</name><memory unit='MiB'>128</memory>
+    <vcpu placement='static' cpuset='0-1'>4</vcpu>
+    <cputune><vcpupin vcpu='1' cpuset='0'/><emulatorpin cpuset='1'/></cputune>
+    <os><type arch='x86_64' machine='q35'>hvm</type></os><features><acpi/></features>
+    <cpu mode='custom' match='exact'><model>qemu64</model><topology sockets='2' cores='2' threads='1'/>
+      <numa><cell id='0' cpus='0-1' memory='64' unit='MiB'/><cell id='1' cpus='2-3' memory='64' unit='MiB'/></numa></cpu>
+    <devices><emulator>/usr/bin/qemu-system-x86_64</emulator>
+      <controller type='pci' index='1' model='pcie-root-port'/><controller type='pci' index='2' model='pcie-root-port'/>
+      <controller type='usb' model='none'/><memballoon model='none'/>DEVICES</devices>EXTRA</domain>";
+
+pub struct Libvirt {
+    pub dir: TempDir,
+    /// What it takes the host to be called.
+    host: &'static str,
+    /// The parents of libvirtd and of the QEMUs that it has started.
+    reapers: Vec<Child>,
+    _turn: Option<MutexGuard<'static, ()>>,
+}
+
+impl Libvirt {
+    /// `None` where there is none, which is said.
+    pub fn start() -> Option<Self> {
+        let there = |program: &str| {
+            ["/usr/sbin", "/usr/bin"].iter().any(|place| Path::new(place).join(program).exists())
+        };
+        let missing = ["libvirtd", "virsh", "qemu-system-x86_64", "unshare", "perl"]
+            .into_iter()
+            .find(|program| !there(program));
+        if let Some(program) = missing {
+            println!("skipped: this needs {program}");
+            return None;
+        }
+        if !nix::unistd::geteuid().is_root() {
+            println!("skipped: this needs root");
+            return None;
+        }
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        Some(Self::start_on("here", Some(turn)))
+    }
+
+    /// One of another host, as far as libvirt can tell.
+    pub fn start_other(&self) -> Self {
+        Self::start_on("there", None)
+    }
+
+    pub fn start_on(host: &'static str, turn: Option<MutexGuard<'static, ()>>) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        for place in ["run", "lib", "etc", "log"] {
+            fs::create_dir(dir.path().join(place)).unwrap();
+            fs::set_permissions(dir.path().join(place), fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        fs::write(dir.path().join("none"), "").unwrap();
+        fs::set_permissions(dir.path().join("none"), fs::Permissions::from_mode(0o0)).unwrap();
+        // Two digits, of which libvirt wants more than one.
+        let uuid = format!("5a{:02x}1f6e-4c8b-4d6a-9b0e-3f2a7c9d5e1b", host.len());
+        let daemon = format!("{LETS_IN}host_uuid = \"{uuid}\"\n");
+        fs::write(dir.path().join("etc/libvirtd.conf"), daemon).unwrap();
+        // Without virtlogd, and without namespaces of QEMUs, which take no /dev with mounts in it. libvirt migrates to no 127.0.0.1.
+        fs::write(
+            dir.path().join("etc/qemu.conf"),
+            "stdio_handler = \"file\"\nsecurity_driver = \"none\"\nnamespaces = []\nmigration_host = \"0.0.0.0\"\n",
+        )
+        .unwrap();
+        let mut libvirt = Self { dir, host, reapers: Vec::new(), _turn: turn };
+        libvirt.start_daemon();
+        libvirt
+    }
+
+    pub fn start_daemon(&mut self) {
+        self.launch_daemon();
+        wait_for("libvirtd to answer", || self.virsh(&["version"]).is_ok().then_some(()));
+    }
+
+    pub fn launch_daemon(&mut self) {
+        let dir = self.dir.path();
+        // What libvirt has found out about QEMU, which takes seconds, is kept.
+        let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("libvirt-cache");
+        fs::create_dir_all(&cache).unwrap();
+        let _ = fs::remove_file(dir.join("libvirtd.pid"));
+        let reaper = Command::new("unshare")
+            .args(["-m", "-u", "--propagation", "private", "sh", "-c", START, "sh"])
+            .args([dir, &cache, Path::new(self.host)])
+            .stdin(Stdio::null())
+            .stderr(fs::File::create(dir.join("libvirtd.log")).unwrap())
+            .spawn();
+        self.reapers.push(reaper.unwrap());
+    }
+
+    pub fn daemon(&self) -> Option<Pid> {
+        let file = fs::read_to_string(self.dir.path().join("libvirtd.pid")).ok()?;
+        file.trim().parse().ok().map(Pid::from_raw)
+    }
+
+    pub fn kill_daemon(&self) {
+        let daemon = self.daemon().unwrap();
+        self.signal(Signal::SIGKILL);
+        wait_for("libvirtd to end", || kill(daemon, None).is_err().then_some(()));
+    }
+
+    pub fn uri(&self) -> String {
+        format!("qemu+unix:///system?socket={}", self.dir.path().join("run/libvirt-sock").display())
+    }
+
+    pub fn virsh(&self, words: &[&str]) -> Result<String, String> {
+        let run = Command::new("virsh").args(["-q", "-c", &self.uri()]).args(words).output().unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+        if run.status.success() { Ok(text(&run.stdout)) } else { Err(text(&run.stderr)) }
+    }
+
+    pub fn must(&self, words: &[&str]) -> String {
+        self.virsh(words).unwrap_or_else(|error| panic!("virsh {words:?}: {error}"))
+    }
+
+    /// Makes a domain, whose guest stands still until it is resumed: firmware alone takes a CPU for each vCPU.
+    pub fn create(&self, name: &str, extra: &str) {
+        self.create_with(name, extra, EMULATOR);
+    }
+
+    pub fn create_with(&self, name: &str, extra: &str, emulator: &str) {
+        self.create_from(&DOMAIN.replace("DEVICES", "").replace(EMULATOR, emulator), name, extra);
+    }
+
+    pub fn create_from(&self, domain: &str, name: &str, extra: &str) {
+        let file = self.dir.path().join("domain.xml");
+        fs::write(&file, domain.replace("NAME", name).replace("EXTRA", extra)).unwrap();
+        self.must(&["create", "--paused", file.to_str().unwrap()]);
+    }
+
+    /// A monitor of a domain's own, by what is added to its XML, and where that is.
+    pub fn monitor(&self, name: &str) -> (String, PathBuf) {
+        let sockets = self.dir.path().join("qmp");
+        fs::create_dir_all(&sockets).unwrap();
+        // QEMU makes the socket as its own user.
+        fs::set_permissions(&sockets, fs::Permissions::from_mode(0o777)).unwrap();
+        let socket = sockets.join(format!("{name}.sock"));
+        let extra = format!(
+            "<qemu:commandline xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'><qemu:arg value='-qmp'/>\
+             <qemu:arg value='unix:{},server=on,wait=off'/></qemu:commandline>",
+            socket.display()
+        );
+        (extra, socket)
+    }
+
+    pub fn pid(&self, name: &str) -> i32 {
+        let file = self.dir.path().join(format!("run/qemu/{name}.pid"));
+        fs::read_to_string(file).unwrap().trim().parse().unwrap()
+    }
+
+    pub fn states(&self) -> PathBuf {
+        self.dir.path().join("run/qemu")
+    }
+
+    /// libvirt marks domains that were tampered with.
+    pub fn is_tainted(&self, name: &str) -> bool {
+        fs::read_to_string(self.states().join(format!("{name}.xml"))).unwrap().contains("<taint")
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill(self.daemon().unwrap(), signal).unwrap();
+    }
+}
+
+impl Drop for Libvirt {
+    fn drop(&mut self) {
+        let entries = fs::read_dir(self.states()).into_iter().flatten().flatten();
+        for entry in entries.filter(|entry| entry.path().extension().is_some_and(|end| end == "pid")) {
+            let pid = fs::read_to_string(entry.path()).ok().and_then(|pid| pid.trim().parse().ok());
+            let _ = pid.map(|pid| kill(Pid::from_raw(pid), Signal::SIGKILL));
+        }
+        let _ = self.daemon().map(|daemon| kill(daemon, Signal::SIGKILL));
+        for reaper in &mut self.reapers {
+            let _ = reaper.wait();
+        }
+    }
+}
+
+pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let until = Instant::now() + HANG;
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < until, "waiting for {what}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
