@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * A fork while a thread takes over a topology that has changed. The child has that thread's memory and not the thread: it takes
- * the topology over by itself. Then: large objects are bound to no node while they are allocated.
+ * the topology over by itself. Then: large objects are bound to no node while they are allocated, and what of them is elsewhere is
+ * given up. Last, nodes without CPUs.
  *
  * The page of the driver is one of this program's, which cannot be read at first, so that the thread stops in the middle.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -72,35 +74,92 @@ int PolicyAt(uintptr_t memory) {
   return mode & ~MPOL_MODE_FLAGS;
 }
 
+constexpr size_t kHuge = size_t{2} << 20;
+// Where a page of a huge page is looked at, among others.
+constexpr size_t kLooked = kHuge / 8 * 5;
+
+// The whole huge pages of an object have one policy, and what is before and after them stays bound.
+void CheckPolicy(uintptr_t object, size_t size, int policy, const char* what) {
+  const uintptr_t first = (object + kHuge - 1) / kHuge * kHuge, end = (object + size) / kHuge * kHuge;
+  for (uintptr_t page = object; page < object + size; page += kHuge / 16)
+    Check(PolicyAt(page) == (page >= first && page < end ? policy : MPOL_BIND), what);
+}
+
 // Of partition 0, which has a node on any machine.
 void LargeObjectsAreBoundToNoNode() {
   auto& own = tcmalloc::tcmalloc_internal::tc_globals.numa_topology();
   own.vnuma_page_ = topology.vnuma_page_;
-  for (const size_t size : {size_t{1} << 20, size_t{3} << 20}) {
+  for (const size_t size : {kHuge, 3 * kHuge, 3 * kHuge + kHuge / 2}) {
     void* object = malloc(size);
     const auto address = reinterpret_cast<uintptr_t>(object);
-    Check(PolicyAt(address) == MPOL_DEFAULT, "a large object is bound to a node");
+    Check(address % kHuge == 0, "an object that is large does not start with a huge page");
+    CheckPolicy(address, size, MPOL_DEFAULT, "a large object is bound to a node, or what is next to it is bound to none");
+    static_cast<volatile char*>(object)[kLooked] = 1;
     free(object);
-    Check(PolicyAt(address) == MPOL_BIND, "the memory of a large object stays unbound after it is freed");
+    CheckPolicy(address, size, MPOL_BIND, "the memory of a large object stays unbound after it is freed");
     void* next = malloc(size);
-    Check(reinterpret_cast<uintptr_t>(next) == address && PolicyAt(address) == MPOL_DEFAULT,
-          "the next large object there is bound to a node");
+    Check(reinterpret_cast<uintptr_t>(next) == address, "the next large object is elsewhere");
+    CheckPolicy(address, size, MPOL_DEFAULT, "the next large object there is bound to a node");
+    Check(static_cast<char*>(next)[kLooked] == 1, "memory was given up that is on a node of its own");
     free(next);
   }
-  // The first of what was freed is below it.
-  void* small = malloc((size_t{1} << 20) - 64 * 1024);
+  void* small = malloc(kHuge - 64 * 1024);
   Check(PolicyAt(reinterpret_cast<uintptr_t>(small)) == MPOL_BIND, "an object that is not large is bound to no node");
   free(small);
-  void* memory = mmap(nullptr, size_t{1} << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  own.bind_mode_ = tcmalloc::tcmalloc_internal::NumaBindMode::kStrict;
+  void* strict = malloc(kHuge);
+  CheckPolicy(reinterpret_cast<uintptr_t>(strict), kHuge, MPOL_BIND, "an object is bound to no node although that is strict");
+  free(strict);
+  own.bind_mode_ = tcmalloc::tcmalloc_internal::NumaBindMode::kAdvisory;
+}
+
+char* Map(size_t size) {
+  void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   Check(memory != MAP_FAILED, "mmap");
-  // A node that no machine has.
+  return static_cast<char*>(memory);
+}
+
+// As if AutoNUMA had taken a page elsewhere: it is on a node that the partition does not have.
+void WhatIsElsewhereIsGivenUp() {
+  auto& own = tcmalloc::tcmalloc_internal::tc_globals.numa_topology();
+  char* memory = Map(4 * kHuge);
+  char* first = memory + kHuge - reinterpret_cast<uintptr_t>(memory) % kHuge;
+  // Only one page of the second huge page is there. The page before the first and that after the last are not whole ones.
+  constexpr size_t kPage = 4096;
+  char* object = first - kPage;
+  const size_t size = 2 * kHuge + 2 * kPage;
+  Check(madvise(memory, 4 * kHuge, MADV_NOHUGEPAGE) == 0, "madvise");
+  memset(first, 1, kHuge);
+  object[0] = first[kHuge + kLooked] = first[2 * kHuge] = 1;
+  own.vnuma_page_ = topology.vnuma_page_;
+  const uint64_t nodes = own.partition_to_nodes_[1];
   own.partition_to_nodes_[1] = uint64_t{1} << 63;
   errno = E2BIG;
-  own.Rebind(memory, size_t{1} << 20, 1);
+  own.Rebind(object, size, 1);
   Check(errno == E2BIG, "errno has changed");
+  Check(first[0] == 0 && first[kHuge - 1] == 0 && first[kHuge + kLooked] == 0, "what is elsewhere stays");
+  Check(object[0] == 1 && first[2 * kHuge] == 1, "what is not a whole huge page was given up");
+  own.partition_to_nodes_[1] = nodes;
   own.vnuma_page_ = nullptr;
-  own.Rebind(memory, size_t{1} << 20, 0);
-  Check(PolicyAt(reinterpret_cast<uintptr_t>(memory)) == MPOL_DEFAULT, "memory is bound without a driver");
+  own.Rebind(object, size, 0);
+  Check(PolicyAt(reinterpret_cast<uintptr_t>(first)) == MPOL_DEFAULT, "memory is bound without a driver");
+}
+
+// All CPUs are on node 0 when the program starts.
+void CpusMayComeLater() {
+  const auto cpulist = [](size_t node) {
+    if (node <= 1) return open("/dev/null", O_RDONLY | O_CLOEXEC);
+    errno = ENOENT;
+    return -1;
+  };
+  for (const bool migrate : {false, true}) {
+    static size_t cpus[tcmalloc::tcmalloc_internal::kMaxCpus + tcmalloc::tcmalloc_internal::kNumaCpuFudge];
+    uint64_t nodes[2] = {0};
+    auto mode = tcmalloc::tcmalloc_internal::NumaBindMode::kAdvisory;
+    Check(tcmalloc::tcmalloc_internal::InitNumaTopology(cpus, nodes, &mode, 2, 1, cpulist, migrate) == migrate &&
+              nodes[1] == 2,
+          "a node without CPUs counts although they stay, or does not although they migrate");
+  }
 }
 
 }  // namespace
@@ -151,6 +210,8 @@ int main() {
   Put<uint32_t>(kSequence, 4);
   Check(topology.GetCurrentPartition() == 0, "it did not look again");
   LargeObjectsAreBoundToNoNode();
+  WhatIsElsewhereIsGivenUp();
+  CpusMayComeLater();
   puts("tcmalloc: ok");
   return 0;
 }

@@ -1,7 +1,7 @@
 //! A program in a guest follows the guest's topology while it changes: by libvnuma, and by a libnuma that does not keep what it read
 //! once. It runs under `vnuma-run`, beside one that runs without it.
 
-use crate::guest::{DEFAULT_KERNEL, check_kernel_log, detach, equip_with, show_guest};
+use crate::guest::{DEFAULT_KERNEL, check_kernel_log, detach, equip_with, show_guest, unload_driver};
 use crate::{numactl, programs};
 use anyhow::{Context, Result, ensure};
 use std::fs;
@@ -208,9 +208,11 @@ fn has_tcmalloc() -> bool {
 }
 
 /// With vnuma-run a thread gets memory of the node that its CPU is on now. By itself an allocator gives it what was freed, which is
-/// on the node before: for as long as nobody else takes pages to the thread's node, as the kernel's balancer does.
+/// on the node before: for as long as nobody else takes pages to the thread's node, as the kernel's balancer does. All vCPUs are on node
+/// 0 when the programs start: a node without CPUs counts as well.
 fn allocate(vm: &Vm, allocator: &Allocator) -> Result<()> {
     let name = allocator.name;
+    vnumactl(&["move", NAME, "--vcpu", "0", "--node", "0"])?;
     let (run, alloc) = (in_guest("vnuma-run"), in_guest("vnuma-alloc"));
     // An allocator may have touched a huge page before the program has chosen its CPU.
     let there: [&str; 5] = ["taskset", "-c", "1", &alloc, "1"];
@@ -237,7 +239,7 @@ fn unload(vm: &Vm, followers: [Follower; 2]) -> Result<()> {
     detach(vm)?;
     ensure!(vm.exec(&["rmmod", "vnuma"]).is_err(), "the driver goes while programs use its page");
     followers.into_iter().try_for_each(Follower::end)?;
-    vm.exec(&["rmmod", "vnuma"]).map(drop).context("nobody uses it any more")
+    unload_driver(vm).context("nobody uses it any more")
 }
 
 pub fn in_guest(file: &str) -> String {
