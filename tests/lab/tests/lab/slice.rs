@@ -114,7 +114,7 @@ fn numactl(source: &str, build: &Path) -> Vec<(PathBuf, String)> {
         let file = file.strip_prefix(&build).expect("a file of it");
         format!("{RUNTIME}/numactl/{}", file.to_str().expect("UTF-8"))
     };
-    files.map(|file| (file.clone(), there(&file))).collect()
+    files.chain([build.join("numademo")]).map(|file| (file.clone(), there(&file))).collect()
 }
 
 /// An example that checks itself: migrations between nodes are reported by the kernel, and found by polling.
