@@ -60,7 +60,15 @@ fn answer_instead(socket: &Path, libvirtd: Pid, until: &AtomicBool) {
     kill(libvirtd, Signal::SIGSTOP).unwrap();
     fs::rename(&own, socket).unwrap();
     kill(libvirtd, Signal::SIGCONT).unwrap();
-    let (peer, _) = listener.accept().unwrap();
+    // QEMU may have connected before that: then nobody does here.
+    listener.set_nonblocking(true).unwrap();
+    let peer = loop {
+        match listener.accept() {
+            Ok((peer, _)) => break peer,
+            Err(_) if until.load(Ordering::Acquire) => return,
+            Err(_) => thread::sleep(Duration::from_millis(1)),
+        }
+    };
     send_messages(&peer);
     // QEMU gives up a connection that it finds closed, though there is something to read.
     while !until.load(Ordering::Acquire) {
@@ -71,21 +79,31 @@ fn answer_instead(socket: &Path, libvirtd: Pid, until: &AtomicBool) {
 #[test]
 fn an_attach_that_somebody_else_has_answered_is_an_error_and_undone() {
     let Some(libvirt) = Libvirt::start() else { return };
-    libvirt.create("web", "");
-    let mut backend = libvirt.backend();
-    let mut vm = libvirt.connect(&mut backend, "web");
     let sockets = libvirt.dir.path().join("sockets");
     fs::create_dir_all(&sockets).unwrap();
-    let socket = sockets.join(format!("{}.sock", vm.pid()));
-    let (over, daemon) = (AtomicBool::new(false), libvirt.daemon().unwrap());
-    thread::scope(|scope| {
-        scope.spawn(|| answer_instead(&socket, daemon, &over));
-        let (_ours, theirs) = channel();
-        let outcome = vm.attach_channel(theirs);
-        over.store(true, Ordering::Release);
-        let error = outcome.expect_err("another process has answered").to_string();
-        assert!(error.contains("another process has answered its QEMU"), "{error}");
+    let mut backend = libvirt.backend();
+    let daemon = libvirt.daemon().unwrap();
+    let answered = (1..=20).find_map(|attempt| {
+        libvirt.create("web", "");
+        let mut vm = libvirt.connect(&mut backend, "web");
+        let socket = sockets.join(format!("{}.sock", vm.pid()));
+        let over = AtomicBool::new(false);
+        let outcome = thread::scope(|scope| {
+            scope.spawn(|| answer_instead(&socket, daemon, &over));
+            let (_ours, theirs) = channel();
+            let outcome = vm.attach_channel(theirs);
+            over.store(true, Ordering::Release);
+            outcome
+        });
+        if let Err(error) = outcome {
+            return Some((vm, error.to_string()));
+        }
+        println!("attempt {attempt}: it was answered before the other process was there");
+        libvirt.must(&["destroy", "web"]);
+        None
     });
+    let (mut vm, error) = answered.expect("another process has answered");
+    assert!(error.contains("another process has answered its QEMU"), "{error}");
     libvirt.must(&["resume", "web"]);
     libvirt.must(&["reset", "web"]);
     await_event(&mut *vm, VmEvent::ChannelDetached);
@@ -113,6 +131,9 @@ fn attaches_for_another_test() {
     let outcome = vm.attach_channel(theirs);
     fs::write(dir.join("outcome"), format!("{outcome:?}")).unwrap();
 }
+
+/// No guest stands still for longer, however busy the machine is (docs/libvirt.md).
+const STANDS: Duration = Duration::from_secs(10);
 
 /// From before libvirt is called to after the device is there.
 const MOMENTS_MS: [u64; 9] = [0, 2, 4, 6, 8, 11, 15, 25, 60];
@@ -165,6 +186,6 @@ fn a_process_that_is_stopped_or_killed_while_it_attaches_stops_no_guest() {
         [&begun, &outcome].into_iter().for_each(|file| drop(fs::remove_file(file)));
     }
     println!("QEMU stood still for {longest:?} at most; {came_before} of 18 were attached before");
-    assert!(longest < HANG);
+    assert!(longest < STANDS);
     assert!(came_before < 18, "all were attached before the signal");
 }
