@@ -49,6 +49,21 @@ fn a_domain_that_leaves_takes_no_pins_of_vnumad_along() {
     other.must(&["destroy", "web"]);
 }
 
+/// docs/libvirt.md and docs/migration.md explain what libvirt says then.
+#[test]
+fn an_attached_domain_is_not_migrated_by_other_tools() {
+    let Some(libvirt) = Libvirt::start() else { return };
+    let other = libvirt.start_other();
+    libvirt.create("web", "");
+    let mut vm = libvirt.connect(&mut libvirt.backend(), "web");
+    let (_ours, theirs) = channel();
+    vm.attach_channel(theirs).unwrap_or_else(|error| panic!("{error}"));
+    let refused = libvirt.virsh(&["migrate", "--live", "web", &other.uri()]).expect_err("it is migrated");
+    assert!(refused.contains("'peer mode' in device 'ivshmem'"), "{refused}");
+    assert!(vm.channel_attached().unwrap() && vm.describe().is_ok(), "it is there as before");
+    assert!(other.virsh(&["domstate", "web"]).is_err(), "it is at the destination");
+}
+
 /// virsh takes vnumad's pins along, again and again. libvirt cannot remove them, so that one to all CPUs of a host is left.
 #[test]
 fn a_pin_to_all_cpus_of_a_host_is_no_limit_on_the_next() {
