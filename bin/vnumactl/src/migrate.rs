@@ -135,6 +135,8 @@ pub fn text(shown: &Migration) -> String {
     }
     let again = shown.attached && ["cancelled", "failed"].contains(&shown.state.as_str());
     match (shown.state.as_str(), again) {
+        // libvirt ends the QEMU of a domain that has left.
+        ("done", _) if destination.starts_with("qemu") => {}
         ("done", _) => {
             text += "  Its QEMU here stands still, with the memory that it had. End it when the VM runs at its destination.\n";
         }
@@ -184,10 +186,12 @@ mod tests {
             ("failed", "its migration to tcp:b:4444 failed"),
             ("sending", "on its way to tcp:b:4444: sending, 100 MiB sent, 300 MiB left, pass 1"),
         ] {
-            let text = text(&migration(state));
+            let text = super::text(&migration(state));
             assert!(text.starts_with(&format!("w\u{fffd}eb: {line}\n  no\u{fffd}t yet\n")), "{text}");
             assert_eq!(text.contains("attached again"), ["cancelled", "failed"].contains(&state), "{text}");
             assert_eq!(text.contains("End it"), state == "done", "{text}");
         }
+        let domain = Migration { destination: "qemu+ssh://b/system".into(), ..migration("done") };
+        assert!(!text(&domain).contains("End it"), "libvirt has done so: {}", text(&domain));
     }
 }
