@@ -2,7 +2,7 @@
 //! server stands for two hosts: each has a vnumad of its own, and the homes of the guest nodes are the other way round on the second.
 //! On its arrival the guest is told. A migration that fails or is cancelled leaves the VM as it was.
 
-use crate::guest::{check, check_kernel_log, equip, show_guest};
+use crate::guest::{check, check_kernel_log, equip, show_guest, taskset};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use std::{
@@ -17,7 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 use vnuma_scenario::{
-    HANG_LIMIT, Monitor, Nodes, Process, Vm, output, vcpu_threads, vnumactl, vnumactl_command, wait_for,
+    HANG_LIMIT, Monitor, Nodes, Process, Vm, vcpu_threads, vnumactl, vnumactl_command, wait_for,
 };
 use vnuma_topology::CpuSet;
 
@@ -225,13 +225,7 @@ impl Host {
 
     /// Puts vCPUs on host nodes, without vnumad's knowledge.
     pub(crate) fn place(&self, vm: &Vm, places: [u32; 2], nodes: &Nodes) -> Result<()> {
-        for (thread, node) in vm.threads.iter().zip(places) {
-            let cpus = nodes.cpus(node).context("no such node")?;
-            let mut of_vms = CpuSet::new();
-            cpus.iter().filter(|&cpu| cpu != 0).for_each(|cpu| of_vms.insert(cpu));
-            output("taskset", &["-p", "-c", &of_vms.to_string(), &thread.to_string()])?;
-        }
-        Ok(())
+        places.iter().enumerate().try_for_each(|(vcpu, &node)| taskset(vm, vcpu, node, nodes))
     }
 
     /// vCPUs are on these host nodes, vnumad shows that, and the guest's kernel uses the guest nodes that have their homes there.
