@@ -135,6 +135,13 @@ impl Daemon {
         self.launch();
     }
 
+    /// The same, of which nothing is left of what it knew of VMs that are not in memory.
+    pub fn restart_with(&mut self, factory: BackendFactory) {
+        self.stop();
+        self.factory = Some(factory);
+        self.launch();
+    }
+
     /// Stops it in order.
     pub fn stop(&mut self) {
         drop(self.stop.take());
