@@ -89,62 +89,39 @@ pub fn cargo_deny() -> Result<PathBuf> {
 
 /// checkpatch.pl of the kernel, with the files that it reads.
 pub fn checkpatch() -> Result<PathBuf> {
-    let directory = cache_dir().join("tools").join(KERNEL_SOURCE);
-    let program = directory.join("scripts/checkpatch.pl");
-    if program.exists() {
-        return Ok(program);
-    }
-    println!("setup: fetching checkpatch.pl from {KERNEL_SOURCE} (once)");
-    std::fs::create_dir_all(cache_dir().join("tools"))?;
-    let download = tempfile::tempdir_in(cache_dir().join("tools"))?;
     let files = ["checkpatch.pl", "spelling.txt", "const_structs.checkpatch"]
         .map(|file| format!("{KERNEL_SOURCE}/scripts/{file}"))
         .join(" ");
-    run_quiet(Command::new("apt-get").args(["update", "-qq"]))?;
     // As a user of its own apt cannot write into this directory and says so; the download works.
     let script = format!(
         "set -e; apt-get download -qq -o APT::Sandbox::User=root {KERNEL_SOURCE}
          dpkg --fsys-tarfile {KERNEL_SOURCE}_*.deb |
             tar -xO ./usr/src/{KERNEL_SOURCE}.tar.xz | tar -xJ {files}"
     );
-    run_quiet(Command::new("sh").args(["-c", &script]).current_dir(download.path()))?;
-    // An interrupted run leaves the temporary directory, never half of the tool.
-    if let Err(error) = std::fs::rename(download.path().join(KERNEL_SOURCE), &directory)
-        && !program.exists()
-    {
-        return Err(error).context(directory.display().to_string());
-    }
-    Ok(program)
+    let what = format!("checkpatch.pl from {KERNEL_SOURCE}");
+    let directory = fetch_once("tools", KERNEL_SOURCE, &what, |download| {
+        run_quiet(Command::new("apt-get").args(["update", "-qq"]))?;
+        run_quiet(Command::new("sh").args(["-c", &script]).current_dir(download))?;
+        Ok(download.join(KERNEL_SOURCE))
+    })?;
+    Ok(directory.join("scripts/checkpatch.pl"))
 }
 
 /// promtool of the package of Prometheus, which is not installed: it would run.
 pub fn promtool() -> Result<PathBuf> {
-    let tools = cache_dir().join("tools");
-    let program = tools.join("promtool");
-    if program.exists() {
-        return Ok(program);
-    }
-    println!("setup: fetching promtool (once)");
-    std::fs::create_dir_all(&tools)?;
-    let download = tempfile::tempdir_in(&tools)?;
-    run_quiet(Command::new("apt-get").args(["update", "-qq"]))?;
     let script = "set -e; apt-get download -qq -o APT::Sandbox::User=root prometheus
          dpkg --fsys-tarfile prometheus_*.deb | tar -x ./usr/bin/promtool";
-    run_quiet(Command::new("sh").args(["-c", script]).current_dir(download.path()))?;
-    std::fs::rename(download.path().join("usr/bin/promtool"), &program)
-        .with_context(|| program.display().to_string())?;
-    Ok(program)
+    fetch_once("tools", "promtool", "promtool", |download| {
+        run_quiet(Command::new("apt-get").args(["update", "-qq"]))?;
+        run_quiet(Command::new("sh").args(["-c", script]).current_dir(download))?;
+        Ok(download.join("usr/bin/promtool"))
+    })
 }
 
 /// Leaves packages of a release of Debian in this folder, whatever this machine has: a test installs them on a server of the lab.
 pub fn packages_of(release: &str, packages: &str, folder: &Path) -> Result<()> {
-    if folder.exists() {
-        return Ok(());
-    }
-    println!("setup: fetching {packages} of {release} (once)");
     let parent = folder.parent().context("a folder in a folder")?;
-    std::fs::create_dir_all(parent)?;
-    let download = tempfile::tempdir_in(parent)?;
+    let name = folder.file_name().and_then(|name| name.to_str()).context("a folder's name")?;
     let script = format!(
         "set -e; mkdir -p lists/partial cache/archives/partial got; echo 'deb {} {release} main' > sources.list
          options=\"-o Dir::Etc::SourceList=$PWD/sources.list -o Dir::Etc::SourceParts=/dev/null\"
@@ -152,8 +129,11 @@ pub fn packages_of(release: &str, packages: &str, folder: &Path) -> Result<()> {
          apt-get $options update -qq; cd got; apt-get $options download -qq {packages}",
         debian_mirror()
     );
-    run_quiet(Command::new("sh").args(["-c", &script]).current_dir(download.path()))?;
-    std::fs::rename(download.path().join("got"), folder).with_context(|| folder.display().to_string())
+    fetch_into(parent, name, &format!("{packages} of {release}"), |download| {
+        run_quiet(Command::new("sh").args(["-c", &script]).current_dir(download))?;
+        Ok(download.join("got"))
+    })
+    .map(drop)
 }
 
 /// The folder of the programs of openapi-python-client, which makes clients of descriptions, and of the Python that it is installed in.
@@ -269,8 +249,8 @@ pub fn numactl() -> Result<PathBuf> {
     source.unpack("tools", &name, &format!("the source of {name}"))
 }
 
-/// A folder of the cache, for which something is fetched where it is not there: `fetch` does so into a temporary one, and returns what
-/// of that is kept. An interrupted run leaves the temporary one, never some of the files; another run may have been faster.
+/// A folder or file of the cache, which is fetched where it is not there: `fetch` does so into a temporary folder, and returns what of
+/// that is kept. An interrupted run leaves the temporary one, never some of the files; another run may have been faster.
 fn fetch_once(
     place: &str,
     name: &str,
