@@ -52,9 +52,11 @@ pub fn tests(vm: &Vm) -> Result<()> {
         ))?;
         let said =
             |file: &str| vm.exec(&["sh", "-c", &format!("cat {directory}/test/{test}.{file} || true")]);
+        let log = || format!("numactl's test {test}: {}", said("log").unwrap_or_default());
         wait_for(&format!("numactl's test {test} to end"), TEST_LIMIT, || Ok(!said("status")?.is_empty()))
-            .and_then(|()| Ok(ensure!(said("status")?.trim() == "0", "status {}", said("status")?)))
-            .with_context(|| format!("numactl's test {test}: {}", said("log").unwrap_or_default()))?;
+            .with_context(log)?;
+        let status = said("status")?;
+        ensure!(status.trim() == "0", "status {}: {}", status.trim(), log());
         println!("numactl's {test}: passed");
     }
     Ok(())
