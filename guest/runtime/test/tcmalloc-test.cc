@@ -131,14 +131,20 @@ void WhatIsElsewhereIsGivenUp() {
   Check(madvise(memory, 4 * kHuge, MADV_NOHUGEPAGE) == 0, "madvise");
   memset(first, 1, kHuge);
   object[0] = first[kHuge + kLooked] = first[2 * kHuge] = 1;
-  own.vnuma_page_ = topology.vnuma_page_;
-  const uint64_t nodes = own.partition_to_nodes_[1];
-  own.partition_to_nodes_[1] = uint64_t{1} << 63;
+  const uint64_t nowhere = uint64_t{1} << 63;
   errno = E2BIG;
-  own.Rebind(object, size, 1);
+  tcmalloc::tcmalloc_internal::GiveUpHugePages(object, size, nowhere);
   Check(errno == E2BIG, "errno has changed");
   Check(first[0] == 0 && first[kHuge - 1] == 0 && first[kHuge + kLooked] == 0, "what is elsewhere stays");
   Check(object[0] == 1 && first[2 * kHuge] == 1, "what is not a whole huge page was given up");
+  // Where binding fails, the next pages would be elsewhere as well.
+  own.vnuma_page_ = topology.vnuma_page_;
+  const uint64_t nodes = own.partition_to_nodes_[1];
+  own.partition_to_nodes_[1] = nowhere;
+  first[0] = 1;
+  own.Rebind(object, size, 1);
+  Check(first[0] == 1, "memory was given up that cannot be bound");
+  Check(errno == E2BIG, "errno has changed");
   own.partition_to_nodes_[1] = nodes;
   own.vnuma_page_ = nullptr;
   own.Rebind(object, size, 0);
@@ -168,6 +174,9 @@ int main() {
   char byte = 0;
 
   alarm(60);
+  // Partition 0 has this node. The policy of the process is none of its mappings'.
+  const unsigned long node_0 = 1;
+  Check(syscall(SYS_set_mempolicy, MPOL_BIND, &node_0, 8 * sizeof(node_0)) == 0, "set_mempolicy");
   setenv("TCMALLOC_NUMA_AWARE", "1", 1);
   topology.InitForTest(OpenCpulist);
   Check(topology.numa_aware(), "it does not know that there are nodes");

@@ -5,8 +5,9 @@
  *
  *	node=1 local=100
  *
- *	vnuma-alloc CPU		(ends with its input, or when nothing has changed for five minutes)
- *	vnuma-alloc CPU stay	(allocates once, and goes on to use that)
+ *	vnuma-alloc CPU			(ends with its input, or when nothing has changed for five minutes)
+ *	vnuma-alloc CPU stay		(allocates once, and goes on to use that)
+ *	vnuma-alloc CPU stay large	(the same, in a few objects of some MiB)
  */
 #define _GNU_SOURCE
 #include <poll.h>
@@ -27,7 +28,12 @@
 /* Only ends what waits for a change that does not come. */
 #define LIMIT_S	300
 
+/* Together they are as much. */
+#define LARGE_OBJECTS	4
+
 static void *pieces[PIECES];
+/* Pieces that are allocated at once. */
+static int at_once = 1;
 
 /* Of all pieces, the share that is on a node, in percent. */
 static int share_on(int node)
@@ -48,7 +54,7 @@ static void allocate(void)
 	int i;
 
 	for (i = 0; i < PIECES; i++) {
-		pieces[i] = malloc(SIZE);
+		pieces[i] = i % at_once ? (char *)pieces[i - 1] + SIZE : malloc((size_t)at_once * SIZE);
 		if (!pieces[i])
 			exit(1);
 		memset(pieces[i], i, SIZE);
@@ -69,19 +75,21 @@ static void release(void)
 {
 	int i;
 
-	for (i = 0; i < PIECES; i++)
+	for (i = 0; i < PIECES; i += at_once)
 		free(pieces[i]);
 }
 
 int main(int argc, char **argv)
 {
 	struct pollfd input = { .fd = STDIN_FILENO, .events = POLLIN };
-	int stay = argc == 3 && !strcmp(argv[2], "stay");
+	int stay = argc >= 3 && !strcmp(argv[2], "stay");
 	int node, share, last_node = -2, last_share = -2, same = 0;
 	time_t changed = time(NULL);
 	struct vnuma *v;
 	cpu_set_t one;
 
+	if (argc == 4 && !strcmp(argv[3], "large"))
+		at_once = PIECES / LARGE_OBJECTS;
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	CPU_ZERO(&one);
 	CPU_SET(argc >= 2 ? atoi(argv[1]) : 0, &one);

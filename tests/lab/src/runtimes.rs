@@ -156,8 +156,13 @@ fn stay(vm: &Vm) -> Result<()> {
     let (run, alloc) = (in_guest("vnuma-run"), in_guest("vnuma-alloc"));
     // An allocator would take the node of another CPU, if the program began there, for what it allocates once.
     let there: [&str; 6] = ["taskset", "-c", "1", &alloc, "1", "stay"];
-    let jemalloc = [&[&run, "--libraries", DIRECTORY, "--allocator", "jemalloc"][..], &there].concat();
-    for command in [&there[..], &jemalloc] {
+    let with = |allocator| [&[&run, "--libraries", DIRECTORY, "--allocator", allocator][..], &there].concat();
+    let mut commands = vec![there.to_vec(), with("jemalloc")];
+    if has_tcmalloc() {
+        // It binds what is smaller.
+        commands.push([&with("tcmalloc")[..], &["large"]].concat());
+    }
+    for command in &commands {
         let mut program = Follower::start(vm, command, ALLOC)?;
         program.expect(&["node=0", "local=100"], &[])?;
         let before = told()?;
@@ -168,7 +173,7 @@ fn stay(vm: &Vm) -> Result<()> {
         ensure!(told()? > before, "autonuma_told stays at {before}");
         program.end()?;
     }
-    println!("what was allocated once comes along, in an arena of jemalloc's, too");
+    println!("what was allocated once comes along with {} allocators", commands.len());
     Ok(())
 }
 
