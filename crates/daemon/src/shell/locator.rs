@@ -172,9 +172,9 @@ impl Locator {
                     (Event::Located(tid, location), location)
                 }
             };
-            if messages.try_send(event) {
-                theirs.note_sent(tid, location);
-            } else {
+            // Before, as in Task::report.
+            theirs.note_sent(tid, location);
+            if !messages.try_send(event) {
                 theirs.note_sent(tid, None);
                 theirs.overflowed.fetch_add(1, Ordering::Relaxed);
             }
@@ -340,12 +340,12 @@ impl Task {
             return true;
         }
         let event = Message::Event(Event::Located(tid, location));
-        let goes_on = match known.is_some_and(|(thread, location)| thread.is_on_known_node(location)) {
+        // Before it is sent: who has it may say by a read of its own that it is out of date.
+        self.shared.note_sent(tid, location);
+        match known.is_some_and(|(thread, location)| thread.is_on_known_node(location)) {
             true => self.inbox.send_lazily(event),
             false => self.inbox.send(event),
-        };
-        self.shared.note_sent(tid, location);
-        goes_on
+        }
     }
 
     /// Reads the threads that were not read for longest. With `anew` each is watched again, as its watch may be lost.
