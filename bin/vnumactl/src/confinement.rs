@@ -11,7 +11,7 @@ use vnuma_process::apparmor;
 /// Where vnumad's sockets are by default. Another `libvirt.socket_directory` is not known here.
 pub const DIRECTORY: &str = "/run/vnuma/libvirt";
 /// What has to be allowed.
-pub const RULE: &str = "owner /run/vnuma/libvirt/*.sock rw,";
+pub const RULE: &str = "/run/vnuma/libvirt/*.sock rw,";
 /// Such a socket. Its name is the number of QEMU's process.
 const SOCKET: &str = "/run/vnuma/libvirt/1.sock";
 

@@ -196,11 +196,9 @@ fn is_domain(name: &str) -> bool {
     })
 }
 
+/// One for sockets of QEMU's own user (`owner`) is not enough: that of all domains is root's.
 fn has_rule(text: &str) -> bool {
-    text.lines().any(|line| {
-        let line = line.trim_start();
-        line.strip_prefix("owner ").unwrap_or(line).trim_start().starts_with("/run/vnuma/libvirt/")
-    })
+    text.lines().any(|line| line.trim_start().starts_with("/run/vnuma/libvirt/"))
 }
 
 /// A file system of this kind is mounted there.
@@ -303,10 +301,12 @@ mod tests {
         assert_eq!(look(), None, "the kernel does not ask for sockets");
         write("sys/kernel/security/apparmor/features/network_v9/af_unix", "yes\n");
         assert_eq!(look(), with(false, false));
-        write(&format!("{DROP_INS}/vnuma"), "owner /run/vnuma/libvirt/*.sock rw,\n");
+        write(&format!("{DROP_INS}/vnuma"), "/run/vnuma/libvirt/*.sock rw,\n");
         assert_eq!(look(), with(false, false), "nobody includes it");
         write(OPERATORS, "# /run/vnuma/libvirt/*.sock rw,\n");
         assert_eq!(look(), with(false, false), "a comment");
+        write(OPERATORS, "owner /run/vnuma/libvirt/*.sock rw,\n");
+        assert_eq!(look(), with(false, false), "not for the socket of all domains");
         write(OPERATORS, "  /run/vnuma/libvirt/*.sock rw,\n");
         assert_eq!(look(), with(false, true));
         fs::remove_file(root.path().join(OPERATORS)).expect("removed");

@@ -418,7 +418,7 @@ mod tests {
                     ..ready()
                 },
                 vec![
-                    "echo 'owner /run/vnuma/libvirt/*.sock rw,' > /etc/apparmor.d/abstractions/libvirt-qemu.d/vnuma",
+                    "echo '/run/vnuma/libvirt/*.sock rw,' > /etc/apparmor.d/abstractions/libvirt-qemu.d/vnuma",
                 ],
             ),
             (
@@ -432,7 +432,7 @@ mod tests {
                     ..ready()
                 },
                 vec![
-                    "echo 'owner /run/vnuma/libvirt/*.sock rw,' >> /etc/apparmor.d/local/abstractions/libvirt-qemu",
+                    "echo '/run/vnuma/libvirt/*.sock rw,' >> /etc/apparmor.d/local/abstractions/libvirt-qemu",
                     "apparmor_parser --replace /etc/apparmor.d/libvirt/libvirt-a",
                 ],
             ),
