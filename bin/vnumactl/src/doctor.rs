@@ -60,6 +60,16 @@ impl Check {
 
 /// All checks: the host's first, then those of each VM.
 pub fn examine(daemon: &Daemon, host: &HostTopology, vms: &[Vm]) -> Vec<Check> {
+    examine_with(daemon, host, vms, &|_| false)
+}
+
+/// The same. `sends`: does the QEMU of a process send the channel's device with its VM?
+pub fn examine_with(
+    daemon: &Daemon,
+    host: &HostTopology,
+    vms: &[Vm],
+    sends: &dyn Fn(i32) -> bool,
+) -> Vec<Check> {
     let mut checks = vec![nodes(host), locations(daemon), affinity(daemon), counters(daemon)];
     checks.extend(readings(daemon));
     checks.extend(samples(daemon));
@@ -78,7 +88,7 @@ pub fn examine(daemon: &Daemon, host: &HostTopology, vms: &[Vm]) -> Vec<Check> {
             }
             if vm.channel == ChannelState::Attached {
                 of_vm.push(driver(vm));
-                of_vm.push(migration(vm));
+                of_vm.push(migration(vm, sends));
             }
         }
         checks.extend(of_vm.into_iter().map(|check| Check { vm: Some(vm.name.clone()), ..check }));
@@ -528,16 +538,17 @@ fn driver(vm: &Vm) -> Check {
     }
 }
 
-/// Can an attached VM go to another host?
-fn migration(vm: &Vm) -> Check {
-    if vm.backend == "libvirt" {
+/// Can an attached VM go to another host? `sends`: does its QEMU send the channel's device, which libvirt does not tell it to?
+fn migration(vm: &Vm, sends: &dyn Fn(i32) -> bool) -> Check {
+    if vm.backend == "libvirt" && !vm.pid.is_some_and(sends) {
         return Check::lower(
             Level::Reduced,
             "migration",
             "vnumactl migrate only",
-            "libvirt refuses to migrate, save or snapshot a domain while it has the channel's device",
+            "libvirt refuses to migrate, save or snapshot the domain while it has the channel's device",
             format!(
-                "`vnumactl migrate {} URI`, or `vnumactl detach` before and attach afterwards (docs/migration.md)",
+                "`vnumactl migrate {} URI`; for other tools give its QEMU `-global ivshmem-doorbell.master=on` before it is started again \
+                 (docs/migration.md)",
                 vm.name
             ),
         );
@@ -551,7 +562,7 @@ fn migration(vm: &Vm) -> Check {
             "unplug them before (docs/migration.md)",
         );
     }
-    Check::best("migration", "vnumactl migrate")
+    Check::best("migration", if vm.backend == "libvirt" { "any tool" } else { "vnumactl migrate" })
 }
 
 /// For people: a table, and below it what can be done.

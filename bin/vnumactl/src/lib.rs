@@ -41,6 +41,7 @@ use vnuma_api::{
     Replugged, Reserved, Scheduling, VMS, Vm, VmMemory, release_path, vm_path,
 };
 use vnuma_placement::scheduling::Policy;
+use vnuma_process::qemu;
 
 /// Shows where the vCPUs of the VMs on this host are and what is published to their guests, and moves them.
 ///
@@ -381,7 +382,8 @@ async fn run(arguments: &Arguments) -> Result<(), ClientError> {
             let daemon: vnuma_api::Daemon = client.get(vnuma_api::DAEMON).await?;
             let host: HostTopology = client.get(HARDWARE).await?;
             let vms: Vec<Vm> = client.get(VMS).await?;
-            let mut checks = doctor::examine(&daemon, &host, &vms);
+            let sends = |pid| qemu::sends_channel(&qemu::command_line(pid));
+            let mut checks = doctor::examine_with(&daemon, &host, &vms, &sends);
             checks.extend(confinement::checks(&vms, &confinement::of_process));
             print(json, &checks, |checks| doctor::text(checks))
         }

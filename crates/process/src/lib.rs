@@ -30,6 +30,7 @@ pub mod main_loop;
 mod pages;
 mod priority;
 pub mod procfs;
+pub mod qemu;
 mod sample;
 mod stop;
 pub mod text;

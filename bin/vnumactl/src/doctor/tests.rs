@@ -402,6 +402,9 @@ fn what_keeps_a_vm_from_another_host_leads_to_the_ways_there() {
     assert!(detached.iter().all(|check| check.check != "migration"), "nothing keeps it");
     let domain = of(Vm { backend: "libvirt".into(), ..good() });
     assert_eq!(found(&domain, "migration"), ("vnumactl migrate only".into(), Level::Reduced));
+    let with_option = Vm { backend: "libvirt".into(), pid: Some(7), ..good() };
+    let with_option = examine_with(&daemon("bpf"), &HostTopology::default(), &[with_option], &|pid| pid == 7);
+    assert_eq!(found(&with_option, "migration"), ("any tool".into(), Level::Best));
     let device = vnuma_api::VmDevice {
         host: "0000:81:00.0".into(),
         host_node: None,
