@@ -14,6 +14,7 @@ use std::{
 };
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
+use vnuma_channel::Channel;
 use vnuma_daemon::{BackendFactory, Config, Notifier};
 use vnuma_host::read_host_topology;
 use vnuma_hypervisor::{JoinedBackend, LibvirtBackend, QmpBackend, UnusableBackend, VmBackend};
@@ -113,7 +114,13 @@ fn backends(config: &Config) -> BackendFactory {
     }
     let (states, sockets) = (config.libvirt_directories.clone(), config.libvirt_sockets.clone());
     match LibvirtBackend::new(&config.libvirt_uris, states, sockets) {
-        Ok(libvirt) => Arc::new(move || Box::new(JoinedBackend::new(vec![qmp(), Box::new(libvirt.clone())]))),
+        Ok(libvirt) => {
+            let make = || Channel::unserved().map_err(io::Error::other);
+            if let Err(error) = libvirt.serve_arrivals(Box::new(make)) {
+                tracing::warn!(%error, "domains of libvirt do not take their channels along to other hosts");
+            }
+            Arc::new(move || Box::new(JoinedBackend::new(vec![qmp(), Box::new(libvirt.clone())])))
+        }
         Err(error) => {
             tracing::warn!(%error, "domains of libvirt are not found (`libvirt.uris`)");
             let unusable = UnusableBackend::new(&config.libvirt_uris, &error.to_string());

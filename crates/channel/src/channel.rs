@@ -69,6 +69,11 @@ impl Channel {
         Ok((channel, client))
     }
 
+    /// The socket that is to be handed to a QEMU whose guest brings its channel along: nobody has the host's end.
+    pub fn unserved() -> Result<OwnedFd, ChannelError> {
+        Self::new(0).map(|(_, client)| client)
+    }
+
     /// What finds this channel again in the hypervisor, once it is attached and this process has died.
     pub fn identity(&self) -> Result<Identity, ChannelError> {
         Identity::of(self.region.memory(), &self.guest_vectors, &self.host_vectors)

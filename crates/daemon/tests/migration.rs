@@ -39,6 +39,8 @@ struct Run {
     unanswered: bool,
     /// The mark is not taken away.
     keeps_mark: bool,
+    /// The channel is of another host: there is no record of it.
+    came_along: bool,
     done: Vec<String>,
     log: Vec<(Level, String)>,
     replies: BTreeMap<u64, Result<Answer, Refusal>>,
@@ -62,6 +64,7 @@ impl Run {
             keeps_device: false,
             unanswered: false,
             keeps_mark: false,
+            came_along: false,
             done: Vec::new(),
             log: Vec::new(),
             replies: BTreeMap::new(),
@@ -136,6 +139,9 @@ impl Run {
             Ask::Detach => {
                 self.plugged = false;
                 Report::Detached(Ok(()))
+            }
+            Ask::Recover(_) if self.came_along => {
+                Report::Recovered(Err(Refusal::CameAlong { vm: "a".into() }))
             }
             Ask::Recover(_) => Report::Recovered(Ok(CHANNEL + 100)),
             Ask::Mark(false) if self.keeps_mark => {
@@ -526,6 +532,42 @@ fn the_channel_of_a_vm_that_arrives_with_it_is_plugged_anew() {
         run.described_as("paused");
         run.described_as("running");
         assert_eq!(run.did("Detach"), 1, "it has arrived once");
+    }
+}
+
+/// libvirt has started its QEMU with the device. vnumad finds it while it waits for its guest, when it runs, or when it runs and the guest
+/// does not let go at once.
+#[test]
+fn a_channel_that_came_along_is_plugged_anew_when_the_guest_runs() {
+    for (found, late) in [("inmigrate", false), ("running", false), ("running", true), ("paused", false)] {
+        let mut run = Run::with(found, false, Policy::Off);
+        (run.plugged, run.came_along, run.keeps_device) = (true, true, late);
+        run.up();
+        run.pass(3);
+        if found == "inmigrate" {
+            assert_eq!(
+                (run.done.len(), run.did("Recover")),
+                (1, 1),
+                "its guest is not here yet: {:?}",
+                run.done
+            );
+            run.described_as("running");
+            run.pass(3);
+        }
+        if late {
+            assert_eq!(run.done[1..], ["Mark(true)", "Detach"]);
+            run.plugged = false;
+            run.report(Report::Released);
+            run.pass(3);
+        }
+        if found == "paused" {
+            assert_eq!((run.did("Detach"), run.did("Attach")), (1, 0), "{:?}", run.done);
+            run.described_as("running");
+            run.pass(3);
+        }
+        assert!(run.shown().attached && run.plugged && !run.marked, "{found}: {:?}", run.done);
+        assert_eq!((run.did("Detach"), run.did("Attach"), run.did("publish")), (1, 1, 1), "{:?}", run.done);
+        assert!(run.log.iter().all(|(level, _)| *level != Level::Warn), "{:?}", run.log);
     }
 }
 

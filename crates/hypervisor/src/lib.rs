@@ -58,7 +58,7 @@ pub use error::VmError;
 pub use handle::VmHandle;
 pub use hotplug::roll_back;
 pub use joined::JoinedBackend;
-pub use libvirt::LibvirtBackend;
+pub use libvirt::{LibvirtBackend, MakeSpare};
 pub use memory::MemoryBackend;
 pub use migration::{Migration, MigrationStatus};
 pub use name::check_name;
@@ -169,6 +169,10 @@ pub trait VmConnection: Send {
     fn channel_attached(&mut self) -> Result<bool, VmError>;
     /// Is the device plugged? If not, removes what is left of an attach that was cut short.
     fn tidy_channel(&mut self) -> Result<bool, VmError>;
+    /// Was its process started to take in a VM from elsewhere? The device may have come along then, and be connected to nobody.
+    fn is_received(&self) -> bool {
+        false
+    }
     /// Unplugs the device. The guest takes part in that: [`VmError::DetachPending`] says
     /// that it has not let go in time; [`VmEvent::ChannelDetached`] follows when it does.
     fn detach_channel(&mut self) -> Result<(), VmError>;

@@ -1,11 +1,11 @@
 //! A domain with a running load migrates from one libvirt to another and back: by `vnumactl migrate`, with post-copy, and by virsh. The
 //! server stands for two hosts: the second libvirt has directories and a name of its own, and the homes of the guest nodes are the
 //! other way round there. On its arrival the guest is told, and pins of the other host are gone. A migration that fails or is
-//! cancelled leaves the domain as it was.
+//! cancelled leaves the domain as it was. The domain's QEMU sends the channel's device, so that any tool migrates and saves it attached.
 
 use crate::{
     guest::{check, check_kernel_log},
-    libvirt::{self, DEVICES},
+    libvirt::{self, DEVICES, DOMAIN},
     manual::{Manual, Place},
     migrate::{Host, Load, NAME, Watched},
     virsh::{CONFIGURATION, CPUS, Libvirt},
@@ -39,6 +39,9 @@ const URI_OF_FIRST: &str = "qemu+unix:///system?socket=/run/host-a/libvirt-sock"
 const OPERATORS: &str = "1-3";
 const SECOND: &str = "2-3";
 
+/// Where the domain is saved.
+const IMAGE: &str = "/run/web.save";
+
 /// So slow, MiB/s, that something can be done in the middle.
 const SLOW: &str = "2";
 const FAST: &str = "1000";
@@ -46,19 +49,24 @@ const FAST: &str = "1000";
 /// The other host in docs/libvirt.md.
 const OTHER: &str = "qemu+ssh://other/system";
 
-/// The commands of docs/libvirt.md: a migration by vnumad, and one by virsh.
+/// The option of docs/libvirt.md by which any tool migrates the domain.
+const OPTION: &str = "<qemu:arg value='-global'/><qemu:arg value='ivshmem-doorbell.master=on'/>";
+
+/// The commands of docs/libvirt.md: a migration by vnumad, one by virsh of a domain that is not attached, and one of a domain that is.
 struct Commands {
     by_vnumad: Vec<(Place, String)>,
     by_virsh: Vec<(Place, String)>,
+    attached: Vec<(Place, String)>,
 }
 
 impl Commands {
     fn read() -> Result<Self> {
         let manual = Manual::new("docs/libvirt.md", include_str!("../../../docs/libvirt.md"));
         let mut by_vnumad = manual.commands();
-        ensure!(by_vnumad.len() == 4, "docs/libvirt.md has other commands: {by_vnumad:?}");
-        let by_virsh = by_vnumad.split_off(1);
-        Ok(Self { by_vnumad, by_virsh })
+        ensure!(by_vnumad.len() == 5, "docs/libvirt.md has other commands: {by_vnumad:?}");
+        let mut by_virsh = by_vnumad.split_off(1);
+        let attached = by_virsh.split_off(3);
+        Ok(Self { by_vnumad, by_virsh, attached })
     }
 }
 
@@ -90,6 +98,8 @@ pub fn run() -> Result<()> {
     let commands = Commands::read()?;
     let vm = there(vm, &load, &nodes, &commands.by_vnumad)?;
     let vm = back_by_virsh(vm, &load, &nodes, &commands.by_virsh)?;
+    let vm = attached(vm, &load, &nodes, &commands.attached)?;
+    let vm = saved(vm, &nodes)?;
     let vm = with_post_copy(vm, &load, &nodes)?;
     stays(&vm, &nodes)?;
     let vnumad_b = stays_without_vnumad(&vm, &nodes, vnumad_b)?;
@@ -115,7 +125,8 @@ impl Server {
 
     /// A domain on the first host, attached.
     pub(crate) fn begin(&self) -> Result<Vm> {
-        let vm = libvirt::create(HOSTS[0].lab_name, HOSTS[0].cid)?;
+        let domain = DOMAIN.replace("ARGUMENTS", &format!("ARGUMENTS{OPTION}"));
+        let vm = libvirt::create_from(&domain, NAME, HOSTS[0].lab_name, HOSTS[0].cid)?;
         HOSTS[0].begin(&vm)?;
         Ok(vm)
     }
@@ -138,16 +149,19 @@ pub(crate) fn running(host: usize) -> Result<Vm> {
     Vm::started(HOSTS[host].lab_name, pid.trim().parse().context(path)?)
 }
 
-/// Has libvirt change the domain that comes: what the lab adds to the command line, and the homes of its guest nodes.
+/// Has libvirt change the domain that comes: what the lab adds to the command line, the homes of its guest nodes, and vnumad's directory,
+/// which two hosts have in the same place.
 fn write_hook(directory: &str, host: usize) -> Result<()> {
     let (to, from) = (&HOSTS[host], &HOSTS[1 - host]);
     let home = |node: usize| format!("s/\\(cellid='{node}'.*nodeset='\\)[0-9]*/\\1{}/", to.homes[node]);
     let script = format!(
-        "#!/bin/sh\n[ \"$2\" = migrate ] || exit 0\nexec sed \"s/guest-cid={}/guest-cid={}/; s#{}/#{}/#g; {}; {}\"\n",
+        "#!/bin/sh\n[ \"$2\" = migrate ] || exit 0\nexec sed \"s/guest-cid={}/guest-cid={}/; s#{}/#{}/#g; s#{}/#{}/#g; {}; {}\"\n",
         from.cid,
         to.cid,
         from.lab_directory().display(),
         to.lab_directory().display(),
+        from.directory,
+        to.directory,
         home(0),
         home(1)
     );
@@ -185,8 +199,10 @@ fn start_second(more: &str) -> Result<Process> {
 }
 
 fn start_vnumad(host: usize) -> Result<Process> {
-    let (uri, state) = (URIS[host], STATES[host]);
-    HOSTS[host].start_vnumad_with(&format!("[libvirt]\nuris = [{uri:?}]\nstate_directories = [{state:?}]\n"))
+    let (uri, state, sockets) = (URIS[host], STATES[host], HOSTS[host].path("libvirt"));
+    HOSTS[host].start_vnumad_with(&format!(
+        "[libvirt]\nuris = [{uri:?}]\nstate_directories = [{state:?}]\nsocket_directory = {sockets:?}\n"
+    ))
 }
 
 /// What virsh of a host prints.
@@ -262,6 +278,64 @@ fn back_by_virsh(vm: Vm, load: &Load, nodes: &Nodes, commands: &[(Place, String)
     let back = arrived(0, load, nodes)?;
     drop(vm);
     Ok(back)
+}
+
+/// By virsh, with the channel's device: to the other host, and from there to the first one with post-copy.
+fn attached(vm: Vm, load: &Load, nodes: &Nodes, commands: &[(Place, String)]) -> Result<Vm> {
+    let [migrate] = commands else { bail!("docs/libvirt.md: {commands:?}") };
+    let mut vm = vm;
+    for to in [1, 0] {
+        let (from, host) = (1 - to, &HOSTS[to]);
+        ensure!(has_device(from)?, "virsh shows no device with a role");
+        Vm::prepare(host.lab_name, host.cid)?;
+        let watched = Watched::start(host)?;
+        if to == 1 {
+            play(migrate, from)?;
+        } else {
+            set_speed(from, true)?;
+            virsh(
+                from,
+                &[
+                    "migrate",
+                    "--live",
+                    "--p2p",
+                    "--postcopy",
+                    "--postcopy-after-precopy",
+                    NAME,
+                    uri_for(from),
+                ],
+            )?;
+        }
+        watched.report("by virsh, attached")?;
+        // Its QEMU has ended.
+        vm = arrived(to, load, nodes)?;
+    }
+    println!("by virsh: the domain has taken its channel along, also with post-copy");
+    Ok(vm)
+}
+
+/// Is the channel's device one that libvirt migrates?
+fn has_device(host: usize) -> Result<bool> {
+    Ok(virsh(host, &["dumpxml", NAME])?.contains("<shmem name='vnuma' role='master'>"))
+}
+
+/// Saved while it is attached, and restored on the same host.
+fn saved(vm: Vm, nodes: &Nodes) -> Result<Vm> {
+    let host = &HOSTS[0];
+    virsh(0, &["save", NAME, IMAGE])?;
+    host.wait_until("the domain to be forgotten", |vm| vm.is_none())?;
+    drop(vm);
+    Vm::prepare(host.lab_name, host.cid)?;
+    virsh(0, &["restore", IMAGE])?;
+    host.wait_until_told()?;
+    let vm = running(0)?;
+    for places in [[1, 1], [0, 1]] {
+        host.place(&vm, places, nodes)?;
+        host.expect(&vm, places)?;
+    }
+    check_kernel_log(&vm)?;
+    println!("saved and restored with its channel");
+    Ok(vm)
 }
 
 fn with_post_copy(vm: Vm, load: &Load, nodes: &Nodes) -> Result<Vm> {

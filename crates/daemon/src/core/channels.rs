@@ -229,6 +229,13 @@ impl Core {
                 self.log(Level::Info, format!("{name}: topology channel taken over"));
                 self.announce(api::Event::Attached { vm: name, time_ns: self.now_ns });
             }
+            Err(refusal @ Refusal::CameAlong { .. }) => {
+                self.log(Level::Info, refusal.to_string());
+                // One that waits for its guest arrives later.
+                if self.vm(id).is_some_and(|vm| !vm.waits()) {
+                    self.plug_anew(id);
+                }
+            }
             Err(refusal) => {
                 let line = format!("{name}: its topology channel is lost; detach and attach it: {refusal}");
                 self.log(Level::Warn, line);

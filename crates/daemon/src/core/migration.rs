@@ -371,16 +371,16 @@ impl Core {
     pub(super) fn arrived(&mut self, id: VmId) {
         let Some((_, vm)) = self.world.vm_mut(id) else { return };
         vm.assigned.clear();
-        let (name, served) = (vm.name().to_owned(), vm_is_served(Some(vm)));
+        let (name, plugged) = (vm.name().to_owned(), vm.channel.is_plugged());
         self.log(Level::Info, format!("{name}: its guest has arrived"));
-        if served {
+        if plugged {
             self.plug_anew(id);
         }
     }
 
     /// A VM has arrived with its channel: the memory has what the other host has published, and with KVM QEMU delivers none of the
     /// channel's interrupts after that. It is unplugged, and plugged again as the VM is marked.
-    fn plug_anew(&mut self, id: VmId) {
+    pub(super) fn plug_anew(&mut self, id: VmId) {
         let Some(connection) = self.world.get(id).and_then(|managed| managed.responsive()) else { return };
         if self.channel_event(id, ChannelEvent::DetachRequested(NOBODY)).is_some() {
             self.mark(id, connection);

@@ -49,6 +49,10 @@ pub enum Refusal {
         "{vm}: a topology channel of an earlier vnumad is attached, and could not be taken over; detach it first"
     )]
     Lost { vm: String },
+    #[error(
+        "{vm}: its topology channel came along from another host, and is plugged anew when its guest runs"
+    )]
+    CameAlong { vm: String },
     #[error("{vm}: the topology channel is being attached by another request")]
     Attaching { vm: String },
     #[error("{vm}: the topology channel is being taken over from an earlier vnumad; try again")]

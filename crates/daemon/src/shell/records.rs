@@ -78,7 +78,8 @@ impl Records {
         let path = self.path(pid);
         let wrong = |what: String| io::Error::other(format!("{}: {what}", path.display()));
         let mut text = String::new();
-        let file = fs::File::open(&path).map_err(|error| wrong(error.to_string()))?;
+        let file = fs::File::open(&path)
+            .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))?;
         file.take(SIZE_LIMIT).read_to_string(&mut text).map_err(|error| wrong(error.to_string()))?;
         parse_record(&text).map_err(wrong)
     }

@@ -526,7 +526,10 @@ impl Task {
     /// Needs only the hypervisor's process, not its answer.
     fn recover(&self, connection: &dyn VmConnection, epoch: u32) -> Report {
         let (vm, pid) = (|| self.name.clone(), connection.pid());
-        let identity = self.records.read(pid).map_err(|source| Refusal::System { vm: vm(), source });
+        let identity = self.records.read(pid).map_err(|source| match source.kind() {
+            io::ErrorKind::NotFound if connection.is_received() => Refusal::CameAlong { vm: vm() },
+            _ => Refusal::System { vm: vm(), source },
+        });
         let process = Path::new("/proc").join(pid.to_string());
         let taken = identity.and_then(|identity| {
             let channel = Channel::take_over(&identity, connection.pidfd(), &process, epoch);

@@ -1,6 +1,10 @@
 //! A domain as a VM.
 
-use super::{Places, describe, handshake::Handshake, migration::Departure, was_started_to_receive};
+use super::{
+    Places, describe,
+    handshake::{Handshake, Place},
+    migration::Departure,
+};
 use crate::{Migration, ObservedVcpus, Plugged, VmConnection, VmError, VmEvent, observed, process::Process};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::{
@@ -13,7 +17,7 @@ use std::{
 };
 use vnuma_abi_topology_channel::ivshmem::VECTORS;
 use vnuma_libvirt::{Domain, DomainEvent, DomainXml, LibvirtError};
-use vnuma_process::apparmor;
+use vnuma_process::{apparmor, qemu};
 use vnuma_topology::{CpuSet, VmDescription};
 
 /// The alias of the channel's device. libvirt keeps the names that begin so for its users.
@@ -76,7 +80,7 @@ impl LibvirtConnection {
         name: String,
         places: Arc<Places>,
     ) -> Self {
-        let (arrives, departure) = (was_started_to_receive(process.pid()), None);
+        let (arrives, departure) = (qemu::receives(&qemu::command_line(process.pid())), None);
         Self { domain, process, domain_name, name, places, held: VecDeque::new(), arrives, departure }
     }
 
@@ -98,10 +102,10 @@ impl LibvirtConnection {
         Err(VmError::Libvirt { vm: self.name.clone(), reason })
     }
 
-    /// Plugs the device into the port of this bus.
-    fn plug(&self, bus: u32, handshake: Handshake) -> Result<(), VmError> {
+    /// Plugs the device into the port of this bus. `along`: it goes with the domain to other hosts.
+    fn plug(&self, bus: u32, handshake: Handshake<'_>, along: bool) -> Result<(), VmError> {
         let socket = handshake.path().to_string_lossy().into_owned();
-        let device = device_xml(&socket, bus);
+        let device = device_xml(&socket, bus, along);
         let plugged = self.domain.attach_device(&device, HOTPLUG);
         // A child that has not served by now is told to end, so that QEMU cannot connect to it later.
         let served = handshake.end();
@@ -169,8 +173,9 @@ fn is_confined(profile: &str, socket: &str, error: &str) -> bool {
     may_connect.map_or_else(|| error.contains("Permission denied"), |may_connect| !may_connect)
 }
 
-/// The channel's device as libvirt takes it.
-fn device_xml(socket: &str, bus: u32) -> String {
+/// The channel's device as libvirt takes it. One that goes along has the role in which libvirt migrates it.
+fn device_xml(socket: &str, bus: u32, along: bool) -> String {
+    let role = if along { " role='master'" } else { "" };
     let mut path = String::new();
     for character in socket.chars() {
         match character {
@@ -181,7 +186,7 @@ fn device_xml(socket: &str, bus: u32) -> String {
         }
     }
     format!(
-        "<shmem name='vnuma'><model type='ivshmem-doorbell'/><server path='{path}'/>\
+        "<shmem name='vnuma'{role}><model type='ivshmem-doorbell'/><server path='{path}'/>\
          <msi vectors='{VECTORS}' ioeventfd='on'/><alias name='{ALIAS}'/>\
          <address type='pci' domain='0x0000' bus='{bus:#04x}' slot='0x00' function='0x0'/></shmem>"
     )
@@ -222,8 +227,11 @@ impl VmConnection for LibvirtConnection {
                 "add `<controller type='pci' model='pcie-root-port'/>` to the domain and start it again";
             return self.impossible(format!("no free PCIe root port: {how}"));
         };
-        match Handshake::start(&self.places.sockets, self.process.pid(), &server) {
-            Ok(handshake) => self.plug(port.index, handshake),
+        let sends = || qemu::sends_channel(&qemu::command_line(self.process.pid()));
+        let common = self.places.common().filter(|_| sends());
+        let place = common.map_or(Place::Own(&self.places.sockets), Place::Common);
+        match Handshake::start(place, self.process.pid(), &server) {
+            Ok(handshake) => self.plug(port.index, handshake, common.is_some()),
             Err(error) => self.impossible(format!("{}: {error}", self.places.sockets.display())),
         }
     }
@@ -239,6 +247,10 @@ impl VmConnection for LibvirtConnection {
     fn tidy_channel(&mut self) -> Result<bool, VmError> {
         // Where another backend has the VM, its channel is not in the XML.
         Ok(self.channel_attached()? || self.has_memory())
+    }
+
+    fn is_received(&self) -> bool {
+        qemu::receives(&qemu::command_line(self.process.pid()))
     }
 
     fn detach_channel(&mut self) -> Result<(), VmError> {
@@ -391,9 +403,11 @@ mod tests {
 
     #[test]
     fn the_device_is_described_as_libvirt_takes_it() {
-        let xml = device_xml("/run/a&b'<", 9);
+        let xml = device_xml("/run/a&b'<", 9, false);
         assert!(xml.contains("<server path='/run/a&amp;b&apos;&lt;'/>"), "{xml}");
         assert!(xml.contains("bus='0x09'") && xml.contains("alias name='ua-vnuma'"), "{xml}");
+        assert!(xml.starts_with("<shmem name='vnuma'><model"), "{xml}");
+        assert!(device_xml("/run/a", 9, true).starts_with("<shmem name='vnuma' role='master'><model"));
     }
 
     #[test]

@@ -26,10 +26,13 @@
 //!   other one. So one of them waits for its turn: it has the lock of a file beside the socket.
 //! - If QEMU connects to a socket whose child has ended, it gets an error at once, and libvirt reports that the device was not
 //!   plugged.
+//! - A domain that takes its channel along to other hosts is attached over the socket that all such domains have
+//!   ([`CommonSocket`]). QEMUs that arrive connect to it as well, at any moment. So the child has messages for some of these, too.
 //!
 //! Who stops this child, by its own number, between `accept` and `sendmmsg`, or kills it before QEMU has read everything, does stop
 //! the guest.
 
+use super::common_socket::{CommonSocket, Serving};
 use nix::{
     errno::Errno,
     fcntl::{Flock, FlockArg},
@@ -47,7 +50,7 @@ use std::{
     fs::{self, DirBuilder, File, OpenOptions, Permissions},
     io::{self, IoSliceMut, Read, Write},
     os::{
-        fd::{AsRawFd, FromRawFd, OwnedFd, RawFd},
+        fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
         unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt},
     },
     path::{Path, PathBuf},
@@ -70,6 +73,9 @@ const END_LIMIT: Duration = Duration::from_secs(1);
 const LOOK_MS: i32 = 2;
 const LAST_LOOK_MS: i32 = 1000;
 
+/// QEMUs that may arrive while a child serves the socket that all have.
+const SPARES: usize = 4;
+
 /// Most messages: three, and one for each interrupt of both sides.
 const MAX_MESSAGES: usize = 256;
 
@@ -77,7 +83,7 @@ const MAX_MESSAGES: usize = 256;
 const MESSAGE: usize = 8;
 
 /// Exit codes of a child.
-const SERVED: i32 = 0;
+pub(super) const SERVED: i32 = 0;
 const CANCELLED: i32 = 2;
 const TIMED_OUT: i32 = 3;
 const FAILED: i32 = 4;
@@ -85,43 +91,58 @@ const FAILED: i32 = 4;
 /// A message, and the descriptor that goes with it.
 type Message = ([u8; MESSAGE], Option<OwnedFd>);
 
+/// Where QEMU connects.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Place<'a> {
+    /// To a socket in this directory that is made for it.
+    Own(&'a Path),
+    /// To the socket that all have.
+    Common(&'a CommonSocket),
+}
+
 /// A socket that is served.
 #[derive(Debug)]
-pub(super) struct Handshake {
+pub(super) struct Handshake<'a> {
     path: PathBuf,
     child: Option<Pid>,
     cancel: EventFd,
+    /// The socket that all have, which stays.
+    common: Option<Serving<'a>>,
     /// Last, as nobody else may have the socket before it is removed.
     _turn: Turn,
 }
 
-impl Handshake {
-    /// Serves the messages that wait in `server` to the process `pid`, once, at a socket in this directory.
-    pub(super) fn start(directory: &Path, pid: i32, server: &OwnedFd) -> io::Result<Self> {
-        DirBuilder::new().recursive(true).mode(0o711).create(directory)?;
-        // The umask of this process may have taken rights away.
-        fs::set_permissions(directory, Permissions::from_mode(0o711))?;
-        let turn = Turn::take(directory.join(format!("{pid}.lock")))?;
-        let messages = messages(server)?;
-        let cancel = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC)?;
-        // Removes the socket wherever this ends: the process may be gone, so that it cannot be found out who it is.
-        let path = directory.join(format!("{pid}.sock"));
-        let mut started = Self { path, child: None, cancel, _turn: turn };
-        let listener = listen_for(&started.path, pid)?;
-        let mut keep = vec![listener.as_raw_fd(), started.cancel.as_raw_fd()];
-        keep.extend(messages.iter().filter_map(|(_, descriptor)| Some(descriptor.as_ref()?.as_raw_fd())));
-        keep.sort_unstable();
-        let mut batch = Batch::new(&messages);
-        let deadline_ms = i32::try_from(LIMIT.as_millis()).unwrap_or(i32::MAX);
-        // SAFETY: the child makes system calls only, on memory that was prepared, and never returns.
-        let child = match unsafe { libc::fork() } {
-            0 => {
-                let cancel = started.cancel.as_raw_fd();
-                serve(listener.as_raw_fd(), cancel, pid, &keep, &mut batch, deadline_ms)
-            }
-            child => Errno::result(child),
+impl<'a> Handshake<'a> {
+    /// Serves the messages that wait in `server` to the process `pid`, once.
+    pub(super) fn start(place: Place<'a>, pid: i32, server: &OwnedFd) -> io::Result<Self> {
+        let directory = match place {
+            Place::Own(directory) => directory,
+            Place::Common(socket) => socket.directory(),
         };
-        started.child = Some(Pid::from_raw(child?));
+        make_directory(directory)?;
+        let turn = Turn::take(directory.join(format!("{pid}.lock")), "attaches this QEMU")?;
+        let mut messages = vec![self::messages(server)?];
+        let cancel = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC)?;
+        let (path, common) = match place {
+            Place::Own(directory) => (directory.join(format!("{pid}.sock")), None),
+            Place::Common(socket) => (socket.path().to_owned(), Some(socket.take_turn())),
+        };
+        // Removes its own socket wherever this ends: the process may be gone, so that it cannot be found out who it is.
+        let mut started = Self { path, child: None, cancel, common, _turn: turn };
+        let own;
+        let listener = match &started.common {
+            Some(serving) => {
+                for _ in 0..SPARES {
+                    messages.push(self::messages(&serving.spare()?)?);
+                }
+                serving.listener()
+            }
+            None => {
+                own = listen_for(&started.path, pid)?;
+                own.as_fd()
+            }
+        };
+        started.child = Some(fork_child(listener, started.cancel.as_fd(), pid, &messages)?);
         Ok(started)
     }
 
@@ -137,8 +158,10 @@ impl Handshake {
 
     /// The exit code of the child, which is told to end if it still waits.
     fn finish(&mut self) -> Option<i32> {
-        // A file that is gone is no error, and one that stays is replaced by the next attach.
-        let _ = fs::remove_file(&self.path);
+        if self.common.is_none() {
+            // A file that is gone is no error, and one that stays is replaced by the next attach.
+            let _ = fs::remove_file(&self.path);
+        }
         let child = self.child.take()?;
         // A counter that is full is as readable as any other.
         let _ = self.cancel.write(1);
@@ -159,28 +182,57 @@ impl Handshake {
     }
 }
 
-impl Drop for Handshake {
+impl Drop for Handshake<'_> {
     fn drop(&mut self) {
         self.finish();
     }
 }
 
-/// The lock of a file, by which one vnumad at a time attaches a QEMU. It ends with its vnumad, and the file with it, or with the next one.
+/// Makes a directory that everybody can pass through, and nobody list.
+pub(super) fn make_directory(directory: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o711).create(directory)?;
+    // The umask of this process may have taken rights away.
+    fs::set_permissions(directory, Permissions::from_mode(0o711))
+}
+
+/// Starts the child: the first of these lists of messages is for `pid`.
+fn fork_child(
+    listener: BorrowedFd<'_>,
+    cancel: BorrowedFd<'_>,
+    pid: i32,
+    messages: &[Vec<Message>],
+) -> io::Result<Pid> {
+    let mut keep = vec![listener.as_raw_fd(), cancel.as_raw_fd()];
+    let descriptors = messages.iter().flatten().filter_map(|(_, descriptor)| descriptor.as_ref());
+    keep.extend(descriptors.map(AsRawFd::as_raw_fd));
+    keep.sort_unstable();
+    let mut batches: Vec<Batch> = messages.iter().map(|messages| Batch::new(messages)).collect();
+    let deadline_ms = i32::try_from(LIMIT.as_millis()).unwrap_or(i32::MAX);
+    // SAFETY: the child makes system calls only, on memory that was prepared, and never returns.
+    let child = match unsafe { libc::fork() } {
+        0 => serve(listener.as_raw_fd(), cancel.as_raw_fd(), pid, &keep, &mut batches, deadline_ms),
+        child => Errno::result(child),
+    };
+    Ok(Pid::from_raw(child?))
+}
+
+/// The lock of a file, by which one vnumad at a time does something. It ends with its vnumad, and the file with it, or with the next one.
 #[derive(Debug)]
-struct Turn {
+pub(super) struct Turn {
     path: PathBuf,
     _lock: Flock<File>,
 }
 
 impl Turn {
-    fn take(path: PathBuf) -> io::Result<Self> {
+    /// `does`: what another process that has it does.
+    pub(super) fn take(path: PathBuf, does: &str) -> io::Result<Self> {
         loop {
             let mut options = OpenOptions::new();
             options.read(true).write(true).create(true).truncate(false);
             let file = options.mode(0o600).custom_flags(libc::O_NOFOLLOW).open(&path)?;
             let mut lock = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
                 Ok(lock) => lock,
-                Err((file, Errno::EWOULDBLOCK)) => return Err(others(file)),
+                Err((file, Errno::EWOULDBLOCK)) => return Err(others(file, does)),
                 Err((_, errno)) => return Err(errno.into()),
             };
             // Whoever had it before may have removed the file.
@@ -202,16 +254,16 @@ impl Drop for Turn {
 }
 
 /// Somebody else has the lock of this file.
-fn others(file: File) -> io::Error {
+fn others(file: File, does: &str) -> io::Error {
     let mut pid = String::new();
     // It may not have written it yet.
     let _ = file.take(16).read_to_string(&mut pid);
     let who = pid.trim().parse::<u32>().map_or("another vnumad".to_owned(), |pid| format!("process {pid}"));
-    io::Error::new(io::ErrorKind::ResourceBusy, format!("{who} attaches this QEMU as well"))
+    io::Error::new(io::ErrorKind::ResourceBusy, format!("{who} {does} as well"))
 }
 
 /// What waits in a socket, message by message.
-fn messages(server: &OwnedFd) -> io::Result<Vec<Message>> {
+pub(super) fn messages(server: &OwnedFd) -> io::Result<Vec<Message>> {
     let mut messages = Vec::new();
     loop {
         let mut bytes = [0; MESSAGE];
@@ -222,6 +274,10 @@ fn messages(server: &OwnedFd) -> io::Result<Vec<Message>> {
             Err(Errno::EAGAIN) => return Ok(messages),
             other => other?,
         };
+        // Its other end is closed, as nobody serves the channel.
+        if received.bytes == 0 {
+            return Ok(messages);
+        }
         let mut descriptor = None;
         for control in received.cmsgs()? {
             if let ControlMessageOwned::ScmRights(descriptors) = control {
@@ -241,6 +297,17 @@ fn messages(server: &OwnedFd) -> io::Result<Vec<Message>> {
 
 /// A socket that listens, and that only root and the user of this process can connect to.
 fn listen_for(path: &Path, pid: i32) -> io::Result<OwnedFd> {
+    let listener = bind_to(path, 0o600)?;
+    let user = user_of(pid)?;
+    if user != nix::unistd::geteuid() {
+        chown(path, Some(user), None::<Gid>)?;
+    }
+    listen(&listener, Backlog::new(8)?)?;
+    Ok(listener)
+}
+
+/// A socket with this path, which nobody else has then.
+pub(super) fn bind_to(path: &Path, mode: u32) -> io::Result<OwnedFd> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -248,12 +315,7 @@ fn listen_for(path: &Path, pid: i32) -> io::Result<OwnedFd> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let listener = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
     bind(listener.as_raw_fd(), &UnixAddr::new(path)?)?;
-    fs::set_permissions(path, Permissions::from_mode(0o600))?;
-    let user = user_of(pid)?;
-    if user != nix::unistd::geteuid() {
-        chown(path, Some(user), None::<Gid>)?;
-    }
-    listen(&listener, Backlog::new(8)?)?;
+    fs::set_permissions(path, Permissions::from_mode(mode))?;
     Ok(listener)
 }
 
@@ -267,8 +329,8 @@ fn user_of(pid: i32) -> io::Result<Uid> {
 }
 
 /// Messages as `sendmmsg` takes them. The parts point into each other, so it is made before the fork and not moved after.
-struct Batch {
-    headers: Vec<libc::mmsghdr>,
+pub(super) struct Batch {
+    pub(super) headers: Vec<libc::mmsghdr>,
     _parts: Vec<Part>,
 }
 
@@ -281,7 +343,7 @@ struct Part {
 }
 
 impl Batch {
-    fn new(messages: &[Message]) -> Self {
+    pub(super) fn new(messages: &[Message]) -> Self {
         // SAFETY: the macro computes a size.
         let (space, length) = unsafe { (libc::CMSG_SPACE(4) as usize, libc::CMSG_LEN(4) as usize) };
         assert!(space <= size_of::<[usize; 4]>(), "room for one descriptor");
@@ -317,9 +379,17 @@ impl Batch {
     }
 }
 
-/// The child: waits for QEMU, and sends it everything. It makes system calls only: other threads of the parent may have held
-/// locks (of the allocator, say) when it was forked, and they stay locked here.
-fn serve(listener: RawFd, cancel: RawFd, pid: i32, keep: &[RawFd], batch: &mut Batch, limit_ms: i32) -> ! {
+/// The child: waits for QEMU, and sends it the first batch; whoever else connects gets one of the others. It makes system calls only:
+/// other threads of the parent may have held locks (of the allocator, say) when it was forked, and they stay locked here.
+fn serve(
+    listener: RawFd,
+    cancel: RawFd,
+    pid: i32,
+    keep: &[RawFd],
+    batches: &mut [Batch],
+    limit_ms: i32,
+) -> ! {
+    let (mut peers, mut sent) = ([-1; SPARES + 1], 0);
     // SAFETY: plain system calls, on numbers and on memory of this process that outlives them.
     unsafe {
         libc::setsid();
@@ -329,16 +399,16 @@ fn serve(listener: RawFd, cancel: RawFd, pid: i32, keep: &[RawFd], batch: &mut B
         libc::sigprocmask(libc::SIG_SETMASK, &raw const all, ptr::null_mut());
         close_others(keep);
         let until = now_ms() + i64::from(limit_ms);
-        loop {
+        let code = loop {
             let left = until - now_ms();
             if left <= 0 {
-                libc::_exit(TIMED_OUT);
+                break TIMED_OUT;
             }
             let wait = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
             let mut waits = [wait(listener), wait(cancel)];
             libc::poll(waits.as_mut_ptr(), 2, left as i32);
             if waits[0].revents == 0 && waits[1].revents != 0 {
-                libc::_exit(CANCELLED);
+                break CANCELLED;
             }
             if waits[0].revents == 0 {
                 continue;
@@ -347,17 +417,24 @@ fn serve(listener: RawFd, cancel: RawFd, pid: i32, keep: &[RawFd], batch: &mut B
             if peer < 0 {
                 continue;
             }
-            // Another process of that user is sent nothing.
-            if process_of(peer) != pid {
-                libc::close(peer);
-                continue;
-            }
-            let code = send_all(peer, &mut batch.headers);
+            // Nobody else is sent what is meant for that process.
+            let is_it = process_of(peer) == pid;
+            let batch = if is_it { batches.first_mut() } else { batches.get_mut(1 + sent) };
+            let code = batch.map_or(FAILED, |batch| send_all(peer, &mut batch.headers));
             if code == SERVED {
-                await_read(peer);
+                peers[sent] = peer;
+                sent += 1;
+            } else {
+                libc::close(peer);
             }
-            libc::_exit(code);
-        }
+            if is_it {
+                break code;
+            }
+        };
+        // Whoever connects from now on is refused, or is another process's.
+        libc::close(listener);
+        peers[..sent].iter().for_each(|&peer| await_read(peer));
+        libc::_exit(code)
     }
 }
 
@@ -365,7 +442,7 @@ fn serve(listener: RawFd, cancel: RawFd, pid: i32, keep: &[RawFd], batch: &mut B
 ///
 /// # Safety
 /// The headers point to memory that is valid.
-unsafe fn send_all(peer: RawFd, headers: &mut [libc::mmsghdr]) -> i32 {
+pub(super) unsafe fn send_all(peer: RawFd, headers: &mut [libc::mmsghdr]) -> i32 {
     let mut sent = 0;
     while sent < headers.len() {
         let rest = &mut headers[sent..];
@@ -386,10 +463,7 @@ unsafe fn send_all(peer: RawFd, headers: &mut [libc::mmsghdr]) -> i32 {
 unsafe fn await_read(peer: RawFd) {
     let mut look_ms = LOOK_MS;
     loop {
-        let mut unread: libc::c_int = 0;
-        // SAFETY: the kernel writes a number to `unread`.
-        let known = unsafe { libc::ioctl(peer, libc::TIOCOUTQ, &raw mut unread) } == 0;
-        if !known || unread == 0 {
+        if has_read_all(peer) {
             return;
         }
         let mut wait = libc::pollfd { fd: peer, events: libc::POLLIN | libc::POLLRDHUP, revents: 0 };
@@ -406,12 +480,29 @@ unsafe fn await_read(peer: RawFd) {
     }
 }
 
+/// Has the other end read everything?
+pub(super) fn has_read_all(peer: RawFd) -> bool {
+    let mut unread: libc::c_int = 0;
+    // SAFETY: the kernel writes a number to `unread`.
+    let known = unsafe { libc::ioctl(peer, libc::TIOCOUTQ, &raw mut unread) } == 0;
+    !known || unread == 0
+}
+
 /// The process at the other end of a socket.
 ///
 /// # Safety
 /// None beyond that of a system call.
 unsafe fn process_of(peer: RawFd) -> i32 {
-    let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    // SAFETY: as the caller says.
+    unsafe { credentials_of(peer) }.pid
+}
+
+/// The process at the other end of a socket, and its user.
+///
+/// # Safety
+/// None beyond that of a system call.
+pub(super) unsafe fn credentials_of(peer: RawFd) -> libc::ucred {
+    let mut credentials = libc::ucred { pid: 0, uid: libc::uid_t::MAX, gid: libc::gid_t::MAX };
     let mut length = size_of::<libc::ucred>() as libc::socklen_t;
     // SAFETY: the structure has room for the `length` bytes that the kernel may write.
     unsafe {
@@ -423,7 +514,7 @@ unsafe fn process_of(peer: RawFd) -> i32 {
             &raw mut length,
         )
     };
-    credentials.pid
+    credentials
 }
 
 /// Closes all descriptors but these, which are in rising order.
@@ -452,7 +543,7 @@ fn now_ms() -> i64 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use nix::sys::{
         memfd::{MFdFlags, memfd_create},
@@ -468,7 +559,7 @@ mod tests {
     const HANG: Duration = Duration::from_secs(60);
 
     /// A socket in which `count` messages wait, all but the first two with a descriptor.
-    fn server(count: i64) -> OwnedFd {
+    pub(in super::super) fn server(count: i64) -> OwnedFd {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::Stream, None, flags).unwrap();
         for value in 0..count {
@@ -484,7 +575,7 @@ mod tests {
         theirs
     }
 
-    fn own() -> i32 {
+    pub(in super::super) fn own() -> i32 {
         std::process::id().cast_signed()
     }
 
@@ -494,7 +585,7 @@ mod tests {
         let mut ended = Command::new("true").spawn().unwrap();
         let pid = ended.id().cast_signed();
         ended.wait().unwrap();
-        let error = Handshake::start(directory.path(), pid, &server(3)).unwrap_err();
+        let error = Handshake::start(Place::Own(directory.path()), pid, &server(3)).unwrap_err();
         assert!(error.to_string().contains("no such process"), "{error}");
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
     }
@@ -502,17 +593,17 @@ mod tests {
     #[test]
     fn one_at_a_time_serves_a_process() {
         let dir = tempfile::tempdir().unwrap();
-        let first = Handshake::start(dir.path(), own(), &server(35)).unwrap();
-        let error = Handshake::start(dir.path(), own(), &server(3)).unwrap_err().to_string();
+        let first = Handshake::start(Place::Own(dir.path()), own(), &server(35)).unwrap();
+        let error = Handshake::start(Place::Own(dir.path()), own(), &server(3)).unwrap_err().to_string();
         assert_eq!(error, format!("process {} attaches this QEMU as well", own()));
         // Whose output would be waited for if this fails.
         let mut sleeper =
             Command::new("sleep").arg("600").stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        let other = Handshake::start(dir.path(), sleeper.id().cast_signed(), &server(3));
+        let other = Handshake::start(Place::Own(dir.path()), sleeper.id().cast_signed(), &server(3));
         assert!(other.is_ok(), "another process is another matter: {other:?}");
         assert_eq!(receive(first.path()).0.len(), 35, "the second one has not taken its socket away");
         assert!(first.end(), "it was served");
-        let next = Handshake::start(dir.path(), own(), &server(3)).unwrap();
+        let next = Handshake::start(Place::Own(dir.path()), own(), &server(3)).unwrap();
         assert_eq!(receive(next.path()).0.len(), 3);
         drop((next, other));
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
@@ -532,7 +623,7 @@ mod tests {
                 scope.spawn(|| {
                     while taken.load(Ordering::Acquire) < 20_000 {
                         assert!(Instant::now() < until);
-                        let Ok(turn) = Turn::take(dir.path().join("1.lock")) else { continue };
+                        let Ok(turn) = Turn::take(dir.path().join("1.lock"), "has it") else { continue };
                         assert!(!inside.swap(true, Ordering::AcqRel), "two have it");
                         taken.fetch_add(1, Ordering::AcqRel);
                         inside.store(false, Ordering::Release);
@@ -544,11 +635,11 @@ mod tests {
     }
 
     /// What a client gets, with the number of descriptors.
-    fn receive(path: &Path) -> (Vec<i64>, usize) {
+    pub(in super::super) fn receive(path: &Path) -> (Vec<i64>, usize) {
         receive_from(&UnixStream::connect(path).unwrap())
     }
 
-    fn receive_from(stream: &UnixStream) -> (Vec<i64>, usize) {
+    pub(in super::super) fn receive_from(stream: &UnixStream) -> (Vec<i64>, usize) {
         stream.set_read_timeout(Some(HANG)).unwrap();
         let (mut values, mut descriptors) = (Vec::new(), 0);
         loop {
@@ -573,7 +664,8 @@ mod tests {
     #[test]
     fn a_client_gets_all_messages_and_the_end() {
         let dir = tempfile::tempdir().unwrap();
-        let handshake = Handshake::start(&dir.path().join("sub"), own(), &server(35)).unwrap();
+        let directory = dir.path().join("sub");
+        let handshake = Handshake::start(Place::Own(&directory), own(), &server(35)).unwrap();
         let path = handshake.path().to_owned();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         let (values, descriptors) = receive(&path);
@@ -586,7 +678,7 @@ mod tests {
     #[test]
     fn the_connection_stays_open_until_everything_is_read() {
         let dir = tempfile::tempdir().unwrap();
-        let handshake = Handshake::start(dir.path(), own(), &server(35)).unwrap();
+        let handshake = Handshake::start(Place::Own(dir.path()), own(), &server(35)).unwrap();
         let path = handshake.path().to_owned();
         let stream = UnixStream::connect(&path).unwrap();
         let closed = |limit_ms| {
@@ -605,7 +697,7 @@ mod tests {
     #[test]
     fn a_client_that_writes_and_reads_nothing_costs_nothing() {
         let dir = tempfile::tempdir().unwrap();
-        let handshake = Handshake::start(dir.path(), own(), &server(3)).unwrap();
+        let handshake = Handshake::start(Place::Own(dir.path()), own(), &server(3)).unwrap();
         let mut stream = UnixStream::connect(handshake.path()).unwrap();
         io::Write::write_all(&mut stream, b"x").unwrap();
         let child = handshake.child.unwrap();
@@ -634,7 +726,7 @@ mod tests {
     #[test]
     fn one_that_is_ended_before_a_client_comes_refuses_it() {
         let dir = tempfile::tempdir().unwrap();
-        let handshake = Handshake::start(dir.path(), own(), &server(3)).unwrap();
+        let handshake = Handshake::start(Place::Own(dir.path()), own(), &server(3)).unwrap();
         let path = handshake.path().to_owned();
         let link = dir.path().join("still-there");
         fs::hard_link(&path, &link).unwrap();
@@ -646,7 +738,8 @@ mod tests {
     fn another_process_gets_nothing() {
         let dir = tempfile::tempdir().unwrap();
         let mut sleeper = Command::new("sleep").arg("600").spawn().unwrap();
-        let handshake = Handshake::start(dir.path(), sleeper.id().cast_signed(), &server(3)).unwrap();
+        let handshake =
+            Handshake::start(Place::Own(dir.path()), sleeper.id().cast_signed(), &server(3)).unwrap();
         assert_eq!(receive(handshake.path()).0, Vec::<i64>::new(), "this is not the process that is meant");
         assert!(!handshake.end());
         sleeper.kill().unwrap();
@@ -658,7 +751,7 @@ mod tests {
     fn the_child_has_no_other_descriptors() {
         let dir = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(dir.path().join("api")).unwrap();
-        let handshake = Handshake::start(dir.path(), own(), &server(3)).unwrap();
+        let handshake = Handshake::start(Place::Own(dir.path()), own(), &server(3)).unwrap();
         drop(listener);
         let child = handshake.child.unwrap();
         let until = Instant::now() + HANG;
@@ -683,7 +776,8 @@ mod tests {
             // SAFETY: the child calls what is tested, and ends by a signal or without cleaning up.
             let parent = match unsafe { libc::fork() } {
                 0 => {
-                    let started = Handshake::start(dir.path(), nix::unistd::getppid().as_raw(), &server);
+                    let started =
+                        Handshake::start(Place::Own(dir.path()), nix::unistd::getppid().as_raw(), &server);
                     let ready = dir.path().join(if started.is_ok() { "ready" } else { "failed" });
                     let _ = fs::write(ready, "");
                     loop {
@@ -699,7 +793,7 @@ mod tests {
             }
             kill(parent, signal).unwrap();
             waitpid(parent, Some(WaitPidFlag::WUNTRACED)).unwrap();
-            let next = || Handshake::start(dir.path(), own(), &self::server(3));
+            let next = || Handshake::start(Place::Own(dir.path()), own(), &self::server(3));
             if signal == Signal::SIGKILL {
                 // A lock ends with whoever has it, and with a child that has not closed what it does not need.
                 while let Err(error) = next() {

@@ -9,6 +9,7 @@
 //! Nothing that is asked changes a domain, or marks it as tampered with (`taint`): no monitor command, no agent. Everything that is not
 //! in libvirt's interface is read where libvirt or the kernel shows it.
 
+mod common_socket;
 mod connection;
 mod describe;
 mod handshake;
@@ -20,6 +21,8 @@ use crate::{
     Source, VmBackend, VmCandidate, VmConnection, VmError, VmHandle, joined::foreign_handle,
     name::check_name, process::Process,
 };
+pub use common_socket::MakeSpare;
+use common_socket::{CommonSocket, Served};
 use connection::LibvirtConnection;
 pub(crate) use migration::check_destination;
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -29,11 +32,11 @@ use std::{
     io,
     os::fd::{AsFd, BorrowedFd},
     path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::{Duration, Instant},
 };
 use vnuma_libvirt::{Connection, Library, LibvirtError, Listed, StatusFile};
-use vnuma_process::{procfs, text::sanitize_short};
+use vnuma_process::{qemu, text::sanitize_short};
 
 /// Handles of this backend begin so; the domain's UUID and the URI of its connection follow.
 pub(crate) const PREFIX: &str = "libvirt:";
@@ -43,9 +46,6 @@ const LIST_LIMIT: Duration = Duration::from_secs(1);
 
 /// So long a list counts while libvirt says that nothing has changed: each one takes this process several wake-ups.
 const LIST_INTERVAL: Duration = Duration::from_secs(20);
-
-/// QEMU's command line is longer than any other: some hundred devices with a few hundred bytes each.
-const COMMAND_LINE_LIMIT: u64 = 1 << 20;
 
 /// Domains of some connections to libvirt. Clones share the connections.
 #[derive(Clone, Debug)]
@@ -70,6 +70,14 @@ struct Places {
     states: Vec<PathBuf>,
     /// For the sockets over which QEMU gets a channel.
     sockets: PathBuf,
+    /// The one for domains that take their channels along, or why nobody serves it.
+    common: OnceLock<Result<Served, String>>,
+}
+
+impl Places {
+    fn common(&self) -> Option<&CommonSocket> {
+        Some(self.common.get()?.as_ref().ok()?.socket())
+    }
 }
 
 #[derive(Debug, Default)]
@@ -101,9 +109,20 @@ impl LibvirtBackend {
         let changes = Arc::new(changes);
         let connect = |uri: &String| Connection::new(library, uri, Arc::clone(&changes));
         let connections = uris.iter().map(connect).collect::<Result<_, _>>()?;
-        let places = Arc::new(Places { states, sockets });
+        let places = Arc::new(Places { states, sockets, common: OnceLock::new() });
         let shared = Shared { connections, places, changes, known: Mutex::default() };
         Ok(Self { shared: Arc::new(shared), hidden: BTreeSet::new() })
+    }
+
+    /// Serves the socket for domains that take their channels along, as long as this backend or a clone of it is there. Where that
+    /// fails, these domains are attached as the others, and [`sources`](VmBackend::sources) says why.
+    pub fn serve_arrivals(&self, make: MakeSpare) -> io::Result<()> {
+        let served = Served::start(&self.shared.places.sockets, make);
+        let outcome =
+            served.as_ref().map(drop).map_err(|error| io::Error::new(error.kind(), error.to_string()));
+        // A second call changes nothing.
+        let _ = self.shared.places.common.set(served.map_err(|error| error.to_string()));
+        outcome
     }
 
     /// The handle of a domain.
@@ -276,7 +295,12 @@ impl VmBackend for LibvirtBackend {
             let problem = known.complaints.get(&name).cloned();
             Source { name, problem }
         };
-        self.shared.connections.iter().map(source).collect()
+        let common = self.shared.places.common.get().and_then(|served| served.as_ref().err());
+        let not_served = common.map(|problem| Source {
+            name: self.shared.places.sockets.join(common_socket::NAME).display().to_string(),
+            problem: Some(problem.clone()),
+        });
+        self.shared.connections.iter().map(source).chain(not_served).collect()
     }
 
     fn connect(&self, handle: &VmHandle) -> Result<Box<dyn VmConnection>, VmError> {
@@ -307,17 +331,9 @@ impl VmBackend for LibvirtBackend {
     }
 }
 
-/// Was it started to take in a VM that comes from elsewhere?
-fn was_started_to_receive(pid: i32) -> bool {
-    procfs::read_process(pid, "cmdline", COMMAND_LINE_LIMIT)
-        .is_ok_and(|line| line.split('\0').any(|argument| argument == "-incoming"))
-}
-
 /// Is it a QEMU with this UUID? It is that of a pidfd that was opened before, if that lives afterwards.
 fn runs_domain(pid: i32, uuid: &str) -> bool {
-    let Ok(line) = procfs::read_process(pid, "cmdline", COMMAND_LINE_LIMIT) else { return false };
-    let arguments: Vec<&str> = line.split('\0').collect();
-    arguments.windows(2).any(|pair| pair[0] == "-uuid" && pair[1] == uuid)
+    qemu::command_line(pid).windows(2).any(|pair| pair[0] == "-uuid" && pair[1] == uuid)
 }
 
 #[cfg(test)]

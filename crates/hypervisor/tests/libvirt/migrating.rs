@@ -64,6 +64,80 @@ fn an_attached_domain_is_not_migrated_by_other_tools() {
     assert!(other.virsh(&["domstate", "web"]).is_err(), "it is at the destination");
 }
 
+/// The option by which QEMU sends the channel's device with the VM, by an emulator that has it, which does not taint a domain.
+fn create_that_takes_its_channel_along(libvirt: &Libvirt) {
+    let emulator = libvirt.dir.path().join("lib/qemu-vnuma");
+    let script = format!("#!/bin/sh\nexec {EMULATOR} \"$@\" -global ivshmem-doorbell.master=on\n");
+    fs::write(&emulator, script).unwrap();
+    fs::set_permissions(&emulator, fs::Permissions::from_mode(0o755)).unwrap();
+    libvirt.create_with("web", "", emulator.to_str().unwrap());
+}
+
+/// By any tool, and saved and restored: what connects at the destination is served by the vnumad there.
+#[test]
+fn a_domain_takes_its_channel_along_if_qemu_is_told_to() {
+    let Some(libvirt) = Libvirt::start() else { return };
+    let other = libvirt.start_other();
+    create_that_takes_its_channel_along(&libvirt);
+    let mut here = libvirt.backend();
+    here.serve_arrivals(Box::new(|| Ok(channel().1))).unwrap();
+    let mut vm = libvirt.connect(&mut here, "web");
+    assert!(!vm.is_received());
+    let (_ours, theirs) = channel();
+    vm.attach_channel(theirs).unwrap_or_else(|error| panic!("{error}"));
+    let socket = libvirt.dir.path().join("sockets/channel.sock");
+    let xml = libvirt.must(&["dumpxml", "web"]);
+    assert!(xml.contains(&format!("<server path='{}'/>", socket.display())), "{xml}");
+    assert!(xml.contains("<shmem name='vnuma' role='master'>") && !libvirt.is_tainted("web"), "{xml}");
+    libvirt.must(&["resume", "web"]);
+    // One host has the directories of both.
+    let mut there = other.backend();
+    for live in [&["--live"][..], &["--live", "--p2p"]] {
+        let (from, to) = if live.len() == 1 { (&libvirt, &other) } else { (&other, &libvirt) };
+        from.must(&[&["migrate"], live, &["web", &to.uri()]].concat());
+        let mut vm = to.connect(if live.len() == 1 { &mut there } else { &mut here }, "web");
+        assert!(vm.is_received() && vm.channel_attached().unwrap() && vm.tidy_channel().unwrap());
+        assert_eq!(wait_for("it to run", || vm.describe().ok()).run_state, "running");
+        assert!(from.virsh(&["domstate", "web"]).is_err());
+    }
+    let image = libvirt.dir.path().join("lib/web.save");
+    libvirt.must(&["save", "web", image.to_str().unwrap()]);
+    libvirt.must(&["restore", image.to_str().unwrap(), "--paused"]);
+    let mut vm = libvirt.connect(&mut here, "web");
+    assert!(vm.is_received() && vm.channel_attached().unwrap());
+    libvirt.must(&["destroy", "web"]);
+}
+
+/// Where nobody serves the socket nothing arrives, and the domain runs on where it was.
+#[test]
+fn a_domain_that_takes_its_channel_along_stays_where_no_vnumad_is() {
+    let Some(libvirt) = Libvirt::start() else { return };
+    let other = libvirt.start_other();
+    create_that_takes_its_channel_along(&libvirt);
+    let mut here = libvirt.backend();
+    here.serve_arrivals(Box::new(|| Ok(channel().1))).unwrap();
+    let mut vm = libvirt.connect(&mut here, "web");
+    let (_ours, theirs) = channel();
+    vm.attach_channel(theirs).unwrap_or_else(|error| panic!("{error}"));
+    libvirt.must(&["resume", "web"]);
+    drop((vm, here));
+    let socket = libvirt.dir.path().join("sockets/channel.sock");
+    wait_for("the socket to go", || (!socket.exists()).then_some(()));
+    let refused = libvirt.virsh(&["migrate", "--live", "web", &other.uri()]).expect_err("it is migrated");
+    assert!(refused.contains(&format!("Failed to connect to '{}'", socket.display())), "{refused}");
+    let mut backend = libvirt.backend();
+    let mut vm = libvirt.connect(&mut backend, "web");
+    assert!(vm.channel_attached().unwrap() && vm.describe().unwrap().run_state == "running");
+    // A domain that is attached when nobody serves it stays as others do.
+    libvirt.must(&["destroy", "web"]);
+    create_that_takes_its_channel_along(&libvirt);
+    let mut vm = libvirt.connect(&mut backend, "web");
+    let (_ours, theirs) = channel();
+    vm.attach_channel(theirs).unwrap_or_else(|error| panic!("{error}"));
+    let xml = libvirt.must(&["dumpxml", "web"]);
+    assert!(!xml.contains("role=") && xml.contains(&format!("sockets/{}.sock", vm.pid())), "{xml}");
+}
+
 /// virsh takes vnumad's pins along, again and again. libvirt cannot remove them, so that one to all CPUs of a host is left.
 #[test]
 fn a_pin_to_all_cpus_of_a_host_is_no_limit_on_the_next() {
