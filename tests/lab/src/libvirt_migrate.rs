@@ -206,7 +206,7 @@ fn start_vnumad(host: usize) -> Result<Process> {
 }
 
 /// What virsh of a host prints.
-fn virsh(host: usize, words: &[&str]) -> Result<String> {
+pub(crate) fn virsh(host: usize, words: &[&str]) -> Result<String> {
     output("virsh", &[&["--quiet", "--connect", URIS[host]], words].concat())
 }
 

@@ -20,13 +20,13 @@ pub struct Arguments {
     rounds: usize,
 }
 
-/// How a VM with a monitor of its own migrates.
+/// How a VM migrates.
 #[derive(Clone, Copy)]
 enum Way {
     /// By `vnumactl migrate`.
     Precopy,
     PostCopy,
-    /// By QMP, with the channel's device on both sides.
+    /// By QMP or virsh, with the channel's device on both sides.
     Plugged,
 }
 
@@ -114,18 +114,24 @@ fn of_libvirt(rounds: usize) -> Result<()> {
     let server = domains::Server::start()?;
     let mut vm = server.begin()?;
     let load = Load::start(&vm)?;
-    let ways = [("precopy", &[][..]), ("post-copy", &["--post-copy"][..])];
-    for number in 0..2 * rounds {
-        let (way, options) = ways[number / rounds];
+    for number in 0..3 * rounds {
+        let way = [Way::Precopy, Way::PostCopy, Way::Plugged][number / rounds];
         let (from, to) = (number % 2, (number + 1) % 2);
-        domains::set_speed(from, way == "post-copy")?;
+        domains::set_speed(from, matches!(way, Way::PostCopy))?;
         let (host, other) = (&domains::HOSTS[from], &domains::HOSTS[to]);
         Vm::prepare(other.lab_name, other.cid)?;
         let watched = Watched::start(other)?;
-        let words = [&["migrate", NAME, domains::uri_for(from)][..], options].concat();
-        let done = host.ask(&words).with_context(|| format!("{way}, migration {number}"))?;
+        let uri = domains::uri_for(from);
+        let done = match way {
+            Way::Precopy => host.ask(&["migrate", NAME, uri]),
+            Way::PostCopy => host.ask(&["migrate", NAME, uri, "--post-copy"]),
+            Way::Plugged => {
+                domains::virsh(from, &["migrate", "--live", NAME, uri]).map(|_| json!({"state": "done"}))
+            }
+        };
+        let done = done.with_context(|| format!("{}, migration {number}", way.name()))?;
         ensure!(done["state"] == "done", "{done}");
-        print("libvirt", way, &watched, &done)?;
+        print("libvirt", way.name(), &watched, &done)?;
         drop(watched);
         host.wait_until("the domain to be forgotten where it was", |vm| vm.is_none())?;
         other.wait_until_told()?;
