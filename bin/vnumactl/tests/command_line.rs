@@ -50,3 +50,32 @@ fn names_that_are_none_are_named() {
         refused(&["move".as_ref(), "web".as_ref(), "--vcpu".as_ref(), &odd, "--node".as_ref(), "0".as_ref()]);
     assert!(error.contains("'--vcpu <N>': not a number"), "{error}");
 }
+
+/// Each shell loads its script, and completes a command by it. Skipped where a shell is missing.
+#[test]
+fn shells_load_their_completions() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let program = std::path::Path::new(env!("CARGO_BIN_EXE_vnumactl")).parent().expect("a folder");
+    let path = format!("{}:{}", program.display(), std::env::var("PATH").unwrap_or_default());
+    let scripts = [
+        (
+            "bash",
+            "source FILE && COMP_WORDS=(vnumactl mig) COMP_CWORD=1 && _vnumactl vnumactl mig vnumactl && echo ${COMPREPLY[@]}",
+        ),
+        ("zsh", "autoload -U compinit && compinit -D && source FILE && whence -w _vnumactl && echo migrate"),
+        ("fish", "source FILE; complete --do-complete 'vnumactl mig'"),
+    ];
+    for (shell, script) in scripts {
+        if Command::new(shell).args(["-c", "exit"]).output().is_err() {
+            println!("skipped: this needs {shell}");
+            continue;
+        }
+        let output = Command::new("vnumactl").env("PATH", &path).args(["completion", shell]).output();
+        let file = folder.path().join(shell);
+        std::fs::write(&file, output.expect("it runs").stdout).expect("written");
+        let script = script.replace("FILE", &file.display().to_string());
+        let done = Command::new(shell).args(["-c", &script]).env("PATH", &path).output().expect("it runs");
+        let said = String::from_utf8_lossy(&done.stdout);
+        assert!(done.status.success() && said.contains("migrate"), "{shell}: {said} {done:?}");
+    }
+}

@@ -12,6 +12,9 @@ use vnuma_process::apparmor;
 const LIMIT: u64 = 64 << 10;
 /// Of libvirtd, and of the daemon for QEMU alone.
 const LIBVIRT_SOCKETS: [&str; 2] = ["run/libvirt/libvirt-sock", "run/libvirt/virtqemud-sock"];
+/// vnumad's configuration, and its line for connections to libvirt as the package has it.
+const CONFIGURATION: &str = "etc/vnuma/vnumad.toml";
+pub const UNUSED_LIBVIRT: &str = "#uris = []";
 /// What profiles for libvirt's QEMUs include.
 const ABSTRACTION: &str = "etc/apparmor.d/abstractions/libvirt-qemu";
 const DROP_INS: &str = "etc/apparmor.d/abstractions/libvirt-qemu.d";
@@ -80,6 +83,8 @@ pub struct Facts {
     pub sockets: bool,
     /// A libvirt for QEMU is here: whether vnumad's configuration names a connection.
     pub libvirt: Option<bool>,
+    /// That configuration has the line of the package that names none.
+    pub libvirt_line: bool,
     /// AppArmor confines domains of libvirt, and may ask for connections to sockets.
     pub confinement: Option<Confinement>,
     /// systemd runs.
@@ -150,6 +155,8 @@ impl Facts {
             huge_pages: huge_pages(root),
             sockets: root.join(super::plan::SOCKETS.trim_start_matches('/')).is_dir(),
             libvirt: LIBVIRT_SOCKETS.into_iter().any(there).then(|| names_libvirt(root)),
+            libvirt_line: read(root, CONFIGURATION)
+                .is_ok_and(|text| text.lines().any(|line| line == UNUSED_LIBVIRT)),
             confinement: confinement(root),
             systemd,
             unit: shown.and_then(Result::ok).map(|text| unit(&text)),
@@ -159,7 +166,7 @@ impl Facts {
 
 /// Does vnumad's configuration name a connection in `libvirt.uris`? What its lines mean besides is vnumad's to say.
 fn names_libvirt(root: &Path) -> bool {
-    let text = read(root, "etc/vnuma/vnumad.toml").unwrap_or_default();
+    let text = read(root, CONFIGURATION).unwrap_or_default();
     let lines = text.lines().skip_while(|line| !line.trim_start().starts_with("uris"));
     // A list may have several lines, and comments. Whatever a URI has in it comes after a quotation mark.
     let list: String = lines.map(|line| line.split('#').next().unwrap_or_default()).collect();
@@ -287,6 +294,10 @@ mod tests {
             write("etc/vnuma/vnumad.toml", &format!("[libvirt]\n{named}"));
             assert_eq!(look(), Some(true), "{named}");
         }
+        let line = || Facts::read(root.path(), &|_| Err(io::Error::other("no systemctl"))).libvirt_line;
+        assert!(!line());
+        write("etc/vnuma/vnumad.toml", include_str!("../../../../packaging/vnumad.toml"));
+        assert!(line() && look() == Some(false), "as the package has it");
     }
 
     #[test]

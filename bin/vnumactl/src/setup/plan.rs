@@ -1,6 +1,9 @@
 //! What a host lacks, by what it has.
 
-use super::{Action, Facts, Wishes, facts::Confinement};
+use super::{
+    Action, Facts, Wishes,
+    facts::{Confinement, UNUSED_LIBVIRT},
+};
 use crate::{
     confinement::RULE,
     doctor::{Check, Level},
@@ -10,6 +13,8 @@ use crate::{
 pub const UNIT: &str = "vnumad.service";
 /// Where QEMUs put their sockets for vnumad.
 pub const SOCKETS: &str = "/run/vnuma/qmp";
+/// vnumad's configuration.
+const CONFIGURATION: &str = "/etc/vnuma/vnumad.toml";
 /// What keeps settings over a boot.
 const SYSCTL: &str = "/etc/sysctl.d/60-vnuma.conf";
 const TMPFILES: &str = "/etc/tmpfiles.d/vnuma-huge-pages.conf";
@@ -51,7 +56,7 @@ pub fn plan(facts: &Facts, wishes: &Wishes) -> Plan {
     balancing(&mut plan, facts, wishes);
     huge_pages(&mut plan, facts, wishes);
     sockets(&mut plan, facts);
-    plan.checks.extend(facts.libvirt.map(libvirt));
+    libvirt(&mut plan, facts);
     facts.confinement.iter().for_each(|confinement| apparmor(&mut plan, confinement));
     service(&mut plan, facts);
     plan
@@ -249,17 +254,26 @@ fn sockets(plan: &mut Plan, facts: &Facts) {
     }
 }
 
-fn libvirt(named: bool) -> Check {
-    if named {
-        return Check::best("libvirt", "named");
+/// What an operator has written is left as it is.
+fn libvirt(plan: &mut Plan, facts: &Facts) {
+    let line = "uris = [\"qemu:///system\"]";
+    match facts.libvirt {
+        None => {}
+        Some(true) => plan.add(Check::best("libvirt", "named"), []),
+        Some(false) => {
+            let check = Check::lower(
+                Level::Reduced,
+                "libvirt",
+                "unused",
+                "there is a libvirt here, and vnumad's configuration names no connection to it: domains are not found",
+                format!("{line} in [libvirt] of {CONFIGURATION}, then: systemctl restart {UNIT}"),
+            );
+            let pattern = UNUSED_LIBVIRT.replace('[', "\\[").replace(']', "\\]");
+            let change = ["sed", "-i", &format!("s|^{pattern}$|{line}|"), CONFIGURATION].map(str::to_owned);
+            let actions = [Action::Run(change.into()), words(&format!("systemctl try-restart {UNIT}"))];
+            plan.add(check, actions.into_iter().filter(|_| facts.libvirt_line));
+        }
     }
-    Check::lower(
-        Level::Reduced,
-        "libvirt",
-        "unused",
-        "there is a libvirt here, and vnumad's configuration names no connection to it: domains are not found",
-        "uris = [\"qemu:///system\"] in [libvirt] of /etc/vnuma/vnumad.toml, then: systemctl restart vnumad.service",
-    )
 }
 
 /// May QEMUs of domains connect to vnumad's sockets?
@@ -356,6 +370,7 @@ mod tests {
             huge_pages: vec![HugePages { node: 0, total: 8 }, HugePages { node: 1, total: 8 }],
             sockets: true,
             libvirt: Some(true),
+            libvirt_line: false,
             confinement: Some(Confinement { drop_ins: true, rule: true, without: Vec::new() }),
             systemd: true,
             unit: Some(Unit { loaded: "loaded".into(), enabled: "enabled".into(), active: "active".into() }),
@@ -410,6 +425,15 @@ mod tests {
                 vec!["install -d -m 755 /run/vnuma/qmp"],
             ),
             ("libvirt", Level::Reduced, Facts { libvirt: Some(false), ..ready() }, vec![]),
+            (
+                "libvirt",
+                Level::Reduced,
+                Facts { libvirt: Some(false), libvirt_line: true, ..ready() },
+                vec![
+                    r#"sed -i 's|^#uris = \[\]$|uris = ["qemu:///system"]|' /etc/vnuma/vnumad.toml"#,
+                    "systemctl try-restart vnumad.service",
+                ],
+            ),
             (
                 "apparmor",
                 Level::Missing,
