@@ -3,6 +3,8 @@
 
 #[path = "libvirt/attaching.rs"]
 mod attaching;
+#[path = "libvirt/container.rs"]
+mod container;
 #[path = "libvirt/detaching.rs"]
 mod detaching;
 #[path = "libvirt/faults.rs"]

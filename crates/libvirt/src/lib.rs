@@ -30,5 +30,5 @@ pub use events::DomainEvent;
 pub use library::Library;
 pub use migration::{Ended, Job, Migrating};
 pub use pins::{OwnPin, PINS_NAMESPACE, TakingBack, pins_element, xml_for_elsewhere};
-pub use status::{StatusError, StatusFile};
+pub use status::{FoundStatus, StatusError, StatusFile, StatusPlaces};
 pub use xml::XmlError;

@@ -13,12 +13,19 @@
 //! ```
 
 use crate::xml::{self, Reader, SIZE_LIMIT, XmlError};
+use nix::{
+    errno::Errno,
+    fcntl::{OFlag, OpenHow, ResolveFlag, openat2},
+};
 use roxmltree::Node;
 use std::{
     collections::BTreeMap,
-    fs::File,
+    fs::{File, OpenOptions},
     io::{self, Read},
-    os::unix::fs::MetadataExt,
+    os::{
+        fd::BorrowedFd,
+        unix::fs::{MetadataExt, OpenOptionsExt},
+    },
     path::{Path, PathBuf},
 };
 use vnuma_process::text::sanitize_short;
@@ -28,6 +35,9 @@ const MAX_VCPUS: usize = 8192;
 
 /// Most Unix sockets of a domain's command line that are read.
 const MAX_SOCKETS: usize = 64;
+
+/// How often it is tried to open a file below a root in which something is renamed meanwhile.
+const OPENS: u32 = 8;
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
@@ -40,13 +50,21 @@ pub enum StatusError {
         /// The system's error.
         source: io::Error,
     },
-    /// It belongs to neither root nor the user that this process runs as.
-    #[error("{file}: it belongs to user {uid}, not to root")]
+    /// It belongs to nobody who may write it.
+    #[error("{file}: it belongs to user {uid}, not to {}", writers(*.daemon))]
     Owner {
         /// The file.
         file: String,
         /// Its owner.
         uid: u32,
+        /// As whom the libvirt runs, if that is known.
+        daemon: Option<u32>,
+    },
+    /// It is a directory, a pipe or the like.
+    #[error("{file}: it is no regular file")]
+    Kind {
+        /// The file.
+        file: String,
     },
     /// It makes no sense.
     #[error("{file}: {source}")]
@@ -68,6 +86,36 @@ pub enum StatusError {
     },
 }
 
+/// Who may write a file.
+fn writers(daemon: Option<u32>) -> String {
+    match daemon {
+        None | Some(0) => "root".to_owned(),
+        Some(daemon) => format!("root or user {daemon}, as which its libvirt runs"),
+    }
+}
+
+/// Where files are looked for, and whose are taken besides those of root and of the user of this process.
+#[derive(Clone, Copy, Debug)]
+pub struct StatusPlaces<'a> {
+    /// Directories.
+    pub directories: &'a [PathBuf],
+    /// They are below this root, and its name for messages. No link leads out of it.
+    pub root: Option<(BorrowedFd<'a>, &'a Path)>,
+    /// As whom the libvirt runs that writes the files.
+    pub daemon: Option<u32>,
+}
+
+/// A file that was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FoundStatus {
+    /// Its path, for messages.
+    pub path: PathBuf,
+    /// The user to whom it belongs.
+    pub owner: u32,
+    /// What it says.
+    pub file: StatusFile,
+}
+
 /// The file of a running domain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StatusFile {
@@ -85,18 +133,13 @@ pub struct StatusFile {
 
 impl StatusFile {
     /// The files of domains with this name and UUID, at least one: libvirts with state directories of their own may each have one.
-    pub fn find(
-        directories: &[PathBuf],
-        name: &str,
-        uuid: &str,
-    ) -> Result<Vec<(PathBuf, Self)>, StatusError> {
+    pub fn find(places: StatusPlaces<'_>, name: &str, uuid: &str) -> Result<Vec<FoundStatus>, StatusError> {
         let (mut files, mut problem) = (Vec::new(), None);
         // A domain's name may be any text but for slashes, which libvirt refuses.
         let usable = !name.is_empty() && !name.contains(['/', '\0']) && name != "." && name != "..";
-        for directory in directories.iter().filter(|_| usable) {
-            let path = directory.join(format!("{name}.xml"));
-            match Self::read(&path, name) {
-                Ok(found) if found.uuid == uuid => files.push((path, found)),
+        for directory in places.directories.iter().filter(|_| usable) {
+            match Self::read(places, &directory.join(format!("{name}.xml")), name) {
+                Ok(found) if found.file.uuid == uuid => files.push(found),
                 Ok(_) => {}
                 Err(StatusError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => problem = problem.or(Some(error)),
@@ -105,25 +148,33 @@ impl StatusFile {
         if !files.is_empty() {
             return Ok(files);
         }
-        let directories: Vec<_> = directories.iter().map(|path| path.display().to_string()).collect();
+        let shown = |path: &PathBuf| places.shown(path).display().to_string();
+        let directories: Vec<_> = places.directories.iter().map(shown).collect();
         let missing =
             StatusError::Missing { name: sanitize_short(name), directories: directories.join(", ") };
         Err(problem.unwrap_or(missing))
     }
 
-    fn read(path: &Path, name: &str) -> Result<Self, StatusError> {
-        let file = || sanitize_short(&path.display().to_string());
+    fn read(places: StatusPlaces<'_>, path: &Path, name: &str) -> Result<FoundStatus, StatusError> {
+        let shown = places.shown(path);
+        let file = || sanitize_short(&shown.display().to_string());
         let failed = |source| StatusError::Read { file: file(), source };
-        let opened = File::open(path).map_err(failed)?;
+        let opened = places.open(path).map_err(failed)?;
+        let metadata = opened.metadata().map_err(failed)?;
+        if !metadata.is_file() {
+            return Err(StatusError::Kind { file: file() });
+        }
         // Whoever writes it names threads that are moved.
-        let uid = opened.metadata().map_err(failed)?.uid();
-        if uid != 0 && uid != nix::unistd::geteuid().as_raw() {
-            return Err(StatusError::Owner { file: file(), uid });
+        let uid = metadata.uid();
+        if uid != 0 && uid != nix::unistd::geteuid().as_raw() && Some(uid) != places.daemon {
+            return Err(StatusError::Owner { file: file(), uid, daemon: places.daemon });
         }
         let mut bytes = Vec::new();
         opened.take(SIZE_LIMIT as u64 + 1).read_to_end(&mut bytes).map_err(failed)?;
         let text = String::from_utf8_lossy(&bytes);
-        Self::parse(name, &text).map_err(|source| StatusError::Content { file: file(), source })
+        let parsed = Self::parse(name, &text);
+        let parsed = parsed.map_err(|source| StatusError::Content { file: file(), source })?;
+        Ok(FoundStatus { path: shown, owner: uid, file: parsed })
     }
 
     /// Understands the text of a file. `name` is for messages.
@@ -167,6 +218,32 @@ impl StatusFile {
         let arguments = arguments.flat_map(|line| xml::children(line, "arg"));
         let sockets = arguments.filter_map(|argument| socket(argument.attribute("value")?));
         Ok(Self { uuid: uuid.to_owned(), id, pid, vcpus, sockets: sockets.take(MAX_SOCKETS).collect() })
+    }
+}
+
+impl StatusPlaces<'_> {
+    /// How a path is named in messages.
+    fn shown(&self, path: &Path) -> PathBuf {
+        let below = |(_, root): (_, &Path)| root.join(path.strip_prefix("/").unwrap_or(path));
+        self.root.map_or_else(|| path.to_owned(), below)
+    }
+
+    /// Opens a file without waiting for anybody: the directory may be that of a user, who can put a pipe there.
+    fn open(&self, path: &Path) -> io::Result<File> {
+        let flags = OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
+        let Some((root, _)) = self.root else {
+            return OpenOptions::new().read(true).custom_flags(flags.bits()).open(path);
+        };
+        let how = OpenHow::new().flags(OFlag::O_RDONLY | flags);
+        let how = how.resolve(ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS);
+        // Something may be renamed meanwhile.
+        for _ in 1..OPENS {
+            match openat2(root, path, how) {
+                Err(Errno::EAGAIN) => {}
+                opened => return Ok(File::from(opened?)),
+            }
+        }
+        Ok(File::from(openat2(root, path, how)?))
     }
 }
 
@@ -229,9 +306,10 @@ mod tests {
     fn the_file_of_another_domain_of_that_name_is_not_taken() {
         let (other, right) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let directories = [other.path().to_owned(), right.path().to_owned()];
+        let places = StatusPlaces { directories: &directories, root: None, daemon: None };
         let find = |name: &str| {
-            let found = StatusFile::find(&directories, name, UUID);
-            found.map(|found| found.iter().map(|(_, file)| file.pid).collect::<Vec<_>>())
+            let found = StatusFile::find(places, name, UUID);
+            found.map(|found| found.iter().map(|found| found.file.pid).collect::<Vec<_>>())
         };
         assert!(matches!(find("web"), Err(StatusError::Missing { .. })));
         std::fs::write(other.path().join("web.xml"), file("1", "", "").replace(UUID, "another")).unwrap();
@@ -245,6 +323,66 @@ mod tests {
         std::fs::write(right.path().join("bad.xml"), "<domstatus").unwrap();
         let error = find("bad").unwrap_err().to_string();
         assert!(error.contains("bad.xml: domain bad: its XML"), "{error}");
+    }
+
+    #[test]
+    fn a_file_that_its_writer_could_not_have_made_is_refused_without_waiting() {
+        let place = tempfile::tempdir().unwrap();
+        let directories = [place.path().to_owned()];
+        let places = StatusPlaces { directories: &directories, root: None, daemon: None };
+        let path = place.path().join("web.xml");
+        let refused = || StatusFile::find(places, "web", UUID).unwrap_err().to_string();
+        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        assert_eq!(refused(), format!("{}: it is no regular file", path.display()));
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(place.path().join("other"), file("1", "", "")).unwrap();
+        std::os::unix::fs::symlink("other", &path).unwrap();
+        assert!(refused().starts_with(&format!("{}: Too many levels of symbolic", path.display())));
+    }
+
+    #[test]
+    fn a_file_belongs_to_root_or_to_the_user_of_its_libvirt() {
+        if !nix::unistd::geteuid().is_root() {
+            println!("skipped: to give a file to another user needs root");
+            return;
+        }
+        let place = tempfile::tempdir().unwrap();
+        let directories = [place.path().to_owned()];
+        let path = place.path().join("web.xml");
+        std::fs::write(&path, file("7", "", "")).unwrap();
+        std::os::unix::fs::chown(&path, Some(107), None).unwrap();
+        let find = |daemon| {
+            let places = StatusPlaces { directories: &directories, root: None, daemon };
+            StatusFile::find(places, "web", UUID).map(|found| (found[0].owner, found[0].file.pid))
+        };
+        assert_eq!(find(Some(107)).unwrap(), (107, 7));
+        let refused = |daemon| find(daemon).unwrap_err().to_string();
+        let whose = format!("{}: it belongs to user 107, not to root", path.display());
+        assert_eq!((refused(None), refused(Some(0))), (whose.clone(), whose.clone()));
+        assert_eq!(refused(Some(108)), format!("{whose} or user 108, as which its libvirt runs"));
+    }
+
+    #[test]
+    fn no_link_leads_out_of_a_root() {
+        let root = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(root.path().join("run/libvirt")).unwrap();
+        std::fs::create_dir(root.path().join("var")).unwrap();
+        std::os::unix::fs::symlink("/run", root.path().join("var/run")).unwrap();
+        std::fs::write(root.path().join("run/libvirt/web.xml"), file("7", "", "")).unwrap();
+        let outside = tempfile::tempdir().unwrap();
+        std::fs::write(outside.path().join("web.xml"), file("8", "", "")).unwrap();
+        std::os::unix::fs::symlink(outside.path(), root.path().join("out")).unwrap();
+        let opened = File::open(root.path()).unwrap();
+        let find = |directory: &str| {
+            let directories = [PathBuf::from(directory)];
+            let root = Some((std::os::fd::AsFd::as_fd(&opened), root.path()));
+            StatusFile::find(StatusPlaces { directories: &directories, root, daemon: None }, "web", UUID)
+        };
+        let found = find("/var/run/libvirt").unwrap();
+        assert_eq!((found[0].file.pid, &found[0].path), (7, &root.path().join("var/run/libvirt/web.xml")));
+        for out in ["/out", "/../../..", &outside.path().display().to_string()] {
+            assert!(matches!(find(out), Err(StatusError::Missing { .. })), "{out}");
+        }
     }
 
     proptest! {

@@ -398,6 +398,13 @@ pub fn namespace_numbers(status: &str) -> Vec<i32> {
     status_field(status, "NSpid").split_ascii_whitespace().map_while(|number| number.parse().ok()).collect()
 }
 
+/// `Uid` of a `status` file: the process's own user, the one by whose rights it acts, the saved one, and that of the file system.
+pub fn users(status: &str) -> Option<[u32; 4]> {
+    let mut users = status_field(status, "Uid").split_ascii_whitespace().map(|user| user.parse().ok());
+    let mut next = || users.next()?;
+    Some([next()?, next()?, next()?, next()?])
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -419,6 +426,8 @@ mod tests {
         assert_eq!(allowed_list(status), "0-1,4");
         assert_eq!(namespace_numbers(status), [4711, 12, 1]);
         assert_eq!((allowed_list("Name: x"), namespace_numbers("NSpid:\t7 x 8")), ("", vec![7]));
+        assert_eq!(users("Name:\tx\nUid:\t1\t2\t3\t4\nGid:\t5"), Some([1, 2, 3, 4]));
+        assert_eq!((users("Uid:\t1\t2\t3"), users("Uid:\t1\t-2\t3\t4"), users("")), (None, None, None));
     }
 
     #[test]

@@ -4,6 +4,7 @@ use super::{
     Places, describe,
     handshake::{Handshake, Place},
     migration::Departure,
+    states::shares_directory,
 };
 use crate::{Migration, ObservedVcpus, Plugged, VmConnection, VmError, VmEvent, observed, process::Process};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -135,6 +136,13 @@ impl LibvirtConnection {
         match apparmor::profile(self.process.pid()) {
             Some(profile) if is_confined(&profile, &socket, &reason) => {
                 VmError::Confined { vm: self.name.clone(), profile, socket, reason }
+            }
+            _ if !shares_directory(self.process.pid(), &self.places.sockets) => {
+                let directory = self.places.sockets.display();
+                let reason = format!(
+                    "{cause}: its QEMU has not {directory} of the host, which has to be mounted at the same path in its container"
+                );
+                VmError::Libvirt { vm: self.name.clone(), reason }
             }
             _ => self.failed(cause),
         }

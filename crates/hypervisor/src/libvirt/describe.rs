@@ -1,12 +1,12 @@
 //! What a domain consists of: from its XML, the file of its driver, KVM and /proc.
 
-use super::mappings;
+use super::{mappings, states::States};
 use crate::{VmError, observed, process::Process, resident};
 use std::{
     collections::{BTreeMap, BTreeSet},
-    path::{Path, PathBuf},
+    path::Path,
 };
-use vnuma_libvirt::{DomainState, DomainXml, StatusFile};
+use vnuma_libvirt::{DomainState, DomainXml};
 use vnuma_topology::{BackingMapping, GuestNode, MemoryBacking, PciAddress, Vcpu, VmDescription, VmDevice};
 
 /// Describes a domain, whose name here may differ from libvirt's. `run_state`: see [`run_state`].
@@ -15,9 +15,9 @@ pub(super) fn describe(
     xml: &DomainXml,
     run_state: &str,
     process: &Process,
-    directories: &[PathBuf],
+    states: &States,
 ) -> Result<VmDescription, VmError> {
-    let threads = threads(name, domain_name, xml, process, directories)?;
+    let threads = threads(name, domain_name, xml, process, states)?;
     let vcpus = vcpus(name, xml, threads, process)?;
     let mut guest_nodes = guest_nodes(xml);
     count_resident(name, process, &mut guest_nodes);
@@ -56,17 +56,28 @@ pub(super) fn threads(
     domain_name: &str,
     xml: &DomainXml,
     process: &Process,
-    directories: &[PathBuf],
+    states: &States,
 ) -> Result<BTreeMap<u32, i32>, VmError> {
-    let found = StatusFile::find(directories, domain_name, &xml.uuid)
-        .map_err(|error| VmError::Libvirt { vm: name.to_owned(), reason: error.to_string() })?;
-    let Some((_, status)) = found.into_iter().find(|(_, status)| status.pid == process.pid()) else {
+    let names = states.thread_names(process);
+    let found = states.of(process, &names, (domain_name, &xml.uuid));
+    let found = found.map_err(|error| VmError::Libvirt { vm: name.to_owned(), reason: error.to_string() })?;
+    let Some(status) = found else {
         // The domain was started again.
         return Err(VmError::Disconnected { vm: name.to_owned() });
     };
-    // libvirt may not have written them yet.
-    let by_name = || observed::by_name(process.pid()).unwrap_or_default();
-    Ok(if status.vcpus.is_empty() { by_name() } else { status.vcpus })
+    if status.vcpus.is_empty() {
+        // libvirt may not have written them yet.
+        return Ok(observed::by_name(process.pid()).unwrap_or_default());
+    }
+    let ours = |(index, tid): (u32, i32)| match names.ours(tid.into()) {
+        Some(ours) => Ok((index, ours)),
+        None if !process.alive() => Err(VmError::Disconnected { vm: name.to_owned() }),
+        None => {
+            let (vm, pid) = (name.to_owned(), process.pid());
+            Err(VmError::ForeignThread { vm, pid, vcpu: index, tid: tid.into() })
+        }
+    };
+    status.vcpus.into_iter().map(ours).collect()
 }
 
 fn vcpus(

@@ -16,6 +16,7 @@ mod handshake;
 pub mod mappings;
 mod migration;
 mod pins;
+mod states;
 
 use crate::{
     Source, VmBackend, VmCandidate, VmConnection, VmError, VmHandle, joined::foreign_handle,
@@ -26,6 +27,7 @@ use common_socket::{CommonSocket, Served};
 use connection::LibvirtConnection;
 pub(crate) use migration::check_destination;
 use nix::sys::eventfd::{EfdFlags, EventFd};
+use states::{Daemon, Named, Numbers, States};
 use std::{
     collections::{BTreeMap, BTreeSet},
     hash::{DefaultHasher, Hash, Hasher},
@@ -35,7 +37,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::{Duration, Instant},
 };
-use vnuma_libvirt::{Connection, Library, LibvirtError, Listed, StatusFile};
+use vnuma_libvirt::{Connection, Library, LibvirtError, Listed};
 use vnuma_process::{qemu, text::sanitize_short};
 
 /// Handles of this backend begin so; the domain's UUID and the URI of its connection follow.
@@ -58,21 +60,29 @@ pub struct LibvirtBackend {
 #[derive(Debug)]
 struct Shared {
     connections: Vec<Connection>,
-    places: Arc<Places>,
+    /// The daemons of connections, as far as they are known.
+    daemons: Mutex<BTreeMap<usize, Arc<Daemon>>>,
+    /// Where libvirt keeps files of domains that run.
+    directories: Arc<[PathBuf]>,
+    sockets: PathBuf,
+    common: Common,
     changes: Arc<EventFd>,
     known: Mutex<Known>,
 }
 
-/// Directories.
+/// Directories of a domain.
 #[derive(Debug)]
 struct Places {
-    /// Where libvirt keeps files of domains that run.
-    states: Vec<PathBuf>,
+    /// Where its libvirt keeps files of domains that run.
+    states: States,
     /// For the sockets over which QEMU gets a channel.
     sockets: PathBuf,
-    /// The one for domains that take their channels along, or why nobody serves it.
-    common: OnceLock<Result<Served, String>>,
+    /// The one that all have which take their channels along.
+    common: Common,
 }
+
+/// The socket for domains that take their channels along, or why nobody serves it. Nothing before that was tried.
+type Common = Arc<OnceLock<Result<Served, String>>>;
 
 impl Places {
     fn common(&self) -> Option<&CommonSocket> {
@@ -95,7 +105,7 @@ struct KnownDomain {
     listed: Listed,
     /// Which of the connections.
     connection: usize,
-    status: Option<StatusFile>,
+    status: Option<Named>,
 }
 
 impl LibvirtBackend {
@@ -109,19 +119,20 @@ impl LibvirtBackend {
         let changes = Arc::new(changes);
         let connect = |uri: &String| Connection::new(library, uri, Arc::clone(&changes));
         let connections = uris.iter().map(connect).collect::<Result<_, _>>()?;
-        let places = Arc::new(Places { states, sockets, common: OnceLock::new() });
-        let shared = Shared { connections, places, changes, known: Mutex::default() };
+        let (daemons, known, common) = (Mutex::default(), Mutex::default(), Arc::default());
+        let directories = states.into();
+        let shared = Shared { connections, daemons, directories, sockets, common, changes, known };
         Ok(Self { shared: Arc::new(shared), hidden: BTreeSet::new() })
     }
 
     /// Serves the socket for domains that take their channels along, as long as this backend or a clone of it is there. Where that
     /// fails, these domains are attached as the others, and [`sources`](VmBackend::sources) says why.
     pub fn serve_arrivals(&self, make: MakeSpare) -> io::Result<()> {
-        let served = Served::start(&self.shared.places.sockets, make);
+        let served = Served::start(&self.shared.sockets, make);
         let outcome =
             served.as_ref().map(drop).map_err(|error| io::Error::new(error.kind(), error.to_string()));
         // A second call changes nothing.
-        let _ = self.shared.places.common.set(served.map_err(|error| error.to_string()));
+        let _ = self.shared.common.set(served.map_err(|error| error.to_string()));
         outcome
     }
 
@@ -136,10 +147,21 @@ impl Shared {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Where the libvirt of a connection keeps files. Its daemon is looked for again when it has ended.
+    fn states(&self, connection: usize) -> States {
+        let mut daemons = self.daemons.lock().unwrap_or_else(PoisonError::into_inner);
+        if !daemons.get(&connection).is_some_and(|daemon| daemon.alive()) {
+            daemons.remove(&connection);
+            let found = Daemon::of(self.connections[connection].uri());
+            daemons.extend(found.map(|daemon| (connection, Arc::new(daemon))));
+        }
+        States::new(Arc::clone(&self.directories), daemons.get(&connection).cloned())
+    }
+
     /// What the file says that names a domain's process.
-    fn status(&self, listed: &Listed) -> Result<StatusFile, String> {
-        let found = StatusFile::find(&self.places.states, &listed.name, &listed.uuid);
-        choose(found.map_err(|error| error.to_string())?, listed.id, |pid| runs_domain(pid, &listed.uuid))
+    fn status(&self, states: &States, listed: &Listed, numbers: &mut Numbers) -> Result<Named, String> {
+        let found = states.find(&listed.name, &listed.uuid, numbers)?;
+        choose(found, listed.id, |pid| runs_domain(pid, &listed.uuid))
     }
 
     /// Takes over what a connection has listed. Files of domains that are new are read; one that cannot be is tried again soon.
@@ -148,13 +170,14 @@ impl Shared {
         let mut fresh = BTreeMap::new();
         let mut names = BTreeSet::new();
         let (before, count) = (self.known().domains.clone(), listed.len());
+        let (states, mut numbers) = (self.states(connection), Numbers::default());
         for listed in listed {
             let handle = LibvirtBackend::handle(uri, &listed.uuid);
             names.insert(handle.clone());
             let known = before.get(&handle).filter(|known| known.listed == listed && known.status.is_some());
             let status = match known {
                 Some(known) => known.status.clone(),
-                None => match self.status(&listed) {
+                None => match self.status(&states, &listed, &mut numbers) {
                     Ok(status) => Some(status),
                     Err(problem) => {
                         self.complain(&handle, Some(problem));
@@ -203,26 +226,22 @@ impl Shared {
 
 /// The file of the domain with this number. Two libvirts, of a container and of the host for example, can each run a domain of the same
 /// name and UUID, and both number their domains from 1.
-fn choose(
-    mut files: Vec<(PathBuf, StatusFile)>,
-    id: u32,
-    runs: impl Fn(i32) -> bool,
-) -> Result<StatusFile, String> {
+fn choose(mut files: Vec<Named>, id: u32, runs: impl Fn(i32) -> bool) -> Result<Named, String> {
     // A libvirt that was killed leaves files of domains that have ended.
-    if files.iter().any(|(_, file)| runs(file.pid)) {
-        files.retain(|(_, file)| runs(file.pid));
+    if files.iter().any(|named| runs(named.pid)) {
+        files.retain(|named| runs(named.pid));
     }
-    if files.iter().any(|(_, file)| file.id == Some(id)) {
-        files.retain(|(_, file)| file.id == Some(id));
+    if files.iter().any(|named| named.file.id == Some(id)) {
+        files.retain(|named| named.file.id == Some(id));
     }
     match files.as_slice() {
-        [(first, one), (second, other), ..] if one.pid != other.pid => Err(format!(
+        [one, other, ..] if one.pid != other.pid => Err(format!(
             "{} and {} name different processes for one UUID, and it is not known which of them is meant; name the directory of one \
              libvirt only (`libvirt.state_directories`)",
-            first.display(),
-            second.display()
+            one.path.display(),
+            other.path.display()
         )),
-        [(_, one), ..] => Ok(one.clone()),
+        [one, ..] => Ok(one.clone()),
         [] => Err("it has no file".to_owned()),
     }
 }
@@ -260,7 +279,7 @@ impl VmBackend for LibvirtBackend {
             if check_name(name_of(&domain.listed)).is_err() {
                 return None;
             }
-            if status.sockets.iter().any(|socket| self.hidden.contains(socket)) {
+            if status.file.sockets.iter().any(|socket| self.hidden.contains(socket)) {
                 return None;
             }
             let mut hasher = DefaultHasher::new();
@@ -295,9 +314,9 @@ impl VmBackend for LibvirtBackend {
             let problem = known.complaints.get(&name).cloned();
             Source { name, problem }
         };
-        let common = self.shared.places.common.get().and_then(|served| served.as_ref().err());
+        let common = self.shared.common.get().and_then(|served| served.as_ref().err());
         let not_served = common.map(|problem| Source {
-            name: self.shared.places.sockets.join(common_socket::NAME).display().to_string(),
+            name: self.shared.sockets.join(common_socket::NAME).display().to_string(),
             problem: Some(problem.clone()),
         });
         self.shared.connections.iter().map(source).chain(not_served).collect()
@@ -312,7 +331,9 @@ impl VmBackend for LibvirtBackend {
         let Some(KnownDomain { listed, connection, .. }) = known else {
             return Err(failed(io::ErrorKind::NotFound.into()));
         };
-        let status = self.shared.status(&listed).map_err(|problem| failed(io::Error::other(problem)))?;
+        let other = |problem: String| failed(io::Error::other(problem));
+        let states = self.shared.states(connection);
+        let status = self.shared.status(&states, &listed, &mut Numbers::default()).map_err(other)?;
         let process = Process::with_number(status.pid).map_err(|source| {
             let (socket, pid) = (handle.to_string(), status.pid);
             VmError::Process { socket, pid, source }
@@ -321,12 +342,14 @@ impl VmBackend for LibvirtBackend {
         if !runs_domain(status.pid, &listed.uuid) || !process.alive() {
             let domain = sanitize_short(&listed.name);
             let reason = format!("process {} is not the QEMU of domain {domain}", status.pid);
-            return Err(failed(io::Error::other(reason)));
+            return Err(other(reason));
         }
+        states.check(&status).map_err(other)?;
         let name = name_of(&listed).to_owned();
         let domain = self.shared.connections[connection].domain(&listed.uuid);
         let domain = domain.map_err(|error| connection::error(&name, error))?;
-        let places = Arc::clone(&self.shared.places);
+        let (sockets, common) = (self.shared.sockets.clone(), Arc::clone(&self.shared.common));
+        let places = Arc::new(Places { states, sockets, common });
         Ok(Box::new(LibvirtConnection::new(domain, process, listed.name, name, places)))
     }
 }
@@ -339,16 +362,18 @@ fn runs_domain(pid: i32, uuid: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use vnuma_libvirt::StatusFile;
 
     #[test]
     fn the_file_of_a_domain_is_that_of_its_libvirt_and_of_a_process_that_runs() {
         let file = |place: &str, id, pid| {
             let (uuid, vcpus, sockets) = ("8d2a52f4".to_owned(), BTreeMap::new(), Vec::new());
-            (PathBuf::from(place), StatusFile { uuid, id: Some(id), pid, vcpus, sockets })
+            let file = StatusFile { uuid, id: Some(id), pid, vcpus, sockets };
+            Named { path: PathBuf::from(place), owner: 0, file, pid }
         };
         let files = || vec![file("/a/web.xml", 1, 10), file("/b/web.xml", 2, 20)];
         let chosen = |files, id, running: &[i32]| {
-            choose(files, id, |pid| running.contains(&pid)).map(|status| status.pid)
+            choose(files, id, |pid| running.contains(&pid)).map(|named| named.pid)
         };
         assert_eq!((chosen(files(), 1, &[10, 20]), chosen(files(), 2, &[10, 20])), (Ok(10), Ok(20)));
         // One that has ended is not it, whatever its number.

@@ -5,12 +5,18 @@
 #![allow(dead_code)]
 
 use nix::{
-    sys::signal::{Signal, kill},
+    sys::{
+        signal::{Signal, kill},
+        socket::{getsockopt, sockopt::PeerCredentials},
+    },
     unistd::Pid,
 };
 use std::{
     fs,
-    os::unix::fs::PermissionsExt,
+    os::unix::{
+        fs::{PermissionsExt, chown},
+        net::UnixStream,
+    },
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::{Mutex, MutexGuard, PoisonError},
@@ -29,15 +35,26 @@ static TURN: Mutex<()> = Mutex::new(());
 /// them, which is whoever reaps orphans: here a process that does nothing else, as that of the machine may be slow.
 const START: &str = r#"
 mkdir -p /var/cache/libvirt && mount --bind "$2" /var/cache/libvirt || exit 1
-for place in run:/run/libvirt lib:/var/lib/libvirt etc:/etc/libvirt log:/var/log/libvirt; do
+for place in run:"$4" lib:/var/lib/libvirt etc:/etc/libvirt log:/var/log/libvirt; do
     mkdir -p "${place#*:}" && mount --bind "$1/${place%%:*}" "${place#*:}" || exit 1
 done
 # What cannot be used need not be tried, which libvirt does again at each start.
 [ ! -e /dev/kvm ] || mount --bind "$1/none" /dev/kvm || exit 1
 # prctl(PR_SET_CHILD_SUBREAPER), and sethostname: libvirt does not migrate to a host of the same name.
+dir=$1 host=$3
+shift 4
 exec perl -e 'syscall(157, 36, 1, 0, 0, 0); $name = shift; syscall(170, $name, length $name); fork or exec @ARGV; 1 while wait > 0' \
-    "$3" libvirtd --config /etc/libvirt/libvirtd.conf --pid-file "$1/libvirtd.pid"
+    "$host" "$@" libvirtd --config /etc/libvirt/libvirtd.conf --pid-file "$dir/libvirtd.pid"
 "#;
+
+/// Where a libvirtd runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// On the host, but for its mounts.
+    Host,
+    /// In a container, with a PID namespace and a `/run` of its own, as this user.
+    Container(u32),
+}
 
 /// It asks nobody who they are.
 pub const LETS_IN: &str = "auth_unix_rw = \"none\"\n";
@@ -55,6 +72,7 @@ pub const DOMAIN: &str = "<domain type='qemu'><name>NAME</name><memory unit='MiB
 
 pub struct Libvirt {
     pub dir: TempDir,
+    pub place: Place,
     /// What it takes the host to be called.
     host: &'static str,
     /// The parents of libvirtd and of the QEMUs that it has started.
@@ -65,10 +83,19 @@ pub struct Libvirt {
 impl Libvirt {
     /// `None` where there is none, which is said.
     pub fn start() -> Option<Self> {
+        Some(Self::start_on("here", Place::Host, Some(Self::turn()?)))
+    }
+
+    /// In a container, as this user.
+    pub fn start_in_container(user: u32) -> Option<Self> {
+        Some(Self::start_on("here", Place::Container(user), Some(Self::turn()?)))
+    }
+
+    fn turn() -> Option<MutexGuard<'static, ()>> {
         let there = |program: &str| {
             ["/usr/sbin", "/usr/bin"].iter().any(|place| Path::new(place).join(program).exists())
         };
-        let missing = ["libvirtd", "virsh", "qemu-system-x86_64", "unshare", "perl"]
+        let missing = ["libvirtd", "virsh", "qemu-system-x86_64", "unshare", "setpriv", "perl"]
             .into_iter()
             .find(|program| !there(program));
         if let Some(program) = missing {
@@ -79,21 +106,21 @@ impl Libvirt {
             println!("skipped: this needs root");
             return None;
         }
-        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-        Some(Self::start_on("here", Some(turn)))
+        Some(TURN.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// One of another host, as far as libvirt can tell.
     pub fn start_other(&self) -> Self {
-        Self::start_on("there", None)
+        Self::start_on("there", Place::Host, None)
     }
 
-    pub fn start_on(host: &'static str, turn: Option<MutexGuard<'static, ()>>) -> Self {
+    fn start_on(host: &'static str, place: Place, turn: Option<MutexGuard<'static, ()>>) -> Self {
         let dir = tempfile::tempdir().unwrap();
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
-        for place in ["run", "lib", "etc", "log"] {
-            fs::create_dir(dir.path().join(place)).unwrap();
-            fs::set_permissions(dir.path().join(place), fs::Permissions::from_mode(0o755)).unwrap();
+        for folder in ["run", "lib", "etc", "log", "etc/libvirt"].map(|folder| dir.path().join(folder)) {
+            fs::create_dir(&folder).unwrap();
+            fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
+            chown(&folder, Some(place.user()), None).unwrap();
         }
         fs::write(dir.path().join("none"), "").unwrap();
         fs::set_permissions(dir.path().join("none"), fs::Permissions::from_mode(0o0)).unwrap();
@@ -102,12 +129,12 @@ impl Libvirt {
         let daemon = format!("{LETS_IN}host_uuid = \"{uuid}\"\n");
         fs::write(dir.path().join("etc/libvirtd.conf"), daemon).unwrap();
         // Without virtlogd, and without namespaces of QEMUs, which take no /dev with mounts in it. libvirt migrates to no 127.0.0.1.
-        fs::write(
-            dir.path().join("etc/qemu.conf"),
-            "stdio_handler = \"file\"\nsecurity_driver = \"none\"\nnamespaces = []\nmigration_host = \"0.0.0.0\"\n",
-        )
-        .unwrap();
-        let mut libvirt = Self { dir, host, reapers: Vec::new(), _turn: turn };
+        // That of a user is in one more folder.
+        let qemu = "stdio_handler = \"file\"\nsecurity_driver = \"none\"\nnamespaces = []\nmigration_host = \"0.0.0.0\"\n";
+        for file in ["etc/qemu.conf", "etc/libvirt/qemu.conf"] {
+            fs::write(dir.path().join(file), qemu).unwrap();
+        }
+        let mut libvirt = Self { dir, place, host, reapers: Vec::new(), _turn: turn };
         libvirt.start_daemon();
         libvirt
     }
@@ -120,19 +147,42 @@ impl Libvirt {
     pub fn launch_daemon(&mut self) {
         let dir = self.dir.path();
         // What libvirt has found out about QEMU, which takes seconds, is kept.
-        let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("libvirt-cache");
+        let user = self.place.user();
+        let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("libvirt-cache-{user}"));
         fs::create_dir_all(&cache).unwrap();
+        chown(&cache, Some(user), None).unwrap();
         let _ = fs::remove_file(dir.join("libvirtd.pid"));
-        let reaper = Command::new("unshare")
-            .args(["-m", "-u", "--propagation", "private", "sh", "-c", START, "sh"])
-            .args([dir, &cache, Path::new(self.host)])
-            .stdin(Stdio::null())
-            .stderr(fs::File::create(dir.join("libvirtd.log")).unwrap())
-            .spawn();
+        let mut command = Command::new("unshare");
+        command.args(["-m", "-u", "--propagation", "private"]);
+        let run = match self.place {
+            Place::Host => "/run/libvirt",
+            Place::Container(_) => {
+                // All in it ends with its first process, which ends with this one.
+                command.args(["--pid", "--fork", "--kill-child", "--mount-proc"]);
+                "/run"
+            }
+        };
+        command.args(["sh", "-c", START, "sh"]).args([dir, &cache, Path::new(self.host), Path::new(run)]);
+        if user != 0 {
+            let id = user.to_string();
+            command.args(["setpriv", "--reuid", &id, "--regid", &id, "--clear-groups"]);
+            command.env("XDG_RUNTIME_DIR", "/run").env("XDG_CONFIG_HOME", "/etc/libvirt");
+            command.env("XDG_CACHE_HOME", "/var/cache/libvirt").env("HOME", "/var/lib/libvirt");
+            // Whose folder is root's.
+            fs::write(dir.join("libvirtd.pid"), "").unwrap();
+            chown(dir.join("libvirtd.pid"), Some(user), None).unwrap();
+        }
+        let log = fs::File::create(dir.join("libvirtd.log")).unwrap();
+        let reaper = command.stdin(Stdio::null()).stderr(log).spawn();
         self.reapers.push(reaper.unwrap());
     }
 
+    /// libvirtd, by its number on the host.
     pub fn daemon(&self) -> Option<Pid> {
+        if self.place != Place::Host {
+            let peer = UnixStream::connect(self.socket()).ok()?;
+            return Some(Pid::from_raw(getsockopt(&peer, PeerCredentials).ok()?.pid()));
+        }
         let file = fs::read_to_string(self.dir.path().join("libvirtd.pid")).ok()?;
         file.trim().parse().ok().map(Pid::from_raw)
     }
@@ -144,7 +194,19 @@ impl Libvirt {
     }
 
     pub fn uri(&self) -> String {
-        format!("qemu+unix:///system?socket={}", self.dir.path().join("run/libvirt-sock").display())
+        self.uri_at(&self.socket())
+    }
+
+    pub fn uri_at(&self, socket: &Path) -> String {
+        let driver = if self.place.user() == 0 { "system" } else { "session" };
+        format!("qemu+unix:///{driver}?socket={}", socket.display())
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.dir.path().join(match self.place {
+            Place::Host => "run/libvirt-sock",
+            Place::Container(_) => "run/libvirt/libvirt-sock",
+        })
     }
 
     pub fn virsh(&self, words: &[&str]) -> Result<String, String> {
@@ -187,13 +249,18 @@ impl Libvirt {
         (extra, socket)
     }
 
+    /// A domain's process, by its number where its libvirtd runs.
     pub fn pid(&self, name: &str) -> i32 {
-        let file = self.dir.path().join(format!("run/qemu/{name}.pid"));
+        let file = self.states().join(format!("{name}.pid"));
         fs::read_to_string(file).unwrap().trim().parse().unwrap()
     }
 
     pub fn states(&self) -> PathBuf {
-        self.dir.path().join("run/qemu")
+        self.dir.path().join(match self.place {
+            Place::Host => "run/qemu",
+            Place::Container(0) => "run/libvirt/qemu",
+            Place::Container(_) => "run/libvirt/qemu/run",
+        })
     }
 
     /// libvirt marks domains that were tampered with.
@@ -206,8 +273,25 @@ impl Libvirt {
     }
 }
 
+impl Place {
+    fn user(self) -> u32 {
+        match self {
+            Self::Host => 0,
+            Self::Container(user) => user,
+        }
+    }
+}
+
 impl Drop for Libvirt {
     fn drop(&mut self) {
+        if self.place != Place::Host {
+            // The numbers that are in its files mean nothing here.
+            for container in &mut self.reapers {
+                let _ = container.kill();
+                let _ = container.wait();
+            }
+            return;
+        }
         let entries = fs::read_dir(self.states()).into_iter().flatten().flatten();
         for entry in entries.filter(|entry| entry.path().extension().is_some_and(|end| end == "pid")) {
             let pid = fs::read_to_string(entry.path()).ok().and_then(|pid| pid.trim().parse().ok());
