@@ -67,6 +67,7 @@ pub use qmp::QmpBackend;
 pub use unusable::UnusableBackend;
 
 use std::{
+    collections::BTreeMap,
     os::fd::{BorrowedFd, OwnedFd},
     time::Duration,
 };
@@ -148,6 +149,30 @@ pub struct Plugged {
     pub tid: i32,
 }
 
+/// A pin of a policy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PolicyPin {
+    /// The vCPU's thread.
+    pub tid: i32,
+    /// The affinity that it has. If it has another one, somebody else has set that, and it stays.
+    pub expected: CpuSet,
+    /// Where it may run when no policy confines it.
+    pub operator: CpuSet,
+    /// The policy's CPUs. `None`: no policy confines it any more.
+    pub cpus: Option<CpuSet>,
+}
+
+/// Why a vCPU is not pinned as a policy wants.
+#[derive(Debug, thiserror::Error)]
+pub enum PinError {
+    /// Somebody else has set this affinity.
+    #[error("its affinity is {0} now: somebody else has set it")]
+    Changed(CpuSet),
+    /// The VM's hypervisor refuses, or does not answer.
+    #[error(transparent)]
+    Vm(#[from] VmError),
+}
+
 /// A connection to a VM. Calls block, most for a second at most, those of many commands for five.
 pub trait VmConnection: Send {
     /// Waits until the VM accepts commands; before anything else. After [`VmError::NoGreeting`] and
@@ -184,6 +209,16 @@ pub trait VmConnection: Send {
     fn pin_vcpu(&mut self, tid: i32, _cpus: &CpuSet) -> Result<(), VmError> {
         let reason = format!("thread {tid} is pinned by its affinity only");
         Err(VmError::Libvirt { vm: format!("VM of process {}", self.pid()), reason })
+    }
+    /// Confines vCPUs as policies decide, or gives them back what they had before, with one outcome for each. That they are a policy's
+    /// outlasts whoever sets them.
+    fn pin_vcpus(&mut self, pins: &[PolicyPin]) -> Vec<Result<(), PinError>> {
+        pins.iter().map(|pin| self.pin_vcpu(pin.tid, &pin.operator).map_err(PinError::Vm)).collect()
+    }
+    /// Gives vCPUs back what they had before policies have confined them over this or an earlier connection. Returns how many. `keep`:
+    /// pins that stay, by the vCPU's thread.
+    fn unpin_vcpus(&mut self, _keep: &BTreeMap<i32, Vec<CpuSet>>) -> Result<usize, VmError> {
+        Ok(0)
     }
     /// The vCPU with this APIC id, if it can be unplugged: there is one, and the guest did not boot on it.
     fn removable_vcpu(&mut self, apic_id: u32) -> Result<Plugged, VmError>;

@@ -27,6 +27,7 @@ use nix::{
 };
 use real::{DOMAIN, EMULATOR, HANG, LETS_IN, Libvirt, wait_for};
 use std::{
+    collections::BTreeMap,
     fs,
     io::IoSlice,
     os::{
@@ -39,8 +40,8 @@ use std::{
     time::{Duration, Instant},
 };
 use vnuma_hypervisor::{
-    JoinedBackend, LibvirtBackend, MigrationStatus, QmpBackend, VmBackend, VmConnection, VmError, VmEvent,
-    VmHandle,
+    JoinedBackend, LibvirtBackend, MigrationStatus, PinError, PolicyPin, QmpBackend, VmBackend, VmConnection,
+    VmError, VmEvent, VmHandle,
 };
 use vnuma_topology::CpuSet;
 

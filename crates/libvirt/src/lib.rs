@@ -29,6 +29,6 @@ pub use error::LibvirtError;
 pub use events::DomainEvent;
 pub use library::Library;
 pub use migration::{Ended, Job, Migrating};
-pub use pins::{OwnPin, PINS_NAMESPACE, TakingBack, pins_element, xml_for_elsewhere};
+pub use pins::{OwnPin, PINS_NAMESPACE, TakingBack, Wanted, pins_element, xml_for_elsewhere};
 pub use status::{FoundStatus, StatusError, StatusFile, StatusPlaces};
 pub use xml::XmlError;

@@ -6,10 +6,13 @@ use super::{
     migration::Departure,
     states::shares_directory,
 };
-use crate::{Migration, ObservedVcpus, Plugged, VmConnection, VmError, VmEvent, observed, process::Process};
+use crate::{
+    Migration, ObservedVcpus, PinError, Plugged, PolicyPin, VmConnection, VmError, VmEvent, observed,
+    process::Process,
+};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::{
-    collections::VecDeque,
+    collections::{BTreeMap, VecDeque},
     fs,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::Path,
@@ -295,6 +298,14 @@ impl VmConnection for LibvirtConnection {
 
     fn pin_vcpu(&mut self, tid: i32, cpus: &CpuSet) -> Result<(), VmError> {
         self.pin(tid, cpus)
+    }
+
+    fn pin_vcpus(&mut self, pins: &[PolicyPin]) -> Vec<Result<(), PinError>> {
+        self.confine(pins)
+    }
+
+    fn unpin_vcpus(&mut self, keep: &BTreeMap<i32, Vec<CpuSet>>) -> Result<usize, VmError> {
+        self.unpin(keep)
     }
 
     fn removable_vcpu(&mut self, _apic_id: u32) -> Result<Plugged, VmError> {
