@@ -11,7 +11,9 @@ use two_nodes::host;
 use vnuma_api as api;
 use vnuma_daemon::core::{
     Core, Refusal,
-    event::{Answer, Candidate, Command, Event, Followed, Made, MaskOrder, Ranked, Report, Request, Switch},
+    event::{
+        Answer, Candidate, Command, Event, Followed, Level, Made, MaskOrder, Ranked, Report, Request, Switch,
+    },
 };
 use vnuma_placement::{
     Policies,
@@ -85,6 +87,7 @@ struct Run {
     events: Vec<api::Event>,
     answers: Vec<(RequestId, Result<Answer, Refusal>)>,
     lines: Vec<String>,
+    warnings: usize,
 }
 
 impl Run {
@@ -112,6 +115,7 @@ impl Run {
             events: Vec::new(),
             answers: Vec::new(),
             lines: Vec::new(),
+            warnings: 0,
         }
     }
 
@@ -156,7 +160,10 @@ impl Run {
                 Command::ForgetMask(_, tid) => self.forgotten.push(tid),
                 Command::Announce(event) => self.events.push(event),
                 Command::Reply(request, answer) => self.answers.push((request, answer)),
-                Command::Log(_, line) => self.lines.push(line),
+                Command::Log(level, line) => {
+                    self.warnings += usize::from(level == Level::Warn);
+                    self.lines.push(line);
+                }
                 _ => {}
             }
         }
@@ -768,4 +775,45 @@ fn without_counters_the_place_of_pages_decides_and_is_named() {
     let vcpu = &shown.vcpus[0];
     assert_eq!((vcpu.quality.as_deref(), vcpu.pressure, &vcpu.kind), (Some("assumed"), None, &None));
     assert_eq!((vcpu.remote_share, vcpu.last.as_ref().and_then(|step| step.pressure)), (Some(1.0), None));
+}
+
+/// As with a libvirt that is gone for long.
+#[test]
+fn a_step_that_fails_is_tried_again_and_warned_of_once() {
+    let mut run = Run::with_vms(&["a"]);
+    run.obedient = false;
+    run.set_policy(1, Policy::Vprobe);
+    let fail = |run: &mut Run, why: &str| {
+        let before = run.orders.len();
+        // Not in each period, as vCPUs are not to be moved too often.
+        for _ in 0..30 {
+            if run.orders.len() == before {
+                run.period(0, 1);
+            }
+        }
+        assert_eq!(run.orders.len(), before + 1, "it is tried again");
+        let error = |vcpu: &MaskOrder| {
+            let source = std::io::Error::other(why.to_owned());
+            (vcpu.vcpu, Err(ActError::System { pid: PID, tid: vcpu.tid, act: "pinning it", source }))
+        };
+        let outcomes = run.orders[before].2.iter().map(error).collect();
+        run.step(Event::Confined(run.id(0), PID, outcomes));
+    };
+    fail(&mut run, "not connected");
+    fail(&mut run, "not connected");
+    assert_eq!(run.warnings, 2, "one for each vCPU: {:?}", run.lines);
+    fail(&mut run, "refused");
+    assert_eq!(run.warnings, 4, "{:?}", run.lines);
+    run.obedient = true;
+    for _ in 0..30 {
+        if run.mask(0) != "4-7" {
+            run.period(0, 1);
+        }
+    }
+    assert_eq!(run.mask(0), "4-7");
+    run.obedient = false;
+    // Somebody else frees them.
+    run.masks.extend([(101, set("0-7")), (102, set("0-7"))]);
+    fail(&mut run, "refused");
+    assert_eq!(run.warnings, 6, "it had been made in between: {:?}", run.lines);
 }

@@ -93,6 +93,8 @@ pub struct Core {
     scheduled: BTreeSet<VmId>,
     /// Threads are counted, as some VM has a policy.
     counting: bool,
+    /// Why steps of policies were not made, the last time.
+    confine_problems: BTreeMap<(VmId, ApicId), String>,
     /// VMs whose threads scx_vnuma was told of, if it is loaded.
     ranked: BTreeMap<VmId, i32>,
     /// Changes of a policy that are answered when all masks are the operator's again.
@@ -165,6 +167,7 @@ impl Core {
             recount: BTreeSet::new(),
             scheduled: BTreeSet::new(),
             counting: false,
+            confine_problems: BTreeMap::new(),
             ranked: BTreeMap::new(),
             policy_requests: Vec::new(),
             memory_requests: Vec::new(),

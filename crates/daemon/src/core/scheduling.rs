@@ -262,6 +262,9 @@ impl Core {
         // It may have been the last one that a policy confined.
         self.recount(id);
         for (vcpu, outcome) in outcomes {
+            if outcome.is_ok() {
+                self.confine_problems.remove(&(id, vcpu));
+            }
             match outcome {
                 Ok(made) => self.step_made(id, vcpu, made),
                 Err(ActError::MaskChanged { found, .. }) => {
@@ -309,7 +312,11 @@ impl Core {
         self.world.step_ended(id, vcpu, false, None, self.now_ns);
         let Some((_, vm)) = self.world.vm_mut(id) else { return };
         let name = vm.name().to_owned();
-        self.log(Level::Warn, format!("{name}: the CPUs of vCPU {vcpu} could not be set: {source}"));
+        // It is tried again with the next period, and a libvirt that is gone may be so for long.
+        let problem = source.to_string();
+        let before = self.confine_problems.insert((id, vcpu), problem.clone());
+        let level = if before.as_ref() == Some(&problem) { Level::Debug } else { Level::Warn };
+        self.log(level, format!("{name}: the CPUs of vCPU {vcpu} could not be set: {problem}"));
         let waiting: Vec<_> = self.policy_requests.extract_if(.., |(vm, _)| *vm == id).collect();
         let mut source = Some(source);
         for (_, request) in waiting {

@@ -412,6 +412,7 @@ impl Core {
         if self.names.get(vm.name()) == Some(&id) {
             self.names.remove(vm.name());
         }
+        self.confine_problems.retain(|(vm, _), _| *vm != id);
         if vm.channel.publisher().is_some() {
             self.commands.push(Command::CloseChannel(id));
         }
