@@ -94,3 +94,139 @@ fn hundreds_of_domains_are_attached_and_outlast_libvirtd_and_vnumad() {
     // Nobody lets go of the device in a guest that stands still.
     assert!(status != 200 && answer.to_string().contains("has not released"), "{status}: {answer}");
 }
+
+/// A name that no domain of another test has, as those of one name share a control group, whatever libvirt they are of.
+fn name() -> String {
+    format!("policy-{}", std::process::id())
+}
+
+/// What libvirt says that the vCPUs of the domain are pinned to.
+fn pins(libvirt: &Libvirt) -> Vec<String> {
+    let pins = libvirt.must(&["vcpupin", &name(), "--live"]);
+    let sets = pins.lines().filter_map(|line| line.split_whitespace().nth(1));
+    sets.map(str::to_owned).collect()
+}
+
+fn policy(daemon: &Daemon) -> Value {
+    ask(&daemon.socket, "GET", &format!("/v1/vms/{}/policy", name()), "").1
+}
+
+fn set_policy(daemon: &Daemon, policy: &str) {
+    let body = format!("{{\"policy\":\"{policy}\"}}");
+    let (status, answer) = ask(&daemon.socket, "POST", &format!("/v1/vms/{}/policy", name()), &body);
+    assert_eq!(status, 200, "{answer}");
+}
+
+/// The vCPUs that a policy confines: by their index, with the CPUs.
+fn confined(daemon: &Daemon) -> Vec<(usize, String)> {
+    let vcpus = policy(daemon)["vcpus"].as_array().cloned().unwrap_or_default();
+    let cpus = |vcpu: &Value| vcpu["policy_cpus"].as_str().map(str::to_owned);
+    vcpus.iter().enumerate().filter_map(|(at, vcpu)| Some((at, cpus(vcpu)?))).collect()
+}
+
+fn await_described(daemon: &Daemon) {
+    await_all(daemon, "described", 1, |vm| vm["described"] == true);
+}
+
+/// A machine whose first vCPU never rests: what it boots is `jmp $`.
+fn create_busy(libvirt: &Libvirt) {
+    let image = libvirt.dir.path().join("lib/boot.img");
+    let mut disk = vec![0_u8; 16 << 20];
+    (disk[0], disk[1], disk[510], disk[511]) = (0xeb, 0xfe, 0x55, 0xaa);
+    std::fs::write(&image, disk).expect("written");
+    let disk = format!(
+        "<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='{}'/><target dev='sda' bus='sata'/></disk>",
+        image.display()
+    );
+    let domain = real::DOMAIN.replace("DEVICES", &disk);
+    libvirt.create_from(&domain.replace("<vcpupin vcpu='1' cpuset='0'/>", ""), &name(), "");
+    libvirt.must(&["resume", &name()]);
+}
+
+#[test]
+fn a_policy_pins_by_libvirt_within_what_an_operator_allows_and_gives_back() {
+    let Some(mut libvirt) = Libvirt::start() else { return };
+    create_busy(&libvirt);
+    // Whatever runs uses memory.
+    let change = |config: &mut vnuma_daemon::Config| {
+        config.policy_period = Duration::from_millis(200);
+        (config.policy_bounds.low, config.policy_bounds.high) = (1e-9, 2e-9);
+    };
+    let mut daemon = Daemon::start_with(Some(backend(&libvirt)), change);
+    let pid = libvirt.pid(&name());
+    let tids: Vec<i32> = {
+        await_described(&daemon);
+        let (_, vm) = ask(&daemon.socket, "GET", &format!("/v1/vms/{}", name()), "");
+        let vcpus = vm["vcpus"].as_array().expect("vCPUs").clone();
+        vcpus.iter().map(|vcpu| vcpu["tid"].as_i64().expect("a thread") as i32).collect()
+    };
+    let allowed = |vcpu: usize| vnuma_process::read_allowed(pid, tids[vcpu]).expect("it runs").to_string();
+    let agree = |expected: &dyn Fn(usize) -> String| {
+        let pins = pins(&libvirt);
+        (0..4).all(|vcpu| pins[vcpu] == expected(vcpu) && allowed(vcpu) == expected(vcpu))
+    };
+    let are_free = || agree(&|_| "0-1".to_owned());
+    let confine = |daemon: &Daemon| {
+        await_described(daemon);
+        set_policy(daemon, "vprobe-paper");
+        common::wait_for("the first vCPU to be confined as libvirt, the kernel and vnumad say", || {
+            let known = confined(daemon);
+            let of = |vcpu| {
+                known.iter().find(|(at, _)| *at == vcpu).map_or("0-1".to_owned(), |(_, cpus)| cpus.clone())
+            };
+            known.iter().any(|(vcpu, _)| *vcpu == 0) && agree(&of)
+        });
+    };
+
+    confine(&daemon);
+    let record =
+        std::fs::read_to_string(daemon.config.records.join(format!("{pid}.masks"))).unwrap_or_default();
+    assert!(
+        !tids.iter().any(|tid| record.contains(&format!("\"{tid}\""))),
+        "the domain has the record: {record}"
+    );
+    // An operator pins one that a policy has, to where the policy does not have it.
+    let cpus = confined(&daemon)[0].1.clone();
+    let other = if cpus == "0" { "1" } else { "0" };
+    libvirt.must(&["vcpupin", &name(), "0", other, "--live"]);
+    common::wait_for("that to be a limit", || policy(&daemon)["vcpus"][0]["operator_cpus"] == *other);
+    for _ in 0..10 {
+        std::thread::sleep(daemon.config.policy_period);
+        assert_eq!((pins(&libvirt)[0].as_str(), allowed(0).as_str()), (other, other));
+    }
+    set_policy(&daemon, "off");
+    assert!(
+        agree(&|vcpu| if vcpu == 0 { other.to_owned() } else { "0-1".to_owned() }),
+        "{:?}",
+        pins(&libvirt)
+    );
+    libvirt.must(&["vcpupin", &name(), "0", "0-1", "--live"]);
+
+    // vnumad stops, with libvirtd and without.
+    confine(&daemon);
+    daemon.stop();
+    assert!(are_free(), "{:?}", pins(&libvirt));
+    daemon.restart_with(backend(&libvirt));
+    confine(&daemon);
+    libvirt.signal(Signal::SIGSTOP);
+    assert_eq!(list(&daemon).len(), 1, "nobody waits for libvirtd");
+    let began = Instant::now();
+    daemon.stop();
+    println!("stopped in {:?} while libvirtd hung (measured)", began.elapsed());
+    libvirt.signal(Signal::SIGCONT);
+    assert!(!are_free(), "nobody could free them");
+    daemon.restart_with(backend(&libvirt));
+    await_described(&daemon);
+    common::wait_for("the next vnumad to give back what was left", are_free);
+    // One that has the same libvirt again keeps what its policy wants, and takes back the rest.
+    confine(&daemon);
+    libvirt.kill_daemon();
+    common::wait_for("libvirt to be gone", || list(&daemon)[0]["hypervisor"] == "lost");
+    libvirt.start_daemon();
+    common::wait_for("it to be connected again", || list(&daemon)[0]["hypervisor"] == "answers");
+    std::thread::sleep(5 * daemon.config.policy_period);
+    assert_ne!(pins(&libvirt)[0], "0-1");
+    set_policy(&daemon, "off");
+    assert_eq!(pins(&libvirt), ["0-1"; 4]);
+    assert!(!libvirt.is_tainted(&name()));
+}

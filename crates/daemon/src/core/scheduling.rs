@@ -3,7 +3,7 @@
 //! | mask of a vCPU | by |
 //! |---|---|
 //! | its operator's is remembered | `World::take_reading`, from what is read while no policy confines it |
-//! | a policy's is set | a step of the plan, [`Command::Confine`]; recorded on disk before |
+//! | a policy's is set | a step of the plan, [`Command::Confine`]; recorded on disk, or with a domain of libvirt, before |
 //! | its operator's is set again | a step of the plan when the policy changes, or [`Command::RestoreMasks`] by the record |
 //! | its place is told to scx_vnuma, if that is loaded | the same steps; the affinity stays the operator's |
 //! | those of threads that run no vCPU | [`Command::Follow`], after the steps of the vCPUs (`others`) |
@@ -15,7 +15,7 @@ use super::{
     refusal::Refusal,
     render,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use vnuma_api as api;
 use vnuma_placement::{
     scheduling::{Policy, Standing, Stealing, memory::MemoryReason},
@@ -184,6 +184,7 @@ impl Core {
     pub(super) fn switched(&mut self, switch: Switch) {
         let now_ns = self.now_ns;
         let mut lost = 0;
+        let told: BTreeSet<i32> = switch.threads.iter().map(|(tid, _)| *tid).collect();
         for (tid, done) in switch.threads {
             let Some((id, vcpu)) = self.threads.get(&tid).copied() else { continue };
             let Some(mask) = self.world.mask_mut(id, vcpu) else { continue };
@@ -209,6 +210,35 @@ impl Core {
             line += &format!("; {lost} vCPUs have lost theirs until the next period");
         }
         self.log(Level::Info, line);
+        if switch.to == Mechanism::Scheduler {
+            self.place_again(&told);
+        }
+    }
+
+    /// Orders once more what is set by affinities, but for these threads: scx_vnuma is told of it now.
+    fn place_again(&mut self, told: &BTreeSet<i32>) {
+        let mut orders = Vec::new();
+        let vms: Vec<VmId> = self.world.iter().map(|(id, _)| id).collect();
+        for id in vms {
+            let Some((_, vm)) = self.world.vm_mut(id) else { continue };
+            let mut masks = Vec::new();
+            for vcpu in vm.description.vcpus.iter().filter(|vcpu| !told.contains(&vcpu.tid)) {
+                let Some(mask) = vm.scheduling.masks.get_mut(&vcpu.apic_id) else { continue };
+                let set = mask.policy.clone().filter(|set| set.by == Mechanism::Affinity);
+                let (Some(set), Some(why), Some(operator), None) =
+                    (set, mask.last.as_ref().map(|last| last.why), mask.operator.clone(), &mask.begun)
+                else {
+                    continue;
+                };
+                let (expected, cpus) = (set.cpus.clone(), Some(set.cpus.clone()));
+                mask.begun = Some(Begun { mask: Some(set), why });
+                masks.push(MaskOrder { vcpu: vcpu.apic_id, tid: vcpu.tid, expected, operator, cpus });
+            }
+            if !masks.is_empty() {
+                orders.push(Command::Confine { vm: id, pid: vm.description.pid, masks });
+            }
+        }
+        self.commands.extend(orders);
     }
 
     /// A mask that somebody else has set.

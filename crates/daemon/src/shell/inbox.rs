@@ -1,6 +1,6 @@
 //! The core's queue of messages and requests.
 
-use super::{report, totals::Totals};
+use super::{pins::PinOrder, report, totals::Totals};
 use crate::core::{
     Refusal,
     event::{Answer, Event, Request},
@@ -16,13 +16,13 @@ use nix::{
 use std::{
     collections::VecDeque,
     io,
-    os::fd::{AsFd, BorrowedFd},
-    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 use tokio::sync::{mpsc, oneshot};
 use vnuma_api as api;
-use vnuma_placement::world::ConnectionId;
+use vnuma_placement::world::{ConnectionId, VmId};
 
 /// Capacity of the message queue. When it is full, a sender waits or counts its message as lost.
 const CAPACITY: usize = 4096;
@@ -40,8 +40,13 @@ pub(crate) enum Message {
     Event(Event),
     /// A worker reports.
     Worker(ConnectionId, report::Report),
-    /// A thread of a process was pinned by whoever manages its VM, or was not. Carries the event for the core.
-    Pinned(i32, i32, Event),
+    /// Threads of a process were pinned by whoever manages its VM, or were not. Of these no mask is kept any more, nor does scx_vnuma
+    /// have them. Carries the event for the core.
+    Pinned(i32, Vec<i32>, Event),
+    /// Of a VM whose manager pins as policies want: threads of its process that run no vCPU are confined by affinities.
+    Confine(VmId, i32, Vec<PinOrder>),
+    /// How many pins of a VM were given back, before the masks that are recorded of its process.
+    Unpinned(VmId, i32, Option<Arc<OwnedFd>>, Result<usize, String>),
 }
 
 /// A request of a client of the API.

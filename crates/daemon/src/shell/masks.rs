@@ -1,11 +1,11 @@
-//! The record of masks that policies have set: for each process a file beside the records of channels, written before a mask
+//! The record of masks that policies have set by affinities: for each process a file beside the records of channels, written before a mask
 //! is set, so that the operators' masks can be given back whatever becomes of vnumad.
 
 use super::others::give_back_inherited;
 use crate::core::{event::MaskOrder, sanitize};
 use serde::{Deserialize, Serialize};
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs::{self, DirBuilder, OpenOptions},
     io::{self, Read, Write},
     os::{
@@ -98,12 +98,14 @@ struct Process {
 pub(super) struct Masks {
     directory: PathBuf,
     known: BTreeMap<i32, Process>,
+    /// vCPUs, by process, that whoever manages their VMs pins. Their masks are nobody's here.
+    pinned: BTreeMap<i32, BTreeSet<i32>>,
 }
 
 impl Masks {
     /// Records in `directory`.
     pub(super) fn new(directory: PathBuf) -> Self {
-        Self { directory, known: BTreeMap::new() }
+        Self { directory, known: BTreeMap::new(), pinned: BTreeMap::new() }
     }
 
     fn path(&self, pid: i32) -> PathBuf {
@@ -153,6 +155,19 @@ impl Masks {
         }
     }
 
+    /// These vCPUs are pinned by whoever manages their VM.
+    pub(super) fn leave(&mut self, pid: i32, tids: impl IntoIterator<Item = i32>) {
+        let mut tids = tids.into_iter().peekable();
+        if tids.peek().is_some() {
+            self.pinned.entry(pid).or_default().extend(tids);
+        }
+    }
+
+    /// Are there such vCPUs of this process?
+    pub(super) fn is_left(&self, pid: i32) -> bool {
+        self.pinned.contains_key(&pid)
+    }
+
     /// What is recorded of a thread.
     pub(super) fn kept(&self, pid: i32, tid: i32) -> Option<&Kept> {
         self.known.get(&pid)?.threads.get(&tid)
@@ -188,7 +203,12 @@ impl Masks {
     }
 
     /// The process has ended.
-    pub(super) fn forget_process(&mut self, pid: i32) {
+    pub(super) fn process_ended(&mut self, pid: i32) {
+        self.pinned.remove(&pid);
+        self.forget_process(pid);
+    }
+
+    fn forget_process(&mut self, pid: i32) {
         if self.known.remove(&pid).is_some() {
             self.remove(pid);
         }
@@ -219,7 +239,8 @@ impl Masks {
         };
         let (mut count, mut done, mut failed) = (0, Vec::new(), None);
         let made: Vec<(CpuSet, CpuSet)> = process.threads.values().filter_map(Kept::inherited).collect();
-        let known: Vec<i32> = process.threads.keys().copied().collect();
+        let pinned = self.pinned.get(&pid).into_iter().flatten();
+        let known: Vec<i32> = process.threads.keys().chain(pinned).copied().collect();
         for (&tid, kept) in &process.threads {
             let set_by_us = |found: &CpuSet| kept.is_ours(found, online);
             match pin_thread_if(pidfd.as_fd(), pid, tid, set_by_us, &kept.operator) {

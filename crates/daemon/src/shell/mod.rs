@@ -32,6 +32,7 @@ mod observer;
 mod others;
 mod pages;
 mod pin;
+mod pins;
 mod pmu;
 mod processes;
 mod recorders;
@@ -257,6 +258,7 @@ impl Shell {
                 watchdog.turned(Instant::now());
             }
         }
+        self.give_pins_back();
     }
 
     /// What there is to do next. `None` once the inbox is closed.
@@ -340,12 +342,14 @@ impl Shell {
             }
             Message::Event(event) => self.step(event),
             Message::Worker(connection, report) => self.reported(connection, report),
-            Message::Pinned(pid, tid, event) => {
-                if matches!(event, Event::Moved(.., Ok(_))) {
-                    // Its mask is the operator's from now on.
-                    self.mover.order(Order::Forget { pid, tid });
-                }
+            Message::Pinned(pid, tids, event) => {
+                tids.into_iter().for_each(|tid| self.mover.order(Order::Forget { pid, tid }));
                 self.step(event);
+            }
+            Message::Confine(vm, pid, orders) => self.confine_by_pins(vm, pid, orders),
+            Message::Unpinned(vm, pid, pidfd, pins) => {
+                let vcpus = self.threads_of_vcpus(vm);
+                self.mover.order(Order::Restore { vm, pid, pidfd, vcpus, pins });
             }
         }
     }
@@ -353,6 +357,7 @@ impl Shell {
     fn reported(&mut self, connection: ConnectionId, report: report::Report) {
         use report::Report as R;
         let Some(&(vm, _)) = self.workers.get(&connection) else { return };
+        let is_up = matches!(report, R::Up { pins: true, .. });
         let report = match report {
             R::Up { description, pidfd, channel, pins } => {
                 match pins {
@@ -381,6 +386,9 @@ impl Shell {
             R::Plain(report) => report,
         };
         self.step(Event::Hypervisor(connection, report));
+        if is_up {
+            self.settle_pins(vm);
+        }
         // The core may have dropped this channel meanwhile.
         let served = |vm: &VmId| {
             let known = self.core.world().get(*vm).and_then(|managed| managed.vm.as_ref());
@@ -502,8 +510,8 @@ impl Shell {
                 self.mover.order(Order::Move(Move { vm, pid, pidfd, vcpu, tid, node, cpus }));
             }
             Command::Confine { vm, pid, masks } => {
-                let pidfd = self.pidfd(vm, pid);
-                self.mover.order(Order::Confine { vm, pid, pidfd, masks });
+                let (pidfd, pins) = (self.pidfd(vm, pid), self.pinners.contains_key(&vm));
+                self.mover.order(Order::Confine { vm, pid, pidfd, masks, pins });
             }
             Command::Follow { vm, pid, vcpus, cpus } => {
                 let pidfd = self.pidfd(vm, pid);
@@ -519,10 +527,7 @@ impl Shell {
                 self.hotness.watch(vm, pid, self.pidfd(vm, pid), areas);
             }
             Command::StopMemory(vm) => self.memory.stop(vm),
-            Command::RestoreMasks(vm, pid) => {
-                let pidfd = self.pidfd(vm, pid);
-                self.mover.order(Order::Restore { vm, pid, pidfd });
-            }
+            Command::RestoreMasks(vm, pid) => self.restore(vm, pid),
             // Without scx_vnuma nobody needs it. A look for that is ordered with each resync.
             Command::Rank { .. } if !self.by_scheduler => {}
             Command::Rank { vm, pid, vcpus, stealing } => {
@@ -573,11 +578,16 @@ impl Shell {
         process.map(|(_, pidfd)| Arc::clone(pidfd))
     }
 
+    /// Who asks whoever manages the VM.
+    fn pinner(&self, vm: VmId) -> Option<&Worker> {
+        let worker = self.pinners.get(&vm).and_then(|connection| self.workers.get(connection));
+        worker.map(|(_, worker)| worker)
+    }
+
     /// Has a move made by whoever manages the VM.
     fn pin(&self, pin: Pin) -> Option<Event> {
-        let worker = self.pinners.get(&pin.vm).and_then(|connection| self.workers.get(connection));
-        let refused = match worker {
-            Some((_, worker)) => worker.pin(pin).err()?,
+        let refused = match self.pinner(pin.vm) {
+            Some(worker) => worker.pin(pin).err()?,
             None => pin,
         };
         Some(refused.give_up(&"not connected to what manages the VM, which keeps its pins"))

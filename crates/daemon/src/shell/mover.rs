@@ -5,6 +5,7 @@ use super::{
     inbox::{Inbox, Message},
     locator::Reader,
     masks::{Kept, Masks, still},
+    pins::PinOrder,
     scheduler::{Look, Places, Thread},
 };
 use crate::core::event::{Event, Made, MaskOrder, Ranked, Switch};
@@ -41,12 +42,13 @@ pub(super) struct Move {
 pub(super) enum Order {
     /// An operator's move; [`Event::Moved`] follows.
     Move(Move),
-    /// Masks of policies; [`Event::Confined`] follows.
-    Confine { vm: VmId, pid: i32, pidfd: Option<Arc<OwnedFd>>, masks: Vec<MaskOrder> },
+    /// Masks of policies; [`Event::Confined`] follows. `pins`: whoever manages the VM sets them, and is told by [`Message::Confine`].
+    Confine { vm: VmId, pid: i32, pidfd: Option<Arc<OwnedFd>>, masks: Vec<MaskOrder>, pins: bool },
     /// All threads of a process but its vCPUs are kept to CPUs, or get their operators' masks; [`Event::Followed`] follows.
     Follow { vm: VmId, pid: i32, pidfd: Option<Arc<OwnedFd>>, vcpus: Vec<i32>, cpus: Option<CpuSet> },
-    /// Masks of policies are given back; [`Event::MasksRestored`] follows.
-    Restore { vm: VmId, pid: i32, pidfd: Option<Arc<OwnedFd>> },
+    /// Masks of policies are given back; [`Event::MasksRestored`] follows. If whoever manages the VM pins its vCPUs: these, and how
+    /// many it has given back before.
+    Restore { vm: VmId, pid: i32, pidfd: Option<Arc<OwnedFd>>, vcpus: Vec<i32>, pins: Result<usize, String> },
     /// A thread has its operator's mask.
     Forget { pid: i32, tid: i32 },
     /// A process has ended.
@@ -134,8 +136,11 @@ impl Task {
                 let outcome = self.make(&order);
                 Some(Event::Moved(order.vm, order.vcpu, order.node, outcome))
             }
-            Order::Confine { vm, pid, pidfd, masks } => {
+            Order::Confine { vm, pid, pidfd, masks, pins: false } => {
                 Some(Event::Confined(vm, pid, self.confine(pid, pidfd, masks)))
+            }
+            Order::Confine { vm, pid, pidfd, masks, pins: true } => {
+                self.confine_by_pins(vm, pid, pidfd, masks)
             }
             Order::Follow { vm, pid, pidfd, vcpus, cpus } => {
                 let outcome = match pidfd {
@@ -146,9 +151,11 @@ impl Task {
                 };
                 Some(Event::Followed(vm, pid, outcome))
             }
-            Order::Restore { vm, pid, pidfd } => {
+            Order::Restore { vm, pid, pidfd, vcpus, pins } => {
+                self.masks.leave(pid, vcpus);
                 pidfd.iter().for_each(|pidfd| self.places.release_process(pid, pidfd));
-                let outcome = self.masks.restore(pid, pidfd.as_ref(), &self.reader.online());
+                let masks = self.masks.restore(pid, pidfd.as_ref(), &self.reader.online());
+                let outcome = masks.and_then(|masks| Ok(masks + pins?));
                 Some(Event::MasksRestored(vm, pid, outcome))
             }
             Order::Forget { pid, tid } => {
@@ -157,7 +164,7 @@ impl Task {
                 None
             }
             Order::ForgetProcess(pid) => {
-                self.masks.forget_process(pid);
+                self.masks.process_ended(pid);
                 self.places.forget_process(pid);
                 None
             }
@@ -224,9 +231,11 @@ impl Task {
         self.report(Event::Switched(switch));
     }
 
-    /// Sets as an affinity what scx_vnuma was told. True if that was done.
+    /// Sets as an affinity what scx_vnuma was told. True if that was done. Pins are made when the policy decides again.
     fn confine_again(&mut self, tid: i32, thread: &Thread, place: &CpuSet, online: &CpuSet) -> bool {
-        let Some(operator) = thread.operator.clone() else { return false };
+        let Some(operator) = thread.operator.clone().filter(|_| !self.masks.is_left(thread.pid)) else {
+            return false;
+        };
         let order = MaskOrder {
             vcpu: 0,
             tid,
@@ -300,6 +309,46 @@ impl Task {
         }
         let made = || Made { location: self.reader.read(pid, order.tid), by: Mechanism::Scheduler };
         Some(freed.map(|()| made()))
+    }
+
+    /// The same for a VM whose manager sets affinities by pins of its own. What scx_vnuma must not have, or had not before, is for that.
+    fn confine_by_pins(
+        &mut self,
+        vm: VmId,
+        pid: i32,
+        pidfd: Option<Arc<OwnedFd>>,
+        orders: Vec<MaskOrder>,
+    ) -> Option<Event> {
+        self.masks.leave(pid, orders.iter().map(|order| order.tid));
+        self.look();
+        let (mut outcomes, mut pins) = (Vec::new(), Vec::new());
+        for order in orders {
+            let Some(pidfd) = &pidfd else {
+                outcomes.push((order.vcpu, Err(ActError::Exited { pid })));
+                continue;
+            };
+            if order.expected == order.operator {
+                match self.tell(pid, pidfd, &order) {
+                    Some(outcome) => outcomes.push((order.vcpu, outcome)),
+                    None => pins.push(PinOrder { order, by: Mechanism::Affinity }),
+                }
+                continue;
+            }
+            // It is pinned, and gets its operator's CPUs back when scx_vnuma has it.
+            let place = order.cpus.as_ref().filter(|_| self.places.is_loaded()).cloned();
+            let told = place
+                .and_then(|place| self.places.place(pid, pidfd, order.tid, Some(place), &order.operator));
+            match told {
+                Some(Err(error)) => outcomes.push((order.vcpu, Err(error))),
+                Some(Ok(())) => pins.push(PinOrder { order, by: Mechanism::Scheduler }),
+                None => pins.push(PinOrder { order, by: Mechanism::Affinity }),
+            }
+        }
+        if !pins.is_empty() {
+            // Fails only while vnumad stops.
+            let _ = self.inbox.send(Message::Confine(vm, pid, pins));
+        }
+        (!outcomes.is_empty()).then_some(Event::Confined(vm, pid, outcomes))
     }
 
     /// Records the masks, then sets them. Without a record none is set.

@@ -336,4 +336,25 @@ mod tests {
         assert_eq!((process.masks(), restored > 1), (vec!["0-1".to_owned()], true));
         assert_eq!(std::fs::read_dir(directory.path()).expect("there").count(), 0, "no record stays");
     }
+
+    /// Where libvirt pins vCPUs: one of them may be where the other threads are.
+    #[test]
+    fn a_vcpu_that_is_pinned_by_others_is_none_that_was_made_meanwhile() {
+        let Some(mut process) = Process::start() else { return };
+        let directory = tempfile::tempdir().expect("a directory");
+        let mut masks = Masks::new(directory.path().into());
+        let vcpu = process.thread();
+        process.set(vcpu, "1");
+        masks.leave(process.pid(), [vcpu]);
+        process.follow(&mut masks, &[vcpu], Some("1"));
+        let new = process.thread();
+        let mut next = Masks::new(directory.path().into());
+        next.leave(process.pid(), [vcpu]);
+        next.restore(process.pid(), Some(&process.pidfd), &set("0-1")).expect("restored");
+        assert_eq!((process.mask(vcpu), process.mask(new)), ("1".into(), "0-1".into()));
+        // The same as vnumad ends.
+        process.follow(&mut masks, &[vcpu], Some("1"));
+        masks.restore_all(&set("0-1"));
+        assert_eq!((process.mask(vcpu), process.mask(new)), ("1".into(), "0-1".into()));
+    }
 }

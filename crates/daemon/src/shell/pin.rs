@@ -53,9 +53,11 @@ impl Pin {
 
     fn answer(&mut self, outcome: Result<Option<VcpuLocation>, ActError>) {
         let Some(inbox) = self.inbox.take() else { return };
+        // Its mask is the operator's from now on.
+        let made = outcome.is_ok().then_some(self.tid);
         let event = Event::Moved(self.vm, self.vcpu, self.node, outcome);
         // Fails only while vnumad stops.
-        let _ = inbox.send(Message::Pinned(self.pid, self.tid, event));
+        let _ = inbox.send(Message::Pinned(self.pid, made.into_iter().collect(), event));
     }
 }
 
@@ -79,7 +81,8 @@ mod tests {
         let mut messages = inbox.take_messages();
         assert!(messages.len() <= 1);
         match messages.pop()? {
-            Message::Pinned(2, 4, Event::Moved(1, 3, 5, outcome)) => {
+            Message::Pinned(2, tids, Event::Moved(1, 3, 5, outcome)) => {
+                assert_eq!(tids, if outcome.is_ok() { vec![4] } else { Vec::new() });
                 Some(outcome.map_or_else(|error| error.to_string(), |_| "made".to_owned()))
             }
             other => panic!("{other:?}"),

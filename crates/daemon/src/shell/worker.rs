@@ -15,6 +15,7 @@ use super::{
     inbox::{Inbox, Message},
     locator::Reader,
     pin::Pin,
+    pins::{Pins, Unpin},
     records::Records,
     report::Report,
 };
@@ -35,7 +36,7 @@ use std::{
     time::{Duration, Instant},
 };
 use vnuma_channel::Channel;
-use vnuma_hypervisor::{VmBackend, VmConnection, VmError, VmEvent, VmHandle, roll_back};
+use vnuma_hypervisor::{PinError, VmBackend, VmConnection, VmError, VmEvent, VmHandle, roll_back};
 use vnuma_placement::world::ConnectionId;
 use vnuma_process::{StopReason, copy_affinity, main_loop, spawn_worker};
 use vnuma_topology::GuestNodeId;
@@ -119,6 +120,26 @@ impl Worker {
         }
     }
 
+    /// Queues pins of policies. Those that cannot be queued, as the thread has ended, are given back.
+    pub(crate) fn pin_all(&self, pins: Pins) -> Result<(), Pins> {
+        match self.asks.send(Job::PinAll(pins)) {
+            Ok(()) => drop(self.wake.write(1)),
+            Err(mpsc::SendError(Job::PinAll(pins))) => return Err(pins),
+            Err(_) => {}
+        }
+        Ok(())
+    }
+
+    /// Queues the order to give pins of policies back. One that cannot be queued is given back itself.
+    pub(crate) fn unpin(&self, unpin: Unpin) -> Result<(), Unpin> {
+        match self.asks.send(Job::Unpin(unpin)) {
+            Ok(()) => drop(self.wake.write(1)),
+            Err(mpsc::SendError(Job::Unpin(unpin))) => return Err(unpin),
+            Err(_) => {}
+        }
+        Ok(())
+    }
+
     /// Queues a move. One that cannot be queued, as the thread has ended, is given back.
     pub(crate) fn pin(&self, pin: Pin) -> Result<(), Pin> {
         match self.asks.send(Job::Pin(pin)) {
@@ -135,6 +156,8 @@ impl Worker {
 enum Job {
     Ask(Ask),
     Pin(Pin),
+    PinAll(Pins),
+    Unpin(Unpin),
     /// Where to, and whether with post-copy.
     Migrate(String, bool),
     /// A memory device of a guest node, by its id, and its bytes.
@@ -202,7 +225,7 @@ impl Task {
             }
         };
         let last = match stop {
-            Stop::Unwanted => return,
+            Stop::Unwanted => return self.part(&mut *connection),
             Stop::Ended if connection.has_left() => CoreReport::Left,
             Stop::Ended => CoreReport::Ended,
             // Before its process ends, libvirt knows nothing of a domain that has left.
@@ -315,6 +338,14 @@ impl Task {
                     pin.failed(&silent());
                     continue;
                 }
+                Ok(Job::PinAll(pins)) => {
+                    pins.failed(&silent());
+                    continue;
+                }
+                Ok(Job::Unpin(unpin)) => {
+                    unpin.answer(Err(silent().to_string()));
+                    continue;
+                }
                 Err(mpsc::TryRecvError::Empty) => return Ok(()),
                 Err(mpsc::TryRecvError::Disconnected) => return Err(Stop::Unwanted),
             };
@@ -341,6 +372,8 @@ impl Task {
             match self.asks.try_recv() {
                 Ok(Job::Ask(ask)) => self.execute(connection, ask)?,
                 Ok(Job::Pin(pin)) => self.pin(connection, pin)?,
+                Ok(Job::PinAll(pins)) => self.pin_all(connection, pins)?,
+                Ok(Job::Unpin(unpin)) => self.unpin(connection, unpin)?,
                 Ok(Job::Migrate(destination, post_copy)) => {
                     let outcome = connection.migrate(&destination, post_copy);
                     self.conclude_with(connection, outcome, CoreReport::MigrationBegun)?;
@@ -487,6 +520,35 @@ impl Task {
             Err(error) => {
                 pin.failed(&error);
                 self.stop_after(connection, &error).map_or(Ok(()), Err)
+            }
+        }
+    }
+
+    fn pin_all(&self, connection: &mut dyn VmConnection, pins: Pins) -> Result<(), Stop> {
+        let outcomes = connection.pin_vcpus(&pins.wanted());
+        let errors = outcomes.iter().filter_map(|outcome| match outcome {
+            Err(PinError::Vm(error)) => Some(error),
+            _ => None,
+        });
+        let stop = errors.into_iter().find_map(|error| self.stop_after(connection, error));
+        pins.done(outcomes, |tid| self.reader.read(connection.pid(), tid));
+        stop.map_or(Ok(()), Err)
+    }
+
+    fn unpin(&self, connection: &mut dyn VmConnection, unpin: Unpin) -> Result<(), Stop> {
+        let outcome = connection.unpin_vcpus(&unpin.keep);
+        let stop = outcome.as_ref().err().and_then(|error| self.stop_after(connection, error));
+        unpin.answer(outcome.map_err(|error| error.to_string()));
+        stop.map_or(Ok(()), Err)
+    }
+
+    /// vnumad stops, and takes no messages any more. Until it drops the handle, pins are given back.
+    fn part(&self, connection: &mut dyn VmConnection) {
+        for job in &self.asks {
+            if let Job::Unpin(unpin) = job
+                && self.unpin(connection, unpin).is_err()
+            {
+                return;
             }
         }
     }

@@ -110,3 +110,32 @@ fn places_survive_the_scheduler_that_comes_and_goes() {
     run.period(4, 1);
     assert_eq!((set_by(&run), run.mask(1), run.forgotten.len()), (vec![by("affinity"); 2], "4-7".into(), 0));
 }
+
+/// As where libvirt pins: the mover tells scx_vnuma of a place first, and the pin is taken back then.
+#[test]
+fn what_stays_an_affinity_when_the_scheduler_comes_is_ordered_once_more() {
+    let mut run = Run::with_vms(&["a"]);
+    run.set_policy(1, Policy::Vprobe);
+    run.period(0, 1);
+    let steps =
+        |run: &Run| run.events.iter().filter(|event| matches!(event, api::Event::Confined { .. })).count();
+    let (before, shown) = (steps(&run), run.scheduling());
+    run.by = Mechanism::Scheduler;
+    // It has one of them already.
+    run.masks.insert(102, set("0-7"));
+    let threads = vec![(102, true)];
+    run.step(Event::Switched(Switch { to: Mechanism::Scheduler, why: String::new(), threads }));
+    let (_, _, orders) = run.orders.last().expect("an order");
+    let order =
+        |order: &MaskOrder| (order.tid, order.expected.clone(), order.operator.clone(), order.cpus.clone());
+    assert_eq!(
+        orders.iter().map(order).collect::<Vec<_>>(),
+        [(101, set("4-7"), set("0-7"), Some(set("4-7")))]
+    );
+    assert_eq!(set_by(&run), vec![Some("sched_ext".to_owned()); 2]);
+    let moves = |shown: &api::Scheduling| shown.vcpus.iter().map(|vcpu| vcpu.moves).collect::<Vec<_>>();
+    assert_eq!((steps(&run), moves(&run.scheduling())), (before, moves(&shown)), "nothing was moved");
+    run.masks.insert(101, set("0-7"));
+    run.period(4, 1);
+    assert_eq!((run.orders.len(), run.forgotten.len()), (2, 0), "its operator's mask is as expected");
+}

@@ -418,7 +418,8 @@ impl World {
         (!cpus.is_empty()).then_some(PolicyMask { cpus, of_cache, by: Mechanism::default() })
     }
 
-    /// A step has been made, or somebody else has set another mask. Returns what was made.
+    /// A step has been made, or somebody else has set another mask. Returns what was made. The last step that is made once more, in
+    /// another way, is none.
     pub fn step_ended(
         &mut self,
         id: VmId,
@@ -436,6 +437,11 @@ impl World {
             return None;
         }
         let cpus = begun.mask.as_ref().map(|mask| mask.cpus.clone());
+        let is_last = |last: &LastStep| last.mask == cpus && last.why == begun.why;
+        if mask.policy.is_some() && mask.last.as_ref().is_some_and(is_last) {
+            mask.policy = begun.mask;
+            return None;
+        }
         let last = LastStep { time_ns: now_ns, mask: cpus, why: begun.why, caused_by };
         (mask.policy, mask.moves, mask.last) = (begun.mask, mask.moves + 1, Some(last.clone()));
         Some(last)
