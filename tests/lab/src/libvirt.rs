@@ -182,7 +182,7 @@ pub(crate) fn expect(vm: &Vm, nodes: [u64; 2]) -> Result<()> {
 }
 
 /// What libvirt says that a vCPU is pinned to.
-fn pin(vcpu: &str) -> Result<String> {
+pub(crate) fn pin(vcpu: &str) -> Result<String> {
     let pins = virsh(&["vcpupin", NAME, "--live"])?;
     let line = pins.lines().find(|line| line.split_whitespace().next() == Some(vcpu));
     let pin = line.and_then(|line| line.split_whitespace().nth(1));

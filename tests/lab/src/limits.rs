@@ -1,8 +1,8 @@
-//! What an operator has set for a domain's other threads (`emulatorpin`) and for its memory (`numatune`), with a libvirt: no policy
+//! What an operator has set for a domain's vCPUs (`vcpupin`), other threads (`emulatorpin`) and memory (`numatune`), with a libvirt: no policy
 //! leaves it, though each has a reason to.
 
 use crate::guest::{check_kernel_log, wait_until_listed};
-use crate::libvirt::{CID, DOMAIN, NAME, create_from};
+use crate::libvirt::{CID, DOMAIN, NAME, create_from, pin};
 use crate::memory::share;
 use crate::virsh::virsh;
 use anyhow::{Context, Result, ensure};
@@ -38,11 +38,18 @@ pub fn run() -> Result<()> {
     let daemon = vnumad(&["--config", CONFIGURATION])?;
     wait_until_listed(NAME)?;
     threads(&vm)?;
+    // It is killed, with vCPUs that a policy has pinned.
+    drop(daemon);
+    let daemon = vnumad(&["--config", CONFIGURATION])?;
+    wait_until_listed(NAME)?;
+    wait_until_pinned(&vm, BOTH).context("the next vnumad has not given back what the policy had")?;
+    vnumactl(&["policy", NAME, "--set", "vprobe"])?;
+    wait_until_pinned(&vm, NEAR)?;
     memory(&vm)?;
     drop((load, daemon));
     check_kernel_log(&vm)?;
     virsh(&["destroy", NAME])?;
-    println!("emulatorpin and numatune are limits");
+    println!("vcpupin, emulatorpin and numatune are limits");
     Ok(())
 }
 
@@ -59,16 +66,22 @@ fn wait_until_at(what: &str, thread: i32, cpus: &str) -> Result<()> {
         .with_context(|| format!("it has {:?}", mask(thread)))
 }
 
+/// libvirt has pinned all vCPUs so, and they have these CPUs.
+fn wait_until_pinned(vm: &Vm, cpus: &str) -> Result<()> {
+    wait_for(&format!("the vCPUs to be pinned to {cpus}"), HANG_LIMIT, || {
+        let masks = vm.threads.iter().map(|thread| mask(*thread));
+        let all = ["0", "1"].into_iter().map(pin).chain(masks).collect::<Result<Vec<_>>>()?;
+        Ok(all.iter().all(|found| found == cpus))
+    })
+    .with_context(|| format!("{:?}; {:?}", pin("0"), vnumactl(&["policy", NAME])))
+}
+
 /// The policy takes vCPUs to their memory, and QEMU's other threads after them as far as their operator lets them.
 fn threads(vm: &Vm) -> Result<()> {
     let main = vm.pid;
     ensure!(mask(main)? == FAR, "libvirt has not pinned the main thread: {}", mask(main)?);
     vnumactl(&["policy", NAME, "--set", "vprobe"])?;
-    wait_for("the busy vCPUs to be confined to their memory", HANG_LIMIT, || {
-        let masks = vm.threads.iter().map(|thread| mask(*thread)).collect::<Result<Vec<_>>>()?;
-        Ok(masks.iter().all(|mask| mask == NEAR))
-    })
-    .with_context(|| format!("{:?}", vnumactl(&["policy", NAME])))?;
+    wait_until_pinned(vm, NEAR).context("the busy vCPUs are to be where their memory is")?;
     sleep(LONG);
     ensure!(mask(main)? == FAR, "the main thread has left its emulatorpin: {}", mask(main)?);
     virsh(&["emulatorpin", NAME, BOTH, "--live"])?;
@@ -84,13 +97,13 @@ fn threads(vm: &Vm) -> Result<()> {
 /// vCPUs are where their memory may not be: neither does the policy bring it, nor does a re-home by itself.
 fn memory(vm: &Vm) -> Result<()> {
     ["0", "1"].iter().try_for_each(|vcpu| virsh(&["vcpupin", NAME, vcpu, FAR, "--live"]).map(drop))?;
-    for thread in &vm.threads {
-        wait_until_at("a vCPU", *thread, FAR)?;
-    }
+    wait_until_pinned(vm, FAR)?;
     ensure!(share(vm, MEMORY)? > 0.9, "its memory is elsewhere already: {}", share(vm, MEMORY)?);
     sleep(LONG);
     let by_policy = share(vm, MEMORY)?;
+    wait_until_pinned(vm, FAR).context("the policy has taken vCPUs from their vcpupin")?;
     vnumactl(&["policy", NAME, "--set", "off"])?;
+    wait_until_pinned(vm, FAR)?;
     vnumactl(&["memory", NAME, "--set", "both"])?;
     wait_for("the re-home to say why it is none", HANG_LIMIT, || {
         let stays = vnumactl(&["rehome", NAME])?["guest_nodes"][0]["stays"]["reason"].take();
