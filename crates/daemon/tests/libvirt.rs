@@ -6,6 +6,7 @@ mod real;
 
 use common::{Daemon, http::ask};
 use nix::{
+    sched::{CpuSet, sched_setaffinity},
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
@@ -16,7 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 use vnuma_daemon::BackendFactory;
-use vnuma_hypervisor::LibvirtBackend;
+use vnuma_hypervisor::{JoinedBackend, LibvirtBackend, QmpBackend};
 
 /// Paused, as hundreds of guests that run would take all CPUs.
 const MANY: usize = 200;
@@ -28,6 +29,100 @@ fn backend(libvirt: &Libvirt) -> BackendFactory {
     let backend = LibvirtBackend::new(&[libvirt.uri()], vec![libvirt.states()], sockets);
     let backend = backend.unwrap_or_else(|error| panic!("{error}"));
     Arc::new(move || Box::new(backend.clone()))
+}
+
+/// The same, beside VMs with QMP sockets.
+fn with_qmp(libvirt: &Libvirt) -> BackendFactory {
+    let (sockets, domains) = (libvirt.dir.path().join("qmp"), backend(libvirt));
+    let qmp = move || Box::new(QmpBackend::new(Some(sockets.clone()), Vec::new()));
+    Arc::new(move || Box::new(JoinedBackend::new(vec![qmp(), domains()])))
+}
+
+fn show(daemon: &Daemon, vm: &str) -> Value {
+    let (status, shown) = ask(&daemon.socket, "GET", &format!("/v1/vms/{vm}"), "");
+    assert_eq!(status, 200, "{shown}");
+    shown
+}
+
+/// Does something to a VM, and returns the status and what was answered.
+fn act(daemon: &Daemon, vm: &str, what: &str) -> (u16, String) {
+    let (status, answer) = ask(&daemon.socket, "POST", &format!("/v1/vms/{vm}/{what}"), "");
+    (status, answer.to_string())
+}
+
+/// A vCPU of each VM comes to the other node of the host that vnumad is shown, which it sees. The guest needs no telling: the memory
+/// of all its nodes is on the node that the machine has.
+fn all_are_watched(daemon: &Daemon, vms: &[&str]) {
+    for vm in vms {
+        let before = show(daemon, vm);
+        let vcpu = &before["vcpus"][0];
+        let (tid, node) =
+            (vcpu["tid"].as_i64().expect("a thread"), vcpu["host_node"].as_u64().expect("known"));
+        // Each node has the CPU of its number.
+        let mut cpus = CpuSet::new();
+        cpus.set(1 - node as usize).expect("one of two");
+        sched_setaffinity(Pid::from_raw(tid as i32), &cpus).expect("its thread");
+        real::wait_for(&format!("vCPU 0 of {vm} to be seen"), || {
+            (show(daemon, vm)["vcpus"][0]["host_node"] == 1 - node).then_some(())
+        });
+    }
+}
+
+/// Two domains, and one that is known by its QMP socket: attached, and running.
+fn three_that_are_attached(libvirt: &Libvirt) -> Daemon {
+    let (extra, _) = libvirt.monitor("qmp");
+    [("web", ""), ("db", ""), ("qmp", &extra)].iter().for_each(|(name, extra)| libvirt.create(name, extra));
+    let daemon = Daemon::start_with(Some(with_qmp(libvirt)), |_| {});
+    await_all(&daemon, "described", 3, |vm| vm["described"] == true);
+    for name in ["web", "db", "qmp"] {
+        assert_eq!(act(&daemon, name, "attach").0, 200, "{name}");
+        libvirt.must(&["resume", name]);
+    }
+    let backends = ["web", "db", "qmp"].map(|name| show(&daemon, name)["backend"].clone());
+    assert_eq!(backends, ["libvirt", "libvirt", "qmp"]);
+    daemon
+}
+
+#[test]
+fn a_libvirtd_that_is_stopped_keeps_nothing_from_any_guest() {
+    let Some(libvirt) = Libvirt::start() else { return };
+    let daemon = three_that_are_attached(&libvirt);
+    all_are_watched(&daemon, &["web", "db", "qmp"]);
+    libvirt.signal(Signal::SIGSTOP);
+    // It is noticed by what is asked.
+    let (status, answer) = act(&daemon, "web", "detach");
+    assert!(status != 200 && answer.contains("libvirt has not answered"), "{status}: {answer}");
+    assert_eq!(show(&daemon, "web")["hypervisor"], "silent");
+    all_are_watched(&daemon, &["web", "db", "qmp"]);
+    // The other one is served as ever.
+    assert_eq!(show(&daemon, "qmp")["hypervisor"], "answers");
+    let (status, answer) = act(&daemon, "qmp", "detach");
+    assert!(answer.contains("has not released"), "{status}: {answer}");
+    libvirt.signal(Signal::SIGCONT);
+    await_all(&daemon, "after it goes on", 3, |vm| vm["hypervisor"] == "answers" && vm["attached"] == true);
+    all_are_watched(&daemon, &["web", "db", "qmp"]);
+}
+
+#[test]
+fn an_attached_domain_outlasts_libvirtd() {
+    let Some(mut libvirt) = Libvirt::start() else { return };
+    let daemon = three_that_are_attached(&libvirt);
+    libvirt.kill_daemon();
+    await_all(&daemon, "without libvirtd", 3, |vm| {
+        vm["attached"] == true && (vm["hypervisor"] == "answers") == (vm["backend"] == "qmp")
+    });
+    all_are_watched(&daemon, &["web", "db", "qmp"]);
+    libvirt.start_daemon();
+    await_all(&daemon, "with the next one", 3, |vm| vm["hypervisor"] == "answers" && vm["attached"] == true);
+    all_are_watched(&daemon, &["web", "db", "qmp"]);
+    assert!(libvirt.must(&["dumpxml", "web"]).contains("ua-vnuma"));
+    // The next one unplugs it.
+    let (status, answer) = act(&daemon, "web", "detach");
+    assert!(answer.contains("has not released"), "{status}: {answer}");
+    libvirt.must(&["reset", "web"]);
+    real::wait_for("it to be detached", || (show(&daemon, "web")["attached"] == false).then_some(()));
+    assert_eq!(act(&daemon, "web", "attach").0, 200);
+    assert!(!libvirt.is_tainted("web"));
 }
 
 fn list(daemon: &Daemon) -> Vec<Value> {
