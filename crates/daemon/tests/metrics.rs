@@ -89,6 +89,11 @@ fn attach_and_move(daemon: &Daemon, threads: &[VcpuThread; 2]) {
 fn what_has_happened_is_told() {
     let (daemon, threads) = with_a_vm("web", |_| {});
     attach_and_move(&daemon, &threads);
+    let moved = common::http::ask(&daemon.socket, "POST", "/v1/vms/web/move", r#"{"vcpu": 0, "node": 1}"#);
+    assert_eq!(moved.0, 200, "{}", moved.1);
+    // What was gathered is answered for a second.
+    let operator = "vnuma_vcpu_moves_total{vm=\"web\",reason=\"operator\"}";
+    wait_for("the move to be counted", || series(&of_socket(&daemon, "text/plain").1)[operator] == 1.0);
     let (head, text) = of_socket(&daemon, "text/plain");
     assert!(head.starts_with("http/1.1 200") && head.contains("text/plain; version=0.0.4"), "{head}");
     let found = series(&text);
@@ -97,6 +102,7 @@ fn what_has_happened_is_told() {
     assert_eq!(found[format!("vnuma_vm_state{state}").as_str()], 1.0);
     assert_eq!(found["vnuma_guest_node_home{vm=\"web\",guest_node=\"1\",host_node=\"1\"}"], 1.0);
     assert_eq!(found["vnuma_vms"], 1.0);
+    assert_eq!(found["vnuma_attaches_total{vm=\"web\"}"], 1.0);
     let count = found["vnuma_update_latency_seconds_count"];
     assert_eq!(found["vnuma_update_latency_seconds_bucket{le=\"+Inf\"}"], count);
     assert_eq!(found["vnuma_acknowledgements_total{vm=\"web\"}"], count);

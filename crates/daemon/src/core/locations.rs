@@ -2,6 +2,7 @@
 
 use super::{
     Core, Reply,
+    counts::{BY_OPERATOR, FOR_REHOME},
     event::{Ask, Command},
     refusal::Refusal,
 };
@@ -132,6 +133,7 @@ impl Core {
             }
         };
         vm.assign(host, vcpu, node, ended.mover);
+        self.counts.moved(id, if ended.request.is_some() { BY_OPERATOR } else { FOR_REHOME });
         self.moved_by_operator(id, vcpu);
         self.locate(id, vcpu, location);
         self.vcpu_rehomed(id, vcpu, Ok(()));

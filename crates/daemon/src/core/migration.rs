@@ -183,6 +183,7 @@ impl Core {
         let problem = migration.problem.as_ref().map(|problem| format!(": {problem}")).unwrap_or_default();
         let line = format!("{name}: its migration to {}: {}{problem}", migration.destination, phase.name());
         let level = if phase == Phase::Failed { Level::Warn } else { Level::Info };
+        self.counts.migration(phase);
         self.log(level, line);
         if phase == Phase::Done {
             return self.left(id);
@@ -205,8 +206,12 @@ impl Core {
     }
 
     /// A VM is gone: what became of its migration can still be asked for.
-    pub(super) fn remember_migration(&mut self, mut vm: Vm) {
+    pub(super) fn remember_migration(&mut self, id: VmId, mut vm: Vm) {
         let Some(mut migration) = vm.migration.take() else { return };
+        // Others were counted when they ended.
+        if self.migrating.contains(&id) {
+            self.counts.migration(migration.phase());
+        }
         if !migration.phase().is_over() {
             migration.problem = Some("its QEMU has ended".to_owned());
         }

@@ -24,11 +24,13 @@
 //! | `resize` | guest nodes that grow and shrink |
 //! | `migration` | VMs that leave for another host, or arrive |
 //! | `render` | VMs in the form of the API |
+//! | `counts` | what was done to VMs, summed up for metrics |
 //! | `uses` | what VMs have of the host, for those who place another one |
 
 mod act;
 mod channels;
 pub(crate) mod content;
+pub mod counts;
 mod epochs;
 pub mod event;
 mod homing;
@@ -113,6 +115,8 @@ pub struct Core {
     resizing: BTreeSet<VmId>,
     /// VMs that migrate.
     migrating: BTreeSet<VmId>,
+    /// What was done, summed up.
+    counts: counts::Counts,
     /// Last migrations of VMs that are gone.
     migrated: VecDeque<api::Migration>,
     /// Requests that are answered when the VM is marked.
@@ -177,6 +181,7 @@ impl Core {
             resize_requests: Vec::new(),
             resizing: BTreeSet::new(),
             migrating: BTreeSet::new(),
+            counts: counts::Counts::default(),
             migrated: VecDeque::new(),
             mark_requests: Vec::new(),
             attach_tried: BTreeMap::new(),
@@ -217,6 +222,11 @@ impl Core {
     /// When [`Event::Woken`] is due, if nothing else happens.
     pub fn next_deadline_ns(&self) -> Option<u64> {
         self.world.next_deadline_ns()
+    }
+
+    /// What was done so far.
+    pub fn counts(&self) -> &counts::Counts {
+        &self.counts
     }
 
     /// All that is known, to be looked at.

@@ -108,6 +108,7 @@ impl Core {
         if !self.world.stop_rehome(id) {
             return Err(Refusal::NoRehome { vm: name.to_owned() });
         }
+        self.counts.rehome(id, &RehomePhase::Stopped);
         self.stop_memory(id, |_| true);
         self.log(Level::Info, format!("{name}: the re-home was stopped; what was moved stays"));
         self.answer(Some(request), Reply::Rehome(id, None));
@@ -154,7 +155,9 @@ impl Core {
             return Ok(());
         }
         // What a policy moves ends first.
-        self.world.stop_rehome(id);
+        if self.world.stop_rehome(id) {
+            self.counts.rehome(id, &RehomePhase::Stopped);
+        }
         self.stop_memory(id, |_| true);
         let (policies, now_ns) = (self.policies, self.now_ns);
         self.world.begin_rehome(id, rehome, &policies, now_ns);
@@ -183,6 +186,7 @@ impl Core {
     }
 
     fn log_rehome(&mut self, id: VmId, rehome: &Rehome) {
+        self.counts.rehome(id, rehome.phase());
         let Some(vm) = self.vm(id) else { return };
         let (name, guest_node, to) = (vm.name(), rehome.guest_node, rehome.to);
         let problem = rehome.problem.as_ref().map(|problem| format!("; {problem}")).unwrap_or_default();

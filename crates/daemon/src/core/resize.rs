@@ -10,7 +10,7 @@ use vnuma_api as api;
 use vnuma_hypervisor::VmError;
 use vnuma_placement::{
     sizing::{Request, Resize, ResizePhase},
-    world::{RequestId, ResizeWish, VmId},
+    world::{RequestId, ResizeWish, Vm, VmId},
 };
 use vnuma_topology::GuestNodeId;
 
@@ -118,8 +118,13 @@ impl Core {
 
     pub(super) fn stop_resize(&mut self, request: RequestId, name: &str) -> Result<(), Refusal> {
         let id = self.with_guest_nodes(name)?;
+        let active = |vm: &Vm| {
+            vm.homing.sizes.values().filter_map(|of| of.resize.as_ref()).filter(|of| of.is_active()).count()
+        };
+        let stopped = self.vm(id).map_or(0, active);
         let requests =
             self.world.stop_resizes(id).ok_or_else(|| Refusal::NoResize { vm: name.to_owned() })?;
+        (0..stopped).for_each(|_| self.counts.resize(id, &ResizePhase::Stopped));
         self.ask_for_sizes(id, requests);
         self.log(Level::Info, format!("{name}: its guest nodes keep the sizes that they have by now"));
         self.answer(Some(request), Reply::Sizes(id, None));
@@ -174,6 +179,7 @@ impl Core {
     }
 
     fn log_resize(&mut self, id: VmId, resize: &Resize) {
+        self.counts.resize(id, &resize.phase());
         let Some(vm) = self.vm(id) else { return };
         let (name, node, mib) = (vm.name(), resize.guest_node, |bytes: u64| bytes >> 20);
         let what = match resize.phase() {

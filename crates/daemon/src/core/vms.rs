@@ -439,7 +439,8 @@ impl Core {
         ];
         let name = vm.description.name.clone();
         let moves: Vec<_> = vm.moves.iter().map(|wanted| wanted.request).collect();
-        self.remember_migration(vm);
+        self.remember_migration(id, vm);
+        self.counts.forget(id);
         for request in
             waiting.into_iter().chain(moves).chain(policies).chain(shown).chain(rehomes).chain(resizes)
         {

@@ -64,6 +64,23 @@ struct Step {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Reason {
+    vm: String,
+    reason: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct VmOutcome {
+    vm: String,
+    outcome: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Outcome {
+    outcome: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct State {
     vm: String,
     hypervisor: String,
@@ -95,6 +112,7 @@ impl Snapshot {
         self.memory(&mut registry);
         self.publications(&mut registry);
         self.policies(&mut registry);
+        self.acts(&mut registry);
         let (mut open, mut plain) = (String::new(), String::new());
         text::encode(&mut open, &registry)?;
         prometheus_text::encode(&mut plain, &registry)?;
@@ -259,6 +277,40 @@ impl Snapshot {
         );
     }
 
+    /// What was done to VMs, and what came of it.
+    fn acts(&self, registry: &mut Registry) {
+        let [attaches, detaches] = [(); 2].map(|()| Family::<OfVm, Counter>::default());
+        let moves = Family::<Reason, Counter>::default();
+        let [rehomes, resizes] = [(); 2].map(|()| Family::<VmOutcome, Counter>::default());
+        for name in self.shown().map(|vm| &vm.name) {
+            let of = self.totals.vms.get(name).cloned().unwrap_or_default();
+            let labels = OfVm { vm: name.clone() };
+            attaches.get_or_create(&labels).inc_by(of.attaches);
+            detaches.get_or_create(&labels).inc_by(of.detaches);
+            let by_policy = of.steps.iter().map(|((policy, _), count)| (policy.as_str(), *count));
+            for (reason, count) in of.counts.moves.into_iter().chain(by_policy) {
+                let labels = Reason { vm: name.clone(), reason: reason.to_owned() };
+                moves.get_or_create(&labels).inc_by(count);
+            }
+            for (family, outcomes) in [(&rehomes, of.counts.rehomes), (&resizes, of.counts.resizes)] {
+                for (outcome, count) in outcomes {
+                    let labels = VmOutcome { vm: name.clone(), outcome: outcome.to_owned() };
+                    family.get_or_create(&labels).inc_by(count);
+                }
+            }
+        }
+        let migrations = Family::<Outcome, Counter>::default();
+        for (outcome, count) in &self.totals.migrations {
+            migrations.get_or_create(&Outcome { outcome: (*outcome).to_owned() }).inc_by(*count);
+        }
+        registry.register("attaches", "Times that a VM got a topology channel", attaches);
+        registry.register("detaches", "Times that a VM lost its topology channel", detaches);
+        registry.register("vcpu_moves", "vCPUs that vnumad moved, by why", moves);
+        registry.register("rehomes", "Guest nodes that were to get another home, by outcome", rehomes);
+        registry.register("resizes", "Guest nodes that were to grow or to shrink, by outcome", resizes);
+        registry.register("migrations", "Migrations to another host that have ended, by outcome", migrations);
+    }
+
     fn policies(&self, registry: &mut Registry) {
         let families = [(); 4].map(|()| Family::<OfVm, Counter>::default());
         let steps = Family::<Step, Counter>::default();
@@ -338,10 +390,19 @@ mod tests {
         let share = |remote_share| json!({"vcpu": 0, "moves": 0, "remote_share": remote_share});
         let scheduling = of(json!({"vm": "a", "policy": "vprobe", "vcpus": [share(0.25), share(0.75)]}));
         let steps = [(("vprobe".to_owned(), "its memory is there".to_owned()), 2)].into();
-        let totals = VmTotals { node_changes: 9, replugs: 1, steps, memory_moves: 1, memory_bytes: 8192 };
+        let totals = VmTotals {
+            node_changes: 9,
+            replugs: 1,
+            steps,
+            memory_moves: 1,
+            memory_bytes: 8192,
+            attaches: 3,
+            ..VmTotals::default()
+        };
         let mut update = Latencies { sum_s: 1.5, ..Latencies::default() };
         (update.counts[0], update.counts[13]) = (3, 1);
-        let totals = Totals { update, vms: [("a".to_owned(), totals)].into(), ..Totals::default() };
+        let of_vms = [("a".to_owned(), totals)].into();
+        let totals = Totals { update, vms: of_vms, migrations: [("failed", 4)].into(), ..Totals::default() };
         Snapshot { daemon, vms, scheduling: vec![scheduling], totals }
     }
 
@@ -361,6 +422,11 @@ mod tests {
             "vnuma_suppressed_changes_total{vm=\"a\"} 5",
             "vnuma_policy_steps_total{vm=\"a\",policy=\"vprobe\",cause=\"its memory is there\"} 2",
             "vnuma_memory_moved_bytes_total{vm=\"a\"} 8192",
+            "vnuma_attaches_total{vm=\"a\"} 3",
+            "vnuma_vcpu_moves_total{vm=\"a\",reason=\"vprobe\"} 2",
+            "vnuma_vcpu_moves_total{vm=\"a\",reason=\"operator\"} 0",
+            "vnuma_rehomes_total{vm=\"a\",outcome=\"stopped\"} 0",
+            "vnuma_migrations_total{outcome=\"failed\"} 4",
             "vnuma_remote_access_ratio{vm=\"a\"} 0.5",
             "vnuma_update_latency_seconds_bucket{le=\"0.001\"} 3",
             "vnuma_update_latency_seconds_bucket{le=\"10\"} 3",
@@ -428,11 +494,12 @@ mod tests {
         let states = of("vnuma_vcpus{") + of("vnuma_devices{");
         let nodes = of("vnuma_guest_node_");
         let (steps, remote) = (of("vnuma_policy_steps_total{"), of("vnuma_remote_access_ratio{"));
-        let others = of_vm.len() - states - nodes - steps - remote;
-        assert_eq!((steps, remote), (1, 1));
+        let moves = of("vnuma_vcpu_moves_total{vm=\"a\",reason=\"vprobe\"}");
+        let others = of_vm.len() - states - nodes - moves - steps - remote;
+        assert_eq!((moves, steps, remote), (1, 1, 1));
         let said = format!(
             "A VM has {others} series, up to {states} for its vCPUs and devices, {nodes} for each guest node, \
-             one for each policy and cause that moved its vCPUs,\nand one more while "
+             one for each policy that moved its vCPUs and for each of its causes,\nand one more while "
         );
         assert!(MANUAL.contains(&said), "not in the manual: {said}");
     }

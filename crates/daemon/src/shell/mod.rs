@@ -436,7 +436,7 @@ impl Shell {
             ApiRequest::Scheduling(name, reply) => drop(reply.send(self.core.show_scheduling(&name))),
             ApiRequest::Uses(reply) => drop(reply.send(self.core.uses())),
             ApiRequest::Daemon(reply) => drop(reply.send(self.describe_self())),
-            ApiRequest::Totals(reply) => drop(reply.send(self.totals.clone())),
+            ApiRequest::Totals(reply) => drop(reply.send(self.totals.with(&self.core))),
             ApiRequest::Watch(kinds, reply) => drop(reply.send(self.watchers.add(kinds))),
             ApiRequest::Record(reply) => drop(reply.send(self.recorders.add())),
             ApiRequest::Act(wanted, reply) => {

@@ -1,5 +1,6 @@
 //! What has happened since vnumad started, summed up for its metrics.
 
+use crate::core::{Core, counts::VmCounts};
 use std::collections::BTreeMap;
 use vnuma_api::Event;
 
@@ -16,6 +17,8 @@ pub(crate) struct Totals {
     pub(crate) acknowledge: Latencies,
     /// By name.
     pub(crate) vms: BTreeMap<String, VmTotals>,
+    /// Migrations, by what came of them.
+    pub(crate) migrations: BTreeMap<&'static str, u64>,
 }
 
 /// Sums of a VM.
@@ -31,6 +34,11 @@ pub(crate) struct VmTotals {
     pub(crate) memory_moves: u64,
     /// Bytes that these moved.
     pub(crate) memory_bytes: u64,
+    /// Times that it got a channel, and lost it.
+    pub(crate) attaches: u64,
+    pub(crate) detaches: u64,
+    /// What the core has counted.
+    pub(crate) counts: VmCounts,
 }
 
 /// A histogram of times.
@@ -56,6 +64,17 @@ impl Latencies {
 }
 
 impl Totals {
+    /// These, with what the core has counted.
+    pub(crate) fn with(&self, core: &Core) -> Self {
+        let mut totals = Self { migrations: core.counts().migrations(), ..self.clone() };
+        for (id, managed) in core.world().iter() {
+            if let Some(vm) = &managed.vm {
+                of(&mut totals.vms, vm.name()).counts = core.counts().of(id);
+            }
+        }
+        totals
+    }
+
     /// Adds an event.
     pub(crate) fn add(&mut self, event: &Event) {
         let vms = &mut self.vms;
@@ -75,9 +94,9 @@ impl Totals {
                 self.update.add(*changed_ns, *acknowledged_ns);
                 self.acknowledge.add(*published_ns, *acknowledged_ns);
             }
+            Event::Attached { vm, .. } => of(vms, vm).attaches += 1,
+            Event::Detached { vm, .. } => of(vms, vm).detaches += 1,
             Event::Appeared { .. }
-            | Event::Attached { .. }
-            | Event::Detached { .. }
             | Event::Memory { .. }
             | Event::Policy { .. }
             | Event::Published { .. } => {}
@@ -113,8 +132,13 @@ mod tests {
         let mut totals = Totals::default();
         let events = [changed("a"), changed("b"), changed("a"), confined("x"), confined("y"), confined("x")];
         events.iter().chain(&[memory(false), memory(true)]).for_each(|event| totals.add(event));
+        let vm = || "a".to_owned();
+        totals.add(&Event::Attached { vm: vm(), time_ns: 1 });
+        totals.add(&Event::Detached { vm: vm(), time_ns: 1 });
+        totals.add(&Event::Attached { vm: vm(), time_ns: 1 });
         let a = &totals.vms["a"];
         assert_eq!((a.node_changes, a.memory_moves, a.memory_bytes), (2, 1, 4096));
+        assert_eq!((a.attaches, a.detaches), (2, 1));
         assert_eq!(a.steps.values().copied().collect::<Vec<_>>(), [2, 1]);
         totals.add(&Event::Gone { vm: "a".into(), time_ns: 2 });
         assert_eq!(totals.vms.keys().collect::<Vec<_>>(), ["b"]);
