@@ -1,15 +1,17 @@
-//! The packaged vnumad, in its unit's sandbox, and a domain of libvirt that AppArmor confines: found, attached, moved by libvirt's pin,
-//! told and detached with the package's rule. Without it, it is refused with what to do, and that does it.
+//! The packaged vnumad, in its unit's sandbox, and a domain of libvirt that AppArmor confines, with a user of its own for its QEMU: found,
+//! attached, moved by libvirt's pin, told and detached with the package's rule. Without it, it is refused with what to do, and that does
+//! it. The unit is stopped and killed while it attaches the domain.
 
 use crate::guest::{check, check_kernel_log, detach, taskset, wait_until_listed, wait_until_seen};
 use crate::libvirt;
 use crate::packages::{CHECKER, MODULE, UNIT, files, install, property, status};
-use crate::virsh::{CONFIGURATION as FOR_QEMU, CPUS, virsh};
+use crate::virsh::{CPUS, virsh};
 use anyhow::{Context, Result, ensure};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use vnuma_scenario::{HANG_LIMIT, Nodes, Vm, output, vnumactl, wait_for};
+use std::{process::Stdio, thread::sleep, time::Duration};
+use vnuma_scenario::{HANG_LIMIT, Nodes, Process, Vm, output, vnumactl, vnumactl_command, wait_for};
 
 const NAME: &str = "db";
 const CID: u32 = 78;
@@ -17,9 +19,9 @@ const CID: u32 = 78;
 /// those of AppArmor 5 do, on Linux 6.17 and newer.
 const APPARMOR: &str = "/root/packages/apparmor";
 const NEXT: &str = "/root/packages/apparmor-next";
-/// vnumad's configuration, and the line that libvirt's connections are named in.
+/// vnumad's configuration, and how setup names the connection there.
 const CONFIGURATION: &str = "/etc/vnuma/vnumad.toml";
-const UNUSED: &str = "#uris = []";
+const NAMED: &str = "\nuris = [\"qemu:///system\"]\n";
 /// The package's rule.
 const RULE: &str = "/etc/apparmor.d/abstractions/libvirt-qemu.d/vnuma";
 /// What profiles of domains include, and the line by which they have that rule. Those of Debian 12 lack this line.
@@ -28,6 +30,14 @@ const DIRECTORY: &str = "include if exists <abstractions/libvirt-qemu.d>";
 /// The operator's own file. The lab's domains have more than libvirt knows of: what is named on QEMU's command line only, and lab-vm's folder.
 const OPERATORS: &str = "/etc/apparmor.d/local/abstractions/libvirt-qemu";
 const RULES: &str = "/dev/vda rk,\n/dev/vhost-vsock rw,\n/run/lab-vm/** rwk,\n/run/lab/** rk,\nsignal (receive) peer=unconfined,\n";
+/// QEMU's user is libvirt's default for it. libvirt gives that user what the domain's XML names, and the lab the rest.
+const FOR_QEMU: &str = "namespaces = []\n";
+const USER: &str = "libvirt-qemu";
+const DEVICES: [(&str, &str); 2] = [("o+r", "/dev/vda"), ("o+rw", "/dev/vhost-vsock")];
+/// The option by which QEMU sends the channel's device.
+const OPTION: &str = "<qemu:arg value='-global'/><qemu:arg value='ivshmem-doorbell.master=on'/>";
+/// The unit is stopped or killed so long after it was asked to attach.
+const MOMENTS_MS: [u64; 4] = [0, 5, 30, 120];
 /// libvirt's own unit, and the CPUs of the lab that it may use.
 const LIBVIRTD: &str = "libvirtd.service";
 const DROP_INS: &str = "/run/systemd/system/libvirtd.service.d";
@@ -43,6 +53,7 @@ pub fn equip() -> Result<()> {
 /// libvirtd, confined: only then does it confine QEMUs.
 fn libvirtd() -> Result<()> {
     fs::write("/etc/libvirt/qemu.conf", format!("{FOR_QEMU}{}", libvirt::DEVICES)).context("qemu.conf")?;
+    DEVICES.into_iter().try_for_each(|(mode, path)| output("chmod", &[mode, path]).map(drop))?;
     fs::create_dir_all(DROP_INS).context(DROP_INS)?;
     fs::write(format!("{DROP_INS}/lab.conf"), format!("[Service]\nCPUAffinity={CPUS}\n"))
         .context(DROP_INS)?;
@@ -63,12 +74,11 @@ fn label(pid: &str) -> Result<String> {
 
 /// `before`: files of other packages than vnuma's. This adds some to them.
 pub fn domain(nodes: &Nodes, before: &mut BTreeSet<PathBuf>) -> Result<()> {
-    let configuration = fs::read_to_string(CONFIGURATION).context(CONFIGURATION)?;
     libvirtd()?;
-    let with = configuration.replacen(UNUSED, "uris = [\"qemu:///system\"]", 1);
-    ensure!(with != configuration, "{CONFIGURATION} has no `{UNUSED}`");
-    fs::write(CONFIGURATION, with).context(CONFIGURATION)?;
-    output("systemctl", &["restart", UNIT])?;
+    // docs/first-host.md has this, too.
+    println!("{}", output("vnumactl", &["setup", "--apply"])?);
+    let named = fs::read_to_string(CONFIGURATION).context(CONFIGURATION)?;
+    ensure!(named.contains(NAMED) && !unused()?, "libvirt is not named: {named}");
     attached(nodes).context("AppArmor as Debian has it")?;
     not_asked(nodes)?;
     let known = files()?;
@@ -78,14 +88,25 @@ pub fn domain(nodes: &Nodes, before: &mut BTreeSet<PathBuf>) -> Result<()> {
     attached(nodes).context("AppArmor that asks for sockets")?;
     without(nodes)?;
     output("systemctl", &["stop", LIBVIRTD])?;
-    fs::write(CONFIGURATION, configuration).context(CONFIGURATION)?;
-    output("systemctl", &["restart", UNIT]).map(drop)
+    Ok(())
 }
 
 /// With what the package has.
 fn attached(nodes: &Nodes) -> Result<()> {
     let vm = start(nodes)?;
     vnumactl(&["attach", NAME]).with_context(|| status(UNIT))?;
+    used(&vm)?;
+    for (how, moment_ms) in ["stop", "kill"].into_iter().flat_map(|how| MOMENTS_MS.map(|ms| (how, ms))) {
+        ended_in_mid_attach(&vm, how, moment_ms).with_context(|| format!("{how}, {moment_ms} ms"))?;
+    }
+    end(vm)?;
+    let vm = start_from(&libvirt::DOMAIN.replace("ARGUMENTS", &format!("ARGUMENTS{OPTION}")), nodes)?;
+    vnumactl(&["attach", NAME]).with_context(|| status(UNIT))?;
+    let xml = virsh(&["dumpxml", NAME])?;
+    ensure!(
+        xml.contains("role='master'") && xml.contains("/run/vnuma/libvirt/channel.sock"),
+        "not over the socket of all domains: {xml}"
+    );
     used(&vm)?;
     end(vm)?;
     let denied = denied()?;
@@ -94,6 +115,34 @@ fn attached(nodes: &Nodes) -> Result<()> {
     println!(
         "sandbox, AppArmor {version}: a confined domain was attached, moved by libvirt's pin, told and detached"
     );
+    Ok(())
+}
+
+/// vnumad's unit ends while it attaches the domain, and the child that answers QEMU does not: the guest goes on, and the next vnumad attaches
+/// it or has it attached.
+fn ended_in_mid_attach(vm: &Vm, how: &str, moment_ms: u64) -> Result<()> {
+    let attach = vnumactl_command(&["attach", NAME]).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+    let attach = Process(attach.context("vnumactl attach")?);
+    sleep(Duration::from_millis(moment_ms));
+    match how {
+        "stop" => output("systemctl", &["stop", UNIT])?,
+        // As after a crash. It is started again at once by its unit.
+        _ => output("systemctl", &["kill", "--signal=KILL", "--kill-whom=main", UNIT])?,
+    };
+    vm.exec(&["true"]).context("the guest stands still")?;
+    drop(attach);
+    // While the unit is started again after it was killed, a start of it fails.
+    wait_for("the unit to run again", HANG_LIMIT, || Ok(output("systemctl", &["start", UNIT]).is_ok()))
+        .with_context(|| status(UNIT))?;
+    wait_until_listed(NAME).with_context(|| status(UNIT))?;
+    let came = libvirt::has_channel_of(NAME)?;
+    match vnumactl(&["attach", NAME]) {
+        Err(error) if !format!("{error:#}").contains("attached") => return Err(error),
+        _ => {}
+    }
+    wait_until_seen(NAME, &[(1, 1, "true"), (1, 1, "true")])?;
+    detach(vm)?;
+    println!("{how} of the unit {moment_ms} ms after it was asked to attach: the device came: {came}");
     Ok(())
 }
 
@@ -134,7 +183,14 @@ fn denied() -> Result<Vec<String>> {
 
 /// A domain that AppArmor confines, with its guest's vCPUs on both nodes.
 fn start(nodes: &Nodes) -> Result<Vm> {
-    let vm = libvirt::create_as(NAME, NAME, CID)?;
+    start_from(libvirt::DOMAIN, nodes)
+}
+
+/// The same of a domain that is described otherwise.
+fn start_from(domain: &str, nodes: &Nodes) -> Result<Vm> {
+    let vm = libvirt::create_from(domain, NAME, NAME, CID)?;
+    let owner = output("stat", &["--format=%U", &format!("/proc/{}", vm.pid)])?;
+    ensure!(owner.trim() == USER, "QEMU runs as {owner}");
     let label = label(&vm.pid.to_string())?;
     ensure!(label.starts_with("libvirt-") && label.ends_with(" (enforce)\n"), "QEMU is {label:?}");
     vm.put(MODULE, "/root/vnuma.ko")?;
@@ -191,6 +247,13 @@ pub fn purged() -> Result<()> {
     let text = fs::read_to_string(OPERATORS).context(OPERATORS)?;
     ensure!(text == RULES, "{OPERATORS} has more than the operator's lines: {text:?}");
     Ok(())
+}
+
+/// Does `vnumactl setup` say that vnumad does not use the libvirt that is there?
+fn unused() -> Result<bool> {
+    let shown = vnumactl(&["setup"])?;
+    let checks = shown["checks"].as_array().with_context(|| shown.to_string())?;
+    Ok(checks.iter().any(|check| check["check"] == "libvirt" && check["level"] != "best"))
 }
 
 /// Does this command say that AppArmor is in the way?

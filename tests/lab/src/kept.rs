@@ -1,4 +1,4 @@
-//! What libvirt does to a domain as a whole: it is defined and started, suspended, its memory goes into a snapshot, and it is saved and
+//! What libvirt does to a domain as a whole: it is defined and started, suspended, reset, its memory goes into a snapshot, and it is saved and
 //! started again from there. Its guest is told the truth whenever it runs.
 
 use crate::guest::{equip, wait_until_listed};
@@ -6,7 +6,7 @@ use crate::libvirt::{CID, FILE, NAME, detach, expect, has_channel, move_to, plac
 use crate::virsh::virsh;
 use anyhow::{Context, Result, ensure};
 use std::fs;
-use vnuma_scenario::{Vm, vnumactl};
+use vnuma_scenario::{HANG_LIMIT, Vm, vnumactl, wait_for};
 
 const MEMORY: &str = "/root/web.memory";
 
@@ -19,6 +19,7 @@ pub fn run(vm: Vm) -> Result<Vm> {
     vnumactl(&["attach", NAME])?;
     expect(&vm, [0, 1])?;
     suspended(&vm)?;
+    rebooted(&vm)?;
     refused(&vm)?;
     detach()?;
     ensure!(!has_channel()?, "virsh dumpxml shows a device that was detached");
@@ -53,6 +54,20 @@ fn suspended(vm: &Vm) -> Result<()> {
     move_to("1", "1")?;
     expect(vm, [0, 1])?;
     println!("what happens while a guest is suspended is told when it runs again");
+    Ok(())
+}
+
+/// The device stays, and a vCPU moves while the guest boots.
+fn rebooted(vm: &Vm) -> Result<()> {
+    virsh(&["reset", NAME])?;
+    move_to("1", "0")?;
+    wait_for("the guest to have booted", HANG_LIMIT, || Ok(vm.exec(&["true"]).is_ok()))?;
+    ensure!(has_channel()?, "virsh dumpxml does not show the device after a reboot");
+    equip(vm)?;
+    expect(vm, [0, 0])?;
+    move_to("1", "1")?;
+    expect(vm, [0, 1])?;
+    println!("a guest that was reset with its channel is told where it is");
     Ok(())
 }
 

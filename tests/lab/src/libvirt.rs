@@ -149,6 +149,8 @@ pub(crate) fn create_as(name: &str, lab_name: &str, cid: u32) -> Result<Vm> {
 /// The same of a domain that is described otherwise.
 pub(crate) fn create_from(domain: &str, name: &str, lab_name: &str, cid: u32) -> Result<Vm> {
     let directory = Vm::prepare(lab_name, cid)?.display().to_string();
+    // QEMU makes its monitor there, as whichever user libvirt starts it.
+    output("chmod", &["o+rwx", &directory])?;
     let words = SURROUNDINGS.map(|word| format!("<qemu:arg value='{word}'/>")).concat();
     let cid = cid.to_string();
     let parts = [
@@ -207,7 +209,12 @@ fn taints() -> Result<String> {
 }
 
 pub(crate) fn has_channel() -> Result<bool> {
-    Ok(virsh(&["dumpxml", NAME])?.contains("<alias name='ua-vnuma'/>"))
+    has_channel_of(NAME)
+}
+
+/// The same of a domain with another name.
+pub(crate) fn has_channel_of(name: &str) -> Result<bool> {
+    Ok(virsh(&["dumpxml", name])?.contains("<alias name='ua-vnuma'/>"))
 }
 
 /// By vnumad, which pins as libvirt does and within what the operator allows; by libvirt; by the affinity alone.
@@ -246,6 +253,12 @@ fn libvirtd_is_killed(vm: &Vm, libvirt: &mut Libvirt) -> Result<()> {
     virsh(&["vcpupin", NAME, "0", "1-3", "--live"])?;
     place(vm, 0, 1)?;
     expect(vm, [1, 0])?;
+    libvirt.signal("-STOP")?;
+    place(vm, 0, 0)?;
+    expect(vm, [0, 0]).context("while libvirtd is stopped")?;
+    libvirt.signal("-CONT")?;
+    place(vm, 0, 1)?;
+    expect(vm, [1, 0])?;
     libvirt.kill();
     place(vm, 0, 0)?;
     expect(vm, [0, 0])?;
@@ -257,7 +270,7 @@ fn libvirtd_is_killed(vm: &Vm, libvirt: &mut Libvirt) -> Result<()> {
     wait_until_listed(NAME)?;
     move_to("1", "1")?;
     expect(vm, [0, 1])?;
-    println!("libvirtd is killed and started: the guest follows meanwhile, and is moved afterwards");
+    println!("libvirtd is stopped, killed and started: the guest follows meanwhile, and is moved afterwards");
     Ok(())
 }
 

@@ -31,6 +31,12 @@ impl Libvirt {
         drop(self.daemon.take());
     }
 
+    /// Sends libvirtd a signal.
+    pub fn signal(&self, signal: &str) -> Result<()> {
+        let daemon = self.daemon.as_ref().context("libvirtd does not run")?;
+        output("kill", &[signal, &daemon.0.id().to_string()]).map(drop)
+    }
+
     /// Starts libvirtd again.
     pub fn restart(&mut self) -> Result<()> {
         self.daemon = Some(daemon("libvirtd")?);
