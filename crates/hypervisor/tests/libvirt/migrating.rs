@@ -64,12 +64,19 @@ fn an_attached_domain_is_not_migrated_by_other_tools() {
     assert!(other.virsh(&["domstate", "web"]).is_err(), "it is at the destination");
 }
 
-/// The option by which QEMU sends the channel's device with the VM, by an emulator that has it, which does not taint a domain.
+/// The option by which QEMU sends the channel's device with the VM, by an emulator that has it, which does not taint a domain. That emulator is
+/// made by the commands of the manual.
 fn create_that_takes_its_channel_along(libvirt: &Libvirt) {
+    let manual = include_str!("../../../../docs/libvirt.md");
+    let of_root = |line: &'static str| line.strip_prefix("    ").unwrap_or(line);
+    let lines = manual.lines().map(of_root).skip_while(|line| !line.starts_with("# cat > "));
+    let mut script: Vec<&str> = lines.take_while(|line| !line.is_empty()).collect();
+    [0, script.len() - 1].into_iter().for_each(|line| script[line] = script[line].strip_prefix("# ").unwrap());
     let emulator = libvirt.dir.path().join("lib/qemu-vnuma");
-    let script = format!("#!/bin/sh\nexec {EMULATOR} \"$@\" -global ivshmem-doorbell.master=on\n");
-    fs::write(&emulator, script).unwrap();
-    fs::set_permissions(&emulator, fs::Permissions::from_mode(0o755)).unwrap();
+    let script = script.join("\n").replace("/usr/local/bin/qemu-vnuma", emulator.to_str().unwrap());
+    assert!(script.contains(EMULATOR), "{script}");
+    let made = Command::new("sh").args(["-e", "-c", &script]).status().unwrap();
+    assert!(made.success(), "{script}");
     libvirt.create_with("web", "", emulator.to_str().unwrap());
 }
 
