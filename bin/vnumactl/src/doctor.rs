@@ -58,6 +58,9 @@ impl Check {
     }
 }
 
+/// Ends the name of the socket of domains that take their channels along, where vnumad cannot serve it.
+const COMMON_SOCKET: &str = "/channel.sock";
+
 /// All checks: the host's first, then those of each VM.
 pub fn examine(daemon: &Daemon, host: &HostTopology, vms: &[Vm]) -> Vec<Check> {
     examine_with(daemon, host, vms, &|_| false)
@@ -70,6 +73,10 @@ pub fn examine_with(
     vms: &[Vm],
     sends: &dyn Fn(i32) -> bool,
 ) -> Vec<Check> {
+    // A domain that was attached meanwhile is not one that libvirt migrates.
+    let served =
+        daemon.libvirt.iter().all(|part| part.problem.is_none() || !part.uri.ends_with(COMMON_SOCKET));
+    let sends = |pid| served && sends(pid);
     let mut checks = vec![nodes(host), locations(daemon), affinity(daemon), counters(daemon)];
     checks.extend(readings(daemon));
     checks.extend(samples(daemon));
@@ -88,7 +95,7 @@ pub fn examine_with(
             }
             if vm.channel == ChannelState::Attached {
                 of_vm.push(driver(vm));
-                of_vm.push(migration(vm, sends));
+                of_vm.push(migration(vm, &sends));
             }
         }
         checks.extend(of_vm.into_iter().map(|check| Check { vm: Some(vm.name.clone()), ..check }));

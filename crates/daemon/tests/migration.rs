@@ -141,7 +141,7 @@ impl Run {
                 Report::Detached(Ok(()))
             }
             Ask::Recover(_) if self.came_along => {
-                Report::Recovered(Err(Refusal::CameAlong { vm: "a".into() }))
+                Report::Recovered(Err(Refusal::CameAlong { vm: "a".into(), why: "no record".into() }))
             }
             Ask::Recover(_) => Report::Recovered(Ok(CHANNEL + 100)),
             Ask::Mark(false) if self.keeps_mark => {

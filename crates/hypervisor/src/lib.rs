@@ -194,8 +194,9 @@ pub trait VmConnection: Send {
     fn channel_attached(&mut self) -> Result<bool, VmError>;
     /// Is the device plugged? If not, removes what is left of an attach that was cut short.
     fn tidy_channel(&mut self) -> Result<bool, VmError>;
-    /// Was its process started to take in a VM from elsewhere? The device may have come along then, and be connected to nobody.
-    fn is_received(&self) -> bool {
+    /// May its device be connected to nobody, as it came along from another host or was there when its process was started? Then it is
+    /// unplugged and plugged anew, where nobody serves it.
+    fn gets_channel_anew(&self) -> bool {
         false
     }
     /// Unplugs the device. The guest takes part in that: [`VmError::DetachPending`] says

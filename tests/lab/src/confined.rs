@@ -223,7 +223,8 @@ fn refused(nodes: &Nodes) -> Result<()> {
     let before = denied()?.len();
     let vm = start(nodes)?;
     let manual = include_str!("../../../docs/libvirt.md");
-    let command = manual.lines().find_map(|line| line.strip_prefix("    # vnumactl ")).context("no command")?;
+    let command =
+        manual.lines().find_map(|line| line.strip_prefix("    # vnumactl ")).context("no command")?;
     println!("docs/libvirt.md: vnumactl {command}");
     let words: Vec<&str> = command.split_whitespace().collect();
     let error = vnumactl(&words).err().context("AppArmor lets it through without the rule")?;

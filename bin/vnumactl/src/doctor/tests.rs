@@ -405,6 +405,14 @@ fn what_keeps_a_vm_from_another_host_leads_to_the_ways_there() {
     let with_option = Vm { backend: "libvirt".into(), pid: Some(7), ..good() };
     let with_option = examine_with(&daemon("bpf"), &HostTopology::default(), &[with_option], &|pid| pid == 7);
     assert_eq!(found(&with_option, "migration"), ("any tool".into(), Level::Best));
+    let problem = vnuma_api::LibvirtConnection {
+        uri: "/run/vnuma/libvirt/channel.sock".into(),
+        problem: Some("process 7 serves it as well".into()),
+    };
+    let not_served = Daemon { libvirt: vec![problem], ..daemon("bpf") };
+    let attached = Vm { backend: "libvirt".into(), pid: Some(7), ..good() };
+    let not_served = examine_with(&not_served, &HostTopology::default(), &[attached], &|_| true);
+    assert_eq!(found(&not_served, "migration"), ("vnumactl migrate only".into(), Level::Reduced));
     let device = vnuma_api::VmDevice {
         host: "0000:81:00.0".into(),
         host_node: None,

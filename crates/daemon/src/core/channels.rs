@@ -115,7 +115,7 @@ impl Core {
             Err(error) => {
                 if self.channel_event(id, ChannelEvent::DetachFailed).is_some() {
                     self.release_failed(id, &error);
-                    let refusal = self.kept(id, error);
+                    let refusal = self.kept(id, error, request == Some(NOBODY));
                     self.answer(request, Reply::Refused(refusal));
                 }
             }
@@ -131,12 +131,13 @@ impl Core {
     }
 
     /// The guest has not let go of the device. It is asked again, unless it could not be asked at all the first time.
-    fn kept(&mut self, id: VmId, error: VmError) -> Refusal {
+    fn kept(&mut self, id: VmId, error: VmError, for_nobody: bool) -> Refusal {
         let (name, now_ns) = (self.name_of(id), self.now_ns);
         let pending = matches!(error, VmError::DetachPending { .. });
         let Some((_, vm)) = self.world.vm_mut(id) else { return error.into() };
         let Some(unplug) = &mut vm.unplug else { return error.into() };
-        if !pending && unplug.ignored() == 0 {
+        // Nobody who has asked for it would try it again.
+        if !pending && unplug.ignored() == 0 && !for_nobody {
             vm.unplug = None;
             return error.into();
         }

@@ -50,9 +50,9 @@ pub enum Refusal {
     )]
     Lost { vm: String },
     #[error(
-        "{vm}: its topology channel came along from another host, and is plugged anew when its guest runs"
+        "{vm}: its topology channel is none of this vnumad's, and is plugged anew when its guest runs: {why}"
     )]
-    CameAlong { vm: String },
+    CameAlong { vm: String, why: String },
     #[error("{vm}: the topology channel is being attached by another request")]
     Attaching { vm: String },
     #[error("{vm}: the topology channel is being taken over from an earlier vnumad; try again")]

@@ -588,16 +588,16 @@ impl Task {
     /// Needs only the hypervisor's process, not its answer.
     fn recover(&self, connection: &dyn VmConnection, epoch: u32) -> Report {
         let (vm, pid) = (|| self.name.clone(), connection.pid());
-        let identity = self.records.read(pid).map_err(|source| match source.kind() {
-            io::ErrorKind::NotFound if connection.is_received() => Refusal::CameAlong { vm: vm() },
-            _ => Refusal::System { vm: vm(), source },
-        });
+        let identity = self.records.read(pid).map_err(|source| Refusal::System { vm: vm(), source });
         let process = Path::new("/proc").join(pid.to_string());
         let taken = identity.and_then(|identity| {
             let channel = Channel::take_over(&identity, connection.pidfd(), &process, epoch);
             channel.map_err(|source| Refusal::Channel { vm: vm(), source })
         });
-        Report::Recovered(taken)
+        Report::Recovered(taken.map_err(|why| match connection.gets_channel_anew() {
+            true => Refusal::CameAlong { vm: vm(), why: why.to_string() },
+            false => why,
+        }))
     }
 
     /// A new vCPU is plugged, and may run where the old one may before the guest uses it; then the old one is unplugged.

@@ -3,30 +3,34 @@
 //! A domain that takes its channel along to other hosts names this socket in its XML, which is the same file on each host. libvirt starts
 //! the QEMU at the destination with it, and QEMU connects at once. vnumad cannot know before which domains arrive. So it gives each
 //! QEMU that connects memory and interrupts of its own, which nobody else has: what the guest has published to it comes with the migration,
-//! and when the guest runs vnumad has the device plugged anew ([`is_received`](crate::VmConnection::is_received)).
+//! and when the guest runs vnumad has the device plugged anew ([`gets_channel_anew`](crate::VmConnection::gets_channel_anew)).
 //!
 //! - A guest that arrives does not run yet. Should vnumad be stopped here, the migration waits, and the guest runs on where it is.
-//! - A guest that runs is attached over this socket as well. Then a child serves it ([`handshake`](super::handshake)), and this thread
-//!   waits for its turn.
+//! - A guest that runs is attached over this socket as well. Then a child accepts, not this thread ([`handshake`](super::handshake)), until
+//!   it has served that guest's QEMU: it has an end of a pipe open for so long.
 //! - Any user of the host may connect, as it is not known which one QEMU will run as. All that there is to get is memory that is empty.
-//!   Each user has so many connections at a time.
+//!   A user has so many connections at a time, and so have all together. Others are refused by a message, as a QEMU whose connection is closed
+//!   without one reads without end.
 
 use super::handshake::{
-    Batch, SERVED, Turn, bind_to, credentials_of, has_read_all, make_directory, messages, send_all,
+    Batch, SERVED, Turn, bind_to, credentials_of, has_read_all, make_directory, messages, refuse, send_all,
 };
 use nix::{
     errno::Errno,
+    fcntl::OFlag,
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::{
         eventfd::{EfdFlags, EventFd},
         socket::{Backlog, SockFlag, accept4, listen},
     },
+    unistd::pipe2,
 };
 use std::{
     fmt, fs, io,
     os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread,
     time::{Duration, Instant},
 };
 use vnuma_process::spawn_worker;
@@ -34,8 +38,15 @@ use vnuma_process::spawn_worker;
 /// Its name in the directory of sockets.
 pub(super) const NAME: &str = "channel.sock";
 
-/// Connections of one user whose messages are not read yet. QEMU reads them when it makes the device.
+/// Connections of one user, and of all, whose messages are not read yet. QEMU reads them when it makes the device.
 const PER_USER: usize = 32;
+const OF_ALL: usize = 256;
+
+/// How long an attach waits for another one, whose QEMU has not connected yet.
+const TURN_LIMIT: Duration = Duration::from_secs(5);
+
+/// Between two that are accepted, so that whoever connects without end keeps no attach waiting.
+const BREATH: Duration = Duration::from_millis(1);
 
 /// How long somebody may take to read.
 const READ_LIMIT: Duration = Duration::from_secs(60);
@@ -53,8 +64,8 @@ pub(super) struct CommonSocket {
     path: PathBuf,
     listener: OwnedFd,
     make: MakeSpare,
-    /// Of whoever accepts.
-    turn: Mutex<()>,
+    /// Held by whoever accepts or starts a child that does. The end of a pipe that such a child has open as long as it accepts.
+    turn: Mutex<Option<OwnedFd>>,
     stop: EventFd,
     /// Last, as nobody else may have the socket before it is removed.
     _lock: Turn,
@@ -63,12 +74,6 @@ pub(super) struct CommonSocket {
 /// Serves it until this is dropped.
 #[derive(Debug)]
 pub(super) struct Served(Arc<CommonSocket>);
-
-/// Nobody else accepts.
-pub(super) struct Serving<'a> {
-    socket: &'a CommonSocket,
-    _turn: MutexGuard<'a, ()>,
-}
 
 /// Somebody who has not read everything.
 struct Reader {
@@ -80,12 +85,6 @@ struct Reader {
 impl fmt::Debug for CommonSocket {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.debug_struct("CommonSocket").field("path", &self.path).finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for Serving<'_> {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_tuple("Serving").field(self.socket).finish()
     }
 }
 
@@ -132,9 +131,39 @@ impl CommonSocket {
         &self.path
     }
 
-    /// Nobody else accepts until this is dropped.
-    pub(super) fn take_turn(&self) -> Serving<'_> {
-        Serving { socket: self, _turn: self.turn.lock().unwrap_or_else(PoisonError::into_inner) }
+    /// Messages for somebody who is not expected.
+    pub(super) fn spare(&self) -> io::Result<OwnedFd> {
+        (self.make)()
+    }
+
+    /// Nobody else accepts as long as this is held. `None`: a child does.
+    fn turn(&self) -> Option<MutexGuard<'_, Option<OwnedFd>>> {
+        let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        // Its other end is closed.
+        let is_over = |pipe: &OwnedFd| wait_for([pipe.as_fd()], Some(Duration::ZERO))[0];
+        turn.as_ref().is_none_or(is_over).then_some(turn)
+    }
+
+    /// Has a child accept, which `start` starts with the listener and an end of a pipe.
+    pub(super) fn leave_to<T>(
+        &self,
+        start: impl FnOnce(&OwnedFd, &OwnedFd) -> io::Result<T>,
+    ) -> io::Result<T> {
+        let until = Instant::now() + TURN_LIMIT;
+        let mut turn = loop {
+            match self.turn() {
+                Some(turn) => break turn,
+                None if Instant::now() < until => thread::sleep(BREATH),
+                None => {
+                    let reason = "another domain is being attached, and its QEMU has not connected yet";
+                    return Err(io::Error::new(io::ErrorKind::TimedOut, reason));
+                }
+            }
+        };
+        let (over, accepts) = pipe2(OFlag::O_CLOEXEC)?;
+        let started = start(&self.listener, &accepts)?;
+        *turn = Some(over);
+        Ok(started)
     }
 
     fn serve(&self) {
@@ -147,7 +176,12 @@ impl CommonSocket {
             }
             let now = Instant::now();
             readers.retain(|reader| now < reader.until && !has_read_all(reader.stream.as_raw_fd()));
-            if comes && let Err(error) = self.accept(&mut readers) {
+            if !comes {
+                continue;
+            }
+            let child_accepts = self.turn().is_none();
+            thread::sleep(if child_accepts { LOOK } else { BREATH });
+            if !child_accepts && let Err(error) = self.accept(&mut readers) {
                 tracing::warn!(path = %self.path.display(), %error, "a QEMU that was started to take in a domain waits for its channel");
                 if wait_for([self.stop.as_fd()], Some(PAUSE))[0] {
                     return;
@@ -158,9 +192,9 @@ impl CommonSocket {
 
     /// Sends one that waits its messages. They are made before, as whoever is accepted waits for them.
     fn accept(&self, readers: &mut Vec<Reader>) -> io::Result<()> {
-        let serving = self.take_turn();
-        let messages = messages(&serving.spare()?)?;
+        let messages = messages(&self.spare()?)?;
         let mut batch = Batch::new(&messages);
+        let Some(_turn) = self.turn() else { return Ok(()) };
         let stream = match accept4(self.listener.as_raw_fd(), SockFlag::SOCK_CLOEXEC) {
             // SAFETY: the kernel has just made it for this process.
             Ok(raw) => unsafe { OwnedFd::from_raw_fd(raw) },
@@ -168,27 +202,22 @@ impl CommonSocket {
             Err(Errno::EAGAIN | Errno::ECONNABORTED | Errno::EINTR) => return Ok(()),
             Err(errno) => return Err(errno.into()),
         };
-        // SAFETY: plain system calls on a descriptor of this function, and headers that point into `messages`.
+        // SAFETY: a plain system call on a descriptor of this function.
         let user = unsafe { credentials_of(stream.as_raw_fd()) }.uid;
-        if readers.iter().filter(|reader| reader.user == user).count() >= PER_USER {
-            return Ok(());
-        }
-        // SAFETY: the headers of a batch point to memory of its own, which lives until then.
-        if unsafe { send_all(stream.as_raw_fd(), &mut batch.headers) } == SERVED {
+        let own = readers.iter().filter(|reader| reader.user == user).count();
+        let sent = if own < PER_USER && readers.len() < OF_ALL {
+            // SAFETY: the headers of a batch point to memory of its own, which lives until then.
+            unsafe { send_all(stream.as_raw_fd(), &mut batch.headers) == SERVED }
+        } else {
+            tracing::warn!(user, own, all = readers.len(), path = %self.path.display(), "too many wait for a channel: one is refused");
+            // SAFETY: a plain system call on a descriptor of this function.
+            unsafe { refuse(stream.as_raw_fd()) }
+        };
+        // One more is kept open until it has read that it is refused.
+        if sent && readers.len() < 2 * OF_ALL {
             readers.push(Reader { stream, user, until: Instant::now() + READ_LIMIT });
         }
         Ok(())
-    }
-}
-
-impl Serving<'_> {
-    pub(super) fn listener(&self) -> BorrowedFd<'_> {
-        self.socket.listener.as_fd()
-    }
-
-    /// Messages for somebody who is not expected.
-    pub(super) fn spare(&self) -> io::Result<OwnedFd> {
-        (self.socket.make)()
     }
 }
 
@@ -225,21 +254,23 @@ mod tests {
     #[test]
     fn each_who_connects_gets_messages_of_its_own() {
         let dir = tempfile::tempdir().unwrap();
-        let made = Arc::new(AtomicUsize::new(0));
-        let count = Arc::clone(&made);
-        let make = move || {
-            count.fetch_add(1, Ordering::AcqRel);
-            Ok(server(5))
-        };
+        let made = AtomicUsize::new(5);
+        // Each one more than the one before.
+        let make = move || Ok(server(made.fetch_add(1, Ordering::AcqRel) as i64));
         let served = Served::start(&dir.path().join("sub"), Box::new(make)).unwrap();
         let path = dir.path().join("sub/channel.sock");
         assert_eq!(served.socket().path(), path);
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o666);
         let streams: Vec<_> = (0..3).map(|_| UnixStream::connect(&path).unwrap()).collect();
+        let mut counts: Vec<usize> = Vec::new();
         for stream in &streams {
-            assert_eq!(receive_from(stream), ((0..5).collect(), 3), "and the end, when all is read");
+            let (values, descriptors) = receive_from(stream);
+            assert_eq!(descriptors, values.len() - 2, "and the end, when all is read");
+            counts.push(values.len());
         }
-        assert!(made.load(Ordering::Acquire) >= 3);
+        counts.sort_unstable();
+        counts.dedup();
+        assert_eq!(counts.len(), 3, "two have got the same: {counts:?}");
         drop(served);
         let until = Instant::now() + READ_LIMIT;
         while fs::read_dir(dir.path().join("sub")).unwrap().count() > 0 {
@@ -265,11 +296,13 @@ mod tests {
         let _served = serve(dir.path());
         let connect = || UnixStream::connect(dir.path().join(NAME)).unwrap();
         let mut idle: Vec<_> = (0..PER_USER).map(|_| connect()).collect();
-        assert!(receive(&dir.path().join(NAME)).0.is_empty(), "one more than it may have");
+        let refused = connect();
+        refused.set_read_timeout(Some(READ_LIMIT)).unwrap();
+        assert_eq!(receive_from(&refused), (vec![-1], 0), "one more than it may have");
         assert_eq!(receive_from(&idle.pop().unwrap()).0.len(), 5);
         // It is seen a moment later that it was read.
         let until = Instant::now() + READ_LIMIT;
-        while receive(&dir.path().join(NAME)).0.is_empty() {
+        while receive(&dir.path().join(NAME)).0 == [-1] {
             assert!(Instant::now() < until, "there is room again");
         }
     }
@@ -313,6 +346,15 @@ mod tests {
         arrives.set_nonblocking(true).unwrap();
         let more = arrives.read(&mut [0]).map_err(|error| error.kind());
         assert!(matches!(more, Err(io::ErrorKind::WouldBlock)), "nothing else, and it stays open: {more:?}");
+        let mut more: Vec<_> = (0..4).map(|_| UnixStream::connect(socket.path()).unwrap()).collect();
+        for (number, stream) in more.iter_mut().enumerate() {
+            stream.set_read_timeout(Some(READ_LIMIT)).unwrap();
+            let mut first = [0; 8];
+            stream.read_exact(&mut first).unwrap();
+            let refused = i64::from_le_bytes(first) == -1;
+            assert_eq!(refused, number == 3, "{number}: one for which there are no messages is told so");
+        }
+        // Some have not read all that they were sent. The child ends all the same.
         assert!(!others.end(), "the process that is meant has not come");
         let own = Handshake::start(Place::Common(socket), own(), &server(35)).unwrap();
         assert_eq!(receive(socket.path()).0.len(), 35);

@@ -107,7 +107,7 @@ impl LibvirtConnection {
     }
 
     /// Plugs the device into the port of this bus. `along`: it goes with the domain to other hosts.
-    fn plug(&self, bus: u32, handshake: Handshake<'_>, along: bool) -> Result<(), VmError> {
+    fn plug(&self, bus: u32, handshake: Handshake, along: bool) -> Result<(), VmError> {
         let socket = handshake.path().to_string_lossy().into_owned();
         let device = device_xml(&socket, bus, along);
         let plugged = self.domain.attach_device(&device, HOTPLUG);
@@ -260,8 +260,9 @@ impl VmConnection for LibvirtConnection {
         Ok(self.channel_attached()? || self.has_memory())
     }
 
-    fn is_received(&self) -> bool {
-        qemu::receives(&qemu::command_line(self.process.pid()))
+    fn gets_channel_anew(&self) -> bool {
+        let words = qemu::command_line(self.process.pid());
+        qemu::receives(&words) || qemu::sends_channel(&words)
     }
 
     fn detach_channel(&mut self) -> Result<(), VmError> {

@@ -27,12 +27,13 @@
 //! - If QEMU connects to a socket whose child has ended, it gets an error at once, and libvirt reports that the device was not
 //!   plugged.
 //! - A domain that takes its channel along to other hosts is attached over the socket that all such domains have
-//!   ([`CommonSocket`]). QEMUs that arrive connect to it as well, at any moment. So the child has messages for some of these, too.
+//!   ([`CommonSocket`]). QEMUs that arrive connect to it as well, at any moment. So the child has messages for some of these, too, and
+//!   one that refuses the others: a QEMU whose connection is closed without a message reads without end.
 //!
 //! Who stops this child, by its own number, between `accept` and `sendmmsg`, or kills it before QEMU has read everything, does stop
 //! the guest.
 
-use super::common_socket::{CommonSocket, Serving};
+use super::common_socket::CommonSocket;
 use nix::{
     errno::Errno,
     fcntl::{Flock, FlockArg},
@@ -73,8 +74,15 @@ const END_LIMIT: Duration = Duration::from_secs(1);
 const LOOK_MS: i32 = 2;
 const LAST_LOOK_MS: i32 = 1000;
 
-/// QEMUs that may arrive while a child serves the socket that all have.
+/// QEMUs that may arrive while a child serves the socket that all have, and those that it refuses with a message besides.
 const SPARES: usize = 4;
+const REFUSALS: usize = 16;
+
+/// How long a child keeps open what others have not read, milliseconds. What it has sent to the QEMU that is meant it keeps open for good.
+const OTHERS_MS: i64 = 20_000;
+
+/// No version of the protocol: QEMU says so, and ends.
+const REFUSAL: [u8; MESSAGE] = (-1_i64).to_le_bytes();
 
 /// Most messages: three, and one for each interrupt of both sides.
 const MAX_MESSAGES: usize = 256;
@@ -102,19 +110,19 @@ pub(super) enum Place<'a> {
 
 /// A socket that is served.
 #[derive(Debug)]
-pub(super) struct Handshake<'a> {
+pub(super) struct Handshake {
     path: PathBuf,
     child: Option<Pid>,
     cancel: EventFd,
-    /// The socket that all have, which stays.
-    common: Option<Serving<'a>>,
+    /// The path is that of the socket that all have, which stays.
+    common: bool,
     /// Last, as nobody else may have the socket before it is removed.
     _turn: Turn,
 }
 
-impl<'a> Handshake<'a> {
+impl Handshake {
     /// Serves the messages that wait in `server` to the process `pid`, once.
-    pub(super) fn start(place: Place<'a>, pid: i32, server: &OwnedFd) -> io::Result<Self> {
+    pub(super) fn start(place: Place<'_>, pid: i32, server: &OwnedFd) -> io::Result<Self> {
         let directory = match place {
             Place::Own(directory) => directory,
             Place::Common(socket) => socket.directory(),
@@ -125,24 +133,22 @@ impl<'a> Handshake<'a> {
         let cancel = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC)?;
         let (path, common) = match place {
             Place::Own(directory) => (directory.join(format!("{pid}.sock")), None),
-            Place::Common(socket) => (socket.path().to_owned(), Some(socket.take_turn())),
+            Place::Common(socket) => (socket.path().to_owned(), Some(socket)),
         };
         // Removes its own socket wherever this ends: the process may be gone, so that it cannot be found out who it is.
-        let mut started = Self { path, child: None, cancel, common, _turn: turn };
-        let own;
-        let listener = match &started.common {
-            Some(serving) => {
+        let mut started = Self { path, child: None, cancel, common: common.is_some(), _turn: turn };
+        let cancel = started.cancel.as_fd();
+        started.child = Some(match common {
+            None => fork_child(&listen_for(&started.path, pid)?, cancel, None, pid, &messages)?,
+            Some(socket) => {
                 for _ in 0..SPARES {
-                    messages.push(self::messages(&serving.spare()?)?);
+                    messages.push(self::messages(&socket.spare()?)?);
                 }
-                serving.listener()
+                socket.leave_to(|listener, accepts| {
+                    fork_child(listener, cancel, Some(accepts), pid, &messages)
+                })?
             }
-            None => {
-                own = listen_for(&started.path, pid)?;
-                own.as_fd()
-            }
-        };
-        started.child = Some(fork_child(listener, started.cancel.as_fd(), pid, &messages)?);
+        });
         Ok(started)
     }
 
@@ -158,7 +164,7 @@ impl<'a> Handshake<'a> {
 
     /// The exit code of the child, which is told to end if it still waits.
     fn finish(&mut self) -> Option<i32> {
-        if self.common.is_none() {
+        if !self.common {
             // A file that is gone is no error, and one that stays is replaced by the next attach.
             let _ = fs::remove_file(&self.path);
         }
@@ -182,7 +188,7 @@ impl<'a> Handshake<'a> {
     }
 }
 
-impl Drop for Handshake<'_> {
+impl Drop for Handshake {
     fn drop(&mut self) {
         self.finish();
     }
@@ -195,14 +201,21 @@ pub(super) fn make_directory(directory: &Path) -> io::Result<()> {
     fs::set_permissions(directory, Permissions::from_mode(0o711))
 }
 
-/// Starts the child: the first of these lists of messages is for `pid`.
+/// Starts the child: the first of these lists of messages is for `pid`. It has `accepts` open as long as it accepts.
 fn fork_child(
-    listener: BorrowedFd<'_>,
+    listener: &OwnedFd,
     cancel: BorrowedFd<'_>,
+    accepts: Option<&OwnedFd>,
     pid: i32,
     messages: &[Vec<Message>],
 ) -> io::Result<Pid> {
-    let mut keep = vec![listener.as_raw_fd(), cancel.as_raw_fd()];
+    let ends = Ends {
+        listener: listener.as_raw_fd(),
+        cancel: cancel.as_raw_fd(),
+        accepts: accepts.map_or(-1, AsRawFd::as_raw_fd),
+    };
+    let mut keep = vec![ends.listener, ends.cancel];
+    keep.extend(accepts.map(AsRawFd::as_raw_fd));
     let descriptors = messages.iter().flatten().filter_map(|(_, descriptor)| descriptor.as_ref());
     keep.extend(descriptors.map(AsRawFd::as_raw_fd));
     keep.sort_unstable();
@@ -210,7 +223,7 @@ fn fork_child(
     let deadline_ms = i32::try_from(LIMIT.as_millis()).unwrap_or(i32::MAX);
     // SAFETY: the child makes system calls only, on memory that was prepared, and never returns.
     let child = match unsafe { libc::fork() } {
-        0 => serve(listener.as_raw_fd(), cancel.as_raw_fd(), pid, &keep, &mut batches, deadline_ms),
+        0 => serve(&ends, pid, &keep, &mut batches, deadline_ms),
         child => Errno::result(child),
     };
     Ok(Pid::from_raw(child?))
@@ -379,17 +392,18 @@ impl Batch {
     }
 }
 
-/// The child: waits for QEMU, and sends it the first batch; whoever else connects gets one of the others. It makes system calls only:
-/// other threads of the parent may have held locks (of the allocator, say) when it was forked, and they stay locked here.
-fn serve(
+/// Descriptors of the child. The last one may be none.
+struct Ends {
     listener: RawFd,
     cancel: RawFd,
-    pid: i32,
-    keep: &[RawFd],
-    batches: &mut [Batch],
-    limit_ms: i32,
-) -> ! {
-    let (mut peers, mut sent) = ([-1; SPARES + 1], 0);
+    accepts: RawFd,
+}
+
+/// The child: waits for QEMU, and sends it the first batch; whoever else connects gets one of the others. It makes system calls only:
+/// other threads of the parent may have held locks (of the allocator, say) when it was forked, and they stay locked here.
+fn serve(ends: &Ends, pid: i32, keep: &[RawFd], batches: &mut [Batch], limit_ms: i32) -> ! {
+    // Of others than the process that is meant.
+    let (mut others, mut held, mut spares) = ([-1; SPARES + REFUSALS], 0, 0);
     // SAFETY: plain system calls, on numbers and on memory of this process that outlives them.
     unsafe {
         libc::setsid();
@@ -399,43 +413,64 @@ fn serve(
         libc::sigprocmask(libc::SIG_SETMASK, &raw const all, ptr::null_mut());
         close_others(keep);
         let until = now_ms() + i64::from(limit_ms);
-        let code = loop {
+        let (code, qemu) = loop {
             let left = until - now_ms();
             if left <= 0 {
-                break TIMED_OUT;
+                break (TIMED_OUT, -1);
             }
             let wait = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-            let mut waits = [wait(listener), wait(cancel)];
+            let mut waits = [wait(ends.listener), wait(ends.cancel)];
             libc::poll(waits.as_mut_ptr(), 2, left as i32);
             if waits[0].revents == 0 && waits[1].revents != 0 {
-                break CANCELLED;
+                break (CANCELLED, -1);
             }
             if waits[0].revents == 0 {
                 continue;
             }
-            let peer = libc::accept4(listener, ptr::null_mut(), ptr::null_mut(), libc::SOCK_CLOEXEC);
+            let peer = libc::accept4(ends.listener, ptr::null_mut(), ptr::null_mut(), libc::SOCK_CLOEXEC);
             if peer < 0 {
                 continue;
             }
+            if process_of(peer) == pid {
+                break (send_all(peer, &mut batches[0].headers), peer);
+            }
             // Nobody else is sent what is meant for that process.
-            let is_it = process_of(peer) == pid;
-            let batch = if is_it { batches.first_mut() } else { batches.get_mut(1 + sent) };
-            let code = batch.map_or(FAILED, |batch| send_all(peer, &mut batch.headers));
-            if code == SERVED {
-                peers[sent] = peer;
-                sent += 1;
+            spares += 1;
+            let sent = match batches.get_mut(spares) {
+                Some(spare) => send_all(peer, &mut spare.headers) == SERVED,
+                // To a socket that was made for another one no QEMU is told to connect.
+                None => batches.len() > 1 && refuse(peer),
+            };
+            if sent && held < others.len() {
+                others[held] = peer;
+                held += 1;
             } else {
                 libc::close(peer);
             }
-            if is_it {
-                break code;
-            }
         };
-        // Whoever connects from now on is refused, or is another process's.
-        libc::close(listener);
-        peers[..sent].iter().for_each(|&peer| await_read(peer));
+        // Whoever connects from now on is refused, or is the parent's.
+        libc::close(ends.listener);
+        libc::close(ends.accepts);
+        if code == SERVED {
+            await_read(qemu, i64::MAX);
+        }
+        // The parent is told at once, whatever others do.
+        if held > 0 && libc::fork() == 0 {
+            let until = now_ms() + OTHERS_MS;
+            others[..held].iter().for_each(|&peer| await_read(peer, until));
+        }
         libc::_exit(code)
     }
+}
+
+/// Tells a QEMU that it is given no channel. False if it could not be told.
+///
+/// # Safety
+/// None beyond that of a system call.
+pub(super) unsafe fn refuse(peer: RawFd) -> bool {
+    let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+    // SAFETY: the message has that length.
+    unsafe { libc::send(peer, REFUSAL.as_ptr().cast(), MESSAGE, flags) == MESSAGE as isize }
 }
 
 /// Sends all messages; the exit code of the child.
@@ -456,14 +491,14 @@ pub(super) unsafe fn send_all(peer: RawFd, headers: &mut [libc::mmsghdr]) -> i32
     SERVED
 }
 
-/// Waits until the other end has read everything, or is closed.
+/// Waits until the other end has read everything, is closed, or the time is over (`until`, milliseconds).
 ///
 /// # Safety
 /// None beyond that of a system call.
-unsafe fn await_read(peer: RawFd) {
+unsafe fn await_read(peer: RawFd, until: i64) {
     let mut look_ms = LOOK_MS;
     loop {
-        if has_read_all(peer) {
+        if has_read_all(peer) || now_ms() >= until {
             return;
         }
         let mut wait = libc::pollfd { fd: peer, events: libc::POLLIN | libc::POLLRDHUP, revents: 0 };

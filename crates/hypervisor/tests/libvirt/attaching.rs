@@ -199,7 +199,9 @@ fn a_process_that_is_stopped_or_killed_while_it_attaches_stops_no_guest() {
         libvirt.must(&["destroy", "web"]);
         [&begun, &outcome].into_iter().for_each(|file| drop(fs::remove_file(file)));
     }
-    println!("QEMU stood still for {longest:?} at most; {came_before} of 18 were attached before; libvirtd ended {crashes} times");
+    println!(
+        "QEMU stood still for {longest:?} at most; {came_before} of 18 were attached before; libvirtd ended {crashes} times"
+    );
     assert!(crashes < 3, "libvirtd ends again and again");
     assert!(longest < STANDS);
     assert!(came_before < 18, "all were attached before the signal");

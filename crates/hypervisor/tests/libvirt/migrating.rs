@@ -71,7 +71,9 @@ fn create_that_takes_its_channel_along(libvirt: &Libvirt) {
     let of_root = |line: &'static str| line.strip_prefix("    ").unwrap_or(line);
     let lines = manual.lines().map(of_root).skip_while(|line| !line.starts_with("# cat > "));
     let mut script: Vec<&str> = lines.take_while(|line| !line.is_empty()).collect();
-    [0, script.len() - 1].into_iter().for_each(|line| script[line] = script[line].strip_prefix("# ").unwrap());
+    [0, script.len() - 1]
+        .into_iter()
+        .for_each(|line| script[line] = script[line].strip_prefix("# ").unwrap());
     let emulator = libvirt.dir.path().join("lib/qemu-vnuma");
     let script = script.join("\n").replace("/usr/local/bin/qemu-vnuma", emulator.to_str().unwrap());
     assert!(script.contains(EMULATOR), "{script}");
@@ -89,7 +91,6 @@ fn a_domain_takes_its_channel_along_if_qemu_is_told_to() {
     let mut here = libvirt.backend();
     here.serve_arrivals(Box::new(|| Ok(channel().1))).unwrap();
     let mut vm = libvirt.connect(&mut here, "web");
-    assert!(!vm.is_received());
     let (_ours, theirs) = channel();
     vm.attach_channel(theirs).unwrap_or_else(|error| panic!("{error}"));
     let socket = libvirt.dir.path().join("sockets/channel.sock");
@@ -103,7 +104,7 @@ fn a_domain_takes_its_channel_along_if_qemu_is_told_to() {
         let (from, to) = if live.len() == 1 { (&libvirt, &other) } else { (&other, &libvirt) };
         from.must(&[&["migrate"], live, &["web", &to.uri()]].concat());
         let mut vm = to.connect(if live.len() == 1 { &mut there } else { &mut here }, "web");
-        assert!(vm.is_received() && vm.channel_attached().unwrap() && vm.tidy_channel().unwrap());
+        assert!(vm.gets_channel_anew() && vm.channel_attached().unwrap() && vm.tidy_channel().unwrap());
         assert_eq!(wait_for("it to run", || vm.describe().ok()).run_state, "running");
         assert!(from.virsh(&["domstate", "web"]).is_err());
     }
@@ -111,7 +112,7 @@ fn a_domain_takes_its_channel_along_if_qemu_is_told_to() {
     libvirt.must(&["save", "web", image.to_str().unwrap()]);
     libvirt.must(&["restore", image.to_str().unwrap(), "--paused"]);
     let mut vm = libvirt.connect(&mut here, "web");
-    assert!(vm.is_received() && vm.channel_attached().unwrap());
+    assert!(vm.gets_channel_anew() && vm.channel_attached().unwrap());
     libvirt.must(&["destroy", "web"]);
 }
 
