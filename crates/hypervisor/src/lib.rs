@@ -262,7 +262,7 @@ pub trait VmConnection: Send {
     fn start_post_copy(&mut self) -> Result<(), VmError> {
         Err(VmError::NotMigrated { vm: format!("VM of process {}", self.pid()) })
     }
-    /// Is a migration under way that was begun here, of which it is told whether the VM has left?
+    /// Was a migration begun here, of which it is told whether the VM has left, and which has not failed?
     fn is_leaving(&self) -> bool {
         false
     }

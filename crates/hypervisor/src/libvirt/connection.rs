@@ -350,7 +350,7 @@ impl VmConnection for LibvirtConnection {
     }
 
     fn is_leaving(&self) -> bool {
-        self.departure.as_ref().is_some_and(|departure| departure.is_under_way())
+        self.departure.as_ref().is_some_and(|departure| departure.may_have_left())
     }
 
     fn has_left(&mut self) -> bool {

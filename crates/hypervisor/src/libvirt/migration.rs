@@ -29,8 +29,13 @@ pub(super) struct Departure {
 
 impl Departure {
     /// libvirt has not said what became of it.
-    pub(super) fn is_under_way(&self) -> bool {
+    fn is_under_way(&self) -> bool {
         self.migrating.ended().is_none()
+    }
+
+    /// The domain may be elsewhere, or is: libvirt has not said what became of it, or that it has succeeded.
+    pub(super) fn may_have_left(&self) -> bool {
+        matches!(self.migrating.ended(), None | Some(Ended::There))
     }
 }
 

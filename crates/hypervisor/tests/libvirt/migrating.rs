@@ -37,6 +37,10 @@ fn a_domain_that_leaves_takes_no_pins_of_vnumad_along() {
     vm.mark(true).unwrap();
     vm.migrate(&other.uri(), false).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(outcome(&mut *vm), MigrationStatus::Completed);
+    assert!(
+        vm.is_leaving() && vm.has_left() && vm.describe().is_err(),
+        "whoever describes it now learns that it has left"
+    );
     let xml = other.must(&["dumpxml", "web"]);
     let pins: Vec<_> = xml.lines().map(str::trim).filter(|line| line.contains("<vcpupin")).collect();
     assert_eq!(
