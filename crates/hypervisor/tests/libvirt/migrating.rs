@@ -62,6 +62,7 @@ fn an_attached_domain_is_not_migrated_by_other_tools() {
     let mut vm = libvirt.connect(&mut libvirt.backend(), "web");
     let (_ours, theirs) = channel();
     vm.attach_channel(theirs).unwrap_or_else(|error| panic!("{error}"));
+    assert!(!vm.gets_channel_anew(), "a channel of it that is lost is its operator's to plug anew");
     let refused = libvirt.virsh(&["migrate", "--live", "web", &other.uri()]).expect_err("it is migrated");
     assert!(refused.contains("'peer mode' in device 'ivshmem'"), "{refused}");
     assert!(vm.channel_attached().unwrap() && vm.describe().is_ok(), "it is there as before");
@@ -86,17 +87,23 @@ fn create_that_takes_its_channel_along(libvirt: &Libvirt) {
     libvirt.create_with("web", "", emulator.to_str().unwrap());
 }
 
+/// Such a domain, attached by a vnumad that serves those that arrive.
+fn attached_so_that_it_takes_its_channel_along(libvirt: &Libvirt) -> (LibvirtBackend, Box<dyn VmConnection>) {
+    create_that_takes_its_channel_along(libvirt);
+    let mut backend = libvirt.backend();
+    backend.serve_arrivals(Box::new(|| Ok(channel().1))).unwrap();
+    let mut vm = libvirt.connect(&mut backend, "web");
+    let (_ours, theirs) = channel();
+    vm.attach_channel(theirs).unwrap_or_else(|error| panic!("{error}"));
+    (backend, vm)
+}
+
 /// By any tool, and saved and restored: what connects at the destination is served by the vnumad there.
 #[test]
 fn a_domain_takes_its_channel_along_if_qemu_is_told_to() {
     let Some(libvirt) = Libvirt::start() else { return };
     let other = libvirt.start_other();
-    create_that_takes_its_channel_along(&libvirt);
-    let mut here = libvirt.backend();
-    here.serve_arrivals(Box::new(|| Ok(channel().1))).unwrap();
-    let mut vm = libvirt.connect(&mut here, "web");
-    let (_ours, theirs) = channel();
-    vm.attach_channel(theirs).unwrap_or_else(|error| panic!("{error}"));
+    let (mut here, vm) = attached_so_that_it_takes_its_channel_along(&libvirt);
     let socket = libvirt.dir.path().join("sockets/channel.sock");
     let xml = libvirt.must(&["dumpxml", "web"]);
     assert!(xml.contains(&format!("<server path='{}'/>", socket.display())), "{xml}");
@@ -112,6 +119,7 @@ fn a_domain_takes_its_channel_along_if_qemu_is_told_to() {
         assert_eq!(wait_for("it to run", || vm.describe().ok()).run_state, "running");
         assert!(from.virsh(&["domstate", "web"]).is_err());
     }
+    drop(vm);
     let image = libvirt.dir.path().join("lib/web.save");
     libvirt.must(&["save", "web", image.to_str().unwrap()]);
     libvirt.must(&["restore", image.to_str().unwrap(), "--paused"]);
@@ -125,12 +133,7 @@ fn a_domain_takes_its_channel_along_if_qemu_is_told_to() {
 fn a_domain_that_takes_its_channel_along_stays_where_no_vnumad_is() {
     let Some(libvirt) = Libvirt::start() else { return };
     let other = libvirt.start_other();
-    create_that_takes_its_channel_along(&libvirt);
-    let mut here = libvirt.backend();
-    here.serve_arrivals(Box::new(|| Ok(channel().1))).unwrap();
-    let mut vm = libvirt.connect(&mut here, "web");
-    let (_ours, theirs) = channel();
-    vm.attach_channel(theirs).unwrap_or_else(|error| panic!("{error}"));
+    let (here, vm) = attached_so_that_it_takes_its_channel_along(&libvirt);
     libvirt.must(&["resume", "web"]);
     drop((vm, here));
     let socket = libvirt.dir.path().join("sockets/channel.sock");
