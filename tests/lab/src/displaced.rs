@@ -63,7 +63,7 @@ pub fn run() -> Result<()> {
     come_home(&vm, "vnumad killed in the middle of a move")?;
     is_whole(&vm, "second")?;
 
-    balloon(&vm)?;
+    balloon(&vm, 0)?;
     touch_elsewhere(&vm, "third")?;
     come_home(&vm, "given up to a balloon and touched again elsewhere")?;
     is_whole(&vm, "third")?;
@@ -244,11 +244,20 @@ fn expect_given_back(vm: &Vm, before: u64, by: &str) -> Result<()> {
     Ok(())
 }
 
-/// Takes most of the guest's memory, and gives it back: the host has no pages for it any more.
-fn balloon(vm: &Vm) -> Result<()> {
+/// What a guest node has free, bytes.
+fn free(vm: &Vm, node: u32) -> Result<u64> {
+    let line = format!("awk '/MemFree/ {{ print $4 }}' /sys/devices/system/node/node{node}/meminfo");
+    let text = vm.exec(&["sh", "-c", &line])?;
+    Ok(text.trim().parse::<u64>().with_context(|| format!("MemFree: {text:?}"))? << 10)
+}
+
+/// Takes most of the guest's memory, that of a node first, and gives it back: the host has no pages for it any more.
+fn balloon(vm: &Vm, node: u32) -> Result<()> {
     use_free_memory(vm)?;
+    // The driver takes what is free on the node of the CPU that has its interrupt, and only then what the other node has.
+    vm.exec(&["sh", "-c", &format!("echo {} > /proc/irq/default_smp_affinity", 1 << node)])?;
     let mut monitor = plug_balloon(vm, false)?;
-    let before = resident(vm)?;
+    let (before, free_before) = (resident(vm)?, free(vm, node)?);
     for (target, what) in [(BALLOON_LEAVES, "inflated"), (512 * MIB, "deflated")] {
         monitor.execute(&json!({"execute": "balloon", "arguments": {"value": target}}))?;
         let mut actual = None;
@@ -257,6 +266,10 @@ fn balloon(vm: &Vm) -> Result<()> {
             Ok(actual == Some(target))
         })
         .with_context(|| format!("the guest has {actual:?} bytes"))?;
+        if target == BALLOON_LEAVES {
+            let taken = free_before.saturating_sub(free(vm, node)?);
+            ensure!(taken >= GIVEN_BACK, "the balloon has only {taken} bytes of guest node {node}");
+        }
     }
     expect_given_back(vm, before, "balloon")?;
     unplug_balloon(&mut monitor)

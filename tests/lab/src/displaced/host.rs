@@ -2,8 +2,8 @@
 //! and swap.
 
 use super::{
-    DISPLACED, HANG_LIMIT, MEMORY, MIB, NAME, WRITTEN_MIB, come_home, displaced, expect_displaced, is_whole,
-    memory, put, write,
+    DISPLACED, HANG_LIMIT, MEMORY, MIB, NAME, WRITTEN_MIB, balloon, come_home, displaced, expect_displaced,
+    is_whole, memory, put, write,
 };
 use crate::policy::{FAR, NEAR};
 use anyhow::{Context, Result, ensure};
@@ -33,7 +33,9 @@ const PART: u64 = 16 * MIB;
 /// A policy waits until there is room again.
 pub fn full_home(vm: &Vm, file: &str) -> Result<()> {
     let pool = format!("/sys/devices/system/node/node{MEMORY}/hugepages/hugepages-2048kB/nr_hugepages");
-    // Guest node 1 has given its free memory back, and its home is the same. It stays there: where most of its memory is, it is at home.
+    // Guest node 1 gives its free memory back, so that what it writes needs pages. Its home is the same, and stays there: where most
+    // of its memory is, it is at home.
+    balloon(vm, 1)?;
     write(vm, "stays", 1)?;
     fill(&pool)?;
     write(vm, file, 1)?;
