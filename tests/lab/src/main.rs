@@ -153,7 +153,8 @@ enum Scenario {
 fn main() -> ExitCode {
     let Err(error) = play(Arguments::parse().scenario) else { return ExitCode::SUCCESS };
     let error = format!("Error: {error:?}");
-    eprintln!("{error}");
+    // In the standard output, of which the end is shown again after all tests.
+    println!("{error}");
     show_kernel_log();
     if ended_guest(&error) { EMULATOR_FAULT.into() } else { ExitCode::FAILURE }
 }
@@ -163,7 +164,7 @@ fn show_kernel_log() {
     const LINES: usize = 25;
     let log = vnuma_scenario::output("dmesg", &[]).unwrap_or_default();
     let lines: Vec<&str> = log.lines().collect();
-    eprintln!(
+    println!(
         "The end of the server's kernel log:\n{}",
         lines[lines.len().saturating_sub(LINES)..].join("\n")
     );
