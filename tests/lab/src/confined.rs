@@ -7,6 +7,8 @@ use crate::libvirt;
 use crate::packages::{CHECKER, MODULE, UNIT, files, install, property, status};
 use crate::virsh::{CPUS, virsh};
 use anyhow::{Context, Result, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -38,6 +40,8 @@ const DEVICES: [(&str, &str); 2] = [("o+r", "/dev/vda"), ("o+rw", "/dev/vhost-vs
 const OPTION: &str = "<qemu:arg value='-global'/><qemu:arg value='ivshmem-doorbell.master=on'/>";
 /// The unit is stopped or killed so long after it was asked to attach.
 const MOMENTS_MS: [u64; 4] = [0, 5, 30, 120];
+/// So often QEMU may connect before it is stopped.
+const ATTEMPTS: u32 = 10;
 /// libvirt's own unit, and the CPUs of the lab that it may use.
 const LIBVIRTD: &str = "libvirtd.service";
 const DROP_INS: &str = "/run/systemd/system/libvirtd.service.d";
@@ -99,6 +103,7 @@ fn attached(nodes: &Nodes) -> Result<()> {
     for (how, moment_ms) in ["stop", "kill"].into_iter().flat_map(|how| MOMENTS_MS.map(|ms| (how, ms))) {
         ended_in_mid_attach(&vm, how, moment_ms).with_context(|| format!("{how}, {moment_ms} ms"))?;
     }
+    stopped_before_qemu_connects(&vm)?;
     end(vm)?;
     let vm = start_from(&libvirt::DOMAIN.replace("ARGUMENTS", &format!("ARGUMENTS{OPTION}")), nodes)?;
     vnumactl(&["attach", NAME]).with_context(|| status(UNIT))?;
@@ -143,6 +148,52 @@ fn ended_in_mid_attach(vm: &Vm, how: &str, moment_ms: u64) -> Result<()> {
     wait_until_seen(NAME, &[(1, 1, "true"), (1, 1, "true")])?;
     detach(vm)?;
     println!("{how} of the unit {moment_ms} ms after it was asked to attach: the device came: {came}");
+    Ok(())
+}
+
+/// vnumad's unit is stopped while the child waits for QEMU, which stands still: the child outlives the unit, and the device comes when QEMU
+/// goes on. Were the child ended with the unit, QEMU would find nobody.
+fn stopped_before_qemu_connects(vm: &Vm) -> Result<()> {
+    let (qemu, main) = (Pid::from_raw(vm.pid), property(UNIT, "MainPID")?);
+    let processes = format!("/sys/fs/cgroup{}/cgroup.procs", property(UNIT, "ControlGroup")?);
+    // Those of the unit, but for vnumad.
+    let child = || -> Result<Option<String>> {
+        let all = fs::read_to_string(&processes).with_context(|| processes.clone())?;
+        Ok(all.lines().find(|pid| *pid != main).map(str::to_owned))
+    };
+    let mut caught = None;
+    for _ in 0..ATTEMPTS {
+        let attach = vnumactl_command(&["attach", NAME]).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+        let mut attach = Process(attach.context("vnumactl attach")?);
+        while child()?.is_none() && attach.0.try_wait()?.is_none() {
+            sleep(Duration::from_millis(1));
+        }
+        kill(qemu, Signal::SIGSTOP).context("QEMU")?;
+        // It ends where QEMU had read everything before.
+        sleep(Duration::from_millis(200));
+        if let Some(child) = child()?
+            && !libvirt::has_channel_of(NAME)?
+        {
+            caught = Some((child, attach));
+            break;
+        }
+        kill(qemu, Signal::SIGCONT).context("QEMU")?;
+        attach.0.wait()?;
+        detach(vm)?;
+    }
+    let (child, attach) = caught.context("QEMU had connected before it was stopped, each time")?;
+    let stopped = output("systemctl", &["stop", UNIT]);
+    let outlives = Path::new(&format!("/proc/{child}/status")).exists();
+    kill(qemu, Signal::SIGCONT).context("QEMU")?;
+    stopped?;
+    ensure!(outlives, "the child has ended with the unit");
+    drop(attach);
+    wait_for("the device to come without vnumad", HANG_LIMIT, || libvirt::has_channel_of(NAME))?;
+    vm.exec(&["true"]).context("the guest stands still")?;
+    output("systemctl", &["start", UNIT]).with_context(|| status(UNIT))?;
+    wait_until_seen(NAME, &[(1, 1, "true"), (1, 1, "true")])?;
+    detach(vm)?;
+    println!("the unit was stopped before QEMU connected: the device came all the same");
     Ok(())
 }
 
