@@ -69,9 +69,17 @@ fn find(backend: &mut dyn VmBackend, name: &str) -> VmHandle {
 
 /// The next event that is this one.
 fn await_event(vm: &mut dyn VmConnection, wanted: VmEvent) {
+    let mut before = Vec::new();
     wait_for(&format!("{wanted:?}"), || {
-        let event = vm.poll_event(Duration::from_millis(200)).unwrap();
-        (event.as_ref() == Some(&wanted)).then_some(())
+        let event = vm.poll_event(Duration::from_millis(200)).unwrap()?;
+        if event == wanted {
+            return Some(());
+        }
+        before.push(event);
+        println!("events before {wanted:?}: {before:?}");
+        // Nothing follows.
+        assert_ne!(before.last(), Some(&VmEvent::Disconnected), "waiting for {wanted:?}");
+        None
     });
 }
 

@@ -28,6 +28,9 @@ use tempfile::TempDir;
 /// No step takes this long, on no machine.
 pub const HANG: Duration = Duration::from_secs(90);
 
+/// Lines of libvirtd's log that are shown after a failure.
+const SHOWN: usize = 20;
+
 /// One libvirtd at a time.
 static TURN: Mutex<()> = Mutex::new(());
 
@@ -282,8 +285,35 @@ impl Place {
     }
 }
 
+impl Libvirt {
+    /// What may tell why a test has failed.
+    fn show(&self) {
+        let log = fs::read_to_string(self.dir.path().join("libvirtd.log")).unwrap_or_default();
+        let lines: Vec<&str> = log.lines().collect();
+        println!("the end of libvirtd's log:\n{}", lines[lines.len().saturating_sub(SHOWN)..].join("\n"));
+        for entry in fs::read_dir(self.states()).into_iter().flatten().flatten() {
+            let Some(name) =
+                entry.file_name().to_str().and_then(|name| Some(name.strip_suffix(".pid")?.to_owned()))
+            else {
+                continue;
+            };
+            let script = r#"virsh -q -c "$1" domstate "$2"; virsh -c "$1" dumpxml "$2" | grep -c ua-vnuma
+                virsh -c "$1" qemu-monitor-command "$2" --hmp info pci | grep -c -i 1af4:1110"#;
+            let mut command = Command::new("timeout");
+            command.args(["10", "sh", "-c", script, "sh", &self.uri(), &name]);
+            let run = command.output().unwrap();
+            let [out, errors] =
+                [&run.stdout, &run.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
+            println!("{name}: state, devices of vnuma in its XML, in QEMU: {out}{errors}");
+        }
+    }
+}
+
 impl Drop for Libvirt {
     fn drop(&mut self) {
+        if thread::panicking() {
+            self.show();
+        }
         if self.place != Place::Host {
             // The numbers that are in its files mean nothing here.
             for container in &mut self.reapers {
