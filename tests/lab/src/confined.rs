@@ -40,7 +40,9 @@ const DEVICES: [(&str, &str); 2] = [("o+r", "/dev/vda"), ("o+rw", "/dev/vhost-vs
 const OPTION: &str = "<qemu:arg value='-global'/><qemu:arg value='ivshmem-doorbell.master=on'/>";
 /// The unit is stopped or killed so long after it was asked to attach.
 const MOMENTS_MS: [u64; 4] = [0, 5, 30, 120];
-/// So often QEMU may connect before it is stopped.
+/// The child has seen by then that QEMU has read everything.
+const LOOKS: Duration = Duration::from_millis(2500);
+/// So often QEMU may have done that before it is stopped.
 const ATTEMPTS: u32 = 10;
 /// libvirt's own unit, and the CPUs of the lab that it may use.
 const LIBVIRTD: &str = "libvirtd.service";
@@ -103,7 +105,7 @@ fn attached(nodes: &Nodes) -> Result<()> {
     for (how, moment_ms) in ["stop", "kill"].into_iter().flat_map(|how| MOMENTS_MS.map(|ms| (how, ms))) {
         ended_in_mid_attach(&vm, how, moment_ms).with_context(|| format!("{how}, {moment_ms} ms"))?;
     }
-    stopped_before_qemu_connects(&vm)?;
+    killed_before_qemu_reads(&vm)?;
     end(vm)?;
     let vm = start_from(&libvirt::DOMAIN.replace("ARGUMENTS", &format!("ARGUMENTS{OPTION}")), nodes)?;
     vnumactl(&["attach", NAME]).with_context(|| status(UNIT))?;
@@ -151,9 +153,9 @@ fn ended_in_mid_attach(vm: &Vm, how: &str, moment_ms: u64) -> Result<()> {
     Ok(())
 }
 
-/// vnumad's unit is stopped while the child waits for QEMU, which stands still: the child outlives the unit, and the device comes when QEMU
-/// goes on. Were the child ended with the unit, QEMU would find nobody.
-fn stopped_before_qemu_connects(vm: &Vm) -> Result<()> {
+/// vnumad is killed while the child waits for QEMU to read, which stands still: the child outlives it, the unit does not wait for the child, and the
+/// device comes when QEMU goes on. Were the child ended with the unit, QEMU would find nobody.
+fn killed_before_qemu_reads(vm: &Vm) -> Result<()> {
     let (qemu, main) = (Pid::from_raw(vm.pid), property(UNIT, "MainPID")?);
     let processes = format!("/sys/fs/cgroup{}/cgroup.procs", property(UNIT, "ControlGroup")?);
     // Those of the unit, but for vnumad.
@@ -169,11 +171,9 @@ fn stopped_before_qemu_connects(vm: &Vm) -> Result<()> {
             sleep(Duration::from_millis(1));
         }
         kill(qemu, Signal::SIGSTOP).context("QEMU")?;
-        // It ends where QEMU had read everything before.
-        sleep(Duration::from_millis(200));
-        if let Some(child) = child()?
-            && !libvirt::has_channel_of(NAME)?
-        {
+        // It ends where QEMU had read everything before, and looks for that once a second in the end.
+        sleep(LOOKS);
+        if let Some(child) = child()? {
             caught = Some((child, attach));
             break;
         }
@@ -181,19 +181,25 @@ fn stopped_before_qemu_connects(vm: &Vm) -> Result<()> {
         attach.0.wait()?;
         detach(vm)?;
     }
-    let (child, attach) = caught.context("QEMU had connected before it was stopped, each time")?;
-    let stopped = output("systemctl", &["stop", UNIT]);
+    let (child, attach) = caught.context("QEMU had read everything before it was stopped, each time")?;
+    output("systemctl", &["kill", "--signal=KILL", "--kill-whom=main", UNIT])?;
+    let next = || Ok(!["0", main.as_str()].contains(&property(UNIT, "MainPID")?.as_str()));
+    let starts = wait_for("the next vnumad", HANG_LIMIT, next);
     let outlives = Path::new(&format!("/proc/{child}/status")).exists();
     kill(qemu, Signal::SIGCONT).context("QEMU")?;
-    stopped?;
+    starts.with_context(|| status(UNIT))?;
     ensure!(outlives, "the child has ended with the unit");
     drop(attach);
-    wait_for("the device to come without vnumad", HANG_LIMIT, || libvirt::has_channel_of(NAME))?;
+    wait_for("the device to come", HANG_LIMIT, || libvirt::has_channel_of(NAME))?;
     vm.exec(&["true"]).context("the guest stands still")?;
-    output("systemctl", &["start", UNIT]).with_context(|| status(UNIT))?;
+    wait_until_listed(NAME).with_context(|| status(UNIT))?;
+    match vnumactl(&["attach", NAME]) {
+        Err(error) if !format!("{error:#}").contains("attached") => return Err(error),
+        _ => {}
+    }
     wait_until_seen(NAME, &[(1, 1, "true"), (1, 1, "true")])?;
     detach(vm)?;
-    println!("the unit was stopped before QEMU connected: the device came all the same");
+    println!("vnumad was killed before QEMU had read everything: the device came all the same");
     Ok(())
 }
 
