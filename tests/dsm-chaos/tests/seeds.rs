@@ -19,7 +19,7 @@ use std::{
         atomic::{AtomicU64, Ordering::SeqCst},
         mpsc::{Receiver, Sender, channel},
     },
-    thread,
+    thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 use vnuma_dsm_chaos::{Conduct, History, Proxy, Record, check};
@@ -83,6 +83,8 @@ fn plan(seed: u64) -> Plan {
 struct Process {
     child: Child,
     told: Arc<Mutex<String>>,
+    /// Who hears what it tells.
+    hears: Option<JoinHandle<()>>,
 }
 
 impl Process {
@@ -116,12 +118,12 @@ impl Process {
             let _ = said.send((node, "ended".to_owned()));
         });
         let heard = Arc::clone(&told);
-        thread::spawn(move || {
+        let hears = thread::spawn(move || {
             for line in BufReader::new(errors).lines().map_while(Result::ok) {
                 heard.lock().expect("no panic").push_str(&(line + "\n"));
             }
         });
-        Self { child, told }
+        Self { child, told, hears: Some(hears) }
     }
 
     fn go(&mut self) {
@@ -141,6 +143,8 @@ impl Process {
         let begin = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait().expect("waited") {
+                // Its last words are why it has ended.
+                let _ = self.hears.take().map(JoinHandle::join);
                 return status;
             }
             assert!(begin.elapsed() < HANG, "it hangs: {}", self.told());
