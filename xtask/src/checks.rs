@@ -33,6 +33,8 @@ const SLICE_TESTS: &[&str] = &[
     "--test-threads",
     "1",
 ];
+/// One of [`SLICE_TESTS`] that the other half of the steps has time for.
+const PLACED_TEST: &str = "slice::vms_are_where_they_were_placed_and_know_where_their_devices_are";
 /// The reader of the host's topology on hwloc's recorded servers, beside lstopo.
 const SERVER_TESTS: &[&str] = &[
     "--package",
@@ -106,7 +108,8 @@ pub fn test() -> Result<()> {
         run(Command::new(setup::cargo_deny()?).arg("--log-level").arg("error").args(arguments))
     });
     steps.step("checkpatch", |_| checkpatch());
-    steps.beside("lab: a guest follows its topology", SLICE_TESTS, |steps| {
+    let others = [SLICE_TESTS, &["--skip", PLACED_TEST]].concat();
+    steps.beside("lab: a guest follows its topology", &others, |steps| {
         steps.step("unit and property tests", |counts| {
             let arguments = ["--quiet", "--workspace", "--locked", "--no-fail-fast"];
             cargo_test(&arguments, &[("RUST_TEST_THREADS", UNIT_TEST_THREADS)], counts)
@@ -131,6 +134,9 @@ pub fn test() -> Result<()> {
             Ok(())
         });
         steps.step("lab: the lab itself", |counts| cargo_test(LAB_TESTS, &[], counts));
+        steps.step("lab: VMs are where they were placed", |counts| {
+            cargo_test(&[SLICE_TESTS, &[PLACED_TEST]].concat(), &[], counts)
+        });
     });
     steps.step("lab: the demonstration", |counts| {
         demo::check()?;
