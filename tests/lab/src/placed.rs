@@ -17,7 +17,7 @@ const NAME: &str = "placed";
 const GUARD: &str = "server";
 /// The VM with ordinary pages. It is on two nodes, as neither has so many CPUs left.
 const PLAIN: &str = "plain";
-const PLAIN_SHAPE: [&str; 4] = ["--vcpus", "3", "--memory", "64M"];
+const PLAIN_SHAPE: [&str; 6] = ["--vcpus", "3", "--memory", "64M", "--lifetime", "600"];
 const PLAIN_PID: &str = "/root/plain.pid";
 const FILE: &str = "/root/placed.vm";
 const DOMAIN: &str = "/root/placed.xml";
@@ -27,7 +27,8 @@ pub const CLASS: &str = "0x010802";
 const PAGE_BYTES: u64 = 2 << 20;
 /// Huge pages of each node.
 const PAGES: u64 = 200;
-const SHAPE: [&str; 6] = ["--vcpus", "3", "--memory", "512M", "--hugepages", "2M"];
+/// On a busy machine the VM needs more than the default lifetime to start.
+const SHAPE: [&str; 8] = ["--vcpus", "3", "--memory", "512M", "--hugepages", "2M", "--lifetime", "600"];
 
 pub fn run() -> Result<()> {
     let device = device_of_class(CLASS)?.address;
