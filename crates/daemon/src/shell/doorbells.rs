@@ -4,7 +4,6 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use std::{
     io,
     os::fd::{AsFd, BorrowedFd},
-    time::Duration,
 };
 use tracing::error;
 use vnuma_channel::Channel;
@@ -12,10 +11,6 @@ use vnuma_placement::world::VmId;
 
 /// Most that are taken at once.
 const EVENTS: usize = 64;
-
-/// How long to pause after rings were taken. Rings of that time are taken together: a single ring is taken at once, and a
-/// thousand a second cause a few hundred wake-ups.
-pub(super) const REST: Duration = Duration::from_millis(4);
 
 /// Guests that may ring.
 #[derive(Debug)]

@@ -38,6 +38,7 @@ mod processes;
 mod recorders;
 mod records;
 mod report;
+mod rests;
 mod sampler;
 mod samples;
 mod scanner;
@@ -70,6 +71,7 @@ use pin::Pin;
 use processes::{Probed, Processes};
 use recorders::Recorders;
 use records::Records;
+use rests::Rests;
 use sampler::{Sampler, Targets, Wanted};
 use scanner::Scanner;
 use std::{
@@ -140,8 +142,8 @@ pub(crate) struct Shell {
     locator: Locator,
     /// Where vCPUs go, as the kernel tells it: taken here, as a thread of its own would only pass it on.
     kernel: Option<KernelEvents>,
-    /// Until then it is not looked for more of them, nor for doorbells.
-    rests_until: [Instant; 2],
+    /// When it is looked for more of them, and for doorbells.
+    rests: Rests,
     mover: Mover,
     memory: MemoryMover,
     observer: Observer,
@@ -210,7 +212,7 @@ impl Shell {
             core: Core::new(host, policies, first_epoch).describing_every(config.intervals.describe),
             locator,
             kernel,
-            rests_until: [Instant::now(); 2],
+            rests: Rests::new(Instant::now()),
             records,
             factory,
             inbox,
@@ -265,10 +267,9 @@ impl Shell {
     fn wait(&mut self) -> Option<Turn> {
         self.look();
         let (now, mut until, mut readable) = (Instant::now(), self.wake_at(), Vec::with_capacity(2));
-        let [kernel_rests, doorbells_rest] = self.rests_until;
         let sources = [
-            (self.kernel.as_ref().map(KernelEvents::fd), kernel_rests),
-            (Some(self.doorbells.fd()), doorbells_rest),
+            (self.kernel.as_ref().map(KernelEvents::fd), self.rests.kernel()),
+            (Some(self.doorbells.fd()), self.rests.doorbells()),
         ];
         for (fd, rests_until) in sources {
             match fd {
@@ -284,21 +285,20 @@ impl Shell {
     fn look(&mut self) {
         let now = Instant::now();
         self.look_at_kernel(now);
-        let [_, doorbells_rest] = &mut self.rests_until;
-        if *doorbells_rest <= now {
+        if self.rests.doorbells() <= now {
             let rung = self.doorbells.take();
             if !rung.is_empty() {
-                *doorbells_rest = now + doorbells::REST;
+                self.rests.took_doorbells(now);
             }
             rung.into_iter().for_each(|vm| self.doorbell(vm));
         }
     }
 
     fn look_at_kernel(&mut self, now: Instant) {
-        let [kernel_rests, _] = &mut self.rests_until;
-        if let Some(kernel) = self.kernel.as_mut().filter(|_| *kernel_rests <= now) {
+        let rests = self.rests.kernel() > now;
+        if let Some(kernel) = self.kernel.as_mut().filter(|_| !rests) {
             match kernel.take() {
-                Some(rest) => *kernel_rests = now + rest,
+                Some(rest) => self.rests.took_events(now, rest),
                 // Polling has taken over.
                 None => self.kernel = None,
             }
