@@ -266,6 +266,7 @@ impl Shell {
     /// What there is to do next. `None` once the inbox is closed.
     fn wait(&mut self) -> Option<Turn> {
         self.look();
+        self.watchers.send();
         let (now, mut until, mut readable) = (Instant::now(), self.wake_at(), Vec::with_capacity(2));
         let sources = [
             (self.kernel.as_ref().map(KernelEvents::fd), self.rests.kernel()),
@@ -556,7 +557,7 @@ impl Shell {
             }
             Command::Announce(event) => {
                 self.totals.add(&event);
-                self.watchers.announce(&event);
+                self.watchers.announce(event);
             }
             Command::Log(level, line) => match level {
                 Level::Debug => debug!("{line}"),

@@ -7,10 +7,18 @@ use vnuma_api::{Event, EventKind};
 /// Longest queue of a watcher. A watcher with more is dropped.
 const BACKLOG: usize = 1024;
 
+/// Events that are sent at the latest, so that a turn with many of them leaves a watcher time to take them.
+const AT_ONCE: usize = 64;
+
 /// All watchers.
+///
+/// To send wakes a thread up, which takes as long as to publish does. So what happens in a turn of the core's thread is sent at its
+/// end, and wakes each watcher once.
 #[derive(Debug, Default)]
 pub(crate) struct Watchers {
     watchers: Vec<Watcher>,
+    /// What was announced and is not sent yet.
+    announced: Vec<Event>,
     dropped: u64,
 }
 
@@ -21,31 +29,52 @@ struct Watcher {
     sender: mpsc::Sender<Event>,
 }
 
+impl Watcher {
+    fn wants(&self, event: &Event) -> bool {
+        self.kinds.is_empty() || self.kinds.contains(&event.kind())
+    }
+}
+
 impl Watchers {
-    /// Adds a watcher of events of these kinds, or of all if none is named. Its receiver ends if it is too slow.
+    /// Adds a watcher of events of these kinds, or of all if none is named: of those that are announced from now on. Its receiver
+    /// ends if it is too slow.
     pub(crate) fn add(&mut self, kinds: Vec<EventKind>) -> mpsc::Receiver<Event> {
+        self.send();
         self.watchers.retain(|watcher| !watcher.sender.is_closed());
         let (sender, receiver) = mpsc::channel(BACKLOG);
         self.watchers.push(Watcher { kinds, sender });
         receiver
     }
 
-    /// Sends an event to every watcher that wants it, without waiting for any. The others are not woken.
-    pub(crate) fn announce(&mut self, event: &Event) {
-        let dropped = &mut self.dropped;
-        self.watchers.retain(|Watcher { kinds, sender }| {
-            if !kinds.is_empty() && !kinds.contains(&event.kind()) {
-                return true;
-            }
-            match sender.try_send(event.clone()) {
-                Ok(()) => true,
-                Err(mpsc::error::TrySendError::Closed(_)) => false,
-                Err(mpsc::error::TrySendError::Full(_)) => {
-                    *dropped += 1;
-                    warn!(backlog = BACKLOG, "a watcher reads too slowly and was dropped");
-                    false
+    /// Has an event sent with [`Self::send`], or at once with all before if there are many.
+    pub(crate) fn announce(&mut self, event: Event) {
+        if !self.watchers.is_empty() {
+            self.announced.push(event);
+        }
+        if self.announced.len() >= AT_ONCE {
+            self.send();
+        }
+    }
+
+    /// Sends what was announced to every watcher that wants it, without waiting for any. The others are not woken.
+    pub(crate) fn send(&mut self) {
+        if self.announced.is_empty() {
+            return;
+        }
+        let announced = std::mem::take(&mut self.announced);
+        self.watchers.retain(|watcher| {
+            for event in announced.iter().filter(|event| watcher.wants(event)) {
+                match watcher.sender.try_send(event.clone()) {
+                    Ok(()) => {}
+                    Err(mpsc::error::TrySendError::Closed(_)) => return false,
+                    Err(mpsc::error::TrySendError::Full(_)) => {
+                        self.dropped += 1;
+                        warn!(backlog = BACKLOG, "a watcher reads too slowly and was dropped");
+                        return false;
+                    }
                 }
             }
+            true
         });
     }
 
@@ -67,7 +96,8 @@ mod tests {
         let mut watchers = Watchers::default();
         let (mut slow, mut fast) = (watchers.add(vec![]), watchers.add(vec![]));
         for time_ns in 0..BACKLOG as u64 + 1 {
-            watchers.announce(&Event::Gone { vm: "a".into(), time_ns });
+            watchers.announce(Event::Gone { vm: "a".into(), time_ns });
+            watchers.send();
             assert!(fast.try_recv().is_ok());
         }
         assert_eq!((watchers.count(), watchers.dropped()), (1, 1));
@@ -85,18 +115,33 @@ mod tests {
             serde_json::from_value::<Event>(json).expect("an event")
         };
         for kind in ["attached", "gone", "detached", "appeared"] {
-            watchers.announce(&event(kind));
+            watchers.announce(event(kind));
         }
+        assert!(some.try_recv().is_err(), "nothing is sent before the end of the turn");
+        let mut late = watchers.add(vec![]);
+        watchers.send();
         let received: Vec<_> = std::iter::from_fn(|| some.try_recv().ok()).collect();
         assert_eq!(received, [event("gone"), event("appeared")]);
-        assert_eq!(watchers.count(), 1);
+        assert!(late.try_recv().is_err(), "all that was announced before");
+        assert_eq!(watchers.count(), 2);
+    }
+
+    #[test]
+    fn a_turn_with_many_events_sends_them_before_its_end() {
+        let mut watchers = Watchers::default();
+        let mut all = watchers.add(vec![]);
+        for time_ns in 0..AT_ONCE as u64 + 1 {
+            watchers.announce(Event::Gone { vm: "a".into(), time_ns });
+        }
+        assert_eq!(std::iter::from_fn(|| all.try_recv().ok()).count(), AT_ONCE);
     }
 
     #[test]
     fn one_that_went_away_is_forgotten() {
         let mut watchers = Watchers::default();
         drop(watchers.add(vec![]));
-        watchers.announce(&Event::Gone { vm: "a".into(), time_ns: 0 });
+        watchers.announce(Event::Gone { vm: "a".into(), time_ns: 0 });
+        watchers.send();
         assert_eq!((watchers.count(), watchers.dropped()), (0, 0));
     }
 }
