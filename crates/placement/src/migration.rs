@@ -346,7 +346,7 @@ impl Migration {
                 self.looked(stage, figures, why, now_ns);
             }
             (Phase::Starting | Phase::Sending | Phase::PostCopy, E::LookFailed(why)) => {
-                self.asked = None;
+                self.forget_asked();
                 self.problem = Some(why);
                 self.next_ns = now_ns.saturating_add(LOOK_NS);
             }
@@ -354,12 +354,17 @@ impl Migration {
             (Phase::Returning, E::AttachFailed(why)) if self.problem.is_none() => self.problem = Some(why),
             (_, E::CancelWanted) if self.may_be_cancelled() => self.cancel_wanted(now_ns),
             (_, E::ConnectionLost) if self.asked.is_some() => {
-                self.cancel_asked &= self.asked != Some(Order::Cancel);
-                self.asked = None;
+                self.forget_asked();
                 self.next_ns = now_ns.saturating_add(LOOK_NS);
             }
             _ => {}
         }
+    }
+
+    /// What was asked may have reached nobody. A cancel is asked again, which changes nothing if it did.
+    fn forget_asked(&mut self) {
+        self.cancel_asked &= self.asked != Some(Order::Cancel);
+        self.asked = None;
     }
 
     fn answered(&mut self, now_ns: u64) {

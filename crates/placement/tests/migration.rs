@@ -291,6 +291,22 @@ fn one_that_is_cancelled_is_as_before() {
     }
 }
 
+/// libvirt has no job to end yet, say, or does not answer.
+#[test]
+fn a_cancel_that_fails_is_asked_again() {
+    let mut run = run(false, true);
+    (0..3).for_each(|_| run.answer(Stage::Active, 1));
+    run.on(E::CancelWanted);
+    for _ in 0..3 {
+        while run.asked != Some(Order::Cancel) {
+            run.answer(Stage::Active, 1);
+        }
+        run.on(E::LookFailed("no job is active on the domain".into()));
+    }
+    let cancels = run.orders.iter().filter(|order| **order == Order::Cancel).count();
+    assert!(cancels >= 3, "{:?}", run.orders);
+}
+
 #[test]
 fn one_that_has_left_has_left() {
     let mut run = run(false, true);
