@@ -438,8 +438,9 @@ fn serve(ends: &Ends, pid: i32, keep: &[RawFd], batches: &mut [Batch], limit_ms:
             spares += 1;
             let sent = match batches.get_mut(spares) {
                 Some(spare) => send_all(peer, &mut spare.headers) == SERVED,
-                // To a socket that was made for another one no QEMU is told to connect.
-                None => batches.len() > 1 && refuse(peer),
+                // A QEMU that is closed without a message reads without end. One may come even to a socket that was made for another
+                // one: libvirt finds the domain by its UUID, and it may have been started anew meanwhile.
+                None => refuse(peer),
             };
             if sent && held < others.len() {
                 others[held] = peer;
@@ -770,12 +771,15 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn another_process_gets_nothing() {
+    fn another_process_is_refused_with_a_message() {
         let dir = tempfile::tempdir().unwrap();
         let mut sleeper = Command::new("sleep").arg("600").spawn().unwrap();
         let handshake =
             Handshake::start(Place::Own(dir.path()), sleeper.id().cast_signed(), &server(3)).unwrap();
-        assert_eq!(receive(handshake.path()).0, Vec::<i64>::new(), "this is not the process that is meant");
+        let mut stream = UnixStream::connect(handshake.path()).unwrap();
+        let mut message = [0; MESSAGE];
+        io::Read::read_exact(&mut stream, &mut message).expect("a message, and no end without one");
+        assert_eq!(message, REFUSAL, "this is not the process that is meant");
         assert!(!handshake.end());
         sleeper.kill().unwrap();
         sleeper.wait().unwrap();
