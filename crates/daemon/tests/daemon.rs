@@ -549,6 +549,24 @@ fn a_restarted_daemon_takes_channels_over() {
     assert_eq!(records, 0, "a record stays behind");
 }
 
+/// libvirt can carry out a request of a vnumad that has ended when the next one has looked already.
+#[test]
+fn a_channel_that_an_earlier_daemon_wanted_is_taken_over_when_it_comes() {
+    let mut daemon = Daemon::start();
+    let threads = two_nodes(&daemon, "web");
+    post(&daemon, "/v1/vms/web/attach", "");
+    let guest = daemon.guest("web");
+    daemon.stop();
+    let device = daemon.change("web", |vm| vm.device.take());
+    daemon.restart();
+    wait_for("the VM", || get(&daemon, "/v1/vms/web").1["channel"] == "none");
+    threads[0].pin(1);
+    daemon.change("web", |vm| vm.device = device);
+    daemon.backend.event("web", VmEvent::ChannelAttached);
+    wait_for("it to be taken over", || get(&daemon, "/v1/vms/web").1["channel"] == "attached");
+    wait_for("it to be published", || guest.read().is_ok_and(|published| published.vcpus[0].node == 1));
+}
+
 #[test]
 fn a_disk_that_does_not_answer_holds_up_no_other_vm() {
     let mut daemon = Daemon::start();

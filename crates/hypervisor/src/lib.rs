@@ -132,6 +132,8 @@ pub enum VmEvent {
     VcpusChanged,
     /// A guest has plugged or unplugged memory of a virtio-mem device: describe the VM again.
     MemoryChanged,
+    /// The topology channel's device was plugged, by whoever asked for it.
+    ChannelAttached,
     /// The guest has let go of the topology channel's device.
     ChannelDetached,
     /// The VM is at another host; its process here ends, or stands still.

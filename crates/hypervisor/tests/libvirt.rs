@@ -78,7 +78,8 @@ fn await_event(vm: &mut dyn VmConnection, wanted: VmEvent) {
         before.push(event);
         println!("events before {wanted:?}: {before:?}");
         // Nothing follows.
-        assert_ne!(before.last(), Some(&VmEvent::Disconnected), "waiting for {wanted:?}");
+        let is_last = matches!(before.last(), Some(VmEvent::Disconnected | VmEvent::Shutdown));
+        assert!(!is_last, "waiting for {wanted:?}: {before:?}");
         None
     });
 }
@@ -235,9 +236,21 @@ fn a_libvirtd_that_hangs_keeps_nobody() {
     libvirt.create("web", "");
     let mut backend = libvirt.backend();
     let mut vm = libvirt.connect(&mut backend, "web");
+    let happens = |vm: &dyn VmConnection, limit_ms: u16| {
+        let mut wait = [nix::poll::PollFd::new(vm.event_fd(), nix::poll::PollFlags::POLLIN)];
+        nix::poll::poll(&mut wait, limit_ms).unwrap() == 1
+    };
+    assert_eq!(vm.poll_event(Duration::ZERO).unwrap(), None);
+    libvirt.must(&["resume", "web"]);
+    assert!(happens(&*vm, 60_000), "an event");
     libvirt.signal(Signal::SIGSTOP);
     let error = vm.describe().unwrap_err();
     assert!(error.may_be_answered(), "{error}");
+    assert!(vm.greet().is_err());
+    assert!(
+        !happens(&*vm, 500),
+        "what has happened before does not end the wait for an answer again and again"
+    );
     assert!(
         error.to_string().contains("libvirt has not answered `virDomainGetXMLDesc` within 3000 ms"),
         "{error}"
@@ -245,10 +258,9 @@ fn a_libvirtd_that_hangs_keeps_nobody() {
     assert_eq!(backend.scan().unwrap().len(), 1, "the domains that were listed last");
     assert!(vm.observe_vcpus().is_some());
     libvirt.signal(Signal::SIGCONT);
-    let mut wait = [nix::poll::PollFd::new(vm.event_fd(), nix::poll::PollFlags::POLLIN)];
-    assert_eq!(nix::poll::poll(&mut wait, 60_000u16), Ok(1), "the late answer is noticed");
-    assert_eq!(vm.poll_event(Duration::ZERO).unwrap(), None);
+    assert!(happens(&*vm, 60_000), "the late answer is noticed");
     vm.greet().unwrap();
+    assert_eq!(vm.poll_event(Duration::ZERO).unwrap(), Some(VmEvent::Resumed));
     assert_eq!(vm.describe().unwrap().vcpus.len(), 4);
 }
 
@@ -278,6 +290,28 @@ fn a_channel_is_plugged_by_libvirt_and_unplugged_when_the_guest_is_reset() {
     await_event(&mut *vm, VmEvent::ChannelDetached);
     assert!(!vm.channel_attached().unwrap());
     assert!(matches!(vm.detach_channel(), Err(VmError::NotAttached { .. })));
+}
+
+/// libvirt changes the XML first, and tells the event later.
+#[test]
+fn a_device_that_was_plugged_anew_is_not_told_as_gone() {
+    let Some(libvirt) = Libvirt::start() else { return };
+    libvirt.create("web", "");
+    let mut backend = libvirt.backend();
+    let mut vm = libvirt.connect(&mut backend, "web");
+    let (_ours, theirs) = channel();
+    vm.attach_channel(theirs).unwrap_or_else(|error| panic!("{error}"));
+    assert!(matches!(vm.detach_channel(), Err(VmError::DetachPending { .. })));
+    libvirt.must(&["resume", "web"]);
+    libvirt.must(&["reset", "web"]);
+    wait_for("it to be gone", || (!vm.channel_attached().unwrap()).then_some(()));
+    let (_ours, theirs) = channel();
+    vm.attach_channel(theirs).unwrap_or_else(|error| panic!("{error}"));
+    let told: Vec<_> = std::iter::from_fn(|| vm.poll_event(Duration::from_millis(500)).unwrap()).collect();
+    assert!(
+        !told.contains(&VmEvent::ChannelDetached) && told.contains(&VmEvent::ChannelAttached),
+        "{told:?}"
+    );
 }
 
 /// libvirt saves by migrating into a file.

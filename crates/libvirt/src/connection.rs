@@ -507,11 +507,11 @@ unsafe extern "C" fn on_tunable(
 unsafe extern "C" fn on_device_added(
     _: *mut VirConnect,
     domain: *mut VirDomain,
-    _alias: *const c_char,
+    alias: *const c_char,
     opaque: *mut c_void,
 ) {
     // SAFETY: as for `on_lifecycle`.
-    unsafe { pass(domain, opaque, Some(DomainEvent::Changed)) };
+    unsafe { pass(domain, opaque, Some(DomainEvent::DeviceAdded(text(alias)))) };
 }
 
 unsafe extern "C" fn on_device_removed(

@@ -24,8 +24,10 @@ pub enum DomainEvent {
     Stopped,
     /// It is at another host, and has stopped here.
     Left,
-    /// A device was plugged, or a pin was changed.
+    /// A pin was changed.
     Changed,
+    /// A device with this alias was plugged.
+    DeviceAdded(String),
     /// The device with this alias was unplugged.
     DeviceRemoved(String),
     /// The guest does not give back the device with this alias.

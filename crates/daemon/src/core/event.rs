@@ -164,6 +164,8 @@ pub enum Report {
     Migration(Result<Migration, VmError>),
     /// The VM is at another host.
     Left,
+    /// The channel's device is plugged, which need not have been asked for by this process.
+    FoundPlugged,
     /// The guest let go of the channel's device.
     Released,
     /// The guest boots again.

@@ -118,6 +118,7 @@ impl Core {
             Report::Detached(outcome) => self.detached(id, outcome),
             Report::Replugged(outcome) => self.replugged(id, outcome),
             Report::Recovered(outcome) => self.recovered(id, outcome),
+            Report::FoundPlugged => self.found_channel(id, true),
             Report::Released => self.unplugged(id, ChannelEvent::Released),
             Report::Rebooted => self.rebooted(id),
             Report::Ended => {

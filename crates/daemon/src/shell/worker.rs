@@ -253,10 +253,8 @@ impl Task {
     fn handshake(&mut self, connection: &mut dyn VmConnection) -> Result<(), Stop> {
         connection.greet()?;
         let description = connection.describe()?;
+        // A record stays: an attach that an earlier vnumad had asked for may be carried out yet.
         let channel = connection.tidy_channel()?;
-        if !channel {
-            self.records.remove(connection.pid());
-        }
         let pidfd = self.pidfd(connection)?;
         self.probe_wanted = false;
         let (pins, marked) = (connection.keeps_pins(), connection.is_marked()?);
@@ -426,6 +424,7 @@ impl Task {
                 VmEvent::VcpusChanged | VmEvent::MemoryChanged | VmEvent::Stopped | VmEvent::Resumed => {
                     self.describe_wanted = true;
                 }
+                VmEvent::ChannelAttached => self.report(Report::Plain(CoreReport::FoundPlugged))?,
                 VmEvent::ChannelDetached => {
                     self.records.remove(connection.pid());
                     self.report(Report::Plain(CoreReport::Released))?;

@@ -42,6 +42,9 @@ const RELEASE: Duration = Duration::from_secs(1);
 /// The channel's memory is a file of this name.
 const MEMORY: &str = "/memfd:vnuma-topology";
 
+/// Most events kept of a domain that does not answer. Of more the oldest are dropped: it is described anew when it answers.
+const MAX_HELD: usize = 256;
+
 /// Most open files of a QEMU that are looked at.
 const MAX_FILES: usize = 65_536;
 
@@ -171,6 +174,19 @@ impl LibvirtConnection {
     }
 
     /// Has QEMU the channel's memory, whoever plugged the device?
+    fn next_event(&self) -> Option<VmEvent> {
+        std::iter::from_fn(|| self.domain.next_event()).find_map(|event| meaning(&event))
+    }
+
+    /// libvirt tells an event later than it changes the XML: another device may be plugged by then, or this one gone.
+    fn is_still_true(&mut self, event: &VmEvent) -> Result<bool, VmError> {
+        Ok(match event {
+            VmEvent::ChannelAttached => self.channel_attached()?,
+            VmEvent::ChannelDetached => !self.channel_attached()?,
+            _ => true,
+        })
+    }
+
     fn has_memory(&self) -> bool {
         let Ok(files) = fs::read_dir(format!("/proc/{}/fd", self.process.pid())) else { return false };
         let names = files.take(MAX_FILES).flatten().filter_map(|file| fs::read_link(file.path()).ok());
@@ -205,6 +221,12 @@ fn device_xml(socket: &str, bus: u32, along: bool) -> String {
 
 impl VmConnection for LibvirtConnection {
     fn greet(&mut self) -> Result<(), VmError> {
+        // What happened while nothing was answered is told later. Until then it does not wake up whoever waits for an answer.
+        while let Some(event) = self.next_event() {
+            self.held.push_back(event);
+        }
+        let surplus = self.held.len().saturating_sub(MAX_HELD);
+        self.held.drain(..surplus);
         self.domain.state(SHORT).map(drop).map_err(|cause| self.failed(cause))
     }
 
@@ -288,6 +310,7 @@ impl VmConnection for LibvirtConnection {
                 None => break false,
             }
         };
+        held.append(&mut self.held);
         self.held = held;
         let limit_ms = RELEASE.as_millis() as u64;
         if released { Ok(()) } else { Err(VmError::DetachPending { vm: self.name.clone(), limit_ms }) }
@@ -358,13 +381,10 @@ impl VmConnection for LibvirtConnection {
     }
 
     fn poll_event(&mut self, timeout: Duration) -> Result<Option<VmEvent>, VmError> {
-        if let Some(event) = self.held.pop_front() {
-            return Ok(Some(event));
-        }
         let until = Instant::now() + timeout;
         loop {
-            while let Some(event) = self.domain.next_event() {
-                if let Some(event) = meaning(&event) {
+            while let Some(event) = self.held.pop_front().or_else(|| self.next_event()) {
+                if self.is_still_true(&event)? {
                     return Ok(Some(event));
                 }
             }
@@ -399,8 +419,11 @@ fn meaning(event: &DomainEvent) -> Option<VmEvent> {
         DomainEvent::Rebooted => VmEvent::Rebooted,
         DomainEvent::Stopped => VmEvent::Shutdown,
         DomainEvent::Left => VmEvent::Left,
+        DomainEvent::DeviceAdded(alias) if alias == ALIAS => VmEvent::ChannelAttached,
         DomainEvent::DeviceRemoved(alias) if alias == ALIAS => VmEvent::ChannelDetached,
-        DomainEvent::Changed | DomainEvent::DeviceRemoved(_) => VmEvent::VcpusChanged,
+        DomainEvent::Changed | DomainEvent::DeviceAdded(_) | DomainEvent::DeviceRemoved(_) => {
+            VmEvent::VcpusChanged
+        }
         DomainEvent::RemovalFailed(_) => return None,
         DomainEvent::Disconnected => VmEvent::Disconnected,
     })
@@ -415,6 +438,9 @@ mod tests {
         let removed = |alias: &str| meaning(&DomainEvent::DeviceRemoved(alias.to_owned()));
         assert_eq!(removed(ALIAS), Some(VmEvent::ChannelDetached));
         assert_eq!(removed("net0"), Some(VmEvent::VcpusChanged));
+        let added = |alias: &str| meaning(&DomainEvent::DeviceAdded(alias.to_owned()));
+        assert_eq!(added(ALIAS), Some(VmEvent::ChannelAttached));
+        assert_eq!(added("net0"), Some(VmEvent::VcpusChanged));
         assert_eq!(meaning(&DomainEvent::RemovalFailed(ALIAS.to_owned())), None);
         assert_eq!(meaning(&DomainEvent::Disconnected), Some(VmEvent::Disconnected));
         assert_eq!(meaning(&DomainEvent::Stopped), Some(VmEvent::Shutdown));

@@ -305,6 +305,8 @@ impl Libvirt {
             let [out, errors] =
                 [&run.stdout, &run.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
             println!("{name}: state, devices of vnuma in its XML, in QEMU: {out}{errors}");
+            let log = self.dir.path().join(format!("log/qemu/{name}.log"));
+            println!("QEMU's log:\n{}", fs::read_to_string(&log).unwrap_or_else(|error| error.to_string()));
         }
     }
 }
