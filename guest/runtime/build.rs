@@ -4,7 +4,7 @@ const SOURCES: [&str; 3] = ["src/vnuma.c", "src/sysfs.c", "src/parse.c"];
 const INCLUDE: [&str; 2] = ["include", "../../abi/guest-device/include"];
 
 fn main() {
-    for path in SOURCES.iter().chain(&INCLUDE).chain(&["src/internal.h"]) {
+    for path in SOURCES.iter().chain(&INCLUDE).chain(&["src/internal.h", "src/calls.h"]) {
         println!("cargo::rerun-if-changed={path}");
     }
     cc::Build::new()

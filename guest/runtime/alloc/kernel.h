@@ -4,13 +4,14 @@
 #define VNUMA_ALLOC_KERNEL_H
 
 #include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #include <vnuma/vnuma.h>
+
+#include "../src/calls.h"
 
 #define SWITCHES	"/proc/sys/kernel"
 
@@ -29,16 +30,16 @@ static void find_autonuma(const char *root)
  */
 static bool balances(void)
 {
-	int saved = errno, file = open(autonuma_switch, O_RDONLY | O_CLOEXEC);
+	int saved = errno, file = vnuma_call_open(autonuma_switch, O_RDONLY | O_CLOEXEC);
 	/* A kernel without AutoNUMA has no such file, where there are others. */
 	bool on = file >= 0 || errno != ENOENT || access(switches, F_OK);
 	char mode;
 
 	if (file >= 0) {
 		/* NUMA_BALANCING_NORMAL; the other bit is about nodes of slower memory. */
-		if (read(file, &mode, 1) == 1)
+		if (vnuma_call_read(file, &mode, 1) == 1)
 			on = mode >= '0' && mode <= '9' && (mode - '0') & 1;
-		close(file);
+		vnuma_call_close(file);
 	}
 	errno = saved;
 	return on;

@@ -106,14 +106,30 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 /* The real library's tables: nobody reads them while they are read anew. */
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 
-static void lock(void)
+static void before_fork(void)
 {
 	pthread_mutex_lock(&mutex);
 }
 
-static void unlock(void)
+static void after_fork(void)
 {
 	pthread_mutex_unlock(&mutex);
+}
+
+/* The real library reads files. A thread that is cancelled there would end with the lock. */
+static int lock(void)
+{
+	int state;
+
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
+	pthread_mutex_lock(&mutex);
+	return state;
+}
+
+static void unlock(int state)
+{
+	pthread_mutex_unlock(&mutex);
+	pthread_setcancelstate(state, &state);
 }
 
 static void prepare(void)
@@ -132,7 +148,7 @@ static void prepare(void)
 	make_map(topology);
 	make_cpu_nodes();
 #endif
-	pthread_atfork(lock, unlock, unlock);
+	pthread_atfork(before_fork, after_fork, after_fork);
 }
 
 /* Before the program's own code where the linker can see to it, and at the first call otherwise. */
@@ -225,7 +241,7 @@ int move_pages_of_hotspot(int pid, unsigned long count, void **pages, const int 
 version(numa_node_to_cpus_v1, "numa_node_to_cpus@libnuma_1.1");
 int numa_node_to_cpus_v1(int node, unsigned long *buffer, int length)
 {
-	int result;
+	int result, state;
 
 	if (!has(node_to_cpus_v1))
 		return -1;
@@ -235,17 +251,17 @@ int numa_node_to_cpus_v1(int node, unsigned long *buffer, int length)
 	if (!cpu_nodes.count && buffer && length > 0 && mapped_cpus(node, buffer, (size_t)length * 8))
 		return 0;
 #endif
-	lock();
+	state = lock();
 	forget();
 	result = real.node_to_cpus_v1(node, buffer, length);
-	unlock();
+	unlock(state);
 	return result;
 }
 
 version(numa_node_to_cpus_v2, "numa_node_to_cpus@@libnuma_1.2");
 int numa_node_to_cpus_v2(int node, struct bitmask *mask)
 {
-	int result;
+	int result, state;
 
 	if (!has(node_to_cpus_v2))
 		return -1;
@@ -260,17 +276,17 @@ int numa_node_to_cpus_v2(int node, struct bitmask *mask)
 	if (!cpu_nodes.count && mask && mapped_cpus(node, mask->maskp, mask->size))
 		return 0;
 #endif
-	lock();
+	state = lock();
 	forget();
 	result = real.node_to_cpus_v2(node, mask);
-	unlock();
+	unlock(state);
 	return result;
 }
 
 version(numa_node_of_cpu_v2, "numa_node_of_cpu@@libnuma_1.2");
 int numa_node_of_cpu_v2(int cpu)
 {
-	int node;
+	int node, state;
 
 	start();
 	if (topology && cpu >= 0 && cpu < VNUMA_MAX_CPUS) {
@@ -278,22 +294,22 @@ int numa_node_of_cpu_v2(int cpu)
 
 		/* A refresh that another thread has begun may be older than this call. */
 		if (is_copy) {
-			lock();
+			state = lock();
 			vnuma_refresh(topology);
 		}
 		node = vnuma_cpu_node(topology, (unsigned int)cpu);
 		if (is_copy)
-			unlock();
+			unlock(state);
 		if (node == VNUMA_NO_NODE)
 			errno = EINVAL;
 		return node;
 	}
 	if (!has(node_of_cpu))
 		return -1;
-	lock();
+	state = lock();
 	refresh_all(2);
 	node = real.node_of_cpu(cpu);
-	unlock();
+	unlock(state);
 	return node;
 }
 
@@ -317,56 +333,56 @@ int numa_distance_v1(int from, int to)
 version(numa_run_on_node_v1, "numa_run_on_node@@libnuma_1.1");
 int numa_run_on_node_v1(int node)
 {
-	int result;
+	int result, state;
 
 	if (!has(run_on_node))
 		return -1;
-	lock();
+	state = lock();
 	forget();
 	result = real.run_on_node(node);
-	unlock();
+	unlock(state);
 	return result;
 }
 
 version(numa_run_on_node_mask_v1, "numa_run_on_node_mask@libnuma_1.1");
 int numa_run_on_node_mask_v1(const struct nodemask *mask)
 {
-	int result;
+	int result, state;
 
 	if (!has(run_on_node_mask_v1))
 		return -1;
-	lock();
+	state = lock();
 	refresh_all(1);
 	result = real.run_on_node_mask_v1(mask);
-	unlock();
+	unlock(state);
 	return result;
 }
 
 version(numa_run_on_node_mask_v2, "numa_run_on_node_mask@@libnuma_1.2");
 int numa_run_on_node_mask_v2(struct bitmask *mask)
 {
-	int result;
+	int result, state;
 
 	if (!has(run_on_node_mask_v2))
 		return -1;
-	lock();
+	state = lock();
 	refresh_all(2);
 	result = real.run_on_node_mask_v2(mask);
-	unlock();
+	unlock(state);
 	return result;
 }
 
 version(numa_run_on_node_mask_all_v2, "numa_run_on_node_mask_all@@libnuma_1.4");
 int numa_run_on_node_mask_all_v2(struct bitmask *mask)
 {
-	int result;
+	int result, state;
 
 	if (!has(run_on_node_mask_all))
 		return -1;
-	lock();
+	state = lock();
 	refresh_all(2);
 	result = real.run_on_node_mask_all(mask);
-	unlock();
+	unlock(state);
 	return result;
 }
 
@@ -374,13 +390,14 @@ version(numa_get_run_node_mask_v1, "numa_get_run_node_mask@libnuma_1.1");
 struct nodemask numa_get_run_node_mask_v1(void)
 {
 	struct nodemask result = { { 0 } };
+	int state;
 
 	if (!has(get_run_node_mask_v1))
 		return result;
-	lock();
+	state = lock();
 	refresh_all(2);
 	result = real.get_run_node_mask_v1();
-	unlock();
+	unlock(state);
 	return result;
 }
 
@@ -388,6 +405,7 @@ version(numa_get_run_node_mask_v2, "numa_get_run_node_mask@@libnuma_1.2");
 struct bitmask *numa_get_run_node_mask_v2(void)
 {
 	struct bitmask *result;
+	int state;
 
 	if (!has(get_run_node_mask_v2))
 		return NULL;
@@ -395,10 +413,10 @@ struct bitmask *numa_get_run_node_mask_v2(void)
 	if (caller_sees_cpu_nodes())
 		return copy_of_all();
 #endif
-	lock();
+	state = lock();
 	refresh_all(2);
 	result = real.get_run_node_mask_v2();
-	unlock();
+	unlock(state);
 #ifdef HOTSPOT
 	if (result && !cpu_nodes.count)
 		add_mapped_nodes(result->maskp, result->size);
@@ -409,23 +427,27 @@ struct bitmask *numa_get_run_node_mask_v2(void)
 version(numa_bind_v1, "numa_bind@libnuma_1.1");
 void numa_bind_v1(const struct nodemask *mask)
 {
+	int state;
+
 	if (!has(bind_v1))
 		return;
-	lock();
+	state = lock();
 	refresh_all(2);
 	real.bind_v1(mask);
-	unlock();
+	unlock(state);
 }
 
 version(numa_bind_v2, "numa_bind@@libnuma_1.2");
 void numa_bind_v2(struct bitmask *mask)
 {
+	int state;
+
 	if (!has(bind_v2))
 		return;
-	lock();
+	state = lock();
 	refresh_all(2);
 	real.bind_v2(mask);
-	unlock();
+	unlock(state);
 }
 
 #ifdef HOTSPOT

@@ -5,11 +5,11 @@
  */
 #define _GNU_SOURCE
 #include <errno.h>
-#include <fcntl.h>
 #include <stdbool.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "calls.h"
 #include "internal.h"
 
 #define SYSTEM		"/sys/devices/system"
@@ -55,11 +55,11 @@ static ssize_t read_text(const struct vnuma *v, const char *path, int node, char
 
 	if (!make_path(name, v, path, node))
 		return -ENAMETOOLONG;
-	fd = open(name, O_RDONLY | O_CLOEXEC);
+	fd = vnuma_call_open(name, O_RDONLY | O_CLOEXEC);
 	if (fd < 0)
 		return -errno;
 	do {
-		count = read(fd, text + used, (size_t)(TEXT_MAX - used));
+		count = vnuma_call_read(fd, text + used, (size_t)(TEXT_MAX - used));
 		if (count < 0 && errno == EINTR)
 			continue;
 		if (count < 0)
@@ -67,7 +67,7 @@ static ssize_t read_text(const struct vnuma *v, const char *path, int node, char
 		else
 			used += count;
 	} while (count != 0 && used >= 0 && used < TEXT_MAX);
-	close(fd);
+	vnuma_call_close(fd);
 	return used == TEXT_MAX ? -E2BIG : used;
 }
 

@@ -8,7 +8,6 @@
  */
 #define _GNU_SOURCE
 #include <errno.h>
-#include <fcntl.h>
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>
@@ -17,6 +16,7 @@
 #include <sys/timerfd.h>
 #include <unistd.h>
 
+#include "calls.h"
 #include "internal.h"
 
 #define DEVICE		"/dev/vnuma"
@@ -33,7 +33,7 @@ static int open_device(const struct vnuma *v, struct stat *status)
 
 	snprintf(path, sizeof(path), "%s" DEVICE, v->root);
 	/* Whatever is there, opening it must not wait. */
-	fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+	fd = vnuma_call_open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
 	if (fd < 0)
 		return -errno;
 	if (fstat(fd, status))
@@ -44,7 +44,7 @@ static int open_device(const struct vnuma *v, struct stat *status)
 		err = -EBADMSG;
 	if (!err)
 		return fd;
-	close(fd);
+	vnuma_call_close(fd);
 	return err;
 }
 
@@ -64,7 +64,7 @@ static int map_device(struct vnuma *v)
 	}
 	page = mmap(NULL, VNUMA_GD_SIZE, PROT_READ, MAP_SHARED, fd, 0);
 	err = page == MAP_FAILED ? -errno : 0;
-	close(fd);
+	vnuma_call_close(fd);
 	if (err) {
 		snprintf(v->problem, sizeof(v->problem), "%s" DEVICE ": cannot be mapped: %s",
 			 v->root, strerror(-err));
@@ -281,7 +281,7 @@ static int watch_clock(void)
 		return -errno;
 	if (timerfd_settime(fd, 0, &every, NULL)) {
 		err = -errno;
-		close(fd);
+		vnuma_call_close(fd);
 		return err;
 	}
 	return fd;
@@ -299,12 +299,12 @@ int vnuma_watch(const struct vnuma *v)
 		return fd;
 	if (!S_ISCHR(status.st_mode)) {
 		/* A file of a test: it cannot be waited for. */
-		close(fd);
+		vnuma_call_close(fd);
 		return watch_clock();
 	}
 	err = vnuma_clear_watch(fd);
 	if (err) {
-		close(fd);
+		vnuma_call_close(fd);
 		return err;
 	}
 	return fd;
@@ -316,7 +316,7 @@ int vnuma_clear_watch(int fd)
 	uint64_t value;
 
 	/* A driver or a timer: both give eight bytes. */
-	if (read(fd, &value, sizeof(value)) < 0 && errno != EAGAIN)
+	if (vnuma_call_read(fd, &value, sizeof(value)) < 0 && errno != EAGAIN)
 		err = -errno;
 	errno = saved;
 	return err;

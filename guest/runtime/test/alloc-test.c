@@ -367,6 +367,41 @@ static void leaves_nothing(void)
 	expect_equal(dirty_pages(left), 0);
 }
 
+static int allocated_while_cancelled;
+
+/* Moves to another node with a cancellation pending, and back to where other threads are. */
+static void *allocate_while_cancelled(void *unused)
+{
+	void *memory;
+
+	move_cpus(page, 0, 1);
+	kept = malloc(100000);
+	free(kept);
+	expect_equal(pthread_cancel(pthread_self()), 0);
+	move_cpus(page, 1, 1);
+	kept = malloc(100000);
+	/* From a region that is new, too. */
+	memory = malloc(2 * PIECES * PIECE);
+	allocated_while_cancelled = kept && memory;
+	free(memory);
+	free(kept);
+	pthread_testcancel();
+	return unused;
+}
+
+/* malloc() is no cancellation point: a thread that ended in it would leave locks held. */
+static void is_not_cancelled(void)
+{
+	pthread_t thread;
+	void *result;
+
+	allocated_while_cancelled = 0;
+	expect_equal(pthread_create(&thread, NULL, allocate_while_cancelled, NULL), 0);
+	expect_equal(pthread_join(thread, &result), 0);
+	expect(result == PTHREAD_CANCELED);
+	expect(allocated_while_cancelled);
+}
+
 static int allocates_before_fork;
 
 /* Comes after the library's own handler, as it was there before: the last handler is called first. */
@@ -530,6 +565,7 @@ static int preloaded(const char *how)
 	}
 	if (!strcmp(how, "balanced")) {
 		comes_along();
+		is_not_cancelled();
 		allocates();
 		return 0;
 	}
@@ -538,6 +574,7 @@ static int preloaded(const char *how)
 	threads_share();
 	lies_in_huge_pages();
 	leaves_nothing();
+	is_not_cancelled();
 	forks();
 	allocates();
 	return 0;

@@ -402,6 +402,32 @@ static void *in_a_thread(void *unused)
 	return unused;
 }
 
+static int allocated_while_cancelled;
+
+static void *allocate_while_cancelled(void *unused)
+{
+	fill(by_malloc, LARGE);
+	expect_equal(pthread_cancel(pthread_self()), 0);
+	move_cpus(page, 1, 1);
+	kept = malloc(LARGE);
+	allocated_while_cancelled = kept != NULL;
+	free(kept);
+	pthread_testcancel();
+	return unused;
+}
+
+/* malloc() is no cancellation point. */
+static void is_not_cancelled(void)
+{
+	pthread_t thread;
+	void *result;
+
+	expect_equal(pthread_create(&thread, NULL, allocate_while_cancelled, NULL), 0);
+	expect_equal(pthread_join(thread, &result), 0);
+	expect(result == PTHREAD_CANCELED);
+	expect(allocated_while_cancelled);
+}
+
 static void forks(void)
 {
 	int status;
@@ -486,6 +512,7 @@ static int preloaded(const char *how)
 	gives_up();
 	keeps_content();
 	grows();
+	is_not_cancelled();
 	forks();
 	expect_equal(pthread_create(&thread, NULL, in_a_thread, NULL), 0);
 	expect_equal(pthread_join(thread, NULL), 0);

@@ -231,6 +231,63 @@ static void a_child_does_not_wait_for_its_parents_threads(void)
 	pthread_join(thread, NULL);
 }
 
+/* What it is asked while a cancellation is pending, one at a time: each may be where the thread ends. */
+static void (*volatile asked)(void);
+
+static void ask_run_on_node(void)
+{
+	numa_run_on_node(0);
+}
+
+static void ask_cpus(void)
+{
+	cpus_of(0);
+}
+
+static void ask_node_of_cpu(void)
+{
+	numa_node_of_cpu(0);
+}
+
+static void ask_distance(void)
+{
+	numa_distance(0, 1);
+}
+
+static void ask_run_node_mask(void)
+{
+	numa_bitmask_free(numa_get_run_node_mask());
+}
+
+static void *ask_while_cancelled(void *unused)
+{
+	expect_equal(pthread_cancel(pthread_self()), 0);
+	asked();
+	asked = NULL;
+	pthread_testcancel();
+	return unused;
+}
+
+static void a_thread_is_not_cancelled_with_the_lock(void)
+{
+	static void (*const all[])(void) = {
+		ask_run_on_node, ask_cpus, ask_node_of_cpu, ask_distance, ask_run_node_mask,
+	};
+	pthread_t thread;
+	void *result;
+	size_t i;
+
+	for (i = 0; with_overlay && i < sizeof(all) / sizeof(*all); i++) {
+		asked = all[i];
+		expect_equal(pthread_create(&thread, NULL, ask_while_cancelled, NULL), 0);
+		expect_equal(pthread_join(thread, &result), 0);
+		expect(result == PTHREAD_CANCELED);
+		expect(!asked);
+		/* It would wait for ever. */
+		all[i]();
+	}
+}
+
 /* Without sysfs, as after chroot(), it knows what it has read before, with and without the overlay. */
 static void what_was_read_is_known_without_sysfs(void)
 {
@@ -332,6 +389,7 @@ static int check(const char *real)
 	errors_are_those_of_the_real_library();
 	all_symbols_are_found(real);
 	a_child_does_not_wait_for_its_parents_threads();
+	a_thread_is_not_cancelled_with_the_lock();
 	what_was_read_is_known_without_sysfs();
 	printf("libnuma overlay: %s ok\n",
 	       with_overlay ? "answers what is true now ..." : "the real one does not ...");

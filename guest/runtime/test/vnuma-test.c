@@ -390,6 +390,44 @@ static void a_child_uses_the_handle_of_its_parent(void)
 	vnuma_close(v);
 }
 
+static int asked;
+
+/* A cancellation is pending all the time, and comes at the first cancellation point. */
+static void *ask_while_cancelled(void *handle)
+{
+	struct vnuma_nodes nodes;
+	struct vnuma *other;
+
+	expect_equal(pthread_cancel(pthread_self()), 0);
+	expect_equal(vnuma_refresh(handle), 1);
+	expect_equal(vnuma_read_nodes(handle, &nodes), 0);
+	expect_equal(vnuma_distance(handle, 0, 3), 31);
+	expect_equal(vnuma_clear_watch(-1), -EBADF);
+	expect_equal(vnuma_open_at(&other, tree), 0);
+	vnuma_close(other);
+	asked = 1;
+	pthread_testcancel();
+	return NULL;
+}
+
+static void a_thread_is_not_cancelled_in_the_middle(void)
+{
+	struct vnuma *v = opened(VNUMA_SOURCE_SYSFS);
+	struct vnuma_cpus cpus;
+	pthread_t thread;
+	void *result;
+
+	put(NODES "/node1/cpulist", "8\n");
+	expect_equal(pthread_create(&thread, NULL, ask_while_cancelled, v), 0);
+	expect_equal(pthread_join(thread, &result), 0);
+	expect(result == PTHREAD_CANCELED);
+	expect_equal(vnuma_copy_cpus(v, &cpus), 0);
+	expect_equal(asked, 1);
+	put(NODES "/node1/cpulist", "9\n");
+	expect_equal(vnuma_refresh(v), 1);
+	vnuma_close(v);
+}
+
 static struct vnuma *in_signal;
 static volatile int signals;
 
@@ -442,6 +480,7 @@ int main(void)
 		TEST(the_node_of_the_calling_thread),
 		TEST(a_watch_wakes_and_does_not_block),
 		TEST(a_child_uses_the_handle_of_its_parent),
+		TEST(a_thread_is_not_cancelled_in_the_middle),
 		TEST(a_signal_handler_may_ask),
 	};
 	size_t i;
