@@ -37,6 +37,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #include <vnuma/vnuma.h>
@@ -71,7 +72,7 @@ struct extent_hooks_s {
 	void *others[8];	/* dalloc, destroy, commit, decommit, purge_lazy, purge_forced, split, merge */
 };
 
-/* Of which there are no other names, so that these are jemalloc's whatever else is loaded. */
+/* Of which there are no other names, so that these are jemalloc's whatever else is loaded. Two come by here: see below. */
 void *mallocx(size_t size, int flags);
 void *rallocx(void *memory, size_t size, int flags);
 void dallocx(void *memory, int flags);
@@ -112,6 +113,7 @@ static __thread struct {
 	uint8_t slot;			/* 0: none yet */
 	bool ends;			/* it is not counted any more */
 	bool forks;			/* it has the mutex, and other handlers of fork() may allocate */
+	bool inside;			/* it may have locks of jemalloc's: what it allocates comes from where it is */
 } own __attribute__((tls_model("initial-exec")));
 
 /* Memory that nobody has touched yet comes from a node, whoever touches it. */
@@ -353,6 +355,14 @@ static void tidy_up(void)
 	mallctlbymib(mib, 3, NULL, NULL, NULL, 0);
 }
 
+/* Is this one of the threads of jemalloc's own ("background_thread")? Who ends it waits for it with jemalloc's locks. */
+static bool is_of_jemalloc(void)
+{
+	char name[16];
+
+	return !prctl(PR_GET_NAME, name) && !strcmp(name, "jemalloc_bg_thd");
+}
+
 /* Nothing here calls malloc(). */
 static __attribute__((noinline)) void look(void)
 {
@@ -362,13 +372,18 @@ static __attribute__((noinline)) void look(void)
 	int saved = errno, node;
 
 	own.left = LOOK_EVERY;
-	if (!topology || own.forks)
+	if (!topology || own.forks || own.inside)
+		return;
+	own.inside = true;
+	/* For good. */
+	if (!own.slot && is_of_jemalloc())
 		return;
 	own.generation = now;
 	node = node_now(topology);
 	if (node != VNUMA_NO_NODE)
 		bind_thread(node, changed);
 	tidy_up();
+	own.inside = false;
 	errno = saved;
 }
 
@@ -432,6 +447,28 @@ static const struct {
 	{ &real.free, "free" },
 };
 
+/* Of these a program gets what it would have without this library. */
+enum { MALLCTL, MALLCTLBYMIB, NR_NEXT };
+
+static const char *const names_of_next[NR_NEXT] = { "mallctl", "mallctlbymib" };
+
+static union {
+	void *symbol;			/* NULL: not found yet */
+	int (*mallctl)(const char *name, void *old, size_t *old_size, void *new, size_t new_size);
+	int (*mallctlbymib)(const size_t *mib, size_t length, void *old, size_t *old_size, void *new, size_t new_size);
+} next[NR_NEXT];
+
+static bool find_next(int which)
+{
+	void *symbol = __atomic_load_n(&next[which].symbol, __ATOMIC_RELAXED);
+
+	if (!symbol) {
+		symbol = dlsym(RTLD_NEXT, names_of_next[which]);
+		__atomic_store_n(&next[which].symbol, symbol, __ATOMIC_RELAXED);
+	}
+	return symbol;
+}
+
 static void lock(void)
 {
 	pthread_mutex_lock(&mutex);
@@ -459,6 +496,7 @@ static __attribute__((constructor)) void start(void)
 	size_t size = sizeof(by_default), length = 3, i;
 	long cpus = sysconf(_SC_NPROCESSORS_CONF);
 	struct vnuma *opened;
+	int which;
 
 	for (i = 0; handle && i < sizeof(symbols) / sizeof(*symbols); i++) {
 		void *symbol = dlsym(handle, symbols[i].name);
@@ -466,6 +504,8 @@ static __attribute__((constructor)) void start(void)
 		if (symbol)
 			memcpy(symbols[i].pointer, &symbol, sizeof(symbol));
 	}
+	for (which = 0; which < NR_NEXT; which++)
+		find_next(which);
 	pthread_atfork(lock, unlock, unlock_child);
 	counts_ends = !pthread_key_create(&at_end, end);
 	find_autonuma(ROOT);
@@ -561,4 +601,30 @@ void *pvalloc(size_t size)
 size_t malloc_usable_size(void *memory)
 {
 	return memory ? sallocx(memory, 0) : 0;
+}
+
+/*
+ * jemalloc has its locks while it starts threads of its own ("background_thread"), and pthread_create() calls calloc(), which
+ * may not want them then.
+ */
+int mallctl(const char *name, void *old, size_t *old_size, void *new, size_t new_size)
+{
+	bool inside = own.inside;
+	int err;
+
+	own.inside = true;
+	err = find_next(MALLCTL) ? next[MALLCTL].mallctl(name, old, old_size, new, new_size) : ENOENT;
+	own.inside = inside;
+	return err;
+}
+
+int mallctlbymib(const size_t *mib, size_t length, void *old, size_t *old_size, void *new, size_t new_size)
+{
+	bool inside = own.inside;
+	int err;
+
+	own.inside = true;
+	err = find_next(MALLCTLBYMIB) ? next[MALLCTLBYMIB].mallctlbymib(mib, length, old, old_size, new, new_size) : ENOENT;
+	own.inside = inside;
+	return err;
 }

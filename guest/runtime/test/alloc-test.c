@@ -13,6 +13,8 @@
 #include <linux/seccomp.h>
 #include <malloc.h>
 #include <pthread.h>
+#include <signal.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/prctl.h>
@@ -45,6 +47,9 @@ __attribute__((visibility("default"))) int mallctl(const char *name, void *old, 
 		return EAGAIN;
 	return real(name, old, old_size, new, new_size);
 }
+
+int mallctlnametomib(const char *name, size_t *mib, size_t *length);
+int mallctlbymib(const size_t *mib, size_t length, void *old, size_t *old_size, void *new, size_t new_size);
 
 /* The compiler must not leave out what is allocated for its own sake. */
 static __thread void *volatile kept;
@@ -402,6 +407,29 @@ static void is_not_cancelled(void)
 	expect(allocated_while_cancelled);
 }
 
+#define TIMES	1000
+
+/*
+ * jemalloc starts and ends threads of its own while the guest's topology changes. The C library allocates for a thread unless
+ * one has ended before.
+ */
+static void has_threads_of_its_own(bool by_number)
+{
+	size_t mib[1], length = 1, i;
+
+	expect_equal(mallctlnametomib("background_thread", mib, &length), 0);
+	for (i = 0; i < TIMES; i++) {
+		bool on = i % 2 == 0;
+
+		move_cpus(page, (uint16_t)(i / 2 % 2), 1);
+		if (by_number)
+			expect_equal(mallctlbymib(mib, 1, NULL, NULL, &on, sizeof(on)), 0);
+		else
+			expect_equal(mallctl("background_thread", NULL, NULL, &on, sizeof(on)), 0);
+		allocated_in();
+	}
+}
+
 static int allocates_before_fork;
 
 /* Comes after the library's own handler, as it was there before: the last handler is called first. */
@@ -422,6 +450,7 @@ static void be_there_before(void)
 	/* jemalloc has its handler since the first allocation, and locks everything in it. */
 	kept = malloc(1);
 	free(kept);
+	thread_arena();
 	pthread_atfork(before_fork, NULL, NULL);
 }
 
@@ -514,6 +543,15 @@ static void refuse_mbind(void)
 	expect(syscall(SYS_mbind, NULL, 0, 0, NULL, 0, 0) == -1 && errno == EPERM);
 }
 
+static pid_t running;
+
+/* A thread may hang with all signals blocked. */
+static void end_running(int signal_number)
+{
+	(void)signal_number;
+	kill(running, SIGKILL);
+}
+
 static int run(char **command, const char *library, const char *root, char *how)
 {
 	char *arguments[] = { command[0], how, NULL };
@@ -523,12 +561,15 @@ static int run(char **command, const char *library, const char *root, char *how)
 	if (!child) {
 		setenv("LD_PRELOAD", library, 1);
 		setenv("VNUMA_TEST_ROOT", root, 1);
-		/* A hang is a failure. */
-		alarm(120);
 		execv("/proc/self/exe", arguments);
 		_exit(127);
 	}
+	/* A hang is a failure. */
+	running = child;
+	signal(SIGALRM, end_running);
+	alarm(120);
 	expect_equal(waitpid(child, &status, 0), child);
+	alarm(0);
 	return status;
 }
 
@@ -569,6 +610,10 @@ static int preloaded(const char *how)
 		allocates();
 		return 0;
 	}
+	if (!strcmp(how, "by name") || !strcmp(how, "by number")) {
+		has_threads_of_its_own(!strcmp(how, "by number"));
+		return 0;
+	}
 	gets_an_arena_later();
 	follows();
 	threads_share();
@@ -597,6 +642,10 @@ int main(int argc, char **argv)
 	two_nodes = make_page(CPUS);
 	put_page(two_nodes);
 	expect_equal(run(argv, argv[1], tree, "follows"), 0);
+	put_page(two_nodes);
+	expect_equal(run(argv, argv[1], tree, "by name"), 0);
+	put_page(two_nodes);
+	expect_equal(run(argv, argv[1], tree, "by number"), 0);
 	put_page(two_nodes);
 	expect_equal(run(argv, argv[1], tree, "refused"), 0);
 	put("/proc/sys/kernel/numa_balancing", "1\n");
