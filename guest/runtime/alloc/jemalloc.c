@@ -447,25 +447,45 @@ static const struct {
 	{ &real.free, "free" },
 };
 
-/* Of these a program gets what it would have without this library. */
-enum { MALLCTL, MALLCTLBYMIB, NR_NEXT };
+/*
+ * Of these a program gets what it would have without this library. C++'s new and new[], with and without exceptions and alignment,
+ * are jemalloc's, another library's with a delete to match, or the C++ library's. jemalloc's call no malloc() that stands before it.
+ */
+enum {
+	MALLCTL, MALLCTLBYMIB, NEW, NEW_ARRAY, NEW_NOTHROW, NEW_ARRAY_NOTHROW, NEW_ALIGNED, NEW_ARRAY_ALIGNED, NEW_ALIGNED_NOTHROW,
+	NEW_ARRAY_ALIGNED_NOTHROW, NR_NEXT
+};
 
-static const char *const names_of_next[NR_NEXT] = { "mallctl", "mallctlbymib" };
+static const char *const names_of_next[NR_NEXT] = {
+	"mallctl", "mallctlbymib", "_Znwm", "_Znam", "_ZnwmRKSt9nothrow_t", "_ZnamRKSt9nothrow_t", "_ZnwmSt11align_val_t",
+	"_ZnamSt11align_val_t", "_ZnwmSt11align_val_tRKSt9nothrow_t", "_ZnamSt11align_val_tRKSt9nothrow_t",
+};
 
 static union {
 	void *symbol;			/* NULL: not found yet */
 	int (*mallctl)(const char *name, void *old, size_t *old_size, void *new, size_t new_size);
 	int (*mallctlbymib)(const size_t *mib, size_t length, void *old, size_t *old_size, void *new, size_t new_size);
+	void *(*plain)(size_t size);
+	void *(*nothrow)(size_t size, const void *nothrow);
+	void *(*aligned)(size_t size, size_t alignment);
+	void *(*aligned_nothrow)(size_t size, size_t alignment, const void *nothrow);
 } next[NR_NEXT];
 
+/* A jemalloc without C++ has no new. The C++ library may come with a part of a program that was loaded for itself. */
 static bool find_next(int which)
 {
-	void *symbol = __atomic_load_n(&next[which].symbol, __ATOMIC_RELAXED);
+	void *symbol = __atomic_load_n(&next[which].symbol, __ATOMIC_RELAXED), *library;
 
-	if (!symbol) {
-		symbol = dlsym(RTLD_NEXT, names_of_next[which]);
-		__atomic_store_n(&next[which].symbol, symbol, __ATOMIC_RELAXED);
+	if (symbol)
+		return true;
+	symbol = dlsym(RTLD_NEXT, names_of_next[which]);
+	if (!symbol && which >= NEW) {
+		library = dlopen("libstdc++.so.6", RTLD_LAZY | RTLD_NOLOAD);
+		symbol = library ? dlsym(library, names_of_next[which]) : NULL;
 	}
+	/* Not over what another thread has found meanwhile. */
+	if (symbol)
+		__atomic_store_n(&next[which].symbol, symbol, __ATOMIC_RELAXED);
 	return symbol;
 }
 
@@ -602,6 +622,52 @@ size_t malloc_usable_size(void *memory)
 {
 	return memory ? sallocx(memory, 0) : 0;
 }
+
+/* Without a C++ library nobody expects an exception. */
+static void *must(void *memory)
+{
+	if (!memory)
+		abort();
+	return memory;
+}
+
+#define PLAIN(mangled, which) \
+	void *operator_##which(size_t size) __asm__(#mangled); \
+	void *operator_##which(size_t size) \
+	{ \
+		follow(); \
+		return find_next(which) ? next[which].plain(size) : must(early_malloc(size)); \
+	}
+#define NOTHROW(mangled, which) \
+	void *operator_##which(size_t size, const void *nothrow) __asm__(#mangled); \
+	void *operator_##which(size_t size, const void *nothrow) \
+	{ \
+		follow(); \
+		return find_next(which) ? next[which].nothrow(size, nothrow) : early_malloc(size); \
+	}
+#define ALIGNED(mangled, which) \
+	void *operator_##which(size_t size, size_t alignment) __asm__(#mangled); \
+	void *operator_##which(size_t size, size_t alignment) \
+	{ \
+		follow(); \
+		return find_next(which) ? next[which].aligned(size, alignment) : must(aligned(alignment, size)); \
+	}
+#define ALIGNED_NOTHROW(mangled, which) \
+	void *operator_##which(size_t size, size_t alignment, const void *nothrow) __asm__(#mangled); \
+	void *operator_##which(size_t size, size_t alignment, const void *nothrow) \
+	{ \
+		follow(); \
+		return find_next(which) ? next[which].aligned_nothrow(size, alignment, nothrow) : aligned(alignment, size); \
+	}
+
+PLAIN(_Znwm, NEW)
+PLAIN(_Znam, NEW_ARRAY)
+NOTHROW(_ZnwmRKSt9nothrow_t, NEW_NOTHROW)
+NOTHROW(_ZnamRKSt9nothrow_t, NEW_ARRAY_NOTHROW)
+ALIGNED(_ZnwmSt11align_val_t, NEW_ALIGNED)
+ALIGNED(_ZnamSt11align_val_t, NEW_ARRAY_ALIGNED)
+ALIGNED_NOTHROW(_ZnwmSt11align_val_tRKSt9nothrow_t, NEW_ALIGNED_NOTHROW)
+ALIGNED_NOTHROW(_ZnamSt11align_val_tRKSt9nothrow_t, NEW_ARRAY_ALIGNED_NOTHROW)
 
 /*
  * jemalloc has its locks while it starts threads of its own ("background_thread"), and pthread_create() calls calloc(), which

@@ -407,6 +407,68 @@ static void is_not_cancelled(void)
 	expect(allocated_while_cancelled);
 }
 
+/* C++'s new, by its names in the library: size, then alignment and nothrow as far as there are any. */
+static const char *const names_of_new[] = {
+	"_Znwm", "_Znam", "_ZnwmRKSt9nothrow_t", "_ZnamRKSt9nothrow_t", "_ZnwmSt11align_val_t", "_ZnamSt11align_val_t",
+	"_ZnwmSt11align_val_tRKSt9nothrow_t", "_ZnamSt11align_val_tRKSt9nothrow_t",
+};
+
+static void *by_name(const char *name, size_t size)
+{
+	void *(*function)(size_t size, size_t second, size_t third);
+	void *symbol = dlsym(RTLD_DEFAULT, name);
+
+	expect(symbol);
+	memcpy(&function, &symbol, sizeof(function));
+	return function(size, 4096, 0);
+}
+
+static void (*(*set_handler)(void (*handler)(void)))(void);
+static int handled;
+
+static void handle(void)
+{
+	handled++;
+	set_handler(NULL);
+}
+
+static void terminate(void)
+{
+	_exit(42);
+}
+
+static void new_follows(void)
+{
+	void (*(*set_terminate)(void (*handler)(void)))(void);
+	volatile size_t huge = SIZE_MAX / 2;
+	unsigned int there, i, status;
+	pid_t child;
+
+	for (i = 0; i < sizeof(names_of_new) / sizeof(*names_of_new); i++) {
+		move_cpus(page, 0, 1);
+		there = allocated_in();
+		move_cpus(page, 1, 1);
+		kept = by_name(names_of_new[i], 100000);
+		expect(arena_of(kept) == thread_arena() && thread_arena() != there);
+		free(kept);
+	}
+	*(void **)&set_handler = dlsym(RTLD_DEFAULT, "_ZSt15set_new_handlerPFvvE");
+	*(void **)&set_terminate = dlsym(RTLD_DEFAULT, "_ZSt13set_terminatePFvvE");
+	expect(set_handler && set_terminate);
+	set_handler(handle);
+	expect(!by_name("_ZnwmRKSt9nothrow_t", huge));
+	expect_equal(handled, 1);
+	/* An exception that nobody catches. */
+	child = fork();
+	if (!child) {
+		set_terminate(terminate);
+		by_name("_Znwm", huge);
+		_exit(1);
+	}
+	expect_equal(waitpid(child, (int *)&status, 0), child);
+	expect_equal(WEXITSTATUS(status), 42);
+}
+
 #define TIMES	1000
 
 /*
@@ -449,6 +511,8 @@ static void be_there_before(void)
 {
 	/* jemalloc has its handler since the first allocation, and locks everything in it. */
 	kept = malloc(1);
+	free(kept);
+	kept = by_name("_Znwm", 1);
 	free(kept);
 	thread_arena();
 	pthread_atfork(before_fork, NULL, NULL);
@@ -620,6 +684,7 @@ static int preloaded(const char *how)
 	lies_in_huge_pages();
 	leaves_nothing();
 	is_not_cancelled();
+	new_follows();
 	forks();
 	allocates();
 	return 0;
