@@ -58,7 +58,6 @@ static struct {
 	unsigned int cpu[MAX_CPU_NODES];
 	struct bitmask *all;
 	struct bitmask **real_all;	/* the real library's, of nodes with memory */
-	int watch;			/* what the thread waits for */
 	/* What follows is read and written with the lock. */
 	pthread_mutex_t lock;
 	int node[MAX_CPU_NODES];	/* where its memory is, or goes to */
@@ -117,6 +116,19 @@ static struct bitmask *copy_of_all(void)
 	return mask;
 }
 
+/*
+ * Could a thread wait for changes? The watch that it waits for is its own: until then the program may fork(), and parent and
+ * child would see each change once between them, or close all files that it does not know.
+ */
+static bool can_watch(void)
+{
+	int watch = vnuma_watch(topology);
+
+	if (watch >= 0)
+		close(watch);
+	return watch >= 0;
+}
+
 /* After the map. Where something is missing, HotSpot gets what the real library has. */
 static void make_cpu_nodes(void)
 {
@@ -132,16 +144,12 @@ static void make_cpu_nodes(void)
 	    !real.free_mask || !real.interleave_memory || !real.allocate_nodemask || !is_free_to_move())
 		return;
 	count = number_cpus();
-	if (!count || all_nodes_of_hotspot->size < count)
-		return;
-	cpu_nodes.watch = vnuma_watch(topology);
-	if (cpu_nodes.watch < 0)
+	if (!count || all_nodes_of_hotspot->size < count || !can_watch())
 		return;
 	cpu_nodes.count = count;
 	cpu_nodes.all = copy_of_all();
 	if (!cpu_nodes.all) {
 		cpu_nodes.count = 0;
-		close(cpu_nodes.watch);
 		return;
 	}
 	for (i = 0; i < count; i++)
@@ -302,13 +310,12 @@ static bool has_gone(unsigned int cpu_node, int *node)
 	return gone;
 }
 
-static void *follow_cpus(void *unused)
+static void *follow_cpus(void *file)
 {
-	struct pollfd watch = { .fd = cpu_nodes.watch, .events = POLLIN };
+	struct pollfd watch = { .fd = (int)(intptr_t)file, .events = POLLIN };
 	unsigned int i;
 	int node;
 
-	(void)unused;
 	for (;;) {
 		if (vnuma_clear_watch(watch.fd))
 			break;
@@ -327,18 +334,25 @@ static void *follow_cpus(void *unused)
 /* With the lock: only a Java VM that uses its nodes gets the thread. */
 static void start_thread(void)
 {
+	int watch = vnuma_watch(topology);
 	pthread_attr_t attributes;
 	sigset_t all, before;
 	pthread_t thread;
 
-	if (pthread_attr_init(&attributes))
+	if (watch < 0)
 		return;
+	if (pthread_attr_init(&attributes)) {
+		close(watch);
+		return;
+	}
 	pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
 	/* Signals are the Java VM's. */
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
-	if (!pthread_create(&thread, &attributes, follow_cpus, NULL))
+	if (!pthread_create(&thread, &attributes, follow_cpus, (void *)(intptr_t)watch))
 		pthread_setname_np(thread, "vnuma");
+	else
+		close(watch);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	pthread_attr_destroy(&attributes);
 }

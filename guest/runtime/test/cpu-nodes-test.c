@@ -147,6 +147,25 @@ static int preferred_by_new(void)
 	return preferred(memory);
 }
 
+/* Here a watch is a clock. */
+static int watches(void)
+{
+	char path[64], what[64];
+	int file, count = 0;
+
+	for (file = 0; file < 256; file++) {
+		ssize_t length;
+
+		snprintf(path, sizeof(path), "/proc/self/fd/%d", file);
+		length = readlink(path, what, sizeof(what) - 1);
+		if (length < 0)
+			continue;
+		what[length] = '\0';
+		count += strstr(what, "timerfd") != NULL;
+	}
+	return count;
+}
+
 static void memory_of_a_cpu_goes_with_it(void)
 {
 	struct vnuma_gd_page *page = map_page();
@@ -198,7 +217,10 @@ static int check(const char *what, const char *library)
 	}
 	only_the_jvm_has_a_node_for_each_cpu();
 	a_thread_is_told_its_cpu();
+	/* None that children would share, or that the program may close, before there is a thread that waits for it. */
+	expect_equal(watches(), 0);
 	memory_of_a_cpu_goes_with_it();
+	expect_equal(watches(), 1);
 	return 0;
 }
 
