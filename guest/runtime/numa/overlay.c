@@ -103,17 +103,33 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 #define caller_sees_cpu_nodes()	sees_cpu_nodes(__builtin_return_address(0))
 #endif
 
-/* The real library's tables: nobody reads them while they are read anew. */
-static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+#define UNLOCKED	PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP
+
+/*
+ * The real library's tables: nobody reads them while they are read anew. A program's own numa_error() and numa_warn() are called
+ * with it, and may come back here.
+ */
+static pthread_mutex_t mutex = UNLOCKED;
+static int depth;			/* how often it is locked, by the thread that has it */
 
 static void before_fork(void)
 {
 	pthread_mutex_lock(&mutex);
 }
 
-static void after_fork(void)
+static void in_parent(void)
 {
 	pthread_mutex_unlock(&mutex);
+}
+
+/* The thread has another number now, and does not own what it has locked. It may be in numa_error(). */
+static void in_child(void)
+{
+	int i;
+
+	mutex = (pthread_mutex_t)UNLOCKED;
+	for (i = 0; i < depth; i++)
+		pthread_mutex_lock(&mutex);
 }
 
 /* The real library reads files. A thread that is cancelled there would end with the lock. */
@@ -123,11 +139,13 @@ static int lock(void)
 
 	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
 	pthread_mutex_lock(&mutex);
+	depth++;
 	return state;
 }
 
 static void unlock(int state)
 {
+	depth--;
 	pthread_mutex_unlock(&mutex);
 	pthread_setcancelstate(state, &state);
 }
@@ -148,7 +166,7 @@ static void prepare(void)
 	make_map(topology);
 	make_cpu_nodes();
 #endif
-	pthread_atfork(before_fork, after_fork, after_fork);
+	pthread_atfork(before_fork, in_parent, in_child);
 }
 
 /* Before the program's own code where the linker can see to it, and at the first call otherwise. */

@@ -46,6 +46,7 @@ int numa_run_on_node_mask(struct bitmask *mask);
 int numa_run_on_node_mask_all(struct bitmask *mask);
 struct bitmask *numa_get_run_node_mask(void);
 void numa_bind(struct bitmask *mask);
+void numa_error(char *where);
 
 static int with_overlay;
 
@@ -231,6 +232,60 @@ static void a_child_does_not_wait_for_its_parents_threads(void)
 	pthread_join(thread, NULL);
 }
 
+static int asks_when_told, forks_when_told, told;
+static pid_t forked;
+
+/* In place of libnuma's own, as a program may have it. */
+void numa_error(char *where)
+{
+	(void)where;
+	told++;
+	if (asks_when_told) {
+		numa_node_of_cpu(0);
+		cpus_of(0);
+	}
+	if (forks_when_told)
+		forked = fork();
+}
+
+static void *ask_once(void *unused)
+{
+	expect_equal(numa_run_on_node(0), 0);
+	return unused;
+}
+
+static void ask_by_a_thread(void)
+{
+	pthread_t thread;
+
+	expect_equal(pthread_create(&thread, NULL, ask_once, NULL), 0);
+	expect_equal(pthread_join(thread, NULL), 0);
+}
+
+static void a_program_may_ask_when_it_is_told_of_an_error(void)
+{
+	struct bitmask *none = numa_allocate_nodemask();
+	int status;
+
+	asks_when_told = 1;
+	for (forks_when_told = 0; forks_when_told < 2; forks_when_told++) {
+		told = 0;
+		forked = -1;
+		expect_equal(numa_run_on_node_mask(none), -1);
+		expect_equal(told, 1);
+		if (!forked)
+			alarm(60);
+		/* Nothing is left locked, in a child neither. */
+		ask_by_a_thread();
+		if (!forked)
+			_exit(0);
+	}
+	asks_when_told = forks_when_told = 0;
+	expect_equal(waitpid(forked, &status, 0), forked);
+	expect_equal(status, 0);
+	numa_bitmask_free(none);
+}
+
 /* What it is asked while a cancellation is pending, one at a time: each may be where the thread ends. */
 static void (*volatile asked)(void);
 
@@ -390,6 +445,7 @@ static int check(const char *real)
 	all_symbols_are_found(real);
 	a_child_does_not_wait_for_its_parents_threads();
 	a_thread_is_not_cancelled_with_the_lock();
+	a_program_may_ask_when_it_is_told_of_an_error();
 	what_was_read_is_known_without_sysfs();
 	printf("libnuma overlay: %s ok\n",
 	       with_overlay ? "answers what is true now ..." : "the real one does not ...");
