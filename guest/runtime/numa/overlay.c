@@ -331,6 +331,19 @@ int numa_node_of_cpu_v2(int cpu)
 	return node;
 }
 
+/*
+ * What the real library knows, for when sysfs cannot be read any more (after chroot(), without a free file descriptor). It reads
+ * all distances when it is first asked for one.
+ */
+static int distance_read_before(int from, int to)
+{
+	int saved = errno, state = lock(), value = real.distance ? real.distance(from, to) : 0;
+
+	unlock(state);
+	errno = saved;
+	return value;
+}
+
 version(numa_distance_v1, "numa_distance@@libnuma_1.1");
 int numa_distance_v1(int from, int to)
 {
@@ -340,10 +353,17 @@ int numa_distance_v1(int from, int to)
 		return from == to ? OWN_DISTANCE : DISTANCE_OF_OTHERS;
 #endif
 	if (topology) {
+		static int asked;
 		int value = vnuma_distance(topology, from, to);
 
+		if (value >= 0 && !__atomic_load_n(&asked, __ATOMIC_RELAXED)) {
+			distance_read_before(from, to);
+			__atomic_store_n(&asked, 1, __ATOMIC_RELAXED);
+		}
 		/* 0 is libnuma's word for unknown. */
-		return value < 0 ? 0 : value;
+		if (value == -ENODEV || value == -EINVAL)
+			return 0;
+		return value < 0 ? distance_read_before(from, to) : value;
 	}
 	return has(distance) ? real.distance(from, to) : 0;
 }

@@ -346,11 +346,13 @@ static void a_thread_is_not_cancelled_with_the_lock(void)
 /* Without sysfs, as after chroot(), it knows what it has read before, with and without the overlay. */
 static void what_was_read_is_known_without_sysfs(void)
 {
-	int status, node;
+	int status, node, distance;
 	pid_t pid = fork();
 
 	expect(pid >= 0);
 	if (pid == 0) {
+		distance = numa_distance(0, 1);
+		expect(distance > 10);
 		expect_equal(numa_run_on_node(0), 0);
 		expect_equal(numa_run_on_node(1), 0);
 		node = numa_node_of_cpu(1);
@@ -360,6 +362,9 @@ static void what_was_read_is_known_without_sysfs(void)
 		expect_equal(numa_run_on_node(0), 0);
 		expect_equal(affinity(), cpus_of(0));
 		expect_equal(numa_node_of_cpu(1), node);
+		expect_equal(numa_distance(0, 1), distance);
+		expect_equal(numa_distance(0, 99), 0);
+		expect_equal(numa_distance(0, -1), 0);
 		_exit(0);
 	}
 	expect_equal(waitpid(pid, &status, 0), pid);
