@@ -391,6 +391,14 @@ static const struct collector *find_collector(const char *name)
 	return NULL;
 }
 
+/* The program, and what it starts, may be in another folder when they are preloaded. One that is not there is named as it is. */
+static const char *whole_path(const char *path)
+{
+	static char whole[PATH_MAX];
+
+	return *path != '/' && realpath(path, whole) ? whole : path;
+}
+
 int main(int argc, char **argv)
 {
 	static const struct option options[] = {
@@ -422,7 +430,7 @@ int main(int argc, char **argv)
 					    optarg);
 			break;
 		case 'l':
-			plan.libraries = optarg;
+			plan.libraries = whole_path(optarg);
 			break;
 		case 'n':
 			plan.dry_run = true;

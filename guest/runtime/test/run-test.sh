@@ -46,6 +46,13 @@ grep -q "$build/numa/libnuma.so.1" "$dir/out" || fail "it is not loaded"
 grep -q "$(realpath "$real")" "$dir/out" || fail "the real libnuma is not loaded"
 try 42 sh -c 'exit 42'
 
+# A folder of libraries below this one is the same for a program that is in another one.
+(cd "$build" && "$run" --libraries . sh -c 'cd / && cat /proc/self/maps' >"$dir/out" 2>"$dir/err")
+grep -q "$build/numa/libnuma.so.1" "$dir/out" || fail "it is not loaded from another folder"
+is_silent_on err 'cannot be preloaded'
+(cd "$dir" && "$run" --libraries none --dry-run true >"$dir/out" 2>"$dir/err")
+says err 'vnuma-run: none/numa/libnuma.so.1: No such file or directory'
+
 # What is there stays, behind it.
 LD_PRELOAD=/nonexistent.so try 0 --dry-run true
 says out "$preload:/nonexistent.so"
