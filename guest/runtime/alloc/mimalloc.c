@@ -67,7 +67,7 @@ static __thread struct {
 	void *renewed;		/* a page that has gone back; NULL: none */
 	uint32_t left;		/* blocks until the next one is looked at */
 	uint32_t pause;		/* between the last two, by AT_FIRST */
-	int node;		/* the one that has_memory is about */
+	int asked;		/* 1 + the node that has_memory is about; 0: none yet */
 	bool has_memory;
 } own __attribute__((tls_model("initial-exec")));
 
@@ -91,8 +91,8 @@ static int node_of_thread(bool changed)
 
 	if (node == VNUMA_NO_NODE)
 		return node;
-	if (changed || node != own.node) {
-		own.node = node;
+	if (changed || 1 + node != own.asked) {
+		own.asked = 1 + node;
 		own.has_memory = !vnuma_read_nodes(topology, &nodes) && vnuma_node_isset(&nodes.memory, node);
 	}
 	return own.has_memory ? node : VNUMA_NO_NODE;

@@ -14,6 +14,7 @@
 #include <linux/seccomp.h>
 #include <malloc.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -21,6 +22,7 @@
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <ucontext.h>
 
 #include "tree.h"
 
@@ -445,18 +447,39 @@ static void forks(void)
 }
 
 /* A container may refuse move_pages(). */
-static void refuse_move_pages(void)
+static void refuse_move_pages(unsigned int how)
 {
 	struct sock_filter code[] = {
 		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
 		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_move_pages, 0, 1),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+		BPF_STMT(BPF_RET | BPF_K, how),
 		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
 	};
 	struct sock_fprog filter = { sizeof(code) / sizeof(*code), code };
 
 	expect_equal(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
 	expect_equal(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter), 0);
+}
+
+static volatile int asked;
+
+static void ask(int number, siginfo_t *info, void *context)
+{
+	(void)number;
+	(void)info;
+	asked++;
+	((ucontext_t *)context)->uc_mcontext.gregs[REG_RAX] = -EPERM;
+}
+
+/* On node 0 before the first change, too, it asks where blocks are. */
+static void asks_on_the_first_node(void)
+{
+	struct sigaction action = { .sa_sigaction = ask, .sa_flags = SA_SIGINFO };
+
+	expect_equal(sigaction(SIGSYS, &action, NULL), 0);
+	refuse_move_pages(SECCOMP_RET_TRAP);
+	fill(by_malloc, LARGE);
+	expect(asked);
 }
 
 static void is_left_alone(void)
@@ -485,6 +508,10 @@ static int preloaded(const char *how)
 		return 0;
 	}
 	page = map_page();
+	if (!strcmp(how, "first")) {
+		asks_on_the_first_node();
+		return 0;
+	}
 	if (!strcmp(how, "given")) {
 		uses_given_memory();
 		return 0;
@@ -502,7 +529,7 @@ static int preloaded(const char *how)
 		return 0;
 	}
 	if (!strcmp(how, "refused")) {
-		refuse_move_pages();
+		refuse_move_pages(SECCOMP_RET_ERRNO | EPERM);
 		is_left_alone();
 		allocates();
 		return 0;
@@ -578,6 +605,10 @@ int main(int argc, char **argv)
 	nodes->nr_nodes = WITHOUT_MEMORY + 1;
 	put_page(nodes);
 	expect_equal(run(argv, tree, "follows"), 0);
+	nodes->generation = 0;
+	move_cpus(nodes, 0, 0);
+	put_page(nodes);
+	expect_equal(run(argv, tree, "first"), 0);
 	put_page(nodes);
 	expect_equal(run(argv, tree, "given"), 0);
 	put_page(nodes);
