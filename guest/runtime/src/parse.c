@@ -90,12 +90,21 @@ int vnuma_parse_list(const char *text, size_t length, uint32_t limit,
 	return 0;
 }
 
+static size_t skip_spaces(const char *text, size_t length, size_t at)
+{
+	while (at < length && text[at] == ' ')
+		at++;
+	return at;
+}
+
 int vnuma_parse_distance(const char *text, size_t length, unsigned int index)
 {
 	unsigned int found = 0;
-	size_t at = 0;
+	size_t at;
 
 	length = without_newline(text, length);
+	/* The kernel begins with one if node 0 is not online. */
+	at = skip_spaces(text, length, 0);
 	while (at < length) {
 		uint32_t value;
 		size_t digits = parse_number(text + at, length - at, MAX_DISTANCE + 1, &value);
@@ -107,8 +116,7 @@ int vnuma_parse_distance(const char *text, size_t length, unsigned int index)
 			return -EBADMSG;
 		if (found++ == index)
 			return (int)value;
-		while (at < length && text[at] == ' ')
-			at++;
+		at = skip_spaces(text, length, at);
 	}
 	return -ENODEV;
 }

@@ -63,6 +63,11 @@ static void distances_are_read_whole_or_refused(void)
 	expect_equal(vnuma_parse_distance("10 20 255\n", 10, 2), 255);
 	expect_equal(vnuma_parse_distance("10 20 255\n", 10, 3), -ENODEV);
 	expect_equal(vnuma_parse_distance("\n", 1, 0), -ENODEV);
+	/* As the kernel writes it without node 0. */
+	expect_equal(vnuma_parse_distance(" 10 20\n", 7, 0), 10);
+	expect_equal(vnuma_parse_distance(" 10 20\n", 7, 1), 20);
+	expect_equal(vnuma_parse_distance(" 10 20\n", 7, 2), -ENODEV);
+	expect_equal(vnuma_parse_distance(" \n", 2, 0), -ENODEV);
 	for (i = 0; i < sizeof(bad) / sizeof(*bad); i++)
 		expect_equal(vnuma_parse_distance(bad[i], strlen(bad[i]), 2), -EBADMSG);
 }
@@ -182,6 +187,12 @@ static void distances_are_those_of_now(void)
 	expect_equal(vnuma_distance(v, VNUMA_MAX_NODES, 0), -EINVAL);
 	put(NODES "/node0/distance", "10 20\n");
 	expect_equal(vnuma_distance(v, 0, 3), -ENODEV);
+	/* As the kernel writes it when node 0 has gone. */
+	put(NODES "/online", "1,3\n");
+	put(NODES "/node1/distance", " 10 32\n");
+	expect_equal(vnuma_distance(v, 1, 1), 10);
+	expect_equal(vnuma_distance(v, 1, 3), 32);
+	expect_equal(vnuma_distance(v, 0, 1), -ENODEV);
 	vnuma_close(v);
 }
 
