@@ -22,18 +22,21 @@ static void other(struct vnuma_program *out, const char *format, ...)
 	va_end(arguments);
 }
 
-/* "#! /bin/sh -e\n", as the kernel reads it. */
-static void examine_script(struct vnuma_program *out, const char *line, size_t length)
+/* The kernel looks at so much of a file. */
+#define START	256
+
+/* "#! /bin/sh -e\n", as the kernel reads it: what is behind the end of a file that is shorter is zero, and ends the name, too. */
+static void examine_script(struct vnuma_program *out, const char line[START], size_t length)
 {
 	size_t from = 2, to;
 
 	while (from < length && (line[from] == ' ' || line[from] == '\t'))
 		from++;
 	to = from;
+	/* strchr() finds the end of its string, too. */
 	while (to < length && !strchr(" \t\n", line[to]))
 		to++;
-	/* strchr() finds the end of its string, too. */
-	if (to == from || to == length || line[to] == '\0') {
+	if (to == from || to == START) {
 		other(out, "a script without an interpreter");
 		return;
 	}
@@ -97,7 +100,7 @@ static void examine_elf(struct vnuma_program *out, const Elf64_Ehdr *header, vnu
 void vnuma_examine(struct vnuma_program *out, vnuma_read_fn read_at, void *context)
 {
 	union {
-		char text[256];
+		char text[START];
 		Elf64_Ehdr header;
 	} start;
 	ssize_t length;

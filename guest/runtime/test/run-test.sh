@@ -185,14 +185,25 @@ printf '#! /bin/sh\n' >"$dir/script"
 printf '#!%s\n' "$dir/script" >"$dir/script2"
 printf '#!%s\n' "$dir/loop" >"$dir/loop"
 printf '#!\n' >"$dir/empty"
-chmod +x "$dir/script" "$dir/script2" "$dir/loop" "$dir/empty"
+printf '#!%s' "$dir/script" >"$dir/no-newline"
+printf '#!%s\0\n' /bin/sh >"$dir/zero"
+{ printf '#!/'; head -c 300 /dev/zero | tr '\0' x; } >"$dir/long"
+printf '#!' >"$dir/short"
+chmod +x "$dir/script" "$dir/script2" "$dir/loop" "$dir/empty" "$dir/no-newline" "$dir/zero" "$dir/long" "$dir/short"
 try 0 --dry-run "$dir/script2"
 says out "$preload"
 try 0 --dry-run "$dir/loop"
 says err 'too many scripts'
 is_silent_on out LD_PRELOAD
-try 0 --dry-run "$dir/empty"
-says err 'a script without an interpreter'
+for script in no-newline zero; do
+	try 0 --dry-run "$dir/$script"
+	says out "$preload"
+done
+for script in empty long short; do
+	try 0 --dry-run "$dir/$script"
+	says err "$script: a script without an interpreter"
+	is_silent_on out LD_PRELOAD
+done
 
 # Programs that nothing can be preloaded into run without it.
 cat >"$dir/static.c" <<'C'
