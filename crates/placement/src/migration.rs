@@ -175,6 +175,8 @@ pub struct Migration {
     switched: bool,
     cancel: bool,
     cancel_asked: bool,
+    /// Nobody has said that it was given up.
+    cancel_unsure: bool,
     next_ns: u64,
     until_ns: Option<u64>,
 }
@@ -195,6 +197,7 @@ impl Migration {
             switched: false,
             cancel: false,
             cancel_asked: false,
+            cancel_unsure: false,
             next_ns: now_ns,
             until_ns: None,
         }
@@ -361,9 +364,10 @@ impl Migration {
         }
     }
 
-    /// What was asked may have reached nobody. A cancel is asked again, which changes nothing if it did.
+    /// What was asked may have reached nobody, or was refused. Whether there is still something to cancel is looked at first: libvirt
+    /// refuses to end a migration that has ended.
     fn forget_asked(&mut self) {
-        self.cancel_asked &= self.asked != Some(Order::Cancel);
+        self.cancel_unsure |= self.asked == Some(Order::Cancel);
         self.asked = None;
     }
 
@@ -402,6 +406,7 @@ impl Migration {
         self.figures = figures;
         let failed = |what: &str| Some(why.clone().unwrap_or_else(|| what.to_owned()));
         match stage {
+            Stage::Active if std::mem::take(&mut self.cancel_unsure) => self.cancel_asked = false,
             Stage::Active => {}
             Stage::PostCopy => {
                 (self.phase, self.switched) = (Phase::PostCopy, true);
