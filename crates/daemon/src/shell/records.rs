@@ -17,6 +17,9 @@ use vnuma_channel::Identity;
 /// Longest record, in bytes.
 const SIZE_LIMIT: u64 = 1 << 16;
 
+/// What the name of a record that is set aside ends with.
+const ASIDE: &str = ".before";
+
 /// Layout of a record; another one is not understood.
 const VERSION: u32 = 1;
 
@@ -50,15 +53,41 @@ impl Records {
     pub(crate) fn tidy(&self) {
         for entry in fs::read_dir(&self.0).into_iter().flatten().flatten() {
             let name = entry.file_name();
-            let pid = name.to_str().and_then(|name| name.strip_suffix(".json")?.parse::<i32>().ok());
-            if pid.is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists()) {
-                self.remove(pid.unwrap_or_default());
+            let of_process =
+                |name: &str| name.strip_suffix(".json").or(name.strip_suffix(ASIDE))?.parse::<i32>().ok();
+            let pid = name.to_str().and_then(of_process);
+            if let Some(pid) = pid.filter(|pid| !Path::new("/proc").join(pid.to_string()).exists()) {
+                self.remove(pid);
+                self.forget_aside(pid);
             }
         }
     }
 
     fn path(&self, pid: i32) -> PathBuf {
         self.0.join(format!("{pid}.json"))
+    }
+
+    fn aside(&self, pid: i32) -> PathBuf {
+        self.0.join(format!("{pid}{ASIDE}"))
+    }
+
+    /// Keeps the record that a process has, if any, while another one is tried. It is not read, which may take long.
+    pub(crate) fn set_aside(&self, pid: i32) {
+        self.forget_aside(pid);
+        // Mostly there is none. Without it the device of an earlier vnumad is lost, which costs a detach and an attach.
+        let _ = fs::hard_link(self.path(pid), self.aside(pid));
+    }
+
+    /// The other one has failed: the process has the record that it had.
+    pub(crate) fn give_back(&self, pid: i32) {
+        if fs::rename(self.aside(pid), self.path(pid)).is_err() {
+            self.remove(pid);
+        }
+    }
+
+    /// What was set aside is of no use any more.
+    pub(crate) fn forget_aside(&self, pid: i32) {
+        let _ = fs::remove_file(self.aside(pid));
     }
 
     /// Writes the record of a channel, atomically.
@@ -123,6 +152,26 @@ mod tests {
     }
 
     #[test]
+    fn one_that_was_set_aside_is_given_back() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let records = Records::new(directory.path().into());
+        let other = Identity { memory_inode: 7, ..identity() };
+        let attempt = |keep: bool| {
+            records.set_aside(7);
+            records.write(7, other.clone()).expect("written");
+            if keep { records.forget_aside(7) } else { records.give_back(7) }
+        };
+        attempt(false);
+        assert!(records.read(7).is_err(), "there was none");
+        records.write(7, identity()).expect("written");
+        attempt(false);
+        assert_eq!(records.read(7).expect("read"), identity());
+        attempt(true);
+        assert_eq!(records.read(7).expect("read"), other);
+        assert_eq!(std::fs::read_dir(directory.path()).expect("there").count(), 1, "nothing else stays");
+    }
+
+    #[test]
     fn what_is_wrong_is_named_with_its_file() {
         let directory = tempfile::tempdir().expect("a directory");
         let records = Records::new(directory.path().into());
@@ -147,7 +196,9 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let me = std::process::id().cast_signed();
         let ended = i32::MAX;
-        for name in [format!("{me}.json"), format!("{ended}.json"), "notes.txt".into()] {
+        for name in
+            [format!("{me}.json"), format!("{ended}.json"), format!("{ended}.before"), "notes.txt".into()]
+        {
             fs::write(directory.path().join(name), "x").expect("written");
         }
         Records::new(directory.path().into()).tidy();

@@ -559,11 +559,16 @@ impl Task {
         let failed = |source| Refusal::Channel { vm: vm(), source };
         let (channel, socket) = Channel::new(epoch).map_err(failed)?;
         let identity = channel.identity().map_err(failed)?;
+        // What an earlier vnumad had asked for may be carried out yet.
+        self.records.set_aside(pid);
         self.records.write(pid, identity).map_err(|source| Refusal::Record { vm: vm(), source })?;
         match connection.attach_channel(socket) {
-            Ok(()) => Ok(channel),
+            Ok(()) => {
+                self.records.forget_aside(pid);
+                Ok(channel)
+            }
             Err(error) => {
-                self.records.remove(pid);
+                self.records.give_back(pid);
                 Err(error.into())
             }
         }
