@@ -173,7 +173,6 @@ impl LibvirtConnection {
         Ok(())
     }
 
-    /// Has QEMU the channel's memory, whoever plugged the device?
     fn next_event(&self) -> Option<VmEvent> {
         std::iter::from_fn(|| self.domain.next_event()).find_map(|event| meaning(&event))
     }
@@ -187,6 +186,7 @@ impl LibvirtConnection {
         })
     }
 
+    /// Has QEMU the channel's memory, whoever plugged the device?
     fn has_memory(&self) -> bool {
         let Ok(files) = fs::read_dir(format!("/proc/{}/fd", self.process.pid())) else { return false };
         let names = files.take(MAX_FILES).flatten().filter_map(|file| fs::read_link(file.path()).ok());
@@ -301,19 +301,20 @@ impl VmConnection for LibvirtConnection {
         let until = Instant::now() + RELEASE;
         let mut held = VecDeque::new();
         let released = loop {
-            match self.poll_event(until.saturating_duration_since(Instant::now()))? {
-                Some(VmEvent::ChannelDetached) => break true,
-                Some(VmEvent::Disconnected) => {
-                    return Err(VmError::Disconnected { vm: self.name.clone() });
+            match self.poll_event(until.saturating_duration_since(Instant::now())) {
+                Ok(Some(VmEvent::ChannelDetached)) => break Ok(true),
+                Ok(Some(VmEvent::Disconnected)) => {
+                    break Err(VmError::Disconnected { vm: self.name.clone() });
                 }
-                Some(other) => held.push_back(other),
-                None => break false,
+                Ok(Some(other)) => held.push_back(other),
+                Ok(None) => break Ok(false),
+                Err(error) => break Err(error),
             }
         };
         held.append(&mut self.held);
         self.held = held;
         let limit_ms = RELEASE.as_millis() as u64;
-        if released { Ok(()) } else { Err(VmError::DetachPending { vm: self.name.clone(), limit_ms }) }
+        if released? { Ok(()) } else { Err(VmError::DetachPending { vm: self.name.clone(), limit_ms }) }
     }
 
     fn keeps_pins(&self) -> bool {
@@ -384,8 +385,13 @@ impl VmConnection for LibvirtConnection {
         let until = Instant::now() + timeout;
         loop {
             while let Some(event) = self.held.pop_front().or_else(|| self.next_event()) {
-                if self.is_still_true(&event)? {
-                    return Ok(Some(event));
+                match self.is_still_true(&event) {
+                    Ok(true) => return Ok(Some(event)),
+                    Ok(false) => {}
+                    Err(error) => {
+                        self.held.push_front(event);
+                        return Err(error);
+                    }
                 }
             }
             let left = until.saturating_duration_since(Instant::now());
