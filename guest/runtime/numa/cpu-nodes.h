@@ -331,30 +331,33 @@ static void *follow_cpus(void *file)
 	return NULL;
 }
 
-/* With the lock: only a Java VM that uses its nodes gets the thread. */
-static void start_thread(void)
+/* With the lock: only a Java VM that uses its nodes gets the thread. False if there is none: it is tried again. */
+static bool start_thread(void)
 {
 	int watch = vnuma_watch(topology);
+	bool started = false;
 	pthread_attr_t attributes;
 	sigset_t all, before;
 	pthread_t thread;
 
 	if (watch < 0)
-		return;
+		return false;
 	if (pthread_attr_init(&attributes)) {
 		close(watch);
-		return;
+		return false;
 	}
 	pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
 	/* Signals are the Java VM's. */
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
-	if (!pthread_create(&thread, &attributes, follow_cpus, (void *)(intptr_t)watch))
+	started = !pthread_create(&thread, &attributes, follow_cpus, (void *)(intptr_t)watch);
+	if (started)
 		pthread_setname_np(thread, "vnuma");
 	else
 		close(watch);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	pthread_attr_destroy(&attributes);
+	return started;
 }
 
 /* With the lock: where memory that starts there is, or is to be put. Mostly behind all others. */
@@ -402,12 +405,13 @@ static bool remember(const struct dealt *memory)
 static void deal(void *start_of_memory, size_t size, int cpu_node)
 {
 	struct dealt memory = { start_of_memory, size, (unsigned int)cpu_node };
+	static bool started;
 
 	if (cpu_node < 0 || memory.cpu_node >= cpu_nodes.count)
 		return;
 	pthread_mutex_lock(&cpu_nodes.lock);
-	if (!cpu_nodes.nr_dealt)
-		start_thread();
+	if (!started)
+		started = start_thread();
 	remember(&memory);
 	keep_apart(&memory);
 	prefer(&memory, cpu_nodes.node[memory.cpu_node]);

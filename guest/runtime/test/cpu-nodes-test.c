@@ -10,6 +10,7 @@
 #include <linux/mempolicy.h>
 #include <sched.h>
 #include <stdint.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
@@ -166,6 +167,19 @@ static int watches(void)
 	return count;
 }
 
+/* Memory is dealt out while no file can be opened: it is followed from the next time on. */
+static void a_watch_that_fails_is_tried_again(void)
+{
+	struct rlimit before, none;
+
+	expect_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+	none = (struct rlimit){ 0, before.rlim_max };
+	expect_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+	jvm.tonode_memory(map(SIZE), SIZE, 0);
+	expect_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+	expect_equal(watches(), 0);
+}
+
 static void memory_of_a_cpu_goes_with_it(void)
 {
 	struct vnuma_gd_page *page = map_page();
@@ -219,6 +233,7 @@ static int check(const char *what, const char *library)
 	a_thread_is_told_its_cpu();
 	/* None that children would share, or that the program may close, before there is a thread that waits for it. */
 	expect_equal(watches(), 0);
+	a_watch_that_fails_is_tried_again();
 	memory_of_a_cpu_goes_with_it();
 	expect_equal(watches(), 1);
 	return 0;
