@@ -259,7 +259,8 @@ fn a_libvirtd_that_hangs_keeps_nobody() {
     assert!(vm.observe_vcpus().is_some());
     libvirt.signal(Signal::SIGCONT);
     assert!(happens(&*vm, 60_000), "the late answer is noticed");
-    vm.greet().unwrap();
+    // Two calls were not answered. On a busy machine the second one may take longer than the limit of the third.
+    wait_for("an answer", || vm.greet().ok());
     assert_eq!(vm.poll_event(Duration::ZERO).unwrap(), Some(VmEvent::Resumed));
     assert_eq!(vm.describe().unwrap().vcpus.len(), 4);
 }
