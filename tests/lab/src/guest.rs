@@ -156,6 +156,8 @@ pub fn show_guest(vm: &Vm) {
     let blocked = "echo w > /proc/sysrq-trigger; dmesg | tail -n 80";
     let stacks = "grep -l -E 'vnuma|pciehp' /proc/[0-9]*/comm | while read f; do cat $f ${f%comm}stack; done";
     let autonuma = "grep -E '^(numa_|pgmigrate_|thp_migration_)' /proc/vmstat; cat /proc/buddyinfo";
+    let memory =
+        "grep -h -E 'Mem(Total|Free)|FilePages|AnonPages|Slab|Shmem:' /sys/devices/system/node/node*/meminfo";
     let driver = "grep -i vnuma /proc/interrupts; grep -s . /sys/class/misc/vnuma/*; grep . /sys/devices/system/node/node*/cpulist";
     match output("vnumactl", &["show", &vm.name]) {
         Ok(text) => println!("--- {}\n{text}", vm.name),
@@ -167,7 +169,7 @@ pub fn show_guest(vm: &Vm) {
         Ok(text) => println!("--- its processors, twice\n{text}"),
         Err(error) => println!("--- its processors: {error:#}"),
     }
-    for command in [blocked, stacks, autonuma, driver, "uptime"] {
+    for command in [blocked, stacks, autonuma, memory, driver, "uptime"] {
         match output("timeout", &["60", "lab-vm", "exec", &vm.name, "--", "sh", "-c", command]) {
             Ok(text) => println!("--- {} {command}\n{text}", vm.name),
             Err(error) => {
