@@ -291,25 +291,8 @@ fn one_that_is_cancelled_is_as_before() {
     }
 }
 
-/// libvirt has no job to end yet, say, or does not answer.
-#[test]
-fn a_cancel_that_fails_is_asked_again() {
-    let mut run = run(false, true);
-    (0..3).for_each(|_| run.answer(Stage::Active, 1));
-    run.on(E::CancelWanted);
-    for _ in 0..20 {
-        match run.asked {
-            Some(Order::Cancel) => run.on(E::LookFailed("no job is active on the domain".into())),
-            _ => run.answer(Stage::Active, 1),
-        }
-    }
-    let cancels = run.orders.iter().filter(|order| **order == Order::Cancel).count();
-    assert!(cancels >= 3, "{:?}", run.orders);
-}
-
-/// libvirt was started anew, say, and has given the migration up by itself.
-#[test]
-fn a_cancel_of_what_has_ended_does_not_keep_it_from_ending() {
+/// One whose cancel is refused whenever it is asked for. `then`: how far it is by any look after that.
+fn refused_cancel(then: Stage) -> Run {
     let mut run = run(false, true);
     (0..3).for_each(|_| run.answer(Stage::Active, 1));
     run.on(E::CancelWanted);
@@ -317,9 +300,24 @@ fn a_cancel_of_what_has_ended_does_not_keep_it_from_ending() {
         match run.asked {
             Some(Order::Cancel) => run.on(E::LookFailed("no job is active on the domain".into())),
             _ if run.migration.phase() == Phase::Returning => run.on(E::Attached),
-            _ => run.answer(if run.orders.contains(&Order::Cancel) { Stage::None } else { Stage::Active }, 1),
+            _ => run.answer(if run.orders.contains(&Order::Cancel) { then } else { Stage::Active }, 1),
         }
     }
+    run
+}
+
+/// libvirt has no job to end yet, say, or does not answer.
+#[test]
+fn a_cancel_that_fails_is_asked_again() {
+    let run = refused_cancel(Stage::Active);
+    let cancels = run.orders.iter().filter(|order| **order == Order::Cancel).count();
+    assert!(cancels >= 3, "{:?}", run.orders);
+}
+
+/// libvirt was started anew, say, and has given the migration up by itself.
+#[test]
+fn a_cancel_of_what_has_ended_does_not_keep_it_from_ending() {
+    let run = refused_cancel(Stage::None);
     assert_eq!(run.migration.phase(), Phase::Cancelled, "{:?}", run.orders);
 }
 

@@ -421,7 +421,7 @@ impl Shell {
         let acknowledged = channel.take_acknowledgement();
         let status = driver_status(&channel.guest_status());
         self.doorbells.rearm(vm, channel);
-        // Nearly always it says the same as before, and a step is half of what an acknowledgement costs.
+        // Nearly always it says the same as before, and the core would take a step to find that out.
         let known = self.core.world().get(vm).and_then(|managed| managed.vm.as_ref());
         if known.is_none_or(|known| known.stats.driver != status) {
             self.step(Event::Driver(vm, status));

@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-/// The pause after doorbells were taken. It delays an acknowledgement, and nothing that a guest is told.
+/// The pause after doorbells were taken, as long as that of the kernel's events. It delays an acknowledgement, and nothing that a guest is told.
 const REST: Duration = Duration::from_millis(4);
 
 /// Until when nothing is looked for.
