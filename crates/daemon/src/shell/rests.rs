@@ -5,9 +5,7 @@
 //! kernel. So a thousand moves a second cause a wake-up in [`REST`], and not one for each move and one for each answer.
 
 use std::time::{Duration, Instant};
-
-/// The pause after doorbells were taken, as long as that of the kernel's events. It delays an acknowledgement, and nothing that a guest is told.
-const REST: Duration = Duration::from_millis(4);
+use vnuma_host::location::REST;
 
 /// Until when nothing is looked for.
 #[derive(Clone, Copy, Debug)]
@@ -45,7 +43,7 @@ impl Rests {
         }
     }
 
-    /// Doorbells were taken.
+    /// Doorbells were taken. The pause, as long as that of the kernel's events, delays an acknowledgement, and nothing that a guest is told.
     pub(super) fn took_doorbells(&mut self, now: Instant) {
         self.doorbells = self.doorbells.max(now + REST);
     }

@@ -28,7 +28,7 @@ mod record;
 mod watched;
 
 use bpf::BpfSource;
-pub use bpf::KernelEvents;
+pub use bpf::{KernelEvents, REST};
 use poll::PollSource;
 pub use proc::{read_location, read_pinned};
 pub use record::parse_record;
