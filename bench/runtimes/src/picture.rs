@@ -1,8 +1,9 @@
-//! The picture, as figure 9 of the paper: what is done in the same time by what `ideal` does, and below it, over the time of a load with
-//! changes, how much of its accesses to memory is remote.
+//! The picture, as figures 6 to 9 of the paper: what is done in the same time by what `ideal` does, without changes (figures 6 and 7) and
+//! with them (figure 9); over the time of a load with changes, how much of its accesses to memory is remote; and the nodes that vCPUs
+//! are on meanwhile (figure 8).
 
 use crate::{
-    committed::{By, JUDGED_RATE, Policy, RATES, Workload},
+    committed::{AWAY_AT_FIRST, By, HOMES, JUDGED_RATE, NODES, Policy, RATES, Workload},
     judge::Row,
     raw::Cell,
 };
@@ -18,7 +19,11 @@ use std::path::Path;
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
-const SIZE: (u32, u32) = (1200, 860);
+const WIDTH: u32 = 1200;
+/// Of the two charts of bars together, of a row of charts of accesses, and of the charts of nodes.
+const HEIGHTS: [u32; 3] = [760, 430, 260];
+/// Charts of accesses beside each other.
+const COLUMNS: usize = 4;
 const FONT: (&str, u32) = ("sans-serif", 12);
 const TITLE: (&str, u32) = ("sans-serif", 17);
 /// In the order of [`Policy::ALL`]; blue for `full`, others apart for any kind of colour vision (Okabe and Ito).
@@ -40,21 +45,32 @@ const TOP: f64 = 1.7;
 
 /// Writes an SVG: bars of the first profile's rows that goals are about.
 pub fn draw(rows: &[Row], cells: &[Cell], path: &Path) -> Result<()> {
-    let root = SVGBackend::new(path, SIZE).into_drawing_area();
+    let judged = |cell: &&Cell| cell.changes_per_minute == JUDGED_RATE && cell.autonuma;
+    let changed: Vec<&Cell> = cells.iter().filter(judged).collect();
+    let by_hand = |workload: Workload| {
+        let wanted = move |cell: &&&Cell| cell.workload == workload && cell.by == By::Hand;
+        changed.iter().filter(wanted).copied().collect::<Vec<&Cell>>()
+    };
+    let shown: Vec<Workload> =
+        Workload::ALL.into_iter().filter(|workload| !by_hand(*workload).is_empty()).collect();
+    let lines = shown.len().div_ceil(COLUMNS);
+    let height = HEIGHTS[0] + HEIGHTS[1] * lines as u32 + HEIGHTS[2];
+    let root = SVGBackend::new(path, (WIDTH, height)).into_drawing_area();
     let drawn = (|| {
         root.fill(&WHITE).map_err(|error| error.to_string())?;
-        let (above, below) = root.split_vertically(SIZE.1 / 2);
-        bars(&above, rows)?;
-        let is_there = |workload: &Workload| cells.iter().any(|cell| cell.workload == *workload);
-        let shown: Vec<Workload> = Workload::ALL.into_iter().filter(is_there).collect();
-        for (area, &workload) in below.split_evenly((1, shown.len().max(1))).iter().zip(&shown) {
-            let wanted = |cell: &&Cell| {
-                cell.workload == workload
-                    && cell.changes_per_minute == JUDGED_RATE
-                    && cell.autonuma
-                    && cell.by == By::Hand
-            };
-            remote(area, workload, &cells.iter().filter(wanted).collect::<Vec<_>>())?;
+        let (above, below) = root.split_vertically(HEIGHTS[0]);
+        let (quiet, busy) = above.split_vertically(HEIGHTS[0] / 2);
+        bars(&quiet, rows, &[0])?;
+        bars(&busy, rows, &RATES[1..])?;
+        let (accesses, nodes) = below.split_vertically(HEIGHTS[1] * lines as u32);
+        let columns = shown.len().clamp(1, COLUMNS);
+        for (area, &workload) in accesses.split_evenly((lines.max(1), columns)).iter().zip(&shown) {
+            remote(area, workload, &by_hand(workload))?;
+        }
+        let one_of_each = [By::Hand, By::Balancer].map(|by| changed.iter().find(|cell| cell.by == by));
+        let moved: Vec<&Cell> = one_of_each.into_iter().flatten().copied().collect();
+        for (area, cell) in nodes.split_evenly((1, moved.len().max(1))).iter().zip(&moved) {
+            nodes_of_vcpus(area, cell)?;
         }
         root.present().map_err(|error| error.to_string())
     })();
@@ -65,7 +81,8 @@ fn colour(policy: Policy) -> RGBColor {
     COLOURS[Policy::ALL.iter().position(|one| *one == policy).unwrap_or_default()]
 }
 
-fn bars(area: &Area<'_>, rows: &[Row]) -> Result<(), String> {
+/// Of these numbers of changes.
+fn bars(area: &Area<'_>, rows: &[Row], rates: &[u32]) -> Result<(), String> {
     let profile = rows.first().map(|row| row.profile.clone()).unwrap_or_default();
     let of = |workload: Workload, policy: Policy, rate: u32| {
         let same = |row: &&Row| {
@@ -80,20 +97,23 @@ fn bars(area: &Area<'_>, rows: &[Row]) -> Result<(), String> {
     let by_ideal = |(workload, rate): (Workload, u32), policy| {
         Some(of(workload, Policy::Ideal, 0)? / of(workload, policy, rate)?)
     };
-    let places = Workload::ALL.into_iter().flat_map(|workload| RATES.map(|rate| (workload, rate)));
+    let places =
+        Workload::ALL.into_iter().flat_map(|workload| rates.iter().map(move |rate| (workload, *rate)));
     let places: Vec<(Workload, u32)> =
         places.filter(|place| Policy::ALL.iter().any(|policy| by_ideal(*place, *policy).is_some())).collect();
+    let title = match rates {
+        [0] => "done in the same modelled time without changes",
+        _ => "done in the same modelled time with changes",
+    };
     let mut chart = ChartBuilder::on(area)
-        .caption(
-            format!("what is done in the same modelled time, ideal = 1 ({profile}; higher is better)"),
-            TITLE,
-        )
+        .caption(format!("{title}, by ideal = 1 ({profile}; higher is better)"), TITLE)
         .margin(12)
         .x_label_area_size(28)
         .y_label_area_size(50)
         .build_cartesian_2d(-0.5..places.len().max(1) as f64 - 0.5, 0.0..TOP)
         .map_err(|error| error.to_string())?;
     let name = |at: &f64| match places.get(at.round() as usize) {
+        Some((workload, 0)) if (at - at.round()).abs() < 0.01 && *at >= 0.0 => workload.name().to_owned(),
         Some((workload, rate)) if (at - at.round()).abs() < 0.01 && *at >= 0.0 => {
             format!("{}, {rate} changes", workload.name())
         }
@@ -188,4 +208,89 @@ fn remote(area: &Area<'_>, workload: Workload, cells: &[&Cell]) -> Result<(), St
         .label_font(FONT)
         .draw()
         .map_err(|error| error.to_string())
+}
+
+/// What a step of a line is high, of the place of a vCPU.
+const STEP: f64 = 0.6;
+
+/// Where each vCPU is: time, and node.
+fn stays(cell: &Cell, vcpu: usize) -> Vec<(f64, usize)> {
+    let away = cell.by == By::Hand && AWAY_AT_FIRST.contains(&vcpu);
+    let at_first = if away { NODES - 1 - HOMES[vcpu] } else { HOMES[vcpu] };
+    let its: Vec<_> = cell.changes.iter().filter(|change| change.vcpu == vcpu).collect();
+    // There are two nodes, and it came from the other one.
+    let mut node = its.first().map_or(at_first, |change| NODES - 1 - change.node);
+    let mut points = vec![(0.0, node)];
+    for change in its {
+        points.push((change.at_s, node));
+        node = change.node;
+        points.push((change.at_s, node));
+    }
+    points.push((cell.window_s, node));
+    points
+}
+
+fn nodes_of_vcpus(area: &Area<'_>, cell: &Cell) -> Result<(), String> {
+    let how = match cell.by {
+        By::Hand => "put there one at a time",
+        By::Balancer => "moved by the server's scheduler",
+    };
+    let mut chart = ChartBuilder::on(area)
+        .caption(format!("nodes of vCPUs, {how}"), TITLE)
+        .margin(12)
+        .x_label_area_size(34)
+        .y_label_area_size(70)
+        .build_cartesian_2d(0.0..cell.window_s.max(1.0), -0.2..HOMES.len() as f64)
+        .map_err(|error| error.to_string())?;
+    let name = |at: &f64| match at.round() {
+        lane if (at - lane).abs() < 0.01 && *at >= 0.0 && lane < HOMES.len() as f64 => format!("vCPU {lane}"),
+        _ => String::new(),
+    };
+    chart
+        .configure_mesh()
+        .disable_mesh()
+        .x_desc("seconds of the guest (low: node 0, high: node 1)")
+        .y_labels(HOMES.len() * 2)
+        .y_label_formatter(&name)
+        .label_style(FONT)
+        .draw()
+        .map_err(|error| error.to_string())?;
+    for vcpu in 0..HOMES.len() {
+        let points = stays(cell, vcpu).into_iter().map(|(at, node)| (at, vcpu as f64 + STEP * node as f64));
+        chart
+            .draw_series(LineSeries::new(points, RGBColor(0x00, 0x72, 0xb2).stroke_width(2)))
+            .map_err(|error| error.to_string())?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::raw::Change;
+
+    #[test]
+    fn a_vcpu_is_where_it_came_from_until_it_goes() {
+        let mut cell = Cell {
+            workload: Workload::Stream,
+            policy: Policy::Full,
+            changes_per_minute: JUDGED_RATE,
+            by: By::Hand,
+            autonuma: true,
+            window_s: 48.0,
+            operations: 1,
+            vcpus: Vec::new(),
+            changes: vec![Change { at_s: 12.0, vcpu: 1, node: 1 }, Change { at_s: 36.0, vcpu: 1, node: 0 }],
+            samples: Vec::new(),
+            pages_migrated: 0,
+            told: None,
+            commit: String::new(),
+        };
+        assert_eq!(stays(&cell, 1), [(0.0, 0), (12.0, 0), (12.0, 1), (36.0, 1), (36.0, 0), (48.0, 0)]);
+        assert_eq!(stays(&cell, 0), [(0.0, 1), (48.0, 1)], "one that is away when it is measured");
+        assert_eq!(stays(&cell, 3), [(0.0, 1), (48.0, 1)], "one that stays at home");
+        cell.by = By::Balancer;
+        cell.changes.clear();
+        assert_eq!(stays(&cell, 0), [(0.0, 0), (48.0, 0)]);
+    }
 }
