@@ -7,8 +7,14 @@ local sections = {
 }
 -- debhelper compresses those of more than 4096 bytes.
 local documents = {
-	["first-host"] = ".md", ["first-guest"] = ".md", libvirt = ".md.gz", memory = ".md.gz", metrics = ".md.gz",
-	migration = ".md.gz", policies = ".md.gz",
+	["first-host"] = "vnuma-host/first-host.md",
+	["first-guest"] = "vnuma-host/first-guest.md",
+	["libvirt"] = "vnuma-host/libvirt.md.gz",
+	["memory"] = "vnuma-host/memory.md.gz",
+	["metrics"] = "vnuma-host/metrics.md.gz",
+	["migration"] = "vnuma-host/migration.md.gz",
+	["policies"] = "vnuma-host/policies.md.gz",
+	["runtimes"] = "vnuma-run/runtimes.md.gz",
 }
 
 function Link(link)
@@ -21,7 +27,7 @@ function Link(link)
 		end
 		return { pandoc.Span(link.content), pandoc.Str(" ("), page[1], page[2], pandoc.Str(")") }
 	elseif name and documents[name] then
-		local where = "/usr/share/doc/vnuma-host/" .. name .. documents[name]
+		local where = "/usr/share/doc/" .. documents[name]
 		return { pandoc.Span(link.content), pandoc.Str(" (" .. where .. ")") }
 	end
 	return link.content

@@ -24,15 +24,16 @@ const LINKED: [(&str, &[&str]); 2] =
 /// Manuals that become man pages.
 const MANUALS: [&str; 5] = ["vnumad", "vnumactl", "scx_vnuma", "vnuma-guest", "vnuma-run"];
 /// Other documents that the host's package has: all that messages lead to, and more.
-const DOCUMENTS: [&str; 8] = [
-    "docs/first-host.md",
-    "docs/first-guest.md",
-    "docs/libvirt.md",
-    "docs/memory.md",
-    "docs/metrics.md",
-    "docs/migration.md",
-    "docs/policies.md",
-    "SECURITY.md",
+const DOCUMENTS: [(&str, &str); 9] = [
+    ("vnuma-host", "docs/first-host.md"),
+    ("vnuma-host", "docs/first-guest.md"),
+    ("vnuma-host", "docs/libvirt.md"),
+    ("vnuma-host", "docs/memory.md"),
+    ("vnuma-host", "docs/metrics.md"),
+    ("vnuma-host", "docs/migration.md"),
+    ("vnuma-host", "docs/policies.md"),
+    ("vnuma-host", "SECURITY.md"),
+    ("vnuma-run", "docs/runtimes.md"),
 ];
 /// Shells, and where their completion of a command is looked for.
 const SHELLS: [(&str, &str); 3] = [("bash", "vnumactl"), ("zsh", "_vnumactl"), ("fish", "vnumactl.fish")];
@@ -212,9 +213,9 @@ fn runtime(tree: &Path) -> Result<()> {
 
 fn documents(tree: &Path) -> Result<()> {
     let files = tree.join("files");
-    for path in DOCUMENTS {
+    for (package, path) in DOCUMENTS {
         let name = Path::new(path).file_name().context("a file")?;
-        copy(&workspace().join(path), &files.join("doc").join(name))?;
+        copy(&workspace().join(path), &files.join("doc").join(package).join(name))?;
     }
     for path in ["packaging/vnumad.toml", "packaging/grafana/vnuma-dashboard.json"] {
         let name = Path::new(path).file_name().context("a file")?;
@@ -374,24 +375,25 @@ mod tests {
         assert!(named.len() >= 3, "messages were not found: {named:?}");
         let packed = |document: &&String| {
             let manual = MANUALS.iter().any(|name| **document == format!("docs/{name}.md"));
-            manual || DOCUMENTS.contains(&document.as_str())
+            manual || DOCUMENTS.iter().any(|(_, path)| path == document)
         };
         let missing: Vec<_> = named.iter().filter(|(document, _)| !packed(document)).collect();
         assert!(missing.is_empty(), "no package has what messages lead to: {missing:?}");
     }
 
-    /// Man pages say where the package has them. debhelper compresses those that are large.
+    /// Man pages say where the packages have them. debhelper compresses those that are large.
     #[test]
-    fn man_pages_name_the_documents_of_the_package() {
+    fn man_pages_name_the_documents_of_the_packages() {
         let filter = read(&workspace().join("packaging/man.lua")).expect("a file");
         let list = filter.split("local documents = {").nth(1).expect("a list").split('}').next();
         let entries = list.expect("its end").split(',').filter_map(|entry| entry.split_once('='));
         let bare = |text: &str| text.trim().trim_matches(['[', ']', '"']).to_owned();
         let listed: BTreeSet<_> = entries.map(|(name, end)| bare(name) + &bare(end)).collect();
-        let shipped = |path: &str| {
+        let shipped = |(package, path): (&str, &str)| {
             let size = fs::metadata(workspace().join(path)).expect("a file").len();
-            let name = path.strip_prefix("docs/")?;
-            Some(if size > 4096 { format!("{name}.gz") } else { name.to_owned() })
+            let file = path.strip_prefix("docs/")?;
+            let name = file.strip_suffix(".md")?;
+            Some(format!("{name}{package}/{file}{}", if size > 4096 { ".gz" } else { "" }))
         };
         assert_eq!(listed, DOCUMENTS.into_iter().filter_map(shipped).collect());
     }
