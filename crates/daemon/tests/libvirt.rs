@@ -119,8 +119,9 @@ fn an_attached_domain_outlasts_libvirtd() {
     // The next one unplugs it.
     let (status, answer) = act(&daemon, "web", "detach");
     assert!(answer.contains("has not released"), "{status}: {answer}");
-    libvirt.must(&["reset", "web"]);
+    libvirt.reset("web");
     real::wait_for("it to be detached", || (show(&daemon, "web")["attached"] == false).then_some(()));
+    libvirt.must(&["resume", "web"]);
     assert_eq!(act(&daemon, "web", "attach").0, 200);
     assert!(!libvirt.is_tainted("web"));
 }

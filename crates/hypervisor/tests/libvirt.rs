@@ -287,7 +287,7 @@ fn a_channel_is_plugged_by_libvirt_and_unplugged_when_the_guest_is_reset() {
     assert!(matches!(vm.detach_channel(), Err(VmError::DetachPending { .. })));
     assert!(matches!(vm.detach_channel(), Err(VmError::DetachPending { .. })), "asked again");
     libvirt.must(&["resume", "web"]);
-    libvirt.must(&["reset", "web"]);
+    libvirt.reset("web");
     await_event(&mut *vm, VmEvent::ChannelDetached);
     assert!(!vm.channel_attached().unwrap());
     assert!(matches!(vm.detach_channel(), Err(VmError::NotAttached { .. })));
@@ -304,7 +304,7 @@ fn a_device_that_was_plugged_anew_is_not_told_as_gone() {
     vm.attach_channel(theirs).unwrap_or_else(|error| panic!("{error}"));
     assert!(matches!(vm.detach_channel(), Err(VmError::DetachPending { .. })));
     libvirt.must(&["resume", "web"]);
-    libvirt.must(&["reset", "web"]);
+    libvirt.reset("web");
     wait_for("it to be gone", || (!vm.channel_attached().unwrap()).then_some(()));
     let (_ours, theirs) = channel();
     vm.attach_channel(theirs).unwrap_or_else(|error| panic!("{error}"));
@@ -335,7 +335,7 @@ fn a_domain_is_saved_and_restored_when_it_is_not_attached() {
     }
     libvirt.must(&["resume", "web"]);
     assert!(matches!(vm.detach_channel(), Err(VmError::DetachPending { .. })));
-    libvirt.must(&["reset", "web"]);
+    libvirt.reset("web");
     await_event(&mut *vm, VmEvent::ChannelDetached);
     let before = vm.describe().unwrap();
     libvirt.must(&["save", "web", image]);
@@ -495,7 +495,7 @@ fn a_domain_that_is_defined_is_started_pinned_saved_and_started_again() {
     assert!(refused.contains("'peer mode' in device 'ivshmem'"), "{refused}");
     libvirt.must(&["resume", "web"]);
     assert!(matches!(vm.detach_channel(), Err(VmError::DetachPending { .. })));
-    libvirt.must(&["reset", "web"]);
+    libvirt.reset("web");
     await_event(&mut *vm, VmEvent::ChannelDetached);
     libvirt.must(&["managedsave", "web", "--paused"]);
     await_event(&mut *vm, VmEvent::Shutdown);

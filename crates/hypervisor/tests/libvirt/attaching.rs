@@ -108,7 +108,7 @@ fn an_attach_that_somebody_else_has_answered_is_an_error_and_undone() {
     let (mut vm, error) = answered.expect("another process has answered");
     assert!(error.contains("another process has answered its QEMU"), "{error}");
     libvirt.must(&["resume", "web"]);
-    libvirt.must(&["reset", "web"]);
+    libvirt.reset("web");
     await_event(&mut *vm, VmEvent::ChannelDetached);
     assert!(!vm.channel_attached().unwrap());
     let (_ours, theirs) = channel();

@@ -60,7 +60,7 @@ fn its_domains_are_described_moved_and_attached() {
         libvirt.must(&["resume", "web"]);
         // No operating system gives it back.
         assert!(matches!(vm.detach_channel(), Err(VmError::DetachPending { .. })));
-        libvirt.must(&["reset", "web"]);
+        libvirt.reset("web");
         await_event(&mut *vm, VmEvent::ChannelDetached);
         assert!(!libvirt.is_tainted("web"));
         libvirt.must(&["destroy", "web"]);

@@ -82,7 +82,7 @@ fn a_device_that_libvirt_does_not_know_of_is_told_of_and_left_alone() {
     // What it says works, with a guest that takes part.
     libvirt.must(&["resume", "web"]);
     monitor("device_del ua-vnuma");
-    libvirt.must(&["reset", "web"]);
+    libvirt.reset("web");
     wait_for("the device to go", || (!vm.tidy_channel().unwrap()).then_some(()));
     assert!(matches!(vm.detach_channel(), Err(VmError::NotAttached { .. })));
     monitor("chardev-remove charvnuma");
