@@ -225,13 +225,90 @@ chmod +x "$dir/musl"
 try 0 --dry-run "$dir/musl"
 says err "musl: its dynamic linker is not glibc's: no library can be preloaded"
 is_silent_on out LD_PRELOAD
-cp /bin/true "$dir/setuid"
-if [ "$(id -u)" = 0 ]; then
-	chown nobody "$dir/setuid"
-	chmod 4755 "$dir/setuid"
-	try 0 "$dir/setuid"
-	says err 'setuid: set-user-ID: no library can be preloaded'
+
+# Who the dynamic linker distrusts: it says so of itself, and whether the library is there.
+cat >"$dir/trust.c" <<'C'
+#define _GNU_SOURCE
+#include <link.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/auxv.h>
+#include <unistd.h>
+
+static int is_ours(struct dl_phdr_info *library, size_t size, void *unused)
+{
+	(void)size;
+	(void)unused;
+	return strstr(library->dlpi_name, "/numa/libnuma.so.1") != NULL;
+}
+
+int main(void)
+{
+	printf("user %d group %d distrusted %lu preload %d library %d\n", geteuid(), getegid(), getauxval(AT_SECURE),
+	       getenv("LD_PRELOAD") != NULL, dl_iterate_phdr(is_ours, NULL));
+	return 42;
+}
+C
+${CC:-cc} -o "$dir/trust" "$dir/trust.c"
+for kind in setuid setgid caps unreadable setuid-nobody; do
+	cp "$dir/trust" "$dir/$kind"
+done
+chmod 755 "$dir"
+cp "$run" "$dir/vnuma-run"
+
+# as_nobody STATUS ARGUMENT...: the same as try, of a user that nothing belongs to
+nobody="setpriv --reuid=65534 --regid=65534 --clear-groups"
+as_nobody() {
+	expected=$1
+	shift
+	status=0
+	$nobody "$dir/vnuma-run" --libraries "$dir" "$@" >"$dir/out" 2>"$dir/err" || status=$?
+	[ "$status" = "$expected" ] || fail "status $status, not $expected, as nobody: $*"
+}
+
+# What it is, as PROGRAM and as what PROGRAM executes: it runs as it would have, and of the first one it is said.
+is_distrusted() {
+	as_nobody 42 "$dir/$1"
+	says out "$2 distrusted 1 preload 0 library 0"
+	says err "vnuma-run: $dir/$1: $3: no library can be preloaded"
+	# shellcheck disable=SC2016 # of the shell that is started
+	as_nobody 42 sh -c '"$0"; exit $?' "$dir/$1"
+	says out "$2 distrusted 1 preload 0 library 0"
+	is_silent_on err 'no library can be preloaded'
+}
+
+if [ "$(id -u)" != 0 ]; then
+	echo "vnuma-run: skipped without root: programs with privileges"
+elif ! $nobody test -r "$dir/numa/libnuma.so.1" 2>"$dir/err"; then
+	echo "vnuma-run: skipped, nobody cannot read $dir: programs with privileges: $(cat "$dir/err")"
 else
-	echo "vnuma-run: skipped without root: a set-user-ID program"
+	# shellcheck disable=SC2016 # of the shell that is started
+	as_nobody 42 sh -c '"$0"; exit $?' "$dir/trust"
+	says out 'user 65534 group 65534 distrusted 0 preload 1 library 1'
+	chown 65534 "$dir/setuid-nobody"
+	chmod 4755 "$dir/setuid" "$dir/setuid-nobody"
+	chmod 2755 "$dir/setgid"
+	try 42 "$dir/setuid-nobody"
+	says out 'user 65534 group 0 distrusted 1 preload 0 library 0'
+	says err 'setuid-nobody: set-user-ID: no library can be preloaded'
+	# Its user is who runs it.
+	as_nobody 42 "$dir/setuid-nobody"
+	says out 'user 65534 group 65534 distrusted 0 preload 1 library 1'
+	if $nobody "$dir/setuid" | grep -q 'user 0'; then
+		is_distrusted setuid 'user 0 group 65534' set-user-ID
+		is_distrusted setgid 'user 65534 group 0' set-group-ID
+	else
+		echo "vnuma-run: skipped, $dir is on a file system without them: set-user-ID and set-group-ID programs"
+	fi
+	if PATH=$PATH:/usr/sbin:/sbin setcap cap_net_raw+ep "$dir/caps" 2>"$dir/err" && $nobody "$dir/caps" | grep -q 'distrusted 1'; then
+		is_distrusted caps 'user 65534 group 65534' 'it has file capabilities'
+	else
+		echo "vnuma-run: skipped, setcap: a program with capabilities: $(cat "$dir/err")"
+	fi
+	chmod 0111 "$dir/unreadable"
+	as_nobody 42 "$dir/unreadable"
+	says out 'user 65534 group 65534 distrusted 0 preload 0 library 0'
+	says err "$dir/unreadable: Permission denied: whether it is dynamically linked is not known"
 fi
 echo "vnuma-run: programs of all kinds ... ok"
