@@ -174,12 +174,6 @@ says err "$dir/none/jemalloc/libvnuma-jemalloc.so: No such file or directory: ma
 is_silent_on out LD_PRELOAD
 says err 'a colon or a space'
 
-# The device.
-if [ ! -e /dev/vnuma ]; then
-	try 0 true
-	says err '/dev/vnuma: No such file or directory: the topology is read from sysfs'
-fi
-
 # Scripts are their interpreter.
 printf '#! /bin/sh\n' >"$dir/script"
 printf '#!%s\n' "$dir/script" >"$dir/script2"
@@ -310,5 +304,48 @@ else
 	as_nobody 42 "$dir/unreadable"
 	says out 'user 65534 group 65534 distrusted 0 preload 0 library 0'
 	says err "$dir/unreadable: Permission denied: whether it is dynamically linked is not known"
+fi
+
+# The device. Where mounts are allowed /dev has few files, and that as vnuma which a test puts there.
+with_device() {
+	# shellcheck disable=SC2016 # of the shell that is started
+	unshare -m sh -euc '
+		mount -t tmpfs none "$0"
+		chmod 755 "$0"
+		for name in null zero full random urandom; do
+			: >"$0/$name"
+			mount --bind "/dev/$name" "$0/$name"
+		done
+		(cd "$0" && eval "$1")
+		mount --rbind "$0" /dev
+		shift
+		exec "$@"' "$dir/dev" "$@"
+}
+
+# reads_sysfs SETUP USER REASON
+reads_sysfs() {
+	status=0
+	# shellcheck disable=SC2086 # a command and its options, or nothing
+	with_device "$1" $2 "$dir/vnuma-run" --libraries "$dir" "$dir/trust" >"$dir/out" 2>"$dir/err" || status=$?
+	[ "$status" = 42 ] || fail "status $status, not 42, with a device of $1"
+	says out 'preload 1 library 1'
+	says err "vnuma-run: /dev/vnuma: $3: the topology is read from sysfs"
+}
+
+mkdir "$dir/dev"
+if with_device : true >"$dir/out" 2>"$dir/err"; then
+	reads_sysfs : '' 'No such file or directory'
+	reads_sysfs ': >vnuma' '' 'No such device'
+	reads_sysfs ': >vnuma; mount --bind null vnuma' '' 'cannot be mapped: No such device'
+	reads_sysfs ': >vnuma; mount --bind zero vnuma' '' 'magic is 0, not 0x3144474d554e5600'
+	if $nobody test -r "$dir/numa/libnuma.so.1"; then
+		reads_sysfs ': >vnuma; chmod 0 vnuma' "$nobody" 'Permission denied'
+	fi
+else
+	echo "vnuma-run: skipped, nothing can be mounted here: a device of each kind: $(cat "$dir/err")"
+	if [ ! -e /dev/vnuma ]; then
+		try 0 true
+		says err '/dev/vnuma: No such file or directory: the topology is read from sysfs'
+	fi
 fi
 echo "vnuma-run: programs of all kinds ... ok"

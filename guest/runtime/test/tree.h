@@ -6,11 +6,13 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <vnuma/guest_device.h>
@@ -73,6 +75,13 @@ static inline void put(const char *path, const char *text)
 static inline void removed(const char *path)
 {
 	expect(!unlink(in_tree(path)) || errno == ENOENT);
+}
+
+/* From here on this process sees an empty folder there, as one in a container may. Not 0: it may not do so, errno says why. */
+static inline int hide(const char *folder)
+{
+	return unshare(CLONE_NEWNS) || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
+	       mount("none", folder, "tmpfs", 0, NULL);
 }
 
 /* Nodes 0, 1 and 3: node 1 has no CPU, node 3 no memory. */
