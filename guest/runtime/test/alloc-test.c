@@ -9,18 +9,16 @@
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <malloc.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
+#include "seccomp.h"
 #include "tree.h"
 
 #define CPUS	VNUMA_GD_MAX_CPUS
@@ -507,8 +505,10 @@ static void before_fork(void)
 	free(kept);
 }
 
-static void be_there_before(void)
+static void be_there_before(int argc, char **argv)
 {
+	if (argc > 1)
+		refuse_from_start(argv[1]);
 	/* jemalloc has its handler since the first allocation, and locks everything in it. */
 	kept = malloc(1);
 	free(kept);
@@ -519,7 +519,7 @@ static void be_there_before(void)
 }
 
 /* Called before the constructors of all libraries. */
-static void (*const first)(void) __attribute__((section(".preinit_array"), used)) = be_there_before;
+static void (*const first)(int argc, char **argv) __attribute__((section(".preinit_array"), used)) = be_there_before;
 
 static void forks(void)
 {
@@ -591,22 +591,6 @@ static void allocates(void)
 	free(kept);
 }
 
-/* A container may refuse mbind(). */
-static void refuse_mbind(void)
-{
-	struct sock_filter code[] = {
-		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_mbind, 0, 1),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-	};
-	struct sock_fprog filter = { sizeof(code) / sizeof(*code), code };
-
-	expect_equal(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
-	expect_equal(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter), 0);
-	expect(syscall(SYS_mbind, NULL, 0, 0, NULL, 0, 0) == -1 && errno == EPERM);
-}
-
 static pid_t running;
 
 /* A thread may hang with all signals blocked. */
@@ -641,7 +625,7 @@ static int run(char **command, const char *library, const char *root, char *how)
 static int preloaded(const char *how)
 {
 	snprintf(tree, sizeof(tree), "%s", getenv("VNUMA_TEST_ROOT"));
-	if (!strcmp(how, "alone")) {
+	if (!strcmp(how, "alone") || !strcmp(how, "no files")) {
 		/* Without a topology it is jemalloc's own arena. */
 		kept = malloc(100000);
 		expect_equal(arena_of(kept), thread_arena());
@@ -649,7 +633,7 @@ static int preloaded(const char *how)
 		allocates();
 		return 0;
 	}
-	if (!strcmp(how, "by kernel")) {
+	if (!strcmp(how, "by kernel") || !strcmp(how, "no page")) {
 		kept = malloc(100000);
 		expect(hooks_of(thread_arena()) != hooks_of(0));
 		expect_equal(node_of_hooks(hooks_of(thread_arena())), kernel_node());
@@ -657,15 +641,19 @@ static int preloaded(const char *how)
 		return 0;
 	}
 	page = map_page();
+	/* A container may refuse it. */
 	if (!strcmp(how, "refused"))
-		refuse_mbind();
-	if (!strcmp(how, "unseen")) {
+		refuse(SYS_mbind);
+	if (!strcmp(how, "no files later"))
+		refuse_files();
+	if (!strcmp(how, "unseen") || !strcmp(how, "no files later")) {
 		unsigned int arena;
 
 		move_cpus(page, 0, 1);
 		arena = allocated_in();
 		move_cpus(page, 1, 1);
 		expect_equal(allocated_in(), arena);
+		allocates();
 		return 0;
 	}
 	if (!strcmp(how, "balanced")) {
@@ -713,6 +701,10 @@ int main(int argc, char **argv)
 	expect_equal(run(argv, argv[1], tree, "by number"), 0);
 	put_page(two_nodes);
 	expect_equal(run(argv, argv[1], tree, "refused"), 0);
+	put_page(two_nodes);
+	expect_equal(run(argv, argv[1], tree, "no files"), 0);
+	expect_equal(run(argv, argv[1], tree, "no page"), 0);
+	expect_equal(run(argv, argv[1], tree, "no files later"), 0);
 	put("/proc/sys/kernel/numa_balancing", "1\n");
 	put_page(two_nodes);
 	expect_equal(run(argv, argv[1], tree, "balanced"), 0);

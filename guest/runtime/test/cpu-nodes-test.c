@@ -14,6 +14,7 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
+#include "seccomp.h"
 #include "tree.h"
 
 #define SIZE	(64UL << 10)
@@ -42,6 +43,8 @@ static struct {
 	void (*interleave_memory)(void *start, size_t size, struct bitmask *mask);
 	int (*node_of)(void *page);
 } jvm;
+
+static const char *tested;		/* one of the cases */
 
 static void find(void *pointer, void *library, const char *name)
 {
@@ -212,20 +215,66 @@ static void memory_of_a_cpu_goes_with_it(void)
 	expect_equal(memory[4 * SIZE - 1], 1);
 }
 
+/* The device cannot be opened any more before there is memory to follow: that is where its CPU was at the start, and stays. */
+static void memory_that_cannot_be_followed_is_placed(void)
+{
+	struct vnuma_gd_page *page = map_page();
+	char *memory = map(2 * SIZE);
+	int round;
+
+	if (!strcmp(tested, "no files later")) {
+		refuse_files();
+	} else if (hide(in_tree("/dev"))) {
+		printf("nodes of CPUs: skipped, the device cannot be hidden here: %s\n", strerror(errno));
+		return;
+	}
+	for (round = 0; round < 2; round++) {
+		jvm.tonode_memory(memory, SIZE, 0);
+		jvm.tonode_memory(memory + SIZE, SIZE, 1);
+		expect_equal(preferred(memory), 0);
+		expect(preferred(memory + SIZE) != 0);
+		expect_equal(watches(), 0);
+		move_cpus(page, 0, 1);
+	}
+	memset(memory, 1, 2 * SIZE);
+	expect_equal(jvm.max_node(), 1);
+	expect_equal(jvm.distance(0, 1), 20);
+	a_thread_is_told_its_cpu();
+}
+
 /* A process that has chosen nodes for its memory itself, or CPUs of one, or has no driver, gets those that there are. */
 static void others_have_the_nodes_that_there_are(void)
 {
 	expect_equal(jvm.max_node(), numa_max_node());
 	expect_equal(jvm.configured_nodes(), numa_num_configured_nodes());
 	expect(jvm.variable("numa_all_nodes_ptr") == numa_all_nodes_ptr);
-	expect(jvm.variable("numa_nodes_ptr")->maskp[0] & 1);
+	jvm.tonode_memory(map(SIZE), SIZE, 0);
+	expect_equal(watches(), 0);
+	/* Neither library can read which nodes there are: nor is there the table that ParallelGC uses. */
+	if (!strcmp(tested, "no files"))
+		a_thread_is_told_its_cpu();
+	else
+		expect(jvm.variable("numa_nodes_ptr")->maskp[0] & 1);
 }
 
-static int check(const char *what, const char *library)
+static void be_there_before(int argc, char **argv)
+{
+	if (argc > 2)
+		refuse_from_start(argv[2]);
+}
+
+/* Called before the constructors of all libraries. */
+static void (*const first)(int argc, char **argv) __attribute__((section(".preinit_array"), used)) = be_there_before;
+
+static int check(const char *library)
 {
 	alarm(200);
 	open_jvm(library);
-	if (strcmp(what, "cpus")) {
+	if (!strcmp(tested, "no files later") || !strcmp(tested, "hidden")) {
+		memory_that_cannot_be_followed_is_placed();
+		return 0;
+	}
+	if (strcmp(tested, "cpus")) {
 		others_have_the_nodes_that_there_are();
 		return 0;
 	}
@@ -239,10 +288,11 @@ static int check(const char *what, const char *library)
 	return 0;
 }
 
-static int run(const char *self, const char *overlay, const char *library, const char *what)
+static int run(const char *self, const char *overlay, const char *library)
 {
+	char libraries[2 * PATH_MAX];
 	unsigned long first = 1;
-	int status, nr_cpus = strcmp(what, "one-cpu") ? 2 : 1, cpu;
+	int status, nr_cpus = strcmp(tested, "one-cpu") ? 2 : 1, cpu;
 	cpu_set_t cpus;
 	pid_t pid = fork();
 
@@ -252,31 +302,36 @@ static int run(const char *self, const char *overlay, const char *library, const
 		for (cpu = 0; cpu < nr_cpus; cpu++)
 			CPU_SET(cpu, &cpus);
 		expect_equal(sched_setaffinity(0, sizeof(cpus), &cpus), 0);
-		if (!strcmp(what, "bound"))
+		if (!strcmp(tested, "bound"))
 			expect_equal(syscall(SYS_set_mempolicy, MPOL_BIND, &first, 64UL), 0);
-		if (!strcmp(what, "no-driver"))
+		if (!strcmp(tested, "no-driver"))
 			removed("/dev/vnuma");
-		setenv("VNUMA_NODE_PER_CPU", strcmp(what, "asked-not-to") ? "1" : "0", 1);
-		setenv("LD_PRELOAD", overlay, 1);
-		execl(self, self, "check", what, library, NULL);
+		setenv("VNUMA_NODE_PER_CPU", strcmp(tested, "asked-not-to") ? "1" : "0", 1);
+		/* It cannot be loaded later if no file may be opened. */
+		snprintf(libraries, sizeof(libraries), "%s:%s", overlay, library);
+		setenv("LD_PRELOAD", strcmp(tested, "no files") ? overlay : libraries, 1);
+		execl(self, self, "check", tested, library, NULL);
 		_exit(127);
 	}
 	expect_equal(waitpid(pid, &status, 0), pid);
 	if (status)
-		fprintf(stderr, "cpu-nodes-test: %s: status %#x\n", what, status);
+		fprintf(stderr, "cpu-nodes-test: %s: status %#x\n", tested, status);
 	return status;
 }
 
 int main(int argc, char **argv)
 {
-	static const char *const cases[] = { "cpus", "bound", "one-cpu", "asked-not-to", "no-driver" };
+	static const char *const cases[] = {
+		"cpus", "bound", "one-cpu", "asked-not-to", "no files", "no page", "no files later", "hidden", "no-driver",
+	};
 	cpu_set_t allowed;
 	int failed = 0;
 	size_t i;
 
 	if (argc == 4 && !strcmp(argv[1], "check")) {
 		snprintf(tree, sizeof(tree), "%s", getenv("VNUMA_TEST_ROOT"));
-		return check(argv[2], argv[3]);
+		tested = argv[2];
+		return check(argv[3]);
 	}
 	expect_equal(argc, 3);
 	if (numa_available() < 0) {
@@ -289,10 +344,12 @@ int main(int argc, char **argv)
 	}
 	make_tree();
 	put(NODES "/has_cpu", "0-1\n");
-	put_page(make_page(2));
 	setenv("VNUMA_TEST_ROOT", tree, 1);
-	for (i = 0; i < sizeof(cases) / sizeof(*cases); i++)
-		failed |= run(argv[0], argv[1], argv[2], cases[i]);
+	for (i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+		tested = cases[i];
+		put_page(make_page(2));
+		failed |= run(argv[0], argv[1], argv[2]);
+	}
 	remove_tree();
 	if (!failed)
 		printf("nodes of CPUs: HotSpot's G1 has one for each ... ok\n");

@@ -9,21 +9,19 @@
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
-#include <linux/filter.h>
 #include <linux/mempolicy.h>
-#include <linux/seccomp.h>
 #include <malloc.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <ucontext.h>
 
+#include "seccomp.h"
 #include "tree.h"
 
 #define CPUS	VNUMA_GD_MAX_CPUS
@@ -446,21 +444,6 @@ static void forks(void)
 	expect_equal(status, 0);
 }
 
-/* A container may refuse move_pages(). */
-static void refuse_move_pages(unsigned int how)
-{
-	struct sock_filter code[] = {
-		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_move_pages, 0, 1),
-		BPF_STMT(BPF_RET | BPF_K, how),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-	};
-	struct sock_fprog filter = { sizeof(code) / sizeof(*code), code };
-
-	expect_equal(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
-	expect_equal(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter), 0);
-}
-
 static volatile int asked;
 
 static void ask(int number, siginfo_t *info, void *context)
@@ -477,7 +460,7 @@ static void asks_on_the_first_node(void)
 	struct sigaction action = { .sa_sigaction = ask, .sa_flags = SA_SIGINFO };
 
 	expect_equal(sigaction(SIGSYS, &action, NULL), 0);
-	refuse_move_pages(SECCOMP_RET_TRAP);
+	answer(SYS_move_pages, SECCOMP_RET_TRAP);
 	fill(by_malloc, LARGE);
 	expect(asked);
 }
@@ -495,13 +478,22 @@ static void is_left_alone(void)
 	}
 }
 
+static void be_there_before(int argc, char **argv)
+{
+	if (argc > 1)
+		refuse_from_start(argv[1]);
+}
+
+/* Called before the constructors of all libraries. */
+static void (*const first)(int argc, char **argv) __attribute__((section(".preinit_array"), used)) = be_there_before;
+
 /* What is preloaded, as its first argument says. */
 static int preloaded(const char *how)
 {
 	pthread_t thread;
 
 	snprintf(tree, sizeof(tree), "%s", getenv("VNUMA_TEST_ROOT"));
-	if (!strcmp(how, "alone")) {
+	if (!strcmp(how, "alone") || !strcmp(how, "no files") || !strcmp(how, "no page")) {
 		fill(by_malloc, LARGE);
 		expect(!is_new(by_malloc, LARGE));
 		allocates();
@@ -528,8 +520,12 @@ static int preloaded(const char *how)
 		is_left_alone();
 		return 0;
 	}
-	if (!strcmp(how, "refused")) {
-		refuse_move_pages(SECCOMP_RET_ERRNO | EPERM);
+	if (!strcmp(how, "refused") || !strcmp(how, "no files later")) {
+		/* A container may refuse the one or the other. */
+		if (!strcmp(how, "refused"))
+			refuse(SYS_move_pages);
+		else
+			refuse_files();
 		is_left_alone();
 		allocates();
 		return 0;
@@ -613,6 +609,10 @@ int main(int argc, char **argv)
 	expect_equal(run(argv, tree, "given"), 0);
 	put_page(nodes);
 	expect_equal(run(argv, tree, "refused"), 0);
+	put_page(nodes);
+	expect_equal(run(argv, tree, "no files"), 0);
+	expect_equal(run(argv, tree, "no page"), 0);
+	expect_equal(run(argv, tree, "no files later"), 0);
 	put("/proc/sys/kernel/numa_balancing", "1\n");
 	put_page(nodes);
 	expect_equal(run(argv, tree, "balanced"), 0);

@@ -9,10 +9,10 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #include <sched.h>
-#include <sys/mount.h>
 #include <sys/wait.h>
 
 #include "map.h"
+#include "seccomp.h"
 #include "tree.h"
 
 struct bitmask {
@@ -48,7 +48,7 @@ struct bitmask *numa_get_run_node_mask(void);
 void numa_bind(struct bitmask *mask);
 void numa_error(char *where);
 
-static int with_overlay;
+static int with_overlay, told;
 
 /* What is true now, and what the real library says that has been asked before. */
 #define expect_now(seen, now, before)	expect_equal(seen, with_overlay ? (now) : (before))
@@ -232,7 +232,7 @@ static void a_child_does_not_wait_for_its_parents_threads(void)
 	pthread_join(thread, NULL);
 }
 
-static int asks_when_told, forks_when_told, told;
+static int asks_when_told, forks_when_told;
 static pid_t forked;
 
 /* In place of libnuma's own, as a program may have it. */
@@ -343,8 +343,20 @@ static void a_thread_is_not_cancelled_with_the_lock(void)
 	}
 }
 
-/* Without sysfs, as after chroot(), it knows what it has read before, with and without the overlay. */
-static void what_was_read_is_known_without_sysfs(void)
+/* After chroot(), say. */
+static int hide_sysfs(void)
+{
+	return hide("/sys");
+}
+
+static int forbid_files(void)
+{
+	refuse_files();
+	return 0;
+}
+
+/* Without sysfs it knows what it has read before, with and without the overlay. */
+static void what_was_read_is_known_without_sysfs(int (*lose)(void))
 {
 	int status, node, distance;
 	pid_t pid = fork();
@@ -357,7 +369,7 @@ static void what_was_read_is_known_without_sysfs(void)
 		expect_equal(numa_run_on_node(1), 0);
 		node = numa_node_of_cpu(1);
 		expect(node >= 0);
-		if (unshare(CLONE_NEWNS) || mount("none", "/sys", "tmpfs", 0, NULL))
+		if (lose())
 			_exit(77);
 		expect_equal(numa_run_on_node(0), 0);
 		expect_equal(affinity(), cpus_of(0));
@@ -373,6 +385,45 @@ static void what_was_read_is_known_without_sysfs(void)
 	else
 		expect_equal(status, 0);
 }
+
+/* What a program is told that may open no file, by any library, from its start on. */
+static int tell(void)
+{
+	struct bitmask *mask = numa_allocate_cpumask(), *nodes;
+	int round, node, result;
+
+	printf("available %d, last node %d\n", numa_available(), numa_max_node());
+	for (round = 0; round < 2; round++) {
+		for (node = 0; node < 3; node++) {
+			numa_bitmask_clearall(mask);
+			errno = 0;
+			result = numa_node_to_cpus(node, mask);
+			printf("node %d: %d %#lx, errno %d\n", node, result, mask->maskp[0], errno);
+			printf("distance %d %d\n", numa_distance(0, node), numa_distance(node, 1));
+			result = numa_run_on_node(node);
+			printf("run there: %d %#lx, told %d\n", result, affinity(), told);
+			nodes = numa_get_run_node_mask();
+			printf("runs on nodes %#lx\n", nodes ? nodes->maskp[0] : 0);
+		}
+		printf("CPUs are on %d %d\n", numa_node_of_cpu(0), numa_node_of_cpu(1 << 20));
+		result = numa_run_on_node_mask(numa_all_nodes_ptr);
+		printf("run on a mask: %d, told %d\n", result, told);
+		result = numa_run_on_node_mask_all(numa_all_nodes_ptr);
+		printf("all: %d, told %d\n", result, told);
+		numa_bind(numa_all_nodes_ptr);
+		printf("bound: %#lx, told %d\n", affinity(), told);
+	}
+	return 0;
+}
+
+static void be_there_before(int argc, char **argv)
+{
+	if (argc > 1)
+		refuse_from_start(argv[1]);
+}
+
+/* Called before the constructors of all libraries. */
+static void (*const first)(int argc, char **argv) __attribute__((section(".preinit_array"), used)) = be_there_before;
 
 /* With 3 nodes and 8 CPUs, as hotspot.h draws them. */
 static void cpus_of_the_map_are_of_the_node(void)
@@ -451,7 +502,8 @@ static int check(const char *real)
 	a_child_does_not_wait_for_its_parents_threads();
 	a_thread_is_not_cancelled_with_the_lock();
 	a_program_may_ask_when_it_is_told_of_an_error();
-	what_was_read_is_known_without_sysfs();
+	what_was_read_is_known_without_sysfs(hide_sysfs);
+	what_was_read_is_known_without_sysfs(forbid_files);
 	printf("libnuma overlay: %s ok\n",
 	       with_overlay ? "answers what is true now ..." : "the real one does not ...");
 	return 0;
@@ -471,6 +523,38 @@ static void make_two_nodes(void)
 	removed(NODES "/node3/distance");
 	expect_equal(rmdir(in_tree(NODES "/node3")), 0);
 	swap(0);
+}
+
+/* Warnings come among answers, by the same file. */
+static void run_refused(const char *self, const char *overlay, const char *output)
+{
+	pid_t pid = fork();
+	int status;
+
+	expect(pid >= 0);
+	if (pid == 0) {
+		if (overlay)
+			setenv("LD_PRELOAD", overlay, 1);
+		put(output, "");
+		expect(freopen(in_tree(output), "a", stdout));
+		setvbuf(stdout, NULL, _IOLBF, 0);
+		dup2(1, 2);
+		execl(self, self, "no files", NULL);
+		_exit(127);
+	}
+	expect_equal(waitpid(pid, &status, 0), pid);
+	expect_equal(status, 0);
+}
+
+/* Does the program see and say the same as without the overlay? */
+static int tells_the_same(const char *self, const char *overlay)
+{
+	char *command;
+
+	run_refused(self, NULL, "/told-before");
+	run_refused(self, overlay, "/told-now");
+	expect(asprintf(&command, "cd '%s' && grep -q bound told-before && diff -u told-before told-now >&2", tree) > 0);
+	return !system(command);
 }
 
 static int run(const char *self, const char *overlay, const char *real)
@@ -493,6 +577,8 @@ int main(int argc, char **argv)
 {
 	int failed;
 
+	if (argc == 2 && !strcmp(argv[1], "no files"))
+		return tell();
 	expect(argc >= 3);
 	with_overlay = !strcmp(argv[1], "now");
 	if (with_overlay || !strcmp(argv[1], "before")) {
@@ -509,6 +595,7 @@ int main(int argc, char **argv)
 	}
 	expect_equal(argc, 4);
 	failed = run(argv[0], argv[1], argv[3]) || run(argv[0], NULL, argv[3]);
+	failed = failed || !tells_the_same(argv[0], argv[1]) || !tells_the_same(argv[0], argv[2]);
 	setenv("HOTSPOT", "1", 1);
 	failed = failed || run(argv[0], argv[2], argv[3]);
 	remove_tree();

@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 
 #include "../src/internal.h"
+#include "seccomp.h"
 #include "tree.h"
 
 /* Only against hanging for ever. */
@@ -376,6 +377,70 @@ static void a_namespace_without_the_device_has_sysfs(void)
 	vnuma_close(v);
 }
 
+static void ask_without_files(struct vnuma *with_device)
+{
+	struct vnuma_gd_page *page = map_page();
+	int watch = vnuma_watch(with_device);
+	struct vnuma *v, *other = NULL;
+	struct vnuma_nodes nodes;
+	struct vnuma_cpus cpus;
+
+	expect(watch >= 0);
+	removed("/dev/vnuma");
+	v = opened(VNUMA_SOURCE_SYSFS);
+	refuse_files();
+	expect_equal(vnuma_open_at(&other, tree), -EPERM);
+	expect(!other);
+	/* The driver's page is there, and follows. */
+	move_cpus(page, 2, 1);
+	errno = E2BIG;
+	expect_equal(vnuma_generation(with_device), 9);
+	expect_equal(vnuma_cpu_node(with_device, 1), 2);
+	expect_equal(vnuma_copy_cpus(with_device, &cpus), 0);
+	expect(cpus.generation == 9 && cpus.node[1] == 2);
+	expect_equal(vnuma_refresh(with_device), 0);
+	expect_equal(vnuma_clear_watch(watch), 0);
+	expect_equal(vnuma_distance(with_device, 0, 3), -EPERM);
+	expect_equal(vnuma_read_nodes(with_device, &nodes), -EPERM);
+	/* What was read is known. */
+	expect_equal(vnuma_refresh(v), -EPERM);
+	expect_equal(vnuma_cpu_node(v, 5), 3);
+	expect_equal(vnuma_copy_cpus(v, &cpus), 0);
+	expect(cpus.generation == 1 && cpus.node[5] == 3);
+	expect_equal(errno, E2BIG);
+	expect_equal(vnuma_watch(with_device), -EPERM);
+}
+
+/* As a program does that has opened what it needs, and lets seccomp forbid the rest. */
+static void files_that_may_not_be_opened_leave_what_is_known(void)
+{
+	struct vnuma *v;
+
+	put_page(make_page(6));
+	v = opened(VNUMA_SOURCE_DEVICE);
+	in_a_child(ask_without_files, v);
+	vnuma_close(v);
+}
+
+static void open_without_mapping(struct vnuma *unused)
+{
+	struct vnuma *v;
+
+	(void)unused;
+	refuse_shared_mappings();
+	v = opened(VNUMA_SOURCE_SYSFS);
+	expect_equal(vnuma_device_error(v), -EPERM);
+	expect(strstr(vnuma_device_problem(v), "/dev/vnuma: cannot be mapped: Operation not permitted"));
+	expect_equal(vnuma_cpu_node(v, 5), 3);
+	vnuma_close(v);
+}
+
+static void a_page_that_may_not_be_mapped_is_named_and_not_used(void)
+{
+	put_page(make_page(6));
+	in_a_child(open_without_mapping, NULL);
+}
+
 struct writer {
 	struct vnuma_gd_page *page;
 	int stop;
@@ -586,6 +651,8 @@ int main(void)
 		TEST(a_page_that_is_not_understood_is_named_and_not_used),
 		TEST(a_device_that_may_not_be_read_is_named_and_not_used),
 		TEST(a_namespace_without_the_device_has_sysfs),
+		TEST(files_that_may_not_be_opened_leave_what_is_known),
+		TEST(a_page_that_may_not_be_mapped_is_named_and_not_used),
 		TEST(a_copy_is_of_one_generation),
 		TEST(the_node_of_the_calling_thread),
 		TEST(a_watch_wakes_and_does_not_block),
