@@ -20,6 +20,7 @@
 #include <unistd.h>
 #include <vnuma/vnuma.h>
 
+#include "java.h"
 #include "program.h"
 
 /* As those of env(1) and nice(1). */
@@ -35,11 +36,12 @@
 static const struct collector {
 	const char *name;
 	const char *flags;
+	const char *same[4];	/* flags by which it is chosen, and which go with it; up to NULL */
 	const char *variable;	/* what the overlay does for it: numa/hotspot.h, numa/cpu-nodes.h; NULL: nothing */
 } collectors[] = {
-	{ "parallel", "-XX:+UseParallelGC -XX:+UseNUMA", NULL },
-	{ "g1", "-XX:+UseG1GC -XX:+UseNUMA", "VNUMA_NODE_PER_CPU" },
-	{ "z", "-XX:+UseZGC -XX:+UseNUMA", "VNUMA_SHARED_CPUS" },
+	{ "parallel", "-XX:+UseParallelGC -XX:+UseNUMA", { "UseParallelGC", "UseParallelOldGC", "AggressiveHeap" }, NULL },
+	{ "g1", "-XX:+UseG1GC -XX:+UseNUMA", { "UseG1GC" }, "VNUMA_NODE_PER_CPU" },
+	{ "z", "-XX:+UseZGC -XX:+UseNUMA", { "UseZGC" }, "VNUMA_SHARED_CPUS" },
 };
 
 /*
@@ -273,6 +275,18 @@ static bool is_unknown_jvm(struct plan *plan, const char *java)
 	return missing;
 }
 
+/* Is the Java VM told to use another collector? */
+static bool has_other_collector(struct plan *plan, char *const *arguments)
+{
+	struct vnuma_chosen chosen;
+
+	if (!vnuma_other_collector(arguments, plan->collector->same, &chosen))
+		return false;
+	note(plan, "%s%s%s: another collector than --gc %s, and a Java VM that is told of two does not start: it is left as it is",
+	     chosen.option, chosen.variable ? " in " : "", chosen.variable ? chosen.variable : "", plan->collector->name);
+	return true;
+}
+
 /* Both or none: memory of the one is freed by the other. */
 static void add_mimalloc(struct plan *plan)
 {
@@ -283,12 +297,12 @@ static void add_mimalloc(struct plan *plan)
 		plan->preload[used] = 0;
 }
 
-static void make_plan(struct plan *plan, const char *path)
+static void make_plan(struct plan *plan, const char *path, char *const *arguments)
 {
 	struct vnuma *topology;
 	int err;
 
-	if (plan->collector && is_unknown_jvm(plan, path))
+	if (plan->collector && (is_unknown_jvm(plan, path) || has_other_collector(plan, arguments)))
 		plan->collector = NULL;
 	if (can_preload(plan, path)) {
 		plan->overlay = add_library(plan, plan->collector ? "hotspot/libnuma.so.1" : "numa/libnuma.so.1",
@@ -366,7 +380,7 @@ static int start(struct plan *plan, char **command)
 	if (problem)
 		return fail(problem == ENOENT || problem == ENOTDIR ? STATUS_MISSING : STATUS_REFUSED,
 			    "%s: %s", command[0], strerror(problem));
-	make_plan(plan, path);
+	make_plan(plan, path, command + 1);
 	for (i = 0; i < plan->nr_notes; i++)
 		fail(0, "%s", plan->notes[i]);
 	if (apply(plan))

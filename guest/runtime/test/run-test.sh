@@ -7,7 +7,7 @@ real=$2
 run=$build/vnuma-run
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
-unset LD_PRELOAD JAVA_TOOL_OPTIONS
+unset LD_PRELOAD JAVA_TOOL_OPTIONS JDK_JAVA_OPTIONS _JAVA_OPTIONS
 
 fail() {
 	echo "vnuma-run: $1" >&2
@@ -74,6 +74,72 @@ says out 'VNUMA_SHARED_CPUS=1'
 is_silent_on out VNUMA_NODE_PER_CPU
 try 125 --gc serial true
 says err '--gc serial: only parallel, g1 and z are known'
+
+# One that is told of another collector: it would refuse to start with two.
+is_left() {
+	says err "vnuma-run: $1, and a Java VM that is told of two does not start: it is left as it is"
+	says out "$preload"
+	is_silent_on out JAVA_TOOL_OPTIONS
+	is_silent_on out VNUMA_
+}
+is_followed() {
+	says out "LD_PRELOAD=$build/hotspot/libnuma.so.1"
+	says out "JAVA_TOOL_OPTIONS=-XX:+Use$1GC -XX:+UseNUMA"
+	is_silent_on err collector
+}
+for name in Serial G1 Z Shenandoah Epsilon ConcMarkSweep ParNew New; do
+	try 0 --gc parallel --dry-run true -Xmx1g "-XX:+Use${name}GC" Main
+	is_left "-XX:+Use${name}GC: another collector than --gc parallel"
+done
+for gc in g1 z; do
+	try 0 --gc $gc --dry-run true -XX:+UseParallelGC
+	is_left "-XX:+UseParallelGC: another collector than --gc $gc"
+	try 0 --gc $gc --dry-run true -XX:+AggressiveHeap
+	is_left "-XX:+AggressiveHeap: another collector than --gc $gc"
+done
+for variable in JAVA_TOOL_OPTIONS JDK_JAVA_OPTIONS _JAVA_OPTIONS; do
+	export "$variable=-Xmx1g -XX:+UseZGC"
+	try 0 --gc g1 --dry-run true
+	is_left "-XX:+UseZGC in $variable: another collector than --gc g1"
+	export "$variable=-Xmx1g -XX:+UseG1GC"
+	try 0 --gc g1 --dry-run true -XX:+UseG1GC
+	is_followed G1
+	unset "$variable"
+done
+try 0 --gc z --dry-run sh -c 'java "-XX:+UseG1GC"; exit 0'
+is_left '-XX:+UseG1GC: another collector than --gc z'
+try 0 --gc z --dry-run true -J-XX:+UseSerialGC Main.java
+is_left '-XX:+UseSerialGC: another collector than --gc z'
+# The last one counts, in the order in which a Java VM reads them.
+try 0 --gc parallel --dry-run true -XX:+UseG1GC -XX:+UseZGC -XX:-UseG1GC
+is_left '-XX:+UseZGC: another collector than --gc parallel'
+try 0 --gc parallel --dry-run true -XX:+UseG1GC -XX:+UseZGC -XX:-UseG1GC -XX:-UseZGC
+is_followed Parallel
+JAVA_TOOL_OPTIONS=-XX:+UseG1GC try 0 --gc parallel --dry-run true -XX:-UseG1GC
+is_followed Parallel
+JDK_JAVA_OPTIONS=-XX:+UseG1GC try 0 --gc parallel --dry-run true -XX:-UseG1GC
+is_followed Parallel
+_JAVA_OPTIONS=-XX:+UseG1GC try 0 --gc parallel --dry-run true -XX:-UseG1GC
+is_left '-XX:+UseG1GC in _JAVA_OPTIONS: another collector than --gc parallel'
+# What does not choose one, or the same one.
+try 0 --gc parallel --dry-run true -XX:+UseParallelGC -XX:+UseParallelOldGC -XX:+AggressiveHeap
+is_followed Parallel
+try 0 --gc z --dry-run true -XX:+UseNUMA -XX:+UseMaximumCompactionOnSystemGC -XX:+UseGCOverheadLimit -XX:-UseG1GC \
+	-XX:+UseG1GCs -XX: -XX:+ -XX:+GC -XX:UseG1GC "-XX:+Use$(printf '%0100d' 0)GC"
+is_followed Z
+try 0 --dry-run true -XX:+UseG1GC
+is_silent_on err collector
+# It is started as it would have been.
+# shellcheck disable=SC2016 # of the shell that is started
+JAVA_TOOL_OPTIONS=-Xmx1g try 0 --gc parallel sh -c 'echo "[$JAVA_TOOL_OPTIONS] $1"' sh -XX:+UseG1GC
+says out '[-Xmx1g] -XX:+UseG1GC'
+if java -Xmx64m -XX:+UseSerialGC -version >"$dir/out" 2>"$dir/err"; then
+	try 0 --gc parallel java -Xmx64m -XX:+UseSerialGC -version
+	try 0 --gc parallel java -Xmx64m -XX:+UseParallelGC -version
+	says err 'Picked up JAVA_TOOL_OPTIONS: -XX:+UseParallelGC -XX:+UseNUMA'
+else
+	echo "vnuma-run: skipped without java: a Java VM with another collector"
+fi
 
 # A Java VM that looks up nothing of what the overlay answers, or only some of it.
 mkdir -p "$dir/jdk/bin" "$dir/jdk/lib/server"

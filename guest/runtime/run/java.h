@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which collector a Java VM is told to use by what it is started with. */
+#ifndef VNUMA_RUN_JAVA_H
+#define VNUMA_RUN_JAVA_H
+
+#include <stdbool.h>
+
+struct vnuma_chosen {
+	char option[64];		/* "-XX:+UseG1GC" */
+	const char *variable;		/* whose value has it; NULL: an argument */
+};
+
+/*
+ * Is another collector chosen than by `ours`, names of HotSpot's flags up to NULL? By the arguments of the program, up to NULL, or
+ * by the variables that a Java VM reads. One that is taken back behind ("-XX:-UseG1GC") is none.
+ */
+bool vnuma_other_collector(char *const *arguments, const char *const *ours, struct vnuma_chosen *out);
+
+#endif /* VNUMA_RUN_JAVA_H */
