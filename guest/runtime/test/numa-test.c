@@ -9,6 +9,7 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #include <sched.h>
+#include <stdbool.h>
 #include <sys/wait.h>
 
 #include "map.h"
@@ -441,9 +442,54 @@ static void cpus_of_the_map_are_of_the_node(void)
 	}
 }
 
-/* With the overlay for ParallelGC: a map that stays, and a CPU of it for the node of the thread. */
+#define MADE_UP_CPUS	8
+
+/* Where the thread is. Below 0: where the kernel says. */
+static int made_up_cpu = -1, made_up_node;
+
+/* In place of the C library's: the machine may have too few CPUs for a table in which it matters how they are told apart. */
+long sysconf(int name)
+{
+	static long (*real)(int name);
+
+	if (name == _SC_NPROCESSORS_CONF && getenv("HOTSPOT"))
+		return MADE_UP_CPUS;
+	if (!real)
+		*(void **)&real = dlsym(RTLD_NEXT, "sysconf");
+	return real(name);
+}
+
+int getcpu(unsigned int *cpu, unsigned int *node)
+{
+	if (made_up_cpu < 0)
+		return (int)syscall(SYS_getcpu, cpu, node, NULL);
+	*cpu = (unsigned int)made_up_cpu;
+	if (node)
+		*node = (unsigned int)made_up_node;
+	return 0;
+}
+
+/* A thread on any CPU of any node is told one of that node: of its neighbours, or for ZGC that of all threads of the node. */
+static void threads_are_told_cpus_of_their_node(int (*get_cpu)(void), bool shared)
+{
+	for (made_up_node = 0; made_up_node < 2; made_up_node++) {
+		for (made_up_cpu = 0; made_up_cpu < MADE_UP_CPUS; made_up_cpu++) {
+			int cpu = get_cpu();
+
+			expect_equal(cpu, shared ? made_up_node : made_up_cpu / 2 * 2 + made_up_node);
+			expect_equal(cpus_of(made_up_node) >> cpu & 1, 1);
+		}
+	}
+	/* Node 2 came later, and has no CPU of the table. */
+	made_up_cpu = 5;
+	expect_equal(get_cpu(), 5);
+	made_up_cpu = -1;
+}
+
+/* With the overlay for ParallelGC and ZGC: a map that stays, and a CPU of it for the node of the thread. */
 static int check_hotspot(void)
 {
+	bool shared = getenv("VNUMA_SHARED_CPUS") != NULL;
 	long nr_cpus = sysconf(_SC_NPROCESSORS_CONF);
 	int (*get_cpu)(void) = (int (*)(void))dlsym(RTLD_DEFAULT, "sched_getcpu");
 	int (*node_to_cpus_v1)(int node, unsigned long *buffer, int length) =
@@ -464,7 +510,12 @@ static int check_hotspot(void)
 		expect_equal(node_to_cpus_v1(1, buffer, sizeof(buffer)), 0);
 		expect_equal(buffer[0], odd);
 		expect_equal(buffer[127], 0);
+		/* What HotSpot's table is not made of is true. */
+		expect_equal(numa_node_of_cpu(0), swapped);
+		expect_equal(numa_node_of_cpu(1), !swapped);
+		expect_equal(numa_distance(0, 1), swapped ? 31 : 21);
 	}
+	threads_are_told_cpus_of_their_node(get_cpu, shared);
 	/* All CPUs are on node 0 of the kernel, whatever the files say. */
 	for (cpu = 0; cpu < 2; cpu++) {
 		CPU_ZERO(&one);
@@ -476,7 +527,7 @@ static int check_hotspot(void)
 		expect(numa_bitmask_isbitset(mask, 0) && numa_bitmask_isbitset(mask, 1));
 		numa_bitmask_free(mask);
 	}
-	printf("libnuma overlay: a map that stays for ParallelGC ... ok\n");
+	printf("libnuma overlay: a map that stays for %s ... ok\n", shared ? "ZGC" : "ParallelGC");
 	return 0;
 }
 
@@ -597,6 +648,8 @@ int main(int argc, char **argv)
 	failed = run(argv[0], argv[1], argv[3]) || run(argv[0], NULL, argv[3]);
 	failed = failed || !tells_the_same(argv[0], argv[1]) || !tells_the_same(argv[0], argv[2]);
 	setenv("HOTSPOT", "1", 1);
+	failed = failed || run(argv[0], argv[2], argv[3]);
+	setenv("VNUMA_SHARED_CPUS", "1", 1);
 	failed = failed || run(argv[0], argv[2], argv[3]);
 	remove_tree();
 	return failed;
