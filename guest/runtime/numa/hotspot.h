@@ -18,11 +18,12 @@
 
 #include <sched.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "map.h"
 
-/* vnuma-run sets it. */
+/* vnuma-run sets it. 0: threads are told CPUs as ParallelGC's are. */
 #define SHARED	"VNUMA_SHARED_CPUS"
 
 static struct {
@@ -36,6 +37,7 @@ static struct {
 /* Nodes that have CPUs or memory. One is none to choose among, and each needs a CPU. */
 static void make_map(const struct vnuma *v)
 {
+	const char *shared = getenv(SHARED);
 	long nr_cpus = sysconf(_SC_NPROCESSORS_CONF);
 	struct vnuma_nodes nodes;
 	int node, count = 0;
@@ -51,7 +53,7 @@ static void make_map(const struct vnuma *v)
 			map.nodes[count++] = node;
 	}
 	map.nr_cpus = (int)nr_cpus;
-	map.shared = getenv(SHARED) != NULL;
+	map.shared = shared && strcmp(shared, "0");
 	map.nr_nodes = count >= 2 && nr_cpus >= count ? count : 0;
 }
 

@@ -489,7 +489,8 @@ static void threads_are_told_cpus_of_their_node(int (*get_cpu)(void), bool share
 /* With the overlay for ParallelGC and ZGC: a map that stays, and a CPU of it for the node of the thread. */
 static int check_hotspot(void)
 {
-	bool shared = getenv("VNUMA_SHARED_CPUS") != NULL;
+	const char *asked = getenv("VNUMA_SHARED_CPUS");
+	bool shared = asked && strcmp(asked, "0");
 	long nr_cpus = sysconf(_SC_NPROCESSORS_CONF);
 	int (*get_cpu)(void) = (int (*)(void))dlsym(RTLD_DEFAULT, "sched_getcpu");
 	int (*node_to_cpus_v1)(int node, unsigned long *buffer, int length) =
@@ -648,6 +649,8 @@ int main(int argc, char **argv)
 	failed = run(argv[0], argv[1], argv[3]) || run(argv[0], NULL, argv[3]);
 	failed = failed || !tells_the_same(argv[0], argv[1]) || !tells_the_same(argv[0], argv[2]);
 	setenv("HOTSPOT", "1", 1);
+	failed = failed || run(argv[0], argv[2], argv[3]);
+	setenv("VNUMA_SHARED_CPUS", "0", 1);
 	failed = failed || run(argv[0], argv[2], argv[3]);
 	setenv("VNUMA_SHARED_CPUS", "1", 1);
 	failed = failed || run(argv[0], argv[2], argv[3]);

@@ -72,6 +72,8 @@ try 0 --gc z --dry-run true
 says out 'JAVA_TOOL_OPTIONS=-XX:+UseZGC -XX:+UseNUMA'
 says out 'VNUMA_SHARED_CPUS=1'
 is_silent_on out VNUMA_NODE_PER_CPU
+VNUMA_SHARED_CPUS=0 try 0 --gc z --dry-run true
+is_silent_on out VNUMA_SHARED_CPUS
 try 125 --gc serial true
 says err '--gc serial: only parallel, g1 and z are known'
 
