@@ -173,6 +173,9 @@ static void nodes_that_gain_and_lose_are_named(void)
 	expect_equal(changes.lost_cpus.bits[0], 1 << 3);
 	expect_equal(changes.gained_memory.bits[0], 1 << 3);
 	expect_equal(changes.lost_memory.bits[0], 1 << 1);
+	/* That is no change of the topology. */
+	expect_equal(vnuma_refresh(v), 0);
+	expect_equal(vnuma_generation(v), before.generation);
 	put(NODES "/has_cpu", "0-1024\n");
 	expect_equal(vnuma_read_nodes(v, &after), -EBADMSG);
 	vnuma_close(v);
@@ -422,6 +425,37 @@ static void files_that_may_not_be_opened_leave_what_is_known(void)
 	vnuma_close(v);
 }
 
+static void ask_in_strict_mode(struct vnuma *with_device)
+{
+	static struct vnuma_cpus cpus;
+	int watch = vnuma_watch(with_device);
+
+	expect(watch >= 0);
+	/* Any other call than read(), write() and exit() ends it. */
+	expect_equal(prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT), 0);
+	expect_equal(vnuma_generation(with_device), 7);
+	expect_equal(*vnuma_generation_word(with_device), 7);
+	expect_equal(vnuma_cpu_node(with_device, 3), 1);
+	expect(vnuma_current_node(with_device) < 2);
+	expect_equal(vnuma_copy_cpus(with_device, &cpus), 0);
+	expect_equal(vnuma_refresh(with_device), 0);
+	expect_equal(vnuma_clear_watch(watch), 0);
+	expect_equal(vnuma_source(with_device), VNUMA_SOURCE_DEVICE);
+	expect_equal(vnuma_device_error(with_device), 0);
+	syscall(SYS_exit, 0);
+}
+
+/* What docs/libvnuma.md says takes no system call, or read() alone. */
+static void with_the_device_the_kernel_is_not_asked(void)
+{
+	struct vnuma *v;
+
+	put_page(make_page(VNUMA_GD_MAX_CPUS));
+	v = opened(VNUMA_SOURCE_DEVICE);
+	in_a_child(ask_in_strict_mode, v);
+	vnuma_close(v);
+}
+
 static void open_without_mapping(struct vnuma *unused)
 {
 	struct vnuma *v;
@@ -652,6 +686,7 @@ int main(void)
 		TEST(a_device_that_may_not_be_read_is_named_and_not_used),
 		TEST(a_namespace_without_the_device_has_sysfs),
 		TEST(files_that_may_not_be_opened_leave_what_is_known),
+		TEST(with_the_device_the_kernel_is_not_asked),
 		TEST(a_page_that_may_not_be_mapped_is_named_and_not_used),
 		TEST(a_copy_is_of_one_generation),
 		TEST(the_node_of_the_calling_thread),

@@ -127,7 +127,8 @@ static inline int vnuma_node_isset(const struct vnuma_node_set *set, int node)
 /*
  * A new file descriptor that is readable when the topology may have changed: with
  * VNUMA_SOURCE_DEVICE when it has, with VNUMA_SOURCE_SYSFS every second. Watch first, then
- * read what you need, so that no change is lost. Close it with close(). A child of fork()
+ * read what you need, so that no change is lost. Memory that a node gains or loses is no change
+ * of it: ask vnuma_read_nodes() from time to time. Close it with close(). A child of fork()
  * makes its own. -errno if there is none.
  */
 int vnuma_watch(const struct vnuma *v);
