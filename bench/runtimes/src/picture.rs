@@ -20,8 +20,8 @@ use std::path::Path;
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
 const WIDTH: u32 = 1200;
-/// Of the two charts of bars together, of a row of charts of accesses, and of the charts of nodes.
-const HEIGHTS: [u32; 3] = [760, 430, 260];
+/// Of a chart of bars, of a row of charts of accesses, and of the charts of nodes.
+const HEIGHTS: [u32; 3] = [380, 430, 260];
 /// Charts of accesses beside each other.
 const COLUMNS: usize = 4;
 const FONT: (&str, u32) = ("sans-serif", 12);
@@ -54,14 +54,17 @@ pub fn draw(rows: &[Row], cells: &[Cell], path: &Path) -> Result<()> {
     let shown: Vec<Workload> =
         Workload::ALL.into_iter().filter(|workload| !by_hand(*workload).is_empty()).collect();
     let lines = shown.len().div_ceil(COLUMNS);
-    let height = HEIGHTS[0] + HEIGHTS[1] * lines as u32 + HEIGHTS[2];
+    let is_there = |rate: &u32| rows.iter().any(|row| row.changes_per_minute == *rate && row.is_judged());
+    let rates: Vec<u32> = RATES.into_iter().filter(is_there).collect();
+    let of_bars = HEIGHTS[0] * rates.len() as u32;
+    let height = of_bars + HEIGHTS[1] * lines as u32 + HEIGHTS[2];
     let root = SVGBackend::new(path, (WIDTH, height)).into_drawing_area();
     let drawn = (|| {
         root.fill(&WHITE).map_err(|error| error.to_string())?;
-        let (above, below) = root.split_vertically(HEIGHTS[0]);
-        let (quiet, busy) = above.split_vertically(HEIGHTS[0] / 2);
-        bars(&quiet, rows, &[0])?;
-        bars(&busy, rows, &RATES[1..])?;
+        let (above, below) = root.split_vertically(of_bars);
+        for (area, rate) in above.split_evenly((rates.len().max(1), 1)).iter().zip(&rates) {
+            bars(area, rows, *rate)?;
+        }
         let (accesses, nodes) = below.split_vertically(HEIGHTS[1] * lines as u32);
         let columns = shown.len().clamp(1, COLUMNS);
         for (area, &workload) in accesses.split_evenly((lines.max(1), columns)).iter().zip(&shown) {
@@ -81,8 +84,8 @@ fn colour(policy: Policy) -> RGBColor {
     COLOURS[Policy::ALL.iter().position(|one| *one == policy).unwrap_or_default()]
 }
 
-/// Of these numbers of changes.
-fn bars(area: &Area<'_>, rows: &[Row], rates: &[u32]) -> Result<(), String> {
+/// With so many changes a minute.
+fn bars(area: &Area<'_>, rows: &[Row], rate: u32) -> Result<(), String> {
     let profile = rows.first().map(|row| row.profile.clone()).unwrap_or_default();
     let of = |workload: Workload, policy: Policy, rate: u32| {
         let same = |row: &&Row| {
@@ -94,29 +97,25 @@ fn bars(area: &Area<'_>, rows: &[Row], rates: &[u32]) -> Result<(), String> {
         };
         rows.iter().find(same).map(|row| row.cycles_per_op)
     };
-    let by_ideal = |(workload, rate): (Workload, u32), policy| {
+    let by_ideal = |workload: Workload, policy: Policy| {
         Some(of(workload, Policy::Ideal, 0)? / of(workload, policy, rate)?)
     };
-    let places =
-        Workload::ALL.into_iter().flat_map(|workload| rates.iter().map(move |rate| (workload, *rate)));
-    let places: Vec<(Workload, u32)> =
-        places.filter(|place| Policy::ALL.iter().any(|policy| by_ideal(*place, *policy).is_some())).collect();
-    let title = match rates {
-        [0] => "done in the same modelled time without changes",
-        _ => "done in the same modelled time with changes",
-    };
+    let is_shown =
+        |workload: &Workload| Policy::ALL.iter().any(|policy| by_ideal(*workload, *policy).is_some());
+    let places: Vec<Workload> = Workload::ALL.into_iter().filter(is_shown).collect();
+    let changes =
+        if rate > 0 { format!("with {rate} changes a minute") } else { "without changes".to_owned() };
+    let title =
+        format!("done in the same modelled time {changes}, by ideal = 1 ({profile}; higher is better)");
     let mut chart = ChartBuilder::on(area)
-        .caption(format!("{title}, by ideal = 1 ({profile}; higher is better)"), TITLE)
+        .caption(title, TITLE)
         .margin(12)
         .x_label_area_size(28)
         .y_label_area_size(50)
         .build_cartesian_2d(-0.5..places.len().max(1) as f64 - 0.5, 0.0..TOP)
         .map_err(|error| error.to_string())?;
     let name = |at: &f64| match places.get(at.round() as usize) {
-        Some((workload, 0)) if (at - at.round()).abs() < 0.01 && *at >= 0.0 => workload.name().to_owned(),
-        Some((workload, rate)) if (at - at.round()).abs() < 0.01 && *at >= 0.0 => {
-            format!("{}, {rate} changes", workload.name())
-        }
+        Some(workload) if (at - at.round()).abs() < 0.01 && *at >= 0.0 => workload.name().to_owned(),
         _ => String::new(),
     };
     chart

@@ -245,6 +245,6 @@ fn a_picture_is_drawn() {
     crate::picture::draw(&rows(&cells), &cells, &path).expect("a picture");
     let text = fs::read_to_string(&path).expect("a file");
     fs::remove_dir_all(&directory).expect("the folder goes");
-    let parts = ["stencil, 20 changes", "full", "without changes", "vCPU 3"];
+    let parts = ["stencil", "with 20 changes", "full", "without changes", "vCPU 3"];
     assert!(parts.iter().all(|part| text.contains(part)), "{} bytes", text.len());
 }
