@@ -425,23 +425,24 @@ static void files_that_may_not_be_opened_leave_what_is_known(void)
 	vnuma_close(v);
 }
 
-static void ask_in_strict_mode(struct vnuma *with_device)
+static void ask_by_reading_only(struct vnuma *with_device)
 {
 	static struct vnuma_cpus cpus;
-	int watch = vnuma_watch(with_device);
+	int watch = vnuma_watch(with_device), node;
 
 	expect(watch >= 0);
-	/* Any other call than read(), write() and exit() ends it. */
-	expect_equal(prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT), 0);
+	allow_only_reading();
 	expect_equal(vnuma_generation(with_device), 7);
 	expect_equal(*vnuma_generation_word(with_device), 7);
 	expect_equal(vnuma_cpu_node(with_device, 3), 1);
-	expect(vnuma_current_node(with_device) < 2);
+	node = vnuma_current_node(with_device);
+	expect(node == 0 || node == 1);
 	expect_equal(vnuma_copy_cpus(with_device, &cpus), 0);
 	expect_equal(vnuma_refresh(with_device), 0);
 	expect_equal(vnuma_clear_watch(watch), 0);
 	expect_equal(vnuma_source(with_device), VNUMA_SOURCE_DEVICE);
 	expect_equal(vnuma_device_error(with_device), 0);
+	/* Before _exit() the address sanitizer makes another call. */
 	syscall(SYS_exit, 0);
 }
 
@@ -452,7 +453,7 @@ static void with_the_device_the_kernel_is_not_asked(void)
 
 	put_page(make_page(VNUMA_GD_MAX_CPUS));
 	v = opened(VNUMA_SOURCE_DEVICE);
-	in_a_child(ask_in_strict_mode, v);
+	in_a_child(ask_by_reading_only, v);
 	vnuma_close(v);
 }
 
