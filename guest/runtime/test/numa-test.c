@@ -393,6 +393,7 @@ static int tell(void)
 	struct bitmask *mask = numa_allocate_cpumask(), *nodes;
 	int round, node, result;
 
+	setvbuf(stdout, NULL, _IOLBF, 0);
 	printf("available %d, last node %d\n", numa_available(), numa_max_node());
 	for (round = 0; round < 2; round++) {
 		for (node = 0; node < 3; node++) {
@@ -589,7 +590,6 @@ static void run_refused(const char *self, const char *overlay, const char *outpu
 			setenv("LD_PRELOAD", overlay, 1);
 		put(output, "");
 		expect(freopen(in_tree(output), "a", stdout));
-		setvbuf(stdout, NULL, _IOLBF, 0);
 		dup2(1, 2);
 		execl(self, self, "no files", NULL);
 		_exit(127);
