@@ -7,6 +7,10 @@ real=$2
 run=$build/vnuma-run
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
+# dash does nothing on EXIT when a signal ends it, and programs here are set-user-ID root.
+trap 'exit 129' HUP
+trap 'exit 130' INT
+trap 'exit 143' TERM
 unset LD_PRELOAD JAVA_TOOL_OPTIONS JDK_JAVA_OPTIONS _JAVA_OPTIONS
 
 fail() {
