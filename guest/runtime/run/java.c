@@ -11,11 +11,24 @@
 
 #include "java.h"
 
+#define OPTION	"-X"
 #define FLAG	"-XX:"
 /* HotSpot has had eight collectors. */
 #define MAX_CHOSEN	16
 
 static const char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
+
+/* Options of Java 8 that set a collector's flag. */
+static const struct {
+	const char *option;
+	const char *flag;
+	bool on;
+} others[] = {
+	{ "-Xconcgc", "UseConcMarkSweepGC", true },
+	{ "-Xincgc", "UseConcMarkSweepGC", true },
+	{ "-Xnoconcgc", "UseConcMarkSweepGC", false },
+	{ "-Xnoincgc", "UseConcMarkSweepGC", false },
+};
 
 struct choices {
 	const char *const *ours;
@@ -47,12 +60,12 @@ static bool is_ours(const struct choices *choices, const char *name)
 	return false;
 }
 
-/* Of options of one name the last one counts. */
-static void set_flag(struct choices *choices, const char *name, bool on, const char *variable)
+/* Of options that set one flag the last one counts. */
+static void set_flag(struct choices *choices, const struct vnuma_chosen *option, bool on)
 {
 	struct vnuma_chosen *at = choices->chosen, *end = at + choices->count;
 
-	while (at < end && strcmp(at->option + strlen(FLAG "+"), name))
+	while (at < end && strcmp(at->flag, option->flag))
 		at++;
 	if (!on && at < end) {
 		choices->count--;
@@ -60,31 +73,50 @@ static void set_flag(struct choices *choices, const char *name, bool on, const c
 	}
 	if (on && at == end && choices->count < MAX_CHOSEN) {
 		choices->count++;
-		snprintf(at->option, sizeof(at->option), FLAG "+%s", name);
-		at->variable = variable;
+		*at = *option;
+	}
+}
+
+/* What follows "-XX:". */
+static void read_flag(struct choices *choices, const char *text, const char *variable)
+{
+	struct vnuma_chosen option = { .variable = variable };
+	size_t length;
+
+	if (*text != '+' && *text != '-')
+		return;
+	length = strspn(text + 1, letters);
+	if (length >= sizeof(option.flag))
+		return;
+	memcpy(option.flag, text + 1, length);
+	snprintf(option.option, sizeof(option.option), FLAG "+%s", option.flag);
+	if (is_collector(option.flag) && !is_ours(choices, option.flag))
+		set_flag(choices, &option, *text == '+');
+}
+
+static void read_other(struct choices *choices, const char *text, const char *variable)
+{
+	size_t length = strlen(OPTION) + strspn(text + strlen(OPTION), letters), i;
+	struct vnuma_chosen option = { .variable = variable };
+
+	for (i = 0; i < sizeof(others) / sizeof(*others); i++) {
+		if (length != strlen(others[i].option) || memcmp(text, others[i].option, length))
+			continue;
+		snprintf(option.option, sizeof(option.option), "%s", others[i].option);
+		snprintf(option.flag, sizeof(option.flag), "%s", others[i].flag);
+		set_flag(choices, &option, others[i].on);
 	}
 }
 
 static void scan(struct choices *choices, const char *text, const char *variable)
 {
-	char name[sizeof(choices->chosen->option) - sizeof(FLAG "+")];
 	const char *at;
 
-	for (at = strstr(text, FLAG); at; at = strstr(at, FLAG)) {
-		size_t length;
-		bool on;
-
-		at += strlen(FLAG);
-		on = *at == '+';
-		if (!on && *at != '-')
-			continue;
-		length = strspn(at + 1, letters);
-		if (length >= sizeof(name))
-			continue;
-		memcpy(name, at + 1, length);
-		name[length] = '\0';
-		if (is_collector(name) && !is_ours(choices, name))
-			set_flag(choices, name, on, variable);
+	for (at = strstr(text, OPTION); at; at = strstr(at + strlen(OPTION), OPTION)) {
+		if (!strncmp(at, FLAG, strlen(FLAG)))
+			read_flag(choices, at + strlen(FLAG), variable);
+		else
+			read_other(choices, at, variable);
 	}
 }
 

@@ -6,7 +6,8 @@
 #include <stdbool.h>
 
 struct vnuma_chosen {
-	char option[64];		/* "-XX:+UseG1GC" */
+	char flag[64];			/* "UseG1GC" */
+	char option[80];		/* by which it is set: "-XX:+UseG1GC" */
 	const char *variable;		/* whose value has it; NULL: an argument */
 };
 

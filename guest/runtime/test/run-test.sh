@@ -116,6 +116,21 @@ try 0 --gc z --dry-run sh -c 'java "-XX:+UseG1GC"; exit 0'
 is_left '-XX:+UseG1GC: another collector than --gc z'
 try 0 --gc z --dry-run true -J-XX:+UseSerialGC Main.java
 is_left '-XX:+UseSerialGC: another collector than --gc z'
+# Of Java 8.
+for option in -Xconcgc -Xincgc; do
+	try 0 --gc parallel --dry-run true -Xmx1g $option Main
+	is_left "$option: another collector than --gc parallel"
+	_JAVA_OPTIONS=$option try 0 --gc g1 --dry-run true
+	is_left "$option in _JAVA_OPTIONS: another collector than --gc g1"
+	for back in -Xnoconcgc -Xnoincgc -XX:-UseConcMarkSweepGC; do
+		try 0 --gc parallel --dry-run true $option $back
+		is_followed Parallel
+		try 0 --gc parallel --dry-run true $back $option
+		is_left "$option: another collector than --gc parallel"
+	done
+done
+try 0 --gc parallel --dry-run true -XX:+UseConcMarkSweepGC -Xnoconcgc
+is_followed Parallel
 # The last one counts, in the order in which a Java VM reads them.
 try 0 --gc parallel --dry-run true -XX:+UseG1GC -XX:+UseZGC -XX:-UseG1GC
 is_left '-XX:+UseZGC: another collector than --gc parallel'
@@ -131,7 +146,7 @@ is_left '-XX:+UseG1GC in _JAVA_OPTIONS: another collector than --gc parallel'
 try 0 --gc parallel --dry-run true -XX:+UseParallelGC -XX:+UseParallelOldGC -XX:+AggressiveHeap
 is_followed Parallel
 try 0 --gc z --dry-run true -XX:+UseNUMA -XX:+UseMaximumCompactionOnSystemGC -XX:+UseGCOverheadLimit -XX:-UseG1GC \
-	-XX:+UseG1GCs -XX: -XX:+ -XX:+GC -XX:UseG1GC "-XX:+Use$(printf '%0100d' 0)GC"
+	-Xnoconcgc -X -Xnoclassgc -Xconc -XX:+UseG1GCs -XX: -XX:+ -XX:+GC -XX:UseG1GC "-XX:+Use$(printf '%0100d' 0)GC"
 is_followed Z
 try 0 --dry-run true -XX:+UseG1GC
 is_silent_on err collector
