@@ -425,8 +425,10 @@ if with_device : true >"$dir/out" 2>"$dir/err"; then
 	reads_sysfs ': >vnuma' '' 'No such device'
 	reads_sysfs ': >vnuma; mount --bind null vnuma' '' 'cannot be mapped: No such device'
 	reads_sysfs ': >vnuma; mount --bind zero vnuma' '' 'magic is 0, not 0x3144474d554e5600'
-	if $nobody test -r "$dir/numa/libnuma.so.1"; then
+	if $nobody test -r "$dir/numa/libnuma.so.1" 2>"$dir/err"; then
 		reads_sysfs ': >vnuma; chmod 0 vnuma' "$nobody" 'Permission denied'
+	else
+		echo "vnuma-run: skipped, nobody cannot read $dir: a device that may not be read: $(cat "$dir/err")"
 	fi
 else
 	echo "vnuma-run: skipped, nothing can be mounted here: a device of each kind: $(cat "$dir/err")"
