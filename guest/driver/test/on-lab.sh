@@ -14,6 +14,10 @@ chmod +x "$here/vnuma-check" "$here/vnuma-affinity" "$here/vnuma-fake-host"
 
 lab-vm start $vm --kernel "${3:-6.12}" --nodes 2 --vcpus 4 --memory 512M
 trap 'lab-vm stop $vm' EXIT
+# dash runs no EXIT trap when a signal ends it.
+trap 'exit 129' HUP
+trap 'exit 130' INT
+trap 'exit 143' TERM
 for file in vnuma.ko vnuma-check vnuma-affinity; do
 	lab-vm put $vm "$here/$file" "/root/$file"
 done
