@@ -40,8 +40,10 @@ const COLOURS: [RGBColor; 9] = [
 ];
 /// What all bars of a workload take of its place.
 const BARS: f64 = 0.8;
-/// Of the bars' chart: there is room for the legend above them.
-const TOP: f64 = 1.7;
+/// The end of the bars' scale.
+const TOP: f64 = 1.2;
+/// What the legend takes beside the bars, of their width. Lines have the same colours.
+const LEGEND: f64 = 0.16;
 
 /// Writes an SVG: bars of the first profile's rows that goals are about.
 pub fn draw(rows: &[Row], cells: &[Cell], path: &Path) -> Result<()> {
@@ -112,7 +114,7 @@ fn bars(area: &Area<'_>, rows: &[Row], rate: u32) -> Result<(), String> {
         .margin(12)
         .x_label_area_size(28)
         .y_label_area_size(50)
-        .build_cartesian_2d(-0.5..places.len().max(1) as f64 - 0.5, 0.0..TOP)
+        .build_cartesian_2d(-0.5..places.len().max(1) as f64 * (1.0 + LEGEND) - 0.5, 0.0..TOP)
         .map_err(|error| error.to_string())?;
     let name = |at: &f64| match places.get(at.round() as usize) {
         Some(workload) if (at - at.round()).abs() < 0.01 && *at >= 0.0 => workload.name().to_owned(),
@@ -171,7 +173,7 @@ fn points(cell: &Cell) -> Vec<(f64, f64)> {
 fn remote(area: &Area<'_>, workload: Workload, cells: &[&Cell]) -> Result<(), String> {
     let right = cells.iter().map(|cell| cell.window_s).fold(1.0, f64::max);
     let mut chart = ChartBuilder::on(area)
-        .caption(format!("{}: remote accesses, %", workload.name()), TITLE)
+        .caption(format!("{}: remote accesses, % (colours as above)", workload.name()), TITLE)
         .margin(12)
         .x_label_area_size(34)
         .y_label_area_size(44)
@@ -188,9 +190,7 @@ fn remote(area: &Area<'_>, workload: Workload, cells: &[&Cell]) -> Result<(), St
         let colour = colour(cell.policy);
         chart
             .draw_series(LineSeries::new(points(cell), colour.stroke_width(2)))
-            .map_err(|error| error.to_string())?
-            .label(cell.policy.name())
-            .legend(move |(x, y)| PathElement::new([(x, y), (x + 14, y)], colour.stroke_width(2)));
+            .map_err(|error| error.to_string())?;
     }
     // Where a vCPU goes to another node: all policies have the same moments.
     let moments =
@@ -199,13 +199,7 @@ fn remote(area: &Area<'_>, workload: Workload, cells: &[&Cell]) -> Result<(), St
         .draw_series(
             moments.map(|at| PathElement::new([(at, 0.0), (at, 4.0)], RGBColor(0, 0, 0).stroke_width(2))),
         )
-        .map_err(|error| error.to_string())?;
-    chart
-        .configure_series_labels()
-        .position(SeriesLabelPosition::UpperRight)
-        .background_style(WHITE.mix(0.8))
-        .label_font(FONT)
-        .draw()
+        .map(drop)
         .map_err(|error| error.to_string())
 }
 
