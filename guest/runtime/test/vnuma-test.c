@@ -348,6 +348,16 @@ static void a_device_that_may_not_be_read_is_named_and_not_used(void)
 	vnuma_close(v);
 }
 
+static void with_the_device_in_a_child(void (*run)(struct vnuma *v), unsigned int nr_cpus)
+{
+	struct vnuma *v;
+
+	put_page(make_page(nr_cpus));
+	v = opened(VNUMA_SOURCE_DEVICE);
+	in_a_child(run, v);
+	vnuma_close(v);
+}
+
 static void ask_without_dev(struct vnuma *with_device)
 {
 	struct vnuma_gd_page *page = map_page();
@@ -372,12 +382,7 @@ static void ask_without_dev(struct vnuma *with_device)
 /* As in a container, or in one that a program enters while it runs. */
 static void a_namespace_without_the_device_has_sysfs(void)
 {
-	struct vnuma *v;
-
-	put_page(make_page(6));
-	v = opened(VNUMA_SOURCE_DEVICE);
-	in_a_child(ask_without_dev, v);
-	vnuma_close(v);
+	with_the_device_in_a_child(ask_without_dev, 6);
 }
 
 static void ask_without_files(struct vnuma *with_device)
@@ -417,12 +422,7 @@ static void ask_without_files(struct vnuma *with_device)
 /* As a program does that has opened what it needs, and lets seccomp forbid the rest. */
 static void files_that_may_not_be_opened_leave_what_is_known(void)
 {
-	struct vnuma *v;
-
-	put_page(make_page(6));
-	v = opened(VNUMA_SOURCE_DEVICE);
-	in_a_child(ask_without_files, v);
-	vnuma_close(v);
+	with_the_device_in_a_child(ask_without_files, 6);
 }
 
 static void ask_by_reading_only(struct vnuma *with_device)
@@ -449,12 +449,7 @@ static void ask_by_reading_only(struct vnuma *with_device)
 /* What docs/libvnuma.md says takes no system call, or read() alone. */
 static void with_the_device_the_kernel_is_not_asked(void)
 {
-	struct vnuma *v;
-
-	put_page(make_page(VNUMA_GD_MAX_CPUS));
-	v = opened(VNUMA_SOURCE_DEVICE);
-	in_a_child(ask_by_reading_only, v);
-	vnuma_close(v);
+	with_the_device_in_a_child(ask_by_reading_only, VNUMA_GD_MAX_CPUS);
 }
 
 static void open_without_mapping(struct vnuma *unused)
