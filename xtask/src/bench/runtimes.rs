@@ -53,7 +53,7 @@ pub fn run(options: &Options) -> Result<()> {
     files.extend(runtime(&directory)?);
     // What takes long to build or to bring is there only if it is measured.
     let is_chosen = |name: &str| options.workload.iter().any(|workload| workload.contains(name));
-    if options.workload.is_empty() || is_chosen("orders") {
+    if options.workload.is_empty() || is_chosen("orders") || is_chosen("warehouses") {
         files.push((java(&directory)?, JAVA));
     }
     let all = options.full && options.workload.is_empty();
