@@ -51,6 +51,7 @@ pub fn run(options: &Options) -> Result<()> {
     fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;
     let mut files = vec![(driver::build(GUEST_KERNEL)?, DRIVER)];
     files.extend(runtime(&directory)?);
+    let cost = cost_of_reading(&directory);
     // What takes long to build or to bring is there only if it is measured.
     let is_chosen = |name: &str| options.workload.iter().any(|workload| workload.contains(name));
     if options.workload.is_empty() || is_chosen("orders") || is_chosen("warehouses") {
@@ -105,6 +106,7 @@ pub fn run(options: &Options) -> Result<()> {
         hang: Duration::from_secs(if options.full { 24 } else { 4 } * 3600),
     }
     .run()
+    .and(cost)
 }
 
 fn runtime(directory: &Path) -> Result<Vec<(PathBuf, &'static str)>> {
@@ -113,6 +115,17 @@ fn runtime(directory: &Path) -> Result<Vec<(PathBuf, &'static str)>> {
     make.args(["--silent", "-C", "guest/runtime"]).arg(format!("BUILD={}", build.display()));
     run_command(make.current_dir(workspace()))?;
     Ok(RUNTIME.map(|(name, there)| (build.join(name), there)).into())
+}
+
+/// Of libvnuma, on this machine: an error if reading the generation takes more than twice as long as `sched_getcpu()`.
+fn cost_of_reading(directory: &Path) -> Result<()> {
+    eprintln!("what a look at the topology costs a program (measured, on this machine)");
+    let mut make = Command::new("make");
+    make.args(["--silent", "-C", "guest/runtime", "bench"])
+        .arg(format!("BUILD={}", directory.join("runtime").display()))
+        // The report may go to the standard output.
+        .stdout(std::io::stderr());
+    run_command(make.current_dir(workspace()))
 }
 
 /// The guest has libgomp.
