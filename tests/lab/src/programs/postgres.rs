@@ -81,7 +81,12 @@ fn judge(
     };
     // Other processes of the server touch some as well.
     let right = row.new.is_some_and(|new| new >= 90) && row.again.is_some_and(|again| again <= 10);
-    let wrong = (!right).then(|| format!("PostgreSQL: on the new node: {:?}", (row.new, row.again)));
+    let wrong = if !row.at_start.is_empty() || !row.later.is_empty() {
+        // One that is built with libnuma is another row.
+        Some(format!("PostgreSQL reads the topology: {:?}, later {:?}", row.at_start, row.later))
+    } else {
+        (!right).then(|| format!("PostgreSQL: on the new node: {:?}", (row.new, row.again)))
+    };
     (row, wrong)
 }
 
@@ -182,5 +187,13 @@ mod tests {
         assert_eq!(judged([0, 1024], [0, 0]).1, None);
         assert!(judged([1024, 0], [0, 0]).1.is_some());
         assert!(judged([0, 1024], [0, 1024]).1.is_some());
+    }
+
+    #[test]
+    fn a_server_that_reads_the_topology_is_not_the_one_of_the_table() {
+        let reads = || Reads::from(["node/online".to_owned()]);
+        let judged = |at_start, later| judge("18".to_owned(), at_start, later, [0, 1024], [0, 0]).1;
+        assert!(judged(reads(), Reads::new()).is_some_and(|wrong| wrong.contains("node/online")));
+        assert!(judged(Reads::new(), reads()).is_some());
     }
 }
