@@ -332,15 +332,11 @@ mod tests {
         let full = Arguments { policy: vec![Policy::Full], ..none() };
         assert!(wanted(&full).iter().all(|cell| Workload::REDUCED.contains(&cell.workload)));
         let one = || Arguments { policy: vec![Policy::VnumaOs], workload: vec![Workload::Orders], ..none() };
-        let of = |rate| Wanted {
-            workload: Workload::Orders,
-            policy: Policy::VnumaOs,
-            rate,
-            by: By::Hand,
-            autonuma: true,
-        };
-        assert_eq!(wanted(&one()), [of(0), of(20)]);
-        assert_eq!(wanted(&Arguments { changes: vec![200], ..one() }), [of(200)]);
+        let of =
+            |policy, rate| Wanted { workload: Workload::Orders, policy, rate, by: By::Hand, autonuma: true };
+        assert_eq!(wanted(&one()), [0, 20].map(|rate| of(Policy::VnumaOs, rate)));
+        let often = Arguments { changes: vec![200], policy: vec![Policy::Full], ..one() };
+        assert_eq!(wanted(&often), [of(Policy::Full, 200)]);
         let off = wanted(&Arguments { autonuma: vec![Switch::Off], ..none() });
         assert!(off.len() == cells(false).len() && off.iter().all(|cell| !cell.autonuma));
         // One that the reduced form does not have is measured as those that it has.
