@@ -5,7 +5,7 @@
 //! | policy | when | from |
 //! |---|---|---|
 //! | `none` | never | |
-//! | `periodic` | every 900 s | the memory flipping paper, section IV.B |
+//! | `periodic` | every 900 s | *Memory Flipping* (INFOCOM 2019), section IV.B |
 //! | `amount` | 3 % of the VM's memory is displaced: 500 MB of 16 GB there | the same |
 //! | `both` | whichever comes first | |
 //! | `adaptive` | within a minute the move saves twice its price | here |
