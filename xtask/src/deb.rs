@@ -325,6 +325,15 @@ mod tests {
         assert_eq!(page("# Scheduling policies\n\nText.\n"), None);
     }
 
+    /// systemd's filter of the first refuses SCHED_EXT, which scx_vnuma's vCPUs have, that of the second openat2(2).
+    #[test]
+    fn the_sandbox_of_vnumad_refuses_no_call_that_it_makes() {
+        let unit = read(&workspace().join("packaging/debian/vnuma-host.vnumad.service")).expect("a unit");
+        for option in ["RestrictRealtime=", "RestrictSUIDSGID="] {
+            assert!(unit.lines().all(|line| !line.starts_with(option)), "{option}");
+        }
+    }
+
     #[test]
     fn every_manual_can_be_one() {
         for name in MANUALS {

@@ -14,6 +14,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use vnuma_process::{Class, read_class};
 use vnuma_scenario::{HANG_LIMIT, Nodes, Process, Vm, output, vnumactl, wait_for};
 
 /// Packages of a lower version, which the manuals' commands install, and of this one; and what DKMS has made of this one's.
@@ -37,6 +38,7 @@ pub fn run() -> Result<()> {
     follows(&vm, &nodes)?;
     upgraded(&vm, &nodes)?;
     as_without_a_sandbox(&vm, &nodes)?;
+    scheduled(&vm)?;
     stuck(&vm, &nodes)?;
     agent()?;
     confined::domain(&nodes, &mut before)?;
@@ -235,6 +237,25 @@ fn as_without_a_sandbox(vm: &Vm, nodes: &Nodes) -> Result<()> {
         "the sandbox changes what vnumad can do: {lost:#?}"
     );
     println!("sandbox: doctor says the same with and without it ({} checks)", confined.0.len());
+    Ok(())
+}
+
+/// The sandbox lets vnumad give vCPUs to scx_vnuma, which the package has as well.
+fn scheduled(vm: &Vm) -> Result<()> {
+    const SCHEDULER: &str = "scx_vnuma.service";
+    let all_have = |class: Class| {
+        let has = |tid: &i32| read_class(*tid).map(|found| found == class);
+        Ok(vm.threads.iter().map(has).collect::<Result<Vec<_>, _>>()?.into_iter().all(|has| has))
+    };
+    output("systemctl", &["start", SCHEDULER])?;
+    vnumactl(&["policy", VM, "--set", "vprobe"])?;
+    wait_for("scx_vnuma to have the vCPUs", HANG_LIMIT, || all_have(Class::Ext))
+        .with_context(|| status(SCHEDULER))
+        .with_context(|| status(UNIT))?;
+    vnumactl(&["policy", VM, "--set", "off"])?;
+    wait_for("the vCPUs to be given back", HANG_LIMIT, || all_have(Class::Other))?;
+    output("systemctl", &["stop", SCHEDULER])?;
+    println!("sandbox: scx_vnuma has had {} vCPUs", vm.threads.len());
     Ok(())
 }
 

@@ -205,15 +205,19 @@ impl Task {
             Look::Loaded => {
                 let mut threads = Vec::new();
                 for (pid, pidfd, tid, kept) in self.masks.confined() {
+                    // Its affinity stays until scx_vnuma has it.
+                    let told = self.places.place(pid, &pidfd, tid, kept.last().cloned(), kept.operator());
+                    if told.is_none_or(|told| told.is_err()) {
+                        continue;
+                    }
                     let ours = |found: &CpuSet| kept.is_ours(found, &online);
                     let freed = pin_thread_if(pidfd.as_fd(), pid, tid, ours, kept.operator());
-                    let place = kept.last().cloned();
-                    if freed.is_ok() {
-                        let told = self.places.place(pid, &pidfd, tid, place, kept.operator());
-                        let told = told.is_some_and(|told| told.is_ok());
-                        self.masks.forget(pid, &[tid]);
-                        threads.push((tid, told));
+                    if freed.is_err() {
+                        self.places.release(pid, &[tid]);
+                        continue;
                     }
+                    self.masks.forget(pid, &[tid]);
+                    threads.push((tid, true));
                 }
                 Switch { to: Mechanism::Scheduler, why: String::new(), threads }
             }

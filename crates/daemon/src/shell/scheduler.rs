@@ -207,6 +207,12 @@ impl Places {
                 self.problems.insert(tid, why);
                 None
             }
+            // A sandbox (systemd's RestrictRealtime=) allows the classes that it knows only.
+            Err(error) if is_refused(&error) => {
+                scheduler.forget(tid);
+                self.problems.insert(tid, error.to_string());
+                None
+            }
             Err(error) => {
                 scheduler.forget(tid);
                 Some(Err(error))
@@ -281,6 +287,11 @@ fn has_ended(error: &ActError) -> bool {
         ActError::System { source, .. } => source.raw_os_error() == Some(nix::libc::ESRCH),
         _ => false,
     }
+}
+
+/// May vnumad not set this class at all?
+fn is_refused(error: &ActError) -> bool {
+    matches!(error, ActError::System { source, .. } if source.raw_os_error() == Some(nix::libc::EPERM))
 }
 
 /// A thread that has ended needs nothing, and one of another class has been given that by somebody else.
