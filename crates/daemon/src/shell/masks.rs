@@ -222,11 +222,15 @@ impl Masks {
         online: &CpuSet,
     ) -> Result<usize, String> {
         if !self.known.contains_key(&pid) {
-            // One that cannot be understood will not be later either.
-            let record = self.read(pid).inspect_err(|_| self.remove(pid))?;
-            let Some(record) = record else { return Ok(0) };
+            let Some(record) = self.read(pid)? else { return Ok(0) };
+            let started = match procfs::read_start_time(pid, pid) {
+                Ok(started) => Some(started),
+                Err(procfs::ProcError::Gone { .. }) => None,
+                // No file is left to open, say: that says nothing of the record.
+                Err(error) => return Err(error.to_string()),
+            };
             // Of another process with this number.
-            if procfs::read_start_time(pid, pid).ok() != Some(record.started) {
+            if started != Some(record.started) {
                 self.remove(pid);
                 return Ok(0);
             }
@@ -287,6 +291,8 @@ impl Masks {
         fs::rename(&new, self.path(pid))
     }
 
+    /// The record of an earlier vnumad. One that cannot be understood is removed: it will not be later either. One that cannot be read
+    /// stays.
     fn read(&self, pid: i32) -> Result<Option<MaskRecord>, String> {
         let path = self.path(pid);
         let wrong = |what: String| format!("{}: {what}", path.display());
@@ -295,9 +301,11 @@ impl Masks {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(wrong(error.to_string())),
         };
-        let mut text = String::new();
-        file.take(SIZE_LIMIT).read_to_string(&mut text).map_err(|error| wrong(error.to_string()))?;
-        parse_masks(&text).map(Some).map_err(wrong)
+        let mut bytes = Vec::new();
+        file.take(SIZE_LIMIT).read_to_end(&mut bytes).map_err(|error| wrong(error.to_string()))?;
+        let understood = String::from_utf8(bytes).map_err(|error| error.to_string());
+        let understood = understood.and_then(|text| parse_masks(&text));
+        understood.map(Some).map_err(wrong).inspect_err(|_| self.remove(pid))
     }
 
     fn remove(&self, pid: i32) {
@@ -388,6 +396,34 @@ mod tests {
         assert_eq!(Masks::new(directory.path().into()).restore(pid, Some(&pidfd), &all), Ok(0));
         assert!(!path.exists());
         assert_eq!(read_allowed(pid, pid).expect("a mask"), all);
+    }
+
+    #[test]
+    fn a_record_that_cannot_be_read_now_counts_later() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let pid = own_pid();
+        let pidfd = Arc::new(open_pidfd(pid).expect("a pidfd"));
+        let (tid, _keep) = thread();
+        let all = read_allowed(pid, tid).expect("a mask");
+        let one: CpuSet = all.iter().take(1).collect();
+        let mut masks = Masks::new(directory.path().into());
+        masks.note(pid, &pidfd, &[order(tid, &all, &one)], false).expect("written");
+        pin_thread_if(pidfd.as_fd(), pid, tid, |_| true, &one).expect("set");
+        let path = directory.path().join(format!("{pid}.masks"));
+        let kept = directory.path().join("kept");
+        fs::rename(&path, &kept).expect("moved");
+        // ELOOP for everybody, root as well.
+        std::os::unix::fs::symlink(&path, &path).expect("a loop");
+        let mut next = Masks::new(directory.path().into());
+        next.restore(pid, Some(&pidfd), &all).expect_err("it cannot be read");
+        assert!(fs::symlink_metadata(&path).is_ok(), "it is not removed");
+        fs::rename(&kept, &path).expect("back");
+        assert_eq!(next.restore(pid, Some(&pidfd), &all), Ok(1));
+        assert_eq!(read_allowed(pid, tid).expect("a mask"), all);
+        // What cannot be understood is removed.
+        fs::write(&path, b"\xff").expect("written");
+        next.restore(pid, Some(&pidfd), &all).expect_err("no text");
+        assert!(!path.exists());
     }
 
     #[test]
