@@ -170,6 +170,23 @@ fn a_mask_that_somebody_else_has_set_stays() {
     assert!(matches!(gone, ActError::ForeignThread { .. }), "{gone}");
 }
 
+/// While a CPU goes offline only `status` has all that was set.
+#[test]
+fn a_mask_that_is_not_the_expected_one_is_looked_at_twice() {
+    let pid = own_pid();
+    let (tid, keep, handle) = idle_thread();
+    let all = allowed(pid, tid);
+    let mut looks = 0;
+    let second = |found: &CpuSet| {
+        looks += 1;
+        looks == 2 && *found == all
+    };
+    pin_thread_if(pidfd_of(pid).as_fd(), pid, tid, second, &all).unwrap();
+    assert_eq!(looks, 2);
+    drop(keep);
+    handle.join().unwrap();
+}
+
 #[test]
 fn a_thread_that_ends_before_its_mask_is_set_is_said_to_have_raced() {
     let pid = own_pid();

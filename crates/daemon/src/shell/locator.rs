@@ -4,6 +4,8 @@ use super::inbox::{Inbox, Message};
 use crate::{config::Config, core::event::Event};
 use std::{
     collections::{HashMap, HashSet, VecDeque},
+    fs,
+    path::PathBuf,
     sync::{
         Arc, Mutex, PoisonError, RwLock,
         atomic::{AtomicU64, Ordering},
@@ -56,6 +58,8 @@ struct Shared {
     /// Events that were lost because the inbox was full.
     overflowed: AtomicU64,
     health: Mutex<Health>,
+    /// Where the kernel says which CPUs are online.
+    online: PathBuf,
 }
 
 /// Quality of the location sources.
@@ -131,9 +135,15 @@ impl Reader {
         self.0.read(pid, tid)
     }
 
-    /// CPUs of the host that are online.
+    /// CPUs of the host that are online. The kernel knows before the host is read anew that one is not any more.
     pub(crate) fn online(&self) -> CpuSet {
-        self.0.host().nodes.iter().flat_map(|node| node.cpus.iter()).collect()
+        let host = self.0.host();
+        let known = || host.nodes.iter().flat_map(|node| node.cpus.iter());
+        let now = fs::read_to_string(&self.0.online).ok().and_then(|text| text.trim().parse::<CpuSet>().ok());
+        match now {
+            Some(now) => known().filter(|cpu| now.contains(*cpu)).collect(),
+            None => known().collect(),
+        }
     }
 }
 
@@ -160,7 +170,11 @@ impl Locator {
         config: &Config,
         inbox: Arc<Inbox>,
     ) -> Result<(Self, Option<KernelEvents>), LocationError> {
-        let shared = Arc::new(Shared { host: RwLock::new(Arc::new(host.clone())), ..Shared::default() });
+        let shared = Arc::new(Shared {
+            host: RwLock::new(Arc::new(host.clone())),
+            online: config.root.join("sys/devices/system/cpu/online"),
+            ..Shared::default()
+        });
         let (theirs, messages) = (Arc::clone(&shared), Arc::clone(&inbox));
         let on_event = move |event: LocationEvent| {
             let sees_affinity = theirs.health.lock().unwrap_or_else(PoisonError::into_inner).sees_affinity;
@@ -427,6 +441,19 @@ mod tests {
         set.set(only as usize).expect("in range");
         nix::sched::sched_setaffinity(nix::unistd::gettid(), &set).expect("pinned");
         (inbox, locator, pid, tid)
+    }
+
+    #[test]
+    fn a_cpu_that_the_kernel_has_taken_offline_is_not_online() {
+        let root = tempfile::tempdir().expect("a directory");
+        let file = root.path().join("sys/devices/system/cpu/online");
+        let config = Config { root: root.path().into(), location: Prefer::Poll, ..Config::default() };
+        let inbox = Arc::new(Inbox::new().expect("an inbox"));
+        let (locator, _) = Locator::start(&host(), &config, inbox).expect("started");
+        assert_eq!(locator.reader().online().len(), 8192, "as far as is known");
+        fs::create_dir_all(file.parent().expect("a directory")).expect("created");
+        fs::write(&file, "0-5,7\n").expect("written");
+        assert_eq!(locator.reader().online().to_string(), "0-5,7");
     }
 
     #[test]

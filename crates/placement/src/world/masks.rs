@@ -18,6 +18,9 @@ use crate::scheduling::{Analysis, Machine, Place, Policy, Why};
 use std::collections::BTreeMap;
 use vnuma_topology::{ApicId, CpuSet, HostNodeId};
 
+/// A part of a policy's mask has to be seen for so long before it counts as set by somebody else.
+const NARROWED_NS: u64 = 2_000_000_000;
+
 /// How a policy's mask is set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mechanism {
@@ -131,6 +134,8 @@ pub struct VcpuMask {
     pub settled_ns: u64,
     /// The last reading showed the CPUs of its place as its affinity, though scx_vnuma had set the place.
     pub own_seen: bool,
+    /// Since when readings show a part of what a policy has set.
+    pub narrowed_ns: Option<u64>,
     /// Steps that were made.
     pub moves: u64,
     /// The last one.
@@ -153,7 +158,7 @@ impl VcpuMask {
 
     /// Somebody else has set this mask.
     pub fn set_by_operator(&mut self, mask: Option<CpuSet>, now_ns: u64) {
-        (self.operator, self.policy, self.wanted) = (mask, None, None);
+        (self.operator, self.policy, self.wanted, self.narrowed_ns) = (mask, None, None, None);
         self.settled_ns = now_ns;
     }
 
@@ -184,7 +189,15 @@ impl VcpuMask {
         // The kernel lets a thread run anywhere when none of its CPUs is left. Nobody has asked for that.
         let lost = !policy.cpus.intersects(online);
         if lost || policy.cpus.agrees(allowed, online) {
+            self.narrowed_ns = None;
             return false;
+        }
+        // CPUs that go offline are missing before the host is known to have changed.
+        if allowed.is_subset(&policy.cpus) && !allowed.is_empty() {
+            let since_ns = *self.narrowed_ns.get_or_insert(read_ns);
+            if read_ns.saturating_sub(since_ns) < NARROWED_NS {
+                return false;
+            }
         }
         self.set_by_operator(Some(allowed.clone()), read_ns);
         true
@@ -244,7 +257,10 @@ mod tests {
         let policy = PolicyMask { cpus: set("4-7"), of_cache: true, by: Mechanism::Affinity };
         let operator = Some(set("0-15"));
         let mut mask = VcpuMask { operator, policy: Some(policy), settled_ns: 5, ..VcpuMask::default() };
-        let changed = mask.seen(&set(allowed), &set(online), read_ns);
+        // What is a part of the policy's own has to be seen for a while.
+        let is_part = set(allowed).is_subset(&set("4-7"));
+        let changed = mask.seen(&set(allowed), &set(online), read_ns)
+            || is_part && mask.seen(&set(allowed), &set(online), read_ns + NARROWED_NS);
         (changed, mask.policy.is_some(), mask.operator.expect("known").to_string())
     }
 
@@ -259,6 +275,20 @@ mod tests {
             "none is left: the kernel's doing"
         );
         assert_eq!(seen("0-15", "0-15", 4), (false, true, "0-15".into()), "read before it was set");
+    }
+
+    #[test]
+    fn cpus_that_go_offline_before_that_is_known_are_nobodys_doing() {
+        let policy = PolicyMask { cpus: set("4-7"), of_cache: true, by: Mechanism::Affinity };
+        let operator = Some(set("0-15"));
+        let mut mask = VcpuMask { operator, policy: Some(policy), ..VcpuMask::default() };
+        let (all, left, second) = (set("0-15"), set("0-6,8-15"), NARROWED_NS / 2);
+        assert!(!mask.seen(&set("4-6"), &all, 1) && !mask.seen(&set("4-6"), &all, 1 + second));
+        assert!(!mask.seen(&set("4-6"), &left, 1 + 2 * second), "now it is known");
+        // And once more: that was another time.
+        assert!(!mask.seen(&set("4-5"), &left, 1 + 3 * second) && mask.policy.is_some());
+        assert!(mask.seen(&set("4-5"), &left, 1 + 5 * second), "the operator has set that");
+        assert_eq!((mask.policy, mask.operator), (None, Some(set("4-5"))));
     }
 
     #[test]
