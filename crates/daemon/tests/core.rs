@@ -226,6 +226,32 @@ fn two_vms_of_one_name_are_two_names() {
 }
 
 #[test]
+fn a_name_is_of_the_vm_that_its_operator_calls_so() {
+    let listed = |names: &[&str]| {
+        let of = |name: &&str| Candidate {
+            handle: format!("qmp:/{name}").as_str().into(),
+            name: (*name).into(),
+            instance: 1,
+        };
+        Event::Scanned(Ok(names.iter().map(of).collect()))
+    };
+    // A QEMU can say of itself that it is another VM, before that one comes or afterwards.
+    for order in [["other", "web"], ["web", "other"]] {
+        let mut run = Run::new();
+        for there in [&order[..1], &order] {
+            run.step(listed(there));
+            let pid = if there[there.len() - 1] == "web" { 100 } else { 200 };
+            run.report(Report::Up(description("web", pid), false));
+        }
+        assert_eq!(run.core.names(), ["other", "web"]);
+        let shown = |name: &str| run.core.show(name).map(|vm| (vm.pid, vm.problem)).ok();
+        assert_eq!(shown("web"), Some((Some(100), None)), "{order:?}");
+        let taken = "its name `web` is taken by the VM at qmp:/web".to_owned();
+        assert_eq!(shown("other"), Some((None, Some(taken))), "{order:?}");
+    }
+}
+
+#[test]
 fn of_two_that_nobody_could_ask_one_has_the_name() {
     let (first, second) = ("libvirt:u@qemu:///system", "libvirt:v@qemu:///session");
     let mut run = Run::new();

@@ -117,27 +117,27 @@ fn what_has_happened_is_told() {
     wait_for("its series to end with it", || !shows());
 }
 
-/// The first is managed. The other one is shown by its handle, and its series are its own.
+/// The first is managed. The other one is shown by the name of its socket, and its series are its own.
 #[test]
 fn two_vms_of_one_name_are_counted_once_each() {
     let (daemon, _threads) = with_a_vm("web", |_| {});
     assert_eq!(common::http::ask(&daemon.socket, "POST", "/v1/vms/web/attach", "").0, 200);
     let process = Process::start();
-    daemon.add("web", describe("web", process.pid(), &[0, 1], &[process.pid()]));
+    daemon.add("other", describe("web", process.pid(), &[0, 1], &[process.pid()]));
     let of_vms = || series_of(&of_socket(&daemon, "").1, "vnuma_publications_total");
     wait_for("the other one", || of_vms().len() == 2);
     let read = |path: &str| common::http::ask(&daemon.socket, "GET", path, "").1;
     let list = read("/v1/vms");
     let names: Vec<_> = list.as_array().expect("a list").iter().map(|vm| &vm["name"]).collect();
-    assert_eq!(names, ["memory:web", "web"]);
-    let problem = read("/v1/vms/memory%3Aweb")["problem"].as_str().unwrap_or_default().to_owned();
+    assert_eq!(names, ["other", "web"]);
+    let problem = read("/v1/vms/other")["problem"].as_str().unwrap_or_default().to_owned();
     assert_eq!(problem, "its name `web` is taken by the VM at memory:vm");
     let published = read("/v1/vms/web")["publication"]["publications"].as_f64().expect("a number");
     assert!(published >= 1.0);
-    assert_eq!(of_vms(), [("{vm=\"memory:web\"}".to_owned(), 0.0), ("{vm=\"web\"}".to_owned(), published)]);
+    assert_eq!(of_vms(), [("{vm=\"other\"}".to_owned(), 0.0), ("{vm=\"web\"}".to_owned(), published)]);
     let policies = read("/v1/policies");
     let names: Vec<_> = policies.as_array().expect("a list").iter().map(|of| &of["vm"]).collect();
-    assert_eq!(names, ["memory:web", "web"]);
+    assert_eq!(names, ["other", "web"]);
 }
 
 /// Labels and value of each series of a metric.

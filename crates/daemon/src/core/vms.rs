@@ -224,14 +224,24 @@ impl Core {
     }
 
     /// Why a VM cannot have its name, if it cannot. A VM that was only observed has the name of its handle, and gives it up
-    /// to a VM that reports this name.
+    /// to a VM that reports this name. Of two that report it, the one has it that its operator called so, by its socket or its domain:
+    /// a QEMU can say anything.
     fn claim_name(&mut self, id: VmId, name: &str) -> Option<String> {
         let other = self.names.get(name).copied().filter(|other| *other != id)?;
-        let managed = self.world.get(other)?;
-        if managed.vm.as_ref()?.source == DescriptionSource::Hypervisor {
-            return Some(format!("its name `{name}` is taken by the VM at {}", managed.handle));
+        let (managed, own) = (self.world.get(other)?, self.world.get(id)?);
+        if managed.vm.as_ref()?.source != DescriptionSource::Hypervisor {
+            self.drop_vm(other, false);
+            return None;
         }
-        self.drop_vm(other, false);
+        let taken = |by: &ManagedVm| format!("its name `{name}` is taken by the VM at {}", by.handle);
+        if managed.fallback_name == name || own.fallback_name != name {
+            return Some(taken(managed));
+        }
+        let problem = taken(own);
+        let (shown, now_ns) = (Some(problem.clone()), self.now_ns);
+        self.refuse_in_flight(other, &problem);
+        self.drop_left(other);
+        self.link_event(other, LinkEvent::Lost { problem: shown, known: false, at_once: false, now_ns });
         None
     }
 
