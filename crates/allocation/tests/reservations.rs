@@ -35,7 +35,7 @@ fn states() -> [(&'static str, Book); 4] {
         book
     };
     let mut held = waiting();
-    assert_eq!(held.appeared("a", 7, SECOND), Some(0));
+    assert_eq!(held.appeared("a", 7, Some(5), SECOND), Some(0));
     let mut over = waiting();
     assert_eq!(over.expire(10 * SECOND).len(), 1);
     [("none", Book::default()), ("waiting", waiting()), ("held", held), ("over", over)]
@@ -49,7 +49,7 @@ fn state(book: &Book) -> Option<State> {
 #[test]
 fn every_event_in_every_state() {
     let waiting = Some(State::Waiting { until_ns: 10 * SECOND });
-    let held = Some(State::Held { pid: 7 });
+    let held = Some(State::Held { pid: 7, started: Some(5) });
     type Event = (&'static str, fn(&mut Book), [Option<State>; 4]);
     let new = Some(State::Waiting { until_ns: 12 * SECOND });
     let events: [Event; 8] = [
@@ -60,17 +60,17 @@ fn every_event_in_every_state() {
         ),
         (
             "appeared",
-            |book| assert!(book.appeared("a", 7, 9 * SECOND).is_none_or(|id| id == 0)),
+            |book| assert!(book.appeared("a", 7, Some(5), 9 * SECOND).is_none_or(|id| id == 0)),
             [None, held, held, None],
         ),
         (
             "appeared too late",
-            |book| assert!(book.appeared("a", 7, 10 * SECOND).is_none_or(|id| id == 0)),
+            |book| assert!(book.appeared("a", 7, Some(5), 10 * SECOND).is_none_or(|id| id == 0)),
             [None, waiting, held, None],
         ),
         (
             "another appeared",
-            |book| assert!(book.appeared("b", 8, SECOND).is_none_or(|id| id == 0)),
+            |book| assert!(book.appeared("b", 8, Some(5), SECOND).is_none_or(|id| id == 0)),
             [None, waiting, held, None],
         ),
         ("gone", |book| drop(book.gone("a", 7)), [None, waiting, None, None]),
@@ -347,7 +347,7 @@ proptest! {
                     prop_assert!(!in_use || with_device);
                 }
                 Event::Appeared(vm) => {
-                    let _ = book.appeared(&format!("vm{vm}"), vm as i32 + 1, now);
+                    let _ = book.appeared(&format!("vm{vm}"), vm as i32 + 1, None, now);
                 }
                 Event::Gone(vm) => drop(book.gone(&format!("vm{vm}"), vm as i32 + 1)),
                 Event::Release(vm) => drop(book.release(&format!("vm{vm}"))),

@@ -69,7 +69,7 @@ impl Reserved {
     pub fn new(reservation: &Reservation, now_ns: u64) -> Self {
         let (waits_ms, pid) = match reservation.state {
             State::Waiting { until_ns } => (Some(until_ns.saturating_sub(now_ns) / 1_000_000), None),
-            State::Held { pid } => (None, Some(pid)),
+            State::Held { pid, .. } => (None, Some(pid)),
         };
         Self { id: reservation.id, waits_ms, pid, placement: reservation.placement.clone() }
     }

@@ -94,6 +94,32 @@ fn a_reservation_becomes_its_vms_and_outlives_vnumad() {
 }
 
 #[test]
+fn a_process_that_has_got_the_number_of_a_vm_holds_no_reservation() {
+    let daemon = start();
+    assert_eq!(place(&daemon, "a", 4, &[]).0, 200);
+    let mut process = Process::start();
+    let directory = daemon.config.root.join(format!("proc/{}", process.pid()));
+    fs::create_dir_all(&directory).expect("created");
+    // Field 22 is when it started.
+    let pid = process.pid();
+    let started = |ticks: u32| {
+        let stat = format!("{pid} (qemu) S {} {ticks} 0\n", ["0"; 18].join(" "));
+        fs::write(directory.join("stat"), stat).expect("written");
+    };
+    started(100);
+    daemon.add("a", describe("a", pid, &[0, 1], &[pid]));
+    wait_for("its reservation to be held", || !reservations(&daemon)[0]["pid"].is_null());
+    process.kill();
+    daemon.backend.end("a");
+    wait_for("the VM to be gone", || {
+        ask(&daemon.socket, "GET", "/v1/vms", "").1.as_array().is_some_and(Vec::is_empty)
+    });
+    assert_eq!(reservations(&daemon).len(), 1, "its process is there, and may be found again");
+    started(200);
+    assert!(reservations(&daemon).is_empty());
+}
+
+#[test]
 fn what_is_wrong_is_named_and_nothing_is_reserved() {
     let daemon = start();
     let ask = |body: &str| {

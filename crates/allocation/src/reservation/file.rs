@@ -125,7 +125,7 @@ fn check(content: Content, now_ns: u64) -> Result<BTreeMap<u64, Reservation>, (S
                 let reason = format!("{until_ns}: expected at most an hour from now, {latest}");
                 return Err((field("state.waiting.until_ns"), reason));
             }
-            State::Held { pid } if pid <= 0 => {
+            State::Held { pid, .. } if pid <= 0 => {
                 return Err((field("state.held.pid"), format!("{pid}: expected the number of a process")));
             }
             _ => {}

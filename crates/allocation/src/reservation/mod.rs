@@ -48,6 +48,9 @@ pub enum State {
     Held {
         /// PID of its hypervisor.
         pid: i32,
+        /// When that process started, clock ticks since boot, if it could be read: another one may get its number.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        started: Option<u64>,
     },
 }
 
@@ -154,10 +157,10 @@ impl Book {
         self.all().find(|reservation| reservation.placement.name == name)
     }
 
-    /// VMs that are there and have one, with the PIDs of their hypervisors.
-    pub fn holders(&self) -> impl Iterator<Item = (&str, i32)> {
+    /// VMs that are there and have one, with the PIDs of their hypervisors, and when these started.
+    pub fn holders(&self) -> impl Iterator<Item = (&str, i32, Option<u64>)> {
         self.all().filter_map(|one| match one.state {
-            State::Held { pid } => Some((one.placement.name.as_str(), pid)),
+            State::Held { pid, started } => Some((one.placement.name.as_str(), pid, started)),
             State::Waiting { .. } => None,
         })
     }
@@ -208,21 +211,22 @@ impl Book {
         Ok((id, placed))
     }
 
-    /// A VM is there. The number of its reservation, if it has one that waited for it and was not over.
-    pub fn appeared(&mut self, name: &str, pid: i32, now_ns: u64) -> Option<u64> {
+    /// A VM is there, whose process started then. The number of its reservation, if it has one that waited for it and was not over.
+    pub fn appeared(&mut self, name: &str, pid: i32, started: Option<u64>, now_ns: u64) -> Option<u64> {
         let waits = |reservation: &&mut Reservation| {
             let waiting = matches!(reservation.state, State::Waiting { .. });
             reservation.placement.name == name && waiting && !reservation.over(now_ns)
         };
         let reservation = self.reservations.values_mut().find(waits)?;
-        reservation.state = State::Held { pid };
+        reservation.state = State::Held { pid, started };
         Some(reservation.id)
     }
 
     /// The VM of this process is gone, and with it its reservation, if it held one.
     pub fn gone(&mut self, name: &str, pid: i32) -> Option<Reservation> {
         let held = |reservation: &&Reservation| {
-            reservation.placement.name == name && reservation.state == State::Held { pid }
+            let holds = matches!(reservation.state, State::Held { pid: holder, .. } if holder == pid);
+            reservation.placement.name == name && holds
         };
         let id = self.all().find(held)?.id;
         self.reservations.remove(&id)
@@ -234,7 +238,7 @@ impl Book {
         let reservation = self.of(name).ok_or_else(none)?;
         let id = reservation.id;
         match reservation.state {
-            State::Held { pid } => Err(ReleaseError::Held { id, name: name.to_owned(), pid }),
+            State::Held { pid, .. } => Err(ReleaseError::Held { id, name: name.to_owned(), pid }),
             State::Waiting { .. } => self.reservations.remove(&id).ok_or_else(none),
         }
     }

@@ -214,18 +214,25 @@ impl Placements {
     /// VMs came and went since the last time. Each came when it was found.
     fn take_notice(&self, book: &mut Book, uses: &[VmUse], now_ns: u64) {
         for vm in uses {
-            book.appeared(&vm.claim.owner, vm.pid, vm.found_ns);
+            book.appeared(&vm.claim.owner, vm.pid, self.started(vm.pid), vm.found_ns);
         }
         book.expire(now_ns);
-        let held: Vec<(String, i32)> = book.holders().map(|(name, pid)| (name.to_owned(), pid)).collect();
-        for (name, pid) in held {
+        let held = book.holders().map(|(name, pid, started)| (name.to_owned(), pid, started));
+        for (name, pid, started) in held.collect::<Vec<_>>() {
             let listed = uses.iter().any(|vm| vm.claim.owner == name && vm.pid == pid);
-            // After a start of vnumad it can be there without having been found yet.
-            let runs = self.root.join("proc").join(pid.to_string()).exists();
+            // After a start of vnumad it can be there without having been found yet. Another process or thread may have its number.
+            let now = self.started(pid);
+            let runs = now.is_some() && (started.is_none() || now == started);
             if !listed && !runs {
                 book.gone(&name, pid);
             }
         }
+    }
+
+    /// When a process started, clock ticks since boot.
+    fn started(&self, pid: i32) -> Option<u64> {
+        let stat = fs::read_to_string(self.root.join(format!("proc/{pid}/stat"))).ok()?;
+        vnuma_process::procfs::start_time(&stat)
     }
 
     fn boot_id(&self) -> Result<String, PlacementError> {
