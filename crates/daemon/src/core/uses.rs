@@ -4,7 +4,7 @@ use super::Core;
 use std::collections::{BTreeMap, BTreeSet};
 use vnuma_allocation::{BASE_PAGE_BYTES, Claim, Promise};
 use vnuma_placement::world::Vm;
-use vnuma_topology::{CpuId, HostNodeId};
+use vnuma_topology::{CpuId, GuestNode, HostNodeId};
 
 /// What a VM has of the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,8 +47,8 @@ fn of(vm: &Vm) -> VmUse {
         }
         let left = node.memory_bytes.saturating_sub(taken);
         // What it will take is taken where its home is, if it has one.
-        if let Some(&node) = vm.placement.homes().get(&node.id).filter(|_| left > 0) {
-            memory.push(Promise { node, page_bytes: BASE_PAGE_BYTES, bytes: left });
+        if let Some(&home) = vm.placement.homes().get(&node.id).filter(|_| left > 0) {
+            memory.push(Promise { node: home, page_bytes: page_bytes(node), bytes: left });
         }
     }
     VmUse {
@@ -62,5 +62,34 @@ fn of(vm: &Vm) -> VmUse {
             memory,
             devices: Vec::new(),
         },
+    }
+}
+
+/// Size of the pages that a guest node takes: those of a pool, if its memory was found and is of one.
+fn page_bytes(node: &GuestNode) -> u64 {
+    let mapping = node.memory.as_ref().and_then(|memory| memory.mapping);
+    mapping.map_or(BASE_PAGE_BYTES, |found| found.page_kib.saturating_mul(1024).max(BASE_PAGE_BYTES))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vnuma_topology::{BackingMapping, MemoryBacking};
+
+    #[test]
+    fn memory_of_a_pool_is_promised_from_that_pool() {
+        let of = |page_kib: Option<u64>| {
+            let memory = MemoryBacking {
+                id: "m0".into(),
+                size_bytes: 1 << 30,
+                policy: "bind".into(),
+                host_nodes: vec![0],
+                resident_kib: Vec::new(),
+                mapping: page_kib.map(|page_kib| BackingMapping { start: 1 << 40, page_kib }),
+            };
+            page_bytes(&GuestNode { id: 0, memory_bytes: 1 << 30, memory: Some(memory) })
+        };
+        assert_eq!([None, Some(4), Some(2048)].map(of), [BASE_PAGE_BYTES, BASE_PAGE_BYTES, 2 << 20]);
+        assert_eq!(of(Some(u64::MAX)), u64::MAX, "whatever is said");
     }
 }
