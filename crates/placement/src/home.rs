@@ -44,8 +44,11 @@ pub fn homes(guest_nodes: &[GuestNode], devices: &[MemoryDevice], present: &Home
         .filter_map(|node| {
             // What it booted with counts before what can be plugged.
             let bound = backings(node, devices).next()?.bound_node();
-            let home = home_of(&resident_kib(node, devices), bound, present.get(&node.id).copied())?;
-            Some((node.id, home))
+            let (resident, present) = (resident_kib(node, devices), present.get(&node.id).copied());
+            // Pages that could not be counted this time are somewhere all the same.
+            let counted = !resident.is_empty() || backings(node, devices).any(|one| one.mapping.is_some());
+            let home = if counted { home_of(&resident, bound, present) } else { present.or(bound) };
+            Some((node.id, home?))
         })
         .collect()
 }
@@ -101,6 +104,7 @@ pub fn distances(host: &HostTopology, guest_nodes: &[GuestNodeId], homes: &Homes
 #[cfg(test)]
 mod tests {
     use super::*;
+    use vnuma_topology::BackingMapping;
 
     fn node(id: u32, policy: &str, host_nodes: &[u32], resident_kib: &[(u32, u64)]) -> GuestNode {
         let memory = MemoryBacking {
@@ -109,7 +113,7 @@ mod tests {
             policy: policy.into(),
             host_nodes: host_nodes.to_vec(),
             resident_kib: resident_kib.to_vec(),
-            mapping: None,
+            mapping: Some(BackingMapping { start: 1 << 40, page_kib: 4 }),
         };
         GuestNode { id, memory_bytes: 1 << 30, memory: Some(memory) }
     }
@@ -150,6 +154,19 @@ mod tests {
         assert_eq!(home(node(0, "default", &[], &[]), Some(1)), None);
         assert_eq!(home(node(0, "default", &[], &[(0, 0), (1, 0)]), None), None);
         assert!(homes(&[GuestNode { id: 0, memory_bytes: 0, memory: None }], &[], &Homes::new()).is_empty());
+    }
+
+    #[test]
+    fn what_could_not_be_counted_keeps_its_home() {
+        let uncounted = |policy: &str, host_nodes: &[u32]| {
+            let mut node = node(0, policy, host_nodes, &[]);
+            node.memory.iter_mut().for_each(|memory| memory.mapping = None);
+            node
+        };
+        assert_eq!(home(uncounted("default", &[]), Some(1)), Some(1));
+        assert_eq!(home(uncounted("bind", &[3]), Some(1)), Some(1), "it may have been moved since");
+        assert_eq!(home(uncounted("bind", &[3]), None), Some(3));
+        assert_eq!(home(uncounted("default", &[]), None), None);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 use super::*;
 use crate::assignment::tests::host;
 use proptest::prelude::*;
-use vnuma_topology::{GuestNode, MemoryBacking, PciDevice, Vcpu as DescribedVcpu, VmDevice};
+use vnuma_topology::{BackingMapping, GuestNode, MemoryBacking, PciDevice, Vcpu as DescribedVcpu, VmDevice};
 
 const MS: u64 = 1_000_000;
 const DISTANCES: &[&[u8]] = &[&[10, 16, 32, 32], &[16, 10, 32, 32], &[32, 32, 10, 16], &[32, 32, 16, 10]];
@@ -16,7 +16,7 @@ fn vm(homes: &[u32], vcpus: u32) -> VmDescription {
             policy: "bind".into(),
             host_nodes: vec![home],
             resident_kib: Vec::new(),
-            mapping: None,
+            mapping: Some(BackingMapping { start: 1 << 40, page_kib: 4 }),
         }),
     };
     let vcpu = |index: u32| DescribedVcpu {
