@@ -18,6 +18,12 @@ static inline int vnuma_call_open(const char *path, int flags)
 	return (int)syscall(SYS_openat, AT_FDCWD, path, flags, 0);
 }
 
+/* A path without a slash at its start is below the folder. */
+static inline int vnuma_call_open_below(int folder, const char *path, int flags)
+{
+	return (int)syscall(SYS_openat, folder, path, flags, 0);
+}
+
 static inline ssize_t vnuma_call_read(int file, void *buffer, size_t size)
 {
 	return syscall(SYS_read, file, buffer, size);

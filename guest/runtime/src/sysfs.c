@@ -17,22 +17,22 @@
 #define CPUS_ONLINE	"/sys/devices/system/cpu/online"
 /* More than the list of every second of 4096 CPUs needs, or the distances of 1024 nodes. */
 #define TEXT_MAX	12288
+/* More than the list of every second of 128 nodes needs. Allocators read it on any thread's stack. */
+#define NODES_MAX	512
+/* More than the longest path below a root. */
+#define NAME_SIZE	64
 /* The kernel refuses (EPERM) to go on with a list that has changed since its first page. */
 #define TRIES		3
 
-/* root, then `path`, with the first '#' of it replaced by `node`. */
-static bool make_path(char *out, const struct vnuma *v, const char *path, int node)
+/* `path`, with the first '#' of it replaced by `node`. */
+static void make_path(char *out, const char *path, int node)
 {
-	size_t used = strlen(v->root);
 	char digits[12];
 	int count = 0;
 
-	if (used + strlen(path) + sizeof(digits) >= PATH_MAX)
-		return false;
-	memcpy(out, v->root, used);
 	for (; *path; path++) {
 		if (*path != '#') {
-			out[used++] = *path;
+			*out++ = *path;
 			continue;
 		}
 		do {
@@ -40,52 +40,78 @@ static bool make_path(char *out, const struct vnuma *v, const char *path, int no
 			node /= 10;
 		} while (node > 0);
 		while (count > 0)
-			out[used++] = digits[--count];
+			*out++ = digits[--count];
 	}
-	out[used] = '\0';
-	return true;
+	*out = '\0';
 }
 
-/* The whole file. Its length, or -errno. */
-static ssize_t read_text(const struct vnuma *v, const char *path, int node, char *text)
+/*
+ * A file below the root; it or -errno. A root other than "/" is opened first: together with the path it would need a buffer of
+ * its size, and threads with the smallest stacks come here.
+ */
+static int open_below(const struct vnuma *v, const char *path, int flags)
 {
-	char name[PATH_MAX];
+	int root, fd;
+
+	if (!v->root[0]) {
+		fd = vnuma_call_open(path, flags | O_CLOEXEC);
+		return fd < 0 ? -errno : fd;
+	}
+	root = vnuma_call_open(v->root, O_PATH | O_DIRECTORY | O_CLOEXEC);
+	if (root < 0)
+		return -errno;
+	fd = vnuma_call_open_below(root, path + 1, flags | O_CLOEXEC);
+	if (fd < 0)
+		fd = -errno;
+	vnuma_call_close(root);
+	return fd;
+}
+
+/* The whole file, which is smaller than `size`. Its length, or -errno. */
+static ssize_t read_once(const struct vnuma *v, const char *path, int node, char *text, ssize_t size)
+{
+	char name[NAME_SIZE];
 	ssize_t used = 0, count;
 	int fd;
 
-	if (!make_path(name, v, path, node))
-		return -ENAMETOOLONG;
-	fd = vnuma_call_open(name, O_RDONLY | O_CLOEXEC);
+	make_path(name, path, node);
+	fd = open_below(v, name, O_RDONLY);
 	if (fd < 0)
-		return -errno;
+		return fd;
 	do {
-		count = vnuma_call_read(fd, text + used, (size_t)(TEXT_MAX - used));
+		count = vnuma_call_read(fd, text + used, (size_t)(size - used));
 		if (count < 0 && errno == EINTR)
 			continue;
 		if (count < 0)
 			used = -errno;
 		else
 			used += count;
-	} while (count != 0 && used >= 0 && used < TEXT_MAX);
+	} while (count != 0 && used >= 0 && used < size);
 	vnuma_call_close(fd);
-	return used == TEXT_MAX ? -E2BIG : used;
+	return used == size ? -E2BIG : used;
 }
 
-static int read_list(const struct vnuma *v, const char *path, int node, uint32_t limit,
-		     vnuma_range_fn each, void *context)
+static ssize_t read_text(const struct vnuma *v, const char *path, int node, char *text, ssize_t size)
 {
-	char text[TEXT_MAX];
 	ssize_t length = 0;
 	int try;
 
 	for (try = 0; try < TRIES; try++) {
-		length = read_text(v, path, node, text);
+		length = read_once(v, path, node, text, size);
 		if (length != -EPERM)
 			break;
 	}
+	return length;
+}
+
+static int read_cpus(const struct vnuma *v, const char *path, int node, vnuma_range_fn each, void *context)
+{
+	char text[TEXT_MAX];
+	ssize_t length = read_text(v, path, node, text, sizeof(text));
+
 	if (length < 0)
 		return (int)length;
-	return vnuma_parse_list(text, (size_t)length, limit, each, context);
+	return vnuma_parse_list(text, (size_t)length, VNUMA_MAX_CPUS, each, context);
 }
 
 static int add_nodes(void *context, uint32_t first, uint32_t last)
@@ -101,23 +127,28 @@ static int add_nodes(void *context, uint32_t first, uint32_t last)
 /* Is there a sysfs at all? A program may have another root by now. */
 static bool has_sysfs(const struct vnuma *v)
 {
-	char name[PATH_MAX];
+	int fd = open_below(v, SYSTEM, O_PATH);
 
-	return make_path(name, v, SYSTEM, 0) && !access(name, F_OK);
+	if (fd < 0)
+		return false;
+	vnuma_call_close(fd);
+	return true;
 }
 
 /* Nodes that a file lists. A kernel without NUMA has node 0 and none of the files. */
 static int read_nodes(const struct vnuma *v, const char *path, struct vnuma_node_set *set)
 {
-	int err;
+	char text[NODES_MAX];
+	ssize_t length = read_text(v, path, 0, text, sizeof(text));
 
 	memset(set, 0, sizeof(*set));
-	err = read_list(v, path, 0, VNUMA_MAX_NODES, add_nodes, set);
-	if (err == -ENOENT && has_sysfs(v)) {
+	if (length == -ENOENT && has_sysfs(v)) {
 		set->bits[0] = 1;
 		return 0;
 	}
-	return err;
+	if (length < 0)
+		return (int)length;
+	return vnuma_parse_list(text, (size_t)length, VNUMA_MAX_NODES, add_nodes, set);
 }
 
 struct filling {
@@ -153,15 +184,14 @@ int vnuma_sysfs_cpus(const struct vnuma *v, uint16_t *node_of_cpu, uint32_t *nr_
 		if (!vnuma_node_isset(&online, node))
 			continue;
 		filling.node = (uint16_t)node;
-		err = read_list(v, NODES "/node#/cpulist", node, VNUMA_MAX_CPUS, add_cpus,
-				&filling);
+		err = read_cpus(v, NODES "/node#/cpulist", node, add_cpus, &filling);
 		if (err && err != -ENOENT)
 			return err;
 		any |= !err;
 	}
 	if (!any) {
 		filling.node = 0;
-		err = read_list(v, CPUS_ONLINE, 0, VNUMA_MAX_CPUS, add_cpus, &filling);
+		err = read_cpus(v, CPUS_ONLINE, 0, add_cpus, &filling);
 		if (err)
 			return err;
 	}
@@ -187,7 +217,7 @@ int vnuma_distance(const struct vnuma *v, int from, int to)
 	/* The file has a value for each online node. */
 	for (node = 0; node < to; node++)
 		position += vnuma_node_isset(&online, node);
-	length = read_text(v, NODES "/node#/distance", from, text);
+	length = read_once(v, NODES "/node#/distance", from, text, sizeof(text));
 	if (length == -ENOENT && from == to)
 		err = 10;
 	else if (length < 0)

@@ -11,12 +11,14 @@
 #include <dlfcn.h>
 #include <malloc.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <time.h>
 
 #include "seccomp.h"
 #include "tree.h"
@@ -405,6 +407,50 @@ static void is_not_cancelled(void)
 	expect(allocated_while_cancelled);
 }
 
+static void *allocate_once(void *unused)
+{
+	unsigned int arena = thread_arena();
+
+	kept = malloc(100000);
+	expect(kept && thread_arena() != arena);
+	free(kept);
+	return unused;
+}
+
+static sem_t expired;
+
+static void expire(union sigval unused)
+{
+	(void)unused;
+	expect(!sem_post(&expired));
+}
+
+/*
+ * A thread of the smallest stack, of which the C library takes some for itself and for what is of the thread, and the thread that
+ * waits for timers. Below the first one is nothing for so far that nothing else can be hit.
+ */
+static void needs_little_stack(void)
+{
+	struct itimerspec soon = { .it_value.tv_nsec = 1 };
+	struct sigevent event = { .sigev_notify = SIGEV_THREAD, .sigev_notify_function = expire };
+	pthread_attr_t attributes;
+	pthread_t thread;
+	timer_t timer;
+
+	expect_equal(pthread_attr_init(&attributes), 0);
+	expect_equal(pthread_attr_setstacksize(&attributes, (size_t)PTHREAD_STACK_MIN + 4096), 0);
+	expect_equal(pthread_attr_setguardsize(&attributes, 1UL << 20), 0);
+	expect_equal(pthread_create(&thread, &attributes, allocate_once, NULL), 0);
+	expect_equal(pthread_join(thread, NULL), 0);
+
+	expect_equal(sem_init(&expired, 0, 0), 0);
+	expect_equal(timer_create(CLOCK_MONOTONIC, &event, &timer), 0);
+	expect_equal(timer_settime(timer, 0, &soon, NULL), 0);
+	while (sem_wait(&expired))
+		expect_equal(errno, EINTR);
+	expect_equal(timer_delete(timer), 0);
+}
+
 /* C++'s new, by its names in the library: size, then alignment and nothrow as far as there are any. */
 static const char *const names_of_new[] = {
 	"_Znwm", "_Znam", "_ZnwmRKSt9nothrow_t", "_ZnamRKSt9nothrow_t", "_ZnwmSt11align_val_t", "_ZnamSt11align_val_t",
@@ -656,6 +702,10 @@ static int preloaded(const char *how)
 		allocates();
 		return 0;
 	}
+	if (!strcmp(how, "small stacks")) {
+		needs_little_stack();
+		return 0;
+	}
 	if (!strcmp(how, "balanced")) {
 		comes_along();
 		is_not_cancelled();
@@ -705,6 +755,9 @@ int main(int argc, char **argv)
 	expect_equal(run(argv, argv[1], tree, "no files"), 0);
 	expect_equal(run(argv, argv[1], tree, "no page"), 0);
 	expect_equal(run(argv, argv[1], tree, "no files later"), 0);
+	put("/proc/sys/kernel/numa_balancing", "0\n");
+	put_page(two_nodes);
+	expect_equal(run(argv, argv[1], tree, "small stacks"), 0);
 	put("/proc/sys/kernel/numa_balancing", "1\n");
 	put_page(two_nodes);
 	expect_equal(run(argv, argv[1], tree, "balanced"), 0);

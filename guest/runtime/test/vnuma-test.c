@@ -181,6 +181,49 @@ static void nodes_that_gain_and_lose_are_named(void)
 	vnuma_close(v);
 }
 
+/* The list is that of every second node, and so longer than those of any machine. */
+static void a_list_of_nodes_that_is_too_long_is_refused(void)
+{
+	struct vnuma *v = opened(VNUMA_SOURCE_SYSFS);
+	struct vnuma_nodes nodes;
+	char list[4096];
+	int node, used = 0;
+
+	for (node = 0; node < VNUMA_MAX_NODES; node += 2) {
+		used += snprintf(list + used, sizeof(list) - (size_t)used, "%s%d", node ? "," : "", node);
+		put(NODES "/has_cpu", list);
+		expect_equal(vnuma_read_nodes(v, &nodes), used < 512 ? 0 : -E2BIG);
+	}
+	expect(used > 512);
+	put(NODES "/has_cpu", "0\n");
+	expect_equal(vnuma_read_nodes(v, &nodes), 0);
+	vnuma_close(v);
+}
+
+/* The root of a container may be deep. */
+static void a_root_may_be_long(void)
+{
+	size_t length = strlen(tree);
+	char root[PATH_MAX];
+	struct vnuma_nodes nodes;
+	struct vnuma *v;
+
+	memcpy(root, tree, length);
+	while (length < 3900) {
+		memcpy(root + length, "/.", 2);
+		length += 2;
+	}
+	root[length] = '\0';
+	expect_equal(vnuma_open_at(&v, root), 0);
+	expect_equal(vnuma_cpu_node(v, 5), 3);
+	expect_equal(vnuma_read_nodes(v, &nodes), 0);
+	expect_equal(vnuma_distance(v, 0, 3), 31);
+	vnuma_close(v);
+	memset(root, 'r', PATH_MAX - 1);
+	root[PATH_MAX - 1] = '\0';
+	expect_equal(vnuma_open_at(&v, root), -ENAMETOOLONG);
+}
+
 static void distances_are_those_of_now(void)
 {
 	struct vnuma *v = opened(VNUMA_SOURCE_SYSFS);
@@ -676,6 +719,8 @@ int main(void)
 		TEST(without_a_device_sysfs_answers),
 		TEST(a_kernel_without_numa_has_node_0),
 		TEST(nodes_that_gain_and_lose_are_named),
+		TEST(a_list_of_nodes_that_is_too_long_is_refused),
+		TEST(a_root_may_be_long),
 		TEST(distances_are_those_of_now),
 		TEST(the_page_of_the_driver_answers),
 		TEST(a_page_that_is_not_understood_is_named_and_not_used),
