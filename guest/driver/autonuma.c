@@ -87,6 +87,24 @@ static bool is_affected(struct task_struct *process, const struct cpumask *cpus)
 	return false;
 }
 
+/* The leader has none once it has ended, and other threads may go on then. With RCU. */
+static struct mm_struct *grab_mm(struct task_struct *process)
+{
+	struct mm_struct *mm = NULL;
+	struct task_struct *thread;
+
+	for_each_thread(process, thread) {
+		task_lock(thread);
+		mm = thread->mm;
+		if (mm)
+			mmgrab(mm);
+		task_unlock(thread);
+		if (mm)
+			break;
+	}
+	return mm;
+}
+
 /* Without memory for it the process is left to AutoNUMA's own pace. */
 static void add(struct list_head *list, struct task_struct *process, bool anew)
 {
@@ -95,11 +113,7 @@ static void add(struct list_head *list, struct task_struct *process, bool anew)
 	if (!told)
 		return;
 	told->anew = anew;
-	task_lock(process);
-	told->mm = process->mm;
-	if (told->mm)
-		mmgrab(told->mm);
-	task_unlock(process);
+	told->mm = grab_mm(process);
 	if (told->mm)
 		list_add_tail(&told->list, list);
 	else
