@@ -271,16 +271,9 @@ static void send_uevent(u64 generation)
 	kobject_uevent_env(&vnuma_misc.this_device->kobj, KOBJ_CHANGE, envp);
 }
 
-/**
- * vnuma_device_init - make /dev/vnuma
- *
- * It exists as long as the module, so that programs can wait for a channel that
- * is attached later.
- */
+/** vnuma_device_init - the page, which CPU hotplug writes from now on */
 int vnuma_device_init(void)
 {
-	int err;
-
 	BUILD_BUG_ON(sizeof(*page) > VNUMA_GD_SIZE);
 	page = vmalloc_user(VNUMA_GD_SIZE);
 	if (!page)
@@ -294,16 +287,28 @@ int vnuma_device_init(void)
 	cpus_read_lock();
 	fill_cpus();
 	cpus_read_unlock();
-
-	err = misc_register(&vnuma_misc);
-	if (err)
-		vfree(page);
-	return err;
+	return 0;
 }
 
-/** vnuma_device_exit - no file is open any more */
-void vnuma_device_exit(void)
+/**
+ * vnuma_device_register - make /dev/vnuma
+ *
+ * It exists as long as the module, so that programs can wait for a channel that
+ * is attached later. It must be there before the first update.
+ */
+int vnuma_device_register(void)
+{
+	return misc_register(&vnuma_misc);
+}
+
+/** vnuma_device_unregister - no file is open any more, and no update comes */
+void vnuma_device_unregister(void)
 {
 	misc_deregister(&vnuma_misc);
+}
+
+/** vnuma_device_exit - nobody writes the page any more */
+void vnuma_device_exit(void)
+{
 	vfree(page);
 }

@@ -445,10 +445,19 @@ static int __init start(void)
 	err = vnuma_pci_nodes_init(devices_changed);
 	if (err)
 		goto hotplug;
+	/*
+	 * A file that is opened keeps a module, but not one that fails to load. After this
+	 * only the PCI core's few bytes can be refused: a probe that fails is no error here.
+	 */
+	err = vnuma_device_register();
+	if (err)
+		goto pci_nodes;
 	err = pci_register_driver(&vnuma_driver);
 	if (!err)
 		return 0;
 
+	vnuma_device_unregister();
+pci_nodes:
 	vnuma_pci_nodes_exit();
 	cancel_work_sync(&devices_work);
 hotplug:
@@ -510,6 +519,7 @@ static void __exit vnuma_exit(void)
 		vnuma_safe_undo();
 	destroy_workqueue(safe_queue);
 	vnuma_fast_finish();
+	vnuma_device_unregister();
 	vnuma_hotplug_exit();
 	vnuma_device_exit();
 	kvfree(last);

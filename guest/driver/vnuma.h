@@ -300,6 +300,8 @@ struct vnuma_report {
 };
 
 int vnuma_device_init(void);
+int vnuma_device_register(void);
+void vnuma_device_unregister(void);
 void vnuma_device_exit(void);
 void vnuma_device_report(const struct vnuma_report *report);
 void vnuma_device_refresh_cpus(void);
