@@ -20,7 +20,9 @@
 #include <linux/ktime.h>
 #include <linux/module.h>
 #include <linux/pci.h>
+#include <linux/pm.h>
 #include <linux/slab.h>
+#include <linux/smp.h>
 #include <linux/workqueue.h>
 
 #include "vnuma.h"
@@ -55,7 +57,7 @@ struct vnuma {
 /* Protects the bound device and the results; in safe mode not held while CPUs move. */
 static DEFINE_MUTEX(update_mutex);
 static struct vnuma *bound;
-/* Counts bindings, so that an update notices that another device is bound. */
+/* Counts bindings and resumes, so that an update notices that the channel may be another one. */
 static unsigned int bindings;
 static u64 applied_generation;
 /* The last one that was applied in part only, and how many CPUs it did not move. */
@@ -389,6 +391,37 @@ static int vnuma_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 	return 0;
 }
 
+static void switch_cpu(void *unused)
+{
+	vnuma_maps_switch();
+}
+
+/*
+ * The kernel leaves what getcpu reads on CPU 0 as the firmware, or the kernel that read the
+ * image, has set it. The others are set up anew. And the host, its channel and what it knows
+ * of this guest may be other ones: all of it is done as after a probe. An update that is under
+ * way while CPUs move (safe mode) ends as if its device had gone.
+ */
+static int vnuma_resume(struct device *dev)
+{
+	struct vnuma *vnuma = dev_get_drvdata(dev);
+
+	if (vnuma_mode != VNUMA_GD_MODE_NONE)
+		on_each_cpu(switch_cpu, NULL, 1);
+	mutex_lock(&update_mutex);
+	vnuma->announced = false;
+	bindings++;
+	applied_generation = 0;
+	partial_generation = 0;
+	mutex_unlock(&update_mutex);
+	WRITE_ONCE(vnuma->interrupt_ns, ktime_get_ns());
+	start_update();
+	return 0;
+}
+
+/* Also after hibernation, in the kernel that is restored and in one that goes on. */
+static DEFINE_SIMPLE_DEV_PM_OPS(vnuma_pm, NULL, vnuma_resume);
+
 static const struct pci_device_id vnuma_ids[] = {
 	{ PCI_DEVICE(VNUMA_IVSHMEM_PCI_VENDOR, VNUMA_IVSHMEM_PCI_DEVICE) },
 	{ }
@@ -400,6 +433,7 @@ static struct pci_driver vnuma_driver = {
 	.name = "vnuma",
 	.id_table = vnuma_ids,
 	.probe = vnuma_probe,
+	.driver.pm = pm_sleep_ptr(&vnuma_pm),
 };
 
 static int choose_mode(void)
