@@ -17,7 +17,8 @@
  *
  * CPU hotplug widens the affinity of tasks that may run nowhere else (affinity.c) and
  * empties cgroup-v1 cpusets for good, so those are refused. A CPU that cannot be taken
- * offline stays where it is: the others move, and the publication is not acknowledged.
+ * offline stays where it is: the others move, and the publication is not acknowledged. Nor
+ * is it while one does not come up again, which is tried until it does.
  *
  * remove_cpu() takes lock_device_hotplug(), which ACPI holds while it adds or removes
  * the channel's device: nobody may wait for vnuma_safe_apply() in a probe or a removal.
@@ -39,9 +40,14 @@
 /* Somebody else's hotplug of the same CPU, or a driver that is busy for a moment. */
 #define TRIES		5
 #define RETRY_MS	20
+/* Before the driver is unloaded: hotplug is refused during a suspend, or while ACPI probes. */
+#define LAST_TRIES	10
+#define LAST_RETRY_MS	1000
 
 /* CPUs that are not on the node that the kernel gives them when they come up. */
 static struct cpumask away;
+/* CPUs that were taken offline here and did not come up again. One thread at a time uses it. */
+static struct cpumask taken_down;
 
 /**
  * vnuma_safe_came_online - put a CPU that comes up on its published node
@@ -140,6 +146,16 @@ static int retried(int (*step)(unsigned int cpu), int cpu)
 	return err;
 }
 
+/* A CPU of @taken_down. Somebody else may have brought it up, or removed it. */
+static int bring_up(int cpu)
+{
+	int err = get_cpu_device(cpu) ? retried(add_cpu, cpu) : 0;
+
+	if (err >= 0)
+		cpumask_clear_cpu(cpu, &taken_down);
+	return err;
+}
+
 /* Return: 0 if the CPU came up again, with the node that the callback gave it. */
 static int replug(int cpu)
 {
@@ -153,13 +169,21 @@ static int replug(int cpu)
 		err = retried(remove_cpu, cpu);
 	/* 1: somebody else took it offline; it moves when it is brought up again. */
 	if (!err) {
-		err = retried(add_cpu, cpu);
-		if (err)
-			pr_err("CPU %d stays offline: it did not come up again (%d)\n",
+		cpumask_set_cpu(cpu, &taken_down);
+		err = bring_up(cpu);
+		if (err < 0)
+			pr_err("CPU %d stays offline for now: it did not come up again (%d)\n",
 			       cpu, err);
 	}
 	vnuma_affinities_restore(cpu);
 	return min(err, 0);
+}
+
+static void count_unapplied(struct vnuma_unapplied *unapplied, int cpu, int err)
+{
+	unapplied->cpus++;
+	unapplied->cpu = cpu;
+	unapplied->error = err;
 }
 
 static void move_unapplied(const struct vnuma_topology *topology,
@@ -171,12 +195,34 @@ static void move_unapplied(const struct vnuma_topology *topology,
 		if (!cpu_online(cpu) || !vnuma_topology_is_unapplied(topology, cpu))
 			continue;
 		err = replug(cpu);
-		if (!err && !(cpu_online(cpu) && vnuma_topology_is_unapplied(topology, cpu)))
+		if (cpumask_test_cpu(cpu, &taken_down))
 			continue;
-		unapplied->cpus++;
-		unapplied->cpu = cpu;
-		unapplied->error = err ?: -EAGAIN;
+		if (err || (cpu_online(cpu) && vnuma_topology_is_unapplied(topology, cpu)))
+			count_unapplied(unapplied, cpu, err ?: -EAGAIN);
 	}
+	for_each_cpu(cpu, &taken_down)
+		count_unapplied(unapplied, cpu, -EBUSY);
+}
+
+/**
+ * vnuma_safe_bring_up - try once more to bring up what was taken offline here
+ *
+ * For a work of the queue that vnuma_safe_apply() is a work of, before it, whether or not
+ * there is a publication to apply.
+ */
+void vnuma_safe_bring_up(void)
+{
+	int cpu;
+
+	for_each_cpu(cpu, &taken_down)
+		if (bring_up(cpu) >= 0)
+			pr_info("CPU %d is no longer kept offline\n", cpu);
+}
+
+/** vnuma_safe_has_offline - is there any that vnuma_safe_bring_up() should try again soon? */
+bool vnuma_safe_has_offline(void)
+{
+	return !cpumask_empty(&taken_down);
 }
 
 /**
@@ -223,7 +269,7 @@ int vnuma_safe_apply(struct workqueue_struct *queue,
  */
 void vnuma_safe_undo(void)
 {
-	int cpu, err;
+	int cpu, try, err;
 
 	vnuma_affinities_cancel();
 	for_each_cpu(cpu, &away) {
@@ -234,5 +280,11 @@ void vnuma_safe_undo(void)
 			pr_warn("CPU %d stays on node %d (%d)\n", cpu,
 				cpu_to_node(cpu), err);
 	}
+	for (try = 0; try < LAST_TRIES && vnuma_safe_has_offline(); try++) {
+		msleep(LAST_RETRY_MS);
+		vnuma_safe_bring_up();
+	}
+	for_each_cpu(cpu, &taken_down)
+		pr_err("CPU %d stays offline\n", cpu);
 	vnuma_affinities_finish();
 }

@@ -30,6 +30,9 @@
 #define REGISTERS_BAR	0
 #define CHANNEL_BAR	2
 
+/* Until CPUs that did not come up again are tried once more. */
+#define SAFE_RETRY	HZ
+
 static char *mode = "auto";
 module_param(mode, charp, 0444);
 MODULE_PARM_DESC(mode, "fast: in place, needs kernel symbols that are not exported; safe: by CPU hotplug; auto (default): fast if possible, else safe; none: change nothing");
@@ -234,17 +237,22 @@ unlock:
 	mutex_unlock(&update_mutex);
 }
 
-static void update_work(struct work_struct *work)
-{
-	update();
-}
+static void update_safely(struct work_struct *work);
+static DECLARE_DELAYED_WORK(safe_work, update_safely);
 
-static DECLARE_WORK(safe_work, update_work);
+/* A CPU that is kept offline comes up as soon as it may, whether or not the host publishes. */
+static void update_safely(struct work_struct *work)
+{
+	vnuma_safe_bring_up();
+	update();
+	if (vnuma_safe_has_offline())
+		queue_delayed_work(safe_queue, &safe_work, SAFE_RETRY);
+}
 
 static void start_update(void)
 {
 	if (vnuma_mode == VNUMA_GD_MODE_SAFE)
-		queue_work(safe_queue, &safe_work);
+		mod_delayed_work(safe_queue, &safe_work, 0);
 	else
 		update();
 }
@@ -545,7 +553,7 @@ static void __exit vnuma_exit(void)
 	vnuma_pci_nodes_exit();
 	cancel_work_sync(&devices_work);
 	/* Nothing is bound any more, so no update comes after this. */
-	flush_workqueue(safe_queue);
+	cancel_delayed_work_sync(&safe_work);
 	vnuma_debug_files_finish();
 	vnuma_autonuma_exit();
 	last = set_topology(NULL);

@@ -99,7 +99,8 @@ struct vnuma_move {
 
 /**
  * struct vnuma_unapplied - what a publication could not change
- * @cpus: how many online CPUs are not on their published node
+ * @cpus: how many online CPUs are not on their published node, and those that safe mode has
+ *	taken offline and not brought up again
  * @cpu: one of them
  * @error: why that one is not
  */
@@ -219,6 +220,8 @@ int vnuma_safe_apply(struct workqueue_struct *queue,
 		     struct vnuma_unapplied *unapplied,
 		     struct vnuma_reason *why);
 void vnuma_safe_came_online(int cpu, int node);
+void vnuma_safe_bring_up(void);
+bool vnuma_safe_has_offline(void);
 void vnuma_safe_undo(void);
 
 /* affinity.c */
