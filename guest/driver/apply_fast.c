@@ -178,7 +178,7 @@ void vnuma_fast_forget_levels(void)
 }
 
 /*
- * The levels have masks for both nodes (cover_nodes()), so nothing is built and no
+ * The levels have masks for both nodes (have_levels()), so nothing is built and no
  * grace period is waited for. The masks of a node without CPUs are not kept up to
  * date; the first CPU that comes has all CPUs set in them.
  */
@@ -277,6 +277,23 @@ static void rebuild_levels(struct cpumask *others)
 	for_each_node_mask(node, bare)
 		node_clear_state(node, N_CPU);
 	covered = node_states[N_ONLINE];
+}
+
+/*
+ * Are there levels for all online nodes? Where nothing has come or gone, somebody may have built
+ * them all the same: the kernel does when it gives up taking a CPU offline, which it has told
+ * nobody of by then, and takes nodes with CPUs only.
+ */
+static bool have_levels(void)
+{
+	int node;
+
+	if (!nodes_subset(node_states[N_ONLINE], covered))
+		return false;
+	for_each_online_node(node)
+		if (!vnuma_has_numa_masks(node))
+			return false;
+	return true;
 }
 
 static bool find_move(const struct vnuma_topology *topology, int cpu,
@@ -388,7 +405,7 @@ static int change_locked(struct vnuma_topology *topology,
 
 	if (err)
 		return err;
-	levels = !nodes_subset(node_states[N_ONLINE], covered);
+	levels = !have_levels();
 	if (levels)
 		rebuild_levels(changes->others);
 	changes->domains = change_maps(topology, changes->moved) || levels;

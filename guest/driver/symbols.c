@@ -58,6 +58,10 @@ static const struct {
 	  .is_function = true, .is_optional = true, .is_comfort = true },
 	{ "task_call_func", &vnuma_symbols.task_call_func,
 	  .is_function = true, .is_optional = true, .is_comfort = true },
+#ifdef VNUMA_NUMA_MASKS_SYMBOL
+	{ "sched_domains_numa_masks", &vnuma_symbols.sched_domains_numa_masks,
+	  .is_optional = true, .is_comfort = true },
+#endif
 #ifdef VNUMA_DEBUG_FILES
 	{ "debugfs_sched", &vnuma_symbols.debugfs_sched,
 	  .is_optional = true, .is_comfort = true },

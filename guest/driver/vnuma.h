@@ -149,6 +149,11 @@ void vnuma_hotplug_exit(void);
 #define VNUMA_CACHE_ID_SYMBOLS
 #endif
 
+/* sched_numa_hop_mask() came in 6.3. */
+#if KERNEL_VERSION(6, 3, 0) > LINUX_VERSION_CODE
+#define VNUMA_NUMA_MASKS_SYMBOL
+#endif
+
 /* Every rebuild of scheduler domains makes their debug files anew, see debug_files.c. */
 #if KERNEL_VERSION(6, 4, 0) > LINUX_VERSION_CODE
 #define VNUMA_DEBUG_FILES
@@ -170,6 +175,10 @@ struct vnuma_symbols {
 	void (*sched_update_numa)(int cpu, bool online);
 	void (*sched_domains_numa_masks_set)(unsigned int cpu);
 	void (*sched_domains_numa_masks_clear)(unsigned int cpu);
+#ifdef VNUMA_NUMA_MASKS_SYMBOL
+	/* may be missing */
+	struct cpumask ****sched_domains_numa_masks;
+#endif
 	/* kernel/sched/syscalls.c; may be missing */
 	int (*idle_cpu)(int cpu);
 	/* kernel/sched/core.c; may be missing */
