@@ -49,6 +49,35 @@ static struct cpumask away;
 /* CPUs that were taken offline here and did not come up again. One thread at a time uses it. */
 static struct cpumask taken_down;
 
+static bool share_cache(int cpu, int other)
+{
+	u32 llc = vnuma_llc_id(cpu);
+
+	return llc != BAD_APICID && vnuma_llc_id(other) == llc;
+}
+
+/*
+ * The kernel has just found which CPUs this one shares a core and caches with, on the node of the
+ * firmware. Scheduler domains of these must lie within a node. A publication is checked against
+ * CPUs that are online (check()), and this one may not have been.
+ */
+static bool may_be_on(int cpu, int node)
+{
+	int other;
+
+	for_each_online_cpu(other) {
+		if (other == cpu || cpu_to_node(other) == node)
+			continue;
+		if (!share_cache(cpu, other) &&
+		    !cpumask_test_cpu(other, topology_sibling_cpumask(cpu)))
+			continue;
+		pr_warn("CPU %d stays on node %d: it shares a core or a cache with CPU %d, which is not on node %d\n",
+			cpu, cpu_to_node(cpu), other, node);
+		return false;
+	}
+	return true;
+}
+
 /**
  * vnuma_safe_came_online - put a CPU that comes up on its published node
  * @cpu: this CPU, not active yet
@@ -63,7 +92,8 @@ void vnuma_safe_came_online(int cpu, int node)
 	};
 	unsigned long flags;
 
-	if (node != NUMA_NO_NODE && node_online(node))
+	if (node != NUMA_NO_NODE && node != move.from && node_online(node) &&
+	    may_be_on(cpu, node))
 		move.to = node;
 	if (move.to != move.from)
 		cpumask_set_cpu(cpu, &away);
@@ -98,12 +128,10 @@ static bool have_v1_cpusets(void)
  */
 static int check_caches(int cpu, struct vnuma_reason *why)
 {
-	u32 llc = vnuma_llc_id(cpu);
 	int other;
 
 	for_each_online_cpu(other)
-		if (other != cpu && llc != BAD_APICID &&
-		    vnuma_llc_id(other) == llc)
+		if (other != cpu && share_cache(cpu, other))
 			return vnuma_fail(why, -EOPNOTSUPP,
 					  "CPU %d shares a cache with CPU %d, which safe mode cannot part",
 					  cpu, other);
