@@ -428,8 +428,12 @@ impl Shard {
         }
     }
 
-    /// One event, and all that the protocol wants done about it.
+    /// One event, and all that the protocol wants done about it. A shard that has halted does nothing more: what it had put off
+    /// would give pages back to threads whose accesses are to fail.
     fn step(&mut self, event: Event) -> Result<(), NodeError> {
+        if self.halted {
+            return Ok(());
+        }
         self.watch.turn(Phase::Protocol, &mut self.stats.phases);
         let mut commands = std::mem::take(&mut self.commands);
         self.protocol.step(self.now(), event, &mut commands);

@@ -217,6 +217,33 @@ fn a_panic_of_a_shard_is_an_error_and_not_a_wait() {
     stop(nodes);
 }
 
+/// One shard fails while another one has put an answer off. The answer would give the page back to the threads of this node.
+#[test]
+fn a_page_of_a_node_that_has_failed_does_not_come_back() {
+    let hold = std::time::Duration::from_millis(400);
+    let change = |config: &mut Config| {
+        config.options.hold_ns = hold.as_nanos() as u64;
+        if config.node == 0 {
+            config.sabotage = Sabotage::Panic { page: 0 };
+        }
+    };
+    let Some(nodes) = cluster(3, PAGES, Transport::Shm, change) else { return };
+    let (words, theirs) = (Words::of(&nodes[0]), Words::of(&nodes[1]));
+    let region = nodes[0].region();
+    let other = (0..PAGES).find(|page| region.shard_of(*page) != region.shard_of(0)).expect("two shards");
+    words.at(other, 0).store(1, SeqCst);
+    let reader = thread::spawn(move || theirs.read_by_kernel(other));
+    // Long enough for the reader to have asked.
+    thread::sleep(hold / 8);
+    words.read_by_kernel(0).expect_err("refused");
+    refused(words, other);
+    thread::sleep(hold * 2);
+    words.read_by_kernel(other).expect_err("the page has come back");
+    // What it gets depends on which of the nodes was faster.
+    let _ = reader.join().expect("no panic");
+    stop(nodes);
+}
+
 /// A page that device code holds stays until that lets go of it. The others of a node that stops do not wait for that.
 #[test]
 fn a_node_that_stops_loses_a_pinned_page_last() {
