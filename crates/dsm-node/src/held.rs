@@ -1,7 +1,7 @@
 //! Frames about pages that device code has pinned: they wait, and nothing else does.
 //!
 //! The order of the frames about one page stays, and so does the order of a peer's frames before and after one about the
-//! membership.
+//! membership. Second copies for a cut change no page, and so pass all others.
 
 use crate::{convert::pages_of, lanes::Incoming, pages::PINNED};
 use std::time::Instant;
@@ -39,7 +39,12 @@ impl Held {
         None
     }
 
+    /// What is sent for a cut never waits: a keeper puts it beside the region. A page that waited would come behind the end of its
+    /// cut, and be missing in it.
     fn must_wait(&self, incoming: &Incoming, pinned: impl Fn(PageId) -> bool) -> bool {
+        if matches!(incoming.frame.message, Message::Cut(_)) {
+            return false;
+        }
         let membership = is_membership(incoming);
         let behind = |held: &Incoming| {
             let ordered = held.from == incoming.from && (membership || is_membership(held));
@@ -68,7 +73,7 @@ impl Held {
 mod tests {
     use super::*;
     use crate::pages::Contents;
-    use vnuma_dsm::{Epoch, Frame, Membership};
+    use vnuma_dsm::{CutMessage, Epoch, Frame, Membership};
 
     fn incoming(from: u8, message: Message) -> Incoming {
         Incoming { from: NodeId(from), frame: Frame { epoch: Epoch(0), message }, contents: Contents::None }
@@ -118,6 +123,20 @@ mod tests {
         assert!(!held.is_full_of(NodeId(1)));
         fill(&mut held, 1);
         assert!(held.is_full_of(NodeId(1)) && !held.is_full_of(NodeId(2)));
+    }
+
+    /// A keeper says that it has all pages of a cut once the end of the cut has come.
+    #[test]
+    fn second_copies_wait_for_nothing() {
+        let mut held = Held::default();
+        let pinned = |page: PageId| page.0 == 5;
+        let cut = |message| incoming(1, Message::Cut(message));
+        let copy = || cut(CutMessage::Page { number: 1, page: PageId(5), version: 2 });
+        assert!(held.pass(copy(), pinned).is_some());
+        // Behind a frame about the same page, and one about the membership.
+        assert!(held.pass(about(1, 5), pinned).is_none() && held.pass(suspicion(1), pinned).is_none());
+        assert!(held.pass(copy(), pinned).is_some());
+        assert!(held.pass(cut(CutMessage::End { number: 1 }), pinned).is_some());
     }
 
     #[test]

@@ -97,3 +97,18 @@ fn a_cut_that_a_lost_node_did_not_begin_fails_by_name() {
     assert_eq!(nodes.iter().map(|node| node.copies().newest()).collect::<Vec<_>>(), [1, 1]);
     nodes.into_iter().for_each(|node| drop(node.stop()));
 }
+
+/// A keeper takes the content that it is sent, whoever uses its own copy of the page meanwhile.
+#[test]
+fn a_page_that_a_keeper_has_pinned_is_in_the_cut() {
+    let Some(nodes) = cluster(2, PAGES, Transport::Shm, |_| {}) else { return };
+    Words::of(&nodes[1]).at(0, 7).store(5, SeqCst);
+    assert_eq!(Words::of(&nodes[0]).at(0, 7).load(SeqCst), 5);
+    let pin = nodes[0].region().pin(0, vnuma_dsm_pager::Access::Read).expect("pinned");
+    assert!(cut(&nodes).iter().all(Result::is_ok));
+    drop(pin);
+    let mut kept = Vec::new();
+    nodes[0].copies().restore(1, &[0], |page, content| kept.push((page, content[7 * 8])));
+    assert_eq!(kept, [(0, 5)]);
+    nodes.into_iter().for_each(|node| drop(node.stop()));
+}
