@@ -284,7 +284,7 @@ impl Shard {
     fn take_faults(&mut self) -> Result<(), NodeError> {
         self.watch.turn(Phase::Pages, &mut self.stats.phases);
         // If this fails or panics in the middle, those that are left are answered later.
-        self.region.read_faults(self.index, &mut self.faults)?;
+        let read = self.region.read_faults(self.index, &mut self.faults);
         self.faults.reverse();
         while let Some(fault) = self.faults.pop() {
             if self.halted {
@@ -302,6 +302,7 @@ impl Shard {
             self.progressed(fault.thread, fault.page)?;
             self.step(Event::Fault { page: PageId(fault.page), write })?;
         }
+        read?;
         Ok(())
     }
 
@@ -581,6 +582,8 @@ impl Shard {
         let mapped = |page: &u64| self.region.state(*page).is_ok_and(|state| state != PageState::Invalid);
         let mut pages: Vec<u64> = (0..self.region.pages()).filter(own).filter(mapped).collect();
         pages.extend(self.pending.drain().map(|(page, _)| page));
+        // Read together with one that was an error. The kernel does not tell of them again.
+        pages.extend(self.faults.drain(..).map(|fault| fault.page));
         self.held_back = pages;
         self.poison_held_back();
     }
@@ -631,4 +634,40 @@ fn skip_invalidations(own: NodeId, direct: bool, commands: &mut Vec<Command>) ->
 /// A page that does not exist is not pinned.
 fn is_pinned(region: &Region, page: PageId) -> bool {
     region.is_pinned(page.0).unwrap_or(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vnuma_dsm_pager::{Cause, PAGE_SIZE, PagerError};
+
+    const PAGES: u64 = 8;
+
+    /// A shard without peers, or none where this process may not use userfaultfd.
+    fn alone() -> Option<Shard> {
+        let region = match Region::create(PAGES as usize * PAGE_SIZE, vnuma_dsm_pager::Options::default()) {
+            Ok(region) => Arc::new(region),
+            Err(error @ (PagerError::Denied { .. } | PagerError::Kernel { .. })) => {
+                eprintln!("skipped: {error}");
+                return None;
+            }
+            Err(error) => panic!("{error}"),
+        };
+        let config = Config::new(0, 1, PAGES);
+        let shared = Shared::new(1, config.members, Box::new(|_| {})).expect("shared");
+        let copies = Copies::new(NodeId(0), config.members, config.managers.clone());
+        let shard = Shard::new(&config, 0, region, BTreeMap::new(), Arc::new(shared), Arc::new(copies));
+        Some(shard.expect("a shard"))
+    }
+
+    /// The first of several faults is an error. The kernel does not tell of the others again.
+    #[test]
+    fn faults_that_were_read_before_an_error_are_refused() {
+        let Some(mut shard) = alone().filter(|shard| shard.region.features().poison) else { return };
+        let fault = |page| Fault { page, access: Right::Read, cause: Cause::Missing, thread: 1 };
+        shard.faults.extend([fault(2), fault(5)]);
+        shard.halt();
+        let states = [2, 4, 5].map(|page| shard.region.state(page).expect("a page"));
+        assert_eq!(states, [PageState::Poisoned, PageState::Invalid, PageState::Poisoned]);
+    }
 }

@@ -194,6 +194,8 @@ impl Region {
     /// Faults that need nothing but a mapping are served here: the kernel may drop a mapping of the guest at any time
     /// (to swap the page out, or to move it), and the state says that the guest is allowed to have it.
     ///
+    /// After an error `faults` has those that were read all the same: the kernel does not tell of them again.
+    ///
     /// # Panics
     /// When there is no such shard.
     pub fn read_faults(&self, shard: usize, faults: &mut Vec<Fault>) -> Result<usize, PagerError> {
@@ -203,19 +205,37 @@ impl Region {
             Err(Errno::EAGAIN | Errno::EINTR) => return Ok(0),
             Err(error) => return Err(PagerError::system("read(userfaultfd)", error)),
         };
-        let wrong = |detail| PagerError::Message { shard, detail };
-        let (messages, rest) = buffer[..read].as_chunks::<MESSAGE>();
+        self.take(shard, &buffer[..read], faults)
+    }
+
+    /// As [`Self::read_faults`], of messages that were read.
+    fn take(&self, shard: usize, bytes: &[u8], faults: &mut Vec<Fault>) -> Result<usize, PagerError> {
+        let (messages, rest) = bytes.as_chunks::<MESSAGE>();
+        let (before, mut wrong) = (faults.len(), None);
         if !rest.is_empty() {
-            return Err(wrong(format!("{read} bytes, no multiple of {MESSAGE}")));
+            wrong = Some(format!("{} bytes, no multiple of {MESSAGE}", bytes.len()));
         }
-        let before = faults.len();
         for message in messages {
-            let fault = fault::parse(message, self.memory.guest.start(), self.pages()).map_err(wrong)?;
-            if !self.settle(&fault).map_err(|error| wrong(error.to_string()))? {
-                faults.push(fault);
+            let fault = match fault::parse(message, self.memory.guest.start(), self.pages()) {
+                Ok(fault) => fault,
+                Err(detail) => {
+                    wrong.get_or_insert(detail);
+                    continue;
+                }
+            };
+            match self.settle(&fault) {
+                Ok(true) => {}
+                Ok(false) => faults.push(fault),
+                Err(error) => {
+                    wrong.get_or_insert(error.to_string());
+                    faults.push(fault);
+                }
             }
         }
-        Ok(faults.len() - before)
+        match wrong {
+            None => Ok(faults.len() - before),
+            Some(detail) => Err(PagerError::Message { shard, detail }),
+        }
     }
 
     /// Serves a fault that the page's state allows; false when the state does not, and the handler has to act.
@@ -498,5 +518,35 @@ impl Pin<'_> {
 impl Drop for Pin<'_> {
     fn drop(&mut self) {
         self.region.states.unpin(self.page);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The threads of the other faults wait, too.
+    #[test]
+    fn what_was_read_besides_a_message_that_makes_no_sense_is_told() {
+        let region = match Region::create(4 * PAGE_SIZE, Options::default()) {
+            Ok(region) => region,
+            Err(error @ (PagerError::Denied { .. } | PagerError::Kernel { .. })) => {
+                return eprintln!("skipped: {error}");
+            }
+            Err(error) => panic!("{error}"),
+        };
+        let message = |event: u8, page: usize| {
+            let mut message = [0; MESSAGE];
+            message[0] = event;
+            message[16..24].copy_from_slice(&(region.memory.guest.start() + page * PAGE_SIZE).to_ne_bytes());
+            message
+        };
+        let bytes = [message(0x12, 1), message(0x15, 2), message(0x12, 9), message(0x12, 3)].concat();
+        let mut faults = Vec::new();
+        let error = region.take(0, &bytes, &mut faults).expect_err("an event of another kind").to_string();
+        assert!(error.contains("event 0x15"), "{error}");
+        assert_eq!(faults.iter().map(|fault| fault.page).collect::<Vec<_>>(), [1, 3]);
+        let error = region.take(0, &bytes[..MESSAGE + 1], &mut faults).expect_err("too short").to_string();
+        assert!(error.contains("33 bytes") && faults.len() == 3, "{error}");
     }
 }

@@ -95,13 +95,14 @@ fn run(
             return Ok(served);
         }
         faults.clear();
-        region.read_faults(shard, &mut faults)?;
+        let read = region.read_faults(shard, &mut faults);
         for fault in &faults {
             place.saw(fault.thread);
             handler.fault(region, fault);
         }
         served.faults += faults.len() as u64;
         served.moves = place.moves;
+        read?;
     }
 }
 
