@@ -4,6 +4,7 @@ use crate::{NodeError, happening::Happening};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::{
     fmt,
+    mem::discriminant,
     sync::{
         Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -38,7 +39,8 @@ impl fmt::Debug for Shared {
     }
 }
 
-/// What is remembered of what was told: a peer can cause any number of lost pages.
+/// What is told, and remembered, of each kind: a peer can cause any number of lost pages, and must not hide by them that this node
+/// has stopped.
 const TOLD: usize = 1024;
 
 impl Shared {
@@ -137,7 +139,8 @@ impl Shared {
     /// Tells what no other shard has told.
     pub fn tell(&self, happening: Happening) {
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        if told.len() < TOLD && !told.iter().any(|other| happening.repeats(other)) {
+        let same = |other: &&Happening| discriminant(*other) == discriminant(&happening);
+        if told.iter().filter(same).count() < TOLD && !told.iter().any(|other| happening.repeats(other)) {
             (self.tell)(&happening);
             told.push(happening);
         }
@@ -145,5 +148,31 @@ impl Shared {
 
     pub fn told(&self) -> Vec<Happening> {
         self.told.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use vnuma_dsm::StopReason;
+
+    /// A program that is not told that its node has stopped goes on.
+    #[test]
+    fn what_ends_a_node_is_told_after_any_number_of_lost_pages() {
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        let hears = Arc::clone(&heard);
+        let tell = move |happening: &Happening| hears.lock().expect("no panic").push(happening.clone());
+        let shared = Shared::new(1, NodeSet::first(3), Box::new(tell)).expect("shared");
+        (0..2000).for_each(|page| shared.tell(Happening::PageLost { page }));
+        let lost = TOLD;
+        assert_eq!(heard.lock().expect("no panic").len(), lost);
+        shared.agreed(0, NodeSet::first(2));
+        let stopped = Happening::Stopped { reason: StopReason::Minority };
+        shared.tell(stopped.clone());
+        shared.tell(stopped.clone());
+        let members = Happening::Members { members: vec![0, 1], lost: vec![2] };
+        assert_eq!(heard.lock().expect("no panic")[lost..], [members, stopped]);
+        assert_eq!(shared.told(), *heard.lock().expect("no panic"));
     }
 }
