@@ -6,16 +6,18 @@ use crate::{
 };
 use nix::poll::PollFlags;
 use std::{
+    collections::VecDeque,
     io,
     os::fd::BorrowedFd,
     time::{Duration, Instant},
 };
-use vnuma_abi_dsm_wire::{Body, HEADER, Header, Hello, Kind, encode};
+use vnuma_abi_dsm_wire::{Body, HEADER, Header, Hello, Kind, Membership, Message, encode};
 
 /// How much, and how long.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// A frame is taken while fewer bytes wait to be sent; then [`Fault::Full`].
+    /// A frame is taken while fewer bytes wait to be sent; then [`Fault::Full`]. Lists of pages after a loss do not count: they
+    /// grow with the memory, and a peer that has not read them yet is not lost. They have a limit of 64 bytes a page.
     pub queue_bytes: usize,
     /// While fewer bytes wait, [`Lane::has_room`] says so: what can wait (new requests) should then.
     pub room_bytes: usize,
@@ -45,6 +47,10 @@ const BATCH: usize = 64;
 /// Bytes that are asked of a pipe at once.
 const READ: usize = 64 << 10;
 
+/// Bytes of lists that may wait for each page of the memory, or [`Limits::queue_bytes`] if that is more. A page takes up to 16 in
+/// each of the two lists of a membership, and a second loss may follow before the lists of the first have gone on.
+const LIST_BYTES: u64 = 64;
+
 /// One connection to a node. Nothing here waits.
 ///
 /// Frames arrive in the order in which they were sent, each once, or the lane is at its end. After an error other than
@@ -57,6 +63,9 @@ pub struct Lane {
     open: bool,
     ended: bool,
     outbox: Buffer,
+    lists: Lists,
+    /// Bytes of lists that may wait.
+    list_bytes: usize,
     sent: u64,
     /// Since when nothing of the outbox was taken.
     stuck: Option<Instant>,
@@ -104,6 +113,50 @@ impl Buffer {
             self.used = 0;
         }
     }
+}
+
+/// What of the outbox are lists of pages.
+#[derive(Debug, Default)]
+struct Lists {
+    /// Bytes that were ever given on, of any kind.
+    gone: u64,
+    /// Where they begin and end, counted in the same way. One behind another is no part of its own.
+    parts: VecDeque<(u64, u64)>,
+    /// Bytes that wait.
+    bytes: usize,
+}
+
+impl Lists {
+    /// One was put behind `before` bytes that wait, with which there are `after`.
+    fn add(&mut self, before: usize, after: usize) {
+        let (begin, end) = (self.gone + before as u64, self.gone + after as u64);
+        match self.parts.back_mut() {
+            Some(last) if last.1 == begin => last.1 = end,
+            _ => self.parts.push_back((begin, end)),
+        }
+        self.bytes += after - before;
+    }
+
+    /// So many bytes of the outbox were given on.
+    fn consume(&mut self, count: usize) {
+        self.gone += count as u64;
+        while let Some((begin, end)) = self.parts.front_mut().filter(|(begin, _)| *begin < self.gone) {
+            let gone = (*end).min(self.gone);
+            self.bytes -= (gone - *begin) as usize;
+            *begin = gone;
+            if begin < end {
+                return;
+            }
+            self.parts.pop_front();
+        }
+    }
+}
+
+/// A list of pages, which a node says after a loss.
+fn is_list(body: &Body<'_>) -> bool {
+    let lists =
+        |message: &Membership| matches!(message, Membership::Holdings { .. } | Membership::Directory { .. });
+    matches!(body, Body::Protocol(Message::Membership(message), _) if lists(message))
 }
 
 /// Bytes that have come and were not used. Its memory is cleared when it grows, not for each read.
@@ -161,6 +214,8 @@ impl Lane {
             open: false,
             ended: false,
             outbox: Buffer::default(),
+            lists: Lists::default(),
+            list_bytes: limits.queue_bytes,
             sent: 0,
             stuck: None,
             inbox: Inbox::default(),
@@ -191,6 +246,8 @@ impl Lane {
         }
         self.peer.node = Some(theirs.node);
         self.peer.lane = theirs.lane;
+        let lists = usize::try_from(theirs.pages.saturating_mul(LIST_BYTES)).unwrap_or(usize::MAX);
+        self.list_bytes = self.limits.queue_bytes.max(lists);
         self.open = true;
         Ok(())
     }
@@ -216,11 +273,18 @@ impl Lane {
     /// Has a frame wait for [`Self::give_on`], so that several share a system call.
     pub fn post(&mut self, body: &Body<'_>, epoch: u64) -> Result<(), TransportError> {
         self.alive()?;
-        let waiting = self.waiting();
-        if waiting >= self.limits.queue_bytes {
-            return Err(Fault::Full { bytes: waiting, limit: self.limits.queue_bytes }.of(&self.peer));
+        let (waiting, list) = (self.waiting(), is_list(body));
+        let (bytes, limit) = match list {
+            true => (self.lists.bytes, self.list_bytes),
+            false => (waiting - self.lists.bytes, self.limits.queue_bytes),
+        };
+        if bytes >= limit {
+            return Err(Fault::Full { bytes, limit }.of(&self.peer));
         }
         encode(body, epoch, self.sent, &mut self.outbox.bytes);
+        if list {
+            self.lists.add(waiting, self.waiting());
+        }
         self.sent += 1;
         Ok(())
     }
@@ -249,6 +313,7 @@ impl Lane {
                 Ok(0) => return Err(self.end(Fault::Closed { inside: true })),
                 Ok(count) => {
                     self.outbox.consume(count);
+                    self.lists.consume(count);
                     self.stuck = None;
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {

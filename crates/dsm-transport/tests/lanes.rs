@@ -12,7 +12,9 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-use vnuma_abi_dsm_wire::{Body, Contents, Grant, Hello, Message, PAGE_SIZE, Payload, Purpose, Request};
+use vnuma_abi_dsm_wire::{
+    Body, Contents, Entry, Grant, Hello, Membership, Message, PAGE_SIZE, Payload, Purpose, Request,
+};
 use vnuma_dsm_transport::{Fault, Limits, Listener, Place, RING, Waiter, mesh, wait};
 
 fn grant(page: u64) -> Message {
@@ -293,6 +295,47 @@ fn a_peer_that_reads_nothing_stops_new_requests_then_everything() {
         assert!(matches!(error.fault, Fault::Stalled { .. }), "{transport:?}: {error}");
         assert!(error.to_string().starts_with("node 1, lane 0 ("), "{error}");
         assert!(matches!(zero.send(&Body::Bye, 0), Err(error) if matches!(error.fault, Fault::Ended)));
+    }
+}
+
+/// After a loss a node tells of all its pages at once. It must not take a peer for lost that has not read them yet.
+#[test]
+fn what_is_said_about_the_pages_after_a_loss_does_not_make_a_lane_full() {
+    const LISTS: u64 = 400;
+    let limits = Limits { queue_bytes: 64 << 10, room_bytes: 16 << 10, ..Limits::default() };
+    let pages = (0..512).map(|page| Entry { page, copyset: 1 }).collect();
+    let list = Message::Membership(Membership::Directory { epoch: 64, last: false, pages });
+    for transport in all() {
+        let meeting = Meeting::new(transport);
+        let large = |node, peer| Hello { pages: LISTS * 512, ..hello(node, peer) };
+        let (zero, one) = meet(&meeting, large(0, 0), large(1, 0), limits);
+        let (mut zero, mut one) = (zero.expect("accepted"), one.expect("connected"));
+        for _ in 0..LISTS {
+            zero.post(&Body::Protocol(list.clone(), Contents::None), 0).expect("a list is taken");
+        }
+        assert!(zero.waiting() > 40 * limits.queue_bytes && !zero.has_room(), "{transport:?}");
+        // What else there is to say still has its limit, and may fill it.
+        let body = [7; 1 << 10];
+        let mut others = 0;
+        let full = loop {
+            match zero.post(&Body::Opaque(&body), 0) {
+                Ok(()) => others += 1,
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(full.fault, Fault::Full { bytes, .. } if bytes < 2 * limits.queue_bytes), "{full}");
+        assert!((32..64).contains(&others), "{others}");
+        // Lists have one, too: not more than there can be to say.
+        let more = (0..10 * LISTS)
+            .take_while(|_| zero.post(&Body::Protocol(list.clone(), Contents::None), 0).is_ok());
+        assert!((LISTS..9 * LISTS).contains(&(more.count() as u64)), "{transport:?}");
+        zero.flush().expect("going");
+        let mut seen = 0;
+        let count = |_, body: Body<'_>| seen += u64::from(matches!(body, Body::Opaque(_)));
+        run(&mut [&mut zero, &mut one], count, |lanes| lanes[0].waiting() == 0).expect("going");
+        // Nothing is counted any more.
+        zero.post(&Body::Opaque(&body), 0).expect("taken");
+        assert!(zero.has_room() && seen <= others, "{transport:?}");
     }
 }
 
