@@ -105,6 +105,8 @@ pub struct ShmPipe {
     out: (usize, u64),
     /// Where the ring begins that this side reads, and how much it has read.
     inward: (usize, u64),
+    /// The last read found nothing.
+    idle: bool,
     ended: bool,
 }
 
@@ -119,7 +121,7 @@ impl ShmPipe {
         let rights = [ControlMessage::ScmRights(&number)];
         sendmsg::<()>(socket.as_raw_fd(), &byte, &rights, MsgFlags::MSG_NOSIGNAL, None)?;
         let memory = Memory::map(&file)?;
-        Ok(Self { memory, socket, out: (0, 0), inward: (DATA + RING, 0), ended: false })
+        Ok(Self { memory, socket, out: (0, 0), inward: (DATA + RING, 0), idle: false, ended: false })
     }
 
     /// The side that listens gets it. `WouldBlock` while it has not come: only where the socket does not block.
@@ -133,7 +135,7 @@ impl ShmPipe {
             return Err(RingError { field: "file", value, expected }.into());
         }
         let memory = Memory::map(&file)?;
-        Ok(Self { memory, socket, out: (DATA + RING, 0), inward: (0, 0), ended: false })
+        Ok(Self { memory, socket, out: (DATA + RING, 0), inward: (0, 0), idle: false, ended: false })
     }
 
     /// Copies between a buffer and the ring's bytes from a position on, in one or two pieces.
@@ -222,10 +224,17 @@ fn receive_file(socket: &UnixStream) -> io::Result<OwnedFd> {
 impl Pipe for ShmPipe {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let (ring, tail) = self.inward;
-        let len = self.available()?.min(buffer.len());
+        let mut len = self.available()?.min(buffer.len());
+        // Nothing for the second time, so it is the socket that keeps this side from sleeping. Who polls before it sleeps would find
+        // it ready again and again, and not hear that the other process has ended.
+        if len == 0 && std::mem::replace(&mut self.idle, true) {
+            self.drain();
+            len = self.available()?.min(buffer.len());
+        }
         if len == 0 {
             return if self.ended { Ok(0) } else { Err(io::ErrorKind::WouldBlock.into()) };
         }
+        self.idle = false;
         let mut done = 0;
         for (offset, len) in Self::pieces(ring, tail, len) {
             let part = &mut buffer[done..done + len];

@@ -372,6 +372,38 @@ fn a_peer_that_left_and_one_that_vanished_are_told_apart() {
     }
 }
 
+/// Who polls for a while before it sleeps sees what is there to see without having slept.
+#[test]
+fn who_polls_sleeps_when_nothing_comes_and_sees_that_a_peer_is_gone() {
+    const SPIN: Duration = Duration::from_micros(20);
+    for transport in all() {
+        let limits = Limits { silence: HANG / 3, connect: HANG / 3, ..Limits::default() };
+        let (mut zero, mut one) = pair(transport, limits);
+        let mut seen = 0;
+        let mut turn = |zero: &mut vnuma_dsm_transport::Lane| {
+            let ready = wait(&mut [zero], &[], Duration::from_millis(1), SPIN).expect("poll");
+            zero.flush()?;
+            zero.receive(|_, _| seen += 1)?;
+            zero.tick(Instant::now(), 0).map(|()| (ready.lanes.is_empty(), seen))
+        };
+        // It sleeps, so the frame comes with what wakes it.
+        turn(&mut zero).expect("going");
+        one.send(&Body::Opaque(&[1]), 0).expect("sent");
+        let begin = Instant::now();
+        while !matches!(turn(&mut zero).expect("going"), (true, 1)) {
+            assert!(begin.elapsed() < HANG / 4, "{transport:?}: it is never idle");
+        }
+        drop(one);
+        let error = loop {
+            if let Err(error) = turn(&mut zero) {
+                break error;
+            }
+        };
+        let gone = matches!(error.fault, Fault::Closed { .. } | Fault::Io { .. });
+        assert!(gone, "{transport:?}: {error}");
+    }
+}
+
 #[test]
 fn a_silent_peer_is_asked_and_then_given_up() {
     for transport in all() {
