@@ -221,13 +221,13 @@ pub fn mesh(
 ) -> Result<Lanes, TransportError> {
     let deadline = Instant::now() + limits.connect;
     let (sender, receiver) = mpsc::channel();
-    let mut handshakes = 0_usize;
+    // Not those that this node dials.
+    let mut callers = 0_usize;
     for (&node, place) in peers.iter().filter(|(node, _)| **node < hello.node) {
         for lane in 0..hello.lanes {
             let (sender, place) = (sender.clone(), place.clone());
             let hello = Hello { peer: node, lane, ..*hello };
-            handshakes += 1;
-            thread::spawn(move || drop(sender.send(dial_until(&place, &hello, limits, deadline))));
+            thread::spawn(move || drop(sender.send((false, dial_until(&place, &hello, limits, deadline)))));
         }
     }
     let mut lanes: Lanes = (0..hello.lanes).map(|_| BTreeMap::new()).collect();
@@ -239,19 +239,19 @@ pub fn mesh(
             let peer = Peer { node: missing.copied(), lane: 0, address: "not connected".to_owned() };
             return Err(Fault::Deadline { limit: limits.connect }.of(&peer));
         }
-        match listener.next() {
-            Ok((caller, address)) if handshakes < CALLERS => {
+        // More callers than that wait until others were served: one that is turned away may be a node.
+        let next = if callers < CALLERS { listener.next() } else { Err(io::ErrorKind::WouldBlock.into()) };
+        match next {
+            Ok((caller, address)) => {
                 let (sender, hello) = (sender.clone(), *hello);
-                handshakes += 1;
-                thread::spawn(move || drop(sender.send(answer(caller, address, &hello, limits))));
+                callers += 1;
+                thread::spawn(move || drop(sender.send((true, answer(caller, address, &hello, limits)))));
             }
-            // More callers than there are nodes: they are not served, and may try again.
-            Ok((caller, _)) => drop(caller),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => complain(Fault::io("accept")(error).of(&unknown("listener"))),
         }
-        let Ok(outcome) = receiver.recv_timeout(Duration::from_millis(1)) else { continue };
-        handshakes -= 1;
+        let Ok((called, outcome)) = receiver.recv_timeout(Duration::from_millis(1)) else { continue };
+        callers -= usize::from(called);
         match outcome.and_then(|lane| keep(lane, peers, &mut lanes)) {
             Ok(()) => have += 1,
             Err(error) => complain(error),
@@ -276,22 +276,32 @@ fn keep(mut lane: Lane, peers: &BTreeMap<u8, Place>, lanes: &mut Lanes) -> Resul
     }
 }
 
-/// Dials until the peer is there: nodes start in any order.
+/// How often a peer that closes the connection before it says who it is is dialled again, and the time between.
+const CLOSED: (u32, Duration) = (10, Duration::from_millis(50));
+
+/// Dials until the peer is there: nodes start in any order. One that begins to listen anew closes connections that nobody has taken
+/// by then. One that refuses this node does so as well in some cases, so that it is asked a few times only.
 fn dial_until(
     place: &Place,
     hello: &Hello,
     limits: Limits,
     deadline: Instant,
 ) -> Result<Lane, TransportError> {
+    let mut closed = 0;
     loop {
-        match dial(place, hello, limits) {
-            Err(error)
-                if Instant::now() < deadline && matches!(error.fault, Fault::Io { act: "connect", .. }) =>
-            {
-                thread::sleep(Duration::from_millis(10));
+        let outcome = dial(place, hello, limits);
+        let pause = match outcome.as_ref().map_err(|error| &error.fault) {
+            Err(Fault::Io { act: "connect", .. }) => Duration::from_millis(10),
+            Err(Fault::Closed { .. } | Fault::Io { act: "write", .. }) if closed < CLOSED.0 => {
+                closed += 1;
+                CLOSED.1
             }
-            outcome => return outcome,
+            _ => return outcome,
+        };
+        if Instant::now() >= deadline {
+            return outcome;
         }
+        thread::sleep(pause);
     }
 }
 

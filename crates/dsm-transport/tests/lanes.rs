@@ -2,12 +2,13 @@
 
 mod common;
 
-use common::{HANG, Meeting, Transport, all, ending, hello, meet, pair, run};
+use common::{HANG, Meeting, Transport, all, anywhere, ending, hello, meet, pair, run};
 use proptest::prelude::*;
 use std::{
     cell::Cell,
     collections::BTreeMap,
     io::Write,
+    net::{TcpListener, TcpStream},
     os::fd::{AsFd, BorrowedFd},
     thread,
     time::{Duration, Instant},
@@ -15,7 +16,7 @@ use std::{
 use vnuma_abi_dsm_wire::{
     Body, Contents, Entry, Grant, Hello, Membership, Message, PAGE_SIZE, Payload, Purpose, Request,
 };
-use vnuma_dsm_transport::{Fault, Limits, Listener, Place, RING, Waiter, mesh, wait};
+use vnuma_dsm_transport::{Fault, Limits, Listener, Place, RING, Waiter, dial, mesh, wait};
 
 fn grant(page: u64) -> Message {
     Message::Grant(Grant {
@@ -478,6 +479,50 @@ fn three_nodes_meet_whatever_the_order_and_whoever_calls_besides() {
         .expect("going");
         assert_eq!(seen, [number as u8]);
     }
+}
+
+/// A node dials others that do not answer yet, and callers that say nothing take all the room that there is for callers.
+#[test]
+fn a_caller_waits_for_its_turn_and_is_not_turned_away() {
+    const LANES: u16 = 256;
+    let meeting = Meeting::new(Transport::Tcp);
+    let (place, address) = (meeting.place.clone(), meeting.address());
+    let silent = TcpListener::bind(anywhere()).expect("a listener");
+    let peers =
+        [(0, Place::Tcp(silent.local_addr().expect("an address"))), (2, Place::Tcp(anywhere()))].into();
+    let limits = Limits { connect: HANG, ..Limits::default() };
+    let greeting = |node, lane| Hello { lanes: LANES, lane, ..hello(node, 1) };
+    let ours = greeting(1, 0);
+    // It ends with this process.
+    thread::spawn(move || mesh(&meeting.listener, &peers, &ours, limits, |_| {}));
+    dial(&place, &greeting(2, 0), limits).expect("it is served beside those that this node dials");
+    let mute: Vec<_> = (0..256).map(|_| TcpStream::connect(address).expect("connected")).collect();
+    let calls = thread::spawn(move || dial(&place, &greeting(2, 1), limits));
+    thread::sleep(Duration::from_millis(500));
+    assert!(!calls.is_finished(), "it is turned away: {:?}", calls.join());
+    drop(mute);
+    calls.join().expect("no panic").expect("it is served");
+}
+
+/// As one does that begins to listen anew.
+#[test]
+fn a_peer_that_closes_a_connection_before_it_says_who_it_is_is_dialled_again() {
+    let listener = TcpListener::bind(anywhere()).expect("a listener");
+    let place = Place::Tcp(listener.local_addr().expect("an address"));
+    let limits = Limits { connect: HANG, ..Limits::default() };
+    let complain = |error| panic!("{error}");
+    let dials = thread::spawn(move || {
+        let ours = Listener::bind(&Place::Tcp(anywhere())).expect("a listener");
+        mesh(&ours, &[(0, place)].into(), &hello(1, 0), limits, complain)
+    });
+    drop(listener.accept().expect("a caller"));
+    listener.set_nonblocking(true).expect("set");
+    let listener = Listener::Tcp(listener, None);
+    let peers = [(1, Place::Tcp(anywhere()))].into();
+    let zero = mesh(&listener, &peers, &hello(0, 0), limits, |error| eprintln!("{error}")).expect("a mesh");
+    // Neither lane ends before both nodes have theirs.
+    let one = dials.join().expect("no panic").expect("a mesh");
+    assert_eq!([zero, one].map(|lanes| lanes[0].len()), [1, 1]);
 }
 
 #[test]
