@@ -270,6 +270,8 @@ fn run(plan: &Plan) -> Option<End> {
     // They serve each other until all are done, and know of the failure.
     if plan.failure != Failure::Forgetful {
         all_know(&processes, plan.victim);
+        // One that was resumed may not have seen yet that it is excluded, and would leave as if nothing had happened.
+        processes[plan.victim].end();
     }
     processes.iter_mut().for_each(|process| drop(process.child.stdin.take()));
     let survived = processes.iter_mut().map(|process| process.end().success()).collect();
