@@ -7,7 +7,7 @@ use crate::{
     happening::{Happening, protest},
     held::Held,
     lanes::{Incoming, Peers},
-    pages::{Contents, Outgoing, Pages, Sabotage},
+    pages::{Contents, Outgoing, PINNED, Pages, Sabotage},
     saving::{Means, Saving},
     shared::Shared,
     stats::{Phase, Stats, Watch},
@@ -69,6 +69,8 @@ pub(crate) struct Shard {
     /// To whom this node sent its request for a page, and whether it wants to write.
     asked: HashMap<PageId, (NodeId, bool)>,
     faults: Vec<Fault>,
+    /// Faults on pages that device code has pinned and other nodes want, each with when it came.
+    aside: Vec<(Instant, Fault)>,
     inbox: Vec<Incoming>,
     held: Held,
     saving: Saving,
@@ -128,6 +130,7 @@ impl Shard {
             managers: config.managers.clone(),
             asked: HashMap::new(),
             faults: Vec::new(),
+            aside: Vec::new(),
             inbox: Vec::new(),
             held: Held::default(),
             saving: Saving::new(
@@ -217,11 +220,8 @@ impl Shard {
         }
         let late = self.pages.sabotage != Sabotage::None && self.pages.settle_late()?;
         // Nobody tells when device code lets go of a page.
-        let timeout = if late || !self.held.is_empty() || !self.held_back.is_empty() {
-            Duration::from_millis(1)
-        } else {
-            TICK
-        };
+        let waits = !self.held.is_empty() || !self.aside.is_empty() || !self.held_back.is_empty();
+        let timeout = if late || waits { Duration::from_millis(1) } else { TICK };
         let poll = |source| NodeError::System { call: "poll", source };
         let ready = self.peers.wait(&others, timeout, self.spin).map_err(poll)?;
         if self.shared.is_forgotten() && !std::mem::replace(&mut self.forgot, true) {
@@ -245,6 +245,9 @@ impl Shard {
         }
         if !self.held.is_empty() {
             self.take_held()?;
+        }
+        if !self.aside.is_empty() {
+            self.take_aside()?;
         }
         if self.protocol.needs_flush() {
             self.step(Event::Flush)?;
@@ -300,9 +303,33 @@ impl Shard {
             assert!(!panics, "a panic on purpose");
             self.place.saw(fault.thread);
             self.progressed(fault.thread, fault.page)?;
+            if self.must_wait(&fault) {
+                self.aside.push((Instant::now(), fault));
+                continue;
+            }
             self.step(Event::Fault { page: PageId(fault.page), write })?;
         }
         read?;
+        Ok(())
+    }
+
+    /// The protocol would give the page away, and device code has it.
+    fn must_wait(&self, fault: &Fault) -> bool {
+        is_pinned(&self.region, PageId(fault.page)) && self.protocol.is_wanted(PageId(fault.page))
+    }
+
+    /// Takes faults that waited for device code to let go of a page, or that have waited for as long as it may keep one.
+    fn take_aside(&mut self) -> Result<(), NodeError> {
+        for (since, fault) in std::mem::take(&mut self.aside) {
+            if since.elapsed() < PINNED && self.must_wait(&fault) {
+                self.aside.push((since, fault));
+            } else {
+                self.faults.push(fault);
+            }
+        }
+        while let Some(fault) = self.faults.pop() {
+            self.step(Event::Fault { page: PageId(fault.page), write: fault.access == Right::Write })?;
+        }
         Ok(())
     }
 
@@ -584,6 +611,7 @@ impl Shard {
         pages.extend(self.pending.drain().map(|(page, _)| page));
         // Read together with one that was an error. The kernel does not tell of them again.
         pages.extend(self.faults.drain(..).map(|fault| fault.page));
+        pages.extend(self.aside.drain(..).map(|(_, fault)| fault.page));
         self.held_back = pages;
         self.poison_held_back();
     }

@@ -431,6 +431,41 @@ fn a_pinned_page_keeps_nobody_else_waiting() {
     stop(nodes);
 }
 
+/// A thread writes a page that another node wants back, and that device code reads. It waits, and other threads do not.
+#[test]
+fn a_write_of_a_pinned_page_keeps_nobody_else_waiting() {
+    let hold = |config: &mut Config| config.options.hold_ns = 10 * HANG.as_nanos() as u64;
+    let Some(nodes) = cluster(2, PAGES, Transport::Shm, hold) else { return };
+    // Pages of one shard. Who goes on to another page lets go of the one before.
+    let [page, other, next, last] = [0, 1, 2, 3];
+    let (ours, theirs) = (Words::of(&nodes[0]), Words::of(&nodes[1]));
+    theirs.at(page, 0).store(1, SeqCst);
+    theirs.at(next, 0).store(1, SeqCst);
+    assert_eq!(ours.at(page, 0).load(SeqCst), 1);
+    let wants = thread::spawn(move || {
+        let before = theirs.at(page, 0).fetch_add(1, SeqCst);
+        theirs.at(last, 0).store(1, SeqCst);
+        before
+    });
+    thread::sleep(std::time::Duration::from_millis(100));
+    assert!(!wants.is_finished(), "the page was not held");
+    let pin = nodes[0].region().pin(page, vnuma_dsm_pager::Access::Read).expect("pinned");
+    let writes = thread::spawn(move || ours.at(page, 0).fetch_add(1, SeqCst));
+    thread::sleep(std::time::Duration::from_millis(100));
+    ours.read_by_kernel(other).expect("the shard goes on");
+    assert!(!wants.is_finished() && !writes.is_finished(), "a pinned page was taken away");
+    drop(pin);
+    let begin = Instant::now();
+    while !wants.is_finished() || !writes.is_finished() {
+        assert!(begin.elapsed() < HANG, "it hangs");
+        thread::sleep(std::time::Duration::from_millis(1));
+    }
+    let before = [wants, writes].map(|thread| thread.join().expect("no panic"));
+    assert_eq!((before, ours.at(page, 0).load(SeqCst)), ([1, 2], 3));
+    assert_eq!([0, 1].map(|node: usize| nodes[node].happenings()), [vec![], vec![]]);
+    stop(nodes);
+}
+
 /// Pins `page` again and again, and adds to its first word while it is pinned. Returns what was added.
 fn count_pinned(node: &Node, page: u64, pins: u64) -> u64 {
     for _ in 0..pins {

@@ -138,6 +138,12 @@ impl Node {
         self.table.get(page).is_some_and(|page| page.fault != Access::None)
     }
 
+    /// True if other nodes want the page, or its copy dropped. A local fault ends the hold time, and then it may go at once.
+    pub fn is_wanted(&self, page: PageId) -> bool {
+        let waiting = self.table.get(page).and_then(Page::waiting);
+        waiting.is_some_and(|waiting| waiting.deferred.is_some() || !waiting.queue.is_empty())
+    }
+
     /// True if notices wait for [`Event::Flush`].
     pub fn needs_flush(&self) -> bool {
         !self.held_back.is_empty()
