@@ -22,6 +22,8 @@ struct Inside {
     kept: Kept<Box<Page>>,
     /// The cut that threads of the program wait for.
     wanted: u64,
+    /// The last one that they did not wait for any longer.
+    given_up: u64,
     /// Shards for which it is not complete.
     missing: usize,
     /// Why no cut can be complete any more.
@@ -36,7 +38,7 @@ impl fmt::Debug for Copies {
 
 impl Copies {
     pub(crate) fn new(own: NodeId, members: NodeSet, managers: Managers) -> Self {
-        let inside = Inside { kept: Kept::default(), wanted: 0, missing: 0, over: None };
+        let inside = Inside { kept: Kept::default(), wanted: 0, given_up: 0, missing: 0, over: None };
         Self { own, members, managers, inside: Mutex::new(inside), changed: Condvar::new() }
     }
 
@@ -67,9 +69,15 @@ impl Copies {
         }
     }
 
-    /// The cut that shards should begin, if they have not.
+    /// The cut that shards should begin, if they have not; 0 if there is none.
     pub(crate) fn wanted(&self) -> u64 {
-        self.inside().wanted
+        let inside = self.inside();
+        if inside.wanted > inside.given_up { inside.wanted } else { 0 }
+    }
+
+    /// The last cut that took too long. Threads use the memory again.
+    pub(crate) fn given_up(&self) -> u64 {
+        self.inside().given_up
     }
 
     /// The next cut, which all shards are to begin.
@@ -112,6 +120,7 @@ impl Copies {
             }
             let left = limit.saturating_sub(begin.elapsed());
             if left.is_zero() {
+                inside.given_up = number;
                 return Err(NodeError::Cut { number, reason: "not all nodes have begun it in time" });
             }
             inside = self.changed.wait_timeout(inside, left).unwrap_or_else(PoisonError::into_inner).0;

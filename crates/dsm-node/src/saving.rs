@@ -45,6 +45,7 @@ impl Saving {
 
     /// Begins a cut with these pages.
     pub fn begin(&mut self, number: u64, owned: Vec<(PageId, Version)>) {
+        self.drop_given_up();
         self.begun = number;
         let mut out = Vec::new();
         self.cuts.begin(number, owned, &mut out);
@@ -68,8 +69,34 @@ impl Saving {
         self.copies.over(reason);
     }
 
+    /// Threads did not wait for a cut any longer, and not all of its pages are sent. What they write from then on must not get into
+    /// it, so it must not be complete on any node: nothing more of it is sent, and so not its end.
+    fn drop_given_up(&mut self) {
+        if self.queue.is_empty() {
+            return;
+        }
+        let given_up = self.copies.given_up();
+        let unsent = |command: &CutCommand| match *command {
+            CutCommand::Save { number, page, .. } => (number <= given_up).then_some(page),
+            CutCommand::Tell { .. } | CutCommand::Complete { .. } => None,
+        };
+        let pages: Vec<PageId> = self.queue.iter().filter_map(unsent).collect();
+        if pages.is_empty() {
+            return;
+        }
+        pages.into_iter().for_each(|page| self.cuts.forget(page));
+        self.queue.retain(|command| match *command {
+            CutCommand::Save { number, .. } | CutCommand::Complete { number } => number > given_up,
+            CutCommand::Tell { message: CutMessage::End { number } | CutMessage::Kept { number } } => {
+                number > given_up
+            }
+            CutCommand::Tell { message: CutMessage::Page { .. } } => true,
+        });
+    }
+
     /// Does what can be done without waiting.
     pub fn go_on(&mut self, means: &mut Means<'_>) -> Result<(), NodeError> {
+        self.drop_given_up();
         while let Some(command) = self.queue.front().copied() {
             if let CutCommand::Save { to, .. } = command
                 && !means.peers.has_room(to)
@@ -102,4 +129,58 @@ impl Saving {
 fn send(means: &mut Means<'_>, to: NodeId, message: CutMessage, contents: Contents<'_>) {
     let frame = Frame { epoch: means.epoch, message: Message::Cut(message) };
     means.peers.send(to, &frame, contents, means.stats, means.shared);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{collections::BTreeMap, time::Duration};
+    use vnuma_dsm::Managers;
+    use vnuma_dsm_pager::{Access, Options, PAGE_SIZE, PagerError};
+
+    /// Threads go on after a cut that took too long, and write pages that have not been sent.
+    #[test]
+    fn a_cut_that_was_given_up_sends_nothing_more_and_the_next_one_has_its_pages() {
+        let region = match Region::create(4 * PAGE_SIZE, Options::default()) {
+            Ok(region) => region,
+            Err(error @ (PagerError::Denied { .. } | PagerError::Kernel { .. })) => {
+                return eprintln!("skipped: {error}");
+            }
+            Err(error) => panic!("{error}"),
+        };
+        let (own, members) = (NodeId(0), NodeSet::first(1));
+        let managers = Managers::new(&[(4, own)]).expect("ranges");
+        let copies = Arc::new(Copies::new(own, members, managers.clone()));
+        let mut saving = Saving::new(Cuts::new(own, members, managers), Arc::clone(&copies), members);
+        let shared = Shared::new(1, members, Box::new(|_| {})).expect("shared");
+        let go_on = |saving: &mut Saving| {
+            let (epoch, mut peers) = (Epoch(0), Peers::new(BTreeMap::new()).expect("peers"));
+            let (region, shared, stats) = (&region, &shared, &mut Stats::default());
+            saving.go_on(&mut Means { own, epoch, region, peers: &mut peers, stats, shared })
+        };
+        let pages = || [0, 1].map(|page| (PageId(page), 5)).to_vec();
+        let (first, content) = (copies.want(1), [7; PAGE_SIZE]);
+        saving.begin(first, pages());
+        copies.wait(first, Duration::ZERO).expect_err("too late");
+        region.install(0, &content, Access::Write).expect("written");
+        go_on(&mut saving).expect("it is not sent any more");
+        assert!(!saving.is_busy() && copies.newest() == 0);
+
+        region.downgrade(0, |_| ()).expect("read-only");
+        region.install(1, &content, Access::Read).expect("there");
+        let second = copies.want(1);
+        assert_eq!(saving.due(), Some(second));
+        saving.begin(second, pages());
+        go_on(&mut saving).expect("sent");
+        let mut kept = Vec::new();
+        copies.restore(second, &[0], |page, content| kept.push((page, content[9])));
+        assert_eq!((copies.newest(), kept), (second, vec![(0, 7), (1, 7)]));
+
+        // Threads use the memory again: it is too late to begin.
+        let third = copies.want(1);
+        copies.wait(third, Duration::ZERO).expect_err("too late");
+        assert_eq!(saving.due(), None);
+        copies.want(1);
+        assert_eq!(saving.due(), Some(third + 1));
+    }
 }

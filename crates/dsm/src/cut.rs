@@ -128,6 +128,11 @@ impl Cuts {
         self.go_on(out);
     }
 
+    /// A page was not sent to all of its keepers after all. The next cut has it, whether or not it has changed.
+    pub fn forget(&mut self, page: PageId) {
+        self.saved.remove(&page);
+    }
+
     /// The cut that has begun here and is not complete.
     pub fn current(&self) -> Option<u64> {
         self.current
