@@ -82,8 +82,8 @@ pub(crate) struct Shard {
     current: Option<(PageId, Contents)>,
     /// Field and page of the message that is being looked at.
     named: Option<(&'static str, PageId)>,
-    /// Contents of frames that the protocol looks at later.
-    stash: Vec<(PageId, Contents)>,
+    /// Contents of frames that the protocol looks at once the membership of this number is in force.
+    stash: Vec<(Epoch, PageId, Contents)>,
     /// Mapped by the command before, which wakes.
     woken: Option<PageId>,
     ticked: Instant,
@@ -402,16 +402,20 @@ impl Shard {
             let manager = self.managers.manager(grant.page, self.members);
             self.stats.found(write || grant.owner, manager, asked, grant.from);
         }
-        let early = frame.epoch > self.protocol.view().epoch;
+        let (epoch, early) = (frame.epoch, self.protocol.early());
         if let (Message::Grant(grant), false) = (&frame.message, matches!(contents, Contents::None)) {
             self.current = Some((grant.page, contents));
         }
         self.step(Event::Receive { from, frame })?;
         self.named = None;
-        if let Some(kept) = self.current.take().filter(|_| early)
-            && self.stash.len() < STASH
+        if let Some((page, contents)) = self.current.take()
+            && self.protocol.early() > early
         {
-            self.stash.push(kept);
+            // Those of a membership that was not to be are nobody's.
+            self.stash.retain(|(of, ..)| *of == epoch);
+            if self.stash.len() < STASH {
+                self.stash.push((epoch, page, contents));
+            }
         }
         Ok(())
     }
@@ -450,8 +454,9 @@ impl Shard {
         if self.current.as_ref().is_some_and(|(of, _)| *of == page) {
             return self.current.take().map_or(Contents::None, |(_, contents)| contents);
         }
-        match self.stash.iter().position(|(of, _)| *of == page) {
-            Some(index) => self.stash.remove(index).1,
+        let now = self.protocol.view().epoch;
+        match self.stash.iter().position(|(epoch, of, _)| (*epoch, *of) == (now, page)) {
+            Some(index) => self.stash.remove(index).2,
             None => Contents::None,
         }
     }

@@ -591,6 +591,57 @@ fn second_copies_of_another_epoch_or_an_excluded_node_are_not_kept() {
     node.stop();
 }
 
+/// What a manager has to pass on once the next membership is in force comes with contents. If another membership is agreed on
+/// instead, these are nobody's.
+#[test]
+fn contents_of_a_membership_that_was_not_to_be_are_not_passed_on() {
+    let Some(mut parts) = connected(4, PAGES, Transport::Shm, patient()) else { return };
+    let _third = parts.pop();
+    let ((_second, mut requester), (_first, mut owner)) =
+        (parts.pop().expect("four"), parts.pop().expect("four"));
+    let (region, ours) = parts.pop().expect("four");
+    let mut config = Config::new(0, 4, PAGES);
+    config.options.direct_reply = false;
+    let node = Node::start(&config, region, ours, |_| {}).expect("starts");
+    let send = |lanes: &mut Lanes, message: Message, content: Option<&[u8; 4096]>, epoch| {
+        let contents = content.map_or(Contents::None, Contents::Page);
+        let lane = lanes[0].get_mut(&0).expect("a lane");
+        lane.send(&Body::Protocol(message, contents), epoch).expect("sent");
+    };
+    let pass_on = || Message::Grant(Grant { to: 2, payload: Payload::Page, ..grant(0) });
+    let accept = |epoch, round| {
+        Message::Membership(Membership::Accept { view: View { epoch, members: 0b0111 }, round })
+    };
+    // Each is early.
+    for (epoch, byte) in [(65, 5), (129, 6)] {
+        send(&mut owner, accept(epoch, 1), None, 0);
+        send(&mut owner, pass_on(), Some(&[byte; 4096]), epoch);
+    }
+    for lanes in [&mut owner, &mut requester] {
+        for message in [
+            accept(129, 1),
+            accept(129, 2),
+            Message::Membership(Membership::Holdings { epoch: 129, last: true, pages: Vec::new() }),
+            Message::Membership(Membership::Directory { epoch: 129, last: true, pages: Vec::new() }),
+        ] {
+            send(lanes, message, None, 0);
+        }
+    }
+    let (begin, mut came) = (Instant::now(), None);
+    while came.is_none() {
+        assert!(begin.elapsed() < HANG, "nothing is passed on");
+        let take = |_: &_, body: Body<'_>| {
+            if let Body::Protocol(Message::Grant(_), Contents::Page(content)) = body {
+                came = Some(content[7]);
+            }
+        };
+        requester[0].get_mut(&0).expect("a lane").receive(take).expect("frames");
+        thread::sleep(std::time::Duration::from_millis(1));
+    }
+    assert_eq!(came, Some(6));
+    node.stop();
+}
+
 /// What one shard excludes, because others agreed on that, the other shards do not go on with.
 #[test]
 fn a_node_that_one_shard_excludes_is_suspected_by_all() {

@@ -144,6 +144,12 @@ impl Node {
         waiting.is_some_and(|waiting| waiting.deferred.is_some() || !waiting.queue.is_empty())
     }
 
+    /// Frames of the membership that is being agreed on, which are kept until it is in force. If another one is agreed on instead they
+    /// are thrown away.
+    pub fn early(&self) -> usize {
+        self.change.as_ref().map_or(0, |change| change.early.len())
+    }
+
     /// True if notices wait for [`Event::Flush`].
     pub fn needs_flush(&self) -> bool {
         !self.held_back.is_empty()
