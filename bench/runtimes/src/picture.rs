@@ -270,6 +270,7 @@ mod tests {
             changes_per_minute: JUDGED_RATE,
             by: By::Hand,
             autonuma: true,
+            take: 0,
             window_s: 48.0,
             operations: 1,
             vcpus: Vec::new(),

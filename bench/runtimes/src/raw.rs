@@ -62,6 +62,9 @@ pub struct Cell {
     /// Whether the guest's kernel takes pages to the threads that use them.
     #[serde(default = "is_on")]
     pub autonuma: bool,
+    /// Which one of those that are the same.
+    #[serde(default)]
+    pub take: u32,
     /// How long it was measured, seconds of the guest.
     pub window_s: f64,
     /// What the load has done.
@@ -90,6 +93,7 @@ impl Cell {
             rate: self.changes_per_minute,
             by: self.by,
             autonuma: self.autonuma,
+            take: self.take,
         }
     }
 }
@@ -159,6 +163,7 @@ mod tests {
             changes_per_minute: 20,
             by: By::Hand,
             autonuma: true,
+            take: 0,
             window_s: 48.0,
             operations,
             vcpus: Vec::new(),

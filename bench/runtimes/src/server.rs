@@ -125,9 +125,10 @@ pub fn run(arguments: &Arguments) -> Result<()> {
 
 fn name_of(cell: Wanted) -> String {
     let without = if cell.autonuma { "" } else { ", AutoNUMA off" };
-    let Wanted { workload, policy, rate, by, .. } = cell;
+    let Wanted { workload, policy, rate, by, take, .. } = cell;
+    let again = if take == 0 { String::new() } else { format!(", take {}", take + 1) };
     let (workload, policy, by) = (workload.name(), policy.name(), by.name());
-    format!("{workload}, {policy}, {rate} changes a minute by {by}{without}")
+    format!("{workload}, {policy}, {rate} changes a minute by {by}{without}{again}")
 }
 
 /// The VM of now, which is that of all policies that are no black boxes.
@@ -207,7 +208,7 @@ fn summary(cell: &Cell, clock_ghz: f64) -> String {
 }
 
 fn cell(machine: &mut Machine, wanted: Wanted) -> Result<Cell> {
-    let Wanted { workload, policy, rate, by, autonuma } = wanted;
+    let Wanted { workload, policy, rate, by, autonuma, take } = wanted;
     machine.go_home()?;
     if !policy.is_black_box() {
         machine.set_autonuma(autonuma)?;
@@ -231,6 +232,7 @@ fn cell(machine: &mut Machine, wanted: Wanted) -> Result<Cell> {
         changes_per_minute: rate,
         by,
         autonuma,
+        take,
         window_s,
         operations,
         vcpus,
@@ -332,8 +334,14 @@ mod tests {
         let full = Arguments { policy: vec![Policy::Full], ..none() };
         assert!(wanted(&full).iter().all(|cell| Workload::REDUCED.contains(&cell.workload)));
         let one = || Arguments { policy: vec![Policy::VnumaOs], workload: vec![Workload::Orders], ..none() };
-        let of =
-            |policy, rate| Wanted { workload: Workload::Orders, policy, rate, by: By::Hand, autonuma: true };
+        let of = |policy, rate| Wanted {
+            workload: Workload::Orders,
+            policy,
+            rate,
+            by: By::Hand,
+            autonuma: true,
+            take: 0,
+        };
         assert_eq!(wanted(&one()), [0, 20].map(|rate| of(Policy::VnumaOs, rate)));
         let often = Arguments { changes: vec![200], policy: vec![Policy::Full], ..one() };
         assert_eq!(wanted(&often), [of(Policy::Full, 200)]);
@@ -343,7 +351,7 @@ mod tests {
         let named = |workload| Arguments { workload: vec![workload], ..none() };
         let like = |workload| {
             let of = |cell: Wanted| (cell.policy, cell.rate);
-            wanted(&named(workload)).into_iter().map(of).collect::<Vec<_>>()
+            wanted(&named(workload)).into_iter().filter(|cell| cell.take == 0).map(of).collect::<Vec<_>>()
         };
         assert_eq!(like(Workload::OrdersZ), like(Workload::Orders));
         assert_eq!(like(Workload::OrdersZ).len(), 7);

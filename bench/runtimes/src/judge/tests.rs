@@ -19,6 +19,7 @@ fn cell(workload: Workload, policy: Policy, rate: u32, cycles_per_op: u64) -> Ce
         changes_per_minute: rate,
         by: By::Hand,
         autonuma: true,
+        take: 0,
         window_s: 24.0,
         operations: 1000,
         vcpus: vec![vcpu; 2],
@@ -47,6 +48,26 @@ fn measured(full: u64) -> Vec<Cell> {
 fn rows(cells: &[Cell]) -> Vec<Row> {
     let profile = vnuma_lab_pricing::by_name("broadwell-2s").expect("a profile");
     rows_of(cells, &profile, |counts| Some(counts.clone())).expect("rows")
+}
+
+#[test]
+fn of_those_that_were_measured_several_times_the_one_in_the_middle_counts() {
+    let takes = |cycles: &[u64]| -> Vec<Cell> {
+        let one = |(take, cycles): (usize, &u64)| Cell {
+            take: take as u32,
+            ..cell(Workload::OrdersZ, Policy::Ideal, 0, *cycles)
+        };
+        cycles.iter().enumerate().map(one).collect()
+    };
+    let of = |cycles: &[u64]| {
+        let rows = rows(&takes(cycles));
+        assert_eq!(rows.len(), 1);
+        (rows[0].takes, rows[0].cycles_per_op.round() as u64)
+    };
+    assert_eq!((of(&[1300, 1000, 1100]), of(&[1000, 1300])), ((3, of(&[1100]).1), (2, of(&[1000]).1)));
+    // Each of them is a cell of the full form.
+    let there = |cycles: &[u64]| complete(&rows(&takes(cycles)), "broadwell-2s", true).found;
+    assert_eq!([&[1000][..], &[1000; 3], &[1000; 4]].map(there), ["1 of 197", "3 of 197", "3 of 197"]);
 }
 
 fn missed(cells: &[Cell]) -> Vec<String> {
