@@ -56,9 +56,7 @@ pub enum Workload {
     OrdersG1,
     /// The same with ZGC; no part of the reduced form
     OrdersZ,
-    /// A wholesaler as SPECjbb has it, with ParallelGC; no part of the reduced form, as are all that follow
-    Warehouses,
-    /// The stencil on mimalloc
+    /// The stencil on mimalloc; no part of the reduced form, as are all that follow
     StencilMimalloc,
     /// The stencil on google/tcmalloc
     StencilTcmalloc,
@@ -124,8 +122,7 @@ const HEAP: [&str; 2] = ["-Xms400m", "-Xmx400m"];
 /// With G1 and ZGC half of the heap is of each node, whatever the threads do. With three of four threads on a node, as half of the
 /// time here, three quarters of eden are wanted there, and with 400 MB a fifth of these would not fit. G1 does not look far enough for the
 /// room (docs/results/runtimes.md); under `full` it has a quarter of the heap for each CPU.
-/// The warehouses have 172 MB that stay. With less room beside them each collection is a full one.
-const LARGE_HEAP: [&str; 2] = ["-Xms800m", "-Xmx800m"];
+const HEAP_IN_HALVES: [&str; 2] = ["-Xms800m", "-Xmx800m"];
 /// The option by which a Java VM uses nodes.
 pub const JAVA_NUMA: &str = "-XX:+UseNUMA";
 /// And by which it does not, whatever its collector does by itself.
@@ -133,13 +130,12 @@ pub const JAVA_NO_NUMA: &str = "-XX:-UseNUMA";
 
 impl Workload {
     /// All of them, in the order in which they are measured and shown.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 11] = [
         Self::Stream,
         Self::Stencil,
         Self::Orders,
         Self::OrdersG1,
         Self::OrdersZ,
-        Self::Warehouses,
         Self::StencilMimalloc,
         Self::StencilTcmalloc,
         Self::StoreJemalloc,
@@ -158,7 +154,6 @@ impl Workload {
             Self::Orders => "orders",
             Self::OrdersG1 => "orders-g1",
             Self::OrdersZ => "orders-z",
-            Self::Warehouses => "warehouses",
             Self::StencilMimalloc => "stencil-mimalloc",
             Self::StencilTcmalloc => "stencil-tcmalloc",
             Self::StoreJemalloc => "store-jemalloc",
@@ -179,7 +174,7 @@ impl Workload {
     /// What gives it memory.
     pub fn runtime(self) -> &'static str {
         match self {
-            Self::Orders | Self::Warehouses => "hotspot-parallel",
+            Self::Orders => "hotspot-parallel",
             Self::OrdersG1 => "hotspot-g1",
             Self::OrdersZ => "hotspot-z",
             _ => self.allocator().map_or("none", Allocator::name),
@@ -192,15 +187,14 @@ impl Workload {
             Self::Stencil | Self::StoreJemalloc => Some(Allocator::Jemalloc),
             Self::StencilMimalloc | Self::StoreMimalloc => Some(Allocator::Mimalloc),
             Self::StencilTcmalloc | Self::StoreTcmalloc => Some(Allocator::Tcmalloc),
-            Self::Stream | Self::Solver => None,
-            Self::Orders | Self::OrdersG1 | Self::OrdersZ | Self::Warehouses => None,
+            Self::Stream | Self::Orders | Self::OrdersG1 | Self::OrdersZ | Self::Solver => None,
         }
     }
 
     /// Of a Java program: its collector, as vnuma-run and as the Java VM call it.
     pub fn collector(self) -> Option<[&'static str; 2]> {
         match self {
-            Self::Orders | Self::Warehouses => Some(["parallel", "-XX:+UseParallelGC"]),
+            Self::Orders => Some(["parallel", "-XX:+UseParallelGC"]),
             Self::OrdersG1 => Some(["g1", "-XX:+UseG1GC"]),
             Self::OrdersZ => Some(["z", "-XX:+UseZGC"]),
             _ => None,
@@ -210,7 +204,7 @@ impl Workload {
     /// Of a Java program: options that set the size of its heap.
     pub fn heap(self) -> &'static [&'static str; 2] {
         match self {
-            Self::OrdersG1 | Self::OrdersZ | Self::Warehouses => &LARGE_HEAP,
+            Self::OrdersG1 | Self::OrdersZ => &HEAP_IN_HALVES,
             _ => &HEAP,
         }
     }
@@ -454,7 +448,7 @@ mod tests {
             let os_rates = of(workload).into_iter().filter(|cell| cell.policy == Policy::VnumaOs);
             assert!(os_rates.map(|cell| cell.rate).all(|rate| REDUCED_RATES.contains(&rate)));
         }
-        assert_eq!(cells(true).len(), 253);
+        assert_eq!(cells(true).len(), 236);
     }
 
     #[test]
@@ -530,11 +524,7 @@ mod tests {
             let [least, most] = workload.heap().map(|option| mib(option, &option[..4]));
             assert_eq!(least, most);
             let wanted = mib(JAVA[0], "-Xmn") * 3 / 4;
-            assert!(
-                workload.collector() == Workload::Orders.collector() || wanted < most / 2,
-                "{}",
-                workload.name()
-            );
+            assert!(workload == Workload::Orders || wanted < most / 2, "{}", workload.name());
             assert!(most + 320 < MEMORY_MIB as usize, "the guest has {MEMORY_MIB} MiB");
         }
     }

@@ -259,17 +259,16 @@ fn command(workload: Workload, policy: Policy) -> Vec<String> {
         Workload::StoreJemalloc | Workload::StoreMimalloc | Workload::StoreTcmalloc => {
             (followed(&by_vnuma_run), vec![PROGRAM, "guest", "store"])
         }
-        Workload::Orders | Workload::OrdersG1 | Workload::OrdersZ | Workload::Warehouses => {
+        Workload::Orders | Workload::OrdersG1 | Workload::OrdersZ => {
             let [name, flag] = workload.collector().unwrap_or_default();
             let flags: &[&str] = match policy {
                 Policy::Full => &[],
                 Policy::VnumaOs => &[flag, JAVA_NO_NUMA],
                 _ => &[flag, JAVA_NUMA],
             };
-            let class = if workload == Workload::Warehouses { "Warehouses" } else { "Orders" };
             (
                 followed(&["--gc", name]),
-                [&[java.as_str()], flags, workload.heap(), &JAVA, &["-cp", RUNTIME, class, &threads]]
+                [&[java.as_str()], flags, workload.heap(), &JAVA, &["-cp", RUNTIME, "Orders", &threads]]
                     .concat(),
             )
         }
@@ -368,8 +367,6 @@ mod tests {
         assert!(!line(Workload::Orders, Policy::VnumaOs).contains("+UseNUMA"));
         let full = line(Workload::Orders, Policy::Full);
         assert!(full.contains(" --gc parallel /root/runtime/jre/bin/java -Xms400m "), "{full}");
-        let full = line(Workload::Warehouses, Policy::Full);
-        assert!(full.contains(" --gc parallel ") && full.ends_with(" Warehouses 4"), "{full}");
         let full = line(Workload::Stencil, Policy::Full);
         assert!(full.ends_with(" --allocator jemalloc /root/bench-runtimes guest stencil"), "{full}");
         let solver = line(Workload::Solver, Policy::OsOnly);

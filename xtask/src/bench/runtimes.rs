@@ -54,7 +54,7 @@ pub fn run(options: &Options) -> Result<()> {
     let cost = cost_of_reading(&directory);
     // What takes long to build or to bring is there only if it is measured.
     let is_chosen = |name: &str| options.workload.iter().any(|workload| workload.contains(name));
-    if options.workload.is_empty() || is_chosen("orders") || is_chosen("warehouses") {
+    if options.workload.is_empty() || is_chosen("orders") {
         files.push((java(&directory)?, JAVA));
     }
     let all = options.full && options.workload.is_empty();
