@@ -1,5 +1,5 @@
 //! In the guest: a load with a thread on each CPU. It reads a line from its standard input, does what it says, and answers with a line.
-//! `Worker.java` and `solver.c` understand the same.
+//! `Orders.java` and `solver.c` understand the same.
 //!
 //! | line | what | answer |
 //! |---|---|---|

@@ -35,13 +35,13 @@ const JAVA: &str = "/root/runtime/java.tar";
 const JDK: &str = "/usr/lib/jvm/java-17-openjdk-amd64";
 /// Names a Java VM of another version to measure with, a directory with `bin/java`.
 const OTHER_JRE: &str = "VNUMA_BENCH_JRE";
-/// A small Java with HotSpot, and the programs for it. `$1`: the JDK, `$2`: where to, `$3`: the sources, `$4`: another Java VM.
+/// A small Java with HotSpot, and the program for it. `$1`: the JDK, `$2`: where to, `$3`: the sources, `$4`: another Java VM.
 const BUILD_JAVA: &str = r#"
     rm -rf "$2" && mkdir -p "$2"
     if [ -n "$4" ]; then cp -rL "$4" "$2/jre"; else
         "$1/bin/jlink" --add-modules java.base --strip-debug --no-header-files --no-man-pages --output "$2/jre"
     fi
-    "$1/bin/javac" -d "$2" "$3"/*.java
+    "$1/bin/javac" -d "$2" "$3/Orders.java"
     cd "$2" && tar -cf java.tar jre *.class
 "#;
 
