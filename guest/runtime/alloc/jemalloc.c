@@ -89,7 +89,6 @@ struct node_hooks {
 
 static struct vnuma *topology;		/* NULL: not to be had, jemalloc works by itself */
 static const uint64_t unknown;
-static const uint64_t *generation = &unknown;
 static const extent_hooks_t *by_default;
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;	/* who makes or takes arenas */
@@ -103,10 +102,24 @@ static bool counts_ends;
 static atomic_int nr_nodes;		/* nodes from this one on have no arenas */
 static size_t decay[3];			/* "arena.N.decay" as jemalloc counts; decay[2] is 0: unknown */
 
-/* Of a thread. Zero at first, so that its first call looks. */
+static void *early_malloc(size_t size);
+static void *early_calloc(size_t count, size_t size);
+static void *early_realloc(void *memory, size_t size);
+static void early_free(void *memory);
+
+/* What each call reads, in one line of the caches. */
+static struct {
+	const uint64_t *generation;
+	void *(*malloc)(size_t size);
+	void *(*calloc)(size_t count, size_t size);
+	void *(*realloc)(void *memory, size_t size);
+	void (*free)(void *memory);
+} hot __attribute__((aligned(64))) = { &unknown, early_malloc, early_calloc, early_realloc, early_free };
+
+/* Of a thread. Zero at first, so that its first call looks. In one line of the caches as well. */
 static __thread struct {
 	uint64_t generation;
-	uint32_t left;
+	int32_t left;
 	uint32_t arena;			/* 0: that of jemalloc */
 	int node;			/* of the arena */
 	int tidied;			/* the node whose arena was given a chance to tidy up last */
@@ -114,7 +127,7 @@ static __thread struct {
 	bool ends;			/* it is not counted any more */
 	bool forks;			/* it has the mutex, and other handlers of fork() may allocate */
 	bool inside;			/* it may have locks of jemalloc's: what it allocates comes from where it is */
-} own __attribute__((tls_model("initial-exec")));
+} own __attribute__((tls_model("initial-exec"), aligned(32)));
 
 /* Memory that nobody has touched yet comes from a node, whoever touches it. */
 static void place(void *memory, size_t size, int node)
@@ -367,7 +380,7 @@ static bool is_of_jemalloc(void)
 static __attribute__((noinline)) void look(void)
 {
 	/* Before the node: a change in between is seen the next time. */
-	uint64_t now = __atomic_load_n(generation, __ATOMIC_ACQUIRE);
+	uint64_t now = __atomic_load_n(hot.generation, __ATOMIC_ACQUIRE);
 	bool changed = own.generation != now;
 	int saved = errno, node;
 
@@ -389,11 +402,9 @@ static __attribute__((noinline)) void look(void)
 
 static inline void follow(void)
 {
-	if (__builtin_expect(own.left == 0 ||
-			     own.generation != __atomic_load_n(generation, __ATOMIC_ACQUIRE), 0))
+	/* look() says anew how many are left. */
+	if (__builtin_expect(--own.left < 0 || own.generation != __atomic_load_n(hot.generation, __ATOMIC_ACQUIRE), 0))
 		look();
-	else
-		own.left--;
 }
 
 /* mallocx() and the like leave errno alone. */
@@ -430,21 +441,14 @@ static void early_free(void *memory)
 		dallocx(memory, 0);
 }
 
-static struct {
-	void *(*malloc)(size_t size);
-	void *(*calloc)(size_t count, size_t size);
-	void *(*realloc)(void *memory, size_t size);
-	void (*free)(void *memory);
-} real = { early_malloc, early_calloc, early_realloc, early_free };
-
 static const struct {
 	void *pointer;
 	const char *name;
 } symbols[] = {
-	{ &real.malloc, "malloc" },
-	{ &real.calloc, "calloc" },
-	{ &real.realloc, "realloc" },
-	{ &real.free, "free" },
+	{ &hot.malloc, "malloc" },
+	{ &hot.calloc, "calloc" },
+	{ &hot.realloc, "realloc" },
+	{ &hot.free, "free" },
 };
 
 /*
@@ -536,31 +540,31 @@ static __attribute__((constructor)) void start(void)
 		nr_slots = cpus < PER_NODE / PER_CPU ? (unsigned int)cpus * PER_CPU : PER_NODE;
 	if (mallctlnametomib("arena.0.decay", decay, &length))
 		decay[2] = 0;
-	generation = vnuma_generation_word(opened);
+	hot.generation = vnuma_generation_word(opened);
 	topology = opened;
 }
 
 void *malloc(size_t size)
 {
 	follow();
-	return real.malloc(size);
+	return hot.malloc(size);
 }
 
 void *calloc(size_t count, size_t size)
 {
 	follow();
-	return real.calloc(count, size);
+	return hot.calloc(count, size);
 }
 
 void *realloc(void *memory, size_t size)
 {
 	follow();
-	return real.realloc(memory, size);
+	return hot.realloc(memory, size);
 }
 
 void free(void *memory)
 {
-	real.free(memory);
+	hot.free(memory);
 }
 
 /* A power of two is its logarithm in the flags. */

@@ -162,11 +162,14 @@ static inline bool follow(void *memory, size_t size)
 	return look(memory, size);
 }
 
-static inline void *followed(void *memory, size_t size)
+static __attribute__((noinline)) void *followed(void *memory, size_t size)
 {
 	follow(memory, size);
 	return memory;
 }
+
+/* What `call` allocates. Nothing is done after the call where the block is small. */
+#define FOLLOWED(call, size)	((size) < LARGE ? (call) : followed(call, size))
 
 static __attribute__((constructor)) void start(void)
 {
@@ -181,7 +184,7 @@ static __attribute__((constructor)) void start(void)
 
 void *malloc(size_t size)
 {
-	return followed(mi_malloc(size), size);
+	return FOLLOWED(mi_malloc(size), size);
 }
 
 void *calloc(size_t count, size_t size)
@@ -230,22 +233,22 @@ int posix_memalign(void **out, size_t alignment, size_t size)
 
 void *aligned_alloc(size_t alignment, size_t size)
 {
-	return followed(mi_aligned_alloc(alignment, size), size);
+	return FOLLOWED(mi_aligned_alloc(alignment, size), size);
 }
 
 void *memalign(size_t alignment, size_t size)
 {
-	return followed(mi_memalign(alignment, size), size);
+	return FOLLOWED(mi_memalign(alignment, size), size);
 }
 
 void *valloc(size_t size)
 {
-	return followed(mi_valloc(size), size);
+	return FOLLOWED(mi_valloc(size), size);
 }
 
 void *pvalloc(size_t size)
 {
-	return followed(mi_pvalloc(size), size);
+	return FOLLOWED(mi_pvalloc(size), size);
 }
 
 /*
@@ -256,27 +259,27 @@ void *pvalloc(size_t size)
 	void *function##_##mangled(size_t size) __asm__(#mangled); \
 	void *function##_##mangled(size_t size) \
 	{ \
-		return followed(function(size), size); \
+		return FOLLOWED(function(size), size); \
 	}
 #define NOTHROW(mangled, function) \
 	void *function##_##mangled(size_t size, const void *nothrow) __asm__(#mangled); \
 	void *function##_##mangled(size_t size, const void *nothrow) \
 	{ \
 		(void)nothrow; \
-		return followed(function(size), size); \
+		return FOLLOWED(function(size), size); \
 	}
 #define ALIGNED(mangled, function) \
 	void *function##_##mangled(size_t size, size_t alignment) __asm__(#mangled); \
 	void *function##_##mangled(size_t size, size_t alignment) \
 	{ \
-		return followed(function(size, alignment), size); \
+		return FOLLOWED(function(size, alignment), size); \
 	}
 #define ALIGNED_NOTHROW(mangled, function) \
 	void *function##_##mangled(size_t size, size_t alignment, const void *nothrow) __asm__(#mangled); \
 	void *function##_##mangled(size_t size, size_t alignment, const void *nothrow) \
 	{ \
 		(void)nothrow; \
-		return followed(function(size, alignment), size); \
+		return FOLLOWED(function(size, alignment), size); \
 	}
 
 PLAIN(_Znwm, mi_new)
