@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * malloc() of a program that vnuma-run starts with --allocator jemalloc. It stands before jemalloc,
- * and has arenas of jemalloc for each node, whose memory comes from that node.
+ * and divides its arenas among the nodes, so that the memory of each comes from its node.
  *
  *	program ──▶ malloc() here ──▶ malloc() of jemalloc, in an arena of the thread's node
  *	                └─ each new generation, and each LOOK_EVERY calls: where is the thread?
@@ -47,9 +47,12 @@
 #define JEMALLOC	"libjemalloc.so.2"
 /* Calls of a thread until it is looked whether the guest's scheduler has taken it to another node. */
 #define LOOK_EVERY	1024
-/* Arenas of a node: as many as jemalloc has by itself, up to so many. Threads share them. */
-#define PER_CPU		4
+/* At first it is looked sooner: a thread that binds itself to CPUs does so when it begins, after its first calls. */
+#define LOOK_FIRST	8
+/* Arenas of a node, at most. Threads share them. */
 #define PER_NODE	64
+/* As many as jemalloc has for each CPU, where its own are not to be had. */
+#define PER_CPU		4
 #define LONG_BITS	(8 * sizeof(unsigned long))
 /* A node whose arena could not be made. */
 #define NO_ARENA	UINT32_MAX
@@ -97,6 +100,8 @@ static _Atomic uint32_t arenas[VNUMA_MAX_NODES][PER_NODE];	/* 0: not made yet */
 static uint32_t users[VNUMA_MAX_NODES][PER_NODE];	/* threads that use an arena; by the mutex */
 static atomic_uint threads;
 static unsigned int nr_slots = PER_CPU;	/* of each node's arenas, those that are used */
+static unsigned int nr_automatic = UINT_MAX;	/* arenas before this one are those that jemalloc chooses from */
+static unsigned int next_automatic = UINT_MAX;	/* the first one of these that is no node's yet; by the mutex */
 static pthread_key_t at_end;		/* not NULL: the thread is one of `users` */
 static bool counts_ends;
 static atomic_int nr_nodes;		/* nodes from this one on have no arenas */
@@ -123,6 +128,7 @@ static __thread struct {
 	uint32_t arena;			/* 0: that of jemalloc */
 	int node;			/* of the arena */
 	int tidied;			/* the node whose arena was given a chance to tidy up last */
+	uint16_t period;		/* calls between the last look and the next one */
 	uint8_t slot;			/* 0: none yet */
 	bool ends;			/* it is not counted any more */
 	bool forks;			/* it has the mutex, and other handlers of fork() may allocate */
@@ -231,13 +237,27 @@ static extent_hooks_t *hooks_of(int node)
 	return &mine->hooks;
 }
 
-/* The index of a new arena, or NO_ARENA. With the mutex. */
+static bool set_hooks(uint32_t arena, extent_hooks_t *hooks)
+{
+	char name[64];
+
+	snprintf(name, sizeof(name), "arena.%u.extent_hooks", arena);
+	return !mallctl(name, NULL, NULL, &hooks, sizeof(hooks));
+}
+
+/*
+ * The index of a new arena, or NO_ARENA. jemalloc's own ones come first: of those that are created beside them it keeps a
+ * list of all full slabs, and each time one becomes full or is full no longer its neighbours in the list are written, which are
+ * in no cache. With the mutex.
+ */
 static uint32_t make_arena(int node)
 {
 	extent_hooks_t *hooks = hooks_of(node);
 	unsigned int index;
 	size_t size = sizeof(index);
 
+	if (next_automatic < nr_automatic)
+		return set_hooks(next_automatic, hooks) ? next_automatic++ : NO_ARENA;
 	return mallctl("arenas.create", &index, &size, &hooks, sizeof(hooks)) ? NO_ARENA : index;
 }
 
@@ -290,14 +310,9 @@ static void end(void *unused)
 /* Where it gets memory is looked at only if AutoNUMA is off by then. An error leaves it as it is. With the mutex. */
 static void give_to(int node, unsigned int slot, uint32_t arena)
 {
-	extent_hooks_t *hooks = hooks_of(node);
-	char name[64];
-
 	set_arena(node, slot, arena);
-	if (!arena)
-		return;
-	snprintf(name, sizeof(name), "arena.%u.extent_hooks", arena);
-	mallctl(name, NULL, NULL, &hooks, sizeof(hooks));
+	if (arena)
+		set_hooks(arena, hooks_of(node));
 }
 
 /* The thread's arena becomes one of another node, unless other threads use it, or the one that is there. */
@@ -321,11 +336,22 @@ static bool take_along(int node)
 	return alone;
 }
 
+/* Has the program chosen another arena for the thread? Then it stays with that one. */
+static bool is_chosen(void)
+{
+	unsigned int arena;
+	size_t size = sizeof(arena);
+
+	if (mallctl("thread.arena", &arena, &size, NULL, 0))
+		return false;
+	return own.arena ? arena != own.arena : arena >= nr_automatic;
+}
+
 static void bind_thread(int node, bool changed)
 {
 	unsigned int arena;
 
-	if (own.arena && own.node == node)
+	if ((own.arena && own.node == node) || is_chosen())
 		return;
 	if (own.arena && changed && balances() && take_along(node))
 		return;
@@ -384,7 +410,8 @@ static __attribute__((noinline)) void look(void)
 	bool changed = own.generation != now;
 	int saved = errno, node;
 
-	own.left = LOOK_EVERY;
+	own.period = !own.period ? LOOK_FIRST : own.period < LOOK_EVERY ? 2 * own.period : LOOK_EVERY;
+	own.left = own.period;
 	if (!topology || own.forks || own.inside)
 		return;
 	own.inside = true;
@@ -514,11 +541,47 @@ static void unlock_child(void)
 	unlock();
 }
 
+static unsigned int count_nodes_with_cpus(const struct vnuma *opened)
+{
+	struct vnuma_nodes nodes;
+	unsigned int count = 0;
+	int node;
+
+	if (vnuma_read_nodes(opened, &nodes))
+		return 1;
+	for (node = 0; node < VNUMA_MAX_NODES; node++)
+		count += vnuma_node_isset(&nodes.cpus, node);
+	return count ? count : 1;
+}
+
+/*
+ * Each node gets as many of jemalloc's own arenas. The first one stays as it is: it is jemalloc's for what it needs itself. If there
+ * is none for each node, or each is a CPU's ("percpu_arena"), others are created.
+ */
+static void divide_arenas(const struct vnuma *opened)
+{
+	unsigned int nodes = count_nodes_with_cpus(opened), each;
+	long cpus = sysconf(_SC_NPROCESSORS_CONF);
+	const char *of_cpus = "";
+	size_t size = sizeof(nr_automatic);
+
+	if (mallctl("opt.narenas", &nr_automatic, &size, NULL, 0))
+		nr_automatic = UINT_MAX;
+	size = sizeof(of_cpus);
+	each = nr_automatic > nodes ? (nr_automatic - 1) / nodes : 0;
+	if (nr_automatic != UINT_MAX && each &&
+	    !mallctl("opt.percpu_arena", &of_cpus, &size, NULL, 0) && !strcmp(of_cpus, "disabled")) {
+		nr_slots = each < PER_NODE ? each : PER_NODE;
+		next_automatic = 1;
+	} else if (cpus > 0) {
+		nr_slots = cpus < PER_NODE / PER_CPU ? (unsigned int)cpus * PER_CPU : PER_NODE;
+	}
+}
+
 static __attribute__((constructor)) void start(void)
 {
 	void *handle = dlopen(JEMALLOC, RTLD_LAZY | RTLD_NOLOAD);
 	size_t size = sizeof(by_default), length = 3, i;
-	long cpus = sysconf(_SC_NPROCESSORS_CONF);
 	struct vnuma *opened;
 	int which;
 
@@ -536,8 +599,7 @@ static __attribute__((constructor)) void start(void)
 	if (mallctl("arena.0.extent_hooks", &by_default, &size, NULL, 0) ||
 	    vnuma_open_at(&opened, ROOT))
 		return;
-	if (cpus > 0)
-		nr_slots = cpus < PER_NODE / PER_CPU ? (unsigned int)cpus * PER_CPU : PER_NODE;
+	divide_arenas(opened);
 	if (mallctlnametomib("arena.0.decay", decay, &length))
 		decay[2] = 0;
 	hot.generation = vnuma_generation_word(opened);

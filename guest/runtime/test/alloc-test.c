@@ -26,7 +26,8 @@
 #define CPUS	VNUMA_GD_MAX_CPUS
 #define THREADS	128
 #define LOOK_EVERY	1024
-#define PER_CPU	4
+#define LOOK_FIRST	8
+#define NODES_WITH_CPUS	2
 #define PER_NODE	64
 #define HUGE_PAGE	(2UL << 20)
 /* Together some huge pages. */
@@ -35,7 +36,7 @@
 
 static volatile int no_more_arenas;
 
-/* jemalloc's, but for arenas that it cannot make; the library calls this one. */
+/* jemalloc's, but for arenas that it cannot make or give memory of a node; the library calls this one. */
 __attribute__((visibility("default"))) int mallctl(const char *name, void *old, size_t *old_size, void *new,
 						    size_t new_size)
 {
@@ -43,7 +44,7 @@ __attribute__((visibility("default"))) int mallctl(const char *name, void *old, 
 
 	if (!real)
 		*(void **)&real = dlsym(RTLD_NEXT, "mallctl");
-	if (no_more_arenas && !strcmp(name, "arenas.create"))
+	if (no_more_arenas && (!strcmp(name, "arenas.create") || (new && strstr(name, ".extent_hooks"))))
 		return EAGAIN;
 	return real(name, old, old_size, new, new_size);
 }
@@ -143,12 +144,22 @@ static void follows(void)
 	expect_equal(allocated_in(), second);
 }
 
-/* Arenas of a node. */
+/* Arenas that jemalloc has by itself. */
+static unsigned int automatic(void)
+{
+	unsigned int arenas;
+	size_t size = sizeof(arenas);
+
+	expect_equal(mallctl("opt.narenas", &arenas, &size, NULL, 0), 0);
+	return arenas;
+}
+
+/* Arenas of a node: they are divided, but for the first one. */
 static unsigned int slots(void)
 {
-	long cpus = sysconf(_SC_NPROCESSORS_CONF);
+	unsigned int each = (automatic() - 1) / NODES_WITH_CPUS;
 
-	return cpus < PER_NODE / PER_CPU ? (unsigned int)cpus * PER_CPU : PER_NODE;
+	return each < PER_NODE ? each : PER_NODE;
 }
 
 /* A thread that shares an arena with the one that was first, as that many came between, until it may end. */
@@ -286,6 +297,60 @@ static void threads_share(void)
 	for (i = 0; i < THREADS; i++)
 		for (j = 0; j < THREADS; j++)
 			expect(seen[0][i] != seen[1][j]);
+	/* Those that jemalloc has anyway. */
+	for (i = 0; i < THREADS; i++)
+		expect(seen[0][i] && seen[0][i] < automatic() && seen[1][i] && seen[1][i] < automatic());
+}
+
+/* A program that chooses a thread's arena keeps that one, before the thread's first call and later. */
+static void *chooses(void *unused)
+{
+	unsigned int mine, i;
+	size_t size = sizeof(mine);
+
+	move_cpus(page, 0, 1);
+	for (i = 0; i < 2; i++) {
+		expect_equal(mallctl("arenas.create", &mine, &size, NULL, 0), 0);
+		expect_equal(mallctl("thread.arena", NULL, NULL, &mine, size), 0);
+		expect_equal(mallctl("thread.tcache.flush", NULL, NULL, NULL, 0), 0);
+		expect_equal(allocated_in(), mine);
+		schedule_on(1);
+		expect_equal(allocated_in(), mine);
+		move_cpus(page, 0, 1);
+		expect_equal(allocated_in(), mine);
+	}
+	return unused;
+}
+
+static void *chooses_later(void *unused)
+{
+	move_cpus(page, 0, 1);
+	expect(allocated_in() < automatic());
+	return chooses(unused);
+}
+
+static void *binds_itself_first(void *unused)
+{
+	unsigned int before, i;
+
+	move_cpus(page, 0, 1);
+	before = allocated_in();
+	/* Nobody says so. */
+	move_cpus(page, 1, 0);
+	for (i = 0; i < LOOK_FIRST; i++) {
+		kept = malloc(1);
+		free(kept);
+	}
+	expect(allocated_in() != before);
+	return unused;
+}
+
+static void in_a_thread(void *(*what)(void *unused))
+{
+	pthread_t thread;
+
+	expect_equal(pthread_create(&thread, NULL, what, NULL), 0);
+	expect_equal(pthread_join(thread, NULL), 0);
 }
 
 /* The mapping that an address is in. */
@@ -708,6 +773,8 @@ static int preloaded(const char *how)
 	}
 	if (!strcmp(how, "balanced")) {
 		comes_along();
+		in_a_thread(chooses);
+		in_a_thread(chooses_later);
 		is_not_cancelled();
 		allocates();
 		return 0;
@@ -719,6 +786,9 @@ static int preloaded(const char *how)
 	gets_an_arena_later();
 	follows();
 	threads_share();
+	in_a_thread(chooses);
+	in_a_thread(chooses_later);
+	in_a_thread(binds_itself_first);
 	lies_in_huge_pages();
 	leaves_nothing();
 	is_not_cancelled();
