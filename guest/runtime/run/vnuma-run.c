@@ -297,6 +297,16 @@ static void add_mimalloc(struct plan *plan)
 		plan->preload[used] = 0;
 }
 
+/* Without the driver's page nobody is told of changes. Most look at the CPU that a thread is on themselves. */
+static void say_what_stays(struct plan *plan, const char *problem)
+{
+	note(plan, "%s: the topology is read from sysfs", problem);
+	if (plan->collector && plan->overlay && !strcmp(plan->collector->name, "g1"))
+		note(plan, "--gc g1: the regions of the heap stay where they are, as nobody says when a CPU goes to another node");
+	if (plan->tcmalloc_loaded)
+		note(plan, "--allocator tcmalloc: it keeps the nodes that CPUs have now, as nobody says when one goes to another node");
+}
+
 static void make_plan(struct plan *plan, const char *path, char *const *arguments)
 {
 	struct vnuma *topology;
@@ -322,7 +332,7 @@ static void make_plan(struct plan *plan, const char *path, char *const *argument
 		return;
 	}
 	if (vnuma_source(topology) == VNUMA_SOURCE_SYSFS)
-		note(plan, "%s: the topology is read from sysfs", vnuma_device_problem(topology));
+		say_what_stays(plan, vnuma_device_problem(topology));
 	vnuma_close(topology);
 }
 

@@ -417,9 +417,15 @@ reads_sysfs() {
 	[ "$status" = 42 ] || fail "status $status, not 42, with a device of $1"
 	says out 'preload 1 library 1'
 	says err "vnuma-run: /dev/vnuma: $3: the topology is read from sysfs"
+	for option in '--gc g1: the regions of the heap stay' '--allocator tcmalloc: it keeps the nodes'; do
+		# shellcheck disable=SC2086 # an option and its value, and a command with options
+		with_device "$1" $2 "$dir/vnuma-run" --libraries "$dir" ${option%%:*} --dry-run "$dir/trust" >"$dir/out" 2>"$dir/err"
+		says err "vnuma-run: $option"
+	done
 }
 
 mkdir "$dir/dev"
+cp -r "$build/hotspot" "$dir"
 if with_device : true >"$dir/out" 2>"$dir/err"; then
 	reads_sysfs : '' 'No such file or directory'
 	reads_sysfs ': >vnuma' '' 'No such device'
