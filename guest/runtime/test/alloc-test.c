@@ -616,10 +616,17 @@ static void before_fork(void)
 	free(kept);
 }
 
+/* jemalloc's options: the environment is not there yet when it starts. */
+__attribute__((visibility("default"))) const char *malloc_conf;
+
 static void be_there_before(int argc, char **argv)
 {
-	if (argc > 1)
+	if (argc > 1) {
 		refuse_from_start(argv[1]);
+		/* By itself it has as many as the machine has CPUs, and one on a machine with one. */
+		malloc_conf = !strcmp(argv[1], "too few") ? "narenas:2" :
+			      !strcmp(argv[1], "of CPUs") ? "narenas:16,percpu_arena:percpu" : "narenas:8";
+	}
 	/* jemalloc has its handler since the first allocation, and locks everything in it. */
 	kept = malloc(1);
 	free(kept);
@@ -732,6 +739,21 @@ static int run(char **command, const char *library, const char *root, char *how)
 	return status;
 }
 
+/* Where jemalloc has too few arenas for all nodes, or each is a CPU's, others are created. */
+static void has_created_ones(void)
+{
+	unsigned int first, second;
+
+	move_cpus(page, 0, 1);
+	first = allocated_in();
+	move_cpus(page, 1, 1);
+	second = allocated_in();
+	expect(first != second && first >= automatic() && second >= automatic());
+	move_cpus(page, 0, 1);
+	expect_equal(allocated_in(), first);
+	allocates();
+}
+
 /* What is preloaded, as its first argument says. */
 static int preloaded(const char *how)
 {
@@ -783,6 +805,10 @@ static int preloaded(const char *how)
 		has_threads_of_its_own(!strcmp(how, "by number"));
 		return 0;
 	}
+	if (!strcmp(how, "too few") || !strcmp(how, "of CPUs")) {
+		has_created_ones();
+		return 0;
+	}
 	gets_an_arena_later();
 	follows();
 	threads_share();
@@ -815,6 +841,10 @@ int main(int argc, char **argv)
 	two_nodes = make_page(CPUS);
 	put_page(two_nodes);
 	expect_equal(run(argv, argv[1], tree, "follows"), 0);
+	put_page(two_nodes);
+	expect_equal(run(argv, argv[1], tree, "too few"), 0);
+	put_page(two_nodes);
+	expect_equal(run(argv, argv[1], tree, "of CPUs"), 0);
 	put_page(two_nodes);
 	expect_equal(run(argv, argv[1], tree, "by name"), 0);
 	put_page(two_nodes);
