@@ -11,6 +11,8 @@
 
 /* The kernel takes as many as fit into 64 KiB. */
 #define MAX_HEADERS	(65536 / sizeof(Elf64_Phdr))
+/* What a program exports is a few names, or some thousand if it has plug-ins. */
+#define MAX_SYMBOLS	(1UL << 20)
 
 static void other(struct vnuma_program *out, const char *format, ...)
 {
@@ -59,6 +61,39 @@ static bool is_for_glibc(const Elf64_Phdr *part, vnuma_read_fn read_at, void *co
 	return !memcmp(name + length - sizeof(linker), linker, sizeof(linker));
 }
 
+static bool read_section(Elf64_Shdr *out, const Elf64_Ehdr *header, uint64_t index, vnuma_read_fn read_at, void *context)
+{
+	return index < header->e_shnum &&
+	       read_at(context, out, sizeof(*out), header->e_shoff + index * sizeof(*out)) == sizeof(*out);
+}
+
+/* Does the program define what libraries find by that name? Without a table of sections, which nothing needs to start it, nobody knows. */
+static bool exports(const char *name, const Elf64_Ehdr *header, vnuma_read_fn read_at, void *context)
+{
+	Elf64_Shdr symbols = { 0 }, names;
+	size_t length = strlen(name) + 1;
+	Elf64_Sym symbol;
+	char found[64];
+	uint64_t i;
+
+	if (header->e_shentsize != sizeof(Elf64_Shdr) || length > sizeof(found))
+		return false;
+	for (i = 0; symbols.sh_type != SHT_DYNSYM; i++)
+		if (!read_section(&symbols, header, i, read_at, context))
+			return false;
+	if (!read_section(&names, header, symbols.sh_link, read_at, context))
+		return false;
+	for (i = 0; i < symbols.sh_size / sizeof(symbol) && i < MAX_SYMBOLS; i++) {
+		if (read_at(context, &symbol, sizeof(symbol), symbols.sh_offset + i * sizeof(symbol)) != sizeof(symbol))
+			return false;
+		if (symbol.st_shndx != SHN_UNDEF &&
+		    read_at(context, found, length, names.sh_offset + symbol.st_name) == (ssize_t)length &&
+		    !memcmp(found, name, length))
+			return true;
+	}
+	return false;
+}
+
 static void examine_elf(struct vnuma_program *out, const Elf64_Ehdr *header, vnuma_read_fn read_at,
 			void *context)
 {
@@ -88,10 +123,12 @@ static void examine_elf(struct vnuma_program *out, const Elf64_Ehdr *header, vnu
 		}
 		if (part.p_type != PT_INTERP)
 			continue;
-		if (is_for_glibc(&part, read_at, context))
-			out->kind = VNUMA_PROGRAM_DYNAMIC;
-		else
+		if (!is_for_glibc(&part, read_at, context)) {
 			other(out, "its dynamic linker is not glibc's");
+			return;
+		}
+		out->kind = VNUMA_PROGRAM_DYNAMIC;
+		out->has_malloc = exports("malloc", header, read_at, context);
 		return;
 	}
 	other(out, "statically linked");

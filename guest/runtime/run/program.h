@@ -3,6 +3,7 @@
 #ifndef VNUMA_RUN_PROGRAM_H
 #define VNUMA_RUN_PROGRAM_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
@@ -18,6 +19,7 @@ enum vnuma_kind {
 
 struct vnuma_program {
 	enum vnuma_kind kind;
+	bool has_malloc;		/* a malloc() of its own, which libraries call as well: the dynamic linker finds it first */
 	char interpreter[256];
 	char reason[128];
 };

@@ -60,6 +60,7 @@ struct plan {
 	bool mimalloc;
 	bool tcmalloc;
 	bool tcmalloc_loaded;
+	bool has_malloc;			/* the program's own, which nothing that is preloaded comes before */
 	bool dry_run;
 	bool overlay;			/* the one of libnuma is preloaded */
 	char preload[3 * PATH_MAX];	/* "": nothing is preloaded */
@@ -192,8 +193,10 @@ static bool can_preload(struct plan *plan, const char *path)
 			note(plan, "%s: %s: no library can be preloaded", name, why);
 			return false;
 		}
-		if (program.kind == VNUMA_PROGRAM_DYNAMIC)
+		if (program.kind == VNUMA_PROGRAM_DYNAMIC) {
+			plan->has_malloc = program.has_malloc;
 			return true;
+		}
 		snprintf(name, sizeof(name), "%s", program.interpreter);
 	}
 	note(plan, "%s: too many scripts that interpret scripts", path);
@@ -297,6 +300,20 @@ static void add_mimalloc(struct plan *plan)
 		plan->preload[used] = 0;
 }
 
+static void add_allocator(struct plan *plan, const char *path)
+{
+	if (plan->has_malloc && (plan->jemalloc || plan->mimalloc || plan->tcmalloc)) {
+		note(plan, "%s: it has a malloc() of its own, which no other comes before", path);
+		return;
+	}
+	if (plan->jemalloc)
+		add_library(plan, "jemalloc/libvnuma-jemalloc.so", VNUMA_REAL_JEMALLOC, "malloc() is the program's own");
+	if (plan->mimalloc)
+		add_mimalloc(plan);
+	if (plan->tcmalloc)
+		plan->tcmalloc_loaded = add_library(plan, "tcmalloc/libvnuma-tcmalloc.so", NULL, "malloc() is the program's own");
+}
+
 /* Without the driver's page nobody is told of changes. Most look at the CPU that a thread is on themselves. */
 static void say_what_stays(struct plan *plan, const char *problem)
 {
@@ -317,14 +334,7 @@ static void make_plan(struct plan *plan, const char *path, char *const *argument
 	if (can_preload(plan, path)) {
 		plan->overlay = add_library(plan, plan->collector ? "hotspot/libnuma.so.1" : "numa/libnuma.so.1",
 					    VNUMA_REAL_LIBNUMA, "libnuma answers as it always does");
-		if (plan->jemalloc)
-			add_library(plan, "jemalloc/libvnuma-jemalloc.so", VNUMA_REAL_JEMALLOC,
-				    "malloc() is the program's own");
-		if (plan->mimalloc)
-			add_mimalloc(plan);
-		if (plan->tcmalloc)
-			plan->tcmalloc_loaded = add_library(plan, "tcmalloc/libvnuma-tcmalloc.so", NULL,
-							    "malloc() is the program's own");
+		add_allocator(plan, path);
 	}
 	err = vnuma_open(&topology);
 	if (err) {

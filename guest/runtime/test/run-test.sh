@@ -221,6 +221,36 @@ is_silent_on out 'TCMALLOC_NUMA_AWARE'
 "$run" --libraries "$dir/none" --allocator tcmalloc --dry-run true >"$dir/out" 2>"$dir/err"
 is_silent_on out GLIBC_TUNABLES
 says err "$dir/none/tcmalloc/libvnuma-tcmalloc.so: No such file or directory: malloc() is the program's own"
+# An allocator that is linked into the program, and a program that uses malloc() only.
+cat >"$dir/own.c" <<'EOF'
+#include <stddef.h>
+static char memory[1 << 20];
+static size_t used;
+void *malloc(size_t size)
+{
+	void *here = memory + used;
+	used += (size + 15) & ~15UL;
+	return here;
+}
+void free(void *memory)
+{
+	(void)memory;
+}
+int main(void)
+{
+	return !malloc(1);
+}
+EOF
+${CC:-cc} -fno-builtin -o "$dir/own" "$dir/own.c"
+for allocator in jemalloc mimalloc tcmalloc; do
+	"$run" --libraries "$dir" --allocator $allocator --dry-run "$dir/own" >"$dir/out" 2>"$dir/err"
+	says err "$dir/own: it has a malloc() of its own, which no other comes before"
+	is_silent_on out $allocator
+	"$run" --libraries "$dir" --allocator $allocator --dry-run true >"$dir/out" 2>"$dir/err"
+	is_silent_on err 'of its own'
+done
+"$run" --libraries "$dir" --dry-run "$dir/own" >"$dir/out" 2>"$dir/err"
+is_silent_on err 'of its own'
 try 125 --allocator scudo true
 says err '--allocator scudo: only jemalloc, mimalloc and tcmalloc are known'
 
