@@ -29,6 +29,7 @@
 #include <errno.h>
 #include <linux/mempolicy.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -158,24 +159,24 @@ static void place(void *memory, size_t size, int node)
 	errno = saved;
 }
 
-/* A region of a node, aligned to its size; 0: there is none to be had. */
-static uintptr_t map_region(int node)
+/* Memory of a node, or of none (VNUMA_NO_NODE); 0: there is none to be had. The alignment is a power of two, and more than a page. */
+static uintptr_t map_aligned(size_t size, size_t alignment, int node)
 {
 	uintptr_t mapped, start;
-	void *memory = mmap(NULL, 2 * REGION, PROT_READ | PROT_WRITE,
+	void *memory = mmap(NULL, size + alignment, PROT_READ | PROT_WRITE,
 			    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 
 	if (memory == MAP_FAILED)
 		return 0;
 	mapped = (uintptr_t)memory;
-	start = (mapped + REGION - 1) & -REGION;
+	start = (mapped + alignment - 1) & -alignment;
 	if (start > mapped)
 		munmap(memory, start - mapped);
-	if (start < mapped + REGION)
-		munmap((void *)(start + REGION), mapped + REGION - start);
+	if (start < mapped + alignment)
+		munmap((void *)(start + size), mapped + alignment - start);
 	/* Else it is of the thread that touches it first, which is on the arena's node, wherever that will be. */
-	if (!balances())
-		place((void *)start, REGION, node);
+	if (node != VNUMA_NO_NODE && !balances())
+		place((void *)start, size, node);
 	return start;
 }
 
@@ -190,7 +191,7 @@ static void *take(struct node_hooks *mine, size_t size)
 				return (void *)next;
 			continue;
 		}
-		region = map_region(mine->node);
+		region = map_aligned(REGION, REGION, mine->node);
 		if (!region)
 			return NULL;
 		if (atomic_compare_exchange_strong(&mine->next, &next, region + size))
@@ -200,16 +201,27 @@ static void *take(struct node_hooks *mine, size_t size)
 	}
 }
 
+static bool are_ours(const extent_hooks_t *hooks)
+{
+	const struct node_hooks *of_node = (const struct node_hooks *)hooks;
+
+	return of_node >= node_hooks && of_node < node_hooks + VNUMA_MAX_NODES;
+}
+
 static void *alloc_on_node(extent_hooks_t *hooks, void *address, size_t size, size_t alignment,
 			   bool *zero, bool *commit, unsigned int arena)
 {
 	struct node_hooks *mine = (struct node_hooks *)hooks;
-	int saved = errno;
+	/* A program may have copied them into hooks of its own. */
+	int saved = errno, node = are_ours(hooks) ? mine->node : VNUMA_NO_NODE;
 	void *memory;
 
-	/* Not what jemalloc needs for itself, which is aligned to huge pages. */
-	if (!address && size <= REGION && alignment <= PAGE) {
-		memory = take(mine, size);
+	/*
+	 * What is aligned to huge pages jemalloc needs for itself, as when it makes an arena: before 5.3 its own function looks into
+	 * that arena, which is not there yet.
+	 */
+	if (!address && size <= REGION && (node != VNUMA_NO_NODE || alignment > PAGE)) {
+		memory = alignment > PAGE ? (void *)map_aligned(size, alignment, node) : take(mine, size);
 		errno = saved;
 		if (memory) {
 			*zero = true;
@@ -218,8 +230,8 @@ static void *alloc_on_node(extent_hooks_t *hooks, void *address, size_t size, si
 		}
 	}
 	memory = by_default->alloc(hooks, address, size, alignment, zero, commit, arena);
-	if (memory && !balances())
-		place(memory, size, mine->node);
+	if (memory && node != VNUMA_NO_NODE && !balances())
+		place(memory, size, node);
 	return memory;
 }
 
@@ -237,12 +249,35 @@ static extent_hooks_t *hooks_of(int node)
 	return &mine->hooks;
 }
 
+/* NULL: unknown. */
+static const extent_hooks_t *hooks_of_arena(const char *name)
+{
+	const extent_hooks_t *hooks;
+	size_t size = sizeof(hooks);
+
+	return mallctl(name, &hooks, &size, NULL, 0) ? NULL : hooks;
+}
+
 static bool set_hooks(uint32_t arena, extent_hooks_t *hooks)
 {
 	char name[64];
 
 	snprintf(name, sizeof(name), "arena.%u.extent_hooks", arena);
-	return !mallctl(name, NULL, NULL, &hooks, sizeof(hooks));
+	if (mallctl(name, NULL, NULL, &hooks, sizeof(hooks)))
+		return false;
+	/* If a thread that begins has jemalloc make the arena meanwhile it has jemalloc's, and nobody says so. Once it is there they are set. */
+	return hooks_of_arena(name) == hooks || !mallctl(name, NULL, NULL, &hooks, sizeof(hooks));
+}
+
+/* Has the program given an arena of jemalloc's own hooks? It stays the program's then, and so do threads in it. */
+static bool is_programs(uint32_t arena)
+{
+	const extent_hooks_t *hooks;
+	char name[64];
+
+	snprintf(name, sizeof(name), "arena.%u.extent_hooks", arena);
+	hooks = hooks_of_arena(name);
+	return hooks != by_default && !are_ours(hooks);
 }
 
 /*
@@ -256,6 +291,8 @@ static uint32_t make_arena(int node)
 	unsigned int index;
 	size_t size = sizeof(index);
 
+	while (next_automatic < nr_automatic && is_programs(next_automatic))
+		next_automatic++;
 	if (next_automatic < nr_automatic)
 		return set_hooks(next_automatic, hooks) ? next_automatic++ : NO_ARENA;
 	return mallctl("arenas.create", &index, &size, &hooks, sizeof(hooks)) ? NO_ARENA : index;
@@ -344,7 +381,7 @@ static bool is_chosen(void)
 
 	if (mallctl("thread.arena", &arena, &size, NULL, 0))
 		return false;
-	return own.arena ? arena != own.arena : arena >= nr_automatic;
+	return own.arena ? arena != own.arena : arena >= nr_automatic || is_programs(arena);
 }
 
 static void bind_thread(int node, bool changed)
@@ -541,26 +578,35 @@ static void unlock_child(void)
 	unlock();
 }
 
-static unsigned int count_nodes_with_cpus(const struct vnuma *opened)
+/* Of CPUs that the process may use, as jemalloc counts them: more may not have been known to it. */
+static unsigned int count_nodes(const struct vnuma *opened)
 {
-	struct vnuma_nodes nodes;
-	unsigned int count = 0;
+	uint64_t seen[VNUMA_MAX_NODES / 64] = { 0 };
+	unsigned int count = 0, cpu;
+	cpu_set_t allowed;
 	int node;
 
-	if (vnuma_read_nodes(opened, &nodes))
-		return 1;
-	for (node = 0; node < VNUMA_MAX_NODES; node++)
-		count += vnuma_node_isset(&nodes.cpus, node);
+	if (sched_getaffinity(0, sizeof(allowed), &allowed))
+		CPU_ZERO(&allowed);
+	for (cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+		if (!CPU_ISSET(cpu, &allowed))
+			continue;
+		node = vnuma_cpu_node(opened, cpu);
+		if (node == VNUMA_NO_NODE || seen[node / 64] >> node % 64 & 1)
+			continue;
+		seen[node / 64] |= 1ULL << node % 64;
+		count++;
+	}
 	return count ? count : 1;
 }
 
 /*
- * Each node gets as many of jemalloc's own arenas. The first one stays as it is: it is jemalloc's for what it needs itself. If there
- * is none for each node, or each is a CPU's ("percpu_arena"), others are created.
+ * Each node gets as many of jemalloc's own arenas, and those of a CPU at least. The first one stays as it is: it is jemalloc's for what it
+ * needs itself. If too few are left, or each is a CPU's ("percpu_arena"), others are created.
  */
 static void divide_arenas(const struct vnuma *opened)
 {
-	unsigned int nodes = count_nodes_with_cpus(opened), each;
+	unsigned int nodes = count_nodes(opened), each;
 	long cpus = sysconf(_SC_NPROCESSORS_CONF);
 	const char *of_cpus = "";
 	size_t size = sizeof(nr_automatic);
@@ -571,7 +617,7 @@ static void divide_arenas(const struct vnuma *opened)
 	each = nr_automatic > nodes ? (nr_automatic - 1) / nodes : 0;
 	if (nr_automatic != UINT_MAX && each &&
 	    !mallctl("opt.percpu_arena", &of_cpus, &size, NULL, 0) && !strcmp(of_cpus, "disabled")) {
-		nr_slots = each < PER_NODE ? each : PER_NODE;
+		nr_slots = each < PER_CPU ? PER_CPU : each < PER_NODE ? each : PER_NODE;
 		next_automatic = 1;
 	} else if (cpus > 0) {
 		nr_slots = cpus < PER_NODE / PER_CPU ? (unsigned int)cpus * PER_CPU : PER_NODE;

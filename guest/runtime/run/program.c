@@ -61,39 +61,6 @@ static bool is_for_glibc(const Elf64_Phdr *part, vnuma_read_fn read_at, void *co
 	return !memcmp(name + length - sizeof(linker), linker, sizeof(linker));
 }
 
-static bool read_section(Elf64_Shdr *out, const Elf64_Ehdr *header, uint64_t index, vnuma_read_fn read_at, void *context)
-{
-	return index < header->e_shnum &&
-	       read_at(context, out, sizeof(*out), header->e_shoff + index * sizeof(*out)) == sizeof(*out);
-}
-
-/* Does the program define what libraries find by that name? Without a table of sections, which nothing needs to start it, nobody knows. */
-static bool exports(const char *name, const Elf64_Ehdr *header, vnuma_read_fn read_at, void *context)
-{
-	Elf64_Shdr symbols = { 0 }, names;
-	size_t length = strlen(name) + 1;
-	Elf64_Sym symbol;
-	char found[64];
-	uint64_t i;
-
-	if (header->e_shentsize != sizeof(Elf64_Shdr) || length > sizeof(found))
-		return false;
-	for (i = 0; symbols.sh_type != SHT_DYNSYM; i++)
-		if (!read_section(&symbols, header, i, read_at, context))
-			return false;
-	if (!read_section(&names, header, symbols.sh_link, read_at, context))
-		return false;
-	for (i = 0; i < symbols.sh_size / sizeof(symbol) && i < MAX_SYMBOLS; i++) {
-		if (read_at(context, &symbol, sizeof(symbol), symbols.sh_offset + i * sizeof(symbol)) != sizeof(symbol))
-			return false;
-		if (symbol.st_shndx != SHN_UNDEF &&
-		    read_at(context, found, length, names.sh_offset + symbol.st_name) == (ssize_t)length &&
-		    !memcmp(found, name, length))
-			return true;
-	}
-	return false;
-}
-
 static void examine_elf(struct vnuma_program *out, const Elf64_Ehdr *header, vnuma_read_fn read_at,
 			void *context)
 {
@@ -128,7 +95,6 @@ static void examine_elf(struct vnuma_program *out, const Elf64_Ehdr *header, vnu
 			return;
 		}
 		out->kind = VNUMA_PROGRAM_DYNAMIC;
-		out->has_malloc = exports("malloc", header, read_at, context);
 		return;
 	}
 	other(out, "statically linked");
@@ -182,4 +148,53 @@ const char *vnuma_missing_word(const char *const *words, vnuma_read_fn read_at, 
 		if (!has_word(*words, read_at, context))
 			return *words;
 	return NULL;
+}
+
+static bool read_section(Elf64_Shdr *out, const Elf64_Ehdr *header, uint64_t index, vnuma_read_fn read_at, void *context)
+{
+	return index < header->e_shnum &&
+	       read_at(context, out, sizeof(*out), header->e_shoff + index * sizeof(*out)) == sizeof(*out);
+}
+
+/* Is it one of these symbols? `start` is where their names are. */
+static bool is_among(const char *name, const Elf64_Sym *symbols, size_t count, uint64_t start, vnuma_read_fn read_at,
+		     void *context)
+{
+	size_t length = strlen(name) + 1, i;
+	char found[64];
+
+	if (length > sizeof(found))
+		return false;
+	for (i = 0; i < count; i++)
+		if (symbols[i].st_shndx != SHN_UNDEF &&
+		    read_at(context, found, length, start + symbols[i].st_name) == (ssize_t)length &&
+		    !memcmp(found, name, length))
+			return true;
+	return false;
+}
+
+bool vnuma_exports(const char *name, vnuma_read_fn read_at, void *context)
+{
+	Elf64_Shdr symbols = { 0 }, names;
+	Elf64_Sym some[512];
+	Elf64_Ehdr header;
+	uint64_t i, count;
+
+	if (read_at(context, &header, sizeof(header), 0) != sizeof(header) || header.e_shentsize != sizeof(symbols))
+		return false;
+	for (i = 0; symbols.sh_type != SHT_DYNSYM; i++)
+		if (!read_section(&symbols, &header, i, read_at, context))
+			return false;
+	if (!read_section(&names, &header, symbols.sh_link, read_at, context))
+		return false;
+	count = symbols.sh_size / sizeof(*some);
+	for (i = 0; i < count && i < MAX_SYMBOLS; i += sizeof(some) / sizeof(*some)) {
+		size_t size = count - i < sizeof(some) / sizeof(*some) ? (count - i) * sizeof(*some) : sizeof(some);
+
+		if (read_at(context, some, size, symbols.sh_offset + i * sizeof(*some)) != (ssize_t)size)
+			return false;
+		if (is_among(name, some, size / sizeof(*some), names.sh_offset, read_at, context))
+			return true;
+	}
+	return false;
 }

@@ -19,7 +19,6 @@ enum vnuma_kind {
 
 struct vnuma_program {
 	enum vnuma_kind kind;
-	bool has_malloc;		/* a malloc() of its own, which libraries call as well: the dynamic linker finds it first */
 	char interpreter[256];
 	char reason[128];
 };
@@ -28,5 +27,11 @@ void vnuma_examine(struct vnuma_program *out, vnuma_read_fn read_at, void *conte
 
 /* The first of some words, up to NULL, that a file does not have; NULL: it has all of them. */
 const char *vnuma_missing_word(const char *const *words, vnuma_read_fn read_at, void *context);
+
+/*
+ * Does an ELF file define what libraries find by that name? The dynamic linker takes the program's first. Without a table of sections,
+ * which nothing needs to start it, nobody knows.
+ */
+bool vnuma_exports(const char *name, vnuma_read_fn read_at, void *context);
 
 #endif /* VNUMA_RUN_PROGRAM_H */

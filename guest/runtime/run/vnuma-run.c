@@ -166,6 +166,11 @@ static const char *privileges(int fd)
 	return NULL;
 }
 
+static bool has_allocator(const struct plan *plan)
+{
+	return plan->jemalloc || plan->mimalloc || plan->tcmalloc;
+}
+
 /* Can anything be preloaded into it? Scripts are their interpreter. */
 static bool can_preload(struct plan *plan, const char *path)
 {
@@ -185,6 +190,8 @@ static bool can_preload(struct plan *plan, const char *path)
 			return false;
 		}
 		vnuma_examine(&program, read_file, &fd);
+		plan->has_malloc = has_allocator(plan) && program.kind == VNUMA_PROGRAM_DYNAMIC &&
+				   vnuma_exports("malloc", read_file, &fd);
 		why = program.kind == VNUMA_PROGRAM_SCRIPT ? NULL : privileges(fd);
 		close(fd);
 		if (program.kind == VNUMA_PROGRAM_OTHER)
@@ -193,10 +200,10 @@ static bool can_preload(struct plan *plan, const char *path)
 			note(plan, "%s: %s: no library can be preloaded", name, why);
 			return false;
 		}
-		if (program.kind == VNUMA_PROGRAM_DYNAMIC) {
-			plan->has_malloc = program.has_malloc;
+		if (plan->has_malloc)
+			note(plan, "%s: it has a malloc() of its own, which no other comes before", name);
+		if (program.kind == VNUMA_PROGRAM_DYNAMIC)
 			return true;
-		}
 		snprintf(name, sizeof(name), "%s", program.interpreter);
 	}
 	note(plan, "%s: too many scripts that interpret scripts", path);
@@ -300,12 +307,8 @@ static void add_mimalloc(struct plan *plan)
 		plan->preload[used] = 0;
 }
 
-static void add_allocator(struct plan *plan, const char *path)
+static void add_allocator(struct plan *plan)
 {
-	if (plan->has_malloc && (plan->jemalloc || plan->mimalloc || plan->tcmalloc)) {
-		note(plan, "%s: it has a malloc() of its own, which no other comes before", path);
-		return;
-	}
 	if (plan->jemalloc)
 		add_library(plan, "jemalloc/libvnuma-jemalloc.so", VNUMA_REAL_JEMALLOC, "malloc() is the program's own");
 	if (plan->mimalloc)
@@ -334,7 +337,8 @@ static void make_plan(struct plan *plan, const char *path, char *const *argument
 	if (can_preload(plan, path)) {
 		plan->overlay = add_library(plan, plan->collector ? "hotspot/libnuma.so.1" : "numa/libnuma.so.1",
 					    VNUMA_REAL_LIBNUMA, "libnuma answers as it always does");
-		add_allocator(plan, path);
+		if (!plan->has_malloc)
+			add_allocator(plan);
 	}
 	err = vnuma_open(&topology);
 	if (err) {

@@ -11,6 +11,7 @@
 #include <dlfcn.h>
 #include <malloc.h>
 #include <pthread.h>
+#include <sched.h>
 #include <semaphore.h>
 #include <signal.h>
 #include <stdbool.h>
@@ -27,14 +28,18 @@
 #define THREADS	128
 #define LOOK_EVERY	1024
 #define LOOK_FIRST	8
-#define NODES_WITH_CPUS	2
 #define PER_NODE	64
+#define PER_CPU	4
 #define HUGE_PAGE	(2UL << 20)
 /* Together some huge pages. */
 #define PIECES		64
 #define PIECE		(200UL << 10)
 
 static volatile int no_more_arenas;
+/* The next hooks are lost. */
+static volatile int loses_hooks;
+/* The functions of extent_hooks_t, and nothing behind them. */
+#define HOOKS	9
 
 /* jemalloc's, but for arenas that it cannot make or give memory of a node; the library calls this one. */
 __attribute__((visibility("default"))) int mallctl(const char *name, void *old, size_t *old_size, void *new,
@@ -46,6 +51,14 @@ __attribute__((visibility("default"))) int mallctl(const char *name, void *old, 
 		*(void **)&real = dlsym(RTLD_NEXT, "mallctl");
 	if (no_more_arenas && (!strcmp(name, "arenas.create") || (new && strstr(name, ".extent_hooks"))))
 		return EAGAIN;
+	if (loses_hooks && new && strstr(name, ".extent_hooks")) {
+		size_t size = sizeof(void *);
+		void *hooks;
+
+		/* As where another thread has made the arena meanwhile: it has jemalloc's. */
+		loses_hooks = 0;
+		return real("arena.0.extent_hooks", &hooks, &size, NULL, 0) || real(name, NULL, NULL, &hooks, size);
+	}
 	return real(name, old, old_size, new, new_size);
 }
 
@@ -154,12 +167,25 @@ static unsigned int automatic(void)
 	return arenas;
 }
 
+/* Nodes of the CPUs that may be used, of which each second one was on node 1 at the start. */
+static unsigned int nodes_at_start(void)
+{
+	unsigned int cpu, seen = 0;
+	cpu_set_t allowed;
+
+	expect_equal(sched_getaffinity(0, sizeof(allowed), &allowed), 0);
+	for (cpu = 0; cpu < CPU_SETSIZE; cpu++)
+		if (CPU_ISSET(cpu, &allowed))
+			seen |= 1U << cpu % 2;
+	return seen == 3 ? 2 : 1;
+}
+
 /* Arenas of a node: they are divided, but for the first one. */
 static unsigned int slots(void)
 {
-	unsigned int each = (automatic() - 1) / NODES_WITH_CPUS;
+	unsigned int each = (automatic() - 1) / nodes_at_start();
 
-	return each < PER_NODE ? each : PER_NODE;
+	return each < PER_CPU ? PER_CPU : each < PER_NODE ? each : PER_NODE;
 }
 
 /* A thread that shares an arena with the one that was first, as that many came between, until it may end. */
@@ -273,6 +299,14 @@ static void *arena_of_thread(void *arena)
 	return NULL;
 }
 
+static void in_a_thread(void *(*what)(void *unused))
+{
+	pthread_t thread;
+
+	expect_equal(pthread_create(&thread, NULL, what, NULL), 0);
+	expect_equal(pthread_join(thread, NULL), 0);
+}
+
 /* Threads share a node's arenas, and have none of another node. */
 static void threads_share(void)
 {
@@ -297,9 +331,61 @@ static void threads_share(void)
 	for (i = 0; i < THREADS; i++)
 		for (j = 0; j < THREADS; j++)
 			expect(seen[0][i] != seen[1][j]);
-	/* Those that jemalloc has anyway. */
+	/* Those that jemalloc has anyway, as far as there are as many. */
 	for (i = 0; i < THREADS; i++)
-		expect(seen[0][i] && seen[0][i] < automatic() && seen[1][i] && seen[1][i] < automatic());
+		expect(seen[0][i] && seen[1][i] && (2 * slots() >= automatic() ||
+						    (seen[0][i] < automatic() && seen[1][i] < automatic())));
+}
+
+/* Hooks of the program's own. */
+static void **own_hooks(void *const *like)
+{
+	char *pages = mmap(NULL, 2 * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	void **own = (void **)(pages + 4096) - HOOKS;
+
+	expect(pages != MAP_FAILED && !mprotect(pages + 4096, 4096, PROT_NONE));
+	memcpy(own, like, HOOKS * sizeof(void *));
+	return own;
+}
+
+/* A program may put hooks of its own before those that it finds, with what they need behind them or nothing. */
+static void *copies_hooks(void *unused)
+{
+	void **own = own_hooks(hooks_of(allocated_in()));
+	unsigned int arena;
+	size_t size = sizeof(arena);
+
+	expect_equal(mallctl("arenas.create", &arena, &size, &own, sizeof(own)), 0);
+	expect_equal(mallctl("thread.arena", NULL, NULL, &arena, size), 0);
+	kept = malloc(100000);
+	expect(kept);
+	expect_equal(arena_of(kept), arena);
+	return unused;
+}
+
+/* Arena 1 has hooks of the program's since before this library. */
+static void **hooks_of_program;
+
+static void *is_elsewhere(void *unused)
+{
+	expect(allocated_in() > 1);
+	return unused;
+}
+
+static void leaves_hooks(void)
+{
+	move_cpus(page, 0, 1);
+	expect_equal(allocated_in(), 1);
+	in_a_thread(is_elsewhere);
+	expect(hooks_of(1) == hooks_of_program);
+}
+
+static void keeps_hooks(void)
+{
+	loses_hooks = 1;
+	move_cpus(page, 0, 1);
+	expect(hooks_of(allocated_in()) != hooks_of(0));
+	expect_equal(loses_hooks, 0);
 }
 
 /* A program that chooses a thread's arena keeps that one, before the thread's first call and later. */
@@ -343,14 +429,6 @@ static void *binds_itself_first(void *unused)
 	}
 	expect(allocated_in() != before);
 	return unused;
-}
-
-static void in_a_thread(void *(*what)(void *unused))
-{
-	pthread_t thread;
-
-	expect_equal(pthread_create(&thread, NULL, what, NULL), 0);
-	expect_equal(pthread_join(thread, NULL), 0);
 }
 
 /* The mapping that an address is in. */
@@ -624,8 +702,8 @@ static void be_there_before(int argc, char **argv)
 	if (argc > 1) {
 		refuse_from_start(argv[1]);
 		/* By itself it has as many as the machine has CPUs, and one on a machine with one. */
-		malloc_conf = !strcmp(argv[1], "too few") ? "narenas:2" :
-			      !strcmp(argv[1], "of CPUs") ? "narenas:16,percpu_arena:percpu" : "narenas:8";
+		malloc_conf = !strcmp(argv[1], "too few") ? "narenas:1" : !strcmp(argv[1], "few") ? "narenas:3" :
+			      !strcmp(argv[1], "of CPUs") ? "narenas:16,percpu_arena:percpu" : "narenas:16";
 	}
 	/* jemalloc has its handler since the first allocation, and locks everything in it. */
 	kept = malloc(1);
@@ -633,6 +711,15 @@ static void be_there_before(int argc, char **argv)
 	kept = by_name("_Znwm", 1);
 	free(kept);
 	thread_arena();
+	if (argc > 1 && !strcmp(argv[1], "own hooks")) {
+		unsigned int arena = 1;
+
+		/* It is there first: before 5.3 jemalloc's own functions make none for hooks of others. */
+		expect_equal(mallctl("thread.arena", NULL, NULL, &arena, sizeof(arena)), 0);
+		expect_equal(mallctl("thread.tcache.flush", NULL, NULL, NULL, 0), 0);
+		hooks_of_program = own_hooks(hooks_of(0));
+		expect_equal(mallctl("arena.1.extent_hooks", NULL, NULL, &hooks_of_program, sizeof(void *)), 0);
+	}
 	pthread_atfork(before_fork, NULL, NULL);
 }
 
@@ -809,9 +896,22 @@ static int preloaded(const char *how)
 		has_created_ones();
 		return 0;
 	}
+	if (!strcmp(how, "few")) {
+		threads_share();
+		return 0;
+	}
+	if (!strcmp(how, "own hooks")) {
+		leaves_hooks();
+		return 0;
+	}
+	if (!strcmp(how, "lost hooks")) {
+		keeps_hooks();
+		return 0;
+	}
 	gets_an_arena_later();
 	follows();
 	threads_share();
+	in_a_thread(copies_hooks);
 	in_a_thread(chooses);
 	in_a_thread(chooses_later);
 	in_a_thread(binds_itself_first);
@@ -845,6 +945,12 @@ int main(int argc, char **argv)
 	expect_equal(run(argv, argv[1], tree, "too few"), 0);
 	put_page(two_nodes);
 	expect_equal(run(argv, argv[1], tree, "of CPUs"), 0);
+	put_page(two_nodes);
+	expect_equal(run(argv, argv[1], tree, "few"), 0);
+	put_page(two_nodes);
+	expect_equal(run(argv, argv[1], tree, "own hooks"), 0);
+	put_page(two_nodes);
+	expect_equal(run(argv, argv[1], tree, "lost hooks"), 0);
 	put_page(two_nodes);
 	expect_equal(run(argv, argv[1], tree, "by name"), 0);
 	put_page(two_nodes);

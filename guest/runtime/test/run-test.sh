@@ -251,6 +251,10 @@ for allocator in jemalloc mimalloc tcmalloc; do
 done
 "$run" --libraries "$dir" --dry-run "$dir/own" >"$dir/out" 2>"$dir/err"
 is_silent_on err 'of its own'
+echo "#!$dir/own" >"$dir/script-of-own"
+chmod +x "$dir/script-of-own"
+"$run" --libraries "$dir" --allocator tcmalloc --dry-run "$dir/script-of-own" >"$dir/out" 2>"$dir/err"
+says err "$dir/own: it has a malloc() of its own, which no other comes before"
 try 125 --allocator scudo true
 says err '--allocator scudo: only jemalloc, mimalloc and tcmalloc are known'
 
