@@ -112,7 +112,8 @@ fn goals_are_met_or_missed_by_their_limits() {
             *cell = self::cell(cell.workload, cell.policy, 0, 1012);
         },
     );
-    let quiet_goal = "broadwell-2s: without changes full is within 1 % of the same program without it";
+    let quiet_goal =
+        "broadwell-2s: without changes full takes at most 1 % more than the same program without it";
     assert_eq!(missed(&quiet), [quiet_goal]);
     // It is compared with what is in the middle of the others.
     quiet.iter_mut().filter(|cell| cell.policy == Policy::OsOnly && cell.changes_per_minute == 0).for_each(
@@ -128,6 +129,13 @@ fn goals_are_met_or_missed_by_their_limits() {
             *cell = self::cell(cell.workload, cell.policy, 0, 1012);
         });
     assert_eq!(missed(&quiet), Vec::<String>::new());
+    // Nor is anything lost where it takes less.
+    let mut faster = measured(1000);
+    let of_full = |cell: &&mut Cell| cell.policy == Policy::Full && cell.changes_per_minute == 0;
+    faster.iter_mut().filter(of_full).for_each(|cell| {
+        *cell = self::cell(cell.workload, cell.policy, 0, 960);
+    });
+    assert_eq!(missed(&faster), Vec::<String>::new());
     let mut less = measured(1000);
     less.pop();
     assert!(missed(&less).contains(&"broadwell-2s: every cell is measured".to_owned()));
