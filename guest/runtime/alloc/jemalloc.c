@@ -18,11 +18,11 @@
  * Memory that a thread frees on another node than it is of goes to the thread's cache first, as with jemalloc by
  * itself, and so may be used again there.
  *
- * Arenas of a node get their memory from regions of the node, one behind the other:
+ * An arena gets its memory from regions of its own, one piece behind the other:
  *
- *	│ arena 1 │ arena 2 │   arena 1   │ arena 3 │ nobody's yet  │	REGION, aligned to its size
+ *	│ piece │   piece   │ piece │    nobody's yet    │	REGION, aligned to its size
  *
- * So huge pages reach across the pieces of several arenas, as they do with jemalloc by itself.
+ * So huge pages reach across its pieces, and none has pieces of two arenas, which may go to different nodes.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -58,8 +58,10 @@
 /* A node whose arena could not be made. */
 #define NO_ARENA	UINT32_MAX
 #define PAGE		4096UL
-/* Memory of a node is mapped by so much: many huge pages. What is not used takes addresses only. */
-#define REGION		(64UL << 20)
+/* Memory of an arena is mapped by so much: some huge pages. What is not used takes addresses only. */
+#define REGION		(16UL << 20)
+/* jemalloc has no more. */
+#define ARENAS		4096
 
 #ifndef ROOT
 #define ROOT	NULL
@@ -88,7 +90,6 @@ int mallctlbymib(const size_t *mib, size_t length, void *old, size_t *old_size, 
 struct node_hooks {
 	extent_hooks_t hooks;
 	int node;
-	_Atomic uintptr_t next;		/* what is free of the newest region; 0, or its end: nothing */
 };
 
 static struct vnuma *topology;		/* NULL: not to be had, jemalloc works by itself */
@@ -97,6 +98,7 @@ static const extent_hooks_t *by_default;
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;	/* who makes or takes arenas */
 static struct node_hooks node_hooks[VNUMA_MAX_NODES];
+static _Atomic uintptr_t next_of[ARENAS];	/* what is free of an arena's newest region; 0, or its end: nothing */
 static _Atomic uint32_t arenas[VNUMA_MAX_NODES][PER_NODE];	/* 0: not made yet */
 static uint32_t users[VNUMA_MAX_NODES][PER_NODE];	/* threads that use an arena; by the mutex */
 static atomic_uint threads;
@@ -180,21 +182,21 @@ static uintptr_t map_aligned(size_t size, size_t alignment, int node)
 	return start;
 }
 
-/* The next piece of the node's region, or of a new one. Any thread may be here at any time. */
-static void *take(struct node_hooks *mine, size_t size)
+/* The next piece of the arena's region, or of a new one. Any thread may be here at any time. */
+static void *take(unsigned int arena, int node, size_t size)
 {
-	uintptr_t next = atomic_load_explicit(&mine->next, memory_order_acquire), region;
+	uintptr_t next = atomic_load_explicit(&next_of[arena], memory_order_acquire), region;
 
 	while (1) {
 		if (size <= -next % REGION) {
-			if (atomic_compare_exchange_weak(&mine->next, &next, next + size))
+			if (atomic_compare_exchange_weak(&next_of[arena], &next, next + size))
 				return (void *)next;
 			continue;
 		}
-		region = map_aligned(REGION, REGION, mine->node);
+		region = map_aligned(REGION, REGION, node);
 		if (!region)
 			return NULL;
-		if (atomic_compare_exchange_strong(&mine->next, &next, region + size))
+		if (atomic_compare_exchange_strong(&next_of[arena], &next, region + size))
 			return (void *)region;
 		/* Another thread was faster. */
 		munmap((void *)region, REGION);
@@ -211,17 +213,16 @@ static bool are_ours(const extent_hooks_t *hooks)
 static void *alloc_on_node(extent_hooks_t *hooks, void *address, size_t size, size_t alignment,
 			   bool *zero, bool *commit, unsigned int arena)
 {
-	struct node_hooks *mine = (struct node_hooks *)hooks;
 	/* A program may have copied them into hooks of its own. */
-	int saved = errno, node = are_ours(hooks) ? mine->node : VNUMA_NO_NODE;
+	int saved = errno, node = are_ours(hooks) ? ((struct node_hooks *)hooks)->node : VNUMA_NO_NODE;
 	void *memory;
 
 	/*
 	 * What is aligned to huge pages jemalloc needs for itself, as when it makes an arena: before 5.3 its own function looks into
 	 * that arena, which is not there yet.
 	 */
-	if (!address && size <= REGION && (node != VNUMA_NO_NODE || alignment > PAGE)) {
-		memory = alignment > PAGE ? (void *)map_aligned(size, alignment, node) : take(mine, size);
+	if (!address && size <= REGION && arena < ARENAS && (node != VNUMA_NO_NODE || alignment > PAGE)) {
+		memory = alignment > PAGE ? (void *)map_aligned(size, alignment, node) : take(arena, node, size);
 		errno = saved;
 		if (memory) {
 			*zero = true;

@@ -470,6 +470,46 @@ static void lies_in_huge_pages(void)
 }
 
 /* Pages that are free in an arena and have not gone back to the kernel. */
+/* Pieces of a thread that has another arena of the same node. */
+static void *pieces_of_other[PIECES];
+
+static void *takes_pieces(void *unused)
+{
+	unsigned int i;
+
+	for (i = 0; i < PIECES; i++)
+		expect(pieces_of_other[i] = malloc(PIECE));
+	return unused;
+}
+
+static int share_a_huge_page(const void *one, const void *other)
+{
+	uintptr_t first = (uintptr_t)one & -HUGE_PAGE, last = ((uintptr_t)one + PIECE - 1) & -HUGE_PAGE;
+
+	return ((uintptr_t)other & -HUGE_PAGE) <= last && (((uintptr_t)other + PIECE - 1) & -HUGE_PAGE) >= first;
+}
+
+/* The arenas may go to different nodes, and the kernel moves whole huge pages. */
+static void share_no_huge_page(void)
+{
+	static void *pieces[PIECES];
+	unsigned int i, j;
+
+	move_cpus(page, 0, 1);
+	for (i = 0; i < PIECES; i++) {
+		expect(pieces[i] = malloc(PIECE));
+		if (i == PIECES / 2)
+			in_a_thread(takes_pieces);
+	}
+	for (i = 0; i < PIECES; i++)
+		for (j = 0; j < PIECES; j++)
+			expect(!share_a_huge_page(pieces[i], pieces_of_other[j]));
+	for (i = 0; i < PIECES; i++) {
+		free(pieces[i]);
+		free(pieces_of_other[i]);
+	}
+}
+
 static size_t dirty_pages(unsigned int arena)
 {
 	uint64_t epoch = 1;
@@ -896,6 +936,10 @@ static int preloaded(const char *how)
 		has_created_ones();
 		return 0;
 	}
+	if (!strcmp(how, "apart")) {
+		share_no_huge_page();
+		return 0;
+	}
 	if (!strcmp(how, "few")) {
 		threads_share();
 		return 0;
@@ -945,6 +989,8 @@ int main(int argc, char **argv)
 	expect_equal(run(argv, argv[1], tree, "too few"), 0);
 	put_page(two_nodes);
 	expect_equal(run(argv, argv[1], tree, "of CPUs"), 0);
+	put_page(two_nodes);
+	expect_equal(run(argv, argv[1], tree, "apart"), 0);
 	put_page(two_nodes);
 	expect_equal(run(argv, argv[1], tree, "few"), 0);
 	put_page(two_nodes);
