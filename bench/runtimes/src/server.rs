@@ -116,6 +116,12 @@ pub fn run(arguments: &Arguments) -> Result<()> {
             Err(error) => {
                 eprintln!("{error:#}");
                 failed.push(name);
+                if let Some(console) = machine.console_if_ended() {
+                    eprintln!(
+                        "the VM has ended, and the next cell starts another one; the end of its console:\n{console}"
+                    );
+                    machines.now = None;
+                }
             }
         }
     }

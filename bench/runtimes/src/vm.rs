@@ -118,6 +118,12 @@ impl Machine {
         self.await_told()
     }
 
+    /// The end of the guest's console, if the VM is no more or its kernel has panicked.
+    pub fn console_if_ended(&self) -> Option<String> {
+        let runs = Path::new("/proc").join(self.vm.pid.to_string()).exists() && !self.vm.has_panicked();
+        (!runs).then(|| self.vm.end_of_console())
+    }
+
     /// Is the VM attached?
     pub fn is_attached(&self) -> bool {
         self.daemon.is_some()
