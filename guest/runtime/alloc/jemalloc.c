@@ -17,17 +17,10 @@
  *
  * Memory that a thread frees on another node than it is of goes to the thread's cache first, as with jemalloc by
  * itself, and so may be used again there.
- *
- * An arena gets its memory from regions of its own, one piece behind the other:
- *
- *	│ piece │   piece   │ piece │    nobody's yet    │	REGION, aligned to its size
- *
- * So huge pages reach across its pieces, and none has pieces of two arenas, which may go to different nodes.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
-#include <linux/mempolicy.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -37,13 +30,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #include <vnuma/vnuma.h>
 
 #include "kernel.h"
+#include "regions.h"
 
 #define JEMALLOC	"libjemalloc.so.2"
 /* Calls of a thread until it is looked whether the guest's scheduler has taken it to another node. */
@@ -54,14 +47,8 @@
 #define PER_NODE	64
 /* As many as jemalloc has for each CPU, where its own are not to be had. */
 #define PER_CPU		4
-#define LONG_BITS	(8 * sizeof(unsigned long))
 /* A node whose arena could not be made. */
 #define NO_ARENA	UINT32_MAX
-#define PAGE		4096UL
-/* Memory of an arena is mapped by so much: some huge pages. What is not used takes addresses only. */
-#define REGION		(16UL << 20)
-/* jemalloc has no more. */
-#define ARENAS		4096
 
 #ifndef ROOT
 #define ROOT	NULL
@@ -98,7 +85,6 @@ static const extent_hooks_t *by_default;
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;	/* who makes or takes arenas */
 static struct node_hooks node_hooks[VNUMA_MAX_NODES];
-static _Atomic uintptr_t next_of[ARENAS];	/* what is free of an arena's newest region; 0, or its end: nothing */
 static _Atomic uint32_t arenas[VNUMA_MAX_NODES][PER_NODE];	/* 0: not made yet */
 static uint32_t users[VNUMA_MAX_NODES][PER_NODE];	/* threads that use an arena; by the mutex */
 static atomic_uint threads;
@@ -138,71 +124,6 @@ static __thread struct {
 	bool inside;			/* it may have locks of jemalloc's: what it allocates comes from where it is */
 } own __attribute__((tls_model("initial-exec"), aligned(32)));
 
-/* Memory that nobody has touched yet comes from a node, whoever touches it. */
-static void place(void *memory, size_t size, int node)
-{
-	unsigned long mask[VNUMA_MAX_NODES / LONG_BITS] = { 0 };
-	struct vnuma_nodes nodes;
-	int saved = errno;
-
-	/*
-	 * From all nodes, this one first: if it is full, or has no memory at all, no allocation fails. With this
-	 * policy AutoNUMA goes on to move pages to the threads that use them, with MPOL_PREFERRED it does not.
-	 * If nobody says which nodes there are, memory comes from where it is touched first, as without this.
-	 */
-	if (!vnuma_read_nodes(topology, &nodes) &&
-	    (syscall(SYS_mbind, memory, size, MPOL_BIND | MPOL_F_NUMA_BALANCING, nodes.memory.bits,
-		     VNUMA_MAX_NODES + 1UL, 0) ||
-	     syscall(SYS_set_mempolicy_home_node, memory, size, (unsigned long)node, 0UL))) {
-		/* Before Linux 5.17. If this is refused as well, it is as if nobody had said. */
-		mask[node / LONG_BITS] = 1UL << (node % LONG_BITS);
-		syscall(SYS_mbind, memory, size, MPOL_PREFERRED, mask, VNUMA_MAX_NODES + 1UL, 0);
-	}
-	errno = saved;
-}
-
-/* Memory of a node, or of none (VNUMA_NO_NODE); 0: there is none to be had. The alignment is a power of two, and more than a page. */
-static uintptr_t map_aligned(size_t size, size_t alignment, int node)
-{
-	uintptr_t mapped, start;
-	void *memory = mmap(NULL, size + alignment, PROT_READ | PROT_WRITE,
-			    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-
-	if (memory == MAP_FAILED)
-		return 0;
-	mapped = (uintptr_t)memory;
-	start = (mapped + alignment - 1) & -alignment;
-	if (start > mapped)
-		munmap(memory, start - mapped);
-	if (start < mapped + alignment)
-		munmap((void *)(start + size), mapped + alignment - start);
-	/* Else it is of the thread that touches it first, which is on the arena's node, wherever that will be. */
-	if (node != VNUMA_NO_NODE && !balances())
-		place((void *)start, size, node);
-	return start;
-}
-
-/* The next piece of the arena's region, or of a new one. Any thread may be here at any time. */
-static void *take(unsigned int arena, int node, size_t size)
-{
-	uintptr_t next = atomic_load_explicit(&next_of[arena], memory_order_acquire), region;
-
-	while (1) {
-		if (size <= -next % REGION) {
-			if (atomic_compare_exchange_weak(&next_of[arena], &next, next + size))
-				return (void *)next;
-			continue;
-		}
-		region = map_aligned(REGION, REGION, node);
-		if (!region)
-			return NULL;
-		if (atomic_compare_exchange_strong(&next_of[arena], &next, region + size))
-			return (void *)region;
-		/* Another thread was faster. */
-		munmap((void *)region, REGION);
-	}
-}
-
 static bool are_ours(const extent_hooks_t *hooks)
 {
 	const struct node_hooks *of_node = (const struct node_hooks *)hooks;
@@ -222,7 +143,7 @@ static void *alloc_on_node(extent_hooks_t *hooks, void *address, size_t size, si
 	 * that arena, which is not there yet.
 	 */
 	if (!address && size <= REGION && arena < ARENAS && (node != VNUMA_NO_NODE || alignment > PAGE)) {
-		memory = alignment > PAGE ? (void *)map_aligned(size, alignment, node) : take(arena, node, size);
+		memory = alignment > PAGE ? (void *)map_aligned(topology, size, alignment, node) : take(topology, arena, node, size);
 		errno = saved;
 		if (memory) {
 			*zero = true;
@@ -232,7 +153,7 @@ static void *alloc_on_node(extent_hooks_t *hooks, void *address, size_t size, si
 	}
 	memory = by_default->alloc(hooks, address, size, alignment, zero, commit, arena);
 	if (memory && node != VNUMA_NO_NODE && !balances())
-		place(memory, size, node);
+		place(topology, memory, size, node);
 	return memory;
 }
 

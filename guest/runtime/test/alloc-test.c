@@ -884,6 +884,20 @@ static void has_created_ones(void)
 /* What is preloaded, as its first argument says. */
 static int preloaded(const char *how)
 {
+	static const struct {
+		const char *how;
+		void (*test)(void);
+	} alone[] = {
+		{ "small stacks", needs_little_stack },
+		{ "too few", has_created_ones },
+		{ "of CPUs", has_created_ones },
+		{ "apart", share_no_huge_page },
+		{ "few", threads_share },
+		{ "own hooks", leaves_hooks },
+		{ "lost hooks", keeps_hooks },
+	};
+	size_t i;
+
 	snprintf(tree, sizeof(tree), "%s", getenv("VNUMA_TEST_ROOT"));
 	if (!strcmp(how, "alone") || !strcmp(how, "no files")) {
 		/* Without a topology it is jemalloc's own arena. */
@@ -916,10 +930,6 @@ static int preloaded(const char *how)
 		allocates();
 		return 0;
 	}
-	if (!strcmp(how, "small stacks")) {
-		needs_little_stack();
-		return 0;
-	}
 	if (!strcmp(how, "balanced")) {
 		comes_along();
 		in_a_thread(chooses);
@@ -932,25 +942,11 @@ static int preloaded(const char *how)
 		has_threads_of_its_own(!strcmp(how, "by number"));
 		return 0;
 	}
-	if (!strcmp(how, "too few") || !strcmp(how, "of CPUs")) {
-		has_created_ones();
-		return 0;
-	}
-	if (!strcmp(how, "apart")) {
-		share_no_huge_page();
-		return 0;
-	}
-	if (!strcmp(how, "few")) {
-		threads_share();
-		return 0;
-	}
-	if (!strcmp(how, "own hooks")) {
-		leaves_hooks();
-		return 0;
-	}
-	if (!strcmp(how, "lost hooks")) {
-		keeps_hooks();
-		return 0;
+	for (i = 0; i < sizeof(alone) / sizeof(*alone); i++) {
+		if (!strcmp(how, alone[i].how)) {
+			alone[i].test();
+			return 0;
+		}
 	}
 	gets_an_arena_later();
 	follows();
@@ -970,7 +966,12 @@ static int preloaded(const char *how)
 
 int main(int argc, char **argv)
 {
+	/* Each begins with a page on which each second CPU is on the second node. */
+	static char *const by_page[] = {
+		"follows", "too few", "of CPUs", "apart", "few", "own hooks", "lost hooks", "by name", "by number", "refused",
+	};
 	struct vnuma_gd_page *two_nodes;
+	size_t i;
 
 	expect_equal(argc, 2);
 	if (getenv("VNUMA_TEST_ROOT"))
@@ -983,26 +984,10 @@ int main(int argc, char **argv)
 	put(NODES "/node3/cpulist", "0-4095\n");
 	expect_equal(run(argv, argv[1], tree, "by kernel"), 0);
 	two_nodes = make_page(CPUS);
-	put_page(two_nodes);
-	expect_equal(run(argv, argv[1], tree, "follows"), 0);
-	put_page(two_nodes);
-	expect_equal(run(argv, argv[1], tree, "too few"), 0);
-	put_page(two_nodes);
-	expect_equal(run(argv, argv[1], tree, "of CPUs"), 0);
-	put_page(two_nodes);
-	expect_equal(run(argv, argv[1], tree, "apart"), 0);
-	put_page(two_nodes);
-	expect_equal(run(argv, argv[1], tree, "few"), 0);
-	put_page(two_nodes);
-	expect_equal(run(argv, argv[1], tree, "own hooks"), 0);
-	put_page(two_nodes);
-	expect_equal(run(argv, argv[1], tree, "lost hooks"), 0);
-	put_page(two_nodes);
-	expect_equal(run(argv, argv[1], tree, "by name"), 0);
-	put_page(two_nodes);
-	expect_equal(run(argv, argv[1], tree, "by number"), 0);
-	put_page(two_nodes);
-	expect_equal(run(argv, argv[1], tree, "refused"), 0);
+	for (i = 0; i < sizeof(by_page) / sizeof(*by_page); i++) {
+		put_page(two_nodes);
+		expect_equal(run(argv, argv[1], tree, by_page[i]), 0);
+	}
 	put_page(two_nodes);
 	expect_equal(run(argv, argv[1], tree, "no files"), 0);
 	expect_equal(run(argv, argv[1], tree, "no page"), 0);
