@@ -30,6 +30,12 @@ static const struct {
 	{ "-Xnoincgc", "UseConcMarkSweepGC", false },
 };
 
+/* Variables that a Java VM reads. The launcher puts the second one before the arguments, and the third one counts most. */
+static const char *const variables[] = { "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS" };
+
+/* How flags of pages start, behind the sign. */
+static const char *const about_pages[] = { "UseLargePages", "UseTransparentHugePages", "UseHugeTLBFS", "UseSHM" };
+
 struct choices {
 	const char *const *ours;
 	struct vnuma_chosen chosen[MAX_CHOSEN];
@@ -132,13 +138,40 @@ bool vnuma_other_collector(char *const *arguments, const char *const *ours, stru
 {
 	struct choices choices = { .ours = ours };
 
-	/* In this order it reads them: the launcher puts the second one before the arguments. */
-	scan_variable(&choices, "JAVA_TOOL_OPTIONS");
-	scan_variable(&choices, "JDK_JAVA_OPTIONS");
+	/* In this order it reads them. */
+	scan_variable(&choices, variables[0]);
+	scan_variable(&choices, variables[1]);
 	for (; *arguments; arguments++)
 		scan(&choices, *arguments, NULL);
-	scan_variable(&choices, "_JAVA_OPTIONS");
+	scan_variable(&choices, variables[2]);
 	if (choices.count)
 		*out = choices.chosen[0];
 	return choices.count;
+}
+
+static bool names_pages(const char *text)
+{
+	const char *at;
+	size_t i;
+
+	for (at = text ? strstr(text, FLAG) : NULL; at; at = strstr(at, FLAG)) {
+		at += strlen(FLAG);
+		for (i = 0; i < sizeof(about_pages) / sizeof(*about_pages); i++)
+			if ((*at == '+' || *at == '-') && !strncmp(at + 1, about_pages[i], strlen(about_pages[i])))
+				return true;
+	}
+	return false;
+}
+
+bool vnuma_chooses_pages(char *const *arguments)
+{
+	size_t i;
+
+	for (i = 0; i < sizeof(variables) / sizeof(*variables); i++)
+		if (names_pages(getenv(variables[i])))
+			return true;
+	for (; *arguments; arguments++)
+		if (names_pages(*arguments))
+			return true;
+	return false;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which collector a Java VM is told to use by what it is started with. */
+/* Which collector, and which pages, a Java VM is told to use by what it is started with. */
 #ifndef VNUMA_RUN_JAVA_H
 #define VNUMA_RUN_JAVA_H
 
@@ -16,5 +16,8 @@ struct vnuma_chosen {
  * by the variables that a Java VM reads. One that is taken back behind ("-XX:-UseG1GC") is none.
  */
 bool vnuma_other_collector(char *const *arguments, const char *const *ours, struct vnuma_chosen *out);
+
+/* Is it told which pages to use, or not to use? By the arguments of the program, up to NULL, or by those variables. */
+bool vnuma_chooses_pages(char *const *arguments);
 
 #endif /* VNUMA_RUN_JAVA_H */

@@ -427,6 +427,44 @@ else
 	says err "$dir/unreadable: Permission denied: whether it is dynamically linked is not known"
 fi
 
+# Huge pages: with G1 where all memory may have some, unless the Java VM is told which pages to use.
+with_huge_pages() {
+	echo "$1" >"$dir/enabled"
+	shift
+	# shellcheck disable=SC2016 # of the shell that is started
+	unshare -m sh -euc 'mount --bind "$0" /sys/kernel/mm/transparent_hugepage/enabled; exec "$@"' \
+		"$dir/enabled" "$run" --libraries "$build" --gc "$@" >"$dir/out" 2>"$dir/err"
+}
+
+if with_huge_pages '[always] madvise never' g1 --dry-run true; then
+	flag=-XX:+UseTransparentHugePages
+	says out "JAVA_TOOL_OPTIONS=-XX:+UseG1GC -XX:+UseNUMA $flag"
+	JAVA_TOOL_OPTIONS=-Xmx1g with_huge_pages '[always] madvise never' g1 --dry-run true -XX:+UseStringDeduplication
+	says out "JAVA_TOOL_OPTIONS=-XX:+UseG1GC -XX:+UseNUMA $flag -Xmx1g"
+	for gc in parallel z; do
+		with_huge_pages '[always] madvise never' $gc --dry-run true
+		is_silent_on out $flag
+	done
+	for enabled in 'always [madvise] never' 'always madvise [never]' ''; do
+		with_huge_pages "$enabled" g1 --dry-run true
+		is_silent_on out $flag
+	done
+	with_huge_pages '[always] madvise never' g1 --dry-run true -XX:+UseZGC
+	is_silent_on out $flag
+	for chosen in -XX:-UseTransparentHugePages -XX:+UseLargePages -XX:+UseHugeTLBFS -XX:+UseSHM; do
+		with_huge_pages '[always] madvise never' g1 --dry-run true -Xmx1g $chosen Main
+		is_silent_on out $flag
+		for variable in JAVA_TOOL_OPTIONS JDK_JAVA_OPTIONS _JAVA_OPTIONS; do
+			export "$variable=-Xmx1g $chosen"
+			with_huge_pages '[always] madvise never' g1 --dry-run true
+			is_silent_on out $flag
+			unset "$variable"
+		done
+	done
+else
+	echo "vnuma-run: skipped, nothing can be mounted here: huge pages: $(cat "$dir/err")"
+fi
+
 # The device. Where mounts are allowed /dev has few files, and that as vnuma which a test puts there.
 with_device() {
 	# shellcheck disable=SC2016 # of the shell that is started

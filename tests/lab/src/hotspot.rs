@@ -5,6 +5,7 @@
 use crate::guest::{DEFAULT_KERNEL, check_kernel_log, equip_with, show_guest, wait_until_seen};
 use crate::runtimes::{DIRECTORY, install};
 use anyhow::{Context, Result, ensure};
+use std::collections::BTreeSet;
 use vnuma_scenario::{HANG_LIMIT, Process, Vm, vnumactl, vnumad, wait_for};
 
 const NAME: &str = "hotspot";
@@ -18,6 +19,8 @@ const FLAGS: [&str; 2] = ["-Xmx96m", "-Xmn32m"];
 /// What shares of the eden of a node count as used and as left alone, percent.
 const USED: u32 = 70;
 const LEFT: u32 = 30;
+/// KiB of 96 MiB.
+const SOME_HUGE_PAGES: u64 = 8 << 10;
 /// Of 96 MiB: more than a heap has by chance.
 const SOME_PAGES: u64 = 1000;
 
@@ -87,6 +90,10 @@ fn regions_follow(vm: &Vm, with: &Jvm, without: &Jvm) -> Result<()> {
     with.wait_for_heap("of the node of both CPUs", on_first)?;
     // Of the nodes that there are, whatever CPUs are on them.
     without.wait_for_heap("of both nodes", on_both)?;
+    // A huge page has two of its regions, which are a CPU's. Without vnuma-run each region is of another node than the next.
+    let huge = [with.huge_pages()?, without.huge_pages()?];
+    println!("G1's heap has {huge:?} KiB of huge pages, with vnuma-run and without");
+    ensure!(huge[0] >= SOME_HUGE_PAGES && huge[1] == 0, "{}: huge pages: {huge:?} KiB", with.log);
     for _ in 0..2 {
         go_to(vm, 1)?;
         let followed = with.wait_for_heap("of both nodes, as CPU 1 has gone to the second", on_both)?;
@@ -154,6 +161,28 @@ impl<'a> Jvm<'a> {
             }
         }
         Ok(pages)
+    }
+
+    /// KiB of its heap that are huge pages.
+    fn huge_pages(&self) -> Result<u64> {
+        let maps = format!(
+            "java=$(pgrep -f -- 'bin/[j]ava .*file={}') && cat /proc/$java/numa_maps && cat /proc/$java/smaps",
+            self.log
+        );
+        let maps = self.vm.exec(&["sh", "-c", &maps])?;
+        let dealt = maps.lines().filter(|line| line.contains(" prefer"));
+        let dealt: BTreeSet<_> = dealt.filter_map(|line| line.split(' ').next()).collect();
+        let (mut in_heap, mut huge) = (false, 0);
+        for line in maps.lines() {
+            if let Some((start, _)) = line.split_once('-').filter(|_| line.contains(" rw")) {
+                in_heap = dealt.contains(start);
+            }
+            if let Some(size) = line.strip_prefix("AnonHugePages:").filter(|_| in_heap) {
+                huge +=
+                    size.trim().trim_end_matches(" kB").parse::<u64>().with_context(|| line.to_owned())?;
+            }
+        }
+        Ok(huge)
     }
 
     fn wait_for_heap(&self, what: &str, is_so: impl Fn([u64; 2]) -> bool) -> Result<[u64; 2]> {
