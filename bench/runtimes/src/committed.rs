@@ -370,14 +370,14 @@ impl Cell {
     }
 }
 
-/// The cells of a form, in the order in which they are measured: black boxes first, then those without vnuma, as the VM of all others is
-/// attached once.
+/// The cells of a form, in the order in which they are measured: black boxes first, then those without vnuma, as a VM is attached once.
 pub fn cells(full: bool) -> Vec<Cell> {
     let policies: &[Policy] = if full { &Policy::ALL } else { &Policy::REDUCED };
     let rates: &[u32] = if full { &RATES } else { &REDUCED_RATES };
     let workloads: &[Workload] = if full { &Workload::ALL } else { &Workload::REDUCED };
     let mut cells = Vec::new();
     for (black_box, attached) in [(true, false), (false, false), (false, true)] {
+        let from = cells.len();
         for &workload in workloads {
             let now =
                 |policy: &&Policy| policy.is_black_box() == black_box && policy.is_attached() == attached;
@@ -394,6 +394,8 @@ pub fn cells(full: bool) -> Vec<Cell> {
                 }
             }
         }
+        // Those without AutoNUMA have another VM.
+        cells[from..].sort_by_key(|cell| !cell.autonuma);
     }
     cells
 }
@@ -463,6 +465,21 @@ mod tests {
         let without: Vec<_> = full.iter().filter(|cell| !cell.autonuma).collect();
         let with = |cell: &&Cell| Cell { autonuma: true, ..**cell };
         assert_eq!(without.iter().map(with).collect::<Vec<_>>(), cells(false));
+    }
+
+    #[test]
+    fn a_vm_is_attached_once_and_its_autonuma_is_never_switched() {
+        let kept = |pair: &&[Cell]| {
+            let [before, after] = [pair[0], pair[1]];
+            !after.policy.is_black_box() && !before.policy.is_black_box() && before.autonuma == after.autonuma
+        };
+        let full = cells(true);
+        let pairs = || full.windows(2);
+        assert!(
+            pairs().filter(kept).all(|pair| pair[0].policy.is_attached() <= pair[1].policy.is_attached())
+        );
+        let switches = pairs().filter(|pair| !pair[0].policy.is_black_box() && !kept(pair)).count();
+        assert_eq!(switches, 3, "with, without, and the same attached");
     }
 
     #[test]

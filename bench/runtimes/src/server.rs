@@ -99,7 +99,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
             break;
         }
         let name = name_of(one);
-        let machine = machines.of(one.policy)?;
+        let machine = machines.of(one.policy, one.autonuma)?;
         let began = Instant::now();
         // The others are worth having all the same.
         match cell(machine, one).with_context(|| name.clone()) {
@@ -137,7 +137,7 @@ fn name_of(cell: Wanted) -> String {
     format!("{workload}, {policy}, {rate} changes a minute by {by}{without}{again}")
 }
 
-/// The VM of now, which is that of all policies that are no black boxes.
+/// The VM of now, which is that of all policies that are no black boxes, and of one state of the guest's AutoNUMA.
 struct Machines {
     counted: Counted,
     now: Option<(Machine, Policy)>,
@@ -146,15 +146,17 @@ struct Machines {
 }
 
 impl Machines {
-    /// The one of a policy. That of a black box has nothing in its memory yet.
-    fn of(&mut self, policy: Policy) -> Result<&mut Machine> {
-        if policy.is_black_box() || self.now.as_ref().is_some_and(|(_, of)| of.is_black_box()) {
+    /// The one of a policy. That of a black box has nothing in its memory yet. The guest's AutoNUMA is not switched later: its kernel
+    /// rewrites its scheduler's code then, in the middle of which an emulated CPU can die (lab/README.md), as two VMs presumably did.
+    fn of(&mut self, policy: Policy, autonuma: bool) -> Result<&mut Machine> {
+        let is_other = |(now, of): &(Machine, Policy)| of.is_black_box() || now.autonuma != autonuma;
+        if policy.is_black_box() || self.now.as_ref().is_some_and(is_other) {
             // It ends before another one of its name starts.
             self.now = None;
         }
         if self.now.is_none() {
             eprintln!("starting the VM");
-            let machine = Machine::start(policy, self.counted)?;
+            let machine = Machine::start(policy, autonuma, self.counted)?;
             let java = machine.unpack_java().unwrap_or_else(|error| format!("{error:#}"));
             if let Some(server) = self.server.take() {
                 print(&Line::Server(raw::Server { guest_kernel: machine.kernel()?, java, ..server }))?;
@@ -216,9 +218,6 @@ fn summary(cell: &Cell, clock_ghz: f64) -> String {
 fn cell(machine: &mut Machine, wanted: Wanted) -> Result<Cell> {
     let Wanted { workload, policy, rate, by, autonuma, take } = wanted;
     machine.go_home()?;
-    if !policy.is_black_box() {
-        machine.set_autonuma(autonuma)?;
-    }
     let mut load = machine.load(workload, policy)?;
     load.ask("go")?;
     thread::sleep(Duration::from_secs(workload.warm_up_s()));

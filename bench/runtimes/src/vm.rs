@@ -50,6 +50,8 @@ pub struct Machine {
     daemon: Option<Process>,
     /// Pages are moved by the server's kernel, not by the guest's.
     balanced_by_host: bool,
+    /// Does the guest's kernel take pages to the threads that use them? One without nodes never does.
+    pub autonuma: bool,
 }
 
 /// A load in the guest that waits for what it is told.
@@ -62,7 +64,7 @@ pub struct Load {
 
 impl Machine {
     /// Boots the one of a policy, with all vCPUs at home.
-    pub fn start(policy: Policy, counted: Counted) -> Result<Self> {
+    pub fn start(policy: Policy, autonuma: bool, counted: Counted) -> Result<Self> {
         let (size, vcpus, nodes) = (format!("{MEMORY_MIB}M"), HOMES.len().to_string(), NODES.to_string());
         let nodes: &[&str] = if policy.is_black_box() { &["--uma"] } else { &["--nodes", &nodes] };
         let shape = [nodes, &["--vcpus", &vcpus, "--memory", &size]].concat();
@@ -79,7 +81,7 @@ impl Machine {
         }
         let count = |thread: &i32| Thread::count(vm.pid, *thread, counted);
         let threads = vm.threads.iter().map(count).collect::<Result<_>>()?;
-        let mut machine = Self { threads, at: Vec::new(), vm, daemon: None, balanced_by_host };
+        let mut machine = Self { threads, at: Vec::new(), vm, daemon: None, balanced_by_host, autonuma };
         machine.go_home()?;
         machine.vm.put(&std::env::current_exe()?.to_string_lossy(), PROGRAM)?;
         put_directory(&machine.vm, Path::new(RUNTIME))?;
@@ -88,6 +90,10 @@ impl Machine {
             format!("[ ! -e {RUNTIME}/libmimalloc.so.2 ] || cp {RUNTIME}/libmimalloc.so.2 {MIMALLOC}");
         machine.vm.exec(&["sh", "-c", &mimalloc])?;
         machine.vm.exec(&["sh", "-c", &set_balancing()]).context("the guest's AutoNUMA")?;
+        if !policy.is_black_box() {
+            let switch = format!("echo {} > /proc/sys/kernel/numa_balancing", u8::from(autonuma));
+            machine.vm.exec(&["sh", "-c", &switch]).context("the guest's AutoNUMA")?;
+        }
         Ok(machine)
     }
 
@@ -208,12 +214,6 @@ impl Machine {
         }
         let text = self.vm.exec(&["sed", "-n", "s/^numa_pages_migrated //p", "/proc/vmstat"])?;
         text.trim().parse().with_context(|| format!("numa_pages_migrated: {text:?}"))
-    }
-
-    /// Whether the guest's kernel takes pages to the threads that use them.
-    pub fn set_autonuma(&self, on: bool) -> Result<()> {
-        let line = format!("echo {} > /proc/sys/kernel/numa_balancing", u8::from(on));
-        self.vm.exec(&["sh", "-c", &line]).map(drop).context("the guest's AutoNUMA")
     }
 
     /// Starts a load in the guest. It has its memory then, and waits.
