@@ -242,7 +242,7 @@ void vnuma_autonuma_tell(void)
 
 	spin_lock_irq(&moved_lock);
 	if (!READ_ONCE(autonuma))
-		cpumask_clear(&moved[0]);
+		memset(moved, 0, sizeof(moved));
 	if (was_told && time_before(now, last_told + msecs_to_jiffies(LEAST_MS)))
 		due = last_told + msecs_to_jiffies(LEAST_MS) - now;
 	if (!cpumask_empty(&moved[0]))

@@ -475,6 +475,36 @@ static int choose_mode(void)
 	return 0;
 }
 
+static struct vnuma_topology *set_topology(struct vnuma_topology *topology)
+{
+	struct vnuma_topology *old;
+
+	cpus_read_lock();
+	old = vnuma_topology_set_current(topology);
+	cpus_read_unlock();
+	return old;
+}
+
+/* The driver is registered no more, so nothing is bound and no update comes after this. */
+static void stop(void)
+{
+	struct vnuma_topology *last;
+
+	vnuma_pci_nodes_exit();
+	cancel_work_sync(&devices_work);
+	cancel_delayed_work_sync(&safe_work);
+	vnuma_debug_files_finish();
+	vnuma_autonuma_exit();
+	last = set_topology(NULL);
+	if (vnuma_mode == VNUMA_GD_MODE_SAFE)
+		vnuma_safe_undo();
+	vnuma_fast_finish();
+	vnuma_device_unregister();
+	vnuma_hotplug_exit();
+	vnuma_device_exit();
+	kvfree(last);
+}
+
 static int __init start(void)
 {
 	int err = vnuma_device_init();
@@ -489,7 +519,7 @@ static int __init start(void)
 		goto hotplug;
 	/*
 	 * A file that is opened keeps a module, but not one that fails to load. After this
-	 * only the PCI core's few bytes can be refused: a probe that fails is no error here.
+	 * only the driver core's few bytes can be refused: a probe that fails is no error here.
 	 */
 	err = vnuma_device_register();
 	if (err)
@@ -498,7 +528,9 @@ static int __init start(void)
 	if (!err)
 		return 0;
 
-	vnuma_device_unregister();
+	/* The driver core may have probed before it failed, and a publication been applied. */
+	stop();
+	return err;
 pci_nodes:
 	vnuma_pci_nodes_exit();
 	cancel_work_sync(&devices_work);
@@ -507,16 +539,6 @@ hotplug:
 device:
 	vnuma_device_exit();
 	return err;
-}
-
-static struct vnuma_topology *set_topology(struct vnuma_topology *topology)
-{
-	struct vnuma_topology *old;
-
-	cpus_read_lock();
-	old = vnuma_topology_set_current(topology);
-	cpus_read_unlock();
-	return old;
 }
 
 static int __init vnuma_init(void)
@@ -539,7 +561,7 @@ static int __init vnuma_init(void)
 
 	if (safe_queue)
 		destroy_workqueue(safe_queue);
-	/* No longer the first one if a publication was applied meanwhile. */
+	/* None if it was stopped. */
 	kvfree(set_topology(NULL));
 	kvfree(next);
 	return err;
@@ -547,24 +569,9 @@ static int __init vnuma_init(void)
 
 static void __exit vnuma_exit(void)
 {
-	struct vnuma_topology *last;
-
 	pci_unregister_driver(&vnuma_driver);
-	vnuma_pci_nodes_exit();
-	cancel_work_sync(&devices_work);
-	/* Nothing is bound any more, so no update comes after this. */
-	cancel_delayed_work_sync(&safe_work);
-	vnuma_debug_files_finish();
-	vnuma_autonuma_exit();
-	last = set_topology(NULL);
-	if (vnuma_mode == VNUMA_GD_MODE_SAFE)
-		vnuma_safe_undo();
+	stop();
 	destroy_workqueue(safe_queue);
-	vnuma_fast_finish();
-	vnuma_device_unregister();
-	vnuma_hotplug_exit();
-	vnuma_device_exit();
-	kvfree(last);
 	kvfree(next);
 }
 
