@@ -235,6 +235,7 @@ pub fn soak(arguments: &SoakArguments) -> Result<()> {
         cargo_test(DSM_TESTS, &[("VNUMA_SOAK_ROUNDS", SOAK_ROUNDS)], counts)
     });
     steps.step("fuzz targets", fuzz::soak);
+    steps.step("G1 whose threads are on another CPU whenever it asks", moving_java);
     steps.step("200 domains of libvirt", |counts| cargo_test(DOMAINS_TEST, &[], counts));
     steps.step("lab: a guest follows its topology", |counts| {
         let tests = [SLICE_TESTS, &["--include-ignored"]].concat();
@@ -269,6 +270,23 @@ pub fn soak(arguments: &SoakArguments) -> Result<()> {
         Ok(())
     });
     steps.finish()
+}
+
+/// The JDK of the machine, and later versions.
+fn moving_java(counts: &mut Counts) -> Result<()> {
+    let check = || {
+        let mut make = Command::new("make");
+        make.args(["--silent", "-C", "guest/runtime", "check-java"]).current_dir(workspace());
+        make
+    };
+    run(&mut check())?;
+    counts.add_passed();
+    for (version, directory) in setup::java_vms()? {
+        println!("Java {version}");
+        run(check().arg(format!("JAVA={}", directory.join("bin/java").display())))?;
+        counts.add_passed();
+    }
+    Ok(())
 }
 
 fn scheduler(arguments: &SoakArguments, counts: &mut Counts) -> Result<()> {

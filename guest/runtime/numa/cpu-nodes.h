@@ -53,6 +53,7 @@ struct dealt {
 };
 
 static struct {
+	bool is_g1;			/* whatever nodes it has */
 	unsigned int count;		/* 0: HotSpot has the nodes that there are */
 	short of_cpu[CPU_SETSIZE];
 	unsigned int cpu[MAX_CPU_NODES];
@@ -137,6 +138,7 @@ static void make_cpu_nodes(void)
 	const char *asked = getenv(PER_CPU);
 	unsigned int count, i;
 
+	cpu_nodes.is_g1 = asked;
 	cpu_nodes.real_all = dlvsym(RTLD_DEFAULT, "numa_all_nodes_ptr", "libnuma_1.2");
 	all_nodes_of_hotspot = cpu_nodes.real_all ? *cpu_nodes.real_all : NULL;
 	nodes_of_hotspot = others ? *others : NULL;
@@ -178,17 +180,15 @@ static void remember_jvm(const void *start)
 	__atomic_store_n(&jvm.end, jvm.start + end, __ATOMIC_RELEASE);
 }
 
-/* Is each CPU a node for this caller? */
-static bool sees_cpu_nodes(const void *caller)
+/* Is the caller part of libjvm.so? */
+static bool is_jvm(const void *caller)
 {
 	uintptr_t end = __atomic_load_n(&jvm.end, __ATOMIC_ACQUIRE);
 	const char *name;
 	Dl_info library;
 
-	if (!cpu_nodes.count)
-		return false;
-	if (end && (uintptr_t)caller >= jvm.start && (uintptr_t)caller < end)
-		return true;
+	if (end)
+		return (uintptr_t)caller >= jvm.start && (uintptr_t)caller < end;
 	if (!dladdr(caller, &library) || !library.dli_fname)
 		return false;
 	name = strrchr(library.dli_fname, '/');
@@ -196,6 +196,33 @@ static bool sees_cpu_nodes(const void *caller)
 		return false;
 	remember_jvm(library.dli_fbase);
 	return true;
+}
+
+/* Is each CPU a node for this caller? */
+static bool sees_cpu_nodes(const void *caller)
+{
+	return cpu_nodes.count && is_jvm(caller);
+}
+
+/* What a thread of G1 was told when it asked last. */
+struct answer {
+	uintptr_t frame;	/* of the question; 0: there was none */
+	int cpu;
+};
+
+/*
+ * Up to Java 21 G1 asks twice within one allocation, with the lock of the heap (attempt_allocation_locked() and
+ * attempt_allocation_force() in G1CollectedHeap::attempt_allocation_slow()). If it is told another node the second time,
+ * it loses a region that is in use, and the heap is corrupt (JDK-8351500). With a node for each CPU every migration of a
+ * thread would be another node. So a thread keeps its CPU until it asks from further up the stack than before, which is in
+ * another allocation: those two questions are asked from the same frame, and the first one of an allocation from a higher one.
+ */
+static int keep_cpu(struct answer *last, uintptr_t frame, int cpu)
+{
+	if (!last->frame || frame > last->frame)
+		last->cpu = cpu;
+	last->frame = frame;
+	return last->cpu;
 }
 
 /* CPUs of one of these nodes. 0: there is none. */

@@ -492,12 +492,18 @@ void numa_bind_v2(struct bitmask *mask)
 version(representative_cpu, "sched_getcpu@@libvnuma_hotspot");
 int representative_cpu(void)
 {
-	unsigned int cpu;
+	static __thread struct answer last __attribute__((tls_model("initial-exec")));
+	unsigned int number;
+	int cpu;
 
 	start();
 	if (!cpu_nodes.count)
-		return mapped_cpu();
-	return getcpu(&cpu, NULL) ? -1 : (int)cpu;
+		cpu = mapped_cpu();
+	else
+		cpu = getcpu(&number, NULL) ? -1 : (int)number;
+	if (!cpu_nodes.is_g1 || !is_jvm(__builtin_return_address(0)))
+		return cpu;
+	return keep_cpu(&last, (uintptr_t)__builtin_frame_address(0), cpu);
 }
 
 /* What follows is the real library's, unless G1 has a node for each CPU: cpu-nodes.h. */

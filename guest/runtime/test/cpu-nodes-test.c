@@ -4,6 +4,7 @@
  * machine need have the first one only. That pages go to another node can be seen on a machine with nodes only: lab-scenario hotspot.
  *
  *	cpu-nodes-test OVERLAY LIBJVM	(the overlay built with VNUMA_TEST_ROOT)
+ *	cpu-nodes-test java LIBRARIES COMMAND [ARGUMENT]...	(a Java VM with these libraries preloaded)
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -42,6 +43,7 @@ static struct {
 	void (*tonode_memory)(void *start, size_t size, int node);
 	void (*interleave_memory)(void *start, size_t size, struct bitmask *mask);
 	int (*node_of)(void *page);
+	int (*cpu)(int frames);
 } jvm;
 
 static const char *tested;		/* one of the cases */
@@ -68,6 +70,7 @@ static void open_jvm(const char *path)
 	find(&jvm.tonode_memory, library, "jvm_tonode_memory");
 	find(&jvm.interleave_memory, library, "jvm_interleave_memory");
 	find(&jvm.node_of, library, "jvm_node_of");
+	find(&jvm.cpu, library, "jvm_cpu");
 }
 
 /* The test runs on two CPUs. */
@@ -98,18 +101,51 @@ static void only_the_jvm_has_a_node_for_each_cpu(void)
 	expect_equal(numa_all_nodes_ptr->maskp[0] & 1, 1);
 }
 
+static void run_on(int cpu)
+{
+	cpu_set_t one;
+
+	CPU_ZERO(&one);
+	CPU_SET(cpu, &one);
+	expect_equal(sched_setaffinity(0, sizeof(one), &one), 0);
+}
+
 static void a_thread_is_told_its_cpu(void)
 {
 	int (*get_cpu)(void) = (int (*)(void))dlsym(RTLD_DEFAULT, "sched_getcpu");
-	cpu_set_t one, before;
+	cpu_set_t before;
 	int cpu;
 
 	expect_equal(sched_getaffinity(0, sizeof(before), &before), 0);
 	for (cpu = 0; cpu < 2; cpu++) {
-		CPU_ZERO(&one);
-		CPU_SET(cpu, &one);
-		expect_equal(sched_setaffinity(0, sizeof(one), &one), 0);
+		run_on(cpu);
 		expect_equal(get_cpu(), cpu);
+	}
+	expect_equal(sched_setaffinity(0, sizeof(before), &before), 0);
+}
+
+/* JDK-8351500: it asks again from the same frame, or from further down, within one allocation. */
+static void the_jvm_is_told_the_same_cpu_within_an_allocation(void)
+{
+	int (*get_cpu)(void) = (int (*)(void))dlsym(RTLD_DEFAULT, "sched_getcpu");
+	int here, there, i;
+	cpu_set_t before;
+
+	expect_equal(sched_getaffinity(0, sizeof(before), &before), 0);
+	run_on(0);
+	jvm.cpu(2);
+	expect_equal(jvm.cpu(1), 0);
+	for (i = 0; i < 4; i++) {
+		here = i % 2;
+		there = !here;
+		run_on(there);
+		expect_equal(jvm.cpu(1), here);
+		expect_equal(jvm.cpu(2), here);
+		run_on(here);
+		run_on(there);
+		expect_equal(jvm.cpu(2), here);
+		expect_equal(get_cpu(), there);
+		expect_equal(jvm.cpu(1), there);
 	}
 	expect_equal(sched_setaffinity(0, sizeof(before), &before), 0);
 }
@@ -280,6 +316,7 @@ static int check(const char *library)
 	}
 	only_the_jvm_has_a_node_for_each_cpu();
 	a_thread_is_told_its_cpu();
+	the_jvm_is_told_the_same_cpu_within_an_allocation();
 	/* None that children would share, or that the program may close, before there is a thread that waits for it. */
 	expect_equal(watches(), 0);
 	a_watch_that_fails_is_tried_again();
@@ -288,20 +325,27 @@ static int check(const char *library)
 	return 0;
 }
 
+static void run_on_first(int nr_cpus)
+{
+	cpu_set_t cpus;
+	int cpu;
+
+	CPU_ZERO(&cpus);
+	for (cpu = 0; cpu < nr_cpus; cpu++)
+		CPU_SET(cpu, &cpus);
+	expect_equal(sched_setaffinity(0, sizeof(cpus), &cpus), 0);
+}
+
 static int run(const char *self, const char *overlay, const char *library)
 {
 	char libraries[2 * PATH_MAX];
 	unsigned long first = 1;
-	int status, nr_cpus = strcmp(tested, "one-cpu") ? 2 : 1, cpu;
-	cpu_set_t cpus;
+	int status;
 	pid_t pid = fork();
 
 	expect(pid >= 0);
 	if (pid == 0) {
-		CPU_ZERO(&cpus);
-		for (cpu = 0; cpu < nr_cpus; cpu++)
-			CPU_SET(cpu, &cpus);
-		expect_equal(sched_setaffinity(0, sizeof(cpus), &cpus), 0);
+		run_on_first(strcmp(tested, "one-cpu") ? 2 : 1);
 		if (!strcmp(tested, "bound"))
 			expect_equal(syscall(SYS_set_mempolicy, MPOL_BIND, &first, 64UL), 0);
 		if (!strcmp(tested, "no-driver"))
@@ -319,6 +363,26 @@ static int run(const char *self, const char *overlay, const char *library)
 	return status;
 }
 
+/* Its exit status is the command's. */
+static int run_java(const char *libraries, char **command)
+{
+	int status;
+	pid_t pid;
+
+	put_page(make_page(2));
+	pid = fork();
+	expect(pid >= 0);
+	if (pid == 0) {
+		run_on_first(2);
+		setenv("VNUMA_NODE_PER_CPU", "1", 1);
+		setenv("LD_PRELOAD", libraries, 1);
+		execv(command[0], command);
+		_exit(127);
+	}
+	expect_equal(waitpid(pid, &status, 0), pid);
+	return status;
+}
+
 int main(int argc, char **argv)
 {
 	static const char *const cases[] = {
@@ -333,7 +397,7 @@ int main(int argc, char **argv)
 		tested = argv[2];
 		return check(argv[3]);
 	}
-	expect_equal(argc, 3);
+	expect(argc == 3 || (argc > 3 && !strcmp(argv[1], "java")));
 	if (numa_available() < 0) {
 		printf("nodes of CPUs: skipped, the kernel has no NUMA\n");
 		return 0;
@@ -345,11 +409,13 @@ int main(int argc, char **argv)
 	make_tree();
 	put(NODES "/has_cpu", "0-1\n");
 	setenv("VNUMA_TEST_ROOT", tree, 1);
-	for (i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+	for (i = 0; argc == 3 && i < sizeof(cases) / sizeof(*cases); i++) {
 		tested = cases[i];
 		put_page(make_page(2));
 		failed |= run(argv[0], argv[1], argv[2]);
 	}
+	if (argc > 3)
+		failed = run_java(argv[2], argv + 3);
 	remove_tree();
 	if (!failed)
 		printf("nodes of CPUs: HotSpot's G1 has one for each ... ok\n");

@@ -5,6 +5,7 @@
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <sched.h>
 #include <stddef.h>
 
 struct bitmask;
@@ -70,4 +71,14 @@ int jvm_node_of(void *page)
 	int node = -1;
 
 	return move_pages(0, 1, &page, NULL, &node, 0) ? -1 : node;
+}
+
+/* The CPU of the thread, asked from so many frames further down. */
+__attribute__((noinline)) int jvm_cpu(int frames)
+{
+	int cpu = frames > 0 ? jvm_cpu(frames - 1) : ((int (*)(void))dlsym(RTLD_DEFAULT, "sched_getcpu"))();
+
+	/* What comes behind a call keeps the frame. */
+	__asm__ volatile("" : "+r"(cpu));
+	return cpu;
 }
