@@ -33,8 +33,13 @@ static const struct {
 /* Variables that a Java VM reads. The launcher puts the second one before the arguments, and the third one counts most. */
 static const char *const variables[] = { "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS" };
 
-/* How flags of pages start, behind the sign. */
-static const char *const about_pages[] = { "UseLargePages", "UseTransparentHugePages", "UseHugeTLBFS", "UseSHM" };
+/*
+ * How flags of pages start, behind the sign if they have one. Parts of the cache for code have whole pages: with huge ones
+ * some sizes are too small, and a Java VM does not start.
+ */
+static const char *const about_pages[] = { "UseLargePages", "UseTransparentHugePages", "UseHugeTLBFS", "UseSHM",
+					   "LargePageSizeInBytes", "SegmentedCodeCache", "ReservedCodeCacheSize",
+					   "NonNMethodCodeHeapSize", "ProfiledCodeHeapSize", "NonProfiledCodeHeapSize" };
 
 struct choices {
 	const char *const *ours;
@@ -156,8 +161,9 @@ static bool names_pages(const char *text)
 
 	for (at = text ? strstr(text, FLAG) : NULL; at; at = strstr(at, FLAG)) {
 		at += strlen(FLAG);
+		at += *at == '+' || *at == '-';
 		for (i = 0; i < sizeof(about_pages) / sizeof(*about_pages); i++)
-			if ((*at == '+' || *at == '-') && !strncmp(at + 1, about_pages[i], strlen(about_pages[i])))
+			if (!strncmp(at, about_pages[i], strlen(about_pages[i])))
 				return true;
 	}
 	return false;

@@ -17,7 +17,7 @@ struct vnuma_chosen {
  */
 bool vnuma_other_collector(char *const *arguments, const char *const *ours, struct vnuma_chosen *out);
 
-/* Is it told which pages to use, or not to use? By the arguments of the program, up to NULL, or by those variables. */
+/* Is it told which pages to use, or not to use, or sizes that small pages were meant for? By the arguments of the program, up to NULL, or by those variables. */
 bool vnuma_chooses_pages(char *const *arguments);
 
 #endif /* VNUMA_RUN_JAVA_H */

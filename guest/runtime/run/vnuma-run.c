@@ -34,6 +34,8 @@
 
 /* Says "[always] madvise never" where all memory may have huge pages. */
 #define HUGE_PAGES	"/sys/kernel/mm/transparent_hugepage/enabled"
+/* Says how large those of pools are, and how many there are. */
+#define MEMORY		"/proc/meminfo"
 
 /* Collectors of HotSpot. What each of them does with it: docs/runtimes.md. */
 static const struct collector {
@@ -302,18 +304,29 @@ static bool has_other_collector(struct plan *plan, char *const *arguments)
 	return true;
 }
 
-/* Has all memory of a program huge pages, where there are some? */
+/* Has a file such a line? */
+static bool has_line(const char *path, const char *name, const char *value)
+{
+	size_t length = strlen(name);
+	bool found = false;
+	char line[128];
+	FILE *file = fopen(path, "re");
+
+	while (file && !found && fgets(line, sizeof(line), file))
+		found = !strncmp(line, name, length) && strstr(line + length, value);
+	if (file)
+		fclose(file);
+	return found;
+}
+
+/*
+ * Has all memory of a program huge pages of 2 MiB, where there are some? A Java VM before 21 has those that it is told of as large as
+ * pools have them by default. A machine with a pool has that for a purpose, and a Java VM that is told of others leaves it alone.
+ */
 static bool has_huge_pages(void)
 {
-	char words[64] = "";
-	FILE *file = fopen(HUGE_PAGES, "re");
-	bool read;
-
-	if (!file)
-		return false;
-	read = fgets(words, sizeof(words), file);
-	fclose(file);
-	return read && strstr(words, "[always]");
+	return has_line(HUGE_PAGES, "", "[always]") && has_line(MEMORY, "Hugepagesize:", " 2048 kB") &&
+	       has_line(MEMORY, "HugePages_Total:", " 0\n");
 }
 
 /* Both or none: memory of the one is freed by the other. */
@@ -398,7 +411,7 @@ static int put_default(const struct plan *plan, const char *name, const char *va
 }
 
 /*
- * Memory moves by huge pages several times as fast. In heaps below 4 GiB G1 has regions of 1 MiB, each of another node than the
+ * A CPU's regions follow it sooner by huge pages. In heaps below 4 GiB G1 has regions of 1 MiB, each of another node than the
  * next one, where no huge page fits in. If it is told of huge pages it deals out these, of two regions each.
  */
 static int put_flags(const struct plan *plan)

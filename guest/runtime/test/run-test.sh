@@ -428,12 +428,16 @@ else
 fi
 
 # Huge pages: with G1 where all memory may have some, unless the Java VM is told which pages to use.
+meminfo='HugePages_Total:       0
+Hugepagesize:       2048 kB'
 with_huge_pages() {
 	echo "$1" >"$dir/enabled"
+	echo "$meminfo" >"$dir/meminfo"
 	shift
 	# shellcheck disable=SC2016 # of the shell that is started
-	unshare -m sh -euc 'mount --bind "$0" /sys/kernel/mm/transparent_hugepage/enabled; exec "$@"' \
-		"$dir/enabled" "$run" --libraries "$build" --gc "$@" >"$dir/out" 2>"$dir/err"
+	unshare -m sh -euc 'mount --bind "$0/enabled" /sys/kernel/mm/transparent_hugepage/enabled
+		mount --bind "$0/meminfo" /proc/meminfo; exec "$@"' \
+		"$dir" "$run" --libraries "$build" --gc "$@" >"$dir/out" 2>"$dir/err"
 }
 
 if with_huge_pages '[always] madvise never' g1 --dry-run true; then
@@ -451,7 +455,16 @@ if with_huge_pages '[always] madvise never' g1 --dry-run true; then
 	done
 	with_huge_pages '[always] madvise never' g1 --dry-run true -XX:+UseZGC
 	is_silent_on out $flag
-	for chosen in -XX:-UseTransparentHugePages -XX:+UseLargePages -XX:+UseHugeTLBFS -XX:+UseSHM; do
+	for other in 's/ 0$/ 64/' 's/2048/1048576/' '/Total/d' '/size/d'; do
+		before=$meminfo
+		meminfo=$(echo "$meminfo" | sed "$other")
+		with_huge_pages '[always] madvise never' g1 --dry-run true
+		is_silent_on out $flag
+		meminfo=$before
+	done
+	for chosen in -XX:-UseTransparentHugePages -XX:+UseLargePages -XX:+UseHugeTLBFS -XX:+UseSHM -XX:LargePageSizeInBytes=2m \
+		-XX:+SegmentedCodeCache -XX:ReservedCodeCacheSize=240m -XX:NonNMethodCodeHeapSize=5m -XX:ProfiledCodeHeapSize=117m \
+		-XX:NonProfiledCodeHeapSize=118m; do
 		with_huge_pages '[always] madvise never' g1 --dry-run true -Xmx1g $chosen Main
 		is_silent_on out $flag
 		for variable in JAVA_TOOL_OPTIONS JDK_JAVA_OPTIONS _JAVA_OPTIONS; do
