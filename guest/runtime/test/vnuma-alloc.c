@@ -8,6 +8,7 @@
  *	vnuma-alloc CPU			(ends with its input, or when nothing has changed for five minutes)
  *	vnuma-alloc CPU stay		(allocates once, and goes on to use that)
  *	vnuma-alloc CPU stay large	(the same, in a few objects of some MiB)
+ *	vnuma-alloc CPU stay shared	(the same, in memory that it would share with its children)
  */
 #define _GNU_SOURCE
 #include <poll.h>
@@ -15,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -34,6 +36,8 @@
 static void *pieces[PIECES];
 /* Pieces that are allocated at once. */
 static int at_once = 1;
+/* The shared memory that they are in, or NULL. */
+static char *shared;
 
 /* Of all pieces, the share that is on a node, in percent. */
 static int share_on(int node)
@@ -54,7 +58,10 @@ static void allocate(void)
 	int i;
 
 	for (i = 0; i < PIECES; i++) {
-		pieces[i] = i % at_once ? (char *)pieces[i - 1] + SIZE : malloc((size_t)at_once * SIZE);
+		if (shared)
+			pieces[i] = shared + (size_t)i * SIZE;
+		else
+			pieces[i] = i % at_once ? (char *)pieces[i - 1] + SIZE : malloc((size_t)at_once * SIZE);
 		if (!pieces[i])
 			exit(1);
 		memset(pieces[i], i, SIZE);
@@ -90,6 +97,11 @@ int main(int argc, char **argv)
 
 	if (argc == 4 && !strcmp(argv[3], "large"))
 		at_once = PIECES / LARGE_OBJECTS;
+	if (argc == 4 && !strcmp(argv[3], "shared")) {
+		shared = mmap(NULL, (size_t)PIECES * SIZE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+		if (shared == MAP_FAILED)
+			return 1;
+	}
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	CPU_ZERO(&one);
 	CPU_SET(argc >= 2 ? atoi(argv[1]) : 0, &one);

@@ -143,7 +143,7 @@ fn move_and_back(followers: &mut [Follower; 2]) -> Result<()> {
     without.expect(&["cpus=1,0,0,0", &stays, "current=ok"], &gained)
 }
 
-/// What a program has allocated once comes to its thread, from whichever allocator it has it: the driver tells AutoNUMA to look. By
+/// What a program has allocated once comes to its thread, from whichever allocator it has it, or shared memory: the driver tells AutoNUMA to look. By
 /// itself AutoNUMA would do so next in ten minutes here, which is longer than the program waits.
 fn stay(vm: &Vm) -> Result<()> {
     const SELDOM: &str = "d=/sys/kernel/debug/sched/numa_balancing; [ -d $d ] || mount -t debugfs none /sys/kernel/debug; \
@@ -157,7 +157,8 @@ fn stay(vm: &Vm) -> Result<()> {
     // An allocator would take the node of another CPU, if the program began there, for what it allocates once.
     let there: [&str; 6] = ["taskset", "-c", "1", &alloc, "1", "stay"];
     let with = |allocator| [&[&run, "--libraries", DIRECTORY, "--allocator", allocator][..], &there].concat();
-    let mut commands = vec![there.to_vec(), with("jemalloc")];
+    // Shared memory, as a database's buffers are: from 6.12 on.
+    let mut commands = vec![there.to_vec(), with("jemalloc"), [&there[..], &["shared"]].concat()];
     if has_tcmalloc() {
         // It binds what is smaller.
         commands.push([&with("tcmalloc")[..], &["large"]].concat());
@@ -173,7 +174,7 @@ fn stay(vm: &Vm) -> Result<()> {
         ensure!(told()? > before, "autonuma_told stays at {before}");
         program.end()?;
     }
-    println!("what was allocated once comes along with {} allocators", commands.len());
+    println!("what was allocated once comes along: {} programs", commands.len());
     Ok(())
 }
 
