@@ -38,7 +38,7 @@ pub const QUIET_S: f64 = 24.0;
 pub const CHANGES: usize = 4;
 
 /// Bounds of the guest's AutoNUMA between two looks at the memory of a process, milliseconds, under all policies. The kernel's own are
-/// 1000 and 60000: with these it takes 15 to 30 s until it has moved what a vCPU uses, and the vCPU moves on after 48.
+/// 1000 and 60000: with these it took 15 to 30 s, before the driver told it, until it had moved what a vCPU uses, which moves on after 48.
 pub const SCAN_PERIOD_MS: [u32; 2] = [100, 500];
 
 /// What is run.

@@ -149,7 +149,9 @@ impl Machines {
     /// The one of a policy. That of a black box has nothing in its memory yet. The guest's AutoNUMA is not switched later: its kernel
     /// rewrites its scheduler's code then, in the middle of which an emulated CPU can die (lab/README.md), as two VMs presumably did.
     fn of(&mut self, policy: Policy, autonuma: bool) -> Result<&mut Machine> {
-        let is_other = |(now, of): &(Machine, Policy)| of.is_black_box() || now.autonuma != autonuma;
+        let is_other = |(now, of): &(Machine, Policy)| {
+            of.is_black_box() || now.autonuma != autonuma || (now.is_attached() && !policy.is_attached())
+        };
         if policy.is_black_box() || self.now.as_ref().is_some_and(is_other) {
             // It ends before another one of its name starts.
             self.now = None;
