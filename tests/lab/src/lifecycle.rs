@@ -28,13 +28,13 @@ pub fn run() -> Result<()> {
     })?;
 
     // Connections of vnumactl that have just ended may not be closed yet.
-    let mut after = 0;
+    let mut after = Vec::new();
     wait_for("vnumad to have no more open files than before", HANG_LIMIT, || {
         after = open_files(daemon.0.id())?;
-        Ok(after <= descriptors)
+        Ok(after.len() <= descriptors.len())
     })
-    .with_context(|| format!("{descriptors} open files before three VMs came and went, {after} now"))?;
-    println!("{after} open files, as before");
+    .with_context(|| format!("open files before three VMs came and went: {descriptors:?}, now: {after:?}"))?;
+    println!("{} open files, as before", after.len());
     Ok(())
 }
 
@@ -79,11 +79,11 @@ fn reboot(early: &Vm, shape: &[String], nodes: &Nodes) -> Result<()> {
 }
 
 /// The same once it has not changed for a while: BPF programs are loaded when the first VM is there.
-fn settled_open_files(pid: u32) -> Result<usize> {
+fn settled_open_files(pid: u32) -> Result<Vec<String>> {
     let (mut files, mut since) = (open_files(pid)?, Instant::now());
     wait_for("vnumad to open no more files", HANG_LIMIT, || {
         let now = open_files(pid)?;
-        if std::mem::replace(&mut files, now) != now {
+        if std::mem::replace(&mut files, now).len() != files.len() {
             since = Instant::now();
         }
         Ok(since.elapsed() >= SETTLED)
@@ -92,9 +92,12 @@ fn settled_open_files(pid: u32) -> Result<usize> {
 }
 
 /// But for the one that all channels share, which is there from the first attach on.
-fn open_files(pid: u32) -> Result<usize> {
+fn open_files(pid: u32) -> Result<Vec<String>> {
     let path = format!("/proc/{pid}/fd");
     let files =
         fs::read_dir(&path).context(path)?.flatten().filter_map(|file| fs::read_link(file.path()).ok());
-    Ok(files.filter(|target| !target.to_string_lossy().contains("vnuma-doorbell")).count())
+    let names = files.map(|target| target.to_string_lossy().into_owned());
+    let mut names: Vec<_> = names.filter(|name| !name.contains("vnuma-doorbell")).collect();
+    names.sort();
+    Ok(names)
 }
