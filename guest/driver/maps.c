@@ -45,12 +45,13 @@ static void set_getcpu(int cpu, int node)
  */
 void vnuma_maps_write(const struct vnuma_move *move)
 {
-	/* In this order, the CPU is always among those of the node that it is said to be on. */
 	cpumask_set_cpu(move->cpu, node_to_cpumask_map[move->to]);
+	/* The CPU is always among those of the node that it is said to be on. */
 	smp_wmb();
 	per_cpu(x86_cpu_to_node_map, move->cpu) = move->to;
 	set_cpu_numa_node(move->cpu, move->to);
 	if (move->from != move->to) {
+		/* As above. */
 		smp_wmb();
 		cpumask_clear_cpu(move->cpu, node_to_cpumask_map[move->from]);
 		vnuma_autonuma_moved(move->cpu);
