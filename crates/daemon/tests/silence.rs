@@ -11,6 +11,7 @@ use nix::{
 };
 use serde_json::{Value, json};
 use std::{
+    fs,
     io::Read,
     os::unix::net::UnixStream,
     path::PathBuf,
@@ -160,6 +161,7 @@ fn one_that_hangs_is_named_without_being_needed() {
     let peer = host.peer("web", "hangs");
     host.wait_until("web", "answers");
     wait_for("its vCPUs to be at home", || host.nodes("web") == [json!(0), json!(1)]);
+    let descriptors = descriptors_of(&peer);
     peer.hang();
     let took = host.wait_until("web", "silent");
     println!("hung: named after {} ms", took.as_millis());
@@ -175,6 +177,16 @@ fn one_that_hangs_is_named_without_being_needed() {
     peer.go_on();
     println!("goes on: named after {} ms", host.wait_until("web", "answers").as_millis());
     assert!(host.vm("web")["problem"].is_null());
+    wait_for("no more of it to be kept than before", || descriptors_of(&peer) == descriptors);
+}
+
+/// How many pidfds of its process this one has.
+fn descriptors_of(peer: &Peer) -> usize {
+    let own = format!("Pid:\t{}", peer.pid());
+    let files = fs::read_dir("/proc/self/fdinfo").expect("a folder").flatten();
+    files
+        .filter(|file| fs::read_to_string(file.path()).is_ok_and(|text| text.lines().any(|line| line == own)))
+        .count()
 }
 
 /// Named it is, but an attach of that moment succeeds.

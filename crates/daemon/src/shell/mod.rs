@@ -365,21 +365,21 @@ impl Shell {
                     true => drop(self.pinners.insert(vm, connection)),
                     false => drop(self.pinners.remove(&vm)),
                 }
-                self.pidfds.insert(vm, (description.pid, Arc::new(pidfd)));
+                self.keep_process(vm, description.pid, pidfd);
                 Report::Up(description, channel)
             }
             R::Slow { problem, pid, pidfd } => {
-                self.pidfds.insert(vm, (pid, Arc::new(pidfd)));
+                self.keep_process(vm, pid, pidfd);
                 Report::Slow(problem, pid)
             }
             R::Silent { problem, pid, pidfd, observed } => {
-                self.pidfds.insert(vm, (pid, Arc::new(pidfd)));
+                self.keep_process(vm, pid, pidfd);
                 self.step(Event::Hypervisor(connection, Report::Silent(problem, pid)));
                 let Some(observed) = observed else { return };
                 Report::Observed(pid, observed.vcpus, observed.certain)
             }
             R::Observed { pid, pidfd, observed } => {
-                self.pidfds.insert(vm, (pid, Arc::new(pidfd)));
+                self.keep_process(vm, pid, pidfd);
                 Report::Observed(pid, observed.vcpus, observed.certain)
             }
             R::Attached(outcome) => Report::Attached(outcome.map(|channel| self.keep(vm, channel))),
@@ -403,6 +403,14 @@ impl Shell {
         let watched = |pid: i32| process.is_some_and(|process| process.pid == pid);
         if self.pidfds.get(&vm).is_some_and(|(pid, _)| !watched(*pid)) {
             self.pidfds.remove(&vm);
+        }
+    }
+
+    /// The process of a VM, as it was reported. Those who watch it have the pidfd of the first report, which serves as long as it lives.
+    fn keep_process(&mut self, vm: VmId, pid: i32, pidfd: OwnedFd) {
+        let known = self.pidfds.get(&vm).filter(|(known, _)| *known == pid);
+        if known.is_none_or(|(_, known)| processes::has_ended(known)) {
+            self.pidfds.insert(vm, (pid, Arc::new(pidfd)));
         }
     }
 

@@ -393,7 +393,7 @@ fn look_of(syscall: &str) -> Look {
     }
 }
 
-fn has_ended(pidfd: &OwnedFd) -> bool {
+pub(super) fn has_ended(pidfd: &OwnedFd) -> bool {
     let mut wait = [PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)];
     poll(&mut wait, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
 }
